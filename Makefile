@@ -1,0 +1,120 @@
+# pare: everything is built by this file.  `make help` lists the targets.
+#
+#   CXX=clang++     compiler of the CPU program (g++ >= 12 or clang >= 14)
+#   ARCH="80 90a"   GPU architectures of `make cuda`
+#   O=1             optimisation level of the CPU program (default 3)
+CXX ?= g++
+NVCC ?= nvcc
+ARCH ?= 80 90a
+O ?= 3
+BUILD := build
+
+.DEFAULT_GOAL := all
+.DELETE_ON_ERROR:
+.SECONDARY:
+
+# ---- libraries: what is missing is installed, or the command is printed and the build stops ---------------------------
+PACKAGES := nlohmann-json3-dev libcli11-dev libgtest-dev
+HAVE_LIBS := $(and $(wildcard /usr/include/nlohmann/json.hpp),$(wildcard /usr/include/CLI/CLI.hpp),$(wildcard /usr/include/gtest/gtest.h))
+DEPS_DONE := $(if $(HAVE_LIBS),,$(BUILD)/.deps)
+$(BUILD)/.deps:
+	@tools/deps.sh $(PACKAGES)
+	@mkdir -p $(@D) && touch $@
+
+# ---- sources ---------------------------------------------------------------------------------------------------------
+ROOMS := src/base src/ops src/ref src/cpu src/kv src/rollout src/rl model tokenizer data
+LIB_SRC := $(sort $(foreach d,$(ROOMS),$(wildcard $(d)/*.cpp)))
+APP_SRC := $(wildcard src/app/*.cpp)
+TEST_SRC := $(wildcard tests/*.cpp)
+CUDA_SRC := $(wildcard cuda/*.cu)
+EMU_SRC := $(wildcard cuda/emu/src/*.cpp)
+
+WARN := -Wall -Wextra -Werror
+# No contraction: where a fused multiply-add is meant it is written, so every build gives the same bits.
+BITS := -ffp-contract=off
+INCLUDE := -Isrc -I.
+CXXFLAGS := -std=c++20 -g $(WARN) $(BITS) $(INCLUDE) -MMD -MP -pthread
+LDFLAGS := -pthread
+
+# The program runs on any x86-64-v3 machine.  The kernels of the `cpu` table are compiled once per instruction set and
+# chosen at run time; elsewhere (aarch64) the portable ones are used.
+MACHINE := $(shell uname -m)
+ifeq ($(MACHINE),x86_64)
+CXXFLAGS += -march=x86-64-v3
+ISAS := avx2 avx512
+else
+ISAS := generic
+endif
+avx2_FLAGS :=
+avx512_FLAGS := -march=x86-64-v4 -mprefer-vector-width=512
+generic_FLAGS :=
+KERNEL_SRC := $(wildcard src/cpu/isa/*.cpp)
+
+# ---- variants of the same sources: cpu (the program), asan ------------------------------------------------------------
+cpu_FLAGS := -O$(O)
+asan_FLAGS := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+# $(call variant,name,directory)
+define variant
+$(1)_LIB := $$(LIB_SRC:%.cpp=$(2)/%.o) $$(foreach i,$$(ISAS),$$(KERNEL_SRC:%.cpp=$(2)/$$(i)/%.o))
+$(1)_APP := $$(APP_SRC:%.cpp=$(2)/%.o)
+$(1)_TEST := $$(TEST_SRC:%.cpp=$(2)/%.o)
+$(1)_EMU := $$(CUDA_SRC:%.cu=$(2)/emu/%.o) $$(EMU_SRC:%.cpp=$(2)/emu/%.o)
+$(2)/%.o: %.cpp | $$(DEPS_DONE)
+	@mkdir -p $$(@D)
+	$$(CXX) $$(CXXFLAGS) $$($(1)_FLAGS) -c $$< -o $$@
+$(foreach i,$(ISAS),
+$(2)/$(i)/%.o: %.cpp
+	@mkdir -p $$(@D)
+	$$(CXX) $$(CXXFLAGS) $$($(1)_FLAGS) $($(i)_FLAGS) -DPARE_ISA=$(i) -c $$< -o $$@
+)
+$(2)/emu/%.o: %.cu
+	@mkdir -p $$(@D)
+	$$(CXX) $$(EMUFLAGS) $$($(1)_FLAGS) -x c++ -c $$< -o $$@
+$(2)/emu/%.o: %.cpp
+	@mkdir -p $$(@D)
+	$$(CXX) $$(EMUFLAGS) $$($(1)_FLAGS) -c $$< -o $$@
+$(2)/pare: $$($(1)_LIB) $$($(1)_APP)
+	$$(CXX) $$(LDFLAGS) $$($(1)_FLAGS) $$^ -o $$@
+$(2)/tests/pare_tests: $$($(1)_LIB) $$($(1)_TEST) $$($(1)_EMU)
+	$$(CXX) $$(LDFLAGS) $$($(1)_FLAGS) $$^ -lgtest -lgtest_main -o $$@
+endef
+EMUFLAGS := -std=c++20 -g $(WARN) -Wno-unknown-pragmas -fno-strict-aliasing -Icuda/emu/include $(INCLUDE) -Icuda -MMD -MP
+$(eval $(call variant,cpu,$(BUILD)))
+$(eval $(call variant,asan,$(BUILD)/asan))
+
+# ---- targets ---------------------------------------------------------------------------------------------------------
+.PHONY: all test asan emu cuda bench quickstart deps format format-check lint clean help
+all: $(BUILD)/pare
+
+test: $(BUILD)/tests/pare_tests $(BUILD)/pare
+	$(BUILD)/tests/pare_tests
+
+asan: $(BUILD)/asan/tests/pare_tests $(BUILD)/asan/pare
+	$(BUILD)/asan/tests/pare_tests
+
+emu: $(cpu_EMU)
+
+NVFLAGS := -std=c++20 -O3 -lineinfo $(INCLUDE) -Icuda --Werror all-warnings -Xcompiler -Wall,-Wextra,-ffp-contract=off -MMD -MP
+GENCODE := $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=sm_$(a))
+$(BUILD)/cuda/%.o: %.cu
+	@mkdir -p $(@D)
+	$(NVCC) $(NVFLAGS) $(GENCODE) -c $< -o $@
+cuda: $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.o)
+
+deps:
+	@tools/deps.sh $(PACKAGES)
+
+FORMATTED := $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' 2>/dev/null)
+format:
+	clang-format -i $(FORMATTED)
+format-check:
+	clang-format --dry-run --Werror $(FORMATTED)
+lint:
+	clang-tidy --quiet $(LIB_SRC) $(APP_SRC) -- $(filter-out -MMD -MP,$(CXXFLAGS))
+
+clean:
+	rm -rf $(BUILD)
+help:
+	@sed -n '1,6s/^# \{0,1\}//p' Makefile; echo "targets: all test asan emu cuda bench quickstart deps format format-check lint clean"
+
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

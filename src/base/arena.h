@@ -1,0 +1,63 @@
+// Named memory.  Every byte that ops touch comes from an arena; the ledger of a run is the list of its arenas.
+#pragma once
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "base/tensor.h"
+
+namespace pare {
+
+class Arena {
+ public:
+  enum class Backing { host, none };  // none: planning; addresses are null and only the books are kept
+
+  // `limit` bytes at most.  Host memory is reserved as address space and becomes real when it is first touched.
+  Arena(std::string name, Backing backing, size_t limit);
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  // A contiguous tensor, 64-byte aligned.  Not zeroed.  Throws Error(Exit::memory) naming the arena and its largest
+  // entries when `limit` would be passed.
+  Tensor alloc(const std::string& name, DType dtype, std::initializer_list<int64_t> shape);
+
+  // Everything allocated since mark() was taken is given back by rewind (last in, first out).
+  size_t mark() const { return used_; }
+  void rewind(size_t mark);
+
+  const std::string& name() const { return name_; }
+  Backing backing() const { return backing_; }
+  size_t used() const { return used_; }
+  size_t peak() const { return peak_; }  // high-water mark of used(), since the start or reset_peak()
+  void reset_peak() { peak_ = used_; }
+  size_t limit() const { return limit_; }
+
+  struct Entry {
+    std::string name;
+    size_t offset, bytes;  // bytes rounded up to the alignment
+  };
+  const std::vector<Entry>& entries() const { return entries_; }
+
+ private:
+  std::string name_;
+  Backing backing_;
+  size_t limit_, used_ = 0, peak_ = 0;
+  char* base_ = nullptr;
+  std::vector<Entry> entries_;
+};
+
+// Gives back at the end of the scope what was allocated in it.
+class ArenaScope {
+ public:
+  explicit ArenaScope(Arena& arena) : arena_(arena), mark_(arena.mark()) {}
+  ~ArenaScope() { arena_.rewind(mark_); }
+  ArenaScope(const ArenaScope&) = delete;
+  ArenaScope& operator=(const ArenaScope&) = delete;
+
+ private:
+  Arena& arena_;
+  size_t mark_;
+};
+
+}  // namespace pare

@@ -1,0 +1,66 @@
+// A device: a table of ops with the decorators that watch every call.  All code above the tables calls ops through it.
+#pragma once
+#include <map>
+#include <string>
+#include <utility>
+
+#include "ops/ops.h"
+
+namespace pare {
+
+// What ran: per phase ("rollout", "learner", ...) and op, the number of calls, their cost and, where timed, seconds.
+struct Ledger {
+  struct Line {
+    int64_t calls = 0;
+    Cost cost;
+    double seconds = 0;
+    int64_t min_rows = 0;                // linear ops: the smallest number of rows of a call
+    bool operator==(const Line&) const;  // seconds aside
+  };
+  std::map<std::string, std::map<std::string, Line>> phases;
+
+  Cost total(const std::string& phase) const;
+  double seconds(const std::string& phase) const;
+  void clear() { phases.clear(); }
+};
+
+class Device {
+ public:
+  explicit Device(const Table& table, Stream stream = {}) : table_(table), stream_(stream) {}
+
+  // Decorators; all off at first.
+  Ledger* ledger = nullptr;  // counts every call
+  bool timed = false;        // the ledger takes seconds too (synchronous tables only)
+  bool check_nan = false;  // throws Error(Exit::non_finite) naming op, output and element when an output is not finite
+  std::string phase = "main";  // heading of the ledger's lines
+
+  const char* name() const { return table_.name; }
+  bool planning() const { return &table_ == &table_null; }
+
+#define X(op, Args) \
+  void op(const Args& a) { call(#op, table_.op, a); }
+  PARE_OPS(X)
+#undef X
+
+ private:
+  template <class Args>
+  void call(const char* op, void (*fn)(const Args&, Stream), const Args& a);
+
+  const Table& table_;
+  Stream stream_;
+};
+
+// Sets the device's phase for a scope.
+class Phase {
+ public:
+  Phase(Device& device, std::string name) : device_(device), before_(std::exchange(device.phase, std::move(name))) {}
+  ~Phase() { device_.phase = std::move(before_); }
+  Phase(const Phase&) = delete;
+  Phase& operator=(const Phase&) = delete;
+
+ private:
+  Device& device_;
+  std::string before_;
+};
+
+}  // namespace pare

@@ -1,0 +1,480 @@
+// THE op list: every operation of the project, once.  An op is a struct of named arguments with their shapes, and its
+// cost.  A table implements every op for one kind of device; `model`, `rollout` and `rl` know only this file.
+//
+// Letters: N rows (tokens), C model width, I and O inputs and outputs of a linear layer, F feed-forward width, H query
+// heads, K key/value heads, D head dim, V vocabulary, S segments or sequences, R loss rows, P parent rows.
+//
+// Types have roles, and no other combination exists.  `act` (activations, weights): f32 in `cpu`, f64 or f32 in `ref`,
+// bf16 or f32 in `cuda`.  `stat` (statistics, log-probs, gradients of parameters, optimizer state): f32, but f64 where
+// act is f64.  Index tensors are i32.  All tensors of an op are on the table's device.
+//
+// "out" is overwritten and need not be initialised; "acc" is added to, in the order the op states; "in" is only read.
+// Tensors may have strided rows where an op says so; otherwise they are contiguous.  Outputs never overlap inputs
+// unless the op says "in place".
+//
+// Order of sums (the definition that makes decode, prefill and learner agree bit by bit; `cpu` and every other f32
+// table of one architecture family follow it, `ref` sums in double):
+//   linear      one chain of fused multiply-adds per output element, k ascending from +0; then + bias; then + residual
+//   row sums    16 lanes, lane i takes elements i, i+16, ... ascending as one chain from +0; then the tree
+//               ((l0+l8)+(l4+l12)) ... : lanes i and i+8, then i+4, i+2, i+1
+//   attention   keys in blocks of 64 slots aligned to slot 0 of the sequence (parent first), blocks ascending, online
+//               softmax; inside a block: the score is a chain over d, the sum of exponentials is the row-sum tree over
+//               64 lanes (absent slots are exactly +0), the weighted V is one chain over slots ascending
+//   parameter gradients   one chain over rows ascending, starting from the value stored in the accumulator
+//
+// Cost: flops counts multiply and add as two.  Matrix products and attention follow the closed forms 2*N*I*O and
+// 4*H*D*pairs (10*H*D*pairs backward), where `pairs` is the number of visible (query, key) pairs of one head, which the
+// caller knows; other ops state their multiply-adds per element.  Bytes are what must move when every tensor is read or
+// written once.
+#pragma once
+#include <array>
+#include <cstdint>
+
+#include "base/tensor.h"
+
+namespace pare {
+
+struct Cost {
+  int64_t flops = 0, read = 0, written = 0;  // multiply-adds x 2; bytes; bytes
+};
+
+namespace detail {
+template <class... T>
+int64_t total_bytes(const T&... t) {
+  return (static_cast<int64_t>(t.bytes()) + ... + 0);
+}
+}  // namespace detail
+
+// ---- data movement
+// ---------------------------------------------------------------------------------------------------
+
+// Host to device.  The source must stay valid until the stream has passed this point.
+struct Upload {
+  Tensor dst;       // any, contiguous, out
+  const void* src;  // host, dst.bytes() bytes
+  Cost cost() const { return {0, detail::total_bytes(dst), detail::total_bytes(dst)}; }
+  auto outputs() const { return std::array{dst}; }
+};
+// Device to host; the data are there when the call returns.  `null` writes zeros.
+struct Download {
+  void* dst;   // host, src.bytes() bytes
+  Tensor src;  // any, contiguous
+  Cost cost() const { return {0, detail::total_bytes(src), detail::total_bytes(src)}; }
+  auto outputs() const { return std::array<Tensor, 0>{}; }
+};
+// Sets every byte to zero.
+struct Zero {
+  Tensor x;  // any, contiguous, out
+  Cost cost() const { return {0, 0, detail::total_bytes(x)}; }
+  auto outputs() const { return std::array{x}; }
+};
+// y += x
+struct Accumulate {
+  Tensor y;  // stat [n], acc
+  Tensor x;  // stat [n]
+  Cost cost() const { return {y.size(), detail::total_bytes(y, x), detail::total_bytes(y)}; }
+  auto outputs() const { return std::array{y}; }
+};
+// y[r] = x[index[r]]
+struct GatherRows {
+  Tensor y;      // act [R, C] out
+  Tensor x;      // act [N, C]
+  Tensor index;  // i32 [R], each in [0, N)
+  Cost cost() const { return {0, detail::total_bytes(y, index), detail::total_bytes(y)}; }
+  auto outputs() const { return std::array{y}; }
+};
+// y[index[r]] += x[r], r ascending
+struct ScatterAddRows {
+  Tensor y;      // act [N, C] acc
+  Tensor x;      // act [R, C]
+  Tensor index;  // i32 [R], each in [0, N); repeats allowed
+  Cost cost() const { return {x.size(), detail::total_bytes(x, x, index), detail::total_bytes(x)}; }
+  auto outputs() const { return std::array{y}; }
+};
+
+// ---- embedding
+// -------------------------------------------------------------------------------------------------------
+
+struct EmbeddingFwd {
+  Tensor y;      // act [N, C] out
+  Tensor table;  // act [V, C]
+  Tensor ids;    // i32 [N], each in [0, V)
+  Cost cost() const { return {0, detail::total_bytes(y, ids), detail::total_bytes(y)}; }
+  auto outputs() const { return std::array{y}; }
+};
+struct EmbeddingBwd {
+  Tensor dtable;  // stat [V, C] acc, rows of dy ascending
+  Tensor dy;      // act [N, C]
+  Tensor ids;     // i32 [N]
+  Cost cost() const { return {dy.size(), detail::total_bytes(dy, dy, ids), detail::total_bytes(dy)}; }
+  auto outputs() const { return std::array{dtable}; }
+};
+
+// ---- RMSNorm
+// ---------------------------------------------------------------------------------------------------------
+
+// rstd = 1 / sqrt(mean(x^2) + eps); y = (x * rstd) * w, row by row.  A row is the last dimension; x and y are [N, C],
+// or [N, h, C] for the norm of heads, with any stride between rows and contiguous heads; y may be x (in place).
+struct RmsnormFwd {
+  Tensor y;     // act [N, C] or [N, h, C] out
+  Tensor rstd;  // stat [N] or [N * h] out
+  Tensor x;     // act, shape of y
+  Tensor w;     // act [C]
+  float eps;
+  Cost cost() const { return {4 * x.size(), detail::total_bytes(x, w), detail::total_bytes(y, rstd)}; }
+  auto outputs() const { return std::array{y, rstd}; }
+};
+// With xh = x * rstd: dx = rstd * (dy*w - xh * mean(dy*w*xh)); dw[c] += dy*xh over rows ascending (n, then head).
+struct RmsnormBwd {
+  Tensor dx;    // act, shape of x; acc if accumulate, else out; may be dy (in place) if not accumulate
+  Tensor dw;    // stat [C] acc
+  Tensor dy;    // act, shape of x
+  Tensor x;     // act [N, C] or [N, h, C], strides as in RmsnormFwd
+  Tensor w;     // act [C]
+  Tensor rstd;  // stat [N] or [N * h]
+  bool accumulate;
+  Cost cost() const { return {10 * x.size(), detail::total_bytes(dy, x, w, rstd, dw), detail::total_bytes(dx, dw)}; }
+  auto outputs() const { return std::array{dx, dw}; }
+};
+
+// ---- linear
+// ----------------------------------------------------------------------------------------------------------
+
+// A weight [O, I] and the layouts that a table computes with.  The packed ones follow from `w` and are refreshed by
+// prepare_weight after each change of it.
+struct Weight {
+  Tensor w;         // act [O, I]
+  Tensor packed;    // act [packed_size(O, I)], for y = x wT
+  Tensor packed_t;  // act [packed_size(I, O)], for dx = dy w; absent where there is no backward
+  int64_t outputs() const { return w.shape[0]; }
+  int64_t inputs() const { return w.shape[1]; }
+};
+// Elements of a packed operand: panels [ceil(outputs/16)][inputs][16], zero filled.
+constexpr int64_t packed_size(int64_t outputs, int64_t inputs) { return (outputs + 15) / 16 * 16 * inputs; }
+
+struct PrepareWeight {
+  Weight w;  // reads w.w; w.packed out, w.packed_t out if present
+  Cost cost() const {
+    return {0, detail::total_bytes(w.w) * (w.packed_t ? 2 : 1), detail::total_bytes(w.packed, w.packed_t)};
+  }
+  auto outputs() const { return std::array{w.packed, w.packed_t}; }
+};
+// y = x wT (+ bias) (+ residual)
+struct LinearFwd {
+  Tensor y;         // act [N, O] out, rows may be strided; may be residual (in place)
+  Tensor x;         // act [N, I], rows may be strided
+  Weight w;         // [O, I]
+  Tensor bias;      // act [O] or absent
+  Tensor residual;  // act [N, O] or absent, rows may be strided
+  Cost cost() const {
+    return {2 * x.shape[0] * w.inputs() * w.outputs(), detail::total_bytes(x, w.w, bias, residual),
+            detail::total_bytes(y)};
+  }
+  auto outputs() const { return std::array{y}; }
+};
+// dx = dy w: one chain over o ascending, from +0 or, if accumulate, added once to what dx holds
+struct LinearBwdInput {
+  Tensor dx;  // act [N, I] out, or acc if accumulate; rows may be strided
+  Tensor dy;  // act [N, O], rows may be strided
+  Weight w;   // [O, I], packed_t present
+  bool accumulate;
+  Cost cost() const {
+    return {2 * dy.shape[0] * w.inputs() * w.outputs(),
+            detail::total_bytes(dy, w.w) + (accumulate ? detail::total_bytes(dx) : 0), detail::total_bytes(dx)};
+  }
+  auto outputs() const { return std::array{dx}; }
+};
+// dw += dyT x; dbias += sum over rows of dy.  Chains over rows ascending, continued from what the accumulators hold.
+struct LinearBwdWeight {
+  Tensor dw;     // stat [O, I] acc
+  Tensor dbias;  // stat [O] acc, or absent
+  Tensor dy;     // act [N, O], rows may be strided
+  Tensor x;      // act [N, I], rows may be strided
+  Cost cost() const {
+    return {2 * dy.shape[0] * dy.shape[1] * x.shape[1], detail::total_bytes(dy, x, dw, dbias),
+            detail::total_bytes(dw, dbias)};
+  }
+  auto outputs() const { return std::array{dw, dbias}; }
+};
+
+// ---- rotary position embedding, SwiGLU
+// ---------------------------------------------------------------------------------
+
+// Rotate-half RoPE, in place: (a, b) = (x[c], x[c + D/2]) -> (a cos - b sin, b cos + a sin), each product rounded, then
+// the sum.  Angles of position p are row p of `table`: cos [D/2], then sin [D/2].
+struct RopeFwd {
+  Tensor x;      // act [N, h, D] in place; rows may be strided, heads contiguous
+  Tensor table;  // stat [positions, D]
+  Tensor pos;    // i32 [N], each in [0, positions)
+  Cost cost() const { return {3 * x.size(), detail::total_bytes(x, x, pos), detail::total_bytes(x)}; }
+  auto outputs() const { return std::array{x}; }
+};
+// The transpose: rotates by the negative angle.
+struct RopeBwd {
+  Tensor dx;     // act [N, h, D] in place
+  Tensor table;  // stat [positions, D]
+  Tensor pos;    // i32 [N]
+  Cost cost() const { return {3 * dx.size(), detail::total_bytes(dx, dx, pos), detail::total_bytes(dx)}; }
+  auto outputs() const { return std::array{dx}; }
+};
+// y = silu(gate) * up, silu(g) = g / (1 + exp(-g))
+struct SwigluFwd {
+  Tensor y;        // act [N, F] out
+  Tensor gate_up;  // act [N, 2F]: gate in the first F columns, up in the rest
+  Cost cost() const { return {5 * y.size(), detail::total_bytes(gate_up), detail::total_bytes(y)}; }
+  auto outputs() const { return std::array{y}; }
+};
+struct SwigluBwd {
+  Tensor dgate_up;  // act [N, 2F] out; may be gate_up (in place)
+  Tensor dy;        // act [N, F]
+  Tensor gate_up;   // act [N, 2F]
+  Cost cost() const { return {12 * dy.size(), detail::total_bytes(dy, gate_up), detail::total_bytes(dgate_up)}; }
+  auto outputs() const { return std::array{dgate_up}; }
+};
+
+// ---- attention of packed sequences (learner)
+// ---------------------------------------------------------------------------
+
+// A segment is a run of rows of one sequence.  Its slots are first those of its parent's rows (all of them visible to
+// every row), then its own (causal): own row i sees slots [0, parent_len + i].  Segments are disjoint in q; rows of q
+// that lie in no segment are not touched.
+struct SegmentRow {
+  int32_t row, len;                // own rows [row, row + len) of q, k, v
+  int32_t parent_row, parent_len;  // rows of pk, pv; parent_len 0: no parent
+};
+
+struct AttnFwd {
+  Tensor o;         // act [N, H, D] out
+  Tensor lse;       // stat [N, H] out: log of the sum of exp(scale * q.k) over visible keys
+  Tensor q;         // act [N, H, D]; rows may be strided, heads contiguous (so for k, v, pk, pv)
+  Tensor k, v;      // act [N, K, D]; query head h reads key head h / (H / K)
+  Tensor pk, pv;    // act [P, K, D]: where parents lie; k and v themselves, or those of another batch
+  Tensor segments;  // i32 [S, 4]: SegmentRow
+  int64_t pairs;    // sum over segments of len * parent_len + len * (len + 1) / 2
+  float scale;
+  Cost cost() const {
+    return {4 * q.shape[1] * q.shape[2] * pairs, detail::total_bytes(q, k, v, segments), detail::total_bytes(o, lse)};
+  }
+  auto outputs() const { return std::array{o, lse}; }
+};
+// p = exp(scale*q.k - lse); dv += p do; ds = p (do.v - do.o); dq = scale * ds k; dk += scale * ds q.
+// Order of the chains: dq over slots ascending; dk and dv over segments in list order, then the query heads of the
+// group ascending, then own rows ascending, continued from what the accumulators hold.
+struct AttnBwd {
+  Tensor dq;                              // act [N, H, D] out; rows may be strided, heads contiguous (so for all below)
+  Tensor dk, dv;                          // act [N, K, D] acc
+  Tensor dpk, dpv;                        // act [P, K, D] acc: dk and dv themselves, or those of another batch
+  Tensor d_o;                             // act [N, H, D]
+  Tensor o;                               // act [N, H, D]
+  Tensor q, k, v, pk, pv, lse, segments;  // as in AttnFwd
+  int64_t pairs;
+  float scale;
+  Cost cost() const {
+    return {10 * q.shape[1] * q.shape[2] * pairs, detail::total_bytes(q, k, v, o, d_o, lse, dk, dv, segments),
+            detail::total_bytes(dq, dk, dv)};
+  }
+  auto outputs() const { return std::array{dq, dk, dv, dpk, dpv}; }
+};
+
+// ---- attention over paged keys and values (rollout)
+// --------------------------------------------------------------------
+
+// A page holds 16 slots of all key heads of one layer.  Inside a page K lies with slots across ([D][16]: the scores of
+// 16 keys are one vector chain over d) and V with slots down ([16][D]).
+constexpr int kPageSlots = 16;
+
+// Rows of one forward pass that belong to one sequence: the newest `rows` of its `slots` slots.  Row i of them is slot
+// slots - rows + i and sees slots [0, slots - rows + i].
+struct PagedRow {
+  int32_t row, rows;  // rows [row, row + rows) of q, k, v
+  int32_t slots;      // slots in use in this layer, the new ones included
+  int32_t table_row;  // row of page_table; slot s lies in page page_table[table_row][s / 16], at s % 16
+};
+
+struct KvWrite {
+  Tensor k_pages;     // act [pages, K, D, 16] acc: only the new slots are written
+  Tensor v_pages;     // act [pages, K, 16, D] acc
+  Tensor k, v;        // act [N, K, D]; rows may be strided, heads contiguous
+  Tensor page_table;  // i32 [sequences, max_pages]; rows may be strided
+  Tensor queries;     // i32 [S, 4]: PagedRow
+  Cost cost() const { return {0, detail::total_bytes(k, v, queries), detail::total_bytes(k, v)}; }
+  auto outputs() const { return std::array{k_pages, v_pages}; }
+};
+struct AttnPaged {
+  Tensor o;                 // act [N, H, D] out
+  Tensor q;                 // act [N, H, D]; rows may be strided, heads contiguous
+  Tensor k_pages, v_pages;  // as in KvWrite; slots at or past PagedRow::slots are never read
+  Tensor page_table;        // i32 [sequences, max_pages]; rows may be strided
+  Tensor queries;           // i32 [S, 4]: PagedRow
+  int64_t pairs;            // sum over entries of rows * (slots - rows) + rows * (rows + 1) / 2
+  int64_t slots;            // sum over entries of slots: what is read of K and V
+  float scale;
+  Cost cost() const {
+    const int64_t kv = slots * k_pages.shape[1] * k_pages.shape[2] * 2 * static_cast<int64_t>(dtype_size(q.dtype));
+    return {4 * q.shape[1] * q.shape[2] * pairs, detail::total_bytes(q, queries) + kv, detail::total_bytes(o)};
+  }
+  auto outputs() const { return std::array{o}; }
+};
+// Page src[i] -> page dst[i], whole pages, K and V.
+struct KvCopyPages {
+  Tensor k_pages, v_pages;  // acc: the dst pages are written
+  Tensor pairs;             // i32 [n, 2]: (src, dst); no dst is a src or occurs twice
+  Cost cost() const {
+    const int64_t page =
+        2 * k_pages.shape[1] * k_pages.shape[2] * k_pages.shape[3] * static_cast<int64_t>(dtype_size(k_pages.dtype));
+    return {0, pairs.shape[0] * page, pairs.shape[0] * page};
+  }
+  auto outputs() const { return std::array{k_pages, v_pages}; }
+};
+
+// ---- logits: log-probs, losses, sampling
+// -------------------------------------------------------------------------------
+
+// z = logits / temperature; lse = max z + log(sum exp(z - max)); logprob = z[target] - max - log(sum); the entropy of
+// the distribution is log(sum) - sum((z - max) exp(z - max)) / sum.  One function computes these for sampler and
+// learner.
+struct Logprob {
+  Tensor logprob;  // stat [R] out
+  Tensor entropy;  // stat [R] out
+  Tensor logits;   // act [R, V]
+  Tensor target;   // i32 [R], each in [0, V)
+  float temperature;
+  Cost cost() const {
+    return {6 * logits.size(), detail::total_bytes(logits, target), detail::total_bytes(logprob, entropy)};
+  }
+  auto outputs() const { return std::array{logprob, entropy}; }
+};
+
+// The loss of one token as a function of its log-prob lp (token_loss.h states the formulas and their sources).
+enum class PolicyLoss : int32_t { nll, ppo, gspo, cispo };
+enum class KlLoss : int32_t { none, k1, k2, k3, exact };
+struct LossSpec {
+  PolicyLoss policy = PolicyLoss::nll;
+  KlLoss kl = KlLoss::none;
+  float clip_low = 0.2f, clip_high = 0.2f;  // ratio kept in [1 - clip_low, 1 + clip_high]
+  float clip_c = 0;                         // dual clip for negative advantages; 0: off
+  float kl_coef = 0, entropy_coef = 0;
+  float temperature = 1;
+};
+// Row r adds weight * policy loss + kl_weight * (kl_coef * kl - entropy_coef * entropy) to the loss.  Overwrites the
+// logits by the gradient of that sum with respect to them.
+struct LogitsLoss {
+  Tensor logprob;      // stat [R] out, as Logprob
+  Tensor entropy;      // stat [R] out, as Logprob
+  Tensor loss;         // stat [R] out: policy loss before the weight
+  Tensor kl;           // stat [R] out: the KL estimate before the coefficient; 0 without KL
+  Tensor clipped;      // i32 [R] out: 1 ratio clipped (the clipped branch is the larger loss), 2 dual clip, else 0
+  Tensor logits;       // act [R, V] in; out: d loss / d logits
+  Tensor target;       // i32 [R]
+  Tensor weight;       // stat [R]: every per-token factor but the advantage, denominator included
+  Tensor kl_weight;    // stat [R]: the same for the KL and entropy terms
+  Tensor advantage;    // stat [R]; read by all but nll
+  Tensor old_logprob;  // stat [R]; NaN: this pass's own log-prob, a constant (ratio exactly 1)
+  Tensor log_ratio;    // stat [R] or absent; gspo: the sequence's mean log-ratio, a constant
+  Tensor ref_logprob;  // stat [R] or absent; k1, k2, k3
+  Tensor ref_logits;   // act [R, V] or absent; exact
+  LossSpec spec;
+  Cost cost() const {
+    return {10 * logits.size(),
+            detail::total_bytes(logits, target, weight, kl_weight, advantage, old_logprob, log_ratio, ref_logprob,
+                                ref_logits),
+            detail::total_bytes(logits, logprob, entropy, loss, kl, clipped)};
+  }
+  auto outputs() const { return std::array{logprob, entropy, loss, kl, logits}; }
+};
+
+// Draws a token per row from softmax(logits / temperature), restricted to the top_k largest logits (ties: lower id
+// first) and then to the smallest set of largest probabilities that reaches top_p.  Gumbel-max: argmax of z -
+// log(-log(u)), lower id on ties, with u = uniform_open(rng_word(key, uid, position, id)).  temperature 0: argmax of
+// the logits, log-prob and entropy 0.  The log-prob is that of the restricted, renormalised distribution; without
+// restriction it is bitwise that of Logprob.
+struct Sample {
+  Tensor token;    // i32 [R] out
+  Tensor logprob;  // stat [R] out
+  Tensor logits;   // act [R, V]; scratch afterwards
+  Tensor counter;  // i32 [R, 3]: uid low word, uid high word, position
+  uint64_t key;    // rng_key
+  float temperature;
+  int32_t top_k;  // 0: off
+  float top_p;    // 1: off
+  Cost cost() const {
+    return {8 * logits.size(), detail::total_bytes(logits, counter), detail::total_bytes(token, logprob)};
+  }
+  auto outputs() const { return std::array{token, logprob}; }
+};
+
+// ---- optimizer
+// -------------------------------------------------------------------------------------------------------
+
+// norm = sqrt(sum of squares).  Order: row sums (above) of blocks of 4096 elements in f32 chains, blocks added
+// ascending in double.
+struct GlobalNorm {
+  Tensor norm;  // stat [1] out
+  Tensor x;     // stat [n]
+  Cost cost() const { return {2 * x.size(), detail::total_bytes(x), detail::total_bytes(norm)}; }
+  auto outputs() const { return std::array{norm}; }
+};
+// AdamW (Loshchilov & Hutter 2019) with g = grad * min(1, max_norm / norm):
+//   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
+//   p -= lr (m c1 / (sqrt(v c2) + eps) + weight_decay p),  c1 = 1 / (1 - beta1^step), c2 = 1 / (1 - beta2^step)
+struct AdamW {
+  Tensor p;        // act [n] acc
+  Tensor m, v;     // stat [n] acc
+  Tensor grad;     // stat [n]
+  Tensor norm;     // stat [1]: of the whole gradient
+  float max_norm;  // 0: no clipping
+  float lr, beta1, beta2, eps, weight_decay;
+  int64_t step;  // from 1
+  Cost cost() const { return {12 * p.size(), detail::total_bytes(p, m, v, grad), detail::total_bytes(p, m, v)}; }
+  auto outputs() const { return std::array{p, m, v}; }
+};
+
+// ---- the list
+// --------------------------------------------------------------------------------------------------------
+
+#define PARE_OPS(X)                     \
+  X(upload, Upload)                     \
+  X(download, Download)                 \
+  X(zero, Zero)                         \
+  X(accumulate, Accumulate)             \
+  X(gather_rows, GatherRows)            \
+  X(scatter_add_rows, ScatterAddRows)   \
+  X(embedding_fwd, EmbeddingFwd)        \
+  X(embedding_bwd, EmbeddingBwd)        \
+  X(rmsnorm_fwd, RmsnormFwd)            \
+  X(rmsnorm_bwd, RmsnormBwd)            \
+  X(prepare_weight, PrepareWeight)      \
+  X(linear_fwd, LinearFwd)              \
+  X(linear_bwd_input, LinearBwdInput)   \
+  X(linear_bwd_weight, LinearBwdWeight) \
+  X(rope_fwd, RopeFwd)                  \
+  X(rope_bwd, RopeBwd)                  \
+  X(swiglu_fwd, SwigluFwd)              \
+  X(swiglu_bwd, SwigluBwd)              \
+  X(attn_fwd, AttnFwd)                  \
+  X(attn_bwd, AttnBwd)                  \
+  X(kv_write, KvWrite)                  \
+  X(attn_paged, AttnPaged)              \
+  X(kv_copy_pages, KvCopyPages)         \
+  X(logprob, Logprob)                   \
+  X(logits_loss, LogitsLoss)            \
+  X(sample, Sample)                     \
+  X(global_norm, GlobalNorm)            \
+  X(adamw, AdamW)
+
+struct Stream {
+  void* handle = nullptr;  // cudaStream_t; unused on the CPU
+};
+
+struct Table {
+  const char* name;
+#define X(op, Args) void (*op)(const Args&, Stream);
+  PARE_OPS(X)
+#undef X
+};
+
+extern const Table table_ref;   // src/ref: naive loops, double accumulators; f64 and f32
+extern const Table table_cpu;   // src/cpu: fast f32
+extern const Table table_null;  // does nothing: planning, memory and FLOPs
+
+}  // namespace pare

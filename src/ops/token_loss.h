@@ -1,0 +1,71 @@
+// The loss of one token as a function of its log-prob.  Every table computes exactly this.
+#pragma once
+#include <cmath>
+
+#include "ops/ops.h"
+
+#ifdef __CUDACC__
+#define PARE_HOST_DEVICE __host__ __device__
+#else
+#define PARE_HOST_DEVICE
+#endif
+
+namespace pare {
+
+template <class T>
+struct TokenLoss {
+  T policy;     // policy loss l(lp), to be minimised
+  T d_policy;   // dl / dlp
+  T kl;         // KL estimate; 0 for none and exact
+  T d_kl;       // dkl / dlp
+  int clipped;  // as LogitsLoss::clipped
+};
+
+// lp: log-prob now; old: of the policy that the ratio refers to (NaN: lp itself); seq: mean log-ratio of the sequence
+// (gspo only); ref: of the reference policy (k1, k2, k3 only).  `exp` is the table's own exponential.
+//   nll    l = -lp
+//   ppo    r = exp(clamp(lp - old, +-20)); l = max(-A r, -A clip(r)); A < 0 and c > 0: min(l, -A c)   (DAPO, dual clip)
+//   gspo   the same with r = exp(clamp(seq, +-20)) for every token of the sequence, dr/dlp = r: the gradient of
+//          exp(lp - sg(lp) + sg(seq)), Zheng et al. 2025
+//   cispo  l = -sg(clip(r)) A lp   (MiniMax-M1, 2025)
+//   KL with x = clamp(ref - lp, +-20): k1 = -x, k2 = x^2 / 2, k3 = exp(x) - x - 1   (Schulman 2020); outside the clamp
+//   the gradient is 0.  The output is not clamped.
+template <class T, class Exp>
+PARE_HOST_DEVICE inline TokenLoss<T> token_loss(const LossSpec& s, T lp, T old, T seq, T advantage, T ref, Exp exp) {
+  TokenLoss<T> t{};
+  if (s.policy == PolicyLoss::nll) {
+    t.policy = -lp;
+    t.d_policy = T(-1);
+  } else {
+    T log_ratio = s.policy == PolicyLoss::gspo ? seq : old != old ? T(0) : lp - old;
+    const bool inside = log_ratio >= T(-20) && log_ratio <= T(20);
+    log_ratio = log_ratio < T(-20) ? T(-20) : log_ratio > T(20) ? T(20) : log_ratio;
+    const T r = exp(log_ratio), low = T(1) - T(s.clip_low), high = T(1) + T(s.clip_high);
+    const T kept = r < low ? low : r > high ? high : r;
+    if (s.policy == PolicyLoss::cispo) {
+      t.policy = -kept * advantage * lp;
+      t.d_policy = -kept * advantage;
+      t.clipped = kept != r;
+    } else {
+      const T plain = -advantage * r, clip = -advantage * kept;
+      t.clipped = clip > plain;
+      t.policy = t.clipped ? clip : plain;
+      t.d_policy = t.clipped || !inside ? T(0) : plain;  // d(-A r)/dlp = -A r
+      const T dual = -advantage * T(s.clip_c);
+      if (s.clip_c > 0 && advantage < 0 && dual < t.policy) t.policy = dual, t.d_policy = T(0), t.clipped = 2;
+    }
+  }
+  if (s.kl == KlLoss::k1 || s.kl == KlLoss::k2 || s.kl == KlLoss::k3) {
+    const T raw = ref - lp, x = raw < T(-20) ? T(-20) : raw > T(20) ? T(20) : raw;
+    const T slope = raw == x ? T(1) : T(0);
+    if (s.kl == KlLoss::k1) t.kl = -x, t.d_kl = slope;
+    if (s.kl == KlLoss::k2) t.kl = x * x / 2, t.d_kl = -x * slope;
+    if (s.kl == KlLoss::k3) {
+      const T e = exp(x);
+      t.kl = e - x - T(1), t.d_kl = (T(1) - e) * slope;
+    }
+  }
+  return t;
+}
+
+}  // namespace pare
