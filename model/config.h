@@ -1,0 +1,58 @@
+// What a Hugging Face config.json says about a Qwen2, Qwen3 or Llama-3 model.
+#pragma once
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace pare {
+
+// rope_scaling of type llama3 (Llama 3.1 and later): low frequencies are divided by `factor`, middle ones blended.
+struct RopeLlama3 {
+  double factor = 8, low_freq_factor = 1, high_freq_factor = 4, original_max_position_embeddings = 8192;
+};
+
+struct ModelConfig {
+  std::string model_type;  // qwen2, qwen3 or llama
+  int64_t hidden = 0;      // C
+  int64_t layers = 0;      // L
+  int64_t heads = 0;       // H
+  int64_t kv_heads = 0;    // K; H is a multiple of K
+  int64_t head_dim = 0;    // D; not always hidden / heads
+  int64_t ffn = 0;         // F
+  int64_t vocab = 0;       // V: rows of the embedding, often more than the tokenizer has
+  int64_t max_position = 0;
+  float rms_eps = 1e-6f;
+  double rope_theta = 1e4;
+  std::optional<RopeLlama3> rope_scaling;
+  bool qkv_bias = false;  // Qwen2
+  bool qk_norm = false;   // Qwen3
+  bool tied = false;      // lm_head is the embedding
+  double initializer_range = 0.02;
+  std::vector<int32_t> eos_ids;  // any of them ends a sequence
+  int32_t bos_id = -1, pad_id = -1;
+
+  int64_t q_width() const { return heads * head_dim; }
+  int64_t kv_width() const { return kv_heads * head_dim; }
+  int64_t qkv_width() const { return q_width() + 2 * kv_width(); }
+};
+
+// `where` names the file in errors.  Keys that change the arithmetic and are not supported are errors naming the key.
+ModelConfig parse_model_config(const nlohmann::json& json, const std::string& where);
+ModelConfig load_model_config(
+    const std::string& directory);                  // DIR/config.json and, for eos, DIR/generation_config.json
+nlohmann::json to_json(const ModelConfig& config);  // a config.json that transformers loads
+
+// One tensor of the checkpoint and its place in the flat parameter buffer (in elements).  q, k and v (and their
+// biases), and gate and up, follow one another without a gap, so that each pair or triple is one matrix.
+struct Parameter {
+  std::string name;  // Hugging Face name
+  std::vector<int64_t> shape;
+  int64_t offset, size;
+};
+// All tensors in the order of the flat buffer: embedding; per layer: input norm, q, k, v, their biases, q norm, k norm,
+// o, post-attention norm, gate, up, down; final norm; lm_head unless tied.
+std::vector<Parameter> parameters(const ModelConfig& config);
+
+}  // namespace pare
