@@ -55,4 +55,7 @@ struct Parameter {
 // o, post-attention norm, gate, up, down; final norm; lm_head unless tied.
 std::vector<Parameter> parameters(const ModelConfig& config);
 
+// Angle per position of each of the D/2 rotations, rope_scaling applied.
+std::vector<double> rope_inv_freq(const ModelConfig& config);
+
 }  // namespace pare

@@ -8,44 +8,59 @@
 
 namespace pare {
 
-// Views into the flat parameter buffer, and packed weights.
-struct Layer {
+// The parameters of one layer as views of a flat buffer in the order of parameters(config): the weights themselves, or
+// their gradients.
+struct LayerViews {
   Tensor input_norm, post_norm;  // [C]
-  Weight qkv;                    // [(H + 2K) D, C]
+  Tensor qkv;                    // [(H + 2K) D, C]
   Tensor qkv_bias;               // [(H + 2K) D] or absent
   Tensor q_norm, k_norm;         // [D] or absent
-  Weight o;                      // [C, H D]
-  Weight gate_up;                // [2F, C]
-  Weight down;                   // [C, F]
+  Tensor o;                      // [C, H D]
+  Tensor gate_up;                // [2F, C]
+  Tensor down;                   // [C, F]
+};
+struct ParameterViews {
+  ParameterViews(const ModelConfig& config, const std::vector<Parameter>& layout, const Tensor& flat);
+  Tensor embedding;   // [V, C]
+  Tensor final_norm;  // [C]
+  Tensor head;        // [V, C]; the embedding if tied
+  std::vector<LayerViews> layers;
+};
+
+// The matrices of a layer in the layouts that the table computes with.
+struct Layer {
+  Weight qkv, o, gate_up, down;
 };
 
 class Model {
  public:
   // Allocates parameters (act type `dtype`) and packed weights from `weights`; with `trainable`, also what the backward
-  // needs.  Parameters are undefined until set_parameters or init_parameters.
+  // needs.  Parameters are undefined until set_parameters.
   Model(const ModelConfig& config, Device& device, Arena& weights, DType dtype, bool trainable);
 
-  // Copies `host` (parameters(config) in order, f32) to the device and refreshes the packed weights.
+  // Copies `host` (parameters(config) in order) to the device and refreshes the packed weights.
   void set_parameters(const std::vector<float>& host);
   std::vector<float> get_parameters() const;
   void refresh();  // prepare_weight for every weight; after each change of `flat`
+
+  float attention_scale() const;  // 1 / sqrt(D)
 
   const ModelConfig config;
   Device& device;
   const DType dtype, stat;  // roles act and stat (ops.h)
   const std::vector<Parameter> layout;
-  Tensor flat;        // act [parameters]
-  Tensor embedding;   // act [V, C], view of flat
-  Tensor final_norm;  // act [C]
-  Weight head;        // [V, C]: lm_head, or the embedding if tied
+  const Tensor flat;  // act [parameters]
+  const ParameterViews views;
+  Weight head;
   std::vector<Layer> layers;
-  Tensor rope;  // stat [max_position, D]
-
-  float attention_scale() const;  // 1 / sqrt(D)
+  Tensor rope;  // stat [max_position, D]: cos, then sin
 };
 
-// Random parameters: norms 1, biases 0, matrices N(0, initializer_range); seeded by (seed, Stream::init, tensor).
-std::vector<float> init_parameters(const ModelConfig& config, uint64_t seed);
+// Random parameters: norms 1, biases 0, matrices normal; a function of (seed, tensor, element) alone.
+//   config   standard deviation initializer_range (transformers' initialisation)
+//   fan_in   1/sqrt(inputs), and 1/sqrt(2 L) of that for o and down: trains small models from scratch
+enum class Init { config, fan_in };
+std::vector<float> init_parameters(const ModelConfig& config, uint64_t seed, Init init);
 
 // Whoever holds the keys and values: packed rows in the learner, pages in the rollout.
 class AttentionContext {

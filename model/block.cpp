@@ -1,0 +1,119 @@
+#include "model/block.h"
+
+namespace pare {
+
+BlockBuffers::BlockBuffers(const Model& model, Arena& arena, int64_t rows) {
+  const ModelConfig& c = model.config;
+  rstd1 = arena.alloc("rstd1", model.stat, {rows});
+  h1 = arena.alloc("h1", model.dtype, {rows, c.hidden});
+  qkv = arena.alloc("qkv", model.dtype, {rows, c.qkv_width()});
+  if (c.qk_norm) {
+    qk = arena.alloc("qk", model.dtype, {rows, c.q_width() + c.kv_width()});
+    rstd_q = arena.alloc("rstd_q", model.stat, {rows * c.heads});
+    rstd_k = arena.alloc("rstd_k", model.stat, {rows * c.kv_heads});
+  }
+  o = arena.alloc("o", model.dtype, {rows, c.q_width()});
+  x_mid = arena.alloc("x_mid", model.dtype, {rows, c.hidden});
+  rstd2 = arena.alloc("rstd2", model.stat, {rows});
+  h2 = arena.alloc("h2", model.dtype, {rows, c.hidden});
+  gate_up = arena.alloc("gate_up", model.dtype, {rows, 2 * c.ffn});
+  act = arena.alloc("act", model.dtype, {rows, c.ffn});
+  q = q_columns(c, c.qk_norm ? qk : qkv);
+  k = k_columns(c, c.qk_norm ? qk : qkv);
+  v = v_columns(c, qkv);
+}
+
+Tensor q_columns(const ModelConfig& c, const Tensor& qkv) { return qkv.columns(0, c.q_width()).heads(c.heads); }
+Tensor k_columns(const ModelConfig& c, const Tensor& qkv) {
+  return qkv.columns(c.q_width(), c.kv_width()).heads(c.kv_heads);
+}
+Tensor v_columns(const ModelConfig& c, const Tensor& qkv) {
+  return qkv.columns(c.q_width() + c.kv_width(), c.kv_width()).heads(c.kv_heads);
+}
+
+// q and k side by side: RoPE turns them in one call.
+static Tensor qk_columns(const ModelConfig& c, const Tensor& qkv) {
+  return qkv.columns(0, c.q_width() + c.kv_width()).heads(c.heads + c.kv_heads);
+}
+
+void block_forward(const Model& model, int layer, const BlockBuffers& b, const Tensor& x, const Tensor& pos,
+                   AttentionContext& attention, const Tensor& y) {
+  Device& device = model.device;
+  const ModelConfig& c = model.config;
+  const LayerViews& p = model.views.layers[layer];
+  const Layer& w = model.layers[layer];
+
+  device.rmsnorm_fwd({.y = b.h1, .rstd = b.rstd1, .x = x, .w = p.input_norm, .eps = c.rms_eps});
+  device.linear_fwd({.y = b.qkv, .x = b.h1, .w = w.qkv, .bias = p.qkv_bias, .residual = {}});
+  if (c.qk_norm) {
+    device.rmsnorm_fwd({.y = b.q, .rstd = b.rstd_q, .x = q_columns(c, b.qkv), .w = p.q_norm, .eps = c.rms_eps});
+    device.rmsnorm_fwd({.y = b.k, .rstd = b.rstd_k, .x = k_columns(c, b.qkv), .w = p.k_norm, .eps = c.rms_eps});
+  }
+  device.rope_fwd({.x = qk_columns(c, c.qk_norm ? b.qk : b.qkv), .table = model.rope, .pos = pos});
+  attention.attend(layer, b.q, b.k, b.v, b.o.heads(c.heads));
+  device.linear_fwd({.y = b.x_mid, .x = b.o, .w = w.o, .bias = {}, .residual = x});
+
+  device.rmsnorm_fwd({.y = b.h2, .rstd = b.rstd2, .x = b.x_mid, .w = p.post_norm, .eps = c.rms_eps});
+  device.linear_fwd({.y = b.gate_up, .x = b.h2, .w = w.gate_up, .bias = {}, .residual = {}});
+  device.swiglu_fwd({.y = b.act, .gate_up = b.gate_up});
+  if (y) device.linear_fwd({.y = y, .x = b.act, .w = w.down, .bias = {}, .residual = b.x_mid});
+}
+
+void block_backward(const Model& model, int layer, const BlockBuffers& b, const Tensor& x, const Tensor& pos,
+                    AttentionBackward& attention, const LayerViews& g, const Tensor& dx, const Tensor& d_qkv,
+                    Arena& arena) {
+  Device& device = model.device;
+  const ModelConfig& c = model.config;
+  const LayerViews& p = model.views.layers[layer];
+  const Layer& w = model.layers[layer];
+  const int64_t rows = dx.shape[0];
+  const ArenaScope scope(arena);
+  const Tensor d_h = arena.alloc("d_h", model.dtype, {rows, c.hidden});
+
+  {  // dx is the gradient of x_mid + down(act)
+    const ArenaScope mlp(arena);
+    const Tensor d_act = arena.alloc("d_act", model.dtype, {rows, c.ffn});
+    device.linear_bwd_input({.dx = d_act, .dy = dx, .w = w.down, .accumulate = false});
+    device.linear_bwd_weight({.dw = g.down, .dbias = {}, .dy = dx, .x = b.act});
+    device.swiglu_bwd({.dgate_up = b.gate_up, .dy = d_act, .gate_up = b.gate_up});
+    device.linear_bwd_input({.dx = d_h, .dy = b.gate_up, .w = w.gate_up, .accumulate = false});
+    device.linear_bwd_weight({.dw = g.gate_up, .dbias = {}, .dy = b.gate_up, .x = b.h2});
+    device.rmsnorm_bwd(
+        {.dx = dx, .dw = g.post_norm, .dy = d_h, .x = b.x_mid, .w = p.post_norm, .rstd = b.rstd2, .accumulate = true});
+  }
+  {  // dx is the gradient of x + o(attention)
+    const ArenaScope attn(arena);
+    const Tensor d_o = arena.alloc("d_o", model.dtype, {rows, c.q_width()});
+    device.linear_bwd_input({.dx = d_o, .dy = dx, .w = w.o, .accumulate = false});
+    device.linear_bwd_weight({.dw = g.o, .dbias = {}, .dy = dx, .x = b.o});
+    const Tensor dq = q_columns(c, d_qkv), dk = k_columns(c, d_qkv), dv = v_columns(c, d_qkv);
+    attention.attend_backward(layer, b, d_o.heads(c.heads), dq, dk, dv);
+    device.rope_bwd({.dx = qk_columns(c, d_qkv), .table = model.rope, .pos = pos});
+    if (c.qk_norm) {
+      const auto norm = [&](const Tensor& d, const Tensor& dw, const Tensor& before, const Tensor& weight,
+                            const Tensor& rstd) {
+        device.rmsnorm_bwd({.dx = d, .dw = dw, .dy = d, .x = before, .w = weight, .rstd = rstd, .accumulate = false});
+      };
+      norm(dq, g.q_norm, q_columns(c, b.qkv), p.q_norm, b.rstd_q);
+      norm(dk, g.k_norm, k_columns(c, b.qkv), p.k_norm, b.rstd_k);
+    }
+    device.linear_bwd_input({.dx = d_h, .dy = d_qkv, .w = w.qkv, .accumulate = false});
+    device.linear_bwd_weight({.dw = g.qkv, .dbias = g.qkv_bias, .dy = d_qkv, .x = b.h1});
+    device.rmsnorm_bwd(
+        {.dx = dx, .dw = g.input_norm, .dy = d_h, .x = x, .w = p.input_norm, .rstd = b.rstd1, .accumulate = true});
+  }
+}
+
+void forward_rows(const Model& model, Arena& scratch, const Tensor& ids, const Tensor& pos, AttentionContext& attention,
+                  const Tensor& hidden) {
+  Device& device = model.device;
+  const int64_t rows = ids.shape[0];
+  const ArenaScope scope(scratch);
+  const Tensor x = scratch.alloc("x", model.dtype, {rows, model.config.hidden});
+  device.embedding_fwd({.y = x, .table = model.views.embedding, .ids = ids});
+  const BlockBuffers b(model, scratch, rows);
+  for (int l = 0; l < model.config.layers; l++) block_forward(model, l, b, x, pos, attention, x);
+  device.rmsnorm_fwd({.y = hidden, .rstd = b.rstd1, .x = x, .w = model.views.final_norm, .eps = model.config.rms_eps});
+}
+
+}  // namespace pare
