@@ -1,0 +1,140 @@
+#include "model/packed.h"
+
+#include <algorithm>
+
+namespace pare {
+
+namespace {
+
+class Packer {
+ public:
+  PackedBatch batch;
+
+  // Appends tokens as rows at positions from `pos` on; returns the first row.
+  int32_t append(const int32_t* tokens, size_t n, size_t pos) {
+    const int32_t first = static_cast<int32_t>(batch.rows());
+    for (size_t i = 0; i < n; i++) {
+      batch.ids.push_back(tokens[i]);
+      batch.pos.push_back(static_cast<int32_t>(pos + i));
+    }
+    return first;
+  }
+
+  void segment(int32_t row, size_t len, int32_t parent_row, size_t parent_len) {
+    if (len == 0) return;
+    const auto n = static_cast<int64_t>(len), p = static_cast<int64_t>(parent_len);
+    batch.segments.push_back(
+        {row, static_cast<int32_t>(len), parent_len ? parent_row : 0, static_cast<int32_t>(parent_len)});
+    batch.pairs += n * p + n * (n + 1) / 2;
+  }
+
+  // The rows of a member follow at `row`; its first token is predicted by `before` (-1: by nothing).
+  void losses(const Member& m, int32_t before, int32_t row, size_t group, size_t member) {
+    for (size_t t = 0; t < m.tokens.size(); t++) {
+      const int32_t from = t == 0 ? before : row + static_cast<int32_t>(t) - 1;
+      if (from < 0 || (!m.terms.empty() && !m.terms[t].kept)) continue;
+      batch.loss_rows.push_back(
+          {from, static_cast<int32_t>(group), static_cast<int32_t>(member), static_cast<int32_t>(t)});
+    }
+  }
+};
+
+void check(const Group& g) {
+  expect(!g.members.empty(), "a group without members");
+  for (const Member& m : g.members)
+    expect(!m.tokens.empty() && (m.terms.empty() || m.terms.size() == m.tokens.size()), "a member with ",
+           m.tokens.size(), " tokens and ", m.terms.size(), " terms");
+}
+
+}  // namespace
+
+int64_t packed_rows(const Group& g) {
+  size_t rows = g.prefix.size();
+  for (const Member& m : g.members) rows += m.tokens.size() - 1;
+  return static_cast<int64_t>(rows);
+}
+
+PackedBatch pack_groups(const std::vector<Group>& groups, size_t begin, size_t end) {
+  Packer p;
+  for (size_t g = begin; g < end; g++) {
+    const Group& group = groups[g];
+    check(group);
+    const size_t prefix = group.prefix.size();
+    if (group.members.size() == 1 || prefix == 0) {  // nothing is shared: one segment each
+      for (size_t m = 0; m < group.members.size(); m++) {
+        const Member& member = group.members[m];
+        const int32_t row = p.append(group.prefix.data(), prefix, 0);
+        p.append(member.tokens.data(), member.tokens.size() - 1, prefix);
+        p.segment(row, prefix + member.tokens.size() - 1, 0, 0);
+        const int32_t own = row + static_cast<int32_t>(prefix);
+        p.losses(member, prefix ? own - 1 : -1, own, g, m);
+      }
+      continue;
+    }
+    const int32_t first = static_cast<int32_t>(p.batch.rows());
+    const int32_t parent = first + static_cast<int32_t>(packed_rows(group) - static_cast<int64_t>(prefix));
+    for (size_t m = 0; m < group.members.size(); m++) {
+      const Member& member = group.members[m];
+      const int32_t row = p.append(member.tokens.data(), member.tokens.size() - 1, prefix);
+      p.segment(row, member.tokens.size() - 1, parent, prefix);
+      p.losses(member, parent + static_cast<int32_t>(prefix) - 1, row, g, m);
+    }
+    p.append(group.prefix.data(), prefix, 0);
+    p.segment(parent, prefix, 0, 0);
+  }
+  return std::move(p.batch);
+}
+
+PackedBatch pack_members(const std::vector<Group>& groups, size_t g, size_t begin, size_t end) {
+  Packer p;
+  const Group& group = groups[g];
+  check(group);
+  const size_t prefix = group.prefix.size();
+  p.batch.carried = true;
+  int32_t rows = 0;
+  for (size_t m = begin; m < end; m++) rows += static_cast<int32_t>(group.members[m].tokens.size()) - 1;
+  for (size_t m = begin; m < end; m++) {
+    const Member& member = group.members[m];
+    const int32_t row = p.append(member.tokens.data(), member.tokens.size() - 1, prefix);
+    p.segment(row, member.tokens.size() - 1, 0, prefix);
+    p.losses(member, rows, row, g, m);
+  }
+  return std::move(p.batch);
+}
+
+PackedBatch pack_prefix(const Group& group) {
+  Packer p;
+  p.append(group.prefix.data(), group.prefix.size(), 0);
+  p.segment(0, group.prefix.size(), 0, 0);
+  return std::move(p.batch);
+}
+
+std::vector<MicroBatch> plan_micro_batches(const std::vector<Group>& groups, int64_t max_rows) {
+  std::vector<MicroBatch> plan;
+  int64_t used = 0;
+  for (size_t g = 0; g < groups.size(); g++) {
+    const int64_t rows = packed_rows(groups[g]);
+    const bool cut = rows > max_rows && groups[g].members.size() > 1 && !groups[g].prefix.empty();
+    if (cut) {
+      MicroBatch batch{g, g + 1, {}};
+      int64_t part = 0;
+      for (size_t m = 0; m < groups[g].members.size(); m++) {
+        const int64_t own = static_cast<int64_t>(groups[g].members[m].tokens.size()) - 1;
+        if (batch.parts.empty() || part + own > max_rows) batch.parts.push_back({m, m}), part = 0;
+        batch.parts.back().second = m + 1;
+        part += own;
+      }
+      plan.push_back(batch);
+      used = 0;
+    } else if (plan.empty() || !plan.back().parts.empty() || used + rows > max_rows) {
+      plan.push_back({g, g + 1, {}});
+      used = rows;
+    } else {
+      plan.back().group_end = g + 1;
+      used += rows;
+    }
+  }
+  return plan;
+}
+
+}  // namespace pare

@@ -1,0 +1,63 @@
+// Groups of sequences packed into rows without padding, in the order in which their gradients are summed.
+#pragma once
+#include <limits>
+#include <vector>
+
+#include "ops/ops.h"
+
+namespace pare {
+
+// What the loss knows about one token beside its log-prob (ops.h, LogitsLoss).
+struct TokenTerm {
+  bool kept = true;  // false: neither LM head nor loss runs for it
+  double weight = 0, kl_weight = 0, advantage = 0;
+  double old_logprob = std::numeric_limits<double>::quiet_NaN();  // NaN: the log-prob of this very pass
+  double log_ratio = 0, ref_logprob = 0;
+};
+
+// One continuation of a group's prefix.  terms[t] concerns the prediction of tokens[t].
+struct Member {
+  std::vector<int32_t> tokens;   // at least one
+  std::vector<TokenTerm> terms;  // one per token, or empty: every token kept, no loss terms
+};
+
+// Sequences that share a prefix.  The prefix runs once for all members.  With an empty prefix the first token of a
+// member has nothing to be predicted from: it has no loss row.
+struct Group {
+  std::vector<int32_t> prefix;
+  std::vector<Member> members;
+};
+
+struct PackedBatch {
+  struct LossRow {
+    int32_t row;                   // hidden state that predicts; rows(): the last row of the carried prefix
+    int32_t group, member, token;  // of the list of groups given to the builder
+  };
+  std::vector<int32_t> ids, pos;     // [N]; the last token of a member is never fed: it predicts nothing
+  std::vector<SegmentRow> segments;  // members of a group, then its prefix
+  int64_t pairs = 0;                 // visible (query, key) pairs: AttnFwd::pairs
+  bool carried = false;              // parents are the rows of a prefix that runs as a batch of its own
+  std::vector<LossRow> loss_rows;    // groups, members, tokens ascending
+
+  int64_t rows() const { return static_cast<int64_t>(ids.size()); }
+};
+
+// Rows that a group takes: prefix + sum of (tokens - 1).
+int64_t packed_rows(const Group& group);
+
+// Whole groups [begin, end).
+PackedBatch pack_groups(const std::vector<Group>& groups, size_t begin, size_t end);
+// Members [begin, end) of one group, whose prefix is carried.
+PackedBatch pack_members(const std::vector<Group>& groups, size_t group, size_t begin, size_t end);
+// The prefix of one group alone.
+PackedBatch pack_prefix(const Group& group);
+
+// Micro-batches of at most `max_rows` rows: whole groups, in order, as many as fit; a group that does not fit alone is
+// cut between members.  A prefix or member longer than max_rows makes a batch of its own.
+struct MicroBatch {
+  size_t group_begin, group_end;                 // whole groups
+  std::vector<std::pair<size_t, size_t>> parts;  // not empty: group_begin alone, cut into these runs of members
+};
+std::vector<MicroBatch> plan_micro_batches(const std::vector<Group>& groups, int64_t max_rows);
+
+}  // namespace pare

@@ -1,0 +1,48 @@
+// One packed batch through the model: forward, and backward once the gradient of its hidden states is known.
+#pragma once
+#include "model/block.h"
+#include "model/packed.h"
+
+namespace pare {
+
+class Pass : AttentionContext, AttentionBackward {
+ public:
+  // What the forward keeps for the backward.
+  //   all      everything
+  //   inputs   the input of each block; the backward computes the block again (bitwise the same)
+  //   nothing  there will be no backward
+  //   prefix   everything, and room for what batches of members add to the gradients of this prefix
+  enum class Keep { all, inputs, nothing, prefix };
+
+  // `prefix`: the pass of the carried prefix when batch.carried.  All memory comes from `arena`, which the caller
+  // rewinds.
+  Pass(const Model& model, Arena& arena, const PackedBatch& batch, Keep keep, Pass* prefix = nullptr);
+
+  void forward();
+  // Reads d_hidden; adds to the gradients of the parameters, and to those of the prefix.  d_hidden is consumed.
+  void backward(const ParameterViews& gradients);
+
+  // Final hidden states (after the last norm) [N, C], and one row more when a prefix is carried: its last.
+  Tensor hidden, d_hidden;  // d_hidden: zero, or (last row) what members before have added; absent with Keep::nothing
+
+ private:
+  void attend(int layer, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o) override;
+  void attend_backward(int layer, const BlockBuffers& b, const Tensor& d_o, const Tensor& dq, const Tensor& dk,
+                       const Tensor& dv) override;
+  Tensor input_of(int layer) const { return inputs_[keep_ == Keep::nothing ? 0 : layer]; }
+  const BlockBuffers& buffers_of(int layer) const { return blocks_[blocks_.size() == 1 ? 0 : layer]; }
+  void copy_row(const Tensor& to, int64_t to_row, const Tensor& from, int64_t from_row);
+
+  const Model& model_;
+  Arena& arena_;
+  const Keep keep_;
+  Pass* const prefix_;
+  const int64_t rows_, pairs_;
+  Tensor ids_, pos_, segments_, lse_, rstd_, row_index_;
+  std::vector<Tensor> inputs_;        // [N, C] of each block and of the last norm
+  std::vector<BlockBuffers> blocks_;  // one for all layers unless everything is kept
+  std::vector<Tensor> lse_of_;        // [N, H] per kept block
+  std::vector<Tensor> d_qkv_;         // [N, (H+2K) D] per layer with Keep::prefix
+};
+
+}  // namespace pare
