@@ -148,7 +148,7 @@ TokenOuts Learner::accumulate(const std::vector<Group>& groups, const LossSpec& 
         Prefix p{std::make_unique<Pass>(model_, activations_, batch, Pass::Keep::prefix), nullptr};
         p.pass->forward();
         if (reference) {
-          p.reference = std::make_unique<Pass>(*reference, activations_, batch, Pass::Keep::prefix);
+          p.reference = std::make_unique<Pass>(*reference, activations_, batch, Pass::Keep::all);
           p.reference->forward();
         }
         return p;
@@ -253,7 +253,7 @@ TokenOuts Learner::logprobs(const Model& model, Arena& arena, const std::vector<
   for_micro_batches<Prefix>(
       groups, options.max_rows, arena, {},
       [&](const PackedBatch& batch) {
-        Prefix p = std::make_unique<Pass>(model, arena, batch, Pass::Keep::prefix);
+        Prefix p = std::make_unique<Pass>(model, arena, batch, Pass::Keep::all);
         p->forward();
         return p;
       },
