@@ -44,7 +44,7 @@ class Model {
   float attention_scale() const;  // 1 / sqrt(D)
 };
 
-// Random parameters: norms 1, biases 0, matrices N(0, initializer_range); seeded by (seed, Stream::init, tensor).
+// Random parameters: norms 1, biases 0, matrices N(0, initializer_range); seeded by (seed, RngStream::init, tensor).
 std::vector<float> init_parameters(const ModelConfig& config, uint64_t seed);
 
 // Whoever holds the keys and values: packed rows in the learner, pages in the rollout.
