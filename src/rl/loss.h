@@ -1,0 +1,30 @@
+// From samples to what the learner packs: every per-token factor becomes one coefficient (algorithms: the order is
+// filter, token plan, denominators, loss).
+#pragma once
+#include <span>
+
+#include "model/learner.h"
+#include "rl/token_plan.h"
+#include "rl/types.h"
+
+namespace pare {
+
+LossSpec loss_spec(const Config& config);
+
+// The samples of one optimizer step, packed by group: dropped samples and tokens that their plan cuts are left out, and
+// groups of which nothing is left.  `samples` are all those of the step (denominators count them, dropped or not), the
+// members of a group next to one another.  The ratio of sample i refers to samples[i].old_logprob; where that is empty,
+// to the log-prob of the learner's own pass (ratio exactly 1).
+struct Update {
+  std::vector<Group> groups;
+  std::vector<std::vector<size_t>> sample_of;  // [group][member]: index in `samples`
+};
+Update make_update(const Config& config, std::span<const Sample> samples, std::span<const TokenPlan> plans);
+
+// Gives every token of a gspo update its sequence's mean log-ratio; `now`: log-probs under the present parameters.
+void set_sequence_ratios(Update& update, const TokenOuts& now);
+
+// Whole responses as groups without loss terms, for log-probs.
+std::vector<Group> response_groups(std::span<const Sample> samples);
+
+}  // namespace pare

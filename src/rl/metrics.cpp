@@ -1,0 +1,48 @@
+#include "rl/metrics.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+namespace pare {
+
+void Metrics::set(const std::string& name, double value) {
+  for (auto& [n, v] : values_)
+    if (n == name) {
+      v = value;
+      return;
+    }
+  values_.emplace_back(name, value);
+}
+
+double Metrics::get(const std::string& name) const {
+  for (const auto& [n, v] : values_)
+    if (n == name) return v;
+  return std::numeric_limits<double>::quiet_NaN();
+}
+
+std::string Metrics::json() const {
+  nlohmann::ordered_json line;
+  for (const auto& [name, value] : values_) {
+    // Whole numbers are written as such: counts and FLOPs stay readable and exact.
+    if (!std::isfinite(value)) line[name] = nullptr;
+    else if (value == std::floor(value) && std::abs(value) < 9e15) line[name] = static_cast<int64_t>(value);
+    else line[name] = value;
+  }
+  return line.dump();
+}
+
+void Summary::add(double x) {
+  min_ = count_ ? std::min(min_, x) : x;
+  max_ = count_ ? std::max(max_, x) : x;
+  sum_ += x;
+  count_++;
+}
+
+static double or_nan(int64_t count, double x) { return count ? x : std::numeric_limits<double>::quiet_NaN(); }
+double Summary::mean() const { return or_nan(count_, sum_ / static_cast<double>(count_)); }
+double Summary::min() const { return or_nan(count_, min_); }
+double Summary::max() const { return or_nan(count_, max_); }
+
+}  // namespace pare

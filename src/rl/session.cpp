@@ -1,0 +1,153 @@
+#include "rl/session.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/thread_pool.h"
+#include "data/jsonl.h"
+#include "data/ssa.h"
+#include "model/hf.h"
+
+namespace pare {
+
+namespace {
+
+std::unique_ptr<Task> make_ssa(const DataKeys& d, int64_t seed, int64_t rows) {
+  SsaConfig c = ssa_variant(d.variant);
+  c.min_statements = static_cast<int>(d.min_statements);
+  c.max_statements = static_cast<int>(d.max_statements);
+  if (d.noise >= 0) c.noise = d.noise;
+  return std::make_unique<SsaTask>(c, static_cast<uint64_t>(seed), rows);
+}
+
+std::unique_ptr<Task> make_jsonl(const DataKeys& d, const std::vector<std::string>& files, const char* key) {
+  if (files.size() > 1) fail(key, ": one JSONL file is supported, found ", files.size());
+  return files.empty() ? nullptr : std::make_unique<JsonlTask>(files[0], d.reward);
+}
+
+ModelConfig read_model_config(const ModelKeys& m) {
+  if (!m.path.empty()) return load_model_config(m.path);
+  if (m.config.empty()) fail("model.path (a Hugging Face folder) or model.config (a config.json) is needed");
+  std::ifstream file(m.config);
+  if (!file) fail("model.config: ", m.config, " cannot be opened");
+  const auto json = nlohmann::json::parse(file, nullptr, false);
+  if (json.is_discarded()) fail("model.config: ", m.config, " is not JSON");
+  return parse_model_config(json, m.config);
+}
+
+}  // namespace
+
+Session::Session(const Config& c, bool planning)
+    : config(c),
+      device(planning ? table_null : table_cpu),
+      weights("weights", planning ? Arena::Backing::none : Arena::Backing::host),
+      gradients("gradients", weights.backing()),
+      optimizer("optimizer", weights.backing()),
+      kv("kv", weights.backing()),
+      activations("activations", weights.backing()) {
+  set_threads(static_cast<int>(c.trainer.threads));
+  device.ledger = &ledger;
+  device.check_nan = c.trainer.check_nan;
+
+  const std::string spec = !c.data.tokenizer.empty() ? c.data.tokenizer : c.data.task == "ssa" ? "ssa" : c.model.path;
+  tokenizer = make_tokenizer(spec);
+  if (c.data.task == "ssa") {
+    train = make_ssa(c.data, c.data.train_seed, c.data.train_rows);
+    val = make_ssa(c.data, c.data.val_seed, c.data.val_rows);
+  } else {
+    train = make_jsonl(c.data, c.data.train_files, "data.train_files");
+    if (!train) fail("data.train_files: data.task = \"jsonl\" needs a file");
+    val = make_jsonl(c.data, c.data.val_files, "data.val_files");
+  }
+
+  model_config = read_model_config(c.model);
+  if (tokenizer->vocab_size() > model_config.vocab)
+    fail("the tokenizer has ", tokenizer->vocab_size(), " tokens, the model's vocabulary only ", model_config.vocab);
+  const int64_t longest = c.data.max_prompt_length + c.data.max_response_length;
+  if (longest > model_config.max_position)
+    fail("data.max_prompt_length + data.max_response_length = ", longest, " is more than the model's ",
+         model_config.max_position, " positions");
+  eos = model_config.eos_ids;
+  if (eos.empty()) eos = {tokenizer->eos()};
+
+  model = std::make_unique<Model>(model_config, device, weights, DType::f32, true);
+  if (planning) {
+    model->refresh();
+  } else {
+    model->set_parameters(c.model.path.empty()
+                              ? init_parameters(model_config, static_cast<uint64_t>(c.trainer.seed), Init::fan_in)
+                              : load_hf_weights(c.model.path, model_config));
+  }
+}
+
+std::vector<int32_t> Session::encode_prompt(const Problem& problem) const {
+  std::vector<int32_t> ids = problem.prompt_ids.empty() ? tokenizer->encode_prompt(problem.prompt) : problem.prompt_ids;
+  if (static_cast<int64_t>(ids.size()) > config.data.max_prompt_length)
+    fail(problem.where, ": the prompt has ", ids.size(), " tokens, data.max_prompt_length is ",
+         config.data.max_prompt_length);
+  return ids;
+}
+
+Reward Session::reward(const Task& task, const Problem& problem, const Completion& completion) const {
+  std::vector<int32_t> ids = completion.tokens;
+  const bool finished = completion.finish == Finish::eos;
+  if (finished) ids.pop_back();
+  const std::string text = tokenizer->decode(ids);
+  return task.reward(problem, {text, finished});
+}
+
+LearnerOptions Session::learner_options() const {
+  return {.max_rows = config.actor.ppo_max_token_len,
+          .logits_chunk = config.actor.logits_chunk,
+          .recompute = config.model.enable_gradient_checkpointing};
+}
+
+RolloutLimits Session::rollout_limits() const {
+  const RolloutKeys& r = config.rollout;
+  RolloutLimits limits{.max_sequences = static_cast<int>(r.max_num_seqs),
+                       .max_batched_tokens = static_cast<int>(std::max(r.max_num_batched_tokens, r.max_num_seqs)),
+                       .max_context = config.data.max_prompt_length + config.data.max_response_length,
+                       .kv_pages = 0};
+  if (r.kv_cache_bytes > 0) {
+    const int64_t page = KvCache::page_bytes(model_config, model->dtype);
+    limits.kv_pages = r.kv_cache_bytes / page;
+    if (limits.kv_pages == 0)
+      throw Error(Exit::memory, cat("rollout.kv_cache_bytes = ", r.kv_cache_bytes, " holds no page; one takes ", page));
+  }
+  return limits;
+}
+
+AdamWOptions Session::optimizer_options(double lr) const {
+  const OptimKeys& o = config.actor.optim;
+  return {.lr = lr,
+          .beta1 = o.betas[0],
+          .beta2 = o.betas[1],
+          .eps = o.eps,
+          .weight_decay = o.weight_decay,
+          .max_norm = config.actor.grad_clip};
+}
+
+std::vector<const Arena*> Session::arenas() const { return {&weights, &gradients, &optimizer, &kv, &activations}; }
+
+PromptStream::PromptStream(int64_t rows, bool shuffle, uint64_t seed) : rows_(rows), shuffle_(shuffle), seed_(seed) {
+  start_epoch();
+}
+
+void PromptStream::start_epoch() {
+  next_ = 0;
+  if (!shuffle_) return;
+  order_.resize(rows_);
+  for (int64_t i = 0; i < rows_; i++) order_[i] = i;
+  Rng rng(rng_key(seed_, RngStream::shuffle, static_cast<uint64_t>(epoch_)));
+  for (int64_t i = rows_ - 1; i > 0; i--) std::swap(order_[i], order_[rng.below(static_cast<uint32_t>(i + 1))]);
+}
+
+PromptStream::Row PromptStream::next() {
+  if (next_ == rows_) epoch_++, start_epoch();
+  const int64_t i = next_++;
+  return {epoch_, shuffle_ ? order_[i] : i};
+}
+
+}  // namespace pare

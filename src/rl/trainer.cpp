@@ -1,0 +1,366 @@
+#include "rl/trainer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "rl/advantages.h"
+#include "rl/filters.h"
+#include "rl/loss.h"
+#include "rl/rewards.h"
+#include "rl/schedule.h"
+
+namespace pare {
+
+namespace {
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Adds the time of a scope to a metric.
+class Timer {
+ public:
+  Timer(Metrics& metrics, std::string name) : metrics_(metrics), name_(std::move(name)), start_(now()) {}
+  ~Timer() {
+    const double before = metrics_.get(name_);
+    metrics_.set(name_, (std::isnan(before) ? 0 : before) + now() - start_);
+  }
+
+ private:
+  Metrics& metrics_;
+  std::string name_;
+  double start_;
+};
+
+void set_summary(Metrics& metrics, const std::string& name, const Summary& s) {
+  metrics.set(name + "/mean", s.mean());
+  metrics.set(name + "/max", s.max());
+  metrics.set(name + "/min", s.min());
+}
+
+bool needs_reference(const Config& c) { return c.actor.use_kl_loss || c.algorithm.use_kl_in_reward; }
+
+std::unique_ptr<Model> copy_model(Session& s) {
+  auto copy = std::make_unique<Model>(s.model_config, s.device, s.weights, s.model->dtype, false);
+  copy->set_parameters(s.model->get_parameters());
+  return copy;
+}
+
+// What the updates of a step add up to.
+struct UpdateTotals {
+  Summary entropy, ppo_kl, kl, clipped, clipped_dual, grad_norm;
+  double pg_loss = 0;
+  int64_t updates = 0, skipped = 0, rows = 0, loss_rows = 0, checked = 0, mismatches = 0;
+
+  void add(const Update& update, const TokenOuts& out) {
+    for (size_t g = 0; g < update.groups.size(); g++)
+      for (size_t m = 0; m < update.groups[g].members.size(); m++)
+        for (size_t t = 0; t < out[g][m].size(); t++) {
+          const TokenTerm& term = update.groups[g].members[m].terms[t];
+          const TokenOut& o = out[g][m][t];
+          if (!term.kept) continue;
+          loss_rows++;
+          pg_loss += term.weight * o.loss;
+          entropy.add(o.entropy);
+          ppo_kl.add(std::isnan(term.old_logprob) ? 0 : term.old_logprob - o.logprob);
+          kl.add(o.kl);
+          clipped.add(o.clipped == 1);
+          clipped_dual.add(o.clipped == 2);
+        }
+    for (const Group& g : update.groups) rows += packed_rows(g);
+  }
+
+  // The promise: what the sampler logged is, bit by bit, what the learner computes.
+  void check(const Update& update, const TokenOuts& out, std::span<const Sample> samples) {
+    for (size_t g = 0; g < update.groups.size(); g++)
+      for (size_t m = 0; m < update.groups[g].members.size(); m++) {
+        const Sample& s = samples[update.sample_of[g][m]];
+        for (size_t t = 0; t < out[g][m].size(); t++) {
+          if (!update.groups[g].members[m].terms[t].kept) continue;
+          checked++;
+          mismatches += static_cast<float>(out[g][m][t].logprob) != s.logprob[t];
+        }
+      }
+  }
+
+  void report(Metrics& m) const {
+    m.set("actor/pg_loss", updates ? pg_loss / static_cast<double>(updates) : 0);
+    m.set("actor/pg_clipfrac", clipped.mean());
+    m.set("actor/pg_clipfrac_lower", clipped_dual.mean());
+    m.set("actor/ppo_kl", ppo_kl.mean());
+    m.set("actor/kl_loss", kl.mean());
+    m.set("actor/entropy", entropy.mean());
+    m.set("actor/grad_norm", grad_norm.mean());
+    m.set("actor/updates", static_cast<double>(updates));
+    m.set("actor/skipped_updates", static_cast<double>(skipped));
+    m.set("tokens/trained", static_cast<double>(rows));
+    m.set("tokens/loss", static_cast<double>(loss_rows));
+    m.set("exact/checked_tokens", static_cast<double>(checked));
+    m.set("exact/mismatch_tokens", static_cast<double>(mismatches));
+  }
+};
+
+}  // namespace
+
+Trainer::Trainer(Session& s)
+    : session_(s),
+      config_(s.config),
+      reference_(needs_reference(s.config) ? copy_model(s) : nullptr),
+      rollout_(*s.model, s.rollout_limits(), s.kv, s.activations),
+      learner_(*s.model, s.gradients, s.optimizer, s.activations, s.learner_options()),
+      prompts_(s.train->size(), s.config.data.shuffle, static_cast<uint64_t>(s.config.trainer.seed)) {}
+
+bool Trainer::truncated_sampling() const { return config_.rollout.top_k > 0 || config_.rollout.top_p < 1; }
+
+Metrics Trainer::step() {
+  Metrics metrics;
+  step_++;
+  metrics.set("training/global_step", static_cast<double>(step_));
+  session_.ledger.clear();
+  {
+    const Timer timer(metrics, "timing_s/step");
+    generate(metrics);
+    set_advantages(config_.algorithm, samples_);
+    update(samples_, metrics);
+  }
+  Summary advantages;
+  for (const Sample& s : samples_) advantages.add(s.advantage);
+  set_summary(metrics, "critic/advantages", advantages);
+  for (const char* phase : {"rollout", "learner", "old_log_prob", "ref"})
+    metrics.set(std::string("flops/") + phase, static_cast<double>(session_.ledger.total(phase).flops));
+  return metrics;
+}
+
+// Fills problems_, samples_ and rewards_.  With dynamic sampling (DAPO) batches are drawn until enough groups have
+// scores that differ, or max_num_gen_batches is reached: then the step trains on fewer.
+void Trainer::generate(Metrics& metrics) {
+  const Timer timer(metrics, "timing_s/gen");
+  const Phase phase(session_.device, "rollout");
+  const RolloutKeys& r = config_.rollout;
+  const auto& filter = config_.algorithm.filter_groups;
+  const int64_t wanted = config_.data.train_batch_size;
+  const Sampling sampling{.temperature = static_cast<float>(r.temperature),
+                          .top_k = static_cast<int32_t>(r.top_k),
+                          .top_p = static_cast<float>(r.top_p),
+                          .key = rng_key(static_cast<uint64_t>(config_.trainer.seed), RngStream::sample,
+                                         static_cast<uint64_t>(step_)),
+                          .eos = session_.eos};
+  problems_.clear(), samples_.clear(), rewards_.clear();
+  Summary score, length, prompt_length, clipped;
+  int64_t batches = 0, zero_std = 0, all_right = 0, generated = 0, groups_seen = 0;
+  while (static_cast<int64_t>(problems_.size()) < wanted && batches < (filter.enable ? filter.max_num_gen_batches : 1)) {
+    std::vector<Request> requests;
+    std::vector<Problem> problems;
+    for (int64_t i = 0; i < wanted; i++) {
+      const auto [epoch, row] = prompts_.next();
+      problems.push_back(session_.train->problem(row));
+      Request q{session_.encode_prompt(problems.back()), {}, static_cast<int>(config_.data.max_response_length)};
+      for (int64_t k = 0; k < r.n; k++)
+        q.uids.push_back(sequence_uid(static_cast<uint64_t>(epoch), static_cast<uint64_t>(row), 0, static_cast<uint64_t>(k)));
+      requests.push_back(std::move(q));
+    }
+    const auto completions = rollout_.generate(requests, sampling, [&](const RolloutStats& s) {
+      if (progress) progress("rollout", s.finished, s.completions);
+    });
+    batches++;
+    generated += rollout_.stats().decoded_tokens;
+
+    for (int64_t g = 0; g < wanted; g++) {
+      std::vector<Sample> group;
+      std::vector<Reward> rewards;
+      std::vector<double> scores;
+      for (int64_t k = 0; k < r.n; k++) {
+        const Completion& c = completions[g * r.n + k];
+        Sample s;
+        s.group = static_cast<int32_t>(problems_.size());
+        s.member = static_cast<int32_t>(k);
+        s.uid = requests[g].uids[k];
+        s.prompt = requests[g].prompt;
+        s.tokens = c.tokens;
+        s.logprob = c.logprobs;
+        s.finished = c.finish == Finish::eos;
+        rewards.push_back(session_.reward(*session_.train, problems[g], c));
+        s.score = rewards.back().score;
+        scores.push_back(s.score);
+        score.add(s.score), length.add(static_cast<double>(c.tokens.size())), clipped.add(!s.finished);
+        group.push_back(std::move(s));
+      }
+      prompt_length.add(static_cast<double>(requests[g].prompt.size()));
+      groups_seen++;
+      const bool informative = group_is_informative(scores);
+      zero_std += !informative, all_right += !informative && scores[0] > 0;
+      if (filter.enable && (!informative || static_cast<int64_t>(problems_.size()) == wanted)) continue;
+      problems_.push_back(std::move(problems[g]));
+      std::move(group.begin(), group.end(), std::back_inserter(samples_));
+      std::move(rewards.begin(), rewards.end(), std::back_inserter(rewards_));
+    }
+  }
+  reference_logprobs(samples_);
+  shape_rewards(config_, samples_);
+
+  set_summary(metrics, "critic/score", score);
+  Summary reward;
+  for (const Sample& s : samples_) reward.add(s.reward);
+  set_summary(metrics, "critic/rewards", reward);
+  set_summary(metrics, "response_length", length);
+  metrics.set("response_length/clip_ratio", clipped.mean());
+  set_summary(metrics, "prompt_length", prompt_length);
+  metrics.set("tokens/generated", static_cast<double>(generated));
+  metrics.set("rollout/gen_batches", static_cast<double>(batches));
+  metrics.set("rollout/groups", static_cast<double>(problems_.size()));
+  metrics.set("filter/zero_std_fraction", static_cast<double>(zero_std) / static_cast<double>(groups_seen));
+  metrics.set("filter/all_right_fraction", static_cast<double>(all_right) / static_cast<double>(groups_seen));
+}
+
+void Trainer::reference_logprobs(std::vector<Sample>& samples) {
+  if (!reference_ || samples.empty() || (config_.actor.kl_loss_type == KlLoss::exact && !config_.algorithm.use_kl_in_reward))
+    return;
+  const Phase phase(session_.device, "ref");
+  const TokenOuts out = Learner::logprobs(*reference_, session_.activations, response_groups(samples),
+                                          config_.rollout.temperature, session_.learner_options());
+  size_t i = 0;
+  for (const auto& group : out)
+    for (const auto& member : group) {
+      for (const TokenOut& t : member) samples[i].ref_logprob.push_back(static_cast<float>(t.logprob));
+      i++;
+    }
+}
+
+// The policy that the ratio refers to.  Dense rollouts logged it, bit by bit; truncated sampling did not.
+void Trainer::old_logprobs(std::vector<Sample>& samples) {
+  if (!truncated_sampling()) {
+    for (Sample& s : samples) s.old_logprob = s.logprob;
+    return;
+  }
+  const Phase phase(session_.device, "old_log_prob");
+  const TokenOuts out = Learner::logprobs(*session_.model, session_.activations, response_groups(samples),
+                                          config_.rollout.temperature, session_.learner_options());
+  size_t i = 0;
+  for (const auto& group : out)
+    for (const auto& member : group) {
+      samples[i].old_logprob.clear();
+      for (const TokenOut& t : member) samples[i].old_logprob.push_back(static_cast<float>(t.logprob));
+      i++;
+    }
+}
+
+void Trainer::update(std::vector<Sample>& samples, Metrics& metrics) {
+  const Timer timer(metrics, "timing_s/update_actor");
+  const int64_t dropped = drop_small_advantages(config_.algorithm.adv_filter_threshold, samples);
+  metrics.set("filter/small_adv_fraction",
+              samples.empty() ? 0 : static_cast<double>(dropped) / static_cast<double>(samples.size()));
+
+  // Token plans are drawn once per rollout batch.
+  const uint64_t key = rng_key(static_cast<uint64_t>(config_.trainer.seed), RngStream::token_plan,
+                               static_cast<uint64_t>(step_));
+  std::vector<TokenPlan> plans;
+  Summary kept, weight;
+  for (const Sample& s : samples) {
+    plans.push_back(draw_token_plan(config_.actor, static_cast<int64_t>(s.tokens.size()), key, s.uid));
+    int64_t n = 0;
+    for (double w : plans.back().weight) {
+      if (w != 0) n++, weight.add(w);
+    }
+    kept.add(static_cast<double>(n) / static_cast<double>(s.tokens.size()));
+  }
+  metrics.set("ht/kept_fraction", kept.mean());
+  metrics.set("ht/weight_max", weight.max());
+
+  // Mini-batches of whole groups.
+  const auto groups = samples.empty() ? 0 : static_cast<int64_t>(samples.back().group) + 1;
+  const int64_t mini = config_.actor.ppo_mini_batch_size > 0 ? config_.actor.ppo_mini_batch_size : std::max<int64_t>(groups, 1);
+  const int64_t updates = config_.actor.ppo_epochs * ((groups + mini - 1) / mini);
+  if (updates > 1) old_logprobs(samples);
+  const double lr = learning_rate(config_.actor.optim, step_, config_.trainer.total_training_steps);
+  const LossSpec spec = loss_spec(config_);
+  const Model* reference = spec.kl == KlLoss::exact ? reference_.get() : nullptr;
+
+  const Phase phase(session_.device, "learner");
+  UpdateTotals totals;
+  for (int64_t epoch = 0; epoch < config_.actor.ppo_epochs; epoch++)
+    for (int64_t first = 0; first < groups; first += mini) {
+      const auto in_batch = [&](const Sample& s) { return s.group >= first && s.group < first + mini; };
+      const auto begin = std::find_if(samples.begin(), samples.end(), in_batch);
+      const auto end = std::find_if_not(begin, samples.end(), in_batch);
+      const std::span<const Sample> part(begin, end);
+      const std::span<const TokenPlan> part_plans(plans.begin() + (begin - samples.begin()), part.size());
+      Update u = make_update(config_, part, part_plans);
+      if (u.groups.empty()) {  // everything was filtered: the step is counted, nothing is learnt
+        totals.skipped++;
+        continue;
+      }
+      const bool first_update = totals.updates + totals.skipped == 0;
+      if (first_update) {
+        // The ratio is exactly 1 by definition, so that one update per batch needs no old log-probs at all.
+        for (Group& g : u.groups)
+          for (Member& m : g.members)
+            for (TokenTerm& t : m.terms) t.old_logprob = std::numeric_limits<double>::quiet_NaN();
+      } else if (spec.policy == PolicyLoss::gspo) {
+        set_sequence_ratios(u, Learner::logprobs(*session_.model, session_.activations, u.groups, spec.temperature,
+                                                 session_.learner_options()));
+      }
+      const TokenOuts out = learner_.accumulate(u.groups, spec, reference, [&](size_t done, size_t all) {
+        if (progress) progress("update", static_cast<int64_t>(done), static_cast<int64_t>(all));
+      });
+      totals.add(u, out);
+      if (first_update && config_.rollout.check_exact && !truncated_sampling()) totals.check(u, out, part);
+      totals.grad_norm.add(learner_.step(session_.optimizer_options(lr)));
+      totals.updates++;
+    }
+  totals.report(metrics);
+  metrics.set("actor/lr", lr);
+}
+
+Metrics Trainer::evaluate() {
+  Metrics metrics;
+  const Task& task = *session_.val;
+  const ValKeys& v = config_.rollout.val_kwargs;
+  const Phase phase(session_.device, "val");
+  std::vector<Request> requests;
+  std::vector<Problem> problems;
+  for (int64_t row = 0; row < task.size(); row++) {
+    problems.push_back(task.problem(row));
+    Request q{session_.encode_prompt(problems.back()), {}, static_cast<int>(config_.data.max_response_length)};
+    for (int64_t k = 0; k < v.n; k++) q.uids.push_back(sequence_uid(0, static_cast<uint64_t>(row), 0, static_cast<uint64_t>(k)));
+    requests.push_back(std::move(q));
+  }
+  const Sampling sampling{.temperature = static_cast<float>(v.temperature),
+                          .top_k = static_cast<int32_t>(v.top_k),
+                          .top_p = static_cast<float>(v.top_p),
+                          .key = rng_key(static_cast<uint64_t>(config_.trainer.seed), RngStream::eval,
+                                         static_cast<uint64_t>(step_)),
+                          .eos = session_.eos};
+  Summary score, length;
+  {
+    const Timer timer(metrics, "timing_s/testing");
+    for (const Completion& c : rollout_.generate(requests, sampling, [&](const RolloutStats& s) {
+           if (progress) progress("evaluation", s.finished, s.completions);
+         })) {
+      score.add(session_.reward(task, problems[c.request], c).score);
+      length.add(static_cast<double>(c.tokens.size()));
+    }
+  }
+  metrics.set(cat("val-core/", config_.data.task, "/reward/mean@", v.n), score.mean());
+  metrics.set(cat("val-aux/", config_.data.task, "/response_length/mean"), length.mean());
+  return metrics;
+}
+
+std::vector<SampleText> Trainer::texts() const {
+  std::vector<SampleText> texts;
+  for (size_t i = 0; i < samples_.size(); i++) {
+    const Sample& s = samples_[i];
+    texts.push_back({.prompt = session_.tokenizer->decode(s.prompt),
+                     .response = session_.tokenizer->decode(s.tokens),
+                     .extracted = rewards_[i].extracted,
+                     .answer = problems_[s.group].answer.value_or(""),
+                     .score = s.score,
+                     .reward = s.reward,
+                     .advantage = s.advantage,
+                     .tokens = static_cast<int64_t>(s.tokens.size()),
+                     .finished = s.finished});
+  }
+  return texts;
+}
+
+}  // namespace pare
