@@ -1,0 +1,19 @@
+// The rows of the op test: one op at one shape.
+#pragma once
+#include <functional>
+
+#include "op_harness.h"
+
+namespace pare::test {
+
+struct OpCase {
+  std::string op, shape;  // the op's name in PARE_OPS; letters, digits and underscores
+  std::function<void(OpRun&)> body;
+};
+
+void add_data_cases(std::vector<OpCase>& cases);       // movement, embedding, optimizer
+void add_layer_cases(std::vector<OpCase>& cases);      // norm, linear, rope, swiglu
+void add_attention_cases(std::vector<OpCase>& cases);  // packed and paged
+void add_logits_cases(std::vector<OpCase>& cases);     // log-probs, losses, sampling
+
+}  // namespace pare::test

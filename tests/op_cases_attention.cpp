@@ -1,0 +1,198 @@
+// Rows of the op test: attention over packed segments and over pages.
+#include <numeric>
+
+#include "op_cases.h"
+
+namespace pare::test {
+
+namespace {
+
+struct Packed {
+  std::string name;
+  int64_t rows, heads, kv_heads, dim;
+  std::vector<SegmentRow> segments;
+  int64_t parent_rows;  // 0: parents lie among the rows themselves
+  int64_t gap;          // elements between the rows of q, k, v and their gradients
+};
+const std::vector<Packed> kPacked = {
+    {"one", 1, 1, 1, 8, {{0, 1, 0, 0}}, 0, 0},
+    {"two", 20, 2, 1, 32, {{0, 3, 0, 0}, {3, 17, 0, 0}}, 0, 0},
+    {"gqa3", 16, 3, 1, 20, {{1, 15, 0, 0}}, 0, 7},
+    {"gqa7", 17, 14, 2, 8, {{0, 17, 0, 0}}, 0, 5},
+    {"block", 65, 2, 2, 64, {{0, 65, 0, 0}}, 0, 0},
+    {"blocks", 130, 4, 2, 32, {{0, 63, 0, 0}, {63, 64, 0, 0}, {127, 3, 0, 0}}, 0, 16},
+    {"group", 60, 4, 2, 8, {{17, 13, 0, 17}, {30, 1, 0, 17}, {31, 29, 0, 17}, {0, 17, 0, 0}}, 0, 0},
+    {"group64", 90, 2, 1, 20, {{64, 5, 0, 64}, {69, 21, 0, 64}, {0, 64, 0, 0}}, 0, 3},
+    {"other_batch", 31, 6, 2, 8, {{0, 11, 3, 37}, {11, 20, 0, 5}}, 41, 0},
+    {"far_parent", 7, 3, 3, 64, {{0, 4, 0, 65}, {4, 3, 1, 127}}, 130, 9},
+    {"holes", 23, 2, 2, 32, {{2, 5, 0, 0}, {9, 13, 2, 5}}, 0, 0},
+};
+
+int64_t pairs_of(const Packed& s) {
+  int64_t n = 0;
+  for (const SegmentRow& g : s.segments) n += int64_t(g.len) * g.parent_len + int64_t(g.len) * (g.len + 1) / 2;
+  return n;
+}
+std::vector<int32_t> flat(const std::vector<SegmentRow>& segments) {
+  std::vector<int32_t> v;
+  for (const SegmentRow& g : segments) v.insert(v.end(), {g.row, g.len, g.parent_row, g.parent_len});
+  return v;
+}
+std::string name(const Packed& s) { return cat(s.name, "_N", s.rows, "_H", s.heads, "_K", s.kv_heads, "_D", s.dim); }
+
+// The inputs that forward and backward share.
+template <class Args>
+void set_inputs(OpRun& r, const Packed& s, Args& a) {
+  a.q = r.in("q", {s.rows, s.heads, s.dim}, s.gap);
+  a.k = r.in("k", {s.rows, s.kv_heads, s.dim}, s.gap), a.v = r.in("v", {s.rows, s.kv_heads, s.dim}, s.gap);
+  a.pk = s.parent_rows ? r.in("pk", {s.parent_rows, s.kv_heads, s.dim}, s.gap) : a.k;
+  a.pv = s.parent_rows ? r.in("pv", {s.parent_rows, s.kv_heads, s.dim}, s.gap) : a.v;
+  a.segments = r.index("segments", {int64_t(s.segments.size()), 4}, flat(s.segments));
+  a.pairs = pairs_of(s), a.scale = static_cast<float>(1 / std::sqrt(double(s.dim)));
+}
+
+// A score is a chain of D products, of magnitude below 1.5 D / sqrt(D) for the normals here; its absolute error is the
+// relative error of its exponential.  Sums over n slots add their own roundings.
+double softmax_error(int64_t dim, int64_t slots) {
+  return 2 * chain(double(dim)) * 1.5 * std::sqrt(double(dim)) + chain(double(slots)) + 8 * kRound;
+}
+
+void attn_fwd(OpRun& r, const Packed& s) {
+  AttnFwd a{};
+  set_inputs(r, s, a);
+  a.o = r.out("o", {s.rows, s.heads, s.dim}), a.lse = r.out("lse", {s.rows, s.heads});
+  r.call(&Table::attn_fwd, a);
+  // o is a mean of v; lse is a score plus a logarithm.
+  r.bound("o", softmax_error(s.dim, s.rows + s.parent_rows) * r.max_abs("v"));
+  r.bound("lse", softmax_error(s.dim, s.rows + s.parent_rows) + 4 * kRound * 16);
+}
+
+void attn_bwd(OpRun& r, const Packed& s) {
+  OpRun forward(table_ref, DType::f64);
+  attn_fwd(forward, s);
+  // Rows of no segment have no o and lse: they stay NaN, so reading them shows.
+  AttnBwd a{};
+  set_inputs(r, s, a);
+  a.o = r.in("o", {s.rows, s.heads, s.dim}, rounded_to_f32(forward.values("o")));
+  a.lse = r.in("lse", {s.rows, s.heads}, rounded_to_f32(forward.values("lse")));
+  a.d_o = r.in("d_o", {s.rows, s.heads, s.dim}, s.gap);
+  a.dq = r.out("dq", {s.rows, s.heads, s.dim}, s.gap);
+  a.dk = r.inout("dk", {s.rows, s.kv_heads, s.dim}, s.gap), a.dv = r.inout("dv", {s.rows, s.kv_heads, s.dim}, s.gap);
+  a.dpk = s.parent_rows ? r.inout("dpk", {s.parent_rows, s.kv_heads, s.dim}, s.gap) : a.dk;
+  a.dpv = s.parent_rows ? r.inout("dpv", {s.parent_rows, s.kv_heads, s.dim}, s.gap) : a.dv;
+  r.call(&Table::attn_bwd, a);
+  // p has the softmax's relative error (lse given: one rounding more); do.v - do.o loses what its terms have, about
+  // twice the size of dq, dk and dv.
+  for (const char* out : {"dq", "dk", "dv", "dpk", "dpv"})
+    if (s.parent_rows || out[1] != 'p') r.bound(out, 4 * softmax_error(s.dim, s.rows + s.parent_rows) * r.max_abs(out));
+}
+
+// ---- paged
+
+struct Paged {
+  std::string name;
+  int64_t heads, kv_heads, dim;
+  std::vector<std::pair<int32_t, int32_t>> sequences;  // (new rows, slots in use) of each
+  int64_t gap;
+};
+const std::vector<Paged> kPaged = {
+    {"first", 1, 1, 8, {{1, 1}}, 0},
+    {"decode", 4, 2, 32, {{1, 15}, {1, 16}, {1, 17}, {1, 64}, {1, 65}}, 0},
+    {"prefill", 2, 2, 64, {{17, 17}, {16, 16}}, 5},
+    {"chunk", 6, 2, 20, {{5, 20}, {3, 67}, {33, 130}}, 7},
+    {"gqa7", 14, 2, 8, {{1, 63}, {2, 33}, {15, 31}}, 0},
+};
+
+// Shuffled, non-consecutive pages; unused entries of the table are -1.
+struct Pages {
+  int64_t count, per_sequence;
+  std::vector<int32_t> table, queries;
+  int64_t rows = 0, pairs = 0, slots = 0;
+};
+Pages lay_out(const Paged& s) {
+  Pages p{3, 2, {}, {}};  // three spare pages that nobody owns
+  for (auto [rows, slots] : s.sequences) {
+    p.per_sequence = std::max<int64_t>(p.per_sequence, (slots + 15) / 16 + 1);
+    p.count += (slots + 15) / 16;
+  }
+  std::vector<int32_t> order(p.count);
+  std::iota(order.begin(), order.end(), 0);
+  const std::vector<int32_t> swap = below("pages", p.count, p.count);
+  for (int64_t i = 0; i < p.count; i++) std::swap(order[i], order[swap[i]]);
+  p.table.assign(s.sequences.size() * p.per_sequence, -1);
+  for (size_t i = 0, next = 0; i < s.sequences.size(); i++) {
+    const auto [rows, slots] = s.sequences[i];
+    const int32_t table_row = static_cast<int32_t>(s.sequences.size() - 1 - i);  // not the order of the entries
+    for (int64_t j = 0; j < (slots + 15) / 16; j++) p.table[table_row * p.per_sequence + j] = order[next++];
+    p.queries.insert(p.queries.end(), {static_cast<int32_t>(p.rows), rows, slots, table_row});
+    p.rows += rows, p.slots += slots;
+    p.pairs += int64_t(rows) * (slots - rows) + int64_t(rows) * (rows + 1) / 2;
+  }
+  return p;
+}
+
+void add_paged(std::vector<OpCase>& cases, const Paged& s) {
+  const Pages p = lay_out(s);
+  const int64_t n = static_cast<int64_t>(s.sequences.size());
+  const Shape k_shape{p.count, s.kv_heads, s.dim, kPageSlots}, v_shape{p.count, s.kv_heads, kPageSlots, s.dim};
+  const std::string shape = cat(s.name, "_H", s.heads, "_K", s.kv_heads, "_D", s.dim);
+  cases.push_back({"kv_write", shape, [=](OpRun& r) {
+                     KvWrite a{};
+                     a.k_pages = r.inout("k_pages", k_shape), a.v_pages = r.inout("v_pages", v_shape);
+                     a.k = r.in("k", {p.rows, s.kv_heads, s.dim}, s.gap);
+                     a.v = r.in("v", {p.rows, s.kv_heads, s.dim}, s.gap);
+                     a.page_table = r.index("page_table", {n, p.per_sequence}, p.table, s.gap);
+                     a.queries = r.index("queries", {n, 4}, p.queries);
+                     r.call(&Table::kv_write, a);
+                   }});
+  cases.push_back({"attn_paged", shape, [=](OpRun& r) {
+                     // Slots that nobody may read hold NaN.
+                     std::vector<double> k(elements(k_shape), NAN), v(elements(v_shape), NAN);
+                     for (int64_t i = 0; i < n; i++)
+                       for (int32_t slot = 0; slot < p.queries[i * 4 + 2]; slot++) {
+                         const int64_t page = p.table[p.queries[i * 4 + 3] * p.per_sequence + slot / 16];
+                         const auto values = normal(cat("kv", i, "_", slot), 2 * s.kv_heads * s.dim);
+                         for (int64_t h = 0; h < s.kv_heads; h++)
+                           for (int64_t d = 0; d < s.dim; d++) {
+                             const int64_t at = (page * s.kv_heads + h) * s.dim * 16, from = 2 * (h * s.dim + d);
+                             k[at + d * 16 + slot % 16] = values[from];
+                             v[at + slot % 16 * s.dim + d] = values[from + 1];
+                           }
+                       }
+                     AttnPaged a{};
+                     a.o = r.out("o", {p.rows, s.heads, s.dim}), a.q = r.in("q", {p.rows, s.heads, s.dim}, s.gap);
+                     a.k_pages = r.in("k_pages", k_shape, k), a.v_pages = r.in("v_pages", v_shape, v);
+                     a.page_table = r.index("page_table", {n, p.per_sequence}, p.table, s.gap);
+                     a.queries = r.index("queries", {n, 4}, p.queries);
+                     a.pairs = p.pairs, a.slots = p.slots;
+                     a.scale = static_cast<float>(1 / std::sqrt(double(s.dim)));
+                     r.call(&Table::attn_paged, a);
+                     r.bound("o", softmax_error(s.dim, p.slots) * 5);  // |v| < 5
+                   }});
+}
+
+void add_copy(std::vector<OpCase>& cases) {
+  const std::vector<std::vector<int32_t>> lists = {{0, 1}, {4, 0, 2, 1, 4, 3}};
+  for (const auto& pairs : lists) {
+    const int64_t n = static_cast<int64_t>(pairs.size()) / 2;
+    cases.push_back({"kv_copy_pages", cat("n", n), [=](OpRun& r) {
+                       KvCopyPages a{};
+                       a.k_pages = r.inout("k_pages", {5, 3, 20, 16}), a.v_pages = r.inout("v_pages", {5, 3, 16, 20});
+                       a.pairs = r.index("pairs", {n, 2}, pairs);
+                       r.call(&Table::kv_copy_pages, a);
+                     }});
+  }
+}
+
+}  // namespace
+
+void add_attention_cases(std::vector<OpCase>& cases) {
+  for (const Packed& s : kPacked) {
+    cases.push_back({"attn_fwd", name(s), [s](OpRun& r) { attn_fwd(r, s); }});
+    cases.push_back({"attn_bwd", name(s), [s](OpRun& r) { attn_bwd(r, s); }});
+  }
+  for (const Paged& s : kPaged) add_paged(cases, s);
+  add_copy(cases);
+}
+
+}  // namespace pare::test

@@ -1,0 +1,102 @@
+// Rows of the op test: data movement, embedding, optimizer.
+#include <numeric>
+
+#include "op_cases.h"
+
+namespace pare::test {
+
+namespace {
+
+void add_movement(std::vector<OpCase>& cases) {
+  for (int64_t n : {1, 15, 16, 17, 67}) {
+    const std::string shape = cat("n", n);
+    cases.push_back({"upload", shape, [n](OpRun& r) {
+                       const auto v = below("host", n, 1000);
+                       r.call(&Table::upload, Upload{r.index_out("dst", {n}), v.data()});
+                     }});
+    cases.push_back({"download", shape, [n](OpRun& r) {
+                       const auto v = below("device", n, 1000);
+                       std::vector<int32_t> host(n, -1);
+                       r.call(&Table::download, Download{host.data(), r.index("src", {n}, v)});
+                       if (!r.skipped && host != v) r.problems.push_back("host: not the bytes of src");
+                     }});
+    cases.push_back({"zero", shape, [n](OpRun& r) { r.call(&Table::zero, Zero{r.inout("x", {n})}); }});
+    // One rounding of each sum.
+    cases.push_back({"accumulate", shape, [n](OpRun& r) {
+                       const Tensor y = r.inout("y", {n});
+                       r.call(&Table::accumulate, Accumulate{y, r.in("x", {n})});
+                       r.bound("y", r.max_abs("y") * kRound);
+                     }});
+  }
+}
+
+void add_rows(std::vector<OpCase>& cases) {
+  struct Rows {
+    int64_t rows, of, width;
+  };
+  for (auto [R, N, C] : {Rows{1, 1, 1}, {5, 3, 17}, {13, 7, 64}, {3, 11, 33}}) {
+    const std::string shape = cat("R", R, "_N", N, "_C", C);
+    cases.push_back({"gather_rows", shape, [=](OpRun& r) {
+                       const Tensor y = r.out("y", {R, C}), x = r.in("x", {N, C});
+                       r.call(&Table::gather_rows, GatherRows{y, x, r.index("index", {R}, below("index", R, N))});
+                     }});
+    cases.push_back({"embedding_fwd", shape, [=](OpRun& r) {
+                       const Tensor y = r.out("y", {R, C}), table = r.in("table", {N, C});
+                       r.call(&Table::embedding_fwd, EmbeddingFwd{y, table, r.index("ids", {R}, below("ids", R, N))});
+                     }});
+    // At most R additions to one element; partial sums of R + 1 normals stay below 6 sqrt(R + 1).
+    const double bound = chain(double(R)) * 6 * std::sqrt(double(R + 1));
+    cases.push_back(
+        {"scatter_add_rows", shape, [=](OpRun& r) {
+           const Tensor y = r.inout("y", {N, C}), x = r.in("x", {R, C});
+           r.call(&Table::scatter_add_rows, ScatterAddRows{y, x, r.index("index", {R}, below("index", R, N))});
+           r.bound("y", bound);
+         }});
+    cases.push_back({"embedding_bwd", shape, [=](OpRun& r) {
+                       const Tensor d = r.inout("dtable", {N, C}), dy = r.in("dy", {R, C});
+                       r.call(&Table::embedding_bwd, EmbeddingBwd{d, dy, r.index("ids", {R}, below("ids", R, N))});
+                       r.bound("dtable", bound);
+                     }});
+  }
+}
+
+void add_optimizer(std::vector<OpCase>& cases) {
+  for (int64_t n : {1, 17, 4095, 4096, 4097, 9001}) {
+    cases.push_back({"global_norm", cat("n", n), [n](OpRun& r) {
+                       const Tensor norm = r.out("norm", {1});
+                       r.call(&Table::global_norm, GlobalNorm{norm, r.in("x", {n})});
+                       r.bound("norm", r.max_abs("norm") * lanes(4096));  // squares: no cancellation
+                     }});
+  }
+  struct Step {
+    int64_t n, step;
+    float norm, max_norm, decay;
+  };
+  for (auto [n, step, norm, max_norm, decay] :
+       {Step{1, 1, 2, 0, 0}, {17, 1, 4, 1, 0.01f}, {67, 3, 0.5f, 1, 0.1f}, {129, 1000, 0, 1, 0}})
+    cases.push_back({"adamw", cat("n", n, "_step", step), [=](OpRun& r) {
+                       std::vector<double> v = normal("v", n, 0.1);
+                       for (double& x : v) x = static_cast<float>(x * x);
+                       AdamW a{};
+                       a.p = r.inout("p", {n}), a.m = r.inout("m", {n}), a.v = r.inout("v", {n}, v);
+                       a.grad = r.in("grad", {n}), a.norm = r.in("norm", {1}, std::vector<double>{norm});
+                       a.max_norm = max_norm, a.weight_decay = decay, a.step = step;
+                       a.lr = 1e-2f, a.beta1 = 0.9f, a.beta2 = 0.999f, a.eps = 1e-8f;
+                       r.call(&Table::adamw, a);
+                       // A dozen roundings of sums of two terms of size m, v and lr * update (c1 <= 10, |update| <
+                       // 100).
+                       r.bound("m", 12 * kRound * 4);
+                       r.bound("v", 12 * kRound);
+                       r.bound("p", kRound * 4 + 16 * kRound * a.lr * 1000);
+                     }});
+}
+
+}  // namespace
+
+void add_data_cases(std::vector<OpCase>& cases) {
+  add_movement(cases);
+  add_rows(cases);
+  add_optimizer(cases);
+}
+
+}  // namespace pare::test

@@ -1,0 +1,276 @@
+// What the op tests stand on: buffers with red zones, and a OpRun that builds the arguments of one op call on one
+// table.
+//
+// A test writes its op call once, as a function of a OpRun.  The same function then runs on `ref` in f64 and on every
+// table under test in f32: values depend only on the names of the tensors and are rounded to f32, so all tables see the
+// same.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/rng.h"
+#include "ops/ops.h"
+
+namespace pare::test {
+
+// Unit roundoff of f32.
+inline constexpr double kRound = 0x1p-24;
+
+// Relative to the sum of the magnitudes of its terms, the error of a result that went through n roundings in a row (and
+// a few more: a scaling, a division).
+inline double chain(double n) { return (n + 4) * kRound; }
+// The same for a row sum of n terms in 16 lanes and a tree.
+inline double lanes(double n) { return chain(n / 16 + 5); }
+
+inline std::vector<double> rounded_to_f32(std::vector<double> v) {
+  for (double& x : v) x = static_cast<float>(x);
+  return v;
+}
+
+using Shape = std::vector<int64_t>;
+
+inline int64_t elements(const Shape& shape) {
+  int64_t n = 1;
+  for (int64_t s : shape) n *= s;
+  return n;
+}
+
+// n values of a standard normal, times `scale`, rounded to f32; a function of `name` and n.
+inline std::vector<double> normal(const std::string& name, int64_t n, double scale = 1) {
+  uint64_t uid = 0;
+  for (char c : name) uid = mix64(uid + static_cast<unsigned char>(c));
+  Rng rng(rng_key(1, RngStream::test, 0), uid);
+  std::vector<double> v(n);
+  for (double& x : v) x = static_cast<float>(scale * rng.normal());
+  return v;
+}
+
+// n whole numbers in [0, limit); a function of `name` and n.
+inline std::vector<int32_t> below(const std::string& name, int64_t n, int64_t limit) {
+  uint64_t uid = 1;
+  for (char c : name) uid = mix64(uid + static_cast<unsigned char>(c));
+  Rng rng(rng_key(1, RngStream::test, 0), uid);
+  std::vector<int32_t> v(n);
+  for (int32_t& x : v) x = static_cast<int32_t>(rng.below(static_cast<uint32_t>(limit)));
+  return v;
+}
+
+// A tensor with red zones of 64 bytes before and after it and of `gap` elements after each row of the first dimension.
+// A red zone is all ones: NaN to whoever reads it as f32 or f64, -1 as an index.
+class Buffer {
+ public:
+  Buffer(DType dtype, const Shape& shape, int64_t gap = 0) {
+    tensor_.dtype = dtype;
+    tensor_.rank = static_cast<int>(shape.size());
+    int64_t step = 1;
+    for (int i = tensor_.rank - 1; i >= 0; i--) {
+      tensor_.shape[i] = shape[i];
+      tensor_.stride[i] = i == 0 && tensor_.rank > 1 ? step + gap : step;
+      step *= shape[i];
+    }
+    row_ = tensor_.rank > 1 ? (shape[0] ? step / shape[0] : 0) : step;
+    pitch_ = tensor_.rank > 1 ? row_ + gap : row_;
+    const size_t rows = tensor_.rank > 1 ? shape[0] : 1;
+    bytes_.assign(kZone * 3 + rows * pitch_ * dtype_size(dtype), 0xff);
+    const auto address = reinterpret_cast<uintptr_t>(bytes_.data());
+    first_ = kZone + (kZone - address % kZone) % kZone;  // elements start 64-byte aligned
+    tensor_.data = bytes_.data() + first_;
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  const Tensor& tensor() const { return tensor_; }
+  int64_t size() const { return tensor_.size(); }
+
+  double get(int64_t i) const {
+    const void* p = bytes_.data() + byte(i);
+    if (tensor_.dtype == DType::f64) return load<double>(p);
+    if (tensor_.dtype == DType::f32) return load<float>(p);
+    return load<int32_t>(p);
+  }
+  void set(int64_t i, double x) {
+    void* p = bytes_.data() + byte(i);
+    if (tensor_.dtype == DType::f64)
+      store(p, x);
+    else if (tensor_.dtype == DType::f32)
+      store(p, static_cast<float>(x));
+    else
+      store(p, static_cast<int32_t>(x));
+  }
+  std::vector<double> values() const {
+    std::vector<double> v(size());
+    for (int64_t i = 0; i < size(); i++) v[i] = get(i);
+    return v;
+  }
+
+  // The bytes of the elements in order, for bitwise comparison.
+  std::vector<unsigned char> element_bytes() const {
+    std::vector<unsigned char> v;
+    const size_t width = dtype_size(tensor_.dtype);
+    for (int64_t i = 0; i < size(); i++) v.insert(v.end(), &bytes_[byte(i)], &bytes_[byte(i)] + width);
+    return v;
+  }
+  void remember() { before_ = bytes_; }
+  bool unchanged() const { return bytes_ == before_; }
+  bool zones_intact() const {
+    std::vector<bool> element(bytes_.size());
+    const size_t width = dtype_size(tensor_.dtype);
+    for (int64_t i = 0; i < size(); i++)
+      for (size_t b = 0; b < width; b++) element[byte(i) + b] = true;
+    for (size_t b = 0; b < bytes_.size(); b++)
+      if (!element[b] && bytes_[b] != 0xff) return false;
+    return true;
+  }
+
+ private:
+  static constexpr size_t kZone = 64;
+  template <class T>
+  static double load(const void* p) {
+    T x;
+    std::memcpy(&x, p, sizeof x);
+    return static_cast<double>(x);
+  }
+  template <class T>
+  static void store(void* p, T x) {
+    std::memcpy(p, &x, sizeof x);
+  }
+  size_t byte(int64_t i) const { return first_ + (i / row_ * pitch_ + i % row_) * dtype_size(tensor_.dtype); }
+
+  Tensor tensor_;
+  int64_t row_, pitch_;  // elements of a row of the first dimension; from one such row to the next
+  size_t first_;
+  std::vector<unsigned char> bytes_, before_;
+};
+
+// The tensors of one op call on one table, by name.
+class OpRun {
+ public:
+  // act: the type of every floating-point tensor (f64 for the reference, f32 for the tables under test).
+  OpRun(const Table& table, DType act) : table(table), act(act) {}
+
+  const Table& table;
+  const DType act;
+  bool skipped = false;               // the table does not implement the op
+  std::vector<std::string> problems;  // broken red zones, changed inputs
+
+  Tensor in(const std::string& name, const Shape& shape, const std::vector<double>& v, int64_t gap = 0) {
+    return add(name, Use::in, act, shape, gap, v);
+  }
+  Tensor in(const std::string& name, const Shape& shape, int64_t gap = 0) {
+    return in(name, shape, normal(name, elements(shape)), gap);
+  }
+  Tensor index(const std::string& name, const Shape& shape, const std::vector<int32_t>& v, int64_t gap = 0) {
+    return add(name, Use::in, DType::i32, shape, gap, {v.begin(), v.end()});
+  }
+  // Overwritten: starts as NaN (indices: -1).
+  Tensor out(const std::string& name, const Shape& shape, int64_t gap = 0) {
+    return add(name, Use::out, act, shape, gap, {});
+  }
+  Tensor index_out(const std::string& name, const Shape& shape) {
+    return add(name, Use::out, DType::i32, shape, 0, {});
+  }
+  // Added to, changed in place or partly written.
+  Tensor inout(const std::string& name, const Shape& shape, const std::vector<double>& v, int64_t gap = 0) {
+    return add(name, Use::out, act, shape, gap, v);
+  }
+  Tensor inout(const std::string& name, const Shape& shape, int64_t gap = 0) {
+    return inout(name, shape, normal(name, elements(shape)), gap);
+  }
+  // In, and undefined afterwards.
+  Tensor scratch(const std::string& name, const Shape& shape, const std::vector<double>& v) {
+    return add(name, Use::scratch, act, shape, 0, v);
+  }
+  // A weight with its packed operands, prepared by the table.
+  Weight weight(const std::string& name, int64_t outputs, int64_t inputs) {
+    Weight w{in(name, {outputs, inputs}), {}, {}};
+    w.packed = add(name + ".packed", Use::scratch, act, {packed_size(outputs, inputs)}, 0, {});
+    w.packed_t = add(name + ".packed_t", Use::scratch, act, {packed_size(inputs, outputs)}, 0, {});
+    if (table.prepare_weight) table.prepare_weight({w}, {});
+    return w;
+  }
+
+  template <class Args>
+  void call(void (*Table::*op)(const Args&, Stream), const Args& a) {
+    if (!(table.*op)) {
+      skipped = true;
+      return;
+    }
+    for (auto& [name, e] : entries_) e.buffer->remember();
+    (table.*op)(a, {});
+    for (auto& [name, e] : entries_) {
+      if (!e.buffer->zones_intact()) problems.push_back(name + ": written outside its elements");
+      if (e.use == Use::in && !e.buffer->unchanged()) problems.push_back(name + ": an input was changed");
+    }
+  }
+
+  // The largest error that output `name` may have against the reference: per element, or one for all.  Not stated:
+  // equal.  Called after call(); in the reference run the values are the reference's.
+  void bound(const std::string& name, std::vector<double> b) { bounds[name] = std::move(b); }
+  void bound(const std::string& name, double b) { bounds[name] = {b}; }
+  std::map<std::string, std::vector<double>> bounds;
+
+  const Buffer& buffer(const std::string& name) const { return *entries_.at(name).buffer; }
+  std::vector<double> values(const std::string& name) const { return buffer(name).values(); }
+  double max_abs(const std::string& name) const {
+    double m = 0;
+    for (double x : values(name)) m = std::fmax(m, std::fabs(x));
+    return m;
+  }
+  std::vector<std::string> outputs() const {
+    std::vector<std::string> names;
+    for (const auto& [name, e] : entries_)
+      if (e.use == Use::out) names.push_back(name);
+    return names;
+  }
+
+ private:
+  enum class Use { in, out, scratch };
+  struct Entry {
+    Use use;
+    Buffer* buffer;
+  };
+  Tensor add(const std::string& name, Use use, DType dtype, const Shape& shape, int64_t gap,
+             const std::vector<double>& v) {
+    Buffer& b = buffers_.emplace_back(dtype, shape, gap);
+    expect(v.empty() || static_cast<int64_t>(v.size()) == b.size(), name, ": ", v.size(), " values for ",
+           b.tensor().str());
+    for (size_t i = 0; i < v.size(); i++) b.set(static_cast<int64_t>(i), v[i]);
+    expect(entries_.emplace(name, Entry{use, &b}).second, "two tensors named ", name);
+    return b.tensor();
+  }
+
+  std::deque<Buffer> buffers_;
+  std::map<std::string, Entry> entries_;
+};
+
+// Compares the outputs of a run with the reference's; returns what is wrong, at most one line per output.
+inline std::vector<std::string> differences(const OpRun& run, const OpRun& reference) {
+  std::vector<std::string> lines = run.problems;
+  for (const std::string& name : reference.outputs()) {
+    const std::vector<double> is = run.values(name), should = reference.values(name);
+    const auto bound = reference.bounds.find(name);
+    for (size_t i = 0; i < is.size(); i++) {
+      const double allowed = bound == reference.bounds.end() ? 0 : bound->second[bound->second.size() == 1 ? 0 : i];
+      if (is[i] == should[i] || std::fabs(is[i] - should[i]) <= allowed) continue;
+      if (std::isnan(is[i]) && std::isnan(should[i])) continue;  // rows that the op leaves alone
+      lines.push_back(cat(name, "[", i, "] is ", is[i], ", ref ", should[i], ", error ", std::fabs(is[i] - should[i]),
+                          " > ", allowed));
+      break;
+    }
+  }
+  return lines;
+}
+
+inline std::string joined(const std::vector<std::string>& lines) {
+  std::string s;
+  for (const std::string& line : lines) s += "\n  " + line;
+  return s;
+}
+
+}  // namespace pare::test

@@ -1,0 +1,111 @@
+// Every op of every table against `ref` in f64.  The rows are in op_cases_*.cpp, one for each op and shape.
+#include <set>
+
+#include "base/thread_pool.h"
+#include "op_cases.h"
+
+namespace pare::test {
+
+namespace {
+
+// The tables under test.  An op whose pointer is null is not implemented by that table and is not tested on it.
+const Table* const kTables[] = {&table_ref, &table_cpu};
+
+std::vector<OpCase> all_cases() {
+  std::vector<OpCase> cases;
+  add_data_cases(cases);
+  add_layer_cases(cases);
+  add_attention_cases(cases);
+  add_logits_cases(cases);
+  return cases;
+}
+
+class OpTest : public testing::TestWithParam<OpCase> {};
+
+TEST_P(OpTest, AgreesWithRef) {
+  OpRun reference(table_ref, DType::f64);
+  GetParam().body(reference);
+  ASSERT_TRUE(reference.problems.empty()) << "ref in f64:" << joined(reference.problems);
+  for (const Table* table : kTables) {
+    OpRun run(*table, DType::f32);
+    GetParam().body(run);
+    if (run.skipped) continue;
+    const auto wrong = differences(run, reference);
+    EXPECT_TRUE(wrong.empty()) << "table " << table->name << joined(wrong);
+  }
+}
+
+// Threads divide outputs: the bits are those of one thread.
+TEST_P(OpTest, ThreadsDoNotChangeBits) {
+  for (const Table* table : kTables) {
+    std::map<std::string, std::vector<unsigned char>> first;
+    for (int n : {1, 2, 3}) {
+      set_threads(n);
+      OpRun run(*table, DType::f32);
+      GetParam().body(run);
+      for (const std::string& name : run.skipped ? std::vector<std::string>{} : run.outputs()) {
+        const auto bytes = run.buffer(name).element_bytes();
+        EXPECT_EQ(first.emplace(name, bytes).first->second, bytes) << table->name << ", " << n << " threads: " << name;
+      }
+    }
+    set_threads(0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ops, OpTest, testing::ValuesIn(all_cases()),
+                         [](const auto& info) { return info.param.op + "_" + info.param.shape; });
+
+TEST(OpTestList, CoversEveryOp) {
+  std::set<std::string> tested;
+  for (const OpCase& c : all_cases()) tested.insert(c.op);
+#define X(op, Args) EXPECT_TRUE(tested.count(#op)) << "op " #op " has no row in the op test";
+  PARE_OPS(X)
+#undef X
+}
+
+// The harness itself: a table that breaks its promises is found out.
+void writes_too_much(const Zero& a, Stream) { std::memset(a.x.data, 0, a.x.bytes() + 1); }
+void writes_gap(const RmsnormFwd& a, Stream s) {
+  table_ref.rmsnorm_fwd(a, s);
+  a.y.as<float>()[a.y.shape[1]] = 0;
+}
+void changes_input(const Accumulate& a, Stream s) {
+  table_ref.accumulate(a, s);
+  a.x.as<float>()[0] += 1;
+}
+void slightly_wrong(const SwigluFwd& a, Stream s) {
+  table_ref.swiglu_fwd(a, s);
+  a.y.as<float>()[0] *= 1.00001f;
+}
+void forgets_last(const GatherRows& a, Stream s) {
+  GatherRows less = a;
+  less.y = a.y.rows(0, a.y.shape[0] - 1), less.index = a.index.rows(0, a.index.shape[0] - 1);
+  table_ref.gather_rows(less, s);
+}
+
+TEST(OpTestList, FindsBrokenTables) {
+  Table broken = table_ref;
+  broken.zero = writes_too_much;
+  broken.rmsnorm_fwd = writes_gap;
+  broken.accumulate = changes_input;
+  broken.swiglu_fwd = slightly_wrong;
+  broken.gather_rows = forgets_last;
+  std::map<std::string, std::string> found;
+  for (const OpCase& c : all_cases()) {
+    if (!std::set<std::string>{"zero", "rmsnorm_fwd", "accumulate", "swiglu_fwd", "gather_rows"}.count(c.op)) continue;
+    if (c.op == "rmsnorm_fwd" && c.shape != "N5_h0_C64_gap3") continue;
+    OpRun reference(table_ref, DType::f64), run(broken, DType::f32);
+    c.body(reference), c.body(run);
+    EXPECT_FALSE(differences(run, reference).empty()) << c.op << " " << c.shape;
+    found[c.op] = joined(differences(run, reference));
+  }
+  EXPECT_NE(found["zero"].find("x: written outside"), std::string::npos) << found["zero"];
+  EXPECT_NE(found["rmsnorm_fwd"].find("y: written outside"), std::string::npos) << found["rmsnorm_fwd"];
+  EXPECT_NE(found["accumulate"].find("x: an input was changed"), std::string::npos) << found["accumulate"];
+  EXPECT_NE(found["swiglu_fwd"].find("y[0] is"), std::string::npos) << found["swiglu_fwd"];
+  EXPECT_NE(found["gather_rows"].find("nan, ref"), std::string::npos) << found["gather_rows"];
+}
+
+}  // namespace
+
+}  // namespace pare::test
