@@ -39,10 +39,17 @@ struct ModelConfig {
 };
 
 // `where` names the file in errors.  Keys that change the arithmetic and are not supported are errors naming the key.
+// A key that is neither known nor known to be harmless is an error too.  Both spellings of transformers 4 and 5 are
+// read.
 ModelConfig parse_model_config(const nlohmann::json& json, const std::string& where);
-ModelConfig load_model_config(
-    const std::string& directory);                  // DIR/config.json and, for eos, DIR/generation_config.json
-nlohmann::json to_json(const ModelConfig& config);  // a config.json that transformers loads
+// DIR/config.json; eos ids of DIR/generation_config.json, where it names any, take the place of those of config.json.
+ModelConfig load_model_config(const std::string& directory);
+// A config.json that transformers 4 and 5 load (without the weights' dtype, which save_hf adds).
+nlohmann::json to_json(const ModelConfig& config);
+
+// Angles per position of the D/2 rotated pairs: theta^(-2i/D); with llama3 scaling, wavelengths above original /
+// low_freq_factor are stretched by `factor`, those below original / high_freq_factor kept, those between blended.
+std::vector<double> rope_inv_freq(const ModelConfig& config);
 
 // One tensor of the checkpoint and its place in the flat parameter buffer (in elements).  q, k and v (and their
 // biases), and gate and up, follow one another without a gap, so that each pair or triple is one matrix.

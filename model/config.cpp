@@ -1,0 +1,444 @@
+#include "model/config.h"
+
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <numbers>
+#include <set>
+
+#include "base/error.h"
+#include "model/json_file.h"
+
+namespace pare {
+
+using nlohmann::json;
+
+namespace {
+
+// Limits that keep every product of sizes within int64 and every position within int32.
+constexpr int64_t max_width = int64_t{1} << 20, max_vocab = int64_t{1} << 24, max_layers = 4096,
+                  max_positions = std::numeric_limits<int32_t>::max();
+
+// Keys that transformers (4.37 to 5) and its users' tools write and that do not touch the arithmetic of training:
+// provenance, storage types, labels of classifiers, and defaults for generate(), which never apply here.
+const std::set<std::string> harmless_keys = {
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_attn_implementation_internal",
+    "_commit_hash",
+    "_flash_attn_2_enabled",
+    "_name_or_path",
+    "attn_implementation",
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "chunk_size_feed_forward",
+    "cls_token_id",
+    "cross_attention_hidden_size",
+    "decoder_start_token_id",
+    "diversity_penalty",
+    "do_sample",
+    "dtype",
+    "early_stopping",
+    "encoder_no_repeat_ngram_size",
+    "exponential_decay_length_penalty",
+    "finetuning_task",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "gradient_checkpointing",
+    "id2label",
+    "label2id",
+    "length_penalty",
+    "max_length",
+    "max_new_tokens",
+    "max_window_layers",
+    "min_length",
+    "name_or_path",
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "num_beams",
+    "num_labels",
+    "num_return_sequences",
+    "output_attentions",
+    "output_hidden_states",
+    "output_scores",
+    "prefix",
+    "problem_type",
+    "remove_invalid_values",
+    "repetition_penalty",
+    "return_dict",
+    "return_dict_in_generate",
+    "sep_token_id",
+    "suppress_tokens",
+    "task_specific_params",
+    "temperature",
+    "tf_legacy_loss",
+    "tokenizer_class",
+    "top_k",
+    "top_p",
+    "torch_dtype",
+    "torchscript",
+    "transformers_version",
+    "typical_p",
+    "unk_token_id",
+    "unsloth_fixed",
+    "unsloth_version",
+    "use_bfloat16",
+    "use_cache",
+};
+
+// Keys that change the arithmetic, with the one value under which they do not.
+const json neutral_values = {
+    {"add_cross_attention", false}, {"attention_dropout", 0},       {"hidden_act", "silu"},
+    {"is_decoder", false},          {"is_encoder_decoder", false},  {"mlp_bias", false},
+    {"partial_rotary_factor", 1},   {"pretraining_tp", 1},          {"pruned_heads", json::object()},
+    {"rope_interleaved", false},    {"tie_encoder_decoder", false}, {"use_mrope", false},
+    {"use_sliding_window", false},
+};
+
+// Reads keys of one object and remembers which; null counts as absent.
+class Reader {
+ public:
+  Reader(const json& object, std::string where) : object_(object), where_(std::move(where)) {
+    if (!object.is_object()) fail(where_, ": expected a JSON object, found ", shown(object));
+  }
+
+  const std::string& where() const { return where_; }
+
+  // The value, or nullptr where the key is absent or null.
+  const json* get(const std::string& key) {
+    known_.insert(key);
+    const auto it = object_.find(key);
+    return it == object_.end() || it->is_null() ? nullptr : &*it;
+  }
+
+  int64_t integer(const std::string& key, int64_t low, int64_t high, std::optional<int64_t> fallback = {}) {
+    const json* value = get(key);
+    if (!value) {
+      if (!fallback) missing(key);
+      return *fallback;
+    }
+    const bool fits = value->is_number_unsigned() ? value->get<uint64_t>() <= static_cast<uint64_t>(high)
+                                                  : value->is_number_integer() && value->get<int64_t>() <= high;
+    if (!fits || value->get<int64_t>() < low) wrong(key, *value, cat("an integer from ", low, " to ", high));
+    return value->get<int64_t>();
+  }
+
+  double positive(const std::string& key, std::optional<double> fallback = {}) {
+    const json* value = get(key);
+    if (!value) {
+      if (!fallback) missing(key);
+      return *fallback;
+    }
+    if (!value->is_number() || !(value->get<double>() > 0) || !std::isfinite(value->get<double>()))
+      wrong(key, *value, "a positive number");
+    return value->get<double>();
+  }
+
+  bool boolean(const std::string& key, bool fallback) {
+    const json* value = get(key);
+    if (!value) return fallback;
+    if (!value->is_boolean()) wrong(key, *value, "true or false");
+    return value->get<bool>();
+  }
+
+  std::string text(const std::string& key) {
+    const json* value = get(key);
+    if (!value) missing(key);
+    if (!value->is_string()) wrong(key, *value, "a string");
+    return value->get<std::string>();
+  }
+
+  void must_be(const std::string& key, const json& neutral) {
+    const json* value = get(key);
+    if (value && *value != neutral) unsupported(key, *value, cat("only ", shown(neutral)));
+  }
+
+  void refuse_unread(const std::set<std::string>& harmless) {
+    for (const auto& [key, value] : object_.items())
+      if (!value.is_null() && !known_.contains(key) && !harmless.contains(key))
+        fail(where_, ": key ", json(key).dump(), " = ", shown(value),
+             " is not known here and may change the arithmetic; remove it if it does not");
+  }
+
+  [[noreturn]] void missing(const std::string& key) { fail(where_, ": key \"", key, "\" is missing"); }
+  [[noreturn]] void wrong(const std::string& key, const json& value, const std::string& expected) {
+    fail(where_, ": key \"", key, "\" = ", shown(value), ", expected ", expected);
+  }
+  [[noreturn]] void unsupported(const std::string& key, const json& value, const std::string& supported) {
+    fail(where_, ": key \"", key, "\" = ", shown(value), " is not supported (", supported, ")");
+  }
+
+ private:
+  static std::string shown(const json& value) {
+    std::string s = value.dump();
+    if (s.size() > 80) s = s.substr(0, 77) + "...";
+    return s;
+  }
+
+  const json& object_;
+  std::string where_;
+  std::set<std::string> known_;
+};
+
+struct Rope {
+  std::optional<double> theta;
+  std::optional<RopeLlama3> llama3;
+  bool operator==(const Rope& o) const {
+    const auto fields = [](const RopeLlama3& r) {
+      return std::tuple(r.factor, r.low_freq_factor, r.high_freq_factor, r.original_max_position_embeddings);
+    };
+    return llama3.has_value() == o.llama3.has_value() && (!llama3 || fields(*llama3) == fields(*o.llama3));
+  }
+};
+
+// `object` is rope_scaling (transformers 4) or rope_parameters (5): a kind under "rope_type" or, older, "type".
+Rope parse_rope(const json& object, const std::string& where) {
+  Reader in(object, where);
+  const json* kind = in.get("rope_type");
+  const json* older = in.get("type");
+  if (kind && older && *kind != *older) in.wrong("type", *older, cat("the value of \"rope_type\", ", kind->dump()));
+  if (!kind) kind = older;
+  Rope rope;
+  if (in.get("rope_theta")) rope.theta = in.positive("rope_theta");
+  in.must_be("partial_rotary_factor", 1);
+  if (kind && *kind == "llama3") {
+    RopeLlama3 r;
+    r.factor = in.positive("factor");
+    r.low_freq_factor = in.positive("low_freq_factor");
+    r.high_freq_factor = in.positive("high_freq_factor");
+    r.original_max_position_embeddings = in.positive("original_max_position_embeddings");
+    if (r.low_freq_factor >= r.high_freq_factor)
+      in.wrong("low_freq_factor", r.low_freq_factor, cat("less than \"high_freq_factor\", ", r.high_freq_factor));
+    rope.llama3 = r;
+  } else if (kind && *kind != "default") {
+    in.unsupported(in.get("rope_type") ? "rope_type" : "type", *kind, "only \"default\" and \"llama3\"");
+  } else if (!kind && !rope.theta) {
+    in.missing("rope_type");
+  }
+  in.refuse_unread({});
+  return rope;
+}
+
+void read_rope(Reader& in, ModelConfig& c) {
+  const json* theta = in.get("rope_theta");
+  Rope rope;
+  if (theta) rope.theta = in.positive("rope_theta");
+  const json* scaling = in.get("rope_scaling");
+  const json* parameters = in.get("rope_parameters");
+  std::optional<Rope> seen;
+  for (const auto& [key, value] : {std::pair("rope_scaling", scaling), std::pair("rope_parameters", parameters)}) {
+    if (!value) continue;
+    const Rope r = parse_rope(*value, cat(in.where(), ", in \"", key, "\""));
+    if (r.theta && rope.theta && *r.theta != *rope.theta)
+      fail(in.where(), ": \"rope_theta\" is given twice, as ", *rope.theta, " and as ", *r.theta);
+    if (seen && !(*seen == r)) fail(in.where(), ": \"rope_scaling\" and \"rope_parameters\" contradict each other");
+    if (r.theta) rope.theta = r.theta;
+    rope.llama3 = r.llama3;
+    seen = r;
+  }
+  c.rope_theta = rope.theta.value_or(1e4);
+  c.rope_scaling = rope.llama3;
+}
+
+// An integer, a list of integers, or absent.
+std::vector<int32_t> read_eos(Reader& in) {
+  const json* value = in.get("eos_token_id");
+  if (!value) return {};
+  const json list = value->is_array() ? *value : json::array({*value});
+  std::vector<int32_t> ids;
+  for (const json& id : list) {
+    if (!id.is_number_unsigned() || id.get<uint64_t>() >= static_cast<uint64_t>(max_vocab))
+      in.wrong("eos_token_id", *value, "a token id or a list of token ids");
+    ids.push_back(id.get<int32_t>());
+  }
+  return ids;
+}
+
+void read_attention_shape(Reader& in, ModelConfig& c) {
+  c.heads = in.integer("num_attention_heads", 1, max_width);
+  c.kv_heads = in.integer("num_key_value_heads", 1, c.heads, c.heads);
+  if (c.heads % c.kv_heads)
+    fail(in.where(), ": \"num_attention_heads\" = ", c.heads,
+         " is not a multiple of \"num_key_value_heads\" = ", c.kv_heads);
+  if (!in.get("head_dim") && c.hidden % c.heads)
+    fail(in.where(), ": \"head_dim\" is absent and \"hidden_size\" = ", c.hidden,
+         " is not a multiple of \"num_attention_heads\" = ", c.heads);
+  c.head_dim = in.integer("head_dim", 1, max_width, c.hidden / c.heads);
+  if (c.head_dim % 2) fail(in.where(), ": the head dimension is ", c.head_dim, "; rotary positions need an even one");
+  if (c.q_width() > max_width)
+    fail(in.where(), ": ", c.heads, " heads of ", c.head_dim, " are wider than the ", max_width, " supported");
+}
+
+// Everything that must have one value for the arithmetic to be the one implemented.
+void refuse_other_arithmetic(Reader& in, const ModelConfig& c) {
+  const bool qwen2 = c.model_type == "qwen2";
+  for (const auto& [key, value] : neutral_values.items()) in.must_be(key, value);
+  in.must_be("attention_bias", qwen2);
+  const json* window = in.get("sliding_window");  // Qwen files give a size and leave use_sliding_window false
+  if (window && c.model_type == "llama") in.unsupported("sliding_window", *window, "only null");
+  if (const json* types = in.get("layer_types")) {
+    if (!types->is_array() || static_cast<int64_t>(types->size()) != c.layers)
+      in.wrong("layer_types", *types, cat("a list of ", c.layers, " names"));
+    for (const json& type : *types)
+      if (type != "full_attention") in.unsupported("layer_types", type, "only \"full_attention\" in every layer");
+  }
+  const std::string expected = qwen2                     ? "Qwen2ForCausalLM"
+                               : c.model_type == "qwen3" ? "Qwen3ForCausalLM"
+                                                         : "LlamaForCausalLM";
+  if (const json* names = in.get("architectures"); names && *names != json::array({expected}))
+    in.unsupported("architectures", *names, cat("only [\"", expected, "\"]"));
+}
+
+// The shortest decimal number that is this float, so that 1e-6f is written as 1e-06.
+double shortest(float value) {
+  char text[32];
+  const auto end = std::to_chars(text, text + sizeof text, value).ptr;
+  double result = 0;
+  std::from_chars(text, end, result);
+  return result;
+}
+
+}  // namespace
+
+ModelConfig parse_model_config(const json& object, const std::string& where) {
+  Reader in(object, where);
+  ModelConfig c;
+  c.model_type = in.text("model_type");
+  const bool llama = c.model_type == "llama";
+  c.qkv_bias = c.model_type == "qwen2";
+  c.qk_norm = c.model_type == "qwen3";
+  if (!c.qkv_bias && !c.qk_norm && !llama) in.unsupported("model_type", c.model_type, "only qwen2, qwen3 and llama");
+  c.hidden = in.integer("hidden_size", 1, max_width);
+  c.layers = in.integer("num_hidden_layers", 1, max_layers);
+  c.ffn = in.integer("intermediate_size", 1, max_width);
+  c.vocab = in.integer("vocab_size", 1, max_vocab);
+  read_attention_shape(in, c);
+  // Where transformers has a default, an absent key means that default.
+  c.max_position = in.integer("max_position_embeddings", 1, max_positions, llama ? 2048 : 32768);
+  c.rms_eps = static_cast<float>(in.positive("rms_norm_eps", 1e-6));
+  c.tied = in.boolean("tie_word_embeddings", false);
+  c.initializer_range = in.positive("initializer_range", 0.02);
+  c.eos_ids = read_eos(in);
+  c.bos_id = static_cast<int32_t>(in.integer("bos_token_id", -1, max_vocab - 1, -1));
+  c.pad_id = static_cast<int32_t>(in.integer("pad_token_id", -1, max_vocab - 1, -1));
+  read_rope(in, c);
+  refuse_other_arithmetic(in, c);
+  in.refuse_unread(harmless_keys);
+  return c;
+}
+
+ModelConfig load_model_config(const std::string& directory) {
+  if (!std::filesystem::is_directory(directory)) fail(directory, ": no such directory; expected a Hugging Face model");
+  const std::string path = directory + "/config.json";
+  ModelConfig config = parse_model_config(read_json_file(path), path);
+  const std::string generation = directory + "/generation_config.json";
+  if (std::filesystem::exists(generation)) {
+    const json object = read_json_file(generation);
+    Reader in(object, generation);
+    if (const std::vector<int32_t> ids = read_eos(in); !ids.empty()) config.eos_ids = ids;
+  }
+  return config;
+}
+
+json to_json(const ModelConfig& c) {
+  const bool qwen2 = c.model_type == "qwen2", llama = c.model_type == "llama";
+  json j = {
+      {"architectures",
+       {qwen2   ? "Qwen2ForCausalLM"
+        : llama ? "LlamaForCausalLM"
+                : "Qwen3ForCausalLM"}},
+      {"attention_dropout", 0.0},
+      {"head_dim", c.head_dim},
+      {"hidden_act", "silu"},
+      {"hidden_size", c.hidden},
+      {"initializer_range", c.initializer_range},
+      {"intermediate_size", c.ffn},
+      {"max_position_embeddings", c.max_position},
+      {"model_type", c.model_type},
+      {"num_attention_heads", c.heads},
+      {"num_hidden_layers", c.layers},
+      {"num_key_value_heads", c.kv_heads},
+      {"rms_norm_eps", shortest(c.rms_eps)},
+      {"rope_scaling", nullptr},
+      {"rope_theta", c.rope_theta},
+      {"tie_word_embeddings", c.tied},
+      {"use_cache", true},
+      {"vocab_size", c.vocab},
+  };
+  if (!qwen2) j["attention_bias"] = false;
+  if (llama) j["mlp_bias"] = false;
+  if (!llama) j["use_sliding_window"] = false;
+  if (c.rope_scaling) {
+    const RopeLlama3& r = *c.rope_scaling;
+    j["rope_scaling"] = {{"rope_type", "llama3"},
+                         {"factor", r.factor},
+                         {"low_freq_factor", r.low_freq_factor},
+                         {"high_freq_factor", r.high_freq_factor},
+                         {"original_max_position_embeddings", r.original_max_position_embeddings}};
+    // transformers checks that this one is an integer
+    const auto whole = static_cast<int64_t>(r.original_max_position_embeddings);
+    if (static_cast<double>(whole) == r.original_max_position_embeddings)
+      j["rope_scaling"]["original_max_position_embeddings"] = whole;
+  }
+  j["bos_token_id"] = c.bos_id < 0 ? json() : json(c.bos_id);
+  j["pad_token_id"] = c.pad_id < 0 ? json() : json(c.pad_id);
+  j["eos_token_id"] = c.eos_ids.empty() ? json() : c.eos_ids.size() == 1 ? json(c.eos_ids[0]) : json(c.eos_ids);
+  return j;
+}
+
+std::vector<double> rope_inv_freq(const ModelConfig& config) {
+  std::vector<double> frequency(static_cast<size_t>(config.head_dim / 2));
+  for (size_t i = 0; i < frequency.size(); i++) {
+    double& f = frequency[i];
+    f = std::pow(config.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(config.head_dim));
+    if (!config.rope_scaling) continue;
+    const RopeLlama3& r = *config.rope_scaling;
+    const double turns = r.original_max_position_embeddings * f / (2 * std::numbers::pi);  // original / wavelength
+    if (turns < r.low_freq_factor) {
+      f /= r.factor;
+    } else if (turns <= r.high_freq_factor) {
+      const double keep = (turns - r.low_freq_factor) / (r.high_freq_factor - r.low_freq_factor);
+      f = (1 - keep) * f / r.factor + keep * f;
+    }
+  }
+  return frequency;
+}
+
+std::vector<Parameter> parameters(const ModelConfig& c) {
+  std::vector<Parameter> list;
+  int64_t offset = 0;
+  auto add = [&](const std::string& name, std::vector<int64_t> shape) {
+    int64_t size = 1;
+    for (int64_t n : shape) size *= n;
+    list.push_back({name, std::move(shape), offset, size});
+    offset += size;
+  };
+  add("model.embed_tokens.weight", {c.vocab, c.hidden});
+  for (int64_t i = 0; i < c.layers; i++) {
+    const std::string layer = cat("model.layers.", i, "."), attention = layer + "self_attn.";
+    add(layer + "input_layernorm.weight", {c.hidden});
+    add(attention + "q_proj.weight", {c.q_width(), c.hidden});
+    add(attention + "k_proj.weight", {c.kv_width(), c.hidden});
+    add(attention + "v_proj.weight", {c.kv_width(), c.hidden});
+    if (c.qkv_bias) {
+      add(attention + "q_proj.bias", {c.q_width()});
+      add(attention + "k_proj.bias", {c.kv_width()});
+      add(attention + "v_proj.bias", {c.kv_width()});
+    }
+    if (c.qk_norm) {
+      add(attention + "q_norm.weight", {c.head_dim});
+      add(attention + "k_norm.weight", {c.head_dim});
+    }
+    add(attention + "o_proj.weight", {c.hidden, c.q_width()});
+    add(layer + "post_attention_layernorm.weight", {c.hidden});
+    add(layer + "mlp.gate_proj.weight", {c.ffn, c.hidden});
+    add(layer + "mlp.up_proj.weight", {c.ffn, c.hidden});
+    add(layer + "mlp.down_proj.weight", {c.hidden, c.ffn});
+  }
+  add("model.norm.weight", {c.hidden});
+  if (!c.tied) add("lm_head.weight", {c.vocab, c.hidden});
+  return list;
+}
+
+}  // namespace pare

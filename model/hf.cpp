@@ -1,0 +1,183 @@
+#include "model/hf.h"
+
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "model/json_file.h"
+
+namespace pare {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+namespace {
+
+constexpr const char* single_name = "model.safetensors";
+constexpr const char* index_name = "model.safetensors.index.json";
+
+// A few names of a list that may be long.
+std::string some(const std::vector<std::string>& names) {
+  std::string s;
+  for (size_t i = 0; i < names.size() && i < 4; i++) s += cat(i ? ", " : "", names[i]);
+  if (names.size() > 4) s += cat(" and ", names.size() - 4, " more");
+  return s;
+}
+
+// Tensor name to file name.
+std::map<std::string, std::string> read_index(const std::string& path) {
+  const json index = read_json_file(path);
+  if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
+    fail(path, ": expected an object with a \"weight_map\"");
+  std::map<std::string, std::string> map;
+  for (const auto& [tensor, file] : index["weight_map"].items()) {
+    const std::string name = file.is_string() ? file.get<std::string>() : "";
+    if (name.empty() || name == "." || name == ".." || name.find_first_of(std::string("/\\\0", 3)) != std::string::npos)
+      fail(path, ": tensor ", json(tensor).dump(), " is in ", file.dump(), ", expected the name of a file beside it");
+    map[tensor] = name;
+  }
+  return map;
+}
+
+bool is_rotary_table(const std::string& name) { return name.ends_with(".rotary_emb.inv_freq"); }
+
+bool is_redundant_head(const SafetensorsTensor& t, const ModelConfig& config) {
+  return config.tied && t.name == "lm_head.weight" && t.shape == std::vector<int64_t>{config.vocab, config.hidden};
+}
+
+}  // namespace
+
+std::vector<SafetensorsFile> open_weights(const std::string& directory) {
+  if (!fs::is_directory(directory)) fail(directory, ": no such directory; expected a Hugging Face model");
+  const std::string single = directory + "/" + single_name, index = directory + "/" + index_name;
+  std::vector<SafetensorsFile> files;
+  if (fs::exists(single)) {
+    files.emplace_back(single);
+    return files;
+  }
+  if (!fs::exists(index)) fail(directory, ": neither ", single_name, " nor ", index_name, " is there");
+  const std::map<std::string, std::string> map = read_index(index);
+  std::map<std::string, size_t> opened;
+  for (const auto& [tensor, name] : map) {
+    if (opened.emplace(name, files.size()).second) files.emplace_back(directory + "/" + name);
+    if (!files[opened[name]].find(tensor))
+      fail(index, ": tensor ", json(tensor).dump(), " should be in ", name, ", but is not");
+  }
+  for (const SafetensorsFile& file : files) {
+    const std::string name = fs::path(file.path()).filename();
+    for (const SafetensorsTensor& t : file.tensors()) {
+      const auto entry = map.find(t.name);
+      if (entry == map.end()) fail(file.path(), ": tensor ", json(t.name).dump(), " is not in the index");
+      if (entry->second != name)
+        fail(file.path(), ": tensor ", json(t.name).dump(), " is also in ", entry->second, ", where the index puts it");
+    }
+  }
+  return files;
+}
+
+std::vector<WeightSource> match_weights(const std::vector<SafetensorsFile>& files, const ModelConfig& config) {
+  expect(!files.empty(), "weights of a model without files");
+  const std::string where = files.size() == 1 ? files[0].path() : fs::path(files[0].path()).parent_path().string();
+  std::map<std::string, WeightSource> found;
+  for (size_t f = 0; f < files.size(); f++)
+    for (const SafetensorsTensor& t : files[f].tensors()) found[t.name] = {f, &t};
+  std::vector<WeightSource> sources;
+  std::vector<std::string> missing, unexpected;
+  for (const Parameter& p : parameters(config)) {
+    const auto it = found.find(p.name);
+    if (it == found.end()) {
+      missing.push_back(p.name);
+      continue;
+    }
+    const SafetensorsTensor& t = *it->second.tensor;
+    if (t.shape != p.shape)
+      fail(where, ": tensor ", p.name, " is ", shape_string(t.shape), ", config.json needs ", shape_string(p.shape));
+    if (t.dtype != "F32" && t.dtype != "BF16" && t.dtype != "F16")
+      fail(where, ": tensor ", p.name, " is ", t.dtype, ", expected F32, BF16 or F16");
+    sources.push_back(it->second);
+    found.erase(it);
+  }
+  if (!missing.empty())
+    fail(where, ": missing tensor", missing.size() > 1 ? "s " : " ", some(missing), " of a ", config.model_type,
+         " model with ", config.tied ? "tied" : "untied", " embeddings");
+  for (const auto& [name, source] : found)
+    if (!is_rotary_table(name) && !is_redundant_head(*source.tensor, config)) unexpected.push_back(json(name).dump());
+  if (!unexpected.empty())
+    fail(where, ": unexpected tensor", unexpected.size() > 1 ? "s " : " ", some(unexpected), " in a ",
+         config.model_type, " model");
+  return sources;
+}
+
+std::vector<float> load_hf_weights(const std::string& directory, const ModelConfig& config) {
+  std::vector<SafetensorsFile> files = open_weights(directory);
+  const std::vector<WeightSource> sources = match_weights(files, config);
+  const std::vector<Parameter> layout = parameters(config);
+  std::vector<float> weights(static_cast<size_t>(layout.back().offset + layout.back().size));
+  for (size_t i = 0; i < layout.size(); i++) {
+    float* out = weights.data() + layout[i].offset;
+    SafetensorsFile& file = files[sources[i].file];
+    file.read_f32(*sources[i].tensor, out);
+    for (int64_t k = 0; k < layout[i].size; k++)
+      if (!std::isfinite(out[k]))
+        fail(file.path(), ": tensor ", layout[i].name, " holds ", out[k], " at element ", k,
+             "; weights must be finite");
+  }
+  return weights;
+}
+
+void save_hf(const std::string& directory, const ModelConfig& config, const std::vector<float>& weights, DType dtype,
+             bool overwrite, const std::function<void(const std::string& folder)>& more) {
+  std::vector<NamedTensor> tensors;
+  int64_t total = 0;
+  for (const Parameter& p : parameters(config)) {
+    tensors.push_back({p.name, p.shape, weights.data() + p.offset});
+    total += p.size;
+  }
+  expect(static_cast<int64_t>(weights.size()) == total, "save_hf: ", weights.size(), " weights of ", total);
+  write_directory(directory, overwrite, [&](const std::string& folder) {
+    json object = to_json(config);
+    object["torch_dtype"] = dtype == DType::bf16 ? "bfloat16" : "float32";
+    std::ofstream out(folder + "/config.json");
+    out << object.dump(2) << "\n";
+    out.close();
+    if (!out) throw Error(Exit::failed, cat(folder, "/config.json: cannot be written"));
+    write_safetensors(folder + "/" + single_name, std::move(tensors), dtype);
+    if (more) more(folder);
+  });
+}
+
+void write_directory(const std::string& directory, bool overwrite,
+                     const std::function<void(const std::string& folder)>& fill) {
+  std::string target = directory;
+  while (target.size() > 1 && target.ends_with('/')) target.pop_back();
+  const bool replace = fs::exists(target);
+  if (replace && !overwrite) fail(target, ": exists already and is not overwritten; name another folder");
+  if (replace) {
+    if (!fs::exists(target + "/config.json")) fail(target, ": is not a model folder, so it is not overwritten");
+    for (const auto& entry : fs::directory_iterator(target))
+      if (entry.is_directory())
+        fail(target, ": holds the folder ", entry.path().filename(), ", so it is not overwritten");
+  }
+  const std::string temporary = cat(target, ".tmp", getpid()), old = cat(target, ".old", getpid());
+  try {
+    fs::remove_all(temporary);
+    fs::create_directories(temporary);
+    fill(temporary);
+    if (replace) fs::rename(target, old);
+    fs::rename(temporary, target);
+    fs::remove_all(old);
+  } catch (const fs::filesystem_error& e) {
+    std::error_code ignored;
+    fs::remove_all(temporary, ignored);
+    throw Error(Exit::failed, cat(target, ": cannot be written (", e.code().message(), ")"));
+  } catch (...) {
+    std::error_code ignored;
+    fs::remove_all(temporary, ignored);
+    throw;
+  }
+}
+
+}  // namespace pare

@@ -1,0 +1,40 @@
+// Hugging Face model folders: config.json and the weights in one safetensors file or in shards with an index.
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/tensor.h"
+#include "model/config.h"
+#include "model/safetensors.h"
+
+namespace pare {
+
+// DIR/model.safetensors, or the shards of DIR/model.safetensors.index.json after checking the index against them: every
+// tensor is where the index says, nowhere else, and there is no other.
+std::vector<SafetensorsFile> open_weights(const std::string& directory);
+
+struct WeightSource {
+  size_t file;                      // in `files`
+  const SafetensorsTensor* tensor;  // of that file
+};
+// Where each of parameters(config), in their order, is found.  Fails, naming tensors, if one is missing, has another
+// shape or a type that is not F32, BF16 or F16, or if there are tensors this model does not have.  Rotary tables, and
+// an lm_head beside tied embeddings (which real files hold), are ignored.
+std::vector<WeightSource> match_weights(const std::vector<SafetensorsFile>& files, const ModelConfig& config);
+
+// The flat parameter buffer, parameters(config) in order.  NaN and infinities fail, naming the tensor.
+std::vector<float> load_hf_weights(const std::string& directory, const ModelConfig& config);
+
+// Writes config.json and model.safetensors (f32, or bf16 rounded to nearest even), then calls `more` to add files of
+// the caller (tokenizer, optimizer state) to the folder.  `weights`: parameters(config) in order.
+void save_hf(const std::string& directory, const ModelConfig& config, const std::vector<float>& weights, DType dtype,
+             bool overwrite = false, const std::function<void(const std::string& folder)>& more = {});
+
+// A folder that appears whole or not at all: `fill` writes into a temporary one beside it, which is then renamed.
+// An existing `directory` is an error unless `overwrite`, and then only a model folder (a config.json in it, no
+// folders) is replaced.
+void write_directory(const std::string& directory, bool overwrite,
+                     const std::function<void(const std::string& folder)>& fill);
+
+}  // namespace pare

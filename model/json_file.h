@@ -1,0 +1,14 @@
+// JSON files that say something twice are refused: a library that keeps the last value would hide one of the two.
+#pragma once
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace pare {
+
+// Fails, naming the file, if it is absent, not JSON, or has an object in which a key occurs twice.
+nlohmann::json read_json_file(const std::string& path);
+
+// What the JSON library found wrong, without its own numbering and of bounded length.
+std::string json_error(const std::exception& e);
+
+}  // namespace pare

@@ -1,0 +1,333 @@
+#include "model/safetensors.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+
+#include "base/half.h"
+#include "model/json_file.h"
+
+static_assert(std::endian::native == std::endian::little, "the format is little endian");
+
+namespace pare {
+
+using nlohmann::json;
+
+namespace {
+
+constexpr uint64_t max_header = 100'000'000;  // the limit of the reference reader
+constexpr size_t max_rank = 64;
+constexpr int max_depth = 64;                 // of values under keys that the format does not define
+constexpr uint64_t chunk_elements = 1 << 16;  // 16-bit tensors are converted in pieces
+
+// Bits of one element.
+const std::map<std::string, uint64_t> dtype_bits = {
+    {"BOOL", 8},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"U8", 8},          {"I8", 8},
+    {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},
+    {"U16", 16},    {"F16", 16},    {"BF16", 16},   {"I32", 32},        {"U32", 32},        {"F32", 32},
+    {"C64", 64},    {"F64", 64},    {"I64", 64},    {"U64", 64},
+};
+
+std::string in_quotes(const std::string& s) {
+  const std::string text = json(s).dump();
+  return text.size() > 200 ? text.substr(0, 200) + "..." : text;
+}
+
+// Builds the list of tensors while the header is parsed, so that a hostile header costs no more memory than its
+// tensors.
+class HeaderHandler : public nlohmann::json_sax<json> {
+ public:
+  HeaderHandler(const std::string& path, std::vector<SafetensorsTensor>& tensors,
+                std::unordered_map<std::string, size_t>& index, std::map<std::string, std::string>& metadata)
+      : path_(path), tensors_(tensors), index_(index), metadata_(metadata) {}
+
+  bool null() override {
+    if (at_ == At::top && key_ == "__metadata__") return true;
+    return scalar("null");
+  }
+  bool boolean(bool) override { return scalar("a boolean"); }
+  bool number_integer(number_integer_t) override { return scalar("a negative number"); }
+  bool number_float(number_float_t, const string_t& text) override { return scalar("the number " + text); }
+  bool number_unsigned(number_unsigned_t value) override {
+    if (at_ == At::shape) {
+      if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) bad("a dimension is too large");
+      if (tensor().shape.size() == max_rank) bad(cat("more than ", max_rank, " dimensions"));
+      tensor().shape.push_back(static_cast<int64_t>(value));
+    } else if (at_ == At::offsets) {
+      if (offsets_ == 2) bad("\"data_offsets\" has more than two numbers");
+      (offsets_++ ? end_ : tensor().begin) = value;
+    } else {
+      return scalar("a number");
+    }
+    return true;
+  }
+  bool string(string_t& value) override {
+    if (at_ == At::metadata) {
+      metadata_[key_] = value;
+    } else if (at_ == At::tensor && key_ == "dtype") {
+      if (!dtype_bits.contains(value)) bad(cat("unknown dtype ", in_quotes(value)));
+      tensor().dtype = value;
+    } else {
+      return scalar("a string");
+    }
+    return true;
+  }
+  bool binary(binary_t&) override { return false; }  // JSON has none
+
+  bool start_object(size_t) override {
+    if (at_ == At::start) {
+      at_ = At::top;
+    } else if (at_ == At::top && key_ == "__metadata__") {
+      at_ = At::metadata;
+    } else if (at_ == At::top) {
+      at_ = At::tensor;
+      seen_.clear();
+      offsets_ = 0;
+    } else {
+      open("an object");
+    }
+    return true;
+  }
+  bool end_object() override {
+    if (depth_) return --depth_, true;
+    if (at_ == At::tensor) finish_tensor();
+    at_ = at_ == At::top ? At::end : At::top;
+    return true;
+  }
+  bool start_array(size_t) override {
+    if (at_ == At::tensor && !depth_ && key_ == "shape") {
+      at_ = At::shape;
+    } else if (at_ == At::tensor && !depth_ && key_ == "data_offsets") {
+      at_ = At::offsets;
+    } else {
+      open("an array");
+    }
+    return true;
+  }
+  bool end_array() override {
+    if (depth_) return --depth_, true;
+    at_ = At::tensor;
+    return true;
+  }
+  bool key(string_t& key) override {
+    if (depth_) return true;
+    key_ = key;
+    if (at_ == At::top) {
+      if (key == "__metadata__" ? std::exchange(has_metadata_, true) : !index_.emplace(key, tensors_.size()).second)
+        fail(path_, ": ", in_quotes(key), " occurs twice in the header");
+      if (key != "__metadata__") tensors_.push_back({key, "", {}, 0, 0});
+    } else if (at_ == At::metadata) {
+      if (metadata_.contains(key)) bad(cat("key ", in_quotes(key), " occurs twice"));
+    } else if (std::find(seen_.begin(), seen_.end(), key) != seen_.end()) {
+      bad(cat("key ", in_quotes(key), " occurs twice"));
+    } else {
+      if (seen_.size() == 64) bad("more than 64 keys");
+      seen_.push_back(key);
+    }
+    return true;
+  }
+  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception& e) override {
+    fail(path_, ": the header is not valid JSON: ", json_error(e));
+  }
+
+ private:
+  enum class At { start, top, metadata, tensor, shape, offsets, end };
+
+  SafetensorsTensor& tensor() { return tensors_.back(); }
+
+  // A value where none of the rules above applies: ignored under unknown keys of a tensor, as the reference reader
+  // does.
+  bool ignored() const {
+    return at_ == At::tensor && (depth_ || (key_ != "dtype" && key_ != "shape" && key_ != "data_offsets"));
+  }
+  bool scalar(const std::string& found) {
+    if (!ignored()) unexpected(found);
+    return true;
+  }
+  void open(const std::string& found) {
+    if (!ignored()) unexpected(found);
+    if (++depth_ > max_depth) bad("nested too deeply");
+  }
+  [[noreturn]] void unexpected(const std::string& found) {
+    if (at_ == At::start) fail(path_, ": the header is ", found, ", expected a JSON object");
+    if (at_ == At::top) bad(cat("expected an object, found ", found));
+    if (at_ == At::metadata) bad(cat("value of ", in_quotes(key_), " is ", found, ", expected a string"));
+    bad(cat(in_quotes(key_), ": unexpected ", found));
+  }
+  [[noreturn]] void bad(const std::string& what) {
+    const bool metadata = at_ == At::metadata || (at_ == At::top && key_ == "__metadata__");
+    fail(path_, ": ", metadata ? "\"__metadata__\"" : "tensor " + in_quotes(tensor().name), ": ", what);
+  }
+
+  // The shape's bytes must be what the offsets say, without overflow.
+  void finish_tensor() {
+    for (const char* needed : {"dtype", "shape", "data_offsets"})
+      if (std::find(seen_.begin(), seen_.end(), needed) == seen_.end()) bad(cat("\"", needed, "\" is missing"));
+    if (offsets_ != 2) bad("\"data_offsets\" needs two numbers");
+    SafetensorsTensor& t = tensor();
+    if (end_ < t.begin) bad(cat("ends at ", end_, ", before its beginning at ", t.begin));
+    t.bytes = end_ - t.begin;
+    uint64_t bits = 1;
+    bool overflow = false;
+    for (int64_t n : t.shape) overflow |= __builtin_mul_overflow(bits, static_cast<uint64_t>(n), &bits);
+    overflow |= __builtin_mul_overflow(bits, dtype_bits.at(t.dtype), &bits);
+    if (overflow) bad(cat("the size of shape ", shape_string(t.shape), " overflows"));
+    if (bits % 8) bad(cat(t.dtype, shape_string(t.shape), " does not fill whole bytes"));
+    if (bits / 8 != t.bytes)
+      bad(cat(t.dtype, shape_string(t.shape), " needs ", bits / 8, " bytes, its offsets give ", t.bytes));
+  }
+
+  const std::string& path_;
+  std::vector<SafetensorsTensor>& tensors_;
+  std::unordered_map<std::string, size_t>& index_;
+  std::map<std::string, std::string>& metadata_;
+  At at_ = At::start;
+  std::string key_;
+  bool has_metadata_ = false;
+  std::vector<std::string> seen_;  // keys of the tensor being read
+  int offsets_ = 0;                // numbers of data_offsets read
+  uint64_t end_ = 0;
+  int depth_ = 0;  // inside an ignored value
+};
+
+// Sorted by offset, the tensors must fill [0, size) without gap or overlap.
+void check_layout(const std::string& path, const std::vector<SafetensorsTensor>& tensors, uint64_t size) {
+  uint64_t position = 0;
+  for (const SafetensorsTensor& t : tensors) {
+    if (t.begin != position)
+      fail(path, ": tensor ", in_quotes(t.name), " begins at byte ", t.begin, ", expected ", position,
+           t.begin > position ? " (a hole)" : " (an overlap)");
+    position += t.bytes;
+  }
+  if (position != size)
+    fail(path, ": the tensors take ", position, " bytes, but ", size, " follow the header; the file is ",
+         position > size ? "cut short" : "too long");
+}
+
+}  // namespace
+
+int64_t SafetensorsTensor::size() const {
+  int64_t n = 1;
+  for (int64_t d : shape) n *= d;
+  return n;
+}
+
+std::string shape_string(const std::vector<int64_t>& shape) {
+  std::string s = "[";
+  for (size_t i = 0; i < shape.size(); i++) s += cat(i ? ", " : "", shape[i]);
+  return s + "]";
+}
+
+SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) fail(path, ": no such file");
+  const uint64_t size = std::filesystem::file_size(path);
+  in_.open(path, std::ios::binary);
+  if (!in_) fail(path, ": cannot be opened for reading");
+  uint64_t length = 0;
+  if (size < sizeof length) fail(path, ": ", size, " bytes are too few for a safetensors file");
+  in_.read(reinterpret_cast<char*>(&length), sizeof length);
+  if (length > max_header) fail(path, ": the header claims ", length, " bytes, more than the ", max_header, " allowed");
+  if (length > size - sizeof length)
+    fail(path, ": the header claims ", length, " bytes, but only ", size - sizeof length, " follow");
+  std::string header(length, '\0');
+  in_.read(header.data(), static_cast<std::streamsize>(length));
+  if (!in_) fail(path, ": cannot be read");
+  data_ = sizeof length + length;
+  // The JSON parser would skip a byte-order mark and take a zero byte for the end of the text.
+  if (const size_t start = header.find_first_not_of(" \t\r\n"); start == std::string::npos || header[start] != '{')
+    fail(path, ": the header is not a JSON object");
+  if (header.find('\0') != std::string::npos) fail(path, ": the header is not valid JSON: it holds a zero byte");
+  HeaderHandler handler(path, tensors_, index_, metadata_);
+  json::sax_parse(header, &handler);
+  std::sort(tensors_.begin(), tensors_.end(), [](const SafetensorsTensor& a, const SafetensorsTensor& b) {
+    return std::tie(a.begin, a.bytes, a.name) < std::tie(b.begin, b.bytes, b.name);
+  });
+  for (size_t i = 0; i < tensors_.size(); i++) index_[tensors_[i].name] = i;
+  check_layout(path, tensors_, size - data_);
+}
+
+const SafetensorsTensor* SafetensorsFile::find(const std::string& name) const {
+  const auto it = index_.find(name);
+  return it == index_.end() ? nullptr : &tensors_[it->second];
+}
+
+void SafetensorsFile::read_f32(const SafetensorsTensor& tensor, float* out) {
+  const bool wide = tensor.dtype == "F32", brain = tensor.dtype == "BF16";
+  if (!wide && !brain && tensor.dtype != "F16")
+    fail(path_, ": tensor ", in_quotes(tensor.name), " is ", tensor.dtype, ", expected F32, BF16 or F16");
+  in_.clear();
+  in_.seekg(static_cast<std::streamoff>(data_ + tensor.begin));
+  if (wide) {
+    in_.read(reinterpret_cast<char*>(out), static_cast<std::streamsize>(tensor.bytes));
+  } else {
+    std::vector<uint16_t> chunk(std::min(tensor.bytes / 2, chunk_elements));
+    for (uint64_t done = 0; done < tensor.bytes / 2; done += chunk.size()) {
+      const uint64_t n = std::min<uint64_t>(chunk.size(), tensor.bytes / 2 - done);
+      in_.read(reinterpret_cast<char*>(chunk.data()), static_cast<std::streamsize>(2 * n));
+      std::transform(chunk.data(), chunk.data() + n, out + done, brain ? bf16_to_f32 : f16_to_f32);
+    }
+  }
+  if (!in_) fail(path_, ": tensor ", in_quotes(tensor.name), " cannot be read");
+}
+
+// ---- writing
+// ----------------------------------------------------------------------------------------------------------
+
+static std::string header_text(const std::vector<NamedTensor>& tensors, DType dtype) {
+  nlohmann::ordered_json header = {{"__metadata__", {{"format", "pt"}}}};
+  uint64_t offset = 0;
+  for (const NamedTensor& t : tensors) {
+    uint64_t bytes = dtype_size(dtype);
+    for (int64_t n : t.shape) bytes *= static_cast<uint64_t>(n);
+    expect(!header.contains(t.name), "tensor ", t.name, " is written twice");
+    header[t.name] = {{"dtype", dtype == DType::f32 ? "F32" : "BF16"},
+                      {"shape", t.shape},
+                      {"data_offsets", {offset, offset + bytes}}};
+    offset += bytes;
+  }
+  std::string text = header.dump();
+  text.append((8 - text.size() % 8) % 8, ' ');  // so that the tensors are aligned
+  return text;
+}
+
+static void write_values(std::ofstream& out, const NamedTensor& t, DType dtype) {
+  uint64_t size = 1;
+  for (int64_t n : t.shape) size *= static_cast<uint64_t>(n);
+  if (dtype == DType::f32) {
+    out.write(reinterpret_cast<const char*>(t.data), static_cast<std::streamsize>(4 * size));
+    return;
+  }
+  std::vector<uint16_t> chunk(std::min(size, chunk_elements));
+  for (uint64_t done = 0; done < size; done += chunk.size()) {
+    const uint64_t n = std::min<uint64_t>(chunk.size(), size - done);
+    std::transform(t.data + done, t.data + done + n, chunk.data(), f32_to_bf16);
+    out.write(reinterpret_cast<const char*>(chunk.data()), static_cast<std::streamsize>(2 * n));
+  }
+}
+
+void write_safetensors(const std::string& path, std::vector<NamedTensor> tensors, DType dtype) {
+  expect(dtype == DType::f32 || dtype == DType::bf16, "safetensors are written as f32 or bf16");
+  std::sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+  const std::string header = header_text(tensors, dtype);
+  const uint64_t length = header.size();
+  const std::string beside = cat(path, ".tmp", getpid());
+  std::ofstream out(beside, std::ios::binary);
+  out.write(reinterpret_cast<const char*>(&length), sizeof length);
+  out.write(header.data(), static_cast<std::streamsize>(length));
+  for (const NamedTensor& t : tensors) write_values(out, t, dtype);
+  out.close();
+  std::error_code error;
+  if (out) std::filesystem::rename(beside, path, error);
+  if (!out || error) {
+    std::error_code ignored;
+    std::filesystem::remove(beside, ignored);
+    throw Error(Exit::failed, cat(path, ": cannot be written (", error ? error.message() : std::strerror(errno), ")"));
+  }
+}
+
+}  // namespace pare

@@ -1,0 +1,28 @@
+// 16-bit floating point, converted by bits: the same on every machine.
+#pragma once
+#include <bit>
+#include <cstdint>
+
+namespace pare {
+
+constexpr float bf16_to_f32(uint16_t h) { return std::bit_cast<float>(static_cast<uint32_t>(h) << 16); }
+
+// Rounds to nearest, ties to even; a NaN stays a (quiet) NaN, and what is too large becomes infinite.
+constexpr uint16_t f32_to_bf16(float f) {
+  const uint32_t b = std::bit_cast<uint32_t>(f);
+  if ((b & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((b >> 16) | 0x40u);
+  return static_cast<uint16_t>((b + 0x7fffu + ((b >> 16) & 1u)) >> 16);
+}
+
+// IEEE 754 binary16; exact, subnormals included.
+constexpr float f16_to_f32(uint16_t h) {
+  const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16, exponent = (h >> 10) & 31u, fraction = h & 0x3ffu;
+  if (exponent == 0) {  // fraction * 2^-24
+    const float magnitude = static_cast<float>(fraction) * 0x1p-24f;
+    return sign ? -magnitude : magnitude;
+  }
+  const uint32_t wide = exponent == 31 ? 255u : exponent + 112u;
+  return std::bit_cast<float>(sign | (wide << 23) | (fraction << 13));
+}
+
+}  // namespace pare
