@@ -1,0 +1,48 @@
+// What a run trains on: problems, a teacher's responses for the warm-up, and rewards.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/rng.h"
+
+namespace pare {
+
+struct Problem {
+  std::string prompt;                     // text without BOS
+  std::vector<int32_t> prompt_ids;        // given by a data set in place of the text (BOS included); else empty
+  std::optional<std::string> answer;      // what the reward compares with
+  std::optional<std::string> completion;  // a finished response given by the data set
+  std::string where;                      // names the problem in messages: "rows.jsonl:17"
+};
+
+// What a reward sees of a rollout: its text without the closing EOS, and whether there was one.
+struct Response {
+  std::string_view text;
+  bool finished = false;
+};
+
+struct Reward {
+  double score = 0;
+  std::vector<std::pair<const char*, double>> components;  // name, value; for the logs
+  std::string extracted;                                   // what was taken for the answer
+  bool parsed = false;                                     // an answer was found where it is expected
+};
+
+class Task {
+ public:
+  virtual ~Task() = default;
+  // Problems of the set; INT64_MAX for a generator without end.
+  virtual int64_t size() const = 0;
+  // 0 <= index < size().  The same problem for the same index, always.
+  virtual Problem problem(int64_t index) const = 0;
+  // A response to learn from (without EOS).  A noisy teacher errs in proportion to `ramp` in [0, 1]: 0 never, 1 as
+  // often as the task says.  Draws come from `rng`.
+  virtual std::string teach(const Problem& problem, double ramp, Rng& rng) const = 0;
+  virtual Reward reward(const Problem& problem, const Response& response) const = 0;
+};
+
+}  // namespace pare

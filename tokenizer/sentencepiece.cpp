@@ -1,0 +1,195 @@
+// SentencePiece BPE (Kudo and Richardson, 2018; Llama's variant with byte fallback) from llama2.c's tokenizer.bin.
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <unordered_map>
+
+#include "base/error.h"
+#include "tokenizer/tokenizer.h"
+
+namespace pare {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "tokenizer.bin is read as it lies in the file");
+
+constexpr int32_t kBos = 1, kEos = 2;
+
+struct Vocabulary {
+  std::vector<std::string> pieces;
+  std::vector<float> scores;
+};
+
+// The byte of a piece `<0xNN>`, or -1.
+int byte_of(const std::string& piece) {
+  if (piece.size() != 6 || piece.compare(0, 3, "<0x") != 0 || piece[5] != '>') return -1;
+  int value = 0;
+  for (int i = 3; i < 5; i++) {
+    const size_t digit = std::string_view("0123456789ABCDEF").find(piece[static_cast<size_t>(i)]);
+    if (digit == std::string_view::npos) return -1;
+    value = 16 * value + static_cast<int>(digit);
+  }
+  return value;
+}
+
+Vocabulary read_vocabulary(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) fail(path, ": cannot be opened");
+  const std::string bytes{std::istreambuf_iterator<char>(in), {}};
+  size_t at = 0;
+  const auto take = [&](auto& value, const char* what) {
+    if (bytes.size() - at < sizeof value) fail(path, ": ends at byte ", bytes.size(), " inside the ", what);
+    std::memcpy(&value, bytes.data() + at, sizeof value);
+    at += sizeof value;
+  };
+  int32_t longest = 0;
+  take(longest, "header");
+  if (longest < 1) fail(path, ": not a llama2.c tokenizer.bin: the longest piece has ", longest, " bytes");
+  Vocabulary v;
+  while (at < bytes.size()) {
+    const std::string where = cat("piece ", v.pieces.size());
+    float score = 0;
+    int32_t length = 0;
+    take(score, (where + ": score").c_str());
+    take(length, (where + ": length").c_str());
+    if (length < 1 || length > longest)
+      fail(path, ": ", where, " has ", length, " bytes, expected 1 to ", longest,
+           "; is this a llama2.c tokenizer.bin?");
+    if (bytes.size() - at < static_cast<size_t>(length)) fail(path, ": ends inside ", where);
+    if (!std::isfinite(score)) fail(path, ": the score of ", where, " is not finite");
+    v.pieces.push_back(bytes.substr(at, static_cast<size_t>(length)));
+    v.scores.push_back(score);
+    at += static_cast<size_t>(length);
+  }
+  if (v.pieces.size() <= static_cast<size_t>(kEos))
+    fail(path, ": has ", v.pieces.size(), " pieces, expected at least <unk>, <s> and </s>");
+  return v;
+}
+
+// Bytes of the character that begins with `lead`; 1 for a byte that begins none.
+size_t utf8_length(char lead) {
+  const auto c = static_cast<unsigned char>(lead);
+  return c >= 0xf0 ? 4 : c >= 0xe0 ? 3 : c >= 0xc0 ? 2 : 1;
+}
+
+class SentencePiece : public Tokenizer {
+ public:
+  SentencePiece(Vocabulary vocabulary, std::string path)
+      : Tokenizer(static_cast<int32_t>(vocabulary.pieces.size()), kBos, kEos, 0),
+        vocabulary_(std::move(vocabulary)),
+        path_(std::move(path)) {
+    byte_ids_.fill(-1);
+    for (int32_t id = kEos + 1; id < vocab_size(); id++) {
+      const std::string& piece = vocabulary_.pieces[static_cast<size_t>(id)];
+      if (const int byte = byte_of(piece); byte >= 0)
+        byte_ids_[static_cast<size_t>(byte)] = id;
+      else
+        ids_.emplace(piece, id);
+    }
+  }
+
+  std::vector<int32_t> encode(std::string_view text) const override {
+    std::vector<int32_t> ids;
+    append(text, ids);
+    return ids;
+  }
+
+  std::vector<int32_t> encode_prompt(std::string_view text) const override {
+    std::vector<int32_t> ids{kBos};
+    if (!text.empty()) append(" " + std::string(text), ids);  // the space that words have in front of them
+    return ids;
+  }
+
+  std::string decode(std::span<const int32_t> ids) const override {
+    std::string text;
+    for (size_t i = 0; i < ids.size(); i++) {
+      const int32_t id = ids[i];
+      if (i == 0 && id == kBos) continue;
+      if (id < 0 || id >= vocab_size()) {
+        text += "\uFFFD";
+        continue;
+      }
+      const std::string& piece = vocabulary_.pieces[static_cast<size_t>(id)];
+      if (const int byte = byte_of(piece); byte >= 0)
+        text += static_cast<char>(byte);
+      else
+        text.append(piece, i > 0 && ids[i - 1] == kBos && piece[0] == ' ' ? 1 : 0);
+    }
+    return text;
+  }
+
+ private:
+  struct Symbol {
+    std::string_view text;
+    int32_t merged = -1;  // the piece of this symbol and the next one together, -1: none
+  };
+
+  int32_t find(std::string_view piece) const {
+    const auto it = ids_.find(piece);
+    return it == ids_.end() ? -1 : it->second;
+  }
+
+  void append(std::string_view text, std::vector<int32_t>& ids) const {
+    for (const Symbol& symbol : merge(text)) {
+      if (const int32_t id = find(symbol.text); id >= 0) {
+        ids.push_back(id);
+        continue;
+      }
+      for (const char& c : symbol.text) {
+        const int32_t id = byte_ids_[static_cast<unsigned char>(c)];
+        if (id < 0)
+          fail("tokenizer ", path_, ": \"", symbol.text, "\" at byte ", &c - text.data(), " of \"", text.substr(0, 60),
+               "\" is not in the vocabulary, nor is its byte");
+        ids.push_back(id);
+      }
+    }
+  }
+
+  std::vector<Symbol> merge(std::string_view text) const {
+    std::vector<Symbol> symbols;
+    for (size_t at = 0; at < text.size();) {
+      const size_t length = utf8_length(text[at]);
+      symbols.push_back({text.substr(at, length)});
+      at += symbols.back().text.size();
+    }
+    // Symbols lie side by side in `text`, so a pair is one longer view.
+    const auto pair_up = [&](size_t i) {
+      if (i + 1 >= symbols.size()) return -1;
+      return find({symbols[i].text.data(), symbols[i].text.size() + symbols[i + 1].text.size()});
+    };
+    for (size_t i = 0; i < symbols.size(); i++) symbols[i].merged = pair_up(i);
+    for (;;) {
+      size_t best = symbols.size();
+      for (size_t i = 0; i < symbols.size(); i++) {
+        if (symbols[i].merged >= 0 && (best == symbols.size() || score(symbols[i]) > score(symbols[best]))) best = i;
+      }
+      if (best == symbols.size()) return symbols;
+      Symbol& symbol = symbols[best];
+      symbol.text = {symbol.text.data(), symbol.text.size() + symbols[best + 1].text.size()};
+      symbols.erase(symbols.begin() + static_cast<std::ptrdiff_t>(best) + 1);
+      symbols[best].merged = pair_up(best);
+      if (best > 0) symbols[best - 1].merged = pair_up(best - 1);
+    }
+  }
+
+  float score(const Symbol& symbol) const { return vocabulary_.scores[static_cast<size_t>(symbol.merged)]; }
+
+  struct Hash {
+    using is_transparent = void;
+    size_t operator()(std::string_view s) const { return std::hash<std::string_view>{}(s); }
+  };
+  Vocabulary vocabulary_;
+  std::string path_;
+  std::unordered_map<std::string, int32_t, Hash, std::equal_to<>> ids_;  // without special and byte pieces
+  std::array<int32_t, 256> byte_ids_;
+};
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> load_sentencepiece(const std::string& tokenizer_bin) {
+  return std::make_unique<SentencePiece>(read_vocabulary(tokenizer_bin), tokenizer_bin);
+}
+
+}  // namespace pare

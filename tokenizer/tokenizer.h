@@ -1,0 +1,53 @@
+// Text to token ids and back.  Tokens are the record of a run; text is derived from them.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace pare {
+
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+  Tokenizer(const Tokenizer&) = delete;
+  Tokenizer& operator=(const Tokenizer&) = delete;
+
+  // Ids of `text` as the continuation of a sequence: nothing is added, so decode(encode(text)) == text.  What has no
+  // token is an Error that names the character and its place.
+  virtual std::vector<int32_t> encode(std::string_view text) const = 0;
+  // Ids of `text` as the beginning of a sequence: BOS in front, and whatever else the model expects there;
+  // decode(encode_prompt(text)) == text.
+  virtual std::vector<int32_t> encode_prompt(std::string_view text) const = 0;
+  // A BOS at the front is dropped, every other id is shown, special ones too; an id beyond the vocabulary is shown as
+  // U+FFFD.  A cut inside a character leaves bytes that are not UTF-8.
+  virtual std::string decode(std::span<const int32_t> ids) const = 0;
+
+  int32_t vocab_size() const { return vocab_size_; }
+  int32_t bos() const { return bos_; }
+  int32_t eos() const { return eos_; }  // appended to a completed text in training
+  int32_t pad() const { return pad_; }
+
+ protected:
+  Tokenizer(int32_t vocab_size, int32_t bos, int32_t eos, int32_t pad)
+      : vocab_size_(vocab_size), bos_(bos), eos_(eos), pad_(pad) {}
+
+ private:
+  int32_t vocab_size_, bos_, eos_, pad_;
+};
+
+// One token per character: the 48 symbols of the task `ssa` (data/ssa.h).  PAD `_` 0, BOS `^` 1, EOS `$` 2.
+std::unique_ptr<Tokenizer> make_ssa_tokenizer();
+
+// SentencePiece BPE from llama2.c's tokenizer.bin: i32 length of the longest piece, then to the end of the file per
+// piece f32 score, i32 length, bytes.  The prompt gets BOS and one space in front; the pair with the best score is
+// merged first, the leftmost of equals; what has no piece becomes its bytes `<0xNN>`.  <unk> 0 (also PAD), BOS 1,
+// EOS 2; special pieces never come out of text.
+std::unique_ptr<Tokenizer> load_sentencepiece(const std::string& tokenizer_bin);
+
+// `spec`: "ssa", a tokenizer.bin, or a model directory that contains one.
+std::unique_ptr<Tokenizer> make_tokenizer(const std::string& spec);
+
+}  // namespace pare
