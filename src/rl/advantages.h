@@ -1,0 +1,25 @@
+// Group advantages: how much better a response was than the others of its prompt.
+#pragma once
+#include <span>
+#include <vector>
+
+#include "rl/config.h"
+#include "rl/types.h"
+
+namespace pare {
+
+// Advantages of one group, R its rewards, mu their mean, in double and two passes:
+//   grpo   (R - mu) / (std + adv_eps), std with n - 1 or n (adv_std); without the division if norm_adv_by_std_in_grpo
+//   is
+//          off   (GRPO: DeepSeekMath eq. 3; Dr. GRPO)
+//   rloo   R - mean of the others = (R - mu) n / (n - 1)   (Ahmadian et al. 2024)
+// Exactly 0 for all when max == min of the scores (before shaping) or of the rewards, so for a group of one too:
+// rounding in mu would otherwise be blown up by 1 / adv_eps.  `scores` and `rewards` have the same length and are
+// finite; Error(non_finite) names the member otherwise.
+std::vector<double> group_advantages(const AlgorithmKeys& keys, std::span<const double> scores,
+                                     std::span<const double> rewards);
+
+// Trajectory::advantage of a batch, from score and reward.  Members of a group may lie anywhere.
+void set_advantages(const AlgorithmKeys& keys, std::vector<Trajectory>& samples);
+
+}  // namespace pare

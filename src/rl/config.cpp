@@ -1,0 +1,221 @@
+#include "rl/config.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <sstream>
+
+namespace pare {
+namespace {
+
+constexpr const char* preset_dir = "data/presets";
+
+// Insertions, deletions and replacements that turn a into b (Levenshtein).
+size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); i++) {
+    size_t diagonal = row[0]++;
+    for (size_t j = 0; j < b.size(); j++) {
+      const size_t replaced = diagonal + (a[i] != b[j]);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
+    }
+  }
+  return row.back();
+}
+
+std::string last_part(const std::string& key) { return key.substr(key.rfind('.') + 1); }
+
+// A key whose last part is spelled as asked for, in whatever group (`lr`, `actor_rollout_ref.rollout.n`), is nearer
+// than any other.
+const std::string& nearest_key(const std::string& name) {
+  const ConfigKey* best = nullptr;
+  size_t best_distance = 0;
+  for (const ConfigKey& k : config_keys()) {
+    const size_t distance = edit_distance(name, k.name) + (last_part(name) == last_part(k.name) ? 0 : 1000);
+    if (best == nullptr || distance < best_distance) best = &k, best_distance = distance;
+  }
+  return best->name;
+}
+
+void apply(Config& config, const TomlItem& item) {
+  for (const ConfigKey& k : config_keys()) {
+    if (k.name != item.key) continue;
+    try {
+      return k.assign(config, item);
+    } catch (const Error& e) {
+      fail(item.where, ": ", k.name, ": ", e.what());
+    }
+  }
+  fail(item.where, ": unknown key ", item.key, "; the nearest is ", nearest_key(item.key));
+}
+
+std::string find_file(const std::string& name) {
+  if (std::filesystem::is_regular_file(name)) return name;
+  const std::string preset = cat(preset_dir, "/", name, ".toml");
+  if (std::filesystem::is_regular_file(preset)) return preset;
+  std::vector<std::string> presets;
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(preset_dir, none))
+    if (entry.path().extension() == ".toml") presets.push_back(entry.path().stem().string());
+  std::sort(presets.begin(), presets.end());
+  std::string known;
+  for (const std::string& p : presets) known += " " + p;
+  fail("expected a configuration file, a preset or group.key=value, found ", toml_quote(name), "; ",
+       known.empty() ? cat("there is no ", preset_dir, "/ here: run in the root of the repository for presets")
+                     : "presets:" + known);
+}
+
+void apply_file(Config& config, const std::string& name, int depth) {
+  const std::string path = find_file(name);
+  if (depth > 8) fail(path, ": base: files start from one another in a circle");
+  std::ifstream file(path, std::ios::binary);
+  std::stringstream text;
+  text << file.rdbuf();
+  if (!file) fail(path, ": cannot be read");
+  const std::vector<TomlItem> items = parse_toml(text.str(), path);
+  for (const TomlItem& item : items)
+    if (item.key == "base") {
+      if (item.array || item.values[0].kind != TomlValue::Kind::string)
+        fail(item.where, ": base: expected the name of a file or preset in quotes");
+      apply_file(config, item.values[0].text, depth + 1);
+    }
+  for (const TomlItem& item : items)
+    if (item.key != "base") apply(config, item);
+}
+
+}  // namespace
+
+void apply_toml(Config& config, const std::string& document, const std::string& where) {
+  for (const TomlItem& item : parse_toml(document, where)) apply(config, item);
+}
+
+Config load_config(const std::vector<std::string>& files_and_overrides) {
+  Config config;
+  for (const std::string& argument : files_and_overrides) {
+    if (argument.find('=') == std::string::npos)
+      apply_file(config, argument, 0);
+    else
+      apply(config, parse_toml_override(argument));
+  }
+  check_config(config);
+  return config;
+}
+
+namespace {
+
+void check_data(const Config& c) {
+  const DataKeys& d = c.data;
+  if (c.model.path.empty() == c.model.config.empty())
+    fail("model.path and model.config: ", c.model.path.empty() ? "neither is given" : "both are given",
+         "; give model.path to start from weights or model.config to start from random ones");
+  if (d.min_statements > d.max_statements)
+    fail("data.min_statements = ", d.min_statements, " is more than data.max_statements = ", d.max_statements);
+  if (d.task == "jsonl") {
+    if (d.train_files.empty()) fail("data.task = \"jsonl\" needs data.train_files, which is empty");
+    if (d.val_files.empty() && (c.trainer.test_freq > 0 || c.trainer.val_before_train))
+      fail(c.trainer.test_freq > 0 ? "trainer.test_freq" : "trainer.val_before_train",
+           " asks for validation but data.val_files is empty");
+  } else if (!d.train_files.empty() || !d.val_files.empty()) {
+    fail(d.train_files.empty() ? "data.val_files" : "data.train_files", " is given but data.task = \"", d.task,
+         "\" generates its data; set data.task=jsonl");
+  }
+}
+
+void check_rollout(const Config& c) {
+  const RolloutKeys& r = c.rollout;
+  const bool truncated = r.top_k > 0 || r.top_p < 1;
+  const std::string which = r.top_k > 0 ? cat("rollout.top_k = ", r.top_k) : cat("rollout.top_p = ", r.top_p);
+  if (truncated && !r.allow_truncated_sampling)
+    fail(which,
+         " samples from a truncated distribution, but the learner's log-probs are of the full one, so training "
+         "would be off-policy; turn it off, or set rollout.allow_truncated_sampling=true");
+  if (truncated && r.check_exact)
+    fail(which,
+         " makes the sampler's log-probs differ from the learner's, which rollout.check_exact forbids; set "
+         "rollout.check_exact=false");
+  if (r.n == 1)
+    fail(
+        "rollout.n = 1 gives groups of one, where algorithm.adv_estimator makes every advantage 0: nothing is learned");
+  if (r.max_num_seqs > r.max_num_batched_tokens)
+    fail("rollout.max_num_seqs = ", r.max_num_seqs,
+         " sequences cannot decode together in "
+         "rollout.max_num_batched_tokens = ",
+         r.max_num_batched_tokens, " rows");
+  const OverlongKeys& o = c.reward_model.overlong_buffer;
+  if (o.enable && (o.len < 1 || o.len > c.data.max_response_length))
+    fail("reward_model.overlong_buffer.len = ", o.len,
+         " is not between 1 and data.max_response_length = ", c.data.max_response_length);
+}
+
+void check_actor(const Config& c) {
+  const ActorKeys& a = c.actor;
+  if (a.clip_ratio_c != 0 && a.clip_ratio_c <= 1)
+    fail("actor.clip_ratio_c = ", a.clip_ratio_c, " bounds the ratio from above: expected 0 (off) or more than 1");
+  if (a.ppo_mini_batch_size > 0 && c.data.train_batch_size % a.ppo_mini_batch_size != 0)
+    fail("actor.ppo_mini_batch_size = ", a.ppo_mini_batch_size,
+         " does not divide data.train_batch_size = ", c.data.train_batch_size);
+  if (a.policy_loss.loss_mode == PolicyLoss::gspo) {
+    if (a.loss_agg_mode != LossAgg::seq_mean_token_mean)
+      fail(
+          "actor.policy_loss.loss_mode = \"gspo\" has one loss per sequence; set "
+          "actor.loss_agg_mode=seq-mean-token-mean");
+    if (a.token_subset != TokenSubset::none)
+      fail(
+          "actor.policy_loss.loss_mode = \"gspo\" needs the log-ratios of all tokens of a sequence, which "
+          "actor.token_subset leaves out; set actor.token_subset=none");
+  }
+}
+
+}  // namespace
+
+void check_config(const Config& config) {
+  check_data(config);
+  check_rollout(config);
+  check_actor(config);
+}
+
+std::vector<std::string> config_warnings(const Config& c) {
+  std::vector<std::string> lines;
+  const char* extra = c.actor.use_kl_loss ? "actor.use_kl_loss" : "actor.entropy_coeff";
+  if (c.algorithm.adv_filter_threshold > 0 && (c.actor.use_kl_loss || c.actor.entropy_coeff > 0))
+    lines.push_back(cat("algorithm.adv_filter_threshold also takes the dropped samples out of the term of ", extra,
+                        ": the objective changes"));
+  if (c.actor.use_kl_loss && c.algorithm.use_kl_in_reward)
+    lines.push_back("actor.use_kl_loss and algorithm.use_kl_in_reward are both on: the KL counts twice");
+  if (c.rollout.top_k > 0 || c.rollout.top_p < 1)
+    lines.push_back("rollout.top_k or rollout.top_p truncates the sampled distribution: training is off-policy");
+  const TokenSubset subset = c.actor.token_subset;
+  if (subset == TokenSubset::det || (subset != TokenSubset::none && !c.actor.token_subset_ht))
+    lines.push_back(cat(subset == TokenSubset::det ? "actor.token_subset = det" : "actor.token_subset_ht = false",
+                        " gives a biased gradient"));
+  return lines;
+}
+
+std::string to_toml(const Config& config) {
+  std::vector<std::string> sections;
+  for (const ConfigKey& k : config_keys()) {
+    const std::string section = k.name.substr(0, k.name.rfind('.'));
+    if (std::find(sections.begin(), sections.end(), section) == sections.end()) sections.push_back(section);
+  }
+  std::string s;
+  for (const std::string& section : sections) {
+    s += cat(s.empty() ? "" : "\n", "[", section, "]\n");
+    for (const ConfigKey& k : config_keys())
+      if (k.name.substr(0, k.name.rfind('.')) == section) s += cat(last_part(k.name), " = ", k.show(config), "\n");
+  }
+  return s;
+}
+
+std::string config_reference() {
+  const Config defaults;
+  std::string s = "| key | type | default | unit | meaning | source |\n|---|---|---|---|---|---|\n";
+  for (const ConfigKey& k : config_keys())
+    s += cat("| `", k.name, "` | ", k.type, " | `", k.show(defaults), "` | ", k.unit, " | ", k.meaning, " | ", k.source,
+             " |\n");
+  return s;
+}
+
+}  // namespace pare

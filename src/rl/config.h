@@ -1,0 +1,172 @@
+// The configuration of a run: one typed struct, and one table of keys from which files and overrides are read, the
+// resolved configuration is printed, and the reference (`config_reference`) is written.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/toml.h"
+#include "ops/ops.h"
+
+namespace pare {
+
+enum class AdvEstimator { grpo, rloo };
+enum class AdvStd { sample, population };
+enum class LossAgg { seq_mean_token_mean, token_mean, group_token_mean, seq_mean_token_sum, seq_mean_token_sum_norm };
+enum class LossDenominator { valid, kept };
+enum class TokenSubset { none, urs, rpc, det };
+enum class LrSchedule { constant, linear, cosine };
+
+// A member's path is its key ("actor.optim.lr"), its initial value the default; config_keys.cpp says what each means.
+struct ModelKeys {
+  std::string path, config;
+  bool enable_gradient_checkpointing = false;
+  bool operator==(const ModelKeys&) const = default;
+};
+
+struct DataKeys {
+  std::string task = "ssa", variant = "default";
+  std::vector<std::string> train_files, val_files;
+  int64_t train_rows = 1024, train_seed = 4242, val_rows = 256, val_seed = 999;
+  int64_t min_statements = 6, max_statements = 8;
+  double noise = -1, noise_ramp = 0;
+  std::string tokenizer, reward;
+  int64_t train_batch_size = 64, max_prompt_length = 512, max_response_length = 512;
+  bool shuffle = true;
+  bool operator==(const DataKeys&) const = default;
+};
+
+struct ValKeys {
+  int64_t n = 1;
+  double temperature = 0;
+  int64_t top_k = 0;
+  double top_p = 1;
+  bool operator==(const ValKeys&) const = default;
+};
+
+struct RolloutKeys {
+  int64_t n = 8;
+  double temperature = 1;
+  int64_t top_k = 0;
+  double top_p = 1;
+  bool allow_truncated_sampling = false;
+  int64_t max_num_seqs = 256, max_num_batched_tokens = 8192, kv_cache_bytes = 0;
+  bool check_exact = true;
+  ValKeys val_kwargs;
+  bool operator==(const RolloutKeys&) const = default;
+};
+
+struct OverlongKeys {
+  bool enable = false;
+  int64_t len = 0;
+  double penalty_factor = 1;
+  bool operator==(const OverlongKeys&) const = default;
+};
+struct RewardKeys {
+  OverlongKeys overlong_buffer;
+  bool operator==(const RewardKeys&) const = default;
+};
+
+struct FilterGroupsKeys {
+  bool enable = false;
+  int64_t max_num_gen_batches = 10;
+  bool operator==(const FilterGroupsKeys&) const = default;
+};
+struct KlCtrlKeys {
+  double kl_coef = 1e-3;
+  bool operator==(const KlCtrlKeys&) const = default;
+};
+struct AlgorithmKeys {
+  AdvEstimator adv_estimator = AdvEstimator::grpo;
+  bool norm_adv_by_std_in_grpo = true;
+  AdvStd adv_std = AdvStd::sample;
+  double adv_eps = 1e-6, adv_filter_threshold = 0;
+  bool use_kl_in_reward = false;
+  KlLoss kl_penalty = KlLoss::k1;
+  KlCtrlKeys kl_ctrl;
+  FilterGroupsKeys filter_groups;
+  bool operator==(const AlgorithmKeys&) const = default;
+};
+
+struct PolicyLossKeys {
+  PolicyLoss loss_mode = PolicyLoss::ppo;
+  bool operator==(const PolicyLossKeys&) const = default;
+};
+struct OptimKeys {
+  double lr = 1e-6;
+  std::vector<double> betas = {0.9, 0.999};
+  double eps = 1e-8, weight_decay = 0.01;
+  int64_t lr_warmup_steps = 0;
+  LrSchedule lr_scheduler_type = LrSchedule::constant;
+  double min_lr_ratio = 0, decay_fraction = 1;
+  bool operator==(const OptimKeys&) const = default;
+};
+struct ActorKeys {
+  PolicyLossKeys policy_loss;
+  double clip_ratio_low = 0.2, clip_ratio_high = 0.2, clip_ratio_c = 0;
+  LossAgg loss_agg_mode = LossAgg::token_mean;
+  int64_t loss_scale_factor = 0;
+  LossDenominator loss_denominator = LossDenominator::valid;
+  bool use_kl_loss = false;
+  double kl_loss_coef = 1e-3;
+  KlLoss kl_loss_type = KlLoss::k3;
+  double entropy_coeff = 0;
+  int64_t ppo_epochs = 1, ppo_mini_batch_size = 0, ppo_max_token_len = 16384, logits_chunk = 1024;
+  double grad_clip = 1;
+  TokenSubset token_subset = TokenSubset::none;
+  double urs_probability = 0.5;
+  int64_t rpc_min_tokens = 100;
+  double det_fraction = 0.5;
+  bool token_subset_ht = true;
+  OptimKeys optim;
+  bool operator==(const ActorKeys&) const = default;
+};
+
+struct TrainerKeys {
+  int64_t total_training_steps = 100, seed = 1, threads = 0, test_freq = 0;
+  bool val_before_train = false, check_nan = false;
+  std::string default_local_dir = "runs/pare";
+  int64_t samples_freq = 10;
+  bool operator==(const TrainerKeys&) const = default;
+};
+
+struct Config {
+  ModelKeys model;
+  DataKeys data;
+  RolloutKeys rollout;
+  RewardKeys reward_model;
+  AlgorithmKeys algorithm;
+  ActorKeys actor;
+  TrainerKeys trainer;
+  bool operator==(const Config&) const = default;
+};
+
+// Reads the arguments from left to right, later ones win.  An argument with '=' is an override `group.key=value`; any
+// other is a TOML file or the name of a preset (data/presets/NAME.toml, seen from the working directory), so that a
+// method is laid over a run: {"quickstart", "nat-rpc", "trainer.seed=2"}.  A file may start from another one:
+// base = "NAME".  Throws Error(usage) for unknown keys (naming the nearest), wrong types, values out of range and
+// contradictions (naming both keys).
+Config load_config(const std::vector<std::string>& files_and_overrides);
+
+// The parts of load_config.  Sets the keys of a document (it has no `base`) without looking for contradictions.
+void apply_toml(Config& config, const std::string& document, const std::string& where);
+void check_config(const Config& config);
+// What is allowed but changes the objective or the estimator, one line each.
+std::vector<std::string> config_warnings(const Config& config);
+
+std::string to_toml(const Config& config);  // every key; reads back as the same configuration
+std::string config_reference();             // a Markdown table of every key
+
+// The key table.
+struct ConfigKey {
+  std::string name;                                      // dotted
+  std::string type;                                      // and range, in words
+  std::string unit;                                      // empty: none
+  std::string meaning, source;                           // source: whose spelling and definition it is
+  std::function<std::string(const Config&)> show;        // the value as TOML
+  std::function<void(Config&, const TomlItem&)> assign;  // throws Error(usage), without the key's name
+};
+const std::vector<ConfigKey>& config_keys();
+
+}  // namespace pare

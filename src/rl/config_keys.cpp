@@ -1,0 +1,362 @@
+// THE key table: what every configuration key means, once.  Types and defaults are those of the members (config.h).
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+#include "rl/config.h"
+
+namespace pare {
+namespace {
+
+// What a value may be: a range of numbers, or one of some words.
+struct Allowed {
+  double low = -std::numeric_limits<double>::infinity(), high = std::numeric_limits<double>::infinity();
+  bool low_open = false, high_open = false;  // the bound itself is not allowed
+  std::vector<std::string> words = {};
+};
+const Allowed any{};
+Allowed at_least(double low) { return {.low = low}; }
+Allowed above(double low) { return {.low = low, .low_open = true}; }
+Allowed within(double low, double high) { return {.low = low, .high = high}; }
+Allowed above_to(double low, double high) { return {.low = low, .high = high, .low_open = true}; }
+Allowed from_below(double low, double high) { return {.low = low, .high = high, .high_open = true}; }
+Allowed one_of(std::vector<std::string> words) { return {.words = std::move(words)}; }
+
+std::string number_text(double x) {
+  std::array<char, 32> s;
+  const std::string t(s.data(), std::to_chars(s.data(), s.data() + s.size(), x).ptr);
+  return t.find_first_of(".e") == std::string::npos ? t + ".0" : t;
+}
+std::string number_text(int64_t x) { return std::to_string(x); }
+
+std::string range_text(const Allowed& a) {
+  std::string s;
+  if (std::isfinite(a.low)) s += cat(a.low_open ? " > " : " >= ", a.low);
+  if (std::isfinite(a.high)) s += cat(s.empty() ? "" : " and", a.high_open ? " < " : " <= ", a.high);
+  return s;
+}
+
+template <class Words, class Text>
+std::string join(const Words& words, const char* between, Text text) {
+  std::string s;
+  for (const auto& w : words) s += (s.empty() ? "" : between) + text(w);
+  return s;
+}
+std::string found_text(const TomlItem& item) {
+  const std::string s = join(item.values, ", ", [](const TomlValue& v) {
+    return v.kind == TomlValue::Kind::string ? toml_quote(v.text) : v.text;
+  });
+  return item.array ? "[" + s + "]" : s.empty() ? "nothing" : s;
+}
+
+// ---- words of enums ------------------------------------------------------------------------------------------------
+
+template <class E>
+struct Word {
+  const char* text;
+  E value;
+};
+template <class E>
+constexpr std::array<Word<E>, 0> words_of;
+template <>
+constexpr auto words_of<AdvEstimator> = std::to_array<Word<AdvEstimator>>({{"grpo", AdvEstimator::grpo},
+                                                                           {"rloo", AdvEstimator::rloo}});
+template <>
+constexpr auto words_of<AdvStd> = std::to_array<Word<AdvStd>>({{"sample", AdvStd::sample},
+                                                               {"population", AdvStd::population}});
+template <>
+constexpr auto words_of<LossAgg> = std::to_array<Word<LossAgg>>({{"token-mean", LossAgg::token_mean},
+                                                                 {"seq-mean-token-mean", LossAgg::seq_mean_token_mean},
+                                                                 {"group-token-mean", LossAgg::group_token_mean},
+                                                                 {"seq-mean-token-sum", LossAgg::seq_mean_token_sum},
+                                                                 {"seq-mean-token-sum-norm",
+                                                                  LossAgg::seq_mean_token_sum_norm}});
+template <>
+constexpr auto words_of<LossDenominator> = std::to_array<Word<LossDenominator>>({{"valid", LossDenominator::valid},
+                                                                                 {"kept", LossDenominator::kept}});
+template <>
+constexpr auto words_of<TokenSubset> = std::to_array<Word<TokenSubset>>(
+    {{"none", TokenSubset::none}, {"urs", TokenSubset::urs}, {"rpc", TokenSubset::rpc}, {"det", TokenSubset::det}});
+template <>
+constexpr auto words_of<LrSchedule> = std::to_array<Word<LrSchedule>>({{"constant", LrSchedule::constant},
+                                                                       {"linear", LrSchedule::linear},
+                                                                       {"cosine", LrSchedule::cosine}});
+template <>
+constexpr auto words_of<PolicyLoss> = std::to_array<Word<PolicyLoss>>({{"vanilla", PolicyLoss::ppo},
+                                                                       {"gspo", PolicyLoss::gspo},
+                                                                       {"cispo", PolicyLoss::cispo}});
+template <>
+constexpr auto words_of<KlLoss> =
+    std::to_array<Word<KlLoss>>({{"k1", KlLoss::k1}, {"k2", KlLoss::k2}, {"k3", KlLoss::k3}, {"exact", KlLoss::exact}});
+
+// ---- one type: its name, how it is read and how it is written ------------------------------------------------------
+
+bool contains(const std::vector<std::string>& words, const std::string& word) {  // no words: every word
+  return words.empty() || std::find(words.begin(), words.end(), word) != words.end();
+}
+
+template <class T>
+std::string type_text(const Allowed& a) {
+  if constexpr (std::is_same_v<T, bool>) return "boolean";
+  if constexpr (std::is_same_v<T, int64_t>) return "integer" + range_text(a);
+  if constexpr (std::is_same_v<T, double>) return "number" + range_text(a);
+  if constexpr (std::is_same_v<T, std::string>)
+    return a.words.empty() ? "string" : "one of " + join(a.words, ", ", [](const std::string& w) { return w; });
+  if constexpr (std::is_same_v<T, std::vector<double>>) return "two numbers, each" + range_text(a);
+  if constexpr (std::is_same_v<T, std::vector<std::string>>) return "array of strings";
+  if constexpr (std::is_enum_v<T>) {
+    std::string s;
+    for (const auto& w : words_of<T>)
+      if (contains(a.words, w.text)) s += (s.empty() ? "one of " : ", ") + std::string(w.text);
+    return s;
+  }
+}
+
+// False: `v` is no such value.
+bool read(const TomlValue& v, const Allowed&, bool& x) {
+  if (v.kind == TomlValue::Kind::string) return false;
+  const bool yes = v.text == "true" || v.text == "True";  // Python's spelling is common on command lines
+  if (!yes && v.text != "false" && v.text != "False") return false;
+  x = yes;
+  return true;
+}
+template <class N>
+requires std::is_same_v<N, int64_t> || std::is_same_v<N, double>
+bool read(const TomlValue& v, const Allowed& a, N& x) {
+  N n;
+  const char* end = v.text.data() + v.text.size();
+  const auto [p, code] = std::from_chars(v.text.data(), end, n);
+  if (v.kind == TomlValue::Kind::string || code != std::errc() || p != end) return false;
+  const double d = static_cast<double>(n);
+  if (!std::isfinite(d) || d < a.low || d > a.high || (a.low_open && d == a.low) || (a.high_open && d == a.high))
+    return false;
+  x = n;
+  return true;
+}
+bool read(const TomlValue& v, const Allowed& a, std::string& x) {
+  if (v.kind == TomlValue::Kind::word) return false;
+  if (!contains(a.words, v.text)) return false;
+  x = v.text;
+  return true;
+}
+template <class E>
+requires std::is_enum_v<E>
+bool read(const TomlValue& v, const Allowed& a, E& x) {
+  for (const auto& w : words_of<E>)
+    if (v.kind != TomlValue::Kind::word && v.text == w.text && contains(a.words, v.text)) {
+      x = w.value;
+      return true;
+    }
+  return false;
+}
+
+std::string show(bool x) { return x ? "true" : "false"; }
+std::string show(int64_t x) { return number_text(x); }
+std::string show(double x) { return number_text(x); }
+std::string show(const std::string& x) { return toml_quote(x); }
+template <class E>
+requires std::is_enum_v<E> std::string show(E x) {
+  for (const auto& w : words_of<E>)
+    if (w.value == x) return toml_quote(w.text);
+  expect(false, "a configuration value without a word");
+  return "";
+}
+
+template <class T>
+constexpr bool is_list = false;
+template <class T>
+constexpr bool is_list<std::vector<T>> = true;
+
+// `member` gives a reference to the key's member in a Config (const or not).
+template <class Member>
+ConfigKey key(const char* name, Member member, Allowed allowed, const char* unit, const char* meaning,
+              const char* source) {
+  using T = std::remove_reference_t<decltype(member(std::declval<Config&>()))>;
+  ConfigKey k{name, type_text<T>(allowed), unit, meaning, source, {}, {}};
+  if constexpr (is_list<T>) {
+    k.show = [member](const Config& c) {
+      return "[" + join(member(c), ", ", [](const auto& x) { return show(x); }) + "]";
+    };
+    k.assign = [member, allowed, type = k.type](Config& c, const TomlItem& item) {
+      T list(item.values.size());
+      bool good = item.array || std::is_same_v<T, std::vector<std::string>>;
+      for (size_t i = 0; i < list.size(); i++) good = good && read(item.values[i], allowed, list[i]);
+      if (std::is_same_v<T, std::vector<double>> && list.size() != 2) good = false;
+      if (!good) fail("expected ", type, ", found ", found_text(item));
+      member(c) = std::move(list);
+    };
+  } else {
+    k.show = [member](const Config& c) { return show(member(c)); };
+    k.assign = [member, allowed, type = k.type](Config& c, const TomlItem& item) {
+      if (item.array || !read(item.values[0], allowed, member(c)))
+        fail("expected ", type, ", found ", found_text(item));
+    };
+  }
+  return k;
+}
+
+// The key's name is the member's path.
+#define KEY(path, allowed, unit, meaning, source) \
+  key(                                            \
+      #path, [](auto& c) -> auto& { return c.path; }, allowed, unit, meaning, source)
+
+std::vector<ConfigKey> model_and_data_keys() {
+  return {
+      KEY(model.path, any, "", "folder with config.json and safetensors to start from", "verl"),
+      KEY(model.config, any, "", "config.json of a model that starts from random weights, instead of model.path",
+          "pare"),
+      KEY(model.enable_gradient_checkpointing, any, "",
+          "keep only the inputs of the blocks and compute the rest again in the backward: less memory, the same bits",
+          "verl"),
+
+      KEY(data.task, one_of({"ssa", "jsonl"}), "",
+          "ssa: the built-in task of short programs (generated); jsonl: prompts and answers from files", "pare"),
+      KEY(data.variant, one_of({"default", "ans", "rep", "late"}), "", "ssa: how the teacher of `pare sft` errs",
+          "pare"),
+      KEY(data.train_files, any, "", "jsonl: training files", "verl"),
+      KEY(data.val_files, any, "", "jsonl: validation files", "verl"),
+      KEY(data.train_rows, at_least(1), "prompts", "ssa: size of the fixed training set", "pare"),
+      KEY(data.train_seed, at_least(0), "", "ssa: seed of the training set", "pare"),
+      KEY(data.val_rows, at_least(1), "prompts", "ssa: size of the validation set", "pare"),
+      KEY(data.val_seed, at_least(0), "", "ssa: seed of the validation set", "pare"),
+      KEY(data.min_statements, within(2, 23), "statements", "ssa: shortest program", "pare"),
+      KEY(data.max_statements, within(2, 23), "statements", "ssa: longest program (26 letters, 3 of them given)",
+          "pare"),
+      KEY(data.noise, within(-1, 1), "probability",
+          "ssa: that the teacher writes a random digit as a statement's result; below 0: the variant's own", "pare"),
+      KEY(data.noise_ramp, within(0, 1), "part of the run",
+          "ssa: the teacher's noise grows linearly from 0 over this first part of `pare sft`", "pare"),
+      KEY(data.tokenizer, any, "",
+          "ssa, a tokenizer.bin or a folder with one; empty: ssa for the task ssa, else the one of model.path", "verl"),
+      KEY(data.reward, any, "", "jsonl: exact, contains or starts_with; not needed by `pare sft`", "pare"),
+      KEY(data.train_batch_size, at_least(1), "prompts", "prompts (`pare sft`: examples) per training step", "verl"),
+      KEY(data.max_prompt_length, at_least(1), "tokens", "a longer prompt is an error", "verl"),
+      KEY(data.max_response_length, at_least(1), "tokens", "a response that reaches it is cut", "verl"),
+      KEY(data.shuffle, any, "", "a new order of the prompts in every epoch", "verl"),
+  };
+}
+
+std::vector<ConfigKey> rollout_keys() {
+  return {
+      KEY(rollout.n, at_least(1), "samples", "responses per prompt: the group", "verl"),
+      KEY(rollout.temperature, above(0), "", "logits are divided by it in the sampler and in the learner", "verl"),
+      KEY(rollout.top_k, at_least(-1), "tokens", "sample among the k most probable only; 0 or -1: off", "verl"),
+      KEY(rollout.top_p, above_to(0, 1), "probability", "sample from the smallest set that reaches it; 1: off", "verl"),
+      KEY(rollout.allow_truncated_sampling, any, "",
+          "train although top_k or top_p is on: off-policy, because the learner's distribution is not truncated",
+          "pare"),
+      KEY(rollout.max_num_seqs, at_least(1), "sequences", "sequences decoded together at most", "verl"),
+      KEY(rollout.max_num_batched_tokens, at_least(1), "tokens", "rows of one forward of the rollout at most", "verl"),
+      KEY(rollout.kv_cache_bytes, at_least(0), "bytes", "size of the page pool; 0: what max_num_seqs sequences need",
+          "pare"),
+      KEY(rollout.check_exact, any, "",
+          "compare the sampler's log-probs with the learner's bit by bit; logs exact/mismatch_tokens", "pare"),
+      KEY(rollout.val_kwargs.n, at_least(1), "samples", "responses per validation prompt", "verl"),
+      KEY(rollout.val_kwargs.temperature, at_least(0), "", "of validation; 0: greedy", "verl"),
+      KEY(rollout.val_kwargs.top_k, at_least(-1), "tokens", "of validation; 0 or -1: off", "verl"),
+      KEY(rollout.val_kwargs.top_p, above_to(0, 1), "probability", "of validation; 1: off", "verl"),
+  };
+}
+
+std::vector<ConfigKey> algorithm_keys() {
+  return {
+      KEY(reward_model.overlong_buffer.enable, any, "", "penalise responses that end close to the limit", "verl, DAPO"),
+      KEY(reward_model.overlong_buffer.len, at_least(0), "tokens",
+          "the penalty grows linearly over the last len tokens before data.max_response_length", "verl, DAPO eq. 13"),
+      KEY(reward_model.overlong_buffer.penalty_factor, at_least(0), "reward", "penalty at the limit", "verl"),
+
+      KEY(algorithm.adv_estimator, any, "", "grpo: against the group's mean; rloo: against the mean of the others",
+          "verl"),
+      KEY(algorithm.norm_adv_by_std_in_grpo, any, "", "grpo: divide by the group's standard deviation",
+          "verl, Dr. GRPO"),
+      KEY(algorithm.adv_std, any, "", "grpo: standard deviation with n - 1 (sample) or n (population)", "verl: sample"),
+      KEY(algorithm.adv_eps, at_least(0), "reward", "grpo: added to the standard deviation", "verl 1e-6, TRL 1e-4"),
+      KEY(algorithm.adv_filter_threshold, at_least(0), "advantage",
+          "samples with |A| below it are dropped before the learner's forward; 0: off", "DASH"),
+      KEY(algorithm.use_kl_in_reward, any, "", "subtract the KL to the reference policy from the reward", "verl"),
+      KEY(algorithm.kl_penalty, one_of({"k1", "k2", "k3"}), "", "its estimator", "verl, Schulman 2020"),
+      KEY(algorithm.kl_ctrl.kl_coef, at_least(0), "", "its coefficient", "verl"),
+      KEY(algorithm.filter_groups.enable, any, "",
+          "dynamic sampling: replace groups whose scores are all equal by new prompts", "verl, DAPO"),
+      KEY(algorithm.filter_groups.max_num_gen_batches, at_least(1), "batches",
+          "generate this often at most; then the step uses what it has", "verl"),
+  };
+}
+
+std::vector<ConfigKey> actor_keys() {
+  return {
+      KEY(actor.policy_loss.loss_mode, any, "",
+          "vanilla: PPO's clipped ratio per token; gspo: one ratio per sequence; cispo: clipped, detached ratio",
+          "verl"),
+      KEY(actor.clip_ratio_low, at_least(0), "", "the ratio is clipped to at least 1 - this", "verl"),
+      KEY(actor.clip_ratio_high, at_least(0), "", "the ratio is clipped to at most 1 + this", "verl, DAPO clip-higher"),
+      KEY(actor.clip_ratio_c, at_least(0), "", "dual clip: ratio bound for negative advantages, above 1; 0: off",
+          "verl"),
+      KEY(actor.loss_agg_mode, any, "", "how the losses of tokens become one number", "verl; group-token-mean: DAPO"),
+      KEY(actor.loss_scale_factor, at_least(0), "tokens",
+          "divisor of seq-mean-token-sum-norm; 0: data.max_response_length", "verl, Dr. GRPO"),
+      KEY(actor.loss_denominator, any, "", "sequences and tokens that count: all (valid), or without dropped samples",
+          "pare"),
+      KEY(actor.use_kl_loss, any, "", "add the KL to the reference policy to the loss", "verl"),
+      KEY(actor.kl_loss_coef, at_least(0), "", "its coefficient", "verl"),
+      KEY(actor.kl_loss_type, any, "", "its estimator; exact: over the whole vocabulary", "verl, Schulman 2020"),
+      KEY(actor.entropy_coeff, at_least(0), "", "entropy bonus", "verl"),
+      KEY(actor.ppo_epochs, at_least(1), "", "passes over the rollouts of a step", "verl; DASH PPO-Multi"),
+      KEY(actor.ppo_mini_batch_size, at_least(0), "prompts", "prompts per update of the weights; 0: all of the step",
+          "verl; DASH PPO-Mini"),
+      KEY(actor.ppo_max_token_len, at_least(1), "tokens", "rows of a micro-batch at most; a longer sequence goes alone",
+          "verl: ppo_max_token_len_per_gpu"),
+      KEY(actor.logits_chunk, at_least(1), "tokens", "rows of logits that exist at a time",
+          "slime: log_probs_chunk_size"),
+      KEY(actor.grad_clip, at_least(0), "", "norm to which the gradient is clipped; 0: off", "verl"),
+      KEY(actor.token_subset, any, "",
+          "response tokens that are trained on. urs: each with a probability; rpc: up to a random cut; det: a first "
+          "part",
+          "NAT"),
+      KEY(actor.urs_probability, above_to(0, 1), "probability", "urs: that a token is kept", "NAT"),
+      KEY(actor.rpc_min_tokens, at_least(1), "tokens", "rpc: the cut is uniform between this and the length", "NAT: C"),
+      KEY(actor.det_fraction, above_to(0, 1), "part of the response", "det: kept", "NAT: beta"),
+      KEY(actor.token_subset_ht, any, "", "urs, rpc: weight kept tokens by 1 / probability, which removes the bias",
+          "NAT, Horvitz-Thompson 1952"),
+      KEY(actor.optim.lr, at_least(0), "", "learning rate of AdamW", "verl"),
+      KEY(actor.optim.betas, from_below(0, 1), "", "decay of the two moments", "verl"),
+      KEY(actor.optim.eps, above(0), "", "added to the root of the second moment", "TRL: adam_epsilon"),
+      KEY(actor.optim.weight_decay, at_least(0), "", "decoupled", "verl"),
+      KEY(actor.optim.lr_warmup_steps, at_least(0), "steps", "the rate grows linearly to lr at this step", "verl"),
+      KEY(actor.optim.lr_scheduler_type, any, "", "after the warm-up", "verl"),
+      KEY(actor.optim.min_lr_ratio, within(0, 1), "part of lr", "linear, cosine: rate of the last step", "verl"),
+      KEY(actor.optim.decay_fraction, above_to(0, 1), "part of the run",
+          "linear, cosine: the decay takes this last part; 1: everything after the warm-up", "pare"),
+  };
+}
+
+std::vector<ConfigKey> trainer_keys() {
+  return {
+      KEY(trainer.total_training_steps, at_least(1), "steps", "of `pare train`, `pare sft`", "verl"),
+      KEY(trainer.seed, at_least(0), "", "of every random draw, but the ssa data sets have their own", "TRL"),
+      KEY(trainer.threads, at_least(0), "threads", "0: one per core; changes no result", "pare"),
+      KEY(trainer.test_freq, at_least(0), "steps", "validate every so often; 0: never", "verl"),
+      KEY(trainer.val_before_train, any, "", "validate before the first step", "verl"),
+      KEY(trainer.check_nan, any, "", "stop at the first op whose output is not finite", "pare"),
+      KEY(trainer.default_local_dir, any, "", "where the model, metrics.jsonl and rollouts.jsonl are written", "verl"),
+      KEY(trainer.samples_freq, at_least(0), "steps", "write the rollouts of a step every so often; 0: never", "pare"),
+  };
+}
+#undef KEY
+
+}  // namespace
+
+const std::vector<ConfigKey>& config_keys() {
+  static const std::vector<ConfigKey> keys = [] {
+    std::vector<ConfigKey> all;
+    for (auto&& part : {model_and_data_keys(), rollout_keys(), algorithm_keys(), actor_keys(), trainer_keys()})
+      all.insert(all.end(), part.begin(), part.end());
+    return all;
+  }();
+  return keys;
+}
+
+}  // namespace pare

@@ -1,0 +1,44 @@
+#include "rl/rewards.h"
+
+#include <cmath>
+
+#include "ops/token_loss.h"
+
+namespace pare {
+
+double overlong_penalty(int64_t length, int64_t max_response_length, const OverlongKeys& keys) {
+  expect(keys.len > 0, "overlong_penalty: a buffer of ", keys.len, " tokens");
+  const int64_t excess = length - (max_response_length - keys.len);
+  if (excess <= 0) return 0;
+  return -static_cast<double>(excess) / static_cast<double>(keys.len) * keys.penalty_factor;
+}
+
+double kl_in_reward(KlLoss kind, std::span<const float> logprob, std::span<const float> ref_logprob) {
+  expect(kind == KlLoss::k1 || kind == KlLoss::k2 || kind == KlLoss::k3, "kl_in_reward: not a sampled estimator");
+  expect(logprob.size() == ref_logprob.size(), "kl_in_reward: ", logprob.size(), " log-probs, ", ref_logprob.size(),
+         " of the reference");
+  LossSpec spec;
+  spec.kl = kind;
+  double sum = 0;
+  for (size_t t = 0; t < logprob.size(); t++) {
+    const double lp = logprob[t];
+    sum += token_loss<double>(spec, lp, lp, 0, 0, ref_logprob[t], [](double x) { return std::exp(x); }).kl;
+  }
+  return sum;
+}
+
+void shape_rewards(const Config& config, std::vector<Trajectory>& samples) {
+  const OverlongKeys& overlong = config.reward_model.overlong_buffer;
+  for (Trajectory& s : samples) {
+    s.overlong = overlong.enable ? overlong_penalty(static_cast<int64_t>(s.tokens.size()),
+                                                    config.data.max_response_length, overlong)
+                                 : 0;
+    s.kl_penalty = config.algorithm.use_kl_in_reward
+                       ? kl_in_reward(config.algorithm.kl_penalty, s.old_logprob.empty() ? s.logprob : s.old_logprob,
+                                      s.ref_logprob)
+                       : 0;
+    s.reward = s.score + s.overlong - config.algorithm.kl_ctrl.kl_coef * s.kl_penalty;
+  }
+}
+
+}  // namespace pare

@@ -1,0 +1,24 @@
+// Reward shaping: what is added to a verifier's score before the advantages.
+#pragma once
+#include <span>
+#include <vector>
+
+#include "rl/config.h"
+#include "rl/types.h"
+
+namespace pare {
+
+// DAPO's soft overlong punishment as verl computes it (DAPO eq. 13, without the cap at -penalty_factor: a response is
+// never longer than the limit): min(0, -(length - (max_response_length - len)) / len * penalty_factor), <= 0.
+// `length` counts tokens of the response, EOS included.  Needs keys.len > 0.
+double overlong_penalty(int64_t length, int64_t max_response_length, const OverlongKeys& keys);
+
+// Sum over the tokens of the estimate of KL(policy || reference), `kind` k1, k2 or k3 of token_loss.h.  Both spans have
+// one log-prob per token.
+double kl_in_reward(KlLoss kind, std::span<const float> logprob, std::span<const float> ref_logprob);
+
+// overlong, kl_penalty and reward of every sample, from score, tokens and, with use_kl_in_reward, ref_logprob and the
+// log-probs of the policy (old_logprob, or logprob where that is empty).
+void shape_rewards(const Config& config, std::vector<Trajectory>& samples);
+
+}  // namespace pare
