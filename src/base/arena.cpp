@@ -1,6 +1,7 @@
 #include "base/arena.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -10,6 +11,10 @@ namespace {
 constexpr size_t kAlign = 64;
 size_t round_up(size_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
 }  // namespace
+
+size_t machine_memory() {
+  return static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
+}
 
 Arena::Arena(std::string name, Backing backing, size_t limit)
     : name_(std::move(name)), backing_(backing), limit_(limit) {

@@ -8,12 +8,15 @@
 
 namespace pare {
 
+size_t machine_memory();  // bytes of physical memory
+
 class Arena {
  public:
   enum class Backing { host, none };  // none: planning; addresses are null and only the books are kept
 
   // `limit` bytes at most.  Host memory is reserved as address space and becomes real when it is first touched.
-  Arena(std::string name, Backing backing, size_t limit);
+  // By default an arena may grow to the memory of the machine.
+  explicit Arena(std::string name, Backing backing = Backing::host, size_t limit = machine_memory());
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;

@@ -1,0 +1,328 @@
+#include "model/learner.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace pare {
+
+namespace {
+
+// Host doubles to a stat tensor.
+Tensor upload_stat(const Model& model, Arena& arena, const char* name, const std::vector<double>& values) {
+  const Tensor t = arena.alloc(name, model.stat, {static_cast<int64_t>(values.size())});
+  if (model.stat == DType::f64) {
+    model.device.upload({t, values.data()});
+  } else {
+    const std::vector<float> narrow(values.begin(), values.end());
+    model.device.upload({t, narrow.data()});
+  }
+  return t;
+}
+
+std::vector<double> download_stat(const Model& model, const Tensor& t) {
+  std::vector<double> values(t.size());
+  if (model.stat == DType::f64) {
+    model.device.download({values.data(), t});
+  } else {
+    std::vector<float> narrow(t.size());
+    model.device.download({narrow.data(), t});
+    values.assign(narrow.begin(), narrow.end());
+  }
+  return values;
+}
+
+Tensor upload_ints(const Model& model, Arena& arena, const char* name, const std::vector<int32_t>& values) {
+  const Tensor t = arena.alloc(name, DType::i32, {static_cast<int64_t>(values.size())});
+  model.device.upload({t, values.data()});
+  return t;
+}
+
+// Rows and targets of the loss rows of a batch.
+struct LossIndex {
+  LossIndex(const Model& model, Arena& arena, const PackedBatch& batch, const std::vector<Group>& groups) {
+    std::vector<int32_t> rows, targets;
+    for (const auto& r : batch.loss_rows) {
+      rows.push_back(r.row);
+      targets.push_back(groups[r.group].members[r.member].tokens[r.token]);
+    }
+    row = upload_ints(model, arena, "loss_row", rows);
+    target = upload_ints(model, arena, "target", targets);
+  }
+  Tensor row, target;  // i32 [R]
+};
+
+// Calls fn(first, count) for equal runs of at most `chunk` of n rows: no short last run, so that learner products
+// always have many rows.
+template <class F>
+void for_chunks(int64_t n, int64_t chunk, F fn) {
+  const int64_t pieces = (n + chunk - 1) / chunk;
+  for (int64_t i = 0; i < pieces; i++) {
+    const int64_t begin = n * i / pieces, end = n * (i + 1) / pieces;
+    fn(begin, end - begin);
+  }
+}
+
+TokenOuts make_outs(const std::vector<Group>& groups) {
+  TokenOuts out(groups.size());
+  for (size_t g = 0; g < groups.size(); g++)
+    for (const Member& m : groups[g].members) out[g].emplace_back(m.tokens.size());
+  return out;
+}
+
+void check_ids(const Model& model, const std::vector<Group>& groups) {
+  const auto check = [&](const std::vector<int32_t>& ids) {
+    for (int32_t id : ids)
+      if (id < 0 || id >= model.config.vocab)
+        fail("token id ", id, " is outside the model's vocabulary of ", model.config.vocab);
+  };
+  for (const Group& g : groups) {
+    check(g.prefix);
+    for (const Member& m : g.members) {
+      check(m.tokens);
+      const auto length = static_cast<int64_t>(g.prefix.size() + m.tokens.size());
+      if (length - 1 > model.config.max_position)
+        fail("a sequence of ", length, " tokens is longer than the model's ", model.config.max_position, " positions");
+    }
+  }
+}
+
+// Calls run(batch, carried) for every micro-batch; carried prefixes live as long as their members' batches.
+// make_prefix(batch) gives the pass of a prefix, after its forward; end_prefix is called after its last member.
+template <class Prefix, class MakePrefix, class EndPrefix, class Run>
+void for_micro_batches(const std::vector<Group>& groups, int64_t max_rows, Arena& arena, const BatchProgress& progress,
+                       MakePrefix make_prefix, EndPrefix end_prefix, Run run) {
+  const std::vector<MicroBatch> plan = plan_micro_batches(groups, max_rows);
+  for (size_t i = 0; i < plan.size(); i++) {
+    const MicroBatch& b = plan[i];
+    const ArenaScope scope(arena);
+    if (b.parts.empty()) {
+      run(pack_groups(groups, b.group_begin, b.group_end), static_cast<Prefix*>(nullptr));
+    } else {
+      Prefix prefix = make_prefix(pack_prefix(groups[b.group_begin]));
+      for (const auto& [begin, end] : b.parts) {
+        const ArenaScope part(arena);
+        run(pack_members(groups, b.group_begin, begin, end), &prefix);
+      }
+      end_prefix(prefix);
+    }
+    if (progress) progress(i + 1, plan.size());
+  }
+}
+
+}  // namespace
+
+Learner::Learner(Model& model, Arena& gradients, Arena& optimizer, Arena& activations, const LearnerOptions& options)
+    : model_(model),
+      activations_(activations),
+      options_(options),
+      flat_(gradients.alloc("gradients", model.stat, {model.flat.size()})),
+      views_(model.config, model.layout, flat_),
+      head_(model.config.tied ? gradients.alloc("head gradient", model.stat, {model.config.vocab, model.config.hidden})
+                              : views_.head),
+      m_(optimizer.alloc("adam m", model.stat, {model.flat.size()})),
+      v_(optimizer.alloc("adam v", model.stat, {model.flat.size()})),
+      norm_(optimizer.alloc("gradient norm", model.stat, {1})) {
+  model.device.zero({m_});
+  model.device.zero({v_});
+  zero_gradients();
+}
+
+void Learner::zero_gradients() {
+  model_.device.zero({flat_});
+  if (model_.config.tied) model_.device.zero({head_});
+  head_pending_ = false;
+}
+
+TokenOuts Learner::accumulate(const std::vector<Group>& groups, const LossSpec& spec, const Model* reference,
+                              const BatchProgress& progress) {
+  expect((spec.kl == KlLoss::exact) == (reference != nullptr), "exact KL and a reference model come together");
+  check_ids(model_, groups);
+  TokenOuts out = make_outs(groups);
+  const auto keep = options_.recompute ? Pass::Keep::inputs : Pass::Keep::all;
+  struct Prefix {
+    std::unique_ptr<Pass> pass, reference;
+  };
+  for_micro_batches<Prefix>(
+      groups, options_.max_rows, activations_, progress,
+      [&](const PackedBatch& batch) {
+        Prefix p{std::make_unique<Pass>(model_, activations_, batch, Pass::Keep::prefix), nullptr};
+        p.pass->forward();
+        if (reference) {
+          p.reference = std::make_unique<Pass>(*reference, activations_, batch, Pass::Keep::all);
+          p.reference->forward();
+        }
+        return p;
+      },
+      [&](Prefix& p) { p.pass->backward(views_); },
+      [&](const PackedBatch& batch, Prefix* p) {
+        Pass pass(model_, activations_, batch, keep, p ? p->pass.get() : nullptr);
+        pass.forward();
+        std::unique_ptr<Pass> ref;
+        if (reference) {
+          ref = std::make_unique<Pass>(*reference, activations_, batch, Pass::Keep::nothing,
+                                       p ? p->reference.get() : nullptr);
+          ref->forward();
+        }
+        head_loss(batch, groups, pass, reference, ref.get(), spec, out);
+        pass.backward(views_);
+      });
+  head_pending_ = head_pending_ || model_.config.tied;
+  return out;
+}
+
+// LM head, loss and their backward, a chunk of loss rows at a time: the logits of a batch never exist as a whole.
+void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& groups, const Pass& pass,
+                        const Model* reference, const Pass* reference_pass, const LossSpec& spec, TokenOuts& out) {
+  Device& device = model_.device;
+  Arena& arena = activations_;
+  const ArenaScope scope(arena);
+  const auto rows = static_cast<int64_t>(batch.loss_rows.size());
+  if (rows == 0) return;
+
+  const LossIndex index(model_, arena, batch, groups);
+  std::vector<double> column(rows);
+  const auto term = [&](const char* name, double TokenTerm::*field) {
+    for (int64_t i = 0; i < rows; i++) {
+      const auto& r = batch.loss_rows[i];
+      const Member& m = groups[r.group].members[r.member];
+      expect(!m.terms.empty(), "loss rows without terms");
+      column[i] = m.terms[r.token].*field;
+    }
+    return upload_stat(model_, arena, name, column);
+  };
+  const Tensor weight = term("weight", &TokenTerm::weight), kl_weight = term("kl_weight", &TokenTerm::kl_weight),
+               advantage = term("advantage", &TokenTerm::advantage),
+               old_logprob = term("old_logprob", &TokenTerm::old_logprob),
+               log_ratio = term("log_ratio", &TokenTerm::log_ratio),
+               ref_logprob = term("ref_logprob", &TokenTerm::ref_logprob);
+  const Tensor logprob = arena.alloc("logprob", model_.stat, {rows}),
+               entropy = arena.alloc("entropy", model_.stat, {rows}), loss = arena.alloc("loss", model_.stat, {rows}),
+               kl = arena.alloc("kl", model_.stat, {rows}), clipped = arena.alloc("clipped", DType::i32, {rows});
+
+  const int64_t V = model_.config.vocab, C = model_.config.hidden;
+  for_chunks(rows, options_.logits_chunk, [&](int64_t first, int64_t n) {
+    const ArenaScope chunk(arena);
+    const auto cut = [&](const Tensor& t) { return t.rows(first, n); };
+    const Tensor h = arena.alloc("head input", model_.dtype, {n, C}),
+                 dh = arena.alloc("d head input", model_.dtype, {n, C}),
+                 logits = arena.alloc("logits", model_.dtype, {n, V});
+    device.gather_rows({.y = h, .x = pass.hidden, .index = cut(index.row)});
+    device.linear_fwd({.y = logits, .x = h, .w = model_.head, .bias = {}, .residual = {}});
+    Tensor ref_logits;
+    if (reference_pass) {
+      ref_logits = arena.alloc("reference logits", model_.dtype, {n, V});
+      device.gather_rows({.y = dh, .x = reference_pass->hidden, .index = cut(index.row)});
+      device.linear_fwd({.y = ref_logits, .x = dh, .w = reference->head, .bias = {}, .residual = {}});
+    }
+    device.logits_loss({.logprob = cut(logprob),
+                        .entropy = cut(entropy),
+                        .loss = cut(loss),
+                        .kl = cut(kl),
+                        .clipped = cut(clipped),
+                        .logits = logits,
+                        .target = cut(index.target),
+                        .weight = cut(weight),
+                        .kl_weight = cut(kl_weight),
+                        .advantage = cut(advantage),
+                        .old_logprob = cut(old_logprob),
+                        .log_ratio = cut(log_ratio),
+                        .ref_logprob = cut(ref_logprob),
+                        .ref_logits = ref_logits,
+                        .spec = spec});
+    device.linear_bwd_input({.dx = dh, .dy = logits, .w = model_.head, .accumulate = false});
+    device.linear_bwd_weight({.dw = head_, .dbias = {}, .dy = logits, .x = h});
+    device.scatter_add_rows({.y = pass.d_hidden, .x = dh, .index = cut(index.row)});
+  });
+
+  const auto lp = download_stat(model_, logprob), ent = download_stat(model_, entropy), l = download_stat(model_, loss),
+             k = download_stat(model_, kl);
+  std::vector<int32_t> clip(rows);
+  device.download({clip.data(), clipped});
+  for (int64_t i = 0; i < rows; i++) {
+    const auto& r = batch.loss_rows[i];
+    out[r.group][r.member][r.token] = {lp[i], ent[i], l[i], k[i], clip[i]};
+  }
+}
+
+TokenOuts Learner::logprobs(const Model& model, Arena& arena, const std::vector<Group>& groups, double temperature,
+                            const LearnerOptions& options) {
+  check_ids(model, groups);
+  TokenOuts out = make_outs(groups);
+  Device& device = model.device;
+  using Prefix = std::unique_ptr<Pass>;
+  for_micro_batches<Prefix>(
+      groups, options.max_rows, arena, {},
+      [&](const PackedBatch& batch) {
+        Prefix p = std::make_unique<Pass>(model, arena, batch, Pass::Keep::all);
+        p->forward();
+        return p;
+      },
+      [](Prefix&) {},
+      [&](const PackedBatch& batch, Prefix* p) {
+        Pass pass(model, arena, batch, Pass::Keep::nothing, p ? p->get() : nullptr);
+        pass.forward();
+        const auto rows = static_cast<int64_t>(batch.loss_rows.size());
+        if (rows == 0) return;
+        const LossIndex index(model, arena, batch, groups);
+        const Tensor logprob = arena.alloc("logprob", model.stat, {rows}),
+                     entropy = arena.alloc("entropy", model.stat, {rows});
+        for_chunks(rows, options.logits_chunk, [&](int64_t first, int64_t n) {
+          const ArenaScope chunk(arena);
+          const Tensor h = arena.alloc("head input", model.dtype, {n, model.config.hidden}),
+                       logits = arena.alloc("logits", model.dtype, {n, model.config.vocab});
+          device.gather_rows({.y = h, .x = pass.hidden, .index = index.row.rows(first, n)});
+          device.linear_fwd({.y = logits, .x = h, .w = model.head, .bias = {}, .residual = {}});
+          device.logprob({.logprob = logprob.rows(first, n),
+                          .entropy = entropy.rows(first, n),
+                          .logits = logits,
+                          .target = index.target.rows(first, n),
+                          .temperature = static_cast<float>(temperature)});
+        });
+        const auto lp = download_stat(model, logprob), ent = download_stat(model, entropy);
+        for (int64_t i = 0; i < rows; i++) {
+          const auto& r = batch.loss_rows[i];
+          TokenOut& t = out[r.group][r.member][r.token];
+          t.logprob = lp[i], t.entropy = ent[i];
+        }
+      });
+  return out;
+}
+
+// The embedding's gradient gets the head's, once, after all micro-batches (tied embeddings).
+void Learner::add_head_gradient() {
+  if (!head_pending_) return;
+  model_.device.accumulate({.y = views_.embedding.flat(), .x = head_.flat()});
+  model_.device.zero({head_});
+  head_pending_ = false;
+}
+
+double Learner::step(const AdamWOptions& o) {
+  Device& device = model_.device;
+  add_head_gradient();
+  device.global_norm({.norm = norm_, .x = flat_});
+  const double norm = download_stat(model_, norm_)[0];
+  if (!std::isfinite(norm))
+    throw Error(Exit::non_finite, cat("the gradient norm is ", norm, " in optimizer step ", steps_ + 1));
+  device.adamw({.p = model_.flat,
+                .m = m_,
+                .v = v_,
+                .grad = flat_,
+                .norm = norm_,
+                .max_norm = static_cast<float>(o.max_norm),
+                .lr = static_cast<float>(o.lr),
+                .beta1 = static_cast<float>(o.beta1),
+                .beta2 = static_cast<float>(o.beta2),
+                .eps = static_cast<float>(o.eps),
+                .weight_decay = static_cast<float>(o.weight_decay),
+                .step = ++steps_});
+  model_.refresh();
+  zero_gradients();
+  return norm;
+}
+
+std::vector<double> Learner::gradients() {
+  add_head_gradient();
+  return download_stat(model_, flat_);
+}
+
+}  // namespace pare

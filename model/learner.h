@@ -1,0 +1,72 @@
+// Losses over packed groups, their gradients, and the optimizer.
+#pragma once
+#include <functional>
+#include <memory>
+
+#include "model/pass.h"
+
+namespace pare {
+
+// What one token's loss row gave.  NaN where no row was computed.
+struct TokenOut {
+  double logprob = std::numeric_limits<double>::quiet_NaN(), entropy = logprob;
+  double loss = logprob;  // policy loss, before the weight
+  double kl = logprob;    // KL estimate, before the coefficient
+  int clipped = 0;        // LogitsLoss::clipped
+};
+using TokenOuts = std::vector<std::vector<std::vector<TokenOut>>>;  // [group][member][token]
+
+struct LearnerOptions {
+  int64_t max_rows = 4096;      // rows of a micro-batch
+  int64_t logits_chunk = 1024;  // loss rows whose logits exist at a time
+  bool recompute = false;       // keep the inputs of blocks only, compute blocks again in the backward
+};
+
+struct AdamWOptions {
+  double lr = 1e-6, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
+  double max_norm = 1;  // 0: no clipping
+};
+
+using BatchProgress = std::function<void(size_t done, size_t all)>;  // micro-batches
+
+// Sums over tokens of TokenTerm-weighted losses.  The gradient is one chain per parameter over the groups in order, so
+// any split into micro-batches gives the same bits on a table that keeps the order of ops.h.
+class Learner {
+ public:
+  // Gradients (and, for tied embeddings, a second accumulator) from `gradients`, optimizer states from `optimizer`;
+  // activations while it works.  The arenas outlive the learner.
+  Learner(Model& model, Arena& gradients, Arena& optimizer, Arena& activations, const LearnerOptions& options);
+
+  // Adds the gradient of the loss to the accumulators.  `reference`: the reference model, for KlLoss::exact.
+  TokenOuts accumulate(const std::vector<Group>& groups, const LossSpec& spec, const Model* reference = nullptr,
+                       const BatchProgress& progress = {});
+  // Log-probs and entropies of the kept tokens; no gradient.
+  static TokenOuts logprobs(const Model& model, Arena& activations, const std::vector<Group>& groups,
+                            double temperature, const LearnerOptions& options);
+
+  // Clips by the global norm, updates the parameters, refreshes the packed weights, zeroes the gradients; returns the
+  // norm before clipping.  A norm that is not finite throws Error(Exit::non_finite) and changes nothing.
+  double step(const AdamWOptions& options);
+  void zero_gradients();
+
+  int64_t steps() const { return steps_; }
+  // Gradients as parameters(config) orders them.
+  std::vector<double> gradients();
+
+ private:
+  void head_loss(const PackedBatch& batch, const std::vector<Group>& groups, const Pass& pass, const Model* reference,
+                 const Pass* reference_pass, const LossSpec& spec, TokenOuts& out);
+  void add_head_gradient();
+
+  Model& model_;
+  Arena& activations_;
+  const LearnerOptions options_;
+  Tensor flat_;                // stat [parameters]
+  ParameterViews views_;       // of flat_
+  Tensor head_;                // stat [V, C]: views_.head, or its own accumulator if tied
+  bool head_pending_ = false;  // the head's own accumulator holds something
+  Tensor m_, v_, norm_;
+  int64_t steps_ = 0;
+};
+
+}  // namespace pare

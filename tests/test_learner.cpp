@@ -1,0 +1,255 @@
+// The learner's identities: packing, sharing, splitting and recomputation change nothing.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "base/thread_pool.h"
+#include "tests/tiny.h"
+
+namespace pare::test {
+namespace {
+
+LossSpec ppo() { return {.policy = PolicyLoss::ppo, .entropy_coef = 0.01f}; }
+
+struct Result {
+  std::vector<double> gradients;
+  TokenOuts out;
+};
+
+Result run(const Table& table, const ModelConfig& c, const std::vector<Group>& groups, const LearnerOptions& options,
+           DType dtype = DType::f32, const LossSpec& spec = ppo()) {
+  World w(table, c, dtype);
+  w.model.set_parameters(tiny_parameters(c, 7));
+  Learner learner(w.model, w.gradients, w.optimizer, w.activations, options);
+  Result r;
+  r.out = learner.accumulate(groups, spec);
+  r.gradients = learner.gradients();
+  EXPECT_EQ(w.activations.used(), 0u);
+  return r;
+}
+
+void expect_same_bits(const Result& a, const Result& b, const char* what) {
+  ASSERT_EQ(a.gradients.size(), b.gradients.size());
+  EXPECT_EQ(0, std::memcmp(a.gradients.data(), b.gradients.data(), a.gradients.size() * sizeof(double))) << what;
+  for (size_t g = 0; g < a.out.size(); g++)
+    for (size_t m = 0; m < a.out[g].size(); m++)
+      for (size_t t = 0; t < a.out[g][m].size(); t++) {
+        const double x = a.out[g][m][t].logprob, y = b.out[g][m][t].logprob;
+        EXPECT_TRUE(std::memcmp(&x, &y, sizeof x) == 0 || (std::isnan(x) && std::isnan(y)))
+            << what << ' ' << x << ' ' << y;
+      }
+}
+
+double relative_l2(const std::vector<double>& a, const std::vector<double>& b) {
+  double diff = 0, norm = 0;
+  for (size_t i = 0; i < a.size(); i++) diff += (a[i] - b[i]) * (a[i] - b[i]), norm += b[i] * b[i];
+  return std::sqrt(diff / norm);
+}
+
+class LearnerOf : public testing::TestWithParam<std::string> {
+ protected:
+  ModelConfig config() const { return tiny_config(GetParam(), GetParam() != "llama"); }
+};
+
+TEST_P(LearnerOf, AnySplitIntoMicroBatchesGivesTheSameBits) {
+  const ModelConfig c = config();
+  const auto groups = random_groups(c, 1);
+  const Result whole = run(table_cpu, c, groups, {.max_rows = 100000});
+  double norm = 0;
+  for (double g : whole.gradients) norm += g * g;
+  EXPECT_GT(norm, 1e-8);
+  for (int64_t rows : {1, 40, 70, 101, 150, 260})
+    expect_same_bits(run(table_cpu, c, groups, {.max_rows = rows}), whole, "split");
+  expect_same_bits(run(table_cpu, c, groups, {.max_rows = 101, .logits_chunk = 7}), whole, "chunks of logits");
+}
+
+TEST_P(LearnerOf, RecomputationGivesTheSameBits) {
+  const ModelConfig c = config();
+  const auto groups = random_groups(c, 2);
+  const Result plain = run(table_cpu, c, groups, {.max_rows = 101});
+  expect_same_bits(run(table_cpu, c, groups, {.max_rows = 101, .recompute = true}), plain, "recompute");
+}
+
+TEST_P(LearnerOf, ThreadsDoNotChangeBits) {
+  const ModelConfig c = config();
+  const auto groups = random_groups(c, 3);
+  set_threads(1);
+  const Result one = run(table_cpu, c, groups, {.max_rows = 150});
+  set_threads(2);
+  expect_same_bits(run(table_cpu, c, groups, {.max_rows = 150}), one, "two threads");
+  set_threads(0);
+}
+
+// Every member alone, with the prefix in front of it: the prefix's gradients are the sum over members.
+TEST_P(LearnerOf, SharedPrefixEqualsRepeatedPrefix) {
+  const ModelConfig c = config();
+  const auto groups = random_groups(c, 4);
+  std::vector<Group> alone;
+  for (const Group& g : groups)
+    for (const Member& m : g.members) alone.push_back({g.prefix, {m}});
+  const Result shared = run(table_cpu, c, groups, {}), repeated = run(table_cpu, c, alone, {});
+  EXPECT_LT(relative_l2(shared.gradients, repeated.gradients), 1e-5);
+  // The log-probs are the same bits, not merely close.
+  size_t i = 0;
+  for (size_t g = 0; g < groups.size(); g++)
+    for (size_t m = 0; m < groups[g].members.size(); m++, i++)
+      for (size_t t = 0; t < groups[g].members[m].tokens.size(); t++) {
+        const double x = shared.out[g][m][t].logprob, y = repeated.out[i][0][t].logprob;
+        EXPECT_TRUE(x == y || (std::isnan(x) && std::isnan(y))) << g << ' ' << m << ' ' << t;
+      }
+}
+
+TEST_P(LearnerOf, LogprobsAloneEqualThoseOfTheLoss) {
+  const ModelConfig c = config();
+  const auto groups = random_groups(c, 5);
+  const Result r = run(table_cpu, c, groups, {});
+  World w(table_cpu, c);
+  w.model.set_parameters(tiny_parameters(c, 7));
+  for (int64_t rows : {50, 100000}) {
+    const TokenOuts out = Learner::logprobs(w.model, w.activations, groups, 1, {.max_rows = rows});
+    for (size_t g = 0; g < out.size(); g++)
+      for (size_t m = 0; m < out[g].size(); m++)
+        for (size_t t = 0; t < out[g][m].size(); t++) {
+          const double x = out[g][m][t].logprob, y = r.out[g][m][t].logprob;
+          EXPECT_TRUE(x == y || (std::isnan(x) && std::isnan(y)));
+        }
+  }
+}
+
+TEST_P(LearnerOf, TheFastTableAgreesWithTheReference) {
+  const ModelConfig c = config();
+  const auto groups = random_groups(c, 6);
+  const Result fast = run(table_cpu, c, groups, {}), ref = run(table_ref, c, groups, {}, DType::f64);
+  EXPECT_LT(relative_l2(fast.gradients, ref.gradients), 2e-5);
+}
+
+// Central differences of the whole loss, KL and entropy included, in double; the ratio refers to fixed old log-probs.
+TEST_P(LearnerOf, GradientsAreThoseOfTheLoss) {
+  const ModelConfig c = config();
+  auto groups = random_groups(c, 8);
+  groups.resize(2);
+  Rng rng(rng_key(3, RngStream::test, 2));
+  for (auto& g : groups)
+    for (auto& m : g.members)
+      for (auto& t : m.terms) t.old_logprob = -3.5 + 0.2 * rng.normal(), t.ref_logprob = -3.6 + 0.2 * rng.normal();
+  const LossSpec spec{.policy = PolicyLoss::ppo,
+                      .kl = KlLoss::k3,
+                      .clip_low = 5,
+                      .clip_high = 50,
+                      .kl_coef = 0.5f,
+                      .entropy_coef = 0.3f,
+                      .temperature = 0.7f};
+  World w(table_ref, c, DType::f64);
+  std::vector<float> p = tiny_parameters(c, 9);
+  w.model.set_parameters(p);
+  Learner learner(w.model, w.gradients, w.optimizer, w.activations, {.max_rows = 30});
+  learner.accumulate(groups, spec);
+  const std::vector<double> gradient = learner.gradients();
+
+  std::vector<double> values(p.begin(), p.end());
+  const auto loss = [&] {
+    w.device.upload({w.model.flat, values.data()});
+    w.model.refresh();
+    const TokenOuts out = learner.accumulate(groups, spec);
+    learner.zero_gradients();
+    double sum = 0;
+    for (size_t g = 0; g < out.size(); g++)
+      for (size_t m = 0; m < out[g].size(); m++)
+        for (size_t t = 0; t < out[g][m].size(); t++) {
+          const TokenTerm& term = groups[g].members[m].terms[t];
+          const TokenOut& o = out[g][m][t];
+          if (std::isnan(o.logprob)) continue;
+          sum += term.weight * o.loss +
+                 term.kl_weight * (double(spec.kl_coef) * o.kl - double(spec.entropy_coef) * o.entropy);
+        }
+    return sum;
+  };
+  // A few elements of every parameter tensor.
+  for (const Parameter& t : parameters(c))
+    for (int64_t j : {int64_t{0}, t.size / 2, t.size - 1}) {
+      const int64_t i = t.offset + j;
+      const double h = 1e-5, keep = values[i];
+      values[i] = keep + h;
+      const double up = loss();
+      values[i] = keep - h;
+      const double down = loss();
+      values[i] = keep;
+      const double numeric = (up - down) / (2 * h);
+      EXPECT_NEAR(gradient[i], numeric, 1e-7 + 1e-5 * std::abs(numeric)) << t.name << '[' << j << ']';
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, LearnerOf, testing::Values("qwen2", "qwen3", "llama"),
+                         [](const auto& info) { return info.param; });
+
+TEST(PackedBatch, RowsPairsAndOrder) {
+  const std::vector<Group> groups = {{{1, 2, 3}, {{{4, 5, 6}, {}}, {{7}, {}}, {{8, 9}, {}}}}};
+  const PackedBatch b = pack_groups(groups, 0, 1);
+  EXPECT_EQ(b.ids, (std::vector<int32_t>{4, 5, 8, 1, 2, 3}));
+  EXPECT_EQ(b.pos, (std::vector<int32_t>{3, 4, 3, 0, 1, 2}));
+  EXPECT_EQ(packed_rows(groups[0]), 6);
+  // Pairs: member one 2*3 + 3, member three 1*3 + 1, prefix 6.
+  EXPECT_EQ(b.pairs, 6 + 3 + 3 + 1 + 6);
+  std::vector<int32_t> rows;
+  for (const auto& r : b.loss_rows) rows.push_back(r.row);
+  EXPECT_EQ(rows, (std::vector<int32_t>{5, 0, 1, 5, 5, 2}));
+}
+
+TEST(PackedBatch, TokensThatAreNotKeptHaveNoLossRow) {
+  std::vector<Group> groups = {{{1}, {{{4, 5, 6}, std::vector<TokenTerm>(3)}}}};
+  groups[0].members[0].terms[1].kept = false;
+  const PackedBatch b = pack_groups(groups, 0, 1);
+  ASSERT_EQ(b.loss_rows.size(), 2u);
+  EXPECT_EQ(b.loss_rows[1].token, 2);
+  EXPECT_EQ(b.rows(), 3);
+}
+
+TEST(Learner, TheNullTableKeepsTheSameBooks) {
+  const ModelConfig c = tiny_config("qwen3", true);
+  const auto groups = random_groups(c, 1);
+  const auto books = [&](const Table& table, bool planning) {
+    World w(table, c, DType::f32, planning);
+    if (!planning) w.model.set_parameters(tiny_parameters(c, 7));
+    Ledger ledger;
+    w.device.ledger = &ledger;
+    Learner learner(w.model, w.gradients, w.optimizer, w.activations, {.max_rows = 150});
+    learner.accumulate(groups, ppo());
+    learner.step({});
+    return std::tuple(ledger.phases, w.weights.peak(), w.gradients.peak(), w.optimizer.peak(), w.activations.peak());
+  };
+  EXPECT_TRUE(books(table_cpu, false) == books(table_null, true));
+}
+
+TEST(Learner, FlopsAreTheClosedForms) {
+  const ModelConfig c = tiny_config("qwen2", false);
+  const auto groups = random_groups(c, 1);
+  int64_t rows = 0, pairs = 0, tokens = 0;
+  for (const Group& g : groups) {
+    const int64_t p = static_cast<int64_t>(g.prefix.size());
+    rows += p;
+    pairs += p * (p + 1) / 2;
+    for (const Member& m : g.members) {
+      const int64_t n = static_cast<int64_t>(m.tokens.size()) - 1;
+      rows += n, pairs += n * p + n * (n + 1) / 2;
+      tokens += n + (p > 0 ? 1 : 0);
+    }
+  }
+  const int64_t matrices = c.layers * (c.qkv_width() * c.hidden + c.hidden * c.q_width() + 3 * c.hidden * c.ffn);
+  for (int64_t max_rows : {40, 100000}) {  // groups that are cut run their prefix once, too
+    World w(table_null, c, DType::f32, true);
+    Ledger ledger;
+    Learner learner(w.model, w.gradients, w.optimizer, w.activations, {.max_rows = max_rows});
+    w.device.ledger = &ledger;
+    learner.accumulate(groups, ppo());
+    auto& ops = ledger.phases.at("main");
+    EXPECT_EQ(ops["linear_fwd"].cost.flops, 2 * (matrices * rows + c.vocab * c.hidden * tokens));
+    EXPECT_EQ(ops["linear_bwd_input"].cost.flops, 2 * (matrices * rows + c.vocab * c.hidden * tokens));
+    EXPECT_EQ(ops["linear_bwd_weight"].cost.flops, 2 * (matrices * rows + c.vocab * c.hidden * tokens));
+    EXPECT_EQ(ops["attn_fwd"].cost.flops, 4 * c.layers * c.q_width() * pairs);
+    EXPECT_EQ(ops["attn_bwd"].cost.flops, 10 * c.layers * c.q_width() * pairs);
+  }
+}
+
+}  // namespace
+}  // namespace pare::test

@@ -1,0 +1,79 @@
+// Small models and batches that tests share.
+#pragma once
+#include <memory>
+
+#include "base/rng.h"
+#include "model/learner.h"
+
+namespace pare::test {
+
+// Odd on purpose: nothing divides anything that a kernel would like.
+inline ModelConfig tiny_config(const std::string& type, bool tied) {
+  ModelConfig c;
+  c.model_type = type;
+  c.hidden = 36, c.layers = 2, c.heads = 6, c.kv_heads = 2, c.head_dim = type == "qwen3" ? 10 : 6;
+  c.ffn = 50, c.vocab = 37, c.max_position = 160;
+  c.qkv_bias = type == "qwen2", c.qk_norm = type == "qwen3", c.tied = tied;
+  if (type == "llama") c.rope_scaling = RopeLlama3{8, 1, 4, 32};
+  return c;
+}
+
+// Norms around 1 and biases that are not 0, so that every gradient matters.
+inline std::vector<float> tiny_parameters(const ModelConfig& c, uint64_t seed) {
+  std::vector<float> p = init_parameters(c, seed, Init::fan_in);
+  Rng rng(rng_key(seed, RngStream::test, 0));
+  for (const Parameter& t : parameters(c))
+    if (t.shape.size() == 1)
+      for (int64_t i = 0; i < t.size; i++) p[t.offset + i] += 0.3f * static_cast<float>(rng.normal());
+  return p;
+}
+
+// A model with all its memory.
+struct World {
+  World(const Table& table, const ModelConfig& config, DType dtype = DType::f32, bool planning = false)
+      : device(table),
+        backing(planning ? Arena::Backing::none : Arena::Backing::host),
+        weights("weights", backing, size_t{1} << 32),
+        gradients("gradients", backing, size_t{1} << 32),
+        optimizer("optimizer", backing, size_t{1} << 32),
+        activations("activations", backing, size_t{1} << 32),
+        model(config, device, weights, dtype, true) {}
+
+  Device device;
+  Arena::Backing backing;
+  Arena weights, gradients, optimizer, activations;
+  Model model;
+};
+
+inline std::vector<int32_t> random_ids(Rng& rng, int64_t n, int64_t vocab) {
+  std::vector<int32_t> ids(n);
+  for (auto& id : ids) id = static_cast<int32_t>(rng.below(static_cast<uint32_t>(vocab)));
+  return ids;
+}
+
+// Groups of mixed lengths with random loss terms: shared prefixes, a single member, an empty prefix, one-token members.
+inline std::vector<Group> random_groups(const ModelConfig& c, uint64_t seed) {
+  Rng rng(rng_key(seed, RngStream::test, 1));
+  std::vector<Group> groups;
+  const std::vector<std::pair<int, std::vector<int>>> shape = {
+      {17, {5, 1, 30, 16}}, {1, {9, 2}}, {23, {41}}, {0, {12}}, {66, {3, 70, 1, 17, 4}}, {5, {1, 1}}};
+  for (const auto& [prefix, members] : shape) {
+    Group g{random_ids(rng, prefix, c.vocab), {}};
+    for (int n : members) {
+      Member m{random_ids(rng, n, c.vocab), {}};
+      const double advantage = rng.normal();
+      for (int t = 0; t < n; t++) {
+        TokenTerm term;
+        term.weight = 0.01 * (1 + rng.uniform());
+        term.kl_weight = 0.01;
+        term.advantage = advantage;
+        m.terms.push_back(term);
+      }
+      g.members.push_back(std::move(m));
+    }
+    groups.push_back(std::move(g));
+  }
+  return groups;
+}
+
+}  // namespace pare::test
