@@ -1,0 +1,278 @@
+// Causal attention of packed segments and over paged keys and values.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "ref/ref.h"
+
+namespace pare::ref {
+
+namespace {
+
+// o = sum over slots [0, n) of softmax(scale * q.k) v, for one query of one head; key and value are functions of (slot,
+// d).  Returns the log of the sum of exp(scale * q.k).
+template <class T, class Key, class Value>
+double attend(T* o, const T* q, int64_t dim, int64_t n, double scale, Key key, Value value) {
+  std::vector<double> p(n);
+  for (int64_t s = 0; s < n; s++) {
+    double dot = 0;
+    for (int64_t d = 0; d < dim; d++) dot += double(q[d]) * key(s, d);
+    p[s] = scale * dot;
+  }
+  const double max = *std::max_element(p.begin(), p.end());
+  double sum = 0;
+  for (double& x : p) sum += x = std::exp(x - max);
+  for (int64_t d = 0; d < dim; d++) {
+    double weighted = 0;
+    for (int64_t s = 0; s < n; s++) weighted += p[s] * value(s, d);
+    o[d] = static_cast<T>(weighted / sum);
+  }
+  return max + std::log(sum);
+}
+
+// q [N, H, D], k and v [N, K, D] with K a divisor of H.
+void expect_heads(const char* op, const Tensor& q, const Tensor& k, const Tensor& v) {
+  expect(q.rank == 3 && k.rank == 3, "ref: ", op, ": q ", q.str(), " and k ", k.str(), ", expected [N, H, D]");
+  expect(k.shape[1] > 0 && q.shape[1] % k.shape[1] == 0, "ref: ", op, ": ", q.shape[1], " query heads over ",
+         k.shape[1], " key heads");
+  expect_shape(op, "k", k, {q.shape[0], k.shape[1], q.shape[2]});
+  expect_shape(op, "v", v, {q.shape[0], k.shape[1], q.shape[2]});
+}
+
+std::vector<SegmentRow> read_segments(const char* op, const Tensor& segments, int64_t rows, int64_t parent_rows,
+                                      int64_t pairs) {
+  expect_dense(op, "segments", segments, {segments.shape[0], 4});
+  const View<int32_t> view(segments);
+  std::vector<SegmentRow> list;
+  std::vector<bool> taken(rows);
+  int64_t counted = 0;
+  for (int64_t i = 0; i < segments.shape[0]; i++) {
+    const SegmentRow s{view(i, 0), view(i, 1), view(i, 2), view(i, 3)};
+    expect(s.row >= 0 && s.len >= 0 && int64_t(s.row) + s.len <= rows, "ref: ", op, ": segment ", i, " has rows [",
+           s.row, ", ", int64_t(s.row) + s.len, ") of ", rows);
+    expect(s.parent_len >= 0 &&
+               (s.parent_len == 0 || (s.parent_row >= 0 && int64_t(s.parent_row) + s.parent_len <= parent_rows)),
+           "ref: ", op, ": segment ", i, " has parent rows [", s.parent_row, ", ", int64_t(s.parent_row) + s.parent_len,
+           ") of ", parent_rows);
+    for (int32_t r = s.row; r < s.row + s.len; r++) {
+      expect(!taken[r], "ref: ", op, ": row ", r, " lies in two segments");
+      taken[r] = true;
+    }
+    counted += int64_t(s.len) * s.parent_len + int64_t(s.len) * (s.len + 1) / 2;
+    list.push_back(s);
+  }
+  expect(counted == pairs, "ref: ", op, ": pairs is ", pairs, ", the segments hold ", counted);
+  return list;
+}
+
+// The elements of one segment's slots: those of the parent's rows, then its own.
+template <class T>
+struct SlotView {
+  View<T> parent, own;
+  SegmentRow segment;
+  T& operator()(int64_t slot, int64_t head, int64_t d) const {
+    return slot < segment.parent_len ? parent(segment.parent_row + slot, head, d)
+                                     : own(segment.row + slot - segment.parent_len, head, d);
+  }
+};
+
+}  // namespace
+
+void attn_fwd(const AttnFwd& a, Stream) {
+  expect_heads("attn_fwd", a.q, a.k, a.v);
+  const int64_t rows = a.q.shape[0], heads = a.q.shape[1], dim = a.q.shape[2], group = heads / a.k.shape[1];
+  expect_dense("attn_fwd", "o", a.o, {rows, heads, dim});
+  expect_dense("attn_fwd", "lse", a.lse, {rows, heads});
+  const auto segments = read_segments("attn_fwd", a.segments, rows, a.pk.shape[0], a.pairs);
+  dispatch("attn_fwd", a.q, [&]<class T>(T) {
+    const View<T> o(a.o), lse(a.lse), q(a.q);
+    for (const SegmentRow& s : segments) {
+      const SlotView<T> k{View<T>(a.pk), View<T>(a.k), s}, v{View<T>(a.pv), View<T>(a.v), s};
+      for (int64_t i = 0; i < s.len; i++)
+        for (int64_t h = 0; h < heads; h++)
+          lse(s.row + i, h) = static_cast<T>(attend(
+              &o(s.row + i, h, 0), &q(s.row + i, h, 0), dim, s.parent_len + i + 1, a.scale,
+              [&](int64_t slot, int64_t d) { return k(slot, h / group, d); },
+              [&](int64_t slot, int64_t d) { return v(slot, h / group, d); }));
+    }
+  });
+}
+
+// One segment and query head: p and ds of all its (own row, slot) pairs, then dq, then dk and dv.
+template <class T>
+static void attn_bwd_head(const AttnBwd& a, const SegmentRow& s, int64_t h) {
+  const int64_t dim = a.q.shape[2], kv = h / (a.q.shape[1] / a.k.shape[1]), slots = s.parent_len + s.len;
+  const View<T> dq(a.dq), d_o(a.d_o), o(a.o), q(a.q), lse(a.lse);
+  const SlotView<T> k{View<T>(a.pk), View<T>(a.k), s}, v{View<T>(a.pv), View<T>(a.v), s};
+  const SlotView<T> dk{View<T>(a.dpk), View<T>(a.dk), s}, dv{View<T>(a.dpv), View<T>(a.dv), s};
+  std::vector<double> p(s.len * slots), ds(s.len * slots);  // 0 where a row does not see a slot
+  for (int64_t i = 0; i < s.len; i++) {
+    const int64_t n = s.row + i;
+    double do_o = 0;
+    for (int64_t d = 0; d < dim; d++) do_o += double(d_o(n, h, d)) * o(n, h, d);
+    for (int64_t slot = 0; slot <= s.parent_len + i; slot++) {
+      double q_k = 0, do_v = 0;
+      for (int64_t d = 0; d < dim; d++) {
+        q_k += double(q(n, h, d)) * k(slot, kv, d);
+        do_v += double(d_o(n, h, d)) * v(slot, kv, d);
+      }
+      p[i * slots + slot] = std::exp(a.scale * q_k - lse(n, h));
+      ds[i * slots + slot] = p[i * slots + slot] * (do_v - do_o);
+    }
+    for (int64_t d = 0; d < dim; d++) {
+      double sum = 0;
+      for (int64_t slot = 0; slot < slots; slot++) sum += ds[i * slots + slot] * k(slot, kv, d);
+      dq(n, h, d) = static_cast<T>(a.scale * sum);
+    }
+  }
+  for (int64_t slot = 0; slot < slots; slot++)
+    for (int64_t d = 0; d < dim; d++) {
+      double sum_k = dk(slot, kv, d), sum_v = dv(slot, kv, d);
+      for (int64_t i = 0; i < s.len; i++) {
+        sum_k += a.scale * ds[i * slots + slot] * q(s.row + i, h, d);
+        sum_v += p[i * slots + slot] * d_o(s.row + i, h, d);
+      }
+      dk(slot, kv, d) = static_cast<T>(sum_k);
+      dv(slot, kv, d) = static_cast<T>(sum_v);
+    }
+}
+
+void attn_bwd(const AttnBwd& a, Stream) {
+  expect_heads("attn_bwd", a.q, a.k, a.v);
+  const int64_t rows = a.q.shape[0], heads = a.q.shape[1], kv_heads = a.k.shape[1], dim = a.q.shape[2];
+  for (const auto& [name, t] : {std::pair{"dq", &a.dq}, {"d_o", &a.d_o}, {"o", &a.o}})
+    expect_shape("attn_bwd", name, *t, {rows, heads, dim});
+  for (const auto& [name, t] : {std::pair{"dk", &a.dk}, {"dv", &a.dv}})
+    expect_shape("attn_bwd", name, *t, {rows, kv_heads, dim});
+  expect_dense("attn_bwd", "lse", a.lse, {rows, heads});
+  for (const auto& [name, t] : {std::pair{"dpk", &a.dpk}, {"dpv", &a.dpv}})
+    if (a.pk) expect_shape("attn_bwd", name, *t, {a.pk.shape[0], kv_heads, dim});
+  const auto segments = read_segments("attn_bwd", a.segments, rows, a.pk.shape[0], a.pairs);
+  dispatch("attn_bwd", a.q, [&]<class T>(T) {
+    for (const SegmentRow& s : segments)
+      for (int64_t h = 0; h < heads; h++) attn_bwd_head<T>(a, s, h);
+  });
+}
+
+namespace {
+
+// The pages of one sequence: slot -> (page, place in the page).
+struct SlotPages {
+  View<int32_t> table;
+  int64_t table_row;
+  int64_t page(int64_t slot) const { return table(table_row, slot / kPageSlots); }
+};
+
+std::vector<PagedRow> read_queries(const char* op, const Tensor& queries, const Tensor& page_table, int64_t rows,
+                                   int64_t pages) {
+  expect_dense(op, "queries", queries, {queries.shape[0], 4});
+  expect(page_table.rank == 2, "ref: ", op, ": page_table is ", page_table.str(), ", expected [sequences, max_pages]");
+  const View<int32_t> view(queries), table(page_table);
+  std::vector<PagedRow> list;
+  std::vector<bool> taken(rows);
+  for (int64_t i = 0; i < queries.shape[0]; i++) {
+    const PagedRow s{view(i, 0), view(i, 1), view(i, 2), view(i, 3)};
+    expect(s.row >= 0 && s.rows >= 0 && int64_t(s.row) + s.rows <= rows, "ref: ", op, ": entry ", i, " has rows [",
+           s.row, ", ", int64_t(s.row) + s.rows, ") of ", rows);
+    expect(s.table_row >= 0 && s.table_row < page_table.shape[0], "ref: ", op, ": entry ", i, " names row ",
+           s.table_row, " of page_table ", page_table.str());
+    expect(s.slots >= s.rows && s.slots <= page_table.shape[1] * kPageSlots, "ref: ", op, ": entry ", i, " has ",
+           s.slots, " slots, ", s.rows, " of them new; page_table is ", page_table.str());
+    for (int32_t slot = 0; slot < s.slots; slot++) {
+      const int64_t page = SlotPages{table, s.table_row}.page(slot);
+      expect(page >= 0 && page < pages, "ref: ", op, ": slot ", slot, " of entry ", i, " lies in page ", page, " of ",
+             pages);
+    }
+    for (int32_t r = s.row; r < s.row + s.rows; r++) {
+      expect(!taken[r], "ref: ", op, ": row ", r, " lies in two entries");
+      taken[r] = true;
+    }
+    list.push_back(s);
+  }
+  return list;
+}
+
+void expect_pages(const char* op, const Tensor& k_pages, const Tensor& v_pages) {
+  expect(k_pages.rank == 4, "ref: ", op, ": k_pages is ", k_pages.str(), ", expected [pages, K, D, 16]");
+  const int64_t pages = k_pages.shape[0], kv_heads = k_pages.shape[1], dim = k_pages.shape[2];
+  expect_dense(op, "k_pages", k_pages, {pages, kv_heads, dim, kPageSlots});
+  expect_dense(op, "v_pages", v_pages, {pages, kv_heads, kPageSlots, dim});
+}
+
+}  // namespace
+
+void kv_write(const KvWrite& a, Stream) {
+  expect_pages("kv_write", a.k_pages, a.v_pages);
+  const int64_t rows = a.k.shape[0], kv_heads = a.k_pages.shape[1], dim = a.k_pages.shape[2];
+  expect_shape("kv_write", "k", a.k, {rows, kv_heads, dim});
+  expect_shape("kv_write", "v", a.v, {rows, kv_heads, dim});
+  const auto queries = read_queries("kv_write", a.queries, a.page_table, rows, a.k_pages.shape[0]);
+  dispatch("kv_write", a.k, [&]<class T>(T) {
+    const View<T> k_pages(a.k_pages), v_pages(a.v_pages), k(a.k), v(a.v);
+    for (const PagedRow& s : queries) {
+      const SlotPages pages{View<int32_t>(a.page_table), s.table_row};
+      for (int64_t i = 0; i < s.rows; i++)
+        for (int64_t h = 0; h < kv_heads; h++)
+          for (int64_t d = 0; d < dim; d++) {
+            const int64_t slot = s.slots - s.rows + i;
+            k_pages(pages.page(slot), h, d, slot % kPageSlots) = k(s.row + i, h, d);
+            v_pages(pages.page(slot), h, slot % kPageSlots, d) = v(s.row + i, h, d);
+          }
+    }
+  });
+}
+
+void attn_paged(const AttnPaged& a, Stream) {
+  expect_pages("attn_paged", a.k_pages, a.v_pages);
+  const int64_t rows = a.q.shape[0], heads = a.q.shape[1], dim = a.q.shape[2], kv_heads = a.k_pages.shape[1];
+  expect_shape("attn_paged", "q", a.q, {rows, heads, a.k_pages.shape[2]});
+  expect_dense("attn_paged", "o", a.o, {rows, heads, dim});
+  expect(heads % kv_heads == 0, "ref: attn_paged: ", heads, " query heads over ", kv_heads, " key heads");
+  const auto queries = read_queries("attn_paged", a.queries, a.page_table, rows, a.k_pages.shape[0]);
+  int64_t pairs = 0, slots = 0;
+  for (const PagedRow& s : queries) {
+    pairs += int64_t(s.rows) * (s.slots - s.rows) + int64_t(s.rows) * (s.rows + 1) / 2;
+    slots += s.slots;
+  }
+  expect(pairs == a.pairs && slots == a.slots, "ref: attn_paged: pairs ", a.pairs, " and slots ", a.slots,
+         ", the entries hold ", pairs, " and ", slots);
+  dispatch("attn_paged", a.q, [&]<class T>(T) {
+    const View<T> o(a.o), q(a.q), k_pages(a.k_pages), v_pages(a.v_pages);
+    for (const PagedRow& s : queries) {
+      const SlotPages pages{View<int32_t>(a.page_table), s.table_row};
+      for (int64_t i = 0; i < s.rows; i++)
+        for (int64_t h = 0; h < heads; h++) {
+          const int64_t kv = h / (heads / kv_heads);
+          attend(
+              &o(s.row + i, h, 0), &q(s.row + i, h, 0), dim, s.slots - s.rows + i + 1, a.scale,
+              [&](int64_t slot, int64_t d) { return k_pages(pages.page(slot), kv, d, slot % kPageSlots); },
+              [&](int64_t slot, int64_t d) { return v_pages(pages.page(slot), kv, slot % kPageSlots, d); });
+        }
+    }
+  });
+}
+
+void kv_copy_pages(const KvCopyPages& a, Stream) {
+  expect_pages("kv_copy_pages", a.k_pages, a.v_pages);
+  const int64_t pages = a.k_pages.shape[0], n = a.pairs.shape[0];
+  expect_dense("kv_copy_pages", "pairs", a.pairs, {n, 2});
+  const View<int32_t> pairs(a.pairs);
+  std::vector<int> uses(pages);  // 1: source, 2: destination
+  for (int64_t i = 0; i < n; i++) {
+    const int32_t src = pairs(i, 0), dst = pairs(i, 1);
+    expect(src >= 0 && src < pages && dst >= 0 && dst < pages, "ref: kv_copy_pages: pair ", i, " is (", src, ", ", dst,
+           ") of ", pages, " pages");
+    expect(uses[src] != 2 && uses[dst] == 0 && src != dst, "ref: kv_copy_pages: pair ", i, " (", src, ", ", dst,
+           "): a destination is a source or occurs twice");
+    uses[src] = 1, uses[dst] = 2;
+  }
+  dispatch("kv_copy_pages", a.k_pages, [&]<class T>(T) {
+    for (const Tensor& t : {a.k_pages, a.v_pages})
+      for (int64_t i = 0; i < n; i++) {
+        const T* from = t.as<T>() + pairs(i, 0) * t.stride[0];
+        std::copy(from, from + t.stride[0], t.as<T>() + pairs(i, 1) * t.stride[0]);
+      }
+  });
+}
+
+}  // namespace pare::ref

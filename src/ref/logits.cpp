@@ -1,0 +1,174 @@
+// Log-probs, losses and sampling: everything that turns logits into numbers.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "base/rng.h"
+#include "ops/token_loss.h"
+#include "ref/ref.h"
+
+namespace pare::ref {
+
+namespace {
+
+// log softmax(logits / temperature) of one row.
+template <class T>
+std::vector<double> log_softmax(const View<T>& logits, int64_t row, int64_t vocabulary, double temperature) {
+  std::vector<double> z(vocabulary);
+  for (int64_t v = 0; v < vocabulary; v++) z[v] = logits(row, v) / temperature;
+  const double max = *std::max_element(z.begin(), z.end());
+  double sum = 0;
+  for (double x : z) sum += std::exp(x - max);
+  for (double& x : z) x = x - max - std::log(sum);
+  return z;
+}
+
+double entropy_of(const std::vector<double>& log_p) {
+  double h = 0;
+  for (double x : log_p) h -= std::exp(x) * x;
+  return h;
+}
+
+void expect_temperature(const char* op, float temperature) {
+  expect(temperature > 0, "ref: ", op, ": temperature ", temperature, ", expected more than 0");
+}
+
+// d row loss / d logits from the log-probs of the row and its token loss.
+template <class T>
+void loss_gradient(const LogitsLoss& a, int64_t row, const std::vector<double>& log_p, const std::vector<double>& log_q,
+                   const TokenLoss<double>& token, double entropy, double kl) {
+  const View<T> logits(a.logits);
+  const double weight = View<T>(a.weight)(row), kl_weight = View<T>(a.kl_weight)(row);
+  const int32_t target = View<int32_t>(a.target)(row);
+  // d/dlp of everything that depends on the target's log-prob alone
+  const double d_lp = weight * token.d_policy + kl_weight * a.spec.kl_coef * token.d_kl;
+  for (int64_t v = 0; v < a.logits.shape[1]; v++) {
+    const double p = std::exp(log_p[v]);
+    double d = d_lp * ((v == target) - p);                                                 // dlp/dz
+    d += kl_weight * a.spec.entropy_coef * p * (log_p[v] + entropy);                       // -dH/dz
+    if (!log_q.empty()) d += kl_weight * a.spec.kl_coef * p * (log_p[v] - log_q[v] - kl);  // dKL(p || q)/dz
+    logits(row, v) = static_cast<T>(d / a.spec.temperature);
+  }
+}
+
+}  // namespace
+
+void logprob(const Logprob& a, Stream) {
+  const int64_t rows = a.logits.shape[0], vocabulary = a.logits.shape[1];
+  expect_dense("logprob", "logits", a.logits, {rows, vocabulary});
+  expect_dense("logprob", "logprob", a.logprob, {rows});
+  expect_dense("logprob", "entropy", a.entropy, {rows});
+  expect_index("logprob", "target", a.target, rows, vocabulary);
+  expect_temperature("logprob", a.temperature);
+  dispatch("logprob", a.logits, [&]<class T>(T) {
+    const View<T> lp(a.logprob), entropy(a.entropy), logits(a.logits);
+    const View<int32_t> target(a.target);
+    for (int64_t r = 0; r < rows; r++) {
+      const std::vector<double> log_p = log_softmax(logits, r, vocabulary, a.temperature);
+      lp(r) = static_cast<T>(log_p[target(r)]);
+      entropy(r) = static_cast<T>(entropy_of(log_p));
+    }
+  });
+}
+
+void logits_loss(const LogitsLoss& a, Stream) {
+  const int64_t rows = a.logits.shape[0], vocabulary = a.logits.shape[1];
+  const LossSpec& spec = a.spec;
+  const bool policy = spec.policy != PolicyLoss::nll, gspo = spec.policy == PolicyLoss::gspo;
+  const bool exact = spec.kl == KlLoss::exact, sampled_kl = spec.kl != KlLoss::none && !exact;
+  expect_dense("logits_loss", "logits", a.logits, {rows, vocabulary});
+  for (const auto& [name, t] : {std::pair{"logprob", &a.logprob},
+                                {"entropy", &a.entropy},
+                                {"loss", &a.loss},
+                                {"kl", &a.kl},
+                                {"clipped", &a.clipped},
+                                {"weight", &a.weight},
+                                {"kl_weight", &a.kl_weight}})
+    expect_dense("logits_loss", name, *t, {rows});
+  if (policy) expect_dense("logits_loss", "advantage", a.advantage, {rows});
+  if (policy && !gspo) expect_dense("logits_loss", "old_logprob", a.old_logprob, {rows});
+  if (gspo) expect_dense("logits_loss", "log_ratio", a.log_ratio, {rows});
+  if (sampled_kl) expect_dense("logits_loss", "ref_logprob", a.ref_logprob, {rows});
+  if (exact) expect_dense("logits_loss", "ref_logits", a.ref_logits, {rows, vocabulary});
+  expect_index("logits_loss", "target", a.target, rows, vocabulary);
+  expect_temperature("logits_loss", spec.temperature);
+  dispatch("logits_loss", a.logits, [&]<class T>(T) {
+    const View<T> logits(a.logits), ref_logits(a.ref_logits), lp(a.logprob), entropy(a.entropy), loss(a.loss), kl(a.kl);
+    const View<T> advantage(a.advantage), old_lp(a.old_logprob), log_ratio(a.log_ratio), ref_lp(a.ref_logprob);
+    const View<int32_t> target(a.target), clipped(a.clipped);
+    for (int64_t r = 0; r < rows; r++) {
+      const std::vector<double> log_p = log_softmax(logits, r, vocabulary, spec.temperature);
+      const TokenLoss<double> token = token_loss<double>(
+          spec, log_p[target(r)], policy && !gspo ? old_lp(r) : 0, gspo ? log_ratio(r) : 0, policy ? advantage(r) : 0,
+          sampled_kl ? ref_lp(r) : 0, [](double x) { return std::exp(x); });
+      const double h = entropy_of(log_p);
+      double divergence = token.kl;
+      std::vector<double> log_q;
+      if (exact) {
+        log_q = log_softmax(ref_logits, r, vocabulary, spec.temperature);
+        for (int64_t v = 0; v < vocabulary; v++) divergence += std::exp(log_p[v]) * (log_p[v] - log_q[v]);
+      }
+      lp(r) = static_cast<T>(log_p[target(r)]);
+      entropy(r) = static_cast<T>(h);
+      loss(r) = static_cast<T>(token.policy);
+      kl(r) = static_cast<T>(divergence);
+      clipped(r) = token.clipped;
+      loss_gradient<T>(a, r, log_p, log_q, token, h, divergence);
+    }
+  });
+}
+
+// Ids of the distribution that is sampled, largest logit first.
+template <class T>
+static std::vector<int32_t> kept_ids(const Sample& a, const View<T>& logits, int64_t row) {
+  const int64_t vocabulary = a.logits.shape[1];
+  std::vector<int32_t> ids(vocabulary);
+  std::iota(ids.begin(), ids.end(), 0);
+  std::stable_sort(ids.begin(), ids.end(), [&](int32_t i, int32_t j) { return logits(row, i) > logits(row, j); });
+  if (a.top_k > 0 && a.top_k < vocabulary) ids.resize(a.top_k);
+  if (a.top_p < 1) {
+    const double max = logits(row, ids[0]);
+    double total = 0, sum = 0;
+    for (int32_t id : ids) total += std::exp((logits(row, id) - max) / a.temperature);
+    size_t n = 0;
+    while (n < ids.size() && sum < a.top_p * total) sum += std::exp((logits(row, ids[n++]) - max) / a.temperature);
+    ids.resize(n);
+  }
+  return ids;
+}
+
+void sample(const Sample& a, Stream) {
+  const int64_t rows = a.logits.shape[0], vocabulary = a.logits.shape[1];
+  expect_dense("sample", "logits", a.logits, {rows, vocabulary});
+  expect_dense("sample", "token", a.token, {rows});
+  expect_dense("sample", "logprob", a.logprob, {rows});
+  expect_dense("sample", "counter", a.counter, {rows, 3});
+  expect(a.temperature >= 0 && a.top_k >= 0 && a.top_p > 0 && a.top_p <= 1, "ref: sample: temperature ", a.temperature,
+         ", top_k ", a.top_k, ", top_p ", a.top_p, "; expected >= 0, >= 0, (0, 1]");
+  dispatch("sample", a.logits, [&]<class T>(T) {
+    const View<T> logits(a.logits), lp(a.logprob);
+    const View<int32_t> token(a.token), counter(a.counter);
+    for (int64_t r = 0; r < rows; r++) {
+      if (a.temperature == 0) {
+        token(r) = static_cast<int32_t>(std::max_element(&logits(r, 0), &logits(r, 0) + vocabulary) - &logits(r, 0));
+        lp(r) = 0;
+        continue;
+      }
+      const uint64_t uid = uint64_t(uint32_t(counter(r, 1))) << 32 | uint32_t(counter(r, 0));
+      const double max = *std::max_element(&logits(r, 0), &logits(r, 0) + vocabulary) / double(a.temperature);
+      double best = -INFINITY, chosen = 0, sum = 0;
+      token(r) = -1;
+      for (int32_t id : kept_ids(a, logits, r)) {
+        const double z = logits(r, id) / double(a.temperature);
+        const double u = uniform_open(rng_word(a.key, uid, uint32_t(counter(r, 2)), uint32_t(id)));
+        const double score = z - std::log(-std::log(u));
+        if (score > best || (score == best && id < token(r))) best = score, chosen = z, token(r) = id;
+        sum += std::exp(z - max);
+      }
+      lp(r) = static_cast<T>(chosen - max - std::log(sum));
+    }
+  });
+}
+
+}  // namespace pare::ref
