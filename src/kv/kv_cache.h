@@ -49,7 +49,8 @@ class KvCache {
   int64_t slots(int sequence, int layer) const { return at(sequence).layers[layer].slots; }
   const std::vector<int32_t>& pages(int sequence, int layer) const { return at(sequence).layers[layer].pages; }
   int64_t reserved() const { return reserved_; }  // set aside and not yet taken
-  PagePool& pool() { return pool_; }
+  const PagePool& pool() const { return pool_; }
+  void reset_peak() { pool_.reset_peak(); }
   Device& device() { return device_; }
 
   int layers() const { return static_cast<int>(layers_); }

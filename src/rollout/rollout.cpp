@@ -136,7 +136,7 @@ std::vector<Completion> Rollout::generate(const std::vector<Request>& requests, 
       scratch_.alloc("rollout.hidden", model_.dtype, {1 + limits_.max_batched_tokens, model_.config.hidden});
   Scheduler scheduler(model_.config, requests, sampling.eos, limits_, cache_);
   stats_ = {.completions = scheduler.completions()};
-  cache_.pool().reset_peak();
+  cache_.reset_peak();
   while (!scheduler.done()) {
     const Batch batch = scheduler.next();
     stats_.peak_sequences = std::max(stats_.peak_sequences, scheduler.in_flight());

@@ -11,7 +11,7 @@ struct Sampling {
   float temperature = 1;     // 0: greedy
   int32_t top_k = 0;         // 0: off
   float top_p = 1;           // 1: off
-  uint64_t key = 0;          // rng_key(seed, Stream::sample, step)
+  uint64_t key = 0;          // rng_key(seed, RngStream::sample, step)
   std::vector<int32_t> eos;  // any of them ends a sequence
 };
 
