@@ -55,7 +55,7 @@ struct Tensor {
 
   template <class T>
   T* as() const {
-    expect(dtype == dtype_of<T>, "tensor ", str(), " read as another type");
+    expect(dtype == dtype_of<T>, "tensor ", *this, " read as another type");
     return static_cast<T*>(data);
   }
 
@@ -64,6 +64,9 @@ struct Tensor {
   Tensor heads(int64_t n) const;                       // [N, n*D] seen as [N, n, D]
   Tensor flat() const;                                 // contiguous: seen as one row [size]
 };
+
+// str(), but only when it is printed: contracts are checked on every call, messages are made when one is broken.
+std::ostream& operator<<(std::ostream& stream, const Tensor& t);
 
 // A contiguous view of `data`.
 Tensor make_tensor(void* data, DType dtype, std::initializer_list<int64_t> shape);

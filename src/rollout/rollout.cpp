@@ -1,0 +1,157 @@
+#include "rollout/rollout.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+namespace pare {
+
+namespace {
+
+RolloutLimits checked(const RolloutLimits& given, const ModelConfig& config) {
+  RolloutLimits limits = given;
+  if (limits.max_sequences < 1) fail("rollout: max_sequences is ", limits.max_sequences, ", at least 1 is needed");
+  if (limits.max_batched_tokens < limits.max_sequences)
+    fail("rollout: max_batched_tokens (", limits.max_batched_tokens, ") must be at least max_sequences (",
+         limits.max_sequences, "): every running sequence takes one row of a pass");
+  if (limits.max_context < 2 || limits.max_context > config.max_position)
+    fail("rollout: max_context is ", limits.max_context, "; the model takes 2 to ", config.max_position, " positions");
+  if (limits.kv_pages < 0) fail("rollout: kv_pages is ", limits.kv_pages);
+  if (limits.kv_pages == 0)
+    limits.kv_pages = Scheduler::cache_sequences(limits) * KvCache::pages_for(config, limits.max_context);
+  return limits;
+}
+
+}  // namespace
+
+Rollout::Rollout(const Model& model, const RolloutLimits& limits, Arena& kv, Arena& scratch)
+    : model_(model),
+      limits_(checked(limits, model.config)),
+      scratch_(scratch),
+      cache_(model.config, model.device, kv, model.dtype, limits_.kv_pages, Scheduler::cache_sequences(limits_),
+             limits_.max_context) {}
+
+void Rollout::check(const std::vector<Request>& requests, const Sampling& sampling) const {
+  if (!(sampling.temperature >= 0) || std::isinf(sampling.temperature))
+    fail("sampling: temperature is ", sampling.temperature, ", expected 0 (greedy) or a positive number");
+  if (sampling.top_k < 0) fail("sampling: top_k is ", sampling.top_k, ", expected 0 (off) or more");
+  if (!(sampling.top_p > 0 && sampling.top_p <= 1))
+    fail("sampling: top_p is ", sampling.top_p, ", expected more than 0 and at most 1 (off)");
+  for (size_t i = 0; i < requests.size(); i++) {
+    const Request& r = requests[i];
+    const auto size = static_cast<int64_t>(r.prompt.size());
+    expect(!r.uids.empty(), "request ", i, " asks for no samples");
+    if (r.max_new_tokens < 1) fail("request ", i, ": max_new_tokens is ", r.max_new_tokens, ", at least 1 is needed");
+    if (size == 0) fail("request ", i, ": the prompt is empty; a sequence starts from at least one token");
+    if (size + r.max_new_tokens > limits_.max_context)
+      fail("request ", i, ": a prompt of ", size, " tokens and ", r.max_new_tokens,
+           " new ones do not fit in max_context, ", limits_.max_context, " (the model has ", model_.config.max_position,
+           " positions)");
+    for (int64_t t = 0; t < size; t++)
+      if (r.prompt[t] < 0 || r.prompt[t] >= model_.config.vocab)
+        fail("request ", i, ": token ", t, " of the prompt is ", r.prompt[t], ", outside the vocabulary of ",
+             model_.config.vocab);
+    const int64_t needed = Scheduler::pages_needed(model_.config, r),
+                  page = cache_.page_bytes(model_.config, model_.dtype);
+    if (needed > limits_.kv_pages)
+      throw Error(Exit::memory,
+                  cat("request ", i, ": one sequence of ", size, " prompt and ", r.max_new_tokens, " new tokens needs ",
+                      needed, " KV pages (", needed * page, " bytes), the pool has ", limits_.kv_pages, " (",
+                      limits_.kv_pages * page, " bytes): enlarge the pool or shorten the sequences"));
+  }
+}
+
+// One pass over the model and the draws that follow it.  hidden: act [1 + rows, C], the kept row first.
+void Rollout::run(const Batch& batch, const Sampling& sampling, const Tensor& hidden) {
+  Device& device = model_.device;
+  const auto n = static_cast<int64_t>(batch.ids.size());
+  ArenaScope scope(scratch_);
+  std::optional<PagedAttention> attention;
+  if (n > 0) {
+    attention.emplace(cache_, scratch_, batch.runs, model_.attention_scale());
+    const Tensor ids = scratch_.alloc("rollout.ids", DType::i32, {n});
+    const Tensor positions = scratch_.alloc("rollout.positions", DType::i32, {n});
+    device.upload({.dst = ids, .src = batch.ids.data()});
+    device.upload({.dst = positions, .src = batch.positions.data()});
+    forward_rows(model_, scratch_, ids, positions, *attention, hidden.rows(1, n));
+    stats_.forward_passes++;
+    // A download waits for the device: the uploads of this pass read host memory that is about to change.
+    int32_t first;
+    if (batch.draws.empty()) device.download({.dst = &first, .src = ids.rows(0, 1)});
+  }
+  if (!batch.draws.empty()) draw(batch, sampling, hidden);
+}
+
+// Only rows that a token is drawn from meet the LM head.
+void Rollout::draw(const Batch& batch, const Sampling& sampling, const Tensor& hidden) {
+  Device& device = model_.device;
+  const ModelConfig& c = model_.config;
+  const auto n = static_cast<int64_t>(batch.draws.size());
+  const bool keep = batch.keep != Batch::kKept;
+  std::vector<int32_t> host_index, host_counter;
+  for (const Batch::Draw& d : batch.draws) {
+    host_index.push_back(d.row + 1);
+    host_counter.push_back(static_cast<int32_t>(d.uid));
+    host_counter.push_back(static_cast<int32_t>(d.uid >> 32));
+    host_counter.push_back(d.position);
+  }
+  if (keep) host_index.push_back(batch.keep);
+  const Tensor index = scratch_.alloc("rollout.index", DType::i32, {n + keep});
+  const Tensor counter = scratch_.alloc("rollout.counter", DType::i32, {n, 3});
+  const Tensor rows = scratch_.alloc("rollout.rows", model_.dtype, {n, c.hidden});
+  const Tensor logits = scratch_.alloc("rollout.logits", model_.dtype, {n, c.vocab});
+  const Tensor token = scratch_.alloc("rollout.token", DType::i32, {n});
+  const Tensor logprob = scratch_.alloc("rollout.logprob", model_.stat, {n});
+  device.upload({.dst = index, .src = host_index.data()});
+  device.upload({.dst = counter, .src = host_counter.data()});
+  device.gather_rows({.y = rows, .x = hidden, .index = index.rows(0, n)});
+  if (keep)
+    device.gather_rows({.y = hidden.rows(0, 1), .x = hidden.rows(1, hidden.shape[0] - 1), .index = index.rows(n, 1)});
+  device.linear_fwd({.y = logits, .x = rows, .w = model_.head, .bias = {}, .residual = {}});
+  device.sample({.token = token,
+                 .logprob = logprob,
+                 .logits = logits,
+                 .counter = counter,
+                 .key = sampling.key,
+                 .temperature = sampling.temperature,
+                 .top_k = sampling.top_k,
+                 .top_p = sampling.top_p});
+  tokens_.resize(n);
+  device.download({.dst = tokens_.data(), .src = token});
+  if (model_.stat == DType::f64) {
+    std::vector<double> wide(n);
+    device.download({.dst = wide.data(), .src = logprob});
+    logprobs_.assign(wide.begin(), wide.end());
+  } else {
+    logprobs_.resize(n);
+    device.download({.dst = logprobs_.data(), .src = logprob});
+  }
+}
+
+std::vector<Completion> Rollout::generate(const std::vector<Request>& requests, const Sampling& sampling,
+                                          const std::function<void(const RolloutStats&)>& progress) {
+  check(requests, sampling);
+  ArenaScope scope(scratch_);
+  const Tensor hidden =
+      scratch_.alloc("rollout.hidden", model_.dtype, {1 + limits_.max_batched_tokens, model_.config.hidden});
+  Scheduler scheduler(model_.config, requests, sampling.eos, limits_, cache_);
+  stats_ = {.completions = scheduler.completions()};
+  cache_.reset_peak();
+  while (!scheduler.done()) {
+    const Batch batch = scheduler.next();
+    stats_.peak_sequences = std::max(stats_.peak_sequences, scheduler.in_flight());
+    tokens_.clear(), logprobs_.clear();
+    run(batch, sampling, hidden);
+    scheduler.advance(batch, tokens_, logprobs_);
+    stats_.prefill_tokens += batch.prefill;
+    stats_.decoded_tokens += static_cast<int64_t>(batch.draws.size());
+    stats_.peak_pages = cache_.pool().peak();
+    stats_.finished = scheduler.finished();
+    if (progress) progress(stats_);
+  }
+  expect(cache_.pool().used() == 0 && cache_.reserved() == 0, "the rollout left ", cache_.pool().used(),
+         " pages in use and ", cache_.reserved(), " reserved");
+  return scheduler.take_completions();
+}
+
+}  // namespace pare

@@ -1,0 +1,62 @@
+// Generation: the same forward and the same kernels as the learner's, over paged keys and values.
+#pragma once
+#include <functional>
+#include <vector>
+
+#include "rollout/scheduler.h"
+
+namespace pare {
+
+struct Sampling {
+  float temperature = 1;     // 0: greedy
+  int32_t top_k = 0;         // 0: off
+  float top_p = 1;           // 1: off
+  uint64_t key = 0;          // rng_key(seed, RngStream::sample, step)
+  std::vector<int32_t> eos;  // any of them ends a sequence
+};
+
+// Of one generate(); FLOPs and bytes are in the device's ledger.
+struct RolloutStats {
+  int64_t prefill_tokens = 0;  // rows of prompts computed: a prompt counts once, not once a sample
+  int64_t decoded_tokens = 0;  // tokens drawn
+  int64_t forward_passes = 0;
+  int64_t peak_pages = 0;
+  int peak_sequences = 0;
+  int64_t finished = 0, completions = 0;
+};
+
+class Rollout {
+ public:
+  // The cache is allocated from `kv` here; what generate() needs beside comes from `scratch` and is given back.
+  Rollout(const Model& model, const RolloutLimits& limits, Arena& kv, Arena& scratch);
+
+  // All samples of all requests, in order (request, sample) whatever the schedule.  The tokens and log-probs of a
+  // sample depend on the model, its prompt, its uid and `sampling` only, bit by bit.  `progress` is called after every
+  // pass.
+  //
+  // Refused before the start: prompts that are empty, longer than max_context less max_new_tokens, or with ids outside
+  // the vocabulary; a request that the pool cannot hold when it is alone (Exit::memory).  After an exception from an op
+  // the object is not to be used again.
+  //
+  // On the `null` table every token is 0: with an empty eos every sample runs to max_new_tokens, the worst case.
+  std::vector<Completion> generate(const std::vector<Request>& requests, const Sampling& sampling,
+                                   const std::function<void(const RolloutStats&)>& progress = {});
+
+  const RolloutStats& stats() const { return stats_; }  // of the last generate()
+  const KvCache& cache() const { return cache_; }
+
+ private:
+  void check(const std::vector<Request>& requests, const Sampling& sampling) const;
+  void run(const Batch& batch, const Sampling& sampling, const Tensor& hidden);
+  void draw(const Batch& batch, const Sampling& sampling, const Tensor& hidden);
+
+  const Model& model_;
+  const RolloutLimits limits_;
+  Arena& scratch_;
+  KvCache cache_;
+  RolloutStats stats_;
+  std::vector<int32_t> tokens_;  // of the last draw
+  std::vector<float> logprobs_;
+};
+
+}  // namespace pare

@@ -1,0 +1,162 @@
+#include "rollout/scheduler.h"
+
+#include <algorithm>
+
+namespace pare {
+
+namespace {
+
+int64_t prompt_size(const Request& r) { return static_cast<int64_t>(r.prompt.size()); }
+int samples_of(const Request& r) { return static_cast<int>(r.uids.size()); }
+
+// The last token that is drawn is never fed back.
+int64_t worst_slots(const Request& r) { return prompt_size(r) + r.max_new_tokens - 1; }
+
+// What a sample adds to the pages of its prompt if it takes over the prompt's sequence, which only the last can count
+// on, or if it forks it.
+int64_t pages_to_take_over(const ModelConfig& config, const Request& r) {
+  return KvCache::pages_for(config, worst_slots(r)) - KvCache::pages_for(config, prompt_size(r));
+}
+int64_t own_pages(const ModelConfig& config, const Request& r, int sample) {
+  if (r.max_new_tokens == 1) return 0;  // never leaves the prompt
+  if (sample + 1 == samples_of(r)) return pages_to_take_over(config, r);
+  return KvCache::pages_for(config, worst_slots(r)) - KvCache::full_pages_for(config, prompt_size(r));
+}
+
+}  // namespace
+
+int64_t Scheduler::pages_needed(const ModelConfig& config, const Request& request) {
+  return KvCache::pages_for(config, prompt_size(request)) + own_pages(config, request, 0);
+}
+
+Scheduler::Scheduler(const ModelConfig& config, const std::vector<Request>& requests, const std::vector<int32_t>& eos,
+                     const RolloutLimits& limits, KvCache& cache)
+    : config_(config), requests_(requests), eos_(eos), limits_(limits), cache_(cache) {
+  for (int r = 0; r < static_cast<int>(requests.size()); r++) {
+    first_.push_back(static_cast<int>(completions_.size()));
+    for (int s = 0; s < samples_of(requests[r]); s++) {
+      completions_.emplace_back();
+      completions_.back().request = r, completions_.back().sample = s;
+    }
+  }
+}
+
+int Scheduler::in_flight() const {
+  size_t n = running_.size();
+  for (const Prompt& p : prompts_) n += p.admitted - p.drawn;
+  return static_cast<int>(n);
+}
+
+void Scheduler::admit() {
+  for (int places = limits_.max_sequences - in_flight(); places > 0; places--) {
+    const bool continued =
+        !prompts_.empty() && prompts_.back().admitted < samples_of(requests_[prompts_.back().request]);
+    if (!continued && next_request_ == static_cast<int>(requests_.size())) return;
+    const Request& r = requests_[continued ? prompts_.back().request : next_request_];
+    const int64_t prompt_pages = KvCache::pages_for(config_, prompt_size(r));
+    const int sample = continued ? prompts_.back().admitted : 0;
+    if (!cache_.reserve(own_pages(config_, r, sample) + (continued ? 0 : prompt_pages))) return;
+    if (!continued) prompts_.push_back({.request = next_request_++, .sequence = cache_.open(prompt_pages)});
+    prompts_.back().admitted++;
+  }
+}
+
+void Scheduler::decode_rows(Batch& batch) {
+  for (const Running& running : running_) {
+    const Completion& c = completions_[running.completion];
+    const Request& r = requests_[c.request];
+    const auto row = static_cast<int32_t>(batch.ids.size()), n = static_cast<int32_t>(c.tokens.size());
+    cache_.append(running.sequence, 1);
+    batch.ids.push_back(c.tokens.back());
+    batch.positions.push_back(static_cast<int32_t>(r.prompt.size()) + n - 1);
+    batch.runs.push_back({running.sequence, row, 1});
+    batch.draws.push_back({row, r.uids[c.sample], n, running.completion});
+  }
+}
+
+void Scheduler::prompt_rows(Batch& batch) {
+  for (Prompt& p : prompts_) {
+    const Request& r = requests_[p.request];
+    int32_t last = Batch::kKept;
+    if (p.filled < prompt_size(r)) {
+      const auto row = static_cast<int32_t>(batch.ids.size());
+      const auto n =
+          static_cast<int32_t>(std::min<int64_t>(limits_.max_batched_tokens - row, prompt_size(r) - p.filled));
+      if (n == 0) return;
+      cache_.append(p.sequence, n);
+      for (int64_t i = p.filled; i < p.filled + n; i++) {
+        batch.ids.push_back(r.prompt[i]);
+        batch.positions.push_back(static_cast<int32_t>(i));
+      }
+      batch.runs.push_back({p.sequence, row, n});
+      batch.prefill += n;
+      p.filled += n;
+      if (p.filled < prompt_size(r)) return;
+      last = row + n - 1;
+      if (p.admitted < samples_of(r)) batch.keep = last;
+    }
+    for (int s = p.drawn; s < p.admitted; s++) batch.draws.push_back({last, r.uids[s], 0, first_[p.request] + s});
+  }
+}
+
+Batch Scheduler::next() {
+  admit();
+  Batch batch;
+  decode_rows(batch);
+  prompt_rows(batch);
+  return batch;
+}
+
+bool Scheduler::ended(int completion) const {
+  const Completion& c = completions_[completion];
+  return std::find(eos_.begin(), eos_.end(), c.tokens.back()) != eos_.end() ||
+         static_cast<int>(c.tokens.size()) == requests_[c.request].max_new_tokens;
+}
+
+// The samples of a finished prompt that have just drawn their first token.
+void Scheduler::start_samples(Prompt& p) {
+  const Request& r = requests_[p.request];
+  std::vector<int> alive;
+  for (int s = p.drawn; s < p.admitted; s++)
+    if (ended(first_[p.request] + s))
+      cache_.unreserve(own_pages(config_, r, s));
+    else
+      alive.push_back(s);
+  const bool last_samples = p.admitted == samples_of(r);
+  for (const int s : alive) {
+    const int64_t promise = own_pages(config_, r, s);
+    int sequence = p.sequence;
+    if (last_samples && s == alive.back()) {
+      const int64_t needed = pages_to_take_over(config_, r);
+      cache_.extend(sequence, needed);
+      cache_.unreserve(promise - needed);
+    } else {
+      sequence = cache_.fork(p.sequence, promise);
+    }
+    running_.push_back({first_[p.request] + s, sequence});
+  }
+  if (last_samples && alive.empty()) cache_.close(p.sequence);
+  p.drawn = p.admitted;
+}
+
+void Scheduler::advance(const Batch& batch, const std::vector<int32_t>& tokens, const std::vector<float>& logprobs) {
+  for (size_t i = 0; i < batch.draws.size(); i++) {
+    Completion& c = completions_[batch.draws[i].completion];
+    c.tokens.push_back(tokens[i]);
+    c.logprobs.push_back(logprobs[i]);
+    if (!ended(batch.draws[i].completion)) continue;
+    const bool eos = std::find(eos_.begin(), eos_.end(), tokens[i]) != eos_.end();
+    c.finish = eos ? Finish::eos : Finish::length;
+    finished_++;
+  }
+  std::erase_if(running_, [&](const Running& running) {
+    if (!ended(running.completion)) return false;
+    cache_.close(running.sequence);
+    return true;
+  });
+  for (Prompt& p : prompts_)
+    if (p.filled == prompt_size(requests_[p.request])) start_samples(p);
+  std::erase_if(prompts_, [&](const Prompt& p) { return p.drawn == samples_of(requests_[p.request]); });
+}
+
+}  // namespace pare

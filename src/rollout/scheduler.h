@@ -1,0 +1,105 @@
+// Which rows the next forward pass holds: continuous batching over a fixed pool of pages.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "kv/kv_cache.h"
+#include "kv/paged_attention.h"
+
+namespace pare {
+
+struct Request {
+  std::vector<int32_t> prompt;
+  std::vector<uint64_t> uids;  // one per sample: the sequence's name in the random draws (sequence_uid)
+  int max_new_tokens;          // per sample, EOS included
+};
+
+enum class Finish { eos, length };
+struct Completion {
+  int request = 0, sample = 0;
+  std::vector<int32_t> tokens;  // EOS included
+  std::vector<float> logprobs;  // of each token under the distribution it was drawn from
+  Finish finish = Finish::length;
+};
+
+struct RolloutLimits {
+  int max_sequences;       // generated at the same time
+  int max_batched_tokens;  // rows of a forward pass, at least max_sequences
+  int64_t max_context;     // prompt and new tokens of a sequence
+  int64_t kv_pages = 0;    // pages of the pool (16 slots of one layer); 0: as many as max_sequences may ever need
+};
+
+// One forward pass.
+struct Batch {
+  std::vector<int32_t> ids, positions;  // of each row
+  std::vector<PagedRun> runs;
+  // A token to draw from the hidden state of row `row`, or of the kept row for kKept.
+  struct Draw {
+    int32_t row;
+    uint64_t uid;
+    int32_t position;  // of the new token in the response, from 0
+    int completion;    // index in Scheduler::completions
+  };
+  static constexpr int32_t kKept = -1;
+  std::vector<Draw> draws;
+  int32_t keep = kKept;  // the row to keep after the draws, if any
+  int64_t prefill = 0;   // rows of prompts
+};
+
+// A prompt is computed once, in chunks, for all its samples.  Samples are admitted strictly in order (request, sample)
+// when a place among max_sequences is free and the pool can set aside all pages that the sample may ever need beyond
+// the full pages of its prompt.  A sample that survives its first token forks the prompt's cache; the last one takes
+// it over.  Since a request is touched only when every sample before it was admitted, at most one prompt waits for
+// samples still to be admitted: its final hidden state is the one row that is kept between passes.
+//
+// Everything here follows from lengths and tokens; the device is not asked.
+class Scheduler {
+ public:
+  Scheduler(const ModelConfig& config, const std::vector<Request>& requests, const std::vector<int32_t>& eos,
+            const RolloutLimits& limits, KvCache& cache);
+
+  // Sequences that the cache must be able to hold: a prompt waits beside max_sequences others.
+  static int cache_sequences(const RolloutLimits& limits) { return limits.max_sequences + 1; }
+  // Pages with which `request` can always be finished once it is alone.
+  static int64_t pages_needed(const ModelConfig& config, const Request& request);
+
+  bool done() const { return finished_ == completions(); }
+  Batch next();  // appends the slots of its rows to the cache
+  // The drawn tokens of `batch`, in the order of its draws.
+  void advance(const Batch& batch, const std::vector<int32_t>& tokens, const std::vector<float>& logprobs);
+
+  int in_flight() const;  // samples admitted and not finished
+  int64_t completions() const { return static_cast<int64_t>(completions_.size()); }
+  int64_t finished() const { return finished_; }
+  std::vector<Completion> take_completions() { return std::move(completions_); }  // in order (request, sample)
+
+ private:
+  struct Prompt {
+    int request, sequence;
+    int64_t filled = 0;           // tokens whose keys and values are in the cache
+    int admitted = 0, drawn = 0;  // samples; those in between wait for their first token
+  };
+  struct Running {
+    int completion, sequence;
+  };
+  const Request& request(int completion) const { return requests_[completions_[completion].request]; }
+  bool ended(int completion) const;
+  void admit();
+  void decode_rows(Batch& batch);
+  void prompt_rows(Batch& batch);
+  void start_samples(Prompt& prompt);
+
+  const ModelConfig& config_;
+  const std::vector<Request>& requests_;
+  const std::vector<int32_t>& eos_;
+  const RolloutLimits& limits_;
+  KvCache& cache_;
+  std::vector<Completion> completions_;
+  std::vector<int> first_;        // of each request: its first completion
+  int next_request_ = 0;          // the request whose samples are being admitted
+  std::vector<Prompt> prompts_;   // in order of admission
+  std::vector<Running> running_;  // past their first token, in order of that
+  int64_t finished_ = 0;
+};
+
+}  // namespace pare

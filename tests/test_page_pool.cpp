@@ -1,0 +1,252 @@
+// The page pool and the cache against an oracle that knows every slot's contents.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "base/rng.h"
+#include "kv/kv_cache.h"
+
+namespace pare::test {
+namespace {
+
+TEST(PagePool, LastInFirstOut) {
+  PagePool pool(3);
+  EXPECT_EQ(pool.take(), 0);
+  EXPECT_EQ(pool.take(), 1);
+  EXPECT_EQ(pool.take(), 2);
+  EXPECT_THROW(pool.take(), std::logic_error);
+  pool.drop(1), pool.drop(0);
+  EXPECT_EQ(pool.free(), 2);
+  EXPECT_EQ(pool.peak(), 3);
+  EXPECT_EQ(pool.take(), 0);
+  EXPECT_EQ(pool.take(), 1);
+}
+
+TEST(PagePool, APageIsFreedByItsLastReference) {
+  PagePool pool(2);
+  const int32_t page = pool.take();
+  pool.share(page), pool.share(page);
+  EXPECT_EQ(pool.references(page), 3);
+  pool.drop(page), pool.drop(page);
+  EXPECT_EQ(pool.used(), 1);
+  pool.drop(page);
+  EXPECT_EQ(pool.used(), 0);
+  EXPECT_THROW(pool.drop(page), std::logic_error);
+  EXPECT_THROW(pool.share(page), std::logic_error);
+  EXPECT_THROW(pool.drop(2), std::logic_error);
+}
+
+ModelConfig small() {
+  ModelConfig c;
+  c.layers = 3, c.kv_heads = 2, c.head_dim = 5;
+  return c;
+}
+
+// Random operations; the oracle keeps for every sequence what was written and how many pages it may still take.
+class CacheWorld {
+ public:
+  explicit CacheWorld(uint64_t seed) : rng_(rng_key(seed, RngStream::test, 0)) {}
+
+  void step() {
+    const uint32_t what = rng_.below(10);
+    if (what < 2 || live_.empty())
+      open();
+    else if (what < 6)
+      append(any());
+    else if (what < 8)
+      fork(any());
+    else if (what < 9)
+      extend(any());
+    else
+      close(any());
+    check_books();
+  }
+  void finish() {
+    while (!live_.empty()) close(live_.begin()->first);
+    check_books();
+    EXPECT_EQ(cache_.pool().free(), kPages);
+    EXPECT_EQ(cache_.reserved(), 0);
+    EXPECT_GT(forks_, 20);
+    EXPECT_GT(refusals_, 5);
+  }
+  void check_contents() {
+    cache_.upload_tables();
+    for (const auto& [id, s] : live_)
+      for (int layer = 0; layer < config_.layers; layer++)
+        for (size_t slot = 0; slot < s.values.size(); slot++) check_slot(id, layer, slot, s.values[slot]);
+  }
+
+ private:
+  static constexpr int64_t kPages = 67, kSequences = 7, kSlots = 83;
+  struct Sequence {
+    int64_t limit, promise;
+    std::vector<int32_t> values;  // of each slot
+  };
+
+  int any() { return std::next(live_.begin(), rng_.below(static_cast<uint32_t>(live_.size())))->first; }
+  int64_t some_slots(int64_t least) { return least + rng_.below(static_cast<uint32_t>(kSlots - least + 1)); }
+  int64_t pages(int64_t slots) { return KvCache::pages_for(config_, slots); }
+
+  bool reserve(int64_t n) {
+    int64_t promised = 0;
+    for (const auto& [id, s] : live_) promised += s.promise;
+    const bool fits = used() + promised + n <= kPages;
+    EXPECT_EQ(cache_.reserve(n), fits);
+    refusals_ += !fits;
+    return fits;
+  }
+  void open() {
+    const int64_t limit = some_slots(1);
+    if (live_.size() == kSequences || !reserve(pages(limit))) return;
+    const int id = cache_.open(pages(limit));
+    EXPECT_TRUE(live_.emplace(id, Sequence{limit, pages(limit), {}}).second);
+  }
+  void fork(int parent) {
+    Sequence s = live_.at(parent);
+    s.limit = some_slots(static_cast<int64_t>(s.values.size()));
+    const auto n = static_cast<int64_t>(s.values.size());
+    s.promise = pages(s.limit) - KvCache::full_pages_for(config_, n);
+    if (live_.size() == kSequences || !reserve(s.promise)) return;
+    const int id = cache_.fork(parent, s.promise);
+    if (n % kPageSlots) s.promise -= config_.layers;
+    for (int layer = 0; layer < config_.layers; layer++)
+      for (int64_t i = 0; i < (n + kPageSlots - 1) / kPageSlots; i++)
+        EXPECT_EQ(cache_.pages(id, layer)[i] == cache_.pages(parent, layer)[i], i < n / kPageSlots);
+    EXPECT_TRUE(live_.emplace(id, s).second);
+    forks_++;
+  }
+  void extend(int id) {
+    Sequence& s = live_.at(id);
+    const int64_t limit = some_slots(s.limit), more = pages(limit) - pages(s.limit);
+    if (!reserve(more)) return;
+    cache_.extend(id, more);
+    s.limit = limit, s.promise += more;
+  }
+  void append(int id) {
+    Sequence& s = live_.at(id);
+    const auto before = static_cast<int64_t>(s.values.size());
+    if (before == s.limit) return;
+    const auto n = static_cast<int32_t>(1 + rng_.below(static_cast<uint32_t>(s.limit - before)));
+    cache_.append(id, n);
+    cache_.upload_tables();
+    const int64_t K = config_.kv_heads, D = config_.head_dim;
+    std::vector<float> k(n * K * D), v(n * K * D);
+    PagedRow row{0, n, static_cast<int32_t>(before + n), id};
+    for (int layer = 0; layer < config_.layers; layer++) {
+      for (int64_t i = 0; i < n * K * D; i++) {
+        k[i] = key(next_ + static_cast<int32_t>(i / (K * D)), layer, i % (K * D));
+        v[i] = -k[i];
+      }
+      device_.kv_write({.k_pages = cache_.k_pages,
+                        .v_pages = cache_.v_pages,
+                        .k = make_tensor(k.data(), DType::f32, {n, K, D}),
+                        .v = make_tensor(v.data(), DType::f32, {n, K, D}),
+                        .page_table = cache_.page_table(layer),
+                        .queries = make_tensor(&row, DType::i32, {1, 4})});
+    }
+    for (int32_t i = 0; i < n; i++) s.values.push_back(next_++);
+    s.promise -= pages(before + n) - pages(before);
+  }
+  void close(int id) {
+    cache_.close(id);
+    live_.erase(id);
+    EXPECT_THROW(cache_.slots(id, 0), std::logic_error);
+  }
+
+  // Exact in f32 for the values of a test.
+  float key(int32_t value, int layer, int64_t element) const {
+    return static_cast<float>(1 + (value * config_.layers + layer) * 10 + element);
+  }
+  int64_t used() const {
+    std::set<int32_t> distinct;
+    for (const auto& [id, s] : live_)
+      for (int layer = 0; layer < config_.layers; layer++)
+        distinct.insert(cache_.pages(id, layer).begin(), cache_.pages(id, layer).end());
+    return static_cast<int64_t>(distinct.size());
+  }
+  void check_books() {
+    std::map<int32_t, int32_t> references;
+    int64_t promised = 0;
+    for (const auto& [id, s] : live_) {
+      promised += s.promise;
+      for (int layer = 0; layer < config_.layers; layer++) {
+        EXPECT_EQ(cache_.slots(id, layer), static_cast<int64_t>(s.values.size()));
+        for (int32_t page : cache_.pages(id, layer)) references[page]++;
+      }
+    }
+    for (int32_t page = 0; page < kPages; page++) {
+      if (cache_.pool().references(page) != references[page]) FAIL() << "references of page " << page;
+    }
+    EXPECT_EQ(cache_.pool().used(), used());
+    EXPECT_EQ(cache_.reserved(), promised);
+    EXPECT_LE(cache_.reserved(), cache_.pool().free());
+  }
+  void check_slot(int id, int layer, size_t slot, int32_t value) {
+    const int64_t K = config_.kv_heads, D = config_.head_dim, in_page = slot % kPageSlots;
+    const int32_t page = cache_.page_table(layer).rows(id, 1).as<int32_t>()[slot / kPageSlots];
+    EXPECT_EQ(page, cache_.pages(id, layer)[slot / kPageSlots]);
+    const float *k = cache_.k_pages.as<float>(), *v = cache_.v_pages.as<float>();
+    for (int64_t h = 0; h < K; h++)
+      for (int64_t d = 0; d < D; d++) {
+        const float expected = key(value, layer, h * D + d);
+        if (k[((page * K + h) * D + d) * kPageSlots + in_page] != expected ||
+            v[((page * K + h) * kPageSlots + in_page) * D + d] != -expected)
+          FAIL() << "sequence " << id << ", layer " << layer << ", slot " << slot << ", head " << h << ", element "
+                 << d;
+      }
+  }
+
+  const ModelConfig config_ = small();
+  Device device_{table_ref};
+  Arena arena_{"kv", Arena::Backing::host, 1 << 20};
+  KvCache cache_{config_, device_, arena_, DType::f32, kPages, kSequences, kSlots};
+  Rng rng_;
+  std::map<int, Sequence> live_;
+  int32_t next_ = 0;
+  int forks_ = 0, refusals_ = 0;
+};
+
+TEST(KvCache, RandomOperationsKeepBooksAndContents) {
+  for (uint64_t seed = 0; seed < 3; seed++) {
+    CacheWorld world(seed);
+    for (int i = 0; i < 500; i++) {
+      world.step();
+      if (i % 10 == 0) world.check_contents();
+    }
+    world.finish();
+    if (testing::Test::HasFailure()) FAIL() << "seed " << seed;
+  }
+}
+
+TEST(KvCache, BrokenContractsAreNoticed) {
+  const ModelConfig config = small();
+  Device device(table_null);
+  Arena arena("kv", Arena::Backing::none, 1 << 20);
+  KvCache cache(config, device, arena, DType::f32, 12, 2, 40);
+  ASSERT_TRUE(cache.reserve(3));
+  const int id = cache.open(3);
+  cache.append(id, 16);
+  EXPECT_THROW(cache.append(id, 1), std::logic_error) << "more pages than promised";
+  EXPECT_FALSE(cache.reserve(10));
+  ASSERT_TRUE(cache.reserve(9));
+  const int other = cache.open(9);
+  EXPECT_THROW(cache.append(other, 41), std::logic_error) << "more slots than a sequence may have";
+  EXPECT_THROW(cache.open(0), std::logic_error) << "more sequences than rows";
+  cache.close(id);
+  EXPECT_THROW(cache.close(id), std::logic_error);
+  EXPECT_THROW(cache.append(id, 1), std::logic_error);
+}
+
+TEST(KvCache, MemoryIsInTheBooks) {
+  const ModelConfig config = small();
+  Device device(table_null);
+  Arena arena("kv", Arena::Backing::none, 1 << 20);
+  KvCache cache(config, device, arena, DType::f32, 32, 4, 64);
+  // 32 pages; 4 tables of 3 layers of 4 pages; 4 lists of 3 copies, rounded up to 64 bytes.
+  EXPECT_EQ(arena.used(), 32 * KvCache::page_bytes(config, DType::f32) + 4 * 3 * 4 * 4 + 128);
+  EXPECT_EQ(KvCache::page_bytes(config, DType::f32), 2 * 2 * 5 * 16 * 4);
+}
+
+}  // namespace
+}  // namespace pare::test

@@ -1,0 +1,352 @@
+// Generation: the schedule, the pages and the threads change no bit; the books are exact; wrong input is refused.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/thread_pool.h"
+#include "rollout/rollout.h"
+#include "tests/tiny.h"
+
+namespace pare::test {
+namespace {
+
+struct Generator {
+  Generator(const Table& table, const ModelConfig& c, const RolloutLimits& limits, bool planning = false,
+            DType dtype = DType::f32)
+      : device(table),
+        backing(planning ? Arena::Backing::none : Arena::Backing::host),
+        weights("weights", backing, size_t{1} << 30),
+        kv("kv", backing, size_t{1} << 30),
+        scratch("scratch", backing, size_t{1} << 30),
+        model(c, device, weights, dtype, false),
+        rollout(model, limits, kv, scratch) {
+    model.set_parameters(tiny_parameters(c, 5));
+    device.ledger = &ledger;
+  }
+  Device device;
+  Ledger ledger;
+  Arena::Backing backing;
+  Arena weights, kv, scratch;
+  Model model;
+  Rollout rollout;
+};
+
+ModelConfig config() { return tiny_config("qwen3", false); }
+const RolloutLimits kRoomy{.max_sequences = 40, .max_batched_tokens = 400, .max_context = 160};
+
+// Prompts around page borders, one token, a group of one, responses of one token.
+std::vector<Request> mixed_requests() {
+  Rng rng(rng_key(3, RngStream::test, 2));
+  const std::vector<std::array<int, 3>> shape = {{5, 3, 9},   {16, 1, 40}, {33, 4, 1},  {1, 2, 60},
+                                                 {17, 1, 17}, {40, 5, 12}, {15, 2, 18}, {32, 3, 33}};
+  std::vector<Request> requests;
+  for (const auto& [prompt, samples, max_new] : shape) {
+    Request r{random_ids(rng, prompt, config().vocab), {}, max_new};
+    for (int s = 0; s < samples; s++) r.uids.push_back(sequence_uid(1, requests.size(), 0, s));
+    requests.push_back(r);
+  }
+  return requests;
+}
+
+Sampling mixed_sampling() { return {.temperature = 0.9f, .key = rng_key(1, RngStream::sample, 4), .eos = {3, 11}}; }
+
+void expect_same(const Completion& a, const Completion& b, const std::string& what) {
+  EXPECT_EQ(a.tokens, b.tokens) << what;
+  ASSERT_EQ(a.logprobs.size(), b.logprobs.size()) << what;
+  EXPECT_EQ(0, std::memcmp(a.logprobs.data(), b.logprobs.data(), a.logprobs.size() * sizeof(float))) << what;
+  EXPECT_EQ(a.finish, b.finish) << what;
+}
+void expect_same(const std::vector<Completion>& a, const std::vector<Completion>& b, const std::string& what) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); i++) {
+    EXPECT_EQ(a[i].request, b[i].request);
+    EXPECT_EQ(a[i].sample, b[i].sample);
+    expect_same(a[i], b[i], cat(what, ", request ", a[i].request, ", sample ", a[i].sample));
+  }
+}
+
+// Every sample as a request of its own, alone in the machine, and its prompt in one piece.
+std::vector<Completion> one_by_one(const std::vector<Request>& requests, const Sampling& sampling) {
+  Generator g(table_cpu, config(), {.max_sequences = 1, .max_batched_tokens = 400, .max_context = 160});
+  std::vector<Completion> all;
+  for (size_t r = 0; r < requests.size(); r++)
+    for (size_t s = 0; s < requests[r].uids.size(); s++) {
+      all.push_back(
+          g.rollout.generate({{requests[r].prompt, {requests[r].uids[s]}, requests[r].max_new_tokens}}, sampling)[0]);
+      all.back().request = static_cast<int>(r), all.back().sample = static_cast<int>(s);
+    }
+  return all;
+}
+
+std::vector<Completion> generate(const RolloutLimits& limits, const std::vector<Request>& requests,
+                                 const Sampling& sampling) {
+  Generator g(table_cpu, config(), limits);
+  return g.rollout.generate(requests, sampling);
+}
+
+TEST(Rollout, TheScheduleChangesNothing) {
+  const auto requests = mixed_requests();
+  const auto alone = one_by_one(requests, mixed_sampling());
+  int64_t least = 0;
+  for (const Request& r : requests) least = std::max(least, Scheduler::pages_needed(config(), r));
+  const std::vector<RolloutLimits> all = {
+      kRoomy,
+      {.max_sequences = 1, .max_batched_tokens = 1, .max_context = 160},
+      {.max_sequences = 2, .max_batched_tokens = 3, .max_context = 160},
+      {.max_sequences = 3, .max_batched_tokens = 19, .max_context = 73},
+      {.max_sequences = 7, .max_batched_tokens = 7, .max_context = 73, .kv_pages = least},
+      {.max_sequences = 40, .max_batched_tokens = 400, .max_context = 160, .kv_pages = least},
+      {.max_sequences = 40, .max_batched_tokens = 50, .max_context = 160, .kv_pages = least + 1},
+      {.max_sequences = 5, .max_batched_tokens = 64, .max_context = 160, .kv_pages = 2 * least + 3}};
+  for (const RolloutLimits& limits : all) {
+    Generator g(table_cpu, config(), limits);
+    expect_same(
+        g.rollout.generate(requests, mixed_sampling()), alone,
+        cat(limits.max_sequences, " sequences, ", limits.max_batched_tokens, " rows, ", limits.kv_pages, " pages"));
+    EXPECT_LE(g.rollout.stats().peak_sequences, limits.max_sequences);
+    EXPECT_EQ(g.rollout.cache().pool().used(), 0);
+    EXPECT_EQ(g.scratch.used(), 0u);
+  }
+}
+
+TEST(Rollout, TheOrderOfRequestsChangesNothing) {
+  auto requests = mixed_requests();
+  const auto before = generate(kRoomy, requests, mixed_sampling());
+  std::reverse(requests.begin(), requests.end());
+  auto after = generate({.max_sequences = 4, .max_batched_tokens = 11, .max_context = 160}, requests, mixed_sampling());
+  for (Completion& c : after) c.request = static_cast<int>(requests.size()) - 1 - c.request;
+  std::stable_sort(after.begin(), after.end(), [](const auto& a, const auto& b) { return a.request < b.request; });
+  expect_same(after, before, "reversed");
+}
+
+TEST(Rollout, ThreadsChangeNothing) {
+  const int threads_before = threads();
+  set_threads(1);
+  const auto one = generate(kRoomy, mixed_requests(), mixed_sampling());
+  set_threads(2);
+  const auto two = generate(kRoomy, mixed_requests(), mixed_sampling());
+  set_threads(threads_before);
+  expect_same(two, one, "threads");
+}
+
+TEST(Rollout, PageIdsChangeNothing) {
+  Generator g(table_cpu, config(), kRoomy);
+  const auto first = g.rollout.generate(mixed_requests(), mixed_sampling());
+  PagePool fresh(g.rollout.cache().pool().pages()), used = g.rollout.cache().pool();
+  std::vector<int32_t> ids, fresh_ids;
+  for (int i = 0; i < 30; i++) ids.push_back(used.take()), fresh_ids.push_back(fresh.take());
+  ASSERT_NE(ids, fresh_ids) << "the first run left the free list in order: nothing is tested";
+  expect_same(g.rollout.generate(mixed_requests(), mixed_sampling()), first, "scrambled free list");
+}
+
+TEST(Rollout, ASharedPromptIsComputedOnce) {
+  const Request r = mixed_requests()[5];  // 40 tokens, 5 samples
+  Generator shared(table_cpu, config(), kRoomy);
+  const auto together = shared.rollout.generate({r}, mixed_sampling());
+  expect_same(together, one_by_one({r}, mixed_sampling()), "shared");
+  EXPECT_EQ(shared.rollout.stats().prefill_tokens, 40);
+  // 2 layers: 2 full pages once; the third page and, past 48 slots, a fourth one for each sample alone.
+  EXPECT_LE(shared.rollout.stats().peak_pages, 2 * (2 + 5 * 2));
+}
+
+TEST(Rollout, PairsAreCountedOncePerSharedPromptAndTheLastTokenIsNotFedBack) {
+  const auto requests = mixed_requests();
+  Generator g(table_cpu, config(), {.max_sequences = 6, .max_batched_tokens = 23, .max_context = 160});
+  g.ledger.clear();
+  const auto completions = g.rollout.generate(requests, mixed_sampling());
+  int64_t pairs = 0, rows = 0, tokens = 0;
+  for (const Request& r : requests) {
+    const auto p = static_cast<int64_t>(r.prompt.size());
+    pairs += p * (p + 1) / 2, rows += p;
+  }
+  for (const Completion& c : completions) {
+    const auto p = static_cast<int64_t>(requests[c.request].prompt.size()), n = static_cast<int64_t>(c.tokens.size());
+    for (int64_t i = 1; i < n; i++) pairs += p + i;
+    rows += n - 1, tokens += n;
+  }
+  const ModelConfig c = config();
+  auto& ledger = g.ledger.phases["main"];
+  EXPECT_EQ(ledger["attn_paged"].cost.flops, 4 * c.heads * c.head_dim * c.layers * pairs);
+  EXPECT_EQ(
+      ledger["linear_fwd"].cost.flops,
+      2 * rows * c.layers * c.hidden * (c.qkv_width() + c.q_width() + 3 * c.ffn) + 2 * tokens * c.hidden * c.vocab);
+  EXPECT_EQ(g.rollout.stats().decoded_tokens, tokens);
+  EXPECT_EQ(g.rollout.stats().finished, static_cast<int64_t>(completions.size()));
+}
+
+// The log-prob of the sampler is the learner's, bit by bit.
+TEST(Rollout, LogprobsAreTheLearners) {
+  const auto requests = mixed_requests();
+  const auto completions =
+      generate({.max_sequences = 5, .max_batched_tokens = 21, .max_context = 160}, requests, mixed_sampling());
+  World w(table_cpu, config());
+  w.model.set_parameters(tiny_parameters(config(), 5));
+  std::vector<Group> groups;
+  for (const Request& r : requests) groups.push_back({r.prompt, {}});
+  for (const Completion& c : completions)
+    groups[c.request].members.push_back({c.tokens, std::vector<TokenTerm>(c.tokens.size())});
+  for (Group& g : groups)
+    for (Member& m : g.members)
+      for (TokenTerm& t : m.terms) t.weight = 1;
+  LossSpec spec{.policy = PolicyLoss::nll};
+  spec.temperature = mixed_sampling().temperature;
+  Learner learner(w.model, w.gradients, w.optimizer, w.activations, {.max_rows = 100});
+  const TokenOuts outs = learner.accumulate(groups, spec);
+  for (const Completion& c : completions)
+    for (size_t t = 0; t < c.tokens.size(); t++) {
+      const auto expected = static_cast<float>(outs[c.request][c.sample][t].logprob);
+      EXPECT_EQ(0, std::memcmp(&expected, &c.logprobs[t], sizeof expected))
+          << "request " << c.request << ", sample " << c.sample << ", token " << t;
+    }
+}
+
+TEST(Rollout, EndsAtEosOrAtTheLimit) {
+  const auto requests = mixed_requests();
+  const Sampling sampling = mixed_sampling();
+  const auto is_eos = [&](int32_t t) { return std::count(sampling.eos.begin(), sampling.eos.end(), t) > 0; };
+  int ends[2] = {0, 0};
+  std::vector<int> by_id(config().vocab);
+  for (const Completion& c : generate(kRoomy, requests, sampling)) {
+    ASSERT_FALSE(c.tokens.empty());
+    EXPECT_TRUE(std::none_of(c.tokens.begin(), c.tokens.end() - 1, is_eos));
+    EXPECT_EQ(c.finish == Finish::eos, is_eos(c.tokens.back()));
+    const auto limit = static_cast<size_t>(requests[c.request].max_new_tokens);
+    EXPECT_LE(c.tokens.size(), limit);
+    EXPECT_TRUE(c.finish == Finish::eos || c.tokens.size() == limit);
+    ends[c.finish == Finish::length]++;
+    by_id[c.tokens.back()]++;
+  }
+  EXPECT_GT(ends[0], 2);
+  EXPECT_GT(ends[1], 2);
+  for (int32_t id : sampling.eos) EXPECT_GT(by_id[id], 0) << "no sequence ended with " << id;
+}
+
+TEST(Rollout, GreedyIgnoresTheDraws) {
+  Sampling a = mixed_sampling(), b = mixed_sampling();
+  a.temperature = b.temperature = 0;
+  b.key ^= 1234567;
+  const auto requests = mixed_requests();
+  const auto first = generate(kRoomy, requests, a);
+  expect_same(generate(kRoomy, requests, b), first, "another key");
+  for (const Completion& c : first) {
+    EXPECT_TRUE(std::all_of(c.logprobs.begin(), c.logprobs.end(), [](float x) { return x == 0; }));
+    EXPECT_EQ(c.tokens, std::find_if(first.begin(), first.end(), [&](const Completion& o) {
+                          return o.request == c.request;
+                        })->tokens);
+  }
+}
+
+TEST(Rollout, SamplesOfAPromptDiffer) {
+  const auto requests = mixed_requests();
+  const auto all = generate(kRoomy, requests, mixed_sampling());
+  Sampling other = mixed_sampling();
+  other.key++;
+  const auto others = generate(kRoomy, requests, other);
+  int same = 0;
+  for (size_t i = 0; i < all.size(); i++) same += all[i].tokens == others[i].tokens;
+  EXPECT_LE(same, 4) << "the key does not matter";
+  EXPECT_NE(all[0].tokens, all[1].tokens) << "the uid does not matter";
+}
+
+// What `pare plan` relies on: with no EOS the run on the null table has the books of the real one.
+TEST(Rollout, PlanningHasTheSameBooks) {
+  Sampling sampling = mixed_sampling();
+  sampling.eos.clear();
+  const RolloutLimits limits{.max_sequences = 5, .max_batched_tokens = 29, .max_context = 160, .kv_pages = 60};
+  Generator real(table_cpu, config(), limits), planned(table_null, config(), limits, true);
+  real.rollout.generate(mixed_requests(), sampling);
+  const auto zeros = planned.rollout.generate(mixed_requests(), sampling);
+  for (const Completion& c : zeros) {
+    EXPECT_EQ(c.finish, Finish::length);
+    EXPECT_TRUE(std::all_of(c.tokens.begin(), c.tokens.end(), [](int32_t t) { return t == 0; }));
+  }
+  EXPECT_EQ(real.ledger.phases, planned.ledger.phases);
+  EXPECT_EQ(real.scratch.peak(), planned.scratch.peak());
+  EXPECT_EQ(real.kv.peak(), planned.kv.peak());
+  EXPECT_EQ(real.rollout.stats().peak_pages, planned.rollout.stats().peak_pages);
+  EXPECT_EQ(real.rollout.stats().forward_passes, planned.rollout.stats().forward_passes);
+}
+
+TEST(Rollout, ProgressIsReportedAfterEveryPass) {
+  Generator g(table_cpu, config(), {.max_sequences = 4, .max_batched_tokens = 9, .max_context = 160});
+  RolloutStats last;
+  g.rollout.generate(mixed_requests(), mixed_sampling(), [&](const RolloutStats& s) {
+    EXPECT_GE(s.decoded_tokens, last.decoded_tokens);
+    EXPECT_GE(s.finished, last.finished);
+    EXPECT_EQ(s.completions, 21);
+    last = s;
+  });
+  EXPECT_EQ(last.finished, 21);
+  EXPECT_TRUE(g.rollout.generate({}, mixed_sampling()).empty());
+}
+
+// The message of the error, or of its absence.
+std::string refusal(Exit code, const RolloutLimits& limits, const Request& request, const Sampling& sampling) {
+  try {
+    Generator g(table_cpu, config(), limits);
+    Arena& scratch = g.scratch;
+    scratch.reset_peak();
+    try {
+      g.rollout.generate({request}, sampling);
+    } catch (...) {
+      EXPECT_EQ(scratch.peak(), 0u) << "refused after the start";
+      throw;
+    }
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code, code) << e.what();
+    return e.what();
+  }
+  return "no error";
+}
+
+TEST(Rollout, APoolThatHoldsOneSequenceIsEnoughAndOnePageLessIsRefused) {
+  for (const Request& r : mixed_requests()) {
+    RolloutLimits limits = kRoomy;
+    limits.kv_pages = Scheduler::pages_needed(config(), r);
+    EXPECT_EQ(refusal(Exit::memory, limits, r, mixed_sampling()), "no error");
+    limits.kv_pages--;
+    const std::string what = refusal(Exit::memory, limits, r, mixed_sampling());
+    EXPECT_NE(what.find(cat("needs ", limits.kv_pages + 1, " KV pages")), std::string::npos) << what;
+    EXPECT_NE(what.find(cat("the pool has ", limits.kv_pages)), std::string::npos) << what;
+  }
+}
+
+TEST(Rollout, WrongInputIsRefusedBeforeTheStart) {
+  const Request good{{1, 2, 3}, {7}, 4};
+  const Sampling sampling = mixed_sampling();
+  const auto expect_refused = [&](const std::string& part, const RolloutLimits& limits, const Request& r,
+                                  const Sampling& s) {
+    const std::string what = refusal(Exit::usage, limits, r, s);
+    EXPECT_NE(what.find(part), std::string::npos) << what;
+  };
+  const auto with = [](auto value, auto change) {
+    change(value);
+    return value;
+  };
+  ASSERT_EQ(refusal(Exit::usage, kRoomy, good, sampling), "no error");
+  expect_refused("prompt is empty", kRoomy, with(good, [](Request& r) { r.prompt.clear(); }), sampling);
+  expect_refused("max_new_tokens is 0", kRoomy, with(good, [](Request& r) { r.max_new_tokens = 0; }), sampling);
+  expect_refused("do not fit in max_context", kRoomy, with(good, [](Request& r) { r.max_new_tokens = 158; }), sampling);
+  expect_refused("outside the vocabulary of 37", kRoomy, with(good, [](Request& r) { r.prompt[1] = 37; }), sampling);
+  expect_refused("outside the vocabulary of 37", kRoomy, with(good, [](Request& r) { r.prompt[2] = -1; }), sampling);
+  expect_refused("temperature is -1", kRoomy, good, with(sampling, [](Sampling& s) { s.temperature = -1; }));
+  expect_refused("top_k is -2", kRoomy, good, with(sampling, [](Sampling& s) { s.top_k = -2; }));
+  expect_refused("top_p is 0", kRoomy, good, with(sampling, [](Sampling& s) { s.top_p = 0; }));
+  const auto limits = [&](auto change) { return with(kRoomy, change); };
+  expect_refused("max_context is 161", limits([](RolloutLimits& l) { l.max_context = 161; }), good, sampling);
+  expect_refused("max_sequences is 0", limits([](RolloutLimits& l) { l.max_sequences = 0; }), good, sampling);
+  expect_refused("max_batched_tokens (39)", limits([](RolloutLimits& l) { l.max_batched_tokens = 39; }), good,
+                 sampling);
+  expect_refused("kv_pages is -1", limits([](RolloutLimits& l) { l.kv_pages = -1; }), good, sampling);
+}
+
+// Truncated sampling: tokens outside the set are never drawn, and the log-prob is that of what was drawn from.
+TEST(Rollout, TopKOfOneIsGreedyWithCertainty) {
+  Sampling greedy = mixed_sampling(), one = mixed_sampling();
+  greedy.temperature = 0, one.top_k = 1;
+  expect_same(generate(kRoomy, mixed_requests(), one), generate(kRoomy, mixed_requests(), greedy), "top_k 1");
+}
+
+}  // namespace
+}  // namespace pare::test
