@@ -105,7 +105,7 @@ SsaTask::SsaTask(const SsaConfig& config, uint64_t seed, int64_t size) : config_
 
 Problem SsaTask::problem(int64_t index) const {
   expect(index >= 0 && index < size_, "problem ", index, " of a set of ", size_);
-  Rng rng(rng_key(seed_, Stream::task, 0), static_cast<uint64_t>(index));
+  Rng rng(rng_key(seed_, RngStream::task, 0), static_cast<uint64_t>(index));
   const SsaProgram program = generate(config_, rng);
   Problem problem;
   problem.prompt = program.prompt();

@@ -1,5 +1,6 @@
 // How the losses of tokens become one number: the factor of each token, fixed once per optimizer step.
 #pragma once
+#include <span>
 #include <vector>
 
 #include "rl/config.h"
