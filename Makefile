@@ -2,12 +2,14 @@
 #
 #   CXX=clang++     compiler of the CPU program (g++ >= 12 or clang >= 14)
 #   ARCH="80 90a"   GPU architectures of `make cuda`
+#   V=1             print the commands
 #   O=1             optimisation level of the CPU program (default 3)
 CXX ?= g++
 NVCC ?= nvcc
 ARCH ?= 80 90a
 O ?= 3
 BUILD := build
+Q := $(if $(V),,@)
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
@@ -61,22 +63,28 @@ $(1)_TEST := $$(TEST_SRC:%.cpp=$(2)/%.o)
 $(1)_EMU := $$(CUDA_SRC:%.cu=$(2)/emu/%.o) $$(EMU_SRC:%.cpp=$(2)/emu/%.o)
 $(2)/%.o: %.cpp | $$(DEPS_DONE)
 	@mkdir -p $$(@D)
-	$$(CXX) $$(CXXFLAGS) $$($(1)_FLAGS) -c $$< -o $$@
+	@echo '$(1): $$<'
+	$(Q)$$(CXX) $$(CXXFLAGS) $$($(1)_FLAGS) -c $$< -o $$@
 $(foreach i,$(ISAS),
 $(2)/$(i)/%.o: %.cpp
 	@mkdir -p $$(@D)
-	$$(CXX) $$(CXXFLAGS) $$($(1)_FLAGS) $($(i)_FLAGS) -DPARE_ISA=$(i) -c $$< -o $$@
+	@echo '$(1) $(i): $$<'
+	$(Q)$$(CXX) $$(CXXFLAGS) $$($(1)_FLAGS) $($(i)_FLAGS) -DPARE_ISA=$(i) -c $$< -o $$@
 )
 $(2)/emu/%.o: %.cu
 	@mkdir -p $$(@D)
-	$$(CXX) $$(EMUFLAGS) $$($(1)_FLAGS) -x c++ -c $$< -o $$@
+	@echo '$(1) emu: $$<'
+	$(Q)$$(CXX) $$(EMUFLAGS) $$($(1)_FLAGS) -x c++ -c $$< -o $$@
 $(2)/emu/%.o: %.cpp
 	@mkdir -p $$(@D)
-	$$(CXX) $$(EMUFLAGS) $$($(1)_FLAGS) -c $$< -o $$@
+	@echo '$(1) emu: $$<'
+	$(Q)$$(CXX) $$(EMUFLAGS) $$($(1)_FLAGS) -c $$< -o $$@
 $(2)/pare: $$($(1)_LIB) $$($(1)_APP)
-	$$(CXX) $$(LDFLAGS) $$($(1)_FLAGS) $$^ -o $$@
+	@echo 'link $$@'
+	$(Q)$$(CXX) $$(LDFLAGS) $$($(1)_FLAGS) $$^ -o $$@
 $(2)/tests/pare_tests: $$($(1)_LIB) $$($(1)_TEST) $$($(1)_EMU)
-	$$(CXX) $$(LDFLAGS) $$($(1)_FLAGS) $$^ -lgtest -lgtest_main -o $$@
+	@echo 'link $$@'
+	$(Q)$$(CXX) $$(LDFLAGS) $$($(1)_FLAGS) $$^ -lgtest -lgtest_main -o $$@
 endef
 EMUFLAGS := -std=c++20 -g $(WARN) -Wno-unknown-pragmas -fno-strict-aliasing -Icuda/emu/include $(INCLUDE) -Icuda -MMD -MP
 $(eval $(call variant,cpu,$(BUILD)))
@@ -115,6 +123,6 @@ lint:
 clean:
 	rm -rf $(BUILD)
 help:
-	@sed -n '1,6s/^# \{0,1\}//p' Makefile; echo "targets: all test asan emu cuda bench quickstart deps format format-check lint clean"
+	@sed -n '1,7s/^# \{0,1\}//p' Makefile; echo "targets: all test asan emu cuda bench quickstart deps format format-check lint clean"
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -98,7 +98,7 @@ class SentencePiece : public Tokenizer {
 
   std::vector<int32_t> encode_prompt(std::string_view text) const override {
     std::vector<int32_t> ids{kBos};
-    if (!text.empty()) append(" " + std::string(text), ids);  // the space that words have in front of them
+    if (!text.empty()) append(std::string(1, ' ') + std::string(text), ids);  // the space that words have in front of them
     return ids;
   }
 

@@ -69,7 +69,10 @@ void run(const Options& o) {
     Learner learner(model, gradient_memory, optimizer_memory, activation_memory, options);
     out = learner.accumulate(groups, {.policy = PolicyLoss::nll});
     const std::vector<double> gradients = learner.gradients();
-    save_f32(o.grads, model.layout, std::vector<float>(gradients.begin(), gradients.end()));
+    const std::vector<float> narrow(gradients.begin(), gradients.end());
+    std::vector<NamedTensor> named;
+    for (const Parameter& p : model.layout) named.push_back({p.name, p.shape, narrow.data() + p.offset});
+    write_safetensors(o.grads, std::move(named), DType::f32);
   }
   for (const auto& group : out) {
     std::vector<double> logprobs;

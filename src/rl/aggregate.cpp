@@ -5,7 +5,7 @@
 namespace pare {
 
 std::vector<double> token_factors(const ActorKeys& keys, int64_t max_response_length,
-                                  const std::vector<Trajectory>& samples) {
+                                  std::span<const Trajectory> samples) {
   int64_t sequences = 0, tokens = 0;
   std::map<int32_t, int64_t> group_tokens;
   for (const Trajectory& s : samples) {

@@ -18,6 +18,6 @@ namespace pare {
 // LossDenominator::valid counts every sample of the step, whatever filters, vetoes or token subsets do later; kept
 // leaves out dropped samples.  A dropped or empty sample has factor 0.
 std::vector<double> token_factors(const ActorKeys& keys, int64_t max_response_length,
-                                  const std::vector<Trajectory>& samples);
+                                  std::span<const Trajectory> samples);
 
 }  // namespace pare

@@ -18,12 +18,12 @@ LossSpec loss_spec(const Config& config) {
           .temperature = static_cast<float>(config.rollout.temperature)};
 }
 
-Update make_update(const Config& config, std::span<const Sample> samples, std::span<const TokenPlan> plans) {
+Update make_update(const Config& config, std::span<const Trajectory> samples, std::span<const TokenPlan> plans) {
   const std::vector<double> factors = token_factors(config.actor, config.data.max_response_length, samples);
   Update update;
   int32_t group = -1;
   for (size_t i = 0; i < samples.size(); i++) {
-    const Sample& s = samples[i];
+    const Trajectory& s = samples[i];
     const TokenPlan& plan = plans[i];
     if (s.dropped || plan.length == 0) continue;
     if (update.groups.empty() || s.group != group) {
@@ -58,10 +58,10 @@ void set_sequence_ratios(Update& update, const TokenOuts& now) {
     }
 }
 
-std::vector<Group> response_groups(std::span<const Sample> samples) {
+std::vector<Group> response_groups(std::span<const Trajectory> samples) {
   std::vector<Group> groups;
   int32_t group = -1;
-  for (const Sample& s : samples) {
+  for (const Trajectory& s : samples) {
     if (groups.empty() || s.group != group) groups.push_back({s.prompt, {}});
     group = s.group;
     groups.back().members.push_back({s.tokens, {}});

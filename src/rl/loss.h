@@ -19,12 +19,12 @@ struct Update {
   std::vector<Group> groups;
   std::vector<std::vector<size_t>> sample_of;  // [group][member]: index in `samples`
 };
-Update make_update(const Config& config, std::span<const Sample> samples, std::span<const TokenPlan> plans);
+Update make_update(const Config& config, std::span<const Trajectory> samples, std::span<const TokenPlan> plans);
 
 // Gives every token of a gspo update its sequence's mean log-ratio; `now`: log-probs under the present parameters.
 void set_sequence_ratios(Update& update, const TokenOuts& now);
 
 // Whole responses as groups without loss terms, for log-probs.
-std::vector<Group> response_groups(std::span<const Sample> samples);
+std::vector<Group> response_groups(std::span<const Trajectory> samples);
 
 }  // namespace pare

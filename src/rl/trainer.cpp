@@ -72,10 +72,10 @@ struct UpdateTotals {
   }
 
   // The promise: what the sampler logged is, bit by bit, what the learner computes.
-  void check(const Update& update, const TokenOuts& out, std::span<const Sample> samples) {
+  void check(const Update& update, const TokenOuts& out, std::span<const Trajectory> samples) {
     for (size_t g = 0; g < update.groups.size(); g++)
       for (size_t m = 0; m < update.groups[g].members.size(); m++) {
-        const Sample& s = samples[update.sample_of[g][m]];
+        const Trajectory& s = samples[update.sample_of[g][m]];
         for (size_t t = 0; t < out[g][m].size(); t++) {
           if (!update.groups[g].members[m].terms[t].kept) continue;
           checked++;
@@ -125,7 +125,7 @@ Metrics Trainer::step() {
     update(samples_, metrics);
   }
   Summary advantages;
-  for (const Sample& s : samples_) advantages.add(s.advantage);
+  for (const Trajectory& s : samples_) advantages.add(s.advantage);
   set_summary(metrics, "critic/advantages", advantages);
   for (const char* phase : {"rollout", "learner", "old_log_prob", "ref"})
     metrics.set(std::string("flops/") + phase, static_cast<double>(session_.ledger.total(phase).flops));
@@ -167,12 +167,12 @@ void Trainer::generate(Metrics& metrics) {
     generated += rollout_.stats().decoded_tokens;
 
     for (int64_t g = 0; g < wanted; g++) {
-      std::vector<Sample> group;
+      std::vector<Trajectory> group;
       std::vector<Reward> rewards;
       std::vector<double> scores;
       for (int64_t k = 0; k < r.n; k++) {
         const Completion& c = completions[g * r.n + k];
-        Sample s;
+        Trajectory s;
         s.group = static_cast<int32_t>(problems_.size());
         s.member = static_cast<int32_t>(k);
         s.uid = requests[g].uids[k];
@@ -201,7 +201,7 @@ void Trainer::generate(Metrics& metrics) {
 
   set_summary(metrics, "critic/score", score);
   Summary reward;
-  for (const Sample& s : samples_) reward.add(s.reward);
+  for (const Trajectory& s : samples_) reward.add(s.reward);
   set_summary(metrics, "critic/rewards", reward);
   set_summary(metrics, "response_length", length);
   metrics.set("response_length/clip_ratio", clipped.mean());
@@ -213,7 +213,7 @@ void Trainer::generate(Metrics& metrics) {
   metrics.set("filter/all_right_fraction", static_cast<double>(all_right) / static_cast<double>(groups_seen));
 }
 
-void Trainer::reference_logprobs(std::vector<Sample>& samples) {
+void Trainer::reference_logprobs(std::vector<Trajectory>& samples) {
   if (!reference_ || samples.empty() || (config_.actor.kl_loss_type == KlLoss::exact && !config_.algorithm.use_kl_in_reward))
     return;
   const Phase phase(session_.device, "ref");
@@ -228,9 +228,9 @@ void Trainer::reference_logprobs(std::vector<Sample>& samples) {
 }
 
 // The policy that the ratio refers to.  Dense rollouts logged it, bit by bit; truncated sampling did not.
-void Trainer::old_logprobs(std::vector<Sample>& samples) {
+void Trainer::old_logprobs(std::vector<Trajectory>& samples) {
   if (!truncated_sampling()) {
-    for (Sample& s : samples) s.old_logprob = s.logprob;
+    for (Trajectory& s : samples) s.old_logprob = s.logprob;
     return;
   }
   const Phase phase(session_.device, "old_log_prob");
@@ -245,7 +245,7 @@ void Trainer::old_logprobs(std::vector<Sample>& samples) {
     }
 }
 
-void Trainer::update(std::vector<Sample>& samples, Metrics& metrics) {
+void Trainer::update(std::vector<Trajectory>& samples, Metrics& metrics) {
   const Timer timer(metrics, "timing_s/update_actor");
   const int64_t dropped = drop_small_advantages(config_.algorithm.adv_filter_threshold, samples);
   metrics.set("filter/small_adv_fraction",
@@ -256,7 +256,7 @@ void Trainer::update(std::vector<Sample>& samples, Metrics& metrics) {
                                static_cast<uint64_t>(step_));
   std::vector<TokenPlan> plans;
   Summary kept, weight;
-  for (const Sample& s : samples) {
+  for (const Trajectory& s : samples) {
     plans.push_back(draw_token_plan(config_.actor, static_cast<int64_t>(s.tokens.size()), key, s.uid));
     int64_t n = 0;
     for (double w : plans.back().weight) {
@@ -280,10 +280,10 @@ void Trainer::update(std::vector<Sample>& samples, Metrics& metrics) {
   UpdateTotals totals;
   for (int64_t epoch = 0; epoch < config_.actor.ppo_epochs; epoch++)
     for (int64_t first = 0; first < groups; first += mini) {
-      const auto in_batch = [&](const Sample& s) { return s.group >= first && s.group < first + mini; };
+      const auto in_batch = [&](const Trajectory& s) { return s.group >= first && s.group < first + mini; };
       const auto begin = std::find_if(samples.begin(), samples.end(), in_batch);
       const auto end = std::find_if_not(begin, samples.end(), in_batch);
-      const std::span<const Sample> part(begin, end);
+      const std::span<const Trajectory> part(begin, end);
       const std::span<const TokenPlan> part_plans(plans.begin() + (begin - samples.begin()), part.size());
       Update u = make_update(config_, part, part_plans);
       if (u.groups.empty()) {  // everything was filtered: the step is counted, nothing is learnt
@@ -349,7 +349,7 @@ Metrics Trainer::evaluate() {
 std::vector<SampleText> Trainer::texts() const {
   std::vector<SampleText> texts;
   for (size_t i = 0; i < samples_.size(); i++) {
-    const Sample& s = samples_[i];
+    const Trajectory& s = samples_[i];
     texts.push_back({.prompt = session_.tokenizer->decode(s.prompt),
                      .response = session_.tokenizer->decode(s.tokens),
                      .extracted = rewards_[i].extracted,

@@ -31,19 +31,19 @@ class Trainer {
   Metrics evaluate();
 
   int64_t steps() const { return step_; }
-  const std::vector<Sample>& samples() const { return samples_; }  // of the last step
+  const std::vector<Trajectory>& samples() const { return samples_; }  // of the last step
   std::vector<SampleText> texts() const;                           // of the same
 
   // What is being done, for a progress line: stage, done, all.
   std::function<void(const char* stage, int64_t done, int64_t all)> progress;
 
   // The stages.  Public, so that tests and the planner can run them on data of their own.
-  void update(std::vector<Sample>& samples, Metrics& metrics);
+  void update(std::vector<Trajectory>& samples, Metrics& metrics);
 
  private:
   void generate(Metrics& metrics);
-  void reference_logprobs(std::vector<Sample>& samples);
-  void old_logprobs(std::vector<Sample>& samples);
+  void reference_logprobs(std::vector<Trajectory>& samples);
+  void old_logprobs(std::vector<Trajectory>& samples);
   bool truncated_sampling() const;
 
   Session& session_;
@@ -54,7 +54,7 @@ class Trainer {
   PromptStream prompts_;
   int64_t step_ = 0;
   std::vector<Problem> problems_;  // of the groups of the last step
-  std::vector<Sample> samples_;
+  std::vector<Trajectory> samples_;
   std::vector<Reward> rewards_;  // of samples_
 };
 
