@@ -98,7 +98,9 @@ class SentencePiece : public Tokenizer {
 
   std::vector<int32_t> encode_prompt(std::string_view text) const override {
     std::vector<int32_t> ids{kBos};
-    if (!text.empty()) append(std::string(1, ' ') + std::string(text), ids);  // the space that words have in front of them
+    if (text.empty()) return ids;
+    std::string spaced = " ";  // the space that words have in front of them
+    append(spaced += text, ids);
     return ids;
   }
 

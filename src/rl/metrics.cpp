@@ -1,6 +1,7 @@
 #include "rl/metrics.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -22,6 +23,10 @@ double Metrics::get(const std::string& name) const {
   return std::numeric_limits<double>::quiet_NaN();
 }
 
+void Metrics::add(const Metrics& other) {
+  for (const auto& [name, value] : other.values_) set(name, value);
+}
+
 std::string Metrics::json() const {
   nlohmann::ordered_json line;
   for (const auto& [name, value] : values_) {
@@ -31,6 +36,15 @@ std::string Metrics::json() const {
     else line[name] = value;
   }
   return line.dump();
+}
+
+static double seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+Timer::Timer(Metrics& metrics, std::string name) : metrics_(metrics), name_(std::move(name)), start_(seconds()) {}
+Timer::~Timer() {
+  const double before = metrics_.get(name_);
+  metrics_.set(name_, (std::isnan(before) ? 0 : before) + seconds() - start_);
 }
 
 void Summary::add(double x) {

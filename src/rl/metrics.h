@@ -1,5 +1,6 @@
 // The numbers of one step, in the order in which they were set, under verl's names where verl has one.
 #pragma once
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,10 +12,25 @@ class Metrics {
   void set(const std::string& name, double value);
   double get(const std::string& name) const;  // NaN if absent
   const std::vector<std::pair<std::string, double>>& all() const { return values_; }
+  void add(const Metrics& other);             // sets all of the other's
   std::string json() const;  // one line; what is not finite becomes null
 
  private:
   std::vector<std::pair<std::string, double>> values_;
+};
+
+// Adds the seconds of a scope to a metric.
+class Timer {
+ public:
+  Timer(Metrics& metrics, std::string name);
+  ~Timer();
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+
+ private:
+  Metrics& metrics_;
+  const std::string name_;
+  const double start_;
 };
 
 // Mean, minimum and maximum of what was added; NaN without any.

@@ -1,10 +1,10 @@
 #include "rl/trainer.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
 #include "rl/advantages.h"
+#include "rl/evaluate.h"
 #include "rl/filters.h"
 #include "rl/loss.h"
 #include "rl/rewards.h"
@@ -13,25 +13,6 @@
 namespace pare {
 
 namespace {
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// Adds the time of a scope to a metric.
-class Timer {
- public:
-  Timer(Metrics& metrics, std::string name) : metrics_(metrics), name_(std::move(name)), start_(now()) {}
-  ~Timer() {
-    const double before = metrics_.get(name_);
-    metrics_.set(name_, (std::isnan(before) ? 0 : before) + now() - start_);
-  }
-
- private:
-  Metrics& metrics_;
-  std::string name_;
-  double start_;
-};
 
 void set_summary(Metrics& metrics, const std::string& name, const Summary& s) {
   metrics.set(name + "/mean", s.mean());
@@ -313,37 +294,9 @@ void Trainer::update(std::vector<Trajectory>& samples, Metrics& metrics) {
 }
 
 Metrics Trainer::evaluate() {
-  Metrics metrics;
-  const Task& task = *session_.val;
-  const ValKeys& v = config_.rollout.val_kwargs;
-  const Phase phase(session_.device, "val");
-  std::vector<Request> requests;
-  std::vector<Problem> problems;
-  for (int64_t row = 0; row < task.size(); row++) {
-    problems.push_back(task.problem(row));
-    Request q{session_.encode_prompt(problems.back()), {}, static_cast<int>(config_.data.max_response_length)};
-    for (int64_t k = 0; k < v.n; k++) q.uids.push_back(sequence_uid(0, static_cast<uint64_t>(row), 0, static_cast<uint64_t>(k)));
-    requests.push_back(std::move(q));
-  }
-  const Sampling sampling{.temperature = static_cast<float>(v.temperature),
-                          .top_k = static_cast<int32_t>(v.top_k),
-                          .top_p = static_cast<float>(v.top_p),
-                          .key = rng_key(static_cast<uint64_t>(config_.trainer.seed), RngStream::eval,
-                                         static_cast<uint64_t>(step_)),
-                          .eos = session_.eos};
-  Summary score, length;
-  {
-    const Timer timer(metrics, "timing_s/testing");
-    for (const Completion& c : rollout_.generate(requests, sampling, [&](const RolloutStats& s) {
-           if (progress) progress("evaluation", s.finished, s.completions);
-         })) {
-      score.add(session_.reward(task, problems[c.request], c).score);
-      length.add(static_cast<double>(c.tokens.size()));
-    }
-  }
-  metrics.set(cat("val-core/", config_.data.task, "/reward/mean@", v.n), score.mean());
-  metrics.set(cat("val-aux/", config_.data.task, "/response_length/mean"), length.mean());
-  return metrics;
+  return pare::evaluate(session_, rollout_, step_, [&](const RolloutStats& s) {
+    if (progress) progress("evaluation", s.finished, s.completions);
+  });
 }
 
 std::vector<SampleText> Trainer::texts() const {

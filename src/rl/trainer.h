@@ -26,9 +26,7 @@ class Trainer {
 
   // One step: generates a batch, updates the parameters (once, or ppo_epochs times per mini-batch), and says what happened.
   Metrics step();
-  // The held-out problems, sampled as rollout.val_kwargs says; names val-core/...  The same problems get the same draws
-  // at every call of the same step.
-  Metrics evaluate();
+  Metrics evaluate();  // rl/evaluate.h
 
   int64_t steps() const { return step_; }
   const std::vector<Trajectory>& samples() const { return samples_; }  // of the last step

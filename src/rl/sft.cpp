@@ -1,0 +1,60 @@
+#include "rl/sft.h"
+
+#include <algorithm>
+
+#include "rl/schedule.h"
+
+namespace pare {
+
+Sft::Sft(Session& s)
+    : session_(s),
+      learner_(*s.model, s.gradients, s.optimizer, s.activations, s.learner_options()),
+      prompts_(s.train->size(), s.config.data.shuffle, static_cast<uint64_t>(s.config.trainer.seed)) {}
+
+Metrics Sft::step() {
+  const Config& c = session_.config;
+  Metrics metrics;
+  step_++;
+  metrics.set("training/global_step", static_cast<double>(step_));
+  session_.ledger.clear();
+  const Phase phase(session_.device, "learner");
+  const Timer timer(metrics, "timing_s/step");
+
+  const double ramp_steps = c.data.noise_ramp * static_cast<double>(c.trainer.total_training_steps);
+  const double ramp = ramp_steps > 0 ? std::min(1.0, static_cast<double>(step_) / ramp_steps) : 1.0;
+  const uint64_t key = rng_key(static_cast<uint64_t>(c.trainer.seed), RngStream::data, static_cast<uint64_t>(step_));
+  std::vector<Group> groups;
+  int64_t tokens = 0;
+  for (int64_t i = 0; i < c.data.train_batch_size; i++) {
+    const Problem problem = session_.train->problem(prompts_.next().row);
+    Rng rng(key, static_cast<uint64_t>(i));
+    Member m{session_.tokenizer->encode(session_.train->teach(problem, ramp, rng)), {}};
+    m.tokens.push_back(session_.eos[0]);
+    if (static_cast<int64_t>(m.tokens.size()) > c.data.max_response_length)
+      fail(problem.where, ": the completion has ", m.tokens.size(), " tokens, data.max_response_length is ",
+           c.data.max_response_length);
+    tokens += static_cast<int64_t>(m.tokens.size());
+    groups.push_back({session_.encode_prompt(problem), {std::move(m)}});
+  }
+  for (Group& g : groups) {
+    g.members[0].terms.resize(g.members[0].tokens.size());
+    for (TokenTerm& t : g.members[0].terms) t.weight = 1 / static_cast<double>(tokens);
+  }
+  const TokenOuts out = learner_.accumulate(groups, {.policy = PolicyLoss::nll});
+  Summary loss, entropy;
+  for (const auto& g : out)
+    for (const TokenOut& t : g[0]) loss.add(t.loss), entropy.add(t.entropy);
+  const double lr = learning_rate(c.actor.optim, step_, c.trainer.total_training_steps);
+  int64_t rows = 0;
+  for (const Group& g : groups) rows += packed_rows(g);
+  metrics.set("train/loss", loss.mean());
+  metrics.set("actor/entropy", entropy.mean());
+  metrics.set("actor/grad_norm", learner_.step(session_.optimizer_options(lr)));
+  metrics.set("actor/lr", lr);
+  metrics.set("tokens/trained", static_cast<double>(rows));
+  metrics.set("tokens/loss", static_cast<double>(tokens));
+  metrics.set("flops/learner", static_cast<double>(session_.ledger.total("learner").flops));
+  return metrics;
+}
+
+}  // namespace pare

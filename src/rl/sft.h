@@ -1,0 +1,23 @@
+// Next-token training on completions: the warm-up before RL, or all there is.
+#pragma once
+#include "rl/metrics.h"
+#include "rl/session.h"
+
+namespace pare {
+
+// The loss is the mean of -log p over the response tokens of a batch (EOS included).  Batches are consecutive rows of
+// the training set; the teacher's noise ramps up over the first data.noise_ramp of the steps.
+class Sft {
+ public:
+  explicit Sft(Session& session);
+  Metrics step();
+  int64_t steps() const { return step_; }
+
+ private:
+  Session& session_;
+  Learner learner_;
+  PromptStream prompts_;
+  int64_t step_ = 0;
+};
+
+}  // namespace pare
