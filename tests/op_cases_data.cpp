@@ -34,7 +34,8 @@ void add_rows(std::vector<OpCase>& cases) {
   struct Rows {
     int64_t rows, of, width;
   };
-  for (auto [R, N, C] : {Rows{1, 1, 1}, {5, 3, 17}, {13, 7, 64}, {3, 11, 33}}) {
+  for (const Rows& s : {Rows{1, 1, 1}, {5, 3, 17}, {13, 7, 64}, {3, 11, 33}}) {
+    const int64_t R = s.rows, N = s.of, C = s.width;
     const std::string shape = cat("R", R, "_N", N, "_C", C);
     cases.push_back({"gather_rows", shape, [=](OpRun& r) {
                        const Tensor y = r.out("y", {R, C}), x = r.in("x", {N, C});
@@ -72,15 +73,15 @@ void add_optimizer(std::vector<OpCase>& cases) {
     int64_t n, step;
     float norm, max_norm, decay;
   };
-  for (auto [n, step, norm, max_norm, decay] :
-       {Step{1, 1, 2, 0, 0}, {17, 1, 4, 1, 0.01f}, {67, 3, 0.5f, 1, 0.1f}, {129, 1000, 0, 1, 0}})
-    cases.push_back({"adamw", cat("n", n, "_step", step), [=](OpRun& r) {
+  for (const Step& s : {Step{1, 1, 2, 0, 0}, {17, 1, 4, 1, 0.01f}, {67, 3, 0.5f, 1, 0.1f}, {129, 1000, 0, 1, 0}})
+    cases.push_back({"adamw", cat("n", s.n, "_step", s.step), [s](OpRun& r) {
+                       const int64_t n = s.n;
                        std::vector<double> v = normal("v", n, 0.1);
                        for (double& x : v) x = static_cast<float>(x * x);
                        AdamW a{};
                        a.p = r.inout("p", {n}), a.m = r.inout("m", {n}), a.v = r.inout("v", {n}, v);
-                       a.grad = r.in("grad", {n}), a.norm = r.in("norm", {1}, std::vector<double>{norm});
-                       a.max_norm = max_norm, a.weight_decay = decay, a.step = step;
+                       a.grad = r.in("grad", {n}), a.norm = r.in("norm", {1}, std::vector<double>{s.norm});
+                       a.max_norm = s.max_norm, a.weight_decay = s.decay, a.step = s.step;
                        a.lr = 1e-2f, a.beta1 = 0.9f, a.beta2 = 0.999f, a.eps = 1e-8f;
                        r.call(&Table::adamw, a);
                        // A dozen roundings of sums of two terms of size m, v and lr * update (c1 <= 10, |update| <

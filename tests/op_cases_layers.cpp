@@ -112,7 +112,8 @@ void add_rope(std::vector<OpCase>& cases) {
   struct Rope {
     int64_t rows, heads, dim, gap;
   };
-  for (auto [N, h, D, gap] : {Rope{1, 1, 2, 0}, {3, 2, 8, 0}, {5, 3, 20, 7}, {7, 1, 64, 16}, {2, 7, 32, 1}}) {
+  for (const Rope& s : {Rope{1, 1, 2, 0}, {3, 2, 8, 0}, {5, 3, 20, 7}, {7, 1, 64, 16}, {2, 7, 32, 1}}) {
+    const int64_t N = s.rows, h = s.heads, D = s.dim, gap = s.gap;
     const std::string shape = cat("N", N, "_h", h, "_D", D, gap ? "_strided" : "");
     auto body = [=](OpRun& r, bool backward) {
       const int64_t positions = 11;
@@ -134,7 +135,9 @@ void add_swiglu(std::vector<OpCase>& cases) {
     int64_t rows, width;
     double scale;  // of the gate: up to the ends of exp's range
   };
-  for (auto [N, F, scale] : {Swiglu{1, 1, 1}, {3, 15, 1}, {2, 16, 10}, {5, 17, 50}, {7, 65, 3}}) {
+  for (const Swiglu& s : {Swiglu{1, 1, 1}, {3, 15, 1}, {2, 16, 10}, {5, 17, 50}, {7, 65, 3}}) {
+    const int64_t N = s.rows, F = s.width;
+    const double scale = s.scale;
     const std::string shape = cat("N", N, "_F", F, "_scale", scale);
     auto gate_up = [=] { return normal("gate_up", N * 2 * F, scale); };
     // exp is good to a few roundings and 1 + exp(-g) loses nothing, so the products are relatively exact; below f32's

@@ -19,7 +19,9 @@ void add_logprob(std::vector<OpCase>& cases) {
     int64_t rows, vocabulary;
     float temperature;
   };
-  for (auto [R, V, temperature] : {S{1, 1, 1}, {3, 17, 1}, {5, 16, 0.5f}, {2, 129, 1.3f}, {7, 1021, 1}, {1, 63, 3}}) {
+  for (const S& s : {S{1, 1, 1}, {3, 17, 1}, {5, 16, 0.5f}, {2, 129, 1.3f}, {7, 1021, 1}, {1, 63, 3}}) {
+    const int64_t R = s.rows, V = s.vocabulary;
+    const float temperature = s.temperature;
     cases.push_back({"logprob", cat("R", R, "_V", V), [=](OpRun& r) {
                        Logprob a{};
                        a.logprob = r.out("logprob", {R}), a.entropy = r.out("entropy", {R});
@@ -113,17 +115,18 @@ void add_sample(std::vector<OpCase>& cases) {
     float top_p;
   };
   int i = 0;
-  for (auto [R, V, temperature, top_k, top_p] : {S{1, 1, 1, 0, 1},
-                                                 {5, 17, 1, 0, 1},
-                                                 {33, 129, 0.7f, 0, 1},
-                                                 {33, 129, 0, 0, 1},
-                                                 {33, 129, 1, 1, 1},
-                                                 {33, 129, 1.3f, 5, 1},
-                                                 {33, 129, 1, 0, 0.6f},
-                                                 {33, 65, 0.8f, 20, 0.9f},
-                                                 {7, 1021, 1, 1000, 0.99f},
-                                                 {3, 16, 2, 16, 0.01f}})
-    cases.push_back({"sample", cat("case", i++, "_R", R, "_V", V), [=](OpRun& r) {
+  for (const S& s : {S{1, 1, 1, 0, 1},
+                     {5, 17, 1, 0, 1},
+                     {33, 129, 0.7f, 0, 1},
+                     {33, 129, 0, 0, 1},
+                     {33, 129, 1, 1, 1},
+                     {33, 129, 1.3f, 5, 1},
+                     {33, 129, 1, 0, 0.6f},
+                     {33, 65, 0.8f, 20, 0.9f},
+                     {7, 1021, 1, 1000, 0.99f},
+                     {3, 16, 2, 16, 0.01f}})
+    cases.push_back({"sample", cat("case", i++, "_R", s.rows, "_V", s.vocabulary), [s](OpRun& r) {
+                       const int64_t R = s.rows, V = s.vocabulary;
                        Sample a{};
                        a.token = r.index_out("token", {R}), a.logprob = r.out("logprob", {R});
                        // Rounded to eighths: many ties, as bf16 logits have.
@@ -132,10 +135,10 @@ void add_sample(std::vector<OpCase>& cases) {
                        a.logits = r.scratch("logits", {R, V}, logits);
                        a.counter = r.index("counter", {R, 3}, below("counter", R * 3, INT32_MAX));
                        a.key = rng_key(7, RngStream::sample, 3);
-                       a.temperature = temperature, a.top_k = top_k, a.top_p = top_p;
+                       a.temperature = s.temperature, a.top_k = s.top_k, a.top_p = s.top_p;
                        r.call(&Table::sample, a);
                        // Tokens are equal: at these seeds no two scores lie within rounding of each other.
-                       r.bound("logprob", temperature == 0 ? 0 : logprob_error(V, 5 * kLogitScale / temperature));
+                       r.bound("logprob", s.temperature == 0 ? 0 : logprob_error(V, 5 * kLogitScale / s.temperature));
                      }});
 }
 
