@@ -96,6 +96,11 @@ const json neutral_values = {
     {"use_sliding_window", false},
 };
 
+bool is_integer(const json& value, int64_t low, int64_t high) {
+  if (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(max_positions)) return false;
+  return value.is_number_integer() && value.get<int64_t>() >= low && value.get<int64_t>() <= high;
+}
+
 // Reads keys of one object and remembers which; null counts as absent.
 class Reader {
  public:
@@ -118,9 +123,7 @@ class Reader {
       if (!fallback) missing(key);
       return *fallback;
     }
-    const bool fits = value->is_number_unsigned() ? value->get<uint64_t>() <= static_cast<uint64_t>(high)
-                                                  : value->is_number_integer() && value->get<int64_t>() <= high;
-    if (!fits || value->get<int64_t>() < low) wrong(key, *value, cat("an integer from ", low, " to ", high));
+    if (!is_integer(*value, low, high)) wrong(key, *value, cat("an integer from ", low, " to ", high));
     return value->get<int64_t>();
   }
 
@@ -248,8 +251,7 @@ std::vector<int32_t> read_eos(Reader& in) {
   const json list = value->is_array() ? *value : json::array({*value});
   std::vector<int32_t> ids;
   for (const json& id : list) {
-    if (!id.is_number_unsigned() || id.get<uint64_t>() >= static_cast<uint64_t>(max_vocab))
-      in.wrong("eos_token_id", *value, "a token id or a list of token ids");
+    if (!is_integer(id, 0, max_vocab - 1)) in.wrong("eos_token_id", *value, "a token id or a list of token ids");
     ids.push_back(id.get<int32_t>());
   }
   return ids;

@@ -39,6 +39,7 @@ std::map<std::string, std::string> read_index(const std::string& path) {
       fail(path, ": tensor ", json(tensor).dump(), " is in ", file.dump(), ", expected the name of a file beside it");
     map[tensor] = name;
   }
+  if (map.empty()) fail(path, ": the \"weight_map\" is empty");
   return map;
 }
 

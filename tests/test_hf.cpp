@@ -1,0 +1,249 @@
+// model/hf: model folders saved by transformers and by us; indexes and shards; what is refused.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "base/half.h"
+#include "model/hf.h"
+#include "model/json_file.h"
+
+namespace pare {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+const char* const golden_models[] = {"qwen2", "qwen3", "llama31"};
+std::string golden(const std::string& name) { return "tests/golden/" + name; }
+
+class Hf : public testing::Test {
+ protected:
+  void SetUp() override {
+    root_ = fs::path(testing::TempDir()) / "pare_hf";
+    fs::remove_all(root_);
+    fs::create_directories(root_);
+    config_ = parse_model_config({{"model_type", "qwen2"},
+                                  {"hidden_size", 6},
+                                  {"intermediate_size", 5},
+                                  {"num_hidden_layers", 1},
+                                  {"num_attention_heads", 3},
+                                  {"num_key_value_heads", 1},
+                                  {"vocab_size", 7},
+                                  {"tie_word_embeddings", true}},
+                                 "test");
+    const Parameter last = parameters(config_).back();
+    for (int64_t i = 0; i < last.offset + last.size; i++) weights_.push_back(0.25f * static_cast<float>(i) - 11);
+  }
+  void TearDown() override { fs::remove_all(root_); }
+
+  std::string dir(const std::string& name = "model") const { return root_ / name; }
+  std::vector<NamedTensor> named() const {
+    std::vector<NamedTensor> list;
+    for (const Parameter& p : parameters(config_)) list.push_back({p.name, p.shape, weights_.data() + p.offset});
+    return list;
+  }
+  void write_single(const std::vector<NamedTensor>& tensors) const {
+    fs::create_directories(dir());
+    write_safetensors(dir() + "/model.safetensors", tensors, DType::f32);
+  }
+  std::string refusal() const {
+    try {
+      load_hf_weights(dir(), config_);
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  }
+  void expect_refusal(const std::string& part) const {
+    EXPECT_NE(refusal().find(part), std::string::npos) << part << " not in: " << refusal();
+  }
+  size_t entries() const {
+    return static_cast<size_t>(std::distance(fs::directory_iterator(root_), fs::directory_iterator()));
+  }
+
+  fs::path root_;
+  ModelConfig config_;
+  std::vector<float> weights_;
+};
+
+// Each tensor of the file must lie at its place of the layout.
+TEST_F(Hf, LoadsWhatTransformersSaved) {
+  for (const std::string name : golden_models) {
+    const ModelConfig config = load_model_config(golden(name));
+    const std::vector<float> weights = load_hf_weights(golden(name), config);
+    SafetensorsFile file(golden(name) + "/model.safetensors");
+    EXPECT_EQ(file.tensors().size(), parameters(config).size());
+    for (const Parameter& p : parameters(config)) {
+      std::vector<float> values(static_cast<size_t>(p.size));
+      file.read_f32(*file.find(p.name), values.data());
+      EXPECT_TRUE(std::equal(values.begin(), values.end(), weights.begin() + p.offset)) << name << " " << p.name;
+    }
+    std::vector<SafetensorsFile> gradients;
+    gradients.emplace_back(golden(name) + "/golden_grads.safetensors");
+    EXPECT_EQ(match_weights(gradients, config).size(), parameters(config).size());
+  }
+  const ModelConfig llama = load_model_config(golden("llama31"));
+  ASSERT_TRUE(llama.rope_scaling);
+  EXPECT_EQ(llama.rope_scaling->original_max_position_embeddings, 32);
+  EXPECT_EQ(llama.rope_theta, 500);
+  EXPECT_EQ(llama.eos_ids, (std::vector<int32_t>{95, 96}));
+  EXPECT_EQ(load_model_config(golden("qwen3")).head_dim, 14);
+}
+
+TEST_F(Hf, LoadsBf16Shards) {
+  const ModelConfig config = load_model_config(golden("qwen2"));
+  std::vector<float> rounded = load_hf_weights(golden("qwen2"), config);
+  for (float& w : rounded) w = bf16_to_f32(f32_to_bf16(w));
+  EXPECT_GT(open_weights(golden("qwen2_bf16_shards")).size(), 1u);
+  EXPECT_EQ(load_hf_weights(golden("qwen2_bf16_shards"), load_model_config(golden("qwen2_bf16_shards"))), rounded);
+}
+
+TEST_F(Hf, SavedModelReadsBack) {
+  for (const std::string name : golden_models) {
+    const ModelConfig config = load_model_config(golden(name));
+    std::vector<float> weights = load_hf_weights(golden(name), config);
+    save_hf(dir(name), config, weights, DType::f32);
+    EXPECT_EQ(to_json(load_model_config(dir(name))), to_json(config));
+    EXPECT_EQ(load_hf_weights(dir(name), config), weights);
+    save_hf(dir(name) + "/", config, weights, DType::bf16, true);
+    for (float& w : weights) w = bf16_to_f32(f32_to_bf16(w));
+    EXPECT_EQ(load_hf_weights(dir(name), config), weights);
+    EXPECT_EQ(read_json_file(dir(name) + "/config.json")["torch_dtype"], "bfloat16");
+  }
+  EXPECT_EQ(entries(), 3u);
+}
+
+TEST_F(Hf, NeverOverwritesUnasked) {
+  save_hf(dir(), config_, weights_, DType::f32);
+  std::vector<float> other = weights_;
+  other[0] = 99;
+  EXPECT_THROW(save_hf(dir(), config_, other, DType::f32), Error);
+  EXPECT_EQ(load_hf_weights(dir(), config_), weights_);
+  // what fails half way leaves the old folder and nothing else
+  EXPECT_THROW(save_hf(dir(), config_, other, DType::f32, true, [](const std::string&) { fail("no"); }), Error);
+  EXPECT_EQ(load_hf_weights(dir(), config_), weights_);
+  EXPECT_EQ(entries(), 1u);
+  auto note = [](const std::string& folder) { std::ofstream(folder + "/note") << "x"; };
+  save_hf(dir(), config_, other, DType::f32, true, note);
+  EXPECT_EQ(load_hf_weights(dir(), config_), other);
+  EXPECT_TRUE(fs::exists(dir() + "/note"));
+  EXPECT_EQ(entries(), 1u);
+  // not ours to delete
+  fs::create_directories(dir() + "/.git");
+  EXPECT_THROW(save_hf(dir(), config_, weights_, DType::f32, true), Error);
+  fs::create_directories(dir("home"));
+  EXPECT_THROW(save_hf(dir("home"), config_, weights_, DType::f32, true), Error);
+  EXPECT_TRUE(fs::exists(dir("home")));
+}
+
+TEST_F(Hf, RedundantHeadAndRotaryTablesAreIgnored) {
+  auto tensors = named();
+  const std::vector<float> extra(42, 3.0f);
+  tensors.push_back({"lm_head.weight", {7, 6}, extra.data()});
+  tensors.push_back({"model.layers.0.self_attn.rotary_emb.inv_freq", {1}, extra.data()});
+  write_single(tensors);
+  EXPECT_EQ(load_hf_weights(dir(), config_), weights_);
+  tensors[tensors.size() - 2].shape = {6, 7};
+  write_single(tensors);
+  expect_refusal("lm_head.weight");
+}
+
+TEST_F(Hf, WrongTensorsAreNamed) {
+  expect_refusal("no such directory");
+  fs::create_directories(dir());
+  expect_refusal("model.safetensors");
+  auto tensors = named();
+  const float one = 1;
+  tensors.push_back({"model.layers.1.input_layernorm.weight", {1}, &one});
+  write_single(tensors);
+  expect_refusal("model.layers.1.input_layernorm.weight");
+  tensors = named();
+  tensors.erase(tensors.begin() + 3);
+  write_single(tensors);
+  expect_refusal("missing tensor model.layers.0.self_attn.k_proj.weight");
+  tensors = named();
+  tensors[2].shape = {4, 9};
+  write_single(tensors);
+  expect_refusal("model.layers.0.self_attn.q_proj.weight is [4, 9]");
+  write_single(named());
+  config_.tied = false;
+  expect_refusal("lm_head.weight");
+}
+
+TEST_F(Hf, NonFiniteWeightsAreNamed) {
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    const Parameter p = parameters(config_)[8];
+    weights_[static_cast<size_t>(p.offset + p.size - 1)] = bad;
+    write_single(named());
+    expect_refusal(p.name);
+  }
+}
+
+TEST_F(Hf, BrokenIndexes) {
+  const auto tensors = named();
+  const std::vector<NamedTensor> first(tensors.begin(), tensors.begin() + 5),
+      second(tensors.begin() + 5, tensors.end());
+  fs::create_directories(dir());
+  const std::string index = dir() + "/model.safetensors.index.json";
+  auto write_shards = [&](const std::vector<NamedTensor>& a, const std::vector<NamedTensor>& b) {
+    write_safetensors(dir() + "/one.safetensors", a, DType::f32);
+    write_safetensors(dir() + "/two.safetensors", b, DType::f32);
+  };
+  json good = {{"metadata", {{"total_size", 1}}}};
+  for (const auto& t : first) good["weight_map"][t.name] = "one.safetensors";
+  for (const auto& t : second) good["weight_map"][t.name] = "two.safetensors";
+  auto write_index = [&](const json& j) { std::ofstream(index) << j; };
+
+  write_shards(first, second);
+  write_index(good);
+  EXPECT_EQ(load_hf_weights(dir(), config_), weights_);
+
+  json j = good;
+  j["weight_map"][first[0].name] = "two.safetensors";
+  write_index(j);
+  expect_refusal(first[0].name);  // not in the named file
+  for (const std::string name : {"../model/one.safetensors", "..", "", "absent.safetensors"}) {
+    j = good;
+    j["weight_map"][first[0].name] = name;
+    write_index(j);
+    expect_refusal(name);
+  }
+  j = good;
+  j["weight_map"].erase(first[1].name);
+  write_index(j);
+  expect_refusal(first[1].name);  // in a file, not in the index
+  for (const json& broken : {json(), json::array(), json{{"weight_map", 3}}, json{{"weight_map", {{"a", 3}}}}}) {
+    write_index(broken);
+    expect_refusal("index.json");
+  }
+  write_index(json{{"weight_map", json::object()}});
+  expect_refusal("weight_map");
+  std::ofstream(index) << R"({"weight_map": {"a": "one.safetensors", "a": "two.safetensors"}})";
+  expect_refusal("twice");
+
+  write_index(good);
+  auto doubled = second;
+  doubled.push_back(first[2]);
+  write_shards(first, doubled);
+  expect_refusal(first[2].name);  // in two files
+  write_shards(first, second);
+  fs::resize_file(dir() + "/two.safetensors", fs::file_size(dir() + "/two.safetensors") - 1);
+  expect_refusal("two.safetensors");
+}
+
+TEST_F(Hf, RealCheckpoints) {
+  const fs::path shared = "../shared/data/tiny_models";
+  if (!fs::exists(shared)) GTEST_SKIP() << shared << " is absent";
+  for (const auto& [name, count] : std::vector<std::pair<std::string, size_t>>{
+           {"stories260k", 260032}, {"verl_arith_llama", 795776}, {"mini_qwen2", 58176}}) {
+    const ModelConfig config = load_model_config(shared / name);
+    EXPECT_EQ(load_hf_weights(shared / name, config).size(), count) << name;
+  }
+}
+
+}  // namespace
+}  // namespace pare

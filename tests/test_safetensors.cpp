@@ -1,0 +1,244 @@
+// model/safetensors: what is read, what is refused (nothing hostile may allocate, hang or pass), what is written.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/half.h"
+#include "model/json_file.h"
+#include "model/safetensors.h"
+
+namespace pare {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+class Safetensors : public testing::Test {
+ protected:
+  void SetUp() override {
+    directory_ = fs::path(testing::TempDir()) / "pare_safetensors";
+    fs::remove_all(directory_);
+    fs::create_directories(directory_);
+  }
+  void TearDown() override { fs::remove_all(directory_); }
+
+  std::string path(const std::string& name = "a.safetensors") const { return directory_ / name; }
+  std::string write_bytes(const std::string& bytes) const {
+    std::ofstream(path(), std::ios::binary) << bytes;
+    return path();
+  }
+  std::string write(const std::string& header, const std::string& data) const {
+    const uint64_t n = header.size();
+    return write_bytes(std::string(reinterpret_cast<const char*>(&n), 8) + header + data);
+  }
+  std::string refusal(const std::string& header, const std::string& data = "") const {
+    try {
+      SafetensorsFile file(write(header, data));
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code, Exit::usage);
+      EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos) << e.what();
+      EXPECT_LT(std::string(e.what()).size(), 1000u);
+      return e.what();
+    }
+    return "";
+  }
+
+  fs::path directory_;
+};
+
+std::string bytes_of(const std::vector<uint16_t>& v) { return {reinterpret_cast<const char*>(v.data()), 2 * v.size()}; }
+
+TEST_F(Safetensors, UnalignedStartsAndEveryFloatType) {
+  const float wide[3] = {1.5f, -0.0f, 1e-40f};
+  // the header's length makes no start a multiple of the element's size
+  const std::string data = std::string("\x07") + std::string(reinterpret_cast<const char*>(wide), 12) +
+                           bytes_of({0x3fc0, 0x8000, 0x7f7f, 0x0001}) +
+                           bytes_of({0x3e00, 0x8000, 0x7bff, 0x0001, 0x83ff, 0x7c00});
+  const std::string header =
+      R"({"b":{"dtype":"BF16","shape":[2,2],"data_offsets":[13,21]},"u":{"dtype":"U8","shape":[],"data_offsets":[0,1]},)"
+      R"("w":{"dtype":"F32","shape":[3,1],"data_offsets":[1,13]},"h":{"dtype":"F16","shape":[6],"data_offsets":[21,33]}})";
+  SafetensorsFile file(write(header, data));
+  ASSERT_EQ(file.tensors().size(), 4u);
+  EXPECT_EQ(file.tensors()[0].name, "u");
+  EXPECT_EQ(file.tensors()[0].size(), 1);
+  EXPECT_EQ(file.find("x"), nullptr);
+  float w[3], b[4], h[6];
+  file.read_f32(*file.find("w"), w);
+  EXPECT_EQ(std::memcmp(w, wide, sizeof w), 0);
+  file.read_f32(*file.find("h"), h);
+  EXPECT_EQ(h[0], 1.5f);
+  EXPECT_TRUE(h[1] == 0 && std::signbit(h[1]));
+  EXPECT_EQ(h[2], 65504.0f);
+  EXPECT_EQ(h[3], 0x1p-24f);
+  EXPECT_EQ(h[4], -1023 * 0x1p-24f);
+  EXPECT_EQ(h[5], std::numeric_limits<float>::infinity());
+  file.read_f32(*file.find("b"), b);
+  EXPECT_EQ(b[0], 1.5f);
+  EXPECT_TRUE(b[1] == 0 && std::signbit(b[1]));
+  EXPECT_EQ(b[2], 0x1.fep127f);
+  EXPECT_EQ(b[3], 0x1p-133f);
+  EXPECT_THROW(file.read_f32(*file.find("u"), w), Error);
+}
+
+TEST_F(Safetensors, WrittenFileReadsBack) {
+  const std::vector<float> a = {1, 2.5f, -3, 4, 0x1.01p0f, 0x1.03p0f}, b = {7};
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    write_safetensors(path(), {{"z", {3, 2}, a.data()}, {"b\"", {1}, b.data()}, {"empty", {0, 5}, nullptr}}, dtype);
+    SafetensorsFile file(path());
+    EXPECT_EQ(file.metadata(), (std::map<std::string, std::string>{{"format", "pt"}}));
+    ASSERT_EQ(file.tensors().size(), 3u);
+    EXPECT_EQ(file.tensors()[0].name, "b\"");
+    EXPECT_EQ(file.find("z")->shape, (std::vector<int64_t>{3, 2}));
+    EXPECT_EQ(file.find("z")->dtype, dtype == DType::f32 ? "F32" : "BF16");
+    EXPECT_EQ(file.find("empty")->size(), 0);
+    std::vector<float> back(6);
+    file.read_f32(*file.find("z"), back.data());
+    std::vector<float> expected = a;
+    if (dtype == DType::bf16) expected[4] = 1, expected[5] = 0x1.04p0f;  // ties go to the even neighbour
+    EXPECT_EQ(back, expected);
+  }
+  EXPECT_EQ(std::distance(fs::directory_iterator(directory_), fs::directory_iterator()), 1) << "something left beside";
+}
+
+// More than one piece of the conversion buffer.
+TEST_F(Safetensors, LongBf16) {
+  std::vector<float> a(150001), back(a.size());
+  for (size_t i = 0; i < a.size(); i++) a[i] = bf16_to_f32(static_cast<uint16_t>(i % 0x7f80));
+  write_safetensors(path(), {{"a", {150001}, a.data()}}, DType::bf16);
+  SafetensorsFile file(path());
+  file.read_f32(file.tensors()[0], back.data());
+  EXPECT_EQ(back, a);
+}
+
+TEST_F(Safetensors, FailedWriteLeavesTheOldFile) {
+  const float one = 1;
+  fs::create_directories(path("dir/x"));
+  EXPECT_THROW(write_safetensors(path("dir"), {{"a", {1}, &one}}, DType::f32), Error);
+  EXPECT_THROW(write_safetensors(path("none/a"), {{"a", {1}, &one}}, DType::f32), Error);
+  EXPECT_EQ(std::distance(fs::directory_iterator(directory_), fs::directory_iterator()), 1);
+  EXPECT_THROW(write_safetensors(path(), {{"a", {1}, &one}, {"a", {1}, &one}}, DType::f32), std::logic_error);
+}
+
+TEST_F(Safetensors, Bf16RoundingOfEveryKind) {
+  EXPECT_EQ(f32_to_bf16(0x1.017fp0f), 0x3f81);  // above the tie
+  EXPECT_EQ(f32_to_bf16(0x1.00ffp0f), 0x3f80);  // below it
+  EXPECT_EQ(f32_to_bf16(std::numeric_limits<float>::max()), 0x7f80);
+  EXPECT_EQ(f32_to_bf16(-std::numeric_limits<float>::infinity()), 0xff80);
+  EXPECT_TRUE(std::isnan(bf16_to_f32(f32_to_bf16(std::bit_cast<float>(0x7f800001u)))));
+  for (uint32_t h = 0; h < 0x10000; h++)
+    ASSERT_EQ(f32_to_bf16(bf16_to_f32(static_cast<uint16_t>(h))), (h & 0x7fff) > 0x7f80 ? h | 0x40 : h);
+}
+
+TEST_F(Safetensors, AcceptedHeaders) {
+  const std::string one(4, '\0');
+  for (const std::string& header : {
+           std::string(R"(  {"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})") + " \n\t",
+           std::string(R"({"__metadata__":null,"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}})"),
+           std::string(R"({"__metadata__":{},"a":{"data_offsets":[0,4],"shape":[1,1],"dtype":"F32"}})"),
+           std::string(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"more":[{"x":[1.5,null]},true]}})"),
+           std::string(R"({"a":{"dtype":"F4","shape":[8],"data_offsets":[0,4]}})"),
+           std::string(R"({"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},)"
+                       R"("b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
+                       R"("c":{"dtype":"I64","shape":[3,0],"data_offsets":[4,4]}})"),
+       })
+    EXPECT_EQ(refusal(header, one), "") << header;
+}
+
+TEST_F(Safetensors, RefusedHeaders) {
+  const std::string one(4, '\0');
+  auto tensor = [](const std::string& body) { return R"({"a":{)" + body + "}}"; };
+  for (const std::string& header : {
+           std::string(""),
+           std::string("   "),
+           std::string("null"),
+           std::string("[]"),
+           std::string("{\"a\":3}"),
+           std::string("{\"a\":null}"),
+           std::string("{\"__metadata__\":[]}"),
+           std::string("{\"__metadata__\":{\"a\":null}}"),
+           std::string("{\"__metadata__\":{\"a\":\"x\",\"a\":\"x\"}}"),
+           std::string("{\"__metadata__\":{},\"__metadata__\":{}}"),
+           "\xef\xbb\xbf" + tensor(R"("dtype":"F32","shape":[1],"data_offsets":[0,4])"),
+           tensor(R"("dtype":"F32","shape":[1],"data_offsets":[0,4])") + std::string("\0\0", 2),
+           tensor(R"("dtype":"F32","shape":[1],"data_offsets":[0,4])") + "{}",
+           tensor(R"("dtype":"F32","shape":[1])"),
+           tensor(R"("dtype":"F32","data_offsets":[0,4])"),
+           tensor(R"("shape":[1],"data_offsets":[0,4])"),
+           tensor(R"("dtype":"F32","shape":[1],"data_offsets":[0])"),
+           tensor(R"("dtype":"F32","shape":[1],"data_offsets":[0,4,4])"),
+           tensor(R"("dtype":"F32","shape":[1],"data_offsets":[-0,4])"),
+           tensor(R"("dtype":"F32","shape":[1],"data_offsets":[0,4.0])"),
+           tensor(R"("dtype":"F32","shape":[1],"data_offsets":[0,18446744073709551620])"),
+           tensor(R"("dtype":"F32","shape":[1],"data_offsets":{"0":4})"),
+           tensor(R"("dtype":"F32","shape":[[1]],"data_offsets":[0,4])"),
+           tensor(R"("dtype":"F32","shape":1,"data_offsets":[0,4])"),
+           tensor(R"("dtype":"F32","shape":[true],"data_offsets":[0,4])"),
+           tensor(R"("dtype":["F32"],"shape":[1],"data_offsets":[0,4])"),
+           tensor(R"("dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4])"),
+           tensor(R"("dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4])"),
+           tensor(R"("dtype":"F32","shape":[4611686018427387904],"data_offsets":[0,4])"),
+           tensor(R"("dtype":"F32","shape":[2305843009213693953],"data_offsets":[0,4])"),  // wraps to the right size
+           tensor(R"("dtype":"F32","shape":[18446744073709551615],"data_offsets":[0,4])"),
+           tensor(R"("dtype":"F32","shape":[1],"data_offsets":[0,4],"x":)" + std::string(10000, '[') +
+                  std::string(10000, ']')),
+           R"({"a":)" + std::string(100000, '['),
+           tensor(R"("dtype":"F32","shape":[)" + std::string(R"(1,)") + R"(1],"data_offsets":[4,8])"),
+           std::string("{\"a\\ud800\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}"),
+           std::string(200000, 'x'),
+           "{\"" + std::string(100000, 'n') + "\":{\"dtype\":\"F32\"}}",
+       })
+    EXPECT_NE(refusal(header, one), "") << header.substr(0, 100);
+  EXPECT_NE(refusal("{}", "x"), "");
+  EXPECT_NE(refusal(tensor(R"("dtype":"F32","shape":[1],"data_offsets":[0,4])"), "xxxxx"), "");
+  EXPECT_NE(refusal(tensor(R"("dtype":"F32","shape":[1],"data_offsets":[0,4])"), "xxx"), "");
+  EXPECT_THROW(SafetensorsFile(path("absent")), Error);
+  EXPECT_THROW(SafetensorsFile(directory_.string()), Error);
+}
+
+// Every header with one byte changed or cut is read or refused, never worse (run under ASan).
+TEST_F(Safetensors, MutatedHeaders) {
+  const std::string good =
+      R"({"__metadata__":{"k":"v"},"a":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[],"data_offsets":[8,9]}})";
+  const std::string data(9, '\1');
+  ASSERT_EQ(refusal(good, data), "");
+  const std::string replacements("\0\"{}[],9-\x80", 10);
+  size_t refused = 0;
+  for (size_t i = 0; i < good.size(); i++) {
+    std::string bad = good;
+    bad[i] = replacements[i % replacements.size()];
+    refused += !refusal(bad, data).empty();
+    EXPECT_NE(refusal(good.substr(0, i), data), "") << i;
+  }
+  EXPECT_GT(refused, good.size() * 3 / 4);
+}
+
+TEST_F(Safetensors, Corpus) {
+  const fs::path corpus = "../shared/data/safetensors_corpus";
+  if (!fs::exists(corpus)) GTEST_SKIP() << corpus << " is absent";
+  size_t files = 0;
+  for (const json& entry : read_json_file(corpus / "manifest.json")) {
+    const std::string file = corpus / entry["file"].get<std::string>();
+    const bool expected = entry["expect"] == "ok" || entry["expect"] == "ok_lenient";
+    if (!expected) {
+      EXPECT_THROW(SafetensorsFile{file}, Error) << file << ": " << entry["reason"];
+    } else {
+      SafetensorsFile opened(file);
+      const json tensors = entry.value("tensors", json::object());
+      for (const auto& [name, tensor] : tensors.items()) {
+        ASSERT_NE(opened.find(name), nullptr) << file;
+        EXPECT_EQ(opened.find(name)->dtype, tensor[0]);
+        EXPECT_EQ(json(opened.find(name)->shape), tensor[1]);
+      }
+    }
+    files++;
+  }
+  EXPECT_GT(files, 0u);
+}
+
+}  // namespace
+}  // namespace pare
