@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstring>
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <map>
 
 #include "base/error.h"
@@ -97,7 +97,8 @@ void copy(const float* from, const Source& source, const ModelConfig& c, float* 
 
 Llama2cCheckpoint load_llama2c(const std::string& path) {
   std::ifstream in(path, std::ios::binary | std::ios::ate);
-  if (!in) fail(path, ": cannot be opened");
+  std::error_code ignored;
+  if (!in || std::filesystem::is_directory(path, ignored)) fail(path, ": cannot be read; expected a checkpoint file");
   const int64_t bytes = in.tellg();
   in.seekg(0);
   Header header;

@@ -1,0 +1,47 @@
+// pare convert: a llama2.c checkpoint as a Hugging Face folder.
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+
+#include "app/commands.h"
+#include "base/error.h"
+#include "model/hf.h"
+#include "model/llama2c.h"
+#include "tokenizer/tokenizer.h"
+
+namespace pare {
+namespace {
+
+struct Options {
+  std::string checkpoint, out, tokenizer;
+};
+
+void convert(const Options& options) {
+  const Llama2cCheckpoint checkpoint = load_llama2c(options.checkpoint);
+  const ModelConfig& config = checkpoint.config;
+  if (!options.tokenizer.empty()) {
+    const int32_t vocab = load_sentencepiece(options.tokenizer)->vocab_size();
+    if (vocab != config.vocab)
+      fail(options.tokenizer, ": has ", vocab, " pieces, but the vocabulary of ", options.checkpoint, " has ",
+           config.vocab, "; take the tokenizer.bin that was made for this model");
+  }
+  save_hf(options.out, config, checkpoint.weights, DType::f32, false, [&](const std::string& folder) {
+    if (!options.tokenizer.empty())
+      std::filesystem::copy_file(options.tokenizer, std::filesystem::path(folder) / "tokenizer.bin");
+  });
+  std::printf("%s: llama, %zu parameters, %lld layers, vocabulary of %lld\n", options.out.c_str(),
+              checkpoint.weights.size(), static_cast<long long>(config.layers), static_cast<long long>(config.vocab));
+}
+
+}  // namespace
+
+void add_convert(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("convert", "Make a Hugging Face folder of a llama2.c checkpoint");
+  command->add_option("--llama2c", options->checkpoint, "Checkpoint of llama2.c, version 0")->required();
+  command->add_option("--out", options->out, "Folder to create")->required();
+  command->add_option("--tokenizer", options->tokenizer, "Its tokenizer.bin, copied into the folder");
+  command->callback([options] { convert(*options); });
+}
+
+}  // namespace pare

@@ -1,0 +1,262 @@
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/rng.h"
+#include "tokenizer/tokenizer.h"
+
+namespace pare {
+namespace {
+
+namespace fs = std::filesystem;
+using Ids = std::vector<int32_t>;
+
+std::string message(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+void expect_mentions(const std::string& text, std::initializer_list<const char*> parts) {
+  for (const char* part : parts) EXPECT_NE(text.find(part), std::string::npos) << "\"" << part << "\" in: " << text;
+}
+
+// ---- ssa
+// -------------------------------------------------------------------------------------------------------------
+
+TEST(SsaTokenizer, VocabularyIsTheStringOfSymbols) {
+  const auto t = make_tokenizer("ssa");
+  const std::string symbols = "_^$+-*=;#?:>0123456789abcdefghijklmnopqrstuvwxyz";
+  ASSERT_EQ(t->vocab_size(), 48);
+  EXPECT_EQ(Ids({t->pad(), t->bos(), t->eos()}), t->encode("_^$"));
+  const Ids ids = t->encode(symbols);
+  for (int32_t i = 0; i < 48; i++) EXPECT_EQ(ids[i], i);
+  EXPECT_EQ(t->decode(ids), symbols);
+  EXPECT_EQ(t->encode_prompt("a4;"), (Ids{1, 22, 16, 7}));
+  EXPECT_EQ(t->decode(Ids{1, 22, 16, 1, 2, 0}), "a4^$_") << "only a BOS at the front is dropped";
+  EXPECT_EQ(t->decode(Ids{22, 48, -1, 23}), "a\uFFFD\uFFFDb");
+  EXPECT_EQ(t->encode(""), Ids{});
+  EXPECT_EQ(t->encode_prompt(""), Ids{1});
+  EXPECT_EQ(t->decode(Ids{}), "");
+}
+
+TEST(SsaTokenizer, OtherCharactersAreErrors) {
+  const auto t = make_tokenizer("ssa");
+  expect_mentions(message([&] { t->encode("a4b9A2"); }), {"'A'", "position 4", "a4b9A2"});
+  expect_mentions(message([&] { t->encode("a4\n"); }), {"byte 10", "position 2"});
+  expect_mentions(message([&] { t->encode_prompt("\xff"); }), {"byte 255", "position 0"});
+  EXPECT_THROW(t->encode(std::string_view("a\0b", 3)), Error);
+}
+
+// ---- SentencePiece
+// ---------------------------------------------------------------------------------------------------
+
+struct Piece {
+  std::string text;
+  float score;
+};
+
+std::string file_of(const std::vector<Piece>& pieces, int32_t longest = 9) {
+  std::string bytes(reinterpret_cast<const char*>(&longest), 4);
+  for (const Piece& p : pieces) {
+    const auto length = static_cast<int32_t>(p.text.size());
+    bytes.append(reinterpret_cast<const char*>(&p.score), 4);
+    bytes.append(reinterpret_cast<const char*>(&length), 4);
+    bytes += p.text;
+  }
+  return bytes;
+}
+
+class SentencePieceFile : public testing::Test {
+ protected:
+  SentencePieceFile() {
+    fs::remove_all(directory_);
+    fs::create_directories(directory_);
+  }
+  ~SentencePieceFile() override { fs::remove_all(directory_); }
+
+  std::string write(const std::string& bytes) {
+    std::ofstream(path(), std::ios::binary) << bytes;
+    return path();
+  }
+  std::unique_ptr<Tokenizer> load(const std::vector<Piece>& pieces) {
+    return load_sentencepiece(write(file_of(pieces)));
+  }
+  std::string path() const { return directory_ + "/tokenizer.bin"; }
+
+  const std::string directory_ =
+      testing::TempDir() + "pare_" + testing::UnitTest::GetInstance()->current_test_info()->name();
+};
+
+// ids:                          0              1               2          3    4    5    6    7    8 ...
+const std::vector<Piece> kBase{{"<unk>", 0}, {"\n<s>\n", 0}, {"\n</s>\n", 0}, {" ", -9},
+                               {"a", -9},    {"b", -9},      {"c", -9}};
+
+std::vector<Piece> with(std::initializer_list<Piece> more) {
+  std::vector<Piece> pieces = kBase;
+  pieces.insert(pieces.end(), more);
+  return pieces;
+}
+
+TEST_F(SentencePieceFile, MergesTheBestScoreFirst) {
+  // ab 7, bc 8, abc 9: the better of ab and bc is merged first, whether or not a longer piece comes of it.
+  EXPECT_EQ(load(with({{"ab", -1}, {"bc", -2}}))->encode("abc"), (Ids{7, 6}));
+  EXPECT_EQ(load(with({{"ab", -2}, {"bc", -1}}))->encode("abc"), (Ids{4, 8}));
+  EXPECT_EQ(load(with({{"ab", -2}, {"bc", -1}, {"abc", -3}}))->encode("abc"), Ids{9});
+  EXPECT_EQ(load(with({{"ab", -1}, {"cab", -2}}))->encode("cabcab"), (Ids{8, 8}));
+  // A piece that no pair leads to is not found.
+  EXPECT_EQ(load(with({{"abc", 5}}))->encode("abc"), (Ids{4, 5, 6}));
+}
+
+TEST_F(SentencePieceFile, EqualScoresMergeFromTheLeft) {
+  EXPECT_EQ(load(with({{"aa", -1}}))->encode("aaaaa"), (Ids{7, 7, 4}));
+  EXPECT_EQ(load(with({{"ab", -1}, {"bc", -1}}))->encode("abcbc"), (Ids{7, 6, 8}));
+}
+
+TEST_F(SentencePieceFile, PromptGetsBosAndASpace) {
+  const auto t = load(with({{" a", -1}}));
+  EXPECT_EQ(t->encode_prompt("ab a"), (Ids{1, 7, 5, 7}));
+  EXPECT_EQ(t->encode("ab a"), (Ids{4, 5, 7}));
+  EXPECT_EQ(t->encode_prompt(""), Ids{1});
+  EXPECT_EQ(t->decode(Ids{1, 7, 5, 7}), "ab a");
+  EXPECT_EQ(t->decode(Ids{7, 5, 7}), " ab a") << "a continuation keeps its space";
+  EXPECT_EQ(t->decode(t->encode_prompt(" a")), " a") << "one space is dropped, not all";
+  EXPECT_EQ(t->decode(Ids{7, 1, 7, 2}), " a\n<s>\na\n</s>\n") << "special pieces inside are shown";
+  EXPECT_EQ(t->decode(Ids{4, 8, -1}), "a\uFFFD\uFFFD");
+}
+
+TEST_F(SentencePieceFile, FallsBackToBytes) {
+  const auto t = load(with({{"<0xC3>", 0}, {"<0xA9>", 0}, {"\xc3\xa0", -5}, {"<0xFF>", 0}}));
+  EXPECT_EQ(t->encode("a\u00e9b"), (Ids{4, 7, 8, 5}));
+  EXPECT_EQ(t->encode("\u00e0"), Ids{9}) << "a character with a piece";
+  EXPECT_EQ(t->encode("\xff\xc3"), (Ids{10, 7})) << "bytes that are not UTF-8";
+  EXPECT_EQ(t->decode(Ids{4, 7, 8, 5}), "a\u00e9b");
+  EXPECT_EQ(t->decode(Ids{7}), "\xc3");
+  expect_mentions(message([&] { t->encode("ab\u00e8"); }), {"\u00e8", "at byte 3", "tokenizer.bin"});
+  expect_mentions(message([&] { t->encode("x"); }), {"\"x\"", "at byte 0"});
+}
+
+TEST_F(SentencePieceFile, SpecialPiecesDoNotComeOutOfText) {
+  const auto t = load(with({{"<", -9},
+                            {"s", -9},
+                            {">", -9},
+                            {"\n", -9},
+                            {"<s", -1},
+                            {"<s>", -1},
+                            {"\n<s>", -1},
+                            {"0", -9},
+                            {"x", -9},
+                            {"A", -9},
+                            {"<0", -1},
+                            {"<0x", -1},
+                            {"<0xA", -1},
+                            {"<0xAA", -1},
+                            {"<0xAA>", -1}}));
+  const Ids ids = t->encode("\n<s>\n<0xAA>");
+  EXPECT_EQ(ids, (Ids{13, 10, 20, 9}));
+  EXPECT_EQ(t->decode(ids), "\n<s>\n<0xAA>");
+}
+
+TEST_F(SentencePieceFile, BrokenFilesAreErrors) {
+  const std::vector<Piece> pieces = with({{"ab", -1}});
+  const std::string bytes = file_of(pieces);
+  size_t whole = 0;  // lengths at which at least three pieces are complete
+  for (size_t n = 0; n < bytes.size(); n++) {
+    write(bytes.substr(0, n));
+    size_t end = 4, complete = 0;
+    while (end < n) end += 8 + pieces[complete++].text.size();
+    if (end == n && complete >= 3) {
+      EXPECT_EQ(load_sentencepiece(path())->vocab_size(), static_cast<int32_t>(complete));
+      whole++;
+    } else {
+      EXPECT_THROW(load_sentencepiece(path()), Error) << n;
+    }
+  }
+  EXPECT_EQ(whole, 5u);
+  const auto with_int = [&](size_t at, int32_t value) {
+    std::string broken = bytes;
+    std::memcpy(broken.data() + at, &value, 4);
+    return write(broken);
+  };
+  for (int32_t length : {-1, 0, 10, INT32_MAX, INT32_MIN})
+    expect_mentions(message([&] { load_sentencepiece(with_int(8, length)); }),
+                    {"piece 0", std::to_string(length).c_str()});
+  for (int32_t longest : {-1, 0, 5}) EXPECT_THROW(load_sentencepiece(with_int(0, longest)), Error);
+  EXPECT_THROW(load_sentencepiece(with_int(4, 0x7fc00000)), Error) << "a score that is not a number";
+}
+
+TEST_F(SentencePieceFile, FactoryFindsOrExplains) {
+  expect_mentions(message([&] { make_tokenizer(directory_); }), {"no tokenizer.bin", "ssa"});
+  std::ofstream(directory_ + "/tokenizer.json") << "{}";
+  expect_mentions(message([&] { make_tokenizer(directory_); }), {"tokenizer.json", "not supported yet", "ssa"});
+  write(file_of(kBase));
+  EXPECT_EQ(make_tokenizer(directory_)->vocab_size(), 7);
+  EXPECT_EQ(make_tokenizer(path())->vocab_size(), 7);
+  expect_mentions(message([&] { make_tokenizer(directory_ + "/none"); }), {"no such file", "supported"});
+}
+
+// ---- stories260K
+// -----------------------------------------------------------------------------------------------------
+
+const std::string kStories = "../shared/data/tiny_models/stories260k/";
+
+class Stories : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!fs::exists(kStories + "tokenizer.bin")) GTEST_SKIP() << kStories << " is not on this machine";
+    tokenizer_ = make_tokenizer(kStories + "tokenizer.bin");
+  }
+  nlohmann::json read(const char* name) { return nlohmann::json::parse(std::ifstream(kStories + name)); }
+  std::unique_ptr<Tokenizer> tokenizer_;
+};
+
+TEST_F(Stories, PiecesAreThoseOfTheList) {
+  const auto pieces = read("vocab_pieces.json");
+  ASSERT_EQ(tokenizer_->vocab_size(), 512);
+  ASSERT_EQ(pieces.size(), 512u);
+  for (const auto& piece : pieces) {
+    const int32_t id = piece["id"];
+    const std::string text = piece["piece"];
+    const bool byte = id >= 3 && id < 259;
+    if (id == tokenizer_->bos()) continue;  // dropped at the front
+    EXPECT_EQ(tokenizer_->decode(Ids{id}), byte ? std::string(1, static_cast<char>(id - 3)) : text);
+    if (id >= 259) {
+      EXPECT_EQ(tokenizer_->encode(text), Ids{id}) << text;
+    }
+  }
+}
+
+TEST_F(Stories, GoldenTexts) {
+  for (const auto& sequence : read("golden_visible.json")["sequences"]) {
+    const Ids tokens = sequence["tokens"];
+    const std::string text = sequence["text"];
+    EXPECT_EQ(tokenizer_->decode(tokens), text);
+    EXPECT_EQ(tokenizer_->decode(tokenizer_->encode_prompt(text)), text);
+  }
+  const Ids greedy = read("golden_visible.json")["sequences"][0]["tokens"];
+  const std::string sentence = "Once upon a time, there was a little girl named Lily.";
+  const Ids ids = tokenizer_->encode_prompt(sentence);
+  EXPECT_EQ(ids, Ids(greedy.begin(), greedy.begin() + static_cast<std::ptrdiff_t>(ids.size())));
+}
+
+TEST_F(Stories, AnyBytesComeBack) {
+  Rng rng(rng_key(1, Stream::test, 0));
+  for (int i = 0; i < 200; i++) {
+    std::string text;
+    for (uint32_t n = rng.below(40); n > 0; n--)
+      text += static_cast<char>(rng.below(2) ? rng.below(256) : "etaoin shr<0x>."[rng.below(15)]);
+    EXPECT_EQ(tokenizer_->decode(tokenizer_->encode(text)), text);
+    EXPECT_EQ(tokenizer_->decode(tokenizer_->encode_prompt(text)), text);
+  }
+}
+
+}  // namespace
+}  // namespace pare
