@@ -95,9 +95,9 @@ class Reader {
       while (!s.empty() && s.back() == ' ') s.pop_back();
       return {std::move(s), TomlValue::Kind::text};
     }
+    if (s.size() > 1 && s[0] == '+' && s[1] != '-') s.erase(0, 1);
     double number;
-    const char* first = s.data() + (s.size() > 1 && s[0] == '+');
-    const auto [end, code] = std::from_chars(first, s.data() + s.size(), number);
+    const auto [end, code] = std::from_chars(s.data(), s.data() + s.size(), number);
     if (s != "true" && s != "false" && (code != std::errc() || end != s.data() + s.size()))
       error("expected a number, true, false, a \"string\" or an [array], found ", s.empty() ? found() : s);
     return {std::move(s), TomlValue::Kind::word};

@@ -100,6 +100,10 @@ Config load_config(const std::vector<std::string>& files_and_overrides) {
     else
       apply(config, parse_toml_override(argument));
   }
+  for (int64_t* top_k : {&config.rollout.top_k, &config.rollout.val_kwargs.top_k})
+    *top_k = std::max<int64_t>(*top_k, 0);
+  OverlongKeys& overlong = config.reward_model.overlong_buffer;
+  if (overlong.enable && overlong.len == 0) overlong.len = std::max<int64_t>(config.data.max_response_length / 5, 1);
   check_config(config);
   return config;
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/toml.h"
+#include "model/model.h"
 #include "ops/ops.h"
 
 namespace pare {
@@ -21,6 +22,7 @@ enum class LrSchedule { constant, linear, cosine };
 // A member's path is its key ("actor.optim.lr"), its initial value the default; config_keys.cpp says what each means.
 struct ModelKeys {
   std::string path, config;
+  Init init = Init::config;
   bool enable_gradient_checkpointing = false;
   bool operator==(const ModelKeys&) const = default;
 };
@@ -146,7 +148,8 @@ struct Config {
 // other is a TOML file or the name of a preset (data/presets/NAME.toml, seen from the working directory), so that a
 // method is laid over a run: {"quickstart", "nat-rpc", "trainer.seed=2"}.  A file may start from another one:
 // base = "NAME".  Throws Error(usage) for unknown keys (naming the nearest), wrong types, values out of range and
-// contradictions (naming both keys).
+// contradictions (naming both keys).  In the result top_k is 0 where it is off, and an enabled overlong buffer has its
+// length.
 Config load_config(const std::vector<std::string>& files_and_overrides);
 
 // The parts of load_config.  Sets the keys of a document (it has no `base`) without looking for contradictions.

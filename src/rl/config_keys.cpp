@@ -62,6 +62,8 @@ struct Word {
 template <class E>
 constexpr std::array<Word<E>, 0> words_of;
 template <>
+constexpr auto words_of<Init> = std::to_array<Word<Init>>({{"config", Init::config}, {"fan_in", Init::fan_in}});
+template <>
 constexpr auto words_of<AdvEstimator> = std::to_array<Word<AdvEstimator>>({{"grpo", AdvEstimator::grpo},
                                                                            {"rloo", AdvEstimator::rloo}});
 template <>
@@ -208,6 +210,9 @@ std::vector<ConfigKey> model_and_data_keys() {
       KEY(model.path, any, "", "folder with config.json and safetensors to start from", "verl"),
       KEY(model.config, any, "", "config.json of a model that starts from random weights, instead of model.path",
           "pare"),
+      KEY(model.init, any, "",
+          "random weights: normal with the config's initializer_range, or with 1 / sqrt(inputs) of each matrix",
+          "pare"),
       KEY(model.enable_gradient_checkpointing, any, "",
           "keep only the inputs of the blocks and compute the rest again in the backward: less memory, the same bits",
           "verl"),
@@ -265,7 +270,8 @@ std::vector<ConfigKey> algorithm_keys() {
   return {
       KEY(reward_model.overlong_buffer.enable, any, "", "penalise responses that end close to the limit", "verl, DAPO"),
       KEY(reward_model.overlong_buffer.len, at_least(0), "tokens",
-          "the penalty grows linearly over the last len tokens before data.max_response_length", "verl, DAPO eq. 13"),
+          "the penalty grows linearly over this many tokens before data.max_response_length; 0: a fifth of that",
+          "verl, DAPO eq. 13"),
       KEY(reward_model.overlong_buffer.penalty_factor, at_least(0), "reward", "penalty at the limit", "verl"),
 
       KEY(algorithm.adv_estimator, any, "", "grpo: against the group's mean; rloo: against the mean of the others",
@@ -275,7 +281,7 @@ std::vector<ConfigKey> algorithm_keys() {
       KEY(algorithm.adv_std, any, "", "grpo: standard deviation with n - 1 (sample) or n (population)", "verl: sample"),
       KEY(algorithm.adv_eps, at_least(0), "reward", "grpo: added to the standard deviation", "verl 1e-6, TRL 1e-4"),
       KEY(algorithm.adv_filter_threshold, at_least(0), "advantage",
-          "samples with |A| below it are dropped before the learner's forward; 0: off", "DASH"),
+          "samples with abs(A) below it are dropped before the learner's forward; 0: off", "DASH"),
       KEY(algorithm.use_kl_in_reward, any, "", "subtract the KL to the reference policy from the reward", "verl"),
       KEY(algorithm.kl_penalty, one_of({"k1", "k2", "k3"}), "", "its estimator", "verl, Schulman 2020"),
       KEY(algorithm.kl_ctrl.kl_coef, at_least(0), "", "its coefficient", "verl"),

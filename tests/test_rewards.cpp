@@ -1,0 +1,71 @@
+#include "rl/rewards.h"
+#include "rl_golden.h"
+
+namespace pare {
+namespace {
+
+TEST(Overlong, Golden) {
+  for (const auto& row : rl_golden("overlong")) {
+    const OverlongKeys keys{true, row.at("buffer"), row.at("factor")};
+    EXPECT_DOUBLE_EQ(overlong_penalty(row.at("length"), row.at("limit"), keys), row.at("penalty").get<double>()) << row;
+  }
+}
+
+TEST(Overlong, BufferAsLongAsTheLimit) {
+  const OverlongKeys keys{true, 7, 1};
+  EXPECT_EQ(overlong_penalty(0, 7, keys), 0);
+  EXPECT_DOUBLE_EQ(overlong_penalty(1, 7, keys), -1. / 7);
+  EXPECT_EQ(overlong_penalty(7, 7, keys), -1);
+}
+
+TEST(KlInReward, GoldenPerTokenWithClampedInput) {
+  for (const auto& row : rl_golden("kl")) {
+    const float lp[] = {-1.5f}, ref[] = {-1.5f + row.at("ref_minus_logprob").get<float>()};
+    EXPECT_NEAR(kl_in_reward(KlLoss::k1, lp, ref), row.at("k1").get<double>(), 1e-12) << row;
+    EXPECT_NEAR(kl_in_reward(KlLoss::k2, lp, ref), row.at("k2").get<double>(), 1e-12) << row;
+    const double k3 = row.at("k3");
+    EXPECT_NEAR(kl_in_reward(KlLoss::k3, lp, ref), k3, 1e-12 * std::max(1.0, k3)) << row;
+  }
+}
+
+TEST(KlInReward, SumsOverTokens) {
+  const float lp[] = {-1, -2, -3}, ref[] = {-1.5f, -2, -2.5f};
+  EXPECT_DOUBLE_EQ(kl_in_reward(KlLoss::k1, lp, ref), 0);
+  EXPECT_DOUBLE_EQ(kl_in_reward(KlLoss::k2, lp, ref), .25);
+  EXPECT_EQ(kl_in_reward(KlLoss::k1, {}, {}), 0);
+  EXPECT_THROW(kl_in_reward(KlLoss::k1, lp, {}), std::logic_error);
+  EXPECT_THROW(kl_in_reward(KlLoss::exact, lp, ref), std::logic_error);
+}
+
+TEST(ShapeRewards, OffLeavesTheScore) {
+  std::vector<Trajectory> batch = {trajectory(0, 512, 0.3), trajectory(0, 0, 1)};
+  batch[0].overlong = batch[0].kl_penalty = batch[0].reward = 99;
+  shape_rewards({}, batch);
+  EXPECT_EQ(batch[0].reward, 0.3);
+  EXPECT_EQ(batch[0].overlong, 0);
+  EXPECT_EQ(batch[0].kl_penalty, 0);
+  EXPECT_EQ(batch[1].reward, 1);
+}
+
+TEST(ShapeRewards, OverlongAndKl) {
+  Config config;
+  config.data.max_response_length = 10;
+  config.reward_model.overlong_buffer = {true, 4, 0.5};
+  config.algorithm.use_kl_in_reward = true;
+  config.algorithm.kl_penalty = KlLoss::k1;
+  config.algorithm.kl_ctrl.kl_coef = 0.25;
+  std::vector<Trajectory> batch = {trajectory(0, 9, 1), trajectory(0, 5, 0)};
+  batch[0].ref_logprob.assign(9, -1.5f);  // the policy has -1: k1 = .5 a token
+  batch[1].ref_logprob.assign(5, -1.f);
+  batch[1].old_logprob.assign(5, -0.5f);  // known old log-probs count, not the sampler's
+  shape_rewards(config, batch);
+  EXPECT_DOUBLE_EQ(batch[0].overlong, -0.375);
+  EXPECT_DOUBLE_EQ(batch[0].kl_penalty, 4.5);
+  EXPECT_DOUBLE_EQ(batch[0].reward, 1 - 0.375 - 0.25 * 4.5);
+  EXPECT_EQ(batch[1].overlong, 0);
+  EXPECT_DOUBLE_EQ(batch[1].reward, -0.25 * 2.5);
+  EXPECT_EQ(batch[1].score, 0);
+}
+
+}  // namespace
+}  // namespace pare

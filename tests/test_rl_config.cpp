@@ -1,0 +1,355 @@
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "rl/config.h"
+
+namespace pare {
+namespace {
+
+const std::string model = "model.config=data/presets/tiny-ssa.json";
+
+Config with(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), model);
+  return load_config(arguments);
+}
+
+// The message of the usage error that `run` ends in.
+template <class F>
+std::string message(F run) {
+  try {
+    run();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code, Exit::usage);
+    return e.what();
+  }
+  return "no error";
+}
+std::string load_message(const std::vector<std::string>& arguments) {
+  return message([&] { with(arguments); });
+}
+std::string document_message(const std::string& document) {
+  return message([&] {
+    Config c;
+    apply_toml(c, document, "f.toml");
+  });
+}
+#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+
+// ---- the key table -------------------------------------------------------------------------------------------------
+
+// Values of every type and choice; one of them is allowed for each key and is not its default.
+std::string other_value(const ConfigKey& key) {
+  std::vector<std::string> values = {"true",        "false",          "7",       "0.25",  "'some \"text\" # \\'",
+                                     "[0.5, 0.25]", "[\"a\", \"b\"]", "'jsonl'", "'ans'", "'k2'"};
+  const std::string one_of = "one of ";
+  if (key.type.starts_with(one_of)) {
+    std::stringstream words(key.type.substr(one_of.size()));
+    for (std::string word; std::getline(words, word, ',');) values.push_back("'" + word.substr(word[0] == ' ') + "'");
+  }
+  for (const std::string& v : values) {
+    Config c;
+    try {
+      apply_toml(c, key.name + " = " + v, "test");
+    } catch (const Error&) {
+      continue;
+    }
+    if (key.show(c) != key.show({})) return v;
+  }
+  return "";
+}
+
+TEST(ConfigKeys, EveryChangeSurvivesPrintingAndReading) {
+  std::set<std::string> documents = {to_toml({})};
+  for (const ConfigKey& key : config_keys()) {
+    const std::string value = other_value(key);
+    ASSERT_NE(value, "") << key.name << ": " << key.type;
+    Config changed, read;
+    apply_toml(changed, key.name + " = " + value, "test");
+    EXPECT_NE(changed, Config{}) << key.name;
+    const std::string document = to_toml(changed);
+    EXPECT_TRUE(documents.insert(document).second) << key.name << " prints like another key";
+    apply_toml(read, document, "printed");
+    EXPECT_EQ(read, changed) << key.name;
+    EXPECT_EQ(to_toml(read), document);
+  }
+}
+
+TEST(ConfigKeys, TheReferenceListsEveryKeyOnce) {
+  const std::string reference = config_reference();
+  std::set<std::string> names;
+  for (const ConfigKey& key : config_keys()) {
+    EXPECT_TRUE(names.insert(key.name).second) << key.name;
+    EXPECT_HAS(reference, "| `" + key.name + "` | " + key.type + " | `" + key.show({}) + "` |");
+    EXPECT_FALSE(key.meaning.empty() || key.source.empty()) << key.name;
+  }
+  const auto count = [&](char c) { return static_cast<size_t>(std::count(reference.begin(), reference.end(), c)); };
+  EXPECT_EQ(count('\n'), names.size() + 2);
+  EXPECT_EQ(count('|'), 7 * (names.size() + 2)) << "a text has a | of its own";
+}
+
+// A member that is in no key would never be printed: with every key at another value, no member may be at its default.
+TEST(ConfigKeys, NumbersPrintWithoutLoss) {
+  Config c, read;
+  c.actor.optim.lr = 1.0 / 3;
+  c.actor.optim.betas = {0.1, 0x1.fffffffffffffp-1};
+  c.algorithm.adv_eps = 5e-324;
+  c.data.train_seed = INT64_MAX;
+  c.trainer.default_local_dir = "a\\b\"c\n\td'e#f ";
+  c.data.train_files = {"", "x,y", "[z]"};
+  apply_toml(read, to_toml(c), "printed");
+  EXPECT_EQ(read, c);
+}
+
+// ---- reading -------------------------------------------------------------------------------------------------------
+
+TEST(ConfigRead, Document) {
+  Config c;
+  apply_toml(c,
+             "# a comment\n"
+             "model.path = 'C:\\new' # literal\r\n"
+             "\n"
+             "[actor]\n"
+             "  clip_ratio_high=0.28#tight\n"
+             "policy_loss.loss_mode = \"cispo\"\n"
+             "use_kl_loss = true\n"
+             "[actor.optim]   # a section\n"
+             "betas = [ 0.8 , # over\n"
+             "          9e-1, ]\n"
+             "lr = +1e-3\n"
+             "[data]\n"
+             "train_files = [\"a # b\" , 'c,d']\n"
+             "val_files = []\n"
+             "train_batch_size = 3",
+             "f.toml");
+  EXPECT_EQ(c.model.path, "C:\\new");
+  EXPECT_EQ(c.actor.clip_ratio_high, 0.28);
+  EXPECT_EQ(c.actor.policy_loss.loss_mode, PolicyLoss::cispo);
+  EXPECT_TRUE(c.actor.use_kl_loss);
+  EXPECT_EQ(c.actor.optim.betas, (std::vector<double>{0.8, 0.9}));
+  EXPECT_EQ(c.actor.optim.lr, 1e-3);
+  EXPECT_EQ(c.data.train_files, (std::vector<std::string>{"a # b", "c,d"}));
+  EXPECT_EQ(c.data.train_batch_size, 3);
+}
+
+TEST(ConfigRead, Overrides) {
+  const Config c = with({"actor.optim.lr=2e-5", "actor.optim.betas=[0.5,0.75]", "actor.use_kl_loss=True",
+                         "actor.token_subset=rpc", "data.task=jsonl", "data.train_files=[a b.jsonl,c.jsonl]",
+                         "trainer.default_local_dir=my runs/#3", "data.tokenizer=", "rollout.top_k=-1",
+                         "actor.optim.lr=3e-5", "data.reward=\"exact\"", "data.variant='rep'"});
+  EXPECT_EQ(c.actor.optim.lr, 3e-5);
+  EXPECT_EQ(c.actor.optim.betas, (std::vector<double>{0.5, 0.75}));
+  EXPECT_TRUE(c.actor.use_kl_loss);
+  EXPECT_EQ(c.actor.token_subset, TokenSubset::rpc);
+  EXPECT_EQ(c.data.train_files, (std::vector<std::string>{"a b.jsonl", "c.jsonl"}));
+  EXPECT_EQ(c.trainer.default_local_dir, "my runs/#3");
+  EXPECT_EQ(c.data.tokenizer, "");
+  EXPECT_EQ(c.data.reward, "exact");
+  EXPECT_EQ(c.data.variant, "rep");
+  EXPECT_EQ(c.rollout.top_k, 0);
+  Config one = with({"data.task=jsonl", "data.train_files=a.jsonl"});
+  EXPECT_EQ(one.data.train_files, (std::vector<std::string>{"a.jsonl"}));
+}
+
+TEST(ConfigRead, WhatIsNotTomlNamesFileAndLine) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"\n[actor\n", "f.toml:2: expected ] after"},
+      {"[[actor]]", "f.toml:1: arrays of tables"},
+      {"[actor] x", "f.toml:1: expected the end of the line"},
+      {"rollout.n", "f.toml:1: expected = after the key rollout.n"},
+      {"rollout.n =", "f.toml:1: expected a number"},
+      {"rollout.n = 4 4", "f.toml:1: expected the end of the line"},
+      {"rollout.n = eight", "found eight"},
+      {"model.path = \"a\nb\"", "f.toml:1: the string that starts with \"a is not closed"},
+      {"model.path = 'a", "is not closed"},
+      {"model.path = \"\\x41\"", "expected one of"},
+      {"model.path = \"\\", "expected one of"},
+      {"actor.optim.betas = [0.9, 0.98", "f.toml:1: expected , or ] in the array"},
+      {"actor.optim.betas = [0.9\n\n0.98]", "f.toml:3: expected , or ]"},
+      {"actor.optim.betas = [", "f.toml:1: expected ] at the end"},
+      {"actor.optim.betas = [[0.9], 0.98]", "arrays inside arrays"},
+      {"= 3", "expected a key"},
+      {"a..b = 3", "expected a key"},
+      {"\"rollout\".n = 3", "expected a key"},
+      {"rollout.n = 4\nrollout.temperature = 1\nrollout.n = 4\n", "f.toml:3: the key rollout.n is given twice"},
+  };
+  for (const auto& [document, part] : cases) EXPECT_HAS(document_message(document), part) << "\nin: " << document;
+}
+
+TEST(ConfigRead, UnknownKeysNameTheNearest) {
+  EXPECT_EQ(document_message("[actor]\nclip_ratio_hi = 1"),
+            "f.toml:2: unknown key actor.clip_ratio_hi; the nearest is actor.clip_ratio_high");
+  EXPECT_HAS(load_message({"lr=1"}), "the nearest is actor.optim.lr");
+  EXPECT_HAS(load_message({"actor.lr=1"}), "the nearest is actor.optim.lr");
+  EXPECT_HAS(load_message({"actor_rollout_ref.actor.clip_ratio_low=1"}), "the nearest is actor.clip_ratio_low");
+  EXPECT_HAS(load_message({"trainer.sed=1"}), "the nearest is trainer.seed");
+  EXPECT_HAS(load_message({"rollout=1"}), "unknown key rollout");
+}
+
+TEST(ConfigRead, WrongTypesAndRanges) {
+  EXPECT_EQ(document_message("rollout.n = 1.5"), "f.toml:1: rollout.n: expected integer >= 1, found 1.5");
+  EXPECT_EQ(document_message("rollout.n = \"8\""), "f.toml:1: rollout.n: expected integer >= 1, found \"8\"");
+  EXPECT_HAS(document_message("rollout.n = 99999999999999999999"), "found 99999999999999999999");
+  EXPECT_HAS(document_message("rollout.n = [8]"), "found [8]");
+  EXPECT_HAS(document_message("model.path = 5"), "model.path: expected string, found 5");
+  EXPECT_HAS(document_message("actor.use_kl_loss = 1"), "expected boolean, found 1");
+  EXPECT_HAS(document_message("actor.use_kl_loss = 'true'"), "expected boolean, found \"true\"");
+  EXPECT_HAS(document_message("actor.optim.betas = [0.9]"), "expected two numbers");
+  EXPECT_HAS(document_message("actor.optim.betas = [0.9, 1]"), "each >= 0 and < 1");
+  EXPECT_HAS(document_message("actor.optim.lr = nan"), "found nan");
+  EXPECT_HAS(document_message("actor.optim.lr = inf"), "found inf");
+  EXPECT_HAS(document_message("data.train_files = 3"), "expected array of strings, found 3");
+  EXPECT_EQ(load_message({"rollout.top_p=0"}), "command line: rollout.top_p: expected number > 0 and <= 1, found 0");
+  EXPECT_HAS(load_message({"rollout.temperature=0"}), "expected number > 0, found 0");
+  EXPECT_HAS(load_message({"rollout.n="}), "expected integer >= 1, found nothing");
+  EXPECT_HAS(load_message({"actor.token_subset=rcp"}), "expected one of none, urs, rpc, det, found rcp");
+  EXPECT_HAS(load_message({"algorithm.kl_penalty=exact"}), "expected one of k1, k2, k3, found exact");
+  EXPECT_HAS(load_message({"actor.optim.betas=[0.9,0.98"}), "expected , or ]");
+  EXPECT_HAS(load_message({"data.min_statements=1"}), ">= 2 and <= 23");
+}
+
+TEST(ConfigRead, AFailedValueChangesNothing) {
+  Config c;
+  EXPECT_THROW(apply_toml(c, "actor.optim.betas = [0.5, 2]", "f"), Error);
+  EXPECT_THROW(apply_toml(c, "rollout.n = 0", "f"), Error);
+  EXPECT_EQ(c, Config{});
+}
+
+// ---- contradictions ------------------------------------------------------------------------------------------------
+
+TEST(ConfigCheck, ContradictionsNameBothKeys) {
+  const std::tuple<std::vector<std::string>, const char*, const char*> cases[] = {
+      {{"model.path=x"}, "model.path", "model.config"},
+      {{"model.config="}, "model.path", "model.config"},
+      {{"data.min_statements=9"}, "data.min_statements", "data.max_statements"},
+      {{"data.task=jsonl"}, "data.task", "data.train_files"},
+      {{"data.train_files=x.jsonl"}, "data.train_files", "data.task"},
+      {{"data.task=jsonl", "data.train_files=x", "trainer.test_freq=3"}, "trainer.test_freq", "data.val_files"},
+      {{"data.task=jsonl", "data.train_files=x", "trainer.val_before_train=true"},
+       "trainer.val_before_train",
+       "data.val_files"},
+      {{"rollout.top_p=0.9"}, "rollout.top_p", "rollout.allow_truncated_sampling"},
+      {{"rollout.top_k=5"}, "rollout.top_k", "rollout.allow_truncated_sampling"},
+      {{"rollout.top_k=5", "rollout.allow_truncated_sampling=true"}, "rollout.top_k", "rollout.check_exact"},
+      {{"rollout.n=1"}, "rollout.n", "algorithm.adv_estimator"},
+      {{"rollout.max_num_batched_tokens=8"}, "rollout.max_num_seqs", "rollout.max_num_batched_tokens"},
+      {{"reward_model.overlong_buffer.enable=true", "reward_model.overlong_buffer.len=513"},
+       "reward_model.overlong_buffer.len",
+       "data.max_response_length"},
+      {{"actor.ppo_mini_batch_size=7"}, "actor.ppo_mini_batch_size", "data.train_batch_size"},
+      {{"actor.ppo_mini_batch_size=128"}, "actor.ppo_mini_batch_size", "data.train_batch_size"},
+      {{"actor.policy_loss.loss_mode=gspo"}, "actor.policy_loss.loss_mode", "actor.loss_agg_mode"},
+      {{"actor.policy_loss.loss_mode=gspo", "actor.loss_agg_mode=seq-mean-token-mean", "actor.token_subset=urs"},
+       "actor.policy_loss.loss_mode",
+       "actor.token_subset"},
+      {{"actor.clip_ratio_c=0.5"}, "actor.clip_ratio_c", "more than 1"},
+  };
+  for (const auto& [arguments, one, other] : cases) {
+    const std::string m = load_message(arguments);
+    EXPECT_HAS(m, one);
+    EXPECT_HAS(m, other);
+  }
+  EXPECT_NO_THROW(with({"rollout.top_p=0.9", "rollout.allow_truncated_sampling=true", "rollout.check_exact=false"}));
+  EXPECT_NO_THROW(with({"rollout.val_kwargs.top_p=0.7", "rollout.val_kwargs.top_k=20"}));
+  EXPECT_NO_THROW(with({"actor.ppo_mini_batch_size=16"}));
+  EXPECT_NO_THROW(with({"actor.clip_ratio_c=3", "actor.clip_ratio_low=10"}));
+}
+
+TEST(ConfigCheck, Warnings) {
+  EXPECT_TRUE(config_warnings(with({"algorithm.adv_filter_threshold=0.1", "actor.token_subset=rpc"})).empty());
+  const auto warning = [](const std::vector<std::string>& arguments) {
+    const auto lines = config_warnings(with(arguments));
+    return lines.size() == 1 ? lines[0] : cat(lines.size(), " warnings");
+  };
+  EXPECT_HAS(warning({"algorithm.adv_filter_threshold=0.1", "actor.use_kl_loss=true"}), "actor.use_kl_loss");
+  EXPECT_HAS(warning({"algorithm.adv_filter_threshold=0.1", "actor.entropy_coeff=0.1"}), "actor.entropy_coeff");
+  EXPECT_HAS(warning({"actor.use_kl_loss=true", "algorithm.use_kl_in_reward=true"}), "twice");
+  EXPECT_HAS(warning({"actor.token_subset=det"}), "biased");
+  EXPECT_HAS(warning({"actor.token_subset=urs", "actor.token_subset_ht=false"}), "biased");
+  EXPECT_HAS(warning({"rollout.top_k=5", "rollout.allow_truncated_sampling=true", "rollout.check_exact=false"}),
+             "off-policy");
+}
+
+// ---- files and presets ---------------------------------------------------------------------------------------------
+
+std::string write_file(const std::string& name, const std::string& text) {
+  const std::string path = testing::TempDir() + name;
+  std::ofstream(path) << text;
+  return path;
+}
+
+TEST(ConfigFiles, LaterArgumentsWinAndBasesComeFirst) {
+  const std::string base = write_file("pare_base.toml", "[rollout]\nn = 4\ntemperature = 0.5\n");
+  const std::string file =
+      write_file("pare_file.toml", "rollout.n = 6\n" + ("base = \"" + base + "\"\n") + "trainer.seed = 3\n");
+  const Config c = with({file, "trainer.seed=5", "nat-rpc"});
+  EXPECT_EQ(c.rollout.n, 6);
+  EXPECT_EQ(c.rollout.temperature, 0.5);
+  EXPECT_EQ(c.trainer.seed, 5);
+  EXPECT_EQ(c.actor.token_subset, TokenSubset::rpc);
+  EXPECT_EQ(with({"trainer.seed=5", file}).trainer.seed, 3);
+  write_file("pare_base.toml", "base = \"" + file + "\"");
+  EXPECT_HAS(load_message({file}), "circle");
+  write_file("pare_file.toml", "base = 3");
+  EXPECT_HAS(load_message({file}), "name of a file or preset");
+  write_file("pare_file.toml", "\nrollout.n = 0\n");
+  EXPECT_HAS(load_message({file}), file + ":2: rollout.n");
+}
+
+TEST(ConfigFiles, MissingFilesListThePresets) {
+  const std::string m = load_message({"quickstrat"});
+  EXPECT_HAS(m, "\"quickstrat\"");
+  EXPECT_HAS(m, " quickstart");
+  EXPECT_HAS(m, " nat-rpc");
+}
+
+// A preset is a run (it has a model) or a method; methods are laid over any run and leave its data and sizes alone.
+TEST(Presets, AllAreValidAloneAndOverTheQuickstart) {
+  int presets = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("data/presets")) {
+    if (entry.path().extension() != ".toml") continue;
+    presets++;
+    const std::string name = entry.path().stem().string();
+    std::ifstream file(entry.path());
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    EXPECT_TRUE(text.starts_with("# ")) << name << " does not say what it is";
+    if (text.find("[model]") != std::string::npos || text.find("base = ") != std::string::npos) {
+      EXPECT_NO_THROW(load_config({name})) << name;
+      continue;
+    }
+    EXPECT_NO_THROW(with({name})) << name;
+    const Config run = load_config({"quickstart"}), both = load_config({"quickstart", name});
+    EXPECT_NE(both, run) << name;
+    EXPECT_EQ(both.data, run.data) << name;
+    EXPECT_EQ(both.rollout, run.rollout) << name;
+    EXPECT_EQ(both.actor.optim, run.actor.optim) << name;
+  }
+  EXPECT_GE(presets, 12);
+}
+
+TEST(Presets, Quickstart) {
+  const Config c = load_config({"quickstart"});
+  EXPECT_EQ(c.data.train_batch_size * c.rollout.n, 64);
+  EXPECT_EQ(c.algorithm.adv_std, AdvStd::population);
+  EXPECT_EQ(c.actor.optim.betas, (std::vector<double>{0.9, 0.98}));
+  EXPECT_EQ(c.actor.optim.weight_decay, 0);
+  EXPECT_TRUE(config_warnings(c).empty());
+  Config rpc = load_config({"quickstart-rpc"});
+  EXPECT_EQ(rpc.actor.token_subset, TokenSubset::rpc);
+  EXPECT_EQ(rpc.actor.rpc_min_tokens, 16);
+  rpc.actor.token_subset = TokenSubset::none;
+  rpc.actor.rpc_min_tokens = c.actor.rpc_min_tokens;
+  rpc.trainer.default_local_dir = c.trainer.default_local_dir;
+  EXPECT_EQ(rpc, c);
+}
+
+TEST(Presets, OverlongBufferIsAFifthUnlessGiven) {
+  EXPECT_EQ(load_config({"quickstart", "dapo"}).reward_model.overlong_buffer.len, 28);
+  EXPECT_EQ(load_config({"quickstart", "dapo", "reward_model.overlong_buffer.len=9"}).reward_model.overlong_buffer.len,
+            9);
+}
+
+}  // namespace
+}  // namespace pare
