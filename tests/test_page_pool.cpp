@@ -238,6 +238,27 @@ TEST(KvCache, BrokenContractsAreNoticed) {
   EXPECT_THROW(cache.append(id, 1), std::logic_error);
 }
 
+TEST(KvCache, OnlyChangedTablesAreUploaded) {
+  const ModelConfig config = small();
+  Device device(table_null);
+  Ledger ledger;
+  device.ledger = &ledger;
+  Arena arena("kv", Arena::Backing::none, 1 << 20);
+  KvCache cache(config, device, arena, DType::f32, 30, 4, 40);
+  ASSERT_TRUE(cache.reserve(30));
+  const auto uploads_after = [&](int sequence, int64_t slots) {
+    const int64_t before = ledger.phases["main"]["upload"].calls;
+    cache.append(sequence, slots);
+    cache.upload_tables();
+    return ledger.phases["main"]["upload"].calls - before;
+  };
+  const int a = cache.open(9), b = cache.open(9);
+  EXPECT_EQ(uploads_after(a, 15), 1);
+  EXPECT_EQ(uploads_after(a, 1), 0);
+  EXPECT_EQ(uploads_after(b, 16), 1);
+  EXPECT_EQ(uploads_after(a, 1), 1);
+}
+
 TEST(KvCache, MemoryIsInTheBooks) {
   const ModelConfig config = small();
   Device device(table_null);

@@ -176,19 +176,18 @@ TEST(Rollout, PairsAreCountedOncePerSharedPromptAndTheLastTokenIsNotFedBack) {
 }
 
 // The log-prob of the sampler is the learner's, bit by bit.
-TEST(Rollout, LogprobsAreTheLearners) {
+void expect_learner_logprobs(const Table& table, DType dtype) {
   const auto requests = mixed_requests();
-  const auto completions =
-      generate({.max_sequences = 5, .max_batched_tokens = 21, .max_context = 160}, requests, mixed_sampling());
-  World w(table_cpu, config());
+  Generator g(table, config(), {.max_sequences = 5, .max_batched_tokens = 21, .max_context = 160}, false, dtype);
+  const auto completions = g.rollout.generate(requests, mixed_sampling());
+  World w(table, config(), dtype);
   w.model.set_parameters(tiny_parameters(config(), 5));
   std::vector<Group> groups;
   for (const Request& r : requests) groups.push_back({r.prompt, {}});
+  TokenTerm term;
+  term.weight = 1;
   for (const Completion& c : completions)
-    groups[c.request].members.push_back({c.tokens, std::vector<TokenTerm>(c.tokens.size())});
-  for (Group& g : groups)
-    for (Member& m : g.members)
-      for (TokenTerm& t : m.terms) t.weight = 1;
+    groups[c.request].members.push_back({c.tokens, std::vector<TokenTerm>(c.tokens.size(), term)});
   LossSpec spec{.policy = PolicyLoss::nll};
   spec.temperature = mixed_sampling().temperature;
   Learner learner(w.model, w.gradients, w.optimizer, w.activations, {.max_rows = 100});
@@ -199,6 +198,33 @@ TEST(Rollout, LogprobsAreTheLearners) {
       EXPECT_EQ(0, std::memcmp(&expected, &c.logprobs[t], sizeof expected))
           << "request " << c.request << ", sample " << c.sample << ", token " << t;
     }
+}
+TEST(Rollout, LogprobsAreTheLearners) { expect_learner_logprobs(table_cpu, DType::f32); }
+TEST(Rollout, LogprobsAreTheLearnersInDouble) { expect_learner_logprobs(table_ref, DType::f64); }
+
+// Every draw is named by the uid of its sample and the position in the response.
+std::vector<std::array<int32_t, 3>> counters_seen;
+TEST(Rollout, DrawsAreNamedByUidAndPosition) {
+  counters_seen.clear();
+  Table spy = table_cpu;
+  spy.sample = [](const Sample& a, Stream stream) {
+    const int32_t* counter = a.counter.as<int32_t>();
+    for (int64_t i = 0; i < a.counter.shape[0]; i++, counter += 3)
+      counters_seen.push_back({counter[0], counter[1], counter[2]});
+    EXPECT_EQ(a.key, mixed_sampling().key);
+    table_cpu.sample(a, stream);
+  };
+  Generator g(spy, config(), {.max_sequences = 3, .max_batched_tokens = 21, .max_context = 160});
+  const auto requests = mixed_requests();
+  std::vector<std::array<int32_t, 3>> expected;
+  for (const Completion& c : g.rollout.generate(requests, mixed_sampling()))
+    for (int32_t t = 0; t < static_cast<int32_t>(c.tokens.size()); t++) {
+      const uint64_t uid = requests[c.request].uids[c.sample];
+      expected.push_back({static_cast<int32_t>(uid & 0xffffffffu), static_cast<int32_t>(uid >> 32), t});
+    }
+  std::sort(expected.begin(), expected.end());
+  std::sort(counters_seen.begin(), counters_seen.end());
+  EXPECT_EQ(counters_seen, expected);
 }
 
 TEST(Rollout, EndsAtEosOrAtTheLimit) {
