@@ -1,0 +1,168 @@
+// What every .cu file uses: the namespace of the table, element types, launching, small device functions.
+//
+// The same sources give two tables: nvcc compiles pare::cuda (table_cuda), g++ or clang with the headers of emu/include
+// in front pare::emu (table_emu).  Both are compiled without contraction of a * b + c, and kernels use no approximate
+// function: fmaf is written where it is meant.  So a kernel without tensor-core instructions or libm calls gives the
+// same bits on the device and in the emulation.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <utility>
+
+#include "ops/ops.h"
+
+#ifdef CUEMU
+#define PARE_CUDA emu
+#else
+#define PARE_CUDA cuda
+#endif
+
+namespace pare {
+template <>
+inline constexpr DType dtype_of<__nv_bfloat16> = DType::bf16;
+}  // namespace pare
+
+namespace pare::PARE_CUDA {
+
+using bf16 = __nv_bfloat16;
+
+// The launchers; each check throws std::logic_error naming op, field and value.
+#define X(op, Args) void op(const Args&, Stream);
+PARE_OPS(X)
+#undef X
+
+// ---- host
+struct LaunchShape {
+  dim3 grid, block;
+  size_t smem = 0;  // dynamic shared memory, bytes
+};
+
+inline void check_cuda(cudaError_t e, const char* what) {
+  if (e == cudaSuccess) return;
+  const std::string message = cudaGetErrorString(e);
+  cudaGetLastError();  // clears it
+  throw Error(Exit::failed, cat(what, ": ", message));
+}
+
+// kernel<<<grid, block, smem, stream>>>(args...) as a function that a host compiler can parse: the arguments are
+// converted to the kernel's parameter types, errors are thrown, and more than 48 KiB of shared memory is asked for.
+template <class... P, class... A>
+void launch(const char* op, void (*kernel)(P...), const LaunchShape& l, Stream stream, A&&... args) {
+  if (l.smem > 48 * 1024)
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(l.smem)), op);
+  cudaLaunchConfig_t c{};
+  c.gridDim = l.grid, c.blockDim = l.block, c.dynamicSmemBytes = l.smem;
+  c.stream = static_cast<cudaStream_t>(stream.handle);
+  check_cuda(cudaLaunchKernelEx(&c, kernel, static_cast<P>(std::forward<A>(args))...), op);
+}
+
+// f(T{}) with T the element type of an `act` tensor.
+template <class F>
+void with_act(const char* op, const Tensor& act, F f) {
+  expect(act.dtype == DType::bf16 || act.dtype == DType::f32, op, ": act is bf16 or f32, not ", act.str());
+  act.dtype == DType::bf16 ? f(bf16{}) : f(float{});
+}
+
+// Blocks of `per` items that cover n; n is limited by what a grid can hold.
+inline unsigned blocks(const char* op, int64_t n, int64_t per) {
+  const int64_t count = (n + per - 1) / per;
+  expect(count <= 0x7fffffff, op, ": ", n, " items are more than one launch covers");
+  return static_cast<unsigned>(count);
+}
+
+inline bool is_shape(const Tensor& t, std::initializer_list<int64_t> shape) {
+  if (t.rank != static_cast<int>(shape.size())) return false;
+  int i = 0;
+  for (int64_t n : shape)
+    if (t.shape[i++] != n) return false;
+  return true;
+}
+
+// May elements be moved 16 bytes at a time?  `strides`: distances (in elements) at which rows begin.
+inline bool aligned16(const Tensor& t, std::initializer_list<int64_t> strides) {
+  const int64_t size = static_cast<int64_t>(dtype_size(t.dtype));
+  bool ok = reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
+  for (int64_t s : strides) ok = ok && s * size % 16 == 0;
+  return ok;
+}
+
+// ---- device
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+template <class T>
+__device__ __forceinline__ T* dynamic_smem() {
+#ifdef CUEMU
+  return static_cast<T*>(cuemu::dynamic_smem());
+#else
+  extern __shared__ __align__(1024) unsigned char smem_bytes[];
+  return reinterpret_cast<T*>(smem_bytes);
+#endif
+}
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
+template <class T>
+__device__ __forceinline__ T from_float(float x) {
+  if constexpr (sizeof(T) == 2)
+    return __float2bfloat16(x);
+  else
+    return x;
+}
+
+// In every lane: the sum by the tree ((v0 + v16) + (v8 + v24)) ..., and the maximum.
+__device__ __forceinline__ float warp_sum(float v) {
+  for (int o = 16; o > 0; o /= 2) v += __shfl_xor_sync(kAllLanes, v, o);
+  return v;
+}
+__device__ __forceinline__ float warp_max(float v) {
+  for (int o = 16; o > 0; o /= 2) v = fmaxf(v, __shfl_xor_sync(kAllLanes, v, o));
+  return v;
+}
+
+// e^x within 1.2 units in the last place, subnormal results included; the same bits on every machine.  x = n log 2 + r.
+__device__ __forceinline__ float exp_f32(float x) {
+  x = x > 89.f ? 89.f : x < -104.f ? -104.f : x;  // beyond: infinity, 0; NaN stays
+  const float n = rintf(x * 1.44269504f);
+  const float r = fmaf(n, -1.42860677e-6f, fmaf(n, -0.693145752f, x));
+  float p = 1.98756912e-4f;
+  p = fmaf(p, r, 1.39819994e-3f);
+  p = fmaf(p, r, 8.33345205e-3f);
+  p = fmaf(p, r, 4.16657962e-2f);
+  p = fmaf(p, r, 1.66666654e-1f);
+  p = fmaf(p, r, 0.5f);
+  p = fmaf(p * r, r, r) + 1.f;
+  const int k = x == x ? static_cast<int>(n) : 0, half = k / 2;
+  return p * __int_as_float((half + 127) << 23) * __int_as_float((k - half + 127) << 23);
+}
+
+// kPack<T> elements: 16 bytes.
+template <class T>
+constexpr int kPack = 16 / static_cast<int>(sizeof(T));
+template <class T>
+struct alignas(16) Pack {
+  T v[kPack<T>];
+};
+
+// Element i of p for i in [0, min(n, kPack)); zeros behind.  kVector: p is 16-byte aligned and n a multiple of kPack.
+template <bool kVector, class T>
+__device__ __forceinline__ Pack<T> load_pack(const T* p, int64_t n) {
+  Pack<T> r;
+  if constexpr (kVector) {
+    r = *reinterpret_cast<const Pack<T>*>(p);
+  } else {
+    for (int i = 0; i < kPack<T>; i++) r.v[i] = i < n ? p[i] : from_float<T>(0.f);
+  }
+  return r;
+}
+template <bool kVector, class T>
+__device__ __forceinline__ void store_pack(T* p, const Pack<T>& x, int64_t n) {
+  if constexpr (kVector) {
+    *reinterpret_cast<Pack<T>*>(p) = x;
+  } else {
+    for (int i = 0; i < kPack<T>; i++)
+      if (i < n) p[i] = x.v[i];
+  }
+}
+
+}  // namespace pare::PARE_CUDA

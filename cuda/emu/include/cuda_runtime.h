@@ -1,0 +1,261 @@
+// Stand-in for CUDA's cuda_runtime.h in the emulated build: the subset this project uses; it
+// grows with the kernels, and the nvcc build keeps the names honest.  Every arithmetic function is correctly rounded or
+// the host's; the approximate intrinsics of CUDA have no stand-in, as no kernel uses them.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "cuemu.h"
+
+#define CUEMU 1
+
+// ---- declaration keywords
+#define __global__
+#define __device__
+#define __host__
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+#define __forceinline__ inline __attribute__((always_inline))
+#if defined(__SANITIZE_ADDRESS__)
+#define CUEMU_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define CUEMU_ASAN 1
+#endif
+#endif
+// One block runs at a time, so shared variables are static.  thread_local puts them in a segment whose extent the
+// runtime can find; AddressSanitizer guards only plain statics, so its build does without.
+#ifdef CUEMU_ASAN
+#define __shared__ static
+#else
+#define __shared__ static thread_local
+#endif
+
+// ---- built-in types and variables
+#define CUEMU_VEC(T, N, A2, A4)                                \
+  struct alignas(A2) N##2 {                                    \
+    T x, y;                                                    \
+  };                                                           \
+  struct N##3 {                                                \
+    T x, y, z;                                                 \
+  };                                                           \
+  struct alignas(A4) N##4 {                                    \
+    T x, y, z, w;                                              \
+  };                                                           \
+  inline N##2 make_##N##2(T x, T y) { return {x, y}; }         \
+  inline N##3 make_##N##3(T x, T y, T z) { return {x, y, z}; } \
+  inline N##4 make_##N##4(T x, T y, T z, T w) { return {x, y, z, w}; }
+CUEMU_VEC(float, float, 8, 16)
+CUEMU_VEC(int, int, 8, 16)
+CUEMU_VEC(unsigned, uint, 8, 16)
+CUEMU_VEC(unsigned short, ushort, 4, 8)
+#undef CUEMU_VEC
+
+struct dim3 {
+  unsigned x, y, z;
+  constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+
+inline uint3 threadIdx, blockIdx;  // the scheduler keeps them up to date
+inline dim3 blockDim, gridDim;
+inline constexpr int warpSize = 32;
+
+// ---- host API
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
+  cudaErrorInvalidConfiguration = 9,
+  cudaErrorLaunchFailure = 719,
+};
+enum cudaMemcpyKind {
+  cudaMemcpyHostToHost,
+  cudaMemcpyHostToDevice,
+  cudaMemcpyDeviceToHost,
+  cudaMemcpyDeviceToDevice,
+  cudaMemcpyDefault
+};
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+using cudaStream_t = struct CUstream_st*;
+struct cudaLaunchAttribute {
+  int id;
+};
+struct cudaLaunchConfig_t {
+  dim3 gridDim, blockDim;
+  size_t dynamicSmemBytes = 0;
+  cudaStream_t stream = nullptr;
+  cudaLaunchAttribute* attrs = nullptr;
+  unsigned numAttrs = 0;
+};
+
+cudaError_t cudaMalloc(void** p, size_t bytes);
+cudaError_t cudaFree(void* p);
+cudaError_t cudaMemcpy(void* dst, const void* src, size_t bytes, cudaMemcpyKind);
+cudaError_t cudaMemset(void* dst, int value, size_t bytes);
+cudaError_t cudaGetLastError();
+cudaError_t cudaPeekAtLastError();
+const char* cudaGetErrorString(cudaError_t);
+template <class T>
+cudaError_t cudaMalloc(T** p, size_t bytes) {
+  return cudaMalloc(reinterpret_cast<void**>(p), bytes);
+}
+inline cudaError_t cudaMemcpyAsync(void* d, const void* s, size_t n, cudaMemcpyKind k, cudaStream_t = nullptr) {
+  return cudaMemcpy(d, s, n, k);
+}
+inline cudaError_t cudaMemsetAsync(void* d, int v, size_t n, cudaStream_t = nullptr) { return cudaMemset(d, v, n); }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaPeekAtLastError(); }
+inline cudaError_t cudaDeviceSynchronize() { return cudaPeekAtLastError(); }
+template <class F>
+cudaError_t cudaFuncSetAttribute(F*, cudaFuncAttribute, int) {
+  return cudaSuccess;
+}
+
+namespace cuemu {
+template <class... P>
+struct Call {
+  void (*kernel)(P...);
+  std::tuple<P...> params;
+  template <size_t... I>
+  void call(std::index_sequence<I...>) {
+    kernel(std::get<I>(params)...);
+  }
+  static void main(void* self) { static_cast<Call*>(self)->call(std::index_sequence_for<P...>()); }
+};
+}  // namespace cuemu
+
+template <class... P, class... A>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* c, void (*kernel)(P...), A&&... args) {
+  cuemu::Call<P...> call{kernel, std::tuple<P...>(std::forward<A>(args)...)};
+  cuemu::Grid g{
+      {c->gridDim.x, c->gridDim.y, c->gridDim.z}, {c->blockDim.x, c->blockDim.y, c->blockDim.z}, c->dynamicSmemBytes};
+  return static_cast<cudaError_t>(cuemu::run_grid(g, &cuemu::Call<P...>::main, &call));
+}
+
+// ---- barriers and fences
+#define CUEMU_LOC ::cuemu::Loc loc = ::cuemu::Loc::current()
+
+inline void __syncthreads(CUEMU_LOC) { cuemu::block_barrier(0, 0, true, "__syncthreads", loc); }
+inline void __syncwarp(unsigned mask = ~0u, CUEMU_LOC) {
+  cuemu::warp_collective(mask, cuemu::warp_memory_order, nullptr, "__syncwarp", loc);
+}
+inline void __threadfence() {}
+inline void __threadfence_block() {}
+
+// ---- warp functions
+namespace cuemu {
+template <class T>
+struct ShflArg {
+  T v, out;
+  int src;
+};
+template <class T>
+void shfl_run(void** args, uint32_t mask) {
+  for (unsigned l = 0; l < kWarp; l++) {
+    if (!(mask >> l & 1)) continue;
+    auto* a = static_cast<ShflArg<T>*>(args[l]);
+    if (!(mask >> a->src & 1))
+      fail(lane_loc(l), "shuffle: lane %u reads lane %d, which is not in mask %08x", l, a->src, mask);
+    a->out = static_cast<ShflArg<T>*>(args[a->src])->v;
+  }
+}
+template <class T>
+T shfl(uint32_t mask, T v, int src, const char* what, Loc loc) {
+  static_assert(std::is_trivially_copyable_v<T> && (sizeof(T) <= 8));
+  ShflArg<T> a{v, v, src};
+  warp_collective(mask, shfl_run<T>, &a, what, loc);
+  return a.out;
+}
+struct VoteArg {
+  uint32_t v;
+  uint32_t out;
+};
+inline void ballot_run(void** args, uint32_t mask) {
+  uint32_t r = 0;
+  for (unsigned l = 0; l < kWarp; l++)
+    if (mask >> l & 1) r |= uint32_t{static_cast<VoteArg*>(args[l])->v != 0} << l;
+  for (unsigned l = 0; l < kWarp; l++)
+    if (mask >> l & 1) static_cast<VoteArg*>(args[l])->out = r;
+}
+inline uint32_t vote(uint32_t mask, uint32_t v, WarpOp op, const char* what, Loc loc) {
+  VoteArg a{v, 0};
+  warp_collective(mask, op, &a, what, loc);
+  return a.out;
+}
+}  // namespace cuemu
+
+template <class T>
+T __shfl_sync(unsigned mask, T v, int src, int width = 32, CUEMU_LOC) {
+  int l = cuemu::lane_id();
+  return cuemu::shfl(mask, v, (l & ~(width - 1)) | (src & (width - 1)), "__shfl_sync", loc);
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T v, unsigned d, int width = 32, CUEMU_LOC) {
+  int l = cuemu::lane_id(), s = l - int(d);
+  return cuemu::shfl(mask, v, s < (l & ~(width - 1)) ? l : s, "__shfl_up_sync", loc);
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T v, unsigned d, int width = 32, CUEMU_LOC) {
+  int l = cuemu::lane_id(), s = l + int(d);
+  return cuemu::shfl(mask, v, s > (l | (width - 1)) ? l : s, "__shfl_down_sync", loc);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T v, int x, int width = 32, CUEMU_LOC) {
+  int l = cuemu::lane_id(), s = l ^ x;
+  return cuemu::shfl(mask, v, s > (l | (width - 1)) ? l : s, "__shfl_xor_sync", loc);
+}
+inline unsigned __ballot_sync(unsigned mask, int p, CUEMU_LOC) {
+  return cuemu::vote(mask, p != 0, cuemu::ballot_run, "__ballot_sync", loc);
+}
+inline int __any_sync(unsigned mask, int p, CUEMU_LOC) {
+  return cuemu::vote(mask, p != 0, cuemu::ballot_run, "__any_sync", loc) != 0;
+}
+inline int __all_sync(unsigned mask, int p, CUEMU_LOC) {
+  return cuemu::vote(mask, p != 0, cuemu::ballot_run, "__all_sync", loc) == mask;
+}
+
+// ---- atomics
+// One CUDA thread runs at a time and is never preempted inside one, so plain code is atomic.
+#define CUEMU_ATOMIC(name, expr)            \
+  template <class T>                        \
+  T name(T* p, std::type_identity_t<T> v) { \
+    T old = *p;                             \
+    *p = static_cast<T>(expr);              \
+    return old;                             \
+  }
+CUEMU_ATOMIC(atomicAdd, old + v)
+CUEMU_ATOMIC(atomicMax, old < v ? v : old)
+CUEMU_ATOMIC(atomicInc, old >= v ? 0 : old + 1)
+#undef CUEMU_ATOMIC
+
+// ---- bit casts, arithmetic
+namespace cuemu {
+template <class To, class From>
+To bits(From f) {
+  static_assert(sizeof(To) == sizeof(From));
+  To t;
+  std::memcpy(&t, &f, sizeof t);
+  return t;
+}
+}  // namespace cuemu
+inline unsigned __float_as_uint(float f) { return cuemu::bits<unsigned>(f); }
+inline float __uint_as_float(unsigned u) { return cuemu::bits<float>(u); }
+inline int __float_as_int(float f) { return cuemu::bits<int>(f); }
+inline float __int_as_float(int u) { return cuemu::bits<float>(u); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __clz(int x) { return x ? __builtin_clz(unsigned(x)) : 32; }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+template <class A, class B>
+constexpr std::common_type_t<A, B> min(A a, B b) {
+  return b < a ? b : a;
+}
+template <class A, class B>
+constexpr std::common_type_t<A, B> max(A a, B b) {
+  return a < b ? b : a;
+}
+inline size_t __cvta_generic_to_shared(const void* p) { return reinterpret_cast<size_t>(p); }

@@ -1,0 +1,89 @@
+// What the parts of the emulator share: the running block and its threads, fibers, and cudaMalloc'd memory.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "cuda_runtime.h"
+
+#ifdef CUEMU_ASAN
+#include <sanitizer/asan_interface.h>
+#endif
+
+namespace cuemu {
+
+// ---- fibers (fiber.cpp)
+struct Fiber {
+  void* sp = nullptr;
+  char* stack = nullptr;
+  size_t size = 0;
+  void* fake = nullptr;  // AddressSanitizer's bookkeeping
+};
+extern Fiber* g_fiber;      // the running one
+extern Fiber g_main_fiber;  // the caller of run_grid
+void switch_fiber(Fiber* to);
+Fiber* get_fiber();               // one that is ready to start in fiber_main()
+void put_fiber(Fiber* finished);  // for reuse: the fiber stands in a switch_fiber call of fiber_main()
+void reset_fibers();              // after a failure: abandons all fibers where they stand
+void fiber_started();             // the first call of fiber_main()
+void fiber_main();                // what fibers run (scheduler.cpp)
+
+// ---- the running block (scheduler.cpp)
+enum class State : uint8_t { unstarted, ready, running, at_barrier, at_warp_op, done };
+
+struct AsyncCopy {
+  void* dst;
+  const void* src;
+  unsigned bytes, src_bytes;
+  Loc loc;
+};
+
+struct Thread {
+  uint3 tid;
+  unsigned linear;
+  State state;
+  Fiber* fiber;
+  // What it waits for.
+  const char* what;
+  Loc loc;
+  uint32_t mask;
+  WarpOp op;
+  void* arg;
+  int barrier;
+  // cp.async: copies in flight, and the number of them at the end of each committed group.
+  std::vector<AsyncCopy> copies;
+  std::vector<size_t> groups;
+};
+
+struct Barrier {
+  unsigned expected = 0, arrived = 0;
+  const Thread* first = nullptr;  // to arrive
+  const Thread* odd = nullptr;    // one that arrived from another place in the source
+};
+
+struct Block {
+  std::vector<Thread> threads;
+  uint16_t ready[1024];  // a stack: the next thread to run is on top
+  unsigned n_ready = 0;
+  uint32_t at_op[32], returned[32];  // per warp: lanes at a collective, lanes that have returned
+  Barrier barriers[16];
+  unsigned n = 0, done = 0;
+  char* smem = nullptr;
+  size_t smem_bytes = 0;
+  Thread* cur = nullptr;
+  Order order = Order::forward;
+};
+extern Block g_block;
+
+void make_ready(Thread* t);
+void suspend();  // the current thread, until something makes it ready again
+std::string describe(const Loc&);
+
+// ---- device memory and the sticky error (host.cpp)
+struct Alloc {
+  char* p;
+  size_t bytes;
+};
+extern std::vector<Alloc> g_allocs;
+extern cudaError_t g_error;
+
+}  // namespace cuemu

@@ -1,0 +1,283 @@
+// The scheduler: runs the blocks of a launch one after another, and the threads of a block as fibers.
+#include <link.h>
+
+#include <algorithm>
+#include <cstdarg>
+
+#include "internal.h"
+
+namespace cuemu {
+
+Block g_block;
+
+namespace {
+
+Thread* g_assigned;  // the unstarted thread that the fiber being switched to is to run
+ThreadMain g_entry;
+void* g_ctx;
+std::string g_report;
+uint64_t g_rng;
+
+uint64_t draw() {  // xorshift
+  g_rng ^= g_rng << 13, g_rng ^= g_rng >> 7, g_rng ^= g_rng << 17;
+  return g_rng;
+}
+
+Thread* pick() {
+  Block& b = g_block;
+  if (!b.n_ready) return nullptr;
+  if (b.order == Order::random) std::swap(b.ready[draw() % b.n_ready], b.ready[b.n_ready - 1]);
+  return &b.threads[b.ready[--b.n_ready]];
+}
+
+void set_current(Thread* t) {
+  g_block.cur = t;
+  t->state = State::running;
+  threadIdx = t->tid;
+}
+
+std::string block_name() {
+  return "block (" + std::to_string(blockIdx.x) + "," + std::to_string(blockIdx.y) + "," + std::to_string(blockIdx.z) +
+         ")";
+}
+
+// "0-31,40"
+std::string ranges(const std::vector<unsigned>& ids) {
+  std::string s;
+  for (size_t i = 0, j; i < ids.size(); i = j + 1) {
+    for (j = i; j + 1 < ids.size() && ids[j + 1] == ids[j] + 1;) j++;
+    s += (s.empty() ? "" : ",") + std::to_string(ids[i]) + (j > i ? "-" + std::to_string(ids[j]) : "");
+  }
+  return s;
+}
+
+// Nobody can go on: says who waits for what.
+void report_deadlock() {
+  struct Group {
+    const Thread* t;
+    std::vector<unsigned> who;
+  };
+  std::vector<Group> groups;
+  for (const Thread& t : g_block.threads) {
+    auto same = [&](const Group& x) {
+      return x.t->state == t.state &&
+             (t.state == State::done || (x.t->what == t.what && x.t->mask == t.mask && x.t->loc.line == t.loc.line));
+    };
+    auto it = std::find_if(groups.begin(), groups.end(), same);
+    if (it == groups.end())
+      groups.push_back({&t, {t.linear}});
+    else
+      it->who.push_back(t.linear);
+  }
+  g_report = "divergent barrier or wrong mask: no thread of " + block_name() + " can go on";
+  for (const Group& x : groups) {
+    char mask[32] = "";
+    if (x.t->state == State::at_warp_op) std::snprintf(mask, sizeof mask, " with mask %08x", x.t->mask);
+    g_report += "\n    threads " + ranges(x.who) +
+                (x.t->state == State::done ? " have returned"
+                                           : " wait in " + std::string(x.t->what) + mask + " at " + describe(x.t->loc));
+  }
+}
+
+bool run_block() {
+  Block& b = g_block;
+  b.done = b.n_ready = 0;
+  std::fill_n(b.at_op, 32, 0u);
+  std::fill_n(b.returned, 32, 0u);
+  for (unsigned i = 0; i < b.n; i++) {
+    Thread& t = b.threads[i];
+    t.state = State::unstarted;
+    t.copies.clear();
+    t.groups.clear();
+    b.ready[b.n_ready++] = static_cast<uint16_t>(b.order == Order::reverse ? i : b.n - 1 - i);
+  }
+  std::fill_n(b.barriers, 16, Barrier{});
+  g_report.clear();
+  g_fiber = &g_main_fiber;
+  g_assigned = pick();
+  switch_fiber(get_fiber());
+  if (g_report.empty() && b.done != b.n) report_deadlock();
+  b.cur = nullptr;
+  return g_report.empty();
+}
+
+// Static shared variables lie in the executable's thread-local segment, which this fills with NaNs before each block
+// and gives back as it was at the end of the launch: the host's own thread-local variables live there too.
+class StaticShared {
+ public:
+#ifdef CUEMU_ASAN  // they are plain statics then
+  void fill_nan() {}
+#else
+  StaticShared() {
+    dl_iterate_phdr(
+        [](dl_phdr_info* info, size_t, void* self) {
+          for (int i = 0; i < info->dlpi_phnum; i++)
+            if (info->dlpi_phdr[i].p_type == PT_TLS && info->dlpi_tls_data) {
+              auto* begin = static_cast<char*>(info->dlpi_tls_data);
+              static_cast<StaticShared*>(self)->p_ = begin;
+              static_cast<StaticShared*>(self)->before_.assign(begin, begin + info->dlpi_phdr[i].p_memsz);
+            }
+          return 1;  // the first object is the executable
+        },
+        this);
+  }
+  ~StaticShared() { std::copy(before_.begin(), before_.end(), p_); }
+  void fill_nan() { std::fill_n(p_, before_.size(), '\xff'); }
+
+ private:
+  char* p_ = nullptr;
+  std::vector<char> before_;
+#endif
+};
+
+// Under AddressSanitizer device memory is out of the host's reach between launches.
+void device_memory_reachable([[maybe_unused]] bool yes) {
+#ifdef CUEMU_ASAN
+  for (const Alloc& a : g_allocs)
+    yes ? __asan_unpoison_memory_region(a.p, a.bytes) : __asan_poison_memory_region(a.p, a.bytes);
+#endif
+}
+
+bool run_blocks(const Grid& c) {
+  const uint64_t blocks = uint64_t{c.grid[0]} * c.grid[1] * c.grid[2];
+  const Order order = g_block.order;
+  std::vector<uint64_t> shuffled;
+  if (order == Order::random) {
+    for (uint64_t i = 0; i < blocks; i++) shuffled.push_back(i);
+    for (uint64_t i = blocks; i > 1; i--) std::swap(shuffled[i - 1], shuffled[draw() % i]);
+  }
+  StaticShared shared;
+  for (uint64_t k = 0; k < blocks; k++) {
+    const uint64_t i = order == Order::random ? shuffled[k] : order == Order::reverse ? blocks - 1 - k : k;
+    blockIdx = {static_cast<unsigned>(i % c.grid[0]), static_cast<unsigned>(i / c.grid[0] % c.grid[1]),
+                static_cast<unsigned>(i / (uint64_t{c.grid[0]} * c.grid[1]))};
+    shared.fill_nan();
+    std::fill_n(g_block.smem, g_block.smem_bytes, '\xff');
+    if (!run_block()) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+void make_ready(Thread* t) {
+  t->state = State::ready;
+  g_block.ready[g_block.n_ready++] = static_cast<uint16_t>(t->linear);
+}
+
+void suspend() {
+  Thread* me = g_block.cur;
+  me->fiber = g_fiber;
+  Thread* next = pick();
+  if (!next) {
+    switch_fiber(&g_main_fiber);  // deadlock: never comes back
+  } else if (next->state == State::unstarted) {
+    g_assigned = next;
+    switch_fiber(get_fiber());
+  } else {
+    switch_fiber(next->fiber);
+  }
+  set_current(me);
+}
+
+void fiber_main() {
+  fiber_started();
+  for (;;) {
+    Thread* t = g_assigned;
+    t->fiber = g_fiber;
+    set_current(t);
+    g_entry(g_ctx);
+    t->state = State::done;
+    g_block.returned[t->linear / kWarp] |= 1u << t->linear % kWarp;
+    g_block.done++;
+    if (!t->copies.empty()) fail(t->copies[0].loc, "thread ended with cp.async copies that it never waited for");
+    Thread* next = pick();
+    if (next && next->state == State::unstarted) {
+      g_assigned = next;
+      continue;  // on this fiber: a kernel that never waits runs as a plain loop
+    }
+    put_fiber(g_fiber);
+    switch_fiber(next ? next->fiber : &g_main_fiber);
+  }
+}
+
+int run_grid(const Grid& c, ThreadMain entry, void* ctx) {
+  Block& b = g_block;
+  if (b.cur) fail({}, "a kernel launched from a kernel");
+  if (g_error) return g_error;
+  const uint64_t n = uint64_t{c.block[0]} * c.block[1] * c.block[2];
+  if (n == 0 || n > 1024 || c.block[2] > 64 || !c.grid[0] || !c.grid[1] || !c.grid[2] || c.grid[1] > 65535 ||
+      c.grid[2] > 65535 || c.smem > 227 * 1024)
+    return g_error = cudaErrorInvalidConfiguration;
+  g_entry = entry, g_ctx = ctx;
+  gridDim = {c.grid[0], c.grid[1], c.grid[2]};
+  blockDim = {c.block[0], c.block[1], c.block[2]};
+  b.n = static_cast<unsigned>(n);
+  b.threads.resize(n);
+  for (unsigned i = 0; i < n; i++) {
+    b.threads[i].linear = i;
+    b.threads[i].tid = {i % c.block[0], i / c.block[0] % c.block[1], i / (c.block[0] * c.block[1])};
+  }
+  void* smem = nullptr;  // of exactly the size asked for, so that AddressSanitizer sees what goes beyond
+  if (c.smem && posix_memalign(&smem, 1024, c.smem)) return g_error = cudaErrorMemoryAllocation;
+  b.smem = static_cast<char*>(smem), b.smem_bytes = c.smem;
+  b.order = settings().order;
+  g_rng = settings().seed * 0x9e3779b97f4a7c15u | 1;
+  device_memory_reachable(true);
+  const bool ok = run_blocks(c);
+  device_memory_reachable(false);
+#ifdef CUEMU_ASAN
+  if (smem) __asan_unpoison_memory_region(smem, c.smem);  // of copies that nobody waited for
+#endif
+  std::free(smem);
+  b.smem = nullptr, b.smem_bytes = 0;
+  if (!ok) reset_fibers(), g_error = cudaErrorLaunchFailure;
+  return g_error;
+}
+
+void* dynamic_smem() { return g_block.smem; }
+unsigned lane_id() { return g_block.cur->linear % kWarp; }
+Loc lane_loc(unsigned lane) { return g_block.threads[g_block.cur->linear / kWarp * kWarp + lane].loc; }
+
+Settings& settings() {
+  static Settings s = [] {
+    Settings r;
+    if (const char* o = std::getenv("CUEMU_ORDER")) {
+      if (!std::strncmp(o, "reverse", 7)) r.order = Order::reverse;
+      if (!std::strncmp(o, "random", 6))
+        r.order = Order::random, r.seed = o[6] == ':' ? std::strtoull(o + 7, nullptr, 10) : 1;
+    }
+    r.abort_on_error = std::getenv("CUEMU_ABORT") != nullptr;
+    return r;
+  }();
+  return s;
+}
+
+const std::string& last_report() { return g_report; }
+
+std::string describe(const Loc& l) {
+  const char* f = std::strrchr(l.file, '/');
+  return std::string(f ? f + 1 : l.file) + ":" + std::to_string(l.line);
+}
+
+void fail(Loc loc, const char* fmt, ...) {
+  char s[1024];
+  va_list args;
+  va_start(args, fmt);
+  std::vsnprintf(s, sizeof s, fmt, args);
+  va_end(args);
+  g_report = s;
+  if (loc.line) g_report += "\n    at " + describe(loc);
+  const Thread* t = g_block.cur;
+  if (t)
+    g_report += "\n    in " + block_name() + " thread (" + std::to_string(t->tid.x) + "," + std::to_string(t->tid.y) +
+                "," + std::to_string(t->tid.z) + ")";
+  if (!t || settings().abort_on_error) {
+    std::fprintf(stderr, "cuemu: %s\n", g_report.c_str());
+    std::abort();
+  }
+  switch_fiber(&g_main_fiber);
+  __builtin_unreachable();
+}
+
+}  // namespace cuemu

@@ -1,0 +1,57 @@
+// The table of the kernels, and the ops that only move data.
+#include "common.cuh"
+
+namespace pare {
+
+namespace PARE_CUDA {
+
+// Copies are queued on the stream; from pageable memory `src` is read before the call returns.
+void upload(const Upload& a, Stream stream) {
+  expect(a.dst.contiguous(), "upload: dst ", a.dst.str(), " must be contiguous");
+  check_cuda(cudaMemcpyAsync(a.dst.data, a.src, a.dst.bytes(), cudaMemcpyHostToDevice,
+                             static_cast<cudaStream_t>(stream.handle)),
+             "upload");
+}
+
+// The one op that waits: the host is about to read.
+void download(const Download& a, Stream stream) {
+  expect(a.src.contiguous(), "download: src ", a.src.str(), " must be contiguous");
+  const auto s = static_cast<cudaStream_t>(stream.handle);
+  check_cuda(cudaMemcpyAsync(a.dst, a.src.data, a.src.bytes(), cudaMemcpyDeviceToHost, s), "download");
+  check_cuda(cudaStreamSynchronize(s), "download");
+}
+
+void zero(const Zero& a, Stream stream) {
+  expect(a.x.contiguous(), "zero: x ", a.x.str(), " must be contiguous");
+  check_cuda(cudaMemsetAsync(a.x.data, 0, a.x.bytes(), static_cast<cudaStream_t>(stream.handle)), "zero");
+}
+
+}  // namespace PARE_CUDA
+
+// Implemented so far; the other ops are null.
+#ifdef CUEMU
+constinit const Table table_emu = [] {
+#else
+constinit const Table table_cuda = [] {
+#endif
+  using namespace PARE_CUDA;
+  Table t{};
+#ifdef CUEMU
+  t.name = "emu";
+#else
+  t.name = "cuda";
+#endif
+  t.upload = upload;
+  t.download = download;
+  t.zero = zero;
+  t.rmsnorm_fwd = rmsnorm_fwd;
+  t.rmsnorm_bwd = rmsnorm_bwd;
+  t.rope_fwd = rope_fwd;
+  t.rope_bwd = rope_bwd;
+  t.swiglu_fwd = swiglu_fwd;
+  t.swiglu_bwd = swiglu_bwd;
+  t.attn_fwd = attn_fwd;
+  return t;
+}();
+
+}  // namespace pare

@@ -1,0 +1,357 @@
+// The CUDA kernels, run by the emulator, in f32 and bf16: values against `ref` in double, bits against the promises of
+// each kernel file.  (test_ops.cpp runs the same kernels in f32 through the test that every table passes.)
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+
+#include "base/rng.h"
+#include "emu_orders.h"
+#include "ops/ops.h"
+
+namespace pare::test {
+namespace {
+
+using Shape = std::vector<int64_t>;
+
+uint16_t to_bf16(float f) {  // nearest, ties to even
+  const uint32_t u = std::bit_cast<uint32_t>(f);
+  return static_cast<uint16_t>((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+float from_bf16(uint16_t b) { return std::bit_cast<float>(uint32_t{b} << 16); }
+
+// A tensor with red zones of 64 bytes around it and of `gap` elements after each row; everything is 0xFF at first.
+class Buffer {
+ public:
+  Buffer(DType dtype, const Shape& shape, int64_t gap) {
+    tensor_ = Tensor{.dtype = dtype, .rank = static_cast<int>(shape.size())};
+    for (int64_t i = tensor_.rank - 1, step = 1; i >= 0; i--) {
+      tensor_.shape[i] = shape[i], tensor_.stride[i] = step;
+      step = step * shape[i] + (i == 1 ? gap : 0);
+    }
+    const int64_t span = shape.size() > 1 ? tensor_.stride[0] * shape[0] : shape[0];
+    words_.assign((2 * kZone + span * dtype_size(dtype)) / 8 + 1, ~uint64_t{0});
+    tensor_.data = reinterpret_cast<char*>(words_.data()) + kZone;
+  }
+  const Tensor& tensor() const { return tensor_; }
+  int64_t size() const { return tensor_.size(); }
+  // Element i, counting without gaps.
+  char* at(int64_t i) const {
+    int64_t offset = i;
+    if (tensor_.rank > 1) {
+      const int64_t row = tensor_.size() / tensor_.shape[0];
+      offset = i / row * tensor_.stride[0] + i % row;
+    }
+    return static_cast<char*>(tensor_.data) + offset * static_cast<int64_t>(dtype_size(tensor_.dtype));
+  }
+  double get(int64_t i) const {
+    switch (tensor_.dtype) {
+      case DType::f64:
+        return load<double>(at(i));
+      case DType::f32:
+        return load<float>(at(i));
+      case DType::bf16:
+        return from_bf16(load<uint16_t>(at(i)));
+      default:
+        return load<int32_t>(at(i));
+    }
+  }
+  void set(int64_t i, double x) {
+    switch (tensor_.dtype) {
+      case DType::f64:
+        return store(at(i), x);
+      case DType::f32:
+        return store(at(i), static_cast<float>(x));
+      case DType::bf16:
+        return store(at(i), to_bf16(static_cast<float>(x)));
+      default:
+        return store(at(i), static_cast<int32_t>(x));
+    }
+  }
+  std::string bits(int64_t begin, int64_t end) const {
+    std::string s;
+    for (int64_t i = begin; i < end; i++) s.append(at(i), dtype_size(tensor_.dtype));
+    return s;
+  }
+  std::string bits() const { return bits(0, size()); }
+  bool zones_intact() const {
+    std::vector<uint64_t> rest = words_;
+    const auto* begin = reinterpret_cast<const char*>(words_.data());
+    for (int64_t i = 0; i < size(); i++)
+      std::memset(reinterpret_cast<char*>(rest.data()) + (at(i) - begin), 0xff, dtype_size(tensor_.dtype));
+    for (uint64_t w : rest)
+      if (w != ~uint64_t{0}) return false;
+    return true;
+  }
+
+ private:
+  static constexpr size_t kZone = 64;
+  template <class T>
+  static T load(const char* p) {
+    T x;
+    std::memcpy(&x, p, sizeof x);
+    return x;
+  }
+  template <class T>
+  static void store(char* p, T x) {
+    std::memcpy(p, &x, sizeof x);
+  }
+  Tensor tensor_;
+  std::vector<uint64_t> words_;
+};
+
+// The tensors of one op call on one table, by name.  Inputs are random values that bf16 holds exactly, a function of
+// their names, so that every table and type sees the same numbers.
+class Call {
+ public:
+  Call(const Table& table, DType act) : table(table), act_(act), stat_(act == DType::f64 ? act : DType::f32) {}
+  const Table& table;
+
+  Tensor act(const std::string& name, const Shape& shape, int64_t gap = 0) {
+    return filled(add(name, act_, shape, gap), name);
+  }
+  Tensor stat(const std::string& name, const Shape& shape) { return filled(add(name, stat_, shape, 0), name); }
+  Tensor act_out(const std::string& name, const Shape& shape, int64_t gap = 0) {
+    return add(name, act_, shape, gap).tensor();
+  }
+  Tensor stat_out(const std::string& name, const Shape& shape) { return add(name, stat_, shape, 0).tensor(); }
+  Tensor index(const std::string& name, const Shape& shape, const std::vector<int32_t>& v) {
+    Buffer& b = add(name, DType::i32, shape, 0);
+    for (size_t i = 0; i < v.size(); i++) b.set(static_cast<int64_t>(i), v[i]);
+    return b.tensor();
+  }
+  Buffer& operator[](const std::string& name) { return *by_name_.at(name); }
+  std::map<std::string, Buffer*> all() const { return by_name_; }
+
+ private:
+  Buffer& add(const std::string& name, DType dtype, const Shape& shape, int64_t gap) {
+    return *(by_name_[name] = &buffers_.emplace_back(dtype, shape, gap));
+  }
+  Tensor filled(Buffer& b, const std::string& name) {
+    Rng rng(rng_key(1, RngStream::test, 0), std::hash<std::string>{}(name));
+    for (int64_t i = 0; i < b.size(); i++) b.set(i, from_bf16(to_bf16(static_cast<float>(rng.normal()))));
+    return b.tensor();
+  }
+  DType act_, stat_;
+  std::deque<Buffer> buffers_;
+  std::map<std::string, Buffer*> by_name_;
+};
+
+using Body = std::function<void(Call&)>;
+
+// Every tensor after body() on table_emu, in both types and with `orders` in every order of threads, against `ref` in
+// f64.  In f32
+// the error is at most 1e-5 of max(1, |value|).  In bf16 a result is rounded once, which costs 2^-8 of its magnitude,
+// and `inner` bounds what comes from roundings to bf16 on the way.  All orders give the same bits.
+void check(const Body& body, double inner = 0, bool orders = true) {
+  Call ref(table_ref, DType::f64);
+  body(ref);
+  for (DType act : {DType::f32, DType::bf16}) {
+    std::map<std::string, std::string> first;
+    auto once = [&] {
+      Call emu(table_emu, act);
+      body(emu);
+      for (const auto& [name, buffer] : emu.all()) {
+        EXPECT_TRUE(buffer->zones_intact()) << name;
+        EXPECT_EQ(first.emplace(name, buffer->bits()).first->second, buffer->bits()) << name << " depends on the order";
+        const bool rounded = buffer->tensor().dtype == DType::bf16;
+        for (int64_t i = 0; i < buffer->size(); i++) {
+          const double is = buffer->get(i), should = ref[name].get(i);
+          if (std::isnan(is) && std::isnan(should)) continue;  // left alone
+          const double bound = 1e-5 * std::fmax(1, std::fabs(should)) + (rounded ? std::fabs(should) / 256 + inner : 0);
+          ASSERT_LE(std::fabs(is - should), bound)
+              << name << "[" << i << "] of " << buffer->tensor().str() << " is " << is << ", not " << should;
+        }
+      }
+    };
+    orders ? in_all_orders(once) : once();
+  }
+}
+
+TEST(CudaEmu, RmsnormForward) {
+  for (int64_t c : {1, 7, 8, 31, 64, 257})
+    for (int64_t gap : {0, 3, 8}) {
+      check([&](Call& t) {
+        t.table.rmsnorm_fwd(
+            {t.act_out("y", {5, c}, gap), t.stat_out("rstd", {5}), t.act("x", {5, c}, gap), t.act("w", {c}), 1e-6f},
+            {});
+      });
+      check([&](Call& t) {  // the norm of heads, in place
+        const Tensor x = t.act("x", {3, 2, c}, gap);
+        t.table.rmsnorm_fwd({x, t.stat_out("rstd", {6}), x, t.act("w", {c}), 1e-6f}, {});
+      });
+    }
+}
+
+TEST(CudaEmu, RmsnormBackward) {
+  for (int64_t c : {1, 8, 33, 72})
+    for (bool accumulate : {false, true})
+      check(
+          [&](Call& t) {
+            const Tensor x = t.act("x", {18, 2, c}, 8), w = t.act("w", {c}), rstd = t.stat_out("rstd", {36});
+            t.table.rmsnorm_fwd({t.act_out("y", {18, 2, c}), rstd, x, w, 1e-2f}, {});
+            const Tensor dx = t.act("dx", {18, 2, c}, 3), dy = accumulate ? t.act("dy", {18, 2, c}, 8) : dx;
+            t.table.rmsnorm_bwd({dx, t.stat("dw", {c}), dy, x, w, rstd, accumulate}, {});
+          },
+          1. / 128);  // rstd carries no rounding to bf16, but dx is a difference: it is compared on the scale of dy
+}
+
+TEST(CudaEmu, Rope) {
+  for (int64_t d : {2, 6, 16, 34, 64})
+    for (int64_t gap : {0, 5, 8})
+      for (bool backward : {false, true})
+        check([&](Call& t) {
+          const Tensor x = t.act("x", {7, 3, d}, gap), table = t.stat("table", {9, d});
+          const Tensor pos = t.index("pos", {7}, {0, 1, 8, 3, 3, 7, 2});
+          backward ? t.table.rope_bwd({x, table, pos}, {}) : t.table.rope_fwd({x, table, pos}, {});
+        });
+}
+
+TEST(CudaEmu, Swiglu) {
+  for (int64_t f : {1, 7, 8, 63, 130, 2056})
+    check([&](Call& t) {
+      const Tensor gate_up = t.act("gate_up", {3, 2 * f});
+      t["gate_up"].set(0, 200), t["gate_up"].set(2 * f, -200);  // exp overflows; silu(-200) is 0
+      t.table.swiglu_fwd({t.act_out("y", {3, f}), gate_up}, {});
+      t.table.swiglu_bwd({t.act_out("dgate_up", {3, 2 * f}), t.act("dy", {3, f}), gate_up}, {});
+      t.table.swiglu_bwd({gate_up, t.act("dy", {3, f}), gate_up}, {});  // in place
+    });
+}
+
+TEST(CudaEmu, UploadZeroDownload) {
+  check([&](Call& t) {
+    const std::vector<int32_t> from{1, -2, 3};
+    std::vector<int32_t> to(3);
+    const Tensor x = t.index("x", {3}, {}), y = t.index("y", {3}, {});
+    t.table.upload({x, from.data()}, {});
+    t.table.download({to.data(), x}, {});
+    EXPECT_EQ(to, from);
+    t.table.zero({y}, {});
+  });
+}
+
+struct AttnShape {
+  int64_t heads, kv_heads, d, gap;
+};
+// Attention over `segments` of rows of q, k, v [n], parents lying in the same k and v.
+void attention(Call& t, int64_t n, const std::vector<SegmentRow>& segments, const AttnShape& s) {
+  std::vector<int32_t> rows;
+  int64_t pairs = 0;
+  for (const SegmentRow& r : segments) {
+    rows.insert(rows.end(), {r.row, r.len, r.parent_row, r.parent_len});
+    pairs += int64_t{r.len} * r.parent_len + int64_t{r.len} * (r.len + 1) / 2;
+  }
+  const Tensor k = t.act("k", {n, s.kv_heads, s.d}, s.gap), v = t.act("v", {n, s.kv_heads, s.d}, s.gap);
+  t.table.attn_fwd(
+      {t.act_out("o", {n, s.heads, s.d}), t.stat_out("lse", {n, s.heads}), t.act("q", {n, s.heads, s.d}, s.gap), k, v,
+       k, v, t.index("segments", {static_cast<int64_t>(segments.size()), 4}, rows), pairs,
+       1 / std::sqrt(static_cast<float>(s.d))},
+      {});
+}
+
+TEST(CudaEmu, AttentionForward) {
+  // Weights are rounded to bf16 before the product with V: 2^-8 of max |v|, which is below 5.
+  const double inner = 5. / 256;
+  const std::vector<SegmentRow> segments{{0, 65, 0, 0}, {66, 1, 0, 65}, {67, 20, 3, 62}, {90, 17, 0, 64}};
+  check([&](Call& t) { attention(t, 110, segments, {4, 2, 24, 8}); }, inner);
+  for (const AttnShape& s : {AttnShape{1, 1, 1, 0}, {3, 1, 40, 3}, {2, 2, 64, 0}, {2, 1, 72, 16}})
+    check([&](Call& t) { attention(t, 110, segments, s); }, inner, false);
+  check([&](Call& t) { attention(t, 20, {{1, 19, 0, 0}}, {1, 1, 256, 0}); }, inner, false);
+  std::vector<SegmentRow> many;  // more segments than a warp looks at in one go
+  for (int32_t i = 0; i < 35; i++) many.push_back({2 * i, 1 + i % 2, 0, i % 3});
+  check([&](Call& t) { attention(t, 70, many, {1, 1, 8, 0}); }, inner, false);
+}
+
+// The bits of a row do not depend on where its rows lie, what else is in the batch, or where a parent ends.
+TEST(CudaEmu, AttentionRowsAreIndependentOfPacking) {
+  const AttnShape s{4, 2, 24, 0};
+  const int32_t len = 150;
+  for (DType act : {DType::f32, DType::bf16}) {
+    Call alone(table_emu, act);
+    attention(alone, len, {{0, len, 0, 0}}, s);
+    for (int32_t parent : {0, 1, 63, 64, 65, 130}) {
+      // The sequence, its first `parent` rows somewhere else, behind another segment.
+      const int32_t other = 21, n = other + len;
+      Call packed(table_emu, act);
+      attention(packed, n, {}, s);  // only for the tensors; no segment, nothing is computed
+      auto copy = [&](const std::string& name, int64_t from, int64_t to, int64_t count) {
+        const int64_t width = packed[name].size() / n;
+        for (int64_t i = 0; i < count * width; i++) packed[name].set(to * width + i, alone[name].get(from * width + i));
+      };
+      for (const char* name : {"q", "k", "v"})  // own rows first, then the other segment, then the parent
+        copy(name, parent, 0, len - parent), copy(name, 0, len - parent + other, parent);
+      const std::vector<int32_t> rows{len - parent,
+                                      other,
+                                      0,
+                                      0,  // the other segment
+                                      len - parent + other,
+                                      parent,
+                                      0,
+                                      0,  // the parent itself
+                                      0,
+                                      len - parent,
+                                      len - parent + other,
+                                      parent};
+      const Tensor k = packed["k"].tensor(), v = packed["v"].tensor();
+      table_emu.attn_fwd({packed["o"].tensor(), packed["lse"].tensor(), packed["q"].tensor(), k, v, k, v,
+                          packed.index("segments", {3, 4}, rows), 1, 1 / std::sqrt(24.f)},
+                         {});
+      for (const char* name : {"o", "lse"}) {
+        const int64_t width = packed[name].size() / n;
+        EXPECT_EQ(packed[name].bits(0, (len - parent) * width), alone[name].bits(parent * width, len * width))
+            << name << ", parent of " << parent;
+        EXPECT_EQ(packed[name].bits((len - parent + other) * width, n * width), alone[name].bits(0, parent * width))
+            << name << ", parent of " << parent;
+      }
+    }
+  }
+}
+
+TEST(CudaEmu, RmsnormRowsAreIndependentOfTheBatch) {
+  for (DType act : {DType::f32, DType::bf16}) {
+    Call t(table_emu, act);
+    const Tensor x = t.act("x", {9, 72}, 5), w = t.act("w", {72});
+    table_emu.rmsnorm_fwd({t.act_out("y", {9, 72}), t.stat_out("rstd", {9}), x, w, 1e-6f}, {});
+    for (int64_t i = 0; i < 9; i++) {
+      const Tensor y = t.act_out("one", {1, 72});
+      table_emu.rmsnorm_fwd({y, t.stat_out("r", {1}), x.rows(i, 1), w, 1e-6f}, {});
+      EXPECT_EQ(t["one"].bits(), t["y"].bits(i * 72, (i + 1) * 72)) << "row " << i;
+    }
+  }
+}
+
+TEST(CudaEmu, UnsupportedArgumentsAreNamed) {
+  auto message = [](const Body& body) -> std::string {
+    Call t(table_emu, DType::f32);
+    try {
+      body(t);
+    } catch (const std::logic_error& e) {
+      return e.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(message([](Call& t) {
+              attention(t, 2, {{0, 2, 0, 0}}, {1, 1, 257, 0});
+            }),
+            "attn_fwd: head_dim 257 is not in [1, 256]");
+  EXPECT_EQ(message([](Call& t) {
+              attention(t, 2, {{0, 2, 0, 0}}, {3, 2, 8, 0});
+            }),
+            "attn_fwd: 3 query heads with 2 key heads");
+  EXPECT_EQ(message([](Call& t) {
+              t.table.swiglu_fwd({t.act_out("y", {3, 4}), t.act("gate_up", {3, 7})}, {});
+            }),
+            "swiglu_fwd: f32[3, 7] must be [N, 2F] beside f32[3, 4], both contiguous");
+  EXPECT_EQ(message([](Call& t) {
+              const Tensor x = t.index("x", {3, 4}, {});
+              t.table.rmsnorm_fwd({x, t.stat("rstd", {3}), x, t.act("w", {4}), 1e-6f}, {});
+            }),
+            "rmsnorm_fwd: act is bf16 or f32, not i32[3, 4]");
+}
+
+}  // namespace
+}  // namespace pare::test
