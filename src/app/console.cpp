@@ -49,7 +49,11 @@ std::string human(double count) {
   const char* unit[] = {"", "k", "M", "G", "T", "P", "E"};
   int i = 0;
   while (std::abs(count) >= 999.5 && i < 6) count /= 1000, i++;
-  return i == 0 ? format("%.0f", count) : format(count < 10 ? "%.2f%s" : count < 100 ? "%.1f%s" : "%.0f%s", count, unit[i]);
+  return i == 0 ? format("%.0f", count)
+                : format(count < 10    ? "%.2f%s"
+                         : count < 100 ? "%.1f%s"
+                                       : "%.0f%s",
+                         count, unit[i]);
 }
 
 std::string duration(double seconds) {

@@ -7,7 +7,7 @@ namespace pare {
 class Console {
  public:
   Console();
-  void line(const std::string& text);  // a line that stays
+  void line(const std::string& text);                                  // a line that stays
   void progress(const std::string& stage, int64_t done, int64_t all);  // overwritten by what comes next
 
  private:

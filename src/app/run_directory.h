@@ -12,7 +12,7 @@ class RunDirectory {
  public:
   // Creates `path`.  A directory that holds a run is an error unless `force`; then the run in it is replaced.
   RunDirectory(const std::string& path, const Config& config, bool force);
-  void log(const Metrics& metrics);            // metrics.jsonl
+  void log(const Metrics& metrics);               // metrics.jsonl
   void save_model(const Session& session) const;  // model/: a Hugging Face folder
   const std::string& path() const { return path_; }
 

@@ -30,12 +30,14 @@ std::string model_line(const Session& s) {
   return format("model    %s, %s parameters: %lld layers, width %lld, %lld/%lld heads of %lld, vocabulary %lld",
                 c.model_type.c_str(), human(static_cast<double>(s.model->flat.size())).c_str(),
                 static_cast<long long>(c.layers), static_cast<long long>(c.hidden), static_cast<long long>(c.heads),
-                static_cast<long long>(c.kv_heads), static_cast<long long>(c.head_dim), static_cast<long long>(c.vocab));
+                static_cast<long long>(c.kv_heads), static_cast<long long>(c.head_dim),
+                static_cast<long long>(c.vocab));
 }
 
 std::string memory_line(const Session& s) {
   std::string line = "memory  ";
-  for (const Arena* a : s.arenas()) line += format(" %s %sB", a->name().c_str(), human(static_cast<double>(a->peak())).c_str());
+  for (const Arena* a : s.arenas())
+    line += format(" %s %sB", a->name().c_str(), human(static_cast<double>(a->peak())).c_str());
   return line;
 }
 
@@ -52,8 +54,9 @@ void show_samples(Console& console, const Trainer& trainer) {
   const auto worst = by([](auto& a, auto& b) { return a.reward > b.reward; });
   const auto longest = by([](auto& a, auto& b) { return a.tokens < b.tokens; });
   const auto show = [&](const char* name, const SampleText& t) {
-    console.line(format("    %-8s reward %.2f  advantage %+.2f  answer \"%s\" (expected \"%s\")  %lld tokens", name, t.reward,
-                        t.advantage, t.extracted.c_str(), t.answer.c_str(), static_cast<long long>(t.tokens)));
+    console.line(format("    %-8s reward %.2f  advantage %+.2f  answer \"%s\" (expected \"%s\")  %lld tokens", name,
+                        t.reward, t.advantage, t.extracted.c_str(), t.answer.c_str(),
+                        static_cast<long long>(t.tokens)));
     console.line("             " + t.prompt + " " + t.response);
   };
   show("best", *best);
@@ -101,10 +104,11 @@ void train(const Options& o) {
     mismatches += static_cast<int64_t>(m.get("exact/mismatch_tokens"));
     checked += static_cast<int64_t>(m.get("exact/checked_tokens"));
     const double elapsed = seconds_since(start);
-    const double eta = elapsed / static_cast<double>(step) *
-                       static_cast<double>(config.trainer.total_training_steps - step);
+    const double eta =
+        elapsed / static_cast<double>(step) * static_cast<double>(config.trainer.total_training_steps - step);
     console.line(format(
-        "step %5lld  reward %.3f  len %5.1f  entropy %.3f  clip %.3f  grad %.3f  mismatch %lld/%lld  gen %s tok/s  update %s "
+        "step %5lld  reward %.3f  len %5.1f  entropy %.3f  clip %.3f  grad %.3f  mismatch %lld/%lld  gen %s tok/s  "
+        "update %s "
         "tok/s  %.2f s  eta %s%s",
         static_cast<long long>(step), m.get("critic/score/mean"), m.get("response_length/mean"), m.get("actor/entropy"),
         m.get("actor/pg_clipfrac"), m.get("actor/grad_norm"), static_cast<long long>(m.get("exact/mismatch_tokens")),
@@ -139,9 +143,8 @@ void sft(const Options& o) {
     Metrics m = trainer.step();
     const bool val = val_due(config, step) && session.val;
     if (val)
-      m.add(evaluate(session, rollout, step, [&](const RolloutStats& s) {
-        console.progress("evaluation", s.finished, s.completions);
-      }));
+      m.add(evaluate(session, rollout, step,
+                     [&](const RolloutStats& s) { console.progress("evaluation", s.finished, s.completions); }));
     run.log(m);
     console.progress("sft", step, config.trainer.total_training_steps);
     if (!val && step % every != 0 && step != config.trainer.total_training_steps) continue;

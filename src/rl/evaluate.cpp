@@ -12,8 +12,7 @@ Metrics evaluate(const Session& session, Rollout& rollout, int64_t step,
   std::vector<Problem> problems;
   for (int64_t row = 0; row < task.size(); row++) {
     problems.push_back(task.problem(row));
-    requests.push_back(
-        {session.encode_prompt(problems.back()), {}, static_cast<int>(config.data.max_response_length)});
+    requests.push_back({session.encode_prompt(problems.back()), {}, static_cast<int>(config.data.max_response_length)});
     for (int64_t k = 0; k < v.n; k++)
       requests.back().uids.push_back(sequence_uid(0, static_cast<uint64_t>(row), 0, static_cast<uint64_t>(k)));
   }

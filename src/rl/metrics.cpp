@@ -31,9 +31,12 @@ std::string Metrics::json() const {
   nlohmann::ordered_json line;
   for (const auto& [name, value] : values_) {
     // Whole numbers are written as such: counts and FLOPs stay readable and exact.
-    if (!std::isfinite(value)) line[name] = nullptr;
-    else if (value == std::floor(value) && std::abs(value) < 9e15) line[name] = static_cast<int64_t>(value);
-    else line[name] = value;
+    if (!std::isfinite(value))
+      line[name] = nullptr;
+    else if (value == std::floor(value) && std::abs(value) < 9e15)
+      line[name] = static_cast<int64_t>(value);
+    else
+      line[name] = value;
   }
   return line.dump();
 }

@@ -12,8 +12,8 @@ class Metrics {
   void set(const std::string& name, double value);
   double get(const std::string& name) const;  // NaN if absent
   const std::vector<std::pair<std::string, double>>& all() const { return values_; }
-  void add(const Metrics& other);             // sets all of the other's
-  std::string json() const;  // one line; what is not finite becomes null
+  void add(const Metrics& other);  // sets all of the other's
+  std::string json() const;        // one line; what is not finite becomes null
 
  private:
   std::vector<std::pair<std::string, double>> values_;

@@ -121,16 +121,17 @@ void Trainer::generate(Metrics& metrics) {
   const RolloutKeys& r = config_.rollout;
   const auto& filter = config_.algorithm.filter_groups;
   const int64_t wanted = config_.data.train_batch_size;
-  const Sampling sampling{.temperature = static_cast<float>(r.temperature),
-                          .top_k = static_cast<int32_t>(r.top_k),
-                          .top_p = static_cast<float>(r.top_p),
-                          .key = rng_key(static_cast<uint64_t>(config_.trainer.seed), RngStream::sample,
-                                         static_cast<uint64_t>(step_)),
-                          .eos = session_.eos};
+  const Sampling sampling{
+      .temperature = static_cast<float>(r.temperature),
+      .top_k = static_cast<int32_t>(r.top_k),
+      .top_p = static_cast<float>(r.top_p),
+      .key = rng_key(static_cast<uint64_t>(config_.trainer.seed), RngStream::sample, static_cast<uint64_t>(step_)),
+      .eos = session_.eos};
   problems_.clear(), samples_.clear(), rewards_.clear();
   Summary score, length, prompt_length, clipped;
   int64_t batches = 0, zero_std = 0, all_right = 0, generated = 0, groups_seen = 0;
-  while (static_cast<int64_t>(problems_.size()) < wanted && batches < (filter.enable ? filter.max_num_gen_batches : 1)) {
+  while (static_cast<int64_t>(problems_.size()) < wanted &&
+         batches < (filter.enable ? filter.max_num_gen_batches : 1)) {
     std::vector<Request> requests;
     std::vector<Problem> problems;
     for (int64_t i = 0; i < wanted; i++) {
@@ -138,7 +139,8 @@ void Trainer::generate(Metrics& metrics) {
       problems.push_back(session_.train->problem(row));
       Request q{session_.encode_prompt(problems.back()), {}, static_cast<int>(config_.data.max_response_length)};
       for (int64_t k = 0; k < r.n; k++)
-        q.uids.push_back(sequence_uid(static_cast<uint64_t>(epoch), static_cast<uint64_t>(row), 0, static_cast<uint64_t>(k)));
+        q.uids.push_back(
+            sequence_uid(static_cast<uint64_t>(epoch), static_cast<uint64_t>(row), 0, static_cast<uint64_t>(k)));
       requests.push_back(std::move(q));
     }
     const auto completions = rollout_.generate(requests, sampling, [&](const RolloutStats& s) {
@@ -194,8 +196,37 @@ void Trainer::generate(Metrics& metrics) {
   metrics.set("filter/all_right_fraction", static_cast<double>(all_right) / static_cast<double>(groups_seen));
 }
 
+void Trainer::worst_case_step() {
+  session_.ledger.clear();
+  step_++;
+  const std::vector<int32_t> prompt(config_.data.max_prompt_length, session_.tokenizer->bos());
+  std::vector<Request> requests;
+  for (int64_t i = 0; i < config_.data.train_batch_size; i++) {
+    requests.push_back({prompt, {}, static_cast<int>(config_.data.max_response_length)});
+    for (int64_t k = 0; k < config_.rollout.n; k++)
+      requests.back().uids.push_back(sequence_uid(0, static_cast<uint64_t>(i), 0, static_cast<uint64_t>(k)));
+  }
+  std::vector<Trajectory> samples;
+  {
+    const Phase phase(session_.device, "rollout");
+    const Sampling endless{.key = rng_key(0, RngStream::sample, 0), .eos = {}};
+    for (Completion& c : rollout_.generate(requests, endless)) {
+      Trajectory s;
+      s.group = c.request, s.member = c.sample;
+      s.uid = requests[c.request].uids[c.sample];
+      s.prompt = prompt, s.tokens = std::move(c.tokens), s.logprob = std::move(c.logprobs);
+      s.advantage = 1;
+      samples.push_back(std::move(s));
+    }
+  }
+  reference_logprobs(samples);
+  Metrics metrics;
+  update(samples, metrics);
+}
+
 void Trainer::reference_logprobs(std::vector<Trajectory>& samples) {
-  if (!reference_ || samples.empty() || (config_.actor.kl_loss_type == KlLoss::exact && !config_.algorithm.use_kl_in_reward))
+  if (!reference_ || samples.empty() ||
+      (config_.actor.kl_loss_type == KlLoss::exact && !config_.algorithm.use_kl_in_reward))
     return;
   const Phase phase(session_.device, "ref");
   const TokenOuts out = Learner::logprobs(*reference_, session_.activations, response_groups(samples),
@@ -233,8 +264,8 @@ void Trainer::update(std::vector<Trajectory>& samples, Metrics& metrics) {
               samples.empty() ? 0 : static_cast<double>(dropped) / static_cast<double>(samples.size()));
 
   // Token plans are drawn once per rollout batch.
-  const uint64_t key = rng_key(static_cast<uint64_t>(config_.trainer.seed), RngStream::token_plan,
-                               static_cast<uint64_t>(step_));
+  const uint64_t key =
+      rng_key(static_cast<uint64_t>(config_.trainer.seed), RngStream::token_plan, static_cast<uint64_t>(step_));
   std::vector<TokenPlan> plans;
   Summary kept, weight;
   for (const Trajectory& s : samples) {
@@ -250,7 +281,8 @@ void Trainer::update(std::vector<Trajectory>& samples, Metrics& metrics) {
 
   // Mini-batches of whole groups.
   const auto groups = samples.empty() ? 0 : static_cast<int64_t>(samples.back().group) + 1;
-  const int64_t mini = config_.actor.ppo_mini_batch_size > 0 ? config_.actor.ppo_mini_batch_size : std::max<int64_t>(groups, 1);
+  const int64_t mini =
+      config_.actor.ppo_mini_batch_size > 0 ? config_.actor.ppo_mini_batch_size : std::max<int64_t>(groups, 1);
   const int64_t updates = config_.actor.ppo_epochs * ((groups + mini - 1) / mini);
   if (updates > 1) old_logprobs(samples);
   const double lr = learning_rate(config_.actor.optim, step_, config_.trainer.total_training_steps);

@@ -24,19 +24,22 @@ class Trainer {
  public:
   explicit Trainer(Session& session);
 
-  // One step: generates a batch, updates the parameters (once, or ppo_epochs times per mini-batch), and says what happened.
+  // One step: generates a batch, updates the parameters (once, or ppo_epochs times per mini-batch), and says what
+  // happened.
   Metrics step();
   Metrics evaluate();  // rl/evaluate.h
 
   int64_t steps() const { return step_; }
   const std::vector<Trajectory>& samples() const { return samples_; }  // of the last step
-  std::vector<SampleText> texts() const;                           // of the same
+  std::vector<SampleText> texts() const;                               // of the same
 
   // What is being done, for a progress line: stage, done, all.
   std::function<void(const char* stage, int64_t done, int64_t all)> progress;
 
   // The stages.  Public, so that tests and the planner can run them on data of their own.
   void update(std::vector<Trajectory>& samples, Metrics& metrics);
+  // A step whose prompts and responses all have their greatest length, and advantage 1: what plan_step runs.
+  void worst_case_step();
 
  private:
   void generate(Metrics& metrics);

@@ -1,0 +1,21 @@
+// What a step will cost, before it runs: the real code on a table of ops that do nothing.
+#pragma once
+#include "rl/session.h"
+
+namespace pare {
+
+struct Plan {
+  struct Memory {
+    std::string arena;
+    size_t peak;                        // bytes
+    std::vector<Arena::Entry> entries;  // what stays allocated between steps
+  };
+  std::vector<Memory> memory;
+  Ledger ledger;  // of one step
+};
+
+// The worst case of one training step: every prompt of max_prompt_length, every response of max_response_length,
+// nothing filtered.  A real step of those lengths has the same peaks, to the byte, and the same FLOPs.
+Plan plan_step(const Config& config);
+
+}  // namespace pare
