@@ -66,9 +66,11 @@ TEST(Advantages, ExactlyZeroWithoutVariance) {
   EXPECT_GT(inexact, 0) << "no case would have shown the fault";
 }
 
-TEST(Advantages, ZeroVarianceIsThatOfTheScore) {
-  const std::vector<double> equal = {1, 1, 1}, shaped = {1, .5, 1}, mixed = {1, 0, .5}, same = {.25, .25, .25};
-  const AlgorithmKeys keys;
+TEST(Advantages, ZeroVarianceIsThatOfTheScoreOrOfTheReward) {
+  const std::vector<double> equal(7, 1), shaped = {1, .5, 1, 0, 0, 0, 0}, mixed = {1, 0, .5, 0, 0, 0, 0};
+  const std::vector<double> same(7, 0.1);  // their mean is not 0.1 in double
+  AlgorithmKeys keys;
+  keys.adv_eps = 1e-300;
   for (const double a : group_advantages(keys, equal, shaped)) EXPECT_EQ(a, 0);
   for (const double a : group_advantages(keys, mixed, same)) EXPECT_EQ(a, 0);
   EXPECT_NE(group_advantages(keys, mixed, shaped)[0], 0);  // the advantage is that of the shaped reward
