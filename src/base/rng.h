@@ -8,7 +8,7 @@
 namespace pare {
 
 // What a draw is for.  Never renumber: a saved run continues with the same draws.
-enum class Stream : uint32_t {
+enum class RngStream : uint32_t {
   init = 1,
   data = 2,
   sample = 3,
@@ -28,7 +28,7 @@ constexpr uint64_t mix64(uint64_t x) {
 }
 
 // The Philox key of one stream of one step.
-constexpr uint64_t rng_key(uint64_t seed, Stream stream, uint64_t step) {
+constexpr uint64_t rng_key(uint64_t seed, RngStream stream, uint64_t step) {
   return mix64(mix64(seed ^ 0x70617265u) + (static_cast<uint64_t>(stream) << 56) + step);
 }
 
