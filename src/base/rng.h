@@ -53,8 +53,8 @@ constexpr uint32_t rng_word(uint64_t key, uint64_t uid, uint32_t position, uint3
   return philox({index / 4, position, static_cast<uint32_t>(uid), static_cast<uint32_t>(uid >> 32)}, key)[index % 4];
 }
 
-// Uniform in (0, 1): 24 bits, never 0 and never 1.
-constexpr float uniform_open(uint32_t word) { return (static_cast<float>(word >> 8) + 0.5f) * 0x1p-24f; }
+// Uniform in (0, 1): 23 bits and a half (which 24 bits would round away), never 0 and never 1.
+constexpr float uniform_open(uint32_t word) { return (static_cast<float>(word >> 9) + 0.5f) * 0x1p-23f; }
 
 // A sequence of draws from one (key, uid), for host code such as task generators.
 class Rng {

@@ -1,0 +1,272 @@
+// Attention of packed sequences and over pages, and the ops on pages.
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "cpu/glue.h"
+
+namespace pare::cpu {
+
+namespace {
+
+constexpr int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
+
+constexpr int64_t kRowsAtOnce = 256;  // own rows of a piece of work: K and V are packed for each
+
+struct Piece {
+  const SegmentRow* segment;
+  int64_t kv_head;
+  Range rows;
+};
+
+// The segments, checked against the rows that there are.
+const SegmentRow* segment_rows(const char* op, const Tensor& t, int64_t rows, int64_t parent_rows) {
+  static_assert(sizeof(SegmentRow) == 4 * sizeof(int32_t));
+  const auto* const s = reinterpret_cast<const SegmentRow*>(index(op, "segments", t, {t.shape[0], 4}));
+  for (int64_t i = 0; i < t.shape[0]; i++) {
+    const bool own = s[i].row >= 0 && s[i].len >= 0 && int64_t{s[i].row} + s[i].len <= rows;
+    const bool parent = s[i].parent_len == 0 || (s[i].parent_len > 0 && s[i].parent_row >= 0 &&
+                                                 int64_t{s[i].parent_row} + s[i].parent_len <= parent_rows);
+    if (!own || !parent) [[unlikely]]
+      throw std::logic_error(cat("cpu: ", op, ": segment ", i, " has rows ", s[i].row, " + ", s[i].len, " of ", rows,
+                                 " and parent rows ", s[i].parent_row, " + ", s[i].parent_len, " of ", parent_rows));
+  }
+  return s;
+}
+
+// Checks q, k, v, pk and pv of AttnFwd or AttnBwd (o and lse are left to the caller).
+template <class Args>
+AttnArgs attn_args(const char* op, const Args& a) {
+  const int64_t rows = a.q.shape[0], heads = a.q.shape[1], width = a.q.shape[2], kv_heads = a.k.shape[1];
+  if (kv_heads <= 0 || heads % kv_heads)
+    throw std::logic_error(cat("cpu: ", op, ": ", heads, " query heads over ", kv_heads, " key heads"));
+  const Tensor &pk = a.pk ? a.pk : a.k, &pv = a.pv ? a.pv : a.v;
+  return {.o = nullptr,
+          .lse = dense(op, "lse", a.lse, {rows, heads}),
+          .q = strided(op, "q", a.q, {rows, heads, width}),
+          .k = strided(op, "k", a.k, {rows, kv_heads, width}),
+          .v = strided(op, "v", a.v, {rows, kv_heads, width}),
+          .pk = strided(op, "pk", pk, {pk.shape[0], kv_heads, width}),
+          .pv = strided(op, "pv", pv, {pk.shape[0], kv_heads, width}),
+          .q_stride = a.q.stride[0],
+          .k_stride = a.k.stride[0],
+          .v_stride = a.v.stride[0],
+          .pk_stride = pk.stride[0],
+          .pv_stride = pv.stride[0],
+          .heads = heads,
+          .group = heads / kv_heads,
+          .width = width,
+          .scale = a.scale};
+}
+
+// Nanoseconds of one (query, key) pair of one head, forward.
+double pair_nanoseconds(int64_t width) { return 4.0 * static_cast<double>(width) / 50 + 0.4; }
+
+}  // namespace
+
+void attn_fwd(const AttnFwd& a, Stream) {
+  constexpr const char* op = "attn_fwd";
+  AttnArgs args = attn_args(op, a);
+  args.o = dense(op, "o", a.o, {a.q.shape[0], args.heads, args.width});
+  const int64_t count = a.segments.shape[0], kv_heads = a.k.shape[1];
+  const SegmentRow* const s = segment_rows(op, a.segments, a.q.shape[0], a.pk ? a.pk.shape[0] : a.k.shape[0]);
+  std::vector<Piece> pieces;
+  for (int64_t i = 0; i < count; i++)
+    for (int64_t h = 0; h < kv_heads; h++)
+      for (int64_t r = 0; r < s[i].len; r += kRowsAtOnce)
+        pieces.push_back({s + i, h, {r, std::min<int64_t>(r + kRowsAtOnce, s[i].len)}});
+  if (pieces.empty()) return;
+  const Kernels& k = cpu_kernels();
+  const int64_t n = static_cast<int64_t>(pieces.size());
+  const double time = pair_nanoseconds(args.width) * static_cast<double>(a.pairs * args.heads);
+  parallel(n, time / static_cast<double>(n), [&](Range range) {
+    for (int64_t i = range.begin; i < range.end; i++) {
+      const Piece& p = pieces[static_cast<size_t>(i)];
+      const int64_t slots = round16(p.segment->parent_len + p.rows.end), padded = round16(args.width);
+      k.attn_fwd(args, *p.segment, p.kv_head, p.rows, scratch(2 * slots * padded + 32 * padded + 16));
+    }
+  });
+}
+
+namespace {
+
+// Segments that add to common rows of dk and dv must follow one another; all others are independent.  Returns for each
+// segment the name of its chain, from 0.
+std::vector<int64_t> chains(const SegmentRow* s, int64_t n, const float* own, int64_t own_stride, const float* parent,
+                            int64_t parent_stride) {
+  struct Span {
+    uintptr_t begin, end;
+    int64_t segment;
+  };
+  std::vector<Span> spans;
+  const auto address = [](const float* p, int64_t elements) {
+    return reinterpret_cast<uintptr_t>(p) + static_cast<uintptr_t>(elements) * sizeof(float);
+  };
+  for (int64_t i = 0; i < n; i++) {
+    spans.push_back({address(own, s[i].row * own_stride), address(own, (s[i].row + s[i].len) * own_stride), i});
+    if (s[i].parent_len)
+      spans.push_back({address(parent, s[i].parent_row * parent_stride),
+                       address(parent, (s[i].parent_row + s[i].parent_len) * parent_stride), i});
+  }
+  std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
+  std::vector<int64_t> root(static_cast<size_t>(n));
+  std::iota(root.begin(), root.end(), 0);
+  const auto find = [&](int64_t i) {
+    while (root[i] != i) i = root[i] = root[root[i]];
+    return i;
+  };
+  uintptr_t end = 0;
+  for (size_t i = 0; i < spans.size(); i++) {
+    if (i && spans[i].begin < end) root[find(spans[i].segment)] = find(spans[i - 1].segment);
+    end = std::max(end, spans[i].end);
+  }
+  for (int64_t i = 0; i < n; i++) root[i] = find(i);
+  return root;
+}
+
+}  // namespace
+
+void attn_bwd(const AttnBwd& a, Stream) {
+  constexpr const char* op = "attn_bwd";
+  AttnBwdArgs args{};
+  args.fwd = attn_args(op, a);
+  const int64_t rows = a.q.shape[0], heads = args.fwd.heads, width = args.fwd.width, kv_heads = a.k.shape[1];
+  const Tensor &dpk = a.dpk ? a.dpk : a.dk, &dpv = a.dpv ? a.dpv : a.dv;
+  args.fwd.o = strided(op, "o", a.o, {rows, heads, width});
+  args.d_o = strided(op, "d_o", a.d_o, {rows, heads, width});
+  args.dq = strided(op, "dq", a.dq, {rows, heads, width});
+  args.dk = strided(op, "dk", a.dk, {rows, kv_heads, width});
+  args.dv = strided(op, "dv", a.dv, {rows, kv_heads, width});
+  args.dpk = strided(op, "dpk", dpk, {dpk.shape[0], kv_heads, width});
+  args.dpv = strided(op, "dpv", dpv, {dpk.shape[0], kv_heads, width});
+  args.o_stride = a.o.stride[0], args.do_stride = a.d_o.stride[0], args.dq_stride = a.dq.stride[0];
+  args.dk_stride = a.dk.stride[0], args.dv_stride = a.dv.stride[0];
+  args.dpk_stride = dpk.stride[0], args.dpv_stride = dpv.stride[0];
+  const int64_t parents = std::min(a.pk ? a.pk.shape[0] : rows, dpk.shape[0]);
+  const SegmentRow* const s = segment_rows(op, a.segments, rows, parents);
+  const int64_t count = a.segments.shape[0];
+  const std::vector<int64_t> chain = chains(s, count, args.dk, args.dk_stride, args.dpk, args.dpk_stride);
+  // Pieces: the segments of one chain in list order, for one key head.
+  std::vector<int64_t> order(static_cast<size_t>(count)), starts;
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t i, int64_t j) { return chain[i] < chain[j]; });
+  for (int64_t i = 0; i < count; i++)
+    if (i == 0 || chain[order[i]] != chain[order[i - 1]]) starts.push_back(i);
+  starts.push_back(count);
+  const int64_t n = (static_cast<int64_t>(starts.size()) - 1) * kv_heads;
+  if (n == 0) return;
+  const Kernels& k = cpu_kernels();
+  const double time = 2.5 * pair_nanoseconds(width) * static_cast<double>(a.pairs * heads);
+  parallel(n, time / static_cast<double>(n), [&](Range range) {
+    for (int64_t i = range.begin; i < range.end; i++)
+      for (int64_t j = starts[i / kv_heads]; j < starts[i / kv_heads + 1]; j++) {
+        const SegmentRow& segment = s[order[j]];
+        if (segment.len == 0) continue;
+        const int64_t padded = round16(width), slots = round16(segment.parent_len + segment.len);
+        k.attn_bwd(args, segment, i % kv_heads, scratch(5 * slots * padded + 3 * 64 * padded));
+      }
+  });
+}
+
+namespace {
+
+// The entries, checked against rows, page table and pages.
+const PagedRow* paged_rows(const char* op, const Tensor& queries, int64_t rows, const Tensor& table, int64_t pages) {
+  static_assert(sizeof(PagedRow) == 4 * sizeof(int32_t));
+  const auto* const list = reinterpret_cast<const PagedRow*>(index(op, "queries", queries, {queries.shape[0], 4}));
+  if (table.dtype != DType::i32 || table.rank != 2 || (table.shape[1] > 1 && table.stride[1] != 1))
+    throw std::logic_error(cat("cpu: ", op, ": page_table is ", table.str(), "; expected i32[sequences, max_pages]"));
+  const int32_t* const entries = static_cast<const int32_t*>(table.data);
+  for (int64_t i = 0; i < queries.shape[0]; i++) {
+    const PagedRow& q = list[i];
+    bool ok = q.row >= 0 && q.rows >= 0 && int64_t{q.row} + q.rows <= rows && q.rows <= q.slots && q.table_row >= 0 &&
+              q.table_row < table.shape[0] && (int64_t{q.slots} + kPageSlots - 1) / kPageSlots <= table.shape[1];
+    for (int64_t p = 0; ok && p * kPageSlots < q.slots; p++) {
+      const int32_t page = entries[q.table_row * table.stride[0] + p];
+      ok = page >= 0 && page < pages;
+    }
+    if (!ok) [[unlikely]]
+      throw std::logic_error(cat("cpu: ", op, ": entry ", i, " (row ", q.row, ", rows ", q.rows, ", slots ", q.slots,
+                                 ", table row ", q.table_row, ") does not fit ", rows, " rows, page table ",
+                                 table.str(), " and ", pages, " pages"));
+  }
+  return list;
+}
+
+}  // namespace
+
+void kv_write(const KvWrite& a, Stream) {
+  constexpr const char* op = "kv_write";
+  const int64_t rows = a.k.shape[0], kv_heads = a.k.shape[1], width = a.k.shape[2], pages = a.k_pages.shape[0];
+  float* const k_pages = dense(op, "k_pages", a.k_pages, {pages, kv_heads, width, kPageSlots});
+  float* const v_pages = dense(op, "v_pages", a.v_pages, {pages, kv_heads, kPageSlots, width});
+  const float* const k = strided(op, "k", a.k, {rows, kv_heads, width});
+  const float* const v = strided(op, "v", a.v, {rows, kv_heads, width});
+  const PagedRow* const list = paged_rows(op, a.queries, rows, a.page_table, pages);
+  const int32_t* const table = static_cast<const int32_t*>(a.page_table.data);
+  const int64_t n = a.queries.shape[0];
+  parallel(n, static_cast<double>(rows * kv_heads * width) / static_cast<double>(std::max<int64_t>(n, 1)) + 5,
+           [&](Range range) {
+             for (int64_t i = range.begin; i < range.end; i++)
+               for (int64_t r = 0; r < list[i].rows; r++) {
+                 const int64_t slot = list[i].slots - list[i].rows + r, row = list[i].row + r;
+                 const int64_t page = table[list[i].table_row * a.page_table.stride[0] + slot / kPageSlots];
+                 for (int64_t h = 0; h < kv_heads; h++) {
+                   const int64_t at = (page * kv_heads + h) * width * kPageSlots, s = slot % kPageSlots;
+                   const float* const key = k + row * a.k.stride[0] + h * width;
+                   for (int64_t d = 0; d < width; d++) k_pages[at + d * kPageSlots + s] = key[d];
+                   std::memcpy(v_pages + at + s * width, v + row * a.v.stride[0] + h * width,
+                               static_cast<size_t>(width) * sizeof(float));
+                 }
+               }
+           });
+}
+
+void attn_paged(const AttnPaged& a, Stream) {
+  constexpr const char* op = "attn_paged";
+  const int64_t rows = a.q.shape[0], heads = a.q.shape[1], width = a.q.shape[2];
+  const int64_t pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1];
+  if (kv_heads <= 0 || heads % kv_heads)
+    throw std::logic_error(cat("cpu: ", op, ": ", heads, " query heads over ", kv_heads, " key heads"));
+  const PagedArgs args{.o = dense(op, "o", a.o, {rows, heads, width}),
+                       .q = strided(op, "q", a.q, {rows, heads, width}),
+                       .k_pages = dense(op, "k_pages", a.k_pages, {pages, kv_heads, width, kPageSlots}),
+                       .v_pages = dense(op, "v_pages", a.v_pages, {pages, kv_heads, kPageSlots, width}),
+                       .page_table = static_cast<const int32_t*>(a.page_table.data),
+                       .q_stride = a.q.stride[0],
+                       .table_stride = a.page_table.stride[0],
+                       .heads = heads,
+                       .group = heads / kv_heads,
+                       .width = width,
+                       .scale = a.scale};
+  const PagedRow* const list = paged_rows(op, a.queries, rows, a.page_table, pages);
+  const int64_t n = a.queries.shape[0] * kv_heads;
+  if (n == 0) return;
+  const Kernels& k = cpu_kernels();
+  const double time = pair_nanoseconds(width) * static_cast<double>(a.pairs * heads);
+  parallel(n, time / static_cast<double>(n) + 50, [&](Range range) {
+    for (int64_t i = range.begin; i < range.end; i++) {
+      const PagedRow& q = list[i / kv_heads];
+      const int64_t padded = round16(width), copied = padded == width ? 0 : q.slots;
+      if (q.rows) k.attn_paged(args, q, i % kv_heads, scratch((32 + copied) * padded + 16));
+    }
+  });
+}
+
+void kv_copy_pages(const KvCopyPages& a, Stream) {
+  constexpr const char* op = "kv_copy_pages";
+  const auto& s = a.k_pages.shape;
+  const int64_t n = a.pairs.shape[0], page = s[1] * s[2] * s[3];
+  float* const k_pages = dense(op, "k_pages", a.k_pages, {s[0], s[1], s[2], s[3]});
+  float* const v_pages = dense(op, "v_pages", a.v_pages, {s[0], s[1], s[3], s[2]});
+  const int32_t* const pairs = index(op, "pairs", a.pairs, {n, 2}, s[0]);
+  const size_t bytes = static_cast<size_t>(page) * sizeof(float);
+  parallel(n, 0.4 * static_cast<double>(page) + 5, [&](Range r) {
+    for (int64_t i = r.begin; i < r.end; i++) {
+      std::memcpy(k_pages + pairs[2 * i + 1] * page, k_pages + pairs[2 * i] * page, bytes);
+      std::memcpy(v_pages + pairs[2 * i + 1] * page, v_pages + pairs[2 * i] * page, bytes);
+    }
+  });
+}
+
+}  // namespace pare::cpu

@@ -1,0 +1,71 @@
+// Pieces that both directions of attention share: operands packed for the register tile.
+#pragma once
+#include "cpu/isa/math.h"
+#include "cpu/isa/tile.h"
+#include "cpu/kernels.h"
+
+namespace pare::PARE_ISA {
+
+constexpr int64_t kBlock = 64;  // slots of a block of the online softmax (ops.h)
+
+namespace {
+
+// Slots of a segment in the matrices of its parent and its own.
+template <class T>
+struct Slots {
+  T *parent, *own;
+  int64_t parent_stride, own_stride, parent_len;
+  PARE_INLINE T* at(int64_t slot) const {
+    return slot < parent_len ? parent + slot * parent_stride : own + (slot - parent_len) * own_stride;
+  }
+};
+// The columns of key head `kv_head` in the rows of `s`.
+template <class T>
+PARE_INLINE Slots<T> segment_slots(const SegmentRow& s, T* parent, int64_t parent_stride, T* own, int64_t own_stride,
+                                   int64_t column) {
+  return {parent + s.parent_row * parent_stride + column, own + s.row * own_stride + column, parent_stride, own_stride,
+          s.parent_len};
+}
+PARE_INLINE Slots<const float> key_slots(const AttnArgs& a, const SegmentRow& s, int64_t kv_head) {
+  return segment_slots(s, a.pk, a.pk_stride, a.k, a.k_stride, kv_head * a.width);
+}
+PARE_INLINE Slots<const float> value_slots(const AttnArgs& a, const SegmentRow& s, int64_t kv_head) {
+  return segment_slots(s, a.pv, a.pv_stride, a.v, a.v_stride, kv_head * a.width);
+}
+
+// Slots [0, n) across: panels [ceil(n / 16)][width][16], absent slots zero.
+PARE_INLINE void pack_across(float* out, const Slots<const float>& slots, int64_t n, int64_t width) {
+  for (int64_t s = 0; s < n; s += 16, out += 16 * width)
+    for (int64_t d = 0; d < width; d += 16) {
+      const int64_t dn = min64(16, width - d);
+      vf r[16];
+      PARE_UNROLL
+      for (int i = 0; i < 16; i++) r[i] = s + i < n ? load(slots.at(s + i) + d, dn) : zero();
+      transpose(r);
+      for (int64_t i = 0; i < dn; i++) store(out + (d + i) * 16, r[i]);
+    }
+}
+
+// Slots [0, n) down: [n][padded width], columns past the width zero.
+template <class T>
+PARE_INLINE void pack_down(float* out, const Slots<T>& slots, int64_t n, int64_t width) {
+  for (int64_t s = 0; s < n; s++)
+    for (int64_t d = 0; d < width; d += 16, out += 16) store(out, load(slots.at(s) + d, width - d));
+}
+
+PARE_INLINE int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
+
+// c[rows][width] += a b over `depth` for a row tile of any width (a multiple of 16), c and b with rows `width` apart.
+template <class Choose>
+PARE_INLINE void multiply_add(Choose choose, int64_t rows, int64_t depth, const float* a, int64_t as, const float* b,
+                              float* c, int64_t width) {
+  for (int64_t d = 0, np; d < width; d += np * 16) {
+    np = tile_panels(rows, (width - d) / 16);
+    Tile t{.depth = depth, .a = a, .as = as, .bs = width, .c = c + d, .cs = width, .start = c + d, .ss = width};
+    for (int64_t p = 0; p < np; p++) t.b[p] = b + d + p * 16;
+    choose(rows, np)(t);
+  }
+}
+
+}  // namespace
+}  // namespace pare::PARE_ISA

@@ -1,0 +1,124 @@
+// Attention backward of one segment and one key head; ops.h (AttnBwd) states the order of the chains.  Blocks of 64
+// rows by 64 slots: scores and their gradients as tiles on the stack, every product through the register tile. Terms of
+// slots that a row does not see enter the chains as products with +0.
+#include "cpu/isa/attention.h"
+#include "cpu/isa/kernel_list.h"
+
+namespace pare::PARE_ISA {
+namespace {
+
+constexpr int64_t kRowBlock = 64;
+
+// Operands of one segment and key head in scratch memory.  `width` is padded to 16 in matrices that lie down.
+struct Operands {
+  float *k_across, *v_across;  // [slots / 16][width][16]
+  float *k, *dk, *dv;          // [slots][padded]
+  float *q, *d_o, *dq;         // [kRowBlock][padded]
+  int64_t width, padded;
+};
+
+// Calls choose()'s tiles over `rows` in even shares; f(first, count).
+template <class F>
+PARE_INLINE void for_tiles(int64_t rows, F f) {
+  const int64_t share = even_rows(rows);
+  for (int64_t r = 0; r < rows; r += share) f(r, min64(share, rows - r));
+}
+
+// out[rows][kBlock] = a bT: rows of a [rows][padded] times panels across
+void scores(float* out, const float* a, const float* across, int64_t rows, int64_t panels, const Operands& x) {
+  for_tiles(rows, [&](int64_t r, int64_t n) {
+    for (int64_t p = 0, np; p < panels; p += np) {
+      np = tile_panels(n, panels - p);
+      Tile t{.depth = x.width, .a = a + r * x.padded, .as = x.padded, .c = out + r * kBlock + p * 16, .cs = kBlock};
+      for (int64_t i = 0; i < np; i++) t.b[i] = across + (p + i) * 16 * x.width;
+      tile_by_rows(n, np)(t);
+    }
+  });
+}
+
+// One block: rows see `seen` slots of it (the first row; each next row one more), at most `slots` exist.
+void block(const Operands& x, int64_t rows, int64_t first, int64_t slots, int64_t seen, float scale, const float* lse,
+           const float* delta) {
+  alignas(64) float p[kRowBlock * kBlock], ds[kRowBlock * kBlock];
+  const int64_t panels = (slots + 15) / 16;
+  scores(p, x.q, x.k_across + first * x.width, rows, panels, x);
+  scores(ds, x.d_o, x.v_across + first * x.width, rows, panels, x);
+  for (int64_t r = 0; r < rows; r++) {
+    const vf l = set1(lse[r]), sub_delta = set1(delta[r]);
+    for (int64_t j = 0; j < panels * 16; j += 16) {
+      float *const pr = p + r * kBlock + j, *const dr = ds + r * kBlock + j;
+      const mask absent = first_lanes(max64(min64(seen + r - j, 16), 0));
+      const vf weight = select(absent, exp(sub(mul(load(pr), set1(scale)), l)), zero());
+      store(pr, weight);
+      store(dr, select(absent, mul(mul(weight, sub(load(dr), sub_delta)), set1(scale)), zero()));
+    }
+  }
+  for_tiles(slots, [&](int64_t s, int64_t n) {
+    multiply_add(tile_by_columns, n, rows, p + s, kBlock, x.d_o, x.dv + (first + s) * x.padded, x.padded);
+    multiply_add(tile_by_columns, n, rows, ds + s, kBlock, x.q, x.dk + (first + s) * x.padded, x.padded);
+  });
+  for_tiles(rows, [&](int64_t r, int64_t n) {
+    multiply_add(tile_by_rows, n, slots, ds + r * kBlock, kBlock, x.k + first * x.padded, x.dq + r * x.padded,
+                 x.padded);
+  });
+}
+
+// Rows [begin, begin + rows) of the segment, query head `head`.
+void row_block(const AttnBwdArgs& a, const SegmentRow& s, const Operands& x, int64_t head, int64_t begin,
+               int64_t rows) {
+  float lse[kRowBlock], delta[kRowBlock];
+  const AttnArgs& f = a.fwd;
+  for (int64_t r = 0; r < rows; r++) {
+    const int64_t row = s.row + begin + r;
+    const float *q = f.q + row * f.q_stride + head * f.width, *d_o = a.d_o + row * a.do_stride + head * f.width,
+                *o = f.o + row * a.o_stride + head * f.width;
+    vf dot = zero();
+    for (int64_t d = 0; d < f.width; d += 16) {
+      const vf g = load(d_o + d, f.width - d);
+      dot = fma(g, load(o + d, f.width - d), dot);
+      store(x.d_o + r * x.padded + d, g);
+      store(x.q + r * x.padded + d, load(q + d, f.width - d));
+      store(x.dq + r * x.padded + d, zero());
+    }
+    delta[r] = sum(dot);
+    lse[r] = f.lse[row * f.heads + head];
+  }
+  const int64_t seen = s.parent_len + begin + 1, end = seen + rows - 1;  // by the first row; by the last
+  for (int64_t first = 0; first < end; first += kBlock)
+    block(x, rows, first, min64(kBlock, end - first), seen - first, f.scale, lse, delta);
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t d = 0; d < f.width; d += 16)
+      store(a.dq + (s.row + begin + r) * a.dq_stride + head * f.width + d, load(x.dq + r * x.padded + d), f.width - d);
+}
+
+PARE_INLINE void unpack(const Slots<float>& slots, const float* from, int64_t n, int64_t width) {
+  for (int64_t s = 0; s < n; s++)
+    for (int64_t d = 0; d < width; d += 16, from += 16) store(slots.at(s) + d, load(from), width - d);
+}
+
+}  // namespace
+
+void attn_bwd(const AttnBwdArgs& a, const SegmentRow& s, int64_t kv_head, float* scratch) {
+  const int64_t slots = s.parent_len + s.len, width = a.fwd.width, padded = round16(width), column = kv_head * width;
+  Operands x{};
+  x.width = width, x.padded = padded;
+  float* next = scratch;
+  const auto take = [&](int64_t n) { return next += n, next - n; };
+  x.k_across = take(round16(slots) * width), x.v_across = take(round16(slots) * width);
+  x.k = take(slots * padded), x.dk = take(slots * padded), x.dv = take(slots * padded);
+  x.q = take(kRowBlock * padded), x.d_o = take(kRowBlock * padded), x.dq = take(kRowBlock * padded);
+  const Slots<float> dk = segment_slots(s, a.dpk, a.dpk_stride, a.dk, a.dk_stride, column);
+  const Slots<float> dv = segment_slots(s, a.dpv, a.dpv_stride, a.dv, a.dv_stride, column);
+  pack_across(x.k_across, key_slots(a.fwd, s, kv_head), slots, width);
+  pack_across(x.v_across, value_slots(a.fwd, s, kv_head), slots, width);
+  pack_down(x.k, key_slots(a.fwd, s, kv_head), slots, width);
+  pack_down(x.dk, dk, slots, width);
+  pack_down(x.dv, dv, slots, width);
+  for (int64_t g = 0; g < a.fwd.group; g++)
+    for (int64_t begin = 0; begin < s.len; begin += kRowBlock)
+      row_block(a, s, x, kv_head * a.fwd.group + g, begin, min64(kRowBlock, s.len - begin));
+  unpack(dk, x.dk, slots, width);
+  unpack(dv, x.dv, slots, width);
+}
+
+}  // namespace pare::PARE_ISA

@@ -1,0 +1,230 @@
+// Matrix products.  Every output is one chain of fused multiply-adds in ascending order, whatever the tile, the number
+// of rows or the range of a thread.  Blocks of the depth store and reload the f32 accumulator, which rounds nothing.
+#include "cpu/isa/kernel_list.h"
+#include "cpu/isa/tile.h"
+
+namespace pare::PARE_ISA {
+namespace {
+
+template <int kRows, int kPanels, bool kByRows>
+void tile(const Tile& t) {
+  vf acc[kRows][kPanels];
+  const int64_t cs = t.cs;
+  if (t.start) {
+    PARE_UNROLL
+    for (int i = 0; i < kRows; i++) PARE_UNROLL
+    for (int p = 0; p < kPanels; p++) acc[i][p] = load(t.start + i * t.ss + p * 16);
+  } else {
+    PARE_UNROLL
+    for (int i = 0; i < kRows; i++) PARE_UNROLL
+    for (int p = 0; p < kPanels; p++) acc[i][p] = zero();
+  }
+  const float* b[kPanels];
+  PARE_UNROLL
+  for (int p = 0; p < kPanels; p++) b[p] = t.b[p];
+  const int64_t bs = t.bs, as = t.as;
+  const float* a = t.a;
+  for (int64_t k = 0; k < t.depth; k++) {
+    vf row[kPanels];
+    PARE_UNROLL
+    for (int p = 0; p < kPanels; p++) row[p] = load(b[p]), b[p] += bs;
+    PARE_UNROLL
+    for (int i = 0; i < kRows; i++) {
+      const vf x = set1(kByRows ? a[i * as] : a[i]);
+      PARE_UNROLL
+      for (int p = 0; p < kPanels; p++) acc[i][p] = fma(x, row[p], acc[i][p]);
+    }
+    a += kByRows ? 1 : as;
+  }
+  if (t.bias) {
+    PARE_UNROLL
+    for (int p = 0; p < kPanels; p++) {
+      const vf bias = load(t.bias + p * 16);
+      PARE_UNROLL
+      for (int i = 0; i < kRows; i++) acc[i][p] = add(acc[i][p], bias);
+    }
+  }
+  if (t.residual) {
+    PARE_UNROLL
+    for (int i = 0; i < kRows; i++) PARE_UNROLL
+    for (int p = 0; p < kPanels; p++) acc[i][p] = add(acc[i][p], load(t.residual + i * t.rs + p * 16));
+  }
+  PARE_UNROLL
+  for (int i = 0; i < kRows; i++) PARE_UNROLL
+  for (int p = 0; p < kPanels; p++) store(t.c + i * cs + p * 16, acc[i][p]);
+}
+
+template <int kPanels, bool kByRows>
+TileFn choose(int64_t rows) {
+  switch (rows) {
+#define PARE_CASE(n)                                             \
+  case n:                                                        \
+    if constexpr (n * kPanels <= kTileVectors && n <= kTileRows) \
+      return tile<n, kPanels, kByRows>;                          \
+    else                                                         \
+      return nullptr;
+    PARE_CASE(1)
+    PARE_CASE(2)
+    PARE_CASE(3)
+    PARE_CASE(4)
+    PARE_CASE(5)
+    PARE_CASE(6)
+    PARE_CASE(7)
+    PARE_CASE(8)
+    PARE_CASE(9)
+    PARE_CASE(10)
+    PARE_CASE(11)
+    PARE_CASE(12)
+    PARE_CASE(13)
+    PARE_CASE(14)
+#undef PARE_CASE
+  }
+  return nullptr;
+}
+
+template <bool kByRows>
+TileFn choose(int64_t rows, int64_t panels) {
+  return panels == 4 ? choose<4, kByRows>(rows) : panels == 2 ? choose<2, kByRows>(rows) : choose<1, kByRows>(rows);
+}
+
+// x [rows, depth] -> columns [depth][rows]; writes up to 16 floats past the end.
+void pack_columns(float* out, const float* x, int64_t stride, int64_t rows, int64_t depth) {
+  for (int64_t k = 0; k < depth; k += 16) {
+    const int64_t n = min64(16, depth - k);
+    vf r[16];
+    PARE_UNROLL
+    for (int i = 0; i < 16; i++) r[i] = i < rows ? load(x + i * stride + k, n) : zero();
+    transpose(r);
+    for (int64_t i = 0; i < n; i++) store(out + (k + i) * rows, r[i]);  // the next row overwrites the excess
+  }
+}
+
+}  // namespace
+
+TileFn tile_by_rows(int64_t rows, int64_t panels) { return choose<true>(rows, panels); }
+TileFn tile_by_columns(int64_t rows, int64_t panels) { return choose<false>(rows, panels); }
+
+void pack(float* packed, const float* w, int64_t outputs, int64_t inputs, Range panels) {
+  for (int64_t p = panels.begin; p < panels.end; p++) {
+    const int64_t rows = min64(16, outputs - p * 16);
+    for (int64_t k = 0; k < inputs; k += 16) {
+      const int64_t n = min64(16, inputs - k);
+      vf r[16];
+      PARE_UNROLL
+      for (int i = 0; i < 16; i++) r[i] = i < rows ? load(w + (p * 16 + i) * inputs + k, n) : zero();
+      transpose(r);
+      for (int64_t i = 0; i < n; i++) store(packed + (p * inputs + k + i) * 16, r[i]);
+    }
+  }
+}
+
+void pack_t(float* packed, const float* w, int64_t outputs, int64_t inputs, Range panels) {
+  for (int64_t p = panels.begin; p < panels.end; p++)
+    for (int64_t o = 0; o < outputs; o++)
+      store(packed + (p * outputs + o) * 16, load(w + o * inputs + p * 16, inputs - p * 16));
+}
+
+// The last panel of a matrix whose width is no multiple of 16: computed beside it, `width` columns copied.
+static void narrow(TileFn f, Tile t, int64_t rows, int64_t width) {
+  float c[kTileRows * 16];
+  if (t.start)
+    for (int64_t i = 0; i < rows; i++) store(c + i * 16, load(t.start + i * t.ss, width));
+  const Tile whole = t;
+  t.c = c, t.cs = 16, t.bias = nullptr, t.residual = nullptr;
+  if (t.start) t.start = c, t.ss = 16;
+  f(t);
+  for (int64_t i = 0; i < rows; i++) {
+    vf x = load(c + i * 16);
+    if (whole.bias) x = add(x, load(whole.bias, width));
+    if (whole.residual) x = add(x, load(whole.residual + i * whole.rs, width));
+    store(whole.c + i * whole.cs, x, width);
+  }
+}
+
+void gemm(const GemmArgs& g, Range rows, Range panels, float* scratch, int64_t scratch_rows) {
+  constexpr int64_t kNear = 384;   // rows closer than this do not compete for the same sets of the L1 cache
+  constexpr int64_t kDepth = 256;  // cut of the depth, so that panels stay in L1 while the rows pass
+  const int64_t n = rows.end - rows.begin, share = even_rows(n), depth = g.depth;
+  const bool in_place = g.x_stride <= kNear || n < 4;
+  const int64_t block = in_place ? n : min64(n, max64(1, scratch_rows / share) * share);  // rows packed at once
+  const int64_t cuts = !in_place && block > share ? (depth + kDepth - 1) / kDepth : 1, cut = (depth + cuts - 1) / cuts;
+  // Accumulators between two cuts (y may be the residual, so they do not lie there): more than one share of rows has at
+  // least kTileRows / 2 in each, so at most 2 panels.
+  alignas(64) float partial[kMaxScratchRows * 2 * 16];
+  for (int64_t r0 = rows.begin; r0 < rows.end; r0 += block) {
+    const int64_t end = min64(r0 + block, rows.end);
+    if (!in_place)
+      for (int64_t r = r0; r < end; r += share)
+        pack_columns(scratch + (r - r0) * depth, g.x + r * g.x_stride, g.x_stride, min64(share, end - r), depth);
+    for (int64_t p = panels.begin, np; p < panels.end; p += np) {
+      const int64_t whole = min64(panels.end, g.outputs / 16) - p;
+      np = tile_panels(share, max64(whole, 1));
+      for (int64_t k = 0; k < depth; k += cut) {
+        const int64_t kn = min64(cut, depth - k);
+        for (int64_t r = r0; r < end; r += share) {
+          const int64_t rn = min64(share, end - r);
+          Tile t{.depth = kn, .bs = 16, .c = partial + (r - r0) * np * 16, .cs = np * 16};
+          t.a = in_place ? g.x + r * g.x_stride + k : scratch + (r - r0) * depth + k * rn;
+          t.as = in_place ? g.x_stride : rn;
+          for (int64_t i = 0; i < np; i++) t.b[i] = g.packed + ((p + i) * depth + k) * 16;
+          if (k) t.start = t.c, t.ss = t.cs;
+          const TileFn f = in_place ? tile_by_rows(rn, np) : tile_by_columns(rn, np);
+          if (k + kn < depth) {
+            f(t);
+            continue;
+          }
+          t.c = g.y + r * g.y_stride + p * 16, t.cs = g.y_stride;
+          t.bias = g.bias ? g.bias + p * 16 : nullptr;
+          t.residual = g.residual ? g.residual + r * g.residual_stride + p * 16 : nullptr;
+          t.rs = g.residual_stride;
+          if (whole > 0)
+            f(t);
+          else
+            narrow(f, t, rn, g.outputs - p * 16);
+        }
+      }
+    }
+  }
+}
+
+// dw[o][i] += sum over n ascending of dy[n][o] x[n][i]: A is a column block of dy, B rows of x.
+void gemm_t(const GemmTArgs& g, Range outputs, Range panels, float* scratch) {
+  constexpr int64_t kNear = 384;
+  const int64_t share = even_rows(outputs.end - outputs.begin), count = panels.end - panels.begin;
+  const bool x_near = g.x_stride <= kNear, dy_near = g.dy_stride <= kNear;
+  float* const columns = scratch + kGemmTDepth * 16 * count;  // a packed block of dy
+  for (int64_t n = 0; n < g.rows; n += kGemmTDepth) {
+    const int64_t depth = min64(kGemmTDepth, g.rows - n);
+    // x as panels [depth][16]: all of them, or only a last narrow one that must not be read past its end
+    for (int64_t p = panels.begin; p < panels.end; p++)
+      if (!x_near || p * 16 + 16 > g.inputs)
+        for (int64_t k = 0; k < depth; k++)
+          store(scratch + ((p - panels.begin) * kGemmTDepth + k) * 16,
+                load(g.x + (n + k) * g.x_stride + p * 16, g.inputs - p * 16));
+    for (int64_t o = outputs.begin; o < outputs.end; o += share) {
+      const int64_t rn = min64(share, outputs.end - o);
+      const float* a = g.dy + n * g.dy_stride + o;
+      if (!dy_near) {
+        for (int64_t k = 0; k < depth; k++) store(columns + k * 16, load(a + k * g.dy_stride, rn));
+        a = columns;
+      }
+      for (int64_t p = panels.begin, np; p < panels.end; p += np) {
+        const int64_t whole = min64(panels.end, g.inputs / 16) - p;
+        np = tile_panels(share, max64(whole, 1));
+        float* const c = g.dw + o * g.inputs + p * 16;
+        const bool packed = !x_near || whole <= 0;
+        Tile t{.depth = depth, .a = a, .as = dy_near ? g.dy_stride : 16, .bs = packed ? 16 : g.x_stride};
+        for (int64_t i = 0; i < np; i++)
+          t.b[i] = packed ? scratch + (p + i - panels.begin) * kGemmTDepth * 16 : g.x + n * g.x_stride + (p + i) * 16;
+        t.c = c, t.cs = g.inputs, t.start = c, t.ss = g.inputs;
+        const TileFn f = tile_by_columns(rn, np);
+        if (whole > 0)
+          f(t);
+        else
+          narrow(f, t, rn, g.inputs - p * 16);
+      }
+    }
+  }
+}
+
+}  // namespace pare::PARE_ISA

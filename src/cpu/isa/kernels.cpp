@@ -1,0 +1,41 @@
+#include "cpu/isa/kernel_list.h"
+#include "cpu/isa/tile.h"
+
+namespace pare {
+
+#define PARE_PASTE(a, b) a##b
+#define PARE_NAME(isa) PARE_PASTE(kernels_, isa)
+#define PARE_STRING(x) #x
+#define PARE_QUOTE(x) PARE_STRING(x)
+
+using namespace PARE_ISA;
+
+const Kernels PARE_NAME(PARE_ISA) = {
+    .name = PARE_QUOTE(PARE_ISA),
+    .tile_rows = kTileRows,
+    .exp = exp_all,
+    .log = log_all,
+    .add = add_all,
+    .add_rows = add_rows,
+    .sum_rows = sum_rows,
+    .rmsnorm_fwd = rmsnorm_fwd,
+    .rmsnorm_bwd_input = rmsnorm_bwd_input,
+    .rmsnorm_bwd_weight = rmsnorm_bwd_weight,
+    .rope = rope,
+    .swiglu_fwd = swiglu_fwd,
+    .swiglu_bwd = swiglu_bwd,
+    .sum_squares = sum_squares,
+    .adamw = adamw,
+    .pack = pack,
+    .pack_t = pack_t,
+    .gemm = gemm,
+    .gemm_t = gemm_t,
+    .attn_fwd = attn_fwd,
+    .attn_bwd = attn_bwd,
+    .attn_paged = attn_paged,
+    .logprob = logprob,
+    .logits_loss = logits_loss,
+    .sample = sample,
+};
+
+}  // namespace pare

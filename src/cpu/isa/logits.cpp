@@ -1,0 +1,215 @@
+// What turns logits into numbers.  One function computes the maximum and the sum of exponentials of a row for
+// log-probs, losses and sampling, so the log-prob of a token is bitwise the same in all three.
+#include "cpu/isa/kernel_list.h"
+#include "cpu/isa/math.h"
+#include "ops/token_loss.h"
+
+namespace pare::PARE_ISA {
+namespace {
+
+// z = logits / temperature
+struct Scaled {
+  const float* logits;
+  float temperature;
+  PARE_INLINE vf at(int64_t i, int64_t lanes) const {
+    const vf x = load(logits + i, lanes);
+    return temperature == 1 ? x : div(x, set1(temperature));  // division by 1 is exact
+  }
+  PARE_INLINE float at(int64_t i) const { return logits[i] / temperature; }
+};
+
+struct Distribution {
+  float max, sum, log_sum;
+  float weighted;  // sum of (z - max) exp(z - max)
+  PARE_INLINE float logprob(float z) const { return z - max - log_sum; }
+  PARE_INLINE float entropy() const { return log_sum - weighted / sum; }
+};
+
+// The row is [vocabulary]; with `keep` the exponentials exp(z - max) are written there (it may be the row itself).
+template <bool kEntropy>
+PARE_INLINE Distribution distribution(const Scaled& z, int64_t vocabulary, float* keep) {
+  const vf low = set1(-__builtin_inff());
+  vf top = low;
+  for_vectors(
+      vocabulary, PARE_LANES_AT(i) { top = max(top, select(first_lanes(lanes), z.at(i, lanes), low)); });
+  Distribution d{};
+  d.max = highest(top);
+  const vf m = set1(d.max);
+  vf sums = zero(), weighted = zero();
+  for_vectors(
+      vocabulary, PARE_LANES_AT(i) {
+        const vf x = sub(z.at(i, lanes), m), e = select(first_lanes(lanes), exp(x), zero());
+        sums = add(sums, e);
+        if (kEntropy) weighted = fma(x, e, weighted);
+        if (keep) store(keep + i, e, lanes);
+      });
+  d.sum = sum(sums);
+  d.log_sum = log1(d.sum);
+  if (kEntropy) d.weighted = sum(weighted);
+  return d;
+}
+
+// 4 x 16 words: word w of philox block (first block + lane) is for id 4 (first block + lane) + w.
+PARE_INLINE void philox(vi* c, uint64_t key) {
+  uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
+  for (int round = 0; round < 10; round++) {
+    vi low0, high0, low1, high1;
+    mul_wide(c[0], iset1(0xD2511F53u), &low0, &high0);
+    mul_wide(c[2], iset1(0xCD9E8D57u), &low1, &high1);
+    c[0] = ixor(ixor(high1, c[1]), iset1(k0)), c[1] = low1;
+    c[2] = ixor(ixor(high0, c[3]), iset1(k1)), c[3] = low0;
+    k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+  }
+}
+
+// -log(-log(u)) for ids first .. first + 63; first is a multiple of 64.
+PARE_INLINE void gumbel64(float* out, int64_t first, uint64_t key, const int32_t* counter) {
+  constexpr uint32_t kLanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  vi c[4] = {iadd(iset1(static_cast<uint32_t>(first / 4)), iload(kLanes)), iset1(static_cast<uint32_t>(counter[2])),
+             iset1(static_cast<uint32_t>(counter[0])), iset1(static_cast<uint32_t>(counter[1]))};
+  philox(c, key);
+  float words[4][16];
+  PARE_UNROLL
+  for (int w = 0; w < 4; w++) {
+    const vf u = mul(add(to_float(shr<9>(c[w])), set1(0.5f)), set1(0x1p-23f));  // uniform_open
+    store(words[w], sub(zero(), log(sub(zero(), log(u)))));
+  }
+  for (int i = 0; i < 64; i++) out[i] = words[i % 4][i / 4];
+}
+
+// The largest value, lower id on ties, over ids in the order of calls.
+struct Best {
+  vf value = set1(-__builtin_inff());
+  vi id = iset1(0);
+  PARE_INLINE void take(vf x, vi ids) {
+    const mask better = less(value, x);
+    value = select(better, x, value), id = select(better, ids, id);
+  }
+  PARE_INLINE int32_t result() const {
+    float values[16];
+    int32_t ids[16];
+    store(values, value), istore(ids, id);
+    int best = 0;
+    for (int i = 1; i < 16; i++)
+      if (values[i] > values[best] || (values[i] == values[best] && ids[i] < ids[best])) best = i;
+    return ids[best];
+  }
+};
+
+struct Exp {
+  float operator()(float x) const { return exp1(x); }
+};
+
+// Gradient of coefficient * logprob, from the exponentials that lie in the row.
+void plain_gradient(float* row, int64_t vocabulary, int32_t target, const Distribution& d, float coefficient,
+                    float temperature) {
+  const float at_target = coefficient * (1 - row[target] / d.sum) / temperature;
+  const vf factor = set1(-coefficient / d.sum / temperature);
+  for_vectors(
+      vocabulary, PARE_LANES_AT(i) { store(row + i, mul(load(row + i, lanes), factor), lanes); });
+  row[target] = at_target;
+}
+
+// The same plus entropy_weight * -entropy + kl_weight * KL(p || q), from the logits that still lie in the row; `ref` is
+// null without KL.  Per id: p ((log p + entropy) entropy_weight + (log p - log q - kl) kl_weight - coefficient).
+void full_gradient(float* row, const float* ref, int64_t vocabulary, int32_t target, const Distribution& d,
+                   const Distribution& q, float kl, float coefficient, float entropy_weight, float kl_weight,
+                   float temperature) {
+  const Scaled z{row, temperature}, zq{ref, temperature};
+  const vf m = set1(d.max), sum = set1(d.sum), log_sum = set1(d.log_sum), h = set1(d.entropy()), t = set1(temperature);
+  const float pt = exp1(z.at(target) - d.max) / d.sum;
+  float at_target = coefficient + pt * (-coefficient + entropy_weight * (d.logprob(z.at(target)) + d.entropy()));
+  if (ref) at_target += pt * kl_weight * (d.logprob(z.at(target)) - q.logprob(zq.at(target)) - kl);
+  for_vectors(
+      vocabulary, PARE_LANES_AT(i) {
+        const vf x = sub(z.at(i, lanes), m), p = div(exp(x), sum), log_p = sub(x, log_sum);
+        vf g = fma(set1(entropy_weight), add(log_p, h), set1(-coefficient));
+        if (ref) {
+          const vf log_q = sub(sub(zq.at(i, lanes), set1(q.max)), set1(q.log_sum));
+          g = fma(set1(kl_weight), sub(sub(log_p, log_q), set1(kl)), g);
+        }
+        store(row + i, div(mul(p, g), t), lanes);
+      });
+  row[target] = at_target / temperature;
+}
+
+float kl_to(const Scaled& z, const Scaled& zq, const Distribution& d, const Distribution& q, int64_t vocabulary) {
+  vf acc = zero();
+  for_vectors(
+      vocabulary, PARE_LANES_AT(i) {
+        const vf x = sub(z.at(i, lanes), set1(d.max)), p = div(exp(x), set1(d.sum)), log_p = sub(x, set1(d.log_sum));
+        const vf log_q = sub(sub(zq.at(i, lanes), set1(q.max)), set1(q.log_sum));
+        acc = select(first_lanes(lanes), fma(p, sub(log_p, log_q), acc), acc);
+      });
+  return sum(acc);
+}
+
+void loss_row(const LogitsLossArgs& a, int64_t r) {
+  const LossSpec& spec = a.spec;
+  const bool policy = spec.policy != PolicyLoss::nll, gspo = spec.policy == PolicyLoss::gspo;
+  const bool exact = spec.kl == KlLoss::exact, sampled = spec.kl != KlLoss::none && !exact;
+  const bool plain = spec.entropy_coef == 0 && !exact;
+  float* const row = a.logits + r * a.vocabulary;
+  const Scaled z{row, spec.temperature};
+  const float at_target = z.at(a.target[r]);
+  const Distribution d = distribution<true>(z, a.vocabulary, plain ? row : nullptr);
+  const float logprob = d.logprob(at_target);
+  const TokenLoss<float> token =
+      token_loss<float>(spec, logprob, policy && !gspo ? a.old_logprob[r] : 0, gspo ? a.log_ratio[r] : 0,
+                        policy ? a.advantage[r] : 0, sampled ? a.ref_logprob[r] : 0, Exp{});
+  a.logprob[r] = logprob;
+  a.entropy[r] = d.entropy();
+  a.loss[r] = token.policy;
+  a.kl[r] = token.kl;
+  a.clipped[r] = token.clipped;
+  const float kl_weight = a.kl_weight[r] * spec.kl_coef, entropy_weight = a.kl_weight[r] * spec.entropy_coef;
+  const float coefficient = a.weight[r] * token.d_policy + kl_weight * token.d_kl;
+  if (plain) return plain_gradient(row, a.vocabulary, a.target[r], d, coefficient, spec.temperature);
+  const float* const ref = exact ? a.ref_logits + r * a.vocabulary : nullptr;
+  Distribution q{};
+  if (exact) {
+    const Scaled zq{ref, spec.temperature};
+    q = distribution<false>(zq, a.vocabulary, nullptr);
+    a.kl[r] = kl_to(z, zq, d, q, a.vocabulary);
+  }
+  full_gradient(row, ref, a.vocabulary, a.target[r], d, q, a.kl[r], coefficient, entropy_weight, kl_weight,
+                spec.temperature);
+}
+
+}  // namespace
+
+void logprob(float* logprob, float* entropy, const float* logits, const int32_t* target, int64_t vocabulary,
+             float temperature, Range rows) {
+  for (int64_t r = rows.begin; r < rows.end; r++) {
+    const Scaled z{logits + r * vocabulary, temperature};
+    const Distribution d = distribution<true>(z, vocabulary, nullptr);
+    logprob[r] = d.logprob(z.at(target[r]));
+    entropy[r] = d.entropy();
+  }
+}
+
+void logits_loss(const LogitsLossArgs& a, Range rows) {
+  for (int64_t r = rows.begin; r < rows.end; r++) loss_row(a, r);
+}
+
+int32_t sample(const float* logits, int64_t vocabulary, float temperature, uint64_t key, const int32_t* counter,
+               float* logprob) {
+  const vf low = set1(-__builtin_inff());
+  constexpr uint32_t kLanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const vi lane = iload(kLanes);
+  const Scaled z{logits, temperature == 0 ? 1 : temperature};
+  alignas(64) float gumbel[64];
+  Best best;
+  for (int64_t first = 0; first < vocabulary; first += 64) {
+    if (temperature != 0) gumbel64(gumbel, first, key, counter);
+    for (int64_t i = first; i < min64(first + 64, vocabulary); i += 16) {
+      const vf x = z.at(i, min64(16, vocabulary - i)), score = temperature == 0 ? x : add(x, load(gumbel + i - first));
+      best.take(select(first_lanes(vocabulary - i), score, low), iadd(iset1(static_cast<uint32_t>(i)), lane));
+    }
+  }
+  const int32_t id = best.result();
+  *logprob = temperature == 0 ? 0 : distribution<false>(z, vocabulary, nullptr).logprob(z.at(id));
+  return id;
+}
+
+}  // namespace pare::PARE_ISA

@@ -1,0 +1,51 @@
+// exp and log of 16 lanes, within 1 or 2 ulp; polynomials fitted by the Remez exchange to the relative error.
+#pragma once
+#include "cpu/isa/vec.h"
+
+namespace pare::PARE_ISA {
+namespace {
+
+// exp(x) = 2^n exp(r), n the integer next to x / ln 2, |r| <= ln 2 / 2, exp(r) = 1 + r + r^2 q(r).
+// exp(0) is 1; below -104 the result is +0, above 88.73 infinite; NaN stays NaN.
+PARE_INLINE vf exp(vf x) {
+  x = max(set1(-104.0f), min(set1(89.0f), x));  // in this order a NaN stays
+  const vf magic = set1(0x1.8p23f);             // adding it rounds to an integer
+  const vf n = sub(fma(x, set1(0x1.715476p0f), magic), magic);
+  const vf r = fnma(n, set1(-0x1.05c61p-29f), fnma(n, set1(0x1.62e43p-1f), x));  // ln 2 in two parts
+  vf q = set1(1.38145986467e-3f);
+  q = fma(q, r, set1(8.36871687973e-3f));
+  q = fma(q, r, set1(4.16683880453e-2f));
+  q = fma(q, r, set1(1.66665206317e-1f));
+  q = fma(q, r, set1(4.99999934478e-1f));
+  return scale(add(set1(1), fma(mul(r, r), q, r)), n);
+}
+
+// log(x) = e ln 2 + log(1 + f), x = 2^e (1 + f), 1 + f in [sqrt(1/2), sqrt(2)), log(1 + f) = f - f^2 / 2 + f^3 q(f).
+// log(0) is -infinity, of negative numbers NaN.
+PARE_INLINE vf log(vf x) {
+  const mask tiny = less(x, set1(0x1p-126f));
+  const vf normal = select(tiny, mul(x, set1(0x1p23f)), x);
+  const vi whole = bits(normal), exponent = sar<23>(isub(whole, iset1(0x3f3504f3)));
+  const vf e = sub(to_float(exponent), select(tiny, set1(23), zero()));
+  const vf f = sub(from_bits(isub(whole, shl<23>(exponent))), set1(1)), square = mul(f, f);
+  vf q = set1(-7.63450292016e-2f);
+  q = fma(q, f, set1(1.27615773485e-1f));
+  q = fma(q, f, set1(-1.31601804621e-1f));
+  q = fma(q, f, set1(1.42017579979e-1f));
+  q = fma(q, f, set1(-1.66233575354e-1f));
+  q = fma(q, f, set1(2.00012268731e-1f));
+  q = fma(q, f, set1(-2.50008210285e-1f));
+  q = fma(q, f, set1(3.33333317078e-1f));
+  const vf low = fnma(set1(0.5f), square, fma(mul(f, square), q, mul(e, set1(-0x1.05c61p-29f))));
+  const vf y = fma(e, set1(0x1.62e43p-1f), add(f, low));
+  const vf infinity = set1(__builtin_inff()), nan = set1(__builtin_nanf(""));
+  return select(less(zero(), x), select(less(x, infinity), y, infinity),
+                select(equal(x, zero()), set1(-__builtin_inff()), nan));
+}
+
+// The same functions of one number.
+PARE_INLINE float exp1(float x) { return first_lane(exp(set1(x))); }
+PARE_INLINE float log1(float x) { return first_lane(log(set1(x))); }
+
+}  // namespace
+}  // namespace pare::PARE_ISA

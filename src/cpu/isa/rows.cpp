@@ -1,0 +1,160 @@
+// Everything that goes element by element or row by row: norms, RoPE, SwiGLU, row additions, AdamW.
+#include "cpu/isa/kernel_list.h"
+#include "cpu/isa/math.h"
+
+namespace pare::PARE_ISA {
+
+void exp_all(float* y, const float* x, int64_t n) {
+  for_vectors(
+      n, PARE_LANES_AT(i) { store(y + i, exp(load(x + i, lanes)), lanes); });
+}
+
+void log_all(float* y, const float* x, int64_t n) {
+  for_vectors(
+      n, PARE_LANES_AT(i) { store(y + i, log(load(x + i, lanes)), lanes); });
+}
+
+void add_all(float* y, const float* x, int64_t n) {
+  for_vectors(
+      n, PARE_LANES_AT(i) { store(y + i, add(load(y + i, lanes), load(x + i, lanes)), lanes); });
+}
+
+void add_rows(float* y, int64_t y_stride, const float* x, int64_t x_stride, const int32_t* index, int64_t rows,
+              Range columns) {
+  for (int64_t r = 0; r < rows; r++)
+    add_all(y + index[r] * y_stride + columns.begin, x + r * x_stride + columns.begin, columns.end - columns.begin);
+}
+
+void sum_rows(float* y, const float* x, int64_t x_stride, int64_t rows, Range columns) {
+  for_vectors(
+      columns.end - columns.begin, PARE_LANES_AT(i) {
+        const int64_t c = columns.begin + i;
+        vf acc = load(y + c, lanes);
+        for (int64_t r = 0; r < rows; r++) acc = add(acc, load(x + r * x_stride + c, lanes));
+        store(y + c, acc, lanes);
+      });
+}
+
+float sum_squares(const float* x, int64_t n) {
+  vf acc = zero();
+  for_vectors(
+      n, PARE_LANES_AT(i) {
+        const vf v = load(x + i, lanes);
+        acc = fma(v, v, acc);
+      });
+  return sum(acc);
+}
+
+void rmsnorm_fwd(const NormArgs& a, Range rows) {
+  const float width = static_cast<float>(a.width);
+  for (int64_t r = rows.begin; r < rows.end; r++) {
+    const int64_t n = r / a.heads, h = r % a.heads;
+    const float* x = a.x + n * a.x_stride + h * a.width;
+    float* y = a.y + n * a.y_stride + h * a.width;
+    const float rstd = 1.0f / __builtin_sqrtf(sum_squares(x, a.width) / width + a.eps);
+    a.rstd[r] = rstd;
+    const vf s = set1(rstd);
+    for_vectors(
+        a.width, PARE_LANES_AT(i) { store(y + i, mul(mul(load(x + i, lanes), s), load(a.w + i, lanes)), lanes); });
+  }
+}
+
+void rmsnorm_bwd_input(const NormBwdArgs& a, Range rows) {
+  const float width = static_cast<float>(a.width);
+  for (int64_t r = rows.begin; r < rows.end; r++) {
+    const int64_t n = r / a.heads, h = r % a.heads;
+    const float* x = a.x + n * a.x_stride + h * a.width;
+    const float* dy = a.dy + n * a.dy_stride + h * a.width;
+    float* dx = a.dx + n * a.dx_stride + h * a.width;
+    const vf s = set1(a.rstd[r]);
+    vf acc = zero();
+    for_vectors(
+        a.width, PARE_LANES_AT(i) {
+          acc = fma(mul(load(dy + i, lanes), load(a.w + i, lanes)), mul(load(x + i, lanes), s), acc);
+        });
+    const vf mean = set1(sum(acc) / width);
+    for_vectors(
+        a.width, PARE_LANES_AT(i) {
+          const vf xh = mul(load(x + i, lanes), s), dyw = mul(load(dy + i, lanes), load(a.w + i, lanes));
+          vf d = mul(s, fnma(xh, mean, dyw));
+          if (a.accumulate) d = add(load(dx + i, lanes), d);
+          store(dx + i, d, lanes);
+        });
+  }
+}
+
+void rmsnorm_bwd_weight(const NormBwdArgs& a, Range columns) {
+  for_vectors(
+      columns.end - columns.begin, PARE_LANES_AT(i) {
+        const int64_t c = columns.begin + i;
+        vf acc = load(a.dw + c, lanes);
+        for (int64_t n = 0, r = 0; n < a.rows; n++) {
+          const float *x = a.x + n * a.x_stride + c, *dy = a.dy + n * a.dy_stride + c;
+          for (int64_t h = 0; h < a.heads; h++, r++, x += a.width, dy += a.width)
+            acc = fma(load(dy, lanes), mul(load(x, lanes), set1(a.rstd[r])), acc);
+        }
+        store(a.dw + c, acc, lanes);
+      });
+}
+
+void rope(const RopeArgs& a, Range rows) {
+  const int64_t half = a.width / 2;
+  const vf sign = set1(a.sign);
+  for (int64_t r = rows.begin; r < rows.end; r++) {
+    const float* angles = a.table + a.pos[r] * a.width;
+    for_vectors(
+        half, PARE_LANES_AT(i) {
+          const vf c = load(angles + i, lanes), s = mul(load(angles + half + i, lanes), sign);
+          float* x = a.x + r * a.x_stride + i;
+          for (int64_t h = 0; h < a.heads; h++, x += a.width) {
+            const vf u = load(x, lanes), v = load(x + half, lanes);
+            store(x, sub(mul(u, c), mul(v, s)), lanes);
+            store(x + half, add(mul(v, c), mul(u, s)), lanes);
+          }
+        });
+  }
+}
+
+void swiglu_fwd(float* y, const float* gate_up, int64_t width, Range rows) {
+  for (int64_t r = rows.begin; r < rows.end; r++) {
+    const float *gate = gate_up + r * 2 * width, *up = gate + width;
+    for_vectors(
+        width, PARE_LANES_AT(i) {
+          const vf g = load(gate + i, lanes), e = exp(sub(zero(), g));
+          store(y + r * width + i, mul(div(g, add(set1(1), e)), load(up + i, lanes)), lanes);
+        });
+  }
+}
+
+// With s = sigmoid(g): d silu / dg = s (1 + g (1 - s)).
+void swiglu_bwd(float* dgate_up, const float* dy, const float* gate_up, int64_t width, Range rows) {
+  for (int64_t r = rows.begin; r < rows.end; r++) {
+    const float *gate = gate_up + r * 2 * width, *up = gate + width;
+    float *dgate = dgate_up + r * 2 * width, *dup = dgate + width;
+    for_vectors(
+        width, PARE_LANES_AT(i) {
+          const vf g = load(gate + i, lanes), u = load(up + i, lanes), d = load(dy + r * width + i, lanes);
+          const vf s = div(set1(1), add(set1(1), exp(sub(zero(), g))));
+          const vf slope = mul(s, fma(g, sub(set1(1), s), set1(1)));
+          store(dgate + i, mul(mul(d, u), slope), lanes);
+          store(dup + i, mul(d, mul(g, s)), lanes);
+        });
+  }
+}
+
+void adamw(const AdamWArgs& a, Range elements) {
+  const vf beta1 = set1(a.beta1), beta2 = set1(a.beta2), one1 = set1(1 - a.beta1), one2 = set1(1 - a.beta2);
+  for_vectors(
+      elements.end - elements.begin, PARE_LANES_AT(j) {
+        const int64_t i = elements.begin + j;
+        const vf g = mul(load(a.grad + i, lanes), set1(a.scale)), p = load(a.p + i, lanes);
+        const vf m = fma(beta1, load(a.m + i, lanes), mul(one1, g));
+        const vf v = fma(beta2, load(a.v + i, lanes), mul(one2, mul(g, g)));
+        const vf step = div(mul(m, set1(a.c1)), add(sqrt(mul(v, set1(a.c2))), set1(a.eps)));
+        store(a.m + i, m, lanes);
+        store(a.v + i, v, lanes);
+        store(a.p + i, fnma(set1(a.lr), fma(set1(a.weight_decay), p, step), p), lanes);
+      });
+}
+
+}  // namespace pare::PARE_ISA

@@ -1,0 +1,114 @@
+// The register tile that every matrix product is made of.
+#pragma once
+#include "cpu/isa/vec.h"
+
+namespace pare::PARE_ISA {
+
+// Registers hold kTileVectors accumulators of 16 floats, one row of B and one broadcast element of A.
+#if defined(__AVX512F__)
+constexpr int kTileRows = 14, kTileVectors = 28;
+#else
+constexpr int kTileRows = 6, kTileVectors = 6;
+#endif
+constexpr int kTilePanels = 4;
+
+// c[i][16 p + j] = start + sum over k < depth of a(i, k) b[p][k bs + j]: one chain of fused multiply-adds, k ascending.
+// start: +0, or start[i ss + 16 p + j] (which may be c).  At the end + bias[16 p + j], then + residual[i rs + 16 p +
+// j], where they are given.
+struct Tile {
+  int64_t depth = 0;
+  const float* a = nullptr;  // a(i, k): a[i as + k] if rows of A are contiguous, a[k as + i] if columns are
+  int64_t as = 0;
+  const float* b[kTilePanels] = {};
+  int64_t bs = 16;
+  float* c = nullptr;
+  int64_t cs = 16;
+  const float* start = nullptr;
+  int64_t ss = 0;
+  const float* bias = nullptr;
+  const float* residual = nullptr;
+  int64_t rs = 0;
+};
+using TileFn = void (*)(const Tile&);
+
+// The tile of `rows` x `panels`, 1 <= rows <= kTileRows, panels as tile_panels chooses.
+TileFn tile_by_rows(int64_t rows, int64_t panels);     // rows of A contiguous
+TileFn tile_by_columns(int64_t rows, int64_t panels);  // columns of A contiguous
+
+namespace {
+
+// Panels to compute at once: few rows take more, so that enough chains run side by side to hide the latency of one.
+PARE_INLINE int64_t tile_panels(int64_t rows, int64_t panels) {
+  int64_t n = kTilePanels;
+#if defined(__AVX512F__)
+  while (n > 1 && (n > panels || rows * n > (n == 4 ? 24 : kTileVectors))) n /= 2;
+#else
+  while (n > 1 && (n > panels || rows * n > kTileVectors)) n /= 2;
+#endif
+  return n;
+}
+
+// The next smaller even share: n rows in tiles of at most kTileRows.
+PARE_INLINE int64_t even_rows(int64_t n) {
+  const int64_t tiles = (n + kTileRows - 1) / kTileRows;
+  return (n + tiles - 1) / tiles;
+}
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+template <int kFirstRow, __m256 vf::*part>
+PARE_INLINE void transpose8(vf* r) {
+  __m256 t[8];
+  PARE_UNROLL
+  for (int i = 0; i < 8; i += 4) {
+    const vf* q = r + kFirstRow + i;
+    const __m256 a = _mm256_unpacklo_ps(q[0].*part, q[1].*part), b = _mm256_unpackhi_ps(q[0].*part, q[1].*part);
+    const __m256 c = _mm256_unpacklo_ps(q[2].*part, q[3].*part), d = _mm256_unpackhi_ps(q[2].*part, q[3].*part);
+    t[i] = _mm256_shuffle_ps(a, c, 0x44), t[i + 1] = _mm256_shuffle_ps(a, c, 0xee);
+    t[i + 2] = _mm256_shuffle_ps(b, d, 0x44), t[i + 3] = _mm256_shuffle_ps(b, d, 0xee);
+  }
+  PARE_UNROLL
+  for (int i = 0; i < 4; i++) {
+    r[kFirstRow + i].*part = _mm256_permute2f128_ps(t[i], t[4 + i], 0x20);
+    r[kFirstRow + 4 + i].*part = _mm256_permute2f128_ps(t[i], t[4 + i], 0x31);
+  }
+}
+#endif
+
+// Transposes 16 x 16 floats: afterwards lane j of r[i] is lane i of what r[j] was.
+PARE_INLINE void transpose(vf* r) {
+#if defined(__AVX512F__)
+  __m512 t[16];
+  PARE_UNROLL
+  for (int i = 0; i < 16; i += 4) {
+    const __m512 a = _mm512_unpacklo_ps(r[i], r[i + 1]), b = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    const __m512 c = _mm512_unpacklo_ps(r[i + 2], r[i + 3]), d = _mm512_unpackhi_ps(r[i + 2], r[i + 3]);
+    t[i] = _mm512_shuffle_ps(a, c, 0x44), t[i + 1] = _mm512_shuffle_ps(a, c, 0xee);
+    t[i + 2] = _mm512_shuffle_ps(b, d, 0x44), t[i + 3] = _mm512_shuffle_ps(b, d, 0xee);
+  }
+  // t[4 g + i]: 128-bit part l holds column 4 l + i of rows 4 g .. 4 g + 3
+  PARE_UNROLL
+  for (int i = 0; i < 4; i++) {
+    const __m512 a = _mm512_shuffle_f32x4(t[i], t[4 + i], 0x44), b = _mm512_shuffle_f32x4(t[i], t[4 + i], 0xee);
+    const __m512 c = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0x44),
+                 d = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0xee);
+    r[i] = _mm512_shuffle_f32x4(a, c, 0x88), r[4 + i] = _mm512_shuffle_f32x4(a, c, 0xdd);
+    r[8 + i] = _mm512_shuffle_f32x4(b, d, 0x88), r[12 + i] = _mm512_shuffle_f32x4(b, d, 0xdd);
+  }
+#elif defined(__AVX2__)
+  PARE_UNROLL
+  for (int i = 0; i < 8; i++) {  // now .a and .b of r[i] and r[i + 8] are the corners of a 2 x 2 of blocks: swap two
+    const __m256 t = r[i].b;
+    r[i].b = r[i + 8].a, r[i + 8].a = t;
+  }
+  transpose8<0, &vf::a>(r), transpose8<0, &vf::b>(r), transpose8<8, &vf::a>(r), transpose8<8, &vf::b>(r);
+#else
+  for (int i = 0; i < 16; i++)
+    for (int j = 0; j < i; j++) {
+      const float t = r[i].v[j];
+      r[i].v[j] = r[j].v[i], r[j].v[i] = t;
+    }
+#endif
+}
+
+}  // namespace
+}  // namespace pare::PARE_ISA

@@ -1,0 +1,382 @@
+// One vector type for every instruction set: `vf`, 16 floats.  AVX-512: one register; AVX2: two; elsewhere a struct
+// that the compiler vectorises.  Every operation is IEEE (or bitwise), so the same kernel gives the same bits on all of
+// them.
+//
+// Files of this directory are compiled once per instruction set, with PARE_ISA naming it.  Nothing in them may become a
+// symbol that the linker could share between those builds (an AVX-512 copy of an inline function would then run on an
+// AVX2 machine): functions have internal linkage or live in namespace pare::PARE_ISA, and no std template is used.
+#pragma once
+#if defined(__GNUC__) && !defined(__clang__)
+// gcc 12 on its own avx512fintrin.h (bug 105593)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+#include <cstdint>
+#include <cstring>
+
+#define PARE_INLINE [[gnu::always_inline]] inline
+#if defined(__clang__)
+#define PARE_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define PARE_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+namespace pare::PARE_ISA {
+namespace {
+
+PARE_INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+PARE_INLINE int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+#if defined(__AVX512F__)
+
+using vf = __m512;
+using vi = __m512i;
+using mask = __mmask16;
+
+PARE_INLINE mask first_lanes(int64_t n) { return static_cast<mask>(n >= 16 ? 0xffff : (1u << n) - 1); }  // lanes < n
+PARE_INLINE vf set1(float x) { return _mm512_set1_ps(x); }
+PARE_INLINE vf load(const float* p) { return _mm512_loadu_ps(p); }
+PARE_INLINE void store(float* p, vf x) { _mm512_storeu_ps(p, x); }
+PARE_INLINE vf load_part(const float* p, int64_t n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
+PARE_INLINE void store_part(float* p, vf x, int64_t n) { _mm512_mask_storeu_ps(p, first_lanes(n), x); }
+PARE_INLINE vf add(vf a, vf b) { return _mm512_add_ps(a, b); }
+PARE_INLINE vf sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
+PARE_INLINE vf mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+PARE_INLINE vf div(vf a, vf b) { return _mm512_div_ps(a, b); }
+PARE_INLINE vf fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }    // a b + c
+PARE_INLINE vf fnma(vf a, vf b, vf c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a b
+PARE_INLINE vf max(vf a, vf b) { return _mm512_max_ps(a, b); }               // a > b ? a : b
+PARE_INLINE vf min(vf a, vf b) { return _mm512_min_ps(a, b); }               // a < b ? a : b
+PARE_INLINE vf sqrt(vf a) { return _mm512_sqrt_ps(a); }
+PARE_INLINE mask less(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+PARE_INLINE mask equal(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+PARE_INLINE vf select(mask m, vf a, vf b) { return _mm512_mask_blend_ps(m, b, a); }  // m ? a : b
+PARE_INLINE vi select(mask m, vi a, vi b) { return _mm512_mask_blend_epi32(m, b, a); }
+PARE_INLINE vi iset1(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
+PARE_INLINE vi iload(const void* p) { return _mm512_loadu_si512(p); }
+PARE_INLINE void istore(void* p, vi x) { _mm512_storeu_si512(p, x); }
+PARE_INLINE vi iadd(vi a, vi b) { return _mm512_add_epi32(a, b); }
+PARE_INLINE vi isub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
+PARE_INLINE vi ixor(vi a, vi b) { return _mm512_xor_si512(a, b); }
+template <int N>
+PARE_INLINE vi shl(vi a) {
+  return _mm512_slli_epi32(a, N);
+}
+template <int N>
+PARE_INLINE vi shr(vi a) {
+  return _mm512_srli_epi32(a, N);
+}
+template <int N>
+PARE_INLINE vi sar(vi a) {
+  return _mm512_srai_epi32(a, N);
+}
+PARE_INLINE vi bits(vf a) { return _mm512_castps_si512(a); }
+PARE_INLINE vf from_bits(vi a) { return _mm512_castsi512_ps(a); }
+PARE_INLINE vf to_float(vi a) { return _mm512_cvtepi32_ps(a); }
+PARE_INLINE vi to_int(vf a) { return _mm512_cvtps_epi32(a); }
+// 32 x 32 -> 64 bits
+PARE_INLINE void mul_wide(vi a, vi b, vi* low, vi* high) {
+  const vi even = _mm512_mul_epu32(a, b), odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), _mm512_srli_epi64(b, 32));
+  *low = _mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64(odd, 32));
+  *high = _mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), odd);
+}
+// x 2^n for integral n, rounded once
+PARE_INLINE vf scale(vf x, vf n) { return _mm512_scalef_ps(x, n); }
+PARE_INLINE __m256 halves(vf a, bool high) { return high ? _mm512_extractf32x8_ps(a, 1) : _mm512_castps512_ps256(a); }
+
+#elif defined(__AVX2__)
+
+struct vf {
+  __m256 a, b;
+};
+struct vi {
+  __m256i a, b;
+};
+struct mask {
+  __m256 a, b;
+};
+
+constexpr int32_t kFirst[32] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+PARE_INLINE vi first_bits(int64_t n) {
+  const int32_t* p = kFirst + 16 - (n > 16 ? 16 : n);
+  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8))};
+}
+PARE_INLINE vf set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+PARE_INLINE vf load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+PARE_INLINE vf load_part(const float* p, int64_t n) {
+  const vi m = first_bits(n);
+  return {_mm256_maskload_ps(p, m.a), _mm256_maskload_ps(p + 8, m.b)};
+}
+PARE_INLINE void store(float* p, vf x) { _mm256_storeu_ps(p, x.a), _mm256_storeu_ps(p + 8, x.b); }
+PARE_INLINE void store_part(float* p, vf x, int64_t n) {
+  const vi m = first_bits(n);
+  _mm256_maskstore_ps(p, m.a, x.a), _mm256_maskstore_ps(p + 8, m.b, x.b);
+}
+PARE_INLINE vf add(vf x, vf y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+PARE_INLINE vf sub(vf x, vf y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+PARE_INLINE vf mul(vf x, vf y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+PARE_INLINE vf div(vf x, vf y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+PARE_INLINE vf fma(vf x, vf y, vf z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+PARE_INLINE vf fnma(vf x, vf y, vf z) { return {_mm256_fnmadd_ps(x.a, y.a, z.a), _mm256_fnmadd_ps(x.b, y.b, z.b)}; }
+PARE_INLINE vf max(vf x, vf y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+PARE_INLINE vf min(vf x, vf y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+PARE_INLINE vf sqrt(vf x) { return {_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
+PARE_INLINE mask first_lanes(int64_t n) {
+  const vi m = first_bits(n);
+  return {_mm256_castsi256_ps(m.a), _mm256_castsi256_ps(m.b)};
+}
+PARE_INLINE mask less(vf x, vf y) { return {_mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ)}; }
+PARE_INLINE mask equal(vf x, vf y) {
+  return {_mm256_cmp_ps(x.a, y.a, _CMP_EQ_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_EQ_OQ)};
+}
+PARE_INLINE vf select(mask m, vf x, vf y) { return {_mm256_blendv_ps(y.a, x.a, m.a), _mm256_blendv_ps(y.b, x.b, m.b)}; }
+PARE_INLINE vi bits(vf x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
+PARE_INLINE vf from_bits(vi x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
+PARE_INLINE vi select(mask m, vi x, vi y) { return bits(select(m, from_bits(x), from_bits(y))); }
+PARE_INLINE vi iset1(uint32_t x) {
+  return {_mm256_set1_epi32(static_cast<int>(x)), _mm256_set1_epi32(static_cast<int>(x))};
+}
+PARE_INLINE vi iload(const void* p) {
+  const __m256i* q = static_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
+}
+PARE_INLINE void istore(void* p, vi x) {
+  __m256i* q = static_cast<__m256i*>(p);
+  _mm256_storeu_si256(q, x.a), _mm256_storeu_si256(q + 1, x.b);
+}
+PARE_INLINE vi iadd(vi x, vi y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+PARE_INLINE vi isub(vi x, vi y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
+PARE_INLINE vi ixor(vi x, vi y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
+template <int N>
+PARE_INLINE vi shl(vi x) {
+  return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)};
+}
+template <int N>
+PARE_INLINE vi shr(vi x) {
+  return {_mm256_srli_epi32(x.a, N), _mm256_srli_epi32(x.b, N)};
+}
+template <int N>
+PARE_INLINE vi sar(vi x) {
+  return {_mm256_srai_epi32(x.a, N), _mm256_srai_epi32(x.b, N)};
+}
+PARE_INLINE vf to_float(vi x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+PARE_INLINE vi to_int(vf x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+PARE_INLINE void mul_wide8(__m256i a, __m256i b, __m256i* low, __m256i* high) {
+  const __m256i even = _mm256_mul_epu32(a, b),
+                odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), _mm256_srli_epi64(b, 32));
+  *low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
+  *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
+}
+PARE_INLINE void mul_wide(vi x, vi y, vi* low, vi* high) {
+  mul_wide8(x.a, y.a, &low->a, &high->a), mul_wide8(x.b, y.b, &low->b, &high->b);
+}
+PARE_INLINE __m256 halves(vf x, bool high) { return high ? x.b : x.a; }
+
+#else
+
+struct vf {
+  float v[16];
+};
+struct vi {
+  uint32_t v[16];
+};
+struct mask {
+  bool v[16];
+};
+
+#define PARE_LANES(expression) \
+  for (int i = 0; i < 16; i++) r.v[i] = (expression)
+#define PARE_BINARY(type, result, name, expression) \
+  PARE_INLINE result name(type x, type y) {         \
+    result r;                                       \
+    PARE_LANES(expression);                         \
+    return r;                                       \
+  }
+PARE_BINARY(vf, vf, add, x.v[i] + y.v[i])
+PARE_BINARY(vf, vf, sub, x.v[i] - y.v[i])
+PARE_BINARY(vf, vf, mul, x.v[i] * y.v[i])
+PARE_BINARY(vf, vf, div, x.v[i] / y.v[i])
+PARE_BINARY(vf, vf, max, x.v[i] > y.v[i] ? x.v[i] : y.v[i])
+PARE_BINARY(vf, vf, min, x.v[i] < y.v[i] ? x.v[i] : y.v[i])
+PARE_BINARY(vf, mask, less, x.v[i] < y.v[i])
+PARE_BINARY(vf, mask, equal, x.v[i] == y.v[i])
+PARE_BINARY(vi, vi, iadd, x.v[i] + y.v[i])
+PARE_BINARY(vi, vi, isub, x.v[i] - y.v[i])
+PARE_BINARY(vi, vi, ixor, x.v[i] ^ y.v[i])
+#undef PARE_BINARY
+PARE_INLINE vf fma(vf x, vf y, vf z) {
+  vf r;
+  PARE_LANES(__builtin_fmaf(x.v[i], y.v[i], z.v[i]));
+  return r;
+}
+PARE_INLINE vf fnma(vf x, vf y, vf z) {
+  vf r;
+  PARE_LANES(__builtin_fmaf(-x.v[i], y.v[i], z.v[i]));
+  return r;
+}
+PARE_INLINE vf sqrt(vf x) {
+  vf r;
+  PARE_LANES(__builtin_sqrtf(x.v[i]));
+  return r;
+}
+PARE_INLINE vf set1(float x) {
+  vf r;
+  PARE_LANES(x);
+  return r;
+}
+PARE_INLINE vf load(const float* p) {
+  vf r;
+  PARE_LANES(p[i]);
+  return r;
+}
+PARE_INLINE vf load_part(const float* p, int64_t n) {
+  vf r;
+  PARE_LANES(i < n ? p[i] : 0.0f);
+  return r;
+}
+PARE_INLINE void store(float* p, vf x) { __builtin_memcpy(p, x.v, sizeof(x.v)); }
+PARE_INLINE void store_part(float* p, vf x, int64_t n) {
+  for (int64_t i = 0; i < min64(n, 16); i++) p[i] = x.v[i];
+}
+PARE_INLINE mask first_lanes(int64_t n) {
+  mask r;
+  PARE_LANES(i < n);
+  return r;
+}
+PARE_INLINE vf select(mask m, vf x, vf y) {
+  vf r;
+  PARE_LANES(m.v[i] ? x.v[i] : y.v[i]);
+  return r;
+}
+PARE_INLINE vi select(mask m, vi x, vi y) {
+  vi r;
+  PARE_LANES(m.v[i] ? x.v[i] : y.v[i]);
+  return r;
+}
+PARE_INLINE vi iset1(uint32_t x) {
+  vi r;
+  PARE_LANES(x);
+  return r;
+}
+PARE_INLINE vi iload(const void* p) {
+  vi r;
+  __builtin_memcpy(r.v, p, sizeof(r.v));
+  return r;
+}
+PARE_INLINE void istore(void* p, vi x) { __builtin_memcpy(p, x.v, sizeof(x.v)); }
+template <int N>
+PARE_INLINE vi shl(vi x) {
+  vi r;
+  PARE_LANES(x.v[i] << N);
+  return r;
+}
+template <int N>
+PARE_INLINE vi shr(vi x) {
+  vi r;
+  PARE_LANES(x.v[i] >> N);
+  return r;
+}
+template <int N>
+PARE_INLINE vi sar(vi x) {
+  vi r;
+  PARE_LANES(static_cast<uint32_t>(static_cast<int32_t>(x.v[i]) >> N));
+  return r;
+}
+PARE_INLINE vi bits(vf x) {
+  vi r;
+  __builtin_memcpy(r.v, x.v, sizeof(r.v));
+  return r;
+}
+PARE_INLINE vf from_bits(vi x) {
+  vf r;
+  __builtin_memcpy(r.v, x.v, sizeof(r.v));
+  return r;
+}
+PARE_INLINE vf to_float(vi x) {
+  vf r;
+  PARE_LANES(static_cast<float>(static_cast<int32_t>(x.v[i])));
+  return r;
+}
+PARE_INLINE vi to_int(vf x) {  // of integral values; the rest (NaN) gives 0
+  vi r;
+  PARE_LANES(x.v[i] >= -1e9f && x.v[i] <= 1e9f ? static_cast<uint32_t>(static_cast<int32_t>(x.v[i])) : 0);
+  return r;
+}
+PARE_INLINE void mul_wide(vi x, vi y, vi* low, vi* high) {
+  for (int i = 0; i < 16; i++) {
+    const uint64_t p = static_cast<uint64_t>(x.v[i]) * y.v[i];
+    low->v[i] = static_cast<uint32_t>(p), high->v[i] = static_cast<uint32_t>(p >> 32);
+  }
+}
+#undef PARE_LANES
+
+#endif
+
+PARE_INLINE vf zero() { return set1(0); }
+// The first n lanes (all where n >= 16); absent ones read as +0 and are not written.
+PARE_INLINE vf load(const float* p, int64_t n) {
+  return __builtin_constant_p(n) && n == 16 ? load(p) : load_part(p, n);
+}
+PARE_INLINE void store(float* p, vf x, int64_t n) {
+  if (__builtin_constant_p(n) && n == 16)
+    store(p, x);
+  else
+    store_part(p, x, n);
+}
+
+#if !defined(__AVX512F__)
+// x 2^n for integral n in [-250, 250], rounded once when |x| is near 1: the first factor leaves a normal number.
+PARE_INLINE vf scale(vf x, vf n) {
+  const vi whole = to_int(n), half = sar<1>(whole), bias = iset1(127);
+  return mul(mul(x, from_bits(shl<23>(iadd(half, bias)))), from_bits(shl<23>(iadd(isub(whole, half), bias))));
+}
+#endif
+
+// The canonical sum of 16 lanes: lanes i and i + 8, then i + 4, i + 2, i + 1.
+PARE_INLINE float sum(vf x) {
+#if defined(__AVX2__)
+  const __m256 r8 = _mm256_add_ps(halves(x, false), halves(x, true));
+  const __m128 r4 = _mm_add_ps(_mm256_castps256_ps128(r8), _mm256_extractf128_ps(r8, 1));
+  const __m128 r2 = _mm_add_ps(r4, _mm_movehl_ps(r4, r4));
+  return _mm_cvtss_f32(_mm_add_ss(r2, _mm_shuffle_ps(r2, r2, 1)));
+#else
+  for (int n = 8; n; n /= 2)
+    for (int i = 0; i < n; i++) x.v[i] += x.v[i + n];
+  return x.v[0];
+#endif
+}
+PARE_INLINE float highest(vf x) {
+#if defined(__AVX2__)
+  const __m256 r8 = _mm256_max_ps(halves(x, false), halves(x, true));
+  const __m128 r4 = _mm_max_ps(_mm256_castps256_ps128(r8), _mm256_extractf128_ps(r8, 1));
+  const __m128 r2 = _mm_max_ps(r4, _mm_movehl_ps(r4, r4));
+  return _mm_cvtss_f32(_mm_max_ss(r2, _mm_shuffle_ps(r2, r2, 1)));
+#else
+  for (int n = 8; n; n /= 2)
+    for (int i = 0; i < n; i++) x.v[i] = x.v[i] > x.v[i + n] ? x.v[i] : x.v[i + n];
+  return x.v[0];
+#endif
+}
+PARE_INLINE float first_lane(vf x) {
+#if defined(__AVX2__)
+  return _mm256_cvtss_f32(halves(x, false));
+#else
+  return x.v[0];
+#endif
+}
+
+// Calls f(i, lanes) for each 16 elements of [0, n), the last with the rest: for_vectors(n, PARE_LANES_AT(i) { ... }).
+#define PARE_LANES_AT(i) [&](int64_t i, int64_t lanes) __attribute__((always_inline))
+template <class F>
+PARE_INLINE void for_vectors(int64_t n, F f) {
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) f(i, 16);
+  if (i < n) f(i, n - i);
+}
+
+}  // namespace
+}  // namespace pare::PARE_ISA

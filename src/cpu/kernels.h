@@ -1,0 +1,142 @@
+// What the `cpu` table computes with: raw pointers, ranges of outputs, one copy of the code per instruction set.  The
+// glue (table.cpp and its neighbours) checks shapes, chooses ranges for the threads and owns all scratch memory.
+//
+// Everything is f32; strides are in elements.  A call writes the outputs in its range and nothing else.
+#pragma once
+#include <cstdint>
+
+#include "ops/ops.h"
+
+namespace pare {
+
+struct Range {
+  int64_t begin, end;
+};
+
+// y = x w + bias + residual (bias and residual may be null); w is packed: panels of 16 columns.
+struct GemmArgs {
+  float* y;
+  const float *x, *packed, *bias, *residual;
+  int64_t y_stride, x_stride, residual_stride;
+  int64_t depth, outputs;
+};
+
+// dw += dyT x, over all `rows`.
+struct GemmTArgs {
+  float* dw;
+  const float *dy, *x;
+  int64_t dy_stride, x_stride;
+  int64_t rows, outputs, inputs;
+};
+
+// Rows of `heads` heads each; a row of the norm is one head, [heads * row + head] in rstd.
+struct NormArgs {
+  float *y, *rstd;
+  const float *x, *w;
+  int64_t y_stride, x_stride;
+  int64_t heads, width;
+  float eps;
+};
+struct NormBwdArgs {
+  float *dx, *dw;
+  const float *dy, *x, *w, *rstd;
+  int64_t dx_stride, dy_stride, x_stride;
+  int64_t rows, heads, width;
+  bool accumulate;
+};
+
+struct RopeArgs {
+  float* x;
+  const float* table;
+  const int32_t* pos;
+  int64_t x_stride, heads, width;
+  float sign;  // 1 forward, -1 backward
+};
+
+struct AdamWArgs {
+  float *p, *m, *v;
+  const float* grad;
+  float scale, lr, beta1, beta2, eps, weight_decay, c1, c2;
+};
+
+// Heads of q, o, k and v are contiguous; `group` query heads read one key head.
+struct AttnArgs {
+  float *o, *lse;
+  const float *q, *k, *v, *pk, *pv;
+  int64_t q_stride, k_stride, v_stride, pk_stride, pv_stride;
+  int64_t heads, group, width;
+  float scale;
+};
+struct AttnBwdArgs {
+  AttnArgs fwd;  // o and lse as computed by the forward
+  float *dq, *dk, *dv, *dpk, *dpv;
+  const float* d_o;
+  int64_t dq_stride, dk_stride, dv_stride, dpk_stride, dpv_stride, do_stride, o_stride;
+};
+struct PagedArgs {
+  float* o;
+  const float *q, *k_pages, *v_pages;
+  const int32_t* page_table;
+  int64_t q_stride, table_stride;
+  int64_t heads, group, width;
+  float scale;
+};
+
+struct LogitsLossArgs {
+  float *logprob, *entropy, *loss, *kl;
+  int32_t* clipped;
+  float* logits;
+  const int32_t* target;
+  const float *weight, *kl_weight, *advantage, *old_logprob, *log_ratio, *ref_logprob, *ref_logits;
+  LossSpec spec;
+  int64_t vocabulary;
+};
+
+struct Kernels {
+  const char* name;
+  int64_t tile_rows;  // rows of a GEMM tile: pieces of work are multiples of it where possible
+
+  // y[i] = exp(x[i]), log(x[i])
+  void (*exp)(float* y, const float* x, int64_t n);
+  void (*log)(float* y, const float* x, int64_t n);
+
+  void (*add)(float* y, const float* x, int64_t n);  // y += x
+  void (*add_rows)(float* y, int64_t y_stride, const float* x, int64_t x_stride, const int32_t* index, int64_t rows,
+                   Range columns);  // y[index[r]] += x[r], r ascending
+  void (*sum_rows)(float* y, const float* x, int64_t x_stride, int64_t rows, Range columns);  // y += sum of rows
+  void (*rmsnorm_fwd)(const NormArgs&, Range rows);
+  void (*rmsnorm_bwd_input)(const NormBwdArgs&, Range rows);
+  void (*rmsnorm_bwd_weight)(const NormBwdArgs&, Range columns);
+  void (*rope)(const RopeArgs&, Range rows);
+  void (*swiglu_fwd)(float* y, const float* gate_up, int64_t width, Range rows);
+  void (*swiglu_bwd)(float* dgate_up, const float* dy, const float* gate_up, int64_t width, Range rows);
+  float (*sum_squares)(const float* x, int64_t n);  // row sum
+  void (*adamw)(const AdamWArgs&, Range elements);
+
+  // w [outputs, inputs] -> panels [outputs / 16][inputs][16]; pack_t: the panels of wT
+  void (*pack)(float* packed, const float* w, int64_t outputs, int64_t inputs, Range panels);
+  void (*pack_t)(float* packed, const float* w, int64_t outputs, int64_t inputs, Range panels);
+  void (*gemm)(const GemmArgs&, Range rows, Range panels, float* scratch, int64_t scratch_rows);
+  // outputs: rows of dw; panels: of 16 of its columns
+  void (*gemm_t)(const GemmTArgs&, Range outputs, Range panels, float* scratch);
+
+  // Own rows `rows` of one segment, all query heads of key head `kv_head`.
+  void (*attn_fwd)(const AttnArgs&, const SegmentRow&, int64_t kv_head, Range rows, float* scratch);
+  void (*attn_bwd)(const AttnBwdArgs&, const SegmentRow&, int64_t kv_head, float* scratch);
+  void (*attn_paged)(const PagedArgs&, const PagedRow&, int64_t kv_head, float* scratch);
+
+  void (*logprob)(float* logprob, float* entropy, const float* logits, const int32_t* target, int64_t vocabulary,
+                  float temperature, Range rows);
+  void (*logits_loss)(const LogitsLossArgs&, Range rows);
+  // One row: the id with the largest logit (temperature 0) or drawn from softmax(logits / temperature).
+  int32_t (*sample)(const float* logits, int64_t vocabulary, float temperature, uint64_t key, const int32_t* counter,
+                    float* logprob);
+};
+
+extern const Kernels kernels_avx2, kernels_avx512, kernels_generic;
+
+// Scratch, in floats: gemm scratch_rows * depth + 16 with scratch_rows <= kMaxScratchRows; gemm_t
+// kGemmTDepth * 16 * (panels + 1); attention as attn_scratch and attn_bwd_scratch say, for `slots` slots.
+constexpr int64_t kMaxScratchRows = 128, kGemmTDepth = 256;
+
+}  // namespace pare

@@ -1,0 +1,125 @@
+// Log-probs, losses and sampling, one row of logits at a time.
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "cpu/glue.h"
+
+namespace pare::cpu {
+
+namespace {
+
+constexpr double kLogitNanoseconds = 1.5;
+
+void expect_temperature(const char* op, float temperature) {
+  if (!(temperature > 0))
+    throw std::logic_error(cat("cpu: ", op, ": temperature ", temperature, ", expected more than 0"));
+}
+
+// Turns a row of logits into logits / temperature, those outside the top_k and top_p sets into -infinity.
+void restrict(float* row, int64_t vocabulary, const Sample& a) {
+  thread_local std::vector<int32_t> ids;
+  thread_local std::vector<float> z;
+  ids.resize(static_cast<size_t>(vocabulary));
+  std::iota(ids.begin(), ids.end(), 0);
+  const auto before = [row](int32_t i, int32_t j) { return row[i] > row[j] || (row[i] == row[j] && i < j); };
+  int64_t kept = vocabulary;
+  if (a.top_k > 0 && a.top_k < vocabulary) {
+    std::nth_element(ids.begin(), ids.begin() + a.top_k, ids.end(), before);
+    kept = a.top_k;
+  }
+  z.assign(row, row + vocabulary);
+  for (float& x : z) x /= a.temperature;
+  if (a.top_p < 1) {
+    float max = -INFINITY;
+    for (int64_t i = 0; i < kept; i++) max = std::max(max, z[ids[i]]);
+    std::vector<float> e(static_cast<size_t>(kept));  // exp(z - max) by place in `ids`
+    const auto exponentials = [&] {
+      for (int64_t i = 0; i < kept; i++) e[i] = z[ids[i]] - max;
+      cpu_kernels().exp(e.data(), e.data(), kept);
+    };
+    exponentials();
+    double total = 0, sum = 0;
+    for (float x : e) total += x;
+    // Sort ever longer heads of the list until one reaches top_p.
+    int64_t n = 0;
+    for (int64_t sorted = 0; n < kept && sum < a.top_p * total; n++) {
+      if (n == sorted) {
+        sorted = std::min(std::max<int64_t>(64, sorted * 8), kept);
+        std::partial_sort(ids.begin() + n, ids.begin() + sorted, ids.begin() + kept, before);
+        exponentials();
+      }
+      sum += e[n];
+    }
+    kept = n;
+  }
+  std::fill(row, row + vocabulary, -INFINITY);
+  for (int64_t i = 0; i < kept; i++) row[ids[i]] = z[ids[i]];
+}
+
+}  // namespace
+
+void logprob(const Logprob& a, Stream) {
+  constexpr const char* op = "logprob";
+  const int64_t rows = a.logits.shape[0], vocabulary = a.logits.shape[1];
+  const float* const logits = dense(op, "logits", a.logits, {rows, vocabulary});
+  float* const lp = dense(op, "logprob", a.logprob, {rows});
+  float* const entropy = dense(op, "entropy", a.entropy, {rows});
+  const int32_t* const target = index(op, "target", a.target, {rows}, vocabulary);
+  expect_temperature(op, a.temperature);
+  const Kernels& k = cpu_kernels();
+  parallel(rows, kLogitNanoseconds * static_cast<double>(vocabulary),
+           [&](Range r) { k.logprob(lp, entropy, logits, target, vocabulary, a.temperature, r); });
+}
+
+void logits_loss(const LogitsLoss& a, Stream) {
+  constexpr const char* op = "logits_loss";
+  const int64_t rows = a.logits.shape[0], vocabulary = a.logits.shape[1];
+  const bool policy = a.spec.policy != PolicyLoss::nll, gspo = a.spec.policy == PolicyLoss::gspo;
+  const bool exact = a.spec.kl == KlLoss::exact, sampled = a.spec.kl != KlLoss::none && !exact;
+  const auto column = [&](bool read, const char* name, const Tensor& t) {
+    return read ? dense(op, name, t, {rows}) : nullptr;
+  };
+  const LogitsLossArgs args{.logprob = dense(op, "logprob", a.logprob, {rows}),
+                            .entropy = dense(op, "entropy", a.entropy, {rows}),
+                            .loss = dense(op, "loss", a.loss, {rows}),
+                            .kl = dense(op, "kl", a.kl, {rows}),
+                            .clipped = index(op, "clipped", a.clipped, {rows}),
+                            .logits = dense(op, "logits", a.logits, {rows, vocabulary}),
+                            .target = index(op, "target", a.target, {rows}, vocabulary),
+                            .weight = dense(op, "weight", a.weight, {rows}),
+                            .kl_weight = dense(op, "kl_weight", a.kl_weight, {rows}),
+                            .advantage = column(policy, "advantage", a.advantage),
+                            .old_logprob = column(policy && !gspo, "old_logprob", a.old_logprob),
+                            .log_ratio = column(gspo, "log_ratio", a.log_ratio),
+                            .ref_logprob = column(sampled, "ref_logprob", a.ref_logprob),
+                            .ref_logits = exact ? dense(op, "ref_logits", a.ref_logits, {rows, vocabulary}) : nullptr,
+                            .spec = a.spec,
+                            .vocabulary = vocabulary};
+  expect_temperature(op, a.spec.temperature);
+  const Kernels& k = cpu_kernels();
+  parallel(rows, 2 * kLogitNanoseconds * static_cast<double>(vocabulary), [&](Range r) { k.logits_loss(args, r); });
+}
+
+void sample(const Sample& a, Stream) {
+  constexpr const char* op = "sample";
+  const int64_t rows = a.logits.shape[0], vocabulary = a.logits.shape[1];
+  float* const logits = dense(op, "logits", a.logits, {rows, vocabulary});
+  int32_t* const token = index(op, "token", a.token, {rows});
+  float* const lp = dense(op, "logprob", a.logprob, {rows});
+  const int32_t* const counter = index(op, "counter", a.counter, {rows, 3});
+  if (!(a.temperature >= 0 && a.top_k >= 0 && a.top_p > 0 && a.top_p <= 1))
+    throw std::logic_error(cat("cpu: sample: temperature ", a.temperature, ", top_k ", a.top_k, ", top_p ", a.top_p,
+                               "; expected >= 0, >= 0, (0, 1]"));
+  const bool restricted = a.temperature > 0 && ((a.top_k > 0 && a.top_k < vocabulary) || a.top_p < 1);
+  const Kernels& k = cpu_kernels();
+  parallel(rows, 4 * kLogitNanoseconds * static_cast<double>(vocabulary), [&](Range r) {
+    for (int64_t i = r.begin; i < r.end; i++) {
+      float* const row = logits + i * vocabulary;
+      if (restricted) restrict(row, vocabulary, a);
+      token[i] = k.sample(row, vocabulary, restricted ? 1 : a.temperature, a.key, counter + 3 * i, lp + i);
+    }
+  });
+}
+
+}  // namespace pare::cpu

@@ -1,0 +1,314 @@
+// The table `cpu`: fast f32.  Every op checks its tensors, cuts its outputs into ranges for the threads and calls the
+// kernels of the instruction set in use (kernels.h).
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "cpu/glue.h"
+
+namespace pare {
+
+namespace cpu {
+
+// ---- data movement
+
+void upload(const Upload& a, Stream) {
+  expect(a.dst.contiguous(), "cpu: upload: dst is not contiguous");
+  if (a.dst.bytes()) std::memcpy(a.dst.data, a.src, a.dst.bytes());
+}
+
+void download(const Download& a, Stream) {
+  expect(a.src.contiguous(), "cpu: download: src is not contiguous");
+  if (a.src.bytes()) std::memcpy(a.dst, a.src.data, a.src.bytes());
+}
+
+void zero(const Zero& a, Stream) {
+  expect(a.x.contiguous(), "cpu: zero: x is not contiguous");
+  char* const x = static_cast<char*>(a.x.data);
+  parallel(static_cast<int64_t>(a.x.bytes()), 0.05,
+           [&](Range r) { std::memset(x + r.begin, 0, static_cast<size_t>(r.end - r.begin)); });
+}
+
+void accumulate(const Accumulate& a, Stream) {
+  const int64_t n = a.y.size();
+  float* const y = dense("accumulate", "y", a.y, {n});
+  const float* const x = dense("accumulate", "x", a.x, {n});
+  const Kernels& k = cpu_kernels();
+  parallel(n, 0.3, [&](Range r) { k.add(y + r.begin, x + r.begin, r.end - r.begin); });
+}
+
+static void copy_rows(float* y, const float* x, const int32_t* ids, int64_t rows, int64_t width) {
+  parallel(rows, 5 + 0.2 * static_cast<double>(width), [&](Range r) {
+    for (int64_t i = r.begin; i < r.end; i++)
+      std::memcpy(y + i * width, x + ids[i] * width, static_cast<size_t>(width) * sizeof(float));
+  });
+}
+
+// Threads divide columns: the rows that are added to may repeat.
+static void add_rows(float* y, const float* x, const int32_t* ids, int64_t rows, int64_t width) {
+  const Kernels& k = cpu_kernels();
+  parallel_shares(width, 16, static_cast<double>(rows) * (4 + 0.2 * static_cast<double>(width)),
+                  [&](Range c) { k.add_rows(y, width, x, width, ids, rows, c); });
+}
+
+void gather_rows(const GatherRows& a, Stream) {
+  const int64_t rows = a.index.shape[0], width = a.x.shape[1];
+  float* const y = dense("gather_rows", "y", a.y, {rows, width});
+  const float* const x = dense("gather_rows", "x", a.x, {a.x.shape[0], width});
+  copy_rows(y, x, index("gather_rows", "index", a.index, {rows}, a.x.shape[0]), rows, width);
+}
+
+void scatter_add_rows(const ScatterAddRows& a, Stream) {
+  const int64_t rows = a.index.shape[0], width = a.y.shape[1];
+  float* const y = dense("scatter_add_rows", "y", a.y, {a.y.shape[0], width});
+  const float* const x = dense("scatter_add_rows", "x", a.x, {rows, width});
+  add_rows(y, x, index("scatter_add_rows", "index", a.index, {rows}, a.y.shape[0]), rows, width);
+}
+
+void embedding_fwd(const EmbeddingFwd& a, Stream) {
+  const int64_t rows = a.ids.shape[0], width = a.table.shape[1];
+  float* const y = dense("embedding_fwd", "y", a.y, {rows, width});
+  const float* const table = dense("embedding_fwd", "table", a.table, {a.table.shape[0], width});
+  copy_rows(y, table, index("embedding_fwd", "ids", a.ids, {rows}, a.table.shape[0]), rows, width);
+}
+
+void embedding_bwd(const EmbeddingBwd& a, Stream) {
+  const int64_t rows = a.ids.shape[0], width = a.dtable.shape[1];
+  float* const dtable = dense("embedding_bwd", "dtable", a.dtable, {a.dtable.shape[0], width});
+  const float* const dy = dense("embedding_bwd", "dy", a.dy, {rows, width});
+  add_rows(dtable, dy, index("embedding_bwd", "ids", a.ids, {rows}, a.dtable.shape[0]), rows, width);
+}
+
+// ---- RMSNorm
+
+// Rows of x: [N, C], or [N, h, C] with h rows of the norm each.
+struct NormShape {
+  int64_t rows, heads, width;
+};
+static NormShape norm_shape(const Tensor& x) {
+  return x.rank == 3 ? NormShape{x.shape[0], x.shape[1], x.shape[2]} : NormShape{x.shape[0], 1, x.shape[1]};
+}
+static float* norm_rows(const char* op, const char* name, const Tensor& t, const NormShape& s) {
+  return t.rank == 3 ? strided(op, name, t, {s.rows, s.heads, s.width}) : strided(op, name, t, {s.rows, s.width});
+}
+
+void rmsnorm_fwd(const RmsnormFwd& a, Stream) {
+  constexpr const char* op = "rmsnorm_fwd";
+  const NormShape s = norm_shape(a.x);
+  const NormArgs n{.y = norm_rows(op, "y", a.y, s),
+                   .rstd = dense(op, "rstd", a.rstd, {s.rows * s.heads}),
+                   .x = norm_rows(op, "x", a.x, s),
+                   .w = dense(op, "w", a.w, {s.width}),
+                   .y_stride = a.y.stride[0],
+                   .x_stride = a.x.stride[0],
+                   .heads = s.heads,
+                   .width = s.width,
+                   .eps = a.eps};
+  const Kernels& k = cpu_kernels();
+  parallel(s.rows * s.heads, 10 + 0.2 * static_cast<double>(s.width), [&](Range r) { k.rmsnorm_fwd(n, r); });
+}
+
+void rmsnorm_bwd(const RmsnormBwd& a, Stream) {
+  constexpr const char* op = "rmsnorm_bwd";
+  const NormShape s = norm_shape(a.x);
+  const NormBwdArgs n{.dx = norm_rows(op, "dx", a.dx, s),
+                      .dw = dense(op, "dw", a.dw, {s.width}),
+                      .dy = norm_rows(op, "dy", a.dy, s),
+                      .x = norm_rows(op, "x", a.x, s),
+                      .w = dense(op, "w", a.w, {s.width}),
+                      .rstd = dense(op, "rstd", a.rstd, {s.rows * s.heads}),
+                      .dx_stride = a.dx.stride[0],
+                      .dy_stride = a.dy.stride[0],
+                      .x_stride = a.x.stride[0],
+                      .rows = s.rows,
+                      .heads = s.heads,
+                      .width = s.width,
+                      .accumulate = a.accumulate};
+  const Kernels& k = cpu_kernels();
+  const double row = 10 + 0.3 * static_cast<double>(s.width);
+  // dw first: dx may lie where dy does
+  parallel_shares(s.width, 16, static_cast<double>(s.rows * s.heads) * row / 2,
+                  [&](Range columns) { k.rmsnorm_bwd_weight(n, columns); });
+  parallel(s.rows * s.heads, row, [&](Range r) { k.rmsnorm_bwd_input(n, r); });
+}
+
+// ---- linear
+
+void prepare_weight(const PrepareWeight& a, Stream) {
+  const int64_t outputs = a.w.outputs(), inputs = a.w.inputs();
+  const float* const w = dense("prepare_weight", "w", a.w.w, {outputs, inputs});
+  float* const packed = dense("prepare_weight", "packed", a.w.packed, {packed_size(outputs, inputs)});
+  const Kernels& k = cpu_kernels();
+  parallel((outputs + 15) / 16, 4.0 * static_cast<double>(inputs),
+           [&](Range panels) { k.pack(packed, w, outputs, inputs, panels); });
+  if (!a.w.packed_t) return;
+  float* const packed_t = dense("prepare_weight", "packed_t", a.w.packed_t, {packed_size(inputs, outputs)});
+  parallel((inputs + 15) / 16, 4.0 * static_cast<double>(outputs),
+           [&](Range panels) { k.pack_t(packed_t, w, outputs, inputs, panels); });
+}
+
+constexpr double kFlopsPerNanosecond = 80;
+
+// Threads divide the longer side of y, so that what all of them read is the smaller operand.
+static void multiply(const GemmArgs& g, int64_t rows) {
+  if (rows == 0) return;
+  const Kernels& k = cpu_kernels();
+  const int64_t panels = (g.outputs + 15) / 16;
+  const int64_t scratch_rows = std::clamp<int64_t>(131072 / g.depth, k.tile_rows, kMaxScratchRows);
+  const double time = 2.0 * static_cast<double>(rows * g.outputs * g.depth) / kFlopsPerNanosecond;
+  const auto run = [&](Range r, Range p) { k.gemm(g, r, p, scratch(scratch_rows * g.depth + 16), scratch_rows); };
+  if (g.outputs >= rows)
+    parallel_shares(panels, rows < k.tile_rows / 2 ? 4 : 2, time, [&](Range p) { run({0, rows}, p); });
+  else
+    parallel_shares(rows, k.tile_rows / 2, time, [&](Range r) { run(r, {0, panels}); });
+}
+
+void linear_fwd(const LinearFwd& a, Stream) {
+  constexpr const char* op = "linear_fwd";
+  const int64_t rows = a.x.shape[0], outputs = a.w.outputs(), inputs = a.w.inputs();
+  const GemmArgs g{.y = strided(op, "y", a.y, {rows, outputs}),
+                   .x = strided(op, "x", a.x, {rows, inputs}),
+                   .packed = dense(op, "packed", a.w.packed, {packed_size(outputs, inputs)}),
+                   .bias = a.bias ? dense(op, "bias", a.bias, {outputs}) : nullptr,
+                   .residual = a.residual ? strided(op, "residual", a.residual, {rows, outputs}) : nullptr,
+                   .y_stride = a.y.stride[0],
+                   .x_stride = a.x.stride[0],
+                   .residual_stride = a.residual.stride[0],
+                   .depth = inputs,
+                   .outputs = outputs};
+  multiply(g, rows);
+}
+
+void linear_bwd_input(const LinearBwdInput& a, Stream) {
+  constexpr const char* op = "linear_bwd_input";
+  const int64_t rows = a.dy.shape[0], outputs = a.w.outputs(), inputs = a.w.inputs();
+  float* const dx = strided(op, "dx", a.dx, {rows, inputs});
+  const GemmArgs g{.y = dx,
+                   .x = strided(op, "dy", a.dy, {rows, outputs}),
+                   .packed = dense(op, "packed_t", a.w.packed_t, {packed_size(inputs, outputs)}),
+                   .bias = nullptr,
+                   .residual = a.accumulate ? dx : nullptr,
+                   .y_stride = a.dx.stride[0],
+                   .x_stride = a.dy.stride[0],
+                   .residual_stride = a.dx.stride[0],
+                   .depth = outputs,
+                   .outputs = inputs};
+  multiply(g, rows);
+}
+
+void linear_bwd_weight(const LinearBwdWeight& a, Stream) {
+  constexpr const char* op = "linear_bwd_weight";
+  const int64_t rows = a.dy.shape[0], outputs = a.dy.shape[1], inputs = a.x.shape[1];
+  const GemmTArgs g{.dw = dense(op, "dw", a.dw, {outputs, inputs}),
+                    .dy = strided(op, "dy", a.dy, {rows, outputs}),
+                    .x = strided(op, "x", a.x, {rows, inputs}),
+                    .dy_stride = a.dy.stride[0],
+                    .x_stride = a.x.stride[0],
+                    .rows = rows,
+                    .outputs = outputs,
+                    .inputs = inputs};
+  float* const dbias = a.dbias ? dense(op, "dbias", a.dbias, {outputs}) : nullptr;
+  if (rows == 0) return;
+  const Kernels& k = cpu_kernels();
+  const int64_t panels = (inputs + 15) / 16;
+  const double time = 2.0 * static_cast<double>(rows * outputs * inputs) / kFlopsPerNanosecond;
+  const auto run = [&](Range o, Range p) {
+    constexpr int64_t kAtOnce = 64;  // panels of x: their packed block stays in the L2 cache
+    for (int64_t begin = p.begin; begin < p.end; begin += kAtOnce) {
+      const Range part{begin, std::min(begin + kAtOnce, p.end)};
+      k.gemm_t(g, o, part, scratch(kGemmTDepth * 16 * (part.end - part.begin + 1)));
+    }
+  };
+  if (outputs >= inputs)
+    parallel_shares(outputs, k.tile_rows / 2, time, [&](Range o) { run(o, {0, panels}); });
+  else
+    parallel_shares(panels, 2, time, [&](Range p) { run({0, outputs}, p); });
+  if (dbias)
+    parallel_shares(outputs, 16, 0.1 * static_cast<double>(rows * outputs),
+                    [&](Range columns) { k.sum_rows(dbias, g.dy, g.dy_stride, rows, columns); });
+}
+
+// ---- rotary position embedding, SwiGLU
+
+static void rotate(const char* op, const Tensor& x, const Tensor& table, const Tensor& pos, float sign) {
+  const int64_t rows = x.shape[0], heads = x.shape[1], width = x.shape[2];
+  if (width % 2) throw std::logic_error(cat("cpu: ", op, ": head dim ", width, " is odd"));
+  const RopeArgs r{.x = strided(op, "x", x, {rows, heads, width}),
+                   .table = dense(op, "table", table, {table.shape[0], width}),
+                   .pos = index(op, "pos", pos, {rows}, table.shape[0]),
+                   .x_stride = x.stride[0],
+                   .heads = heads,
+                   .width = width,
+                   .sign = sign};
+  const Kernels& k = cpu_kernels();
+  parallel(rows, 5 + 0.2 * static_cast<double>(heads * width), [&](Range range) { k.rope(r, range); });
+}
+
+void rope_fwd(const RopeFwd& a, Stream) { rotate("rope_fwd", a.x, a.table, a.pos, 1); }
+void rope_bwd(const RopeBwd& a, Stream) { rotate("rope_bwd", a.dx, a.table, a.pos, -1); }
+
+void swiglu_fwd(const SwigluFwd& a, Stream) {
+  const int64_t rows = a.y.shape[0], width = a.y.shape[1];
+  float* const y = dense("swiglu_fwd", "y", a.y, {rows, width});
+  const float* const gate_up = dense("swiglu_fwd", "gate_up", a.gate_up, {rows, 2 * width});
+  const Kernels& k = cpu_kernels();
+  parallel(rows, 5 + 0.6 * static_cast<double>(width), [&](Range r) { k.swiglu_fwd(y, gate_up, width, r); });
+}
+
+void swiglu_bwd(const SwigluBwd& a, Stream) {
+  const int64_t rows = a.dy.shape[0], width = a.dy.shape[1];
+  float* const dgate_up = dense("swiglu_bwd", "dgate_up", a.dgate_up, {rows, 2 * width});
+  const float* const dy = dense("swiglu_bwd", "dy", a.dy, {rows, width});
+  const float* const gate_up = dense("swiglu_bwd", "gate_up", a.gate_up, {rows, 2 * width});
+  const Kernels& k = cpu_kernels();
+  parallel(rows, 5 + 0.8 * static_cast<double>(width), [&](Range r) { k.swiglu_bwd(dgate_up, dy, gate_up, width, r); });
+}
+
+// ---- optimizer
+
+void global_norm(const GlobalNorm& a, Stream) {
+  constexpr int64_t kBlock = 4096;
+  const int64_t n = a.x.size(), blocks = (n + kBlock - 1) / kBlock;
+  float* const norm = dense("global_norm", "norm", a.norm, {1});
+  const float* const x = dense("global_norm", "x", a.x, {n});
+  const Kernels& k = cpu_kernels();
+  std::vector<float> sums(static_cast<size_t>(blocks));
+  parallel(blocks, 400, [&](Range r) {
+    for (int64_t b = r.begin; b < r.end; b++)
+      sums[static_cast<size_t>(b)] = k.sum_squares(x + b * kBlock, std::min(kBlock, n - b * kBlock));
+  });
+  double total = 0;
+  for (float s : sums) total += s;
+  *norm = static_cast<float>(std::sqrt(total));
+}
+
+void adamw(const AdamW& a, Stream) {
+  constexpr const char* op = "adamw";
+  const int64_t n = a.p.size();
+  const float norm = *dense(op, "norm", a.norm, {1});
+  const double step = static_cast<double>(a.step);
+  const AdamWArgs args{.p = dense(op, "p", a.p, {n}),
+                       .m = dense(op, "m", a.m, {n}),
+                       .v = dense(op, "v", a.v, {n}),
+                       .grad = dense(op, "grad", a.grad, {n}),
+                       .scale = a.max_norm > 0 && norm > a.max_norm ? a.max_norm / norm : 1,
+                       .lr = a.lr,
+                       .beta1 = a.beta1,
+                       .beta2 = a.beta2,
+                       .eps = a.eps,
+                       .weight_decay = a.weight_decay,
+                       .c1 = static_cast<float>(1 / (1 - std::pow(static_cast<double>(a.beta1), step))),
+                       .c2 = static_cast<float>(1 / (1 - std::pow(static_cast<double>(a.beta2), step)))};
+  const Kernels& k = cpu_kernels();
+  parallel(n, 1, [&](Range r) { k.adamw(args, r); });
+}
+
+}  // namespace cpu
+
+const Table table_cpu = {"cpu",
+#define X(op, Args) cpu::op,
+                         PARE_OPS(X)
+#undef X
+};
+
+}  // namespace pare
