@@ -51,8 +51,15 @@ struct Source {
   int64_t offset, size, rotary_heads;
 };
 
-// The tensors of the file by their Hugging Face names; *total is the number of floats after the header.
-std::map<std::string, Source> sources_of(const ModelConfig& c, int64_t* total) {
+// Floats after the header.
+int64_t floats_of(const ModelConfig& c) {
+  const int64_t attention = 2 * c.hidden * (c.q_width() + c.kv_width()), mlp = 3 * c.hidden * c.ffn;
+  return (c.tied ? 1 : 2) * c.vocab * c.hidden + c.layers * (2 * c.hidden + attention + mlp) + c.hidden +
+         c.max_position * c.head_dim;
+}
+
+// The tensors of the file by their Hugging Face names.
+std::map<std::string, Source> sources_of(const ModelConfig& c) {
   std::map<std::string, Source> sources;
   int64_t at = 0;
   const auto one = [&](const std::string& name, int64_t size, int64_t rotary_heads = 0) {
@@ -75,7 +82,7 @@ std::map<std::string, Source> sources_of(const ModelConfig& c, int64_t* total) {
   one("model.norm.weight", c.hidden);
   at += c.max_position * c.head_dim;  // cosines and sines
   if (!c.tied) one("lm_head.weight", c.vocab * c.hidden);
-  *total = at;
+  expect(at == floats_of(c), "tensors of a llama2.c checkpoint have ", at, " floats, not ", floats_of(c));
   return sources;
 }
 
@@ -106,15 +113,14 @@ Llama2cCheckpoint load_llama2c(const std::string& path) {
     fail(path, ": not a llama2.c checkpoint: its header has ", sizeof header, " bytes, this file ", bytes);
   Llama2cCheckpoint checkpoint{config_of(header, path), {}};
   const ModelConfig& config = checkpoint.config;
-  int64_t total = 0;
-  const auto sources = sources_of(config, &total);
-  const int64_t rest = bytes - static_cast<int64_t>(sizeof header);
+  const int64_t total = floats_of(config), rest = bytes - static_cast<int64_t>(sizeof header);
   if (rest % 4 != 0 || rest / 4 != total)
     fail(path, ": ", rest, " bytes after the header, expected ", total, " floats (4 bytes each) for ", config.layers,
          " layers of ", config.hidden, " dimensions and a vocabulary of ", config.vocab,
          "; the file is cut or not a llama2.c checkpoint");
   std::vector<float> file(static_cast<size_t>(total));
   if (!in.read(reinterpret_cast<char*>(file.data()), total * 4)) fail(path, ": cannot be read");
+  const std::map<std::string, Source> sources = sources_of(config);
   const std::vector<Parameter> layout = parameters(config);
   checkpoint.weights.resize(static_cast<size_t>(layout.back().offset + layout.back().size));
   for (const Parameter& p : layout) {

@@ -235,13 +235,14 @@ TEST_F(Stories, PiecesAreThoseOfTheList) {
 }
 
 TEST_F(Stories, GoldenTexts) {
-  for (const auto& sequence : read("golden_visible.json")["sequences"]) {
+  const auto golden = read("golden_visible.json");
+  for (const auto& sequence : golden["sequences"]) {
     const Ids tokens = sequence["tokens"];
     const std::string text = sequence["text"];
     EXPECT_EQ(tokenizer_->decode(tokens), text);
     EXPECT_EQ(tokenizer_->decode(tokenizer_->encode_prompt(text)), text);
   }
-  const Ids greedy = read("golden_visible.json")["sequences"][0]["tokens"];
+  const Ids greedy = golden["sequences"][0]["tokens"];
   const std::string sentence = "Once upon a time, there was a little girl named Lily.";
   const Ids ids = tokenizer_->encode_prompt(sentence);
   EXPECT_EQ(ids, Ids(greedy.begin(), greedy.begin() + static_cast<std::ptrdiff_t>(ids.size())));
