@@ -31,16 +31,26 @@ TEST_SRC := $(wildcard tests/*.cpp)
 CUDA_SRC := $(wildcard cuda/*.cu)
 EMU_SRC := $(wildcard cuda/emu/src/*.cpp)
 
+# The emulator runs the CUDA kernels in the tests, on x86-64 only; elsewhere the tests do without (PARE_EMU undefined).
+MACHINE := $(shell uname -m)
+ifeq ($(MACHINE),x86_64)
+EMU_KERNELS := $(CUDA_SRC)
+EMU_FLAG := -DPARE_EMU
+else
+$(info note: no CUDA emulation on $(MACHINE): the tests leave the CUDA kernels out)
+EMU_SRC :=
+TEST_SRC := $(filter-out tests/test_emu.cpp tests/test_cuda_emu.cpp,$(TEST_SRC))
+endif
+
 WARN := -Wall -Wextra -Werror
 # No contraction: where a fused multiply-add is meant it is written, so every build gives the same bits.
 BITS := -ffp-contract=off
 INCLUDE := -Isrc -I.
-CXXFLAGS := -std=c++20 -g $(WARN) $(BITS) $(INCLUDE) -MMD -MP -pthread
+CXXFLAGS := -std=c++20 -g $(WARN) $(BITS) $(INCLUDE) $(EMU_FLAG) -MMD -MP -pthread
 LDFLAGS := -pthread
 
 # The program runs on any x86-64-v3 machine.  The kernels of the `cpu` table are compiled once per instruction set and
 # chosen at run time; elsewhere (aarch64) the portable ones are used.
-MACHINE := $(shell uname -m)
 ifeq ($(MACHINE),x86_64)
 CXXFLAGS += -march=x86-64-v3
 ISAS := avx2 avx512
@@ -60,7 +70,7 @@ define variant
 $(1)_LIB := $$(LIB_SRC:%.cpp=$(2)/%.o) $$(foreach i,$$(ISAS),$$(KERNEL_SRC:%.cpp=$(2)/$$(i)/%.o))
 $(1)_APP := $$(APP_SRC:%.cpp=$(2)/%.o)
 $(1)_TEST := $$(TEST_SRC:%.cpp=$(2)/%.o)
-$(1)_EMU := $$(CUDA_SRC:%.cu=$(2)/emu/%.o) $$(EMU_SRC:%.cpp=$(2)/emu/%.o)
+$(1)_EMU := $$(EMU_KERNELS:%.cu=$(2)/emu/%.o) $$(EMU_SRC:%.cpp=$(2)/emu/%.o)
 $(2)/%.o: %.cpp | $$(DEPS_DONE)
 	@mkdir -p $$(@D)
 	@echo '$(1): $$<'
@@ -86,7 +96,7 @@ $(2)/tests/pare_tests: $$($(1)_LIB) $$($(1)_TEST) $$($(1)_EMU)
 	@echo 'link $$@'
 	$(Q)$$(CXX) $$(LDFLAGS) $$($(1)_FLAGS) $$^ -lgtest -lgtest_main -o $$@
 endef
-EMUFLAGS := -std=c++20 -g $(WARN) -Wno-unknown-pragmas -fno-strict-aliasing -Icuda/emu/include $(INCLUDE) -Icuda -MMD -MP
+EMUFLAGS := -std=c++20 -g $(WARN) $(BITS) -Wno-unknown-pragmas -fno-strict-aliasing -Icuda/emu/include $(INCLUDE) -Icuda -MMD -MP
 $(eval $(call variant,cpu,$(BUILD)))
 $(eval $(call variant,asan,$(BUILD)/asan))
 
@@ -102,7 +112,7 @@ asan: $(BUILD)/asan/tests/pare_tests $(BUILD)/asan/pare
 
 emu: $(cpu_EMU)
 
-NVFLAGS := -std=c++20 -O3 -lineinfo $(INCLUDE) -Icuda --Werror all-warnings -Xcompiler -Wall,-Wextra,-ffp-contract=off -MMD -MP
+NVFLAGS := -std=c++20 -O3 -lineinfo -fmad=false $(INCLUDE) -Icuda --Werror all-warnings -Xcompiler -Wall,-Wextra,-ffp-contract=off -MMD -MP
 GENCODE := $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=sm_$(a))
 $(BUILD)/cuda/%.o: %.cu
 	@mkdir -p $(@D)

@@ -53,6 +53,7 @@ using ThreadMain = void (*)(void* ctx);
 int run_grid(const Grid&, ThreadMain, void* ctx);  // 0, or a cudaError_t
 
 // ---- reports and settings
+// Ends the launch with an error.  The fiber is abandoned where it stands: its locals are not destroyed.
 [[noreturn, gnu::format(printf, 2, 3)]] void fail(Loc loc, const char* fmt, ...);
 const std::string& last_report();  // text of the last failure, "" if none
 

@@ -1,6 +1,5 @@
 // What the parts of the emulator share: the running block and its threads, fibers, and cudaMalloc'd memory.
 #pragma once
-#include <string>
 #include <vector>
 
 #include "cuda_runtime.h"
@@ -75,8 +74,8 @@ struct Block {
 extern Block g_block;
 
 void make_ready(Thread* t);
-void suspend();  // the current thread, until something makes it ready again
-std::string describe(const Loc&);
+void suspend();                     // the current thread, until something makes it ready again
+const char* file_name(const Loc&);  // without directories
 
 // ---- device memory and the sticky error (host.cpp)
 struct Alloc {

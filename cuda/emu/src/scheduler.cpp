@@ -41,6 +41,8 @@ std::string block_name() {
          ")";
 }
 
+std::string describe(const Loc& l) { return std::string(file_name(l)) + ":" + std::to_string(l.line); }
+
 // "0-31,40"
 std::string ranges(const std::vector<unsigned>& ids) {
   std::string s;
@@ -255,9 +257,9 @@ Settings& settings() {
 
 const std::string& last_report() { return g_report; }
 
-std::string describe(const Loc& l) {
-  const char* f = std::strrchr(l.file, '/');
-  return std::string(f ? f + 1 : l.file) + ":" + std::to_string(l.line);
+const char* file_name(const Loc& l) {
+  const char* slash = std::strrchr(l.file, '/');
+  return slash ? slash + 1 : l.file;
 }
 
 void fail(Loc loc, const char* fmt, ...) {

@@ -28,8 +28,8 @@ void warp_collective(uint32_t mask, WarpOp op, void* arg, const char* what, Loc 
     Thread& t = b.threads[base + l];
     if (t.mask != mask) return suspend();  // it waits for others first
     if (t.op != op)
-      fail(loc, "warp function mismatch: lane %u calls %s, lane %u calls %s at %s", lane, what, l, t.what,
-           describe(t.loc).c_str());
+      fail(loc, "warp function mismatch: lane %u calls %s, lane %u calls %s at %s:%d", lane, what, l, t.what,
+           file_name(t.loc), t.loc.line);
     args[l] = t.arg;
     who[n++] = &t;
   }
@@ -64,8 +64,8 @@ void block_barrier(int id, unsigned count, bool wait, const char* what, Loc loc)
   }
   if (id == 0 && b.odd) {  // named barriers may meet from different places; __syncthreads may not
     const Thread* other = me->loc.line == b.odd->loc.line ? b.first : b.odd;
-    fail(loc, "divergent barrier: thread %u waits in the %s at %s", other->linear, other->what,
-         describe(other->loc).c_str());
+    fail(loc, "divergent barrier: thread %u waits in the %s at %s:%d", other->linear, other->what,
+         file_name(other->loc), other->loc.line);
   }
   me->state = State::running;
   for (unsigned i = 0; i < block.n; i++) {
