@@ -123,7 +123,7 @@ TEST_F(Llama2c, RotaryRowsTurnTheSameWay) {
     return w;
   };
   std::array<double, 12> x;
-  Rng rng(rng_key(1, Stream::test, 0));
+  Rng rng(rng_key(1, RngStream::test, 0));
   for (double& v : x) v = rng.normal() * 1e-3;
   const auto turned = [&](const std::vector<float>& w, int head, int position, bool halves) {
     std::array<double, 4> y{}, r{};

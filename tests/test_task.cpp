@@ -30,7 +30,7 @@ double score(std::string_view text, bool finished = true) {
   return small_task().reward(golden_problem(), {text, finished}).score;
 }
 
-Rng test_rng(uint64_t uid) { return Rng(rng_key(5, Stream::test, 0), uid); }
+Rng test_rng(uint64_t uid) { return Rng(rng_key(5, RngStream::test, 0), uid); }
 
 // One step "d:c2-b9=d3;" as its text says it.
 struct Step {

@@ -249,7 +249,7 @@ TEST_F(Stories, GoldenTexts) {
 }
 
 TEST_F(Stories, AnyBytesComeBack) {
-  Rng rng(rng_key(1, Stream::test, 0));
+  Rng rng(rng_key(1, RngStream::test, 0));
   for (int i = 0; i < 200; i++) {
     std::string text;
     for (uint32_t n = rng.below(40); n > 0; n--)
