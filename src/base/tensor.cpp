@@ -47,13 +47,15 @@ std::string Tensor::str() const {
   return s + "]";
 }
 
+std::ostream& operator<<(std::ostream& out, const Tensor& t) { return out << t.str(); }
+
 static void* advance(const Tensor& t, int64_t elements) {
   return t.data ? static_cast<char*>(t.data) + elements * static_cast<int64_t>(dtype_size(t.dtype)) : nullptr;
 }
 
 Tensor Tensor::rows(int64_t begin, int64_t count) const {
   expect(rank > 0 && begin >= 0 && count >= 0 && begin + count <= shape[0], "rows [", begin, ", ", begin + count,
-         ") of ", str());
+         ") of ", *this);
   Tensor t = *this;
   t.data = advance(*this, begin * stride[0]);
   t.shape[0] = count;
@@ -62,7 +64,7 @@ Tensor Tensor::rows(int64_t begin, int64_t count) const {
 
 Tensor Tensor::columns(int64_t begin, int64_t count) const {
   expect(rank > 0 && begin >= 0 && count >= 0 && begin + count <= shape[rank - 1], "columns [", begin, ", ",
-         begin + count, ") of ", str());
+         begin + count, ") of ", *this);
   Tensor t = *this;
   t.data = advance(*this, begin);
   t.shape[rank - 1] = count;
@@ -70,7 +72,7 @@ Tensor Tensor::columns(int64_t begin, int64_t count) const {
 }
 
 Tensor Tensor::heads(int64_t n) const {
-  expect(rank == 2 && n > 0 && shape[1] % n == 0, n, " heads of ", str());
+  expect(rank == 2 && n > 0 && shape[1] % n == 0, n, " heads of ", *this);
   Tensor t = *this;
   t.rank = 3;
   t.shape = {shape[0], n, shape[1] / n};
@@ -79,7 +81,7 @@ Tensor Tensor::heads(int64_t n) const {
 }
 
 Tensor Tensor::flat() const {
-  expect(contiguous(), "flat view of strided ", str());
+  expect(contiguous(), "flat view of strided ", *this);
   Tensor t = *this;
   t.rank = 1;
   t.shape = {size()};

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <iosfwd>
 #include <string>
 
 #include "base/error.h"
@@ -55,7 +56,7 @@ struct Tensor {
 
   template <class T>
   T* as() const {
-    expect(dtype == dtype_of<T>, "tensor ", str(), " read as another type");
+    expect(dtype == dtype_of<T>, "tensor ", *this, " read as another type");
     return static_cast<T*>(data);
   }
 
@@ -64,6 +65,9 @@ struct Tensor {
   Tensor heads(int64_t n) const;                       // [N, n*D] seen as [N, n, D]
   Tensor flat() const;                                 // contiguous: seen as one row [size]
 };
+
+// str().  In expect(...) pass the tensor, not its str(): a message is then formatted only when there is one.
+std::ostream& operator<<(std::ostream& out, const Tensor& t);
 
 // A contiguous view of `data`.
 Tensor make_tensor(void* data, DType dtype, std::initializer_list<int64_t> shape);
