@@ -112,6 +112,11 @@ asan: $(BUILD)/asan/tests/pare_tests $(BUILD)/asan/pare
 
 emu: $(cpu_EMU)
 
+bench: $(BUILD)/bench
+	$(BUILD)/bench
+$(BUILD)/bench: $(cpu_LIB) $(BUILD)/tools/bench/bench.o
+	$(CXX) $(LDFLAGS) $^ -o $@
+
 NVFLAGS := -std=c++20 -O3 -lineinfo -fmad=false $(INCLUDE) -Icuda --Werror all-warnings -Xcompiler -Wall,-Wextra,-ffp-contract=off -MMD -MP
 GENCODE := $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=sm_$(a))
 $(BUILD)/cuda/%.o: %.cu

@@ -63,37 +63,49 @@ void block(const Operands& x, int64_t rows, int64_t first, int64_t slots, int64_
   });
 }
 
-// Rows [begin, begin + rows) of the segment, query head `head`.
-void row_block(const AttnBwdArgs& a, const SegmentRow& s, const Operands& x, int64_t head, int64_t begin,
-               int64_t rows) {
-  float lse[kRowBlock], delta[kRowBlock];
-  const AttnArgs& f = a.fwd;
-  for (int64_t r = 0; r < rows; r++) {
-    const int64_t row = s.row + begin + r;
-    const float *q = f.q + row * f.q_stride + head * f.width, *d_o = a.d_o + row * a.do_stride + head * f.width,
-                *o = f.o + row * a.o_stride + head * f.width;
-    vf dot = zero();
-    for (int64_t d = 0; d < f.width; d += 16) {
-      const vf g = load(d_o + d, f.width - d);
-      dot = fma(g, load(o + d, f.width - d), dot);
-      store(x.d_o + r * x.padded + d, g);
-      store(x.q + r * x.padded + d, load(q + d, f.width - d));
-      store(x.dq + r * x.padded + d, zero());
-    }
-    delta[r] = sum(dot);
-    lse[r] = f.lse[row * f.heads + head];
-  }
-  const int64_t seen = s.parent_len + begin + 1, end = seen + rows - 1;  // by the first row; by the last
-  for (int64_t first = 0; first < end; first += kBlock)
-    block(x, rows, first, min64(kBlock, end - first), seen - first, f.scale, lse, delta);
-  for (int64_t r = 0; r < rows; r++)
-    for (int64_t d = 0; d < f.width; d += 16)
-      store(a.dq + (s.row + begin + r) * a.dq_stride + head * f.width + d, load(x.dq + r * x.padded + d), f.width - d);
-}
-
 PARE_INLINE void unpack(const Slots<float>& slots, const float* from, int64_t n, int64_t width) {
   for (int64_t s = 0; s < n; s++)
     for (int64_t d = 0; d < width; d += 16, from += 16) store(slots.at(s) + d, load(from), width - d);
+}
+
+// out[r] = a[r] . b[r] for up to 16 rows, each as one chain over the columns like a score: where a row sees a single
+// slot, do . o is then bitwise do . v, and its ds exactly 0.
+void row_products(float* out, const float* a, const float* b, int64_t rows, int64_t padded) {
+  vf acc = zero();
+  for (int64_t d = 0; d < padded; d += 16) {
+    vf x[16], y[16];
+    PARE_UNROLL
+    for (int i = 0; i < 16; i++) {
+      x[i] = i < rows ? load(a + i * padded + d) : zero();
+      y[i] = i < rows ? load(b + i * padded + d) : zero();
+    }
+    transpose(x), transpose(y);
+    PARE_UNROLL
+    for (int i = 0; i < 16; i++) acc = fma(x[i], y[i], acc);
+  }
+  store(out, acc, rows);
+}
+
+// Rows [begin, begin + rows) of the segment, query head `head`.
+void row_block(const AttnBwdArgs& a, const SegmentRow& s, const Operands& x, int64_t head, int64_t begin,
+               int64_t rows) {
+  const AttnArgs& f = a.fwd;
+  const int64_t row = s.row + begin, column = head * f.width;
+  const auto pack = [&](float* out, const float* in, int64_t stride) {
+    pack_down(out, Slots<const float>{nullptr, in + row * stride + column, 0, stride, 0}, rows, f.width);
+  };
+  float lse[kRowBlock], delta[kRowBlock];
+  pack(x.d_o, a.d_o, a.do_stride);
+  pack(x.dq, f.o, a.o_stride);  // o, until it is used
+  for (int64_t r = 0; r < rows; r += 16)
+    row_products(delta + r, x.d_o + r * x.padded, x.dq + r * x.padded, min64(16, rows - r), x.padded);
+  pack(x.q, f.q, f.q_stride);
+  for (int64_t i = 0; i < rows * x.padded; i += 16) store(x.dq + i, zero());
+  for (int64_t r = 0; r < rows; r++) lse[r] = f.lse[(row + r) * f.heads + head];
+  const int64_t seen = s.parent_len + begin + 1, end = seen + rows - 1;  // by the first row; by the last
+  for (int64_t first = 0; first < end; first += kBlock)
+    block(x, rows, first, min64(kBlock, end - first), seen - first, f.scale, lse, delta);
+  unpack(Slots<float>{nullptr, a.dq + row * a.dq_stride + column, 0, a.dq_stride, 0}, x.dq, rows, f.width);
 }
 
 }  // namespace
