@@ -5,7 +5,6 @@
 #   V=1             print the commands
 #   JOBS=1          processes at a time (default: one per core)
 #   O=1             optimisation level of the CPU program (default 3)
-CXX ?= g++
 NVCC ?= nvcc
 ARCH ?= 80 90a
 O ?= 3
@@ -20,8 +19,15 @@ Q := $(if $(V),,@)
 
 # ---- libraries: what is missing is installed, or the command is printed and the build stops ---------------------------
 PACKAGES := nlohmann-json3-dev libcli11-dev libgtest-dev
+# Without CXX=: the first g++ of version 12 or later (Ubuntu 22.04 has g++-12 beside an older default).
+ifeq ($(origin CXX),default)
+CXX := $(shell for c in g++ g++-14 g++-13 g++-12; do v=$$($$c -dumpversion 2>/dev/null | cut -d. -f1); \
+         [ "$${v:-0}" -ge 12 ] && { echo $$c; break; }; done)
+PACKAGES += $(if $(CXX),,g++-12)
+CXX := $(or $(CXX),g++-12)
+endif
 HAVE_LIBS := $(and $(wildcard /usr/include/nlohmann/json.hpp),$(wildcard /usr/include/CLI/CLI.hpp),$(wildcard /usr/include/gtest/gtest.h))
-DEPS_DONE := $(if $(HAVE_LIBS),,$(BUILD)/.deps)
+DEPS_DONE := $(if $(and $(HAVE_LIBS),$(shell command -v $(firstword $(CXX)))),,$(BUILD)/.deps)
 $(BUILD)/.deps:
 	@tools/deps.sh $(PACKAGES)
 	@mkdir -p $(@D) && touch $@
@@ -79,16 +85,16 @@ $(2)/%.o: %.cpp | $$(DEPS_DONE)
 	@echo '$(1): $$<'
 	$(Q)$$(CXX) $$(CXXFLAGS) $$($(1)_FLAGS) -c $$< -o $$@
 $(foreach i,$(ISAS),
-$(2)/$(i)/%.o: %.cpp
+$(2)/$(i)/%.o: %.cpp | $$(DEPS_DONE)
 	@mkdir -p $$(@D)
 	@echo '$(1) $(i): $$<'
 	$(Q)$$(CXX) $$(CXXFLAGS) $$($(1)_FLAGS) $($(i)_FLAGS) -DPARE_ISA=$(i) -c $$< -o $$@
 )
-$(2)/emu/%.o: %.cu
+$(2)/emu/%.o: %.cu | $$(DEPS_DONE)
 	@mkdir -p $$(@D)
 	@echo '$(1) emu: $$<'
 	$(Q)$$(CXX) $$(EMUFLAGS) $$($(1)_FLAGS) -x c++ -c $$< -o $$@
-$(2)/emu/%.o: %.cpp
+$(2)/emu/%.o: %.cpp | $$(DEPS_DONE)
 	@mkdir -p $$(@D)
 	@echo '$(1) emu: $$<'
 	$(Q)$$(CXX) $$(EMUFLAGS) $$($(1)_FLAGS) -c $$< -o $$@
