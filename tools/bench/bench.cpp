@@ -5,6 +5,7 @@
 #endif
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -45,7 +46,7 @@ double best_of(F f, double budget = 0.08) {
 
 // ---- what the machine can do
 
-volatile float sink;
+std::atomic<float> sink;
 
 #if defined(__x86_64__)
 __attribute__((target("avx512f"))) void fma_avx512(int64_t n) {
@@ -94,17 +95,28 @@ double peak_flops() {
 #endif
 }
 
+float sum_of(const float* x, int64_t blocks_of_64) {
+#if defined(__x86_64__)
+  __m256 acc[8] = {};
+  for (int64_t i = 0; i < blocks_of_64; i++)
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; j++) acc[j] = _mm256_add_ps(acc[j], _mm256_loadu_ps(x + i * 64 + j * 8));
+  for (int j = 1; j < 8; j++) acc[0] = _mm256_add_ps(acc[0], acc[j]);
+  return _mm256_cvtss_f32(acc[0]);
+#else
+  float lanes[64] = {}, sum = 0;
+  for (int64_t i = 0; i < blocks_of_64; i++)
+    for (int j = 0; j < 64; j++) lanes[j] += x[i * 64 + j];
+  for (float l : lanes) sum += l;
+  return sum;
+#endif
+}
+
 // Bytes per second of reading `floats` of `x` again and again, on all threads.
 double read_bandwidth(const float* x, int64_t floats) {
+  const int64_t blocks = floats / 64, grain = std::max<int64_t>(blocks / threads(), 1024);
   const double t = best_of([&] {
-    parallel_for(floats / 64, floats / 64 / threads() + 1, [&](int64_t begin, int64_t end) {
-      float lanes[64] = {};
-      for (int64_t i = begin; i < end; i++)
-        for (int j = 0; j < 64; j++) lanes[j] += x[i * 64 + j];
-      float sum = 0;
-      for (float l : lanes) sum += l;
-      sink = sum;
-    });
+    parallel_for(blocks, grain, [&](int64_t begin, int64_t end) { sink = sum_of(x + begin * 64, end - begin); });
   });
   return static_cast<double>(floats) * 4 / t;
 }

@@ -17,48 +17,64 @@ struct Operands {
   int64_t width, padded;
 };
 
-// Calls choose()'s tiles over `rows` in even shares; f(first, count).
+// Rows and slots go in groups of 16, so that what a chain leaves out (the rows above its slots, the slots behind its
+// rows) does not depend on the height of a tile.
+constexpr int64_t kGroup = 16;
+
+// Calls f(begin, count) for tiles of rows [0, n), each inside of one group.
 template <class F>
-PARE_INLINE void for_tiles(int64_t rows, F f) {
-  const int64_t share = even_rows(rows);
-  for (int64_t r = 0; r < rows; r += share) f(r, min64(share, rows - r));
+PARE_INLINE void for_tiles(int64_t n, F f) {
+  for (int64_t g = 0; g < n; g += kGroup) {
+    const int64_t rows = min64(kGroup, n - g), share = even_rows(rows);
+    for (int64_t r = 0; r < rows; r += share) f(g + r, min64(share, rows - r));
+  }
 }
 
-// out[rows][kBlock] = a bT: rows of a [rows][padded] times panels across
-void scores(float* out, const float* a, const float* across, int64_t rows, int64_t panels, const Operands& x) {
-  for_tiles(rows, [&](int64_t r, int64_t n) {
+// out[rows][kBlock] = a bT: rows of a [rows][padded] times the panels across that row r sees, `seen` + r slots.
+void scores(float* out, const float* a, const float* across, int64_t rows, int64_t slots, int64_t seen,
+            const Operands& x) {
+  const int64_t share = even_rows(rows);
+  for (int64_t r = 0; r < rows; r += share) {
+    const int64_t n = min64(share, rows - r), panels = (min64(slots, seen + r + n - 1) + 15) / 16;
     for (int64_t p = 0, np; p < panels; p += np) {
       np = tile_panels(n, panels - p);
       Tile t{.depth = x.width, .a = a + r * x.padded, .as = x.padded, .c = out + r * kBlock + p * 16, .cs = kBlock};
       for (int64_t i = 0; i < np; i++) t.b[i] = across + (p + i) * 16 * x.width;
       tile_by_rows(n, np)(t);
     }
-  });
+  }
 }
 
-// One block: rows see `seen` slots of it (the first row; each next row one more), at most `slots` exist.
+// One block: row r sees `seen` + r slots of the `slots` from `first` on.
 void block(const Operands& x, int64_t rows, int64_t first, int64_t slots, int64_t seen, float scale, const float* lse,
            const float* delta) {
   alignas(64) float p[kRowBlock * kBlock], ds[kRowBlock * kBlock];
-  const int64_t panels = (slots + 15) / 16;
-  scores(p, x.q, x.k_across + first * x.width, rows, panels, x);
-  scores(ds, x.d_o, x.v_across + first * x.width, rows, panels, x);
+  scores(p, x.q, x.k_across + first * x.width, rows, slots, seen, x);
+  scores(ds, x.d_o, x.v_across + first * x.width, rows, slots, seen, x);
+  // The slots that some row of the group of r sees
+  const auto reach = [&](int64_t r) { return max64(0, min64(slots, seen + r / kGroup * kGroup + kGroup - 1)); };
   for (int64_t r = 0; r < rows; r++) {
     const vf l = set1(lse[r]), sub_delta = set1(delta[r]);
-    for (int64_t j = 0; j < panels * 16; j += 16) {
+    for (int64_t j = 0; j < reach(r); j += 16) {
       float *const pr = p + r * kBlock + j, *const dr = ds + r * kBlock + j;
-      const mask absent = first_lanes(max64(min64(seen + r - j, 16), 0));
-      const vf weight = select(absent, exp(sub(mul(load(pr), set1(scale)), l)), zero());
+      const mask seen_lanes = first_lanes(max64(min64(seen + r - j, 16), 0));
+      const vf weight = select(seen_lanes, exp(sub(mul(load(pr), set1(scale)), l)), zero());
       store(pr, weight);
-      store(dr, select(absent, mul(mul(weight, sub(load(dr), sub_delta)), set1(scale)), zero()));
+      store(dr, select(seen_lanes, mul(mul(weight, sub(load(dr), sub_delta)), set1(scale)), zero()));
     }
   }
   for_tiles(slots, [&](int64_t s, int64_t n) {
-    multiply_add(tile_by_columns, n, rows, p + s, kBlock, x.d_o, x.dv + (first + s) * x.padded, x.padded);
-    multiply_add(tile_by_columns, n, rows, ds + s, kBlock, x.q, x.dk + (first + s) * x.padded, x.padded);
+    // From the first group of rows of which one sees a slot of this group on
+    const int64_t begin = max64(0, s / kGroup * kGroup - seen + 1) / kGroup * kGroup;
+    if (begin >= rows) return;
+    const float *const weights = p + begin * kBlock + s, *const gradients = ds + begin * kBlock + s;
+    multiply_add(tile_by_columns, n, rows - begin, weights, kBlock, x.d_o + begin * x.padded,
+                 x.dv + (first + s) * x.padded, x.padded);
+    multiply_add(tile_by_columns, n, rows - begin, gradients, kBlock, x.q + begin * x.padded,
+                 x.dk + (first + s) * x.padded, x.padded);
   });
   for_tiles(rows, [&](int64_t r, int64_t n) {
-    multiply_add(tile_by_rows, n, slots, ds + r * kBlock, kBlock, x.k + first * x.padded, x.dq + r * x.padded,
+    multiply_add(tile_by_rows, n, reach(r), ds + r * kBlock, kBlock, x.k + first * x.padded, x.dq + r * x.padded,
                  x.padded);
   });
 }
