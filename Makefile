@@ -3,12 +3,14 @@
 #   CXX=clang++     compiler of the CPU program (g++ >= 12 or clang >= 14)
 #   ARCH="80 90a"   GPU architectures of `make cuda`
 #   V=1             print the commands
+#   JOBS=1          processes at a time (default: one per core)
 #   O=1             optimisation level of the CPU program (default 3)
-CXX ?= g++
 NVCC ?= nvcc
 ARCH ?= 80 90a
 O ?= 3
 BUILD := build
+JOBS ?= $(shell nproc)
+MAKEFLAGS += -j$(JOBS)
 Q := $(if $(V),,@)
 
 .DEFAULT_GOAL := all
@@ -17,8 +19,15 @@ Q := $(if $(V),,@)
 
 # ---- libraries: what is missing is installed, or the command is printed and the build stops ---------------------------
 PACKAGES := nlohmann-json3-dev libcli11-dev libgtest-dev
+# Without CXX=: the first g++ of version 12 or later (Ubuntu 22.04 has g++-12 beside an older default).
+ifeq ($(origin CXX),default)
+CXX := $(shell for c in g++ g++-14 g++-13 g++-12; do v=$$($$c -dumpversion 2>/dev/null | cut -d. -f1); \
+         [ "$${v:-0}" -ge 12 ] && { echo $$c; break; }; done)
+PACKAGES += $(if $(CXX),,g++-12)
+CXX := $(or $(CXX),g++-12)
+endif
 HAVE_LIBS := $(and $(wildcard /usr/include/nlohmann/json.hpp),$(wildcard /usr/include/CLI/CLI.hpp),$(wildcard /usr/include/gtest/gtest.h))
-DEPS_DONE := $(if $(HAVE_LIBS),,$(BUILD)/.deps)
+DEPS_DONE := $(if $(and $(HAVE_LIBS),$(shell command -v $(firstword $(CXX)))),,$(BUILD)/.deps)
 $(BUILD)/.deps:
 	@tools/deps.sh $(PACKAGES)
 	@mkdir -p $(@D) && touch $@
@@ -76,16 +85,16 @@ $(2)/%.o: %.cpp | $$(DEPS_DONE)
 	@echo '$(1): $$<'
 	$(Q)$$(CXX) $$(CXXFLAGS) $$($(1)_FLAGS) -c $$< -o $$@
 $(foreach i,$(ISAS),
-$(2)/$(i)/%.o: %.cpp
+$(2)/$(i)/%.o: %.cpp | $$(DEPS_DONE)
 	@mkdir -p $$(@D)
 	@echo '$(1) $(i): $$<'
 	$(Q)$$(CXX) $$(CXXFLAGS) $$($(1)_FLAGS) $($(i)_FLAGS) -DPARE_ISA=$(i) -c $$< -o $$@
 )
-$(2)/emu/%.o: %.cu
+$(2)/emu/%.o: %.cu | $$(DEPS_DONE)
 	@mkdir -p $$(@D)
 	@echo '$(1) emu: $$<'
 	$(Q)$$(CXX) $$(EMUFLAGS) $$($(1)_FLAGS) -x c++ -c $$< -o $$@
-$(2)/emu/%.o: %.cpp
+$(2)/emu/%.o: %.cpp | $$(DEPS_DONE)
 	@mkdir -p $$(@D)
 	@echo '$(1) emu: $$<'
 	$(Q)$$(CXX) $$(EMUFLAGS) $$($(1)_FLAGS) -c $$< -o $$@
@@ -94,29 +103,44 @@ $(2)/pare: $$($(1)_LIB) $$($(1)_APP)
 	$(Q)$$(CXX) $$(LDFLAGS) $$($(1)_FLAGS) $$^ -o $$@
 $(2)/tests/pare_tests: $$($(1)_LIB) $$($(1)_TEST) $$($(1)_EMU)
 	@echo 'link $$@'
-	$(Q)$$(CXX) $$(LDFLAGS) $$($(1)_FLAGS) $$^ -lgtest -lgtest_main -o $$@
+	$(Q)$$(CXX) $$(LDFLAGS) $$($(1)_FLAGS) $$^ -lgtest -o $$@
 endef
 EMUFLAGS := -std=c++20 -g $(WARN) $(BITS) -Wno-unknown-pragmas -fno-strict-aliasing -Icuda/emu/include $(INCLUDE) -Icuda -MMD -MP
 $(eval $(call variant,cpu,$(BUILD)))
 $(eval $(call variant,asan,$(BUILD)/asan))
+# Nothing hot in these: they compile faster.
+$(BUILD)/tests/%.o $(BUILD)/src/app/%.o: cpu_FLAGS := -O1
 
 # ---- targets ---------------------------------------------------------------------------------------------------------
 .PHONY: all test asan emu cuda bench quickstart deps format format-check lint clean help
 all: $(BUILD)/pare
 
 test: $(BUILD)/tests/pare_tests $(BUILD)/pare
-	$(BUILD)/tests/pare_tests
+	$(BUILD)/tests/pare_tests $(TEST_FLAGS)
 
 asan: $(BUILD)/asan/tests/pare_tests $(BUILD)/asan/pare
-	$(BUILD)/asan/tests/pare_tests
+	$(BUILD)/asan/tests/pare_tests $(TEST_FLAGS)
 
 emu: $(cpu_EMU)
+
+quickstart: $(BUILD)/pare
+	$(BUILD)/pare sft quickstart-sft --force
+	$(BUILD)/pare train quickstart --force
+	$(BUILD)/pare train quickstart-rpc --force
+	$(BUILD)/pare compare runs/quickstart runs/quickstart-rpc
+
+bench: $(BUILD)/bench
+	$(BUILD)/bench
+$(BUILD)/bench: $(cpu_LIB) $(BUILD)/tools/bench/bench.o
+	@echo 'link $@'
+	$(Q)$(CXX) $(LDFLAGS) $^ -o $@
 
 NVFLAGS := -std=c++20 -O3 -lineinfo -fmad=false $(INCLUDE) -Icuda --Werror all-warnings -Xcompiler -Wall,-Wextra,-ffp-contract=off -MMD -MP
 GENCODE := $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=sm_$(a))
 $(BUILD)/cuda/%.o: %.cu
 	@mkdir -p $(@D)
-	$(NVCC) $(NVFLAGS) $(GENCODE) -c $< -o $@
+	@echo 'cuda: $<'
+	$(Q)$(NVCC) $(NVFLAGS) $(GENCODE) -c $< -o $@
 cuda: $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.o)
 
 deps:
@@ -133,6 +157,6 @@ lint:
 clean:
 	rm -rf $(BUILD)
 help:
-	@sed -n '1,7s/^# \{0,1\}//p' Makefile; echo "targets: all test asan emu cuda bench quickstart deps format format-check lint clean"
+	@sed -n '1,8s/^# \{0,1\}//p' Makefile; echo "targets: all test asan emu cuda bench quickstart deps format format-check lint clean"
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -11,6 +11,8 @@ struct OpCase {
   std::function<void(OpRun&)> body;
 };
 
+inline void PrintTo(const OpCase& c, std::ostream* out) { *out << c.op << " " << c.shape; }
+
 void add_data_cases(std::vector<OpCase>& cases);       // movement, embedding, optimizer
 void add_layer_cases(std::vector<OpCase>& cases);      // norm, linear, rope, swiglu
 void add_attention_cases(std::vector<OpCase>& cases);  // packed and paged

@@ -81,10 +81,11 @@ void attn_bwd(OpRun& r, const Packed& s) {
   a.dpk = s.parent_rows ? r.inout("dpk", {s.parent_rows, s.kv_heads, s.dim}, s.gap) : a.dk;
   a.dpv = s.parent_rows ? r.inout("dpv", {s.parent_rows, s.kv_heads, s.dim}, s.gap) : a.dv;
   r.call(&Table::attn_bwd, a);
-  // p has the softmax's relative error (lse given: one rounding more); do.v - do.o loses what its terms have, about
-  // twice the size of dq, dk and dv.
+  // p has the softmax's relative error (lse given: one rounding more).  do.v - do.o may cancel: its terms, times scale,
+  // k or q, are of size 1.
   for (const char* out : {"dq", "dk", "dv", "dpk", "dpv"})
-    if (s.parent_rows || out[1] != 'p') r.bound(out, 4 * softmax_error(s.dim, s.rows + s.parent_rows) * r.max_abs(out));
+    if (s.parent_rows || out[1] != 'p')
+      r.bound(out, 4 * softmax_error(s.dim, s.rows + s.parent_rows) * (1 + r.max_abs(out)));
 }
 
 // ---- paged

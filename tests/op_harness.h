@@ -82,8 +82,7 @@ class Buffer {
     first_ = kZone + (kZone - address % kZone) % kZone;  // elements start 64-byte aligned
     tensor_.data = bytes_.data() + first_;
   }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
+  Buffer(Buffer&&) = default;
 
   const Tensor& tensor() const { return tensor_; }
   int64_t size() const { return tensor_.size(); }

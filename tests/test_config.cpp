@@ -1,5 +1,6 @@
 // model/config: shapes, spellings of transformers 4 and 5, what is refused, the flat layout, rotary frequencies.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
@@ -257,7 +258,7 @@ TEST(Config, WrittenConfigReadsBackTheSame) {
 }
 
 TEST(Config, GenerationConfigReplacesEos) {
-  const auto directory = std::filesystem::path(testing::TempDir()) / "pare_generation_config";
+  const auto directory = std::filesystem::path(testing::TempDir()) / cat("pare_generation_config", getpid());
   std::filesystem::create_directories(directory);
   auto write = [&](const char* name, const std::string& text) { std::ofstream(directory / name) << text; };
   write("config.json", qwen2().dump());

@@ -1,5 +1,6 @@
 // model/hf: model folders saved by transformers and by us; indexes and shards; what is refused.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
@@ -23,7 +24,7 @@ std::string golden(const std::string& name) { return "tests/golden/" + name; }
 class Hf : public testing::Test {
  protected:
   void SetUp() override {
-    root_ = fs::path(testing::TempDir()) / "pare_hf";
+    root_ = fs::path(testing::TempDir()) / cat("pare_hf", getpid());
     fs::remove_all(root_);
     fs::create_directories(root_);
     config_ = parse_model_config({{"model_type", "qwen2"},

@@ -9,7 +9,11 @@ namespace pare::test {
 namespace {
 
 // The tables under test.  An op whose pointer is null is not implemented by that table and is not tested on it.
-const Table* const kTables[] = {&table_ref, &table_cpu};
+const Table* const kTables[] = {&table_ref, &table_cpu,
+#ifdef __x86_64__  // the emulator's fibers
+                                &table_emu
+#endif
+};
 
 std::vector<OpCase> all_cases() {
   std::vector<OpCase> cases;

@@ -1,5 +1,6 @@
 // model/safetensors: what is read, what is refused (nothing hostile may allocate, hang or pass), what is written.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
@@ -21,7 +22,7 @@ using nlohmann::json;
 class Safetensors : public testing::Test {
  protected:
   void SetUp() override {
-    directory_ = fs::path(testing::TempDir()) / "pare_safetensors";
+    directory_ = fs::path(testing::TempDir()) / cat("pare_safetensors", getpid());
     fs::remove_all(directory_);
     fs::create_directories(directory_);
   }

@@ -14,7 +14,7 @@ namespace {
 
 struct Options {
   std::vector<std::string> config;
-  bool force = false, dry_run = false;
+  bool force = false, dry_run = false, keys = false;
 };
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -158,14 +158,18 @@ void sft(const Options& o) {
   console.line(format("done     %s; model in %s/model", duration(seconds_since(start)).c_str(), run.path().c_str()));
 }
 
-std::shared_ptr<Options> add(CLI::App& app, const char* name, const char* what, void (*run)(const Options&)) {
+void add(CLI::App& app, const char* name, const char* what, void (*run)(const Options&)) {
   auto o = std::make_shared<Options>();
   CLI::App* c = app.add_subcommand(name, what);
-  c->add_option("config", o->config, "presets or TOML files, then overrides group.key=value")->required();
+  c->add_option("config", o->config, "presets or TOML files, then overrides group.key=value");
   c->add_flag("--force", o->force, "replace a run that is in the output directory");
   c->add_flag("--dry-run", o->dry_run, "print the resolved configuration and stop");
-  c->callback([o, run] { run(*o); });
-  return o;
+  c->add_flag("--keys", o->keys, "print every configuration key: type, default, meaning, source");
+  c->callback([o, run] {
+    if (o->keys) return static_cast<void>(std::printf("%s", config_reference().c_str()));
+    if (o->config.empty()) fail("give a preset (data/presets) or a TOML file; --keys lists what can be set");
+    run(*o);
+  });
 }
 
 }  // namespace

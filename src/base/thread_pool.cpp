@@ -21,10 +21,14 @@ thread_local bool inside = false;  // in a parallel region: nested calls run inl
 void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
 #endif
 }
 
-// Workers spin for a few tens of microseconds after a job, since ops follow one another closely, then sleep.
+// Workers join a job while it is open; the caller waits only for those that joined, so one that sleeps or is not
+// scheduled delays nobody.  `state_` says it all in one word: number of the job, whether it is open, workers in it.
+// Workers spin for some tens of microseconds after a job, since ops follow one another closely, then sleep.
 class Pool {
  public:
   explicit Pool(int n) {
@@ -32,7 +36,7 @@ class Pool {
   }
   ~Pool() {
     stop_ = true;
-    generation_.fetch_add(1);
+    state_.fetch_add(kJob);
     { std::lock_guard lock(mutex_); }
     wake_.notify_all();
     for (auto& t : workers_) t.join();
@@ -40,17 +44,18 @@ class Pool {
   int size() const { return static_cast<int>(workers_.size()) + 1; }
 
   void run(int64_t n, int64_t chunk, RangeFn fn, void* context) {
+    // No worker is in a job now, and none can join one: these are the caller's alone.
     fn_ = fn, context_ = context, n_ = n, chunk_ = chunk;
     next_.store(0, std::memory_order_relaxed);
-    left_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
-    generation_.fetch_add(1);
+    state_.fetch_add(kJob + kOpen);
     if (sleeping_.load() > 0) {
       { std::lock_guard lock(mutex_); }
       wake_.notify_all();
     }
     drain();
-    for (int spins = 0; left_.load(std::memory_order_acquire); spins++)
-      if (spins < kSpins)
+    uint64_t state = state_.fetch_sub(kOpen) - kOpen;
+    for (int spins = 0; state & kWorkers; state = state_.load(std::memory_order_acquire))
+      if (spins++ < kSpins)
         relax();
       else
         std::this_thread::yield();
@@ -58,7 +63,8 @@ class Pool {
   }
 
  private:
-  static constexpr int kSpins = 4000;
+  static constexpr int kSpins = 2000;
+  static constexpr uint64_t kWorkers = 0xffff, kOpen = 0x10000, kJob = 0x20000;
 
   void drain() {
     inside = true;
@@ -73,24 +79,32 @@ class Pool {
 
   void work() {
     for (uint64_t seen = 0;;) {
-      for (int spins = 0; generation_.load(std::memory_order_acquire) == seen && spins < kSpins; spins++) relax();
-      if (generation_.load(std::memory_order_acquire) == seen) {
+      uint64_t state = state_.load(std::memory_order_acquire);
+      for (int spins = 0; state / kJob == seen && spins < kSpins; spins++) {
+        relax();
+        state = state_.load(std::memory_order_acquire);
+      }
+      if (state / kJob == seen) {
         std::unique_lock lock(mutex_);
         sleeping_.fetch_add(1);
-        wake_.wait(lock, [&] { return generation_.load() != seen; });
+        wake_.wait(lock, [&] { return (state = state_.load()) / kJob != seen; });
         sleeping_.fetch_sub(1);
       }
       if (stop_) return;
-      seen++;
+      seen = state / kJob;
+      // Join, unless the job has been closed meanwhile; others may join or leave at the same time.
+      while (state & kOpen && state / kJob == seen && !state_.compare_exchange_weak(state, state + 1)) {
+      }
+      if (!(state & kOpen) || state / kJob != seen) continue;
       drain();
-      left_.fetch_sub(1, std::memory_order_release);
+      state_.fetch_sub(1, std::memory_order_release);
     }
   }
 
   std::vector<std::thread> workers_;
-  std::atomic<uint64_t> generation_{0};
+  std::atomic<uint64_t> state_{0};
   std::atomic<int64_t> next_{0};
-  std::atomic<int> left_{0}, sleeping_{0};
+  std::atomic<int> sleeping_{0};
   std::atomic<bool> stop_{false};
   std::mutex mutex_;
   std::condition_variable wake_;

@@ -17,83 +17,111 @@ struct Operands {
   int64_t width, padded;
 };
 
-// Calls choose()'s tiles over `rows` in even shares; f(first, count).
+// Rows and slots go in groups of 16, so that what a chain leaves out (the rows above its slots, the slots behind its
+// rows) does not depend on the height of a tile.
+constexpr int64_t kGroup = 16;
+
+// Calls f(begin, count) for tiles of rows [0, n), each inside of one group.
 template <class F>
-PARE_INLINE void for_tiles(int64_t rows, F f) {
-  const int64_t share = even_rows(rows);
-  for (int64_t r = 0; r < rows; r += share) f(r, min64(share, rows - r));
+PARE_INLINE void for_tiles(int64_t n, F f) {
+  for (int64_t g = 0; g < n; g += kGroup) {
+    const int64_t rows = min64(kGroup, n - g), share = even_rows(rows);
+    for (int64_t r = 0; r < rows; r += share) f(g + r, min64(share, rows - r));
+  }
 }
 
-// out[rows][kBlock] = a bT: rows of a [rows][padded] times panels across
-void scores(float* out, const float* a, const float* across, int64_t rows, int64_t panels, const Operands& x) {
-  for_tiles(rows, [&](int64_t r, int64_t n) {
+// out[rows][kBlock] = a bT: rows of a [rows][padded] times the panels across that row r sees, `seen` + r slots.
+void scores(float* out, const float* a, const float* across, int64_t rows, int64_t slots, int64_t seen,
+            const Operands& x) {
+  const int64_t share = even_rows(rows);
+  for (int64_t r = 0; r < rows; r += share) {
+    const int64_t n = min64(share, rows - r), panels = (min64(slots, seen + r + n - 1) + 15) / 16;
     for (int64_t p = 0, np; p < panels; p += np) {
       np = tile_panels(n, panels - p);
       Tile t{.depth = x.width, .a = a + r * x.padded, .as = x.padded, .c = out + r * kBlock + p * 16, .cs = kBlock};
       for (int64_t i = 0; i < np; i++) t.b[i] = across + (p + i) * 16 * x.width;
       tile_by_rows(n, np)(t);
     }
-  });
+  }
 }
 
-// One block: rows see `seen` slots of it (the first row; each next row one more), at most `slots` exist.
+// One block: row r sees `seen` + r slots of the `slots` from `first` on.
 void block(const Operands& x, int64_t rows, int64_t first, int64_t slots, int64_t seen, float scale, const float* lse,
            const float* delta) {
   alignas(64) float p[kRowBlock * kBlock], ds[kRowBlock * kBlock];
-  const int64_t panels = (slots + 15) / 16;
-  scores(p, x.q, x.k_across + first * x.width, rows, panels, x);
-  scores(ds, x.d_o, x.v_across + first * x.width, rows, panels, x);
+  scores(p, x.q, x.k_across + first * x.width, rows, slots, seen, x);
+  scores(ds, x.d_o, x.v_across + first * x.width, rows, slots, seen, x);
+  // The slots that some row of the group of r sees
+  const auto reach = [&](int64_t r) { return max64(0, min64(slots, seen + r / kGroup * kGroup + kGroup - 1)); };
   for (int64_t r = 0; r < rows; r++) {
     const vf l = set1(lse[r]), sub_delta = set1(delta[r]);
-    for (int64_t j = 0; j < panels * 16; j += 16) {
+    for (int64_t j = 0; j < reach(r); j += 16) {
       float *const pr = p + r * kBlock + j, *const dr = ds + r * kBlock + j;
-      const mask absent = first_lanes(max64(min64(seen + r - j, 16), 0));
-      const vf weight = select(absent, exp(sub(mul(load(pr), set1(scale)), l)), zero());
+      const mask seen_lanes = first_lanes(max64(min64(seen + r - j, 16), 0));
+      const vf weight = select(seen_lanes, exp(sub(mul(load(pr), set1(scale)), l)), zero());
       store(pr, weight);
-      store(dr, select(absent, mul(mul(weight, sub(load(dr), sub_delta)), set1(scale)), zero()));
+      store(dr, select(seen_lanes, mul(mul(weight, sub(load(dr), sub_delta)), set1(scale)), zero()));
     }
   }
   for_tiles(slots, [&](int64_t s, int64_t n) {
-    multiply_add(tile_by_columns, n, rows, p + s, kBlock, x.d_o, x.dv + (first + s) * x.padded, x.padded);
-    multiply_add(tile_by_columns, n, rows, ds + s, kBlock, x.q, x.dk + (first + s) * x.padded, x.padded);
+    // From the first group of rows of which one sees a slot of this group on
+    const int64_t begin = max64(0, s / kGroup * kGroup - seen + 1) / kGroup * kGroup;
+    if (begin >= rows) return;
+    const float *const weights = p + begin * kBlock + s, *const gradients = ds + begin * kBlock + s;
+    multiply_add(tile_by_columns, n, rows - begin, weights, kBlock, x.d_o + begin * x.padded,
+                 x.dv + (first + s) * x.padded, x.padded);
+    multiply_add(tile_by_columns, n, rows - begin, gradients, kBlock, x.q + begin * x.padded,
+                 x.dk + (first + s) * x.padded, x.padded);
   });
   for_tiles(rows, [&](int64_t r, int64_t n) {
-    multiply_add(tile_by_rows, n, slots, ds + r * kBlock, kBlock, x.k + first * x.padded, x.dq + r * x.padded,
+    multiply_add(tile_by_rows, n, reach(r), ds + r * kBlock, kBlock, x.k + first * x.padded, x.dq + r * x.padded,
                  x.padded);
   });
-}
-
-// Rows [begin, begin + rows) of the segment, query head `head`.
-void row_block(const AttnBwdArgs& a, const SegmentRow& s, const Operands& x, int64_t head, int64_t begin,
-               int64_t rows) {
-  float lse[kRowBlock], delta[kRowBlock];
-  const AttnArgs& f = a.fwd;
-  for (int64_t r = 0; r < rows; r++) {
-    const int64_t row = s.row + begin + r;
-    const float *q = f.q + row * f.q_stride + head * f.width, *d_o = a.d_o + row * a.do_stride + head * f.width,
-                *o = f.o + row * a.o_stride + head * f.width;
-    vf dot = zero();
-    for (int64_t d = 0; d < f.width; d += 16) {
-      const vf g = load(d_o + d, f.width - d);
-      dot = fma(g, load(o + d, f.width - d), dot);
-      store(x.d_o + r * x.padded + d, g);
-      store(x.q + r * x.padded + d, load(q + d, f.width - d));
-      store(x.dq + r * x.padded + d, zero());
-    }
-    delta[r] = sum(dot);
-    lse[r] = f.lse[row * f.heads + head];
-  }
-  const int64_t seen = s.parent_len + begin + 1, end = seen + rows - 1;  // by the first row; by the last
-  for (int64_t first = 0; first < end; first += kBlock)
-    block(x, rows, first, min64(kBlock, end - first), seen - first, f.scale, lse, delta);
-  for (int64_t r = 0; r < rows; r++)
-    for (int64_t d = 0; d < f.width; d += 16)
-      store(a.dq + (s.row + begin + r) * a.dq_stride + head * f.width + d, load(x.dq + r * x.padded + d), f.width - d);
 }
 
 PARE_INLINE void unpack(const Slots<float>& slots, const float* from, int64_t n, int64_t width) {
   for (int64_t s = 0; s < n; s++)
     for (int64_t d = 0; d < width; d += 16, from += 16) store(slots.at(s) + d, load(from), width - d);
+}
+
+// out[r] = a[r] . b[r] for up to 16 rows, each as one chain over the columns like a score: where a row sees a single
+// slot, do . o is then bitwise do . v, and its ds exactly 0.
+void row_products(float* out, const float* a, const float* b, int64_t rows, int64_t padded) {
+  vf acc = zero();
+  for (int64_t d = 0; d < padded; d += 16) {
+    vf x[16], y[16];
+    PARE_UNROLL
+    for (int i = 0; i < 16; i++) {
+      x[i] = i < rows ? load(a + i * padded + d) : zero();
+      y[i] = i < rows ? load(b + i * padded + d) : zero();
+    }
+    transpose(x), transpose(y);
+    PARE_UNROLL
+    for (int i = 0; i < 16; i++) acc = fma(x[i], y[i], acc);
+  }
+  store(out, acc, rows);
+}
+
+// Rows [begin, begin + rows) of the segment, query head `head`.
+void row_block(const AttnBwdArgs& a, const SegmentRow& s, const Operands& x, int64_t head, int64_t begin,
+               int64_t rows) {
+  const AttnArgs& f = a.fwd;
+  const int64_t row = s.row + begin, column = head * f.width;
+  const auto pack = [&](float* out, const float* in, int64_t stride) {
+    pack_down(out, Slots<const float>{nullptr, in + row * stride + column, 0, stride, 0}, rows, f.width);
+  };
+  float lse[kRowBlock], delta[kRowBlock];
+  pack(x.d_o, a.d_o, a.do_stride);
+  pack(x.dq, f.o, a.o_stride);  // o, until it is used
+  for (int64_t r = 0; r < rows; r += 16)
+    row_products(delta + r, x.d_o + r * x.padded, x.dq + r * x.padded, min64(16, rows - r), x.padded);
+  pack(x.q, f.q, f.q_stride);
+  for (int64_t i = 0; i < rows * x.padded; i += 16) store(x.dq + i, zero());
+  for (int64_t r = 0; r < rows; r++) lse[r] = f.lse[(row + r) * f.heads + head];
+  const int64_t seen = s.parent_len + begin + 1, end = seen + rows - 1;  // by the first row; by the last
+  for (int64_t first = 0; first < end; first += kBlock)
+    block(x, rows, first, min64(kBlock, end - first), seen - first, f.scale, lse, delta);
+  unpack(Slots<float>{nullptr, a.dq + row * a.dq_stride + column, 0, a.dq_stride, 0}, x.dq, rows, f.width);
 }
 
 }  // namespace

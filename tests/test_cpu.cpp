@@ -1,0 +1,219 @@
+// The `cpu` table against itself: every instruction set gives the same bits; exp and log are accurate; long products,
+// which the op test's small shapes do not reach, are still one chain.
+#include <bit>
+
+#include "base/thread_pool.h"
+#include "cpu/cpu.h"
+#include "cpu/kernels.h"
+#include "op_cases.h"
+
+namespace pare::test {
+
+namespace {
+
+using Bytes = std::vector<unsigned char>;
+
+bool has_isa(const char* name) {
+  try {
+    set_cpu_isa(name);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+// The instruction sets of this machine; the best one is left in use.
+std::vector<const char*> isas() {
+  std::vector<const char*> list;
+  for (const char* name : {"generic", "avx2", "avx512"})
+    if (has_isa(name)) list.push_back(name);
+  return list;
+}
+
+struct Isas : testing::Test {
+  ~Isas() override { set_cpu_isa(isas().back()); }
+};
+
+std::vector<OpCase> all_cases() {
+  std::vector<OpCase> cases;
+  add_data_cases(cases);
+  add_layer_cases(cases);
+  add_attention_cases(cases);
+  add_logits_cases(cases);
+  return cases;
+}
+
+// Shapes beyond those of the op test: depth cut into blocks, packed operands, rows in several tiles, narrow last
+// panels.
+void add_large_linear(std::vector<OpCase>& cases, int64_t rows, int64_t inputs, int64_t outputs, int64_t gap) {
+  const std::string shape = cat("N", rows, "_I", inputs, "_O", outputs, "_gap", gap);
+  cases.push_back({"linear_fwd", shape, [=](OpRun& r) {
+                     LinearFwd a{.y = {},
+                                 .x = r.in("x", {rows, inputs}, gap),
+                                 .w = r.weight("w", outputs, inputs),
+                                 .bias = r.in("bias", {outputs}),
+                                 .residual = {}};
+                     a.y = a.residual = r.inout("y", {rows, outputs}, gap);
+                     r.call(&Table::linear_fwd, a);
+                   }});
+  cases.push_back({"linear_bwd_input", shape, [=](OpRun& r) {
+                     r.call(&Table::linear_bwd_input,
+                            {r.inout("dx", {rows, inputs}, gap), r.in("dy", {rows, outputs}, gap),
+                             r.weight("w", outputs, inputs), true});
+                   }});
+  cases.push_back({"linear_bwd_weight", shape, [=](OpRun& r) {
+                     r.call(&Table::linear_bwd_weight,
+                            {r.inout("dw", {outputs, inputs}), r.inout("dbias", {outputs}),
+                             r.in("dy", {rows, outputs}, gap), r.in("x", {rows, inputs}, gap)});
+                   }});
+}
+
+// One long segment behind a parent, in the same rows.
+void add_long_attention(std::vector<OpCase>& cases, int64_t heads, int64_t kv_heads, int64_t dim) {
+  const int64_t rows = 331, parent = 71;
+  const auto inputs = [=](OpRun& r, auto& a) {
+    a.q = r.in("q", {rows, heads, dim}, 3), a.k = a.pk = r.in("k", {rows, kv_heads, dim}, 5);
+    a.v = a.pv = r.in("v", {rows, kv_heads, dim}, 1);
+    a.segments = r.index("segments", {2, 4}, {parent, rows - parent, 0, parent, 0, parent, 0, 0});
+    a.pairs = parent * (rows - parent) + (rows - parent) * (rows - parent + 1) / 2 + parent * (parent + 1) / 2;
+    a.scale = 0.3f;
+  };
+  const std::string shape = cat("H", heads, "_K", kv_heads, "_D", dim);
+  cases.push_back({"attn_fwd", shape, [=](OpRun& r) {
+                     AttnFwd a{};
+                     inputs(r, a);
+                     a.o = r.out("o", {rows, heads, dim}), a.lse = r.out("lse", {rows, heads});
+                     r.call(&Table::attn_fwd, a);
+                   }});
+  cases.push_back({"attn_bwd", shape, [=](OpRun& r) {
+                     AttnBwd a{};
+                     inputs(r, a);
+                     a.o = r.in("o", {rows, heads, dim}), a.d_o = r.in("d_o", {rows, heads, dim});
+                     a.lse = r.in("lse", {rows, heads}, std::vector<double>(rows * heads, 7.5));
+                     a.dq = r.out("dq", {rows, heads, dim}, 2);
+                     a.dk = a.dpk = r.inout("dk", {rows, kv_heads, dim}, 4);
+                     a.dv = a.dpv = r.inout("dv", {rows, kv_heads, dim});
+                     r.call(&Table::attn_bwd, a);
+                   }});
+}
+
+// Every op, small and large shapes: the bits of every instruction set and of one, two and three threads are equal.
+TEST_F(Isas, GiveTheSameBits) {
+  std::vector<OpCase> cases = all_cases();
+  add_large_linear(cases, 67, 517, 83, 0);
+  add_large_linear(cases, 41, 96, 400, 700);
+  add_large_linear(cases, 300, 450, 33, 9);
+  add_large_linear(cases, 3, 1030, 70, 0);
+  add_large_linear(cases, 1, 129, 131, 0);
+  add_long_attention(cases, 6, 2, 32);
+  add_long_attention(cases, 5, 1, 19);
+  for (const OpCase& c : cases) {
+    std::map<std::string, Bytes> first;
+    for (const char* isa : isas())
+      for (int n : {1, 3}) {
+        set_cpu_isa(isa);
+        set_threads(n);
+        OpRun run(table_cpu, DType::f32);
+        c.body(run);
+        EXPECT_TRUE(run.problems.empty()) << c.op << " " << c.shape << ", " << isa << joined(run.problems);
+        for (const std::string& name : run.outputs()) {
+          const Bytes bytes = run.buffer(name).element_bytes();
+          EXPECT_TRUE(first.emplace(name, bytes).first->second == bytes)
+              << c.op << " " << c.shape << ": " << name << " differs, " << isa << ", " << n << " threads";
+        }
+      }
+  }
+  set_threads(0);
+}
+
+TEST_F(Isas, UnknownOnesAreRefused) {
+  EXPECT_THROW(set_cpu_isa("sse9"), Error);
+  EXPECT_STREQ(cpu_isa(), isas().back());
+}
+
+// Long products are the chain that ops.h states, bias and residual after it.
+TEST_F(Isas, LongProductsAreOneChain) {
+  const int64_t rows = 30, inputs = 700, outputs = 37;
+  for (const char* isa : isas()) {
+    set_cpu_isa(isa);
+    Buffer x(DType::f32, {rows, inputs}), w(DType::f32, {outputs, inputs}), bias(DType::f32, {outputs});
+    Buffer y(DType::f32, {rows, outputs}), residual(DType::f32, {rows, outputs});
+    Buffer packed(DType::f32, {packed_size(outputs, inputs)});
+    for (Buffer* b : {&x, &w, &bias, &residual}) {
+      const auto values = normal("chain", b->size());
+      for (int64_t i = 0; i < b->size(); i++) b->set(i, values[i]);
+    }
+    const Weight weight{w.tensor(), packed.tensor(), {}};
+    table_cpu.prepare_weight({weight}, {});
+    table_cpu.linear_fwd({y.tensor(), x.tensor(), weight, bias.tensor(), residual.tensor()}, {});
+    int64_t wrong = 0;
+    for (int64_t n = 0; n < rows; n++)
+      for (int64_t o = 0; o < outputs; o++) {
+        float sum = 0;
+        for (int64_t k = 0; k < inputs; k++)
+          sum = std::fma(float(x.get(n * inputs + k)), float(w.get(o * inputs + k)), sum);
+        sum += float(bias.get(o));
+        sum += float(residual.get(n * outputs + o));
+        wrong += sum != float(y.get(n * outputs + o));
+      }
+    EXPECT_EQ(wrong, 0) << isa;
+  }
+}
+
+// ---- exp and log
+
+// |x - exact| in units of the last place of exact in f32.
+double ulps(float x, double exact) {
+  const double magnitude = std::max(std::abs(exact), 0x1p-126);
+  return std::abs(double(x) - exact) / std::ldexp(1.0, std::ilogb(magnitude) - 23);
+}
+
+float one(void (*f)(float*, const float*, int64_t), float x) {
+  float y;
+  f(&y, &x, 1);
+  return y;
+}
+
+// Largest error over floats whose bits lie in [from, to], about every `step`-th.
+double largest_error(void (*f)(float*, const float*, int64_t), double (*exact)(double), float from, float to) {
+  constexpr uint32_t kStep = 1009;
+  std::vector<float> x, y;
+  for (uint32_t b = std::bit_cast<uint32_t>(from); b <= std::bit_cast<uint32_t>(to); b += kStep)
+    x.push_back(std::bit_cast<float>(b));
+  y.resize(x.size());
+  f(y.data(), x.data(), static_cast<int64_t>(x.size()));
+  double worst = 0;
+  for (size_t i = 0; i < x.size(); i++) worst = std::max(worst, ulps(y[i], exact(x[i])));
+  return worst;
+}
+
+TEST_F(Isas, ExpIsAccurate) {
+  const float inf = INFINITY;
+  for (const char* isa : isas()) {
+    set_cpu_isa(isa);
+    const auto f = cpu_kernels().exp;
+    EXPECT_LE(largest_error(f, std::exp, 0x1p-60f, 88.7f), 2) << isa;
+    EXPECT_LE(largest_error(f, std::exp, -0x1p-60f, -103.9f), 2) << isa;
+    EXPECT_EQ(one(f, 0), 1.0f);
+    EXPECT_EQ(one(f, -0.0f), 1.0f);
+    for (float x : {-105.0f, -1e4f, -3e38f, -inf}) EXPECT_EQ(std::bit_cast<uint32_t>(one(f, x)), 0u) << x;
+    for (float x : {89.0f, 1e4f, 3e38f, inf}) EXPECT_EQ(one(f, x), inf) << x;
+    EXPECT_TRUE(std::isnan(one(f, NAN)));
+  }
+}
+
+TEST_F(Isas, LogIsAccurate) {
+  for (const char* isa : isas()) {
+    set_cpu_isa(isa);
+    const auto f = cpu_kernels().log;
+    EXPECT_LE(largest_error(f, std::log, 0x1p-149f, 0x1.fffffep127f), 2) << isa;
+    EXPECT_LE(largest_error(f, std::log, 0.9f, 1.1f), 2) << isa;
+    EXPECT_EQ(one(f, 1), 0.0f);
+    EXPECT_EQ(one(f, 0), -INFINITY);
+    EXPECT_EQ(one(f, INFINITY), INFINITY);
+    for (float x : {-1.0f, -1e-40f, -INFINITY, NAN}) EXPECT_TRUE(std::isnan(one(f, x))) << x;
+  }
+}
+
+}  // namespace
+
+}  // namespace pare::test
