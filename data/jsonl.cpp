@@ -36,7 +36,8 @@ Problem problem_of(const std::string& line, const std::string& where, const Text
   try {
     row = Json::parse(line);
   } catch (const Json::exception& e) {
-    fail(where, ": not JSON: ", e.what());
+    const std::string what = e.what();  // "[json.exception.parse_error.101] parse error at ..."
+    fail(where, ": not JSON: ", what.substr(what.find(']') + 2, 200));
   }
   if (!row.is_object()) fail(where, ": is of type ", row.type_name(), ", expected an object {\"prompt\": ...}");
   Problem problem;

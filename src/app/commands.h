@@ -1,8 +1,22 @@
 // The commands of `pare`: each adds its options to the program and runs as the callback of its subcommand.
 #pragma once
 #include <CLI/CLI.hpp>
+#include <cstdlib>
+
+#include "base/error.h"
 
 namespace pare {
+
+// What an option must be: a number of at least `low`.
+inline CLI::Validator at_least(int low) {
+  const auto check = [low](const std::string& text) -> std::string {
+    char* end = nullptr;
+    const double x = std::strtod(text.c_str(), &end);
+    if (!text.empty() && *end == '\0' && x >= low && x <= 1e9) return "";
+    return cat("expected a number of at least ", low, ", found ", text.empty() ? "nothing" : text);
+  };
+  return CLI::Validator(check, "", "at_least");
+}
 
 void add_compare(CLI::App& app);
 void add_convert(CLI::App& app);

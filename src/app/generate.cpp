@@ -50,15 +50,13 @@ void add_generate(CLI::App& app) {
   c->add_option("--model", o->model, "Hugging Face folder")->required();
   c->add_option("--tokenizer", o->tokenizer, "ssa, a tokenizer.bin or a folder; the model's folder if not given");
   c->add_option("--prompt", o->prompt, "text to continue");
-  c->add_option("--max-new-tokens", o->max_new_tokens)->check(CLI::PositiveNumber)->capture_default_str();
-  c->add_option("--samples", o->samples)->check(CLI::PositiveNumber)->capture_default_str();
-  c->add_option("--temperature", o->sampling.temperature, "0: greedy")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  c->add_option("--top-k", o->sampling.top_k, "0: off")->check(CLI::NonNegativeNumber)->capture_default_str();
+  c->add_option("--max-new-tokens", o->max_new_tokens)->check(at_least(1))->capture_default_str();
+  c->add_option("--samples", o->samples)->check(at_least(1))->capture_default_str();
+  c->add_option("--temperature", o->sampling.temperature, "0: greedy")->check(at_least(0))->capture_default_str();
+  c->add_option("--top-k", o->sampling.top_k, "0: off")->check(at_least(0))->capture_default_str();
   c->add_option("--top-p", o->sampling.top_p)->check(CLI::Range(0.0, 1.0))->capture_default_str();
   c->add_option("--seed", o->seed)->capture_default_str();
-  c->add_option("--threads", o->threads, "0: one per core")->check(CLI::NonNegativeNumber);
+  c->add_option("--threads", o->threads, "0: one per core")->check(CLI::Range(0, 1024));
   c->callback([o] { run(*o); });
 }
 

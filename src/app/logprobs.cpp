@@ -1,5 +1,6 @@
 // pare logprobs: the door through which the model is checked against the outside.
-#include <cstdio>
+#include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -20,9 +21,9 @@ struct Options {
   int threads = 0;
 };
 
-std::vector<std::vector<int32_t>> read_ids(const std::string& path) {
+std::vector<std::vector<int32_t>> read_ids(const std::string& path, const ModelConfig& config) {
   std::ifstream file(path);
-  if (!file) fail(path, ": cannot be opened");
+  if (!file || std::filesystem::is_directory(path)) fail(path, ": cannot be read; expected a file of JSON lines");
   std::vector<std::vector<int32_t>> all;
   std::string line;
   for (int number = 1; std::getline(file, line); number++) {
@@ -33,8 +34,14 @@ std::vector<std::vector<int32_t>> read_ids(const std::string& path) {
                                 [](const auto& v) { return v.is_number_integer() && v >= 0 && v <= INT32_MAX; });
     if (!ok) fail(path, ":", number, ": expected {\"ids\": [token ids]}");
     all.push_back(json["ids"].get<std::vector<int32_t>>());
-    if (all.back().size() < 2)
-      fail(path, ":", number, ": a sequence needs at least 2 tokens, found ", all.back().size());
+    const std::vector<int32_t>& ids = all.back();
+    if (ids.size() < 2) fail(path, ":", number, ": a sequence needs at least 2 tokens, found ", ids.size());
+    if (static_cast<int64_t>(ids.size()) - 1 > config.max_position)
+      fail(path, ":", number, ": a sequence of ", ids.size(), " tokens is longer than the model's ",
+           config.max_position, " positions");
+    const int32_t largest = *std::max_element(ids.begin(), ids.end());
+    if (largest >= config.vocab)
+      fail(path, ":", number, ": token id ", largest, " is outside the model's vocabulary of ", config.vocab);
   }
   if (all.empty()) fail(path, ": no sequences; expected one {\"ids\": [...]} per line");
   return all;
@@ -42,8 +49,8 @@ std::vector<std::vector<int32_t>> read_ids(const std::string& path) {
 
 void run(const Options& o) {
   set_threads(o.threads);
-  const auto sequences = read_ids(o.ids);
   const ModelConfig config = load_model_config(o.model);
+  const auto sequences = read_ids(o.ids, config);
   const std::vector<float> weights = load_hf_weights(o.model, config);
 
   Device device(table_cpu);
@@ -91,8 +98,8 @@ void add_logprobs(CLI::App& app) {
   c->add_option("--ids", o->ids, "JSONL, one {\"ids\": [...]} per line")->required();
   c->add_option("--grads", o->grads,
                 "write d(mean over all predicted tokens of -log p)/d(parameter) here (safetensors)");
-  c->add_option("--max-rows", o->max_rows, "tokens of a micro-batch")->check(CLI::PositiveNumber);
-  c->add_option("--threads", o->threads, "threads; 0: one per core")->check(CLI::NonNegativeNumber);
+  c->add_option("--max-rows", o->max_rows, "tokens of a micro-batch")->check(at_least(1));
+  c->add_option("--threads", o->threads, "threads; 0: one per core")->check(CLI::Range(0, 1024));
   c->callback([o] { run(*o); });
 }
 

@@ -1,4 +1,6 @@
 #include <cstdio>
+#include <filesystem>
+#include <new>
 
 #include "app/commands.h"
 #include "base/error.h"
@@ -19,9 +21,21 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
     return static_cast<int>(Exit::ok);
   } catch (const CLI::ParseError& e) {
-    const bool help = e.get_exit_code() == 0;
-    app.exit(e);
-    return static_cast<int>(help ? Exit::ok : Exit::usage);
+    if (e.get_exit_code() == 0) return app.exit(e);  // --help
+    const auto commands = app.get_subcommands();
+    std::string what = e.what(), place = "pare";
+    if (!commands.empty())
+      place += " " + commands[0]->get_name();
+    else if (argc > 1 && argv[1][0] != '-')
+      what = pare::cat("there is no command ", argv[1]);
+    std::fprintf(stderr, "pare: %s; see %s --help\n", what.c_str(), place.c_str());
+    return static_cast<int>(Exit::usage);
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "pare: the machine's memory does not suffice\n");
+    return static_cast<int>(Exit::memory);
+  } catch (const std::filesystem::filesystem_error& e) {
+    std::fprintf(stderr, "pare: %s: %s\n", e.path1().c_str(), e.code().message().c_str());
+    return static_cast<int>(Exit::failed);
   } catch (const pare::Error& e) {
     std::fprintf(stderr, "pare: %s\n", e.what());
     return static_cast<int>(e.code);

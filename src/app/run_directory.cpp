@@ -10,9 +10,12 @@ namespace fs = std::filesystem;
 
 RunDirectory::RunDirectory(const std::string& path, const Config& config, bool force) : path_(path) {
   const fs::path dir(path);
-  if (fs::exists(dir / "metrics.jsonl") && !force)
-    fail(path, " holds a run already; choose another trainer.default_local_dir, or --force to replace it");
   std::error_code error;
+  if (path.empty()) fail("trainer.default_local_dir is empty; expected a directory to write to");
+  for (const char* name : {"metrics.jsonl", "model"})
+    if (fs::exists(dir / name, error) && !force)
+      fail(path, " holds a run already (", name,
+           "); choose another trainer.default_local_dir, or --force to replace it");
   fs::create_directories(dir, error);
   if (error) fail(path, ": cannot be created: ", error.message());
   std::ofstream(dir / "config.toml") << to_toml(config);

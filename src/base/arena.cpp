@@ -36,10 +36,10 @@ Tensor Arena::alloc(const std::string& name, DType dtype, std::initializer_list<
     std::vector<Entry> largest = entries_;
     std::sort(largest.begin(), largest.end(), [](const Entry& a, const Entry& b) { return a.bytes > b.bytes; });
     std::string list;
-    for (size_t i = 0; i < std::min<size_t>(largest.size(), 8); i++)
-      list += cat("\n  ", largest[i].bytes, " bytes  ", largest[i].name);
+    for (size_t i = 0; i < std::min<size_t>(largest.size(), 5); i++)
+      list += cat(i ? ", " : "; the largest entries: ", largest[i].name, " ", largest[i].bytes);
     throw Error(Exit::memory, cat("arena '", name_, "': ", name, " ", t.str(), " needs ", bytes, " bytes, but ", used_,
-                                  " of ", limit_, " are in use; the largest entries:", list));
+                                  " of ", limit_, " are in use", list));
   }
   if (base_) t.data = base_ + used_;
   entries_.push_back({name, used_, bytes});

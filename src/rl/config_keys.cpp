@@ -19,8 +19,9 @@ struct Allowed {
 };
 const Allowed any{};
 Allowed at_least(double low) { return {.low = low}; }
-Allowed above(double low) { return {.low = low, .low_open = true}; }
 Allowed within(double low, double high) { return {.low = low, .high = high}; }
+Allowed count(double low) { return within(low, 1e9); }  // of things that memory holds: sums and products stay exact
+Allowed above(double low) { return {.low = low, .low_open = true}; }
 Allowed above_to(double low, double high) { return {.low = low, .high = high, .low_open = true}; }
 Allowed from_below(double low, double high) { return {.low = low, .high = high, .high_open = true}; }
 Allowed one_of(std::vector<std::string> words) { return {.words = std::move(words)}; }
@@ -223,9 +224,9 @@ std::vector<ConfigKey> model_and_data_keys() {
           "pare"),
       KEY(data.train_files, any, "", "jsonl: training files", "verl"),
       KEY(data.val_files, any, "", "jsonl: validation files", "verl"),
-      KEY(data.train_rows, at_least(1), "prompts", "ssa: size of the fixed training set", "pare"),
+      KEY(data.train_rows, within(1, 1e7), "prompts", "ssa: size of the fixed training set", "pare"),
       KEY(data.train_seed, at_least(0), "", "ssa: seed of the training set", "pare"),
-      KEY(data.val_rows, at_least(1), "prompts", "ssa: size of the validation set", "pare"),
+      KEY(data.val_rows, within(1, 1e7), "prompts", "ssa: size of the validation set", "pare"),
       KEY(data.val_seed, at_least(0), "", "ssa: seed of the validation set", "pare"),
       KEY(data.min_statements, within(2, 23), "statements", "ssa: shortest program", "pare"),
       KEY(data.max_statements, within(2, 23), "statements", "ssa: longest program (26 letters, 3 of them given)",
@@ -238,8 +239,8 @@ std::vector<ConfigKey> model_and_data_keys() {
           "ssa, a tokenizer.bin or a folder with one; empty: ssa for the task ssa, else the one of model.path", "verl"),
       KEY(data.reward, any, "", "jsonl: exact, contains or starts_with; not needed by `pare sft`", "pare"),
       KEY(data.train_batch_size, at_least(1), "prompts", "prompts (`pare sft`: examples) per training step", "verl"),
-      KEY(data.max_prompt_length, at_least(1), "tokens", "a longer prompt is an error", "verl"),
-      KEY(data.max_response_length, at_least(1), "tokens", "a response that reaches it is cut", "verl"),
+      KEY(data.max_prompt_length, count(1), "tokens", "a longer prompt is an error", "verl"),
+      KEY(data.max_response_length, count(1), "tokens", "a response that reaches it is cut", "verl"),
       KEY(data.shuffle, any, "", "a new order of the prompts in every epoch", "verl"),
   };
 }
@@ -248,20 +249,20 @@ std::vector<ConfigKey> rollout_keys() {
   return {
       KEY(rollout.n, at_least(1), "samples", "responses per prompt: the group", "verl"),
       KEY(rollout.temperature, above(0), "", "logits are divided by it in the sampler and in the learner", "verl"),
-      KEY(rollout.top_k, at_least(-1), "tokens", "sample among the k most probable only; 0 or -1: off", "verl"),
+      KEY(rollout.top_k, count(-1), "tokens", "sample among the k most probable only; 0 or -1: off", "verl"),
       KEY(rollout.top_p, above_to(0, 1), "probability", "sample from the smallest set that reaches it; 1: off", "verl"),
       KEY(rollout.allow_truncated_sampling, any, "",
           "train although top_k or top_p is on: off-policy, because the learner's distribution is not truncated",
           "pare"),
-      KEY(rollout.max_num_seqs, at_least(1), "sequences", "sequences decoded together at most", "verl"),
-      KEY(rollout.max_num_batched_tokens, at_least(1), "tokens", "rows of one forward of the rollout at most", "verl"),
+      KEY(rollout.max_num_seqs, count(1), "sequences", "sequences decoded together at most", "verl"),
+      KEY(rollout.max_num_batched_tokens, count(1), "tokens", "rows of one forward of the rollout at most", "verl"),
       KEY(rollout.kv_cache_bytes, at_least(0), "bytes", "size of the page pool; 0: what max_num_seqs sequences need",
           "pare"),
       KEY(rollout.check_exact, any, "",
           "compare the sampler's log-probs with the learner's bit by bit; logs exact/mismatch_tokens", "pare"),
       KEY(rollout.val_kwargs.n, at_least(1), "samples", "responses per validation prompt", "verl"),
       KEY(rollout.val_kwargs.temperature, at_least(0), "", "of validation; 0: greedy", "verl"),
-      KEY(rollout.val_kwargs.top_k, at_least(-1), "tokens", "of validation; 0 or -1: off", "verl"),
+      KEY(rollout.val_kwargs.top_k, count(-1), "tokens", "of validation; 0 or -1: off", "verl"),
       KEY(rollout.val_kwargs.top_p, above_to(0, 1), "probability", "of validation; 1: off", "verl"),
   };
 }
@@ -343,12 +344,13 @@ std::vector<ConfigKey> trainer_keys() {
   return {
       KEY(trainer.total_training_steps, at_least(1), "steps", "of `pare train`, `pare sft`", "verl"),
       KEY(trainer.seed, at_least(0), "", "of every random draw, but the ssa data sets have their own", "TRL"),
-      KEY(trainer.threads, at_least(0), "threads", "0: one per core; changes no result", "pare"),
+      KEY(trainer.threads, within(0, 1024), "threads", "0: one per core; changes no result", "pare"),
       KEY(trainer.test_freq, at_least(0), "steps", "validate every so often; 0: never", "verl"),
       KEY(trainer.val_before_train, any, "", "validate before the first step", "verl"),
       KEY(trainer.check_nan, any, "", "stop at the first op whose output is not finite", "pare"),
       KEY(trainer.default_local_dir, any, "", "where the model, metrics.jsonl and rollouts.jsonl are written", "verl"),
-      KEY(trainer.samples_freq, at_least(0), "steps", "show the best, worst and longest response of a step every so often; 0: never", "pare"),
+      KEY(trainer.samples_freq, at_least(0), "steps",
+          "show the best, worst and longest response of a step every so often; 0: never", "pare"),
   };
 }
 #undef KEY

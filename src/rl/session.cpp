@@ -69,6 +69,15 @@ Session::Session(const Config& c, bool planning)
   if (longest > model_config.max_position)
     fail("data.max_prompt_length + data.max_response_length = ", longest, " is more than the model's ",
          model_config.max_position, " positions");
+  for (const Task* task : {train.get(), val.get()})
+    for (int64_t row = 0; task && row < task->size(); row++) encode_prompt(task->problem(row));
+  // What a step must keep of its responses, at the least.
+  const double responses = static_cast<double>(c.data.train_batch_size) * static_cast<double>(c.rollout.n);
+  const double bytes = responses * static_cast<double>(sizeof(Completion) + 8 * c.data.max_response_length);
+  if (!planning && bytes > static_cast<double>(machine_memory()))
+    throw Error(Exit::memory,
+                cat("data.train_batch_size * rollout.n = ", responses, " responses of ", c.data.max_response_length,
+                    " tokens take ", bytes, " bytes, the machine has ", machine_memory()));
   eos = model_config.eos_ids;
   if (eos.empty()) eos = {tokenizer->eos()};
 
@@ -83,10 +92,18 @@ Session::Session(const Config& c, bool planning)
 }
 
 std::vector<int32_t> Session::encode_prompt(const Problem& problem) const {
-  std::vector<int32_t> ids = problem.prompt_ids.empty() ? tokenizer->encode_prompt(problem.prompt) : problem.prompt_ids;
+  std::vector<int32_t> ids = problem.prompt_ids;
+  try {
+    if (ids.empty()) ids = tokenizer->encode_prompt(problem.prompt);
+  } catch (const Error& e) {
+    fail(problem.where, ": ", e.what());
+  }
   if (static_cast<int64_t>(ids.size()) > config.data.max_prompt_length)
     fail(problem.where, ": the prompt has ", ids.size(), " tokens, data.max_prompt_length is ",
          config.data.max_prompt_length);
+  for (const int32_t id : ids)
+    if (id < 0 || id >= model_config.vocab)
+      fail(problem.where, ": the prompt has the token ", id, ", the model's vocabulary is ", model_config.vocab);
   return ids;
 }
 
@@ -113,8 +130,13 @@ RolloutLimits Session::rollout_limits() const {
   if (r.kv_cache_bytes > 0) {
     const int64_t page = KvCache::page_bytes(model_config, model->dtype);
     limits.kv_pages = r.kv_cache_bytes / page;
-    if (limits.kv_pages == 0)
-      throw Error(Exit::memory, cat("rollout.kv_cache_bytes = ", r.kv_cache_bytes, " holds no page; one takes ", page));
+    const Request largest{
+        std::vector<int32_t>(config.data.max_prompt_length), {0}, static_cast<int>(config.data.max_response_length)};
+    const int64_t needed = Scheduler::pages_needed(model_config, largest);
+    if (limits.kv_pages < needed)
+      throw Error(Exit::memory, cat("rollout.kv_cache_bytes = ", r.kv_cache_bytes, " cannot hold one sequence of ",
+                                    limits.max_context, " tokens (data.max_prompt_length + data.max_response_length): ",
+                                    needed * page, " are needed"));
   }
   return limits;
 }

@@ -9,7 +9,26 @@ namespace pare {
 Sft::Sft(Session& s)
     : session_(s),
       learner_(*s.model, s.gradients, s.optimizer, s.activations, s.learner_options()),
-      prompts_(s.train->size(), s.config.data.shuffle, static_cast<uint64_t>(s.config.trainer.seed)) {}
+      prompts_(s.train->size(), s.config.data.shuffle, static_cast<uint64_t>(s.config.trainer.seed)) {
+  Rng rng(rng_key(0, RngStream::data, 0));
+  for (int64_t row = 0; row < s.train->size(); row++) completion(s.train->problem(row), 0, rng);
+}
+
+// What the teacher writes, and EOS.
+std::vector<int32_t> Sft::completion(const Problem& problem, double ramp, Rng& rng) const {
+  const std::string text = session_.train->teach(problem, ramp, rng);
+  std::vector<int32_t> ids;
+  try {
+    ids = session_.tokenizer->encode(text);
+  } catch (const Error& e) {
+    fail(problem.where, ": ", e.what());
+  }
+  ids.push_back(session_.eos[0]);
+  if (static_cast<int64_t>(ids.size()) > session_.config.data.max_response_length)
+    fail(problem.where, ": the completion has ", ids.size(), " tokens, data.max_response_length is ",
+         session_.config.data.max_response_length);
+  return ids;
+}
 
 Metrics Sft::step() {
   const Config& c = session_.config;
@@ -28,11 +47,7 @@ Metrics Sft::step() {
   for (int64_t i = 0; i < c.data.train_batch_size; i++) {
     const Problem problem = session_.train->problem(prompts_.next().row);
     Rng rng(key, static_cast<uint64_t>(i));
-    Member m{session_.tokenizer->encode(session_.train->teach(problem, ramp, rng)), {}};
-    m.tokens.push_back(session_.eos[0]);
-    if (static_cast<int64_t>(m.tokens.size()) > c.data.max_response_length)
-      fail(problem.where, ": the completion has ", m.tokens.size(), " tokens, data.max_response_length is ",
-           c.data.max_response_length);
+    Member m{completion(problem, ramp, rng), {}};
     tokens += static_cast<int64_t>(m.tokens.size());
     groups.push_back({session_.encode_prompt(problem), {std::move(m)}});
   }

@@ -9,11 +9,13 @@ namespace pare {
 // the training set; the teacher's noise ramps up over the first data.noise_ramp of the steps.
 class Sft {
  public:
-  explicit Sft(Session& session);
+  explicit Sft(Session& session);  // fails where a completion cannot be learnt from
   Metrics step();
   int64_t steps() const { return step_; }
 
  private:
+  std::vector<int32_t> completion(const Problem& problem, double ramp, Rng& rng) const;
+
   Session& session_;
   Learner learner_;
   PromptStream prompts_;
