@@ -131,7 +131,7 @@ quickstart: $(BUILD)/pare
 
 bench: $(BUILD)/bench
 	$(BUILD)/bench
-$(BUILD)/bench: $(cpu_LIB) $(BUILD)/tools/bench/bench.o
+$(BUILD)/bench: $(cpu_LIB) $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard tools/bench/*.cpp))
 	@echo 'link $@'
 	$(Q)$(CXX) $(LDFLAGS) $^ -o $@
 

@@ -58,7 +58,7 @@ void add_generate(CLI::App& app) {
   c->add_option("--top-k", o->sampling.top_k, "0: off")->check(CLI::NonNegativeNumber)->capture_default_str();
   c->add_option("--top-p", o->sampling.top_p)->check(CLI::Range(0.0, 1.0))->capture_default_str();
   c->add_option("--seed", o->seed)->capture_default_str();
-  c->add_option("--threads", o->threads, "0: one per core")->check(CLI::NonNegativeNumber);
+  c->add_option("--threads", o->threads, "0: one per core")->check(CLI::Range(0, 1024));
   c->callback([o] { run(*o); });
 }
 

@@ -92,7 +92,7 @@ void add_logprobs(CLI::App& app) {
   c->add_option("--grads", o->grads,
                 "write d(mean over all predicted tokens of -log p)/d(parameter) here (safetensors)");
   c->add_option("--max-rows", o->max_rows, "tokens of a micro-batch")->check(CLI::PositiveNumber);
-  c->add_option("--threads", o->threads, "threads; 0: one per core")->check(CLI::NonNegativeNumber);
+  c->add_option("--threads", o->threads, "threads; 0: one per core")->check(CLI::Range(0, 1024));
   c->callback([o] { run(*o); });
 }
 

@@ -343,7 +343,7 @@ std::vector<ConfigKey> trainer_keys() {
   return {
       KEY(trainer.total_training_steps, at_least(1), "steps", "of `pare train`, `pare sft`", "verl"),
       KEY(trainer.seed, at_least(0), "", "of every random draw, but the ssa data sets have their own", "TRL"),
-      KEY(trainer.threads, at_least(0), "threads", "0: one per core; changes no result", "pare"),
+      KEY(trainer.threads, within(0, 1024), "threads", "0: one per core; changes no result", "pare"),
       KEY(trainer.test_freq, at_least(0), "steps", "validate every so often; 0: never", "verl"),
       KEY(trainer.val_before_train, any, "", "validate before the first step", "verl"),
       KEY(trainer.check_nan, any, "", "stop at the first op whose output is not finite", "pare"),

@@ -1,0 +1,10 @@
+#pragma once
+#include <nlohmann/json_fwd.hpp>
+
+namespace pare {
+
+// Where the time of a GRPO step goes: prints and returns tokens per second of rollout and learner, and the share of
+// each op.  The quickstart's model with random weights, whose responses all have their greatest length.
+nlohmann::json bench_training();
+
+}  // namespace pare
