@@ -103,4 +103,31 @@ inline std::vector<float> trained(const Config& config, int steps, Rewarded::Sco
   return run.parameters();
 }
 
+// What the closed forms count.
+struct Work {
+  int64_t rows = 0, pairs = 0, tokens = 0;  // rows of the trunk, visible (query, key) pairs, rows of the LM head
+
+  void add_prefix(int64_t p) { rows += p, pairs += p * (p + 1) / 2; }
+  // n tokens after a prefix of p: the last one is never fed; of `kept` of them the log-prob is asked.
+  void add_response(int64_t p, int64_t n, int64_t kept) {
+    rows += n - 1, pairs += (n - 1) * p + (n - 1) * n / 2, tokens += kept;
+  }
+  int64_t linear(const ModelConfig& c) const {
+    return 2 * rows * c.layers * (c.qkv_width() * c.hidden + c.hidden * c.q_width() + 3 * c.hidden * c.ffn) +
+           2 * tokens * c.hidden * c.vocab;
+  }
+  int64_t attention(const ModelConfig& c) const { return 4 * c.layers * c.q_width() * pairs; }
+};
+
+// The FLOPs of a learner that has gone forward and backward over `work`.
+inline void expect_learner_flops(Ledger& ledger, const ModelConfig& c, const Work& work) {
+  auto& ops = ledger.phases["learner"];
+  for (const char* op : {"linear_fwd", "linear_bwd_input", "linear_bwd_weight"})
+    EXPECT_EQ(ops[op].cost.flops, work.linear(c)) << op;
+  EXPECT_EQ(ops["attn_fwd"].cost.flops, work.attention(c));
+  EXPECT_EQ(2 * ops["attn_bwd"].cost.flops, 5 * work.attention(c));
+  EXPECT_EQ(ops["embedding_fwd"].cost.written, work.rows * c.hidden * 4);
+  EXPECT_EQ(ops["logits_loss"].cost.flops, 10 * work.tokens * c.vocab);
+}
+
 }  // namespace pare::test
