@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <cstring>
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -72,11 +72,11 @@ inline double digits(const Problem&, const Response& r) {
 // ... or all or nothing for an early digit, which leaves some groups with equal scores.
 inline double early_digit(const Problem&, const Response& r) { return digits({}, {r.text.substr(0, 2), true}) > 0; }
 
-// A session and its trainer.
+// A session and its trainer; without a score the reward is the task's own.
 struct TrainingRun {
   explicit TrainingRun(const Config& config, Rewarded::Score score = digits, const Table& table = table_cpu)
       : session(config, table) {
-    session.train = std::make_unique<Rewarded>(std::move(session.train), std::move(score));
+    if (score) session.train = std::make_unique<Rewarded>(std::move(session.train), std::move(score));
     trainer = std::make_unique<Trainer>(session);
   }
   Metrics step() {

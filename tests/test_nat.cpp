@@ -234,9 +234,8 @@ TEST(Nat, TheLedgerShowsWhatIsNotComputed) {
       const TokenPlan plan =
           draw_token_plan(config.actor, static_cast<int64_t>(s.tokens.size()),
                           rng_key(static_cast<uint64_t>(config.trainer.seed), RngStream::token_plan, 1), s.uid);
-      work.add_response(prompt, plan.length, std::count_if(plan.weight.begin(), plan.weight.end(), [](double w) {
-                          return w != 0;
-                        }));
+      work.add_response(prompt, plan.length,
+                        std::count_if(plan.weight.begin(), plan.weight.end(), [](double w) { return w != 0; }));
     }
     SCOPED_TRACE(testing::PrintToString(keys));
     expect_learner_flops(run.session.ledger, run.session.model_config, work);

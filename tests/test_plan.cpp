@@ -55,10 +55,9 @@ TEST(Plan, FlopsAreTheClosedForms) {
       rollout.add_prefix(prompt), learner.add_prefix(prompt);
       for (int64_t k = 0; k < config.rollout.n; k++) {
         rollout.add_response(prompt, tokens, tokens);
-        const int64_t cut =
-            draw_token_plan(config.actor, tokens, key,
-                            sequence_uid(0, static_cast<uint64_t>(i), 0, static_cast<uint64_t>(k)))
-                .length;
+        const int64_t cut = draw_token_plan(config.actor, tokens, key,
+                                            sequence_uid(0, static_cast<uint64_t>(i), 0, static_cast<uint64_t>(k)))
+                                .length;
         learner.add_response(prompt, cut, cut);
       }
     }

@@ -34,9 +34,7 @@ Outcome exact_steps(const Config& config, int steps) {
   return o;
 }
 
-int64_t page_bytes(const std::string& type) {
-  return KvCache::page_bytes(tiny_config(type, true), DType::f32);
-}
+int64_t page_bytes(const std::string& type) { return KvCache::page_bytes(tiny_config(type, true), DType::f32); }
 
 class TrainingOf : public testing::TestWithParam<std::string> {};
 
@@ -65,7 +63,8 @@ TEST_P(TrainingOf, NoDivisionOfTheWorkChangesABit) {
       first = o;
       EXPECT_LT(first.shortest, 25);
       EXPECT_EQ(first.longest, 50);
-      EXPECT_FALSE(same_bits(first.parameters, TrainingRun(tiny_run(GetParam())).parameters())) << "nothing was learned";
+      EXPECT_FALSE(same_bits(first.parameters, TrainingRun(tiny_run(GetParam())).parameters()))
+          << "nothing was learned";
     }
     EXPECT_TRUE(same_bits(o.parameters, first.parameters)) << testing::PrintToString(division);
   }
@@ -79,7 +78,8 @@ TEST_P(TrainingOf, TemperatureIsExactToo) {
   for (const char* t : {"0.7", "1.3"}) {
     const std::string key = cat("rollout.temperature=", t);
     const Outcome a = exact_steps(tiny_run(GetParam(), {key}), 2);
-    const Outcome b = exact_steps(tiny_run(GetParam(), {key, "rollout.max_num_seqs=2", "actor.ppo_max_token_len=90"}), 2);
+    const Outcome b =
+        exact_steps(tiny_run(GetParam(), {key, "rollout.max_num_seqs=2", "actor.ppo_max_token_len=90"}), 2);
     EXPECT_TRUE(same_bits(a.parameters, b.parameters));
     EXPECT_FALSE(same_bits(a.parameters, exact_steps(tiny_run(GetParam()), 2).parameters));
   }
@@ -99,10 +99,10 @@ TEST(Training, NoDivisionChangesTheVariants) {
       {"actor.token_subset=urs", "algorithm.filter_groups.enable=true", "actor.policy_loss.loss_mode=cispo"}};
   for (const auto& variant : variants) {
     std::vector<float> first;
-    for (const auto& division : {std::vector<std::string>{},
-                                 {"trainer.threads=2", "rollout.max_num_seqs=5", "actor.ppo_max_token_len=70",
-                                  "actor.logits_chunk=33"},
-                                 {"actor.ppo_max_token_len=1", "model.enable_gradient_checkpointing=true"}}) {
+    for (const auto& division :
+         {std::vector<std::string>{},
+          {"trainer.threads=2", "rollout.max_num_seqs=5", "actor.ppo_max_token_len=70", "actor.logits_chunk=33"},
+          {"actor.ppo_max_token_len=1", "model.enable_gradient_checkpointing=true"}}) {
       auto keys = variant;
       keys.insert(keys.end(), division.begin(), division.end());
       TrainingRun run(tiny_run("qwen3", keys), early_digit);
@@ -211,8 +211,9 @@ TEST(Training, CallsEveryOp) {
 // At the sizes of the quickstart the learner's products have many rows where decoding has few: equal bits are not those
 // of one and the same call.  Breaks if the learner is fed a sequence or a short run at a time.
 TEST(Training, TheLearnersProductsHaveManyRows) {
-  const Config config = load_config({"quickstart", "model.path=", "model.config=data/presets/tiny-ssa.json",
-                                     "algorithm.adv_filter_threshold=0", "data.max_response_length=60", "rollout.max_num_seqs=12"});
+  const Config config =
+      load_config({"quickstart", "model.path=", "model.config=data/presets/tiny-ssa.json",
+                   "algorithm.adv_filter_threshold=0", "data.max_response_length=60", "rollout.max_num_seqs=12"});
   TrainingRun run(config);
   const Metrics m = run.step();
   EXPECT_EQ(m.get("exact/mismatch_tokens"), 0);
