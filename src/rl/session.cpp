@@ -39,10 +39,10 @@ ModelConfig read_model_config(const ModelKeys& m) {
 
 }  // namespace
 
-Session::Session(const Config& c, bool planning)
+Session::Session(const Config& c, const Table& table)
     : config(c),
-      device(planning ? table_null : table_cpu),
-      weights("weights", planning ? Arena::Backing::none : Arena::Backing::host),
+      device(table),
+      weights("weights", device.planning() ? Arena::Backing::none : Arena::Backing::host),
       gradients("gradients", weights.backing()),
       optimizer("optimizer", weights.backing()),
       kv("kv", weights.backing()),
@@ -73,7 +73,7 @@ Session::Session(const Config& c, bool planning)
   if (eos.empty()) eos = {tokenizer->eos()};
 
   model = std::make_unique<Model>(model_config, device, weights, DType::f32, true);
-  if (planning) {
+  if (device.planning()) {
     model->refresh();
   } else {
     model->set_parameters(c.model.path.empty()
