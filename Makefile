@@ -16,8 +16,9 @@ Q := $(if $(V),,@)
 .SECONDARY:
 
 # ---- libraries: what is missing is installed, or the command is printed and the build stops ---------------------------
-PACKAGES := nlohmann-json3-dev libcli11-dev libgtest-dev
-HAVE_LIBS := $(and $(wildcard /usr/include/nlohmann/json.hpp),$(wildcard /usr/include/CLI/CLI.hpp),$(wildcard /usr/include/gtest/gtest.h))
+PACKAGES := nlohmann-json3-dev libcli11-dev libtomlplusplus-dev libgtest-dev
+HAVE_LIBS := $(and $(wildcard /usr/include/nlohmann/json.hpp),$(wildcard /usr/include/CLI/CLI.hpp),\
+$(wildcard /usr/include/toml++/toml.h),$(wildcard /usr/include/gtest/gtest.h))
 DEPS_DONE := $(if $(HAVE_LIBS),,$(BUILD)/.deps)
 $(BUILD)/.deps:
 	@tools/deps.sh $(PACKAGES)
