@@ -14,12 +14,13 @@ namespace pare {
 
 namespace {
 
-std::unique_ptr<Task> make_ssa(const DataKeys& d, int64_t seed, int64_t rows) {
+std::unique_ptr<Task> make_ssa(const DataKeys& d, bool val) {
   SsaConfig c = ssa_variant(d.variant);
-  c.min_statements = static_cast<int>(d.min_statements);
-  c.max_statements = static_cast<int>(d.max_statements);
+  c.min_statements = static_cast<int>(val ? d.val_min_statements : d.min_statements);
+  c.max_statements = static_cast<int>(val ? d.val_max_statements : d.max_statements);
   if (d.noise >= 0) c.noise = d.noise;
-  return std::make_unique<SsaTask>(c, static_cast<uint64_t>(seed), rows);
+  return std::make_unique<SsaTask>(c, static_cast<uint64_t>(val ? d.val_seed : d.train_seed),
+                                   val ? d.val_rows : d.train_rows);
 }
 
 std::unique_ptr<Task> make_jsonl(const DataKeys& d, const std::vector<std::string>& files, const char* key) {
@@ -54,8 +55,8 @@ Session::Session(const Config& c, const Table& table)
   const std::string spec = !c.data.tokenizer.empty() ? c.data.tokenizer : c.data.task == "ssa" ? "ssa" : c.model.path;
   tokenizer = make_tokenizer(spec);
   if (c.data.task == "ssa") {
-    train = make_ssa(c.data, c.data.train_seed, c.data.train_rows);
-    val = make_ssa(c.data, c.data.val_seed, c.data.val_rows);
+    train = make_ssa(c.data, false);
+    val = make_ssa(c.data, true);
   } else {
     train = make_jsonl(c.data, c.data.train_files, "data.train_files");
     if (!train) fail("data.train_files: data.task = \"jsonl\" needs a file");
@@ -77,7 +78,7 @@ Session::Session(const Config& c, const Table& table)
     model->refresh();
   } else {
     model->set_parameters(c.model.path.empty()
-                              ? init_parameters(model_config, static_cast<uint64_t>(c.trainer.seed), Init::fan_in)
+                              ? init_parameters(model_config, static_cast<uint64_t>(c.trainer.seed), c.model.init)
                               : load_hf_weights(c.model.path, model_config));
   }
 }
