@@ -1,5 +1,6 @@
 // Steps of the trainer where something is left out, is truncated, or cannot be.
 #include <cmath>
+#include <set>
 
 #include "tests/tiny_run.h"
 
@@ -94,6 +95,20 @@ TEST_F(TrainerSteps, WeightsOfTokenSubsetsAreReported) {
   EXPECT_EQ(m.get("ht/weight_max"), 4);
   EXPECT_NEAR(m.get("ht/weight_mean"), 1, 3 * std::sqrt(3.0 / m.get("tokens/generated")));
   EXPECT_NEAR(m.get("ht/ess"), m.get("ht/weight_mean") / 4, 1e-12);  // weights are 0 or 4
+}
+
+// No op is there for its own test only.
+TEST_F(TrainerSteps, CallEveryOp) {
+  Session session(load_config(tiny_run() + Overrides{"actor.use_kl_loss=true", "rollout.max_num_seqs=3"}));
+  Trainer trainer(session);
+  const Metrics m = trainer.step();
+  std::set<std::string> called;
+  for (const auto& [phase, ops] : session.ledger.phases)
+    for (const auto& [op, line] : ops) called.insert(op);
+#define X(op, Args) EXPECT_TRUE(called.contains(#op)) << #op;
+  PARE_OPS(X)
+#undef X
+  EXPECT_EQ(m.get("exact/mismatch_tokens"), 0);
 }
 
 TEST_F(TrainerSteps, WhatCannotBeTrainedIsRefusedBeforeTheFirstStep) {
