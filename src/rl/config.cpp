@@ -128,6 +128,9 @@ void check_data(const Config& c) {
     if (d.val_files.empty() && (c.trainer.test_freq > 0 || c.trainer.val_before_train))
       fail(c.trainer.test_freq > 0 ? "trainer.test_freq" : "trainer.val_before_train",
            " asks for validation but data.val_files is empty");
+    if (d.reward.empty() && (c.trainer.test_freq > 0 || c.trainer.val_before_train))
+      fail(c.trainer.test_freq > 0 ? "trainer.test_freq" : "trainer.val_before_train",
+           " asks for validation but data.reward is empty");
   } else if (!d.train_files.empty() || !d.val_files.empty()) {
     fail(d.train_files.empty() ? "data.val_files" : "data.train_files", " is given but data.task = \"", d.task,
          "\" generates its data; set data.task=jsonl");

@@ -352,8 +352,8 @@ std::vector<ConfigKey> trainer_keys() {
       KEY(trainer.val_before_train, any, "", "validate before the first step", "verl"),
       KEY(trainer.check_nan, any, "", "stop at the first op whose output is not finite", "pare"),
       KEY(trainer.default_local_dir, any, "", "where the model, metrics.jsonl and rollouts.jsonl are written", "verl"),
-      KEY(trainer.samples_freq, at_least(0), "steps",
-          "show the best, worst and longest response of a step every so often; 0: never", "pare"),
+      KEY(trainer.samples_freq, at_least(0), "steps", "write and show the responses of a step every so often; 0: never",
+          "pare"),
   };
 }
 #undef KEY

@@ -23,11 +23,6 @@ std::unique_ptr<Task> make_ssa(const DataKeys& d, bool val) {
                                    val ? d.val_rows : d.train_rows);
 }
 
-std::unique_ptr<Task> make_jsonl(const DataKeys& d, const std::vector<std::string>& files, const char* key) {
-  if (files.size() > 1) fail(key, ": one JSONL file is supported, found ", files.size());
-  return files.empty() ? nullptr : std::make_unique<JsonlTask>(files[0], d.reward);
-}
-
 ModelConfig read_model_config(const ModelKeys& m) {
   if (!m.path.empty()) return load_model_config(m.path);
   if (m.config.empty()) fail("model.path (a Hugging Face folder) or model.config (a config.json) is needed");
@@ -58,9 +53,8 @@ Session::Session(const Config& c, const Table& table)
     train = make_ssa(c.data, false);
     val = make_ssa(c.data, true);
   } else {
-    train = make_jsonl(c.data, c.data.train_files, "data.train_files");
-    if (!train) fail("data.train_files: data.task = \"jsonl\" needs a file");
-    val = make_jsonl(c.data, c.data.val_files, "data.val_files");
+    train = std::make_unique<JsonlTask>(c.data.train_files, c.data.reward);
+    if (!c.data.val_files.empty()) val = std::make_unique<JsonlTask>(c.data.val_files, c.data.reward);
   }
 
   model_config = read_model_config(c.model);
@@ -70,6 +64,8 @@ Session::Session(const Config& c, const Table& table)
   if (longest > model_config.max_position)
     fail("data.max_prompt_length + data.max_response_length = ", longest, " is more than the model's ",
          model_config.max_position, " positions");
+  for (const Task* task : {train.get(), val.get()})
+    for (int64_t row = 0; task && row < task->size(); row++) encode_prompt(task->problem(row));
   eos = model_config.eos_ids;
   if (eos.empty()) eos = {tokenizer->eos()};
 
@@ -88,6 +84,9 @@ std::vector<int32_t> Session::encode_prompt(const Problem& problem) const {
   if (static_cast<int64_t>(ids.size()) > config.data.max_prompt_length)
     fail(problem.where, ": the prompt has ", ids.size(), " tokens, data.max_prompt_length is ",
          config.data.max_prompt_length);
+  for (const int32_t id : ids)
+    if (id < 0 || id >= model_config.vocab)
+      fail(problem.where, ": the prompt has the token ", id, ", the model's vocabulary is ", model_config.vocab);
   return ids;
 }
 
