@@ -18,7 +18,7 @@ Q := $(if $(V),,@)
 .SECONDARY:
 
 # ---- libraries: what is missing is installed, or the command is printed and the build stops ---------------------------
-PACKAGES := nlohmann-json3-dev libcli11-dev libgtest-dev
+PACKAGES := nlohmann-json3-dev libcli11-dev libtomlplusplus-dev libgtest-dev
 # Without CXX=: the first g++ of version 12 or later (Ubuntu 22.04 has g++-12 beside an older default).
 ifeq ($(origin CXX),default)
 CXX := $(shell for c in g++ g++-14 g++-13 g++-12; do v=$$($$c -dumpversion 2>/dev/null | cut -d. -f1); \
@@ -26,8 +26,9 @@ CXX := $(shell for c in g++ g++-14 g++-13 g++-12; do v=$$($$c -dumpversion 2>/de
 PACKAGES += $(if $(CXX),,g++-12)
 CXX := $(or $(CXX),g++-12)
 endif
-HAVE_LIBS := $(and $(wildcard /usr/include/nlohmann/json.hpp),$(wildcard /usr/include/CLI/CLI.hpp),$(wildcard /usr/include/gtest/gtest.h))
-DEPS_DONE := $(if $(and $(HAVE_LIBS),$(shell command -v $(firstword $(CXX)))),,$(BUILD)/.deps)
+HEADERS := nlohmann/json.hpp CLI/CLI.hpp toml++/toml.h gtest/gtest.h
+MISSING := $(foreach h,$(HEADERS),$(if $(wildcard /usr/include/$(h)),,$(h))) $(if $(shell command -v $(firstword $(CXX))),,$(CXX))
+DEPS_DONE := $(if $(strip $(MISSING)),$(BUILD)/.deps)
 $(BUILD)/.deps:
 	@tools/deps.sh $(PACKAGES)
 	@mkdir -p $(@D) && touch $@
@@ -131,7 +132,7 @@ quickstart: $(BUILD)/pare
 
 bench: $(BUILD)/bench
 	$(BUILD)/bench
-$(BUILD)/bench: $(cpu_LIB) $(BUILD)/tools/bench/bench.o
+$(BUILD)/bench: $(cpu_LIB) $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard tools/bench/*.cpp))
 	@echo 'link $@'
 	$(Q)$(CXX) $(LDFLAGS) $^ -o $@
 

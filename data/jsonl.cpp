@@ -67,8 +67,13 @@ Problem problem_of(const std::string& line, const std::string& where, const Text
 
 }  // namespace
 
-JsonlTask::JsonlTask(const std::string& path, const std::string& reward) {
+JsonlTask::JsonlTask(const std::vector<std::string>& paths, const std::string& reward) {
   if (!reward.empty()) reward_ = &find_text_reward(reward);
+  for (const std::string& path : paths) read(path);
+}
+
+void JsonlTask::read(const std::string& path) {
+  const size_t before = problems_.size();
   std::error_code ignored;
   std::ifstream in(path, std::ios::binary);
   if (!in || std::filesystem::is_directory(path, ignored))
@@ -78,8 +83,8 @@ JsonlTask::JsonlTask(const std::string& path, const std::string& reward) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     problems_.push_back(problem_of(line, cat(path, ":", number), reward_));
   }
-  if (in.bad()) fail("data ", path, ": reading stopped after ", problems_.size(), " rows");
-  if (problems_.empty()) fail("data ", path, ": has no rows");
+  if (in.bad()) fail("data ", path, ": reading stopped after ", problems_.size() - before, " rows");
+  if (problems_.size() == before) fail("data ", path, ": has no rows");
 }
 
 Problem JsonlTask::problem(int64_t index) const {

@@ -1,4 +1,4 @@
-// Problems from a file, one JSON object a line:
+// Problems from files, one JSON object a line:
 //   {"prompt": "Lily has a", "answer": "dog"}
 // "prompt" (text) or "prompt_ids" (token ids, BOS included; also under the name "ids"); "answer" (text or number, which
 // is taken as JSON writes it) where there is a reward; "completion" (text) where the row is learnt from.  Other keys
@@ -10,9 +10,9 @@ namespace pare {
 
 class JsonlTask : public Task {
  public:
-  // `reward` names a text reward; empty: the rows are for training on completions only.  A row that cannot be used,
+  // The rows of all files, one after another.  `reward` names a text reward; empty: the rows are for training on completions only.  A row that cannot be used,
   // and a file without rows, is an Error naming file and line.
-  JsonlTask(const std::string& path, const std::string& reward);
+  JsonlTask(const std::vector<std::string>& paths, const std::string& reward);
 
   int64_t size() const override { return static_cast<int64_t>(problems_.size()); }
   Problem problem(int64_t index) const override;
@@ -21,6 +21,8 @@ class JsonlTask : public Task {
   Reward reward(const Problem& problem, const Response& response) const override;
 
  private:
+  void read(const std::string& path);
+
   const TextReward* reward_ = nullptr;
   std::vector<Problem> problems_;
 };

@@ -68,8 +68,8 @@ const Linear kLinears[] = {
 void add_linear(std::vector<OpCase>& cases, const Linear& s) {
   const std::string shape = cat("N", s.rows, "_I", s.inputs, "_O", s.outputs, s.gap ? "_strided" : "",
                                 s.bias ? "_bias" : "", s.residual ? "_res" : "", s.in_place ? "_inplace" : "");
-  // A chain of n products of two normals: the magnitudes sum to about 0.64 n, below n + 20 here; so does what is added.
-  auto bound = [](int64_t n) { return chain(double(n)) * (double(n) + 20); };
+  // A chain of n products of two normals: its partial sums, and what is added, stay below 4 sqrt(n + 4).
+  auto bound = [](int64_t n) { return chain(double(n)) * 4 * std::sqrt(double(n + 4)); };
   cases.push_back(
       {"linear_fwd", shape, [s, bound](OpRun& r) {
          LinearFwd a{};

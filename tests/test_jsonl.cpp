@@ -17,7 +17,7 @@ class Jsonl : public testing::Test {
 
   JsonlTask load(const std::string& text, const std::string& reward = "exact") {
     std::ofstream(path_, std::ios::binary) << text;
-    return JsonlTask(path_, reward);
+    return JsonlTask({path_}, reward);
   }
   // The message of the error; it must name file and line.
   std::string error(const std::string& text, int line, const std::string& reward = "exact") {
@@ -113,8 +113,8 @@ TEST_F(Jsonl, BadRowsAreErrors) {
 TEST_F(Jsonl, FilesWithoutRowsAreErrors) {
   expect_error("", 0, "no rows");
   expect_error("\n\n  \r\n", 0, "no rows");
-  EXPECT_THROW(JsonlTask(testing::TempDir() + "pare_no_such_file.jsonl", "exact"), Error);
-  EXPECT_THROW(JsonlTask(testing::TempDir(), "exact"), Error);
+  EXPECT_THROW(JsonlTask({testing::TempDir() + "pare_no_such_file.jsonl"}, "exact"), Error);
+  EXPECT_THROW(JsonlTask({testing::TempDir()}, "exact"), Error);
 }
 
 double score(const char* name, std::string_view answer, std::string_view text, bool finished = true) {
@@ -171,8 +171,21 @@ TEST(TextReward, UnknownNamesListTheKnownOnes) {
   }
 }
 
+TEST(JsonlFiles, FollowOneAnother) {
+  const std::string second = testing::TempDir() + "pare_second.jsonl";
+  std::ofstream(second) << R"({"prompt": "x", "answer": "y"})";
+  const JsonlTask one({"data/presets/stories.jsonl"}, "contains"),
+      both({"data/presets/stories.jsonl", second}, "contains");
+  ASSERT_EQ(both.size(), one.size() + 1);
+  EXPECT_EQ(both.problem(0).prompt, one.problem(0).prompt);
+  EXPECT_EQ(both.problem(one.size()).where, second + ":1");
+  std::ofstream(second) << "";
+  EXPECT_THROW(JsonlTask({"data/presets/stories.jsonl", second}, "contains"), Error);
+  std::filesystem::remove(second);
+}
+
 TEST(StoriesPreset, AsksForWordsThatThePromptDoesNotHave) {
-  const JsonlTask task("data/presets/stories.jsonl", "contains");
+  const JsonlTask task({"data/presets/stories.jsonl"}, "contains");
   EXPECT_EQ(task.size(), 64);
   std::set<std::string> prompts;
   for (int64_t i = 0; i < task.size(); i++) {

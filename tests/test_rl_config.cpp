@@ -155,27 +155,40 @@ TEST(ConfigRead, Overrides) {
 
 TEST(ConfigRead, WhatIsNotTomlNamesFileAndLine) {
   const std::pair<const char*, const char*> cases[] = {
-      {"\n[actor\n", "f.toml:2: expected ] after"},
-      {"[[actor]]", "f.toml:1: arrays of tables"},
-      {"[actor] x", "f.toml:1: expected the end of the line"},
-      {"rollout.n", "f.toml:1: expected = after the key rollout.n"},
-      {"rollout.n =", "f.toml:1: expected a number"},
-      {"rollout.n = 4 4", "f.toml:1: expected the end of the line"},
-      {"rollout.n = eight", "found eight"},
-      {"model.path = \"a\nb\"", "f.toml:1: the string that starts with \"a is not closed"},
-      {"model.path = 'a", "is not closed"},
-      {"model.path = \"\\x41\"", "expected one of"},
-      {"model.path = \"\\", "expected one of"},
-      {"actor.optim.betas = [0.9, 0.98", "f.toml:1: expected , or ] in the array"},
-      {"actor.optim.betas = [0.9\n\n0.98]", "f.toml:3: expected , or ]"},
-      {"actor.optim.betas = [", "f.toml:1: expected ] at the end"},
-      {"actor.optim.betas = [[0.9], 0.98]", "arrays inside arrays"},
-      {"= 3", "expected a key"},
-      {"a..b = 3", "expected a key"},
-      {"\"rollout\".n = 3", "expected a key"},
-      {"rollout.n = 4\nrollout.temperature = 1\nrollout.n = 4\n", "f.toml:3: the key rollout.n is given twice"},
+      {"\n[actor\n", "f.toml:2: "},
+      {"[actor] x", "f.toml:1: "},
+      {"rollout.n", "f.toml:1: "},
+      {"rollout.n =", "f.toml:1: "},
+      {"\n\nrollout.n = 4 4", "f.toml:3: "},
+      {"rollout.n = eight", "f.toml:1: "},
+      {"model.path = \"a\nb\"", "f.toml:1: "},
+      {"model.path = 'a", "f.toml:1: "},
+      {"actor.optim.betas = [0.9, 0.98", "f.toml:1: "},
+      {"a..b = 3", "f.toml:1: "},
+      {"rollout.n = 99999999999999999999", "f.toml:1: "},
+      {"rollout.n = 4\nrollout.temperature = 1\nrollout.n = 4\n", "f.toml:3: "},
   };
   for (const auto& [document, part] : cases) EXPECT_HAS(document_message(document), part) << "\nin: " << document;
+}
+
+// TOML that configurations have no use for is an error of the key.
+TEST(ConfigRead, OtherTomlIsRefused) {
+  EXPECT_EQ(document_message("\n[[actor]]\nclip_ratio_c = 3"),
+            "f.toml:2: unknown key actor; the nearest is data.task");
+  EXPECT_HAS(document_message("actor.optim.betas = [[0.9], 0.98]"),
+             "f.toml:1: actor.optim.betas: expected two numbers");
+  EXPECT_HAS(document_message("data.train_files = ['a', { b = 1 }]"), "found [\"a\", a table]");
+  EXPECT_HAS(document_message("model.path = 2001-02-03"), "expected string, found a date or time");
+  EXPECT_HAS(document_message("rollout.n = 8.0"), "expected integer >= 1, found 8.0");
+  EXPECT_HAS(document_message("rollout = { n = 4,\ttop_q = 1 }"), "f.toml:1: unknown key rollout.top_q");
+}
+
+TEST(ConfigRead, TablesInLineAreFlattened) {
+  Config c;
+  apply_toml(c, "actor = { clip_ratio_high = 1e-1, optim = { lr = 5 } }\n[rollout]\nval_kwargs.n = 0x10\n", "f.toml");
+  EXPECT_EQ(c.actor.clip_ratio_high, 0.1);
+  EXPECT_EQ(c.actor.optim.lr, 5);
+  EXPECT_EQ(c.rollout.val_kwargs.n, 16);
 }
 
 TEST(ConfigRead, UnknownKeysNameTheNearest) {
@@ -191,7 +204,6 @@ TEST(ConfigRead, UnknownKeysNameTheNearest) {
 TEST(ConfigRead, WrongTypesAndRanges) {
   EXPECT_EQ(document_message("rollout.n = 1.5"), "f.toml:1: rollout.n: expected integer >= 1, found 1.5");
   EXPECT_EQ(document_message("rollout.n = \"8\""), "f.toml:1: rollout.n: expected integer >= 1, found \"8\"");
-  EXPECT_HAS(document_message("rollout.n = 99999999999999999999"), "found 99999999999999999999");
   EXPECT_HAS(document_message("rollout.n = [8]"), "found [8]");
   EXPECT_HAS(document_message("model.path = 5"), "model.path: expected string, found 5");
   EXPECT_HAS(document_message("actor.use_kl_loss = 1"), "expected boolean, found 1");
@@ -206,7 +218,9 @@ TEST(ConfigRead, WrongTypesAndRanges) {
   EXPECT_HAS(load_message({"rollout.n="}), "expected integer >= 1, found nothing");
   EXPECT_HAS(load_message({"actor.token_subset=rcp"}), "expected one of none, urs, rpc, det, found rcp");
   EXPECT_HAS(load_message({"algorithm.kl_penalty=exact"}), "expected one of k1, k2, k3, found exact");
-  EXPECT_HAS(load_message({"actor.optim.betas=[0.9,0.98"}), "expected , or ]");
+  EXPECT_HAS(load_message({"actor.optim.betas=[0.9,0.98"}), "expected ] at the end");
+  EXPECT_HAS(load_message({"data.train_files=[a,'b']"}), "quote all strings");
+  EXPECT_HAS(load_message({"data.reward='exact"}), "not complete");
   EXPECT_HAS(load_message({"data.min_statements=1"}), ">= 2 and <= 23");
 }
 
@@ -224,6 +238,7 @@ TEST(ConfigCheck, ContradictionsNameBothKeys) {
       {{"model.path=x"}, "model.path", "model.config"},
       {{"model.config="}, "model.path", "model.config"},
       {{"data.min_statements=9"}, "data.min_statements", "data.max_statements"},
+      {{"data.val_min_statements=9"}, "data.val_min_statements", "data.val_max_statements"},
       {{"data.task=jsonl"}, "data.task", "data.train_files"},
       {{"data.train_files=x.jsonl"}, "data.train_files", "data.task"},
       {{"data.task=jsonl", "data.train_files=x", "trainer.test_freq=3"}, "trainer.test_freq", "data.val_files"},
@@ -343,6 +358,14 @@ TEST(Presets, Quickstart) {
   rpc.actor.rpc_min_tokens = c.actor.rpc_min_tokens;
   rpc.trainer.default_local_dir = c.trainer.default_local_dir;
   EXPECT_EQ(rpc, c);
+}
+
+TEST(Presets, ValidationHasTheStatementsOfTrainingUnlessGiven) {
+  const Config sft = load_config({"quickstart-sft"}), run = load_config({"quickstart"});
+  EXPECT_EQ(sft.data.min_statements, 2);
+  EXPECT_EQ(sft.data.val_min_statements, run.data.min_statements);
+  EXPECT_EQ(sft.data.val_max_statements, run.data.max_statements);
+  EXPECT_EQ(run.data.val_min_statements, run.data.min_statements);
 }
 
 TEST(Presets, OverlongBufferIsAFifthUnlessGiven) {

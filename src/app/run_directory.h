@@ -4,7 +4,7 @@
 #include <string>
 
 #include "rl/metrics.h"
-#include "rl/session.h"
+#include "rl/trainer.h"
 
 namespace pare {
 
@@ -13,6 +13,7 @@ class RunDirectory {
   // Creates `path`.  A directory that holds a run is an error unless `force`; then the run in it is replaced.
   RunDirectory(const std::string& path, const Config& config, bool force);
   void log(const Metrics& metrics);               // metrics.jsonl
+  void log_samples(const Trainer& trainer);       // rollouts.jsonl: the responses of the last step
   void save_model(const Session& session) const;  // model/: a Hugging Face folder
   const std::string& path() const { return path_; }
 

@@ -116,7 +116,10 @@ void train(const Options& o) {
         human(m.get("tokens/generated") / m.get("timing_s/gen")).c_str(),
         human(m.get("tokens/trained") / m.get("timing_s/update_actor")).c_str(), m.get("timing_s/step"),
         duration(eta).c_str(), val ? format("  val %.3f", last_val).c_str() : ""));
-    if (config.trainer.samples_freq > 0 && step % config.trainer.samples_freq == 0) show_samples(console, trainer);
+    if (config.trainer.samples_freq > 0 && step % config.trainer.samples_freq == 0) {
+      run.log_samples(trainer);
+      show_samples(console, trainer);
+    }
   }
   run.save_model(session);
   console.line(memory_line(session));
@@ -139,12 +142,21 @@ void sft(const Options& o) {
                       static_cast<long long>(config.data.train_batch_size), run.path().c_str()));
   const auto start = std::chrono::steady_clock::now();
   const int64_t every = std::max<int64_t>(1, config.trainer.total_training_steps / 20);
+  const auto validate = [&](int64_t step) {
+    return evaluate(session, rollout, step,
+                    [&](const RolloutStats& s) { console.progress("evaluation", s.finished, s.completions); });
+  };
+  if (config.trainer.val_before_train && session.val) {
+    Metrics m;
+    m.set("training/global_step", 0);
+    m.add(validate(0));
+    run.log(m);
+    console.line(format("step %5d  val %.3f", 0, val_score(session, m)));
+  }
   for (int64_t step = 1; step <= config.trainer.total_training_steps; step++) {
     Metrics m = trainer.step();
     const bool val = val_due(config, step) && session.val;
-    if (val)
-      m.add(evaluate(session, rollout, step,
-                     [&](const RolloutStats& s) { console.progress("evaluation", s.finished, s.completions); }));
+    if (val) m.add(validate(step));
     run.log(m);
     console.progress("sft", step, config.trainer.total_training_steps);
     if (!val && step % every != 0 && step != config.trainer.total_training_steps) continue;

@@ -1,173 +1,109 @@
 #include "base/toml.h"
 
+#include <toml++/toml.h>
+
 #include <algorithm>
+#include <array>
 #include <charconv>
-#include <set>
+#include <optional>
 #include <string_view>
+#include <utility>
 
 #include "base/error.h"
 
 namespace pare {
 namespace {
 
-bool is_key_char(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' || c == '.';
+// The shortest text that reads back as x and is not that of an integer.
+std::string number_text(double x) {
+  std::array<char, 32> s;
+  const std::string t(s.data(), std::to_chars(s.data(), s.data() + s.size(), x).ptr);
+  return t.find_first_of(".ein") == std::string::npos ? t + ".0" : t;
 }
 
-// A cursor over the document; every message starts with FILE:LINE.
-class Reader {
- public:
-  Reader(std::string_view text, std::string where, bool command_line)
-      : text_(text), where_(std::move(where)), command_line_(command_line) {}
+TomlValue value_of(const toml::node& node) {
+  if (const auto s = node.value_exact<std::string>()) return {*s, TomlValue::Kind::string};
+  const auto word = [](std::string text) { return TomlValue{std::move(text), TomlValue::Kind::word}; };
+  if (const auto i = node.value_exact<int64_t>()) return word(std::to_string(*i));
+  if (const auto d = node.value_exact<double>()) return word(number_text(*d));
+  if (const auto b = node.value_exact<bool>()) return word(*b ? "true" : "false");
+  return word(node.is_table() ? "a table" : node.is_array() ? "an array" : "a date or time");
+}
 
-  bool at_end() const { return i_ == text_.size(); }
-  char peek() const { return at_end() ? '\n' : text_[i_]; }
-  void advance() {
-    if (text_[i_++] == '\n') line_++;
-  }
-  std::string place() const { return command_line_ ? where_ : cat(where_, ":", line_); }
-  template <class... Parts>
-  [[noreturn]] void error(const Parts&... parts) const {
-    fail(place(), ": ", parts...);
-  }
-  // What stands here, for messages.
-  std::string found() const {
-    if (at_end()) return command_line_ ? "the end" : "the end of the file";
-    return peek() == '\n' ? "the end of the line" : cat("'", peek(), "'");
-  }
+TomlItem item_of(std::string key, const toml::node& node, std::string where) {
+  TomlItem item{std::move(key), node.is_array(), {}, std::move(where)};
+  if (const toml::array* array = node.as_array())
+    for (const toml::node& element : *array) item.values.push_back(value_of(element));
+  else
+    item.values.push_back(value_of(node));
+  return item;
+}
 
-  void skip_blanks() {
-    while (!at_end() && (peek() == ' ' || peek() == '\t' || peek() == '\r')) advance();
+using Leaf = std::pair<std::string, const toml::node*>;
+void flatten(const toml::table& table, const std::string& prefix, std::vector<Leaf>& leaves) {
+  for (auto&& [name, node] : table) {
+    const std::string key = prefix + std::string(name.str());
+    if (const toml::table* inner = node.as_table())
+      flatten(*inner, key + ".", leaves);
+    else
+      leaves.emplace_back(key, &node);
   }
-  // Blanks, comments and ends of lines.
-  void skip_space() {
-    for (;;) {
-      skip_blanks();
-      if (!at_end() && peek() == '#' && !command_line_)
-        while (!at_end() && peek() != '\n') advance();
-      if (at_end() || peek() != '\n') return;
-      advance();
-    }
-  }
-  void end_of_line() {
-    skip_blanks();
-    if (!at_end() && peek() == '#' && !command_line_)
-      while (!at_end() && peek() != '\n') advance();
-    if (!at_end() && peek() != '\n') error("expected the end of the line after the value, found ", found());
-  }
+}
 
-  std::string key() {
-    const size_t begin = i_;
-    while (!at_end() && is_key_char(peek())) advance();
-    const std::string k(text_.substr(begin, i_ - begin));
-    if (k.empty() || k.front() == '.' || k.back() == '.' || k.find("..") != std::string::npos)
-      error("expected a key of letters, digits, _ and -, found ", k.empty() ? found() : toml_quote(k));
-    return k;
-  }
+std::string trimmed(std::string_view s) {
+  const size_t begin = s.find_first_not_of(' ');
+  return begin == std::string_view::npos ? "" : std::string(s.substr(begin, s.find_last_not_of(' ') + 1 - begin));
+}
 
-  TomlValue quoted() {
-    const char quote = peek();
-    std::string s;
-    for (advance(); at_end() || peek() != quote; advance()) {
-      if (at_end() || peek() == '\n') error("the string that starts with ", quote, s, " is not closed on its line");
-      if (peek() != '\\' || quote == '\'') {
-        s += peek();
-        continue;
-      }
-      advance();
-      static constexpr std::string_view escapes = "\"\\nt", meaning = "\"\\\n\t";
-      const size_t e = at_end() ? std::string_view::npos : escapes.find(peek());
-      if (e == std::string_view::npos) error("expected one of \\\" \\\\ \\n \\t in a string, found \\", found());
-      s += meaning[e];
-    }
-    advance();
-    return {std::move(s), TomlValue::Kind::string};
+// A value that is complete TOML and a string or an array, or nothing.
+std::optional<TomlItem> quoted_or_array(const std::string& value) {
+  try {
+    const toml::table table = toml::parse("value = " + value);
+    const toml::node* node = table.get("value");
+    if (table.size() == 1 && (node->is_string() || node->is_array())) return item_of("", *node, "");
+  } catch (const toml::parse_error&) {
   }
-
-  // Up to a character of `stop` or, in a file, a blank or a comment.
-  TomlValue word(std::string_view stop) {
-    const size_t begin = i_;
-    while (!at_end() && peek() != '\n' && stop.find(peek()) == std::string_view::npos &&
-           (command_line_ || (peek() != '#' && peek() != ' ' && peek() != '\t' && peek() != '\r')))
-      advance();
-    std::string s(text_.substr(begin, i_ - begin));
-    if (command_line_) {
-      while (!s.empty() && s.back() == ' ') s.pop_back();
-      return {std::move(s), TomlValue::Kind::text};
-    }
-    if (s.size() > 1 && s[0] == '+' && s[1] != '-') s.erase(0, 1);
-    double number;
-    const auto [end, code] = std::from_chars(s.data(), s.data() + s.size(), number);
-    if (s != "true" && s != "false" && (code != std::errc() || end != s.data() + s.size()))
-      error("expected a number, true, false, a \"string\" or an [array], found ", s.empty() ? found() : s);
-    return {std::move(s), TomlValue::Kind::word};
-  }
-
-  void value(TomlItem& item) {
-    item.where = place();
-    skip_blanks();
-    if (peek() == '"' || peek() == '\'') return item.values.push_back(quoted());
-    if (peek() != '[') return item.values.push_back(word(""));
-    item.array = true;
-    for (advance();;) {
-      skip_space();
-      if (at_end()) error("expected ] at the end of the array, found ", found());
-      if (peek() == ']') break;
-      if (peek() == '[' || peek() == '{') error("arrays inside arrays and tables in line are not used here");
-      item.values.push_back(peek() == '"' || peek() == '\'' ? quoted() : word(",]"));
-      skip_space();
-      if (at_end() || (peek() != ',' && peek() != ']')) error("expected , or ] in the array, found ", found());
-      if (peek() == ',') advance();
-    }
-    advance();
-  }
-
- private:
-  std::string_view text_;
-  std::string where_;
-  bool command_line_;
-  size_t i_ = 0;
-  int line_ = 1;
-};
+  return std::nullopt;
+}
 
 }  // namespace
 
 std::vector<TomlItem> parse_toml(const std::string& document, const std::string& where) {
-  Reader in(document, where, false);
-  std::vector<TomlItem> items;
-  std::set<std::string> seen;
-  std::string section;
-  for (in.skip_space(); !in.at_end(); in.skip_space()) {
-    if (in.peek() == '[') {
-      in.advance();
-      if (in.peek() == '[') in.error("arrays of tables ([[...]]) are not used here");
-      section = in.key() + ".";
-      if (in.peek() != ']') in.error("expected ] after the section's name, found ", in.found());
-      in.advance();
-      in.end_of_line();
-      continue;
-    }
-    TomlItem item;
-    item.key = section + in.key();
-    in.skip_blanks();
-    if (in.peek() != '=') in.error("expected = after the key ", item.key, ", found ", in.found());
-    in.advance();
-    in.value(item);
-    in.end_of_line();
-    if (!seen.insert(item.key).second) fail(item.where, ": the key ", item.key, " is given twice in this file");
-    items.push_back(std::move(item));
+  toml::table table;
+  try {
+    table = toml::parse(document);
+  } catch (const toml::parse_error& e) {
+    fail(where, ":", e.source().begin.line, ": ", e.description());
   }
+  std::vector<Leaf> leaves;
+  flatten(table, "", leaves);
+  const auto begin = [](const Leaf& leaf) { return leaf.second->source().begin; };
+  std::sort(leaves.begin(), leaves.end(), [&](const Leaf& a, const Leaf& b) { return begin(a) < begin(b); });
+  std::vector<TomlItem> items;
+  for (const Leaf& leaf : leaves) items.push_back(item_of(leaf.first, *leaf.second, cat(where, ":", begin(leaf).line)));
   return items;
 }
 
 TomlItem parse_toml_override(const std::string& argument) {
   const size_t equals = argument.find('=');
   if (equals == std::string::npos) fail("expected group.key=value, found ", toml_quote(argument));
-  Reader in(std::string_view(argument).substr(equals + 1), argument, true);
+  const std::string value = trimmed(std::string_view(argument).substr(equals + 1));
   TomlItem item;
+  if (auto toml = quoted_or_array(value)) {
+    item = std::move(*toml);
+  } else if (value.starts_with('[')) {
+    if (!value.ends_with(']')) fail(argument, ": expected ] at the end of the array");
+    item.array = true;
+    if (value.find_first_of("\"'") != std::string::npos) fail(argument, ": quote all strings of the array or none");
+    std::stringstream list(value.substr(1, value.size() - 2));
+    for (std::string element; std::getline(list, element, ',');)
+      item.values.push_back({trimmed(element), TomlValue::Kind::text});
+  } else if (value.starts_with('"') || value.starts_with('\'')) {
+    fail(argument, ": the quoted string is not complete");
+  } else {
+    item.values.push_back({value, TomlValue::Kind::text});
+  }
   item.key = argument.substr(0, equals);
-  in.value(item);
-  in.end_of_line();
   item.where = "command line";
   return item;
 }

@@ -1,6 +1,4 @@
-// The part of TOML that configurations use: sections, dotted keys, strings, numbers, booleans, arrays of them,
-// comments. Everything else (tables in line, arrays of tables, dates, quoted keys, multi-line strings) is an error with
-// file and line, never ignored.
+// Configurations as a flat list of dotted keys; the reading itself is toml++'s.
 #pragma once
 #include <string>
 #include <vector>
@@ -8,20 +6,22 @@
 namespace pare {
 
 struct TomlValue {
-  // word: a bare word of a file, hence a number or a boolean; text: of a command line, where quotes are not needed
+  // word: a number, a boolean, or the name of what configurations do not use ("a date", "a table");
+  // text: of a command line, where quotes are not needed, so that the key decides what it is
   enum class Kind { string, word, text };
-  std::string text;  // without quotes, escapes resolved
+  std::string text;  // of a string: without quotes, escapes resolved
   Kind kind;
 };
 
 struct TomlItem {
-  std::string key;  // section included: "actor.optim.lr"
+  std::string key;  // tables included: "actor.optim.lr"
   bool array = false;
   std::vector<TomlValue> values;  // one unless `array`
   std::string where;              // "FILE:LINE", for messages
 };
 
-// The items of a document in their order; a key given twice is an error.  `where` names the document in messages.
+// The items of a TOML document in their order.  What is not TOML is an Error with file and line.  `where` names the
+// document in messages.
 std::vector<TomlItem> parse_toml(const std::string& document, const std::string& where);
 
 // One "key=value" of a command line.  Strings may be given without quotes, also inside [a, b].

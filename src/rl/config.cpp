@@ -103,6 +103,9 @@ Config load_config(const std::vector<std::string>& files_and_overrides) {
   }
   for (int64_t* top_k : {&config.rollout.top_k, &config.rollout.val_kwargs.top_k})
     *top_k = std::max<int64_t>(*top_k, 0);
+  DataKeys& data = config.data;
+  if (data.val_min_statements == 0) data.val_min_statements = data.min_statements;
+  if (data.val_max_statements == 0) data.val_max_statements = data.max_statements;
   OverlongKeys& overlong = config.reward_model.overlong_buffer;
   if (overlong.enable && overlong.len == 0) overlong.len = std::max<int64_t>(config.data.max_response_length / 5, 1);
   check_config(config);
@@ -118,6 +121,9 @@ void check_data(const Config& c) {
          "; give model.path to start from weights or model.config to start from random ones");
   if (d.min_statements > d.max_statements)
     fail("data.min_statements = ", d.min_statements, " is more than data.max_statements = ", d.max_statements);
+  if (d.val_min_statements > d.val_max_statements)
+    fail("data.val_min_statements = ", d.val_min_statements,
+         " is more than data.val_max_statements = ", d.val_max_statements);
   if (d.task == "jsonl") {
     if (d.train_files.empty()) fail("data.task = \"jsonl\" needs data.train_files, which is empty");
     if (d.val_files.empty() && (c.trainer.test_freq > 0 || c.trainer.val_before_train))

@@ -31,7 +31,7 @@ struct DataKeys {
   std::string task = "ssa", variant = "default";
   std::vector<std::string> train_files, val_files;
   int64_t train_rows = 1024, train_seed = 4242, val_rows = 256, val_seed = 999;
-  int64_t min_statements = 6, max_statements = 8;
+  int64_t min_statements = 6, max_statements = 8, val_min_statements = 0, val_max_statements = 0;
   double noise = -1, noise_ramp = 0;
   std::string tokenizer, reward;
   int64_t train_batch_size = 64, max_prompt_length = 512, max_response_length = 512;
@@ -148,8 +148,8 @@ struct Config {
 // other is a TOML file or the name of a preset (data/presets/NAME.toml, seen from the working directory), so that a
 // method is laid over a run: {"quickstart", "nat-rpc", "trainer.seed=2"}.  A file may start from another one:
 // base = "NAME".  Throws Error(usage) for unknown keys (naming the nearest), wrong types, values out of range and
-// contradictions (naming both keys).  In the result top_k is 0 where it is off, and an enabled overlong buffer has its
-// length.
+// contradictions (naming both keys).  In the result top_k is 0 where it is off, an enabled overlong buffer has its
+// length, and validation its numbers of statements.
 Config load_config(const std::vector<std::string>& files_and_overrides);
 
 // The parts of load_config.  Sets the keys of a document (it has no `base`) without looking for contradictions.

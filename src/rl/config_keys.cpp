@@ -231,6 +231,10 @@ std::vector<ConfigKey> model_and_data_keys() {
       KEY(data.min_statements, within(2, 23), "statements", "ssa: shortest program", "pare"),
       KEY(data.max_statements, within(2, 23), "statements", "ssa: longest program (26 letters, 3 of them given)",
           "pare"),
+      KEY(data.val_min_statements, within(0, 23), "statements",
+          "ssa: shortest program of validation; 0: as in training", "pare"),
+      KEY(data.val_max_statements, within(0, 23), "statements", "ssa: longest program of validation; 0: as in training",
+          "pare"),
       KEY(data.noise, within(-1, 1), "probability",
           "ssa: that the teacher writes a random digit as a statement's result; below 0: the variant's own", "pare"),
       KEY(data.noise_ramp, within(0, 1), "part of the run",
@@ -349,8 +353,8 @@ std::vector<ConfigKey> trainer_keys() {
       KEY(trainer.val_before_train, any, "", "validate before the first step", "verl"),
       KEY(trainer.check_nan, any, "", "stop at the first op whose output is not finite", "pare"),
       KEY(trainer.default_local_dir, any, "", "where the model, metrics.jsonl and rollouts.jsonl are written", "verl"),
-      KEY(trainer.samples_freq, at_least(0), "steps",
-          "show the best, worst and longest response of a step every so often; 0: never", "pare"),
+      KEY(trainer.samples_freq, at_least(0), "steps", "write and show the responses of a step every so often; 0: never",
+          "pare"),
   };
 }
 #undef KEY

@@ -5,7 +5,7 @@
 namespace pare {
 
 Plan plan_step(const Config& config) {
-  Session session(config, true);
+  Session session(config, table_null);
   Trainer trainer(session);
   trainer.worst_case_step();
   Plan plan;

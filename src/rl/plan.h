@@ -15,7 +15,9 @@ struct Plan {
 };
 
 // The worst case of one training step: every prompt of max_prompt_length, every response of max_response_length,
-// nothing filtered.  A real step of those lengths has the same peaks, to the byte, and the same FLOPs.
+// nothing filtered.  A real step of those lengths has the same peaks, to the byte, and the same FLOPs.  Shorter
+// responses take fewer FLOPs, but may fill micro-batches better (up to actor.ppo_max_token_len rows): then the
+// activations of a real step are larger than these.
 Plan plan_step(const Config& config);
 
 }  // namespace pare

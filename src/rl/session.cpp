@@ -14,17 +14,13 @@ namespace pare {
 
 namespace {
 
-std::unique_ptr<Task> make_ssa(const DataKeys& d, int64_t seed, int64_t rows) {
+std::unique_ptr<Task> make_ssa(const DataKeys& d, bool val) {
   SsaConfig c = ssa_variant(d.variant);
-  c.min_statements = static_cast<int>(d.min_statements);
-  c.max_statements = static_cast<int>(d.max_statements);
+  c.min_statements = static_cast<int>(val ? d.val_min_statements : d.min_statements);
+  c.max_statements = static_cast<int>(val ? d.val_max_statements : d.max_statements);
   if (d.noise >= 0) c.noise = d.noise;
-  return std::make_unique<SsaTask>(c, static_cast<uint64_t>(seed), rows);
-}
-
-std::unique_ptr<Task> make_jsonl(const DataKeys& d, const std::vector<std::string>& files, const char* key) {
-  if (files.size() > 1) fail(key, ": one JSONL file is supported, found ", files.size());
-  return files.empty() ? nullptr : std::make_unique<JsonlTask>(files[0], d.reward);
+  return std::make_unique<SsaTask>(c, static_cast<uint64_t>(val ? d.val_seed : d.train_seed),
+                                   val ? d.val_rows : d.train_rows);
 }
 
 ModelConfig read_model_config(const ModelKeys& m) {
@@ -39,10 +35,10 @@ ModelConfig read_model_config(const ModelKeys& m) {
 
 }  // namespace
 
-Session::Session(const Config& c, bool planning)
+Session::Session(const Config& c, const Table& table)
     : config(c),
-      device(planning ? table_null : table_cpu),
-      weights("weights", planning ? Arena::Backing::none : Arena::Backing::host),
+      device(table),
+      weights("weights", device.planning() ? Arena::Backing::none : Arena::Backing::host),
       gradients("gradients", weights.backing()),
       optimizer("optimizer", weights.backing()),
       kv("kv", weights.backing()),
@@ -54,12 +50,11 @@ Session::Session(const Config& c, bool planning)
   const std::string spec = !c.data.tokenizer.empty() ? c.data.tokenizer : c.data.task == "ssa" ? "ssa" : c.model.path;
   tokenizer = make_tokenizer(spec);
   if (c.data.task == "ssa") {
-    train = make_ssa(c.data, c.data.train_seed, c.data.train_rows);
-    val = make_ssa(c.data, c.data.val_seed, c.data.val_rows);
+    train = make_ssa(c.data, false);
+    val = make_ssa(c.data, true);
   } else {
-    train = make_jsonl(c.data, c.data.train_files, "data.train_files");
-    if (!train) fail("data.train_files: data.task = \"jsonl\" needs a file");
-    val = make_jsonl(c.data, c.data.val_files, "data.val_files");
+    train = std::make_unique<JsonlTask>(c.data.train_files, c.data.reward);
+    if (!c.data.val_files.empty()) val = std::make_unique<JsonlTask>(c.data.val_files, c.data.reward);
   }
 
   model_config = read_model_config(c.model);
@@ -82,11 +77,11 @@ Session::Session(const Config& c, bool planning)
   if (eos.empty()) eos = {tokenizer->eos()};
 
   model = std::make_unique<Model>(model_config, device, weights, DType::f32, true);
-  if (planning) {
+  if (device.planning()) {
     model->refresh();
   } else {
     model->set_parameters(c.model.path.empty()
-                              ? init_parameters(model_config, static_cast<uint64_t>(c.trainer.seed), Init::fan_in)
+                              ? init_parameters(model_config, static_cast<uint64_t>(c.trainer.seed), c.model.init)
                               : load_hf_weights(c.model.path, model_config));
   }
 }
@@ -130,13 +125,8 @@ RolloutLimits Session::rollout_limits() const {
   if (r.kv_cache_bytes > 0) {
     const int64_t page = KvCache::page_bytes(model_config, model->dtype);
     limits.kv_pages = r.kv_cache_bytes / page;
-    const Request largest{
-        std::vector<int32_t>(config.data.max_prompt_length), {0}, static_cast<int>(config.data.max_response_length)};
-    const int64_t needed = Scheduler::pages_needed(model_config, largest);
-    if (limits.kv_pages < needed)
-      throw Error(Exit::memory, cat("rollout.kv_cache_bytes = ", r.kv_cache_bytes, " cannot hold one sequence of ",
-                                    limits.max_context, " tokens (data.max_prompt_length + data.max_response_length): ",
-                                    needed * page, " are needed"));
+    if (limits.kv_pages == 0)
+      throw Error(Exit::memory, cat("rollout.kv_cache_bytes = ", r.kv_cache_bytes, " holds no page; one takes ", page));
   }
   return limits;
 }

@@ -12,8 +12,8 @@
 namespace pare {
 
 struct Session {
-  // `planning`: nothing is computed and no memory is taken, only the books are kept (table_null).
-  explicit Session(const Config& config, bool planning = false);
+  // On table_null nothing is computed and no memory is taken, only the books are kept.
+  explicit Session(const Config& config, const Table& table = table_cpu);
 
   std::vector<int32_t> encode_prompt(const Problem& problem) const;
   // The reward of a response: the text without its closing EOS.

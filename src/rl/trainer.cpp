@@ -105,6 +105,7 @@ Metrics Trainer::step() {
   {
     const Timer timer(metrics, "timing_s/step");
     generate(metrics);
+    shape(metrics);
     set_advantages(config_.algorithm, samples_);
     update(samples_, metrics);
   }
@@ -116,8 +117,8 @@ Metrics Trainer::step() {
   return metrics;
 }
 
-// Fills problems_, samples_ and rewards_.  With dynamic sampling (DAPO) batches are drawn until enough groups have
-// scores that differ, or max_num_gen_batches is reached: then the step trains on fewer.
+// Fills problems_, samples_ (with their scores) and rewards_.  With dynamic sampling (DAPO) batches are drawn until
+// enough groups have scores that differ, or max_num_gen_batches is reached: then the step trains on fewer.
 void Trainer::generate(Metrics& metrics) {
   const Timer timer(metrics, "timing_s/gen");
   const Phase phase(session_.device, "rollout");
@@ -182,13 +183,7 @@ void Trainer::generate(Metrics& metrics) {
       std::move(rewards.begin(), rewards.end(), std::back_inserter(rewards_));
     }
   }
-  reference_logprobs(samples_);
-  shape_rewards(config_, samples_);
-
   set_summary(metrics, "critic/score", score);
-  Summary reward;
-  for (const Trajectory& s : samples_) reward.add(s.reward);
-  set_summary(metrics, "critic/rewards", reward);
   set_summary(metrics, "response_length", length);
   metrics.set("response_length/clip_ratio", clipped.mean());
   set_summary(metrics, "prompt_length", prompt_length);
@@ -197,6 +192,19 @@ void Trainer::generate(Metrics& metrics) {
   metrics.set("rollout/groups", static_cast<double>(problems_.size()));
   metrics.set("filter/zero_std_fraction", static_cast<double>(zero_std) / static_cast<double>(groups_seen));
   metrics.set("filter/all_right_fraction", static_cast<double>(all_right) / static_cast<double>(groups_seen));
+}
+
+// From scores to rewards.
+void Trainer::shape(Metrics& metrics) {
+  const Timer timer(metrics, "timing_s/ref");
+  reference_logprobs(samples_);
+  if (config_.algorithm.use_kl_in_reward) old_logprobs(samples_);
+  shape_rewards(config_, samples_);
+  Summary reward, kl;
+  for (const Trajectory& s : samples_)
+    reward.add(s.reward), kl.add(s.kl_penalty / static_cast<double>(s.tokens.size()));
+  set_summary(metrics, "critic/rewards", reward);
+  if (config_.algorithm.use_kl_in_reward) metrics.set("actor/reward_kl_penalty", kl.mean());  // per token, as verl
 }
 
 void Trainer::worst_case_step() {
@@ -242,8 +250,10 @@ void Trainer::reference_logprobs(std::vector<Trajectory>& samples) {
     }
 }
 
-// The policy that the ratio refers to.  Dense rollouts logged it, bit by bit; truncated sampling did not.
+// The policy that the ratio and the KL in the reward refer to.  Dense rollouts logged it, bit by bit; truncated
+// sampling did not.
 void Trainer::old_logprobs(std::vector<Trajectory>& samples) {
+  if (samples.empty() || !samples[0].old_logprob.empty()) return;
   if (!truncated_sampling()) {
     for (Trajectory& s : samples) s.old_logprob = s.logprob;
     return;
@@ -254,7 +264,6 @@ void Trainer::old_logprobs(std::vector<Trajectory>& samples) {
   size_t i = 0;
   for (const auto& group : out)
     for (const auto& member : group) {
-      samples[i].old_logprob.clear();
       for (const TokenOut& t : member) samples[i].old_logprob.push_back(static_cast<float>(t.logprob));
       i++;
     }
@@ -270,24 +279,27 @@ void Trainer::update(std::vector<Trajectory>& samples, Metrics& metrics) {
   const uint64_t key =
       rng_key(static_cast<uint64_t>(config_.trainer.seed), RngStream::token_plan, static_cast<uint64_t>(step_));
   std::vector<TokenPlan> plans;
-  Summary kept, weight;
+  Summary kept, weight, square;  // weight: of every response token, 0 where it is left out; unbiased: its mean is 1
   for (const Trajectory& s : samples) {
     plans.push_back(draw_token_plan(config_.actor, static_cast<int64_t>(s.tokens.size()), key, s.uid));
+    const TokenPlan& plan = plans.back();
     int64_t n = 0;
-    for (double w : plans.back().weight) {
-      if (w != 0) n++, weight.add(w);
+    for (int64_t t = 0; t < static_cast<int64_t>(s.tokens.size()); t++) {
+      const double w = t < plan.length ? plan.weight[t] : 0;
+      n += w != 0, weight.add(w), square.add(w * w);
     }
     kept.add(static_cast<double>(n) / static_cast<double>(s.tokens.size()));
   }
   metrics.set("ht/kept_fraction", kept.mean());
+  metrics.set("ht/weight_mean", weight.mean());
   metrics.set("ht/weight_max", weight.max());
+  metrics.set("ht/ess", weight.mean() * weight.mean() / square.mean());  // part of the tokens
 
   // Mini-batches of whole groups.
   const auto groups = samples.empty() ? 0 : static_cast<int64_t>(samples.back().group) + 1;
   const int64_t mini =
       config_.actor.ppo_mini_batch_size > 0 ? config_.actor.ppo_mini_batch_size : std::max<int64_t>(groups, 1);
-  const int64_t updates = config_.actor.ppo_epochs * ((groups + mini - 1) / mini);
-  if (updates > 1) old_logprobs(samples);
+  if (config_.actor.ppo_epochs > 1 || mini < groups) old_logprobs(samples);
   const double lr = learning_rate(config_.actor.optim, step_, config_.trainer.total_training_steps);
   const LossSpec spec = loss_spec(config_);
   const Model* reference = spec.kl == KlLoss::exact ? reference_.get() : nullptr;
@@ -306,7 +318,7 @@ void Trainer::update(std::vector<Trajectory>& samples, Metrics& metrics) {
         totals.skipped++;
         continue;
       }
-      const bool first_update = totals.updates + totals.skipped == 0;
+      const bool first_update = totals.updates == 0;
       if (first_update) {
         // The ratio is exactly 1 by definition, so that one update per batch needs no old log-probs at all.
         for (Group& g : u.groups)
@@ -324,6 +336,7 @@ void Trainer::update(std::vector<Trajectory>& samples, Metrics& metrics) {
       totals.grad_norm.add(learner_.step(session_.optimizer_options(lr)));
       totals.updates++;
     }
+  if (groups == 0) totals.skipped++;  // dynamic sampling found nothing
   totals.report(metrics);
   metrics.set("actor/lr", lr);
 }

@@ -43,6 +43,7 @@ class Trainer {
 
  private:
   void generate(Metrics& metrics);
+  void shape(Metrics& metrics);
   void reference_logprobs(std::vector<Trajectory>& samples);
   void old_logprobs(std::vector<Trajectory>& samples);
   bool truncated_sampling() const;

@@ -20,6 +20,7 @@
 #include "base/thread_pool.h"
 #include "cpu/cpu.h"
 #include "ops/ops.h"
+#include "tools/bench/training.h"
 
 namespace pare {
 namespace {
@@ -366,6 +367,7 @@ int run_bench() {
     bench.rows();
     bench.attention();
     bench.logits();
+    report["step"].push_back(bench_training());
   }
   std::ofstream("build/bench.json") << report.dump(2) << "\n";
   return 0;

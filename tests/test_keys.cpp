@@ -1,0 +1,433 @@
+// Every configuration key has a row: a run in which changing the key changes a stated number, in a stated way.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+
+#include "base/thread_pool.h"
+#include "tests/tiny_run.h"
+
+namespace pare::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+// ---- numbers of a run ----------------------------------------------------------------------------------------------
+
+struct Outcome {
+  double number;
+  std::vector<float> parameters = {};  // after the run
+};
+using Measure = std::function<Outcome(const Overrides&)>;
+
+// A number of a session and its trainer after some steps.
+Measure trained(const std::function<double(Session&, Trainer&)>& number, int steps = 1) {
+  return [=](const Overrides& o) {
+    Session session(load_config(o));
+    Trainer trainer(session);
+    for (int i = 0; i < steps; i++) trainer.step();
+    return Outcome{number(session, trainer), session.model->get_parameters()};
+  };
+}
+// A number of the metrics of step `step`.
+Measure metrics(const std::function<double(const Metrics&)>& number, int step = 1) {
+  return [=](const Overrides& o) {
+    Session session(load_config(o));
+    Trainer trainer(session);
+    for (int i = 1; i < step; i++) trainer.step();
+    const double x = number(trainer.step());
+    return Outcome{x, session.model->get_parameters()};
+  };
+}
+Measure metric(const std::string& name, int step = 1) {
+  return metrics([=](const Metrics& m) { return m.get(name); }, step);
+}
+Measure sft_metric(const std::string& name) {
+  return [=](const Overrides& o) {
+    Session session(load_config(o));
+    return Outcome{Sft(session).step().get(name)};
+  };
+}
+Measure peak(Arena Session::*arena) {
+  return trained([=](Session& s, Trainer&) { return static_cast<double>((s.*arena).peak()); });
+}
+Measure session_number(const std::function<double(Session&)>& number) {
+  return [=](const Overrides& o) {
+    Session session(load_config(o));
+    return Outcome{number(session)};
+  };
+}
+double distance(const std::vector<float>& x, const std::vector<float>& from) {
+  double sum = 0;
+  for (size_t i = 0; i < x.size(); i++) sum += (x[i] - from[i]) * static_cast<double>(x[i] - from[i]);
+  return std::sqrt(sum);
+}
+// How far the parameters are from where they started, after two steps.
+Outcome movement(const Overrides& o) {
+  Session session(load_config(o));
+  const std::vector<float> before = session.model->get_parameters();
+  Trainer trainer(session);
+  trainer.step(), trainer.step();
+  return {distance(session.model->get_parameters(), before)};
+}
+double parameter_norm(Session& s) {
+  const auto p = s.model->get_parameters();
+  return distance(p, std::vector<float>(p.size(), 0.0f));
+}
+// Names the prompts and responses of the last step.
+double fingerprint(Session&, Trainer& t) {
+  uint64_t h = 0;
+  for (const Trajectory& s : t.samples())
+    for (const auto* ids : {&s.prompt, &s.tokens})
+      for (const int32_t id : *ids) h = mix64(h + static_cast<uint64_t>(id));
+  return static_cast<double>(h >> 11);
+}
+double prompt_fingerprint(const Task& task) {
+  uint64_t h = 0;
+  for (int64_t i = 0; i < task.size(); i++)
+    for (const char c : task.problem(i).prompt) h = mix64(h + static_cast<uint64_t>(c));
+  return static_cast<double>(h >> 11);
+}
+double different_prompts(Session&, Trainer& t) {
+  std::set<std::vector<int32_t>> prompts;
+  for (const Trajectory& s : t.samples()) prompts.insert(s.prompt);
+  return static_cast<double>(prompts.size());
+}
+Summary val_prompt_lengths(Session& s) {
+  Summary lengths;
+  for (int64_t i = 0; i < s.val->size(); i++)
+    lengths.add(static_cast<double>(s.encode_prompt(s.val->problem(i)).size()));
+  return lengths;
+}
+// Reward of the teacher's responses.
+double teacher_score(Session& s) {
+  Rng rng(1);
+  Summary score;
+  for (int64_t i = 0; i < s.train->size(); i++) {
+    const Problem p = s.train->problem(i);
+    score.add(s.train->reward(p, {s.train->teach(p, 1, rng), true}).score);
+  }
+  return score.mean();
+}
+double val_score(Session& s) {
+  Trainer trainer(s);
+  return trainer.evaluate().get(cat("val-core/jsonl/reward/mean@", s.config.rollout.val_kwargs.n));
+}
+// 1 if the configuration or the session is refused.
+Outcome refused(const Overrides& o) {
+  try {
+    Session session(load_config(o));
+  } catch (const Error&) {
+    return {1};
+  }
+  return {0};
+}
+// 1 if a NaN in the last norm is found by the op that it passes first, and not only in the norm of the gradient.
+Outcome nan_found_early(const Overrides& o) {
+  Session session(load_config(o));
+  auto p = session.model->get_parameters();
+  p.back() = NAN;
+  const bool check = std::exchange(session.device.check_nan, false);
+  session.model->set_parameters(p);
+  session.device.check_nan = check;
+  Trainer trainer(session);
+  try {
+    trainer.step();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code, Exit::non_finite);
+    return {std::string(e.what()).starts_with("rmsnorm_fwd: output") ? 1.0 : 0.0};
+  }
+  ADD_FAILURE() << "a step with a NaN parameter passed";
+  return {NAN};
+}
+
+// Runs the program and counts the lines of a file in its directory that hold `text`; -1: no such file.
+Measure lines(const std::string& file, const std::string& text, const std::string& directory = "run") {
+  return [=](const Overrides& o) {
+    const fs::path program = fs::read_symlink("/proc/self/exe").parent_path().parent_path() / "pare";
+    fs::remove_all(tiny_folder() + "run"), fs::remove_all(tiny_folder() + "elsewhere");
+    std::string command = "'" + program.string() + "' train";
+    for (const std::string& x : Overrides{cat("trainer.default_local_dir=", tiny_folder(), "run")} + o)
+      command += " '" + x + "'";
+    EXPECT_EQ(std::system((command + " > '" + tiny_folder() + "log' 2>&1").c_str()), 0) << command;
+    std::ifstream in(tiny_folder() + directory + "/" + file);
+    if (!in) return Outcome{-1};
+    double n = 0;
+    for (std::string line; std::getline(in, line);) n += line.find(text) != std::string::npos;
+    return Outcome{n};
+  };
+}
+
+// ---- what must hold between the number before and after ------------------------------------------------------------
+
+struct Relation {
+  std::string text;
+  std::function<bool(double before, double after)> holds;
+};
+const Relation rises = {"rises", [](double a, double b) { return b > a; }};
+const Relation falls = {"falls", [](double a, double b) { return b < a; }};
+const Relation differs = {"differs", [](double a, double b) { return std::isfinite(a) && std::isfinite(b) && a != b; }};
+Relation from_to(double from, double to) {
+  return {cat("goes from ", from, " to ", to), [=](double a, double b) { return a == from && b == to; }};
+}
+Relation times(double factor) {
+  return {cat("grows by the factor ", factor),
+          [=](double a, double b) { return a > 0 && std::abs(b / (a * factor) - 1) < 1e-5; }};
+}
+
+struct Row {
+  Overrides base;
+  Overrides change;  // the key first
+  Measure number;
+  Relation relation;
+  bool same_bits = false;  // of the parameters
+};
+using Rows = std::map<std::string, Row>;
+
+const Overrides ssa = {"data.task=ssa",    "data.train_files=[]",       "data.val_files=[]",
+                       "data.reward=",     "data.max_prompt_length=64", "data.train_rows=12",
+                       "data.val_rows=12", "data.min_statements=2"};
+const Overrides teacher = ssa + Overrides{"data.max_response_length=80", "data.max_statements=4", "data.train_rows=200",
+                                          "data.train_batch_size=32"};
+
+Rows model_and_data_rows() {
+  const Overrides random_weights = {"model.path=", cat("model.config=", tiny_folder(), "config.json"),
+                                    "model.init=fan_in"};
+  const auto size = session_number([](Session& s) { return static_cast<double>(s.model->flat.size()); });
+  const auto val_size = session_number([](Session& s) { return static_cast<double>(s.val->size()); });
+  const auto train_set = session_number([](Session& s) { return prompt_fingerprint(*s.train); });
+  const auto val_set = session_number([](Session& s) { return prompt_fingerprint(*s.val); });
+  const auto shortest_val = session_number([](Session& s) { return val_prompt_lengths(s).min(); });
+  const auto longest_val = session_number([](Session& s) { return val_prompt_lengths(s).max(); });
+  return {
+      {"model.path", {{}, {"model.path=" + tiny_folder() + "random"}, metric("critic/score/mean"), falls}},
+      {"model.config", {random_weights, {"model.config=" + tiny_folder() + "wide.json"}, size, rises}},
+      {"model.init", {random_weights, {"model.init=config"}, session_number(parameter_norm), falls}},
+      {"model.enable_gradient_checkpointing",
+       {{}, {"model.enable_gradient_checkpointing=true"}, peak(&Session::activations), falls, true}},
+      {"data.task", {{}, ssa, metric("prompt_length/mean"), rises}},
+      {"data.variant", {teacher, {"data.variant=rep"}, sft_metric("tokens/loss"), rises}},
+      {"data.train_files",
+       {{}, {"data.train_files=" + tiny_folder() + "short.jsonl"}, metric("prompt_length/max"), falls}},
+      {"data.val_files", {{}, {"data.val_files=" + tiny_folder() + "never.jsonl"}, session_number(val_score), falls}},
+      {"data.train_rows", {ssa, {"data.train_rows=1"}, trained(different_prompts), from_to(4, 1)}},
+      {"data.train_seed", {ssa, {"data.train_seed=5"}, train_set, differs}},
+      {"data.val_rows", {ssa, {"data.val_rows=7"}, val_size, from_to(12, 7)}},
+      {"data.val_seed", {ssa, {"data.val_seed=5"}, val_set, differs}},
+      {"data.min_statements", {ssa, {"data.min_statements=8"}, metric("prompt_length/min"), rises}},
+      {"data.max_statements", {ssa, {"data.max_statements=2"}, metric("prompt_length/max"), falls}},
+      {"data.val_min_statements", {ssa, {"data.val_min_statements=8"}, shortest_val, rises}},
+      {"data.val_max_statements", {ssa, {"data.val_max_statements=2"}, longest_val, falls}},
+      {"data.noise", {teacher, {"data.noise=0"}, session_number(teacher_score), rises}},
+      {"data.noise_ramp", {teacher, {"data.noise_ramp=1"}, sft_metric("train/loss"), differs}},
+      {"data.tokenizer",  // puts a space in front of the prompt
+       {{}, {"data.tokenizer=" + tiny_folder() + "tokenizer.bin"}, metric("prompt_length/max"), rises}},
+      {"data.reward", {{}, {"data.reward=exact"}, metric("critic/score/mean"), falls}},
+      {"data.train_batch_size", {{}, {"data.train_batch_size=6"}, metric("rollout/groups"), from_to(4, 6)}},
+      {"data.max_prompt_length", {{}, {"data.max_prompt_length=4"}, refused, from_to(0, 1)}},
+      {"data.max_response_length", {{}, {"data.max_response_length=2"}, metric("response_length/max"), falls}},
+      {"data.shuffle", {{}, {"data.shuffle=false"}, trained(fingerprint), differs}},
+  };
+}
+
+Rows rollout_rows() {
+  const auto passes = trained([](Session& s, Trainer&) {
+    return static_cast<double>(s.ledger.phases.at("rollout").at("embedding_fwd").calls);
+  });
+  const auto responses = trained([](Session&, Trainer& t) { return static_cast<double>(t.samples().size()); });
+  const auto val_flops = session_number([](Session& s) {
+    Trainer(s).evaluate();
+    return static_cast<double>(s.ledger.total("val").flops);
+  });
+  const Overrides truncated = {"rollout.allow_truncated_sampling=true", "rollout.check_exact=false"};
+  const Overrides sampled_val = {"rollout.val_kwargs.temperature=1", "rollout.val_kwargs.n=4"};
+  // Among few tokens the responses of a group are all the same: no signal in any.
+  const Measure zero_std = metric("filter/zero_std_fraction");
+  return {
+      {"rollout.n", {{}, {"rollout.n=6"}, responses, from_to(16, 24)}},
+      {"rollout.temperature", {{}, {"rollout.temperature=2"}, metric("actor/entropy"), rises}},
+      {"rollout.top_k", {truncated, {"rollout.top_k=1"}, zero_std, rises}},
+      {"rollout.top_p", {truncated, {"rollout.top_p=0.01"}, zero_std, rises}},
+      {"rollout.allow_truncated_sampling",
+       {truncated + Overrides{"rollout.top_k=5"}, {"rollout.allow_truncated_sampling=false"}, refused, from_to(0, 1)}},
+      {"rollout.max_num_seqs", {{}, {"rollout.max_num_seqs=3"}, peak(&Session::kv), falls, true}},
+      {"rollout.max_num_batched_tokens",
+       {ssa + Overrides{"rollout.max_num_seqs=4"}, {"rollout.max_num_batched_tokens=4"}, passes, rises, true}},
+      {"rollout.kv_cache_bytes", {{}, {"rollout.kv_cache_bytes=20000"}, peak(&Session::kv), falls, true}},
+      {"rollout.check_exact", {{}, {"rollout.check_exact=false"}, metric("exact/checked_tokens"), falls, true}},
+      {"rollout.val_kwargs.n", {{}, {"rollout.val_kwargs.n=3"}, val_flops, rises}},
+      {"rollout.val_kwargs.temperature",
+       {{"rollout.val_kwargs.n=4"}, {"rollout.val_kwargs.temperature=1"}, session_number(val_score), differs}},
+      {"rollout.val_kwargs.top_k", {sampled_val, {"rollout.val_kwargs.top_k=1"}, session_number(val_score), differs}},
+      {"rollout.val_kwargs.top_p",
+       {sampled_val, {"rollout.val_kwargs.top_p=0.01"}, session_number(val_score), differs}},
+  };
+}
+
+// What is subtracted from the scores.
+double shaping(const Metrics& m) { return m.get("critic/score/mean") - m.get("critic/rewards/mean"); }
+
+Rows algorithm_rows() {
+  const Overrides overlong = {"reward_model.overlong_buffer.enable=true", "reward_model.overlong_buffer.len=6"};
+  const Overrides kl = {"algorithm.use_kl_in_reward=true"};  // the policy is the reference in step 1
+  const Overrides dynamic = {"algorithm.filter_groups.enable=true", "algorithm.filter_groups.max_num_gen_batches=5",
+                             "data.train_files=" + tiny_folder() + "never.jsonl"};
+  const Measure largest = metric("critic/advantages/max");
+  return {
+      {"reward_model.overlong_buffer.enable",
+       {{"reward_model.overlong_buffer.len=12"},
+        {"reward_model.overlong_buffer.enable=true"},
+        metrics(shaping),
+        rises}},
+      {"reward_model.overlong_buffer.len",
+       {overlong, {"reward_model.overlong_buffer.len=12"}, metrics(shaping), rises}},
+      {"reward_model.overlong_buffer.penalty_factor",
+       {overlong, {"reward_model.overlong_buffer.penalty_factor=3"}, metrics(shaping), times(3)}},
+      {"algorithm.adv_estimator",
+       {{"algorithm.norm_adv_by_std_in_grpo=false"}, {"algorithm.adv_estimator=rloo"}, largest, times(4.0 / 3)}},
+      {"algorithm.norm_adv_by_std_in_grpo", {{}, {"algorithm.norm_adv_by_std_in_grpo=false"}, largest, falls}},
+      {"algorithm.adv_std",
+       {{"algorithm.adv_eps=0"}, {"algorithm.adv_std=population"}, largest, times(std::sqrt(4.0 / 3))}},
+      {"algorithm.adv_eps", {{}, {"algorithm.adv_eps=1"}, largest, falls}},
+      {"algorithm.adv_filter_threshold", {{}, {"algorithm.adv_filter_threshold=0.8"}, metric("tokens/trained"), falls}},
+      {"algorithm.use_kl_in_reward", {{}, kl, metrics(shaping, 2), differs}},
+      {"algorithm.kl_penalty", {kl, {"algorithm.kl_penalty=k3"}, metrics(shaping, 2), differs}},
+      {"algorithm.kl_ctrl.kl_coef",
+       {kl + Overrides{"algorithm.kl_penalty=k2"}, {"algorithm.kl_ctrl.kl_coef=0.01"}, metrics(shaping, 2), times(10)}},
+      {"algorithm.filter_groups.enable",
+       {{"rollout.n=2"}, {"algorithm.filter_groups.enable=true"}, metric("rollout/gen_batches"), rises}},
+      {"algorithm.filter_groups.max_num_gen_batches",
+       {dynamic, {"algorithm.filter_groups.max_num_gen_batches=2"}, metric("rollout/gen_batches"), from_to(5, 2)}},
+  };
+}
+
+Rows loss_rows() {
+  const Overrides off_policy = {"actor.ppo_epochs=4", "actor.clip_ratio_low=10", "actor.clip_ratio_high=10"};
+  const Overrides kl = {"actor.use_kl_loss=true", "actor.kl_loss_coef=0.01"};
+  const Overrides slow = {"actor.optim.lr=2e-3", "trainer.total_training_steps=8"};
+  const Overrides sums = {"actor.loss_agg_mode=seq-mean-token-sum-norm"};
+  const Measure gradient = metric("actor/grad_norm"), clipped = metric("actor/pg_clipfrac"),
+                kept = metric("ht/kept_fraction");
+  const auto subset = [](const char* name) { return Overrides{cat("actor.token_subset=", name)}; };
+  return {
+      {"actor.policy_loss.loss_mode",
+       {off_policy, {"actor.policy_loss.loss_mode=cispo"}, metric("actor/pg_loss"), differs}},
+      {"actor.clip_ratio_low", {off_policy, {"actor.clip_ratio_low=0.01"}, clipped, rises}},
+      {"actor.clip_ratio_high", {off_policy, {"actor.clip_ratio_high=0.01"}, clipped, rises}},
+      {"actor.clip_ratio_c", {off_policy, {"actor.clip_ratio_c=1.01"}, metric("actor/pg_clipfrac_lower"), rises}},
+      {"actor.loss_agg_mode", {{}, {"actor.loss_agg_mode=seq-mean-token-mean"}, gradient, differs}},
+      {"actor.loss_scale_factor", {sums, {"actor.loss_scale_factor=3"}, gradient, times(4)}},
+      {"actor.loss_denominator",
+       {sums + Overrides{"algorithm.adv_filter_threshold=0.8"}, {"actor.loss_denominator=kept"}, gradient, rises}},
+      {"actor.use_kl_loss", {{}, {"actor.use_kl_loss=true"}, metric("actor/kl_loss", 2), rises}},
+      {"actor.kl_loss_coef", {kl + slow, {"actor.kl_loss_coef=10"}, metric("actor/kl_loss", 8), falls}},
+      {"actor.kl_loss_type", {kl, {"actor.kl_loss_type=exact"}, metric("actor/kl_loss", 2), differs}},
+      {"actor.entropy_coeff", {slow, {"actor.entropy_coeff=1"}, metric("actor/entropy", 8), rises}},
+      {"actor.ppo_epochs", {{}, {"actor.ppo_epochs=3"}, metric("actor/updates"), from_to(1, 3)}},
+      {"actor.ppo_mini_batch_size", {{}, {"actor.ppo_mini_batch_size=2"}, metric("actor/updates"), from_to(1, 2)}},
+      {"actor.ppo_max_token_len", {{}, {"actor.ppo_max_token_len=64"}, peak(&Session::activations), falls, true}},
+      {"actor.logits_chunk", {{}, {"actor.logits_chunk=16"}, peak(&Session::activations), falls, true}},
+      {"actor.grad_clip", {{}, {"actor.grad_clip=1e-8"}, movement, falls}},
+      {"actor.token_subset", {{}, {"actor.token_subset=urs"}, metric("tokens/loss"), falls}},
+      {"actor.urs_probability", {subset("urs"), {"actor.urs_probability=1"}, kept, rises}},
+      {"actor.rpc_min_tokens",
+       {subset("rpc") + Overrides{"actor.rpc_min_tokens=1"},
+        {"actor.rpc_min_tokens=9"},
+        metric("tokens/trained"),
+        rises}},
+      {"actor.det_fraction", {subset("det"), {"actor.det_fraction=0.1"}, metric("tokens/trained"), falls}},
+      {"actor.token_subset_ht",
+       {subset("urs"), {"actor.token_subset_ht=false"}, metric("ht/weight_max"), from_to(2, 1)}},
+  };
+}
+
+Rows optimizer_and_trainer_rows() {
+  const Overrides linear = {"actor.optim.lr_scheduler_type=linear"};
+  const Measure second_rate = metric("actor/lr", 2), last_rate = metric("actor/lr", 4);
+  const Measure norm = trained([](Session& s, Trainer&) { return parameter_norm(s); });
+  const Measure thread_count = trained([](Session&, Trainer&) { return static_cast<double>(threads()); });
+  const Measure steps = lines("metrics.jsonl", "training/global_step"),
+                steps_elsewhere = lines("metrics.jsonl", "training/global_step", "elsewhere"),
+                validations = lines("metrics.jsonl", "val-core/jsonl/reward/mean@1"),
+                responses = lines("rollouts.jsonl", "\"advantage\"");
+  return {
+      {"actor.optim.lr", {{}, {"actor.optim.lr=2e-2"}, movement, rises}},
+      {"actor.optim.betas", {{}, {"actor.optim.betas=[0, 0.999]"}, movement, differs}},
+      {"actor.optim.eps", {{}, {"actor.optim.eps=1"}, movement, falls}},
+      {"actor.optim.weight_decay", {{}, {"actor.optim.weight_decay=10"}, norm, falls}},
+      {"actor.optim.lr_warmup_steps", {{}, {"actor.optim.lr_warmup_steps=4"}, second_rate, times(0.5)}},
+      {"actor.optim.lr_scheduler_type", {{}, linear, second_rate, times(0.5)}},
+      {"actor.optim.min_lr_ratio", {linear, {"actor.optim.min_lr_ratio=0.25"}, last_rate, from_to(0, 0.0025)}},
+      {"actor.optim.decay_fraction", {linear, {"actor.optim.decay_fraction=0.5"}, second_rate, times(2)}},
+      {"trainer.total_training_steps", {{}, {"trainer.total_training_steps=2"}, steps, from_to(4, 2)}},
+      {"trainer.seed", {{"data.shuffle=false"}, {"trainer.seed=2"}, trained(fingerprint), differs}},
+      {"trainer.threads", {{}, {"trainer.threads=2"}, thread_count, from_to(1, 2), true}},
+      {"trainer.test_freq", {{}, {"trainer.test_freq=3"}, validations, from_to(0, 2)}},  // in steps 3 and 4, the last
+      {"trainer.val_before_train", {{}, {"trainer.val_before_train=true"}, validations, from_to(0, 1)}},
+      {"trainer.check_nan", {{}, {"trainer.check_nan=true"}, nan_found_early, from_to(0, 1)}},
+      {"trainer.default_local_dir",
+       {{}, {cat("trainer.default_local_dir=", tiny_folder(), "elsewhere")}, steps_elsewhere, from_to(-1, 4)}},
+      {"trainer.samples_freq", {{}, {"trainer.samples_freq=2"}, responses, from_to(-1, 32)}},
+  };
+}
+
+const Rows& rows() {
+  static const Rows all = [] {
+    Rows r;
+    for (const Rows& part :
+         {model_and_data_rows(), rollout_rows(), algorithm_rows(), loss_rows(), optimizer_and_trainer_rows()})
+      r.insert(part.begin(), part.end());
+    return r;
+  }();
+  return all;
+}
+
+class EveryKey : public testing::TestWithParam<std::string> {
+ protected:
+  static void SetUpTestSuite() { make_tiny_run(); }
+  static void TearDownTestSuite() {
+    fs::remove_all(tiny_folder());
+    set_threads(0);
+  }
+};
+
+TEST_P(EveryKey, ChangesItsNumber) {
+  const auto found = rows().find(GetParam());
+  ASSERT_NE(found, rows().end()) << "no row says what the key changes";
+  const Row& row = found->second;
+  ASSERT_TRUE(row.change[0].starts_with(GetParam() + "=")) << row.change[0];
+  const Overrides base = tiny_run() + row.base;
+  const Outcome before = row.number(base), after = row.number(base + row.change);
+  EXPECT_TRUE(row.relation.holds(before.number, after.number))
+      << "the number " << row.relation.text << ": found " << before.number << " and " << after.number;
+  if (!row.same_bits) return;
+  ASSERT_FALSE(before.parameters.empty());
+  EXPECT_EQ(std::memcmp(before.parameters.data(), after.parameters.data(), before.parameters.size() * sizeof(float)), 0)
+      << "the key must change no result";
+}
+
+std::vector<std::string> names() {
+  std::vector<std::string> list;
+  for (const ConfigKey& key : config_keys()) list.push_back(key.name);
+  return list;
+}
+
+INSTANTIATE_TEST_SUITE_P(Config, EveryKey, testing::ValuesIn(names()), [](const auto& info) {
+  std::string name = info.param;
+  std::replace(name.begin(), name.end(), '.', '_');
+  return name;
+});
+
+TEST(KeyRows, BelongToKeys) {
+  const auto keys = names();
+  for (const auto& [name, row] : rows())
+    EXPECT_NE(std::find(keys.begin(), keys.end(), name), keys.end()) << name << " is no key";
+}
+
+}  // namespace
+}  // namespace pare::test

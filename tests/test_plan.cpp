@@ -1,0 +1,79 @@
+// The books of a step: what is planned without computing is what a real step takes, and both are the closed forms.
+#include "rl/plan.h"
+#include "tests/runs.h"
+
+namespace pare::test {
+namespace {
+
+// Breaks if any allocation or op depends on values, or is made on one table only.
+TEST(Plan, IsTheRealWorstStepToTheByte) {
+  for (const std::vector<std::string>& keys :
+       {std::vector<std::string>{},
+        {"actor.use_kl_loss=true", "actor.kl_loss_type=exact"},
+        {"actor.use_kl_loss=true", "actor.ppo_epochs=2", "actor.ppo_mini_batch_size=3"},
+        {"actor.token_subset=rpc", "actor.rpc_min_tokens=9", "actor.ppo_max_token_len=120"},
+        {"actor.token_subset=urs", "model.enable_gradient_checkpointing=true", "actor.logits_chunk=31"},
+        {"rollout.top_k=5", "rollout.allow_truncated_sampling=true", "rollout.check_exact=false", "actor.ppo_epochs=2"},
+        {"rollout.max_num_seqs=3", "rollout.max_num_batched_tokens=17", "rollout.kv_cache_bytes=90000"}})
+    for (const char* type : {"qwen2", "llama"}) {  // tied and not
+      const Config config = tiny_run(type, keys);
+      const Plan plan = plan_step(config);
+      Session session(config);
+      Trainer trainer(session);
+      trainer.worst_case_step();
+      SCOPED_TRACE(cat(type, ' ', testing::PrintToString(keys)));
+      const auto arenas = session.arenas();
+      ASSERT_EQ(plan.memory.size(), arenas.size());
+      for (size_t i = 0; i < arenas.size(); i++) {
+        EXPECT_EQ(plan.memory[i].arena, arenas[i]->name());
+        EXPECT_EQ(plan.memory[i].peak, arenas[i]->peak()) << arenas[i]->name();
+        EXPECT_GT(plan.memory[i].peak, 0u) << arenas[i]->name();
+        ASSERT_EQ(plan.memory[i].entries.size(), arenas[i]->entries().size());
+        size_t held = 0;
+        for (const Arena::Entry& e : plan.memory[i].entries) held += e.bytes;
+        EXPECT_EQ(held, arenas[i]->used()) << arenas[i]->name();
+      }
+      EXPECT_EQ(plan.ledger.phases, session.ledger.phases);
+      EXPECT_GT(plan.ledger.total("rollout").flops, 0);
+    }
+}
+
+// Linear layers 2 x parameters x rows, the LM head where a log-prob is asked, attention 4 H D per visible pair; three
+// times that for a forward and a backward, 3.5 times for attention.  A prompt counts once per group.
+TEST(Plan, FlopsAreTheClosedForms) {
+  for (const std::vector<std::string>& keys :
+       {std::vector<std::string>{},
+        {"actor.token_subset=rpc", "actor.rpc_min_tokens=9", "actor.ppo_max_token_len=100"},
+        {"rollout.max_num_seqs=3", "rollout.max_num_batched_tokens=17", "actor.use_kl_loss=true"}}) {
+    const Config config = tiny_run("qwen3", keys);
+    Plan plan = plan_step(config);
+    const ModelConfig model = Session(config, table_null).model_config;
+    const int64_t prompt = config.data.max_prompt_length, tokens = config.data.max_response_length;
+    const uint64_t key = rng_key(static_cast<uint64_t>(config.trainer.seed), RngStream::token_plan, 1);
+    Work rollout, learner;
+    for (int64_t i = 0; i < config.data.train_batch_size; i++) {
+      rollout.add_prefix(prompt), learner.add_prefix(prompt);
+      for (int64_t k = 0; k < config.rollout.n; k++) {
+        rollout.add_response(prompt, tokens, tokens);
+        const int64_t cut = draw_token_plan(config.actor, tokens, key,
+                                            sequence_uid(0, static_cast<uint64_t>(i), 0, static_cast<uint64_t>(k)))
+                                .length;
+        learner.add_response(prompt, cut, cut);
+      }
+    }
+    SCOPED_TRACE(testing::PrintToString(keys));
+    expect_learner_flops(plan.ledger, model, learner);
+    auto& ops = plan.ledger.phases["rollout"];
+    EXPECT_EQ(ops["linear_fwd"].cost.flops, rollout.linear(model));
+    EXPECT_EQ(ops["attn_paged"].cost.flops, rollout.attention(model));
+    if (config.actor.use_kl_loss) {
+      EXPECT_EQ(plan.ledger.phases["ref"]["linear_fwd"].cost.flops, rollout.linear(model));
+    } else {
+      EXPECT_EQ(plan.ledger.phases.count("ref"), 0u);
+    }
+    EXPECT_EQ(learner.rows < rollout.rows, config.actor.token_subset == TokenSubset::rpc);
+  }
+}
+
+}  // namespace
+}  // namespace pare::test

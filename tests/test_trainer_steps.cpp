@@ -1,0 +1,128 @@
+// Steps of the trainer where something is left out, is truncated, or cannot be.
+#include <cmath>
+#include <set>
+
+#include "tests/tiny_run.h"
+
+namespace pare::test {
+namespace {
+
+class TrainerSteps : public testing::Test {
+ protected:
+  static void SetUpTestSuite() { make_tiny_run(); }
+  static void TearDownTestSuite() { std::filesystem::remove_all(tiny_folder()); }
+};
+
+std::string message(const Overrides& o) {
+  try {
+    Session session(load_config(tiny_run() + o));
+    Trainer trainer(session);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code, Exit::usage);
+    return e.what();
+  }
+  return "no error";
+}
+
+// In the first step the policy is the reference, whatever distribution is sampled.
+TEST_F(TrainerSteps, KlInRewardIsOfThePolicyAndNotOfTheTruncatedSampler) {
+  Session session(
+      load_config(tiny_run() + Overrides{"algorithm.use_kl_in_reward=true", "rollout.top_k=2",
+                                         "rollout.allow_truncated_sampling=true", "rollout.check_exact=false"}));
+  Trainer trainer(session);
+  EXPECT_EQ(trainer.step().get("actor/reward_kl_penalty"), 0);
+  EXPECT_NE(trainer.step().get("actor/reward_kl_penalty"), 0);
+  EXPECT_GT(session.ledger.total("old_log_prob").flops, 0);
+}
+
+// A mini-batch that is filtered away is counted, and the next one is still on-policy: its ratios are exactly 1.
+TEST_F(TrainerSteps, AfterASkippedMiniBatchTheNextIsTheFirst) {
+  Session session(load_config(tiny_run() + Overrides{"actor.optim.lr=0", "actor.ppo_mini_batch_size=2",
+                                                     "algorithm.adv_filter_threshold=1e-3"}));
+  Trainer trainer(session);
+  trainer.step();
+  std::vector<Trajectory> samples = trainer.samples();
+  int64_t tokens = 0;
+  for (Trajectory& s : samples) {
+    s.advantage = s.group < 2 ? 0 : s.member % 2 ? 1 : -1;
+    if (s.group >= 2) tokens += static_cast<int64_t>(s.tokens.size());
+  }
+  Metrics m;
+  trainer.update(samples, m);
+  EXPECT_EQ(m.get("actor/skipped_updates"), 1);
+  EXPECT_EQ(m.get("actor/updates"), 1);
+  EXPECT_EQ(m.get("exact/checked_tokens"), tokens);
+  EXPECT_EQ(m.get("exact/mismatch_tokens"), 0);
+  EXPECT_EQ(m.get("actor/ppo_kl"), 0);
+}
+
+TEST_F(TrainerSteps, DynamicSamplingThatFindsNothingIsASkippedUpdate) {
+  Session session(load_config(tiny_run() + Overrides{"data.train_files=" + tiny_folder() + "never.jsonl",
+                                                     "algorithm.filter_groups.enable=true",
+                                                     "algorithm.filter_groups.max_num_gen_batches=3"}));
+  const auto before = session.model->get_parameters();
+  Trainer trainer(session);
+  const Metrics m = trainer.step();
+  EXPECT_EQ(m.get("rollout/gen_batches"), 3);
+  EXPECT_EQ(m.get("rollout/groups"), 0);
+  EXPECT_EQ(m.get("filter/zero_std_fraction"), 1);
+  EXPECT_EQ(m.get("actor/skipped_updates"), 1);
+  EXPECT_EQ(m.get("actor/updates"), 0);
+  EXPECT_EQ(session.model->get_parameters(), before);
+}
+
+// Batches are drawn until there are enough groups with a signal; those too many are thrown away.
+TEST_F(TrainerSteps, DynamicSamplingFillsTheBatchWithGroupsThatDiffer) {
+  Session session(load_config(tiny_run() + Overrides{"algorithm.filter_groups.enable=true", "rollout.n=2"}));
+  Trainer trainer(session);
+  const Metrics m = trainer.step();
+  EXPECT_GT(m.get("rollout/gen_batches"), 1);
+  EXPECT_EQ(m.get("rollout/groups"), 4);
+  ASSERT_EQ(trainer.samples().size(), 8u);
+  for (size_t i = 0; i < 8; i += 2) {
+    EXPECT_EQ(trainer.samples()[i].group, static_cast<int32_t>(i / 2));
+    EXPECT_NE(trainer.samples()[i].score, trainer.samples()[i + 1].score);
+  }
+  EXPECT_EQ(trainer.texts().size(), 8u);
+}
+
+// Horvitz-Thompson weights have mean 1 over all tokens of a response, in expectation; without them they do not.
+TEST_F(TrainerSteps, WeightsOfTokenSubsetsAreReported) {
+  Session session(
+      load_config(tiny_run() + Overrides{"actor.token_subset=urs", "actor.urs_probability=0.25", "rollout.n=64"}));
+  Trainer trainer(session);
+  const Metrics m = trainer.step();
+  EXPECT_EQ(m.get("ht/weight_max"), 4);
+  EXPECT_NEAR(m.get("ht/weight_mean"), 1, 3 * std::sqrt(3.0 / m.get("tokens/generated")));
+  EXPECT_NEAR(m.get("ht/ess"), m.get("ht/weight_mean") / 4, 1e-12);  // weights are 0 or 4
+}
+
+// No op is there for its own test only.
+TEST_F(TrainerSteps, CallEveryOp) {
+  Session session(load_config(tiny_run() + Overrides{"actor.use_kl_loss=true", "rollout.max_num_seqs=3"}));
+  Trainer trainer(session);
+  const Metrics m = trainer.step();
+  std::set<std::string> called;
+  for (const auto& [phase, ops] : session.ledger.phases)
+    for (const auto& [op, line] : ops) called.insert(op);
+#define X(op, Args) EXPECT_TRUE(called.contains(#op)) << #op;
+  PARE_OPS(X)
+#undef X
+  EXPECT_EQ(m.get("exact/mismatch_tokens"), 0);
+}
+
+TEST_F(TrainerSteps, WhatCannotBeTrainedIsRefusedBeforeTheFirstStep) {
+  EXPECT_NE(message({"data.reward="}).find("data.reward is empty"), std::string::npos);
+  write_tiny_file("bad.jsonl", R"({"prompt": "p?", "answer": "a"}
+{"ids": [1, 48], "answer": "a"}
+)");
+  EXPECT_NE(
+      message({"data.train_files=" + tiny_folder() + "bad.jsonl"}).find("bad.jsonl:2: the prompt has the token 48"),
+      std::string::npos);
+  write_tiny_file("bad.jsonl", R"({"prompt": "pppppppppppppppppppppppp", "answer": "a"})");
+  EXPECT_NE(message({"data.val_files=" + tiny_folder() + "bad.jsonl"}).find("data.max_prompt_length is 16"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace pare::test

@@ -1,0 +1,60 @@
+#include "tools/bench/training.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "base/thread_pool.h"
+#include "rl/trainer.h"
+
+namespace pare {
+
+nlohmann::json bench_training() {
+  const Config config = load_config({"quickstart", "model.path=", "model.config=data/presets/tiny-ssa.json",
+                                     "data.max_prompt_length=48", "data.max_response_length=84",
+                                     "algorithm.adv_filter_threshold=0", cat("trainer.threads=", threads())});
+  Session session(config);
+  session.device.timed = true;
+  Trainer trainer(session);
+  trainer.worst_case_step();  // warm
+  Ledger sum;
+  constexpr int steps = 5;
+  for (int i = 0; i < steps; i++) {
+    trainer.worst_case_step();
+    for (const auto& [phase, ops] : session.ledger.phases)
+      for (const auto& [op, line] : ops) {
+        Ledger::Line& l = sum.phases[phase][op];
+        l.calls += line.calls, l.seconds += line.seconds, l.cost.flops += line.cost.flops;
+      }
+  }
+  const double samples = static_cast<double>(config.data.train_batch_size * config.rollout.n);
+  const double generated = samples * static_cast<double>(config.data.max_response_length);
+  const double trained = samples * static_cast<double>(config.data.max_response_length - 1) +
+                         static_cast<double>(config.data.train_batch_size * config.data.max_prompt_length);
+  nlohmann::json report{{"threads", threads()}};
+  for (const auto& [phase, tokens] : {std::pair<std::string, double>{"rollout", generated}, {"learner", trained}}) {
+    const double seconds = sum.seconds(phase);
+    std::vector<std::pair<double, std::string>> ops;
+    double products = 0;
+    for (const auto& [op, line] : sum.phases[phase]) {
+      ops.emplace_back(line.seconds / seconds, op);
+      if (op.starts_with("linear_")) products += line.seconds / seconds;
+    }
+    std::sort(ops.rbegin(), ops.rend());
+    std::printf("step       %-8s %d thr  %8.0f tokens/s  %6.1f GFLOP/s  linear layers %.0f %% of the time\n",
+                phase.c_str(), threads(), steps * tokens / seconds,
+                static_cast<double>(sum.total(phase).flops) / seconds * 1e-9, products * 100);
+    auto& r = report[phase];
+    r = {{"tokens_per_second", steps * tokens / seconds}, {"linear_share", products}};
+    for (const auto& [share, op] : ops) {
+      const auto& line = sum.phases[phase][op];
+      r["share"][op] = share;
+      if (share >= 0.01)
+        std::printf("             %-18s %5.1f %%  %8.1f us a call\n", op.c_str(), share * 100,
+                    line.seconds / static_cast<double>(line.calls) * 1e6);
+    }
+  }
+  return report;
+}
+
+}  // namespace pare
