@@ -27,6 +27,7 @@ inline std::string tiny_model_file(const std::string& type) {
 // A GRPO run of a few prompts on a tiny model; `more` are overrides.
 inline Config tiny_run(const std::string& type, const std::vector<std::string>& more = {}) {
   std::vector<std::string> all = {"model.config=" + tiny_model_file(type),
+                                  "model.init=fan_in",
                                   "data.min_statements=2",
                                   "data.max_statements=4",
                                   "data.val_min_statements=0",

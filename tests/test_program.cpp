@@ -278,8 +278,7 @@ TEST_F(WrongInput, Checkpoints) {
 
 TEST_F(WrongInput, TooLittleMemory) {
   for (const char* bytes : {"1", "30000"})
-    expect_error(train(cat("rollout.kv_cache_bytes=", bytes)), Exit::memory,
-                 {"rollout.kv_cache_bytes", bytes});
+    expect_error(train(cat("rollout.kv_cache_bytes=", bytes)), Exit::memory, {"rollout.kv_cache_bytes", bytes});
   expect_error(train("rollout.max_num_seqs=900000000 rollout.max_num_batched_tokens=900000000"), Exit::memory,
                {"arena 'kv'"});
   expect_error(train("rollout.n=1000000000"), Exit::memory, {"rollout.n"});

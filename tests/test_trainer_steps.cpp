@@ -122,6 +122,13 @@ TEST_F(TrainerSteps, WhatCannotBeTrainedIsRefusedBeforeTheFirstStep) {
   write_tiny_file("bad.jsonl", R"({"prompt": "pppppppppppppppppppppppp", "answer": "a"})");
   EXPECT_NE(message({"data.val_files=" + tiny_folder() + "bad.jsonl"}).find("data.max_prompt_length is 16"),
             std::string::npos);
+  try {
+    Session session(load_config(tiny_run() + Overrides{"rollout.kv_cache_bytes=3000"}));
+    FAIL() << "two pages cannot hold a sequence of two layers";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code, Exit::memory);
+    EXPECT_NE(std::string(e.what()).find("rollout.kv_cache_bytes is 3000"), std::string::npos) << e.what();
+  }
 }
 
 }  // namespace

@@ -64,12 +64,10 @@ Session::Session(const Config& c, const Table& table)
   if (longest > model_config.max_position)
     fail("data.max_prompt_length + data.max_response_length = ", longest, " is more than the model's ",
          model_config.max_position, " positions");
-  for (const Task* task : {train.get(), val.get()})
-    for (int64_t row = 0; task && row < task->size(); row++) encode_prompt(task->problem(row));
   // What a step must keep of its responses, at the least.
   const double responses = static_cast<double>(c.data.train_batch_size) * static_cast<double>(c.rollout.n);
   const double bytes = responses * static_cast<double>(sizeof(Completion) + 8 * c.data.max_response_length);
-  if (!planning && bytes > static_cast<double>(machine_memory()))
+  if (!device.planning() && bytes > static_cast<double>(machine_memory()))
     throw Error(Exit::memory,
                 cat("data.train_batch_size * rollout.n = ", responses, " responses of ", c.data.max_response_length,
                     " tokens take ", bytes, " bytes, the machine has ", machine_memory()));
@@ -77,6 +75,7 @@ Session::Session(const Config& c, const Table& table)
   if (eos.empty()) eos = {tokenizer->eos()};
 
   model = std::make_unique<Model>(model_config, device, weights, DType::f32, true);
+  check_prompts();
   if (device.planning()) {
     model->refresh();
   } else {
@@ -84,6 +83,24 @@ Session::Session(const Config& c, const Table& table)
                               ? init_parameters(model_config, static_cast<uint64_t>(c.trainer.seed), c.model.init)
                               : load_hf_weights(c.model.path, model_config));
   }
+}
+
+// Every prompt, and that the page pool can hold it with its response.
+void Session::check_prompts() const {
+  const RolloutLimits limits = rollout_limits();
+  for (const Task* task : {train.get(), val.get()})
+    for (int64_t row = 0; task && row < task->size(); row++) {
+      const Problem problem = task->problem(row);
+      const auto samples = static_cast<size_t>(task == val.get() ? config.rollout.val_kwargs.n : config.rollout.n);
+      const Request request{encode_prompt(problem), std::vector<uint64_t>(samples),
+                            static_cast<int>(config.data.max_response_length)};
+      const int64_t needed = Scheduler::pages_needed(model_config, request);
+      if (limits.kv_pages > 0 && needed > limits.kv_pages)
+        throw Error(Exit::memory,
+                    cat(problem.where, ": the prompt and a response of data.max_response_length need ",
+                        needed * KvCache::page_bytes(model_config, model->dtype),
+                        " bytes of keys and values, rollout.kv_cache_bytes is ", config.rollout.kv_cache_bytes));
+    }
 }
 
 std::vector<int32_t> Session::encode_prompt(const Problem& problem) const {

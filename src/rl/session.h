@@ -33,6 +33,9 @@ struct Session {
 
   Arena weights, gradients, optimizer, kv, activations;
   std::unique_ptr<Model> model;
+
+ private:
+  void check_prompts() const;
 };
 
 // Rows of a data set in the order of training: epoch after epoch, each shuffled by (seed, epoch).
