@@ -10,8 +10,8 @@ namespace pare {
 
 class JsonlTask : public Task {
  public:
-  // The rows of all files, one after another.  `reward` names a text reward; empty: the rows are for training on completions only.  A row that cannot be used,
-  // and a file without rows, is an Error naming file and line.
+  // The rows of all files, one after another.  `reward` names a text reward; empty: the rows are for training on
+  // completions only.  A row that cannot be used, and a file without rows, is an Error naming file and line.
   JsonlTask(const std::vector<std::string>& paths, const std::string& reward);
 
   int64_t size() const override { return static_cast<int64_t>(problems_.size()); }
