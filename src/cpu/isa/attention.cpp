@@ -17,51 +17,117 @@ struct Panels {
   PARE_INLINE const float* at(int64_t j) const { return base + (pages ? pages[j] : j) * step; }
 };
 
+// Query rows that are computed together: their scores of four panels fill the registers.
+constexpr int kQueryRows = 6;
+// Panels of 16 for `rows` rows at once.
+constexpr int most_panels(int rows) { return kTileVectors / rows < kTilePanels ? kTileVectors / rows : kTilePanels; }
+
 struct QueryTile {
-  int64_t rows = 0;
-  const float* q = nullptr;  // (row, d): q[d * rows + row], or q[row * width + d] if in_place
-  bool in_place = false;
-  const int64_t* visible = nullptr;  // [rows] slots that each row sees, ascending, at least 1
-  float* o = nullptr;                // [rows][value_width] out
-  float max[16] = {}, sum[16] = {};  // out: the largest scaled score, and the sum of exponentials relative to it
+  int64_t rows = 0;                    // at most kQueryRows
+  const float* q[kQueryRows] = {};     // [width] each
+  int64_t visible[kQueryRows] = {};    // slots that each row sees, ascending, at least 1
+  float* o = nullptr;                  // [rows][value_width] out
+  alignas(64) float max[16], sum[16];  // out: the largest scaled score, and the sum of exponentials relative to it
 };
 
-// o += p v over the slots that each row sees in the block at `first`: one chain per element, slots ascending.  Rows see
-// ever more slots, so the tile shrinks from above.
-void add_values(QueryTile& t, const float* p, const Panels& v, int64_t first, int64_t value_width) {
-  int64_t begin = first, r = 0;
-  while (r < t.rows) {
-    const int64_t end = min64(t.visible[r], first + kBlock);
-    while (begin < end) {
-      const int64_t panel = begin / 16, in_panel = begin % 16;
-      const float* values = v.at(panel);
-      int64_t stop = (panel + 1) * 16;
-      while (stop < end && v.at(stop / 16) == values + (stop - panel * 16) * value_width) stop += 16;
-      stop = min64(stop, end);
-      multiply_add(tile_by_rows, t.rows - r, stop - begin, p + r * kBlock + begin - first, kBlock,
-                   values + in_panel * value_width, t.o + r * value_width, value_width);
-      begin = stop;
-    }
-    while (r < t.rows && min64(t.visible[r], first + kBlock) <= end) r++;
+// s[row][16 p + j]: the dot products of the rows and kPanels panels of keys from panel `first` on.
+template <int kRows, int kPanels>
+PARE_INLINE void score_panels(const QueryTile& t, const Panels& k, int64_t first, int64_t width, float* s) {
+  vf acc[kRows][kPanels];
+  const float *q[kRows], *b[kPanels];
+  PARE_UNROLL
+  for (int r = 0; r < kRows; r++) {
+    q[r] = t.q[r];
+    PARE_UNROLL
+    for (int p = 0; p < kPanels; p++) acc[r][p] = zero();
   }
+  PARE_UNROLL
+  for (int p = 0; p < kPanels; p++) b[p] = k.at(first + p);
+  for (int64_t d = 0; d < width; d++) {
+    vf keys[kPanels];
+    PARE_UNROLL
+    for (int p = 0; p < kPanels; p++) keys[p] = load(b[p] + d * 16);
+    PARE_UNROLL
+    for (int r = 0; r < kRows; r++) {
+      const vf x = set1(q[r][d]);
+      PARE_UNROLL
+      for (int p = 0; p < kPanels; p++) acc[r][p] = fma(x, keys[p], acc[r][p]);
+    }
+  }
+  PARE_UNROLL
+  for (int r = 0; r < kRows; r++) PARE_UNROLL
+  for (int p = 0; p < kPanels; p++) store(s + r * kBlock + p * 16, acc[r][p]);
+}
+
+// o = o alpha + p v in columns [0, 16 kPanels) over the slots that each row sees in the block at `first`: one chain per
+// element, slots ascending.
+template <int kRows, int kPanels>
+PARE_INLINE void add_values(const QueryTile& t, const float* p, const float* alpha, const Panels& v, int64_t first,
+                            int64_t column, int64_t value_width) {
+  vf acc[kRows][kPanels];
+  float* const o = t.o + column;
+  PARE_UNROLL
+  for (int r = 0; r < kRows; r++) PARE_UNROLL
+  for (int i = 0; i < kPanels; i++) acc[r][i] = mul(load(o + r * value_width + i * 16), set1(alpha[r]));
+  const int64_t end = min64(t.visible[kRows - 1], first + kBlock), all = min64(t.visible[0], end);
+  for (int64_t page = first; page < end; page += 16) {
+    const float* values = v.at(page / 16) + column;
+    int64_t slot = page;
+    for (; slot < min64(all, page + 16); slot++, values += value_width, p++) {
+      vf x[kPanels];
+      PARE_UNROLL
+      for (int i = 0; i < kPanels; i++) x[i] = load(values + i * 16);
+      PARE_UNROLL
+      for (int r = 0; r < kRows; r++) {
+        const vf weight = set1(p[r * kBlock]);
+        PARE_UNROLL
+        for (int i = 0; i < kPanels; i++) acc[r][i] = fma(weight, x[i], acc[r][i]);
+      }
+    }
+    for (; slot < min64(end, page + 16); slot++, values += value_width, p++) PARE_UNROLL
+    for (int r = 0; r < kRows; r++)
+      if (slot < t.visible[r]) {
+        const vf weight = set1(p[r * kBlock]);
+        PARE_UNROLL
+        for (int i = 0; i < kPanels; i++) acc[r][i] = fma(weight, load(values + i * 16), acc[r][i]);
+      }
+  }
+  PARE_UNROLL
+  for (int r = 0; r < kRows; r++) PARE_UNROLL
+  for (int i = 0; i < kPanels; i++) store(o + r * value_width + i * 16, acc[r][i]);
+}
+
+// Calls f(integral constant n, i) for pieces [i, i + n) of [0, count), n at most kMost.
+template <int n>
+struct Count {
+  static constexpr int value = n;
+};
+template <int kMost, class F>
+PARE_INLINE void for_pieces(int64_t count, F f) {
+  int64_t i = 0;
+  for (; i + kMost <= count; i += kMost) f(Count<kMost>{}, i);
+  if constexpr (kMost > 3)
+    if (count - i == 3) return f(Count<3>{}, i);
+  if constexpr (kMost > 2)
+    if (count - i == 2) return f(Count<2>{}, i);
+  if constexpr (kMost > 1)
+    if (count - i == 1) return f(Count<1>{}, i);
 }
 
 // `value_width`: width rounded up to 16; rows of V are as long, so that they can be read in whole vectors.
+template <int kRows>
 void attend(QueryTile& t, const Panels& k, const Panels& v, int64_t width, int64_t value_width, float scale) {
-  alignas(64) float s[kTileRows * kBlock], next[16], alpha[16];
+  constexpr int kMost = most_panels(kRows);
+  alignas(64) float s[kRows * kBlock], next[16], alpha[16];
   const vf minus_infinity = set1(-__builtin_inff());
   store(t.max, minus_infinity), store(t.sum, zero()), store(next, zero());
-  for (int64_t i = 0; i < t.rows * value_width; i += 16) store(t.o + i, zero());
-  const int64_t slots = t.visible[t.rows - 1];
+  for (int64_t i = 0; i < kRows * value_width; i += 16) store(t.o + i, zero());
+  const int64_t slots = t.visible[kRows - 1];
   for (int64_t first = 0; first < slots; first += kBlock) {
-    const int64_t panels = (min64(slots - first, kBlock) + 15) / 16;
-    for (int64_t p = 0, np; p < panels; p += np) {
-      np = tile_panels(t.rows, panels - p);
-      Tile score{.depth = width, .a = t.q, .as = t.in_place ? width : t.rows, .c = s + p * 16, .cs = kBlock};
-      for (int64_t i = 0; i < np; i++) score.b[i] = k.at(first / 16 + p + i);
-      (t.in_place ? tile_by_rows : tile_by_columns)(t.rows, np)(score);
-    }
-    for (int64_t r = 0; r < t.rows; r++) {
+    for_pieces<kMost>((min64(slots - first, kBlock) + 15) / 16, [&](auto n, int64_t p) __attribute__((always_inline)) {
+      score_panels<kRows, n.value>(t, k, first / 16 + p, width, s + p * 16);
+    });
+    for (int64_t r = 0; r < kRows; r++) {
       const int64_t seen = min64(t.visible[r] - first, kBlock);
       vf highest_lanes = minus_infinity;
       for (int64_t j = 0; j < seen; j += 16) {
@@ -75,7 +141,7 @@ void attend(QueryTile& t, const Panels& k, const Panels& v, int64_t width, int64
     }
     store(alpha, exp(sub(load(t.max), load(next))));
     store(t.max, load(next));
-    for (int64_t r = 0; r < t.rows; r++) {
+    for (int64_t r = 0; r < kRows; r++) {
       vf sums = zero();
       for (int64_t j = 0; j < t.visible[r] - first && j < kBlock; j += 16) {
         float* const row = s + r * kBlock + j;
@@ -84,13 +150,28 @@ void attend(QueryTile& t, const Panels& k, const Panels& v, int64_t width, int64
         sums = add(sums, p);
       }
       t.sum[r] = __builtin_fmaf(t.sum[r], alpha[r], sum(sums));
-      if (alpha[r] != 1)
-        for (int64_t d = 0; d < value_width; d += 16) {
-          float* const o = t.o + r * value_width + d;
-          store(o, mul(load(o), set1(alpha[r])));
-        }
     }
-    add_values(t, s, v, first, value_width);
+    for_pieces<kMost>(
+        value_width / 16, [&](auto n, int64_t p) __attribute__((always_inline)) {
+          add_values<kRows, n.value>(t, s, alpha, v, first, p * 16, value_width);
+        });
+  }
+}
+
+void attend(QueryTile& t, const Panels& k, const Panels& v, int64_t width, int64_t value_width, float scale) {
+  switch (t.rows) {
+    case 1:
+      return attend<1>(t, k, v, width, value_width, scale);
+    case 2:
+      return attend<2>(t, k, v, width, value_width, scale);
+    case 3:
+      return attend<3>(t, k, v, width, value_width, scale);
+    case 4:
+      return attend<4>(t, k, v, width, value_width, scale);
+    case 5:
+      return attend<5>(t, k, v, width, value_width, scale);
+    case 6:
+      return attend<6>(t, k, v, width, value_width, scale);
   }
 }
 
@@ -100,39 +181,30 @@ PARE_INLINE void write_row(float* o, const QueryTile& t, int64_t r, int64_t widt
       width, PARE_LANES_AT(d) { store(o + d, div(load(t.o + r * value_width + d), l), lanes); });
 }
 
-// Copies rows of q, [rows][width] at `q(row)`, to columns.
-template <class Row>
-PARE_INLINE void pack_queries(float* out, Row q, int64_t rows, int64_t width) {
-  for (int64_t d = 0; d < width; d += 16) {
-    const int64_t dn = min64(16, width - d);
-    vf r[16];
-    PARE_UNROLL
-    for (int i = 0; i < 16; i++) r[i] = i < rows ? load(q(i) + d, dn) : zero();
-    transpose(r);
-    for (int64_t i = 0; i < dn; i++) store(out + (d + i) * rows, r[i]);
-  }
+// Rows of one tile, of n in all.
+PARE_INLINE int64_t row_share(int64_t n) {
+  const int64_t tiles = (n + kQueryRows - 1) / kQueryRows;
+  return (n + tiles - 1) / tiles;
 }
 
 }  // namespace
 
-// Scratch: K across, V down, a tile of o and one of q.
+// Scratch: K across, V down, a tile of o.
 void attn_fwd(const AttnArgs& a, const SegmentRow& s, int64_t kv_head, Range rows, float* scratch) {
   const int64_t slots = s.parent_len + rows.end, value_width = round16(a.width), g = a.group;
-  float *keys = scratch, *values = keys + round16(slots) * a.width, *o = values + slots * value_width,
-        *q = o + 16 * value_width;
+  float *keys = scratch, *values = keys + round16(slots) * a.width, *o = values + slots * value_width;
   pack_across(keys, key_slots(a, s, kv_head), slots, a.width);
   pack_down(values, value_slots(a, s, kv_head), slots, a.width);
   const Panels k{keys, nullptr, 16 * a.width}, v{values, nullptr, 16 * value_width};
-  const int64_t end = rows.end * g, share = even_rows(end - rows.begin * g);
+  const int64_t end = rows.end * g, share = row_share(end - rows.begin * g);
   // Query rows in the order (own row, head of the group): what they see ascends.
   for (int64_t first = rows.begin * g; first < end; first += share) {
-    int64_t visible[16];
-    QueryTile t{.rows = min64(share, end - first), .q = q, .visible = visible, .o = o};
-    for (int64_t r = 0; r < t.rows; r++) visible[r] = s.parent_len + (first + r) / g + 1;
-    const auto query = [&](int64_t r) {
-      return a.q + (s.row + (first + r) / g) * a.q_stride + (kv_head * g + (first + r) % g) * a.width;
-    };
-    pack_queries(q, query, t.rows, a.width);
+    QueryTile t;
+    t.rows = min64(share, end - first), t.o = o;
+    for (int64_t r = 0; r < t.rows; r++) {
+      const int64_t row = (first + r) / g, head = kv_head * g + (first + r) % g;
+      t.q[r] = a.q + (s.row + row) * a.q_stride + head * a.width, t.visible[r] = s.parent_len + row + 1;
+    }
     attend(t, k, v, a.width, value_width, a.scale);
     float lse[16];
     store(lse, add(load(t.max), log(load(t.sum))));
@@ -147,7 +219,7 @@ void attn_fwd(const AttnArgs& a, const SegmentRow& s, int64_t kv_head, Range row
 void attn_paged(const PagedArgs& a, const PagedRow& row, int64_t kv_head, float* scratch) {
   const int64_t value_width = round16(a.width), g = a.group, page = 16 * a.width, kv_heads = a.heads / g;
   const int32_t* const pages = a.page_table + row.table_row * a.table_stride;
-  float *o = scratch, *q = o + 16 * value_width, *values = q + 16 * a.width + 16;
+  float *o = scratch, *values = o + kQueryRows * value_width;
   const Panels k{a.k_pages + kv_head * page, pages, kv_heads * page};
   Panels v{a.v_pages + kv_head * page, pages, kv_heads * page};
   if (value_width != a.width) {  // vectors would run over the end of a row: copy to longer ones
@@ -156,16 +228,14 @@ void attn_paged(const PagedArgs& a, const PagedRow& row, int64_t kv_head, float*
         store(values + slot * value_width + d, load(v.at(slot / 16) + slot % 16 * a.width + d, a.width - d));
     v = {values, nullptr, 16 * value_width};
   }
-  const int64_t end = row.rows * g, share = even_rows(end);
+  const int64_t end = row.rows * g, share = row_share(end);
   for (int64_t first = 0; first < end; first += share) {
-    int64_t visible[16];
-    QueryTile t{.rows = min64(share, end - first), .in_place = row.rows == 1, .visible = visible, .o = o};
-    for (int64_t r = 0; r < t.rows; r++) visible[r] = row.slots - row.rows + (first + r) / g + 1;
-    const auto query = [&](int64_t r) {
-      return a.q + (row.row + (first + r) / g) * a.q_stride + (kv_head * g + (first + r) % g) * a.width;
-    };
-    t.q = t.in_place ? query(0) : q;
-    if (!t.in_place) pack_queries(q, query, t.rows, a.width);
+    QueryTile t;
+    t.rows = min64(share, end - first), t.o = o;
+    for (int64_t r = 0; r < t.rows; r++) {
+      const int64_t i = (first + r) / g, head = kv_head * g + (first + r) % g;
+      t.q[r] = a.q + (row.row + i) * a.q_stride + head * a.width, t.visible[r] = row.slots - row.rows + i + 1;
+    }
     attend(t, k, v, a.width, value_width, a.scale);
     for (int64_t r = 0; r < t.rows; r++)
       write_row(a.o + ((row.row + (first + r) / g) * a.heads + kv_head * g + (first + r) % g) * a.width, t, r, a.width,
