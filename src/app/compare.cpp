@@ -74,7 +74,7 @@ void run(const std::vector<std::string>& directories) {
     for (const Run& r : runs) {
       const double v = value(r), b = value(base);
       std::string text = relative ? human(v) : format("%.3f", v);
-      if (relative && &r != &base && b > 0) text += format(" (%+.0f %%)", (v / b - 1) * 100);
+      if (relative && &r != &base && b > 0) text += format(" (%+.0f %%)", std::round((v / b - 1) * 100) + 0.0);
       std::printf("%24s", text.c_str());
     }
     std::printf("\n");

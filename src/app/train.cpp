@@ -80,12 +80,11 @@ void train(const Options& o) {
   console.line("         (a policy loss near 0 is expected while every update is on-policy: watch the reward)");
   trainer.progress = [&](const char* stage, int64_t done, int64_t all) { console.progress(stage, done, all); };
 
-  double best = -1, last_val = NAN;
+  double last_val = NAN;
   const auto validate = [&](Metrics& m) {
     if (!session.val) return;
     m.add(trainer.evaluate());
     last_val = val_score(session, m);
-    best = std::max(best, last_val);
   };
   if (config.trainer.val_before_train) {
     Metrics m;
@@ -107,9 +106,8 @@ void train(const Options& o) {
     const double eta =
         elapsed / static_cast<double>(step) * static_cast<double>(config.trainer.total_training_steps - step);
     console.line(format(
-        "step %5lld  reward %.3f  len %5.1f  entropy %.3f  clip %.3f  grad %.3f  mismatch %lld/%lld  gen %s tok/s  "
-        "update %s "
-        "tok/s  %.2f s  eta %s%s",
+        "step %5lld  reward %.3f  len %5.1f  entropy %.3f  clip %.3f  grad %.3f  mismatch %lld/%lld  "
+        "gen %s tok/s  update %s tok/s  %.2f s  eta %s%s",
         static_cast<long long>(step), m.get("critic/score/mean"), m.get("response_length/mean"), m.get("actor/entropy"),
         m.get("actor/pg_clipfrac"), m.get("actor/grad_norm"), static_cast<long long>(m.get("exact/mismatch_tokens")),
         static_cast<long long>(m.get("exact/checked_tokens")),
