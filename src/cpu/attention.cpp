@@ -83,7 +83,7 @@ void attn_fwd(const AttnFwd& a, Stream) {
     for (int64_t i = range.begin; i < range.end; i++) {
       const Piece& p = pieces[static_cast<size_t>(i)];
       const int64_t slots = round16(p.segment->parent_len + p.rows.end), padded = round16(args.width);
-      k.attn_fwd(args, *p.segment, p.kv_head, p.rows, scratch(2 * slots * padded + 32 * padded + 16));
+      k.attn_fwd(args, *p.segment, p.kv_head, p.rows, scratch((2 * slots + 16) * padded));
     }
   });
 }
@@ -248,7 +248,7 @@ void attn_paged(const AttnPaged& a, Stream) {
     for (int64_t i = range.begin; i < range.end; i++) {
       const PagedRow& q = list[i / kv_heads];
       const int64_t padded = round16(width), copied = padded == width ? 0 : q.slots;
-      if (q.rows) k.attn_paged(args, q, i % kv_heads, scratch((32 + copied) * padded + 16));
+      if (q.rows) k.attn_paged(args, q, i % kv_heads, scratch((16 + copied) * padded));
     }
   });
 }

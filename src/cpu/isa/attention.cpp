@@ -46,7 +46,7 @@ PARE_INLINE void score_panels(const QueryTile& t, const Panels& k, int64_t first
   for (int64_t d = 0; d < width; d++) {
     vf keys[kPanels];
     PARE_UNROLL
-    for (int p = 0; p < kPanels; p++) keys[p] = load(b[p] + d * 16);
+    for (int p = 0; p < kPanels; p++) keys[p] = load(b[p] + d * 16), hold(keys[p]);
     PARE_UNROLL
     for (int r = 0; r < kRows; r++) {
       const vf x = set1(q[r][d]);
@@ -76,7 +76,7 @@ PARE_INLINE void add_values(const QueryTile& t, const float* p, const float* alp
     for (; slot < min64(all, page + 16); slot++, values += value_width, p++) {
       vf x[kPanels];
       PARE_UNROLL
-      for (int i = 0; i < kPanels; i++) x[i] = load(values + i * 16);
+      for (int i = 0; i < kPanels; i++) x[i] = load(values + i * 16), hold(x[i]);
       PARE_UNROLL
       for (int r = 0; r < kRows; r++) {
         const vf weight = set1(p[r * kBlock]);
@@ -114,47 +114,63 @@ PARE_INLINE void for_pieces(int64_t count, F f) {
     if (count - i == 1) return f(Count<1>{}, i);
 }
 
+// Turns the scores of the block at `first` into weights relative to the new maximum of each row; alpha[r] is what
+// sums so far of row r are worth beside them.
+template <int kRows>
+PARE_INLINE void weigh(QueryTile& t, float* s, float* alpha, int64_t first, float scale) {
+  const vf minus_infinity = set1(-__builtin_inff());
+  alignas(64) float next[16] = {};
+  for (int64_t r = 0; r < kRows; r++) {
+    const int64_t seen = min64(t.visible[r] - first, kBlock);
+    vf highest_lanes = minus_infinity;
+    for (int64_t j = 0; j < seen; j += 16) {
+      float* const row = s + r * kBlock + j;
+      const vf z = select(first_lanes(seen - j), mul(load(row), set1(scale)), minus_infinity);
+      store(row, z);
+      highest_lanes = max(highest_lanes, z);
+    }
+    const float m = highest(highest_lanes);
+    next[r] = m > t.max[r] ? m : t.max[r];
+  }
+  if (first) store(alpha, exp(sub(load(t.max), load(next))));  // else there is nothing yet
+  store(t.max, load(next));
+  for (int64_t r = 0; r < kRows; r++) {
+    vf sums = zero();
+    for (int64_t j = 0; j < t.visible[r] - first && j < kBlock; j += 16) {
+      float* const row = s + r * kBlock + j;
+      const vf p = exp(sub(load(row), set1(next[r])));  // absent slots: exp(-infinity) is +0
+      store(row, p);
+      sums = add(sums, p);
+    }
+    t.sum[r] = __builtin_fmaf(t.sum[r], alpha[r], sum(sums));
+  }
+}
+
 // `value_width`: width rounded up to 16; rows of V are as long, so that they can be read in whole vectors.
 template <int kRows>
 void attend(QueryTile& t, const Panels& k, const Panels& v, int64_t width, int64_t value_width, float scale) {
   constexpr int kMost = most_panels(kRows);
-  alignas(64) float s[kRows * kBlock], next[16], alpha[16];
-  const vf minus_infinity = set1(-__builtin_inff());
-  store(t.max, minus_infinity), store(t.sum, zero()), store(next, zero());
+  alignas(64) float scores[2][kRows * kBlock], alpha[16] = {};
+  store(t.max, set1(-__builtin_inff())), store(t.sum, zero());
   for (int64_t i = 0; i < kRows * value_width; i += 16) store(t.o + i, zero());
   const int64_t slots = t.visible[kRows - 1];
-  for (int64_t first = 0; first < slots; first += kBlock) {
+  // The scores of the next block come before the values of this one: they need not wait for the exponentials.
+  float *s = scores[0], *next = scores[1];
+  const auto score = [&](int64_t first, float* out) __attribute__((always_inline)) {
     for_pieces<kMost>((min64(slots - first, kBlock) + 15) / 16, [&](auto n, int64_t p) __attribute__((always_inline)) {
-      score_panels<kRows, n.value>(t, k, first / 16 + p, width, s + p * 16);
+      score_panels<kRows, n.value>(t, k, first / 16 + p, width, out + p * 16);
     });
-    for (int64_t r = 0; r < kRows; r++) {
-      const int64_t seen = min64(t.visible[r] - first, kBlock);
-      vf highest_lanes = minus_infinity;
-      for (int64_t j = 0; j < seen; j += 16) {
-        float* const row = s + r * kBlock + j;
-        const vf z = select(first_lanes(seen - j), mul(load(row), set1(scale)), minus_infinity);
-        store(row, z);
-        highest_lanes = max(highest_lanes, z);
-      }
-      const float m = highest(highest_lanes);
-      next[r] = m > t.max[r] ? m : t.max[r];
-    }
-    store(alpha, exp(sub(load(t.max), load(next))));
-    store(t.max, load(next));
-    for (int64_t r = 0; r < kRows; r++) {
-      vf sums = zero();
-      for (int64_t j = 0; j < t.visible[r] - first && j < kBlock; j += 16) {
-        float* const row = s + r * kBlock + j;
-        const vf p = exp(sub(load(row), set1(next[r])));  // absent slots: exp(-infinity) is +0
-        store(row, p);
-        sums = add(sums, p);
-      }
-      t.sum[r] = __builtin_fmaf(t.sum[r], alpha[r], sum(sums));
-    }
-    for_pieces<kMost>(
-        value_width / 16, [&](auto n, int64_t p) __attribute__((always_inline)) {
-          add_values<kRows, n.value>(t, s, alpha, v, first, p * 16, value_width);
-        });
+  };
+  for (int64_t first = -kBlock; first < slots; first += kBlock) {
+    if (first >= 0) weigh<kRows>(t, s, alpha, first, scale);
+    if (first + kBlock < slots) score(first + kBlock, next);
+    if (first >= 0)
+      for_pieces<kMost>(
+          value_width / 16, [&](auto n, int64_t p) __attribute__((always_inline)) {
+            add_values<kRows, n.value>(t, s, alpha, v, first, p * 16, value_width);
+          });
+    float* const swap = s;
+    s = next, next = swap;
   }
 }
 

@@ -1,4 +1,4 @@
-// Pieces that both directions of attention share: operands packed for the register tile.
+// Pieces that both directions of attention share: packed operands.
 #pragma once
 #include "cpu/isa/math.h"
 #include "cpu/isa/tile.h"
@@ -54,18 +54,6 @@ PARE_INLINE void pack_down(float* out, const Slots<T>& slots, int64_t n, int64_t
 }
 
 PARE_INLINE int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
-
-// c[rows][width] += a b over `depth` for a row tile of any width (a multiple of 16), c and b with rows `width` apart.
-template <class Choose>
-PARE_INLINE void multiply_add(Choose choose, int64_t rows, int64_t depth, const float* a, int64_t as, const float* b,
-                              float* c, int64_t width) {
-  for (int64_t d = 0, np; d < width; d += np * 16) {
-    np = tile_panels(rows, (width - d) / 16);
-    Tile t{.depth = depth, .a = a, .as = as, .bs = width, .c = c + d, .cs = width, .start = c + d, .ss = width};
-    for (int64_t p = 0; p < np; p++) t.b[p] = b + d + p * 16;
-    choose(rows, np)(t);
-  }
-}
 
 }  // namespace
 }  // namespace pare::PARE_ISA

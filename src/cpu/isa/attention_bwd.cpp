@@ -9,6 +9,18 @@ namespace {
 
 constexpr int64_t kRowBlock = 64;
 
+// c[rows][width] += a b over `depth` for a row tile of any width (a multiple of 16), c and b with rows `width` apart.
+template <class Choose>
+PARE_INLINE void multiply_add(Choose choose, int64_t rows, int64_t depth, const float* a, int64_t as, const float* b,
+                              float* c, int64_t width) {
+  for (int64_t d = 0, np; d < width; d += np * 16) {
+    np = tile_panels(rows, (width - d) / 16);
+    Tile t{.depth = depth, .a = a, .as = as, .bs = width, .c = c + d, .cs = width, .start = c + d, .ss = width};
+    for (int64_t p = 0; p < np; p++) t.b[p] = b + d + p * 16;
+    choose(rows, np)(t);
+  }
+}
+
 // Operands of one segment and key head in scratch memory.  `width` is padded to 16 in matrices that lie down.
 struct Operands {
   float *k_across, *v_across;  // [slots / 16][width][16]

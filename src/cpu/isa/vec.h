@@ -317,6 +317,12 @@ PARE_INLINE void mul_wide(vi x, vi y, vi* low, vi* high) {
 #endif
 
 PARE_INLINE vf zero() { return set1(0); }
+// Keeps x in a register; gcc would load it again for each use.
+PARE_INLINE void hold([[maybe_unused]] vf& x) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(x));
+#endif
+}
 // The first n lanes (all where n >= 16); absent ones read as +0 and are not written.
 PARE_INLINE vf load(const float* p, int64_t n) {
   return __builtin_constant_p(n) && n == 16 ? load(p) : load_part(p, n);
