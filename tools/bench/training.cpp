@@ -11,7 +11,7 @@ namespace pare {
 
 nlohmann::json bench_training() {
   const Config config = load_config({"quickstart", "model.path=", "model.config=data/presets/tiny-ssa.json",
-                                     "data.max_prompt_length=48", "data.max_response_length=84",
+                                     "data.max_prompt_length=52", "data.max_response_length=84",
                                      "algorithm.adv_filter_threshold=0", cat("trainer.threads=", threads())});
   Session session(config);
   session.device.timed = true;
