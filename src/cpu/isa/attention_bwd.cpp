@@ -45,7 +45,7 @@ PARE_INLINE void for_tiles(int64_t n, F f) {
 // out[rows][kBlock] = a bT: rows of a [rows][padded] times the panels across that row r sees, `seen` + r slots.
 void scores(float* out, const float* a, const float* across, int64_t rows, int64_t slots, int64_t seen,
             const Operands& x) {
-  const int64_t share = even_rows(rows);
+  constexpr int64_t share = 6;  // with four panels; fewer rows compute less that they do not see
   for (int64_t r = 0; r < rows; r += share) {
     const int64_t n = min64(share, rows - r), panels = (min64(slots, seen + r + n - 1) + 15) / 16;
     for (int64_t p = 0, np; p < panels; p += np) {
