@@ -149,11 +149,11 @@ deps:
 
 FORMATTED := $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' 2>/dev/null)
 format:
-	clang-format -i $(FORMATTED)
+	@clang-format -i $(FORMATTED)
 format-check:
-	clang-format --dry-run --Werror $(FORMATTED)
+	@clang-format --dry-run --Werror $(FORMATTED)
 lint:
-	clang-tidy --quiet $(LIB_SRC) $(APP_SRC) -- $(filter-out -MMD -MP,$(CXXFLAGS))
+	@clang-tidy --quiet $(LIB_SRC) $(APP_SRC) -- $(filter-out -MMD -MP,$(CXXFLAGS))
 
 clean:
 	rm -rf $(BUILD)

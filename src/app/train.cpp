@@ -64,6 +64,20 @@ void show_samples(Console& console, const Trainer& trainer) {
   if (longest != best && longest != worst) show("longest", *longest);
 }
 
+std::string step_line(const Metrics& m, int64_t step, const std::string& eta) {
+  const std::string learner = m.get("actor/updates") == 0
+                                  ? "no update: the rewards of every group are equal"
+                                  : format("entropy %.3f  clip %.3f  grad %.3f  mismatch %lld/%lld  update %s tok/s",
+                                           m.get("actor/entropy"), m.get("actor/pg_clipfrac"), m.get("actor/grad_norm"),
+                                           static_cast<long long>(m.get("exact/mismatch_tokens")),
+                                           static_cast<long long>(m.get("exact/checked_tokens")),
+                                           human(m.get("tokens/trained") / m.get("timing_s/update_actor")).c_str());
+  return format("step %5lld  reward %.3f  len %5.1f  gen %s tok/s  %s  %.2f s  eta %s", static_cast<long long>(step),
+                m.get("critic/score/mean"), m.get("response_length/mean"),
+                human(m.get("tokens/generated") / m.get("timing_s/gen")).c_str(), learner.c_str(),
+                m.get("timing_s/step"), eta.c_str());
+}
+
 void train(const Options& o) {
   const Config config = load_config(o.config);
   if (o.dry_run) return static_cast<void>(std::printf("%s", to_toml(config).c_str()));
@@ -105,15 +119,7 @@ void train(const Options& o) {
     const double elapsed = seconds_since(start);
     const double eta =
         elapsed / static_cast<double>(step) * static_cast<double>(config.trainer.total_training_steps - step);
-    console.line(format(
-        "step %5lld  reward %.3f  len %5.1f  entropy %.3f  clip %.3f  grad %.3f  mismatch %lld/%lld  "
-        "gen %s tok/s  update %s tok/s  %.2f s  eta %s%s",
-        static_cast<long long>(step), m.get("critic/score/mean"), m.get("response_length/mean"), m.get("actor/entropy"),
-        m.get("actor/pg_clipfrac"), m.get("actor/grad_norm"), static_cast<long long>(m.get("exact/mismatch_tokens")),
-        static_cast<long long>(m.get("exact/checked_tokens")),
-        human(m.get("tokens/generated") / m.get("timing_s/gen")).c_str(),
-        human(m.get("tokens/trained") / m.get("timing_s/update_actor")).c_str(), m.get("timing_s/step"),
-        duration(eta).c_str(), val ? format("  val %.3f", last_val).c_str() : ""));
+    console.line(step_line(m, step, duration(eta)) + (val ? format("  val %.3f", last_val) : ""));
     if (config.trainer.samples_freq > 0 && step % config.trainer.samples_freq == 0) {
       run.log_samples(trainer);
       show_samples(console, trainer);
