@@ -367,7 +367,7 @@ int run_bench() {
     bench.rows();
     bench.attention();
     bench.logits();
-    report["step"].push_back(bench_training());
+    report["step"].push_back(bench_training(report["peak_flops_one_core"]));
   }
   std::ofstream("build/bench.json") << report.dump(2) << "\n";
   return 0;

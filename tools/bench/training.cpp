@@ -9,7 +9,7 @@
 
 namespace pare {
 
-nlohmann::json bench_training() {
+nlohmann::json bench_training(double peak_flops) {
   const Config config = load_config({"quickstart", "model.path=", "model.config=data/presets/tiny-ssa.json",
                                      "data.max_prompt_length=52", "data.max_response_length=84",
                                      "algorithm.adv_filter_threshold=0", cat("trainer.threads=", threads())});
@@ -35,17 +35,23 @@ nlohmann::json bench_training() {
   for (const auto& [phase, tokens] : {std::pair<std::string, double>{"rollout", generated}, {"learner", trained}}) {
     const double seconds = sum.seconds(phase);
     std::vector<std::pair<double, std::string>> ops;
-    double products = 0;
+    // Matrix products: the linear layers, and those inside attention, which take at least their FLOPs at peak speed.
+    double linear = 0, attention = 0;
     for (const auto& [op, line] : sum.phases[phase]) {
       ops.emplace_back(line.seconds / seconds, op);
-      if (op.starts_with("linear_")) products += line.seconds / seconds;
+      if (op.starts_with("linear_")) linear += line.seconds / seconds;
+      if (op.starts_with("attn_"))
+        attention += static_cast<double>(line.cost.flops) / (peak_flops * threads()) / seconds;
     }
     std::sort(ops.rbegin(), ops.rend());
-    std::printf("step       %-8s %d thr  %8.0f tokens/s  %6.1f GFLOP/s  linear layers %.0f %% of the time\n",
-                phase.c_str(), threads(), steps * tokens / seconds,
-                static_cast<double>(sum.total(phase).flops) / seconds * 1e-9, products * 100);
+    std::printf(
+        "step       %-8s %d thr  %8.0f tokens/s  %6.1f GFLOP/s  matrix products %.0f %% of the time (linear %.0f %%)\n",
+        phase.c_str(), threads(), steps * tokens / seconds,
+        static_cast<double>(sum.total(phase).flops) / seconds * 1e-9, (linear + attention) * 100, linear * 100);
     auto& r = report[phase];
-    r = {{"tokens_per_second", steps * tokens / seconds}, {"linear_share", products}};
+    r = {{"tokens_per_second", steps * tokens / seconds},
+         {"linear_share", linear},
+         {"matrix_product_share", linear + attention}};
     for (const auto& [share, op] : ops) {
       const auto& line = sum.phases[phase][op];
       r["share"][op] = share;
