@@ -77,7 +77,8 @@ __device__ __forceinline__ const T* slot_row(const Tile& t, const T* own, int64_
 
 constexpr int kRows32 = 16;
 
-// Shared memory: q [16][D], k [64][D + 1] (a lane reads a row: no two in one bank), v [64][D], p [warps][64].
+// Shared memory: q [16][D], k [64][D + 1] (a lane reads a row: the odd stride keeps lanes in different banks), v
+// [64][D], p [warps][64].
 constexpr size_t smem32(int d) {
   return sizeof(float) * (kRows32 * d + kSlots * (d + 1) + kSlots * d + kWarps * kSlots);
 }

@@ -48,7 +48,9 @@ std::string ranges(const std::vector<unsigned>& ids) {
   std::string s;
   for (size_t i = 0, j; i < ids.size(); i = j + 1) {
     for (j = i; j + 1 < ids.size() && ids[j + 1] == ids[j] + 1;) j++;
-    s += (s.empty() ? "" : ",") + std::to_string(ids[i]) + (j > i ? "-" + std::to_string(ids[j]) : "");
+    if (!s.empty()) s += ',';
+    s += std::to_string(ids[i]);
+    if (j > i) s += '-', s += std::to_string(ids[j]);
   }
   return s;
 }
@@ -73,11 +75,14 @@ void report_deadlock() {
   }
   g_report = "divergent barrier or wrong mask: no thread of " + block_name() + " can go on";
   for (const Group& x : groups) {
+    g_report += "\n    threads " + ranges(x.who);
+    if (x.t->state == State::done) {
+      g_report += " have returned";
+      continue;
+    }
     char mask[32] = "";
     if (x.t->state == State::at_warp_op) std::snprintf(mask, sizeof mask, " with mask %08x", x.t->mask);
-    g_report += "\n    threads " + ranges(x.who) +
-                (x.t->state == State::done ? " have returned"
-                                           : " wait in " + std::string(x.t->what) + mask + " at " + describe(x.t->loc));
+    g_report.append(" wait in ").append(x.t->what).append(mask).append(" at ").append(describe(x.t->loc));
   }
 }
 
