@@ -136,7 +136,7 @@ TEST(TextReward, Contains) {
   for (const char* text : {"", "do", "dogs", "hotdog", "d og", "dog1", "dog\u00e9", "\u00e9dog"})
     EXPECT_EQ(score("contains", "dog", text), 0) << text;
   EXPECT_EQ(score("contains", "Red Ball", "his red ball rolled"), 1);
-  EXPECT_EQ(score("contains", "aba", "ababa aba"), 1) << "matches that overlap";
+  EXPECT_EQ(score("contains", "b b", "ab b b"), 1) << "matches that overlap";
   EXPECT_EQ(score("contains", "?", "what?now"), 1) << "an answer without letters has borders everywhere";
 }
 
