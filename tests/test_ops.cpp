@@ -8,7 +8,7 @@ namespace pare::test {
 
 namespace {
 
-// The tables under test.  An op whose pointer is null is not implemented by that table and is not tested on it.
+// The tables under test.  A table may lack an op (null pointer): it is left out of the tests of that op.
 const Table* const kTables[] = {&table_ref, &table_cpu,
 #ifdef __x86_64__  // the emulator's fibers
                                 &table_emu
