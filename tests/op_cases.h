@@ -18,4 +18,13 @@ void add_layer_cases(std::vector<OpCase>& cases);      // norm, linear, rope, sw
 void add_attention_cases(std::vector<OpCase>& cases);  // packed and paged
 void add_logits_cases(std::vector<OpCase>& cases);     // log-probs, losses, sampling
 
+inline std::vector<OpCase> all_cases() {
+  std::vector<OpCase> cases;
+  add_data_cases(cases);
+  add_layer_cases(cases);
+  add_attention_cases(cases);
+  add_logits_cases(cases);
+  return cases;
+}
+
 }  // namespace pare::test

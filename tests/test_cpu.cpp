@@ -33,15 +33,6 @@ struct Isas : testing::Test {
   ~Isas() override { set_cpu_isa(isas().back()); }
 };
 
-std::vector<OpCase> all_cases() {
-  std::vector<OpCase> cases;
-  add_data_cases(cases);
-  add_layer_cases(cases);
-  add_attention_cases(cases);
-  add_logits_cases(cases);
-  return cases;
-}
-
 // Shapes beyond those of the op test: depth cut into blocks, packed operands, rows in several tiles, narrow last
 // panels.
 void add_large_linear(std::vector<OpCase>& cases, int64_t rows, int64_t inputs, int64_t outputs, int64_t gap) {

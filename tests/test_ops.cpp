@@ -10,19 +10,10 @@ namespace {
 
 // The tables under test.  A table may lack an op (null pointer): it is left out of the tests of that op.
 const Table* const kTables[] = {&table_ref, &table_cpu,
-#ifdef __x86_64__  // the emulator's fibers
+#ifdef PARE_EMU
                                 &table_emu
 #endif
 };
-
-std::vector<OpCase> all_cases() {
-  std::vector<OpCase> cases;
-  add_data_cases(cases);
-  add_layer_cases(cases);
-  add_attention_cases(cases);
-  add_logits_cases(cases);
-  return cases;
-}
 
 class OpTest : public testing::TestWithParam<OpCase> {};
 

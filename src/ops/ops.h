@@ -15,11 +15,14 @@
 // Order of sums (the definition that makes decode, prefill and learner agree bit by bit; `cpu` and every other f32
 // table of one architecture family follow it, `ref` sums in double):
 //   linear      one chain of fused multiply-adds per output element, k ascending from +0; then + bias; then + residual
-//   row sums    16 lanes, lane i takes elements i, i+16, ... ascending as one chain from +0; then the tree
-//               ((l0+l8)+(l4+l12)) ... : lanes i and i+8, then i+4, i+2, i+1
+//   row sums    16 lanes, lane i takes elements i, i+16, ... ascending as one chain from +0 (of fused multiply-adds
+//   where
+//               products are summed); then the tree ((l0+l8)+(l4+l12)) ... : lanes i and i+8, then i+4, i+2, i+1
 //   attention   keys in blocks of 64 slots aligned to slot 0 of the sequence (parent first), blocks ascending, online
 //               softmax; inside a block: the score is a chain over d, the sum of exponentials is the row-sum tree over
-//               64 lanes (absent slots are exactly +0), the weighted V is one chain over slots ascending
+//               64 lanes (absent slots are exactly +0), the weighted V is one chain over slots ascending; a new block
+//               scales what is there by alpha = exp(old max - new max): sum = fma(sum, alpha, tree), o = o * alpha;
+//               backward, do.o is one chain over d like a score
 //   parameter gradients   one chain over rows ascending, starting from the value stored in the accumulator
 //
 // Cost: flops counts multiply and add as two.  Matrix products and attention follow the closed forms 2*N*I*O and

@@ -1,14 +1,12 @@
 #include "rl/session.h"
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "base/thread_pool.h"
 #include "data/jsonl.h"
 #include "data/ssa.h"
 #include "model/hf.h"
+#include "model/json_file.h"
 
 namespace pare {
 
@@ -26,11 +24,7 @@ std::unique_ptr<Task> make_ssa(const DataKeys& d, bool val) {
 ModelConfig read_model_config(const ModelKeys& m) {
   if (!m.path.empty()) return load_model_config(m.path);
   if (m.config.empty()) fail("model.path (a Hugging Face folder) or model.config (a config.json) is needed");
-  std::ifstream file(m.config);
-  if (!file) fail("model.config: ", m.config, " cannot be opened");
-  const auto json = nlohmann::json::parse(file, nullptr, false);
-  if (json.is_discarded()) fail("model.config: ", m.config, " is not JSON");
-  return parse_model_config(json, m.config);
+  return parse_model_config(read_json_file(m.config), m.config);
 }
 
 }  // namespace
