@@ -42,7 +42,7 @@ TomlItem item_of(std::string key, const toml::node& node, std::string where) {
 using Leaf = std::pair<std::string, const toml::node*>;
 void flatten(const toml::table& table, const std::string& prefix, std::vector<Leaf>& leaves) {
   for (auto&& [name, node] : table) {
-    const std::string key = prefix + std::string(name.str());
+    const std::string key = prefix + std::string(std::string_view(name));
     if (const toml::table* inner = node.as_table())
       flatten(*inner, key + ".", leaves);
     else
