@@ -1,12 +1,10 @@
 #include "model/hf.h"
 
-#include <unistd.h>
-
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <map>
 
+#include "base/file.h"
 #include "model/json_file.h"
 
 namespace pare {
@@ -47,6 +45,15 @@ bool is_rotary_table(const std::string& name) { return name.ends_with(".rotary_e
 
 bool is_redundant_head(const SafetensorsTensor& t, const ModelConfig& config) {
   return config.tied && t.name == "lm_head.weight" && t.shape == std::vector<int64_t>{config.vocab, config.hidden};
+}
+
+void check_replaceable(const std::string& directory, bool overwrite) {
+  if (!fs::exists(directory)) return;
+  if (!overwrite) fail(directory, ": exists already and is not overwritten; name another folder");
+  if (!fs::exists(directory + "/config.json")) fail(directory, ": is not a model folder, so it is not overwritten");
+  for (const auto& entry : fs::directory_iterator(directory))
+    if (entry.is_directory())
+      fail(directory, ": holds the folder ", entry.path().filename(), ", so it is not overwritten");
 }
 
 }  // namespace
@@ -138,47 +145,14 @@ void save_hf(const std::string& directory, const ModelConfig& config, const std:
     total += p.size;
   }
   expect(static_cast<int64_t>(weights.size()) == total, "save_hf: ", weights.size(), " weights of ", total);
-  write_directory(directory, overwrite, [&](const std::string& folder) {
+  check_replaceable(directory, overwrite);
+  write_folder(directory, [&](const std::string& folder) {
     json object = to_json(config);
     object["torch_dtype"] = dtype == DType::bf16 ? "bfloat16" : "float32";
-    std::ofstream out(folder + "/config.json");
-    out << object.dump(2) << "\n";
-    out.close();
-    if (!out) throw Error(Exit::failed, cat(folder, "/config.json: cannot be written"));
+    write_file(folder + "/config.json", object.dump(2) + "\n");
     write_safetensors(folder + "/" + single_name, std::move(tensors), dtype);
     if (more) more(folder);
   });
-}
-
-void write_directory(const std::string& directory, bool overwrite,
-                     const std::function<void(const std::string& folder)>& fill) {
-  std::string target = directory;
-  while (target.size() > 1 && target.ends_with('/')) target.pop_back();
-  const bool replace = fs::exists(target);
-  if (replace && !overwrite) fail(target, ": exists already and is not overwritten; name another folder");
-  if (replace) {
-    if (!fs::exists(target + "/config.json")) fail(target, ": is not a model folder, so it is not overwritten");
-    for (const auto& entry : fs::directory_iterator(target))
-      if (entry.is_directory())
-        fail(target, ": holds the folder ", entry.path().filename(), ", so it is not overwritten");
-  }
-  const std::string temporary = cat(target, ".tmp", getpid()), old = cat(target, ".old", getpid());
-  try {
-    fs::remove_all(temporary);
-    fs::create_directories(temporary);
-    fill(temporary);
-    if (replace) fs::rename(target, old);
-    fs::rename(temporary, target);
-    fs::remove_all(old);
-  } catch (const fs::filesystem_error& e) {
-    std::error_code ignored;
-    fs::remove_all(temporary, ignored);
-    throw Error(Exit::failed, cat(target, ": cannot be written (", e.code().message(), ")"));
-  } catch (...) {
-    std::error_code ignored;
-    fs::remove_all(temporary, ignored);
-    throw;
-  }
 }
 
 }  // namespace pare

@@ -27,14 +27,10 @@ std::vector<WeightSource> match_weights(const std::vector<SafetensorsFile>& file
 std::vector<float> load_hf_weights(const std::string& directory, const ModelConfig& config);
 
 // Writes config.json and model.safetensors (f32, or bf16 rounded to nearest even), then calls `more` to add files of
-// the caller (tokenizer, optimizer state) to the folder.  `weights`: parameters(config) in order.
+// the caller (tokenizer, optimizer state) to the folder, which appears whole or not at all.  An existing `directory` is
+// an error unless `overwrite`, and then only a model folder (a config.json in it, no folders) is replaced.  `weights`:
+// parameters(config) in order.
 void save_hf(const std::string& directory, const ModelConfig& config, const std::vector<float>& weights, DType dtype,
              bool overwrite = false, const std::function<void(const std::string& folder)>& more = {});
-
-// A folder that appears whole or not at all: `fill` writes into a temporary one beside it, which is then renamed.
-// An existing `directory` is an error unless `overwrite`, and then only a model folder (a config.json in it, no
-// folders) is replaced.
-void write_directory(const std::string& directory, bool overwrite,
-                     const std::function<void(const std::string& folder)>& fill);
 
 }  // namespace pare

@@ -320,6 +320,20 @@ double Learner::step(const AdamWOptions& o) {
   return norm;
 }
 
+AdamWState Learner::optimizer_state() const {
+  const std::vector<double> m = download_stat(model_, m_), v = download_stat(model_, v_);
+  return {{m.begin(), m.end()}, {v.begin(), v.end()}, steps_};
+}
+
+void Learner::set_optimizer_state(const AdamWState& state) {
+  expect(model_.stat == DType::f32, "optimizer states are saved in f32");
+  expect(static_cast<int64_t>(state.m.size()) == m_.size() && state.v.size() == state.m.size(), "moments of ",
+         state.m.size(), " and ", state.v.size(), " parameters given to a model of ", m_.size());
+  model_.device.upload({m_, state.m.data()});
+  model_.device.upload({v_, state.v.data()});
+  steps_ = state.steps;
+}
+
 std::vector<double> Learner::gradients() {
   add_head_gradient();
   return download_stat(model_, flat_);

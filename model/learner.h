@@ -27,6 +27,12 @@ struct AdamWOptions {
   double max_norm = 1;  // 0: no clipping
 };
 
+// The moments of AdamW, in the order of parameters(config), and the updates they come from.
+struct AdamWState {
+  std::vector<float> m, v;
+  int64_t steps = 0;
+};
+
 using BatchProgress = std::function<void(size_t done, size_t all)>;  // micro-batches
 
 // Sums over tokens of TokenTerm-weighted losses.  The gradient is one chain per parameter over the groups in order, so
@@ -49,7 +55,9 @@ class Learner {
   double step(const AdamWOptions& options);
   void zero_gradients();
 
-  int64_t steps() const { return steps_; }
+  int64_t steps() const { return steps_; }  // updates, also those of a state that was set
+  AdamWState optimizer_state() const;
+  void set_optimizer_state(const AdamWState& state);
   // Gradients as parameters(config) orders them.
   std::vector<double> gradients();
 

@@ -1,13 +1,11 @@
 #include "model/safetensors.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <filesystem>
 #include <limits>
 
+#include "base/file.h"
 #include "base/half.h"
 #include "model/json_file.h"
 
@@ -295,18 +293,15 @@ static std::string header_text(const std::vector<NamedTensor>& tensors, DType dt
   return text;
 }
 
-static void write_values(std::ofstream& out, const NamedTensor& t, DType dtype) {
+static void write_values(FileWriter& out, const NamedTensor& t, DType dtype) {
   uint64_t size = 1;
   for (int64_t n : t.shape) size *= static_cast<uint64_t>(n);
-  if (dtype == DType::f32) {
-    out.write(reinterpret_cast<const char*>(t.data), static_cast<std::streamsize>(4 * size));
-    return;
-  }
+  if (dtype == DType::f32) return out.write(t.data, 4 * size);
   std::vector<uint16_t> chunk(std::min(size, chunk_elements));
   for (uint64_t done = 0; done < size; done += chunk.size()) {
     const uint64_t n = std::min<uint64_t>(chunk.size(), size - done);
     std::transform(t.data + done, t.data + done + n, chunk.data(), f32_to_bf16);
-    out.write(reinterpret_cast<const char*>(chunk.data()), static_cast<std::streamsize>(2 * n));
+    out.write(chunk.data(), 2 * n);
   }
 }
 
@@ -315,19 +310,11 @@ void write_safetensors(const std::string& path, std::vector<NamedTensor> tensors
   std::sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   const std::string header = header_text(tensors, dtype);
   const uint64_t length = header.size();
-  const std::string beside = cat(path, ".tmp", getpid());
-  std::ofstream out(beside, std::ios::binary);
-  out.write(reinterpret_cast<const char*>(&length), sizeof length);
-  out.write(header.data(), static_cast<std::streamsize>(length));
+  FileWriter out(path);
+  out.write(&length, sizeof length);
+  out.write(header.data(), header.size());
   for (const NamedTensor& t : tensors) write_values(out, t, dtype);
-  out.close();
-  std::error_code error;
-  if (out) std::filesystem::rename(beside, path, error);
-  if (!out || error) {
-    std::error_code ignored;
-    std::filesystem::remove(beside, ignored);
-    throw Error(Exit::failed, cat(path, ": cannot be written (", error ? error.message() : std::strerror(errno), ")"));
-  }
+  out.finish();
 }
 
 }  // namespace pare

@@ -1,10 +1,10 @@
 // pare convert: a llama2.c checkpoint as a Hugging Face folder.
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 
 #include "app/commands.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "model/hf.h"
 #include "model/llama2c.h"
 #include "tokenizer/tokenizer.h"
@@ -27,7 +27,7 @@ void convert(const Options& options) {
   }
   save_hf(options.out, config, checkpoint.weights, DType::f32, false, [&](const std::string& folder) {
     if (!options.tokenizer.empty())
-      std::filesystem::copy_file(options.tokenizer, std::filesystem::path(folder) / "tokenizer.bin");
+      copy_file(options.tokenizer, folder + "/tokenizer.bin");
   });
   std::printf("%s: llama, %zu parameters, %lld layers, vocabulary of %lld\n", options.out.c_str(),
               checkpoint.weights.size(), static_cast<long long>(config.layers), static_cast<long long>(config.vocab));

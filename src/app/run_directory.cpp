@@ -1,51 +1,160 @@
 #include "app/run_directory.h"
 
+#include <algorithm>
+#include <charconv>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "model/hf.h"
+#include "rl/certificate.h"
 
 namespace pare {
 
 namespace fs = std::filesystem;
 
-RunDirectory::RunDirectory(const std::string& path, const Config& config, bool force) : path_(path) {
-  const fs::path dir(path);
-  std::error_code error;
-  if (path.empty()) fail("trainer.default_local_dir is empty; expected a directory to write to");
-  for (const char* name : {"metrics.jsonl", "model"})
-    if (fs::exists(dir / name, error) && !force)
-      fail(path, " holds a run already (", name,
-           "); choose another trainer.default_local_dir, or --force to replace it");
-  fs::create_directories(dir, error);
-  if (error) fail(path, ": cannot be created: ", error.message());
-  std::ofstream(dir / "config.toml") << to_toml(config);
-  fs::remove(dir / "rollouts.jsonl", error);
-  metrics_.open(dir / "metrics.jsonl");
-  if (!metrics_) fail(path, ": metrics.jsonl cannot be written");
+namespace {
+
+// The append-only files.  A checkpoint holds their sizes, and a resumed run cuts them to these.
+constexpr const char* metrics_log = "metrics.jsonl";
+constexpr const char* rollouts_log = "rollouts.jsonl";
+constexpr const char* logs[] = {metrics_log, rollouts_log};
+
+// Steps of the checkpoints, ascending; what a crash left (step-3.tmp) is none.
+std::vector<int64_t> checkpoint_steps(const std::string& path) {
+  std::vector<int64_t> steps;
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(fs::path(path) / "checkpoints", none)) {
+    const std::string name = entry.path().filename().string();
+    int64_t step = 0;
+    const char *begin = name.data() + 5, *end = name.data() + name.size();
+    if (name.starts_with("step-") && std::from_chars(begin, end, step).ptr == end) steps.push_back(step);
+  }
+  std::sort(steps.begin(), steps.end());
+  return steps;
 }
 
-void RunDirectory::log(const Metrics& metrics) { metrics_ << metrics.json() << std::endl; }
+bool exists(const std::string& path, const char* name) {
+  std::error_code none;
+  return fs::exists(fs::path(path) / name, none);
+}
 
-void RunDirectory::log_samples(const Trainer& trainer) {
-  std::ofstream file(fs::path(path_) / "rollouts.jsonl", std::ios::app);
-  for (const SampleText& t : trainer.texts()) {
-    nlohmann::ordered_json line = {{"step", trainer.steps()},  {"prompt", t.prompt},       {"response", t.response},
-                                   {"extracted", t.extracted}, {"answer", t.answer},       {"score", t.score},
-                                   {"reward", t.reward},       {"advantage", t.advantage}, {"tokens", t.tokens},
-                                   {"finished", t.finished}};
-    // A response cut inside a character is not UTF-8.
-    file << line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
+std::string make_directory(const std::string& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (!error) return path;
+  const bool wrong_path = error == std::errc::not_a_directory || error == std::errc::no_such_file_or_directory ||
+                          error == std::errc::file_exists;
+  throw Error(wrong_path ? Exit::usage : Exit::failed, cat(path, ": cannot be created: ", error.message()));
+}
+
+}  // namespace
+
+void check_run_directory(const std::string& path, Start start) {
+  if (start == Start::resume && exists(path, "model") && checkpoint_steps(path).empty())
+    fail(path, " holds a finished run without a checkpoint: there is nothing to resume; --force replaces it");
+  if (start == Start::fresh)
+    for (const char* name : {metrics_log, "checkpoints", "model"})
+      if (exists(path, name))
+        fail(path, " holds a run already (", name,
+             "); choose another --out, --resume to continue it, or --force to replace it");
+}
+
+RunDirectory::RunDirectory(const std::string& path, Start start)
+    : path_((check_run_directory(path, start), make_directory(path))), lock_(path) {
+  if (start != Start::resume) return;
+  const std::vector<int64_t> steps = checkpoint_steps(path_);
+  for (auto step = steps.rbegin(); step != steps.rend() && checkpoint_.empty(); ++step) {
+    const std::string damage = checkpoint_damage(step_path(*step));
+    if (damage.empty())
+      checkpoint_ = step_path(*step);
+    else
+      damaged_.push_back(cat(step_path(*step), " is not whole: ", damage));
+  }
+  if (checkpoint_.empty() && !damaged_.empty())
+    fail(damaged_[0], "; no checkpoint of the run is: there is nothing to resume; --force starts again");
+}
+
+void RunDirectory::begin(const Config& config) {
+  for (const char* name : {"checkpoints", "model"}) {
+    remove_folder((fs::path(path_) / name).string());
+    remove_leftovers((fs::path(path_) / name).string());
+  }
+  fs::create_directories(fs::path(path_) / "checkpoints");
+  open_logs({});
+  write_file((fs::path(path_) / "config.toml").string(), to_toml(config));
+}
+
+void RunDirectory::resume(const Config& config, const RunState& state) {
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(fs::path(path_) / "checkpoints", none))
+    if (const fs::path name = entry.path(); name.extension() == ".tmp" || name.extension() == ".old")
+      fs::remove_all(name, none);
+  for (const int64_t step : checkpoint_steps(path_))
+    if (step > state.training.step) remove_folder(step_path(step));  // not whole
+  remove_leftovers((fs::path(path_) / "model").string());
+  open_logs(state.logs);
+  write_file((fs::path(path_) / "config.toml").string(), to_toml(config));
+}
+
+void RunDirectory::open_logs(const std::map<std::string, uint64_t>& sizes) {
+  for (const char* name : logs) {
+    const auto size = sizes.find(name);
+    logs_.try_emplace(name, (fs::path(path_) / name).string(), size == sizes.end() ? 0 : size->second);
   }
 }
 
+void RunDirectory::log(const Metrics& metrics) { logs_.at(metrics_log).append(metrics.json() + "\n"); }
+
+void RunDirectory::log_samples(const Session& session, const Trainer& trainer) {
+  const std::vector<SampleText> texts = trainer.texts();
+  const std::vector<Trajectory>& samples = trainer.samples();
+  const auto limit = static_cast<size_t>(session.config.trainer.samples_per_step);
+  std::string lines;
+  for (size_t i = 0; i < samples.size() && (limit == 0 || i < limit); i++) {
+    const Trajectory& s = samples[i];
+    std::vector<std::string> pieces;
+    for (const int32_t id : s.tokens) pieces.push_back(session.tokenizer->decode({&id, 1}));
+    const nlohmann::ordered_json line = {{"step", trainer.steps()},
+                                         {"uid", hex16(s.uid)},
+                                         {"group", s.group},
+                                         {"member", s.member},
+                                         {"prompt", texts[i].prompt},
+                                         {"response", texts[i].response},
+                                         {"prompt_ids", s.prompt},
+                                         {"ids", s.tokens},
+                                         {"pieces", pieces},
+                                         {"logprobs", s.logprob},
+                                         {"score", s.score},
+                                         {"overlong", s.overlong},
+                                         {"kl_penalty", s.kl_penalty},
+                                         {"reward", s.reward},
+                                         {"advantage", s.advantage},
+                                         {"extracted", texts[i].extracted},
+                                         {"answer", texts[i].answer},
+                                         {"finish", s.finished ? "eos" : "length"}};
+    // A response cut inside a character is not UTF-8.
+    lines += line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + '\n';
+  }
+  logs_.at(rollouts_log).append(lines);
+}
+
+std::string RunDirectory::step_path(int64_t step) const { return cat(path_, "/checkpoints/step-", step); }
+
+bool RunDirectory::saved(int64_t step) const { return exists(path_, cat("checkpoints/step-", step).c_str()); }
+
+void RunDirectory::save(const Session& session, Training& training, RunState state) {
+  for (auto& [name, log] : logs_) {
+    log.sync();
+    state.logs[name] = log.size();
+  }
+  save_checkpoint(step_path(state.training.step), session, training, state);
+  const auto keep = static_cast<size_t>(session.config.trainer.max_actor_ckpt_to_keep);
+  const std::vector<int64_t> steps = checkpoint_steps(path_);
+  for (size_t i = 0; keep > 0 && i + keep < steps.size(); i++)
+    if (steps[i] != state.best_step) remove_folder(step_path(steps[i]));
+}
+
 void RunDirectory::save_model(const Session& session) const {
-  save_hf((fs::path(path_) / "model").string(), session.model_config, session.model->get_parameters(), DType::f32, true,
-          [&](const std::string& folder) {
-            const std::string source = session.config.model.path;
-            const fs::path file = fs::path(source) / "tokenizer.bin";
-            if (!source.empty() && fs::exists(file)) fs::copy_file(file, fs::path(folder) / "tokenizer.bin");
-          });
+  pare::save_model((fs::path(path_) / "model").string(), session);
 }
 
 }  // namespace pare

@@ -1,25 +1,51 @@
-// Where a run writes: the resolved configuration, one line of metrics a step, and the model at the end.
+// Where a run writes: config.toml (resolved), the logs, checkpoints/step-N/ and, at the end, model/.
 #pragma once
-#include <fstream>
+#include <map>
 #include <string>
 
-#include "rl/metrics.h"
+#include "base/file.h"
+#include "rl/checkpoint.h"
 #include "rl/trainer.h"
 
 namespace pare {
 
+// What becomes of a run that is in the directory: it is an error, it is replaced, or it is continued.
+enum class Start { fresh, replace, resume };
+
+// An Error if `start` does not allow a run to be written to `path`.
+void check_run_directory(const std::string& path, Start start);
+
 class RunDirectory {
  public:
-  // Creates `path`.  A directory that holds a run is an error unless `force`; then the run in it is replaced.
-  RunDirectory(const std::string& path, const Config& config, bool force);
-  void log(const Metrics& metrics);               // metrics.jsonl
-  void log_samples(const Trainer& trainer);       // rollouts.jsonl: the responses of the last step
-  void save_model(const Session& session) const;  // model/: a Hugging Face folder
+  // Makes the directory, if need be, and keeps other processes out of it.  Nothing in it changes before begin() or
+  // resume().
+  RunDirectory(const std::string& path, Start start);
+
   const std::string& path() const { return path_; }
+  // The last whole checkpoint, where one is to be continued; else empty.
+  const std::string& checkpoint() const { return checkpoint_; }
+  // Newer ones that are not whole, and why.
+  const std::vector<std::string>& damaged() const { return damaged_; }
+
+  void begin(const Config& config);                           // without what was here before
+  void resume(const Config& config, const RunState& state);  // as it was when the checkpoint was written
+
+  void log(const Metrics& metrics);                               // metrics.jsonl
+  void log_samples(const Session& session, const Trainer& trainer);  // rollouts.jsonl: of the last step
+  // checkpoints/step-N, which knows how long the logs are now; then those that need not be kept are removed.
+  void save(const Session& session, Training& training, RunState state);
+  bool saved(int64_t step) const;
+  void save_model(const Session& session) const;  // model/
 
  private:
+  void open_logs(const std::map<std::string, uint64_t>& sizes);
+  std::string step_path(int64_t step) const;
+
   const std::string path_;
-  std::ofstream metrics_;
+  const FolderLock lock_;
+  std::string checkpoint_;
+  std::vector<std::string> damaged_;
+  std::map<std::string, AppendFile> logs_;
 };
 
 }  // namespace pare

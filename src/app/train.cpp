@@ -1,12 +1,13 @@
 // pare train and pare sft.
+#include <array>
 #include <chrono>
+#include <ctime>
 
 #include "app/commands.h"
 #include "app/console.h"
+#include "app/interrupt.h"
 #include "app/run_directory.h"
-#include "rl/evaluate.h"
-#include "rl/sft.h"
-#include "rl/trainer.h"
+#include "rl/plan.h"
 
 namespace pare {
 
@@ -14,7 +15,8 @@ namespace {
 
 struct Options {
   std::vector<std::string> config;
-  bool force = false, dry_run = false, keys = false;
+  std::string out;
+  bool force = false, resume = false, dry_run = false, keys = false;
 };
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -78,119 +80,196 @@ std::string step_line(const Metrics& m, int64_t step, const std::string& eta) {
                 m.get("timing_s/step"), eta.c_str());
 }
 
-void train(const Options& o) {
-  const Config config = load_config(o.config);
-  if (o.dry_run) return static_cast<void>(std::printf("%s", to_toml(config).c_str()));
-  Session session(config);
-  Trainer trainer(session);
-  RunDirectory run(config.trainer.default_local_dir, config, o.force);
-  Console console;
-  for (const std::string& w : config_warnings(config)) console.line("note     " + w);
-  console.line(model_line(session));
-  console.line(format("run      %lld steps of %lld prompts x %lld responses; writes to %s",
-                      static_cast<long long>(config.trainer.total_training_steps),
-                      static_cast<long long>(config.data.train_batch_size), static_cast<long long>(config.rollout.n),
-                      run.path().c_str()));
-  console.line("         (a policy loss near 0 is expected while every update is on-policy: watch the reward)");
-  trainer.progress = [&](const char* stage, int64_t done, int64_t all) { console.progress(stage, done, all); };
+std::string sft_line(const Metrics& m, int64_t step) {
+  return format("step %5lld  loss %.4f  grad %.2f  lr %.2e  %s tok/s", static_cast<long long>(step),
+                m.get("train/loss"), m.get("actor/grad_norm"), m.get("actor/lr"),
+                human(m.get("tokens/trained") / m.get("timing_s/step")).c_str());
+}
 
-  double last_val = NAN;
-  const auto validate = [&](Metrics& m) {
-    if (!session.val) return;
-    m.add(trainer.evaluate());
-    last_val = val_score(session, m);
-  };
-  if (config.trainer.val_before_train) {
+// Thrown where a run can stop and lose no finished step.
+struct Interrupted {};
+
+// A run from its beginning, or from its last checkpoint, to its end.
+class Run {
+ public:
+  Run(const Config& config, TrainingKind kind, Start start)
+      : config_(config),
+        kind_(kind),
+        session_(config),
+        training_(make_training(kind, session_)),
+        trainer_(dynamic_cast<Trainer*>(training_.get())),
+        directory_(config.trainer.default_local_dir, start) {}
+
+  void run() {
+    catch_interrupts();
+    begin();
+    try {
+      if (state_.training.step == 0 && config_.trainer.val_before_train && session_.val) validate_before();
+      while (state_.training.step < config_.trainer.total_training_steps) step();
+      directory_.save_model(session_);
+    } catch (const Interrupted&) {
+      stop();
+    } catch (const Error& e) {
+      if (e.code != Exit::failed) throw;
+      throw Error(e.code, cat(e.what(), "; the last whole checkpoint is kept, ", how_to_continue()));
+    }
+    finish();
+  }
+
+ private:
+  void begin() {
+    for (const std::string& d : directory_.damaged()) console_.line("note     " + d);
+    if (directory_.checkpoint().empty()) {
+      directory_.begin(config_);
+    } else {
+      state_ = load_checkpoint(directory_.checkpoint(), session_, *training_);
+      directory_.resume(config_, state_);
+    }
+    first_ = state_.training.step;
+    if (trainer_)
+      for (const std::string& w : config_warnings(config_)) console_.line("note     " + w);
+    console_.line(model_line(session_));
+    const std::string each = trainer_ ? format("prompts x %lld responses", static_cast<long long>(config_.rollout.n))
+                                      : std::string("completions");
+    console_.line(format("run      %lld steps of %lld %s; writes to %s",
+                         static_cast<long long>(config_.trainer.total_training_steps),
+                         static_cast<long long>(config_.data.train_batch_size), each.c_str(),
+                         directory_.path().c_str()));
+    if (first_ > 0)
+      console_.line(format("         goes on after step %lld, from %s", static_cast<long long>(first_),
+                           directory_.checkpoint().c_str()));
+    else if (trainer_)
+      console_.line("         (a policy loss near 0 is expected while every update is on-policy: watch the reward)");
+    training_->progress = [this](const char* stage, int64_t done, int64_t all) {
+      // The step that has just begun is given up: it is generated again, bit for bit.  From the update on it is
+      // finished, and its validation too.
+      if (interrupted() && std::string_view(stage) == "rollout") throw Interrupted();
+      console_.progress(stage, done, all);
+    };
+  }
+
+  void validate_before() {
     Metrics m;
     m.set("training/global_step", 0);
-    validate(m);
-    run.log(m);
-    console.line(format("step %5d  val %.3f", 0, last_val));
+    m.add(training_->evaluate());
+    directory_.log(m);
+    console_.line(format("step %5d  val %.3f", 0, val_score(session_, m)));
   }
-  const auto start = std::chrono::steady_clock::now();
-  int64_t mismatches = 0, checked = 0;
-  for (int64_t step = 1; step <= config.trainer.total_training_steps; step++) {
-    Metrics m = trainer.step();
-    const bool val = val_due(config, step);
-    if (val) validate(m);
-    run.log(m);
-    mismatches += static_cast<int64_t>(m.get("exact/mismatch_tokens"));
-    checked += static_cast<int64_t>(m.get("exact/checked_tokens"));
-    const double elapsed = seconds_since(start);
-    const double eta =
-        elapsed / static_cast<double>(step) * static_cast<double>(config.trainer.total_training_steps - step);
-    console.line(step_line(m, step, duration(eta)) + (val ? format("  val %.3f", last_val) : ""));
-    if (config.trainer.samples_freq > 0 && step % config.trainer.samples_freq == 0) {
-      run.log_samples(trainer);
-      show_samples(console, trainer);
+
+  void step() {
+    Metrics m = training_->step();
+    const int64_t step = training_->steps();
+    const bool val = session_.val && val_due(config_, step);
+    if (val) m.add(training_->evaluate());
+    directory_.log(m);
+    const TrainerKeys& t = config_.trainer;
+    const bool samples = trainer_ && t.samples_freq > 0 && step % t.samples_freq == 0;
+    if (samples) directory_.log_samples(session_, *trainer_);
+    const bool best = val && !(val_score(session_, m) <= state_.best_score);
+    if (best) state_.best_score = val_score(session_, m), state_.best_step = step;
+    if (trainer_) {
+      state_.checked += static_cast<int64_t>(m.get("exact/checked_tokens"));
+      state_.mismatches += static_cast<int64_t>(m.get("exact/mismatch_tokens"));
+    }
+    state_.training = training_->state();
+    show(m, val, samples);
+    if (t.save_freq > 0 && (step % t.save_freq == 0 || step == t.total_training_steps || best)) save();
+    if (interrupted() && step < t.total_training_steps) throw Interrupted();
+  }
+
+  void show(const Metrics& m, bool val, bool samples) {
+    const int64_t step = state_.training.step, total = config_.trainer.total_training_steps;
+    const std::string score = val ? format("  val %.3f", val_score(session_, m)) : "";
+    if (trainer_) {
+      const double each = seconds_since(start_) / static_cast<double>(step - first_);
+      console_.line(step_line(m, step, duration(each * static_cast<double>(total - step))) + score);
+      if (samples) show_samples(console_, *trainer_);
+    } else {
+      console_.progress("sft", step, total);
+      if (val || step % std::max<int64_t>(1, total / 20) == 0 || step == total)
+        console_.line(sft_line(m, step) + score);
     }
   }
-  run.save_model(session);
-  console.line(memory_line(session));
-  console.line(format("done     %s; %lld of %lld checked tokens differ between sampler and learner; model in %s/model",
-                      duration(seconds_since(start)).c_str(), static_cast<long long>(mismatches),
-                      static_cast<long long>(checked), run.path().c_str()));
+
+  void save() { directory_.save(session_, *training_, state_); }
+
+  std::string how_to_continue() const {
+    return cat("continue with: pare ", kind_ == TrainingKind::grpo ? "train" : "sft", " ", directory_.path(),
+               "/config.toml --resume");
+  }
+
+  // state_ is that of the last border, and so are the parameters.
+  [[noreturn]] void stop() {
+    const int64_t step = state_.training.step;
+    if (step > 0 && !directory_.saved(step)) save();
+    throw Error(Exit::interrupted, cat(step == 0 ? "interrupted before the end of the first step"
+                                                 : cat("interrupted after step ", step, ", which is saved"),
+                                       "; ", how_to_continue()));
+  }
+
+  void finish() {
+    console_.line(memory_line(session_));
+    const std::string exact =
+        trainer_ ? format("; %lld of %lld checked tokens differ between sampler and learner",
+                          static_cast<long long>(state_.mismatches), static_cast<long long>(state_.checked))
+                 : "";
+    console_.line(format("done     %s%s; model in %s/model", duration(seconds_since(start_)).c_str(), exact.c_str(),
+                         directory_.path().c_str()));
+  }
+
+  const Config config_;
+  const TrainingKind kind_;
+  Session session_;
+  const std::unique_ptr<Training> training_;
+  Trainer* const trainer_;  // the same, for GRPO
+  RunDirectory directory_;
+  Console console_;
+  RunState state_;     // at the border of the last finished step
+  int64_t first_ = 0;  // steps done before this process
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+// runs/NAME-TIME, in UTC.
+std::string default_path(const std::string& name) {
+  const std::time_t now = std::time(nullptr);
+  std::array<char, 32> time;
+  std::strftime(time.data(), time.size(), "%Y%m%dT%H%M%SZ", std::gmtime(&now));
+  return cat("runs/", name.empty() ? "pare" : name, "-", time.data());
 }
 
-void sft(const Options& o) {
-  const Config config = load_config(o.config);
-  if (o.dry_run) return static_cast<void>(std::printf("%s", to_toml(config).c_str()));
-  Session session(config);
-  Sft trainer(session);
-  Rollout rollout(*session.model, session.rollout_limits(), session.kv, session.activations);
-  RunDirectory run(config.trainer.default_local_dir, config, o.force);
-  Console console;
-  console.line(model_line(session));
-  console.line(format("run      %lld steps of %lld completions; writes to %s",
-                      static_cast<long long>(config.trainer.total_training_steps),
-                      static_cast<long long>(config.data.train_batch_size), run.path().c_str()));
-  const auto start = std::chrono::steady_clock::now();
-  const int64_t every = std::max<int64_t>(1, config.trainer.total_training_steps / 20);
-  const auto validate = [&](int64_t step) {
-    return evaluate(session, rollout, step,
-                    [&](const RolloutStats& s) { console.progress("evaluation", s.finished, s.completions); });
-  };
-  if (config.trainer.val_before_train && session.val) {
-    Metrics m;
-    m.set("training/global_step", 0);
-    m.add(validate(0));
-    run.log(m);
-    console.line(format("step %5d  val %.3f", 0, val_score(session, m)));
-  }
-  for (int64_t step = 1; step <= config.trainer.total_training_steps; step++) {
-    Metrics m = trainer.step();
-    const bool val = val_due(config, step) && session.val;
-    if (val) m.add(validate(step));
-    run.log(m);
-    console.progress("sft", step, config.trainer.total_training_steps);
-    if (!val && step % every != 0 && step != config.trainer.total_training_steps) continue;
-    console.line(format("step %5lld  loss %.4f  grad %.2f  lr %.2e  %s tok/s%s", static_cast<long long>(step),
-                        m.get("train/loss"), m.get("actor/grad_norm"), m.get("actor/lr"),
-                        human(m.get("tokens/trained") / m.get("timing_s/step")).c_str(),
-                        val ? format("  val %.3f", val_score(session, m)).c_str() : ""));
-  }
-  run.save_model(session);
-  console.line(memory_line(session));
-  console.line(format("done     %s; model in %s/model", duration(seconds_since(start)).c_str(), run.path().c_str()));
+void run(const Options& o, TrainingKind kind) {
+  Config config = load_config(o.config);
+  const Start start = o.resume ? Start::resume : o.force ? Start::replace : Start::fresh;
+  std::string& path = config.trainer.default_local_dir;
+  if (!o.out.empty()) path = o.out;
+  if (path.empty() && o.resume) fail("--resume: which run? give --out or trainer.default_local_dir");
+  if (path.empty()) path = default_path(config.trainer.experiment_name);
+  if (!o.dry_run) return Run(config, kind, start).run();
+  check_run_directory(path, start);
+  check_run(config, kind);
+  std::printf("%s", to_toml(config).c_str());
 }
 
-void add(CLI::App& app, const char* name, const char* what, void (*run)(const Options&)) {
+void add(CLI::App& app, const char* name, const char* what, TrainingKind kind) {
   auto o = std::make_shared<Options>();
   CLI::App* c = app.add_subcommand(name, what);
   c->add_option("config", o->config, "presets or TOML files, then overrides group.key=value");
-  c->add_flag("--force", o->force, "replace a run that is in the output directory");
-  c->add_flag("--dry-run", o->dry_run, "print the resolved configuration and stop");
+  c->add_option("--out", o->out, "run directory (trainer.default_local_dir); default runs/NAME-TIME");
+  CLI::Option* force = c->add_flag("--force", o->force, "replace a run that is in the run directory");
+  c->add_flag("--resume", o->resume, "continue the run in the run directory from its last whole checkpoint, or begin it")
+      ->excludes(force);
+  c->add_flag("--dry-run", o->dry_run, "check everything, print the resolved configuration and stop");
   c->add_flag("--keys", o->keys, "print every configuration key: type, default, meaning, source");
-  c->callback([o, run] {
+  c->callback([o, kind] {
     if (o->keys) return static_cast<void>(std::printf("%s", config_reference().c_str()));
     if (o->config.empty()) fail("give a preset (data/presets) or a TOML file; --keys lists what can be set");
-    run(*o);
+    run(*o, kind);
   });
 }
 
 }  // namespace
 
-void add_train(CLI::App& app) { add(app, "train", "GRPO and its variants", train); }
-void add_sft(CLI::App& app) { add(app, "sft", "next-token training on completions", sft); }
+void add_train(CLI::App& app) { add(app, "train", "GRPO and its variants", TrainingKind::grpo); }
+void add_sft(CLI::App& app) { add(app, "sft", "next-token training on completions", TrainingKind::sft); }
 
 }  // namespace pare

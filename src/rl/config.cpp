@@ -94,15 +94,19 @@ void apply_toml(Config& config, const std::string& document, const std::string& 
 
 Config load_config(const std::vector<std::string>& files_and_overrides) {
   Config config;
+  std::string name;
   for (const std::string& argument : files_and_overrides) {
     if (argument.starts_with('=')) fail("expected group.key=value, found ", toml_quote(argument));
-    if (argument.find('=') == std::string::npos)
+    if (argument.find('=') == std::string::npos) {
       apply_file(config, argument, 0);
-    else
+      name += (name.empty() ? "" : "-") + std::filesystem::path(argument).stem().string();
+    } else {
       apply(config, parse_toml_override(argument));
+    }
   }
   for (int64_t* top_k : {&config.rollout.top_k, &config.rollout.val_kwargs.top_k})
     *top_k = std::max<int64_t>(*top_k, 0);
+  if (config.trainer.experiment_name.empty()) config.trainer.experiment_name = name;
   DataKeys& data = config.data;
   if (data.val_min_statements == 0) data.val_min_statements = data.min_statements;
   if (data.val_max_statements == 0) data.val_max_statements = data.max_statements;
@@ -191,6 +195,8 @@ void check_config(const Config& config) {
   check_actor(config);
 }
 
+bool needs_reference(const Config& c) { return c.actor.use_kl_loss || c.algorithm.use_kl_in_reward; }
+
 std::vector<std::string> config_warnings(const Config& c) {
   std::vector<std::string> lines;
   const char* extra = c.actor.use_kl_loss ? "actor.use_kl_loss" : "actor.entropy_coeff";
@@ -206,6 +212,25 @@ std::vector<std::string> config_warnings(const Config& c) {
     lines.push_back(cat(subset == TokenSubset::det ? "actor.token_subset = det" : "actor.token_subset_ht = false",
                         " gives a biased gradient"));
   return lines;
+}
+
+std::vector<std::string> keys_that_part(const Config& run, const Config& resumed) {
+  static const std::vector<std::string> free = {
+      "model.enable_gradient_checkpointing", "rollout.max_num_seqs",   "rollout.max_num_batched_tokens",
+      "rollout.kv_cache_bytes",              "rollout.check_exact",    "actor.ppo_max_token_len",
+      "actor.logits_chunk",                  "trainer.threads",        "trainer.test_freq",
+      "trainer.val_before_train",            "trainer.check_nan",      "trainer.experiment_name",
+      "trainer.default_local_dir",           "trainer.save_freq",      "trainer.max_actor_ckpt_to_keep",
+      "trainer.samples_freq",                "trainer.samples_per_step"};
+  std::vector<std::string> keys;
+  for (const ConfigKey& k : config_keys()) {
+    if (k.show(run) == k.show(resumed) || std::find(free.begin(), free.end(), k.name) != free.end()) continue;
+    const bool steps_matter =
+        run.actor.optim.lr_scheduler_type != LrSchedule::constant || run.data.noise_ramp > 0;
+    if (k.name == "trainer.total_training_steps" && !steps_matter) continue;
+    keys.push_back(k.name);
+  }
+  return keys;
 }
 
 std::string to_toml(const Config& config) {

@@ -128,8 +128,9 @@ struct ActorKeys {
 struct TrainerKeys {
   int64_t total_training_steps = 100, seed = 1, threads = 0, test_freq = 0;
   bool val_before_train = false, check_nan = false;
-  std::string default_local_dir = "runs/pare";
-  int64_t samples_freq = 10;
+  std::string experiment_name, default_local_dir;
+  int64_t save_freq = 50, max_actor_ckpt_to_keep = 2;
+  int64_t samples_freq = 10, samples_per_step = 0;
   bool operator==(const TrainerKeys&) const = default;
 };
 
@@ -149,14 +150,21 @@ struct Config {
 // method is laid over a run: {"quickstart", "nat-rpc", "trainer.seed=2"}.  A file may start from another one:
 // base = "NAME".  Throws Error(usage) for unknown keys (naming the nearest), wrong types, values out of range and
 // contradictions (naming both keys).  In the result top_k is 0 where it is off, an enabled overlong buffer has its
-// length, and validation its numbers of statements.
+// length, validation its numbers of statements, and the run a name: that of its files ("quickstart-nat-rpc").
 Config load_config(const std::vector<std::string>& files_and_overrides);
 
 // The parts of load_config.  Sets the keys of a document (it has no `base`) without looking for contradictions.
 void apply_toml(Config& config, const std::string& document, const std::string& where);
 void check_config(const Config& config);
+// A KL to the initial model is part of the objective.
+bool needs_reference(const Config& config);
 // What is allowed but changes the objective or the estimator, one line each.
 std::vector<std::string> config_warnings(const Config& config);
+
+// Names the keys by which two configurations differ and which change a bit of the steps that a run has done: such a
+// run cannot be continued.  What only moves, watches or splits the work may differ, and the number of steps where no
+// earlier step depends on it.
+std::vector<std::string> keys_that_part(const Config& run, const Config& resumed);
 
 std::string to_toml(const Config& config);  // every key; reads back as the same configuration
 std::string config_reference();             // a Markdown table of every key

@@ -352,9 +352,19 @@ std::vector<ConfigKey> trainer_keys() {
       KEY(trainer.test_freq, at_least(0), "steps", "validate every so often; 0: never", "verl"),
       KEY(trainer.val_before_train, any, "", "validate before the first step", "verl"),
       KEY(trainer.check_nan, any, "", "stop at the first op whose output is not finite", "pare"),
-      KEY(trainer.default_local_dir, any, "", "where the model, metrics.jsonl and rollouts.jsonl are written", "verl"),
+      KEY(trainer.experiment_name, any, "", "name of the run; empty: that of its configuration files", "verl"),
+      KEY(trainer.default_local_dir, any, "",
+          "the run directory, also given by --out; empty: runs/ experiment_name - time (UTC)", "verl"),
+      KEY(trainer.save_freq, at_least(0), "steps",
+          "write a checkpoint every so often, at the last step and where a validation is the best so far; 0: only when "
+          "interrupted",
+          "verl"),
+      KEY(trainer.max_actor_ckpt_to_keep, at_least(0), "checkpoints",
+          "the last ones that are kept, beside the best in validation; 0: all", "verl"),
       KEY(trainer.samples_freq, at_least(0), "steps", "write and show the responses of a step every so often; 0: never",
           "pare"),
+      KEY(trainer.samples_per_step, at_least(0), "responses", "the first of such a step that are written; 0: all",
+          "TRL: num_completions_to_print"),
   };
 }
 #undef KEY

@@ -8,14 +8,18 @@
 
 namespace pare {
 
-void Metrics::set(const std::string& name, double value) {
-  for (auto& [n, v] : values_)
+template <class Value>
+static void set_in(std::vector<std::pair<std::string, Value>>& list, const std::string& name, const Value& value) {
+  for (auto& [n, v] : list)
     if (n == name) {
       v = value;
       return;
     }
-  values_.emplace_back(name, value);
+  list.emplace_back(name, value);
 }
+
+void Metrics::set(const std::string& name, double value) { set_in(values_, name, value); }
+void Metrics::set_text(const std::string& name, const std::string& text) { set_in(texts_, name, text); }
 
 double Metrics::get(const std::string& name) const {
   for (const auto& [n, v] : values_)
@@ -23,8 +27,15 @@ double Metrics::get(const std::string& name) const {
   return std::numeric_limits<double>::quiet_NaN();
 }
 
+std::string Metrics::text(const std::string& name) const {
+  for (const auto& [n, t] : texts_)
+    if (n == name) return t;
+  return "";
+}
+
 void Metrics::add(const Metrics& other) {
   for (const auto& [name, value] : other.values_) set(name, value);
+  for (const auto& [name, text] : other.texts_) set_text(name, text);
 }
 
 std::string Metrics::json() const {
@@ -38,6 +49,7 @@ std::string Metrics::json() const {
     else
       line[name] = value;
   }
+  for (const auto& [name, text] : texts_) line[name] = text;
   return line.dump();
 }
 

@@ -13,10 +13,14 @@ class Metrics {
   double get(const std::string& name) const;  // NaN if absent
   const std::vector<std::pair<std::string, double>>& all() const { return values_; }
   void add(const Metrics& other);  // sets all of the other's
-  std::string json() const;        // one line; what is not finite becomes null
+  // What is not a number: the certificate of a step.
+  void set_text(const std::string& name, const std::string& text);
+  std::string text(const std::string& name) const;  // empty if absent
+  std::string json() const;                         // one line; what is not finite becomes null; texts come last
 
  private:
   std::vector<std::pair<std::string, double>> values_;
+  std::vector<std::pair<std::string, std::string>> texts_;
 };
 
 // Adds the seconds of a scope to a metric.

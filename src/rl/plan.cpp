@@ -1,17 +1,30 @@
 #include "rl/plan.h"
 
-#include "rl/trainer.h"
+#include "model/hf.h"
 
 namespace pare {
 
-Plan plan_step(const Config& config) {
+Plan plan_step(const Config& config, TrainingKind kind) {
   Session session(config, table_null);
-  Trainer trainer(session);
-  trainer.worst_case_step();
+  make_training(kind, session)->worst_case_step();
   Plan plan;
   for (const Arena* a : session.arenas()) plan.memory.push_back({a->name(), a->peak(), a->entries()});
   plan.ledger = session.ledger;
   return plan;
+}
+
+void check_run(const Config& config, TrainingKind kind) {
+  check_response_memory(config);
+  if (!config.model.path.empty()) match_weights(open_weights(config.model.path), load_model_config(config.model.path));
+  size_t total = 0;
+  std::string parts;
+  for (const Plan::Memory& m : plan_step(config, kind).memory) {
+    total += m.peak;
+    parts += cat(parts.empty() ? "" : ", ", m.arena, ' ', m.peak);
+  }
+  if (total > machine_memory())
+    throw Error(Exit::memory, cat("a step takes ", total, " bytes (", parts, "), the machine has ", machine_memory(),
+                                  "; lower rollout.max_num_seqs, actor.ppo_max_token_len or the batch"));
 }
 
 }  // namespace pare

@@ -1,6 +1,6 @@
 // What a step will cost, before it runs: the real code on a table of ops that do nothing.
 #pragma once
-#include "rl/session.h"
+#include "rl/training.h"
 
 namespace pare {
 
@@ -18,6 +18,11 @@ struct Plan {
 // nothing filtered.  A real step of those lengths has the same peaks, to the byte, and the same FLOPs.  Shorter
 // responses take fewer FLOPs, but may fill micro-batches better (up to actor.ppo_max_token_len rows): then the
 // activations of a real step are larger than these.
-Plan plan_step(const Config& config);
+Plan plan_step(const Config& config, TrainingKind kind = TrainingKind::grpo);
+
+// Everything that can be wrong with a run and is known before its first step, without computing or writing: files, what
+// is in them, the shapes of the weights, every prompt, and that the machine holds a worst-case step.  Throws what the
+// run would throw.
+void check_run(const Config& config, TrainingKind kind);
 
 }  // namespace pare

@@ -1,6 +1,7 @@
 #include "rl/session.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "base/thread_pool.h"
 #include "data/jsonl.h"
@@ -58,13 +59,7 @@ Session::Session(const Config& c, const Table& table)
   if (longest > model_config.max_position)
     fail("data.max_prompt_length + data.max_response_length = ", longest, " is more than the model's ",
          model_config.max_position, " positions");
-  // What a step must keep of its responses, at the least.
-  const double responses = static_cast<double>(c.data.train_batch_size) * static_cast<double>(c.rollout.n);
-  const double bytes = responses * static_cast<double>(sizeof(Completion) + 8 * c.data.max_response_length);
-  if (!device.planning() && bytes > static_cast<double>(machine_memory()))
-    throw Error(Exit::memory,
-                cat("data.train_batch_size * rollout.n = ", responses, " responses of ", c.data.max_response_length,
-                    " tokens take ", bytes, " bytes, the machine has ", machine_memory()));
+  if (!device.planning()) check_response_memory(c);
   eos = model_config.eos_ids;
   if (eos.empty()) eos = {tokenizer->eos()};
 
@@ -73,10 +68,21 @@ Session::Session(const Config& c, const Table& table)
   if (device.planning()) {
     model->refresh();
   } else {
-    model->set_parameters(c.model.path.empty()
-                              ? init_parameters(model_config, static_cast<uint64_t>(c.trainer.seed), c.model.init)
-                              : load_hf_weights(c.model.path, model_config));
+    const std::vector<float> initial =
+        c.model.path.empty() ? init_parameters(model_config, static_cast<uint64_t>(c.trainer.seed), c.model.init)
+                             : load_hf_weights(c.model.path, model_config);
+    for (const float x : initial) initial_weights = mix64(initial_weights + std::bit_cast<uint32_t>(x));
+    model->set_parameters(initial);
   }
+}
+
+void check_response_memory(const Config& c) {
+  const double responses = static_cast<double>(c.data.train_batch_size) * static_cast<double>(c.rollout.n);
+  const double bytes = responses * static_cast<double>(sizeof(Completion) + 8 * c.data.max_response_length);
+  if (bytes > static_cast<double>(machine_memory()))
+    throw Error(Exit::memory,
+                cat("data.train_batch_size * rollout.n = ", responses, " responses of ", c.data.max_response_length,
+                    " tokens take ", bytes, " bytes, the machine has ", machine_memory()));
 }
 
 // Every prompt, and that the page pool can hold it with its response.
@@ -165,6 +171,12 @@ void PromptStream::start_epoch() {
   for (int64_t i = 0; i < rows_; i++) order_[i] = i;
   Rng rng(rng_key(seed_, RngStream::shuffle, static_cast<uint64_t>(epoch_)));
   for (int64_t i = rows_ - 1; i > 0; i--) std::swap(order_[i], order_[rng.below(static_cast<uint32_t>(i + 1))]);
+}
+
+void PromptStream::seek(const Cursor& cursor) {
+  epoch_ = cursor.epoch;
+  start_epoch();
+  next_ = cursor.next;
 }
 
 PromptStream::Row PromptStream::next() {

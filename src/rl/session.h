@@ -33,10 +33,14 @@ struct Session {
 
   Arena weights, gradients, optimizer, kv, activations;
   std::unique_ptr<Model> model;
+  uint64_t initial_weights = 0;  // a hash of the parameters that the run starts from; 0 while planning
 
  private:
   void check_prompts() const;
 };
+
+// What a step must keep of its responses, at the least, is an Error(Exit::memory) where the machine has less.
+void check_response_memory(const Config& config);
 
 // Rows of a data set in the order of training: epoch after epoch, each shuffled by (seed, epoch).
 class PromptStream {
@@ -46,6 +50,13 @@ class PromptStream {
     int64_t epoch, row;
   };
   Row next();
+
+  struct Cursor {
+    int64_t epoch = 0, next = 0;  // next: rows of the epoch that were given out
+    bool operator==(const Cursor&) const = default;
+  };
+  Cursor cursor() const { return {epoch_, next_}; }
+  void seek(const Cursor& cursor);
 
  private:
   void start_epoch();

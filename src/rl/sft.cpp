@@ -2,14 +2,12 @@
 
 #include <algorithm>
 
+#include "rl/certificate.h"
 #include "rl/schedule.h"
 
 namespace pare {
 
-Sft::Sft(Session& s)
-    : session_(s),
-      learner_(*s.model, s.gradients, s.optimizer, s.activations, s.learner_options()),
-      prompts_(s.train->size(), s.config.data.shuffle, static_cast<uint64_t>(s.config.trainer.seed)) {
+Sft::Sft(Session& s) : Training(s) {
   if (s.config.data.task != "jsonl") return;  // a teacher's draws are not known before the step
   Rng rng(rng_key(0, RngStream::data, 0));
   for (int64_t row = 0; row < s.train->size(); row++) completion(s.train->problem(row), 0, rng);
@@ -25,14 +23,14 @@ std::vector<int32_t> Sft::completion(const Problem& problem, double ramp, Rng& r
     fail(problem.where, ": ", e.what());
   }
   ids.push_back(session_.eos[0]);
-  if (static_cast<int64_t>(ids.size()) > session_.config.data.max_response_length)
+  if (static_cast<int64_t>(ids.size()) > config_.data.max_response_length)
     fail(problem.where, ": the completion has ", ids.size(), " tokens, data.max_response_length is ",
-         session_.config.data.max_response_length);
+         config_.data.max_response_length);
   return ids;
 }
 
 Metrics Sft::step() {
-  const Config& c = session_.config;
+  const Config& c = config_;
   Metrics metrics;
   step_++;
   metrics.set("training/global_step", static_cast<double>(step_));
@@ -44,9 +42,12 @@ Metrics Sft::step() {
   const double ramp = ramp_steps > 0 ? std::min(1.0, static_cast<double>(step_) / ramp_steps) : 1.0;
   const uint64_t key = rng_key(static_cast<uint64_t>(c.trainer.seed), RngStream::data, static_cast<uint64_t>(step_));
   std::vector<Group> groups;
+  std::vector<uint64_t> uids;
   int64_t tokens = 0;
   for (int64_t i = 0; i < c.data.train_batch_size; i++) {
-    const Problem problem = session_.train->problem(prompts_.next().row);
+    const auto [epoch, row] = prompts_.next();
+    const Problem problem = session_.train->problem(row);
+    uids.push_back(sequence_uid(static_cast<uint64_t>(epoch), static_cast<uint64_t>(row), 0, 0));
     Rng rng(key, static_cast<uint64_t>(i));
     Member m{completion(problem, ramp, rng), {}};
     tokens += static_cast<int64_t>(m.tokens.size());
@@ -56,13 +57,22 @@ Metrics Sft::step() {
     g.members[0].terms.resize(g.members[0].tokens.size());
     for (TokenTerm& t : g.members[0].terms) t.weight = 1 / static_cast<double>(tokens);
   }
-  const TokenOuts out = learner_.accumulate(groups, {.policy = PolicyLoss::nll});
+  const TokenOuts out =
+      learner_.accumulate(groups, {.policy = PolicyLoss::nll}, nullptr, [&](size_t done, size_t all) {
+        if (progress) progress("update", static_cast<int64_t>(done), static_cast<int64_t>(all));
+      });
   Summary loss, entropy;
-  for (const auto& g : out)
-    for (const TokenOut& t : g[0]) loss.add(t.loss), entropy.add(t.entropy);
+  Certificate certificate;
+  for (size_t i = 0; i < out.size(); i++) {
+    std::vector<float> logprobs;
+    for (const TokenOut& t : out[i][0])
+      loss.add(t.loss), entropy.add(t.entropy), logprobs.push_back(static_cast<float>(t.logprob));
+    certificate.add(uids[i], logprobs);
+  }
   const double lr = learning_rate(c.actor.optim, step_, c.trainer.total_training_steps);
   int64_t rows = 0;
   for (const Group& g : groups) rows += packed_rows(g);
+  metrics.set_text("certificate", certificate.text());
   metrics.set("train/loss", loss.mean());
   metrics.set("actor/entropy", entropy.mean());
   metrics.set("actor/grad_norm", learner_.step(session_.optimizer_options(lr)));
@@ -71,6 +81,18 @@ Metrics Sft::step() {
   metrics.set("tokens/loss", static_cast<double>(tokens));
   metrics.set("flops/learner", static_cast<double>(session_.ledger.total("learner").flops));
   return metrics;
+}
+
+void Sft::worst_case_step() {
+  session_.ledger.clear();
+  step_++;
+  const Phase phase(session_.device, "learner");
+  const std::vector<int32_t> prompt(config_.data.max_prompt_length, session_.tokenizer->bos());
+  Member m{std::vector<int32_t>(config_.data.max_response_length, session_.eos[0]), {}};
+  m.terms.resize(m.tokens.size());
+  const std::vector<Group> groups(config_.data.train_batch_size, Group{prompt, {m}});
+  learner_.accumulate(groups, {.policy = PolicyLoss::nll});
+  learner_.step(session_.optimizer_options(config_.actor.optim.lr));
 }
 
 }  // namespace pare

@@ -1,25 +1,19 @@
 // Next-token training on completions: the warm-up before RL, or all there is.
 #pragma once
-#include "rl/metrics.h"
-#include "rl/session.h"
+#include "rl/training.h"
 
 namespace pare {
 
 // The loss is the mean of -log p over the response tokens of a batch (EOS included).  Batches are consecutive rows of
 // the training set; the teacher's noise ramps up over the first data.noise_ramp of the steps.
-class Sft {
+class Sft : public Training {
  public:
   explicit Sft(Session& session);  // fails where a completion cannot be learnt from
-  Metrics step();
-  int64_t steps() const { return step_; }
+  Metrics step() override;
+  void worst_case_step() override;
 
  private:
   std::vector<int32_t> completion(const Problem& problem, double ramp, Rng& rng) const;
-
-  Session& session_;
-  Learner learner_;
-  PromptStream prompts_;
-  int64_t step_ = 0;
 };
 
 }  // namespace pare

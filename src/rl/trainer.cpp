@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "rl/advantages.h"
-#include "rl/evaluate.h"
+#include "rl/certificate.h"
 #include "rl/filters.h"
 #include "rl/loss.h"
 #include "rl/rewards.h"
@@ -19,8 +19,6 @@ void set_summary(Metrics& metrics, const std::string& name, const Summary& s) {
   metrics.set(name + "/max", s.max());
   metrics.set(name + "/min", s.min());
 }
-
-bool needs_reference(const Config& c) { return c.actor.use_kl_loss || c.algorithm.use_kl_in_reward; }
 
 std::unique_ptr<Model> copy_model(Session& s) {
   auto copy = std::make_unique<Model>(s.model_config, s.device, s.weights, s.model->dtype, false);
@@ -85,12 +83,7 @@ struct UpdateTotals {
 }  // namespace
 
 Trainer::Trainer(Session& s)
-    : session_(s),
-      config_(s.config),
-      reference_(needs_reference(s.config) ? copy_model(s) : nullptr),
-      rollout_(*s.model, s.rollout_limits(), s.kv, s.activations),
-      learner_(*s.model, s.gradients, s.optimizer, s.activations, s.learner_options()),
-      prompts_(s.train->size(), s.config.data.shuffle, static_cast<uint64_t>(s.config.trainer.seed)) {
+    : Training(s), reference_(needs_reference(s.config) ? copy_model(s) : nullptr) {
   if (config_.data.task == "jsonl" && config_.data.reward.empty())
     fail("data.reward is empty: training on the rewards of data.task = \"jsonl\" needs one");
 }
@@ -133,6 +126,7 @@ void Trainer::generate(Metrics& metrics) {
       .eos = session_.eos};
   problems_.clear(), samples_.clear(), rewards_.clear();
   Summary score, length, prompt_length, clipped;
+  Certificate certificate;
   int64_t batches = 0, zero_std = 0, all_right = 0, generated = 0, groups_seen = 0;
   while (static_cast<int64_t>(problems_.size()) < wanted &&
          batches < (filter.enable ? filter.max_num_gen_batches : 1)) {
@@ -159,6 +153,7 @@ void Trainer::generate(Metrics& metrics) {
       std::vector<double> scores;
       for (int64_t k = 0; k < r.n; k++) {
         const Completion& c = completions[g * r.n + k];
+        certificate.add(requests[g].uids[k], c.logprobs);
         Trajectory s;
         s.group = static_cast<int32_t>(problems_.size());
         s.member = static_cast<int32_t>(k);
@@ -183,6 +178,7 @@ void Trainer::generate(Metrics& metrics) {
       std::move(rewards.begin(), rewards.end(), std::back_inserter(rewards_));
     }
   }
+  metrics.set_text("certificate", certificate.text());
   set_summary(metrics, "critic/score", score);
   set_summary(metrics, "response_length", length);
   metrics.set("response_length/clip_ratio", clipped.mean());
@@ -339,12 +335,6 @@ void Trainer::update(std::vector<Trajectory>& samples, Metrics& metrics) {
   if (groups == 0) totals.skipped++;  // dynamic sampling found nothing
   totals.report(metrics);
   metrics.set("actor/lr", lr);
-}
-
-Metrics Trainer::evaluate() {
-  return pare::evaluate(session_, rollout_, step_, [&](const RolloutStats& s) {
-    if (progress) progress("evaluation", s.finished, s.completions);
-  });
 }
 
 std::vector<SampleText> Trainer::texts() const {

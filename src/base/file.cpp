@@ -1,0 +1,243 @@
+#include "base/file.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <utility>
+
+#include "base/error.h"
+#include "base/rng.h"
+
+namespace pare {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr size_t buffer_bytes = 1 << 20;
+
+[[noreturn]] void fail_io(const std::string& path, const char* what) {
+  const int error = errno;
+  throw Error(Exit::failed, cat(path, ": cannot be ", what, ": ", std::strerror(error)));
+}
+
+// PARE_FAULT.
+struct Fault {
+  long long at = 0, calls = 0;
+  int what = 0;
+  Fault() {
+    const char* text = std::getenv("PARE_FAULT");
+    if (text && std::sscanf(text, "%lld:%d", &at, &what) != 2)
+      fail("PARE_FAULT is \"", text, "\", expected N:E (base/file.h)");
+  }
+};
+
+// True: the call is to fail with errno.  `part` does a part of the call before a signal.
+template <class Part>
+bool fault(Part part) {
+  static Fault f;
+  f.calls++;
+  if (f.at == 0 || f.calls < f.at) return false;
+  if (f.what > 0) return errno = f.what, true;
+  if (f.calls == f.at) part(static_cast<uint64_t>(f.at)), std::raise(-f.what);
+  return false;
+}
+bool fault() {
+  return fault([](uint64_t) {});
+}
+
+void raw_write(int fd, const std::string& path, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail_io(path, "written");
+    bytes.remove_prefix(static_cast<size_t>(n));
+  }
+}
+
+void write_all(int fd, const std::string& path, std::string_view bytes) {
+  const bool failed = fault([&](uint64_t seed) {
+    const size_t part = mix64(seed) % (bytes.size() + 1);
+    raw_write(fd, path, bytes.substr(0, part));
+    bytes.remove_prefix(part);
+  });
+  if (failed) fail_io(path, "written");
+  raw_write(fd, path, bytes);
+}
+
+void sync_fd(int fd, const std::string& path) {
+  if (fault() || ::fsync(fd) != 0) fail_io(path, "brought to the disk");
+}
+
+void sync_folder(const fs::path& folder) {
+  const std::string path = folder.empty() ? "." : folder.string();
+  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) fail_io(path, "opened");
+  const bool good = !fault() && ::fsync(fd) == 0;
+  const int error = errno;
+  ::close(fd);
+  errno = error;
+  // Some file systems cannot sync a folder and say so.
+  if (!good && error != EINVAL) fail_io(path, "brought to the disk");
+}
+
+void rename_path(const std::string& from, const std::string& to) {
+  if (fault() || ::rename(from.c_str(), to.c_str()) != 0) fail_io(to, "replaced");
+}
+
+void remove_quietly(const std::string& path) {
+  std::error_code ignored;
+  fs::remove_all(path, ignored);
+}
+
+std::string without_slash(std::string path) {
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  return path;
+}
+
+}  // namespace
+
+FileWriter::FileWriter(std::string path)
+    : path_(std::move(path)),
+      beside_(path_ + ".tmp"),
+      fd_(::open(beside_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
+  if (fd_ < 0) fail_io(path_, "written");
+}
+
+FileWriter::~FileWriter() {
+  if (fd_ < 0) return;
+  ::close(fd_);
+  ::unlink(beside_.c_str());
+}
+
+void FileWriter::flush() {
+  if (!buffer_.empty()) write_all(fd_, path_, buffer_);
+  buffer_.clear();
+}
+
+void FileWriter::write(const void* data, size_t bytes) {
+  const std::string_view view(static_cast<const char*>(data), bytes);
+  if (buffer_.size() + bytes > buffer_bytes) flush();
+  if (bytes > buffer_bytes)
+    write_all(fd_, path_, view);
+  else
+    buffer_ += view;
+}
+
+void FileWriter::finish() {
+  flush();
+  sync_fd(fd_, path_);
+  rename_path(beside_, path_);
+  if (::close(std::exchange(fd_, -1)) != 0) fail_io(path_, "written");
+  sync_folder(fs::path(path_).parent_path());
+}
+
+void write_file(const std::string& path, std::string_view content) {
+  FileWriter file(path);
+  file.write(content.data(), content.size());
+  file.finish();
+}
+
+void copy_file(const std::string& from, const std::string& to) {
+  std::ifstream in(from, std::ios::binary);
+  const std::string content{std::istreambuf_iterator<char>(in), {}};
+  if (!in) fail(from, ": cannot be read");
+  write_file(to, content);
+}
+
+AppendFile::AppendFile(std::string path, uint64_t keep)
+    : path_(std::move(path)),
+      fd_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)),
+      size_(keep) {
+  if (fd_ < 0) fail_io(path_, "written");
+  try {
+    struct stat status;
+    if (::fstat(fd_, &status) != 0) fail_io(path_, "read");
+    if (static_cast<uint64_t>(status.st_size) < keep)
+      fail(path_, ": has ", status.st_size, " bytes, the checkpoint was written after ", keep, "; it was changed since");
+    if (fault() || ::ftruncate(fd_, static_cast<off_t>(keep)) != 0) fail_io(path_, "truncated");
+  } catch (...) {
+    ::close(fd_);
+    throw;
+  }
+}
+
+AppendFile::~AppendFile() { ::close(fd_); }
+
+void AppendFile::append(std::string_view bytes) {
+  try {
+    write_all(fd_, path_, bytes);
+  } catch (const Error&) {  // no half a line where that can be helped
+    [[maybe_unused]] const int ignored = ::ftruncate(fd_, static_cast<off_t>(size_));
+    throw;
+  }
+  size_ += bytes.size();
+}
+
+void AppendFile::sync() { sync_fd(fd_, path_); }
+
+void write_folder(const std::string& path, const std::function<void(const std::string& folder)>& fill) {
+  const std::string target = without_slash(path), beside = target + ".tmp", old = target + ".old";
+  try {
+    fs::remove_all(beside);
+    fs::remove_all(old);
+    fs::create_directories(fs::path(target).parent_path().empty() ? "." : fs::path(target).parent_path());
+    if (fault() || ::mkdir(beside.c_str(), 0777) != 0) fail_io(beside, "made");
+    fill(beside);
+    const bool replace = fs::exists(target);
+    if (replace) rename_path(target, old);
+    try {
+      rename_path(beside, target);
+    } catch (const Error&) {
+      if (replace) ::rename(old.c_str(), target.c_str());
+      throw;
+    }
+    sync_folder(fs::path(target).parent_path());
+    remove_quietly(old);
+  } catch (const fs::filesystem_error& e) {
+    remove_quietly(beside);
+    throw Error(Exit::failed, cat(target, ": cannot be written: ", e.code().message()));
+  } catch (...) {
+    remove_quietly(beside);
+    throw;
+  }
+}
+
+void remove_folder(const std::string& path) {
+  const std::string target = without_slash(path), old = target + ".old";
+  if (!fs::exists(target)) return;
+  remove_quietly(old);
+  rename_path(target, old);
+  sync_folder(fs::path(target).parent_path());
+  remove_quietly(old);
+}
+
+void remove_leftovers(const std::string& path) {
+  for (const char* suffix : {".tmp", ".old"}) remove_quietly(path + suffix);
+}
+
+FolderLock::FolderLock(const std::string& folder) : fd_(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+  if (fd_ < 0) fail_io(folder, "opened");
+  if (::flock(fd_, LOCK_EX | LOCK_NB) == 0) return;
+  const int error = errno;
+  ::close(fd_);
+  if (error == EWOULDBLOCK) fail(folder, ": another process writes this run; wait for it or end it");
+  // A file system without locks: nothing can be said.
+  fd_ = -1;
+}
+
+FolderLock::~FolderLock() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+}  // namespace pare

@@ -1,0 +1,35 @@
+// A run at the border of two steps, on disk: a Hugging Face folder (weights in f32, config.json, tokenizer) with
+// optimizer.safetensors (the moments of AdamW) and state.json beside them.  It is continued bit by bit.
+#pragma once
+#include <cmath>
+#include <map>
+#include <string>
+
+#include "rl/training.h"
+
+namespace pare {
+
+// What a run carries on.
+struct RunState {
+  TrainingState training;
+  double best_score = NAN;               // of the validations after a step; NaN without any
+  int64_t best_step = 0;                 // and the step it came after
+  int64_t checked = 0, mismatches = 0;   // exact/*_tokens of all steps
+  std::map<std::string, uint64_t> logs;  // bytes of every append-only file of the run
+};
+
+// Writes PATH, whole or not at all.
+void save_checkpoint(const std::string& path, const Session& session, Training& training, const RunState& state);
+
+// Empty, or what keeps the folder from being a whole checkpoint.
+std::string checkpoint_damage(const std::string& path);
+
+// Sets parameters, moments and counters to those of a whole checkpoint.  Fails, naming the keys, if the configuration
+// of the session would have given other steps, and if data or initial model are not those of the run.
+RunState load_checkpoint(const std::string& path, Session& session, Training& training);
+
+// model/ of a finished run, and the part of a checkpoint that other programs read.
+void save_model(const std::string& path, const Session& session,
+                const std::function<void(const std::string& folder)>& more = {});
+
+}  // namespace pare

@@ -1,0 +1,56 @@
+// What GRPO and next-token training have in common: steps one after another, and what one leaves for the next.
+#pragma once
+#include <functional>
+#include <memory>
+
+#include "rl/metrics.h"
+#include "rl/session.h"
+
+namespace pare {
+
+// At the border of two steps, all there is beside parameters and moments: every random draw is named by the step.
+struct TrainingState {
+  int64_t step = 0;             // steps done
+  int64_t updates = 0;          // of the optimizer
+  PromptStream::Cursor prompts;
+  bool operator==(const TrainingState&) const = default;
+};
+
+class Training {
+ public:
+  virtual ~Training() = default;
+  Training(const Training&) = delete;
+  Training& operator=(const Training&) = delete;
+
+  // One step, and what happened in it.
+  virtual Metrics step() = 0;
+  // A step in which every prompt and response has its greatest length: what a plan runs.
+  virtual void worst_case_step() = 0;
+  Metrics evaluate();  // rl/evaluate.h; session.val is there
+
+  int64_t steps() const { return step_; }
+  Learner& learner() { return learner_; }
+
+  // Only at the border of a step.  Parameters and moments are the session's and the learner's.
+  TrainingState state() const { return {step_, learner_.steps(), prompts_.cursor()}; }
+  void resume(const TrainingState& state, const AdamWState& optimizer);
+
+  // What is being done, for a progress line: stage, done, all.  While the stage is "rollout" nothing has changed since
+  // the last step but what state() says: an exception thrown from here then loses no finished step.
+  std::function<void(const char* stage, int64_t done, int64_t all)> progress;
+
+ protected:
+  explicit Training(Session& session);
+
+  Session& session_;
+  const Config& config_;
+  Rollout rollout_;
+  Learner learner_;
+  PromptStream prompts_;
+  int64_t step_ = 0;
+};
+
+enum class TrainingKind { grpo, sft };
+std::unique_ptr<Training> make_training(TrainingKind kind, Session& session);
+
+}  // namespace pare
