@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -72,15 +73,18 @@ class Program : public testing::Test {
     posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
     posix_spawn_file_actions_addopen(&files, STDERR_FILENO, err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
     pid_t pid = 0;
+    child_ = 0;
     const int failed = posix_spawn(&pid, argv[0], &files, nullptr, argv.data(), environ);
     posix_spawn_file_actions_destroy(&files);
     EXPECT_EQ(failed, 0) << argv[0];
     int status = 0;
+    child_ = pid;
     EXPECT_EQ(waitpid(pid, &status, 0), pid);
     return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_text(out), read_text(err)};
   }
 
   std::filesystem::path root_;
+  mutable std::atomic<pid_t> child_ = 0;  // the program, while it runs: for a thread that sends it a signal
 };
 
 }  // namespace pare::test

@@ -146,15 +146,31 @@ Outcome nan_found_early(const Overrides& o) {
   return {NAN};
 }
 
+// Runs the program in the folder of the tiny run.
+void run_program(const Overrides& o) {
+  const fs::path program = fs::read_symlink("/proc/self/exe").parent_path().parent_path() / "pare";
+  for (const char* folder : {"run", "runs", "elsewhere"}) fs::remove_all(tiny_folder() + folder);
+  std::string command = "cd '" + tiny_folder() + "' && '" + program.string() + "' train";
+  for (const std::string& x : Overrides{cat("trainer.default_local_dir=", tiny_folder(), "run")} + o)
+    command += " '" + x + "'";
+  EXPECT_EQ(std::system((command + " > log 2>&1").c_str()), 0) << command;
+}
+
+// Runs the program and counts the entries of a folder whose names start with `start`.
+Measure folders(const std::string& folder, const std::string& start) {
+  return [=](const Overrides& o) {
+    run_program(o);
+    double n = 0;
+    for (const auto& e : fs::directory_iterator(tiny_folder() + folder))
+      n += e.path().filename().string().starts_with(start);
+    return Outcome{n};
+  };
+}
+
 // Runs the program and counts the lines of a file in its directory that hold `text`; -1: no such file.
 Measure lines(const std::string& file, const std::string& text, const std::string& directory = "run") {
   return [=](const Overrides& o) {
-    const fs::path program = fs::read_symlink("/proc/self/exe").parent_path().parent_path() / "pare";
-    fs::remove_all(tiny_folder() + "run"), fs::remove_all(tiny_folder() + "elsewhere");
-    std::string command = "'" + program.string() + "' train";
-    for (const std::string& x : Overrides{cat("trainer.default_local_dir=", tiny_folder(), "run")} + o)
-      command += " '" + x + "'";
-    EXPECT_EQ(std::system((command + " > '" + tiny_folder() + "log' 2>&1").c_str()), 0) << command;
+    run_program(o);
     std::ifstream in(tiny_folder() + directory + "/" + file);
     if (!in) return Outcome{-1};
     double n = 0;
@@ -372,7 +388,17 @@ Rows optimizer_and_trainer_rows() {
       {"trainer.check_nan", {{}, {"trainer.check_nan=true"}, nan_found_early, from_to(0, 1)}},
       {"trainer.default_local_dir",
        {{}, {cat("trainer.default_local_dir=", tiny_folder(), "elsewhere")}, steps_elsewhere, from_to(-1, 4)}},
-      {"trainer.samples_freq", {{}, {"trainer.samples_freq=2"}, responses, from_to(-1, 32)}},
+      {"trainer.samples_freq", {{}, {"trainer.samples_freq=2"}, responses, from_to(0, 32)}},
+      {"trainer.samples_per_step",
+       {{"trainer.samples_freq=2"}, {"trainer.samples_per_step=5"}, responses, from_to(32, 10)}},
+      {"trainer.experiment_name",
+       {{"trainer.default_local_dir="}, {"trainer.experiment_name=abc"}, folders("runs", "abc-"), from_to(0, 1)}},
+      {"trainer.save_freq", {{}, {"trainer.save_freq=1"}, folders("run/checkpoints", "step-"), from_to(1, 2)}},
+      {"trainer.max_actor_ckpt_to_keep",
+       {{"trainer.save_freq=1"},
+        {"trainer.max_actor_ckpt_to_keep=3"},
+        folders("run/checkpoints", "step-"),
+        from_to(2, 3)}},
   };
 }
 

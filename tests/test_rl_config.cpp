@@ -355,6 +355,8 @@ TEST(Presets, Quickstart) {
   EXPECT_EQ(rpc.actor.rpc_min_tokens, 16);
   rpc.actor.token_subset = TokenSubset::none;
   rpc.actor.rpc_min_tokens = c.actor.rpc_min_tokens;
+  EXPECT_EQ(rpc.trainer.experiment_name, "quickstart-rpc");
+  rpc.trainer.experiment_name = c.trainer.experiment_name;
   rpc.trainer.default_local_dir = c.trainer.default_local_dir;
   EXPECT_EQ(rpc, c);
 }

@@ -113,24 +113,15 @@ void RunDirectory::log_samples(const Session& session, const Trainer& trainer) {
     const Trajectory& s = samples[i];
     std::vector<std::string> pieces;
     for (const int32_t id : s.tokens) pieces.push_back(session.tokenizer->decode({&id, 1}));
-    const nlohmann::ordered_json line = {{"step", trainer.steps()},
-                                         {"uid", hex16(s.uid)},
-                                         {"group", s.group},
-                                         {"member", s.member},
-                                         {"prompt", texts[i].prompt},
-                                         {"response", texts[i].response},
-                                         {"prompt_ids", s.prompt},
-                                         {"ids", s.tokens},
-                                         {"pieces", pieces},
-                                         {"logprobs", s.logprob},
-                                         {"score", s.score},
-                                         {"overlong", s.overlong},
-                                         {"kl_penalty", s.kl_penalty},
-                                         {"reward", s.reward},
-                                         {"advantage", s.advantage},
-                                         {"extracted", texts[i].extracted},
-                                         {"answer", texts[i].answer},
-                                         {"finish", s.finished ? "eos" : "length"}};
+    const nlohmann::ordered_json line = {{"step", trainer.steps()},    {"uid", hex16(s.uid)},
+                                         {"group", s.group},           {"member", s.member},
+                                         {"prompt", texts[i].prompt},  {"response", texts[i].response},
+                                         {"prompt_ids", s.prompt},     {"ids", s.tokens},
+                                         {"pieces", pieces},           {"logprobs", s.logprob},
+                                         {"score", s.score},           {"overlong", s.overlong},
+                                         {"kl_penalty", s.kl_penalty}, {"reward", s.reward},
+                                         {"advantage", s.advantage},   {"extracted", texts[i].extracted},
+                                         {"answer", texts[i].answer},  {"finish", s.finished ? "eos" : "length"}};
     // A response cut inside a character is not UTF-8.
     lines += line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + '\n';
   }

@@ -27,10 +27,10 @@ class RunDirectory {
   // Newer ones that are not whole, and why.
   const std::vector<std::string>& damaged() const { return damaged_; }
 
-  void begin(const Config& config);                           // without what was here before
+  void begin(const Config& config);                          // without what was here before
   void resume(const Config& config, const RunState& state);  // as it was when the checkpoint was written
 
-  void log(const Metrics& metrics);                               // metrics.jsonl
+  void log(const Metrics& metrics);                                  // metrics.jsonl
   void log_samples(const Session& session, const Trainer& trainer);  // rollouts.jsonl: of the last step
   // checkpoints/step-N, which knows how long the logs are now; then those that need not be kept are removed.
   void save(const Session& session, Training& training, RunState state);

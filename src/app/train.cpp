@@ -131,10 +131,9 @@ class Run {
     console_.line(model_line(session_));
     const std::string each = trainer_ ? format("prompts x %lld responses", static_cast<long long>(config_.rollout.n))
                                       : std::string("completions");
-    console_.line(format("run      %lld steps of %lld %s; writes to %s",
-                         static_cast<long long>(config_.trainer.total_training_steps),
-                         static_cast<long long>(config_.data.train_batch_size), each.c_str(),
-                         directory_.path().c_str()));
+    console_.line(format(
+        "run      %lld steps of %lld %s; writes to %s", static_cast<long long>(config_.trainer.total_training_steps),
+        static_cast<long long>(config_.data.train_batch_size), each.c_str(), directory_.path().c_str()));
     if (first_ > 0)
       console_.line(format("         goes on after step %lld, from %s", static_cast<long long>(first_),
                            directory_.checkpoint().c_str()));
@@ -256,7 +255,8 @@ void add(CLI::App& app, const char* name, const char* what, TrainingKind kind) {
   c->add_option("config", o->config, "presets or TOML files, then overrides group.key=value");
   c->add_option("--out", o->out, "run directory (trainer.default_local_dir); default runs/NAME-TIME");
   CLI::Option* force = c->add_flag("--force", o->force, "replace a run that is in the run directory");
-  c->add_flag("--resume", o->resume, "continue the run in the run directory from its last whole checkpoint, or begin it")
+  c->add_flag("--resume", o->resume,
+              "continue the run in the run directory from its last whole checkpoint, or begin it")
       ->excludes(force);
   c->add_flag("--dry-run", o->dry_run, "check everything, print the resolved configuration and stop");
   c->add_flag("--keys", o->keys, "print every configuration key: type, default, meaning, source");

@@ -156,15 +156,14 @@ void copy_file(const std::string& from, const std::string& to) {
 }
 
 AppendFile::AppendFile(std::string path, uint64_t keep)
-    : path_(std::move(path)),
-      fd_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)),
-      size_(keep) {
+    : path_(std::move(path)), fd_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)), size_(keep) {
   if (fd_ < 0) fail_io(path_, "written");
   try {
     struct stat status;
     if (::fstat(fd_, &status) != 0) fail_io(path_, "read");
     if (static_cast<uint64_t>(status.st_size) < keep)
-      fail(path_, ": has ", status.st_size, " bytes, the checkpoint was written after ", keep, "; it was changed since");
+      fail(path_, ": has ", status.st_size, " bytes, the checkpoint was written after ", keep,
+           "; it was changed since");
     if (fault() || ::ftruncate(fd_, static_cast<off_t>(keep)) != 0) fail_io(path_, "truncated");
   } catch (...) {
     ::close(fd_);

@@ -52,8 +52,8 @@ class AppendFile {
   uint64_t size_;
 };
 
-// `fill` writes into PATH.tmp, which is then renamed to PATH.  What was there is renamed to PATH.old first and removed at
-// the end: between the two renames a crash leaves only that.
+// `fill` writes into PATH.tmp, which is then renamed to PATH.  What was there is renamed to PATH.old first and removed
+// at the end: between the two renames a crash leaves only that.
 void write_folder(const std::string& path, const std::function<void(const std::string& folder)>& fill);
 // No folder that is half removed: it is renamed to PATH.old first.  Nothing happens if there is none.
 void remove_folder(const std::string& path);

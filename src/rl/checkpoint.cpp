@@ -68,7 +68,7 @@ struct StateFile {
   RunState run;
   Config config;
   std::string initial_weights;
-  int64_t rows = 0;                         // of the training set
+  int64_t rows = 0;                       // of the training set
   std::map<std::string, uint64_t> files;  // bytes of the other files of the folder
 };
 StateFile read_state(const std::string& folder) {
@@ -102,12 +102,9 @@ void save_checkpoint(const std::string& path, const Session& session, Training& 
     save_optimizer(folder + "/" + optimizer_name, session, training.learner().optimizer_state());
     json files;
     for (const auto& entry : fs::directory_iterator(folder)) files[entry.path().filename()] = entry.file_size();
-    const json j = {{"format", format_version},
-                    {"run", to_json(state)},
-                    {"rows", session.train->size()},
-                    {"initial_weights", hex16(session.initial_weights)},
-                    {"config", to_toml(session.config)},
-                    {"files", files}};
+    const json j = {{"format", format_version},          {"run", to_json(state)},
+                    {"rows", session.train->size()},     {"initial_weights", hex16(session.initial_weights)},
+                    {"config", to_toml(session.config)}, {"files", files}};
     write_file(folder + "/" + state_name, j.dump(2) + "\n");
   });
 }

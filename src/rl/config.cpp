@@ -215,18 +215,27 @@ std::vector<std::string> config_warnings(const Config& c) {
 }
 
 std::vector<std::string> keys_that_part(const Config& run, const Config& resumed) {
-  static const std::vector<std::string> free = {
-      "model.enable_gradient_checkpointing", "rollout.max_num_seqs",   "rollout.max_num_batched_tokens",
-      "rollout.kv_cache_bytes",              "rollout.check_exact",    "actor.ppo_max_token_len",
-      "actor.logits_chunk",                  "trainer.threads",        "trainer.test_freq",
-      "trainer.val_before_train",            "trainer.check_nan",      "trainer.experiment_name",
-      "trainer.default_local_dir",           "trainer.save_freq",      "trainer.max_actor_ckpt_to_keep",
-      "trainer.samples_freq",                "trainer.samples_per_step"};
+  static const std::vector<std::string> free = {"model.enable_gradient_checkpointing",
+                                                "rollout.max_num_seqs",
+                                                "rollout.max_num_batched_tokens",
+                                                "rollout.kv_cache_bytes",
+                                                "rollout.check_exact",
+                                                "actor.ppo_max_token_len",
+                                                "actor.logits_chunk",
+                                                "trainer.threads",
+                                                "trainer.test_freq",
+                                                "trainer.val_before_train",
+                                                "trainer.check_nan",
+                                                "trainer.experiment_name",
+                                                "trainer.default_local_dir",
+                                                "trainer.save_freq",
+                                                "trainer.max_actor_ckpt_to_keep",
+                                                "trainer.samples_freq",
+                                                "trainer.samples_per_step"};
   std::vector<std::string> keys;
   for (const ConfigKey& k : config_keys()) {
     if (k.show(run) == k.show(resumed) || std::find(free.begin(), free.end(), k.name) != free.end()) continue;
-    const bool steps_matter =
-        run.actor.optim.lr_scheduler_type != LrSchedule::constant || run.data.noise_ramp > 0;
+    const bool steps_matter = run.actor.optim.lr_scheduler_type != LrSchedule::constant || run.data.noise_ramp > 0;
     if (k.name == "trainer.total_training_steps" && !steps_matter) continue;
     keys.push_back(k.name);
   }

@@ -57,10 +57,9 @@ Metrics Sft::step() {
     g.members[0].terms.resize(g.members[0].tokens.size());
     for (TokenTerm& t : g.members[0].terms) t.weight = 1 / static_cast<double>(tokens);
   }
-  const TokenOuts out =
-      learner_.accumulate(groups, {.policy = PolicyLoss::nll}, nullptr, [&](size_t done, size_t all) {
-        if (progress) progress("update", static_cast<int64_t>(done), static_cast<int64_t>(all));
-      });
+  const TokenOuts out = learner_.accumulate(groups, {.policy = PolicyLoss::nll}, nullptr, [&](size_t done, size_t all) {
+    if (progress) progress("update", static_cast<int64_t>(done), static_cast<int64_t>(all));
+  });
   Summary loss, entropy;
   Certificate certificate;
   for (size_t i = 0; i < out.size(); i++) {

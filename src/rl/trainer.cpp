@@ -82,8 +82,7 @@ struct UpdateTotals {
 
 }  // namespace
 
-Trainer::Trainer(Session& s)
-    : Training(s), reference_(needs_reference(s.config) ? copy_model(s) : nullptr) {
+Trainer::Trainer(Session& s) : Training(s), reference_(needs_reference(s.config) ? copy_model(s) : nullptr) {
   if (config_.data.task == "jsonl" && config_.data.reward.empty())
     fail("data.reward is empty: training on the rewards of data.task = \"jsonl\" needs one");
 }

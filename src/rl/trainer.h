@@ -41,7 +41,7 @@ class Trainer : public Training {
   bool truncated_sampling() const;
 
   std::unique_ptr<Model> reference_;  // the initial model, where a KL needs it
-  std::vector<Problem> problems_;  // of the groups of the last step
+  std::vector<Problem> problems_;     // of the groups of the last step
   std::vector<Trajectory> samples_;
   std::vector<Reward> rewards_;  // of samples_
 };

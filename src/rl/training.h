@@ -10,8 +10,8 @@ namespace pare {
 
 // At the border of two steps, all there is beside parameters and moments: every random draw is named by the step.
 struct TrainingState {
-  int64_t step = 0;             // steps done
-  int64_t updates = 0;          // of the optimizer
+  int64_t step = 0;     // steps done
+  int64_t updates = 0;  // of the optimizer
   PromptStream::Cursor prompts;
   bool operator==(const TrainingState&) const = default;
 };

@@ -1,0 +1,110 @@
+// Files that are whole or not there.  What happens when the process dies or the disk is full: test_resume.cpp.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "tests/program.h"
+
+namespace pare::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Files : public testing::Test {
+ protected:
+  void SetUp() override { fs::create_directories(at("")); }
+  void TearDown() override { fs::remove_all(at("")); }
+  static std::string at(const std::string& name) { return cat(testing::TempDir(), "pare_files_", getpid(), "/", name); }
+  static size_t entries(const std::string& name = "") {
+    return static_cast<size_t>(std::distance(fs::directory_iterator(at(name)), fs::directory_iterator()));
+  }
+  static void expect_failure(const std::function<void()>& what, Exit code, const std::string& part) {
+    try {
+      what();
+      FAIL() << "no error with " << part;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code, code) << e.what();
+      EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
+    }
+  }
+};
+
+TEST_F(Files, AreOldOrNew) {
+  write_file(at("a"), "old");
+  {
+    FileWriter w(at("a"));
+    w.write("new", 3);
+    EXPECT_EQ(read_text(at("a")), "old");
+  }
+  EXPECT_EQ(read_text(at("a")), "old");
+  EXPECT_EQ(entries(), 1u);
+  const std::string large(3'000'001, 'x');  // more than the buffer, in pieces of every kind
+  FileWriter w(at("a"));
+  w.write("y", 1), w.write(large.data(), large.size()), w.write("z", 1);
+  for (int i = 0; i < 7; i++) w.write(large.data(), 500'000);
+  w.finish();
+  EXPECT_EQ(read_text(at("a")), "y" + large + "z" + std::string(3'500'000, 'x'));
+  EXPECT_EQ(entries(), 1u);
+  copy_file(at("a"), at("b"));
+  EXPECT_EQ(read_text(at("b")), read_text(at("a")));
+  expect_failure([] { write_file(at("none/a"), ""); }, Exit::failed, "none/a: cannot be written: No such file");
+  fs::create_directories(at("folder/x"));
+  expect_failure([] { write_file(at("folder"), ""); }, Exit::failed, "folder: cannot be replaced");
+  EXPECT_FALSE(fs::exists(at("folder.tmp")));
+}
+
+TEST_F(Files, LogsKeepWhatTheyAreToldTo) {
+  {
+    AppendFile log(at("log"), 0);
+    log.append("one\ntwo\n");
+    log.append("thr");
+    log.sync();
+    EXPECT_EQ(log.size(), 11u);
+  }
+  {
+    AppendFile log(at("log"), 4);
+    EXPECT_EQ(read_text(at("log")), "one\n");
+    log.append("2\n");
+  }
+  EXPECT_EQ(read_text(at("log")), "one\n2\n");
+  expect_failure([] { AppendFile(at("log"), 7); }, Exit::usage, "has 6 bytes, the checkpoint was written after 7");
+  EXPECT_EQ(read_text(at("log")), "one\n2\n");
+  AppendFile(at("log"), 0);
+  EXPECT_EQ(read_text(at("log")), "");
+}
+
+TEST_F(Files, FoldersAreOldOrNew) {
+  const auto fill = [](const std::string& text) {
+    return [text](const std::string& folder) { write_file(folder + "/" + text, text); };
+  };
+  write_folder(at("made/f/"), fill("old"));
+  EXPECT_EQ(read_text(at("made/f/old")), "old");
+  expect_failure([] { write_folder(at("made/f"), [](const std::string&) { fail("half way"); }); }, Exit::usage,
+                 "half way");
+  EXPECT_EQ(read_text(at("made/f/old")), "old");
+  fs::create_directories(at("made/f.tmp/garbage")), fs::create_directories(at("made/f.old/garbage"));
+  write_folder(at("made/f"), fill("new"));
+  EXPECT_EQ(entries("made/f"), 1u);
+  EXPECT_EQ(read_text(at("made/f/new")), "new");
+  EXPECT_EQ(entries("made"), 1u);
+  fs::create_directories(at("made/f.tmp")), fs::create_directories(at("made/f.old/garbage"));
+  remove_leftovers(at("made/f"));
+  EXPECT_EQ(entries("made"), 1u);
+  remove_folder(at("made/f/"));
+  remove_folder(at("made/f"));
+  EXPECT_EQ(entries("made"), 0u);
+}
+
+TEST_F(Files, OneWriterAFolder) {
+  {
+    FolderLock lock(at(""));
+    expect_failure([] { FolderLock other(at("")); }, Exit::usage, "another process writes this run");
+  }
+  FolderLock again(at(""));
+}
+
+}  // namespace
+}  // namespace pare::test

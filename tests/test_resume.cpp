@@ -1,0 +1,316 @@
+// A run that is stopped, killed or out of disk, and resumed, ends with the bits of one that was left alone.
+#include <csignal>
+#include <thread>
+
+#include "base/file.h"
+#include "model/json_file.h"
+#include "rl/checkpoint.h"
+#include "tests/program.h"
+#include "tests/tiny_run.h"
+
+namespace pare::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<nlohmann::ordered_json> json_lines(const std::string& path) {
+  std::vector<nlohmann::ordered_json> lines;
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line);) lines.push_back(nlohmann::ordered_json::parse(line));
+  return lines;
+}
+
+// metrics.jsonl without what a clock says.
+std::string timeless(const std::string& path) {
+  std::string text;
+  for (auto& line : json_lines(path)) {
+    for (auto it = line.begin(); it != line.end();) it = it.key().starts_with("timing_s/") ? line.erase(it) : it + 1;
+    text += line.dump() + "\n";
+  }
+  return text;
+}
+
+class Resume : public Program {
+ protected:
+  static void SetUpTestSuite() { make_tiny_run(); }
+  static void TearDownTestSuite() { fs::remove_all(tiny_folder()); }
+
+  // `pare KIND` of the tiny run in DIR; fault: PARE_FAULT.
+  Outcome pare(const std::string& kind, const std::string& dir, const Overrides& more, const std::string& fault = "") {
+    std::vector<std::string> arguments = {"/usr/bin/env"};
+    if (!fault.empty()) arguments.push_back("PARE_FAULT=" + fault);
+    for (const std::string& a : Overrides{program_path().string(), kind, "--out", at(dir)} + tiny_run() + more)
+      arguments.push_back(a);
+    return run(arguments);
+  }
+  void expect_code(const Outcome& o, int code) {
+    ASSERT_EQ(o.code, code) << o.err << o.out;
+    EXPECT_EQ(std::count(o.err.begin(), o.err.end(), '\n'), code == 0 || code > 128 ? 0 : 1) << o.err;
+  }
+
+  // Everything that two runs promise to share.
+  void expect_same(const std::string& a, const std::string& b) {
+    EXPECT_EQ(timeless(at(a + "/metrics.jsonl")), timeless(at(b + "/metrics.jsonl")));
+    EXPECT_EQ(read_text(at(a + "/rollouts.jsonl")), read_text(at(b + "/rollouts.jsonl")));
+    EXPECT_TRUE(read_text(at(a + "/model/model.safetensors")) == read_text(at(b + "/model/model.safetensors")));
+    const auto last = [&](const std::string& dir) {
+      std::string steps;
+      for (const auto& e : fs::directory_iterator(at(dir + "/checkpoints")))
+        if (steps.size() <= e.path().string().size()) steps = std::max(steps, e.path().string());
+      return steps;
+    };
+    ASSERT_EQ(fs::path(last(a)).filename(), fs::path(last(b)).filename());
+    EXPECT_TRUE(read_text(last(a) + "/optimizer.safetensors") == read_text(last(b) + "/optimizer.safetensors"));
+    const auto state = [&](const std::string& dir) { return read_json_file(last(dir) + "/state.json"); };
+    auto x = state(a), y = state(b);
+    for (auto* s : {&x, &y}) (*s)["run"]["logs"].erase("metrics.jsonl"), s->erase("config");
+    EXPECT_EQ(x, y);
+  }
+};
+
+// 2 N steps, and N + N with other ways to split the work in the second half.  An epoch of the data has 6 steps.
+TEST_F(Resume, NAndNStepsAreTwoN) {
+  const Overrides split = {"actor.ppo_max_token_len=50",   "actor.logits_chunk=7",
+                           "rollout.max_num_seqs=5",       "trainer.threads=2",
+                           "rollout.kv_cache_bytes=60000", "model.enable_gradient_checkpointing=true"};
+  struct Case {
+    std::string kind;
+    int n;
+    Overrides keys;
+  };
+  const Overrides random = {"model.path=", cat("model.config=", tiny_folder(), "config.json"), "model.init=fan_in"};
+  for (const Case& c : std::vector<Case>{
+           {"train", 3, {}},
+           {"train", 6, {}},
+           {"train", 2, {"data.shuffle=false", "data.train_batch_size=14"}},
+           {"train", 3, {"algorithm.filter_groups.enable=true", "rollout.n=2", "actor.ppo_mini_batch_size=2"}},
+           {"train", 2, {"actor.use_kl_loss=true", "actor.kl_loss_type=exact", "algorithm.use_kl_in_reward=true"}},
+           {"train", 2, random + Overrides{"actor.use_kl_loss=true", "actor.token_subset=urs", "actor.ppo_epochs=2"}},
+           {"sft", 3, {}},
+           {"sft", 6, random}}) {
+    SCOPED_TRACE(c.kind + testing::PrintToString(c.keys));
+    const Overrides keys = c.keys + Overrides{"trainer.samples_freq=1", cat("trainer.test_freq=", c.n)};
+    for (const char* dir : {"whole", "parts"}) fs::remove_all(at(dir));
+    expect_code(pare(c.kind, "whole", keys + Overrides{cat("trainer.total_training_steps=", 2 * c.n)}), 0);
+    expect_code(pare(c.kind, "parts", keys + Overrides{cat("trainer.total_training_steps=", c.n)}), 0);
+    expect_code(
+        pare(c.kind, "parts", keys + split + Overrides{cat("trainer.total_training_steps=", 2 * c.n), "--resume"}), 0);
+    expect_same("whole", "parts");
+    EXPECT_EQ(json_lines(at("parts/metrics.jsonl")).size(), static_cast<size_t>(2 * c.n));
+  }
+}
+
+// Killed at every call that changes the disk; a write is torn at a seeded place.
+TEST_F(Resume, KilledAtAnyPoint) {
+  const Overrides keys = {"trainer.save_freq=1",
+                          "trainer.max_actor_ckpt_to_keep=1",
+                          "trainer.samples_freq=2",
+                          "trainer.test_freq=2",
+                          "trainer.total_training_steps=3",
+                          cat("data.tokenizer=", tiny_folder(), "tokenizer.bin")};
+  expect_code(pare("train", "whole", keys), 0);
+  int points = 0;
+  for (;; points++) {
+    SCOPED_TRACE(points + 1);
+    fs::remove_all(at("killed"));
+    const Outcome o = pare("train", "killed", keys, cat(points + 1, ":-", SIGKILL));
+    if (o.code == 0) break;
+    ASSERT_EQ(o.code, 128 + SIGKILL) << o.err;
+    // Some are killed once more while they resume.
+    if (points % 5 == 0) pare("train", "killed", keys + Overrides{"--resume"}, cat(1 + points % 37, ":-", SIGKILL));
+    expect_code(pare("train", "killed", keys + Overrides{"--resume"}), 0);
+    expect_same("whole", "killed");
+    EXPECT_EQ(std::distance(fs::directory_iterator(at("killed/checkpoints")), fs::directory_iterator()),
+              std::distance(fs::directory_iterator(at("whole/checkpoints")), fs::directory_iterator()));
+    EXPECT_EQ(std::distance(fs::directory_iterator(at("killed")), fs::directory_iterator()), 5);
+    if (HasFailure()) break;
+  }
+  EXPECT_GE(points, 50);
+}
+
+// From the N-th change on the disk is full, or can only be read.
+TEST_F(Resume, OutOfDiskAtAnyPoint) {
+  const Overrides keys = {"trainer.save_freq=1", "trainer.max_actor_ckpt_to_keep=1", "trainer.samples_freq=2",
+                          "trainer.total_training_steps=3"};
+  expect_code(pare("train", "whole", keys), 0);
+  for (int n = 1;; n += 3) {
+    SCOPED_TRACE(n);
+    fs::remove_all(at("full"));
+    const bool full = n % 2 == 0;
+    const Outcome o = pare("train", "full", keys, cat(n, ":", full ? ENOSPC : EROFS));
+    if (o.code == 0) {
+      EXPECT_GE(n, 50);
+      break;
+    }
+    expect_code(o, static_cast<int>(Exit::failed));
+    EXPECT_TRUE(o.err.starts_with("pare: " + at("full"))) << o.err;
+    EXPECT_NE(o.err.find(full ? "No space left on device" : "Read-only file system"), std::string::npos) << o.err;
+    if (n > 8) {
+      EXPECT_NE(o.err.find("--resume"), std::string::npos) << o.err;
+    }
+    for (const auto& e : fs::directory_iterator(at("full/checkpoints")))
+      EXPECT_EQ(checkpoint_damage(e.path().string()), "");
+    expect_code(pare("train", "full", keys + Overrides{"--resume"}), 0);
+    expect_same("whole", "full");
+    if (HasFailure()) break;
+  }
+}
+
+// A signal while the disk is changed: the step is finished and saved.  The learning rate depends on the whole run.
+TEST_F(Resume, AfterAnInterrupt) {
+  const Overrides keys = {"trainer.save_freq=0", "trainer.samples_freq=1", "actor.optim.lr_scheduler_type=linear",
+                          "trainer.val_before_train=true"};
+  for (const char* kind : {"train", "sft"}) {
+    SCOPED_TRACE(kind);
+    for (const char* dir : {"whole", "stopped"}) fs::remove_all(at(dir));
+    expect_code(pare(kind, "whole", keys + Overrides{"trainer.save_freq=4"}), 0);
+    const Outcome o = pare(kind, "stopped", keys, cat(10, ":-", SIGINT));
+    expect_code(o, static_cast<int>(Exit::interrupted));
+    EXPECT_NE(o.err.find(cat("continue with: pare ", kind, " ", at("stopped"), "/config.toml --resume")),
+              std::string::npos)
+        << o.err;
+    const auto steps = json_lines(at("stopped/metrics.jsonl")).size() - 1;  // one is the validation before
+    EXPECT_TRUE(0 < steps && steps < 4) << steps;
+    EXPECT_EQ(checkpoint_damage(at(cat("stopped/checkpoints/step-", steps))), "");
+    expect_code(run(cat(kind, " ", at("stopped"), "/config.toml --resume trainer.save_freq=4")), 0);
+    expect_same("whole", "stopped");
+  }
+}
+
+// In the middle of a long rollout the last finished step is saved and the process ends at once, whoever asks.
+TEST_F(Resume, AfterASignalFromOutside) {
+  const Overrides endless = {"trainer.total_training_steps=1000000", "trainer.save_freq=0", "trainer.samples_freq=0"};
+  for (const int signal : {SIGINT, SIGTERM}) {
+    fs::remove_all(at("stopped")), fs::remove_all(at("whole"));
+    std::atomic<bool> ended = false;
+    std::thread sender([&] {
+      while (!ended && read_text(at("stopped/metrics.jsonl")).find("\"training/global_step\":3") == std::string::npos)
+        usleep(1000);
+      if (!ended) kill(child_, signal);
+    });
+    const Outcome o = pare("train", "stopped", endless);
+    ended = true;
+    sender.join();
+    expect_code(o, static_cast<int>(Exit::interrupted));
+    const auto steps = static_cast<int64_t>(json_lines(at("stopped/metrics.jsonl")).size());
+    EXPECT_GE(steps, 3);
+    const Overrides end = {cat("trainer.total_training_steps=", steps + 2), "trainer.samples_freq=0"};
+    expect_code(pare("train", "stopped", end + Overrides{"--resume"}), 0);
+    expect_code(pare("train", "whole", end), 0);
+    expect_same("whole", "stopped");
+  }
+}
+
+TEST_F(Resume, ACheckpointThatIsNotWholeIsNotTaken) {
+  const Overrides keys = {"trainer.save_freq=1", "trainer.max_actor_ckpt_to_keep=0", "trainer.samples_freq=1"};
+  expect_code(pare("train", "whole", keys), 0);
+  const auto damage = [&](int64_t step, const std::string& file, bool remove) {
+    const std::string path = at(cat("run/checkpoints/step-", step, "/", file));
+    if (remove)
+      fs::remove(path);
+    else
+      fs::resize_file(path, fs::file_size(path) - 1);
+    EXPECT_NE(checkpoint_damage(fs::path(path).parent_path().string()).find(file), std::string::npos);
+  };
+  fs::copy(at("whole"), at("run"), fs::copy_options::recursive);
+  damage(4, "model.safetensors", false);
+  damage(3, "state.json", true);
+  fs::create_directories(at("run/checkpoints/step-9.tmp"));
+  Outcome o = pare("train", "run", keys + Overrides{"--resume"});
+  expect_code(o, 0);
+  EXPECT_NE(o.out.find("step-4 is not whole: model.safetensors has"), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("goes on after step 2"), std::string::npos) << o.out;
+  expect_same("whole", "run");
+  EXPECT_FALSE(fs::exists(at("run/checkpoints/step-9.tmp")));
+  // A run that is at its end stays as it is.
+  expect_code(pare("train", "run", keys + Overrides{"--resume"}), 0);
+  expect_same("whole", "run");
+
+  for (int64_t step = 1; step <= 4; step++) damage(step, "optimizer.safetensors", step % 2);
+  o = pare("train", "run", keys + Overrides{"--resume"});
+  expect_code(o, static_cast<int>(Exit::usage));
+  EXPECT_NE(o.err.find("optimizer.safetensors"), std::string::npos) << o.err;
+  EXPECT_EQ(json_lines(at("run/metrics.jsonl")).size(), 4u);
+}
+
+TEST_F(Resume, WhatCannotBeContinuedSaysWhy) {
+  const Overrides keys = {"actor.use_kl_loss=true", "trainer.save_freq=2"};
+  const auto refused = [&](const Overrides& more, const std::vector<std::string>& parts) {
+    const Outcome o = pare("train", "run", keys + more + Overrides{"--resume"});
+    expect_code(o, static_cast<int>(Exit::usage));
+    for (const std::string& part : parts) EXPECT_NE(o.err.find(part), std::string::npos) << part << "\n" << o.err;
+  };
+  expect_code(pare("train", "run", keys + Overrides{"--resume"}), 0);  // nothing there yet: a new run
+  const std::string metrics = read_text(at("run/metrics.jsonl"));
+  refused({"actor.optim.lr=1e-3", "rollout.n=3"}, {"step-4", "actor.optim.lr", "rollout.n"});
+  refused({"trainer.total_training_steps=3"}, {"trainer.total_training_steps = 3", "4 steps"});
+  refused({"actor.optim.lr_scheduler_type=cosine", "trainer.total_training_steps=9"},
+          {"actor.optim.lr_scheduler_type"});
+  refused({"--force"}, {"--force", "--resume"});
+  refused({cat("model.path=", tiny_folder(), "random")}, {"model.path"});
+  {
+    FolderLock lock(at("run"));
+    refused({}, {"another process"});
+  }
+  {  // the weights of the reference are other ones now
+    const std::string path = tiny_folder() + "trained", aside = path + ".aside";
+    fs::rename(path, aside);
+    fs::copy(tiny_folder() + "random", path);
+    refused({}, {path, "reference of its KL"});
+    fs::remove_all(path), fs::rename(aside, path);
+  }
+  EXPECT_EQ(read_text(at("run/metrics.jsonl")), metrics);
+  fs::resize_file(at("run/metrics.jsonl"), 10);
+  refused({}, {"metrics.jsonl: has 10 bytes"});
+
+  // Without a checkpoint a finished run is not begun again unasked.
+  expect_code(pare("train", "other", keys + Overrides{"trainer.save_freq=0"}), 0);
+  const Outcome o = pare("train", "other", keys + Overrides{"--resume"});
+  expect_code(o, static_cast<int>(Exit::usage));
+  EXPECT_NE(o.err.find("finished run without a checkpoint"), std::string::npos) << o.err;
+  // A new run in the place of an old one does not go on from the old one's checkpoints.
+  const Outcome killed = pare("train", "run", keys + Overrides{"--force"}, cat(12, ":-", SIGKILL));
+  EXPECT_EQ(killed.code, 128 + SIGKILL);
+  expect_code(pare("train", "run", keys + Overrides{"--resume", "actor.optim.lr=1e-3"}), 0);
+}
+
+// With a linear schedule the steps that are done depend on how many there are.
+TEST_F(Resume, MoreStepsNeedAConstantRate) {
+  const Overrides keys = {"actor.optim.lr_scheduler_type=linear", "trainer.save_freq=2"};
+  expect_code(pare("train", "run", keys), 0);
+  const Outcome o = pare("train", "run", keys + Overrides{"--resume", "trainer.total_training_steps=8"});
+  expect_code(o, static_cast<int>(Exit::usage));
+  EXPECT_NE(o.err.find("trainer.total_training_steps"), std::string::npos) << o.err;
+}
+
+// Two last ones and the best in validation.
+TEST_F(Resume, TheBestCheckpointIsKept) {
+  expect_code(pare("train", "run",
+                   {"trainer.save_freq=3", "trainer.test_freq=1", "trainer.total_training_steps=12",
+                    "actor.optim.lr=0.1", "rollout.val_kwargs.temperature=1", "rollout.val_kwargs.n=4"}),
+              0);
+  double best = -1;
+  int64_t step = 0;
+  for (const auto& line : json_lines(at("run/metrics.jsonl")))
+    if (line["val-core/jsonl/reward/mean@4"] > best)
+      best = line["val-core/jsonl/reward/mean@4"], step = line["training/global_step"];
+  ASSERT_LT(step, 9) << "the run must have its best step early";
+  std::vector<std::string> kept;
+  for (const auto& e : fs::directory_iterator(at("run/checkpoints"))) kept.push_back(e.path().filename());
+  std::sort(kept.begin(), kept.end());
+  EXPECT_EQ(kept, (std::vector<std::string>{"step-12", cat("step-", step), "step-9"})) << best;
+  const auto state = read_json_file(at("run/checkpoints/step-12/state.json"))["run"];
+  EXPECT_EQ(state["best_step"], step);
+  EXPECT_EQ(state["best_score"], best);
+}
+
+// A checkpoint is a model folder that others can start from.
+TEST_F(Resume, ACheckpointIsAModel) {
+  expect_code(pare("sft", "first", {"trainer.save_freq=2"}), 0);
+  EXPECT_TRUE(read_text(at("first/checkpoints/step-4/model.safetensors")) ==
+              read_text(at("first/model/model.safetensors")));
+  expect_code(pare("train", "second", {cat("model.path=", at("first/checkpoints/step-4"))}), 0);
+}
+
+}  // namespace
+}  // namespace pare::test
