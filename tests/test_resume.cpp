@@ -24,7 +24,8 @@ std::vector<nlohmann::ordered_json> json_lines(const std::string& path) {
 std::string timeless(const std::string& path) {
   std::string text;
   for (auto& line : json_lines(path)) {
-    for (auto it = line.begin(); it != line.end();) it = it.key().starts_with("timing_s/") ? line.erase(it) : it + 1;
+    for (auto it = line.begin(); it != line.end();)
+      it = it.key().starts_with("timing_s/") ? line.erase(it) : std::next(it);
     text += line.dump() + "\n";
   }
   return text;

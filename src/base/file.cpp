@@ -43,8 +43,7 @@ struct Fault {
 };
 
 // True: the call is to fail with errno.  `part` does a part of the call before a signal.
-template <class Part>
-bool fault(Part part) {
+bool fault(const std::function<void(uint64_t seed)>& part) {
   static Fault f;
   f.calls++;
   if (f.at == 0 || f.calls < f.at) return false;
