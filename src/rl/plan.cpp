@@ -13,7 +13,7 @@ Plan plan_step(const Config& config, TrainingKind kind) {
   return plan;
 }
 
-void check_run(const Config& config, TrainingKind kind) {
+void check_run(const Config& config, TrainingKind kind, size_t memory) {
   check_response_memory(config);
   if (!config.model.path.empty()) match_weights(open_weights(config.model.path), load_model_config(config.model.path));
   size_t total = 0;
@@ -22,8 +22,8 @@ void check_run(const Config& config, TrainingKind kind) {
     total += m.peak;
     parts += cat(parts.empty() ? "" : ", ", m.arena, ' ', m.peak);
   }
-  if (total > machine_memory())
-    throw Error(Exit::memory, cat("a step takes ", total, " bytes (", parts, "), the machine has ", machine_memory(),
+  if (total > memory)
+    throw Error(Exit::memory, cat("a step takes ", total, " bytes (", parts, "), the machine has ", memory,
                                   "; lower rollout.max_num_seqs, actor.ppo_max_token_len or the batch"));
 }
 

@@ -21,8 +21,8 @@ struct Plan {
 Plan plan_step(const Config& config, TrainingKind kind = TrainingKind::grpo);
 
 // Everything that can be wrong with a run and is known before its first step, without computing or writing: files, what
-// is in them, the shapes of the weights, every prompt, and that the machine holds a worst-case step.  Throws what the
+// is in them, the shapes of the weights, every prompt, and that `memory` bytes hold a worst-case step.  Throws what the
 // run would throw.
-void check_run(const Config& config, TrainingKind kind);
+void check_run(const Config& config, TrainingKind kind, size_t memory = machine_memory());
 
 }  // namespace pare
