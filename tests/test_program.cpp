@@ -256,7 +256,7 @@ TEST_F(WrongInput, OutputDirectories) {
 
   for (const std::string& path : {at("rows.jsonl"), at("rows.jsonl/run"), std::string("/proc/none/run")})
     expect_error(train("trainer.default_local_dir=" + path), Exit::usage, {path});
-  expect_error(train("trainer.default_local_dir="), Exit::usage, {"trainer.default_local_dir"});
+  expect_error(train("--resume trainer.default_local_dir="), Exit::usage, {"--resume", "trainer.default_local_dir"});
   expect_error("compare " + at("none"), Exit::usage, {at("none")});
   expect_error("compare " + model_, Exit::usage, {"metrics.jsonl"});
   fs::create_directories(run_);

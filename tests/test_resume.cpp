@@ -211,6 +211,35 @@ TEST_F(Resume, AfterASignalFromOutside) {
   }
 }
 
+// The second signal waits for nothing.
+TEST_F(Resume, AfterTwoSignals) {
+  const Overrides keys = {"trainer.save_freq=2", "trainer.samples_freq=0"};
+  std::atomic<bool> ended = false;
+  std::thread sender([&] {
+    while (!ended && read_text(at("stopped/metrics.jsonl")).find("\"training/global_step\":5") == std::string::npos)
+      usleep(1000);
+    if (!ended) kill(child_, SIGTERM), kill(child_, SIGINT);
+  });
+  const Outcome o = pare("train", "stopped", keys + Overrides{"trainer.total_training_steps=1000000"});
+  ended = true;
+  sender.join();
+  EXPECT_EQ(o.code, static_cast<int>(Exit::interrupted)) << o.err;
+  const auto steps = json_lines(at("stopped/metrics.jsonl")).size();
+  const Overrides end = {cat("trainer.total_training_steps=", steps + 2)};
+  expect_code(pare("train", "stopped", keys + end + Overrides{"--resume"}), 0);
+  expect_code(pare("train", "whole", keys + end), 0);
+  expect_same("whole", "stopped");
+}
+
+TEST_F(Resume, TheResolvedConfigurationIsTheRun) {
+  for (const char* kind : {"train", "sft"}) {
+    expect_code(pare(kind, cat(kind, "1"), {"trainer.samples_freq=2", "trainer.test_freq=3", "actor.optim.lr=3e-3"}),
+                0);
+    expect_code(run(cat(kind, " ", at(cat(kind, "1/config.toml")), " --out ", at(cat(kind, "2")))), 0);
+    expect_same(cat(kind, "1"), cat(kind, "2"));
+  }
+}
+
 TEST_F(Resume, ACheckpointThatIsNotWholeIsNotTaken) {
   const Overrides keys = {"trainer.save_freq=1", "trainer.max_actor_ckpt_to_keep=0", "trainer.samples_freq=1"};
   expect_code(pare("train", "whole", keys), 0);
