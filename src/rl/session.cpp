@@ -29,7 +29,7 @@ ModelConfig read_model_config(const ModelKeys& m) {
 
 }  // namespace
 
-Session::Session(const Config& c, const Table& table)
+Session::Session(const Config& c, const Table& table, bool trainable)
     : config(c),
       device(table),
       weights("weights", device.planning() ? Arena::Backing::none : Arena::Backing::host),
@@ -47,7 +47,7 @@ Session::Session(const Config& c, const Table& table)
     train = make_ssa(c.data, false);
     val = make_ssa(c.data, true);
   } else {
-    train = std::make_unique<JsonlTask>(c.data.train_files, c.data.reward);
+    if (!c.data.train_files.empty()) train = std::make_unique<JsonlTask>(c.data.train_files, c.data.reward);
     if (!c.data.val_files.empty()) val = std::make_unique<JsonlTask>(c.data.val_files, c.data.reward);
   }
 
@@ -68,7 +68,7 @@ Session::Session(const Config& c, const Table& table)
   eos = model_config.eos_ids;
   if (eos.empty()) eos = {tokenizer->eos()};
 
-  model = std::make_unique<Model>(model_config, device, weights, DType::f32, true);
+  model = std::make_unique<Model>(model_config, device, weights, DType::f32, trainable);
   check_prompts();
   if (device.planning()) {
     model->refresh();
@@ -77,6 +77,11 @@ Session::Session(const Config& c, const Table& table)
                               ? init_parameters(model_config, static_cast<uint64_t>(c.trainer.seed), c.model.init)
                               : load_hf_weights(c.model.path, model_config));
   }
+}
+
+const Task& Session::training_task() const {
+  if (!train) fail("data.task = \"jsonl\" needs data.train_files to train on, which is empty");
+  return *train;
 }
 
 // Every prompt, and that the page pool can hold it with its response.
@@ -113,12 +118,14 @@ std::vector<int32_t> Session::encode_prompt(const Problem& problem) const {
   return ids;
 }
 
-Reward Session::reward(const Task& task, const Problem& problem, const Completion& completion) const {
+std::string Session::response_text(const Completion& completion) const {
   std::vector<int32_t> ids = completion.tokens;
-  const bool finished = completion.finish == Finish::eos;
-  if (finished) ids.pop_back();
-  const std::string text = tokenizer->decode(ids);
-  return task.reward(problem, {text, finished});
+  if (completion.finish == Finish::eos) ids.pop_back();
+  return tokenizer->decode(ids);
+}
+
+Reward Session::reward(const Task& task, const Problem& problem, const Completion& completion) const {
+  return task.reward(problem, {response_text(completion), completion.finish == Finish::eos});
 }
 
 LearnerOptions Session::learner_options() const {

@@ -9,7 +9,7 @@ namespace pare {
 Sft::Sft(Session& s)
     : session_(s),
       learner_(*s.model, s.gradients, s.optimizer, s.activations, s.learner_options()),
-      prompts_(s.train->size(), s.config.data.shuffle, static_cast<uint64_t>(s.config.trainer.seed)) {
+      prompts_(s.training_task().size(), s.config.data.shuffle, static_cast<uint64_t>(s.config.trainer.seed)) {
   if (s.config.data.task != "jsonl") return;  // a teacher's draws are not known before the step
   Rng rng(rng_key(0, RngStream::data, 0));
   for (int64_t row = 0; row < s.train->size(); row++) completion(s.train->problem(row), 0, rng);

@@ -90,7 +90,7 @@ Trainer::Trainer(Session& s)
       reference_(needs_reference(s.config) ? copy_model(s) : nullptr),
       rollout_(*s.model, s.rollout_limits(), s.kv, s.activations),
       learner_(*s.model, s.gradients, s.optimizer, s.activations, s.learner_options()),
-      prompts_(s.train->size(), s.config.data.shuffle, static_cast<uint64_t>(s.config.trainer.seed)) {
+      prompts_(s.training_task().size(), s.config.data.shuffle, static_cast<uint64_t>(s.config.trainer.seed)) {
   if (config_.data.task == "jsonl" && config_.data.reward.empty())
     fail("data.reward is empty: training on the rewards of data.task = \"jsonl\" needs one");
 }
