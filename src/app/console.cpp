@@ -34,6 +34,13 @@ void Console::line(const std::string& text) {
   if (!quiet_) result(text);
 }
 
+std::string Console::labelled(const std::string& label, const std::string& text) const {
+  const std::string blanks(9, ' '), lines = wrapped(text, std::min<size_t>(width(), 120), blanks);
+  return pad_right(label, blanks.size()) + lines.substr(blanks.size(), lines.size() - blanks.size() - 1);
+}
+void Console::paragraph(const std::string& label, const std::string& text) { line(labelled(label, text)); }
+void Console::warning(const std::string& text) { result(labelled("warning", text)); }
+
 void Console::progress(const std::string& what, int64_t done, int64_t all) {
   if (!terminal_ || quiet_ || all == 0) return;
   // Twenty times a second is enough for the eye, and over a slow line for the run.

@@ -17,13 +17,17 @@ class Console {
   Console& operator=(const Console&) = delete;
 
   void line(const std::string& text);    // a line that stays
-  void result(const std::string& text);  // one that stays also when quiet: warnings, results, the end of a run
+  void result(const std::string& text);  // one that stays also when quiet: results, the end of a run
+  // Lines that fit the terminal, `label` in front of the first and nine blanks in front of the others.
+  void paragraph(const std::string& label, const std::string& text);
+  void warning(const std::string& text);  // such a paragraph, also when quiet
   // A bar, overwritten by what comes next.  `what` is at the same time the stage: within one, not every call is shown.
   void progress(const std::string& what, int64_t done, int64_t all);
   size_t width() const;  // columns of the terminal; 120 where there is none
 
  private:
   void clear();
+  std::string labelled(const std::string& label, const std::string& text) const;
   const bool quiet_, terminal_;
   size_t shown_ = 0;  // columns of the transient line
   std::string stage_;

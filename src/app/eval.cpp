@@ -135,7 +135,7 @@ class ItemFile {
 };
 
 std::string estimate_line(const std::string& name, const Estimate& e) {
-  return format("%-10s %.4f", name.c_str(), e.mean) + (std::isnan(e.error) ? "" : format(" ± %.4f", e.half_width()));
+  return format("%-9s%.4f", name.c_str(), e.mean) + (std::isnan(e.error) ? "" : format(" ± %.4f", e.half_width()));
 }
 
 void report(Console& console, const Config& c, const Evaluation& e, const std::vector<int64_t>& ks) {
@@ -155,16 +155,16 @@ void report(Console& console, const Config& c, const Evaluation& e, const std::v
     return format("%lld of %zu (%.1f %%)", static_cast<long long>(x), lengths.size(),
                   100 * static_cast<double>(x) / count);
   };
-  console.result(format("%-10s mean %.1f tokens, min %.0f, median %.0f, 95 %% %.0f, max %.0f", "length", sum / count,
+  console.result(format("%-9smean %.1f tokens, min %.0f, median %.0f, 95 %% %.0f, max %.0f", "length", sum / count,
                         lengths.front(), quantile(0.5), quantile(0.95), lengths.back()));
-  console.result(format("%-10s %s cut at %lld tokens", "truncated", part(e.truncated()).c_str(),
+  console.result(format("%-9s%s at the limit of %lld tokens", "cut off", part(e.truncated()).c_str(),
                         static_cast<long long>(c.data.max_response_length)));
-  console.result(format("%-10s %s without an answer", "unparsed", part(e.unparsed()).c_str()));
-  console.line(cat("           (±: 95 %, 1.96 standard errors of the mean over ", e.problems().size(),
-                   " problems, each with all its responses as one cluster",
-                   n > 1 ? ";\n           pass@k: unbiased, 1 - C(n-c,k)/C(n,k); maj: of equally frequent answers the "
-                           "first)"
-                         : ")"));
+  console.result(format("%-9s%s without an answer", "unparsed", part(e.unparsed()).c_str()));
+  std::string how = cat("± is the 95 % interval, 1.96 standard errors of the mean over ", e.problems().size(),
+                        " problems, each with all its responses as one cluster.");
+  if (n > 1)
+    how += " pass@k is unbiased: 1 - C(n-c,k)/C(n,k) with c of n right. maj: of equally frequent answers the first.";
+  console.paragraph("", how);
 }
 
 void run(const Options& o, const CLI::App& command) {
@@ -174,16 +174,14 @@ void run(const Options& o, const CLI::App& command) {
   Session session(config, table_cpu, false);
   ItemFile items(o.out, o.force);
   Console console(o.quiet);
-  console.line(machine_line());
-  console.line(model_line(session));
-  console.line(format("data     %s: %lld problems, verifier %s",
-                      config.data.task == "jsonl" ? config.data.val_files[0].c_str() : config.data.task.c_str(),
-                      static_cast<long long>(session.val->size()),
-                      config.data.task == "jsonl" ? config.data.reward.c_str() : config.data.task.c_str()));
-  console.line(format("sampling %lld response%s a problem of at most %lld tokens, %s; seed %lld",
-                      static_cast<long long>(v.n), v.n > 1 ? "s" : "",
-                      static_cast<long long>(config.data.max_response_length), sampling_text(v).c_str(),
-                      static_cast<long long>(config.trainer.seed)));
+  show_machine(console);
+  show_model(console, session);
+  const bool files = config.data.task == "jsonl";
+  console.paragraph("data", cat(files ? config.data.val_files[0] : config.data.task, ": ", session.val->size(),
+                                " problems, verifier ", files ? config.data.reward : config.data.task));
+  console.paragraph(
+      "sampling", cat(v.n, v.n > 1 ? " responses" : " response", " a problem of at most ",
+                      config.data.max_response_length, " tokens, ", sampling_text(v), "; seed ", config.trainer.seed));
   Rollout rollout(*session.model, session.rollout_limits(), session.kv, session.activations);
   const auto start = std::chrono::steady_clock::now();
   const Evaluation evaluation(session, *session.val, rollout, 0, [&](const RolloutStats& s) {
@@ -193,7 +191,7 @@ void run(const Options& o, const CLI::App& command) {
   items.write(evaluation);
   console.line("");
   report(console, config, evaluation, ks);
-  console.line(memory_line(session));
+  show_memory(console, session);
   const auto tokens = static_cast<double>(rollout.stats().decoded_tokens);
   console.line(format("done     %s, %s tokens, %s tok/s%s", duration(seconds).c_str(), human(tokens).c_str(),
                       human(tokens / seconds).c_str(), o.out.empty() ? "" : cat("; problems in ", o.out).c_str()));
@@ -208,7 +206,8 @@ void add_eval(CLI::App& app) {
   c->add_option("--data", o->data, "problems, one JSON object a line with prompt and answer");
   for (size_t i = 0; i < std::size(kShorthands); i++) {
     const auto& [flag, key] = kShorthands[i];
-    c->add_option(flag, o->values[i], cat(config_key(key).meaning, " (", key, ")"));
+    c->add_option(flag, o->values[i], cat(config_key(key).meaning, " (", key, ")"))
+        ->type_name(config_key(key).type == "string" ? "TEXT" : "NUMBER");
   }
   c->add_flag("--greedy", o->greedy, "the most probable token always, instead of sampling at temperature 1");
   c->add_option("--k", o->k, "the k of pass@k, as in 1,4,8; powers of 2 up to n if not given")
@@ -218,7 +217,7 @@ void add_eval(CLI::App& app) {
   c->add_flag("--force", o->force, "replace that file");
   c->add_flag("--quiet", o->quiet, "only the results");
   c->footer(
-      "The validation set of a run, as the run sees it before its first step:\n"
+      "Without a preset, responses are sampled at temperature 1.  The validation set of a run, with its settings:\n"
       "  pare eval quickstart --model runs/quickstart/model --n 8 --k 1,4,8");
   c->callback([o, c] { run(*o, *c); });
 }

@@ -23,7 +23,7 @@ std::string number(const char* pattern, double x) { return std::isnan(x) ? "-" :
 
 }  // namespace
 
-std::string machine_line() {
+void show_machine(Console& console) {
   std::string name = "unknown CPU", line, package;
   std::set<std::string> cores;  // of all packages
   std::ifstream info("/proc/cpuinfo");
@@ -36,43 +36,44 @@ std::string machine_line() {
     if (line.starts_with("core id")) cores.insert(package + "/" + value);
   }
   const auto hardware = static_cast<int64_t>(std::thread::hardware_concurrency());
-  return cat("machine  ", name, ": ", plural(cores.empty() ? hardware : static_cast<int64_t>(cores.size()), "core"),
-             ", ", plural(hardware, "hardware thread"), " of which ", threads(), threads() == 1 ? " is" : " are",
-             " used; ", cpu_isa(), "; ", bytes(static_cast<double>(machine_memory())), " of memory");
+  console.paragraph("machine",
+                    cat(name, ": ", plural(cores.empty() ? hardware : static_cast<int64_t>(cores.size()), "core"), ", ",
+                        plural(hardware, "hardware thread"), " of which ", threads(), threads() == 1 ? " is" : " are",
+                        " used; ", cpu_isa(), "; ", bytes(static_cast<double>(machine_memory())), " of memory"));
 }
 
-std::string model_line(const Session& s) {
+void show_model(Console& console, const Session& s) {
   const ModelConfig& c = s.model_config;
-  return format("model    %s, %s parameters: %lld layers, width %lld, %lld/%lld heads of %lld, vocabulary %lld",
-                c.model_type.c_str(), human(static_cast<double>(s.model->flat.size())).c_str(),
-                static_cast<long long>(c.layers), static_cast<long long>(c.hidden), static_cast<long long>(c.heads),
-                static_cast<long long>(c.kv_heads), static_cast<long long>(c.head_dim),
-                static_cast<long long>(c.vocab));
+  console.paragraph("model", cat(c.model_type, ", ", human(static_cast<double>(s.model->flat.size())),
+                                 " parameters: ", plural(c.layers, "layer"), ", width ", c.hidden, ", ", c.heads, "/",
+                                 c.kv_heads, " heads of ", c.head_dim, ", vocabulary ", c.vocab));
 }
 
-std::string plan_line(const Plan& plan, const Session& s) {
+void show_plan(Console& console, const Session& s) {
   const RolloutLimits limits = s.rollout_limits();
   const int64_t pages = KvCache::pages_for(s.model_config, limits.max_context);
   const int64_t fit =
       limits.kv_pages > 0 ? std::min<int64_t>(limits.kv_pages / pages, limits.max_sequences) : limits.max_sequences;
   double total = 0;
   std::string arenas;
-  for (const auto& m : plan.memory) {
+  for (const auto& m : plan_step(s.config).memory) {
     total += static_cast<double>(m.peak);
     arenas += cat(arenas.empty() ? "" : ", ", m.arena, " ", bytes(static_cast<double>(m.peak)));
     if (m.arena == "kv") arenas += cat(" (", plural(fit, "sequence"), " of ", limits.max_context, " tokens)");
   }
   const auto machine = static_cast<double>(machine_memory());
-  return cat("memory   a step of longest responses takes ", bytes(total),
-             total <= machine ? " of " : ", more than the ", bytes(machine), ": ", arenas);
+  const std::string plan =
+      cat("a step of the longest responses takes ", bytes(total), " of ", bytes(machine), ": ", arenas);
+  console.paragraph("memory", plan);
+  if (total > machine) console.warning("that is more memory than the machine has");
 }
 
-std::string memory_line(const Session& s) {
-  std::string line = "memory   at most";
+void show_memory(Console& console, const Session& s) {
+  std::string arenas;
   for (const Arena* a : s.arenas())
     if (a->peak() > 0)
-      line += cat(line.ends_with("most") ? " " : ", ", a->name(), " ", bytes(static_cast<double>(a->peak())));
-  return line;
+      arenas += cat(arenas.empty() ? "at most " : ", ", a->name(), " ", bytes(static_cast<double>(a->peak())));
+  console.paragraph("memory", arenas);
 }
 
 std::string sampling_text(const ValKeys& v) {
@@ -92,9 +93,9 @@ std::string word(const Config& c, const char* key) {
   return text.starts_with('"') ? text.substr(1, text.size() - 2) : text;
 }
 
-std::string last_line(const Session& s) {
+void show_rest(Console& console, const Session& s) {
   const Config& c = s.config;
-  std::string line = "         ";
+  std::string line;
   if (s.val && (c.trainer.test_freq > 0 || c.trainer.val_before_train)) {
     line += cat("validation on ", plural(s.val->size(), "problem"),
                 c.rollout.val_kwargs.n > 1 ? cat(" x ", c.rollout.val_kwargs.n, " responses") : "", ", ",
@@ -104,32 +105,34 @@ std::string last_line(const Session& s) {
     if (c.trainer.test_freq > 0) line += cat(" after every ", c.trainer.test_freq, " steps");
     line += "; ";
   }
-  return cat(line, "writes to ", c.trainer.default_local_dir);
+  console.paragraph("", cat(line, "writes to ", c.trainer.default_local_dir));
 }
 
 }  // namespace
 
-std::vector<std::string> train_lines(const Session& s) {
+void show_train(Console& console, const Session& s) {
   const Config& c = s.config;
+  console.paragraph(
+      "run", cat(plural(c.trainer.total_training_steps, "step"), " of ", plural(c.data.train_batch_size, "prompt"),
+                 " x ", plural(c.rollout.n, "response"), " of at most ", c.data.max_response_length,
+                 " tokens at temperature ", c.rollout.temperature, "; ", s.train->size(), " prompts, rewards by ",
+                 c.data.task == "jsonl" ? c.data.reward : c.data.task));
   const int64_t mini = c.actor.ppo_mini_batch_size > 0 ? c.actor.ppo_mini_batch_size : c.data.train_batch_size;
   const int64_t updates = c.actor.ppo_epochs * (c.data.train_batch_size / mini);
-  std::string learn = cat("         ", word(c, "algorithm.adv_estimator"), " advantages, ",
-                          word(c, "actor.policy_loss.loss_mode"), " loss, ", word(c, "actor.loss_agg_mode"));
+  std::string learn = cat(word(c, "algorithm.adv_estimator"), " advantages, ", word(c, "actor.policy_loss.loss_mode"),
+                          " loss, ", word(c, "actor.loss_agg_mode"));
   if (c.actor.token_subset != TokenSubset::none) learn += cat(", tokens by ", word(c, "actor.token_subset"));
   if (c.actor.use_kl_loss) learn += cat(", KL ", c.actor.kl_loss_coef);
-  return {cat("run      ", plural(c.trainer.total_training_steps, "step"), " of ",
-              plural(c.data.train_batch_size, "prompt"), " x ", plural(c.rollout.n, "response"), " of at most ",
-              c.data.max_response_length, " tokens at temperature ", c.rollout.temperature, "; ", s.train->size(),
-              " prompts, rewards by ", c.data.task == "jsonl" ? c.data.reward : c.data.task),
-          cat(learn, "; ", plural(updates, "update"), " a step, learning rate ", c.actor.optim.lr), last_line(s)};
+  console.paragraph("", cat(learn, "; ", plural(updates, "update"), " a step, learning rate ", c.actor.optim.lr));
+  show_rest(console, s);
 }
 
-std::vector<std::string> sft_lines(const Session& s) {
+void show_sft(Console& console, const Session& s) {
   const Config& c = s.config;
-  return {cat("run      ", plural(c.trainer.total_training_steps, "step"), " of ",
-              plural(c.data.train_batch_size, "completion"), " out of ", s.train->size(), ", learning rate ",
-              c.actor.optim.lr),
-          last_line(s)};
+  console.paragraph(
+      "run", cat(plural(c.trainer.total_training_steps, "step"), " of ", plural(c.data.train_batch_size, "completion"),
+                 " out of ", s.train->size(), ", learning rate ", c.actor.optim.lr));
+  show_rest(console, s);
 }
 
 // ---- the table of steps
@@ -151,7 +154,7 @@ StepColumn rate(const char* title, const char* tokens, const char* seconds) {
 
 std::vector<StepColumn> train_columns() {
   return {column("reward", 6, "critic/score/mean", "%.3f"),
-          column("length", 6, "response_length/mean", "%.1f"),
+          column("len", 6, "response_length/mean", "%.1f"),
           column("entropy", 7, "actor/entropy", "%.3f"),
           column("clip", 5, "actor/pg_clipfrac", "%.3f"),
           column("grad", 5, "actor/grad_norm", "%.3f"),
@@ -161,14 +164,14 @@ std::vector<StepColumn> train_columns() {
              return checked > 0 ? format("%.0f/%.0f", m.get("exact/mismatch_tokens"), checked) : "-";
            }},
           rate("gen/s", "tokens/generated", "timing_s/gen"),
-          rate("learn/s", "tokens/trained", "timing_s/update_actor"),
+          rate("upd/s", "tokens/trained", "timing_s/update_actor"),
           column("s", 5, "timing_s/step", "%.2f")};
 }
 
 std::vector<StepColumn> sft_columns() {
   return {column("loss", 6, "train/loss", "%.4f"), column("entropy", 7, "actor/entropy", "%.3f"),
           column("grad", 6, "actor/grad_norm", "%.3f"), column("lr", 8, "actor/lr", "%.2e"),
-          rate("learn/s", "tokens/trained", "timing_s/step")};
+          rate("upd/s", "tokens/trained", "timing_s/step")};
 }
 
 static TextTable step_table(const std::vector<StepColumn>& columns) {
@@ -201,10 +204,7 @@ void StepLines::step(const Metrics& m) {
                            : "-");
   if (rows_++ % 20 == 0) console_.line(table_.header());
   console_.line(table_.row(cells));
-  for (const std::string& hint : hints_.after(m)) {
-    const std::string lines = wrapped(hint, std::min<size_t>(console_.width(), 120), "         ");
-    console_.line("note     " + lines.substr(9, lines.size() - 10));
-  }
+  for (const std::string& hint : hints_.after(m)) console_.paragraph("note", hint);
 }
 
 void StepLines::progress(const char* stage, int64_t done, int64_t all) {

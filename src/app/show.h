@@ -13,11 +13,11 @@ namespace pare {
 
 // ---- before the first step
 // -------------------------------------------------------------------------------------------
-std::string machine_line();
-std::string model_line(const Session& session);
-std::string plan_line(const Plan& plan, const Session& session);  // the memory of a step, and what fits
-std::vector<std::string> train_lines(const Session& session);     // what the run will do
-std::vector<std::string> sft_lines(const Session& session);
+void show_machine(Console& console);
+void show_model(Console& console, const Session& session);
+void show_plan(Console& console, const Session& session);   // the memory of a step, and what fits
+void show_train(Console& console, const Session& session);  // what the run will do
+void show_sft(Console& console, const Session& session);
 std::string sampling_text(const ValKeys& keys);  // "greedy", "temperature 0.6, top-p 0.95"
 
 // ---- at every step
@@ -56,6 +56,6 @@ class StepLines {
 
 // ---- at the end
 // ------------------------------------------------------------------------------------------------------
-std::string memory_line(const Session& session);  // what the arenas held at most
+void show_memory(Console& console, const Session& session);  // what the arenas held at most
 
 }  // namespace pare

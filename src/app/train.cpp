@@ -32,11 +32,11 @@ void train(const Options& o) {
   Trainer trainer(session);
   RunDirectory run(config.trainer.default_local_dir, config, o.force);
   Console console(o.quiet);
-  console.line(machine_line());
-  console.line(model_line(session));
-  console.line(plan_line(plan_step(config), session));
-  for (const std::string& line : train_lines(session)) console.line(line);
-  for (const std::string& w : config_warnings(config)) console.result("warning  " + w);
+  show_machine(console);
+  show_model(console, session);
+  show_plan(console, session);
+  show_train(console, session);
+  for (const std::string& w : config_warnings(config)) console.warning(w);
   StepLines lines(console, config, train_columns(), trainer.steps());
   trainer.progress = [&](const char* stage, int64_t done, int64_t all) { lines.progress(stage, done, all); };
 
@@ -65,7 +65,7 @@ void train(const Options& o) {
     }
   }
   run.save_model(session);
-  console.line(memory_line(session));
+  show_memory(console, session);
   console.result(
       format("done     %s; %lld of %lld checked tokens differ between sampler and learner; model in %s/model",
              duration(seconds_since(start)).c_str(), static_cast<long long>(mismatches),
@@ -80,9 +80,9 @@ void sft(const Options& o) {
   Rollout rollout(*session.model, session.rollout_limits(), session.kv, session.activations);
   RunDirectory run(config.trainer.default_local_dir, config, o.force);
   Console console(o.quiet);
-  console.line(machine_line());
-  console.line(model_line(session));
-  for (const std::string& line : sft_lines(session)) console.line(line);
+  show_machine(console);
+  show_model(console, session);
+  show_sft(console, session);
   StepLines lines(console, config, sft_columns(), trainer.steps());
   const auto start = std::chrono::steady_clock::now();
   const int64_t every = std::max<int64_t>(1, config.trainer.total_training_steps / 20);
@@ -106,7 +106,7 @@ void sft(const Options& o) {
     if (val || step % every == 0 || step == config.trainer.total_training_steps) lines.step(m);
   }
   run.save_model(session);
-  console.line(memory_line(session));
+  show_memory(console, session);
   console.result(format("done     %s; model in %s/model", duration(seconds_since(start)).c_str(), run.path().c_str()));
 }
 

@@ -26,9 +26,9 @@ std::string human(double count) {
   int i = 0;
   while (std::abs(count) >= 999.5 && i < 6) count /= 1000, i++;
   return i == 0 ? format("%.0f", count)
-                : format(count < 10    ? "%.2f%s"
-                         : count < 100 ? "%.1f%s"
-                                       : "%.0f%s",
+                : format(std::abs(count) < 9.995   ? "%.2f%s"
+                         : std::abs(count) < 99.95 ? "%.1f%s"
+                                                   : "%.0f%s",
                          count, unit[i]);
 }
 
@@ -192,7 +192,7 @@ std::string TextTable::header() const {
 std::string TextTable::row(const std::vector<std::string>& cells) const {
   expect(cells.size() == columns_.size(), "a row of ", cells.size(), " cells for ", columns_.size(), " columns");
   std::string line;
-  for (size_t i = 0; i < cells.size(); i++) line += (i ? "  " : "") + pad_left(cells[i], columns_[i].width);
+  for (size_t i = 0; i < cells.size(); i++) line += (i ? " " : "") + pad_left(cells[i], columns_[i].width);
   return line;
 }
 

@@ -31,7 +31,7 @@ std::string pad_right(const std::string& text, size_t width);
 // Lines of at most `width` columns broken at blanks, each with `indent` in front; a longer word has its own line.
 std::string wrapped(const std::string& text, size_t width, const std::string& indent);
 
-// Rows under a line of titles, right-aligned, two blanks between columns.
+// Rows under a line of titles, right-aligned, a blank between columns.
 class TextTable {
  public:
   struct Column {

@@ -218,14 +218,17 @@ const ConfigKey& config_key(const std::string& name) {
 }
 
 std::string config_help() {
+  constexpr size_t kWidth = 100;
   const Config defaults;
   std::string s, section;
   for (const ConfigKey& k : config_keys()) {
     const std::string group = k.name.substr(0, k.name.find('.'));
     if (group != section) s += cat(section.empty() ? "" : "\n", group, "\n");
     section = group;
-    s += cat("  ", pad_right(cat(k.name, "=", k.show(defaults)), 48), " ", k.type, k.unit.empty() ? "" : ", " + k.unit,
-             "\n", wrapped(k.meaning, 100, "      "));
+    const std::string head = "  " + pad_right(cat(k.name, "=", k.show(defaults)), 48);
+    const std::string type = k.type + (k.unit.empty() ? "" : ", " + k.unit);
+    s += head.size() + type.size() < kWidth ? head + " " + type + "\n" : head + "\n" + wrapped(type, kWidth, "      ");
+    s += wrapped(k.meaning, kWidth, "      ");
   }
   return s;
 }

@@ -16,7 +16,7 @@ std::vector<std::string> Hints::after(const Metrics& m) {
 
   hint(0, updates == 1,
        "one update per step is on-policy: the ratio is exactly 1, so a policy loss near 0, clip 0 and ppo_kl 0 are "
-       "right and the gradient is not 0.  The reward says whether it learns.");
+       "right and the gradient is not 0. The reward says whether it learns.");
   hint(1, learnt && first && (actor.use_kl_loss || config_.algorithm.use_kl_in_reward),
        "the KL to the reference policy starts at 0, because the policy still is the reference.");
   hint(2, learnt && actor.grad_clip > 0 && m.get("actor/grad_norm") > actor.grad_clip,
@@ -26,15 +26,15 @@ std::vector<std::string> Hints::after(const Metrics& m) {
        format("the learning rate is %.2g in this step and reaches %.2g in step %lld (actor.optim.lr_warmup_steps).",
               m.get("actor/lr"), actor.optim.lr, static_cast<long long>(actor.optim.lr_warmup_steps)));
   hint(4, updates == 0,
-       "a step without an update (-): no group had rewards that differ, or everything was filtered out.  The weights "
+       "a step without an update (-): no group had rewards that differ, or everything was filtered out. The weights "
        "stay as they are.");
   // Above nine in ten groups the reward curve stays flat, whatever the learning rate is.
   hint(5, equal >= 0.9,
        format("%.0f %% of the groups had equal rewards (%.0f %% all right): advantages are differences within a group, "
-              "so these teach nothing, and the reward stays flat while they are the rule.  %s",
+              "so these teach nothing, and the reward stays flat while they are the rule. %s",
               100 * equal, 100 * right,
               right > equal / 2 ? "The problems are too easy."
-                                : "Are the problems too hard, or is the answer not found?  Look at the samples; "
+                                : "Are the problems too hard, or is the answer not found? Look at the samples; "
                                   "rollout.n more responses find a right one more often."));
   hint(6, m.get("response_length/clip_ratio") >= 0.5,
        format("%.0f %% of the responses were cut at data.max_response_length = %lld before they were finished.",
