@@ -93,7 +93,7 @@ std::string word(const Config& c, const char* key) {
   return text.starts_with('"') ? text.substr(1, text.size() - 2) : text;
 }
 
-void show_rest(Console& console, const Session& s) {
+void show_rest(Console& console, const Session& s, const std::string& path) {
   const Config& c = s.config;
   std::string line;
   if (s.val && (c.trainer.test_freq > 0 || c.trainer.val_before_train)) {
@@ -105,12 +105,12 @@ void show_rest(Console& console, const Session& s) {
     if (c.trainer.test_freq > 0) line += cat(" after every ", c.trainer.test_freq, " steps");
     line += "; ";
   }
-  console.paragraph("", cat(line, "writes to ", c.trainer.default_local_dir));
+  console.paragraph("", cat(line, "writes to ", path));
 }
 
 }  // namespace
 
-void show_train(Console& console, const Session& s) {
+void show_train(Console& console, const Session& s, const std::string& path) {
   const Config& c = s.config;
   console.paragraph(
       "run", cat(plural(c.trainer.total_training_steps, "step"), " of ", plural(c.data.train_batch_size, "prompt"),
@@ -124,15 +124,15 @@ void show_train(Console& console, const Session& s) {
   if (c.actor.token_subset != TokenSubset::none) learn += cat(", tokens by ", word(c, "actor.token_subset"));
   if (c.actor.use_kl_loss) learn += cat(", KL ", c.actor.kl_loss_coef);
   console.paragraph("", cat(learn, "; ", plural(updates, "update"), " a step, learning rate ", c.actor.optim.lr));
-  show_rest(console, s);
+  show_rest(console, s, path);
 }
 
-void show_sft(Console& console, const Session& s) {
+void show_sft(Console& console, const Session& s, const std::string& path) {
   const Config& c = s.config;
   console.paragraph(
       "run", cat(plural(c.trainer.total_training_steps, "step"), " of ", plural(c.data.train_batch_size, "completion"),
                  " out of ", s.train->size(), ", learning rate ", c.actor.optim.lr));
-  show_rest(console, s);
+  show_rest(console, s, path);
 }
 
 // ---- the table of steps

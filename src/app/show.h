@@ -15,9 +15,10 @@ namespace pare {
 // -------------------------------------------------------------------------------------------
 void show_machine(Console& console);
 void show_model(Console& console, const Session& session);
-void show_plan(Console& console, const Session& session);   // the memory of a step, and what fits
-void show_train(Console& console, const Session& session);  // what the run will do
-void show_sft(Console& console, const Session& session);
+void show_plan(Console& console, const Session& session);  // the memory of a step, and what fits
+// What the run will do, and where it writes.
+void show_train(Console& console, const Session& session, const std::string& path);
+void show_sft(Console& console, const Session& session, const std::string& path);
 std::string sampling_text(const ValKeys& keys);  // "greedy", "temperature 0.6, top-p 0.95"
 
 // ---- at every step

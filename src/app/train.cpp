@@ -35,7 +35,7 @@ void train(const Options& o) {
   show_machine(console);
   show_model(console, session);
   show_plan(console, session);
-  show_train(console, session);
+  show_train(console, session, run.path());
   for (const std::string& w : config_warnings(config)) console.warning(w);
   StepLines lines(console, config, train_columns(), trainer.steps());
   trainer.progress = [&](const char* stage, int64_t done, int64_t all) { lines.progress(stage, done, all); };
@@ -82,13 +82,13 @@ void sft(const Options& o) {
   Console console(o.quiet);
   show_machine(console);
   show_model(console, session);
-  show_sft(console, session);
+  show_sft(console, session, run.path());
   StepLines lines(console, config, sft_columns(), trainer.steps());
   const auto start = std::chrono::steady_clock::now();
   const int64_t every = std::max<int64_t>(1, config.trainer.total_training_steps / 20);
   const auto validate = [&](int64_t step) {
     return evaluate(session, rollout, step,
-                    [&](const RolloutStats& s) { lines.progress("evaluation", s.finished, s.completions); });
+                    [&](const RolloutStats& s) { console.progress("evaluation", s.finished, s.completions); });
   };
   if (config.trainer.val_before_train && session.val) {
     Metrics m;

@@ -57,7 +57,7 @@ Session::Session(const Config& c, const Table& table, bool trainable)
   const int64_t longest = c.data.max_prompt_length + c.data.max_response_length;
   if (longest > model_config.max_position)
     fail("data.max_prompt_length + data.max_response_length = ", longest, " is more than the model's ",
-         model_config.max_position, " positions");
+         model_config.max_position, " positions; lower one of them");
   // What a step must keep of its responses, at the least.
   const double responses = static_cast<double>(c.data.train_batch_size) * static_cast<double>(c.rollout.n);
   const double bytes = responses * static_cast<double>(sizeof(Completion) + 8 * c.data.max_response_length);
