@@ -135,7 +135,7 @@ class ItemFile {
 };
 
 std::string estimate_line(const std::string& name, const Estimate& e) {
-  return format("%-9s%.4f", name.c_str(), e.mean) + (std::isnan(e.error) ? "" : format(" ± %.4f", e.half_width()));
+  return format("%-8s %.4f", name.c_str(), e.mean) + (std::isnan(e.error) ? "" : format(" ± %.4f", e.half_width()));
 }
 
 void report(Console& console, const Config& c, const Evaluation& e, const std::vector<int64_t>& ks) {
@@ -155,11 +155,11 @@ void report(Console& console, const Config& c, const Evaluation& e, const std::v
     return format("%lld of %zu (%.1f %%)", static_cast<long long>(x), lengths.size(),
                   100 * static_cast<double>(x) / count);
   };
-  console.result(format("%-9smean %.1f tokens, min %.0f, median %.0f, 95 %% %.0f, max %.0f", "length", sum / count,
+  console.result(format("%-8s mean %.1f tokens, min %.0f, median %.0f, 95 %% %.0f, max %.0f", "length", sum / count,
                         lengths.front(), quantile(0.5), quantile(0.95), lengths.back()));
-  console.result(format("%-9s%s at the limit of %lld tokens", "cut off", part(e.truncated()).c_str(),
+  console.result(format("%-8s %s at the limit of %lld tokens", "cut off", part(e.truncated()).c_str(),
                         static_cast<long long>(c.data.max_response_length)));
-  console.result(format("%-9s%s without an answer", "unparsed", part(e.unparsed()).c_str()));
+  console.result(format("%-8s %s without an answer", "unparsed", part(e.unparsed()).c_str()));
   std::string how = cat("± is the 95 % interval, 1.96 standard errors of the mean over ", e.problems().size(),
                         " problems, each with all its responses as one cluster.");
   if (n > 1)

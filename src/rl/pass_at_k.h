@@ -25,7 +25,7 @@ size_t majority(std::span<const std::optional<std::string>> answers);
 // however many there are, so that what they have in common is not counted as certainty.
 struct Estimate {
   double mean;   // NaN without problems
-  double error;  // sqrt(sum (x - mean)^2 / (P (P - 1))) of P problems; NaN for fewer than two
+  double error;  // sqrt(sum (x - mean)^2 / (P (P - 1))) of P problems; NaN for fewer than two, 0 where all agree
   double half_width() const { return 1.96 * error; }  // of the 95 % interval of a normal distribution
 };
 Estimate estimate(std::span<const double> problems);
