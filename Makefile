@@ -113,7 +113,7 @@ $(eval $(call variant,asan,$(BUILD)/asan))
 $(BUILD)/tests/%.o $(BUILD)/src/app/%.o: cpu_FLAGS := -O1
 
 # ---- targets ---------------------------------------------------------------------------------------------------------
-.PHONY: all test asan emu cuda bench quickstart deps format format-check lint clean help
+.PHONY: all test asan emu cuda bench quickstart readme deps format format-check lint clean help
 all: $(BUILD)/pare
 
 test: $(BUILD)/tests/pare_tests $(BUILD)/pare
@@ -129,6 +129,12 @@ quickstart: $(BUILD)/pare
 	$(BUILD)/pare train quickstart --force
 	$(BUILD)/pare train quickstart-rpc --force
 	$(BUILD)/pare compare runs/quickstart runs/quickstart-rpc
+
+# The configuration reference at the end of the README.
+readme: $(BUILD)/pare
+	@{ sed '/<!-- config reference/q' README.md; echo; $(BUILD)/pare train --keys; echo; \
+	   sed -n '/<!-- end of config reference/,$$p' README.md; } > $(BUILD)/README.md
+	@cp $(BUILD)/README.md README.md
 
 bench: $(BUILD)/bench
 	$(BUILD)/bench
@@ -158,6 +164,6 @@ lint:
 clean:
 	rm -rf $(BUILD)
 help:
-	@sed -n '1,8s/^# \{0,1\}//p' Makefile; echo "targets: all test asan emu cuda bench quickstart deps format format-check lint clean"
+	@sed -n '1,8s/^# \{0,1\}//p' Makefile; echo "targets: all test asan emu cuda bench quickstart readme deps format format-check lint clean"
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -1,6 +1,7 @@
 #include "data/text_reward.h"
 
 #include "base/error.h"
+#include "base/nearest.h"
 
 namespace pare {
 namespace {
@@ -50,12 +51,14 @@ constexpr TextReward kRewards[] = {
 }  // namespace
 
 const TextReward& find_text_reward(const std::string& name) {
-  std::string names;
+  std::vector<std::string> names;
+  std::string list;
   for (const TextReward& reward : kRewards) {
     if (name == reward.name) return reward;
-    names += cat(names.empty() ? "" : ", ", reward.name);
+    names.push_back(reward.name);
+    list += cat(list.empty() ? "" : ", ", reward.name);
   }
-  fail("reward \"", name, "\" does not exist; there are ", names);
+  fail("reward \"", name, "\" does not exist; the nearest is ", nearest(name, names), "; there are ", list);
 }
 
 Reward score_text(const TextReward& rule, std::string_view answer, const Response& response) {

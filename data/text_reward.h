@@ -16,8 +16,8 @@ struct TextReward {
 // exact        the finished text is the answer, white space around it aside
 // contains     the answer occurs as whole words, in upper or lower case (ASCII), in the text so far
 // starts_with  the text begins with the answer as whole words, in the same case, white space before it aside
-// Words end where no letter, digit or byte of a non-ASCII character follows.  An unknown name is an Error that lists
-// these.
+// Words end where no letter, digit or byte of a non-ASCII character follows.  An unknown name is an Error that names
+// the nearest and lists all.
 const TextReward& find_text_reward(const std::string& name);
 
 Reward score_text(const TextReward& reward, std::string_view answer, const Response& response);

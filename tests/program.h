@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <spawn.h>
+#include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -54,37 +55,68 @@ class Program : public testing::Test {
 
   // `words`: arguments, separated by single blanks.
   Outcome run(const std::string& words) const {
+    std::vector<std::string> arguments = split(words);
+    return run(arguments);
+  }
+  Outcome run(std::vector<std::string>& arguments) const {
+    const std::string out = at(".stdout"), err = at(".stderr");
+    const int code = wait(spawn(arguments, out, err));
+    return {code, read_text(out), read_text(err)};
+  }
+  // The same on a terminal of `columns`; `out` is all that was written to it, its line ends "\r\n".
+  Outcome run_on_terminal(const std::string& words, int columns) const {
+    const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+    EXPECT_TRUE(terminal >= 0 && grantpt(terminal) == 0 && unlockpt(terminal) == 0);
+    const winsize size{.ws_row = 24, .ws_col = static_cast<unsigned short>(columns), .ws_xpixel = 0, .ws_ypixel = 0};
+    EXPECT_EQ(ioctl(terminal, TIOCSWINSZ, &size), 0);
+    const std::string name = ptsname(terminal), err = at(".stderr");
+    const int held = open(name.c_str(), O_RDWR | O_NOCTTY);  // until the program has it open
+    std::vector<std::string> arguments = split(words);
+    const pid_t pid = spawn(arguments, name, err);
+    close(held);
+    std::string out;
+    char buffer[4096];
+    for (ssize_t n; (n = read(terminal, buffer, sizeof buffer)) > 0;) out.append(buffer, static_cast<size_t>(n));
+    close(terminal);
+    const int code = wait(pid);
+    return {code, out, read_text(err)};
+  }
+
+  std::filesystem::path root_;
+  mutable std::atomic<pid_t> child_ = 0;  // the program, while it runs: for a thread that sends it a signal
+
+ private:
+  static std::vector<std::string> split(const std::string& words) {
     std::vector<std::string> arguments = {program_path().string()};
     for (size_t begin = 0; begin <= words.size();) {
       const size_t end = std::min(words.find(' ', begin), words.size());
       if (end > begin) arguments.push_back(words.substr(begin, end - begin));
       begin = end + 1;
     }
-    return run(arguments);
+    return arguments;
   }
-  Outcome run(std::vector<std::string>& arguments) const {
+  pid_t spawn(std::vector<std::string>& arguments, const std::string& out, const std::string& err) const {
     std::vector<char*> argv;
     for (std::string& a : arguments) argv.push_back(a.data());
     argv.push_back(nullptr);
-    const std::string out = at(".stdout"), err = at(".stderr");
     posix_spawn_file_actions_t files;
     posix_spawn_file_actions_init(&files);
     posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-    posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, out.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOCTTY, 0600);
     posix_spawn_file_actions_addopen(&files, STDERR_FILENO, err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
     pid_t pid = 0;
     child_ = 0;
     const int failed = posix_spawn(&pid, argv[0], &files, nullptr, argv.data(), environ);
     posix_spawn_file_actions_destroy(&files);
     EXPECT_EQ(failed, 0) << argv[0];
+    return pid;
+  }
+  int wait(pid_t pid) const {
     int status = 0;
     child_ = pid;
     EXPECT_EQ(waitpid(pid, &status, 0), pid);
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_text(out), read_text(err)};
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   }
-
-  std::filesystem::path root_;
-  mutable std::atomic<pid_t> child_ = 0;  // the program, while it runs: for a thread that sends it a signal
 };
 
 }  // namespace pare::test

@@ -90,6 +90,37 @@ TEST(ConfigKeys, TheReferenceListsEveryKeyOnce) {
   EXPECT_EQ(count('|'), 7 * (names.size() + 2)) << "a text has a | of its own";
 }
 
+TEST(ConfigKeys, TheHelpListsEveryKeyOnce) {
+  const std::string help = config_help();
+  for (const ConfigKey& key : config_keys()) {
+    const std::string entry = "  " + key.name + "=" + key.show({});
+    const size_t at = help.find(entry);
+    ASSERT_NE(at, std::string::npos) << key.name;
+    EXPECT_EQ(help.find("  " + key.name + "=", at + 1), std::string::npos) << key.name;
+    // Its type, its unit and its meaning follow, wherever the lines are broken.
+    std::string rest = help.substr(at + entry.size(), 600), plain;
+    for (const char c : rest)
+      if (c != '\n' && c != ' ') plain += c;
+    std::string expected;
+    for (const char c : key.type + (key.unit.empty() ? "" : ", ") + key.unit + key.meaning)
+      if (c != ' ') expected += c;
+    EXPECT_EQ(plain.substr(0, expected.size()), expected);
+  }
+  for (size_t begin = 0; begin < help.size(); begin = help.find('\n', begin) + 1)
+    EXPECT_LE(help.find('\n', begin) - begin, 100u) << help.substr(begin, 130);
+}
+
+TEST(ConfigKeys, TheReadmeHasTheReference) {
+  std::ifstream file("README.md", std::ios::binary);
+  const std::string readme{std::istreambuf_iterator<char>(file), {}};
+  const size_t begin = readme.find("<!-- config reference"), end = readme.find("<!-- end of config reference");
+  ASSERT_NE(begin, std::string::npos);
+  ASSERT_NE(end, std::string::npos);
+  const size_t text = readme.find('\n', begin) + 1;
+  EXPECT_TRUE(readme.substr(text, end - text) == "\n" + config_reference() + "\n")
+      << "the README's table is not that of the keys: run `make readme`";
+}
+
 // A member that is in no key would never be printed: with every key at another value, no member may be at its default.
 TEST(ConfigKeys, NumbersPrintWithoutLoss) {
   Config c, read;

@@ -20,6 +20,7 @@ inline CLI::Validator at_least(int low) {
 
 void add_compare(CLI::App& app);
 void add_convert(CLI::App& app);
+void add_eval(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_logprobs(CLI::App& app);

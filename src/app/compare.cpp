@@ -43,7 +43,7 @@ Run read(const std::string& directory) {
       if (!std::isnan(v)) sum += v;
     };
     for (const auto& [name, value] : json.items())
-      if (name.starts_with("val-core/") && value.is_number()) {
+      if (name.starts_with("val-core/") && name.find("/mean@") != std::string::npos && value.is_number()) {
         r.val_last = value;
         if (std::isnan(r.val_first)) r.val_first = value;
         r.val_best = std::fmax(r.val_best, r.val_last);

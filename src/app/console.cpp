@@ -1,66 +1,64 @@
 #include "app/console.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
-#include <cmath>
-#include <cstdarg>
+#include <algorithm>
 #include <cstdio>
 
 namespace pare {
 
-Console::Console() : terminal_(isatty(STDOUT_FILENO)) {}
+Console::Console(bool quiet) : quiet_(quiet), terminal_(isatty(STDOUT_FILENO)) {}
+Console::~Console() { clear(); }
+
+size_t Console::width() const {
+  winsize size{};
+  if (!terminal_) return 120;
+  return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
 
 void Console::clear() {
   if (shown_) std::printf("\r%*s\r", static_cast<int>(shown_), "");
   shown_ = 0;
+  std::fflush(stdout);
 }
 
-void Console::line(const std::string& text) {
+void Console::result(const std::string& text) {
   clear();
+  stage_.clear();
   std::printf("%s\n", text.c_str());
   std::fflush(stdout);
 }
 
-void Console::progress(const std::string& stage, int64_t done, int64_t all) {
-  if (!terminal_ || all == 0) return;
-  constexpr int width = 30;
-  const auto filled = static_cast<int>(done * width / all);
-  const std::string bar = std::string(filled, '#') + std::string(width - filled, '.');
-  const std::string text = format("  %-10s [%s] %lld/%lld", stage.c_str(), bar.c_str(), static_cast<long long>(done),
-                                  static_cast<long long>(all));
-  clear();
-  std::printf("%s", text.c_str());
+void Console::line(const std::string& text) {
+  if (!quiet_) result(text);
+}
+
+std::string Console::labelled(const std::string& label, const std::string& text) const {
+  const std::string blanks(9, ' '), lines = wrapped(text, std::min<size_t>(width(), 120), blanks);
+  return pad_right(label, blanks.size()) + lines.substr(blanks.size(), lines.size() - blanks.size() - 1);
+}
+void Console::paragraph(const std::string& label, const std::string& text) { line(labelled(label, text)); }
+void Console::warning(const std::string& text) { result(labelled("warning", text)); }
+
+void Console::progress(const std::string& what, int64_t done, int64_t all) {
+  if (!terminal_ || quiet_ || all == 0) return;
+  // Twenty times a second is enough for the eye, and over a slow line for the run.
+  const auto now = std::chrono::steady_clock::now();
+  if (what == stage_ && done < all && now - drawn_ < std::chrono::milliseconds(50)) return;
+  stage_ = what, drawn_ = now;
+  const std::string count = format("%lld/%lld", static_cast<long long>(done), static_cast<long long>(all));
+  // The last column stays free: a character there makes some terminals wrap.
+  const size_t room = width() - 1, rest = display_width(what) + count.size() + 4;
+  const size_t bar = room > rest + 8 ? std::min<size_t>(room - rest, 30) : 0;
+  const size_t filled = bar * static_cast<size_t>(done) / static_cast<size_t>(all);
+  std::string text = what + " ";
+  if (bar) text += "[" + std::string(filled, '#') + std::string(bar - filled, '.') + "] ";
+  text = cut(text + count, room);
+  const size_t columns = display_width(text);
+  std::printf("\r%s%*s", text.c_str(), static_cast<int>(std::max(shown_, columns) - columns), "");
   std::fflush(stdout);
-  shown_ = text.size();
-}
-
-std::string format(const char* pattern, ...) {
-  va_list args, again;
-  va_start(args, pattern);
-  va_copy(again, args);
-  std::string text(static_cast<size_t>(std::vsnprintf(nullptr, 0, pattern, args)), '\0');
-  std::vsnprintf(text.data(), text.size() + 1, pattern, again);
-  va_end(args);
-  va_end(again);
-  return text;
-}
-
-std::string human(double count) {
-  const char* unit[] = {"", "k", "M", "G", "T", "P", "E"};
-  int i = 0;
-  while (std::abs(count) >= 999.5 && i < 6) count /= 1000, i++;
-  return i == 0 ? format("%.0f", count)
-                : format(count < 10    ? "%.2f%s"
-                         : count < 100 ? "%.1f%s"
-                                       : "%.0f%s",
-                         count, unit[i]);
-}
-
-std::string duration(double seconds) {
-  if (seconds < 60) return format("%.1f s", seconds);
-  const auto s = static_cast<long long>(seconds + 0.5);
-  if (s < 3600) return format("%lld min %02lld s", s / 60, s % 60);
-  return format("%lld h %02lld min", s / 3600, s % 3600 / 60);
+  shown_ = columns;
 }
 
 }  // namespace pare

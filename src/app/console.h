@@ -1,23 +1,37 @@
-// What a run shows: one line a step, and while it works a transient line where there is a terminal.
+// What a command shows: lines that stay, and while it works a transient line where there is a terminal.  Into a file or
+// a pipe go plain lines only.
 #pragma once
+#include <chrono>
 #include <string>
+
+#include "base/text.h"
 
 namespace pare {
 
 class Console {
  public:
-  Console();
-  void line(const std::string& text);                                  // a line that stays
-  void progress(const std::string& stage, int64_t done, int64_t all);  // overwritten by what comes next
+  // A quiet one shows results, not what happens on the way.
+  explicit Console(bool quiet = false);
+  ~Console();
+  Console(const Console&) = delete;
+  Console& operator=(const Console&) = delete;
+
+  void line(const std::string& text);    // a line that stays
+  void result(const std::string& text);  // one that stays also when quiet: results, the end of a run
+  // Lines that fit the terminal, `label` in front of the first and nine blanks in front of the others.
+  void paragraph(const std::string& label, const std::string& text);
+  void warning(const std::string& text);  // such a paragraph, also when quiet
+  // A bar, overwritten by what comes next.  `what` is at the same time the stage: within one, not every call is shown.
+  void progress(const std::string& what, int64_t done, int64_t all);
+  size_t width() const;  // columns of the terminal; 120 where there is none
 
  private:
   void clear();
-  const bool terminal_;
-  size_t shown_ = 0;  // characters of the transient line
+  std::string labelled(const std::string& label, const std::string& text) const;
+  const bool quiet_, terminal_;
+  size_t shown_ = 0;  // columns of the transient line
+  std::string stage_;
+  std::chrono::steady_clock::time_point drawn_;
 };
-
-std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
-std::string human(double count);       // 1234567 -> "1.23M"
-std::string duration(double seconds);  // "12.3 s", "4 min 05 s"
 
 }  // namespace pare

@@ -11,6 +11,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   pare::add_train(app);
   pare::add_sft(app);
+  pare::add_eval(app);
   pare::add_generate(app);
   pare::add_plan(app);
   pare::add_compare(app);

@@ -3,28 +3,15 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <numeric>
 #include <sstream>
+
+#include "base/nearest.h"
+#include "base/text.h"
 
 namespace pare {
 namespace {
 
 constexpr const char* preset_dir = "data/presets";
-
-// Insertions, deletions and replacements that turn a into b (Levenshtein).
-size_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 0; i < a.size(); i++) {
-    size_t diagonal = row[0]++;
-    for (size_t j = 0; j < b.size(); j++) {
-      const size_t replaced = diagonal + (a[i] != b[j]);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
-    }
-  }
-  return row.back();
-}
 
 std::string last_part(const std::string& key) { return key.substr(key.rfind('.') + 1); }
 
@@ -129,7 +116,8 @@ void check_data(const Config& c) {
     fail("data.val_min_statements = ", d.val_min_statements,
          " is more than data.val_max_statements = ", d.val_max_statements);
   if (d.task == "jsonl") {
-    if (d.train_files.empty()) fail("data.task = \"jsonl\" needs data.train_files, which is empty");
+    if (d.train_files.empty() && d.val_files.empty())
+      fail("data.task = \"jsonl\" needs data.train_files, which is empty");
     if (d.val_files.empty() && (c.trainer.test_freq > 0 || c.trainer.val_before_train))
       fail(c.trainer.test_freq > 0 ? "trainer.test_freq" : "trainer.val_before_train",
            " asks for validation but data.val_files is empty");
@@ -253,6 +241,28 @@ std::string to_toml(const Config& config) {
     s += cat(s.empty() ? "" : "\n", "[", section, "]\n");
     for (const ConfigKey& k : config_keys())
       if (k.name.substr(0, k.name.rfind('.')) == section) s += cat(last_part(k.name), " = ", k.show(config), "\n");
+  }
+  return s;
+}
+
+const ConfigKey& config_key(const std::string& name) {
+  for (const ConfigKey& k : config_keys())
+    if (k.name == name) return k;
+  throw std::logic_error(cat("there is no key ", name));
+}
+
+std::string config_help() {
+  constexpr size_t kWidth = 100;
+  const Config defaults;
+  std::string s, section;
+  for (const ConfigKey& k : config_keys()) {
+    const std::string group = k.name.substr(0, k.name.find('.'));
+    if (group != section) s += cat(section.empty() ? "" : "\n", group, "\n");
+    section = group;
+    const std::string head = "  " + pad_right(cat(k.name, "=", k.show(defaults)), 48);
+    const std::string type = k.type + (k.unit.empty() ? "" : ", " + k.unit);
+    s += head.size() + type.size() < kWidth ? head + " " + type + "\n" : head + "\n" + wrapped(type, kWidth, "      ");
+    s += wrapped(k.meaning, kWidth, "      ");
   }
   return s;
 }

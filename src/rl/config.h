@@ -168,6 +168,7 @@ std::vector<std::string> keys_that_part(const Config& run, const Config& resumed
 
 std::string to_toml(const Config& config);  // every key; reads back as the same configuration
 std::string config_reference();             // a Markdown table of every key
+std::string config_help();                  // every key with type, default and meaning, for a terminal
 
 // The key table.
 struct ConfigKey {
@@ -179,5 +180,6 @@ struct ConfigKey {
   std::function<void(Config&, const TomlItem&)> assign;  // throws Error(usage), without the key's name
 };
 const std::vector<ConfigKey>& config_keys();
+const ConfigKey& config_key(const std::string& name);  // of a key that exists
 
 }  // namespace pare

@@ -30,7 +30,7 @@ ModelConfig read_model_config(const ModelKeys& m) {
 
 }  // namespace
 
-Session::Session(const Config& c, const Table& table)
+Session::Session(const Config& c, const Table& table, bool trainable)
     : config(c),
       device(table),
       weights("weights", device.planning() ? Arena::Backing::none : Arena::Backing::host),
@@ -48,7 +48,7 @@ Session::Session(const Config& c, const Table& table)
     train = make_ssa(c.data, false);
     val = make_ssa(c.data, true);
   } else {
-    train = std::make_unique<JsonlTask>(c.data.train_files, c.data.reward);
+    if (!c.data.train_files.empty()) train = std::make_unique<JsonlTask>(c.data.train_files, c.data.reward);
     if (!c.data.val_files.empty()) val = std::make_unique<JsonlTask>(c.data.val_files, c.data.reward);
   }
 
@@ -58,12 +58,12 @@ Session::Session(const Config& c, const Table& table)
   const int64_t longest = c.data.max_prompt_length + c.data.max_response_length;
   if (longest > model_config.max_position)
     fail("data.max_prompt_length + data.max_response_length = ", longest, " is more than the model's ",
-         model_config.max_position, " positions");
+         model_config.max_position, " positions; lower one of them");
   if (!device.planning()) check_response_memory(c);
   eos = model_config.eos_ids;
   if (eos.empty()) eos = {tokenizer->eos()};
 
-  model = std::make_unique<Model>(model_config, device, weights, DType::f32, true);
+  model = std::make_unique<Model>(model_config, device, weights, DType::f32, trainable);
   check_prompts();
   if (device.planning()) {
     model->refresh();
@@ -83,6 +83,11 @@ void check_response_memory(const Config& c) {
     throw Error(Exit::memory,
                 cat("data.train_batch_size * rollout.n = ", responses, " responses of ", c.data.max_response_length,
                     " tokens take ", bytes, " bytes, the machine has ", machine_memory()));
+}
+
+const Task& Session::training_task() const {
+  if (!train) fail("data.task = \"jsonl\" needs data.train_files to train on, which is empty");
+  return *train;
 }
 
 // Every prompt, and that the page pool can hold it with its response.
@@ -119,12 +124,14 @@ std::vector<int32_t> Session::encode_prompt(const Problem& problem) const {
   return ids;
 }
 
-Reward Session::reward(const Task& task, const Problem& problem, const Completion& completion) const {
+std::string Session::response_text(const Completion& completion) const {
   std::vector<int32_t> ids = completion.tokens;
-  const bool finished = completion.finish == Finish::eos;
-  if (finished) ids.pop_back();
-  const std::string text = tokenizer->decode(ids);
-  return task.reward(problem, {text, finished});
+  if (completion.finish == Finish::eos) ids.pop_back();
+  return tokenizer->decode(ids);
+}
+
+Reward Session::reward(const Task& task, const Problem& problem, const Completion& completion) const {
+  return task.reward(problem, {response_text(completion), completion.finish == Finish::eos});
 }
 
 LearnerOptions Session::learner_options() const {

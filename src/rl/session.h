@@ -12,11 +12,14 @@
 namespace pare {
 
 struct Session {
-  // On table_null nothing is computed and no memory is taken, only the books are kept.
-  explicit Session(const Config& config, const Table& table = table_cpu);
+  // On table_null nothing is computed and no memory is taken, only the books are kept.  A model that is not `trainable`
+  // takes less memory.
+  explicit Session(const Config& config, const Table& table = table_cpu, bool trainable = true);
+
+  const Task& training_task() const;  // train; an Error naming data.train_files where there is none
 
   std::vector<int32_t> encode_prompt(const Problem& problem) const;
-  // The reward of a response: the text without its closing EOS.
+  std::string response_text(const Completion& completion) const;  // without the closing EOS
   Reward reward(const Task& task, const Problem& problem, const Completion& completion) const;
   LearnerOptions learner_options() const;
   RolloutLimits rollout_limits() const;
@@ -27,7 +30,7 @@ struct Session {
   Device device;
   Ledger ledger;
   std::unique_ptr<Tokenizer> tokenizer;
-  std::unique_ptr<Task> train, val;  // val may be absent (jsonl without val_files)
+  std::unique_ptr<Task> train, val;  // absent: jsonl without train_files, without val_files
   ModelConfig model_config;
   std::vector<int32_t> eos;  // any of them ends a response
 

@@ -11,7 +11,7 @@ Training::Training(Session& s)
       config_(s.config),
       rollout_(*s.model, s.rollout_limits(), s.kv, s.activations),
       learner_(*s.model, s.gradients, s.optimizer, s.activations, s.learner_options()),
-      prompts_(s.train->size(), s.config.data.shuffle, static_cast<uint64_t>(s.config.trainer.seed)) {}
+      prompts_(s.training_task().size(), s.config.data.shuffle, static_cast<uint64_t>(s.config.trainer.seed)) {}
 
 Metrics Training::evaluate() {
   return pare::evaluate(session_, rollout_, step_, [&](const RolloutStats& s) {

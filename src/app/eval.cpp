@@ -1,0 +1,225 @@
+// pare eval: what a model scores on a set of problems: mean@n, pass@k, the majority, lengths.
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "app/commands.h"
+#include "app/show.h"
+#include "rl/evaluate.h"
+
+namespace pare {
+
+namespace {
+
+// Options that stand for a configuration key.
+struct Shorthand {
+  const char *flag, *key;
+};
+constexpr Shorthand kShorthands[] = {{"--model", "model.path"},
+                                     {"--tokenizer", "data.tokenizer"},
+                                     {"--verifier", "data.reward"},
+                                     {"--n", "rollout.val_kwargs.n"},
+                                     {"--temperature", "rollout.val_kwargs.temperature"},
+                                     {"--top-p", "rollout.val_kwargs.top_p"},
+                                     {"--top-k", "rollout.val_kwargs.top_k"},
+                                     {"--max-prompt-length", "data.max_prompt_length"},
+                                     {"--max-response-length", "data.max_response_length"},
+                                     {"--seed", "trainer.seed"},
+                                     {"--threads", "trainer.threads"}};
+
+struct Options {
+  std::vector<std::string> config;
+  std::string values[std::size(kShorthands)];
+  std::string data, out;
+  std::vector<int64_t> k;
+  bool greedy = false, force = false, quiet = false;
+};
+
+Config configuration(const Options& o, const CLI::App& command) {
+  std::vector<std::string> arguments = {"rollout.val_kwargs.temperature=1"};
+  arguments.insert(arguments.end(), o.config.begin(), o.config.end());
+  if (!o.data.empty()) {
+    arguments.push_back("data.task=jsonl");
+    arguments.push_back(cat("data.val_files=[", toml_quote(o.data), "]"));
+  }
+  arguments.push_back("data.train_files=[]");
+  for (size_t i = 0; i < std::size(kShorthands); i++) {
+    const auto& [flag, key] = kShorthands[i];
+    if (command.count(flag) == 0) continue;
+    const bool text = config_key(key).type == "string";
+    arguments.push_back(cat(key, "=", text ? toml_quote(o.values[i]) : o.values[i]));
+    if (std::string(key) == "model.path") arguments.push_back("model.config=");
+  }
+  if (o.greedy) arguments.push_back("rollout.val_kwargs.temperature=0");
+  const Config c = load_config(arguments);
+  if (c.data.task == "jsonl" && c.data.val_files.empty())
+    fail("no problems to evaluate on: give --data FILE.jsonl with --verifier NAME, or a preset that has some");
+  if (c.data.task == "jsonl" && c.data.reward.empty())
+    fail("--data needs a --verifier: ", config_key("data.reward").meaning);
+  if (c.data.task != "jsonl" && command.count("--verifier"))
+    fail("--verifier goes with --data; the task ", c.data.task, " has its own");
+  if (c.rollout.val_kwargs.temperature == 0 && c.rollout.val_kwargs.n > 1)
+    fail("greedy decoding gives the same response ", c.rollout.val_kwargs.n,
+         " times: leave out --n, or sample with --temperature 1");
+  return c;
+}
+
+// The k of best@k, checked against n before anything is computed.
+std::vector<int64_t> checked_ks(const Options& o, int64_t n) {
+  if (o.k.empty()) return default_ks(n);
+  for (const int64_t k : o.k)
+    if (k < 1 || k > n)
+      fail("--k ", k, k < 1 ? " is not a number of responses" : cat(" is more than the ", n, " responses of a problem"),
+           "; expected 1 to --n");
+  return o.k;
+}
+
+// A file that is there as a whole or not at all.
+class ItemFile {
+ public:
+  ItemFile(const std::string& path, bool force) : path_(path), part_(path + ".part") {
+    if (path.empty()) return;
+    if (std::filesystem::exists(path) && !force) fail(path, " exists; choose another --out, or --force to replace it");
+    file_.open(part_, std::ios::binary);
+    if (!file_) throw Error(Exit::failed, cat(part_, ": cannot be written"));
+  }
+  ~ItemFile() {
+    std::error_code ignored;
+    if (!path_.empty()) std::filesystem::remove(part_, ignored);
+  }
+  void write(const Evaluation& evaluation) {
+    if (path_.empty()) return;
+    for (const EvaluatedProblem& p : evaluation.problems()) file_ << line(p) << '\n';
+    file_.close();
+    if (!file_) throw Error(Exit::failed, cat(part_, ": cannot be written to the end"));
+    std::filesystem::rename(part_, path_);
+  }
+
+ private:
+  static std::string line(const EvaluatedProblem& p) {
+    nlohmann::ordered_json item;
+    if (!p.problem.where.empty()) item["where"] = p.problem.where;
+    if (p.problem.prompt_ids.empty())
+      item["prompt"] = p.problem.prompt;
+    else
+      item["prompt_ids"] = p.problem.prompt_ids;
+    item["prompt_tokens"] = p.prompt_tokens;
+    if (p.problem.answer) item["answer"] = *p.problem.answer;
+    Summary score;
+    for (const EvaluatedResponse& r : p.responses) score.add(r.reward.score);
+    item["mean"] = score.mean();
+    item["majority"] = {{"response", p.majority},
+                        {"extracted", p.responses[p.majority].reward.extracted},
+                        {"score", p.responses[p.majority].reward.score}};
+    item["responses"] = nlohmann::ordered_json::array();
+    for (const EvaluatedResponse& r : p.responses) {
+      nlohmann::ordered_json components = nlohmann::ordered_json::object();
+      for (const auto& [name, value] : r.reward.components) components[name] = value;
+      item["responses"].push_back({{"text", r.text},
+                                   {"extracted", r.reward.extracted},
+                                   {"parsed", r.reward.parsed},
+                                   {"score", r.reward.score},
+                                   {"components", components},
+                                   {"finished", r.finished},
+                                   {"tokens", r.tokens}});
+    }
+    // A response cut inside a character is not UTF-8.
+    return item.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  }
+
+  const std::string path_, part_;
+  std::ofstream file_;
+};
+
+std::string estimate_line(const std::string& name, const Estimate& e) {
+  return format("%-8s %.4f", name.c_str(), e.mean) + (std::isnan(e.error) ? "" : format(" ± %.4f", e.half_width()));
+}
+
+void report(Console& console, const Config& c, const Evaluation& e, const std::vector<int64_t>& ks) {
+  const int64_t n = c.rollout.val_kwargs.n;
+  console.result(estimate_line(cat("mean@", n), e.mean()));
+  bool binary = true;  // then the best of k is 1 exactly where one of k passes
+  for (const EvaluatedProblem& p : e.problems())
+    for (const EvaluatedResponse& r : p.responses) binary = binary && (r.reward.score == 0 || r.reward.score == 1);
+  for (const int64_t k : ks) console.result(estimate_line(cat(binary ? "pass@" : "best@", k), e.best(k)));
+  if (n > 1) console.result(estimate_line(cat("maj@", n), e.majority()));
+  const std::vector<double> lengths = e.lengths();
+  const auto count = static_cast<double>(lengths.size());
+  const auto quantile = [&](double q) { return lengths[static_cast<size_t>(q * (count - 1) + 0.5)]; };
+  double sum = 0;
+  for (const double l : lengths) sum += l;
+  const auto part = [&](int64_t x) {
+    return format("%lld of %zu (%.1f %%)", static_cast<long long>(x), lengths.size(),
+                  100 * static_cast<double>(x) / count);
+  };
+  console.result(format("%-8s mean %.1f tokens, min %.0f, median %.0f, 95 %% %.0f, max %.0f", "length", sum / count,
+                        lengths.front(), quantile(0.5), quantile(0.95), lengths.back()));
+  console.result(format("%-8s %s at the limit of %lld tokens", "cut off", part(e.truncated()).c_str(),
+                        static_cast<long long>(c.data.max_response_length)));
+  console.result(format("%-8s %s without an answer", "unparsed", part(e.unparsed()).c_str()));
+  std::string how = cat("± is the 95 % interval, 1.96 standard errors of the mean over ", e.problems().size(),
+                        " problems, each with all its responses as one cluster.");
+  if (n > 1)
+    how += " pass@k is unbiased: 1 - C(n-c,k)/C(n,k) with c of n right. maj: of equally frequent answers the first.";
+  console.paragraph("", how);
+}
+
+void run(const Options& o, const CLI::App& command) {
+  const Config config = configuration(o, command);
+  const ValKeys& v = config.rollout.val_kwargs;
+  const std::vector<int64_t> ks = checked_ks(o, v.n);
+  Session session(config, table_cpu, false);
+  ItemFile items(o.out, o.force);
+  Console console(o.quiet);
+  show_machine(console);
+  show_model(console, session);
+  const bool files = config.data.task == "jsonl";
+  console.paragraph("data", cat(files ? config.data.val_files[0] : config.data.task, ": ", session.val->size(),
+                                " problems, verifier ", files ? config.data.reward : config.data.task));
+  console.paragraph(
+      "sampling", cat(v.n, v.n > 1 ? " responses" : " response", " a problem of at most ",
+                      config.data.max_response_length, " tokens, ", sampling_text(v), "; seed ", config.trainer.seed));
+  Rollout rollout(*session.model, session.rollout_limits(), session.kv, session.activations);
+  const auto start = std::chrono::steady_clock::now();
+  const Evaluation evaluation(session, *session.val, rollout, 0, [&](const RolloutStats& s) {
+    console.progress("evaluation", s.finished, s.completions);
+  });
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  items.write(evaluation);
+  console.line("");
+  report(console, config, evaluation, ks);
+  show_memory(console, session);
+  const auto tokens = static_cast<double>(rollout.stats().decoded_tokens);
+  console.line(format("done     %s, %s tokens, %s tok/s%s", duration(seconds).c_str(), human(tokens).c_str(),
+                      human(tokens / seconds).c_str(), o.out.empty() ? "" : cat("; problems in ", o.out).c_str()));
+}
+
+}  // namespace
+
+void add_eval(CLI::App& app) {
+  auto o = std::make_shared<Options>();
+  CLI::App* c = app.add_subcommand("eval", "mean@n, pass@k, maj@n and lengths of a model on a set of problems");
+  c->add_option("config", o->config, "presets or TOML files, then overrides group.key=value, as of `pare train`");
+  c->add_option("--data", o->data, "problems, one JSON object a line with prompt and answer");
+  for (size_t i = 0; i < std::size(kShorthands); i++) {
+    const auto& [flag, key] = kShorthands[i];
+    c->add_option(flag, o->values[i], cat(config_key(key).meaning, " (", key, ")"))
+        ->type_name(config_key(key).type == "string" ? "TEXT" : "NUMBER");
+  }
+  c->add_flag("--greedy", o->greedy, "the most probable token always, instead of sampling at temperature 1");
+  c->add_option("--k", o->k, "the k of pass@k, as in 1,4,8; powers of 2 up to n if not given")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  c->add_option("--out", o->out, "a file for the problems and their responses, one JSON object a line");
+  c->add_flag("--force", o->force, "replace that file");
+  c->add_flag("--quiet", o->quiet, "only the results");
+  c->footer(
+      "Without a preset, responses are sampled at temperature 1.  The validation set of a run, with its settings:\n"
+      "  pare eval quickstart --model runs/quickstart/model --n 8 --k 1,4,8");
+  c->callback([o, c] { run(*o, *c); });
+}
+
+}  // namespace pare

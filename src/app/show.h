@@ -1,0 +1,62 @@
+// What training and evaluation say of themselves.
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "app/console.h"
+#include "rl/hints.h"
+#include "rl/plan.h"
+#include "rl/trainer.h"
+
+namespace pare {
+
+// ---- before the first step
+// -------------------------------------------------------------------------------------------
+void show_machine(Console& console);
+void show_model(Console& console, const Session& session);
+void show_plan(Console& console, const Session& session);  // the memory of a step, and what fits
+// What the run will do, and where it writes.
+void show_train(Console& console, const Session& session, const std::string& path);
+void show_sft(Console& console, const Session& session, const std::string& path);
+std::string sampling_text(const ValKeys& keys);  // "greedy", "temperature 0.6, top-p 0.95"
+
+// ---- at every step
+// --------------------------------------------------------------------------------------------------- A column of the
+// table of steps; the cell of a metric that is absent is "-".
+struct StepColumn {
+  TextTable::Column column;
+  std::function<std::string(const Metrics&)> cell;
+};
+std::vector<StepColumn> train_columns();
+std::vector<StepColumn> sft_columns();
+
+// The lines of a run: a row per step between its number and the time that is left, with the last validation reward, and
+// what the row calls for.  Titles come again after every 20 rows.
+class StepLines {
+ public:
+  // `done`: steps made before this process.
+  StepLines(Console& console, const Config& config, std::vector<StepColumn> columns, int64_t done);
+  void step(const Metrics& metrics);     // of a step, with those of a validation where there was one
+  void samples(const Trainer& trainer);  // the best, the worst and the longest response of the last step
+  void progress(const char* stage, int64_t done, int64_t all);  // within the step after the last one
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Console& console_;
+  const Config config_;
+  const std::vector<StepColumn> columns_;
+  const TextTable table_;
+  Hints hints_;
+  Clock::time_point start_ = Clock::now();  // of the first step
+  int64_t rows_ = 0;                        // since the titles
+  const int64_t before_;
+  int64_t step_;  // the last one
+  double validation_;
+};
+
+// ---- at the end
+// ------------------------------------------------------------------------------------------------------
+void show_memory(Console& console, const Session& session);  // what the arenas held at most
+
+}  // namespace pare

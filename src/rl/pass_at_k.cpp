@@ -1,0 +1,54 @@
+#include "rl/pass_at_k.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <vector>
+
+#include "base/error.h"
+
+namespace pare {
+
+double pass_at_k(int64_t n, int64_t c, int64_t k) {
+  expect(0 <= c && c <= n && 1 <= k && k <= n, "pass_at_k: n = ", n, ", c = ", c, ", k = ", k);
+  if (n - c < k) return 1;
+  double all_wrong = 1;  // C(n - c, k) / C(n, k) as a product of c factors, none of them large
+  for (int64_t i = n - c + 1; i <= n; i++) all_wrong *= 1 - static_cast<double>(k) / static_cast<double>(i);
+  return 1 - all_wrong;
+}
+
+double best_at_k(std::span<const double> scores, int64_t k) {
+  const auto n = static_cast<int64_t>(scores.size());
+  std::vector<double> sorted(scores.begin(), scores.end());
+  std::sort(sorted.begin(), sorted.end());
+  // The greatest score as a staircase: the lowest, and each step up with the probability that one of k is above it.
+  double best = sorted.at(0);
+  for (int64_t i = 1; i < n; i++)
+    if (sorted[i] > sorted[i - 1]) best += (sorted[i] - sorted[i - 1]) * pass_at_k(n, n - i, k);
+  return best;
+}
+
+size_t majority(std::span<const std::optional<std::string>> answers) {
+  expect(!answers.empty(), "majority: no responses");
+  std::map<std::string, int64_t> votes;
+  for (const auto& a : answers)
+    if (a) votes[*a]++;
+  size_t winner = 0;
+  int64_t most = 0;
+  for (size_t i = 0; i < answers.size(); i++)
+    if (answers[i] && votes[*answers[i]] > most) winner = i, most = votes[*answers[i]];
+  return winner;
+}
+
+Estimate estimate(std::span<const double> problems) {
+  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+  const auto count = static_cast<double>(problems.size());
+  double sum = 0, squares = 0;
+  for (const double x : problems) sum += x;
+  const double mean = sum / count;
+  for (const double x : problems) squares += (x - mean) * (x - mean);
+  return {problems.empty() ? nan : mean, problems.size() < 2 ? nan : std::sqrt(squares / (count * (count - 1)))};
+}
+
+}  // namespace pare

@@ -1,0 +1,256 @@
+// pare eval, and what commands show on a terminal and in a file, as users get it.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/text.h"
+#include "rl/pass_at_k.h"
+#include "tests/program.h"
+#include "tests/tiny_run.h"
+
+namespace pare::test {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+class TrainedModel : public Program {
+ protected:
+  static void SetUpTestSuite() { make_tiny_run(); }
+
+  std::string eval(const std::string& words, int threads = 1, int longest = 12) const {
+    return cat("eval --model ", tiny_folder(), "trained --tokenizer ssa --data ", tiny_folder(), "val.jsonl ",
+               "--max-prompt-length 16 --max-response-length ", longest, " --threads ", threads, " ", words);
+  }
+  std::string train(const std::string& words) const {
+    std::string all = "train";
+    for (const std::string& o : tiny_run()) all += " " + o;
+    return cat(all, " trainer.default_local_dir=", at("run"), " ", words);
+  }
+  std::vector<json> items(const std::string& name) const {
+    std::vector<json> all;
+    std::ifstream file(at(name));
+    for (std::string line; std::getline(file, line);) all.push_back(json::parse(line));
+    return all;
+  }
+  // The number after a name at the beginning of a line.
+  static double value(const std::string& out, const std::string& name) {
+    const size_t at = ("\n" + out).find("\n" + name + " ");
+    EXPECT_NE(at, std::string::npos) << name << " is not in\n" << out;
+    return at == std::string::npos ? NAN : std::strtod(out.c_str() + at + name.size(), nullptr);
+  }
+};
+using Eval = TrainedModel;
+using Terminal = TrainedModel;
+
+TEST_F(Eval, GreedyIsTheSameForAnyThreadsAndSeed) {
+  const std::string common = "--verifier starts_with --greedy --out ";
+  const Outcome a = run(eval(common + at("a.jsonl"))), b = run(eval(common + at("b.jsonl") + " --seed 5", 2));
+  ASSERT_EQ(a.code, 0) << a.err;
+  ASSERT_EQ(b.code, 0) << b.err;
+  EXPECT_EQ(read_text(at("a.jsonl")), read_text(at("b.jsonl")));
+  EXPECT_EQ(value(a.out, "mean@1"), value(b.out, "mean@1"));
+  EXPECT_FALSE(fs::exists(at("a.jsonl.part")));
+}
+
+TEST_F(Eval, TheNumbersAreThoseOfTheItems) {
+  const Outcome o = run(eval("--verifier starts_with --n 8 --k 1,4,8 --seed 3 --out " + at("a.jsonl")));
+  ASSERT_EQ(o.code, 0) << o.err;
+  EXPECT_EQ(o.err, "");
+  const Outcome two = run(eval("--verifier starts_with --n 8 --k 1,4,8 --seed 3 --out " + at("b.jsonl"), 2));
+  EXPECT_EQ(two.code, 0) << two.err;
+  EXPECT_EQ(read_text(at("a.jsonl")), read_text(at("b.jsonl")));
+  const std::vector<json> problems = items("a.jsonl");
+  std::ifstream data(tiny_folder() + "val.jsonl");
+  std::vector<double> mean, pass4, pass8, majority;
+  size_t row = 0, cut = 0;
+  for (std::string line; std::getline(data, line); row++) {
+    ASSERT_LT(row, problems.size());
+    const json& p = problems[row];
+    EXPECT_EQ(p["prompt"], json::parse(line)["prompt"]);
+    EXPECT_EQ(p["answer"], "a");
+    ASSERT_EQ(p["responses"].size(), 8u);
+    int64_t right = 0;
+    for (const json& r : p["responses"]) {
+      const bool starts = r["text"] == "a" || r["text"].get<std::string>().starts_with("a;");
+      EXPECT_EQ(r["score"], starts ? 1 : 0) << r;
+      EXPECT_EQ(r["extracted"], r["text"]);
+      EXPECT_LE(r["tokens"].size(), 12u);
+      right += starts, cut += !r["finished"].get<bool>();
+    }
+    EXPECT_EQ(p["mean"], static_cast<double>(right) / 8);
+    mean.push_back(p["mean"]);
+    pass4.push_back(pass_at_k(8, right, 4));
+    pass8.push_back(pass_at_k(8, right, 8));
+    majority.push_back(p["responses"][p["majority"]["response"].get<size_t>()]["score"]);
+  }
+  EXPECT_EQ(row, problems.size());
+  EXPECT_NEAR(value(o.out, "mean@8"), estimate(mean).mean, 5e-5);
+  EXPECT_NEAR(value(o.out, "pass@1"), estimate(mean).mean, 5e-5);
+  EXPECT_NEAR(value(o.out, "pass@4"), estimate(pass4).mean, 5e-5);
+  EXPECT_NEAR(value(o.out, "pass@8"), estimate(pass8).mean, 5e-5);
+  EXPECT_NEAR(value(o.out, "maj@8"), estimate(majority).mean, 5e-5);
+  EXPECT_NE(o.out.find(format("± %.4f", estimate(mean).half_width())), std::string::npos) << o.out;
+  EXPECT_EQ(value(o.out, "cut off"), static_cast<double>(cut));
+  EXPECT_GT(estimate(mean).mean, 0);
+  EXPECT_LT(estimate(mean).mean, 1);
+}
+
+// What training logs before its first step is what pare eval says of the same model.
+TEST_F(Eval, AgreesWithTheValidationOfTraining) {
+  const std::string keys = "rollout.val_kwargs.n=4 rollout.val_kwargs.temperature=1 trainer.seed=2 ";
+  ASSERT_EQ(run(train(keys + "trainer.val_before_train=true trainer.total_training_steps=1")).code, 0);
+  std::ifstream file(at("run/metrics.jsonl"));
+  std::string line;
+  std::getline(file, line);
+  const json before = json::parse(line);
+  const Outcome o = run(cat("eval ", at("run/config.toml"), " --k 4,2"));
+  ASSERT_EQ(o.code, 0) << o.err;
+  const auto logged = [&](const char* name) { return before.at(name).get<double>(); };
+  EXPECT_NEAR(value(o.out, "mean@4"), logged("val-core/jsonl/reward/mean@4"), 5e-5);
+  EXPECT_NEAR(value(o.out, "pass@4"), logged("val-core/jsonl/reward/best@4/mean"), 5e-5);
+  EXPECT_NEAR(value(o.out, "pass@2"), logged("val-aux/jsonl/reward/best@2/mean"), 5e-5);
+  EXPECT_NEAR(value(o.out, "maj@4"), logged("val-core/jsonl/reward/maj@4/mean"), 5e-5);
+}
+
+TEST_F(Eval, WrongInput) {
+  const auto refused = [&](const std::string& words, const std::vector<std::string>& parts) {
+    const Outcome o = run(words);
+    EXPECT_EQ(o.code, 2) << words << "\n" << o.err;
+    EXPECT_EQ(o.out, "");
+    EXPECT_EQ(std::count(o.err.begin(), o.err.end(), '\n'), 1) << o.err;
+    for (const std::string& part : parts)
+      EXPECT_NE(o.err.find(part), std::string::npos) << words << "\n" << part << " is not in: " << o.err;
+  };
+  const std::string good = "--verifier exact ";
+  refused("eval", {"model.path", "model.config"});
+  refused(cat("eval --model ", tiny_folder(), "trained --data ", at("none.jsonl"), " --tokenizer ssa --verifier exact"),
+          {at("none.jsonl")});
+  refused(eval(good + "--model " + at("none")), {"--model"});  // given twice
+  refused(cat("eval --verifier exact --tokenizer ssa --data ", tiny_folder(), "val.jsonl --model ", at("none")),
+          {at("none")});
+  refused(eval(""), {"--verifier", "starts_with"});
+  refused(eval("--verifier start_with"), {"start_with", "the nearest is starts_with"});
+  refused(eval(good + "--n 4 --k 1,8"), {"--k 8", "4 responses"});
+  refused(eval(good + "--n 4 --k 0"), {"--k 0"});
+  refused(eval(good + "--k 2,x"), {"--k"});
+  refused(eval(good + "--n 0"), {"rollout.val_kwargs.n", "0"});
+  refused(eval(good + "--n many"), {"rollout.val_kwargs.n", "many"});
+  refused(eval(good + "--top-p 2"), {"rollout.val_kwargs.top_p", "2"});
+  refused(eval(good + "--n 4 --greedy"), {"greedy", "4 times", "--temperature"});
+  refused(eval(good, 1, 400), {"160 positions"});
+  refused(eval(good + "data.max_prompt_lenght=4"), {"nearest is data.max_prompt_length"});
+  refused(cat("eval quickstart --verifier exact --model ", tiny_folder(), "trained"), {"--verifier", "ssa"});
+  refused(cat("eval data.task=jsonl data.train_files=x --model ", tiny_folder(), "trained"), {"data.train_files"});
+  write("items.jsonl", "precious");
+  refused(eval(good + "--out " + at("items.jsonl")), {"items.jsonl", "--force"});
+  EXPECT_EQ(read_text(at("items.jsonl")), "precious");
+  EXPECT_EQ(run(eval(good + "--quiet --force --out " + at("items.jsonl"))).code, 0);
+  EXPECT_NE(read_text(at("items.jsonl")), "precious");
+  EXPECT_EQ(run(eval(good + "--out " + at("none/items.jsonl"))).code, 1);
+}
+
+// ---- the terminal
+// ----------------------------------------------------------------------------------------------------
+
+const char* const kShown =
+    "trainer.val_before_train=true trainer.test_freq=2 trainer.samples_freq=2 "
+    "actor.ppo_max_token_len=24 data.train_batch_size=6";
+
+TEST_F(Terminal, BarsOnATerminalOnly) {
+  const Outcome file = run(train(kShown));
+  ASSERT_EQ(file.code, 0) << file.err;
+  EXPECT_EQ(file.out.find_first_of("\r\x1b\b"), std::string::npos) << file.out;
+  EXPECT_EQ(file.out.find('['), std::string::npos) << file.out;
+  for (const int columns : {80, 37, 12}) {
+    const Outcome o = run_on_terminal(train(cat(kShown, " --force")), columns);
+    ASSERT_EQ(o.code, 0) << o.err;
+    EXPECT_EQ(o.out.find('\x1b'), std::string::npos);
+    // What is overwritten never fills the last column, where a terminal might wrap.
+    size_t bars = 0;
+    for (size_t begin = 0; begin < o.out.size();) {
+      const size_t end = std::min(o.out.find_first_of("\r\n", begin), o.out.size());
+      const std::string text = o.out.substr(begin, end - begin);
+      if (end < o.out.size() && o.out[end] == '\r' && o.out[end + 1] != '\n') {
+        EXPECT_LT(display_width(text), static_cast<size_t>(columns)) << text;
+        bars++;
+      }
+      begin = end + 1;
+    }
+    EXPECT_GT(bars, 8u);
+    if (columns < 80) continue;
+    // Every stage of a step, from its beginning to its end.
+    for (const char* stage : {"step 1/4  evaluation [", "step 1/4  rollout [", "step 3/4  update [####", "] 24/24"})
+      EXPECT_NE(o.out.find(stage), std::string::npos) << stage << "\n" << o.out;
+    // Under the transient lines are the lines of the file, but for times.
+    std::vector<std::string> titles = {" step  eval reward", "   best ", "machine  ", "memory   ", "done     "};
+    for (const std::string& t : titles) {
+      EXPECT_NE(("\n" + file.out).find("\n" + t), std::string::npos) << t << "\n" << file.out;
+      EXPECT_NE(o.out.find(t), std::string::npos) << t;
+    }
+  }
+}
+
+TEST_F(Terminal, QuietIsQuiet) {
+  for (const bool terminal : {false, true}) {
+    const std::string words = train(cat(kShown, " --quiet --force"));
+    const Outcome o = terminal ? run_on_terminal(words, 80) : run(words);
+    EXPECT_EQ(o.code, 0) << o.err;
+    EXPECT_EQ(std::count(o.out.begin(), o.out.end(), '\n'), 1) << o.out;
+    EXPECT_TRUE(o.out.starts_with("done     ")) << o.out;
+    EXPECT_EQ(o.err, "");
+  }
+  // But for warnings and errors.
+  const Outcome warned = run(train("--quiet --force actor.token_subset=det"));
+  EXPECT_TRUE(warned.out.starts_with("warning  actor.token_subset = det")) << warned.out;
+  EXPECT_EQ(std::count(warned.out.begin(), warned.out.end(), '\n'), 2) << warned.out;
+  EXPECT_TRUE(run(train("--quiet --force actor.token_subset=dett")).err.starts_with("pare: "));
+  // Of an evaluation the results stay.
+  const Outcome eval_out = run(eval("--quiet --verifier exact --n 2"));
+  EXPECT_TRUE(eval_out.out.starts_with("mean@2")) << eval_out.out;
+  EXPECT_EQ(eval_out.out.find("machine"), std::string::npos);
+}
+
+TEST_F(Terminal, LinesOfARun) {
+  const Outcome o = run(train(cat(kShown, " trainer.total_training_steps=23")));
+  ASSERT_EQ(o.code, 0) << o.err;
+  std::vector<std::string> lines;
+  std::istringstream text(o.out);
+  for (std::string line; std::getline(text, line);) lines.push_back(line);
+  const auto count = [&](const std::string& start) {
+    return std::count_if(lines.begin(), lines.end(), [&](const std::string& l) { return l.starts_with(start); });
+  };
+  // Every row is as wide as its titles: columns line up.
+  size_t width = 0;
+  int rows = 0;
+  for (const std::string& l : lines) {
+    if (l.starts_with(" step ")) width = l.size();
+    if (width == 0 || l.size() < 6 || !std::isdigit(l[4]) || l[5] != ' ') continue;
+    EXPECT_EQ(l.size(), width) << l;
+    rows++;
+  }
+  EXPECT_LT(width, 80u);
+  EXPECT_EQ(rows, 24);
+  EXPECT_EQ(count("   best "), 11);
+  EXPECT_EQ(count(" step "), 12) << "titles again after samples";
+  EXPECT_EQ(count("note     one update per step"), 1);
+  for (const char* label : {"machine  ", "model    ", "run      ", "done     "}) EXPECT_EQ(count(label), 1) << label;
+  EXPECT_EQ(count("memory   "), 2);  // before and after
+  // Titles come again after twenty rows.
+  const Outcome plain = run(train("--force trainer.samples_freq=0 trainer.total_training_steps=21"));
+  size_t titles = 0;
+  for (size_t at = plain.out.find("\n step "); at != std::string::npos; at = plain.out.find("\n step ", at + 1))
+    titles++;
+  EXPECT_EQ(titles, 2u);
+}
+
+TEST_F(Terminal, HelpHasTheKeys) {
+  for (const char* command : {"train", "sft"}) {
+    const Outcome o = run(cat(command, " --help"));
+    EXPECT_EQ(o.code, 0);
+    EXPECT_NE(o.out.find("\n\n" + config_help()), std::string::npos) << o.out;
+  }
+  EXPECT_EQ(run("train --keys").out, config_reference());
+}
+
+}  // namespace
+}  // namespace pare::test
