@@ -8,8 +8,8 @@ function make(tag, attributes, ...children) {
   const e = svgTags.has(tag) ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes || {}))
     if (name.startsWith("on")) e.addEventListener(name.slice(2), value);
-    else if (value === true) e.setAttribute(name, "");
-    else if (value !== false && value != null) e.setAttribute(name, value);
+    else if (typeof value === "boolean" && !name.startsWith("aria-")) e.toggleAttribute(name, value);
+    else if (value != null) e.setAttribute(name, value);
   e.append(...children.filter((c) => c != null));
   return e;
 }
@@ -103,10 +103,8 @@ function runningMean(values) {
   const half = Math.floor(values.length / 60);
   if (half === 0) return values;
   return values.map((_, i) => {
-    const reach = Math.min(half, i, values.length - 1 - i);  // symmetric: the ends do not lean
-    let sum = 0;
-    for (let j = i - reach; j <= i + reach; j++) sum += values[j];
-    return sum / (2 * reach + 1);
+    const window = values.slice(Math.max(0, i - half), i + half + 1);
+    return window.reduce((a, b) => a + b, 0) / window.length;
   });
 }
 
@@ -168,7 +166,7 @@ function frame(svg, width, low, high, unit) {
 function card(title, what, draw) {
   const when = make("small"), readout = make("div", { class: "readout" });
   const svg = make("svg", { role: "img", "aria-label": title });
-  const node = make("figure", { class: "card", style: "margin: 0" }, make("header", {}, make("h3", {}, title), when),
+  const node = make("figure", { class: "card" }, make("header", {}, make("h3", {}, title), when),
     what ? make("p", { class: "what" }, what) : null, readout, svg);
   let drawn = null;
   const chart = {
@@ -429,7 +427,7 @@ function comparison() {
     if (c.from && list.length && finite(mean(all.map(c.from)))) small.push(`from ${c.text(mean(all.map(c.from)))}`);
     if (c.more) small.push(c.more({ checked: all.reduce((s, t) => s + t.checked, 0) }));
     const b = base && mean(base.map((r) => c.of(r.totals)));
-    if (c.ratio && base && finite(b) && b > 0) small.push(base === list ? "1" : `\u00d7\u00a0${(v / b).toFixed(2)}`);
+    if (c.ratio && base && finite(b) && b > 0) small.push(`\u00d7\u00a0${(v / b).toFixed(2)}`);
     const value = c.more ? c.text(all.reduce((s, t) => s + c.of(t), 0)) : c.text(v);
     return make("td", label, make("span", {}, value, ...small.map((s) => make("small", {}, s))));
   });
@@ -498,8 +496,9 @@ function samples() {
   function setStep(step) {
     view.step = step;
     const list = atStep();
-    // The first response that teaches something.
-    view.sample = list.find((s) => s.advantage > 0 && s.logprobs) || list[0];
+    // The response that teaches something and surprised its sampler most.
+    const least = (s) => (s.advantage && s.logprobs ? Math.min(0, ...s.logprobs.filter(finite)) : 1);
+    view.sample = list.reduce((a, s) => (least(s) < least(a) ? s : a), list[0]);
     render();
   }
   function render() {
@@ -531,7 +530,7 @@ function samples() {
     const pieces = s.pieces || [s.response];
     const text = make("div", { class: "text" }, ...pieces.map((piece, i) => {
       const lp = s.logprobs?.[i];
-      const style = view.color === "advantage" ? (finite(s.advantage) ? tint(s.advantage, scale) : null) : finite(lp) ? tint(lp, 4) : null;
+      const style = view.color === "advantage" ? (finite(s.advantage) ? tint(s.advantage, scale) : null) : finite(lp) ? tint(lp, 3) : null;
       const about = [s.pieces ? `token ${i + 1} of ${pieces.length}` : null, s.ids && s.pieces ? `id ${s.ids[i]}` : null,
         finite(lp) ? `log-prob ${plain(lp)}, p = ${Math.exp(lp).toPrecision(3)}` : null,
         finite(s.advantage) ? `advantage ${plain(s.advantage)}` : null].filter(Boolean).join(" \u00b7 ");
@@ -540,7 +539,7 @@ function samples() {
     const gradient = (stops) => `background: linear-gradient(90deg, ${stops.join(", ")})`;
     const legend = view.color === "advantage"
       ? make("span", {}, `\u2212${scale.toFixed(2)}`, make("span", { class: "scale", style: gradient(["rgba(var(--down), .55)", "rgba(var(--down), 0)", "rgba(var(--up), 0)", "rgba(var(--up), .55)"]) }), `${scale.toFixed(2)}`)
-      : s.logprobs ? make("span", {}, "likely", make("span", { class: "scale", style: gradient(["rgba(var(--down), 0)", "rgba(var(--down), .55)"]) }), "log-prob \u2264 \u22124") : make("span", {}, "no log-probs recorded");
+      : s.logprobs ? make("span", {}, "likely", make("span", { class: "scale", style: gradient(["rgba(var(--down), 0)", "rgba(var(--down), .55)"]) }), "log-prob \u2264 \u22123") : make("span", {}, "no log-probs recorded");
     const finish = s.finish || (s.finished === true ? "eos" : s.finished === false ? "length" : null);
     const known = s.logprobs?.filter(finite) || [];
     const rows = [
@@ -555,7 +554,7 @@ function samples() {
       make("dl", {}, ...rows.flatMap(([k, v]) => [make("dt", {}, k), make("dd", {}, typeof v === "number" ? (Number.isInteger(v) ? String(v).replace("-", "\u2212") : plain(v)) : visible(String(v)))])));
   }
   setRun(withSamples.at(0));
-  return section("Samples", pick, make("p", { class: "note" },
+  return section("Samples", pick, make("p", { class: "note", style: "max-width: none" },
     `A square is a response, a cluster the responses to one prompt; blue: more reward than its group, orange: less.${data.sampled > 1 ? ` Every ${data.sampled}th response of rollouts.jsonl is here.` : ""}`), strip, body);
 }
 
@@ -565,7 +564,7 @@ function configuration() {
   const table = (keys, withDefault) => make("div", { class: "scroll" }, make("table", { class: "config" },
     make("thead", {}, make("tr", {}, make("th", {}, "key"), ...groups.map((g, i) => make("th", {}, make("span", { class: "dot", style: groupColor(i) }), g.name)), withDefault ? make("th", {}, "default") : null)),
     make("tbody", {}, ...keys.map((k) => make("tr", {}, make("td", {}, k), ...groups.map((g) => make("td", {}, text(g.config[k]))), withDefault ? make("td", { class: "same" }, text(data.defaults[k])) : null)))));
-  const differ = data.keys.filter((k) => groups.some((g) => g.config[k] !== groups[0].config[k]));
+  const differ = data.keys.filter((k) => k !== "trainer.default_local_dir" && groups.some((g) => g.config[k] !== groups[0].config[k]));
   const changed = data.keys.filter((k) => groups.some((g) => g.config[k] !== data.defaults[k]));
   if (!data.keys.length) return null;
   return section("Configuration",

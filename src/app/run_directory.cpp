@@ -1,5 +1,6 @@
 #include "app/run_directory.h"
 
+#include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -8,6 +9,10 @@
 namespace pare {
 
 namespace fs = std::filesystem;
+
+static double unix_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
 RunDirectory::RunDirectory(const std::string& path, const Config& config, bool force) : path_(path) {
   const fs::path dir(path);
@@ -20,12 +25,18 @@ RunDirectory::RunDirectory(const std::string& path, const Config& config, bool f
   fs::create_directories(dir, error);
   if (error) fail(path, ": cannot be created: ", error.message());
   std::ofstream(dir / "config.toml") << to_toml(config);
+  const fs::path events = dir / "events.out.tfevents.pare";
   fs::remove(dir / "rollouts.jsonl", error);
+  fs::remove(events, error);
   metrics_.open(dir / "metrics.jsonl");
   if (!metrics_) fail(path, ": metrics.jsonl cannot be written");
+  events_.emplace(events.string(), unix_time());
 }
 
-void RunDirectory::log(const Metrics& metrics) { metrics_ << metrics.json() << std::endl; }
+void RunDirectory::log(const Metrics& metrics) {
+  metrics_ << metrics.json() << std::endl;
+  events_->log(static_cast<int64_t>(metrics.get("training/global_step")), unix_time(), metrics);
+}
 
 void RunDirectory::log_samples(const Trainer& trainer) {
   std::ofstream file(fs::path(path_) / "rollouts.jsonl", std::ios::app);

@@ -1,9 +1,11 @@
 // Where a run writes: the resolved configuration, one line of metrics a step, and the model at the end.
 #pragma once
 #include <fstream>
+#include <optional>
 #include <string>
 
 #include "rl/metrics.h"
+#include "rl/tensorboard.h"
 #include "rl/trainer.h"
 
 namespace pare {
@@ -12,7 +14,7 @@ class RunDirectory {
  public:
   // Creates `path`.  A directory that holds a run is an error unless `force`; then the run in it is replaced.
   RunDirectory(const std::string& path, const Config& config, bool force);
-  void log(const Metrics& metrics);               // metrics.jsonl
+  void log(const Metrics& metrics);               // metrics.jsonl, events.out.tfevents.pare
   void log_samples(const Trainer& trainer);       // rollouts.jsonl: the responses of the last step
   void save_model(const Session& session) const;  // model/: a Hugging Face folder
   const std::string& path() const { return path_; }
@@ -20,6 +22,7 @@ class RunDirectory {
  private:
   const std::string path_;
   std::ofstream metrics_;
+  std::optional<EventWriter> events_;
 };
 
 }  // namespace pare
