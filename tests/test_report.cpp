@@ -239,28 +239,60 @@ TEST_F(Browser, DrawsCurves) {
                            write_run("base-seed2", 2, 40, 1);
   write_samples("rpc-seed1");
   report(runs);
-  for (const int width : {1280, 390}) {
-    const std::string page = dom(at("base-seed1/report.html"), width);
-    EXPECT_TRUE(std::regex_search(page, std::regex("<html[^>]* data-ready=\"[0-9]+\""))) << page.substr(0, 400);
-    using Counts = std::vector<size_t>;
-    EXPECT_EQ(points(page, "Reward"), (Counts{40, 20}));
-    EXPECT_EQ(points(page, "Reward", "band"), Counts{80});  // two seeds: there and back
-    EXPECT_EQ(points(page, "Evaluation: ssa/reward/mean@1"), (Counts{5, 3}));
-    EXPECT_EQ(points(page, "Gradient norm"), (Counts{39, 19}));  // without the step that has none
-    for (const char* title :
-         {"Entropy", "Response length", "KL to the sampling policy", "Clip fraction", "Mismatched tokens"})
-      EXPECT_EQ(points(page, title), (Counts{40, 20})) << title;
-    for (const char* title : {"Tokens generated", "Tokens through the learner", "FLOPs", "Peak memory"})
-      EXPECT_EQ(points(page, title).size(), 2u) << title;
-    EXPECT_EQ(points(page, "Time of a step: rpc-seed1", "area").size(), 4u);  // rollout, update, evaluation, other
-    EXPECT_EQ(points(page, "Loss"), Counts{});                                // nothing to draw: no chart
-    EXPECT_NE(page.find("0.754"), std::string::npos);             // reward reached: .7506 and .7606, mean .7556
-    EXPECT_NE(page.find("\u00d7&nbsp;0.25"), std::string::npos);  // a quarter of the baseline's tokens trained
-    EXPECT_NE(page.find("actor.token_subset"), std::string::npos);
-    // The sample that is shown, as text.
-    EXPECT_NE(page.find("&lt;img src=x onerror=alert(1)&gt;?"), std::string::npos);
-    EXPECT_NE(page.find("e&lt;b&gt;"), std::string::npos);
-  }
+  const std::string page = dom(at("base-seed1/report.html"), 1280);
+  EXPECT_TRUE(std::regex_search(page, std::regex("<html[^>]* data-ready=\"[0-9]+\""))) << page.substr(0, 400);
+  using Counts = std::vector<size_t>;
+  EXPECT_EQ(points(page, "Reward"), (Counts{40, 20}));
+  EXPECT_EQ(points(page, "Reward", "band"), Counts{80});  // two seeds: there and back
+  EXPECT_EQ(points(page, "Evaluation: ssa/reward/mean@1"), (Counts{5, 3}));
+  EXPECT_EQ(points(page, "Gradient norm"), (Counts{39, 19}));  // without the step that has none
+  for (const char* title :
+       {"Entropy", "Response length", "KL to the sampling policy", "Clip fraction", "Mismatched tokens"})
+    EXPECT_EQ(points(page, title), (Counts{40, 20})) << title;
+  for (const char* title : {"Tokens generated", "Tokens through the learner", "FLOPs", "Peak memory"})
+    EXPECT_EQ(points(page, title).size(), 2u) << title;
+  EXPECT_EQ(points(page, "Time of a step: rpc-seed1", "area").size(), 4u);  // rollout, update, evaluation, other
+  EXPECT_EQ(points(page, "Loss"), Counts{});                                // nothing to draw: no chart
+  EXPECT_NE(page.find(">0.756<"), std::string::npos);                       // reward reached: .7506 and .7606
+  EXPECT_NE(page.find(">\u00d7&nbsp;0.25<"), std::string::npos);  // a quarter of the baseline's tokens trained
+  EXPECT_NE(page.find("actor.token_subset"), std::string::npos);
+  // The sample that is shown, as text.
+  EXPECT_NE(page.find("&lt;img src=x onerror=alert(1)&gt;?"), std::string::npos);
+  EXPECT_NE(page.find("e&lt;b&gt;"), std::string::npos);
+}
+
+// Every button pressed, every chart pointed at, everything unfolded: nothing fails, and nothing is wider than a phone.
+TEST_F(Browser, EverythingCanBeUsed) {
+  const std::string runs = write_run("base", 1, 70, 1) + " " + write_run("rpc", 1, 70, 0.5);
+  write_samples("base"), write_samples("rpc");
+  std::string page = report(runs);
+  page.insert(page.rfind("</body>"), R"(<script>
+let pressed = 0, said = 0;
+for (const d of document.querySelectorAll("details")) d.open = true;
+const all = (what) => [...document.querySelectorAll(what)];
+for (let i = 0; i < all("button").length; i++) all("button")[i].click(), pressed++;
+redraw();
+for (const svg of all("svg")) {
+  const b = svg.getBoundingClientRect();
+  svg.dispatchEvent(new PointerEvent("pointermove", { clientX: b.left + b.width / 2, clientY: b.top + 50 }));
+  said += svg.closest("figure").querySelector("header small").textContent.startsWith("step ");
+  svg.dispatchEvent(new PointerEvent("pointerleave"));
+}
+for (const s of all("select")) s.dispatchEvent(new Event("change"));
+for (const t of all(".text span")) t.dispatchEvent(new PointerEvent("pointerenter"));
+const root = document.documentElement;
+root.setAttribute("data-used", `${pressed} ${said} ${all("svg").length} ${root.clientWidth} ${root.scrollWidth - root.clientWidth}`);
+</script>)");
+  write("used.html", page);
+  const std::string used = dom(at("used.html"), 390);
+  std::smatch m;
+  const std::regex result("data-used=\"([0-9]+) ([0-9]+) ([0-9]+) ([0-9]+) (-?[0-9]+)\"");
+  ASSERT_TRUE(std::regex_search(used, m, result));
+  EXPECT_GT(std::stoi(m[1]), 12) << "buttons";
+  EXPECT_GT(std::stoi(m[2]), 15) << "charts that said what is under the pointer";
+  EXPECT_EQ(m[2], m[3]);
+  EXPECT_EQ(m[4], "390");
+  EXPECT_EQ(m[5], "0") << "pixels that the page scrolls sideways";
 }
 
 TEST_F(Browser, DrawsSftAndOneStep) {

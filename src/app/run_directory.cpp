@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "model/hf.h"
+#include "rl/tensorboard.h"
 
 namespace pare {
 
@@ -25,17 +26,17 @@ RunDirectory::RunDirectory(const std::string& path, const Config& config, bool f
   fs::create_directories(dir, error);
   if (error) fail(path, ": cannot be created: ", error.message());
   std::ofstream(dir / "config.toml") << to_toml(config);
-  const fs::path events = dir / "events.out.tfevents.pare";
   fs::remove(dir / "rollouts.jsonl", error);
-  fs::remove(events, error);
   metrics_.open(dir / "metrics.jsonl");
   if (!metrics_) fail(path, ": metrics.jsonl cannot be written");
-  events_.emplace(events.string(), unix_time());
+  events_.open(dir / "events.out.tfevents.pare", std::ios::binary);
+  events_ << tensorboard_header(unix_time());
 }
 
 void RunDirectory::log(const Metrics& metrics) {
   metrics_ << metrics.json() << std::endl;
-  events_->log(static_cast<int64_t>(metrics.get("training/global_step")), unix_time(), metrics);
+  const auto step = static_cast<int64_t>(metrics.get("training/global_step"));
+  events_ << tensorboard_event(step, unix_time(), metrics) << std::flush;
 }
 
 void RunDirectory::log_samples(const Trainer& trainer) {

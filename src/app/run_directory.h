@@ -1,11 +1,9 @@
 // Where a run writes: the resolved configuration, one line of metrics a step, and the model at the end.
 #pragma once
 #include <fstream>
-#include <optional>
 #include <string>
 
 #include "rl/metrics.h"
-#include "rl/tensorboard.h"
 #include "rl/trainer.h"
 
 namespace pare {
@@ -21,8 +19,7 @@ class RunDirectory {
 
  private:
   const std::string path_;
-  std::ofstream metrics_;
-  std::optional<EventWriter> events_;
+  std::ofstream metrics_, events_;
 };
 
 }  // namespace pare

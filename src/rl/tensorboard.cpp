@@ -3,9 +3,6 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
-
-#include "base/error.h"
 
 namespace pare {
 
@@ -58,6 +55,11 @@ std::string message(uint32_t number, std::string_view bytes) {
 // Event { double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary = 5; }
 std::string event(double wall_time) { return key(1, fixed64_type) + fixed(wall_time); }
 
+std::string record(const std::string& bytes) {
+  const std::string length = little_endian(static_cast<uint64_t>(bytes.size()));
+  return length + little_endian(masked_crc(length)) + bytes + little_endian(masked_crc(bytes));
+}
+
 }  // namespace
 
 uint32_t crc32c(std::string_view bytes) {
@@ -66,14 +68,9 @@ uint32_t crc32c(std::string_view bytes) {
   return ~crc;
 }
 
-EventWriter::EventWriter(const std::string& path, double wall_time) : path_(path) {
-  std::error_code error;
-  const bool begun = std::filesystem::file_size(path, error) > 0 && !error;
-  file_.open(path, std::ios::binary | std::ios::app);
-  if (!begun) record(event(wall_time) + message(3, "brain.Event:2"));
-}
+std::string tensorboard_header(double wall_time) { return record(event(wall_time) + message(3, "brain.Event:2")); }
 
-void EventWriter::log(int64_t step, double wall_time, const Metrics& metrics) {
+std::string tensorboard_event(int64_t step, double wall_time, const Metrics& metrics) {
   // Summary { repeated Value value = 1; }, Value { string tag = 1; float simple_value = 2; }
   std::string summary;
   for (const auto& [name, value] : metrics.all())
@@ -81,13 +78,7 @@ void EventWriter::log(int64_t step, double wall_time, const Metrics& metrics) {
       summary += message(1, message(1, name) + key(2, fixed32_type) + fixed(static_cast<float>(value)));
   // What is 0 is not written (proto3).
   const std::string at = step == 0 ? "" : key(2, varint_type) + varint(static_cast<uint64_t>(step));
-  record(event(wall_time) + at + message(5, summary));
-}
-
-void EventWriter::record(const std::string& event) {
-  const std::string length = little_endian(static_cast<uint64_t>(event.size()));
-  file_ << length << little_endian(masked_crc(length)) << event << little_endian(masked_crc(event)) << std::flush;
-  if (!file_) throw Error(Exit::failed, cat(path_, ": cannot be written"));
+  return record(event(wall_time) + at + message(5, summary));
 }
 
 }  // namespace pare
