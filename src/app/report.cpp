@@ -14,7 +14,10 @@ namespace {
 constexpr const char* style =
 #include "app/report_page.css"
     ;
-constexpr const char* script =
+constexpr const char* charts =
+#include "app/report_charts.js"
+    ;
+constexpr const char* page =
 #include "app/report_page.js"
     ;
 
@@ -42,7 +45,7 @@ void report(const Options& o) {
   std::ofstream file(out, std::ios::binary);
   file << head << "<style>" << style << "</style>\n</head>\n<body>\n<main></main>\n"
        << "<noscript><p>The curves of this report are drawn by the script in it, which this browser does not run.</p>"
-       << "</noscript>\n<script type=\"application/json\" id=\"data\">" << data << "</script>\n<script>" << script
+       << "</noscript>\n<script type=\"application/json\" id=\"data\">" << data << "</script>\n<script>" << charts << page
        << "</script>\n</body>\n</html>\n";
   file.close();
   if (!file) throw Error(Exit::failed, cat(out, ": cannot be written"));

@@ -1,4 +1,4 @@
-// The numbers and texts of a report, as one JSON document: what src/app/report_page.js draws.
+// The numbers and texts of a report, as one JSON document: what report_charts.js and report_page.js draw.
 #pragma once
 #include <string>
 #include <vector>
