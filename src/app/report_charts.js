@@ -24,6 +24,8 @@ const groupColor = (g) => `--c: var(--g${g % 8})`;
 const stackColor = (i) => `--c: var(--s${Math.min(i, 5)})`;
 
 // ---- numbers -----------------------------------------------------------------------------------------------------
+const lowest = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
+const highest = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
 const finite = (v) => typeof v === "number" && isFinite(v);
 function scaled(v, unit) {
   const names = ["", "k", "M", "G", "T", "P", "E"];
@@ -122,9 +124,10 @@ const state = {
 function runningMean(values) {
   const half = Math.floor(values.length / 60);
   if (half === 0) return values;
+  const sums = [0, ...cumulative(values)];
   return values.map((_, i) => {
-    const window = values.slice(Math.max(0, i - half), i + half + 1);
-    return window.reduce((a, b) => a + b, 0) / window.length;
+    const from = Math.max(0, i - half), to = Math.min(values.length, i + half + 1);
+    return (sums[to] - sums[from]) / (to - from);
   });
 }
 
@@ -176,7 +179,7 @@ function frame(svg, width, low, high, unit) {
   const marks = low === high ? {list: [low], step: Math.abs(low) || 1} : ticks(low, high, 5);
   const labels = marks.list.map((v) => tickText(v, marks.step, unit));
   const left = 10 + 6.3 * Math.max(...labels.map((t) => t.length));
-  const end = Math.max(...groups.flatMap((g) => g.runs.map((i) => axes[state.axis].of(runs[i]).at(-1))), 1e-12);
+  const end = Math.max(...groups.flatMap((g) => g.runs.map((i) => axes[state.axis].of(runs[i]).at(-1)))) || 1;
   const x = (v) => left + (v / end) * (width - left - right);
   const y = (v) => top_ + (1 - (high > low ? (v - low) / (high - low) : 0.5)) * (height - top_ - bottom);
   marks.list.forEach((v, i) => {
@@ -249,8 +252,8 @@ function lineChart(spec) {
                              }));
     const smoothed = state.smooth && !spec.sum && curves.some((c) => c.points.length >= 60);
     const all = curves.flatMap((c) => c.points);
-    let low = Math.min(...all.map((p) => Math.min(p.low, smoothed ? p.raw : p.low)));
-    let high = Math.max(...all.map((p) => Math.max(p.high, smoothed ? p.raw : p.high)));
+    let low = lowest(all.map((p) => (smoothed ? Math.min(p.low, p.raw) : p.low)));
+    let high = highest(all.map((p) => (smoothed ? Math.max(p.high, p.raw) : p.high)));
     if (low < high && low >= 0 && (low < 0.6 * high || spec.zero)) low = 0;
     const pad = (high - low) * 0.04, s = frame(svg, width, low === 0 ? 0 : low - pad, high + pad, unit);
     if (low === high)
@@ -304,7 +307,7 @@ function stackCharts(spec) {
   const stacked = () => groups.map((g, index) => {
     const points = new Map();  // bin -> sums
     for (const i of g.runs) {
-      const run = runs[i], x = axes[state.axis].of(run), end = Math.max(...x);
+      const run = runs[i], x = axes[state.axis].of(run), end = highest(x) || 1;
       const parts = spec.parts(run);
       run.steps.forEach((step, k) => {
         const v = parts.map((p) => (finite(p.values?.[k]) ? p.values[k] : 0));
@@ -327,7 +330,7 @@ function stackCharts(spec) {
     .map(({group,
            index}) => card(groups.length > 1 ? `${spec.title}: ${group.name}` : spec.title, spec.what, (svg, width) => {
            const every = stacked();
-           const high = Math.max(...every.flatMap((c) => c.points.map((p) => p.v.reduce((a, b) => a + b, 0))));
+           const high = highest(every.flatMap((c) => c.points.map((p) => p.v.reduce((a, b) => a + b, 0))));
            const points = every[index].points, s = frame(svg, width, 0, high * 1.04, spec.unit);
            const below = points.map(() => 0);
            names.forEach((_, j) => {

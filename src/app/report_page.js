@@ -44,7 +44,7 @@ function optimisation() {
   ];
 }
 function costs() {
-  taken.add("tokens/generated").add("tokens/trained").add("tokens/loss");
+  taken.add("tokens/generated").add("tokens/trained").add("tokens/loss").add("perf/max_memory_allocated_gb");
   const sum = (title, metrics, unit) =>
     ({title, unit, sum: true, what: "running total", values: (r) => total(r, metrics(r))});
   const arenas = (r) => withPrefix(r, "memory/");
@@ -273,7 +273,7 @@ function facts(s) {
                              : finish],
     ["tokens", s.ids?.length ?? s.tokens],
     ["mean log-prob", known.length ? mean(known) : null],
-    ["least likely token", known.length ? Math.min(...known) : null],
+    ["least likely token", known.length ? lowest(known) : null],
     ["uid", s.uid],
   ].filter(([, v]) => v !== null && v !== undefined);
 }
@@ -359,7 +359,7 @@ function samples() {
         "sample", list.map((s, i) => ({value: s, text: `${i + 1} of ${list.length}`})), view.sample,
         (s) => ((view.sample = s), render())),
       colors());
-    const scale = Math.max(...list.map((s) => Math.abs(s.advantage || 0)), 1e-9);
+    const scale = highest([1e-9, ...list.map((s) => Math.abs(s.advantage || 0))]);
     const byPrompt = new Map();
     list.forEach((s) => {
       const key = s.group ?? s.prompt;
