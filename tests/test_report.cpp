@@ -206,8 +206,8 @@ class Browser : public Report {
     const std::string command =
         cat("timeout 100 ", chromium_,
             " --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --user-data-dir=", at("profile"),
-            " --enable-logging=stderr --virtual-time-budget=5000 --window-size=", width, ",900 --dump-dom file://", page, " >", at("dom"), " 2>",
-            at("log"));
+            " --enable-logging=stderr --virtual-time-budget=5000 --window-size=", width, ",900 --dump-dom file://",
+            page, " >", at("dom"), " 2>", at("log"));
     EXPECT_EQ(std::system(command.c_str()), 0) << read_text(at("log"));
     const std::string log = read_text(at("log"));
     EXPECT_EQ(log.find("CONSOLE"), std::string::npos) << log;  // errors, warnings and messages of the page

@@ -45,8 +45,8 @@ void report(const Options& o) {
   std::ofstream file(out, std::ios::binary);
   file << head << "<style>" << style << "</style>\n</head>\n<body>\n<main></main>\n"
        << "<noscript><p>The curves of this report are drawn by the script in it, which this browser does not run.</p>"
-       << "</noscript>\n<script type=\"application/json\" id=\"data\">" << data << "</script>\n<script>" << charts << page
-       << "</script>\n</body>\n</html>\n";
+       << "</noscript>\n<script type=\"application/json\" id=\"data\">" << data << "</script>\n<script>" << charts
+       << page << "</script>\n</body>\n</html>\n";
   file.close();
   if (!file) throw Error(Exit::failed, cat(out, ": cannot be written"));
   std::printf("report   %s\n", out.c_str());
