@@ -129,6 +129,7 @@ quickstart: $(BUILD)/pare
 	$(BUILD)/pare train quickstart --force
 	$(BUILD)/pare train quickstart-rpc --force
 	$(BUILD)/pare compare runs/quickstart runs/quickstart-rpc
+	$(BUILD)/pare report runs/quickstart runs/quickstart-rpc
 
 # The configuration reference at the end of the README.
 readme: $(BUILD)/pare

@@ -35,6 +35,23 @@ TEST_F(TrainerSteps, KlInRewardIsOfThePolicyAndNotOfTheTruncatedSampler) {
   EXPECT_GT(session.ledger.total("old_log_prob").flops, 0);
 }
 
+TEST_F(TrainerSteps, MetricsHaveThePeaksOfTheArenas) {
+  Session session(load_config(tiny_run()));
+  Trainer trainer(session);
+  for (const Metrics& m : {trainer.step(), trainer.step()}) {
+    double sum = 0;
+    for (const Arena* a : session.arenas()) {
+      EXPECT_GT(m.get("memory/" + a->name()), 0) << a->name();
+      sum += m.get("memory/" + a->name());
+    }
+    EXPECT_EQ(m.get("perf/max_memory_allocated_gb"), sum / (1 << 30));
+    for (const Arena* a : session.arenas()) EXPECT_LE(m.get("memory/" + a->name()), static_cast<double>(a->peak()));
+  }
+  const Metrics last = trainer.step();
+  for (const Arena* a : session.arenas())
+    EXPECT_EQ(last.get("memory/" + a->name()), static_cast<double>(a->peak())) << a->name();
+}
+
 // A mini-batch that is filtered away is counted, and the next one is still on-policy: its ratios are exactly 1.
 TEST_F(TrainerSteps, AfterASkippedMiniBatchTheNextIsTheFirst) {
   Session session(load_config(tiny_run() + Overrides{"actor.optim.lr=0", "actor.ppo_mini_batch_size=2",

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "rl/certificate.h"
+#include "rl/tensorboard.h"
 
 namespace pare {
 
@@ -16,7 +18,12 @@ namespace {
 // The append-only files.  A checkpoint holds their sizes, and a resumed run cuts them to these.
 constexpr const char* metrics_log = "metrics.jsonl";
 constexpr const char* rollouts_log = "rollouts.jsonl";
-constexpr const char* logs[] = {metrics_log, rollouts_log};
+constexpr const char* events_log = "events.out.tfevents.pare";
+constexpr const char* logs[] = {metrics_log, rollouts_log, events_log};
+
+double unix_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
 // Steps of the checkpoints, ascending; what a crash left (step-3.tmp) is none.
 std::vector<int64_t> checkpoint_steps(const std::string& path) {
@@ -78,6 +85,8 @@ void RunDirectory::begin(const Config& config) {
     remove_folder((fs::path(path_) / name).string());
     remove_leftovers((fs::path(path_) / name).string());
   }
+  std::error_code none;
+  fs::remove(fs::path(path_) / "report.html", none);  // of another run
   fs::create_directories(fs::path(path_) / "checkpoints");
   open_logs({});
   write_file((fs::path(path_) / "config.toml").string(), to_toml(config));
@@ -100,9 +109,15 @@ void RunDirectory::open_logs(const std::map<std::string, uint64_t>& sizes) {
     const auto size = sizes.find(name);
     logs_.try_emplace(name, (fs::path(path_) / name).string(), size == sizes.end() ? 0 : size->second);
   }
+  AppendFile& events = logs_.at(events_log);
+  if (events.size() == 0) events.append(tensorboard_header(unix_time()));
 }
 
-void RunDirectory::log(const Metrics& metrics) { logs_.at(metrics_log).append(metrics.json() + "\n"); }
+void RunDirectory::log(const Metrics& metrics) {
+  logs_.at(metrics_log).append(metrics.json() + "\n");
+  const auto step = static_cast<int64_t>(metrics.get("training/global_step"));
+  logs_.at(events_log).append(tensorboard_event(step, unix_time(), metrics));
+}
 
 void RunDirectory::log_samples(const Session& session, const Trainer& trainer) {
   const std::vector<SampleText> texts = trainer.texts();

@@ -167,6 +167,15 @@ AdamWOptions Session::optimizer_options(double lr) const {
 
 std::vector<const Arena*> Session::arenas() const { return {&weights, &gradients, &optimizer, &kv, &activations}; }
 
+void Session::set_memory(Metrics& metrics) const {
+  double sum = 0;
+  for (const Arena* arena : arenas()) {
+    metrics.set("memory/" + arena->name(), static_cast<double>(arena->peak()));
+    sum += static_cast<double>(arena->peak());
+  }
+  metrics.set("perf/max_memory_allocated_gb", sum / (1 << 30));
+}
+
 PromptStream::PromptStream(int64_t rows, bool shuffle, uint64_t seed) : rows_(rows), shuffle_(shuffle), seed_(seed) {
   start_epoch();
 }

@@ -6,6 +6,7 @@
 #include "data/task.h"
 #include "model/learner.h"
 #include "rl/config.h"
+#include "rl/metrics.h"
 #include "rollout/rollout.h"
 #include "tokenizer/tokenizer.h"
 
@@ -25,6 +26,8 @@ struct Session {
   RolloutLimits rollout_limits() const;
   AdamWOptions optimizer_options(double lr) const;
   std::vector<const Arena*> arenas() const;
+  // memory/<arena>: the peak so far, in bytes; and their sum under verl's name, in GiB.
+  void set_memory(Metrics& metrics) const;
 
   const Config config;
   Device device;

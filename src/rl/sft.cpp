@@ -79,6 +79,7 @@ Metrics Sft::step() {
   metrics.set("tokens/trained", static_cast<double>(rows));
   metrics.set("tokens/loss", static_cast<double>(tokens));
   metrics.set("flops/learner", static_cast<double>(session_.ledger.total("learner").flops));
+  session_.set_memory(metrics);
   return metrics;
 }
 

@@ -106,6 +106,7 @@ Metrics Trainer::step() {
   set_summary(metrics, "critic/advantages", advantages);
   for (const char* phase : {"rollout", "learner", "old_log_prob", "ref"})
     metrics.set(std::string("flops/") + phase, static_cast<double>(session_.ledger.total(phase).flops));
+  session_.set_memory(metrics);
   return metrics;
 }
 

@@ -1,0 +1,40 @@
+// What a run left in its directory, read back: metrics.jsonl as columns, and what they add up to.
+#pragma once
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace pare {
+
+struct RunLog {
+  std::string path, name;                             // the directory, and its last part
+  std::vector<int64_t> steps;                         // ascending; an evaluation before the first step is step 0
+  std::map<std::string, std::vector<double>> series;  // metric -> a value for each of `steps`, NaN where it has none
+
+  double at(const std::string& metric, size_t i) const;  // NaN if absent
+  double sum(const std::string& metric) const;           // of the values there are, 0 without any
+};
+
+// Reads DIRECTORY/metrics.jsonl.  A last line without its end (a run that still goes, or was killed) is left out; lines
+// of the same step complete one another.  Fails where there is no file, a line is not an object, or no line has a step.
+RunLog read_run_log(const std::string& directory);
+
+// Ends of a curve are means over a tenth of the steps that have a value.  NaN where the run has no such metric.
+struct RunTotals {
+  static constexpr double none = std::numeric_limits<double>::quiet_NaN();
+  int64_t steps = 0;  // of training
+  double reward_first = none, reward_last = none, loss_first = none, loss_last = none;
+  double val_first = none, val_best = none, val_last = none;  // of the first val-core metric
+  int64_t val_best_step = 0;
+  double generated = 0, trained = 0, loss_rows = 0;             // tokens
+  double flops_rollout = 0, flops_learner = 0, flops = 0;       // flops: of every phase
+  double peak_bytes = none;                                     // of all arenas
+  double seconds = 0, seconds_rollout = 0, seconds_update = 0;  // seconds: of steps and evaluations
+  double mismatches = 0, checked = 0;                           // tokens
+};
+
+RunTotals run_totals(const RunLog& log);
+
+}  // namespace pare
