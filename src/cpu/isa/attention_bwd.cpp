@@ -29,9 +29,9 @@ struct Operands {
   int64_t width, padded;
 };
 
-// Rows and slots go in groups of 16, so that what a chain leaves out (the rows above its slots, the slots behind its
+// Rows and slots go in groups of 8, so that what a chain leaves out (the rows above its slots, the slots behind its
 // rows) does not depend on the height of a tile.
-constexpr int64_t kGroup = 16;
+constexpr int64_t kGroup = 8;
 
 // Calls f(begin, count) for tiles of rows [0, n), each inside of one group.
 template <class F>
@@ -67,17 +67,19 @@ void block(const Operands& x, int64_t rows, int64_t first, int64_t slots, int64_
   const auto reach = [&](int64_t r) { return max64(0, min64(slots, seen + r / kGroup * kGroup + kGroup - 1)); };
   for (int64_t r = 0; r < rows; r++) {
     const vf l = set1(lse[r]), sub_delta = set1(delta[r]);
-    for (int64_t j = 0; j < reach(r); j += 16) {
+    const int64_t visible = min64(slots, seen + r);
+    for (int64_t j = 0; j < visible; j += 16) {
       float *const pr = p + r * kBlock + j, *const dr = ds + r * kBlock + j;
-      const mask seen_lanes = first_lanes(max64(min64(seen + r - j, 16), 0));
+      const mask seen_lanes = first_lanes(visible - j);
       const vf weight = select(seen_lanes, exp(sub(mul(load(pr), set1(scale)), l)), zero());
       store(pr, weight);
       store(dr, select(seen_lanes, mul(mul(weight, sub(load(dr), sub_delta)), set1(scale)), zero()));
     }
+    for (int64_t j = max64(0, (visible + 15) / 16 * 16); j < reach(r); j += 16) store(ds + r * kBlock + j, zero());
   }
   for_tiles(slots, [&](int64_t s, int64_t n) {
-    // From the first group of rows of which one sees a slot of this group on
-    const int64_t begin = max64(0, s / kGroup * kGroup - seen + 1) / kGroup * kGroup;
+    // From the first row that sees a slot of this group on
+    const int64_t begin = max64(0, s / kGroup * kGroup - seen + 1);
     if (begin >= rows) return;
     const float *const weights = p + begin * kBlock + s, *const gradients = ds + begin * kBlock + s;
     multiply_add(tile_by_columns, n, rows - begin, weights, kBlock, x.d_o + begin * x.padded,
