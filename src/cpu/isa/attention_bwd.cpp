@@ -94,25 +94,31 @@ void block(const Operands& x, int64_t rows, int64_t first, int64_t slots, int64_
 }
 
 PARE_INLINE void unpack(const Slots<float>& slots, const float* from, int64_t n, int64_t width) {
-  for (int64_t s = 0; s < n; s++)
-    for (int64_t d = 0; d < width; d += 16, from += 16) store(slots.at(s) + d, load(from), width - d);
+  for (int64_t s = 0; s < n; s++) {
+    float* const row = slots.at(s);
+    for_vectors(
+        width, PARE_LANES_AT(d) { store(row + d, load(from), lanes), from += 16; });
+  }
 }
 
 // out[r] = a[r] . b[r] for up to 16 rows, each as one chain over the columns like a score: where a row sees a single
 // slot, do . o is then bitwise do . v, and its ds exactly 0.
-void row_products(float* out, const float* a, const float* b, int64_t rows, int64_t padded) {
+void row_products(float* out, const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t rows,
+                  int64_t width) {
   vf acc = zero();
-  for (int64_t d = 0; d < padded; d += 16) {
-    vf x[16], y[16];
-    PARE_UNROLL
-    for (int i = 0; i < 16; i++) {
-      x[i] = i < rows ? load(a + i * padded + d) : zero();
-      y[i] = i < rows ? load(b + i * padded + d) : zero();
-    }
-    transpose(x), transpose(y);
-    PARE_UNROLL
-    for (int i = 0; i < 16; i++) acc = fma(x[i], y[i], acc);
-  }
+  for_vectors(
+      width, PARE_LANES_AT(d) {
+        vf x[16], y[16];
+        PARE_UNROLL
+        for (int i = 0; i < 16; i++) {
+          const int64_t r = min64(i, rows - 1);
+          x[i] = load(a + r * a_stride + d, lanes);
+          y[i] = load(b + r * b_stride + d, lanes);
+        }
+        transpose(x), transpose(y);
+        PARE_UNROLL
+        for (int i = 0; i < 16; i++) acc = fma(x[i], y[i], acc);
+      });
   store(out, acc, rows);
 }
 
@@ -126,9 +132,9 @@ void row_block(const AttnBwdArgs& a, const SegmentRow& s, const Operands& x, int
   };
   float lse[kRowBlock], delta[kRowBlock];
   pack(x.d_o, a.d_o, a.do_stride);
-  pack(x.dq, f.o, a.o_stride);  // o, until it is used
   for (int64_t r = 0; r < rows; r += 16)
-    row_products(delta + r, x.d_o + r * x.padded, x.dq + r * x.padded, min64(16, rows - r), x.padded);
+    row_products(delta + r, a.d_o + (row + r) * a.do_stride + column, a.do_stride,
+                 f.o + (row + r) * a.o_stride + column, a.o_stride, min64(16, rows - r), f.width);
   pack(x.q, f.q, f.q_stride);
   for (int64_t i = 0; i < rows * x.padded; i += 16) store(x.dq + i, zero());
   for (int64_t r = 0; r < rows; r++) lse[r] = f.lse[(row + r) * f.heads + head];
