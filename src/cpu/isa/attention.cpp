@@ -138,7 +138,7 @@ PARE_INLINE void weigh(QueryTile& t, float* s, float* alpha, int64_t first, floa
     vf sums = zero();
     for (int64_t j = 0; j < t.visible[r] - first && j < kBlock; j += 16) {
       float* const row = s + r * kBlock + j;
-      const vf p = exp(sub(load(row), set1(next[r])));  // absent slots: exp(-infinity) is +0
+      const vf p = exp_below_89(sub(load(row), set1(next[r])));  // absent slots: exp(-infinity) is +0
       store(row, p);
       sums = add(sums, p);
     }

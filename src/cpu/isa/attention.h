@@ -33,24 +33,32 @@ PARE_INLINE Slots<const float> value_slots(const AttnArgs& a, const SegmentRow& 
   return segment_slots(s, a.pv, a.pv_stride, a.v, a.v_stride, kv_head * a.width);
 }
 
-// Slots [0, n) across: panels [ceil(n / 16)][width][16], absent slots zero.
+// Slots [0, n) across: panels [ceil(n / 16)][width][16]; absent slots hold copies of the last.
 PARE_INLINE void pack_across(float* out, const Slots<const float>& slots, int64_t n, int64_t width) {
-  for (int64_t s = 0; s < n; s += 16, out += 16 * width)
-    for (int64_t d = 0; d < width; d += 16) {
-      const int64_t dn = min64(16, width - d);
-      vf r[16];
-      PARE_UNROLL
-      for (int i = 0; i < 16; i++) r[i] = s + i < n ? load(slots.at(s + i) + d, dn) : zero();
-      transpose(r);
-      for (int64_t i = 0; i < dn; i++) store(out + (d + i) * 16, r[i]);
-    }
+  for (int64_t s = 0; s < n; s += 16, out += 16 * width) {
+    const float* row[16];
+    for (int64_t i = 0; i < 16; i++) row[i] = slots.at(min64(s + i, n - 1));
+    for_vectors(
+        width, PARE_LANES_AT(d) {
+          vf r[16];
+          PARE_UNROLL
+          for (int i = 0; i < 16; i++) r[i] = load(row[i] + d, lanes);
+          transpose(r);
+          PARE_UNROLL
+          for (int i = 0; i < 16; i++)
+            if (i < lanes) store(out + (d + i) * 16, r[i]);
+        });
+  }
 }
 
 // Slots [0, n) down: [n][padded width], columns past the width zero.
 template <class T>
 PARE_INLINE void pack_down(float* out, const Slots<T>& slots, int64_t n, int64_t width) {
-  for (int64_t s = 0; s < n; s++)
-    for (int64_t d = 0; d < width; d += 16, out += 16) store(out, load(slots.at(s) + d, width - d));
+  for (int64_t s = 0; s < n; s++) {
+    const float* const row = slots.at(s);
+    for_vectors(
+        width, PARE_LANES_AT(d) { store(out, load(row + d, lanes)), out += 16; });
+  }
 }
 
 PARE_INLINE int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }

@@ -29,9 +29,9 @@ struct Operands {
   int64_t width, padded;
 };
 
-// Rows and slots go in groups of 16, so that what a chain leaves out (the rows above its slots, the slots behind its
+// Rows and slots go in groups of 8, so that what a chain leaves out (the rows above its slots, the slots behind its
 // rows) does not depend on the height of a tile.
-constexpr int64_t kGroup = 16;
+constexpr int64_t kGroup = 8;
 
 // Calls f(begin, count) for tiles of rows [0, n), each inside of one group.
 template <class F>
@@ -67,17 +67,19 @@ void block(const Operands& x, int64_t rows, int64_t first, int64_t slots, int64_
   const auto reach = [&](int64_t r) { return max64(0, min64(slots, seen + r / kGroup * kGroup + kGroup - 1)); };
   for (int64_t r = 0; r < rows; r++) {
     const vf l = set1(lse[r]), sub_delta = set1(delta[r]);
-    for (int64_t j = 0; j < reach(r); j += 16) {
+    const int64_t visible = min64(slots, seen + r);
+    for (int64_t j = 0; j < visible; j += 16) {
       float *const pr = p + r * kBlock + j, *const dr = ds + r * kBlock + j;
-      const mask seen_lanes = first_lanes(max64(min64(seen + r - j, 16), 0));
+      const mask seen_lanes = first_lanes(visible - j);
       const vf weight = select(seen_lanes, exp(sub(mul(load(pr), set1(scale)), l)), zero());
       store(pr, weight);
       store(dr, select(seen_lanes, mul(mul(weight, sub(load(dr), sub_delta)), set1(scale)), zero()));
     }
+    for (int64_t j = max64(0, (visible + 15) / 16 * 16); j < reach(r); j += 16) store(ds + r * kBlock + j, zero());
   }
   for_tiles(slots, [&](int64_t s, int64_t n) {
-    // From the first group of rows of which one sees a slot of this group on
-    const int64_t begin = max64(0, s / kGroup * kGroup - seen + 1) / kGroup * kGroup;
+    // From the first row that sees a slot of this group on
+    const int64_t begin = max64(0, s / kGroup * kGroup - seen + 1);
     if (begin >= rows) return;
     const float *const weights = p + begin * kBlock + s, *const gradients = ds + begin * kBlock + s;
     multiply_add(tile_by_columns, n, rows - begin, weights, kBlock, x.d_o + begin * x.padded,
@@ -92,25 +94,31 @@ void block(const Operands& x, int64_t rows, int64_t first, int64_t slots, int64_
 }
 
 PARE_INLINE void unpack(const Slots<float>& slots, const float* from, int64_t n, int64_t width) {
-  for (int64_t s = 0; s < n; s++)
-    for (int64_t d = 0; d < width; d += 16, from += 16) store(slots.at(s) + d, load(from), width - d);
+  for (int64_t s = 0; s < n; s++) {
+    float* const row = slots.at(s);
+    for_vectors(
+        width, PARE_LANES_AT(d) { store(row + d, load(from), lanes), from += 16; });
+  }
 }
 
 // out[r] = a[r] . b[r] for up to 16 rows, each as one chain over the columns like a score: where a row sees a single
 // slot, do . o is then bitwise do . v, and its ds exactly 0.
-void row_products(float* out, const float* a, const float* b, int64_t rows, int64_t padded) {
+void row_products(float* out, const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t rows,
+                  int64_t width) {
   vf acc = zero();
-  for (int64_t d = 0; d < padded; d += 16) {
-    vf x[16], y[16];
-    PARE_UNROLL
-    for (int i = 0; i < 16; i++) {
-      x[i] = i < rows ? load(a + i * padded + d) : zero();
-      y[i] = i < rows ? load(b + i * padded + d) : zero();
-    }
-    transpose(x), transpose(y);
-    PARE_UNROLL
-    for (int i = 0; i < 16; i++) acc = fma(x[i], y[i], acc);
-  }
+  for_vectors(
+      width, PARE_LANES_AT(d) {
+        vf x[16], y[16];
+        PARE_UNROLL
+        for (int i = 0; i < 16; i++) {
+          const int64_t r = min64(i, rows - 1);
+          x[i] = load(a + r * a_stride + d, lanes);
+          y[i] = load(b + r * b_stride + d, lanes);
+        }
+        transpose(x), transpose(y);
+        PARE_UNROLL
+        for (int i = 0; i < 16; i++) acc = fma(x[i], y[i], acc);
+      });
   store(out, acc, rows);
 }
 
@@ -124,9 +132,9 @@ void row_block(const AttnBwdArgs& a, const SegmentRow& s, const Operands& x, int
   };
   float lse[kRowBlock], delta[kRowBlock];
   pack(x.d_o, a.d_o, a.do_stride);
-  pack(x.dq, f.o, a.o_stride);  // o, until it is used
   for (int64_t r = 0; r < rows; r += 16)
-    row_products(delta + r, x.d_o + r * x.padded, x.dq + r * x.padded, min64(16, rows - r), x.padded);
+    row_products(delta + r, a.d_o + (row + r) * a.do_stride + column, a.do_stride,
+                 f.o + (row + r) * a.o_stride + column, a.o_stride, min64(16, rows - r), f.width);
   pack(x.q, f.q, f.q_stride);
   for (int64_t i = 0; i < rows * x.padded; i += 16) store(x.dq + i, zero());
   for (int64_t r = 0; r < rows; r++) lse[r] = f.lse[(row + r) * f.heads + head];

@@ -7,9 +7,10 @@ namespace {
 
 // exp(x) = 2^n exp(r), n the integer next to x / ln 2, |r| <= ln 2 / 2, exp(r) = 1 + r + r^2 q(r).
 // exp(0) is 1; below -104 the result is +0, above 88.73 infinite; NaN stays NaN.
-PARE_INLINE vf exp(vf x) {
-  x = max(set1(-104.0f), min(set1(89.0f), x));  // in this order a NaN stays
-  const vf magic = set1(0x1.8p23f);             // adding it rounds to an integer
+// exp_below_89: the same function of numbers that are known to be smaller than 89.
+PARE_INLINE vf exp_below_89(vf x) {
+  x = max(set1(-104.0f), x);         // in this order a NaN stays
+  const vf magic = set1(0x1.8p23f);  // adding it rounds to an integer
   const vf n = sub(fma(x, set1(0x1.715476p0f), magic), magic);
   const vf r = fnma(n, set1(-0x1.05c61p-29f), fnma(n, set1(0x1.62e43p-1f), x));  // ln 2 in two parts
   vf q = set1(1.38145986467e-3f);
@@ -19,6 +20,7 @@ PARE_INLINE vf exp(vf x) {
   q = fma(q, r, set1(4.99999934478e-1f));
   return scale(add(set1(1), fma(mul(r, r), q, r)), n);
 }
+PARE_INLINE vf exp(vf x) { return exp_below_89(min(set1(89.0f), x)); }
 
 // log(x) = e ln 2 + log(1 + f), x = 2^e (1 + f), 1 + f in [sqrt(1/2), sqrt(2)), log(1 + f) = f - f^2 / 2 + f^3 q(f).
 // log(0) is -infinity, of negative numbers NaN.

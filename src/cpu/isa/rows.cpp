@@ -35,7 +35,7 @@ void sum_rows(float* y, const float* x, int64_t x_stride, int64_t rows, Range co
       });
 }
 
-float sum_squares(const float* x, int64_t n) {
+PARE_INLINE static float row_squares(const float* x, int64_t n) {
   vf acc = zero();
   for_vectors(
       n, PARE_LANES_AT(i) {
@@ -44,28 +44,49 @@ float sum_squares(const float* x, int64_t n) {
       });
   return sum(acc);
 }
+float sum_squares(const float* x, int64_t n) { return row_squares(x, n); }
+
+namespace {
+// Where the heads of consecutive rows lie, without a division for each.
+struct HeadRows {
+  int64_t heads, width, n, h;
+  HeadRows(int64_t first, int64_t heads, int64_t width)
+      : heads(heads), width(width), n(first / heads), h(first % heads) {}
+  PARE_INLINE int64_t at(int64_t stride) const { return n * stride + h * width; }
+  PARE_INLINE void next() {
+    if (++h == heads) h = 0, n++;
+  }
+};
+}  // namespace
 
 void rmsnorm_fwd(const NormArgs& a, Range rows) {
-  const float width = static_cast<float>(a.width);
-  for (int64_t r = rows.begin; r < rows.end; r++) {
-    const int64_t n = r / a.heads, h = r % a.heads;
-    const float* x = a.x + n * a.x_stride + h * a.width;
-    float* y = a.y + n * a.y_stride + h * a.width;
-    const float rstd = 1.0f / __builtin_sqrtf(sum_squares(x, a.width) / width + a.eps);
-    a.rstd[r] = rstd;
-    const vf s = set1(rstd);
-    for_vectors(
-        a.width, PARE_LANES_AT(i) { store(y + i, mul(mul(load(x + i, lanes), s), load(a.w + i, lanes)), lanes); });
+  const vf width = set1(static_cast<float>(a.width)), eps = set1(a.eps);
+  HeadRows row(rows.begin, a.heads, a.width);
+  // 16 rows at a time share their divisions and roots.
+  for (int64_t first = rows.begin; first < rows.end; first += 16) {
+    const int64_t n = min64(16, rows.end - first);
+    alignas(64) float rstd[16] = {};
+    HeadRows again = row;
+    for (int64_t i = 0; i < n; i++, row.next()) rstd[i] = row_squares(a.x + row.at(a.x_stride), a.width);
+    store(rstd, div(set1(1), sqrt(add(div(load(rstd), width), eps))));
+    store(a.rstd + first, load(rstd), n);
+    for (int64_t i = 0; i < n; i++, again.next()) {
+      const float* const x = a.x + again.at(a.x_stride);
+      float* const y = a.y + again.at(a.y_stride);
+      const vf s = set1(rstd[i]);
+      for_vectors(
+          a.width, PARE_LANES_AT(c) { store(y + c, mul(mul(load(x + c, lanes), s), load(a.w + c, lanes)), lanes); });
+    }
   }
 }
 
 void rmsnorm_bwd_input(const NormBwdArgs& a, Range rows) {
   const float width = static_cast<float>(a.width);
-  for (int64_t r = rows.begin; r < rows.end; r++) {
-    const int64_t n = r / a.heads, h = r % a.heads;
-    const float* x = a.x + n * a.x_stride + h * a.width;
-    const float* dy = a.dy + n * a.dy_stride + h * a.width;
-    float* dx = a.dx + n * a.dx_stride + h * a.width;
+  HeadRows row(rows.begin, a.heads, a.width);
+  for (int64_t r = rows.begin; r < rows.end; r++, row.next()) {
+    const float* x = a.x + row.at(a.x_stride);
+    const float* dy = a.dy + row.at(a.dy_stride);
+    float* dx = a.dx + row.at(a.dx_stride);
     const vf s = set1(a.rstd[r]);
     vf acc = zero();
     for_vectors(
