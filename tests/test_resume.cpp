@@ -20,12 +20,16 @@ std::vector<nlohmann::ordered_json> json_lines(const std::string& path) {
   return lines;
 }
 
-// metrics.jsonl without what a clock says.
+// What depends on the process: clocks, and the most memory since its start.
+bool of_the_process(const std::string& metric) {
+  return metric.starts_with("timing_s/") || metric.starts_with("memory/") || metric == "perf/max_memory_allocated_gb";
+}
+
+// metrics.jsonl without that.
 std::string timeless(const std::string& path) {
   std::string text;
   for (auto& line : json_lines(path)) {
-    for (auto it = line.begin(); it != line.end();)
-      it = it.key().starts_with("timing_s/") ? line.erase(it) : std::next(it);
+    for (auto it = line.begin(); it != line.end();) it = of_the_process(it.key()) ? line.erase(it) : std::next(it);
     text += line.dump() + "\n";
   }
   return text;

@@ -82,8 +82,10 @@ RunTotals run_totals(const RunLog& log) {
   t.steps = std::count_if(log.steps.begin(), log.steps.end(), [](int64_t s) { return s > 0; });
   set_ends(log, "critic/score/mean", t.reward_first, t.reward_last);
   set_ends(log, "train/loss", t.loss_first, t.loss_last);
-  const auto val = log.series.lower_bound("val-core/");
-  if (val != log.series.end() && val->first.starts_with("val-core/"))
+  const auto val = std::find_if(log.series.begin(), log.series.end(), [](const auto& s) {
+    return s.first.starts_with("val-core/") && s.first.find("/mean@") != std::string::npos;
+  });
+  if (val != log.series.end())
     for (size_t i = 0; i < log.steps.size(); i++) {
       const double v = val->second[i];
       if (std::isnan(v)) continue;

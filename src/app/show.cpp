@@ -16,12 +16,13 @@ namespace {
 
 std::string bytes(double n) { return human(n) + "B"; }
 std::string plural(int64_t n, const char* what) { return cat(n, " ", what, n == 1 ? "" : "s"); }
-double val_score(const Config& c, const Metrics& m) {
-  return m.get(cat("val-core/", c.data.task, "/reward/mean@", c.rollout.val_kwargs.n));
-}
 std::string number(const char* pattern, double x) { return std::isnan(x) ? "-" : format(pattern, x); }
 
 }  // namespace
+
+double val_score(const Config& c, const Metrics& m) {
+  return m.get(cat("val-core/", c.data.task, "/reward/mean@", c.rollout.val_kwargs.n));
+}
 
 void show_machine(Console& console) {
   std::string name = "unknown CPU", line, package;

@@ -31,6 +31,8 @@ struct StepColumn {
 std::vector<StepColumn> train_columns();
 std::vector<StepColumn> sft_columns();
 
+double val_score(const Config& config, const Metrics& metrics);  // mean@n of a validation; NaN where there was none
+
 // The lines of a run: a row per step between its number and the time that is left, with the last validation reward, and
 // what the row calls for.  Titles come again after every 20 rows.
 class StepLines {

@@ -104,8 +104,8 @@ class Run {
     const TrainerKeys& t = config_.trainer;
     const bool samples = trainer_ && t.samples_freq > 0 && step % t.samples_freq == 0;
     if (samples) directory_.log_samples(session_, *trainer_);
-    const bool best = val && !(val_score(session_, m) <= state_.best_score);
-    if (best) state_.best_score = val_score(session_, m), state_.best_step = step;
+    const bool best = val && !(val_score(config_, m) <= state_.best_score);
+    if (best) state_.best_score = val_score(config_, m), state_.best_step = step;
     if (trainer_) {
       state_.checked += static_cast<int64_t>(m.get("exact/checked_tokens"));
       state_.mismatches += static_cast<int64_t>(m.get("exact/mismatch_tokens"));
