@@ -89,7 +89,7 @@ TEST(Rollout, TheScheduleChangesNothing) {
   const auto requests = mixed_requests();
   const auto alone = one_by_one(requests, mixed_sampling());
   int64_t least = 0;
-  for (const Request& r : requests) least = std::max(least, Scheduler::pages_needed(config(), r));
+  for (const Request& r : requests) least = std::max(least, Scheduler::pages_needed(KvResidency({}, config().layers), r));
   const std::vector<RolloutLimits> all = {
       kRoomy,
       {.max_sequences = 1, .max_batched_tokens = 1, .max_context = 160},
@@ -329,7 +329,7 @@ std::string refusal(Exit code, const RolloutLimits& limits, const Request& reque
 TEST(Rollout, APoolThatHoldsOneSequenceIsEnoughAndOnePageLessIsRefused) {
   for (const Request& r : mixed_requests()) {
     RolloutLimits limits = kRoomy;
-    limits.kv_pages = Scheduler::pages_needed(config(), r);
+    limits.kv_pages = Scheduler::pages_needed(KvResidency({}, config().layers), r);
     EXPECT_EQ(refusal(Exit::memory, limits, r, mixed_sampling()), "no error");
     limits.kv_pages--;
     const std::string what = refusal(Exit::memory, limits, r, mixed_sampling());
