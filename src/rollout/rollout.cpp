@@ -175,7 +175,7 @@ std::vector<Completion> Rollout::generate(const std::vector<Request>& requests, 
                         if (policy_ && !sampling.dense) policy_->forked(parent, child);
                       });
   stats_ = {.completions = scheduler.completions()};
-  if (compressor_) compressor_->reset();
+  if (compressor_) compressor_->reset(), compressor_->trace = sampling.trace;
   cache_.reset_peak();
   while (!scheduler.done()) {
     const Batch batch = scheduler.next();

@@ -16,6 +16,7 @@ struct Sampling {
   uint64_t key = 0;          // rng_key(seed, RngStream::sample, step)
   std::vector<int32_t> eos;  // any of them ends a sequence
   bool dense = false;        // keep and read all keys and values, whatever RolloutLimits::kv says
+  std::function<void(const PagedRun&, KvTrace)> trace = {};  // called with what each event of the cache kept
 };
 
 // Of one generate(); FLOPs and bytes are in the device's ledger.
