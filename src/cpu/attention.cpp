@@ -3,7 +3,7 @@
 #include <numeric>
 #include <vector>
 
-#include "cpu/glue.h"
+#include "cpu/paged.h"
 
 namespace pare::cpu {
 
@@ -168,9 +168,6 @@ void attn_bwd(const AttnBwd& a, Stream) {
   });
 }
 
-namespace {
-
-// The entries, checked against rows, page table and pages.
 const PagedRow* paged_rows(const char* op, const Tensor& queries, int64_t rows, const Tensor& table, int64_t pages) {
   static_assert(sizeof(PagedRow) == 4 * sizeof(int32_t));
   const auto* const list = reinterpret_cast<const PagedRow*>(index(op, "queries", queries, {queries.shape[0], 4}));
@@ -192,8 +189,6 @@ const PagedRow* paged_rows(const char* op, const Tensor& queries, int64_t rows, 
   }
   return list;
 }
-
-}  // namespace
 
 void kv_write(const KvWrite& a, Stream) {
   constexpr const char* op = "kv_write";
@@ -233,6 +228,8 @@ void attn_paged(const AttnPaged& a, Stream) {
                        .k_pages = dense(op, "k_pages", a.k_pages, {pages, kv_heads, width, kPageSlots}),
                        .v_pages = dense(op, "v_pages", a.v_pages, {pages, kv_heads, kPageSlots, width}),
                        .page_table = static_cast<const int32_t*>(a.page_table.data),
+                       .head_step = width * kPageSlots,
+                       .page_step = kv_heads * width * kPageSlots,
                        .q_stride = a.q.stride[0],
                        .table_stride = a.page_table.stride[0],
                        .heads = heads,
@@ -240,6 +237,7 @@ void attn_paged(const AttnPaged& a, Stream) {
                        .width = width,
                        .scale = a.scale};
   const PagedRow* const list = paged_rows(op, a.queries, rows, a.page_table, pages);
+  const BlockLists lists(op, a);
   const int64_t n = a.queries.shape[0] * kv_heads;
   if (n == 0) return;
   const Kernels& k = cpu_kernels();
@@ -247,8 +245,16 @@ void attn_paged(const AttnPaged& a, Stream) {
   parallel(n, time / static_cast<double>(n) + 50, [&](Range range) {
     for (int64_t i = range.begin; i < range.end; i++) {
       const PagedRow& q = list[i / kv_heads];
-      const int64_t padded = round16(width), copied = padded == width ? 0 : q.slots;
-      if (q.rows) k.attn_paged(args, q, i % kv_heads, scratch((16 + copied) * padded));
+      const int64_t slots = lists.slots(q, i / kv_heads);
+      const int64_t padded = round16(width), copied = padded == width ? 0 : slots, own = (16 + copied) * padded;
+      if (q.rows == 0) continue;
+      if (slots == q.slots) {
+        k.attn_paged(args, q, i % kv_heads, scratch(own));
+      } else {
+        float* const memory = scratch(own + lists.scratch_floats(slots, width));
+        const auto [listed, row] = lists.gather(args, q, i / kv_heads, i % kv_heads, memory + own);
+        k.attn_paged(listed, row, i % kv_heads, memory);
+      }
     }
   });
 }

@@ -76,10 +76,20 @@ struct AttnBwdArgs {
 struct PagedArgs {
   float* o;
   const float *q, *k_pages, *v_pages;
-  const int32_t* page_table;
-  int64_t q_stride, table_stride;
+  const int32_t* page_table;       // null: page i is the i-th
+  int64_t head_step, page_step;    // from the keys of one head to those of the next; from page to page
+  int64_t q_stride, table_stride;  // table_stride: entries from one row of page_table to the next
   int64_t heads, group, width;
   float scale;
+};
+// The summaries of the blocks of a sequence for one key head, and the queries of its group.
+struct BlockScoreArgs {
+  const float* q;        // [group][width]
+  const float* summary;  // of key head 0 of page 0
+  const int32_t* pages;  // of the sequence
+  int64_t page_step;     // from page to page; the rows of one page and head lie together
+  int64_t group, width, block;
+  BlockSummary kind;
 };
 
 struct LogitsLossArgs {
@@ -124,6 +134,12 @@ struct Kernels {
   void (*attn_fwd)(const AttnArgs&, const SegmentRow&, int64_t kv_head, Range rows, float* scratch);
   void (*attn_bwd)(const AttnBwdArgs&, const SegmentRow&, int64_t kv_head, float* scratch);
   void (*attn_paged)(const PagedArgs&, const PagedRow&, int64_t kv_head, float* scratch);
+
+  // The summaries of the blocks that begin in the first `slots` slots of one page of one key head.
+  void (*block_summary)(float* summary, const float* k_page, int64_t width, int64_t slots, int64_t block,
+                        BlockSummary kind);
+  // score[b] of blocks [begin, end); scratch: width + 16
+  void (*block_scores)(float* score, const BlockScoreArgs&, Range blocks, float* scratch);
 
   void (*logprob)(float* logprob, float* entropy, const float* logits, const int32_t* target, int64_t vocabulary,
                   float temperature, Range rows);

@@ -36,7 +36,8 @@ int64_t linear_rows(const Args& a) {
 
 // KV pages hold slots that were never written; only the attention that reads them is checked.
 template <class Args>
-constexpr bool partly_written = std::is_same_v<Args, KvWrite> || std::is_same_v<Args, KvCopyPages>;
+constexpr bool partly_written =
+    std::is_same_v<Args, KvWrite> || std::is_same_v<Args, KvCopyPages> || std::is_same_v<Args, KvBlockSummary>;
 
 }  // namespace
 
