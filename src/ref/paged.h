@@ -1,0 +1,22 @@
+// What the ops on the pages of a forward pass share.
+#pragma once
+#include <vector>
+
+#include "ref/ref.h"
+
+namespace pare::ref {
+
+// The pages of one sequence: slot -> page.
+struct SlotPages {
+  View<int32_t> table;
+  int64_t table_row;
+  int64_t page(int64_t slot) const { return table(table_row, slot / kPageSlots); }
+};
+
+// The entries of a pass, checked against its rows, the page table and the number of pages.
+std::vector<PagedRow> read_queries(const char* op, const Tensor& queries, const Tensor& page_table, int64_t rows,
+                                   int64_t pages);
+// `pairs` and `slots` as AttnPaged defines them.
+void expect_paged_work(const char* op, const std::vector<PagedRow>& queries, int64_t pairs, int64_t slots);
+
+}  // namespace pare::ref
