@@ -50,7 +50,9 @@ inline std::vector<Request> mixed_requests() {
   return requests;
 }
 
-inline Sampling mixed_sampling() { return {.temperature = 0.9f, .key = rng_key(1, RngStream::sample, 4), .eos = {3, 11}}; }
+inline Sampling mixed_sampling() {
+  return {.temperature = 0.9f, .key = rng_key(1, RngStream::sample, 4), .eos = {3, 11}};
+}
 
 inline void expect_same(const Completion& a, const Completion& b, const std::string& what) {
   EXPECT_EQ(a.tokens, b.tokens) << what;
@@ -73,8 +75,8 @@ inline std::vector<Completion> one_by_one(const RolloutLimits& limits, const std
   std::vector<Completion> all;
   for (size_t r = 0; r < requests.size(); r++)
     for (size_t s = 0; s < requests[r].uids.size(); s++) {
-      all.push_back(
-          g.rollout.generate({{requests[r].prompt, {requests[r].uids[s]}, requests[r].max_new_tokens}}, mixed_sampling())[0]);
+      all.push_back(g.rollout.generate({{requests[r].prompt, {requests[r].uids[s]}, requests[r].max_new_tokens}},
+                                       mixed_sampling())[0]);
       all.back().request = static_cast<int>(r), all.back().sample = static_cast<int>(s);
     }
   return all;

@@ -113,7 +113,10 @@ class CacheWorld {
     const int64_t limit = some_slots(1);
     if (live_.size() == kSequences || !reserve(pages(limit))) return;
     const int id = cache_.open(pages(limit));
-    EXPECT_TRUE(live_.emplace(id, Sequence{limit, pages(limit), std::vector<std::vector<int32_t>>(config_.layers * config_.kv_heads)}).second);
+    EXPECT_TRUE(live_
+                    .emplace(id, Sequence{limit, pages(limit),
+                                          std::vector<std::vector<int32_t>>(config_.layers * config_.kv_heads)})
+                    .second);
   }
   void fork(int parent) {
     Sequence s = live_.at(parent);
@@ -190,7 +193,9 @@ class CacheWorld {
       for (int64_t i = 0; i < static_cast<int64_t>(before.size()); i++) {
         const bool kept = i * kPageSlots < first + keep, whole = (i + 1) * kPageSlots <= first;
         fresh += kept && !whole && shared[i];
-        if (kept) EXPECT_EQ(cache_.pages(id, layer)[i] != before[i], !whole && shared[i]);
+        if (kept) {
+          EXPECT_EQ(cache_.pages(id, layer)[i] != before[i], !whole && shared[i]);
+        }
         if (!kept && !shared[i]) s.promise++;
       }
       s.promise -= fresh, cuts_ += fresh > 0;

@@ -20,7 +20,8 @@ TEST(Rollout, TheScheduleChangesNothing) {
   const auto requests = mixed_requests();
   const auto alone = one_by_one(kAlone, requests);
   int64_t least = 0;
-  for (const Request& r : requests) least = std::max(least, Scheduler::pages_needed(KvResidency({}, config().layers), r));
+  for (const Request& r : requests)
+    least = std::max(least, Scheduler::pages_needed(KvResidency({}, config().layers), r));
   const std::vector<RolloutLimits> all = {
       kRoomy,
       {.max_sequences = 1, .max_batched_tokens = 1, .max_context = 160},

@@ -18,7 +18,8 @@ ModelConfig small() {
 
 TEST(Scheduler, PagesOfTheWorstCase) {
   const auto needed = [](int64_t prompt, size_t samples, int max_new) {
-    return Scheduler::pages_needed(KvResidency({}, small().layers), {std::vector<int32_t>(prompt), std::vector<uint64_t>(samples), max_new}) /
+    return Scheduler::pages_needed(KvResidency({}, small().layers),
+                                   {std::vector<int32_t>(prompt), std::vector<uint64_t>(samples), max_new}) /
            small().layers;
   };
   EXPECT_EQ(needed(16, 1, 1), 1);

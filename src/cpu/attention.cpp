@@ -199,6 +199,10 @@ void kv_write(const KvWrite& a, Stream) {
   const float* const v = strided(op, "v", a.v, {rows, kv_heads, width});
   const PagedRow* const list = paged_rows(op, a.queries, rows, a.page_table, pages);
   const int32_t* const table = static_cast<const int32_t*>(a.page_table.data);
+  int32_t* const pos_pages = a.pos_pages ? index(op, "pos_pages", a.pos_pages, {pages, kv_heads, kPageSlots}) : nullptr;
+  const int32_t* const pos = pos_pages ? index(op, "pos", a.pos, {rows}) : nullptr;
+  float* const counts =
+      a.count_pages ? dense(op, "count_pages", a.count_pages, {pages, kv_heads, kPageSlots}) : nullptr;
   const int64_t n = a.queries.shape[0];
   parallel(n, static_cast<double>(rows * kv_heads * width) / static_cast<double>(std::max<int64_t>(n, 1)) + 5,
            [&](Range range) {
@@ -212,6 +216,8 @@ void kv_write(const KvWrite& a, Stream) {
                    for (int64_t d = 0; d < width; d++) k_pages[at + d * kPageSlots + s] = key[d];
                    std::memcpy(v_pages + at + s * width, v + row * a.v.stride[0] + h * width,
                                static_cast<size_t>(width) * sizeof(float));
+                   if (pos_pages) pos_pages[(page * kv_heads + h) * kPageSlots + s] = pos[row];
+                   if (counts) counts[(page * kv_heads + h) * kPageSlots + s] = 1;
                  }
                }
            });
@@ -262,16 +268,26 @@ void attn_paged(const AttnPaged& a, Stream) {
 void kv_copy_pages(const KvCopyPages& a, Stream) {
   constexpr const char* op = "kv_copy_pages";
   const auto& s = a.k_pages.shape;
-  const int64_t n = a.pairs.shape[0], page = s[1] * s[2] * s[3];
-  float* const k_pages = dense(op, "k_pages", a.k_pages, {s[0], s[1], s[2], s[3]});
-  float* const v_pages = dense(op, "v_pages", a.v_pages, {s[0], s[1], s[3], s[2]});
+  const int64_t n = a.pairs.shape[0], page = s[1] * s[2] * s[3], beside = s[1] * s[3];
   const int32_t* const pairs = index(op, "pairs", a.pairs, {n, 2}, s[0]);
-  const size_t bytes = static_cast<size_t>(page) * sizeof(float);
+  struct Array {
+    char* data;
+    size_t bytes;  // of a page
+  };
+  std::vector<Array> arrays;
+  const auto add = [&](void* data, int64_t elements) {
+    arrays.push_back({static_cast<char*>(data), static_cast<size_t>(elements) * 4});
+  };
+  add(dense(op, "k_pages", a.k_pages, {s[0], s[1], s[2], s[3]}), page);
+  add(dense(op, "v_pages", a.v_pages, {s[0], s[1], s[3], s[2]}), page);
+  if (a.pos_pages) add(index(op, "pos_pages", a.pos_pages, {s[0], s[1], s[3]}), beside);
+  if (a.mass_pages) add(dense(op, "mass_pages", a.mass_pages, {s[0], s[1], s[3]}), beside);
+  if (a.count_pages) add(dense(op, "count_pages", a.count_pages, {s[0], s[1], s[3]}), beside);
   parallel(n, 0.4 * static_cast<double>(page) + 5, [&](Range r) {
-    for (int64_t i = r.begin; i < r.end; i++) {
-      std::memcpy(k_pages + pairs[2 * i + 1] * page, k_pages + pairs[2 * i] * page, bytes);
-      std::memcpy(v_pages + pairs[2 * i + 1] * page, v_pages + pairs[2 * i] * page, bytes);
-    }
+    for (int64_t i = r.begin; i < r.end; i++)
+      for (const Array& x : arrays)
+        std::memcpy(x.data + static_cast<size_t>(pairs[2 * i + 1]) * x.bytes,
+                    x.data + static_cast<size_t>(pairs[2 * i]) * x.bytes, x.bytes);
   });
 }
 

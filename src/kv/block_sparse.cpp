@@ -1,6 +1,6 @@
-// Quest (Tang et al. 2024, arXiv 2406.10774) and block top-k: all keys and values stay, a decoded token reads the blocks
-// that promise most.  Quest bounds the scores of a block by the channelwise minimum and maximum of its keys; block top-k
-// takes their mean.  Both choose per key head, for the group of its query heads.
+// Quest (Tang et al. 2024, arXiv 2406.10774) and block top-k: all keys and values stay, a decoded token reads the
+// blocks that promise most.  Quest bounds the scores of a block by the channelwise minimum and maximum of its keys;
+// block top-k takes their mean.  Both choose per key head, for the group of its query heads.
 #include <algorithm>
 
 #include "kv/policies.h"
@@ -11,7 +11,8 @@ namespace {
 
 class BlockSparse : public KvPolicy {
  public:
-  explicit BlockSparse(const PolicyArgs& a) : spec_(a.spec), config_(a.config), cache_(a.cache), kind_(summary_kind(a.spec)), budget_(a.spec) {}
+  explicit BlockSparse(const PolicyArgs& a)
+      : spec_(a.spec), config_(a.config), cache_(a.cache), kind_(summary_kind(a.spec)), budget_(a.spec) {}
 
   void begin(const std::vector<PagedRun>& runs, Arena& scratch) override {
     host_.clear();

@@ -69,11 +69,12 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
   constexpr int64_t kFields = sizeof(KvEvent) / sizeof(int32_t);
   const Tensor events = upload("kv.events", up.events.data(), n, kFields);
   const Tensor choose = chosen == n ? events : upload("kv.choices", up.chosen.data(), chosen, kFields);
-  const Tensor src = upload("kv.src_pages", up.src.data(), n, width);
-  const Tensor dst = upload("kv.dst_pages", up.dst.data(), n, width);
+  const int64_t pages = (most_slots + kPageSlots - 1) / kPageSlots;  // of the longest list
+  const Tensor src = upload("kv.src_pages", up.src.data(), n, width).columns(0, pages);
+  const Tensor dst = upload("kv.dst_pages", up.dst.data(), n, width).columns(0, pages);
   const Tensor positions = upload("kv.positions", up.positions.data(), 1, chosen).flat();
   const Tensor oldest = upload("kv.oldest", up.oldest.data(), 1, chosen).flat();
-  const Tensor score = scratch.alloc("kv.score", model_.stat, {chosen, model_.config.kv_heads, most_slots});
+  const Tensor score = scratch.alloc("kv.score", model_.stat, {chosen, model_.config.kv_heads, pages * kPageSlots});
   const Tensor keep = scratch.alloc("kv.keep", DType::i32, {n, model_.config.kv_heads, most_kept});
   Tensor choose_src = src;
   if (chosen < n) {  // the page lists of the first layers

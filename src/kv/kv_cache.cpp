@@ -7,7 +7,7 @@ int64_t pages_of(int64_t slots) { return (slots + kPageSlots - 1) / kPageSlots; 
 }  // namespace
 
 int64_t KvCache::page_bytes(const ModelConfig& config, const KvSpec& spec, DType dtype) {
-  const auto act = static_cast<int64_t>(dtype_size(dtype)), stat = act == 8 ? 8 : 4;
+  const int64_t act = static_cast<int64_t>(dtype_size(dtype)), stat = act == 8 ? 8 : 4;
   const int64_t slots = config.kv_heads * kPageSlots;
   int64_t bytes = 2 * slots * config.head_dim * act;
   if (spec.evicts()) bytes += slots * 4;

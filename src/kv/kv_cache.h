@@ -48,8 +48,8 @@ class KvCache {
   void append(int sequence, int64_t n);        // n more slots in every layer
   // A compression event: cuts a layer to `slots` slots.  Pages wholly below slot `first` stay; of the others, those
   // that are shared are replaced by fresh ones (if slots before `first` lie in it, by a copy), and those past the end
-  // are given up.  src and dst: the page lists between which KvCompact moves the slots, [max pages] each.  `renew`: what
-  // is given up goes back to the sequence's promise, since it will grow again.
+  // are given up.  src and dst: the page lists between which KvCompact moves the slots, [max pages] each.  `renew`:
+  // what is given up goes back to the sequence's promise, since it will grow again.
   void cut(int sequence, int layer, int64_t first, int64_t slots, bool renew, int32_t* src, int32_t* dst);
   void begin_cuts();              // of a pass: uploads of earlier ones are through
   void copy_cut(Arena& scratch);  // the copies of all cuts since the last one.  Before the device moves slots
@@ -69,7 +69,7 @@ class KvCache {
   int layers() const { return static_cast<int>(layers_); }
   int64_t max_sequences() const { return static_cast<int64_t>(sequences_.size()); }
   int64_t max_pages() const { return max_pages_; }  // of one sequence in one layer
-  Tensor k_pages, v_pages;             // act [pages, K, D, 16] and [pages, K, 16, D], every layer's
+  Tensor k_pages, v_pages;                          // act [pages, K, D, 16] and [pages, K, 16, D], every layer's
   KvFields fields;
   Tensor page_table(int layer) const;  // i32 [max_sequences, max pages], strided rows
 

@@ -23,8 +23,8 @@ struct PagedRun {
 // One layer of a forward pass, after its keys and values were written.
 struct KvPass {
   int layer;
-  Tensor q;                       // act [N, H, D], after QK-norm and RoPE
-  Tensor page_table, queries;     // as in AttnPaged
+  Tensor q;                           // act [N, H, D], after QK-norm and RoPE
+  Tensor page_table, queries;         // as in AttnPaged
   const std::vector<PagedRun>& runs;  // entry i of `queries` is runs[i]
   float scale;
 };
@@ -50,19 +50,19 @@ class KvPolicy {
   virtual ~KvPolicy() = default;
 
   // Before the layers of a pass.  What the policy uploads stays valid until the next begin().
-  virtual void begin(const std::vector<PagedRun>& runs, Arena& scratch) {}
+  virtual void begin(const std::vector<PagedRun>& /*runs*/, Arena& /*scratch*/) {}
   // Before the attention of a layer.
-  virtual KvBlocks blocks(const KvPass& pass, Arena& scratch) { return {}; }
+  virtual KvBlocks blocks(const KvPass& /*pass*/, Arena& /*scratch*/) { return {}; }
   // After it.
-  virtual void attended(const KvPass& pass, Arena& scratch) {}
+  virtual void attended(const KvPass& /*pass*/, Arena& /*scratch*/) {}
   // Slots that a decoded token reads in the mean layer, of `resident` ones.
-  virtual double slots_read(const PagedRun& run, double resident) const { return resident; }
+  virtual double slots_read(const PagedRun& /*run*/, double resident) const { return resident; }
   // `child` continues `parent` from here on.
-  virtual void forked(int parent, int child) {}
+  virtual void forked(int /*parent*/, int /*child*/) {}
 
   // Policies with an observation window: its length, and the first row of a sequence's ring (KvWindowScores).
   virtual int32_t window() const { return 1; }
-  virtual int32_t window_row(int layer, int sequence) const { return 0; }
+  virtual int32_t window_row(int /*layer*/, int /*sequence*/) const { return 0; }
 
   // Evicting policies.  An event keeps slots that are forced at either end of what is not protected, and for the rest
   // those with the highest scores.  forced_first(): tokens beyond the protected ones that stay because they are the
@@ -70,7 +70,7 @@ class KvPolicy {
   virtual int64_t forced_first() const { return 0; }
   virtual int64_t forced_last(int64_t budget) const { return budget; }
   // score: stat [E, K, max_slots] out, for the candidates of each event.
-  virtual void score(const KvEvents& events, const Tensor& score, Arena& scratch) {}
+  virtual void score(const KvEvents& /*events*/, const Tensor& /*score*/, Arena& /*scratch*/) {}
 };
 
 // The policy of `spec`; null for the dense one.  What it remembers is allocated from `kv`, named kv.*.

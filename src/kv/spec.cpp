@@ -50,12 +50,12 @@ int64_t KvResidency::after_prefill(int64_t layer, int64_t prompt) const {
 }
 
 bool KvResidency::decode_events(int64_t layer, int64_t prompt, int64_t fed) const {
-  return evicts_ && !prefill_once_ &&
-         after_prefill(layer, prompt) + fed - protected_slots(prompt) >= limit(layer);
+  return evicts_ && !prefill_once_ && after_prefill(layer, prompt) + fed - protected_slots(prompt) >= limit(layer);
 }
 
 int64_t KvResidency::peak(int64_t layer, int64_t prompt, int64_t fed) const {
-  return decode_events(layer, prompt, fed) ? protected_slots(prompt) + limit(layer) : after_prefill(layer, prompt) + fed;
+  return decode_events(layer, prompt, fed) ? protected_slots(prompt) + limit(layer)
+                                           : after_prefill(layer, prompt) + fed;
 }
 
 int64_t KvResidency::prompt_pages(int64_t prompt) const { return layers() * pages_of(prompt); }
@@ -91,8 +91,10 @@ BlockBudget::BlockBudget(const KvSpec& spec) {
     Step step{};
     if (colon == std::string::npos || !number(std::string_view(text).substr(0, colon), step.from) ||
         !number(std::string_view(text).substr(colon + 1), step.blocks) ||
-        step.blocks < spec.first_blocks + spec.last_blocks || (steps_.empty() ? step.from != 0 : step.from <= steps_.back().from))
-      fail("rollout.kv.block_schedule: \"", text, "\" is not FROM:BLOCKS with FROM ascending from 0 and BLOCKS at least ",
+        step.blocks < spec.first_blocks + spec.last_blocks ||
+        (steps_.empty() ? step.from != 0 : step.from <= steps_.back().from))
+      fail("rollout.kv.block_schedule: \"", text,
+           "\" is not FROM:BLOCKS with FROM ascending from 0 and BLOCKS at least ",
            spec.first_blocks + spec.last_blocks, " (rollout.kv.first_blocks + rollout.kv.last_blocks)");
     steps_.push_back(step);
   }
@@ -120,19 +122,22 @@ void check_eviction(const KvSpec& s) {
     fail("rollout.kv.pooling_kernel = ", s.pooling_kernel, " is not an odd number of tokens");
   if (s.rope == KvRope::cache_index) {
     if (s.method != KvMethod::streaming_llm)
-      fail("rollout.kv.rope = \"cache_index\" renumbers the positions of a contiguous window: only rollout.kv.method = "
-           "\"streaming_llm\" has one");
+      fail(
+          "rollout.kv.rope = \"cache_index\" renumbers the positions of a contiguous window: only rollout.kv.method = "
+          "\"streaming_llm\" has one");
     if (s.prompt != KvPrompt::compress)
-      fail("rollout.kv.rope = \"cache_index\" renumbers all kept positions, which rollout.kv.prompt = protect forbids; "
-           "set rollout.kv.prompt=compress");
+      fail(
+          "rollout.kv.rope = \"cache_index\" renumbers all kept positions, which rollout.kv.prompt = protect forbids; "
+          "set rollout.kv.prompt=compress");
   }
   if (s.prompt == KvPrompt::protect_first && s.protect_first < 1)
     fail("rollout.kv.prompt = \"protect_first\" needs rollout.kv.protect_first, which is ", s.protect_first);
   if (s.trigger == KvTrigger::prefill_once && s.prompt == KvPrompt::protect)
     fail("rollout.kv.trigger = \"prefill_once\" compresses the prompt, which rollout.kv.prompt = \"protect\" forbids");
   if (s.scope != KvScope::per_head && s.method == KvMethod::pyramidkv && s.scope == KvScope::layer0)
-    fail("rollout.kv.scope = \"layer0\" gives every layer the choice of the first; rollout.kv.method = \"pyramidkv\" "
-         "gives every layer its own budget");
+    fail(
+        "rollout.kv.scope = \"layer0\" gives every layer the choice of the first; rollout.kv.method = \"pyramidkv\" "
+        "gives every layer its own budget");
   if (s.method == KvMethod::pyramidkv && s.pyramid_beta <= 1)
     fail("rollout.kv.pyramid_beta = ", s.pyramid_beta, ": expected more than 1");
 }
@@ -140,10 +145,12 @@ void check_eviction(const KvSpec& s) {
 void check_blocks(const KvSpec& s) {
   if (s.block != 4 && s.block != 16) fail("rollout.kv.block = ", s.block, ": expected 4 or 16 (a page)");
   if (s.first_blocks < 0 || s.last_blocks < 1)
-    fail("rollout.kv.last_blocks = ", s.last_blocks, ": the block of the newest token is always read; expected at least 1");
+    fail("rollout.kv.last_blocks = ", s.last_blocks,
+         ": the block of the newest token is always read; expected at least 1");
   if (s.blocks < s.first_blocks + s.last_blocks)
-    fail("rollout.kv.blocks = ", s.blocks, " is less than rollout.kv.first_blocks + rollout.kv.last_blocks = ",
-         s.first_blocks + s.last_blocks, ", which are part of it");
+    fail("rollout.kv.blocks = ", s.blocks,
+         " is less than rollout.kv.first_blocks + rollout.kv.last_blocks = ", s.first_blocks + s.last_blocks,
+         ", which are part of it");
   BlockBudget check(s);
 }
 

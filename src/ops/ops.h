@@ -33,20 +33,10 @@
 #include <array>
 #include <cstdint>
 
-#include "base/tensor.h"
+#include "ops/cost.h"
+#include "ops/kv_ops.h"
 
 namespace pare {
-
-struct Cost {
-  int64_t flops = 0, read = 0, written = 0;  // multiply-adds x 2; bytes; bytes
-};
-
-namespace detail {
-template <class... T>
-int64_t total_bytes(const T&... t) {
-  return (static_cast<int64_t>(t.bytes()) + ... + 0);
-}
-}  // namespace detail
 
 // ---- data movement
 // ---------------------------------------------------------------------------------------------------
@@ -300,7 +290,17 @@ struct KvWrite {
   Tensor k, v;        // act [N, K, D]; rows may be strided, heads contiguous
   Tensor page_table;  // i32 [sequences, max_pages]; rows may be strided
   Tensor queries;     // i32 [S, 4]: PagedRow
-  Cost cost() const { return {0, detail::total_bytes(k, v, queries), detail::total_bytes(k, v)}; }
+  // A cache that evicts also keeps, per slot and key head, the token's position and how many tokens the slot stands
+  // for.
+  Tensor pos_pages{};    // i32 [pages, K, 16] acc: pos of the row, or absent
+  Tensor pos{};          // i32 [N], absent if pos_pages is
+  Tensor count_pages{};  // stat [pages, K, 16] acc: 1, or absent
+  Cost cost() const {
+    const int64_t n = k.shape[0] * k.shape[1];
+    return {0, detail::total_bytes(k, v, queries, pos),
+            detail::total_bytes(k, v) + (pos_pages ? 4 * n : 0) +
+                (count_pages ? n * static_cast<int64_t>(dtype_size(count_pages.dtype)) : 0)};
+  }
   auto outputs() const { return std::array{k_pages, v_pages}; }
 };
 struct AttnPaged {
@@ -384,14 +384,17 @@ struct KvBlockSelect {
   }
   auto outputs() const { return std::array{blocks}; }
 };
-// Page src[i] -> page dst[i], whole pages, K and V.
+// Page src[i] -> page dst[i], whole pages, K, V and what lies beside them.
 struct KvCopyPages {
-  Tensor k_pages, v_pages;  // acc: the dst pages are written
-  Tensor pairs;             // i32 [n, 2]: (src, dst); no dst is a src or occurs twice
+  Tensor k_pages, v_pages;             // acc: the dst pages are written
+  Tensor pairs;                        // i32 [n, 2]: (src, dst); no dst is a src or occurs twice
+  Tensor pos_pages{};                  // i32 [pages, K, 16] acc, or absent
+  Tensor mass_pages{}, count_pages{};  // stat [pages, K, 16] acc, or absent
   Cost cost() const {
-    const int64_t page =
-        2 * k_pages.shape[1] * k_pages.shape[2] * k_pages.shape[3] * static_cast<int64_t>(dtype_size(k_pages.dtype));
-    return {0, pairs.shape[0] * page, pairs.shape[0] * page};
+    int64_t bytes = 0;  // of a page
+    for (const Tensor& t : {k_pages, v_pages, pos_pages, mass_pages, count_pages})
+      if (t) bytes += t.stride[0] * static_cast<int64_t>(dtype_size(t.dtype));
+    return {0, pairs.shape[0] * bytes, pairs.shape[0] * bytes};
   }
   auto outputs() const { return std::array{k_pages, v_pages}; }
 };
@@ -527,6 +530,13 @@ struct AdamW {
   X(kv_block_summary, KvBlockSummary)   \
   X(kv_block_select, KvBlockSelect)     \
   X(kv_copy_pages, KvCopyPages)         \
+  X(copy_rows, CopyRows)                \
+  X(kv_window_scores, KvWindowScores)   \
+  X(kv_redundancy, KvRedundancy)        \
+  X(kv_mass, KvMass)                    \
+  X(kv_mass_scores, KvMassScores)       \
+  X(kv_select, KvSelect)                \
+  X(kv_compact, KvCompact)              \
   X(logprob, Logprob)                   \
   X(logits_loss, LogitsLoss)            \
   X(sample, Sample)                     \

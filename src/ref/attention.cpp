@@ -183,6 +183,16 @@ std::vector<PagedRow> read_queries(const char* op, const Tensor& queries, const 
   return list;
 }
 
+void expect_paged_work(const char* op, const std::vector<PagedRow>& queries, int64_t pairs, int64_t slots) {
+  int64_t all_pairs = 0, all_slots = 0;
+  for (const PagedRow& s : queries) {
+    all_pairs += int64_t(s.rows) * (s.slots - s.rows) + int64_t(s.rows) * (s.rows + 1) / 2;
+    all_slots += s.slots;
+  }
+  expect(pairs == all_pairs && slots == all_slots, "ref: ", op, ": pairs ", pairs, " and slots ", slots,
+         ", the entries hold ", all_pairs, " and ", all_slots);
+}
+
 namespace {
 
 void expect_pages(const char* op, const Tensor& k_pages, const Tensor& v_pages) {
@@ -238,17 +248,23 @@ void kv_write(const KvWrite& a, Stream) {
   expect_shape("kv_write", "k", a.k, {rows, kv_heads, dim});
   expect_shape("kv_write", "v", a.v, {rows, kv_heads, dim});
   const auto queries = read_queries("kv_write", a.queries, a.page_table, rows, a.k_pages.shape[0]);
+  if (a.pos_pages) {
+    expect_dense("kv_write", "pos_pages", a.pos_pages, {a.k_pages.shape[0], kv_heads, kPageSlots});
+    expect_dense("kv_write", "pos", a.pos, {rows});
+  }
+  if (a.count_pages) expect_dense("kv_write", "count_pages", a.count_pages, {a.k_pages.shape[0], kv_heads, kPageSlots});
   dispatch("kv_write", a.k, [&]<class T>(T) {
     const View<T> k_pages(a.k_pages), v_pages(a.v_pages), k(a.k), v(a.v);
     for (const PagedRow& s : queries) {
       const SlotPages pages{View<int32_t>(a.page_table), s.table_row};
       for (int64_t i = 0; i < s.rows; i++)
-        for (int64_t h = 0; h < kv_heads; h++)
-          for (int64_t d = 0; d < dim; d++) {
-            const int64_t slot = s.slots - s.rows + i;
-            k_pages(pages.page(slot), h, d, slot % kPageSlots) = k(s.row + i, h, d);
-            v_pages(pages.page(slot), h, slot % kPageSlots, d) = v(s.row + i, h, d);
-          }
+        for (int64_t h = 0; h < kv_heads; h++) {
+          const int64_t slot = s.slots - s.rows + i, page = pages.page(slot), at = slot % kPageSlots;
+          for (int64_t d = 0; d < dim; d++) k_pages(page, h, d, at) = k(s.row + i, h, d);
+          for (int64_t d = 0; d < dim; d++) v_pages(page, h, at, d) = v(s.row + i, h, d);
+          if (a.pos_pages) View<int32_t>(a.pos_pages)(page, h, at) = View<int32_t>(a.pos)(s.row + i);
+          if (a.count_pages) View<T>(a.count_pages)(page, h, at) = 1;
+        }
     }
   });
 }
@@ -302,12 +318,18 @@ void kv_copy_pages(const KvCopyPages& a, Stream) {
            "): a destination is a source or occurs twice");
     uses[src] = 1, uses[dst] = 2;
   }
-  dispatch("kv_copy_pages", a.k_pages, [&]<class T>(T) {
-    for (const Tensor& t : {a.k_pages, a.v_pages})
-      for (int64_t i = 0; i < n; i++) {
-        const T* from = t.as<T>() + pairs(i, 0) * t.stride[0];
-        std::copy(from, from + t.stride[0], t.as<T>() + pairs(i, 1) * t.stride[0]);
-      }
+  const auto copy = [&]<class T>(T, const Tensor& t) {
+    expect(t.contiguous() && t.shape[0] == pages, "ref: kv_copy_pages: an array of pages is ", t.str(), ", k_pages ",
+           a.k_pages.str());
+    for (int64_t i = 0; i < n; i++) {
+      const T* from = t.as<T>() + pairs(i, 0) * t.stride[0];
+      std::copy(from, from + t.stride[0], t.as<T>() + pairs(i, 1) * t.stride[0]);
+    }
+  };
+  dispatch("kv_copy_pages", a.k_pages, [&]<class T>(T type) {
+    for (const Tensor& t : {a.k_pages, a.v_pages, a.mass_pages, a.count_pages})
+      if (t) copy(type, t);
+    if (a.pos_pages) copy(int32_t{}, a.pos_pages);
   });
 }
 

@@ -64,9 +64,9 @@ class Rollout {
   const RolloutLimits limits_;
   Arena& scratch_;
   KvCache cache_;
-  const std::unique_ptr<KvPolicy> policy_;       // null: dense
+  const std::unique_ptr<KvPolicy> policy_;  // null: dense
   const KvResidency residency_, dense_residency_;
-  std::unique_ptr<Compressor> compressor_;       // of evicting policies
+  std::unique_ptr<Compressor> compressor_;  // of evicting policies
   RolloutStats stats_;
   std::vector<int32_t> tokens_;  // of the last draw
   std::vector<float> logprobs_;

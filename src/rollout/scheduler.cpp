@@ -29,8 +29,9 @@ int64_t Scheduler::own_pages(const Request& request, int sample) const {
   return pages_of_sample(residency_, request, sample);
 }
 
-Scheduler::Scheduler(const KvResidency& residency, const std::vector<Request>& requests, const std::vector<int32_t>& eos,
-                     const RolloutLimits& limits, KvCache& cache, std::function<void(int, int)> forked)
+Scheduler::Scheduler(const KvResidency& residency, const std::vector<Request>& requests,
+                     const std::vector<int32_t>& eos, const RolloutLimits& limits, KvCache& cache,
+                     std::function<void(int, int)> forked)
     : residency_(residency),
       requests_(requests),
       eos_(eos),
@@ -74,8 +75,8 @@ void Scheduler::decode_rows(Batch& batch) {
     cache_.append(running.sequence, 1);
     batch.ids.push_back(c.tokens.back());
     batch.positions.push_back(static_cast<int32_t>(r.prompt.size()) + n - 1);
-    batch.runs.push_back({running.sequence, row, 1, batch.positions.back() + 1,
-                          static_cast<int32_t>(r.prompt.size()), r.uids[c.sample]});
+    batch.runs.push_back({running.sequence, row, 1, batch.positions.back() + 1, static_cast<int32_t>(r.prompt.size()),
+                          r.uids[c.sample]});
     batch.draws.push_back({row, r.uids[c.sample], n, running.completion});
   }
 }
@@ -96,8 +97,8 @@ void Scheduler::prompt_rows(Batch& batch) {
       }
       p.filled += n;
       batch.prefill += n;
-      batch.runs.push_back({p.sequence, row, n, static_cast<int32_t>(p.filled),
-                            static_cast<int32_t>(r.prompt.size()), r.uids[0]});
+      batch.runs.push_back(
+          {p.sequence, row, n, static_cast<int32_t>(p.filled), static_cast<int32_t>(r.prompt.size()), r.uids[0]});
       if (p.filled < prompt_size(r)) return;
       last = row + n - 1;
       if (p.admitted < samples_of(r)) batch.keep = last;
