@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "base/rng.h"
@@ -49,7 +50,7 @@ class CacheWorld {
   explicit CacheWorld(uint64_t seed) : rng_(rng_key(seed, RngStream::test, 0)) {}
 
   void step() {
-    const uint32_t what = rng_.below(10);
+    const uint32_t what = rng_.below(12);
     if (what < 2 || live_.empty())
       open();
     else if (what < 6)
@@ -58,6 +59,8 @@ class CacheWorld {
       fork(any());
     else if (what < 9)
       extend(any());
+    else if (what < 11)
+      cut(any());
     else
       close(any());
     check_books();
@@ -69,24 +72,34 @@ class CacheWorld {
     EXPECT_EQ(cache_.reserved(), 0);
     EXPECT_GT(forks_, 20);
     EXPECT_GT(refusals_, 5);
+    EXPECT_GT(cuts_, 5);
   }
   void check_contents() {
     cache_.upload_tables();
     for (const auto& [id, s] : live_)
       for (int layer = 0; layer < config_.layers; layer++)
-        for (size_t slot = 0; slot < s.values.size(); slot++) check_slot(id, layer, slot, s.values[slot]);
+        for (int h = 0; h < config_.kv_heads; h++) {
+          const std::vector<int32_t>& values = s.values[layer * config_.kv_heads + h];
+          for (size_t slot = 0; slot < values.size(); slot++) check_slot(id, layer, h, slot, values[slot]);
+        }
   }
 
  private:
   static constexpr int64_t kPages = 67, kSequences = 7, kSlots = 83;
+  static KvSpec evicting() {
+    KvSpec spec;
+    spec.method = KvMethod::snapkv;
+    return spec;
+  }
   struct Sequence {
     int64_t limit, promise;
-    std::vector<int32_t> values;  // of each slot
+    std::vector<std::vector<int32_t>> values;  // [layers * K]: of each slot
+    int64_t slots() const { return static_cast<int64_t>(values[0].size()); }
   };
 
   int any() { return std::next(live_.begin(), rng_.below(static_cast<uint32_t>(live_.size())))->first; }
   int64_t some_slots(int64_t least) { return least + rng_.below(static_cast<uint32_t>(kSlots - least + 1)); }
-  int64_t pages(int64_t slots) { return KvCache::pages_for(config_, slots); }
+  int64_t pages(int64_t slots) { return config_.layers * ((slots + kPageSlots - 1) / kPageSlots); }
 
   bool reserve(int64_t n) {
     int64_t promised = 0;
@@ -100,13 +113,16 @@ class CacheWorld {
     const int64_t limit = some_slots(1);
     if (live_.size() == kSequences || !reserve(pages(limit))) return;
     const int id = cache_.open(pages(limit));
-    EXPECT_TRUE(live_.emplace(id, Sequence{limit, pages(limit), {}}).second);
+    EXPECT_TRUE(live_
+                    .emplace(id, Sequence{limit, pages(limit),
+                                          std::vector<std::vector<int32_t>>(config_.layers * config_.kv_heads)})
+                    .second);
   }
   void fork(int parent) {
     Sequence s = live_.at(parent);
-    s.limit = some_slots(static_cast<int64_t>(s.values.size()));
-    const auto n = static_cast<int64_t>(s.values.size());
-    s.promise = pages(s.limit) - KvCache::full_pages_for(config_, n);
+    const int64_t n = s.slots();
+    s.limit = some_slots(n);
+    s.promise = pages(s.limit) - config_.layers * (n / kPageSlots);
     if (live_.size() == kSequences || !reserve(s.promise)) return;
     const int id = cache_.fork(parent, s.promise);
     if (n % kPageSlots) s.promise -= config_.layers;
@@ -125,7 +141,7 @@ class CacheWorld {
   }
   void append(int id) {
     Sequence& s = live_.at(id);
-    const auto before = static_cast<int64_t>(s.values.size());
+    const int64_t before = s.slots();
     if (before == s.limit) return;
     const auto n = static_cast<int32_t>(1 + rng_.below(static_cast<uint32_t>(s.limit - before)));
     cache_.append(id, n);
@@ -133,6 +149,8 @@ class CacheWorld {
     const int64_t K = config_.kv_heads, D = config_.head_dim;
     std::vector<float> k(n * K * D), v(n * K * D);
     PagedRow row{0, n, static_cast<int32_t>(before + n), id};
+    std::vector<int32_t> values(n);
+    std::iota(values.begin(), values.end(), next_);
     for (int layer = 0; layer < config_.layers; layer++) {
       for (int64_t i = 0; i < n * K * D; i++) {
         k[i] = key(next_ + static_cast<int32_t>(i / (K * D)), layer, i % (K * D));
@@ -143,10 +161,73 @@ class CacheWorld {
                         .k = make_tensor(k.data(), DType::f32, {n, K, D}),
                         .v = make_tensor(v.data(), DType::f32, {n, K, D}),
                         .page_table = cache_.page_table(layer),
-                        .queries = make_tensor(&row, DType::i32, {1, 4})});
+                        .queries = make_tensor(&row, DType::i32, {1, 4}),
+                        .pos_pages = cache_.fields.pos,
+                        .pos = make_tensor(values.data(), DType::i32, {n})});
     }
-    for (int32_t i = 0; i < n; i++) s.values.push_back(next_++);
+    for (int32_t i = 0; i < n; i++, next_++)
+      for (auto& values : s.values) values.push_back(next_);
     s.promise -= pages(before + n) - pages(before);
+  }
+  // Every layer and head keeps slots of its own choice; the sequence's promise covers the pages that it shared.
+  void cut(int id) {
+    Sequence& s = live_.at(id);
+    const int64_t n = s.slots();
+    if (n < 2) return;
+    const auto first = static_cast<int32_t>(rng_.below(static_cast<uint32_t>(n)));
+    const auto keep = static_cast<int32_t>(1 + rng_.below(static_cast<uint32_t>(n - first)));
+    if (!reserve(pages(first + keep))) return;
+    cache_.extend(id, pages(first + keep));
+    s.promise += pages(first + keep);
+    const int64_t L = config_.layers, K = config_.kv_heads, width = cache_.max_pages();
+    std::vector<int32_t> src(L * width), dst(L * width), lists(L * K * keep);
+    std::vector<KvEvent> events;
+    cache_.begin_cuts();
+    for (int layer = 0; layer < L; layer++) {
+      const std::vector<int32_t> before = cache_.pages(id, layer);
+      const int64_t promised = cache_.reserved();
+      std::vector<bool> shared;
+      for (int32_t page : before) shared.push_back(cache_.pool().references(page) > 1);
+      cache_.cut(id, layer, first, first + keep, true, src.data() + layer * width, dst.data() + layer * width);
+      int64_t fresh = 0;
+      for (int64_t i = 0; i < static_cast<int64_t>(before.size()); i++) {
+        const bool kept = i * kPageSlots < first + keep, whole = (i + 1) * kPageSlots <= first;
+        fresh += kept && !whole && shared[i];
+        if (kept) {
+          EXPECT_EQ(cache_.pages(id, layer)[i] != before[i], !whole && shared[i]);
+        }
+        if (!kept && !shared[i]) s.promise++;
+      }
+      s.promise -= fresh, cuts_ += fresh > 0;
+      EXPECT_EQ(cache_.reserved(), promised - fresh);
+      events.push_back({static_cast<int32_t>(n), first, 0, keep, layer, 0});
+      for (int64_t h = 0; h < K; h++) {
+        std::vector<int32_t>& values = s.values[layer * K + h];
+        std::vector<int32_t> slots(n - first), kept(values.begin(), values.begin() + first);
+        std::iota(slots.begin(), slots.end(), first);
+        while (static_cast<int32_t>(slots.size()) > keep)
+          slots.erase(slots.begin() + rng_.below(static_cast<uint32_t>(slots.size())));
+        std::copy(slots.begin(), slots.end(), lists.begin() + (layer * K + h) * keep);
+        for (int32_t slot : slots) kept.push_back(values[slot]);
+        values = kept;
+      }
+    }
+    const ArenaScope scope(scratch_);
+    cache_.copy_cut(scratch_);
+    device_.kv_compact({.k_pages = cache_.k_pages,
+                        .v_pages = cache_.v_pages,
+                        .pos_pages = cache_.fields.pos,
+                        .mass_pages = {},
+                        .count_pages = {},
+                        .keep = make_tensor(lists.data(), DType::i32, {L, K, keep}),
+                        .src_pages = make_tensor(src.data(), DType::i32, {L, width}),
+                        .dst_pages = make_tensor(dst.data(), DType::i32, {L, width}),
+                        .events = make_tensor(events.data(), DType::i32, {L, 6}),
+                        .work = kv_work(events.data(), L),
+                        .rope = {},
+                        .sinks = 0});
+    cache_.drop_cut();
+    s.limit = std::min(kSlots, (pages(s.slots()) + s.promise) / config_.layers * kPageSlots);
   }
   void close(int id) {
     cache_.close(id);
@@ -171,7 +252,7 @@ class CacheWorld {
     for (const auto& [id, s] : live_) {
       promised += s.promise;
       for (int layer = 0; layer < config_.layers; layer++) {
-        EXPECT_EQ(cache_.slots(id, layer), static_cast<int64_t>(s.values.size()));
+        EXPECT_EQ(cache_.slots(id, layer), s.slots());
         for (int32_t page : cache_.pages(id, layer)) references[page]++;
       }
     }
@@ -182,29 +263,28 @@ class CacheWorld {
     EXPECT_EQ(cache_.reserved(), promised);
     EXPECT_LE(cache_.reserved(), cache_.pool().free());
   }
-  void check_slot(int id, int layer, size_t slot, int32_t value) {
+  void check_slot(int id, int layer, int h, size_t slot, int32_t value) {
     const int64_t K = config_.kv_heads, D = config_.head_dim, in_page = slot % kPageSlots;
     const int32_t page = cache_.page_table(layer).rows(id, 1).as<int32_t>()[slot / kPageSlots];
     EXPECT_EQ(page, cache_.pages(id, layer)[slot / kPageSlots]);
     const float *k = cache_.k_pages.as<float>(), *v = cache_.v_pages.as<float>();
-    for (int64_t h = 0; h < K; h++)
-      for (int64_t d = 0; d < D; d++) {
-        const float expected = key(value, layer, h * D + d);
-        if (k[((page * K + h) * D + d) * kPageSlots + in_page] != expected ||
-            v[((page * K + h) * kPageSlots + in_page) * D + d] != -expected)
-          FAIL() << "sequence " << id << ", layer " << layer << ", slot " << slot << ", head " << h << ", element "
-                 << d;
-      }
+    EXPECT_EQ(cache_.fields.pos.as<int32_t>()[(page * K + h) * kPageSlots + in_page], value);
+    for (int64_t d = 0; d < D; d++) {
+      const float expected = key(value, layer, h * D + d);
+      if (k[((page * K + h) * D + d) * kPageSlots + in_page] != expected ||
+          v[((page * K + h) * kPageSlots + in_page) * D + d] != -expected)
+        FAIL() << "sequence " << id << ", layer " << layer << ", slot " << slot << ", head " << h << ", element " << d;
+    }
   }
 
   const ModelConfig config_ = small();
   Device device_{table_ref};
-  Arena arena_{"kv", Arena::Backing::host, 1 << 20};
-  KvCache cache_{config_, device_, arena_, DType::f32, kPages, kSequences, kSlots};
+  Arena arena_{"kv", Arena::Backing::host, 1 << 20}, scratch_{"scratch", Arena::Backing::host, 1 << 20};
+  KvCache cache_{config_, evicting(), device_, arena_, DType::f32, kPages, kSequences, kSlots};
   Rng rng_;
   std::map<int, Sequence> live_;
   int32_t next_ = 0;
-  int forks_ = 0, refusals_ = 0;
+  int forks_ = 0, refusals_ = 0, cuts_ = 0;  // cuts_: that replaced a shared page
 };
 
 TEST(KvCache, RandomOperationsKeepBooksAndContents) {
@@ -223,7 +303,7 @@ TEST(KvCache, BrokenContractsAreNoticed) {
   const ModelConfig config = small();
   Device device(table_null);
   Arena arena("kv", Arena::Backing::none, 1 << 20);
-  KvCache cache(config, device, arena, DType::f32, 12, 2, 40);
+  KvCache cache(config, {}, device, arena, DType::f32, 12, 2, 40);
   ASSERT_TRUE(cache.reserve(3));
   const int id = cache.open(3);
   cache.append(id, 16);
@@ -244,7 +324,7 @@ TEST(KvCache, OnlyChangedTablesAreUploaded) {
   Ledger ledger;
   device.ledger = &ledger;
   Arena arena("kv", Arena::Backing::none, 1 << 20);
-  KvCache cache(config, device, arena, DType::f32, 30, 4, 40);
+  KvCache cache(config, {}, device, arena, DType::f32, 30, 4, 40);
   ASSERT_TRUE(cache.reserve(30));
   const auto uploads_after = [&](int sequence, int64_t slots) {
     const int64_t before = ledger.phases["main"]["upload"].calls;
@@ -263,10 +343,10 @@ TEST(KvCache, MemoryIsInTheBooks) {
   const ModelConfig config = small();
   Device device(table_null);
   Arena arena("kv", Arena::Backing::none, 1 << 20);
-  KvCache cache(config, device, arena, DType::f32, 32, 4, 64);
+  KvCache cache(config, {}, device, arena, DType::f32, 32, 4, 64);
   // 32 pages; 4 tables of 3 layers of 4 pages; 4 lists of 3 copies, rounded up to 64 bytes.
-  EXPECT_EQ(arena.used(), 32 * KvCache::page_bytes(config, DType::f32) + 4 * 3 * 4 * 4 + 128);
-  EXPECT_EQ(KvCache::page_bytes(config, DType::f32), 2 * 2 * 5 * 16 * 4);
+  EXPECT_EQ(arena.used(), 32 * KvCache::page_bytes(config, {}, DType::f32) + 4 * 3 * 4 * 4 + 128);
+  EXPECT_EQ(KvCache::page_bytes(config, {}, DType::f32), 2 * 2 * 5 * 16 * 4);
 }
 
 }  // namespace

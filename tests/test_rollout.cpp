@@ -5,79 +5,10 @@
 #include <cstring>
 
 #include "base/thread_pool.h"
-#include "rollout/rollout.h"
-#include "tests/tiny.h"
+#include "tests/generator.h"
 
 namespace pare::test {
 namespace {
-
-struct Generator {
-  Generator(const Table& table, const ModelConfig& c, const RolloutLimits& limits, bool planning = false,
-            DType dtype = DType::f32)
-      : device(table),
-        backing(planning ? Arena::Backing::none : Arena::Backing::host),
-        weights("weights", backing, size_t{1} << 30),
-        kv("kv", backing, size_t{1} << 30),
-        scratch("scratch", backing, size_t{1} << 30),
-        model(c, device, weights, dtype, false),
-        rollout(model, limits, kv, scratch) {
-    model.set_parameters(tiny_parameters(c, 5));
-    device.ledger = &ledger;
-  }
-  Device device;
-  Ledger ledger;
-  Arena::Backing backing;
-  Arena weights, kv, scratch;
-  Model model;
-  Rollout rollout;
-};
-
-ModelConfig config() { return tiny_config("qwen3", false); }
-const RolloutLimits kRoomy{.max_sequences = 40, .max_batched_tokens = 400, .max_context = 160};
-
-// Prompts around page borders, one token, a group of one, responses of one token.
-std::vector<Request> mixed_requests() {
-  Rng rng(rng_key(3, RngStream::test, 2));
-  const std::vector<std::array<int, 3>> shape = {{5, 3, 9},   {16, 1, 40}, {33, 4, 1},  {1, 2, 60},
-                                                 {17, 1, 17}, {40, 5, 12}, {15, 2, 18}, {32, 3, 33}};
-  std::vector<Request> requests;
-  for (const auto& [prompt, samples, max_new] : shape) {
-    Request r{random_ids(rng, prompt, config().vocab), {}, max_new};
-    for (int s = 0; s < samples; s++) r.uids.push_back(sequence_uid(1, requests.size(), 0, s));
-    requests.push_back(r);
-  }
-  return requests;
-}
-
-Sampling mixed_sampling() { return {.temperature = 0.9f, .key = rng_key(1, RngStream::sample, 4), .eos = {3, 11}}; }
-
-void expect_same(const Completion& a, const Completion& b, const std::string& what) {
-  EXPECT_EQ(a.tokens, b.tokens) << what;
-  ASSERT_EQ(a.logprobs.size(), b.logprobs.size()) << what;
-  EXPECT_EQ(0, std::memcmp(a.logprobs.data(), b.logprobs.data(), a.logprobs.size() * sizeof(float))) << what;
-  EXPECT_EQ(a.finish, b.finish) << what;
-}
-void expect_same(const std::vector<Completion>& a, const std::vector<Completion>& b, const std::string& what) {
-  ASSERT_EQ(a.size(), b.size());
-  for (size_t i = 0; i < a.size(); i++) {
-    EXPECT_EQ(a[i].request, b[i].request);
-    EXPECT_EQ(a[i].sample, b[i].sample);
-    expect_same(a[i], b[i], cat(what, ", request ", a[i].request, ", sample ", a[i].sample));
-  }
-}
-
-// Every sample as a request of its own, alone in the machine, and its prompt in one piece.
-std::vector<Completion> one_by_one(const std::vector<Request>& requests, const Sampling& sampling) {
-  Generator g(table_cpu, config(), {.max_sequences = 1, .max_batched_tokens = 400, .max_context = 160});
-  std::vector<Completion> all;
-  for (size_t r = 0; r < requests.size(); r++)
-    for (size_t s = 0; s < requests[r].uids.size(); s++) {
-      all.push_back(
-          g.rollout.generate({{requests[r].prompt, {requests[r].uids[s]}, requests[r].max_new_tokens}}, sampling)[0]);
-      all.back().request = static_cast<int>(r), all.back().sample = static_cast<int>(s);
-    }
-  return all;
-}
 
 std::vector<Completion> generate(const RolloutLimits& limits, const std::vector<Request>& requests,
                                  const Sampling& sampling) {
@@ -87,9 +18,10 @@ std::vector<Completion> generate(const RolloutLimits& limits, const std::vector<
 
 TEST(Rollout, TheScheduleChangesNothing) {
   const auto requests = mixed_requests();
-  const auto alone = one_by_one(requests, mixed_sampling());
+  const auto alone = one_by_one(kAlone, requests);
   int64_t least = 0;
-  for (const Request& r : requests) least = std::max(least, Scheduler::pages_needed(config(), r));
+  for (const Request& r : requests)
+    least = std::max(least, Scheduler::pages_needed(KvResidency({}, config().layers), r));
   const std::vector<RolloutLimits> all = {
       kRoomy,
       {.max_sequences = 1, .max_batched_tokens = 1, .max_context = 160},
@@ -144,7 +76,7 @@ TEST(Rollout, ASharedPromptIsComputedOnce) {
   const Request r = mixed_requests()[5];  // 40 tokens, 5 samples
   Generator shared(table_cpu, config(), kRoomy);
   const auto together = shared.rollout.generate({r}, mixed_sampling());
-  expect_same(together, one_by_one({r}, mixed_sampling()), "shared");
+  expect_same(together, one_by_one(kAlone, {r}), "shared");
   EXPECT_EQ(shared.rollout.stats().prefill_tokens, 40);
   // 2 layers: 2 full pages once; the third page and, past 48 slots, a fourth one for each sample alone.
   EXPECT_LE(shared.rollout.stats().peak_pages, 2 * (2 + 5 * 2));
@@ -329,7 +261,7 @@ std::string refusal(Exit code, const RolloutLimits& limits, const Request& reque
 TEST(Rollout, APoolThatHoldsOneSequenceIsEnoughAndOnePageLessIsRefused) {
   for (const Request& r : mixed_requests()) {
     RolloutLimits limits = kRoomy;
-    limits.kv_pages = Scheduler::pages_needed(config(), r);
+    limits.kv_pages = Scheduler::pages_needed(KvResidency({}, config().layers), r);
     EXPECT_EQ(refusal(Exit::memory, limits, r, mixed_sampling()), "no error");
     limits.kv_pages--;
     const std::string what = refusal(Exit::memory, limits, r, mixed_sampling());

@@ -18,7 +18,8 @@ ModelConfig small() {
 
 TEST(Scheduler, PagesOfTheWorstCase) {
   const auto needed = [](int64_t prompt, size_t samples, int max_new) {
-    return Scheduler::pages_needed(small(), {std::vector<int32_t>(prompt), std::vector<uint64_t>(samples), max_new}) /
+    return Scheduler::pages_needed(KvResidency({}, small().layers),
+                                   {std::vector<int32_t>(prompt), std::vector<uint64_t>(samples), max_new}) /
            small().layers;
   };
   EXPECT_EQ(needed(16, 1, 1), 1);
@@ -42,7 +43,7 @@ class Drive {
       for (uint32_t s = 0, size = 1 + rng_.below(5); s < size; s++)
         request.uids.push_back(sequence_uid(0, static_cast<uint64_t>(r), 0, s));
       request.max_new_tokens = static_cast<int>(1 + rng_.below(25));
-      least_ = std::max(least_, Scheduler::pages_needed(config_, request));
+      least_ = std::max(least_, Scheduler::pages_needed(residency_, request));
       requests_.push_back(request);
     }
     limits_.max_sequences = static_cast<int>(1 + rng_.below(6));
@@ -53,8 +54,8 @@ class Drive {
 
   void run() {
     Arena arena("kv", Arena::Backing::none, size_t{1} << 30);
-    KvCache cache(config_, device_, arena, DType::f32, limits_.kv_pages, Scheduler::cache_sequences(limits_), 70);
-    Scheduler scheduler(config_, requests_, eos_, limits_, cache);
+    KvCache cache(config_, {}, device_, arena, DType::f32, limits_.kv_pages, Scheduler::cache_sequences(limits_), 70);
+    Scheduler scheduler(residency_, requests_, eos_, limits_, cache);
     while (!scheduler.done()) {
       const Batch batch = scheduler.next();
       ASSERT_GT(batch.ids.size() + batch.draws.size(), 0u) << "no progress";
@@ -121,6 +122,7 @@ class Drive {
   }
 
   const ModelConfig config_ = small();
+  const KvResidency residency_{{}, config_.layers};
   const std::vector<int32_t> eos_{5, 0};
   Device device_{table_null};
   Rng rng_;
@@ -144,12 +146,13 @@ TEST(Scheduler, AdmissionIsStrictlyInOrder) {
   Device device(table_null);
   Arena arena("kv", Arena::Backing::none, size_t{1} << 20);
   const RolloutLimits limits{.max_sequences = 8, .max_batched_tokens = 100, .max_context = 64, .kv_pages = 3 * 5};
-  KvCache cache(config, device, arena, DType::f32, limits.kv_pages, Scheduler::cache_sequences(limits), 64);
+  KvCache cache(config, {}, device, arena, DType::f32, limits.kv_pages, Scheduler::cache_sequences(limits), 64);
   const std::vector<Request> requests = {{std::vector<int32_t>(20), {1}, 20},  // 3 pages a layer
                                          {std::vector<int32_t>(30), {2}, 20},  // 4
                                          {std::vector<int32_t>(1), {3}, 2}};   // 1
   const std::vector<int32_t> eos{9};
-  Scheduler scheduler(config, requests, eos, limits, cache);
+  const KvResidency dense({}, config.layers);
+  Scheduler scheduler(dense, requests, eos, limits, cache);
   std::vector<int> starts;
   while (!scheduler.done()) {
     const Batch batch = scheduler.next();

@@ -34,7 +34,7 @@ Outcome exact_steps(const Config& config, int steps) {
   return o;
 }
 
-int64_t page_bytes(const std::string& type) { return KvCache::page_bytes(tiny_config(type, true), DType::f32); }
+int64_t page_bytes(const std::string& type) { return KvCache::page_bytes(tiny_config(type, true), {}, DType::f32); }
 
 class TrainingOf : public testing::TestWithParam<std::string> {};
 

@@ -3,7 +3,7 @@
 #include <numeric>
 #include <vector>
 
-#include "cpu/glue.h"
+#include "cpu/paged.h"
 
 namespace pare::cpu {
 
@@ -168,9 +168,6 @@ void attn_bwd(const AttnBwd& a, Stream) {
   });
 }
 
-namespace {
-
-// The entries, checked against rows, page table and pages.
 const PagedRow* paged_rows(const char* op, const Tensor& queries, int64_t rows, const Tensor& table, int64_t pages) {
   static_assert(sizeof(PagedRow) == 4 * sizeof(int32_t));
   const auto* const list = reinterpret_cast<const PagedRow*>(index(op, "queries", queries, {queries.shape[0], 4}));
@@ -193,8 +190,6 @@ const PagedRow* paged_rows(const char* op, const Tensor& queries, int64_t rows, 
   return list;
 }
 
-}  // namespace
-
 void kv_write(const KvWrite& a, Stream) {
   constexpr const char* op = "kv_write";
   const int64_t rows = a.k.shape[0], kv_heads = a.k.shape[1], width = a.k.shape[2], pages = a.k_pages.shape[0];
@@ -204,6 +199,10 @@ void kv_write(const KvWrite& a, Stream) {
   const float* const v = strided(op, "v", a.v, {rows, kv_heads, width});
   const PagedRow* const list = paged_rows(op, a.queries, rows, a.page_table, pages);
   const int32_t* const table = static_cast<const int32_t*>(a.page_table.data);
+  int32_t* const pos_pages = a.pos_pages ? index(op, "pos_pages", a.pos_pages, {pages, kv_heads, kPageSlots}) : nullptr;
+  const int32_t* const pos = pos_pages ? index(op, "pos", a.pos, {rows}) : nullptr;
+  float* const counts =
+      a.count_pages ? dense(op, "count_pages", a.count_pages, {pages, kv_heads, kPageSlots}) : nullptr;
   const int64_t n = a.queries.shape[0];
   parallel(n, static_cast<double>(rows * kv_heads * width) / static_cast<double>(std::max<int64_t>(n, 1)) + 5,
            [&](Range range) {
@@ -217,6 +216,8 @@ void kv_write(const KvWrite& a, Stream) {
                    for (int64_t d = 0; d < width; d++) k_pages[at + d * kPageSlots + s] = key[d];
                    std::memcpy(v_pages + at + s * width, v + row * a.v.stride[0] + h * width,
                                static_cast<size_t>(width) * sizeof(float));
+                   if (pos_pages) pos_pages[(page * kv_heads + h) * kPageSlots + s] = pos[row];
+                   if (counts) counts[(page * kv_heads + h) * kPageSlots + s] = 1;
                  }
                }
            });
@@ -233,6 +234,8 @@ void attn_paged(const AttnPaged& a, Stream) {
                        .k_pages = dense(op, "k_pages", a.k_pages, {pages, kv_heads, width, kPageSlots}),
                        .v_pages = dense(op, "v_pages", a.v_pages, {pages, kv_heads, kPageSlots, width}),
                        .page_table = static_cast<const int32_t*>(a.page_table.data),
+                       .head_step = width * kPageSlots,
+                       .page_step = kv_heads * width * kPageSlots,
                        .q_stride = a.q.stride[0],
                        .table_stride = a.page_table.stride[0],
                        .heads = heads,
@@ -240,6 +243,7 @@ void attn_paged(const AttnPaged& a, Stream) {
                        .width = width,
                        .scale = a.scale};
   const PagedRow* const list = paged_rows(op, a.queries, rows, a.page_table, pages);
+  const BlockLists lists(op, a);
   const int64_t n = a.queries.shape[0] * kv_heads;
   if (n == 0) return;
   const Kernels& k = cpu_kernels();
@@ -247,8 +251,16 @@ void attn_paged(const AttnPaged& a, Stream) {
   parallel(n, time / static_cast<double>(n) + 50, [&](Range range) {
     for (int64_t i = range.begin; i < range.end; i++) {
       const PagedRow& q = list[i / kv_heads];
-      const int64_t padded = round16(width), copied = padded == width ? 0 : q.slots;
-      if (q.rows) k.attn_paged(args, q, i % kv_heads, scratch((16 + copied) * padded));
+      const int64_t slots = lists.slots(q, i / kv_heads);
+      const int64_t padded = round16(width), copied = padded == width ? 0 : slots, own = (16 + copied) * padded;
+      if (q.rows == 0) continue;
+      if (slots == q.slots) {
+        k.attn_paged(args, q, i % kv_heads, scratch(own));
+      } else {
+        float* const memory = scratch(own + lists.scratch_floats(slots, width));
+        const auto [listed, row] = lists.gather(args, q, i / kv_heads, i % kv_heads, memory + own);
+        k.attn_paged(listed, row, i % kv_heads, memory);
+      }
     }
   });
 }
@@ -256,16 +268,26 @@ void attn_paged(const AttnPaged& a, Stream) {
 void kv_copy_pages(const KvCopyPages& a, Stream) {
   constexpr const char* op = "kv_copy_pages";
   const auto& s = a.k_pages.shape;
-  const int64_t n = a.pairs.shape[0], page = s[1] * s[2] * s[3];
-  float* const k_pages = dense(op, "k_pages", a.k_pages, {s[0], s[1], s[2], s[3]});
-  float* const v_pages = dense(op, "v_pages", a.v_pages, {s[0], s[1], s[3], s[2]});
+  const int64_t n = a.pairs.shape[0], page = s[1] * s[2] * s[3], beside = s[1] * s[3];
   const int32_t* const pairs = index(op, "pairs", a.pairs, {n, 2}, s[0]);
-  const size_t bytes = static_cast<size_t>(page) * sizeof(float);
+  struct Array {
+    char* data;
+    size_t bytes;  // of a page
+  };
+  std::vector<Array> arrays;
+  const auto add = [&](void* data, int64_t elements) {
+    arrays.push_back({static_cast<char*>(data), static_cast<size_t>(elements) * 4});
+  };
+  add(dense(op, "k_pages", a.k_pages, {s[0], s[1], s[2], s[3]}), page);
+  add(dense(op, "v_pages", a.v_pages, {s[0], s[1], s[3], s[2]}), page);
+  if (a.pos_pages) add(index(op, "pos_pages", a.pos_pages, {s[0], s[1], s[3]}), beside);
+  if (a.mass_pages) add(dense(op, "mass_pages", a.mass_pages, {s[0], s[1], s[3]}), beside);
+  if (a.count_pages) add(dense(op, "count_pages", a.count_pages, {s[0], s[1], s[3]}), beside);
   parallel(n, 0.4 * static_cast<double>(page) + 5, [&](Range r) {
-    for (int64_t i = r.begin; i < r.end; i++) {
-      std::memcpy(k_pages + pairs[2 * i + 1] * page, k_pages + pairs[2 * i] * page, bytes);
-      std::memcpy(v_pages + pairs[2 * i + 1] * page, v_pages + pairs[2 * i] * page, bytes);
-    }
+    for (int64_t i = r.begin; i < r.end; i++)
+      for (const Array& x : arrays)
+        std::memcpy(x.data + static_cast<size_t>(pairs[2 * i + 1]) * x.bytes,
+                    x.data + static_cast<size_t>(pairs[2 * i]) * x.bytes, x.bytes);
   });
 }
 

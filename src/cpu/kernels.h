@@ -76,6 +76,48 @@ struct AttnBwdArgs {
 struct PagedArgs {
   float* o;
   const float *q, *k_pages, *v_pages;
+  const int32_t* page_table;       // null: page i is the i-th
+  int64_t head_step, page_step;    // from the keys of one head to those of the next; from page to page
+  int64_t q_stride, table_stride;  // table_stride: entries from one row of page_table to the next
+  int64_t heads, group, width;
+  float scale;
+};
+// The summaries of the blocks of a sequence for one key head, and the queries of its group.
+struct BlockScoreArgs {
+  const float* q;        // [group][width]
+  const float* summary;  // of key head 0 of page 0
+  const int32_t* pages;  // of the sequence
+  int64_t page_step;     // from page to page; the rows of one page and head lie together
+  int64_t group, width, block;
+  BlockSummary kind;
+};
+
+// Scores of slots of one event and head (kv_ops.h): score, pages and workspace are those of the event and head, k_pages
+// starts at the head.
+struct KvWindowArgs {
+  float* score;
+  const float *windows, *k_pages;  // windows: head 0 of the group in the first row of the event's window
+  const int32_t* pages;
+  int64_t window_stride, page_stride, group, width;
+  int64_t window, window_first;
+  GqaAgg aggregate;
+  SoftmaxSpan span;
+  Pool pool;
+  int64_t kernel;
+  float scale;
+};
+struct KvRedundancyArgs {
+  float *score, *workspace;
+  const float* k_pages;
+  const int32_t* pages;
+  int64_t page_stride, width;
+  int64_t row;  // workspace: 4 rows of so many floats
+  float lambda, threshold;
+  bool zero_first_when_none;
+};
+struct KvMassArgs {
+  float* mass_pages;
+  const float *q, *k_pages;
   const int32_t* page_table;
   int64_t q_stride, table_stride;
   int64_t heads, group, width;
@@ -125,6 +167,15 @@ struct Kernels {
   void (*attn_bwd)(const AttnBwdArgs&, const SegmentRow&, int64_t kv_head, float* scratch);
   void (*attn_paged)(const PagedArgs&, const PagedRow&, int64_t kv_head, float* scratch);
 
+  // The summaries of the blocks that begin in the first `slots` slots of one page of one key head.
+  void (*block_summary)(float* summary, const float* k_page, int64_t width, int64_t slots, int64_t block,
+                        BlockSummary kind);
+  // score[b] of blocks [begin, end); scratch: width + 16
+  void (*block_scores)(float* score, const BlockScoreArgs&, Range blocks, float* scratch);
+  void (*kv_window_scores)(const KvWindowArgs&, const KvEvent&, float* scratch);
+  void (*kv_redundancy)(const KvRedundancyArgs&, const KvEvent&, float* scratch);
+  void (*kv_mass)(const KvMassArgs&, const PagedRow&, int64_t first, int64_t kv_head, float* scratch);
+
   void (*logprob)(float* logprob, float* entropy, const float* logits, const int32_t* target, int64_t vocabulary,
                   float temperature, Range rows);
   void (*logits_loss)(const LogitsLossArgs&, Range rows);
@@ -136,7 +187,10 @@ struct Kernels {
 extern const Kernels kernels_avx2, kernels_avx512, kernels_generic;
 
 // Scratch, in floats: gemm scratch_rows * depth + 16 with scratch_rows <= kMaxScratchRows; gemm_t
-// kGemmTDepth * 16 * (panels + 1); attention as attn_scratch and attn_bwd_scratch say, for `slots` slots.
+// kGemmTDepth * 16 * (panels + 1); attention as attn_scratch and attn_bwd_scratch say, for `slots` slots; of an event
+// or entry with `slots` slots, rounded up to whole pages: kv_window_scores window * group * (width + slots) + slots + 2
+// kernel + 64; kv_redundancy width * slots + 1280; kv_mass kQueryTile * (width + slots) + slots.
+constexpr int64_t kQueryTile = 16;
 constexpr int64_t kMaxScratchRows = 128, kGemmTDepth = 256;
 
 }  // namespace pare

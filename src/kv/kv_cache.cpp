@@ -6,18 +6,18 @@ namespace {
 int64_t pages_of(int64_t slots) { return (slots + kPageSlots - 1) / kPageSlots; }
 }  // namespace
 
-int64_t KvCache::page_bytes(const ModelConfig& config, DType dtype) {
-  return 2 * config.kv_heads * config.head_dim * kPageSlots * static_cast<int64_t>(dtype_size(dtype));
+int64_t KvCache::page_bytes(const ModelConfig& config, const KvSpec& spec, DType dtype) {
+  const int64_t act = static_cast<int64_t>(dtype_size(dtype)), stat = act == 8 ? 8 : 4;
+  const int64_t slots = config.kv_heads * kPageSlots;
+  int64_t bytes = 2 * slots * config.head_dim * act;
+  if (spec.evicts()) bytes += slots * 4;
+  if (spec.method == KvMethod::h2o) bytes += slots * stat;
+  if (spec.sparse_reads()) bytes += slots / spec.block * summary_rows(summary_kind(spec)) * config.head_dim * act;
+  return bytes;
 }
 
-int64_t KvCache::pages_for(const ModelConfig& config, int64_t slots) { return config.layers * pages_of(slots); }
-
-int64_t KvCache::full_pages_for(const ModelConfig& config, int64_t slots) {
-  return config.layers * (slots / kPageSlots);
-}
-
-KvCache::KvCache(const ModelConfig& config, Device& device, Arena& arena, DType dtype, int64_t pages, int max_sequences,
-                 int64_t max_slots)
+KvCache::KvCache(const ModelConfig& config, const KvSpec& spec, Device& device, Arena& arena, DType dtype,
+                 int64_t pages, int max_sequences, int64_t max_slots)
     : k_pages(arena.alloc("kv.k_pages", dtype, {pages, config.kv_heads, config.head_dim, kPageSlots})),
       v_pages(arena.alloc("kv.v_pages", dtype, {pages, config.kv_heads, kPageSlots, config.head_dim})),
       device_(device),
@@ -29,7 +29,15 @@ KvCache::KvCache(const ModelConfig& config, Device& device, Arena& arena, DType 
       host_table_(max_sequences * layers_ * max_pages_),
       host_copies_(max_sequences * layers_ * 2),
       table_(arena.alloc("kv.page_table", DType::i32, {max_sequences, layers_ * max_pages_})),
-      copies_(arena.alloc("kv.copies", DType::i32, {max_sequences, layers_, 2})) {}
+      copies_(arena.alloc("kv.copies", DType::i32, {max_sequences, layers_, 2})) {
+  const DType stat = dtype == DType::f64 ? DType::f64 : DType::f32;
+  if (spec.evicts()) fields.pos = arena.alloc("kv.pos", DType::i32, {pages, config.kv_heads, kPageSlots});
+  if (spec.method == KvMethod::h2o) fields.mass = arena.alloc("kv.mass", stat, {pages, config.kv_heads, kPageSlots});
+  if (spec.sparse_reads())
+    fields.summary = arena.alloc(
+        "kv.summary", dtype,
+        {pages, config.kv_heads, kPageSlots / spec.block * summary_rows(summary_kind(spec)), config.head_dim});
+}
 
 int KvCache::index(int sequence) const {
   expect(sequence >= 0 && sequence < static_cast<int>(sequences_.size()) && sequences_[sequence].open, "sequence ",
@@ -100,9 +108,18 @@ int KvCache::fork(int parent, int64_t promise) {
     Tensor pairs = copies_.rows(sequence, 1);
     pairs.rank = 2, pairs.shape = {n, 2}, pairs.stride = {2, 1};
     device_.upload({.dst = pairs, .src = copies});
-    device_.kv_copy_pages({.k_pages = k_pages, .v_pages = v_pages, .pairs = pairs});
+    copy_pages(pairs);
   }
   return sequence;
+}
+
+void KvCache::copy_pages(const Tensor& pairs) {
+  device_.kv_copy_pages({.k_pages = k_pages,
+                         .v_pages = v_pages,
+                         .pairs = pairs,
+                         .pos_pages = fields.pos,
+                         .mass_pages = fields.mass,
+                         .count_pages = {}});
 }
 
 void KvCache::extend(int sequence, int64_t promise) { at(sequence).promise += promise; }
@@ -116,6 +133,55 @@ void KvCache::append(int sequence, int64_t n) {
     state.slots += n;
     while (static_cast<int64_t>(state.pages.size()) < pages_of(state.slots)) put_page(sequence, layer, take_page(s));
   }
+}
+
+void KvCache::begin_cuts() { cut_copies_.assign(1, {}); }
+
+void KvCache::cut(int sequence, int layer, int64_t first, int64_t slots, bool renew, int32_t* src, int32_t* dst) {
+  Sequence& s = at(sequence);
+  LayerState& state = s.layers[layer];
+  expect(slots <= state.slots, "a layer of ", state.slots, " slots is cut to ", slots);
+  std::copy(state.pages.begin(), state.pages.end(), src);
+  const auto kept = static_cast<size_t>(pages_of(slots));
+  for (auto i = static_cast<size_t>(first / kPageSlots); i < state.pages.size(); i++) {
+    int32_t& page = state.pages[i];
+    const bool shared = pool_.references(page) > 1;
+    if (i < kept && !shared) continue;
+    cut_.push_back({page, renew && !shared ? sequence : -1});
+    if (i >= kept) continue;
+    const int32_t fresh = take_page(s);
+    if (static_cast<int64_t>(i) * kPageSlots < first) {
+      cut_copies_.back().insert(cut_copies_.back().end(), {page, fresh});
+      src[i] = fresh;
+    }
+    host_table_[(sequence * layers_ + layer) * max_pages_ + static_cast<int64_t>(i)] = page = fresh;
+    s.changed = true;
+  }
+  state.pages.resize(kept);
+  state.slots = slots;
+  std::copy(state.pages.begin(), state.pages.end(), dst);
+}
+
+void KvCache::copy_cut(Arena& scratch) {
+  const std::vector<int32_t>& copies = cut_copies_.back();
+  if (!copies.empty()) {
+    const Tensor pairs = scratch.alloc("kv.cut_copies", DType::i32, {static_cast<int64_t>(copies.size()) / 2, 2});
+    device_.upload({.dst = pairs, .src = copies.data()});
+    copy_pages(pairs);
+  }
+  cut_copies_.emplace_back();
+}
+
+// Not before: a page given up by one event must not become the fresh page of another that is copied at the same time.
+void KvCache::drop_cut() {
+  for (const Cut& c : cut_) {
+    pool_.drop(c.page);
+    if (c.sequence < 0) continue;
+    const bool back = reserve(1);
+    expect(back, "a page given up is not free");
+    at(c.sequence).promise++;
+  }
+  cut_.clear();
 }
 
 void KvCache::close(int sequence) {

@@ -1,9 +1,11 @@
 // The keys and values of all sequences that are being generated: pages from one pool, and page tables.
 #pragma once
+#include <deque>
 #include <vector>
 
 #include "base/arena.h"
 #include "kv/page_pool.h"
+#include "kv/spec.h"
 #include "model/config.h"
 #include "ops/device.h"
 
@@ -18,18 +20,21 @@ namespace pare {
 //
 // Sequences are numbered by their row in the page tables.  Uploads read host memory of the cache until the stream has
 // passed them: between two forward passes the caller waits for the device (it downloads the tokens).
+// What lies beside K and V in a page, where a policy asks for it; else absent.  Roles of types as in ops.h.
+struct KvFields {
+  Tensor pos;      // i32 [pages, K, 16]: absolute position of the token in a slot (evicting methods)
+  Tensor mass;     // stat [pages, K, 16]: attention that it received (h2o)
+  Tensor summary;  // act [pages, K, 16 / block * summary_rows, D]: of its blocks (quest, block_topk)
+};
+
 class KvCache {
  public:
-  // Allocates from `arena`, named kv.*: the pages in type `dtype`, the tables of `max_sequences` sequences of at most
-  // `max_slots` slots in a layer.
-  KvCache(const ModelConfig& config, Device& device, Arena& arena, DType dtype, int64_t pages, int max_sequences,
-          int64_t max_slots);
+  // Allocates from `arena`, named kv.*: the pages in type `dtype`, with the fields that `spec` needs, and the tables of
+  // `max_sequences` sequences of at most `max_slots` slots in a layer.
+  KvCache(const ModelConfig& config, const KvSpec& spec, Device& device, Arena& arena, DType dtype, int64_t pages,
+          int max_sequences, int64_t max_slots);
 
-  static int64_t page_bytes(const ModelConfig& config, DType dtype);  // K and V of one page
-
-  // Pages, over all layers, of `slots` slots per layer; of the full pages among them.
-  static int64_t pages_for(const ModelConfig& config, int64_t slots);
-  static int64_t full_pages_for(const ModelConfig& config, int64_t slots);
+  static int64_t page_bytes(const ModelConfig& config, const KvSpec& spec, DType dtype);  // all fields of one page
 
   // Sets `pages` aside; false, and nothing is done, where fewer are free and not set aside.
   bool reserve(int64_t pages);
@@ -41,6 +46,14 @@ class KvCache {
   int fork(int parent, int64_t promise);
   void extend(int sequence, int64_t promise);  // adds to the promise
   void append(int sequence, int64_t n);        // n more slots in every layer
+  // A compression event: cuts a layer to `slots` slots.  Pages wholly below slot `first` stay; of the others, those
+  // that are shared are replaced by fresh ones (if slots before `first` lie in it, by a copy), and those past the end
+  // are given up.  src and dst: the page lists between which KvCompact moves the slots, [max pages] each.  `renew`:
+  // what is given up goes back to the sequence's promise, since it will grow again.
+  void cut(int sequence, int layer, int64_t first, int64_t slots, bool renew, int32_t* src, int32_t* dst);
+  void begin_cuts();              // of a pass: uploads of earlier ones are through
+  void copy_cut(Arena& scratch);  // the copies of all cuts since the last one.  Before the device moves slots
+  void drop_cut();                // gives up their pages.  After it
   void close(int sequence);
 
   // Copies page tables that changed to the device.  Before the pass that uses them.
@@ -54,7 +67,10 @@ class KvCache {
   Device& device() { return device_; }
 
   int layers() const { return static_cast<int>(layers_); }
-  Tensor k_pages, v_pages;             // act [pages, K, D, 16] and [pages, K, 16, D], every layer's
+  int64_t max_sequences() const { return static_cast<int64_t>(sequences_.size()); }
+  int64_t max_pages() const { return max_pages_; }  // of one sequence in one layer
+  Tensor k_pages, v_pages;                          // act [pages, K, D, 16] and [pages, K, 16, D], every layer's
+  KvFields fields;
   Tensor page_table(int layer) const;  // i32 [max_sequences, max pages], strided rows
 
  private:
@@ -73,12 +89,19 @@ class KvCache {
   Sequence& at(int sequence) { return sequences_[index(sequence)]; }
   void put_page(int sequence, int layer, int32_t page);
   int32_t take_page(Sequence& s);
+  void copy_pages(const Tensor& pairs);
 
   Device& device_;
-  const int64_t layers_, max_slots_, max_pages_;  // max_pages_: of one sequence in one layer
+  const int64_t layers_, max_slots_, max_pages_;
   PagePool pool_;
   int64_t reserved_ = 0;
   std::vector<Sequence> sequences_;
+  struct Cut {
+    int32_t page;
+    int sequence;  // whose promise it goes back to; -1: nobody's
+  };
+  std::vector<Cut> cut_;
+  std::deque<std::vector<int32_t>> cut_copies_;  // (src, dst) pages, read by uploads under way
   std::vector<int32_t> host_table_, host_copies_;
   Tensor table_;   // i32 [max_sequences, layers * max pages]: one upload brings a sequence up to date
   Tensor copies_;  // i32 [max_sequences, layers, 2]: the (src, dst) pages of the fork that made the sequence

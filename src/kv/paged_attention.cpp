@@ -2,35 +2,53 @@
 
 namespace pare {
 
-PagedAttention::PagedAttention(KvCache& cache, Arena& scratch, const std::vector<PagedRun>& runs, float scale)
-    : cache_(cache), scale_(scale), work_(cache.layers()) {
+PagedAttention::PagedAttention(KvCache& cache, KvPolicy* policy, Arena& scratch, const std::vector<PagedRun>& runs,
+                               const Tensor& positions, float scale)
+    : cache_(cache), policy_(policy), scratch_(scratch), runs_(runs), positions_(positions), scale_(scale) {
   for (int layer = 0; layer < cache.layers(); layer++)
-    for (const PagedRun& run : runs) {
-      const int64_t slots = cache.slots(run.sequence, layer), rows = run.rows;
-      host_.push_back({run.row, run.rows, static_cast<int32_t>(slots), run.sequence});
-      work_[layer].pairs += rows * (slots - rows) + rows * (rows + 1) / 2;
-      work_[layer].slots += slots;
-    }
+    for (const PagedRun& run : runs)
+      host_.push_back({run.row, run.rows, static_cast<int32_t>(cache.slots(run.sequence, layer)), run.sequence});
   queries_ = scratch.alloc("kv.queries", DType::i32, {static_cast<int64_t>(host_.size()), 4});
   cache.upload_tables();
   cache.device().upload({.dst = queries_, .src = host_.data()});
+  if (policy_) policy_->begin(runs, scratch);
 }
 
 void PagedAttention::attend(int layer, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o) {
-  const int64_t runs = queries_.shape[0] / cache_.layers();
+  const auto runs = static_cast<int64_t>(runs_.size());
   const Tensor queries = queries_.rows(layer * runs, runs), table = cache_.page_table(layer);
   Device& device = cache_.device();
-  device.kv_write(
-      {.k_pages = cache_.k_pages, .v_pages = cache_.v_pages, .k = k, .v = v, .page_table = table, .queries = queries});
-  device.attn_paged({.o = o,
-                     .q = q,
-                     .k_pages = cache_.k_pages,
-                     .v_pages = cache_.v_pages,
-                     .page_table = table,
-                     .queries = queries,
-                     .pairs = work_[layer].pairs,
-                     .slots = work_[layer].slots,
-                     .scale = scale_});
+  device.kv_write({.k_pages = cache_.k_pages,
+                   .v_pages = cache_.v_pages,
+                   .k = k,
+                   .v = v,
+                   .page_table = table,
+                   .queries = queries,
+                   .pos_pages = cache_.fields.pos,
+                   .pos = cache_.fields.pos ? positions_ : Tensor{}});
+  const ArenaScope scope(scratch_);
+  const KvPass pass{layer, q, table, queries, runs_, scale_};
+  const KvBlocks blocks = policy_ ? policy_->blocks(pass, scratch_) : KvBlocks{};
+  AttnPaged args{.o = o,
+                 .q = q,
+                 .k_pages = cache_.k_pages,
+                 .v_pages = cache_.v_pages,
+                 .page_table = table,
+                 .queries = queries,
+                 .pairs = 0,
+                 .slots = 0,
+                 .scale = scale_,
+                 .blocks = blocks.blocks,
+                 .budget = blocks.budget,
+                 .block = blocks.block};
+  for (int64_t i = 0; i < runs; i++) {
+    const PagedRow& row = host_[layer * runs + i];
+    const int64_t slots = blocks.blocks ? blocks.slots[i] : row.slots, rows = row.rows;
+    args.pairs += rows * (slots - rows) + rows * (rows + 1) / 2;
+    args.slots += slots;
+  }
+  device.attn_paged(args);
+  if (policy_) policy_->attended(pass, scratch_);
 }
 
 }  // namespace pare

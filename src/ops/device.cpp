@@ -34,9 +34,13 @@ int64_t linear_rows(const Args& a) {
     return 0;
 }
 
-// KV pages hold slots that were never written; only the attention that reads them is checked.
+template <class T, class... Ts>
+constexpr bool is_any = (std::is_same_v<T, Ts> || ...);
+// KV pages and what lies beside them hold slots that were never written, scores and rings of rows likewise; only what
+// reads them is checked.
 template <class Args>
-constexpr bool partly_written = std::is_same_v<Args, KvWrite> || std::is_same_v<Args, KvCopyPages>;
+constexpr bool partly_written = is_any<Args, KvWrite, KvCopyPages, KvBlockSummary, CopyRows, KvWindowScores,
+                                       KvRedundancy, KvMass, KvMassScores, KvCompact>;
 
 }  // namespace
 

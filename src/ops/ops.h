@@ -33,20 +33,10 @@
 #include <array>
 #include <cstdint>
 
-#include "base/tensor.h"
+#include "ops/cost.h"
+#include "ops/kv_ops.h"
 
 namespace pare {
-
-struct Cost {
-  int64_t flops = 0, read = 0, written = 0;  // multiply-adds x 2; bytes; bytes
-};
-
-namespace detail {
-template <class... T>
-int64_t total_bytes(const T&... t) {
-  return (static_cast<int64_t>(t.bytes()) + ... + 0);
-}
-}  // namespace detail
 
 // ---- data movement
 // ---------------------------------------------------------------------------------------------------
@@ -300,7 +290,17 @@ struct KvWrite {
   Tensor k, v;        // act [N, K, D]; rows may be strided, heads contiguous
   Tensor page_table;  // i32 [sequences, max_pages]; rows may be strided
   Tensor queries;     // i32 [S, 4]: PagedRow
-  Cost cost() const { return {0, detail::total_bytes(k, v, queries), detail::total_bytes(k, v)}; }
+  // A cache that evicts also keeps, per slot and key head, the token's position and how many tokens the slot stands
+  // for.
+  Tensor pos_pages{};    // i32 [pages, K, 16] acc: pos of the row, or absent
+  Tensor pos{};          // i32 [N], absent if pos_pages is
+  Tensor count_pages{};  // stat [pages, K, 16] acc: 1, or absent
+  Cost cost() const {
+    const int64_t n = k.shape[0] * k.shape[1];
+    return {0, detail::total_bytes(k, v, queries, pos),
+            detail::total_bytes(k, v) + (pos_pages ? 4 * n : 0) +
+                (count_pages ? n * static_cast<int64_t>(dtype_size(count_pages.dtype)) : 0)};
+  }
   auto outputs() const { return std::array{k_pages, v_pages}; }
 };
 struct AttnPaged {
@@ -309,23 +309,92 @@ struct AttnPaged {
   Tensor k_pages, v_pages;  // as in KvWrite; slots at or past PagedRow::slots are never read
   Tensor page_table;        // i32 [sequences, max_pages]; rows may be strided
   Tensor queries;           // i32 [S, 4]: PagedRow
-  int64_t pairs;            // sum over entries of rows * (slots - rows) + rows * (rows + 1) / 2
-  int64_t slots;            // sum over entries of slots: what is read of K and V
+  int64_t pairs;            // sum over entries of rows * (slots - rows) + rows * (rows + 1) / 2; see below for lists
+  int64_t slots;            // sum over entries of slots (of listed_slots): what is read of K and V
   float scale;
+  // Block lists (see KvBlockSelect).  An entry of one row and of more than budget[e] blocks reads the budget[e] blocks
+  // that its key heads list, in the order of the list, as if their slots were all that the sequence has: the blocks of
+  // 64 of the online softmax are formed over the listed slots, and its `pairs` are listed_slots.
+  Tensor blocks = {};  // i32 [S, K, max_blocks]: ascending, the block of the newest slot last; or absent
+  Tensor budget = {};  // i32 [S], each at least 1; present if blocks is
+  int32_t block = 0;   // slots of a block: 4 or 16
   Cost cost() const {
     const int64_t kv = slots * k_pages.shape[1] * k_pages.shape[2] * 2 * static_cast<int64_t>(dtype_size(q.dtype));
-    return {4 * q.shape[1] * q.shape[2] * pairs, detail::total_bytes(q, queries) + kv, detail::total_bytes(o)};
+    return {4 * q.shape[1] * q.shape[2] * pairs, detail::total_bytes(q, queries, budget) + kv, detail::total_bytes(o)};
   }
   auto outputs() const { return std::array{o}; }
 };
-// Page src[i] -> page dst[i], whole pages, K and V.
-struct KvCopyPages {
-  Tensor k_pages, v_pages;  // acc: the dst pages are written
-  Tensor pairs;             // i32 [n, 2]: (src, dst); no dst is a src or occurs twice
+
+// Selection blocks: `block` (4 or 16) consecutive slots of one sequence in one layer, the last one possibly partial.
+constexpr int64_t blocks_of(int64_t slots, int64_t block) { return (slots + block - 1) / block; }
+// Slots that a row reads of `slots` when it lists at most `budget` blocks, the last one among them.
+constexpr int64_t listed_slots(int64_t slots, int64_t budget, int64_t block) {
+  const int64_t left_out = blocks_of(slots, block) - budget;
+  return left_out > 0 ? slots - left_out * block : slots;
+}
+
+// What is kept of the keys of a block to choose by, and the score of a block for a key head:
+//   minmax  channelwise min and max; max over the heads q of the group of sum_c max(q_c min_c, q_c max_c), which bounds
+//           every q.k from above (Quest, Tang et al. 2024, section 3.2)
+//   mean    of the keys; its dot product with the mean of the group's q (block top-k)
+// Scores carry no softmax scale.
+enum class BlockSummary : int32_t { minmax, mean };
+constexpr int64_t summary_rows(BlockSummary kind) { return kind == BlockSummary::minmax ? 2 : 1; }
+
+// After KvWrite: the summaries of every page that received slots, from the keys that are present in it (so a page that
+// was copied by a fork needs nothing else).  The mean is one chain of sums over slots ascending from +0, times 1 / n.
+struct KvBlockSummary {
+  Tensor summary;     // act [pages, K, 16 / block * summary_rows, D] acc: rows (min, max) or (mean) of block 0, 1, ...
+  Tensor k_pages;     // act [pages, K, D, 16]
+  Tensor page_table;  // i32 [sequences, max_pages]; rows may be strided
+  Tensor queries;     // i32 [S, 4]: PagedRow
+  int64_t pages;      // sum over entries of the pages that received slots
+  int32_t block;
+  BlockSummary kind;
   Cost cost() const {
-    const int64_t page =
-        2 * k_pages.shape[1] * k_pages.shape[2] * k_pages.shape[3] * static_cast<int64_t>(dtype_size(k_pages.dtype));
-    return {0, pairs.shape[0] * page, pairs.shape[0] * page};
+    const int64_t channels = pages * k_pages.shape[1] * k_pages.shape[2], size = dtype_size(k_pages.dtype);
+    return {channels * kPageSlots * summary_rows(kind), channels * kPageSlots * size + detail::total_bytes(queries),
+            channels * summary.shape[2] * size};
+  }
+  auto outputs() const { return std::array{summary}; }
+};
+
+// Which blocks an entry reads, by key head: the first `first_blocks`, the last `last_blocks` and, of those between, the
+// best by score (ties: the smaller block), budget[e] in all.  Only entries of one row and of more than budget[e] blocks
+// choose; for the others, which read everything, nothing is written.  Sums over channels are row sums (fused for mean);
+// the mean of q is one chain over heads ascending from +0, times 1 / group.
+struct KvBlockSelect {
+  Tensor blocks;      // i32 [S, K, max_blocks] out: block numbers ascending in the first budget[e]
+  Tensor score;       // stat [S, K, max_all_blocks] out: scores of the blocks between, at their number
+  Tensor q;           // act [N, H, D]; rows may be strided, heads contiguous
+  Tensor summary;     // as in KvBlockSummary
+  Tensor page_table;  // i32 [sequences, max_pages]; rows may be strided
+  Tensor queries;     // i32 [S, 4]: PagedRow
+  Tensor budget;      // i32 [S]: at least first_blocks + last_blocks
+  int64_t scored;     // sum over the entries that choose of the blocks between
+  int32_t block, first_blocks, last_blocks;  // last_blocks >= 1
+  BlockSummary kind;
+  Cost cost() const {
+    const bool minmax = kind == BlockSummary::minmax;
+    const int64_t heads = q.shape[1], kv_heads = summary.shape[1], width = q.shape[2];
+    return {scored * width * (minmax ? 4 * heads : 2 * kv_heads),
+            detail::total_bytes(q, queries, budget) +
+                scored * kv_heads * width * summary_rows(kind) * static_cast<int64_t>(dtype_size(q.dtype)),
+            scored * kv_heads * static_cast<int64_t>(dtype_size(score.dtype)) + detail::total_bytes(blocks)};
+  }
+  auto outputs() const { return std::array{blocks}; }
+};
+// Page src[i] -> page dst[i], whole pages, K, V and what lies beside them.
+struct KvCopyPages {
+  Tensor k_pages, v_pages;             // acc: the dst pages are written
+  Tensor pairs;                        // i32 [n, 2]: (src, dst); no dst is a src or occurs twice
+  Tensor pos_pages{};                  // i32 [pages, K, 16] acc, or absent
+  Tensor mass_pages{}, count_pages{};  // stat [pages, K, 16] acc, or absent
+  Cost cost() const {
+    int64_t bytes = 0;  // of a page
+    for (const Tensor& t : {k_pages, v_pages, pos_pages, mass_pages, count_pages})
+      if (t) bytes += t.stride[0] * static_cast<int64_t>(dtype_size(t.dtype));
+    return {0, pairs.shape[0] * bytes, pairs.shape[0] * bytes};
   }
   auto outputs() const { return std::array{k_pages, v_pages}; }
 };
@@ -458,7 +527,16 @@ struct AdamW {
   X(attn_bwd, AttnBwd)                  \
   X(kv_write, KvWrite)                  \
   X(attn_paged, AttnPaged)              \
+  X(kv_block_summary, KvBlockSummary)   \
+  X(kv_block_select, KvBlockSelect)     \
   X(kv_copy_pages, KvCopyPages)         \
+  X(copy_rows, CopyRows)                \
+  X(kv_window_scores, KvWindowScores)   \
+  X(kv_redundancy, KvRedundancy)        \
+  X(kv_mass, KvMass)                    \
+  X(kv_mass_scores, KvMassScores)       \
+  X(kv_select, KvSelect)                \
+  X(kv_compact, KvCompact)              \
   X(logprob, Logprob)                   \
   X(logits_loss, LogitsLoss)            \
   X(sample, Sample)                     \

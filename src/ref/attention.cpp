@@ -3,7 +3,7 @@
 #include <cmath>
 #include <vector>
 
-#include "ref/ref.h"
+#include "ref/paged.h"
 
 namespace pare::ref {
 
@@ -154,15 +154,6 @@ void attn_bwd(const AttnBwd& a, Stream) {
   });
 }
 
-namespace {
-
-// The pages of one sequence: slot -> (page, place in the page).
-struct SlotPages {
-  View<int32_t> table;
-  int64_t table_row;
-  int64_t page(int64_t slot) const { return table(table_row, slot / kPageSlots); }
-};
-
 std::vector<PagedRow> read_queries(const char* op, const Tensor& queries, const Tensor& page_table, int64_t rows,
                                    int64_t pages) {
   expect_dense(op, "queries", queries, {queries.shape[0], 4});
@@ -192,12 +183,62 @@ std::vector<PagedRow> read_queries(const char* op, const Tensor& queries, const 
   return list;
 }
 
+void expect_paged_work(const char* op, const std::vector<PagedRow>& queries, int64_t pairs, int64_t slots) {
+  int64_t all_pairs = 0, all_slots = 0;
+  for (const PagedRow& s : queries) {
+    all_pairs += int64_t(s.rows) * (s.slots - s.rows) + int64_t(s.rows) * (s.rows + 1) / 2;
+    all_slots += s.slots;
+  }
+  expect(pairs == all_pairs && slots == all_slots, "ref: ", op, ": pairs ", pairs, " and slots ", slots,
+         ", the entries hold ", all_pairs, " and ", all_slots);
+}
+
+namespace {
+
 void expect_pages(const char* op, const Tensor& k_pages, const Tensor& v_pages) {
   expect(k_pages.rank == 4, "ref: ", op, ": k_pages is ", k_pages.str(), ", expected [pages, K, D, 16]");
   const int64_t pages = k_pages.shape[0], kv_heads = k_pages.shape[1], dim = k_pages.shape[2];
   expect_dense(op, "k_pages", k_pages, {pages, kv_heads, dim, kPageSlots});
   expect_dense(op, "v_pages", v_pages, {pages, kv_heads, kPageSlots, dim});
 }
+
+// The slots that the entries of AttnPaged read: all, or those of the listed blocks.
+class SlotLists {
+ public:
+  SlotLists(const AttnPaged& a, const std::vector<PagedRow>& queries)
+      : queries_(queries), blocks_(a.blocks), budget_(a.budget), block_(a.block) {
+    if (!blocks_) return;
+    const int64_t n = static_cast<int64_t>(queries.size()), kv_heads = a.k_pages.shape[1];
+    expect(block_ == 4 || block_ == 16, "ref: attn_paged: blocks of ", block_, " slots, expected 4 or 16");
+    expect_dense("attn_paged", "blocks", a.blocks, {n, kv_heads, a.blocks.shape[2]});
+    expect_dense("attn_paged", "budget", a.budget, {n});
+    for (int64_t e = 0; e < n; e++) {
+      if (!listed(e)) continue;
+      expect(budget_(e) >= 1 && budget_(e) <= a.blocks.shape[2], "ref: attn_paged: entry ", e, " reads ", budget_(e),
+             " blocks; its list has room for ", a.blocks.shape[2]);
+      for (int64_t h = 0; h < kv_heads; h++)
+        for (int64_t i = 0; i < budget_(e); i++) {
+          const int64_t last = blocks_of(queries_[e].slots, block_) - 1, b = blocks_(e, h, i);
+          expect(b > (i ? blocks_(e, h, i - 1) : -1) && (i + 1 < budget_(e) ? b < last : b == last),
+                 "ref: attn_paged: entry ", e, ", key head ", h, " lists block ", b, " at ", i,
+                 ": expected ascending blocks, the last one ", last);
+        }
+    }
+  }
+  int64_t slots(int64_t e) const {
+    return listed(e) ? listed_slots(queries_[e].slots, budget_(e), block_) : queries_[e].slots;
+  }
+  // Slot number `at` of those that key head `h` of entry e reads.
+  int64_t slot(int64_t e, int64_t h, int64_t at) const {
+    return listed(e) ? blocks_(e, h, at / block_) * int64_t{block_} + at % block_ : at;
+  }
+
+ private:
+  bool listed(int64_t e) const { return blocks_ && has_list(queries_[e], budget_(e), block_); }
+  const std::vector<PagedRow>& queries_;
+  const View<int32_t> blocks_, budget_;
+  const int32_t block_;
+};
 
 }  // namespace
 
@@ -207,17 +248,23 @@ void kv_write(const KvWrite& a, Stream) {
   expect_shape("kv_write", "k", a.k, {rows, kv_heads, dim});
   expect_shape("kv_write", "v", a.v, {rows, kv_heads, dim});
   const auto queries = read_queries("kv_write", a.queries, a.page_table, rows, a.k_pages.shape[0]);
+  if (a.pos_pages) {
+    expect_dense("kv_write", "pos_pages", a.pos_pages, {a.k_pages.shape[0], kv_heads, kPageSlots});
+    expect_dense("kv_write", "pos", a.pos, {rows});
+  }
+  if (a.count_pages) expect_dense("kv_write", "count_pages", a.count_pages, {a.k_pages.shape[0], kv_heads, kPageSlots});
   dispatch("kv_write", a.k, [&]<class T>(T) {
     const View<T> k_pages(a.k_pages), v_pages(a.v_pages), k(a.k), v(a.v);
     for (const PagedRow& s : queries) {
       const SlotPages pages{View<int32_t>(a.page_table), s.table_row};
       for (int64_t i = 0; i < s.rows; i++)
-        for (int64_t h = 0; h < kv_heads; h++)
-          for (int64_t d = 0; d < dim; d++) {
-            const int64_t slot = s.slots - s.rows + i;
-            k_pages(pages.page(slot), h, d, slot % kPageSlots) = k(s.row + i, h, d);
-            v_pages(pages.page(slot), h, slot % kPageSlots, d) = v(s.row + i, h, d);
-          }
+        for (int64_t h = 0; h < kv_heads; h++) {
+          const int64_t slot = s.slots - s.rows + i, page = pages.page(slot), at = slot % kPageSlots;
+          for (int64_t d = 0; d < dim; d++) k_pages(page, h, d, at) = k(s.row + i, h, d);
+          for (int64_t d = 0; d < dim; d++) v_pages(page, h, at, d) = v(s.row + i, h, d);
+          if (a.pos_pages) View<int32_t>(a.pos_pages)(page, h, at) = View<int32_t>(a.pos)(s.row + i);
+          if (a.count_pages) View<T>(a.count_pages)(page, h, at) = 1;
+        }
     }
   });
 }
@@ -229,24 +276,29 @@ void attn_paged(const AttnPaged& a, Stream) {
   expect_dense("attn_paged", "o", a.o, {rows, heads, dim});
   expect(heads % kv_heads == 0, "ref: attn_paged: ", heads, " query heads over ", kv_heads, " key heads");
   const auto queries = read_queries("attn_paged", a.queries, a.page_table, rows, a.k_pages.shape[0]);
+  const SlotLists lists(a, queries);
   int64_t pairs = 0, slots = 0;
-  for (const PagedRow& s : queries) {
-    pairs += int64_t(s.rows) * (s.slots - s.rows) + int64_t(s.rows) * (s.rows + 1) / 2;
-    slots += s.slots;
+  for (size_t e = 0; e < queries.size(); e++) {
+    const PagedRow& s = queries[e];
+    const int64_t read = lists.slots(e);
+    pairs += read < s.slots ? read : int64_t(s.rows) * (s.slots - s.rows) + int64_t(s.rows) * (s.rows + 1) / 2;
+    slots += read;
   }
   expect(pairs == a.pairs && slots == a.slots, "ref: attn_paged: pairs ", a.pairs, " and slots ", a.slots,
          ", the entries hold ", pairs, " and ", slots);
   dispatch("attn_paged", a.q, [&]<class T>(T) {
     const View<T> o(a.o), q(a.q), k_pages(a.k_pages), v_pages(a.v_pages);
-    for (const PagedRow& s : queries) {
+    for (size_t e = 0; e < queries.size(); e++) {
+      const PagedRow& s = queries[e];
       const SlotPages pages{View<int32_t>(a.page_table), s.table_row};
       for (int64_t i = 0; i < s.rows; i++)
         for (int64_t h = 0; h < heads; h++) {
           const int64_t kv = h / (heads / kv_heads);
+          const auto place = [&](int64_t at) { return lists.slot(e, kv, at); };
           attend(
-              &o(s.row + i, h, 0), &q(s.row + i, h, 0), dim, s.slots - s.rows + i + 1, a.scale,
-              [&](int64_t slot, int64_t d) { return k_pages(pages.page(slot), kv, d, slot % kPageSlots); },
-              [&](int64_t slot, int64_t d) { return v_pages(pages.page(slot), kv, slot % kPageSlots, d); });
+              &o(s.row + i, h, 0), &q(s.row + i, h, 0), dim, lists.slots(e) - s.rows + i + 1, a.scale,
+              [&](int64_t at, int64_t d) { return k_pages(pages.page(place(at)), kv, d, place(at) % kPageSlots); },
+              [&](int64_t at, int64_t d) { return v_pages(pages.page(place(at)), kv, place(at) % kPageSlots, d); });
         }
     }
   });
@@ -266,12 +318,18 @@ void kv_copy_pages(const KvCopyPages& a, Stream) {
            "): a destination is a source or occurs twice");
     uses[src] = 1, uses[dst] = 2;
   }
-  dispatch("kv_copy_pages", a.k_pages, [&]<class T>(T) {
-    for (const Tensor& t : {a.k_pages, a.v_pages})
-      for (int64_t i = 0; i < n; i++) {
-        const T* from = t.as<T>() + pairs(i, 0) * t.stride[0];
-        std::copy(from, from + t.stride[0], t.as<T>() + pairs(i, 1) * t.stride[0]);
-      }
+  const auto copy = [&]<class T>(T, const Tensor& t) {
+    expect(t.contiguous() && t.shape[0] == pages, "ref: kv_copy_pages: an array of pages is ", t.str(), ", k_pages ",
+           a.k_pages.str());
+    for (int64_t i = 0; i < n; i++) {
+      const T* from = t.as<T>() + pairs(i, 0) * t.stride[0];
+      std::copy(from, from + t.stride[0], t.as<T>() + pairs(i, 1) * t.stride[0]);
+    }
+  };
+  dispatch("kv_copy_pages", a.k_pages, [&]<class T>(T type) {
+    for (const Tensor& t : {a.k_pages, a.v_pages, a.mass_pages, a.count_pages})
+      if (t) copy(type, t);
+    if (a.pos_pages) copy(int32_t{}, a.pos_pages);
   });
 }
 

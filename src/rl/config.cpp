@@ -142,6 +142,9 @@ void check_rollout(const Config& c) {
     fail(which,
          " makes the sampler's log-probs differ from the learner's, which rollout.check_exact forbids; set "
          "rollout.check_exact=false");
+  if (r.kv.method != KvMethod::dense && r.check_exact)
+    fail("rollout.kv.method samples from another distribution than the dense learner's, which rollout.check_exact "
+         "forbids; set rollout.check_exact=false");
   if (r.n == 1)
     fail(
         "rollout.n = 1 gives groups of one, where algorithm.adv_estimator makes every advantage 0: nothing is learned");
@@ -150,6 +153,7 @@ void check_rollout(const Config& c) {
          " sequences cannot decode together in "
          "rollout.max_num_batched_tokens = ",
          r.max_num_batched_tokens, " rows");
+  check_kv(r.kv);
   const OverlongKeys& o = c.reward_model.overlong_buffer;
   if (o.enable && (o.len < 1 || o.len > c.data.max_response_length))
     fail("reward_model.overlong_buffer.len = ", o.len,

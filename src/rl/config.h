@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/toml.h"
+#include "kv/spec.h"
 #include "model/model.h"
 #include "ops/ops.h"
 
@@ -55,6 +56,7 @@ struct RolloutKeys {
   bool allow_truncated_sampling = false;
   int64_t max_num_seqs = 256, max_num_batched_tokens = 8192, kv_cache_bytes = 0;
   bool check_exact = true;
+  KvSpec kv;
   ValKeys val_kwargs;
   bool operator==(const RolloutKeys&) const = default;
 };

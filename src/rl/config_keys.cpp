@@ -95,6 +95,39 @@ template <>
 constexpr auto words_of<KlLoss> =
     std::to_array<Word<KlLoss>>({{"k1", KlLoss::k1}, {"k2", KlLoss::k2}, {"k3", KlLoss::k3}, {"exact", KlLoss::exact}});
 
+template <>
+constexpr auto words_of<KvMethod> = std::to_array<Word<KvMethod>>({{"dense", KvMethod::dense},
+                                                                   {"streaming_llm", KvMethod::streaming_llm},
+                                                                   {"h2o", KvMethod::h2o},
+                                                                   {"tova", KvMethod::tova},
+                                                                   {"snapkv", KvMethod::snapkv},
+                                                                   {"rkv", KvMethod::rkv},
+                                                                   {"pyramidkv", KvMethod::pyramidkv},
+                                                                   {"quest", KvMethod::quest},
+                                                                   {"block_topk", KvMethod::block_topk}});
+template <>
+constexpr auto words_of<KvPrompt> = std::to_array<Word<KvPrompt>>({{"compress", KvPrompt::compress},
+                                                                   {"protect", KvPrompt::protect},
+                                                                   {"protect_first", KvPrompt::protect_first}});
+template <>
+constexpr auto words_of<KvScope> = std::to_array<Word<KvScope>>(
+    {{"per_head", KvScope::per_head}, {"per_layer", KvScope::per_layer}, {"layer0", KvScope::layer0}});
+template <>
+constexpr auto words_of<KvTrigger> = std::to_array<Word<KvTrigger>>({{"buffer_full", KvTrigger::buffer_full},
+                                                                     {"prefill_once", KvTrigger::prefill_once}});
+template <>
+constexpr auto words_of<KvRope> = std::to_array<Word<KvRope>>({{"absolute", KvRope::absolute},
+                                                               {"cache_index", KvRope::cache_index}});
+template <>
+constexpr auto words_of<GqaAgg> = std::to_array<Word<GqaAgg>>({{"max_logit", GqaAgg::max_logit},
+                                                               {"mean_logit", GqaAgg::mean_logit},
+                                                               {"mean_prob", GqaAgg::mean_prob}});
+template <>
+constexpr auto words_of<SoftmaxSpan> = std::to_array<Word<SoftmaxSpan>>(
+    {{"exclude_window", SoftmaxSpan::exclude_window}, {"include_window", SoftmaxSpan::include_window}});
+template <>
+constexpr auto words_of<Pool> = std::to_array<Word<Pool>>({{"max", Pool::max}, {"avg", Pool::avg}});
+
 // ---- one type: its name, how it is read and how it is written ------------------------------------------------------
 
 bool contains(const std::vector<std::string>& words, const std::string& word) {  // no words: every word
@@ -271,6 +304,65 @@ std::vector<ConfigKey> rollout_keys() {
   };
 }
 
+std::vector<ConfigKey> kv_keys() {
+  return {
+      KEY(rollout.kv.method, any, "",
+          "what the sampler keeps (streaming_llm, h2o, tova, snapkv, rkv, pyramidkv evict tokens) or reads (quest, "
+          "block_topk choose blocks for every token) of the keys and values; dense: everything",
+          "Sparse-RL, DistillSparse"),
+      KEY(rollout.kv.budget, at_least(1), "tokens",
+          "evicting: tokens that a compression event leaves in a layer, the newest ones included; with "
+          "rollout.kv.prompt = protect, of the response",
+          "Sparse-RL: 512"),
+      KEY(rollout.kv.buffer, at_least(0), "tokens",
+          "evicting: an event comes when this many tokens have gathered above the budget", "Sparse-RL, R-KV: 128"),
+      KEY(rollout.kv.prompt, any, "",
+          "evicting: the prompt may be evicted, is kept, or its first rollout.kv.protect_first tokens are", "pare"),
+      KEY(rollout.kv.protect_first, at_least(0), "tokens", "evicting: with rollout.kv.prompt = protect_first", "pare"),
+      KEY(rollout.kv.trigger, any, "",
+          "evicting: an event whenever the buffer is full; or one at the end of the prompt and none after",
+          "R-KV; SnapKV"),
+      KEY(rollout.kv.scope, any, "",
+          "evicting: every key head chooses; all heads of a layer choose together; or the first layer chooses for all",
+          "R-KV; Sparse-RL's code: layer0"),
+      KEY(rollout.kv.window, at_least(1), "tokens",
+          "snapkv, rkv, pyramidkv: newest tokens, whose queries judge the others and which always stay", "R-KV: 8"),
+      KEY(rollout.kv.sinks, at_least(0), "tokens", "streaming_llm: oldest tokens that stay", "StreamingLLM: 4"),
+      KEY(rollout.kv.rope, any, "",
+          "streaming_llm: positions as in the text, or counted within the cache, which the learner does not do",
+          "StreamingLLM: cache_index"),
+      KEY(rollout.kv.gqa_aggregation, any, "",
+          "snapkv, rkv, pyramidkv, tova: how the query heads of a group become one", "R-KV; kvpress: mean_prob"),
+      KEY(rollout.kv.softmax_span, any, "",
+          "snapkv, rkv, pyramidkv, tova: the softmax runs over the tokens to choose from, or over the window too",
+          "R-KV; SnapKV: include_window"),
+      KEY(rollout.kv.pooling, any, "", "snapkv, rkv, pyramidkv: of scores over neighbours", "R-KV: max; SnapKV: avg"),
+      KEY(rollout.kv.pooling_kernel, at_least(1), "tokens", "its width, odd; 1: none", "R-KV: 7; SnapKV: 5"),
+      KEY(rollout.kv.rkv_lambda, within(0, 1), "",
+          "rkv: weight of attention against redundancy; 1 is snapkv", "Sparse-RL: 0.1"),
+      KEY(rollout.kv.rkv_threshold, within(-1, 1), "cosine", "rkv: above it two keys say the same", "R-KV"),
+      KEY(rollout.kv.rkv_zero_first, any, "",
+          "rkv: as in its code, a key that is like no other is not counted against the first one", "R-KV"),
+      KEY(rollout.kv.h2o_normalise, any, "",
+          "h2o: divide the attention that a token received by the number of tokens that could see it", "kvpress"),
+      KEY(rollout.kv.pyramid_beta, above(1), "",
+          "pyramidkv: the last layer's budget is the mean budget divided by about this", "PyramidKV: 20"),
+      KEY(rollout.kv.block, at_least(4), "tokens", "quest, block_topk: size of a block, 4 or 16", "Quest: 16"),
+      KEY(rollout.kv.blocks, at_least(1), "blocks",
+          "quest, block_topk: blocks that a token reads, the first and last ones included", "DistillSparse: 24, 32"),
+      KEY(rollout.kv.first_blocks, at_least(0), "blocks", "quest, block_topk: oldest blocks that are always read",
+          "DistillSparse's code"),
+      KEY(rollout.kv.last_blocks, at_least(1), "blocks", "quest, block_topk: newest blocks that are always read",
+          "DistillSparse's code"),
+      KEY(rollout.kv.dense_layers, at_least(0), "layers", "quest, block_topk: the first layers read everything",
+          "Quest, DistillSparse: 2"),
+      KEY(rollout.kv.block_schedule, any, "",
+          "quest, block_topk: FROM:BLOCKS, the number of blocks read from FROM blocks of context on; replaces "
+          "rollout.kv.blocks",
+          "Sparrow (arXiv 2606.08446)"),
+  };
+}
+
 std::vector<ConfigKey> algorithm_keys() {
   return {
       KEY(reward_model.overlong_buffer.enable, any, "", "penalise responses that end close to the limit", "verl, DAPO"),
@@ -374,7 +466,7 @@ std::vector<ConfigKey> trainer_keys() {
 const std::vector<ConfigKey>& config_keys() {
   static const std::vector<ConfigKey> keys = [] {
     std::vector<ConfigKey> all;
-    for (auto&& part : {model_and_data_keys(), rollout_keys(), algorithm_keys(), actor_keys(), trainer_keys()})
+    for (auto&& part : {model_and_data_keys(), rollout_keys(), kv_keys(), algorithm_keys(), actor_keys(), trainer_keys()})
       all.insert(all.end(), part.begin(), part.end());
     return all;
   }();

@@ -93,17 +93,18 @@ const Task& Session::training_task() const {
 // Every prompt, and that the page pool can hold it with its response.
 void Session::check_prompts() const {
   const RolloutLimits limits = rollout_limits();
+  const KvResidency residency(limits.kv, model_config.layers);
   for (const Task* task : {train.get(), val.get()})
     for (int64_t row = 0; task && row < task->size(); row++) {
       const Problem problem = task->problem(row);
       const auto samples = static_cast<size_t>(task == val.get() ? config.rollout.val_kwargs.n : config.rollout.n);
       const Request request{encode_prompt(problem), std::vector<uint64_t>(samples),
                             static_cast<int>(config.data.max_response_length)};
-      const int64_t needed = Scheduler::pages_needed(model_config, request);
+      const int64_t needed = Scheduler::pages_needed(residency, request);
       if (limits.kv_pages > 0 && needed > limits.kv_pages)
         throw Error(Exit::memory,
                     cat(problem.where, ": the prompt and a response of data.max_response_length need ",
-                        needed * KvCache::page_bytes(model_config, model->dtype),
+                        needed * KvCache::page_bytes(model_config, config.rollout.kv, model->dtype),
                         " bytes of keys and values, rollout.kv_cache_bytes is ", config.rollout.kv_cache_bytes));
     }
 }
@@ -145,9 +146,11 @@ RolloutLimits Session::rollout_limits() const {
   RolloutLimits limits{.max_sequences = static_cast<int>(r.max_num_seqs),
                        .max_batched_tokens = static_cast<int>(std::max(r.max_num_batched_tokens, r.max_num_seqs)),
                        .max_context = config.data.max_prompt_length + config.data.max_response_length,
-                       .kv_pages = 0};
+                       .kv_pages = 0,
+                       .max_prompt = config.data.max_prompt_length,
+                       .kv = r.kv};
   if (r.kv_cache_bytes > 0) {
-    const int64_t page = KvCache::page_bytes(model_config, model->dtype);
+    const int64_t page = KvCache::page_bytes(model_config, config.rollout.kv, model->dtype);
     limits.kv_pages = r.kv_cache_bytes / page;
     if (limits.kv_pages == 0)
       throw Error(Exit::memory, cat("rollout.kv_cache_bytes = ", r.kv_cache_bytes, " holds no page; one takes ", page));

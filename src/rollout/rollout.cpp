@@ -17,8 +17,20 @@ RolloutLimits checked(const RolloutLimits& given, const ModelConfig& config) {
   if (limits.max_context < 2 || limits.max_context > config.max_position)
     fail("rollout: max_context is ", limits.max_context, "; the model takes 2 to ", config.max_position, " positions");
   if (limits.kv_pages < 0) fail("rollout: kv_pages is ", limits.kv_pages);
-  if (limits.kv_pages == 0)
-    limits.kv_pages = Scheduler::cache_sequences(limits) * KvCache::pages_for(config, limits.max_context);
+  if (limits.max_prompt == 0) limits.max_prompt = limits.max_context;
+  check_kv(limits.kv);
+  if (limits.kv_pages == 0) {
+    // The longest prompt and a response as long as there is room for take most, whatever the policy.
+    const int64_t prompt = limits.max_prompt, fed = limits.max_context - prompt;
+    const auto sequence = [&](const KvSpec& kv) {
+      const KvResidency residency(kv, config.layers);
+      int64_t pages = 0;
+      for (int64_t l = 0; l < config.layers; l++)
+        pages += (residency.peak(l, prompt, fed) + kPageSlots - 1) / kPageSlots;
+      return std::max(pages, residency.prompt_pages(prompt));
+    };
+    limits.kv_pages = std::max(Scheduler::cache_sequences(limits) * sequence(limits.kv), 2 * sequence({}));
+  }
   return limits;
 }
 
@@ -28,8 +40,13 @@ Rollout::Rollout(const Model& model, const RolloutLimits& limits, Arena& kv, Are
     : model_(model),
       limits_(checked(limits, model.config)),
       scratch_(scratch),
-      cache_(model.config, model.device, kv, model.dtype, limits_.kv_pages, Scheduler::cache_sequences(limits_),
-             limits_.max_context) {}
+      cache_(model.config, limits_.kv, model.device, kv, model.dtype, limits_.kv_pages,
+             Scheduler::cache_sequences(limits_), limits_.max_context),
+      policy_(make_kv_policy(limits_.kv, model.config, cache_, kv)),
+      residency_(limits_.kv, model.config.layers),
+      dense_residency_({}, model.config.layers) {
+  if (limits_.kv.evicts()) compressor_ = std::make_unique<Compressor>(model, limits_.kv, cache_, *policy_);
+}
 
 void Rollout::check(const std::vector<Request>& requests, const Sampling& sampling) const {
   if (!(sampling.temperature >= 0) || std::isinf(sampling.temperature))
@@ -51,8 +68,8 @@ void Rollout::check(const std::vector<Request>& requests, const Sampling& sampli
       if (r.prompt[t] < 0 || r.prompt[t] >= model_.config.vocab)
         fail("request ", i, ": token ", t, " of the prompt is ", r.prompt[t], ", outside the vocabulary of ",
              model_.config.vocab);
-    const int64_t needed = Scheduler::pages_needed(model_.config, r),
-                  page = cache_.page_bytes(model_.config, model_.dtype);
+    const int64_t needed = Scheduler::pages_needed(sampling.dense ? dense_residency_ : residency_, r),
+                  page = cache_.page_bytes(model_.config, limits_.kv, model_.dtype);
     if (needed > limits_.kv_pages)
       throw Error(Exit::memory,
                   cat("request ", i, ": one sequence of ", size, " prompt and ", r.max_new_tokens, " new tokens needs ",
@@ -68,18 +85,37 @@ void Rollout::run(const Batch& batch, const Sampling& sampling, const Tensor& hi
   ArenaScope scope(scratch_);
   std::optional<PagedAttention> attention;
   if (n > 0) {
-    attention.emplace(cache_, scratch_, batch.runs, model_.attention_scale());
     const Tensor ids = scratch_.alloc("rollout.ids", DType::i32, {n});
     const Tensor positions = scratch_.alloc("rollout.positions", DType::i32, {n});
     device.upload({.dst = ids, .src = batch.ids.data()});
     device.upload({.dst = positions, .src = batch.positions.data()});
+    KvPolicy* const policy = sampling.dense ? nullptr : policy_.get();
+    attention.emplace(cache_, policy, scratch_, batch.runs, positions, model_.attention_scale());
     forward_rows(model_, scratch_, ids, positions, *attention, hidden.rows(1, n));
+    count_slots(batch, sampling.dense);
+    if (compressor_ && !sampling.dense) compressor_->compress(batch.runs, scratch_);
     stats_.forward_passes++;
     // A download waits for the device: the uploads of this pass read host memory that is about to change.
     int32_t first;
     if (batch.draws.empty()) device.download({.dst = &first, .src = ids.rows(0, 1)});
   }
   if (!batch.draws.empty()) draw(batch, sampling, hidden);
+}
+
+// Before the events of the pass: what its attention saw.
+void Rollout::count_slots(const Batch& batch, bool dense) {
+  double resident = 0, dense_slots = 0;
+  const auto layers = static_cast<double>(cache_.layers());
+  for (const PagedRun& run : batch.runs) {
+    if (!run.decodes()) continue;
+    double slots = 0;
+    for (int l = 0; l < cache_.layers(); l++) slots += static_cast<double>(cache_.slots(run.sequence, l)) / layers;
+    resident += slots, dense_slots += run.tokens;
+    stats_.read += !dense && policy_ ? policy_->slots_read(run, slots) : slots;
+    stats_.peak_resident = std::max(stats_.peak_resident, slots);
+    stats_.peak_dense = std::max(stats_.peak_dense, static_cast<double>(run.tokens));
+  }
+  stats_.resident += resident, stats_.dense += dense_slots;
 }
 
 // Only rows that a token is drawn from meet the LM head.
@@ -134,8 +170,12 @@ std::vector<Completion> Rollout::generate(const std::vector<Request>& requests, 
   ArenaScope scope(scratch_);
   const Tensor hidden =
       scratch_.alloc("rollout.hidden", model_.dtype, {1 + limits_.max_batched_tokens, model_.config.hidden});
-  Scheduler scheduler(model_.config, requests, sampling.eos, limits_, cache_);
+  Scheduler scheduler(sampling.dense ? dense_residency_ : residency_, requests, sampling.eos, limits_, cache_,
+                      [&](int parent, int child) {
+                        if (policy_ && !sampling.dense) policy_->forked(parent, child);
+                      });
   stats_ = {.completions = scheduler.completions()};
+  if (compressor_) compressor_->reset(), compressor_->trace = sampling.trace;
   cache_.reset_peak();
   while (!scheduler.done()) {
     const Batch batch = scheduler.next();
@@ -147,6 +187,7 @@ std::vector<Completion> Rollout::generate(const std::vector<Request>& requests, 
     stats_.decoded_tokens += static_cast<int64_t>(batch.draws.size());
     stats_.peak_pages = cache_.pool().peak();
     stats_.finished = scheduler.finished();
+    if (compressor_) stats_.events = compressor_->events(), stats_.evicted = compressor_->evicted();
     if (progress) progress(stats_);
   }
   expect(cache_.pool().used() == 0 && cache_.reserved() == 0, "the rollout left ", cache_.pool().used(),

@@ -1,8 +1,10 @@
 // Generation: the same forward and the same kernels as the learner's, over paged keys and values.
 #pragma once
 #include <functional>
+#include <memory>
 #include <vector>
 
+#include "kv/compressor.h"
 #include "rollout/scheduler.h"
 
 namespace pare {
@@ -13,6 +15,8 @@ struct Sampling {
   float top_p = 1;           // 1: off
   uint64_t key = 0;          // rng_key(seed, RngStream::sample, step)
   std::vector<int32_t> eos;  // any of them ends a sequence
+  bool dense = false;        // keep and read all keys and values, whatever RolloutLimits::kv says
+  std::function<void(const PagedRun&, KvTrace)> trace = {};  // called with what each event of the cache kept
 };
 
 // Of one generate(); FLOPs and bytes are in the device's ledger.
@@ -23,6 +27,11 @@ struct RolloutStats {
   int64_t peak_pages = 0;
   int peak_sequences = 0;
   int64_t finished = 0, completions = 0;
+  // Over the tokens that were fed back, summed: slots resident after each, in the mean layer; the same of a dense
+  // cache; slots that its attention read.  And the largest of the first two.
+  double resident = 0, dense = 0, read = 0;
+  double peak_resident = 0, peak_dense = 0;
+  int64_t events = 0, evicted = 0;  // compression events of a layer, and slots that they gave up
 };
 
 class Rollout {
@@ -48,12 +57,16 @@ class Rollout {
  private:
   void check(const std::vector<Request>& requests, const Sampling& sampling) const;
   void run(const Batch& batch, const Sampling& sampling, const Tensor& hidden);
+  void count_slots(const Batch& batch, bool dense);
   void draw(const Batch& batch, const Sampling& sampling, const Tensor& hidden);
 
   const Model& model_;
   const RolloutLimits limits_;
   Arena& scratch_;
   KvCache cache_;
+  const std::unique_ptr<KvPolicy> policy_;  // null: dense
+  const KvResidency residency_, dense_residency_;
+  std::unique_ptr<Compressor> compressor_;  // of evicting policies
   RolloutStats stats_;
   std::vector<int32_t> tokens_;  // of the last draw
   std::vector<float> logprobs_;

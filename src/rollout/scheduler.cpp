@@ -9,29 +9,35 @@ namespace {
 int64_t prompt_size(const Request& r) { return static_cast<int64_t>(r.prompt.size()); }
 int samples_of(const Request& r) { return static_cast<int>(r.uids.size()); }
 
-// The last token that is drawn is never fed back.
-int64_t worst_slots(const Request& r) { return prompt_size(r) + r.max_new_tokens - 1; }
+// Tokens of a response whose keys and values are stored.
+int64_t fed(const Request& r) { return r.max_new_tokens - 1; }
 
-// What a sample adds to the pages of its prompt if it takes over the prompt's sequence, which only the last can count
-// on, or if it forks it.
-int64_t pages_to_take_over(const ModelConfig& config, const Request& r) {
-  return KvCache::pages_for(config, worst_slots(r)) - KvCache::pages_for(config, prompt_size(r));
-}
-int64_t own_pages(const ModelConfig& config, const Request& r, int sample) {
+// What a sample adds to the pages of its prompt.  Only the last one can count on taking over the prompt's sequence.
+int64_t pages_of_sample(const KvResidency& residency, const Request& r, int sample) {
   if (r.max_new_tokens == 1) return 0;  // never leaves the prompt
-  if (sample + 1 == samples_of(r)) return pages_to_take_over(config, r);
-  return KvCache::pages_for(config, worst_slots(r)) - KvCache::full_pages_for(config, prompt_size(r));
+  return sample + 1 == samples_of(r) ? residency.last_sample_pages(prompt_size(r), fed(r), samples_of(r))
+                                     : residency.sample_pages(prompt_size(r), fed(r));
 }
 
 }  // namespace
 
-int64_t Scheduler::pages_needed(const ModelConfig& config, const Request& request) {
-  return KvCache::pages_for(config, prompt_size(request)) + own_pages(config, request, 0);
+int64_t Scheduler::pages_needed(const KvResidency& residency, const Request& request) {
+  return residency.prompt_pages(prompt_size(request)) + pages_of_sample(residency, request, 0);
 }
 
-Scheduler::Scheduler(const ModelConfig& config, const std::vector<Request>& requests, const std::vector<int32_t>& eos,
-                     const RolloutLimits& limits, KvCache& cache)
-    : config_(config), requests_(requests), eos_(eos), limits_(limits), cache_(cache) {
+int64_t Scheduler::own_pages(const Request& request, int sample) const {
+  return pages_of_sample(residency_, request, sample);
+}
+
+Scheduler::Scheduler(const KvResidency& residency, const std::vector<Request>& requests,
+                     const std::vector<int32_t>& eos, const RolloutLimits& limits, KvCache& cache,
+                     std::function<void(int, int)> forked)
+    : residency_(residency),
+      requests_(requests),
+      eos_(eos),
+      limits_(limits),
+      cache_(cache),
+      forked_(std::move(forked)) {
   for (int r = 0; r < static_cast<int>(requests.size()); r++) {
     first_.push_back(static_cast<int>(completions_.size()));
     for (int s = 0; s < samples_of(requests[r]); s++) {
@@ -53,9 +59,9 @@ void Scheduler::admit() {
         !prompts_.empty() && prompts_.back().admitted < samples_of(requests_[prompts_.back().request]);
     if (!continued && next_request_ == static_cast<int>(requests_.size())) return;
     const Request& r = requests_[continued ? prompts_.back().request : next_request_];
-    const int64_t prompt_pages = KvCache::pages_for(config_, prompt_size(r));
+    const int64_t prompt_pages = residency_.prompt_pages(prompt_size(r));
     const int sample = continued ? prompts_.back().admitted : 0;
-    if (!cache_.reserve(own_pages(config_, r, sample) + (continued ? 0 : prompt_pages))) return;
+    if (!cache_.reserve(own_pages(r, sample) + (continued ? 0 : prompt_pages))) return;
     if (!continued) prompts_.push_back({.request = next_request_++, .sequence = cache_.open(prompt_pages)});
     prompts_.back().admitted++;
   }
@@ -69,7 +75,8 @@ void Scheduler::decode_rows(Batch& batch) {
     cache_.append(running.sequence, 1);
     batch.ids.push_back(c.tokens.back());
     batch.positions.push_back(static_cast<int32_t>(r.prompt.size()) + n - 1);
-    batch.runs.push_back({running.sequence, row, 1});
+    batch.runs.push_back({running.sequence, row, 1, batch.positions.back() + 1, static_cast<int32_t>(r.prompt.size()),
+                          r.uids[c.sample]});
     batch.draws.push_back({row, r.uids[c.sample], n, running.completion});
   }
 }
@@ -88,9 +95,10 @@ void Scheduler::prompt_rows(Batch& batch) {
         batch.ids.push_back(r.prompt[i]);
         batch.positions.push_back(static_cast<int32_t>(i));
       }
-      batch.runs.push_back({p.sequence, row, n});
-      batch.prefill += n;
       p.filled += n;
+      batch.prefill += n;
+      batch.runs.push_back(
+          {p.sequence, row, n, static_cast<int32_t>(p.filled), static_cast<int32_t>(r.prompt.size()), r.uids[0]});
       if (p.filled < prompt_size(r)) return;
       last = row + n - 1;
       if (p.admitted < samples_of(r)) batch.keep = last;
@@ -119,19 +127,20 @@ void Scheduler::start_samples(Prompt& p) {
   std::vector<int> alive;
   for (int s = p.drawn; s < p.admitted; s++)
     if (ended(first_[p.request] + s))
-      cache_.unreserve(own_pages(config_, r, s));
+      cache_.unreserve(own_pages(r, s));
     else
       alive.push_back(s);
   const bool last_samples = p.admitted == samples_of(r);
   for (const int s : alive) {
-    const int64_t promise = own_pages(config_, r, s);
+    const int64_t promise = own_pages(r, s);
     int sequence = p.sequence;
     if (last_samples && s == alive.back()) {
-      const int64_t needed = pages_to_take_over(config_, r);
+      const int64_t needed = residency_.last_sample_pages(prompt_size(r), fed(r), samples_of(r));
       cache_.extend(sequence, needed);
       cache_.unreserve(promise - needed);
     } else {
       sequence = cache_.fork(p.sequence, promise);
+      if (forked_) forked_(p.sequence, sequence);
     }
     running_.push_back({first_[p.request] + s, sequence});
   }

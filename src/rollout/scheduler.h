@@ -1,6 +1,7 @@
 // Which rows the next forward pass holds: continuous batching over a fixed pool of pages.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "kv/kv_cache.h"
@@ -27,6 +28,8 @@ struct RolloutLimits {
   int max_batched_tokens;  // rows of a forward pass, at least max_sequences
   int64_t max_context;     // prompt and new tokens of a sequence
   int64_t kv_pages = 0;    // pages of the pool (16 slots of one layer); 0: as many as max_sequences may ever need
+  int64_t max_prompt = 0;  // of them, tokens of a prompt; 0: max_context
+  KvSpec kv = {};          // what is kept and read of keys and values
 };
 
 // One forward pass.
@@ -55,13 +58,14 @@ struct Batch {
 // Everything here follows from lengths and tokens; the device is not asked.
 class Scheduler {
  public:
-  Scheduler(const ModelConfig& config, const std::vector<Request>& requests, const std::vector<int32_t>& eos,
-            const RolloutLimits& limits, KvCache& cache);
+  // forked(parent, child): called when a sequence of the cache continues another.
+  Scheduler(const KvResidency& residency, const std::vector<Request>& requests, const std::vector<int32_t>& eos,
+            const RolloutLimits& limits, KvCache& cache, std::function<void(int parent, int child)> forked = {});
 
   // Sequences that the cache must be able to hold: a prompt waits beside max_sequences others.
   static int cache_sequences(const RolloutLimits& limits) { return limits.max_sequences + 1; }
   // Pages with which `request` can always be finished once it is alone.
-  static int64_t pages_needed(const ModelConfig& config, const Request& request);
+  static int64_t pages_needed(const KvResidency& residency, const Request& request);
 
   bool done() const { return finished_ == completions(); }
   Batch next();  // appends the slots of its rows to the cache
@@ -89,11 +93,14 @@ class Scheduler {
   void prompt_rows(Batch& batch);
   void start_samples(Prompt& prompt);
 
-  const ModelConfig& config_;
+  int64_t own_pages(const Request& request, int sample) const;
+
+  const KvResidency& residency_;
   const std::vector<Request>& requests_;
   const std::vector<int32_t>& eos_;
   const RolloutLimits& limits_;
   KvCache& cache_;
+  const std::function<void(int, int)> forked_;
   std::vector<Completion> completions_;
   std::vector<int> first_;        // of each request: its first completion
   int next_request_ = 0;          // the request whose samples are being admitted

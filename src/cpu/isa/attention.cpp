@@ -233,11 +233,11 @@ void attn_fwd(const AttnArgs& a, const SegmentRow& s, int64_t kv_head, Range row
 }
 
 void attn_paged(const PagedArgs& a, const PagedRow& row, int64_t kv_head, float* scratch) {
-  const int64_t value_width = round16(a.width), g = a.group, page = 16 * a.width, kv_heads = a.heads / g;
-  const int32_t* const pages = a.page_table + row.table_row * a.table_stride;
+  const int64_t value_width = round16(a.width), g = a.group, head = kv_head * a.head_step;
+  const int32_t* const pages = a.page_table ? a.page_table + row.table_row * a.table_stride : nullptr;
   float *o = scratch, *values = o + kQueryRows * value_width;
-  const Panels k{a.k_pages + kv_head * page, pages, kv_heads * page};
-  Panels v{a.v_pages + kv_head * page, pages, kv_heads * page};
+  const Panels k{a.k_pages + head, pages, a.page_step};
+  Panels v{a.v_pages + head, pages, a.page_step};
   if (value_width != a.width) {  // vectors would run over the end of a row: copy to longer ones
     for (int64_t slot = 0; slot < row.slots; slot++)
       for (int64_t d = 0; d < a.width; d += 16)

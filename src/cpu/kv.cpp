@@ -1,0 +1,383 @@
+// The ops of a cache that evicts (ops/kv_ops.h): scores of slots, their choice, compaction.
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <vector>
+
+#include "cpu/glue.h"
+#include "cpu/paged.h"
+
+namespace pare::cpu {
+
+namespace {
+
+constexpr int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
+
+// The events, checked.
+const KvEvent* read_events(const char* op, const Tensor& events) {
+  static_assert(sizeof(KvEvent) == 6 * sizeof(int32_t));
+  const auto* const list = reinterpret_cast<const KvEvent*>(index(op, "events", events, {events.shape[0], 6}));
+  for (int64_t i = 0; i < events.shape[0]; i++) {
+    const KvEvent& e = list[i];
+    if (e.first < 0 || e.recent < 0 || e.keep < e.recent || int64_t{e.first} + e.keep > e.slots) [[unlikely]]
+      throw std::logic_error(cat("cpu: ", op, ": event ", i, " (slots ", e.slots, ", first ", e.first, ", recent ",
+                                 e.recent, ", keep ", e.keep, ") contradicts itself"));
+  }
+  return list;
+}
+
+// Page lists [E, max_pages], checked against the events; slots(event) of each are in use.
+template <class Slots>
+const int32_t* event_pages(const char* op, const char* name, const Tensor& t, const KvEvent* events, int64_t n,
+                           int64_t pages, Slots slots) {
+  const bool fits = t.dtype == DType::i32 && t.rank == 2 && t.shape[0] == n && (t.shape[1] <= 1 || t.stride[1] == 1);
+  const int32_t* const list = static_cast<const int32_t*>(t.data);
+  for (int64_t i = 0; i < n; i++) {
+    bool ok = fits && slots(events[i]) <= t.shape[1] * kPageSlots;
+    for (int64_t p = 0; ok && p * kPageSlots < slots(events[i]); p++) {
+      const int32_t page = list[i * t.stride[0] + p];
+      ok = page >= 0 && page < pages;
+    }
+    if (!ok) [[unlikely]]
+      throw std::logic_error(cat("cpu: ", op, ": ", name, " ", t.str(), " does not hold the pages of event ", i, ", ",
+                                 slots(events[i]), " slots, among ", pages, " pages"));
+  }
+  return list;
+}
+int64_t slots_before(const KvEvent& e) { return e.slots; }
+int64_t slots_after(const KvEvent& e) { return int64_t{e.first} + e.keep; }
+
+// score [E, K, max_slots].
+float* event_scores(const char* op, const Tensor& t, const KvEvent* events, int64_t n, int64_t kv_heads) {
+  float* const score = dense(op, "score", t, {n, kv_heads, t.shape[2]});
+  for (int64_t i = 0; i < n; i++)
+    if (events[i].slots > t.shape[2]) [[unlikely]]
+      throw std::logic_error(
+          cat("cpu: ", op, ": score is ", t.str(), ", event ", i, " has ", events[i].slots, " slots"));
+  return score;
+}
+
+float* k_page_data(const char* op, const Tensor& t) {
+  return dense(op, "k_pages", t, {t.shape[0], t.shape[1], t.shape[2], kPageSlots});
+}
+
+double per_piece(double nanoseconds, int64_t pieces) { return nanoseconds / static_cast<double>(pieces) + 50; }
+
+}  // namespace
+
+void copy_rows(const CopyRows& a, Stream) {
+  constexpr const char* op = "copy_rows";
+  const int64_t rows = a.y.shape[0], width = a.y.shape[1], n = a.index.shape[0];
+  float* const y = strided(op, "y", a.y, {rows, width});
+  const float* const x = a.x.rank == 3 ? strided(op, "x", a.x, {a.x.shape[0], a.x.shape[1], width / a.x.shape[1]})
+                                       : strided(op, "x", a.x, {a.x.shape[0], width});
+  const int32_t* const pairs = index(op, "index", a.index, {n, 2});
+  for (int64_t i = 0; i < n; i++)
+    if (pairs[2 * i] < 0 || pairs[2 * i] >= a.x.shape[0] || pairs[2 * i + 1] < 0 || pairs[2 * i + 1] >= rows)
+        [[unlikely]]
+      throw std::logic_error(cat("cpu: copy_rows: pair ", i, " is (", pairs[2 * i], ", ", pairs[2 * i + 1], "), x ",
+                                 a.x.str(), ", y ", a.y.str()));
+  parallel(n, 5 + 0.2 * static_cast<double>(width), [&](Range r) {
+    for (int64_t i = r.begin; i < r.end; i++)
+      std::memcpy(y + pairs[2 * i + 1] * a.y.stride[0], x + pairs[2 * i] * a.x.stride[0],
+                  static_cast<size_t>(width) * sizeof(float));
+  });
+}
+
+// ---- scores
+
+void kv_window_scores(const KvWindowScores& a, Stream) {
+  constexpr const char* op = "kv_window_scores";
+  const int64_t n = a.events.shape[0], pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1];
+  const int64_t width = a.k_pages.shape[2], heads = a.windows.shape[1], rows = a.windows.shape[0];
+  if (kv_heads <= 0 || heads % kv_heads || a.kernel < 1 || a.kernel % 2 == 0 || a.window < 1)
+    throw std::logic_error(cat("cpu: ", op, ": ", heads, " query heads over ", kv_heads, " key heads, kernel ",
+                               a.kernel, ", window ", a.window));
+  const float* const k_pages = k_page_data(op, a.k_pages);
+  const float* const windows = strided(op, "windows", a.windows, {rows, heads, width});
+  const int32_t* const oldest = a.window_first ? index(op, "window_first", a.window_first, {n}, a.window) : nullptr;
+  const KvEvent* const events = read_events(op, a.events);
+  const int32_t* const src = event_pages(op, "src_pages", a.src_pages, events, n, pages, slots_before);
+  float* const score = event_scores(op, a.score, events, n, kv_heads);
+  for (int64_t i = 0; i < n; i++)
+    if (a.window > events[i].recent || events[i].window_row < 0 || events[i].window_row + a.window > rows) [[unlikely]]
+      throw std::logic_error(cat("cpu: ", op, ": event ", i, ": a window of ", a.window, " rows at ",
+                                 events[i].window_row, " of ", rows, ", ", events[i].recent, " recent slots"));
+  const int64_t pieces = n * kv_heads, group = heads / kv_heads;
+  if (pieces == 0) return;
+  const Kernels& k = cpu_kernels();
+  const double time =
+      static_cast<double>(a.work.candidates * heads * a.window) * (0.05 * static_cast<double>(width) + 1);
+  parallel(pieces, per_piece(time, pieces), [&](Range range) {
+    for (int64_t i = range.begin; i < range.end; i++) {
+      const int64_t event = i / kv_heads, h = i % kv_heads;
+      const KvEvent& e = events[event];
+      const KvWindowArgs args{.score = score + i * a.score.shape[2],
+                              .windows = windows + e.window_row * a.windows.stride[0] + h * group * width,
+                              .k_pages = k_pages + h * width * kPageSlots,
+                              .pages = src + event * a.src_pages.stride[0],
+                              .window_stride = a.windows.stride[0],
+                              .page_stride = kv_heads * width * kPageSlots,
+                              .group = group,
+                              .width = width,
+                              .window = a.window,
+                              .window_first = oldest ? oldest[event] : 0,
+                              .aggregate = a.aggregate,
+                              .span = a.span,
+                              .pool = a.pool,
+                              .kernel = a.kernel,
+                              .scale = a.scale};
+      const int64_t slots = round16(e.slots);
+      k.kv_window_scores(args, e, scratch(a.window * group * (width + slots) + slots + 2 * a.kernel + 64));
+    }
+  });
+}
+
+void kv_redundancy(const KvRedundancy& a, Stream) {
+  constexpr const char* op = "kv_redundancy";
+  const int64_t n = a.events.shape[0], pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1];
+  const int64_t width = a.k_pages.shape[2], row = a.src_pages.shape[1] * kPageSlots;
+  const float* const k_pages = k_page_data(op, a.k_pages);
+  const KvEvent* const events = read_events(op, a.events);
+  const int32_t* const src = event_pages(op, "src_pages", a.src_pages, events, n, pages, slots_before);
+  float* const score = event_scores(op, a.score, events, n, kv_heads);
+  float* const workspace = dense(op, "workspace", a.workspace, {n, kv_heads, 4, row});
+  const int64_t pieces = n * kv_heads;
+  if (pieces == 0) return;
+  const Kernels& k = cpu_kernels();
+  const double time = static_cast<double>(a.work.pairs * kv_heads) * (0.03 * static_cast<double>(width) + 1);
+  parallel(pieces, per_piece(time, pieces), [&](Range range) {
+    for (int64_t i = range.begin; i < range.end; i++) {
+      const int64_t event = i / kv_heads, h = i % kv_heads;
+      const KvRedundancyArgs args{.score = score + i * a.score.shape[2],
+                                  .workspace = workspace + i * 4 * row,
+                                  .k_pages = k_pages + h * width * kPageSlots,
+                                  .pages = src + event * a.src_pages.stride[0],
+                                  .page_stride = kv_heads * width * kPageSlots,
+                                  .width = width,
+                                  .row = row,
+                                  .lambda = a.lambda,
+                                  .threshold = a.threshold,
+                                  .zero_first_when_none = a.zero_first_when_none};
+      k.kv_redundancy(args, events[event], scratch(width * round16(events[event].slots) + 1280));
+    }
+  });
+}
+
+void kv_mass(const KvMass& a, Stream) {
+  constexpr const char* op = "kv_mass";
+  const int64_t rows = a.q.shape[0], heads = a.q.shape[1], width = a.q.shape[2];
+  const int64_t pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1], n = a.queries.shape[0];
+  if (kv_heads <= 0 || heads % kv_heads)
+    throw std::logic_error(cat("cpu: ", op, ": ", heads, " query heads over ", kv_heads, " key heads"));
+  const KvMassArgs args{.mass_pages = dense(op, "mass_pages", a.mass_pages, {pages, kv_heads, kPageSlots}),
+                        .q = strided(op, "q", a.q, {rows, heads, width}),
+                        .k_pages = dense(op, "k_pages", a.k_pages, {pages, kv_heads, width, kPageSlots}),
+                        .page_table = static_cast<const int32_t*>(a.page_table.data),
+                        .q_stride = a.q.stride[0],
+                        .table_stride = a.page_table.stride[0],
+                        .heads = heads,
+                        .group = heads / kv_heads,
+                        .width = width,
+                        .scale = a.scale};
+  const PagedRow* const list = paged_rows(op, a.queries, rows, a.page_table, pages);
+  const int32_t* const first = index(op, "first", a.first, {n});
+  const int64_t pieces = n * kv_heads;
+  if (pieces == 0) return;
+  const Kernels& k = cpu_kernels();
+  const double time = static_cast<double>(a.pairs * heads) * (0.05 * static_cast<double>(width) + 1);
+  parallel(pieces, per_piece(time, pieces), [&](Range range) {
+    for (int64_t i = range.begin; i < range.end; i++) {
+      const PagedRow& q = list[i / kv_heads];
+      const int64_t slots = round16(q.slots);
+      if (q.rows)
+        k.kv_mass(args, q, std::max(first[i / kv_heads], 0), i % kv_heads,
+                  scratch(kQueryTile * (width + slots) + slots));
+    }
+  });
+}
+
+void kv_mass_scores(const KvMassScores& a, Stream) {
+  constexpr const char* op = "kv_mass_scores";
+  const int64_t n = a.events.shape[0], pages = a.mass_pages.shape[0], kv_heads = a.mass_pages.shape[1];
+  const float* const mass = dense(op, "mass_pages", a.mass_pages, {pages, kv_heads, kPageSlots});
+  const int32_t* const pos = a.normalise ? index(op, "pos_pages", a.pos_pages, {pages, kv_heads, kPageSlots}) : nullptr;
+  const int32_t* const position = a.normalise ? index(op, "position", a.position, {n}) : nullptr;
+  const KvEvent* const events = read_events(op, a.events);
+  const int32_t* const src = event_pages(op, "src_pages", a.src_pages, events, n, pages, slots_before);
+  float* const score = event_scores(op, a.score, events, n, kv_heads);
+  if (n == 0) return;
+  parallel(n, per_piece(static_cast<double>(a.work.candidates * kv_heads), n), [&](Range range) {
+    for (int64_t i = range.begin; i < range.end; i++)
+      for (int64_t h = 0; h < kv_heads; h++)
+        for (int64_t s = events[i].first; s < events[i].slots - events[i].recent; s++) {
+          const int64_t at =
+              (src[i * a.src_pages.stride[0] + s / kPageSlots] * kv_heads + h) * kPageSlots + s % kPageSlots;
+          float& y = score[(i * kv_heads + h) * a.score.shape[2] + s];
+          y = a.normalise ? mass[at] / static_cast<float>(position[i] - pos[at] + 1) : mass[at];
+        }
+  });
+}
+
+// ---- choice
+
+namespace {
+
+// Ascending as the numbers, then as the slots.
+uint64_t rank_key(float score, int64_t slot) {
+  const uint32_t b = std::bit_cast<uint32_t>(score + 0.0f);  // -0 becomes +0
+  return uint64_t{b >> 31 ? ~b : b | 0x80000000u} << 32 | static_cast<uint64_t>(slot);
+}
+
+// keep[0, e.keep): the best of score(slot), then the recent ones.
+template <class Score>
+void choose(int32_t* keep, const KvEvent& e, std::vector<uint64_t>& keys, Score score) {
+  const int32_t end = e.slots - e.recent, chosen = e.keep - e.recent;
+  if (chosen > 0) {
+    keys.clear();
+    for (int32_t s = e.first; s < end; s++) keys.push_back(rank_key(score(s), s));
+    std::nth_element(keys.begin(), keys.end() - chosen, keys.end());
+    const uint64_t least = keys[keys.size() - static_cast<size_t>(chosen)];
+    for (int32_t s = e.first; s < end; s++)
+      if (rank_key(score(s), s) >= least) *keep++ = s;
+  }
+  for (int32_t s = end; s < e.slots; s++) *keep++ = s;
+}
+
+}  // namespace
+
+void kv_select(const KvSelect& a, Stream) {
+  constexpr const char* op = "kv_select";
+  const int64_t n = a.events.shape[0], kv_heads = a.keep.shape[1], max_keep = a.keep.shape[2];
+  int32_t* const keep = index(op, "keep", a.keep, {a.keep.shape[0], kv_heads, max_keep});
+  const KvEvent* const events = read_events(op, a.events);
+  const float* const scores = a.score ? event_scores(op, a.score, events, n, kv_heads) : nullptr;
+  for (int64_t i = 0; i < n; i++) {
+    const KvEvent& e = events[i];
+    if (e.keep > max_keep || e.keep_row < 0 || e.keep_row >= a.keep.shape[0] || (!scores && e.keep != e.recent))
+        [[unlikely]]
+      throw std::logic_error(cat("cpu: ", op, ": event ", i, " keeps ", e.keep, " slots, ", e.recent,
+                                 " of them recent, in row ", e.keep_row, " of ", a.keep.str(),
+                                 scores ? "" : ", without scores"));
+  }
+  if (n == 0) return;
+  parallel(n, per_piece(8.0 * static_cast<double>(a.work.candidates * kv_heads), n), [&](Range range) {
+    std::vector<uint64_t> keys;
+    for (int64_t i = range.begin; i < range.end; i++) {
+      const KvEvent& e = events[i];
+      const float* const score = scores ? scores + i * kv_heads * a.score.shape[2] : nullptr;
+      int32_t* const to = keep + e.keep_row * kv_heads * max_keep;
+      if (!a.shared_heads) {
+        for (int64_t h = 0; h < kv_heads; h++)
+          choose(to + h * max_keep, e, keys, [&](int32_t s) { return score[h * a.score.shape[2] + s]; });
+        continue;
+      }
+      choose(to, e, keys, [&](int32_t s) {
+        float sum = score[s];
+        for (int64_t h = 1; h < kv_heads; h++) sum += score[h * a.score.shape[2] + s];
+        return sum;
+      });
+      for (int64_t h = 1; h < kv_heads; h++) std::copy_n(to, e.keep, to + h * max_keep);
+    }
+  });
+}
+
+// ---- compaction
+
+namespace {
+
+struct CompactArgs {
+  float *k_pages, *v_pages, *mass, *count;
+  int32_t* pos;
+  int64_t kv_heads, width;
+};
+
+// Slots of one head: `to` = first, first + 1, ... from keep[0], keep[1], ...  Front to back, so in place is safe: a
+// slot moves to itself or to a smaller one.
+void compact(const CompactArgs& a, const KvEvent& e, const int32_t* keep, const int32_t* src, const int32_t* dst,
+             int64_t h) {
+  const int64_t width = a.width, half_page = width * kPageSlots;
+  int32_t i = 0;
+  while (i < e.keep && keep[i] == e.first + i && src[keep[i] / kPageSlots] == dst[keep[i] / kPageSlots]) i++;
+  while (i < e.keep) {  // one dst page after the other
+    const int64_t begin = (e.first + i) % kPageSlots, n = std::min<int64_t>(kPageSlots - begin, e.keep - i);
+    const int64_t to = dst[(e.first + i) / kPageSlots] * a.kv_heads + h;
+    int64_t from[kPageSlots];  // source page and head
+    const float* keys[kPageSlots];
+    for (int64_t j = 0; j < n; j++) {
+      from[j] = src[keep[i + j] / kPageSlots] * a.kv_heads + h;
+      keys[j] = a.k_pages + from[j] * half_page + keep[i + j] % kPageSlots;
+    }
+    float* const k = a.k_pages + to * half_page + begin;
+    for (int64_t d = 0; d < half_page; d += kPageSlots)
+      for (int64_t j = 0; j < n; j++) k[d + j] = keys[j][d];
+    for (int64_t j = 0; j < n; j++) {
+      const int64_t x = from[j] * kPageSlots + keep[i + j] % kPageSlots, y = to * kPageSlots + begin + j;
+      std::memmove(a.v_pages + y * width, a.v_pages + x * width, static_cast<size_t>(width) * sizeof(float));
+      a.pos[y] = a.pos[x];
+      if (a.mass) a.mass[y] = a.mass[x];
+      if (a.count) a.count[y] = a.count[x];
+    }
+    i += static_cast<int32_t>(n);
+  }
+}
+
+// Keys of slots [0, sinks) of a page turned forward by the angle of one row of the RoPE table.
+void turn(float* k, const float* angle, int64_t width, int64_t sinks) {
+  const int64_t half = width / 2;
+  for (int64_t d = 0; d < half; d++)
+    for (int64_t s = 0; s < sinks; s++) {
+      float &x = k[d * kPageSlots + s], &y = k[(d + half) * kPageSlots + s];
+      const float u = x, v = y;
+      x = u * angle[d] - v * angle[half + d];
+      y = v * angle[d] + u * angle[half + d];
+    }
+}
+
+}  // namespace
+
+void kv_compact(const KvCompact& a, Stream) {
+  constexpr const char* op = "kv_compact";
+  const int64_t n = a.events.shape[0], pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1];
+  const int64_t width = a.k_pages.shape[2], max_keep = a.keep.shape[2];
+  const auto beside = [&](const char* name, const Tensor& t) {
+    return t ? dense(op, name, t, {pages, kv_heads, kPageSlots}) : nullptr;
+  };
+  const CompactArgs args{.k_pages = k_page_data(op, a.k_pages),
+                         .v_pages = dense(op, "v_pages", a.v_pages, {pages, kv_heads, kPageSlots, width}),
+                         .mass = beside("mass_pages", a.mass_pages),
+                         .count = beside("count_pages", a.count_pages),
+                         .pos = index(op, "pos_pages", a.pos_pages, {pages, kv_heads, kPageSlots}),
+                         .kv_heads = kv_heads,
+                         .width = width};
+  const int32_t* const keep = index(op, "keep", a.keep, {a.keep.shape[0], kv_heads, max_keep});
+  const KvEvent* const events = read_events(op, a.events);
+  const int32_t* const src = event_pages(op, "src_pages", a.src_pages, events, n, pages, slots_before);
+  const int32_t* const dst = event_pages(op, "dst_pages", a.dst_pages, events, n, pages, slots_after);
+  const float* const rope = a.sinks ? dense(op, "rope", a.rope, {a.rope.shape[0], width}) : nullptr;
+  for (int64_t i = 0; i < n; i++) {
+    const KvEvent& e = events[i];
+    const bool turned = a.sinks == 0 || (a.sinks > 0 && a.sinks <= kPageSlots && a.sinks <= e.first &&
+                                         e.slots - slots_after(e) < a.rope.shape[0]);
+    if (e.keep > max_keep || e.keep_row < 0 || e.keep_row >= a.keep.shape[0] || !turned) [[unlikely]]
+      throw std::logic_error(cat("cpu: ", op, ": event ", i, " (slots ", e.slots, ", first ", e.first, ", keep ",
+                                 e.keep, ", row ", e.keep_row, ") does not fit keep ", a.keep.str(), ", ", a.sinks,
+                                 " sinks and rope ", a.rope.str()));
+  }
+  const int64_t pieces = n * kv_heads;
+  if (pieces == 0) return;
+  const double time = static_cast<double>(a.work.kept * kv_heads * width) * 1.2;
+  parallel(pieces, per_piece(time, pieces), [&](Range range) {
+    for (int64_t i = range.begin; i < range.end; i++) {
+      const int64_t event = i / kv_heads, h = i % kv_heads;
+      const KvEvent& e = events[event];
+      const int32_t* const to = dst + event * a.dst_pages.stride[0];
+      compact(args, e, keep + (e.keep_row * kv_heads + h) * max_keep, src + event * a.src_pages.stride[0], to, h);
+      if (a.sinks)
+        turn(args.k_pages + (to[0] * kv_heads + h) * width * kPageSlots, rope + (e.slots - slots_after(e)) * width,
+             width, a.sinks);
+    }
+  });
+}
+
+}  // namespace pare::cpu

@@ -1,0 +1,120 @@
+#include "kv/compressor.h"
+
+#include <algorithm>
+
+namespace pare {
+
+namespace {
+constexpr size_t kEventsAtOnce = 64;  // bounds the scratch memory of a pass with many events
+}  // namespace
+
+Compressor::Compressor(const Model& model, const KvSpec& spec, KvCache& cache, KvPolicy& policy)
+    : model_(model), spec_(spec), cache_(cache), policy_(policy), residency_(spec, model.config.layers) {}
+
+void Compressor::compress(const std::vector<PagedRun>& runs, Arena& scratch) {
+  uploads_.clear();
+  cache_.begin_cuts();
+  std::vector<Due> due;
+  const auto flush = [&] {
+    if (!due.empty()) compress_some(due, scratch);
+    due.clear();
+  };
+  for (const PagedRun& run : runs) {
+    if (due.size() + cache_.layers() > kEventsAtOnce) flush();
+    for (int layer = 0; layer < cache_.layers(); layer++) {
+      const int64_t slots = cache_.slots(run.sequence, layer);
+      if (residency_.due(layer, run.prompt, slots, run.tokens))
+        due.push_back({&run, layer, static_cast<int32_t>(slots)});
+    }
+  }
+  flush();
+}
+
+void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
+  Device& device = cache_.device();
+  const auto n = static_cast<int64_t>(due.size()), width = cache_.max_pages();
+  Upload& up = uploads_.emplace_back();
+  up.src.resize(n * width), up.dst.resize(n * width);
+  int64_t most_slots = 0, most_kept = 0;
+  for (int64_t i = 0; i < n; i++) {
+    const auto& [run, layer, slots] = due[i];
+    const int64_t first = residency_.protected_slots(run->prompt) + policy_.forced_first();
+    const int64_t kept = residency_.budget(layer) - policy_.forced_first();
+    // With one choice for all layers the events of a sequence follow that of its first layer.
+    const bool follows = spec_.scope == KvScope::layer0 && layer > 0;
+    const KvEvent event{.slots = slots,
+                        .first = static_cast<int32_t>(first),
+                        .recent = static_cast<int32_t>(policy_.forced_last(residency_.budget(layer))),
+                        .keep = static_cast<int32_t>(kept),
+                        .keep_row = follows ? up.events.back().keep_row : static_cast<int32_t>(i),
+                        .window_row = policy_.window_row(layer, run->sequence)};
+    up.events.push_back(event);
+    if (!follows) {
+      up.chosen.push_back(event);
+      up.positions.push_back(run->tokens - 1);
+      up.oldest.push_back(run->tokens % policy_.window());
+    }
+    cache_.cut(run->sequence, layer, first, first + kept, run->decodes(), up.src.data() + i * width,
+               up.dst.data() + i * width);
+    most_slots = std::max<int64_t>(most_slots, slots), most_kept = std::max(most_kept, kept);
+    events_++, evicted_ += slots - first - kept;
+  }
+  const ArenaScope scope(scratch);
+  const auto upload = [&](const char* name, const void* data, int64_t rows, int64_t columns) {
+    const Tensor t = scratch.alloc(name, DType::i32, {rows, columns});
+    device.upload({.dst = t, .src = data});
+    return t;
+  };
+  const auto chosen = static_cast<int64_t>(up.chosen.size());
+  constexpr int64_t kFields = sizeof(KvEvent) / sizeof(int32_t);
+  const Tensor events = upload("kv.events", up.events.data(), n, kFields);
+  const Tensor choose = chosen == n ? events : upload("kv.choices", up.chosen.data(), chosen, kFields);
+  const int64_t pages = (most_slots + kPageSlots - 1) / kPageSlots;  // of the longest list
+  const Tensor src = upload("kv.src_pages", up.src.data(), n, width).columns(0, pages);
+  const Tensor dst = upload("kv.dst_pages", up.dst.data(), n, width).columns(0, pages);
+  const Tensor positions = upload("kv.positions", up.positions.data(), 1, chosen).flat();
+  const Tensor oldest = upload("kv.oldest", up.oldest.data(), 1, chosen).flat();
+  const Tensor score = scratch.alloc("kv.score", model_.stat, {chosen, model_.config.kv_heads, pages * kPageSlots});
+  const Tensor keep = scratch.alloc("kv.keep", DType::i32, {n, model_.config.kv_heads, most_kept});
+  Tensor choose_src = src;
+  if (chosen < n) {  // the page lists of the first layers
+    choose_src = src.rows(0, chosen);
+    choose_src.stride[0] = src.stride[0] * cache_.layers();
+  }
+  const KvWork all = kv_work(up.events.data(), n), work = kv_work(up.chosen.data(), chosen);
+  const bool renumber = spec_.rope == KvRope::cache_index;
+  cache_.copy_cut(scratch);
+  policy_.score({choose, choose_src, positions, oldest, work}, score, scratch);
+  device.kv_select({.keep = keep,
+                    .score = work.kept == work.slots - work.candidates ? Tensor{} : score,  // all of it is forced
+                    .events = choose,
+                    .work = work,
+                    .shared_heads = spec_.scope != KvScope::per_head});
+  device.kv_compact({.k_pages = cache_.k_pages,
+                     .v_pages = cache_.v_pages,
+                     .pos_pages = cache_.fields.pos,
+                     .mass_pages = cache_.fields.mass,
+                     .count_pages = {},
+                     .keep = keep,
+                     .src_pages = src,
+                     .dst_pages = dst,
+                     .events = events,
+                     .work = all,
+                     .rope = renumber ? model_.rope : Tensor{},
+                     .sinks = renumber ? static_cast<int32_t>(spec_.sinks) : 0});
+  cache_.drop_cut();
+  if (!trace) return;
+  std::vector<int32_t> host(keep.size());
+  device.download({.dst = host.data(), .src = keep});
+  for (int64_t i = 0; i < n; i++) {
+    const KvEvent& e = up.events[i];
+    KvTrace t{due[i].layer, due[i].run->tokens, e.first, {}};
+    for (int64_t h = 0; h < model_.config.kv_heads; h++) {
+      const auto at = host.begin() + (e.keep_row * model_.config.kv_heads + h) * most_kept;
+      t.keep.insert(t.keep.end(), at, at + e.keep);
+    }
+    trace(*due[i].run, std::move(t));
+  }
+}
+
+}  // namespace pare

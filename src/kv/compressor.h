@@ -1,0 +1,57 @@
+// Compression events: after a pass, layers whose slots have reached budget + buffer are cut to the budget.
+#pragma once
+#include <deque>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "kv/policy.h"
+#include "model/model.h"
+
+namespace pare {
+
+// What was kept by the events of one sequence and layer, for who wants to replay it.
+struct KvTrace {
+  int32_t layer, tokens;      // tokens of the sequence when it happened
+  int32_t first;              // slots before it stayed
+  std::vector<int32_t> keep;  // [K, kept]: slots (of before) that follow them, ascending
+};
+
+class Compressor {
+ public:
+  Compressor(const Model& model, const KvSpec& spec, KvCache& cache, KvPolicy& policy);
+
+  // Compresses what is due among the sequences of a pass.  The host memory that it uploads is its own, and stays until
+  // the next call.
+  void compress(const std::vector<PagedRun>& runs, Arena& scratch);
+
+  const KvResidency& residency() const { return residency_; }
+  int64_t events() const { return events_; }    // since the start or reset()
+  int64_t evicted() const { return evicted_; }  // slots given up, over layers
+  void reset() { events_ = evicted_ = 0; }
+  // Called with the choice of each event, if set.  Waits for the device: the keep lists are read back.
+  std::function<void(const PagedRun& run, KvTrace)> trace;
+
+ private:
+  struct Due {
+    const PagedRun* run;
+    int layer;
+    int32_t slots;
+  };
+  void compress_some(std::span<const Due> due, Arena& scratch);
+
+  const Model& model_;
+  const KvSpec& spec_;
+  KvCache& cache_;
+  KvPolicy& policy_;
+  const KvResidency residency_;
+  int64_t events_ = 0, evicted_ = 0;
+  // Host memory of uploads, one entry per chunk.
+  struct Upload {
+    std::vector<KvEvent> events, chosen;
+    std::vector<int32_t> src, dst, positions, oldest;
+  };
+  std::deque<Upload> uploads_;
+};
+
+}  // namespace pare

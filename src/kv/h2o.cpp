@@ -1,0 +1,60 @@
+// H2O (Zhang et al. 2023, arXiv 2306.14048): heavy hitters, the tokens with the largest attention received so far, and
+// as many recent ones.
+#include "kv/policies.h"
+
+namespace pare {
+
+namespace {
+
+class H2o : public KvPolicy {
+ public:
+  explicit H2o(const PolicyArgs& a) : spec_(a.spec), cache_(a.cache), residency_(a.spec, a.config.layers) {}
+
+  void begin(const std::vector<PagedRun>& runs, Arena& scratch) override {
+    first_host_.clear();
+    for (const PagedRun& run : runs)
+      first_host_.push_back(static_cast<int32_t>(residency_.protected_slots(run.prompt)));
+    first_ = scratch.alloc("kv.first", DType::i32, {static_cast<int64_t>(first_host_.size())});
+    cache_.device().upload({.dst = first_, .src = first_host_.data()});
+  }
+  void attended(const KvPass& pass, Arena&) override {
+    int64_t pairs = 0, slots = 0;
+    for (const PagedRun& run : pass.runs) {
+      const int64_t n = cache_.slots(run.sequence, pass.layer), rows = run.rows;
+      pairs += rows * (n - rows) + rows * (rows + 1) / 2, slots += n;
+    }
+    cache_.device().kv_mass({.mass_pages = cache_.fields.mass,
+                             .q = pass.q,
+                             .k_pages = cache_.k_pages,
+                             .page_table = pass.page_table,
+                             .queries = pass.queries,
+                             .first = first_,
+                             .pairs = pairs,
+                             .slots = slots,
+                             .scale = pass.scale});
+  }
+  int64_t forced_last(int64_t budget) const override { return budget - budget / 2; }
+  void score(const KvEvents& e, const Tensor& score, Arena&) override {
+    cache_.device().kv_mass_scores({.score = score,
+                                    .mass_pages = cache_.fields.mass,
+                                    .pos_pages = cache_.fields.pos,
+                                    .src_pages = e.src_pages,
+                                    .events = e.events,
+                                    .position = e.positions,
+                                    .work = e.work,
+                                    .normalise = spec_.h2o_normalise});
+  }
+
+ private:
+  const KvSpec& spec_;
+  KvCache& cache_;
+  const KvResidency residency_;
+  std::vector<int32_t> first_host_;
+  Tensor first_;  // i32 [runs]: protected slots
+};
+
+}  // namespace
+
+std::unique_ptr<KvPolicy> make_h2o(const PolicyArgs& a) { return std::make_unique<H2o>(a); }
+
+}  // namespace pare

@@ -1,0 +1,79 @@
+// One way to choose what a rollout keeps or reads of its keys and values.  A policy sees every layer of every pass, may
+// remember what it needs, and answers one question: the scores of the slots of a compression event (evicting
+// policies), or the blocks that a decoded token reads (block-sparse ones).
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "kv/kv_cache.h"
+#include "kv/spec.h"
+
+namespace pare {
+
+// Rows [row, row + rows) of a forward pass are the newest tokens of one sequence.
+struct PagedRun {
+  int sequence;
+  int32_t row, rows;
+  int32_t tokens;  // of the sequence after this pass: the absolute position of its newest token, plus 1
+  int32_t prompt;  // of them, those of the prompt
+  uint64_t uid;    // names its random draws
+  bool decodes() const { return tokens > prompt; }
+};
+
+// One layer of a forward pass, after its keys and values were written.
+struct KvPass {
+  int layer;
+  Tensor q;                           // act [N, H, D], after QK-norm and RoPE
+  Tensor page_table, queries;         // as in AttnPaged
+  const std::vector<PagedRun>& runs;  // entry i of `queries` is runs[i]
+  float scale;
+};
+
+// The blocks that the entries of a pass read: as AttnPaged wants them.  Absent: everything is read.
+struct KvBlocks {
+  Tensor blocks, budget;
+  int32_t block = 0;
+  std::vector<int64_t> slots;  // that each entry reads
+};
+
+// Compression events, all of one pass or some of them.
+struct KvEvents {
+  Tensor events;     // i32 [E, 6]: KvEvent
+  Tensor src_pages;  // i32 [E, max pages]: before the event
+  Tensor positions;  // i32 [E]: of its newest token
+  Tensor oldest;     // i32 [E]: where in a ring of window() rows the oldest lies
+  KvWork work;
+};
+
+class KvPolicy {
+ public:
+  virtual ~KvPolicy() = default;
+
+  // Before the layers of a pass.  What the policy uploads stays valid until the next begin().
+  virtual void begin(const std::vector<PagedRun>& /*runs*/, Arena& /*scratch*/) {}
+  // Before the attention of a layer.
+  virtual KvBlocks blocks(const KvPass& /*pass*/, Arena& /*scratch*/) { return {}; }
+  // After it.
+  virtual void attended(const KvPass& /*pass*/, Arena& /*scratch*/) {}
+  // Slots that a decoded token reads in the mean layer, of `resident` ones.
+  virtual double slots_read(const PagedRun& /*run*/, double resident) const { return resident; }
+  // `child` continues `parent` from here on.
+  virtual void forked(int /*parent*/, int /*child*/) {}
+
+  // Policies with an observation window: its length, and the first row of a sequence's ring (KvWindowScores).
+  virtual int32_t window() const { return 1; }
+  virtual int32_t window_row(int /*layer*/, int /*sequence*/) const { return 0; }
+
+  // Evicting policies.  An event keeps slots that are forced at either end of what is not protected, and for the rest
+  // those with the highest scores.  forced_first(): tokens beyond the protected ones that stay because they are the
+  // oldest; forced_last(budget): because they are the newest.
+  virtual int64_t forced_first() const { return 0; }
+  virtual int64_t forced_last(int64_t budget) const { return budget; }
+  // score: stat [E, K, max_slots] out, for the candidates of each event.
+  virtual void score(const KvEvents& /*events*/, const Tensor& /*score*/, Arena& /*scratch*/) {}
+};
+
+// The policy of `spec`; null for the dense one.  What it remembers is allocated from `kv`, named kv.*.
+std::unique_ptr<KvPolicy> make_kv_policy(const KvSpec& spec, const ModelConfig& config, KvCache& cache, Arena& kv);
+
+}  // namespace pare

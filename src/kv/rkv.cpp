@@ -1,0 +1,34 @@
+// R-KV (Cai et al. 2025, arXiv 2505.24133): importance as in SnapKV against redundancy, the mean cosine similarity of a
+// key to all others.
+#include "kv/snapkv.h"
+
+namespace pare {
+
+namespace {
+
+class Rkv : public SnapKv {
+ public:
+  explicit Rkv(const PolicyArgs& a) : SnapKv(a, a.spec.window, a.spec.pooling_kernel) {}
+
+  void score(const KvEvents& e, const Tensor& score, Arena& scratch) override {
+    SnapKv::score(e, score, scratch);
+    const ArenaScope scope(scratch);
+    const auto& shape = score.shape;
+    cache_.device().kv_redundancy(
+        {.score = score,
+         .k_pages = cache_.k_pages,
+         .src_pages = e.src_pages,
+         .events = e.events,
+         .work = e.work,
+         .lambda = static_cast<float>(spec_.rkv_lambda),
+         .threshold = static_cast<float>(spec_.rkv_threshold),
+         .zero_first_when_none = spec_.rkv_zero_first,
+         .workspace = scratch.alloc("kv.redundancy", score.dtype, {shape[0], shape[1], 4, shape[2]})});
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<KvPolicy> make_rkv(const PolicyArgs& a) { return std::make_unique<Rkv>(a); }
+
+}  // namespace pare

@@ -1,0 +1,164 @@
+#include "kv/spec.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+
+#include "base/error.h"
+
+namespace pare {
+
+namespace {
+
+int64_t pages_of(int64_t slots) { return (slots + kPageSlots - 1) / kPageSlots; }
+
+// PyramidKV (arXiv 2406.02069): the budgets of the layers fall linearly; their mean is `budget`.
+std::vector<int64_t> layer_budgets(const KvSpec& spec, int64_t layers) {
+  std::vector<int64_t> budget(layers, spec.budget);
+  if (spec.method != KvMethod::pyramidkv || layers == 1) return budget;
+  const int64_t past = spec.budget - spec.window;
+  const auto least = static_cast<int64_t>(static_cast<double>(past) / spec.pyramid_beta);
+  const int64_t most = 2 * past - least, step = (most - least) / (layers - 1);
+  for (int64_t l = 0; l < layers; l++) budget[l] = most - l * step + spec.window;
+  return budget;
+}
+
+}  // namespace
+
+KvResidency::KvResidency(const KvSpec& spec, int64_t layers)
+    : evicts_(spec.evicts()),
+      prefill_once_(spec.trigger == KvTrigger::prefill_once),
+      prompt_(spec.prompt),
+      protect_first_(spec.protect_first),
+      buffer_(std::max<int64_t>(spec.buffer, 1)),  // 0: an event after every token
+      budget_(layer_budgets(spec, layers)) {}
+
+int64_t KvResidency::protected_slots(int64_t prompt) const {
+  if (!evicts_ || prompt_ == KvPrompt::protect) return prompt;
+  return prompt_ == KvPrompt::compress ? 0 : std::min(protect_first_, prompt);
+}
+
+bool KvResidency::due(int64_t layer, int64_t prompt, int64_t slots, int64_t tokens) const {
+  if (!evicts_ || tokens < prompt) return false;
+  const int64_t free = slots - protected_slots(prompt);
+  return prefill_once_ ? tokens == prompt && free > budget_[layer] : free >= limit(layer);
+}
+
+int64_t KvResidency::after_prefill(int64_t layer, int64_t prompt) const {
+  return due(layer, prompt, prompt, prompt) ? protected_slots(prompt) + budget_[layer] : prompt;
+}
+
+bool KvResidency::decode_events(int64_t layer, int64_t prompt, int64_t fed) const {
+  return evicts_ && !prefill_once_ && after_prefill(layer, prompt) + fed - protected_slots(prompt) >= limit(layer);
+}
+
+int64_t KvResidency::peak(int64_t layer, int64_t prompt, int64_t fed) const {
+  return decode_events(layer, prompt, fed) ? protected_slots(prompt) + limit(layer)
+                                           : after_prefill(layer, prompt) + fed;
+}
+
+int64_t KvResidency::prompt_pages(int64_t prompt) const { return layers() * pages_of(prompt); }
+
+// An event rewrites every page that is not wholly protected, so that a shared one must be replaced.
+int64_t KvResidency::sample_pages(int64_t prompt, int64_t fed) const {
+  int64_t pages = 0;
+  for (int64_t l = 0; l < layers(); l++) {
+    const int64_t shared = decode_events(l, prompt, fed) ? protected_slots(prompt) : after_prefill(l, prompt);
+    pages += pages_of(peak(l, prompt, fed)) - shared / kPageSlots;
+  }
+  return pages;
+}
+
+int64_t KvResidency::last_sample_pages(int64_t prompt, int64_t fed, int64_t samples) const {
+  int64_t pages = 0;
+  for (int64_t l = 0; l < layers(); l++) {
+    const int64_t start = after_prefill(l, prompt);
+    pages += pages_of(peak(l, prompt, fed)) - pages_of(start);
+    if (samples > 1 && decode_events(l, prompt, fed))
+      pages += start / kPageSlots - protected_slots(prompt) / kPageSlots;
+  }
+  return pages;
+}
+
+BlockBudget::BlockBudget(const KvSpec& spec) {
+  const auto number = [](std::string_view text, int64_t& x) {
+    const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), x);
+    return code == std::errc() && end == text.data() + text.size() && x >= 0;
+  };
+  for (const std::string& text : spec.block_schedule) {
+    const size_t colon = text.find(':');
+    Step step{};
+    if (colon == std::string::npos || !number(std::string_view(text).substr(0, colon), step.from) ||
+        !number(std::string_view(text).substr(colon + 1), step.blocks) ||
+        step.blocks < spec.first_blocks + spec.last_blocks ||
+        (steps_.empty() ? step.from != 0 : step.from <= steps_.back().from))
+      fail("rollout.kv.block_schedule: \"", text,
+           "\" is not FROM:BLOCKS with FROM ascending from 0 and BLOCKS at least ",
+           spec.first_blocks + spec.last_blocks, " (rollout.kv.first_blocks + rollout.kv.last_blocks)");
+    steps_.push_back(step);
+  }
+  if (steps_.empty()) steps_.push_back({0, spec.blocks});
+}
+
+int64_t BlockBudget::operator()(int64_t n) const {
+  int64_t blocks = steps_[0].blocks;
+  for (const Step& s : steps_)
+    if (n >= s.from) blocks = s.blocks;
+  return blocks;
+}
+
+namespace {
+
+void check_eviction(const KvSpec& s) {
+  if (s.budget < 1) fail("rollout.kv.budget = ", s.budget, ": an evicting rollout.kv.method keeps at least 1 token");
+  const bool windowed = s.method == KvMethod::snapkv || s.method == KvMethod::rkv || s.method == KvMethod::pyramidkv;
+  if (windowed && (s.window < 1 || s.window >= s.budget))
+    fail("rollout.kv.window = ", s.window, " is not between 1 and rollout.kv.budget = ", s.budget,
+         " (the window's own tokens are part of the budget)");
+  if (s.method == KvMethod::streaming_llm && s.sinks >= s.budget)
+    fail("rollout.kv.sinks = ", s.sinks, " leaves no room for recent tokens in rollout.kv.budget = ", s.budget);
+  if (s.pooling_kernel < 1 || s.pooling_kernel % 2 == 0)
+    fail("rollout.kv.pooling_kernel = ", s.pooling_kernel, " is not an odd number of tokens");
+  if (s.rope == KvRope::cache_index) {
+    if (s.method != KvMethod::streaming_llm)
+      fail(
+          "rollout.kv.rope = \"cache_index\" renumbers the positions of a contiguous window: only rollout.kv.method = "
+          "\"streaming_llm\" has one");
+    if (s.prompt != KvPrompt::compress)
+      fail(
+          "rollout.kv.rope = \"cache_index\" renumbers all kept positions, which rollout.kv.prompt = protect forbids; "
+          "set rollout.kv.prompt=compress");
+  }
+  if (s.prompt == KvPrompt::protect_first && s.protect_first < 1)
+    fail("rollout.kv.prompt = \"protect_first\" needs rollout.kv.protect_first, which is ", s.protect_first);
+  if (s.trigger == KvTrigger::prefill_once && s.prompt == KvPrompt::protect)
+    fail("rollout.kv.trigger = \"prefill_once\" compresses the prompt, which rollout.kv.prompt = \"protect\" forbids");
+  if (s.scope != KvScope::per_head && s.method == KvMethod::pyramidkv && s.scope == KvScope::layer0)
+    fail(
+        "rollout.kv.scope = \"layer0\" gives every layer the choice of the first; rollout.kv.method = \"pyramidkv\" "
+        "gives every layer its own budget");
+  if (s.method == KvMethod::pyramidkv && s.pyramid_beta <= 1)
+    fail("rollout.kv.pyramid_beta = ", s.pyramid_beta, ": expected more than 1");
+}
+
+void check_blocks(const KvSpec& s) {
+  if (s.block != 4 && s.block != 16) fail("rollout.kv.block = ", s.block, ": expected 4 or 16 (a page)");
+  if (s.first_blocks < 0 || s.last_blocks < 1)
+    fail("rollout.kv.last_blocks = ", s.last_blocks,
+         ": the block of the newest token is always read; expected at least 1");
+  if (s.blocks < s.first_blocks + s.last_blocks)
+    fail("rollout.kv.blocks = ", s.blocks,
+         " is less than rollout.kv.first_blocks + rollout.kv.last_blocks = ", s.first_blocks + s.last_blocks,
+         ", which are part of it");
+  BlockBudget check(s);
+}
+
+}  // namespace
+
+void check_kv(const KvSpec& s) {
+  if (s.evicts()) check_eviction(s);
+  if (s.sparse_reads()) check_blocks(s);
+}
+
+}  // namespace pare

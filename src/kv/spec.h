@@ -1,0 +1,103 @@
+// Which keys and values a rollout keeps or reads: the choice, and what follows from it without asking the device.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ops/ops.h"
+
+namespace pare {
+
+// Evicting methods free memory; quest and block_topk keep everything and read a part.
+enum class KvMethod { dense, streaming_llm, h2o, tova, snapkv, rkv, pyramidkv, quest, block_topk };
+enum class KvPrompt { compress, protect, protect_first };
+enum class KvScope { per_head, per_layer, layer0 };
+enum class KvTrigger { buffer_full, prefill_once };
+enum class KvRope { absolute, cache_index };
+
+// The members are configuration keys (rollout.kv.*), which say what each means.
+struct KvSpec {
+  KvMethod method = KvMethod::dense;
+  // Evicting methods.
+  int64_t budget = 512, buffer = 128;
+  KvPrompt prompt = KvPrompt::compress;
+  int64_t protect_first = 0;
+  KvTrigger trigger = KvTrigger::buffer_full;
+  KvScope scope = KvScope::per_head;
+  int64_t window = 8, sinks = 4;
+  KvRope rope = KvRope::absolute;
+  GqaAgg gqa_aggregation = GqaAgg::max_logit;
+  SoftmaxSpan softmax_span = SoftmaxSpan::exclude_window;
+  Pool pooling = Pool::max;
+  int64_t pooling_kernel = 7;
+  double rkv_lambda = 0.1, rkv_threshold = 0.5;
+  bool rkv_zero_first = true;
+  bool h2o_normalise = false;
+  double pyramid_beta = 20;
+  // Block-sparse methods.
+  int64_t block = 16, blocks = 32, first_blocks = 1, last_blocks = 2, dense_layers = 2;
+  std::vector<std::string> block_schedule;  // "from:blocks", from ascending
+  bool operator==(const KvSpec&) const = default;
+
+  bool evicts() const {
+    return method != KvMethod::dense && method != KvMethod::quest && method != KvMethod::block_topk;
+  }
+  bool sparse_reads() const { return method == KvMethod::quest || method == KvMethod::block_topk; }
+};
+
+inline BlockSummary summary_kind(const KvSpec& spec) {
+  return spec.method == KvMethod::quest ? BlockSummary::minmax : BlockSummary::mean;
+}
+
+// What contradicts itself is an error that names both keys.
+void check_kv(const KvSpec& spec);
+
+// How many slots each layer of a sequence holds, and when it is compressed (algorithms: the prompt is prefilled in
+// full; then, whenever the slots that are not protected have grown to budget + buffer, an event cuts them to the
+// budget).  A dense cache is the case without events.
+//
+// A sequence: `prompt` tokens, then `fed` tokens of the response whose keys and values are appended (the last token of
+// a response never is).
+class KvResidency {
+ public:
+  KvResidency(const KvSpec& spec, int64_t layers);
+
+  int64_t layers() const { return static_cast<int64_t>(budget_.size()); }
+  int64_t budget(int64_t layer) const { return budget_[layer]; }  // kept by an event beyond what is protected
+  int64_t protected_slots(int64_t prompt) const;
+  // Is a layer with `slots` slots to be compressed, when `tokens` of the sequence have been computed?
+  bool due(int64_t layer, int64_t prompt, int64_t slots, int64_t tokens) const;
+  int64_t after_prefill(int64_t layer, int64_t prompt) const;      // slots when the first token is drawn
+  int64_t peak(int64_t layer, int64_t prompt, int64_t fed) const;  // most slots from then on
+
+  // Pages, over all layers.  prompt_pages: while the prompt is computed.  sample_pages: that a sample takes beyond what
+  // it shares with its prompt for good.  last_sample_pages: the same for the sample that takes over the prompt's own
+  // sequence after `samples` - 1 others have forked it.
+  int64_t prompt_pages(int64_t prompt) const;
+  int64_t sample_pages(int64_t prompt, int64_t fed) const;
+  int64_t last_sample_pages(int64_t prompt, int64_t fed, int64_t samples) const;
+
+ private:
+  bool decode_events(int64_t layer, int64_t prompt, int64_t fed) const;
+  int64_t limit(int64_t layer) const { return budget_[layer] + buffer_; }  // beyond what is protected
+
+  const bool evicts_, prefill_once_;
+  const KvPrompt prompt_;
+  const int64_t protect_first_, buffer_;
+  std::vector<int64_t> budget_;
+};
+
+// Blocks that a decoded token reads of `n` (quest, block_topk): rollout.kv.blocks, or what the schedule says.
+class BlockBudget {
+ public:
+  explicit BlockBudget(const KvSpec& spec);
+  int64_t operator()(int64_t n) const;
+
+ private:
+  struct Step {
+    int64_t from, blocks;
+  };
+  std::vector<Step> steps_;
+};
+
+}  // namespace pare

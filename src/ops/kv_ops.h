@@ -1,0 +1,204 @@
+// The ops that cut a KV cache down: scores of slots, the choice of those that stay, and their moving together.  Part of
+// THE op list (ops.h says what act, stat, in, out and acc mean, and the orders of sums that are not stated here).
+//
+// A compression event: one (sequence, layer) whose `slots` resident slots are cut to fewer.  Slot s of event e lies in
+// page src_pages[e][s / 16] before and in page dst_pages[e][s / 16] after, at s % 16.  Slots [0, first) are protected:
+// never scored, never moved, in no mean and in no softmax of an event.  Slots [first, slots - recent) are the
+// candidates; the last `recent` slots stay.
+//
+// Sources: SnapKV (Li et al. 2024), R-KV (Cai et al. 2025), H2O (Zhang et al. 2023), TOVA (Oren et al. 2024),
+// StreamingLLM (Xiao et al. 2023).
+//
+// Order of sums: a sum over slots is a row sum whose lane is slot % 16 (absent lanes are +0), so it does not depend on
+// the pages.  Everything about an event depends on that event alone.  Scores are compared as numbers (-0 equals 0);
+// where two are equal the larger slot wins.  Kept slots are always stored in ascending order.
+#pragma once
+#include <array>
+#include <cstdint>
+
+#include "ops/cost.h"
+
+namespace pare {
+
+struct KvEvent {
+  int32_t slots;       // resident before
+  int32_t first;       // protected slots
+  int32_t recent;      // newest slots that always stay
+  int32_t keep;        // of [first, slots): how many stay, the recent ones included; recent <= keep <= slots - first
+  int32_t keep_row;    // row of `keep` that holds its choice; events may share one
+  int32_t window_row;  // first row of its window of queries
+};
+
+// Sums over a list of events, for the costs (the events themselves lie on the device).
+struct KvWork {
+  int64_t slots = 0;       // of slots - first
+  int64_t candidates = 0;  // of slots - first - recent
+  int64_t kept = 0;        // of keep
+  int64_t pairs = 0;       // of (slots - first)^2
+  bool operator==(const KvWork&) const = default;
+};
+inline KvWork kv_work(const KvEvent* events, int64_t n) {
+  KvWork w;
+  for (const KvEvent* e = events; e < events + n; e++) {
+    const int64_t slots = e->slots - e->first;
+    w.slots += slots, w.candidates += slots - e->recent, w.kept += e->keep, w.pairs += slots * slots;
+  }
+  return w;
+}
+
+// y[dst] = x[src] for each pair: the ring of window queries.
+struct CopyRows {
+  Tensor y;      // act [N, C] acc: only the dst rows are written; rows may be strided
+  Tensor x;      // act [M, C] or [M, h, C / h]; rows may be strided; may be y
+  Tensor index;  // i32 [n, 2]: (src, dst); no dst occurs twice, and none is a src if x is y
+  Cost cost() const {
+    const int64_t moved = index.shape[0] * y.shape[1] * static_cast<int64_t>(dtype_size(y.dtype));
+    return {0, moved + detail::total_bytes(index), moved};
+  }
+  auto outputs() const { return std::array{y}; }
+};
+
+// How the query heads of a group become one: the largest or the mean logit before the softmax, or the mean probability.
+enum class GqaAgg : int32_t { max_logit, mean_logit, mean_prob };
+// What the softmax of a window's query runs over: the candidates; or every slot from `first` to the query's own.
+enum class SoftmaxSpan : int32_t { exclude_window, include_window };
+enum class Pool : int32_t { max, avg };
+
+// Attention of the newest `window` tokens to the candidates (SnapKV; R-KV's importance; TOVA with window 1):
+//   z[t][g][s] = (q[t][g] . k[s]) * scale;  a = max over g, or (sum over g ascending) / G;  p = softmax over the span
+//   raw[s] = (sum over t, oldest first, of p[t][s]) / window          (mean_prob: p is (sum over g of p[t][g]) / G)
+//   score[s] = max or (sum, s ascending) / kernel of raw over [s - kernel / 2, s + kernel / 2] within the candidates
+// A softmax is exp(z - max) / sum.
+struct KvWindowScores {
+  Tensor score;    // stat [E, K, max_slots] out in the candidates of each event, the rest is left alone
+  Tensor windows;  // act [rows, H, D], rows may be strided: the window of event e is rows [window_row, window_row +
+                   // window), a ring
+  Tensor window_first;  // i32 [E], each in [0, window): the oldest is row window_row + window_first; absent: 0
+  Tensor k_pages;       // act [pages, K, D, 16]
+  Tensor src_pages;     // i32 [E, max_pages]; rows may be strided
+  Tensor events;        // i32 [E, 6]: KvEvent
+  KvWork work;
+  int32_t window;  // rows of a window: the queries of the last `window` slots; 1 <= window <= recent of each event
+  GqaAgg aggregate;
+  SoftmaxSpan span;
+  Pool pool;
+  int32_t kernel;  // odd; 1: no pooling
+  float scale;
+  Cost cost() const {
+    const int64_t K = k_pages.shape[1], D = k_pages.shape[2], act = static_cast<int64_t>(dtype_size(k_pages.dtype));
+    const int64_t out = work.candidates * K * static_cast<int64_t>(dtype_size(score.dtype));
+    return {
+        2 * window * windows.shape[1] * D * work.candidates,
+        (events.shape[0] * window * windows.shape[1] * D + work.candidates * K * D) * act + detail::total_bytes(events),
+        out};
+  }
+  auto outputs() const { return std::array{score}; }
+};
+
+// R-KV: score = lambda * score - (1 - lambda) * R, where R says how much a slot is like the others.  Over i, j in
+// [first, slots), n of them:
+//   kn[i] = k[i] / (sqrt(k[i] . k[i]) + 1e-8);  S[i][j] = kn[i] . kn[j], S[i][i] = 0
+//   last[i] = the largest j with S[i][j] > threshold; where there is none: `first` if zero_first_when_none
+//   r[j] = (sum over i of S[i][j] - sum over i with last[i] == j of S[i][j]) / n;  R = softmax of r
+// Both sums over i are chains, i ascending; the second one goes on from the first.
+struct KvRedundancy {
+  Tensor score;              // stat [E, K, max_slots] acc: in and out in the candidates, the rest is left alone
+  Tensor k_pages;            // act [pages, K, D, 16]
+  Tensor src_pages, events;  // as in KvWindowScores
+  KvWork work;
+  float lambda, threshold;
+  bool zero_first_when_none;  // as the released code of R-KV does
+  Tensor workspace;           // stat [E, K, 4, max_pages * 16]
+  Cost cost() const {
+    const int64_t K = k_pages.shape[1], D = k_pages.shape[2], stat = static_cast<int64_t>(dtype_size(score.dtype));
+    return {2 * K * D * work.pairs,
+            work.slots * K * D * static_cast<int64_t>(dtype_size(k_pages.dtype)) + work.candidates * K * stat +
+                detail::total_bytes(events),
+            work.candidates * K * stat};
+  }
+  auto outputs() const { return std::array{score}; }
+};
+
+// H2O's accumulated attention: mass[slot] += softmax probability of the slot, one chain over the rows of the entry
+// ascending, then over the query heads of the group ascending, continued from what the slot holds; slots that are new
+// in this pass start from 0.  So prefill in pieces gives the same sums.
+struct KvMass {
+  Tensor mass_pages;  // stat [pages, K, 16] acc; slots below `first` are neither read nor written
+  Tensor q;           // act [N, H, D]; rows may be strided, heads contiguous
+  Tensor k_pages;     // act [pages, K, D, 16]
+  Tensor page_table;  // i32 [sequences, max_pages]; rows may be strided
+  Tensor queries;     // i32 [S, 4]: PagedRow
+  Tensor first;       // i32 [S]: protected slots, which are in the softmax but have no mass
+  int64_t pairs;      // as in AttnPaged
+  int64_t slots;      // as in AttnPaged
+  float scale;
+  Cost cost() const {
+    const int64_t K = k_pages.shape[1], D = k_pages.shape[2], stat = static_cast<int64_t>(dtype_size(mass_pages.dtype));
+    return {2 * q.shape[1] * D * pairs,
+            detail::total_bytes(q, queries, first) +
+                slots * K * (D * static_cast<int64_t>(dtype_size(k_pages.dtype)) + stat),
+            slots * K * stat};
+  }
+  auto outputs() const { return std::array{mass_pages}; }
+};
+// score = mass, or, if normalise, mass / (number of queries that saw the slot: position - pos + 1).
+struct KvMassScores {
+  Tensor score;              // stat [E, K, max_slots] out in the candidates, the rest is left alone
+  Tensor mass_pages;         // stat [pages, K, 16]
+  Tensor pos_pages;          // i32 [pages, K, 16]; absent unless normalise
+  Tensor src_pages, events;  // as in KvWindowScores
+  Tensor position;           // i32 [E]: absolute position of the newest token; absent unless normalise
+  KvWork work;
+  bool normalise;
+  Cost cost() const {
+    const int64_t n = work.candidates * mass_pages.shape[1], stat = static_cast<int64_t>(dtype_size(score.dtype));
+    return {normalise ? n : 0, n * (stat + (normalise ? 4 : 0)) + detail::total_bytes(events), n * stat};
+  }
+  auto outputs() const { return std::array{score}; }
+};
+
+// keep[keep_row][h] = the keep - recent candidates with the largest scores, then the last `recent` slots, ascending.
+struct KvSelect {
+  Tensor
+      keep;  // i32 [R, K, max_keep] out: the first `keep` entries of a row are slots >= first, the rest is left alone
+  Tensor score;   // stat [E, K, max_slots]; absent: every event has keep == recent
+  Tensor events;  // i32 [E, 6]: KvEvent; no two share a keep_row
+  KvWork work;
+  bool shared_heads;  // one choice for all heads of an event, by the sum of the scores over heads ascending
+  Cost cost() const {
+    const int64_t K = keep.shape[1], stat = score ? static_cast<int64_t>(dtype_size(score.dtype)) : 0;
+    return {0, work.candidates * K * stat + detail::total_bytes(events), work.kept * K * 4};
+  }
+  auto outputs() const { return std::array<Tensor, 0>{}; }
+};
+
+// Slot first + i of dst = slot keep[keep_row][h][i] of src, for K, V and whatever lies beside them.  In place where a
+// dst page is the src page of its place; other dst pages are src or dst pages of nothing else.  What an event writes
+// no other event reads or writes: not even where both shared the page before and one has just got a fresh one.  Pages
+// wholly below `first` are not touched, and the page that holds both slot first - 1 and slot first is one in both
+// lists.
+//
+// StreamingLLM's positions within the cache: if sinks > 0, the keys of slots [0, sinks), all protected, are turned
+// forward by the number of evicted slots, slots - first - keep, as RopeFwd turns; so their distance to everything after
+// them is again that of their places in the cache.  Then page 0 is written and no other event may share it.
+struct KvCompact {
+  Tensor k_pages, v_pages;         // act [pages, K, D, 16] and [pages, K, 16, D] acc
+  Tensor pos_pages;                // i32 [pages, K, 16] acc
+  Tensor mass_pages, count_pages;  // stat [pages, K, 16] acc, or absent
+  Tensor keep;                     // i32 [R, K, max_keep]
+  Tensor src_pages, dst_pages;     // i32 [E, max_pages]; rows may be strided
+  Tensor events;                   // i32 [E, 6]: KvEvent
+  KvWork work;
+  Tensor rope;    // stat [positions, D], as in RopeFwd; absent if sinks == 0
+  int32_t sinks;  // 0: positions stay absolute
+  Cost cost() const {
+    const int64_t K = k_pages.shape[1], D = k_pages.shape[2], act = static_cast<int64_t>(dtype_size(k_pages.dtype));
+    const int64_t stat = (mass_pages ? static_cast<int64_t>(dtype_size(mass_pages.dtype)) : 0) +
+                         (count_pages ? static_cast<int64_t>(dtype_size(count_pages.dtype)) : 0);
+    const int64_t moved = work.kept * K * (2 * D * act + 4 + stat), turned = events.shape[0] * K * sinks * D;
+    return {3 * turned, moved + work.kept * K * 4 + turned * act + detail::total_bytes(events), moved + turned * act};
+  }
+  auto outputs() const { return std::array{k_pages, v_pages}; }
+};
+
+}  // namespace pare

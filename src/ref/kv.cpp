@@ -1,0 +1,166 @@
+// The storage of a cache that evicts: rows of window queries, accumulated attention, compaction.
+#include "ref/kv.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "ref/paged.h"
+
+namespace pare::ref {
+
+void copy_rows(const CopyRows& a, Stream) {
+  constexpr const char* op = "copy_rows";
+  const int64_t rows = a.y.shape[0], width = a.y.shape[1], n = a.index.shape[0];
+  expect_shape(op, "y", a.y, {rows, width});
+  const bool heads = a.x.rank == 3;
+  expect(
+      a.x.rank >= 2 && a.x.rank <= 3 && a.x.size() == a.x.shape[0] * width && (!heads || a.x.stride[1] == a.x.shape[2]),
+      "ref: ", op, ": x is ", a.x.str(), ", y ", a.y.str());
+  expect_dense(op, "index", a.index, {n, 2});
+  const View<int32_t> index(a.index);
+  std::set<int32_t> written;
+  for (int64_t i = 0; i < n; i++) {
+    expect(index(i, 0) >= 0 && index(i, 0) < a.x.shape[0] && index(i, 1) >= 0 && index(i, 1) < rows, "ref: ", op,
+           ": pair ", i, " is (", index(i, 0), ", ", index(i, 1), "), x is ", a.x.str(), ", y ", a.y.str());
+    expect(written.insert(index(i, 1)).second, "ref: ", op, ": row ", index(i, 1), " is written twice");
+  }
+  if (a.x.data == a.y.data)
+    for (int64_t i = 0; i < n; i++)
+      expect(!written.count(index(i, 0)), "ref: ", op, ": row ", index(i, 0), " is read and written");
+  dispatch(op, a.y, [&]<class T>(T) {
+    for (int64_t i = 0; i < n; i++) {
+      const T* from = a.x.as<T>() + index(i, 0) * a.x.stride[0];
+      std::copy(from, from + width, a.y.as<T>() + index(i, 1) * a.y.stride[0]);
+    }
+  });
+}
+
+void kv_mass(const KvMass& a, Stream) {
+  constexpr const char* op = "kv_mass";
+  expect_k_pages(op, a.k_pages);
+  expect_slot_array(op, "mass_pages", a.mass_pages, a.k_pages);
+  const int64_t rows = a.q.shape[0], heads = a.q.shape[1], dim = a.q.shape[2], kv_heads = a.k_pages.shape[1];
+  expect_shape(op, "q", a.q, {rows, heads, a.k_pages.shape[2]});
+  expect(heads % kv_heads == 0, "ref: ", op, ": ", heads, " query heads over ", kv_heads, " key heads");
+  const auto queries = read_queries(op, a.queries, a.page_table, rows, a.k_pages.shape[0]);
+  expect_paged_work(op, queries, a.pairs, a.slots);
+  expect_dense(op, "first", a.first, {a.queries.shape[0]});
+  dispatch(op, a.q, [&]<class T>(T) {
+    const View<T> mass(a.mass_pages), q(a.q), k(a.k_pages);
+    for (size_t i = 0; i < queries.size(); i++) {
+      const PagedRow& s = queries[i];
+      const int64_t first = View<int32_t>(a.first)(i), old = s.slots - s.rows;
+      expect(first >= 0, "ref: ", op, ": first[", i, "] is ", first);
+      const SlotPages pages{View<int32_t>(a.page_table), s.table_row};
+      for (int64_t h = 0; h < kv_heads; h++) {
+        std::vector<double> sum(s.slots);
+        for (int64_t slot = first; slot < old; slot++) sum[slot] = mass(pages.page(slot), h, slot % kPageSlots);
+        for (int64_t row = 0; row < s.rows; row++)
+          for (int64_t g = h * (heads / kv_heads); g < (h + 1) * (heads / kv_heads); g++) {
+            std::vector<double> p(old + row + 1);
+            for (size_t slot = 0; slot < p.size(); slot++) {
+              for (int64_t d = 0; d < dim; d++)
+                p[slot] += double(q(s.row + row, g, d)) * k(pages.page(slot), h, d, slot % kPageSlots);
+              p[slot] *= a.scale;
+            }
+            const double max = *std::max_element(p.begin(), p.end());
+            double total = 0;
+            for (double& x : p) total += x = std::exp(x - max);
+            for (size_t slot = 0; slot < p.size(); slot++) sum[slot] += p[slot] / total;
+          }
+        for (int64_t slot = first; slot < s.slots; slot++)
+          mass(pages.page(slot), h, slot % kPageSlots) = static_cast<T>(sum[slot]);
+      }
+    }
+  });
+}
+
+// ops.h: what an event writes nobody else reads or writes.
+static void expect_own_pages(const KvCompact& a, const std::vector<KvEvent>& events) {
+  constexpr const char* op = "kv_compact";
+  const View<int32_t> src(a.src_pages), dst(a.dst_pages);
+  std::map<int32_t, int64_t> reads, writes;  // page -> how many events
+  for (size_t i = 0; i < events.size(); i++) {
+    const KvEvent& e = events[i];
+    std::set<int32_t> own;
+    for (int64_t p = 0; p * kPageSlots < e.slots; p++)
+      if ((p + 1) * kPageSlots > e.first || (p == 0 && a.sinks)) own.insert(src(i, p));
+    for (int32_t p : own) reads[p]++;
+    for (int64_t p = 0; p * kPageSlots < e.first + e.keep; p++) {
+      const bool below = (p + 1) * kPageSlots <= e.first, both = p * kPageSlots < e.first && !below;
+      expect(!(below || both) || src(i, p) == dst(i, p), "ref: ", op, ": page ", p, " of event ", i,
+             " holds protected slots; it is ", src(i, p), " before and ", dst(i, p), " after");
+      if (below && !(p == 0 && a.sinks)) continue;
+      expect(src(i, p) == dst(i, p) || !own.count(dst(i, p)), "ref: ", op, ": page ", dst(i, p), " of event ", i,
+             " is a source in another place");
+      writes[dst(i, p)]++;
+      if (src(i, p) == dst(i, p)) reads[dst(i, p)]--;
+    }
+  }
+  for (const auto& [page, n] : writes)
+    expect(n == 1 && reads[page] == 0, "ref: ", op, ": page ", page, " is written by ", n,
+           " events and read by others: ", reads[page]);
+}
+
+// Keys of slots [0, sinks) of one page and head, turned forward by `angle` positions.
+template <class T>
+static void turn(const KvCompact& a, int64_t page, int64_t h, int64_t angle) {
+  const View<T> k(a.k_pages), rope(a.rope);
+  const int64_t half = a.k_pages.shape[2] / 2;
+  for (int64_t d = 0; d < half; d++)
+    for (int64_t s = 0; s < a.sinks; s++) {
+      const double c = rope(angle, d), sin = rope(angle, half + d), u = k(page, h, d, s), v = k(page, h, d + half, s);
+      k(page, h, d, s) = static_cast<T>(u * c - v * sin);
+      k(page, h, d + half, s) = static_cast<T>(v * c + u * sin);
+    }
+}
+
+void kv_compact(const KvCompact& a, Stream) {
+  constexpr const char* op = "kv_compact";
+  expect_k_pages(op, a.k_pages);
+  const int64_t pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1], dim = a.k_pages.shape[2];
+  expect_dense(op, "v_pages", a.v_pages, {pages, kv_heads, kPageSlots, dim});
+  expect_slot_array(op, "pos_pages", a.pos_pages, a.k_pages);
+  if (a.mass_pages) expect_slot_array(op, "mass_pages", a.mass_pages, a.k_pages);
+  if (a.count_pages) expect_slot_array(op, "count_pages", a.count_pages, a.k_pages);
+  const auto events = read_events(op, a.events, a.work);
+  expect(a.keep.rank == 3, "ref: ", op, ": keep is ", a.keep.str(), ", expected [R, K, max_keep]");
+  expect_dense(op, "keep", a.keep, {a.keep.shape[0], kv_heads, a.keep.shape[2]});
+  for (size_t i = 0; i < events.size(); i++) {
+    expect_event_pages(op, "src_pages", a.src_pages, i, events[i].slots, pages);
+    expect_event_pages(op, "dst_pages", a.dst_pages, i, events[i].first + events[i].keep, pages);
+  }
+  expect_own_pages(a, events);
+  const View<int32_t> keep(a.keep);
+  dispatch(op, a.k_pages, [&]<class T>(T) {
+    const View<T> k(a.k_pages), v(a.v_pages), mass(a.mass_pages), count(a.count_pages);
+    const View<int32_t> pos(a.pos_pages);
+    for (size_t i = 0; i < events.size(); i++) {
+      const KvEvent& e = events[i];
+      const EventPages src{View<int32_t>(a.src_pages), int64_t(i)}, dst{View<int32_t>(a.dst_pages), int64_t(i)};
+      expect(e.keep_row >= 0 && e.keep_row < a.keep.shape[0] && e.keep <= a.keep.shape[2], "ref: ", op, ": event ", i,
+             " finds its ", e.keep, " slots in row ", e.keep_row, " of ", a.keep.str());
+      expect(a.sinks >= 0 && a.sinks <= kPageSlots && (a.sinks == 0 || (a.sinks <= e.first && a.rope)), "ref: ", op,
+             ": ", a.sinks, " sinks, event ", i, " protects ", e.first);
+      for (int64_t h = 0; h < kv_heads; h++) {
+        for (int32_t j = 0, last = e.first - 1; j < e.keep; j++) {
+          const int32_t from = keep(e.keep_row, h, j), to = e.first + j, x = from % kPageSlots, y = to % kPageSlots;
+          expect(from > last && from < e.slots, "ref: ", op, ": keep of event ", i, ", head ", h, " holds slot ", from,
+                 " after ", last, "; its slots are ", e.first, " to ", e.slots - 1);
+          last = from;
+          for (int64_t d = 0; d < dim; d++) k(dst(to), h, d, y) = k(src(from), h, d, x);
+          for (int64_t d = 0; d < dim; d++) v(dst(to), h, y, d) = v(src(from), h, x, d);
+          pos(dst(to), h, y) = pos(src(from), h, x);
+          if (mass) mass(dst(to), h, y) = mass(src(from), h, x);
+          if (count) count(dst(to), h, y) = count(src(from), h, x);
+        }
+        const int64_t angle = e.slots - e.first - e.keep;
+        if (a.sinks) turn<T>(a, dst(0), h, angle);
+      }
+    }
+  });
+}
+
+}  // namespace pare::ref

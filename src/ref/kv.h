@@ -1,0 +1,26 @@
+// What the ops of a compression event share.
+#pragma once
+#include <vector>
+
+#include "ref/ref.h"
+
+namespace pare::ref {
+
+// The pages of one event: where its slots lie.
+struct EventPages {
+  View<int32_t> table;
+  int64_t event;
+  int64_t operator()(int64_t slot) const { return table(event, slot / kPageSlots); }
+};
+
+// The events, checked: their numbers, `work`, and, where the page lists are given, that each names pages in [0, pages)
+// for the slots that lie there (before: `slots` of them; after: first + keep).
+std::vector<KvEvent> read_events(const char* op, const Tensor& events, const KvWork& work);
+void expect_event_pages(const char* op, const char* name, const Tensor& list, int64_t event, int64_t slots,
+                        int64_t pages);
+// k_pages [pages, K, D, 16] and, if given, v_pages [pages, K, 16, D], dense.
+void expect_k_pages(const char* op, const Tensor& k_pages);
+// A per-slot array [pages, K, 16] beside the pages.
+void expect_slot_array(const char* op, const char* name, const Tensor& t, const Tensor& k_pages);
+
+}  // namespace pare::ref

@@ -1,0 +1,27 @@
+// What the ops on pages of keys and values share.
+#pragma once
+#include <vector>
+
+#include "ref/ref.h"
+
+namespace pare::ref {
+
+// The pages of one sequence: slot -> page; its place there is slot % kPageSlots.
+struct SlotPages {
+  View<int32_t> table;
+  int64_t table_row;
+  int64_t page(int64_t slot) const { return table(table_row, slot / kPageSlots); }
+};
+
+// The entries of `queries`, checked against the rows of the pass, the page table and the number of pages.
+std::vector<PagedRow> read_queries(const char* op, const Tensor& queries, const Tensor& page_table, int64_t rows,
+                                   int64_t pages);
+
+// An entry that has a list of blocks.
+inline bool has_list(const PagedRow& s, int64_t budget, int64_t block) {
+  return s.rows == 1 && blocks_of(s.slots, block) > budget;
+}
+// `pairs` and `slots` as AttnPaged defines them without block lists.
+void expect_paged_work(const char* op, const std::vector<PagedRow>& queries, int64_t pairs, int64_t slots);
+
+}  // namespace pare::ref

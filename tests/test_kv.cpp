@@ -1,0 +1,365 @@
+// The cache manager under its policies: what is promised about memory, bits and books.
+#include <algorithm>
+
+#include "base/thread_pool.h"
+#include "tests/generator.h"
+
+namespace pare::test {
+namespace {
+
+KvSpec spec_of(KvMethod method) {
+  KvSpec s;
+  s.method = method;
+  s.budget = 11, s.buffer = 5, s.window = 3, s.sinks = 2, s.pooling_kernel = 3, s.pyramid_beta = 3;
+  s.prompt = KvPrompt::protect;
+  s.block = 4, s.blocks = 4, s.first_blocks = 1, s.last_blocks = 1, s.dense_layers = 1;
+  return s;
+}
+const std::vector<KvMethod> kEvicting = {KvMethod::streaming_llm, KvMethod::h2o, KvMethod::tova,
+                                         KvMethod::snapkv,        KvMethod::rkv, KvMethod::pyramidkv};
+std::vector<KvMethod> all_methods() {
+  std::vector<KvMethod> all = kEvicting;
+  all.insert(all.end(), {KvMethod::quest, KvMethod::block_topk});
+  return all;
+}
+
+RolloutLimits with(RolloutLimits limits, const KvSpec& spec) {
+  limits.kv = spec;
+  return limits;
+}
+
+std::vector<Completion> generate(const RolloutLimits& limits, const std::vector<Request>& requests,
+                                 const Sampling& sampling) {
+  Generator g(table_cpu, config(), limits);
+  return g.rollout.generate(requests, sampling);
+}
+
+// One sequence: its prompt, then tokens one by one; the numbers of response tokens at which events happen.
+struct Life {
+  std::vector<int64_t> events;
+  int64_t slots = 0, peak = 0;
+  bool at_prefill = false;
+};
+Life live(const KvResidency& r, int64_t prompt, int64_t fed) {
+  Life life;
+  life.slots = prompt;
+  const auto event = [&](int64_t tokens) {
+    if (!r.due(0, prompt, life.slots, tokens)) return false;
+    life.slots = r.protected_slots(prompt) + r.budget(0);
+    return true;
+  };
+  life.at_prefill = event(prompt);
+  EXPECT_EQ(life.slots, r.after_prefill(0, prompt));
+  life.peak = life.slots;
+  for (int64_t t = 1; t <= fed; t++) {
+    life.slots++;
+    life.peak = std::max(life.peak, life.slots);
+    if (event(prompt + t)) life.events.push_back(t);
+  }
+  return life;
+}
+
+TEST(KvResidency, EventsComeWhenTheBufferIsFull) {
+  KvSpec spec;
+  spec.method = KvMethod::rkv, spec.budget = 512, spec.buffer = 128;
+  const KvResidency r(spec, 1);
+  const Life a = live(r, 100, 4096);
+  EXPECT_EQ(a.events.size(), 28u);
+  EXPECT_EQ((std::vector<int64_t>(a.events.begin(), a.events.begin() + 3)), (std::vector<int64_t>{540, 668, 796}));
+  EXPECT_EQ(a.slots, 612);
+  EXPECT_EQ(a.peak, 640);
+  const Life b = live(r, 600, 4096);
+  EXPECT_FALSE(b.at_prefill);
+  EXPECT_EQ(b.events.size(), 32u);
+  EXPECT_EQ(b.events[0], 40);
+  EXPECT_EQ(b.slots, 600);
+  const Life c = live(r, 700, 4096);
+  EXPECT_TRUE(c.at_prefill);
+  EXPECT_EQ(c.events.size(), 32u);
+  EXPECT_EQ(c.events[0], 128);
+  EXPECT_EQ(c.slots, 512);
+  const Life d = live(r, 100, 500);
+  EXPECT_TRUE(d.events.empty());
+  EXPECT_EQ(d.slots, 600);
+}
+
+// What admission relies on, against a life lived token by token, for every rule about prompts.
+TEST(KvResidency, PeaksAreThoseOfALife) {
+  for (const KvPrompt prompt : {KvPrompt::compress, KvPrompt::protect, KvPrompt::protect_first})
+    for (const KvTrigger trigger : {KvTrigger::buffer_full, KvTrigger::prefill_once})
+      for (const int64_t buffer : {0, 1, 7}) {
+        KvSpec spec = spec_of(KvMethod::snapkv);
+        spec.prompt = prompt, spec.protect_first = 9, spec.trigger = trigger, spec.buffer = buffer;
+        const KvResidency r(spec, 1);
+        for (const int64_t n : {1, 8, 9, 10, 17, 18, 40})
+          for (const int64_t fed : {0, 1, 5, 16, 50})
+            EXPECT_EQ(r.peak(0, n, fed), live(r, n, fed).peak) << n << " " << fed << " " << buffer;
+      }
+}
+
+TEST(KvResidency, PyramidsHaveTheMeanBudget) {
+  KvSpec spec;
+  spec.method = KvMethod::pyramidkv, spec.budget = 108, spec.window = 8, spec.pyramid_beta = 20;
+  const KvResidency r(spec, 5);  // 100 past tokens: least 5, most 195, step 47
+  for (const auto& [layer, budget] : std::vector<std::pair<int, int>>{{0, 203}, {1, 156}, {2, 109}, {3, 62}, {4, 15}})
+    EXPECT_EQ(r.budget(layer), budget);
+}
+
+TEST(BlockBudget, FollowsItsSchedule) {
+  KvSpec spec = spec_of(KvMethod::quest);
+  spec.block_schedule = {"0:4", "10:7", "30:20"};
+  const BlockBudget budget(spec);
+  EXPECT_EQ(budget(9), 4);
+  EXPECT_EQ(budget(10), 7);
+  EXPECT_EQ(budget(29), 7);
+  EXPECT_EQ(budget(1000), 20);
+  for (const std::vector<std::string>& bad :
+       std::vector<std::vector<std::string>>{{"1:4"}, {"0:1"}, {"0:4", "0:5"}, {"x"}}) {
+    spec.block_schedule = bad;
+    EXPECT_THROW(BlockBudget{spec}, Error);
+  }
+}
+
+TEST(KvPolicy, NothingToLeaveOutIsTheDenseRunBitwise) {
+  const auto dense = generate(kRoomy, mixed_requests(), mixed_sampling());
+  for (const KvMethod method : all_methods())
+    for (const KvPrompt prompt : {KvPrompt::compress, KvPrompt::protect}) {
+      KvSpec spec = spec_of(method);
+      spec.budget = 1000, spec.blocks = 40, spec.prompt = prompt;
+      Generator g(table_cpu, config(), with(kRoomy, spec));
+      expect_same(g.rollout.generate(mixed_requests(), mixed_sampling()), dense,
+                  cat("method ", static_cast<int>(method)));
+      EXPECT_EQ(g.rollout.stats().events, 0);
+      EXPECT_EQ(g.rollout.stats().resident, g.rollout.stats().dense);
+      EXPECT_EQ(g.rollout.stats().read, g.rollout.stats().dense);
+    }
+}
+
+TEST(KvPolicy, ADenseCallIsDenseWhateverThePolicy) {
+  const auto dense = generate(kRoomy, mixed_requests(), mixed_sampling());
+  for (const KvMethod method : all_methods()) {
+    Generator g(table_cpu, config(), with(kRoomy, spec_of(method)));
+    const auto sparse = g.rollout.generate(mixed_requests(), mixed_sampling());
+    size_t different = 0;
+    for (size_t i = 0; i < dense.size(); i++) different += sparse[i].logprobs != dense[i].logprobs;
+    EXPECT_GE(different, 4u) << "method " << static_cast<int>(method);
+    Sampling sampling = mixed_sampling();
+    sampling.dense = true;
+    expect_same(g.rollout.generate(mixed_requests(), sampling), dense, "dense call");
+    expect_same(g.rollout.generate(mixed_requests(), mixed_sampling()), sparse, "after a dense call");
+  }
+}
+
+// A sequence alone, in any batch, with others joining and leaving, with a pool that is just large enough: the same.
+TEST(KvPolicy, TheScheduleChangesNothing) {
+  const auto requests = mixed_requests();
+  for (const KvMethod method : all_methods())
+    for (const KvPrompt prompt : {KvPrompt::protect, KvPrompt::compress}) {
+      if (method == KvMethod::quest && prompt == KvPrompt::compress) continue;  // prompts do not concern it
+      KvSpec spec = spec_of(method);
+      spec.prompt = prompt;
+      const KvResidency residency(spec, config().layers);
+      int64_t least = 0;
+      for (const Request& r : requests) least = std::max(least, Scheduler::pages_needed(residency, r));
+      const auto alone = one_by_one(with(kAlone, spec), requests);
+      for (const RolloutLimits& limits : std::vector<RolloutLimits>{
+               kRoomy,
+               {.max_sequences = 2, .max_batched_tokens = 3, .max_context = 160},
+               {.max_sequences = 7, .max_batched_tokens = 7, .max_context = 73, .kv_pages = least},
+               {.max_sequences = 40, .max_batched_tokens = 50, .max_context = 160, .kv_pages = 2 * least + 3}}) {
+        Generator g(table_cpu, config(), with(limits, spec));
+        expect_same(g.rollout.generate(requests, mixed_sampling()), alone,
+                    cat("method ", static_cast<int>(method), ", ", limits.max_sequences, " sequences"));
+        EXPECT_EQ(g.rollout.cache().pool().used(), 0);
+        EXPECT_EQ(g.rollout.stats().events > 0, spec.evicts());
+      }
+    }
+}
+
+TEST(KvPolicy, ThreadsChangeNothing) {
+  const int before = threads();
+  for (const KvMethod method : all_methods()) {
+    set_threads(1);
+    const auto one = generate(with(kRoomy, spec_of(method)), mixed_requests(), mixed_sampling());
+    set_threads(2);
+    expect_same(generate(with(kRoomy, spec_of(method)), mixed_requests(), mixed_sampling()), one, "threads");
+  }
+  set_threads(before);
+}
+
+// A single long response: the pool's free pages after every pass, and what is resident, are as predicted.
+TEST(KvPolicy, EventsFreePages) {
+  for (const KvMethod method : kEvicting)
+    for (const KvPrompt prompt : {KvPrompt::protect, KvPrompt::compress}) {
+      KvSpec spec = spec_of(method);
+      spec.prompt = prompt, spec.budget = 20, spec.buffer = 29;
+      Generator g(table_cpu, config(), with(kRoomy, spec));
+      const KvResidency r(spec, config().layers);
+      Rng rng(rng_key(1, RngStream::test, 9));
+      const Request request{random_ids(rng, 37, config().vocab), {7}, 100};
+      std::vector<int64_t> slots(config().layers, 37);
+      int64_t tokens = 36, events = 0;
+      Sampling sampling = mixed_sampling();
+      sampling.eos = {};
+      double resident = 0, dense = 0;
+      const int64_t all = g.rollout.cache().pool().pages();
+      g.rollout.generate({request}, sampling, [&](const RolloutStats& stats) {
+        tokens++;
+        int64_t pages = 0;
+        for (int l = 0; l < config().layers; l++) {
+          if (tokens > 37) slots[l]++;
+          if (tokens > 37) resident += static_cast<double>(slots[l]) / config().layers;
+          if (r.due(l, 37, slots[l], tokens)) slots[l] = r.protected_slots(37) + r.budget(l), events++;
+          pages += (slots[l] + kPageSlots - 1) / kPageSlots;
+        }
+        if (tokens > 37) dense += static_cast<double>(tokens);
+        if (stats.finished == 0) {
+          EXPECT_EQ(g.rollout.cache().pool().free(), all - pages) << tokens;
+        }
+        EXPECT_EQ(stats.events, events);
+        EXPECT_LE(stats.peak_resident, static_cast<double>(r.protected_slots(37) + 20 + 29));
+        EXPECT_NEAR(stats.resident, resident, 1e-6);
+        EXPECT_EQ(stats.dense, dense);
+      });
+      EXPECT_EQ(tokens, 136);
+      EXPECT_GE(events, 4);
+    }
+}
+
+// In bytes: a pool that holds two dense sequences holds the predicted number of compressed ones.
+TEST(KvPolicy, MoreSequencesFitUnderABudget) {
+  Rng rng(rng_key(2, RngStream::test, 9));
+  std::vector<Request> requests;
+  for (uint64_t i = 0; i < 12; i++) requests.push_back({random_ids(rng, 16, config().vocab), {i}, 129});
+  const KvResidency dense({}, config().layers);
+  const int64_t pool = 2 * Scheduler::pages_needed(dense, requests[0]);
+  const RolloutLimits limits{.max_sequences = 12, .max_batched_tokens = 400, .max_context = 160, .kv_pages = pool};
+  Sampling sampling = mixed_sampling();
+  sampling.eos = {};
+  Generator plain(table_cpu, config(), limits);
+  plain.rollout.generate(requests, sampling);
+  EXPECT_EQ(plain.rollout.stats().peak_sequences, 2);
+  KvSpec spec = spec_of(KvMethod::rkv);
+  spec.budget = 24, spec.buffer = 8;
+  const KvResidency r(spec, config().layers);
+  Generator sparse(table_cpu, config(), with(limits, spec));
+  sparse.rollout.generate(requests, sampling);
+  EXPECT_EQ(sparse.rollout.stats().peak_sequences, pool / Scheduler::pages_needed(r, requests[0]));
+  EXPECT_GE(sparse.rollout.stats().peak_sequences, 6);
+  EXPECT_LE(sparse.rollout.stats().peak_pages, pool);
+}
+
+// FLOPs and bytes of attention follow what is resident or read, to the FLOP; `null` keeps the same books.
+TEST(KvPolicy, TheLedgerFalls) {
+  Rng rng(rng_key(4, RngStream::test, 9));
+  const Request request{random_ids(rng, 21, config().vocab), {5}, 90};
+  const ModelConfig c = config();
+  const auto books = [&](const Table& table, const KvSpec& spec) {
+    Generator g(table, c, with(kRoomy, spec), &table == &table_null);
+    g.rollout.generate({request}, {.key = 3, .eos = {}});
+    return std::pair(g.ledger.phases.at("main"), g.kv.peak());
+  };
+  const int64_t dense = books(table_cpu, {}).first.at("attn_paged").cost.flops;
+  for (const KvMethod method : all_methods()) {
+    const KvSpec spec = spec_of(method);
+    const auto [real, bytes] = books(table_cpu, spec);
+    const auto [planned, planned_bytes] = books(table_null, spec);
+    EXPECT_EQ(bytes, planned_bytes);
+    ASSERT_EQ(real.size(), planned.size());
+    for (const auto& [op, line] : real) {
+      EXPECT_EQ(line.calls, planned.at(op).calls) << op;
+      EXPECT_EQ(line.cost.flops, planned.at(op).cost.flops) << op;
+      EXPECT_EQ(line.cost.read, planned.at(op).cost.read) << op;
+      EXPECT_EQ(line.cost.written, planned.at(op).cost.written) << op;
+    }
+    const KvResidency r(spec, c.layers);
+    const BlockBudget budget(spec);
+    int64_t pairs = c.layers * 21 * 22 / 2;
+    for (int64_t l = 0; l < c.layers; l++) {
+      int64_t slots = r.after_prefill(l, 21);
+      for (int64_t tokens = 22; tokens <= 21 + 89; tokens++) {
+        slots++;
+        pairs += spec.sparse_reads() && l >= spec.dense_layers
+                     ? listed_slots(tokens, budget(blocks_of(tokens, spec.block)), spec.block)
+                     : slots;
+        if (r.due(l, 21, slots, tokens)) slots = r.protected_slots(21) + r.budget(l);
+      }
+    }
+    EXPECT_EQ(real.at("attn_paged").cost.flops, 4 * c.heads * c.head_dim * pairs) << static_cast<int>(method);
+    EXPECT_LT(real.at("attn_paged").cost.flops, dense * 3 / 4) << static_cast<int>(method);
+  }
+}
+
+// Choices that are shared are the same for all heads, and for all layers.
+TEST(KvPolicy, ScopesShareTheirChoice) {
+  Rng rng(rng_key(6, RngStream::test, 9));
+  const Request request{random_ids(rng, 9, config().vocab), {5}, 60};
+  const auto traces = [&](KvScope scope) {
+    KvSpec spec = spec_of(KvMethod::rkv);
+    spec.scope = scope;
+    Generator g(table_cpu, config(), with(kRoomy, spec));
+    std::map<int, std::vector<KvTrace>> by_tokens;
+    Sampling sampling{.key = 3, .eos = {}};
+    sampling.trace = [&](const PagedRun& run, KvTrace t) { by_tokens[run.tokens].push_back(std::move(t)); };
+    g.rollout.generate({request}, sampling);
+    return by_tokens;
+  };
+  const auto head = [](const KvTrace& t, int64_t h) {
+    const auto n = static_cast<int64_t>(t.keep.size()) / config().kv_heads;
+    return std::vector<int32_t>(t.keep.begin() + h * n, t.keep.begin() + (h + 1) * n);
+  };
+  bool heads_differ = false, layers_differ = false;
+  for (const auto& [tokens, events] : traces(KvScope::per_head)) {
+    ASSERT_EQ(static_cast<int64_t>(events.size()), config().layers);
+    for (const KvTrace& t : events) {
+      heads_differ |= head(t, 0) != head(t, 1);
+      for (int64_t h = 0; h < config().kv_heads; h++) {
+        const std::vector<int32_t> kept = head(t, h);
+        ASSERT_EQ(kept.size(), 11u);
+        EXPECT_TRUE(std::is_sorted(kept.begin(), kept.end(), std::less_equal<>()));
+        EXPECT_EQ((std::vector<int32_t>(kept.end() - 3, kept.end())), (std::vector<int32_t>{22, 23, 24})) << tokens;
+        EXPECT_GE(kept[0], 9);
+      }
+    }
+  }
+  for (const auto& [tokens, events] : traces(KvScope::per_layer))
+    for (const KvTrace& t : events) {
+      EXPECT_EQ(head(t, 0), head(t, 1));
+      layers_differ |= t.keep != events[0].keep;
+    }
+  for (const auto& [tokens, events] : traces(KvScope::layer0))
+    for (const KvTrace& t : events) {
+      EXPECT_EQ(t.keep, events[0].keep);
+      EXPECT_EQ(head(t, 0), head(t, 1));
+    }
+  EXPECT_TRUE(heads_differ);
+  EXPECT_TRUE(layers_differ);
+}
+
+TEST(KvPolicy, ContradictionsAreRefused) {
+  const auto refused = [](const std::string& part, KvMethod method, void (*change)(KvSpec&)) {
+    KvSpec spec = spec_of(method);
+    EXPECT_NO_THROW(check_kv(spec));
+    change(spec);
+    try {
+      check_kv(spec);
+      ADD_FAILURE() << "accepted: " << part;
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
+    }
+  };
+  refused("rollout.kv.window = 11", KvMethod::snapkv, [](KvSpec& s) { s.window = 11; });
+  refused("rollout.kv.sinks = 11", KvMethod::streaming_llm, [](KvSpec& s) { s.sinks = 11; });
+  refused("pooling_kernel = 4", KvMethod::rkv, [](KvSpec& s) { s.pooling_kernel = 4; });
+  refused("cache_index", KvMethod::h2o, [](KvSpec& s) { s.rope = KvRope::cache_index; });
+  refused("cache_index", KvMethod::streaming_llm, [](KvSpec& s) { s.rope = KvRope::cache_index; });
+  refused("protect_first", KvMethod::h2o, [](KvSpec& s) { s.prompt = KvPrompt::protect_first; });
+  refused("prefill_once", KvMethod::snapkv, [](KvSpec& s) { s.trigger = KvTrigger::prefill_once; });
+  refused("layer0", KvMethod::pyramidkv, [](KvSpec& s) { s.scope = KvScope::layer0; });
+  refused("rollout.kv.block = 8", KvMethod::quest, [](KvSpec& s) { s.block = 8; });
+  refused("rollout.kv.blocks = 1", KvMethod::quest, [](KvSpec& s) { s.blocks = 1; });
+  refused("last_blocks = 0", KvMethod::block_topk, [](KvSpec& s) { s.last_blocks = 0; });
+}
+
+}  // namespace
+}  // namespace pare::test
