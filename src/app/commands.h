@@ -25,6 +25,7 @@ void add_inspect(CLI::App& app);
 void add_logprobs(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_sft(CLI::App& app);
+void add_tokenize(CLI::App& app);
 void add_train(CLI::App& app);
 
 }  // namespace pare

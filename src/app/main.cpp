@@ -15,6 +15,7 @@ int main(int argc, char** argv) {
   pare::add_plan(app);
   pare::add_compare(app);
   pare::add_logprobs(app);
+  pare::add_tokenize(app);
   pare::add_inspect(app);
   pare::add_convert(app);
   try {
