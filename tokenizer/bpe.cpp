@@ -225,7 +225,8 @@ class Bpe : public Tokenizer {
     const auto n = static_cast<uint32_t>(word.size());
     symbols_.resize(n);
     heap_.clear();
-    for (uint32_t i = 0; i < n; i++) symbols_[i] = {byte_ids_[static_cast<uint8_t>(word[i])], PairRanks::kNone, i - 1, i + 1};
+    for (uint32_t i = 0; i < n; i++)
+      symbols_[i] = {byte_ids_[static_cast<uint8_t>(word[i])], PairRanks::kNone, i - 1, i + 1};
     for (uint32_t i = 0; i + 1 < n; i++) {
       symbols_[i].rank = ranks_.find(symbols_[i].id, symbols_[i + 1].id);
       if (symbols_[i].rank != PairRanks::kNone) heap_.push_back(uint64_t{symbols_[i].rank} << 32 | i);

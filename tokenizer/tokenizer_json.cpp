@@ -55,8 +55,9 @@ class Reader {
   explicit Reader(std::string path) : path_(std::move(path)) {}
 
   TokenizerFile read(const Json& root) {
-    known_keys(root, "", {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
-                          "post_processor", "decoder", "model"});
+    known_keys(root, "",
+               {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
+                "decoder", "model"});
     only(root, "", "version", {"1.0"});
     only(root, "", "truncation", {nullptr});
     only(root, "", "padding", {nullptr});
@@ -114,8 +115,9 @@ class Reader {
   // ---- model
 
   void read_model(const Json& model) {
-    known_keys(model, "model", {"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix",
-                                "fuse_unk", "byte_fallback", "ignore_merges", "vocab", "merges"});
+    known_keys(model, "model",
+               {"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
+                "byte_fallback", "ignore_merges", "vocab", "merges"});
     only(model, "model", "type", {"BPE"});
     only(model, "model", "dropout", {nullptr, 0});
     only(model, "model", "unk_token", {nullptr});
@@ -184,8 +186,7 @@ class Reader {
     if (!list.is_array()) bad("added_tokens is ", shown(list), ", expected a list");
     std::vector<const Json*> new_tokens(list.size(), nullptr);  // those that are not in the model, by id
     for (const Json& token : list) {
-      known_keys(token, "added_tokens",
-                 {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
+      known_keys(token, "added_tokens", {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
       const Json& content = member(token, "added_tokens", "content");
       if (!content.is_string() || content.get_ref<const std::string&>().empty())
         bad("added_tokens: the content ", shown(content), " is not a text");
@@ -259,7 +260,8 @@ class Reader {
       known_keys(pattern, place + ".pattern", {"Regex"});
       const Json& regex = member(pattern, place + ".pattern", "Regex");
       const auto known = regex.is_string() ? find_word_pattern(regex.get_ref<const std::string&>()) : std::nullopt;
-      if (!known) unsupported(place + ".pattern", shown(regex) + ": it is none of the known regular expressions, so it");
+      if (!known)
+        unsupported(place + ".pattern", shown(regex) + ": it is none of the known regular expressions, so it");
       file_.patterns.push_back(*known);
     } else {
       unsupported(place, shown(p));

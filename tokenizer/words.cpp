@@ -38,13 +38,18 @@ class Scanner {
       case 's':
       case 't':
       case 'm':
-      case 'd': return 1;
+      case 'd':
+        return 1;
       case 'r':
-      case 'v': return letter(1) == 'e' ? 2 : 0;
-      case 'l': return letter(1) == 'l' ? 2 : 0;
+      case 'v':
+        return letter(1) == 'e' ? 2 : 0;
+      case 'l':
+        return letter(1) == 'l' ? 2 : 0;
       // U+017F, the long s, is the one character beyond ASCII that case folding makes equal to one of these letters.
-      case '\xc5': return any_case && letter(1) == '\xbf' ? 2 : 0;
-      default: return 0;
+      case '\xc5':
+        return any_case && letter(1) == '\xbf' ? 2 : 0;
+      default:
+        return 0;
     }
   }
 
@@ -89,8 +94,7 @@ const char* qwen_word(const Scanner& s, const char* p, size_t digits) {
   return s.blanks(p, true);
 }
 
-constexpr std::string_view kGpt2 =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kGpt2 = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 constexpr std::string_view kQwen2 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr std::string_view kLlama3 =

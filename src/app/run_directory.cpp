@@ -42,9 +42,10 @@ void RunDirectory::log_samples(const Trainer& trainer) {
 void RunDirectory::save_model(const Session& session) const {
   save_hf((fs::path(path_) / "model").string(), session.model_config, session.model->get_parameters(), DType::f32, true,
           [&](const std::string& folder) {
-            const std::string source = session.config.model.path;
-            const fs::path file = fs::path(source) / "tokenizer.bin";
-            if (!source.empty() && fs::exists(file)) fs::copy_file(file, fs::path(folder) / "tokenizer.bin");
+            const fs::path source = session.config.model.path;
+            for (const char* name : {"tokenizer.bin", "vocab_pieces.json", "tokenizer.json", "tokenizer_config.json",
+                                     "chat_template.jinja", "special_tokens_map.json", "vocab.json", "merges.txt"})
+              if (!source.empty() && fs::exists(source / name)) fs::copy_file(source / name, fs::path(folder) / name);
           });
 }
 

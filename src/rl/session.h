@@ -7,7 +7,7 @@
 #include "model/learner.h"
 #include "rl/config.h"
 #include "rollout/rollout.h"
-#include "tokenizer/tokenizer.h"
+#include "tokenizer/chat.h"
 
 namespace pare {
 
@@ -15,6 +15,7 @@ struct Session {
   // On table_null nothing is computed and no memory is taken, only the books are kept.
   explicit Session(const Config& config, const Table& table = table_cpu);
 
+  // The ids of the problem, or its text in the chat format of the run.
   std::vector<int32_t> encode_prompt(const Problem& problem) const;
   // The reward of a response: the text without its closing EOS.
   Reward reward(const Task& task, const Problem& problem, const Completion& completion) const;
@@ -27,9 +28,10 @@ struct Session {
   Device device;
   Ledger ledger;
   std::unique_ptr<Tokenizer> tokenizer;
+  ChatFormat chat;
   std::unique_ptr<Task> train, val;  // val may be absent (jsonl without val_files)
   ModelConfig model_config;
-  std::vector<int32_t> eos;  // any of them ends a response
+  std::vector<int32_t> eos;  // any of them ends a response; the first is the tokenizer's, where it is one of them
 
   Arena weights, gradients, optimizer, kv, activations;
   std::unique_ptr<Model> model;
