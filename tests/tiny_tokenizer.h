@@ -1,5 +1,9 @@
 // A tokenizer.json of our own: the 256 bytes, some merges, control tokens.
 #pragma once
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -87,6 +91,37 @@ inline nlohmann::json bos_template(const std::string& token, int id) {
                                   {{"Sequence", {{"id", "A"}, {"type_id", 0}}}}})},
           {"pair", json::array()},
           {"special_tokens", {{token, {{"id", token}, {"ids", {id}}, {"tokens", {token}}}}}}};
+}
+
+// A real tokenizer.json of ../shared/data, unpacked into a folder of its own for as long as this lives; no folder where
+// there is no such data or no xz.
+class RealFile {
+ public:
+  explicit RealFile(const std::string& name) {
+    const std::string packed = "../shared/data/tokenizers/" + name + ".tokenizer.json.xz";
+    if (!std::filesystem::exists(packed)) return;
+    folder_ = testing::TempDir() + "pare_real_" + name + "_" + std::to_string(getpid()) + "/";
+    std::filesystem::create_directories(folder_);
+    if (std::system(("xz -dc '" + packed + "' > '" + folder_ + "tokenizer.json'").c_str()) == 0) return;
+    std::filesystem::remove_all(folder_);
+    folder_.clear();
+  }
+  ~RealFile() {
+    if (!folder_.empty()) std::filesystem::remove_all(folder_);
+  }
+  RealFile(const RealFile&) = delete;
+  RealFile& operator=(const RealFile&) = delete;
+  const std::string& folder() const { return folder_; }
+
+ private:
+  std::string folder_;
+};
+
+inline std::vector<nlohmann::json> rows_of(const std::string& path) {
+  std::vector<nlohmann::json> rows;
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line);) rows.push_back(nlohmann::json::parse(line));
+  return rows;
 }
 
 }  // namespace pare::test
