@@ -99,6 +99,17 @@ TEST(Unicode, Nfc) {
   for (char32_t c = 0x80; c < 0x300; c++) EXPECT_FALSE(may_need_nfc(utf8_of(c))) << int(c);
   for (char32_t c = 1; c < 0x300; c++) EXPECT_EQ(nfc("a" + utf8_of(c)), "a" + utf8_of(c)) << int(c);
   EXPECT_TRUE(may_need_nfc("e\u0301"));
+  EXPECT_FALSE(may_need_nfc("It\u2019s \u4e2d\u6587 \uac01 \U0001F600 \xff"));
+  // Characters that are said to stay do so beside any mark that is said to stay, and every other pair is looked at.
+  const std::string partners[] = {"a", "\u0301", "\u1161", "\u11a8", "\u3099", "\u0bbe", "\U00011127", "\u0323"};
+  for (char32_t c = 0x80; c < 0x20000; c++) {
+    if (c >= 0xd800 && c < 0xe000) continue;
+    for (const std::string& partner : partners)
+      for (const std::string& text : {partner + utf8_of(c), utf8_of(c) + partner})
+        if (!may_need_nfc(text)) {
+          ASSERT_EQ(nfc(text), text) << int(c);
+        }
+  }
 }
 
 // ---- word patterns -------------------------------------------------------------------------------------------------

@@ -237,10 +237,10 @@ Rows model_and_data_rows() {
        {chat + Overrides{"data.chat_template=qwen3"},
         {"data.apply_chat_template_kwargs.enable_thinking=false"},
         session_number([](Session& s) {
-          const auto no_thought = s.encode_prompt(s.train->problem(0)).size();
-          return static_cast<double>(no_thought) - static_cast<double>(s.train->problem(0).prompt.size());
+          const auto tokens = s.encode_prompt(s.train->problem(0)).size();
+          return static_cast<double>(tokens) - static_cast<double>(s.train->problem(0).prompt.size());
         }),
-        from_to(20, 39)}},
+        from_to(19, 38)}},
       {"data.apply_chat_template_kwargs.date_string",
        {chat + Overrides{"data.chat_template=llama-3"},
         {"data.apply_chat_template_kwargs.date_string=4 May 2025"},

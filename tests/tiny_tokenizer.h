@@ -12,11 +12,14 @@
 
 namespace pare::test {
 
-// A character of the byte-level alphabet for each byte, in the order of the bytes' ids; GPT-2's rule.
 inline std::string utf8_of(char32_t c) {
+  const auto tail = [&](int shift) { return static_cast<char>(0x80 | (c >> shift & 0x3f)); };
   if (c < 0x80) return std::string(1, static_cast<char>(c));
-  return {static_cast<char>(0xc0 | c >> 6), static_cast<char>(0x80 | (c & 0x3f))};  // < 0x800
+  if (c < 0x800) return {static_cast<char>(0xc0 | c >> 6), tail(0)};
+  if (c < 0x10000) return {static_cast<char>(0xe0 | c >> 12), tail(6), tail(0)};
+  return {static_cast<char>(0xf0 | c >> 18), tail(12), tail(6), tail(0)};
 }
+// A character of the byte-level alphabet for each byte, in the order of the bytes' ids; GPT-2's rule.
 inline std::string byte_level(const std::string& bytes) {
   static const std::vector<std::string> alphabet = [] {
     std::vector<std::string> a(256);

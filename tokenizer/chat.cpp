@@ -44,7 +44,8 @@ struct KnownTemplate {
 constexpr KnownTemplate kKnown[] = {
     {0xdbc23851eea954b9, Kind::qwen2, "Qwen2"},
     {0xc73efc1fda3307ad, Kind::qwen2, "Qwen2.5"},
-    {0x2bfdb7aa9754484e, Kind::qwen3, "Qwen3 (0.6B to 14B, first release)"},
+    {0x2bfdb7aa9754484e, Kind::qwen3, "Qwen3, first release"},
+    {0x959a4551391a6549, Kind::qwen3, "Qwen3, revised"},
     {0xcc0368e1ffb6b958, Kind::llama3, "Llama-3.1"},
     {0x368f4c34b8554414, Kind::llama3, "Llama-3.2"},
     {0x845fdf813c637ee2, Kind::deepseek, "DeepSeek-R1-Distill-Qwen and -Llama"},

@@ -52,10 +52,18 @@ const CharClass* char_classes() {
 }
 
 bool may_need_nfc(std::string_view text) {
-  // U+0300 and everything after it begins with a byte of 0xCC or more.
-  bool high = false;
-  for (const char c : text) high |= static_cast<uint8_t>(c) >= 0xcc;
-  return high;
+  static const std::vector<bool> composing = [] {
+    std::vector<bool> all(0x110000, false);
+    for (const unicode::Range& r : unicode::kComposing)
+      for (uint32_t c = r.first; c <= r.last; c++) all[c] = true;
+    return all;
+  }();
+  for (const char *p = text.data(), *end = p + text.size(); p < end;) {
+    const Utf8Step step = next_utf8(p, end);
+    if (step.kind == Utf8Step::character && composing[step.value]) return true;
+    p += step.length;
+  }
+  return false;
 }
 
 std::string nfc(std::string_view text) {

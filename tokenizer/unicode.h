@@ -45,7 +45,7 @@ const CharClass* char_classes();
 
 // Canonical composition (utf8proc); bytes that are not UTF-8 stay as they are.
 std::string nfc(std::string_view text);
-// False only if nfc(text) == text: every character below U+0300 is composed and never moves.
+// False only if nfc(text) == text: no character of it is one that composition may change or join to another.
 bool may_need_nfc(std::string_view text);
 
 }  // namespace pare
