@@ -95,11 +95,10 @@ class Reader {
     if (!type.is_string()) bad(place, ".type is ", shown(type), ", expected a string");
     return type.get<std::string>();
   }
-  void known_keys(const Json& object, const std::string& place, std::initializer_list<const char*> keys) const {
+  void known_keys(const Json& object, const std::string& place, std::initializer_list<std::string_view> keys) const {
     if (!object.is_object()) bad(place.empty() ? "the file" : place, " is ", shown(object), ", expected an object");
     for (const auto& [key, value] : object.items())
-      if (std::find_if(keys.begin(), keys.end(), [&](const char* k) { return key == k; }) == keys.end())
-        unsupported(join(place, key), "= " + shown(value));
+      if (std::find(keys.begin(), keys.end(), key) == keys.end()) unsupported(join(place, key), "= " + shown(value));
   }
   // A key that is absent or has one of the values.
   void only(const Json& object, const std::string& place, const char* key, std::initializer_list<Json> values) const {
