@@ -220,6 +220,11 @@ Rows model_and_data_rows() {
   const auto val_set = session_number([](Session& s) { return prompt_fingerprint(*s.val); });
   const auto shortest_val = session_number([](Session& s) { return val_prompt_lengths(s).min(); });
   const auto longest_val = session_number([](Session& s) { return val_prompt_lengths(s).max(); });
+  // A tokenizer with control tokens, which need a larger vocabulary than ssa's.
+  const Overrides chat = {"model.path=", cat("model.config=", tiny_folder(), "bytes.json"), "model.init=fan_in",
+                          cat("data.tokenizer=", tiny_folder(), "tokenizer.json"), "data.max_prompt_length=140"};
+  const auto prompt_tokens =
+      session_number([](Session& s) { return static_cast<double>(s.encode_prompt(s.train->problem(0)).size()); });
   return {
       {"model.path", {{}, {"model.path=" + tiny_folder() + "random"}, metric("critic/score/mean"), falls}},
       {"model.config", {random_weights, {"model.config=" + tiny_folder() + "wide.json"}, size, rises}},
@@ -243,6 +248,20 @@ Rows model_and_data_rows() {
       {"data.noise_ramp", {teacher, {"data.noise_ramp=1"}, sft_metric("train/loss"), differs}},
       {"data.tokenizer",  // puts a space in front of the prompt
        {{}, {"data.tokenizer=" + tiny_folder() + "tokenizer.bin"}, metric("prompt_length/max"), rises}},
+      {"data.chat_template", {{}, {"data.chat_template=a{problem}"}, metric("prompt_length/max"), rises}},
+      {"data.apply_chat_template_kwargs.enable_thinking",  // "<think>\n\n</think>\n\n" in bytes
+       {chat + Overrides{"data.chat_template=qwen3"},
+        {"data.apply_chat_template_kwargs.enable_thinking=false"},
+        session_number([](Session& s) {
+          const auto tokens = s.encode_prompt(s.train->problem(0)).size();
+          return static_cast<double>(tokens) - static_cast<double>(s.train->problem(0).prompt.size());
+        }),
+        from_to(19, 38)}},
+      {"data.apply_chat_template_kwargs.date_string",
+       {chat + Overrides{"data.chat_template=llama-3"},
+        {"data.apply_chat_template_kwargs.date_string=4 May 2025"},
+        prompt_tokens,
+        falls}},
       {"data.reward", {{}, {"data.reward=exact"}, metric("critic/score/mean"), falls}},
       {"data.train_batch_size", {{}, {"data.train_batch_size=6"}, metric("rollout/groups"), from_to(4, 6)}},
       {"data.max_prompt_length", {{}, {"data.max_prompt_length=4"}, refused, from_to(0, 1)}},

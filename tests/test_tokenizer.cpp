@@ -193,10 +193,34 @@ TEST_F(SentencePieceFile, BrokenFilesAreErrors) {
   EXPECT_THROW(load_sentencepiece(with_int(4, 0x7fc00000)), Error) << "a score that is not a number";
 }
 
+TEST_F(SentencePieceFile, ListsOfPieces) {
+  const std::string json = directory_ + "/vocab_pieces.json";
+  const auto load_list = [&](const std::string& text) {
+    std::ofstream(json) << text;
+    return make_tokenizer(directory_);
+  };
+  const std::string start = R"([{"id": 0, "score": 0, "piece": "<unk>"}, {"id": 1, "score": 0, "piece": "<s>"},
+                                {"id": 2, "score": 0, "piece": "</s>"}, {"id": 3, "score": 0, "piece": "<0x41>"},)";
+  const auto t = load_list(start + R"({"id": 4, "score": -1, "piece": " "}, {"id": 5, "score": -2, "piece": "b"},
+                                      {"id": 6, "score": -3, "piece": " b"}])");
+  EXPECT_EQ(t->encode_prompt("bA b"), (Ids{1, 6, 3, 6}));
+  EXPECT_EQ(t->decode(Ids{1, 6, 3, 6}), "bA b");
+  EXPECT_EQ(t->piece(3), "A");
+  EXPECT_EQ(t->piece(7), "\uFFFD");
+  EXPECT_TRUE(t->is_special(1) && t->is_special(2) && !t->is_special(3) && !t->is_special(-1));
+  for (const char* row : {"7]", R"({"id": 4, "score": 0}])", R"({"id": 4, "score": "0", "piece": "x"}])",
+                          R"({"id": 4, "score": 0, "piece": 7}])", R"({"id": 4, "score": 0, "piece": ""}])",
+                          R"({"id": 5, "score": 0, "piece": "x"}])", R"({"id": "4", "score": 0, "piece": "x"}])",
+                          R"({"id": 4, "score": 1e300, "piece": "x"}])"})
+    expect_mentions(message([&] { load_list(start + row); }), {"vocab_pieces.json", "piece 4"});
+  for (const char* text : {"", "{}", "[]", "[1"})
+    expect_mentions(message([&] { load_list(text); }), {"vocab_pieces.json"});
+}
+
 TEST_F(SentencePieceFile, FactoryFindsOrExplains) {
   expect_mentions(message([&] { make_tokenizer(directory_); }), {"no tokenizer.bin", "ssa"});
   std::ofstream(directory_ + "/tokenizer.json") << "{}";
-  expect_mentions(message([&] { make_tokenizer(directory_); }), {"tokenizer.json", "not supported yet", "ssa"});
+  expect_mentions(message([&] { make_tokenizer(directory_); }), {"tokenizer.json", "model is missing"});
   write(file_of(kBase));
   EXPECT_EQ(make_tokenizer(directory_)->vocab_size(), 7);
   EXPECT_EQ(make_tokenizer(path())->vocab_size(), 7);
@@ -232,6 +256,16 @@ TEST_F(Stories, PiecesAreThoseOfTheList) {
       EXPECT_EQ(tokenizer_->encode(text), Ids{id}) << text;
     }
   }
+}
+
+TEST_F(Stories, ListOfPiecesIsTheSameTokenizer) {
+  const auto listed = make_tokenizer(kStories + "vocab_pieces.json");
+  ASSERT_EQ(listed->vocab_size(), 512);
+  const Ids tokens = read("golden_visible.json")["sequences"][0]["tokens"];
+  const std::string text = tokenizer_->decode(tokens);
+  EXPECT_EQ(listed->decode(tokens), text);
+  EXPECT_EQ(listed->encode_prompt(text + "\u00e9\xff"), tokenizer_->encode_prompt(text + "\u00e9\xff"));
+  for (int32_t id = 0; id < 512; id++) EXPECT_EQ(listed->piece(id), tokenizer_->piece(id));
 }
 
 TEST_F(Stories, GoldenTexts) {

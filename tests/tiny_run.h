@@ -11,6 +11,7 @@
 #include "model/hf.h"
 #include "rl/sft.h"
 #include "rl/trainer.h"
+#include "tests/tiny_tokenizer.h"
 
 namespace pare::test {
 
@@ -27,9 +28,10 @@ inline void write_tiny_file(const std::string& name, const std::string& text) {
   std::ofstream(tiny_folder() + name, std::ios::binary) << text;
 }
 
-inline std::string config_json(int hidden) {
+inline std::string config_json(int hidden, int vocab = 48) {
   return cat(R"({"model_type": "qwen3", "hidden_size": )", hidden, R"(, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "intermediate_size": 24, "vocab_size": 48,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "intermediate_size": 24, "vocab_size": )",
+             vocab, R"(,
     "max_position_embeddings": 160, "tie_word_embeddings": true, "eos_token_id": 2})");
 }
 
@@ -60,6 +62,10 @@ inline void make_tiny_run() {
   std::filesystem::create_directories(tiny_folder());
   write_tiny_file("config.json", config_json(16));
   write_tiny_file("wide.json", config_json(24));
+  write_tiny_file("bytes.json", config_json(16, 270));
+  write_tiny_file("tokenizer.json", tokenizer_json({}, {"<|im_start|>", "<|im_end|>", "<|begin_of_text|>",
+                                                        "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"})
+                                        .dump());
   write_tiny_file("tokenizer.bin", tokenizer_bin());
   std::string train, short_prompts;
   // Every prompt with every completion: there is nothing to know, so that answers stay random.

@@ -1,14 +1,17 @@
-// SentencePiece BPE (Kudo and Richardson, 2018; Llama's variant with byte fallback) from llama2.c's tokenizer.bin.
+// SentencePiece BPE (Kudo and Richardson, 2018; Llama's variant with byte fallback) from llama2.c's tokenizer.bin or a
+// list of pieces in JSON.
 #include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <unordered_map>
 
 #include "base/error.h"
 #include "tokenizer/tokenizer.h"
+#include "tokenizer/tokenizer_json.h"
 
 namespace pare {
 namespace {
@@ -32,6 +35,11 @@ int byte_of(const std::string& piece) {
     value = 16 * value + static_cast<int>(digit);
   }
   return value;
+}
+
+void check_size(const Vocabulary& v, const std::string& path) {
+  if (v.pieces.size() <= static_cast<size_t>(kEos))
+    fail(path, ": has ", v.pieces.size(), " pieces, expected at least <unk>, <s> and </s>");
 }
 
 Vocabulary read_vocabulary(const std::string& path) {
@@ -63,8 +71,27 @@ Vocabulary read_vocabulary(const std::string& path) {
     v.scores.push_back(score);
     at += static_cast<size_t>(length);
   }
-  if (v.pieces.size() <= static_cast<size_t>(kEos))
-    fail(path, ": has ", v.pieces.size(), " pieces, expected at least <unk>, <s> and </s>");
+  check_size(v, path);
+  return v;
+}
+
+Vocabulary read_pieces(const std::string& path) {
+  const nlohmann::json rows = parse_json_file(path);
+  if (!rows.is_array()) fail(path, ": is of type ", rows.type_name(), ", expected a list of pieces");
+  Vocabulary v;
+  for (const auto& row : rows) {
+    const std::string where = cat(path, ": piece ", v.pieces.size());
+    if (!row.is_object() || !row.contains("id") || !row.contains("score") || !row.contains("piece"))
+      fail(where, ": expected {\"id\", \"score\", \"piece\"}");
+    if (!row["piece"].is_string() || !row["score"].is_number())
+      fail(where, ": expected \"piece\" to be a string and \"score\" a number");
+    if (row["id"] != v.pieces.size()) fail(where, ": has the id ", row["id"].dump(), "; expected the ids in order");
+    v.pieces.push_back(row["piece"].get<std::string>());
+    v.scores.push_back(row["score"].get<float>());
+    if (v.pieces.back().empty()) fail(where, ": is empty");
+    if (!std::isfinite(v.scores.back())) fail(where, ": the score is not finite");
+  }
+  check_size(v, path);
   return v;
 }
 
@@ -107,22 +134,25 @@ class SentencePiece : public Tokenizer {
   std::string decode(std::span<const int32_t> ids) const override {
     std::string text;
     for (size_t i = 0; i < ids.size(); i++) {
-      const int32_t id = ids[i];
-      if (i == 0 && id == kBos) continue;
-      if (id < 0 || id >= vocab_size()) {
-        text += "\uFFFD";
-        continue;
-      }
-      const std::string& piece = vocabulary_.pieces[static_cast<size_t>(id)];
-      if (const int byte = byte_of(piece); byte >= 0)
-        text += static_cast<char>(byte);
-      else
-        text.append(piece, i > 0 && ids[i - 1] == kBos && piece[0] == ' ' ? 1 : 0);
+      if (i == 0 && ids[i] == kBos) continue;
+      const std::string bytes = piece(ids[i]);
+      text.append(bytes, i > 0 && ids[i - 1] == kBos && bytes[0] == ' ' && byte(ids[i]) < 0 ? 1 : 0);
     }
     return text;
   }
 
+  std::string piece(int32_t id) const override {
+    if (id < 0 || id >= vocab_size()) return "\uFFFD";
+    return byte(id) >= 0 ? std::string(1, static_cast<char>(byte(id))) : vocabulary_.pieces[static_cast<size_t>(id)];
+  }
+
+  bool is_special(int32_t id) const override { return id >= 0 && id <= kEos; }
+
  private:
+  int byte(int32_t id) const {
+    return id >= 0 && id < vocab_size() ? byte_of(vocabulary_.pieces[static_cast<size_t>(id)]) : -1;
+  }
+
   struct Symbol {
     std::string_view text;
     int32_t merged = -1;  // the piece of this symbol and the next one together, -1: none
@@ -192,6 +222,10 @@ class SentencePiece : public Tokenizer {
 
 std::unique_ptr<Tokenizer> load_sentencepiece(const std::string& tokenizer_bin) {
   return std::make_unique<SentencePiece>(read_vocabulary(tokenizer_bin), tokenizer_bin);
+}
+
+std::unique_ptr<Tokenizer> load_sentencepiece_json(const std::string& vocab_pieces) {
+  return std::make_unique<SentencePiece>(read_pieces(vocab_pieces), vocab_pieces);
 }
 
 }  // namespace pare

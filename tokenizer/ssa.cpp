@@ -25,17 +25,11 @@ class SsaTokenizer : public Tokenizer {
     return ids;
   }
 
-  std::string decode(std::span<const int32_t> ids) const override {
-    if (!ids.empty() && ids[0] == bos()) ids = ids.subspan(1);
-    std::string text;
-    for (int32_t id : ids) {
-      if (id >= 0 && id < vocab_size())
-        text += kSymbols[static_cast<size_t>(id)];
-      else
-        text += "\uFFFD";
-    }
-    return text;
+  std::string piece(int32_t id) const override {
+    return id >= 0 && id < vocab_size() ? std::string(1, kSymbols[static_cast<size_t>(id)]) : "\uFFFD";
   }
+
+  bool is_special(int32_t id) const override { return id >= 0 && id <= eos(); }
 
  private:
   static int32_t id_at(std::string_view text, size_t i) {

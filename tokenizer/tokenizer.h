@@ -15,17 +15,22 @@ class Tokenizer {
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
 
-  // Ids of `text` as the continuation of a sequence: nothing is added, so decode(encode(text)) == text.  What has no
-  // token is an Error that names the character and its place.
+  // Ids of `text` as the continuation of a sequence: nothing is added, so decode(encode(text)) == text (after NFC where
+  // the tokenizer normalises).  What has no token is an Error that names the character and its place.
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
   // Ids of `text` as the beginning of a sequence: BOS in front, and whatever else the model expects there;
   // decode(encode_prompt(text)) == text.
   virtual std::vector<int32_t> encode_prompt(std::string_view text) const = 0;
   // A BOS at the front is dropped, every other id is shown, special ones too; an id beyond the vocabulary is shown as
   // U+FFFD.  A cut inside a character leaves bytes that are not UTF-8.
-  virtual std::string decode(std::span<const int32_t> ids) const = 0;
+  virtual std::string decode(std::span<const int32_t> ids) const;
+  // The bytes of one token, wherever it stands and special ones as they are written; U+FFFD beyond the vocabulary.
+  virtual std::string piece(int32_t id) const = 0;
+  // Control tokens (BOS, <|im_end|>), which a reader of the text need not see.
+  virtual bool is_special(int32_t id) const = 0;
 
   int32_t vocab_size() const { return vocab_size_; }
+  // -1: the tokenizer has none, or names none.
   int32_t bos() const { return bos_; }
   int32_t eos() const { return eos_; }  // appended to a completed text in training
   int32_t pad() const { return pad_; }
@@ -38,6 +43,18 @@ class Tokenizer {
   int32_t vocab_size_, bos_, eos_, pad_;
 };
 
+// Text as its tokens arrive: always UTF-8, since the bytes of an unfinished character wait for the next token.
+class StreamDecoder {
+ public:
+  explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  std::string push(int32_t id);  // text that is certain now; bytes that can be no character become U+FFFD
+  std::string finish();          // what waits, as U+FFFD; then the decoder is as new
+
+ private:
+  const Tokenizer& tokenizer_;
+  std::string waiting_;
+};
+
 // One token per character: the 48 symbols of the task `ssa` (data/ssa.h).  PAD `_` 0, BOS `^` 1, EOS `$` 2.
 std::unique_ptr<Tokenizer> make_ssa_tokenizer();
 
@@ -47,7 +64,10 @@ std::unique_ptr<Tokenizer> make_ssa_tokenizer();
 // EOS 2; special pieces never come out of text.
 std::unique_ptr<Tokenizer> load_sentencepiece(const std::string& tokenizer_bin);
 
-// `spec`: "ssa", a tokenizer.bin, or a model directory that contains one.
+// The same from a list of pieces in JSON: [{"id": 0, "score": 0.0, "piece": "<unk>"}, ...], ids in order.
+std::unique_ptr<Tokenizer> load_sentencepiece_json(const std::string& vocab_pieces);
+
+// `spec`: "ssa"; a tokenizer.bin; a tokenizer.json (bpe.h) or vocab_pieces.json; or a model folder with one of them.
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& spec);
 
 }  // namespace pare

@@ -17,6 +17,7 @@ int main(int argc, char** argv) {
   pare::add_compare(app);
   pare::add_report(app);
   pare::add_logprobs(app);
+  pare::add_tokenize(app);
   pare::add_inspect(app);
   pare::add_convert(app);
   try {

@@ -52,7 +52,9 @@ void show_model(Console& console, const Session& s) {
 
 void show_plan(Console& console, const Session& s) {
   const RolloutLimits limits = s.rollout_limits();
-  const int64_t pages = KvCache::pages_for(s.model_config, limits.max_context);
+  const KvResidency residency(limits.kv, s.model_config.layers);
+  const int64_t prompt = s.config.data.max_prompt_length, fed = s.config.data.max_response_length - 1;
+  const int64_t pages = std::max(residency.prompt_pages(prompt), residency.sample_pages(prompt, fed));
   const int64_t fit =
       limits.kv_pages > 0 ? std::min<int64_t>(limits.kv_pages / pages, limits.max_sequences) : limits.max_sequences;
   double total = 0;

@@ -89,12 +89,15 @@ StateFile read_state(const std::string& folder) {
 
 void save_model(const std::string& path, const Session& session,
                 const std::function<void(const std::string& folder)>& more) {
-  save_hf(path, session.model_config, session.model->get_parameters(), DType::f32, true,
-          [&](const std::string& folder) {
-            const std::string source = session.config.model.path + "/tokenizer.bin";
-            if (!session.config.model.path.empty() && fs::exists(source)) copy_file(source, folder + "/tokenizer.bin");
-            if (more) more(folder);
-          });
+  save_hf(
+      path, session.model_config, session.model->get_parameters(), DType::f32, true, [&](const std::string& folder) {
+        const std::string source = session.config.model.path;
+        for (const std::string name : {"tokenizer.bin", "vocab_pieces.json", "tokenizer.json", "tokenizer_config.json",
+                                       "chat_template.jinja", "special_tokens_map.json", "vocab.json", "merges.txt"})
+          if (!source.empty() && fs::exists(fs::path(source) / name))
+            copy_file(cat(source, "/", name), cat(folder, "/", name));
+        if (more) more(folder);
+      });
 }
 
 void save_checkpoint(const std::string& path, const Session& session, Training& training, const RunState& state) {

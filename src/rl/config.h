@@ -28,13 +28,20 @@ struct ModelKeys {
   bool operator==(const ModelKeys&) const = default;
 };
 
+struct ChatTemplateKeys {
+  bool enable_thinking = true;
+  std::string date_string = "26 Jul 2024";
+  bool operator==(const ChatTemplateKeys&) const = default;
+};
 struct DataKeys {
   std::string task = "ssa", variant = "default";
   std::vector<std::string> train_files, val_files;
   int64_t train_rows = 1024, train_seed = 4242, val_rows = 256, val_seed = 999;
   int64_t min_statements = 6, max_statements = 8, val_min_statements = 0, val_max_statements = 0;
   double noise = -1, noise_ramp = 0;
-  std::string tokenizer, reward;
+  std::string tokenizer, chat_template = "auto";
+  ChatTemplateKeys apply_chat_template_kwargs;
+  std::string reward;
   int64_t train_batch_size = 64, max_prompt_length = 512, max_response_length = 512;
   bool shuffle = true;
   bool operator==(const DataKeys&) const = default;

@@ -273,7 +273,17 @@ std::vector<ConfigKey> model_and_data_keys() {
       KEY(data.noise_ramp, within(0, 1), "part of the run",
           "ssa: the teacher's noise grows linearly from 0 over this first part of `pare sft`", "pare"),
       KEY(data.tokenizer, any, "",
-          "ssa, a tokenizer.bin or a folder with one; empty: ssa for the task ssa, else the one of model.path", "verl"),
+          "ssa, a tokenizer.json, a tokenizer.bin or a folder with one; empty: ssa for the task ssa, else the one of "
+          "model.path",
+          "verl"),
+      KEY(data.chat_template, any, "",
+          "jsonl: the format of text prompts. auto: that of the template in the tokenizer's folder, plain if there is "
+          "none; plain: the prompt after BOS; qwen2.5, qwen3, llama-3, deepseek-r1: one turn of the user and the "
+          "beginning of the assistant's; else a text with {problem}",
+          "pare; verl: model.custom_chat_template"),
+      KEY(data.apply_chat_template_kwargs.enable_thinking, any, "",
+          "qwen3: the model may think; false: an empty thought stands before its response", "verl"),
+      KEY(data.apply_chat_template_kwargs.date_string, any, "", "llama-3: today's date in the system message", "verl"),
       KEY(data.reward, any, "", "jsonl: exact, contains or starts_with; not needed by `pare sft`", "pare"),
       KEY(data.train_batch_size, at_least(1), "prompts", "prompts (`pare sft`: examples) per training step", "verl"),
       KEY(data.max_prompt_length, count(1), "tokens", "a longer prompt is an error", "verl"),

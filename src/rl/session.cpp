@@ -44,6 +44,9 @@ Session::Session(const Config& c, const Table& table, bool trainable)
 
   const std::string spec = !c.data.tokenizer.empty() ? c.data.tokenizer : c.data.task == "ssa" ? "ssa" : c.model.path;
   tokenizer = make_tokenizer(spec);
+  chat = find_chat_format(c.data.task == "ssa" ? "plain" : c.data.chat_template, spec);
+  chat.thinking = c.data.apply_chat_template_kwargs.enable_thinking;
+  chat.date = c.data.apply_chat_template_kwargs.date_string;
   if (c.data.task == "ssa") {
     train = make_ssa(c.data, false);
     val = make_ssa(c.data, true);
@@ -61,7 +64,13 @@ Session::Session(const Config& c, const Table& table, bool trainable)
          model_config.max_position, " positions; lower one of them");
   if (!device.planning()) check_response_memory(c);
   eos = model_config.eos_ids;
-  if (eos.empty()) eos = {tokenizer->eos()};
+  if (eos.empty() && tokenizer->eos() >= 0) eos = {tokenizer->eos()};
+  if (eos.empty())
+    fail(
+        "nothing says which token ends a response; set eos_token_id in the model's config.json, or eos_token in the "
+        "tokenizer's tokenizer_config.json");
+  const auto own = std::find(eos.begin(), eos.end(), tokenizer->eos());
+  if (own != eos.end()) std::rotate(eos.begin(), own, own + 1);
 
   model = std::make_unique<Model>(model_config, device, weights, DType::f32, trainable);
   check_prompts();
@@ -112,7 +121,7 @@ void Session::check_prompts() const {
 std::vector<int32_t> Session::encode_prompt(const Problem& problem) const {
   std::vector<int32_t> ids = problem.prompt_ids;
   try {
-    if (ids.empty()) ids = tokenizer->encode_prompt(problem.prompt);
+    if (ids.empty()) ids = encode_chat(chat, *tokenizer, std::vector<Message>{{"user", problem.prompt}});
   } catch (const Error& e) {
     fail(problem.where, ": ", e.what());
   }

@@ -8,7 +8,7 @@
 #include "rl/config.h"
 #include "rl/metrics.h"
 #include "rollout/rollout.h"
-#include "tokenizer/tokenizer.h"
+#include "tokenizer/chat.h"
 
 namespace pare {
 
@@ -19,6 +19,7 @@ struct Session {
 
   const Task& training_task() const;  // train; an Error naming data.train_files where there is none
 
+  // The ids of the problem, or its text in the chat format of the run.
   std::vector<int32_t> encode_prompt(const Problem& problem) const;
   std::string response_text(const Completion& completion) const;  // without the closing EOS
   Reward reward(const Task& task, const Problem& problem, const Completion& completion) const;
@@ -33,9 +34,10 @@ struct Session {
   Device device;
   Ledger ledger;
   std::unique_ptr<Tokenizer> tokenizer;
+  ChatFormat chat;
   std::unique_ptr<Task> train, val;  // absent: jsonl without train_files, without val_files
   ModelConfig model_config;
-  std::vector<int32_t> eos;  // any of them ends a response
+  std::vector<int32_t> eos;  // any of them ends a response; the first is the tokenizer's, where it is one of them
 
   Arena weights, gradients, optimizer, kv, activations;
   std::unique_ptr<Model> model;

@@ -206,7 +206,7 @@ void Trainer::shape(Metrics& metrics) {
 void Trainer::worst_case_step() {
   session_.ledger.clear();
   step_++;
-  const std::vector<int32_t> prompt(config_.data.max_prompt_length, session_.tokenizer->bos());
+  const std::vector<int32_t> prompt(config_.data.max_prompt_length, session_.eos[0]);
   std::vector<Request> requests;
   for (int64_t i = 0; i < config_.data.train_batch_size; i++) {
     requests.push_back({prompt, {}, static_cast<int>(config_.data.max_response_length)});

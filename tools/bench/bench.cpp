@@ -20,6 +20,7 @@
 #include "base/thread_pool.h"
 #include "cpu/cpu.h"
 #include "ops/ops.h"
+#include "tools/bench/tokenizer.h"
 #include "tools/bench/training.h"
 
 namespace pare {
@@ -360,6 +361,7 @@ int run_bench() {
   for (int64_t kb : {16, 512, 8192, 262144})
     report["read_bandwidth_one_core"][cat(kb, " KB")] = read_bandwidth(memory.data(), kb * 256);
   std::printf("%s\n", report.dump(2).c_str());
+  report["tokenizer"] = bench_tokenizer();
   for (int n : {1, 2}) {
     set_threads(n);
     Bench bench(report);

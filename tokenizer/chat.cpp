@@ -1,0 +1,279 @@
+#include "tokenizer/chat.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "tokenizer/tokenizer_json.h"
+#include "tokenizer/unicode.h"
+
+namespace pare {
+namespace {
+
+using Kind = ChatFormat::Kind;
+
+constexpr const char* kQwenSystem = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.";
+constexpr std::string_view kProblem = "{problem}";
+
+std::string replace_all(std::string text, std::string_view what, std::string_view by) {
+  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + by.size()))
+    text.replace(at, what.size(), by);
+  return text;
+}
+
+// ---- which format a template is ------------------------------------------------------------------------------------
+
+// Of the template without white space around it (FNV-1a, Fowler, Noll and Vo).
+uint64_t fingerprint(std::string_view text) {
+  constexpr std::string_view space = " \t\r\n";
+  text.remove_prefix(std::min(text.find_first_not_of(space), text.size()));
+  text = text.substr(0, text.find_last_not_of(space) + 1);
+  uint64_t hash = 0xcbf29ce484222325ull;
+  for (const char c : text) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3ull;
+  return hash;
+}
+
+struct KnownTemplate {
+  uint64_t fingerprint;  // for Qwen2 and 2.5 of the template with an empty default system message
+  Kind kind;
+  const char* of;
+};
+constexpr KnownTemplate kKnown[] = {
+    {0xdbc23851eea954b9, Kind::qwen2, "Qwen2"},
+    {0xc73efc1fda3307ad, Kind::qwen2, "Qwen2.5"},
+    {0x2bfdb7aa9754484e, Kind::qwen3, "Qwen3, first release"},
+    {0x959a4551391a6549, Kind::qwen3, "Qwen3, revised"},
+    {0xcc0368e1ffb6b958, Kind::llama3, "Llama-3.1"},
+    {0x368f4c34b8554414, Kind::llama3, "Llama-3.2"},
+    {0x845fdf813c637ee2, Kind::deepseek, "DeepSeek-R1-Distill-Qwen and -Llama"},
+};
+
+// The default system message that Qwen2's and 2.5's templates hold, as Jinja writes it: Instruct, base and Math models
+// differ in nothing else.  Empty: there is none.
+std::string default_system(const std::string& jinja) {
+  constexpr std::string_view before = R"('<|im_start|>system\n)", after = R"(<|im_end|>\n')";
+  for (size_t at = jinja.find(before); at != std::string::npos; at = jinja.find(before, at + 1)) {
+    const size_t begin = at + before.size(), end = jinja.find(after, begin);
+    if (end != std::string::npos && jinja.find('\'', begin) > end) return jinja.substr(begin, end - begin);
+  }
+  return "";
+}
+
+ChatFormat recognise(const std::string& jinja, const std::string& where) {
+  const std::string system = default_system(jinja);
+  const uint64_t mark = fingerprint(system.empty() ? jinja : replace_all(jinja, system, ""));
+  for (const KnownTemplate& known : kKnown)
+    if (known.fingerprint == mark)
+      return {.kind = known.kind, .text = replace_all(replace_all(system, R"(\n)", "\n"), R"(\\)", "\\")};
+  fail(where, ": this chat template (fingerprint ", std::hex, mark,
+       ") is not known; set data.chat_template to the format that it is (qwen2.5, qwen3, llama-3, deepseek-r1, plain) "
+       "or to a text of your own with {problem}");
+}
+
+// The template of a model folder; empty: there is none.  `where`: the file that holds it.
+std::string template_of(const std::string& tokenizer_spec, std::string& where) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  const fs::path path(tokenizer_spec), folder = fs::is_directory(path, ignored) ? path : path.parent_path();
+  if (tokenizer_spec == "ssa") return "";
+  where = (folder / "tokenizer_config.json").string();
+  if (fs::exists(where, ignored)) {
+    const nlohmann::json config = parse_json_file(where);
+    const nlohmann::json none,
+        &given = config.is_object() && config.contains("chat_template") ? config["chat_template"] : none;
+    if (given.is_string()) return given.get<std::string>();
+    if (given.is_array())  // several by name
+      for (const auto& entry : given)
+        if (entry.is_object() && entry.value("name", none) == "default" && entry.value("template", none).is_string())
+          return entry["template"].get<std::string>();
+    if (!given.is_null())
+      fail(where, ": chat_template is neither a text nor a list with one of the name default; set data.chat_template");
+  }
+  where = (folder / "chat_template.jinja").string();
+  std::ifstream in(where, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// ---- rendering -----------------------------------------------------------------------------------------------------
+
+void check_roles(std::span<const Message> messages) {
+  expect(!messages.empty(), "a conversation without messages");
+  for (const Message& m : messages)
+    if (m.role != "system" && m.role != "user" && m.role != "assistant")
+      fail("chat: the role \"", m.role, "\" is not supported; there are system, user and assistant");
+}
+
+const std::string& only_message(std::span<const Message> messages) {
+  if (messages.size() != 1 || messages[0].role != "user")
+    fail("chat: a format without turns takes exactly one message, of the user; data.chat_template chooses another");
+  return messages[0].content;
+}
+
+std::string qwen_turn(const std::string& role, std::string_view content) {
+  return cat("<|im_start|>", role, "\n", content, "<|im_end|>\n");
+}
+
+std::string qwen2(const std::string& system, std::span<const Message> messages, bool generation_prompt) {
+  std::string text;
+  if (messages[0].role != "system") text += qwen_turn("system", system);
+  for (const Message& m : messages) text += qwen_turn(m.role, m.content);
+  return text += generation_prompt ? "<|im_start|>assistant\n" : "";
+}
+
+// Without newlines at the front, at the back.
+std::string_view lstrip(std::string_view s) {
+  s.remove_prefix(std::min(s.find_first_not_of('\n'), s.size()));
+  return s;
+}
+std::string_view rstrip(std::string_view s) { return s.substr(0, s.find_last_not_of('\n') + 1); }
+
+std::string_view after_last(std::string_view s, std::string_view mark) {
+  const size_t at = s.rfind(mark);
+  return at == std::string_view::npos ? s : s.substr(at + mark.size());
+}
+
+std::string qwen3(bool thinking, std::span<const Message> messages, bool generation_prompt) {
+  // After the last question the assistant's thoughts stay.  What a tool said, in a user's turn, is no question.
+  size_t question = messages.size() - 1;
+  for (size_t i = messages.size(); i-- > 0;) {
+    const std::string& s = messages[i].content;
+    if (messages[i].role == "user" && !(s.starts_with("<tool_response>") && s.ends_with("</tool_response>"))) {
+      question = i;
+      break;
+    }
+  }
+  std::string text;
+  for (size_t i = 0; i < messages.size(); i++) {
+    const Message& m = messages[i];
+    std::string_view content = m.content, thought;
+    if (m.role == "assistant") {
+      if (const size_t end = content.find("</think>"); end != std::string_view::npos) {
+        thought = lstrip(after_last(rstrip(content.substr(0, end)), "<think>"));
+        content = lstrip(after_last(content, "</think>"));
+      }
+      if (i > question && (i + 1 == messages.size() || !thought.empty())) {
+        text += qwen_turn(m.role, cat("<think>\n", rstrip(thought), "\n</think>\n\n", lstrip(content)));
+        continue;
+      }
+    }
+    text += qwen_turn(m.role, content);
+  }
+  if (generation_prompt)
+    text += thinking ? "<|im_start|>assistant\n" : "<|im_start|>assistant\n<think>\n\n</think>\n\n";
+  return text;
+}
+
+// As Python's str.strip(): White_Space and the four separators of ASCII.
+std::string_view strip(std::string_view s) {
+  const char *p = s.data(), *end = p + s.size(), *first = nullptr, *last = p;
+  while (p < end) {
+    const Utf8Step step = next_utf8(p, end);
+    const CharClass kind = step.kind == Utf8Step::character ? char_classes()[step.value] : CharClass::other;
+    const bool separator = step.kind == Utf8Step::character && step.value >= 0x1c && step.value <= 0x1f;
+    if (kind != CharClass::space && kind != CharClass::newline && !separator) {
+      if (!first) first = p;
+      last = p + step.length;
+    }
+    p += step.length;
+  }
+  return first ? std::string_view(first, static_cast<size_t>(last - first)) : std::string_view();
+}
+
+std::string llama3(const std::string& date, std::span<const Message> messages, bool generation_prompt) {
+  const auto header = [](std::string_view role) { return cat("<|start_header_id|>", role, "<|end_header_id|>\n\n"); };
+  std::string_view system;
+  if (messages[0].role == "system") {
+    system = strip(messages[0].content);
+    messages = messages.subspan(1);
+  }
+  std::string text = cat("<|begin_of_text|>", header("system"),
+                         "Cutting Knowledge Date: December 2023\nToday Date: ", date, "\n\n", system, "<|eot_id|>");
+  for (const Message& m : messages) text += cat(header(m.role), strip(m.content), "<|eot_id|>");
+  return text += generation_prompt ? header("assistant") : "";
+}
+
+std::string deepseek(std::span<const Message> messages, bool generation_prompt) {
+  std::string_view system;
+  for (const Message& m : messages)
+    if (m.role == "system") system = m.content;  // the last one, wherever it stands
+  std::string text = cat("<｜begin▁of▁sentence｜>", system);
+  for (const Message& m : messages) {
+    if (m.role == "user") text += "<｜User｜>" + m.content;
+    if (m.role == "assistant")
+      text += cat("<｜Assistant｜>", after_last(m.content, "</think>"), "<｜end▁of▁sentence｜>");
+  }
+  return text += generation_prompt ? "<｜Assistant｜><think>\n" : "";
+}
+
+// Tokens without which the format is only text.
+std::vector<const char*> control_tokens(Kind kind) {
+  switch (kind) {
+    case Kind::qwen2:
+    case Kind::qwen3:
+      return {"<|im_start|>", "<|im_end|>"};
+    case Kind::llama3:
+      return {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
+    case Kind::deepseek:
+      return {"<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>"};
+    case Kind::plain:
+    case Kind::problem:
+      break;
+  }
+  return {};
+}
+
+}  // namespace
+
+ChatFormat find_chat_format(const std::string& wanted, const std::string& tokenizer_spec) {
+  if (wanted == "plain") return {};
+  if (wanted == "qwen2.5") return {.kind = Kind::qwen2, .text = kQwenSystem};
+  if (wanted == "qwen3") return {.kind = Kind::qwen3};
+  if (wanted == "llama-3") return {.kind = Kind::llama3};
+  if (wanted == "deepseek-r1") return {.kind = Kind::deepseek};
+  if (wanted.find(kProblem) != std::string::npos) return {.kind = Kind::problem, .text = wanted};
+  if (wanted != "auto")
+    fail("data.chat_template is \"", wanted,
+         "\", expected auto, plain, qwen2.5, qwen3, llama-3, deepseek-r1 or a text with {problem}");
+  std::string where;
+  const std::string jinja = template_of(tokenizer_spec, where);
+  return jinja.empty() ? ChatFormat{} : recognise(jinja, where);
+}
+
+std::string render_chat(const ChatFormat& format, std::span<const Message> messages, bool generation_prompt) {
+  check_roles(messages);
+  switch (format.kind) {
+    case Kind::plain:
+      return only_message(messages);
+    case Kind::problem:
+      return replace_all(format.text, kProblem, only_message(messages));
+    case Kind::qwen2:
+      return qwen2(format.text, messages, generation_prompt);
+    case Kind::qwen3:
+      return qwen3(format.thinking, messages, generation_prompt);
+    case Kind::llama3:
+      return llama3(format.date, messages, generation_prompt);
+    case Kind::deepseek:
+      return deepseek(messages, generation_prompt);
+  }
+  return {};
+}
+
+std::vector<int32_t> encode_chat(const ChatFormat& format, const Tokenizer& tokenizer,
+                                 std::span<const Message> messages, bool generation_prompt) {
+  const std::string text = render_chat(format, messages, generation_prompt);
+  if (format.kind == Kind::plain || format.kind == Kind::problem) {
+    // A text of the user's own that begins with BOS needs no second one.
+    const bool has_bos = format.kind == Kind::problem && tokenizer.bos() >= 0 &&
+                         format.text.starts_with(tokenizer.piece(tokenizer.bos()));
+    return has_bos ? tokenizer.encode(text) : tokenizer.encode_prompt(text);
+  }
+  for (const char* control : control_tokens(format.kind))
+    if (tokenizer.encode(control).size() != 1)
+      fail("chat: the tokenizer has no token ", control, ", so data.chat_template is the format of another model");
+  return tokenizer.encode(text);
+}
+
+}  // namespace pare

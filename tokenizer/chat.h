@@ -1,0 +1,46 @@
+// Chat formats: how a conversation becomes the text that a model was trained on.  Jinja is not interpreted: the
+// templates of the supported families are functions here, and a template in a model folder is recognised by its exact
+// text or not at all.
+#pragma once
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tokenizer/tokenizer.h"
+
+namespace pare {
+
+struct Message {
+  std::string role, content;  // system, user or assistant
+};
+
+struct ChatFormat {
+  enum class Kind {
+    plain,     // the one message as it is, after BOS where the tokenizer has one
+    problem,   // `text` with the one message in the place of each "{problem}", after BOS
+    qwen2,     // Qwen2 and 2.5: without a system message `text` is one
+    qwen3,     // thoughts of assistants are dropped before the last question
+    llama3,    // Llama-3.1 and 3.2: always a system message, with a date
+    deepseek,  // the R1 distills: the prompt opens the thought; BOS in the template
+  };
+  Kind kind = Kind::plain;
+  std::string text = {};
+  bool thinking = true;              // qwen3: false closes the thought before the response begins
+  std::string date = "26 Jul 2024";  // llama3.  Pinned: with today's date log-probs would change from day to day
+};
+
+// `wanted`: plain, qwen2.5, qwen3, llama-3, deepseek-r1, a text with "{problem}", or auto: that of the chat_template in
+// the tokenizer_config.json (or of the chat_template.jinja) in the folder of the tokenizer, plain if there is none.  A
+// template that is not known is an Error that says what to set.
+ChatFormat find_chat_format(const std::string& wanted, const std::string& tokenizer_spec);
+
+// The text; with `generation_prompt` the beginning of the assistant's turn follows the messages.  A role or a number of
+// messages that the format does not have is an Error.
+std::string render_chat(const ChatFormat& format, std::span<const Message> messages, bool generation_prompt = true);
+
+// The ids of that text, BOS once.  As with Hugging Face, control tokens that a message spells out become control tokens
+// (bpe.h says why).  A tokenizer to which the control tokens of the format are text is an Error.
+std::vector<int32_t> encode_chat(const ChatFormat& format, const Tokenizer& tokenizer,
+                                 std::span<const Message> messages, bool generation_prompt = true);
+
+}  // namespace pare

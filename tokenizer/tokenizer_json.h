@@ -1,0 +1,41 @@
+// What a tokenizer.json of the Hugging Face tokenizers library says, for the kind that is supported here: byte-level
+// BPE as Qwen2, 2.5 and 3, Llama-3, the DeepSeek distills of both, and GPT-2 have it.
+#pragma once
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "tokenizer/words.h"
+
+namespace pare {
+
+// A token that is found in the text before anything else is done with it.
+struct AddedToken {
+  std::string content;
+  int32_t id = 0;
+  bool special = false;     // a control token, left out where special tokens are skipped
+  bool normalized = false;  // found after normalisation, in what the others leave
+};
+
+struct TokenizerFile {
+  std::vector<std::string> tokens;  // by id: the bytes each stands for; added tokens as they are written
+  int32_t model_tokens = 0;         // ids below come from the vocabulary of the model, the others are added
+  struct Merge {
+    int32_t left, right, merged;
+  };
+  std::vector<Merge> merges;          // by rank
+  bool ignore_merges = false;         // a word that is a token becomes that token, whatever the merges say
+  bool nfc = false;                   // text is normalised
+  std::vector<WordPattern> patterns;  // cut the text one after another; none: all of it is one word
+  std::vector<AddedToken> added;
+  int32_t first = -1;  // put in front of a sequence by the post-processor: BOS; -1: nothing
+};
+
+// Fails, naming file and place, for whatever is broken, unknown or not supported: nothing in the file is passed over.
+// Ids must be those from 0 up without holes, the vocabulary must hold all 256 bytes, and a merge only tokens.
+TokenizerFile read_tokenizer_file(const std::string& path);
+
+// Fails, naming the file, if it cannot be read or is not JSON.
+nlohmann::json parse_json_file(const std::string& path);
+
+}  // namespace pare

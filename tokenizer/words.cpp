@@ -1,0 +1,118 @@
+#include "tokenizer/words.h"
+
+namespace pare {
+namespace {
+
+struct Char {
+  CharClass kind;
+  uint8_t length;
+};
+
+class Scanner {
+ public:
+  explicit Scanner(const char* end) : end_(end) {}
+
+  Char at(const char* p) const {
+    if (static_cast<uint8_t>(*p) < 0x80) return {classes_[static_cast<uint8_t>(*p)], 1};
+    const Utf8Step step = next_utf8(p, end_);
+    return {step.kind == Utf8Step::character ? classes_[step.value] : CharClass::other, step.length};
+  }
+  bool is(CharClass kind, const char* p) const { return p < end_ && at(p).kind == kind; }
+  // Past at most `most` characters of the class.
+  const char* skip(CharClass kind, const char* p, size_t most = SIZE_MAX) const {
+    for (; most > 0 && p < end_; most--) {
+      const Char c = at(p);
+      if (c.kind != kind) break;
+      p += c.length;
+    }
+    return p;
+  }
+
+  // 's 't 're 've 'm 'll 'd: bytes after the apostrophe, 0: none.
+  size_t contraction(const char* p, bool any_case) const {
+    const auto letter = [&](size_t i) {
+      if (static_cast<size_t>(end_ - p) <= i) return '\0';
+      return any_case && p[i] >= 'A' && p[i] <= 'Z' ? static_cast<char>(p[i] - 'A' + 'a') : p[i];
+    };
+    switch (letter(0)) {
+      case 's':
+      case 't':
+      case 'm':
+      case 'd':
+        return 1;
+      case 'r':
+      case 'v':
+        return letter(1) == 'e' ? 2 : 0;
+      case 'l':
+        return letter(1) == 'l' ? 2 : 0;
+      // U+017F, the long s, is the one character beyond ASCII that case folding makes equal to one of these letters.
+      case '\xc5':
+        return any_case && letter(1) == '\xbf' ? 2 : 0;
+      default:
+        return 0;
+    }
+  }
+
+  // A run of white space: `\s*[\r\n]+` if asked for, then `\s+(?!\S)`, then `\s+`.
+  const char* blanks(const char* p, bool lines) const {
+    const char *start = p, *last = p, *after_newline = nullptr;
+    while (p < end_) {
+      const Char c = at(p);
+      if (c.kind != CharClass::space && c.kind != CharClass::newline) break;
+      last = p;
+      p += c.length;
+      if (c.kind == CharClass::newline) after_newline = p;
+    }
+    if (lines && after_newline) return after_newline;
+    return p == end_ || last == start ? p : last;  // a word that follows gets the last blank
+  }
+
+ private:
+  const CharClass* classes_ = char_classes();
+  const char* end_;
+};
+
+const char* gpt2_word(const Scanner& s, const char* p, const char* end) {
+  if (*p == '\'')
+    if (const size_t n = s.contraction(p + 1, false)) return p + 1 + n;
+  const char* q = *p == ' ' && p + 1 < end ? p + 1 : p;  // ` ?`
+  const CharClass kind = s.at(q).kind;
+  if (kind != CharClass::space && kind != CharClass::newline) return s.skip(kind, q);
+  return s.blanks(p, false);
+}
+
+const char* qwen_word(const Scanner& s, const char* p, size_t digits) {
+  if (*p == '\'')
+    if (const size_t n = s.contraction(p + 1, true)) return p + 1 + n;
+  const Char c = s.at(p);
+  const char* next = p + c.length;
+  if (c.kind == CharClass::letter) return s.skip(CharClass::letter, next);
+  if (c.kind == CharClass::number) return s.skip(CharClass::number, next, digits - 1);
+  if (c.kind != CharClass::newline && s.is(CharClass::letter, next)) return s.skip(CharClass::letter, next);
+  const char* marks = *p == ' ' ? next : p;  // ` ?[^\s\p{L}\p{N}]+[\r\n]*`
+  if (s.is(CharClass::other, marks)) return s.skip(CharClass::newline, s.skip(CharClass::other, marks));
+  return s.blanks(p, true);
+}
+
+constexpr std::string_view kGpt2 = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kQwen2 =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kLlama3 =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+}  // namespace
+
+std::optional<WordPattern> find_word_pattern(std::string_view regex) {
+  if (regex == kGpt2) return WordPattern::gpt2;
+  if (regex == kQwen2) return WordPattern::qwen2;
+  if (regex == kLlama3) return WordPattern::llama3;
+  return std::nullopt;
+}
+
+const char* word_end(WordPattern pattern, const char* p, const char* end) {
+  const Scanner s(end);
+  if (pattern == WordPattern::gpt2) return gpt2_word(s, p, end);
+  return qwen_word(s, p, pattern == WordPattern::qwen2 ? 1 : 3);
+}
+
+}  // namespace pare
