@@ -3,28 +3,14 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <numeric>
 #include <sstream>
+
+#include "base/nearest.h"
 
 namespace pare {
 namespace {
 
 constexpr const char* preset_dir = "data/presets";
-
-// Insertions, deletions and replacements that turn a into b (Levenshtein).
-size_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 0; i < a.size(); i++) {
-    size_t diagonal = row[0]++;
-    for (size_t j = 0; j < b.size(); j++) {
-      const size_t replaced = diagonal + (a[i] != b[j]);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
-    }
-  }
-  return row.back();
-}
 
 std::string last_part(const std::string& key) { return key.substr(key.rfind('.') + 1); }
 
