@@ -18,7 +18,7 @@ Q := $(if $(V),,@)
 .SECONDARY:
 
 # ---- libraries: what is missing is installed, or the command is printed and the build stops ---------------------------
-PACKAGES := nlohmann-json3-dev libcli11-dev libtomlplusplus-dev libgtest-dev
+PACKAGES := nlohmann-json3-dev libcli11-dev libtomlplusplus-dev libgtest-dev libgmp-dev libmpfr-dev libmpc-dev
 # Without CXX=: the first g++ of version 12 or later (Ubuntu 22.04 has g++-12 beside an older default).
 ifeq ($(origin CXX),default)
 CXX := $(shell for c in g++ g++-14 g++-13 g++-12; do v=$$($$c -dumpversion 2>/dev/null | cut -d. -f1); \
@@ -26,7 +26,7 @@ CXX := $(shell for c in g++ g++-14 g++-13 g++-12; do v=$$($$c -dumpversion 2>/de
 PACKAGES += $(if $(CXX),,g++-12)
 CXX := $(or $(CXX),g++-12)
 endif
-HEADERS := nlohmann/json.hpp CLI/CLI.hpp toml++/toml.h gtest/gtest.h
+HEADERS := nlohmann/json.hpp CLI/CLI.hpp toml++/toml.h gtest/gtest.h gmpxx.h mpfr.h mpc.h
 MISSING := $(foreach h,$(HEADERS),$(if $(wildcard /usr/include/$(h)),,$(h))) $(if $(shell command -v $(firstword $(CXX))),,$(CXX))
 DEPS_DONE := $(if $(strip $(MISSING)),$(BUILD)/.deps)
 $(BUILD)/.deps:
@@ -34,7 +34,7 @@ $(BUILD)/.deps:
 	@mkdir -p $(@D) && touch $@
 
 # ---- sources ---------------------------------------------------------------------------------------------------------
-ROOMS := src/base src/ops src/ref src/cpu src/kv src/rollout src/rl model tokenizer data
+ROOMS := src/base src/ops src/ref src/cpu src/kv src/rollout src/rl model tokenizer data data/math_value
 LIB_SRC := $(sort $(foreach d,$(ROOMS),$(wildcard $(d)/*.cpp)))
 APP_SRC := $(wildcard src/app/*.cpp)
 TEST_SRC := $(wildcard tests/*.cpp)
@@ -58,6 +58,8 @@ BITS := -ffp-contract=off
 INCLUDE := -Isrc -I.
 CXXFLAGS := -std=c++20 -g1 $(WARN) $(BITS) $(INCLUDE) $(EMU_FLAG) -MMD -MP -pthread
 LDFLAGS := -pthread
+# Exact and 256-bit arithmetic of the verifiers.
+LIBS := -lmpc -lmpfr -lgmpxx -lgmp
 
 # The program runs on any x86-64-v3 machine.  The kernels of the `cpu` table are compiled once per instruction set and
 # chosen at run time; elsewhere (aarch64) the portable ones are used.
@@ -101,10 +103,10 @@ $(2)/emu/%.o: %.cpp | $$(DEPS_DONE)
 	$(Q)$$(CXX) $$(EMUFLAGS) $$($(1)_FLAGS) -c $$< -o $$@
 $(2)/pare: $$($(1)_LIB) $$($(1)_APP)
 	@echo 'link $$@'
-	$(Q)$$(CXX) $$(LDFLAGS) $$($(1)_FLAGS) $$^ -o $$@
+	$(Q)$$(CXX) $$(LDFLAGS) $$($(1)_FLAGS) $$^ $$(LIBS) -o $$@
 $(2)/tests/pare_tests: $$($(1)_LIB) $$($(1)_TEST) $$($(1)_EMU)
 	@echo 'link $$@'
-	$(Q)$$(CXX) $$(LDFLAGS) $$($(1)_FLAGS) $$^ -lgtest -o $$@
+	$(Q)$$(CXX) $$(LDFLAGS) $$($(1)_FLAGS) $$^ -lgtest $$(LIBS) -o $$@
 endef
 EMUFLAGS := -std=c++20 -g $(WARN) $(BITS) -Wno-unknown-pragmas -fno-strict-aliasing -Icuda/emu/include $(INCLUDE) -Icuda -MMD -MP
 $(eval $(call variant,cpu,$(BUILD)))
@@ -134,7 +136,7 @@ bench: $(BUILD)/bench
 	$(BUILD)/bench
 $(BUILD)/bench: $(cpu_LIB) $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard tools/bench/*.cpp))
 	@echo 'link $@'
-	$(Q)$(CXX) $(LDFLAGS) $^ -o $@
+	$(Q)$(CXX) $(LDFLAGS) $^ $(LIBS) -o $@
 
 NVFLAGS := -std=c++20 -O3 -lineinfo -fmad=false $(INCLUDE) -Icuda --Werror all-warnings -Xcompiler -Wall,-Wextra,-ffp-contract=off -MMD -MP
 GENCODE := $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=sm_$(a))

@@ -22,21 +22,15 @@ constexpr Verifier kVerifiers[] = {
 
 }  // namespace
 
-std::string verifier_names() {
-  std::string names;
-  for (const Verifier& v : kVerifiers) names += cat(names.empty() ? "" : ", ", v.name);
-  return names;
-}
-
 const Verifier& find_verifier(const std::string& name) {
-  const Verifier* nearest = nullptr;
-  size_t least = 0;
+  std::vector<std::string> names;
   for (const Verifier& v : kVerifiers) {
-    const size_t distance = edit_distance(name, v.name);
-    if (distance == 0) return v;
-    if (!nearest || distance < least) nearest = &v, least = distance;
+    if (name == v.name) return v;
+    names.push_back(v.name);
   }
-  fail("verifier \"", name, "\" does not exist; the nearest is ", nearest->name, "; there are ", verifier_names());
+  std::string list;
+  for (const std::string& n : names) list += (list.empty() ? "" : ", ") + n;
+  fail("verifier \"", name, "\" does not exist; the nearest is ", nearest(name, names), "; there are ", list);
 }
 
 std::vector<Verdict> grade_all(const Verifier& verifier, std::span<const Answered> batch) {

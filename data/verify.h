@@ -46,7 +46,6 @@ struct Verifier {
 // The first three take words to end where no letter, digit or byte of a non-ASCII character follows.  An unknown name
 // is an Error that gives the nearest and lists all.
 const Verifier& find_verifier(const std::string& name);
-std::string verifier_names();  // "exact, contains, ..."
 
 struct Answered {
   std::string_view response;

@@ -91,15 +91,23 @@ enum class Op { add, subtract, multiply, divide, floor_divide, power };
 Result integer_result(Op op, const mpz_class& a, const mpz_class& b) {
   mpz_class x;
   switch (op) {
-    case Op::add: x = a + b; break;
-    case Op::subtract: x = a - b; break;
-    case Op::multiply: x = a * b; break;
-    case Op::divide: return true_quotient(a, b);
+    case Op::add:
+      x = a + b;
+      break;
+    case Op::subtract:
+      x = a - b;
+      break;
+    case Op::multiply:
+      x = a * b;
+      break;
+    case Op::divide:
+      return true_quotient(a, b);
     case Op::floor_divide:
       if (b == 0) return {};
       mpz_fdiv_q(x.get_mpz_t(), a.get_mpz_t(), b.get_mpz_t());
       break;
-    case Op::power: return power(a, b);
+    case Op::power:
+      return power(a, b);
   }
   return fits(x) ? Result(x) : std::nullopt;
 }
@@ -111,24 +119,36 @@ double floor_quotient(double a, double b) {
 
 Result real_result(Op op, double a, double b) {
   switch (op) {
-    case Op::add: return a + b;
-    case Op::subtract: return a - b;
-    case Op::multiply: return a * b;
-    case Op::divide: return b == 0 ? Result() : Result(a / b);
-    case Op::floor_divide: return b == 0 ? Result() : Result(floor_quotient(a, b));
-    case Op::power: return power(a, b);
+    case Op::add:
+      return a + b;
+    case Op::subtract:
+      return a - b;
+    case Op::multiply:
+      return a * b;
+    case Op::divide:
+      return b == 0 ? Result() : Result(a / b);
+    case Op::floor_divide:
+      return b == 0 ? Result() : Result(floor_quotient(a, b));
+    case Op::power:
+      return power(a, b);
   }
   return {};
 }
 
 Result complex_result(Op op, const Complex& a, const Complex& b) {
   switch (op) {
-    case Op::add: return a + b;
-    case Op::subtract: return a - b;
-    case Op::multiply: return a * b;
-    case Op::divide: return b == 0.0 ? Result() : Result(a / b);
-    case Op::floor_divide: return {};
-    case Op::power: return power(a, b);
+    case Op::add:
+      return a + b;
+    case Op::subtract:
+      return a - b;
+    case Op::multiply:
+      return a * b;
+    case Op::divide:
+      return b == 0.0 ? Result() : Result(a / b);
+    case Op::floor_divide:
+      return {};
+    case Op::power:
+      return power(a, b);
   }
   return {};
 }
@@ -298,10 +318,11 @@ Puzzle puzzle_of(std::string_view gold) {
            ", expected an object {\"target\": 24, \"numbers\": [1, 2, 3, 4]} of integers");
     return x.dump();
   };
-  const bool complete = json.is_object() && json.contains("target") && json.contains("numbers") &&
-                        json["numbers"].is_array() && !json["numbers"].empty();
+  const char* numbers = json.contains("nums") ? "nums" : "numbers";  // as the data set has it, as TinyZero passes it on
+  const bool complete = json.is_object() && json.contains("target") && json.contains(numbers) &&
+                        json[numbers].is_array() && !json[numbers].empty();
   Puzzle puzzle{mpz_class(integer(complete ? json["target"] : Json()), 10), {}};
-  for (const Json& x : json["numbers"]) puzzle.numbers.push_back(integer(x));
+  for (const Json& x : json[numbers]) puzzle.numbers.push_back(integer(x));
   std::sort(puzzle.numbers.begin(), puzzle.numbers.end());
   return puzzle;
 }

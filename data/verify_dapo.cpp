@@ -14,15 +14,17 @@ constexpr size_t kCharacters = 300;
 
 // In this order.
 constexpr std::pair<const char*, const char*> kReplaced[] = {
-    {"an ", ""}, {"a ", ""},       {".$", "$"},          {"\\$", ""},         {"\\ ", ""},
+    {"an ", ""}, {"a ", ""},       {".$", "$"},           {"\\$", ""},          {"\\ ", ""},
     {" ", ""},   {"mbox", "text"}, {",\\text{and}", ","}, {"\\text{and}", ","}, {"\\text{m}", "\\text{}"}};
-constexpr const char* kRemoved[] = {
-    "square",      "ways",      "integers",  "dollars",  "mph",          "inches",        "hours",
-    "km",          "units",     "\\ldots",   "sue",      "points",       "feet",          "minutes",
-    "digits",      "cents",     "degrees",   "cm",       "gm",           "pounds",        "meters",
-    "meals",       "edges",     "students",  "childrentickets",          "multiples",     "\\text{s}",
-    "\\text{.}",   "\\text{\ns}", "\\text{}^2", "\\text{}^3", "\\text{\n}", "\\text{}",   "\\mathrm{th}",
-    "^\\circ",     "^{\\circ}", "\\;",       ",\\!",     "{,}",          "\"",            "\\dots"};
+constexpr const char* kRemoved[] = {"square",     "ways",       "integers",  "dollars",      "mph",
+                                    "inches",     "hours",      "km",        "units",        "\\ldots",
+                                    "sue",        "points",     "feet",      "minutes",      "digits",
+                                    "cents",      "degrees",    "cm",        "gm",           "pounds",
+                                    "meters",     "meals",      "edges",     "students",     "childrentickets",
+                                    "multiples",  "\\text{s}",  "\\text{.}", "\\text{\ns}",  "\\text{}^2",
+                                    "\\text{}^3", "\\text{\n}", "\\text{}",  "\\mathrm{th}", "^\\circ",
+                                    "^{\\circ}",  "\\;",        ",\\!",      "{,}",          "\"",
+                                    "\\dots"};
 
 std::string_view line_at(std::string_view s, size_t at) { return s.substr(at, s.find('\n', at) - at); }
 

@@ -90,8 +90,8 @@ std::string slash_to_fraction(const std::string& s) {
 std::optional<std::string> normalise(std::string_view text) {
   std::string s(text);
   constexpr std::pair<const char*, const char*> first[] = {
-      {"\n", ""},        {"\\!", ""},      {"\\\\", "\\"},    {"tfrac", "frac"}, {"dfrac", "frac"}, {"\\left", ""},
-      {"\\right", ""},   {"^{\\circ}", ""}, {"^\\circ", ""}, {"\\$", ""}};
+      {"\n", ""},     {"\\!", ""},     {"\\\\", "\\"},    {"tfrac", "frac"}, {"dfrac", "frac"},
+      {"\\left", ""}, {"\\right", ""}, {"^{\\circ}", ""}, {"^\\circ", ""},   {"\\$", ""}};
   for (const auto& [from, to] : first) s = replace_all(s, from, to);
   const std::string_view unit = "\\text{ ";  // a unit on the right
   if (const size_t at = s.find(unit); at != npos) {

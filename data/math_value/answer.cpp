@@ -22,10 +22,10 @@ Samples minus(const Samples& a, const Samples& b) {
 // One spelling for a unit: "centimeters" and "cm" are "cm", "square inches" is "inch^2".
 std::string unit_name(std::string_view s) {
   constexpr std::pair<const char*, const char*> kNames[] = {
-      {"centimeter", "cm"}, {"centimetre", "cm"}, {"meter", "m"},     {"metre", "m"},      {"kilometer", "km"},
-      {"kilometre", "km"},  {"millimeter", "mm"}, {"inche", "inch"},  {"feet", "foot"},    {"ft", "foot"},
-      {"hr", "hour"},       {"min", "minute"},    {"sec", "second"},  {"gram", "g"},       {"kilogram", "kg"},
-      {"$", "dollar"},      {"cent", "cent"},     {"liter", "l"},     {"litre", "l"},      {"lb", "pound"},
+      {"centimeter", "cm"}, {"centimetre", "cm"}, {"meter", "m"},     {"metre", "m"},   {"kilometer", "km"},
+      {"kilometre", "km"},  {"millimeter", "mm"}, {"inche", "inch"},  {"feet", "foot"}, {"ft", "foot"},
+      {"hr", "hour"},       {"min", "minute"},    {"sec", "second"},  {"gram", "g"},    {"kilogram", "kg"},
+      {"$", "dollar"},      {"cent", "cent"},     {"liter", "l"},     {"litre", "l"},   {"lb", "pound"},
       {"mi", "mile"},       {"yd", "yard"},       {"percentage", "%"}};
   std::string result, word, power;
   const auto flush = [&] {
@@ -57,10 +57,11 @@ bool is_operator(const Token& t) { return t.symbol("+") || t.symbol("-") || t.sy
 // What may stand for something without being a computation: x, f(x), |AB|, (p, q), S_{MBCN}:S.
 bool is_name(Tokens t) {
   bool letters = false;
-  int depth = 0;
+  int depth = 0, words = 0;
   for (size_t i = 0; i < t.size(); i++) {
     if (opens(t[i])) depth++;
     if (closes(t[i])) depth--;
+    if (t[i].kind == Kind::word && ++words > 1) return false;  // a sentence
     letters |= t[i].kind == Kind::letter || t[i].kind == Kind::word || t[i].kind == Kind::text;
     if (t[i].kind == Kind::command && !opens(t[i]) && !closes(t[i])) {
       if (is_function(t[i].text.c_str()) || t[i].text == "frac" || t[i].text == "sqrt" || t[i].text == "pi" ||
@@ -301,7 +302,8 @@ class Reader {
       b = tuple(negated(high), high, strict_high, strict_high);
     } else {
       b.kind = A::list;
-      b.items = {tuple(negated(high), negated(low), strict_high, strict_low), tuple(low, high, strict_low, strict_high)};
+      b.items = {tuple(negated(high), negated(low), strict_high, strict_low),
+                 tuple(low, high, strict_low, strict_high)};
     }
     b.text = a.text;
     b.name = base_name(name);
@@ -344,7 +346,8 @@ class Reader {
     if (at.empty() || at.size() > 4) return false;
     a.kind = A::tuple;
     a.open = a.close = ':';
-    return items(split(t, at), nesting, a) && a.items.size() == at.size() + 1;
+    return items(split(t, at), nesting, a) && a.items.size() == at.size() + 1 &&
+           std::all_of(a.items.begin(), a.items.end(), [](const Answer& x) { return x.kind == A::value; });
   }
 
   // Sums of matrices with numbers in front.
@@ -366,7 +369,8 @@ class Reader {
       const size_t close = closing(t, open);
       if (close == npos) return false;
       Answer term;
-      if (!rows(t.subspan(open + 1, close - open - 1), nesting, term) || !accumulate(factor, term, any, a)) return false;
+      if (!rows(t.subspan(open + 1, close - open - 1), nesting, term) || !accumulate(factor, term, any, a))
+        return false;
       any = true;
       t = t.subspan(close + 1);
     }
@@ -421,7 +425,8 @@ class Reader {
     if (!effort_.spend(8 * static_cast<int>(term.items.size()))) return false;
     for (size_t i = 0; i < a.items.size(); i++) {
       if (a.items[i].kind != A::value || term.items[i].kind != A::value) return false;
-      const Samples scaled = combine(factor, term.items[i].value, [](const Number& x, const Number& y) { return multiply(x, y); });
+      const Samples scaled =
+          combine(factor, term.items[i].value, [](const Number& x, const Number& y) { return multiply(x, y); });
       a.items[i] = endpoint_of(minus(a.items[i].value, minus(kZero, scaled)));
     }
     return true;
@@ -452,9 +457,7 @@ class Reader {
     return true;
   }
 
-  static bool is_currency(const Token& t) {
-    return t.symbol("\\$") || t.symbol("€") || t.symbol("£") || t.symbol("¥");
-  }
+  static bool is_currency(const Token& t) { return t.symbol("\\$") || t.symbol("€") || t.symbol("£") || t.symbol("¥"); }
 
   bool scalar(Tokens t, int, Answer& a) {
     const bool negative_money = t.size() > 2 && t[0].symbol("-") && is_currency(t[1]);
@@ -484,6 +487,7 @@ class Reader {
     if (!x || !x->defined()) return false;
     if (used < t.size()) {
       if (!a.unit.empty() && a.unit != "dollar") return false;
+      if (!x->constant && t[used].kind != Kind::text) return false;
       if (!is_unit(t.subspan(used), a.unit)) return false;
     }
     a.kind = A::value;
@@ -565,15 +569,24 @@ bool same(const Answer& gold, const Answer& answer) {
   if ((point(gold) && answer.kind == A::list) || (gold.kind == A::list && point(answer))) return all_same(gold, answer);
   if (gold.kind != answer.kind) return false;
   switch (gold.kind) {
-    case A::infinity: return gold.negative == answer.negative;
-    case A::tuple: return gold.open == answer.open && gold.close == answer.close && all_same(gold, answer);
-    case A::matrix: return gold.columns == answer.columns && all_same(gold, answer);
+    case A::infinity:
+      return gold.negative == answer.negative;
+    case A::tuple:
+      return gold.open == answer.open && gold.close == answer.close && all_same(gold, answer);
+    case A::matrix:
+      return gold.columns == answer.columns && all_same(gold, answer);
     case A::inequality:
       return gold.relation == answer.relation &&
              proportional(*gold.difference, *answer.difference, gold.relation != '!');
-    case A::text: return same_words(gold.text, answer.text);
-    default: return false;
+    case A::text:
+      return same_words(gold.text, answer.text);
+    default:
+      return false;
   }
+}
+
+bool understood(const Answer& a) {
+  return a.kind != A::text && std::all_of(a.items.begin(), a.items.end(), understood);
 }
 
 namespace {

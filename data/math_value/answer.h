@@ -33,6 +33,9 @@ struct Answer {
 // Reads an answer; always gives one, at worst its text.
 Answer read_answer(std::string_view s);
 
+// No part of it is just text.
+bool understood(const Answer& a);
+
 // `gold` and `answer` say the same.  Values must be equal exactly, or to 180 bits where they are irrational; an answer
 // may leave out the name or the unit or add one, but not have another.
 bool same(const Answer& gold, const Answer& answer);

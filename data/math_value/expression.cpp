@@ -161,12 +161,18 @@ class Parser {
     if (at_ == t_.size() || !effort_.spend(1)) return {};
     const Token& t = t_[at_];
     switch (t.kind) {
-      case Kind::number: return number();
-      case Kind::letter: return letter();
-      case Kind::word: return is_name(t) ? letter() : Result();
-      case Kind::command: return command(t);
-      case Kind::symbol: return bracket(t);
-      default: return {};
+      case Kind::number:
+        return number();
+      case Kind::letter:
+        return letter();
+      case Kind::word:
+        return is_name(t) ? letter() : Result();
+      case Kind::command:
+        return command(t);
+      case Kind::symbol:
+        return bracket(t);
+      default:
+        return {};
     }
   }
 
@@ -229,9 +235,10 @@ class Parser {
     return true;
   }
   static bool is_greek(const std::string& s) {
-    for (const char* g : {"alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta", "kappa",
-                          "lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "phi", "varphi", "chi", "psi", "omega",
-                          "Gamma", "Delta", "Theta", "Lambda", "Sigma", "Phi", "Psi", "Omega", "ell"})
+    for (const char* g :
+         {"alpha", "beta",  "gamma", "delta",  "epsilon", "varepsilon", "zeta", "eta",    "theta", "kappa", "lambda",
+          "mu",    "nu",    "xi",    "rho",    "sigma",   "tau",        "phi",  "varphi", "chi",   "psi",   "omega",
+          "Gamma", "Delta", "Theta", "Lambda", "Sigma",   "Phi",        "Psi",  "Omega",  "ell"})
       if (s == g) return true;
     return false;
   }

@@ -31,7 +31,7 @@ Samples combine(const Samples& a, const Samples& b, const Operation& operation);
 
 // What reading an answer may cost: operations on numbers, functions counting more.  Shared by all parts of an answer.
 struct Effort {
-  int left = 3000;
+  int left = 20000;
   bool spend(int n) { return (left -= n) >= 0; }
 };
 

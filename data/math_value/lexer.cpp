@@ -14,43 +14,76 @@ struct Pair {
 };
 
 // Before anything else, in this order.
-constexpr Pair kReplaced[] = {
-    {"{,}", ","},        {"^{\\circ}", "\\degree "}, {"^\\circ", "\\degree "}, {"^{\\degree}", "\\degree "},
-    {"−", "-"},     {"–", "-"},           {"×", "*"},           {"·", "*"},
-    {"⋅", "*"},     {"÷", "/"},           {"≤", "\\le "},       {"≥", "\\ge "},
-    {"⩽", "\\le "}, {"⩾", "\\ge "},       {"≠", "\\ne "},       {"∞", "\\infty "},
-    {"π", "\\pi "}, {"√", "sqrt "},       {"±", "\\pm "},       {"°", "\\degree "},
-    {"∪", "\\cup "}, {"∈", "\\in "},      {"²", "^2"},          {"³", "^3"},
-    {"½", " 1/2"},  {"¼", " 1/4"},        {"¾", " 3/4"},        {" ", " "},
-    {" ", " "},     {"，", ","},           {"（", "("},          {"）", ")"},
-    {"；", ";"},     {"≈", "\\approx "},   {"∅", "\\emptyset "}, {"\\!\\!", "\\!"}};
+constexpr Pair kReplaced[] = {{"{,}", ","},
+                              {"^{\\circ}", "\\degree "},
+                              {"^\\circ", "\\degree "},
+                              {"^{\\degree}", "\\degree "},
+                              {"−", "-"},
+                              {"–", "-"},
+                              {"×", "*"},
+                              {"·", "*"},
+                              {"⋅", "*"},
+                              {"÷", "/"},
+                              {"≤", "\\le "},
+                              {"≥", "\\ge "},
+                              {"⩽", "\\le "},
+                              {"⩾", "\\ge "},
+                              {"≠", "\\ne "},
+                              {"∞", "\\infty "},
+                              {"π", "\\pi "},
+                              {"√", "sqrt "},
+                              {"±", "\\pm "},
+                              {"°", "\\degree "},
+                              {"∪", "\\cup "},
+                              {"∈", "\\in "},
+                              {"²", "^2"},
+                              {"³", "^3"},
+                              {"½", " 1/2"},
+                              {"¼", " 1/4"},
+                              {"¾", " 3/4"},
+                              {" ", " "},
+                              {" ", " "},
+                              {"，", ","},
+                              {"（", "("},
+                              {"）", ")"},
+                              {"；", ";"},
+                              {"≈", "\\approx "},
+                              {"∅", "\\emptyset "},
+                              {"\\!\\!", "\\!"}};
 
-constexpr Pair kSynonyms[] = {{"dfrac", "frac"},       {"tfrac", "frac"},     {"cfrac", "frac"},
-                              {"leq", "le"},           {"leqslant", "le"},    {"geq", "ge"},
-                              {"geqslant", "ge"},      {"neq", "ne"},         {"lt", "<"},
-                              {"gt", ">"},             {"times", "*"},        {"cdot", "*"},
-                              {"div", "/"},            {"lbrace", "\\{"},     {"rbrace", "\\}"},
-                              {"lvert", "|"},          {"rvert", "|"},        {"vert", "|"},
-                              {"mid", "|"},            {"langle", "("},       {"rangle", ")"},
-                              {"varnothing", "emptyset"}, {"dbinom", "binom"}, {"tbinom", "binom"},
-                              {"asin", "arcsin"},      {"acos", "arccos"},    {"atan", "arctan"},
-                              {"approxeq", "approx"},  {"simeq", "approx"},   {"lbrack", "["},
-                              {"rbrack", "]"},         {"colon", ":"},        {"land", "and"},
-                              {"lor", "or"},           {"cosec", "csc"},      {"lg", "log"}};
+constexpr Pair kSynonyms[] = {{"dfrac", "frac"},   {"tfrac", "frac"},
+                              {"cfrac", "frac"},   {"leq", "le"},
+                              {"leqslant", "le"},  {"geq", "ge"},
+                              {"geqslant", "ge"},  {"neq", "ne"},
+                              {"lt", "<"},         {"gt", ">"},
+                              {"times", "*"},      {"cdot", "*"},
+                              {"div", "/"},        {"lbrace", "\\{"},
+                              {"rbrace", "\\}"},   {"lvert", "|"},
+                              {"rvert", "|"},      {"vert", "|"},
+                              {"mid", "|"},        {"langle", "("},
+                              {"rangle", ")"},     {"varnothing", "emptyset"},
+                              {"dbinom", "binom"}, {"tbinom", "binom"},
+                              {"asin", "arcsin"},  {"acos", "arccos"},
+                              {"atan", "arctan"},  {"approxeq", "approx"},
+                              {"simeq", "approx"}, {"lbrack", "["},
+                              {"rbrack", "]"},     {"colon", ":"},
+                              {"land", "and"},     {"lor", "or"},
+                              {"cosec", "csc"},    {"lg", "log"}};
 
 constexpr const char* kDropped[] = {
-    "left",  "right", "big",   "Big",   "bigg",      "Bigg",       "bigl",       "bigr",         "Bigl",   "Bigr",
-    "biggl", "biggr", "Biggl", "Biggr", "displaystyle", "textstyle", "limits",   "quad",         "qquad",  "boxed",
-    "fbox",  "mathbf", "boldsymbol", "bm", "mathit", "mathsf",     "mathtt",     "vec",          "overrightarrow",
-    "hat",   "widehat", "bar", "bf",    "rm",        "it",         "hline",      "boldmath",     "thinspace", "space",
-    "middle", "hfill", "color", "ensuremath", "mathbb", "mathcal", "angle",      "triangle",     "therefore"};
+    "left",   "right",  "big",        "Big",    "bigg",           "Bigg",      "bigl",         "bigr",
+    "Bigl",   "Bigr",   "biggl",      "biggr",  "Biggl",          "Biggr",     "displaystyle", "textstyle",
+    "limits", "quad",   "qquad",      "boxed",  "fbox",           "mathbf",    "boldsymbol",   "bm",
+    "mathit", "mathsf", "mathtt",     "vec",    "overrightarrow", "hat",       "widehat",      "bar",
+    "bf",     "rm",     "it",         "hline",  "boldmath",       "thinspace", "space",        "middle",
+    "hfill",  "color",  "ensuremath", "mathbb", "mathcal",        "angle",     "triangle",     "therefore"};
 
 constexpr const char* kTextCommands[] = {"text",   "textbf", "textit", "textrm", "textsf",
                                          "texttt", "mbox",   "hbox",   "mathrm", "operatorname"};
 
 // Letters that stand together in plain text and are no product.
-constexpr const char* kUnits[] = {"cm", "mm", "km", "kg", "mg", "ft", "mph", "kph", "hr", "hrs", "min", "sec", "lb",
-                                  "lbs", "oz", "yd", "mi", "pm", "am", "ml", "yes", "no", "odd"};
+constexpr const char* kUnits[] = {"cm", "mm",  "km", "kg", "mg", "ft", "mph", "kph", "hr",  "hrs", "min", "sec",
+                                  "lb", "lbs", "oz", "yd", "mi", "pm", "am",  "ml",  "yes", "no",  "odd"};
 
 template <class Words>
 bool among(const Words& words, std::string_view s) {
@@ -155,6 +188,8 @@ class Lexer {
     const bool capitals = w.size() > 1 && std::all_of(w.begin(), w.end(), [](char c) { return c >= 'A' && c <= 'Z'; });
     if (low == "and" || low == "or")
       put(out, Kind::separator, low);
+    else if (w.size() == 3 && w.starts_with("or") && w[2] >= 'A' && w[2] <= 'Z')  // "f(1)=2orF(1)=3"
+      put(out, Kind::separator, "or"), put(out, Kind::letter, w.substr(2));
     else if (low == "percent" || low == "pct")
       put(out, Kind::symbol, "%");
     else if (low == "degrees" || low == "degree")
@@ -251,7 +286,8 @@ class Lexer {
     while (!words.empty() && separates(words.front())) words.erase(0, 1);
     const bool letters = std::any_of(words.begin(), words.end(), is_letter);
     const bool single = words.size() == 1 && name == "mathrm";
-    const bool known = among(std::initializer_list<const char*>{"and", "or", "percent", "pct", "degrees", "degree"}, lower(words));
+    const bool known =
+        among(std::initializer_list<const char*>{"and", "or", "percent", "pct", "degrees", "degree"}, lower(words));
     if ((!letters || single || known || is_function(words.c_str())) && nesting_ < 8) {
       Lexer inner(words, limit_, nesting_ + 1);
       inner.space_ = space_;
@@ -309,14 +345,12 @@ std::vector<Token> lex(std::string_view s, size_t limit) {
 
 bool opens(const Token& t) {
   return t.symbol("(") || t.symbol("[") || t.symbol("{") || t.symbol("\\{") ||
-         (t.kind == Kind::command && t.text.starts_with("begin ")) ||
-         t.command("lfloor") || t.command("lceil");
+         (t.kind == Kind::command && t.text.starts_with("begin ")) || t.command("lfloor") || t.command("lceil");
 }
 
 bool closes(const Token& t) {
   return t.symbol(")") || t.symbol("]") || t.symbol("}") || t.symbol("\\}") ||
-         (t.kind == Kind::command && t.text.starts_with("end ")) ||
-         t.command("rfloor") || t.command("rceil");
+         (t.kind == Kind::command && t.text.starts_with("end ")) || t.command("rfloor") || t.command("rceil");
 }
 
 size_t closing(Tokens t, size_t open) {

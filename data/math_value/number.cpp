@@ -11,9 +11,7 @@ constexpr mpfr_exp_t kExponent = 1 << 20;  // of an inexact number's parts; larg
 constexpr mpfr_exp_t kArgument = 64;       // exponent of what trigonometric functions are applied to
 constexpr int kEqualBits = 180;
 
-size_t bits(const mpq_class& q) {
-  return mpz_sizeinbase(q.get_num_mpz_t(), 2) + mpz_sizeinbase(q.get_den_mpz_t(), 2);
-}
+size_t bits(const mpq_class& q) { return mpz_sizeinbase(q.get_num_mpz_t(), 2) + mpz_sizeinbase(q.get_den_mpz_t(), 2); }
 
 const mpq_class* exact(const Number& x) { return std::get_if<mpq_class>(&x); }
 
@@ -150,7 +148,8 @@ MaybeNumber root(const Number& x, unsigned long n) {
   const bool negate = n % 2 == 1 && sign(x).value_or(0) < 0;
   const MaybeNumber y = negate ? subtract(mpq_class(0), x) : MaybeNumber(x);
   if (!y) return {};
-  const MaybeNumber r = !negate && n == 2 && !exact(*y) ? checked(result(mpc_sqrt, wide(*y))) : power(*y, mpq_class(1, n));
+  const MaybeNumber r =
+      !negate && n == 2 && !exact(*y) ? checked(result(mpc_sqrt, wide(*y))) : power(*y, mpq_class(1, n));
   return r && negate ? subtract(mpq_class(0), *r) : r;
 }
 
@@ -197,7 +196,9 @@ namespace {
 
 MaybeNumber reciprocal(const MaybeNumber& x) { return x ? divide(mpq_class(1), *x) : x; }
 
-Number quotient_of_logs(const Wide& x) { return divide(result(mpc_log, x), result(mpc_log, Wide(mpq_class(10)))).value(); }
+Number quotient_of_logs(const Wide& x) {
+  return divide(result(mpc_log, x), result(mpc_log, Wide(mpq_class(10)))).value();
+}
 
 // arctan z = (log(1 - iz) - log(1 + iz)) i / 2;  arcsin z = -i log(iz + sqrt(1 - z^2)).
 MaybeNumber arctan(const Wide& z) {

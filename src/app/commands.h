@@ -26,5 +26,6 @@ void add_logprobs(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_sft(CLI::App& app);
 void add_train(CLI::App& app);
+void add_verify(CLI::App& app);
 
 }  // namespace pare

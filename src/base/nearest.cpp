@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <numeric>
-#include <vector>
+
+#include "base/error.h"
 
 namespace pare {
 
@@ -18,6 +19,13 @@ size_t edit_distance(const std::string& a, const std::string& b) {
     }
   }
   return row.back();
+}
+
+const std::string& nearest(const std::string& name, const std::vector<std::string>& candidates) {
+  expect(!candidates.empty(), "nearest: no candidates for ", name);
+  return *std::min_element(candidates.begin(), candidates.end(), [&](const std::string& a, const std::string& b) {
+    return edit_distance(name, a) < edit_distance(name, b);
+  });
 }
 
 }  // namespace pare

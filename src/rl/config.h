@@ -33,7 +33,7 @@ struct DataKeys {
   int64_t train_rows = 1024, train_seed = 4242, val_rows = 256, val_seed = 999;
   int64_t min_statements = 6, max_statements = 8, val_min_statements = 0, val_max_statements = 0;
   double noise = -1, noise_ramp = 0;
-  std::string tokenizer, reward;
+  std::string tokenizer, reward, prompt_key, answer_key;
   int64_t train_batch_size = 64, max_prompt_length = 512, max_response_length = 512;
   bool shuffle = true;
   bool operator==(const DataKeys&) const = default;

@@ -241,7 +241,13 @@ std::vector<ConfigKey> model_and_data_keys() {
           "ssa: the teacher's noise grows linearly from 0 over this first part of `pare sft`", "pare"),
       KEY(data.tokenizer, any, "",
           "ssa, a tokenizer.bin or a folder with one; empty: ssa for the task ssa, else the one of model.path", "verl"),
-      KEY(data.reward, any, "", "jsonl: exact, contains or starts_with; not needed by `pare sft`", "pare"),
+      KEY(data.reward, any, "",
+          "jsonl: the verifier: exact, contains, starts_with, gsm8k-strict, gsm8k-flexible, math-string, dapo, "
+          "countdown "
+          "or math-value; not needed by `pare sft`",
+          "pare"),
+      KEY(data.prompt_key, any, "", "jsonl: key of the prompt; empty: prompt, problem or question", "verl"),
+      KEY(data.answer_key, any, "", "jsonl: key of the answer; empty: answer, or else solution", "pare"),
       KEY(data.train_batch_size, at_least(1), "prompts", "prompts (`pare sft`: examples) per training step", "verl"),
       KEY(data.max_prompt_length, count(1), "tokens", "a longer prompt is an error", "verl"),
       KEY(data.max_response_length, count(1), "tokens", "a response that reaches it is cut", "verl"),
