@@ -147,14 +147,13 @@ Problem problem_of(const std::string& line, const std::string& where, const Veri
   Problem problem;
   problem.where = where;
   const bool countdown = verifier && verifier->gold_kind == Verifier::Gold::countdown;
+  const bool prompted = !countdown || !keys.prompt.empty() || key_in(row, kPrompts);
+  if (prompted) set_prompt(row, keys.prompt, where, problem);
   if (countdown)
     problem.answer = countdown_gold(row, where);
   else
     set_answer(row, keys.answer, verifier, where, problem);
-  if (countdown && keys.prompt.empty() && !key_in(row, kPrompts))
-    problem.prompt = countdown_prompt(*problem.answer);
-  else
-    set_prompt(row, keys.prompt, where, problem);
+  if (!prompted) problem.prompt = countdown_prompt(*problem.answer);
   if (row.contains("completion")) problem.completion = text_of(row, "completion", where);
   if (!verifier && !problem.completion) fail(where, ": no \"completion\" to learn from, and no reward was chosen");
   return problem;

@@ -471,7 +471,8 @@ class Reader {
       a.unit = unit_name(t[0].symbol("\\$") ? "$" : t[0].text);
       t = t.subspan(1);
     }
-    if (!t.empty() && t.back().command("degree")) {
+    const bool angle = std::any_of(t.begin(), t.end(), [](const Token& x) { return is_function(x.text.c_str()); });
+    if (!t.empty() && t.back().command("degree") && !angle) {
       a.unit = "degree";
       t = t.first(t.size() - 1);
     }

@@ -7,13 +7,14 @@ namespace {
 
 using Kind = Token::Kind;
 
-// Between 1/4 and 9/4, or at the last two points minus that for every other variable.
+// Between 1/4 and 9/4; at one of the last two points minus that.
 Number value_of(const std::string& variable, size_t point) {
-  uint64_t h = mix64(point + 1);
-  for (const char c : variable) h = mix64(h ^ static_cast<unsigned char>(c));
+  uint64_t name = 0;
+  for (const char c : variable) name = mix64(name ^ static_cast<unsigned char>(c));
+  const uint64_t h = mix64(name + point);
   mpq_class q(static_cast<unsigned long>((1u << 22) + (h >> 40) * 2 + 1), 1ul << 24);
   q.canonicalize();
-  return point >= 2 && (h & 1) ? mpq_class(-q) : q;
+  return point == 2 + (name & 1) ? mpq_class(-q) : q;
 }
 
 Samples variable(const std::string& name) {

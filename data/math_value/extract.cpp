@@ -44,7 +44,8 @@ std::vector<Box> boxes(std::string_view s) {
       depth -= s[end] == '}';
       closed = depth == 0;
     }
-    found.push_back({begin, end, s.substr(std::min(open + 1, s.size())).substr(0, closed ? end - open - 2 : none), closed});
+    found.push_back(
+        {begin, end, s.substr(std::min(open + 1, s.size())).substr(0, closed ? end - open - 2 : none), closed});
     at = end;
   }
 }
@@ -77,17 +78,17 @@ bool joins(std::string_view s, std::string& name) {
     for (bool more = true; more; any |= more) {
       skip_marks(s);
       more = skip(s, ",") || skip(s, ";") || skip(s, "\\text{and}") || skip(s, "\\text{ and }") ||
-             skip(s, "\\text{or}") || skip(s, "\\text{ or }") || skip(s, "and ") || skip(s, "or ") || skip(s, "and\\") ||
-             skip(s, "and$");
+             skip(s, "\\text{or}") || skip(s, "\\text{ or }") || skip(s, "and ") || skip(s, "or ") ||
+             skip(s, "and\\") || skip(s, "and$");
     }
     return any;
   };
-  if (!conjunction()) {
+  if (!conjunction()) {  // "papers and"
     size_t letters = 0;
     while (letters < s.size() && is_letter(s[letters])) letters++;
-    if (letters == 0) return false;
     s.remove_prefix(letters);
-    if (!conjunction()) return false;
+    skip_marks(s);
+    if (letters == 0 || s.starts_with(",") || s.starts_with(";") || !conjunction()) return false;
   }
   skip_marks(s);
   if (s.empty()) return true;
@@ -100,8 +101,7 @@ bool joins(std::string_view s, std::string& name) {
 }
 
 // The last box and what is joined to it.
-Found boxed(std::string_view s) {
-  const std::vector<Box> all = boxes(s);
+Found boxed(std::string_view s, const std::vector<Box>& all) {
   if (!all.back().closed) return {};
   std::string answer(all.back().content);
   // "28}$ percent"
@@ -245,8 +245,7 @@ std::string_view last_sentence(std::string_view s) {
 
 std::string boxed_gold(std::string_view gold) {
   std::string answers;
-  for (const Box& box : boxes(gold))
-    answers += (answers.empty() ? "" : ", ") + std::string(box.content);
+  for (const Box& box : boxes(gold)) answers += (answers.empty() ? "" : ", ") + std::string(box.content);
   return answers.empty() ? std::string(gold) : answers;
 }
 
@@ -258,7 +257,7 @@ Found extract(std::string_view response) {
   // The end that Minerva's examples teach, and what a model writes behind it.
   s = trim(s.substr(0, s.rfind("I hope it is correct")));
   if (s.empty()) return {};
-  if (s.find("\\boxed") != none || s.find("\\fbox") != none) return boxed(s);
+  if (const std::vector<Box> all = boxes(s); !all.empty()) return boxed(s, all);
   if (const size_t at = s.rfind("####"); at != none) {
     const std::string_view line = s.substr(at + 4);
     return std::string(without_emphasis(line.substr(0, line.find('\n'))));

@@ -40,9 +40,9 @@ Line line_of(const std::string& text, const std::string& where) {
 }
 
 void print(const Verdict& v) {
-  const Json row = {{"score", v.score},
-                    {"extracted", v.found || !v.extracted.empty() ? Json(v.extracted) : Json()},
-                    {"parsed", v.found ? Json(v.parsed) : Json()}};
+  const nlohmann::ordered_json row = {{"score", v.score},
+                                      {"extracted", v.found || !v.extracted.empty() ? Json(v.extracted) : Json()},
+                                      {"parsed", v.found ? Json(v.parsed) : Json()}};
   std::printf("%s\n", row.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
 }
 
