@@ -10,8 +10,8 @@
 #include "base/error.h"
 #include "base/rng.h"
 #include "base/thread_pool.h"
-#include "data/jsonl.h"
 #include "data/verify.h"
+#include "program.h"
 
 namespace pare {
 namespace {
@@ -548,128 +548,38 @@ TEST(HostileText, MutationsAreGradedTheSameAlways) {
   set_threads(0);
 }
 
-// ---- golds of data sets
-// ----------------------------------------------------------------------------------------------
+// ---- the command
+// -----------------------------------------------------------------------------------------------------
 
-class Golds : public testing::Test {
- protected:
-  ~Golds() override { std::filesystem::remove(path_); }
-  Problem problem(const std::string& row, const std::string& reward = "math-value", const std::string& prompt_key = "",
-                  const std::string& answer_key = "") {
-    std::ofstream(path_, std::ios::binary) << row;
-    return JsonlTask({path_}, reward, prompt_key, answer_key).problem(0);
-  }
-  std::string gold(const std::string& rest, const std::string& reward = "math-value") {
-    return *problem("{\"problem\": \"p\", " + rest + "}", reward).answer;
-  }
-  void expect_error(const std::string& row, const char* says, const std::string& reward = "math-value",
-                    const std::string& prompt_key = "", const std::string& answer_key = "") {
-    try {
-      problem(row, reward, prompt_key, answer_key);
-      ADD_FAILURE() << "accepted: " << row;
-    } catch (const Error& e) {
-      const std::string what = e.what();
-      EXPECT_NE(what.find(path_ + ":1: "), std::string::npos) << what;
-      EXPECT_NE(what.find(says), std::string::npos) << says << " in: " << what;
-    }
-  }
-  const std::string path_ =
-      testing::TempDir() + "pare_golds_" + testing::UnitTest::GetInstance()->current_test_info()->name() + ".jsonl";
-};
+class VerifyCommand : public test::Program {};
 
-TEST_F(Golds, AreTheAnswerProper) {
-  EXPECT_EQ(gold(R"("answer": "He has 6*7.\n#### 1,042")"), "1042");
-  EXPECT_EQ(gold(R"("solution": "so \\boxed{1} then \\boxed{\\frac{1}{2}}.")"), "\\frac{1}{2}");
-  EXPECT_EQ(gold(R"("solution": "work", "answer": "7")"), "7");
-  EXPECT_EQ(gold(R"("answer": "025")"), "25");
-  EXPECT_EQ(gold(R"("answer": "-007")"), "-7");
-  EXPECT_EQ(gold(R"("answer": "000")"), "0");
-  EXPECT_EQ(gold(R"("answer": 27.0)"), "27");
-  EXPECT_EQ(gold(R"("answer": 27)"), "27");
-  EXPECT_EQ(gold(R"("answer": 2.5)"), "2.5");
-  EXPECT_EQ(gold(R"("answer": ["$2$", "$\\pi$"])"), "2, \\pi");
-  EXPECT_EQ(gold(R"("answer": " $\\frac{40}{9}$ ")"), "\\frac{40}{9}");
-  EXPECT_EQ(gold(R"("answer": "$1$ and $2$")"), "$1$ and $2$");
-  EXPECT_EQ(gold(R"("answer": "025")", "contains"), "025") << "words stay as they are";
-  EXPECT_EQ(gold(R"("answer": 27.0)", "contains"), "27.0");
+TEST_F(VerifyCommand, GradesLines) {
+  input_ = write("in.jsonl",
+                 "{\"response\": \"\\\\boxed{1/2}\", \"gold\": 0.5}\n\n"
+                 "{\"response\": \"\\\\boxed{1/2}\", \"gold\": \"0.5\", \"finished\": false}\n");
+  EXPECT_EQ(run("verify --mode math-value").out,
+            "{\"score\":1.0,\"extracted\":\"1/2\",\"parsed\":\"1/2\"}\n"
+            "{\"score\":0.0,\"extracted\":null,\"parsed\":null}\n");
+  input_ =
+      write("in.jsonl", R"({"response": "Assistant: <answer>1+2</answer>", "gold": {"target": 3, "nums": [1, 2]}})");
+  EXPECT_EQ(run("verify --mode countdown").out, "{\"score\":1.0,\"extracted\":\"1+2\",\"parsed\":\"1+2\"}\n");
 }
 
-TEST_F(Golds, KeysChooseWhatIsRead) {
-  const std::string row = R"({"Question": "q", "Answer": 145.0, "prompt": "p", "answer": "3"})";
-  const Problem p = problem(row, "math-value", "Question", "Answer");
-  EXPECT_EQ(p.prompt, "q");
-  EXPECT_EQ(p.answer, "145");
-  EXPECT_EQ(problem(row).prompt, "p");
-  EXPECT_EQ(problem(R"({"question": "q", "answer": "3"})").prompt, "q");
-  EXPECT_EQ(problem(R"({"problem": "q", "problem_ids": [1], "answer": "3"})").prompt, "q");
-}
-
-TEST_F(Golds, BadRowsAreErrors) {
-  expect_error(R"({"problem": "p", "question": "q", "answer": "1"})", "exactly one");
-  expect_error(R"({"problem": "p"})", "no \"answer\" and no \"solution\"");
-  expect_error(R"({"problem": "p", "answer": null})", "\"answer\" is of type null");
-  expect_error(R"({"problem": "p", "answer": []})", "\"answer\" is of type array");
-  expect_error(R"({"problem": "p", "answer": [["1"]]})", "array of arrays");
-  expect_error(R"({"problem": "p", "answer": ""})", "\"answer\" has an empty answer");
-  expect_error(R"({"problem": "p", "answer": "work\n####"})", "\"answer\" has an empty answer");
-  expect_error(R"({"problem": "p", "solution": "no box"})", "\"solution\" has no answer in it");
-  expect_error(R"({"problem": "p", "answer": "1"})", "no \"q\" (data.prompt_key)", "math-value", "q");
-  expect_error(R"({"problem": "p", "answer": "1"})", "no \"a\" (data.answer_key)", "math-value", "", "a");
-  expect_error(R"({"problem": 3, "answer": "1"})", "\"problem\" is of type number");
-  expect_error(R"({"target": 3})", "\"nums\" (or \"numbers\") is absent", "countdown");
-  expect_error(R"({"nums": [1, "2"], "target": 3})", "\"nums\" (or \"numbers\") is [1,\"2\"]", "countdown");
-  expect_error(R"({"nums": [1, 2], "target": "3"})", "\"target\" is \"3\"", "countdown");
-}
-
-TEST_F(Golds, CountdownRowsNeedNoPrompt) {
-  const std::string row = R"({"nums": [26, 19, 23, 88], "target": 31})";
-  const Problem p = problem(row, "countdown");
-  for (const char* part : {"31", "[26,19,23,88]", "Assistant:"})
-    EXPECT_NE(p.prompt.find(part), std::string::npos) << part;
-  EXPECT_EQ(problem(R"({"nums": [1], "target": 1, "prompt": "own"})", "countdown").prompt, "own");
-  problem(row, "countdown");
-  const JsonlTask again({path_}, "countdown");
-  const Problem q = again.problem(0);
-  // The response comes without the prompt, in which "Assistant:" is.
-  EXPECT_EQ(again.reward(q, {"so\n<answer>88 - (19 * (26 - 23))</answer>", true}).score, 1);
-  EXPECT_EQ(again.reward(q, {"<answer>88</answer>", true}).score, 0.1);
-  EXPECT_EQ(again.reward(q, {"no", true}).score, 0);
-}
-
-TEST_F(Golds, RewardsSayWhatWasFound) {
-  problem(R"({"problem": "p", "answer": "0.5"})");
-  const JsonlTask task({path_}, "math-value");
-  const Reward right = task.reward(task.problem(0), {"\\boxed{\\frac12}", true});
-  EXPECT_EQ(right.score, 1);
-  EXPECT_TRUE(right.parsed);
-  EXPECT_EQ(right.extracted, "\\frac12");
-  ASSERT_EQ(right.components.size(), 1u);
-  EXPECT_STREQ(right.components[0].first, "math-value");
-  EXPECT_EQ(right.components[0].second, 1);
-  const Reward cut = task.reward(task.problem(0), {"\\boxed{\\frac12}", false});
-  EXPECT_EQ(cut.score, 0);
-  EXPECT_FALSE(cut.parsed);
-}
-
-TEST(VerifierData, RealSetsAreReadAndTheirSolutionsAreRight) {
-  const std::string folder = "../shared/data/math/";
-  if (!std::filesystem::exists(folder)) GTEST_SKIP() << "no " << folder;
-  const JsonlTask gsm8k({folder + "gsm8k_train.jsonl"}, "gsm8k-strict", "", "solution");
-  EXPECT_EQ(gsm8k.size(), 7473);
-  for (int64_t i = 0; i < gsm8k.size(); i += 50) {
-    const Problem p = gsm8k.problem(i);
-    EXPECT_EQ(gsm8k.reward(p, {"#### " + *p.answer, true}).score, 1) << p.where;
-  }
-  const JsonlTask aime({folder + "aime_1983_2023_975.jsonl"}, "math-string");
-  for (int64_t i = 0; i < aime.size(); i++)
-    EXPECT_TRUE((*aime.problem(i).answer)[0] != '0' || *aime.problem(i).answer == "0");
-  const JsonlTask puzzles({folder + "countdown_train_2000.jsonl"}, "countdown");
-  const std::vector<Json> solved = rows("math/countdown_train_2000.jsonl");
-  ASSERT_EQ(puzzles.size(), static_cast<int64_t>(solved.size()));
-  for (int64_t i = 0; i < puzzles.size(); i += 10) {
-    const std::string equation = solved[static_cast<size_t>(i)]["solution"];
-    EXPECT_EQ(puzzles.reward(puzzles.problem(i), {"<answer>" + equation + "</answer>", true}).score, 1);
-  }
+TEST_F(VerifyCommand, BadLinesAndModesAreErrors) {
+  const auto expect_error = [&](const std::string& line, const char* mode, const char* says) {
+    input_ = write("in.jsonl", "{\"response\": \"a\", \"gold\": \"a\"}\n" + line);
+    const test::Outcome o = run(cat("verify --mode ", mode));
+    EXPECT_EQ(o.code, 2) << line;
+    EXPECT_NE(o.err.find(says), std::string::npos) << o.err;
+  };
+  expect_error("x", "exact", "line 2: not JSON");
+  expect_error("[]", "exact", "line 2: array");
+  expect_error(R"({"gold": "a"})", "exact", "line 2: \"response\" is absent");
+  expect_error(R"({"response": 1, "gold": "a"})", "exact", "line 2: \"response\" is number");
+  expect_error(R"({"response": "a", "gold": null})", "exact", "line 2: \"gold\" is null");
+  expect_error(R"({"response": "a", "gold": "a", "finished": 1})", "exact", "line 2: \"finished\" is number");
+  expect_error("", "countdown", "expected an object {\"target\"");
+  expect_error("", "dapp", "the nearest is dapo");
 }
 
 }  // namespace

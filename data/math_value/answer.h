@@ -30,6 +30,9 @@ struct Answer {
   char relation = 0;                  // inequality: '<', 'l' (less or equal), '!' (not equal)
 };
 
+// A longer answer is text.
+constexpr size_t kAnswerBytes = 2000;
+
 // Reads an answer; always gives one, at worst its text.
 Answer read_answer(std::string_view s);
 
