@@ -18,7 +18,7 @@ Q := $(if $(V),,@)
 .SECONDARY:
 
 # ---- libraries: what is missing is installed, or the command is printed and the build stops ---------------------------
-PACKAGES := nlohmann-json3-dev libcli11-dev libtomlplusplus-dev libgtest-dev libutf8proc-dev
+PACKAGES := nlohmann-json3-dev libcli11-dev libtomlplusplus-dev libgtest-dev libutf8proc-dev libgmp-dev libmpfr-dev libmpc-dev
 # Without CXX=: the first g++ of version 12 or later (Ubuntu 22.04 has g++-12 beside an older default).
 ifeq ($(origin CXX),default)
 CXX := $(shell for c in g++ g++-14 g++-13 g++-12; do v=$$($$c -dumpversion 2>/dev/null | cut -d. -f1); \
@@ -26,7 +26,7 @@ CXX := $(shell for c in g++ g++-14 g++-13 g++-12; do v=$$($$c -dumpversion 2>/de
 PACKAGES += $(if $(CXX),,g++-12)
 CXX := $(or $(CXX),g++-12)
 endif
-HEADERS := nlohmann/json.hpp CLI/CLI.hpp toml++/toml.h gtest/gtest.h utf8proc.h
+HEADERS := nlohmann/json.hpp CLI/CLI.hpp toml++/toml.h gtest/gtest.h utf8proc.h gmpxx.h mpfr.h mpc.h
 MISSING := $(foreach h,$(HEADERS),$(if $(wildcard /usr/include/$(h)),,$(h))) $(if $(shell command -v $(firstword $(CXX))),,$(CXX))
 DEPS_DONE := $(if $(strip $(MISSING)),$(BUILD)/.deps)
 $(BUILD)/.deps:
@@ -34,7 +34,7 @@ $(BUILD)/.deps:
 	@mkdir -p $(@D) && touch $@
 
 # ---- sources ---------------------------------------------------------------------------------------------------------
-ROOMS := src/base src/ops src/ref src/cpu src/kv src/rollout src/rl model tokenizer data
+ROOMS := src/base src/ops src/ref src/cpu src/kv src/rollout src/rl model tokenizer data data/math_value
 LIB_SRC := $(sort $(foreach d,$(ROOMS),$(wildcard $(d)/*.cpp)))
 APP_SRC := $(wildcard src/app/*.cpp)
 TEST_SRC := $(wildcard tests/*.cpp)
@@ -58,7 +58,8 @@ BITS := -ffp-contract=off
 INCLUDE := -Isrc -I.
 CXXFLAGS := -std=c++20 -g1 $(WARN) $(BITS) $(INCLUDE) $(EMU_FLAG) -MMD -MP -pthread
 LDFLAGS := -pthread
-LIBS := -lutf8proc
+# Normal forms of text; exact and 256-bit arithmetic of the verifiers.
+LIBS := -lutf8proc -lmpc -lmpfr -lgmpxx -lgmp
 
 # The program runs on any x86-64-v3 machine.  The kernels of the `cpu` table are compiled once per instruction set and
 # chosen at run time; elsewhere (aarch64) the portable ones are used.

@@ -1,10 +1,12 @@
 #include "data/jsonl.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "data/text.h"
 
 namespace pare {
 namespace {
@@ -31,7 +33,109 @@ std::vector<int32_t> ids_of(const Json& row, const char* key, const std::string&
   return ids;
 }
 
-Problem problem_of(const std::string& line, const std::string& where, const TextReward* reward) {
+// Keys of a row: the one asked for, or else the usual ones.
+struct Keys {
+  std::string prompt, answer;
+};
+
+const std::initializer_list<const char*> kPrompts = {"prompt", "problem", "question", "prompt_ids", "ids"};
+
+// Of these keys the one that the row has; nothing: none.
+const char* key_in(const Json& row, std::initializer_list<const char*> keys) {
+  for (const char* key : keys)
+    if (row.contains(key)) return key;
+  return nullptr;
+}
+
+void set_prompt(const Json& row, const std::string& wanted, const std::string& where, Problem& problem) {
+  if (!wanted.empty() && !row.contains(wanted)) fail(where, ": no \"", wanted, "\" (data.prompt_key), expected a text");
+  if (wanted.empty() &&
+      std::count_if(kPrompts.begin(), kPrompts.end(), [&](const char* k) { return row.contains(k); }) != 1)
+    fail(where,
+         ": expected exactly one of \"prompt\", \"problem\", \"question\", \"prompt_ids\" and \"ids\"; data.prompt_key "
+         "names another, or one of several");
+  const std::string key = wanted.empty() ? key_in(row, kPrompts) : wanted;
+  if (key == "prompt_ids" || key == "ids") {
+    problem.prompt_ids = ids_of(row, key.c_str(), where);
+  } else {
+    problem.prompt = text_of(row, key.c_str(), where);
+    if (problem.prompt.empty()) fail(where, ": \"", key, "\" is empty");
+  }
+}
+
+// A countdown row as the gold of the verifier.
+std::string countdown_gold(const Json& row, const std::string& where) {
+  const char* numbers = key_in(row, {"nums", "numbers"});
+  const auto is_integer = [](const Json& x) { return x.is_number_integer(); };
+  if (!numbers || !row[numbers].is_array() || row[numbers].empty() ||
+      !std::all_of(row[numbers].begin(), row[numbers].end(), is_integer))
+    fail(where, ": \"nums\" (or \"numbers\") is ", numbers ? row[numbers].dump().substr(0, 100) : "absent",
+         ", expected an array of integers");
+  if (!row.contains("target") || !is_integer(row["target"]))
+    fail(where, ": \"target\" is ", row.contains("target") ? row["target"].dump().substr(0, 100) : "absent",
+         ", expected an integer");
+  return Json{{"target", row["target"]}, {"numbers", row[numbers]}}.dump();
+}
+
+std::string countdown_prompt(const std::string& gold) {
+  const Json puzzle = Json::parse(gold);
+  return cat("User: Make ", puzzle["target"].dump(), " out of the numbers ", puzzle["numbers"].dump(),
+             ". Use each of them exactly once, with +, -, *, / and parentheses. Think first, between <think> and "
+             "</think>; then write the equation on one line, for example <answer> (1 + 2) / 3 </answer>.\n"
+             "Assistant: <think>");
+}
+
+// What a mathematical answer is: see the header.  `worked`: the text is a solution that has the answer in it.
+std::string math_gold(std::string_view text, bool worked, const std::string& key, const std::string& where) {
+  const std::string_view mark = "####";
+  std::string_view gold = text;
+  std::string plain;
+  if (const size_t at = text.rfind(mark); at != std::string_view::npos) {
+    plain = replace_all(text.substr(at + mark.size()), ",", "");
+    gold = plain;
+  } else if (!last_braced(text, "\\boxed", gold) && worked) {
+    fail(where, ": \"", key, "\" has no answer in it, expected \"#### answer\" or \\boxed{answer}");
+  }
+  gold = trim(gold);
+  if (gold.size() > 2 && gold.front() == '$' && gold.find('$', 1) == gold.size() - 1)
+    gold = trim(gold.substr(1, gold.size() - 2));
+  return is_integer(gold) ? without_leading_zeros(gold) : std::string(gold);
+}
+
+std::string answer_text(const Json& value, bool math, const std::string& key, const std::string& where) {
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_number()) {
+    std::string number = value.dump();
+    if (math && number.ends_with(".0")) number.resize(number.size() - 2);
+    return number;
+  }
+  if (!math || !value.is_array() || value.empty())
+    fail(where, ": \"", key, "\" is of type ", value.type_name(), ", expected a string or a number");
+  std::string all;
+  for (const Json& element : value) {
+    if (element.is_array()) fail(where, ": \"", key, "\" is an array of arrays, expected strings or numbers in it");
+    all += (all.empty() ? "" : ", ") + math_gold(answer_text(element, math, key, where), false, key, where);
+  }
+  return all;
+}
+
+void set_answer(const Json& row, const std::string& wanted, const Verifier* verifier, const std::string& where,
+                Problem& problem) {
+  const bool math = verifier && verifier->gold_kind == Verifier::Gold::math;
+  const char* usual = verifier ? key_in(row, {"answer", "solution"}) : key_in(row, {"answer"});
+  if (!wanted.empty() && !row.contains(wanted) && verifier) fail(where, ": no \"", wanted, "\" (data.answer_key)");
+  if (wanted.empty() ? !usual : !row.contains(wanted)) {
+    if (!verifier) return;
+    fail(where, ": no \"answer\" and no \"solution\", which the reward ", verifier->name, " compares with");
+  }
+  const std::string key = wanted.empty() ? usual : wanted;
+  const std::string text = answer_text(row[key], math, key, where);
+  problem.answer = math ? math_gold(text, key == "solution", key, where) : text;
+  if (verifier && !verifier->accepts_empty_gold && trim(*problem.answer).empty())
+    fail(where, ": \"", key, "\" has an empty answer, with which the reward ", verifier->name, " cannot compare");
+}
+
+Problem problem_of(const std::string& line, const std::string& where, const Verifier* verifier, const Keys& keys) {
   Json row;
   try {
     row = Json::parse(line);
@@ -42,33 +146,25 @@ Problem problem_of(const std::string& line, const std::string& where, const Text
   if (!row.is_object()) fail(where, ": is of type ", row.type_name(), ", expected an object {\"prompt\": ...}");
   Problem problem;
   problem.where = where;
-  const char* ids = row.contains("prompt_ids") ? "prompt_ids" : "ids";
-  if (row.contains("prompt") + row.contains("prompt_ids") + row.contains("ids") != 1)
-    fail(where, ": expected exactly one of \"prompt\", \"prompt_ids\" and \"ids\"");
-  if (row.contains("prompt")) {
-    problem.prompt = text_of(row, "prompt", where);
-    if (problem.prompt.empty()) fail(where, ": \"prompt\" is empty");
-  } else {
-    problem.prompt_ids = ids_of(row, ids, where);
-  }
+  const bool countdown = verifier && verifier->gold_kind == Verifier::Gold::countdown;
+  const bool prompted = !countdown || !keys.prompt.empty() || key_in(row, kPrompts);
+  if (prompted) set_prompt(row, keys.prompt, where, problem);
+  if (countdown)
+    problem.answer = countdown_gold(row, where);
+  else
+    set_answer(row, keys.answer, verifier, where, problem);
+  if (!prompted) problem.prompt = countdown_prompt(*problem.answer);
   if (row.contains("completion")) problem.completion = text_of(row, "completion", where);
-  if (row.contains("answer"))
-    problem.answer = row["answer"].is_number() ? row["answer"].dump() : text_of(row, "answer", where);
-  if (reward) {
-    if (!problem.answer) fail(where, ": no \"answer\", which the reward ", reward->name, " compares with");
-    const bool blank = problem.answer->find_first_not_of(" \t\r\n\v\f") == std::string::npos;
-    if (blank && !reward->accepts_empty_answer)
-      fail(where, ": \"answer\" is empty, so the reward ", reward->name, " would hold for every response");
-  } else if (!problem.completion) {
-    fail(where, ": no \"completion\" to learn from, and no reward was chosen");
-  }
+  if (!verifier && !problem.completion) fail(where, ": no \"completion\" to learn from, and no reward was chosen");
   return problem;
 }
 
 }  // namespace
 
-JsonlTask::JsonlTask(const std::vector<std::string>& paths, const std::string& reward) {
-  if (!reward.empty()) reward_ = &find_text_reward(reward);
+JsonlTask::JsonlTask(const std::vector<std::string>& paths, const std::string& reward, std::string prompt_key,
+                     std::string answer_key)
+    : prompt_key_(std::move(prompt_key)), answer_key_(std::move(answer_key)) {
+  if (!reward.empty()) verifier_ = &find_verifier(reward);
   for (const std::string& path : paths) read(path);
 }
 
@@ -81,7 +177,7 @@ void JsonlTask::read(const std::string& path) {
   std::string line;
   for (int64_t number = 1; std::getline(in, line); number++) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-    problems_.push_back(problem_of(line, cat(path, ":", number), reward_));
+    problems_.push_back(problem_of(line, cat(path, ":", number), verifier_, {prompt_key_, answer_key_}));
   }
   if (in.bad()) fail("data ", path, ": reading stopped after ", problems_.size() - before, " rows");
   if (problems_.size() == before) fail("data ", path, ": has no rows");
@@ -98,8 +194,15 @@ std::string JsonlTask::teach(const Problem& problem, double, Rng&) const {
 }
 
 Reward JsonlTask::reward(const Problem& problem, const Response& response) const {
-  expect(reward_ && problem.answer, problem.where, ": no reward was chosen for this data");
-  return score_text(*reward_, *problem.answer, response);
+  expect(verifier_ && problem.answer, problem.where, ": no reward was chosen for this data");
+  const std::string text = std::string(verifier_->lead).append(response.text);
+  Verdict verdict = verifier_->grade(text, response.finished, *problem.answer);
+  Reward reward;
+  reward.score = verdict.score;
+  reward.components = {{verifier_->name, verdict.score}};
+  reward.extracted = std::move(verdict.extracted);
+  reward.parsed = verdict.found;
+  return reward;
 }
 
 }  // namespace pare

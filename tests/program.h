@@ -83,6 +83,7 @@ class Program : public testing::Test {
   }
 
   std::filesystem::path root_;
+  std::string input_ = "/dev/null";       // what the program reads from standard input
   mutable std::atomic<pid_t> child_ = 0;  // the program, while it runs: for a thread that sends it a signal
 
  private:
@@ -101,7 +102,7 @@ class Program : public testing::Test {
     argv.push_back(nullptr);
     posix_spawn_file_actions_t files;
     posix_spawn_file_actions_init(&files);
-    posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_addopen(&files, STDIN_FILENO, input_.c_str(), O_RDONLY, 0);
     posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, out.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOCTTY, 0600);
     posix_spawn_file_actions_addopen(&files, STDERR_FILENO, err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
     pid_t pid = 0;

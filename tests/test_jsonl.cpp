@@ -106,8 +106,8 @@ TEST_F(Jsonl, BadRowsAreErrors) {
   expect_error("{\"prompt\": \"p\", \"answer\": null}", 1, "null");
   expect_error("{\"prompt\": \"p\"}", 1, "no \"answer\"");
   expect_error("{\"prompt\": \"p\", \"answer\": \"a\", \"completion\": 1}", 1, "completion");
-  expect_error("{\"prompt\": \"p\", \"answer\": \" \"}", 1, "every response", "contains");
-  expect_error("{\"prompt\": \"p\", \"answer\": \"\"}", 1, "every response", "starts_with");
+  expect_error("{\"prompt\": \"p\", \"answer\": \" \"}", 1, "empty answer", "contains");
+  expect_error("{\"prompt\": \"p\", \"answer\": \"\"}", 1, "empty answer", "starts_with");
 }
 
 TEST_F(Jsonl, FilesWithoutRowsAreErrors) {
@@ -118,7 +118,7 @@ TEST_F(Jsonl, FilesWithoutRowsAreErrors) {
 }
 
 double score(const char* name, std::string_view answer, std::string_view text, bool finished = true) {
-  return score_text(find_text_reward(name), answer, {text, finished}).score;
+  return find_verifier(name).grade(text, finished, answer).score;
 }
 
 TEST(TextReward, Exact) {
@@ -147,28 +147,13 @@ TEST(TextReward, StartsWith) {
 }
 
 TEST(TextReward, SaysWhatItFound) {
-  const Reward cut = score_text(find_text_reward("exact"), "7", {" 7 ", false});
-  EXPECT_FALSE(cut.parsed);
+  const Verdict cut = find_verifier("exact").grade(" 7 ", false, "7");
+  EXPECT_FALSE(cut.found);
   EXPECT_EQ(cut.extracted, "7");
-  const Reward wrong = score_text(find_text_reward("exact"), "8", {" 7 ", true});
-  EXPECT_TRUE(wrong.parsed);
+  const Verdict wrong = find_verifier("exact").grade(" 7 ", true, "8");
+  EXPECT_TRUE(wrong.found);
   EXPECT_EQ(wrong.score, 0);
-  const Reward right = score_text(find_text_reward("contains"), "7", {"so 7", false});
-  EXPECT_TRUE(right.parsed);
-  ASSERT_EQ(right.components.size(), 1u);
-  EXPECT_STREQ(right.components[0].first, "contains");
-  EXPECT_EQ(right.components[0].second, 1);
-}
-
-TEST(TextReward, UnknownNamesListTheKnownOnes) {
-  for (const char* name : {"contain", "", "Exact"}) {
-    try {
-      find_text_reward(name);
-      ADD_FAILURE() << name;
-    } catch (const Error& e) {
-      EXPECT_NE(std::string(e.what()).find("exact, contains, starts_with"), std::string::npos) << e.what();
-    }
-  }
+  EXPECT_EQ(find_verifier("contains").grade("so 7", false, "7").parsed, "so 7");
 }
 
 TEST(JsonlFiles, FollowOneAnother) {

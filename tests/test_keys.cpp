@@ -263,6 +263,8 @@ Rows model_and_data_rows() {
         prompt_tokens,
         falls}},
       {"data.reward", {{}, {"data.reward=exact"}, metric("critic/score/mean"), falls}},
+      {"data.prompt_key", {{}, {"data.prompt_key=completion"}, metric("prompt_length/max"), rises}},
+      {"data.answer_key", {{}, {"data.answer_key=completion"}, metric("critic/score/mean"), falls}},
       {"data.train_batch_size", {{}, {"data.train_batch_size=6"}, metric("rollout/groups"), from_to(4, 6)}},
       {"data.max_prompt_length", {{}, {"data.max_prompt_length=4"}, refused, from_to(0, 1)}},
       {"data.max_response_length", {{}, {"data.max_response_length=2"}, metric("response_length/max"), falls}},

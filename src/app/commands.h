@@ -29,5 +29,6 @@ void add_report(CLI::App& app);
 void add_sft(CLI::App& app);
 void add_tokenize(CLI::App& app);
 void add_train(CLI::App& app);
+void add_verify(CLI::App& app);
 
 }  // namespace pare

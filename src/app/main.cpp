@@ -20,6 +20,7 @@ int main(int argc, char** argv) {
   pare::add_tokenize(app);
   pare::add_inspect(app);
   pare::add_convert(app);
+  pare::add_verify(app);
   try {
     app.parse(argc, argv);
     return static_cast<int>(Exit::ok);

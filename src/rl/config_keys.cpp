@@ -110,8 +110,9 @@ constexpr auto words_of<KvPrompt> = std::to_array<Word<KvPrompt>>({{"compress", 
                                                                    {"protect", KvPrompt::protect},
                                                                    {"protect_first", KvPrompt::protect_first}});
 template <>
-constexpr auto words_of<KvScope> = std::to_array<Word<KvScope>>(
-    {{"per_head", KvScope::per_head}, {"per_layer", KvScope::per_layer}, {"layer0", KvScope::layer0}});
+constexpr auto words_of<KvScope> = std::to_array<Word<KvScope>>({{"per_head", KvScope::per_head},
+                                                                 {"per_layer", KvScope::per_layer},
+                                                                 {"layer0", KvScope::layer0}});
 template <>
 constexpr auto words_of<KvTrigger> = std::to_array<Word<KvTrigger>>({{"buffer_full", KvTrigger::buffer_full},
                                                                      {"prefill_once", KvTrigger::prefill_once}});
@@ -284,7 +285,13 @@ std::vector<ConfigKey> model_and_data_keys() {
       KEY(data.apply_chat_template_kwargs.enable_thinking, any, "",
           "qwen3: the model may think; false: an empty thought stands before its response", "verl"),
       KEY(data.apply_chat_template_kwargs.date_string, any, "", "llama-3: today's date in the system message", "verl"),
-      KEY(data.reward, any, "", "jsonl: exact, contains or starts_with; not needed by `pare sft`", "pare"),
+      KEY(data.reward, any, "",
+          "jsonl: the verifier: exact, contains, starts_with, gsm8k-strict, gsm8k-flexible, math-string, dapo, "
+          "countdown "
+          "or math-value; not needed by `pare sft`",
+          "pare"),
+      KEY(data.prompt_key, any, "", "jsonl: key of the prompt; empty: prompt, problem or question", "verl"),
+      KEY(data.answer_key, any, "", "jsonl: key of the answer; empty: answer, or else solution", "pare"),
       KEY(data.train_batch_size, at_least(1), "prompts", "prompts (`pare sft`: examples) per training step", "verl"),
       KEY(data.max_prompt_length, count(1), "tokens", "a longer prompt is an error", "verl"),
       KEY(data.max_response_length, count(1), "tokens", "a response that reaches it is cut", "verl"),
@@ -348,8 +355,8 @@ std::vector<ConfigKey> kv_keys() {
           "R-KV; SnapKV: include_window"),
       KEY(rollout.kv.pooling, any, "", "snapkv, rkv, pyramidkv: of scores over neighbours", "R-KV: max; SnapKV: avg"),
       KEY(rollout.kv.pooling_kernel, at_least(1), "tokens", "its width, odd; 1: none", "R-KV: 7; SnapKV: 5"),
-      KEY(rollout.kv.rkv_lambda, within(0, 1), "",
-          "rkv: weight of attention against redundancy; 1 is snapkv", "Sparse-RL: 0.1"),
+      KEY(rollout.kv.rkv_lambda, within(0, 1), "", "rkv: weight of attention against redundancy; 1 is snapkv",
+          "Sparse-RL: 0.1"),
       KEY(rollout.kv.rkv_threshold, within(-1, 1), "cosine", "rkv: above it two keys say the same", "R-KV"),
       KEY(rollout.kv.rkv_zero_first, any, "",
           "rkv: as in its code, a key that is like no other is not counted against the first one", "R-KV"),
@@ -476,7 +483,8 @@ std::vector<ConfigKey> trainer_keys() {
 const std::vector<ConfigKey>& config_keys() {
   static const std::vector<ConfigKey> keys = [] {
     std::vector<ConfigKey> all;
-    for (auto&& part : {model_and_data_keys(), rollout_keys(), kv_keys(), algorithm_keys(), actor_keys(), trainer_keys()})
+    for (auto&& part :
+         {model_and_data_keys(), rollout_keys(), kv_keys(), algorithm_keys(), actor_keys(), trainer_keys()})
       all.insert(all.end(), part.begin(), part.end());
     return all;
   }();

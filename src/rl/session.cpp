@@ -51,8 +51,12 @@ Session::Session(const Config& c, const Table& table, bool trainable)
     train = make_ssa(c.data, false);
     val = make_ssa(c.data, true);
   } else {
-    if (!c.data.train_files.empty()) train = std::make_unique<JsonlTask>(c.data.train_files, c.data.reward);
-    if (!c.data.val_files.empty()) val = std::make_unique<JsonlTask>(c.data.val_files, c.data.reward);
+    const auto read = [&d = c.data](const std::vector<std::string>& files) -> std::unique_ptr<Task> {
+      if (files.empty()) return nullptr;
+      return std::make_unique<JsonlTask>(files, d.reward, d.prompt_key, d.answer_key);
+    };
+    train = read(c.data.train_files);
+    val = read(c.data.val_files);
   }
 
   model_config = read_model_config(c.model);
@@ -142,6 +146,20 @@ std::string Session::response_text(const Completion& completion) const {
 
 Reward Session::reward(const Task& task, const Problem& problem, const Completion& completion) const {
   return task.reward(problem, {response_text(completion), completion.finish == Finish::eos});
+}
+
+std::vector<Reward> Session::rewards(const Task& task, std::span<const Problem> problems,
+                                     std::span<const Completion> completions) const {
+  std::vector<Reward> rewards(completions.size());
+  parallel_for(static_cast<int64_t>(completions.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+      const Completion& c = completions[static_cast<size_t>(i)];
+      expect(static_cast<size_t>(c.request) < problems.size(), "response ", i, " answers problem ", c.request, " of ",
+             problems.size());
+      rewards[static_cast<size_t>(i)] = reward(task, problems[static_cast<size_t>(c.request)], c);
+    }
+  });
+  return rewards;
 }
 
 LearnerOptions Session::learner_options() const {

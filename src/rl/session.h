@@ -23,6 +23,9 @@ struct Session {
   std::vector<int32_t> encode_prompt(const Problem& problem) const;
   std::string response_text(const Completion& completion) const;  // without the closing EOS
   Reward reward(const Task& task, const Problem& problem, const Completion& completion) const;
+  // Of all responses, in order, in parallel; `problems` are those that the completions' requests count.
+  std::vector<Reward> rewards(const Task& task, std::span<const Problem> problems,
+                              std::span<const Completion> completions) const;
   LearnerOptions learner_options() const;
   RolloutLimits rollout_limits() const;
   AdamWOptions optimizer_options(double lr) const;

@@ -144,6 +144,9 @@ void Trainer::generate(Metrics& metrics) {
     const auto completions = rollout_.generate(requests, sampling, [&](const RolloutStats& s) {
       if (progress) progress("rollout", s.finished, s.completions);
     });
+    std::vector<Reward> graded = session_.rewards(*session_.train, problems, completions);
+    expect(graded.size() == static_cast<size_t>(wanted * r.n), graded.size(), " rewards of ", wanted * r.n,
+           " responses");
     batches++;
     generated += rollout_.stats().decoded_tokens;
 
@@ -162,7 +165,7 @@ void Trainer::generate(Metrics& metrics) {
         s.tokens = c.tokens;
         s.logprob = c.logprobs;
         s.finished = c.finish == Finish::eos;
-        rewards.push_back(session_.reward(*session_.train, problems[g], c));
+        rewards.push_back(std::move(graded[g * r.n + k]));
         s.score = rewards.back().score;
         scores.push_back(s.score);
         score.add(s.score), length.add(static_cast<double>(c.tokens.size())), clipped.add(!s.finished);

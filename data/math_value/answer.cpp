@@ -1,0 +1,528 @@
+#include "data/math_value/answer.h"
+
+#include <algorithm>
+
+#include "data/text.h"
+
+namespace pare::math_value {
+namespace {
+
+using Kind = Token::Kind;
+using A = Answer::Kind;
+
+constexpr size_t kTokens = 600, kItems = 64;
+constexpr int kNesting = 12;
+
+const Samples kZero{mpq_class(0)};
+
+Samples minus(const Samples& a, const Samples& b) {
+  return combine(a, b, [](const Number& x, const Number& y) { return subtract(x, y); });
+}
+
+// One spelling for a unit: "centimeters" and "cm" are "cm", "square inches" is "inch^2".
+std::string unit_name(std::string_view s) {
+  constexpr std::pair<const char*, const char*> kNames[] = {
+      {"centimeter", "cm"}, {"centimetre", "cm"}, {"meter", "m"},     {"metre", "m"},   {"kilometer", "km"},
+      {"kilometre", "km"},  {"millimeter", "mm"}, {"inche", "inch"},  {"feet", "foot"}, {"ft", "foot"},
+      {"hr", "hour"},       {"min", "minute"},    {"sec", "second"},  {"gram", "g"},    {"kilogram", "kg"},
+      {"$", "dollar"},      {"cent", "cent"},     {"liter", "l"},     {"litre", "l"},   {"lb", "pound"},
+      {"mi", "mile"},       {"yd", "yard"},       {"percentage", "%"}};
+  std::string result, word, power;
+  const auto flush = [&] {
+    if (word.size() > 2 && word.back() == 's') word.pop_back();
+    for (const auto& [from, to] : kNames)
+      if (word == from) word = to;
+    if (word == "square" || word == "sq")
+      power = "^2";
+    else if (word == "cubic" || word == "cu")
+      power = "^3";
+    else
+      result += word;
+    word.clear();
+  };
+  for (const char c : lower(s)) {
+    if (is_letter(c) || c == '$' || static_cast<unsigned char>(c) >= 0x80) {
+      word += c;
+      continue;
+    }
+    flush();
+    if (c == '^' || c == '/' || is_digit(c)) result += c;
+  }
+  flush();
+  return result + power;
+}
+
+bool is_operator(const Token& t) { return t.symbol("+") || t.symbol("-") || t.symbol("*") || t.symbol("/"); }
+
+// What may stand for something without being a computation: x, f(x), |AB|, (p, q), S_{MBCN}:S.
+bool is_name(Tokens t) {
+  bool letters = false;
+  int depth = 0, words = 0;
+  for (size_t i = 0; i < t.size(); i++) {
+    if (opens(t[i])) depth++;
+    if (closes(t[i])) depth--;
+    if (t[i].kind == Kind::word && ++words > 1) return false;  // a sentence
+    letters |= t[i].kind == Kind::letter || t[i].kind == Kind::word || t[i].kind == Kind::text;
+    if (t[i].kind == Kind::command && !opens(t[i]) && !closes(t[i])) {
+      if (is_function(t[i].text.c_str()) || t[i].text == "frac" || t[i].text == "sqrt" || t[i].text == "pi" ||
+          t[i].text == "degree" || t[i].text == "infty" || t[i].text == "pm" || t[i].text == "binom")
+        return false;
+      letters = true;
+    }
+    if (depth > 0) continue;
+    const bool subscript = i > 0 && t[i - 1].symbol("_");
+    if ((t[i].kind == Kind::number && !subscript) || is_operator(t[i]) || t[i].symbol("^") || t[i].symbol("!"))
+      return false;
+  }
+  return letters;
+}
+
+// Without the arguments of a function: f(x) is f.
+std::string base_name(Tokens t) {
+  const std::string all = plain(t);
+  const size_t open = all.find('(');
+  return open == 0 || open == std::string::npos ? all : all.substr(0, open);
+}
+
+// Where a token outside of all brackets fulfils a condition.
+template <class F>
+std::vector<size_t> places(Tokens t, F&& holds) {
+  std::vector<size_t> found;
+  int depth = 0;
+  for (size_t i = 0; i < t.size(); i++) {
+    depth += opens(t[i]);
+    depth -= closes(t[i]);
+    if (depth == 0 && !closes(t[i]) && holds(t[i])) found.push_back(i);
+  }
+  return found;
+}
+
+std::vector<Tokens> split(Tokens t, const std::vector<size_t>& at) {
+  std::vector<Tokens> parts;
+  size_t begin = 0;
+  for (const size_t i : at) {
+    parts.push_back(t.subspan(begin, i - begin));
+    begin = i + 1;
+  }
+  parts.push_back(t.subspan(begin));
+  return parts;
+}
+
+bool separates(const Token& t) {
+  return t.symbol(",") || t.symbol(";") || t.kind == Kind::separator || t.command("cup");
+}
+bool relates(const Token& t) {
+  return t.symbol("=") || t.symbol("<") || t.symbol(">") || t.command("le") || t.command("ge") || t.command("ne") ||
+         t.command("approx");
+}
+
+class Reader {
+ public:
+  Answer read(Tokens t, int nesting) {
+    t = trimmed(t);
+    Answer a;
+    a.text = plain(t);
+    if (t.empty() || nesting > kNesting) return a;
+    using Step = bool (Reader::*)(Tokens, int, Answer&);
+    for (const Step step : {&Reader::quoted, &Reader::member, &Reader::list, &Reader::relation, &Reader::bracket,
+                            &Reader::ratio, &Reader::matrix, &Reader::numeral, &Reader::signs, &Reader::scalar}) {
+      Answer b = a;
+      if ((this->*step)(t, nesting, b)) return b;
+    }
+    return a;
+  }
+
+ private:
+  static Tokens trimmed(Tokens t) {
+    const auto dot = [](const Token& x) {
+      return x.symbol(".") || x.symbol(",") || x.symbol(";") || x.symbol(":") || x.symbol("\\\\");
+    };
+    while (!t.empty() && dot(t.back())) t = t.first(t.size() - 1);
+    while (!t.empty() && dot(t.front())) t = t.subspan(1);
+    return t;
+  }
+
+  // The text is the answer: \text{Evelyn}.
+  bool quoted(Tokens t, int nesting, Answer& a) {
+    if (t.size() != 1 || t[0].kind != Kind::text) return false;
+    const std::vector<Token> inner = lex(t[0].text, kTokens);
+    if (inner.empty()) return false;
+    a = read(inner, nesting + 1);
+    return true;
+  }
+
+  // x \in S
+  bool member(Tokens t, int nesting, Answer& a) {
+    const auto at = places(t, [](const Token& x) { return x.command("in"); });
+    if (at.size() != 1 || !is_name(t.first(at[0])) || !places(t.first(at[0]), separates).empty()) return false;
+    a = read(t.subspan(at[0] + 1), nesting + 1);
+    a.name = base_name(t.first(at[0]));
+    return true;
+  }
+
+  bool list(Tokens t, int nesting, Answer& a) {
+    const auto at = places(t, separates);
+    if (at.empty() || at.size() > kItems) return false;
+    a.kind = A::list;
+    return items(split(t, at), nesting, a);
+  }
+
+  // The items of a list, without empty ones ("2, and 3"); those of a list inside are its own.
+  bool items(const std::vector<Tokens>& parts, int nesting, Answer& a) {
+    for (const Tokens part : parts) {
+      if (part.empty()) continue;
+      Answer item = read(part, nesting + 1);
+      if (item.kind == A::list && a.kind != A::tuple && item.name.empty())
+        a.items.insert(a.items.end(), item.items.begin(), item.items.end());
+      else
+        a.items.push_back(std::move(item));
+    }
+    return !a.items.empty() && a.items.size() <= kItems;
+  }
+
+  std::optional<Samples> expression(Tokens t) {
+    size_t used = 0;
+    std::optional<Samples> x = read_expression(t, used, effort_);
+    return used == t.size() ? x : std::nullopt;
+  }
+
+  bool relation(Tokens t, int nesting, Answer& a) {
+    std::vector<size_t> at = places(t, relates);
+    if (at.empty()) return false;
+    std::vector<Tokens> terms = split(t, at);
+    // What is about equal is not the answer.
+    for (size_t i = 0; i < at.size(); i++)
+      if (t[at[i]].command("approx")) {
+        at.resize(i);
+        terms.resize(i + 1);
+        if (i == 0) {
+          a = read(terms[0], nesting + 1);
+          return true;
+        }
+      }
+    const auto all = [&](auto&& holds) {
+      return std::all_of(at.begin(), at.end(), [&](size_t i) { return holds(t[i]); });
+    };
+    if (all([](const Token& x) { return x.symbol("="); })) return equation(terms, nesting, a);
+    if (at.size() == 1 && t[at[0]].command("ne")) {
+      a.kind = A::inequality;
+      a.relation = '!';
+      return difference(terms[0], terms[1], a);
+    }
+    const auto up = [](const Token& x) { return x.symbol("<") || x.command("le"); };
+    const auto down = [](const Token& x) { return x.symbol(">") || x.command("ge"); };
+    std::vector<bool> strict;
+    for (const size_t i : at) strict.push_back(t[i].kind == Kind::symbol);
+    if (all(down)) {
+      std::reverse(terms.begin(), terms.end());
+      std::reverse(strict.begin(), strict.end());
+    } else if (!all(up)) {
+      return false;
+    }
+    return interval(terms, strict, nesting, a) || inequality(terms, strict, a);
+  }
+
+  bool difference(Tokens left, Tokens right, Answer& a) {
+    const std::optional<Samples> x = expression(left), y = expression(right);
+    if (!x || !y) return false;
+    a.difference = minus(*x, *y);
+    return true;
+  }
+
+  bool equation(const std::vector<Tokens>& terms, int nesting, Answer& a) {
+    Tokens name = terms.front(), value = terms.back();
+    if (terms.size() == 2 && !is_name(name) && is_name(value)) std::swap(name, value);
+    if (is_name(name)) {
+      Answer b = read(value, nesting + 1);
+      if (b.kind == A::text && b.text.empty()) return false;
+      b.text = a.text;
+      b.name = base_name(name);
+      if (terms.size() == 2) difference(name, value, b);
+      a = b;
+      return true;
+    }
+    // A chain of numbers says the last one.
+    const bool numbers = std::all_of(terms.begin(), terms.end(), [&](Tokens t) {
+      const std::optional<Samples> x = expression(t);
+      return x && x->constant;
+    });
+    if (numbers) {
+      a = read(value, nesting + 1);
+      return true;
+    }
+    a.kind = A::equation;
+    return terms.size() == 2 && difference(terms[0], terms[1], a);
+  }
+
+  static Answer endpoint_of(const Samples& x) {
+    Answer a;
+    a.kind = A::value;
+    a.value = x;
+    return a;
+  }
+  static Answer infinite(bool negative) {
+    Answer a;
+    a.kind = A::infinity;
+    a.negative = negative;
+    return a;
+  }
+  static Answer tuple(Answer low, Answer high, bool strict_low, bool strict_high) {
+    Answer a;
+    a.kind = A::tuple;
+    a.open = strict_low ? '(' : '[';
+    a.close = strict_high ? ')' : ']';
+    a.items = {std::move(low), std::move(high)};
+    return a;
+  }
+
+  // Ascending terms of which one is a name, or a name between bars, and the others are constant.
+  bool interval(const std::vector<Tokens>& terms, const std::vector<bool>& strict, int nesting, Answer& a) {
+    if (terms.size() > 3) return false;
+    const size_t middle = terms.size() == 3 ? 1 : is_name(terms[0]) ? 0 : 1;
+    Tokens name = terms[middle];
+    if (!is_name(name)) return false;
+    const bool bars = name.size() > 2 && name.front().symbol("|") && name.back().symbol("|");
+    if (bars) name = name.subspan(1, name.size() - 2);
+    Answer low = infinite(true), high = infinite(false);
+    const auto bound = [&](Tokens t, Answer& x) {
+      x = read(t, nesting + 1);
+      return (x.kind == A::value && x.value.constant) || x.kind == A::infinity;
+    };
+    if (middle > 0 && !bound(terms[middle - 1], low)) return false;
+    if (middle + 1 < terms.size() && !bound(terms[middle + 1], high)) return false;
+    const bool strict_low = middle == 0 || strict[middle - 1];
+    const bool strict_high = middle + 1 == terms.size() || strict[middle];
+    const auto negated = [](const Answer& x) {
+      return x.kind == A::infinity ? infinite(!x.negative) : endpoint_of(minus(kZero, x.value));
+    };
+    Answer b;
+    if (!bars) {
+      b = tuple(low, high, strict_low, strict_high);
+    } else if (middle == 0) {
+      b = tuple(negated(high), high, strict_high, strict_high);
+    } else {
+      b.kind = A::list;
+      b.items = {tuple(negated(high), negated(low), strict_high, strict_low),
+                 tuple(low, high, strict_low, strict_high)};
+    }
+    b.text = a.text;
+    b.name = base_name(name);
+    a = b;
+    return true;
+  }
+
+  bool inequality(const std::vector<Tokens>& terms, const std::vector<bool>& strict, Answer& a) {
+    a.kind = A::inequality;
+    a.relation = strict[0] ? '<' : 'l';
+    return terms.size() == 2 && difference(terms[1], terms[0], a);
+  }
+
+  bool bracket(Tokens t, int nesting, Answer& a) {
+    if (t.size() == 1 && t[0].command("emptyset")) {
+      a.kind = A::set;
+      return true;
+    }
+    if (t[0].kind != Kind::symbol || !opens(t[0]) || closing(t, 0) != t.size() - 1) return false;
+    const Tokens inner = t.subspan(1, t.size() - 2);
+    const auto at = places(inner, separates);
+    const bool set = t[0].symbol("\\{") || (t[0].symbol("{") && !at.empty());
+    if (set) {
+      a.kind = A::set;
+      return inner.empty() || (at.size() <= kItems && items(split(inner, at), nesting, a));
+    }
+    if (at.empty()) {  // parentheses around one thing
+      if (inner.empty() || (!t[0].symbol("(") && !t[0].symbol("{"))) return false;
+      a = read(inner, nesting + 1);
+      return true;
+    }
+    a.kind = A::tuple;
+    a.open = t.front().text[0];
+    a.close = t.back().text[0];
+    return at.size() <= kItems && items(split(inner, at), nesting, a);
+  }
+
+  bool ratio(Tokens t, int nesting, Answer& a) {
+    const auto at = places(t, [](const Token& x) { return x.symbol(":"); });
+    if (at.empty() || at.size() > 4) return false;
+    a.kind = A::tuple;
+    a.open = a.close = ':';
+    return items(split(t, at), nesting, a) && a.items.size() == at.size() + 1 &&
+           std::all_of(a.items.begin(), a.items.end(), [](const Answer& x) { return x.kind == A::value; });
+  }
+
+  // Sums of matrices with numbers in front.
+  bool matrix(Tokens t, int nesting, Answer& a) {
+    a.kind = A::matrix;
+    bool any = false;
+    while (!t.empty()) {
+      const auto begin = std::find_if(t.begin(), t.end(), [](const Token& x) {
+        return x.kind == Kind::command && x.text.starts_with("begin ") && x.text.ends_with("matrix");
+      });
+      if (begin == t.end()) {
+        const auto array = std::find_if(t.begin(), t.end(), [](const Token& x) { return x.command("begin array"); });
+        if (any || array == t.end()) return false;
+        return array_of(t, nesting, a);
+      }
+      const auto open = static_cast<size_t>(begin - t.begin());
+      Samples factor{mpq_class(1)};
+      if (!leading_factor(t.first(open), any, factor)) return false;
+      const size_t close = closing(t, open);
+      if (close == npos) return false;
+      Answer term;
+      if (!rows(t.subspan(open + 1, close - open - 1), nesting, term) || !accumulate(factor, term, any, a))
+        return false;
+      any = true;
+      t = t.subspan(close + 1);
+    }
+    return any;
+  }
+
+  // \left[\begin{array}{cc}...\end{array}\right]
+  bool array_of(Tokens t, int nesting, Answer& a) {
+    if (t.size() > 4 && (t[0].symbol("(") || t[0].symbol("[")) && closing(t, 0) == t.size() - 1)
+      t = t.subspan(1, t.size() - 2);
+    if (!t[0].command("begin array") || closing(t, 0) != t.size() - 1) return false;
+    return rows(t.subspan(1, t.size() - 2), nesting, a);
+  }
+
+  bool leading_factor(Tokens t, bool need_sign, Samples& factor) {
+    if (need_sign && (t.empty() || !(t[0].symbol("+") || t[0].symbol("-")))) return false;
+    const bool negative = !t.empty() && t[0].symbol("-");
+    if (!t.empty() && (negative || t[0].symbol("+"))) t = t.subspan(1);
+    if (!t.empty() && (t.back().symbol("*"))) t = t.first(t.size() - 1);
+    if (!t.empty()) {
+      const std::optional<Samples> x = expression(t);
+      if (!x) return false;
+      factor = *x;
+    }
+    if (negative) factor = minus(kZero, factor);
+    return true;
+  }
+
+  bool rows(Tokens t, int nesting, Answer& a) {
+    while (!t.empty() && t.back().symbol("\\\\")) t = t.first(t.size() - 1);
+    a.columns = 0;
+    for (const Tokens row : split(t, places(t, [](const Token& x) { return x.symbol("\\\\"); }))) {
+      const std::vector<Tokens> cells = split(row, places(row, [](const Token& x) { return x.symbol("&"); }));
+      if (a.columns != 0 && cells.size() != a.columns) return false;
+      a.columns = cells.size();
+      for (const Tokens cell : cells) a.items.push_back(read(cell, nesting + 1));
+      if (a.items.size() > kItems) return false;
+    }
+    return true;
+  }
+
+  // a += factor * term, cell by cell.
+  bool accumulate(const Samples& factor, const Answer& term, bool any, Answer& a) {
+    const bool plain_term = factor.constant && factor[0] && equal(*factor[0], mpq_class(1));
+    if (!any && plain_term) {
+      a.items = term.items;
+      a.columns = term.columns;
+      return true;
+    }
+    if (any && (a.columns != term.columns || a.items.size() != term.items.size())) return false;
+    if (!any) a.items.assign(term.items.size(), endpoint_of(kZero)), a.columns = term.columns;
+    if (!effort_.spend(8 * static_cast<int>(term.items.size()))) return false;
+    for (size_t i = 0; i < a.items.size(); i++) {
+      if (a.items[i].kind != A::value || term.items[i].kind != A::value) return false;
+      const Samples scaled =
+          combine(factor, term.items[i].value, [](const Number& x, const Number& y) { return multiply(x, y); });
+      a.items[i] = endpoint_of(minus(a.items[i].value, minus(kZero, scaled)));
+    }
+    return true;
+  }
+
+  // 1101_2, 1101_{2}
+  bool numeral(Tokens t, int, Answer& a) {
+    const size_t sign = t[0].symbol("-") ? 1 : 0;
+    if (t.size() < sign + 3 || t[sign].kind != Kind::number || !t[sign + 1].symbol("_")) return false;
+    Tokens base = t.subspan(sign + 2);
+    if (base.size() == 3 && base[0].symbol("{") && base[2].symbol("}")) base = base.subspan(1, 1);
+    if (base.size() != 1 || base[0].kind != Kind::number) return false;
+    a.kind = A::numeral;
+    a.text = (sign ? "-" : "") + without_leading_zeros(t[sign].text) + "_" + base[0].text;
+    return true;
+  }
+
+  // 1 \pm \sqrt{2} is two values.
+  bool signs(Tokens t, int, Answer& a) {
+    if (std::none_of(t.begin(), t.end(), [](const Token& x) { return x.command("pm"); })) return false;
+    a.kind = A::list;
+    for (const bool minus_sign : {false, true}) {
+      size_t used = 0;
+      const std::optional<Samples> x = read_expression(t, used, effort_, minus_sign);
+      if (!x || used != t.size()) return false;
+      a.items.push_back(endpoint_of(*x));
+    }
+    return true;
+  }
+
+  static bool is_currency(const Token& t) { return t.symbol("\\$") || t.symbol("€") || t.symbol("£") || t.symbol("¥"); }
+
+  bool scalar(Tokens t, int, Answer& a) {
+    const bool negative_money = t.size() > 2 && t[0].symbol("-") && is_currency(t[1]);
+    std::vector<Token> moved;
+    if (negative_money) {
+      moved.assign(t.begin(), t.end());
+      std::swap(moved[0], moved[1]);
+      t = moved;
+    }
+    if (is_currency(t[0])) {
+      a.unit = unit_name(t[0].symbol("\\$") ? "$" : t[0].text);
+      t = t.subspan(1);
+    }
+    const bool angle = std::any_of(t.begin(), t.end(), [](const Token& x) { return is_function(x.text.c_str()); });
+    if (!t.empty() && t.back().command("degree") && !angle) {
+      a.unit = "degree";
+      t = t.first(t.size() - 1);
+    }
+    if (t.empty()) return false;
+    const size_t sign = t[0].symbol("-") || t[0].symbol("+");
+    if (t.size() == sign + 1 && t[sign].command("infty")) {
+      a.kind = A::infinity;
+      a.negative = t[0].symbol("-");
+      return true;
+    }
+    size_t used = 0;
+    const std::optional<Samples> x = read_expression(t, used, effort_);
+    if (!x || !x->defined()) return false;
+    if (used < t.size()) {
+      if (!a.unit.empty() && a.unit != "dollar") return false;
+      if (!x->constant && t[used].kind != Kind::text) return false;
+      if (!is_unit(t.subspan(used), a.unit)) return false;
+    }
+    a.kind = A::value;
+    a.value = *x;
+    return true;
+  }
+
+  static bool is_unit(Tokens t, std::string& unit) {
+    if (t.size() > 8 || (t[0].kind != Kind::text && t[0].kind != Kind::word)) return false;
+    std::string all;
+    for (size_t i = 0; i < t.size(); i++) {
+      const bool exponent = i > 0 && (t[i - 1].symbol("^") || t[i - 1].symbol("{"));
+      const bool word = t[i].kind == Kind::text || t[i].kind == Kind::word || t[i].kind == Kind::letter;
+      if (word && std::any_of(t[i].text.begin(), t[i].text.end(), is_digit)) return false;
+      if (!word && !(t[i].kind == Kind::number && exponent) && !t[i].symbol("^") && !t[i].symbol("/") &&
+          !t[i].symbol("{") && !t[i].symbol("}"))
+        return false;
+      if (!t[i].symbol("{") && !t[i].symbol("}")) all += t[i].text + (word ? " " : "");
+    }
+    unit = unit_name(all);
+    return true;
+  }
+
+  Effort effort_;
+};
+
+}  // namespace
+
+Answer read_answer(std::string_view s) {
+  Answer a;
+  a.text = s.substr(0, kAnswerBytes);
+  if (s.size() > kAnswerBytes) return a;
+  const std::vector<Token> tokens = lex(s, kTokens);
+  return tokens.empty() ? a : Reader().read(tokens, 0);
+}
+
+}  // namespace pare::math_value

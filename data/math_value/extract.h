@@ -1,0 +1,22 @@
+// Where a response says its answer.
+#pragma once
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace pare::math_value {
+
+// The final answer of a finished response, as text.  Looked for behind </think> only, and not at all in a thought that
+// does not end; in this order:
+//   the last \boxed{}, with the boxes before it that are joined to it by "and" or a comma; not if a box stays open
+//   what follows "####", or is in the last <answer></answer>
+//   what follows the last "answer is" or "Answer:", to the end of the sentence
+//   the only formula of the last sentence, or its only number
+// A text that has none of these, or more than one formula where one is expected, has no answer: which of several values
+// was meant is not guessed.
+std::optional<std::string> extract(std::string_view response);
+
+// What is in the boxes of a gold; all of it where it has none.
+std::string boxed_gold(std::string_view gold);
+
+}  // namespace pare::math_value

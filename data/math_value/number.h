@@ -1,0 +1,61 @@
+// Numbers of answers: rationals are exact, everything else is complex with 256 bits.
+#pragma once
+#include <gmpxx.h>
+#include <mpc.h>
+
+#include <optional>
+#include <variant>
+
+namespace pare::math_value {
+
+// A complex number of 256 bits per part; MPC rounds every operation correctly, so results are the same everywhere.
+class Wide {
+ public:
+  static constexpr mpfr_prec_t kBits = 256;
+  Wide() { mpc_init2(z_, kBits); }
+  explicit Wide(const mpq_class& q) : Wide() { mpc_set_q(z_, q.get_mpq_t(), MPC_RNDNN); }
+  Wide(const Wide& other) : Wide() { mpc_set(z_, other.z_, MPC_RNDNN); }
+  Wide& operator=(const Wide& other) {
+    mpc_set(z_, other.z_, MPC_RNDNN);
+    return *this;
+  }
+  ~Wide() { mpc_clear(z_); }
+  mpc_ptr get() { return z_; }
+  mpc_srcptr get() const { return z_; }
+
+ private:
+  mpc_t z_;
+};
+
+using Number = std::variant<mpq_class, Wide>;
+// Nothing: undefined there (a division by zero), or out of the range that is worth computing.
+using MaybeNumber = std::optional<Number>;
+
+MaybeNumber add(const Number& a, const Number& b);
+MaybeNumber subtract(const Number& a, const Number& b);
+MaybeNumber multiply(const Number& a, const Number& b);
+MaybeNumber divide(const Number& a, const Number& b);
+// The principal value; exact where base and result are rational and not too long.
+MaybeNumber power(const Number& base, const Number& exponent);
+// The n-th root, n >= 1: of a negative real the real one where n is odd, else the principal one.
+MaybeNumber root(const Number& x, unsigned long n);
+MaybeNumber factorial(const Number& x);
+MaybeNumber binomial(const Number& n, const Number& k);
+MaybeNumber absolute(const Number& x);
+MaybeNumber floor(const Number& x);
+// By name: sin, cos, tan, cot, sec, csc, arcsin, arccos, arctan, sinh, cosh, tanh, ln, log (base 10), exp.  Nothing
+// for another name.
+MaybeNumber apply(const char* function, const Number& x);
+bool is_function(const char* name);
+
+Number pi();
+Number euler();
+Number imaginary_unit();
+
+// Rationals: the same number.  Otherwise equal to 180 bits, relative to the larger one or to 1.
+bool equal(const Number& a, const Number& b);
+bool is_zero(const Number& x);
+// Of a real number -1, 0 or 1; nothing for one that is not real.
+std::optional<int> sign(const Number& x);
+
+}  // namespace pare::math_value

@@ -1,0 +1,586 @@
+// The verifiers, mode by mode: cases of our own, what the graders of other projects said about real answers where that
+// data is there, and hostile text.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/rng.h"
+#include "base/thread_pool.h"
+#include "data/verify.h"
+#include "program.h"
+
+namespace pare {
+namespace {
+
+using Json = nlohmann::json;
+
+Verdict grade(const char* mode, const std::string& response, const std::string& gold, bool finished = true) {
+  return find_verifier(mode).grade(response, finished, gold);
+}
+
+std::vector<Json> rows(const std::string& name) {
+  std::vector<Json> all;
+  std::ifstream in("../shared/data/" + name);
+  for (std::string line; std::getline(in, line);) all.push_back(Json::parse(line));
+  return all;
+}
+#define ROWS_OR_SKIP(variable, name)             \
+  const std::vector<Json> variable = rows(name); \
+  if (variable.empty()) GTEST_SKIP() << "no ../shared/data/" << (name)
+
+TEST(Verifiers, AreFoundByName) {
+  for (const char* name : {"exact", "contains", "starts_with", "gsm8k-strict", "gsm8k-flexible", "math-string", "dapo",
+                           "countdown", "math-value"})
+    EXPECT_STREQ(find_verifier(name).name, name);
+  for (const auto& [wrong, near] : std::map<std::string, std::string>{{"math_value", "math-value"},
+                                                                      {"gsm8k_strict", "gsm8k-strict"},
+                                                                      {"DAPO", "dapo"},
+                                                                      {"countdwn", "countdown"}}) {
+    try {
+      find_verifier(wrong);
+      ADD_FAILURE() << wrong;
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find("the nearest is " + near + ";"), std::string::npos) << e.what();
+    }
+  }
+}
+
+// ---- gsm8k
+// -----------------------------------------------------------------------------------------------------------
+
+TEST(Gsm8k, Strict) {
+  for (const char* text : {"#### 42", "so\n#### 42", "#### 41\n#### 42", "#### 42 dollars", "##### 42", "#### 42-"})
+    EXPECT_EQ(grade("gsm8k-strict", text, "42").score, 1) << text;
+  for (const char* text :
+       {"42", "####42", "####  42", "#### $42", "#### 42.", "#### 42.0", "#### 42\n#### 41", "#### x"})
+    EXPECT_EQ(grade("gsm8k-strict", text, "42").score, 0) << text;
+  EXPECT_EQ(grade("gsm8k-strict", "#### 1,234", "1234").score, 1);
+  EXPECT_EQ(grade("gsm8k-strict", "#### -5", "-5").extracted, "-5");
+  EXPECT_FALSE(grade("gsm8k-strict", "#### x", "42").found);
+  EXPECT_EQ(grade("gsm8k-strict", "#### 3\n#### x", "3").score, 1) << "the last one with a number";
+}
+
+TEST(Gsm8k, Flexible) {
+  EXPECT_EQ(grade("gsm8k-flexible", "It is 42", "42").score, 1);
+  EXPECT_EQ(grade("gsm8k-flexible", "It is 42 of 50", "42").extracted, "50");
+  EXPECT_EQ(grade("gsm8k-flexible", "It is 42.", "42").extracted, "42.");
+  EXPECT_EQ(grade("gsm8k-flexible", "It is 1,234", "1234").score, 0);
+  EXPECT_EQ(grade("gsm8k-flexible", "7 . . .", "7").score, 1) << "full stops are no numbers";
+  EXPECT_EQ(grade("gsm8k-flexible", ". - .", "7").extracted, ".");
+  EXPECT_FALSE(grade("gsm8k-flexible", "- none -", "7").found);
+}
+
+TEST(Gsm8k, Looks300CharactersBack) {
+  for (const std::string mark : {"x", "\u00e9", "\u4e2d", "\U0001f600"}) {  // characters, not bytes
+    std::string tail;
+    for (int i = 0; i < 293; i++) tail += mark;
+    EXPECT_EQ(grade("gsm8k-strict", "#### 42" + tail, "42").score, 1) << mark;
+    EXPECT_EQ(grade("gsm8k-strict", "#### 42" + tail + mark, "42").score, 0) << mark;
+  }
+}
+
+// ---- math-string
+// -----------------------------------------------------------------------------------------------------
+
+double boxed(const char* mode, const std::string& answer, const std::string& gold) {
+  return grade(mode, "Thus \\boxed{" + answer + "}.", gold).score;
+}
+
+TEST(MathString, Normalises) {
+  const std::pair<const char*, const char*> equal[] = {{"\\frac{1}{2}", "0.5"},
+                                                       {"\\tfrac12", "\\frac{1}{2}"},
+                                                       {"1/2", "\\frac{1}{2}"},
+                                                       {"\\sqrt3", "\\sqrt{3}"},
+                                                       {"\\left( 1, 2 \\right)", "(1,2)"},
+                                                       {"x=7", "7"},
+                                                       {"90^\\circ", "90"},
+                                                       {"18\\text{ dollars}", "18"},
+                                                       {"50\\%", "50"},
+                                                       {".5", "\\frac{1}{2}"},
+                                                       {"\\frac1{72}", "\\frac{1}{72}"},
+                                                       {"1\\!000", "1000"},
+                                                       {"\\frac{a}{b}", "\\frac{a}{b}"},
+                                                       {"-3/4", "\\frac{-3}{4}"}};
+  for (const auto& [a, b] : equal) EXPECT_EQ(boxed("math-string", a, b), 1) << a << " | " << b;
+  const std::pair<const char*, const char*> different[] = {{"42.0", "42"},   {"1,000", "1000"}, {"2/4", "1/2"},
+                                                           {"x^{2}", "x^2"}, {"$9$", "9"},      {"007", "7"},
+                                                           {"xyz=7", "7"},   {"03/4", "3/4"}};
+  for (const auto& [a, b] : different) EXPECT_EQ(boxed("math-string", a, b), 0) << a << " | " << b;
+}
+
+TEST(MathString, FindsTheLastBox) {
+  EXPECT_EQ(grade("math-string", "\\boxed{41} then \\boxed{42}", "42").score, 1);
+  EXPECT_EQ(grade("math-string", "\\boxed 42$ is it", "42").extracted, "42");
+  EXPECT_EQ(grade("math-string", "\\boxed{\\frac{1}{2}}", "1/2").extracted, "\\frac{1}{2}");
+  for (const char* text : {"42", "\\boxed{42", "\\fbox{42}", "\\boxed42", ""})
+    EXPECT_EQ(grade("math-string", text, "42").score, 0) << text;
+  EXPECT_TRUE(grade("math-string", "\\boxed{}", "42").found);
+}
+
+// Where a step of the normalisation fails the strings are compared as they stand.
+TEST(MathString, ComparesRawTextWhereItCannotNormalise) {
+  for (const char* odd : {"\\sqrt", "\\frac", "1\\text{ a}2\\text{ b}", "\\sqrt\\sqrt{2}"}) {
+    EXPECT_EQ(boxed("math-string", odd, odd), 1) << odd;
+    EXPECT_EQ(boxed("math-string", odd, std::string(odd) + " "), 0) << odd;
+  }
+  EXPECT_EQ(boxed("math-string", "\\frac1", "\\frac 1"), 1) << "one character: left alone";
+}
+
+// ---- dapo
+// ------------------------------------------------------------------------------------------------------------
+
+TEST(Dapo, ReadsTheLastAnswerLine) {
+  for (const char* text : {"Answer: 42", "answer : $42$", "ANSWER:\n\n42", "Answer: 41\nAnswer: 42",
+                           "Answer: \\boxed{42}", "Answer: x = 42", "Answer: 42 cm", "Answer: an 42"})
+    EXPECT_EQ(grade("dapo", text, "42").score, 1) << text;
+  for (const char* text :
+       {"42", "**Answer**: 42", "**Answer: 42**", "Answer:", "Answer: 42\nAnswer: 41", "Answer: 42."})
+    EXPECT_EQ(grade("dapo", text, "42").score, -1) << text;
+  EXPECT_EQ(grade("dapo", "no", "42").extracted, "[INVALID]");
+  EXPECT_FALSE(grade("dapo", "no", "42").found);
+  EXPECT_EQ(grade("dapo", "Answer: Answer: 42", "42").extracted, "Answer:42") << "matches do not overlap";
+  EXPECT_EQ(grade("dapo", "Answer: \n", "").score, 1) << "a blank is an answer";
+}
+
+TEST(Dapo, Normalises) {
+  const std::pair<const char*, const char*> equal[] = {{"\\frac12", "\\frac{1}{2}"},
+                                                       {"\\sqrt2", "\\sqrt{2}"},
+                                                       {"10,000", "10000"},
+                                                       {"\\text{even}", "even"},
+                                                       {"5\\text{ inches}", "5"},
+                                                       {"a 5", "5"},
+                                                       {"$\\frac{1}{2}$ of it", "\\frac{1}{2}"},
+                                                       {"x+1=0", "y=0"},
+                                                       {"90^\\circ", "90"}};
+  for (const auto& [a, b] : equal) EXPECT_EQ(grade("dapo", std::string("Answer: ") + a, b).score, 1) << a << " | " << b;
+  EXPECT_EQ(grade("dapo", "Answer: 18,\\text{ and }19", "18,19").score, 1);
+  EXPECT_EQ(grade("dapo", "Answer: \\dfrac{1}{2}", "\\frac{1}{2}").score, -1);
+  EXPECT_EQ(grade("dapo", "Answer: 1,23", "123").score, 1);
+}
+
+// ---- countdown
+// -------------------------------------------------------------------------------------------------------
+
+double countdown(const std::string& equation, const std::string& gold = R"({"target": 15, "numbers": [3, 5, 7]})") {
+  return grade("countdown", "Assistant: <answer>" + equation + "</answer>", gold).score;
+}
+
+TEST(Countdown, EvaluatesAsPythonDoes) {
+  for (const char* e : {"3+5+7", " ( 3 + 5 ) + 7 ", "7+5 - -3", "+3+5+7", "((3))+5+7"}) EXPECT_EQ(countdown(e), 1) << e;
+  for (const char* e : {"3+5", "3+5+7+0", "3*5", "3+5+7)", "(3+5+7", "3 5 7", "3++", "", "3.5+7", "3+5=7", "3(5)7",
+                        "...", "3+5+07", "3+5+\\frac{7}{1}", "3/(5-5)+7", "3**5**7"})
+    EXPECT_EQ(countdown(e), 0.1) << e;
+  const auto makes = [](const char* e, const char* gold) { return countdown(e, gold) == 1; };
+  EXPECT_TRUE(makes("7//3+5", R"({"target": 7, "numbers": [3, 5, 7]})"));
+  EXPECT_TRUE(makes("-7//3+5", R"({"target": 2, "numbers": [3, 5, 7]})")) << "rounds down";
+  EXPECT_TRUE(makes("-3**2+9", R"({"target": 0, "numbers": [2, 3, 9]})")) << "a power binds tighter than a sign";
+  EXPECT_TRUE(makes("2**3**2", R"({"target": 512, "numbers": [2, 2, 3]})")) << "to the right";
+  EXPECT_TRUE(makes("8/(3-8/3)", R"({"target": 24, "numbers": [3, 3, 8, 8]})"));
+  EXPECT_TRUE(makes("((-4)**(1/2))**4", R"({"target": 16, "numbers": [1, 2, 4, 4]})")) << "through a complex number";
+  EXPECT_TRUE(makes("2**70-2**70+1", R"({"target": 1, "nums": [1, 2, 2, 70, 70]})")) << "integers of any size";
+  EXPECT_FALSE(makes("9**9**9", R"({"target": 1, "numbers": [9, 9, 9]})")) << "too large to wait for";
+}
+
+TEST(Countdown, FindsTheEquation) {
+  const std::string gold = R"({"target": 15, "numbers": [3, 5, 7]})";
+  EXPECT_EQ(grade("countdown", "<answer>3+5+7</answer>", gold).score, 0) << "no Assistant:";
+  EXPECT_EQ(grade("countdown", "Assistant: 3+5+7", gold).score, 0);
+  EXPECT_EQ(grade("countdown", "Assistant: <answer>3+5\n+7</answer>", gold).score, 0) << "the last line only";
+  EXPECT_EQ(grade("countdown", "<|im_start|>assistant\n<answer>3+5+7</answer>", gold).score, 1);
+  EXPECT_EQ(grade("countdown", "Assistant: <answer>1</answer> <answer>3+5+7</answer>", gold).score, 1);
+  for (const char* bad : {"", "7", "{}", R"({"target": 15})", R"({"target": 1.5, "numbers": [3]})",
+                          R"({"target": 15, "numbers": []})", R"({"target": 15, "numbers": ["3"]})"})
+    EXPECT_THROW(grade("countdown", "x", bad), Error) << bad;
+}
+
+// ---- math-value
+// ------------------------------------------------------------------------------------------------------
+
+TEST(MathValue, SameValues) {
+  const std::pair<const char*, const char*> equal[] = {
+      // gold, answer
+      {"42", "42.0"},
+      {"1000", "1,000"},
+      {"1000", "10**3"},
+      {"1000", "1 000"},
+      {"0.5", "\\frac12"},
+      {"\\frac{3}{2}", "1\\frac{1}{2}"},
+      {"\\frac{3}{2}", "1 1/2"},
+      {"-\\frac{1}{2}", "\\frac{1}{-2}"},
+      {"\\frac{1}{6}", "0.1\\overline{6}"},
+      {"2\\sqrt{3}", "\\sqrt{12}"},
+      {"\\sqrt[3]{2}", "2^{1/3}"},
+      {"-2", "\\sqrt[3]{-8}"},
+      {"\\frac{\\pi}{2}", "\\pi/2"},
+      {"\\frac{1}{\\sqrt2}", "\\frac{\\sqrt{2}}{2}"},
+      {"\\sqrt{3+2\\sqrt2}", "1+\\sqrt2"},
+      {"3-2i", "-2i+3"},
+      {"10\\%", "0.1"},
+      {"28\\%", "28 percent"},
+      {"120", "5!"},
+      {"120", "\\binom{10}{3}"},
+      {"3", "\\log_2 8"},
+      {"1500", "1.5\\times10^{3}"},
+      {"\\frac12", "\\sin 30^\\circ"},
+      {"\\ln 2", "\\frac{\\ln 4}{2}"},
+      {"2^{98}", "4^{49}"},
+      {"x^2-1", "(x-1)(x+1)"},
+      {"\\sin^2 x", "1-\\cos^2 x"},
+      {"e^{2x}", "\\exp(2x)"},
+      {"(a+b)^{20}", "(b+a)^{20}"},
+      {"\\frac{x+2}{7}", "\\frac{x}{7}+\\frac{2}{7}"},
+      {"|x|", "\\sqrt{x^2}"},
+      {"\\lfloor 7/2 \\rfloor", "3"},
+      {"a_1+a_2", "a_{2}+a_{1}"},
+      // names, units, words
+      {"7", "x = 7"},
+      {"x=7", "7"},
+      {"f(x)=x^2", "x^2"},
+      {"70 \\text{ cm}", "70"},
+      {"70\\text{ cm}", "70 centimeters"},
+      {"\\$18", "18\\text{ dollars}"},
+      {"90", "90^\\circ"},
+      {"\\text{Evelyn}", "Evelyn"},
+      {"\\text{(C)}", "C"},
+      {"\\text{no}", "No"},
+      {"204", "\\mathbf{204}"},
+      {"x = 11", "x = 5+6 = 11"},
+      {"1/3", "1/3 \\approx 0.333"},
+      // several
+      {"(1,2)", "\\left( 1, 2 \\right)"},
+      {"1,2", "2 \\text{ and } 1"},
+      {"\\{1,2\\}", "2, 1"},
+      {"1\\pm\\sqrt2", "1-\\sqrt2, 1+\\sqrt2"},
+      {"\\emptyset", "\\{\\}"},
+      {"(1,2),(3,4)", "(3,4),(1,2)"},
+      {"a=4,b=5", "4,5"},
+      {"7:32", "7:32"},
+      // intervals and relations
+      {"(-\\infty,2]", "x \\le 2"},
+      {"[-2,7]", "-2\\le x\\le 7"},
+      {"x>5", "5 < x"},
+      {"x \\in [0,1)", "[0,1)"},
+      {"(-\\infty,-3]\\cup[2,\\infty)", "x \\le -3 \\text{ or } x \\ge 2"},
+      {"|x|<2", "(-2,2)"},
+      {"x+y<3", "3 > y+x"},
+      {"2x+4y-3=0", "y=-\\frac12x+\\frac34"},
+      {"x\\neq 5", "x != 5"},
+      // matrices, numerals
+      {"\\begin{pmatrix}1/2\\\\0\\end{pmatrix}", "\\begin{bmatrix}0.5\\\\0\\end{bmatrix}"},
+      {"\\begin{pmatrix}6&8\\end{pmatrix}", "2\\begin{pmatrix}1&2\\end{pmatrix}+\\begin{pmatrix}4&4\\end{pmatrix}"},
+      {"4210_{5}", "4210_5"}};
+  for (const auto& [gold, answer] : equal) EXPECT_EQ(boxed("math-value", answer, gold), 1) << gold << " | " << answer;
+}
+
+TEST(MathValue, DifferentValues) {
+  const std::pair<const char*, const char*> different[] = {
+      {"42", "41"},
+      {"42", "-42"},
+      {"28800", "28801"},
+      {"\\frac13", "0.3333333333333333"},
+      {"\\pi", "3.14159265358979"},
+      {"123", "1,23"},
+      {"11/2", "1 1/2"},
+      {"1", "1\\sqrt{19}"},
+      {"10\\%", "10"},
+      {"i", "-i"},
+      {"1+\\sqrt5", "1-\\sqrt5"},
+      {"p-q", "q-p"},
+      {"x", "y"},
+      {"x+1", "x+2"},
+      {"|x|", "x"},
+      {"\\sqrt{x^2}", "x"},
+      {"10^{100}", "10^{100}+1"},
+      {"2^{98}", "2^{99}"},
+      {"3^{2023}", "3^{2024}"},
+      {"70\\text{ cm}", "70\\text{ m}"},
+      {"x=7", "y=7"},
+      {"m=3,b=4", "m=4,b=3"},
+      {"7", "7 \\text{ or } 8"},
+      {"7", "7, 8"},
+      {"(1,2)", "(2,1)"},
+      {"(0,1,2)", "(0,1)"},
+      {"[0,1)", "(0,1)"},
+      {"\\{1,2\\}", "\\{1,2,3\\}"},
+      {"1,1,2", "1,2,2"},
+      {"x<1", "x>-1"},
+      {"x<1", "x\\le 1"},
+      {"2x+z=1", "1"},
+      {"7=11a+c", "11a+c"},
+      {"x+y<3", "x+y>3"},
+      {"12:00", "1:00"},
+      {"\\begin{pmatrix}1&2\\end{pmatrix}", "\\begin{pmatrix}1\\\\2\\end{pmatrix}"},
+      {"4210_5", "4210"},
+      {"4210_5", "4210_6"},
+      {"\\text{Evelyn}", "Evelny"},
+      {"ABC", "ACB"},
+      {"\\infty", "-\\infty"},
+      {"E", "\\text{d}"},
+      {"42", ""},
+      {"42", "42 because 6*7"},
+      {"1/0", "2/0"}};
+  for (const auto& [gold, answer] : different)
+    EXPECT_EQ(boxed("math-value", answer, gold), 0) << gold << " | " << answer;
+}
+
+TEST(MathValue, TakesTheFinalAnswer) {
+  for (const char* text :
+       {"\\boxed{42}", "\\boxed{41} no, \\boxed{42}", "so $x = \\boxed{42}$.", "#### 42", "The answer is 42.",
+        "**Answer**: 42", "**Answer: 42**", "Final Answer: The final answer is $42$. I hope it is correct.",
+        "<think>41 or 43</think> <answer>42</answer>", "<think>\\boxed{41}</think>\\boxed{42}",
+        "thought </think> \\boxed{42}", "We get 6 * 7.\nTherefore $x = 42$.", "There are 42 of them.", "\\boxed 42",
+        "42"})
+    EXPECT_EQ(grade("math-value", text, "42").score, 1) << text;
+  EXPECT_EQ(grade("math-value", "\\boxed{1} and \\boxed{2}", "1, 2").score, 1);
+  EXPECT_EQ(grade("math-value", "$y_1 = \\boxed{1}$ and $y_2 = \\boxed{2}$", "y_1=1, y_2=2").score, 1);
+  EXPECT_EQ(grade("math-value", "$\\boxed{28}$ percent", "28\\%").score, 1);
+}
+
+TEST(MathValue, NeverTakesACutResponseOrAnIntermediateValue) {
+  for (const char* text : {"\\boxed{42}", "#### 42", "42"}) {
+    EXPECT_EQ(grade("math-value", text, "42", false).score, 0) << text;
+    EXPECT_FALSE(grade("math-value", text, "42", false).found);
+  }
+  for (const char* text :
+       {"", "   ", "<think> we compute 6*7 = 42 and", "<think>\\boxed{42}</think> I am done.", "<think> \\boxed{42}",
+        "\\boxed{42} hmm no \\boxed{41}", "\\boxed{42} so \\boxed{4", "\\boxed{42", "The result is 42 because 6 * 7",
+        "First 42, then 43.", "\\boxed{42}, \\boxed{43}", "\\boxed{42 \\text{ or } 43}", "The answer is 42 or 43.",
+        "Answer: 42\nAnswer: 43", "#### 42\n#### 43", "42\n\nSo the sum is $43$.", "\\boxed{}", "</think>"})
+    EXPECT_EQ(grade("math-value", text, "42").score, 0) << text;
+}
+
+// ---- the data of other graders
+// ---------------------------------------------------------------------------------------
+
+const std::map<std::string, std::pair<const char*, const char*>> kGraders =
+    {  // their name: our mode, the answer's place
+        {"verl_gsm8k_strict", {"gsm8k-strict", "#### "}},
+        {"verl_gsm8k_flexible", {"gsm8k-flexible", ""}},
+        {"verl_math", {"math-string", "\\boxed{"}},
+        {"verl_dapo_minerva", {"dapo", "Answer: "}}};
+
+void expect_their_grades(const std::vector<Json>& all) {
+  size_t compared = 0;
+  for (const Json& row : all)
+    for (const auto& [name, mode] : kGraders) {
+      if (!row["grades"].contains(name)) continue;
+      const std::string answer = row["pred"], place = mode.second;
+      const double score = grade(mode.first, place + answer + (place.back() == '{' ? "}" : ""), row["gold"]).score;
+      EXPECT_EQ(score > 0, row["grades"][name] == 1) << name << ": " << row;
+      compared++;
+    }
+  EXPECT_GT(compared, all.size());
+}
+
+TEST(VerifierData, AnswersAreGradedAsVerlGradesThem) {
+  ROWS_OR_SKIP(pairs, "verifier/cross_grader.jsonl");
+  expect_their_grades(pairs);
+  expect_their_grades(rows("verifier/math500_variants.jsonl"));
+}
+
+TEST(VerifierData, ResponsesAreReadAsVerlReadsThem) {
+  ROWS_OR_SKIP(responses, "verifier/responses.jsonl");
+  for (const Json& row : responses)
+    for (const auto& [name, mode] : kGraders) {
+      const Json& theirs = row["results"][name];
+      const Verdict v = grade(mode.first, row["response"], row["gold"]);
+      EXPECT_EQ(v.score, theirs["score"].get<double>()) << name << ": " << row["name"];
+      const bool none = theirs["extracted"].is_null() || theirs["extracted"] == "error:AssertionError";
+      EXPECT_EQ(v.extracted, none ? "" : theirs["extracted"].get<std::string>()) << name << ": " << row["name"];
+    }
+}
+
+TEST(VerifierData, CountdownIsGradedAsTinyZeroGradesIt) {
+  ROWS_OR_SKIP(cases, "math/countdown_reward_cases.jsonl");
+  for (const Json& row : cases) {
+    const Json gold = {{"target", row["target"]}, {"numbers", row["nums"]}};
+    const Verdict v = grade("countdown", row["response"], gold.dump());
+    EXPECT_EQ(v.score, row["score"].get<double>()) << row;
+    EXPECT_EQ(v.extracted, row["extracted"].is_null() ? "" : row["extracted"].get<std::string>()) << row;
+  }
+}
+
+// Accepts what should be accepted, nothing else; the answer in a box and as all of the response.
+TEST(VerifierData, MathValueAcceptsWhatItShould) {
+  ROWS_OR_SKIP(pairs, "verifier/cross_grader.jsonl");
+  for (const bool box : {true, false}) {
+    int right = 0, accepted = 0;
+    for (const Json& row : pairs) {
+      if (row["should_accept"].is_null()) continue;
+      const std::string answer = row["pred"];
+      const double score = grade("math-value", box ? "\\boxed{" + answer + "}" : answer, row["gold"]).score;
+      if (row["should_accept"] == 0) {
+        EXPECT_EQ(score, 0) << row;
+        continue;
+      }
+      right++;
+      accepted += score == 1;
+    }
+    RecordProperty(box ? "accepted_boxed" : "accepted_plain", accepted);
+    EXPECT_GE(accepted, 0.95 * right) << accepted << " of " << right;
+  }
+}
+
+// 131 of 134 at the time of writing.  The others: one pair is expected to be both equal and different (an option of
+// Math-Verify's), \( \) over several lines is expected not to be a formula, and two sums are equal after reordering.
+TEST(VerifierData, MathValueAgreesWithMathVerifysTests) {
+  ROWS_OR_SKIP(tests, "verifier/math_verify_tests.jsonl");
+  int agreed = 0;
+  for (const Json& row : tests) agreed += grade("math-value", row["pred"], row["gold"]).score == row["expected"];
+  RecordProperty("agreed", agreed);
+  EXPECT_GE(agreed, 0.975 * static_cast<double>(tests.size())) << agreed << " of " << tests.size();
+}
+
+TEST(VerifierData, EveryGoldIsItself) {
+  ROWS_OR_SKIP(problems, "math/simplerl_zoo_level3to5_8523.jsonl");
+  for (size_t i = 0; i < problems.size(); i += 7) {
+    const std::string gold = problems[i]["answer"];
+    if (gold.empty()) continue;
+    EXPECT_EQ(boxed("math-value", gold, gold), 1) << gold;
+  }
+}
+
+// ---- hostile text
+// ----------------------------------------------------------------------------------------------------
+
+const char* const kModes[] = {"exact",       "contains", "starts_with", "gsm8k-strict", "gsm8k-flexible",
+                              "math-string", "dapo",     "countdown",   "math-value"};
+
+std::string gold_for(const std::string& mode, const std::string& gold) {
+  return mode == "countdown" ? R"({"target": 15, "numbers": [3, 5, 7]})" : gold;
+}
+
+TEST(HostileText, EndsSoonAndWithAVerdict) {
+  const auto repeat = [](const std::string& s, int n) {
+    std::string all;
+    for (int i = 0; i < n; i++) all += s;
+    return all;
+  };
+  std::vector<std::string> texts;
+  for (const char* piece :
+       {"(",       "[",        "{",          "\\{",      "|",       "-",      "+",        "^",
+        "!",       "%",        "9",          "9^",       "\\sqrt{", "\\frac", "\\frac{",  "\\boxed{",
+        "\\boxed", "\\text{",  "\\sin ",     "\\log_",   "x",       "x^",     "1,",       "(1,",
+        "=",       "x=",       "<",          "x<",       "_",       "\\pm ",  "\\left(",  "\\begin{pmatrix}",
+        "&",       "\\\\",     "$",          "$$",       "Answer:", "#### ",  "<answer>", "</answer>",
+        "<think>", "</think>", "answer is ", "and ",     "\\in ",   ":",      ";",        ".",
+        " ",       "\n",       "\xff",       "\xe2\x88", "\u221a",  "9!",     "e^",       "\\binom{9}",
+        "3**",     "1/",       "\\cup ",     "2\\frac12"})
+    for (const int n : {1, 40, 3000}) {
+      texts.push_back(repeat(piece, n));
+      texts.push_back("\\boxed{" + repeat(piece, n) + "}");
+      texts.push_back("Assistant: <answer>3" + repeat(piece, n) + "</answer>");
+    }
+  for (const char* big : {"9^{9^{9^9}}", "10^{10^{10}}", "(1/3)^{99999}", "99999!", "\\binom{999999}{500000}",
+                          "\\sin(10^{9999})", "e^{e^{e^{e^e}}}", "\\tan\\frac{\\pi}{2}", "\\ln 0", "0^0", "0^{-1}",
+                          "\\sqrt[999]{2}", "x^{x^{x^{x^x}}}", "0.\\overline{9}", "\\arctan i", "\\frac{1}{\\sin\\pi}"})
+    texts.push_back(std::string("\\boxed{") + big + "}");
+  for (const std::string& text : texts)
+    for (const char* mode : kModes) {
+      const Verdict v = grade(mode, text, gold_for(mode, "9"));
+      EXPECT_TRUE(v.score == 0 || v.score == 0.1 || v.score == 1 || v.score == -1)
+          << mode << ": " << text.substr(0, 60);
+    }
+}
+
+// Changed, cut and joined answers: no crash, the same verdict again, and whatever the number of threads.
+TEST(HostileText, MutationsAreGradedTheSameAlways) {
+  const std::string seeds[] = {"\\boxed{\\frac{1}{2}}",
+                               "Answer: $1\\pm\\sqrt{2}$",
+                               "#### 1,234",
+                               "\\boxed{[0,1)\\cup(2,\\infty)}",
+                               "Assistant: <answer>(3+5)*7//2**3</answer>",
+                               "\\boxed{\\begin{pmatrix}1&2\\\\3&x^2\\end{pmatrix}}",
+                               "The answer is 1 1/2 \\text{ cm}.",
+                               "\\boxed{-2\\le |x-1| \\le 7}",
+                               "\\boxed{\\sin^2 x+\\log_2 8!}",
+                               "<think>x</think>\\boxed{4210_{5}} and \\boxed{50\\%}",
+                               "\\boxed{f(x)=e^{2x}, y=3-2i}"};
+  Rng rng(rng_key(1, RngStream::test, 0));
+  const auto seed = [&] { return seeds[rng.below(std::size(seeds))]; };
+  std::vector<std::string> texts, golds;
+  for (int i = 0; i < 3000; i++) {
+    std::string s = seed();
+    for (uint32_t edits = 1 + rng.below(6); edits > 0 && !s.empty(); edits--) {
+      const size_t at = rng.below(static_cast<uint32_t>(s.size())), other = rng.below(static_cast<uint32_t>(s.size()));
+      const std::string donor = seed();
+      const size_t from = rng.below(static_cast<uint32_t>(donor.size()));
+      switch (rng.below(5)) {
+        case 0:
+          s[at] = static_cast<char>(rng.below(256));
+          break;
+        case 1:
+          s.erase(at, 1 + rng.below(4));
+          break;
+        case 2:
+          s.insert(at, donor.substr(from, 1 + rng.below(8)));
+          break;
+        case 3:
+          std::swap(s[at], s[other]);
+          break;
+        default:
+          s.insert(at, s.substr(std::min(at, other), 1 + rng.below(12)));
+      }
+    }
+    texts.push_back(s);
+    golds.push_back(i % 3 ? "\\frac{1}{2}" : texts[rng.below(static_cast<uint32_t>(texts.size()))]);
+  }
+  for (const char* mode : kModes) {
+    std::vector<Answered> batch;
+    const std::string countdown_gold = gold_for("countdown", "");
+    for (size_t i = 0; i < texts.size(); i++)
+      batch.push_back({texts[i], i % 5 != 0, std::string(mode) == "countdown" ? countdown_gold : golds[i]});
+    set_threads(1);
+    const std::vector<Verdict> one = grade_all(find_verifier(mode), batch);
+    set_threads(3);
+    const std::vector<Verdict> three = grade_all(find_verifier(mode), batch);
+    ASSERT_EQ(one.size(), batch.size());
+    for (size_t i = 0; i < batch.size(); i++) {
+      EXPECT_EQ(one[i].score, three[i].score) << mode << ": " << texts[i];
+      EXPECT_EQ(one[i].extracted, three[i].extracted) << mode << ": " << texts[i];
+      EXPECT_EQ(one[i].parsed, three[i].parsed) << mode << ": " << texts[i];
+    }
+  }
+  set_threads(0);
+}
+
+// ---- the command
+// -----------------------------------------------------------------------------------------------------
+
+class VerifyCommand : public test::Program {};
+
+TEST_F(VerifyCommand, GradesLines) {
+  input_ = write("in.jsonl",
+                 "{\"response\": \"\\\\boxed{1/2}\", \"gold\": 0.5}\n\n"
+                 "{\"response\": \"\\\\boxed{1/2}\", \"gold\": \"0.5\", \"finished\": false}\n");
+  EXPECT_EQ(run("verify --mode math-value").out,
+            "{\"score\":1.0,\"extracted\":\"1/2\",\"parsed\":\"1/2\"}\n"
+            "{\"score\":0.0,\"extracted\":null,\"parsed\":null}\n");
+  input_ =
+      write("in.jsonl", R"({"response": "Assistant: <answer>1+2</answer>", "gold": {"target": 3, "nums": [1, 2]}})");
+  EXPECT_EQ(run("verify --mode countdown").out, "{\"score\":1.0,\"extracted\":\"1+2\",\"parsed\":\"1+2\"}\n");
+}
+
+TEST_F(VerifyCommand, BadLinesAndModesAreErrors) {
+  const auto expect_error = [&](const std::string& line, const char* mode, const char* says) {
+    input_ = write("in.jsonl", "{\"response\": \"a\", \"gold\": \"a\"}\n" + line);
+    const test::Outcome o = run(cat("verify --mode ", mode));
+    EXPECT_EQ(o.code, 2) << line;
+    EXPECT_NE(o.err.find(says), std::string::npos) << o.err;
+  };
+  expect_error("x", "exact", "line 2: not JSON");
+  expect_error("[]", "exact", "line 2: array");
+  expect_error(R"({"gold": "a"})", "exact", "line 2: \"response\" is absent");
+  expect_error(R"({"response": 1, "gold": "a"})", "exact", "line 2: \"response\" is number");
+  expect_error(R"({"response": "a", "gold": null})", "exact", "line 2: \"gold\" is null");
+  expect_error(R"({"response": "a", "gold": "a", "finished": 1})", "exact", "line 2: \"finished\" is number");
+  expect_error("", "countdown", "expected an object {\"target\"");
+  expect_error("", "dapp", "the nearest is dapo");
+}
+
+}  // namespace
+}  // namespace pare
