@@ -77,7 +77,9 @@ StateFile read_state(const std::string& folder) {
   try {
     if (j.at("format") != format_version)
       fail(path, ": format ", j.at("format").dump(), ", this program reads ", format_version);
-    StateFile s{run_state(j.at("run")), {}, j.at("initial_weights"), j.at("rows"), j.at("files")};
+    StateFile s;
+    s.run = run_state(j.at("run"));
+    s.initial_weights = j.at("initial_weights"), s.rows = j.at("rows"), s.files = j.at("files");
     apply_toml(s.config, j.at("config").get<std::string>(), path);
     return s;
   } catch (const json::exception& e) {

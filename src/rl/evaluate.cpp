@@ -25,14 +25,15 @@ Evaluation::Evaluation(const Session& session, const Task& task, Rollout& rollou
       .top_p = static_cast<float>(v.top_p),
       .key = rng_key(static_cast<uint64_t>(config.trainer.seed), RngStream::eval, static_cast<uint64_t>(step)),
       .eos = session.eos};
-  for (Completion& c : rollout.generate(requests, sampling, progress)) {
-    EvaluatedProblem& p = problems_[c.request];
-    EvaluatedResponse r;
-    r.finished = c.finish == Finish::eos;
-    r.text = session.response_text(c);
-    r.reward = task.reward(p.problem, {r.text, r.finished});
-    r.tokens = std::move(c.tokens);
-    p.responses.push_back(std::move(r));
+  std::vector<Completion> completions = rollout.generate(requests, sampling, progress);
+  std::vector<Problem> problems;
+  for (const EvaluatedProblem& p : problems_) problems.push_back(p.problem);
+  std::vector<Reward> rewards = session.rewards(task, problems, completions);
+  for (size_t i = 0; i < completions.size(); i++) {
+    Completion& c = completions[i];
+    const std::string text = session.response_text(c);
+    problems_[c.request].responses.push_back(
+        {std::move(c.tokens), text, std::move(rewards[i]), c.finish == Finish::eos});
   }
   for (EvaluatedProblem& p : problems_) {
     std::vector<std::optional<std::string>> answers;
