@@ -17,9 +17,4 @@ struct SlotPages {
 std::vector<PagedRow> read_queries(const char* op, const Tensor& queries, const Tensor& page_table, int64_t rows,
                                    int64_t pages);
 
-// An entry that has a list of blocks.
-inline bool has_list(const PagedRow& s, int64_t budget, int64_t block) {
-  return s.rows == 1 && blocks_of(s.slots, block) > budget;
-}
-
 }  // namespace pare::ref

@@ -1,8 +1,26 @@
 // Summaries of blocks of keys, and their scores; ops.h (KvBlockSummary, KvBlockSelect) states the sums.
+#include "cpu/isa/attention.h"
 #include "cpu/isa/kernel_list.h"
-#include "cpu/isa/tile.h"
 
 namespace pare::PARE_ISA {
+
+namespace {
+
+// One block of n keys in 16 channels: key(i) is the i-th.
+template <class Key>
+PARE_INLINE void summarise(float* out, int64_t n, int64_t width, int64_t lanes, BlockSummary kind, Key key) {
+  if (kind == BlockSummary::minmax) {
+    vf low = key(0), high = low;
+    for (int64_t i = 1; i < n; i++) low = min(key(i), low), high = max(key(i), high);
+    store(out, low, lanes), store(out + width, high, lanes);
+  } else {
+    vf sum = zero();
+    for (int64_t i = 0; i < n; i++) sum = add(sum, key(i));
+    store(out, mul(sum, set1(1.0f / static_cast<float>(n))), lanes);
+  }
+}
+
+}  // namespace
 
 // Sixteen channels at a time: turned, the 16 slots of a page are 16 vectors.
 void block_summary(float* summary, const float* k_page, int64_t width, int64_t slots, int64_t block,
@@ -14,21 +32,23 @@ void block_summary(float* summary, const float* k_page, int64_t width, int64_t s
     for (int i = 0; i < 16; i++) key[i] = i < lanes ? load(k_page + (d + i) * 16) : zero();
     transpose(key);
     float* out = summary + d;
-    for (int64_t begin = 0; begin < slots; begin += block) {
-      const int64_t end = min64(begin + block, slots);
-      if (kind == BlockSummary::minmax) {
-        vf low = key[begin], high = low;
-        for (int64_t s = begin + 1; s < end; s++) low = min(key[s], low), high = max(key[s], high);
-        store(out, low, lanes), store(out + width, high, lanes);
-        out += 2 * width;
-      } else {
-        vf sum = zero();
-        for (int64_t s = begin; s < end; s++) sum = add(sum, key[s]);
-        store(out, mul(sum, set1(1.0f / static_cast<float>(end - begin))), lanes);
-        out += width;
-      }
-    }
+    for (int64_t begin = 0; begin < slots; begin += block, out += summary_rows(kind) * width)
+      summarise(
+          out, min64(block, slots - begin), width, lanes,
+          kind, [&](int64_t s) __attribute__((always_inline)) { return key[begin + s]; });
   }
+}
+
+void segment_summary(float* summary, const AttnArgs& a, const SegmentRow& s, int64_t kv_head, Range blocks,
+                     int64_t block, BlockSummary kind) {
+  const Slots<const float> keys = key_slots(a, s, kv_head);
+  for (int64_t b = blocks.begin; b < blocks.end; b++, summary += summary_rows(kind) * a.width)
+    for_vectors(
+        a.width, PARE_LANES_AT(d) {
+          summarise(
+              summary + d, block, a.width, lanes,
+              kind, [&](int64_t i) __attribute__((always_inline)) { return load(keys.at(b * block + i) + d, lanes); });
+        });
 }
 
 namespace {
@@ -67,7 +87,7 @@ PARE_INLINE vf sums16(vf* lanes) {
 }  // namespace
 
 void block_scores(float* score, const BlockScoreArgs& a, Range blocks, float* scratch) {
-  const int64_t per_page = 16 / a.block, rows = a.kind == BlockSummary::minmax ? 2 : 1;
+  const int64_t per_page = 16 / a.block, rows = summary_rows(a.kind);
   if (a.kind == BlockSummary::mean)
     for (int64_t d = 0; d < a.width; d += 16) {
       vf sum = zero();
@@ -78,8 +98,8 @@ void block_scores(float* score, const BlockScoreArgs& a, Range blocks, float* sc
     const int64_t n = min64(16, blocks.end - first);
     const float* summary[16];
     for (int64_t i = 0; i < n; i++) {
-      const int64_t b = first + i;
-      summary[i] = a.summary + a.pages[b / per_page] * a.page_step + b % per_page * rows * a.width;
+      const int64_t b = first + i, page = a.pages ? a.pages[b / per_page] : b / per_page;
+      summary[i] = a.summary + page * a.page_step + b % per_page * rows * a.width;
     }
     vf lanes[16], best;
     for (int64_t i = n; i < 16; i++) summary[i] = summary[0];
