@@ -1,5 +1,6 @@
 // Block-sparse reads: summaries, the choice of blocks, and what attention over pages needs to read listed ones.
 #include <cstring>
+#include <functional>
 #include <vector>
 
 #include "cpu/paged.h"
@@ -97,24 +98,35 @@ void kv_block_summary(const KvBlockSummary& a, Stream) {
   });
 }
 
-// By score, then the smaller block.
+namespace {
+
+// Scores as integers in the same order; -0 is +0.
+uint32_t ordered(float score) {
+  const float x = score + 0.0f;
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+}  // namespace
+
 void choose_blocks(int32_t* out, int64_t budget, const float* score, int64_t all, int32_t first, int32_t last) {
-  thread_local std::vector<uint64_t> keys;  // smaller is better
-  keys.clear();
-  for (int64_t b = first; b < all - last; b++) {
-    const float x = score[b] + 0.0f;  // no -0
-    uint32_t bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    const uint32_t ascending = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-    keys.push_back(uint64_t{~ascending} << 32 | static_cast<uint64_t>(b));
-  }
-  const int64_t n = budget - first - last;
-  std::nth_element(keys.begin(), keys.begin() + n, keys.end());
+  const int64_t n = budget - first - last, end = all - last;
   for (int32_t b = 0; b < first; b++) *out++ = b;
-  for (int64_t i = 0; i < n; i++) out[i] = static_cast<int32_t>(keys[static_cast<size_t>(i)]);
-  std::sort(out, out + n);
-  out += n;
-  for (int64_t b = all - last; b < all; b++) *out++ = static_cast<int32_t>(b);
+  if (n) {
+    thread_local std::vector<uint32_t> keys;
+    keys.resize(static_cast<size_t>(end - first));
+    for (int64_t b = first; b < end; b++) keys[static_cast<size_t>(b - first)] = ordered(score[b]);
+    const auto nth = keys.begin() + (n - 1);
+    std::nth_element(keys.begin(), nth, keys.end(), std::greater<>());
+    const uint32_t least = *nth;  // of those that are chosen; of the blocks that score just this, the first ones
+    int64_t ties = n - std::count_if(keys.begin(), nth, [&](uint32_t x) { return x > least; });
+    for (int64_t b = first; b < end; b++) {
+      const uint32_t x = ordered(score[b]);
+      if (x > least || (x == least && ties-- > 0)) *out++ = static_cast<int32_t>(b);
+    }
+  }
+  for (int64_t b = end; b < all; b++) *out++ = static_cast<int32_t>(b);
 }
 
 void kv_block_select(const KvBlockSelect& a, Stream) {

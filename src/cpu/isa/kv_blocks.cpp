@@ -53,26 +53,13 @@ void segment_summary(float* summary, const AttnArgs& a, const SegmentRow& s, int
 
 namespace {
 
-struct Bound {  // q.k is at most the row sum of these
-  const float *q, *low, *high;
-  PARE_INLINE vf operator()(vf sums, int64_t d, int64_t lanes) const {
-    const vf x = load(q + d, lanes);
-    return add(sums, max(mul(x, load(low + d, lanes)), mul(x, load(high + d, lanes))));
-  }
-};
-struct Product {
-  const float *q, *mean;
-  PARE_INLINE vf operator()(vf sums, int64_t d, int64_t lanes) const {
-    return fma(load(q + d, lanes), load(mean + d, lanes), sums);
-  }
-};
-
-template <class Terms>
-PARE_INLINE vf lane_sums(int64_t width, const Terms& terms) {
-  vf sums = zero();
-  for_vectors(
-      width, PARE_LANES_AT(d) { sums = terms(sums, d, lanes); });
-  return sums;
+// What one channel adds to a score: the larger product with an end of the range; the product with the mean.
+template <BlockSummary kind>
+PARE_INLINE vf add_term(vf sums, vf x, const float* summary, int64_t width, int64_t lanes) {
+  if constexpr (kind == BlockSummary::minmax)
+    return add(sums, max(mul(x, load(summary, lanes)), mul(x, load(summary + width, lanes))));
+  else
+    return fma(x, load(summary, lanes), sums);
 }
 
 // The canonical sums of 16 vectors of lanes at once.
@@ -82,6 +69,21 @@ PARE_INLINE vf sums16(vf* lanes) {
   for (int n = 8; n; n /= 2) PARE_UNROLL
   for (int i = 0; i < n; i++) lanes[i] = add(lanes[i], lanes[i + n]);
   return lanes[0];
+}
+
+// The scores of 16 blocks for one query.
+template <BlockSummary kind>
+PARE_INLINE vf scores16(const float* q, const float* const* summary, int64_t width) {
+  vf lanes[16];
+  PARE_UNROLL
+  for (int i = 0; i < 16; i++) lanes[i] = zero();
+  for_vectors(
+      width, [&](int64_t d, int64_t n) __attribute__((always_inline)) {
+        const vf x = load(q + d, n);
+        PARE_UNROLL
+        for (int i = 0; i < 16; i++) lanes[i] = add_term<kind>(lanes[i], x, summary[i] + d, width, n);
+      });
+  return sums16(lanes);
 }
 
 }  // namespace
@@ -95,26 +97,20 @@ void block_scores(float* score, const BlockScoreArgs& a, Range blocks, float* sc
       store(scratch + d, mul(sum, set1(1.0f / static_cast<float>(a.group))), a.width - d);
     }
   for (int64_t first = blocks.begin; first < blocks.end; first += 16) {
-    const int64_t n = min64(16, blocks.end - first);
     const float* summary[16];
-    for (int64_t i = 0; i < n; i++) {
-      const int64_t b = first + i, page = a.pages ? a.pages[b / per_page] : b / per_page;
+    for (int64_t i = 0; i < 16; i++) {
+      const int64_t b = min64(first + i, blocks.end - 1), page = a.pages ? a.pages[b / per_page] : b / per_page;
       summary[i] = a.summary + page * a.page_step + b % per_page * rows * a.width;
     }
-    vf lanes[16], best;
-    for (int64_t i = n; i < 16; i++) summary[i] = summary[0];
+    vf best;
     if (a.kind == BlockSummary::mean) {
-      for (int i = 0; i < 16; i++) lanes[i] = lane_sums(a.width, Product{scratch, summary[i]});
-      best = sums16(lanes);
+      best = scores16<BlockSummary::mean>(scratch, summary, a.width);
     } else {
       best = set1(-__builtin_inff());
-      for (int64_t g = 0; g < a.group; g++) {
-        for (int i = 0; i < 16; i++)
-          lanes[i] = lane_sums(a.width, Bound{a.q + g * a.width, summary[i], summary[i] + a.width});
-        best = max(sums16(lanes), best);
-      }
+      for (int64_t g = 0; g < a.group; g++)
+        best = max(scores16<BlockSummary::minmax>(a.q + g * a.width, summary, a.width), best);
     }
-    store(score + first, best, n);
+    store(score + first, best, blocks.end - first);
   }
 }
 
