@@ -1,7 +1,6 @@
 // Rows of the op test: attention over packed segments and over pages.
-#include <numeric>
-
 #include "op_cases.h"
+#include "paged_layout.h"
 
 namespace pare::test {
 
@@ -51,12 +50,6 @@ void set_inputs(OpRun& r, const Packed& s, Args& a) {
   a.pairs = pairs_of(s), a.scale = static_cast<float>(1 / std::sqrt(double(s.dim)));
 }
 
-// A score is a chain of D products, of magnitude below 1.5 D / sqrt(D) for the normals here; its absolute error is the
-// relative error of its exponential.  Sums over n slots add their own roundings.
-double softmax_error(int64_t dim, int64_t slots) {
-  return 2 * chain(double(dim)) * 1.5 * std::sqrt(double(dim)) + chain(double(slots)) + 8 * kRound;
-}
-
 void attn_fwd(OpRun& r, const Packed& s) {
   AttnFwd a{};
   set_inputs(r, s, a);
@@ -90,12 +83,6 @@ void attn_bwd(OpRun& r, const Packed& s) {
 
 // ---- paged
 
-struct Paged {
-  std::string name;
-  int64_t heads, kv_heads, dim;
-  std::vector<std::pair<int32_t, int32_t>> sequences;  // (new rows, slots in use) of each
-  int64_t gap;
-};
 const std::vector<Paged> kPaged = {
     {"first", 1, 1, 8, {{1, 1}}, 0},
     {"decode", 4, 2, 32, {{1, 15}, {1, 16}, {1, 17}, {1, 64}, {1, 65}}, 0},
@@ -103,34 +90,6 @@ const std::vector<Paged> kPaged = {
     {"chunk", 6, 2, 20, {{5, 20}, {3, 67}, {33, 130}}, 7},
     {"gqa7", 14, 2, 8, {{1, 63}, {2, 33}, {15, 31}}, 0},
 };
-
-// Shuffled, non-consecutive pages; unused entries of the table are -1.
-struct Pages {
-  int64_t count, per_sequence;
-  std::vector<int32_t> table, queries;
-  int64_t rows = 0, pairs = 0, slots = 0;
-};
-Pages lay_out(const Paged& s) {
-  Pages p{3, 2, {}, {}};  // three spare pages that nobody owns
-  for (auto [rows, slots] : s.sequences) {
-    p.per_sequence = std::max<int64_t>(p.per_sequence, (slots + 15) / 16 + 1);
-    p.count += (slots + 15) / 16;
-  }
-  std::vector<int32_t> order(p.count);
-  std::iota(order.begin(), order.end(), 0);
-  const std::vector<int32_t> swap = below("pages", p.count, p.count);
-  for (int64_t i = 0; i < p.count; i++) std::swap(order[i], order[swap[i]]);
-  p.table.assign(s.sequences.size() * p.per_sequence, -1);
-  for (size_t i = 0, next = 0; i < s.sequences.size(); i++) {
-    const auto [rows, slots] = s.sequences[i];
-    const int32_t table_row = static_cast<int32_t>(s.sequences.size() - 1 - i);  // not the order of the entries
-    for (int64_t j = 0; j < (slots + 15) / 16; j++) p.table[table_row * p.per_sequence + j] = order[next++];
-    p.queries.insert(p.queries.end(), {static_cast<int32_t>(p.rows), rows, slots, table_row});
-    p.rows += rows, p.slots += slots;
-    p.pairs += int64_t(rows) * (slots - rows) + int64_t(rows) * (rows + 1) / 2;
-  }
-  return p;
-}
 
 void add_paged(std::vector<OpCase>& cases, const Paged& s) {
   const Pages p = lay_out(s);
@@ -147,19 +106,7 @@ void add_paged(std::vector<OpCase>& cases, const Paged& s) {
                      r.call(&Table::kv_write, a);
                    }});
   cases.push_back({"attn_paged", shape, [=](OpRun& r) {
-                     // Slots that nobody may read hold NaN.
-                     std::vector<double> k(elements(k_shape), NAN), v(elements(v_shape), NAN);
-                     for (int64_t i = 0; i < n; i++)
-                       for (int32_t slot = 0; slot < p.queries[i * 4 + 2]; slot++) {
-                         const int64_t page = p.table[p.queries[i * 4 + 3] * p.per_sequence + slot / 16];
-                         const auto values = normal(cat("kv", i, "_", slot), 2 * s.kv_heads * s.dim);
-                         for (int64_t h = 0; h < s.kv_heads; h++)
-                           for (int64_t d = 0; d < s.dim; d++) {
-                             const int64_t at = (page * s.kv_heads + h) * s.dim * 16, from = 2 * (h * s.dim + d);
-                             k[at + d * 16 + slot % 16] = values[from];
-                             v[at + slot % 16 * s.dim + d] = values[from + 1];
-                           }
-                       }
+                     const auto [k, v] = fill_pages(s, p);
                      AttnPaged a{};
                      a.o = r.out("o", {p.rows, s.heads, s.dim}), a.q = r.in("q", {p.rows, s.heads, s.dim}, s.gap);
                      a.k_pages = r.in("k_pages", k_shape, k), a.v_pages = r.in("v_pages", v_shape, v);

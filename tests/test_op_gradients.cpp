@@ -157,6 +157,42 @@ void check_attention(bool other_batch) {
   expect_gradient("pk", pk, dpk, forward);
   expect_gradient("pv", pv, dpv, forward);
 }
+// Blocks of 4 slots; lists are constants.
+TEST(OpGradients, AttentionWithBlockLists) {
+  const int64_t N = 19, H = 4, K = 2, D = 3;
+  std::vector<int32_t> segments = {10, 9, 0, 10, 0, 10, 0, 0}, budget(N, 9), blocks(N * K * 3, -1);
+  std::fill(budget.begin() + 12, budget.end(), 3);
+  int64_t pairs = 0;
+  for (int64_t n = 0; n < N; n++) {
+    pairs += listed_slots(n + 1, budget[n], 4);
+    if (n < 12) continue;
+    for (int32_t h = 0; h < K; h++) {  // of blocks 0 .. n / 4
+      int32_t* list = &blocks[(n * K + h) * 3];
+      list[0] = h, list[1] = n / 4 - 1, list[2] = n / 4;
+    }
+  }
+  Values q = normal("q", N * H * D), k = normal("k", N * K * D), v = normal("v", N * K * D);
+  Values o(N * H * D), lse(N * H), d_o = normal("d_o", N * H * D), dq(q.size()), dk(k.size()), dv(v.size());
+  auto forward = [&] {
+    AttnFwd a{};
+    a.o = view(o, {N, H, D}), a.lse = view(lse, {N, H}), a.q = view(q, {N, H, D});
+    a.k = a.pk = view(k, {N, K, D}), a.v = a.pv = view(v, {N, K, D});
+    a.segments = view(segments, {2, 4}), a.pairs = pairs, a.scale = 0.6f;
+    table_ref.attn_blocks_fwd({a, view(blocks, {N, K, 3}), view(budget, {N}), 4}, {});
+    return dot(o, d_o);
+  };
+  forward();
+  AttnBwd a{};
+  a.dq = view(dq, {N, H, D}), a.dk = a.dpk = view(dk, {N, K, D}), a.dv = a.dpv = view(dv, {N, K, D});
+  a.d_o = view(d_o, {N, H, D}), a.o = view(o, {N, H, D}), a.lse = view(lse, {N, H});
+  a.q = view(q, {N, H, D}), a.k = a.pk = view(k, {N, K, D}), a.v = a.pv = view(v, {N, K, D});
+  a.segments = view(segments, {2, 4}), a.pairs = pairs, a.scale = 0.6f;
+  table_ref.attn_blocks_bwd({a, view(blocks, {N, K, 3}), view(budget, {N}), 4}, {});
+  expect_gradient("q", q, dq, forward);
+  expect_gradient("k", k, dk, forward);
+  expect_gradient("v", v, dv, forward);
+}
+
 TEST(OpGradients, AttentionWithParentsInTheBatch) { check_attention(false); }
 TEST(OpGradients, AttentionWithParentsInAnotherBatch) { check_attention(true); }
 

@@ -4,12 +4,11 @@
 #include <vector>
 
 #include "cpu/paged.h"
+#include "cpu/segments.h"
 
 namespace pare::cpu {
 
 namespace {
-
-constexpr int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
 
 constexpr int64_t kRowsAtOnce = 256;  // own rows of a piece of work: K and V are packed for each
 
@@ -19,7 +18,8 @@ struct Piece {
   Range rows;
 };
 
-// The segments, checked against the rows that there are.
+}  // namespace
+
 const SegmentRow* segment_rows(const char* op, const Tensor& t, int64_t rows, int64_t parent_rows) {
   static_assert(sizeof(SegmentRow) == 4 * sizeof(int32_t));
   const auto* const s = reinterpret_cast<const SegmentRow*>(index(op, "segments", t, {t.shape[0], 4}));
@@ -33,36 +33,6 @@ const SegmentRow* segment_rows(const char* op, const Tensor& t, int64_t rows, in
   }
   return s;
 }
-
-// Checks q, k, v, pk and pv of AttnFwd or AttnBwd (o and lse are left to the caller).
-template <class Args>
-AttnArgs attn_args(const char* op, const Args& a) {
-  const int64_t rows = a.q.shape[0], heads = a.q.shape[1], width = a.q.shape[2], kv_heads = a.k.shape[1];
-  if (kv_heads <= 0 || heads % kv_heads)
-    throw std::logic_error(cat("cpu: ", op, ": ", heads, " query heads over ", kv_heads, " key heads"));
-  const Tensor &pk = a.pk ? a.pk : a.k, &pv = a.pv ? a.pv : a.v;
-  return {.o = nullptr,
-          .lse = dense(op, "lse", a.lse, {rows, heads}),
-          .q = strided(op, "q", a.q, {rows, heads, width}),
-          .k = strided(op, "k", a.k, {rows, kv_heads, width}),
-          .v = strided(op, "v", a.v, {rows, kv_heads, width}),
-          .pk = strided(op, "pk", pk, {pk.shape[0], kv_heads, width}),
-          .pv = strided(op, "pv", pv, {pk.shape[0], kv_heads, width}),
-          .q_stride = a.q.stride[0],
-          .k_stride = a.k.stride[0],
-          .v_stride = a.v.stride[0],
-          .pk_stride = pk.stride[0],
-          .pv_stride = pv.stride[0],
-          .heads = heads,
-          .group = heads / kv_heads,
-          .width = width,
-          .scale = a.scale};
-}
-
-// Nanoseconds of one (query, key) pair of one head, forward.
-double pair_nanoseconds(int64_t width) { return 4.0 * static_cast<double>(width) / 50 + 0.4; }
-
-}  // namespace
 
 void attn_fwd(const AttnFwd& a, Stream) {
   constexpr const char* op = "attn_fwd";
@@ -90,8 +60,7 @@ void attn_fwd(const AttnFwd& a, Stream) {
 
 namespace {
 
-// Segments that add to common rows of dk and dv must follow one another; all others are independent.  Returns for each
-// segment the name of its chain, from 0.
+// For each segment the name of its chain, from 0.
 std::vector<int64_t> chains(const SegmentRow* s, int64_t n, const float* own, int64_t own_stride, const float* parent,
                             int64_t parent_stride) {
   struct Span {
@@ -126,8 +95,7 @@ std::vector<int64_t> chains(const SegmentRow* s, int64_t n, const float* own, in
 
 }  // namespace
 
-void attn_bwd(const AttnBwd& a, Stream) {
-  constexpr const char* op = "attn_bwd";
+AttnBwdArgs attn_bwd_args(const char* op, const AttnBwd& a) {
   AttnBwdArgs args{};
   args.fwd = attn_args(op, a);
   const int64_t rows = a.q.shape[0], heads = args.fwd.heads, width = args.fwd.width, kv_heads = a.k.shape[1];
@@ -142,30 +110,34 @@ void attn_bwd(const AttnBwd& a, Stream) {
   args.o_stride = a.o.stride[0], args.do_stride = a.d_o.stride[0], args.dq_stride = a.dq.stride[0];
   args.dk_stride = a.dk.stride[0], args.dv_stride = a.dv.stride[0];
   args.dpk_stride = dpk.stride[0], args.dpv_stride = dpv.stride[0];
-  const int64_t parents = std::min(a.pk ? a.pk.shape[0] : rows, dpk.shape[0]);
-  const SegmentRow* const s = segment_rows(op, a.segments, rows, parents);
-  const int64_t count = a.segments.shape[0];
-  const std::vector<int64_t> chain = chains(s, count, args.dk, args.dk_stride, args.dpk, args.dpk_stride);
-  // Pieces: the segments of one chain in list order, for one key head.
-  std::vector<int64_t> order(static_cast<size_t>(count)), starts;
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int64_t i, int64_t j) { return chain[i] < chain[j]; });
+  return args;
+}
+
+SegmentChains segment_chains(const char* op, const AttnBwd& a, const AttnBwdArgs& args) {
+  const int64_t rows = a.q.shape[0], count = a.segments.shape[0];
+  const int64_t parents = std::min(a.pk ? a.pk.shape[0] : rows, (a.dpk ? a.dpk : a.dk).shape[0]);
+  SegmentChains c{segment_rows(op, a.segments, rows, parents), {}, {}};
+  const std::vector<int64_t> chain = chains(c.segments, count, args.dk, args.dk_stride, args.dpk, args.dpk_stride);
+  c.order.resize(static_cast<size_t>(count));
+  std::iota(c.order.begin(), c.order.end(), 0);
+  std::stable_sort(c.order.begin(), c.order.end(), [&](int64_t i, int64_t j) { return chain[i] < chain[j]; });
   for (int64_t i = 0; i < count; i++)
-    if (i == 0 || chain[order[i]] != chain[order[i - 1]]) starts.push_back(i);
-  starts.push_back(count);
-  const int64_t n = (static_cast<int64_t>(starts.size()) - 1) * kv_heads;
-  if (n == 0) return;
+    if (i == 0 || chain[c.order[i]] != chain[c.order[i - 1]]) c.starts.push_back(i);
+  c.starts.push_back(count);
+  return c;
+}
+
+void attn_bwd(const AttnBwd& a, Stream) {
+  constexpr const char* op = "attn_bwd";
+  const AttnBwdArgs args = attn_bwd_args(op, a);
+  const int64_t width = args.fwd.width;
   const Kernels& k = cpu_kernels();
-  const double time = 2.5 * pair_nanoseconds(width) * static_cast<double>(a.pairs * heads);
-  parallel(n, time / static_cast<double>(n), [&](Range range) {
-    for (int64_t i = range.begin; i < range.end; i++)
-      for (int64_t j = starts[i / kv_heads]; j < starts[i / kv_heads + 1]; j++) {
-        const SegmentRow& segment = s[order[j]];
-        if (segment.len == 0) continue;
-        const int64_t padded = round16(width), slots = round16(segment.parent_len + segment.len);
-        k.attn_bwd(args, segment, i % kv_heads, scratch(5 * slots * padded + 3 * 64 * padded));
-      }
-  });
+  for_chains(segment_chains(op, a, args), a.k.shape[1],
+             2.5 * pair_nanoseconds(width) * static_cast<double>(a.pairs * args.fwd.heads),
+             [&](const SegmentRow& segment, int64_t kv_head) {
+               const int64_t padded = round16(width), slots = round16(segment.parent_len + segment.len);
+               k.attn_bwd(args, segment, kv_head, scratch(5 * slots * padded + 3 * 64 * padded));
+             });
 }
 
 const PagedRow* paged_rows(const char* op, const Tensor& queries, int64_t rows, const Tensor& table, int64_t pages) {
@@ -230,6 +202,7 @@ void attn_paged(const AttnPaged& a, Stream) {
   if (kv_heads <= 0 || heads % kv_heads)
     throw std::logic_error(cat("cpu: ", op, ": ", heads, " query heads over ", kv_heads, " key heads"));
   const PagedArgs args{.o = dense(op, "o", a.o, {rows, heads, width}),
+                       .lse = nullptr,
                        .q = strided(op, "q", a.q, {rows, heads, width}),
                        .k_pages = dense(op, "k_pages", a.k_pages, {pages, kv_heads, width, kPageSlots}),
                        .v_pages = dense(op, "v_pages", a.v_pages, {pages, kv_heads, kPageSlots, width}),
@@ -243,24 +216,20 @@ void attn_paged(const AttnPaged& a, Stream) {
                        .width = width,
                        .scale = a.scale};
   const PagedRow* const list = paged_rows(op, a.queries, rows, a.page_table, pages);
-  const BlockLists lists(op, a);
+  BlockLists lists;
+  if (a.blocks) lists = BlockLists(op, a.blocks, a.budget, a.block, a.queries.shape[0], kv_heads);
   const int64_t n = a.queries.shape[0] * kv_heads;
   if (n == 0) return;
   const Kernels& k = cpu_kernels();
   const double time = pair_nanoseconds(width) * static_cast<double>(a.pairs * heads);
   parallel(n, time / static_cast<double>(n) + 50, [&](Range range) {
     for (int64_t i = range.begin; i < range.end; i++) {
-      const PagedRow& q = list[i / kv_heads];
-      const int64_t slots = lists.slots(q, i / kv_heads);
-      const int64_t padded = round16(width), copied = padded == width ? 0 : slots, own = (16 + copied) * padded;
-      if (q.rows == 0) continue;
-      if (slots == q.slots) {
-        k.attn_paged(args, q, i % kv_heads, scratch(own));
-      } else {
-        float* const memory = scratch(own + lists.scratch_floats(slots, width));
-        const auto [listed, row] = lists.gather(args, q, i / kv_heads, i % kv_heads, memory + own);
-        k.attn_paged(listed, row, i % kv_heads, memory);
-      }
+      const int64_t e = i / kv_heads, h = i % kv_heads;
+      const PagedRow& q = list[e];
+      if (q.rows == 1 && lists.listed(e, q.slots))
+        attend_listed(args, q, h, lists, e, scratch(listed_scratch(lists.count(e, q.slots), width)));
+      else if (q.rows)
+        k.attn_paged(args, q, h, scratch(paged_scratch(q.slots, width)));
     }
   });
 }

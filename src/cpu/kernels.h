@@ -74,7 +74,7 @@ struct AttnBwdArgs {
   int64_t dq_stride, dk_stride, dv_stride, dpk_stride, dpv_stride, do_stride, o_stride;
 };
 struct PagedArgs {
-  float* o;
+  float *o, *lse;  // lse may be null
   const float *q, *k_pages, *v_pages;
   const int32_t* page_table;       // null: page i is the i-th
   int64_t head_step, page_step;    // from the keys of one head to those of the next; from page to page
@@ -82,11 +82,16 @@ struct PagedArgs {
   int64_t heads, group, width;
   float scale;
 };
+// Lists of blocks: those of a row and key head at blocks[(row * kv_heads + kv_head) * room].
+struct BlockListArgs {
+  const int32_t *blocks, *budget;
+  int64_t kv_heads, room, block;
+};
 // The summaries of the blocks of a sequence for one key head, and the queries of its group.
 struct BlockScoreArgs {
   const float* q;        // [group][width]
-  const float* summary;  // of key head 0 of page 0
-  const int32_t* pages;  // of the sequence
+  const float* summary;  // of the head in page 0
+  const int32_t* pages;  // of the sequence; null: page i is the i-th
   int64_t page_step;     // from page to page; the rows of one page and head lie together
   int64_t group, width, block;
   BlockSummary kind;
@@ -167,10 +172,15 @@ struct Kernels {
   void (*attn_bwd)(const AttnBwdArgs&, const SegmentRow&, int64_t kv_head, float* scratch);
   void (*attn_paged)(const PagedArgs&, const PagedRow&, int64_t kv_head, float* scratch);
 
-  // The summaries of the blocks that begin in the first `slots` slots of one page of one key head.
+  // AttnBlocksBwd; the rows of the lists are those of q
+  void (*attn_blocks_bwd)(const AttnBwdArgs&, const BlockListArgs&, const SegmentRow&, int64_t kv_head, float* scratch);
+  // The summaries of the blocks that begin in the first `slots` slots of one page of one key head; of blocks `blocks`
+  // of a segment.
   void (*block_summary)(float* summary, const float* k_page, int64_t width, int64_t slots, int64_t block,
                         BlockSummary kind);
-  // score[b] of blocks [begin, end); scratch: width + 16
+  void (*segment_summary)(float* summary, const AttnArgs&, const SegmentRow&, int64_t kv_head, Range blocks,
+                          int64_t block, BlockSummary kind);
+  // score[b] of the blocks `blocks`; scratch: width + 16
   void (*block_scores)(float* score, const BlockScoreArgs&, Range blocks, float* scratch);
   void (*kv_window_scores)(const KvWindowArgs&, const KvEvent&, float* scratch);
   void (*kv_redundancy)(const KvRedundancyArgs&, const KvEvent&, float* scratch);

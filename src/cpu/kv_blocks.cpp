@@ -1,61 +1,70 @@
 // Block-sparse reads: summaries, the choice of blocks, and what attention over pages needs to read listed ones.
 #include <cstring>
+#include <functional>
 #include <vector>
 
 #include "cpu/paged.h"
 
 namespace pare::cpu {
 
-namespace {
-
 void expect_block(const char* op, int32_t block) {
   if (block != 4 && block != 16)
     throw std::logic_error(cat("cpu: ", op, ": blocks of ", block, " slots; expected 4 or 16"));
 }
 
-}  // namespace
-
-BlockLists::BlockLists(const char* op, const AttnPaged& a) : op_(op) {
-  if (!a.blocks) return;
-  kv_heads_ = a.k_pages.shape[1], room_ = a.blocks.shape[2], block_ = a.block;
-  expect_block(op, block_);
-  blocks_ = index(op, "blocks", a.blocks, {a.queries.shape[0], kv_heads_, room_});
-  budget_ = index(op, "budget", a.budget, {a.queries.shape[0]});
+BlockLists::BlockLists(const char* op, const Tensor& blocks, const Tensor& budget, int32_t block, int64_t rows,
+                       int64_t kv_heads)
+    : op_(op) {
+  expect_block(op, block);
+  args_ = {.blocks = index(op, "blocks", blocks, {rows, kv_heads, blocks.shape[2]}),
+           .budget = index(op, "budget", budget, {rows}),
+           .kv_heads = kv_heads,
+           .room = blocks.shape[2],
+           .block = block};
 }
 
-std::pair<PagedArgs, PagedRow> BlockLists::gather(const PagedArgs& a, const PagedRow& q, int64_t entry, int64_t kv_head,
-                                                  float* scratch) const {
-  const int64_t n = budget_[entry], last = blocks_of(q.slots, block_) - 1;
-  const int32_t* const list = blocks_ + (entry * kv_heads_ + kv_head) * room_;
-  for (int64_t i = 0; i < n; i++)
-    if (n > room_ || list[i] <= (i ? list[i - 1] : -1) || (i + 1 < n ? list[i] >= last : list[i] != last)) [[unlikely]]
-      throw std::logic_error(cat("cpu: ", op_, ": entry ", entry, ", key head ", kv_head, " lists block ", list[i],
-                                 " at ", i, " of ", n, " (room for ", room_, "); expected ascending blocks, the last ",
-                                 last));
-  const int32_t* const table = a.page_table + q.table_row * a.table_stride;
+const int32_t* BlockLists::list(int64_t row, int64_t kv_head, int64_t total) const {
+  const int64_t n = args_.budget[row], last = blocks_of(total, args_.block) - 1;
+  const int32_t* const list = args_.blocks + (row * args_.kv_heads + kv_head) * args_.room;
+  bool ok = n >= 1 && n <= args_.room;
+  for (int64_t i = 0; ok && i < n; i++)
+    ok = list[i] > (i ? list[i - 1] : -1) && (i + 1 < n ? list[i] < last : list[i] == last);
+  if (!ok) [[unlikely]]
+    throw std::logic_error(cat("cpu: ", op_, ": the list of row ", row, ", key head ", kv_head, ", of ", n,
+                               " blocks (room for ", args_.room, ") is not ascending up to block ", last));
+  return list;
+}
+
+// Blocks that are whole pages make a page table; smaller ones are copied into new pages, without gaps.
+void attend_listed(const PagedArgs& a, const PagedRow& q, int64_t kv_head, const BlockLists& lists, int64_t list_row,
+                   float* scratch) {
+  const int64_t block = lists.args().block, n = lists.args().budget[list_row], width = a.width;
+  const int32_t* const list = lists.list(list_row, kv_head, q.slots);
+  const int32_t* const table = a.page_table ? a.page_table + q.table_row * a.table_stride : nullptr;
   PagedArgs listed = a;
   PagedRow row = q;
-  row.slots = static_cast<int32_t>(slots(q, entry)), row.table_row = 0;
-  if (block_ == kPageSlots) {
-    int32_t* const pages = reinterpret_cast<int32_t*>(scratch);
-    for (int64_t i = 0; i < n; i++) pages[i] = table[list[i]];
+  row.slots = static_cast<int32_t>(lists.count(list_row, q.slots)), row.table_row = 0;
+  float* const memory = scratch + paged_scratch(row.slots, width);
+  if (block == kPageSlots) {
+    int32_t* const pages = reinterpret_cast<int32_t*>(memory);
+    for (int64_t i = 0; i < n; i++) pages[i] = table ? table[list[i]] : list[i];
     listed.page_table = pages;
-    return {listed, row};
+  } else {
+    const int64_t page = width * kPageSlots;
+    float *const keys = memory, *const values = keys + blocks_of(row.slots, kPageSlots) * page;
+    for (int64_t i = 0; i < n; i++) {
+      const int64_t slot = list[i] * block, to = i * block;
+      const int64_t from = (table ? table[slot / kPageSlots] : slot / kPageSlots) * a.page_step + kv_head * a.head_step;
+      const float* const k = a.k_pages + from + slot % kPageSlots;
+      float* const out = keys + to / kPageSlots * page + to % kPageSlots;
+      for (int64_t d = 0; d < width; d++) std::memcpy(out + d * kPageSlots, k + d * kPageSlots, 4 * sizeof(float));
+      std::memcpy(values + to * width, a.v_pages + from + slot % kPageSlots * width,
+                  static_cast<size_t>(4 * width) * sizeof(float));
+    }
+    listed.k_pages = keys, listed.v_pages = values, listed.page_table = nullptr;
+    listed.head_step = 0, listed.page_step = page;
   }
-  const int64_t width = a.width, page = width * kPageSlots, panels = blocks_of(row.slots, kPageSlots);
-  float *const keys = scratch, *const values = keys + panels * page;
-  for (int64_t i = 0; i < n; i++) {
-    const int64_t slot = int64_t{list[i]} * block_, to = i * block_;
-    const int64_t from = table[slot / kPageSlots] * a.page_step + kv_head * a.head_step;
-    const float* const k = a.k_pages + from + slot % kPageSlots;
-    float* const out = keys + to / kPageSlots * page + to % kPageSlots;
-    for (int64_t d = 0; d < width; d++) std::memcpy(out + d * kPageSlots, k + d * kPageSlots, 4 * sizeof(float));
-    std::memcpy(values + to * width, a.v_pages + from + slot % kPageSlots * width,
-                static_cast<size_t>(4 * width) * sizeof(float));
-  }
-  listed.k_pages = keys, listed.v_pages = values, listed.page_table = nullptr;
-  listed.head_step = 0, listed.page_step = page;
-  return {listed, row};
+  cpu_kernels().attn_paged(listed, row, kv_head, scratch);
 }
 
 void kv_block_summary(const KvBlockSummary& a, Stream) {
@@ -91,23 +100,34 @@ void kv_block_summary(const KvBlockSummary& a, Stream) {
 
 namespace {
 
-// The numbers of the `n` best of the blocks [begin, end): by score, then the smaller block; ascending.
-void best_blocks(int32_t* out, int64_t n, const float* score, Range blocks) {
-  thread_local std::vector<uint64_t> keys;  // smaller is better
-  keys.clear();
-  for (int64_t b = blocks.begin; b < blocks.end; b++) {
-    const float x = score[b] + 0.0f;  // no -0
-    uint32_t bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    const uint32_t ascending = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-    keys.push_back(uint64_t{~ascending} << 32 | static_cast<uint64_t>(b));
-  }
-  if (n < static_cast<int64_t>(keys.size())) std::nth_element(keys.begin(), keys.begin() + n, keys.end());
-  for (int64_t i = 0; i < n; i++) out[i] = static_cast<int32_t>(keys[static_cast<size_t>(i)]);
-  std::sort(out, out + n);
+// Scores as integers in the same order; -0 is +0.
+uint32_t ordered(float score) {
+  const float x = score + 0.0f;
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
 }  // namespace
+
+void choose_blocks(int32_t* out, int64_t budget, const float* score, int64_t all, int32_t first, int32_t last) {
+  const int64_t n = budget - first - last, end = all - last;
+  for (int32_t b = 0; b < first; b++) *out++ = b;
+  if (n) {
+    thread_local std::vector<uint32_t> keys;
+    keys.resize(static_cast<size_t>(end - first));
+    for (int64_t b = first; b < end; b++) keys[static_cast<size_t>(b - first)] = ordered(score[b]);
+    const auto nth = keys.begin() + (n - 1);
+    std::nth_element(keys.begin(), nth, keys.end(), std::greater<>());
+    const uint32_t least = *nth;  // of those that are chosen; of the blocks that score just this, the first ones
+    int64_t ties = n - std::count_if(keys.begin(), nth, [&](uint32_t x) { return x > least; });
+    for (int64_t b = first; b < end; b++) {
+      const uint32_t x = ordered(score[b]);
+      if (x > least || (x == least && ties-- > 0)) *out++ = static_cast<int32_t>(b);
+    }
+  }
+  for (int64_t b = end; b < all; b++) *out++ = static_cast<int32_t>(b);
+}
 
 void kv_block_select(const KvBlockSelect& a, Stream) {
   constexpr const char* op = "kv_block_select";
@@ -153,14 +173,9 @@ void kv_block_select(const KvBlockSelect& a, Stream) {
                                 .width = width,
                                 .block = a.block,
                                 .kind = a.kind};
-      const Range between{a.first_blocks, all - a.last_blocks};
-      k.block_scores(score + at * score_room, args, between, scratch(width + 16));
-      int32_t* out = blocks + at * room;
-      for (int32_t b = 0; b < a.first_blocks; b++) *out++ = b;
-      const int64_t chosen = budget[e] - a.first_blocks - a.last_blocks;
-      best_blocks(out, chosen, score + at * score_room, between);
-      out += chosen;
-      for (int64_t b = between.end; b < all; b++) *out++ = static_cast<int32_t>(b);
+      float* const scores = score + at * score_room;
+      k.block_scores(scores, args, {a.first_blocks, all - a.last_blocks}, scratch(width + 16));
+      choose_blocks(blocks + at * room, budget[e], scores, all, a.first_blocks, a.last_blocks);
     }
   });
 }

@@ -1,7 +1,5 @@
 // What the ops on pages of keys and values share.
 #pragma once
-#include <utility>
-
 #include "cpu/glue.h"
 
 namespace pare::cpu {
@@ -9,28 +7,44 @@ namespace pare::cpu {
 // The entries, checked against rows, page table and pages.
 const PagedRow* paged_rows(const char* op, const Tensor& queries, int64_t rows, const Tensor& table, int64_t pages);
 
-// The block lists of AttnPaged.
+void expect_block(const char* op, int32_t block);
+
+// Which blocks queries read: a row of the lists belongs to one query row, which sees `total` slots.
 class BlockLists {
  public:
-  BlockLists(const char* op, const AttnPaged& a);
+  BlockLists() = default;  // no lists
+  BlockLists(const char* op, const Tensor& blocks, const Tensor& budget, int32_t block, int64_t rows, int64_t kv_heads);
 
-  // Slots that an entry reads: fewer than it has if it has lists.
-  int64_t slots(const PagedRow& q, int64_t entry) const {
-    return blocks_ && q.rows == 1 ? listed_slots(q.slots, budget_[entry], block_) : q.slots;
+  bool listed(int64_t row, int64_t total) const {
+    return args_.blocks && blocks_of(total, args_.block) > args_.budget[row];
   }
-
-  // What the kernel is called with to read the listed blocks of one entry and key head: their pages in a row, or, where
-  // blocks are smaller than pages, copies.  These lie in `scratch`.
-  static int64_t scratch_floats(int64_t slots, int64_t width) { return (slots + kPageSlots) * (2 * width + 1); }
-  std::pair<PagedArgs, PagedRow> gather(const PagedArgs& a, const PagedRow& q, int64_t entry, int64_t kv_head,
-                                        float* scratch) const;
+  int64_t count(int64_t row, int64_t total) const {  // slots that are read
+    return listed(row, total) ? listed_slots(total, args_.budget[row], args_.block) : total;
+  }
+  // Checks a list.
+  const int32_t* list(int64_t row, int64_t kv_head, int64_t total) const;
+  const BlockListArgs& args() const { return args_; }
 
  private:
-  const char* op_;
-  const int32_t* blocks_ = nullptr;  // [S, K, room_]
-  const int32_t* budget_ = nullptr;
-  int64_t kv_heads_ = 0, room_ = 0;
-  int32_t block_ = 0;
+  const char* op_ = nullptr;
+  BlockListArgs args_{};
 };
+
+// The list of `budget` of `all` blocks: the first and last ones and the best by score[block] of those between, of which
+// there are more than the list takes.
+void choose_blocks(int32_t* list, int64_t budget, const float* score, int64_t all, int32_t first, int32_t last);
+
+// One row that reads what list row `list_row` of its key head says.
+void attend_listed(const PagedArgs& a, const PagedRow& q, int64_t kv_head, const BlockLists& lists, int64_t list_row,
+                   float* scratch);
+
+// Scratch, in floats, of Kernels::attn_paged and of attend_listed for so many slots.
+constexpr int64_t paged_scratch(int64_t slots, int64_t width) {
+  const int64_t padded = (width + 15) / 16 * 16;
+  return (16 + (padded == width ? 0 : slots)) * padded;
+}
+constexpr int64_t listed_scratch(int64_t slots, int64_t width) {
+  return paged_scratch(slots, width) + (slots + kPageSlots) * (2 * width + 1);
+}
 
 }  // namespace pare::cpu

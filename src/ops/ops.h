@@ -384,6 +384,63 @@ struct KvBlockSelect {
   }
   auto outputs() const { return std::array{blocks}; }
 };
+// ---- block-sparse attention of packed sequences (learner)
+// -------------------------------------------------------------------
+
+// For every own row of every segment, by key head, the blocks that a decode step with the same slots would choose
+// (KvBlockSelect: bit for bit the same summaries, scores and lists): own row i has the slots [0, parent_len + i], the
+// last of them its own, and the budget of its row.  Rows of no more than budget[row] blocks see everything, and nothing
+// is written for them; a prompt, which is read densely, is given a large budget.  Only blocks before the last one are
+// scored, so those of a segment's keys that a row scores are whole.  No gradient passes through the choice.
+struct AttnBlockSelect {
+  Tensor blocks;    // i32 [N, K, max_blocks] out
+  Tensor summary;   // act [S, K, max_all_blocks * summary_rows, D] out: of the whole blocks of each segment
+  Tensor q;         // act [N, H, D]; rows may be strided, heads contiguous (so for k, pk)
+  Tensor k, pk;     // act [N, K, D] and [P, K, D], as in AttnFwd
+  Tensor segments;  // i32 [S, 4]: SegmentRow
+  Tensor budget;    // i32 [N]; rows of no segment are not read
+  int64_t scored;   // sum over the rows that choose of the blocks between the first and the last ones
+  int64_t slots;    // sum over segments of parent_len + len: the keys that are summarised
+  int32_t block, first_blocks, last_blocks;
+  BlockSummary kind;
+  Cost cost() const {
+    const int64_t heads = q.shape[1], kv_heads = k.shape[1], width = q.shape[2], size = dtype_size(q.dtype);
+    const int64_t keys = slots * kv_heads * width, rows = summary_rows(kind);
+    return {scored * width * (kind == BlockSummary::minmax ? 4 * heads : 2 * kv_heads) + keys * rows,
+            detail::total_bytes(q, segments, budget) + keys * size + scored * kv_heads * width * rows * size,
+            keys / block * rows * size + detail::total_bytes(blocks)};
+  }
+  auto outputs() const { return std::array{blocks}; }
+};
+// AttnFwd in which a row with a list sees only the slots of the listed blocks, in the order of the list, as if they
+// were all that the sequence has: bit for bit what AttnPaged gives with the same list.
+struct AttnBlocksFwd {
+  AttnFwd attn;   // pairs: sum over own rows of listed_slots(parent_len + i + 1, budget[row], block)
+  Tensor blocks;  // i32 [N, K, max_blocks], as in AttnBlockSelect
+  Tensor budget;  // i32 [N]
+  int32_t block;
+  Cost cost() const {
+    Cost c = attn.cost();
+    c.read += detail::total_bytes(blocks, budget);
+    return c;
+  }
+  auto outputs() const { return attn.outputs(); }
+};
+// Its gradient for fixed lists.  The chains are those of AttnBwd without the terms of slots that a row does not list:
+// dq over the listed slots ascending; dk and dv over segments in list order, then the query heads of the group
+// ascending, then own rows ascending, continued from what the accumulators hold.
+struct AttnBlocksBwd {
+  AttnBwd attn;
+  Tensor blocks, budget;  // as in AttnBlocksFwd
+  int32_t block;
+  Cost cost() const {
+    Cost c = attn.cost();
+    c.read += detail::total_bytes(blocks, budget);
+    return c;
+  }
+  auto outputs() const { return attn.outputs(); }
+};
+
 // Page src[i] -> page dst[i], whole pages, K, V and what lies beside them.
 struct KvCopyPages {
   Tensor k_pages, v_pages;             // acc: the dst pages are written
@@ -529,6 +586,9 @@ struct AdamW {
   X(attn_paged, AttnPaged)              \
   X(kv_block_summary, KvBlockSummary)   \
   X(kv_block_select, KvBlockSelect)     \
+  X(attn_block_select, AttnBlockSelect) \
+  X(attn_blocks_fwd, AttnBlocksFwd)     \
+  X(attn_blocks_bwd, AttnBlocksBwd)     \
   X(kv_copy_pages, KvCopyPages)         \
   X(copy_rows, CopyRows)                \
   X(kv_window_scores, KvWindowScores)   \

@@ -1,6 +1,9 @@
 // Causal attention of packed segments and over paged keys and values.
+#include "ref/attention.h"
+
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include "ref/paged.h"
@@ -9,22 +12,22 @@ namespace pare::ref {
 
 namespace {
 
-// o = sum over slots [0, n) of softmax(scale * q.k) v, for one query of one head; key and value are functions of (slot,
-// d).  Returns the log of the sum of exp(scale * q.k).
+// o = sum over `slots` of softmax(scale * q.k) v, for one query of one head; key and value are functions of (slot, d).
+// Returns the log of the sum of exp(scale * q.k).
 template <class T, class Key, class Value>
-double attend(T* o, const T* q, int64_t dim, int64_t n, double scale, Key key, Value value) {
-  std::vector<double> p(n);
-  for (int64_t s = 0; s < n; s++) {
+double attend(T* o, const T* q, int64_t dim, const std::vector<int64_t>& slots, double scale, Key key, Value value) {
+  std::vector<double> p;
+  for (int64_t s : slots) {
     double dot = 0;
     for (int64_t d = 0; d < dim; d++) dot += double(q[d]) * key(s, d);
-    p[s] = scale * dot;
+    p.push_back(scale * dot);
   }
   const double max = *std::max_element(p.begin(), p.end());
   double sum = 0;
   for (double& x : p) sum += x = std::exp(x - max);
   for (int64_t d = 0; d < dim; d++) {
     double weighted = 0;
-    for (int64_t s = 0; s < n; s++) weighted += p[s] * value(s, d);
+    for (size_t i = 0; i < slots.size(); i++) weighted += p[i] * value(slots[i], d);
     o[d] = static_cast<T>(weighted / sum);
   }
   return max + std::log(sum);
@@ -39,13 +42,37 @@ void expect_heads(const char* op, const Tensor& q, const Tensor& k, const Tensor
   expect_shape(op, "v", v, {q.shape[0], k.shape[1], q.shape[2]});
 }
 
-std::vector<SegmentRow> read_segments(const char* op, const Tensor& segments, int64_t rows, int64_t parent_rows,
-                                      int64_t pairs) {
+}  // namespace
+
+BlockLists::BlockLists(const char* op, const Tensor& blocks, const Tensor& budget, int32_t block, int64_t rows,
+                       int64_t kv_heads)
+    : op_(op), blocks_(blocks), budget_(budget), room_(blocks.shape[2]), block_(block) {
+  expect(block == 4 || block == 16, "ref: ", op, ": blocks of ", block, " slots, expected 4 or 16");
+  expect_dense(op, "blocks", blocks, {rows, kv_heads, room_});
+  expect_dense(op, "budget", budget, {rows});
+}
+
+std::vector<int64_t> BlockLists::slots(int64_t row, int64_t kv_head, int64_t total) const {
+  std::vector<int64_t> slots(total);
+  std::iota(slots.begin(), slots.end(), 0);
+  if (!listed(row, total)) return slots;
+  slots.clear();
+  const int64_t n = budget_(row), last = blocks_of(total, block_) - 1;
+  expect(n >= 1 && n <= room_, "ref: ", op_, ": row ", row, " reads ", n, " blocks, its list has room for ", room_);
+  for (int64_t i = 0; i < n; i++) {
+    const int64_t b = blocks_(row, kv_head, i), before = i ? blocks_(row, kv_head, i - 1) : -1;
+    expect(b > before && (i + 1 < n ? b < last : b == last), "ref: ", op_, ": row ", row, ", key head ", kv_head,
+           " lists block ", b, " at ", i, ": expected ascending blocks, the last one ", last);
+    for (int64_t slot = b * block_; slot < std::min(b * block_ + block_, total); slot++) slots.push_back(slot);
+  }
+  return slots;
+}
+
+std::vector<SegmentRow> read_segments(const char* op, const Tensor& segments, int64_t rows, int64_t parent_rows) {
   expect_dense(op, "segments", segments, {segments.shape[0], 4});
   const View<int32_t> view(segments);
   std::vector<SegmentRow> list;
   std::vector<bool> taken(rows);
-  int64_t counted = 0;
   for (int64_t i = 0; i < segments.shape[0]; i++) {
     const SegmentRow s{view(i, 0), view(i, 1), view(i, 2), view(i, 3)};
     expect(s.row >= 0 && s.len >= 0 && int64_t(s.row) + s.len <= rows, "ref: ", op, ": segment ", i, " has rows [",
@@ -58,41 +85,40 @@ std::vector<SegmentRow> read_segments(const char* op, const Tensor& segments, in
       expect(!taken[r], "ref: ", op, ": row ", r, " lies in two segments");
       taken[r] = true;
     }
-    counted += int64_t(s.len) * s.parent_len + int64_t(s.len) * (s.len + 1) / 2;
     list.push_back(s);
   }
-  expect(counted == pairs, "ref: ", op, ": pairs is ", pairs, ", the segments hold ", counted);
   return list;
 }
 
-// The elements of one segment's slots: those of the parent's rows, then its own.
-template <class T>
-struct SlotView {
-  View<T> parent, own;
-  SegmentRow segment;
-  T& operator()(int64_t slot, int64_t head, int64_t d) const {
-    return slot < segment.parent_len ? parent(segment.parent_row + slot, head, d)
-                                     : own(segment.row + slot - segment.parent_len, head, d);
-  }
-};
+namespace {
+
+void expect_pairs(const char* op, const std::vector<SegmentRow>& segments, const BlockLists& lists, int64_t pairs) {
+  int64_t counted = 0;
+  for (const SegmentRow& s : segments)
+    for (int64_t i = 0; i < s.len; i++) counted += lists.count(s.row + i, s.parent_len + i + 1);
+  expect(counted == pairs, "ref: ", op, ": pairs is ", pairs, ", the segments hold ", counted);
+}
 
 }  // namespace
 
-void attn_fwd(const AttnFwd& a, Stream) {
-  expect_heads("attn_fwd", a.q, a.k, a.v);
+namespace {
+
+void forward(const char* op, const AttnFwd& a, const BlockLists& lists) {
+  expect_heads(op, a.q, a.k, a.v);
   const int64_t rows = a.q.shape[0], heads = a.q.shape[1], dim = a.q.shape[2], group = heads / a.k.shape[1];
-  expect_dense("attn_fwd", "o", a.o, {rows, heads, dim});
-  expect_dense("attn_fwd", "lse", a.lse, {rows, heads});
-  const auto segments = read_segments("attn_fwd", a.segments, rows, a.pk.shape[0], a.pairs);
-  dispatch("attn_fwd", a.q, [&]<class T>(T) {
+  expect_dense(op, "o", a.o, {rows, heads, dim});
+  expect_dense(op, "lse", a.lse, {rows, heads});
+  const auto segments = read_segments(op, a.segments, rows, a.pk.shape[0]);
+  expect_pairs(op, segments, lists, a.pairs);
+  dispatch(op, a.q, [&]<class T>(T) {
     const View<T> o(a.o), lse(a.lse), q(a.q);
     for (const SegmentRow& s : segments) {
       const SlotView<T> k{View<T>(a.pk), View<T>(a.k), s}, v{View<T>(a.pv), View<T>(a.v), s};
       for (int64_t i = 0; i < s.len; i++)
         for (int64_t h = 0; h < heads; h++)
           lse(s.row + i, h) = static_cast<T>(attend(
-              &o(s.row + i, h, 0), &q(s.row + i, h, 0), dim, s.parent_len + i + 1, a.scale,
-              [&](int64_t slot, int64_t d) { return k(slot, h / group, d); },
+              &o(s.row + i, h, 0), &q(s.row + i, h, 0), dim, lists.slots(s.row + i, h / group, s.parent_len + i + 1),
+              a.scale, [&](int64_t slot, int64_t d) { return k(slot, h / group, d); },
               [&](int64_t slot, int64_t d) { return v(slot, h / group, d); }));
     }
   });
@@ -100,7 +126,7 @@ void attn_fwd(const AttnFwd& a, Stream) {
 
 // One segment and query head: p and ds of all its (own row, slot) pairs, then dq, then dk and dv.
 template <class T>
-static void attn_bwd_head(const AttnBwd& a, const SegmentRow& s, int64_t h) {
+void backward_head(const AttnBwd& a, const BlockLists& lists, const SegmentRow& s, int64_t h) {
   const int64_t dim = a.q.shape[2], kv = h / (a.q.shape[1] / a.k.shape[1]), slots = s.parent_len + s.len;
   const View<T> dq(a.dq), d_o(a.d_o), o(a.o), q(a.q), lse(a.lse);
   const SlotView<T> k{View<T>(a.pk), View<T>(a.k), s}, v{View<T>(a.pv), View<T>(a.v), s};
@@ -110,7 +136,7 @@ static void attn_bwd_head(const AttnBwd& a, const SegmentRow& s, int64_t h) {
     const int64_t n = s.row + i;
     double do_o = 0;
     for (int64_t d = 0; d < dim; d++) do_o += double(d_o(n, h, d)) * o(n, h, d);
-    for (int64_t slot = 0; slot <= s.parent_len + i; slot++) {
+    for (int64_t slot : lists.slots(n, kv, s.parent_len + i + 1)) {
       double q_k = 0, do_v = 0;
       for (int64_t d = 0; d < dim; d++) {
         q_k += double(q(n, h, d)) * k(slot, kv, d);
@@ -137,21 +163,36 @@ static void attn_bwd_head(const AttnBwd& a, const SegmentRow& s, int64_t h) {
     }
 }
 
-void attn_bwd(const AttnBwd& a, Stream) {
-  expect_heads("attn_bwd", a.q, a.k, a.v);
+void backward(const char* op, const AttnBwd& a, const BlockLists& lists) {
+  expect_heads(op, a.q, a.k, a.v);
   const int64_t rows = a.q.shape[0], heads = a.q.shape[1], kv_heads = a.k.shape[1], dim = a.q.shape[2];
   for (const auto& [name, t] : {std::pair{"dq", &a.dq}, {"d_o", &a.d_o}, {"o", &a.o}})
-    expect_shape("attn_bwd", name, *t, {rows, heads, dim});
+    expect_shape(op, name, *t, {rows, heads, dim});
   for (const auto& [name, t] : {std::pair{"dk", &a.dk}, {"dv", &a.dv}})
-    expect_shape("attn_bwd", name, *t, {rows, kv_heads, dim});
-  expect_dense("attn_bwd", "lse", a.lse, {rows, heads});
+    expect_shape(op, name, *t, {rows, kv_heads, dim});
+  expect_dense(op, "lse", a.lse, {rows, heads});
   for (const auto& [name, t] : {std::pair{"dpk", &a.dpk}, {"dpv", &a.dpv}})
-    if (a.pk) expect_shape("attn_bwd", name, *t, {a.pk.shape[0], kv_heads, dim});
-  const auto segments = read_segments("attn_bwd", a.segments, rows, a.pk.shape[0], a.pairs);
-  dispatch("attn_bwd", a.q, [&]<class T>(T) {
+    if (a.pk) expect_shape(op, name, *t, {a.pk.shape[0], kv_heads, dim});
+  const auto segments = read_segments(op, a.segments, rows, a.pk.shape[0]);
+  expect_pairs(op, segments, lists, a.pairs);
+  dispatch(op, a.q, [&]<class T>(T) {
     for (const SegmentRow& s : segments)
-      for (int64_t h = 0; h < heads; h++) attn_bwd_head<T>(a, s, h);
+      for (int64_t h = 0; h < heads; h++) backward_head<T>(a, lists, s, h);
   });
+}
+
+}  // namespace
+
+void attn_fwd(const AttnFwd& a, Stream) { forward("attn_fwd", a, {}); }
+void attn_bwd(const AttnBwd& a, Stream) { backward("attn_bwd", a, {}); }
+
+void attn_blocks_fwd(const AttnBlocksFwd& a, Stream) {
+  constexpr const char* op = "attn_blocks_fwd";
+  forward(op, a.attn, BlockLists(op, a.blocks, a.budget, a.block, a.attn.q.shape[0], a.attn.k.shape[1]));
+}
+void attn_blocks_bwd(const AttnBlocksBwd& a, Stream) {
+  constexpr const char* op = "attn_blocks_bwd";
+  backward(op, a.attn, BlockLists(op, a.blocks, a.budget, a.block, a.attn.q.shape[0], a.attn.k.shape[1]));
 }
 
 std::vector<PagedRow> read_queries(const char* op, const Tensor& queries, const Tensor& page_table, int64_t rows,
@@ -202,44 +243,6 @@ void expect_pages(const char* op, const Tensor& k_pages, const Tensor& v_pages) 
   expect_dense(op, "v_pages", v_pages, {pages, kv_heads, kPageSlots, dim});
 }
 
-// The slots that the entries of AttnPaged read: all, or those of the listed blocks.
-class SlotLists {
- public:
-  SlotLists(const AttnPaged& a, const std::vector<PagedRow>& queries)
-      : queries_(queries), blocks_(a.blocks), budget_(a.budget), block_(a.block) {
-    if (!blocks_) return;
-    const int64_t n = static_cast<int64_t>(queries.size()), kv_heads = a.k_pages.shape[1];
-    expect(block_ == 4 || block_ == 16, "ref: attn_paged: blocks of ", block_, " slots, expected 4 or 16");
-    expect_dense("attn_paged", "blocks", a.blocks, {n, kv_heads, a.blocks.shape[2]});
-    expect_dense("attn_paged", "budget", a.budget, {n});
-    for (int64_t e = 0; e < n; e++) {
-      if (!listed(e)) continue;
-      expect(budget_(e) >= 1 && budget_(e) <= a.blocks.shape[2], "ref: attn_paged: entry ", e, " reads ", budget_(e),
-             " blocks; its list has room for ", a.blocks.shape[2]);
-      for (int64_t h = 0; h < kv_heads; h++)
-        for (int64_t i = 0; i < budget_(e); i++) {
-          const int64_t last = blocks_of(queries_[e].slots, block_) - 1, b = blocks_(e, h, i);
-          expect(b > (i ? blocks_(e, h, i - 1) : -1) && (i + 1 < budget_(e) ? b < last : b == last),
-                 "ref: attn_paged: entry ", e, ", key head ", h, " lists block ", b, " at ", i,
-                 ": expected ascending blocks, the last one ", last);
-        }
-    }
-  }
-  int64_t slots(int64_t e) const {
-    return listed(e) ? listed_slots(queries_[e].slots, budget_(e), block_) : queries_[e].slots;
-  }
-  // Slot number `at` of those that key head `h` of entry e reads.
-  int64_t slot(int64_t e, int64_t h, int64_t at) const {
-    return listed(e) ? blocks_(e, h, at / block_) * int64_t{block_} + at % block_ : at;
-  }
-
- private:
-  bool listed(int64_t e) const { return blocks_ && has_list(queries_[e], budget_(e), block_); }
-  const std::vector<PagedRow>& queries_;
-  const View<int32_t> blocks_, budget_;
-  const int32_t block_;
-};
-
 }  // namespace
 
 void kv_write(const KvWrite& a, Stream) {
@@ -276,13 +279,18 @@ void attn_paged(const AttnPaged& a, Stream) {
   expect_dense("attn_paged", "o", a.o, {rows, heads, dim});
   expect(heads % kv_heads == 0, "ref: attn_paged: ", heads, " query heads over ", kv_heads, " key heads");
   const auto queries = read_queries("attn_paged", a.queries, a.page_table, rows, a.k_pages.shape[0]);
-  const SlotLists lists(a, queries);
+  BlockLists lists;
+  if (a.blocks) lists = BlockLists("attn_paged", a.blocks, a.budget, a.block, a.queries.shape[0], kv_heads);
+  // The slots that row i of entry e reads; only single rows have lists.
+  const auto count = [&](int64_t e, const PagedRow& s, int64_t i) {
+    const int64_t total = s.slots - s.rows + i + 1;
+    return s.rows == 1 ? lists.count(e, total) : total;
+  };
   int64_t pairs = 0, slots = 0;
   for (size_t e = 0; e < queries.size(); e++) {
     const PagedRow& s = queries[e];
-    const int64_t read = lists.slots(e);
-    pairs += read < s.slots ? read : int64_t(s.rows) * (s.slots - s.rows) + int64_t(s.rows) * (s.rows + 1) / 2;
-    slots += read;
+    for (int64_t i = 0; i < s.rows; i++) pairs += count(e, s, i);
+    slots += s.rows == 1 ? count(e, s, 0) : s.slots;
   }
   expect(pairs == a.pairs && slots == a.slots, "ref: attn_paged: pairs ", a.pairs, " and slots ", a.slots,
          ", the entries hold ", pairs, " and ", slots);
@@ -293,12 +301,12 @@ void attn_paged(const AttnPaged& a, Stream) {
       const SlotPages pages{View<int32_t>(a.page_table), s.table_row};
       for (int64_t i = 0; i < s.rows; i++)
         for (int64_t h = 0; h < heads; h++) {
-          const int64_t kv = h / (heads / kv_heads);
-          const auto place = [&](int64_t at) { return lists.slot(e, kv, at); };
+          const int64_t kv = h / (heads / kv_heads), total = s.slots - s.rows + i + 1;
           attend(
-              &o(s.row + i, h, 0), &q(s.row + i, h, 0), dim, lists.slots(e) - s.rows + i + 1, a.scale,
-              [&](int64_t at, int64_t d) { return k_pages(pages.page(place(at)), kv, d, place(at) % kPageSlots); },
-              [&](int64_t at, int64_t d) { return v_pages(pages.page(place(at)), kv, place(at) % kPageSlots, d); });
+              &o(s.row + i, h, 0), &q(s.row + i, h, 0), dim,
+              s.rows == 1 ? lists.slots(e, kv, total) : BlockLists().slots(e, kv, total), a.scale,
+              [&](int64_t slot, int64_t d) { return k_pages(pages.page(slot), kv, d, slot % kPageSlots); },
+              [&](int64_t slot, int64_t d) { return v_pages(pages.page(slot), kv, slot % kPageSlots, d); });
         }
     }
   });

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "ref/attention.h"
 #include "ref/paged.h"
 
 namespace pare::ref {
@@ -12,10 +13,53 @@ namespace {
 void expect_block(const char* op, int32_t block) {
   expect(block == 4 || block == 16, "ref: ", op, ": blocks of ", block, " slots, expected 4 or 16");
 }
+void expect_reserved(const char* op, int32_t first, int32_t last) {
+  expect(first >= 0 && last >= 1, "ref: ", op, ": first_blocks ", first, ", last_blocks ", last,
+         ": at least 0 and 1 expected");
+}
 
-// Row `which` of the summary of `block` in its page.
-int64_t summary_row(int64_t b, int32_t block, BlockSummary kind, int64_t which) {
-  return b % (kPageSlots / block) * summary_rows(kind) + which;
+// The summary of the keys key(slot), one channel of slots [begin, end): put(row, value).
+template <class Key, class Put>
+void summarise(BlockSummary kind, int64_t begin, int64_t end, Key key, Put put) {
+  double low = INFINITY, high = -INFINITY, sum = 0;
+  for (int64_t slot = begin; slot < end; slot++) {
+    const double x = key(slot);
+    low = std::min(low, x), high = std::max(high, x), sum += x;
+  }
+  if (kind == BlockSummary::minmax)
+    put(0, low), put(1, high);
+  else
+    put(0, sum / static_cast<double>(end - begin));
+}
+
+// The score of a block for the queries q(head of the group, channel), by its summary row(row, channel).
+template <class Query, class Row>
+double block_score(BlockSummary kind, int64_t group, int64_t dim, Query q, Row row) {
+  double highest = -INFINITY, mean = 0;
+  for (int64_t g = 0; g < group; g++) {
+    double bound = 0;
+    for (int64_t d = 0; d < dim; d++) {
+      if (kind == BlockSummary::minmax)
+        bound += std::max(q(g, d) * row(0, d), q(g, d) * row(1, d));
+      else
+        mean += q(g, d) * row(0, d) / static_cast<double>(group);
+    }
+    highest = std::max(highest, bound);
+  }
+  return kind == BlockSummary::minmax ? highest : mean;
+}
+
+// `budget` of `all` blocks, ascending: the first, the last and the best by score(block) between them.
+template <class Score>
+std::vector<int32_t> choose(int64_t all, int64_t budget, int32_t first, int32_t last, Score score) {
+  std::vector<int32_t> list(all - first - last);
+  std::iota(list.begin(), list.end(), first);
+  std::stable_sort(list.begin(), list.end(), [&](int32_t x, int32_t y) { return score(x) > score(y); });
+  list.resize(budget - first - last);
+  for (int64_t b = 0; b < all; b++)
+    if (b < first || b >= all - last) list.push_back(static_cast<int32_t>(b));
+  std::sort(list.begin(), list.end());
+  return list;
 }
 
 }  // namespace
@@ -24,8 +68,9 @@ void kv_block_summary(const KvBlockSummary& a, Stream) {
   constexpr const char* op = "kv_block_summary";
   expect_block(op, a.block);
   const int64_t pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1], dim = a.k_pages.shape[2];
+  const int64_t per_page = kPageSlots / a.block, height = summary_rows(a.kind);
   expect_dense(op, "k_pages", a.k_pages, {pages, kv_heads, dim, kPageSlots});
-  expect_dense(op, "summary", a.summary, {pages, kv_heads, kPageSlots / a.block * summary_rows(a.kind), dim});
+  expect_dense(op, "summary", a.summary, {pages, kv_heads, per_page * height, dim});
   int64_t rows = 0;  // of the pass: as many as the entries name
   for (int64_t i = 0; i < a.queries.shape[0]; i++) {
     const int32_t* entry = a.queries.as<int32_t>() + 4 * i;
@@ -42,23 +87,14 @@ void kv_block_summary(const KvBlockSummary& a, Stream) {
       if (s.rows == 0) continue;
       const SlotPages table{View<int32_t>(a.page_table), s.table_row};
       const int64_t first_page = (s.slots - s.rows) / kPageSlots;
-      for (int64_t b = first_page * kPageSlots / a.block; b < blocks_of(s.slots, a.block); b++)
+      for (int64_t b = first_page * per_page; b < blocks_of(s.slots, a.block); b++)
         for (int64_t h = 0; h < kv_heads; h++)
           for (int64_t d = 0; d < dim; d++) {
-            const int64_t begin = b * a.block, end = std::min<int64_t>(begin + a.block, s.slots);
-            const int64_t page = table.page(begin);
-            double low = INFINITY, high = -INFINITY, sum = 0;
-            for (int64_t slot = begin; slot < end; slot++) {
-              const double key = k_pages(page, h, d, slot % kPageSlots);
-              low = std::min(low, key), high = std::max(high, key), sum += key;
-            }
-            const auto put = [&](int64_t which, double x) {
-              summary(page, h, summary_row(b, a.block, a.kind, which), d) = static_cast<T>(x);
-            };
-            if (a.kind == BlockSummary::minmax)
-              put(0, low), put(1, high);
-            else
-              put(0, sum / static_cast<double>(end - begin));
+            const int64_t begin = b * a.block, page = table.page(begin);
+            summarise(
+                a.kind, begin, std::min<int64_t>(begin + a.block, s.slots),
+                [&](int64_t slot) { return k_pages(page, h, d, slot % kPageSlots); },
+                [&](int64_t row, double x) { summary(page, h, b % per_page * height + row, d) = static_cast<T>(x); });
           }
     }
   });
@@ -66,65 +102,118 @@ void kv_block_summary(const KvBlockSummary& a, Stream) {
 
 void kv_block_select(const KvBlockSelect& a, Stream) {
   constexpr const char* op = "kv_block_select";
-  expect_block(op, a.block);
+  expect_block(op, a.block), expect_reserved(op, a.first_blocks, a.last_blocks);
   const int64_t rows = a.q.shape[0], heads = a.q.shape[1], dim = a.q.shape[2];
   const int64_t pages = a.summary.shape[0], kv_heads = a.summary.shape[1], entries = a.queries.shape[0];
+  const int64_t per_page = kPageSlots / a.block, height = summary_rows(a.kind);
   expect(kv_heads > 0 && heads % kv_heads == 0, "ref: ", op, ": ", heads, " query heads over ", kv_heads, " key heads");
   expect_shape(op, "q", a.q, {rows, heads, dim});
-  expect_dense(op, "summary", a.summary, {pages, kv_heads, kPageSlots / a.block * summary_rows(a.kind), dim});
+  expect_dense(op, "summary", a.summary, {pages, kv_heads, per_page * height, dim});
   expect_dense(op, "blocks", a.blocks, {entries, kv_heads, a.blocks.shape[2]});
   expect_dense(op, "score", a.score, {entries, kv_heads, a.score.shape[2]});
   expect_dense(op, "budget", a.budget, {entries});
-  expect(a.first_blocks >= 0 && a.last_blocks >= 1, "ref: ", op, ": first_blocks ", a.first_blocks, ", last_blocks ",
-         a.last_blocks, ": at least 0 and 1 expected");
   const auto queries = read_queries(op, a.queries, a.page_table, rows, pages);
   const View<int32_t> budget(a.budget), blocks(a.blocks);
+  const auto chooses = [&](int64_t e) {
+    return queries[e].rows == 1 && blocks_of(queries[e].slots, a.block) > budget(e);
+  };
   int64_t scored = 0;
-  for (int64_t e = 0; e < entries; e++)
-    if (has_list(queries[e], budget(e), a.block)) {
-      const int64_t all = blocks_of(queries[e].slots, a.block);
-      expect(budget(e) >= a.first_blocks + a.last_blocks && budget(e) <= a.blocks.shape[2] && all <= a.score.shape[2],
-             "ref: ", op, ": entry ", e, " chooses ", budget(e), " of ", all, " blocks, ", a.first_blocks,
-             " first and ", a.last_blocks, " last ones always; blocks is ", a.blocks.str(), ", score ", a.score.str());
-      scored += all - a.first_blocks - a.last_blocks;
-    }
+  for (int64_t e = 0; e < entries; e++) {
+    if (!chooses(e)) continue;
+    const int64_t all = blocks_of(queries[e].slots, a.block);
+    expect(budget(e) >= a.first_blocks + a.last_blocks && budget(e) <= a.blocks.shape[2] && all <= a.score.shape[2],
+           "ref: ", op, ": entry ", e, " chooses ", budget(e), " of ", all, " blocks, ", a.first_blocks, " first and ",
+           a.last_blocks, " last ones always; blocks is ", a.blocks.str(), ", score ", a.score.str());
+    scored += all - a.first_blocks - a.last_blocks;
+  }
   expect(scored == a.scored, "ref: ", op, ": scored is ", a.scored, ", the entries score ", scored);
   dispatch(op, a.q, [&]<class T>(T) {
     const View<T> q(a.q), summary(a.summary), score(a.score);
     const int64_t group = heads / kv_heads;
     for (int64_t e = 0; e < entries; e++) {
+      if (!chooses(e)) continue;
       const PagedRow& s = queries[e];
-      if (!has_list(s, budget(e), a.block)) continue;
       const SlotPages table{View<int32_t>(a.page_table), s.table_row};
-      const int64_t all = blocks_of(s.slots, a.block), end = all - a.last_blocks;
+      const int64_t all = blocks_of(s.slots, a.block);
       for (int64_t h = 0; h < kv_heads; h++) {
-        for (int64_t b = a.first_blocks; b < end; b++) {
-          const auto row = [&](int64_t which, int64_t d) {
-            return double{summary(table.page(b * a.block), h, summary_row(b, a.block, a.kind, which), d)};
-          };
-          double highest = -INFINITY, sum = 0;
-          for (int64_t g = 0; g < group; g++) {
-            double bound = 0;
-            for (int64_t d = 0; d < dim; d++) {
-              const double x = q(s.row, h * group + g, d);
-              if (a.kind == BlockSummary::minmax)
-                bound += std::max(x * row(0, d), x * row(1, d));
-              else
-                sum += x * row(0, d) / static_cast<double>(group);
-            }
-            highest = std::max(highest, bound);
-          }
-          score(e, h, b) = static_cast<T>(a.kind == BlockSummary::minmax ? highest : sum);
-        }
-        std::vector<int32_t> list(end - a.first_blocks);
-        std::iota(list.begin(), list.end(), a.first_blocks);
-        std::stable_sort(list.begin(), list.end(),
-                         [&](int32_t x, int32_t y) { return score(e, h, x) > score(e, h, y); });
-        list.resize(budget(e) - a.first_blocks - a.last_blocks);
-        for (int32_t b = 0; b < a.first_blocks; b++) list.push_back(b);
-        for (int64_t b = end; b < all; b++) list.push_back(static_cast<int32_t>(b));
-        std::sort(list.begin(), list.end());
+        for (int64_t b = a.first_blocks; b < all - a.last_blocks; b++)
+          score(e, h, b) = static_cast<T>(block_score(
+              a.kind, group, dim, [&](int64_t g, int64_t d) { return double{q(s.row, h * group + g, d)}; },
+              [&](int64_t row, int64_t d) {
+                return double{summary(table.page(b * a.block), h, b % per_page * height + row, d)};
+              }));
+        const auto list =
+            choose(all, budget(e), a.first_blocks, a.last_blocks, [&](int32_t b) { return score(e, h, b); });
         for (int32_t i = 0; i < budget(e); i++) blocks(e, h, i) = list[i];
+      }
+    }
+  });
+}
+
+namespace {
+
+// One row and key head: scores, choice, list.
+template <class T>
+void choose_for_row(const AttnBlockSelect& a, int64_t segment, int64_t row, int64_t all, int64_t h) {
+  const View<T> q(a.q), summary(a.summary);
+  const View<int32_t> blocks(a.blocks);
+  const int64_t group = a.q.shape[1] / a.k.shape[1], height = summary_rows(a.kind), n = View<int32_t>(a.budget)(row);
+  std::vector<T> score(all);
+  for (int64_t b = a.first_blocks; b < all - a.last_blocks; b++)
+    score[b] = static_cast<T>(block_score(
+        a.kind, group, a.q.shape[2], [&](int64_t g, int64_t d) { return double{q(row, h * group + g, d)}; },
+        [&](int64_t which, int64_t d) { return double{summary(segment, h, b * height + which, d)}; }));
+  const auto list = choose(all, n, a.first_blocks, a.last_blocks, [&](int32_t b) { return score[b]; });
+  for (int64_t i = 0; i < n; i++) blocks(row, h, i) = list[i];
+}
+
+}  // namespace
+
+void attn_block_select(const AttnBlockSelect& a, Stream) {
+  constexpr const char* op = "attn_block_select";
+  expect_block(op, a.block), expect_reserved(op, a.first_blocks, a.last_blocks);
+  const int64_t rows = a.q.shape[0], heads = a.q.shape[1], dim = a.q.shape[2], kv_heads = a.k.shape[1];
+  const int64_t height = summary_rows(a.kind), count = a.segments.shape[0];
+  expect(kv_heads > 0 && heads % kv_heads == 0, "ref: ", op, ": ", heads, " query heads over ", kv_heads, " key heads");
+  expect_shape(op, "q", a.q, {rows, heads, dim});
+  expect_shape(op, "k", a.k, {rows, kv_heads, dim});
+  expect_shape(op, "pk", a.pk, {a.pk.shape[0], kv_heads, dim});
+  expect_dense(op, "blocks", a.blocks, {rows, kv_heads, a.blocks.shape[2]});
+  expect_dense(op, "summary", a.summary, {count, kv_heads, a.summary.shape[2], dim});
+  expect_dense(op, "budget", a.budget, {rows});
+  const auto segments = read_segments(op, a.segments, rows, a.pk.shape[0]);
+  const View<int32_t> budget(a.budget);
+  int64_t scored = 0, slots = 0;
+  for (const SegmentRow& s : segments) {
+    slots += s.parent_len + s.len;
+    expect((s.parent_len + s.len) / a.block * height <= a.summary.shape[2], "ref: ", op, ": ", s.parent_len + s.len,
+           " slots have more blocks than summary ", a.summary.str());
+    for (int64_t i = 0; i < s.len; i++) {
+      const int64_t all = blocks_of(s.parent_len + i + 1, a.block), n = budget(s.row + i);
+      if (all <= n) continue;
+      expect(n >= a.first_blocks + a.last_blocks && n <= a.blocks.shape[2], "ref: ", op, ": row ", s.row + i,
+             " chooses ", n, " blocks, ", a.first_blocks, " first and ", a.last_blocks, " last ones always; blocks is ",
+             a.blocks.str());
+      scored += all - a.first_blocks - a.last_blocks;
+    }
+  }
+  expect(scored == a.scored && slots == a.slots, "ref: ", op, ": scored ", a.scored, " and slots ", a.slots,
+         ", the segments hold ", scored, " and ", slots);
+  dispatch(op, a.q, [&]<class T>(T) {
+    const View<T> summary(a.summary);
+    for (int64_t i = 0; i < count; i++) {
+      const SegmentRow& s = segments[i];
+      const SlotView<T> k{View<T>(a.pk), View<T>(a.k), s};
+      for (int64_t h = 0; h < kv_heads; h++) {
+        for (int64_t b = 0; b < (s.parent_len + s.len) / a.block; b++)
+          for (int64_t d = 0; d < dim; d++)
+            summarise(
+                a.kind, b * a.block, (b + 1) * a.block, [&](int64_t slot) { return k(slot, h, d); },
+                [&](int64_t row, double x) { summary(i, h, b * height + row, d) = static_cast<T>(x); });
+        for (int64_t r = 0; r < s.len; r++) {
+          const int64_t all = blocks_of(s.parent_len + r + 1, a.block);
+          if (all > budget(s.row + r)) choose_for_row<T>(a, i, s.row + r, all, h);
+        }
       }
     }
   });

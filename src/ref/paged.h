@@ -17,10 +17,6 @@ struct SlotPages {
 std::vector<PagedRow> read_queries(const char* op, const Tensor& queries, const Tensor& page_table, int64_t rows,
                                    int64_t pages);
 
-// An entry that has a list of blocks.
-inline bool has_list(const PagedRow& s, int64_t budget, int64_t block) {
-  return s.rows == 1 && blocks_of(s.slots, block) > budget;
-}
 // `pairs` and `slots` as AttnPaged defines them without block lists.
 void expect_paged_work(const char* op, const std::vector<PagedRow>& queries, int64_t pairs, int64_t slots);
 

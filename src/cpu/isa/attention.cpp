@@ -253,6 +253,12 @@ void attn_paged(const PagedArgs& a, const PagedRow& row, int64_t kv_head, float*
       t.q[r] = a.q + (row.row + i) * a.q_stride + head * a.width, t.visible[r] = row.slots - row.rows + i + 1;
     }
     attend(t, k, v, a.width, value_width, a.scale);
+    if (a.lse) {
+      float lse[16];
+      store(lse, add(load(t.max), log(load(t.sum))));
+      for (int64_t r = 0; r < t.rows; r++)
+        a.lse[(row.row + (first + r) / g) * a.heads + kv_head * g + (first + r) % g] = lse[r];
+    }
     for (int64_t r = 0; r < t.rows; r++)
       write_row(a.o + ((row.row + (first + r) / g) * a.heads + kv_head * g + (first + r) % g) * a.width, t, r, a.width,
                 value_width);

@@ -1,8 +1,26 @@
 // Summaries of blocks of keys, and their scores; ops.h (KvBlockSummary, KvBlockSelect) states the sums.
+#include "cpu/isa/attention.h"
 #include "cpu/isa/kernel_list.h"
-#include "cpu/isa/tile.h"
 
 namespace pare::PARE_ISA {
+
+namespace {
+
+// One block of n keys in 16 channels: key(i) is the i-th.
+template <class Key>
+PARE_INLINE void summarise(float* out, int64_t n, int64_t width, int64_t lanes, BlockSummary kind, Key key) {
+  if (kind == BlockSummary::minmax) {
+    vf low = key(0), high = low;
+    for (int64_t i = 1; i < n; i++) low = min(key(i), low), high = max(key(i), high);
+    store(out, low, lanes), store(out + width, high, lanes);
+  } else {
+    vf sum = zero();
+    for (int64_t i = 0; i < n; i++) sum = add(sum, key(i));
+    store(out, mul(sum, set1(1.0f / static_cast<float>(n))), lanes);
+  }
+}
+
+}  // namespace
 
 // Sixteen channels at a time: turned, the 16 slots of a page are 16 vectors.
 void block_summary(float* summary, const float* k_page, int64_t width, int64_t slots, int64_t block,
@@ -14,45 +32,34 @@ void block_summary(float* summary, const float* k_page, int64_t width, int64_t s
     for (int i = 0; i < 16; i++) key[i] = i < lanes ? load(k_page + (d + i) * 16) : zero();
     transpose(key);
     float* out = summary + d;
-    for (int64_t begin = 0; begin < slots; begin += block) {
-      const int64_t end = min64(begin + block, slots);
-      if (kind == BlockSummary::minmax) {
-        vf low = key[begin], high = low;
-        for (int64_t s = begin + 1; s < end; s++) low = min(key[s], low), high = max(key[s], high);
-        store(out, low, lanes), store(out + width, high, lanes);
-        out += 2 * width;
-      } else {
-        vf sum = zero();
-        for (int64_t s = begin; s < end; s++) sum = add(sum, key[s]);
-        store(out, mul(sum, set1(1.0f / static_cast<float>(end - begin))), lanes);
-        out += width;
-      }
-    }
+    for (int64_t begin = 0; begin < slots; begin += block, out += summary_rows(kind) * width)
+      summarise(
+          out, min64(block, slots - begin), width, lanes,
+          kind, [&](int64_t s) __attribute__((always_inline)) { return key[begin + s]; });
   }
+}
+
+void segment_summary(float* summary, const AttnArgs& a, const SegmentRow& s, int64_t kv_head, Range blocks,
+                     int64_t block, BlockSummary kind) {
+  const Slots<const float> keys = key_slots(a, s, kv_head);
+  for (int64_t b = blocks.begin; b < blocks.end; b++, summary += summary_rows(kind) * a.width)
+    for_vectors(
+        a.width, PARE_LANES_AT(d) {
+          summarise(
+              summary + d, block, a.width, lanes,
+              kind, [&](int64_t i) __attribute__((always_inline)) { return load(keys.at(b * block + i) + d, lanes); });
+        });
 }
 
 namespace {
 
-struct Bound {  // q.k is at most the row sum of these
-  const float *q, *low, *high;
-  PARE_INLINE vf operator()(vf sums, int64_t d, int64_t lanes) const {
-    const vf x = load(q + d, lanes);
-    return add(sums, max(mul(x, load(low + d, lanes)), mul(x, load(high + d, lanes))));
-  }
-};
-struct Product {
-  const float *q, *mean;
-  PARE_INLINE vf operator()(vf sums, int64_t d, int64_t lanes) const {
-    return fma(load(q + d, lanes), load(mean + d, lanes), sums);
-  }
-};
-
-template <class Terms>
-PARE_INLINE vf lane_sums(int64_t width, const Terms& terms) {
-  vf sums = zero();
-  for_vectors(
-      width, PARE_LANES_AT(d) { sums = terms(sums, d, lanes); });
-  return sums;
+// What one channel adds to a score: the larger product with an end of the range; the product with the mean.
+template <BlockSummary kind>
+PARE_INLINE vf add_term(vf sums, vf x, const float* summary, int64_t width, int64_t lanes) {
+  if constexpr (kind == BlockSummary::minmax)
+    return add(sums, max(mul(x, load(summary, lanes)), mul(x, load(summary + width, lanes))));
+  else
+    return fma(x, load(summary, lanes), sums);
 }
 
 // The canonical sums of 16 vectors of lanes at once.
@@ -64,10 +71,25 @@ PARE_INLINE vf sums16(vf* lanes) {
   return lanes[0];
 }
 
+// The scores of 16 blocks for one query.
+template <BlockSummary kind>
+PARE_INLINE vf scores16(const float* q, const float* const* summary, int64_t width) {
+  vf lanes[16];
+  PARE_UNROLL
+  for (int i = 0; i < 16; i++) lanes[i] = zero();
+  for_vectors(
+      width, [&](int64_t d, int64_t n) __attribute__((always_inline)) {
+        const vf x = load(q + d, n);
+        PARE_UNROLL
+        for (int i = 0; i < 16; i++) lanes[i] = add_term<kind>(lanes[i], x, summary[i] + d, width, n);
+      });
+  return sums16(lanes);
+}
+
 }  // namespace
 
 void block_scores(float* score, const BlockScoreArgs& a, Range blocks, float* scratch) {
-  const int64_t per_page = 16 / a.block, rows = a.kind == BlockSummary::minmax ? 2 : 1;
+  const int64_t per_page = 16 / a.block, rows = summary_rows(a.kind);
   if (a.kind == BlockSummary::mean)
     for (int64_t d = 0; d < a.width; d += 16) {
       vf sum = zero();
@@ -75,26 +97,20 @@ void block_scores(float* score, const BlockScoreArgs& a, Range blocks, float* sc
       store(scratch + d, mul(sum, set1(1.0f / static_cast<float>(a.group))), a.width - d);
     }
   for (int64_t first = blocks.begin; first < blocks.end; first += 16) {
-    const int64_t n = min64(16, blocks.end - first);
     const float* summary[16];
-    for (int64_t i = 0; i < n; i++) {
-      const int64_t b = first + i;
-      summary[i] = a.summary + a.pages[b / per_page] * a.page_step + b % per_page * rows * a.width;
+    for (int64_t i = 0; i < 16; i++) {
+      const int64_t b = min64(first + i, blocks.end - 1), page = a.pages ? a.pages[b / per_page] : b / per_page;
+      summary[i] = a.summary + page * a.page_step + b % per_page * rows * a.width;
     }
-    vf lanes[16], best;
-    for (int64_t i = n; i < 16; i++) summary[i] = summary[0];
+    vf best;
     if (a.kind == BlockSummary::mean) {
-      for (int i = 0; i < 16; i++) lanes[i] = lane_sums(a.width, Product{scratch, summary[i]});
-      best = sums16(lanes);
+      best = scores16<BlockSummary::mean>(scratch, summary, a.width);
     } else {
       best = set1(-__builtin_inff());
-      for (int64_t g = 0; g < a.group; g++) {
-        for (int i = 0; i < 16; i++)
-          lanes[i] = lane_sums(a.width, Bound{a.q + g * a.width, summary[i], summary[i] + a.width});
-        best = max(sums16(lanes), best);
-      }
+      for (int64_t g = 0; g < a.group; g++)
+        best = max(scores16<BlockSummary::minmax>(a.q + g * a.width, summary, a.width), best);
     }
-    store(score + first, best, n);
+    store(score + first, best, blocks.end - first);
   }
 }
 

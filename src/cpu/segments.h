@@ -1,0 +1,62 @@
+// What the ops on segments of packed sequences share.
+#pragma once
+#include <vector>
+
+#include "cpu/glue.h"
+
+namespace pare::cpu {
+
+constexpr int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
+
+// Nanoseconds of one (query, key) pair of one head, forward.
+constexpr double pair_nanoseconds(int64_t width) { return 4.0 * static_cast<double>(width) / 50 + 0.4; }
+
+// The segments, checked against the rows that there are.
+const SegmentRow* segment_rows(const char* op, const Tensor& t, int64_t rows, int64_t parent_rows);
+
+// Checks q, k, v, pk and pv of AttnFwd or AttnBwd (o and lse are left to the caller).
+template <class Args>
+AttnArgs attn_args(const char* op, const Args& a) {
+  const int64_t rows = a.q.shape[0], heads = a.q.shape[1], width = a.q.shape[2], kv_heads = a.k.shape[1];
+  if (kv_heads <= 0 || heads % kv_heads)
+    throw std::logic_error(cat("cpu: ", op, ": ", heads, " query heads over ", kv_heads, " key heads"));
+  const Tensor &pk = a.pk ? a.pk : a.k, &pv = a.pv ? a.pv : a.v;
+  return {.o = nullptr,
+          .lse = dense(op, "lse", a.lse, {rows, heads}),
+          .q = strided(op, "q", a.q, {rows, heads, width}),
+          .k = strided(op, "k", a.k, {rows, kv_heads, width}),
+          .v = strided(op, "v", a.v, {rows, kv_heads, width}),
+          .pk = strided(op, "pk", pk, {pk.shape[0], kv_heads, width}),
+          .pv = strided(op, "pv", pv, {pk.shape[0], kv_heads, width}),
+          .q_stride = a.q.stride[0],
+          .k_stride = a.k.stride[0],
+          .v_stride = a.v.stride[0],
+          .pk_stride = pk.stride[0],
+          .pv_stride = pv.stride[0],
+          .heads = heads,
+          .group = heads / kv_heads,
+          .width = width,
+          .scale = a.scale};
+}
+AttnBwdArgs attn_bwd_args(const char* op, const AttnBwd& a);
+
+// Segments that add to common rows of dk and dv must follow one another; all others are independent.
+struct SegmentChains {
+  const SegmentRow* segments;
+  std::vector<int64_t> order, starts;  // chain c: the segments order[starts[c] .. starts[c + 1])
+};
+SegmentChains segment_chains(const char* op, const AttnBwd& a, const AttnBwdArgs& args);
+
+// Calls f(segment, kv_head) for every segment that has rows, those of one chain in list order.  Nanoseconds: of all.
+template <class F>
+void for_chains(const SegmentChains& c, int64_t kv_heads, double nanoseconds, F f) {
+  const int64_t n = (static_cast<int64_t>(c.starts.size()) - 1) * kv_heads;
+  if (n == 0) return;
+  parallel(n, nanoseconds / static_cast<double>(n), [&](Range range) {
+    for (int64_t i = range.begin; i < range.end; i++)
+      for (int64_t j = c.starts[i / kv_heads]; j < c.starts[i / kv_heads + 1]; j++)
+        if (const SegmentRow& s = c.segments[c.order[j]]; s.len) f(s, i % kv_heads);
+  });
+}
+
+}  // namespace pare::cpu
