@@ -16,6 +16,7 @@ inline void PrintTo(const OpCase& c, std::ostream* out) { *out << c.op << " " <<
 void add_data_cases(std::vector<OpCase>& cases);       // movement, embedding, optimizer
 void add_layer_cases(std::vector<OpCase>& cases);      // norm, linear, rope, swiglu
 void add_attention_cases(std::vector<OpCase>& cases);  // packed and paged
+void add_kv_cases(std::vector<OpCase>& cases);         // a cache that evicts
 void add_logits_cases(std::vector<OpCase>& cases);     // log-probs, losses, sampling
 
 inline std::vector<OpCase> all_cases() {
@@ -23,6 +24,7 @@ inline std::vector<OpCase> all_cases() {
   add_data_cases(cases);
   add_layer_cases(cases);
   add_attention_cases(cases);
+  add_kv_cases(cases);
   add_logits_cases(cases);
   return cases;
 }
