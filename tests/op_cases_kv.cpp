@@ -207,6 +207,63 @@ void add_compact(std::vector<OpCase>& cases, const Eviction& s) {
     }
 }
 
+void add_merge(std::vector<OpCase>& cases, const Eviction& s) {
+  struct Kind {
+    const char* name;
+    KvMergeKind kind;
+    MergeKeys keys;
+    bool counts;
+  };
+  for (const Kind& m : {Kind{"cam", KvMergeKind::cam, MergeKeys::none, false},
+                        {"d2o", KvMergeKind::d2o, MergeKeys::raw, true},
+                        {"pivot", KvMergeKind::lookm_pivot, MergeKeys::unrotated, false},
+                        {"pivot_values", KvMergeKind::lookm_pivot, MergeKeys::none, true},
+                        {"value", KvMergeKind::value, MergeKeys::none, true}}) {
+    const Layout l = lay_out(s, 1);
+    const std::vector<int32_t> dst = l.pages.destinations(l.events, 2);
+    cases.push_back({"kv_merge", cat(name(s), "_", m.name), [=](OpRun& r) {
+                       Tensors t{r, s, l};
+                       const int64_t n = l.pages.count, K = s.kv_heads, D = s.dim, E = count(s);
+                       KvMerge a{};
+                       a.compact.k_pages = r.inout("k_pages", {n, K, D, 16}, l.pages.keys("k", K, D));
+                       a.compact.v_pages = r.inout("v_pages", {n, K, 16, D});
+                       a.compact.pos_pages = r.index_inout("pos_pages", {n, K, 16}, l.pages.positions(K));
+                       std::vector<double> mass = normal("mass", n * K * 16);
+                       for (double& x : mass) x = std::fabs(x);
+                       a.compact.mass_pages = r.inout("mass_pages", {n, K, 16}, mass);
+                       if (m.counts) {
+                         std::vector<double> tokens;
+                         for (int32_t x : below("count", n * K * 16, 9)) tokens.push_back(1 + x / 4.0);
+                         a.compact.count_pages = r.inout("count_pages", {n, K, 16}, tokens);
+                       }
+                       a.compact.keep = r.index("keep", {E, K, l.max_keep}, random_keep(s, l));
+                       a.compact.src_pages = t.src();
+                       a.compact.dst_pages = r.index("dst_pages", {E, l.pages.per_row}, dst);
+                       a.compact.events = t.events(), a.compact.work = l.work;
+                       a.kind = m.kind, a.keys = m.keys;
+                       a.links = r.scratch("links", {E, K, 2, l.pages.per_row * 16}, {});
+                       a.merged = r.scratch("merged", {E, K, l.max_keep, 2 * D + 1}, {});
+                       if (m.keys == MergeKeys::unrotated) a.rope = r.in("rope", {3 * l.max_slots + 3, D});
+                       if (m.kind == KvMergeKind::d2o) {
+                         std::vector<double> thresholds(E + 2, 0.25);
+                         thresholds[E] = 0;
+                         std::vector<int32_t> rows(E);
+                         std::iota(rows.rbegin(), rows.rend(), 1);
+                         a.threshold = r.inout("threshold", {E + 2}, thresholds);
+                         a.threshold_row = r.index("threshold_row", {E}, rows), a.ema_old = 0.75f, a.ema_new = 0.5f;
+                         r.bound("threshold", 4 * chain(double(D)));
+                       }
+                       a.uid = r.index("uid", {E, 2}, below("uid", 2 * E, 1000)), a.key = 77, a.targets = 3;
+                       r.call(&Table::kv_merge, a);
+                       // Averages, or sums of at most max_slots values of size 5; the weights are cosines.
+                       const double error = 20 * chain(double(D)) + chain(double(l.max_slots)) * 20;
+                       r.bound("v_pages", error * (1 + r.max_abs("v_pages")));
+                       if (m.keys != MergeKeys::none) r.bound("k_pages", error * 60);
+                       if (m.counts) r.bound("count_pages", chain(double(l.max_slots)) * 20);
+                     }});
+  }
+}
+
 void add_mass(std::vector<OpCase>& cases) {
   struct Pass {
     std::string name;
@@ -264,7 +321,8 @@ void add_kv_cases(std::vector<OpCase>& cases) {
   add_copy_rows(cases);
   add_mass(cases);
   for (const Eviction& s : kEvictions)
-    for (auto add : {add_window_scores, add_redundancy, add_mass_scores, add_select, add_compact}) add(cases, s);
+    for (auto add : {add_window_scores, add_redundancy, add_mass_scores, add_select, add_compact, add_merge})
+      add(cases, s);
 }
 
 }  // namespace pare::test

@@ -32,6 +32,7 @@ void block_summary(float* summary, const float* k_page, int64_t width, int64_t s
 void block_scores(float* score, const BlockScoreArgs& a, Range blocks, float* scratch);
 void kv_window_scores(const KvWindowArgs& a, const KvEvent& e, float* scratch);
 void kv_redundancy(const KvRedundancyArgs& a, const KvEvent& e, float* scratch);
+void kv_nearest(const KvNearestArgs& a, const KvEvent& e, float* scratch);
 void kv_mass(const KvMassArgs& a, const PagedRow& row, int64_t first, int64_t kv_head, float* scratch);
 
 void logprob(float* logprob, float* entropy, const float* logits, const int32_t* target, int64_t vocabulary,
