@@ -17,6 +17,7 @@ void add_data_cases(std::vector<OpCase>& cases);       // movement, embedding, o
 void add_layer_cases(std::vector<OpCase>& cases);      // norm, linear, rope, swiglu
 void add_attention_cases(std::vector<OpCase>& cases);  // packed and paged
 void add_block_cases(std::vector<OpCase>& cases);      // block-sparse reads
+void add_kv_cases(std::vector<OpCase>& cases);         // a cache that evicts
 void add_logits_cases(std::vector<OpCase>& cases);     // log-probs, losses, sampling
 
 inline std::vector<OpCase> all_cases() {
@@ -25,6 +26,7 @@ inline std::vector<OpCase> all_cases() {
   add_layer_cases(cases);
   add_attention_cases(cases);
   add_block_cases(cases);
+  add_kv_cases(cases);
   add_logits_cases(cases);
   return cases;
 }

@@ -103,6 +103,12 @@ void add_paged(std::vector<OpCase>& cases, const Paged& s) {
                      a.v = r.in("v", {p.rows, s.kv_heads, s.dim}, s.gap);
                      a.page_table = r.index("page_table", {n, p.per_sequence}, p.table, s.gap);
                      a.queries = r.index("queries", {n, 4}, p.queries);
+                     if (s.gap) {  // with what lies beside K and V
+                       std::vector<int32_t> pos = below("pos", p.rows, 1000), before(p.count * s.kv_heads * 16, -7);
+                       a.pos_pages = r.index_inout("pos_pages", {p.count, s.kv_heads, 16}, before);
+                       a.pos = r.index("pos", {p.rows}, pos);
+                       a.count_pages = r.inout("count_pages", {p.count, s.kv_heads, 16});
+                     }
                      r.call(&Table::kv_write, a);
                    }});
   cases.push_back({"attn_paged", shape, [=](OpRun& r) {
@@ -127,6 +133,11 @@ void add_copy(std::vector<OpCase>& cases) {
                        KvCopyPages a{};
                        a.k_pages = r.inout("k_pages", {5, 3, 20, 16}), a.v_pages = r.inout("v_pages", {5, 3, 16, 20});
                        a.pairs = r.index("pairs", {n, 2}, pairs);
+                       if (n > 1) {
+                         a.pos_pages = r.index_inout("pos_pages", {5, 3, 16}, below("pos", 5 * 3 * 16, 99));
+                         a.mass_pages = r.inout("mass_pages", {5, 3, 16});
+                         a.count_pages = r.inout("count_pages", {5, 3, 16});
+                       }
                        r.call(&Table::kv_copy_pages, a);
                      }});
   }

@@ -176,6 +176,9 @@ class OpRun {
     return add(name, Use::out, DType::i32, shape, 0, {});
   }
   // Added to, changed in place or partly written.
+  Tensor index_inout(const std::string& name, const Shape& shape, const std::vector<int32_t>& v) {
+    return add(name, Use::out, DType::i32, shape, 0, {v.begin(), v.end()});
+  }
   Tensor inout(const std::string& name, const Shape& shape, const std::vector<double>& v, int64_t gap = 0) {
     return add(name, Use::out, act, shape, gap, v);
   }

@@ -120,6 +120,12 @@ struct KvRedundancyArgs {
   float lambda, threshold;
   bool zero_first_when_none;
 };
+struct KvNearestArgs {
+  const float* k_pages;
+  const int32_t *pages, *keep;
+  int64_t page_stride, width;
+  float *nearest, *cosine;  // out, by slot, of those that are evicted: the place in `keep`, and the cosine
+};
 struct KvMassArgs {
   float* mass_pages;
   const float *q, *k_pages;
@@ -184,6 +190,7 @@ struct Kernels {
   void (*block_scores)(float* score, const BlockScoreArgs&, Range blocks, float* scratch);
   void (*kv_window_scores)(const KvWindowArgs&, const KvEvent&, float* scratch);
   void (*kv_redundancy)(const KvRedundancyArgs&, const KvEvent&, float* scratch);
+  void (*kv_nearest)(const KvNearestArgs&, const KvEvent&, float* scratch);
   void (*kv_mass)(const KvMassArgs&, const PagedRow&, int64_t first, int64_t kv_head, float* scratch);
 
   void (*logprob)(float* logprob, float* entropy, const float* logits, const int32_t* target, int64_t vocabulary,
@@ -198,8 +205,9 @@ extern const Kernels kernels_avx2, kernels_avx512, kernels_generic;
 
 // Scratch, in floats: gemm scratch_rows * depth + 16 with scratch_rows <= kMaxScratchRows; gemm_t
 // kGemmTDepth * 16 * (panels + 1); attention as attn_scratch and attn_bwd_scratch say, for `slots` slots; of an event
-// or entry with `slots` slots, rounded up to whole pages: kv_window_scores window * group * (width + slots) + slots + 2
-// kernel + 64; kv_redundancy width * slots + 1280; kv_mass kQueryTile * (width + slots) + slots.
+// or entry with `slots` slots, rounded up to whole pages: kv_window_scores window * group * (width + slots) + slots +
+// 2 * kernel + 64, kv_redundancy width * slots + 1280, kv_nearest (width + 17) * slots, kv_mass kQueryTile * (width +
+// slots) + slots.
 constexpr int64_t kQueryTile = 16;
 constexpr int64_t kMaxScratchRows = 128, kGemmTDepth = 256;
 

@@ -1,19 +1,15 @@
 // The ops of a cache that evicts (ops/kv_ops.h): scores of slots, their choice, compaction.
+#include "cpu/kv.h"
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
 #include <vector>
 
-#include "cpu/glue.h"
 #include "cpu/paged.h"
 
 namespace pare::cpu {
 
-namespace {
-
-constexpr int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
-
-// The events, checked.
 const KvEvent* read_events(const char* op, const Tensor& events) {
   static_assert(sizeof(KvEvent) == 6 * sizeof(int32_t));
   const auto* const list = reinterpret_cast<const KvEvent*>(index(op, "events", events, {events.shape[0], 6}));
@@ -26,7 +22,8 @@ const KvEvent* read_events(const char* op, const Tensor& events) {
   return list;
 }
 
-// Page lists [E, max_pages], checked against the events; slots(event) of each are in use.
+namespace {
+
 template <class Slots>
 const int32_t* event_pages(const char* op, const char* name, const Tensor& t, const KvEvent* events, int64_t n,
                            int64_t pages, Slots slots) {
@@ -44,8 +41,6 @@ const int32_t* event_pages(const char* op, const char* name, const Tensor& t, co
   }
   return list;
 }
-int64_t slots_before(const KvEvent& e) { return e.slots; }
-int64_t slots_after(const KvEvent& e) { return int64_t{e.first} + e.keep; }
 
 // score [E, K, max_slots].
 float* event_scores(const char* op, const Tensor& t, const KvEvent* events, int64_t n, int64_t kv_heads) {
@@ -57,13 +52,18 @@ float* event_scores(const char* op, const Tensor& t, const KvEvent* events, int6
   return score;
 }
 
+}  // namespace
+
+const int32_t* pages_before(const char* op, const Tensor& src, const KvEvent* events, int64_t n, int64_t pages) {
+  return event_pages(op, "src_pages", src, events, n, pages, [](const KvEvent& e) { return int64_t{e.slots}; });
+}
+const int32_t* pages_after(const char* op, const Tensor& dst, const KvEvent* events, int64_t n, int64_t pages) {
+  return event_pages(op, "dst_pages", dst, events, n, pages, slots_after);
+}
+
 float* k_page_data(const char* op, const Tensor& t) {
   return dense(op, "k_pages", t, {t.shape[0], t.shape[1], t.shape[2], kPageSlots});
 }
-
-double per_piece(double nanoseconds, int64_t pieces) { return nanoseconds / static_cast<double>(pieces) + 50; }
-
-}  // namespace
 
 void copy_rows(const CopyRows& a, Stream) {
   constexpr const char* op = "copy_rows";
@@ -97,7 +97,7 @@ void kv_window_scores(const KvWindowScores& a, Stream) {
   const float* const windows = strided(op, "windows", a.windows, {rows, heads, width});
   const int32_t* const oldest = a.window_first ? index(op, "window_first", a.window_first, {n}, a.window) : nullptr;
   const KvEvent* const events = read_events(op, a.events);
-  const int32_t* const src = event_pages(op, "src_pages", a.src_pages, events, n, pages, slots_before);
+  const int32_t* const src = pages_before(op, a.src_pages, events, n, pages);
   float* const score = event_scores(op, a.score, events, n, kv_heads);
   for (int64_t i = 0; i < n; i++)
     if (a.window > events[i].recent || events[i].window_row < 0 || events[i].window_row + a.window > rows) [[unlikely]]
@@ -139,7 +139,7 @@ void kv_redundancy(const KvRedundancy& a, Stream) {
   const int64_t width = a.k_pages.shape[2], row = a.src_pages.shape[1] * kPageSlots;
   const float* const k_pages = k_page_data(op, a.k_pages);
   const KvEvent* const events = read_events(op, a.events);
-  const int32_t* const src = event_pages(op, "src_pages", a.src_pages, events, n, pages, slots_before);
+  const int32_t* const src = pages_before(op, a.src_pages, events, n, pages);
   float* const score = event_scores(op, a.score, events, n, kv_heads);
   float* const workspace = dense(op, "workspace", a.workspace, {n, kv_heads, 4, row});
   const int64_t pieces = n * kv_heads;
@@ -204,7 +204,7 @@ void kv_mass_scores(const KvMassScores& a, Stream) {
   const int32_t* const pos = a.normalise ? index(op, "pos_pages", a.pos_pages, {pages, kv_heads, kPageSlots}) : nullptr;
   const int32_t* const position = a.normalise ? index(op, "position", a.position, {n}) : nullptr;
   const KvEvent* const events = read_events(op, a.events);
-  const int32_t* const src = event_pages(op, "src_pages", a.src_pages, events, n, pages, slots_before);
+  const int32_t* const src = pages_before(op, a.src_pages, events, n, pages);
   float* const score = event_scores(op, a.score, events, n, kv_heads);
   if (n == 0) return;
   parallel(n, per_piece(static_cast<double>(a.work.candidates * kv_heads), n), [&](Range range) {
@@ -352,8 +352,8 @@ void kv_compact(const KvCompact& a, Stream) {
                          .width = width};
   const int32_t* const keep = index(op, "keep", a.keep, {a.keep.shape[0], kv_heads, max_keep});
   const KvEvent* const events = read_events(op, a.events);
-  const int32_t* const src = event_pages(op, "src_pages", a.src_pages, events, n, pages, slots_before);
-  const int32_t* const dst = event_pages(op, "dst_pages", a.dst_pages, events, n, pages, slots_after);
+  const int32_t* const src = pages_before(op, a.src_pages, events, n, pages);
+  const int32_t* const dst = pages_after(op, a.dst_pages, events, n, pages);
   const float* const rope = a.sinks ? dense(op, "rope", a.rope, {a.rope.shape[0], width}) : nullptr;
   for (int64_t i = 0; i < n; i++) {
     const KvEvent& e = events[i];

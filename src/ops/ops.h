@@ -597,6 +597,7 @@ struct AdamW {
   X(kv_mass_scores, KvMassScores)       \
   X(kv_select, KvSelect)                \
   X(kv_compact, KvCompact)              \
+  X(kv_merge, KvMerge)                  \
   X(logprob, Logprob)                   \
   X(logits_loss, LogitsLoss)            \
   X(sample, Sample)                     \

@@ -78,8 +78,7 @@ void kv_mass(const KvMass& a, Stream) {
 }
 
 // ops.h: what an event writes nobody else reads or writes.
-static void expect_own_pages(const KvCompact& a, const std::vector<KvEvent>& events) {
-  constexpr const char* op = "kv_compact";
+static void expect_own_pages(const char* op, const KvCompact& a, const std::vector<KvEvent>& events) {
   const View<int32_t> src(a.src_pages), dst(a.dst_pages);
   std::map<int32_t, int64_t> reads, writes;  // page -> how many events
   for (size_t i = 0; i < events.size(); i++) {
@@ -117,47 +116,54 @@ static void turn(const KvCompact& a, int64_t page, int64_t h, int64_t angle) {
     }
 }
 
-void kv_compact(const KvCompact& a, Stream) {
-  constexpr const char* op = "kv_compact";
+void expect_compact(const char* op, const KvCompact& a, const std::vector<KvEvent>& events) {
   expect_k_pages(op, a.k_pages);
   const int64_t pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1], dim = a.k_pages.shape[2];
   expect_dense(op, "v_pages", a.v_pages, {pages, kv_heads, kPageSlots, dim});
   expect_slot_array(op, "pos_pages", a.pos_pages, a.k_pages);
   if (a.mass_pages) expect_slot_array(op, "mass_pages", a.mass_pages, a.k_pages);
   if (a.count_pages) expect_slot_array(op, "count_pages", a.count_pages, a.k_pages);
-  const auto events = read_events(op, a.events, a.work);
   expect(a.keep.rank == 3, "ref: ", op, ": keep is ", a.keep.str(), ", expected [R, K, max_keep]");
   expect_dense(op, "keep", a.keep, {a.keep.shape[0], kv_heads, a.keep.shape[2]});
-  for (size_t i = 0; i < events.size(); i++) {
-    expect_event_pages(op, "src_pages", a.src_pages, i, events[i].slots, pages);
-    expect_event_pages(op, "dst_pages", a.dst_pages, i, events[i].first + events[i].keep, pages);
-  }
-  expect_own_pages(a, events);
   const View<int32_t> keep(a.keep);
-  dispatch(op, a.k_pages, [&]<class T>(T) {
+  for (size_t i = 0; i < events.size(); i++) {
+    const KvEvent& e = events[i];
+    expect_event_pages(op, "src_pages", a.src_pages, i, e.slots, pages);
+    expect_event_pages(op, "dst_pages", a.dst_pages, i, e.first + e.keep, pages);
+    expect(e.keep_row >= 0 && e.keep_row < a.keep.shape[0] && e.keep <= a.keep.shape[2], "ref: ", op, ": event ", i,
+           " finds its ", e.keep, " slots in row ", e.keep_row, " of ", a.keep.str());
+    expect(a.sinks >= 0 && a.sinks <= kPageSlots && (a.sinks == 0 || (a.sinks <= e.first && a.rope)), "ref: ", op, ": ",
+           a.sinks, " sinks, event ", i, " protects ", e.first);
+    for (int64_t h = 0; h < kv_heads; h++)
+      for (int32_t j = 0, last = e.first - 1; j < e.keep; last = keep(e.keep_row, h, j), j++)
+        expect(keep(e.keep_row, h, j) > last && keep(e.keep_row, h, j) < e.slots, "ref: ", op, ": keep of event ", i,
+               ", head ", h, " holds slot ", keep(e.keep_row, h, j), " after ", last, "; its slots are ", e.first,
+               " to ", e.slots - 1);
+  }
+  expect_own_pages(op, a, events);
+}
+
+void kv_compact(const KvCompact& a, Stream) {
+  const auto events = read_events("kv_compact", a.events, a.work);
+  expect_compact("kv_compact", a, events);
+  const int64_t kv_heads = a.k_pages.shape[1], dim = a.k_pages.shape[2];
+  const View<int32_t> keep(a.keep);
+  dispatch("kv_compact", a.k_pages, [&]<class T>(T) {
     const View<T> k(a.k_pages), v(a.v_pages), mass(a.mass_pages), count(a.count_pages);
     const View<int32_t> pos(a.pos_pages);
     for (size_t i = 0; i < events.size(); i++) {
       const KvEvent& e = events[i];
       const EventPages src{View<int32_t>(a.src_pages), int64_t(i)}, dst{View<int32_t>(a.dst_pages), int64_t(i)};
-      expect(e.keep_row >= 0 && e.keep_row < a.keep.shape[0] && e.keep <= a.keep.shape[2], "ref: ", op, ": event ", i,
-             " finds its ", e.keep, " slots in row ", e.keep_row, " of ", a.keep.str());
-      expect(a.sinks >= 0 && a.sinks <= kPageSlots && (a.sinks == 0 || (a.sinks <= e.first && a.rope)), "ref: ", op,
-             ": ", a.sinks, " sinks, event ", i, " protects ", e.first);
       for (int64_t h = 0; h < kv_heads; h++) {
-        for (int32_t j = 0, last = e.first - 1; j < e.keep; j++) {
+        for (int32_t j = 0; j < e.keep; j++) {
           const int32_t from = keep(e.keep_row, h, j), to = e.first + j, x = from % kPageSlots, y = to % kPageSlots;
-          expect(from > last && from < e.slots, "ref: ", op, ": keep of event ", i, ", head ", h, " holds slot ", from,
-                 " after ", last, "; its slots are ", e.first, " to ", e.slots - 1);
-          last = from;
           for (int64_t d = 0; d < dim; d++) k(dst(to), h, d, y) = k(src(from), h, d, x);
           for (int64_t d = 0; d < dim; d++) v(dst(to), h, y, d) = v(src(from), h, x, d);
           pos(dst(to), h, y) = pos(src(from), h, x);
           if (mass) mass(dst(to), h, y) = mass(src(from), h, x);
           if (count) count(dst(to), h, y) = count(src(from), h, x);
         }
-        const int64_t angle = e.slots - e.first - e.keep;
-        if (a.sinks) turn<T>(a, dst(0), h, angle);
+        if (a.sinks) turn<T>(a, dst(0), h, e.slots - e.first - e.keep);
       }
     }
   });

@@ -39,6 +39,7 @@ const Kernels PARE_NAME(PARE_ISA) = {
     .block_scores = block_scores,
     .kv_window_scores = kv_window_scores,
     .kv_redundancy = kv_redundancy,
+    .kv_nearest = kv_nearest,
     .kv_mass = kv_mass,
     .logprob = logprob,
     .logits_loss = logits_loss,

@@ -149,7 +149,8 @@ PARE_INLINE void add_rows_of_s(const Columns& c, int64_t column, const float* s,
 }
 
 // Keys of slots [begin, end) divided by their norms, [panels][width][16]; other lanes +0.
-void unit_keys(float* unit, const KvRedundancyArgs& a, const int32_t* pages, int64_t begin, int64_t end) {
+template <class Args>
+void unit_keys(float* unit, const Args& a, const int32_t* pages, int64_t begin, int64_t end) {
   for (int64_t s = 0; s < end; s += 16, pages++) {
     const float* k = a.k_pages + *pages * a.page_stride;
     vf square = zero();
@@ -223,6 +224,42 @@ void kv_redundancy(const KvRedundancyArgs& a, const KvEvent& e, float* scratch) 
       candidates, PARE_LANES_AT(i) {
         store(score + i, sub(mul(lambda, load(score + i, lanes)), mul(rest, load(r + begin + i, lanes))), lanes);
       });
+}
+
+void kv_nearest(const KvNearestArgs& a, const KvEvent& e, float* scratch) {
+  const int64_t base = e.first / 16 * 16, begin = e.first - base, end = e.slots - base, stride = round16(end);
+  float *unit = scratch, *s = unit + stride * a.width, *place = s + 16 * stride;  // place in keep, or -1
+  unit_keys(unit, a, a.pages + base / 16, begin, end);
+  for (int64_t i = 0; i < stride; i += 16) store(place + i, set1(-1));
+  for (int64_t j = 0; j < e.keep; j++) place[a.keep[j] - base] = static_cast<float>(j);
+  for (int64_t panel = 0; panel < stride; panel += 16) {
+    multiply({.c = s,
+              .c_stride = stride,
+              .a = unit + panel * a.width,
+              .a_stride = 0,
+              .by_columns = true,
+              .base = unit,
+              .pages = nullptr,
+              .step = a.width * 16,
+              .width = a.width},
+             16, stride / 16);
+    for (int64_t r = max64(begin - panel, 0); r < min64(end - panel, 16); r++) {
+      if (place[panel + r] >= 0) continue;
+      vf best = set1(-__builtin_inff()), which = set1(-1);
+      for (int64_t i = 0; i < stride; i += 16) {
+        const vf x = load(s + r * stride + i), at = load(place + i);
+        const mask worse = less(x, best), absent = less(at, zero());
+        best = select(absent, best, select(worse, best, x));
+        which = select(absent, which, select(worse, which, at));
+      }
+      float cosine[16], kept[16];
+      store(cosine, best), store(kept, which);
+      int64_t lane = 0;
+      for (int64_t i = 1; i < 16; i++)
+        if (cosine[i] > cosine[lane] || (cosine[i] == cosine[lane] && kept[i] > kept[lane])) lane = i;
+      a.cosine[base + panel + r] = cosine[lane], a.nearest[base + panel + r] = kept[lane];
+    }
+  }
 }
 
 // Query rows in the order (own row, head of the group), in tiles; what they see ascends.

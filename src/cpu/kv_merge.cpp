@@ -1,0 +1,244 @@
+// Merging of evicted slots into kept ones: where each goes, the merged rows in the workspace, the compaction, and the
+// merged rows over what it moved.
+#include <cmath>
+#include <vector>
+
+#include "base/rng.h"
+#include "cpu/kv.h"
+
+namespace pare::cpu {
+
+namespace {
+
+// One event and head.
+struct Head {
+  const KvMerge& a;
+  const KvEvent& e;
+  int64_t event, h;
+  int64_t kv_heads, width;
+  const int32_t *src, *keep;
+  float *nearest, *cosine;  // by slot
+  float* merged;            // [keep][2 width + 1]: V, K, count; count -1: nothing came
+
+  int64_t at(int64_t slot) const { return (src[slot / kPageSlots] * kv_heads + h) * kPageSlots + slot % kPageSlots; }
+  const float* value(int64_t slot) const { return a.compact.v_pages.as<float>() + at(slot) * width; }
+  void key(float* k, int64_t slot) const {
+    const float* from = a.compact.k_pages.as<float>() + (src[slot / kPageSlots] * kv_heads + h) * width * kPageSlots;
+    for (int64_t d = 0; d < width; d++) k[d] = from[d * kPageSlots + slot % kPageSlots];
+    if (a.keys == MergeKeys::unrotated) turn(k, slot, -1);
+  }
+  // k turned by the angle of the position of `slot`, forward (sign 1) or back.
+  void turn(float* k, int64_t slot, float sign) const {
+    const float* angle = a.rope.as<float>() + a.compact.pos_pages.as<int32_t>()[at(slot)] * width;
+    for (int64_t d = 0, half = width / 2; d < half; d++) {
+      const float u = k[d], v = k[d + half], s = angle[half + d] * sign;
+      k[d] = u * angle[d] - v * s, k[d + half] = v * angle[d] + u * s;
+    }
+  }
+  float count(int64_t slot) const { return a.compact.count_pages ? a.compact.count_pages.as<float>()[at(slot)] : 0; }
+  float* row(int64_t kept) const { return merged + kept * (2 * width + 1); }
+  // Calls f(slot) for the evicted slots, ascending.
+  template <class F>
+  void evicted(F f) const {
+    int64_t next = 0;
+    for (int64_t s = e.first; s < e.slots; s++)
+      if (next < e.keep && keep[next] == s)
+        next++;
+      else
+        f(s);
+  }
+  // The row of a kept slot that something comes to.
+  float* started(int64_t kept) const {
+    float* const r = row(kept);
+    if (r[2 * width] < 0) {
+      std::copy_n(value(keep[kept]), width, r);
+      if (a.keys != MergeKeys::none) key(r + width, keep[kept]);
+      r[2 * width] = count(keep[kept]);
+    }
+    return r;
+  }
+};
+
+float length(const float* x, int64_t n) { return std::sqrt(cpu_kernels().sum_squares(x, n)); }
+
+void merge_nearest(const Head& m, float threshold) {
+  const int64_t D = m.width;
+  const bool half = m.a.kind == KvMergeKind::lookm_pivot, by_value = m.a.kind == KvMergeKind::value;
+  const bool keys = m.a.keys != MergeKeys::none;
+  std::vector<float> weights(static_cast<size_t>(m.e.keep), 1.0f), other(static_cast<size_t>(D)), own(other);
+  const auto add = [&](float* x, const float* y, const float* before, float w) {
+    for (int64_t d = 0; d < D; d++) x[d] = half ? x[d] + (y[d] + before[d]) * 0.5f : std::fma(w, y[d], x[d]);
+  };
+  m.evicted([&](int64_t s) {
+    float w = m.cosine[s];
+    if (m.a.kind == KvMergeKind::d2o ? !(w >= threshold) : by_value && !(w > 0)) return;
+    const int64_t c = static_cast<int64_t>(m.nearest[s]);
+    const float *from = m.value(s), *to = m.value(m.keep[c]);
+    float* const r = m.started(c);
+    if (by_value) {
+      const float size = length(from, D);
+      w = w * size / (size + length(to, D) + 1e-8f);
+    }
+    add(r, from, to, w);
+    if (keys) {
+      m.key(other.data(), s);
+      if (half) m.key(own.data(), m.keep[c]);
+      add(r + D, other.data(), own.data(), w);
+    }
+    weights[static_cast<size_t>(c)] += by_value ? w : 1;
+    r[2 * D] += m.count(s);
+  });
+  for (int64_t c = 0; c < m.e.keep; c++) {
+    float* const r = m.row(c);
+    if (r[2 * D] < 0) continue;
+    for (int64_t d = 0; d < (keys ? 2 * D : D); d++) r[d] /= weights[static_cast<size_t>(c)];
+    if (m.a.keys == MergeKeys::unrotated) m.turn(r + D, m.keep[c], 1);
+  }
+}
+
+void merge_cam(const Head& m) {
+  const float* const mass = m.a.compact.mass_pages.as<float>();
+  const int32_t* const pos = m.a.compact.pos_pages.as<int32_t>();
+  const int32_t* const word = m.a.uid.as<int32_t>() + 2 * m.event;
+  const uint64_t uid = uint64_t{static_cast<uint32_t>(word[1])} << 32 | static_cast<uint32_t>(word[0]);
+  int64_t begin = 0;  // the first kept slot after s
+  m.evicted([&](int64_t s) {
+    while (begin < m.e.keep && m.keep[begin] < s) begin++;
+    const int64_t n = std::min<int64_t>(m.a.targets, m.e.keep - begin);
+    if (n == 0) return;
+    float mean = 0;
+    for (int64_t c = begin; c < begin + n; c++) mean += mass[m.at(m.keep[c])];
+    mean /= static_cast<float>(n);
+    const float own = mass[m.at(s)];
+    const float u =
+        uniform_open(rng_word(m.a.key, uid, static_cast<uint32_t>(pos[m.at(s)]), static_cast<uint32_t>(m.h)));
+    if (!(own > 0 && u * mean < own)) return;
+    const float* const from = m.value(s);
+    for (int64_t c = begin; c < begin + n; c++) {
+      float* const r = m.started(c);
+      for (int64_t d = 0; d < m.width; d++) r[d] += from[d] / static_cast<float>(n);
+    }
+  });
+}
+
+// threshold <- its next value, from the cosines of all heads of the event.
+void next_threshold(const KvMerge& a, float* threshold, const Head* heads, int64_t count) {
+  const KvEvent& e = heads[0].e;
+  const int64_t evicted = e.slots - slots_after(e);
+  if (evicted == 0) return;
+  float sum = 0;
+  for (int64_t h = 0; h < count; h++) {
+    float lane[16] = {};
+    heads[h].evicted([&](int64_t s) { lane[s % 16] += heads[h].cosine[s]; });
+    for (int n = 8; n; n /= 2)
+      for (int i = 0; i < n; i++) lane[i] += lane[i + n];
+    sum += lane[0];
+  }
+  const float mean = sum / static_cast<float>(evicted * count);
+  *threshold = *threshold == 0 ? mean : a.ema_old * *threshold + a.ema_new * mean;
+}
+
+// The merged row of each slot that something came to, over what compaction moved there.
+void overlay(const Head& m, const int32_t* dst) {
+  const int64_t D = m.width;
+  const KvCompact& c = m.a.compact;
+  for (int64_t j = 0; j < m.e.keep; j++) {
+    const float* const r = m.row(j);
+    if (r[2 * D] < 0) continue;
+    const int64_t slot = m.e.first + j, head = dst[slot / kPageSlots] * m.kv_heads + m.h, s = slot % kPageSlots;
+    std::copy_n(r, D, c.v_pages.as<float>() + (head * kPageSlots + s) * D);
+    float* const k = c.k_pages.as<float>() + head * D * kPageSlots + s;
+    for (int64_t d = 0; m.a.keys != MergeKeys::none && d < D; d++) k[d * kPageSlots] = r[D + d];
+    if (c.count_pages) c.count_pages.as<float>()[head * kPageSlots + s] = r[2 * D];
+  }
+}
+
+}  // namespace
+
+void kv_merge(const KvMerge& a, Stream stream) {
+  constexpr const char* op = "kv_merge";
+  const KvCompact& c = a.compact;
+  const int64_t n = c.events.shape[0], pages = c.k_pages.shape[0], K = c.k_pages.shape[1], D = c.k_pages.shape[2];
+  const int64_t max_keep = c.keep.shape[2], row = c.src_pages.shape[1] * kPageSlots;
+  const bool cam = a.kind == KvMergeKind::cam;
+  if (c.sinks || (a.keys != MergeKeys::none && (cam || a.kind == KvMergeKind::value)) ||
+      (cam && (a.targets < 1 || !c.mass_pages || c.count_pages)))
+    throw std::logic_error(cat("cpu: ", op, ": ", c.sinks, " sinks, merged keys ", int(a.keys), ", targets ", a.targets,
+                               ", mass_pages ", c.mass_pages.str(), ", count_pages ", c.count_pages.str(),
+                               ": do not go together with kind ", int(a.kind)));
+  const float* const k_pages = k_page_data(op, c.k_pages);
+  dense(op, "v_pages", c.v_pages, {pages, K, kPageSlots, D});
+  index(op, "pos_pages", c.pos_pages, {pages, K, kPageSlots}, -1);
+  if (c.count_pages) dense(op, "count_pages", c.count_pages, {pages, K, kPageSlots});
+  if (cam) dense(op, "mass_pages", c.mass_pages, {pages, K, kPageSlots}), index(op, "uid", a.uid, {n, 2});
+  if (a.keys == MergeKeys::unrotated) dense(op, "rope", a.rope, {a.rope.shape[0], D});
+  const KvEvent* const events = read_events(op, c.events);
+  const int32_t* const src = pages_before(op, c.src_pages, events, n, pages);
+  const int32_t* const dst = pages_after(op, c.dst_pages, events, n, pages);
+  const int32_t* const keep = index(op, "keep", c.keep, {c.keep.shape[0], K, max_keep});
+  float* const links = dense(op, "links", a.links, {n, K, 2, row});
+  float* const merged = dense(op, "merged", a.merged, {n, K, max_keep, 2 * D + 1});
+  const bool d2o = a.kind == KvMergeKind::d2o;
+  float* const threshold = d2o ? dense(op, "threshold", a.threshold, {a.threshold.shape[0]}) : nullptr;
+  const int32_t* const state = d2o ? index(op, "threshold_row", a.threshold_row, {n}, a.threshold.shape[0]) : nullptr;
+
+  std::vector<Head> heads;
+  for (int64_t i = 0; i < n * K; i++) {
+    const KvEvent& e = events[i / K];
+    if (e.keep > max_keep || e.keep_row < 0 || e.keep_row >= c.keep.shape[0]) [[unlikely]]
+      throw std::logic_error(
+          cat("cpu: ", op, ": event ", i / K, " keeps ", e.keep, " slots, in row ", e.keep_row, " of ", c.keep.str()));
+    heads.push_back({.a = a,
+                     .e = e,
+                     .event = i / K,
+                     .h = i % K,
+                     .kv_heads = K,
+                     .width = D,
+                     .src = src + i / K * c.src_pages.stride[0],
+                     .keep = keep + (e.keep_row * K + i % K) * max_keep,
+                     .nearest = links + 2 * i * row,
+                     .cosine = links + (2 * i + 1) * row,
+                     .merged = merged + i * max_keep * (2 * D + 1)});
+  }
+  const int64_t pieces = n * K;
+  if (pieces == 0) return;
+  const Kernels& kernels = cpu_kernels();
+  const double slots = static_cast<double>(c.work.slots) / static_cast<double>(n);
+  if (!cam)
+    parallel(pieces, slots * slots * (0.05 * static_cast<double>(D) + 1), [&](Range range) {
+      for (int64_t i = range.begin; i < range.end; i++) {
+        const Head& m = heads[static_cast<size_t>(i)];
+        if (m.e.keep == 0) continue;
+        const KvNearestArgs args{.k_pages = k_pages + m.h * D * kPageSlots,
+                                 .pages = m.src,
+                                 .keep = m.keep,
+                                 .page_stride = K * D * kPageSlots,
+                                 .width = D,
+                                 .nearest = m.nearest,
+                                 .cosine = m.cosine};
+        kernels.kv_nearest(args, m.e, scratch((D + 17) * round16(m.e.slots)));
+      }
+    });
+  for (int64_t i = 0; d2o && i < n; i++)
+    if (events[i].keep) next_threshold(a, threshold + state[i], heads.data() + i * K, K);
+  parallel(pieces, slots * static_cast<double>(D), [&](Range range) {
+    for (int64_t i = range.begin; i < range.end; i++) {
+      const Head& m = heads[static_cast<size_t>(i)];
+      for (int64_t j = 0; j < m.e.keep; j++) m.row(j)[2 * D] = -1;
+      if (m.e.keep == 0) continue;
+      if (cam)
+        merge_cam(m);
+      else
+        merge_nearest(m, d2o ? threshold[state[m.event]] : 0);
+    }
+  });
+  kv_compact(c, stream);
+  parallel(pieces, slots * static_cast<double>(D), [&](Range range) {
+    for (int64_t i = range.begin; i < range.end; i++) {
+      const Head& m = heads[static_cast<size_t>(i)];
+      overlay(m, dst + m.event * c.dst_pages.stride[0]);
+    }
+  });
+}
+
+}  // namespace pare::cpu

@@ -1,0 +1,205 @@
+// Merging of evicted slots into kept ones.
+#include <algorithm>
+#include <cmath>
+
+#include "base/rng.h"
+#include "ref/kv.h"
+
+namespace pare::ref {
+
+namespace {
+
+// One event and head, in double: keys and values by slot, and where each evicted slot goes.
+struct Head {
+  std::vector<std::vector<double>> k, v;  // [slots][D]
+  std::vector<double> mass, count;
+  std::vector<int32_t> pos, kept, evicted;
+  std::vector<size_t> nearest;  // of each evicted slot: index into kept
+  std::vector<double> cosine;   // of each evicted slot
+};
+
+double dot(const std::vector<double>& a, const std::vector<double>& b) {
+  double sum = 0;
+  for (size_t d = 0; d < a.size(); d++) sum += a[d] * b[d];
+  return sum;
+}
+double length(const std::vector<double>& a) { return std::sqrt(dot(a, a)); }
+
+template <class T>
+Head read_head(const KvCompact& a, const KvEvent& e, int64_t event, int64_t h) {
+  const View<T> k(a.k_pages), v(a.v_pages), mass(a.mass_pages), count(a.count_pages);
+  const View<int32_t> keep(a.keep), pos(a.pos_pages);
+  const EventPages page{View<int32_t>(a.src_pages), event};
+  Head head;
+  for (int64_t s = 0; s < e.slots; s++) {
+    const int64_t p = page(s), at = s % kPageSlots;
+    std::vector<double> key, value;
+    for (int64_t d = 0; d < a.k_pages.shape[2]; d++) key.push_back(k(p, h, d, at)), value.push_back(v(p, h, at, d));
+    head.k.push_back(key), head.v.push_back(value), head.pos.push_back(pos(p, h, at));
+    if (mass) head.mass.push_back(mass(p, h, at));
+    if (count) head.count.push_back(count(p, h, at));
+  }
+  for (int32_t j = 0; j < e.keep; j++) head.kept.push_back(keep(e.keep_row, h, j));
+  for (int32_t s = e.first; s < e.slots; s++)
+    if (!std::binary_search(head.kept.begin(), head.kept.end(), s)) head.evicted.push_back(s);
+  for (int32_t s : head.evicted) {
+    size_t best = 0;
+    double cosine = -2;
+    for (size_t c = 0; c < head.kept.size(); c++) {
+      const double x =
+          dot(head.k[s], head.k[head.kept[c]]) / (length(head.k[s]) + 1e-8) / (length(head.k[head.kept[c]]) + 1e-8);
+      if (x >= cosine) cosine = x, best = c;
+    }
+    head.nearest.push_back(best), head.cosine.push_back(cosine);
+  }
+  return head;
+}
+
+// Pairs (evicted slot, kept index) of one head, evicted slots ascending.
+std::vector<std::pair<int32_t, size_t>> cam_gifts(const KvMerge& a, const Head& head, int64_t event, int64_t h) {
+  const View<int32_t> word(a.uid);
+  const uint64_t uid = uint64_t(uint32_t(word(event, 1))) << 32 | uint32_t(word(event, 0));
+  std::vector<std::pair<int32_t, size_t>> gifts;
+  for (int32_t s : head.evicted) {
+    const size_t begin = std::upper_bound(head.kept.begin(), head.kept.end(), s) - head.kept.begin();
+    const size_t end = std::min(begin + a.targets, head.kept.size());
+    double mean = 0;
+    for (size_t c = begin; c < end; c++) mean += head.mass[head.kept[c]] / double(end - begin);
+    const float u = uniform_open(rng_word(a.key, uid, uint32_t(head.pos[s]), uint32_t(h)));
+    if (head.mass[s] > 0 && u * mean < head.mass[s])
+      for (size_t c = begin; c < end; c++) gifts.emplace_back(s, c);
+  }
+  return gifts;
+}
+
+// x turned by the angle of position pos, forward (sign 1) or back.
+template <class T>
+std::vector<double> turned(const KvMerge& a, std::vector<double> x, int32_t pos, int sign) {
+  const View<T> rope(a.rope);
+  const size_t half = x.size() / 2;
+  for (size_t d = 0; d < half; d++) {
+    const double c = rope(pos, d), s = sign * double(rope(pos, half + d)), u = x[d], v = x[d + half];
+    x[d] = u * c - v * s, x[d + half] = v * c + u * s;
+  }
+  return x;
+}
+
+// The kept slot c after `from`, the evicted slots that go to it, ascending, were added: its value and key.
+template <class T>
+void add_evicted(const KvMerge& a, Head& head, size_t c, const std::vector<size_t>& from) {
+  const int32_t to = head.kept[c];
+  const bool with_keys = a.keys != MergeKeys::none, turn = a.keys == MergeKeys::unrotated;
+  const auto merge = [&](std::vector<double> x, auto other) {
+    const std::vector<double> before = x;
+    double weights = 1;
+    for (size_t e : from) {
+      const std::vector<double> y = other(head.evicted[e]);
+      double w = head.cosine[e];
+      if (a.kind == KvMergeKind::value) w *= length(y) / (length(y) + length(before) + 1e-8);
+      for (size_t d = 0; d < x.size(); d++)
+        x[d] += a.kind == KvMergeKind::lookm_pivot ? (y[d] + before[d]) / 2 : w * y[d];
+      weights += a.kind == KvMergeKind::value ? w : 1;
+    }
+    for (double& y : x) y /= weights;
+    return x;
+  };
+  const std::vector<double> value = merge(head.v[to], [&](int32_t s) { return head.v[s]; });
+  if (with_keys && turn)
+    head.k[to] = turned<T>(a,
+                           merge(turned<T>(a, head.k[to], head.pos[to], -1),
+                                 [&](int32_t s) { return turned<T>(a, head.k[s], head.pos[s], -1); }),
+                           head.pos[to], 1);
+  else if (with_keys)
+    head.k[to] = merge(head.k[to], [&](int32_t s) { return head.k[s]; });
+  head.v[to] = value;
+  if (!head.count.empty())
+    for (size_t e : from) head.count[to] += head.count[head.evicted[e]];
+}
+
+// The threshold of the event after it, from the heads' cosines.
+template <class T>
+double next_threshold(const KvMerge& a, const std::vector<Head>& heads, int64_t event) {
+  T& threshold = View<T>(a.threshold)(View<int32_t>(a.threshold_row)(event));
+  double sum = 0, n = 0;
+  for (const Head& head : heads)
+    for (double x : head.cosine) sum += x, n++;
+  if (n == 0) return threshold;
+  const double next = threshold == 0 ? sum / n : a.ema_old * double(threshold) + a.ema_new * (sum / n);
+  threshold = static_cast<T>(next);
+  return next;
+}
+
+void expect_merge(const KvMerge& a) {
+  constexpr const char* op = "kv_merge";
+  const KvCompact& c = a.compact;
+  expect_k_pages(op, c.k_pages);
+  const int64_t n = c.events.shape[0], K = c.k_pages.shape[1], D = c.k_pages.shape[2];
+  const bool cam = a.kind == KvMergeKind::cam;
+  expect(c.sinks == 0, "ref: ", op, ": merging needs absolute positions, there are ", c.sinks, " turned sinks");
+  expect(a.keys == MergeKeys::none || (!cam && a.kind != KvMergeKind::value), "ref: ", op,
+         ": this kind of merging leaves keys alone");
+  expect_dense(op, "links", a.links, {n, K, 2, c.src_pages.shape[1] * kPageSlots});
+  expect_dense(op, "merged", a.merged, {n, K, c.keep.shape[2], 2 * D + 1});
+  if (a.keys == MergeKeys::unrotated) expect_dense(op, "rope", a.rope, {a.rope.shape[0], D});
+  if (a.kind == KvMergeKind::d2o) {
+    expect_dense(op, "threshold", a.threshold, {a.threshold.shape[0]});
+    expect_index(op, "threshold_row", a.threshold_row, n, a.threshold.shape[0]);
+  }
+  if (!cam) return;
+  expect_dense(op, "uid", a.uid, {n, 2});
+  expect(a.targets >= 1 && c.mass_pages && !c.count_pages, "ref: ", op, ": cam with ", a.targets,
+         " targets, mass_pages ", c.mass_pages.str(), ", count_pages ", c.count_pages.str());
+}
+
+}  // namespace
+
+void kv_merge(const KvMerge& a, Stream stream) {
+  expect_merge(a);
+  const KvCompact& c = a.compact;
+  const auto events = read_events("kv_merge", c.events, c.work);
+  expect_compact("kv_merge", c, events);
+  dispatch("kv_merge", c.k_pages, [&]<class T>(T) {
+    std::vector<std::vector<Head>> heads(events.size());
+    for (size_t i = 0; i < events.size(); i++) {
+      for (int64_t h = 0; h < c.k_pages.shape[1]; h++) heads[i].push_back(read_head<T>(c, events[i], i, h));
+      const double threshold = a.kind == KvMergeKind::d2o ? next_threshold<T>(a, heads[i], i) : 0;
+      for (int64_t h = 0; h < c.k_pages.shape[1]; h++) {
+        Head& head = heads[i][h];
+        if (a.kind == KvMergeKind::cam) {
+          const Head before = head;
+          std::vector<int64_t> receivers(before.v.size());  // of each evicted slot
+          const auto gifts = cam_gifts(a, before, i, h);
+          for (const auto& [s, to] : gifts) receivers[s]++;
+          for (const auto& [s, to] : gifts)
+            for (size_t d = 0; d < before.v[s].size(); d++)
+              head.v[head.kept[to]][d] += before.v[s][d] / double(receivers[s]);
+          continue;
+        }
+        std::vector<std::vector<size_t>> from(head.kept.size());
+        for (size_t e = 0; e < head.evicted.size(); e++) {
+          const double s = head.cosine[e];
+          if (a.kind == KvMergeKind::d2o ? s >= threshold : a.kind == KvMergeKind::value ? s > 0 : true)
+            from[head.nearest[e]].push_back(e);
+        }
+        for (size_t j = 0; j < from.size(); j++)
+          if (!from[j].empty()) add_evicted<T>(a, head, j, from[j]);
+      }
+    }
+    kv_compact(c, stream);
+    const View<T> k(c.k_pages), v(c.v_pages), count(c.count_pages);
+    for (size_t i = 0; i < events.size(); i++)
+      for (int64_t h = 0; h < c.k_pages.shape[1]; h++)
+        for (size_t j = 0; j < heads[i][h].kept.size(); j++) {
+          const Head& head = heads[i][h];
+          const int64_t to = events[i].first + j, from = head.kept[j], at = to % kPageSlots;
+          const int64_t page = EventPages{View<int32_t>(c.dst_pages), int64_t(i)}(to);
+          for (size_t d = 0; d < head.k[from].size(); d++) {
+            k(page, h, d, at) = static_cast<T>(head.k[from][d]);
+            v(page, h, at, d) = static_cast<T>(head.v[from][d]);
+          }
+          if (count) count(page, h, at) = static_cast<T>(head.count[from]);
+        }
+  });
+}
+
+}  // namespace pare::ref

@@ -1,0 +1,254 @@
+// Merging of evicted slots into kept ones: worked examples, and what must hold whatever the numbers.
+#include <numeric>
+
+#include "kv_event.h"
+
+namespace pare::test {
+
+namespace {
+
+class KvMerging : public testing::TestWithParam<On> {
+ protected:
+  const On on = GetParam();
+};
+INSTANTIATE_TEST_SUITE_P(Tables, KvMerging, testing::ValuesIn(kRefAndCpu),
+                         [](const auto& info) { return std::string(info.param.table->name); });
+
+// One sequence with one key head in as many pages as it needs, and one event.
+struct Merge {
+  On on;
+  Rows keys, values;  // by slot
+  std::vector<int32_t> keep;
+  KvMergeKind kind = KvMergeKind::lookm_pivot;
+  MergeKeys merge_keys = MergeKeys::none;
+  std::vector<double> mass = {};
+  std::vector<double> rope = {};  // [positions][D]; slot s is at position s
+  bool counts = false;
+  int32_t targets = 1;
+  double threshold = 0;
+  uint64_t key = 5;
+
+  // After it: by slot.
+  Rows k = {}, v = {};
+  std::vector<double> count = {};
+
+  int64_t dim() const { return static_cast<int64_t>(keys[0].size()); }
+  void run() {
+    OpRun r(*on.table, on.act);
+    const int64_t n = static_cast<int64_t>(keys.size()), kept = static_cast<int64_t>(keep.size()), D = dim();
+    const int64_t pages = (n + 15) / 16;
+    std::vector<double> kp(pages * D * 16, NAN), vp(pages * 16 * D, NAN), mp(pages * 16, 1), cp(pages * 16, 1);
+    std::vector<int32_t> pos(pages * 16, -1), table(pages);
+    std::iota(table.begin(), table.end(), 0);
+    for (int64_t s = 0; s < n; s++) {
+      for (int64_t d = 0; d < D; d++) kp[(s / 16 * D + d) * 16 + s % 16] = keys[s][d], vp[s * D + d] = values[s][d];
+      if (!mass.empty()) mp[s] = mass[s];
+      pos[s] = static_cast<int32_t>(s);
+    }
+    const KvEvent e{int32_t(n), 0, 0, int32_t(kept), 0, 0};
+    KvMerge a{};
+    a.compact.k_pages = r.inout("k", {pages, 1, D, 16}, kp), a.compact.v_pages = r.inout("v", {pages, 1, 16, D}, vp);
+    a.compact.pos_pages = r.index_inout("pos", {pages, 1, 16}, pos);
+    a.compact.mass_pages = r.inout("mass", {pages, 1, 16}, mp);
+    if (counts) a.compact.count_pages = r.inout("count", {pages, 1, 16}, cp);
+    a.compact.keep = r.index("keep", {1, 1, kept}, keep);
+    a.compact.src_pages = a.compact.dst_pages = r.index("pages", {1, pages}, table);
+    a.compact.events = r.index("events", {1, 6}, flat({e})), a.compact.work = kv_work(&e, 1);
+    a.kind = kind, a.keys = merge_keys;
+    a.links = r.scratch("links", {1, 1, 2, pages * 16}, {});
+    a.merged = r.scratch("merged", {1, 1, kept, 2 * D + 1}, {});
+    if (merge_keys == MergeKeys::unrotated) a.rope = r.in("rope", {int64_t(rope.size()) / D, D}, rope);
+    a.threshold = r.inout("threshold", {1}, std::vector<double>{threshold});
+    a.threshold_row = r.index("threshold_row", {1}, {0});
+    a.ema_old = 0.5f, a.ema_new = 0.25f;
+    a.uid = r.index("uid", {1, 2}, {3, 4}), a.key = key, a.targets = targets;
+    r.call(&Table::kv_merge, a);
+    EXPECT_TRUE(r.problems.empty()) << joined(r.problems);
+    kp = r.values("k"), vp = r.values("v"), threshold = r.values("threshold")[0];
+    if (counts) count = r.values("count");
+    k = v = {};
+    for (int64_t s = 0; s < kept; s++) {
+      k.emplace_back(), v.emplace_back(vp.begin() + s * D, vp.begin() + (s + 1) * D);
+      for (int64_t d = 0; d < D; d++) k.back().push_back(kp[(s / 16 * D + d) * 16 + s % 16]);
+    }
+  }
+};
+
+// Kept (1, 0): 10 and (0, 1): 20; evicted, between them, (.6, .8): 5, which is nearest to the second.
+Merge example(On on, KvMergeKind kind, MergeKeys keys) {
+  return {.on = on,
+          .keys = {{1, 0}, {.6f, .8f}, {0, 1}},
+          .values = {{10, 0}, {5, 0}, {20, 0}},
+          .keep = {0, 2},
+          .kind = kind,
+          .merge_keys = keys};
+}
+
+TEST_P(KvMerging, TheExample) {
+  struct Case {
+    KvMergeKind kind;
+    MergeKeys keys;
+    double v, k0, k1;
+  };
+  for (const Case& c : {Case{KvMergeKind::lookm_pivot, MergeKeys::raw, 16.25, .15, .95},
+                        {KvMergeKind::lookm_pivot, MergeKeys::none, 16.25, 0, 1},
+                        {KvMergeKind::d2o, MergeKeys::raw, 12, .24, .82},
+                        {KvMergeKind::value, MergeKeys::none, 17.931034, 0, 1}}) {
+    Merge m = example(on, c.kind, c.keys);
+    m.run();
+    EXPECT_EQ(m.v[0][0], 10);
+    EXPECT_EQ(m.k[0], (std::vector<double>{1, 0}));
+    EXPECT_NEAR(m.v[1][0], c.v, 2e-6);
+    EXPECT_NEAR(m.k[1][0], c.k0, 1e-6);
+    EXPECT_NEAR(m.k[1][1], c.k1, 1e-6);
+  }
+}
+
+// Keys that agree before they were turned to their positions are still that key, at the position of the target.
+TEST_P(KvMerging, UnrotatedKeysAgreeAtAllPositions) {
+  const int64_t n = 20, D = 6;
+  Merge m{.on = on,
+          .keys = {},
+          .values = normal_rows("values", n, D),
+          .keep = {3, 11, 19},
+          .merge_keys = MergeKeys::unrotated};
+  m.rope.resize(n * D);
+  for (int64_t p = 0; p < n; p++)
+    for (int64_t d = 0; d < D / 2; d++) {
+      const double angle = 0.1 * double(p) / double(1 + d);
+      m.rope[p * D + d] = static_cast<float>(std::cos(angle)),
+                     m.rope[p * D + D / 2 + d] = static_cast<float>(std::sin(angle));
+    }
+  const auto key = normal("key", D);
+  for (int64_t p = 0; p < n; p++) {
+    std::vector<double> x = key;
+    for (int64_t d = 0; d < D / 2; d++) {
+      const double c = m.rope[p * D + d], s = m.rope[p * D + D / 2 + d];
+      x[d] = static_cast<float>(key[d] * c - key[d + D / 2] * s);
+      x[d + D / 2] = static_cast<float>(key[d + D / 2] * c + key[d] * s);
+    }
+    m.keys.push_back(x);
+  }
+  m.run();
+  for (size_t j = 0; j < m.keep.size(); j++)
+    for (int64_t d = 0; d < D; d++) EXPECT_NEAR(m.k[j][d], m.keys[m.keep[j]][d], 2e-6);
+  m.merge_keys = MergeKeys::raw;
+  m.run();
+  double moved = 0;
+  for (int64_t d = 0; d < D; d++) moved += std::fabs(m.k[1][d] - m.keys[11][d]);
+  EXPECT_GT(moved, 0.01) << "averages of turned keys are another key; the test shows nothing";
+}
+
+// Nothing evicted, or no coin falls: what stays keeps its bits.
+TEST_P(KvMerging, NothingMergedChangesNothing) {
+  const int64_t n = 21, D = 8;
+  for (KvMergeKind kind : {KvMergeKind::cam, KvMergeKind::d2o, KvMergeKind::lookm_pivot, KvMergeKind::value}) {
+    Merge m{.on = on, .keys = normal_rows("k", n, D), .values = normal_rows("v", n, D), .keep = {}, .kind = kind};
+    m.threshold = 0.375;
+    m.keep.resize(n);
+    std::iota(m.keep.begin(), m.keep.end(), 0);
+    m.run();
+    EXPECT_EQ(m.k, m.keys);
+    EXPECT_EQ(m.v, m.values);
+    EXPECT_EQ(m.threshold, 0.375);
+  }
+  Merge m{.on = on,
+          .keys = normal_rows("k", n, D),
+          .values = normal_rows("v", n, D),
+          .keep = {2, 7, 18},
+          .kind = KvMergeKind::cam};
+  m.mass.assign(n, 0);
+  for (int32_t s : m.keep) m.mass[s] = 1;
+  m.run();
+  for (size_t j = 0; j < 3; j++) {
+    EXPECT_EQ(m.v[j], m.values[m.keep[j]]);
+    EXPECT_EQ(m.k[j], m.keys[m.keep[j]]);
+  }
+}
+
+// CaM whose coins all fall keeps the sum of the values (the last slot stays, so every evicted one has somebody to
+// give to).
+TEST_P(KvMerging, CamConservesTheSum) {
+  const int64_t n = 40, D = 5;
+  Merge m{.on = on,
+          .keys = normal_rows("k", n, D),
+          .values = normal_rows("v", n, D),
+          .keep = {0, 4, 9, 10, 17, 30, 31, 39},
+          .kind = KvMergeKind::cam};
+  m.targets = 3, m.mass.assign(n, 1);
+  for (int32_t s : m.keep) m.mass[s] = 1e-9f;
+  m.run();
+  for (int64_t d = 0; d < D; d++) {
+    double before = 0, after = 0;
+    for (const auto& x : m.values) before += x[d];
+    for (const auto& x : m.v) after += x[d];
+    EXPECT_NEAR(after, before, 1e-4);
+  }
+  EXPECT_EQ(m.v[0], m.values[0]) << "nothing was evicted before it";
+  EXPECT_EQ(m.k[5], m.keys[30]) << "CaM leaves keys alone";
+}
+
+// A coin falls with probability mass / mean mass of the targets; other keys give other coins, the same key the same.
+TEST_P(KvMerging, CamCoinsAreFair) {
+  const int64_t n = 1000;
+  Merge m{.on = on, .keys = Rows(n, {1, 0}), .values = Rows(n, {1, 0}), .keep = {999}, .kind = KvMergeKind::cam};
+  m.mass.assign(n, 0.25), m.mass[999] = 1;
+  std::vector<double> sums;
+  for (uint64_t key : {1, 2, 1}) {
+    m.key = key;
+    m.run();
+    sums.push_back(m.v[0][0] - 1);
+    EXPECT_NEAR(sums.back(), 999 * 0.25, 4 * std::sqrt(999 * 0.25 * 0.75));
+  }
+  EXPECT_EQ(sums[0], sums[2]);
+  EXPECT_NE(sums[0], sums[1]);
+}
+
+// Copies merge into one slot that stands for all of them.
+TEST_P(KvMerging, CountsAddUp) {
+  Merge m{.on = on,
+          .keys = {{1, 0}, {1, 0}, {1, 0}, {0, 1}},
+          .values = {{2, 0}, {2, 0}, {2, 0}, {7, 0}},
+          .keep = {2, 3},
+          .counts = true};
+  m.run();
+  EXPECT_EQ(m.v, (Rows{{2, 0}, {7, 0}}));
+  EXPECT_EQ(m.count[0], 3);
+  EXPECT_EQ(m.count[1], 1);
+}
+
+// The evicted slot's cosine with its nearest is 1, then 0.6, then 0.8: threshold 1, then .5 + .15, then .325 + .2.
+TEST_P(KvMerging, TheThresholdFollows) {
+  double threshold = 0;
+  struct Event {
+    double cosine, threshold;
+    bool merged;
+  };
+  for (const Event& e : {Event{1, 1, true}, {.6, .65, false}, {.8, .525, true}}) {
+    Merge m{.on = on,
+            .keys = {{1, 0}, {e.cosine, std::sqrt(1 - e.cosine * e.cosine)}},
+            .values = {{1, 0}, {9, 0}},
+            .keep = {0},
+            .kind = KvMergeKind::d2o};
+    m.threshold = threshold;
+    m.run();
+    threshold = m.threshold;
+    EXPECT_NEAR(threshold, e.threshold, 1e-6);
+    EXPECT_NEAR(m.v[0][0], e.merged ? (1 + 9 * e.cosine) / 2 : 1, 1e-6);
+  }
+}
+
+// What makes no sense together is refused.
+TEST_P(KvMerging, KeysOfMethodsWithoutKeysAreRefused) {
+  for (KvMergeKind kind : {KvMergeKind::cam, KvMergeKind::value}) {
+    Merge m = example(on, kind, MergeKeys::raw);
+    EXPECT_THROW(m.run(), std::logic_error);
+  }
+  Merge m = example(on, KvMergeKind::cam, MergeKeys::none);
+  m.counts = true;
+  EXPECT_THROW(m.run(), std::logic_error);
+}
+
+}  // namespace
+
+}  // namespace pare::test
