@@ -325,7 +325,7 @@ Rows kv_rows() {
       {"rollout.kv.rkv_lambda", {rkv, {"rollout.kv.rkv_lambda=1"}, logprobs, differs}},
       {"rollout.kv.rkv_threshold", {rkv, {"rollout.kv.rkv_threshold=0.9"}, logprobs, differs}},
       {"rollout.kv.rkv_zero_first",
-       {rkv + Overrides{"rollout.kv.rkv_threshold=0.95", "rollout.kv.rkv_lambda=0"},
+       {rkv + Overrides{"rollout.kv.rkv_threshold=1", "rollout.kv.rkv_lambda=0", "rollout.kv.prompt=compress"},
         {"rollout.kv.rkv_zero_first=false"},
         logprobs,
         differs}},
