@@ -76,6 +76,7 @@ struct AttnBwdArgs {
 struct PagedArgs {
   float *o, *lse;  // lse may be null
   const float *q, *k_pages, *v_pages;
+  const float* count_pages;        // [pages][kv heads][16], or null
   const int32_t* page_table;       // null: page i is the i-th
   int64_t head_step, page_step;    // from the keys of one head to those of the next; from page to page
   int64_t q_stride, table_stride;  // table_stride: entries from one row of page_table to the next
