@@ -363,7 +363,6 @@ void Trainer::correct(std::vector<Trajectory>& samples, int64_t mini, Metrics& m
 }
 
 void Trainer::update(std::vector<Trajectory>& samples, Metrics& metrics) {
-  const Timer timer(metrics, "timing_s/update_actor");
   const int64_t dropped = drop_small_advantages(config_.algorithm.adv_filter_threshold, samples);
   metrics.set("filter/small_adv_fraction",
               samples.empty() ? 0 : static_cast<double>(dropped) / static_cast<double>(samples.size()));
@@ -396,6 +395,7 @@ void Trainer::update(std::vector<Trajectory>& samples, Metrics& metrics) {
     const Timer old(metrics, "timing_s/old_log_prob");
     correct(samples, mini, metrics);
   }
+  const Timer timer(metrics, "timing_s/update_actor");
   const double lr = learning_rate(config_.actor.optim, step_, config_.trainer.total_training_steps);
   const LossSpec spec = loss_spec(config_);
   const Model* reference = spec.kl == KlLoss::exact ? reference_.get() : nullptr;
