@@ -134,7 +134,7 @@ TEST(Corrections, TokenWeightsAreBiasedAndTheProductIsNot) {
 
 // Sparse-RL, eq. 16-17: away from the clip, xi * d(-min(w A, ..))/dlp is -(pi_theta / pi_sparse) A.
 TEST(Corrections, GradientIsThatOfTheRatioToTheSampler) {
-  const LossSpec spec{.policy = PolicyLoss::ppo, .clip_low = 10, .clip_high = 10};
+  const LossSpec spec{.policy = PolicyLoss::ppo, .clip_low = 1e9f, .clip_high = 1e9f};
   for (const double sampler : {-0.3, -2.0, -7.5})
     for (const double old : {-0.5, -3.0})
       for (const double now : {-0.4, -1.0, -3.1})
@@ -312,9 +312,9 @@ TEST(MismatchMetrics, AreVerlsOnAnExample) {
   EXPECT_NEAR(get("k3_kl"), (std::exp(0.5) - 1.5 + std::exp(-1) + std::exp(-10) - 1 + 10) / 5, 1e-6);
   EXPECT_NEAR(get("training_ppl"), (std::exp(1.5) + std::exp(14 / 3.0)) / 2, 1e-4);
   EXPECT_NEAR(get("rollout_ppl"), (std::exp(1.25) + std::exp(4 / 3.0)) / 2, 1e-6);
-  EXPECT_NEAR(get("log_ppl_diff"), (-0.25 - 10 / 3.0) / 2, 1e-6);
+  EXPECT_NEAR(get("log_ppl_diff"), (0.25 + 10 / 3.0) / 2, 1e-6);
   EXPECT_NEAR(get("log_ppl_abs_diff"), (0.25 + 10 / 3.0) / 2, 1e-6);
-  EXPECT_NEAR(get("ppl_ratio"), (std::exp(-0.25) + std::exp(-10 / 3.0)) / 2, 1e-6);
+  EXPECT_NEAR(get("ppl_ratio"), (std::exp(0.25) + std::exp(10 / 3.0)) / 2, 1e-6);
   EXPECT_NEAR(get("chi2_token"), (std::exp(1) + std::exp(-2) + std::exp(-20) + 2) / 5 - 1, 1e-6);
   EXPECT_NEAR(get("xi_min"), std::exp(-10), 1e-9);
   EXPECT_NEAR(get("xi_max"), std::exp(0.5), 1e-6);

@@ -480,8 +480,8 @@ struct Logprob {
 //   or
 //                                                  with top_k those among the top_k largest logits of both (ties: lower
 //                                                  id first), which bounds it from below
-// The maxima and sums of exponentials are those of Logprob.  Sums over ids are row sums of the terms, of which those of
-// equal logits are bitwise equal; over a set S one chain, ids ascending.
+// The maxima and sums of exponentials are those of Logprob.  Over every id the sums are computed as 1 - the row sum of
+// max(q - p, 0), so that equal logits give exactly 1; over top_k ids as one chain, ids ascending.
 struct OverlapProbs {
   Tensor overlap, mass;       // stat [R] out
   Tensor p_logits, q_logits;  // act [R, V]

@@ -78,7 +78,7 @@ static std::vector<int32_t> largest(const View<T>& logits, int64_t row, int64_t 
   std::vector<int32_t> ids(vocabulary);
   std::iota(ids.begin(), ids.end(), 0);
   std::stable_sort(ids.begin(), ids.end(), [&](int32_t i, int32_t j) { return logits(row, i) > logits(row, j); });
-  if (top_k > 0 && top_k < vocabulary) ids.resize(top_k);
+  ids.resize(top_k);
   std::sort(ids.begin(), ids.end());
   return ids;
 }
@@ -97,13 +97,19 @@ void overlap_probs(const OverlapProbs& a, Stream) {
     for (int64_t r = 0; r < rows; r++) {
       const std::vector<double> log_p = log_softmax(p_logits, r, vocabulary, a.temperature);
       const std::vector<double> log_q = log_softmax(q_logits, r, vocabulary, a.temperature);
-      double common = 0, kept = 0;
-      for (int64_t v = 0; v < vocabulary; v++) common += std::min(std::exp(log_p[v]), std::exp(log_q[v]));
-      const std::vector<int32_t> of_p = largest(p_logits, r, vocabulary, a.top_k);
-      const std::vector<int32_t> of_q = largest(q_logits, r, vocabulary, a.top_k);
-      for (const int32_t v : of_p)
-        if (std::binary_search(of_q.begin(), of_q.end(), v))
-          kept += std::min(std::exp(log_q[v]), std::exp(log_p[v]) / a.lambda);
+      double common = 1, kept = 1;
+      for (int64_t v = 0; v < vocabulary; v++) {
+        const double p = std::exp(log_p[v]), q = std::exp(log_q[v]);
+        common -= std::max(q - p, 0.0), kept -= std::max(q - p / a.lambda, 0.0);
+      }
+      if (a.top_k > 0 && a.top_k < vocabulary) {
+        const std::vector<int32_t> of_p = largest(p_logits, r, vocabulary, a.top_k);
+        const std::vector<int32_t> of_q = largest(q_logits, r, vocabulary, a.top_k);
+        kept = 0;
+        for (const int32_t v : of_p)
+          if (std::binary_search(of_q.begin(), of_q.end(), v))
+            kept += std::min(std::exp(log_q[v]), std::exp(log_p[v]) / a.lambda);
+      }
       overlap(r) = static_cast<T>(common);
       mass(r) = static_cast<T>(kept);
     }

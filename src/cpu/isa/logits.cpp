@@ -193,16 +193,16 @@ void overlap(float* overlap, float* mass, const float* p, const float* q, int64_
   const Scaled zp{p, temperature}, zq{q, temperature};
   const Distribution dp = distribution<false>(zp, vocabulary, nullptr);
   const Distribution dq = distribution<false>(zq, vocabulary, nullptr);
-  vf both = zero(), kept = zero();
+  vf apart = zero(), lost = zero();
   for_vectors(
       vocabulary, PARE_LANES_AT(i) {
         const vf pi = div(exp(sub(zp.at(i, lanes), set1(dp.max))), set1(dp.sum));
         const vf qi = div(exp(sub(zq.at(i, lanes), set1(dq.max))), set1(dq.sum));
         const vf pl = div(pi, set1(lambda));
-        both = add(both, select(first_lanes(lanes), select(less(pi, qi), pi, qi), zero()));
-        kept = add(kept, select(first_lanes(lanes), select(less(pl, qi), pl, qi), zero()));
+        apart = add(apart, select(first_lanes(lanes), max(sub(qi, pi), zero()), zero()));
+        lost = add(lost, select(first_lanes(lanes), max(sub(qi, pl), zero()), zero()));
       });
-  *overlap = sum(both), *mass = sum(kept);
+  *overlap = 1 - sum(apart), *mass = 1 - sum(lost);
   if (n_common < 0) return;
   float chain = 0;
   for (int64_t i = 0; i < n_common; i++) {
