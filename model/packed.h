@@ -19,6 +19,7 @@ struct TokenTerm {
 struct Member {
   std::vector<int32_t> tokens;   // at least one
   std::vector<TokenTerm> terms;  // one per token, or empty: every token kept, no loss terms
+  int32_t sampler_row = -1;      // of tokens[0] in SamplerStates::hidden; the rows of the others follow
 };
 
 // Sequences that share a prefix.  The prefix runs once for all members.  With an empty prefix the first token of a
