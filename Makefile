@@ -119,7 +119,7 @@ $(eval $(call variant,check,$(BUILD)/check))
 $(BUILD)/tests/%.o $(BUILD)/src/app/%.o: cpu_FLAGS := -O1
 
 # ---- targets ---------------------------------------------------------------------------------------------------------
-.PHONY: all test asan check emu cuda bench quickstart readme deps format format-check lint clean help
+.PHONY: all test asan check mutants emu cuda bench quickstart readme deps format format-check lint clean help
 all: $(BUILD)/pare
 
 test: $(BUILD)/tests/pare_tests $(BUILD)/pare
@@ -134,9 +134,14 @@ emu: $(cpu_EMU)
 CHECK_TESTS := tests/main tests/test_cuda_emu tests/test_ops $(patsubst %.cpp,%,$(wildcard tests/op_cases*.cpp))
 check: $(BUILD)/check/tests/pare_emu_tests
 	$< $(TEST_FLAGS)
-$(BUILD)/check/tests/pare_emu_tests: $(check_EMU) $(BUILD)/check/tests/test_emu.o $(CHECK_TESTS:%=$(BUILD)/%.o) $(cpu_LIB)
+CHECK_OBJ := $(check_EMU) $(BUILD)/check/tests/test_emu.o $(CHECK_TESTS:%=$(BUILD)/%.o) $(cpu_LIB)
+$(BUILD)/check/tests/pare_emu_tests: $(CHECK_OBJ)
 	@echo 'link $@'
 	$(Q)$(CXX) $(LDFLAGS) $^ -lgtest $(LIBS) -o $@
+# Damages the kernels one place at a time: does the checker notice?
+mutants: $(BUILD)/check/tests/pare_emu_tests
+	tools/mutate.py --jobs $(JOBS) $(BUILD)/mutants '$(CXX) $(filter-out -MMD -MP,$(EMUFLAGS)) $(check_FLAGS) $(check_KERNEL_FLAGS) -x c++' \
+	  '$(CXX) $(LDFLAGS) $(CHECK_OBJ) -lgtest $(LIBS)'
 
 quickstart: $(BUILD)/pare
 	$(BUILD)/pare sft quickstart-sft --force
@@ -179,6 +184,6 @@ lint:
 clean:
 	rm -rf $(BUILD)
 help:
-	@sed -n '1,8s/^# \{0,1\}//p' Makefile; echo "targets: all test asan check emu cuda bench quickstart readme deps format format-check lint clean"
+	@sed -n '1,8s/^# \{0,1\}//p' Makefile; echo "targets: all test asan check mutants emu cuda bench quickstart readme deps format format-check lint clean"
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -44,6 +44,11 @@ constinit const Table table_cuda = [] {
   t.upload = upload;
   t.download = download;
   t.zero = zero;
+  t.accumulate = accumulate;
+  t.gather_rows = gather_rows;
+  t.scatter_add_rows = scatter_add_rows;
+  t.embedding_fwd = embedding_fwd;
+  t.embedding_bwd = embedding_bwd;
   t.rmsnorm_fwd = rmsnorm_fwd;
   t.rmsnorm_bwd = rmsnorm_bwd;
   t.rope_fwd = rope_fwd;
@@ -51,6 +56,14 @@ constinit const Table table_cuda = [] {
   t.swiglu_fwd = swiglu_fwd;
   t.swiglu_bwd = swiglu_bwd;
   t.attn_fwd = attn_fwd;
+  t.kv_write = kv_write;
+  t.attn_paged = attn_paged;
+  t.kv_copy_pages = kv_copy_pages;
+  t.copy_rows = copy_rows;
+  t.logprob = logprob;
+  t.sample = sample;
+  t.global_norm = global_norm;
+  t.adamw = adamw;
   return t;
 }();
 
