@@ -140,7 +140,7 @@ $(BUILD)/check/tests/pare_emu_tests: $(CHECK_OBJ)
 	$(Q)$(CXX) $(LDFLAGS) $^ -lgtest $(LIBS) -o $@
 # Damages the kernels one place at a time: does the checker notice?
 mutants: $(BUILD)/check/tests/pare_emu_tests
-	tools/mutate.py --jobs $(JOBS) $(BUILD)/mutants '$(CXX) $(filter-out -MMD -MP,$(EMUFLAGS)) $(check_FLAGS) $(check_KERNEL_FLAGS) -x c++' \
+	@tools/mutate.py --jobs $(JOBS) $(BUILD)/mutants '$(CXX) $(filter-out -MMD -MP,$(EMUFLAGS)) $(check_FLAGS) $(check_KERNEL_FLAGS) -x c++' \
 	  '$(CXX) $(LDFLAGS) $(CHECK_OBJ) -lgtest $(LIBS)'
 
 quickstart: $(BUILD)/pare

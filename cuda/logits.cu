@@ -3,8 +3,8 @@
 // logits [R, V] act; per row a token or a log-prob and an entropy, f32, overwritten.  A thread block works on a row.
 // Order: the sum of exponentials is a row sum of 16 lanes: all threads compute exponentials, 16 lanes add them up, a
 // tile at a time.  So the log-prob of a token has the same bits in both ops, and in f32 those of the `cpu` table.
-// Bytes: logits read twice (sampling with top_k or top_p some forty times, from L2 for the most part, and written
-// once); limited by the chains of sums, V / 16 additions long.
+// Bytes: logits read twice (sampling with top_k or top_p up to 130 times, from L2 for the most part); limited by the
+// chains of sums, V / 16 additions long.
 #include "common.cuh"
 
 namespace pare::PARE_CUDA {
