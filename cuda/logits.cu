@@ -1,11 +1,12 @@
-// What turns logits into numbers: log-probs and samples (ops.h: Logprob, Sample).
+// What turns logits into numbers: log-probs, losses and samples (ops.h: Logprob, LogitsLoss, Sample).
 //
-// logits [R, V] act; per row a token or a log-prob and an entropy, f32, overwritten.  A thread block works on a row.
-// Order: the sum of exponentials is a row sum of 16 lanes: all threads compute exponentials, 16 lanes add them up, a
-// tile at a time.  So the log-prob of a token has the same bits in both ops, and in f32 those of the `cpu` table.
-// Bytes: logits read twice (sampling with top_k or top_p up to 130 times, from L2 for the most part); limited by the
-// chains of sums, V / 16 additions long.
+// logits [R, V] act, overwritten by their gradient in logits_loss; per row a token or a log-prob, an entropy and
+// losses, f32, overwritten.  A thread block works on a row. Order: the sum of exponentials is a row sum of 16 lanes:
+// all threads compute exponentials, 16 lanes add them up, a tile at a time.  So the log-prob of a token has the same
+// bits in all of them, and in f32 those of the `cpu` table. Bytes: logits read twice (sampling with top_k or top_p up
+// to 130 times, from L2 for the most part); limited by the chains of sums, V / 16 additions long.
 #include "common.cuh"
+#include "ops/token_loss.h"
 
 namespace pare::PARE_CUDA {
 
@@ -43,6 +44,10 @@ __device__ V block_reduce(V v, V* room, Op op) {
   for (int w = 1; w < kWarps; w++) v = op(v, room[w]);
   return v;
 }
+
+struct ExpF32 {
+  __device__ float operator()(float x) const { return exp_f32(x); }
+};
 
 struct Distribution {
   float max, sum, log_sum, weighted;  // weighted: sum of (z - max) exp(z - max)
@@ -88,6 +93,103 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x) return;
   logprob[blockIdx.x] = d.logprob(z.at(target[blockIdx.x]));
   entropy[blockIdx.x] = d.entropy();
+}
+
+// ---- losses
+
+// KL(p || q), in every thread: the row sum of p (log p - log q).
+template <class T>
+__device__ float kl_to(const Scaled<T>& z, const Scaled<T>& zq, const Distribution& d, const Distribution& q,
+                       int vocabulary) {
+  __shared__ float p[kTile], ratio[kTile], total;
+  float sum = 0;
+  for (int first = 0; first < vocabulary; first += kTile) {
+    const int n = min(kTile, vocabulary - first);
+    for (int i = threadIdx.x; i < n; i += kThreads) {
+      const float x = z.at(first + i) - d.max;
+      p[i] = exp_f32(x) / d.sum;
+      ratio[i] = x - d.log_sum - (zq.at(first + i) - q.max - q.log_sum);
+    }
+    __syncthreads();
+    if (threadIdx.x < kLanes)
+      for (int i = threadIdx.x; i < n; i += kLanes) sum = fmaf(p[i], ratio[i], sum);
+    __syncthreads();
+  }
+  if (threadIdx.x < 32)
+    for (int o = kLanes / 2; o > 0; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
+  if (threadIdx.x == 0) total = sum;
+  __syncthreads();
+  return total;
+}
+
+template <class T>
+struct LossArgs {
+  float *logprob, *entropy, *loss, *kl;  // [R]
+  int32_t* clipped;
+  T* logits;
+  const int32_t* target;
+  const float *weight, *kl_weight, *advantage, *old_logprob, *log_ratio, *ref_logprob;  // [R] or null
+  const T* ref_logits;                                                                  // [R, V] or null
+  LossSpec spec;
+  int vocabulary;
+};
+
+// d loss / d z at id i, times the temperature: with c the derivative by the target's log-prob, of
+// c log p[target] + entropy_weight * -entropy + kl_weight * KL(p || q).
+struct Slope {
+  float c, entropy_weight, kl_weight, kl;
+  bool full, exact;  // entropy or KL; KL
+  int target;
+};
+template <class T>
+__device__ __forceinline__ float gradient(int i, const Slope& s, const Scaled<T>& z, const Scaled<T>& zq,
+                                          const Distribution& d, const Distribution& q, float temperature) {
+  const float x = z.at(i) - d.max, e = exp_f32(x);
+  if (!s.full) return i == s.target ? s.c * (1.f - e / d.sum) / temperature : e * (-s.c / d.sum / temperature);
+  const float p = e / d.sum, log_p = x - d.log_sum, log_q = s.exact ? zq.at(i) - q.max - q.log_sum : 0.f;
+  if (i == s.target) {
+    float g = s.c + p * (-s.c + s.entropy_weight * (log_p + d.entropy()));
+    if (s.exact) g += p * s.kl_weight * (log_p - log_q - s.kl);
+    return g / temperature;
+  }
+  float g = fmaf(s.entropy_weight, log_p + d.entropy(), -s.c);
+  if (s.exact) g = fmaf(s.kl_weight, log_p - log_q - s.kl, g);
+  return p * g / temperature;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) loss(const LossArgs<T> a) {
+  const int64_t r = blockIdx.x;
+  const LossSpec& spec = a.spec;
+  const Scaled<T> z{a.logits + r * a.vocabulary, spec.temperature};
+  const Distribution d = distribution(z, a.vocabulary);
+  const float lp = d.logprob(z.at(a.target[r]));
+  TokenLoss<float> token =
+      token_loss<float>(spec, lp, a.old_logprob ? a.old_logprob[r] : 0.f, a.log_ratio ? a.log_ratio[r] : 0.f,
+                        a.advantage ? a.advantage[r] : 0.f, a.ref_logprob ? a.ref_logprob[r] : 0.f, ExpF32{});
+  const bool exact = spec.kl == KlLoss::exact;
+  const Scaled<T> zq{exact ? a.ref_logits + r * a.vocabulary : z.logits, spec.temperature};
+  Distribution q{};
+  if (exact) {
+    q = distribution(zq, a.vocabulary);
+    token.kl = kl_to(z, zq, d, q, a.vocabulary);
+  }
+  if (threadIdx.x == 0) {
+    a.logprob[r] = lp, a.entropy[r] = d.entropy();
+    a.loss[r] = token.policy, a.kl[r] = token.kl, a.clipped[r] = token.clipped;
+  }
+  const float kl_weight = a.kl_weight[r] * spec.kl_coef;
+  const Slope s{.c = a.weight[r] * token.d_policy + kl_weight * token.d_kl,
+                .entropy_weight = a.kl_weight[r] * spec.entropy_coef,
+                .kl_weight = kl_weight,
+                .kl = token.kl,
+                .full = spec.entropy_coef != 0 || exact,
+                .exact = exact,
+                .target = a.target[r]};
+  __syncthreads();  // everyone has read the target's logit
+  T* row = a.logits + r * a.vocabulary;
+  for (int i = threadIdx.x; i < a.vocabulary; i += kThreads)
+    row[i] = from_float<T>(gradient(i, s, z, zq, d, q, spec.temperature));
 }
 
 // ---- sampling
@@ -203,6 +305,45 @@ void logprob(const Logprob& a, Stream stream) {
     using T = decltype(type);
     launch(op, logprobs<T>, {.grid = blocks(op, rows, 1), .block = kThreads}, stream, a.logprob.as<float>(),
            a.entropy.as<float>(), a.logits.as<T>(), a.target.as<int32_t>(), a.logits.shape[1], a.temperature);
+  });
+}
+
+void logits_loss(const LogitsLoss& a, Stream stream) {
+  const char* op = "logits_loss";
+  const int64_t rows = rows_of(op, a.logits);
+  const LossSpec& spec = a.spec;
+  const bool policy = spec.policy != PolicyLoss::nll, gspo = spec.policy == PolicyLoss::gspo;
+  const bool exact = spec.kl == KlLoss::exact, sampled = spec.kl != KlLoss::none && !exact;
+  expect(spec.temperature > 0, op, ": temperature ", spec.temperature, ", expected more than 0");
+  const auto column = [&](bool used, const char* field, const Tensor& t) {
+    expect(!used || (is_shape(t, {rows}) && t.contiguous()), op, ": ", field, " ", t.str(), " for logits ",
+           a.logits.str());
+    return used ? t.as<float>() : nullptr;
+  };
+  for (const Tensor* t : {&a.target, &a.clipped})
+    expect(is_shape(*t, {rows}) && t->contiguous(), op, ": ", t->str(), " for logits ", a.logits.str());
+  expect(!exact || (a.ref_logits.rank == 2 && a.ref_logits.shape == a.logits.shape && a.ref_logits.contiguous()), op,
+         ": ref_logits ", a.ref_logits.str(), " for logits ", a.logits.str());
+  if (rows == 0) return;
+  with_act(op, a.logits, [&](auto type) {
+    using T = decltype(type);
+    const LossArgs<T> args{.logprob = column(true, "logprob", a.logprob),
+                           .entropy = column(true, "entropy", a.entropy),
+                           .loss = column(true, "loss", a.loss),
+                           .kl = column(true, "kl", a.kl),
+                           .clipped = a.clipped.as<int32_t>(),
+                           .logits = a.logits.as<T>(),
+                           .target = a.target.as<int32_t>(),
+                           .weight = column(true, "weight", a.weight),
+                           .kl_weight = column(true, "kl_weight", a.kl_weight),
+                           .advantage = column(policy, "advantage", a.advantage),
+                           .old_logprob = column(policy && !gspo, "old_logprob", a.old_logprob),
+                           .log_ratio = column(gspo, "log_ratio", a.log_ratio),
+                           .ref_logprob = column(sampled, "ref_logprob", a.ref_logprob),
+                           .ref_logits = exact ? a.ref_logits.as<T>() : nullptr,
+                           .spec = spec,
+                           .vocabulary = static_cast<int>(a.logits.shape[1])};
+    launch(op, loss<T>, {.grid = blocks(op, rows, 1), .block = kThreads}, stream, args);
   });
 }
 

@@ -65,6 +65,7 @@ constinit const Table table_cuda = [] {
   t.kv_copy_pages = kv_copy_pages;
   t.copy_rows = copy_rows;
   t.logprob = logprob;
+  t.logits_loss = logits_loss;
   t.sample = sample;
   t.global_norm = global_norm;
   t.adamw = adamw;
