@@ -1,6 +1,7 @@
 // Every configuration key has a row: a run in which changing the key changes a stated number, in a stated way.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -10,6 +11,7 @@
 #include <set>
 
 #include "base/thread_pool.h"
+#include "tests/tiny.h"
 #include "tests/tiny_run.h"
 
 namespace pare::test {
@@ -117,6 +119,17 @@ double teacher_score(Session& s) {
 double val_score(Session& s) {
   Trainer trainer(s);
   return trainer.evaluate().get(cat("val-core/jsonl/reward/mean@", s.config.rollout.val_kwargs.n));
+}
+// A long rollout of 15 prompt tokens and 60 drawn ones, with its log-probs.
+Measure rolled_out(const std::function<double(const RolloutStats&, const std::vector<float>&)>& number) {
+  return [=](const Overrides& o) {
+    Session session(load_config(o + Overrides{"rollout.check_exact=false"}));
+    Rollout rollout(*session.model, session.rollout_limits(), session.kv, session.activations);
+    Rng rng(rng_key(7, RngStream::test, 1));
+    const Request request{random_ids(rng, 15, session.model_config.vocab), {1}, 60};
+    const std::vector<Completion> done = rollout.generate({request}, {.key = 5, .eos = {}});
+    return Outcome{number(rollout.stats(), done[0].logprobs), done[0].logprobs};
+  };
 }
 // 1 if the configuration or the session is refused.
 Outcome refused(const Overrides& o) {
@@ -269,6 +282,69 @@ Rows model_and_data_rows() {
       {"data.max_prompt_length", {{}, {"data.max_prompt_length=4"}, refused, from_to(0, 1)}},
       {"data.max_response_length", {{}, {"data.max_response_length=2"}, metric("response_length/max"), falls}},
       {"data.shuffle", {{}, {"data.shuffle=false"}, trained(fingerprint), differs}},
+  };
+}
+
+Rows kv_rows() {
+  const Measure resident = rolled_out([](const RolloutStats& s, auto&) { return s.resident; });
+  const Measure peak_resident = rolled_out([](const RolloutStats& s, auto&) { return s.peak_resident; });
+  const Measure read = rolled_out([](const RolloutStats& s, auto&) { return s.read; });
+  const Measure events = rolled_out([](const RolloutStats& s, auto&) { return static_cast<double>(s.events); });
+  const Measure logprobs = rolled_out([](const RolloutStats&, const std::vector<float>& lp) {
+    uint64_t h = 0;
+    for (const float x : lp) h = mix64(h + std::bit_cast<uint32_t>(x));
+    return static_cast<double>(h >> 11);
+  });
+  const auto base = [](const std::string& method) {
+    return Overrides{"data.max_response_length=60", "rollout.kv.method=" + method, "rollout.kv.budget=12",
+                     "rollout.kv.buffer=4",         "rollout.kv.window=3",         "rollout.kv.prompt=protect",
+                     "rollout.kv.block=4",          "rollout.kv.blocks=5",         "rollout.kv.dense_layers=0"};
+  };
+  const Overrides snapkv = base("snapkv"), rkv = base("rkv"), streaming = base("streaming_llm"), quest = base("quest");
+  const Overrides free_streaming = streaming + Overrides{"rollout.kv.prompt=compress"};
+  return {
+      {"rollout.kv.method", {base("dense"), {"rollout.kv.method=rkv"}, resident, falls}},
+      {"rollout.kv.budget", {snapkv, {"rollout.kv.budget=20"}, peak_resident, from_to(15 + 12 + 4, 15 + 20 + 4)}},
+      {"rollout.kv.buffer", {snapkv, {"rollout.kv.buffer=9"}, peak_resident, from_to(15 + 12 + 4, 15 + 12 + 9)}},
+      {"rollout.kv.prompt", {snapkv, {"rollout.kv.prompt=compress"}, peak_resident, from_to(15 + 12 + 4, 12 + 4)}},
+      {"rollout.kv.protect_first",
+       {snapkv + Overrides{"rollout.kv.prompt=protect_first", "rollout.kv.protect_first=1"},
+        {"rollout.kv.protect_first=6"},
+        peak_resident,
+        from_to(1 + 12 + 4, 6 + 12 + 4)}},
+      {"rollout.kv.trigger",
+       {snapkv + Overrides{"rollout.kv.prompt=compress"}, {"rollout.kv.trigger=prefill_once"}, events, falls}},
+      {"rollout.kv.scope", {snapkv, {"rollout.kv.scope=layer0"}, logprobs, differs}},
+      {"rollout.kv.window", {snapkv, {"rollout.kv.window=6"}, logprobs, differs}},
+      {"rollout.kv.sinks", {streaming, {"rollout.kv.sinks=0"}, logprobs, differs}},
+      {"rollout.kv.rope", {free_streaming, {"rollout.kv.rope=cache_index"}, logprobs, differs}},
+      {"rollout.kv.gqa_aggregation", {snapkv, {"rollout.kv.gqa_aggregation=mean_prob"}, logprobs, differs}},
+      {"rollout.kv.softmax_span", {snapkv, {"rollout.kv.softmax_span=include_window"}, logprobs, differs}},
+      {"rollout.kv.pooling", {snapkv, {"rollout.kv.pooling=avg"}, logprobs, differs}},
+      {"rollout.kv.pooling_kernel", {snapkv, {"rollout.kv.pooling_kernel=1"}, logprobs, differs}},
+      {"rollout.kv.rkv_lambda", {rkv, {"rollout.kv.rkv_lambda=1"}, logprobs, differs}},
+      {"rollout.kv.rkv_threshold", {rkv, {"rollout.kv.rkv_threshold=0.9"}, logprobs, differs}},
+      {"rollout.kv.rkv_zero_first",
+       {rkv + Overrides{"rollout.kv.rkv_threshold=1", "rollout.kv.rkv_lambda=0", "rollout.kv.prompt=compress"},
+        {"rollout.kv.rkv_zero_first=false"},
+        logprobs,
+        differs}},
+      {"rollout.kv.h2o_normalise", {base("h2o"), {"rollout.kv.h2o_normalise=true"}, logprobs, differs}},
+      {"rollout.kv.pyramid_beta", {base("pyramidkv"), {"rollout.kv.pyramid_beta=2"}, logprobs, differs}},
+      {"rollout.kv.merge", {snapkv, {"rollout.kv.merge=lookm_pivot"}, logprobs, differs}},
+      {"rollout.kv.merge_keys",
+       {snapkv + Overrides{"rollout.kv.merge=d2o"}, {"rollout.kv.merge_keys=unrotated"}, logprobs, differs}},
+      {"rollout.kv.merge_counts",
+       {snapkv + Overrides{"rollout.kv.merge=value"}, {"rollout.kv.merge_counts=true"}, logprobs, differs}},
+      {"rollout.kv.cam_targets",
+       {base("h2o") + Overrides{"rollout.kv.merge=cam"}, {"rollout.kv.cam_targets=2"}, logprobs, differs}},
+      {"rollout.kv.d2o_ema", {snapkv + Overrides{"rollout.kv.merge=d2o"}, {"rollout.kv.d2o_ema=1"}, logprobs, differs}},
+      {"rollout.kv.block", {quest, {"rollout.kv.block=16"}, read, rises}},
+      {"rollout.kv.blocks", {quest, {"rollout.kv.blocks=9"}, read, rises}},
+      {"rollout.kv.first_blocks", {quest, {"rollout.kv.first_blocks=3"}, logprobs, differs}},
+      {"rollout.kv.last_blocks", {quest, {"rollout.kv.last_blocks=1"}, logprobs, differs}},
+      {"rollout.kv.dense_layers", {quest, {"rollout.kv.dense_layers=1"}, read, rises}},
+      {"rollout.kv.block_schedule", {quest, {"rollout.kv.block_schedule=['0:5', '9:8']"}, read, rises}},
   };
 }
 
@@ -426,8 +502,8 @@ Rows optimizer_and_trainer_rows() {
 const Rows& rows() {
   static const Rows all = [] {
     Rows r;
-    for (const Rows& part :
-         {model_and_data_rows(), rollout_rows(), algorithm_rows(), loss_rows(), optimizer_and_trainer_rows()})
+    for (const Rows& part : {model_and_data_rows(), rollout_rows(), kv_rows(), algorithm_rows(), loss_rows(),
+                             optimizer_and_trainer_rows()})
       r.insert(part.begin(), part.end());
     return r;
   }();

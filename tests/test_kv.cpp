@@ -176,6 +176,32 @@ TEST(KvPolicy, TheScheduleChangesNothing) {
     }
 }
 
+// Merging, likewise; also groups that share a prompt whose thresholds they inherit.
+TEST(KvPolicy, MergingDoesNotDependOnTheSchedule) {
+  const auto requests = mixed_requests();
+  const auto evicted = generate(with(kRoomy, spec_of(KvMethod::h2o)), requests, mixed_sampling());
+  for (const KvMergeMethod merge :
+       {KvMergeMethod::cam, KvMergeMethod::d2o, KvMergeMethod::lookm_pivot, KvMergeMethod::value}) {
+    KvSpec spec = spec_of(KvMethod::h2o);
+    spec.merge = merge;
+    spec.prompt = merge == KvMergeMethod::d2o ? KvPrompt::compress : KvPrompt::protect;
+    spec.merge_counts = merge != KvMergeMethod::cam;
+    if (merge == KvMergeMethod::d2o) spec.merge_keys = MergeKeys::unrotated;
+    if (merge == KvMergeMethod::lookm_pivot) spec.merge_keys = MergeKeys::raw;
+    const auto alone = one_by_one(with(kAlone, spec), requests);
+    expect_same(generate(with(kRoomy, spec), requests, mixed_sampling()), alone, "together");
+    expect_same(generate(with({.max_sequences = 3, .max_batched_tokens = 19, .max_context = 73}, spec), requests,
+                         mixed_sampling()),
+                alone, "a few at a time");
+    size_t different = 0;
+    for (size_t i = 0; i < alone.size(); i++) different += alone[i].logprobs != evicted[i].logprobs;
+    EXPECT_GE(different, 4u);
+    spec.budget = 1000;
+    expect_same(generate(with(kRoomy, spec), requests, mixed_sampling()), generate(kRoomy, requests, mixed_sampling()),
+                "nothing evicted");
+  }
+}
+
 TEST(KvPolicy, ThreadsChangeNothing) {
   const int before = threads();
   for (const KvMethod method : all_methods()) {
@@ -356,6 +382,11 @@ TEST(KvPolicy, ContradictionsAreRefused) {
   refused("protect_first", KvMethod::h2o, [](KvSpec& s) { s.prompt = KvPrompt::protect_first; });
   refused("prefill_once", KvMethod::snapkv, [](KvSpec& s) { s.trigger = KvTrigger::prefill_once; });
   refused("layer0", KvMethod::pyramidkv, [](KvSpec& s) { s.scope = KvScope::layer0; });
+  refused("only rollout.kv.method = \"h2o\"", KvMethod::snapkv, [](KvSpec& s) { s.merge = KvMergeMethod::cam; });
+  refused("values only", KvMethod::snapkv,
+          [](KvSpec& s) { s.merge = KvMergeMethod::value, s.merge_keys = MergeKeys::raw; });
+  refused("merge_counts", KvMethod::h2o, [](KvSpec& s) { s.merge = KvMergeMethod::cam, s.merge_counts = true; });
+  refused("evicts none", KvMethod::quest, [](KvSpec& s) { s.merge = KvMergeMethod::d2o; });
   refused("rollout.kv.block = 8", KvMethod::quest, [](KvSpec& s) { s.block = 8; });
   refused("rollout.kv.blocks = 1", KvMethod::quest, [](KvSpec& s) { s.blocks = 1; });
   refused("last_blocks = 0", KvMethod::block_topk, [](KvSpec& s) { s.last_blocks = 0; });

@@ -217,6 +217,39 @@ TEST_P(KvMerging, CountsAddUp) {
   EXPECT_EQ(m.count[1], 1);
 }
 
+// o of one query (.3, -.4) over slots in one page; counts: as many, or none.
+std::vector<double> attention(On on, const Rows& keys, const Rows& values, const std::vector<double>& counts) {
+  OpRun r(*on.table, on.act);
+  const int64_t n = static_cast<int64_t>(keys.size());
+  std::vector<double> k(32, NAN), v(32, NAN), c(16, NAN);
+  for (int64_t s = 0; s < n; s++)
+    for (int64_t d = 0; d < 2; d++) k[d * 16 + s] = keys[s][d], v[s * 2 + d] = values[s][d];
+  std::copy(counts.begin(), counts.end(), c.begin());
+  AttnPaged a{};
+  a.o = r.out("o", {1, 1, 2}), a.q = r.in("q", {1, 1, 2}, {.3f, -.4f});
+  a.k_pages = r.in("k", {1, 1, 2, 16}, k), a.v_pages = r.in("v", {1, 1, 16, 2}, v);
+  a.page_table = r.index("table", {1, 1}, {0}), a.queries = r.index("queries", {1, 4}, {0, 1, int32_t(n), 0});
+  a.pairs = a.slots = n, a.scale = 1;
+  if (!counts.empty()) a.count_pages = r.in("count", {1, 1, 16}, c);
+  r.call(&Table::attn_paged, a);
+  EXPECT_TRUE(r.problems.empty()) << joined(r.problems);
+  return r.values("o");
+}
+
+// Three equal tokens and another one: merged with counts they are read as before; without counts they are not.
+TEST_P(KvMerging, MergedCopiesAreReadAsBefore) {
+  Merge m{.on = on,
+          .keys = {{1, 0}, {1, 0}, {1, 0}, {0, 1}},
+          .values = {{2, 1}, {2, 1}, {2, 1}, {7, 1}},
+          .keep = {2, 3},
+          .counts = true};
+  m.run();
+  EXPECT_NEAR(attention(on, m.keys, m.values, {})[0], 2.71010037, 1e-6);
+  EXPECT_NEAR(attention(on, m.k, m.v, {m.count[0], m.count[1]})[0], 2.71010037, 1e-6);
+  EXPECT_GT(attention(on, m.k, m.v, {})[0], 3);
+  EXPECT_EQ(attention(on, m.k, m.v, {1, 1}), attention(on, m.k, m.v, {})) << "counts of 1 change no bit";
+}
+
 // The evicted slot's cosine with its nearest is 1, then 0.6, then 0.8: threshold 1, then .5 + .15, then .325 + .2.
 TEST_P(KvMerging, TheThresholdFollows) {
   double threshold = 0;

@@ -135,7 +135,7 @@ TEST_F(Resume, KilledAtAnyPoint) {
     expect_same("whole", "killed");
     EXPECT_EQ(std::distance(fs::directory_iterator(at("killed/checkpoints")), fs::directory_iterator()),
               std::distance(fs::directory_iterator(at("whole/checkpoints")), fs::directory_iterator()));
-    EXPECT_EQ(std::distance(fs::directory_iterator(at("killed")), fs::directory_iterator()), 5);
+    EXPECT_EQ(std::distance(fs::directory_iterator(at("killed")), fs::directory_iterator()), 6);
     if (HasFailure()) break;
   }
   EXPECT_GE(points, 50);
@@ -178,7 +178,7 @@ TEST_F(Resume, AfterAnInterrupt) {
     SCOPED_TRACE(kind);
     for (const char* dir : {"whole", "stopped"}) fs::remove_all(at(dir));
     expect_code(pare(kind, "whole", keys + Overrides{"trainer.save_freq=4"}), 0);
-    const Outcome o = pare(kind, "stopped", keys, cat(10, ":-", SIGINT));
+    const Outcome o = pare(kind, "stopped", keys, cat(16, ":-", SIGINT));
     expect_code(o, static_cast<int>(Exit::interrupted));
     EXPECT_NE(o.err.find(cat("continue with: pare ", kind, " ", at("stopped"), "/config.toml --resume")),
               std::string::npos)

@@ -16,7 +16,8 @@ enum class RngStream : uint32_t {
   shuffle = 5,
   eval = 6,
   task = 7,
-  test = 8
+  test = 8,
+  kv_merge = 9
 };
 
 // A 64-bit finaliser (Steele et al., SplitMix, 2014).

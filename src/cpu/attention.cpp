@@ -229,21 +229,24 @@ void attn_paged(const AttnPaged& a, Stream) {
   const int64_t pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1];
   if (kv_heads <= 0 || heads % kv_heads)
     throw std::logic_error(cat("cpu: ", op, ": ", heads, " query heads over ", kv_heads, " key heads"));
-  const PagedArgs args{.o = dense(op, "o", a.o, {rows, heads, width}),
-                       .lse = nullptr,
-                       .q = strided(op, "q", a.q, {rows, heads, width}),
-                       .k_pages = dense(op, "k_pages", a.k_pages, {pages, kv_heads, width, kPageSlots}),
-                       .v_pages = dense(op, "v_pages", a.v_pages, {pages, kv_heads, kPageSlots, width}),
-                       .page_table = static_cast<const int32_t*>(a.page_table.data),
-                       .head_step = width * kPageSlots,
-                       .page_step = kv_heads * width * kPageSlots,
-                       .q_stride = a.q.stride[0],
-                       .table_stride = a.page_table.stride[0],
-                       .heads = heads,
-                       .group = heads / kv_heads,
-                       .width = width,
-                       .scale = a.scale};
+  const PagedArgs args{
+      .o = dense(op, "o", a.o, {rows, heads, width}),
+      .lse = nullptr,
+      .q = strided(op, "q", a.q, {rows, heads, width}),
+      .k_pages = dense(op, "k_pages", a.k_pages, {pages, kv_heads, width, kPageSlots}),
+      .v_pages = dense(op, "v_pages", a.v_pages, {pages, kv_heads, kPageSlots, width}),
+      .count_pages = a.count_pages ? dense(op, "count_pages", a.count_pages, {pages, kv_heads, kPageSlots}) : nullptr,
+      .page_table = static_cast<const int32_t*>(a.page_table.data),
+      .head_step = width * kPageSlots,
+      .page_step = kv_heads * width * kPageSlots,
+      .q_stride = a.q.stride[0],
+      .table_stride = a.page_table.stride[0],
+      .heads = heads,
+      .group = heads / kv_heads,
+      .width = width,
+      .scale = a.scale};
   const PagedRow* const list = paged_rows(op, a.queries, rows, a.page_table, pages);
+  if (a.blocks && a.count_pages) throw std::logic_error("cpu: attn_paged: block lists of slots that have counts");
   BlockLists lists;
   if (a.blocks) lists = BlockLists(op, a.blocks, a.budget, a.block, a.queries.shape[0], kv_heads);
   const int64_t n = a.queries.shape[0] * kv_heads;

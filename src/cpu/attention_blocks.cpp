@@ -141,6 +141,7 @@ void attn_blocks_fwd(const AttnBlocksFwd& blocks, Stream) {
                             .q = args.q,
                             .k_pages = laid.keys,
                             .v_pages = laid.values,
+                            .count_pages = nullptr,
                             .page_table = nullptr,
                             .head_step = 0,
                             .page_step = width * kPageSlots,

@@ -77,6 +77,7 @@ struct AttnBwdArgs {
 struct PagedArgs {
   float *o, *lse;  // lse may be null
   const float *q, *k_pages, *v_pages;
+  const float* count_pages;        // [pages][kv heads][16], or null
   const int32_t* page_table;       // null: page i is the i-th
   int64_t head_step, page_step;    // from the keys of one head to those of the next; from page to page
   int64_t q_stride, table_stride;  // table_stride: entries from one row of page_table to the next
@@ -207,8 +208,8 @@ extern const Kernels kernels_avx2, kernels_avx512, kernels_generic;
 // Scratch, in floats: gemm scratch_rows * depth + 16 with scratch_rows <= kMaxScratchRows; gemm_t
 // kGemmTDepth * 16 * (panels + 1); attention as attn_scratch and attn_bwd_scratch say, for `slots` slots; of an event
 // or entry with `slots` slots, rounded up to whole pages: kv_window_scores window * group * (width + slots) + slots +
-// 2 * kernel + 64, kv_redundancy width * slots + 1280, kv_nearest (width + 17) * slots, kv_mass kQueryTile * (width +
-// slots) + slots.
+// 2 * kernel + 64, kv_redundancy width * slots + 1280, kv_nearest (width + 17) * slots + 16 * width, kv_mass kQueryTile
+// * (width + slots) + slots.
 constexpr int64_t kQueryTile = 16;
 constexpr int64_t kMaxScratchRows = 128, kGemmTDepth = 256;
 

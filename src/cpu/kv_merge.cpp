@@ -216,7 +216,7 @@ void kv_merge(const KvMerge& a, Stream stream) {
                                  .width = D,
                                  .nearest = m.nearest,
                                  .cosine = m.cosine};
-        kernels.kv_nearest(args, m.e, scratch((D + 17) * round16(m.e.slots)));
+        kernels.kv_nearest(args, m.e, scratch((D + 17) * round16(m.e.slots) + 16 * D));
       }
     });
   for (int64_t i = 0; d2o && i < n; i++)

@@ -8,8 +8,17 @@ namespace {
 constexpr size_t kEventsAtOnce = 64;  // bounds the scratch memory of a pass with many events
 }  // namespace
 
-Compressor::Compressor(const Model& model, const KvSpec& spec, KvCache& cache, KvPolicy& policy)
-    : model_(model), spec_(spec), cache_(cache), policy_(policy), residency_(spec, model.config.layers) {}
+Compressor::Compressor(const Model& model, const KvSpec& spec, KvCache& cache, KvPolicy& policy, Arena& kv)
+    : model_(model), spec_(spec), cache_(cache), policy_(policy), residency_(spec, model.config.layers) {
+  if (spec.merge == KvMergeMethod::d2o)
+    threshold_ = kv.alloc("kv.merge_threshold", model.stat, {cache.max_sequences() * cache.layers()});
+}
+
+void Compressor::forked(int parent, int child) {
+  if (!threshold_) return;
+  cache_.device().zero({.x = thresholds(child)});
+  cache_.device().accumulate({.y = thresholds(child), .x = thresholds(parent)});
+}
 
 void Compressor::compress(const std::vector<PagedRun>& runs, Arena& scratch) {
   uploads_.clear();
@@ -20,6 +29,7 @@ void Compressor::compress(const std::vector<PagedRun>& runs, Arena& scratch) {
     due.clear();
   };
   for (const PagedRun& run : runs) {
+    if (threshold_ && run.tokens == run.rows) cache_.device().zero({.x = thresholds(run.sequence)});  // a new one
     if (due.size() + cache_.layers() > kEventsAtOnce) flush();
     for (int layer = 0; layer < cache_.layers(); layer++) {
       const int64_t slots = cache_.slots(run.sequence, layer);
@@ -90,18 +100,19 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
                     .events = choose,
                     .work = work,
                     .shared_heads = spec_.scope != KvScope::per_head});
-  device.kv_compact({.k_pages = cache_.k_pages,
-                     .v_pages = cache_.v_pages,
-                     .pos_pages = cache_.fields.pos,
-                     .mass_pages = cache_.fields.mass,
-                     .count_pages = {},
-                     .keep = keep,
-                     .src_pages = src,
-                     .dst_pages = dst,
-                     .events = events,
-                     .work = all,
-                     .rope = renumber ? model_.rope : Tensor{},
-                     .sinks = renumber ? static_cast<int32_t>(spec_.sinks) : 0});
+  move({.k_pages = cache_.k_pages,
+        .v_pages = cache_.v_pages,
+        .pos_pages = cache_.fields.pos,
+        .mass_pages = cache_.fields.mass,
+        .count_pages = cache_.fields.count,
+        .keep = keep,
+        .src_pages = src,
+        .dst_pages = dst,
+        .events = events,
+        .work = all,
+        .rope = renumber ? model_.rope : Tensor{},
+        .sinks = renumber ? static_cast<int32_t>(spec_.sinks) : 0},
+       due, scratch);
   cache_.drop_cut();
   if (!trace) return;
   std::vector<int32_t> host(keep.size());
@@ -118,6 +129,43 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
       }
     trace(*due[i].run, std::move(t));
   }
+}
+
+// Kept slots to their places; what is evicted is merged into them first, if the policy says so.
+void Compressor::move(const KvCompact& compact, std::span<const Due> due, Arena& scratch) {
+  Device& device = cache_.device();
+  if (!spec_.merges()) return device.kv_compact(compact);
+  Upload& up = uploads_.back();
+  for (const Due& d : due) {
+    up.rows.push_back(d.run->sequence * cache_.layers() + d.layer);
+    const uint64_t name = sequence_uid(d.run->uid, static_cast<uint64_t>(d.layer), 0, 0);
+    up.names.insert(up.names.end(), {static_cast<int32_t>(name), static_cast<int32_t>(name >> 32)});
+  }
+  const auto n = static_cast<int64_t>(due.size()), heads = model_.config.kv_heads;
+  const Tensor rows = scratch.alloc("kv.threshold_rows", DType::i32, {n});
+  const Tensor names = scratch.alloc("kv.coin_names", DType::i32, {n, 2});
+  device.upload({.dst = rows, .src = up.rows.data()});
+  device.upload({.dst = names, .src = up.names.data()});
+  const bool cam = spec_.merge == KvMergeMethod::cam, d2o = spec_.merge == KvMergeMethod::d2o;
+  const KvMergeKind kind = cam                                         ? KvMergeKind::cam
+                           : d2o                                       ? KvMergeKind::d2o
+                           : spec_.merge == KvMergeMethod::lookm_pivot ? KvMergeKind::lookm_pivot
+                                                                       : KvMergeKind::value;
+  device.kv_merge(
+      {.compact = compact,
+       .kind = kind,
+       .keys = spec_.merge_keys,
+       .links = scratch.alloc("kv.links", model_.stat, {n, heads, 2, compact.src_pages.shape[1] * kPageSlots}),
+       .merged =
+           scratch.alloc("kv.merged", model_.stat, {n, heads, compact.keep.shape[2], 2 * model_.config.head_dim + 1}),
+       .rope = spec_.merge_keys == MergeKeys::unrotated ? model_.rope : Tensor{},
+       .threshold = threshold_,
+       .threshold_row = d2o ? rows : Tensor{},
+       .ema_old = static_cast<float>(spec_.d2o_ema),
+       .ema_new = static_cast<float>(1 - spec_.d2o_ema),
+       .uid = cam ? names : Tensor{},
+       .key = coins_,
+       .targets = static_cast<int32_t>(spec_.cam_targets)});
 }
 
 }  // namespace pare

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "base/rng.h"
 #include "kv/policy.h"
 #include "model/model.h"
 #include "model/replay.h"
@@ -13,16 +14,19 @@ namespace pare {
 
 class Compressor {
  public:
-  Compressor(const Model& model, const KvSpec& spec, KvCache& cache, KvPolicy& policy);
+  // `kv` holds what merging remembers.
+  Compressor(const Model& model, const KvSpec& spec, KvCache& cache, KvPolicy& policy, Arena& kv);
 
   // Compresses what is due among the sequences of a pass.  The host memory that it uploads is its own, and stays until
   // the next call.
   void compress(const std::vector<PagedRun>& runs, Arena& scratch);
+  void forked(int parent, int child);
 
   const KvResidency& residency() const { return residency_; }
   int64_t events() const { return events_; }    // since the start or reset()
   int64_t evicted() const { return evicted_; }  // slots given up, over layers
-  void reset() { events_ = evicted_ = 0; }
+  // `key`: names the coins of merging (rng_key).
+  void reset(uint64_t key) { events_ = evicted_ = 0, coins_ = rng_key(key, RngStream::kv_merge, 0); }
   // Called with the choice of each event, if set.  Waits for the device: the keep lists are read back.
   std::function<void(const PagedRun& run, KvTrace)> trace;
 
@@ -33,17 +37,21 @@ class Compressor {
     int32_t slots;
   };
   void compress_some(std::span<const Due> due, Arena& scratch);
+  void move(const KvCompact& compact, std::span<const Due> due, Arena& scratch);
+  Tensor thresholds(int sequence) const { return threshold_.rows(sequence * cache_.layers(), cache_.layers()); }
 
   const Model& model_;
   const KvSpec& spec_;
   KvCache& cache_;
   KvPolicy& policy_;
   const KvResidency residency_;
+  Tensor threshold_;  // stat [sequences * layers]: D2O's, 0 before the first event
   int64_t events_ = 0, evicted_ = 0;
+  uint64_t coins_ = 0;
   // Host memory of uploads, one entry per chunk.
   struct Upload {
     std::vector<KvEvent> events, chosen;
-    std::vector<int32_t> src, dst, positions, oldest;
+    std::vector<int32_t> src, dst, positions, oldest, rows, names;
   };
   std::deque<Upload> uploads_;
 };

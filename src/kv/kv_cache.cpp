@@ -12,6 +12,7 @@ int64_t KvCache::page_bytes(const ModelConfig& config, const KvSpec& spec, DType
   int64_t bytes = 2 * slots * config.head_dim * act;
   if (spec.evicts()) bytes += slots * 4;
   if (spec.method == KvMethod::h2o) bytes += slots * stat;
+  if (spec.counts()) bytes += slots * stat;
   if (spec.sparse_reads()) bytes += slots / spec.block * summary_rows(summary_kind(spec)) * config.head_dim * act;
   return bytes;
 }
@@ -33,6 +34,7 @@ KvCache::KvCache(const ModelConfig& config, const KvSpec& spec, Device& device, 
   const DType stat = dtype == DType::f64 ? DType::f64 : DType::f32;
   if (spec.evicts()) fields.pos = arena.alloc("kv.pos", DType::i32, {pages, config.kv_heads, kPageSlots});
   if (spec.method == KvMethod::h2o) fields.mass = arena.alloc("kv.mass", stat, {pages, config.kv_heads, kPageSlots});
+  if (spec.counts()) fields.count = arena.alloc("kv.count", stat, {pages, config.kv_heads, kPageSlots});
   if (spec.sparse_reads())
     fields.summary = arena.alloc(
         "kv.summary", dtype,
@@ -119,7 +121,7 @@ void KvCache::copy_pages(const Tensor& pairs) {
                          .pairs = pairs,
                          .pos_pages = fields.pos,
                          .mass_pages = fields.mass,
-                         .count_pages = {}});
+                         .count_pages = fields.count});
 }
 
 void KvCache::extend(int sequence, int64_t promise) { at(sequence).promise += promise; }

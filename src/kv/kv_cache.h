@@ -24,6 +24,7 @@ namespace pare {
 struct KvFields {
   Tensor pos;      // i32 [pages, K, 16]: absolute position of the token in a slot (evicting methods)
   Tensor mass;     // stat [pages, K, 16]: attention that it received (h2o)
+  Tensor count;    // stat [pages, K, 16]: tokens that it stands for (merging with counts)
   Tensor summary;  // act [pages, K, 16 / block * summary_rows, D]: of its blocks (quest, block_topk)
 };
 

@@ -25,7 +25,8 @@ void PagedAttention::attend(int layer, const Tensor& q, const Tensor& k, const T
                    .page_table = table,
                    .queries = queries,
                    .pos_pages = cache_.fields.pos,
-                   .pos = cache_.fields.pos ? positions_ : Tensor{}});
+                   .pos = cache_.fields.pos ? positions_ : Tensor{},
+                   .count_pages = cache_.fields.count});
   const ArenaScope scope(scratch_);
   const KvPass pass{layer, q, table, queries, runs_, scale_};
   const KvBlocks blocks = policy_ ? policy_->blocks(pass, scratch_) : KvBlocks{};
@@ -40,7 +41,8 @@ void PagedAttention::attend(int layer, const Tensor& q, const Tensor& k, const T
                  .scale = scale_,
                  .blocks = blocks.blocks,
                  .budget = blocks.budget,
-                 .block = blocks.block};
+                 .block = blocks.block,
+                 .count_pages = cache_.fields.count};
   for (int64_t i = 0; i < runs; i++) {
     const PagedRow& row = host_[layer * runs + i];
     const int64_t slots = blocks.blocks ? blocks.slots[i] : row.slots, rows = row.rows;

@@ -9,8 +9,7 @@ QueryWindow::QueryWindow(const ModelConfig& config, KvCache& cache, Arena& kv, i
       heads_(config.heads),
       window_(window),
       sequences_(cache.max_sequences()),
-      ring_(kv.alloc("kv.queries", cache.k_pages.dtype,
-                     {config.layers * sequences_ * window, config.q_width()})),
+      ring_(kv.alloc("kv.queries", cache.k_pages.dtype, {config.layers * sequences_ * window, config.q_width()})),
       forks_(sequences_ * config.layers * window * 2),
       fork_index_(kv.alloc("kv.query_forks", DType::i32, {sequences_, config.layers * window, 2})) {}
 

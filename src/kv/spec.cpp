@@ -110,6 +110,25 @@ int64_t BlockBudget::operator()(int64_t n) const {
 
 namespace {
 
+void check_merge(const KvSpec& s) {
+  const bool values_only = s.merge == KvMergeMethod::cam || s.merge == KvMergeMethod::value;
+  if (values_only && s.merge_keys != MergeKeys::none)
+    fail("rollout.kv.merge = ", s.merge == KvMergeMethod::cam ? "\"cam\"" : "\"value\"",
+         " merges values only; set rollout.kv.merge_keys=none");
+  if (s.merge == KvMergeMethod::cam && s.method != KvMethod::h2o)
+    fail(
+        "rollout.kv.merge = \"cam\" weighs tokens by the attention that they have received, which only "
+        "rollout.kv.method = \"h2o\" adds up");
+  if (s.merge == KvMergeMethod::cam && s.merge_counts)
+    fail(
+        "rollout.kv.merge = \"cam\" spreads a token over several, so that rollout.kv.merge_counts has nothing to "
+        "count");
+  if (s.rope == KvRope::cache_index)
+    fail(
+        "rollout.kv.rope = \"cache_index\" turns kept keys, rollout.kv.merge compares them: set one of them to its "
+        "default");
+}
+
 void check_eviction(const KvSpec& s) {
   if (s.budget < 1) fail("rollout.kv.budget = ", s.budget, ": an evicting rollout.kv.method keeps at least 1 token");
   const bool windowed = s.method == KvMethod::snapkv || s.method == KvMethod::rkv || s.method == KvMethod::pyramidkv;
@@ -138,6 +157,7 @@ void check_eviction(const KvSpec& s) {
     fail(
         "rollout.kv.scope = \"layer0\" gives every layer the choice of the first; rollout.kv.method = \"pyramidkv\" "
         "gives every layer its own budget");
+  if (s.merge != KvMergeMethod::none) check_merge(s);
   if (s.method == KvMethod::pyramidkv && s.pyramid_beta <= 1)
     fail("rollout.kv.pyramid_beta = ", s.pyramid_beta, ": expected more than 1");
 }
@@ -159,6 +179,8 @@ void check_blocks(const KvSpec& s) {
 void check_kv(const KvSpec& s) {
   if (s.evicts()) check_eviction(s);
   if (s.sparse_reads()) check_blocks(s);
+  if (!s.evicts() && s.merge != KvMergeMethod::none)
+    fail("rollout.kv.merge folds evicted tokens into kept ones, but rollout.kv.method evicts none");
 }
 
 }  // namespace pare

@@ -14,6 +14,7 @@ enum class KvPrompt { compress, protect, protect_first };
 enum class KvScope { per_head, per_layer, layer0 };
 enum class KvTrigger { buffer_full, prefill_once };
 enum class KvRope { absolute, cache_index };
+enum class KvMergeMethod { none, cam, d2o, lookm_pivot, value };
 
 // The members are configuration keys (rollout.kv.*), which say what each means.
 struct KvSpec {
@@ -34,6 +35,11 @@ struct KvSpec {
   bool rkv_zero_first = true;
   bool h2o_normalise = false;
   double pyramid_beta = 20;
+  KvMergeMethod merge = KvMergeMethod::none;
+  MergeKeys merge_keys = MergeKeys::none;
+  bool merge_counts = false;
+  int64_t cam_targets = 16;
+  double d2o_ema = 0.5;
   // Block-sparse methods.
   int64_t block = 16, blocks = 32, first_blocks = 1, last_blocks = 2, dense_layers = 2;
   std::vector<std::string> block_schedule;  // "from:blocks", from ascending
@@ -42,6 +48,8 @@ struct KvSpec {
   bool evicts() const {
     return method != KvMethod::dense && method != KvMethod::quest && method != KvMethod::block_topk;
   }
+  bool merges() const { return evicts() && merge != KvMergeMethod::none; }
+  bool counts() const { return merges() && merge_counts; }
   bool sparse_reads() const { return method == KvMethod::quest || method == KvMethod::block_topk; }
 };
 

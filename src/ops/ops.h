@@ -324,8 +324,13 @@ struct AttnPaged {
   Tensor blocks = {};  // i32 [S, K, max_blocks]: ascending, the block of the newest slot last; or absent
   Tensor budget = {};  // i32 [S], each at least 1; present if blocks is
   int32_t block = 0;   // slots of a block: 4 or 16
+  // How many tokens each slot stands for (KvMerge): log(count) is added to the scaled score, so that a slot weighs as
+  // much as that many copies of its key.
+  Tensor count_pages = {};  // stat [pages, K, 16], or absent; not together with block lists
   Cost cost() const {
-    const int64_t kv = slots * k_pages.shape[1] * k_pages.shape[2] * 2 * static_cast<int64_t>(dtype_size(q.dtype));
+    const int64_t size = static_cast<int64_t>(dtype_size(q.dtype));
+    const int64_t count = count_pages ? static_cast<int64_t>(dtype_size(count_pages.dtype)) : 0;
+    const int64_t kv = slots * k_pages.shape[1] * (k_pages.shape[2] * 2 * size + count);
     return {4 * q.shape[1] * q.shape[2] * pairs, detail::total_bytes(q, queries, budget) + kv, detail::total_bytes(o)};
   }
   auto outputs() const { return std::array{o}; }

@@ -13,15 +13,16 @@ namespace pare::ref {
 
 namespace {
 
-// o = sum over `slots` of softmax(scale * q.k) v, for one query of one head; key and value are functions of (slot, d).
-// Returns the log of the sum of exp(scale * q.k).
-template <class T, class Key, class Value>
-double attend(T* o, const T* q, int64_t dim, const std::vector<int64_t>& slots, double scale, Key key, Value value) {
+// o = sum over `slots` of softmax(scale * q.k + log(count)) v, for one query of one head; key and value are functions
+// of (slot, d), count of the slot.  Returns the log of the sum of the exponentials.
+template <class T, class Key, class Value, class Count>
+double attend(T* o, const T* q, int64_t dim, const std::vector<int64_t>& slots, double scale, Key key, Value value,
+              Count count) {
   std::vector<double> p;
   for (int64_t s : slots) {
     double dot = 0;
     for (int64_t d = 0; d < dim; d++) dot += double(q[d]) * key(s, d);
-    p.push_back(scale * dot);
+    p.push_back(scale * dot + std::log(double(count(s))));
   }
   const double max = *std::max_element(p.begin(), p.end());
   double sum = 0;
@@ -140,7 +141,7 @@ void forward(const char* op, const AttnFwd& a, const BlockLists& lists) {
           lse(s.row + i, h) = static_cast<T>(attend(
               &o(s.row + i, h, 0), &q(s.row + i, h, 0), dim, lists.slots(s.row + i, h / group, s.parent_len + i + 1),
               a.scale, [&](int64_t slot, int64_t d) { return k(slot, h / group, d); },
-              [&](int64_t slot, int64_t d) { return v(slot, h / group, d); }));
+              [&](int64_t slot, int64_t d) { return v(slot, h / group, d); }, [](int64_t) { return 1; }));
     }
   });
 }
@@ -306,6 +307,9 @@ void attn_paged(const AttnPaged& a, Stream) {
   const auto queries = read_queries("attn_paged", a.queries, a.page_table, rows, a.k_pages.shape[0]);
   BlockLists lists;
   if (a.blocks) lists = BlockLists("attn_paged", a.blocks, a.budget, a.block, a.queries.shape[0], kv_heads);
+  if (a.count_pages)
+    expect_dense("attn_paged", "count_pages", a.count_pages, {a.k_pages.shape[0], kv_heads, kPageSlots});
+  expect(!a.count_pages || !a.blocks, "ref: attn_paged: block lists of slots that have counts");
   // The slots that row i of entry e reads; only single rows have lists.
   const auto count = [&](int64_t e, const PagedRow& s, int64_t i) {
     const int64_t total = s.slots - s.rows + i + 1;
@@ -320,7 +324,7 @@ void attn_paged(const AttnPaged& a, Stream) {
   expect(pairs == a.pairs && slots == a.slots, "ref: attn_paged: pairs ", a.pairs, " and slots ", a.slots,
          ", the entries hold ", pairs, " and ", slots);
   dispatch("attn_paged", a.q, [&]<class T>(T) {
-    const View<T> o(a.o), q(a.q), k_pages(a.k_pages), v_pages(a.v_pages);
+    const View<T> o(a.o), q(a.q), k_pages(a.k_pages), v_pages(a.v_pages), counts(a.count_pages);
     for (size_t e = 0; e < queries.size(); e++) {
       const PagedRow& s = queries[e];
       const SlotPages pages{View<int32_t>(a.page_table), s.table_row};
@@ -331,7 +335,8 @@ void attn_paged(const AttnPaged& a, Stream) {
               &o(s.row + i, h, 0), &q(s.row + i, h, 0), dim,
               s.rows == 1 ? lists.slots(e, kv, total) : BlockLists().slots(e, kv, total), a.scale,
               [&](int64_t slot, int64_t d) { return k_pages(pages.page(slot), kv, d, slot % kPageSlots); },
-              [&](int64_t slot, int64_t d) { return v_pages(pages.page(slot), kv, slot % kPageSlots, d); });
+              [&](int64_t slot, int64_t d) { return v_pages(pages.page(slot), kv, slot % kPageSlots, d); },
+              [&](int64_t slot) { return counts ? double(counts(pages.page(slot), kv, slot % kPageSlots)) : 1; });
         }
     }
   });

@@ -120,6 +120,17 @@ template <>
 constexpr auto words_of<KvRope> = std::to_array<Word<KvRope>>({{"absolute", KvRope::absolute},
                                                                {"cache_index", KvRope::cache_index}});
 template <>
+constexpr auto words_of<KvMergeMethod> = std::to_array<Word<KvMergeMethod>>({{"none", KvMergeMethod::none},
+                                                                             {"cam", KvMergeMethod::cam},
+                                                                             {"d2o", KvMergeMethod::d2o},
+                                                                             {"lookm_pivot",
+                                                                              KvMergeMethod::lookm_pivot},
+                                                                             {"value", KvMergeMethod::value}});
+template <>
+constexpr auto words_of<MergeKeys> = std::to_array<Word<MergeKeys>>({{"none", MergeKeys::none},
+                                                                     {"unrotated", MergeKeys::unrotated},
+                                                                     {"raw", MergeKeys::raw}});
+template <>
 constexpr auto words_of<GqaAgg> = std::to_array<Word<GqaAgg>>({{"max_logit", GqaAgg::max_logit},
                                                                {"mean_logit", GqaAgg::mean_logit},
                                                                {"mean_prob", GqaAgg::mean_prob}});
@@ -364,6 +375,18 @@ std::vector<ConfigKey> kv_keys() {
           "h2o: divide the attention that a token received by the number of tokens that could see it", "kvpress"),
       KEY(rollout.kv.pyramid_beta, above(1), "",
           "pyramidkv: the last layer's budget is the mean budget divided by about this", "PyramidKV: 20"),
+      KEY(rollout.kv.merge, any, "",
+          "evicting: evicted tokens are merged into kept ones. cam: into those after it, by chance; d2o, lookm_pivot, "
+          "value: into the one with the most similar key",
+          "CaM; D2O; LOOK-M; kvpress"),
+      KEY(rollout.kv.merge_keys, any, "",
+          "d2o, lookm_pivot: merge values only, keys without their rotation too, or keys as they lie",
+          "pare; raw: D2O"),
+      KEY(rollout.kv.merge_counts, any, "",
+          "a kept token counts in the softmax for all that were merged into it (its score + log of their number)",
+          "pare"),
+      KEY(rollout.kv.cam_targets, at_least(1), "tokens", "cam: kept tokens that an evicted one is spread over", "CaM"),
+      KEY(rollout.kv.d2o_ema, within(0, 1), "", "d2o: weight of the threshold so far against that of an event", "D2O"),
       KEY(rollout.kv.block, at_least(4), "tokens", "quest, block_topk: size of a block, 4 or 16", "Quest: 16"),
       KEY(rollout.kv.blocks, at_least(1), "blocks",
           "quest, block_topk: blocks that a token reads, the first and last ones included", "DistillSparse: 24, 32"),

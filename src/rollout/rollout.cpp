@@ -45,7 +45,7 @@ Rollout::Rollout(const Model& model, const RolloutLimits& limits, Arena& kv, Are
       policy_(make_kv_policy(limits_.kv, model.config, cache_, kv)),
       residency_(limits_.kv, model.config.layers),
       dense_residency_({}, model.config.layers) {
-  if (limits_.kv.evicts()) compressor_ = std::make_unique<Compressor>(model, limits_.kv, cache_, *policy_);
+  if (limits_.kv.evicts()) compressor_ = std::make_unique<Compressor>(model, limits_.kv, cache_, *policy_, kv);
 }
 
 void Rollout::check(const std::vector<Request>& requests, const Sampling& sampling) const {
@@ -172,10 +172,12 @@ std::vector<Completion> Rollout::generate(const std::vector<Request>& requests, 
       scratch_.alloc("rollout.hidden", model_.dtype, {1 + limits_.max_batched_tokens, model_.config.hidden});
   Scheduler scheduler(sampling.dense ? dense_residency_ : residency_, requests, sampling.eos, limits_, cache_,
                       [&](int parent, int child) {
-                        if (policy_ && !sampling.dense) policy_->forked(parent, child);
+                        if (sampling.dense) return;
+                        if (policy_) policy_->forked(parent, child);
+                        if (compressor_) compressor_->forked(parent, child);
                       });
   stats_ = {.completions = scheduler.completions()};
-  if (compressor_) compressor_->reset(), compressor_->trace = sampling.trace;
+  if (compressor_) compressor_->reset(sampling.key), compressor_->trace = sampling.trace;
   cache_.reset_peak();
   while (!scheduler.done()) {
     const Batch batch = scheduler.next();

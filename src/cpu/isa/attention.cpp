@@ -26,6 +26,7 @@ struct QueryTile {
   int64_t rows = 0;                    // at most kQueryRows
   const float* q[kQueryRows] = {};     // [width] each
   int64_t visible[kQueryRows] = {};    // slots that each row sees, ascending, at least 1
+  const float* bias = nullptr;         // of each slot, added to the scaled score; null: none
   float* o = nullptr;                  // [rows][value_width] out
   alignas(64) float max[16], sum[16];  // out: the largest scaled score, and the sum of exponentials relative to it
 };
@@ -125,7 +126,9 @@ PARE_INLINE void weigh(QueryTile& t, float* s, float* alpha, int64_t first, floa
     vf highest_lanes = minus_infinity;
     for (int64_t j = 0; j < seen; j += 16) {
       float* const row = s + r * kBlock + j;
-      const vf z = select(first_lanes(seen - j), mul(load(row), set1(scale)), minus_infinity);
+      vf z = mul(load(row), set1(scale));
+      if (t.bias) z = add(z, load(t.bias + first + j));
+      z = select(first_lanes(seen - j), z, minus_infinity);
       store(row, z);
       highest_lanes = max(highest_lanes, z);
     }
@@ -244,10 +247,13 @@ void attn_paged(const PagedArgs& a, const PagedRow& row, int64_t kv_head, float*
         store(values + slot * value_width + d, load(v.at(slot / 16) + slot % 16 * a.width + d, a.width - d));
     v = {values, nullptr, 16 * value_width};
   }
+  float* const bias = values + (value_width != a.width ? row.slots * value_width : 0);
+  for (int64_t s = 0; a.count_pages && s < row.slots; s += 16)
+    store(bias + s, log(load(a.count_pages + (pages[s / 16] * (a.heads / g) + kv_head) * 16)));
   const int64_t end = row.rows * g, share = row_share(end);
   for (int64_t first = 0; first < end; first += share) {
     QueryTile t;
-    t.rows = min64(share, end - first), t.o = o;
+    t.rows = min64(share, end - first), t.o = o, t.bias = a.count_pages ? bias : nullptr;
     for (int64_t r = 0; r < t.rows; r++) {
       const int64_t i = (first + r) / g, head = kv_head * g + (first + r) % g;
       t.q[r] = a.q + (row.row + i) * a.q_stride + head * a.width, t.visible[r] = row.slots - row.rows + i + 1;

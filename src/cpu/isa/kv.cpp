@@ -227,24 +227,33 @@ void kv_redundancy(const KvRedundancyArgs& a, const KvEvent& e, float* scratch) 
 }
 
 void kv_nearest(const KvNearestArgs& a, const KvEvent& e, float* scratch) {
+  constexpr int64_t kRows = 16;  // evicted slots that are compared at once
   const int64_t base = e.first / 16 * 16, begin = e.first - base, end = e.slots - base, stride = round16(end);
-  float *unit = scratch, *s = unit + stride * a.width, *place = s + 16 * stride;  // place in keep, or -1
+  float *unit = scratch, *s = unit + stride * a.width, *place = s + kRows * stride;  // place in keep, or -1
+  float* const rows = place + stride;                                                // [kRows][width]
   unit_keys(unit, a, a.pages + base / 16, begin, end);
   for (int64_t i = 0; i < stride; i += 16) store(place + i, set1(-1));
   for (int64_t j = 0; j < e.keep; j++) place[a.keep[j] - base] = static_cast<float>(j);
-  for (int64_t panel = 0; panel < stride; panel += 16) {
+  for (int64_t slot = begin; slot < end;) {
+    int64_t evicted[kRows], n = 0;
+    for (; slot < end && n < kRows; slot++) {
+      if (place[slot] >= 0) continue;
+      const float* const from = unit + slot / 16 * 16 * a.width + slot % 16;
+      for (int64_t d = 0; d < a.width; d++) rows[n * a.width + d] = from[d * 16];
+      evicted[n++] = slot;
+    }
+    if (n == 0) return;
     multiply({.c = s,
               .c_stride = stride,
-              .a = unit + panel * a.width,
-              .a_stride = 0,
-              .by_columns = true,
+              .a = rows,
+              .a_stride = a.width,
+              .by_columns = false,
               .base = unit,
               .pages = nullptr,
               .step = a.width * 16,
               .width = a.width},
-             16, stride / 16);
-    for (int64_t r = max64(begin - panel, 0); r < min64(end - panel, 16); r++) {
-      if (place[panel + r] >= 0) continue;
+             n, stride / 16);
+    for (int64_t r = 0; r < n; r++) {
       vf best = set1(-__builtin_inff()), which = set1(-1);
       for (int64_t i = 0; i < stride; i += 16) {
         const vf x = load(s + r * stride + i), at = load(place + i);
@@ -257,7 +266,7 @@ void kv_nearest(const KvNearestArgs& a, const KvEvent& e, float* scratch) {
       int64_t lane = 0;
       for (int64_t i = 1; i < 16; i++)
         if (cosine[i] > cosine[lane] || (cosine[i] == cosine[lane] && kept[i] > kept[lane])) lane = i;
-      a.cosine[base + panel + r] = cosine[lane], a.nearest[base + panel + r] = kept[lane];
+      a.cosine[base + evicted[r]] = cosine[lane], a.nearest[base + evicted[r]] = kept[lane];
     }
   }
 }
