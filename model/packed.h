@@ -40,9 +40,9 @@ struct PackedBatch {
   std::vector<bool> of_prefix;       // [N]: rows of a prefix
   std::vector<SegmentRow> segments;  // members of a group, then its prefix
   std::vector<std::shared_ptr<const KvTraces>> traces;  // of each segment; null: none
-  int64_t pairs = 0;                 // visible (query, key) pairs: AttnFwd::pairs
-  bool carried = false;              // parents are the rows of a prefix that runs as a batch of its own
-  std::vector<LossRow> loss_rows;    // groups, members, tokens ascending
+  int64_t pairs = 0;                                    // visible (query, key) pairs: AttnFwd::pairs
+  bool carried = false;            // parents are the rows of a prefix that runs as a batch of its own
+  std::vector<LossRow> loss_rows;  // groups, members, tokens ascending
 
   int64_t rows() const { return static_cast<int64_t>(ids.size()); }
 };

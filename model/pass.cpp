@@ -46,7 +46,8 @@ void Pass::plan_segments(const PackedBatch& batch) {
     return upload("segments", s.data(), static_cast<int64_t>(s.size()), 4);
   };
   const LayerAttention whole{segments(batch.segments), {}, batch.pairs};
-  const bool replays = std::any_of(batch.traces.begin(), batch.traces.end(), [](const auto& t) { return t != nullptr; });
+  const bool replays =
+      std::any_of(batch.traces.begin(), batch.traces.end(), [](const auto& t) { return t != nullptr; });
   if (!replays) {
     attention_ = {whole};
     return;
@@ -63,7 +64,7 @@ void Pass::plan_segments(const PackedBatch& batch) {
 
 // The budgets are those of decode steps (a prompt reads everything).
 void Pass::plan_blocks(const PackedBatch& batch, const BlockReads& reads) {
-  Blocks b{.reads = reads, .budgets = std::vector<int32_t>(rows_, INT32_MAX), .budget = {}, .lists = {}};
+  ChosenBlocks b{.reads = reads, .budgets = std::vector<int32_t>(rows_, INT32_MAX), .budget = {}, .lists = {}};
   int64_t room = 0;
   for (const SegmentRow& s : batch.segments) {
     for (int32_t i = 0; i < s.len; i++) {
@@ -82,8 +83,8 @@ void Pass::plan_blocks(const PackedBatch& batch, const BlockReads& reads) {
   b.budget = arena_.alloc("block budget", DType::i32, {rows_});
   for (size_t l = 0; l < lse_of_.size(); l++)
     b.lists.push_back(arena_.alloc("block lists", DType::i32, {rows_, model_.config.kv_heads, room}));
-  blocks_ = std::move(b);
-  model_.device.upload({blocks_->budget, blocks_->budgets.data()});
+  chosen_ = std::move(b);
+  model_.device.upload({chosen_->budget, chosen_->budgets.data()});
 }
 
 void Pass::forward() {
@@ -144,30 +145,29 @@ void Pass::attend(int layer, const Tensor& q, const Tensor& k, const Tensor& v, 
                .scale = model_.attention_scale(),
                .lists = a.lists};
   if (!chooses(layer)) return model_.device.attn_fwd(args);
-  const BlockReads& reads = blocks_->reads;
-  const Tensor& lists = blocks_->lists[kept];
+  const BlockReads& reads = chosen_->reads;
+  const Tensor& lists = chosen_->lists[kept];
   {
     const ArenaScope scope(arena_);
-    const int64_t most = blocks_->longest / reads.block + 1;
-    const Tensor summary =
-        arena_.alloc("block summary", model_.dtype,
-                     {a.segments.shape[0], k.shape[1], most * summary_rows(reads.kind), k.shape[2]});
+    const int64_t most = chosen_->longest / reads.block + 1;
+    const Tensor summary = arena_.alloc("block summary", model_.dtype,
+                                        {a.segments.shape[0], k.shape[1], most * summary_rows(reads.kind), k.shape[2]});
     model_.device.attn_block_select({.blocks = lists,
                                      .summary = summary,
                                      .q = q,
                                      .k = k,
                                      .pk = args.pk,
                                      .segments = a.segments,
-                                     .budget = blocks_->budget,
-                                     .scored = blocks_->scored,
-                                     .slots = blocks_->slots,
+                                     .budget = chosen_->budget,
+                                     .scored = chosen_->scored,
+                                     .slots = chosen_->slots,
                                      .block = reads.block,
                                      .first_blocks = reads.first_blocks,
                                      .last_blocks = reads.last_blocks,
                                      .kind = reads.kind});
   }
-  args.pairs = blocks_->pairs;
-  model_.device.attn_blocks_fwd({args, lists, blocks_->budget, reads.block});
+  args.pairs = chosen_->pairs;
+  model_.device.attn_blocks_fwd({args, lists, chosen_->budget, reads.block});
 }
 
 void Pass::attend_backward(int layer, const BlockBuffers& b, const Tensor& d_o, const Tensor& dq, const Tensor& dk,
@@ -194,8 +194,8 @@ void Pass::attend_backward(int layer, const BlockBuffers& b, const Tensor& d_o, 
                .scale = model_.attention_scale(),
                .lists = a.lists};
   if (!chooses(layer)) return model_.device.attn_bwd(args);
-  args.pairs = blocks_->pairs;
-  model_.device.attn_blocks_bwd({args, blocks_->lists[kept], blocks_->budget, blocks_->reads.block});
+  args.pairs = chosen_->pairs;
+  model_.device.attn_blocks_bwd({args, chosen_->lists[kept], chosen_->budget, chosen_->reads.block});
 }
 
 void Pass::copy_row(const Tensor& to, int64_t to_row, const Tensor& from, int64_t from_row) {

@@ -35,7 +35,7 @@ class Pass : AttentionContext, AttentionBackward {
   Tensor input_of(int layer) const { return inputs_[keep_ == Keep::nothing ? 0 : layer]; }
   const BlockBuffers& buffers_of(int layer) const { return blocks_[blocks_.size() == 1 ? 0 : layer]; }
   // Rows of the pass that choose their blocks, and what the ops want to know of them.
-  struct Blocks {
+  struct ChosenBlocks {
     BlockReads reads;
     std::vector<int32_t> budgets;  // of every row; uploads read it
     Tensor budget;                 // i32 [N]
@@ -44,7 +44,7 @@ class Pass : AttentionContext, AttentionBackward {
   };
   void plan_segments(const PackedBatch& batch);
   void plan_blocks(const PackedBatch& batch, const BlockReads& reads);
-  bool chooses(int layer) const { return blocks_ && layer >= blocks_->reads.dense_layers; }
+  bool chooses(int layer) const { return chosen_ && layer >= chosen_->reads.dense_layers; }
   void copy_row(const Tensor& to, int64_t to_row, const Tensor& from, int64_t from_row);
 
   const Model& model_;
@@ -60,11 +60,11 @@ class Pass : AttentionContext, AttentionBackward {
   const LayerAttention& attention_of(int layer) const { return attention_[attention_.size() == 1 ? 0 : layer]; }
   std::vector<LayerAttention> attention_;  // one for all layers unless a cache's events are replayed
   std::vector<ReplayAttention> replay_;    // uploads read it
-  std::optional<Blocks> blocks_;           // if any row chooses
-  std::vector<Tensor> inputs_;        // [N, C] of each block and of the last norm
-  std::vector<BlockBuffers> blocks_;  // one for all layers unless everything is kept
-  std::vector<Tensor> lse_of_;        // [N, H] per kept block
-  std::vector<Tensor> d_qkv_;         // [N, (H+2K) D] per layer with Keep::prefix
+  std::optional<ChosenBlocks> chosen_;     // if any row chooses
+  std::vector<Tensor> inputs_;             // [N, C] of each block and of the last norm
+  std::vector<BlockBuffers> blocks_;       // one for all layers unless everything is kept
+  std::vector<Tensor> lse_of_;             // [N, H] per kept block
+  std::vector<Tensor> d_qkv_;              // [N, (H+2K) D] per layer with Keep::prefix
 };
 
 }  // namespace pare

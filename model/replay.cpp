@@ -54,8 +54,8 @@ void add_epochs(const SegmentRow& s, bool carried, const std::vector<const KvTra
     expect(event->tokens >= begin, "an event at token ", event->tokens, " of a sequence that has had ", begin);
     epoch(event->tokens);
     for (int64_t h = 0; h < kv_heads; h++) {
-      expect(static_cast<int32_t>(slots[h].size()) == event->slots && event->kv_heads() == kv_heads,
-             "the trace says ", event->slots, " slots at token ", event->tokens, ", replayed are ", slots[h].size());
+      expect(static_cast<int32_t>(slots[h].size()) == event->slots && event->kv_heads() == kv_heads, "the trace says ",
+             event->slots, " slots at token ", event->tokens, ", replayed are ", slots[h].size());
       std::vector<int32_t> kept = event->kept(h);
       for (int32_t& slot : kept) slot = slots[h][slot];
       slots[h] = std::move(kept);

@@ -1,5 +1,5 @@
-// What a rollout with a sparse cache attended to, for a learner that attends to the same (`learner.attention = replay`):
-// kept sets as they were recorded, lists of blocks by choosing again.
+// What a rollout with a sparse cache attended to, for a learner that attends to the same (`learner.attention =
+// replay`): kept sets as they were recorded, lists of blocks by choosing again.
 #pragma once
 #include <functional>
 #include <vector>

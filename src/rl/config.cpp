@@ -142,9 +142,19 @@ void check_rollout(const Config& c) {
     fail(which,
          " makes the sampler's log-probs differ from the learner's, which rollout.check_exact forbids; set "
          "rollout.check_exact=false");
-  if (r.kv.method != KvMethod::dense && r.check_exact)
-    fail("rollout.kv.method samples from another distribution than the dense learner's, which rollout.check_exact "
-         "forbids; set rollout.check_exact=false");
+  const bool replay = c.learner.attention == LearnerAttention::replay;
+  if (r.kv.method != KvMethod::dense && r.check_exact && !replay)
+    fail(
+        "rollout.kv.method samples from another distribution than the dense learner's, which rollout.check_exact "
+        "forbids; set rollout.check_exact=false, or learner.attention=replay");
+  if (replay && r.kv.merges())
+    fail(
+        "learner.attention = \"replay\" replays which tokens were kept, rollout.kv.merge also changes their keys and "
+        "values; set rollout.kv.merge=none");
+  if (replay && r.kv.rope == KvRope::cache_index)
+    fail(
+        "learner.attention = \"replay\" gives every token its own position, rollout.kv.rope = \"cache_index\" "
+        "renumbers them; set rollout.kv.rope=absolute");
   if (r.n == 1)
     fail(
         "rollout.n = 1 gives groups of one, where algorithm.adv_estimator makes every advantage 0: nothing is learned");

@@ -18,6 +18,7 @@ enum class AdvStd { sample, population };
 enum class LossAgg { seq_mean_token_mean, token_mean, group_token_mean, seq_mean_token_sum, seq_mean_token_sum_norm };
 enum class LossDenominator { valid, kept };
 enum class TokenSubset { none, urs, rpc, det };
+enum class LearnerAttention { dense, replay };
 enum class LrSchedule { constant, linear, cosine };
 
 // A member's path is its key ("actor.optim.lr"), its initial value the default; config_keys.cpp says what each means.
@@ -134,6 +135,11 @@ struct ActorKeys {
   bool operator==(const ActorKeys&) const = default;
 };
 
+struct LearnerKeys {
+  LearnerAttention attention = LearnerAttention::dense;
+  bool operator==(const LearnerKeys&) const = default;
+};
+
 struct TrainerKeys {
   int64_t total_training_steps = 100, seed = 1, threads = 0, test_freq = 0;
   bool val_before_train = false, check_nan = false;
@@ -150,6 +156,7 @@ struct Config {
   RewardKeys reward_model;
   AlgorithmKeys algorithm;
   ActorKeys actor;
+  LearnerKeys learner;
   TrainerKeys trainer;
   bool operator==(const Config&) const = default;
 };

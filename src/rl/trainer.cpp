@@ -7,6 +7,7 @@
 #include "rl/certificate.h"
 #include "rl/filters.h"
 #include "rl/loss.h"
+#include "rl/replay.h"
 #include "rl/rewards.h"
 #include "rl/schedule.h"
 
@@ -118,7 +119,7 @@ void Trainer::generate(Metrics& metrics) {
   const RolloutKeys& r = config_.rollout;
   const auto& filter = config_.algorithm.filter_groups;
   const int64_t wanted = config_.data.train_batch_size;
-  const Sampling sampling{
+  Sampling sampling{
       .temperature = static_cast<float>(r.temperature),
       .top_k = static_cast<int32_t>(r.top_k),
       .top_p = static_cast<float>(r.top_p),
@@ -141,6 +142,8 @@ void Trainer::generate(Metrics& metrics) {
             sequence_uid(static_cast<uint64_t>(epoch), static_cast<uint64_t>(row), 0, static_cast<uint64_t>(k)));
       requests.push_back(std::move(q));
     }
+    TraceRecorder traces;
+    sampling.trace = traces.recorder(config_);
     const auto completions = rollout_.generate(requests, sampling, [&](const RolloutStats& s) {
       if (progress) progress("rollout", s.finished, s.completions);
     });
@@ -165,6 +168,7 @@ void Trainer::generate(Metrics& metrics) {
         s.tokens = c.tokens;
         s.logprob = c.logprobs;
         s.finished = c.finish == Finish::eos;
+        s.trace = traces.take(requests[g], k);
         rewards.push_back(std::move(graded[g * r.n + k]));
         s.score = rewards.back().score;
         scores.push_back(s.score);
@@ -219,12 +223,14 @@ void Trainer::worst_case_step() {
   std::vector<Trajectory> samples;
   {
     const Phase phase(session_.device, "rollout");
-    const Sampling endless{.key = rng_key(0, RngStream::sample, 0), .eos = {}};
+    TraceRecorder traces;
+    const Sampling endless{.key = rng_key(0, RngStream::sample, 0), .eos = {}, .trace = traces.recorder(config_)};
     for (Completion& c : rollout_.generate(requests, endless)) {
       Trajectory s;
       s.group = c.request, s.member = c.sample;
       s.uid = requests[c.request].uids[c.sample];
       s.prompt = prompt, s.tokens = std::move(c.tokens), s.logprob = std::move(c.logprobs);
+      s.trace = traces.take(requests[c.request], c.sample);
       s.advantage = 1;
       samples.push_back(std::move(s));
     }
