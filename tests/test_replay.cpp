@@ -86,6 +86,17 @@ TEST(Replay, BlockSparseRolloutsAreExact) {
     }
 }
 
+// Kept sets and lists of more than the 64 slots that the online softmax takes at a time.
+TEST(Replay, LongCachesAreExact) {
+  for (const std::string& method : {std::string("rkv"), std::string("pyramidkv"), std::string("quest")}) {
+    const Keys keys = {"data.max_response_length=118", "rollout.kv.budget=70", "rollout.kv.buffer=9",
+                       "rollout.kv.pyramid_beta=2",    "rollout.kv.blocks=20", "rollout.kv.prompt=compress"};
+    const Seen s = steps(tiny_run("qwen3", sparse(method) + keys), 2);
+    EXPECT_EQ(s.mismatches, 0) << method;
+    EXPECT_EQ(s.events > 0, method != "quest");
+  }
+}
+
 // What makes the tests above tests: without the trace, or without the block lists, the log-probs are others.
 TEST(Replay, ADenseLearnerDisagrees) {
   for (const std::string& method : {std::string("streaming_llm"), std::string("rkv"), std::string("quest")}) {

@@ -195,6 +195,17 @@ TEST(Training, CallsEveryOp) {
     run.step();
     add(run.called);
   }
+  const std::vector<std::string> small = {"rollout.kv.budget=9", "rollout.kv.buffer=4", "rollout.kv.window=3",
+                                          "rollout.kv.block=4",  "rollout.kv.blocks=3", "rollout.kv.dense_layers=1"};
+  for (std::vector<std::string> keys :
+       {std::vector<std::string>{"rollout.kv.method=h2o", "learner.attention=replay"},
+        {"rollout.kv.method=quest", "learner.attention=replay"},
+        {"rollout.kv.method=rkv", "rollout.kv.merge=value", "rollout.check_exact=false"}}) {
+    keys.insert(keys.end(), small.begin(), small.end());
+    TrainingRun run(tiny_run("qwen3", keys));
+    run.step();
+    add(run.called);
+  }
   Session session(tiny_run("qwen2"));
   Sft sft(session);
   sft.step();
