@@ -336,7 +336,8 @@ TEST(ReplayAttention, EpochsListWhatTheCacheHeld) {
   };
   const auto trace = std::make_shared<const KvTraces>(
       KvTraces{{0, 5, 5, 0, bits("1010101011")}, {0, 7, 5, 1, bits("01110111")}, {0, 8, 5, 0, bits("1111111111")}});
-  const Group group{{1, 2, 3}, {{{4, 5, 6, 7, 8, 9}, {}, trace}, {{4, 5}, {}, nullptr}}};
+  const Group group{{1, 2, 3},
+                    {{.tokens = {4, 5, 6, 7, 8, 9}, .terms = {}, .trace = trace}, {.tokens = {4, 5}, .terms = {}}}};
   const PackedBatch b = pack_groups({group}, 0, 1);  // rows: 0 to 4, 5, and the prompt 6 to 8
   const ReplayAttention r = replay_attention(b, 0);
   ASSERT_EQ(r.segments.size(), 5u);

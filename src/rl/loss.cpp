@@ -31,7 +31,8 @@ Update make_update(const Config& config, std::span<const Trajectory> samples, st
       update.sample_of.emplace_back();
       group = s.group;
     }
-    Member m{{s.tokens.begin(), s.tokens.begin() + plan.length}, std::vector<TokenTerm>(plan.length), s.trace};
+    Member m{{s.tokens.begin(), s.tokens.begin() + plan.length}, std::vector<TokenTerm>(plan.length)};
+    m.trace = s.trace;
     for (int64_t t = 0; t < plan.length; t++) {
       TokenTerm& term = m.terms[t];
       term.kept = plan.weight[t] != 0;
@@ -64,7 +65,7 @@ std::vector<Group> response_groups(std::span<const Trajectory> samples) {
   for (const Trajectory& s : samples) {
     if (groups.empty() || s.group != group) groups.push_back({s.prompt, {}});
     group = s.group;
-    groups.back().members.push_back({s.tokens, {}, s.trace});
+    groups.back().members.push_back({.tokens = s.tokens, .terms = {}, .trace = s.trace});
   }
   return groups;
 }
