@@ -51,6 +51,17 @@ struct LossIndex {
   Tensor row, target;  // i32 [R]
 };
 
+// Rows of SamplerStates::hidden of the loss rows of a batch.
+std::vector<int32_t> sampler_rows(const PackedBatch& batch, const std::vector<Group>& groups) {
+  std::vector<int32_t> rows;
+  for (const auto& r : batch.loss_rows) {
+    const int32_t first = groups[r.group].members[r.member].sampler_row;
+    expect(first >= 0, "a member without hidden states of its sampler");
+    rows.push_back(first + r.token);
+  }
+  return rows;
+}
+
 // Calls fn(first, count) for equal runs of at most `chunk` of n rows: no short last run, so that learner products
 // always have many rows.
 template <class F>
@@ -246,7 +257,7 @@ void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& grou
 }
 
 TokenOuts Learner::logprobs(const Model& model, Arena& arena, const std::vector<Group>& groups, double temperature,
-                            const LearnerOptions& options) {
+                            const LearnerOptions& options, const SamplerStates* states) {
   check_ids(model, groups);
   TokenOuts out = make_outs(groups);
   Device& device = model.device;
@@ -268,6 +279,11 @@ TokenOuts Learner::logprobs(const Model& model, Arena& arena, const std::vector<
         const LossIndex index(model, arena, batch, groups);
         const Tensor logprob = arena.alloc("logprob", model.stat, {rows}),
                      entropy = arena.alloc("entropy", model.stat, {rows});
+        Tensor sampler_row, overlap, mass;
+        if (states) {
+          sampler_row = upload_ints(model, arena, "sampler_row", sampler_rows(batch, groups));
+          overlap = arena.alloc("overlap", model.stat, {rows}), mass = arena.alloc("mass", model.stat, {rows});
+        }
         for_chunks(rows, options.logits_chunk, [&](int64_t first, int64_t n) {
           const ArenaScope chunk(arena);
           const Tensor h = arena.alloc("head input", model.dtype, {n, model.config.hidden}),
@@ -279,12 +295,26 @@ TokenOuts Learner::logprobs(const Model& model, Arena& arena, const std::vector<
                           .logits = logits,
                           .target = index.target.rows(first, n),
                           .temperature = static_cast<float>(temperature)});
+          if (!states) return;
+          const Tensor sampler_logits = arena.alloc("sampler logits", model.dtype, {n, model.config.vocab});
+          device.gather_rows({.y = h, .x = states->hidden, .index = sampler_row.rows(first, n)});
+          device.linear_fwd({.y = sampler_logits, .x = h, .w = model.head, .bias = {}, .residual = {}});
+          device.overlap_probs({.overlap = overlap.rows(first, n),
+                                .mass = mass.rows(first, n),
+                                .p_logits = logits,
+                                .q_logits = sampler_logits,
+                                .temperature = static_cast<float>(temperature),
+                                .lambda = states->lambda,
+                                .top_k = states->top_k});
         });
         const auto lp = download_stat(model, logprob), ent = download_stat(model, entropy);
+        std::vector<double> common, kept;
+        if (states) common = download_stat(model, overlap), kept = download_stat(model, mass);
         for (int64_t i = 0; i < rows; i++) {
           const auto& r = batch.loss_rows[i];
           TokenOut& t = out[r.group][r.member][r.token];
           t.logprob = lp[i], t.entropy = ent[i];
+          if (states) t.overlap = common[i], t.mass = kept[i];
         }
       });
   return out;

@@ -10,11 +10,19 @@ namespace pare {
 // What one token's loss row gave.  NaN where no row was computed.
 struct TokenOut {
   double logprob = std::numeric_limits<double>::quiet_NaN(), entropy = logprob;
-  double loss = logprob;  // policy loss, before the weight
-  double kl = logprob;    // KL estimate, before the coefficient
-  int clipped = 0;        // LogitsLoss::clipped
+  double loss = logprob;                     // policy loss, before the weight
+  double kl = logprob;                       // KL estimate, before the coefficient
+  int clipped = 0;                           // LogitsLoss::clipped
+  double overlap = logprob, mass = logprob;  // OverlapProbs with the sampler's distribution, where its states are given
 };
 using TokenOuts = std::vector<std::vector<std::vector<TokenOut>>>;  // [group][member][token]
+
+// What a sampler kept: the final hidden states that tokens were drawn from, and what OverlapProbs is to compare.
+struct SamplerStates {
+  Tensor hidden;  // act [M, C]; Member::sampler_row says which rows are whose
+  float lambda = 1;
+  int32_t top_k = 0;
+};
 
 struct LearnerOptions {
   int64_t max_rows = 4096;                // rows of a micro-batch
@@ -47,9 +55,9 @@ class Learner {
   // Adds the gradient of the loss to the accumulators.  `reference`: the reference model, for KlLoss::exact.
   TokenOuts accumulate(const std::vector<Group>& groups, const LossSpec& spec, const Model* reference = nullptr,
                        const BatchProgress& progress = {});
-  // Log-probs and entropies of the kept tokens; no gradient.
+  // Log-probs and entropies of the kept tokens; no gradient.  With `states` also overlap and mass, the model being p.
   static TokenOuts logprobs(const Model& model, Arena& activations, const std::vector<Group>& groups,
-                            double temperature, const LearnerOptions& options);
+                            double temperature, const LearnerOptions& options, const SamplerStates* states = nullptr);
 
   // Clips by the global norm, updates the parameters, refreshes the packed weights, zeroes the gradients; returns the
   // norm before clipping.  A norm that is not finite throws Error(Exit::non_finite) and changes nothing.

@@ -20,6 +20,7 @@ struct TokenTerm {
 struct Member {
   std::vector<int32_t> tokens;   // at least one
   std::vector<TokenTerm> terms;  // one per token, or empty: every token kept, no loss terms
+  int32_t sampler_row = -1;      // of tokens[0] in SamplerStates::hidden; the rows of the others follow
   // Events of the cache that it was sampled with, if they are to be replayed.  Those past its end have no effect.
   std::shared_ptr<const KvTraces> trace = {};
 };

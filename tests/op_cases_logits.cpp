@@ -107,6 +107,39 @@ void add_losses(std::vector<OpCase>& cases) {
   cases.push_back({"logits_loss", "R1_V1", [](OpRun& r) { logits_loss(r, {1, 1, {}, false}); }});
 }
 
+void add_overlap(std::vector<OpCase>& cases) {
+  struct S {
+    int64_t rows, vocabulary;
+    float temperature, lambda;
+    int32_t top_k;
+  };
+  for (const S& s : {S{1, 1, 1, 1, 0},
+                     {5, 17, 1, 1, 0},
+                     {3, 129, 0.7f, 2.5f, 0},
+                     {7, 1021, 1.3f, 0.5f, 0},
+                     {9, 33, 1, 1, 5},
+                     {4, 257, 0.8f, 2, 20},
+                     {2, 16, 1, 1, 16}})
+    cases.push_back({"overlap_probs", cat("R", s.rows, "_V", s.vocabulary, "_k", s.top_k), [s](OpRun& r) {
+                       const int64_t R = s.rows, V = s.vocabulary;
+                       // q near p, with ties; the top sets have some ids in common.
+                       std::vector<double> p = logits_of(R, V), q = logits_of(R, V, "noise");
+                       for (size_t i = 0; i < p.size(); i++) {
+                         p[i] = std::round(p[i] * 8) / 8;
+                         q[i] = i % 3 == 0 ? p[i] : std::round((p[i] + 0.3 * q[i]) * 8) / 8;
+                       }
+                       OverlapProbs a{};
+                       a.overlap = r.out("overlap", {R}), a.mass = r.out("mass", {R});
+                       a.p_logits = r.in("p_logits", {R, V}, p), a.q_logits = r.in("q_logits", {R, V}, q);
+                       a.temperature = s.temperature, a.lambda = s.lambda, a.top_k = s.top_k;
+                       r.call(&Table::overlap_probs, a);
+                       // Each term has the relative error of a probability; the terms add up to 1 or 1 / lambda at
+                       // most.
+                       const double error = 2 * logprob_error(V, 8 * kLogitScale / s.temperature);
+                       r.bound("overlap", error), r.bound("mass", error * std::max(1.0, 1.0 / s.lambda));
+                     }});
+}
+
 void add_sample(std::vector<OpCase>& cases) {
   struct S {
     int64_t rows, vocabulary;
@@ -147,6 +180,7 @@ void add_sample(std::vector<OpCase>& cases) {
 void add_logits_cases(std::vector<OpCase>& cases) {
   add_logprob(cases);
   add_losses(cases);
+  add_overlap(cases);
   add_sample(cases);
 }
 

@@ -43,7 +43,7 @@ const std::vector<std::string> kSampled = {"rollout.val_kwargs.n=5", "rollout.va
 
 TEST(Evaluation, NumbersAreThoseOfTheResponses) {
   Sampled s(kSampled);
-  const Evaluation e(s.session, *s.session.val, s.rollout, 0);
+  const Evaluation e(s.session, *s.session.val, s.rollout, 0, true);
   ASSERT_EQ(e.problems().size(), 8u);
   double mean = 0, best3 = 0, majority = 0;
   int64_t cut = 0, unparsed = 0, tokens = 0, with_votes = 0;
@@ -83,7 +83,7 @@ TEST(Evaluation, NumbersAreThoseOfTheResponses) {
 TEST(Evaluation, MetricsOfTrainingAreTheSameNumbers) {
   Sampled s(kSampled);
   const Metrics m = evaluate(s.session, s.rollout, 3);
-  const Evaluation e(s.session, *s.session.val, s.rollout, 3);
+  const Evaluation e(s.session, *s.session.val, s.rollout, 3, true);
   EXPECT_EQ(m.get("val-core/ssa/reward/mean@5"), e.mean().mean);
   EXPECT_EQ(m.get("val-core/ssa/reward/best@5/mean"), e.best(5).mean);
   EXPECT_EQ(m.get("val-core/ssa/reward/maj@5/mean"), e.majority().mean);
@@ -106,8 +106,8 @@ TEST(Evaluation, MetricsOfTrainingAreTheSameNumbers) {
 // What a problem's responses have in common is not counted as certainty: greedy copies leave the error as it is.
 TEST(Evaluation, CopiesOfAResponseDoNotNarrowTheInterval) {
   Sampled once, copies({"rollout.val_kwargs.n=7"});
-  const Evaluation a(once.session, *once.session.val, once.rollout, 0);
-  const Evaluation b(copies.session, *copies.session.val, copies.rollout, 0);
+  const Evaluation a(once.session, *once.session.val, once.rollout, 0, true);
+  const Evaluation b(copies.session, *copies.session.val, copies.rollout, 0, true);
   EXPECT_GT(a.mean().error, 0);
   EXPECT_NEAR(a.mean().error, b.mean().error, 1e-15);
   EXPECT_NEAR(b.best(7).mean, a.mean().mean, 1e-15);
@@ -117,7 +117,7 @@ TEST(Evaluation, DrawsAreNamedByTheStep) {
   Sampled s(kSampled);
   const auto texts = [&](int64_t step) {
     std::vector<std::string> all;
-    const Evaluation e(s.session, *s.session.val, s.rollout, step);
+    const Evaluation e(s.session, *s.session.val, s.rollout, step, true);
     for (const EvaluatedProblem& p : e.problems())
       for (const EvaluatedResponse& r : p.responses) all.push_back(r.text);
     return all;

@@ -382,6 +382,53 @@ Rows rollout_rows() {
   };
 }
 
+// Rollouts that read 4 tokens of the context, the newest ones, in every layer.
+const Overrides sparse = {"rollout.kv.method=quest",   "rollout.kv.block=4",
+                          "rollout.kv.blocks=1",       "rollout.kv.first_blocks=0",
+                          "rollout.kv.last_blocks=1",  "rollout.kv.dense_layers=0",
+                          "rollout.check_exact=false", "algorithm.rollout_correction.rollout_rs=none"};
+
+Rows correction_rows() {
+  const auto key = [](const char* rest) { return cat("algorithm.rollout_correction.", rest); };
+  const auto corr = [](const char* name) { return metric(cat("rollout_corr/", name)); };
+  const Overrides paper = sparse + Overrides{key("rollout_is=paper")}, veto = sparse + Overrides{key("veto=0.5")};
+  const Overrides tis = sparse + Overrides{key("rollout_is=tis")},
+                  icepop = sparse + Overrides{key("rollout_is=icepop")};
+  const Overrides geometric = paper + Overrides{key("rollout_rs=geometric")};
+  const Overrides obrs = sparse + Overrides{"algorithm.obrs.enable=true"};
+  const Overrides z = obrs + Overrides{"algorithm.obrs.state_weight=z"};
+  const auto sparse_val = session_number([](Session& s) {
+    Trainer(s).evaluate();
+    return static_cast<double>(s.ledger.phases.at("val").contains("kv_block_select"));
+  });
+  return {
+      {key("veto"), {sparse, {key("veto=0.5")}, metric("tokens/trained"), falls}},
+      {key("rollout_is"), {sparse, {key("rollout_is=paper")}, metric("actor/grad_norm"), differs}},
+      {key("rollout_is_level"), {paper, {key("rollout_is_level=sequence")}, corr("rollout_is_max"), differs}},
+      {key("rollout_is_threshold"), {tis, {key("rollout_is_threshold=1.01")}, corr("rollout_is_max"), falls}},
+      {key("rollout_is_bounds"),
+       {icepop, {key("rollout_is_bounds=[0.99, 1.01]")}, corr("rollout_rs_masked_fraction"), rises}},
+      {key("rollout_rs"),
+       {geometric + Overrides{key("rollout_rs=none"), key("rollout_rs_threshold=[0.999, 1.001]")},
+        {key("rollout_rs=geometric")},
+        corr("rejection_rate"),
+        rises}},
+      {key("rollout_rs_threshold"),
+       {geometric, {key("rollout_rs_threshold=[0.999, 1.001]")}, corr("rejection_rate"), rises}},
+      {key("group_statistics"), {veto, {key("group_statistics=accepted")}, metric("critic/advantages/max"), differs}},
+      {key("min_accepted"), {veto, {key("min_accepted=1")}, metric("actor/skipped_updates"), from_to(0, 1)}},
+      {key("too_few"), {veto + Overrides{key("min_accepted=1")}, {key("too_few=scale")}, movement, rises}},
+      {key("acceptance"), {sparse, {key("acceptance=true")}, peak(&Session::kv), rises, true}},
+      {"algorithm.obrs.enable", {sparse, {"algorithm.obrs.enable=true"}, metric("actor/grad_norm"), differs}},
+      {"algorithm.obrs.lambda", {obrs, {"algorithm.obrs.lambda=3"}, corr("rollout_rs_masked_fraction"), rises}},
+      {"algorithm.obrs.cap",
+       {obrs + Overrides{"algorithm.obrs.cap=0"}, {"algorithm.obrs.cap=1"}, corr("rollout_is_max"), falls}},
+      {"algorithm.obrs.state_weight", {obrs, {"algorithm.obrs.state_weight=z"}, corr("rollout_is_mean"), falls}},
+      {"algorithm.obrs.top_k", {z, {"algorithm.obrs.top_k=1"}, corr("rollout_is_mean"), falls}},
+      {"rollout.val_kwargs.kv", {sparse, {"rollout.val_kwargs.kv=rollout"}, sparse_val, from_to(0, 1)}},
+  };
+}
+
 // What is subtracted from the scores.
 double shaping(const Metrics& m) { return m.get("critic/score/mean") - m.get("critic/rewards/mean"); }
 
@@ -505,8 +552,8 @@ Rows optimizer_and_trainer_rows() {
 const Rows& rows() {
   static const Rows all = [] {
     Rows r;
-    for (const Rows& part : {model_and_data_rows(), rollout_rows(), kv_rows(), algorithm_rows(), loss_rows(),
-                             optimizer_and_trainer_rows()})
+    for (const Rows& part : {model_and_data_rows(), rollout_rows(), kv_rows(), correction_rows(), algorithm_rows(),
+                             loss_rows(), optimizer_and_trainer_rows()})
       r.insert(part.begin(), part.end());
     return r;
   }();

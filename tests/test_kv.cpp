@@ -176,6 +176,28 @@ TEST(KvPolicy, TheScheduleChangesNothing) {
     }
 }
 
+// Samples that share the pages of a prompt which may be evicted, and do evict it: each has a state of its own.
+TEST(KvPolicy, SharedPromptsAreChangedByNobodyElse) {
+  const auto requests = mixed_requests();  // one has 5 samples of a prompt of 40 tokens
+  for (const KvMethod method : kEvicting)
+    for (const KvPrompt prompt : {KvPrompt::compress, KvPrompt::protect_first}) {
+      KvSpec spec = spec_of(method);
+      spec.prompt = prompt, spec.protect_first = 17;
+      spec.budget = prompt == KvPrompt::compress ? 42 : 25, spec.buffer = 2;
+      const auto alone = one_by_one(with(kAlone, spec), requests);
+      const KvResidency residency(spec, config().layers);
+      int64_t least = 0;
+      for (const Request& r : requests) least = std::max(least, Scheduler::pages_needed(residency, r));
+      for (const int64_t pages : {int64_t{0}, 2 * least}) {
+        RolloutLimits limits = with(kRoomy, spec);
+        limits.kv_pages = pages;
+        Generator g(table_cpu, config(), limits);
+        expect_same(g.rollout.generate(requests, mixed_sampling()), alone, cat("method ", static_cast<int>(method)));
+        EXPECT_GT(g.rollout.stats().events, 0);
+      }
+    }
+}
+
 // Merging, likewise; also groups that share a prompt whose thresholds they inherit.
 TEST(KvPolicy, MergingDoesNotDependOnTheSchedule) {
   const auto requests = mixed_requests();

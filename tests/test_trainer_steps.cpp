@@ -121,6 +121,8 @@ TEST_F(TrainerSteps, CallEveryOp) {
        {Overrides{},
         {"rollout.kv.method=quest", "rollout.kv.block=4", "rollout.kv.blocks=2", "rollout.kv.dense_layers=0",
          "rollout.kv.first_blocks=0", "rollout.kv.last_blocks=1", "learner.attention=replay"},
+        {"rollout.kv.method=tova", "rollout.kv.budget=3", "rollout.kv.buffer=2", "rollout.check_exact=false",
+         "algorithm.rollout_correction.acceptance=true"},
         {"rollout.kv.method=h2o", "rollout.kv.budget=3", "rollout.kv.buffer=2", "learner.attention=replay"},
         {"rollout.kv.method=rkv", "rollout.kv.budget=3", "rollout.kv.buffer=2", "rollout.kv.window=1",
          "rollout.kv.merge=value", "rollout.check_exact=false"}}) {

@@ -200,6 +200,7 @@ TEST(Training, CallsEveryOp) {
   for (std::vector<std::string> keys :
        {std::vector<std::string>{"rollout.kv.method=h2o", "learner.attention=replay"},
         {"rollout.kv.method=quest", "learner.attention=replay"},
+        {"rollout.kv.method=tova", "rollout.check_exact=false", "algorithm.rollout_correction.acceptance=true"},
         {"rollout.kv.method=rkv", "rollout.kv.merge=value", "rollout.check_exact=false"}}) {
     keys.insert(keys.end(), small.begin(), small.end());
     TrainingRun run(tiny_run("qwen3", keys));

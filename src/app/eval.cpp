@@ -39,13 +39,14 @@ struct Options {
 };
 
 Config configuration(const Options& o, const CLI::App& command) {
-  std::vector<std::string> arguments = {"rollout.val_kwargs.temperature=1"};
+  std::vector<std::string> arguments = {"rollout.val_kwargs.temperature=1", "rollout.val_kwargs.kv=rollout"};
   arguments.insert(arguments.end(), o.config.begin(), o.config.end());
   if (!o.data.empty()) {
     arguments.push_back("data.task=jsonl");
     arguments.push_back(cat("data.val_files=[", toml_quote(o.data), "]"));
   }
   arguments.push_back("data.train_files=[]");
+  arguments.push_back("rollout.check_exact=false");  // there is no learner
   for (size_t i = 0; i < std::size(kShorthands); i++) {
     const auto& [flag, key] = kShorthands[i];
     if (command.count(flag) == 0) continue;
@@ -61,6 +62,8 @@ Config configuration(const Options& o, const CLI::App& command) {
     fail("--data needs a --verifier: ", config_key("data.reward").meaning);
   if (c.data.task != "jsonl" && command.count("--verifier"))
     fail("--verifier goes with --data; the task ", c.data.task, " has its own");
+  if (c.rollout.val_kwargs.kv == ValKv::both)
+    fail("rollout.val_kwargs.kv = \"both\" is for the validation of a run; pare eval takes dense or rollout");
   if (c.rollout.val_kwargs.temperature == 0 && c.rollout.val_kwargs.n > 1)
     fail("greedy decoding gives the same response ", c.rollout.val_kwargs.n,
          " times: leave out --n, or sample with --temperature 1");
@@ -184,7 +187,8 @@ void run(const Options& o, const CLI::App& command) {
                       config.data.max_response_length, " tokens, ", sampling_text(v), "; seed ", config.trainer.seed));
   Rollout rollout(*session.model, session.rollout_limits(), session.kv, session.activations);
   const auto start = std::chrono::steady_clock::now();
-  const Evaluation evaluation(session, *session.val, rollout, 0, [&](const RolloutStats& s) {
+  const bool dense = config.rollout.val_kwargs.kv == ValKv::dense;
+  const Evaluation evaluation(session, *session.val, rollout, 0, dense, [&](const RolloutStats& s) {
     console.progress("evaluation", s.finished, s.completions);
   });
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -126,6 +126,11 @@ void show_train(Console& console, const Session& s, const std::string& path) {
                           " loss, ", word(c, "actor.loss_agg_mode"));
   if (c.actor.token_subset != TokenSubset::none) learn += cat(", tokens by ", word(c, "actor.token_subset"));
   if (c.actor.use_kl_loss) learn += cat(", KL ", c.actor.kl_loss_coef);
+  const RolloutCorrectionKeys& r = c.algorithm.rollout_correction;
+  if (c.rollout.kv.method != KvMethod::dense) learn += cat("; rollouts by ", word(c, "rollout.kv.method"));
+  if (r.veto > 0) learn += cat(", veto ", r.veto);
+  if (r.rollout_is != RolloutIs::none) learn += cat(", xi ", word(c, "algorithm.rollout_correction.rollout_is"));
+  if (c.algorithm.obrs.enable) learn += cat(", obrs lambda ", c.algorithm.obrs.lambda);
   console.paragraph("", cat(learn, "; ", plural(updates, "update"), " a step, learning rate ", c.actor.optim.lr));
   show_rest(console, s, path);
 }
@@ -163,8 +168,10 @@ std::vector<StepColumn> train_columns() {
           column("grad", 5, "actor/grad_norm", "%.3f"),
           {{"mismatch", 8},
            [](const Metrics& m) {
-             const double checked = m.get("exact/checked_tokens");
-             return checked > 0 ? format("%.0f/%.0f", m.get("exact/mismatch_tokens"), checked) : "-";
+             const double checked = m.get("exact/checked_tokens"), rejected = m.get("rollout_corr/rejection_rate");
+             return checked > 0               ? format("%.0f/%.0f", m.get("exact/mismatch_tokens"), checked)
+                    : std::isfinite(rejected) ? format("rej %.2f", rejected)
+                                              : "-";
            }},
           rate("gen/s", "tokens/generated", "timing_s/gen"),
           rate("upd/s", "tokens/trained", "timing_s/update_actor"),

@@ -143,9 +143,9 @@ class Run {
   void finish() {
     show_memory(console_, session_);
     const std::string exact =
-        trainer_ ? format("; %lld of %lld checked tokens differ between sampler and learner",
-                          static_cast<long long>(state_.mismatches), static_cast<long long>(state_.checked))
-                 : "";
+        state_.checked > 0 ? format("; %lld of %lld checked tokens differ between sampler and learner",
+                                    static_cast<long long>(state_.mismatches), static_cast<long long>(state_.checked))
+                           : "";
     console_.result(format("done     %s%s; model in %s/model", duration(seconds_since(start_)).c_str(), exact.c_str(),
                            directory_.path().c_str()));
   }

@@ -17,7 +17,8 @@ enum class RngStream : uint32_t {
   eval = 6,
   task = 7,
   test = 8,
-  kv_merge = 9
+  kv_merge = 9,
+  obrs = 10
 };
 
 // A 64-bit finaliser (Steele et al., SplitMix, 2014).

@@ -197,6 +197,9 @@ struct Kernels {
 
   void (*logprob)(float* logprob, float* entropy, const float* logits, const int32_t* target, int64_t vocabulary,
                   float temperature, Range rows);
+  // One row.  n_common >= 0: the mass is over those ids only, which ascend.
+  void (*overlap)(float* overlap, float* mass, const float* p, const float* q, int64_t vocabulary, float temperature,
+                  float lambda, const int32_t* common, int64_t n_common);
   void (*logits_loss)(const LogitsLossArgs&, Range rows);
   // One row: the id with the largest logit (temperature 0) or drawn from softmax(logits / temperature).
   int32_t (*sample)(const float* logits, int64_t vocabulary, float temperature, uint64_t key, const int32_t* counter,

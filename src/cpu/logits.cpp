@@ -1,5 +1,7 @@
 // Log-probs, losses and sampling, one row of logits at a time.
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
 #include <vector>
 
@@ -70,6 +72,49 @@ void logprob(const Logprob& a, Stream) {
   const Kernels& k = cpu_kernels();
   parallel(rows, kLogitNanoseconds * static_cast<double>(vocabulary),
            [&](Range r) { k.logprob(lp, entropy, logits, target, vocabulary, a.temperature, r); });
+}
+
+// Ids among the top_k largest of both rows, ascending.
+static const std::vector<int32_t>& common_ids(const float* p, const float* q, int64_t vocabulary, int64_t top_k) {
+  thread_local std::vector<int32_t> of_p, of_q, common;
+  for (const auto& [row, ids] : {std::pair{p, &of_p}, {q, &of_q}}) {
+    ids->resize(static_cast<size_t>(vocabulary));
+    std::iota(ids->begin(), ids->end(), 0);
+    std::nth_element(ids->begin(), ids->begin() + top_k, ids->end(),
+                     [row = row](int32_t i, int32_t j) { return row[i] > row[j] || (row[i] == row[j] && i < j); });
+    std::sort(ids->begin(), ids->begin() + top_k);
+  }
+  common.clear();
+  std::set_intersection(of_p.begin(), of_p.begin() + top_k, of_q.begin(), of_q.begin() + top_k,
+                        std::back_inserter(common));
+  return common;
+}
+
+void overlap_probs(const OverlapProbs& a, Stream) {
+  constexpr const char* op = "overlap_probs";
+  const int64_t rows = a.p_logits.shape[0], vocabulary = a.p_logits.shape[1];
+  const float* const p = dense(op, "p_logits", a.p_logits, {rows, vocabulary});
+  const float* const q = dense(op, "q_logits", a.q_logits, {rows, vocabulary});
+  float* const overlap = dense(op, "overlap", a.overlap, {rows});
+  float* const mass = dense(op, "mass", a.mass, {rows});
+  expect_temperature(op, a.temperature);
+  if (!(a.lambda > 0 && a.top_k >= 0))
+    throw std::logic_error(
+        cat("cpu: overlap_probs: lambda ", a.lambda, ", top_k ", a.top_k, "; expected above 0, >= 0"));
+  const bool all = a.top_k == 0 || a.top_k >= vocabulary;
+  const Kernels& k = cpu_kernels();
+  parallel(rows, (all ? 4 : 12) * kLogitNanoseconds * static_cast<double>(vocabulary), [&](Range r) {
+    for (int64_t i = r.begin; i < r.end; i++) {
+      const float *pi = p + i * vocabulary, *qi = q + i * vocabulary;
+      const int32_t* ids = nullptr;
+      int64_t n = -1;
+      if (!all) {
+        const std::vector<int32_t>& common = common_ids(pi, qi, vocabulary, a.top_k);
+        ids = common.data(), n = static_cast<int64_t>(common.size());
+      }
+      k.overlap(overlap + i, mass + i, pi, qi, vocabulary, a.temperature, a.lambda, ids, n);
+    }
+  });
 }
 
 void logits_loss(const LogitsLoss& a, Stream) {

@@ -28,9 +28,10 @@ KvCache::KvCache(const ModelConfig& config, const KvSpec& spec, Device& device, 
       pool_(pages),
       sequences_(max_sequences),
       host_table_(max_sequences * layers_ * max_pages_),
-      host_copies_(max_sequences * layers_ * 2),
       table_(arena.alloc("kv.page_table", DType::i32, {max_sequences, layers_ * max_pages_})),
-      copies_(arena.alloc("kv.copies", DType::i32, {max_sequences, layers_, 2})) {
+      max_copies_(layers_ * (spec.method == KvMethod::h2o ? max_pages_ : 1)),  // else one page is partly filled
+      copies_(arena.alloc("kv.copies", DType::i32, {max_sequences, max_copies_, 2})) {
+  host_copies_.resize(max_sequences * max_copies_ * 2);
   const DType stat = dtype == DType::f64 ? DType::f64 : DType::f32;
   if (spec.evicts()) fields.pos = arena.alloc("kv.pos", DType::i32, {pages, config.kv_heads, kPageSlots});
   if (spec.method == KvMethod::h2o) fields.mass = arena.alloc("kv.mass", stat, {pages, config.kv_heads, kPageSlots});
@@ -87,21 +88,21 @@ void KvCache::put_page(int sequence, int layer, int32_t page) {
   s.changed = true;
 }
 
-int KvCache::fork(int parent, int64_t promise) {
+int KvCache::fork(int parent, int64_t promise, int64_t shared) {
   const Sequence& from = at(parent);
   const int sequence = open(promise);
-  int32_t* const copies = host_copies_.data() + sequence * layers_ * 2;
+  int32_t* const copies = host_copies_.data() + sequence * max_copies_ * 2;
   int64_t n = 0;
   for (int layer = 0; layer < layers_; layer++) {
     const LayerState& state = from.layers[layer];
-    const int64_t full = state.slots / kPageSlots;
+    const int64_t full = std::min(state.slots, shared) / kPageSlots;
     for (int64_t i = 0; i < full; i++) {
       pool_.share(state.pages[i]);
       put_page(sequence, layer, state.pages[i]);
     }
-    if (full < static_cast<int64_t>(state.pages.size())) {
+    for (int64_t i = full; i < static_cast<int64_t>(state.pages.size()); i++) {
       const int32_t page = take_page(sequences_[sequence]);
-      copies[2 * n] = state.pages[full], copies[2 * n + 1] = page, n++;
+      copies[2 * n] = state.pages[i], copies[2 * n + 1] = page, n++;
       put_page(sequence, layer, page);
     }
     sequences_[sequence].layers[layer].slots = state.slots;

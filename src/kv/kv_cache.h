@@ -1,6 +1,7 @@
 // The keys and values of all sequences that are being generated: pages from one pool, and page tables.
 #pragma once
 #include <deque>
+#include <limits>
 #include <vector>
 
 #include "base/arena.h"
@@ -41,10 +42,10 @@ class KvCache {
   bool reserve(int64_t pages);
   void unreserve(int64_t pages);
 
-  // A new empty sequence, and one that continues `parent`: it shares the full pages and gets a copy of the page that is
-  // partly filled, at once.  `promise`: pages, reserved before, that it may take (the copy counts).
+  // A new empty sequence, and one that continues `parent`: it shares the full pages of the first `shared` slots and
+  // gets copies of the others, at once.  `promise`: pages, reserved before, that it may take (the copy counts).
   int open(int64_t promise);
-  int fork(int parent, int64_t promise);
+  int fork(int parent, int64_t promise, int64_t shared = std::numeric_limits<int64_t>::max());
   void extend(int sequence, int64_t promise);  // adds to the promise
   void append(int sequence, int64_t n);        // n more slots in every layer
   // A compression event: cuts a layer to `slots` slots.  Pages wholly below slot `first` stay; of the others, those
@@ -104,8 +105,9 @@ class KvCache {
   std::vector<Cut> cut_;
   std::deque<std::vector<int32_t>> cut_copies_;  // (src, dst) pages, read by uploads under way
   std::vector<int32_t> host_table_, host_copies_;
-  Tensor table_;   // i32 [max_sequences, layers * max pages]: one upload brings a sequence up to date
-  Tensor copies_;  // i32 [max_sequences, layers, 2]: the (src, dst) pages of the fork that made the sequence
+  Tensor table_;  // i32 [max_sequences, layers * max pages]: one upload brings a sequence up to date
+  const int64_t max_copies_;
+  Tensor copies_;  // i32 [max_sequences, max copies, 2]: the (src, dst) pages of the fork that made the sequence
 };
 
 }  // namespace pare

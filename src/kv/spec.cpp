@@ -29,6 +29,7 @@ std::vector<int64_t> layer_budgets(const KvSpec& spec, int64_t layers) {
 KvResidency::KvResidency(const KvSpec& spec, int64_t layers)
     : evicts_(spec.evicts()),
       prefill_once_(spec.trigger == KvTrigger::prefill_once),
+      mass_(spec.method == KvMethod::h2o),
       prompt_(spec.prompt),
       protect_first_(spec.protect_first),
       buffer_(std::max<int64_t>(spec.buffer, 1)),  // 0: an event after every token
@@ -64,7 +65,7 @@ int64_t KvResidency::prompt_pages(int64_t prompt) const { return layers() * page
 int64_t KvResidency::sample_pages(int64_t prompt, int64_t fed) const {
   int64_t pages = 0;
   for (int64_t l = 0; l < layers(); l++) {
-    const int64_t shared = decode_events(l, prompt, fed) ? protected_slots(prompt) : after_prefill(l, prompt);
+    const int64_t shared = decode_events(l, prompt, fed) || mass_ ? protected_slots(prompt) : after_prefill(l, prompt);
     pages += pages_of(peak(l, prompt, fed)) - shared / kPageSlots;
   }
   return pages;
@@ -75,7 +76,7 @@ int64_t KvResidency::last_sample_pages(int64_t prompt, int64_t fed, int64_t samp
   for (int64_t l = 0; l < layers(); l++) {
     const int64_t start = after_prefill(l, prompt);
     pages += pages_of(peak(l, prompt, fed)) - pages_of(start);
-    if (samples > 1 && decode_events(l, prompt, fed))
+    if (samples > 1 && decode_events(l, prompt, fed) && !mass_)
       pages += start / kPageSlots - protected_slots(prompt) / kPageSlots;
   }
   return pages;

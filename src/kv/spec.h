@@ -73,6 +73,8 @@ class KvResidency {
   int64_t layers() const { return static_cast<int64_t>(budget_.size()); }
   int64_t budget(int64_t layer) const { return budget_[layer]; }  // kept by an event beyond what is protected
   int64_t protected_slots(int64_t prompt) const;
+  // Slots of a prompt whose full pages its samples share: all, but for h2o, which writes to what may be evicted.
+  int64_t shared_slots(int64_t prompt) const { return mass_ ? protected_slots(prompt) : prompt; }
   // Is a layer with `slots` slots to be compressed, when `tokens` of the sequence have been computed?
   bool due(int64_t layer, int64_t prompt, int64_t slots, int64_t tokens) const;
   int64_t after_prefill(int64_t layer, int64_t prompt) const;      // slots when the first token is drawn
@@ -89,7 +91,7 @@ class KvResidency {
   bool decode_events(int64_t layer, int64_t prompt, int64_t fed) const;
   int64_t limit(int64_t layer) const { return budget_[layer] + buffer_; }  // beyond what is protected
 
-  const bool evicts_, prefill_once_;
+  const bool evicts_, prefill_once_, mass_;
   const KvPrompt prompt_;
   const int64_t protect_first_, buffer_;
   std::vector<int64_t> budget_;

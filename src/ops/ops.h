@@ -485,6 +485,25 @@ struct Logprob {
   auto outputs() const { return std::array{logprob, entropy}; }
 };
 
+// How much two distributions over the vocabulary have in common: p and q are the softmax of logits / temperature,
+//   overlap = sum_v min(p_v, q_v)                 the part of draws from q that speculative sampling would accept for p
+//   mass    = sum_{v in S} min(q_v, p_v / lambda)  the same for rejection with a budget (OBRS, Jackpot); S: every id,
+//   or
+//                                                  with top_k those among the top_k largest logits of both (ties: lower
+//                                                  id first), which bounds it from below
+// The maxima and sums of exponentials are those of Logprob.  Over every id the sums are computed as 1 - the row sum of
+// max(q - p, 0), so that equal logits give exactly 1; over top_k ids as one chain, ids ascending.
+struct OverlapProbs {
+  Tensor overlap, mass;       // stat [R] out
+  Tensor p_logits, q_logits;  // act [R, V]
+  float temperature, lambda;  // above 0
+  int32_t top_k;              // 0: off
+  Cost cost() const {
+    return {18 * p_logits.size(), detail::total_bytes(p_logits, q_logits), detail::total_bytes(overlap, mass)};
+  }
+  auto outputs() const { return std::array{overlap, mass}; }
+};
+
 // The loss of one token as a function of its log-prob lp (token_loss.h states the formulas and their sources).
 enum class PolicyLoss : int32_t { nll, ppo, gspo, cispo };
 enum class KlLoss : int32_t { none, k1, k2, k3, exact };
@@ -610,6 +629,7 @@ struct AdamW {
   X(kv_compact, KvCompact)              \
   X(kv_merge, KvMerge)                  \
   X(logprob, Logprob)                   \
+  X(overlap_probs, OverlapProbs)        \
   X(logits_loss, LogitsLoss)            \
   X(sample, Sample)                     \
   X(global_norm, GlobalNorm)            \

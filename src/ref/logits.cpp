@@ -72,6 +72,50 @@ void logprob(const Logprob& a, Stream) {
   });
 }
 
+// Ids of the `top_k` largest logits of a row, ascending.
+template <class T>
+static std::vector<int32_t> largest(const View<T>& logits, int64_t row, int64_t vocabulary, int64_t top_k) {
+  std::vector<int32_t> ids(vocabulary);
+  std::iota(ids.begin(), ids.end(), 0);
+  std::stable_sort(ids.begin(), ids.end(), [&](int32_t i, int32_t j) { return logits(row, i) > logits(row, j); });
+  ids.resize(top_k);
+  std::sort(ids.begin(), ids.end());
+  return ids;
+}
+
+void overlap_probs(const OverlapProbs& a, Stream) {
+  const int64_t rows = a.p_logits.shape[0], vocabulary = a.p_logits.shape[1];
+  expect_dense("overlap_probs", "p_logits", a.p_logits, {rows, vocabulary});
+  expect_dense("overlap_probs", "q_logits", a.q_logits, {rows, vocabulary});
+  expect_dense("overlap_probs", "overlap", a.overlap, {rows});
+  expect_dense("overlap_probs", "mass", a.mass, {rows});
+  expect_temperature("overlap_probs", a.temperature);
+  expect(a.lambda > 0 && a.top_k >= 0, "ref: overlap_probs: lambda ", a.lambda, ", top_k ", a.top_k,
+         "; expected above 0, >= 0");
+  dispatch("overlap_probs", a.p_logits, [&]<class T>(T) {
+    const View<T> p_logits(a.p_logits), q_logits(a.q_logits), overlap(a.overlap), mass(a.mass);
+    for (int64_t r = 0; r < rows; r++) {
+      const std::vector<double> log_p = log_softmax(p_logits, r, vocabulary, a.temperature);
+      const std::vector<double> log_q = log_softmax(q_logits, r, vocabulary, a.temperature);
+      double common = 1, kept = 1;
+      for (int64_t v = 0; v < vocabulary; v++) {
+        const double p = std::exp(log_p[v]), q = std::exp(log_q[v]);
+        common -= std::max(q - p, 0.0), kept -= std::max(q - p / a.lambda, 0.0);
+      }
+      if (a.top_k > 0 && a.top_k < vocabulary) {
+        const std::vector<int32_t> of_p = largest(p_logits, r, vocabulary, a.top_k);
+        const std::vector<int32_t> of_q = largest(q_logits, r, vocabulary, a.top_k);
+        kept = 0;
+        for (const int32_t v : of_p)
+          if (std::binary_search(of_q.begin(), of_q.end(), v))
+            kept += std::min(std::exp(log_q[v]), std::exp(log_p[v]) / a.lambda);
+      }
+      overlap(r) = static_cast<T>(common);
+      mass(r) = static_cast<T>(kept);
+    }
+  });
+}
+
 void logits_loss(const LogitsLoss& a, Stream) {
   const int64_t rows = a.logits.shape[0], vocabulary = a.logits.shape[1];
   const LossSpec& spec = a.spec;

@@ -42,7 +42,10 @@ std::vector<double> group_advantages(const AlgorithmKeys& keys, std::span<const 
 
 void set_advantages(const AlgorithmKeys& keys, std::vector<Trajectory>& samples) {
   std::map<int32_t, std::vector<Trajectory*>> groups;
-  for (Trajectory& s : samples) groups[s.group].push_back(&s);
+  for (Trajectory& s : samples) {
+    s.advantage = 0;
+    if (s.verdict != Verdict::rejected) groups[s.group].push_back(&s);
+  }
   for (auto& [group, members] : groups) {
     std::vector<double> scores, rewards;
     for (const Trajectory* s : members) scores.push_back(s->score), rewards.push_back(s->reward);

@@ -19,7 +19,8 @@ namespace pare {
 std::vector<double> group_advantages(const AlgorithmKeys& keys, std::span<const double> scores,
                                      std::span<const double> rewards);
 
-// Trajectory::advantage of a batch, from score and reward.  Members of a group may lie anywhere.
+// Trajectory::advantage of a batch, from score and reward.  Members of a group may lie anywhere; rejected samples
+// (corrections.h) count in none and get 0.
 void set_advantages(const AlgorithmKeys& keys, std::vector<Trajectory>& samples);
 
 }  // namespace pare

@@ -170,6 +170,41 @@ void check_rollout(const Config& c) {
          " is not between 1 and data.max_response_length = ", c.data.max_response_length);
 }
 
+void check_corrections(const Config& c) {
+  const RolloutCorrectionKeys& r = c.algorithm.rollout_correction;
+  const ObrsKeys& o = c.algorithm.obrs;
+  if (corrects_rollout(c) && (c.rollout.top_k > 0 || c.rollout.top_p < 1))
+    fail(c.rollout.top_k > 0 ? "rollout.top_k" : "rollout.top_p",
+         " truncates the sampled distribution, outside which the ratios of ",
+         o.enable ? "algorithm.obrs" : "algorithm.rollout_correction", " are undefined; turn one of them off");
+  for (const auto& [name, bounds] :
+       {std::pair{"rollout_is_bounds", &r.rollout_is_bounds}, {"rollout_rs_threshold", &r.rollout_rs_threshold}})
+    if ((*bounds)[0] > (*bounds)[1])
+      fail("algorithm.rollout_correction.", name, " = [", (*bounds)[0], ", ", (*bounds)[1],
+           "] is empty; the lower bound comes first");
+  if (r.rollout_is == RolloutIs::released) {
+    if (r.rollout_is_level != RatioLevel::token)
+      fail(
+          "algorithm.rollout_correction.rollout_is = \"released\" weights tokens; set "
+          "algorithm.rollout_correction.rollout_is_level=token");
+    if (c.actor.loss_agg_mode != LossAgg::seq_mean_token_mean)
+      fail(
+          "algorithm.rollout_correction.rollout_is = \"released\" divides by the tokens of a response that are left; "
+          "set actor.loss_agg_mode=seq-mean-token-mean");
+  }
+  if (o.enable && r.rollout_is != RolloutIs::none)
+    fail(
+        "algorithm.obrs.enable and algorithm.rollout_correction.rollout_is both weight tokens by the ratio to the "
+        "sampler; turn one of them off");
+  if (o.enable && o.cap > 0 && o.cap < o.lambda)
+    fail("algorithm.obrs.cap = ", o.cap, " cuts every weight, which are at least algorithm.obrs.lambda = ", o.lambda,
+         "; raise it, or set it to 0 (off)");
+  if (keeps_sampler_states(c) && c.algorithm.filter_groups.enable)
+    fail(r.acceptance ? "algorithm.rollout_correction.acceptance" : "algorithm.obrs.state_weight = \"z\"",
+         " keeps the hidden states of one generation batch, algorithm.filter_groups.enable makes several; turn one of "
+         "them off");
+}
+
 void check_actor(const Config& c) {
   const ActorKeys& a = c.actor;
   if (a.clip_ratio_c != 0 && a.clip_ratio_c <= 1)
@@ -194,7 +229,26 @@ void check_actor(const Config& c) {
 void check_config(const Config& config) {
   check_data(config);
   check_rollout(config);
+  check_corrections(config);
   check_actor(config);
+}
+
+// The sampler attends to less than the learner.
+static bool sparser_than_learner(const Config& c) {
+  return c.rollout.kv.method != KvMethod::dense && c.learner.attention == LearnerAttention::dense;
+}
+
+bool exact_rollout(const Config& c) { return !sparser_than_learner(c) && c.rollout.top_k <= 0 && c.rollout.top_p >= 1; }
+
+bool corrects_rollout(const Config& c) {
+  const RolloutCorrectionKeys& r = c.algorithm.rollout_correction;
+  return r.veto > 0 || r.rollout_is != RolloutIs::none || r.rollout_rs != RolloutRs::none || c.algorithm.obrs.enable;
+}
+
+bool keeps_sampler_states(const Config& c) {
+  const ObrsKeys& o = c.algorithm.obrs;
+  return sparser_than_learner(c) &&
+         (c.algorithm.rollout_correction.acceptance || (o.enable && o.state_weight == StateWeight::z));
 }
 
 bool needs_reference(const Config& c) { return c.actor.use_kl_loss || c.algorithm.use_kl_in_reward; }
@@ -209,6 +263,15 @@ std::vector<std::string> config_warnings(const Config& c) {
     lines.push_back("actor.use_kl_loss and algorithm.use_kl_in_reward are both on: the KL counts twice");
   if (c.rollout.top_k > 0 || c.rollout.top_p < 1)
     lines.push_back("rollout.top_k or rollout.top_p truncates the sampled distribution: training is off-policy");
+  const RolloutCorrectionKeys& r = c.algorithm.rollout_correction;
+  if (sparser_than_learner(c) && !corrects_rollout(c))
+    lines.push_back(
+        "rollout.kv.method samples from another policy than the one that is trained, and nothing corrects "
+        "for it (algorithm.rollout_correction)");
+  if (r.rollout_is == RolloutIs::paper && r.rollout_is_level != RatioLevel::geometric)
+    lines.push_back("algorithm.rollout_correction.rollout_is = paper bounds no weight: one token can outweigh a batch");
+  if (c.algorithm.obrs.enable && c.algorithm.obrs.state_weight == StateWeight::z && c.algorithm.obrs.top_k > 0)
+    lines.push_back("algorithm.obrs.top_k bounds Z from below");
   const TokenSubset subset = c.actor.token_subset;
   if (subset == TokenSubset::det || (subset != TokenSubset::none && !c.actor.token_subset_ht))
     lines.push_back(cat(subset == TokenSubset::det ? "actor.token_subset = det" : "actor.token_subset_ht = false",
@@ -222,6 +285,8 @@ std::vector<std::string> keys_that_part(const Config& run, const Config& resumed
                                                 "rollout.max_num_batched_tokens",
                                                 "rollout.kv_cache_bytes",
                                                 "rollout.check_exact",
+                                                "rollout.val_kwargs.kv",
+                                                "algorithm.rollout_correction.acceptance",
                                                 "actor.ppo_max_token_len",
                                                 "actor.logits_chunk",
                                                 "trainer.threads",

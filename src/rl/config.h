@@ -18,6 +18,13 @@ enum class AdvStd { sample, population };
 enum class LossAgg { seq_mean_token_mean, token_mean, group_token_mean, seq_mean_token_sum, seq_mean_token_sum_norm };
 enum class LossDenominator { valid, kept };
 enum class TokenSubset { none, urs, rpc, det };
+enum class RolloutIs { none, paper, tis, icepop, released };
+enum class RatioLevel { token, sequence, geometric };
+enum class RolloutRs { none, sequence, geometric };
+enum class GroupStatistics { all, accepted };
+enum class TooFew { skip, scale };
+enum class StateWeight { none, z };
+enum class ValKv { dense, rollout, both };
 enum class LearnerAttention { dense, replay };
 enum class LrSchedule { constant, linear, cosine };
 
@@ -53,6 +60,7 @@ struct ValKeys {
   double temperature = 0;
   int64_t top_k = 0;
   double top_p = 1;
+  ValKv kv = ValKv::dense;
   bool operator==(const ValKeys&) const = default;
 };
 
@@ -89,6 +97,27 @@ struct KlCtrlKeys {
   double kl_coef = 1e-3;
   bool operator==(const KlCtrlKeys&) const = default;
 };
+struct RolloutCorrectionKeys {
+  double veto = 0;
+  RolloutIs rollout_is = RolloutIs::none;
+  RatioLevel rollout_is_level = RatioLevel::token;
+  double rollout_is_threshold = 2;
+  std::vector<double> rollout_is_bounds = {0.5, 5};
+  RolloutRs rollout_rs = RolloutRs::none;
+  std::vector<double> rollout_rs_threshold = {0.5, 2};
+  GroupStatistics group_statistics = GroupStatistics::all;
+  double min_accepted = 0;
+  TooFew too_few = TooFew::skip;
+  bool acceptance = false;
+  bool operator==(const RolloutCorrectionKeys&) const = default;
+};
+struct ObrsKeys {
+  bool enable = false;
+  double lambda = 1, cap = 3;
+  StateWeight state_weight = StateWeight::none;
+  int64_t top_k = 0;
+  bool operator==(const ObrsKeys&) const = default;
+};
 struct AlgorithmKeys {
   AdvEstimator adv_estimator = AdvEstimator::grpo;
   bool norm_adv_by_std_in_grpo = true;
@@ -98,6 +127,8 @@ struct AlgorithmKeys {
   KlLoss kl_penalty = KlLoss::k1;
   KlCtrlKeys kl_ctrl;
   FilterGroupsKeys filter_groups;
+  RolloutCorrectionKeys rollout_correction;
+  ObrsKeys obrs;
   bool operator==(const AlgorithmKeys&) const = default;
 };
 
@@ -174,6 +205,12 @@ void apply_toml(Config& config, const std::string& document, const std::string& 
 void check_config(const Config& config);
 // A KL to the initial model is part of the objective.
 bool needs_reference(const Config& config);
+// The sampler's distribution is, bit by bit, that of the dense learner.
+bool exact_rollout(const Config& config);
+// Samples are judged or weighted by what the dense policy thinks of their tokens (corrections.h, obrs.h).
+bool corrects_rollout(const Config& config);
+// The rollout keeps the hidden state that each token was drawn from.
+bool keeps_sampler_states(const Config& config);
 // What is allowed but changes the objective or the estimator, one line each.
 std::vector<std::string> config_warnings(const Config& config);
 

@@ -99,6 +99,32 @@ constexpr auto words_of<KlLoss> =
     std::to_array<Word<KlLoss>>({{"k1", KlLoss::k1}, {"k2", KlLoss::k2}, {"k3", KlLoss::k3}, {"exact", KlLoss::exact}});
 
 template <>
+constexpr auto words_of<RolloutIs> = std::to_array<Word<RolloutIs>>({{"none", RolloutIs::none},
+                                                                     {"paper", RolloutIs::paper},
+                                                                     {"tis", RolloutIs::tis},
+                                                                     {"icepop", RolloutIs::icepop},
+                                                                     {"released", RolloutIs::released}});
+template <>
+constexpr auto words_of<RatioLevel> = std::to_array<Word<RatioLevel>>({{"token", RatioLevel::token},
+                                                                       {"sequence", RatioLevel::sequence},
+                                                                       {"geometric", RatioLevel::geometric}});
+template <>
+constexpr auto words_of<RolloutRs> = std::to_array<Word<RolloutRs>>({{"none", RolloutRs::none},
+                                                                     {"sequence", RolloutRs::sequence},
+                                                                     {"geometric", RolloutRs::geometric}});
+template <>
+constexpr auto words_of<GroupStatistics> =
+    std::to_array<Word<GroupStatistics>>({{"all", GroupStatistics::all}, {"accepted", GroupStatistics::accepted}});
+template <>
+constexpr auto words_of<TooFew> = std::to_array<Word<TooFew>>({{"skip", TooFew::skip}, {"scale", TooFew::scale}});
+template <>
+constexpr auto words_of<StateWeight> = std::to_array<Word<StateWeight>>({{"none", StateWeight::none},
+                                                                         {"z", StateWeight::z}});
+template <>
+constexpr auto words_of<ValKv> =
+    std::to_array<Word<ValKv>>({{"dense", ValKv::dense}, {"rollout", ValKv::rollout}, {"both", ValKv::both}});
+
+template <>
 constexpr auto words_of<KvMethod> = std::to_array<Word<KvMethod>>({{"dense", KvMethod::dense},
                                                                    {"streaming_llm", KvMethod::streaming_llm},
                                                                    {"h2o", KvMethod::h2o},
@@ -332,6 +358,11 @@ std::vector<ConfigKey> rollout_keys() {
       KEY(rollout.val_kwargs.temperature, at_least(0), "", "of validation; 0: greedy", "verl"),
       KEY(rollout.val_kwargs.top_k, count(-1), "tokens", "of validation; 0 or -1: off", "verl"),
       KEY(rollout.val_kwargs.top_p, above_to(0, 1), "probability", "of validation; 1: off", "verl"),
+      KEY(rollout.val_kwargs.kv, any, "",
+          "validation keeps all keys and values, or what rollout.kv says (sparse inference; the default of `pare "
+          "eval`), "
+          "or is made both ways",
+          "pare"),
   };
 }
 
@@ -432,6 +463,59 @@ std::vector<ConfigKey> algorithm_keys() {
   };
 }
 
+std::vector<ConfigKey> correction_keys() {
+  return {
+      KEY(algorithm.rollout_correction.veto, from_below(0, 1), "ratio",
+          "a response with a token that the learner's policy finds less probable than the sampler did, by this ratio, "
+          "is "
+          "rejected: its raw ratio is below it; 0: off",
+          "Sparse-RL: 1e-4; verl: rollout_token_veto_threshold"),
+      KEY(algorithm.rollout_correction.rollout_is, any, "",
+          "weight of a token by xi, the probability of the learner's old policy over the sampler's. paper: xi; tis: at "
+          "most rollout_is_threshold; icepop: 0 outside rollout_is_bounds; released: as Sparse-RL's code",
+          "Sparse-RL; verl"),
+      KEY(algorithm.rollout_correction.rollout_is_level, any, "",
+          "xi of the token; the product over the response; or its geometric mean", "verl: rollout_is"),
+      KEY(algorithm.rollout_correction.rollout_is_threshold, above(0), "ratio", "tis: largest weight", "verl: 2"),
+      KEY(algorithm.rollout_correction.rollout_is_bounds, at_least(0), "ratio",
+          "icepop: the smallest and largest xi that "
+          "count",
+          "IcePop; verl: 0.5_5.0"),
+      KEY(algorithm.rollout_correction.rollout_rs, any, "",
+          "reject responses whose product, or geometric mean, of xi lies outside rollout_rs_threshold", "verl"),
+      KEY(algorithm.rollout_correction.rollout_rs_threshold, at_least(0), "ratio",
+          "smallest and largest, of the learner's probability over the sampler's (verl's k1: the inverse)", "verl"),
+      KEY(algorithm.rollout_correction.group_statistics, any, "",
+          "mean and standard deviation of a group are over all its responses, or over those not rejected",
+          "Sparse-RL: all"),
+      KEY(algorithm.rollout_correction.min_accepted, within(0, 1), "part of the judged responses",
+          "an update with fewer accepted ones is skipped or scaled, since AdamW's steps do not shrink with the "
+          "gradient; "
+          "0: off",
+          "pare"),
+      KEY(algorithm.rollout_correction.too_few, any, "",
+          "skip that update, or scale its learning rate by accepted / min_accepted", "pare"),
+      KEY(algorithm.rollout_correction.acceptance, any, "",
+          "log the exact acceptance rate, the sum over the vocabulary of min(learner's, sampler's probability): the "
+          "rollout keeps the hidden state of every token",
+          "DistillSparse"),
+      KEY(algorithm.obrs.enable, any, "",
+          "rejection sampling with a budget: a token stays in the loss with probability min(1, xi / lambda)",
+          "OBRS, Jackpot"),
+      KEY(algorithm.obrs.lambda, above(0), "ratio", "more: fewer tokens stay, closer to the learner's distribution",
+          "Jackpot: 1"),
+      KEY(algorithm.obrs.cap, at_least(0), "ratio", "largest weight of a token that stays; 0: off", "Jackpot: 3"),
+      KEY(algorithm.obrs.state_weight, any, "",
+          "tokens that stay are weighted by max(lambda, xi), which is unbiased at each state; z: and by the part of "
+          "the "
+          "draws that stay there",
+          "Jackpot: z"),
+      KEY(algorithm.obrs.top_k, count(0), "tokens",
+          "z: summed over the tokens among the most probable k of learner and sampler; 0: over the vocabulary, exact",
+          "Jackpot: 20"),
+  };
+}
+
 std::vector<ConfigKey> actor_keys() {
   return {
       KEY(actor.policy_loss.loss_mode, any, "",
@@ -513,8 +597,8 @@ std::vector<ConfigKey> trainer_keys() {
 const std::vector<ConfigKey>& config_keys() {
   static const std::vector<ConfigKey> keys = [] {
     std::vector<ConfigKey> all;
-    for (auto&& part :
-         {model_and_data_keys(), rollout_keys(), kv_keys(), algorithm_keys(), actor_keys(), trainer_keys()})
+    for (auto&& part : {model_and_data_keys(), rollout_keys(), kv_keys(), algorithm_keys(), correction_keys(),
+                        actor_keys(), trainer_keys()})
       all.insert(all.end(), part.begin(), part.end());
     return all;
   }();

@@ -4,7 +4,7 @@
 
 namespace pare {
 
-Evaluation::Evaluation(const Session& session, const Task& task, Rollout& rollout, int64_t step,
+Evaluation::Evaluation(const Session& session, const Task& task, Rollout& rollout, int64_t step, bool dense,
                        const std::function<void(const RolloutStats&)>& progress) {
   const Config& config = session.config;
   const ValKeys& v = config.rollout.val_kwargs;
@@ -24,7 +24,8 @@ Evaluation::Evaluation(const Session& session, const Task& task, Rollout& rollou
       .top_k = static_cast<int32_t>(v.top_k),
       .top_p = static_cast<float>(v.top_p),
       .key = rng_key(static_cast<uint64_t>(config.trainer.seed), RngStream::eval, static_cast<uint64_t>(step)),
-      .eos = session.eos};
+      .eos = session.eos,
+      .dense = dense};
   std::vector<Completion> completions = rollout.generate(requests, sampling, progress);
   std::vector<Problem> problems;
   for (const EvaluatedProblem& p : problems_) problems.push_back(p.problem);
@@ -98,14 +99,12 @@ std::vector<int64_t> default_ks(int64_t n) {
   return ks;
 }
 
-Metrics evaluate(const Session& session, Rollout& rollout, int64_t step,
-                 const std::function<void(const RolloutStats&)>& progress) {
-  Metrics metrics;
+static void evaluate(const Session& session, Rollout& rollout, int64_t step, bool dense, const std::string& task,
+                     const std::function<void(const RolloutStats&)>& progress, Metrics& metrics) {
   const Evaluation e = [&] {
     const Timer timer(metrics, "timing_s/testing");
-    return Evaluation(session, *session.val, rollout, step, progress);
+    return Evaluation(session, *session.val, rollout, step, dense, progress);
   }();
-  const std::string& task = session.config.data.task;
   const std::string core = cat("val-core/", task, "/reward/"), aux = cat("val-aux/", task, "/");
   const int64_t n = session.config.rollout.val_kwargs.n;
   metrics.set(cat(core, "mean@", n), e.mean().mean);
@@ -121,6 +120,15 @@ Metrics evaluate(const Session& session, Rollout& rollout, int64_t step,
   metrics.set(cat(aux, "response_length/mean"), length.mean());
   metrics.set(cat(aux, "response_length/clip_ratio"),
               static_cast<double>(e.truncated()) / static_cast<double>(length.count()));
+}
+
+Metrics evaluate(const Session& session, Rollout& rollout, int64_t step,
+                 const std::function<void(const RolloutStats&)>& progress) {
+  const ValKv kv = session.config.rollout.val_kwargs.kv;
+  const std::string& task = session.config.data.task;
+  Metrics metrics;
+  evaluate(session, rollout, step, kv != ValKv::rollout, task, progress, metrics);
+  if (kv == ValKv::both) evaluate(session, rollout, step, false, task + "_kv", progress, metrics);
   return metrics;
 }
 

@@ -23,9 +23,9 @@ struct EvaluatedProblem {
 
 class Evaluation {
  public:
-  // Samples every problem of `task` as rollout.val_kwargs of the session's configuration says.  The draws are named by
-  // (trainer.seed, step, problem, response).
-  Evaluation(const Session& session, const Task& task, Rollout& rollout, int64_t step,
+  // Samples every problem of `task` as rollout.val_kwargs of the session's configuration says, with all keys and values
+  // (`dense`) or as rollout.kv has it.  The draws are named by (trainer.seed, step, problem, response).
+  Evaluation(const Session& session, const Task& task, Rollout& rollout, int64_t step, bool dense,
              const std::function<void(const RolloutStats&)>& progress = {});
 
   const std::vector<EvaluatedProblem>& problems() const { return problems_; }
@@ -45,7 +45,8 @@ std::vector<int64_t> default_ks(int64_t n);
 
 // The evaluation of session.val as metrics under verl's names: val-core/<task>/reward/mean@n and, with more than one
 // response, best@n/mean and maj@n/mean; val-aux/<task>/...: best@k/mean for smaller k, the standard error of mean@n,
-// lengths and the part of responses that was cut.
+// lengths and the part of responses that was cut.  With rollout.val_kwargs.kv = both, <task> is dense and <task>_kv is
+// as rollout.kv has it.
 Metrics evaluate(const Session& session, Rollout& rollout, int64_t step,
                  const std::function<void(const RolloutStats&)>& progress = {});
 

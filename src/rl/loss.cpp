@@ -31,12 +31,14 @@ Update make_update(const Config& config, std::span<const Trajectory> samples, st
       update.sample_of.emplace_back();
       group = s.group;
     }
-    Member m{{s.tokens.begin(), s.tokens.begin() + plan.length}, std::vector<TokenTerm>(plan.length)};
+    Member m{{s.tokens.begin(), s.tokens.begin() + plan.length}, std::vector<TokenTerm>(plan.length), s.sampler_row};
     m.trace = s.trace;
     for (int64_t t = 0; t < plan.length; t++) {
       TokenTerm& term = m.terms[t];
       term.kept = plan.weight[t] != 0;
       term.weight = term.kl_weight = factors[i] * plan.weight[t];
+      if (!s.correction.empty()) term.weight *= s.correction[t];
+      if (!s.kl_correction.empty()) term.kl_weight *= s.kl_correction[t];
       term.advantage = s.advantage;
       if (!s.old_logprob.empty()) term.old_logprob = s.old_logprob[t];
       if (!s.ref_logprob.empty()) term.ref_logprob = s.ref_logprob[t];
@@ -59,13 +61,15 @@ void set_sequence_ratios(Update& update, const TokenOuts& now) {
     }
 }
 
-std::vector<Group> response_groups(std::span<const Trajectory> samples) {
+std::vector<Group> response_groups(std::span<const Trajectory> samples,
+                                   const std::function<bool(const Trajectory&)>& wanted) {
   std::vector<Group> groups;
   int32_t group = -1;
   for (const Trajectory& s : samples) {
+    if (wanted && !wanted(s)) continue;
     if (groups.empty() || s.group != group) groups.push_back({s.prompt, {}});
     group = s.group;
-    groups.back().members.push_back({.tokens = s.tokens, .terms = {}, .trace = s.trace});
+    groups.back().members.push_back({s.tokens, {}, s.sampler_row, s.trace});
   }
   return groups;
 }

@@ -1,6 +1,7 @@
 // From samples to what the learner packs: every per-token factor becomes one coefficient (algorithms: the order is
 // filter, token plan, denominators, loss).
 #pragma once
+#include <functional>
 #include <span>
 
 #include "model/learner.h"
@@ -24,7 +25,8 @@ Update make_update(const Config& config, std::span<const Trajectory> samples, st
 // Gives every token of a gspo update its sequence's mean log-ratio; `now`: log-probs under the present parameters.
 void set_sequence_ratios(Update& update, const TokenOuts& now);
 
-// Whole responses as groups without loss terms, for log-probs.
-std::vector<Group> response_groups(std::span<const Trajectory> samples);
+// Whole responses as groups without loss terms, for log-probs: all, or those that are `wanted`.
+std::vector<Group> response_groups(std::span<const Trajectory> samples,
+                                   const std::function<bool(const Trajectory&)>& wanted = {});
 
 }  // namespace pare

@@ -107,14 +107,15 @@ const Task& Session::training_task() const {
 // Every prompt, and that the page pool can hold it with its response.
 void Session::check_prompts() const {
   const RolloutLimits limits = rollout_limits();
-  const KvResidency residency(limits.kv, model_config.layers);
+  const KvResidency sparse(limits.kv, model_config.layers), dense({}, model_config.layers);
   for (const Task* task : {train.get(), val.get()})
     for (int64_t row = 0; task && row < task->size(); row++) {
       const Problem problem = task->problem(row);
       const auto samples = static_cast<size_t>(task == val.get() ? config.rollout.val_kwargs.n : config.rollout.n);
       const Request request{encode_prompt(problem), std::vector<uint64_t>(samples),
                             static_cast<int>(config.data.max_response_length)};
-      const int64_t needed = Scheduler::pages_needed(residency, request);
+      const bool all_kept = task == val.get() && config.rollout.val_kwargs.kv != ValKv::rollout;
+      const int64_t needed = Scheduler::pages_needed(all_kept ? dense : sparse, request);
       if (limits.kv_pages > 0 && needed > limits.kv_pages)
         throw Error(Exit::memory,
                     cat(problem.where, ": the prompt and a response of data.max_response_length need ",

@@ -5,8 +5,11 @@
 
 #include "rl/advantages.h"
 #include "rl/certificate.h"
+#include "rl/corrections.h"
 #include "rl/filters.h"
 #include "rl/loss.h"
+#include "rl/mismatch.h"
+#include "rl/obrs.h"
 #include "rl/replay.h"
 #include "rl/rewards.h"
 #include "rl/schedule.h"
@@ -25,6 +28,29 @@ std::unique_ptr<Model> copy_model(Session& s) {
   auto copy = std::make_unique<Model>(s.model_config, s.device, s.weights, s.model->dtype, false);
   copy->set_parameters(s.model->get_parameters());
   return copy;
+}
+
+// A response with a ratio below this counts as catastrophic, whether it is rejected or not.
+double catastrophic(const Config& config) {
+  const double veto = config.algorithm.rollout_correction.veto;
+  return veto > 0 ? veto : 1e-4;
+}
+
+// Of the tokens of a first update without old log-probs, which are then those of its own pass.
+void report_mismatch(const Update& update, const TokenOuts& out, std::span<const Trajectory> samples,
+                     double catastrophic, Metrics& metrics) {
+  Mismatch mismatch;
+  for (size_t g = 0; g < update.groups.size(); g++)
+    for (size_t m = 0; m < update.groups[g].members.size(); m++) {
+      std::vector<float> learner, sampler;
+      for (size_t t = 0; t < out[g][m].size(); t++) {
+        if (!update.groups[g].members[m].terms[t].kept) continue;
+        learner.push_back(static_cast<float>(out[g][m][t].logprob));
+        sampler.push_back(samples[update.sample_of[g][m]].logprob[t]);
+      }
+      mismatch.add(learner, sampler);
+    }
+  mismatch.report(metrics, catastrophic);
 }
 
 // What the updates of a step add up to.
@@ -86,9 +112,14 @@ struct UpdateTotals {
 Trainer::Trainer(Session& s) : Training(s), reference_(needs_reference(s.config) ? copy_model(s) : nullptr) {
   if (config_.data.task == "jsonl" && config_.data.reward.empty())
     fail("data.reward is empty: training on the rewards of data.task = \"jsonl\" needs one");
+  if (keeps_sampler_states(config_)) {
+    const int64_t rows = config_.data.train_batch_size * config_.rollout.n * config_.data.max_response_length;
+    if (rows > std::numeric_limits<int32_t>::max())
+      fail("data.train_batch_size * rollout.n responses of data.max_response_length are ", rows,
+           " tokens, too many to keep the sampler's hidden states of");
+    sampler_states_ = s.kv.alloc("sampler hidden states", s.model->dtype, {rows, s.model_config.hidden});
+  }
 }
-
-bool Trainer::truncated_sampling() const { return config_.rollout.top_k > 0 || config_.rollout.top_p < 1; }
 
 Metrics Trainer::step() {
   Metrics metrics;
@@ -100,6 +131,12 @@ Metrics Trainer::step() {
     generate(metrics);
     shape(metrics);
     set_advantages(config_.algorithm, samples_);
+    if (corrects() && config_.algorithm.rollout_correction.group_statistics == GroupStatistics::accepted) {
+      const Timer old(metrics, "timing_s/old_log_prob");
+      if (config_.algorithm.adv_filter_threshold > 0) drop_groups_without_signal(samples_);
+      judge_samples(samples_);
+      set_advantages(config_.algorithm, samples_);
+    }
     update(samples_, metrics);
   }
   Summary advantages;
@@ -124,11 +161,13 @@ void Trainer::generate(Metrics& metrics) {
       .top_k = static_cast<int32_t>(r.top_k),
       .top_p = static_cast<float>(r.top_p),
       .key = rng_key(static_cast<uint64_t>(config_.trainer.seed), RngStream::sample, static_cast<uint64_t>(step_)),
-      .eos = session_.eos};
+      .eos = session_.eos,
+      .hidden = sampler_states_};
+  RolloutStats stats;
   problems_.clear(), samples_.clear(), rewards_.clear();
   Summary score, length, prompt_length, clipped;
   Certificate certificate;
-  int64_t batches = 0, zero_std = 0, all_right = 0, generated = 0, groups_seen = 0;
+  int64_t batches = 0, zero_std = 0, all_right = 0, groups_seen = 0;
   while (static_cast<int64_t>(problems_.size()) < wanted &&
          batches < (filter.enable ? filter.max_num_gen_batches : 1)) {
     std::vector<Request> requests;
@@ -151,7 +190,7 @@ void Trainer::generate(Metrics& metrics) {
     expect(graded.size() == static_cast<size_t>(wanted * r.n), graded.size(), " rewards of ", wanted * r.n,
            " responses");
     batches++;
-    generated += rollout_.stats().decoded_tokens;
+    stats.add(rollout_.stats());
 
     for (int64_t g = 0; g < wanted; g++) {
       std::vector<Trajectory> group;
@@ -168,6 +207,7 @@ void Trainer::generate(Metrics& metrics) {
         s.tokens = c.tokens;
         s.logprob = c.logprobs;
         s.finished = c.finish == Finish::eos;
+        s.sampler_row = sampler_row(g * r.n + k);
         s.trace = traces.take(requests[g], k);
         rewards.push_back(std::move(graded[g * r.n + k]));
         s.score = rewards.back().score;
@@ -190,7 +230,8 @@ void Trainer::generate(Metrics& metrics) {
   set_summary(metrics, "response_length", length);
   metrics.set("response_length/clip_ratio", clipped.mean());
   set_summary(metrics, "prompt_length", prompt_length);
-  metrics.set("tokens/generated", static_cast<double>(generated));
+  metrics.set("tokens/generated", static_cast<double>(stats.decoded_tokens));
+  report_kv(stats, KvCache::page_bytes(session_.model_config, r.kv, session_.model->dtype), metrics);
   metrics.set("rollout/gen_batches", static_cast<double>(batches));
   metrics.set("rollout/groups", static_cast<double>(problems_.size()));
   metrics.set("filter/zero_std_fraction", static_cast<double>(zero_std) / static_cast<double>(groups_seen));
@@ -224,9 +265,13 @@ void Trainer::worst_case_step() {
   {
     const Phase phase(session_.device, "rollout");
     TraceRecorder traces;
-    const Sampling endless{.key = rng_key(0, RngStream::sample, 0), .eos = {}, .trace = traces.recorder(config_)};
+    const Sampling endless{.key = rng_key(0, RngStream::sample, 0),
+                           .eos = {},
+                           .hidden = sampler_states_,
+                           .trace = traces.recorder(config_)};
     for (Completion& c : rollout_.generate(requests, endless)) {
       Trajectory s;
+      s.sampler_row = sampler_row(static_cast<int64_t>(samples.size()));
       s.group = c.request, s.member = c.sample;
       s.uid = requests[c.request].uids[c.sample];
       s.prompt = prompt, s.tokens = std::move(c.tokens), s.logprob = std::move(c.logprobs);
@@ -255,27 +300,78 @@ void Trainer::reference_logprobs(std::vector<Trajectory>& samples) {
     }
 }
 
-// The policy that the ratio and the KL in the reward refer to.  Dense rollouts logged it, bit by bit; truncated
-// sampling did not.
+// Where the states of a response begin that the rollout numbers `completion`.
+int32_t Trainer::sampler_row(int64_t completion) const {
+  return sampler_states_ ? static_cast<int32_t>(completion * config_.data.max_response_length) : -1;
+}
+
+// The policy that the ratio, the rollout correction and the KL in the reward refer to: of the samples that are not
+// dropped and have none yet.  Dense rollouts logged it, bit by bit; others need a pass over the whole responses,
+// whatever part of them is trained on.
 void Trainer::old_logprobs(std::vector<Trajectory>& samples) {
-  if (samples.empty() || !samples[0].old_logprob.empty()) return;
-  if (!truncated_sampling()) {
-    for (Trajectory& s : samples) s.old_logprob = s.logprob;
-    return;
+  const auto wanted = [](const Trajectory& s) { return !s.dropped && s.old_logprob.empty(); };
+  std::vector<Trajectory*> part;
+  for (Trajectory& s : samples) {
+    if (!wanted(s)) continue;
+    if (exact_rollout(config_))
+      s.old_logprob = s.logprob;
+    else
+      part.push_back(&s);
   }
+  if (part.empty()) return;
   const Phase phase(session_.device, "old_log_prob");
-  const TokenOuts out = Learner::logprobs(*session_.model, session_.activations, response_groups(samples),
-                                          config_.rollout.temperature, session_.learner_options());
+  const ObrsKeys& obrs = config_.algorithm.obrs;
+  const SamplerStates states{sampler_states_, static_cast<float>(obrs.lambda), static_cast<int32_t>(obrs.top_k)};
+  const TokenOuts out =
+      Learner::logprobs(*session_.model, session_.activations, response_groups(samples, wanted),
+                        config_.rollout.temperature, session_.learner_options(), sampler_states_ ? &states : nullptr);
   size_t i = 0;
   for (const auto& group : out)
     for (const auto& member : group) {
-      for (const TokenOut& t : member) samples[i].old_logprob.push_back(static_cast<float>(t.logprob));
-      i++;
+      Trajectory& s = *part[i++];
+      for (const TokenOut& t : member) {
+        s.old_logprob.push_back(static_cast<float>(t.logprob));
+        if (!sampler_states_) continue;
+        s.overlap.push_back(static_cast<float>(t.overlap));
+        s.mass.push_back(static_cast<float>(t.mass));
+      }
     }
 }
 
+void Trainer::judge_samples(std::vector<Trajectory>& samples) {
+  old_logprobs(samples);
+  judge(config_.algorithm.rollout_correction, samples);
+}
+
+// Verdicts and weights of what the filter left, by updates of `mini` groups; and what is known of the mismatch.
+void Trainer::correct(std::vector<Trajectory>& samples, int64_t mini, Metrics& metrics) {
+  const AlgorithmKeys& a = config_.algorithm;
+  if (corrects()) {
+    judge_samples(samples);
+    drop_rejected(samples);
+    for (auto first = samples.begin(); first != samples.end();) {
+      const int64_t update = first->group / mini;
+      const auto last = std::find_if(first, samples.end(), [&](const auto& s) { return s.group / mini != update; });
+      set_corrections(a.rollout_correction, std::span(first, last));
+      first = last;
+    }
+    if (a.obrs.enable)
+      set_obrs(a.obrs,
+               rng_key(static_cast<uint64_t>(config_.trainer.seed), RngStream::obrs, static_cast<uint64_t>(step_)),
+               samples);
+    report_corrections(config_, samples, metrics);
+  } else {
+    old_logprobs(samples);
+    if (exact_rollout(config_)) return;
+  }
+  Mismatch mismatch;
+  for (const Trajectory& s : samples)
+    if (!s.old_logprob.empty())
+      mismatch.add(s.old_logprob, s.logprob, s.overlap, static_cast<int64_t>(s.prompt.size()));
+  mismatch.report(metrics, catastrophic(config_));
+}
+
 void Trainer::update(std::vector<Trajectory>& samples, Metrics& metrics) {
-  const Timer timer(metrics, "timing_s/update_actor");
   const int64_t dropped = drop_small_advantages(config_.algorithm.adv_filter_threshold, samples);
   metrics.set("filter/small_adv_fraction",
               samples.empty() ? 0 : static_cast<double>(dropped) / static_cast<double>(samples.size()));
@@ -304,7 +400,11 @@ void Trainer::update(std::vector<Trajectory>& samples, Metrics& metrics) {
   const auto groups = samples.empty() ? 0 : static_cast<int64_t>(samples.back().group) + 1;
   const int64_t mini =
       config_.actor.ppo_mini_batch_size > 0 ? config_.actor.ppo_mini_batch_size : std::max<int64_t>(groups, 1);
-  if (config_.actor.ppo_epochs > 1 || mini < groups) old_logprobs(samples);
+  if (corrects() || sampler_states_ || config_.actor.ppo_epochs > 1 || mini < groups) {
+    const Timer old(metrics, "timing_s/old_log_prob");
+    correct(samples, mini, metrics);
+  }
+  const Timer timer(metrics, "timing_s/update_actor");
   const double lr = learning_rate(config_.actor.optim, step_, config_.trainer.total_training_steps);
   const LossSpec spec = loss_spec(config_);
   const Model* reference = spec.kl == KlLoss::exact ? reference_.get() : nullptr;
@@ -319,7 +419,8 @@ void Trainer::update(std::vector<Trajectory>& samples, Metrics& metrics) {
       const std::span<const Trajectory> part(begin, end);
       const std::span<const TokenPlan> part_plans(plans.begin() + (begin - samples.begin()), part.size());
       Update u = make_update(config_, part, part_plans);
-      if (u.groups.empty()) {  // everything was filtered: the step is counted, nothing is learnt
+      const double scale = update_scale(config_.algorithm.rollout_correction, count_verdicts(part));
+      if (u.groups.empty() || scale == 0) {  // nothing was left, or too little: the step is counted, nothing is learnt
         totals.skipped++;
         continue;
       }
@@ -337,8 +438,10 @@ void Trainer::update(std::vector<Trajectory>& samples, Metrics& metrics) {
         if (progress) progress("update", static_cast<int64_t>(done), static_cast<int64_t>(all));
       });
       totals.add(u, out);
-      if (first_update && config_.rollout.check_exact && !truncated_sampling()) totals.check(u, out, part);
-      totals.grad_norm.add(learner_.step(session_.optimizer_options(lr)));
+      if (first_update && config_.rollout.check_exact && exact_rollout(config_)) totals.check(u, out, part);
+      if (first_update && !exact_rollout(config_) && std::isnan(metrics.get("rollout_corr/kl")))
+        report_mismatch(u, out, part, catastrophic(config_), metrics);
+      totals.grad_norm.add(learner_.step(session_.optimizer_options(lr * scale)));
       totals.updates++;
     }
   if (groups == 0) totals.skipped++;  // dynamic sampling found nothing

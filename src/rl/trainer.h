@@ -1,7 +1,7 @@
 // GRPO and its variants: a step is a row of stages, each from plain data to plain data (one file each in this folder).
 //
-//   prompts -> rollout -> rewards -> group advantages -> filter -> token plan -> pack -> forward, fused loss, backward
-//   -> AdamW
+//   prompts -> rollout -> rewards -> group advantages -> filter -> dense old log-probs -> rollout correction -> token
+//   plan -> pack -> forward, fused loss, backward -> AdamW
 #pragma once
 #include "rl/token_plan.h"
 #include "rl/training.h"
@@ -37,13 +37,17 @@ class Trainer : public Training {
   void generate(Metrics& metrics);
   void shape(Metrics& metrics);
   void reference_logprobs(std::vector<Trajectory>& samples);
+  int32_t sampler_row(int64_t completion) const;
+  void judge_samples(std::vector<Trajectory>& samples);
   void old_logprobs(std::vector<Trajectory>& samples);
-  bool truncated_sampling() const;
+  void correct(std::vector<Trajectory>& samples, int64_t mini, Metrics& metrics);
+  bool corrects() const { return corrects_rollout(config_); }
 
   std::unique_ptr<Model> reference_;  // the initial model, where a KL needs it
   std::vector<Problem> problems_;     // of the groups of the last step
   std::vector<Trajectory> samples_;
   std::vector<Reward> rewards_;  // of samples_
+  Tensor sampler_states_;        // act [responses * max_response_length, C] of the last rollout, where they are kept
 };
 
 }  // namespace pare

@@ -8,6 +8,9 @@
 
 namespace pare {
 
+// What the rollout correction (corrections.h) says of a response: not judged; in; out of the loss.
+enum class Verdict { none, accepted, rejected };
+
 struct Trajectory {
   // From the rollout.
   int32_t group = 0;                      // prompt of the batch
@@ -17,6 +20,7 @@ struct Trajectory {
   std::vector<int32_t> tokens;            // the response, its EOS included
   std::vector<float> logprob;             // of each token of the response, under the distribution it was drawn from
   bool finished = false;                  // ended by an EOS; otherwise cut at the length limit
+  int32_t sampler_row = -1;               // Member::sampler_row
   std::shared_ptr<const KvTraces> trace;  // events of its cache, where the learner is to replay them
   // From the stages, each written by one of them.
   double score = 0;                // the verifier's, before any shaping
@@ -27,6 +31,10 @@ struct Trajectory {
   bool dropped = false;            // not trained on; the denominators say whether it counts
   std::vector<float> old_logprob;  // of the policy that the ratio refers to; empty: the pass's own
   std::vector<float> ref_logprob;  // of the reference policy; empty: no KL
+  Verdict verdict = Verdict::none;
+  std::vector<double> correction;     // factor of each token's policy loss; empty: 1
+  std::vector<double> kl_correction;  // of its KL and entropy terms; empty: 1
+  std::vector<float> overlap, mass;   // OverlapProbs of old policy (p) and sampler (q) at each token; empty: unknown
 };
 
 }  // namespace pare

@@ -48,6 +48,15 @@ Rollout::Rollout(const Model& model, const RolloutLimits& limits, Arena& kv, Are
   if (limits_.kv.evicts()) compressor_ = std::make_unique<Compressor>(model, limits_.kv, cache_, *policy_, kv);
 }
 
+void RolloutStats::add(const RolloutStats& o) {
+  prefill_tokens += o.prefill_tokens, decoded_tokens += o.decoded_tokens, forward_passes += o.forward_passes;
+  peak_pages = std::max(peak_pages, o.peak_pages), peak_sequences = std::max(peak_sequences, o.peak_sequences);
+  finished += o.finished, completions += o.completions;
+  resident += o.resident, dense += o.dense, read += o.read, decode_rows += o.decode_rows;
+  peak_resident = std::max(peak_resident, o.peak_resident), peak_dense = std::max(peak_dense, o.peak_dense);
+  events += o.events, evicted += o.evicted;
+}
+
 void Rollout::check(const std::vector<Request>& requests, const Sampling& sampling) const {
   if (!(sampling.temperature >= 0) || std::isinf(sampling.temperature))
     fail("sampling: temperature is ", sampling.temperature, ", expected 0 (greedy) or a positive number");
@@ -114,6 +123,7 @@ void Rollout::count_slots(const Batch& batch, bool dense) {
     stats_.read += !dense && policy_ ? policy_->slots_read(run, slots) : slots;
     stats_.peak_resident = std::max(stats_.peak_resident, slots);
     stats_.peak_dense = std::max(stats_.peak_dense, static_cast<double>(run.tokens));
+    stats_.decode_rows++;
   }
   stats_.resident += resident, stats_.dense += dense_slots;
 }
@@ -143,6 +153,17 @@ void Rollout::draw(const Batch& batch, const Sampling& sampling, const Tensor& h
   device.gather_rows({.y = rows, .x = hidden, .index = index.rows(0, n)});
   if (keep)
     device.gather_rows({.y = hidden.rows(0, 1), .x = hidden.rows(1, hidden.shape[0] - 1), .index = index.rows(n, 1)});
+  std::vector<int32_t> moves;  // read by an upload until the download below
+  if (sampling.hidden) {
+    const int64_t room = sampling.hidden.shape[0] / stats_.completions;
+    for (int64_t i = 0; i < n; i++) {
+      moves.push_back(static_cast<int32_t>(i));
+      moves.push_back(static_cast<int32_t>(batch.draws[i].completion * room + batch.draws[i].position));
+    }
+    const Tensor index_of = scratch_.alloc("rollout.hidden_index", DType::i32, {n, 2});
+    device.upload({.dst = index_of, .src = moves.data()});
+    device.copy_rows({.y = sampling.hidden, .x = rows, .index = index_of});
+  }
   device.linear_fwd({.y = logits, .x = rows, .w = model_.head, .bias = {}, .residual = {}});
   device.sample({.token = token,
                  .logprob = logprob,

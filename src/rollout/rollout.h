@@ -16,6 +16,9 @@ struct Sampling {
   uint64_t key = 0;          // rng_key(seed, RngStream::sample, step)
   std::vector<int32_t> eos;  // any of them ends a sequence
   bool dense = false;        // keep and read all keys and values, whatever RolloutLimits::kv says
+  // act [completions * T, C], T >= every max_new_tokens, or absent: row completion * T + t receives the final hidden
+  // state that token t was drawn from.
+  Tensor hidden = {};
   std::function<void(const PagedRun&, KvTrace)> trace = {};  // called with what each event of the cache kept
 };
 
@@ -31,7 +34,10 @@ struct RolloutStats {
   // cache; slots that its attention read.  And the largest of the first two.
   double resident = 0, dense = 0, read = 0;
   double peak_resident = 0, peak_dense = 0;
+  int64_t decode_rows = 0;          // those tokens
   int64_t events = 0, evicted = 0;  // compression events of a layer, and slots that they gave up
+
+  void add(const RolloutStats& other);  // of another generate()
 };
 
 class Rollout {

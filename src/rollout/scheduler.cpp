@@ -139,7 +139,7 @@ void Scheduler::start_samples(Prompt& p) {
       cache_.extend(sequence, needed);
       cache_.unreserve(promise - needed);
     } else {
-      sequence = cache_.fork(p.sequence, promise);
+      sequence = cache_.fork(p.sequence, promise, residency_.shared_slots(prompt_size(r)));
       if (forked_) forked_(p.sequence, sequence);
     }
     running_.push_back({first_[p.request] + s, sequence});

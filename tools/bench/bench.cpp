@@ -20,6 +20,7 @@
 #include "base/thread_pool.h"
 #include "cpu/cpu.h"
 #include "ops/ops.h"
+#include "tools/bench/rollout.h"
 #include "tools/bench/tokenizer.h"
 #include "tools/bench/training.h"
 
@@ -371,6 +372,8 @@ int run_bench() {
     bench.logits();
     report["step"].push_back(bench_training(report["peak_flops_one_core"]));
   }
+  set_threads(1);
+  report["rollout"] = bench_rollout();
   std::ofstream("build/bench.json") << report.dump(2) << "\n";
   return 0;
 }

@@ -41,6 +41,8 @@ void kv_mass(const KvMassArgs& a, const PagedRow& row, int64_t first, int64_t kv
 
 void logprob(float* logprob, float* entropy, const float* logits, const int32_t* target, int64_t vocabulary,
              float temperature, Range rows);
+void overlap(float* overlap, float* mass, const float* p, const float* q, int64_t vocabulary, float temperature,
+             float lambda, const int32_t* common, int64_t n_common);
 void logits_loss(const LogitsLossArgs& a, Range rows);
 int32_t sample(const float* logits, int64_t vocabulary, float temperature, uint64_t key, const int32_t* counter,
                float* logprob);

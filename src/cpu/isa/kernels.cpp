@@ -42,6 +42,7 @@ const Kernels PARE_NAME(PARE_ISA) = {
     .kv_nearest = kv_nearest,
     .kv_mass = kv_mass,
     .logprob = logprob,
+    .overlap = overlap,
     .logits_loss = logits_loss,
     .sample = sample,
 };

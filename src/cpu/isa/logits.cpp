@@ -188,6 +188,30 @@ void logprob(float* logprob, float* entropy, const float* logits, const int32_t*
   }
 }
 
+void overlap(float* overlap, float* mass, const float* p, const float* q, int64_t vocabulary, float temperature,
+             float lambda, const int32_t* common, int64_t n_common) {
+  const Scaled zp{p, temperature}, zq{q, temperature};
+  const Distribution dp = distribution<false>(zp, vocabulary, nullptr);
+  const Distribution dq = distribution<false>(zq, vocabulary, nullptr);
+  vf apart = zero(), lost = zero();
+  for_vectors(
+      vocabulary, PARE_LANES_AT(i) {
+        const vf pi = div(exp(sub(zp.at(i, lanes), set1(dp.max))), set1(dp.sum));
+        const vf qi = div(exp(sub(zq.at(i, lanes), set1(dq.max))), set1(dq.sum));
+        const vf pl = div(pi, set1(lambda));
+        apart = add(apart, select(first_lanes(lanes), max(sub(qi, pi), zero()), zero()));
+        lost = add(lost, select(first_lanes(lanes), max(sub(qi, pl), zero()), zero()));
+      });
+  *overlap = 1 - sum(apart), *mass = 1 - sum(lost);
+  if (n_common < 0) return;
+  float chain = 0;
+  for (int64_t i = 0; i < n_common; i++) {
+    const float pl = exp1(zp.at(common[i]) - dp.max) / dp.sum / lambda, qi = exp1(zq.at(common[i]) - dq.max) / dq.sum;
+    chain += pl < qi ? pl : qi;
+  }
+  *mass = chain;
+}
+
 void logits_loss(const LogitsLossArgs& a, Range rows) {
   for (int64_t r = rows.begin; r < rows.end; r++) loss_row(a, r);
 }

@@ -1,0 +1,114 @@
+#include "rl/corrections.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace pare {
+
+namespace {
+
+double ratio(double log_ratio) { return std::exp(std::clamp(log_ratio, -20.0, 20.0)); }
+double sum(std::span<const float> x) { return std::accumulate(x.begin(), x.end(), 0.0); }
+double mean(std::span<const float> x) { return x.empty() ? 0 : sum(x) / static_cast<double>(x.size()); }
+bool inside(double x, double low, double high) { return x >= low && x <= high; }
+
+double weight(const RolloutCorrectionKeys& keys, double xi) {
+  switch (keys.rollout_is) {
+    case RolloutIs::none:
+      return 1;
+    case RolloutIs::paper:
+      return xi;
+    case RolloutIs::tis:
+      return std::min(xi, keys.rollout_is_threshold);
+    case RolloutIs::icepop:
+      return inside(xi, keys.rollout_is_bounds[0], keys.rollout_is_bounds[1]) ? xi : 0;
+    case RolloutIs::released:
+      return inside(xi, kReleasedLow, kReleasedHigh) ? xi : 0;
+  }
+  return 1;
+}
+
+// The rest of `released`, once the weights of its samples are there.
+void finish_released(std::span<Trajectory> update) {
+  double total = 0;
+  int64_t tokens = 0;
+  for (const Trajectory& s : update) {
+    if (s.verdict == Verdict::none) continue;
+    for (const float d : log_ratios(s)) total += std::min(ratio(d), kReleasedHigh), tokens++;
+  }
+  const double normaliser = total / static_cast<double>(tokens);
+  for (Trajectory& s : update) {
+    if (s.correction.empty()) continue;
+    const auto kept = std::count_if(s.correction.begin(), s.correction.end(), [](double w) { return w != 0; });
+    const double denominator = static_cast<double>(s.tokens.size()) / static_cast<double>(std::max<int64_t>(kept, 1));
+    s.kl_correction.clear();
+    for (double& w : s.correction) {
+      s.kl_correction.push_back(w != 0 ? denominator : 0);
+      w = w / normaliser * denominator;
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<float> log_ratios(const Trajectory& s) {
+  expect(s.old_logprob.size() == s.logprob.size(), s.old_logprob.size(), " old log-probs of ", s.logprob.size(),
+         " tokens");
+  std::vector<float> d(s.logprob.size());
+  for (size_t t = 0; t < d.size(); t++) d[t] = s.old_logprob[t] - s.logprob[t];
+  return d;
+}
+
+bool accepts(const RolloutCorrectionKeys& keys, std::span<const float> log_ratio) {
+  if (keys.veto > 0) {
+    const auto least = static_cast<float>(std::log(keys.veto));
+    if (std::any_of(log_ratio.begin(), log_ratio.end(), [&](float d) { return d < least; })) return false;
+  }
+  if (keys.rollout_rs == RolloutRs::none) return true;
+  const double log_value = keys.rollout_rs == RolloutRs::sequence ? sum(log_ratio) : mean(log_ratio);
+  return inside(ratio(log_value), keys.rollout_rs_threshold[0], keys.rollout_rs_threshold[1]);
+}
+
+std::vector<double> xi_weights(const RolloutCorrectionKeys& keys, std::span<const float> log_ratio) {
+  std::vector<double> w(log_ratio.size());
+  if (keys.rollout_is_level == RatioLevel::token) {
+    for (size_t t = 0; t < w.size(); t++) w[t] = weight(keys, ratio(log_ratio[t]));
+  } else {
+    const double log_value = keys.rollout_is_level == RatioLevel::sequence ? sum(log_ratio) : mean(log_ratio);
+    std::fill(w.begin(), w.end(), weight(keys, ratio(log_value)));
+  }
+  return w;
+}
+
+void judge(const RolloutCorrectionKeys& keys, std::span<Trajectory> samples) {
+  for (Trajectory& s : samples)
+    if (!s.dropped && !s.old_logprob.empty() && s.verdict == Verdict::none)
+      s.verdict = accepts(keys, log_ratios(s)) ? Verdict::accepted : Verdict::rejected;
+}
+
+void drop_rejected(std::span<Trajectory> samples) {
+  for (Trajectory& s : samples) s.dropped = s.dropped || s.verdict == Verdict::rejected;
+}
+
+void set_corrections(const RolloutCorrectionKeys& keys, std::span<Trajectory> update) {
+  if (keys.rollout_is == RolloutIs::none) return;
+  for (Trajectory& s : update)
+    if (s.verdict == Verdict::accepted) s.correction = xi_weights(keys, log_ratios(s));
+  if (keys.rollout_is == RolloutIs::released) finish_released(update);
+}
+
+Acceptance count_verdicts(std::span<const Trajectory> update) {
+  Acceptance count;
+  for (const Trajectory& s : update)
+    count.judged += s.verdict != Verdict::none, count.accepted += s.verdict == Verdict::accepted;
+  return count;
+}
+
+double update_scale(const RolloutCorrectionKeys& keys, const Acceptance& count) {
+  const double least = keys.min_accepted * static_cast<double>(count.judged);
+  if (static_cast<double>(count.accepted) >= least) return 1;
+  return keys.too_few == TooFew::skip ? 0 : static_cast<double>(count.accepted) / least;
+}
+
+}  // namespace pare

@@ -1,0 +1,43 @@
+// How far the sampler's policy is from the learner's, in numbers of a step.
+#pragma once
+#include <span>
+
+#include "rl/config.h"
+#include "rl/metrics.h"
+#include "rl/types.h"
+#include "rollout/rollout.h"
+
+namespace pare {
+
+class Mismatch {
+ public:
+  // The tokens of one response: log-probs under the learner's policy and under the sampler's, and where known
+  // OverlapProbs::overlap.  `context`: tokens before the first.
+  void add(std::span<const float> learner, std::span<const float> sampler, std::span<const float> overlap = {},
+           int64_t context = 0);
+
+  // Under verl's names (rollout_corr/...): kl, k3_kl, training_ppl, rollout_ppl, log_ppl_diff, log_ppl_abs_diff,
+  // ppl_ratio, chi2_token.  xi_{mean,min,max} and quantiles; the parts of tokens and responses with an xi below
+  // `catastrophic`; acceptance_rate, its 5 % quantile, and that of the tokens after 0-63, 64-127, 128-255, ... others.
+  // Nothing without responses.
+  void report(Metrics& metrics, double catastrophic) const;
+
+ private:
+  Summary kl_, k3_, square_, learner_log_ppl_, rollout_log_ppl_, learner_ppl_, rollout_ppl_, difference_,
+      abs_difference_, ppl_ratio_;
+  std::vector<float> log_ratio_, least_;        // of every token; the smallest of every response
+  std::vector<std::vector<float>> acceptance_;  // by bin of context
+};
+
+// Of judged samples: rejection_rate, the parts outside of the weight's bounds and left out of the loss, and the weights
+// that remain (rollout_is_{mean,min,max,std,eff_sample_size}).
+void report_corrections(const Config& config, std::span<const Trajectory> samples, Metrics& metrics);
+
+// kv/...: tokens resident and read per decoded token, what that saves of a dense cache on the mean and at the peak,
+// events, evicted slots, bytes of the pages at the peak.
+void report_kv(const RolloutStats& stats, int64_t page_bytes, Metrics& metrics);
+
+// The q-quantile (nearest rank) of `x`, which is not empty; reorders it.
+double quantile(std::vector<float>& x, double q);
+
+}  // namespace pare

@@ -1,0 +1,11 @@
+// What a token costs against the length of its context, under each way to keep or read keys and values.
+#pragma once
+#include <nlohmann/json_fwd.hpp>
+
+namespace pare {
+
+// Prints and returns, for a small model and contexts of 1k to 32k tokens, the microseconds of a decoded token, those of
+// its attention, and the part that compression or selection takes.
+nlohmann::json bench_rollout();
+
+}  // namespace pare
