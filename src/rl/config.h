@@ -205,7 +205,7 @@ void apply_toml(Config& config, const std::string& document, const std::string& 
 void check_config(const Config& config);
 // A KL to the initial model is part of the objective.
 bool needs_reference(const Config& config);
-// The sampler's distribution is, bit by bit, that of the dense learner.
+// The sampler's distribution is, bit by bit, that of the learner: nothing is left out, or both leave out the same.
 bool exact_rollout(const Config& config);
 // Samples are judged or weighted by what the dense policy thinks of their tokens (corrections.h, obrs.h).
 bool corrects_rollout(const Config& config);
