@@ -44,7 +44,7 @@ EMU_SRC := $(wildcard cuda/emu/src/*.cpp)
 # The emulator runs the CUDA kernels in the tests, on x86-64 only; elsewhere the tests do without (PARE_EMU undefined).
 MACHINE := $(shell uname -m)
 ifeq ($(MACHINE),x86_64)
-EMU_KERNELS := $(CUDA_SRC)
+EMU_KERNELS := $(CUDA_SRC) $(wildcard tests/*.cu)
 EMU_FLAG := -DPARE_EMU
 else
 $(info note: no CUDA emulation on $(MACHINE): the tests leave the CUDA kernels out)
@@ -74,15 +74,18 @@ avx512_FLAGS := -march=x86-64-v4 -mprefer-vector-width=512
 generic_FLAGS :=
 KERNEL_SRC := $(wildcard src/cpu/isa/*.cpp)
 
-# ---- variants of the same sources: cpu (the program), asan ------------------------------------------------------------
+# ---- variants of the same sources: cpu (the program), asan, check (the emulator's access checker) ---------------------
 cpu_FLAGS := -O$(O)
 asan_FLAGS := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+# Instrumented like for ThreadSanitizer, but linked with the checker instead; -O1 and no-tree-sra keep accesses whole.
+check_FLAGS := -O2 -DCUEMU_CHECK
+check_KERNEL_FLAGS := -O1 -fsanitize=thread $(if $(findstring clang,$(CXX)),,-fno-tree-sra)
 # $(call variant,name,directory)
 define variant
 $(1)_LIB := $$(LIB_SRC:%.cpp=$(2)/%.o) $$(foreach i,$$(ISAS),$$(KERNEL_SRC:%.cpp=$(2)/$$(i)/%.o))
 $(1)_APP := $$(APP_SRC:%.cpp=$(2)/%.o)
 $(1)_TEST := $$(TEST_SRC:%.cpp=$(2)/%.o)
-$(1)_EMU := $$(EMU_KERNELS:%.cu=$(2)/emu/%.o) $$(EMU_SRC:%.cpp=$(2)/emu/%.o)
+$(1)_EMU := $$(EMU_SRC:%.cpp=$(2)/emu/%.o) $$(EMU_KERNELS:%.cu=$(2)/emu/%.o)
 $(2)/%.o: %.cpp | $$(DEPS_DONE)
 	@mkdir -p $$(@D)
 	@echo '$(1): $$<'
@@ -96,7 +99,7 @@ $(2)/$(i)/%.o: %.cpp | $$(DEPS_DONE)
 $(2)/emu/%.o: %.cu | $$(DEPS_DONE)
 	@mkdir -p $$(@D)
 	@echo '$(1) emu: $$<'
-	$(Q)$$(CXX) $$(EMUFLAGS) $$($(1)_FLAGS) -x c++ -c $$< -o $$@
+	$(Q)$$(CXX) $$(EMUFLAGS) $$($(1)_FLAGS) $$($(1)_KERNEL_FLAGS) -x c++ -c $$< -o $$@
 $(2)/emu/%.o: %.cpp | $$(DEPS_DONE)
 	@mkdir -p $$(@D)
 	@echo '$(1) emu: $$<'
@@ -111,11 +114,12 @@ endef
 EMUFLAGS := -std=c++20 -g $(WARN) $(BITS) -Wno-unknown-pragmas -fno-strict-aliasing -Icuda/emu/include $(INCLUDE) -Icuda -MMD -MP
 $(eval $(call variant,cpu,$(BUILD)))
 $(eval $(call variant,asan,$(BUILD)/asan))
+$(eval $(call variant,check,$(BUILD)/check))
 # Nothing hot in these: they compile faster.
 $(BUILD)/tests/%.o $(BUILD)/src/app/%.o: cpu_FLAGS := -O1
 
 # ---- targets ---------------------------------------------------------------------------------------------------------
-.PHONY: all test asan emu cuda bench quickstart readme deps format format-check lint clean help
+.PHONY: all test asan check mutants emu cuda bench quickstart readme deps format format-check lint clean help
 all: $(BUILD)/pare
 
 test: $(BUILD)/tests/pare_tests $(BUILD)/pare
@@ -125,6 +129,19 @@ asan: $(BUILD)/asan/tests/pare_tests $(BUILD)/asan/pare
 	$(BUILD)/asan/tests/pare_tests $(TEST_FLAGS)
 
 emu: $(cpu_EMU)
+
+# The tests that run kernels, the kernels under the access checker; the rest of the program as it is.
+CHECK_TESTS := tests/main tests/test_cuda_emu tests/test_ops $(patsubst %.cpp,%,$(wildcard tests/op_cases*.cpp))
+check: $(BUILD)/check/tests/pare_emu_tests
+	$< $(TEST_FLAGS)
+CHECK_OBJ := $(check_EMU) $(BUILD)/check/tests/test_emu.o $(CHECK_TESTS:%=$(BUILD)/%.o) $(cpu_LIB)
+$(BUILD)/check/tests/pare_emu_tests: $(CHECK_OBJ)
+	@echo 'link $@'
+	$(Q)$(CXX) $(LDFLAGS) $^ -lgtest $(LIBS) -o $@
+# Damages the kernels one place at a time: does the checker notice?
+mutants: $(BUILD)/check/tests/pare_emu_tests
+	@tools/mutate.py --jobs $(JOBS) $(BUILD)/mutants '$(CXX) $(filter-out -MMD -MP,$(EMUFLAGS)) $(check_FLAGS) $(check_KERNEL_FLAGS) -x c++' \
+	  '$(CXX) $(LDFLAGS) $(CHECK_OBJ) -lgtest $(LIBS)'
 
 quickstart: $(BUILD)/pare
 	$(BUILD)/pare sft quickstart-sft --force
@@ -167,6 +184,6 @@ lint:
 clean:
 	rm -rf $(BUILD)
 help:
-	@sed -n '1,8s/^# \{0,1\}//p' Makefile; echo "targets: all test asan emu cuda bench quickstart readme deps format format-check lint clean"
+	@sed -n '1,8s/^# \{0,1\}//p' Makefile; echo "targets: all test asan check mutants emu cuda bench quickstart readme deps format format-check lint clean"
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

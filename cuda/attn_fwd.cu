@@ -2,22 +2,21 @@
 // [0, parent_len + i]:  o = sum_s p_s v_s / sum_s p_s,  p_s = exp(scale * q.k_s - max),  lse = max + log(sum_s p_s).
 //
 // q, o [N, H, D]; k, v [N, K, D]; pk, pv [P, K, D]; lists [G, K]; lse [N, H].  o and lse are overwritten in the rows of
-// segments; other rows are not touched.  D <= 256. Order: slots in blocks of 64 aligned to slot 0 (parent first),
-// blocks ascending, online softmax.  A block that is hidden from a row leaves it exactly as it was.  So a row's bits
-// depend on its sequence only, not on where its rows lie, what else is in the batch, or where the parent ends. f32: the
-// score is a chain over d, the sum over a block the tree of 64 lanes, weighted V a chain over slots. bf16: tensor cores
-// with f32 accumulators, p rounded to bf16 for the product with V; k-steps of 16 ascending.  A hidden slot of a visible
-// tile enters with weight 0, so a V that is not finite reaches earlier rows of its tile. Bytes: q and o once, k and v
-// once per tile of query rows (from L2 for the most part).  Limited by the tensor cores and, in this version, by
-// exponentials that do not overlap them; f32 by shared-memory bandwidth (for tests).
+// segments; other rows are not touched.  D <= 256.
+// Order: slots in blocks of 64 aligned to slot 0 (parent first), blocks ascending, online softmax.  A block that is
+// hidden from a row leaves it exactly as it was.  So a row's bits depend on its sequence only, not on where its rows
+// lie, what else is in the batch, or where the parent ends.
+// f32: as ops.h states it, bit for bit the `cpu` table.
+// bf16: tensor cores with f32 accumulators, p rounded to bf16 for the product with V; k-steps of 16 ascending.  A
+// hidden slot of a visible tile enters with weight 0, so a V that is not finite reaches earlier rows of its tile.
+// Bytes: q and o once, k and v once per tile of query rows (from L2 for the most part).  Limited by the tensor cores
+// and, in this version, by exponentials that do not overlap them; f32 by shared-memory bandwidth (for tests).
+#include "attention.cuh"
 #include "ptx.cuh"
 
 namespace pare::PARE_CUDA {
 
 namespace {
-
-constexpr int kSlots = 64;  // keys of a block
-constexpr int kThreads = 128, kWarps = 4;
 
 template <class T>
 struct Args {
@@ -34,37 +33,6 @@ struct Args {
   bool vector;  // q, k, v rows are 16-byte aligned and D a multiple of 8
 };
 
-// Query rows [first, first + kRows) of a segment.
-struct Tile {
-  int row, len, parent_row, parent_len;  // the segment
-  int first;
-};
-
-// Tile number `tile` of all segments, cut into tiles of kRows own rows; len 0 if there are fewer.  The host does not
-// know the lengths, so it launches an upper bound of blocks and each finds its place here.
-template <int kRows>
-__device__ Tile find_tile(const int4* segments, int n, int tile) {
-  const int lane = threadIdx.x % 32;
-  for (int base = 0; base < n; base += 32) {
-    const int4 s = base + lane < n ? segments[base + lane] : int4{0, 0, 0, 0};
-    int end = (s.y + kRows - 1) / kRows;  // tiles up to and including this lane's segment
-    const int own = end;
-    for (int o = 1; o < 32; o *= 2) {
-      const int below = __shfl_up_sync(kAllLanes, end, o);
-      if (lane >= o) end += below;
-    }
-    const unsigned past = __ballot_sync(kAllLanes, end > tile);
-    if (past) {
-      const int owner = __ffs(static_cast<int>(past)) - 1;
-      const int first = (tile - __shfl_sync(kAllLanes, end - own, owner)) * kRows;
-      return {__shfl_sync(kAllLanes, s.x, owner), __shfl_sync(kAllLanes, s.y, owner),
-              __shfl_sync(kAllLanes, s.z, owner), __shfl_sync(kAllLanes, s.w, owner), first};
-    }
-    tile -= __shfl_sync(kAllLanes, end, 31);
-  }
-  return {};
-}
-
 // Row of slot `s` in k (or v) for key head `kv_head`, given where own and parent rows lie.
 template <class T>
 __device__ __forceinline__ const T* slot_row(const Args<T>& a, const Tile& t, int kv_head, const T* own,
@@ -75,78 +43,37 @@ __device__ __forceinline__ const T* slot_row(const Args<T>& a, const Tile& t, in
   return row >= 0 ? own + int64_t{row} * own_stride : parent + int64_t{-1 - row} * parent_stride;
 }
 
-// ---- f32: a warp per query row at a time, a lane per slot and then per column of V
-
-constexpr int kRows32 = 16;
-
-// Shared memory: q [16][D], k [64][D + 1] (a lane reads a row: the odd stride keeps lanes in different banks), v
-// [64][D], p [warps][64].
-constexpr size_t smem32(int d) {
-  return sizeof(float) * (kRows32 * d + kSlots * (d + 1) + kSlots * d + kWarps * kSlots);
-}
+// ---- f32
 
 // kColumns: ceil(D / 32), columns of V per lane.
 template <int kColumns>
 __global__ void __launch_bounds__(kThreads) attn_f32(const Args<float> a) {
-  constexpr int kOwn = kRows32 / kWarps;  // query rows of a warp
   const Tile t = find_tile<kRows32>(a.segments, a.n_segments, blockIdx.x);
   if (t.len == 0) return;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = a.d, head = blockIdx.y, kv = head / a.group * d;
+  const int d = a.d, head = blockIdx.y, kv = head / a.group * d;
   const int rows = min(kRows32, t.len - t.first), slots = t.parent_len + t.first + rows;
-  float *sq = dynamic_smem<float>(), *sk = sq + kRows32 * d, *sv = sk + kSlots * (d + 1);
-  float* p = sv + kSlots * d + warp * kSlots;
+  const Shared32 s = shared32(d);
   for (int i = threadIdx.x; i < rows * d; i += kThreads)
-    sq[i] = a.q[int64_t{t.row + t.first + i / d} * a.q_stride + head * d + i % d];
-
-  float acc[kOwn][kColumns] = {}, top[kOwn], sum[kOwn] = {};
-  for (float& m : top) m = -INFINITY;
+    s.q[i] = a.q[int64_t{t.row + t.first + i / d} * a.q_stride + head * d + i % d];
+  Rows32<kColumns> r;
   for (int begin = 0; begin < slots; begin += kSlots) {
     __syncthreads();  // everyone is done with the previous block
     for (int i = threadIdx.x; i < min(kSlots, slots - begin) * d; i += kThreads) {
-      const int s = i / d, c = i % d;
-      sk[s * (d + 1) + c] = slot_row(a, t, kv / d, a.k, a.k_stride, a.pk, a.pk_stride, begin + s)[kv + c];
-      sv[i] = slot_row(a, t, kv / d, a.v, a.v_stride, a.pv, a.pv_stride, begin + s)[kv + c];
+      const int slot = i / d, c = i % d;
+      s.k[slot * (d + 1) + c] = slot_row(a, t, kv / d, a.k, a.k_stride, a.pk, a.pk_stride, begin + slot)[kv + c];
+      s.v[i] = slot_row(a, t, kv / d, a.v, a.v_stride, a.pv, a.pv_stride, begin + slot)[kv + c];
     }
     __syncthreads();
-#pragma unroll
-    for (int r = 0; r < kOwn; r++) {
-      const int row = warp * kOwn + r, visible = t.parent_len + t.first + row + 1 - begin;
-      if (row >= rows || visible <= 0) continue;  // the same for the whole warp
-      float s[2];
-      for (int h = 0; h < 2; h++) {
-        const int slot = lane + 32 * h;
-        float dot = 0;
-        if (slot < visible)
-          for (int c = 0; c < d; c++) dot = fmaf(sq[row * d + c], sk[slot * (d + 1) + c], dot);
-        s[h] = slot < visible ? dot * a.scale : -INFINITY;
-      }
-      const float m = fmaxf(top[r], warp_max(fmaxf(s[0], s[1]))), fix = exp_f32(top[r] - m);
-      top[r] = m;
-      for (int h = 0; h < 2; h++) p[lane + 32 * h] = s[h] = exp_f32(s[h] - m);
-      sum[r] = sum[r] * fix + warp_sum(s[0] + s[1]);
-      __syncwarp();
-#pragma unroll
-      for (int j = 0; j < kColumns; j++) {
-        const int c = lane + 32 * j;
-        if (c >= d) continue;
-        float x = acc[r][j] * fix;
-        for (int slot = 0; slot < min(kSlots, visible); slot++) x = fmaf(p[slot], sv[slot * d + c], x);
-        acc[r][j] = x;
-      }
-      __syncwarp();  // before p is overwritten
-    }
+    r.add_block(s, d, rows, a.scale, [&](int row) { return t.parent_len + t.first + row + 1 - begin; });
   }
-
-#pragma unroll
-  for (int r = 0; r < kOwn; r++) {
-    const int row = warp * kOwn + r;
-    if (row >= rows) continue;
-    const int64_t at = int64_t{t.row + t.first + row} * a.heads + head;
-#pragma unroll
-    for (int j = 0; j < kColumns; j++)
-      if (lane + 32 * j < d) a.o[at * d + lane + 32 * j] = acc[r][j] / sum[r];
-    if (lane == 0) a.lse[at] = top[r] + logf(sum[r]);
-  }
+  r.write(
+      rows,
+      [&](int row, float lse) {
+        const int64_t at = int64_t{t.row + t.first + row} * a.heads + head;
+        if (threadIdx.x % 32 == 0) a.lse[at] = lse;
+        return a.o + at * d;
+      },
+      d);
 }
 
 // ---- bf16: four warps of 16 query rows, two stages of K and V
@@ -307,7 +234,7 @@ __global__ void __launch_bounds__(kThreads) attn_bf16(const Args<bf16> a) {
         const int c = n * 8 + lane % 4 * 2 + e;
         if (c < d) a.o[at * d + c] = from_float<bf16>(r.acc[n][i * 2 + e] / sum);
       }
-    if (lane % 4 == 0) a.lse[at] = r.top[i] + logf(sum);
+    if (lane % 4 == 0) a.lse[at] = r.top[i] + log_f32(sum);
   }
 }
 

@@ -18,6 +18,8 @@
 #define PARE_CUDA cuda
 #endif
 
+#include "math.cuh"
+
 namespace pare {
 template <>
 inline constexpr DType dtype_of<__nv_bfloat16> = DType::bf16;
@@ -118,22 +120,6 @@ __device__ __forceinline__ float warp_sum(float v) {
 __device__ __forceinline__ float warp_max(float v) {
   for (int o = 16; o > 0; o /= 2) v = fmaxf(v, __shfl_xor_sync(kAllLanes, v, o));
   return v;
-}
-
-// e^x within 1.2 units in the last place, subnormal results included; the same bits on every machine.  x = n log 2 + r.
-__device__ __forceinline__ float exp_f32(float x) {
-  x = x > 89.f ? 89.f : x < -104.f ? -104.f : x;  // beyond: infinity, 0; NaN stays
-  const float n = rintf(x * 1.44269504f);
-  const float r = fmaf(n, -1.42860677e-6f, fmaf(n, -0.693145752f, x));
-  float p = 1.98756912e-4f;
-  p = fmaf(p, r, 1.39819994e-3f);
-  p = fmaf(p, r, 8.33345205e-3f);
-  p = fmaf(p, r, 4.16657962e-2f);
-  p = fmaf(p, r, 1.66666654e-1f);
-  p = fmaf(p, r, 0.5f);
-  p = fmaf(p * r, r, r) + 1.f;
-  const int k = x == x ? static_cast<int>(n) : 0, half = k / 2;
-  return p * __int_as_float((half + 127) << 23) * __int_as_float((k - half + 127) << 23);
 }
 
 // kPack<T> elements: 16 bytes.

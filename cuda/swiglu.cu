@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads) bwd(T* dgate_up, const T* __restrict
   const Pack<T> d = load_pack<kVector>(dy + int64_t{blockIdx.x} * f + i, f - i);
   for (int j = 0; j < kPack<T>; j++) {
     const float x = to_float(g.v[j]), s = 1.f / (1.f + exp_f32(-x)), dj = to_float(d.v[j]);
-    g.v[j] = from_float<T>(dj * to_float(u.v[j]) * (s * (1.f + x * (1.f - s))));
+    g.v[j] = from_float<T>(dj * to_float(u.v[j]) * (s * fmaf(x, 1.f - s, 1.f)));
     u.v[j] = from_float<T>(dj * (x * s));
   }
   store_pack<kVector>(dgate_up + gate, g, f - i);

@@ -62,7 +62,7 @@ void add_rows(std::vector<OpCase>& cases) {
 }
 
 void add_optimizer(std::vector<OpCase>& cases) {
-  for (int64_t n : {1, 17, 4095, 4096, 4097, 9001}) {
+  for (int64_t n : {1, 17, 4095, 4096, 4097, 9001, 270001}) {
     cases.push_back({"global_norm", cat("n", n), [n](OpRun& r) {
                        const Tensor norm = r.out("norm", {1});
                        r.call(&Table::global_norm, GlobalNorm{norm, r.in("x", {n})});

@@ -11,10 +11,12 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/rng.h"
+#include "kernel_memory.h"
 #include "ops/ops.h"
 
 namespace pare::test {
@@ -82,6 +84,7 @@ class Buffer {
     const auto address = reinterpret_cast<uintptr_t>(bytes_.data());
     first_ = kZone + (kZone - address % kZone) % kZone;  // elements start 64-byte aligned
     tensor_.data = bytes_.data() + first_;
+    memory_.emplace(tensor_);
   }
   Buffer(Buffer&&) = default;
 
@@ -102,6 +105,7 @@ class Buffer {
       store(p, static_cast<float>(x));
     else
       store(p, static_cast<int32_t>(x));
+    KernelMemory::wrote(p, dtype_size(tensor_.dtype));
   }
   std::vector<double> values() const {
     std::vector<double> v(size());
@@ -146,6 +150,7 @@ class Buffer {
   int64_t row_, pitch_;  // elements of a row of the first dimension; from one such row to the next
   size_t first_;
   std::vector<unsigned char> bytes_, before_;
+  std::optional<KernelMemory> memory_;
 };
 
 // The tensors of one op call on one table, by name.
@@ -206,6 +211,10 @@ class OpRun {
     }
     for (auto& [name, e] : entries_) e.buffer->remember();
     (table.*op)(a, {});
+    Buffer nothing(DType::i32, {1});
+    nothing.set(0, 0);
+    int32_t sink;
+    if (table.download) table.download({&sink, nothing.tensor()}, {});  // waits for the op
     for (auto& [name, e] : entries_) {
       if (!e.buffer->zones_intact()) problems.push_back(name + ": written outside its elements");
       if (e.use == Use::in && !e.buffer->unchanged()) problems.push_back(name + ": an input was changed");

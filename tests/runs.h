@@ -82,17 +82,11 @@ struct TrainingRun {
     if (score) session.train = std::make_unique<Rewarded>(std::move(session.train), std::move(score));
     trainer = std::make_unique<Trainer>(session);
   }
-  Metrics step() {
-    const Metrics m = trainer->step();
-    for (const auto& [phase, ops] : session.ledger.phases)
-      for (const auto& [op, line] : ops) called[op] += line.calls;
-    return m;
-  }
+  Metrics step() { return trainer->step(); }
   std::vector<float> parameters() const { return session.model->get_parameters(); }
 
   Session session;
   std::unique_ptr<Trainer> trainer;
-  std::map<std::string, int64_t> called;  // ops, over all steps
 };
 
 inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {

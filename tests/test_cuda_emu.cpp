@@ -8,9 +8,12 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <optional>
 
 #include "base/rng.h"
+#include "cuda/emu/include/cuda_runtime.h"
 #include "emu_orders.h"
+#include "kernel_memory.h"
 #include "ops/ops.h"
 
 namespace pare::test {
@@ -36,6 +39,7 @@ class Buffer {
     const int64_t span = shape.size() > 1 ? tensor_.stride[0] * shape[0] : shape[0];
     words_.assign((2 * kZone + span * dtype_size(dtype)) / 8 + 1, ~uint64_t{0});
     tensor_.data = reinterpret_cast<char*>(words_.data()) + kZone;
+    memory_.emplace(tensor_);
   }
   const Tensor& tensor() const { return tensor_; }
   int64_t size() const { return tensor_.size(); }
@@ -61,6 +65,7 @@ class Buffer {
     }
   }
   void set(int64_t i, double x) {
+    KernelMemory::wrote(at(i), dtype_size(tensor_.dtype));
     switch (tensor_.dtype) {
       case DType::f64:
         return store(at(i), x);
@@ -102,6 +107,7 @@ class Buffer {
   }
   Tensor tensor_;
   std::vector<uint64_t> words_;
+  std::optional<KernelMemory> memory_;
 };
 
 // The tensors of one op call on one table, by name.  Inputs are random values that bf16 holds exactly, a function of
@@ -124,8 +130,13 @@ class Call {
     for (size_t i = 0; i < v.size(); i++) b.set(static_cast<int64_t>(i), v[i]);
     return b.tensor();
   }
-  Buffer& operator[](const std::string& name) { return *by_name_.at(name); }
-  std::map<std::string, Buffer*> all() const { return by_name_; }
+  ~Call() { cudaDeviceSynchronize(); }
+  // These wait for the kernels.
+  Buffer& operator[](const std::string& name) { return *all().at(name); }
+  std::map<std::string, Buffer*> all() const {
+    if (cudaDeviceSynchronize()) ADD_FAILURE() << cudaGetErrorString(cudaGetLastError());
+    return by_name_;
+  }
 
  private:
   Buffer& add(const std::string& name, DType dtype, const Shape& shape, int64_t gap) {

@@ -7,179 +7,17 @@
 #include <string>
 #include <vector>
 
-#include "cuda/emu/include/cuda_bf16.h"
-#include "cuda/emu/include/cuemu_mma.h"
+#include "emu_kernels.h"
 #include "emu_orders.h"
 
+namespace pare::test::emu {
 namespace {
-
-using pare::test::in_all_orders;
 
 #ifdef CUEMU_ASAN
 constexpr bool kAsan = true;
 #else
 constexpr bool kAsan = false;
 #endif
-constexpr int kN = 128;  // threads of a block
-
-#define HERE ::cuemu::Loc loc = ::cuemu::Loc::current()
-void copy_16(void* smem, const void* gmem, HERE) { cuemu::async_copy(smem, gmem, 16, 16, loc); }
-void named_barrier(int id, unsigned count, HERE) { cuemu::block_barrier(id, count, true, "bar.sync", loc); }
-void named_arrive(int id, unsigned count, HERE) { cuemu::block_barrier(id, count, false, "bar.arrive", loc); }
-float* dynamic_floats() { return static_cast<float*>(cuemu::dynamic_smem()); }
-
-// ---- kernels: out [kN], in [4 * kN]
-using Kernel = void(float* out, const float* in);
-
-__global__ void oob_static(float* out, const float* in) {
-  __shared__ float s[kN];
-  s[threadIdx.x + static_cast<int>(in[1])] = 1.f;
-  __syncthreads();
-  out[threadIdx.x] = s[threadIdx.x];
-}
-__global__ void oob_dynamic(float* out, const float*) {
-  float* s = dynamic_floats();
-  s[threadIdx.x + 1] = 1.f;
-  __syncthreads();
-  out[threadIdx.x] = s[threadIdx.x];
-}
-__global__ void oob_global(float* out, const float* in) { out[threadIdx.x] = in[threadIdx.x + 3 * kN + 1]; }
-__global__ void misaligned(float* out, const float* in) {
-  const float4 v = *reinterpret_cast<const float4*>(in + 1);
-  out[threadIdx.x] = v.x + v.w;
-}
-__global__ void uninit_shared(float* out, const float*) {
-  __shared__ float s[kN];
-  if (threadIdx.x < kN / 2) s[threadIdx.x] = 1.f;
-  __syncthreads();
-  out[threadIdx.x] = s[threadIdx.x];
-}
-__global__ void uninit_dynamic(float* out, const float*) {
-  float* s = dynamic_floats();
-  if (threadIdx.x < kN / 2) s[threadIdx.x] = 1.f;
-  __syncthreads();
-  out[threadIdx.x] = s[threadIdx.x];
-}
-__global__ void uninit_global(float* out, const float*) { out[threadIdx.x] = out[threadIdx.x] + 1; }
-
-template <bool kSync>
-__global__ void reverse(float* out, const float* in) {
-  float* s = dynamic_floats();
-  s[threadIdx.x] = in[threadIdx.x];
-  if (kSync) __syncthreads();
-  out[threadIdx.x] = s[kN - 1 - threadIdx.x];
-}
-// Sums a ring of values; the second barrier keeps fast threads from overwriting what slow ones still read.
-template <bool kSync>
-__global__ void rotate(float* out, const float*) {
-  __shared__ float s[kN];
-  float v = 0;
-  for (int i = 0; i < 4; i++) {
-    s[threadIdx.x] = static_cast<float>(i);
-    __syncthreads();
-    v += s[(threadIdx.x + 32) % kN];
-    if (kSync) __syncthreads();
-  }
-  out[threadIdx.x] = v;
-}
-template <bool kSync>
-__global__ void swap_pairs(float* out, const float*) {
-  __shared__ float s[kN];
-  s[threadIdx.x] = static_cast<float>(threadIdx.x);
-  if (kSync) __syncwarp();
-  out[threadIdx.x] = s[threadIdx.x ^ 1];
-}
-__global__ void barrier_skipped(float* out, const float*) {
-  if (threadIdx.x < 40) __syncthreads();
-  out[threadIdx.x] = 0;
-}
-__global__ void barrier_two_places(float* out, const float*) {
-  if (threadIdx.x < 64) {
-    out[threadIdx.x] = 0;
-    __syncthreads();
-  } else {
-    out[threadIdx.x] = 1;
-    __syncthreads();
-  }
-}
-__global__ void barrier_counts(float* out, const float*) {
-  named_barrier(1, threadIdx.x < 64 ? 64 : 128);
-  out[threadIdx.x] = 0;
-}
-__global__ void shuffle_divergent(float* out, const float*) {
-  float v = 1;
-  if (threadIdx.x % 32 < 16) v += __shfl_xor_sync(0xffffffffu, v, 1);
-  __syncthreads();
-  out[threadIdx.x] = v;
-}
-__global__ void shuffle_self_out(float* out, const float*) { out[threadIdx.x] = __shfl_xor_sync(0xffffu, 1.f, 1); }
-__global__ void shuffle_from_outside(float* out, const float*) {
-  float v = 1;
-  if (threadIdx.x % 32 < 16) v = __shfl_down_sync(0xffffu, v, 8);  // lanes 8..15 read 16..23
-  out[threadIdx.x] = v;
-}
-__global__ void shuffle_returned(float* out, const float*) {
-  if (threadIdx.x >= 100) return;
-  out[threadIdx.x] = __shfl_xor_sync(0xffffffffu, 1.f, 16);
-}
-__global__ void shuffle_half_warps(float* out, const float*) {
-  float v = static_cast<float>(threadIdx.x);
-  if (threadIdx.x % 32 < 16)
-    v += __shfl_xor_sync(0x0000ffffu, v, 1);
-  else
-    v += __shfl_xor_sync(0xffff0000u, v, 2);
-  out[threadIdx.x] = v;
-}
-// Warp sums by shuffles, block sum by atomics, and a vote.
-__global__ void warp_functions(float* out, const float*) {
-  __shared__ int total;
-  if (threadIdx.x == 0) total = 0;
-  __syncthreads();
-  int v = static_cast<int>(threadIdx.x);
-  for (int o = 16; o > 0; o /= 2) v += __shfl_down_sync(0xffffffffu, v, o);
-  if (threadIdx.x % 32 == 0) atomicAdd(&total, v);
-  __syncthreads();
-  const unsigned odd = __ballot_sync(0xffffffffu, threadIdx.x & 1);
-  const bool sane = __all_sync(0xffffffffu, odd == 0xaaaaaaaau) && !__any_sync(0xffffffffu, __popc(odd) != 16);
-  out[threadIdx.x] = static_cast<float>(sane ? total : -1);
-}
-// 4 copied floats per thread; kWait: groups that may be left, -1 for no wait at all.
-template <int kWait, bool kBarrier>
-__global__ void async_copies(float* out, const float* in) {
-  __shared__ __align__(16) float s[2][kN * 4];
-  for (int i = 0; i < 2; i++) {
-    copy_16(&s[i][threadIdx.x * 4], in + threadIdx.x * 4);
-    cuemu::async_commit();
-  }
-  if (kWait >= 0) cuemu::async_wait(kWait);
-  if (kBarrier) __syncthreads();
-  out[threadIdx.x] = s[0][threadIdx.x] + s[1][threadIdx.x];
-  cuemu::async_wait(0);
-}
-__global__ void async_at_exit(float*, const float* in) {
-  __shared__ __align__(16) float s[kN * 4];
-  copy_16(&s[threadIdx.x * 4], in + threadIdx.x * 4);
-  cuemu::async_commit();
-}
-// One producer warp, three consumers, a ring of two stages; without `kEmpty` the producer runs ahead.
-template <bool kEmpty>
-__global__ void ring(float* out, const float*) {
-  __shared__ float stage[2][96];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, steps = 6;
-  float sum = 0;
-  for (int i = 0; i < steps; i++) {
-    if (warp == 0) {
-      if (i >= 2 && kEmpty) named_barrier(3 + i % 2, 128);
-      for (int j = lane; j < 96; j += 32) stage[i % 2][j] = static_cast<float>(i + j);
-      named_arrive(1 + i % 2, 128);
-    } else {
-      named_barrier(1 + i % 2, 128);
-      sum += stage[i % 2][threadIdx.x - 32];
-      if (i + 2 < steps && kEmpty) named_arrive(3 + i % 2, 128);
-    }
-  }
-  out[threadIdx.x] = warp == 0 ? 0 : sum;
-}
 
 // ---- running them
 
@@ -190,30 +28,39 @@ struct Floats {
   ~Floats() { cudaFree(p); }
 };
 
+// Memory of the host that kernels may use, and that is written.
+struct Lent {
+  void* p;
+  Lent(void* p, size_t bytes) : p(p) { cuemu::device_memory(p, bytes), cuemu::host_wrote(p, bytes); }
+  ~Lent() { cuemu::forget_device_memory(p); }
+};
+
 struct Run {
   cudaError_t error;
   std::string report;
   std::vector<float> out;
 };
 
-Run run(Kernel* kernel, unsigned threads = kN) {
+Run run(Kernel* kernel, unsigned blocks = 1, unsigned threads = kN, const float* from = nullptr) {
   std::vector<float> host(4 * kN);
   for (size_t i = 0; i < host.size(); i++) host[i] = static_cast<float>(i);
-  Floats in(host.size()), out(kN);
+  Floats in(host.size()), out(8 * kN);
   EXPECT_EQ(cudaMemcpy(in.p, host.data(), host.size() * sizeof(float), cudaMemcpyHostToDevice), cudaSuccess);
+  EXPECT_EQ(cudaMemset(out.p + kZeros, 0, kN * sizeof(float)), cudaSuccess);
   cudaLaunchConfig_t c{};
-  c.gridDim = 2, c.blockDim = threads, c.dynamicSmemBytes = kN * sizeof(float);
-  Run r{cudaLaunchKernelEx(&c, kernel, out.p, static_cast<const float*>(in.p)), "", std::vector<float>(kN)};
+  c.gridDim = blocks, c.blockDim = threads, c.dynamicSmemBytes = kN * sizeof(float);
+  Run r{cudaLaunchKernelEx(&c, kernel, out.p, from ? from : in.p), "", std::vector<float>(8 * kN)};
+  if (!r.error) r.error = cudaDeviceSynchronize();
   if (r.error) r.report = cudaGetErrorString(r.error);
   cudaGetLastError();
-  EXPECT_EQ(cudaMemcpy(r.out.data(), out.p, kN * sizeof(float), cudaMemcpyDeviceToHost), cudaSuccess);
+  EXPECT_EQ(cudaMemcpy(r.out.data(), out.p, r.out.size() * sizeof(float), cudaMemcpyDeviceToHost), cudaSuccess);
   return r;
 }
 
 template <class F>
-void expect_values(Kernel* kernel, F value) {
+void expect_values(Kernel* kernel, F value, unsigned blocks = 1) {
   in_all_orders([&] {
-    const Run r = run(kernel);
+    const Run r = run(kernel, blocks);
     ASSERT_EQ(r.error, cudaSuccess) << r.report;
     for (int i = 0; i < kN; i++) ASSERT_EQ(r.out[i], value(i)) << "thread " << i;
   });
@@ -225,7 +72,7 @@ void expect_report(Kernel* kernel, const std::string& text) {
     const Run r = run(kernel);
     EXPECT_EQ(r.error, cudaErrorLaunchFailure);
     EXPECT_NE(r.report.find(text), std::string::npos) << r.report;
-    EXPECT_NE(r.report.find("test_emu.cpp:"), std::string::npos) << r.report;
+    EXPECT_NE(r.report.find("emu_kernels.cu:"), std::string::npos) << r.report;
   });
 }
 
@@ -234,7 +81,7 @@ void expect_nan(Kernel* kernel) {
   in_all_orders([&] {
     const Run r = run(kernel);
     EXPECT_EQ(r.error, cudaSuccess) << r.report;
-    EXPECT_TRUE(std::any_of(r.out.begin(), r.out.end(), [](float x) { return std::isnan(x); }));
+    EXPECT_TRUE(std::any_of(r.out.begin(), r.out.begin() + kN, [](float x) { return std::isnan(x); }));
   });
 }
 
@@ -255,10 +102,13 @@ TEST(Emu, CorrectKernelsInEveryOrder) {
   expect_values(shuffle_half_warps, [](int i) { return static_cast<float>(i + (i ^ (i % 32 < 16 ? 1 : 2))); });
   expect_values(warp_functions, [](int) { return static_cast<float>(kN * (kN - 1) / 2); });
   expect_values(async_copies<0, true>, [](int i) { return 2.f * static_cast<float>(i); });
+  expect_values(
+      last_block<true>, [](int) { return 4.f; }, 4);
   expect_values(ring<true>, [](int i) { return i < 32 ? 0.f : static_cast<float>(6 * (i - 32) + 15); });
 }
 
 TEST(Emu, MissingSynchronisationShows) {
+  if (cuemu::kChecker) GTEST_SKIP() << "reported in the check build";
   expect_order_matters(rotate<false>, rotate<true>);
   expect_order_matters(ring<false>, ring<true>);
   expect_nan(reverse<false>);
@@ -266,6 +116,7 @@ TEST(Emu, MissingSynchronisationShows) {
 }
 
 TEST(Emu, UninitialisedMemoryIsNan) {
+  if (cuemu::kChecker) GTEST_SKIP() << "reported in the check build";
   expect_nan(uninit_dynamic);
   expect_nan(uninit_global);
   if (!kAsan) expect_nan(uninit_shared);
@@ -279,7 +130,7 @@ TEST(Emu, WrongCollectivesAreReported) {
   expect_report(shuffle_divergent, "divergent barrier or wrong mask");
   expect_report(shuffle_self_out, "leaves itself out");
   expect_report(shuffle_from_outside, "which is not in mask 0000ffff");
-  EXPECT_NE(run(swap_pairs<true>, 48).report.find("lanes that do not exist"), std::string::npos);
+  EXPECT_NE(run(swap_pairs<true>, 1, 48).report.find("lanes that do not exist"), std::string::npos);
 }
 
 TEST(Emu, ReturnedLanesInMask) {  // who notices depends on the order; that somebody does, not
@@ -288,6 +139,7 @@ TEST(Emu, ReturnedLanesInMask) {  // who notices depends on the order; that some
 
 TEST(Emu, AsynchronousCopies) {
   expect_report(async_at_exit, "never waited for");
+  if (cuemu::kChecker) return;  // see CheckerFindsWhatIsSeeded
   if (kAsan) {
     EXPECT_DEATH(run(async_copies<-1, true>), "use-after-poison");
     EXPECT_DEATH(run(async_copies<1, true>), "use-after-poison");
@@ -303,8 +155,142 @@ TEST(Emu, AddressSanitizerGuardsEveryMemory) {
   EXPECT_DEATH(run(oob_dynamic), "heap-buffer-overflow");
   EXPECT_DEATH(run(oob_global), "heap-buffer-overflow");
   EXPECT_DEATH(run(misaligned), "misaligned address");
+  EXPECT_DEATH(run(oob_local), "out of bounds");
   Floats device(1);
   EXPECT_DEATH(std::printf("%f", static_cast<double>(*device.p)), "use-after-poison");
+}
+
+// What the access checker says of each seeded bug, in every order of threads.
+TEST(Emu, CheckerFindsWhatIsSeeded) {
+  if (!cuemu::kChecker) GTEST_SKIP() << "in the check build only";
+  const std::vector<float> host(kN);
+  struct Bug {
+    Kernel* kernel;
+    const char* report;
+    unsigned blocks = 1;
+    const float* in = nullptr;
+  };
+  const Bug bugs[] = {
+      {oob_static, ""},  // into the next variable; then an element is read that nobody wrote
+      {oob_dynamic, "0 bytes past dynamic shared memory of 512"},
+      {oob_global, "0 bytes past device memory of 2048"},
+      {reads_memory, "out of bounds", 1, host.data()},
+      {uninit_shared, "uninitialised: read of shared variable 's', byte "},
+      {uninit_dynamic, "uninitialised: read of dynamic shared memory, byte "},
+      {uninit_global, "uninitialised: read of device memory, byte "},
+      {reverse<false>, ""},  // by order: an uninitialised read or a race
+      {rotate<false>, "race: "},
+      {swap_pairs<false>, ""},
+      {ring<false>, ""},
+      {async_copies<-1, true>, "cp.async: read of shared variable 's'"},
+      {async_copies<1, true>, "cp.async: read of shared variable 's'"},
+      {async_no_barrier, ""},
+      {async_at_exit, "never waited for"},
+      {add_plain, "of another block at emu_kernels.cu:", 2},
+      {last_block<false>, "race: a read and a write of 4 bytes at device memory", 4},
+  };
+  in_all_orders([&] {
+    for (const Bug& b : bugs) {
+      const auto r = run(b.kernel, b.blocks, kN, b.in);
+      EXPECT_EQ(r.error, cudaErrorLaunchFailure) << "bug " << &b - bugs << ": " << b.report;
+      EXPECT_NE(r.report.find(b.report), std::string::npos) << r.report;
+      EXPECT_NE(r.report.find("emu_kernels.cu:"), std::string::npos) << r.report;
+    }
+  });
+}
+
+TEST(Emu, AtomicsOfSeveralBlocks) {
+  in_all_orders([&] {
+    const auto r = run(add_atomic, 3);
+    ASSERT_EQ(r.error, cudaSuccess) << r.report;
+    for (int i = 0; i < kN; i++) ASSERT_EQ(r.out[kZeros + i], 3.f);
+  });
+}
+
+// The profile's line of a kind of access in the last launch.
+cuemu::ProfileLine profile_of(Kernel* kernel, bool write, bool shared) {
+  cuemu::settings().profile = true;
+  EXPECT_EQ(run(kernel).error, cudaSuccess);
+  cuemu::settings().profile = false;
+  cuemu::ProfileLine sum;
+  for (const cuemu::ProfileLine& l : cuemu::profile_lines())
+    if (l.write == write && l.shared == shared)
+      sum.requests += l.requests, sum.bytes += l.bytes, sum.used += l.used, sum.ideal += l.ideal;
+  return sum;
+}
+TEST(Emu, AccessProfile) {
+  if (!cuemu::kChecker) GTEST_SKIP() << "in the check build only";
+  const cuemu::ProfileLine whole = profile_of(every_other<1>, false, false),
+                           half = profile_of(every_other<2>, false, false);
+  EXPECT_EQ(whole.requests, 4u);  // of a warp each
+  EXPECT_EQ(whole.bytes, kN * sizeof(float));
+  EXPECT_EQ(whole.used, 16u);  // sectors of 32 bytes
+  EXPECT_EQ(whole.ideal, 16u);
+  EXPECT_EQ(half.bytes, kN * sizeof(float));
+  EXPECT_EQ(half.used, 32u);
+  EXPECT_EQ(half.ideal, 16u);
+  const cuemu::ProfileLine conflicts = profile_of(transpose_32<32>, false, true),
+                           none = profile_of(transpose_32<33>, false, true);
+  EXPECT_EQ(conflicts.used, 4u * 32);  // 32 lanes read one bank
+  EXPECT_EQ(none.used, 4u);
+  EXPECT_EQ(none.ideal, 4u);
+}
+
+// Work is queued and runs when the host waits for it: what is not waited for has not happened.
+TEST(Emu, StreamsRunAsLateAsAllowed) {
+  cudaStream_t first, second;
+  cudaEvent_t done;
+  ASSERT_EQ(cudaStreamCreate(&first), cudaSuccess);
+  ASSERT_EQ(cudaStreamCreate(&second), cudaSuccess);
+  ASSERT_EQ(cudaEventCreate(&done), cudaSuccess);
+  Floats device(1), other(1);
+  float host = 1, back = -1;
+  const auto up = [&](float* to, cudaStream_t s) { return cudaMemcpyAsync(to, &host, 4, cudaMemcpyHostToDevice, s); };
+  const auto down = [&](const float* from, cudaStream_t s) {
+    return cudaMemcpyAsync(&back, from, 4, cudaMemcpyDeviceToHost, s);
+  };
+  ASSERT_EQ(up(device.p, first), cudaSuccess);
+  host = 2;  // before the copy has read it
+  ASSERT_EQ(down(device.p, first), cudaSuccess);
+  EXPECT_EQ(back, -1);
+  ASSERT_EQ(cudaStreamSynchronize(second), cudaSuccess);
+  EXPECT_EQ(back, -1);
+  ASSERT_EQ(cudaStreamSynchronize(first), cudaSuccess);
+  EXPECT_EQ(back, 2);
+  // Another stream does not see it, unless it waits for an event.
+  host = 3;
+  ASSERT_EQ(up(device.p, first), cudaSuccess);
+  ASSERT_EQ(cudaEventRecord(done, first), cudaSuccess);
+  ASSERT_EQ(up(other.p, first), cudaSuccess);
+  ASSERT_EQ(down(device.p, second), cudaSuccess);
+  ASSERT_EQ(cudaStreamSynchronize(second), cudaSuccess);
+  EXPECT_EQ(back, 2);
+  ASSERT_EQ(cudaStreamWaitEvent(second, done), cudaSuccess);
+  ASSERT_EQ(down(device.p, second), cudaSuccess);
+  ASSERT_EQ(cudaStreamSynchronize(second), cudaSuccess);
+  EXPECT_EQ(back, 3);
+  // The default stream waits for every stream, and every stream for it.
+  host = 4;
+  ASSERT_EQ(cudaMemcpy(&back, other.p, 4, cudaMemcpyDeviceToHost), cudaSuccess);
+  EXPECT_EQ(back, 4);
+  ASSERT_EQ(cudaMemsetAsync(device.p, 0, 4), cudaSuccess);
+  ASSERT_EQ(down(device.p, second), cudaSuccess);
+  ASSERT_EQ(cudaStreamSynchronize(second), cudaSuccess);
+  EXPECT_EQ(back, 0);
+  EXPECT_EQ(cudaEventDestroy(done), cudaSuccess);
+  EXPECT_EQ(cudaStreamDestroy(first), cudaSuccess);
+  EXPECT_EQ(cudaStreamDestroy(second), cudaSuccess);
+}
+
+// An error of a kernel shows at the next wait.
+TEST(Emu, LaunchesAreAsynchronous) {
+  Floats out(8 * kN);
+  cudaLaunchConfig_t c{};
+  c.blockDim = kN;
+  EXPECT_EQ(cudaLaunchKernelEx(&c, barrier_skipped, out.p, static_cast<const float*>(out.p)), cudaSuccess);
+  EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaErrorLaunchFailure);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorLaunchFailure);
 }
 
 TEST(Emu, AnErrorSticksUntilItIsRead) {
@@ -348,19 +334,6 @@ TEST(Emu, Bf16RoundsToNearestEven) {
   EXPECT_EQ(__bfloat162float({0xc2c8}), -100.f);
 }
 
-// d = a b through fragments loaded by ldmatrix, a row-major [16][16], b [16][8] (stored row-major, read transposed).
-__global__ void one_mma(float* out, const __nv_bfloat16* a, const __nv_bfloat16* b) {
-  __shared__ __align__(16) __nv_bfloat16 sa[16][16], sb[16][16];
-  const unsigned lane = threadIdx.x;
-  for (unsigned i = lane; i < 256; i += 32) sa[i / 16][i % 16] = a[i], sb[i / 16][i % 16] = b[i / 16 * 8 + i % 8];
-  __syncwarp();
-  uint32_t fa[4], fb[4];
-  cuemu::ldmatrix(fa, &sa[lane % 16][lane / 16 * 8], false, cuemu::Loc::current());
-  cuemu::ldmatrix(fb, &sb[lane % 16][lane / 16 * 8], true, cuemu::Loc::current());
-  float d[4] = {};
-  cuemu::mma_16816(d, fa, fb[0], fb[1], cuemu::Loc::current());
-  for (unsigned e = 0; e < 4; e++) out[(lane / 4 + e / 2 * 8) * 8 + lane % 4 * 2 + e % 2] = d[e];
-}
 TEST(Emu, MatrixProduct) {
   std::vector<__nv_bfloat16> a(256), b(128);
   std::vector<float> out(128);
@@ -368,7 +341,9 @@ TEST(Emu, MatrixProduct) {
   for (int i = 0; i < 128; i++) b[i] = __float2bfloat16(static_cast<float>(i * 5 % 19 - 9));
   cudaLaunchConfig_t c{};
   c.blockDim = 32;
+  const Lent lend(a.data(), a.size() * 2), lend_b(b.data(), b.size() * 2), lend_out(out.data(), out.size() * 4);
   ASSERT_EQ(cudaLaunchKernelEx(&c, one_mma, out.data(), a.data(), b.data()), cudaSuccess);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   for (int i = 0; i < 16; i++)
     for (int j = 0; j < 8; j++) {
       float sum = 0;
@@ -378,3 +353,4 @@ TEST(Emu, MatrixProduct) {
 }
 
 }  // namespace
+}  // namespace pare::test::emu

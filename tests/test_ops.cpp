@@ -3,6 +3,9 @@
 
 #include "base/thread_pool.h"
 #include "op_cases.h"
+#ifdef PARE_EMU
+#include "emu_orders.h"
+#endif
 
 namespace pare::test {
 
@@ -15,6 +18,15 @@ const Table* const kTables[] = {&table_ref, &table_cpu,
 #endif
 };
 
+// f() once; on the emulator once for each order of its threads and blocks.
+template <class F>
+void in_orders_of(const Table* table, F f) {
+#ifdef PARE_EMU
+  if (table == &table_emu) return in_all_orders(f);
+#endif
+  f();
+}
+
 class OpTest : public testing::TestWithParam<OpCase> {};
 
 TEST_P(OpTest, AgreesWithRef) {
@@ -22,17 +34,24 @@ TEST_P(OpTest, AgreesWithRef) {
   GetParam().body(reference);
   ASSERT_TRUE(reference.problems.empty()) << "ref in f64:" << joined(reference.problems);
   for (const Table* table : kTables) {
-    OpRun run(*table, DType::f32);
-    GetParam().body(run);
-    if (run.skipped) continue;
-    const auto wrong = differences(run, reference);
-    EXPECT_TRUE(wrong.empty()) << "table " << table->name << joined(wrong);
+    std::map<std::string, std::vector<unsigned char>> first;
+    in_orders_of(table, [&] {
+      OpRun run(*table, DType::f32);
+      GetParam().body(run);
+      if (run.skipped) return;
+      const auto wrong = differences(run, reference);
+      EXPECT_TRUE(wrong.empty()) << "table " << table->name << joined(wrong);
+      for (const std::string& name : run.outputs()) {
+        const auto bytes = run.buffer(name).element_bytes();
+        EXPECT_EQ(first.emplace(name, bytes).first->second, bytes) << name << " depends on the order of threads";
+      }
+    });
   }
 }
 
 // Threads divide outputs: the bits are those of one thread.
 TEST_P(OpTest, ThreadsDoNotChangeBits) {
-  for (const Table* table : kTables) {
+  for (const Table* table : {&table_ref, &table_cpu}) {
     std::map<std::string, std::vector<unsigned char>> first;
     for (int n : {1, 2, 3}) {
       set_threads(n);
@@ -46,6 +65,20 @@ TEST_P(OpTest, ThreadsDoNotChangeBits) {
     set_threads(0);
   }
 }
+
+#ifdef PARE_EMU
+// ops.h states the order of sums, and the CUDA kernels follow it: in f32 they have the bits of `cpu`.
+TEST_P(OpTest, EmuHasTheBitsOfCpu) {
+  // Their order is their own (norm.cu).
+  if (std::set<std::string>{"rmsnorm_fwd", "rmsnorm_bwd"}.count(GetParam().op)) return;
+  OpRun cpu(table_cpu, DType::f32), emu(table_emu, DType::f32);
+  GetParam().body(emu);
+  if (emu.skipped) return;
+  GetParam().body(cpu);
+  for (const std::string& name : cpu.outputs())
+    EXPECT_EQ(emu.buffer(name).element_bytes(), cpu.buffer(name).element_bytes()) << name;
+}
+#endif
 
 INSTANTIATE_TEST_SUITE_P(Ops, OpTest, testing::ValuesIn(all_cases()),
                          [](const auto& info) { return info.param.op + "_" + info.param.shape; });

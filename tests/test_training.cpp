@@ -183,39 +183,13 @@ TEST(Training, TheSamplersLogprobsGiveARatioOfOne) {
   EXPECT_NE(gradients(), defined) << "one last bit of one log-prob does not matter: nothing is tested";
 }
 
-// ---- every op is used ----------------------------------------------------------------------------------------------
-
-TEST(Training, CallsEveryOp) {
-  std::map<std::string, int64_t> called;
-  const auto add = [&](const std::map<std::string, int64_t>& more) {
-    for (const auto& [op, calls] : more) called[op] += calls;
-  };
-  for (const char* type : {"qwen2", "qwen3"}) {
-    TrainingRun run(tiny_run(type, {"actor.use_kl_loss=true"}));
-    run.step();
-    add(run.called);
-  }
-  const std::vector<std::string> small = {"rollout.kv.budget=9", "rollout.kv.buffer=4", "rollout.kv.window=3",
-                                          "rollout.kv.block=4",  "rollout.kv.blocks=3", "rollout.kv.dense_layers=1"};
-  for (std::vector<std::string> keys :
-       {std::vector<std::string>{"rollout.kv.method=h2o", "learner.attention=replay"},
-        {"rollout.kv.method=quest", "learner.attention=replay"},
-        {"rollout.kv.method=tova", "rollout.check_exact=false", "algorithm.rollout_correction.acceptance=true"},
-        {"rollout.kv.method=rkv", "rollout.kv.merge=value", "rollout.check_exact=false"}}) {
-    keys.insert(keys.end(), small.begin(), small.end());
-    TrainingRun run(tiny_run("qwen3", keys));
-    run.step();
-    add(run.called);
-  }
+TEST(Training, SftCallsTheOpsOfTheLearner) {
   Session session(tiny_run("qwen2"));
   Sft sft(session);
   sft.step();
-  std::set<std::string> by_sft;
-  for (const auto& [op, line] : session.ledger.phases.at("learner")) by_sft.insert(op);
-#define X(op, Args) EXPECT_GT(called[#op], 0) << #op << " is called by no training step";
-  PARE_OPS(X)
-#undef X
-  for (const char* op : {"attn_bwd", "adamw", "logits_loss", "embedding_bwd"}) EXPECT_TRUE(by_sft.count(op)) << op;
+  std::set<std::string> called;
+  for (const auto& [op, line] : session.ledger.phases.at("learner")) called.insert(op);
+  for (const char* op : {"attn_bwd", "adamw", "logits_loss", "embedding_bwd"}) EXPECT_TRUE(called.count(op)) << op;
 }
 
 // ---- the check is honest -------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ bool is_choice(const std::string& op) {
 nlohmann::json bench_rollout() {
   ModelConfig c;
   c.model_type = "qwen3", c.qk_norm = true, c.tied = true;
-  c.hidden = 256, c.layers = 2, c.heads = 8, c.kv_heads = 2, c.head_dim = 64, c.ffn = 768, c.vocab = 512;
+  c.hidden = 128, c.layers = 2, c.heads = 4, c.kv_heads = 2, c.head_dim = 32, c.ffn = 384, c.vocab = 512;
   c.max_position = 33280;
   constexpr int decoded = 257;  // two events of 128 tokens
   nlohmann::json report = nlohmann::json::array();

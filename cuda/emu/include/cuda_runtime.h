@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <memory>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -36,6 +38,8 @@
 #else
 #define __shared__ static thread_local
 #endif
+// What a fiber runs that is no kernel: not for the access checker to look at.
+#define CUEMU_UNCHECKED __attribute__((no_sanitize("thread")))
 
 // ---- built-in types and variables
 #define CUEMU_VEC(T, N, A2, A4)                                \
@@ -83,6 +87,7 @@ enum cudaMemcpyKind {
 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 using cudaStream_t = struct CUstream_st*;
+using cudaEvent_t = struct CUevent_st*;
 struct cudaLaunchAttribute {
   int id;
 };
@@ -105,36 +110,45 @@ template <class T>
 cudaError_t cudaMalloc(T** p, size_t bytes) {
   return cudaMalloc(reinterpret_cast<void**>(p), bytes);
 }
-inline cudaError_t cudaMemcpyAsync(void* d, const void* s, size_t n, cudaMemcpyKind k, cudaStream_t = nullptr) {
-  return cudaMemcpy(d, s, n, k);
-}
-inline cudaError_t cudaMemsetAsync(void* d, int v, size_t n, cudaStream_t = nullptr) { return cudaMemset(d, v, n); }
-inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaPeekAtLastError(); }
-inline cudaError_t cudaDeviceSynchronize() { return cudaPeekAtLastError(); }
+cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpyKind, cudaStream_t = nullptr);
+cudaError_t cudaMemsetAsync(void* dst, int value, size_t bytes, cudaStream_t = nullptr);
+cudaError_t cudaStreamCreate(cudaStream_t*);
+cudaError_t cudaStreamDestroy(cudaStream_t);
+cudaError_t cudaStreamSynchronize(cudaStream_t);
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned flags = 0);
+cudaError_t cudaEventCreate(cudaEvent_t*);
+cudaError_t cudaEventDestroy(cudaEvent_t);
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t = nullptr);
+cudaError_t cudaEventSynchronize(cudaEvent_t);
+cudaError_t cudaDeviceSynchronize();
 template <class F>
 cudaError_t cudaFuncSetAttribute(F*, cudaFuncAttribute, int) {
   return cudaSuccess;
 }
 
 namespace cuemu {
+cudaError_t launch(const Grid&, ThreadMain, std::shared_ptr<void> call, cudaStream_t);  // queues it
+
 template <class... P>
 struct Call {
   void (*kernel)(P...);
   std::tuple<P...> params;
+  Call(void (*kernel)(P...), std::tuple<P...> params) : kernel(kernel), params(std::move(params)) {}
   template <size_t... I>
-  void call(std::index_sequence<I...>) {
+  CUEMU_UNCHECKED void call(std::index_sequence<I...>) {
     kernel(std::get<I>(params)...);
   }
-  static void main(void* self) { static_cast<Call*>(self)->call(std::index_sequence_for<P...>()); }
+  CUEMU_UNCHECKED static void main(void* self) { static_cast<Call*>(self)->call(std::index_sequence_for<P...>()); }
 };
 }  // namespace cuemu
 
 template <class... P, class... A>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* c, void (*kernel)(P...), A&&... args) {
-  cuemu::Call<P...> call{kernel, std::tuple<P...>(std::forward<A>(args)...)};
-  cuemu::Grid g{
+  using Call = cuemu::Call<P...>;
+  auto call = std::make_shared<Call>(kernel, std::tuple<P...>(std::forward<A>(args)...));
+  const cuemu::Grid g{
       {c->gridDim.x, c->gridDim.y, c->gridDim.z}, {c->blockDim.x, c->blockDim.y, c->blockDim.z}, c->dynamicSmemBytes};
-  return static_cast<cudaError_t>(cuemu::run_grid(g, &cuemu::Call<P...>::main, &call));
+  return cuemu::launch(g, &Call::main, std::move(call), c->stream);
 }
 
 // ---- barriers and fences
@@ -144,8 +158,7 @@ inline void __syncthreads(CUEMU_LOC) { cuemu::block_barrier(0, 0, true, "__synct
 inline void __syncwarp(unsigned mask = ~0u, CUEMU_LOC) {
   cuemu::warp_collective(mask, cuemu::warp_memory_order, nullptr, "__syncwarp", loc);
 }
-inline void __threadfence() {}
-inline void __threadfence_block() {}
+inline void __threadfence() { cuemu::note_fence(); }
 
 // ---- warp functions
 namespace cuemu {
@@ -155,7 +168,7 @@ struct ShflArg {
   int src;
 };
 template <class T>
-void shfl_run(void** args, uint32_t mask) {
+CUEMU_UNCHECKED void shfl_run(void** args, uint32_t mask) {
   for (unsigned l = 0; l < kWarp; l++) {
     if (!(mask >> l & 1)) continue;
     auto* a = static_cast<ShflArg<T>*>(args[l]);
@@ -175,7 +188,7 @@ struct VoteArg {
   uint32_t v;
   uint32_t out;
 };
-inline void ballot_run(void** args, uint32_t mask) {
+CUEMU_UNCHECKED inline void ballot_run(void** args, uint32_t mask) {
   uint32_t r = 0;
   for (unsigned l = 0; l < kWarp; l++)
     if (mask >> l & 1) r |= uint32_t{static_cast<VoteArg*>(args[l])->v != 0} << l;
@@ -221,12 +234,13 @@ inline int __all_sync(unsigned mask, int p, CUEMU_LOC) {
 
 // ---- atomics
 // One CUDA thread runs at a time and is never preempted inside one, so plain code is atomic.
-#define CUEMU_ATOMIC(name, expr)            \
-  template <class T>                        \
-  T name(T* p, std::type_identity_t<T> v) { \
-    T old = *p;                             \
-    *p = static_cast<T>(expr);              \
-    return old;                             \
+#define CUEMU_ATOMIC(name, expr)                                       \
+  template <class T>                                                   \
+  CUEMU_UNCHECKED T name(T* p, std::type_identity_t<T> v, CUEMU_LOC) { \
+    cuemu::note_access(p, sizeof(T), true, true, loc);                 \
+    T old = *p;                                                        \
+    *p = static_cast<T>(expr);                                         \
+    return old;                                                        \
   }
 CUEMU_ATOMIC(atomicAdd, old + v)
 CUEMU_ATOMIC(atomicMax, old < v ? v : old)

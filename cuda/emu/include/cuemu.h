@@ -5,15 +5,20 @@
 //
 // Model: one block runs at a time, on the calling OS thread; its threads are fibers that run until they must wait
 // (barrier, warp collective) and are resumed in an order that is a setting.  So kernels that wait for another block
-// hang, and a launch is over when the call returns.  Launches from two OS threads at once are not supported.
+// hang.  Launches and copies are queued on their stream and run as late as CUDA allows (stream.cpp): when the host
+// waits for them.  Launches from two OS threads at once are not supported.
 //
 // Device memory is ordinary memory: kernels accept host pointers, and the copies of the host API do so too.  What
 // cudaMalloc gives is filled with 0xFF (NaN in every float format), and under AddressSanitizer out of the host's reach
 // between launches.  Shared memory is 0xFF at the start of each block (static arrays: not under AddressSanitizer).
+//
+// The check build has an access checker (check.cpp): races, reads of memory that was never written, bounds, cp.async
+// targets touched too early.  There kernels may use no host memory but what device_memory() names.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace cuemu {
 
@@ -43,6 +48,16 @@ void async_wait(unsigned groups_left);
 // ---- memory
 void* dynamic_smem();
 void check_aligned(const void* p, size_t align, const char* what, Loc loc);
+// An access, and a __threadfence, that the compiler does not show to the access checker.
+void note_access(const void* p, size_t bytes, bool write, bool atomic, Loc loc);
+void note_fence();
+
+// For tests whose buffers are the host's: kernels may use [p, p + bytes) as if cudaMalloc had given it, until it is
+// forgotten; nothing in it counts as written until the host says that it wrote it.  Without the checker these do
+// nothing, as kernels may then use any memory.
+void device_memory(void* p, size_t bytes);
+void forget_device_memory(void* p);
+void host_wrote(const void* p, size_t bytes);
 
 // ---- launching
 struct Grid {
@@ -50,7 +65,6 @@ struct Grid {
   size_t smem;
 };
 using ThreadMain = void (*)(void* ctx);
-int run_grid(const Grid&, ThreadMain, void* ctx);  // 0, or a cudaError_t
 
 // ---- reports and settings
 // Ends the launch with an error.  The fiber is abandoned where it stands: its locals are not destroyed.
@@ -62,8 +76,29 @@ struct Settings {
   Order order = Order::forward;  // of threads and blocks; environment: CUEMU_ORDER=forward|reverse|random[:seed]
   uint64_t seed = 1;             // of Order::random; the same seed gives the same schedule
   bool abort_on_error = false;   // CUEMU_ABORT=1: stop where the mistake is, for a debugger
+  bool profile = false;          // keep the access profile of each launch; the check build only
 };
 Settings& settings();  // may be changed between launches
+
+// The access profile of the last launch: how each load and store of the source uses the memory system, as far as
+// addresses decide it.  The n-th execution of an instruction by each lane of a warp, between two points at which the
+// lanes meet, counts as one request.
+struct ProfileLine {
+  std::string place;  // "norm.cu:43"
+  bool write = false, shared = false;
+  uint64_t requests = 0;
+  uint64_t bytes = 0;  // moved by all lanes
+  // Global memory: 32-byte sectors touched, and the fewest that hold so many bytes.  Shared memory: wavefronts, and the
+  // fewest; the excess are bank conflicts.
+  uint64_t used = 0, ideal = 0;
+};
+std::vector<ProfileLine> profile_lines();
+
+#ifdef CUEMU_CHECK
+constexpr bool kChecker = true;
+#else
+constexpr bool kChecker = false;
+#endif
 
 inline constexpr unsigned kWarp = 32;
 unsigned lane_id();

@@ -11,7 +11,7 @@ struct LdmatrixArg {
   const void* row;
   bool trans;
 };
-inline void ldmatrix_run(void** args, uint32_t) {
+CUEMU_UNCHECKED inline void ldmatrix_run(void** args, uint32_t) {
   uint16_t m[4][8][8];
   for (int i = 0; i < 4; i++)
     for (int j = 0; j < 8; j++) std::memcpy(m[i][j], static_cast<LdmatrixArg*>(args[8 * i + j])->row, 16);
@@ -24,6 +24,7 @@ inline void ldmatrix_run(void** args, uint32_t) {
 }
 inline void ldmatrix(uint32_t (&r)[4], const void* row, bool trans, Loc loc) {
   check_aligned(row, 16, "ldmatrix", loc);
+  note_access(row, 16, false, false, loc);
   LdmatrixArg a{r, row, trans};
   warp_collective(~0u, ldmatrix_run, &a, "ldmatrix", loc);
 }
@@ -38,7 +39,7 @@ struct MmaArg {
   const uint32_t* a;
   uint32_t b[2];
 };
-inline void mma_16816_run(void** args, uint32_t) {
+CUEMU_UNCHECKED inline void mma_16816_run(void** args, uint32_t) {
   auto low = [](uint32_t u) { return __uint_as_float(u << 16); };
   auto high = [](uint32_t u) { return __uint_as_float(u & 0xffff0000u); };
   float A[16][16], B[8][16];  // B by columns

@@ -1,5 +1,6 @@
 // What the parts of the emulator share: the running block and its threads, fibers, and cudaMalloc'd memory.
 #pragma once
+#include <functional>
 #include <vector>
 
 #include "cuda_runtime.h"
@@ -57,6 +58,7 @@ struct Barrier {
   unsigned expected = 0, arrived = 0;
   const Thread* first = nullptr;  // to arrive
   const Thread* odd = nullptr;    // one that arrived from another place in the source
+  std::vector<uint16_t> who{};    // arrived, where the barrier is not for the whole block
 };
 
 struct Block {
@@ -66,6 +68,7 @@ struct Block {
   uint32_t at_op[32], returned[32];  // per warp: lanes at a collective, lanes that have returned
   Barrier barriers[16];
   unsigned n = 0, done = 0;
+  uint32_t serial = 0;  // of all blocks of all launches
   char* smem = nullptr;
   size_t smem_bytes = 0;
   Thread* cur = nullptr;
@@ -77,12 +80,21 @@ void make_ready(Thread* t);
 void suspend();                     // the current thread, until something makes it ready again
 const char* file_name(const Loc&);  // without directories
 
+cudaError_t run_grid(const Grid&, ThreadMain, void* ctx);  // the launch; to be queued
+
+// ---- streams (stream.cpp)
+struct Task;
+void queue(cudaStream_t, std::function<void()> run);
+void finish_all();
+
 // ---- device memory and the sticky error (host.cpp)
 struct Alloc {
   char* p;
   size_t bytes;
+  bool lent = false;              // the host's own, see device_memory()
+  struct Cell* shadow = nullptr;  // of the access checker
 };
-extern std::vector<Alloc> g_allocs;
+extern std::vector<Alloc> g_allocs;  // by address
 extern cudaError_t g_error;
 
 }  // namespace cuemu

@@ -1,10 +1,9 @@
 // The scheduler: runs the blocks of a launch one after another, and the threads of a block as fibers.
-#include <link.h>
-
 #include <algorithm>
 #include <cstdarg>
 
-#include "internal.h"
+#include "check.h"
+#include "symbols.h"
 
 namespace cuemu {
 
@@ -17,6 +16,7 @@ ThreadMain g_entry;
 void* g_ctx;
 std::string g_report;
 uint64_t g_rng;
+uint32_t g_serial;
 
 uint64_t draw() {  // xorshift
   g_rng ^= g_rng << 13, g_rng ^= g_rng >> 7, g_rng ^= g_rng << 17;
@@ -99,11 +99,14 @@ bool run_block() {
     b.ready[b.n_ready++] = static_cast<uint16_t>(b.order == Order::reverse ? i : b.n - 1 - i);
   }
   std::fill_n(b.barriers, 16, Barrier{});
+  b.serial = ++g_serial;
+  check::block_begin();
   g_report.clear();
   g_fiber = &g_main_fiber;
   g_assigned = pick();
   switch_fiber(get_fiber());
   if (g_report.empty() && b.done != b.n) report_deadlock();
+  check::block_end();
   b.cur = nullptr;
   return g_report.empty();
 }
@@ -116,17 +119,9 @@ class StaticShared {
   void fill_nan() {}
 #else
   StaticShared() {
-    dl_iterate_phdr(
-        [](dl_phdr_info* info, size_t, void* self) {
-          for (int i = 0; i < info->dlpi_phnum; i++)
-            if (info->dlpi_phdr[i].p_type == PT_TLS && info->dlpi_tls_data) {
-              auto* begin = static_cast<char*>(info->dlpi_tls_data);
-              static_cast<StaticShared*>(self)->p_ = begin;
-              static_cast<StaticShared*>(self)->before_.assign(begin, begin + info->dlpi_phdr[i].p_memsz);
-            }
-          return 1;  // the first object is the executable
-        },
-        this);
+    const Segment s = thread_local_segment();
+    p_ = s.begin;
+    before_.assign(s.begin, s.begin + s.bytes);
   }
   ~StaticShared() { std::copy(before_.begin(), before_.end(), p_); }
   void fill_nan() { std::fill_n(p_, before_.size(), '\xff'); }
@@ -208,14 +203,21 @@ void fiber_main() {
   }
 }
 
-int run_grid(const Grid& c, ThreadMain entry, void* ctx) {
-  Block& b = g_block;
-  if (b.cur) fail({}, "a kernel launched from a kernel");
+cudaError_t launch(const Grid& c, ThreadMain entry, std::shared_ptr<void> call, cudaStream_t stream) {
+  if (g_block.cur) fail({}, "a kernel launched from a kernel");
   if (g_error) return g_error;
   const uint64_t n = uint64_t{c.block[0]} * c.block[1] * c.block[2];
   if (n == 0 || n > 1024 || c.block[2] > 64 || !c.grid[0] || !c.grid[1] || !c.grid[2] || c.grid[1] > 65535 ||
       c.grid[2] > 65535 || c.smem > 227 * 1024)
     return g_error = cudaErrorInvalidConfiguration;
+  queue(stream, [=, call = std::move(call)] { run_grid(c, entry, call.get()); });
+  return cudaSuccess;
+}
+
+cudaError_t run_grid(const Grid& c, ThreadMain entry, void* ctx) {
+  Block& b = g_block;
+  if (g_error) return g_error;  // nothing runs after a failure
+  const uint64_t n = uint64_t{c.block[0]} * c.block[1] * c.block[2];
   g_entry = entry, g_ctx = ctx;
   gridDim = {c.grid[0], c.grid[1], c.grid[2]};
   blockDim = {c.block[0], c.block[1], c.block[2]};
@@ -231,6 +233,7 @@ int run_grid(const Grid& c, ThreadMain entry, void* ctx) {
   b.order = settings().order;
   g_rng = settings().seed * 0x9e3779b97f4a7c15u | 1;
   device_memory_reachable(true);
+  check::launch_begin();
   const bool ok = run_blocks(c);
   device_memory_reachable(false);
 #ifdef CUEMU_ASAN
@@ -268,6 +271,7 @@ const char* file_name(const Loc& l) {
 }
 
 void fail(Loc loc, const char* fmt, ...) {
+  const check::Pause pause;
   char s[1024];
   va_list args;
   va_start(args, fmt);

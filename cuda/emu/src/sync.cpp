@@ -1,7 +1,7 @@
 // Barriers, warp collectives and asynchronous copies: what the threads of a block wait for.
 #include <cstring>
 
-#include "internal.h"
+#include "check.h"
 
 namespace cuemu {
 
@@ -34,7 +34,15 @@ void warp_collective(uint32_t mask, WarpOp op, void* arg, const char* what, Loc 
     who[n++] = &t;
   }
   b.at_op[w] &= ~mask;
-  op(args, mask);
+  check::meet(base, base);
+  if (op == warp_memory_order) {
+    uint16_t linear[kWarp];
+    for (unsigned i = 0; i < n; i++) linear[i] = static_cast<uint16_t>(who[i]->linear);
+    check::sync_threads(linear, n);
+  } else {
+    const check::Pause pause;
+    op(args, mask);
+  }
   for (unsigned i = 0; i < n; i++) {
     Thread* t = who[b.order == Order::reverse ? i : n - 1 - i];
     if (t != me) make_ready(t);
@@ -57,6 +65,7 @@ void block_barrier(int id, unsigned count, bool wait, const char* what, Loc loc)
     b.first = me;
   else if (loc.line != b.first->loc.line)
     b.odd = me;
+  if (expected != block.n) b.who.push_back(static_cast<uint16_t>(me->linear));
   if (wait) me->state = State::at_barrier;
   if (b.arrived < expected) {
     if (wait) suspend();
@@ -67,6 +76,10 @@ void block_barrier(int id, unsigned count, bool wait, const char* what, Loc loc)
     fail(loc, "divergent barrier: thread %u waits in the %s at %s:%d", other->linear, other->what,
          file_name(other->loc), other->loc.line);
   }
+  if (expected == block.n)
+    check::sync_block(), check::meet(0, block.n - 1);
+  else
+    check::sync_threads(b.who.data(), static_cast<unsigned>(b.who.size()));
   me->state = State::running;
   for (unsigned i = 0; i < block.n; i++) {
     Thread& t = block.threads[block.order == Order::reverse ? i : block.n - 1 - i];
@@ -83,13 +96,15 @@ void async_copy(void* smem, const void* gmem, unsigned bytes, unsigned src_bytes
   if (bytes != 4 && bytes != 8 && bytes != 16) fail(loc, "cp.async: %u bytes", bytes);
   check_aligned(smem, bytes, "cp.async", loc);
   check_aligned(gmem, bytes, "cp.async", loc);
+  const AsyncCopy copy{smem, gmem, bytes, src_bytes, loc};
+  check::async_issue(copy);
   std::memset(smem, 0xff, bytes);  // NaNs until it lands
 #ifdef CUEMU_ASAN
   char probe[16];
   std::memcpy(probe, gmem, src_bytes);  // out of bounds now rather than when it lands
   __asan_poison_memory_region(smem, bytes);
 #endif
-  g_block.cur->copies.push_back({smem, gmem, bytes, src_bytes, loc});
+  g_block.cur->copies.push_back(copy);
 }
 
 void complete_copies(Thread* t, size_t n) {
@@ -98,11 +113,17 @@ void complete_copies(Thread* t, size_t n) {
 #ifdef CUEMU_ASAN
     __asan_unpoison_memory_region(c.dst, c.bytes);
 #endif
+    check::async_done(c);
     if (c.src_bytes) std::memcpy(c.dst, c.src, c.src_bytes);
     std::memset(static_cast<char*>(c.dst) + c.src_bytes, 0, c.bytes - c.src_bytes);
   }
   t->copies.erase(t->copies.begin(), t->copies.begin() + static_cast<ptrdiff_t>(n));
 }
+
+void note_access(const void* p, size_t bytes, bool write, bool atomic, Loc loc) {
+  check::access(p, bytes, write, atomic, loc);
+}
+void note_fence() { check::fence(); }
 
 void async_commit() { g_block.cur->groups.push_back(g_block.cur->copies.size()); }
 

@@ -1,0 +1,127 @@
+// What attention of packed and of paged sequences share: finding the rows of a block, and the arithmetic in f32, whose
+// order ops.h states, so that both give the same bits.
+#pragma once
+#include "common.cuh"
+
+namespace pare::PARE_CUDA {
+
+constexpr int kSlots = 64;  // keys of a block
+constexpr int kThreads = 128, kWarps = 4;
+
+// Query rows [first, first + kRows) of a segment.
+struct Tile {
+  int row, len, parent_row, parent_len;  // the segment, len times `repeat`
+  int first, entry;                      // entry: number of the segment
+};
+
+// Tile number `tile` of all segments, cut into tiles of kRows own rows; len 0 if there are fewer.  The host does not
+// know the lengths, so it launches an upper bound of blocks and each finds its place here.  Each own row counts
+// `repeat` times.
+template <int kRows>
+__device__ Tile find_tile(const int4* segments, int n, int tile, int repeat = 1) {
+  const int lane = threadIdx.x % 32;
+  for (int base = 0; base < n; base += 32) {
+    const int4 s = base + lane < n ? segments[base + lane] : int4{0, 0, 0, 0};
+    int end = (s.y * repeat + kRows - 1) / kRows;  // tiles up to and including this lane's segment
+    const int own = end;
+    for (int o = 1; o < 32; o *= 2) {
+      const int below = __shfl_up_sync(kAllLanes, end, o);
+      if (lane >= o) end += below;
+    }
+    const unsigned past = __ballot_sync(kAllLanes, end > tile);
+    if (past) {
+      const int owner = __ffs(static_cast<int>(past)) - 1;
+      const int first = (tile - __shfl_sync(kAllLanes, end - own, owner)) * kRows;
+      return {__shfl_sync(kAllLanes, s.x, owner),
+              __shfl_sync(kAllLanes, s.y, owner) * repeat,
+              __shfl_sync(kAllLanes, s.z, owner),
+              __shfl_sync(kAllLanes, s.w, owner),
+              first,
+              base + owner};
+    }
+    tile -= __shfl_sync(kAllLanes, end, 31);
+  }
+  return {};
+}
+
+// ---- f32: a warp per query row at a time, a lane per slot and then per column of V
+
+constexpr int kRows32 = 16, kOwn32 = kRows32 / kWarps;  // query rows of a block, of a warp
+
+struct Shared32 {
+  float *q, *k,
+      *v;    // [16][D]; [64][D + 1] (a lane reads a row: the odd stride keeps lanes in different banks); [64][D]
+  float* p;  // [64] of this warp
+};
+constexpr size_t smem32(int d) {
+  return sizeof(float) * (kRows32 * d + kSlots * (d + 1) + kSlots * d + kWarps * kSlots);
+}
+__device__ __forceinline__ Shared32 shared32(int d) {
+  float *q = dynamic_smem<float>(), *k = q + kRows32 * d, *v = k + kSlots * (d + 1);
+  return {q, k, v, v + kSlots * d + threadIdx.x / 32 * kSlots};
+}
+
+// The query rows of this thread's warp: warp w has the rows w * kOwn32 + [0, kOwn32) of the block.
+// kColumns: ceil(D / 32), columns of V per lane.
+template <int kColumns>
+struct Rows32 {
+  float acc[kOwn32][kColumns] = {}, top[kOwn32], sum[kOwn32] = {};
+
+  __device__ Rows32() {
+    for (float& m : top) m = -INFINITY;
+  }
+
+  // Adds a block of slots that lies in shared memory, of which row r of `rows` sees visible(r) (possibly less than 1).
+  template <class Visible>
+  __device__ __forceinline__ void add_block(const Shared32& s, int d, int rows, float scale, Visible visible_of) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < kOwn32; r++) {
+      const int row = threadIdx.x / 32 * kOwn32 + r;
+      const int visible = row < rows ? visible_of(row) : 0;
+      if (visible <= 0) continue;  // the same for the whole warp
+      float z[2];
+      for (int h = 0; h < 2; h++) {
+        const int slot = lane + 32 * h;
+        float dot = 0;
+        if (slot < visible)
+          for (int c = 0; c < d; c++) dot = fmaf(s.q[row * d + c], s.k[slot * (d + 1) + c], dot);
+        z[h] = slot < visible ? dot * scale : -INFINITY;
+      }
+      const float m = fmaxf(top[r], warp_max(fmaxf(z[0], z[1]))), alpha = exp_f32(top[r] - m);
+      top[r] = m;
+      for (int h = 0; h < 2; h++) s.p[lane + 32 * h] = exp_f32(z[h] - m);
+      __syncwarp();
+      const float* p = s.p + lane % 16;  // the row sum of 64 elements
+      float part = p[0] + p[16] + p[32] + p[48];
+      for (int o = 8; o > 0; o /= 2) part += __shfl_xor_sync(kAllLanes, part, o);
+      sum[r] = fmaf(sum[r], alpha, part);
+#pragma unroll
+      for (int j = 0; j < kColumns; j++) {
+        const int c = lane + 32 * j;
+        if (c >= d) continue;
+        float x = acc[r][j] * alpha;
+        for (int slot = 0; slot < min(kSlots, visible); slot++) x = fmaf(s.p[slot], s.v[slot * d + c], x);
+        acc[r][j] = x;
+      }
+      __syncwarp();  // before p is overwritten
+    }
+  }
+
+  // The results to where place(row, lse) says; it is called by every lane of the row's warp.
+  template <class Place>
+  __device__ __forceinline__ void write(int rows, Place place, int d) const {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < kOwn32; r++) {
+      const int row = threadIdx.x / 32 * kOwn32 + r;
+      if (row >= rows) continue;
+      auto* o = place(row, top[r] + log_f32(sum[r]));
+#pragma unroll
+      for (int j = 0; j < kColumns; j++)
+        if (lane + 32 * j < d) o[lane + 32 * j] = from_float<std::decay_t<decltype(*o)>>(acc[r][j] / sum[r]);
+    }
+  }
+};
+
+}  // namespace pare::PARE_CUDA

@@ -1,0 +1,114 @@
+// Ops that move rows: y[r] = x[index[r]], its transpose y[index[r]] += x[r], and copies of rows by pairs.
+//
+// x, y [rows, C]; index i32.  The copies overwrite the rows they name.  The additions go r ascending for every element
+// of y (each rounded to y's type), without atomics: an element belongs to one thread, which walks the list.
+// Bytes: 2 C elements a row, and the list once for each of the kParts blocks of a column of the additions.  Copies are
+// limited by memory bandwidth, additions by the walk; they are a small part of a step.
+#include "common.cuh"
+
+namespace pare::PARE_CUDA {
+
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kParts = 32;  // of the rows of y, by index % kParts
+
+// Pairs (src, dst); without kPairs row r of y is from row index[r].  blockIdx.x is the pair.
+template <class T, bool kVector, bool kPairs>
+__global__ void __launch_bounds__(kThreads)
+    copy(T* y, int64_t y_stride, const T* x, int64_t x_stride, const int32_t* __restrict__ index, int width) {
+  const int i = (blockIdx.y * kThreads + threadIdx.x) * kPack<T>;
+  if (i >= width) return;
+  const int64_t n = blockIdx.x, src = index[kPairs ? 2 * n : n], dst = kPairs ? index[2 * n + 1] : n;
+  store_pack<kVector>(y + dst * y_stride + i, load_pack<kVector>(x + src * x_stride + i, width - i), width - i);
+}
+
+// blockIdx.y is the part of y.
+template <class Y, class T>
+__global__ void __launch_bounds__(kThreads)
+    add(Y* __restrict__ y, const T* __restrict__ x, const int32_t* __restrict__ index, int rows, int width) {
+  const int c = blockIdx.x * kThreads + threadIdx.x;
+  if (c >= width) return;
+  for (int r = 0; r < rows; r++) {
+    const int64_t dst = index[r];
+    if (dst % kParts != blockIdx.y) continue;
+    y[dst * width + c] = from_float<Y>(to_float(y[dst * width + c]) + to_float(x[int64_t{r} * width + c]));
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) add_all(float* __restrict__ y, const float* __restrict__ x, int64_t n) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < n) y[i] += x[i];
+}
+
+void expect_index(const char* op, const char* field, const Tensor& index, std::initializer_list<int64_t> shape) {
+  expect(index.dtype == DType::i32 && index.contiguous() && is_shape(index, shape), op, ": ", field, " ", index.str());
+}
+
+template <bool kPairs>
+void copy_rows(const char* op, const Tensor& y, const Tensor& x, const Tensor& index, Stream stream) {
+  const int64_t width = y.shape[1];
+  expect(y.rank == 2 && y.stride[1] == 1 && x.dtype == y.dtype && x.stride[x.rank - 1] == 1 &&
+             x.size() == x.shape[0] * width && (x.rank == 2 || (x.rank == 3 && x.stride[1] == x.shape[2])),
+         op, ": rows of x ", x.str(), " for y ", y.str());
+  if (index.shape[0] == 0 || width == 0) return;
+  with_act(op, y, [&](auto type) {
+    using T = decltype(type);
+    const bool vector = aligned16(y, {y.stride[0], width}) && aligned16(x, {x.stride[0]});
+    launch(op, vector ? copy<T, true, kPairs> : copy<T, false, kPairs>,
+           {.grid = dim3(blocks(op, index.shape[0], 1), blocks(op, width, kThreads * kPack<T>)), .block = kThreads},
+           stream, y.as<T>(), y.stride[0], x.as<T>(), x.stride[0], index.as<int32_t>(), width);
+  });
+}
+
+void gather(const char* op, const char* field, const Tensor& y, const Tensor& x, const Tensor& index, Stream stream) {
+  expect_index(op, field, index, {y.shape[0]});
+  expect(y.contiguous() && x.contiguous(), op, ": y ", y.str(), " and x ", x.str(), " must be contiguous");
+  copy_rows<false>(op, y, x, index, stream);
+}
+
+template <class Y, class T>
+void add_rows(const char* op, const char* field, const Tensor& y, const Tensor& x, const Tensor& index, Stream stream) {
+  const int64_t rows = x.shape[0], width = y.shape[1];
+  expect_index(op, field, index, {rows});
+  expect(y.rank == 2 && y.contiguous() && x.contiguous() && is_shape(x, {rows, width}), op, ": x ", x.str(), " for y ",
+         y.str(), ", both contiguous");
+  if (rows == 0 || width == 0) return;
+  launch(op, add<Y, T>, {.grid = dim3(blocks(op, width, kThreads), kParts), .block = kThreads}, stream, y.as<Y>(),
+         x.as<T>(), index.as<int32_t>(), rows, width);
+}
+
+}  // namespace
+
+void accumulate(const Accumulate& a, Stream stream) {
+  const char* op = "accumulate";
+  const int64_t n = a.y.size();
+  expect(is_shape(a.x, {n}) && is_shape(a.y, {n}) && a.x.contiguous() && a.y.contiguous(), op, ": x ", a.x.str(),
+         " for y ", a.y.str());
+  if (n == 0) return;
+  launch(op, add_all, {.grid = blocks(op, n, kThreads), .block = kThreads}, stream, a.y.as<float>(), a.x.as<float>(),
+         n);
+}
+
+void gather_rows(const GatherRows& a, Stream stream) { gather("gather_rows", "index", a.y, a.x, a.index, stream); }
+void embedding_fwd(const EmbeddingFwd& a, Stream stream) {
+  gather("embedding_fwd", "ids", a.y, a.table, a.ids, stream);
+}
+
+void scatter_add_rows(const ScatterAddRows& a, Stream stream) {
+  with_act("scatter_add_rows", a.x, [&](auto type) {
+    using T = decltype(type);
+    add_rows<T, T>("scatter_add_rows", "index", a.y, a.x, a.index, stream);
+  });
+}
+void embedding_bwd(const EmbeddingBwd& a, Stream stream) {
+  with_act("embedding_bwd", a.dy,
+           [&](auto type) { add_rows<float, decltype(type)>("embedding_bwd", "ids", a.dtable, a.dy, a.ids, stream); });
+}
+
+void copy_rows(const CopyRows& a, Stream stream) {
+  expect_index("copy_rows", "index", a.index, {a.index.shape[0], 2});
+  copy_rows<true>("copy_rows", a.y, a.x, a.index, stream);
+}
+
+}  // namespace pare::PARE_CUDA

@@ -1,0 +1,365 @@
+// The access checker.  Kernels compiled with -fsanitize=thread call __tsan_read4(p) and the like before every access to
+// memory; linking this file instead of libtsan gives those calls a CUDA meaning.  For each pair of bytes of shared and
+// of device memory it remembers the last write and two reads since (by which thread, at which of its logical times,
+// from which instruction) and reports
+//   - data races: two accesses, one of them a write, not ordered by a barrier, __syncwarp, a fence with an atomic, or
+//     the end of a launch (shuffles order nothing, as CUDA says);
+//   - reads of shared or device memory that nobody has written;
+//   - accesses outside every variable and allocation, and to host memory;
+//   - accesses to the target of a cp.async that its thread has not waited for.
+// (Linux's KCSAN uses the compiler's instrumentation in the same way.)  Compiled without -fsanitize.
+#ifdef CUEMU_CHECK
+
+#include "check.h"
+
+#include <algorithm>
+#include <deque>
+#include <map>
+
+#include "profile.h"
+#include "symbols.h"
+
+extern "C" char __executable_start, _end;
+
+namespace cuemu {
+
+// An access to the two bytes of a cell.
+struct Slot {
+  uint32_t block = 0;  // serial of the block; 0: none
+  uint32_t clock = 0;
+  uint32_t place = 0;  // see symbols.h
+  uint16_t thread = 0;
+  uint8_t bytes = 0;  // which of the two, as bits
+  bool atomic = false;
+};
+struct Cell {
+  Slot write, reads[2];
+  uint32_t block = 0;       // shared memory: the block that the rest is about
+  uint16_t pending = 0;     // 1 + the thread whose cp.async is to land here
+  uint8_t initialised = 0;  // bytes that have been written, as bits
+};
+
+namespace {
+
+// What a block had done and seen when one of its threads performed an atomic after a fence.
+struct Release {
+  uint32_t block;
+  std::vector<uint32_t> clock;
+};
+
+int g_pause = 1;          // accesses count only while 0
+uint32_t g_launch_first;  // serial of the launch's first block
+// Thread u of the running block is at time g_own[u], which grows when it synchronises; g_base[u] is the time of u that
+// everyone has seen (at the last barrier of the block), g_seen[t * n + u] what t has seen since.
+std::vector<uint32_t> g_own, g_base, g_seen;
+bool g_partial;  // a barrier of part of the block has been used: threads have seen those of other warps
+enum class Fenced : uint8_t { no, yes };
+std::vector<Fenced> g_fenced;
+std::map<const void*, std::deque<Release>> g_released;  // by atomics on this address
+std::vector<std::vector<const Release*>> g_acquired;    // by each thread
+std::vector<const Release*> g_block_acquired;           // by the whole block, at a barrier
+Segment g_static;
+std::vector<Cell> g_static_cells, g_dynamic_cells;
+
+bool ordered(const Slot& s) {
+  if (s.block < g_launch_first) return true;
+  const unsigned t = g_block.cur->linear;
+  if (s.block == g_block.serial)
+    return s.thread == t || s.clock <= g_base[s.thread] || s.clock <= g_seen[size_t{t} * g_block.n + s.thread];
+  auto covers = [&](const Release* r) {
+    return r->block == s.block && s.thread < r->clock.size() && s.clock <= r->clock[s.thread];
+  };
+  return std::any_of(g_acquired[t].begin(), g_acquired[t].end(), covers) ||
+         std::any_of(g_block_acquired.begin(), g_block_acquired.end(), covers);
+}
+
+// One access of the running thread.
+struct Access {
+  const char* p;
+  size_t bytes;
+  bool write, atomic;
+  uint32_t place;
+};
+
+[[noreturn]] void report(const Access& a, const char* kind, const std::string& what, const std::string& more) {
+  g_pause++;
+  fail({}, "%s: %s\n    by thread %u at %s%s", kind, what.c_str(), g_block.cur->linear, place_name(a.place).c_str(),
+       more.c_str());
+}
+[[noreturn]] void report_race(const Access& a, const char* kind, const Slot& s) {
+  report(a, "race", std::string(kind) + " " + std::to_string(a.bytes) + " bytes at " + memory_name(a.p),
+         "\n    and by thread " + std::to_string(s.thread) +
+             (s.block == g_block.serial ? " of the block at " : " of another block at ") + place_name(s.place));
+}
+[[noreturn]] void report_bounds(const Access& a) {
+  std::string near = " (host memory?)";
+  ptrdiff_t best = 65536;
+  auto consider = [&](const char* what, const char* first, size_t n) {
+    const ptrdiff_t past = a.p - first - static_cast<ptrdiff_t>(n), before = first - a.p,
+                    reach = static_cast<ptrdiff_t>(a.bytes);
+    const bool after = past >= -reach;
+    const ptrdiff_t distance = after ? past : before;
+    if (distance < -reach || distance >= best) return;
+    best = distance;
+    near = ", " + std::to_string(std::max<ptrdiff_t>(distance, 0)) + " bytes " + (after ? "past " : "before ") + what +
+           " of " + std::to_string(n);
+  };
+  for (const Alloc& m : g_allocs) consider("device memory", m.p, m.bytes);
+  if (g_block.smem) consider("dynamic shared memory", g_block.smem, g_block.smem_bytes);
+  const char* in_static = a.p;
+  if (in_static >= g_static.begin && in_static < g_static.begin + g_static.bytes) near = ", " + memory_name(a.p);
+  char address[32];
+  std::snprintf(address, sizeof address, "%p", static_cast<const void*>(a.p));
+  report(a, "out of bounds", std::to_string(a.bytes) + " bytes at " + address + near, "");
+}
+
+// The cells of static shared memory for an offset in it; null for what is not a shared variable.
+Cell* static_cells(const Access& a) {
+  const size_t offset = static_cast<size_t>(a.p - g_static.begin);
+  static const Symbol* last = nullptr;
+  if (!last || offset < last->offset || offset >= last->offset + last->size) {
+    const auto& all = shared_variables();
+    auto it = std::upper_bound(all.begin(), all.end(), offset, [](size_t o, const Symbol& s) { return o < s.offset; });
+    if (it == all.begin()) report_bounds(a);
+    last = &*--it;
+  }
+  if (offset + a.bytes > last->offset + last->size) report_bounds(a);
+  if (last->name.starts_with("_ZGV")) return nullptr;  // the compiler's "is it initialised" flag
+  return &g_static_cells[offset / 2];
+}
+
+// Null for the thread's own variables, constants and built-in variables.
+Cell* cells_of(const Access& a, bool* shared) {
+  const char* const end = a.p + a.bytes;
+  if (a.p >= g_fiber->stack && a.p < g_fiber->stack + g_fiber->size) return nullptr;
+  if (a.p >= &__executable_start && a.p < &_end) return nullptr;
+  *shared = true;
+  const Block& b = g_block;
+  if (a.p >= b.smem && a.p < b.smem + b.smem_bytes) {
+    if (end > b.smem + b.smem_bytes) report_bounds(a);
+    return &g_dynamic_cells[static_cast<size_t>(a.p - b.smem) / 2];
+  }
+  if (a.p >= g_static.begin && a.p < g_static.begin + g_static.bytes) return static_cells(a);
+  *shared = false;
+  static size_t last = 0;
+  if (last >= g_allocs.size() || a.p < g_allocs[last].p || end > g_allocs[last].p + g_allocs[last].bytes) {
+    auto it =
+        std::upper_bound(g_allocs.begin(), g_allocs.end(), a.p, [](const char* p, const Alloc& m) { return p < m.p; });
+    if (it == g_allocs.begin() || end > (it - 1)->p + (it - 1)->bytes) report_bounds(a);
+    last = static_cast<size_t>(it - 1 - g_allocs.begin());
+  }
+  return &g_allocs[last].shadow[static_cast<size_t>(a.p - g_allocs[last].p) / 2];
+}
+
+void check_cell(Cell& x, const Access& a, const Slot& now) {
+  if (x.pending)
+    report(a, "cp.async", (a.write ? "write of " : "read of ") + memory_name(a.p) + " before the copy was waited for",
+           "\n    copied by thread " + std::to_string(x.pending - 1));
+  auto conflicts = [&](const Slot& s) {
+    return s.block && (s.bytes & now.bytes) && !(s.atomic && a.atomic) && !ordered(s);
+  };
+  if (conflicts(x.write)) report_race(a, a.write ? "two writes of" : "a read and a write of", x.write);
+  if ((!a.write || a.atomic) && (x.initialised & now.bytes) != now.bytes)
+    report(a, "uninitialised", "read of " + memory_name(a.p), "");
+  if (a.write) {
+    for (Slot& r : x.reads) {
+      if (conflicts(r)) report_race(a, "a write and a read of", r);
+      r.block = 0;
+    }
+    x.write = now;
+    x.initialised |= now.bytes;
+  } else {
+    const bool first = !x.reads[0].block || (x.reads[0].block == now.block && x.reads[0].thread == now.thread);
+    x.reads[first ? 0 : 1] = now;
+  }
+}
+
+// An atomic on device memory after a fence publishes what its thread has done or seen.
+void synchronise_by_atomic(const void* p) {
+  const unsigned t = g_block.cur->linear, n = g_block.n;
+  auto& releases = g_released[p];
+  for (const Release& r : releases)
+    if (r.block != g_block.serial) g_acquired[t].push_back(&r);
+  if (g_fenced[t] == Fenced::no) return;
+  Release r{g_block.serial, std::vector<uint32_t>(n)};
+  for (unsigned u = 0; u < n; u++) r.clock[u] = u == t ? g_own[u] : std::max(g_base[u], g_seen[size_t{t} * n + u]);
+  releases.push_back(std::move(r));
+  g_own[t]++;
+}
+
+void touch(const Access& a) {
+  bool shared = false;
+  Cell* c = cells_of(a, &shared);
+  if (!c) return;
+  const unsigned t = g_block.cur->linear;
+  if (!a.atomic) profile::access(a.place, a.p, a.bytes, a.write, shared, t);
+  Slot now{g_block.serial, g_own[t], a.place, static_cast<uint16_t>(t), 0, a.atomic};
+  size_t odd = reinterpret_cast<uintptr_t>(a.p) & 1;
+  for (size_t left = a.bytes; left; c++) {
+    const size_t here = std::min<size_t>(2 - odd, left);
+    now.bytes = static_cast<uint8_t>(((1u << here) - 1) << odd);
+    odd = 0, left -= here;
+    if (shared && c->block != g_block.serial) *c = Cell{}, c->block = g_block.serial;  // it starts afresh
+    check_cell(*c, a, now);
+  }
+  if (a.atomic && !shared) synchronise_by_atomic(a.p);
+}
+
+size_t cells_for(size_t bytes) { return bytes / 2 + 1; }
+
+}  // namespace
+
+namespace check {
+
+Pause::Pause() { g_pause++; }
+Pause::~Pause() { g_pause--; }
+
+void launch_begin() {
+  if (!g_static.begin) {
+    g_static = thread_local_segment();
+    g_static_cells.resize(cells_for(g_static.bytes));
+  }
+  const size_t n = g_block.n;
+  g_dynamic_cells.assign(cells_for(g_block.smem_bytes), Cell{});
+  g_own.resize(n), g_base.resize(n), g_seen.resize(n * n), g_acquired.resize(n), g_fenced.resize(n);
+  g_released.clear();
+  g_launch_first = 0;
+  profile::launch_begin();
+}
+
+void block_begin() {
+  if (!g_launch_first) g_launch_first = g_block.serial;
+  std::fill(g_own.begin(), g_own.end(), 1u);
+  std::fill(g_base.begin(), g_base.end(), 0u);
+  std::fill(g_seen.begin(), g_seen.end(), 0u);
+  for (auto& a : g_acquired) a.clear();
+  g_block_acquired.clear();
+  std::fill(g_fenced.begin(), g_fenced.end(), Fenced::no);
+  g_partial = false;
+  g_pause = 0;
+}
+
+void block_end() {
+  g_pause = 1;
+  meet(0, g_block.n - 1);
+}
+
+void meet(unsigned first, unsigned last) {
+  for (unsigned w = first / kWarp; w <= last / kWarp; w++) profile::meet(w);
+}
+
+void sync_block() {
+  for (unsigned u = 0; u < g_block.n; u++) g_base[u] = g_own[u]++;
+  for (auto& acquired : g_acquired) {
+    g_block_acquired.insert(g_block_acquired.end(), acquired.begin(), acquired.end());
+    acquired.clear();
+  }
+  // A fence by every thread before the barrier serves an atomic after it, whoever performs that.
+  if (std::count(g_fenced.begin(), g_fenced.end(), Fenced::no)) std::fill(g_fenced.begin(), g_fenced.end(), Fenced::no);
+}
+
+void sync_threads(const uint16_t* who, unsigned n) {
+  const unsigned all = g_block.n;
+  if (n > kWarp) g_partial = true;
+  // Times that a thread of another warp can appear in only after a barrier of part of the block.
+  const unsigned low = g_partial ? 0 : who[0] / kWarp * kWarp, high = g_partial ? all : std::min(all, low + kWarp);
+  for (unsigned u = low; u < high; u++) {
+    uint32_t newest = 0;
+    for (unsigned i = 0; i < n; i++)
+      newest = std::max(newest, who[i] == u ? g_own[u] : g_seen[size_t{who[i]} * all + u]);
+    for (unsigned i = 0; i < n; i++) g_seen[size_t{who[i]} * all + u] = newest;
+  }
+  for (unsigned i = 0; i < n; i++) g_own[who[i]]++;
+}
+
+void fence() {
+  if (g_block.cur) g_fenced[g_block.cur->linear] = Fenced::yes;
+}
+
+void access(const void* p, size_t bytes, bool write, bool atomic, const Loc& loc) {
+  if (g_pause) return;
+  const Pause pause;
+  touch({static_cast<const char*>(p), bytes, write, atomic, place_of(loc)});
+}
+
+static void instrumented(const void* p, size_t bytes, bool write, bool atomic, uintptr_t pc) {
+  if (g_pause || !bytes) return;
+  const Pause pause;
+  touch({static_cast<const char*>(p), bytes, write, atomic, place_of(pc)});
+}
+
+static Cell* target_cells(const AsyncCopy& c) {
+  bool shared = false;
+  const Access a{static_cast<const char*>(c.dst), c.bytes, true, false, place_of(c.loc)};
+  Cell* const cells = cells_of(a, &shared);
+  if (!cells || !shared) fail(c.loc, "cp.async: the destination is not in shared memory");
+  return cells;
+}
+
+void async_issue(const AsyncCopy& c) {
+  const Pause pause;
+  touch({static_cast<const char*>(c.dst), c.bytes, true, false, place_of(c.loc)});
+  if (c.src_bytes) touch({static_cast<const char*>(c.src), c.src_bytes, false, false, place_of(c.loc)});
+  Cell* const cells = target_cells(c);
+  for (unsigned i = 0; i < c.bytes / 2; i++) cells[i].pending = static_cast<uint16_t>(g_block.cur->linear + 1);
+}
+
+void async_done(const AsyncCopy& c) {
+  const Pause pause;
+  Cell* const cells = target_cells(c);
+  for (unsigned i = 0; i < c.bytes / 2; i++) cells[i].pending = 0, cells[i].write.clock = g_own[g_block.cur->linear];
+}
+
+void add(Alloc& a) { a.shadow = static_cast<Cell*>(std::calloc(cells_for(a.bytes), sizeof(Cell))); }
+void remove(Alloc& a) { std::free(a.shadow); }
+
+void host_wrote(const void* p, size_t bytes) {
+  const auto* c = static_cast<const char*>(p);
+  auto it =
+      std::upper_bound(g_allocs.begin(), g_allocs.end(), c, [](const char* q, const Alloc& a) { return q < a.p; });
+  if (it == g_allocs.begin() || c >= (--it)->p + it->bytes) return;
+  for (size_t i = static_cast<size_t>(c - it->p), end = std::min(i + bytes, it->bytes); i < end; i++) {
+    Cell& x = it->shadow[i / 2];
+    x.write.block = x.reads[0].block = x.reads[1].block = 0;
+    x.initialised |= static_cast<uint8_t>(1u << i % 2);
+  }
+}
+
+}  // namespace check
+}  // namespace cuemu
+
+// ---- what -fsanitize=thread calls
+#define PC reinterpret_cast<uintptr_t>(__builtin_return_address(0))
+#define HOOK(name, n, write, atomic) \
+  extern "C" void __tsan_##name##n(void* p) { cuemu::check::instrumented(p, n, write, atomic, PC); }
+#define HOOKS(n)                        \
+  HOOK(read, n, false, false)           \
+  HOOK(write, n, true, false)           \
+  HOOK(unaligned_read, n, false, false) \
+  HOOK(unaligned_write, n, true, false) \
+  HOOK(volatile_read, n, false, true)   \
+  HOOK(volatile_write, n, true, true)
+HOOKS(1) HOOKS(2) HOOKS(4) HOOKS(8) HOOKS(16) extern "C" void __tsan_read_range(void* p, size_t n) {
+  cuemu::check::instrumented(p, n, false, false, PC);
+}
+extern "C" void __tsan_write_range(void* p, size_t n) { cuemu::check::instrumented(p, n, true, false, PC); }
+extern "C" void* __tsan_memcpy(void* to, const void* from, size_t n) {  // clang's copies
+  cuemu::check::instrumented(from, n, false, false, PC);
+  cuemu::check::instrumented(to, n, true, false, PC);
+  return std::memcpy(to, from, n);
+}
+extern "C" void* __tsan_memset(void* to, int value, size_t n) {
+  cuemu::check::instrumented(to, n, true, false, PC);
+  return std::memset(to, value, n);
+}
+// Atomics of launchers (reference counts); those of kernels are functions of cuda_runtime.h.
+extern "C" int __tsan_atomic32_fetch_add(volatile int* p, int v, int) {
+  return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST);
+}
+extern "C" void __tsan_init() {}
+extern "C" void __tsan_func_entry(void*) {}
+extern "C" void __tsan_func_exit() {}
+extern "C" void __tsan_vptr_update(void**, void*) {}
+extern "C" void __tsan_vptr_read(void**) {}
+
+#endif

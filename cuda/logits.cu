@@ -1,0 +1,374 @@
+// What turns logits into numbers: log-probs, losses and samples (ops.h: Logprob, LogitsLoss, Sample).
+//
+// logits [R, V] act, overwritten by their gradient in logits_loss; per row a token or a log-prob, an entropy and
+// losses, f32, overwritten.  A thread block works on a row. Order: the sum of exponentials is a row sum of 16 lanes:
+// all threads compute exponentials, 16 lanes add them up, a tile at a time.  So the log-prob of a token has the same
+// bits in all of them, and in f32 those of the `cpu` table. Bytes: logits read twice (sampling with top_k or top_p up
+// to 130 times, from L2 for the most part); limited by the chains of sums, V / 16 additions long.
+#include "common.cuh"
+#include "ops/token_loss.h"
+
+namespace pare::PARE_CUDA {
+
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32, kLanes = 16;
+constexpr int kTile = 1024;  // elements
+
+// Numbers that are larger for larger x, and among equal ones for smaller ids; -0 counts as 0.
+__device__ __forceinline__ uint64_t rank(float x, int id) {
+  const uint32_t u = __float_as_uint(x == 0 ? 0.f : x), order = u >> 31 ? ~u : u | 0x80000000u;
+  return uint64_t{order} << 32 | (0xffffffffu - static_cast<uint32_t>(id));
+}
+
+// z = logits / temperature (division by 1 is exact) of what is kept, -infinity of the rest.
+template <class T>
+struct Scaled {
+  const T* logits;
+  float temperature;
+  uint64_t least = 0;  // rank of what is kept
+  __device__ __forceinline__ float at(int i) const {
+    const float x = to_float(logits[i]);
+    return least && rank(x, i) < least ? -INFINITY : x / temperature;
+  }
+};
+
+// In every thread: op over the values of all threads.  `room` has kWarps elements.
+template <class V, class Op>
+__device__ V block_reduce(V v, V* room, Op op) {
+  for (int o = 16; o > 0; o /= 2) v = op(v, __shfl_xor_sync(kAllLanes, v, o));
+  __syncthreads();  // the values of the last call have been read
+  if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = v;
+  __syncthreads();
+  v = room[0];
+  for (int w = 1; w < kWarps; w++) v = op(v, room[w]);
+  return v;
+}
+
+struct ExpF32 {
+  __device__ float operator()(float x) const { return exp_f32(x); }
+};
+
+struct Distribution {
+  float max, sum, log_sum, weighted;  // weighted: sum of (z - max) exp(z - max)
+  __device__ float logprob(float z) const { return z - max - log_sum; }
+  __device__ float entropy() const { return log_sum - weighted / sum; }
+};
+
+// In every thread.
+template <class T>
+__device__ Distribution distribution(const Scaled<T>& z, int vocabulary) {
+  __shared__ float room[kWarps], e[kTile], x[kTile], sums[2];
+  float top = -INFINITY;
+  for (int i = threadIdx.x; i < vocabulary; i += kThreads) top = fmaxf(top, z.at(i));
+  Distribution d{};
+  d.max = block_reduce(top, room, [](float a, float b) { return fmaxf(a, b); });
+  const int lane = threadIdx.x % kLanes;
+  const bool weigh = threadIdx.x >= kLanes;  // of the first warp: lanes 0-15 add up e, 16-31 x e
+  float sum = 0;
+  for (int first = 0; first < vocabulary; first += kTile) {
+    const int n = min(kTile, vocabulary - first);
+    for (int i = threadIdx.x; i < n; i += kThreads) x[i] = z.at(first + i) - d.max, e[i] = exp_f32(x[i]);
+    __syncthreads();
+    if (threadIdx.x < 2 * kLanes)
+      for (int i = lane; i < n; i += kLanes) sum = weigh ? fmaf(x[i], e[i], sum) : sum + e[i];
+    __syncthreads();
+  }
+  if (threadIdx.x < 2 * kLanes) {
+    for (int o = kLanes / 2; o > 0; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
+    if (lane == 0) sums[weigh] = sum;
+  }
+  __syncthreads();
+  d.sum = sums[0], d.weighted = sums[1];
+  d.log_sum = log_f32(d.sum);
+  return d;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    logprobs(float* __restrict__ logprob, float* __restrict__ entropy, const T* __restrict__ logits,
+             const int32_t* __restrict__ target, int vocabulary, float temperature) {
+  const Scaled<T> z{logits + int64_t{blockIdx.x} * vocabulary, temperature};
+  const Distribution d = distribution(z, vocabulary);
+  if (threadIdx.x) return;
+  logprob[blockIdx.x] = d.logprob(z.at(target[blockIdx.x]));
+  entropy[blockIdx.x] = d.entropy();
+}
+
+// ---- losses
+
+// KL(p || q), in every thread: the row sum of p (log p - log q).
+template <class T>
+__device__ float kl_to(const Scaled<T>& z, const Scaled<T>& zq, const Distribution& d, const Distribution& q,
+                       int vocabulary) {
+  __shared__ float p[kTile], ratio[kTile], total;
+  float sum = 0;
+  for (int first = 0; first < vocabulary; first += kTile) {
+    const int n = min(kTile, vocabulary - first);
+    for (int i = threadIdx.x; i < n; i += kThreads) {
+      const float x = z.at(first + i) - d.max;
+      p[i] = exp_f32(x) / d.sum;
+      ratio[i] = x - d.log_sum - (zq.at(first + i) - q.max - q.log_sum);
+    }
+    __syncthreads();
+    if (threadIdx.x < kLanes)
+      for (int i = threadIdx.x; i < n; i += kLanes) sum = fmaf(p[i], ratio[i], sum);
+    __syncthreads();
+  }
+  if (threadIdx.x < 32)
+    for (int o = kLanes / 2; o > 0; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
+  if (threadIdx.x == 0) total = sum;
+  __syncthreads();
+  return total;
+}
+
+template <class T>
+struct LossArgs {
+  float *logprob, *entropy, *loss, *kl;  // [R]
+  int32_t* clipped;
+  T* logits;
+  const int32_t* target;
+  const float *weight, *kl_weight, *advantage, *old_logprob, *log_ratio, *ref_logprob;  // [R] or null
+  const T* ref_logits;                                                                  // [R, V] or null
+  LossSpec spec;
+  int vocabulary;
+};
+
+// d loss / d z at id i, times the temperature: with c the derivative by the target's log-prob, of
+// c log p[target] + entropy_weight * -entropy + kl_weight * KL(p || q).
+struct Slope {
+  float c, entropy_weight, kl_weight, kl;
+  bool full, exact;  // entropy or KL; KL
+  int target;
+};
+template <class T>
+__device__ __forceinline__ float gradient(int i, const Slope& s, const Scaled<T>& z, const Scaled<T>& zq,
+                                          const Distribution& d, const Distribution& q, float temperature) {
+  const float x = z.at(i) - d.max, e = exp_f32(x);
+  if (!s.full) return i == s.target ? s.c * (1.f - e / d.sum) / temperature : e * (-s.c / d.sum / temperature);
+  const float p = e / d.sum, log_p = x - d.log_sum, log_q = s.exact ? zq.at(i) - q.max - q.log_sum : 0.f;
+  if (i == s.target) {
+    float g = s.c + p * (-s.c + s.entropy_weight * (log_p + d.entropy()));
+    if (s.exact) g += p * s.kl_weight * (log_p - log_q - s.kl);
+    return g / temperature;
+  }
+  float g = fmaf(s.entropy_weight, log_p + d.entropy(), -s.c);
+  if (s.exact) g = fmaf(s.kl_weight, log_p - log_q - s.kl, g);
+  return p * g / temperature;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) loss(const LossArgs<T> a) {
+  const int64_t r = blockIdx.x;
+  const LossSpec& spec = a.spec;
+  const Scaled<T> z{a.logits + r * a.vocabulary, spec.temperature};
+  const Distribution d = distribution(z, a.vocabulary);
+  const float lp = d.logprob(z.at(a.target[r]));
+  TokenLoss<float> token =
+      token_loss<float>(spec, lp, a.old_logprob ? a.old_logprob[r] : 0.f, a.log_ratio ? a.log_ratio[r] : 0.f,
+                        a.advantage ? a.advantage[r] : 0.f, a.ref_logprob ? a.ref_logprob[r] : 0.f, ExpF32{});
+  const bool exact = spec.kl == KlLoss::exact;
+  const Scaled<T> zq{exact ? a.ref_logits + r * a.vocabulary : z.logits, spec.temperature};
+  Distribution q{};
+  if (exact) {
+    q = distribution(zq, a.vocabulary);
+    token.kl = kl_to(z, zq, d, q, a.vocabulary);
+  }
+  if (threadIdx.x == 0) {
+    a.logprob[r] = lp, a.entropy[r] = d.entropy();
+    a.loss[r] = token.policy, a.kl[r] = token.kl, a.clipped[r] = token.clipped;
+  }
+  const float kl_weight = a.kl_weight[r] * spec.kl_coef;
+  const Slope s{.c = a.weight[r] * token.d_policy + kl_weight * token.d_kl,
+                .entropy_weight = a.kl_weight[r] * spec.entropy_coef,
+                .kl_weight = kl_weight,
+                .kl = token.kl,
+                .full = spec.entropy_coef != 0 || exact,
+                .exact = exact,
+                .target = a.target[r]};
+  __syncthreads();  // everyone has read the target's logit
+  T* row = a.logits + r * a.vocabulary;
+  for (int i = threadIdx.x; i < a.vocabulary; i += kThreads)
+    row[i] = from_float<T>(gradient(i, s, z, zq, d, q, spec.temperature));
+}
+
+// ---- sampling
+
+// Word w is for id 4 * block + w (base/rng.h).
+__device__ uint4 philox(uint32_t block, const int32_t* counter, uint64_t key) {
+  uint32_t c0 = block, c1 = static_cast<uint32_t>(counter[2]), c2 = static_cast<uint32_t>(counter[0]),
+           c3 = static_cast<uint32_t>(counter[1]);
+  uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
+  for (int round = 0; round < 10; round++) {
+    const uint64_t p0 = 0xD2511F53ull * c0, p1 = 0xCD9E8D57ull * c2;
+    c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0, c1 = static_cast<uint32_t>(p1);
+    c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1, c3 = static_cast<uint32_t>(p0);
+    k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+  }
+  return {c0, c1, c2, c3};
+}
+__device__ float gumbel(uint32_t word) {
+  const float u = (static_cast<float>(word >> 9) + 0.5f) * 0x1p-23f;  // uniform_open
+  return -log_f32(-log_f32(u));
+}
+
+// The largest rank r for which enough(r), which is false above it and true below.
+template <class Enough>
+__device__ uint64_t largest(Enough enough) {
+  uint64_t r = 0;
+  for (int bit = 63; bit >= 0; bit--) {
+    const uint64_t next = r | uint64_t{1} << bit;
+    if (enough(next)) r = next;
+  }
+  return r;
+}
+
+// The least rank of what is sampled: the top_k largest logits and of them the smallest set of largest ones that reaches
+// top_p.  In every thread.
+template <class T>
+__device__ uint64_t least_kept(Scaled<T> z, int vocabulary, int top_k, float top_p) {
+  __shared__ int counts[kWarps];
+  __shared__ float room[kWarps];
+  __shared__ double masses[kWarps];
+  const auto rank_at = [&](int i) { return rank(to_float(z.logits[i]), i); };
+  if (top_k > 0 && top_k < vocabulary)
+    z.least = largest([&](uint64_t r) {
+      int n = 0;
+      for (int i = threadIdx.x; i < vocabulary; i += kThreads) n += rank_at(i) >= r;
+      return block_reduce(n, counts, [](int a, int b) { return a + b; }) >= top_k;
+    });
+  if (top_p == 1) return z.least;
+  float top = -INFINITY;
+  for (int i = threadIdx.x; i < vocabulary; i += kThreads) top = fmaxf(top, z.at(i));
+  top = block_reduce(top, room, [](float a, float b) { return fmaxf(a, b); });
+  const auto mass = [&](uint64_t r) {
+    double sum = 0;
+    for (int i = threadIdx.x; i < vocabulary; i += kThreads)
+      if (rank_at(i) >= r) sum += exp_f32(z.at(i) - top);
+    return block_reduce(sum, masses, [](double a, double b) { return a + b; });
+  };
+  const double goal = top_p * mass(z.least);
+  return largest([&](uint64_t r) { return r <= z.least || mass(r) >= goal; });
+}
+
+struct Choice {
+  int32_t* token;
+  float* logprob;
+  const int32_t* counter;  // [R, 3]
+  uint64_t key;
+  float temperature, top_p;
+  int top_k;
+  bool restricted;
+};
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) draw(const T* __restrict__ logits, int vocabulary, Choice a) {
+  __shared__ uint64_t best[kWarps];
+  const bool greedy = a.temperature == 0;
+  Scaled<T> z{logits + int64_t{blockIdx.x} * vocabulary, greedy ? 1.f : a.temperature};
+  if (a.restricted) z.least = least_kept(z, vocabulary, a.top_k, a.top_p);
+  uint64_t mine = 0;
+  for (int block = threadIdx.x; block < (vocabulary + 3) / 4; block += kThreads) {
+    uint4 words{};
+    if (!greedy) words = philox(static_cast<uint32_t>(block), a.counter + 3 * blockIdx.x, a.key);
+    for (int w = 0; w < 4; w++) {
+      const int id = 4 * block + w;
+      if (id >= vocabulary) break;
+      const uint32_t word = w == 0 ? words.x : w == 1 ? words.y : w == 2 ? words.z : words.w;
+      const uint64_t r = rank(greedy ? z.at(id) : z.at(id) + gumbel(word), id);
+      mine = r > mine ? r : mine;
+    }
+  }
+  mine = block_reduce(mine, best, [](uint64_t x, uint64_t y) { return x > y ? x : y; });
+  const int id = static_cast<int>(0xffffffffu - static_cast<uint32_t>(mine));
+  float logprob = 0;
+  if (!greedy) logprob = distribution(z, vocabulary).logprob(z.at(id));
+  if (threadIdx.x == 0) a.token[blockIdx.x] = id, a.logprob[blockIdx.x] = logprob;
+}
+
+int64_t rows_of(const char* op, const Tensor& logits) {
+  expect(logits.rank == 2 && logits.contiguous() && logits.shape[1] > 0 && logits.shape[1] <= 1 << 30, op, ": logits ",
+         logits.str(), " must be [R, V] and contiguous");
+  return logits.shape[0];
+}
+
+}  // namespace
+
+void logprob(const Logprob& a, Stream stream) {
+  const char* op = "logprob";
+  const int64_t rows = rows_of(op, a.logits);
+  for (const Tensor* t : {&a.logprob, &a.entropy, &a.target})
+    expect(is_shape(*t, {rows}) && t->contiguous(), op, ": ", t->str(), " beside logits ", a.logits.str());
+  expect(a.temperature > 0, op, ": temperature ", a.temperature, ", expected more than 0");
+  if (rows == 0) return;
+  with_act(op, a.logits, [&](auto type) {
+    using T = decltype(type);
+    launch(op, logprobs<T>, {.grid = blocks(op, rows, 1), .block = kThreads}, stream, a.logprob.as<float>(),
+           a.entropy.as<float>(), a.logits.as<T>(), a.target.as<int32_t>(), a.logits.shape[1], a.temperature);
+  });
+}
+
+void logits_loss(const LogitsLoss& a, Stream stream) {
+  const char* op = "logits_loss";
+  const int64_t rows = rows_of(op, a.logits);
+  const LossSpec& spec = a.spec;
+  const bool policy = spec.policy != PolicyLoss::nll, gspo = spec.policy == PolicyLoss::gspo;
+  const bool exact = spec.kl == KlLoss::exact, sampled = spec.kl != KlLoss::none && !exact;
+  expect(spec.temperature > 0, op, ": temperature ", spec.temperature, ", expected more than 0");
+  const auto column = [&](bool used, const char* field, const Tensor& t) {
+    expect(!used || (is_shape(t, {rows}) && t.contiguous()), op, ": ", field, " ", t.str(), " for logits ",
+           a.logits.str());
+    return used ? t.as<float>() : nullptr;
+  };
+  for (const Tensor* t : {&a.target, &a.clipped})
+    expect(is_shape(*t, {rows}) && t->contiguous(), op, ": ", t->str(), " for logits ", a.logits.str());
+  expect(!exact || (a.ref_logits.rank == 2 && a.ref_logits.shape == a.logits.shape && a.ref_logits.contiguous()), op,
+         ": ref_logits ", a.ref_logits.str(), " for logits ", a.logits.str());
+  if (rows == 0) return;
+  with_act(op, a.logits, [&](auto type) {
+    using T = decltype(type);
+    const LossArgs<T> args{.logprob = column(true, "logprob", a.logprob),
+                           .entropy = column(true, "entropy", a.entropy),
+                           .loss = column(true, "loss", a.loss),
+                           .kl = column(true, "kl", a.kl),
+                           .clipped = a.clipped.as<int32_t>(),
+                           .logits = a.logits.as<T>(),
+                           .target = a.target.as<int32_t>(),
+                           .weight = column(true, "weight", a.weight),
+                           .kl_weight = column(true, "kl_weight", a.kl_weight),
+                           .advantage = column(policy, "advantage", a.advantage),
+                           .old_logprob = column(policy && !gspo, "old_logprob", a.old_logprob),
+                           .log_ratio = column(gspo, "log_ratio", a.log_ratio),
+                           .ref_logprob = column(sampled, "ref_logprob", a.ref_logprob),
+                           .ref_logits = exact ? a.ref_logits.as<T>() : nullptr,
+                           .spec = spec,
+                           .vocabulary = static_cast<int>(a.logits.shape[1])};
+    launch(op, loss<T>, {.grid = blocks(op, rows, 1), .block = kThreads}, stream, args);
+  });
+}
+
+void sample(const Sample& a, Stream stream) {
+  const char* op = "sample";
+  const int64_t rows = rows_of(op, a.logits), vocabulary = a.logits.shape[1];
+  expect(is_shape(a.token, {rows}) && is_shape(a.logprob, {rows}) && is_shape(a.counter, {rows, 3}) &&
+             a.token.contiguous() && a.logprob.contiguous() && a.counter.contiguous(),
+         op, ": token ", a.token.str(), ", logprob ", a.logprob.str(), ", counter ", a.counter.str(), " for logits ",
+         a.logits.str());
+  expect(a.temperature >= 0 && a.top_k >= 0 && a.top_p > 0 && a.top_p <= 1, op, ": temperature ", a.temperature,
+         ", top_k ", a.top_k, ", top_p ", a.top_p, "; expected >= 0, >= 0, (0, 1]");
+  if (rows == 0) return;
+  const Choice c{.token = a.token.as<int32_t>(),
+                 .logprob = a.logprob.as<float>(),
+                 .counter = a.counter.as<int32_t>(),
+                 .key = a.key,
+                 .temperature = a.temperature,
+                 .top_p = a.top_p,
+                 .top_k = a.top_k,
+                 .restricted = a.temperature > 0 && ((a.top_k > 0 && a.top_k < vocabulary) || a.top_p < 1)};
+  with_act(op, a.logits, [&](auto type) {
+    using T = decltype(type);
+    launch(op, draw<T>, {.grid = blocks(op, rows, 1), .block = kThreads}, stream, a.logits.as<T>(), vocabulary, c);
+  });
+}
+
+}  // namespace pare::PARE_CUDA

@@ -1,0 +1,45 @@
+// exp and log in f32: the functions of src/cpu/isa/math.h, operation by operation, so that both give the same bits.
+#pragma once
+#include <cuda_runtime.h>
+
+namespace pare::PARE_CUDA {
+
+// e^x within 2 units in the last place, subnormal results included.  exp(0) is 1; NaN stays.
+// x = n ln 2 + r, exp(r) = 1 + r + r^2 q(r).
+__device__ __forceinline__ float exp_f32(float x) {
+  x = x > 89.f ? 89.f : x < -104.f ? -104.f : x;  // beyond: infinity, 0
+  const float magic = 0x1.8p23f;                  // adding it rounds to an integer
+  const float n = fmaf(x, 0x1.715476p0f, magic) - magic;
+  const float r = fmaf(-n, -0x1.05c61p-29f, fmaf(-n, 0x1.62e43p-1f, x));  // ln 2 in two parts
+  float q = 1.38145986467e-3f;
+  q = fmaf(q, r, 8.36871687973e-3f);
+  q = fmaf(q, r, 4.16683880453e-2f);
+  q = fmaf(q, r, 1.66665206317e-1f);
+  q = fmaf(q, r, 4.99999934478e-1f);
+  const int k = x == x ? static_cast<int>(n) : 0, half = k >> 1;
+  const float y = 1.f + fmaf(r * r, q, r);
+  return y * __int_as_float((half + 127) << 23) * __int_as_float((k - half + 127) << 23);
+}
+
+// log(x) = e ln 2 + log(1 + f), 1 + f in [sqrt(1/2), sqrt(2)), log(1 + f) = f - f^2 / 2 + f^3 q(f).
+// log(0) is -infinity, of negative numbers NaN.
+__device__ __forceinline__ float log_f32(float x) {
+  const bool tiny = x < 0x1p-126f;
+  const int whole = __float_as_int(tiny ? x * 0x1p23f : x), exponent = (whole - 0x3f3504f3) >> 23;
+  const float e = static_cast<float>(exponent) - (tiny ? 23.f : 0.f);
+  const float f = __int_as_float(whole - exponent * (1 << 23)) - 1.f, square = f * f;
+  float q = -7.63450292016e-2f;
+  q = fmaf(q, f, 1.27615773485e-1f);
+  q = fmaf(q, f, -1.31601804621e-1f);
+  q = fmaf(q, f, 1.42017579979e-1f);
+  q = fmaf(q, f, -1.66233575354e-1f);
+  q = fmaf(q, f, 2.00012268731e-1f);
+  q = fmaf(q, f, -2.50008210285e-1f);
+  q = fmaf(q, f, 3.33333317078e-1f);
+  const float low = fmaf(-0.5f, square, fmaf(f * square, q, e * -0x1.05c61p-29f));
+  const float y = fmaf(e, 0x1.62e43p-1f, f + low);
+  if (x > 0) return x < INFINITY ? y : INFINITY;
+  return x == 0 ? -INFINITY : NAN;
+}
+
+}  // namespace pare::PARE_CUDA

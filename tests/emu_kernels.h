@@ -1,0 +1,39 @@
+// Kernels for the tests of the emulator: small ones, most of them with one mistake.
+#pragma once
+#include "cuda/emu/include/cuda_bf16.h"
+
+namespace pare::test::emu {
+
+constexpr int kN = 128;         // threads of a block
+constexpr int kZeros = 7 * kN;  // out holds zeros from here, and was never written before
+
+// out [8 * kN], in [4 * kN]; dynamic shared memory of kN floats
+using Kernel = void(float* out, const float* in);
+
+Kernel oob_static, oob_dynamic, oob_global, oob_local, misaligned, reads_memory;
+Kernel uninit_shared, uninit_dynamic, uninit_global;
+Kernel barrier_skipped, barrier_two_places, barrier_counts;
+Kernel shuffle_divergent, shuffle_self_out, shuffle_from_outside, shuffle_returned, shuffle_half_warps, warp_functions;
+Kernel async_no_barrier, async_at_exit, add_plain, add_atomic;
+// Right with true, a barrier or fence is missing with false.
+template <bool kSync>
+void reverse(float* out, const float* in);
+template <bool kSync>
+void rotate(float* out, const float* in);
+template <bool kSync>
+void swap_pairs(float* out, const float* in);
+template <bool kEmpty>
+void ring(float* out, const float* in);
+template <bool kFence>
+void last_block(float* out, const float* in);
+template <int kWait, bool kBarrier>
+void async_copies(float* out, const float* in);
+template <int kPitch>
+void transpose_32(float* out, const float* in);
+template <int kStep>
+void every_other(float* out, const float* in);
+
+// out [16][8] = a [16][16] b [16][8], by one warp.
+void one_mma(float* out, const __nv_bfloat16* a, const __nv_bfloat16* b);
+
+}  // namespace pare::test::emu

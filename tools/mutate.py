@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""Mutation test of the emulator's access checker: damages barriers, waits, masks and bounds of the kernels, one place at
+a time, and expects the tests of the damaged kernel to fail.  `make mutants` gives it its arguments.
+
+    tools/mutate.py [--only TEXT] DIRECTORY 'COMPILE COMMAND' 'LINK COMMAND'
+
+The compile command lacks "-c SOURCE -o OBJECT"; the link command lacks "-o PROGRAM" and names the objects of the
+program with the kernels, of which one at a time is replaced.  Exits with 1 if a mutant survives that KNOWN does not list.
+"""
+import argparse
+import concurrent.futures
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+RULES = [  # (what to damage, replacement, label)
+    (r"__syncthreads\(\);", ";", "no __syncthreads"),
+    (r"__syncwarp\(\);", ";", "no __syncwarp"),
+    (r"cp_async_wait<1>\(\)", "cp_async_wait<2>()", "waits for one group less"),
+    (r"cp_async_wait<0>\(\);", ";", "no wait"),
+    (r"cp_async_commit\(\);", ";", "no commit"),
+    (r"\bvalid \* 2\b", "16", "no zero fill"),
+    (r"\(kAllLanes, ", "(0x7fffffffu, ", "mask without lane 31"),
+    (r"if \((\w+) >= ([\w.]+)\) return;", r"if (\1 > \2) return;", "bound off by one"),
+    (r"if \((\w+) >= ([\w.]+)\) continue;", r"if (\1 > \2) continue;", "bound off by one"),
+    (r"for \(([^;]*); (\w+) < ((?!k[A-Z])[a-z][\w.]*); (\w+)\+\+\)", r"for (\1; \2 <= \3; \4++)", "loop off by one"),
+    (r"\bif \((\w+) < (\w+)\) ", r"if (\1 <= \2) ", "bound off by one"),
+    (r"\batomicAdd\(&(.*?), 1\)", r"\1 += 1", "atomicAdd -> +="),
+]
+# Survivors that change nothing that counts: (file, text of the line, label) -> why.
+KNOWN = {
+    ("attn_fwd.cu", "cp_async_wait<0>();", "no wait"): "the groups that are left are empty",
+}
+
+FLAGS = dict(capture_output=True, text=True, errors="replace")
+
+
+def mutants():
+    for path in sorted(glob.glob("cuda/*.cu") + ["cuda/attention.cuh"]):
+        text = open(path).read()
+        for pattern, replacement, label in RULES:
+            for m in re.finditer(pattern, text):
+                start, end = text.rfind("\n", 0, m.start()) + 1, text.find("\n", m.start())
+                if "//" in text[start : m.start()]:
+                    continue
+                mutant = text[: m.start()] + m.expand(replacement) + text[m.end() :]
+                yield path, text.count("\n", 0, m.start()) + 1, text[start:end].strip(), label, mutant
+
+
+def run(number, mutant, args):
+    path, line, source, label, text = mutant
+    name = os.path.basename(path)
+    place = os.path.join(args.directory, str(number))
+    os.makedirs(place, exist_ok=True)
+    compiled = "attn_fwd.cu" if name == "attention.cuh" else name
+    for file in glob.glob("cuda/*.cuh") + [f"cuda/{compiled}"]:
+        shutil.copy(file, place)
+    with open(os.path.join(place, name), "w") as f:
+        f.write(text)
+    object, program = os.path.join(place, "mutant.o"), os.path.join(place, "tests")
+    done = subprocess.run(f"{args.compile} -c {place}/{compiled} -o {object}", shell=True, **FLAGS)
+    if done.returncode:
+        result = "does not compile"
+    else:
+        link = re.sub(r"\S*/emu/cuda/" + re.escape(compiled[:-3]) + r"\.o", object, args.link)
+        subprocess.run(f"{link} -o {program}", shell=True, check=True)
+        ops = re.findall(r"^void (\w+)\(const \w+& a, Stream", open(f"cuda/{compiled}").read(), re.MULTILINE)
+        tests = ":".join(f"*OpTest.AgreesWithRef/{op}_*" for op in ops)
+        if any(f".{op}(" in open("tests/test_cuda_emu.cpp").read() for op in ops):
+            tests += ":CudaEmu.*"
+        try:
+            done = subprocess.run([program, f"--gtest_filter={tests}", "--gtest_brief=1", "--gtest_fail_fast"],
+                                  timeout=300, **FLAGS)
+            said = done.stdout + done.stderr
+            kind = re.search(r"(race|uninitialised|out of bounds|cp\.async|divergent barrier|mask \w+ names|"
+                             r"never waited for|lane \d+ calls)", said)
+            result = "" if done.returncode == 0 else kind.group(1) if kind else "wrong value"
+        except subprocess.TimeoutExpired:
+            result = "hangs"
+    shutil.rmtree(place)
+    known = next((why for (file, text, what), why in KNOWN.items()
+                  if file == name and text in source and what == label), None)
+    return result, f"{name}:{line}", label, known, source
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="mutants of files whose name holds this text")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("directory")
+    parser.add_argument("compile")
+    parser.add_argument("link")
+    args = parser.parse_args()
+    caught = equivalent = bad = 0
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        jobs = [pool.submit(run, i, m, args) for i, m in enumerate(mutants()) if args.only in m[0]]
+        for job in concurrent.futures.as_completed(jobs):
+            result, place, label, known, source = job.result()
+            caught += bool(result)
+            equivalent += not result and known is not None
+            bad += not result and known is None
+            if not result:
+                print(f"{place} {label}: survives" + (f" ({known})" if known else f"\n    {source}"), flush=True)
+    print(f"{caught} mutants caught, {equivalent} known to change nothing, {bad} survive")
+    return bad > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
