@@ -1,8 +1,8 @@
 // Causal attention of packed sequences, forward.  For own row i of a segment and its visible slots s in
 // [0, parent_len + i]:  o = sum_s p_s v_s / sum_s p_s,  p_s = exp(scale * q.k_s - max),  lse = max + log(sum_s p_s).
 //
-// q, o [N, H, D]; k, v [N, K, D]; pk, pv [P, K, D]; lse [N, H].  o and lse are overwritten in the rows of segments;
-// other rows are not touched.  D <= 256.
+// q, o [N, H, D]; k, v [N, K, D]; pk, pv [P, K, D]; lists [G, K]; lse [N, H].  o and lse are overwritten in the rows of
+// segments; other rows are not touched.  D <= 256.
 // Order: slots in blocks of 64 aligned to slot 0 (parent first), blocks ascending, online softmax.  A block that is
 // hidden from a row leaves it exactly as it was.  So a row's bits depend on its sequence only, not on where its rows
 // lie, what else is in the batch, or where the parent ends.
@@ -27,17 +27,20 @@ struct Args {
   const T *pk, *pv;                                            // [P, K, D]
   int64_t q_stride, k_stride, v_stride, pk_stride, pv_stride;  // between rows, in elements
   const int4* segments;                                        // [S]: SegmentRow
+  const int32_t* lists;                                        // [G, K], or null: parents are runs of rows
   int n_segments, heads, group, d;                             // group: query heads of a key head
   float scale;
   bool vector;  // q, k, v rows are 16-byte aligned and D a multiple of 8
 };
 
-// Row of slot `s` in k (or v), given where own and parent rows lie.
+// Row of slot `s` in k (or v) for key head `kv_head`, given where own and parent rows lie.
 template <class T>
-__device__ __forceinline__ const T* slot_row(const Tile& t, const T* own, int64_t own_stride, const T* parent,
-                                             int64_t parent_stride, int s) {
-  return s < t.parent_len ? parent + int64_t{t.parent_row + s} * parent_stride
-                          : own + int64_t{t.row + s - t.parent_len} * own_stride;
+__device__ __forceinline__ const T* slot_row(const Args<T>& a, const Tile& t, int kv_head, const T* own,
+                                             int64_t own_stride, const T* parent, int64_t parent_stride, int s) {
+  if (s >= t.parent_len) return own + int64_t{t.row + s - t.parent_len} * own_stride;
+  if (!a.lists) return parent + int64_t{t.parent_row + s} * parent_stride;
+  const int row = a.lists[int64_t{t.parent_row + s} * (a.heads / a.group) + kv_head];
+  return row >= 0 ? own + int64_t{row} * own_stride : parent + int64_t{-1 - row} * parent_stride;
 }
 
 // ---- f32
@@ -57,8 +60,8 @@ __global__ void __launch_bounds__(kThreads) attn_f32(const Args<float> a) {
     __syncthreads();  // everyone is done with the previous block
     for (int i = threadIdx.x; i < min(kSlots, slots - begin) * d; i += kThreads) {
       const int slot = i / d, c = i % d;
-      s.k[slot * (d + 1) + c] = slot_row(t, a.k, a.k_stride, a.pk, a.pk_stride, begin + slot)[kv + c];
-      s.v[i] = slot_row(t, a.v, a.v_stride, a.pv, a.pv_stride, begin + slot)[kv + c];
+      s.k[slot * (d + 1) + c] = slot_row(a, t, kv / d, a.k, a.k_stride, a.pk, a.pk_stride, begin + slot)[kv + c];
+      s.v[i] = slot_row(a, t, kv / d, a.v, a.v_stride, a.pv, a.pv_stride, begin + slot)[kv + c];
     }
     __syncthreads();
     r.add_block(s, d, rows, a.scale, [&](int row) { return t.parent_len + t.first + row + 1 - begin; });
@@ -191,9 +194,9 @@ __global__ void __launch_bounds__(kThreads) attn_bf16(const Args<bf16> a) {
   auto load_block = [&](int block) {
     const int begin = block * kSlots, present = slots - begin;
     load_tile(stage(block % 2), a.q, present, d, a.vector,
-              [&](int r) { return slot_row(t, a.k, a.k_stride, a.pk, a.pk_stride, begin + r) + kv; });
+              [&](int r) { return slot_row(a, t, kv / d, a.k, a.k_stride, a.pk, a.pk_stride, begin + r) + kv; });
     load_tile(stage(2 + block % 2), a.q, present, d, a.vector,
-              [&](int r) { return slot_row(t, a.v, a.v_stride, a.pv, a.pv_stride, begin + r) + kv; });
+              [&](int r) { return slot_row(a, t, kv / d, a.v, a.v_stride, a.pv, a.pv_stride, begin + r) + kv; });
   };
   load_tile(sq, a.q, rows, d, a.vector,
             [&](int r) { return a.q + int64_t{t.row + t.first + r} * a.q_stride + head * d; });
@@ -275,6 +278,8 @@ void attn_fwd(const AttnFwd& a, Stream stream) {
   expect(a.segments.rank == 2 && a.segments.shape[1] == 4 && a.segments.contiguous() &&
              reinterpret_cast<uintptr_t>(a.segments.data) % 16 == 0,
          op, ": segments ", a.segments.str(), " must be [S, 4], 16-byte aligned");
+  expect(!a.lists || (is_shape(a.lists, {a.lists.shape[0], kv_heads}) && a.lists.contiguous()), op, ": lists ",
+         a.lists.str(), " must be [G, ", kv_heads, "]");
   if (n == 0 || heads == 0 || a.segments.shape[0] == 0) return;
   with_act(op, a.q, [&](auto type) {
     using T = decltype(type);
@@ -285,6 +290,7 @@ void attn_fwd(const AttnFwd& a, Stream stream) {
     x.k_stride = row_stride("k", a.k, kv_heads, d), x.v_stride = row_stride("v", a.v, kv_heads, d);
     x.pk_stride = row_stride("pk", a.pk, kv_heads, d), x.pv_stride = row_stride("pv", a.pv, kv_heads, d);
     x.segments = reinterpret_cast<const int4*>(a.segments.as<int32_t>());
+    x.lists = a.lists ? a.lists.as<int32_t>() : nullptr;
     x.n_segments = static_cast<int>(a.segments.shape[0]);
     x.heads = static_cast<int>(heads), x.group = static_cast<int>(heads / kv_heads), x.d = static_cast<int>(d);
     x.scale = a.scale;

@@ -149,6 +149,7 @@ TokenOuts Learner::accumulate(const std::vector<Group>& groups, const LossSpec& 
   expect((spec.kl == KlLoss::exact) == (reference != nullptr), "exact KL and a reference model come together");
   check_ids(model_, groups);
   TokenOuts out = make_outs(groups);
+  const BlockReads* const blocks = options_.blocks ? &*options_.blocks : nullptr;
   const auto keep = options_.recompute ? Pass::Keep::inputs : Pass::Keep::all;
   struct Prefix {
     std::unique_ptr<Pass> pass, reference;
@@ -156,21 +157,21 @@ TokenOuts Learner::accumulate(const std::vector<Group>& groups, const LossSpec& 
   for_micro_batches<Prefix>(
       groups, options_.max_rows, activations_, progress,
       [&](const PackedBatch& batch) {
-        Prefix p{std::make_unique<Pass>(model_, activations_, batch, Pass::Keep::prefix), nullptr};
+        Prefix p{std::make_unique<Pass>(model_, activations_, batch, Pass::Keep::prefix, blocks), nullptr};
         p.pass->forward();
         if (reference) {
-          p.reference = std::make_unique<Pass>(*reference, activations_, batch, Pass::Keep::all);
+          p.reference = std::make_unique<Pass>(*reference, activations_, batch, Pass::Keep::all, blocks);
           p.reference->forward();
         }
         return p;
       },
       [&](Prefix& p) { p.pass->backward(views_); },
       [&](const PackedBatch& batch, Prefix* p) {
-        Pass pass(model_, activations_, batch, keep, p ? p->pass.get() : nullptr);
+        Pass pass(model_, activations_, batch, keep, blocks, p ? p->pass.get() : nullptr);
         pass.forward();
         std::unique_ptr<Pass> ref;
         if (reference) {
-          ref = std::make_unique<Pass>(*reference, activations_, batch, Pass::Keep::nothing,
+          ref = std::make_unique<Pass>(*reference, activations_, batch, Pass::Keep::nothing, blocks,
                                        p ? p->reference.get() : nullptr);
           ref->forward();
         }
@@ -260,17 +261,18 @@ TokenOuts Learner::logprobs(const Model& model, Arena& arena, const std::vector<
   check_ids(model, groups);
   TokenOuts out = make_outs(groups);
   Device& device = model.device;
+  const BlockReads* const blocks = options.blocks ? &*options.blocks : nullptr;
   using Prefix = std::unique_ptr<Pass>;
   for_micro_batches<Prefix>(
       groups, options.max_rows, arena, {},
       [&](const PackedBatch& batch) {
-        Prefix p = std::make_unique<Pass>(model, arena, batch, Pass::Keep::all);
+        Prefix p = std::make_unique<Pass>(model, arena, batch, Pass::Keep::all, blocks);
         p->forward();
         return p;
       },
       [](Prefix&) {},
       [&](const PackedBatch& batch, Prefix* p) {
-        Pass pass(model, arena, batch, Pass::Keep::nothing, p ? p->get() : nullptr);
+        Pass pass(model, arena, batch, Pass::Keep::nothing, blocks, p ? p->get() : nullptr);
         pass.forward();
         const auto rows = static_cast<int64_t>(batch.loss_rows.size());
         if (rows == 0) return;

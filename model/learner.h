@@ -25,9 +25,10 @@ struct SamplerStates {
 };
 
 struct LearnerOptions {
-  int64_t max_rows = 4096;      // rows of a micro-batch
-  int64_t logits_chunk = 1024;  // loss rows whose logits exist at a time
-  bool recompute = false;       // keep the inputs of blocks only, compute blocks again in the backward
+  int64_t max_rows = 4096;                // rows of a micro-batch
+  int64_t logits_chunk = 1024;            // loss rows whose logits exist at a time
+  bool recompute = false;                 // keep the inputs of blocks only, compute blocks again in the backward
+  std::optional<BlockReads> blocks = {};  // what rows behind a prefix read; none: everything
 };
 
 struct AdamWOptions {

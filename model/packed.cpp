@@ -10,21 +10,24 @@ class Packer {
  public:
   PackedBatch batch;
 
-  // Appends tokens as rows at positions from `pos` on; returns the first row.
-  int32_t append(const int32_t* tokens, size_t n, size_t pos) {
+  // Appends the first n tokens as rows at positions from `pos` on; returns the first row.
+  int32_t append(const std::vector<int32_t>& tokens, size_t n, size_t pos, bool of_prefix) {
     const int32_t first = static_cast<int32_t>(batch.rows());
     for (size_t i = 0; i < n; i++) {
       batch.ids.push_back(tokens[i]);
       batch.pos.push_back(static_cast<int32_t>(pos + i));
+      batch.of_prefix.push_back(of_prefix);
     }
     return first;
   }
 
-  void segment(int32_t row, size_t len, int32_t parent_row, size_t parent_len) {
+  void segment(int32_t row, size_t len, int32_t parent_row, size_t parent_len,
+               const std::shared_ptr<const KvTraces>& trace = {}) {
     if (len == 0) return;
     const auto n = static_cast<int64_t>(len), p = static_cast<int64_t>(parent_len);
     batch.segments.push_back(
         {row, static_cast<int32_t>(len), parent_len ? parent_row : 0, static_cast<int32_t>(parent_len)});
+    batch.traces.push_back(trace);
     batch.pairs += n * p + n * (n + 1) / 2;
   }
 
@@ -63,9 +66,9 @@ PackedBatch pack_groups(const std::vector<Group>& groups, size_t begin, size_t e
     if (group.members.size() == 1 || prefix == 0) {  // nothing is shared: one segment each
       for (size_t m = 0; m < group.members.size(); m++) {
         const Member& member = group.members[m];
-        const int32_t row = p.append(group.prefix.data(), prefix, 0);
-        p.append(member.tokens.data(), member.tokens.size() - 1, prefix);
-        p.segment(row, prefix + member.tokens.size() - 1, 0, 0);
+        const int32_t row = p.append(group.prefix, prefix, 0, true);
+        p.append(member.tokens, member.tokens.size() - 1, prefix, false);
+        p.segment(row, prefix + member.tokens.size() - 1, 0, 0, member.trace);
         const int32_t own = row + static_cast<int32_t>(prefix);
         p.losses(member, prefix ? own - 1 : -1, own, g, m);
       }
@@ -75,11 +78,11 @@ PackedBatch pack_groups(const std::vector<Group>& groups, size_t begin, size_t e
     const int32_t parent = first + static_cast<int32_t>(packed_rows(group) - static_cast<int64_t>(prefix));
     for (size_t m = 0; m < group.members.size(); m++) {
       const Member& member = group.members[m];
-      const int32_t row = p.append(member.tokens.data(), member.tokens.size() - 1, prefix);
-      p.segment(row, member.tokens.size() - 1, parent, prefix);
+      const int32_t row = p.append(member.tokens, member.tokens.size() - 1, prefix, false);
+      p.segment(row, member.tokens.size() - 1, parent, prefix, member.trace);
       p.losses(member, parent + static_cast<int32_t>(prefix) - 1, row, g, m);
     }
-    p.append(group.prefix.data(), prefix, 0);
+    p.append(group.prefix, prefix, 0, true);
     p.segment(parent, prefix, 0, 0);
   }
   return std::move(p.batch);
@@ -95,8 +98,8 @@ PackedBatch pack_members(const std::vector<Group>& groups, size_t g, size_t begi
   for (size_t m = begin; m < end; m++) rows += static_cast<int32_t>(group.members[m].tokens.size()) - 1;
   for (size_t m = begin; m < end; m++) {
     const Member& member = group.members[m];
-    const int32_t row = p.append(member.tokens.data(), member.tokens.size() - 1, prefix);
-    p.segment(row, member.tokens.size() - 1, 0, prefix);
+    const int32_t row = p.append(member.tokens, member.tokens.size() - 1, prefix, false);
+    p.segment(row, member.tokens.size() - 1, 0, prefix, member.trace);
     p.losses(member, rows, row, g, m);
   }
   return std::move(p.batch);
@@ -104,7 +107,7 @@ PackedBatch pack_members(const std::vector<Group>& groups, size_t g, size_t begi
 
 PackedBatch pack_prefix(const Group& group) {
   Packer p;
-  p.append(group.prefix.data(), group.prefix.size(), 0);
+  p.append(group.prefix, group.prefix.size(), 0, true);
   p.segment(0, group.prefix.size(), 0, 0);
   return std::move(p.batch);
 }

@@ -1,9 +1,10 @@
 // Groups of sequences packed into rows without padding, in the order in which their gradients are summed.
 #pragma once
 #include <limits>
+#include <memory>
 #include <vector>
 
-#include "ops/ops.h"
+#include "model/replay.h"
 
 namespace pare {
 
@@ -20,6 +21,8 @@ struct Member {
   std::vector<int32_t> tokens;   // at least one
   std::vector<TokenTerm> terms;  // one per token, or empty: every token kept, no loss terms
   int32_t sampler_row = -1;      // of tokens[0] in SamplerStates::hidden; the rows of the others follow
+  // Events of the cache that it was sampled with, if they are to be replayed.  Those past its end have no effect.
+  std::shared_ptr<const KvTraces> trace = {};
 };
 
 // Sequences that share a prefix.  The prefix runs once for all members.  With an empty prefix the first token of a
@@ -35,10 +38,12 @@ struct PackedBatch {
     int32_t group, member, token;  // of the list of groups given to the builder
   };
   std::vector<int32_t> ids, pos;     // [N]; the last token of a member is never fed: it predicts nothing
+  std::vector<bool> of_prefix;       // [N]: rows of a prefix
   std::vector<SegmentRow> segments;  // members of a group, then its prefix
-  int64_t pairs = 0;                 // visible (query, key) pairs: AttnFwd::pairs
-  bool carried = false;              // parents are the rows of a prefix that runs as a batch of its own
-  std::vector<LossRow> loss_rows;    // groups, members, tokens ascending
+  std::vector<std::shared_ptr<const KvTraces>> traces;  // of each segment; null: none
+  int64_t pairs = 0;                                    // visible (query, key) pairs: AttnFwd::pairs
+  bool carried = false;            // parents are the rows of a prefix that runs as a batch of its own
+  std::vector<LossRow> loss_rows;  // groups, members, tokens ascending
 
   int64_t rows() const { return static_cast<int64_t>(ids.size()); }
 };

@@ -1,19 +1,21 @@
 #include "model/pass.h"
 
+#include <algorithm>
+
 namespace pare {
 
-Pass::Pass(const Model& model, Arena& arena, const PackedBatch& batch, Keep keep, Pass* prefix)
-    : model_(model), arena_(arena), keep_(keep), prefix_(prefix), rows_(batch.rows()), pairs_(batch.pairs) {
+Pass::Pass(const Model& model, Arena& arena, const PackedBatch& batch, Keep keep, const BlockReads* blocks,
+           Pass* prefix)
+    : model_(model), arena_(arena), keep_(keep), prefix_(prefix), rows_(batch.rows()) {
   expect(batch.carried == (prefix != nullptr), "a carried prefix and its batch come together");
   Device& device = model.device;
   const ModelConfig& c = model.config;
   ids_ = arena.alloc("ids", DType::i32, {rows_});
   pos_ = arena.alloc("pos", DType::i32, {rows_});
-  segments_ = arena.alloc("segments", DType::i32, {static_cast<int64_t>(batch.segments.size()), 4});
   row_index_ = arena.alloc("row_index", DType::i32, {1});
   device.upload({ids_, batch.ids.data()});
   device.upload({pos_, batch.pos.data()});
-  device.upload({segments_, batch.segments.data()});
+  plan_segments(batch);
 
   hidden = arena.alloc("hidden", model.dtype, {rows_ + (prefix ? 1 : 0), c.hidden});
   rstd_ = arena.alloc("rstd", model.stat, {rows_});
@@ -24,6 +26,7 @@ Pass::Pass(const Model& model, Arena& arena, const PackedBatch& batch, Keep keep
     blocks_.emplace_back(model, arena, rows_);
     lse_of_.push_back(arena.alloc("lse", model.stat, {rows_, c.heads}));
   }
+  if (blocks) plan_blocks(batch, *blocks);
   if (keep == Keep::nothing) return;
   d_hidden = arena.alloc("d_hidden", model.dtype, {hidden.shape[0], c.hidden});
   if (keep == Keep::prefix)
@@ -31,6 +34,57 @@ Pass::Pass(const Model& model, Arena& arena, const PackedBatch& batch, Keep keep
       d_qkv_.push_back(arena.alloc("d_qkv", model.dtype, {rows_, c.qkv_width()}));
       device.zero({d_qkv_.back()});
     }
+}
+
+void Pass::plan_segments(const PackedBatch& batch) {
+  const auto upload = [&](const char* name, const void* data, int64_t rows, int64_t columns) {
+    const Tensor t = arena_.alloc(name, DType::i32, {rows, columns});
+    model_.device.upload({t, data});
+    return t;
+  };
+  const auto segments = [&](const std::vector<SegmentRow>& s) {
+    return upload("segments", s.data(), static_cast<int64_t>(s.size()), 4);
+  };
+  const LayerAttention whole{segments(batch.segments), {}, batch.pairs};
+  const bool replays =
+      std::any_of(batch.traces.begin(), batch.traces.end(), [](const auto& t) { return t != nullptr; });
+  if (!replays) {
+    attention_ = {whole};
+    return;
+  }
+  const int64_t kv_heads = model_.config.kv_heads;
+  for (int l = 0; l < model_.config.layers; l++) {
+    const ReplayAttention& r = replay_.emplace_back(replay_attention(batch, l));
+    attention_.push_back(whole);
+    if (r.lists.empty()) continue;
+    const auto entries = static_cast<int64_t>(r.lists.size()) / kv_heads;
+    attention_.back() = {segments(r.segments), upload("kept slots", r.lists.data(), entries, kv_heads), r.pairs};
+  }
+}
+
+// The budgets are those of decode steps (a prompt reads everything).
+void Pass::plan_blocks(const PackedBatch& batch, const BlockReads& reads) {
+  ChosenBlocks b{.reads = reads, .budgets = std::vector<int32_t>(rows_, INT32_MAX), .budget = {}, .lists = {}};
+  int64_t room = 0;
+  for (const SegmentRow& s : batch.segments) {
+    for (int32_t i = 0; i < s.len; i++) {
+      const int64_t seen = s.parent_len + i + 1, n = blocks_of(seen, reads.block);
+      int32_t& budget = b.budgets[s.row + i];
+      if (!batch.of_prefix[s.row + i]) budget = static_cast<int32_t>(reads.budget(n));
+      b.pairs += listed_slots(seen, budget, reads.block);
+      if (budget >= n) continue;
+      room = std::max<int64_t>(room, budget);
+      b.scored += n - reads.first_blocks - reads.last_blocks;
+    }
+    b.slots += s.parent_len + s.len;
+    b.longest = std::max<int64_t>(b.longest, s.parent_len + s.len);
+  }
+  if (room == 0) return;
+  b.budget = arena_.alloc("block budget", DType::i32, {rows_});
+  for (size_t l = 0; l < lse_of_.size(); l++)
+    b.lists.push_back(arena_.alloc("block lists", DType::i32, {rows_, model_.config.kv_heads, room}));
+  chosen_ = std::move(b);
+  model_.device.upload({chosen_->budget, chosen_->budgets.data()});
 }
 
 void Pass::forward() {
@@ -77,38 +131,71 @@ void Pass::backward(const ParameterViews& gradients) {
 
 void Pass::attend(int layer, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o) {
   const BlockBuffers* parent = prefix_ ? &prefix_->buffers_of(layer) : nullptr;
-  model_.device.attn_fwd({.o = o,
-                          .lse = lse_of_[lse_of_.size() == 1 ? 0 : layer],
-                          .q = q,
-                          .k = k,
-                          .v = v,
-                          .pk = parent ? parent->k : k,
-                          .pv = parent ? parent->v : v,
-                          .segments = segments_,
-                          .pairs = pairs_,
-                          .scale = model_.attention_scale()});
+  const size_t kept = lse_of_.size() == 1 ? 0 : layer;
+  const LayerAttention& a = attention_of(layer);
+  AttnFwd args{.o = o,
+               .lse = lse_of_[kept],
+               .q = q,
+               .k = k,
+               .v = v,
+               .pk = parent ? parent->k : k,
+               .pv = parent ? parent->v : v,
+               .segments = a.segments,
+               .pairs = a.pairs,
+               .scale = model_.attention_scale(),
+               .lists = a.lists};
+  if (!chooses(layer)) return model_.device.attn_fwd(args);
+  const BlockReads& reads = chosen_->reads;
+  const Tensor& lists = chosen_->lists[kept];
+  {
+    const ArenaScope scope(arena_);
+    const int64_t most = chosen_->longest / reads.block + 1;
+    const Tensor summary = arena_.alloc("block summary", model_.dtype,
+                                        {a.segments.shape[0], k.shape[1], most * summary_rows(reads.kind), k.shape[2]});
+    model_.device.attn_block_select({.blocks = lists,
+                                     .summary = summary,
+                                     .q = q,
+                                     .k = k,
+                                     .pk = args.pk,
+                                     .segments = a.segments,
+                                     .budget = chosen_->budget,
+                                     .scored = chosen_->scored,
+                                     .slots = chosen_->slots,
+                                     .block = reads.block,
+                                     .first_blocks = reads.first_blocks,
+                                     .last_blocks = reads.last_blocks,
+                                     .kind = reads.kind});
+  }
+  args.pairs = chosen_->pairs;
+  model_.device.attn_blocks_fwd({args, lists, chosen_->budget, reads.block});
 }
 
 void Pass::attend_backward(int layer, const BlockBuffers& b, const Tensor& d_o, const Tensor& dq, const Tensor& dk,
                            const Tensor& dv) {
   const ModelConfig& c = model_.config;
   const BlockBuffers* parent = prefix_ ? &prefix_->buffers_of(layer) : nullptr;
-  model_.device.attn_bwd({.dq = dq,
-                          .dk = dk,
-                          .dv = dv,
-                          .dpk = prefix_ ? k_columns(c, prefix_->d_qkv_[layer]) : dk,
-                          .dpv = prefix_ ? v_columns(c, prefix_->d_qkv_[layer]) : dv,
-                          .d_o = d_o,
-                          .o = b.o.heads(c.heads),
-                          .q = b.q,
-                          .k = b.k,
-                          .v = b.v,
-                          .pk = parent ? parent->k : b.k,
-                          .pv = parent ? parent->v : b.v,
-                          .lse = lse_of_[lse_of_.size() == 1 ? 0 : layer],
-                          .segments = segments_,
-                          .pairs = pairs_,
-                          .scale = model_.attention_scale()});
+  const size_t kept = lse_of_.size() == 1 ? 0 : layer;
+  const LayerAttention& a = attention_of(layer);
+  AttnBwd args{.dq = dq,
+               .dk = dk,
+               .dv = dv,
+               .dpk = prefix_ ? k_columns(c, prefix_->d_qkv_[layer]) : dk,
+               .dpv = prefix_ ? v_columns(c, prefix_->d_qkv_[layer]) : dv,
+               .d_o = d_o,
+               .o = b.o.heads(c.heads),
+               .q = b.q,
+               .k = b.k,
+               .v = b.v,
+               .pk = parent ? parent->k : b.k,
+               .pv = parent ? parent->v : b.v,
+               .lse = lse_of_[kept],
+               .segments = a.segments,
+               .pairs = a.pairs,
+               .scale = model_.attention_scale(),
+               .lists = a.lists};
+  if (!chooses(layer)) return model_.device.attn_bwd(args);
+  args.pairs = chosen_->pairs;
+  model_.device.attn_blocks_bwd({args, chosen_->lists[kept], chosen_->budget, chosen_->reads.block});
 }
 
 void Pass::copy_row(const Tensor& to, int64_t to_row, const Tensor& from, int64_t from_row) {

@@ -1,5 +1,7 @@
 // One packed batch through the model: forward, and backward once the gradient of its hidden states is known.
 #pragma once
+#include <optional>
+
 #include "model/block.h"
 #include "model/packed.h"
 
@@ -14,9 +16,10 @@ class Pass : AttentionContext, AttentionBackward {
   //   prefix   everything, and room for what batches of members add to the gradients of this prefix
   enum class Keep { all, inputs, nothing, prefix };
 
-  // `prefix`: the pass of the carried prefix when batch.carried.  All memory comes from `arena`, which the caller
-  // rewinds.
-  Pass(const Model& model, Arena& arena, const PackedBatch& batch, Keep keep, Pass* prefix = nullptr);
+  // `prefix`: the pass of the carried prefix when batch.carried.  `blocks`: what rows behind a prefix read; null:
+  // everything that the traces of the batch leave them.  All memory comes from `arena`, which the caller rewinds.
+  Pass(const Model& model, Arena& arena, const PackedBatch& batch, Keep keep, const BlockReads* blocks = nullptr,
+       Pass* prefix = nullptr);
 
   void forward();
   // Reads d_hidden; adds to the gradients of the parameters, and to those of the prefix.  d_hidden is consumed.
@@ -31,18 +34,37 @@ class Pass : AttentionContext, AttentionBackward {
                        const Tensor& dv) override;
   Tensor input_of(int layer) const { return inputs_[keep_ == Keep::nothing ? 0 : layer]; }
   const BlockBuffers& buffers_of(int layer) const { return blocks_[blocks_.size() == 1 ? 0 : layer]; }
+  // Rows of the pass that choose their blocks, and what the ops want to know of them.
+  struct ChosenBlocks {
+    BlockReads reads;
+    std::vector<int32_t> budgets;  // of every row; uploads read it
+    Tensor budget;                 // i32 [N]
+    std::vector<Tensor> lists;     // i32 [N, K, room] per kept block
+    int64_t pairs = 0, scored = 0, slots = 0, longest = 0;
+  };
+  void plan_segments(const PackedBatch& batch);
+  void plan_blocks(const PackedBatch& batch, const BlockReads& reads);
+  bool chooses(int layer) const { return chosen_ && layer >= chosen_->reads.dense_layers; }
   void copy_row(const Tensor& to, int64_t to_row, const Tensor& from, int64_t from_row);
 
   const Model& model_;
   Arena& arena_;
   const Keep keep_;
   Pass* const prefix_;
-  const int64_t rows_, pairs_;
-  Tensor ids_, pos_, segments_, lse_, rstd_, row_index_;
-  std::vector<Tensor> inputs_;        // [N, C] of each block and of the last norm
-  std::vector<BlockBuffers> blocks_;  // one for all layers unless everything is kept
-  std::vector<Tensor> lse_of_;        // [N, H] per kept block
-  std::vector<Tensor> d_qkv_;         // [N, (H+2K) D] per layer with Keep::prefix
+  const int64_t rows_;
+  Tensor ids_, pos_, rstd_, row_index_;
+  struct LayerAttention {
+    Tensor segments, lists;
+    int64_t pairs;
+  };
+  const LayerAttention& attention_of(int layer) const { return attention_[attention_.size() == 1 ? 0 : layer]; }
+  std::vector<LayerAttention> attention_;  // one for all layers unless a cache's events are replayed
+  std::vector<ReplayAttention> replay_;    // uploads read it
+  std::optional<ChosenBlocks> chosen_;     // if any row chooses
+  std::vector<Tensor> inputs_;             // [N, C] of each block and of the last norm
+  std::vector<BlockBuffers> blocks_;       // one for all layers unless everything is kept
+  std::vector<Tensor> lse_of_;             // [N, H] per kept block
+  std::vector<Tensor> d_qkv_;              // [N, (H+2K) D] per layer with Keep::prefix
 };
 
 }  // namespace pare

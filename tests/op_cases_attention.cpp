@@ -10,9 +10,25 @@ struct Packed {
   std::string name;
   int64_t rows, heads, kv_heads, dim;
   std::vector<SegmentRow> segments;
-  int64_t parent_rows;  // 0: parents lie among the rows themselves
-  int64_t gap;          // elements between the rows of q, k, v and their gradients
+  int64_t parent_rows;              // 0: parents lie among the rows themselves
+  int64_t gap;                      // elements between the rows of q, k, v and their gradients
+  std::vector<int32_t> lists = {};  // [G, kv_heads]
 };
+// `n` entries a list: of rows [first, first + n + 3) of a head all but three, others for other heads; counted down from
+// -1 if they lie in pk.
+std::vector<int32_t> some_rows(int32_t first, int32_t n, int64_t kv_heads, bool other_batch = false) {
+  std::vector<int32_t> lists;
+  for (int32_t i = 0; i < n; i++)
+    for (int32_t h = 0; h < kv_heads; h++) {
+      const int32_t row = first + i + (i >= h) + (i >= 2) + (i >= n / 2 + h);
+      lists.push_back(other_batch ? -1 - row : row);
+    }
+  return lists;
+}
+std::vector<int32_t> operator+(std::vector<int32_t> a, const std::vector<int32_t>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
 const std::vector<Packed> kPacked = {
     {"one", 1, 1, 1, 8, {{0, 1, 0, 0}}, 0, 0},
     {"two", 20, 2, 1, 32, {{0, 3, 0, 0}, {3, 17, 0, 0}}, 0, 0},
@@ -25,6 +41,26 @@ const std::vector<Packed> kPacked = {
     {"other_batch", 31, 6, 2, 8, {{0, 11, 3, 37}, {11, 20, 0, 5}}, 41, 0},
     {"far_parent", 7, 3, 3, 64, {{0, 4, 0, 65}, {4, 3, 1, 127}}, 130, 9},
     {"holes", 23, 2, 2, 32, {{2, 5, 0, 0}, {9, 13, 2, 5}}, 0, 0},
+    // Epochs of a sequence, which lists rows of earlier ones; another list of the same rows; a parent elsewhere.
+    {"lists",
+     23,
+     4,
+     2,
+     20,
+     {{0, 9, 0, 0}, {9, 4, 0, 6}, {13, 10, 6, 10}},
+     0,
+     3,
+     some_rows(0, 6, 2) + some_rows(0, 10, 2)},
+    {"lists64", 100, 6, 3, 8, {{90, 10, 0, 80}, {0, 90, 0, 0}}, 0, 0, some_rows(2, 80, 3)},
+    {"lists_far",
+     16,
+     2,
+     2,
+     32,
+     {{0, 5, 0, 9}, {5, 11, 9, 13}},
+     40,
+     0,
+     some_rows(20, 9, 2, true) + some_rows(11, 11, 2, true) + some_rows(0, 2, 2)},
 };
 
 int64_t pairs_of(const Packed& s) {
@@ -48,6 +84,7 @@ void set_inputs(OpRun& r, const Packed& s, Args& a) {
   a.pv = s.parent_rows ? r.in("pv", {s.parent_rows, s.kv_heads, s.dim}, s.gap) : a.v;
   a.segments = r.index("segments", {int64_t(s.segments.size()), 4}, flat(s.segments));
   a.pairs = pairs_of(s), a.scale = static_cast<float>(1 / std::sqrt(double(s.dim)));
+  if (!s.lists.empty()) a.lists = r.index("lists", {int64_t(s.lists.size()) / s.kv_heads, s.kv_heads}, s.lists);
 }
 
 void attn_fwd(OpRun& r, const Packed& s) {

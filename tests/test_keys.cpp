@@ -474,6 +474,8 @@ Rows loss_rows() {
   const Measure gradient = metric("actor/grad_norm"), clipped = metric("actor/pg_clipfrac"),
                 kept = metric("ht/kept_fraction");
   const auto subset = [](const char* name) { return Overrides{cat("actor.token_subset=", name)}; };
+  const Overrides evicting = {"rollout.kv.method=tova", "rollout.kv.budget=3", "rollout.kv.buffer=1",
+                              "rollout.check_exact=false"};
   return {
       {"actor.policy_loss.loss_mode",
        {off_policy, {"actor.policy_loss.loss_mode=cispo"}, metric("actor/pg_loss"), differs}},
@@ -493,6 +495,7 @@ Rows loss_rows() {
       {"actor.ppo_max_token_len", {{}, {"actor.ppo_max_token_len=64"}, peak(&Session::activations), falls, true}},
       {"actor.logits_chunk", {{}, {"actor.logits_chunk=16"}, peak(&Session::activations), falls, true}},
       {"actor.grad_clip", {{}, {"actor.grad_clip=1e-8"}, movement, falls}},
+      {"learner.attention", {evicting, {"learner.attention=replay"}, metric("flops/learner"), falls}},
       {"actor.token_subset", {{}, {"actor.token_subset=urs"}, metric("tokens/loss"), falls}},
       {"actor.urs_probability", {subset("urs"), {"actor.urs_probability=1"}, kept, rises}},
       {"actor.rpc_min_tokens",

@@ -388,8 +388,8 @@ TEST(KvPolicy, ScopesShareTheirChoice) {
     return by_tokens;
   };
   const auto head = [](const KvTrace& t, int64_t h) {
-    const auto n = static_cast<int64_t>(t.keep.size()) / config().kv_heads;
-    return std::vector<int32_t>(t.keep.begin() + h * n, t.keep.begin() + (h + 1) * n);
+    const std::vector<int32_t> kept = t.kept(h);
+    return std::vector<int32_t>(kept.begin() + t.first, kept.end());
   };
   bool heads_differ = false, layers_differ = false;
   for (const auto& [tokens, events] : traces(KvScope::per_head)) {

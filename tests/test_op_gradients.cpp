@@ -118,11 +118,12 @@ TEST(OpGradients, Swiglu) {
 }
 
 // Two members behind a shared parent of the same batch, or parents in another batch.
-void check_attention(bool other_batch) {
+void check_attention(bool other_batch, std::vector<int32_t> lists = {}) {
   const int64_t N = 9, P = other_batch ? 6 : N, H = 4, K = 2, D = 3;
   std::vector<int32_t> segments = other_batch ? std::vector<int32_t>{0, 4, 1, 5, 4, 5, 2, 3}
                                               : std::vector<int32_t>{4, 2, 0, 4, 6, 3, 1, 3, 0, 4, 0, 0};
   const int64_t S = static_cast<int64_t>(segments.size()) / 4;
+  const Tensor parents = lists.empty() ? Tensor{} : view(lists, {static_cast<int64_t>(lists.size()) / K, K});
   int64_t pairs = 0;
   for (int64_t i = 0; i < S; i++) {
     const int64_t len = segments[i * 4 + 1], parent = segments[i * 4 + 3];
@@ -135,7 +136,7 @@ void check_attention(bool other_batch) {
   auto forward = [&] {
     table_ref.attn_fwd(
         {view(o, {N, H, D}), view(lse, {N, H}), view(q, {N, H, D}), view(k, {N, K, D}), view(v, {N, K, D}),
-         view(pk, {P, K, D}), view(pv, {P, K, D}), view(segments, {S, 4}), pairs, 0.6f},
+         view(pk, {P, K, D}), view(pv, {P, K, D}), view(segments, {S, 4}), pairs, 0.6f, parents},
         {});
     return dot(o, d_o);
   };
@@ -148,7 +149,7 @@ void check_attention(bool other_batch) {
   a.d_o = view(d_o, {N, H, D}), a.o = view(o, {N, H, D}), a.lse = view(lse, {N, H});
   a.q = view(q, {N, H, D}), a.k = view(k, {N, K, D}), a.v = view(v, {N, K, D});
   a.pk = view(pk, {P, K, D}), a.pv = view(pv, {P, K, D});
-  a.segments = view(segments, {S, 4}), a.pairs = pairs, a.scale = 0.6f;
+  a.segments = view(segments, {S, 4}), a.pairs = pairs, a.scale = 0.6f, a.lists = parents;
   table_ref.attn_bwd(a, {});
   expect_gradient("q", q, dq, forward);
   expect_gradient("k", k, dk, forward);
@@ -195,6 +196,10 @@ TEST(OpGradients, AttentionWithBlockLists) {
 
 TEST(OpGradients, AttentionWithParentsInTheBatch) { check_attention(false); }
 TEST(OpGradients, AttentionWithParentsInAnotherBatch) { check_attention(true); }
+TEST(OpGradients, AttentionWithListedParents) {
+  check_attention(false, {7, 3, 1, 2, 3, 1, 2, 0});  // entries 0 to 3 and 1 to 3
+  check_attention(true, {0, 0, 8, -5, -2, -6, -4, -1, -6, -3, -1, 4});
+}
 
 // ---- the loss: every policy loss with every KL
 

@@ -17,7 +17,11 @@ TEST(Plan, IsTheRealWorstStepToTheByte) {
         {"rollout.max_num_seqs=3", "rollout.max_num_batched_tokens=17", "rollout.kv_cache_bytes=90000"},
         {"rollout.kv.method=quest", "rollout.kv.block=4", "rollout.kv.blocks=6", "rollout.check_exact=false",
          "algorithm.rollout_correction.rollout_is=tis", "algorithm.rollout_correction.acceptance=true",
-         "actor.ppo_max_token_len=150"}})
+         "actor.ppo_max_token_len=150"},
+        {"learner.attention=replay", "rollout.kv.method=pyramidkv", "rollout.kv.budget=12", "rollout.kv.buffer=7",
+         "rollout.kv.pyramid_beta=3", "actor.ppo_max_token_len=180"},
+        {"learner.attention=replay", "rollout.kv.method=quest", "rollout.kv.block=4", "rollout.kv.blocks=5",
+         "rollout.kv.dense_layers=1", "model.enable_gradient_checkpointing=true"}})
     for (const char* type : {"qwen2", "llama"}) {  // tied and not
       const Config config = tiny_run(type, keys);
       const Plan plan = plan_step(config);

@@ -120,14 +120,13 @@ TEST_F(TrainerSteps, CallEveryOp) {
   for (const Overrides& kv :
        {Overrides{},
         {"rollout.kv.method=quest", "rollout.kv.block=4", "rollout.kv.blocks=2", "rollout.kv.dense_layers=0",
-         "rollout.kv.first_blocks=0", "rollout.kv.last_blocks=1", "algorithm.rollout_correction.acceptance=true"},
-        {"rollout.kv.method=h2o", "rollout.kv.budget=3", "rollout.kv.buffer=2", "rollout.kv.window=1"},
-        {"rollout.kv.method=rkv", "rollout.kv.budget=3", "rollout.kv.buffer=2", "rollout.kv.window=1"},
-        {"rollout.kv.method=snapkv", "rollout.kv.budget=3", "rollout.kv.buffer=2", "rollout.kv.window=1",
-         "rollout.kv.merge=value"}}) {
-    const Overrides exact = {cat("rollout.check_exact=", kv.empty() ? "true" : "false")};
-    Session session(
-        load_config(tiny_run() + Overrides{"actor.use_kl_loss=true", "rollout.max_num_seqs=3"} + kv + exact));
+         "rollout.kv.first_blocks=0", "rollout.kv.last_blocks=1", "learner.attention=replay"},
+        {"rollout.kv.method=tova", "rollout.kv.budget=3", "rollout.kv.buffer=2", "rollout.check_exact=false",
+         "algorithm.rollout_correction.acceptance=true"},
+        {"rollout.kv.method=h2o", "rollout.kv.budget=3", "rollout.kv.buffer=2", "learner.attention=replay"},
+        {"rollout.kv.method=rkv", "rollout.kv.budget=3", "rollout.kv.buffer=2", "rollout.kv.window=1",
+         "rollout.kv.merge=value", "rollout.check_exact=false"}}) {
+    Session session(load_config(tiny_run() + Overrides{"actor.use_kl_loss=true", "rollout.max_num_seqs=3"} + kv));
     Trainer trainer(session);
     EXPECT_EQ(trainer.step().get("exact/mismatch_tokens"), 0);
     for (const auto& [phase, ops] : session.ledger.phases)

@@ -34,12 +34,23 @@ const SegmentRow* segment_rows(const char* op, const Tensor& t, int64_t rows, in
   return s;
 }
 
+const int32_t* parent_lists(const char* op, const Tensor& lists, int64_t kv_heads, int64_t rows, int64_t parent_rows) {
+  if (!lists) return nullptr;
+  const int32_t* const entries = index(op, "lists", lists, {lists.shape[0], kv_heads});
+  for (int64_t i = 0; i < lists.size(); i++)
+    if (entries[i] >= rows || -1 - int64_t{entries[i]} >= parent_rows) [[unlikely]]
+      throw std::logic_error(cat("cpu: ", op, ": list entry ", i / kv_heads, " of key head ", i % kv_heads, " is ",
+                                 entries[i], ", there are ", rows, " rows and ", parent_rows, " parent rows"));
+  return entries;
+}
+
 void attn_fwd(const AttnFwd& a, Stream) {
   constexpr const char* op = "attn_fwd";
   AttnArgs args = attn_args(op, a);
   args.o = dense(op, "o", a.o, {a.q.shape[0], args.heads, args.width});
   const int64_t count = a.segments.shape[0], kv_heads = a.k.shape[1];
-  const SegmentRow* const s = segment_rows(op, a.segments, a.q.shape[0], a.pk ? a.pk.shape[0] : a.k.shape[0]);
+  const Tensor& parents = a.lists ? a.lists : a.pk ? a.pk : a.k;
+  const SegmentRow* const s = segment_rows(op, a.segments, a.q.shape[0], parents.shape[0]);
   std::vector<Piece> pieces;
   for (int64_t i = 0; i < count; i++)
     for (int64_t h = 0; h < kv_heads; h++)
@@ -60,9 +71,19 @@ void attn_fwd(const AttnFwd& a, Stream) {
 
 namespace {
 
+// The runs of rows, of k and of pk, in which the rows that a segment lists lie.
+struct ListedRows {
+  Range own{INT64_MAX, 0}, parent{INT64_MAX, 0};
+  ListedRows(const int32_t* lists, int64_t kv_heads, const SegmentRow& s) {
+    const auto add = [](Range& r, int64_t row) { r = {std::min(r.begin, row), std::max(r.end, row + 1)}; };
+    for (int64_t i = s.parent_row * kv_heads; i < (s.parent_row + s.parent_len) * kv_heads; i++)
+      lists[i] >= 0 ? add(own, lists[i]) : add(parent, -1 - lists[i]);
+  }
+};
+
 // For each segment the name of its chain, from 0.
-std::vector<int64_t> chains(const SegmentRow* s, int64_t n, const float* own, int64_t own_stride, const float* parent,
-                            int64_t parent_stride) {
+std::vector<int64_t> chains(const SegmentRow* s, int64_t n, const int32_t* lists, int64_t kv_heads, const float* own,
+                            int64_t own_stride, const float* parent, int64_t parent_stride) {
   struct Span {
     uintptr_t begin, end;
     int64_t segment;
@@ -72,10 +93,16 @@ std::vector<int64_t> chains(const SegmentRow* s, int64_t n, const float* own, in
     return reinterpret_cast<uintptr_t>(p) + static_cast<uintptr_t>(elements) * sizeof(float);
   };
   for (int64_t i = 0; i < n; i++) {
-    spans.push_back({address(own, s[i].row * own_stride), address(own, (s[i].row + s[i].len) * own_stride), i});
-    if (s[i].parent_len)
-      spans.push_back({address(parent, s[i].parent_row * parent_stride),
-                       address(parent, (s[i].parent_row + s[i].parent_len) * parent_stride), i});
+    const auto add = [&](const float* rows, int64_t stride, Range r) {
+      if (r.begin < r.end) spans.push_back({address(rows, r.begin * stride), address(rows, r.end * stride), i});
+    };
+    add(own, own_stride, {s[i].row, int64_t{s[i].row} + s[i].len});
+    if (lists) {
+      const ListedRows listed(lists, kv_heads, s[i]);
+      add(own, own_stride, listed.own), add(parent, parent_stride, listed.parent);
+    } else {
+      add(parent, parent_stride, {s[i].parent_row, int64_t{s[i].parent_row} + s[i].parent_len});
+    }
   }
   std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
   std::vector<int64_t> root(static_cast<size_t>(n));
@@ -116,8 +143,9 @@ AttnBwdArgs attn_bwd_args(const char* op, const AttnBwd& a) {
 SegmentChains segment_chains(const char* op, const AttnBwd& a, const AttnBwdArgs& args) {
   const int64_t rows = a.q.shape[0], count = a.segments.shape[0];
   const int64_t parents = std::min(a.pk ? a.pk.shape[0] : rows, (a.dpk ? a.dpk : a.dk).shape[0]);
-  SegmentChains c{segment_rows(op, a.segments, rows, parents), {}, {}};
-  const std::vector<int64_t> chain = chains(c.segments, count, args.dk, args.dk_stride, args.dpk, args.dpk_stride);
+  SegmentChains c{segment_rows(op, a.segments, rows, a.lists ? a.lists.shape[0] : parents), {}, {}};
+  const std::vector<int64_t> chain =
+      chains(c.segments, count, args.fwd.lists, a.k.shape[1], args.dk, args.dk_stride, args.dpk, args.dpk_stride);
   c.order.resize(static_cast<size_t>(count));
   std::iota(c.order.begin(), c.order.end(), 0);
   std::stable_sort(c.order.begin(), c.order.end(), [&](int64_t i, int64_t j) { return chain[i] < chain[j]; });

@@ -63,6 +63,7 @@ struct AdamWArgs {
 struct AttnArgs {
   float *o, *lse;
   const float *q, *k, *v, *pk, *pv;
+  const int32_t* lists;  // AttnFwd::lists; null: parents are runs of rows
   int64_t q_stride, k_stride, v_stride, pk_stride, pv_stride;
   int64_t heads, group, width;
   float scale;

@@ -14,7 +14,10 @@ constexpr double pair_nanoseconds(int64_t width) { return 4.0 * static_cast<doub
 // The segments, checked against the rows that there are.
 const SegmentRow* segment_rows(const char* op, const Tensor& t, int64_t rows, int64_t parent_rows);
 
-// Checks q, k, v, pk and pv of AttnFwd or AttnBwd (o and lse are left to the caller).
+// AttnFwd::lists, checked; null if absent.
+const int32_t* parent_lists(const char* op, const Tensor& lists, int64_t kv_heads, int64_t rows, int64_t parent_rows);
+
+// Checks q, k, v, pk, pv and lists of AttnFwd or AttnBwd (o and lse are left to the caller).
 template <class Args>
 AttnArgs attn_args(const char* op, const Args& a) {
   const int64_t rows = a.q.shape[0], heads = a.q.shape[1], width = a.q.shape[2], kv_heads = a.k.shape[1];
@@ -28,6 +31,7 @@ AttnArgs attn_args(const char* op, const Args& a) {
           .v = strided(op, "v", a.v, {rows, kv_heads, width}),
           .pk = strided(op, "pk", pk, {pk.shape[0], kv_heads, width}),
           .pv = strided(op, "pv", pv, {pk.shape[0], kv_heads, width}),
+          .lists = parent_lists(op, a.lists, kv_heads, rows, pk.shape[0]),
           .q_stride = a.q.stride[0],
           .k_stride = a.k.stride[0],
           .v_stride = a.v.stride[0],

@@ -119,11 +119,14 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
   device.download({.dst = host.data(), .src = keep});
   for (int64_t i = 0; i < n; i++) {
     const KvEvent& e = up.events[i];
-    KvTrace t{due[i].layer, due[i].run->tokens, e.first, {}};
-    for (int64_t h = 0; h < model_.config.kv_heads; h++) {
-      const auto at = host.begin() + (e.keep_row * model_.config.kv_heads + h) * most_kept;
-      t.keep.insert(t.keep.end(), at, at + e.keep);
-    }
+    const int64_t kv_heads = model_.config.kv_heads, scored = e.slots - e.first;
+    KvTrace t{due[i].layer, due[i].run->tokens, e.slots, e.first, std::vector<bool>(kv_heads * scored)};
+    for (int64_t h = 0; h < kv_heads; h++)
+      for (int64_t j = 0; j < e.keep; j++) {
+        // `null` chose nothing: any slots stand for its choice.
+        const int64_t slot = device.planning() ? j : host[(e.keep_row * kv_heads + h) * most_kept + j] - e.first;
+        t.keep[h * scored + slot] = true;
+      }
     trace(*due[i].run, std::move(t));
   }
 }

@@ -8,15 +8,9 @@
 #include "base/rng.h"
 #include "kv/policy.h"
 #include "model/model.h"
+#include "model/replay.h"
 
 namespace pare {
-
-// What was kept by the events of one sequence and layer, for who wants to replay it.
-struct KvTrace {
-  int32_t layer, tokens;      // tokens of the sequence when it happened
-  int32_t first;              // slots before it stayed
-  std::vector<int32_t> keep;  // [K, kept]: slots (of before) that follow them, ascending
-};
 
 class Compressor {
  public:

@@ -233,7 +233,7 @@ struct SwigluBwd {
 // that lie in no segment are not touched.
 struct SegmentRow {
   int32_t row, len;                // own rows [row, row + len) of q, k, v
-  int32_t parent_row, parent_len;  // rows of pk, pv; parent_len 0: no parent
+  int32_t parent_row, parent_len;  // rows of pk, pv (or of lists); parent_len 0: no parent
 };
 
 struct AttnFwd {
@@ -245,8 +245,13 @@ struct AttnFwd {
   Tensor segments;  // i32 [S, 4]: SegmentRow
   int64_t pairs;    // sum over segments of len * parent_len + len * (len + 1) / 2
   float scale;
+  // Parents that are no run of rows (what a cache that evicts has kept, by key head): slot s of the parent of a segment
+  // is, for key head h, row r = lists[parent_row + s][h] of k and v, or row -1 - r of pk and pv where r is negative.
+  // The rows that one segment lists for one head are distinct, and none is its own.
+  Tensor lists = {};  // i32 [G, K], of all segments that have a parent; or absent
   Cost cost() const {
-    return {4 * q.shape[1] * q.shape[2] * pairs, detail::total_bytes(q, k, v, segments), detail::total_bytes(o, lse)};
+    return {4 * q.shape[1] * q.shape[2] * pairs, detail::total_bytes(q, k, v, segments, lists),
+            detail::total_bytes(o, lse)};
   }
   auto outputs() const { return std::array{o, lse}; }
 };
@@ -262,8 +267,9 @@ struct AttnBwd {
   Tensor q, k, v, pk, pv, lse, segments;  // as in AttnFwd
   int64_t pairs;
   float scale;
+  Tensor lists = {};  // as in AttnFwd
   Cost cost() const {
-    return {10 * q.shape[1] * q.shape[2] * pairs, detail::total_bytes(q, k, v, o, d_o, lse, dk, dv, segments),
+    return {10 * q.shape[1] * q.shape[2] * pairs, detail::total_bytes(q, k, v, o, d_o, lse, dk, dv, segments, lists),
             detail::total_bytes(dq, dk, dv)};
   }
   auto outputs() const { return std::array{dq, dk, dv, dpk, dpv}; }
@@ -420,7 +426,7 @@ struct AttnBlockSelect {
 // AttnFwd in which a row with a list sees only the slots of the listed blocks, in the order of the list, as if they
 // were all that the sequence has: bit for bit what AttnPaged gives with the same list.
 struct AttnBlocksFwd {
-  AttnFwd attn;   // pairs: sum over own rows of listed_slots(parent_len + i + 1, budget[row], block)
+  AttnFwd attn;   // without lists; pairs: sum over own rows of listed_slots(parent_len + i + 1, budget[row], block)
   Tensor blocks;  // i32 [N, K, max_blocks], as in AttnBlockSelect
   Tensor budget;  // i32 [N]
   int32_t block;

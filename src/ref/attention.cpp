@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <set>
 #include <vector>
 
 #include "ref/paged.h"
@@ -69,6 +70,25 @@ std::vector<int64_t> BlockLists::slots(int64_t row, int64_t kv_head, int64_t tot
   return slots;
 }
 
+View<int32_t> read_lists(const char* op, const Tensor& lists, int64_t kv_heads, int64_t rows, int64_t parent_rows,
+                         const std::vector<SegmentRow>& segments) {
+  if (!lists) return View<int32_t>(Tensor{});
+  expect_dense(op, "lists", lists, {lists.shape[0], kv_heads});
+  const View<int32_t> view(lists);
+  for (const SegmentRow& s : segments)
+    for (int64_t h = 0; h < kv_heads; h++) {
+      std::set<int32_t> seen;
+      for (int64_t i = s.parent_row; i < s.parent_row + s.parent_len; i++) {
+        const int32_t row = view(i, h);
+        expect(row < rows && -1 - int64_t(row) < parent_rows, "ref: ", op, ": list entry ", i, " of key head ", h,
+               " is ", row, ", there are ", rows, " rows and ", parent_rows, " parent rows");
+        expect((row < s.row || row >= s.row + s.len) && seen.insert(row).second, "ref: ", op, ": list entry ", i,
+               " of key head ", h, " names row ", row, " a second time");
+      }
+    }
+  return view;
+}
+
 std::vector<SegmentRow> read_segments(const char* op, const Tensor& segments, int64_t rows, int64_t parent_rows) {
   expect_dense(op, "segments", segments, {segments.shape[0], 4});
   const View<int32_t> view(segments);
@@ -109,12 +129,13 @@ void forward(const char* op, const AttnFwd& a, const BlockLists& lists) {
   const int64_t rows = a.q.shape[0], heads = a.q.shape[1], dim = a.q.shape[2], group = heads / a.k.shape[1];
   expect_dense(op, "o", a.o, {rows, heads, dim});
   expect_dense(op, "lse", a.lse, {rows, heads});
-  const auto segments = read_segments(op, a.segments, rows, a.pk.shape[0]);
+  const auto segments = read_segments(op, a.segments, rows, (a.lists ? a.lists : a.pk).shape[0]);
+  const auto parents = read_lists(op, a.lists, a.k.shape[1], rows, a.pk.shape[0], segments);
   expect_pairs(op, segments, lists, a.pairs);
   dispatch(op, a.q, [&]<class T>(T) {
     const View<T> o(a.o), lse(a.lse), q(a.q);
     for (const SegmentRow& s : segments) {
-      const SlotView<T> k{View<T>(a.pk), View<T>(a.k), s}, v{View<T>(a.pv), View<T>(a.v), s};
+      const SlotView<T> k{View<T>(a.pk), View<T>(a.k), s, parents}, v{View<T>(a.pv), View<T>(a.v), s, parents};
       for (int64_t i = 0; i < s.len; i++)
         for (int64_t h = 0; h < heads; h++)
           lse(s.row + i, h) = static_cast<T>(attend(
@@ -127,11 +148,12 @@ void forward(const char* op, const AttnFwd& a, const BlockLists& lists) {
 
 // One segment and query head: p and ds of all its (own row, slot) pairs, then dq, then dk and dv.
 template <class T>
-void backward_head(const AttnBwd& a, const BlockLists& lists, const SegmentRow& s, int64_t h) {
+void backward_head(const AttnBwd& a, const BlockLists& lists, const View<int32_t>& parents, const SegmentRow& s,
+                   int64_t h) {
   const int64_t dim = a.q.shape[2], kv = h / (a.q.shape[1] / a.k.shape[1]), slots = s.parent_len + s.len;
   const View<T> dq(a.dq), d_o(a.d_o), o(a.o), q(a.q), lse(a.lse);
-  const SlotView<T> k{View<T>(a.pk), View<T>(a.k), s}, v{View<T>(a.pv), View<T>(a.v), s};
-  const SlotView<T> dk{View<T>(a.dpk), View<T>(a.dk), s}, dv{View<T>(a.dpv), View<T>(a.dv), s};
+  const SlotView<T> k{View<T>(a.pk), View<T>(a.k), s, parents}, v{View<T>(a.pv), View<T>(a.v), s, parents};
+  const SlotView<T> dk{View<T>(a.dpk), View<T>(a.dk), s, parents}, dv{View<T>(a.dpv), View<T>(a.dv), s, parents};
   std::vector<double> p(s.len * slots), ds(s.len * slots);  // 0 where a row does not see a slot
   for (int64_t i = 0; i < s.len; i++) {
     const int64_t n = s.row + i;
@@ -174,11 +196,12 @@ void backward(const char* op, const AttnBwd& a, const BlockLists& lists) {
   expect_dense(op, "lse", a.lse, {rows, heads});
   for (const auto& [name, t] : {std::pair{"dpk", &a.dpk}, {"dpv", &a.dpv}})
     if (a.pk) expect_shape(op, name, *t, {a.pk.shape[0], kv_heads, dim});
-  const auto segments = read_segments(op, a.segments, rows, a.pk.shape[0]);
+  const auto segments = read_segments(op, a.segments, rows, (a.lists ? a.lists : a.pk).shape[0]);
+  const auto parents = read_lists(op, a.lists, kv_heads, rows, a.pk.shape[0], segments);
   expect_pairs(op, segments, lists, a.pairs);
   dispatch(op, a.q, [&]<class T>(T) {
     for (const SegmentRow& s : segments)
-      for (int64_t h = 0; h < heads; h++) backward_head<T>(a, lists, s, h);
+      for (int64_t h = 0; h < heads; h++) backward_head<T>(a, lists, parents, s, h);
   });
 }
 
@@ -189,10 +212,12 @@ void attn_bwd(const AttnBwd& a, Stream) { backward("attn_bwd", a, {}); }
 
 void attn_blocks_fwd(const AttnBlocksFwd& a, Stream) {
   constexpr const char* op = "attn_blocks_fwd";
+  expect(!a.attn.lists, "ref: ", op, ": a parent is listed by slots or by blocks, not both");
   forward(op, a.attn, BlockLists(op, a.blocks, a.budget, a.block, a.attn.q.shape[0], a.attn.k.shape[1]));
 }
 void attn_blocks_bwd(const AttnBlocksBwd& a, Stream) {
   constexpr const char* op = "attn_blocks_bwd";
+  expect(!a.attn.lists, "ref: ", op, ": a parent is listed by slots or by blocks, not both");
   backward(op, a.attn, BlockLists(op, a.blocks, a.budget, a.block, a.attn.q.shape[0], a.attn.k.shape[1]));
 }
 

@@ -9,14 +9,21 @@ namespace pare::ref {
 // The segments, checked against the rows of q and of the parents.
 std::vector<SegmentRow> read_segments(const char* op, const Tensor& segments, int64_t rows, int64_t parent_rows);
 
-// The elements of one segment's slots: those of the parent's rows, then its own.
+// AttnFwd::lists, checked; absent if they are.
+View<int32_t> read_lists(const char* op, const Tensor& lists, int64_t kv_heads, int64_t rows, int64_t parent_rows,
+                         const std::vector<SegmentRow>& segments);
+
+// The elements of one segment's slots: those of the parent's rows (listed or not), then its own.
 template <class T>
 struct SlotView {
   View<T> parent, own;
   SegmentRow segment;
+  View<int32_t> lists{Tensor{}};
   T& operator()(int64_t slot, int64_t head, int64_t d) const {
-    return slot < segment.parent_len ? parent(segment.parent_row + slot, head, d)
-                                     : own(segment.row + slot - segment.parent_len, head, d);
+    if (slot >= segment.parent_len) return own(segment.row + slot - segment.parent_len, head, d);
+    if (!lists) return parent(segment.parent_row + slot, head, d);
+    const int64_t row = lists(segment.parent_row + slot, head);
+    return row >= 0 ? own(row, head, d) : parent(-1 - row, head, d);
   }
 };
 

@@ -142,10 +142,19 @@ void check_rollout(const Config& c) {
     fail(which,
          " makes the sampler's log-probs differ from the learner's, which rollout.check_exact forbids; set "
          "rollout.check_exact=false");
-  if (r.kv.method != KvMethod::dense && r.check_exact)
+  const bool replay = c.learner.attention == LearnerAttention::replay;
+  if (r.kv.method != KvMethod::dense && r.check_exact && !replay)
     fail(
         "rollout.kv.method samples from another distribution than the dense learner's, which rollout.check_exact "
-        "forbids; set rollout.check_exact=false");
+        "forbids; set rollout.check_exact=false, or learner.attention=replay");
+  if (replay && r.kv.merges())
+    fail(
+        "learner.attention = \"replay\" replays which tokens were kept, rollout.kv.merge also changes their keys and "
+        "values; set rollout.kv.merge=none");
+  if (replay && r.kv.rope == KvRope::cache_index)
+    fail(
+        "learner.attention = \"replay\" gives every token its own position, rollout.kv.rope = \"cache_index\" "
+        "renumbers them; set rollout.kv.rope=absolute");
   if (r.n == 1)
     fail(
         "rollout.n = 1 gives groups of one, where algorithm.adv_estimator makes every advantage 0: nothing is learned");
@@ -224,9 +233,12 @@ void check_config(const Config& config) {
   check_actor(config);
 }
 
-bool exact_rollout(const Config& c) {
-  return c.rollout.kv.method == KvMethod::dense && c.rollout.top_k <= 0 && c.rollout.top_p >= 1;
+// The sampler attends to less than the learner.
+static bool sparser_than_learner(const Config& c) {
+  return c.rollout.kv.method != KvMethod::dense && c.learner.attention == LearnerAttention::dense;
 }
+
+bool exact_rollout(const Config& c) { return !sparser_than_learner(c) && c.rollout.top_k <= 0 && c.rollout.top_p >= 1; }
 
 bool corrects_rollout(const Config& c) {
   const RolloutCorrectionKeys& r = c.algorithm.rollout_correction;
@@ -235,7 +247,7 @@ bool corrects_rollout(const Config& c) {
 
 bool keeps_sampler_states(const Config& c) {
   const ObrsKeys& o = c.algorithm.obrs;
-  return c.rollout.kv.method != KvMethod::dense &&
+  return sparser_than_learner(c) &&
          (c.algorithm.rollout_correction.acceptance || (o.enable && o.state_weight == StateWeight::z));
 }
 
@@ -252,7 +264,7 @@ std::vector<std::string> config_warnings(const Config& c) {
   if (c.rollout.top_k > 0 || c.rollout.top_p < 1)
     lines.push_back("rollout.top_k or rollout.top_p truncates the sampled distribution: training is off-policy");
   const RolloutCorrectionKeys& r = c.algorithm.rollout_correction;
-  if (c.rollout.kv.method != KvMethod::dense && !corrects_rollout(c))
+  if (sparser_than_learner(c) && !corrects_rollout(c))
     lines.push_back(
         "rollout.kv.method samples from another policy than the one that is trained, and nothing corrects "
         "for it (algorithm.rollout_correction)");

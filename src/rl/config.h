@@ -25,6 +25,7 @@ enum class GroupStatistics { all, accepted };
 enum class TooFew { skip, scale };
 enum class StateWeight { none, z };
 enum class ValKv { dense, rollout, both };
+enum class LearnerAttention { dense, replay };
 enum class LrSchedule { constant, linear, cosine };
 
 // A member's path is its key ("actor.optim.lr"), its initial value the default; config_keys.cpp says what each means.
@@ -165,6 +166,11 @@ struct ActorKeys {
   bool operator==(const ActorKeys&) const = default;
 };
 
+struct LearnerKeys {
+  LearnerAttention attention = LearnerAttention::dense;
+  bool operator==(const LearnerKeys&) const = default;
+};
+
 struct TrainerKeys {
   int64_t total_training_steps = 100, seed = 1, threads = 0, test_freq = 0;
   bool val_before_train = false, check_nan = false;
@@ -181,6 +187,7 @@ struct Config {
   RewardKeys reward_model;
   AlgorithmKeys algorithm;
   ActorKeys actor;
+  LearnerKeys learner;
   TrainerKeys trainer;
   bool operator==(const Config&) const = default;
 };
@@ -198,7 +205,7 @@ void apply_toml(Config& config, const std::string& document, const std::string& 
 void check_config(const Config& config);
 // A KL to the initial model is part of the objective.
 bool needs_reference(const Config& config);
-// The sampler's distribution is, bit by bit, that of the dense learner.
+// The sampler's distribution is, bit by bit, that of the learner: nothing is left out, or both leave out the same.
 bool exact_rollout(const Config& config);
 // Samples are judged or weighted by what the dense policy thinks of their tokens (corrections.h, obrs.h).
 bool corrects_rollout(const Config& config);

@@ -84,6 +84,9 @@ template <>
 constexpr auto words_of<TokenSubset> = std::to_array<Word<TokenSubset>>(
     {{"none", TokenSubset::none}, {"urs", TokenSubset::urs}, {"rpc", TokenSubset::rpc}, {"det", TokenSubset::det}});
 template <>
+constexpr auto words_of<LearnerAttention> =
+    std::to_array<Word<LearnerAttention>>({{"dense", LearnerAttention::dense}, {"replay", LearnerAttention::replay}});
+template <>
 constexpr auto words_of<LrSchedule> = std::to_array<Word<LrSchedule>>({{"constant", LrSchedule::constant},
                                                                        {"linear", LrSchedule::linear},
                                                                        {"cosine", LrSchedule::cosine}});
@@ -557,6 +560,10 @@ std::vector<ConfigKey> actor_keys() {
       KEY(actor.optim.min_lr_ratio, within(0, 1), "part of lr", "linear, cosine: rate of the last step", "verl"),
       KEY(actor.optim.decay_fraction, above_to(0, 1), "part of the run",
           "linear, cosine: the decay takes this last part; 1: everything after the warm-up", "pare"),
+      KEY(learner.attention, any, "",
+          "replay: every pass of the learner, forward and backward, attends to what the sampler attended to under "
+          "rollout.kv.method, so that their log-probs agree bit by bit; dense: to everything",
+          "pare"),
   };
 }
 

@@ -32,6 +32,7 @@ Update make_update(const Config& config, std::span<const Trajectory> samples, st
       group = s.group;
     }
     Member m{{s.tokens.begin(), s.tokens.begin() + plan.length}, std::vector<TokenTerm>(plan.length), s.sampler_row};
+    m.trace = s.trace;
     for (int64_t t = 0; t < plan.length; t++) {
       TokenTerm& term = m.terms[t];
       term.kept = plan.weight[t] != 0;
@@ -68,7 +69,7 @@ std::vector<Group> response_groups(std::span<const Trajectory> samples,
     if (wanted && !wanted(s)) continue;
     if (groups.empty() || s.group != group) groups.push_back({s.prompt, {}});
     group = s.group;
-    groups.back().members.push_back({s.tokens, {}, s.sampler_row});
+    groups.back().members.push_back({s.tokens, {}, s.sampler_row, s.trace});
   }
   return groups;
 }

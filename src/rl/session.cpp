@@ -8,6 +8,7 @@
 #include "data/ssa.h"
 #include "model/hf.h"
 #include "model/json_file.h"
+#include "rl/replay.h"
 
 namespace pare {
 
@@ -166,7 +167,8 @@ std::vector<Reward> Session::rewards(const Task& task, std::span<const Problem> 
 LearnerOptions Session::learner_options() const {
   return {.max_rows = config.actor.ppo_max_token_len,
           .logits_chunk = config.actor.logits_chunk,
-          .recompute = config.model.enable_gradient_checkpointing};
+          .recompute = config.model.enable_gradient_checkpointing,
+          .blocks = replayed_blocks(config)};
 }
 
 RolloutLimits Session::rollout_limits() const {

@@ -10,6 +10,7 @@
 #include "rl/loss.h"
 #include "rl/mismatch.h"
 #include "rl/obrs.h"
+#include "rl/replay.h"
 #include "rl/rewards.h"
 #include "rl/schedule.h"
 
@@ -155,7 +156,7 @@ void Trainer::generate(Metrics& metrics) {
   const RolloutKeys& r = config_.rollout;
   const auto& filter = config_.algorithm.filter_groups;
   const int64_t wanted = config_.data.train_batch_size;
-  const Sampling sampling{
+  Sampling sampling{
       .temperature = static_cast<float>(r.temperature),
       .top_k = static_cast<int32_t>(r.top_k),
       .top_p = static_cast<float>(r.top_p),
@@ -180,6 +181,8 @@ void Trainer::generate(Metrics& metrics) {
             sequence_uid(static_cast<uint64_t>(epoch), static_cast<uint64_t>(row), 0, static_cast<uint64_t>(k)));
       requests.push_back(std::move(q));
     }
+    TraceRecorder traces;
+    sampling.trace = traces.recorder(config_);
     const auto completions = rollout_.generate(requests, sampling, [&](const RolloutStats& s) {
       if (progress) progress("rollout", s.finished, s.completions);
     });
@@ -205,6 +208,7 @@ void Trainer::generate(Metrics& metrics) {
         s.logprob = c.logprobs;
         s.finished = c.finish == Finish::eos;
         s.sampler_row = sampler_row(g * r.n + k);
+        s.trace = traces.take(requests[g], k);
         rewards.push_back(std::move(graded[g * r.n + k]));
         s.score = rewards.back().score;
         scores.push_back(s.score);
@@ -260,13 +264,18 @@ void Trainer::worst_case_step() {
   std::vector<Trajectory> samples;
   {
     const Phase phase(session_.device, "rollout");
-    const Sampling endless{.key = rng_key(0, RngStream::sample, 0), .eos = {}, .hidden = sampler_states_};
+    TraceRecorder traces;
+    const Sampling endless{.key = rng_key(0, RngStream::sample, 0),
+                           .eos = {},
+                           .hidden = sampler_states_,
+                           .trace = traces.recorder(config_)};
     for (Completion& c : rollout_.generate(requests, endless)) {
       Trajectory s;
       s.sampler_row = sampler_row(static_cast<int64_t>(samples.size()));
       s.group = c.request, s.member = c.sample;
       s.uid = requests[c.request].uids[c.sample];
       s.prompt = prompt, s.tokens = std::move(c.tokens), s.logprob = std::move(c.logprobs);
+      s.trace = traces.take(requests[c.request], c.sample);
       s.advantage = 1;
       samples.push_back(std::move(s));
     }

@@ -10,27 +10,40 @@ constexpr int64_t kBlock = 64;  // slots of a block of the online softmax (ops.h
 
 namespace {
 
-// Slots of a segment in the matrices of its parent and its own.
+// Slots of a segment in the matrices of its parent and its own.  With a list the parent's are entries of it: rows from
+// `listed_own` on, or (negative) from `parent` on.
 template <class T>
 struct Slots {
   T *parent, *own;
   int64_t parent_stride, own_stride, parent_len;
+  const int32_t* list = nullptr;
+  int64_t list_stride = 0;
+  T* listed_own = nullptr;
   PARE_INLINE T* at(int64_t slot) const {
-    return slot < parent_len ? parent + slot * parent_stride : own + (slot - parent_len) * own_stride;
+    if (slot >= parent_len) return own + (slot - parent_len) * own_stride;
+    if (!list) return parent + slot * parent_stride;
+    const int64_t row = list[slot * list_stride];
+    return row >= 0 ? listed_own + row * own_stride : parent + (-1 - row) * parent_stride;
   }
 };
-// The columns of key head `kv_head` in the rows of `s`.
+// The columns of key head `kv_head` in the rows of `s`, in matrices that lie like k and pk.
 template <class T>
-PARE_INLINE Slots<T> segment_slots(const SegmentRow& s, T* parent, int64_t parent_stride, T* own, int64_t own_stride,
-                                   int64_t column) {
-  return {parent + s.parent_row * parent_stride + column, own + s.row * own_stride + column, parent_stride, own_stride,
-          s.parent_len};
+PARE_INLINE Slots<T> segment_slots(const AttnArgs& a, const SegmentRow& s, int64_t kv_head, T* parent,
+                                   int64_t parent_stride, T* own, int64_t own_stride) {
+  const int64_t column = kv_head * a.width, kv_heads = a.heads / a.group;
+  Slots<T> slots{parent + column, own + s.row * own_stride + column, parent_stride, own_stride, s.parent_len};
+  if (a.lists)
+    slots.list = a.lists + s.parent_row * kv_heads + kv_head, slots.list_stride = kv_heads,
+    slots.listed_own = own + column;
+  else
+    slots.parent += s.parent_row * parent_stride;
+  return slots;
 }
 PARE_INLINE Slots<const float> key_slots(const AttnArgs& a, const SegmentRow& s, int64_t kv_head) {
-  return segment_slots(s, a.pk, a.pk_stride, a.k, a.k_stride, kv_head * a.width);
+  return segment_slots(a, s, kv_head, a.pk, a.pk_stride, a.k, a.k_stride);
 }
 PARE_INLINE Slots<const float> value_slots(const AttnArgs& a, const SegmentRow& s, int64_t kv_head) {
-  return segment_slots(s, a.pv, a.pv_stride, a.v, a.v_stride, kv_head * a.width);
+  return segment_slots(a, s, kv_head, a.pv, a.pv_stride, a.v, a.v_stride);
 }
 
 // Slots [0, n) across: panels [ceil(n / 16)][width][16]; absent slots hold copies of the last.

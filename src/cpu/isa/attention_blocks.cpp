@@ -107,7 +107,7 @@ PARE_INLINE void unpack(const Slots<float>& slots, const float* from, int64_t n,
 void attn_blocks_bwd(const AttnBwdArgs& a, const BlockListArgs& lists, const SegmentRow& s, int64_t kv_head,
                      float* scratch) {
   const AttnArgs& f = a.fwd;
-  const int64_t slots = s.parent_len + s.len, width = f.width, padded = round16(width), column = kv_head * width;
+  const int64_t slots = s.parent_len + s.len, width = f.width, padded = round16(width);
   Operands x{};
   x.width = width, x.padded = padded;
   float* next = scratch;
@@ -117,8 +117,8 @@ void attn_blocks_bwd(const AttnBwdArgs& a, const BlockListArgs& lists, const Seg
   float *const q = take(padded), *const d_o = take(padded), *const dq = take(padded);
   float *const p = take(round16(slots)), *const ds = take(round16(slots));
   int32_t* const pages = reinterpret_cast<int32_t*>(take(round16(slots)));
-  const Slots<float> dk = segment_slots(s, a.dpk, a.dpk_stride, a.dk, a.dk_stride, column);
-  const Slots<float> dv = segment_slots(s, a.dpv, a.dpv_stride, a.dv, a.dv_stride, column);
+  const Slots<float> dk = segment_slots(f, s, kv_head, a.dpk, a.dpk_stride, a.dk, a.dk_stride);
+  const Slots<float> dv = segment_slots(f, s, kv_head, a.dpv, a.dpv_stride, a.dv, a.dv_stride);
   pack_across(x.k_across, key_slots(f, s, kv_head), slots, width);
   pack_across(x.v_across, value_slots(f, s, kv_head), slots, width);
   pack_down(x.k, key_slots(f, s, kv_head), slots, width);

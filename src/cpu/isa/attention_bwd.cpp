@@ -147,7 +147,7 @@ void row_block(const AttnBwdArgs& a, const SegmentRow& s, const Operands& x, int
 }  // namespace
 
 void attn_bwd(const AttnBwdArgs& a, const SegmentRow& s, int64_t kv_head, float* scratch) {
-  const int64_t slots = s.parent_len + s.len, width = a.fwd.width, padded = round16(width), column = kv_head * width;
+  const int64_t slots = s.parent_len + s.len, width = a.fwd.width, padded = round16(width);
   Operands x{};
   x.width = width, x.padded = padded;
   float* next = scratch;
@@ -155,8 +155,8 @@ void attn_bwd(const AttnBwdArgs& a, const SegmentRow& s, int64_t kv_head, float*
   x.k_across = take(round16(slots) * width), x.v_across = take(round16(slots) * width);
   x.k = take(slots * padded), x.dk = take(slots * padded), x.dv = take(slots * padded);
   x.q = take(kRowBlock * padded), x.d_o = take(kRowBlock * padded), x.dq = take(kRowBlock * padded);
-  const Slots<float> dk = segment_slots(s, a.dpk, a.dpk_stride, a.dk, a.dk_stride, column);
-  const Slots<float> dv = segment_slots(s, a.dpv, a.dpv_stride, a.dv, a.dv_stride, column);
+  const Slots<float> dk = segment_slots(a.fwd, s, kv_head, a.dpk, a.dpk_stride, a.dk, a.dk_stride);
+  const Slots<float> dv = segment_slots(a.fwd, s, kv_head, a.dpv, a.dpv_stride, a.dv, a.dv_stride);
   pack_across(x.k_across, key_slots(a.fwd, s, kv_head), slots, width);
   pack_across(x.v_across, value_slots(a.fwd, s, kv_head), slots, width);
   pack_down(x.k, key_slots(a.fwd, s, kv_head), slots, width);

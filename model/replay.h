@@ -1,0 +1,42 @@
+// What a rollout with a sparse cache attended to, for a learner that attends to the same (`learner.attention =
+// replay`): kept sets as they were recorded, lists of blocks by choosing again.
+#pragma once
+#include <functional>
+#include <vector>
+
+#include "ops/ops.h"
+
+namespace pare {
+
+struct PackedBatch;
+
+// A compression event of one layer of a sequence: which of its slots stayed.
+struct KvTrace {
+  int32_t layer, tokens;   // tokens of the sequence when it happened
+  int32_t slots, first;    // slots before it; of them, the first that stayed anyway
+  std::vector<bool> keep;  // [K, slots - first]: which of the others stayed
+
+  int64_t kv_heads() const { return static_cast<int64_t>(keep.size()) / (slots - first); }
+  // The slots (of before) that stayed, the first ones included, ascending.
+  std::vector<int32_t> kept(int64_t kv_head) const;
+};
+using KvTraces = std::vector<KvTrace>;  // of a sequence; those of a layer in the order of their tokens
+
+// Attention of one layer of a packed batch (AttnFwd).  The rows of a sequence between two events are an epoch, and a
+// segment: its parent is what the cache held when it began, in the order of its slots.
+struct ReplayAttention {
+  std::vector<SegmentRow> segments;  // epochs ascending in place of a segment of the batch
+  std::vector<int32_t> lists;        // [G, K]; empty: nothing was evicted, the segments are those of the batch
+  int64_t pairs = 0;
+};
+ReplayAttention replay_attention(const PackedBatch& batch, int layer);
+
+// Block-sparse reads: every row of a response reads the blocks that a decode step would choose (AttnBlockSelect).
+struct BlockReads {
+  BlockSummary kind;
+  int32_t block, first_blocks, last_blocks;
+  int64_t dense_layers;                    // the first layers read everything
+  std::function<int64_t(int64_t)> budget;  // blocks that a row reads of n
+};
+
+}  // namespace pare

@@ -1,0 +1,33 @@
+#include "rl/replay.h"
+
+namespace pare {
+
+std::function<void(const PagedRun&, KvTrace)> TraceRecorder::recorder(const Config& config) {
+  records_ = config.learner.attention == LearnerAttention::replay && config.rollout.kv.evicts();
+  if (!records_) return {};
+  return [this](const PagedRun& run, KvTrace trace) {
+    (run.decodes() ? samples_ : prompts_)[run.uid].push_back(std::move(trace));
+  };
+}
+
+std::shared_ptr<const KvTraces> TraceRecorder::take(const Request& request, size_t sample) {
+  if (!records_) return nullptr;
+  KvTraces traces;
+  if (const auto p = prompts_.find(request.uids[0]); p != prompts_.end()) traces = p->second;
+  if (const auto s = samples_.extract(request.uids[sample]); !s.empty())
+    std::move(s.mapped().begin(), s.mapped().end(), std::back_inserter(traces));
+  return std::make_shared<const KvTraces>(std::move(traces));
+}
+
+std::optional<BlockReads> replayed_blocks(const Config& config) {
+  const KvSpec& kv = config.rollout.kv;
+  if (config.learner.attention != LearnerAttention::replay || !kv.sparse_reads()) return std::nullopt;
+  return BlockReads{.kind = summary_kind(kv),
+                    .block = static_cast<int32_t>(kv.block),
+                    .first_blocks = static_cast<int32_t>(kv.first_blocks),
+                    .last_blocks = static_cast<int32_t>(kv.last_blocks),
+                    .dense_layers = kv.dense_layers,
+                    .budget = BlockBudget(kv)};
+}
+
+}  // namespace pare

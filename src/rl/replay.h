@@ -1,0 +1,27 @@
+// What the learner needs to attend to what the sampler attended to (learner.attention = replay).
+#pragma once
+#include <map>
+
+#include "model/learner.h"
+#include "rl/config.h"
+#include "rollout/rollout.h"
+
+namespace pare {
+
+// The events of the cache during one generate(), by sequence.
+class TraceRecorder {
+ public:
+  // For Sampling::trace; empty where there is nothing to record.  The recorder outlives its use.
+  std::function<void(const PagedRun&, KvTrace)> recorder(const Config& config);
+  // Those of one sample, and of its prompt; null if nothing was recorded.
+  std::shared_ptr<const KvTraces> take(const Request& request, size_t sample);
+
+ private:
+  bool records_ = false;
+  std::map<uint64_t, KvTraces> prompts_, samples_;  // by uid; those of a prompt by that of its first sample
+};
+
+// Block-sparse methods: what the learner chooses again.  None where it reads everything.
+std::optional<BlockReads> replayed_blocks(const Config& config);
+
+}  // namespace pare
