@@ -72,8 +72,10 @@ struct Rows32 {
   }
 
   // Adds a block of slots that lies in shared memory, of which row r of `rows` sees visible(r) (possibly less than 1).
-  template <class Visible>
-  __device__ __forceinline__ void add_block(const Shared32& s, int d, int rows, float scale, Visible visible_of) {
+  // biased(slot, z): the score of a slot whose scaled product is z.
+  template <class Visible, class Biased>
+  __device__ __forceinline__ void add_block(const Shared32& s, int d, int rows, float scale, Visible visible_of,
+                                            Biased biased) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int r = 0; r < kOwn32; r++) {
@@ -86,7 +88,7 @@ struct Rows32 {
         float dot = 0;
         if (slot < visible)
           for (int c = 0; c < d; c++) dot = fmaf(s.q[row * d + c], s.k[slot * (d + 1) + c], dot);
-        z[h] = slot < visible ? dot * scale : -INFINITY;
+        z[h] = slot < visible ? biased(slot, dot * scale) : -INFINITY;
       }
       const float m = fmaxf(top[r], warp_max(fmaxf(z[0], z[1]))), alpha = exp_f32(top[r] - m);
       top[r] = m;

@@ -64,7 +64,9 @@ __global__ void __launch_bounds__(kThreads) attn_f32(const Args<float> a) {
       s.v[i] = slot_row(a, t, kv / d, a.v, a.v_stride, a.pv, a.pv_stride, begin + slot)[kv + c];
     }
     __syncthreads();
-    r.add_block(s, d, rows, a.scale, [&](int row) { return t.parent_len + t.first + row + 1 - begin; });
+    r.add_block(
+        s, d, rows, a.scale, [&](int row) { return t.parent_len + t.first + row + 1 - begin; },
+        [](int, float z) { return z; });
   }
   r.write(
       rows,

@@ -65,6 +65,7 @@ struct Args {
   int64_t q_stride;
   Pages<const T> pages;
   const int32_t *blocks, *budget;  // null: everything is read
+  const float* counts;             // [pages, K, 16]: log(count) is added to the score of a slot; or null
   int max_blocks, block;           // room of a list; slots of a selection block
   int heads, group;
   float scale;
@@ -107,8 +108,15 @@ __global__ void __launch_bounds__(kThreads) attend(const Args<T> a) {
       }
     }
     __syncthreads();
-    r.add_block(s, d, rows, a.scale,
-                [&](int row) { return (listed ? slots : total - own + (t.first + row) / a.group + 1) - begin; });
+    r.add_block(
+        s, d, rows, a.scale,
+        [&](int row) { return (listed ? slots : total - own + (t.first + row) / a.group + 1) - begin; },
+        [&](int i, float z) {
+          if (!a.counts) return z;
+          const int slot = begin + i;
+          const int64_t page = a.pages.head(table_row, slot, kv);
+          return z + log_f32(a.counts[page * kPageSlots + slot % kPageSlots]);
+        });
   }
   r.write(
       rows, [&](int row, float) { return a.o + place(row) * d; }, d);
@@ -187,6 +195,12 @@ void attn_paged(const AttnPaged& a, Stream stream) {
              op, ": blocks ", a.blocks.str(), " and budget ", a.budget.str());
       x.blocks = a.blocks.as<int32_t>(), x.budget = a.budget.as<int32_t>();
       x.max_blocks = static_cast<int>(a.blocks.shape[2]), x.block = a.block;
+    }
+    if (a.count_pages) {
+      expect(!a.blocks && is_shape(a.count_pages, {a.k_pages.shape[0], x.pages.kv_heads, kPageSlots}) &&
+                 a.count_pages.contiguous(),
+             op, ": count_pages ", a.count_pages.str(), a.blocks ? " together with block lists" : "");
+      x.counts = a.count_pages.as<float>();
     }
     if (n == 0 || x.pages.n_queries == 0) return;
     x.o = a.o.as<T>(), x.q = a.q.as<T>(), x.heads = static_cast<int>(heads);

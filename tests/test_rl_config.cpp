@@ -42,8 +42,9 @@ std::string document_message(const std::string& document) {
 
 // Values of every type and choice; one of them is allowed for each key and is not its default.
 std::string other_value(const ConfigKey& key) {
-  std::vector<std::string> values = {"true",        "false",          "7",       "0.25",  "'some \"text\" # \\'",
-                                     "[0.5, 0.25]", "[\"a\", \"b\"]", "9", "'jsonl'", "'ans'", "'k2'"};
+  std::vector<std::string> values = {"true",        "false",          "7", "0.25",    "'some \"text\" # \\'",
+                                     "[0.5, 0.25]", "[\"a\", \"b\"]", "9", "'jsonl'", "'ans'",
+                                     "'k2'"};
   const std::string one_of = "one of ";
   if (key.type.starts_with(one_of)) {
     std::stringstream words(key.type.substr(one_of.size()));
