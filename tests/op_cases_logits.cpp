@@ -19,7 +19,7 @@ void add_logprob(std::vector<OpCase>& cases) {
     int64_t rows, vocabulary;
     float temperature;
   };
-  for (const S& s : {S{1, 1, 1}, {3, 17, 1}, {5, 16, 0.5f}, {2, 129, 1.3f}, {7, 1021, 1}, {1, 63, 3}}) {
+  for (const S& s : {S{1, 1, 1}, {3, 17, 1}, {5, 16, 0.5f}, {2, 129, 1.3f}, {7, 1021, 1}, {1, 63, 3}, {2, 2051, 1}}) {
     const int64_t R = s.rows, V = s.vocabulary;
     const float temperature = s.temperature;
     cases.push_back({"logprob", cat("R", R, "_V", V), [=](OpRun& r) {
@@ -104,6 +104,10 @@ void add_losses(std::vector<OpCase>& cases) {
       s.rows = 3, s.vocabulary = 257, s.spec.temperature = 1, s.spec.entropy_coef = 0, s.own_logprob = true;
       cases.push_back({"logits_loss", cat(name, "_own_R3_V257"), [s](OpRun& r) { logits_loss(r, s); }});
     }
+  // More than the CUDA kernels take at a time.
+  cases.push_back({"logits_loss", "exact_R2_V2051", [](OpRun& r) {
+                     logits_loss(r, {2, 2051, {.kl = KlLoss::exact, .kl_coef = 0.3f, .entropy_coef = 0.1f}, false});
+                   }});
   cases.push_back({"logits_loss", "R1_V1", [](OpRun& r) { logits_loss(r, {1, 1, {}, false}); }});
 }
 
