@@ -26,7 +26,7 @@ struct RunTotals {
   static constexpr double none = std::numeric_limits<double>::quiet_NaN();
   int64_t steps = 0;  // of training
   double reward_first = none, reward_last = none, loss_first = none, loss_last = none;
-  double val_first = none, val_best = none, val_last = none;  // of the first val-core metric
+  double val_first = none, val_best = none, val_last = none;  // of the first val-core/*/mean@n
   int64_t val_best_step = 0;
   double generated = 0, trained = 0, loss_rows = 0;             // tokens
   double flops_rollout = 0, flops_learner = 0, flops = 0;       // flops: of every phase
