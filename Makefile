@@ -49,7 +49,7 @@ EMU_FLAG := -DPARE_EMU
 else
 $(info note: no CUDA emulation on $(MACHINE): the tests leave the CUDA kernels out)
 EMU_SRC :=
-TEST_SRC := $(filter-out tests/test_emu.cpp tests/test_cuda_emu.cpp,$(TEST_SRC))
+TEST_SRC := $(filter-out tests/test_emu.cpp tests/test_cuda_emu.cpp tests/test_emu_device.cpp,$(TEST_SRC))
 endif
 
 WARN := -Wall -Wextra -Werror $(if $(findstring clang,$(CXX)),,-Wno-restrict)  # false alarms of g++ 12 (GCC bug 105651)
@@ -128,10 +128,14 @@ test: $(BUILD)/tests/pare_tests $(BUILD)/pare
 asan: $(BUILD)/asan/tests/pare_tests $(BUILD)/asan/pare
 	$(BUILD)/asan/tests/pare_tests $(TEST_FLAGS)
 
-emu: $(cpu_EMU)
+# The program with the device `emu`: the CUDA kernels, emulated.
+emu: $(BUILD)/emu/pare
+$(BUILD)/emu/pare: $(cpu_LIB) $(cpu_APP) $(filter-out $(BUILD)/emu/tests/%,$(cpu_EMU))
+	@echo 'link $@'
+	$(Q)$(CXX) $(LDFLAGS) $^ $(LIBS) -o $@
 
 # The tests that run kernels, the kernels under the access checker; the rest of the program as it is.
-CHECK_TESTS := tests/main tests/test_cuda_emu tests/test_ops $(patsubst %.cpp,%,$(wildcard tests/op_cases*.cpp))
+CHECK_TESTS := tests/main tests/test_cuda_emu tests/test_emu_device tests/test_ops $(patsubst %.cpp,%,$(wildcard tests/op_cases*.cpp))
 check: $(BUILD)/check/tests/pare_emu_tests
 	$< $(TEST_FLAGS)
 CHECK_OBJ := $(check_EMU) $(BUILD)/check/tests/test_emu.o $(CHECK_TESTS:%=$(BUILD)/%.o) $(cpu_LIB)
@@ -168,7 +172,11 @@ $(BUILD)/cuda/%.o: %.cu
 	@mkdir -p $(@D)
 	@echo 'cuda: $<'
 	$(Q)$(NVCC) $(NVFLAGS) $(GENCODE) -c $< -o $@
-cuda: $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.o)
+# The program with the device `cuda`.
+cuda: $(BUILD)/cuda/pare
+$(BUILD)/cuda/pare: $(cpu_LIB) $(cpu_APP) $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.o)
+	@echo 'link $@'
+	$(Q)$(NVCC) -Xcompiler -pthread $(GENCODE) $^ $(LIBS) -o $@
 
 deps:
 	@tools/deps.sh $(PACKAGES)

@@ -1,8 +1,8 @@
 // Global norm and AdamW (ops.h states the formulas).
 //
-// AdamW: p [n] act, m, v, grad [n] f32; p, m and v are updated in place.  Every element stands alone.  Bytes: 4
-// act-size
-// + 20 an element; limited by memory bandwidth.
+// AdamW: p [n] act, m, v, grad, master [n] f32; m, v and master (p, without one) are updated in place, p is then the
+// master's rounding.  Every element stands alone.  Bytes an element: 20 + 2 act-size, with a master 28 + act-size;
+// limited by memory bandwidth.
 // Norm: sqrt of the sum of squares, overwritten.  Order: blocks of 4096 elements, each a row sum of 16 lanes, blocks
 // added ascending in double; so one thread block does it all, at a few per cent of the memory bandwidth.
 #include <cmath>
@@ -41,16 +41,18 @@ struct Step {
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    step(T* __restrict__ p, float* __restrict__ m, float* __restrict__ v, const float* __restrict__ grad,
-         const float* __restrict__ norm, int64_t n, Step s) {
+    step(T* __restrict__ p, float* __restrict__ master, float* __restrict__ m, float* __restrict__ v,
+         const float* __restrict__ grad, const float* __restrict__ norm, int64_t n, Step s) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= n) return;
   const float scale = s.max_norm > 0 && *norm > s.max_norm ? s.max_norm / *norm : 1.f, g = grad[i] * scale;
-  const float old = to_float(p[i]);
+  const float old = master ? master[i] : to_float(p[i]);
   const float m1 = fmaf(s.beta1, m[i], (1.f - s.beta1) * g), v1 = fmaf(s.beta2, v[i], (1.f - s.beta2) * (g * g));
   const float move = m1 * s.c1 / (sqrtf(v1 * s.c2) + s.eps);
   m[i] = m1, v[i] = v1;
-  p[i] = from_float<T>(fmaf(-s.lr, fmaf(s.weight_decay, old, move), old));
+  const float now = fmaf(-s.lr, fmaf(s.weight_decay, old, move), old);
+  if (master) master[i] = now;
+  p[i] = from_float<T>(now);
 }
 
 }  // namespace
@@ -66,6 +68,8 @@ void adamw(const AdamW& a, Stream stream) {
   const int64_t n = a.p.size();
   for (const Tensor* t : {&a.p, &a.m, &a.v, &a.grad})
     expect(t->contiguous() && is_shape(*t, {n}), op, ": ", t->str(), " beside p ", a.p.str());
+  expect(!a.master || (a.master.contiguous() && is_shape(a.master, {n})), op, ": master ", a.master.str(), " beside p ",
+         a.p.str());
   expect(is_shape(a.norm, {1}), op, ": norm ", a.norm.str());
   expect(a.step >= 1, op, ": step ", a.step, ", expected 1 or more");
   if (n == 0) return;
@@ -80,8 +84,9 @@ void adamw(const AdamW& a, Stream stream) {
                .c2 = static_cast<float>(1 / (1 - std::pow(static_cast<double>(a.beta2), t)))};
   with_act(op, a.p, [&](auto type) {
     using T = decltype(type);
-    launch(op, step<T>, {.grid = blocks(op, n, kThreads), .block = kThreads}, stream, a.p.as<T>(), a.m.as<float>(),
-           a.v.as<float>(), a.grad.as<float>(), a.norm.as<float>(), n, s);
+    launch(op, step<T>, {.grid = blocks(op, n, kThreads), .block = kThreads}, stream, a.p.as<T>(),
+           a.master ? a.master.as<float>() : nullptr, a.m.as<float>(), a.v.as<float>(), a.grad.as<float>(),
+           a.norm.as<float>(), n, s);
   });
 }
 

@@ -5,7 +5,7 @@ namespace pare {
 
 namespace PARE_CUDA {
 
-// Copies are queued on the stream; from pageable memory `src` is read before the call returns.
+// Copies are queued on the stream.
 void upload(const Upload& a, Stream stream) {
   expect(a.dst.contiguous(), "upload: dst ", a.dst.str(), " must be contiguous");
   check_cuda(cudaMemcpyAsync(a.dst.data, a.src, a.dst.bytes(), cudaMemcpyHostToDevice,
@@ -26,6 +26,49 @@ void zero(const Zero& a, Stream stream) {
   check_cuda(cudaMemsetAsync(a.x.data, 0, a.x.bytes(), static_cast<cudaStream_t>(stream.handle)), "zero");
 }
 
+namespace {
+
+// ---- memory
+void* take(size_t bytes) {
+  void* p = nullptr;
+  if (cudaMalloc(&p, bytes) == cudaSuccess) return p;
+  cudaGetLastError();  // clears it
+  return nullptr;
+}
+void give(void* p, size_t) { cudaFree(p); }
+template <bool kFree>
+size_t bytes() {
+  size_t free = 0, total = 0;
+  check_cuda(cudaMemGetInfo(&free, &total), "memory of the device");
+  return kFree ? free : total;
+}
+constexpr Memory device_memory = {.take = take, .give = give, .free = bytes<true>, .total = bytes<false>};
+
+// ---- the device
+#ifdef CUEMU
+std::string open() { return "the CUDA kernels, emulated on the CPU"; }
+#else
+__global__ void nothing() {}
+
+std::string open() {
+  int count = 0;
+  const cudaError_t e = cudaGetDeviceCount(&count);
+  if (e != cudaSuccess || count == 0)
+    fail("no CUDA device", e == cudaSuccess ? "" : cat(" (", cudaGetErrorString(e), ")"),
+         ": run on a machine that has one, or with --device cpu");
+  cudaDeviceProp p;
+  check_cuda(cudaGetDeviceProperties(&p, 0), "device 0");
+  const std::string name = cat(p.name, ", compute capability ", p.major, ".", p.minor);
+  if (p.major < 8) fail(name, ": 8.0 at least is needed, for bfloat16; run with --device cpu");
+  cudaFuncAttributes attributes;
+  if (cudaFuncGetAttributes(&attributes, nothing) != cudaSuccess)
+    fail(name, ": this program was built for other devices; make cuda ARCH=", p.major, p.minor);
+  return name;
+}
+#endif
+
+}  // namespace
+
 }  // namespace PARE_CUDA
 
 // Implemented so far; the other ops are null.
@@ -41,6 +84,9 @@ constinit const Table table_cuda = [] {
 #else
   t.name = "cuda";
 #endif
+  t.memory = &device_memory;
+  t.queued = true;
+  t.open = open;
   t.upload = upload;
   t.download = download;
   t.zero = zero;

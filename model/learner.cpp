@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 namespace pare {
 
@@ -97,12 +98,28 @@ void check_ids(const Model& model, const std::vector<Group>& groups) {
   }
 }
 
-// Calls run(batch, carried) for every micro-batch; carried prefixes live as long as their members' batches.
-// make_prefix(batch) gives the pass of a prefix, after its forward; end_prefix is called after its last member.
+// Calls run(batch, carried) for every micro-batch, or, with `limits`, for the largest there could be; carried prefixes
+// live as long as their members' batches.  make_prefix(batch) gives the pass of a prefix, after its forward; end_prefix
+// is called after its last member.
 template <class Prefix, class MakePrefix, class EndPrefix, class Run>
-void for_micro_batches(const std::vector<Group>& groups, int64_t max_rows, Arena& arena, const BatchProgress& progress,
+void for_micro_batches(const Model& model, const std::vector<Group>& groups, const BatchLimits* limits,
+                       const LearnerOptions& options, Arena& arena, const BatchProgress& progress,
                        MakePrefix make_prefix, EndPrefix end_prefix, Run run) {
-  const std::vector<MicroBatch> plan = plan_micro_batches(groups, max_rows);
+  if (limits) {
+    for (const LargestBatch& b : largest_batches(*limits, options.max_rows, options.logits_chunk)) {
+      const ArenaScope scope(arena);
+      for (int64_t l = 0; b.epochs && l < model.config.layers; l++) {  // what Pass makes of traces
+        arena.alloc("segments", DType::i32, {b.epochs, 4});
+        arena.alloc("kept slots", DType::i32, {b.kept, model.config.kv_heads});
+      }
+      std::optional<Prefix> prefix;
+      if (b.prefix) prefix.emplace(make_prefix(*b.prefix));
+      run(b.batch, prefix ? &*prefix : nullptr);
+      if (prefix) end_prefix(*prefix);
+    }
+    return;
+  }
+  const std::vector<MicroBatch> plan = plan_micro_batches(groups, options.max_rows);
   for (size_t i = 0; i < plan.size(); i++) {
     const MicroBatch& b = plan[i];
     const ArenaScope scope(arena);
@@ -118,6 +135,13 @@ void for_micro_batches(const std::vector<Group>& groups, int64_t max_rows, Arena
     }
     if (progress) progress(i + 1, plan.size());
   }
+}
+
+// What the loss rows of the largest batches name.
+std::vector<Group> one_token() {
+  Member m{{0}, {TokenTerm{}}};
+  m.sampler_row = 0;
+  return {{{0}, {m}}};
 }
 
 }  // namespace
@@ -146,6 +170,16 @@ void Learner::zero_gradients() {
 
 TokenOuts Learner::accumulate(const std::vector<Group>& groups, const LossSpec& spec, const Model* reference,
                               const BatchProgress& progress) {
+  return accumulate(groups, nullptr, spec, reference, progress);
+}
+
+void Learner::plan(const BatchLimits& limits, const LossSpec& spec, const Model* reference) {
+  expect(model_.device.planning(), "the largest batches are for planning");
+  accumulate(one_token(), &limits, spec, reference, {});
+}
+
+TokenOuts Learner::accumulate(const std::vector<Group>& groups, const BatchLimits* limits, const LossSpec& spec,
+                              const Model* reference, const BatchProgress& progress) {
   expect((spec.kl == KlLoss::exact) == (reference != nullptr), "exact KL and a reference model come together");
   check_ids(model_, groups);
   TokenOuts out = make_outs(groups);
@@ -155,7 +189,7 @@ TokenOuts Learner::accumulate(const std::vector<Group>& groups, const LossSpec& 
     std::unique_ptr<Pass> pass, reference;
   };
   for_micro_batches<Prefix>(
-      groups, options_.max_rows, activations_, progress,
+      model_, groups, limits, options_, activations_, progress,
       [&](const PackedBatch& batch) {
         Prefix p{std::make_unique<Pass>(model_, activations_, batch, Pass::Keep::prefix, blocks), nullptr};
         p.pass->forward();
@@ -258,13 +292,25 @@ void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& grou
 
 TokenOuts Learner::logprobs(const Model& model, Arena& arena, const std::vector<Group>& groups, double temperature,
                             const LearnerOptions& options, const SamplerStates* states) {
+  return logprobs(model, arena, groups, nullptr, temperature, options, states);
+}
+
+void Learner::plan_logprobs(const Model& model, Arena& arena, const BatchLimits& limits, const LearnerOptions& options,
+                            const SamplerStates* states) {
+  expect(model.device.planning(), "the largest batches are for planning");
+  logprobs(model, arena, one_token(), &limits, 1, options, states);
+}
+
+TokenOuts Learner::logprobs(const Model& model, Arena& arena, const std::vector<Group>& groups,
+                            const BatchLimits* limits, double temperature, const LearnerOptions& options,
+                            const SamplerStates* states) {
   check_ids(model, groups);
   TokenOuts out = make_outs(groups);
   Device& device = model.device;
   const BlockReads* const blocks = options.blocks ? &*options.blocks : nullptr;
   using Prefix = std::unique_ptr<Pass>;
   for_micro_batches<Prefix>(
-      groups, options.max_rows, arena, {},
+      model, groups, limits, options, arena, {},
       [&](const PackedBatch& batch) {
         Prefix p = std::make_unique<Pass>(model, arena, batch, Pass::Keep::all, blocks);
         p->forward();
@@ -346,7 +392,8 @@ double Learner::step(const AdamWOptions& o) {
                 .beta2 = static_cast<float>(o.beta2),
                 .eps = static_cast<float>(o.eps),
                 .weight_decay = static_cast<float>(o.weight_decay),
-                .step = ++steps_});
+                .step = ++steps_,
+                .master = model_.master});
   model_.refresh();
   zero_gradients();
   return norm;
@@ -363,6 +410,7 @@ void Learner::set_optimizer_state(const AdamWState& state) {
          state.m.size(), " and ", state.v.size(), " parameters given to a model of ", m_.size());
   model_.device.upload({m_, state.m.data()});
   model_.device.upload({v_, state.v.data()});
+  model_.device.wait();
   steps_ = state.steps;
 }
 

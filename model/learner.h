@@ -59,6 +59,12 @@ class Learner {
   static TokenOuts logprobs(const Model& model, Arena& activations, const std::vector<Group>& groups,
                             double temperature, const LearnerOptions& options, const SamplerStates* states = nullptr);
 
+  // On the null table: accumulate() and logprobs() on batches that are larger than any of such groups, so that their
+  // activations are the most that any of them takes.
+  void plan(const BatchLimits& limits, const LossSpec& spec, const Model* reference = nullptr);
+  static void plan_logprobs(const Model& model, Arena& activations, const BatchLimits& limits,
+                            const LearnerOptions& options, const SamplerStates* states = nullptr);
+
   // Clips by the global norm, updates the parameters, refreshes the packed weights, zeroes the gradients; returns the
   // norm before clipping.  A norm that is not finite throws Error(Exit::non_finite) and changes nothing.
   double step(const AdamWOptions& options);
@@ -71,6 +77,11 @@ class Learner {
   std::vector<double> gradients();
 
  private:
+  TokenOuts accumulate(const std::vector<Group>& groups, const BatchLimits* limits, const LossSpec& spec,
+                       const Model* reference, const BatchProgress& progress);
+  static TokenOuts logprobs(const Model& model, Arena& activations, const std::vector<Group>& groups,
+                            const BatchLimits* limits, double temperature, const LearnerOptions& options,
+                            const SamplerStates* states);
   void head_loss(const PackedBatch& batch, const std::vector<Group>& groups, const Pass& pass, const Model* reference,
                  const Pass* reference_pass, const LossSpec& spec, TokenOuts& out);
   void add_head_gradient();

@@ -1,8 +1,10 @@
 #include "model/model.h"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
+#include "base/half.h"
 #include "base/rng.h"
 
 namespace pare {
@@ -69,6 +71,7 @@ Model::Model(const ModelConfig& config, Device& device, Arena& weights, DType dt
       stat(dtype == DType::f64 ? DType::f64 : DType::f32),
       layout(parameters(config)),
       flat(weights.alloc("parameters", dtype, {layout.back().offset + layout.back().size})),
+      master(trainable && dtype == DType::bf16 ? weights.alloc("master parameters", stat, {flat.size()}) : Tensor{}),
       views(config, layout, flat) {
   const auto packed = [&](const std::string& name, const Tensor& w) {
     Weight weight{.w = w, .packed = {}, .packed_t = {}};
@@ -99,13 +102,17 @@ void Model::set_parameters(const std::vector<float>& host) {
   expect(static_cast<int64_t>(host.size()) == flat.size(), host.size(), " parameters given to a model of ",
          flat.size());
   if (dtype == DType::f64) {
-    const std::vector<double> wide(host.begin(), host.end());
-    device.upload({flat, wide.data()});
+    device.upload({flat, std::vector<double>(host.begin(), host.end()).data()});
+  } else if (dtype == DType::bf16) {
+    std::vector<uint16_t> narrow(host.size());
+    std::transform(host.begin(), host.end(), narrow.begin(), f32_to_bf16);
+    device.upload({flat, narrow.data()});
+    if (master) device.upload({master, host.data()});
   } else {
-    expect(dtype == DType::f32, "set_parameters of ", dtype_name(dtype));
     device.upload({flat, host.data()});
   }
   refresh();
+  device.wait();
 }
 
 std::vector<float> Model::get_parameters() const {
@@ -114,9 +121,12 @@ std::vector<float> Model::get_parameters() const {
     std::vector<double> wide(flat.size());
     device.download({wide.data(), flat});
     host.assign(wide.begin(), wide.end());
+  } else if (dtype == DType::bf16 && !master) {
+    std::vector<uint16_t> narrow(flat.size());
+    device.download({narrow.data(), flat});
+    std::transform(narrow.begin(), narrow.end(), host.begin(), bf16_to_f32);
   } else {
-    expect(dtype == DType::f32, "get_parameters of ", dtype_name(dtype));
-    device.download({host.data(), flat});
+    device.download({host.data(), master ? master : flat});
   }
   return host;
 }

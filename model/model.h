@@ -34,14 +34,14 @@ struct Layer {
 
 class Model {
  public:
-  // Allocates parameters (act type `dtype`) and packed weights from `weights`; with `trainable`, also what the backward
-  // needs.  Parameters are undefined until set_parameters.
+  // Allocates parameters (act type `dtype`) and packed weights from `weights`; with `trainable`, also what backward and
+  // optimizer need.  Parameters are undefined until set_parameters.
   Model(const ModelConfig& config, Device& device, Arena& weights, DType dtype, bool trainable);
 
-  // Copies `host` (parameters(config) in order) to the device and refreshes the packed weights.
+  // Copies `host` (parameters(config) in order) to the device, rounded to `dtype`, and refreshes the packed weights.
   void set_parameters(const std::vector<float>& host);
-  std::vector<float> get_parameters() const;
-  void refresh();  // prepare_weight for every weight; after each change of `flat`
+  std::vector<float> get_parameters() const;  // the master, where there is one
+  void refresh();                             // prepare_weight for every weight; after each change of `flat`
 
   float attention_scale() const;  // 1 / sqrt(D)
 
@@ -49,7 +49,8 @@ class Model {
   Device& device;
   const DType dtype, stat;  // roles act and stat (ops.h)
   const std::vector<Parameter> layout;
-  const Tensor flat;  // act [parameters]
+  const Tensor flat;    // act [parameters]
+  const Tensor master;  // stat [parameters], or absent: what the optimizer changes, and `flat` is the rounding of
   const ParameterViews views;
   Weight head;
   std::vector<Layer> layers;

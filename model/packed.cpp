@@ -140,4 +140,44 @@ std::vector<MicroBatch> plan_micro_batches(const std::vector<Group>& groups, int
   return plan;
 }
 
+namespace {
+
+// `longest`: tokens of the longest sequence.
+PackedBatch batch_of(int64_t rows, int64_t segments, int64_t loss_rows, int64_t longest) {
+  PackedBatch b;
+  b.ids.resize(rows), b.pos.resize(rows), b.of_prefix.resize(rows);
+  b.loss_rows.resize(loss_rows);
+  b.traces.resize(segments);
+  b.segments.assign(segments, {static_cast<int32_t>(rows) - 1, 1, 0, 0});
+  const int64_t len = std::min(rows, longest);
+  b.segments[0] = {0, static_cast<int32_t>(len), 0, static_cast<int32_t>(longest - len)};
+  return b;
+}
+
+}  // namespace
+
+std::vector<LargestBatch> largest_batches(const BatchLimits& l, int64_t max_rows, int64_t logits_chunk) {
+  std::vector<LargestBatch> all;
+  const int64_t own = l.members * (l.tokens - 1), longest = l.prefix + l.tokens - 1;
+  // `groups` of them with `members` in all share the rows; members of one token have a loss row but none of their own.
+  const auto add = [&](std::optional<PackedBatch> prefix, int64_t rows, int64_t groups, int64_t members) {
+    if (rows == 0) return;
+    const int64_t segments = std::min(rows, groups + members);
+    const int64_t losses = std::min(rows - groups + members, members * l.tokens);
+    int64_t epochs = 0;
+    if (l.interval) epochs = std::min(rows, segments + std::min(rows, members) + rows / l.interval);
+    // The logits of a chunk are most where the chunks are full.
+    for (const int64_t n : {losses, losses / logits_chunk * logits_chunk}) {
+      all.push_back({prefix, batch_of(rows, segments, n, longest), epochs, epochs * l.slots});
+      all.back().batch.carried = prefix.has_value();
+    }
+  };
+  const int64_t whole = std::min(l.groups * (l.prefix + own), std::max(max_rows, longest));
+  const int64_t groups = std::min(l.groups, whole);
+  add({}, whole, groups, groups * l.members);
+  if (l.members > 1 && l.prefix + own > max_rows)
+    add(batch_of(l.prefix, 1, 0, l.prefix), std::min(own, std::max(max_rows, l.tokens - 1)), 0, l.members);
+  return all;
+}
+
 }  // namespace pare

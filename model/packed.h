@@ -2,6 +2,7 @@
 #pragma once
 #include <limits>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "model/replay.h"
@@ -65,5 +66,18 @@ struct MicroBatch {
   std::vector<std::pair<size_t, size_t>> parts;  // not empty: group_begin alone, cut into these runs of members
 };
 std::vector<MicroBatch> plan_micro_batches(const std::vector<Group>& groups, int64_t max_rows);
+
+// What the groups of an update hold at most, each with a prefix of one token or more.
+struct BatchLimits {
+  int64_t groups, members, prefix, tokens;  // groups; members of a group; tokens of a prefix, of a member
+  int64_t interval = 0, slots = 0;          // where events are replayed: rows between two, slots of a layer
+};
+// Batches that are larger, array by array, than any that such groups make.  They are for planning: none could run.
+struct LargestBatch {
+  std::optional<PackedBatch> prefix;  // that `batch` carries
+  PackedBatch batch;
+  int64_t epochs = 0, kept = 0;  // where events are replayed: segments and kept slots of a layer
+};
+std::vector<LargestBatch> largest_batches(const BatchLimits& limits, int64_t max_rows, int64_t logits_chunk);
 
 }  // namespace pare

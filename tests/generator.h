@@ -11,13 +11,11 @@
 namespace pare::test {
 
 struct Generator {
-  Generator(const Table& table, const ModelConfig& c, const RolloutLimits& limits, bool planning = false,
-            DType dtype = DType::f32)
+  Generator(const Table& table, const ModelConfig& c, const RolloutLimits& limits, DType dtype = DType::f32)
       : device(table),
-        backing(planning ? Arena::Backing::none : Arena::Backing::host),
-        weights("weights", backing, size_t{1} << 30),
-        kv("kv", backing, size_t{1} << 30),
-        scratch("scratch", backing, size_t{1} << 30),
+        weights("weights", *table.memory, roomy(table)),
+        kv("kv", *table.memory, roomy(table)),
+        scratch("scratch", *table.memory, roomy(table)),
         model(c, device, weights, dtype, false),
         rollout(model, limits, kv, scratch) {
     model.set_parameters(tiny_parameters(c, 5));
@@ -25,7 +23,6 @@ struct Generator {
   }
   Device device;
   Ledger ledger;
-  Arena::Backing backing;
   Arena weights, kv, scratch;
   Model model;
   Rollout rollout;

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/thread_pool.h"
+#include "rl/plan.h"
 #include "rl/trainer.h"
 #include "tests/tiny.h"
 
@@ -78,7 +79,7 @@ inline double early_digit(const Problem&, const Response& r) { return digits({},
 // A session and its trainer; without a score the reward is the task's own.
 struct TrainingRun {
   explicit TrainingRun(const Config& config, Rewarded::Score score = digits, const Table& table = table_cpu)
-      : session(config, table) {
+      : session(config, table, true, training_limits(config, TrainingKind::grpo, table)) {
     if (score) session.train = std::make_unique<Rewarded>(std::move(session.train), std::move(score));
     trainer = std::make_unique<Trainer>(session);
   }

@@ -211,6 +211,21 @@ TEST(CudaEmu, RmsnormBackward) {
           1. / 128);  // rstd carries no rounding to bf16, but dx is a difference: it is compared on the scale of dy
 }
 
+// The master moves, whatever p held, and p is its rounding.
+TEST(CudaEmu, AdamWWithAMaster) {
+  check([](Call& t) {
+    const Tensor v = t.stat("v", {37});
+    for (int64_t i = 0; i < 37; i++) t["v"].set(i, t["v"].get(i) * t["v"].get(i));
+    AdamW a{};
+    a.p = t.act_out("p", {37}), a.m = t.stat("m", {37}), a.v = v, a.master = t.stat("master", {37});
+    a.grad = t.stat("grad", {37}), a.norm = t.stat("norm", {1});
+    a.max_norm = 0.5f, a.weight_decay = 0.1f, a.step = 3;
+    a.lr = 1e-2f, a.beta1 = 0.9f, a.beta2 = 0.999f, a.eps = 1e-8f;
+    t["norm"].set(0, 2);
+    t.table.adamw(a, {});
+  });
+}
+
 TEST(CudaEmu, Rope) {
   for (int64_t d : {2, 6, 16, 34, 64})
     for (int64_t gap : {0, 5, 8})

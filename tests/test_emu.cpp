@@ -160,6 +160,34 @@ TEST(Emu, AddressSanitizerGuardsEveryMemory) {
   EXPECT_DEATH(std::printf("%f", static_cast<double>(*device.p)), "use-after-poison");
 }
 
+TEST(Emu, TheHostCannotTouchDeviceMemory) {
+  if (kAsan) GTEST_SKIP() << "AddressSanitizer says it in its own words";
+  Floats device(3);
+  const char* message = "the host touched byte 8 of an allocation of 12 bytes of device memory";
+  EXPECT_DEATH(std::printf("%f", static_cast<double>(device.p[2])), message);
+  EXPECT_DEATH(device.p[2] = 1, message);
+  ASSERT_EQ(cudaMemset(device.p, 0, 12), cudaSuccess);  // nor after work has run
+  EXPECT_DEATH(device.p[2] = 1, message);
+}
+
+TEST(Emu, DeviceMemoryIsLimited) {
+  size_t before = 0, free = 0, total = 0;
+  ASSERT_EQ(cudaMemGetInfo(&before, &total), cudaSuccess);
+  const size_t limit = cuemu::settings().device_memory;
+  EXPECT_EQ(total, limit);
+  cuemu::settings().device_memory = total - before + 100;
+  {
+    const Floats some(10);
+    ASSERT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+    EXPECT_EQ(free, 60u);
+    void* p = nullptr;
+    EXPECT_EQ(cudaMalloc(&p, 61), cudaErrorMemoryAllocation);
+    ASSERT_EQ(cudaMalloc(&p, 60), cudaSuccess);
+    EXPECT_EQ(cudaFree(p), cudaSuccess);
+  }
+  cuemu::settings().device_memory = limit;
+}
+
 // What the access checker says of each seeded bug, in every order of threads.
 TEST(Emu, CheckerFindsWhatIsSeeded) {
   if (!cuemu::kChecker) GTEST_SKIP() << "in the check build only";

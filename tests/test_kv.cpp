@@ -303,7 +303,7 @@ TEST(KvPolicy, TheLedgerFalls) {
   const Request request{random_ids(rng, 21, config().vocab), {5}, 90};
   const ModelConfig c = config();
   const auto books = [&](const Table& table, const KvSpec& spec) {
-    Generator g(table, c, with(kRoomy, spec), &table == &table_null);
+    Generator g(table, c, with(kRoomy, spec));
     g.rollout.generate({request}, {.key = 3, .eos = {}});
     return std::pair(g.ledger.phases.at("main"), g.kv.peak());
   };

@@ -208,9 +208,9 @@ TEST(PackedBatch, TokensThatAreNotKeptHaveNoLossRow) {
 TEST(Learner, TheNullTableKeepsTheSameBooks) {
   const ModelConfig c = tiny_config("qwen3", true);
   const auto groups = random_groups(c, 1);
-  const auto books = [&](const Table& table, bool planning) {
-    World w(table, c, DType::f32, planning);
-    if (!planning) w.model.set_parameters(tiny_parameters(c, 7));
+  const auto books = [&](const Table& table) {
+    World w(table, c);
+    if (!w.device.planning()) w.model.set_parameters(tiny_parameters(c, 7));
     Ledger ledger;
     w.device.ledger = &ledger;
     Learner learner(w.model, w.gradients, w.optimizer, w.activations, {.max_rows = 150});
@@ -218,7 +218,7 @@ TEST(Learner, TheNullTableKeepsTheSameBooks) {
     learner.step({});
     return std::tuple(ledger.phases, w.weights.peak(), w.gradients.peak(), w.optimizer.peak(), w.activations.peak());
   };
-  EXPECT_TRUE(books(table_cpu, false) == books(table_null, true));
+  EXPECT_TRUE(books(table_cpu) == books(table_null));
 }
 
 TEST(Learner, FlopsAreTheClosedForms) {
@@ -237,7 +237,7 @@ TEST(Learner, FlopsAreTheClosedForms) {
   }
   const int64_t matrices = c.layers * (c.qkv_width() * c.hidden + c.hidden * c.q_width() + 3 * c.hidden * c.ffn);
   for (int64_t max_rows : {40, 100000}) {  // groups that are cut run their prefix once, too
-    World w(table_null, c, DType::f32, true);
+    World w(table_null, c);
     Ledger ledger;
     Learner learner(w.model, w.gradients, w.optimizer, w.activations, {.max_rows = max_rows});
     w.device.ledger = &ledger;

@@ -279,7 +279,7 @@ class CacheWorld {
 
   const ModelConfig config_ = small();
   Device device_{table_ref};
-  Arena arena_{"kv", Arena::Backing::host, 1 << 20}, scratch_{"scratch", Arena::Backing::host, 1 << 20};
+  Arena arena_{"kv", host_memory, 1 << 20}, scratch_{"scratch", host_memory, 1 << 20};
   KvCache cache_{config_, evicting(), device_, arena_, DType::f32, kPages, kSequences, kSlots};
   Rng rng_;
   std::map<int, Sequence> live_;
@@ -302,7 +302,7 @@ TEST(KvCache, RandomOperationsKeepBooksAndContents) {
 TEST(KvCache, BrokenContractsAreNoticed) {
   const ModelConfig config = small();
   Device device(table_null);
-  Arena arena("kv", Arena::Backing::none, 1 << 20);
+  Arena arena("kv", no_memory, 1 << 20);
   KvCache cache(config, {}, device, arena, DType::f32, 12, 2, 40);
   ASSERT_TRUE(cache.reserve(3));
   const int id = cache.open(3);
@@ -323,7 +323,7 @@ TEST(KvCache, OnlyChangedTablesAreUploaded) {
   Device device(table_null);
   Ledger ledger;
   device.ledger = &ledger;
-  Arena arena("kv", Arena::Backing::none, 1 << 20);
+  Arena arena("kv", no_memory, 1 << 20);
   KvCache cache(config, {}, device, arena, DType::f32, 30, 4, 40);
   ASSERT_TRUE(cache.reserve(30));
   const auto uploads_after = [&](int sequence, int64_t slots) {
@@ -342,7 +342,7 @@ TEST(KvCache, OnlyChangedTablesAreUploaded) {
 TEST(KvCache, MemoryIsInTheBooks) {
   const ModelConfig config = small();
   Device device(table_null);
-  Arena arena("kv", Arena::Backing::none, 1 << 20);
+  Arena arena("kv", no_memory, 1 << 20);
   KvCache cache(config, {}, device, arena, DType::f32, 32, 4, 64);
   // 32 pages; 4 tables of 3 layers of 4 pages; 4 lists of 3 copies, rounded up to 64 bytes.
   EXPECT_EQ(arena.used(), 32 * KvCache::page_bytes(config, {}, DType::f32) + 4 * 3 * 4 * 4 + 128);

@@ -1,5 +1,6 @@
 // The books of a step: what is planned without computing is what a real step takes, and both are the closed forms.
 #include "rl/plan.h"
+#include "rl/replay.h"
 #include "tests/runs.h"
 
 namespace pare::test {
@@ -43,6 +44,65 @@ TEST(Plan, IsTheRealWorstStepToTheByte) {
       EXPECT_EQ(plan.ledger.phases, session.ledger.phases);
       EXPECT_GT(plan.ledger.total("rollout").flops, 0);
     }
+}
+
+// What a device is given: prompts and responses of any lengths, responses dropped, groups cut, and rollouts with any
+// mixture of them stay within it.
+TEST(Plan, NoStepPassesTheMost) {
+  Rng rng(rng_key(1, RngStream::test, 5));
+  const auto up_to = [&](int64_t n) { return 1 + static_cast<int64_t>(rng.below(static_cast<uint32_t>(n))); };
+  for (const std::vector<std::string>& keys :
+       {std::vector<std::string>{"actor.ppo_max_token_len=300", "actor.logits_chunk=23"},
+        {"actor.use_kl_loss=true", "actor.kl_loss_type=exact", "actor.ppo_max_token_len=120"},
+        {"actor.ppo_max_token_len=16", "model.enable_gradient_checkpointing=true", "rollout.kv.method=snapkv",
+         "rollout.check_exact=false", "rollout.kv.budget=20", "rollout.kv.buffer=1", "rollout.kv.window=8"},
+        {"rollout.kv.method=quest", "rollout.kv.block=4", "rollout.kv.blocks=6", "rollout.check_exact=false",
+         "algorithm.rollout_correction.rollout_is=tis", "algorithm.rollout_correction.acceptance=true"},
+        {"learner.attention=replay", "rollout.kv.method=pyramidkv", "rollout.kv.budget=12", "rollout.kv.buffer=7",
+         "rollout.kv.pyramid_beta=3", "actor.ppo_max_token_len=100"},
+        {"learner.attention=replay", "rollout.kv.method=rkv", "rollout.kv.budget=9", "rollout.kv.buffer=3",
+         "rollout.max_num_seqs=30", "rollout.max_num_batched_tokens=31"},
+        {"learner.attention=replay", "rollout.kv.method=block_topk", "rollout.kv.block=4", "rollout.kv.blocks=5",
+         "rollout.kv.dense_layers=1", "rollout.kv.block_schedule=[\"0:9\", \"12:4\"]"}}) {
+    SCOPED_TRACE(testing::PrintToString(keys));
+    const Config config = tiny_run("qwen3", keys);
+    const ArenaLimits limits = training_limits(config, TrainingKind::grpo, table_null);
+    size_t largest = 0;
+    for (int i = 0; i < 12; i++) {
+      Session session(config, table_null);
+      Trainer trainer(session);
+      const bool long_ones = i % 3 == 0, short_ones = i % 3 == 1;  // else of every length
+      const auto length = [&](int64_t n) { return long_ones ? n : short_ones ? up_to(3) : up_to(n); };
+      std::vector<Request> requests;
+      for (int64_t g = 0; g < config.data.train_batch_size; g++) {
+        const std::vector<int32_t> prompt(length(config.data.max_prompt_length));
+        requests.push_back({prompt, {}, static_cast<int>(length(config.data.max_response_length))});
+        for (int64_t k = 0; k < config.rollout.n; k++) requests.back().uids.push_back(sequence_uid(0, g, 0, k));
+      }
+      Arena kv("kv", no_memory);
+      Rollout rollout(*session.model, session.rollout_limits(), kv, session.activations);
+      TraceRecorder traces;
+      std::vector<Trajectory> samples;
+      for (const Completion& c : rollout.generate(requests, {.eos = {}, .trace = traces.recorder(config)})) {
+        Trajectory s;
+        s.group = c.request, s.member = c.sample, s.prompt = requests[c.request].prompt;
+        s.tokens = c.tokens, s.logprob = c.logprobs;
+        s.sampler_row = keeps_sampler_states(config) ? 0 : -1;
+        s.trace = traces.take(requests[c.request], c.sample);
+        s.advantage = 1;
+        s.dropped = up_to(4) == 1;
+        samples.push_back(std::move(s));
+      }
+      Metrics metrics;
+      trainer.update(samples, metrics);
+      const ArenaLimits peaks = session.peaks();
+      EXPECT_LE(peaks.weights, limits.weights);
+      EXPECT_LE(peaks.kv, limits.kv);
+      EXPECT_LE(peaks.activations, limits.activations) << "update " << i;
+      largest = std::max(largest, peaks.activations);
+    }
+    EXPECT_GT(2 * largest, limits.activations) << "twice what is ever taken";
+  }
 }
 
 // Linear layers 2 x parameters x rows, the LM head where a log-prob is asked, attention 4 H D per visible pair; three

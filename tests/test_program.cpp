@@ -131,6 +131,25 @@ TEST_F(WrongInput, Configuration) {
   expect_error("plan " + train("trainer.sed=2").substr(8), Exit::usage, {"nearest is trainer.seed"});
 }
 
+// A device that is not there is an error, never another device.
+TEST_F(WrongInput, Devices) {
+  for (const char* device : {"emu", "cuda"}) {
+    const std::vector<std::string> parts = {cat("without the device ", device), cat("`make ", device, "`")};
+    expect_error(train(cat("--device ", device)), Exit::usage, parts);
+    expect_error(sft(cat("trainer.device=", device, " --dry-run")), Exit::usage, parts);
+    expect_error(cat("eval --model ", model_, " data.tokenizer=ssa --device ", device), Exit::usage, parts);
+    expect_error(cat("generate --tokenizer ssa --prompt a1; --model ", model_, " --device ", device), Exit::usage,
+                 parts);
+    expect_error(
+        cat("logprobs --model ", model_, " --ids ", write("ids.jsonl", "{\"ids\": [1, 2]}"), " --device ", device),
+        Exit::usage, parts);
+  }
+  expect_error(train("--device gpu"), Exit::usage, {"trainer.device", "\"gpu\"", "cpu, cuda, emu"});
+  expect_error(cat("generate --model ", model_, " --device gpu"), Exit::usage, {"--device", "gpu"});
+  expect_error(train("model.dtype=bf16"), Exit::usage, {"bf16", "model.dtype=f32", "trainer.device"});
+  expect_error(cat("generate --model ", model_, " --dtype bf16"), Exit::usage, {"bf16", "f32"});
+}
+
 TEST_F(WrongInput, Models) {
   expect_error(train("model.path=" + at("none")), Exit::usage, {at("none")});
   expect_error(train("model.path=" + at("rows.jsonl")), Exit::usage, {at("rows.jsonl")});

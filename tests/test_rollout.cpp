@@ -110,7 +110,7 @@ TEST(Rollout, PairsAreCountedOncePerSharedPromptAndTheLastTokenIsNotFedBack) {
 // The log-prob of the sampler is the learner's, bit by bit.
 void expect_learner_logprobs(const Table& table, DType dtype) {
   const auto requests = mixed_requests();
-  Generator g(table, config(), {.max_sequences = 5, .max_batched_tokens = 21, .max_context = 160}, false, dtype);
+  Generator g(table, config(), {.max_sequences = 5, .max_batched_tokens = 21, .max_context = 160}, dtype);
   const auto completions = g.rollout.generate(requests, mixed_sampling());
   World w(table, config(), dtype);
   w.model.set_parameters(tiny_parameters(config(), 5));
@@ -212,7 +212,7 @@ TEST(Rollout, PlanningHasTheSameBooks) {
   Sampling sampling = mixed_sampling();
   sampling.eos.clear();
   const RolloutLimits limits{.max_sequences = 5, .max_batched_tokens = 29, .max_context = 160, .kv_pages = 60};
-  Generator real(table_cpu, config(), limits), planned(table_null, config(), limits, true);
+  Generator real(table_cpu, config(), limits), planned(table_null, config(), limits);
   real.rollout.generate(mixed_requests(), sampling);
   const auto zeros = planned.rollout.generate(mixed_requests(), sampling);
   for (const Completion& c : zeros) {

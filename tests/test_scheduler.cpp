@@ -53,7 +53,7 @@ class Drive {
   }
 
   void run() {
-    Arena arena("kv", Arena::Backing::none, size_t{1} << 30);
+    Arena arena("kv", no_memory, size_t{1} << 30);
     KvCache cache(config_, {}, device_, arena, DType::f32, limits_.kv_pages, Scheduler::cache_sequences(limits_), 70);
     Scheduler scheduler(residency_, requests_, eos_, limits_, cache);
     while (!scheduler.done()) {
@@ -144,7 +144,7 @@ TEST(Scheduler, RandomRequestsKeepItsPromises) {
 TEST(Scheduler, AdmissionIsStrictlyInOrder) {
   const ModelConfig config = small();
   Device device(table_null);
-  Arena arena("kv", Arena::Backing::none, size_t{1} << 20);
+  Arena arena("kv", no_memory, size_t{1} << 20);
   const RolloutLimits limits{.max_sequences = 8, .max_batched_tokens = 100, .max_context = 64, .kv_pages = 3 * 5};
   KvCache cache(config, {}, device, arena, DType::f32, limits.kv_pages, Scheduler::cache_sequences(limits), 64);
   const std::vector<Request> requests = {{std::vector<int32_t>(20), {1}, 20},  // 3 pages a layer

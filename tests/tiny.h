@@ -28,19 +28,20 @@ inline std::vector<float> tiny_parameters(const ModelConfig& c, uint64_t seed) {
   return p;
 }
 
+// Bytes of an arena that holds whatever a test asks for: of the host only what is touched is taken.
+inline size_t roomy(const Table& table) { return size_t{1} << (table.queued ? 24 : 32); }
+
 // A model with all its memory.
 struct World {
-  World(const Table& table, const ModelConfig& config, DType dtype = DType::f32, bool planning = false)
+  World(const Table& table, const ModelConfig& config, DType dtype = DType::f32)
       : device(table),
-        backing(planning ? Arena::Backing::none : Arena::Backing::host),
-        weights("weights", backing, size_t{1} << 32),
-        gradients("gradients", backing, size_t{1} << 32),
-        optimizer("optimizer", backing, size_t{1} << 32),
-        activations("activations", backing, size_t{1} << 32),
+        weights("weights", *table.memory, roomy(table)),
+        gradients("gradients", *table.memory, roomy(table)),
+        optimizer("optimizer", *table.memory, roomy(table)),
+        activations("activations", *table.memory, roomy(table)),
         model(config, device, weights, dtype, true) {}
 
   Device device;
-  Arena::Backing backing;
   Arena weights, gradients, optimizer, activations;
   Model model;
 };

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
+#include "app/device.h"
 #include "app/show.h"
 #include "rl/evaluate.h"
 
@@ -28,7 +29,8 @@ constexpr Shorthand kShorthands[] = {{"--model", "model.path"},
                                      {"--max-prompt-length", "data.max_prompt_length"},
                                      {"--max-response-length", "data.max_response_length"},
                                      {"--seed", "trainer.seed"},
-                                     {"--threads", "trainer.threads"}};
+                                     {"--threads", "trainer.threads"},
+                                     {"--device", "trainer.device"}};
 
 struct Options {
   std::vector<std::string> config;
@@ -174,10 +176,11 @@ void run(const Options& o, const CLI::App& command) {
   const Config config = configuration(o, command);
   const ValKeys& v = config.rollout.val_kwargs;
   const std::vector<int64_t> ks = checked_ks(o, v.n);
-  Session session(config, table_cpu, false);
+  const Table& table = open_table(config.trainer.device);
+  Session session(config, table, false, evaluation_limits(config, table));
   ItemFile items(o.out, o.force);
   Console console(o.quiet);
-  show_machine(console);
+  show_machine(console, table);
   show_model(console, session);
   const bool files = config.data.task == "jsonl";
   console.paragraph("data", cat(files ? config.data.val_files[0] : config.data.task, ": ", session.val->size(),

@@ -6,10 +6,11 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
+#include "app/device.h"
 #include "base/thread_pool.h"
 #include "model/hf.h"
-#include "model/learner.h"
 #include "model/safetensors.h"
+#include "rl/plan.h"
 
 namespace pare {
 
@@ -19,6 +20,7 @@ struct Options {
   std::string model, ids, grads;
   int64_t max_rows = 4096;
   int threads = 0;
+  DeviceOptions device;
 };
 
 std::vector<std::vector<int32_t>> read_ids(const std::string& path, const ModelConfig& config) {
@@ -47,17 +49,46 @@ std::vector<std::vector<int32_t>> read_ids(const std::string& path, const ModelC
   return all;
 }
 
+struct Result {
+  TokenOuts tokens;
+  std::vector<float> gradients;
+};
+
+// With arenas of the sizes `memory`, which are then what was needed.  `weights` empty: only that, on table_null.
+Result compute(const Options& o, const ModelConfig& config, const std::vector<Group>& groups,
+               const std::vector<float>& weights, const Table& table, ArenaLimits& memory) {
+  Device device(table);
+  Arena weight_memory("weights", device.memory(), memory.weights),
+      gradient_memory("gradients", device.memory(), memory.gradients),
+      optimizer_memory("optimizer", device.memory(), memory.optimizer),
+      activation_memory("activations", device.memory(), memory.activations);
+  Model model(config, device, weight_memory, o.device.act(), !o.grads.empty());
+  if (!weights.empty()) model.set_parameters(weights);
+
+  const LearnerOptions options{.max_rows = o.max_rows};
+  Result result;
+  if (o.grads.empty()) {
+    result.tokens = Learner::logprobs(model, activation_memory, groups, 1, options);
+  } else {
+    Learner learner(model, gradient_memory, optimizer_memory, activation_memory, options);
+    result.tokens = learner.accumulate(groups, {.policy = PolicyLoss::nll});
+    const std::vector<double> gradients = learner.gradients();
+    result.gradients.assign(gradients.begin(), gradients.end());
+  }
+  memory = {.weights = weight_memory.peak(),
+            .gradients = gradient_memory.peak(),
+            .optimizer = optimizer_memory.peak(),
+            .kv = 0,
+            .activations = activation_memory.peak()};
+  return result;
+}
+
 void run(const Options& o) {
   set_threads(o.threads);
   const ModelConfig config = load_model_config(o.model);
   const auto sequences = read_ids(o.ids, config);
   const std::vector<float> weights = load_hf_weights(o.model, config);
-
-  Device device(table_cpu);
-  Arena weight_memory("weights"), gradient_memory("gradients"), optimizer_memory("optimizer"),
-      activation_memory("activations");
-  Model model(config, device, weight_memory, DType::f32, !o.grads.empty());
-  model.set_parameters(weights);
+  const Table& table = open_table(o.device.device);
 
   int64_t predicted = 0;
   for (const auto& ids : sequences) predicted += static_cast<int64_t>(ids.size()) - 1;
@@ -68,17 +99,15 @@ void run(const Options& o) {
     groups.push_back({{}, {std::move(m)}});
   }
 
-  const LearnerOptions options{.max_rows = o.max_rows};
-  TokenOuts out;
-  if (o.grads.empty()) {
-    out = Learner::logprobs(model, activation_memory, groups, 1, options);
-  } else {
-    Learner learner(model, gradient_memory, optimizer_memory, activation_memory, options);
-    out = learner.accumulate(groups, {.policy = PolicyLoss::nll});
-    const std::vector<double> gradients = learner.gradients();
-    const std::vector<float> narrow(gradients.begin(), gradients.end());
+  ArenaLimits memory;
+  if (table.memory != &host_memory) {
+    compute(o, config, groups, {}, table_null, memory);
+    check_memory(memory, table);
+  }
+  const auto [out, gradients] = compute(o, config, groups, weights, table, memory);
+  if (!o.grads.empty()) {
     std::vector<NamedTensor> named;
-    for (const Parameter& p : model.layout) named.push_back({p.name, p.shape, narrow.data() + p.offset});
+    for (const Parameter& p : parameters(config)) named.push_back({p.name, p.shape, gradients.data() + p.offset});
     write_safetensors(o.grads, std::move(named), DType::f32);
   }
   for (const auto& group : out) {
@@ -100,6 +129,7 @@ void add_logprobs(CLI::App& app) {
                 "write d(mean over all predicted tokens of -log p)/d(parameter) here (safetensors)");
   c->add_option("--max-rows", o->max_rows, "tokens of a micro-batch")->check(at_least(1));
   c->add_option("--threads", o->threads, "threads; 0: one per core")->check(CLI::Range(0, 1024));
+  o->device.add_to(*c);
   c->callback([o] { run(*o); });
 }
 

@@ -24,7 +24,7 @@ double val_score(const Config& c, const Metrics& m) {
   return m.get(cat("val-core/", c.data.task, "/reward/mean@", c.rollout.val_kwargs.n));
 }
 
-void show_machine(Console& console) {
+void show_machine(Console& console, const Table& table) {
   std::string name = "unknown CPU", line, package;
   std::set<std::string> cores;  // of all packages
   std::ifstream info("/proc/cpuinfo");
@@ -41,6 +41,9 @@ void show_machine(Console& console) {
                     cat(name, ": ", plural(cores.empty() ? hardware : static_cast<int64_t>(cores.size()), "core"), ", ",
                         plural(hardware, "hardware thread"), " of which ", threads(), threads() == 1 ? " is" : " are",
                         " used; ", cpu_isa(), "; ", bytes(static_cast<double>(machine_memory())), " of memory"));
+  if (table.open)
+    console.paragraph("device",
+                      cat(table.open(), "; ", bytes(static_cast<double>(table.memory->total())), " of memory"));
 }
 
 void show_model(Console& console, const Session& s) {
@@ -57,16 +60,23 @@ void show_plan(Console& console, const Session& s) {
   const int64_t pages = std::max(residency.prompt_pages(prompt), residency.sample_pages(prompt, fed));
   const int64_t fit =
       limits.kv_pages > 0 ? std::min<int64_t>(limits.kv_pages / pages, limits.max_sequences) : limits.max_sequences;
+  // The host gives what is touched, a device what may be needed.
+  const bool host = &s.device.memory() == &host_memory;
+  std::vector<std::pair<std::string, size_t>> parts;
+  if (host)
+    for (const auto& m : plan_step(s.config).memory) parts.emplace_back(m.arena, m.peak);
+  else
+    for (const Arena* a : s.arenas()) parts.emplace_back(a->name(), a->limit());
   double total = 0;
   std::string arenas;
-  for (const auto& m : plan_step(s.config).memory) {
-    total += static_cast<double>(m.peak);
-    arenas += cat(arenas.empty() ? "" : ", ", m.arena, " ", bytes(static_cast<double>(m.peak)));
-    if (m.arena == "kv") arenas += cat(" (", plural(fit, "sequence"), " of ", limits.max_context, " tokens)");
+  for (const auto& [name, taken] : parts) {
+    total += static_cast<double>(taken);
+    arenas += cat(arenas.empty() ? "" : ", ", name, " ", bytes(static_cast<double>(taken)));
+    if (name == "kv") arenas += cat(" (", plural(fit, "sequence"), " of ", limits.max_context, " tokens)");
   }
-  const auto machine = static_cast<double>(machine_memory());
-  const std::string plan =
-      cat("a step of the longest responses takes ", bytes(total), " of ", bytes(machine), ": ", arenas);
+  const auto machine = static_cast<double>(s.device.memory().total());
+  const std::string plan = cat(host ? "a step of the longest responses takes " : "the run takes ", bytes(total), " of ",
+                               bytes(machine), ": ", arenas);
   console.paragraph("memory", plan);
   if (total > machine) console.warning("that is more memory than the machine has");
 }

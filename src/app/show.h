@@ -13,7 +13,7 @@ namespace pare {
 
 // ---- before the first step
 // -------------------------------------------------------------------------------------------
-void show_machine(Console& console);
+void show_machine(Console& console, const Table& table);
 void show_model(Console& console, const Session& session);
 void show_plan(Console& console, const Session& session);  // the memory of a step, and what fits
 // What the run will do, and where it writes.

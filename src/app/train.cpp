@@ -4,6 +4,7 @@
 #include <ctime>
 
 #include "app/commands.h"
+#include "app/device.h"
 #include "app/interrupt.h"
 #include "app/run_directory.h"
 #include "app/show.h"
@@ -14,7 +15,7 @@ namespace {
 
 struct Options {
   std::vector<std::string> config;
-  std::string out;
+  std::string out, device;
   bool force = false, resume = false, dry_run = false, keys = false, quiet = false;
 };
 
@@ -33,10 +34,11 @@ struct Interrupted {};
 // A run from its beginning, or from its last checkpoint, to its end.
 class Run {
  public:
-  Run(const Config& config, TrainingKind kind, Start start, bool quiet)
+  Run(const Config& config, TrainingKind kind, const Table& table, Start start, bool quiet)
       : config_(config),
         kind_(kind),
-        session_(config),
+        table_(table),
+        session_(config, table, true, training_limits(config, kind, table)),
         training_(make_training(kind, session_)),
         trainer_(dynamic_cast<Trainer*>(training_.get())),
         directory_(config.trainer.default_local_dir, start),
@@ -68,7 +70,7 @@ class Run {
       directory_.resume(config_, state_);
     }
     first_ = state_.training.step;
-    show_machine(console_);
+    show_machine(console_, table_);
     show_model(console_, session_);
     if (trainer_) {
       show_plan(console_, session_);
@@ -152,6 +154,7 @@ class Run {
 
   const Config config_;
   const TrainingKind kind_;
+  const Table& table_;
   Session session_;
   const std::unique_ptr<Training> training_;
   Trainer* const trainer_;  // the same, for GRPO
@@ -172,15 +175,19 @@ std::string default_path(const std::string& name) {
 }
 
 void run(const Options& o, TrainingKind kind) {
-  Config config = load_config(o.config);
+  std::vector<std::string> arguments = o.config;
+  if (!o.device.empty()) arguments.push_back("trainer.device=" + o.device);
+  Config config = load_config(arguments);
+  const Table& table = open_table(config.trainer.device);
   const Start start = o.resume ? Start::resume : o.force ? Start::replace : Start::fresh;
   std::string& path = config.trainer.default_local_dir;
   if (!o.out.empty()) path = o.out;
   if (path.empty() && o.resume) fail("--resume: which run? give --out or trainer.default_local_dir");
   if (path.empty()) path = default_path(config.trainer.experiment_name);
-  if (!o.dry_run) return Run(config, kind, start, o.quiet).run();
+  if (!o.dry_run) return Run(config, kind, table, start, o.quiet).run();
   check_run_directory(path, start);
   check_run(config, kind);
+  training_limits(config, kind, table);
   std::printf("%s", to_toml(config).c_str());
 }
 
@@ -189,6 +196,7 @@ void add(CLI::App& app, const char* name, const char* what, TrainingKind kind) {
   CLI::App* c = app.add_subcommand(name, what);
   c->add_option("config", o->config, "presets or TOML files, then overrides group.key=value");
   c->add_option("--out", o->out, "run directory (trainer.default_local_dir); default runs/NAME-TIME");
+  c->add_option("--device", o->device, "cpu, cuda or emu (trainer.device)");
   CLI::Option* force = c->add_flag("--force", o->force, "replace a run that is in the run directory");
   c->add_flag("--resume", o->resume,
               "continue the run in the run directory from its last whole checkpoint, or begin it")

@@ -1,8 +1,5 @@
 #include "base/arena.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 
 namespace pare {
@@ -12,21 +9,15 @@ constexpr size_t kAlign = 64;
 size_t round_up(size_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
 }  // namespace
 
-size_t machine_memory() {
-  return static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
-}
-
-Arena::Arena(std::string name, Backing backing, size_t limit)
-    : name_(std::move(name)), backing_(backing), limit_(limit) {
-  if (backing == Backing::none || limit == 0) return;
-  void* p = mmap(nullptr, limit, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (p == MAP_FAILED)
-    throw Error(Exit::memory, cat("arena '", name_, "': the system refused ", limit, " bytes of address space"));
-  base_ = static_cast<char*>(p);
+Arena::Arena(std::string name, const Memory& memory, size_t limit)
+    : name_(std::move(name)), memory_(memory), limit_(limit) {
+  if (limit == 0 || &memory == &no_memory) return;
+  base_ = static_cast<char*>(memory.take(limit));
+  if (!base_) throw Error(Exit::memory, cat("arena '", name_, "': the system refused ", limit, " bytes"));
 }
 
 Arena::~Arena() {
-  if (base_) munmap(base_, limit_);
+  if (base_) memory_.give(base_, limit_);
 }
 
 Tensor Arena::alloc(const std::string& name, DType dtype, std::initializer_list<int64_t> shape) {

@@ -4,19 +4,15 @@
 #include <string>
 #include <vector>
 
+#include "base/memory.h"
 #include "base/tensor.h"
 
 namespace pare {
 
-size_t machine_memory();  // bytes of physical memory
-
 class Arena {
  public:
-  enum class Backing { host, none };  // none: planning; addresses are null and only the books are kept
-
-  // `limit` bytes at most.  Host memory is reserved as address space and becomes real when it is first touched.
-  // By default an arena may grow to the memory of the machine.
-  explicit Arena(std::string name, Backing backing = Backing::host, size_t limit = machine_memory());
+  // Takes `limit` bytes of `memory` at once: the most that it will ever hold.
+  explicit Arena(std::string name, const Memory& memory = host_memory, size_t limit = machine_memory());
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -30,7 +26,6 @@ class Arena {
   void rewind(size_t mark);
 
   const std::string& name() const { return name_; }
-  Backing backing() const { return backing_; }
   size_t used() const { return used_; }
   size_t peak() const { return peak_; }  // high-water mark of used(), since the start or reset_peak()
   void reset_peak() { peak_ = used_; }
@@ -44,7 +39,7 @@ class Arena {
 
  private:
   std::string name_;
-  Backing backing_;
+  const Memory& memory_;
   size_t limit_, used_ = 0, peak_ = 0;
   char* base_ = nullptr;
   std::vector<Entry> entries_;

@@ -285,6 +285,7 @@ void global_norm(const GlobalNorm& a, Stream) {
 void adamw(const AdamW& a, Stream) {
   constexpr const char* op = "adamw";
   const int64_t n = a.p.size();
+  expect(!a.master, "cpu: adamw: a master beside f32 parameters");
   const float norm = *dense(op, "norm", a.norm, {1});
   const double step = static_cast<double>(a.step);
   const AdamWArgs args{.p = dense(op, "p", a.p, {n}),

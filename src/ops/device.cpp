@@ -5,22 +5,29 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/half.h"
+
 namespace pare {
 
 namespace {
 
+float widened(float x) { return x; }
+double widened(double x) { return x; }
+float widened(uint16_t x) { return bf16_to_f32(x); }
+
+// `host`: a copy of all of t's memory, from its first element to its last.
 template <class T>
-void check_finite(const char* op, int output, const Tensor& t) {
+void check_finite(const char* op, int output, const Tensor& t, const void* host) {
   // Any strides: walk the rows of the last dimension.
-  const T* base = static_cast<const T*>(t.data);
+  const T* base = static_cast<const T*>(host);
   const int64_t last = t.shape[t.rank - 1], rows = last ? t.size() / last : 0;
   for (int64_t r = 0; r < rows; r++) {
     int64_t rest = r, offset = 0;
     for (int i = t.rank - 2; i >= 0; i--) offset += rest % t.shape[i] * t.stride[i], rest /= t.shape[i];
     for (int64_t c = 0; c < last; c++)
-      if (!std::isfinite(base[offset + c]))
-        throw Error(Exit::non_finite, cat(op, ": output ", output, " ", t.str(), " holds ", base[offset + c],
-                                          " at row ", r, ", column ", c));
+      if (const auto x = widened(base[offset + c]); !std::isfinite(x))
+        throw Error(Exit::non_finite,
+                    cat(op, ": output ", output, " ", t.str(), " holds ", x, " at row ", r, ", column ", c));
   }
 }
 
@@ -64,11 +71,53 @@ double Ledger::seconds(const std::string& phase) const {
   return sum;
 }
 
+Device::~Device() {
+  try {
+    if (!uploads_.empty()) wait();
+  } catch (const std::exception&) {  // whoever waited for a result knows
+  }
+}
+
+void Device::wait() {
+  char nothing;
+  table_.download({&nothing, make_tensor(nullptr, DType::u8, {0})}, stream_);
+  uploads_.clear();
+}
+
+template <class Args>
+void Device::check_outputs(const char* op, const Args& a) {
+  int output = 0;
+  for (const Tensor& t : a.outputs()) {
+    if (t.size() > 0 && (t.dtype == DType::f32 || t.dtype == DType::f64 || t.dtype == DType::bf16)) {
+      int64_t span = 1;
+      for (int i = 0; i < t.rank; i++) span += (t.shape[i] - 1) * t.stride[i];
+      const auto bytes = span * static_cast<int64_t>(dtype_size(t.dtype));
+      std::vector<char> host(bytes);
+      table_.download({host.data(), make_tensor(t.data, DType::u8, {bytes})}, stream_);
+      if (t.dtype == DType::f32) check_finite<float>(op, output, t, host.data());
+      if (t.dtype == DType::f64) check_finite<double>(op, output, t, host.data());
+      if (t.dtype == DType::bf16) check_finite<uint16_t>(op, output, t, host.data());
+    }
+    output++;
+  }
+}
+
 template <class Args>
 void Device::call(const char* op, void (*fn)(const Args&, Stream), const Args& a) {
   using Clock = std::chrono::steady_clock;
+  if (!fn) throw Error(Exit::failed, cat("the table ", table_.name, " does not implement ", op, " yet"));
   const auto start = timed ? Clock::now() : Clock::time_point{};
-  fn(a, stream_);
+  if constexpr (std::is_same_v<Args, Upload>) {
+    if (table_.queued) {
+      const char* src = static_cast<const char*>(a.src);
+      fn({a.dst, uploads_.emplace_back(src, src + a.dst.bytes()).data()}, stream_);
+    } else {
+      fn(a, stream_);
+    }
+  } else {
+    fn(a, stream_);
+  }
+  if constexpr (std::is_same_v<Args, Download>) uploads_.clear();
   if (ledger) {
     Ledger::Line& line = ledger->phases[phase][op];
     const Cost c = a.cost();
@@ -76,14 +125,7 @@ void Device::call(const char* op, void (*fn)(const Args&, Stream), const Args& a
     if (timed) line.seconds += std::chrono::duration<double>(Clock::now() - start).count();
     if (const int64_t rows = linear_rows(a); rows && (line.min_rows == 0 || rows < line.min_rows)) line.min_rows = rows;
   }
-  if (check_nan && !planning() && !partly_written<Args>) {
-    int i = 0;
-    for (const Tensor& t : a.outputs()) {
-      if (t && t.dtype == DType::f32) check_finite<float>(op, i, t);
-      if (t && t.dtype == DType::f64) check_finite<double>(op, i, t);
-      i++;
-    }
-  }
+  if (check_nan && !planning() && !partly_written<Args>) check_outputs(op, a);
 }
 
 #define X(op, Args) template void Device::call<Args>(const char*, void (*)(const Args&, Stream), const Args&);
@@ -104,6 +146,7 @@ static constexpr Table make_null() {
 #undef X
   };
   t.download = zeros;
+  t.memory = &no_memory;
   return t;
 }
 constinit const Table table_null = make_null();

@@ -3,6 +3,7 @@
 #include <map>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "ops/ops.h"
 
@@ -27,6 +28,9 @@ struct Ledger {
 class Device {
  public:
   explicit Device(const Table& table, Stream stream = {}) : table_(table), stream_(stream) {}
+  ~Device();  // waits, if uploads are under way
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
 
   // Decorators; all off at first.
   Ledger* ledger = nullptr;  // counts every call
@@ -36,6 +40,12 @@ class Device {
 
   const char* name() const { return table_.name; }
   bool planning() const { return &table_ == &table_null; }
+  const Memory& memory() const { return *table_.memory; }
+
+  // Until all that was called is done.
+  void wait();
+
+  // The host memory that an upload reads may be changed as soon as the call returns.
 
 #define X(op, Args) \
   void op(const Args& a) { call(#op, table_.op, a); }
@@ -46,8 +56,12 @@ class Device {
   template <class Args>
   void call(const char* op, void (*fn)(const Args&, Stream), const Args& a);
 
+  template <class Args>
+  void check_outputs(const char* op, const Args& a);
+
   const Table& table_;
   Stream stream_;
+  std::vector<std::vector<char>> uploads_;  // what uploads of a queued table read; until it has been waited for
 };
 
 // Sets the device's phase for a scope.

@@ -32,7 +32,9 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <string>
 
+#include "base/memory.h"
 #include "ops/cost.h"
 #include "ops/kv_ops.h"
 
@@ -41,7 +43,7 @@ namespace pare {
 // ---- data movement
 // ---------------------------------------------------------------------------------------------------
 
-// Host to device.  The source must stay valid until the stream has passed this point.
+// Host to device.  The source must stay valid until the stream has passed this point (Device sees to it).
 struct Upload {
   Tensor dst;       // any, contiguous, out
   const void* src;  // host, dst.bytes() bytes
@@ -573,18 +575,21 @@ struct GlobalNorm {
   Cost cost() const { return {2 * x.size(), detail::total_bytes(x), detail::total_bytes(norm)}; }
   auto outputs() const { return std::array{norm}; }
 };
-// AdamW (Loshchilov & Hutter 2019) with g = grad * min(1, max_norm / norm):
+// AdamW (Loshchilov & Hutter 2019), `master` in place of p where there is one, with g = grad * min(1, max_norm / norm):
 //   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
 //   p -= lr (m c1 / (sqrt(v c2) + eps) + weight_decay p),  c1 = 1 / (1 - beta1^step), c2 = 1 / (1 - beta2^step)
 struct AdamW {
-  Tensor p;        // act [n] acc
+  Tensor p;        // act [n] acc; out where there is a master, whose rounding it then is
   Tensor m, v;     // stat [n] acc
   Tensor grad;     // stat [n]
   Tensor norm;     // stat [1]: of the whole gradient
   float max_norm;  // 0: no clipping
   float lr, beta1, beta2, eps, weight_decay;
-  int64_t step;  // from 1
-  Cost cost() const { return {12 * p.size(), detail::total_bytes(p, m, v, grad), detail::total_bytes(p, m, v)}; }
+  int64_t step;     // from 1
+  Tensor master{};  // stat [n] acc, or absent: the parameters that bf16 is too short for
+  Cost cost() const {
+    return {12 * p.size(), detail::total_bytes(master ? master : p, m, v, grad), detail::total_bytes(p, m, v, master)};
+  }
   auto outputs() const { return std::array{p, m, v}; }
 };
 
@@ -644,6 +649,9 @@ struct Table {
 #define X(op, Args) void (*op)(const Args&, Stream);
   PARE_OPS(X)
 #undef X
+  const Memory* memory = &host_memory;  // of its tensors
+  bool queued = false;                  // calls return before the work is done, in order; a download waits for it
+  std::string (*open)() = nullptr;      // says what the device is, or throws Error(Exit::usage): it cannot be used
 };
 
 extern const Table table_ref;   // src/ref: naive loops, double accumulators; f64 and f32

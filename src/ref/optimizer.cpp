@@ -23,9 +23,10 @@ void adamw(const AdamW& a, Stream) {
   for (const auto& [name, t] : {std::pair{"p", &a.p}, {"m", &a.m}, {"v", &a.v}, {"grad", &a.grad}})
     expect_dense("adamw", name, *t, {n});
   expect_dense("adamw", "norm", a.norm, {1});
+  if (a.master) expect_dense("adamw", "master", a.master, {n});
   expect(a.step >= 1, "ref: adamw: step ", a.step, ", expected 1 or more");
   dispatch("adamw", a.p, [&]<class T>(T) {
-    const View<T> p(a.p), m(a.m), v(a.v), grad(a.grad), norm(a.norm);
+    const View<T> p(a.p), m(a.m), v(a.v), grad(a.grad), norm(a.norm), master(a.master ? a.master : a.p);
     const double beta1 = a.beta1, beta2 = a.beta2;
     const double clip = a.max_norm > 0 ? std::min(1.0, double(a.max_norm) / norm(0)) : 1;
     const double c1 = 1 / (1 - std::pow(beta1, a.step)), c2 = 1 / (1 - std::pow(beta2, a.step));
@@ -34,7 +35,8 @@ void adamw(const AdamW& a, Stream) {
       const double m1 = beta1 * m(i) + (1 - beta1) * g, v1 = beta2 * v(i) + (1 - beta2) * g * g;
       m(i) = static_cast<T>(m1);
       v(i) = static_cast<T>(v1);
-      p(i) = static_cast<T>(p(i) - a.lr * (m1 * c1 / (std::sqrt(v1 * c2) + a.eps) + a.weight_decay * double(p(i))));
+      const double old = master(i);
+      p(i) = master(i) = static_cast<T>(old - a.lr * (m1 * c1 / (std::sqrt(v1 * c2) + a.eps) + a.weight_decay * old));
     }
   });
 }

@@ -226,7 +226,14 @@ void check_actor(const Config& c) {
 
 }  // namespace
 
+DType act_type(DeviceKind device, ActType type) {
+  if (device == DeviceKind::cpu && type == ActType::bf16)
+    fail("the cpu computes in f32 only, bf16 is for cuda and emu; set model.dtype=f32, or another trainer.device");
+  return type == ActType::f32 || device == DeviceKind::cpu ? DType::f32 : DType::bf16;
+}
+
 void check_config(const Config& config) {
+  act_type(config);
   check_data(config);
   check_rollout(config);
   check_corrections(config);

@@ -27,11 +27,14 @@ enum class StateWeight { none, z };
 enum class ValKv { dense, rollout, both };
 enum class LearnerAttention { dense, replay };
 enum class LrSchedule { constant, linear, cosine };
+enum class ActType { automatic, f32, bf16 };
+enum class DeviceKind { cpu, cuda, emu };
 
 // A member's path is its key ("actor.optim.lr"), its initial value the default; config_keys.cpp says what each means.
 struct ModelKeys {
   std::string path, config;
   Init init = Init::config;
+  ActType dtype = ActType::automatic;
   bool enable_gradient_checkpointing = false;
   bool operator==(const ModelKeys&) const = default;
 };
@@ -172,6 +175,7 @@ struct LearnerKeys {
 };
 
 struct TrainerKeys {
+  DeviceKind device = DeviceKind::cpu;
   int64_t total_training_steps = 100, seed = 1, threads = 0, test_freq = 0;
   bool val_before_train = false, check_nan = false;
   std::string experiment_name, default_local_dir;
@@ -203,6 +207,9 @@ Config load_config(const std::vector<std::string>& files_and_overrides);
 // The parts of load_config.  Sets the keys of a document (it has no `base`) without looking for contradictions.
 void apply_toml(Config& config, const std::string& document, const std::string& where);
 void check_config(const Config& config);
+// The type of weights and activations.
+DType act_type(DeviceKind device, ActType type);
+inline DType act_type(const Config& config) { return act_type(config.trainer.device, config.model.dtype); }
 // A KL to the initial model is part of the objective.
 bool needs_reference(const Config& config);
 // The sampler's distribution is, bit by bit, that of the learner: nothing is left out, or both leave out the same.

@@ -65,6 +65,12 @@ constexpr std::array<Word<E>, 0> words_of;
 template <>
 constexpr auto words_of<Init> = std::to_array<Word<Init>>({{"config", Init::config}, {"fan_in", Init::fan_in}});
 template <>
+constexpr auto words_of<ActType> =
+    std::to_array<Word<ActType>>({{"auto", ActType::automatic}, {"f32", ActType::f32}, {"bf16", ActType::bf16}});
+template <>
+constexpr auto words_of<DeviceKind> =
+    std::to_array<Word<DeviceKind>>({{"cpu", DeviceKind::cpu}, {"cuda", DeviceKind::cuda}, {"emu", DeviceKind::emu}});
+template <>
 constexpr auto words_of<AdvEstimator> = std::to_array<Word<AdvEstimator>>({{"grpo", AdvEstimator::grpo},
                                                                            {"rloo", AdvEstimator::rloo}});
 template <>
@@ -288,6 +294,11 @@ std::vector<ConfigKey> model_and_data_keys() {
       KEY(model.init, any, "",
           "random weights: normal with the config's initializer_range, or with 1 / sqrt(inputs) of each matrix",
           "pare"),
+      KEY(model.dtype, any, "",
+          "of weights and activations; bf16: the optimizer keeps the weights in f32 beside it; auto: f32 on the cpu, "
+          "bf16 "
+          "on cuda and emu",
+          "pare; verl: fsdp_config.model_dtype"),
       KEY(model.enable_gradient_checkpointing, any, "",
           "keep only the inputs of the blocks and compute the rest again in the backward: less memory, the same bits",
           "verl"),
@@ -569,6 +580,9 @@ std::vector<ConfigKey> actor_keys() {
 
 std::vector<ConfigKey> trainer_keys() {
   return {
+      KEY(trainer.device, any, "",
+          "where the model computes, also given by --device; emu: the CUDA kernels, emulated on the CPU, for tests",
+          "verl"),
       KEY(trainer.total_training_steps, at_least(1), "steps", "of `pare train`, `pare sft`", "verl"),
       KEY(trainer.seed, at_least(0), "", "of every random draw, but the ssa data sets have their own", "TRL"),
       KEY(trainer.threads, within(0, 1024), "threads", "0: one per core; changes no result", "pare"),

@@ -27,4 +27,33 @@ void check_run(const Config& config, TrainingKind kind, size_t memory) {
                                   "; lower rollout.max_num_seqs, actor.ppo_max_token_len or the batch"));
 }
 
+void check_memory(const ArenaLimits& l, const Table& table) {
+  const size_t free = table.memory->free();
+  if (l.total() > free)
+    throw Error(
+        Exit::memory,
+        cat("the run takes ", l.total(), " bytes (weights ", l.weights, ", gradients ", l.gradients, ", optimizer ",
+            l.optimizer, ", kv ", l.kv, ", activations ", l.activations, "), the device has ", free,
+            " free; lower rollout.max_num_seqs, rollout.max_num_batched_tokens or ", "actor.ppo_max_token_len"));
+}
+
+ArenaLimits training_limits(const Config& config, TrainingKind kind, const Table& table) {
+  if (table.memory == &host_memory) return {};
+  Session session(config, table_null);
+  const auto training = make_training(kind, session);
+  training->worst_case_step();
+  training->largest_batches();
+  check_memory(session.peaks(), table);
+  return session.peaks();
+}
+
+ArenaLimits evaluation_limits(const Config& config, const Table& table) {
+  if (table.memory == &host_memory) return {};
+  Session session(config, table_null, false);
+  const Rollout rollout(*session.model, session.rollout_limits(), session.kv, session.activations);
+  Rollout::plan(*session.model, session.rollout_limits(), session.activations);
+  check_memory(session.peaks(), table);
+  return session.peaks();
+}
+
 }  // namespace pare

@@ -31,14 +31,14 @@ ModelConfig read_model_config(const ModelKeys& m) {
 
 }  // namespace
 
-Session::Session(const Config& c, const Table& table, bool trainable)
+Session::Session(const Config& c, const Table& table, bool trainable, const ArenaLimits& limits)
     : config(c),
       device(table),
-      weights("weights", device.planning() ? Arena::Backing::none : Arena::Backing::host),
-      gradients("gradients", weights.backing()),
-      optimizer("optimizer", weights.backing()),
-      kv("kv", weights.backing()),
-      activations("activations", weights.backing()) {
+      weights("weights", device.memory(), limits.weights),
+      gradients("gradients", device.memory(), limits.gradients),
+      optimizer("optimizer", device.memory(), limits.optimizer),
+      kv("kv", device.memory(), limits.kv),
+      activations("activations", device.memory(), limits.activations) {
   set_threads(static_cast<int>(c.trainer.threads));
   device.ledger = &ledger;
   device.check_nan = c.trainer.check_nan;
@@ -77,7 +77,7 @@ Session::Session(const Config& c, const Table& table, bool trainable)
   const auto own = std::find(eos.begin(), eos.end(), tokenizer->eos());
   if (own != eos.end()) std::rotate(eos.begin(), own, own + 1);
 
-  model = std::make_unique<Model>(model_config, device, weights, DType::f32, trainable);
+  model = std::make_unique<Model>(model_config, device, weights, act_type(c), trainable);
   check_prompts();
   if (device.planning()) {
     model->refresh();
@@ -199,6 +199,14 @@ AdamWOptions Session::optimizer_options(double lr) const {
 }
 
 std::vector<const Arena*> Session::arenas() const { return {&weights, &gradients, &optimizer, &kv, &activations}; }
+
+ArenaLimits Session::peaks() const {
+  return {.weights = weights.peak(),
+          .gradients = gradients.peak(),
+          .optimizer = optimizer.peak(),
+          .kv = kv.peak(),
+          .activations = activations.peak()};
+}
 
 void Session::set_memory(Metrics& metrics) const {
   double sum = 0;

@@ -12,10 +12,18 @@
 
 namespace pare {
 
+// The most that the arenas of a session may hold, in bytes.  On the host what they do not touch costs nothing; on a
+// device it is what they take (plan.h).
+struct ArenaLimits {
+  size_t weights = machine_memory(), gradients = weights, optimizer = weights, kv = weights, activations = weights;
+  size_t total() const { return weights + gradients + optimizer + kv + activations; }
+};
+
 struct Session {
   // On table_null nothing is computed and no memory is taken, only the books are kept.  A model that is not `trainable`
   // takes less memory.
-  explicit Session(const Config& config, const Table& table = table_cpu, bool trainable = true);
+  explicit Session(const Config& config, const Table& table = table_cpu, bool trainable = true,
+                   const ArenaLimits& limits = {});
 
   const Task& training_task() const;  // train; an Error naming data.train_files where there is none
 
@@ -30,6 +38,7 @@ struct Session {
   RolloutLimits rollout_limits() const;
   AdamWOptions optimizer_options(double lr) const;
   std::vector<const Arena*> arenas() const;
+  ArenaLimits peaks() const;
   // memory/<arena>: the peak so far, in bytes; and their sum under verl's name, in GiB.
   void set_memory(Metrics& metrics) const;
 

@@ -97,4 +97,9 @@ void Sft::worst_case_step() {
   learner_.step(session_.optimizer_options(config_.actor.optim.lr));
 }
 
+void Sft::largest_batches() {
+  learner_.plan(batch_limits(1), {.policy = PolicyLoss::nll});
+  Rollout::plan(*session_.model, session_.rollout_limits(), session_.activations);  // of evaluations
+}
+
 }  // namespace pare

@@ -11,6 +11,7 @@ class Sft : public Training {
   explicit Sft(Session& session);  // fails where a completion cannot be learnt from
   Metrics step() override;
   void worst_case_step() override;
+  void largest_batches() override;
 
  private:
   std::vector<int32_t> completion(const Problem& problem, double ramp, Rng& rng) const;

@@ -285,6 +285,25 @@ void Trainer::worst_case_step() {
   update(samples, metrics);
 }
 
+void Trainer::largest_batches() {
+  Arena& arena = session_.activations;
+  const RolloutLimits rollout = session_.rollout_limits();
+  Rollout::plan(*session_.model, rollout, arena, sampler_states_);
+  BatchLimits limits = batch_limits(config_.rollout.n);
+  if (config_.learner.attention == LearnerAttention::replay && config_.rollout.kv.evicts()) {
+    const KvResidency residency(rollout.kv, session_.model_config.layers);
+    limits.interval = std::max<int64_t>(config_.rollout.kv.buffer, 1);
+    limits.slots = limits.prefix;
+    for (int64_t l = 0; l < residency.layers(); l++)
+      limits.slots = std::max(limits.slots, residency.peak(l, limits.prefix, limits.tokens));
+  }
+  const LossSpec spec = loss_spec(config_);
+  learner_.plan(limits, spec, spec.kl == KlLoss::exact ? reference_.get() : nullptr);
+  const SamplerStates states{sampler_states_};
+  Learner::plan_logprobs(*session_.model, arena, limits, session_.learner_options(),
+                         sampler_states_ ? &states : nullptr);
+}
+
 void Trainer::reference_logprobs(std::vector<Trajectory>& samples) {
   if (!reference_ || samples.empty() ||
       (config_.actor.kl_loss_type == KlLoss::exact && !config_.algorithm.use_kl_in_reward))

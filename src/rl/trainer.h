@@ -32,6 +32,7 @@ class Trainer : public Training {
   void update(std::vector<Trajectory>& samples, Metrics& metrics);
   // A step whose prompts and responses all have their greatest length, and advantage 1: what plan_step runs.
   void worst_case_step() override;
+  void largest_batches() override;
 
  private:
   void generate(Metrics& metrics);

@@ -26,6 +26,13 @@ void Training::resume(const TrainingState& state, const AdamWState& optimizer) {
   learner_.set_optimizer_state(optimizer);
 }
 
+BatchLimits Training::batch_limits(int64_t members) const {
+  return {.groups = config_.data.train_batch_size,
+          .members = members,
+          .prefix = config_.data.max_prompt_length,
+          .tokens = config_.data.max_response_length};
+}
+
 std::unique_ptr<Training> make_training(TrainingKind kind, Session& session) {
   if (kind == TrainingKind::grpo) return std::make_unique<Trainer>(session);
   return std::make_unique<Sft>(session);

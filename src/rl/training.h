@@ -26,6 +26,8 @@ class Training {
   virtual Metrics step() = 0;
   // A step in which every prompt and response has its greatest length: what a plan runs.
   virtual void worst_case_step() = 0;
+  // On the null table: the largest batches that any step or evaluation makes.
+  virtual void largest_batches() = 0;
   Metrics evaluate();  // rl/evaluate.h; session.val is there
 
   int64_t steps() const { return step_; }
@@ -41,6 +43,7 @@ class Training {
 
  protected:
   explicit Training(Session& session);
+  BatchLimits batch_limits(int64_t members) const;
 
   Session& session_;
   const Config& config_;

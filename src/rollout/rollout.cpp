@@ -104,9 +104,6 @@ void Rollout::run(const Batch& batch, const Sampling& sampling, const Tensor& hi
     count_slots(batch, sampling.dense);
     if (compressor_ && !sampling.dense) compressor_->compress(batch.runs, scratch_);
     stats_.forward_passes++;
-    // A download waits for the device: the uploads of this pass read host memory that is about to change.
-    int32_t first;
-    if (batch.draws.empty()) device.download({.dst = &first, .src = ids.rows(0, 1)});
   }
   if (!batch.draws.empty()) draw(batch, sampling, hidden);
 }
@@ -153,8 +150,8 @@ void Rollout::draw(const Batch& batch, const Sampling& sampling, const Tensor& h
   device.gather_rows({.y = rows, .x = hidden, .index = index.rows(0, n)});
   if (keep)
     device.gather_rows({.y = hidden.rows(0, 1), .x = hidden.rows(1, hidden.shape[0] - 1), .index = index.rows(n, 1)});
-  std::vector<int32_t> moves;  // read by an upload until the download below
   if (sampling.hidden) {
+    std::vector<int32_t> moves;
     const int64_t room = sampling.hidden.shape[0] / stats_.completions;
     for (int64_t i = 0; i < n; i++) {
       moves.push_back(static_cast<int32_t>(i));
@@ -216,6 +213,42 @@ std::vector<Completion> Rollout::generate(const std::vector<Request>& requests, 
   expect(cache_.pool().used() == 0 && cache_.reserved() == 0, "the rollout left ", cache_.pool().used(),
          " pages in use and ", cache_.reserved(), " reserved");
   return scheduler.take_completions();
+}
+
+void Rollout::plan(const Model& model, const RolloutLimits& given, Arena& scratch, const Tensor& hidden) {
+  expect(model.device.planning(), "the largest pass is for planning");
+  RolloutLimits limits = checked(given, model.config);
+  const int64_t sequences = Scheduler::cache_sequences(limits), layers = model.config.layers;
+  const int64_t sequence_pages = layers * (limits.max_context / kPageSlots + 1);
+  limits.kv_pages = sequences * sequence_pages;
+  Arena kv("kv of the largest pass", no_memory, SIZE_MAX);
+  Rollout rollout(model, limits, kv, scratch);
+  const KvResidency& residency = rollout.residency_;
+  int64_t slots = limits.max_prompt;
+  for (int64_t l = 0; l < layers; l++)
+    slots = std::max(slots, residency.peak(l, limits.max_prompt, limits.max_context - limits.max_prompt));
+  // Rows spread over all sequences, which are where an event is due.
+  const int64_t rows = std::min<int64_t>(limits.max_batched_tokens, sequences * limits.max_prompt);
+  const bool once = limits.kv.trigger == KvTrigger::prefill_once;
+  Batch batch;
+  batch.ids.resize(rows), batch.positions.resize(rows);
+  for (int64_t i = 0; i < sequences; i++) {
+    rollout.cache_.reserve(sequence_pages);
+    const int sequence = rollout.cache_.open(sequence_pages);
+    rollout.cache_.append(sequence, std::min(slots, limits.max_context));
+    const int64_t begin = rows * i / sequences, end = rows * (i + 1) / sequences;
+    if (begin < end)
+      batch.runs.push_back({sequence, static_cast<int32_t>(begin), static_cast<int32_t>(end - begin),
+                            static_cast<int32_t>(once ? limits.max_prompt : limits.max_context),
+                            static_cast<int32_t>(limits.max_prompt), 0});
+  }
+  for (int i = 0; i < limits.max_sequences; i++) batch.draws.push_back({0, 0, 0, 0});
+  batch.keep = 0;
+  rollout.stats_.completions = 1;
+  const ArenaScope scope(scratch);
+  const Tensor states =
+      scratch.alloc("rollout.hidden", model.dtype, {1 + limits.max_batched_tokens, model.config.hidden});
+  rollout.run(batch, {.eos = {}, .hidden = hidden}, states);
 }
 
 }  // namespace pare

@@ -57,6 +57,10 @@ class Rollout {
   std::vector<Completion> generate(const std::vector<Request>& requests, const Sampling& sampling,
                                    const std::function<void(const RolloutStats&)>& progress = {});
 
+  // On the null table: a pass with as many rows, draws and compression events as any that such limits allow, so that
+  // what it takes from `scratch` is the most that any generate() takes.
+  static void plan(const Model& model, const RolloutLimits& limits, Arena& scratch, const Tensor& hidden = {});
+
   const RolloutStats& stats() const { return stats_; }  // of the last generate()
   const KvCache& cache() const { return cache_; }
 

@@ -160,7 +160,7 @@ class Bench {
             double bound);
 
   json& report_;
-  Arena arena_{"bench", Arena::Backing::host, size_t{1} << 32};
+  Arena arena_{"bench", host_memory, size_t{1} << 32};
   double peak_ = peak_flops();
 };
 

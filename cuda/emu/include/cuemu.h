@@ -9,8 +9,9 @@
 // waits for them.  Launches from two OS threads at once are not supported.
 //
 // Device memory is ordinary memory: kernels accept host pointers, and the copies of the host API do so too.  What
-// cudaMalloc gives is filled with 0xFF (NaN in every float format), and under AddressSanitizer out of the host's reach
-// between launches.  Shared memory is 0xFF at the start of each block (static arrays: not under AddressSanitizer).
+// cudaMalloc gives is filled with 0xFF (NaN in every float format), and out of the host's reach but while queued work
+// runs: a host that touches it ends with a message.  Shared memory is 0xFF at the start of each block (static arrays:
+// not under AddressSanitizer).
 //
 // The check build has an access checker (check.cpp): races, reads of memory that was never written, bounds, cp.async
 // targets touched too early.  There kernels may use no host memory but what device_memory() names.
@@ -75,6 +76,7 @@ enum class Order { forward, reverse, random };
 struct Settings {
   Order order = Order::forward;  // of threads and blocks; environment: CUEMU_ORDER=forward|reverse|random[:seed]
   uint64_t seed = 1;             // of Order::random; the same seed gives the same schedule
+  size_t device_memory = 0;      // bytes that cudaMalloc gives at most; at first those of the machine
   bool abort_on_error = false;   // CUEMU_ABORT=1: stop where the mistake is, for a debugger
   bool profile = false;          // keep the access profile of each launch; the check build only
 };

@@ -1,5 +1,8 @@
 // The part of CUDA's host API that the project uses.
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <csignal>
 #include <cstring>
 
 #include "check.h"
@@ -23,25 +26,50 @@ bool overruns(const void* p, size_t n) {
                                           [&](const Alloc& a) { return c < a.p + a.bytes && c + n > a.p; });
 }
 
-// Device memory is within the host's reach while one of these lives.
-class Reach {
- public:
-  explicit Reach([[maybe_unused]] const Alloc* a) {
-#ifdef CUEMU_ASAN
-    if ((a_ = a)) __asan_unpoison_memory_region(a->p, a->bytes);
-  }
-  ~Reach() {
-    if (a_) __asan_poison_memory_region(a_->p, a_->bytes);
-  }
-  Reach(const Reach&) = delete;
-  Reach& operator=(const Reach&) = delete;
-
- private:
-  const Alloc* a_;
+#ifdef CUEMU_ASAN  // its red zones guard the ends, and it reports what the host touches
+char* map(size_t bytes) {
+  void* p = nullptr;
+  return posix_memalign(&p, 256, bytes) ? nullptr : static_cast<char*>(p);
+}
+void unmap(const Alloc& a) { std::free(a.p); }
+void set_reach(const Alloc& a, bool host) {
+  host ? __asan_unpoison_memory_region(a.p, a.bytes) : __asan_poison_memory_region(a.p, a.bytes);
+}
 #else
+constexpr size_t kPage = 4096;
+size_t pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+char* map(size_t bytes) {
+  void* p = mmap(nullptr, pages(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return p == MAP_FAILED ? nullptr : static_cast<char*>(p);
+}
+void unmap(const Alloc& a) { munmap(a.p, pages(a.bytes)); }
+void set_reach(const Alloc& a, bool host) {
+  if (mprotect(a.p, pages(a.bytes), host ? PROT_READ | PROT_WRITE : PROT_NONE)) std::abort();
+}
+
+// Says what was touched; the access is then made again, and ends the program.
+void on_fault(int signal, siginfo_t* info, void*) {
+  std::signal(signal, SIG_DFL);
+  for (const Alloc& a : g_allocs) {
+    const auto* p = static_cast<const char*>(info->si_addr);
+    if (a.lent || p < a.p || p >= a.p + pages(a.bytes)) continue;
+    std::fprintf(stderr, "cuemu: the host touched byte %td of an allocation of %zu bytes of device memory\n", p - a.p,
+                 a.bytes);
   }
+}
+void catch_faults() {
+  struct sigaction action {};
+  action.sa_sigaction = on_fault;
+  action.sa_flags = SA_SIGINFO;
+  [[maybe_unused]] static const int once = sigaction(SIGSEGV, &action, nullptr);
+}
 #endif
-};
+
+size_t device_bytes() {
+  size_t sum = 0;
+  for (const Alloc& a : g_allocs) sum += a.lent ? 0 : a.bytes;
+  return sum;
+}
 
 }  // namespace
 }  // namespace cuemu
@@ -63,10 +91,8 @@ bool remove_alloc(void* p, bool lent) {
   auto it = std::find_if(g_allocs.begin(), g_allocs.end(), [&](const Alloc& a) { return a.p == p && a.lent == lent; });
   if (it == g_allocs.end()) return false;
   finish_all();
-#ifdef CUEMU_ASAN
-  if (!lent) __asan_unpoison_memory_region(it->p, it->bytes);
-#endif
   check::remove(*it);
+  if (!lent) set_reach(*it, true), unmap(*it);
   g_allocs.erase(it);
   return true;
 }
@@ -82,13 +108,20 @@ cudaError_t check_copy(void* dst, const void* src, size_t n, cudaMemcpyKind kind
 }
 void copy(void* dst, const void* src, size_t n) {
   if (g_error) return;
-  const Alloc *to = find_alloc(dst, n), *from = find_alloc(src, n);
-  const Reach a(to), b(from == to ? nullptr : from);
   std::memmove(dst, src, n);
   check::host_wrote(dst, n);
 }
 
 }  // namespace
+
+DeviceMemoryOpen::DeviceMemoryOpen() {
+  for (const Alloc& a : g_allocs)
+    if (!a.lent) set_reach(a, true);
+}
+DeviceMemoryOpen::~DeviceMemoryOpen() {
+  for (const Alloc& a : g_allocs)
+    if (!a.lent) set_reach(a, false);
+}
 
 #ifdef CUEMU_CHECK
 void device_memory(void* p, size_t bytes) { add_alloc({.p = static_cast<char*>(p), .bytes = bytes, .lent = true}); }
@@ -103,23 +136,31 @@ void host_wrote(const void*, size_t) {}
 }  // namespace cuemu
 
 cudaError_t cudaMalloc(void** p, size_t bytes) {
-  void* m = nullptr;
-  if (posix_memalign(&m, 256, bytes ? bytes : 1)) return cudaErrorMemoryAllocation;
-  std::memset(m, 0xff, bytes);
-  cuemu::add_alloc({.p = static_cast<char*>(m), .bytes = bytes});
-#ifdef CUEMU_ASAN
-  __asan_poison_memory_region(m, bytes);
+  const size_t size = bytes ? bytes : 1;
+  if (cuemu::device_bytes() + size > cuemu::settings().device_memory) return cudaErrorMemoryAllocation;
+  char* m = cuemu::map(size);
+  if (!m) return cudaErrorMemoryAllocation;
+  std::memset(m, 0xff, size);
+  const Alloc a{.p = m, .bytes = size};
+  cuemu::add_alloc(a);
+  cuemu::set_reach(a, false);
+#ifndef CUEMU_ASAN
+  cuemu::catch_faults();
 #endif
   *p = m;
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  *total = cuemu::settings().device_memory;
+  *free = *total - std::min(*total, cuemu::device_bytes());
   return cudaSuccess;
 }
 
 // Waits for everything that is queued.
 cudaError_t cudaFree(void* p) {
   if (!p) return cudaSuccess;
-  if (!cuemu::remove_alloc(p, false)) return cudaErrorInvalidValue;
-  std::free(p);
-  return cudaSuccess;
+  return cuemu::remove_alloc(p, false) ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t n, cudaMemcpyKind kind, cudaStream_t stream) {
@@ -137,7 +178,6 @@ cudaError_t cudaMemsetAsync(void* dst, int value, size_t n, cudaStream_t stream)
   if (n)
     cuemu::queue(stream, [=] {
       if (cuemu::g_error) return;
-      const cuemu::Reach reach(cuemu::find_alloc(dst, n));
       std::memset(dst, value, n);
       cuemu::check::host_wrote(dst, n);
     });

@@ -95,6 +95,11 @@ struct Alloc {
   struct Cell* shadow = nullptr;  // of the access checker
 };
 extern std::vector<Alloc> g_allocs;  // by address
+// What cudaMalloc gave is out of the host's reach but while one of these lives.
+struct DeviceMemoryOpen {
+  DeviceMemoryOpen();
+  ~DeviceMemoryOpen();
+};
 extern cudaError_t g_error;
 
 }  // namespace cuemu

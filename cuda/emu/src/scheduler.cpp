@@ -1,4 +1,6 @@
 // The scheduler: runs the blocks of a launch one after another, and the threads of a block as fibers.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdarg>
 
@@ -132,14 +134,6 @@ class StaticShared {
 #endif
 };
 
-// Under AddressSanitizer device memory is out of the host's reach between launches.
-void device_memory_reachable([[maybe_unused]] bool yes) {
-#ifdef CUEMU_ASAN
-  for (const Alloc& a : g_allocs)
-    yes ? __asan_unpoison_memory_region(a.p, a.bytes) : __asan_poison_memory_region(a.p, a.bytes);
-#endif
-}
-
 bool run_blocks(const Grid& c) {
   const uint64_t blocks = uint64_t{c.grid[0]} * c.grid[1] * c.grid[2];
   const Order order = g_block.order;
@@ -232,10 +226,8 @@ cudaError_t run_grid(const Grid& c, ThreadMain entry, void* ctx) {
   b.smem = static_cast<char*>(smem), b.smem_bytes = c.smem;
   b.order = settings().order;
   g_rng = settings().seed * 0x9e3779b97f4a7c15u | 1;
-  device_memory_reachable(true);
   check::launch_begin();
   const bool ok = run_blocks(c);
-  device_memory_reachable(false);
 #ifdef CUEMU_ASAN
   if (smem) __asan_unpoison_memory_region(smem, c.smem);  // of copies that nobody waited for
 #endif
@@ -258,6 +250,7 @@ Settings& settings() {
         r.order = Order::random, r.seed = o[6] == ':' ? std::strtoull(o + 7, nullptr, 10) : 1;
     }
     r.abort_on_error = std::getenv("CUEMU_ABORT") != nullptr;
+    r.device_memory = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
     return r;
   }();
   return s;

@@ -36,6 +36,7 @@ std::vector<CUstream_st*>& streams() {
 
 void finish(std::shared_ptr<Task>& task) {
   if (!task) return;
+  const DeviceMemoryOpen open;
   std::vector<Task*> todo{task.get()};  // depth first; queues are long, so without recursion
   while (!todo.empty()) {
     Task* t = todo.back();

@@ -1,0 +1,274 @@
+// The whole program on the device `emu`: the CUDA kernels on memory that the host cannot touch, work that runs as late
+// as allowed, and arenas of the planned sizes.
+#include <filesystem>
+#include <set>
+
+#include "base/half.h"
+#include "cuda/emu/include/cuemu.h"
+#include "model/hf.h"
+#include "rl/checkpoint.h"
+#include "rl/sft.h"
+#include "tests/generator.h"
+#include "tests/runs.h"
+
+namespace pare::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+#define SKIP_WITHOUT(ops)                                                            \
+  if (const std::string missing = missing_ops ops; !missing.empty()) GTEST_SKIP() << "table emu lacks" << missing
+
+// Those of `names` that table_emu does not implement yet.
+std::string missing_ops(const std::set<std::string>& names) {
+  std::string missing;
+#define X(op, Args) \
+  if (!table_emu.op && names.contains(#op)) missing += " " #op;
+  PARE_OPS(X)
+#undef X
+  return missing;
+}
+const std::set<std::string> kTraining = {"attn_bwd"};
+
+// 2 prompts x 2 samples of at most 24 tokens.
+Config small_run(const std::string& type, const std::string& dtype, const std::vector<std::string>& more = {}) {
+  std::vector<std::string> all = {"data.train_batch_size=2",  "data.max_response_length=24", "rollout.n=2",
+                                  "rollout.max_num_seqs=3",   "rollout.max_num_batched_tokens=50",
+                                  "data.min_statements=2",    "data.max_statements=2",
+                                  "actor.ppo_max_token_len=90", "trainer.device=emu",
+                                  "model.dtype=" + dtype};
+  all.insert(all.end(), more.begin(), more.end());
+  return tiny_run(type, all);
+}
+
+// The moments and parameters, and what a step said of itself.
+struct Outcome {
+  Metrics metrics;
+  std::vector<float> parameters;
+  AdamWState optimizer;
+};
+
+Outcome sft_step(const Config& config, const Table& table) {
+  Session session(config, table, true, training_limits(config, TrainingKind::sft, table));
+  Sft sft(session);
+  Outcome o{sft.step(), session.model->get_parameters(), sft.learner().optimizer_state()};
+  return o;
+}
+
+void expect_same_outcome(const Outcome& a, const Outcome& b) {
+  for (const auto& [name, value] : a.metrics.all())
+    if (!name.starts_with("timing_s/") && !name.starts_with("memory/") && !name.starts_with("perf/")) {
+      EXPECT_TRUE(value == b.metrics.get(name) || (std::isnan(value) && std::isnan(b.metrics.get(name))))
+          << name << ": " << value << ", " << b.metrics.get(name);
+    }
+  EXPECT_EQ(a.metrics.text("certificate"), b.metrics.text("certificate"));
+  EXPECT_TRUE(same_bits(a.parameters, b.parameters));
+  EXPECT_TRUE(same_bits(a.optimizer.m, b.optimizer.m));
+  EXPECT_TRUE(same_bits(a.optimizer.v, b.optimizer.v));
+}
+
+// ---- f32: the bits of the cpu
+
+TEST(EmuDevice, RolloutHasTheBitsOfTheCpu) {
+  for (const bool tied : {false, true}) {
+    const RolloutLimits limits{.max_sequences = 4, .max_batched_tokens = 21, .max_context = 60};
+    const std::vector<Request> requests = {{{3, 5, 7, 11, 13, 2, 9}, {1, 2, 3}, 20}, {{1}, {4}, 30}, {{8, 8, 6}, {5, 6}, 9}};
+    const ModelConfig c = tiny_config(tied ? "qwen2" : "qwen3", tied);
+    Generator cpu(table_cpu, c, limits), emu(table_emu, c, limits);
+    expect_same(cpu.rollout.generate(requests, mixed_sampling()), emu.rollout.generate(requests, mixed_sampling()),
+                c.model_type);
+  }
+}
+
+TEST(EmuDevice, LogprobsHaveTheBitsOfTheCpu) {
+  for (const char* type : {"qwen2", "qwen3", "llama"}) {
+    const ModelConfig c = tiny_config(type, false);
+    auto groups = random_groups(c, 3);
+    groups.resize(4);
+    const auto logprobs = [&](const Table& table) {
+      World w(table, c);
+      w.model.set_parameters(tiny_parameters(c, 5));
+      std::vector<double> all;
+      for (const auto& group : Learner::logprobs(w.model, w.activations, groups, 0.7, {.max_rows = 50}))
+        for (const auto& member : group)
+          for (const TokenOut& t : member) all.push_back(t.logprob), all.push_back(t.entropy);
+      return all;
+    };
+    const auto cpu = logprobs(table_cpu), emu = logprobs(table_emu);
+    ASSERT_EQ(cpu.size(), emu.size());
+    EXPECT_EQ(0, std::memcmp(cpu.data(), emu.data(), cpu.size() * sizeof(double))) << type;
+  }
+}
+
+TEST(EmuDevice, SftStepHasTheBitsOfTheCpu) {
+  SKIP_WITHOUT((kTraining));
+  for (const char* type : {"qwen2", "qwen3", "llama"}) {
+    SCOPED_TRACE(type);
+    const Config config = small_run(type, "f32", {"data.max_response_length=50"});
+    expect_same_outcome(sft_step(config, table_cpu), sft_step(config, table_emu));
+  }
+}
+
+TEST(EmuDevice, GrpoStepHasTheBitsOfTheCpu) {
+  SKIP_WITHOUT((kTraining));
+  const Config config = small_run("qwen3", "f32");
+  const auto run = [&](const Table& table) {
+    TrainingRun r(config, digits, table);
+    Outcome o{r.step(), r.parameters(), r.trainer->learner().optimizer_state()};
+    EXPECT_GT(o.metrics.get("exact/checked_tokens"), 0);
+    EXPECT_EQ(o.metrics.get("exact/mismatch_tokens"), 0);
+    EXPECT_GT(o.metrics.get("actor/grad_norm"), 0);
+    return std::pair(o, r.trainer->samples());
+  };
+  const auto [cpu, cpu_samples] = run(table_cpu);
+  const auto [emu, emu_samples] = run(table_emu);
+  expect_same_outcome(cpu, emu);
+  ASSERT_EQ(cpu_samples.size(), emu_samples.size());
+  for (size_t i = 0; i < cpu_samples.size(); i++) {
+    EXPECT_EQ(cpu_samples[i].tokens, emu_samples[i].tokens) << i;
+    EXPECT_TRUE(same_bits(cpu_samples[i].logprob, emu_samples[i].logprob)) << i;
+  }
+}
+
+// ---- bf16
+
+// Log-probs of the samples by a model in f32 on the cpu.
+std::vector<std::vector<float>> on_the_cpu(const Config& config, const std::vector<float>& parameters,
+                                           const std::vector<Trajectory>& samples) {
+  Session session(config, table_cpu);  // act_type is that of the configuration
+  session.model->set_parameters(parameters);
+  std::vector<Group> groups;
+  for (const Trajectory& s : samples) groups.push_back({s.prompt, {{s.tokens, {}}}});
+  const TokenOuts out = Learner::logprobs(*session.model, session.activations, groups, config.rollout.temperature,
+                                          session.learner_options());
+  std::vector<std::vector<float>> logprobs;
+  for (const auto& group : out) {
+    logprobs.emplace_back();
+    for (const TokenOut& t : group[0]) logprobs.back().push_back(static_cast<float>(t.logprob));
+  }
+  return logprobs;
+}
+
+TEST(EmuDevice, Bf16StepsAreNearTheCpu) {
+  SKIP_WITHOUT((kTraining));
+  const Config f32 = small_run("qwen3", "f32"), bf16 = small_run("qwen3", "bf16");
+  const Outcome cpu = sft_step(f32, table_cpu), emu = sft_step(bf16, table_emu);
+  EXPECT_NEAR(emu.metrics.get("train/loss"), cpu.metrics.get("train/loss"), 0.01 * cpu.metrics.get("train/loss"));
+  EXPECT_NEAR(emu.metrics.get("actor/grad_norm"), cpu.metrics.get("actor/grad_norm"),
+              0.03 * cpu.metrics.get("actor/grad_norm"));
+
+  TrainingRun run(bf16, digits, table_emu);
+  const std::vector<float> before = run.parameters();
+  const Metrics m = run.step();
+  EXPECT_GT(m.get("exact/checked_tokens"), 0);
+  EXPECT_EQ(m.get("exact/mismatch_tokens"), 0);
+  const auto logprobs = on_the_cpu(f32, before, run.trainer->samples());
+  for (size_t i = 0; i < logprobs.size(); i++)
+    for (size_t t = 0; t < logprobs[i].size(); t++)
+      EXPECT_NEAR(run.trainer->samples()[i].logprob[t], logprobs[i][t], 0.06) << "sample " << i << ", token " << t;
+}
+
+// The weights that the optimizer changes are f32, and a checkpoint holds them: a resumed run has the same bits.
+TEST(EmuDevice, Bf16ResumesToTheSameBits) {
+  SKIP_WITHOUT((kTraining));
+  const Config config = small_run("qwen2", "bf16", {"actor.optim.lr=1e-4"});
+  const std::string folder = cat(testing::TempDir(), "pare_emu_checkpoint_", getpid());
+  TrainingRun whole(config, digits, table_emu);
+  const std::vector<float> initial = whole.parameters();
+  whole.step();
+  const std::vector<float> once = whole.parameters();
+  int64_t moved = 0, between = 0;  // between two bf16 numbers
+  for (size_t i = 0; i < once.size(); i++) {
+    moved += once[i] != initial[i];
+    between += bf16_to_f32(f32_to_bf16(once[i])) != once[i];
+  }
+  EXPECT_GT(moved, static_cast<int64_t>(once.size()) / 2);
+  EXPECT_GT(between, static_cast<int64_t>(once.size()) / 2);
+  RunState state;
+  state.training = whole.trainer->state();
+  save_checkpoint(folder, whole.session, *whole.trainer, state);
+  whole.step();
+
+  TrainingRun resumed(config, digits, table_emu);
+  load_checkpoint(folder, resumed.session, *resumed.trainer);
+  EXPECT_TRUE(same_bits(resumed.parameters(), once));
+  resumed.step();
+  EXPECT_TRUE(same_bits(resumed.parameters(), whole.parameters()));
+  EXPECT_FALSE(same_bits(once, whole.parameters()));
+  fs::remove_all(folder);
+}
+
+// ---- memory
+
+TEST(EmuDevice, TakesThePlannedBytesAndNoMore) {
+  const Config config = small_run("qwen3", "bf16");
+  const size_t before = table_emu.memory->free();
+  const Plan plan = plan_step(config);
+  const ArenaLimits limits = training_limits(config, TrainingKind::grpo, table_emu);
+  Session session(config, table_emu, true, limits);
+  EXPECT_EQ(before - table_emu.memory->free(), limits.total());
+  {
+    SKIP_WITHOUT((kTraining));
+    Trainer trainer(session);
+    trainer.worst_case_step();
+    for (size_t i = 0; i < plan.memory.size(); i++) {
+      const Arena& arena = *session.arenas()[i];
+      EXPECT_EQ(plan.memory[i].peak, arena.peak()) << arena.name();
+      EXPECT_LE(arena.peak(), arena.limit()) << arena.name();
+      if (arena.name() != "activations") EXPECT_EQ(arena.peak(), arena.limit()) << arena.name();
+    }
+    EXPECT_EQ(plan.ledger.phases, session.ledger.phases);
+  }
+}
+
+TEST(EmuDevice, WhatDoesNotFitIsRefusedBeforeTheStart) {
+  const Config config = small_run("qwen3", "bf16");
+  const size_t needed = training_limits(config, TrainingKind::grpo, table_null).total(), before = cuemu::settings().device_memory;
+  cuemu::settings().device_memory = needed;
+  training_limits(config, TrainingKind::grpo, table_emu);
+  cuemu::settings().device_memory = needed - 1;
+  try {
+    training_limits(config, TrainingKind::grpo, table_emu);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code, Exit::memory);
+    for (const std::string part : {cat("takes ", needed, " bytes"), std::string("activations "), cat(needed - 1, " free")})
+      EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
+  }
+  EXPECT_THROW(Arena("more", *table_emu.memory, needed), Error);
+  cuemu::settings().device_memory = before;
+}
+
+// Work runs when somebody waits for it; an upload has what its source held when it was called.
+TEST(EmuDevice, UploadsOwnWhatTheyRead) {
+  Device device(table_emu);
+  Arena arena("a", *table_emu.memory, 256);
+  const Tensor t = arena.alloc("t", DType::i32, {3});
+  std::vector<int32_t> host = {1, 2, 3}, back(3);
+  device.upload({t, host.data()});
+  host = {4, 5, 6};
+  device.download({back.data(), t});
+  EXPECT_EQ(back, (std::vector<int32_t>{1, 2, 3}));
+  device.upload({t, host.data()});  // and nobody waits
+}
+
+TEST(EmuDevice, NanCheckReadsTheDevice) {
+  for (const DType act : {DType::f32, DType::bf16}) {
+    const ModelConfig c = tiny_config("qwen3", true);
+    World w(table_emu, c, act);
+    std::vector<float> parameters = tiny_parameters(c, 5);
+    parameters[parameters.size() - 1] = NAN;  // of the last norm
+    w.model.set_parameters(parameters);
+    w.device.check_nan = true;
+    try {
+      Learner::logprobs(w.model, w.activations, {{{1, 2}, {{{3}, {}}}}}, 1, {});
+      ADD_FAILURE() << "no error";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code, Exit::non_finite);
+      EXPECT_NE(std::string(e.what()).find("rmsnorm_fwd: output 0 "), std::string::npos) << e.what();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace pare::test
