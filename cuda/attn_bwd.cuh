@@ -69,14 +69,14 @@ __device__ __forceinline__ void for_segments(const Args<T>& a, const KeyTile& t,
   const int lane = threadIdx.x % 32;
   for (int base = 0; base < x.n_segments; base += 32) {
     const int4 s = base + lane < x.n_segments ? x.segments[base + lane] : int4{0, 0, 0, 0};
-    const bool own = t.own && t.meets(s.x, s.y), parents = s.w > 0 && (x.lists || (t.parents && t.meets(s.z, s.w)));
-    for (unsigned left = __ballot_sync(kAllLanes, s.y > 0 && (own || parents)); left; left &= left - 1) {
-      const int i = __ffs(static_cast<int>(left)) - 1;
-      const SegmentRow g{__shfl_sync(kAllLanes, s.x, i), __shfl_sync(kAllLanes, s.y, i), __shfl_sync(kAllLanes, s.z, i),
-                         __shfl_sync(kAllLanes, s.w, i)};
-      bool sees = __shfl_sync(kAllLanes, static_cast<int>(parents), i);
-      if (x.lists) sees = mark_listed<kKeys>(listed, x.lists, x.kv_heads, t, g, blockIdx.y);
-      if (sees || (t.own && t.meets(g.row, g.len))) f(g, sees);
+    const auto own = [&](const int4& g) { return t.own && t.meets(g.x, g.y); };
+    const auto parents = [&](const int4& g) { return g.w > 0 && (x.lists || (t.parents && t.meets(g.z, g.w))); };
+    for (unsigned left = __ballot_sync(kAllLanes, s.y > 0 && (own(s) || parents(s))); left; left &= left - 1) {
+      const int4 g = x.segments[base + __ffs(static_cast<int>(left)) - 1];
+      const SegmentRow segment{g.x, g.y, g.z, g.w};
+      bool sees = parents(g);
+      if (x.lists) sees = mark_listed<kKeys>(listed, x.lists, x.kv_heads, t, segment, blockIdx.y);
+      if (sees || own(g)) f(segment, sees);
     }
   }
 }
