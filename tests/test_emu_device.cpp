@@ -1,5 +1,6 @@
 // The whole program on the device `emu`: the CUDA kernels on memory that the host cannot touch, work that runs as late
 // as allowed, and arenas of the planned sizes.
+#include <deque>
 #include <filesystem>
 #include <set>
 
@@ -16,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-#define SKIP_WITHOUT(ops)                                                            \
+#define SKIP_WITHOUT(ops) \
   if (const std::string missing = missing_ops ops; !missing.empty()) GTEST_SKIP() << "table emu lacks" << missing
 
 // Those of `names` that table_emu does not implement yet.
@@ -32,11 +33,11 @@ const std::set<std::string> kTraining = {"attn_bwd"};
 
 // 2 prompts x 2 samples of at most 24 tokens.
 Config small_run(const std::string& type, const std::string& dtype, const std::vector<std::string>& more = {}) {
-  std::vector<std::string> all = {"data.train_batch_size=2",  "data.max_response_length=24", "rollout.n=2",
-                                  "rollout.max_num_seqs=3",   "rollout.max_num_batched_tokens=50",
-                                  "data.min_statements=2",    "data.max_statements=2",
-                                  "actor.ppo_max_token_len=90", "trainer.device=emu",
-                                  "model.dtype=" + dtype};
+  std::vector<std::string> all = {
+      "data.train_batch_size=2", "data.max_response_length=24",       "rollout.n=2",
+      "rollout.max_num_seqs=3",  "rollout.max_num_batched_tokens=50", "data.min_statements=2",
+      "data.max_statements=2",   "actor.ppo_max_token_len=90",        "trainer.device=emu",
+      "model.dtype=" + dtype};
   all.insert(all.end(), more.begin(), more.end());
   return tiny_run(type, all);
 }
@@ -69,12 +70,56 @@ void expect_same_outcome(const Outcome& a, const Outcome& b) {
 
 // ---- f32: the bits of the cpu
 
+// The kernels of RMSNorm add up in an order of their own (norm.cu), all others in that of ops.h.  With the norms of the
+// cpu, on copies of what lies on the device, every bit of a run is that of the cpu.
+class OnTheHost {
+ public:
+  explicit OnTheHost(Stream stream) : stream_(stream) {}
+  ~OnTheHost() {
+    for (Copy& c : copies_) table_emu.upload({c.device, c.host.data()}, stream_);
+    char nothing;
+    table_emu.download({&nothing, make_tensor(nullptr, DType::u8, {0})}, stream_);
+  }
+  Tensor operator()(const Tensor& t) {
+    int64_t span = 1;
+    for (int i = 0; i < t.rank; i++) span += (t.shape[i] - 1) * t.stride[i];
+    const Tensor bytes = make_tensor(t.data, DType::u8, {span * static_cast<int64_t>(dtype_size(t.dtype))});
+    Tensor here = t;
+    for (Copy& c : copies_)
+      if (c.device.data == t.data) return here.data = c.host.data(), here;
+    Copy& c = copies_.emplace_back(Copy{bytes, std::vector<char>(bytes.bytes())});
+    table_emu.download({c.host.data(), bytes}, stream_);
+    return here.data = c.host.data(), here;
+  }
+
+ private:
+  struct Copy {
+    Tensor device;
+    std::vector<char> host;
+  };
+  const Stream stream_;
+  std::deque<Copy> copies_;
+};
+const Table emu_with_norms_of_cpu = [] {
+  Table t = table_emu;
+  t.rmsnorm_fwd = [](const RmsnormFwd& a, Stream s) {
+    OnTheHost host(s);
+    table_cpu.rmsnorm_fwd({host(a.y), host(a.rstd), host(a.x), host(a.w), a.eps}, s);
+  };
+  t.rmsnorm_bwd = [](const RmsnormBwd& a, Stream s) {
+    OnTheHost host(s);
+    table_cpu.rmsnorm_bwd({host(a.dx), host(a.dw), host(a.dy), host(a.x), host(a.w), host(a.rstd), a.accumulate}, s);
+  };
+  return t;
+}();
+
 TEST(EmuDevice, RolloutHasTheBitsOfTheCpu) {
   for (const bool tied : {false, true}) {
     const RolloutLimits limits{.max_sequences = 4, .max_batched_tokens = 21, .max_context = 60};
-    const std::vector<Request> requests = {{{3, 5, 7, 11, 13, 2, 9}, {1, 2, 3}, 20}, {{1}, {4}, 30}, {{8, 8, 6}, {5, 6}, 9}};
+    const std::vector<Request> requests = {
+        {{3, 5, 7, 11, 13, 2, 9}, {1, 2, 3}, 20}, {{1}, {4}, 30}, {{8, 8, 6}, {5, 6}, 9}};
     const ModelConfig c = tiny_config(tied ? "qwen2" : "qwen3", tied);
-    Generator cpu(table_cpu, c, limits), emu(table_emu, c, limits);
+    Generator cpu(table_cpu, c, limits), emu(emu_with_norms_of_cpu, c, limits);
     expect_same(cpu.rollout.generate(requests, mixed_sampling()), emu.rollout.generate(requests, mixed_sampling()),
                 c.model_type);
   }
@@ -94,7 +139,7 @@ TEST(EmuDevice, LogprobsHaveTheBitsOfTheCpu) {
           for (const TokenOut& t : member) all.push_back(t.logprob), all.push_back(t.entropy);
       return all;
     };
-    const auto cpu = logprobs(table_cpu), emu = logprobs(table_emu);
+    const auto cpu = logprobs(table_cpu), emu = logprobs(emu_with_norms_of_cpu);
     ASSERT_EQ(cpu.size(), emu.size());
     EXPECT_EQ(0, std::memcmp(cpu.data(), emu.data(), cpu.size() * sizeof(double))) << type;
   }
@@ -105,7 +150,7 @@ TEST(EmuDevice, SftStepHasTheBitsOfTheCpu) {
   for (const char* type : {"qwen2", "qwen3", "llama"}) {
     SCOPED_TRACE(type);
     const Config config = small_run(type, "f32", {"data.max_response_length=50"});
-    expect_same_outcome(sft_step(config, table_cpu), sft_step(config, table_emu));
+    expect_same_outcome(sft_step(config, table_cpu), sft_step(config, emu_with_norms_of_cpu));
   }
 }
 
@@ -121,7 +166,7 @@ TEST(EmuDevice, GrpoStepHasTheBitsOfTheCpu) {
     return std::pair(o, r.trainer->samples());
   };
   const auto [cpu, cpu_samples] = run(table_cpu);
-  const auto [emu, emu_samples] = run(table_emu);
+  const auto [emu, emu_samples] = run(emu_with_norms_of_cpu);
   expect_same_outcome(cpu, emu);
   ASSERT_EQ(cpu_samples.size(), emu_samples.size());
   for (size_t i = 0; i < cpu_samples.size(); i++) {
@@ -149,13 +194,25 @@ std::vector<std::vector<float>> on_the_cpu(const Config& config, const std::vect
   return logprobs;
 }
 
+const std::vector<std::string> kLonger = {"data.max_response_length=50"};
+
+// A step of next-token training against that of the cpu.
+void expect_near(const Outcome& emu, double part) {
+  const Outcome cpu = sft_step(small_run("qwen3", "f32", kLonger), table_cpu);
+  for (const char* name : {"train/loss", "actor/entropy", "actor/grad_norm"})
+    EXPECT_NEAR(emu.metrics.get(name), cpu.metrics.get(name), part * cpu.metrics.get(name)) << name;
+}
+
+// The order of sums in RMSNorm: roundings of f32, a hundred of them.
+TEST(EmuDevice, F32StepsAreTheCpusButForRoundings) {
+  SKIP_WITHOUT((kTraining));
+  expect_near(sft_step(small_run("qwen3", "f32", kLonger), table_emu), 1e-5);
+}
+
 TEST(EmuDevice, Bf16StepsAreNearTheCpu) {
   SKIP_WITHOUT((kTraining));
   const Config f32 = small_run("qwen3", "f32"), bf16 = small_run("qwen3", "bf16");
-  const Outcome cpu = sft_step(f32, table_cpu), emu = sft_step(bf16, table_emu);
-  EXPECT_NEAR(emu.metrics.get("train/loss"), cpu.metrics.get("train/loss"), 0.01 * cpu.metrics.get("train/loss"));
-  EXPECT_NEAR(emu.metrics.get("actor/grad_norm"), cpu.metrics.get("actor/grad_norm"),
-              0.03 * cpu.metrics.get("actor/grad_norm"));
+  expect_near(sft_step(small_run("qwen3", "bf16", kLonger), table_emu), 0.01);
 
   TrainingRun run(bf16, digits, table_emu);
   const std::vector<float> before = run.parameters();
@@ -215,7 +272,9 @@ TEST(EmuDevice, TakesThePlannedBytesAndNoMore) {
       const Arena& arena = *session.arenas()[i];
       EXPECT_EQ(plan.memory[i].peak, arena.peak()) << arena.name();
       EXPECT_LE(arena.peak(), arena.limit()) << arena.name();
-      if (arena.name() != "activations") EXPECT_EQ(arena.peak(), arena.limit()) << arena.name();
+      if (arena.name() != "activations") {
+        EXPECT_EQ(arena.peak(), arena.limit()) << arena.name();
+      }
     }
     EXPECT_EQ(plan.ledger.phases, session.ledger.phases);
   }
@@ -223,7 +282,8 @@ TEST(EmuDevice, TakesThePlannedBytesAndNoMore) {
 
 TEST(EmuDevice, WhatDoesNotFitIsRefusedBeforeTheStart) {
   const Config config = small_run("qwen3", "bf16");
-  const size_t needed = training_limits(config, TrainingKind::grpo, table_null).total(), before = cuemu::settings().device_memory;
+  const size_t needed = training_limits(config, TrainingKind::grpo, table_null).total(),
+               before = cuemu::settings().device_memory;
   cuemu::settings().device_memory = needed;
   training_limits(config, TrainingKind::grpo, table_emu);
   cuemu::settings().device_memory = needed - 1;
@@ -232,7 +292,8 @@ TEST(EmuDevice, WhatDoesNotFitIsRefusedBeforeTheStart) {
     ADD_FAILURE() << "no error";
   } catch (const Error& e) {
     EXPECT_EQ(e.code, Exit::memory);
-    for (const std::string part : {cat("takes ", needed, " bytes"), std::string("activations "), cat(needed - 1, " free")})
+    for (const std::string& part :
+         {cat("takes ", needed, " bytes"), std::string("activations "), cat(needed - 1, " free")})
       EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
   }
   EXPECT_THROW(Arena("more", *table_emu.memory, needed), Error);

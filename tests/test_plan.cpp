@@ -71,6 +71,7 @@ TEST(Plan, NoStepPassesTheMost) {
     for (int i = 0; i < 12; i++) {
       Session session(config, table_null);
       Trainer trainer(session);
+      trainer.worst_case_step();
       const bool long_ones = i % 3 == 0, short_ones = i % 3 == 1;  // else of every length
       const auto length = [&](int64_t n) { return long_ones ? n : short_ones ? up_to(3) : up_to(n); };
       std::vector<Request> requests;

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <set>
 
+#include "rl/plan.h"
 #include "tests/tiny_run.h"
 
 namespace pare::test {
@@ -115,7 +116,7 @@ TEST_F(TrainerSteps, WeightsOfTokenSubsetsAreReported) {
 }
 
 // No op is there for its own test only.
-TEST_F(TrainerSteps, CallEveryOp) {
+void expect_every_op_called(const Table& table, const Overrides& more) {
   std::set<std::string> called;
   for (const Overrides& kv :
        {Overrides{},
@@ -126,7 +127,9 @@ TEST_F(TrainerSteps, CallEveryOp) {
         {"rollout.kv.method=h2o", "rollout.kv.budget=3", "rollout.kv.buffer=2", "learner.attention=replay"},
         {"rollout.kv.method=rkv", "rollout.kv.budget=3", "rollout.kv.buffer=2", "rollout.kv.window=1",
          "rollout.kv.merge=value", "rollout.check_exact=false"}}) {
-    Session session(load_config(tiny_run() + Overrides{"actor.use_kl_loss=true", "rollout.max_num_seqs=3"} + kv));
+    const Config config =
+        load_config(tiny_run() + Overrides{"actor.use_kl_loss=true", "rollout.max_num_seqs=3"} + more + kv);
+    Session session(config, table, true, training_limits(config, TrainingKind::grpo, table));
     Trainer trainer(session);
     EXPECT_EQ(trainer.step().get("exact/mismatch_tokens"), 0);
     for (const auto& [phase, ops] : session.ledger.phases)
@@ -136,6 +139,17 @@ TEST_F(TrainerSteps, CallEveryOp) {
   PARE_OPS(X)
 #undef X
 }
+TEST_F(TrainerSteps, CallEveryOp) { expect_every_op_called(table_cpu, {}); }
+#ifdef PARE_EMU
+TEST_F(TrainerSteps, CallEveryOpOfTheKernels) {
+  std::string missing;
+#define X(op, Args) missing += table_emu.op ? "" : " " #op;
+  PARE_OPS(X)
+#undef X
+  if (!missing.empty()) GTEST_SKIP() << "table emu lacks" << missing;
+  expect_every_op_called(table_emu, {"trainer.device=emu", "rollout.n=2"});
+}
+#endif
 
 TEST_F(TrainerSteps, WhatCannotBeTrainedIsRefusedBeforeTheFirstStep) {
   EXPECT_NE(message({"data.reward="}).find("data.reward is empty"), std::string::npos);
