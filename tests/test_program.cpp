@@ -94,8 +94,7 @@ TEST_F(WrongInput, CommandLine) {
   expect_error("logprobs --ids x", Exit::usage, {"--model", "pare logprobs --help"});
   expect_error("logprobs --model x --ids y --nosuch", Exit::usage, {"--nosuch", "pare logprobs --help"});
   for (const char* value : {"0", "-3", "many", "1e300", "nan", "2000000000000"})
-    expect_error(cat("generate --model ", model_, " --samples ", value), Exit::usage, {"--samples", value});
-  expect_error(cat("generate --tokenizer ssa --top-p 0 --prompt a1; --model ", model_), Exit::usage, {"top_p is 0"});
+    expect_error(cat("logprobs --model x --ids y --max-rows ", value), Exit::usage, {"--max-rows", value});
   for (const char* help : {"--help", "train --help"}) {
     const Outcome o = run(help);
     EXPECT_EQ(o.code, 0);
