@@ -260,8 +260,11 @@ TEST_F(WrongInput, OutputDirectories) {
   expect_error("compare " + at("none"), Exit::usage, {at("none")});
   expect_error("compare " + model_, Exit::usage, {"metrics.jsonl"});
   fs::create_directories(run_);
-  write("run/metrics.jsonl", "{\"critic/score/mean\": 1}\nhalf a li");
+  const std::string step = "{\"training/global_step\": 1, \"critic/score/mean\": 1}\n";
+  write("run/metrics.jsonl", step + "half a li\n" + step);
   refused("compare " + run_, "metrics.jsonl:2");
+  write("run/metrics.jsonl", step + "half a li");  // a run that was killed in the middle of a line
+  EXPECT_EQ(run("compare " + run_).code, 0);
 }
 
 TEST_F(WrongInput, Checkpoints) {
