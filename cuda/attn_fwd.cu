@@ -6,13 +6,11 @@
 // Order: slots in blocks of 64 aligned to slot 0 (parent first), blocks ascending, online softmax.  A block that is
 // hidden from a row leaves it exactly as it was.  So a row's bits depend on its sequence only, not on where its rows
 // lie, what else is in the batch, or where the parent ends.
-// f32: as ops.h states it, bit for bit the `cpu` table.
-// bf16: tensor cores with f32 accumulators, p rounded to bf16 for the product with V; k-steps of 16 ascending.  A
+// f32: as ops.h states it, bit for bit the `cpu` table; bf16: tensor cores, as attention_mma.cuh states it.  There a
 // hidden slot of a visible tile enters with weight 0, so a V that is not finite reaches earlier rows of its tile.
 // Bytes: q and o once, k and v once per tile of query rows (from L2 for the most part).  Limited by the tensor cores
 // and, in this version, by exponentials that do not overlap them; f32 by shared-memory bandwidth (for tests).
-#include "attention.cuh"
-#include "ptx.cuh"
+#include "attention_mma.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -82,162 +80,41 @@ __global__ void __launch_bounds__(kThreads) attn_f32(const Args<float> a) {
 
 constexpr int kRows16 = 64;
 
-// 64 rows of kD bf16 in shared memory.  16-byte chunks are permuted within a row, so that the eight rows that an
-// ldmatrix reads at once fall into different banks.
-template <int kD>
-struct SharedTile {
-  bf16* p;
-  __device__ bf16* at(int row, int col) const { return p + row * kD + ((col / 8) ^ (row % 8)) * 8; }
-};
-
-// Fills dst with 64 rows of d columns, row(i) giving the address of row i; zeros beyond.
-template <int kD, class Row>
-__device__ __forceinline__ void load_tile(SharedTile<kD> dst, const bf16* any, int rows, int d, bool vector, Row row) {
-  for (int i = threadIdx.x; i < 64 * kD / 8; i += kThreads) {
-    const int r = i / (kD / 8), c = i % (kD / 8) * 8, valid = r < rows ? max(0, min(8, d - c)) : 0;
-    const bf16* src = valid ? row(r) + c : any;
-    if (vector)
-      cp_async_16(dst.at(r, c), src, valid * 2);
-    else
-      for (int e = 0; e < 8; e++) dst.at(r, c)[e] = e < valid ? src[e] : from_float<bf16>(0);
-  }
-}
-
-__device__ __forceinline__ uint32_t pack2(float x, float y) {
-  const __nv_bfloat162 v = __floats2bfloat162_rn(x, y);
-  uint32_t u;
-  memcpy(&u, &v, 4);
-  return u;
-}
-
-// A warp's 16 query rows: lane l works on rows l / 4 and l / 4 + 8, in each 8-column tile on columns 2 (l % 4) and
-// the next, as the fragments of mma_16816 lie.
-template <int kD>
-struct Rows16 {
-  float acc[kD / 8][4] = {};
-  float top[2] = {-INFINITY, -INFINITY}, sum[2] = {};
-
-  // s = q k^T for the 64 slots of a block.
-  static __device__ __forceinline__ void scores(float (&s)[kSlots / 8][4], SharedTile<kD> q, SharedTile<kD> k) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-#pragma unroll
-    for (int c = 0; c < kD; c += 16) {
-      uint32_t a[4];
-      ldmatrix_x4<false>(a, q.at(warp * 16 + lane % 16, c + lane / 16 * 8));
-#pragma unroll
-      for (int n = 0; n < kSlots; n += 16) {
-        uint32_t b[4];
-        ldmatrix_x4<false>(b, k.at(n + lane / 16 * 8 + lane % 8, c + lane / 8 % 2 * 8));
-        mma_16816(s[n / 8], a, b[0], b[1]);
-        mma_16816(s[n / 8 + 1], a, b[2], b[3]);
-      }
-    }
-  }
-
-  // Scores to weights; acc and sum are scaled to the new maximum.  visible: slots of this block that row 0 of the
-  // warp sees (each next row one more); present: slots that exist.
-  __device__ __forceinline__ void softmax(float (&s)[kSlots / 8][4], int visible, int present, float scale) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const int end = min(visible + lane / 4 + 8 * i, present);
-      float m = top[i];
-#pragma unroll
-      for (int n = 0; n < kSlots / 8; n++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-          float& x = s[n][i * 2 + e];
-          x = n * 8 + lane % 4 * 2 + e < end ? x * scale : -INFINITY;
-          m = fmaxf(m, x);
-        }
-      m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, 1));
-      m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, 2));
-      const float fix = exp_f32(top[i] - m);
-      top[i] = m;
-      float part = 0;
-#pragma unroll
-      for (int n = 0; n < kSlots / 8; n++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) part += s[n][i * 2 + e] = exp_f32(s[n][i * 2 + e] - m);
-      sum[i] = sum[i] * fix + part;
-#pragma unroll
-      for (int n = 0; n < kD / 8; n++) acc[n][i * 2] *= fix, acc[n][i * 2 + 1] *= fix;
-    }
-  }
-
-  // acc += p v: an accumulator fragment of p is the operand fragment that the product needs.
-  __device__ __forceinline__ void add_values(const float (&p)[kSlots / 8][4], SharedTile<kD> v) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int n = 0; n < kSlots; n += 16) {
-      const float(*w)[4] = &p[n / 8];
-      const uint32_t a[4] = {pack2(w[0][0], w[0][1]), pack2(w[0][2], w[0][3]), pack2(w[1][0], w[1][1]),
-                             pack2(w[1][2], w[1][3])};
-#pragma unroll
-      for (int c = 0; c < kD; c += 16) {
-        uint32_t b[4];
-        ldmatrix_x4<true>(b, v.at(n + lane % 16, c + lane / 16 * 8));
-        mma_16816(acc[c / 8], a, b[0], b[1]);
-        mma_16816(acc[c / 8 + 1], a, b[2], b[3]);
-      }
-    }
-  }
-};
-
 template <int kD>
 __global__ void __launch_bounds__(kThreads) attn_bf16(const Args<bf16> a) {
   const Tile t = find_tile<kRows16>(a.segments, a.n_segments, blockIdx.x);
   if (t.len == 0) return;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = a.d, head = blockIdx.y, kv = head / a.group * d;
+  const int warp_row = threadIdx.x / 32 * 16, d = a.d, head = blockIdx.y, kv = head / a.group * d;
   const int rows = min(kRows16, t.len - t.first), slots = t.parent_len + t.first + rows;
   bf16* smem = dynamic_smem<bf16>();
   const SharedTile<kD> sq{smem};
   auto stage = [&](int i) { return SharedTile<kD>{smem + (1 + i) * 64 * kD}; };  // k: 0, 1; v: 2, 3
-  auto load_block = [&](int block) {
-    const int begin = block * kSlots, present = slots - begin;
-    load_tile(stage(block % 2), a.q, present, d, a.vector,
-              [&](int r) { return slot_row(a, t, kv / d, a.k, a.k_stride, a.pk, a.pk_stride, begin + r) + kv; });
-    load_tile(stage(2 + block % 2), a.q, present, d, a.vector,
-              [&](int r) { return slot_row(a, t, kv / d, a.v, a.v_stride, a.pv, a.pv_stride, begin + r) + kv; });
-  };
-  load_tile(sq, a.q, rows, d, a.vector,
-            [&](int r) { return a.q + int64_t{t.row + t.first + r} * a.q_stride + head * d; });
-  load_block(0);
-  cp_async_commit();
-
+  load_tile(sq, rows, d, a.vector, [&](int r) { return a.q + int64_t{t.row + t.first + r} * a.q_stride + head * d; });
   Rows16<kD> r;
-  const int n_blocks = (slots + kSlots - 1) / kSlots;
-  for (int block = 0; block < n_blocks; block++) {
-    if (block + 1 < n_blocks) load_block(block + 1);
-    cp_async_commit();
-    cp_async_wait<1>();
-    __syncthreads();
-    float s[kSlots / 8][4] = {};
-    r.scores(s, sq, stage(block % 2));
-    const int begin = block * kSlots;
-    r.softmax(s, t.parent_len + t.first + warp * 16 + 1 - begin, slots - begin, a.scale);
-    r.add_values(s, stage(2 + block % 2));
-    __syncthreads();  // everyone is done with this stage before the block after next lands in it
-  }
-  cp_async_wait<0>();
-
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    float sum = r.sum[i];
-    sum += __shfl_xor_sync(kAllLanes, sum, 1);
-    sum += __shfl_xor_sync(kAllLanes, sum, 2);
-    const int row = warp * 16 + lane / 4 + 8 * i;
-    if (row >= rows) continue;
-    const int64_t at = int64_t{t.row + t.first + row} * a.heads + head;
-#pragma unroll
-    for (int n = 0; n < kD / 8; n++)
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
-        const int c = n * 8 + lane % 4 * 2 + e;
-        if (c < d) a.o[at * d + c] = from_float<bf16>(r.acc[n][i * 2 + e] / sum);
-      }
-    if (lane % 4 == 0) a.lse[at] = r.top[i] + log_f32(sum);
-  }
+  for_blocks((slots + kSlots - 1) / kSlots,
+             [&](int block) {
+               const int begin = block * kSlots;
+               load_tile(stage(block % 2), slots - begin, d, a.vector, [&](int i) {
+                 return slot_row(a, t, kv / d, a.k, a.k_stride, a.pk, a.pk_stride, begin + i) + kv;
+               });
+               load_tile(stage(2 + block % 2), slots - begin, d, a.vector, [&](int i) {
+                 return slot_row(a, t, kv / d, a.v, a.v_stride, a.pv, a.pv_stride, begin + i) + kv;
+               });
+             },
+             [&](int block) {
+               r.add_block(
+                   sq, warp_row, Down<kD>{stage(block % 2)}, stage(2 + block % 2), a.scale,
+                   [&](int i) { return t.parent_len + t.first + warp_row + i + 1 - block * kSlots; },
+                   [](int, float z) { return z; });
+             });
+  r.write(
+      rows - warp_row,
+      [&](int i, float lse) {
+        const int64_t at = int64_t{t.row + t.first + warp_row + i} * a.heads + head;
+        if (threadIdx.x % 4 == 0) a.lse[at] = lse;
+        return a.o + at * d;
+      },
+      d);
 }
 
 // ---- launchers
