@@ -136,13 +136,6 @@ void run(const Args<bf16>& a, dim3 grid, Stream stream) {
          {.grid = grid, .block = kThreads, .smem = 5 * 64 * d * sizeof(bf16)}, stream, a);
 }
 
-// Row stride of a [rows, heads, D] tensor with contiguous heads.
-int64_t row_stride(const char* field, const Tensor& t, int64_t heads, int64_t d) {
-  expect(t.rank == 3 && t.shape[1] == heads && t.shape[2] == d && t.stride[1] == d && t.stride[2] == 1,
-         "attn_fwd: ", field, " ", t.str(), " must be [rows, ", heads, ", ", d, "] with contiguous heads");
-  return t.stride[0];
-}
-
 }  // namespace
 
 void attn_fwd(const AttnFwd& a, Stream stream) {
@@ -165,9 +158,9 @@ void attn_fwd(const AttnFwd& a, Stream stream) {
     Args<T> x{};
     x.o = a.o.as<T>(), x.lse = a.lse.as<float>(), x.q = a.q.as<T>();
     x.k = a.k.as<T>(), x.v = a.v.as<T>(), x.pk = a.pk.as<T>(), x.pv = a.pv.as<T>();
-    x.q_stride = row_stride("q", a.q, heads, d);
-    x.k_stride = row_stride("k", a.k, kv_heads, d), x.v_stride = row_stride("v", a.v, kv_heads, d);
-    x.pk_stride = row_stride("pk", a.pk, kv_heads, d), x.pv_stride = row_stride("pv", a.pv, kv_heads, d);
+    x.q_stride = row_stride(op, "q", a.q, heads, d);
+    x.k_stride = row_stride(op, "k", a.k, kv_heads, d), x.v_stride = row_stride(op, "v", a.v, kv_heads, d);
+    x.pk_stride = row_stride(op, "pk", a.pk, kv_heads, d), x.pv_stride = row_stride(op, "pv", a.pv, kv_heads, d);
     x.segments = reinterpret_cast<const int4*>(a.segments.as<int32_t>());
     x.lists = a.lists ? a.lists.as<int32_t>() : nullptr;
     x.n_segments = static_cast<int>(a.segments.shape[0]);

@@ -279,13 +279,6 @@ Pages<T> pages_of(const char* op, const Tensor& k, const Tensor& v, const Tensor
           static_cast<int>(d)};
 }
 
-// Row stride of a [rows, heads, D] tensor with contiguous heads.
-int64_t row_stride(const char* op, const char* field, const Tensor& t, int64_t heads, int64_t d) {
-  expect(t.rank == 3 && t.shape[1] == heads && t.shape[2] == d && t.stride[1] == d && t.stride[2] == 1, op, ": ", field,
-         " ", t.str(), " must be [rows, ", heads, ", ", d, "] with contiguous heads");
-  return t.stride[0];
-}
-
 }  // namespace
 
 void kv_write(const KvWrite& a, Stream stream) {
