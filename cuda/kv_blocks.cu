@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T>
-struct Packed {
+struct OfSegments {
   T* summary;  // [S, K, room, D]
   const T *q, *k, *pk;
   int64_t q_stride, k_stride, pk_stride;
@@ -89,7 +89,7 @@ struct Packed {
 
 // blockIdx.x is a whole block of a segment, blockIdx.y the key head.
 template <class T>
-__global__ void __launch_bounds__(kThreads) summarise_segments(const Packed<T> a) {
+__global__ void __launch_bounds__(kThreads) summarise_segments(const OfSegments<T> a) {
   const Piece b =
       find_piece(a.n_segments, blockIdx.x, [&](int i) { return (a.segments[i].y + a.segments[i].w) / a.block; });
   if (b.owner == a.n_segments) return;
@@ -251,7 +251,7 @@ __device__ void choose(int32_t* list, const float* score, int all, int budget, i
 }
 
 template <class T>
-struct Paged {
+struct OfPages {
   PageTable p;
   const T *q, *summary;
   int64_t q_stride;
@@ -264,7 +264,7 @@ struct Paged {
 
 // blockIdx.x is an entry, blockIdx.y the key head.
 template <BlockSummary kKind, bool kVector, class T>
-__global__ void __launch_bounds__(kThreads, 6) select_paged(const Paged<T> a) {
+__global__ void __launch_bounds__(kThreads, 6) select_paged(const OfPages<T> a) {
   const PageTable& p = a.p;
   const int4 entry = p.queries[blockIdx.x];
   const int all = (entry.z + p.block - 1) / p.block, budget = a.budget[blockIdx.x], kv = blockIdx.y;
@@ -284,7 +284,7 @@ __global__ void __launch_bounds__(kThreads, 6) select_paged(const Paged<T> a) {
 
 // blockIdx.x is an own row, blockIdx.y the key head.
 template <BlockSummary kKind, bool kVector, class T>
-__global__ void __launch_bounds__(kThreads, 6) select_packed(const Packed<T> a) {
+__global__ void __launch_bounds__(kThreads, 6) select_packed(const OfSegments<T> a) {
   const Tile t = find_tile<1>(a.segments, a.n_segments, blockIdx.x);
   if (t.len == 0) return;
   const int64_t row = t.row + t.first;
@@ -378,7 +378,7 @@ void kv_block_select(const KvBlockSelect& a, Stream stream) {
          " entries");
   with_act(op, a.q, [&](auto type) {
     using T = decltype(type);
-    Paged<T> x{};
+    OfPages<T> x{};
     x.p = page_table(op, a, d);
     x.q = a.q.as<T>(), x.summary = a.summary.as<T>(), x.q_stride = row_stride(op, "q", a.q, heads, d);
     x.budget = a.budget.as<int32_t>(), x.score = a.score.as<float>(), x.blocks = a.blocks.as<int32_t>();
@@ -411,7 +411,7 @@ void attn_block_select(const AttnBlockSelect& a, Stream stream) {
   expect(smem <= 160 * 1024, op, ": the scores of ", a.summary.shape[2] / rows, " blocks do not fit in shared memory");
   with_act(op, a.q, [&](auto type) {
     using T = decltype(type);
-    Packed<T> x{};
+    OfSegments<T> x{};
     x.summary = a.summary.as<T>(), x.q = a.q.as<T>(), x.k = a.k.as<T>(), x.pk = a.pk.as<T>();
     x.q_stride = row_stride(op, "q", a.q, heads, d), x.k_stride = row_stride(op, "k", a.k, kv_heads, d);
     x.pk_stride = row_stride(op, "pk", a.pk, kv_heads, d);

@@ -171,19 +171,22 @@ struct Stage {
 // Fills a stage with the slots from `begin` on; zeros beyond e.slots and beyond D.
 template <int kD, bool kCounts>
 __device__ __forceinline__ void load_slots(const Stage<kD>& to, const Reads<bf16, kRows16>& e, int begin) {
+  // Four slots that begin at a multiple of four always lie together.  Every warp notes for its own use where the fours
+  // of the block do: page * 16 + slot of the page.
+  __shared__ int fours[kWarps][kSlots / 4];
   const Pages<const bf16>& pages = e.a.pages;
   const int d = pages.d, lane = threadIdx.x % 32, present = e.slots - begin;
-  // Four slots that begin at a multiple of four always lie together.  Lane l knows where slots 4 l .. 4 l + 3 of the
-  // block do: page * 16 + slot of the page.
-  int mine = 0;
+  int* const mine = fours[threadIdx.x / 32];
+  __syncwarp();  // the last block's are done with
   if (lane < kSlots / 4 && lane * 4 < present) {
     const int slot = e.where(begin + lane * 4);
-    mine = pages.table[e.table_row * pages.table_stride + slot / kPageSlots] * kPageSlots + slot % kPageSlots;
+    mine[lane] = pages.table[e.table_row * pages.table_stride + slot / kPageSlots] * kPageSlots + slot % kPageSlots;
   }
+  __syncwarp();
   const auto head = [&](int place) { return int64_t{place / kPageSlots} * pages.kv_heads + e.kv; };
 
   const int n = threadIdx.x % (kSlots / 8) * 8, valid = max(0, min(8, present - n));  // this thread's slots of K
-  const int low = __shfl_sync(kAllLanes, mine, n / 4), high = __shfl_sync(kAllLanes, mine, n / 4 + 1);
+  const int low = valid ? mine[n / 4] : 0, high = valid > 4 ? mine[n / 4 + 1] : low + 4;
   const bf16 *k_low = pages.k_at(head(low), low, 0), *k_high = pages.k_at(head(high), high, 0);
   const bool together = high == low + 4 && low % 8 == 0;
 #pragma unroll 4
@@ -196,12 +199,12 @@ __device__ __forceinline__ void load_slots(const Stage<kD>& to, const Reads<bf16
       cp_async_8(to.k.at(c, n) + 4, k_high + from, max(0, bytes - 8));
     }
   }
-  load_tile(to.v, present, d, e.a.vector, [&](int i) {
-    const int at = __shfl_sync(kAllLanes, mine, i / 4) + i % 4;
+  load_tile<kSlots>(to.v, pages.v, present, d, e.a.vector, [&](int i) {
+    const int at = mine[i / 4] + i % 4;
     return pages.v_at(head(at), at, 0);
   });
   if (kCounts && threadIdx.x < kSlots) {
-    const int i = threadIdx.x, at = __shfl_sync(kAllLanes, mine, i / 4) + i % 4;
+    const int i = threadIdx.x, at = i < present ? mine[i / 4] + i % 4 : 0;
     to.bias[i] = i < present ? log_f32(e.a.counts[head(at) * kPageSlots + at % kPageSlots]) : 0.f;
   }
 }
@@ -210,25 +213,34 @@ template <int kD, bool kCounts>
 __global__ void __launch_bounds__(kThreads) attend16(const Args<bf16> a) {
   const Reads<bf16, kRows16> e(a);
   if (e.rows == 0) return;
-  const int d = a.pages.d, warp_row = threadIdx.x / 32 * 16;
+  const int d = a.pages.d, first = threadIdx.x / 32 * 16;  // row of the warp
   bf16* smem = dynamic_smem<bf16>();
   const SharedTile<kD> q{smem};
   const auto stage = [&](int block) {
     return Stage<kD>(reinterpret_cast<char*>(smem + kRows16 * kD) + block % 2 * Stage<kD>::kBytes);
   };
-  load_tile(q, e.rows, d, a.vector, [&](int row) { return e.query(row); });
+  load_tile<kRows16>(q, a.q, e.rows, d, a.vector, [&](int row) { return e.query(row); });
+  load_slots<kD, kCounts>(stage(0), e, 0);
+  cp_async_commit();
+
   Rows16<kD> r;
-  for_blocks(
-      (e.slots + kSlots - 1) / kSlots, [&](int block) { load_slots<kD, kCounts>(stage(block), e, block * kSlots); },
-      [&](int block) {
-        if (warp_row >= e.rows) return;  // in decode most warps only load
-        const Stage<kD> s = stage(block);
-        r.add_block(
-            q, warp_row, Across{s.k}, s.v, a.scale, [&](int i) { return e.visible(warp_row + i) - block * kSlots; },
-            [&](int slot, float z) { return kCounts ? z + s.bias[slot] : z; });
-      });
+  const int n_blocks = (e.slots + kSlots - 1) / kSlots;
+  for (int block = 0; block < n_blocks; block++) {
+    const int begin = block * kSlots;
+    if (block + 1 < n_blocks) load_slots<kD, kCounts>(stage(block + 1), e, begin + kSlots);
+    cp_async_commit();
+    cp_async_wait<1>();
+    __syncthreads();
+    const Stage<kD> s = stage(block);
+    if (first < e.rows)  // in decode most warps only load
+      r.add_block(
+          q, first, AcrossTile{s.k}, s.v, a.scale, [&](int i) { return e.visible(first + i) - begin; },
+          [&](int slot, float z) { return kCounts ? z + s.bias[slot] : z; });
+    __syncthreads();  // everyone is done with this stage before the block after next lands in it
+  }
+  cp_async_wait<0>();
   r.write(
-      e.rows - warp_row, [&](int i, float) { return e.result(warp_row + i); }, d);
+      e.rows - first, [&](int i, float) { return e.result(first + i); }, d);
 }
 
 void attend(const Args<float>& a, dim3 grid, Stream stream) {

@@ -1,11 +1,11 @@
 // CUDA kernels in bf16 that test_ops.cpp runs in f32 only: values against `ref` in double from the same bf16 inputs,
 // and the bits that rollout and learner must share.
-#include "emu_call.h"
+#include "kernel_call.h"
 
 namespace pare::test {
 namespace {
 
-using namespace emu_call;
+using namespace kernel;
 
 TEST(CudaBf16, Linear) {
   for (const auto& [n, i, o, gap] :

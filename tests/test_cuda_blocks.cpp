@@ -2,12 +2,12 @@
 // decode step chose.  (test_ops.cpp compares them in f32 with the bits of the `cpu` table.)
 #include <numeric>
 
-#include "emu_call.h"
+#include "kernel_call.h"
 
 namespace pare::test {
 namespace {
 
-using namespace emu_call;
+using namespace kernel;
 
 // Whole numbers from -limit to limit: with these all sums are exact, in every type, and many scores are equal.
 void make_whole(Buffer& b, const std::string& name, uint32_t limit) {

@@ -1,11 +1,11 @@
 // The CUDA kernels, run by the emulator, in f32 and bf16: values against `ref` in double, bits against the promises of
 // each kernel file.  (test_ops.cpp runs the same kernels in f32 through the test that every table passes.)
-#include "emu_call.h"
+#include "kernel_call.h"
 
 namespace pare::test {
 namespace {
 
-using namespace emu_call;
+using namespace kernel;
 
 TEST(CudaEmu, RmsnormForward) {
   for (int64_t c : {1, 7, 8, 31, 64, 257})

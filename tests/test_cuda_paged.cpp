@@ -2,12 +2,12 @@
 // probs.  In both types, for any division of a sequence into passes, any pages, batches and groups.
 #include <numeric>
 
-#include "emu_call.h"
+#include "kernel_call.h"
 
 namespace pare::test {
 namespace {
 
-using namespace emu_call;
+using namespace kernel;
 
 struct PagedShape {
   int64_t group, kv_heads, d, gap;

@@ -16,7 +16,7 @@
 #include "kernel_memory.h"
 #include "ops/ops.h"
 
-namespace pare::test::emu_call {
+namespace pare::test::kernel {
 
 using Shape = std::vector<int64_t>;
 
@@ -181,4 +181,4 @@ inline void check(const Body& body, double inner = 0, bool orders = true) {
   }
 }
 
-}  // namespace pare::test::emu_call
+}  // namespace pare::test::kernel
