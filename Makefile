@@ -49,7 +49,7 @@ EMU_FLAG := -DPARE_EMU
 else
 $(info note: no CUDA emulation on $(MACHINE): the tests leave the CUDA kernels out)
 EMU_SRC :=
-TEST_SRC := $(filter-out tests/test_emu.cpp $(wildcard tests/test_cuda_*.cpp),$(TEST_SRC))
+TEST_SRC := $(filter-out tests/test_emu.cpp tests/test_cuda_%.cpp,$(TEST_SRC))
 endif
 
 WARN := -Wall -Wextra -Werror $(if $(findstring clang,$(CXX)),,-Wno-restrict)  # false alarms of g++ 12 (GCC bug 105651)

@@ -60,7 +60,7 @@ __device__ __forceinline__ uint32_t pack2(float x, float y) {
 template <int kN, int kD, class B>
 __device__ __forceinline__ void add_dots(float (&sum)[kN / 8][4], SharedTile<kD> a, int row, B b) {
   const int lane = threadIdx.x % 32;
-#pragma unroll
+#pragma unroll 4  // all of D = 128 at once spills registers in the backward kernels
   for (int c = 0; c < kD; c += 16) {
     uint32_t x[4];
     ldmatrix_x4<false>(x, a.at(row + lane % 16, c + lane / 16 * 8));

@@ -9,6 +9,8 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "base/rng.h"
 #include "cuda/emu/include/cuda_runtime.h"
