@@ -110,10 +110,9 @@ struct Tile {
     columns = rows + depth * kRowStep, z = columns + kDepth * kColumns;
   }
 
-  // vector(i): a Vector.
+  // vector(i): a Vector.  (multiply ends with a barrier: the rows before have been read.)
   template <class Get>
   __device__ __forceinline__ void load_rows(Get vector) const {
-    __syncthreads();  // the rows before have been read
     const int i = threadIdx.x % kRows;
     const auto x = vector(i);
     for (int d = threadIdx.x / kRows; d < depth; d += kThreads / kRows) rows[d * kRowStep + i] = x(d);
@@ -129,7 +128,7 @@ struct Tile {
     float sum[4][4] = {};
     for (int first = 0; first < depth; first += kDepth) {
       const int n = min(kDepth, depth - first);
-      __syncthreads();  // z and the columns before have been read
+      if (first > 0) __syncthreads();  // the columns before have been read
       for (int d = threadIdx.x / kColumns; d < n; d += kThreads / kColumns) columns[d * kColumns + j] = y(first + d);
       __syncthreads();
       for (int d = 0; mine && d < n; d++) {
@@ -148,7 +147,7 @@ struct Tile {
   }
 };
 using KeyTile = Tile<64, 64>;  // keys with keys
-// Thread blocks of a multiprocessor: shared memory holds no more where D is 128.
+// Thread blocks of a multiprocessor that registers must suffice for; for more of them ptxas would spill.
 constexpr int kTileBlocks = 2;
 
 // norms[x][slot] = sqrt(k . k) + 1e-8 of slots [first, slots), where x counts (event, head) and `step` is a row of it.
