@@ -8,6 +8,7 @@
 // to 130 times, from L2 for the most part); limited by the chains of sums, V / 16 additions long.
 #include "common.cuh"
 #include "ops/token_loss.h"
+#include "rng.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -194,23 +195,7 @@ __global__ void __launch_bounds__(kThreads) loss(const LossArgs<T> a) {
 
 // ---- sampling
 
-// Word w is for id 4 * block + w (base/rng.h).
-__device__ uint4 philox(uint32_t block, const int32_t* counter, uint64_t key) {
-  uint32_t c0 = block, c1 = static_cast<uint32_t>(counter[2]), c2 = static_cast<uint32_t>(counter[0]),
-           c3 = static_cast<uint32_t>(counter[1]);
-  uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
-  for (int round = 0; round < 10; round++) {
-    const uint64_t p0 = 0xD2511F53ull * c0, p1 = 0xCD9E8D57ull * c2;
-    c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0, c1 = static_cast<uint32_t>(p1);
-    c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1, c3 = static_cast<uint32_t>(p0);
-    k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
-  }
-  return {c0, c1, c2, c3};
-}
-__device__ float gumbel(uint32_t word) {
-  const float u = (static_cast<float>(word >> 9) + 0.5f) * 0x1p-23f;  // uniform_open
-  return -log_f32(-log_f32(u));
-}
+__device__ float gumbel(uint32_t word) { return -log_f32(-log_f32(uniform_open(word))); }
 
 // The largest rank r for which enough(r), which is false above it and true below.
 template <class Enough>
@@ -267,15 +252,17 @@ __global__ void __launch_bounds__(kThreads) draw(const T* __restrict__ logits, i
   const bool greedy = a.temperature == 0;
   Scaled<T> z{logits + int64_t{blockIdx.x} * vocabulary, greedy ? 1.f : a.temperature};
   if (a.restricted) z.least = least_kept(z, vocabulary, a.top_k, a.top_p);
+  const int32_t* const counter = a.counter + 3 * blockIdx.x;
+  const auto uid_low = static_cast<uint32_t>(counter[0]), uid_high = static_cast<uint32_t>(counter[1]);
+  const auto position = static_cast<uint32_t>(counter[2]);
   uint64_t mine = 0;
   for (int block = threadIdx.x; block < (vocabulary + 3) / 4; block += kThreads) {
-    uint4 words{};
-    if (!greedy) words = philox(static_cast<uint32_t>(block), a.counter + 3 * blockIdx.x, a.key);
+    uint4 words{};  // word w is for id 4 * block + w
+    if (!greedy) words = philox({static_cast<uint32_t>(block), position, uid_low, uid_high}, a.key);
     for (int w = 0; w < 4; w++) {
       const int id = 4 * block + w;
       if (id >= vocabulary) break;
-      const uint32_t word = w == 0 ? words.x : w == 1 ? words.y : w == 2 ? words.z : words.w;
-      const uint64_t r = rank(greedy ? z.at(id) : z.at(id) + gumbel(word), id);
+      const uint64_t r = rank(greedy ? z.at(id) : z.at(id) + gumbel(word_of(words, w)), id);
       mine = r > mine ? r : mine;
     }
   }

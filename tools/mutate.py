@@ -36,7 +36,8 @@ KNOWN = {
 }
 
 # Headers that are damaged too, and the source that shows it.
-COMPILED = {"attention.cuh": "attn_fwd.cu", "attention_mma.cuh": "attn_fwd.cu", "attn_bwd.cuh": "attn_bwd.cu"}
+COMPILED = {"attention.cuh": "attn_fwd.cu", "attention_mma.cuh": "attn_fwd.cu", "attn_bwd.cuh": "attn_bwd.cu",
+            "kv_event.cuh": "kv_scores.cu"}
 
 FLAGS = dict(capture_output=True, text=True, errors="replace")
 
@@ -72,9 +73,10 @@ def run(number, mutant, args):
         subprocess.run(f"{link} -o {program}", shell=True, check=True)
         ops = re.findall(r"^void (\w+)\(const \w+& a, Stream", open(f"cuda/{compiled}").read(), re.MULTILINE)
         tests = ":".join(f"*OpTest.AgreesWithRef/{op}_*" for op in ops)
-        for suite, source_of_tests in (("CudaEmu", "test_cuda_emu"), ("CudaAttention", "test_cuda_attention")):
-            if any(f".{op}(" in open(f"tests/{source_of_tests}.cpp").read() for op in ops):
-                tests += f":{suite}.*"
+        for path in glob.glob("tests/test_cuda_*.cpp"):
+            test = open(path).read()
+            if any(f".{op}(" in test for op in ops):
+                tests += "".join(f":{suite}.*" for suite in sorted(set(re.findall(r"^TEST\((\w+),", test, re.M))))
         try:
             done = subprocess.run([program, f"--gtest_filter={tests}", "--gtest_brief=1", "--gtest_fail_fast"],
                                   timeout=300, **FLAGS)
