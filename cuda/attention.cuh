@@ -14,34 +14,46 @@ struct Tile {
   int first, entry;                      // entry: number of the segment
 };
 
-// Tile number `tile` of all segments, cut into tiles of kRows own rows; len 0 if there are fewer.  The host does not
-// know the lengths, so it launches an upper bound of blocks and each finds its place here.  Each own row counts
-// `repeat` times.
-template <int kRows>
-__device__ Tile find_tile(const int4* segments, int n, int tile, int repeat = 1) {
+struct Piece {
+  int owner, index;
+};
+// Owners [0, n) have count(i) pieces each: whose is piece number `piece`, and which of its?  Owner n if there are
+// fewer. The host does not know the counts, so it launches an upper bound of blocks and each finds its place here.
+template <class Count>
+__device__ Piece find_piece(int n, int piece, Count count) {
   const int lane = threadIdx.x % 32;
   for (int base = 0; base < n; base += 32) {
-    const int4 s = base + lane < n ? segments[base + lane] : int4{0, 0, 0, 0};
-    int end = (s.y * repeat + kRows - 1) / kRows;  // tiles up to and including this lane's segment
-    const int own = end;
+    const int own = base + lane < n ? count(base + lane) : 0;
+    int end = own;  // pieces up to and including this lane's owner
     for (int o = 1; o < 32; o *= 2) {
       const int below = __shfl_up_sync(kAllLanes, end, o);
       if (lane >= o) end += below;
     }
-    const unsigned past = __ballot_sync(kAllLanes, end > tile);
+    const unsigned past = __ballot_sync(kAllLanes, end > piece);
     if (past) {
       const int owner = __ffs(static_cast<int>(past)) - 1;
-      const int first = (tile - __shfl_sync(kAllLanes, end - own, owner)) * kRows;
-      return {__shfl_sync(kAllLanes, s.x, owner),
-              __shfl_sync(kAllLanes, s.y, owner) * repeat,
-              __shfl_sync(kAllLanes, s.z, owner),
-              __shfl_sync(kAllLanes, s.w, owner),
-              first,
-              base + owner};
+      return {base + owner, piece - __shfl_sync(kAllLanes, end - own, owner)};
     }
-    tile -= __shfl_sync(kAllLanes, end, 31);
+    piece -= __shfl_sync(kAllLanes, end, 31);
   }
-  return {};
+  return {n, 0};
+}
+
+// Tile number `tile` of all segments, cut into tiles of kRows own rows; len 0 if there are fewer.  Each own row counts
+// `repeat` times.
+template <int kRows>
+__device__ Tile find_tile(const int4* segments, int n, int tile, int repeat = 1) {
+  const Piece p = find_piece(n, tile, [&](int i) { return (segments[i].y * repeat + kRows - 1) / kRows; });
+  if (p.owner == n) return {};
+  const int4 s = segments[p.owner];
+  return {s.x, s.y * repeat, s.z, s.w, p.index * kRows, p.owner};
+}
+
+// Row stride of a [rows, heads, D] tensor with contiguous heads.
+inline int64_t row_stride(const char* op, const char* field, const Tensor& t, int64_t heads, int64_t d) {
+  expect(t.rank == 3 && t.shape[1] == heads && t.shape[2] == d && t.stride[1] == d && t.stride[2] == 1, op, ": ", field,
+         " ", t.str(), " must be [rows, ", heads, ", ", d, "] with contiguous heads");
+  return t.stride[0];
 }
 
 // ---- operands of packed sequences

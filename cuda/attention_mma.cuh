@@ -1,6 +1,10 @@
 // Products of attention on tensor cores: rows of bf16 in shared memory, 16 rows of results a warp, f32 accumulators.
 //
 // A product's k-steps are 16 long and ascend; a term that is 0 leaves a sum as it is, so hidden pairs change no bit.
+// Attention forward, packed and paged (Rows16): q k^T over channels, those beyond D zero; times scale, plus a bias;
+// online softmax over blocks of 64 slots ascending, in f32, in which each of a row's four lanes adds up its own columns
+// over all blocks and the four are added at the end; weights rounded to bf16, times V.  So a row's bits depend on the
+// slots that it sees, not on where in a tile it lies, nor on other rows.
 #pragma once
 #include "attention.cuh"
 #include "ptx.cuh"
@@ -13,6 +17,19 @@ template <int kD>
 struct SharedTile {
   bf16* p;
   __device__ bf16* at(int row, int col) const { return p + row * kD + ((col / 8) ^ (row % 8)) * 8; }
+  // b of mma_16816 for columns c + [0, 16) of rows n + [0, 16).
+  __device__ __forceinline__ void operand(uint32_t (&b)[4], int c, int n) const {
+    const int lane = threadIdx.x % 32;
+    ldmatrix_x4<false>(b, at(n + lane / 16 * 8 + lane % 8, c + lane / 8 % 2 * 8));
+  }
+};
+// The same rows lying across: [kD][kSlots].
+struct AcrossTile {
+  SharedTile<kSlots> tile;
+  __device__ __forceinline__ void operand(uint32_t (&b)[4], int c, int n) const {
+    const int lane = threadIdx.x % 32;
+    ldmatrix_x4<true>(b, tile.at(c + lane % 16, n + lane / 16 * 8));
+  }
 };
 
 // Fills kRows rows of dst with `rows` rows of d columns, row(i) giving the address of row i, and zeros.  vector: rows
@@ -39,18 +56,18 @@ __device__ __forceinline__ uint32_t pack2(float x, float y) {
 // Accumulator fragments of 16 rows: lane l holds rows l / 4 (elements 0, 1) and l / 4 + 8 (elements 2, 3), in tile n of
 // 8 columns the columns 8 n + 2 (l % 4) and the next.
 
-// sum[i][j] += a[row + i] . b[j] for 16 rows of a and kN rows of b.
-template <int kN, int kD>
-__device__ __forceinline__ void add_dots(float (&sum)[kN / 8][4], SharedTile<kD> a, int row, SharedTile<kD> b) {
+// sum[i][j] += a[row + i] . b[j] for 16 rows of a and kN rows of b, a SharedTile or an AcrossTile.
+template <int kN, int kD, class B>
+__device__ __forceinline__ void add_dots(float (&sum)[kN / 8][4], SharedTile<kD> a, int row, B b) {
   const int lane = threadIdx.x % 32;
-#pragma unroll
+#pragma unroll 4  // all of D = 128 at once spills registers in the backward kernels
   for (int c = 0; c < kD; c += 16) {
     uint32_t x[4];
     ldmatrix_x4<false>(x, a.at(row + lane % 16, c + lane / 16 * 8));
 #pragma unroll
     for (int n = 0; n < kN; n += 16) {
       uint32_t y[4];
-      ldmatrix_x4<false>(y, b.at(n + lane / 16 * 8 + lane % 8, c + lane / 8 % 2 * 8));
+      b.operand(y, c, n);
       mma_16816(sum[n / 8], x, y[0], y[1]);
       mma_16816(sum[n / 8 + 1], x, y[2], y[3]);
     }
@@ -84,29 +101,32 @@ struct Rows16 {
   float acc[kD / 8][4] = {};
   float top[2] = {-INFINITY, -INFINITY}, sum[2] = {};
 
-  // Adds a block of slots; q holds the rows of the warp from `row` on.  visible: slots of this block that the first row
-  // sees (each next row `more` more); present: slots that exist.
-  __device__ __forceinline__ void add_block(SharedTile<kD> q, int row, SharedTile<kD> k, SharedTile<kD> v, int visible,
-                                            int more, int present, float scale) {
+  // Adds a block of slots; q holds the rows of the warp from `row` on.  Row i of the 16 sees the first visible_of(i)
+  // slots of the block (possibly less than 1); biased(slot, z) is the score of a slot whose scaled product is z.
+  template <class Keys, class Visible, class Biased>
+  __device__ __forceinline__ void add_block(SharedTile<kD> q, int row, Keys k, SharedTile<kD> v, float scale,
+                                            Visible visible_of, Biased biased) {
     float s[kSlots / 8][4] = {};
     add_dots<kSlots>(s, q, row, k);
-    softmax(s, visible, more, present, scale);
+    softmax(s, scale, visible_of, biased);
     add_weighted<kSlots, kD>(acc, s, v);
   }
 
   // Scores to weights; acc and sum are scaled to the new maximum.
-  __device__ __forceinline__ void softmax(float (&s)[kSlots / 8][4], int visible, int more, int present, float scale) {
+  template <class Visible, class Biased>
+  __device__ __forceinline__ void softmax(float (&s)[kSlots / 8][4], float scale, Visible visible_of, Biased biased) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      const int end = min(visible + (lane / 4 + 8 * i) * more, present);
+      const int visible = visible_of(lane / 4 + 8 * i);
       float m = top[i];
 #pragma unroll
       for (int n = 0; n < kSlots / 8; n++)
 #pragma unroll
         for (int e = 0; e < 2; e++) {
           float& x = s[n][i * 2 + e];
-          x = n * 8 + lane % 4 * 2 + e < end ? x * scale : -INFINITY;
+          const int slot = n * 8 + lane % 4 * 2 + e;
+          x = slot < visible ? biased(slot, x * scale) : -INFINITY;
           m = fmaxf(m, x);
         }
       m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, 1));

@@ -111,8 +111,9 @@ __global__ void __launch_bounds__(32) attend_bf16(const Args<bf16> a) {
     cp_async_commit();
     cp_async_wait<1>();
     __syncwarp();
-    const int present = row.slots - block * kSlots;
-    r.add_block(q, 0, stage(block % 2), stage(2 + block % 2), present, 0, present, x.scale);
+    r.add_block(
+        q, 0, stage(block % 2), stage(2 + block % 2), x.scale, [&](int) { return row.slots - block * kSlots; },
+        [](int, float z) { return z; });
     __syncwarp();  // everyone is done with this stage before the block after next lands in it
   }
   cp_async_wait<0>();

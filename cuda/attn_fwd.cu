@@ -92,8 +92,9 @@ __global__ void __launch_bounds__(kThreads) attn_bf16(const Args<bf16> a) {
     cp_async_wait<1>();
     __syncthreads();
     const int begin = block * kSlots;
-    r.add_block(sq, first - t.first, stage(block % 2), stage(2 + block % 2), t.parent_len + first + 1 - begin, 1,
-                slots - begin, x.scale);
+    r.add_block(
+        sq, first - t.first, stage(block % 2), stage(2 + block % 2), x.scale,
+        [&](int i) { return t.parent_len + first + i + 1 - begin; }, [](int, float z) { return z; });
     __syncthreads();  // everyone is done with this stage before the block after next lands in it
   }
   cp_async_wait<0>();

@@ -71,54 +71,16 @@ std::string open() {
 
 }  // namespace PARE_CUDA
 
-// Implemented so far; the other ops are null.
 #ifdef CUEMU
-constinit const Table table_emu = [] {
+constinit const Table table_emu = {.name = "emu",
 #else
-constinit const Table table_cuda = [] {
+constinit const Table table_cuda = {.name = "cuda",
 #endif
-  using namespace PARE_CUDA;
-  Table t{};
-#ifdef CUEMU
-  t.name = "emu";
-#else
-  t.name = "cuda";
-#endif
-  t.memory = &device_memory;
-  t.queued = true;
-  t.open = open;
-  t.upload = upload;
-  t.download = download;
-  t.zero = zero;
-  t.accumulate = accumulate;
-  t.gather_rows = gather_rows;
-  t.scatter_add_rows = scatter_add_rows;
-  t.embedding_fwd = embedding_fwd;
-  t.embedding_bwd = embedding_bwd;
-  t.rmsnorm_fwd = rmsnorm_fwd;
-  t.rmsnorm_bwd = rmsnorm_bwd;
-  t.prepare_weight = prepare_weight;
-  t.linear_fwd = linear_fwd;
-  t.linear_bwd_input = linear_bwd_input;
-  t.linear_bwd_weight = linear_bwd_weight;
-  t.rope_fwd = rope_fwd;
-  t.rope_bwd = rope_bwd;
-  t.swiglu_fwd = swiglu_fwd;
-  t.swiglu_bwd = swiglu_bwd;
-  t.attn_fwd = attn_fwd;
-  t.attn_bwd = attn_bwd;
-  t.kv_write = kv_write;
-  t.attn_paged = attn_paged;
-  t.attn_blocks_fwd = attn_blocks_fwd;
-  t.attn_blocks_bwd = attn_blocks_bwd;
-  t.kv_copy_pages = kv_copy_pages;
-  t.copy_rows = copy_rows;
-  t.logprob = logprob;
-  t.logits_loss = logits_loss;
-  t.sample = sample;
-  t.global_norm = global_norm;
-  t.adamw = adamw;
-  return t;
-}();
+#define X(op, Args) .op = PARE_CUDA::op,
+                                   PARE_OPS(X)
+#undef X
+                                       .memory = &PARE_CUDA::device_memory,
+                                   .queued = true,
+                                   .open = PARE_CUDA::open};
 
 }  // namespace pare

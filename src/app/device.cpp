@@ -17,17 +17,4 @@ const Table& open_table(DeviceKind kind) {
   return *table;
 }
 
-void DeviceOptions::add_to(CLI::App& command) {
-  const std::map<std::string, DeviceKind> devices = {
-      {"cpu", DeviceKind::cpu}, {"cuda", DeviceKind::cuda}, {"emu", DeviceKind::emu}};
-  const std::map<std::string, ActType> types = {
-      {"auto", ActType::automatic}, {"f32", ActType::f32}, {"bf16", ActType::bf16}};
-  command.add_option("--device", device, config_key("trainer.device").meaning)
-      ->type_name("cpu|cuda|emu")
-      ->transform(CLI::CheckedTransformer(devices));
-  command.add_option("--dtype", dtype, config_key("model.dtype").meaning)
-      ->type_name("auto|f32|bf16")
-      ->transform(CLI::CheckedTransformer(types));
-}
-
 }  // namespace pare

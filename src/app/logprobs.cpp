@@ -7,6 +7,7 @@
 
 #include "app/commands.h"
 #include "app/device.h"
+#include "app/shorthands.h"
 #include "base/thread_pool.h"
 #include "model/hf.h"
 #include "model/safetensors.h"
@@ -20,7 +21,7 @@ struct Options {
   std::string model, ids, grads;
   int64_t max_rows = 4096;
   int threads = 0;
-  DeviceOptions device;
+  Shorthands keys{{{"--device", "trainer.device"}, {"--dtype", "model.dtype"}}};
 };
 
 std::vector<std::vector<int32_t>> read_ids(const std::string& path, const ModelConfig& config) {
@@ -55,14 +56,14 @@ struct Result {
 };
 
 // With arenas of the sizes `memory`, which are then what was needed.  `weights` empty: only that, on table_null.
-Result compute(const Options& o, const ModelConfig& config, const std::vector<Group>& groups,
+Result compute(const Options& o, const ModelConfig& config, DType act, const std::vector<Group>& groups,
                const std::vector<float>& weights, const Table& table, ArenaLimits& memory) {
   Device device(table);
   Arena weight_memory("weights", device.memory(), memory.weights),
       gradient_memory("gradients", device.memory(), memory.gradients),
       optimizer_memory("optimizer", device.memory(), memory.optimizer),
       activation_memory("activations", device.memory(), memory.activations);
-  Model model(config, device, weight_memory, o.device.act(), !o.grads.empty());
+  Model model(config, device, weight_memory, act, !o.grads.empty());
   if (!weights.empty()) model.set_parameters(weights);
 
   const LearnerOptions options{.max_rows = o.max_rows};
@@ -83,12 +84,14 @@ Result compute(const Options& o, const ModelConfig& config, const std::vector<Gr
   return result;
 }
 
-void run(const Options& o) {
+void run(const Options& o, const CLI::App& command) {
   set_threads(o.threads);
   const ModelConfig config = load_model_config(o.model);
   const auto sequences = read_ids(o.ids, config);
   const std::vector<float> weights = load_hf_weights(o.model, config);
-  const Table& table = open_table(o.device.device);
+  const Config where = read_config(o.keys.overrides(command));
+  const DType act = act_type(where);
+  const Table& table = open_table(where.trainer.device);
 
   int64_t predicted = 0;
   for (const auto& ids : sequences) predicted += static_cast<int64_t>(ids.size()) - 1;
@@ -101,10 +104,10 @@ void run(const Options& o) {
 
   ArenaLimits memory;
   if (table.memory != &host_memory) {
-    compute(o, config, groups, {}, table_null, memory);
+    compute(o, config, act, groups, {}, table_null, memory);
     check_memory(memory, table);
   }
-  const auto [out, gradients] = compute(o, config, groups, weights, table, memory);
+  const auto [out, gradients] = compute(o, config, act, groups, weights, table, memory);
   if (!o.grads.empty()) {
     std::vector<NamedTensor> named;
     for (const Parameter& p : parameters(config)) named.push_back({p.name, p.shape, gradients.data() + p.offset});
@@ -129,8 +132,8 @@ void add_logprobs(CLI::App& app) {
                 "write d(mean over all predicted tokens of -log p)/d(parameter) here (safetensors)");
   c->add_option("--max-rows", o->max_rows, "tokens of a micro-batch")->check(at_least(1));
   c->add_option("--threads", o->threads, "threads; 0: one per core")->check(CLI::Range(0, 1024));
-  o->device.add_to(*c);
-  c->callback([o] { run(*o); });
+  o->keys.add(*c);
+  c->callback([o, c] { run(*o, *c); });
 }
 
 }  // namespace pare

@@ -105,7 +105,6 @@ void Device::check_outputs(const char* op, const Args& a) {
 template <class Args>
 void Device::call(const char* op, void (*fn)(const Args&, Stream), const Args& a) {
   using Clock = std::chrono::steady_clock;
-  if (!fn) throw Error(Exit::failed, cat("the table ", table_.name, " does not implement ", op, " yet"));
   const auto start = timed ? Clock::now() : Clock::time_point{};
   if constexpr (std::is_same_v<Args, Upload>) {
     if (table_.queued) {

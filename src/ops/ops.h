@@ -657,7 +657,7 @@ struct Table {
 extern const Table table_ref;   // src/ref: naive loops, double accumulators; f64 and f32
 extern const Table table_cpu;   // src/cpu: fast f32
 extern const Table table_null;  // does nothing: planning, memory and FLOPs
-extern const Table table_cuda;  // cuda/*.cu by nvcc: bf16 and f32; ops that are not written yet are null
-extern const Table table_emu;   // the same sources by the host compiler, on the CPU: tests only
+extern const Table table_cuda;  // cuda/*.cu by nvcc: bf16 and f32
+extern const Table table_emu;   // the same sources by the host compiler, on the CPU
 
 }  // namespace pare

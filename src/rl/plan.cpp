@@ -56,4 +56,17 @@ ArenaLimits evaluation_limits(const Config& config, const Table& table) {
   return session.peaks();
 }
 
+ArenaLimits rollout_memory(const ModelConfig& config, DType act, const RolloutLimits& limits, const Table& table) {
+  if (table.memory == &host_memory) return {};
+  Device device(table_null);
+  Arena weights("weights", no_memory), kv("kv", no_memory), activations("activations", no_memory);
+  const Model model(config, device, weights, act, false);
+  const Rollout rollout(model, limits, kv, activations);
+  Rollout::plan(model, limits, activations);
+  const ArenaLimits memory{
+      .weights = 0, .gradients = 0, .optimizer = 0, .kv = kv.peak(), .activations = activations.peak()};
+  check_memory(memory, table);
+  return memory;
+}
+
 }  // namespace pare

@@ -29,6 +29,8 @@ void check_run(const Config& config, TrainingKind kind, size_t memory = machine_
 // an evaluation needs.  More than can be had is an Error(Exit::memory).
 ArenaLimits training_limits(const Config& config, TrainingKind kind, const Table& table);
 ArenaLimits evaluation_limits(const Config& config, const Table& table);
+// The same of a rollout alone: kv and activations.
+ArenaLimits rollout_memory(const ModelConfig& model, DType act, const RolloutLimits& limits, const Table& table);
 void check_memory(const ArenaLimits& limits, const Table& table);  // throws it
 
 }  // namespace pare
