@@ -26,12 +26,6 @@ struct SelectArgs {
   bool shared_heads;  // a block chooses for all heads
 };
 
-// Ascending as the numbers; -0 counts as 0.
-__device__ __forceinline__ uint32_t order_of(float x) {
-  const uint32_t u = __float_as_uint(x == 0 ? 0.f : x);
-  return u >> 31 ? ~u : u | 0x80000000u;
-}
-
 struct Digit {
   int value, left, equal;  // the digit; how many numbers with it are wanted; how many there are
 };
@@ -69,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) choose(const SelectArgs a) {
   const auto key = [&](int slot) {
     float x = score[slot];
     for (int h = 1; h < heads; h++) x += score[h * a.max_slots + slot];
-    return order_of(x);
+    return ordered(x);
   };
   uint32_t least = 0, known = 0;   // the least chosen key, and which of its bits are known
   int left = chosen, surplus = 0;  // chosen among the keys that agree with it so far; how many of these are not
