@@ -325,20 +325,21 @@ void run(const Options& o, const CLI::App& command) {
 }
 
 constexpr const char* kFooter =
-    "Without --prompt, --chat and --file, lines of standard input are answered in a conversation (or each continued "
-    "by\n"
-    "itself, where the model has no chat format).  Ctrl-C stops an answer, Ctrl-D ends.  All that was said is "
-    "computed\n"
-    "again at every turn.  A response ends with EOS, after --max-new-tokens, or with the model's positions.\n\n"
-    "--file: a JSON object a line with \"prompt\", \"problem\" or \"question\" (a text, in the model's chat format as "
-    "in\n"
-    "training; --chat-format plain continues it), \"messages\" ([{\"role\", \"content\"}]) or \"prompt_ids\".\n\n"
-    "With --file, --n above 1 or --jsonl, standard output has a JSON object a sample, in order:\n"
-    "  {\"prompt\": as given, \"sample\": 0 to n-1, \"text\", \"tokens\", \"logprobs\": as sampled (not of --greedy),\n"
-    "   \"finish\": \"eos\" or \"length\"}\n"
-    "Else it has the text alone.  Speed and KV memory go to standard error.\n\n"
-    "A sparse cache is chosen by the keys of `pare train`:\n"
-    "  pare generate --model DIR --prompt TEXT rollout.kv.method=snapkv rollout.kv.budget=256 rollout.kv.buffer=64\n";
+    R"(Without --prompt, --chat and --file, lines of standard input are answered in a conversation (or each continued by
+itself, where the model has no chat format).  Ctrl-C stops an answer, Ctrl-D ends.  All that was said is computed
+again at every turn.  A response ends with EOS, after --max-new-tokens, or with the model's positions.
+
+--file: a JSON object a line with "prompt", "problem" or "question" (a text, in the model's chat format as in
+training; --chat-format plain continues it), "messages" ([{"role", "content"}]) or "prompt_ids".
+
+With --file, --n above 1 or --jsonl, standard output has a JSON object a sample, in order:
+  {"prompt": as given, "sample": 0 to n-1, "text", "tokens", "logprobs": as sampled (not of --greedy),
+   "finish": "eos" or "length"}
+Else it has the text alone.  Speed and KV memory go to standard error.
+
+A sparse cache is chosen by the keys of `pare train`:
+  pare generate --model DIR --prompt TEXT rollout.kv.method=snapkv rollout.kv.budget=256 rollout.kv.buffer=64
+)";
 
 }  // namespace
 
