@@ -335,7 +335,7 @@ Rows kv_rows() {
       {"rollout.kv.merge_keys",
        {snapkv + Overrides{"rollout.kv.merge=d2o"}, {"rollout.kv.merge_keys=unrotated"}, logprobs, differs}},
       {"rollout.kv.merge_counts",
-       {snapkv + Overrides{"rollout.kv.merge=value"}, {"rollout.kv.merge_counts=true"}, logprobs, differs}},
+       {base("h2o") + Overrides{"rollout.kv.merge=value"}, {"rollout.kv.merge_counts=true"}, logprobs, differs}},
       {"rollout.kv.cam_targets",
        {base("h2o") + Overrides{"rollout.kv.merge=cam"}, {"rollout.kv.cam_targets=2"}, logprobs, differs}},
       {"rollout.kv.d2o_ema", {snapkv + Overrides{"rollout.kv.merge=d2o"}, {"rollout.kv.d2o_ema=1"}, logprobs, differs}},

@@ -83,6 +83,8 @@ struct PagedArgs {
   int64_t q_stride, table_stride;  // table_stride: entries from one row of page_table to the next
   int64_t heads, group, width;
   float scale;
+  float* mass_pages = nullptr;  // AttnPagedMass: [pages][kv heads][16], or null
+  int64_t first_mass = 0;       // slots below it have none
 };
 // Lists of blocks: those of a row and key head at blocks[(row * kv_heads + kv_head) * room].
 struct BlockListArgs {
@@ -128,15 +130,6 @@ struct KvNearestArgs {
   int64_t page_stride, width;
   float *nearest, *cosine;  // out, by slot, of those that are evicted: the place in `keep`, and the cosine
 };
-struct KvMassArgs {
-  float* mass_pages;
-  const float *q, *k_pages;
-  const int32_t* page_table;
-  int64_t q_stride, table_stride;
-  int64_t heads, group, width;
-  float scale;
-};
-
 struct LogitsLossArgs {
   float *logprob, *entropy, *loss, *kl;
   int32_t* clipped;
@@ -193,7 +186,6 @@ struct Kernels {
   void (*kv_window_scores)(const KvWindowArgs&, const KvEvent&, float* scratch);
   void (*kv_redundancy)(const KvRedundancyArgs&, const KvEvent&, float* scratch);
   void (*kv_nearest)(const KvNearestArgs&, const KvEvent&, float* scratch);
-  void (*kv_mass)(const KvMassArgs&, const PagedRow&, int64_t first, int64_t kv_head, float* scratch);
 
   void (*logprob)(float* logprob, float* entropy, const float* logits, const int32_t* target, int64_t vocabulary,
                   float temperature, Range rows);
@@ -211,9 +203,8 @@ extern const Kernels kernels_avx2, kernels_avx512, kernels_generic;
 // Scratch, in floats: gemm scratch_rows * depth + 16 with scratch_rows <= kMaxScratchRows; gemm_t
 // kGemmTDepth * 16 * (panels + 1); attention as attn_scratch and attn_bwd_scratch say, for `slots` slots; of an event
 // or entry with `slots` slots, rounded up to whole pages: kv_window_scores window * group * (width + slots) + slots +
-// 2 * kernel + 64, kv_redundancy width * slots + 1280, kv_nearest (width + 17) * slots + 16 * width, kv_mass kQueryTile
-// * (width + slots) + slots.
-constexpr int64_t kQueryTile = 16;
+// 2 * kernel + 64, kv_redundancy width * slots + 1280, kv_nearest (width + 17) * slots + 16 * width.
+// attn_paged: paged_scratch, and with mass mass_scratch more.
 constexpr int64_t kMaxScratchRows = 128, kGemmTDepth = 256;
 
 }  // namespace pare

@@ -338,6 +338,25 @@ struct AttnPaged {
   auto outputs() const { return std::array{o}; }
 };
 
+// AttnPaged that also adds up the attention that every slot receives (H2O): mass[slot] = fma(p, f, mass[slot]), where
+// p = exp(score - m) is the slot's weight in its block of the online softmax, m the maximum so far, and f = exp(m - M)
+// / sum with the maximum and the sum of the whole row.  One chain over the rows of the entry ascending, then over the
+// query heads of the group ascending, continued from what the slot holds; slots that are new in this pass start from 0.
+// So prefill in pieces gives the same sums.
+struct AttnPagedMass {
+  AttnPaged attn;     // without block lists
+  Tensor mass_pages;  // stat [pages, K, 16] acc; slots below `first` are neither read nor written
+  Tensor first;       // i32 [S]: protected slots, which are attended to but have no mass
+  Cost cost() const {
+    Cost c = attn.cost();
+    const int64_t mass = attn.slots * mass_pages.shape[1] * static_cast<int64_t>(dtype_size(mass_pages.dtype));
+    c.flops += 2 * attn.q.shape[1] * attn.pairs;
+    c.read += mass + detail::total_bytes(first), c.written += mass;
+    return c;
+  }
+  auto outputs() const { return attn.outputs(); }
+};
+
 // Selection blocks: `block` (4 or 16) consecutive slots of one sequence in one layer, the last one possibly partial.
 constexpr int64_t blocks_of(int64_t slots, int64_t block) { return (slots + block - 1) / block; }
 // Slots that a row reads of `slots` when it lists at most `budget` blocks, the last one among them.
@@ -619,6 +638,7 @@ struct AdamW {
   X(attn_bwd, AttnBwd)                  \
   X(kv_write, KvWrite)                  \
   X(attn_paged, AttnPaged)              \
+  X(attn_paged_mass, AttnPagedMass)     \
   X(kv_block_summary, KvBlockSummary)   \
   X(kv_block_select, KvBlockSelect)     \
   X(attn_block_select, AttnBlockSelect) \
@@ -628,7 +648,6 @@ struct AdamW {
   X(copy_rows, CopyRows)                \
   X(kv_window_scores, KvWindowScores)   \
   X(kv_redundancy, KvRedundancy)        \
-  X(kv_mass, KvMass)                    \
   X(kv_mass_scores, KvMassScores)       \
   X(kv_select, KvSelect)                \
   X(kv_compact, KvCompact)              \

@@ -150,6 +150,7 @@ constexpr auto words_of<KvScope> = std::to_array<Word<KvScope>>({{"per_head", Kv
                                                                  {"layer0", KvScope::layer0}});
 template <>
 constexpr auto words_of<KvTrigger> = std::to_array<Word<KvTrigger>>({{"buffer_full", KvTrigger::buffer_full},
+                                                                     {"step_mod", KvTrigger::step_mod},
                                                                      {"prefill_once", KvTrigger::prefill_once}});
 template <>
 constexpr auto words_of<KvRope> = std::to_array<Word<KvRope>>({{"absolute", KvRope::absolute},
@@ -393,8 +394,9 @@ std::vector<ConfigKey> kv_keys() {
           "evicting: the prompt may be evicted, is kept, or its first rollout.kv.protect_first tokens are", "pare"),
       KEY(rollout.kv.protect_first, at_least(0), "tokens", "evicting: with rollout.kv.prompt = protect_first", "pare"),
       KEY(rollout.kv.trigger, any, "",
-          "evicting: an event whenever the buffer is full; or one at the end of the prompt and none after",
-          "R-KV; SnapKV"),
+          "evicting: an event whenever the buffer is full; after every rollout.kv.buffer-th token of the response that "
+          "finds more than the budget; or one at the end of the prompt and none after",
+          "R-KV; Sparse-RL's code: step_mod; SnapKV: prefill_once"),
       KEY(rollout.kv.scope, any, "",
           "evicting: every key head chooses; all heads of a layer choose together; or the first layer chooses for all",
           "R-KV; Sparse-RL's code: layer0"),
@@ -422,13 +424,16 @@ std::vector<ConfigKey> kv_keys() {
           "pyramidkv: the last layer's budget is the mean budget divided by about this", "PyramidKV: 20"),
       KEY(rollout.kv.merge, any, "",
           "evicting: evicted tokens are merged into kept ones. cam: into those after it, by chance; d2o, lookm_pivot, "
-          "value: into the one with the most similar key",
+          "value: into the one with the most similar key.  In every layer (D2O's code leaves the first two and the "
+          "last "
+          "as they are, which bounds no memory)",
           "CaM; D2O; LOOK-M; kvpress"),
       KEY(rollout.kv.merge_keys, any, "",
           "d2o, lookm_pivot: merge values only, keys without their rotation too, or keys as they lie",
           "pare; raw: D2O"),
       KEY(rollout.kv.merge_counts, any, "",
-          "a kept token counts in the softmax for all that were merged into it (its score + log of their number)",
+          "h2o, streaming_llm: a kept token counts in the softmax for all that were merged into it (its score + log of "
+          "their number)",
           "pare"),
       KEY(rollout.kv.cam_targets, at_least(1), "tokens", "cam: kept tokens that an evicted one is spread over", "CaM"),
       KEY(rollout.kv.d2o_ema, within(0, 1), "", "d2o: weight of the threshold so far against that of an event", "D2O"),

@@ -37,7 +37,6 @@ void block_scores(float* score, const BlockScoreArgs& a, Range blocks, float* sc
 void kv_window_scores(const KvWindowArgs& a, const KvEvent& e, float* scratch);
 void kv_redundancy(const KvRedundancyArgs& a, const KvEvent& e, float* scratch);
 void kv_nearest(const KvNearestArgs& a, const KvEvent& e, float* scratch);
-void kv_mass(const KvMassArgs& a, const PagedRow& row, int64_t first, int64_t kv_head, float* scratch);
 
 void logprob(float* logprob, float* entropy, const float* logits, const int32_t* target, int64_t vocabulary,
              float temperature, Range rows);

@@ -40,7 +40,6 @@ const Kernels PARE_NAME(PARE_ISA) = {
     .kv_window_scores = kv_window_scores,
     .kv_redundancy = kv_redundancy,
     .kv_nearest = kv_nearest,
-    .kv_mass = kv_mass,
     .logprob = logprob,
     .overlap = overlap,
     .logits_loss = logits_loss,
