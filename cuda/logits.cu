@@ -194,19 +194,6 @@ __global__ void __launch_bounds__(kThreads) loss(const LossArgs<T> a) {
 
 // ---- sampling
 
-// Word w is for id 4 * block + w (base/rng.h).
-__device__ uint4 philox(uint32_t block, const int32_t* counter, uint64_t key) {
-  uint32_t c0 = block, c1 = static_cast<uint32_t>(counter[2]), c2 = static_cast<uint32_t>(counter[0]),
-           c3 = static_cast<uint32_t>(counter[1]);
-  uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
-  for (int round = 0; round < 10; round++) {
-    const uint64_t p0 = 0xD2511F53ull * c0, p1 = 0xCD9E8D57ull * c2;
-    c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0, c1 = static_cast<uint32_t>(p1);
-    c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1, c3 = static_cast<uint32_t>(p0);
-    k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
-  }
-  return {c0, c1, c2, c3};
-}
 __device__ float gumbel(uint32_t word) {
   const float u = (static_cast<float>(word >> 9) + 0.5f) * 0x1p-23f;  // uniform_open
   return -log_f32(-log_f32(u));
@@ -270,7 +257,11 @@ __global__ void __launch_bounds__(kThreads) draw(const T* __restrict__ logits, i
   uint64_t mine = 0;
   for (int block = threadIdx.x; block < (vocabulary + 3) / 4; block += kThreads) {
     uint4 words{};
-    if (!greedy) words = philox(static_cast<uint32_t>(block), a.counter + 3 * blockIdx.x, a.key);
+    if (!greedy) {
+      const int32_t* const c = a.counter + 3 * blockIdx.x;  // word w is for id 4 * block + w
+      words = philox(static_cast<uint32_t>(block), static_cast<uint32_t>(c[2]), static_cast<uint32_t>(c[0]),
+                     static_cast<uint32_t>(c[1]), a.key);
+    }
     for (int w = 0; w < 4; w++) {
       const int id = 4 * block + w;
       if (id >= vocabulary) break;

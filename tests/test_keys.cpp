@@ -227,7 +227,7 @@ const Overrides teacher = ssa + Overrides{"data.max_response_length=80", "data.m
 Rows model_and_data_rows() {
   const Overrides random_weights = {"model.path=", cat("model.config=", tiny_folder(), "config.json"),
                                     "model.init=fan_in"};
-  const auto size = session_number([](Session& s) { return static_cast<double>(s.model->flat.size()); });
+  const auto size = session_number([](Session& s) { return static_cast<double>(s.model->size()); });
   const auto val_size = session_number([](Session& s) { return static_cast<double>(s.val->size()); });
   const auto train_set = session_number([](Session& s) { return prompt_fingerprint(*s.train); });
   const auto val_set = session_number([](Session& s) { return prompt_fingerprint(*s.val); });
@@ -513,6 +513,8 @@ Rows optimizer_and_trainer_rows() {
   const Overrides linear = {"actor.optim.lr_scheduler_type=linear"};
   const Measure second_rate = metric("actor/lr", 2), last_rate = metric("actor/lr", 4);
   const Measure norm = trained([](Session& s, Trainer&) { return parameter_norm(s); });
+  const Measure optimizer_bytes =
+      trained([](Session& s, Trainer&) { return static_cast<double>(s.optimizer.entries()[0].bytes); });
   const Measure thread_count = trained([](Session&, Trainer&) { return static_cast<double>(threads()); });
   const Measure steps = lines("metrics.jsonl", "training/global_step"),
                 steps_elsewhere = lines("metrics.jsonl", "training/global_step", "elsewhere"),
@@ -523,6 +525,7 @@ Rows optimizer_and_trainer_rows() {
       {"actor.optim.betas", {{}, {"actor.optim.betas=[0, 0.999]"}, movement, differs}},
       {"actor.optim.eps", {{}, {"actor.optim.eps=1"}, movement, falls}},
       {"actor.optim.weight_decay", {{}, {"actor.optim.weight_decay=10"}, norm, falls}},
+      {"actor.optim.moments", {{}, {"actor.optim.moments=bf16"}, optimizer_bytes, falls}},
       {"actor.optim.lr_warmup_steps", {{}, {"actor.optim.lr_warmup_steps=4"}, second_rate, times(0.5)}},
       {"actor.optim.lr_scheduler_type", {{}, linear, second_rate, times(0.5)}},
       {"actor.optim.min_lr_ratio", {linear, {"actor.optim.min_lr_ratio=0.25"}, last_rate, from_to(0, 0.0025)}},

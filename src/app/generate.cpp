@@ -26,7 +26,7 @@ void run(Options& o) {
   Device device(table_cpu);
   Arena weights("weights"), kv("kv"), scratch("scratch");
   Model model(config, device, weights, DType::f32, false);
-  model.set_parameters(load_hf_weights(o.model, config));
+  model.set_parameters(hf_weights(o.model, config));
 
   Request request{tokenizer->encode_prompt(o.prompt), {}, o.max_new_tokens};
   for (int i = 0; i < o.samples; i++) request.uids.push_back(sequence_uid(0, 0, 0, static_cast<uint64_t>(i)));

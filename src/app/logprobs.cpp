@@ -51,7 +51,7 @@ void run(const Options& o) {
   set_threads(o.threads);
   const ModelConfig config = load_model_config(o.model);
   const auto sequences = read_ids(o.ids, config);
-  const std::vector<float> weights = load_hf_weights(o.model, config);
+  const ParameterReader weights = hf_weights(o.model, config);
 
   Device device(table_cpu);
   Arena weight_memory("weights"), gradient_memory("gradients"), optimizer_memory("optimizer"),
@@ -78,7 +78,7 @@ void run(const Options& o) {
     const std::vector<double> gradients = learner.gradients();
     const std::vector<float> narrow(gradients.begin(), gradients.end());
     std::vector<NamedTensor> named;
-    for (const Parameter& p : model.layout) named.push_back({p.name, p.shape, narrow.data() + p.offset});
+    for (const Parameter& p : model.layout) named.push_back({p.name, p.shape, values_at(narrow.data() + p.offset)});
     write_safetensors(o.grads, std::move(named), DType::f32);
   }
   for (const auto& group : out) {
