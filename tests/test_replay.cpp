@@ -302,8 +302,7 @@ TEST(ReplayLearner, GradientsAreThoseOfTheLoss) {
     const std::vector<double> gradient = learner.gradients();
     std::vector<double> values(p.begin(), p.end());
     const auto loss = [&] {
-      w.device.upload({w.model.flat, values.data()});
-      w.model.refresh();
+      upload_parameters(w.model, values);
       const TokenOuts out = learner.accumulate(groups, spec);
       learner.zero_gradients();
       double sum = 0;

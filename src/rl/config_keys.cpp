@@ -93,6 +93,8 @@ template <>
 constexpr auto words_of<LearnerAttention> =
     std::to_array<Word<LearnerAttention>>({{"dense", LearnerAttention::dense}, {"replay", LearnerAttention::replay}});
 template <>
+constexpr auto words_of<Moments> = std::to_array<Word<Moments>>({{"f32", Moments::f32}, {"bf16", Moments::bf16}});
+template <>
 constexpr auto words_of<LrSchedule> = std::to_array<Word<LrSchedule>>({{"constant", LrSchedule::constant},
                                                                        {"linear", LrSchedule::linear},
                                                                        {"cosine", LrSchedule::cosine}});
@@ -571,6 +573,9 @@ std::vector<ConfigKey> actor_keys() {
       KEY(actor.optim.betas, from_below(0, 1), "", "decay of the two moments", "verl"),
       KEY(actor.optim.eps, above(0), "", "added to the root of the second moment", "TRL: adam_epsilon"),
       KEY(actor.optim.weight_decay, at_least(0), "", "decoupled", "verl"),
+      KEY(actor.optim.moments, any, "",
+          "type of the two moments: bf16 takes half the memory, rounded at random so that their means are right",
+          "pare"),
       KEY(actor.optim.lr_warmup_steps, at_least(0), "steps", "the rate grows linearly to lr at this step", "verl"),
       KEY(actor.optim.lr_scheduler_type, any, "", "after the warm-up", "verl"),
       KEY(actor.optim.min_lr_ratio, within(0, 1), "part of lr", "linear, cosine: rate of the last step", "verl"),
