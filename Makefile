@@ -49,7 +49,7 @@ EMU_FLAG := -DPARE_EMU
 else
 $(info note: no CUDA emulation on $(MACHINE): the tests leave the CUDA kernels out)
 EMU_SRC :=
-TEST_SRC := $(filter-out tests/test_emu.cpp tests/test_cuda_emu.cpp,$(TEST_SRC))
+TEST_SRC := $(filter-out tests/test_emu.cpp tests/test_cuda_%.cpp,$(TEST_SRC))
 endif
 
 WARN := -Wall -Wextra -Werror $(if $(findstring clang,$(CXX)),,-Wno-restrict)  # false alarms of g++ 12 (GCC bug 105651)
@@ -131,7 +131,7 @@ asan: $(BUILD)/asan/tests/pare_tests $(BUILD)/asan/pare
 emu: $(cpu_EMU)
 
 # The tests that run kernels, the kernels under the access checker; the rest of the program as it is.
-CHECK_TESTS := tests/main tests/test_cuda_emu tests/test_ops $(patsubst %.cpp,%,$(wildcard tests/op_cases*.cpp))
+CHECK_TESTS := tests/main tests/test_ops $(patsubst %.cpp,%,$(wildcard tests/test_cuda_*.cpp tests/op_cases*.cpp))
 check: $(BUILD)/check/tests/pare_emu_tests
 	$< $(TEST_FLAGS)
 CHECK_OBJ := $(check_EMU) $(BUILD)/check/tests/test_emu.o $(CHECK_TESTS:%=$(BUILD)/%.o) $(cpu_LIB)

@@ -1,5 +1,5 @@
-// What attention of packed and of paged sequences share: finding the rows of a block, and the arithmetic in f32, whose
-// order ops.h states, so that both give the same bits.
+// What attention of packed and of paged sequences share: finding the rows of a block, the operands of packed sequences,
+// and the arithmetic in f32, whose order ops.h states, so that both give the same bits.
 #pragma once
 #include "common.cuh"
 
@@ -14,34 +14,144 @@ struct Tile {
   int first, entry;                      // entry: number of the segment
 };
 
-// Tile number `tile` of all segments, cut into tiles of kRows own rows; len 0 if there are fewer.  The host does not
-// know the lengths, so it launches an upper bound of blocks and each finds its place here.  Each own row counts
-// `repeat` times.
-template <int kRows>
-__device__ Tile find_tile(const int4* segments, int n, int tile, int repeat = 1) {
+struct Piece {
+  int owner, index;
+};
+// Owners [0, n) have count(i) pieces each: whose is piece number `piece`, and which of its?  Owner n if there are
+// fewer. The host does not know the counts, so it launches an upper bound of blocks and each finds its place here.
+template <class Count>
+__device__ Piece find_piece(int n, int piece, Count count) {
   const int lane = threadIdx.x % 32;
   for (int base = 0; base < n; base += 32) {
-    const int4 s = base + lane < n ? segments[base + lane] : int4{0, 0, 0, 0};
-    int end = (s.y * repeat + kRows - 1) / kRows;  // tiles up to and including this lane's segment
-    const int own = end;
+    const int own = base + lane < n ? count(base + lane) : 0;
+    int end = own;  // pieces up to and including this lane's owner
     for (int o = 1; o < 32; o *= 2) {
       const int below = __shfl_up_sync(kAllLanes, end, o);
       if (lane >= o) end += below;
     }
-    const unsigned past = __ballot_sync(kAllLanes, end > tile);
+    const unsigned past = __ballot_sync(kAllLanes, end > piece);
     if (past) {
       const int owner = __ffs(static_cast<int>(past)) - 1;
-      const int first = (tile - __shfl_sync(kAllLanes, end - own, owner)) * kRows;
-      return {__shfl_sync(kAllLanes, s.x, owner),
-              __shfl_sync(kAllLanes, s.y, owner) * repeat,
-              __shfl_sync(kAllLanes, s.z, owner),
-              __shfl_sync(kAllLanes, s.w, owner),
-              first,
-              base + owner};
+      return {base + owner, piece - __shfl_sync(kAllLanes, end - own, owner)};
     }
-    tile -= __shfl_sync(kAllLanes, end, 31);
+    piece -= __shfl_sync(kAllLanes, end, 31);
   }
-  return {};
+  return {n, 0};
+}
+
+// Tile number `tile` of all segments, cut into tiles of kRows own rows; len 0 if there are fewer.  Each own row counts
+// `repeat` times.
+template <int kRows>
+__device__ Tile find_tile(const int4* segments, int n, int tile, int repeat = 1) {
+  const Piece p = find_piece(n, tile, [&](int i) { return (segments[i].y * repeat + kRows - 1) / kRows; });
+  if (p.owner == n) return {};
+  const int4 s = segments[p.owner];
+  return {s.x, s.y * repeat, s.z, s.w, p.index * kRows, p.owner};
+}
+
+// Row stride of a [rows, heads, D] tensor with contiguous heads.
+inline int64_t row_stride(const char* op, const char* field, const Tensor& t, int64_t heads, int64_t d) {
+  expect(t.rank == 3 && t.shape[1] == heads && t.shape[2] == d && t.stride[1] == d && t.stride[2] == 1, op, ": ", field,
+         " ", t.str(), " must be [rows, ", heads, ", ", d, "] with contiguous heads");
+  return t.stride[0];
+}
+
+// ---- operands of packed sequences
+
+template <class T>
+struct Matrix {  // [rows, heads, D], heads contiguous
+  T* p;
+  int64_t stride;  // between rows, in elements
+  __device__ __forceinline__ T* row(int64_t r) const { return p + r * stride; }
+};
+
+template <class T>
+struct Packed {
+  Matrix<const T> q;                          // [N, H, D]
+  Matrix<const T> k, v, pk, pv;               // [N, K, D], [P, K, D]
+  const int4* segments;                       // [S]: SegmentRow
+  const int32_t* lists;                       // [G, K], or null: parents are runs of rows
+  int n_segments, heads, kv_heads, group, d;  // group: query heads of a key head
+  float scale;
+
+  // Key or value of slot s, key head `kv`, of the segment of t.
+  __device__ __forceinline__ const T* key(const Tile& t, int kv, int s) const { return at(k, pk, t, kv, s); }
+  __device__ __forceinline__ const T* value(const Tile& t, int kv, int s) const { return at(v, pv, t, kv, s); }
+
+ private:
+  __device__ __forceinline__ const T* at(const Matrix<const T>& own, const Matrix<const T>& parent, const Tile& t,
+                                         int kv, int s) const {
+    if (s >= t.parent_len) return own.row(t.row + s - t.parent_len) + kv * d;
+    if (!lists) return parent.row(t.parent_row + s) + kv * d;
+    const int row = lists[int64_t{t.parent_row + s} * kv_heads + kv];
+    return (row >= 0 ? own.row(row) : parent.row(-1 - row)) + kv * d;
+  }
+};
+
+template <class T>
+Matrix<T> matrix(const char* op, const char* field, const Tensor& t, int64_t rows, int64_t heads, int64_t d) {
+  expect(is_shape(t, {rows, heads, d}) && t.stride[1] == d && t.stride[2] == 1, op, ": ", field, " ", t.str(),
+         " must be [", rows, ", ", heads, ", ", d, "] with contiguous heads");
+  return {t.as<std::remove_const_t<T>>(), t.stride[0]};
+}
+
+// The operands that AttnFwd and AttnBwd share.
+template <class T, class A>
+Packed<T> packed(const char* op, const A& a) {
+  expect(a.q.rank == 3 && a.k.rank == 3, op, ": q ", a.q.str(), " and k ", a.k.str(), " must be [rows, heads, D]");
+  const int64_t n = a.q.shape[0], heads = a.q.shape[1], d = a.q.shape[2], kv_heads = a.k.shape[1];
+  expect(d >= 1 && d <= 256, op, ": head_dim ", d, " is not in [1, 256]");
+  expect(kv_heads > 0 && heads % kv_heads == 0 && heads <= 65535, op, ": ", heads, " query heads with ", kv_heads,
+         " key heads");
+  expect(is_shape(a.lse, {n, heads}) && a.lse.contiguous(), op, ": lse ", a.lse.str(), " for q ", a.q.str());
+  expect(a.segments.rank == 2 && a.segments.shape[1] == 4 && a.segments.contiguous() &&
+             reinterpret_cast<uintptr_t>(a.segments.data) % 16 == 0,
+         op, ": segments ", a.segments.str(), " must be [S, 4], 16-byte aligned");
+  expect(!a.lists || (is_shape(a.lists, {a.lists.shape[0], kv_heads}) && a.lists.contiguous()), op, ": lists ",
+         a.lists.str(), " must be [G, ", kv_heads, "]");
+  Packed<T> x{};
+  x.q = matrix<const T>(op, "q", a.q, n, heads, d);
+  x.k = matrix<const T>(op, "k", a.k, n, kv_heads, d), x.v = matrix<const T>(op, "v", a.v, n, kv_heads, d);
+  x.pk = matrix<const T>(op, "pk", a.pk, a.pk.shape[0], kv_heads, d);
+  x.pv = matrix<const T>(op, "pv", a.pv, a.pk.shape[0], kv_heads, d);
+  x.segments = reinterpret_cast<const int4*>(a.segments.template as<int32_t>());
+  x.lists = a.lists ? a.lists.template as<int32_t>() : nullptr;
+  x.n_segments = static_cast<int>(a.segments.shape[0]);
+  x.heads = static_cast<int>(heads), x.kv_heads = static_cast<int>(kv_heads);
+  x.group = static_cast<int>(heads / kv_heads), x.d = static_cast<int>(d), x.scale = a.scale;
+  return x;
+}
+
+// Are the rows of q, k, v 16-byte aligned, and D a multiple of 16 bytes?
+template <class T, class A>
+bool rows_aligned16(const A& a, const Packed<T>& x) {
+  return aligned16(a.q, {x.q.stride, x.d}) && aligned16(a.k, {x.k.stride}) && aligned16(a.v, {x.v.stride}) &&
+         aligned16(a.pk, {x.pk.stride}) && aligned16(a.pv, {x.pv.stride});
+}
+
+// Which blocks of slots the rows of packed sequences read (AttnBlocksFwd, AttnBlocksBwd).
+struct BlockLists {
+  const int32_t *blocks, *budget;   // [N, K, max_blocks], [N]
+  int kv_heads, max_blocks, block;  // block: slots of a block
+  // Has the row, which sees `total` slots, a list?
+  __device__ __forceinline__ bool listed(int64_t row, int total) const {
+    return (total + block - 1) / block > budget[row];
+  }
+  __device__ __forceinline__ const int32_t* list(int64_t row, int kv) const {
+    return blocks + (row * kv_heads + kv) * max_blocks;
+  }
+};
+template <class A>
+BlockLists block_lists(const char* op, const A& a) {
+  const int64_t n = a.attn.q.shape[0], kv_heads = a.attn.k.shape[1];
+  expect(a.block == 4 || a.block == 16, op, ": blocks of ", a.block, " slots, expected 4 or 16");
+  expect(a.blocks.rank == 3 && is_shape(a.blocks, {n, kv_heads, a.blocks.shape[2]}) && a.blocks.contiguous() &&
+             is_shape(a.budget, {n}) && a.budget.contiguous(),
+         op, ": blocks ", a.blocks.str(), " and budget ", a.budget.str(), " for ", n, " rows, ", kv_heads,
+         " key heads");
+  expect(!a.attn.lists, op, ": a parent is listed by slots or by blocks, not both");
+  return {a.blocks.template as<int32_t>(), a.budget.template as<int32_t>(), static_cast<int>(kv_heads),
+          static_cast<int>(a.blocks.shape[2]), a.block};
 }
 
 // ---- f32: a warp per query row at a time, a lane per slot and then per column of V

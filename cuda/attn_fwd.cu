@@ -11,8 +11,7 @@
 // hidden slot of a visible tile enters with weight 0, so a V that is not finite reaches earlier rows of its tile.
 // Bytes: q and o once, k and v once per tile of query rows (from L2 for the most part).  Limited by the tensor cores
 // and, in this version, by exponentials that do not overlap them; f32 by shared-memory bandwidth (for tests).
-#include "attention.cuh"
-#include "ptx.cuh"
+#include "attention_mma.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -20,58 +19,41 @@ namespace {
 
 template <class T>
 struct Args {
-  T* o;                                                        // [N, H, D]
-  float* lse;                                                  // [N, H]
-  const T* q;                                                  // [N, H, D]
-  const T *k, *v;                                              // [N, K, D]
-  const T *pk, *pv;                                            // [P, K, D]
-  int64_t q_stride, k_stride, v_stride, pk_stride, pv_stride;  // between rows, in elements
-  const int4* segments;                                        // [S]: SegmentRow
-  const int32_t* lists;                                        // [G, K], or null: parents are runs of rows
-  int n_segments, heads, group, d;                             // group: query heads of a key head
-  float scale;
+  T* o;        // [N, H, D]
+  float* lse;  // [N, H]
+  Packed<T> x;
   bool vector;  // q, k, v rows are 16-byte aligned and D a multiple of 8
 };
-
-// Row of slot `s` in k (or v) for key head `kv_head`, given where own and parent rows lie.
-template <class T>
-__device__ __forceinline__ const T* slot_row(const Args<T>& a, const Tile& t, int kv_head, const T* own,
-                                             int64_t own_stride, const T* parent, int64_t parent_stride, int s) {
-  if (s >= t.parent_len) return own + int64_t{t.row + s - t.parent_len} * own_stride;
-  if (!a.lists) return parent + int64_t{t.parent_row + s} * parent_stride;
-  const int row = a.lists[int64_t{t.parent_row + s} * (a.heads / a.group) + kv_head];
-  return row >= 0 ? own + int64_t{row} * own_stride : parent + int64_t{-1 - row} * parent_stride;
-}
 
 // ---- f32
 
 // kColumns: ceil(D / 32), columns of V per lane.
 template <int kColumns>
 __global__ void __launch_bounds__(kThreads) attn_f32(const Args<float> a) {
-  const Tile t = find_tile<kRows32>(a.segments, a.n_segments, blockIdx.x);
+  const Packed<float>& x = a.x;
+  const Tile t = find_tile<kRows32>(x.segments, x.n_segments, blockIdx.x);
   if (t.len == 0) return;
-  const int d = a.d, head = blockIdx.y, kv = head / a.group * d;
+  const int d = x.d, head = blockIdx.y, kv = head / x.group;
   const int rows = min(kRows32, t.len - t.first), slots = t.parent_len + t.first + rows;
   const Shared32 s = shared32(d);
-  for (int i = threadIdx.x; i < rows * d; i += kThreads)
-    s.q[i] = a.q[int64_t{t.row + t.first + i / d} * a.q_stride + head * d + i % d];
+  for (int i = threadIdx.x; i < rows * d; i += kThreads) s.q[i] = x.q.row(t.row + t.first + i / d)[head * d + i % d];
   Rows32<kColumns> r;
   for (int begin = 0; begin < slots; begin += kSlots) {
     __syncthreads();  // everyone is done with the previous block
     for (int i = threadIdx.x; i < min(kSlots, slots - begin) * d; i += kThreads) {
       const int slot = i / d, c = i % d;
-      s.k[slot * (d + 1) + c] = slot_row(a, t, kv / d, a.k, a.k_stride, a.pk, a.pk_stride, begin + slot)[kv + c];
-      s.v[i] = slot_row(a, t, kv / d, a.v, a.v_stride, a.pv, a.pv_stride, begin + slot)[kv + c];
+      s.k[slot * (d + 1) + c] = x.key(t, kv, begin + slot)[c];
+      s.v[i] = x.value(t, kv, begin + slot)[c];
     }
     __syncthreads();
     r.add_block(
-        s, d, rows, a.scale, [&](int row) { return t.parent_len + t.first + row + 1 - begin; },
+        s, d, rows, x.scale, [&](int row) { return t.parent_len + t.first + row + 1 - begin; },
         [](int, float z) { return z; });
   }
   r.write(
       rows,
       [&](int row, float lse) {
-        const int64_t at = int64_t{t.row + t.first + row} * a.heads + head;
+        const int64_t at = int64_t{t.row + t.first + row} * x.heads + head;
         if (threadIdx.x % 32 == 0) a.lse[at] = lse;
         return a.o + at * d;
       },
@@ -82,126 +64,23 @@ __global__ void __launch_bounds__(kThreads) attn_f32(const Args<float> a) {
 
 constexpr int kRows16 = 64;
 
-// 64 rows of kD bf16 in shared memory.  16-byte chunks are permuted within a row, so that the eight rows that an
-// ldmatrix reads at once fall into different banks.
-template <int kD>
-struct SharedTile {
-  bf16* p;
-  __device__ bf16* at(int row, int col) const { return p + row * kD + ((col / 8) ^ (row % 8)) * 8; }
-};
-
-// Fills dst with 64 rows of d columns, row(i) giving the address of row i; zeros beyond.
-template <int kD, class Row>
-__device__ __forceinline__ void load_tile(SharedTile<kD> dst, const bf16* any, int rows, int d, bool vector, Row row) {
-  for (int i = threadIdx.x; i < 64 * kD / 8; i += kThreads) {
-    const int r = i / (kD / 8), c = i % (kD / 8) * 8, valid = r < rows ? max(0, min(8, d - c)) : 0;
-    const bf16* src = valid ? row(r) + c : any;
-    if (vector)
-      cp_async_16(dst.at(r, c), src, valid * 2);
-    else
-      for (int e = 0; e < 8; e++) dst.at(r, c)[e] = e < valid ? src[e] : from_float<bf16>(0);
-  }
-}
-
-__device__ __forceinline__ uint32_t pack2(float x, float y) {
-  const __nv_bfloat162 v = __floats2bfloat162_rn(x, y);
-  uint32_t u;
-  memcpy(&u, &v, 4);
-  return u;
-}
-
-// A warp's 16 query rows: lane l works on rows l / 4 and l / 4 + 8, in each 8-column tile on columns 2 (l % 4) and
-// the next, as the fragments of mma_16816 lie.
-template <int kD>
-struct Rows16 {
-  float acc[kD / 8][4] = {};
-  float top[2] = {-INFINITY, -INFINITY}, sum[2] = {};
-
-  // s = q k^T for the 64 slots of a block.
-  static __device__ __forceinline__ void scores(float (&s)[kSlots / 8][4], SharedTile<kD> q, SharedTile<kD> k) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-#pragma unroll
-    for (int c = 0; c < kD; c += 16) {
-      uint32_t a[4];
-      ldmatrix_x4<false>(a, q.at(warp * 16 + lane % 16, c + lane / 16 * 8));
-#pragma unroll
-      for (int n = 0; n < kSlots; n += 16) {
-        uint32_t b[4];
-        ldmatrix_x4<false>(b, k.at(n + lane / 16 * 8 + lane % 8, c + lane / 8 % 2 * 8));
-        mma_16816(s[n / 8], a, b[0], b[1]);
-        mma_16816(s[n / 8 + 1], a, b[2], b[3]);
-      }
-    }
-  }
-
-  // Scores to weights; acc and sum are scaled to the new maximum.  visible: slots of this block that row 0 of the
-  // warp sees (each next row one more); present: slots that exist.
-  __device__ __forceinline__ void softmax(float (&s)[kSlots / 8][4], int visible, int present, float scale) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const int end = min(visible + lane / 4 + 8 * i, present);
-      float m = top[i];
-#pragma unroll
-      for (int n = 0; n < kSlots / 8; n++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-          float& x = s[n][i * 2 + e];
-          x = n * 8 + lane % 4 * 2 + e < end ? x * scale : -INFINITY;
-          m = fmaxf(m, x);
-        }
-      m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, 1));
-      m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, 2));
-      const float fix = exp_f32(top[i] - m);
-      top[i] = m;
-      float part = 0;
-#pragma unroll
-      for (int n = 0; n < kSlots / 8; n++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) part += s[n][i * 2 + e] = exp_f32(s[n][i * 2 + e] - m);
-      sum[i] = sum[i] * fix + part;
-#pragma unroll
-      for (int n = 0; n < kD / 8; n++) acc[n][i * 2] *= fix, acc[n][i * 2 + 1] *= fix;
-    }
-  }
-
-  // acc += p v: an accumulator fragment of p is the operand fragment that the product needs.
-  __device__ __forceinline__ void add_values(const float (&p)[kSlots / 8][4], SharedTile<kD> v) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int n = 0; n < kSlots; n += 16) {
-      const float(*w)[4] = &p[n / 8];
-      const uint32_t a[4] = {pack2(w[0][0], w[0][1]), pack2(w[0][2], w[0][3]), pack2(w[1][0], w[1][1]),
-                             pack2(w[1][2], w[1][3])};
-#pragma unroll
-      for (int c = 0; c < kD; c += 16) {
-        uint32_t b[4];
-        ldmatrix_x4<true>(b, v.at(n + lane % 16, c + lane / 16 * 8));
-        mma_16816(acc[c / 8], a, b[0], b[1]);
-        mma_16816(acc[c / 8 + 1], a, b[2], b[3]);
-      }
-    }
-  }
-};
-
 template <int kD>
 __global__ void __launch_bounds__(kThreads) attn_bf16(const Args<bf16> a) {
-  const Tile t = find_tile<kRows16>(a.segments, a.n_segments, blockIdx.x);
+  const Packed<bf16>& x = a.x;
+  const Tile t = find_tile<kRows16>(x.segments, x.n_segments, blockIdx.x);
   if (t.len == 0) return;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = a.d, head = blockIdx.y, kv = head / a.group * d;
+  const int first = t.first + threadIdx.x / 32 * 16, d = x.d, head = blockIdx.y, kv = head / x.group;  // of the warp
   const int rows = min(kRows16, t.len - t.first), slots = t.parent_len + t.first + rows;
   bf16* smem = dynamic_smem<bf16>();
   const SharedTile<kD> sq{smem};
   auto stage = [&](int i) { return SharedTile<kD>{smem + (1 + i) * 64 * kD}; };  // k: 0, 1; v: 2, 3
   auto load_block = [&](int block) {
     const int begin = block * kSlots, present = slots - begin;
-    load_tile(stage(block % 2), a.q, present, d, a.vector,
-              [&](int r) { return slot_row(a, t, kv / d, a.k, a.k_stride, a.pk, a.pk_stride, begin + r) + kv; });
-    load_tile(stage(2 + block % 2), a.q, present, d, a.vector,
-              [&](int r) { return slot_row(a, t, kv / d, a.v, a.v_stride, a.pv, a.pv_stride, begin + r) + kv; });
+    load_tile<kSlots>(stage(block % 2), x.q.p, present, d, a.vector, [&](int r) { return x.key(t, kv, begin + r); });
+    load_tile<kSlots>(stage(2 + block % 2), x.q.p, present, d, a.vector,
+                      [&](int r) { return x.value(t, kv, begin + r); });
   };
-  load_tile(sq, a.q, rows, d, a.vector,
-            [&](int r) { return a.q + int64_t{t.row + t.first + r} * a.q_stride + head * d; });
+  load_tile<kRows16>(sq, x.q.p, rows, d, a.vector, [&](int r) { return x.q.row(t.row + t.first + r) + head * d; });
   load_block(0);
   cp_async_commit();
 
@@ -212,46 +91,35 @@ __global__ void __launch_bounds__(kThreads) attn_bf16(const Args<bf16> a) {
     cp_async_commit();
     cp_async_wait<1>();
     __syncthreads();
-    float s[kSlots / 8][4] = {};
-    r.scores(s, sq, stage(block % 2));
     const int begin = block * kSlots;
-    r.softmax(s, t.parent_len + t.first + warp * 16 + 1 - begin, slots - begin, a.scale);
-    r.add_values(s, stage(2 + block % 2));
+    r.add_block(
+        sq, first - t.first, stage(block % 2), stage(2 + block % 2), x.scale,
+        [&](int i) { return t.parent_len + first + i + 1 - begin; }, [](int, float z) { return z; });
     __syncthreads();  // everyone is done with this stage before the block after next lands in it
   }
   cp_async_wait<0>();
-
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    float sum = r.sum[i];
-    sum += __shfl_xor_sync(kAllLanes, sum, 1);
-    sum += __shfl_xor_sync(kAllLanes, sum, 2);
-    const int row = warp * 16 + lane / 4 + 8 * i;
-    if (row >= rows) continue;
-    const int64_t at = int64_t{t.row + t.first + row} * a.heads + head;
-#pragma unroll
-    for (int n = 0; n < kD / 8; n++)
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
-        const int c = n * 8 + lane % 4 * 2 + e;
-        if (c < d) a.o[at * d + c] = from_float<bf16>(r.acc[n][i * 2 + e] / sum);
-      }
-    if (lane % 4 == 0) a.lse[at] = r.top[i] + log_f32(sum);
-  }
+  r.write(
+      t.len - first,
+      [&](int row, float lse) {
+        const int64_t at = int64_t{t.row + first + row} * x.heads + head;
+        if (threadIdx.x % 4 == 0) a.lse[at] = lse;
+        return a.o + at * d;
+      },
+      d);
 }
 
 // ---- launchers
 
 void run(const Args<float>& a, dim3 grid, Stream stream) {
   launch("attn_fwd",
-         a.d <= 64    ? attn_f32<2>
-         : a.d <= 128 ? attn_f32<4>
-                      : attn_f32<8>,
-         {.grid = grid, .block = kThreads, .smem = smem32(a.d)}, stream, a);
+         a.x.d <= 64    ? attn_f32<2>
+         : a.x.d <= 128 ? attn_f32<4>
+                        : attn_f32<8>,
+         {.grid = grid, .block = kThreads, .smem = smem32(a.x.d)}, stream, a);
 }
 
 void run(const Args<bf16>& a, dim3 grid, Stream stream) {
-  const int d = a.d <= 64 ? 64 : a.d <= 128 ? 128 : 256;
+  const int d = a.x.d <= 64 ? 64 : a.x.d <= 128 ? 128 : 256;
   launch("attn_fwd",
          d == 64    ? attn_bf16<64>
          : d == 128 ? attn_bf16<128>
@@ -259,48 +127,20 @@ void run(const Args<bf16>& a, dim3 grid, Stream stream) {
          {.grid = grid, .block = kThreads, .smem = 5 * 64 * d * sizeof(bf16)}, stream, a);
 }
 
-// Row stride of a [rows, heads, D] tensor with contiguous heads.
-int64_t row_stride(const char* field, const Tensor& t, int64_t heads, int64_t d) {
-  expect(t.rank == 3 && t.shape[1] == heads && t.shape[2] == d && t.stride[1] == d && t.stride[2] == 1,
-         "attn_fwd: ", field, " ", t.str(), " must be [rows, ", heads, ", ", d, "] with contiguous heads");
-  return t.stride[0];
-}
-
 }  // namespace
 
 void attn_fwd(const AttnFwd& a, Stream stream) {
   const char* op = "attn_fwd";
-  expect(a.q.rank == 3 && a.k.rank == 3, op, ": q ", a.q.str(), " and k ", a.k.str(), " must be [rows, heads, D]");
-  const int64_t n = a.q.shape[0], heads = a.q.shape[1], d = a.q.shape[2], kv_heads = a.k.shape[1];
-  expect(d >= 1 && d <= 256, op, ": head_dim ", d, " is not in [1, 256]");
-  expect(kv_heads > 0 && heads % kv_heads == 0 && heads <= 65535, op, ": ", heads, " query heads with ", kv_heads,
-         " key heads");
-  expect(is_shape(a.o, {n, heads, d}) && a.o.contiguous(), op, ": o ", a.o.str(), " for q ", a.q.str());
-  expect(is_shape(a.lse, {n, heads}) && a.lse.contiguous(), op, ": lse ", a.lse.str(), " for q ", a.q.str());
-  expect(a.segments.rank == 2 && a.segments.shape[1] == 4 && a.segments.contiguous() &&
-             reinterpret_cast<uintptr_t>(a.segments.data) % 16 == 0,
-         op, ": segments ", a.segments.str(), " must be [S, 4], 16-byte aligned");
-  expect(!a.lists || (is_shape(a.lists, {a.lists.shape[0], kv_heads}) && a.lists.contiguous()), op, ": lists ",
-         a.lists.str(), " must be [G, ", kv_heads, "]");
-  if (n == 0 || heads == 0 || a.segments.shape[0] == 0) return;
   with_act(op, a.q, [&](auto type) {
     using T = decltype(type);
-    Args<T> x{};
-    x.o = a.o.as<T>(), x.lse = a.lse.as<float>(), x.q = a.q.as<T>();
-    x.k = a.k.as<T>(), x.v = a.v.as<T>(), x.pk = a.pk.as<T>(), x.pv = a.pv.as<T>();
-    x.q_stride = row_stride("q", a.q, heads, d);
-    x.k_stride = row_stride("k", a.k, kv_heads, d), x.v_stride = row_stride("v", a.v, kv_heads, d);
-    x.pk_stride = row_stride("pk", a.pk, kv_heads, d), x.pv_stride = row_stride("pv", a.pv, kv_heads, d);
-    x.segments = reinterpret_cast<const int4*>(a.segments.as<int32_t>());
-    x.lists = a.lists ? a.lists.as<int32_t>() : nullptr;
-    x.n_segments = static_cast<int>(a.segments.shape[0]);
-    x.heads = static_cast<int>(heads), x.group = static_cast<int>(heads / kv_heads), x.d = static_cast<int>(d);
-    x.scale = a.scale;
-    x.vector = aligned16(a.q, {x.q_stride, d}) && aligned16(a.k, {x.k_stride}) && aligned16(a.v, {x.v_stride}) &&
-               aligned16(a.pk, {x.pk_stride}) && aligned16(a.pv, {x.pv_stride});
+    const Packed<T> x = packed<T>(op, a);
+    const int64_t n = a.q.shape[0], d = x.d;
+    expect(is_shape(a.o, {n, x.heads, d}) && a.o.contiguous(), op, ": o ", a.o.str(), " for q ", a.q.str());
+    if (n == 0 || x.heads == 0 || x.n_segments == 0) return;
     // Segments are disjoint in q: together they have at most n rows, and each wastes at most one tile.
-    const int64_t tiles = n / (sizeof(T) == 2 ? kRows16 : kRows32) + a.segments.shape[0];
-    run(x, dim3(blocks(op, tiles, 1), static_cast<unsigned>(heads)), stream);
+    const int64_t tiles = n / (sizeof(T) == 2 ? kRows16 : kRows32) + x.n_segments;
+    run(Args<T>{a.o.as<T>(), a.lse.as<float>(), x, rows_aligned16(a, x)},
+        dim3(blocks(op, tiles, 1), static_cast<unsigned>(x.heads)), stream);
   });
 }
 

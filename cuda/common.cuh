@@ -127,6 +127,12 @@ __device__ __forceinline__ float warp_max(float v) {
   return v;
 }
 
+// Larger for larger x; -0 is +0.
+__device__ __forceinline__ uint32_t ordered(float x) {
+  const uint32_t u = __float_as_uint(x == 0 ? 0.f : x);
+  return u >> 31 ? ~u : u | 0x80000000u;
+}
+
 // kPack<T> elements: 16 bytes.
 template <class T>
 constexpr int kPack = 16 / static_cast<int>(sizeof(T));

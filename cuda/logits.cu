@@ -1,4 +1,5 @@
-// What turns logits into numbers: log-probs, losses and samples (ops.h: Logprob, LogitsLoss, Sample).
+// What turns logits into numbers: log-probs, overlaps, losses and samples (ops.h: Logprob, OverlapProbs, LogitsLoss,
+// Sample).
 //
 // logits [R, V] act, overwritten by their gradient in logits_loss; per row a token or a log-prob, an entropy and
 // losses, f32, overwritten.  A thread block works on a row. Order: the sum of exponentials is a row sum of 16 lanes:
@@ -7,6 +8,7 @@
 // to 130 times, from L2 for the most part); limited by the chains of sums, V / 16 additions long.
 #include "common.cuh"
 #include "ops/token_loss.h"
+#include "rng.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -17,8 +19,7 @@ constexpr int kTile = 1024;  // elements
 
 // Numbers that are larger for larger x, and among equal ones for smaller ids; -0 counts as 0.
 __device__ __forceinline__ uint64_t rank(float x, int id) {
-  const uint32_t u = __float_as_uint(x == 0 ? 0.f : x), order = u >> 31 ? ~u : u | 0x80000000u;
-  return uint64_t{order} << 32 | (0xffffffffu - static_cast<uint32_t>(id));
+  return uint64_t{ordered(x)} << 32 | (0xffffffffu - static_cast<uint32_t>(id));
 }
 
 // z = logits / temperature (division by 1 is exact) of what is kept, -infinity of the rest.
@@ -194,10 +195,7 @@ __global__ void __launch_bounds__(kThreads) loss(const LossArgs<T> a) {
 
 // ---- sampling
 
-__device__ float gumbel(uint32_t word) {
-  const float u = (static_cast<float>(word >> 9) + 0.5f) * 0x1p-23f;  // uniform_open
-  return -log_f32(-log_f32(u));
-}
+__device__ float gumbel(uint32_t word) { return -log_f32(-log_f32(uniform_open(word))); }
 
 // The largest rank r for which enough(r), which is false above it and true below.
 template <class Enough>
@@ -254,19 +252,17 @@ __global__ void __launch_bounds__(kThreads) draw(const T* __restrict__ logits, i
   const bool greedy = a.temperature == 0;
   Scaled<T> z{logits + int64_t{blockIdx.x} * vocabulary, greedy ? 1.f : a.temperature};
   if (a.restricted) z.least = least_kept(z, vocabulary, a.top_k, a.top_p);
+  const int32_t* const counter = a.counter + 3 * blockIdx.x;
+  const auto uid_low = static_cast<uint32_t>(counter[0]), uid_high = static_cast<uint32_t>(counter[1]);
+  const auto position = static_cast<uint32_t>(counter[2]);
   uint64_t mine = 0;
   for (int block = threadIdx.x; block < (vocabulary + 3) / 4; block += kThreads) {
-    uint4 words{};
-    if (!greedy) {
-      const int32_t* const c = a.counter + 3 * blockIdx.x;  // word w is for id 4 * block + w
-      words = philox(static_cast<uint32_t>(block), static_cast<uint32_t>(c[2]), static_cast<uint32_t>(c[0]),
-                     static_cast<uint32_t>(c[1]), a.key);
-    }
+    uint4 words{};  // word w is for id 4 * block + w
+    if (!greedy) words = philox({static_cast<uint32_t>(block), position, uid_low, uid_high}, a.key);
     for (int w = 0; w < 4; w++) {
       const int id = 4 * block + w;
       if (id >= vocabulary) break;
-      const uint32_t word = w == 0 ? words.x : w == 1 ? words.y : w == 2 ? words.z : words.w;
-      const uint64_t r = rank(greedy ? z.at(id) : z.at(id) + gumbel(word), id);
+      const uint64_t r = rank(greedy ? z.at(id) : z.at(id) + gumbel(word_of(words, w)), id);
       mine = r > mine ? r : mine;
     }
   }
@@ -275,6 +271,58 @@ __global__ void __launch_bounds__(kThreads) draw(const T* __restrict__ logits, i
   float logprob = 0;
   if (!greedy) logprob = distribution(z, vocabulary).logprob(z.at(id));
   if (threadIdx.x == 0) a.token[blockIdx.x] = id, a.logprob[blockIdx.x] = logprob;
+}
+
+// ---- what two distributions have in common
+
+struct Overlap {
+  float *overlap, *mass;  // [R]
+  float temperature, lambda;
+  int vocabulary, top_k;  // top_k 0: the mass is over every id
+};
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    overlap(const T* __restrict__ p_logits, const T* __restrict__ q_logits, const Overlap a) {
+  __shared__ float apart[kTile], lost[kTile];
+  __shared__ uint32_t common[kTile / 32];
+  const int64_t r = blockIdx.x;
+  const Scaled<T> zp{p_logits + r * a.vocabulary, a.temperature}, zq{q_logits + r * a.vocabulary, a.temperature};
+  const Distribution p = distribution(zp, a.vocabulary), q = distribution(zq, a.vocabulary);
+  uint64_t least_p = 0, least_q = 0;
+  if (a.top_k) least_p = least_kept(zp, a.vocabulary, a.top_k, 1), least_q = least_kept(zq, a.vocabulary, a.top_k, 1);
+  // Two row sums as in distribution(): lanes 0-15 of the first warp add up `apart`, 16-31 `lost`.  With top_k a chain
+  // over the ids that both have among their largest, in thread 0.
+  const bool second = threadIdx.x >= kLanes;
+  float sum = 0, chain = 0;
+  for (int first = 0; first < a.vocabulary; first += kTile) {
+    const int n = min(kTile, a.vocabulary - first);
+    for (int i = threadIdx.x; i < kTile; i += kThreads) {  // by whole warps
+      const int id = first + i;
+      bool both = false;
+      if (i < n) {
+        const float pi = exp_f32(zp.at(id) - p.max) / p.sum, qi = exp_f32(zq.at(id) - q.max) / q.sum;
+        const float pl = pi / a.lambda;
+        both = a.top_k && rank(to_float(zp.logits[id]), id) >= least_p && rank(to_float(zq.logits[id]), id) >= least_q;
+        apart[i] = qi > pi ? qi - pi : 0.f;
+        lost[i] = a.top_k ? (pl < qi ? pl : qi) : (qi > pl ? qi - pl : 0.f);
+      }
+      const unsigned set = __ballot_sync(kAllLanes, both);
+      if (threadIdx.x % 32 == 0) common[i / 32] = set;
+    }
+    __syncthreads();
+    if (threadIdx.x < 2 * kLanes)
+      for (int i = threadIdx.x % kLanes; i < n; i += kLanes) sum += second ? lost[i] : apart[i];
+    if (threadIdx.x == 0 && a.top_k)
+      for (int w = 0; w < kTile / 32; w++)
+        for (uint32_t left = common[w]; left; left &= left - 1)
+          chain += lost[w * 32 + __ffs(static_cast<int>(left)) - 1];
+    __syncthreads();
+  }
+  if (threadIdx.x >= 2 * kLanes) return;
+  for (int o = kLanes / 2; o > 0; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
+  if (threadIdx.x == 0) a.overlap[r] = 1.f - sum;
+  if (threadIdx.x == (a.top_k ? 0 : kLanes)) a.mass[r] = a.top_k ? chain : 1.f - sum;
 }
 
 int64_t rows_of(const char* op, const Tensor& logits) {
@@ -296,6 +344,29 @@ void logprob(const Logprob& a, Stream stream) {
     using T = decltype(type);
     launch(op, logprobs<T>, {.grid = blocks(op, rows, 1), .block = kThreads}, stream, a.logprob.as<float>(),
            a.entropy.as<float>(), a.logits.as<T>(), a.target.as<int32_t>(), a.logits.shape[1], a.temperature);
+  });
+}
+
+void overlap_probs(const OverlapProbs& a, Stream stream) {
+  const char* op = "overlap_probs";
+  const int64_t rows = rows_of(op, a.p_logits), vocabulary = a.p_logits.shape[1];
+  expect(is_shape(a.q_logits, {rows, vocabulary}) && a.q_logits.contiguous() && a.q_logits.dtype == a.p_logits.dtype,
+         op, ": q_logits ", a.q_logits.str(), " beside p_logits ", a.p_logits.str());
+  expect(is_shape(a.overlap, {rows}) && a.overlap.contiguous() && is_shape(a.mass, {rows}) && a.mass.contiguous(), op,
+         ": overlap ", a.overlap.str(), ", mass ", a.mass.str(), " for p_logits ", a.p_logits.str());
+  expect(a.temperature > 0 && a.lambda > 0 && a.top_k >= 0, op, ": temperature ", a.temperature, ", lambda ", a.lambda,
+         ", top_k ", a.top_k, "; expected above 0, above 0, >= 0");
+  if (rows == 0) return;
+  const Overlap x{.overlap = a.overlap.as<float>(),
+                  .mass = a.mass.as<float>(),
+                  .temperature = a.temperature,
+                  .lambda = a.lambda,
+                  .vocabulary = static_cast<int>(vocabulary),
+                  .top_k = a.top_k < vocabulary ? a.top_k : 0};
+  with_act(op, a.p_logits, [&](auto type) {
+    using T = decltype(type);
+    launch(op, overlap<T>, {.grid = blocks(op, rows, 1), .block = kThreads}, stream, a.p_logits.as<T>(),
+           a.q_logits.as<T>(), x);
   });
 }
 

@@ -3,10 +3,13 @@
 // k_pages [pages, K, D, 16], v_pages [pages, K, 16, D]; page_table [sequences, max_pages] with any stride between rows;
 // queries [S, 4]: PagedRow.  kv_write overwrites the new slots and nothing else; attn_paged overwrites the rows of its
 // entries in o [N, H, D].  D <= 256.
-// Order of attn_paged: ops.h, in f32 whatever the element type, so f32 has the bits of attn_fwd and of the `cpu` table.
-// Bytes: K and V of the listed slots once for each 16 query rows of a key head; limited by memory bandwidth in decode.
-// This first version does its products without tensor cores, a block of 64 slots at a time through shared memory.
-#include "attention.cuh"
+// Order of attn_paged: that of attn_fwd, with its code (attention.cuh, attention_mma.cuh), f32 and bf16, so a row has
+// the bits that attn_fwd gives it in the packed sequence; f32 has those of the `cpu` table.  A tile holds the query
+// rows of one key head, the heads of its group next to one another.  Slots at or past PagedRow::slots count as zeros
+// and are not read. Bytes: K and V of the listed slots once for each 64 (f32: 16) query rows of a key head; limited by
+// memory bandwidth in decode.  A tile walks its slots alone, in one chain as attn_fwd does: few sequences do not fill
+// the device.
+#include "attention_mma.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -69,57 +72,193 @@ struct Args {
   int max_blocks, block;           // room of a list; slots of a selection block
   int heads, group;
   float scale;
+  bool vector;  // rows of q and of values are 16-byte aligned and D a multiple of 8
 };
 
-// blockIdx.x is a tile of query rows of an entry, in the order (own row, head of the group); blockIdx.y the key head.
-template <class T, int kColumns>
-__global__ void __launch_bounds__(kThreads) attend(const Args<T> a) {
-  const Tile t = find_tile<kRows32>(a.pages.queries, a.pages.n_queries, blockIdx.x, a.group);
-  if (t.len == 0) return;
-  const int d = a.pages.d, kv = blockIdx.y, own = t.len / a.group, total = t.parent_row, table_row = t.parent_len;
-  const int rows = min(kRows32, t.len - t.first), last = (t.first + rows - 1) / a.group;  // the last own row
-  // Entries of one row may have a list, of whose slots the blocks of 64 are then made.
-  const bool listed = a.blocks && own == 1 && (total + a.block - 1) / a.block > a.budget[t.entry];
-  const int budget = listed ? a.budget[t.entry] : 0;
-  const int32_t* list = listed ? a.blocks + (int64_t{t.entry} * a.pages.kv_heads + kv) * a.max_blocks : nullptr;
-  const int slots = listed ? budget * a.block - (a.block - 1 - (total - 1) % a.block) : total - own + last + 1;
-  const Shared32 s = shared32(d);
-  const auto place = [&](int row) {  // of a query row in q and o
-    return int64_t{t.row + (t.first + row) / a.group} * a.heads + kv * a.group + (t.first + row) % a.group;
-  };
-  for (int i = threadIdx.x; i < rows * d; i += kThreads) {
-    const int64_t at = place(i / d);
-    s.q[i] = to_float(a.q[at / a.heads * a.q_stride + at % a.heads * d + i % d]);
+// A tile of kRows query rows of an entry, in the order (own row, head of the group), and the slots that they read.
+// blockIdx.x is the tile, blockIdx.y the key head.
+template <class T, int kRows>
+struct Reads {
+  const Args<T>& a;
+  const Tile t;
+  const int kv, own, total, table_row;
+  int rows = 0, slots = 0;
+  const int32_t* list = nullptr;  // entries of one row may have one, of whose slots the blocks of 64 are then made
+
+  __device__ __forceinline__ explicit Reads(const Args<T>& args)
+      : a(args),
+        t(find_tile<kRows>(a.pages.queries, a.pages.n_queries, blockIdx.x, a.group)),
+        kv(static_cast<int>(blockIdx.y)),
+        own(t.len / a.group),
+        total(t.parent_row),
+        table_row(t.parent_len) {
+    if (t.len == 0) return;
+    rows = min(kRows, t.len - t.first);
+    slots = visible(rows - 1);
+    if (!a.blocks || own != 1) return;
+    const int budget = a.budget[t.entry], left_out = (total + a.block - 1) / a.block - budget;
+    if (left_out <= 0) return;
+    list = a.blocks + (int64_t{t.entry} * a.pages.kv_heads + kv) * a.max_blocks;
+    slots = total - left_out * a.block;
   }
+  // Of a row of the tile: its slots, where it lies in q and in o.
+  __device__ __forceinline__ int visible(int row) const {
+    return list ? slots : total - own + (t.first + row) / a.group + 1;
+  }
+  __device__ __forceinline__ const T* query(int row) const {
+    return a.q + (t.row + (t.first + row) / a.group) * a.q_stride + head(row) * a.pages.d;
+  }
+  __device__ __forceinline__ T* result(int row) const {
+    return a.o + (int64_t{t.row + (t.first + row) / a.group} * a.heads + head(row)) * a.pages.d;
+  }
+  __device__ __forceinline__ int head(int row) const { return kv * a.group + (t.first + row) % a.group; }
+  // The slot of the sequence that is read as the `slot`-th.
+  __device__ __forceinline__ int where(int slot) const {
+    return list ? list[slot / a.block] * a.block + slot % a.block : slot;
+  }
+};
+
+template <int kColumns>
+__global__ void __launch_bounds__(kThreads) attend32(const Args<float> a) {
+  const Reads<float, kRows32> e(a);
+  if (e.rows == 0) return;
+  const int d = a.pages.d;
+  const Shared32 s = shared32(d);
+  for (int i = threadIdx.x; i < e.rows * d; i += kThreads) s.q[i] = e.query(i / d)[i % d];
   Rows32<kColumns> r;
-  for (int begin = 0; begin < slots; begin += kSlots) {
+  for (int begin = 0; begin < e.slots; begin += kSlots) {
     __syncthreads();  // everyone is done with the previous block
     for (int i = threadIdx.x; i < kSlots * d; i += kThreads) {
       // Neighbouring threads: neighbouring slots of K, channels of V.
       const int k_slot = begin + i % kSlots, v_slot = begin + i / d, k_c = i / kSlots, v_c = i % d;
-      const auto where = [&](int slot) { return list ? list[slot / a.block] * a.block + slot % a.block : slot; };
-      if (k_slot < slots) {
-        const int at = where(k_slot);
-        s.k[i % kSlots * (d + 1) + k_c] = to_float(*a.pages.k_at(a.pages.head(table_row, at, kv), at, k_c));
+      if (k_slot < e.slots) {
+        const int at = e.where(k_slot);
+        s.k[i % kSlots * (d + 1) + k_c] = *a.pages.k_at(a.pages.head(e.table_row, at, e.kv), at, k_c);
       }
-      if (v_slot < slots) {
-        const int at = where(v_slot);
-        s.v[i] = to_float(*a.pages.v_at(a.pages.head(table_row, at, kv), at, v_c));
+      if (v_slot < e.slots) {
+        const int at = e.where(v_slot);
+        s.v[i] = *a.pages.v_at(a.pages.head(e.table_row, at, e.kv), at, v_c);
       }
     }
     __syncthreads();
     r.add_block(
-        s, d, rows, a.scale,
-        [&](int row) { return (listed ? slots : total - own + (t.first + row) / a.group + 1) - begin; },
+        s, d, e.rows, a.scale, [&](int row) { return e.visible(row) - begin; },
         [&](int i, float z) {
           if (!a.counts) return z;
           const int slot = begin + i;
-          const int64_t page = a.pages.head(table_row, slot, kv);
-          return z + log_f32(a.counts[page * kPageSlots + slot % kPageSlots]);
+          return z + log_f32(a.counts[a.pages.head(e.table_row, slot, e.kv) * kPageSlots + slot % kPageSlots]);
         });
   }
   r.write(
-      rows, [&](int row, float) { return a.o + place(row) * d; }, d);
+      e.rows, [&](int row, float) { return e.result(row); }, d);
+}
+
+// ---- bf16: four warps of 16 query rows, two stages of K and V
+
+constexpr int kRows16 = 64;
+
+// What a block of 64 slots is staged in.
+template <int kD>
+struct Stage {
+  static constexpr int kBytes = 2 * 64 * kD * 2 + 64 * 4;
+  SharedTile<kSlots> k;  // [kD][64]: slots across, as in pages
+  SharedTile<kD> v;      // [64][kD]
+  float* bias;           // [64]: log of the counts
+  __device__ explicit Stage(char* p)
+      : k{reinterpret_cast<bf16*>(p)}, v{k.p + kSlots * kD}, bias(reinterpret_cast<float*>(v.p + kSlots * kD)) {}
+};
+
+// Fills a stage with the slots from `begin` on; zeros beyond e.slots and beyond D.
+template <int kD, bool kCounts>
+__device__ __forceinline__ void load_slots(const Stage<kD>& to, const Reads<bf16, kRows16>& e, int begin) {
+  // Four slots that begin at a multiple of four always lie together.  Every warp notes for its own use where the fours
+  // of the block do: page * 16 + slot of the page.
+  __shared__ int fours[kWarps][kSlots / 4];
+  const Pages<const bf16>& pages = e.a.pages;
+  const int d = pages.d, lane = threadIdx.x % 32, present = e.slots - begin;
+  int* const mine = fours[threadIdx.x / 32];
+  __syncwarp();  // the last block's are done with
+  if (lane < kSlots / 4 && lane * 4 < present) {
+    const int slot = e.where(begin + lane * 4);
+    mine[lane] = pages.table[e.table_row * pages.table_stride + slot / kPageSlots] * kPageSlots + slot % kPageSlots;
+  }
+  __syncwarp();
+  const auto head = [&](int place) { return int64_t{place / kPageSlots} * pages.kv_heads + e.kv; };
+
+  const int n = threadIdx.x % (kSlots / 8) * 8, valid = max(0, min(8, present - n));  // this thread's slots of K
+  const int low = valid ? mine[n / 4] : 0, high = valid > 4 ? mine[n / 4 + 1] : low + 4;
+  const bf16 *k_low = pages.k_at(head(low), low, 0), *k_high = pages.k_at(head(high), high, 0);
+  const bool together = high == low + 4 && low % 8 == 0;
+#pragma unroll 4
+  for (int c = threadIdx.x / (kSlots / 8); c < kD; c += kThreads / (kSlots / 8)) {
+    const int bytes = c < d ? valid * 2 : 0, from = c < d ? c * kPageSlots : 0;
+    if (together) {
+      cp_async_16(to.k.at(c, n), k_low + from, bytes);
+    } else {
+      cp_async_8(to.k.at(c, n), k_low + from, min(8, bytes));
+      cp_async_8(to.k.at(c, n) + 4, k_high + from, max(0, bytes - 8));
+    }
+  }
+  load_tile<kSlots>(to.v, pages.v, present, d, e.a.vector, [&](int i) {
+    const int at = mine[i / 4] + i % 4;
+    return pages.v_at(head(at), at, 0);
+  });
+  if (kCounts && threadIdx.x < kSlots) {
+    const int i = threadIdx.x, at = i < present ? mine[i / 4] + i % 4 : 0;
+    to.bias[i] = i < present ? log_f32(e.a.counts[head(at) * kPageSlots + at % kPageSlots]) : 0.f;
+  }
+}
+
+template <int kD, bool kCounts>
+__global__ void __launch_bounds__(kThreads) attend16(const Args<bf16> a) {
+  const Reads<bf16, kRows16> e(a);
+  if (e.rows == 0) return;
+  const int d = a.pages.d, first = threadIdx.x / 32 * 16;  // row of the warp
+  bf16* smem = dynamic_smem<bf16>();
+  const SharedTile<kD> q{smem};
+  const auto stage = [&](int block) {
+    return Stage<kD>(reinterpret_cast<char*>(smem + kRows16 * kD) + block % 2 * Stage<kD>::kBytes);
+  };
+  load_tile<kRows16>(q, a.q, e.rows, d, a.vector, [&](int row) { return e.query(row); });
+  load_slots<kD, kCounts>(stage(0), e, 0);
+  cp_async_commit();
+
+  Rows16<kD> r;
+  const int n_blocks = (e.slots + kSlots - 1) / kSlots;
+  for (int block = 0; block < n_blocks; block++) {
+    const int begin = block * kSlots;
+    if (block + 1 < n_blocks) load_slots<kD, kCounts>(stage(block + 1), e, begin + kSlots);
+    cp_async_commit();
+    cp_async_wait<1>();
+    __syncthreads();
+    const Stage<kD> s = stage(block);
+    if (first < e.rows)  // in decode most warps only load
+      r.add_block(
+          q, first, AcrossTile{s.k}, s.v, a.scale, [&](int i) { return e.visible(first + i) - begin; },
+          [&](int slot, float z) { return kCounts ? z + s.bias[slot] : z; });
+    __syncthreads();  // everyone is done with this stage before the block after next lands in it
+  }
+  cp_async_wait<0>();
+  r.write(
+      e.rows - first, [&](int i, float) { return e.result(first + i); }, d);
+}
+
+void attend(const Args<float>& a, dim3 grid, Stream stream) {
+  const int d = a.pages.d;
+  launch("attn_paged",
+         d <= 64    ? attend32<2>
+         : d <= 128 ? attend32<4>
+                    : attend32<8>,
+         {.grid = grid, .block = kThreads, .smem = smem32(d)}, stream, a);
+}
+template <int kD>
+void attend(const Args<bf16>& a, dim3 grid, Stream stream) {
+  launch("attn_paged", a.counts ? attend16<kD, true> : attend16<kD, false>,
+         {.grid = grid, .block = kThreads, .smem = sizeof(bf16) * kRows16 * kD + 2 * Stage<kD>::kBytes}, stream, a);
+}
+void attend(const Args<bf16>& a, dim3 grid, Stream stream) {
+  const int d = a.pages.d;
+  d <= 64 ? attend<64>(a, grid, stream) : d <= 128 ? attend<128>(a, grid, stream) : attend<256>(a, grid, stream);
 }
 
 // blockIdx.x is a pair (src, dst) of pages of `words` 4-byte words.
@@ -150,13 +289,6 @@ Pages<T> pages_of(const char* op, const Tensor& k, const Tensor& v, const Tensor
           static_cast<int>(queries.shape[0]),
           static_cast<int>(kv_heads),
           static_cast<int>(d)};
-}
-
-// Row stride of a [rows, heads, D] tensor with contiguous heads.
-int64_t row_stride(const char* op, const char* field, const Tensor& t, int64_t heads, int64_t d) {
-  expect(t.rank == 3 && t.shape[1] == heads && t.shape[2] == d && t.stride[1] == d && t.stride[2] == 1, op, ": ", field,
-         " ", t.str(), " must be [rows, ", heads, ", ", d, "] with contiguous heads");
-  return t.stride[0];
 }
 
 }  // namespace
@@ -205,17 +337,12 @@ void attn_paged(const AttnPaged& a, Stream stream) {
     if (n == 0 || x.pages.n_queries == 0) return;
     x.o = a.o.as<T>(), x.q = a.q.as<T>(), x.heads = static_cast<int>(heads);
     x.group = static_cast<int>(heads / x.pages.kv_heads), x.scale = a.scale;
+    const bool pages_aligned = aligned16(a.k_pages, {}) && aligned16(a.v_pages, {});
+    expect(sizeof(T) == 4 || pages_aligned, op, ": pages must be 16-byte aligned");
+    x.vector = aligned16(a.q, {x.q_stride, x.pages.d});
     // The entries have at most n rows together, and each wastes at most one tile.
-    const int64_t tiles = n * x.group / kRows32 + x.pages.n_queries;
-    const int d = x.pages.d;
-    launch(op,
-           d <= 64    ? attend<T, 2>
-           : d <= 128 ? attend<T, 4>
-                      : attend<T, 8>,
-           {.grid = dim3(blocks(op, tiles, 1), static_cast<unsigned>(x.pages.kv_heads)),
-            .block = kThreads,
-            .smem = smem32(d)},
-           stream, x);
+    const int64_t tiles = n * x.group / (sizeof(T) == 2 ? kRows16 : kRows32) + x.pages.n_queries;
+    attend(x, dim3(blocks(op, tiles, 1), static_cast<unsigned>(x.pages.kv_heads)), stream);
   });
 }
 

@@ -25,6 +25,15 @@ __device__ __forceinline__ void cp_async_16(void* smem, const void* gmem, int va
                : "memory");
 #endif
 }
+// The same with 8 bytes.
+__device__ __forceinline__ void cp_async_8(void* smem, const void* gmem, int valid PTX_LOC) {
+#ifdef CUEMU
+  cuemu::async_copy(smem, gmem, 8, static_cast<unsigned>(valid), loc);
+#else
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(smem_address(smem)), "l"(gmem), "r"(valid)
+               : "memory");
+#endif
+}
 __device__ __forceinline__ void cp_async_commit() {
 #ifdef CUEMU
   cuemu::async_commit();

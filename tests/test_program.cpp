@@ -94,8 +94,7 @@ TEST_F(WrongInput, CommandLine) {
   expect_error("logprobs --ids x", Exit::usage, {"--model", "pare logprobs --help"});
   expect_error("logprobs --model x --ids y --nosuch", Exit::usage, {"--nosuch", "pare logprobs --help"});
   for (const char* value : {"0", "-3", "many", "1e300", "nan", "2000000000000"})
-    expect_error(cat("generate --model ", model_, " --samples ", value), Exit::usage, {"--samples", value});
-  expect_error(cat("generate --tokenizer ssa --top-p 0 --prompt a1; --model ", model_), Exit::usage, {"top_p is 0"});
+    expect_error(cat("logprobs --model x --ids y --max-rows ", value), Exit::usage, {"--max-rows", value});
   for (const char* help : {"--help", "train --help"}) {
     const Outcome o = run(help);
     EXPECT_EQ(o.code, 0);
@@ -261,8 +260,11 @@ TEST_F(WrongInput, OutputDirectories) {
   expect_error("compare " + at("none"), Exit::usage, {at("none")});
   expect_error("compare " + model_, Exit::usage, {"metrics.jsonl"});
   fs::create_directories(run_);
-  write("run/metrics.jsonl", "{\"critic/score/mean\": 1}\nhalf a li");
+  const std::string step = "{\"training/global_step\": 1, \"critic/score/mean\": 1}\n";
+  write("run/metrics.jsonl", step + "half a li\n" + step);
   refused("compare " + run_, "metrics.jsonl:2");
+  write("run/metrics.jsonl", step + "half a li");  // a run that was killed in the middle of a line
+  EXPECT_EQ(run("compare " + run_).code, 0);
 }
 
 TEST_F(WrongInput, Checkpoints) {

@@ -12,10 +12,13 @@
 namespace pare::test {
 namespace {
 
+// Blanks inside quotes do not part words.
 std::vector<std::string> words(const std::string& line) {
   std::stringstream s(line);
   std::vector<std::string> all;
-  for (std::string w; s >> w;) all.push_back(w);
+  for (std::string w; s >> w; all.push_back(w))
+    if (std::string rest; w.starts_with('"') && (w.size() == 1 || !w.ends_with('"')) && std::getline(s, rest, '"'))
+      w += rest + '"';
   return all;
 }
 
@@ -61,7 +64,7 @@ TEST_F(Readme, CommandsFlagsPresetsAndKeysExist) {
     if (c[0].starts_with("-")) continue;
     EXPECT_NE(help.find("\n  " + c[0] + " "), std::string::npos) << "pare " << c[0];
     const std::string usage = run(c[0] + " --help").out;
-    const bool configured = c[0] == "train" || c[0] == "sft" || c[0] == "eval" || c[0] == "plan";
+    const bool configured = c[0] == "train" || c[0] == "sft" || c[0] == "eval" || c[0] == "generate" || c[0] == "plan";
     for (size_t i = 1; i < c.size(); i++) {
       const std::string& w = c[i];
       if (w.starts_with("--")) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #include "base/thread_pool.h"
 #include "tests/generator.h"
@@ -237,6 +238,36 @@ TEST(Rollout, ProgressIsReportedAfterEveryPass) {
   });
   EXPECT_EQ(last.finished, 21);
   EXPECT_TRUE(g.rollout.generate({}, mixed_sampling()).empty());
+}
+
+TEST(Rollout, EveryTokenIsHandedOutAsItIsDrawn) {
+  Generator g(table_cpu, config(), {.max_sequences = 4, .max_batched_tokens = 9, .max_context = 160});
+  std::map<std::pair<int, int>, Completion> so_far;
+  int64_t tokens = 0, passes = 0;
+  const auto done = g.rollout.generate(
+      mixed_requests(), mixed_sampling(),
+      [&](const RolloutStats& s) { EXPECT_EQ(s.decoded_tokens, tokens) << "after pass " << passes++; },
+      [&](const Completion& c) {
+        Completion& mine = so_far[{c.request, c.sample}];
+        EXPECT_EQ(mine.tokens.size() + 1, c.tokens.size());
+        mine.tokens.push_back(c.tokens.back()), mine.logprobs.push_back(c.logprobs.back());
+        mine.finish = c.finish;
+        tokens++;
+      });
+  for (const Completion& c : done) expect_same(so_far[{c.request, c.sample}], c, "handed out");
+}
+
+// A callback may end the call: the memory of the pass is given back.
+TEST(Rollout, ACallbackThatThrowsEndsIt) {
+  Generator g(table_cpu, config(), kRoomy);
+  struct Enough {};
+  int tokens = 0;
+  const auto stop = [&](const Completion&) {
+    if (++tokens == 25) throw Enough();
+  };
+  EXPECT_THROW(g.rollout.generate(mixed_requests(), mixed_sampling(), {}, stop), Enough);
+  EXPECT_EQ(tokens, 25);
+  EXPECT_EQ(g.scratch.used(), 0u);
 }
 
 // The message of the error, or of its absence.

@@ -133,6 +133,21 @@ TEST_F(SentencePieceFile, PromptGetsBosAndASpace) {
   EXPECT_EQ(t->decode(Ids{4, 8, -1}), "a\uFFFD\uFFFD");
 }
 
+// What streams after the beginning of a text is what decoding all of it adds.
+TEST_F(SentencePieceFile, StreamsAsItDecodes) {
+  const auto t = load(with({{" a", -1}, {"<0xC3>", 0}, {"<0xA9>", 0}}));
+  for (const Ids& all : {Ids{1, 7, 5, 7}, Ids{7, 1, 7, 8, 9, 7}, Ids{1, 1, 7, 2, 7}, Ids{1, 8, 9, 3, 4}})
+    for (size_t begin = 1; begin < all.size(); begin++) {
+      const std::span<const int32_t> before = std::span(all).first(begin);
+      StreamDecoder stream(*t, before.back());
+      std::string text;
+      for (size_t i = begin; i < all.size(); i++) text += stream.push(all[i]);
+      if (all[begin] == 9) continue;  // begins inside a character
+      EXPECT_EQ(t->decode(before) + text, t->decode(all)) << begin;
+      EXPECT_EQ(stream.finish(), "");
+    }
+}
+
 TEST_F(SentencePieceFile, FallsBackToBytes) {
   const auto t = load(with({{"<0xC3>", 0}, {"<0xA9>", 0}, {"\xc3\xa0", -5}, {"<0xFF>", 0}}));
   EXPECT_EQ(t->encode("a\u00e9b"), (Ids{4, 7, 8, 5}));

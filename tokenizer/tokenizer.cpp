@@ -1,5 +1,6 @@
 #include "tokenizer/tokenizer.h"
 
+#include <array>
 #include <filesystem>
 #include <utility>
 
@@ -9,6 +10,8 @@
 
 namespace pare {
 
+namespace fs = std::filesystem;
+
 std::string Tokenizer::decode(std::span<const int32_t> ids) const {
   if (!ids.empty() && ids[0] == bos_) ids = ids.subspan(1);
   std::string text;
@@ -17,17 +20,33 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
 }
 
 std::string StreamDecoder::push(int32_t id) {
-  waiting_ += tokenizer_.piece(id);
+  if (before_ < 0) {
+    waiting_ += tokenizer_.piece(id);
+  } else {
+    const std::array<int32_t, 2> pair = {before_, id};
+    const std::span<const int32_t> all = pair;
+    waiting_ += tokenizer_.decode(all).substr(tokenizer_.decode(all.first(1)).size());
+  }
+  before_ = id;
   const size_t certain = waiting_.size() - cut_bytes(waiting_);
   const std::string text = lossy_utf8(std::string_view(waiting_).substr(0, certain));
   waiting_.erase(0, certain);
   return text;
 }
 
-std::string StreamDecoder::finish() { return lossy_utf8(std::exchange(waiting_, {})); }
+std::string StreamDecoder::finish() {
+  before_ = -1;
+  return lossy_utf8(std::exchange(waiting_, {}));
+}
+
+std::string tokenizer_file(const std::string& folder) {
+  std::error_code ignored;
+  for (const char* name : {"tokenizer.bin", "tokenizer.json", "vocab_pieces.json"})
+    if (const fs::path path = fs::path(folder) / name; fs::exists(path, ignored)) return path.string();
+  return "";
+}
 
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& spec) {
-  namespace fs = std::filesystem;
   constexpr const char* kSupported =
       "supported: \"ssa\", a tokenizer.json (byte-level BPE), a llama2.c tokenizer.bin, a vocab_pieces.json, or a "
       "directory that contains one of these";
@@ -36,10 +55,8 @@ std::unique_ptr<Tokenizer> make_tokenizer(const std::string& spec) {
   fs::path path(spec);
   if (!fs::exists(path, ignored)) fail("tokenizer \"", spec, "\": no such file; ", kSupported);
   if (fs::is_directory(path, ignored)) {
-    const fs::path folder = path;
-    for (const char* name : {"tokenizer.bin", "tokenizer.json", "vocab_pieces.json"})
-      if (path == folder && fs::exists(folder / name, ignored)) path = folder / name;
-    if (path == folder)
+    path = tokenizer_file(spec);
+    if (path.empty())
       fail("tokenizer \"", spec, "\": the directory has no tokenizer.json and no tokenizer.bin; ", kSupported);
   }
   if (path.filename() == "vocab_pieces.json") return load_sentencepiece_json(path.string());

@@ -46,12 +46,14 @@ class Tokenizer {
 // Text as its tokens arrive: always UTF-8, since the bytes of an unfinished character wait for the next token.
 class StreamDecoder {
  public:
-  explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  // `before`: the token in front of the first one, where there is one: a tokenizer may drop the space after BOS.
+  explicit StreamDecoder(const Tokenizer& tokenizer, int32_t before = -1) : tokenizer_(tokenizer), before_(before) {}
   std::string push(int32_t id);  // text that is certain now; bytes that can be no character become U+FFFD
   std::string finish();          // what waits, as U+FFFD; then the decoder is as new
 
  private:
   const Tokenizer& tokenizer_;
+  int32_t before_;
   std::string waiting_;
 };
 
@@ -66,6 +68,9 @@ std::unique_ptr<Tokenizer> load_sentencepiece(const std::string& tokenizer_bin);
 
 // The same from a list of pieces in JSON: [{"id": 0, "score": 0.0, "piece": "<unk>"}, ...], ids in order.
 std::unique_ptr<Tokenizer> load_sentencepiece_json(const std::string& vocab_pieces);
+
+// The file of a model folder that make_tokenizer reads; empty: there is none.
+std::string tokenizer_file(const std::string& folder);
 
 // `spec`: "ssa"; a tokenizer.bin; a tokenizer.json (bpe.h) or vocab_pieces.json; or a model folder with one of them.
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& spec);

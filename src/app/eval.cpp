@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
+#include "app/shorthands.h"
 #include "app/show.h"
 #include "rl/evaluate.h"
 
@@ -14,25 +15,19 @@ namespace pare {
 
 namespace {
 
-// Options that stand for a configuration key.
-struct Shorthand {
-  const char *flag, *key;
-};
-constexpr Shorthand kShorthands[] = {{"--model", "model.path"},
-                                     {"--tokenizer", "data.tokenizer"},
-                                     {"--verifier", "data.reward"},
-                                     {"--n", "rollout.val_kwargs.n"},
-                                     {"--temperature", "rollout.val_kwargs.temperature"},
-                                     {"--top-p", "rollout.val_kwargs.top_p"},
-                                     {"--top-k", "rollout.val_kwargs.top_k"},
-                                     {"--max-prompt-length", "data.max_prompt_length"},
-                                     {"--max-response-length", "data.max_response_length"},
-                                     {"--seed", "trainer.seed"},
-                                     {"--threads", "trainer.threads"}};
-
 struct Options {
+  Shorthands keys{{{"--model", "model.path"},
+                   {"--tokenizer", "data.tokenizer"},
+                   {"--verifier", "data.reward"},
+                   {"--n", "rollout.val_kwargs.n"},
+                   {"--temperature", "rollout.val_kwargs.temperature"},
+                   {"--top-p", "rollout.val_kwargs.top_p"},
+                   {"--top-k", "rollout.val_kwargs.top_k"},
+                   {"--max-prompt-length", "data.max_prompt_length"},
+                   {"--max-response-length", "data.max_response_length"},
+                   {"--seed", "trainer.seed"},
+                   {"--threads", "trainer.threads"}}};
   std::vector<std::string> config;
-  std::string values[std::size(kShorthands)];
   std::string data, out;
   std::vector<int64_t> k;
   bool greedy = false, force = false, quiet = false;
@@ -47,13 +42,7 @@ Config configuration(const Options& o, const CLI::App& command) {
   }
   arguments.push_back("data.train_files=[]");
   arguments.push_back("rollout.check_exact=false");  // there is no learner
-  for (size_t i = 0; i < std::size(kShorthands); i++) {
-    const auto& [flag, key] = kShorthands[i];
-    if (command.count(flag) == 0) continue;
-    const bool text = config_key(key).type == "string";
-    arguments.push_back(cat(key, "=", text ? toml_quote(o.values[i]) : o.values[i]));
-    if (std::string(key) == "model.path") arguments.push_back("model.config=");
-  }
+  for (const std::string& override : o.keys.overrides(command)) arguments.push_back(override);
   if (o.greedy) arguments.push_back("rollout.val_kwargs.temperature=0");
   const Config c = load_config(arguments);
   if (c.data.task == "jsonl" && c.data.val_files.empty())
@@ -208,11 +197,7 @@ void add_eval(CLI::App& app) {
   CLI::App* c = app.add_subcommand("eval", "mean@n, pass@k, maj@n and lengths of a model on a set of problems");
   c->add_option("config", o->config, "presets or TOML files, then overrides group.key=value, as of `pare train`");
   c->add_option("--data", o->data, "problems, one JSON object a line with prompt and answer");
-  for (size_t i = 0; i < std::size(kShorthands); i++) {
-    const auto& [flag, key] = kShorthands[i];
-    c->add_option(flag, o->values[i], cat(config_key(key).meaning, " (", key, ")"))
-        ->type_name(config_key(key).type == "string" ? "TEXT" : "NUMBER");
-  }
+  o->keys.add(*c);
   c->add_flag("--greedy", o->greedy, "the most probable token always, instead of sampling at temperature 1");
   c->add_option("--k", o->k, "the k of pass@k, as in 1,4,8; powers of 2 up to n if not given")
       ->delimiter(',')

@@ -1,63 +1,365 @@
-// pare generate: text from a model, one completion a sample.
+// pare generate: text from a model: the continuation of a prompt, an answer, samples of many prompts, a conversation.
+#include <unistd.h>
+
+#include <chrono>
 #include <cstdio>
+#include <iostream>
+#include <limits>
+#include <map>
+#include <optional>
 
 #include "app/commands.h"
+#include "app/interrupt.h"
+#include "app/prompts.h"
+#include "app/shorthands.h"
 #include "base/rng.h"
+#include "base/text.h"
 #include "base/thread_pool.h"
 #include "model/hf.h"
 #include "rollout/rollout.h"
-#include "tokenizer/tokenizer.h"
 
 namespace pare {
 
 namespace {
 
+using Json = nlohmann::ordered_json;
+using Clock = std::chrono::steady_clock;
+
 struct Options {
-  std::string model, tokenizer, prompt;
-  int max_new_tokens = 128, samples = 1, threads = 0;
-  Sampling sampling;
-  uint64_t seed = 1;
+  Shorthands keys{{{"--model", "model.path", "Hugging Face folder"},
+                   {"--tokenizer", "data.tokenizer", "ssa, a tokenizer's file or a folder; the model's if not given"},
+                   {"--chat-format", "data.chat_template",
+                    "qwen2.5, qwen3, llama-3, deepseek-r1, plain or a text with {problem}; that of the model's chat "
+                    "template if not given"},
+                   {"--max-new-tokens", "data.max_response_length", "tokens of a response at most"},
+                   {"--n", "rollout.val_kwargs.n", "samples of each prompt"},
+                   {"--temperature", "rollout.val_kwargs.temperature", "0: greedy"},
+                   {"--top-p", "rollout.val_kwargs.top_p", "1: off"},
+                   {"--top-k", "rollout.val_kwargs.top_k", "0: off"},
+                   {"--seed", "trainer.seed"},
+                   {"--threads", "trainer.threads"}}};
+  std::vector<std::string> config;
+  std::optional<std::string> prompt, chat, system, file;
+  bool greedy = false, no_thinking = false, jsonl = false, quiet = false;
+  bool interactive() const { return !prompt && !chat && !file; }
 };
 
-void run(Options& o) {
-  set_threads(o.threads);
-  const ModelConfig config = load_model_config(o.model);
-  const auto tokenizer = make_tokenizer(o.tokenizer.empty() ? o.model : o.tokenizer);
-  Device device(table_cpu);
-  Arena weights("weights"), kv("kv"), scratch("scratch");
-  Model model(config, device, weights, DType::f32, false);
-  model.set_parameters(hf_weights(o.model, config));
-
-  Request request{tokenizer->encode_prompt(o.prompt), {}, o.max_new_tokens};
-  for (int i = 0; i < o.samples; i++) request.uids.push_back(sequence_uid(0, 0, 0, static_cast<uint64_t>(i)));
-  o.sampling.key = rng_key(o.seed, RngStream::sample, 0);
-  o.sampling.eos = config.eos_ids.empty() ? std::vector<int32_t>{tokenizer->eos()} : config.eos_ids;
-  const int64_t context = static_cast<int64_t>(request.prompt.size()) + o.max_new_tokens;
-  Rollout rollout(model, {.max_sequences = std::min(o.samples, 64), .max_batched_tokens = 512, .max_context = context},
-                  kv, scratch);
-  for (const Completion& c : rollout.generate({request}, o.sampling)) {
-    std::vector<int32_t> ids = request.prompt;
-    ids.insert(ids.end(), c.tokens.begin(), c.tokens.end() - (c.finish == Finish::eos));
-    std::printf("%s\n", tokenizer->decode(ids).c_str());
-  }
+Config configuration(const Options& o, const CLI::App& command) {
+  // A pass of 512 rows is enough for the speed of prompts, and takes little memory.
+  std::vector<std::string> arguments = {"data.task=jsonl", "rollout.val_kwargs.temperature=1",
+                                        "rollout.val_kwargs.kv=rollout", "rollout.max_num_seqs=64",
+                                        "rollout.max_num_batched_tokens=512"};
+  arguments.insert(arguments.end(), o.config.begin(), o.config.end());
+  for (const std::string& override : o.keys.overrides(command)) arguments.push_back(override);
+  if (o.greedy) arguments.push_back("rollout.val_kwargs.temperature=0");
+  if (o.no_thinking) arguments.push_back("data.apply_chat_template_kwargs.enable_thinking=false");
+  Config c = read_config(arguments);
+  const ValKeys& v = c.rollout.val_kwargs;
+  if (v.kv == ValKv::both)
+    fail("rollout.val_kwargs.kv = \"both\" is for the validation of a run; pare generate takes dense or rollout");
+  if (v.kv == ValKv::dense) c.rollout.kv = {};
+  check_kv(c.rollout.kv);
+  if (v.temperature == 0 && v.n > 1)
+    fail("greedy decoding gives the same response ", v.n, " times: leave out --n, or sample with --temperature 1");
+  if (o.interactive() && (v.n > 1 || o.jsonl))
+    fail(o.jsonl ? "--jsonl" : "--n", " needs --prompt, --chat or --file: a conversation goes one way");
+  if (o.system && !o.chat && !o.interactive()) fail("--system goes with --chat or a conversation");
+  return c;
 }
+
+void put(const std::string& text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
+    throw Error(Exit::failed, "standard output cannot be written");
+}
+
+// Thrown out of a generation that Ctrl-C stops.
+struct Stopped {};
+
+class Generator {
+ public:
+  Generator(const Config& config, const Prompts& prompts);
+
+  // All samples of all requests; `drawn` is called for every token.
+  std::vector<Completion> generate(const std::vector<Request>& requests,
+                                   const std::function<void(const Completion&)>& drawn);
+  // A line about the last generation: what it computed, how fast, in how much memory.
+  std::string statistics(const std::vector<Request>& requests, const std::vector<Completion>& done) const;
+
+ private:
+  RolloutLimits limits(const std::vector<Request>& requests) const;
+  int64_t dense_pages(const std::vector<Request>& requests, const std::vector<Completion>& done) const;
+  void pass(const RolloutStats& now);
+
+  const Config& config_;
+  const ModelConfig& model_config_;
+  Sampling sampling_;
+  Device device_{table_cpu};
+  Arena weights_{"weights"}, kv_{"kv"}, scratch_{"scratch"};
+  std::optional<Model> model_;
+  // Of the last generation: the time of prompts, and of the tokens that were fed back.
+  RolloutLimits limits_{};
+  RolloutStats stats_;
+  Clock::time_point time_;
+  double prefill_seconds_ = 0, decode_seconds_ = 0;
+};
+
+Generator::Generator(const Config& config, const Prompts& prompts)
+    : config_(config),
+      model_config_(prompts.model),
+      sampling_{.temperature = static_cast<float>(config.rollout.val_kwargs.temperature),
+                .top_k = static_cast<int32_t>(config.rollout.val_kwargs.top_k),
+                .top_p = static_cast<float>(config.rollout.val_kwargs.top_p),
+                .key = rng_key(static_cast<uint64_t>(config.trainer.seed), RngStream::sample, 0),
+                .eos = prompts.eos} {
+  set_threads(static_cast<int>(config.trainer.threads));
+  model_.emplace(model_config_, device_, weights_, DType::f32, false);
+  model_->set_parameters(hf_weights(config.model.path, model_config_));
+}
+
+// Room for the requests; of several samples as many at a time as half of the memory holds.
+RolloutLimits Generator::limits(const std::vector<Request>& requests) const {
+  const RolloutKeys& r = config_.rollout;
+  const KvResidency residency(r.kv, model_config_.layers);
+  RolloutLimits l{.max_sequences = 1, .max_batched_tokens = 1, .max_context = 2, .kv = r.kv};
+  int64_t samples = 0, longest = 0;  // pages of the longest sequence alone
+  for (const Request& q : requests) {
+    const auto prompt = static_cast<int64_t>(q.prompt.size());
+    samples += static_cast<int64_t>(q.uids.size());
+    l.max_prompt = std::max(l.max_prompt, prompt);
+    l.max_context = std::max(l.max_context, prompt + q.max_new_tokens);
+    longest = std::max(longest, Scheduler::pages_needed(residency, q));
+  }
+  l.max_sequences = static_cast<int>(std::min(samples, r.max_num_seqs));
+  l.max_batched_tokens = static_cast<int>(std::max<int64_t>(r.max_num_batched_tokens, l.max_sequences));
+  const int64_t page = KvCache::page_bytes(model_config_, r.kv, DType::f32);
+  const int64_t room = r.kv_cache_bytes > 0 ? r.kv_cache_bytes / page
+                                            : std::max(longest, static_cast<int64_t>(machine_memory() / 2) / page);
+  if (room == 0)
+    throw Error(Exit::memory, cat("rollout.kv_cache_bytes = ", r.kv_cache_bytes, " holds no page; one takes ", page));
+  l.kv_pages = std::min(room, l.max_sequences * longest);
+  return l;
+}
+
+// The time since the last pass; that of a pass with rows of both is divided as its rows are.
+void Generator::pass(const RolloutStats& now) {
+  const Clock::time_point time = Clock::now();
+  const double seconds = std::chrono::duration<double>(time - time_).count();
+  const auto prefill = static_cast<double>(now.prefill_tokens - stats_.prefill_tokens);
+  const auto decode = static_cast<double>(now.decode_rows - stats_.decode_rows);
+  const double part = decode > 0 ? decode / (prefill + decode) : 0;
+  prefill_seconds_ += (1 - part) * seconds, decode_seconds_ += part * seconds;
+  stats_ = now, time_ = time;
+}
+
+std::vector<Completion> Generator::generate(const std::vector<Request>& requests,
+                                            const std::function<void(const Completion&)>& drawn) {
+  const ArenaScope scope(kv_);
+  limits_ = limits(requests);
+  Rollout rollout(*model_, limits_, kv_, scratch_);
+  stats_ = {}, prefill_seconds_ = decode_seconds_ = 0, time_ = Clock::now();
+  return rollout.generate(
+      requests, sampling_,
+      [&](const RolloutStats& now) {
+        pass(now);
+        if (interrupted()) throw Stopped();
+      },
+      drawn);
+}
+
+// Pages that a dense cache would hold at its peak, with as many sequences at a time: the schedule follows from lengths
+// and tokens.
+int64_t Generator::dense_pages(const std::vector<Request>& requests, const std::vector<Completion>& done) const {
+  RolloutLimits limits = limits_;
+  limits.max_sequences = stats_.peak_sequences;
+  limits.kv = {};
+  const KvResidency residency({}, model_config_.layers);
+  for (const Request& r : requests)
+    limits.kv_pages = std::max(limits.kv_pages, Scheduler::pages_needed(residency, r) * limits.max_sequences);
+  Device device(table_null);
+  Arena books("kv", Arena::Backing::none, std::numeric_limits<size_t>::max());
+  KvCache cache(model_config_, {}, device, books, DType::f32, limits.kv_pages, Scheduler::cache_sequences(limits),
+                limits.max_context);
+  Scheduler scheduler(residency, requests, sampling_.eos, limits, cache);
+  while (!scheduler.done()) {
+    const Batch batch = scheduler.next();
+    std::vector<int32_t> tokens;
+    for (const Batch::Draw& d : batch.draws) tokens.push_back(done[d.completion].tokens[d.position]);
+    scheduler.advance(batch, tokens, std::vector<float>(tokens.size()));
+  }
+  return cache.pool().peak();
+}
+
+std::string Generator::statistics(const std::vector<Request>& requests, const std::vector<Completion>& done) const {
+  const auto rate = [](int64_t tokens, double seconds) {
+    return tokens > 0 && seconds > 0 ? cat(", ", human(static_cast<double>(tokens) / seconds), " tok/s") : "";
+  };
+  const auto bytes = [&](int64_t pages, const KvSpec& kv) {
+    return human(static_cast<double>(pages * KvCache::page_bytes(model_config_, kv, DType::f32))) + "B";
+  };
+  const KvSpec& kv = config_.rollout.kv;
+  std::string line = cat(stats_.prefill_tokens, " prompt tokens", rate(stats_.prefill_tokens, prefill_seconds_), "; ",
+                         stats_.decoded_tokens, " new tokens", rate(stats_.decode_rows, decode_seconds_), "; KV ",
+                         bytes(stats_.peak_pages, kv), " at most");
+  if (kv.method != KvMethod::dense)
+    line += cat(", dense ", bytes(kv.evicts() ? dense_pages(requests, done) : stats_.peak_pages, {}));
+  return line;
+}
+
+// ---- what is written -----------------------------------------------------------------------------------------------
+
+// One sample, written as it comes.  Ctrl-C ends it where an InterruptScope lives; returns what there is then.
+std::string stream(Generator& generator, const Prompts& prompts, const Prompt& prompt, uint64_t uid, bool quiet) {
+  Request request{prompt.ids, {uid}, prompt.max_new_tokens};
+  StreamDecoder decoder(prompts.tokenizer(), prompt.ids.back());
+  std::string text;
+  const auto write = [&](const std::string& more) {
+    put(more);
+    text += more;
+  };
+  Completion answer;
+  try {
+    generator.generate({request}, [&](const Completion& c) {
+      answer.tokens.push_back(c.tokens.back());
+      if (c.finish != Finish::eos) write(decoder.push(c.tokens.back()));
+    });
+  } catch (const Stopped&) {
+  }
+  write(decoder.finish());
+  put("\n");
+  request.max_new_tokens = static_cast<int>(answer.tokens.size());
+  if (!quiet && !answer.tokens.empty()) std::fprintf(stderr, "%s\n", generator.statistics({request}, {answer}).c_str());
+  return text;
+}
+
+std::string json_line(const Prompts& prompts, const Prompt& prompt, const Completion& c, bool greedy) {
+  const bool eos = c.finish == Finish::eos;
+  Json line = {{"prompt", prompt.given}, {"sample", c.sample}};
+  if (prompts.has_tokenizer()) {
+    StreamDecoder decoder(prompts.tokenizer(), prompt.ids.back());
+    std::string text;
+    for (size_t i = 0; i + eos < c.tokens.size(); i++) text += decoder.push(c.tokens[i]);
+    line["text"] = text + decoder.finish();
+  }
+  line["tokens"] = c.tokens;
+  if (!greedy) line["logprobs"] = c.logprobs;
+  line["finish"] = eos ? "eos" : "length";
+  return line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+// All samples of all prompts, a JSON object each, in order; a line is written when it and those before it are finished.
+void write_samples(const Config& config, const Prompts& prompts, const std::vector<Prompt>& given, bool quiet) {
+  const int64_t n = config.rollout.val_kwargs.n;
+  double bytes = 0;
+  for (const Prompt& p : given) bytes += static_cast<double>(n) * (sizeof(Completion) + 8.0 * p.max_new_tokens);
+  if (bytes > static_cast<double>(machine_memory()))
+    throw Error(Exit::memory, cat("the responses, ", n, " of each prompt, take ", bytes, " bytes; the machine has ",
+                                  machine_memory()));
+  Generator generator(config, prompts);
+  std::vector<Request> requests;
+  for (size_t r = 0; r < given.size(); r++) {
+    requests.push_back({given[r].ids, {}, given[r].max_new_tokens});
+    for (int64_t s = 0; s < n; s++) requests[r].uids.push_back(sequence_uid(0, r, 0, static_cast<uint64_t>(s)));
+  }
+  const bool greedy = config.rollout.val_kwargs.temperature == 0;
+  std::map<int64_t, std::string> waiting;
+  int64_t next = 0;
+  const auto done = generator.generate(requests, [&](const Completion& c) {
+    const Prompt& prompt = given[static_cast<size_t>(c.request)];
+    if (c.finish != Finish::eos && static_cast<int>(c.tokens.size()) < prompt.max_new_tokens) return;
+    waiting[c.request * n + c.sample] = json_line(prompts, prompt, c, greedy);
+    for (auto first = waiting.begin(); first != waiting.end() && first->first == next; next++) {
+      put(first->second);
+      first = waiting.erase(first);
+    }
+  });
+  if (!quiet) std::fprintf(stderr, "%s\n", generator.statistics(requests, done).c_str());
+}
+
+// Lines of standard input, each answered, with what was said before where the chat format has turns.
+void converse(const Config& config, const Options& o, const Prompts& prompts) {
+  const ChatFormat::Kind kind = prompts.chat().kind;
+  const bool turns = kind != ChatFormat::Kind::plain && kind != ChatFormat::Kind::problem;
+  if (o.system && !turns) fail("--system needs a chat format that has turns; choose one with --chat-format");
+  prompts.tokenizer();
+  Generator generator(config, prompts);
+  const bool terminal = isatty(STDIN_FILENO);
+  if (terminal && !o.quiet)
+    std::fprintf(stderr, "%s; Ctrl-C stops it, Ctrl-D ends\n",
+                 turns ? "Each line is answered" : "Each line is continued by itself (the model has no chat format)");
+  std::vector<Message> said;
+  if (o.system) said.push_back({"system", *o.system});
+  std::string line;
+  for (uint64_t turn = 0;; turn++) {
+    if (terminal) std::fputs("> ", stderr);
+    if (!std::getline(std::cin, line)) break;
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    std::vector<Message> all = turns ? said : std::vector<Message>();
+    all.push_back({"user", line});
+    try {
+      const Prompt prompt = prompts.messages(all);
+      const InterruptScope scope;
+      all.push_back({"assistant", stream(generator, prompts, prompt, sequence_uid(0, turn, 0, 0), o.quiet)});
+      said = all;
+    } catch (const Error& e) {  // at a terminal the line is forgotten, and one may go on
+      if (!terminal || e.code != Exit::usage) throw;
+      std::fprintf(stderr, "pare: %s\n", e.what());
+    }
+  }
+  if (terminal) std::fputs("\n", stderr);
+}
+
+void run(const Options& o, const CLI::App& command) {
+  const Config config = configuration(o, command);
+  const Prompts prompts(config);
+  if (o.interactive()) return converse(config, o, prompts);
+  if (o.file) return write_samples(config, prompts, prompts.file(*o.file), o.quiet);
+  if (o.chat && prompts.chat().kind == ChatFormat::Kind::plain)
+    fail("--chat: ", config.model.path, " has no chat template; choose a format with --chat-format, or use --prompt");
+  std::vector<Message> messages;
+  if (o.system) messages.push_back({"system", *o.system});
+  if (o.chat) messages.push_back({"user", *o.chat});
+  const Prompt prompt = o.chat ? prompts.messages(messages) : prompts.text(*o.prompt);
+  if (o.jsonl || config.rollout.val_kwargs.n > 1) return write_samples(config, prompts, {prompt}, o.quiet);
+  Generator generator(config, prompts);
+  stream(generator, prompts, prompt, sequence_uid(0, 0, 0, 0), o.quiet);
+}
+
+constexpr const char* kFooter =
+    R"(Without --prompt, --chat and --file, lines of standard input are answered in a conversation (or each continued by
+itself, where the model has no chat format).  Ctrl-C stops an answer, Ctrl-D ends.  All that was said is computed
+again at every turn.  A response ends with EOS, after --max-new-tokens, or with the model's positions.
+
+--file: a JSON object a line with "prompt", "problem" or "question" (a text, in the model's chat format as in
+training; --chat-format plain continues it), "messages" ([{"role", "content"}]) or "prompt_ids".
+
+With --file, --n above 1 or --jsonl, standard output has a JSON object a sample, in order:
+  {"prompt": as given, "sample": 0 to n-1, "text", "tokens", "logprobs": as sampled (not of --greedy),
+   "finish": "eos" or "length"}
+Else it has the text alone.  Speed and KV memory go to standard error.
+
+A sparse cache is chosen by the keys of `pare train`:
+  pare generate --model DIR --prompt TEXT rollout.kv.method=snapkv rollout.kv.budget=256 rollout.kv.buffer=64
+)";
 
 }  // namespace
 
 void add_generate(CLI::App& app) {
   auto o = std::make_shared<Options>();
-  CLI::App* c = app.add_subcommand("generate", "text from a model");
-  c->add_option("--model", o->model, "Hugging Face folder")->required();
-  c->add_option("--tokenizer", o->tokenizer, "ssa, a tokenizer.bin or a folder; the model's folder if not given");
-  c->add_option("--prompt", o->prompt, "text to continue");
-  c->add_option("--max-new-tokens", o->max_new_tokens)->check(at_least(1))->capture_default_str();
-  c->add_option("--samples", o->samples)->check(at_least(1))->capture_default_str();
-  c->add_option("--temperature", o->sampling.temperature, "0: greedy")->check(at_least(0))->capture_default_str();
-  c->add_option("--top-k", o->sampling.top_k, "0: off")->check(at_least(0))->capture_default_str();
-  c->add_option("--top-p", o->sampling.top_p)->check(CLI::Range(0.0, 1.0))->capture_default_str();
-  c->add_option("--seed", o->seed)->capture_default_str();
-  c->add_option("--threads", o->threads, "0: one per core")->check(CLI::Range(0, 1024));
-  c->callback([o] { run(*o); });
+  CLI::App* c = app.add_subcommand("generate", "text from a model: a prompt, a chat, a file of prompts");
+  c->add_option("config", o->config, "presets or TOML files, then overrides group.key=value, as of `pare train`");
+  CLI::Option* prompt = c->add_option("--prompt", o->prompt, "a text to continue");
+  CLI::Option* chat = c->add_option("--chat", o->chat, "a turn of the user, in the model's chat format");
+  CLI::Option* file = c->add_option("--file", o->file, "prompts, one JSON object a line");
+  prompt->excludes(chat)->excludes(file);
+  chat->excludes(file);
+  c->add_option("--system", o->system, "the system message of the chat");
+  o->keys.add(*c);
+  c->add_flag("--greedy", o->greedy, "the most probable token always, instead of sampling at temperature 1");
+  c->add_flag("--no-thinking", o->no_thinking, "qwen3: an empty thought stands before the answer");
+  c->add_flag("--jsonl", o->jsonl, "one JSON object a sample instead of text");
+  c->add_flag("--quiet", o->quiet, "no statistics");
+  c->footer(kFooter);
+  c->callback([o, c] { run(*o, *c); });
 }
 
 }  // namespace pare

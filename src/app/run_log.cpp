@@ -49,6 +49,7 @@ RunLog read_run_log(const std::string& directory) {
   const std::string path = (fs::path(directory) / "metrics.jsonl").string();
   std::ifstream file(path);
   if (!file) fail(path, ": cannot be opened; expected the output directory of `pare train` or `pare sft`");
+  RunLog log;
   std::map<int64_t, std::map<std::string, double>> rows;
   std::string line;
   for (int number = 1; std::getline(file, line); number++) {
@@ -62,10 +63,11 @@ RunLog read_run_log(const std::string& directory) {
     auto& row = rows[step->get<int64_t>()];
     for (const auto& [name, value] : json.items())
       if (value.is_number()) row[name] = value.get<double>();
+    if (const auto c = json.find("certificate"); c != json.end() && c->is_string())
+      log.certificates[step->get<int64_t>()] = c->get<std::string>();
   }
   if (rows.empty()) fail(path, ": no step in it yet");
 
-  RunLog log;
   const fs::path dir = fs::path(directory).lexically_normal();
   log.path = directory;
   log.name = (dir.has_filename() ? dir : dir.parent_path()).filename().string();

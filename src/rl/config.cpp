@@ -79,7 +79,7 @@ void apply_toml(Config& config, const std::string& document, const std::string& 
   for (const TomlItem& item : parse_toml(document, where)) apply(config, item);
 }
 
-Config load_config(const std::vector<std::string>& files_and_overrides) {
+Config read_config(const std::vector<std::string>& files_and_overrides) {
   Config config;
   std::string name;
   for (const std::string& argument : files_and_overrides) {
@@ -99,6 +99,11 @@ Config load_config(const std::vector<std::string>& files_and_overrides) {
   if (data.val_max_statements == 0) data.val_max_statements = data.max_statements;
   OverlongKeys& overlong = config.reward_model.overlong_buffer;
   if (overlong.enable && overlong.len == 0) overlong.len = std::max<int64_t>(config.data.max_response_length / 5, 1);
+  return config;
+}
+
+Config load_config(const std::vector<std::string>& files_and_overrides) {
+  const Config config = read_config(files_and_overrides);
   check_config(config);
   return config;
 }

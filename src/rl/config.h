@@ -201,6 +201,8 @@ struct Config {
 // contradictions (naming both keys).  In the result top_k is 0 where it is off, an enabled overlong buffer has its
 // length, validation its numbers of statements, and the run a name: that of its files ("quickstart-nat-rpc").
 Config load_config(const std::vector<std::string>& files_and_overrides);
+// The same without looking for contradictions, which are of training: for what only generates.
+Config read_config(const std::vector<std::string>& files_and_overrides);
 
 // The parts of load_config.  Sets the keys of a document (it has no `base`) without looking for contradictions.
 void apply_toml(Config& config, const std::string& document, const std::string& where);

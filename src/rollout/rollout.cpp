@@ -186,7 +186,8 @@ void Rollout::draw(const Batch& batch, const Sampling& sampling, const Tensor& h
 }
 
 std::vector<Completion> Rollout::generate(const std::vector<Request>& requests, const Sampling& sampling,
-                                          const std::function<void(const RolloutStats&)>& progress) {
+                                          const std::function<void(const RolloutStats&)>& progress,
+                                          const std::function<void(const Completion&)>& drawn) {
   check(requests, sampling);
   ArenaScope scope(scratch_);
   const Tensor hidden =
@@ -211,6 +212,8 @@ std::vector<Completion> Rollout::generate(const std::vector<Request>& requests, 
     stats_.peak_pages = cache_.pool().peak();
     stats_.finished = scheduler.finished();
     if (compressor_) stats_.events = compressor_->events(), stats_.evicted = compressor_->evicted();
+    if (drawn)
+      for (const Batch::Draw& d : batch.draws) drawn(scheduler.completion(d.completion));
     if (progress) progress(stats_);
   }
   expect(cache_.pool().used() == 0 && cache_.reserved() == 0, "the rollout left ", cache_.pool().used(),

@@ -46,16 +46,17 @@ class Rollout {
   Rollout(const Model& model, const RolloutLimits& limits, Arena& kv, Arena& scratch);
 
   // All samples of all requests, in order (request, sample) whatever the schedule.  The tokens and log-probs of a
-  // sample depend on the model, its prompt, its uid and `sampling` only, bit by bit.  `progress` is called after every
-  // pass.
+  // sample depend on the model, its prompt, its uid and `sampling` only, bit by bit.  `drawn` is called for every
+  // token, with the completion that ends in it so far; `progress` after every pass.
   //
   // Refused before the start: prompts that are empty, longer than max_context less max_new_tokens, or with ids outside
-  // the vocabulary; a request that the pool cannot hold when it is alone (Exit::memory).  After an exception from an op
-  // the object is not to be used again.
+  // the vocabulary; a request that the pool cannot hold when it is alone (Exit::memory).  After an exception from an
+  // op, or from a callback that wants the call to end, the object is not to be used again.
   //
   // On the `null` table every token is 0: with an empty eos every sample runs to max_new_tokens, the worst case.
   std::vector<Completion> generate(const std::vector<Request>& requests, const Sampling& sampling,
-                                   const std::function<void(const RolloutStats&)>& progress = {});
+                                   const std::function<void(const RolloutStats&)>& progress = {},
+                                   const std::function<void(const Completion&)>& drawn = {});
 
   const RolloutStats& stats() const { return stats_; }  // of the last generate()
   const KvCache& cache() const { return cache_; }

@@ -75,6 +75,7 @@ class Scheduler {
   int in_flight() const;  // samples admitted and not finished
   int64_t completions() const { return static_cast<int64_t>(completions_.size()); }
   int64_t finished() const { return finished_; }
+  const Completion& completion(int index) const { return completions_[index]; }   // so far
   std::vector<Completion> take_completions() { return std::move(completions_); }  // in order (request, sample)
 
  private:

@@ -1,0 +1,502 @@
+// Attention of packed sequences, backward: AttnBwd, and AttnBlocksBwd, in which rows see only the blocks that they
+// list.
+//   p = exp(scale * q.k - lse);  dv += p do;  ds = p (do.v - do.o) scale;  dq = ds k;  dk += ds q
+//
+// dq, q, o, d_o [N, H, D]; dk, dv, k, v [N, K, D]; dpk, dpv, pk, pv [P, K, D]; lse [N, H].  dq is overwritten in the
+// rows of segments; dk, dv, dpk, dpv are added to in the rows that a segment sees; no other row is touched.  D <= 256;
+// bf16 also needs D >= 2.  dpk and dpv are dk and dv themselves, or lie apart from them. Three kernels, without
+// workspace and atomics.  row_sums leaves do.o in the first four bytes of each row of dq, until query_gradients
+// overwrites it.  key_gradients: a block owns a tile of rows of dk and dv of one key head, and goes over the segments
+// in list order, the heads of the group and the own rows, ascending.  query_gradients: a block owns a tile of query
+// rows of one head and goes over their slots, ascending.  So each sum has one owner and one order, for the price of
+// seven matrix products where five would do. f32: the chains of ops.h, bit for bit the `cpu` table. bf16: tensor cores
+// with f32 accumulators, p and ds rounded to bf16 for their products.  What is added to a row of dk is summed in f32
+// and rounded once, with the row.  k-steps of 16 begin at slot 0, or at the first own row of a segment, and hidden
+// pairs add nothing: the bits of a row of dq depend on its sequence only, those of dk and dv on the segments that see
+// the row.  Inputs that are not finite reach pairs of their tile that do not see them. Lists of blocks: pairs that are
+// not listed are hidden, and tiles without a visible pair are skipped. Bytes: q, d_o once for each 64 keys, k, v once
+// for each 64 query rows (from L2 for the most part).  Limited by the tensor cores and by exponentials that do not
+// overlap them; a prefix that many segments share is the longest chain of work, so what lies in another batch comes
+// first.  With `lists` every tile of keys searches the lists of all segments. f32 is limited by shared-memory bandwidth
+// (for tests).
+#include "attn_bwd.cuh"
+
+namespace pare::PARE_CUDA {
+
+namespace {
+
+// delta = do.o of a row, in the first bytes of its row of dq.
+__device__ __forceinline__ void put_delta(float* dq, float x) { *dq = x; }
+__device__ __forceinline__ float get_delta(const float* dq) { return *dq; }
+__device__ __forceinline__ void put_delta(bf16* dq, float x) {
+  bf16 half[2];
+  memcpy(half, &x, sizeof x);
+  dq[0] = half[0], dq[1] = half[1];
+}
+__device__ __forceinline__ float get_delta(const bf16* dq) {
+  const bf16 half[2] = {dq[0], dq[1]};
+  float x;
+  memcpy(&x, half, sizeof x);
+  return x;
+}
+
+// A thread is a row; one chain over d, like a score.
+template <class T, bool kVector>
+__global__ void __launch_bounds__(kThreads) row_sums(const Args<T> a) {
+  const Tile t = find_tile<kThreads>(a.x.segments, a.x.n_segments, blockIdx.x);
+  const int i = t.first + threadIdx.x, d = a.x.d, column = blockIdx.y * d;
+  if (i >= t.len) return;
+  const T *x = a.d_o.row(t.row + i) + column, *y = a.o.row(t.row + i) + column;
+  float sum = 0;
+  for (int c = 0; c < d; c += kPack<T>) {
+    const Pack<T> u = load_pack<kVector>(x + c, d - c), v = load_pack<kVector>(y + c, d - c);
+    for (int e = 0; e < kPack<T>; e++)
+      if (c + e < d) sum = fmaf(to_float(u.v[e]), to_float(v.v[e]), sum);
+  }
+  put_delta(a.dq.row(t.row + i) + column, sum);
+}
+
+// ---- f32: 16 query rows against 32 keys at a time
+
+constexpr int kQueries32 = 16, kKeys32 = 32, kEach32 = kQueries32 / kWarps;
+
+struct Tiles32 {
+  float *k, *v;        // [32][D + 1]
+  float *q, *d_o;      // [16][D]
+  float *p, *ds;       // [16][32], 0 where hidden
+  float *lse, *delta;  // [16]
+};
+constexpr size_t smem_tiles32(int d) {
+  return sizeof(float) * (2 * kKeys32 * (d + 1) + 2 * kQueries32 * (d + kKeys32 + 1));
+}
+__device__ Tiles32 tiles32(int d) {
+  float *k = dynamic_smem<float>(), *v = k + kKeys32 * (d + 1), *q = v + kKeys32 * (d + 1), *d_o = q + kQueries32 * d;
+  float *p = d_o + kQueries32 * d, *ds = p + kQueries32 * kKeys32, *lse = ds + kQueries32 * kKeys32;
+  return {k, v, q, d_o, p, ds, lse, lse + kQueries32};
+}
+
+// Own rows [row, row + n) of head `head`.
+__device__ void load_queries32(const Tiles32& s, const Args<float>& a, int64_t row, int n, int head) {
+  const int d = a.x.d;
+  for (int i = threadIdx.x; i < n * d; i += kThreads) {
+    s.q[i] = a.x.q.row(row + i / d)[head * d + i % d];
+    s.d_o[i] = a.d_o.row(row + i / d)[head * d + i % d];
+  }
+  if (const int i = threadIdx.x; i < n) {
+    s.lse[i] = a.lse[(row + i) * a.x.heads + head];
+    s.delta[i] = get_delta(a.dq.row(row + i) + head * d);
+  }
+}
+
+// p and ds of `rows` query rows; warp w has the rows w * kEach32 + [0, kEach32), lane l key l.
+template <class Visible>
+__device__ __forceinline__ void weigh32(const Tiles32& s, int d, int rows, float scale, Visible visible) {
+  const int lane = threadIdx.x % 32;
+  for (int r = 0; r < kEach32; r++) {
+    const int row = threadIdx.x / 32 * kEach32 + r;
+    if (row >= rows) continue;
+    float p = 0, ds = 0;
+    if (visible(row, lane)) {
+      const float *q = s.q + row * d, *d_o = s.d_o + row * d, *k = s.k + lane * (d + 1), *v = s.v + lane * (d + 1);
+      float score = 0, product = 0;
+      for (int c = 0; c < d; c++) score = fmaf(q[c], k[c], score), product = fmaf(d_o[c], v[c], product);
+      p = exp_f32(score * scale - s.lse[row]);
+      ds = p * (product - s.delta[row]) * scale;
+    }
+    s.p[row * kKeys32 + lane] = p;
+    s.ds[row * kKeys32 + lane] = ds;
+  }
+}
+
+// kColumns: ceil(D / 32), columns of dk and dv per lane.
+template <int kColumns, bool kBlocks>
+__global__ void __launch_bounds__(kThreads) key_gradients_f32(const Args<float> a) {
+  constexpr int kKeysOfWarp = kKeys32 / kWarps;
+  __shared__ int listed[kKeys32];
+  __shared__ uint64_t masks[kQueries32];
+  const Packed<float>& x = a.x;
+  const KeyTile t = key_tile<kKeys32>(a);
+  const int d = x.d, kv = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const Tiles32 s = tiles32(d);
+  for (int i = threadIdx.x; i < t.rows * d; i += kThreads) {
+    const int at = i / d * (d + 1) + i % d, row = t.first + i / d, c = kv * d + i % d;
+    s.k[at] = (t.own ? x.k : x.pk).row(row)[c];
+    s.v[at] = (t.own ? x.v : x.pv).row(row)[c];
+  }
+  float dk[kKeysOfWarp][kColumns], dv[kKeysOfWarp][kColumns];
+  const auto for_elements = [&](unsigned keys, auto f) {  // of the warp's keys that are in `keys`, in registers
+#pragma unroll
+    for (int i = 0; i < kKeysOfWarp; i++)
+#pragma unroll
+      for (int j = 0; j < kColumns; j++) {
+        const int key = warp * kKeysOfWarp + i, c = lane + 32 * j;
+        if (keys >> key & 1 && c < d)
+          f(dk[i][j], dv[i][j], (t.own ? a.dk : a.dpk).row(t.first + key) + kv * d + c,
+            (t.own ? a.dv : a.dpv).row(t.first + key) + kv * d + c, key, c);
+      }
+  };
+  unsigned touched = 0;  // bit k: key k of the tile is seen, and its sums so far are in registers
+  for_segments<kKeys32>(a, t, listed, [&](const SegmentRow& g, bool parents) {
+    const int first = first_query(t, g, lane, x.lists ? listed : nullptr);
+    const unsigned seen = __ballot_sync(kAllLanes, first != kNobody);
+    for_elements(seen & ~touched, [](float& k, float& v, float* at_k, float* at_v, int, int) { k = *at_k, v = *at_v; });
+    touched |= seen;
+    const int begin = parents ? 0 : max(0, t.first - g.row);
+    for (int head = kv * x.group; head < (kv + 1) * x.group; head++)
+      for (int i = begin; i < g.len; i += kQueries32) {
+        const int rows = min(kQueries32, g.len - i);
+        if (kBlocks &&
+            !fill_masks<kQueries32>(masks, [&](int r) { return r < rows ? keys_read(a.blocks, t, g, kv, i + r) : 0; }))
+          continue;
+        __syncthreads();  // everyone is done with the previous rows
+        load_queries32(s, a, g.row + i, rows, head);
+        __syncthreads();
+        weigh32(s, d, rows, x.scale,
+                [&](int row, int key) { return i + row >= first && (!kBlocks || (masks[row] >> key & 1)); });
+        __syncthreads();
+        for (int r = 0; r < rows; r++)
+          for_elements(seen, [&](float& k, float& v, float*, float*, int key, int c) {
+            v = fmaf(s.p[r * kKeys32 + key], s.d_o[r * d + c], v);
+            k = fmaf(s.ds[r * kKeys32 + key], s.q[r * d + c], k);
+          });
+      }
+  });
+  for_elements(touched, [](float& k, float& v, float* at_k, float* at_v, int, int) { *at_k = k, *at_v = v; });
+}
+
+template <int kColumns, bool kBlocks>
+__global__ void __launch_bounds__(kThreads) query_gradients_f32(const Args<float> a) {
+  __shared__ uint64_t masks[kQueries32];
+  const Packed<float>& x = a.x;
+  const Tile t = find_tile<kQueries32>(x.segments, x.n_segments, blockIdx.x);
+  if (t.len == 0) return;
+  const int d = x.d, head = blockIdx.y, kv = head / x.group, lane = threadIdx.x % 32;
+  const int rows = min(kQueries32, t.len - t.first), slots = t.parent_len + t.first + rows;
+  const Tiles32 s = tiles32(d);
+  load_queries32(s, a, t.row + t.first, rows, head);
+  float dq[kEach32][kColumns] = {};
+  for (int begin = 0; begin < slots; begin += kKeys32) {
+    if (kBlocks && !fill_masks<kQueries32>(masks, [&](int r) -> uint64_t {
+          const int i = t.first + r;
+          return r < rows ? slots_read(a.blocks, t.row + i, kv, t.parent_len + i + 1, begin, 0, kKeys32) : 0;
+        }))
+      continue;
+    __syncthreads();  // everyone is done with the previous slots
+    for (int i = threadIdx.x; i < min(kKeys32, slots - begin) * d; i += kThreads) {
+      const int slot = i / d, c = i % d;
+      s.k[slot * (d + 1) + c] = x.key(t, kv, begin + slot)[c];
+      s.v[slot * (d + 1) + c] = x.value(t, kv, begin + slot)[c];
+    }
+    __syncthreads();
+    weigh32(s, d, rows, x.scale, [&](int row, int slot) {
+      return begin + slot <= t.parent_len + t.first + row && (!kBlocks || (masks[row] >> slot & 1));
+    });
+    __syncwarp();  // a warp reads its own rows only
+#pragma unroll
+    for (int r = 0; r < kEach32; r++) {
+      const int row = threadIdx.x / 32 * kEach32 + r, end = min(kKeys32, t.parent_len + t.first + row + 1 - begin);
+#pragma unroll
+      for (int j = 0; j < kColumns; j++) {
+        const int c = lane + 32 * j;
+        if (row < rows && c < d)
+          for (int slot = 0; slot < end; slot++)
+            dq[r][j] = fmaf(s.ds[row * kKeys32 + slot], s.k[slot * (d + 1) + c], dq[r][j]);
+      }
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kEach32; r++) {
+    const int row = threadIdx.x / 32 * kEach32 + r;
+#pragma unroll
+    for (int j = 0; j < kColumns; j++)
+      if (row < rows && lane + 32 * j < d) a.dq.row(t.row + t.first + row)[head * d + lane + 32 * j] = dq[r][j];
+  }
+}
+
+// ---- bf16: four warps, each with 16 rows of the results; what they go over comes in two stages
+
+constexpr int kOwned16 = 64;  // keys, or query rows, of a block
+
+// Computes the pieces next(0, .), next(that + 1, .), ... below `count`.  next(i, stage) starts loading the first piece
+// from i on that has anything to compute, and returns its number.
+template <class Next, class Compute>
+__device__ __forceinline__ void two_stages(int count, Next next, Compute compute) {
+  int stage = 0;
+  for (int i = next(0, 0); i < count; stage ^= 1) {
+    const int following = next(i + 1, stage ^ 1);
+    cp_async_wait<1>();
+    __syncthreads();
+    compute(i, stage);
+    __syncthreads();  // everyone is done with this stage before the piece after next lands in it
+    i = following;
+  }
+}
+
+template <int kD>
+constexpr int kQueries16 = kD <= 64 ? 64 : 32;  // query rows of a stage
+template <int kD>
+constexpr int kColumns16 = kD < 128 ? kD : 128;  // columns of dk and dv of a block
+template <int kD>
+constexpr size_t kKeySmem = (2 * kOwned16 + 4 * kQueries16<kD>)*kD * sizeof(bf16);
+
+// blockIdx.y is the key head, blockIdx.z a part of the columns.
+template <int kD, bool kBlocks>
+__global__ void __launch_bounds__(kThreads) key_gradients_bf16(const Args<bf16> a) {
+  constexpr int kQueries = kQueries16<kD>, kColumns = kColumns16<kD>;
+  __shared__ int listed[kOwned16];
+  __shared__ uint64_t masks[2][kQueries];
+  __shared__ float lse[2][kQueries], delta[2][kQueries];
+  const Packed<bf16>& x = a.x;
+  const KeyTile t = key_tile<kOwned16>(a);
+  const int d = x.d, kv = blockIdx.y, lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16,
+            column = kColumns < kD ? blockIdx.z * kColumns : 0;
+  bf16* smem = dynamic_smem<bf16>();
+  const SharedTile<kD> k{smem}, v{smem + kOwned16 * kD};
+  const auto q = [&](int stage) { return SharedTile<kD>{smem + (2 * kOwned16 + stage * kQueries) * kD}; };
+  const auto d_o = [&](int stage) { return q(2 + stage); };
+  load_tile<kOwned16>(k, x.k.p, t.rows, d, a.vector,
+                      [&](int r) { return (t.own ? x.k : x.pk).row(t.first + r) + kv * d; });
+  load_tile<kOwned16>(v, x.k.p, t.rows, d, a.vector,
+                      [&](int r) { return (t.own ? x.v : x.pv).row(t.first + r) + kv * d; });
+  cp_async_commit();
+  float dk[kColumns / 8][4] = {}, dv[kColumns / 8][4] = {};
+  bool touched[2] = {};  // rows lane / 4 and lane / 4 + 8 of the warp
+  for_segments<kOwned16>(a, t, listed, [&](const SegmentRow& g, bool parents) {
+    int first[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      first[i] = first_query(t, g, own + lane / 4 + 8 * i, x.lists ? listed : nullptr);
+      touched[i] |= first[i] != kNobody;
+    }
+    const int begin = parents ? 0 : max(0, t.first - g.row) / 16 * 16,
+              tiles = (g.len - begin + kQueries - 1) / kQueries;
+    const int pieces = x.group * tiles;
+    const auto next = [&](int piece, int stage) {
+      if constexpr (kBlocks)
+        while (piece < pieces && !fill_masks<kQueries>(masks[stage], [&](int r) -> uint64_t {
+                 const int i = begin + piece % tiles * kQueries + r;
+                 return i < g.len ? keys_read(a.blocks, t, g, kv, i) : 0;
+               }))
+          piece++;
+      if (piece < pieces) {
+        const int head = kv * x.group + piece / tiles, i = begin + piece % tiles * kQueries, rows = g.len - i;
+        load_tile<kQueries>(q(stage), x.k.p, rows, d, a.vector,
+                            [&](int r) { return x.q.row(g.row + i + r) + head * d; });
+        load_tile<kQueries>(d_o(stage), x.k.p, rows, d, a.vector,
+                            [&](int r) { return a.d_o.row(g.row + i + r) + head * d; });
+        if (const int r = threadIdx.x; r < kQueries) {  // rows that are absent have q = do = 0
+          const int64_t row = g.row + i + r;
+          lse[stage][r] = r < rows ? a.lse[row * x.heads + head] : 0.f;
+          delta[stage][r] = r < rows ? get_delta(a.dq.row(row) + head * d) : 0.f;
+        }
+      }
+      cp_async_commit();
+      return piece;
+    };
+    two_stages(pieces, next, [&](int piece, int stage) {
+      float p[kQueries / 8][4] = {}, ds[kQueries / 8][4] = {};
+      add_dots<kQueries>(p, k, own, q(stage));
+#pragma unroll
+      for (int n = 0; n < kQueries / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+          const int query = n * 8 + lane % 4 * 2 + e % 2;
+          bool visible = begin + piece % tiles * kQueries + query >= first[e / 2];
+          if (kBlocks) visible = visible && (masks[stage][query] >> (own + lane / 4 + e / 2 * 8) & 1);
+          p[n][e] = visible ? exp_f32(p[n][e] * x.scale - lse[stage][query]) : 0.f;
+        }
+      add_weighted<kQueries, kColumns>(dv, p, d_o(stage), column);
+      add_dots<kQueries>(ds, v, own, d_o(stage));
+#pragma unroll
+      for (int n = 0; n < kQueries / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+          const float difference = ds[n][e] - delta[stage][n * 8 + lane % 4 * 2 + e % 2];
+          ds[n][e] = p[n][e] != 0 ? p[n][e] * difference * x.scale : 0.f;  // a hidden v may hold anything
+        }
+      add_weighted<kQueries, kColumns>(dk, ds, q(stage), column);
+    });
+  });
+  cp_async_wait<0>();
+#pragma unroll
+  for (int n = 0; n < kColumns / 8; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      const int row = t.first + own + lane / 4 + e / 2 * 8, c = column + n * 8 + lane % 4 * 2 + e % 2;
+      if (!touched[e / 2] || c >= d) continue;
+      bf16 *at_k = (t.own ? a.dk : a.dpk).row(row) + kv * d + c, *at_v = (t.own ? a.dv : a.dpv).row(row) + kv * d + c;
+      *at_k = from_float<bf16>(to_float(*at_k) + dk[n][e]);
+      *at_v = from_float<bf16>(to_float(*at_v) + dv[n][e]);
+    }
+}
+
+template <int kD>
+constexpr int kSlots16 = kD <= 128 ? 64 : 32;  // slots of a stage
+template <int kD>
+constexpr size_t kQuerySmem = (2 * kOwned16 + 4 * kSlots16<kD>)*kD * sizeof(bf16);
+
+// blockIdx.y is the query head.
+template <int kD, bool kBlocks>
+__global__ void __launch_bounds__(kThreads) query_gradients_bf16(const Args<bf16> a) {
+  constexpr int kCount = kSlots16<kD>;
+  __shared__ uint64_t masks[2][kOwned16];
+  const Packed<bf16>& x = a.x;
+  const Tile t = find_tile<kOwned16>(x.segments, x.n_segments, blockIdx.x);
+  if (t.len == 0) return;
+  const int d = x.d, head = blockIdx.y, kv = head / x.group, lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16;
+  const int rows = min(kOwned16, t.len - t.first), slots = t.parent_len + t.first + rows, row = t.row + t.first;
+  bf16* smem = dynamic_smem<bf16>();
+  const SharedTile<kD> q{smem}, d_o{smem + kOwned16 * kD};
+  const auto k = [&](int stage) { return SharedTile<kD>{smem + (2 * kOwned16 + stage * kCount) * kD}; };
+  const auto v = [&](int stage) { return k(2 + stage); };
+  load_tile<kOwned16>(q, x.k.p, rows, d, a.vector, [&](int r) { return x.q.row(row + r) + head * d; });
+  load_tile<kOwned16>(d_o, x.k.p, rows, d, a.vector, [&](int r) { return a.d_o.row(row + r) + head * d; });
+  float lse[2] = {}, delta[2] = {};  // of rows lane / 4 and lane / 4 + 8 of the warp
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+    if (const int r = own + lane / 4 + 8 * i; r < rows)
+      lse[i] = a.lse[int64_t{row + r} * x.heads + head], delta[i] = get_delta(a.dq.row(row + r) + head * d);
+
+  const int pieces = (slots + kCount - 1) / kCount;
+  const auto next = [&](int piece, int stage) {
+    if constexpr (kBlocks)
+      while (piece < pieces && !fill_masks<kOwned16>(masks[stage], [&](int r) -> uint64_t {
+               const int total = t.parent_len + t.first + r + 1;
+               return r < rows ? slots_read(a.blocks, row + r, kv, total, piece * kCount, 0, kCount) : 0;
+             }))
+        piece++;
+    if (piece < pieces) {
+      const int begin = piece * kCount;
+      load_tile<kCount>(k(stage), x.k.p, slots - begin, d, a.vector, [&](int r) { return x.key(t, kv, begin + r); });
+      load_tile<kCount>(v(stage), x.k.p, slots - begin, d, a.vector, [&](int r) { return x.value(t, kv, begin + r); });
+    }
+    cp_async_commit();
+    return piece;
+  };
+  float dq[kD / 8][4] = {};
+  two_stages(pieces, next, [&](int piece, int stage) {
+    float p[kCount / 8][4] = {}, ds[kCount / 8][4] = {};
+    add_dots<kCount>(p, q, own, k(stage));
+    add_dots<kCount>(ds, d_o, own, v(stage));
+#pragma unroll
+    for (int n = 0; n < kCount / 8; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        const int i = own + lane / 4 + e / 2 * 8, slot = n * 8 + lane % 4 * 2 + e % 2;
+        bool visible = piece * kCount + slot <= t.parent_len + t.first + i;
+        if (kBlocks) visible = visible && (masks[stage][i] >> slot & 1);
+        const float w = exp_f32(p[n][e] * x.scale - lse[e / 2]) * (ds[n][e] - delta[e / 2]) * x.scale;
+        ds[n][e] = visible ? w : 0.f;
+      }
+    add_weighted<kCount, kD>(dq, ds, k(stage));
+  });
+  cp_async_wait<0>();
+#pragma unroll
+  for (int n = 0; n < kD / 8; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      const int r = own + lane / 4 + e / 2 * 8, c = n * 8 + lane % 4 * 2 + e % 2;
+      if (r < rows && c < d) a.dq.row(row + r)[head * d + c] = from_float<bf16>(dq[n][e]);
+    }
+}
+
+// ---- launchers
+
+struct Grids {
+  dim3 rows, keys, queries;
+};
+
+template <bool kBlocks>
+void run(const char* op, const Args<float>& a, const Grids& g, Stream stream) {
+  const int d = a.x.d;
+  const size_t smem = smem_tiles32(d);
+  launch(op,
+         d <= 64    ? key_gradients_f32<2, kBlocks>
+         : d <= 128 ? key_gradients_f32<4, kBlocks>
+                    : key_gradients_f32<8, kBlocks>,
+         {.grid = g.keys, .block = kThreads, .smem = smem}, stream, a);
+  launch(op,
+         d <= 64    ? query_gradients_f32<2, kBlocks>
+         : d <= 128 ? query_gradients_f32<4, kBlocks>
+                    : query_gradients_f32<8, kBlocks>,
+         {.grid = g.queries, .block = kThreads, .smem = smem}, stream, a);
+}
+
+template <int kD, bool kBlocks>
+void run_tiles(const char* op, const Args<bf16>& a, const Grids& g, Stream stream) {
+  const dim3 keys(g.keys.x, g.keys.y, blocks(op, a.x.d, kColumns16<kD>));
+  launch(op, key_gradients_bf16<kD, kBlocks>, {.grid = keys, .block = kThreads, .smem = kKeySmem<kD>}, stream, a);
+  launch(op, query_gradients_bf16<kD, kBlocks>, {.grid = g.queries, .block = kThreads, .smem = kQuerySmem<kD>}, stream,
+         a);
+}
+template <bool kBlocks>
+void run(const char* op, const Args<bf16>& a, const Grids& g, Stream stream) {
+  a.x.d <= 64    ? run_tiles<64, kBlocks>(op, a, g, stream)
+  : a.x.d <= 128 ? run_tiles<128, kBlocks>(op, a, g, stream)
+                 : run_tiles<256, kBlocks>(op, a, g, stream);
+}
+
+// Do the rows of x and y lie in different memory?
+bool apart(const Tensor& x, const Tensor& y) {
+  const auto begin = [](const Tensor& t) { return static_cast<const char*>(t.data); };
+  const auto end = [&](const Tensor& t) { return begin(t) + t.shape[0] * t.stride[0] * int64_t(dtype_size(t.dtype)); };
+  return end(x) <= begin(y) || end(y) <= begin(x);
+}
+
+template <class T>
+Args<T> arguments(const char* op, const AttnBwd& a) {
+  Args<T> x{};
+  x.x = packed<T>(op, a);
+  const int64_t n = a.q.shape[0], parents = a.pk.shape[0], heads = x.x.heads, kv_heads = x.x.kv_heads, d = x.x.d;
+  expect(sizeof(T) == 4 || d >= 2, op, ": head_dim 1 in bf16: a row of dq has no room for do.o");
+  x.d_o = matrix<const T>(op, "d_o", a.d_o, n, heads, d), x.o = matrix<const T>(op, "o", a.o, n, heads, d);
+  x.dq = matrix<T>(op, "dq", a.dq, n, heads, d);
+  x.dk = matrix<T>(op, "dk", a.dk, n, kv_heads, d), x.dv = matrix<T>(op, "dv", a.dv, n, kv_heads, d);
+  x.dpk = matrix<T>(op, "dpk", a.dpk, parents, kv_heads, d), x.dpv = matrix<T>(op, "dpv", a.dpv, parents, kv_heads, d);
+  x.lse = a.lse.as<float>(), x.rows = static_cast<int>(n), x.parent_rows = static_cast<int>(parents);
+  const auto same = [](const Tensor& x, const Tensor& y) {
+    return x.data == y.data && x.shape == y.shape && x.stride == y.stride;
+  };
+  x.one = same(a.dpk, a.dk);
+  if (x.one)
+    expect(same(a.dpv, a.dv) && same(a.pk, a.k) && same(a.pv, a.v), op,
+           ": dpk is dk, but dpv, pk, pv are not dv, k, v");
+  else
+    expect(apart(a.dpk, a.dk) && apart(a.dpv, a.dv), op, ": dpk and dpv overlap dk and dv, but are not the same");
+  x.vector = rows_aligned16(a, x.x) && aligned16(a.o, {x.o.stride}) && aligned16(a.d_o, {x.d_o.stride});
+  return x;
+}
+
+// lists: of blocks, or null.
+void backward(const char* op, const AttnBwd& a, const BlockLists* lists, Stream stream) {
+  with_act(op, a.q, [&](auto type) {
+    using T = decltype(type);
+    Args<T> x = arguments<T>(op, a);
+    if (x.rows == 0 || x.x.heads == 0 || x.x.n_segments == 0) return;
+    constexpr int kKeys = sizeof(T) == 2 ? kOwned16 : kKeys32, kQueries = sizeof(T) == 2 ? kOwned16 : kQueries32;
+    const auto heads = static_cast<unsigned>(x.x.heads), kv_heads = static_cast<unsigned>(x.x.kv_heads);
+    // Segments are disjoint in q: together they have at most all rows, and each wastes at most one tile.
+    const auto tiles = [&](int rows) { return blocks(op, x.rows / rows + x.x.n_segments, 1); };
+    const Grids g{{tiles(kThreads), heads},
+                  {blocks(op, x.rows, kKeys) + (x.one ? 0 : blocks(op, x.parent_rows, kKeys)), kv_heads},
+                  {tiles(kQueries), heads}};
+    launch(op, x.vector ? row_sums<T, true> : row_sums<T, false>, {.grid = g.rows, .block = kThreads}, stream, x);
+    if (lists) {
+      x.blocks = *lists;
+      run<true>(op, x, g, stream);
+    } else {
+      run<false>(op, x, g, stream);
+    }
+  });
+}
+
+}  // namespace
+
+void attn_bwd(const AttnBwd& a, Stream stream) { backward("attn_bwd", a, nullptr, stream); }
+
+void attn_blocks_bwd(const AttnBlocksBwd& a, Stream stream) {
+  const BlockLists lists = block_lists("attn_blocks_bwd", a);
+  backward("attn_blocks_bwd", a.attn, &lists, stream);
+}
+
+}  // namespace pare::PARE_CUDA

@@ -1,0 +1,124 @@
+// What the kernels of attention backward share (attn_bwd.cu): their operands, and who sees what.
+#pragma once
+#include "attention_mma.cuh"
+
+namespace pare::PARE_CUDA {
+
+namespace {
+
+template <class T>
+struct Args {
+  Packed<T> x;
+  Matrix<const T> d_o, o;          // [N, H, D]
+  const float* lse;                // [N, H]
+  Matrix<T> dq, dk, dv, dpk, dpv;  // [N, H, D], [N, K, D], [P, K, D]
+  BlockLists blocks;               // where rows have lists of blocks
+  int rows, parent_rows;           // N, P
+  bool one;                        // dpk and dpv are dk and dv
+  bool vector;                     // rows of q, o, d_o, k, v are 16-byte aligned and D is a multiple of 8
+};
+
+// ---- who sees what
+
+constexpr int kNobody = INT_MAX;
+
+// Rows [first, first + rows) of dk (`own`: own rows of segments may lie there) or of dpk (`parents`: parents may).
+struct KeyTile {
+  int first, rows;
+  bool own, parents;
+  __device__ bool meets(int begin, int count) const { return begin < first + rows && begin + count > first; }
+};
+template <int kKeys, class T>
+__device__ KeyTile key_tile(const Args<T>& a) {
+  const int parent_tiles = a.one ? 0 : (a.parent_rows + kKeys - 1) / kKeys, tile = blockIdx.x;
+  if (tile < parent_tiles) return {tile * kKeys, min(kKeys, a.parent_rows - tile * kKeys), false, true};
+  const int first = (tile - parent_tiles) * kKeys;
+  return {first, min(kKeys, a.rows - first), true, a.one};
+}
+
+// The first own row of segment g that sees row `key` of the tile.  listed: [kKeys], where parents are lists.
+__device__ __forceinline__ int first_query(const KeyTile& t, const SegmentRow& g, int key, const int* listed) {
+  const int row = t.first + key;
+  if (t.own && row >= g.row && row < g.row + g.len) return row - g.row;
+  const bool parent = listed ? listed[key] : t.parents && row >= g.parent_row && row < g.parent_row + g.parent_len;
+  return parent && key < t.rows ? 0 : kNobody;
+}
+
+// listed[key] = 1 for the rows of the tile that the segment lists for key head kv; are there any?
+template <int kKeys>
+__device__ bool mark_listed(int* listed, const int32_t* lists, int kv_heads, const KeyTile& t, const SegmentRow& g,
+                            int kv) {
+  __syncthreads();  // everyone is done with the previous segment
+  if (threadIdx.x < kKeys) listed[threadIdx.x] = 0;
+  __syncthreads();
+  for (int i = threadIdx.x; i < g.parent_len; i += kThreads) {
+    const int entry = lists[int64_t{g.parent_row + i} * kv_heads + kv];
+    const int key = (entry >= 0 ? entry : -1 - entry) - t.first;
+    if ((entry >= 0 ? t.own : t.parents) && key >= 0 && key < t.rows) listed[key] = 1;
+  }
+  __syncthreads();
+  const int lane = threadIdx.x % 32;
+  return __any_sync(kAllLanes, listed[lane] | listed[kKeys - 32 + lane]);
+}
+
+// Calls f(segment, parents) for the segments that see the tile, in list order; parents: may the tile hold rows of its
+// parent?
+template <int kKeys, class T, class F>
+__device__ __forceinline__ void for_segments(const Args<T>& a, const KeyTile& t, int* listed, F f) {
+  const Packed<T>& x = a.x;
+  const int lane = threadIdx.x % 32;
+  for (int base = 0; base < x.n_segments; base += 32) {
+    const int4 s = base + lane < x.n_segments ? x.segments[base + lane] : int4{0, 0, 0, 0};
+    const auto own = [&](const int4& g) { return t.own && t.meets(g.x, g.y); };
+    const auto parents = [&](const int4& g) { return g.w > 0 && (x.lists || (t.parents && t.meets(g.z, g.w))); };
+    for (unsigned left = __ballot_sync(kAllLanes, s.y > 0 && (own(s) || parents(s))); left; left &= left - 1) {
+      const int4 g = x.segments[base + __ffs(static_cast<int>(left)) - 1];
+      const SegmentRow segment{g.x, g.y, g.z, g.w};
+      bool sees = parents(g);
+      if (x.lists) sees = mark_listed<kKeys>(listed, x.lists, x.kv_heads, t, segment, blockIdx.y);
+      if (sees || own(g)) f(segment, sees);
+    }
+  }
+}
+
+// Bit i for each i in [begin, end) for which slot `slot` + i lies in a block that a row reads; it sees `total` slots.
+__device__ uint64_t slots_read(const BlockLists& b, int64_t row, int kv, int total, int slot, int begin, int end) {
+  const auto bits = [](int from, int to) { return ~uint64_t{0} >> (64 - (to - from)) << from; };
+  if (begin >= end) return 0;
+  if (!b.listed(row, total)) return bits(begin, end);
+  const int32_t* list = b.list(row, kv);
+  const int n = b.budget[row], first = (slot + begin) / b.block;
+  int i = 0;
+  for (int behind = n; i < behind;) {  // the first entry from block `first` on
+    const int middle = (i + behind) / 2;
+    list[middle] < first ? i = middle + 1 : behind = middle;
+  }
+  uint64_t read = 0;
+  for (; i < n && list[i] * b.block < slot + end; i++) {
+    const int at = list[i] * b.block - slot;
+    read |= bits(max(begin, at), min(end, at + b.block));
+  }
+  return read;
+}
+// The same for own row i of segment g and the rows of a tile.
+__device__ uint64_t keys_read(const BlockLists& b, const KeyTile& t, const SegmentRow& g, int kv, int i) {
+  const auto of_run = [&](int row, int len, int slot) {  // rows whose first is slot `slot`
+    return slots_read(b, g.row + i, kv, g.parent_len + i + 1, slot + t.first - row, max(0, row - t.first),
+                      min(t.rows, row + len - t.first));
+  };
+  return (t.own ? of_run(g.row, g.len, g.parent_len) : 0) | (t.parents ? of_run(g.parent_row, g.parent_len, 0) : 0);
+}
+
+// masks[i] = of(i) for i < kCount; is any of them not 0?
+template <int kCount, class F>
+__device__ __forceinline__ bool fill_masks(uint64_t* masks, F of) {
+  __syncthreads();  // everyone is done with what is there
+  for (int i = threadIdx.x; i < kCount; i += kThreads) masks[i] = of(i);
+  __syncthreads();
+  const int lane = threadIdx.x % 32;
+  return __any_sync(kAllLanes, lane < kCount && (masks[lane] | masks[max(kCount, 32) - 32 + lane]) != 0);
+}
+
+}  // namespace
+
+}  // namespace pare::PARE_CUDA

@@ -1,0 +1,437 @@
+// Block-sparse reads (ops.h: KvBlockSummary, KvBlockSelect, AttnBlockSelect): what is kept of the keys of a block, and
+// the choice of blocks by it, for decode steps over pages and, bit for bit the same, for the rows of packed sequences.
+//
+// k_pages [pages, K, D, 16]; summary [pages, K, 16 / block * rows, D] or [S, K, max_blocks * rows, D], rows 1 (mean) or
+// 2 (min, max); score [S, K, max_blocks], f32; blocks [S or N, K, max_listed].  Overwritten: the summaries of blocks
+// that the entries name, scores of blocks that compete, lists of the entries or rows that choose; nothing else.
+// Order: ops.h.  Sums in f32 whatever the element type, so f32 has the bits of the `cpu` table; a mean is rounded once.
+// Of equal scores the smaller block is taken.
+// Bytes: summaries read every key once and write 1 / block of it (twice that for min, max).  The choice reads the
+// summaries of all blocks of a row: minmax once for each query head, from L1 for the most part.  Limited by memory
+// bandwidth in decode; for packed rows, each of which reads all summaries before it, by L2.
+#include "attention.cuh"
+
+namespace pare::PARE_CUDA {
+
+namespace {
+
+constexpr int kSide = 16;  // logical lanes of a row sum
+
+// ---- summaries
+
+constexpr __device__ int height(BlockSummary kind) { return kind == BlockSummary::minmax ? 2 : 1; }  // summary_rows
+
+// One channel of n keys, key(i) being the i-th: put(row, value).
+template <class Key, class Put>
+__device__ __forceinline__ void summarise(BlockSummary kind, int n, Key key, Put put) {
+  float low = key(0), high = low, sum = 0.f + low;
+  for (int i = 1; i < n; i++) {
+    const float x = key(i);
+    low = x < low ? x : low, high = x > high ? x : high, sum += x;
+  }
+  if (kind == BlockSummary::minmax)
+    put(0, low), put(1, high);
+  else
+    put(0, sum * (1.f / static_cast<float>(n)));
+}
+
+// Pages of a sequence: that of slot s is table[table_row][s / 16].
+struct PageTable {
+  const int32_t* table;
+  int64_t stride;
+  const int4* queries;  // [S]: PagedRow {row, rows, slots, table_row}
+  int n_queries, kv_heads, d, block;
+  BlockSummary kind;
+  __device__ __forceinline__ int64_t head(int table_row, int page, int kv) const {  // number of (page, head)
+    return int64_t{table[table_row * stride + page]} * kv_heads + kv;
+  }
+};
+
+// blockIdx.x is a page that received slots, blockIdx.y the key head.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    summarise_pages(T* __restrict__ summary, const T* __restrict__ k_pages, const PageTable p) {
+  const Piece piece = find_piece(p.n_queries, blockIdx.x, [&](int i) {
+    const int4 q = p.queries[i];
+    return q.y ? (q.z + kPageSlots - 1) / kPageSlots - (q.z - q.y) / kPageSlots : 0;
+  });
+  if (piece.owner == p.n_queries) return;
+  const int4 q = p.queries[piece.owner];
+  const int page = (q.z - q.y) / kPageSlots + piece.index, present = min(kPageSlots, q.z - page * kPageSlots);
+  const int64_t head = p.head(q.w, page, blockIdx.y), size = kPageSlots / p.block * height(p.kind) * p.d;
+  for (int c = threadIdx.x; c < p.d; c += kThreads) {
+    const T* key = k_pages + (head * p.d + c) * kPageSlots;
+    T* out = summary + head * size + c;
+    for (int begin = 0; begin < present; begin += p.block, out += height(p.kind) * p.d)
+      summarise(
+          p.kind, min(p.block, present - begin), [&](int i) { return to_float(key[begin + i]); },
+          [&](int row, float x) { out[row * p.d] = from_float<T>(x); });
+  }
+}
+
+template <class T>
+struct OfSegments {
+  T* summary;  // [S, K, room, D]
+  const T *q, *k, *pk;
+  int64_t q_stride, k_stride, pk_stride;
+  const int4* segments;
+  int n_segments, room, heads, kv_heads, d, block, first, last;
+  BlockSummary kind;
+  const int32_t* budget;
+  int32_t* blocks;  // [N, K, max_listed]
+  int max_listed;
+  bool vector;
+  // Of block b of a segment.
+  __device__ __forceinline__ T* summary_of(int segment, int kv, int b) const {
+    return summary + ((int64_t{segment} * kv_heads + kv) * room + b * height(kind)) * d;
+  }
+};
+
+// blockIdx.x is a whole block of a segment, blockIdx.y the key head.
+template <class T>
+__global__ void __launch_bounds__(kThreads) summarise_segments(const OfSegments<T> a) {
+  const Piece b =
+      find_piece(a.n_segments, blockIdx.x, [&](int i) { return (a.segments[i].y + a.segments[i].w) / a.block; });
+  if (b.owner == a.n_segments) return;
+  const int4 s = a.segments[b.owner];
+  const int kv = blockIdx.y;
+  T* out = a.summary_of(b.owner, kv, b.index);
+  for (int c = threadIdx.x; c < a.d; c += kThreads)
+    summarise(
+        a.kind, a.block,
+        [&](int i) {
+          const int64_t slot = b.index * a.block + i;
+          const T* row = slot < s.w ? a.pk + (s.z + slot) * a.pk_stride : a.k + (s.x + slot - s.w) * a.k_stride;
+          return to_float(row[kv * a.d + c]);
+        },
+        [&](int row, float x) { out[row * a.d + c] = from_float<T>(x); });
+}
+
+// ---- scores
+
+// The queries of a key head in shared memory, rows of round16(D) with zeros behind D; one row, their mean, for `mean`.
+template <BlockSummary kKind, class T>
+__device__ void load_queries(float* to, const T* q, int group, int d) {
+  const int padded = (d + kSide - 1) / kSide * kSide, rows = kKind == BlockSummary::mean ? 1 : group;
+  for (int i = threadIdx.x; i < rows * padded; i += kThreads) {
+    const int g = i / padded, c = i % padded;
+    float x = 0;
+    if (c < d && kKind == BlockSummary::minmax) x = to_float(q[g * d + c]);
+    if (c < d && kKind == BlockSummary::mean) {
+      for (int h = 0; h < group; h++) x += to_float(q[h * d + c]);
+      x *= 1.f / static_cast<float>(group);
+    }
+    to[i] = x;
+  }
+}
+
+// The row sum over channels for one query, in every thread of the kSide / kPack<T> that share a block: thread `part`
+// has the lanes part * kPack + [0, kPack), 16 bytes of a summary.
+template <BlockSummary kKind, bool kVector, class T>
+__device__ __forceinline__ float score_of(const float* q, const T* summary, int part, int d) {
+  constexpr int n = kPack<T>;
+  float lanes[n] = {};
+  for (int c = part * n; c < d; c += kSide) {
+    const Pack<T> low = load_pack<kVector>(summary + c, d - c);
+    Pack<T> high = low;
+    if constexpr (kKind == BlockSummary::minmax) high = load_pack<kVector>(summary + d + c, d - c);
+#pragma unroll
+    for (int e = 0; e < n; e++) {
+      const float x = q[c + e], x_low = x * to_float(low.v[e]), x_high = x * to_float(high.v[e]);
+      if constexpr (kKind == BlockSummary::minmax)
+        lanes[e] += x_low > x_high ? x_low : x_high;
+      else
+        lanes[e] = fmaf(x, to_float(low.v[e]), lanes[e]);
+    }
+  }
+#pragma unroll
+  for (int o = kSide / n / 2; o > 0; o /= 2)
+#pragma unroll
+    for (int e = 0; e < n; e++) lanes[e] += __shfl_xor_sync(kAllLanes, lanes[e], o);
+#pragma unroll
+  for (int o = n / 2; o > 0; o /= 2)
+#pragma unroll
+    for (int e = 0; e < o; e++) lanes[e] += lanes[e + o];
+  return lanes[0];
+}
+
+// score[b] for blocks [first, end); q: load_queries; summary_of(b): the rows of block b.
+template <BlockSummary kKind, bool kVector, class Summary>
+__device__ void score_blocks(float* score, const float* q, int group, int d, int first, int end, Summary summary_of) {
+  using T = std::remove_cvref_t<decltype(*summary_of(0))>;
+  constexpr int kParts = kSide / kPack<T>;
+  const int padded = (d + kSide - 1) / kSide * kSide, part = threadIdx.x % kParts;
+  for (int begin = first; begin < end; begin += kThreads / kParts) {  // whole warps: their lanes add up
+    const int b = begin + threadIdx.x / kParts;
+    const T* summary = summary_of(min(b, end - 1));
+    float best = kKind == BlockSummary::mean ? score_of<kKind, kVector>(q, summary, part, d) : -INFINITY;
+    for (int g = 0; kKind == BlockSummary::minmax && g < group; g++) {
+      const float x = score_of<kKind, kVector>(q + g * padded, summary, part, d);
+      best = x > best ? x : best;
+    }
+    if (b < end && part == 0) score[b] = best;
+  }
+}
+
+// ---- the choice
+
+struct Least {
+  uint32_t key;
+  int ties;  // of the blocks that have just this key, the first so many are chosen
+};
+
+// The n-th largest ordered score, n >= 1, in every thread: eight bits at a time, from the top.
+__device__ Least nth_largest(const float* score, int first, int end, int n) {
+  constexpr int kDigits = 256, kEach = kDigits / 32;
+  __shared__ int counts[kDigits];
+  __shared__ Least found;
+  Least least{0, n};
+  uint32_t known = 0;  // the bits of the key that are known
+  for (int shift = 24; shift >= 0; shift -= 8) {
+    for (int i = threadIdx.x; i < kDigits; i += kThreads) counts[i] = 0;
+    __syncthreads();
+    for (int b = first + threadIdx.x; b < end; b += kThreads) {
+      const uint32_t x = ordered(score[b]);
+      if ((x & known) == least.key) atomicAdd(&counts[x >> shift & (kDigits - 1)], 1);
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {  // lane 0 has the largest digits
+      const int lane = threadIdx.x, top = kDigits - 1 - lane * kEach;
+      int own = 0;
+      for (int i = 0; i < kEach; i++) own += counts[top - i];
+      int upto = own;
+      for (int o = 1; o < 32; o *= 2) {
+        const int before = __shfl_up_sync(kAllLanes, upto, o);
+        if (lane >= o) upto += before;
+      }
+      int left = least.ties - (upto - own);
+      if (left > 0 && left <= own) {  // the n-th is among this lane's
+        int digit = top;
+        for (; left > counts[digit]; digit--) left -= counts[digit];
+        found = {least.key | static_cast<uint32_t>(digit) << shift, left};
+      }
+    }
+    __syncthreads();
+    least = found;
+    known |= static_cast<uint32_t>(kDigits - 1) << shift;
+  }
+  return least;
+}
+
+// list: the first and last blocks and the best of those between, `budget` of `all`, ascending.
+__device__ void choose(int32_t* list, const float* score, int all, int budget, int first, int last) {
+  __shared__ int2 sums[kWarps];
+  const int n = budget - first - last, end = all - last, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  for (int i = threadIdx.x; i < first; i += kThreads) list[i] = i;
+  for (int i = threadIdx.x; i < last; i += kThreads) list[first + n + i] = end + i;
+  if (n <= 0) return;
+  const Least least = nth_largest(score, first, end, n);
+  // A thread takes a run of blocks; how many before it are above the least, how many equal to it?
+  const int each = (end - first + kThreads - 1) / kThreads;
+  const int begin = min(end, first + static_cast<int>(threadIdx.x) * each), stop = min(end, begin + each);
+  int2 own{0, 0};
+  for (int b = begin; b < stop; b++) {
+    const uint32_t x = ordered(score[b]);
+    own.x += x > least.key, own.y += x == least.key;
+  }
+  int2 upto = own;
+  for (int o = 1; o < 32; o *= 2) {
+    const int above = __shfl_up_sync(kAllLanes, upto.x, o), equal = __shfl_up_sync(kAllLanes, upto.y, o);
+    if (lane >= o) upto.x += above, upto.y += equal;
+  }
+  if (lane == 31) sums[warp] = upto;
+  __syncthreads();
+  int above = upto.x - own.x, equal = upto.y - own.y;
+  for (int w = 0; w < warp; w++) above += sums[w].x, equal += sums[w].y;
+  int32_t* to = list + first + above + min(equal, least.ties);
+  for (int b = begin; b < stop; b++) {
+    const uint32_t x = ordered(score[b]);
+    if (x > least.key || (x == least.key && equal++ < least.ties)) *to++ = b;
+  }
+}
+
+template <class T>
+struct OfPages {
+  PageTable p;
+  const T *q, *summary;
+  int64_t q_stride;
+  const int32_t* budget;
+  float* score;     // [S, K, max_blocks]
+  int32_t* blocks;  // [S, K, max_listed]
+  int max_blocks, max_listed, heads, first, last;
+  bool vector;
+};
+
+// blockIdx.x is an entry, blockIdx.y the key head.
+template <BlockSummary kKind, bool kVector, class T>
+__global__ void __launch_bounds__(kThreads, 6) select_paged(const OfPages<T> a) {
+  const PageTable& p = a.p;
+  const int4 entry = p.queries[blockIdx.x];
+  const int all = (entry.z + p.block - 1) / p.block, budget = a.budget[blockIdx.x], kv = blockIdx.y;
+  if (entry.y != 1 || all <= budget) return;
+  const int group = a.heads / p.kv_heads, per_page = kPageSlots / p.block, rows = height(kKind);
+  float* q = dynamic_smem<float>();
+  load_queries<kKind>(q, a.q + entry.x * a.q_stride + kv * group * p.d, group, p.d);
+  __syncthreads();
+  const int64_t at = int64_t{blockIdx.x} * p.kv_heads + kv;
+  float* score = a.score + at * a.max_blocks;
+  score_blocks<kKind, kVector>(score, q, group, p.d, a.first, all - a.last, [&](int b) {
+    return a.summary + (p.head(entry.w, b / per_page, kv) * per_page + b % per_page) * rows * p.d;
+  });
+  __syncthreads();
+  choose(a.blocks + at * a.max_listed, score, all, budget, a.first, a.last);
+}
+
+// blockIdx.x is an own row, blockIdx.y the key head.
+template <BlockSummary kKind, bool kVector, class T>
+__global__ void __launch_bounds__(kThreads, 6) select_packed(const OfSegments<T> a) {
+  const Tile t = find_tile<1>(a.segments, a.n_segments, blockIdx.x);
+  if (t.len == 0) return;
+  const int64_t row = t.row + t.first;
+  const int all = (t.parent_len + t.first + a.block) / a.block, budget = a.budget[row], kv = blockIdx.y;
+  if (all <= budget) return;
+  const int group = a.heads / a.kv_heads;
+  float* score = dynamic_smem<float>();
+  float* q = score + a.room / height(kKind);
+  load_queries<kKind>(q, a.q + row * a.q_stride + kv * group * a.d, group, a.d);
+  __syncthreads();
+  score_blocks<kKind, kVector>(score, q, group, a.d, a.first, all - a.last,
+                               [&](int b) { return static_cast<const T*>(a.summary_of(t.entry, kv, b)); });
+  __syncthreads();
+  choose(a.blocks + (row * a.kv_heads + kv) * a.max_listed, score, all, budget, a.first, a.last);
+}
+
+// ---- launchers
+
+size_t query_bytes(BlockSummary kind, int64_t group, int64_t d) {
+  return sizeof(float) * (kind == BlockSummary::mean ? 1 : group) * ((d + kSide - 1) / kSide * kSide);
+}
+void expect_blocks(const char* op, int32_t block, int32_t first, int32_t last) {
+  expect(block == 4 || block == 16, op, ": blocks of ", block, " slots, expected 4 or 16");
+  expect(first >= 0 && last >= 1, op, ": first_blocks ", first, ", last_blocks ", last, ", expected at least 0 and 1");
+}
+void expect_heads(const char* op, int64_t heads, int64_t kv_heads) {
+  expect(kv_heads >= 1 && kv_heads <= 65535 && heads % kv_heads == 0, op, ": ", heads, " query heads with ", kv_heads,
+         " key heads");
+}
+const int4* rows_of(const char* op, const char* field, const Tensor& t) {
+  expect(t.rank == 2 && t.shape[1] == 4 && t.contiguous() && reinterpret_cast<uintptr_t>(t.data) % 16 == 0, op, ": ",
+         field, " ", t.str(), " must be [S, 4], 16-byte aligned");
+  return reinterpret_cast<const int4*>(t.as<int32_t>());
+}
+
+template <class A>
+PageTable page_table(const char* op, const A& a, int64_t d) {
+  const int64_t kv_heads = a.summary.shape[1];
+  expect_blocks(op, a.block, 0, 1);
+  expect(is_shape(a.summary, {a.summary.shape[0], kv_heads, kPageSlots / a.block * summary_rows(a.kind), d}) &&
+             a.summary.contiguous(),
+         op, ": summary ", a.summary.str());
+  expect(a.page_table.rank == 2 && a.page_table.stride[1] == 1, op, ": page_table ", a.page_table.str());
+  return {.table = a.page_table.template as<int32_t>(),
+          .stride = a.page_table.stride[0],
+          .queries = rows_of(op, "queries", a.queries),
+          .n_queries = static_cast<int>(a.queries.shape[0]),
+          .kv_heads = static_cast<int>(kv_heads),
+          .d = static_cast<int>(d),
+          .block = a.block,
+          .kind = a.kind};
+}
+
+template <class Args>
+void select(const char* op, BlockSummary kind, const LaunchShape& shape, Stream stream, const Args& a,
+            void (*mean)(Args), void (*mean_vector)(Args), void (*minmax)(Args), void (*minmax_vector)(Args)) {
+  launch(op,
+         kind == BlockSummary::mean ? a.vector ? mean_vector : mean
+         : a.vector                 ? minmax_vector
+                                    : minmax,
+         shape, stream, a);
+}
+
+}  // namespace
+
+void kv_block_summary(const KvBlockSummary& a, Stream stream) {
+  const char* op = "kv_block_summary";
+  const int64_t kv_heads = a.k_pages.shape[1], d = a.k_pages.shape[2];
+  const PageTable p = page_table(op, a, d);
+  expect(is_shape(a.k_pages, {a.summary.shape[0], p.kv_heads, d, kPageSlots}) && a.k_pages.contiguous() &&
+             kv_heads <= 65535,
+         op, ": k_pages ", a.k_pages.str(), " for summary ", a.summary.str());
+  if (a.pages == 0 || kv_heads == 0 || d == 0) return;
+  with_act(op, a.k_pages, [&](auto type) {
+    using T = decltype(type);
+    launch(op, summarise_pages<T>,
+           {.grid = dim3(blocks(op, a.pages, 1), static_cast<unsigned>(kv_heads)), .block = kThreads}, stream,
+           a.summary.as<T>(), a.k_pages.as<T>(), p);
+  });
+}
+
+void kv_block_select(const KvBlockSelect& a, Stream stream) {
+  const char* op = "kv_block_select";
+  expect_blocks(op, a.block, a.first_blocks, a.last_blocks);
+  const int64_t entries = a.queries.shape[0], heads = a.q.shape[1], d = a.q.shape[2], kv_heads = a.summary.shape[1];
+  expect_heads(op, heads, kv_heads);
+  expect(is_shape(a.blocks, {entries, kv_heads, a.blocks.shape[2]}) && a.blocks.contiguous() &&
+             is_shape(a.score, {entries, kv_heads, a.score.shape[2]}) && a.score.contiguous() &&
+             is_shape(a.budget, {entries}),
+         op, ": blocks ", a.blocks.str(), ", score ", a.score.str(), ", budget ", a.budget.str(), " for ", entries,
+         " entries");
+  with_act(op, a.q, [&](auto type) {
+    using T = decltype(type);
+    OfPages<T> x{};
+    x.p = page_table(op, a, d);
+    x.q = a.q.as<T>(), x.summary = a.summary.as<T>(), x.q_stride = row_stride(op, "q", a.q, heads, d);
+    x.budget = a.budget.as<int32_t>(), x.score = a.score.as<float>(), x.blocks = a.blocks.as<int32_t>();
+    x.max_blocks = static_cast<int>(a.score.shape[2]), x.max_listed = static_cast<int>(a.blocks.shape[2]);
+    x.heads = static_cast<int>(heads), x.first = a.first_blocks, x.last = a.last_blocks;
+    x.vector = aligned16(a.summary, {d});
+    if (entries == 0 || a.scored == 0) return;
+    using B = BlockSummary;
+    select(op, a.kind,
+           {.grid = dim3(blocks(op, entries, 1), static_cast<unsigned>(kv_heads)),
+            .block = kThreads,
+            .smem = query_bytes(a.kind, heads / kv_heads, d)},
+           stream, x, select_paged<B::mean, false, T>, select_paged<B::mean, true, T>,
+           select_paged<B::minmax, false, T>, select_paged<B::minmax, true, T>);
+  });
+}
+
+void attn_block_select(const AttnBlockSelect& a, Stream stream) {
+  const char* op = "attn_block_select";
+  expect_blocks(op, a.block, a.first_blocks, a.last_blocks);
+  const int64_t n = a.q.shape[0], heads = a.q.shape[1], d = a.q.shape[2], kv_heads = a.k.shape[1];
+  const int64_t segments = a.segments.shape[0], rows = summary_rows(a.kind);
+  expect_heads(op, heads, kv_heads);
+  expect(is_shape(a.blocks, {n, kv_heads, a.blocks.shape[2]}) && a.blocks.contiguous() && is_shape(a.budget, {n}), op,
+         ": blocks ", a.blocks.str(), ", budget ", a.budget.str(), " for q ", a.q.str());
+  expect(is_shape(a.summary, {segments, kv_heads, a.summary.shape[2], d}) && a.summary.contiguous(), op, ": summary ",
+         a.summary.str(), " for ", segments, " segments");
+  const size_t smem =
+      sizeof(float) * static_cast<size_t>(a.summary.shape[2] / rows) + query_bytes(a.kind, heads / kv_heads, d);
+  expect(smem <= 160 * 1024, op, ": the scores of ", a.summary.shape[2] / rows, " blocks do not fit in shared memory");
+  with_act(op, a.q, [&](auto type) {
+    using T = decltype(type);
+    OfSegments<T> x{};
+    x.summary = a.summary.as<T>(), x.q = a.q.as<T>(), x.k = a.k.as<T>(), x.pk = a.pk.as<T>();
+    x.q_stride = row_stride(op, "q", a.q, heads, d), x.k_stride = row_stride(op, "k", a.k, kv_heads, d);
+    x.pk_stride = row_stride(op, "pk", a.pk, kv_heads, d);
+    x.segments = rows_of(op, "segments", a.segments), x.n_segments = static_cast<int>(segments);
+    x.room = static_cast<int>(a.summary.shape[2]), x.heads = static_cast<int>(heads);
+    x.kv_heads = static_cast<int>(kv_heads), x.d = static_cast<int>(d), x.block = a.block;
+    x.first = a.first_blocks, x.last = a.last_blocks, x.kind = a.kind, x.budget = a.budget.as<int32_t>();
+    x.blocks = a.blocks.as<int32_t>(), x.max_listed = static_cast<int>(a.blocks.shape[2]);
+    x.vector = aligned16(a.summary, {d});
+    // A segment has a block of summaries for each `block` slots that are whole.
+    if (const int64_t most = a.slots / a.block; most && kv_heads)
+      launch(op, summarise_segments<T>,
+             {.grid = dim3(blocks(op, most, 1), static_cast<unsigned>(kv_heads)), .block = kThreads}, stream, x);
+    if (n == 0 || a.scored == 0) return;
+    using B = BlockSummary;
+    select(op, a.kind,
+           {.grid = dim3(blocks(op, n, 1), static_cast<unsigned>(kv_heads)), .block = kThreads, .smem = smem}, stream,
+           x, select_packed<B::mean, false, T>, select_packed<B::mean, true, T>, select_packed<B::minmax, false, T>,
+           select_packed<B::minmax, true, T>);
+  });
+}
+
+}  // namespace pare::PARE_CUDA

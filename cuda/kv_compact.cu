@@ -1,0 +1,280 @@
+// The choice of the slots that stay and their moving together (ops/kv_ops.h: KvSelect, KvCompact).
+//
+// score [E, K, max_slots] f32; keep [R, K, max_keep] i32, of which the first `keep` entries of a row are overwritten;
+// k_pages [pages, K, D, 16], v_pages [pages, K, 16, D] act, and per slot pos, mass, count [pages, K, 16], of which
+// slots [first, first + keep) of the dst pages are overwritten.
+//
+// kv_select: a thread block has a row of scores.  Radix select on the numbers that order floats: four rounds of 8 bits
+// give the least score that is chosen and how many slots with that very score are, then one ascending walk writes the
+// slots in order.  So it reads the scores five times (from L2 after the first), keeps none of them, and takes linear
+// time for any number of slots, where a sort in shared memory would limit it.  Counts are whole numbers, so the order
+// in which threads add to them is of no effect.  Limited by latency. kv_compact: moves bits, so there is no rounding.
+// Bytes: K and V of the slots that change their place, read and written once; limited by memory bandwidth.
+#include "kv_event.cuh"
+
+namespace pare::PARE_CUDA {
+
+namespace {
+
+// ---- choice
+
+struct SelectArgs {
+  int32_t* keep;
+  const float* score;  // null: nothing is chosen, the recent slots stay
+  Events events;
+  int64_t max_keep, max_slots;
+  bool shared_heads;  // a block chooses for all heads
+};
+
+// Ascending as the numbers; -0 counts as 0.
+__device__ __forceinline__ uint32_t order_of(float x) {
+  const uint32_t u = __float_as_uint(x == 0 ? 0.f : x);
+  return u >> 31 ? ~u : u | 0x80000000u;
+}
+
+struct Digit {
+  int value, left, equal;  // the digit; how many numbers with it are wanted; how many there are
+};
+// The digit of the wanted-th largest number, where count[d] numbers have digit d; by one warp, in one of its lanes
+// through `to`.
+__device__ __forceinline__ void find_digit(Digit* to, const int* count, int wanted) {
+  const int lane = threadIdx.x, highest = 255 - 8 * lane;  // lane's digits: highest, highest - 1, ...
+  int own = 0;
+  for (int i = 0; i < 8; i++) own += count[highest - i];
+  int above = own;
+  for (int o = 1; o < 32; o *= 2) {
+    const int x = __shfl_up_sync(kAllLanes, above, o);
+    if (lane >= o) above += x;
+  }
+  above -= own;  // numbers with the digits of lower lanes
+  if (above >= wanted || above + own < wanted) return;
+  int d = highest;
+  for (; above + count[d] < wanted; d--) above += count[d];
+  *to = {d, wanted - above, count[d]};
+}
+
+__global__ void __launch_bounds__(kThreads) choose(const SelectArgs a) {
+  __shared__ int count[256], above_of[kWarps], equal_of[kWarps];
+  __shared__ Digit digit;
+  static_assert(kThreads == 256);
+  const int kv_heads = a.events.kv_heads, first_head = a.shared_heads ? 0 : a.events.head();
+  const int event = a.shared_heads ? static_cast<int>(blockIdx.x) : a.events.event();
+  const KvEvent e = a.events.list[event];
+  const int end = e.slots - e.recent, chosen = e.keep - e.recent, heads = a.shared_heads ? kv_heads : 1;
+  int32_t* const keep = a.keep + (int64_t{e.keep_row} * kv_heads + first_head) * a.max_keep;
+  for (int i = threadIdx.x; i < e.recent; i += kThreads)
+    for (int h = 0; h < heads; h++) keep[h * a.max_keep + chosen + i] = end + i;
+  if (chosen == 0) return;
+  const float* const score = a.score + (int64_t{event} * kv_heads + first_head) * a.max_slots;
+  const auto key = [&](int slot) {
+    float x = score[slot];
+    for (int h = 1; h < heads; h++) x += score[h * a.max_slots + slot];
+    return order_of(x);
+  };
+  uint32_t least = 0, known = 0;   // the least chosen key, and which of its bits are known
+  int left = chosen, surplus = 0;  // chosen among the keys that agree with it so far; how many of these are not
+  for (int shift = 24; shift >= 0; shift -= 8) {
+    count[threadIdx.x] = 0;
+    __syncthreads();
+    for (int s = e.first + threadIdx.x; s < end; s += kThreads) {
+      const uint32_t u = key(s);
+      if ((u & known) == least) atomicAdd(&count[u >> shift & 255], 1);
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) find_digit(&digit, count, left);
+    __syncthreads();
+    least |= static_cast<uint32_t>(digit.value) << shift, known |= 255u << shift;
+    left = digit.left, surplus = digit.equal - digit.left;
+  }
+  // Of equal scores the larger slots win: the first `surplus` ones with the least key go.
+  const int warp = threadIdx.x / 32;
+  const unsigned below = (1u << threadIdx.x % 32) - 1;
+  int above = 0, equal = 0;  // slots before this thread's
+  for (int begin = e.first; begin < end; begin += kThreads) {
+    const int s = begin + static_cast<int>(threadIdx.x);
+    const uint32_t u = s < end ? key(s) : 0;
+    const bool is_above = s < end && u > least, is_equal = s < end && u == least;
+    const unsigned above_mask = __ballot_sync(kAllLanes, is_above), equal_mask = __ballot_sync(kAllLanes, is_equal);
+    if (threadIdx.x % 32 == 0) above_of[warp] = __popc(above_mask), equal_of[warp] = __popc(equal_mask);
+    __syncthreads();
+    int above_here = above + __popc(above_mask & below), equal_here = equal + __popc(equal_mask & below);
+    for (int w = 0; w < kWarps; w++) {
+      if (w < warp) above_here += above_of[w], equal_here += equal_of[w];
+      above += above_of[w], equal += equal_of[w];
+    }
+    if (is_above || (is_equal && equal_here >= surplus))
+      for (int h = 0; h < heads; h++) keep[h * a.max_keep + above_here + max(0, equal_here - surplus)] = s;
+    __syncthreads();
+  }
+}
+
+// ---- compaction
+
+constexpr int kMoved = 4;                             // units that a thread has in flight
+constexpr int kUnits = 16, kSlots = kMoved * kLanes;  // units of a slot, slots that a thread block moves at once
+
+template <class T>
+struct CompactArgs {
+  T *k, *v;
+  uint32_t *pos, *mass, *count;  // 4 bytes a slot; mass and count may be null
+  const int32_t *keep, *dst;
+  Events events;
+  int64_t dst_stride, max_keep;
+  int depth;
+  const float* rope;
+  int sinks;
+};
+
+// Slots [first, first + keep) of dst from the slots that `keep` names, the units of which at(head, place, unit) gives,
+// or null.  One block does so for its units of a head, kSlots slots at a time, ascending: all are read, then a barrier,
+// then all are written.
+//
+// Nothing is read that has been overwritten: slot first + i comes from slot keep[i] >= first + i, as keep ascends from
+// first.  So a later round reads only slots at or past those that it writes, which are past all that earlier rounds
+// wrote: another slot of the same page, or another page (a page is src and dst only in one place of the list).  Within
+// a round the barrier lies between.  Other blocks move other units or heads, and what an event writes no other event
+// reads (KvCompact).
+template <class Unit, class At>
+__device__ __forceinline__ void move_slots(const KvEvent& e, const int32_t* keep, const HeadPages& src,
+                                           const HeadPages& dst, int slot_of_thread, At at) {
+  const int end = e.first + e.keep;
+  for (int begin = e.first / kPageSlots * kPageSlots; begin < end; begin += kSlots) {
+    Unit held[kMoved];
+    Unit* place[kMoved];
+#pragma unroll
+    for (int i = 0; i < kMoved; i++) {
+      const int to = begin + i * kLanes + slot_of_thread;
+      place[i] = nullptr;
+      if (to < e.first || to >= end) continue;
+      const int from = keep[to - e.first];
+      const int64_t from_head = src.head(from), to_head = dst.head(to);
+      if (from == to && from_head == to_head) continue;
+      const Unit* x = at(from_head, from % kPageSlots);
+      if (!x) continue;
+      held[i] = *x;
+      place[i] = at(to_head, to % kPageSlots);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kMoved; i++)
+      if (place[i]) *place[i] = held[i];
+  }
+}
+
+// blockIdx.y: kUnits channels of K each; then kUnits units of V each, packs of 16 bytes or elements; then what lies
+// beside them.
+template <class T, class Unit>
+__global__ void __launch_bounds__(kThreads) compact(const CompactArgs<T> a) {
+  const KvEvent e = a.events.get();
+  const HeadPages src = a.events.head_pages();
+  const HeadPages dst{a.dst + a.events.event() * a.dst_stride, src.kv_heads, src.h};
+  const int32_t* const keep = a.keep + (int64_t{e.keep_row} * src.kv_heads + src.h) * a.max_keep;
+  constexpr int kSize = sizeof(Unit) / sizeof(T);
+  const int of_k = (a.depth + kUnits - 1) / kUnits, units = a.depth / kSize, of_v = (units + kUnits - 1) / kUnits;
+  const int part = blockIdx.y, low = threadIdx.x % kUnits, high = threadIdx.x / kUnits;
+  // Neighbouring threads: neighbouring slots of K and beside it, units of V.
+  if (part < of_k) {
+    const int d = part * kUnits + high;
+    move_slots<T>(e, keep, src, dst, low, [&](int64_t head, int place) {
+      return d < a.depth ? a.k + (head * a.depth + d) * kPageSlots + place : nullptr;
+    });
+  } else if (part < of_k + of_v) {
+    const int unit = (part - of_k) * kUnits + low;
+    move_slots<Unit>(e, keep, src, dst, high, [&](int64_t head, int place) {
+      return unit < units ? reinterpret_cast<Unit*>(a.v) + (head * kPageSlots + place) * units + unit : nullptr;
+    });
+  } else {
+    uint32_t* const array = high == 0 ? a.pos : high == 1 ? a.mass : high == 2 ? a.count : nullptr;
+    move_slots<uint32_t>(e, keep, src, dst, low,
+                         [&](int64_t head, int place) { return array ? array + head * kPageSlots + place : nullptr; });
+  }
+}
+
+// Keys of slots [0, sinks), which do not move, turned forward by the number of evicted slots.
+template <class T>
+__global__ void __launch_bounds__(kThreads) turn_sinks(const CompactArgs<T> a) {
+  const KvEvent e = a.events.get();
+  const int64_t head = int64_t{a.dst[a.events.event() * a.dst_stride]} * a.events.kv_heads + a.events.head();
+  const int half = a.depth / 2;
+  const float* const angle = a.rope + int64_t{e.slots - e.first - e.keep} * a.depth;
+  for (int i = threadIdx.x; i < half * kPageSlots; i += kThreads) {
+    const int d = i / kPageSlots, slot = i % kPageSlots;
+    if (slot >= a.sinks) continue;
+    T *x = a.k + (head * a.depth + d) * kPageSlots + slot, *y = x + half * kPageSlots;
+    const float u = to_float(*x), v = to_float(*y), c = angle[d], s = angle[half + d];
+    *x = from_float<T>(u * c - v * s);
+    *y = from_float<T>(v * c + u * s);
+  }
+}
+
+}  // namespace
+
+void kv_select(const KvSelect& a, Stream stream) {
+  const char* op = "kv_select";
+  expect(a.keep.rank == 3, op, ": keep is ", a.keep.str(), ", not [R, K, max_keep]");
+  const int64_t kv_heads = a.keep.shape[1];
+  SelectArgs args{};
+  args.events = events_of(op, a.events, {}, kv_heads);
+  args.keep = dense<int32_t>(op, "keep", a.keep, {a.keep.shape[0], kv_heads, a.keep.shape[2]});
+  args.max_keep = a.keep.shape[2], args.shared_heads = a.shared_heads;
+  if (a.score) {
+    args.score = dense<float>(op, "score", a.score, {args.events.count, kv_heads, a.score.shape[2]});
+    args.max_slots = a.score.shape[2];
+  }
+  expect(a.score || a.work.kept == a.work.slots - a.work.candidates, op, ": ", a.work.kept,
+         " slots stay, of which only ", a.work.slots - a.work.candidates, " are recent, but there are no scores");
+  if (args.events.count == 0) return;
+  launch(op, choose, {.grid = blocks(op, args.events.count * (a.shared_heads ? 1 : kv_heads), 1), .block = kThreads},
+         stream, args);
+}
+
+void expect_compact(const char* op, const KvCompact& a) {
+  expect_k_pages(op, a.k_pages);
+  const int64_t pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1], d = a.k_pages.shape[2];
+  expect(is_shape(a.v_pages, {pages, kv_heads, kPageSlots, d}) && a.v_pages.contiguous() &&
+             a.v_pages.dtype == a.k_pages.dtype,
+         op, ": v_pages ", a.v_pages.str(), " for k_pages ", a.k_pages.str());
+  dense<int32_t>(op, "pos_pages", a.pos_pages, {pages, kv_heads, kPageSlots});
+  if (a.mass_pages) dense<float>(op, "mass_pages", a.mass_pages, {pages, kv_heads, kPageSlots});
+  if (a.count_pages) dense<float>(op, "count_pages", a.count_pages, {pages, kv_heads, kPageSlots});
+  expect(a.keep.rank == 3, op, ": keep is ", a.keep.str(), ", not [R, K, max_keep]");
+  dense<int32_t>(op, "keep", a.keep, {a.keep.shape[0], kv_heads, a.keep.shape[2]});
+  events_of(op, a.events, a.src_pages, kv_heads);
+  events_of(op, a.events, a.dst_pages, kv_heads);
+  expect(a.sinks >= 0 && a.sinks <= kPageSlots && (a.sinks == 0 || d % 2 == 0), op, ": sinks is ", a.sinks,
+         ", not in [0, ", kPageSlots, "], or D of k_pages ", a.k_pages.str(), " is odd");
+  if (a.sinks) dense<float>(op, "rope", a.rope, {a.rope.shape[0], d});
+}
+
+void kv_compact(const KvCompact& a, Stream stream) {
+  const char* op = "kv_compact";
+  expect_compact(op, a);
+  const int64_t kv_heads = a.k_pages.shape[1], d = a.k_pages.shape[2];
+  const Events events = events_of(op, a.events, a.src_pages, kv_heads);
+  if (events.count == 0) return;
+  const auto words = [](const Tensor& t) { return static_cast<uint32_t*>(t.data); };
+  with_act(op, a.k_pages, [&](auto type) {
+    using T = decltype(type);
+    const CompactArgs<T> args{.k = a.k_pages.as<T>(),
+                              .v = a.v_pages.as<T>(),
+                              .pos = words(a.pos_pages),
+                              .mass = words(a.mass_pages),
+                              .count = words(a.count_pages),
+                              .keep = a.keep.as<int32_t>(),
+                              .dst = a.dst_pages.as<int32_t>(),
+                              .events = events,
+                              .dst_stride = a.dst_pages.stride[0],
+                              .max_keep = a.keep.shape[2],
+                              .depth = static_cast<int>(d),
+                              .rope = a.sinks ? a.rope.as<float>() : nullptr,
+                              .sinks = a.sinks};
+    const bool vector = aligned16(a.v_pages, {d});
+    const unsigned heads = blocks(op, int64_t{events.count} * kv_heads, 1);
+    const unsigned parts = blocks(op, d, kUnits) + blocks(op, vector ? d / kPack<T> : d, kUnits) + 1;
+    launch(op, vector ? compact<T, Pack<T>> : compact<T, T>, {.grid = dim3(heads, parts), .block = kThreads}, stream,
+           args);
+    if (a.sinks) launch(op, turn_sinks<T>, {.grid = heads, .block = kThreads}, stream, args);
+  });
+}
+
+}  // namespace pare::PARE_CUDA

@@ -1,0 +1,166 @@
+// What the ops of a cache that evicts share (ops/kv_ops.h): where the slots of an event lie, and the tile of dot
+// products, in the order of ops.h, that scores are made of.
+#pragma once
+#include "common.cuh"
+
+namespace pare::PARE_CUDA {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kLanes = 16;  // of a row sum; a slot's lane is slot % 16
+static_assert(kLanes == kPageSlots && sizeof(KvEvent) == 6 * sizeof(int32_t));
+
+// Where the slots of one head of an event or a sequence lie.
+struct HeadPages {
+  const int32_t* list;
+  int kv_heads, h;
+  __device__ __forceinline__ int64_t head(int slot) const {  // number of (page, head)
+    return int64_t{list[slot / kPageSlots]} * kv_heads + h;
+  }
+  __device__ __forceinline__ int64_t at(int slot) const {  // in an array [pages, K, 16]
+    return head(slot) * kPageSlots + slot % kPageSlots;
+  }
+};
+
+// blockIdx.x counts pairs (event, head), heads fastest.
+struct Events {
+  const KvEvent* list;
+  const int32_t* pages;  // src or dst; null where an op has none
+  int64_t page_stride;
+  int count, kv_heads;
+  __device__ __forceinline__ int event() const { return static_cast<int>(blockIdx.x) / kv_heads; }
+  __device__ __forceinline__ int head() const { return static_cast<int>(blockIdx.x) % kv_heads; }
+  __device__ __forceinline__ KvEvent get() const { return list[event()]; }
+  __device__ __forceinline__ HeadPages head_pages() const { return {pages + event() * page_stride, kv_heads, head()}; }
+};
+
+inline Events events_of(const char* op, const Tensor& events, const Tensor& pages, int64_t kv_heads) {
+  const int64_t n = events.shape[0];
+  expect(is_shape(events, {n, 6}) && events.contiguous() && kv_heads >= 1, op, ": events ", events.str(), " for ",
+         kv_heads, " key heads");
+  expect(!pages || (is_shape(pages, {n, pages.shape[1]}) && (pages.shape[1] <= 1 || pages.stride[1] == 1)), op,
+         ": a page list is ", pages.str(), " for ", n, " events");
+  return {reinterpret_cast<const KvEvent*>(events.as<int32_t>()), pages ? pages.as<int32_t>() : nullptr,
+          pages.stride[0], static_cast<int>(n), static_cast<int>(kv_heads)};
+}
+
+// k_pages [pages, K, D, 16] with D <= 256.
+inline void expect_k_pages(const char* op, const Tensor& k) {
+  expect(k.rank == 4 && k.shape[3] == kPageSlots && k.contiguous() && k.shape[2] >= 1 && k.shape[2] <= 256, op,
+         ": k_pages ", k.str(), " must be [pages, K, D, 16], D at most 256");
+}
+
+// All that kv_compact asks of its arguments (kv_compact.cu).
+void expect_compact(const char* op, const KvCompact& a);
+
+// An f32 or i32 array that lies dense.
+template <class T>
+T* dense(const char* op, const char* field, const Tensor& t, std::initializer_list<int64_t> shape) {
+  expect(is_shape(t, shape) && t.contiguous(), op, ": ", field, " is ", t.str());
+  return t.as<T>();
+}
+
+// ---- device
+
+__device__ __forceinline__ float lanes_sum(float v) {  // the tree of a row sum, in all lanes of each half of a warp
+  for (int o = kLanes / 2; o > 0; o /= 2) v += __shfl_xor_sync(kAllLanes, v, o);
+  return v;
+}
+__device__ __forceinline__ float lanes_max(float v) {
+  for (int o = kLanes / 2; o > 0; o /= 2) v = fmaxf(v, __shfl_xor_sync(kAllLanes, v, o));
+  return v;
+}
+
+// A vector of a tile: element d is x[d * kStep], divided by `norm` if kUnit; null: zeros.
+template <class T, int kStep, bool kUnit = false>
+struct Vector {
+  const T* x;
+  float norm;
+  __device__ __forceinline__ float operator()(int d) const {
+    if (!x) return 0;
+    const float v = to_float(x[int64_t{d} * kStep]);
+    return kUnit ? v / norm : v;
+  }
+};
+template <class T>
+using Query = Vector<T, 1>;
+template <class T>
+using Key = Vector<T, kPageSlots>;
+template <class T>
+using UnitKey = Vector<T, kPageSlots, true>;
+
+template <class T>
+__device__ __forceinline__ const T* key_at(const T* k_pages, const HeadPages& pages, int slot, int depth) {
+  return k_pages + pages.head(slot) * depth * kPageSlots + slot % kPageSlots;
+}
+
+// z[i][j] = (row i . column j) * scale, each product one chain of fused multiply-adds, d ascending.  A thread has 4 x 4
+// of them in registers.  Rows stay in shared memory, columns pass through it kDepth elements at a time.
+template <int kRows, int kColumns>
+struct Tile {
+  static_assert(kRows * kColumns == 16 * kThreads);
+  static constexpr int kDepth = 32;
+  static constexpr int kRowStep = kRows + 4, kColumnStep = kColumns + 4;  // multiples of 4 in other banks
+  static constexpr size_t bytes(int64_t depth) {
+    return sizeof(float) * static_cast<size_t>(depth * kRowStep + kDepth * kColumns + kRows * kColumnStep);
+  }
+  float *rows, *columns, *z;  // [depth][kRowStep], [kDepth][kColumns], [kRows][kColumnStep]
+  int depth;
+
+  __device__ explicit Tile(int depth) : rows(dynamic_smem<float>()), depth(depth) {
+    columns = rows + depth * kRowStep, z = columns + kDepth * kColumns;
+  }
+
+  // vector(i): a Vector.  (multiply ends with a barrier: the rows before have been read.)
+  template <class Get>
+  __device__ __forceinline__ void load_rows(Get vector) const {
+    const int i = threadIdx.x % kRows;
+    const auto x = vector(i);
+    for (int d = threadIdx.x / kRows; d < depth; d += kThreads / kRows) rows[d * kRowStep + i] = x(d);
+  }
+
+  // The first n_rows x n_columns products, and more up to multiples of 4; vector(j): a Vector, for all j < kColumns.
+  template <class Get>
+  __device__ __forceinline__ void multiply(int n_rows, int n_columns, float scale, Get vector) const {
+    const int row = threadIdx.x / (kColumns / 4) * 4, column = threadIdx.x % (kColumns / 4) * 4;
+    const bool mine = row < n_rows && column < n_columns;
+    const int j = threadIdx.x % kColumns;
+    const auto y = vector(j);
+    float sum[4][4] = {};
+    for (int first = 0; first < depth; first += kDepth) {
+      const int n = min(kDepth, depth - first);
+      if (first > 0) __syncthreads();  // the columns before have been read
+      for (int d = threadIdx.x / kColumns; d < n; d += kThreads / kColumns) columns[d * kColumns + j] = y(first + d);
+      __syncthreads();
+      for (int d = 0; mine && d < n; d++) {
+        const float4 a = *reinterpret_cast<const float4*>(rows + (first + d) * kRowStep + row);
+        const float4 b = *reinterpret_cast<const float4*>(columns + d * kColumns + column);
+        const float left[4] = {a.x, a.y, a.z, a.w}, right[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+        for (int i = 0; i < 16; i++) sum[i / 4][i % 4] = fmaf(left[i / 4], right[i % 4], sum[i / 4][i % 4]);
+      }
+    }
+    if (mine)
+      for (int i = 0; i < 4; i++)
+        *reinterpret_cast<float4*>(z + (row + i) * kColumnStep + column) = {sum[i][0] * scale, sum[i][1] * scale,
+                                                                            sum[i][2] * scale, sum[i][3] * scale};
+    __syncthreads();
+  }
+};
+using KeyTile = Tile<64, 64>;  // keys with keys
+// Thread blocks of a multiprocessor that registers must suffice for; for more of them ptxas would spill.
+constexpr int kTileBlocks = 2;
+
+// norms[x][slot] = sqrt(k . k) + 1e-8 of slots [first, slots), where x counts (event, head) and `step` is a row of it.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    key_norms(Events events, const T* __restrict__ k_pages, int depth, float* __restrict__ norms, int64_t step) {
+  const KvEvent e = events.get();
+  const int slot = blockIdx.y * kThreads + threadIdx.x;
+  if (slot < e.first || slot >= e.slots) return;
+  const T* k = key_at(k_pages, events.head_pages(), slot, depth);
+  float sum = 0;
+  for (int d = 0; d < depth; d++) sum = fmaf(to_float(k[d * kPageSlots]), to_float(k[d * kPageSlots]), sum);
+  norms[blockIdx.x * step + slot] = sqrtf(sum) + 1e-8f;
+}
+
+}  // namespace pare::PARE_CUDA

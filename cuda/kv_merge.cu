@@ -1,0 +1,394 @@
+// Compaction with what is evicted merged into what stays (ops/kv_ops.h: KvMerge, which states the formulas).
+//
+// Shapes of pages and keep: kv_compact.cu.  links [E, K, 2, max_pages * 16] f32: by slot, of those that are evicted the
+// place in `keep` of the slot c(e) and its cosine (first: norms of keys).  merged [E, K, max_keep, 2 D + 1] f32: rows
+// of V, K and count of a kept slot after the merging; count -1: nothing came.  threshold is changed in place. Order:
+// kv_ops.h, in f32 whatever the element type, so f32 has the bits of the `cpu` table.  A kept slot belongs to one warp,
+// which walks the evicted slots that come to it, ascending: no atomics.
+//
+// Launches: norms, the nearest kept slot of each evicted one (64 x 64 products at a time), for d2o the thresholds, the
+// merged rows, the compaction, and the merged rows over what it moved.  So the pages are read before anything is moved.
+// Limited by the products, 2 * K * D * evicted * kept, without tensor cores; the rest reads K and V of the evicted
+// slots once, and writes merged rows and reads them again.
+#include "kv_event.cuh"
+#include "rng.cuh"
+
+namespace pare::PARE_CUDA {
+
+namespace {
+
+// The slots of one head that go and that stay: `keep` ascends from `first` on.
+struct Division {
+  const int32_t* keep;
+  int first, slots, kept;
+  __device__ __forceinline__ int evicted() const { return slots - first - kept; }
+  // How many of keep[0, i) precede the slot for which before(i) is true up to some i and false from there on.
+  template <class Before>
+  __device__ __forceinline__ int count(Before before) const {
+    int low = 0, high = kept;
+    while (low < high) {
+      const int middle = (low + high) / 2;
+      before(middle) ? low = middle + 1 : high = middle;
+    }
+    return low;
+  }
+  __device__ __forceinline__ bool stays(int slot) const {
+    const int i = count([&](int j) { return keep[j] < slot; });
+    return i < kept && keep[i] == slot;
+  }
+  // Kept slots before evicted slot number j, which is slot first + j + that: keep[i] - first - i evicted ones precede
+  // keep[i].
+  __device__ __forceinline__ int kept_before(int j) const {
+    return count([&](int i) { return keep[i] - first - i <= j; });
+  }
+};
+
+template <class T>
+struct MergeArgs {
+  T *k, *v;
+  const float* mass;
+  float* count;  // or null
+  const int32_t *pos, *keep, *dst, *threshold_row, *uid;
+  Events events;
+  int64_t dst_stride, max_keep, row;  // row: of links
+  int depth;
+  float *links, *merged, *threshold;
+  const float* rope;
+  KvMergeKind kind;
+  MergeKeys keys;
+  float ema_old, ema_new;
+  uint64_t key;
+  int targets;
+
+  __device__ __forceinline__ Division division(const KvEvent& e, int h) const {
+    return {keep + (int64_t{e.keep_row} * events.kv_heads + h) * max_keep, e.first, e.slots, e.keep};
+  }
+  // By slot, of a pair (event, head).
+  __device__ __forceinline__ float* nearest(int64_t pair) const { return links + 2 * pair * row; }
+  __device__ __forceinline__ float* cosine(int64_t pair) const { return links + (2 * pair + 1) * row; }
+  __device__ __forceinline__ float* merged_row(int64_t pair, int kept) const {
+    return merged + (pair * max_keep + kept) * (2 * depth + 1);
+  }
+};
+
+// blockIdx.y: 64 evicted slots, each of which a group of 4 threads compares with every kept slot.
+template <class T>
+__global__ void __launch_bounds__(kThreads, kTileBlocks) find_nearest(const MergeArgs<T> a) {
+  const KvEvent e = a.events.get();
+  const Division slots = a.division(e, a.events.head());
+  const int begin = 64 * blockIdx.y, evicted = slots.evicted();
+  if (begin >= evicted || e.keep == 0) return;
+  const HeadPages pages = a.events.head_pages();
+  float *const nearest = a.nearest(blockIdx.x), *const cosine = a.cosine(blockIdx.x);
+  const auto key = [&](int slot) { return UnitKey<T>{key_at(a.k, pages, slot, a.depth), cosine[slot]}; };
+  const auto evicted_slot = [&](int j) { return e.first + j + slots.kept_before(j); };
+  const KeyTile t(a.depth);
+  t.load_rows([&](int i) { return begin + i < evicted ? key(evicted_slot(begin + i)) : UnitKey<T>{nullptr, 0}; });
+  const int row = threadIdx.x / 4, part = threadIdx.x % 4;
+  float best = -INFINITY;
+  int which = -1;
+  for (int c = 0; c < e.keep; c += 64) {
+    t.multiply(min(64, evicted - begin), e.keep - c, 1, [&](int j) {
+      return c + j < e.keep ? key(slots.keep[c + j]) : UnitKey<T>{nullptr, 0};
+    });
+    for (int i = part; begin + row < evicted && i < min(64, e.keep - c); i += 4) {
+      const float x = t.z[row * KeyTile::kColumnStep + i];
+      if (x >= best) best = x, which = c + i;
+    }
+  }
+  for (int o = 1; o < 4; o *= 2) {
+    const float x = __shfl_xor_sync(kAllLanes, best, o);
+    const int i = __shfl_xor_sync(kAllLanes, which, o);
+    if (x > best || (x == best && i > which)) best = x, which = i;
+  }
+  if (part != 0 || begin + row >= evicted) return;
+  // Its norm, which lay here, is read by this block only, and no more.
+  const int slot = evicted_slot(begin + row);
+  nearest[slot] = static_cast<float>(which), cosine[slot] = best;
+}
+
+// d2o: blockIdx.x is the event, one warp; the lanes of its halves do the same.
+template <class T>
+__global__ void __launch_bounds__(32) next_threshold(const MergeArgs<T> a) {
+  const KvEvent e = a.events.list[blockIdx.x];
+  const int evicted = e.slots - e.first - e.keep, kv_heads = a.events.kv_heads;
+  if (evicted == 0 || e.keep == 0) return;
+  const int lane = threadIdx.x % kLanes;
+  float sum = 0;
+  for (int h = 0; h < kv_heads; h++) {
+    const Division slots = a.division(e, h);
+    const float* const cosine = a.cosine(int64_t{blockIdx.x} * kv_heads + h);
+    float part = 0;
+    for (int slot = e.first / kLanes * kLanes + lane; slot < e.slots; slot += kLanes)
+      if (slot >= e.first && !slots.stays(slot)) part += cosine[slot];
+    sum += lanes_sum(part);
+  }
+  if (threadIdx.x != 0) return;
+  float* const threshold = a.threshold + a.threshold_row[blockIdx.x];
+  const float mean = sum / static_cast<float>(evicted * kv_heads);
+  *threshold = *threshold == 0 ? mean : a.ema_old * *threshold + a.ema_new * mean;
+}
+
+// A row of D elements in a warp: lane l has elements l + 32 j, zeros at and past D.
+template <int kColumns>
+struct WarpRow {
+  float x[kColumns];
+
+  template <class Get>
+  __device__ __forceinline__ void load(int depth, Get get) {
+#pragma unroll
+    for (int j = 0; j < kColumns; j++) {
+      const int d = threadIdx.x % 32 + 32 * j;
+      x[j] = d < depth ? get(d) : 0.f;
+    }
+  }
+  template <class Put>
+  __device__ __forceinline__ void store(int depth, Put put) const {
+#pragma unroll
+    for (int j = 0; j < kColumns; j++) {
+      const int d = threadIdx.x % 32 + 32 * j;
+      if (d < depth) put(d, x[j]);
+    }
+  }
+  // The root of the row sum of squares, in all lanes: lane i of the sum has the elements of lanes i and i + 16, in
+  // turns.
+  __device__ __forceinline__ float length() const {
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < kColumns; j++) {
+      const float upper = __shfl_xor_sync(kAllLanes, x[j], kLanes);
+      sum = fmaf(upper, upper, fmaf(x[j], x[j], sum));
+    }
+    return sqrtf(__shfl_sync(kAllLanes, lanes_sum(sum), 0));
+  }
+};
+
+// What a kept slot becomes, in a warp.
+template <class T, int kColumns>
+struct Receiver {
+  using Row = WarpRow<kColumns>;
+  const MergeArgs<T>& a;
+  const HeadPages pages;
+  const int slot;  // the kept one
+  const bool with_keys = a.keys != MergeKeys::none, half = a.kind == KvMergeKind::lookm_pivot;
+  Row v, k, old_v, old_k;
+  float weights = 1, count = 0, old_length = 0;
+  bool started = false;
+
+  __device__ Receiver(const MergeArgs<T>& a, const HeadPages& pages, int slot) : a(a), pages(pages), slot(slot) {}
+
+  __device__ __forceinline__ void value(Row& r, int s) const {
+    const T* const from = a.v + pages.at(s) * a.depth;
+    r.load(a.depth, [&](int d) { return to_float(from[d]); });
+  }
+  // The angle of a slot's position; elements d and d + D / 2 turned by it are u c - v s and v c + u s.
+  __device__ __forceinline__ const float* angle(int s) const { return a.rope + int64_t{a.pos[pages.at(s)]} * a.depth; }
+  __device__ __forceinline__ float turned(int d, const float* by, float sign, float x, float other) const {
+    const int half_depth = a.depth / 2;
+    return d < half_depth ? x * by[d] - other * (by[half_depth + d] * sign)
+                          : x * by[d - half_depth] + other * (by[d] * sign);
+  }
+  __device__ __forceinline__ int partner(int d) const { return d < a.depth / 2 ? d + a.depth / 2 : d - a.depth / 2; }
+  // As it lies, or turned back to position 0.
+  __device__ __forceinline__ void key(Row& r, int s) const {
+    const T* const from = key_at(a.k, pages, s, a.depth);
+    const float* const by = a.keys == MergeKeys::unrotated ? angle(s) : nullptr;
+    r.load(a.depth, [&](int d) {
+      const float x = to_float(from[d * kPageSlots]);
+      return by ? turned(d, by, -1, x, to_float(from[partner(d) * kPageSlots])) : x;
+    });
+  }
+  __device__ __forceinline__ float count_of(int s) const { return a.count ? a.count[pages.at(s)] : 0.f; }
+
+  __device__ __forceinline__ void start() {
+    started = true;
+    value(old_v, slot);
+    v = old_v, count = count_of(slot);
+    if (with_keys) key(old_k, slot), k = old_k;
+    if (a.kind == KvMergeKind::value) old_length = old_v.length();
+  }
+  __device__ __forceinline__ void add_row(Row& x, const Row& y, const Row& before, float w) const {
+#pragma unroll
+    for (int j = 0; j < kColumns; j++)
+      x.x[j] = a.kind == KvMergeKind::cam ? x.x[j] + y.x[j] / w
+               : half                     ? x.x[j] + (y.x[j] + before.x[j]) * 0.5f
+                                          : fmaf(w, y.x[j], x.x[j]);
+  }
+  // An evicted slot; w: its cosine, for cam to how many slots it gives.
+  __device__ __forceinline__ void add(int s, float w) {
+    if (!started) start();
+    Row other;
+    value(other, s);
+    if (a.kind == KvMergeKind::value) {
+      const float size = other.length();
+      w = w * size / (size + old_length + 1e-8f);
+    }
+    add_row(v, other, old_v, w);
+    if (with_keys) key(other, s), add_row(k, other, old_k, w);
+    weights += a.kind == KvMergeKind::value ? w : a.kind == KvMergeKind::cam ? 0.f : 1.f;
+    count += count_of(s);
+  }
+  // To a row of `merged`.
+  __device__ __forceinline__ void write(float* row) {
+    const int depth = a.depth;
+    v.store(depth, [&](int d, float x) { row[d] = x / weights; });
+    if (threadIdx.x % 32 == 0) row[2 * depth] = count;
+    if (!with_keys) return;
+    k.store(depth, [&](int d, float x) { row[depth + d] = x / weights; });
+    if (a.keys != MergeKeys::unrotated) return;
+    __syncwarp();
+    const float* const by = angle(slot);
+    k.load(depth, [&](int d) { return turned(d, by, 1, row[depth + d], row[depth + partner(d)]); });
+    __syncwarp();
+    k.store(depth, [&](int d, float x) { row[depth + d] = x; });
+  }
+};
+
+// Evicted slot number j as a kept slot sees it.
+struct Offer {
+  int slot;
+  float weight;
+  bool comes;
+};
+
+template <class T>
+__device__ __forceinline__ Offer nearest_offer(const MergeArgs<T>& a, const Division& slots, int kept, float least,
+                                               int j) {
+  const int slot = slots.first + j + slots.kept_before(j);
+  const float w = a.cosine(blockIdx.x)[slot];
+  const bool good = a.kind == KvMergeKind::d2o ? w >= least : a.kind != KvMergeKind::value || w > 0;
+  return {slot, w, good && a.nearest(blockIdx.x)[slot] == static_cast<float>(kept)};
+}
+
+// The slot is known to be one of the `targets` ones after it.
+template <class T>
+__device__ __forceinline__ Offer cam_offer(const MergeArgs<T>& a, const Division& slots, const HeadPages& pages,
+                                           int j) {
+  const int next = slots.kept_before(j), slot = slots.first + j + next, n = min(a.targets, slots.kept - next);
+  float mean = 0;
+  for (int c = next; c < next + n; c++) mean += a.mass[pages.at(slots.keep[c])];
+  mean /= static_cast<float>(n);
+  const int32_t* const uid = a.uid + 2 * a.events.event();
+  const uint4 words = philox({static_cast<uint32_t>(pages.h / 4), static_cast<uint32_t>(a.pos[pages.at(slot)]),
+                              static_cast<uint32_t>(uid[0]), static_cast<uint32_t>(uid[1])},
+                             a.key);
+  const float own = a.mass[pages.at(slot)];
+  return {slot, static_cast<float>(n), own > 0 && uniform_open(word_of(words, pages.h % 4)) * mean < own};
+}
+
+// blockIdx.y: a kept slot a warp.
+template <class T, int kColumns>
+__global__ void __launch_bounds__(kThreads, 2) merge(const MergeArgs<T> a) {
+  const KvEvent e = a.events.get();
+  const int kept = blockIdx.y * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (kept >= e.keep) return;
+  const HeadPages pages = a.events.head_pages();
+  const Division slots = a.division(e, pages.h);
+  const bool cam = a.kind == KvMergeKind::cam;
+  const float least = a.kind == KvMergeKind::d2o ? a.threshold[a.threshold_row[a.events.event()]] : 0.f;
+  // Of cam only those give that lie after the kept slot `targets` places before this one, and before this one.
+  const auto evicted_before = [&](int i) { return i < 0 ? 0 : slots.keep[i] - e.first - i; };
+  const int begin = cam ? evicted_before(kept - a.targets) : 0, end = cam ? evicted_before(kept) : slots.evicted();
+  Receiver<T, kColumns> to(a, pages, slots.keep[kept]);
+  for (int first = begin; first < end; first += 32) {
+    Offer offer{};
+    if (first + lane < end)
+      offer = cam ? cam_offer(a, slots, pages, first + lane) : nearest_offer(a, slots, kept, least, first + lane);
+    for (unsigned left = __ballot_sync(kAllLanes, offer.comes); left; left &= left - 1) {
+      const int from = __ffs(static_cast<int>(left)) - 1;
+      to.add(__shfl_sync(kAllLanes, offer.slot, from), __shfl_sync(kAllLanes, offer.weight, from));
+    }
+  }
+  float* const row = a.merged_row(blockIdx.x, kept);
+  if (to.started)
+    to.write(row);
+  else if (lane == 0)
+    row[2 * a.depth] = -1;
+}
+
+// The merged rows over what compaction moved there; blockIdx.y: a kept slot a warp.
+template <class T>
+__global__ void __launch_bounds__(kThreads) overlay(const MergeArgs<T> a) {
+  const KvEvent e = a.events.get();
+  const int kept = blockIdx.y * kWarps + threadIdx.x / 32, depth = a.depth;
+  if (kept >= e.keep) return;
+  const float* const row = a.merged_row(blockIdx.x, kept);
+  const float count = row[2 * depth];
+  if (count < 0) return;
+  const HeadPages dst{a.dst + a.events.event() * a.dst_stride, a.events.kv_heads, a.events.head()};
+  const int64_t head = dst.head(e.first + kept);
+  const int place = (e.first + kept) % kPageSlots;
+  for (int d = threadIdx.x % 32; d < depth; d += 32) {
+    a.v[(head * kPageSlots + place) * depth + d] = from_float<T>(row[d]);
+    if (a.keys != MergeKeys::none) a.k[(head * depth + d) * kPageSlots + place] = from_float<T>(row[depth + d]);
+  }
+  if (a.count && threadIdx.x % 32 == 0) a.count[head * kPageSlots + place] = count;
+}
+
+void expect_kind(const char* op, const KvMerge& a) {
+  const KvCompact& c = a.compact;
+  const bool cam = a.kind == KvMergeKind::cam;
+  expect(c.sinks == 0, op, ": merging needs absolute positions, there are ", c.sinks, " turned sinks");
+  expect(a.keys == MergeKeys::none || (!cam && a.kind != KvMergeKind::value), op, ": keys is ",
+         static_cast<int>(a.keys), ", but kind ", static_cast<int>(a.kind), " leaves keys alone");
+  expect(!cam || (a.targets >= 1 && c.mass_pages && !c.count_pages), op, ": cam with ", a.targets,
+         " targets, mass_pages ", c.mass_pages.str(), ", count_pages ", c.count_pages.str());
+  expect(a.keys != MergeKeys::unrotated || c.k_pages.shape[2] % 2 == 0, op, ": keys of odd width ", c.k_pages.str(),
+         " cannot be turned");
+}
+
+template <class T>
+MergeArgs<T> merge_args(const char* op, const KvMerge& a, const Events& events) {
+  const KvCompact& c = a.compact;
+  const int64_t n = events.count, K = events.kv_heads, D = c.k_pages.shape[2], row = c.src_pages.shape[1] * kPageSlots;
+  MergeArgs<T> x{};
+  x.k = c.k_pages.as<T>(), x.v = c.v_pages.as<T>(), x.pos = c.pos_pages.as<int32_t>(), x.keep = c.keep.as<int32_t>();
+  if (c.count_pages) x.count = c.count_pages.as<float>();
+  x.events = events, x.dst = c.dst_pages.as<int32_t>(), x.dst_stride = c.dst_pages.stride[0];
+  x.max_keep = c.keep.shape[2], x.row = row, x.depth = static_cast<int>(D);
+  x.links = dense<float>(op, "links", a.links, {n, K, 2, row});
+  x.merged = dense<float>(op, "merged", a.merged, {n, K, c.keep.shape[2], 2 * D + 1});
+  if (a.keys == MergeKeys::unrotated) x.rope = dense<float>(op, "rope", a.rope, {a.rope.shape[0], D});
+  if (a.kind == KvMergeKind::d2o) {
+    x.threshold = dense<float>(op, "threshold", a.threshold, {a.threshold.shape[0]});
+    x.threshold_row = dense<int32_t>(op, "threshold_row", a.threshold_row, {n});
+  }
+  if (a.kind == KvMergeKind::cam) {
+    x.mass = c.mass_pages.as<float>();
+    x.uid = dense<int32_t>(op, "uid", a.uid, {n, 2});
+  }
+  x.kind = a.kind, x.keys = a.keys, x.ema_old = a.ema_old, x.ema_new = a.ema_new, x.key = a.key;
+  x.targets = a.targets;
+  return x;
+}
+
+}  // namespace
+
+void kv_merge(const KvMerge& a, Stream stream) {
+  const char* op = "kv_merge";
+  const KvCompact& c = a.compact;
+  expect_compact(op, c);
+  expect_kind(op, a);
+  const Events events = events_of(op, c.events, c.src_pages, c.k_pages.shape[1]);
+  const int64_t row = c.src_pages.shape[1] * kPageSlots, d = c.k_pages.shape[2];
+  if (events.count == 0 || c.keep.shape[2] == 0 || row == 0) return;
+  with_act(op, c.k_pages, [&](auto type) {
+    using T = decltype(type);
+    const MergeArgs<T> x = merge_args<T>(op, a, events);
+    const unsigned heads = blocks(op, int64_t{events.count} * events.kv_heads, 1);
+    const LaunchShape rows{.grid = dim3(heads, blocks(op, x.max_keep, kWarps)), .block = kThreads};
+    if (a.kind != KvMergeKind::cam) {
+      launch(op, key_norms<T>, {.grid = dim3(heads, blocks(op, row, kThreads)), .block = kThreads}, stream, events, x.k,
+             x.depth, x.links + row, 2 * row);
+      launch(op, find_nearest<T>,
+             {.grid = dim3(heads, blocks(op, row, 64)), .block = kThreads, .smem = KeyTile::bytes(d)}, stream, x);
+      if (a.kind == KvMergeKind::d2o)
+        launch(op, next_threshold<T>, {.grid = static_cast<unsigned>(events.count), .block = 32}, stream, x);
+    }
+    launch(op, d <= 64 ? merge<T, 2> : d <= 128 ? merge<T, 4> : merge<T, 8>, rows, stream, x);
+    kv_compact(c, stream);
+    launch(op, overlay<T>, rows, stream, x);
+  });
+}
+
+}  // namespace pare::PARE_CUDA

@@ -1,0 +1,139 @@
+#include "app/prompts.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+namespace pare {
+
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+const std::string& model_path(const Config& c) {
+  if (c.model.path.empty()) fail("which model? give --model DIR, a Hugging Face folder");
+  return c.model.path;
+}
+
+// As for a run: the built-in task has a tokenizer of its own.
+std::string tokenizer_spec(const Config& c) {
+  return !c.data.tokenizer.empty() ? c.data.tokenizer : c.data.task == "ssa" ? "ssa" : c.model.path;
+}
+
+std::string text_of(const Json& value, const std::string& key) {
+  if (!value.is_string()) fail("\"", key, "\" is of type ", value.type_name(), ", expected a string");
+  return value.get<std::string>();
+}
+
+std::vector<Message> messages_of(const Json& value) {
+  if (!value.is_array() || value.empty()) fail("\"messages\" is not a list of {\"role\", \"content\"}");
+  std::vector<Message> all;
+  for (const Json& m : value) {
+    if (!m.is_object() || !m.contains("role") || !m.contains("content"))
+      fail("message ", all.size() + 1, " is not {\"role\", \"content\"}");
+    all.push_back({text_of(m["role"], "role"), text_of(m["content"], "content")});
+  }
+  return all;
+}
+
+std::vector<int32_t> ids_of(const Json& value, const std::string& key) {
+  const auto is_id = [](const Json& v) { return v.is_number_integer() && v >= 0 && v <= INT32_MAX; };
+  if (!value.is_array() || !std::all_of(value.begin(), value.end(), is_id))
+    fail("\"", key, "\" is not a list of token ids");
+  return value.get<std::vector<int32_t>>();
+}
+
+}  // namespace
+
+Prompts::Prompts(const Config& config)
+    : model(load_model_config(model_path(config))), config_(config), tokenizer_spec_(tokenizer_spec(config)) {
+  if (tokenizer_spec_ != config.model.path || !tokenizer_file(tokenizer_spec_).empty())
+    tokenizer_ = make_tokenizer(tokenizer_spec_);
+  if (tokenizer_ && tokenizer_->vocab_size() > model.vocab)
+    fail("the tokenizer has ", tokenizer_->vocab_size(), " tokens, the model's vocabulary only ", model.vocab);
+  eos = model.eos_ids;
+  if (eos.empty() && tokenizer_ && tokenizer_->eos() >= 0) eos = {tokenizer_->eos()};
+}
+
+const Tokenizer& Prompts::tokenizer() const {
+  if (!tokenizer_) fail(config_.model.path, " has no tokenizer; name one with --tokenizer");
+  return *tokenizer_;
+}
+
+const ChatFormat& Prompts::chat() const {
+  if (chat_) return *chat_;
+  ChatFormat format;
+  try {
+    if (config_.data.task != "ssa") format = find_chat_format(config_.data.chat_template, tokenizer_spec_);
+  } catch (const Error& e) {
+    fail(e.what(), " (--chat-format)");
+  }
+  const ChatTemplateKeys& k = config_.data.apply_chat_template_kwargs;
+  if (!k.enable_thinking && format.kind != ChatFormat::Kind::qwen3)
+    fail("--no-thinking (data.apply_chat_template_kwargs.enable_thinking) is for the chat format qwen3");
+  format.thinking = k.enable_thinking;
+  format.date = k.date_string;
+  chat_ = std::make_unique<ChatFormat>(format);
+  return *chat_;
+}
+
+Prompt Prompts::checked(Json given, std::vector<int32_t> ids) const {
+  const auto size = static_cast<int64_t>(ids.size());
+  if (ids.empty()) fail("the prompt is empty, and there is no BOS to begin with: a sequence needs at least one token");
+  for (const int32_t id : ids)
+    if (id >= model.vocab) fail("the prompt has the token ", id, ", the model's vocabulary is ", model.vocab);
+  if (size >= model.max_position)
+    fail("the prompt has ", size, " tokens, which leaves none of the model's ", model.max_position,
+         " positions for a response");
+  const int64_t room = std::min(config_.data.max_response_length, model.max_position - size);
+  return {std::move(given), std::move(ids), static_cast<int>(room)};
+}
+
+Prompt Prompts::text(const std::string& text) const { return checked(text, tokenizer().encode_prompt(text)); }
+
+Prompt Prompts::messages(const std::vector<Message>& messages) const {
+  Json given = Json::array();
+  for (const Message& m : messages) given.push_back({{"role", m.role}, {"content", m.content}});
+  return checked(std::move(given), encode_chat(chat(), tokenizer(), messages));
+}
+
+Prompt Prompts::row(const Json& row) const {
+  if (!row.is_object()) fail("is of type ", row.type_name(), ", expected an object {\"prompt\": ...}");
+  std::string key;
+  for (const char* k : {"prompt", "problem", "question", "messages", "prompt_ids", "ids"}) {
+    if (!row.contains(k)) continue;
+    if (!key.empty()) fail("has \"", key, "\" and \"", k, "\", expected one of them");
+    key = k;
+  }
+  if (key.empty()) fail("has no \"prompt\", \"problem\", \"question\", \"messages\" or \"prompt_ids\"");
+  const Json& value = row[key];
+  if (key == "messages") return messages(messages_of(value));
+  if (key == "prompt_ids" || key == "ids") return checked(value, ids_of(value, key));
+  Prompt prompt = messages({{"user", text_of(value, key)}});
+  prompt.given = value;
+  return prompt;
+}
+
+std::vector<Prompt> Prompts::file(const std::string& path) const {
+  std::error_code ignored;
+  std::ifstream in(path, std::ios::binary);
+  if (!in || std::filesystem::is_directory(path, ignored)) fail(path, ": cannot be read; expected JSON lines");
+  std::vector<Prompt> all;
+  std::string line;
+  for (int64_t number = 1; std::getline(in, line); number++) {
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    const std::string where = cat(path, ":", number, ": ");
+    try {
+      all.push_back(row(Json::parse(line)));
+    } catch (const Json::exception& e) {
+      const std::string what = e.what();  // "[json.exception.parse_error.101] parse error at ..."
+      fail(where, "not JSON: ", what.substr(what.find(']') + 2, 200));
+    } catch (const Error& e) {
+      fail(where, e.what());
+    }
+  }
+  if (all.empty()) fail(path, ": has no rows");
+  return all;
+}
+
+}  // namespace pare

@@ -1,0 +1,48 @@
+// What a user gives `pare generate` to start from, as tokens.
+#pragma once
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "model/config.h"
+#include "rl/config.h"
+#include "tokenizer/chat.h"
+
+namespace pare {
+
+struct Prompt {
+  nlohmann::ordered_json given;  // a text, messages [{"role", "content"}] or token ids
+  std::vector<int32_t> ids;      // BOS included
+  int max_new_tokens;            // data.max_response_length, less where the model's positions end before
+};
+
+// The side of a model that needs no weights: whatever is wrong with a prompt is found before they are read.
+class Prompts {
+ public:
+  explicit Prompts(const Config& config);
+
+  Prompt text(const std::string& text) const;                   // to be continued
+  Prompt messages(const std::vector<Message>& messages) const;  // to be answered
+  // A JSON object a line: "prompt", "problem" or "question", a text that gets the chat format of the model as in
+  // training; "messages", a conversation; or "prompt_ids" (or "ids"), tokens as they are.
+  std::vector<Prompt> file(const std::string& path) const;
+
+  const ChatFormat& chat() const;  // of data.chat_template; an Error where the model's template is not known
+  const Tokenizer& tokenizer() const;
+  bool has_tokenizer() const { return tokenizer_ != nullptr; }
+
+  const ModelConfig model;
+  std::vector<int32_t> eos;  // any of them ends a sequence; empty: none is known
+
+ private:
+  Prompt checked(nlohmann::ordered_json given, std::vector<int32_t> ids) const;
+  Prompt row(const nlohmann::ordered_json& row) const;
+
+  const Config& config_;
+  const std::string tokenizer_spec_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  mutable std::unique_ptr<ChatFormat> chat_;  // read when it is asked for: plain continuation works without
+};
+
+}  // namespace pare

@@ -1,0 +1,186 @@
+// Calls of ops on the emulator in f32 and bf16, and on `ref`, with the same values.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/rng.h"
+#include "cuda/emu/include/cuda_runtime.h"
+#include "emu_orders.h"
+#include "kernel_memory.h"
+#include "ops/ops.h"
+
+namespace pare::test::kernel {
+
+using Shape = std::vector<int64_t>;
+
+inline uint16_t to_bf16(float f) {  // nearest, ties to even
+  const uint32_t u = std::bit_cast<uint32_t>(f);
+  return static_cast<uint16_t>((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+inline float from_bf16(uint16_t b) { return std::bit_cast<float>(uint32_t{b} << 16); }
+
+// A tensor with red zones of 64 bytes around it and of `gap` elements after each row; everything is 0xFF at first.
+class Buffer {
+ public:
+  Buffer(DType dtype, const Shape& shape, int64_t gap) {
+    tensor_ = Tensor{.dtype = dtype, .rank = static_cast<int>(shape.size())};
+    for (int64_t i = tensor_.rank - 1, step = 1; i >= 0; i--) {
+      tensor_.shape[i] = shape[i], tensor_.stride[i] = step;
+      step = step * shape[i] + (i == 1 ? gap : 0);
+    }
+    const int64_t span = shape.size() > 1 ? tensor_.stride[0] * shape[0] : shape[0];
+    words_.assign((2 * kZone + span * dtype_size(dtype)) / 8 + 1, ~uint64_t{0});
+    tensor_.data = reinterpret_cast<char*>(words_.data()) + kZone;
+    memory_.emplace(tensor_);
+  }
+  const Tensor& tensor() const { return tensor_; }
+  int64_t size() const { return tensor_.size(); }
+  // Element i, counting without gaps.
+  char* at(int64_t i) const {
+    int64_t offset = i;
+    if (tensor_.rank > 1) {
+      const int64_t row = tensor_.size() / tensor_.shape[0];
+      offset = i / row * tensor_.stride[0] + i % row;
+    }
+    return static_cast<char*>(tensor_.data) + offset * static_cast<int64_t>(dtype_size(tensor_.dtype));
+  }
+  double get(int64_t i) const {
+    switch (tensor_.dtype) {
+      case DType::f64:
+        return load<double>(at(i));
+      case DType::f32:
+        return load<float>(at(i));
+      case DType::bf16:
+        return from_bf16(load<uint16_t>(at(i)));
+      default:
+        return load<int32_t>(at(i));
+    }
+  }
+  void set(int64_t i, double x) {
+    KernelMemory::wrote(at(i), dtype_size(tensor_.dtype));
+    switch (tensor_.dtype) {
+      case DType::f64:
+        return store(at(i), x);
+      case DType::f32:
+        return store(at(i), static_cast<float>(x));
+      case DType::bf16:
+        return store(at(i), to_bf16(static_cast<float>(x)));
+      default:
+        return store(at(i), static_cast<int32_t>(x));
+    }
+  }
+  std::string bits(int64_t begin, int64_t end) const {
+    std::string s;
+    for (int64_t i = begin; i < end; i++) s.append(at(i), dtype_size(tensor_.dtype));
+    return s;
+  }
+  std::string bits() const { return bits(0, size()); }
+  bool zones_intact() const {
+    std::vector<uint64_t> rest = words_;
+    const auto* begin = reinterpret_cast<const char*>(words_.data());
+    for (int64_t i = 0; i < size(); i++)
+      std::memset(reinterpret_cast<char*>(rest.data()) + (at(i) - begin), 0xff, dtype_size(tensor_.dtype));
+    for (uint64_t w : rest)
+      if (w != ~uint64_t{0}) return false;
+    return true;
+  }
+
+ private:
+  static constexpr size_t kZone = 64;
+  template <class T>
+  static T load(const char* p) {
+    T x;
+    std::memcpy(&x, p, sizeof x);
+    return x;
+  }
+  template <class T>
+  static void store(char* p, T x) {
+    std::memcpy(p, &x, sizeof x);
+  }
+  Tensor tensor_;
+  std::vector<uint64_t> words_;
+  std::optional<KernelMemory> memory_;
+};
+
+// The tensors of one op call on one table, by name.  Inputs are random values that bf16 holds exactly, a function of
+// their names, so that every table and type sees the same numbers.
+class Call {
+ public:
+  Call(const Table& table, DType act) : table(table), act_(act), stat_(act == DType::f64 ? act : DType::f32) {}
+  const Table& table;
+
+  Tensor act(const std::string& name, const Shape& shape, int64_t gap = 0) {
+    return filled(add(name, act_, shape, gap), name);
+  }
+  Tensor stat(const std::string& name, const Shape& shape) { return filled(add(name, stat_, shape, 0), name); }
+  Tensor act_out(const std::string& name, const Shape& shape, int64_t gap = 0) {
+    return add(name, act_, shape, gap).tensor();
+  }
+  Tensor stat_out(const std::string& name, const Shape& shape) { return add(name, stat_, shape, 0).tensor(); }
+  Tensor index(const std::string& name, const Shape& shape, const std::vector<int32_t>& v) {
+    Buffer& b = add(name, DType::i32, shape, 0);
+    for (size_t i = 0; i < v.size(); i++) b.set(static_cast<int64_t>(i), v[i]);
+    return b.tensor();
+  }
+  ~Call() { cudaDeviceSynchronize(); }
+  // These wait for the kernels.
+  Buffer& operator[](const std::string& name) { return *all().at(name); }
+  std::map<std::string, Buffer*> all() const {
+    if (cudaDeviceSynchronize()) ADD_FAILURE() << cudaGetErrorString(cudaGetLastError());
+    return by_name_;
+  }
+
+ private:
+  Buffer& add(const std::string& name, DType dtype, const Shape& shape, int64_t gap) {
+    return *(by_name_[name] = &buffers_.emplace_back(dtype, shape, gap));
+  }
+  Tensor filled(Buffer& b, const std::string& name) {
+    Rng rng(rng_key(1, RngStream::test, 0), std::hash<std::string>{}(name));
+    for (int64_t i = 0; i < b.size(); i++) b.set(i, from_bf16(to_bf16(static_cast<float>(rng.normal()))));
+    return b.tensor();
+  }
+  DType act_, stat_;
+  std::deque<Buffer> buffers_;
+  std::map<std::string, Buffer*> by_name_;
+};
+
+using Body = std::function<void(Call&)>;
+
+// Every tensor after body() on table_emu, in both types and with `orders` in every order of threads, against `ref` in
+// f64.  In f32 the error is at most 1e-5 of max(1, |value|).  In bf16 a result is rounded once, which costs 2^-8 of its
+// magnitude, and `inner` bounds what comes from roundings to bf16 on the way.  All orders give the same bits.
+inline void check(const Body& body, double inner = 0, bool orders = true) {
+  Call ref(table_ref, DType::f64);
+  body(ref);
+  for (DType act : {DType::f32, DType::bf16}) {
+    std::map<std::string, std::string> first;
+    auto once = [&] {
+      Call emu(table_emu, act);
+      body(emu);
+      for (const auto& [name, buffer] : emu.all()) {
+        EXPECT_TRUE(buffer->zones_intact()) << name;
+        EXPECT_EQ(first.emplace(name, buffer->bits()).first->second, buffer->bits()) << name << " depends on the order";
+        const bool rounded = buffer->tensor().dtype == DType::bf16;
+        for (int64_t i = 0; i < buffer->size(); i++) {
+          const double is = buffer->get(i), should = ref[name].get(i);
+          if (std::isnan(is) && std::isnan(should)) continue;  // left alone
+          const double bound = 1e-5 * std::fmax(1, std::fabs(should)) + (rounded ? std::fabs(should) / 256 + inner : 0);
+          ASSERT_LE(std::fabs(is - should), bound)
+              << name << "[" << i << "] of " << buffer->tensor().str() << " is " << is << ", not " << should;
+        }
+      }
+    };
+    orders ? in_all_orders(once) : once();
+  }
+}
+
+}  // namespace pare::test::kernel

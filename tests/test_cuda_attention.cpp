@@ -1,0 +1,360 @@
+// Attention backward and attention with lists of blocks by the CUDA kernels in bf16, run by the emulator: values
+// against `ref` in double from the same inputs, bits against the promises of cuda/attn_bwd.cu and cuda/attn_blocks.cu.
+// (test_ops.cpp compares the same kernels in f32 with the `cpu` table, bit by bit.)
+#include <numeric>
+
+#include "emu_orders.h"
+#include "kernel_call.h"
+
+namespace pare::test {
+namespace {
+
+using namespace kernel;
+
+struct Case {
+  int64_t rows, heads, kv_heads, d, gap;
+  std::vector<SegmentRow> segments;
+  int64_t parent_rows = 0;          // 0: parents lie among the rows themselves
+  std::vector<int32_t> lists = {};  // [G, kv_heads]
+  int32_t block = 0, budget = 0;    // 0: no lists of blocks; the first row of every segment reads everything
+};
+
+int64_t group(const Case& c) { return c.heads / c.kv_heads; }
+// Blocks that row `row` of a segment reads (more than it has: all), it sees `total` slots.
+int32_t budget_of(const Case& c, const SegmentRow& g, int64_t row) { return row == g.row ? INT32_MAX : c.budget; }
+// Its list: the last block, and others spread over the sequence, in another way for odd heads.
+std::vector<int32_t> block_list(const Case& c, int64_t kv_head, int64_t total) {
+  const auto all = static_cast<int32_t>(blocks_of(total, c.block)), n = c.budget;
+  std::vector<int32_t> list;
+  for (int32_t e = 0; e + 1 < n; e++)
+    list.push_back(kv_head % 2 ? all - 2 - (n - 2 - e) * (all - 1) / (n - 1) : e * (all - 1) / (n - 1));
+  list.push_back(all - 1);
+  return list;
+}
+// The slots that row i of a segment sees.
+std::vector<int64_t> visible(const Case& c, const SegmentRow& g, int64_t i, int64_t kv_head) {
+  const int64_t total = g.parent_len + i + 1;
+  std::vector<int64_t> slots(total);
+  std::iota(slots.begin(), slots.end(), 0);
+  if (!c.block || blocks_of(total, c.block) <= budget_of(c, g, g.row + i)) return slots;
+  slots.clear();
+  for (int64_t b : block_list(c, kv_head, total))
+    for (int64_t s = b * c.block; s < std::min(total, (b + 1) * c.block); s++) slots.push_back(s);
+  return slots;
+}
+
+template <class Args>
+void set_inputs(Call& t, const Case& c, Args& a) {
+  std::vector<int32_t> rows;
+  for (const SegmentRow& g : c.segments) {
+    rows.insert(rows.end(), {g.row, g.len, g.parent_row, g.parent_len});
+    for (int64_t i = 0; i < g.len; i++) a.pairs += static_cast<int64_t>(visible(c, g, i, 0).size());
+  }
+  a.q = t.act("q", {c.rows, c.heads, c.d}, c.gap);
+  a.k = t.act("k", {c.rows, c.kv_heads, c.d}, c.gap), a.v = t.act("v", {c.rows, c.kv_heads, c.d}, c.gap);
+  a.pk = c.parent_rows ? t.act("pk", {c.parent_rows, c.kv_heads, c.d}, c.gap) : a.k;
+  a.pv = c.parent_rows ? t.act("pv", {c.parent_rows, c.kv_heads, c.d}, c.gap) : a.v;
+  a.segments = t.index("segments", {static_cast<int64_t>(c.segments.size()), 4}, rows);
+  a.scale = 1 / std::sqrt(static_cast<float>(c.d));
+  const auto entries = static_cast<int64_t>(c.lists.size()) / c.kv_heads;
+  if (entries) a.lists = t.index("lists", {entries, c.kv_heads}, c.lists);
+}
+template <class Args>
+void set_lists(Call& t, const Case& c, Args& a) {
+  std::vector<int32_t> lists(c.rows * c.kv_heads * c.budget, -1), budget(c.rows, -1);
+  for (const SegmentRow& g : c.segments)
+    for (int64_t row = g.row; row < g.row + g.len; row++) {
+      budget[row] = budget_of(c, g, row);
+      const int64_t total = g.parent_len + row - g.row + 1;
+      for (int64_t h = 0; blocks_of(total, c.block) > budget[row] && h < c.kv_heads; h++) {
+        const std::vector<int32_t> list = block_list(c, h, total);
+        std::copy(list.begin(), list.end(), lists.begin() + (row * c.kv_heads + h) * c.budget);
+      }
+    }
+  a.blocks = t.index("blocks", {c.rows, c.kv_heads, c.budget}, lists);
+  a.budget = t.index("budget", {c.rows}, budget), a.block = c.block;
+}
+
+void forward(Call& t, const Case& c) {
+  AttnBlocksFwd a{};
+  set_inputs(t, c, a.attn);
+  a.attn.o = t.act_out("o", {c.rows, c.heads, c.d}), a.attn.lse = t.stat_out("lse", {c.rows, c.heads});
+  if (c.block) set_lists(t, c, a);
+  c.block ? t.table.attn_blocks_fwd(a, {}) : t.table.attn_fwd(a.attn, {});
+}
+
+// o and lse are those of the reference, rounded.  Rows of no segment hold NaNs in every input.
+AttnBlocksBwd backward_arguments(Call& t, const Case& c) {
+  Call before(table_ref, DType::f64);
+  forward(before, c);
+  AttnBlocksBwd blocks{};
+  AttnBwd& a = blocks.attn;
+  set_inputs(t, c, a);
+  if (c.block) set_lists(t, c, blocks);
+  a.o = t.act("o", {c.rows, c.heads, c.d}, c.gap), a.lse = t.stat("lse", {c.rows, c.heads});
+  for (int64_t i = 0; i < t["o"].size(); i++) t["o"].set(i, from_bf16(to_bf16(static_cast<float>(before["o"].get(i)))));
+  for (int64_t i = 0; i < t["lse"].size(); i++) t["lse"].set(i, static_cast<float>(before["lse"].get(i)));
+  a.d_o = t.act("d_o", {c.rows, c.heads, c.d}, c.gap);
+  a.dq = t.act_out("dq", {c.rows, c.heads, c.d}, c.gap);
+  a.dk = t.act("dk", {c.rows, c.kv_heads, c.d}, c.gap), a.dv = t.act("dv", {c.rows, c.kv_heads, c.d}, c.gap);
+  a.dpk = c.parent_rows ? t.act("dpk", {c.parent_rows, c.kv_heads, c.d}, c.gap) : a.dk;
+  a.dpv = c.parent_rows ? t.act("dpv", {c.parent_rows, c.kv_heads, c.d}, c.gap) : a.dv;
+  std::vector<bool> used(c.rows);
+  for (const SegmentRow& g : c.segments) std::fill_n(used.begin() + g.row, g.len, true);
+  for (const char* name : {"q", "k", "v", "d_o", "o", "lse"})
+    for (int64_t i = 0, width = t[name].size() / c.rows; i < t[name].size(); i++)
+      if (!used[i / width]) t[name].set(i, NAN);
+  return blocks;
+}
+void backward(Call& t, const Case& c) {
+  const AttnBlocksBwd a = backward_arguments(t, c);
+  c.block ? t.table.attn_blocks_bwd(a, {}) : t.table.attn_bwd(a.attn, {});
+}
+
+// What roundings may cost each element of the outputs.  Products take p and ds rounded to bf16: 2^-9 of the magnitude
+// of each of their terms.  Inner products are sums in f32 of D terms, of which none is above 16: D 2^-20 in p and in
+// ds.
+std::map<std::string, std::vector<double>> allowed_errors(Call& ref, const Case& c) {
+  std::map<std::string, std::vector<double>> sums;
+  for (const char* name : {"dq", "dk", "dv", "dpk", "dpv"})
+    if (name[1] != 'p' || c.parent_rows) sums[name].resize(ref[name].size());
+  const double scale = 1 / std::sqrt(static_cast<float>(c.d)), u = 0x1p-8, inner = static_cast<double>(c.d) * 0x1p-20;
+  for (const SegmentRow& g : c.segments)
+    for (int64_t i = 0; i < g.len; i++)
+      for (int64_t h = 0; h < c.heads; h++)
+        for (int64_t s : visible(c, g, i, h / group(c))) {
+          bool other = s < g.parent_len && c.parent_rows;
+          int64_t row = s < g.parent_len ? g.parent_row + s : g.row + s - g.parent_len;
+          if (s < g.parent_len && !c.lists.empty()) {
+            row = c.lists[row * c.kv_heads + h / group(c)];
+            other = row < 0;
+            if (other) row = -1 - row;
+          }
+          const std::string p_ = other ? "p" : "";
+          const int64_t at_q = ((g.row + i) * c.heads + h) * c.d, at_k = (row * c.kv_heads + h / group(c)) * c.d;
+          Buffer &q = ref["q"], &d_o = ref["d_o"], &o = ref["o"], &k = ref[p_ + "k"], &v = ref[p_ + "v"];
+          double q_k = 0, do_v = 0, do_o = 0;
+          for (int64_t d = 0; d < c.d; d++) {
+            q_k += q.get(at_q + d) * k.get(at_k + d);
+            do_v += d_o.get(at_q + d) * v.get(at_k + d), do_o += d_o.get(at_q + d) * o.get(at_q + d);
+          }
+          const double p = std::exp(scale * q_k - ref["lse"].get((g.row + i) * c.heads + h));
+          const double of_p = p * (u + inner), of_ds = scale * p * (std::fabs(do_v - do_o) * (u + inner) + 2 * inner);
+          for (int64_t d = 0; d < c.d; d++) {
+            sums["dq"][at_q + d] += of_ds * std::fabs(k.get(at_k + d));
+            sums["d" + p_ + "k"][at_k + d] += of_ds * std::fabs(q.get(at_q + d));
+            sums["d" + p_ + "v"][at_k + d] += of_p * std::fabs(d_o.get(at_q + d));
+          }
+        }
+  return sums;
+}
+
+void expect_gradients(const Case& c, bool orders = false) {
+  Call ref(table_ref, DType::f64);
+  backward(ref, c);
+  const auto allowed = allowed_errors(ref, c);
+  std::map<std::string, std::string> first;
+  const auto once = [&] {
+    Call emu(table_emu, DType::bf16);
+    backward(emu, c);
+    for (const auto& [name, buffer] : emu.all()) {
+      EXPECT_TRUE(buffer->zones_intact()) << name;
+      EXPECT_EQ(first.emplace(name, buffer->bits()).first->second, buffer->bits()) << name << " depends on the order";
+      if (!allowed.count(name)) continue;
+      for (int64_t i = 0; i < buffer->size(); i++) {
+        const double is = buffer->get(i), should = ref[name].get(i);
+        if (std::isnan(is) && std::isnan(should)) continue;  // left alone
+        ASSERT_LE(std::fabs(is - should), std::fabs(should) * 0x1p-8 + 1.1 * allowed.at(name)[i])
+            << name << "[" << i << "] of " << buffer->tensor().str() << " is " << is << ", not " << should;
+      }
+    }
+  };
+  orders ? in_all_orders(once) : once();
+}
+
+// Entries for `n` rows from `first` on, for head h all but the h-th and the last but h.
+std::vector<int32_t> some_rows(int32_t first, int32_t n, int32_t kv_heads, bool other_batch) {
+  std::vector<int32_t> lists;
+  for (int32_t i = 0; i < n; i++)
+    for (int32_t h = 0; h < kv_heads; h++) {
+      const int32_t row = first + i + (i >= h) + (i >= n - h);
+      lists.push_back(other_batch ? -1 - row : row);
+    }
+  return lists;
+}
+
+const std::vector<SegmentRow> kTree = {{0, 65, 0, 0}, {66, 1, 0, 65}, {67, 20, 3, 62}, {90, 17, 0, 64}};
+
+TEST(CudaAttention, Backward) {
+  expect_gradients({110, 3, 1, 20, 8, kTree});
+  expect_gradients({37, 2, 1, 64, 0, {{20, 17, 0, 20}, {0, 20, 0, 0}}}, true);
+  expect_gradients({110, 2, 2, 64, 0, kTree});
+  expect_gradients({43, 7, 1, 37, 3, {{9, 34, 3, 5}, {0, 9, 0, 0}}});
+  expect_gradients({110, 2, 1, 128, 16, kTree});
+  expect_gradients({70, 2, 1, 72, 8, {{2, 67, 0, 0}}});
+  expect_gradients({43, 1, 1, 256, 0, {{0, 33, 0, 0}, {34, 9, 0, 30}}});
+  expect_gradients({43, 2, 1, 200, 8, {{9, 34, 3, 5}, {0, 9, 0, 0}}});
+  expect_gradients({9, 2, 1, 2, 0, {{0, 9, 0, 0}}});
+  expect_gradients({31, 6, 2, 128, 8, {{0, 11, 3, 137}, {11, 20, 0, 5}}, 141});
+  std::vector<SegmentRow> many;  // more segments than a warp looks at in one go
+  for (int32_t i = 0; i < 35; i++) many.push_back({2 * i, 1 + i % 2, 0, i % 3});
+  expect_gradients({70, 1, 1, 8, 0, many});
+}
+
+TEST(CudaAttention, BackwardOfListedParents) {
+  // Epochs of a sequence that list rows of earlier ones.
+  expect_gradients({100, 2, 2, 64, 0, {{90, 10, 0, 80}, {0, 90, 0, 0}}, 0, some_rows(2, 80, 2, false)});
+  expect_gradients({23, 2, 2, 20, 3, {{0, 9, 0, 0}, {9, 4, 0, 6}, {13, 10, 1, 7}}, 0, some_rows(0, 9, 2, false)}, true);
+  auto lists = some_rows(60, 66, 2, true);  // of another batch, then of this one
+  const auto own = some_rows(0, 4, 2, false);
+  lists.insert(lists.end(), own.begin(), own.end());
+  expect_gradients({23, 6, 2, 128, 8, {{6, 17, 0, 70}, {0, 6, 20, 40}}, 140, lists});
+}
+
+TEST(CudaAttention, BackwardOfBlockLists) {
+  expect_gradients({110, 3, 1, 20, 8, kTree, 0, {}, 4, 3});
+  expect_gradients({37, 2, 1, 64, 0, {{20, 17, 0, 20}, {0, 20, 0, 0}}, 0, {}, 4, 3}, true);
+  expect_gradients({110, 2, 2, 64, 0, kTree, 0, {}, 4, 7});
+  expect_gradients({43, 7, 1, 37, 3, {{9, 34, 3, 5}, {0, 9, 0, 0}}, 0, {}, 16, 2});
+  expect_gradients({140, 2, 2, 128, 0, {{0, 140, 0, 0}}, 0, {}, 16, 2});  // some tiles have no pair that is listed
+  expect_gradients({43, 1, 1, 256, 0, {{1, 33, 0, 0}, {34, 9, 0, 40}}, 50, {}, 4, 4});
+  expect_gradients({31, 6, 2, 128, 8, {{0, 11, 3, 137}, {11, 20, 0, 5}}, 141, {}, 16, 3});
+}
+
+// Weights are rounded to bf16 before the product with V, which costs 2^-8 of max |v|, below 5; and so is the result.
+TEST(CudaAttention, ForwardOfBlockLists) {
+  for (const Case& c :
+       {Case{110, 3, 1, 20, 8, kTree, 0, {}, 4, 3}, Case{110, 7, 1, 37, 3, kTree, 0, {}, 16, 2},
+        Case{110, 2, 2, 64, 0, kTree, 0, {}, 4, 30}, Case{30, 34, 2, 128, 8, {{0, 30, 0, 0}}, 0, {}, 4, 5},
+        Case{31, 2, 1, 256, 0, {{0, 11, 3, 137}, {11, 20, 0, 5}}, 141, {}, 16, 3}}) {
+    Call ref(table_ref, DType::f64);
+    forward(ref, c);
+    std::map<std::string, std::string> first;
+    const auto once = [&] {
+      Call emu(table_emu, DType::bf16);
+      forward(emu, c);
+      for (const char* name : {"o", "lse"}) {
+        EXPECT_TRUE(emu[name].zones_intact()) << name;
+        EXPECT_EQ(first.emplace(name, emu[name].bits()).first->second, emu[name].bits()) << name;
+        for (int64_t i = 0; i < emu[name].size(); i++) {
+          const double is = emu[name].get(i), should = ref[name].get(i);
+          if (std::isnan(is) && std::isnan(should)) continue;  // left alone
+          const bool o = name[0] == 'o';
+          ASSERT_LE(std::fabs(is - should),
+                    1e-5 * std::fmax(1, std::fabs(should)) + (o ? std::fabs(should) / 256 + 5. / 256 : 0))
+              << name << "[" << i << "] is " << is << ", not " << should;
+        }
+      }
+    };
+    c.d == 20 ? in_all_orders(once) : once();
+  }
+}
+
+// A budget that leaves nothing out gives the bits of dense attention; a list, those of dense attention over its slots.
+TEST(CudaAttention, BlockListsAreDenseAttentionOverTheirSlots) {
+  for (DType act : {DType::f32, DType::bf16})
+    for (int64_t d : {20, 128}) {
+      if (d == 128 && act == DType::f32) continue;
+      const Case dense{110, 2, 2, d, 8, kTree};
+      Case everything = dense, some = dense;
+      everything.block = 16, everything.budget = 8, some.block = 4, some.budget = 17;
+      Call x(table_emu, act), y(table_emu, act), z(table_emu, act);
+      forward(x, dense), forward(y, everything), forward(z, some);
+      for (const char* name : {"o", "lse"}) EXPECT_EQ(x[name].bits(), y[name].bits()) << name;
+      Call dx(table_emu, act), dy(table_emu, act);
+      backward(dx, dense), backward(dy, everything);
+      for (const char* name : {"dq", "dk", "dv"}) EXPECT_EQ(dx[name].bits(), dy[name].bits()) << name;
+
+      const SegmentRow& last = kTree[3];  // its last row, over a parent that lists what it reads
+      const int64_t row = last.row + last.len - 1, total = last.parent_len + last.len;
+      Case gathered = dense;
+      for (size_t i = 0; i + 1 < visible(some, last, last.len - 1, 0).size(); i++)
+        for (int64_t h = 0; h < dense.kv_heads; h++) {
+          const int64_t slot = visible(some, last, last.len - 1, h)[i];
+          gathered.lists.push_back(static_cast<int32_t>(slot < last.parent_len ? last.parent_row + slot
+                                                                               : last.row + slot - last.parent_len));
+        }
+      gathered.segments = {{static_cast<int32_t>(row), 1, 0, static_cast<int32_t>(gathered.lists.size() / 2)}};
+      ASSERT_LT(gathered.segments[0].parent_len + 1, total);
+      Call g(table_emu, act);
+      forward(g, gathered);
+      for (const char* name : {"o", "lse"}) {
+        const int64_t width = g[name].size() / dense.rows;
+        EXPECT_EQ(g[name].bits(row * width, (row + 1) * width), z[name].bits(row * width, (row + 1) * width)) << name;
+      }
+    }
+}
+
+// The bits of a row of dq depend on its sequence only; those of dk and dv on the segments that see the row, not on
+// where they lie.
+TEST(CudaAttention, GradientsAreIndependentOfPacking) {
+  constexpr int32_t kLen = 101, kOther = 21;
+  const Case alone{kLen, 2, 1, 24, 0, {{0, kLen, 0, 0}}};
+  for (DType act : {DType::f32, DType::bf16}) {
+    Call inputs(table_emu, act), results(table_emu, act);
+    backward_arguments(inputs, alone);
+    backward(results, alone);
+    for (int32_t parent : {0, 1, 64}) {
+      // Another segment, the rows from `parent` on, and those before, which are their parent.
+      const int32_t own = kLen - parent, first = kOther + own;
+      const Case c{
+          kOther + kLen, 2, 1, 24, 0, {{0, kOther, 0, 0}, {kOther, own, first, parent}, {first, parent, 0, 0}}};
+      Call packed(table_emu, act);
+      const AttnBlocksBwd a = backward_arguments(packed, c);
+      const auto place = [&](int64_t row) { return row < parent ? first + row : kOther + row - parent; };
+      for (const char* name : {"q", "k", "v", "d_o", "o", "lse", "dk", "dv"})
+        for (int64_t i = 0, width = inputs[name].size() / kLen; i < inputs[name].size(); i++)
+          packed[name].set(place(i / width) * width + i % width, inputs[name].get(i));
+      table_emu.attn_bwd(a.attn, {});
+      for (const char* name : {"dq", "dk", "dv"}) {
+        if (name[1] != 'q' && parent) continue;  // two segments see the keys
+        for (int64_t row = 0, width = results[name].size() / kLen; row < kLen; row++)
+          ASSERT_EQ(packed[name].bits(place(row) * width, (place(row) + 1) * width),
+                    results[name].bits(row * width, (row + 1) * width))
+              << name << ", row " << row << ", parent of " << parent;
+      }
+    }
+  }
+}
+
+TEST(CudaAttention, UnsupportedArgumentsAreNamed) {
+  const auto message = [](const auto& body) -> std::string {
+    Call t(table_emu, DType::bf16);
+    try {
+      body(t);
+    } catch (const std::logic_error& e) {
+      return e.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(message([](Call& t) {
+              backward(t, {3, 1, 1, 1, 0, {{0, 3, 0, 0}}});
+            }),
+            "attn_bwd: head_dim 1 in bf16: a row of dq has no room for do.o");
+  EXPECT_EQ(message([](Call& t) {
+              AttnBwd a = backward_arguments(t, {3, 1, 1, 8, 0, {{0, 3, 0, 0}}}).attn;
+              a.dpk = t.act("dpk", {3, 1, 8});
+              a.dpv = a.dv.rows(1, 2);
+              t.table.attn_bwd(a, {});
+            }),
+            "attn_bwd: dpv bf16[2, 1, 8] must be [3, 1, 8] with contiguous heads");
+  EXPECT_EQ(message([](Call& t) {
+              AttnBwd a = backward_arguments(t, {3, 1, 1, 8, 0, {{0, 3, 0, 0}}}).attn;
+              a.pk = t.act("pk", {3, 1, 8});
+              t.table.attn_bwd(a, {});
+            }),
+            "attn_bwd: dpk is dk, but dpv, pk, pv are not dv, k, v");
+  EXPECT_EQ(message([](Call& t) {
+              AttnBwd a = backward_arguments(t, {3, 1, 1, 8, 0, {{0, 3, 0, 0}}}).attn;
+              a.pk = a.k.rows(1, 2), a.pv = a.v.rows(1, 2), a.dpk = a.dk.rows(1, 2), a.dpv = a.dv.rows(1, 2);
+              t.table.attn_bwd(a, {});
+            }),
+            "attn_bwd: dpk and dpv overlap dk and dv, but are not the same");
+  EXPECT_EQ(message([](Call& t) {
+              forward(t, {3, 1, 1, 8, 0, {{0, 3, 0, 0}}, 0, {}, 8, 1});
+            }),
+            "attn_blocks_fwd: blocks of 8 slots, expected 4 or 16");
+}
+
+}  // namespace
+}  // namespace pare::test

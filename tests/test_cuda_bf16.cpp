@@ -1,0 +1,174 @@
+// CUDA kernels in bf16 that test_ops.cpp runs in f32 only: values against `ref` in double from the same bf16 inputs,
+// and the bits that rollout and learner must share.
+#include "kernel_call.h"
+
+namespace pare::test {
+namespace {
+
+using namespace kernel;
+
+Weight packed(Call& t, const std::string& name, int64_t outputs, int64_t inputs) {
+  const Weight w{t.act_out(name + ".packed", {weight_panels(outputs), inputs, 16}), outputs};
+  t.table.pack_weight({w, t.act(name, {outputs, inputs}), 0}, {});
+  return w;
+}
+
+TEST(CudaBf16, Linear) {
+  for (const auto& [n, i, o, gap] :
+       {std::array<int64_t, 4>{1, 1, 1, 0}, {5, 17, 3, 7}, {66, 63, 70, 0}, {3, 130, 16, 8}})
+    check(
+        [&](Call& t) {
+          const Tensor x = t.act("x", {n, i}, gap), dy = t.act("dy", {n, o}, gap), bias = t.act("bias", {o});
+          const Weight w = packed(t, "w", o, i);
+          t.table.linear_fwd({t.act_out("y", {n, o}, gap), x, w, {}, {}}, {});
+          const Tensor residual = t.act("residual", {n, o}, gap);
+          t.table.linear_fwd({residual, x, w, bias, residual}, {});  // in place
+          t.table.linear_bwd_input({t.act_out("dx", {n, i}, gap), dy, w, false}, {});
+          t.table.linear_bwd_input({t.act("sum", {n, i}, gap), dy, w, true}, {});
+          t.table.linear_bwd_weight({t.stat("dw", {o, i}), t.stat("dbias", {o}), dy, x}, {});
+        },
+        0, n == 5);
+}
+
+TEST(CudaBf16, Rows) {
+  for (int64_t c : {1, 7, 8, 136})
+    check([&](Call& t) {
+      const Tensor ids = t.index("ids", {5}, {3, 0, 3, 6, 1});
+      const Tensor x = t.act("x", {5, c}), rows = t.act("rows", {7, c});
+      const Weight table = packed(t, "table", 7, c);
+      t.table.embedding_fwd({t.act_out("embedded", {5, c}), table, ids}, {});
+      t.table.embedding_bwd({t.stat("dtable", {7, c}), x, ids}, {});
+      t.table.gather_rows({t.act_out("gathered", {5, c}), rows, ids}, {});
+      t.table.copy_rows({t.act("to", {4, c}, 3), t.act("from", {6, c}, 8), t.index("pairs", {2, 2}, {5, 0, 1, 3})}, {});
+    });
+  // Sums rounded to bf16 at every addition.
+  check(
+      [&](Call& t) {
+        t.table.scatter_add_rows({t.act("y", {7, 20}), t.act("x", {5, 20}), t.index("index", {5}, {3, 0, 3, 6, 3})},
+                                 {});
+      },
+      3. / 64);
+}
+
+TEST(CudaBf16, PagesAreWrittenAndCopied) {
+  for (int64_t d : {20, 64})
+    check([&](Call& t) {
+      const Tensor k_pages = t.act("k_pages", {6, 2, d, 16}), v_pages = t.act("v_pages", {6, 2, 16, d});
+      const Tensor count = t.stat("count", {6, 2, 16}),
+                   pos = t.index("pos_pages", {6, 2, 16}, std::vector<int32_t>(192));
+      KvWrite write{};
+      write.k_pages = k_pages, write.v_pages = v_pages;
+      write.k = t.act("k", {8, 2, d}, 3), write.v = t.act("v", {8, 2, d}, 8);
+      write.page_table = t.index("table", {2, 3}, {4, 0, 2, 3, -1, -1});
+      write.queries = t.index("queries", {2, 4}, {7, 1, 9, 1, 0, 7, 36, 0});
+      write.pos_pages = pos, write.count_pages = count;
+      write.pos = t.index("pos", {8}, {40, 41, 42, 43, 44, 45, 46, 8});
+      t.table.kv_write(write, {});
+      KvCopyPages copy{k_pages, v_pages, t.index("pairs", {2, 2}, {0, 5, 2, 1})};
+      copy.pos_pages = pos, copy.count_pages = count;
+      t.table.kv_copy_pages(copy, {});
+    });
+}
+
+TEST(CudaBf16, Logprob) {
+  for (const auto& [vocabulary, temperature] : {std::pair<int64_t, float>{1, 1.f}, {17, 0.5f}, {1031, 1.3f}})
+    check([&](Call& t) {
+      const Tensor logits = t.act("logits", {3, vocabulary});
+      const int32_t last = static_cast<int32_t>(vocabulary - 1);
+      t.table.logprob({t.stat_out("logprob", {3}), t.stat_out("entropy", {3}), logits,
+                       t.index("target", {3}, {0, last, last / 2}), temperature},
+                      {});
+    });
+}
+
+TEST(CudaBf16, LogitsLoss) {
+  for (PolicyLoss policy : {PolicyLoss::nll, PolicyLoss::ppo, PolicyLoss::gspo, PolicyLoss::cispo})
+    for (KlLoss kl : {KlLoss::none, KlLoss::k3, KlLoss::exact})
+      check(
+          [&](Call& t) {
+            LogitsLoss a{};
+            a.logprob = t.stat_out("logprob", {3}), a.entropy = t.stat_out("entropy", {3});
+            a.loss = t.stat_out("loss", {3}), a.kl = t.stat_out("kl", {3}), a.clipped = t.index("clipped", {3}, {});
+            a.logits = t.act("logits", {3, 131}), a.target = t.index("target", {3}, {130, 0, 64});
+            a.weight = t.stat("weight", {3}), a.kl_weight = t.stat("kl_weight", {3});
+            a.advantage = t.stat("advantage", {3}), a.old_logprob = t.stat("old_logprob", {3});
+            for (int i = 0; i < 3; i++) t["old_logprob"].set(i, -5.5 - i);  // the log-probs lie there
+            if (policy == PolicyLoss::gspo) a.log_ratio = t.stat("log_ratio", {3});
+            if (kl == KlLoss::k3) a.ref_logprob = t.stat("ref_logprob", {3});
+            if (kl == KlLoss::exact) a.ref_logits = t.act("ref_logits", {3, 131});
+            a.spec = {
+                .policy = policy, .kl = kl, .clip_c = 3, .kl_coef = 0.3f, .entropy_coef = 0.1f, .temperature = 0.8f};
+            t.table.logits_loss(a, {});
+          },
+          0, policy == PolicyLoss::ppo);
+}
+
+TEST(CudaBf16, Sample) {
+  struct Case {
+    float temperature;
+    int32_t top_k;
+    float top_p;
+  };
+  for (const Case& c : {Case{1, 0, 1}, {0, 0, 1}, {0.7f, 9, 1}, {1.3f, 0, 0.8f}, {1, 100, 0.5f}})
+    check(
+        [&](Call& t) {
+          const Tensor logits = t.act("logits", {4, 259});
+          std::vector<double> before(logits.size());
+          for (size_t i = 0; i < before.size(); i++) before[i] = t["logits"].get(static_cast<int64_t>(i));
+          t.table.sample({t.index("token", {4}, {}), t.stat_out("logprob", {4}), logits,
+                          t.index("counter", {4, 3}, {1, 0, 5, 2, 0, 5, 1, 7, 6, -3, 9, 1 << 20}),
+                          rng_key(3, RngStream::sample, 1), c.temperature, c.top_k, c.top_p},
+                         {});
+          for (size_t i = 0; i < before.size(); i++) t["logits"].set(static_cast<int64_t>(i), before[i]);  // scratch
+        },
+        0, c.top_k == 9);
+}
+
+TEST(CudaBf16, LinearRowsAreIndependentOfTheirNumber) {
+  const int64_t n = 70, i = 130, o = 67;
+  Call t(table_emu, DType::bf16);
+  const Weight w = packed(t, "w", o, i);
+  const Tensor x = t.act("x", {n, i}), bias = t.act("bias", {o}), residual = t.act("residual", {n, o});
+  table_emu.linear_fwd({t.act_out("y", {n, o}), x, w, bias, residual}, {});
+  for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {69, 1}, {3, 5}, {1, 64}, {5, 65}}) {
+    table_emu.linear_fwd({t.act_out("some", {count, o}), x.rows(first, count), w, bias, residual.rows(first, count)},
+                         {});
+    EXPECT_EQ(t["some"].bits(), t["y"].bits(first * o, (first + count) * o)) << count << " rows from " << first;
+  }
+}
+
+// The promise: what the sampler records for a token is what the learner computes from the same hidden row, however
+// many rows share the pass.
+TEST(CudaBf16, TheSamplersLogprobIsTheLearners) {
+  const int64_t n = 6, width = 40, vocabulary = 1030;
+  for (float temperature : {1.f, 0.7f}) {
+    Call t(table_emu, DType::bf16);
+    const Weight head = packed(t, "head", vocabulary, width);
+    const Tensor hidden = t.act("hidden", {n, width});
+    std::vector<int32_t> tokens;
+    std::string sampled;
+    for (int32_t r = 0; r < n; r++) {  // the sampler: a row at a time
+      const Tensor logits = t.act_out("row", {1, vocabulary});
+      table_emu.linear_fwd({logits, hidden.rows(r, 1), head, {}, {}}, {});
+      table_emu.sample({t.index("token", {1}, {}), t.stat_out("sampled", {1}), logits,
+                        t.index("counter", {1, 3}, {r, 0, 9}), rng_key(5, RngStream::sample, 2), temperature, 0, 1},
+                       {});
+      tokens.push_back(static_cast<int32_t>(t["token"].get(0)));
+      sampled += t["sampled"].bits();
+    }
+    const Tensor logits = t.act_out("logits", {n, vocabulary}), target = t.index("target", {n}, tokens);
+    table_emu.linear_fwd({logits, hidden, head, {}, {}}, {});
+    table_emu.logprob({t.stat_out("logprob", {n}), t.stat_out("entropy", {n}), logits, target, temperature}, {});
+    EXPECT_EQ(t["logprob"].bits(), sampled);
+    LogitsLoss loss{};
+    loss.logprob = t.stat_out("in_loss", {n}), loss.entropy = t.stat_out("h", {n}), loss.loss = t.stat_out("loss", {n});
+    loss.kl = t.stat_out("kl", {n}), loss.clipped = t.index("clipped", {n}, {}), loss.logits = logits;
+    loss.target = target, loss.weight = t.stat("weight", {n}), loss.kl_weight = t.stat("kl_weight", {n});
+    loss.spec.temperature = temperature;
+    table_emu.logits_loss(loss, {});
+    EXPECT_EQ(t["in_loss"].bits(), sampled);
+  }
+}
+
+}  // namespace
+}  // namespace pare::test

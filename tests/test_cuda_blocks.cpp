@@ -1,0 +1,182 @@
+// CUDA kernels of block-sparse reads in bf16: ties, contexts of 32k tokens, and that a packed row chooses what the
+// decode step chose.  (test_ops.cpp compares them in f32 with the bits of the `cpu` table.)
+#include <numeric>
+
+#include "kernel_call.h"
+
+namespace pare::test {
+namespace {
+
+using namespace kernel;
+
+// Whole numbers from -limit to limit: with these all sums are exact, in every type, and many scores are equal.
+void make_whole(Buffer& b, const std::string& name, uint32_t limit) {
+  Rng rng(rng_key(2, RngStream::test, 0), std::hash<std::string>{}(name));
+  for (int64_t i = 0; i < b.size(); i++) b.set(i, static_cast<double>(rng.below(2 * limit + 1)) - limit);
+}
+
+TEST(CudaBlocks, TiesAreChosenAsRefDoes) {
+  for (BlockSummary kind : {BlockSummary::minmax, BlockSummary::mean})
+    for (int32_t block : {4, 16}) {
+      const int64_t d = block == 4 ? 20 : 32, pages = 31, rows = 16 / block * summary_rows(kind);
+      const std::vector<int32_t> queries{0, 1, 240, 1, 1, 2, 38, 0, 3, 1, 161, 2}, budget{7, 2, 5};
+      std::vector<int32_t> table(45, -1);
+      for (int32_t i = 0; i < 15; i++) table[15 + i] = 2 * i;
+      for (int32_t i = 0; i < 11; i++) table[30 + i] = 2 * i + 1;
+      table[0] = 25, table[1] = 30, table[2] = 27;
+      int64_t scored = 0;
+      for (size_t e : {0, 2}) scored += blocks_of(queries[e * 4 + 2], block) - 3;
+      check(
+          [&](Call& t) {
+            const Tensor k = t.act("k_pages", {pages, 2, d, 16}), q = t.act("q", {4, 4, d}, 3);
+            make_whole(t["k_pages"], "k", 1), make_whole(t["q"], "q", 1);
+            const Tensor page_table = t.index("table", {3, 15}, table), entries = t.index("queries", {3, 4}, queries);
+            const Tensor summary = t.act_out("summary", {pages, 2, rows, d});
+            t.table.kv_block_summary(
+                {.summary = summary,
+                 .k_pages = k,
+                 .page_table = page_table,
+                 .queries = t.index("written", {3, 4}, {0, 240, 240, 1, 240, 2, 38, 0, 242, 161, 161, 2}),
+                 .pages = 27,
+                 .block = block,
+                 .kind = kind},
+                {});
+            t.table.kv_block_select({.blocks = t.index("blocks", {3, 2, 9}, {}),
+                                     .score = t.stat_out("score", {3, 2, 60}),
+                                     .q = q,
+                                     .summary = summary,
+                                     .page_table = page_table,
+                                     .queries = entries,
+                                     .budget = t.index("budget", {3}, budget),
+                                     .scored = scored,
+                                     .block = block,
+                                     .first_blocks = 1,
+                                     .last_blocks = 2,
+                                     .kind = kind},
+                                    {});
+          },
+          0, block == 4);
+    }
+}
+
+// 32k tokens and a few; scores in a narrow range, so that digits of all sizes decide.
+TEST(CudaBlocks, LongContexts) {
+  const int32_t slots = 32768 + 21, pages = (slots + 15) / 16;
+  std::vector<int32_t> table(pages);
+  std::iota(table.rbegin(), table.rend(), 0);
+  for (int32_t block : {4, 16}) {
+    std::vector<std::string> lists;
+    const int64_t all = blocks_of(slots, block);
+    for (const Table* which : {&table_cpu, &table_emu}) {
+      Call t(*which, DType::f32);
+      const Tensor q = t.act("q", {1, 1, 8}), summary = t.act("summary", {pages, 1, 16 / block, 8});
+      for (int64_t i = 0; i < summary.size(); i++)
+        t["summary"].set(i, 1 + std::round(t["summary"].get(i) * 64) * 0x1p-16);
+      t.table.kv_block_select({.blocks = t.index("blocks", {1, 1, 1000}, {}),
+                               .score = t.stat_out("score", {1, 1, all}),
+                               .q = q,
+                               .summary = summary,
+                               .page_table = t.index("table", {1, pages}, table),
+                               .queries = t.index("queries", {1, 4}, {0, 1, slots, 0}),
+                               .budget = t.index("budget", {1}, {997}),
+                               .scored = all - 1,
+                               .block = block,
+                               .first_blocks = 0,
+                               .last_blocks = 1,
+                               .kind = BlockSummary::mean},
+                              {});
+      lists.push_back(t["blocks"].bits());
+    }
+    EXPECT_EQ(lists[0], lists[1]);
+  }
+}
+
+// The summaries, scores and lists of a decode step and of the same row in a packed sequence.
+TEST(CudaBlocks, PackedRowsChooseWhatDecodeChose) {
+  const int32_t length = 150, parent = 37;
+  const int64_t heads = 6, kv_heads = 2, d = 24, pages = 10;
+  for (BlockSummary kind : {BlockSummary::minmax, BlockSummary::mean})
+    for (int32_t block : {4, 16}) {
+      const int32_t budget = block == 4 ? 9 : 4, height = static_cast<int32_t>(summary_rows(kind));
+      const int64_t all = length / block + 1;
+      int64_t scored = 0;
+      for (int32_t i = parent; i < length; i++) {
+        const int64_t n = blocks_of(i + 1, block);
+        if (n > budget) scored += n - 2;
+      }
+      Call packed(table_emu, DType::bf16);
+      const Tensor q = packed.act("q", {length, heads, d}), k = packed.act("k", {length, kv_heads, d}, 8);
+      packed.act("v", {length, kv_heads, d});
+      const std::vector<int32_t> budgets(length, budget);
+      table_emu.attn_block_select({.blocks = packed.index("blocks", {length, kv_heads, budget}, {}),
+                                   .summary = packed.act_out("summary", {1, kv_heads, all * height, d}),
+                                   .q = q,
+                                   .k = k,
+                                   .pk = k,
+                                   .segments = packed.index("segments", {1, 4}, {parent, length - parent, 0, parent}),
+                                   .budget = packed.index("budget", {length}, budgets),
+                                   .scored = scored,
+                                   .slots = length,
+                                   .block = block,
+                                   .first_blocks = 1,
+                                   .last_blocks = 1,
+                                   .kind = kind},
+                                  {});
+      Call t(table_emu, DType::bf16);
+      const Tensor table = t.index("table", {1, pages}, {3, 1, 9, 0, 2, 7, 8, 4, 6, 5});
+      const Tensor k_pages = t.act_out("k_pages", {pages, kv_heads, d, 16});
+      const Tensor v_pages = t.act_out("v_pages", {pages, kv_heads, 16, d});
+      const Tensor summary = t.act_out("summary", {pages, kv_heads, 16 / block * height, d});
+      const Tensor lists = t.index("blocks", {1, kv_heads, budget}, {});
+      for (int32_t i = 0; i < length; i++) {  // decode row by row, with the learner's q, k and v
+        const Tensor entry = t.index("queries", {1, 4}, {0, 1, i + 1, 0});
+        table_emu.kv_write({k_pages, v_pages, k.rows(i, 1), packed["v"].tensor().rows(i, 1), table, entry}, {});
+        table_emu.kv_block_summary({.summary = summary,
+                                    .k_pages = k_pages,
+                                    .page_table = table,
+                                    .queries = entry,
+                                    .pages = 1,
+                                    .block = block,
+                                    .kind = kind},
+                                   {});
+        const int64_t n = blocks_of(i + 1, block);
+        if (i < parent || n <= budget || (i % 7 && i + 1 < length)) continue;
+        table_emu.kv_block_select({.blocks = lists,
+                                   .score = t.stat_out("score", {1, kv_heads, n}),
+                                   .q = q.rows(i, 1),
+                                   .summary = summary,
+                                   .page_table = table,
+                                   .queries = entry,
+                                   .budget = t.index("budget", {1}, {budget}),
+                                   .scored = n - 2,
+                                   .block = block,
+                                   .first_blocks = 1,
+                                   .last_blocks = 1,
+                                   .kind = kind},
+                                  {});
+        const int64_t width = kv_heads * budget;
+        EXPECT_EQ(t["blocks"].bits(), packed["blocks"].bits(i * width, (i + 1) * width)) << "row " << i;
+      }
+    }
+}
+
+TEST(CudaBlocks, OverlapInBf16) {
+  for (const auto& [vocabulary, top_k] : {std::pair<int64_t, int32_t>{17, 0}, {1021, 0}, {257, 20}, {1500, 64}})
+    check(
+        [&](Call& t) {
+          const Tensor p = t.act("p", {3, vocabulary}), q = t.act("q", {3, vocabulary});
+          for (int64_t i = 0; i < q.size(); i += 2) t["q"].set(i, t["p"].get(i));  // ties, and much in common
+          t.table.overlap_probs({.overlap = t.stat_out("overlap", {3}),
+                                 .mass = t.stat_out("mass", {3}),
+                                 .p_logits = p,
+                                 .q_logits = q,
+                                 .temperature = 0.8f,
+                                 .lambda = 1.5f,
+                                 .top_k = top_k},
+                                {});
+        },
+        0, vocabulary == 257);
+}
+
+}  // namespace
+}  // namespace pare::test

@@ -1,0 +1,235 @@
+// CUDA attention over pages has the bits of CUDA attention of packed sequences: rollout and learner read the same log-
+// probs.  In both types, for any division of a sequence into passes, any pages, batches and groups.
+#include <numeric>
+
+#include "kernel_call.h"
+
+namespace pare::test {
+namespace {
+
+using namespace kernel;
+
+struct PagedShape {
+  int64_t group, kv_heads, d, gap;
+  int64_t heads() const { return group * kv_heads; }
+  float scale() const { return 1 / std::sqrt(static_cast<float>(d)); }
+};
+
+// Elements of rows [from, from + n) of one buffer to those of another from `to` on.
+void copy_rows(const Buffer& source, int64_t from, Buffer& target, int64_t to, int64_t n) {
+  const int64_t width = source.size() / source.tensor().shape[0];
+  for (int64_t i = 0; i < n * width; i++) target.set(to * width + i, source.get(from * width + i));
+}
+
+// Whole sequences, and what attn_fwd makes of them.
+class Learner {
+ public:
+  Learner(DType act, const PagedShape& s, std::vector<int32_t> lengths) : call_(table_emu, act) {
+    std::vector<int32_t> segments;
+    int32_t n = 0;
+    for (int32_t len : lengths) first_.push_back(n), segments.insert(segments.end(), {n, len, 0, 0}), n += len;
+    const Tensor k = call_.act("k", {n, s.kv_heads, s.d}), v = call_.act("v", {n, s.kv_heads, s.d});
+    table_emu.attn_fwd({call_.act_out("o", {n, s.heads(), s.d}), call_.stat_out("lse", {n, s.heads()}),
+                        call_.act("q", {n, s.heads(), s.d}), k, v, k, v,
+                        call_.index("segments", {static_cast<int64_t>(lengths.size()), 4}, segments), 1, s.scale()},
+                       {});
+  }
+  const Buffer& operator[](const char* name) { return call_[name]; }
+  int64_t first(size_t sequence) const { return first_[sequence]; }
+
+ private:
+  Call call_;
+  std::vector<int64_t> first_;
+};
+
+// The same sequences in a cache that grows pass by pass.  Pages are handed out in a scattered order; slots that hold no
+// token yet are NaN.
+class Rollout {
+ public:
+  Rollout(DType act, const PagedShape& s, Learner& learner, size_t sequences, int64_t most)
+      : s_(s), learner_(learner), call_(table_emu, act), act_(act), per_sequence_((most + 15) / 16 + 1) {
+    slots_.assign(sequences, 0);
+    table_.assign(sequences * per_sequence_, -1);
+    const int64_t pages = static_cast<int64_t>(table_.size()) + 3;
+    k_pages_ = call_.act_out("k_pages", {pages, s.kv_heads, s.d, 16});
+    v_pages_ = call_.act_out("v_pages", {pages, s.kv_heads, 16, s.d});
+    for (int32_t p = 0; p < pages; p++) free_.push_back(p);
+    Rng rng(rng_key(1, RngStream::test, 0), 5);
+    for (size_t i = free_.size() - 1; i; i--) std::swap(free_[i], free_[rng.below(static_cast<uint32_t>(i + 1))]);
+  }
+
+  // rows[i] new rows of sequence i; their results are those of the learner.
+  void pass(const std::vector<int32_t>& rows) {
+    Call t(table_emu, act_);
+    std::vector<int32_t> queries;
+    int32_t n = 1;  // row 0 belongs to no sequence
+    for (size_t i = rows.size(); i--;) {
+      if (rows[i] == 0) continue;
+      slots_[i] += rows[i];
+      for (int64_t p = 0; p * 16 < slots_[i]; p++)
+        if (int32_t& page = table_[i * per_sequence_ + p]; page < 0) page = free_.back(), free_.pop_back();
+      queries.insert(queries.end(), {n, rows[i], slots_[i], static_cast<int32_t>(i)});
+      n += rows[i];
+    }
+    const int64_t entries = static_cast<int64_t>(queries.size()) / 4;
+    const Tensor q = t.act("q", {n, s_.heads(), s_.d}, s_.gap), k = t.act("k", {n, s_.kv_heads, s_.d}, s_.gap);
+    const Tensor v = t.act("v", {n, s_.kv_heads, s_.d}, s_.gap), o = t.act_out("o", {n, s_.heads(), s_.d});
+    const Tensor table = t.index("table", {static_cast<int64_t>(rows.size()), per_sequence_}, table_);
+    const Tensor entry = t.index("queries", {entries, 4}, queries);
+    for (int64_t e = 0; e < entries; e++)
+      for (const char* name : {"q", "k", "v"})
+        copy_rows(learner_[name], from(queries, e), t[name], queries[e * 4], queries[e * 4 + 1]);
+    table_emu.kv_write({k_pages_, v_pages_, k, v, table, entry}, {});
+    table_emu.attn_paged({.o = o,
+                          .q = q,
+                          .k_pages = k_pages_,
+                          .v_pages = v_pages_,
+                          .page_table = table,
+                          .queries = entry,
+                          .pairs = 0,
+                          .slots = 0,
+                          .scale = s_.scale()},
+                         {});
+    const int64_t width = s_.heads() * s_.d;
+    for (int64_t e = 0; e < entries; e++) {
+      const int64_t row = queries[e * 4], count = queries[e * 4 + 1], first = from(queries, e);
+      EXPECT_EQ(t["o"].bits(row * width, (row + count) * width),
+                learner_["o"].bits(first * width, (first + count) * width))
+          << "sequence " << queries[e * 4 + 3] << " of " << queries[e * 4 + 2] << " slots, " << count << " new, group "
+          << s_.group << ", D " << s_.d;
+    }
+    EXPECT_TRUE(t["o"].zones_intact());
+    EXPECT_EQ(t["o"].bits(0, width), std::string(width * dtype_size(act_), '\xff')) << "a row of no sequence";
+  }
+
+ private:
+  int64_t from(const std::vector<int32_t>& queries, int64_t e) const {
+    return learner_.first(queries[e * 4 + 3]) + queries[e * 4 + 2] - queries[e * 4 + 1];
+  }
+  PagedShape s_;
+  Learner& learner_;
+  Call call_;
+  DType act_;
+  int64_t per_sequence_;
+  Tensor k_pages_, v_pages_;
+  std::vector<int32_t> slots_, table_, free_;
+};
+
+TEST(CudaPaged, EveryPassHasTheBitsOfTheWholeSequence) {
+  // Prefill whole and in pieces, decode, both at once; across blocks of 64 and tiles of 64 query rows.
+  const std::vector<std::vector<int32_t>> passes = {{17, 0, 5}, {1, 30, 1}, {45, 1, 1}, {1, 33, 1},
+                                                    {1, 1, 70}, {66, 1, 0}, {1, 1, 1}};
+  std::vector<int32_t> lengths(3);
+  for (const auto& rows : passes)
+    for (size_t i = 0; i < 3; i++) lengths[i] += rows[i];
+  for (DType act : {DType::bf16, DType::f32})
+    for (const PagedShape& s :
+         {PagedShape{1, 2, 32, 0}, {2, 1, 64, 8}, {3, 1, 80, 0}, {7, 1, 64, 3}, {8, 1, 128, 0}, {2, 1, 20, 0}}) {
+      if (act == DType::f32 && s.d != 20) continue;  // test_ops.cpp compares f32 with the `cpu` table
+      Learner learner(act, s, lengths);
+      Rollout rollout(act, s, learner, 3, 140);
+      for (const auto& rows : passes) rollout.pass(rows);
+    }
+}
+
+TEST(CudaPaged, OneRowAtATimeHasTheBitsOfTheWholeSequence) {
+  const PagedShape s{3, 2, 32, 0};
+  Learner learner(DType::bf16, s, {133});
+  Rollout rollout(DType::bf16, s, learner, 1, 133);
+  for (int i = 0; i < 133; i++) rollout.pass({1});
+}
+
+TEST(CudaPaged, BitsDoNotDependOnTheOrderOfThreads) {
+  const PagedShape s{7, 1, 40, 0};
+  in_all_orders([&] {
+    Learner learner(DType::bf16, s, {80});
+    Rollout rollout(DType::bf16, s, learner, 1, 80);
+    for (int32_t rows : {13, 1, 65, 1}) rollout.pass({rows});
+  });
+}
+
+// A row with a list reads the listed slots as if they were all that there is.
+TEST(CudaPaged, ListedBlocksHaveTheBitsOfASequenceOfTheirSlots) {
+  struct Case {
+    PagedShape s;
+    int32_t block, slots;
+    std::vector<int32_t> list;  // of every key head h: shifted by h, but for the last block
+  };
+  for (const Case& c : {Case{{2, 2, 64, 0}, 16, 200, {0, 2, 3, 7, 9, 12}},
+                        {{7, 1, 32, 0}, 16, 161, {10}},
+                        {{3, 2, 80, 0}, 4, 130, {0, 1, 2, 3, 5, 6, 7, 9, 10, 14, 17, 18, 21, 22, 23, 26, 28, 30, 32}},
+                        {{1, 2, 24, 0}, 4, 67, {1, 8, 16}}}) {
+    const PagedShape& s = c.s;
+    const int64_t pages = c.slots / 16 + 1, budget = static_cast<int64_t>(c.list.size());
+    Call t(table_emu, DType::bf16);
+    const Tensor o = t.act_out("o", {1, s.heads(), s.d}), q = t.act("q", {1, s.heads(), s.d});
+    const Tensor k = t.act("k", {c.slots, s.kv_heads, s.d}), v = t.act("v", {c.slots, s.kv_heads, s.d});
+    std::vector<int32_t> table(pages), lists;
+    for (int32_t p = 0; p < pages; p++) table[p] = static_cast<int32_t>(pages - 1 - p);
+    for (int32_t h = 0; h < s.kv_heads; h++)
+      for (int32_t b : c.list) lists.push_back(b == c.list.back() ? b : b + h);
+    const Tensor k_pages = t.act_out("k_pages", {pages, s.kv_heads, s.d, 16});
+    const Tensor v_pages = t.act_out("v_pages", {pages, s.kv_heads, 16, s.d});
+    const Tensor page_table = t.index("table", {1, pages}, table);
+    table_emu.kv_write({k_pages, v_pages, k, v, page_table, t.index("all", {1, 4}, {0, c.slots, c.slots, 0})}, {});
+    table_emu.attn_paged({.o = o,
+                          .q = q,
+                          .k_pages = k_pages,
+                          .v_pages = v_pages,
+                          .page_table = page_table,
+                          .queries = t.index("queries", {1, 4}, {0, 1, c.slots, 0}),
+                          .pairs = 0,
+                          .slots = 0,
+                          .scale = s.scale(),
+                          .blocks = t.index("blocks", {1, s.kv_heads, budget}, lists),
+                          .budget = t.index("budget", {1}, {static_cast<int32_t>(budget)}),
+                          .block = c.block},
+                         {});
+    const int32_t kept = static_cast<int32_t>(listed_slots(c.slots, budget, c.block));
+    for (int64_t h = 0; h < s.kv_heads; h++) {  // the listed slots of this head, packed; the query is the last row
+      Call packed(table_emu, DType::bf16);
+      const Tensor pk = packed.act("k", {kept, 1, s.d}), pv = packed.act("v", {kept, 1, s.d});
+      const Tensor pq = packed.act("q", {kept, s.group, s.d});
+      for (int32_t i = 0; i < kept; i++) {
+        const int64_t slot = lists[h * budget + i / c.block] * c.block + i % c.block;
+        for (int64_t d = 0; d < s.d; d++)
+          for (const char* name : {"k", "v"})
+            packed[name].set(i * s.d + d, t[name].get((slot * s.kv_heads + h) * s.d + d));
+      }
+      const int64_t width = s.group * s.d;
+      for (int64_t i = 0; i < width; i++) packed["q"].set((kept - 1) * width + i, t["q"].get(h * width + i));
+      table_emu.attn_fwd({packed.act_out("o", {kept, s.group, s.d}), packed.stat_out("lse", {kept, s.group}), pq, pk,
+                          pv, pk, pv, packed.index("segments", {1, 4}, {0, kept, 0, 0}), 1, s.scale()},
+                         {});
+      EXPECT_EQ(t["o"].bits(h * width, (h + 1) * width), packed["o"].bits((kept - 1) * width, kept * width))
+          << "block " << c.block << ", key head " << h;
+    }
+  }
+}
+
+// Slots that stand for several tokens; counts of slots that hold none are NaN.
+TEST(CudaPaged, CountsWeighSlots) {
+  for (int64_t d : {24, 72, 136})
+    check(
+        [&](Call& t) {
+          const Tensor count = t.stat_out("count", {9, 2, 16});
+          const std::vector<int32_t> table{5, 0, 7, 2, 8, -1, 3, -1, -1, -1, -1, -1}, slots{75, 9};
+          for (int64_t e = 0; e < 2; e++)
+            for (int64_t s = 0; s < slots[e]; s++)
+              for (int64_t h = 0; h < 2; h++)
+                t["count"].set((table[e * 6 + s / 16] * 2 + h) * 16 + s % 16,
+                               1 + static_cast<double>((s * 7 + h) % 5) / 4);
+          AttnPaged a{};
+          a.o = t.act_out("o", {5, 6, d}), a.q = t.act("q", {5, 6, d});
+          a.k_pages = t.act("k_pages", {9, 2, d, 16}), a.v_pages = t.act("v_pages", {9, 2, 16, d});
+          a.page_table = t.index("table", {2, 6}, table),
+          a.queries = t.index("queries", {2, 4}, {0, 4, 75, 0, 4, 1, 9, 1});
+          a.pairs = 4 * 71 + 10 + 9, a.slots = 84, a.scale = 1 / std::sqrt(static_cast<float>(d)),
+          a.count_pages = count;
+          t.table.attn_paged(a, {});
+        },
+        5. / 256, d == 24);  // weights are rounded to bf16 before the product with V, which is below 5
+}
+
+}  // namespace
+}  // namespace pare::test
