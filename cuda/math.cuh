@@ -42,16 +42,4 @@ __device__ __forceinline__ float log_f32(float x) {
   return x == 0 ? -INFINITY : NAN;
 }
 
-// Philox4x32-10 of a counter (base/rng.h).
-__device__ __forceinline__ uint4 philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint64_t key) {
-  uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
-  for (int round = 0; round < 10; round++) {
-    const uint64_t p0 = 0xD2511F53ull * c0, p1 = 0xCD9E8D57ull * c2;
-    c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0, c1 = static_cast<uint32_t>(p1);
-    c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1, c3 = static_cast<uint32_t>(p0);
-    k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
-  }
-  return {c0, c1, c2, c3};
-}
-
 }  // namespace pare::PARE_CUDA

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "common.cuh"
+#include "rng.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -47,8 +48,8 @@ __device__ __forceinline__ void keep(bf16* to, float x, uint32_t random) {
   *to = __ushort_as_bfloat16(static_cast<unsigned short>((__float_as_uint(x) + (random & 0xffffu)) >> 16));
 }
 __device__ __forceinline__ uint32_t rounding_word(uint64_t element, uint64_t key) {
-  const uint4 w = philox(static_cast<uint32_t>(element) / 4, static_cast<uint32_t>(element >> 32), 0, 0, key);
-  return element % 4 == 0 ? w.x : element % 4 == 1 ? w.y : element % 4 == 2 ? w.z : w.w;
+  const uint4 w = philox({static_cast<uint32_t>(element) / 4, static_cast<uint32_t>(element >> 32), 0, 0}, key);
+  return word_of(w, static_cast<int>(element % 4));
 }
 
 template <class T, class M>
