@@ -166,6 +166,11 @@ $(BUILD)/bench: $(cpu_LIB) $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard tools/bench/
 	@echo 'link $@'
 	$(Q)$(CXX) $(LDFLAGS) $^ $(LIBS) -o $@
 
+# Folders with the shapes of a config.json and random weights: tools/make_random_model.cpp.
+$(BUILD)/make_random_model: $(cpu_LIB) $(BUILD)/tools/make_random_model.o
+	@echo 'link $@'
+	$(Q)$(CXX) $(LDFLAGS) $^ $(LIBS) -o $@
+
 NVFLAGS := -std=c++20 -O3 -lineinfo -fmad=false $(INCLUDE) -Icuda --Werror all-warnings -Xcompiler -Wall,-Wextra,-ffp-contract=off -MMD -MP
 GENCODE := $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=sm_$(a))
 $(BUILD)/cuda/%.o: %.cu

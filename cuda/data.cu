@@ -61,12 +61,6 @@ void copy_rows(const char* op, const Tensor& y, const Tensor& x, const Tensor& i
   });
 }
 
-void gather(const char* op, const char* field, const Tensor& y, const Tensor& x, const Tensor& index, Stream stream) {
-  expect_index(op, field, index, {y.shape[0]});
-  expect(y.contiguous() && x.contiguous(), op, ": y ", y.str(), " and x ", x.str(), " must be contiguous");
-  copy_rows<false>(op, y, x, index, stream);
-}
-
 template <class Y, class T>
 void add_rows(const char* op, const char* field, const Tensor& y, const Tensor& x, const Tensor& index, Stream stream) {
   const int64_t rows = x.shape[0], width = y.shape[1];
@@ -90,9 +84,11 @@ void accumulate(const Accumulate& a, Stream stream) {
          n);
 }
 
-void gather_rows(const GatherRows& a, Stream stream) { gather("gather_rows", "index", a.y, a.x, a.index, stream); }
-void embedding_fwd(const EmbeddingFwd& a, Stream stream) {
-  gather("embedding_fwd", "ids", a.y, a.table, a.ids, stream);
+void gather_rows(const GatherRows& a, Stream stream) {
+  const char* op = "gather_rows";
+  expect_index(op, "index", a.index, {a.y.shape[0]});
+  expect(a.y.contiguous() && a.x.contiguous(), op, ": y ", a.y.str(), " and x ", a.x.str(), " must be contiguous");
+  copy_rows<false>(op, a.y, a.x, a.index, stream);
 }
 
 void scatter_add_rows(const ScatterAddRows& a, Stream stream) {

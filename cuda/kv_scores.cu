@@ -1,16 +1,18 @@
-// Scores of the slots of a cache that evicts (ops/kv_ops.h: KvWindowScores, KvRedundancy, KvMass, KvMassScores).
+// Scores of the slots of a cache that evicts (ops/kv_ops.h: KvWindowScores, KvRedundancy, KvMassScores;
+// ops.h: AttnPagedMass).
 //
 // k_pages [pages, K, D, 16] act, D <= 256; windows, q [N, H, D] act, at most 16 query heads a key head; score
 // [E, K, max_slots], mass_pages [pages, K, 16] f32.  Candidates of `score` are overwritten (kv_redundancy: changed in
 // place), nothing else of it; the mass of slots past `first` is added to, that of new slots overwritten.
 // Order: kv_ops.h, in f32 whatever the element type, so f32 has the bits of the `cpu` table.
 //
-// Queries (kv_window_scores, kv_mass): a thread block has a key head of an event or entry, 16 query rows at a time, a
-// tile of 256 slots at a time.  Three passes over the keys give the maximum, the sum of exponentials and the
+// Queries (kv_window_scores, attn_paged_mass): a thread block has a key head of an event or entry, 16 query rows at a
+// time, a tile of 256 slots at a time.  Three passes over the keys give the maximum, the sum of exponentials and the
 // probabilities of a row; the products are computed anew in each, so no logits are stored, however many slots there
-// are.  Sums over queries are continued in `score` and mass_pages, each slot by one thread.  Bytes: K three times for
-// every 16 rows, from L2 but for the first; limited by fused multiply-adds, 3 * 2 * H * D * rows * slots.  A long
-// prefill of kv_mass is walked by few blocks, one a key head and sequence.
+// are.  attn_paged_mass launches attn_paged and needs two passes more: the online softmax of blocks of 64, then its
+// weights.  Sums over queries are continued in `score` and mass_pages, each slot by one thread.  Bytes: K three times
+// (twice) for every 16 rows, from L2 but for the first; limited by fused multiply-adds, 2 * H * D * rows * slots a
+// pass. A long prefill of attn_paged_mass is walked by few blocks, one a key head and sequence.
 //
 // Keys (kv_redundancy): a thread block owns 64 columns of S and walks all rows, 64 x 64 products at a time; S is never
 // stored.  2 * K * D * slots^2 operations, without tensor cores, which limit it; K once for each 64 columns, from L2.
@@ -154,6 +156,7 @@ template <class T>
 struct MassArgs {
   float* mass_pages;
   const T *q, *k_pages;
+  const float* counts;  // or null
   const int32_t* page_table;
   const PagedRow* queries;
   const int32_t* first;
@@ -162,9 +165,54 @@ struct MassArgs {
   float scale;
 };
 
+constexpr int kBlock = 64;  // slots of a block of the online softmax
+
+// The online softmax of up to 16 rows over the slots [0, end(row)), a row a half warp, in two passes: the first gives
+// the maximum and the sum of the row, the second leaves the weights of a tile in t.z and what a weight is worth in
+// `worth`, and calls add(slot).
+template <class T, class End, class Add>
+__device__ __forceinline__ void weigh_rows(const MassArgs<T>& a, const QueryTile& t, const HeadPages& pages, int count,
+                                           int last, float (*worth)[kSlots / kBlock], End end_of, Add add) {
+  const int row = threadIdx.x / kLanes, lane = threadIdx.x % kLanes, end = row < count ? end_of(row) : 0;
+  float* const z = t.z + row * QueryTile::kColumnStep;
+  float top = -INFINITY, sum = 0;
+  for (int pass = 0; pass < 2; pass++) {
+    float so_far = -INFINITY;
+    for (int begin = 0; begin < last; begin += kSlots) {
+      t.multiply(count, last - begin, a.scale, [&](int j) {
+        return Key<T>{begin + j < last ? key_at(a.k_pages, pages, begin + j, t.depth) : nullptr, 0};
+      });
+      for (int block = 0; block < kSlots && begin + block < last; block += kBlock) {
+        float x[kBlock / kLanes], next = -INFINITY, tree = 0;
+        for (int i = 0; i < kBlock / kLanes; i++) {
+          const int j = block + lane + i * kLanes, slot = begin + j;
+          x[i] = slot < end ? z[j] + (a.counts ? log_f32(a.counts[pages.at(slot)]) : 0.f) : -INFINITY;
+          next = fmaxf(next, x[i]);
+        }
+        next = fmaxf(so_far, lanes_max(next));
+        for (float& p : x) p = exp_f32(p - next), tree += p;
+        if (pass == 0) {
+          tree = lanes_sum(tree);
+          sum = begin + block ? fmaf(sum, exp_f32(so_far - next), tree) : tree;
+        } else {
+          for (int i = 0; i < kBlock / kLanes; i++) z[block + lane + i * kLanes] = x[i];
+          if (lane == 0) worth[row][block / kBlock] = exp_f32(next - top) / sum;
+        }
+        so_far = next;
+      }
+      if (pass == 0) continue;
+      __syncthreads();
+      const int slot = begin + static_cast<int>(threadIdx.x);
+      if (slot < last) add(slot);
+    }
+    top = so_far;
+  }
+}
+
 // blockIdx.x is the entry, blockIdx.y the key head.
 template <class T>
 __global__ void __launch_bounds__(kThreads, kTileBlocks) add_mass(const MassArgs<T> a) {
+  __shared__ float worth[kQueries][kSlots / kBlock];
   const PagedRow entry = a.queries[blockIdx.x];
   const int old = entry.slots - entry.rows, group = a.group, h = blockIdx.y, first = a.first[blockIdx.x];
   const HeadPages pages{a.page_table + entry.table_row * a.table_stride, a.kv_heads, h};
@@ -176,17 +224,16 @@ __global__ void __launch_bounds__(kThreads, kTileBlocks) add_mass(const MassArgs
       return Query<T>{i < count ? a.q + own * a.q_stride + (h * group + (row + i) % group) * a.depth : nullptr, 0};
     });
     const auto end_of = [&](int i) { return old + (row + i) / group + 1; };
-    softmax_rows(
-        t, a.k_pages, pages, 0, end_of(count - 1), count, count, a.scale, end_of, [] {},
-        [&](int slot) {
-          if (slot < first) return;
-          const bool fresh = slot >= old && (slot - old) * group >= row;  // no row before this tile saw it
-          float* const mass = a.mass_pages + pages.at(slot);
-          float sum = fresh ? 0.f : *mass;
-          for (int i = 0; i < count; i++)
-            if (slot < end_of(i)) sum += t.z[i * QueryTile::kColumnStep + threadIdx.x];
-          *mass = sum;
-        });
+    weigh_rows(a, t, pages, count, end_of(count - 1), worth, end_of, [&](int slot) {
+      if (slot < first) return;
+      const bool fresh = slot >= old && (slot - old) * group >= row;  // no row before this tile saw it
+      float* const mass = a.mass_pages + pages.at(slot);
+      float sum = fresh ? 0.f : *mass;
+      for (int i = 0; i < count; i++)
+        if (slot < end_of(i))
+          sum = fmaf(t.z[i * QueryTile::kColumnStep + threadIdx.x], worth[i][threadIdx.x / kBlock], sum);
+      *mass = sum;
+    });
   }
 }
 
@@ -349,21 +396,25 @@ void kv_window_scores(const KvWindowScores& a, Stream stream) {
   });
 }
 
-void kv_mass(const KvMass& a, Stream stream) {
-  const char* op = "kv_mass";
+void attn_paged_mass(const AttnPagedMass& m, Stream stream) {
+  const char* op = "attn_paged_mass";
+  const AttnPaged& a = m.attn;
+  expect(!a.blocks, op, ": block lists");
+  attn_paged(a, stream);
   expect_k_pages(op, a.k_pages);
   const int64_t group = group_of(op, a.q, a.k_pages), d = a.k_pages.shape[2], kv_heads = a.k_pages.shape[1];
   const int64_t n = a.queries.shape[0];
   expect(a.page_table.rank == 2 && a.page_table.stride[1] == 1, op, ": page_table ", a.page_table.str());
   expect(is_shape(a.queries, {n, 4}) && a.queries.contiguous() && kv_heads <= 65535, op, ": queries ", a.queries.str());
-  float* const mass = dense<float>(op, "mass_pages", a.mass_pages, {a.k_pages.shape[0], kv_heads, kPageSlots});
-  const int32_t* const first = dense<int32_t>(op, "first", a.first, {n});
+  float* const mass = dense<float>(op, "mass_pages", m.mass_pages, {a.k_pages.shape[0], kv_heads, kPageSlots});
+  const int32_t* const first = dense<int32_t>(op, "first", m.first, {n});
   if (n == 0) return;
   with_act(op, a.k_pages, [&](auto type) {
     using T = decltype(type);
     const MassArgs<T> args{.mass_pages = mass,
                            .q = a.q.as<T>(),
                            .k_pages = a.k_pages.as<T>(),
+                           .counts = a.count_pages ? a.count_pages.as<float>() : nullptr,
                            .page_table = a.page_table.as<int32_t>(),
                            .queries = reinterpret_cast<const PagedRow*>(a.queries.as<int32_t>()),
                            .first = first,

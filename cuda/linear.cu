@@ -1,6 +1,6 @@
-// Linear layers: y = x wT (+ bias) (+ residual), dx = dy w, dw += dyT x, and the packing of weights.
+// Linear layers: y = x wT (+ bias) (+ residual), dx = dy w, dw += dyT x; packing and the rows of the embedding.
 //
-// x, y, dx, dy may have strided rows; a packed weight is [ceil(outputs / 16)][inputs][16] (ops.h).
+// x, y, dx, dy may have strided rows; a weight is [ceil(O / 16)][I][16] (ops.h).
 // Order: one chain of fused multiply-adds per element of the result, k ascending, in f32 whatever the element type: a
 // row's bits depend on nothing but the row and the weight, and f32 has the bits of the `cpu` table.
 // Bytes: every operand once for each 64 rows or columns of the result, from L2 for the most part.  Limited by the
@@ -15,8 +15,9 @@ constexpr int kSide = 16, kEach = 4, kTile = kSide * kEach;  // threads of a sid
 constexpr int kDepth = 16;                                   // of what lies in shared memory
 constexpr int kThreads = kSide * kSide;
 
-// y = x packed (+ bias) (+ residual): sums over k of x[row][k] and the packed operand's [k][column].
-template <class T>
+// y = x wT (+ bias) (+ residual): sums over k of x[row][k] and w[column][k]; with kTranspose y = x w (+ residual), the
+// sums over k of x[row][k] and w[k][column].
+template <class T, bool kTranspose>
 struct Forward {
   T* y;
   const T *x, *packed, *bias, *residual;  // bias and residual may be null; residual may be y
@@ -26,7 +27,7 @@ struct Forward {
   static constexpr bool kAlongDepth = true;  // x: neighbouring threads load neighbouring k
   __device__ float a(int k, int row) const { return to_float(x[row * x_stride + k]); }
   __device__ float b(int k, int column) const {
-    return to_float(packed[(int64_t{column / 16} * depth + k) * 16 + column % 16]);
+    return to_float(packed[kTranspose ? place(k, column, columns) : place(column, k, depth)]);
   }
   __device__ float start(int, int) const { return 0; }
   __device__ void finish(int row, int column, float sum) const {
@@ -105,15 +106,26 @@ __global__ void __launch_bounds__(kThreads)
   y[c] = sum;
 }
 
-// Panels of 16 outputs of w [outputs, inputs] or, with kTranspose, of wT.
-template <class T, bool kTranspose>
+// Rows [first, first + size / inputs) of a weight, from or to rows that follow one another; `zeros` more rows are
+// cleared.
+template <class T, bool kUnpack>
 __global__ void __launch_bounds__(kThreads)
-    pack(T* __restrict__ packed, const T* __restrict__ w, int outputs, int inputs, int64_t size) {
+    move_rows(T* __restrict__ packed, T* __restrict__ rows, int64_t first, int inputs, int64_t size, int64_t zeros) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= size) return;
-  const int depth = kTranspose ? outputs : inputs, across = kTranspose ? inputs : outputs;
-  const int64_t column = i / (16 * int64_t{depth}) * 16 + i % 16, k = i / 16 % depth;
-  packed[i] = column >= across ? from_float<T>(0.f) : kTranspose ? w[k * inputs + column] : w[column * inputs + k];
+  if (i >= size + zeros * inputs) return;
+  T& at = packed[place(first + i / inputs, i % inputs, inputs)];
+  if (kUnpack)
+    rows[i] = at;
+  else
+    at = i < size ? rows[i] : from_float<T>(0.f);
+}
+
+// y[n] = row ids[n] of the table.  blockIdx.x is n.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    take_rows(T* __restrict__ y, const T* __restrict__ packed, const int32_t* __restrict__ ids, int width) {
+  const int c = blockIdx.y * kThreads + threadIdx.x;
+  if (c < width) y[int64_t{blockIdx.x} * width + c] = packed[place(ids[blockIdx.x], c, width)];
 }
 
 template <class Product>
@@ -130,54 +142,70 @@ int64_t row_stride(const char* op, const char* field, const Tensor& t, int64_t r
          columns, "]");
   return t.stride[0];
 }
-void expect_packed(const char* op, const Tensor& packed, int64_t outputs, int64_t inputs) {
-  expect(is_shape(packed, {packed_size(outputs, inputs)}) && packed.contiguous(), op, ": packed weight ", packed.str(),
-         " for ", outputs, " outputs of ", inputs, " inputs");
+void expect_weight(const char* op, const Weight& w, int64_t outputs, int64_t inputs) {
+  expect(w.outputs() == outputs && is_shape(w.packed, {weight_panels(outputs), inputs, 16}) && w.packed.contiguous(),
+         op, ": packed weight ", w.packed.str(), " of ", w.outputs(), " outputs for ", outputs, " outputs of ", inputs,
+         " inputs");
 }
 
-template <class T>
-void forward(const char* op, const Tensor& y, const Tensor& x, const Tensor& packed, const Tensor& bias,
+// y [rows, columns] = x [rows, depth] times w or its transpose.
+template <class T, bool kTranspose>
+void forward(const char* op, const Tensor& y, const Tensor& x, const Weight& w, const Tensor& bias,
              const Tensor& residual, Stream stream) {
-  const int64_t rows = y.shape[0], outputs = y.shape[1], inputs = x.shape[1];
-  expect_packed(op, packed, outputs, inputs);
-  expect(!bias || (is_shape(bias, {outputs}) && bias.contiguous()), op, ": bias ", bias.str());
-  Forward<T> p{};
-  p.y = y.as<T>(), p.x = x.as<T>(), p.packed = packed.as<T>();
-  p.y_stride = row_stride(op, "result", y, rows, outputs), p.x_stride = row_stride(op, "input", x, rows, inputs);
+  const int64_t rows = y.shape[0], columns = y.shape[1], depth = x.shape[1];
+  expect_weight(op, w, kTranspose ? depth : columns, kTranspose ? columns : depth);
+  expect(!bias || (is_shape(bias, {columns}) && bias.contiguous()), op, ": bias ", bias.str());
+  Forward<T, kTranspose> p{};
+  p.y = y.as<T>(), p.x = x.as<T>(), p.packed = w.packed.as<T>();
+  p.y_stride = row_stride(op, "result", y, rows, columns), p.x_stride = row_stride(op, "input", x, rows, depth);
   if (bias) p.bias = bias.as<T>();
-  if (residual) p.residual = residual.as<T>(), p.residual_stride = row_stride(op, "residual", residual, rows, outputs);
-  p.rows = static_cast<int>(rows), p.columns = static_cast<int>(outputs), p.depth = static_cast<int>(inputs);
+  if (residual) p.residual = residual.as<T>(), p.residual_stride = row_stride(op, "residual", residual, rows, columns);
+  p.rows = static_cast<int>(rows), p.columns = static_cast<int>(columns), p.depth = static_cast<int>(depth);
   multiply_all(op, p, stream);
+}
+
+template <bool kUnpack>
+void move(const char* op, const Weight& w, const Tensor& rows, int64_t first, Stream stream) {
+  const int64_t n = rows.shape[0], inputs = w.inputs(), end = first + n;
+  expect_weight(op, w, w.outputs(), inputs);
+  expect(is_shape(rows, {n, inputs}) && rows.contiguous() && first >= 0 && end <= w.outputs(), op, ": rows ",
+         rows.str(), " from ", first, " of ", w.outputs(), " outputs of ", inputs, " inputs");
+  const int64_t zeros = !kUnpack && end == w.outputs() ? weight_panels(end) * 16 - end : 0;
+  if ((n + zeros) * inputs == 0) return;
+  with_act(op, rows, [&](auto type) {
+    using T = decltype(type);
+    launch(op, move_rows<T, kUnpack>, {.grid = blocks(op, (n + zeros) * inputs, kThreads), .block = kThreads}, stream,
+           w.packed.as<T>(), rows.as<T>(), first, inputs, n * inputs, zeros);
+  });
 }
 
 }  // namespace
 
-void prepare_weight(const PrepareWeight& a, Stream stream) {
-  const char* op = "prepare_weight";
-  const int64_t outputs = a.w.outputs(), inputs = a.w.inputs();
-  expect(a.w.w.rank == 2 && a.w.w.contiguous(), op, ": w ", a.w.w.str());
-  expect_packed(op, a.w.packed, outputs, inputs);
-  if (a.w.packed_t) expect_packed(op, a.w.packed_t, inputs, outputs);
-  if (a.w.w.size() == 0) return;
-  with_act(op, a.w.w, [&](auto type) {
+void pack_weight(const PackWeight& a, Stream stream) { move<false>("pack_weight", a.w, a.rows, a.first, stream); }
+void unpack_weight(const UnpackWeight& a, Stream stream) { move<true>("unpack_weight", a.w, a.rows, a.first, stream); }
+
+void embedding_fwd(const EmbeddingFwd& a, Stream stream) {
+  const char* op = "embedding_fwd";
+  const int64_t rows = a.ids.shape[0], width = a.table.inputs();
+  expect_weight(op, a.table, a.table.outputs(), width);
+  expect(is_shape(a.y, {rows, width}) && a.y.contiguous(), op, ": y ", a.y.str(), " of ", rows, " rows of ", width);
+  expect(a.ids.dtype == DType::i32 && a.ids.contiguous() && a.ids.rank == 1, op, ": ids ", a.ids.str());
+  if (rows == 0 || width == 0) return;
+  with_act(op, a.y, [&](auto type) {
     using T = decltype(type);
-    const auto run = [&](auto kernel, const Tensor& packed) {
-      launch(op, kernel, {.grid = blocks(op, packed.size(), kThreads), .block = kThreads}, stream, packed.as<T>(),
-             a.w.w.as<T>(), outputs, inputs, packed.size());
-    };
-    run(pack<T, false>, a.w.packed);
-    if (a.w.packed_t) run(pack<T, true>, a.w.packed_t);
+    launch(op, take_rows<T>, {.grid = dim3(blocks(op, rows, 1), blocks(op, width, kThreads)), .block = kThreads},
+           stream, a.y.as<T>(), a.table.packed.as<T>(), a.ids.as<int32_t>(), width);
   });
 }
 
 void linear_fwd(const LinearFwd& a, Stream stream) {
   with_act("linear_fwd", a.x,
-           [&](auto type) { forward<decltype(type)>("linear_fwd", a.y, a.x, a.w.packed, a.bias, a.residual, stream); });
+           [&](auto type) { forward<decltype(type), false>("linear_fwd", a.y, a.x, a.w, a.bias, a.residual, stream); });
 }
 
 void linear_bwd_input(const LinearBwdInput& a, Stream stream) {
   with_act("linear_bwd_input", a.dy, [&](auto type) {
-    forward<decltype(type)>("linear_bwd_input", a.dx, a.dy, a.w.packed_t, {}, a.accumulate ? a.dx : Tensor{}, stream);
+    forward<decltype(type), true>("linear_bwd_input", a.dx, a.dy, a.w, {}, a.accumulate ? a.dx : Tensor{}, stream);
   });
 }
 

@@ -1,13 +1,15 @@
 // Global norm and AdamW (ops.h states the formulas).
 //
-// AdamW: p [n] act, m, v, grad, master [n] f32; m, v and master (p, without one) are updated in place, p is then the
-// master's rounding.  Every element stands alone.  Bytes an element: 20 + 2 act-size, with a master 28 + act-size;
-// limited by memory bandwidth.
+// AdamW: p [n] act, or the panels of a weight; m, v f32 or bf16, grad and master f32 [n] or [O, I]; m, v and master (p,
+// without one) are updated in place, p is then the master's rounding.  Every element stands alone.  Bytes an element:
+// 20 + 2 act-size, with a master 28 + act-size, with bf16 moments 8 less; limited by memory bandwidth, and that of p in
+// panels by its scattered accesses.
 // Norm: sqrt of the sum of squares, overwritten.  Order: blocks of 4096 elements, each a row sum of 16 lanes, blocks
 // added ascending in double; so one thread block does it all, at a few per cent of the memory bandwidth.
 #include <cmath>
 
 #include "common.cuh"
+#include "rng.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -37,22 +39,36 @@ __global__ void __launch_bounds__(kNormThreads)
 
 struct Step {
   float max_norm, lr, beta1, beta2, eps, weight_decay, c1, c2;
+  uint64_t key;           // of the rounding to bf16
+  int64_t first, inputs;  // inputs 0: p is a row
 };
 
-template <class T>
+__device__ __forceinline__ void keep(float* to, float x, uint32_t) { *to = x; }
+__device__ __forceinline__ void keep(bf16* to, float x, uint32_t random) {
+  *to = __ushort_as_bfloat16(static_cast<unsigned short>((__float_as_uint(x) + (random & 0xffffu)) >> 16));
+}
+__device__ __forceinline__ uint32_t rounding_word(uint64_t element, uint64_t key) {
+  const uint4 w = philox({static_cast<uint32_t>(element) / 4, static_cast<uint32_t>(element >> 32), 0, 0}, key);
+  return word_of(w, static_cast<int>(element % 4));
+}
+
+template <class T, class M>
 __global__ void __launch_bounds__(kThreads)
-    step(T* __restrict__ p, float* __restrict__ master, float* __restrict__ m, float* __restrict__ v,
+    step(T* __restrict__ p, float* __restrict__ master, M* __restrict__ m, M* __restrict__ v,
          const float* __restrict__ grad, const float* __restrict__ norm, int64_t n, Step s) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= n) return;
   const float scale = s.max_norm > 0 && *norm > s.max_norm ? s.max_norm / *norm : 1.f, g = grad[i] * scale;
-  const float old = master ? master[i] : to_float(p[i]);
-  const float m1 = fmaf(s.beta1, m[i], (1.f - s.beta1) * g), v1 = fmaf(s.beta2, v[i], (1.f - s.beta2) * (g * g));
+  T& w = p[s.inputs ? place(i / s.inputs, i % s.inputs, s.inputs) : i];
+  const float old = master ? master[i] : to_float(w);
+  const float m1 = fmaf(s.beta1, to_float(m[i]), (1.f - s.beta1) * g),
+              v1 = fmaf(s.beta2, to_float(v[i]), (1.f - s.beta2) * (g * g));
   const float move = m1 * s.c1 / (sqrtf(v1 * s.c2) + s.eps);
-  m[i] = m1, v[i] = v1;
+  const uint32_t word = sizeof(M) == 2 ? rounding_word(static_cast<uint64_t>(s.first + i), s.key) : 0;
+  keep(m + i, m1, word), keep(v + i, v1, word >> 16);
   const float now = fmaf(-s.lr, fmaf(s.weight_decay, old, move), old);
   if (master) master[i] = now;
-  p[i] = from_float<T>(now);
+  w = from_float<T>(now);
 }
 
 }  // namespace
@@ -65,11 +81,18 @@ void global_norm(const GlobalNorm& a, Stream stream) {
 
 void adamw(const AdamW& a, Stream stream) {
   const char* op = "adamw";
-  const int64_t n = a.p.size();
-  for (const Tensor* t : {&a.p, &a.m, &a.v, &a.grad})
-    expect(t->contiguous() && is_shape(*t, {n}), op, ": ", t->str(), " beside p ", a.p.str());
-  expect(!a.master || (a.master.contiguous() && is_shape(a.master, {n})), op, ": master ", a.master.str(), " beside p ",
+  const int64_t n = a.grad.size();
+  const bool of_weight = a.p.rank == 3;
+  expect(a.grad.contiguous() && a.grad.rank == (of_weight ? 2 : 1), op, ": grad ", a.grad.str(), " beside p ",
          a.p.str());
+  expect(a.p.contiguous() &&
+             (of_weight ? is_shape(a.p, {weight_panels(a.grad.shape[0]), a.grad.shape[1], 16}) : is_shape(a.p, {n})),
+         op, ": p ", a.p.str(), " beside grad ", a.grad.str());
+  for (const Tensor* t : {&a.m, &a.v})
+    expect(t->contiguous() && t->rank == a.grad.rank && t->shape == a.grad.shape && t->dtype == a.m.dtype, op, ": ",
+           t->str(), " beside grad ", a.grad.str());
+  expect(!a.master || (a.master.contiguous() && a.master.rank == a.grad.rank && a.master.shape == a.grad.shape), op,
+         ": master ", a.master.str(), " beside grad ", a.grad.str());
   expect(is_shape(a.norm, {1}), op, ": norm ", a.norm.str());
   expect(a.step >= 1, op, ": step ", a.step, ", expected 1 or more");
   if (n == 0) return;
@@ -81,12 +104,18 @@ void adamw(const AdamW& a, Stream stream) {
                .eps = a.eps,
                .weight_decay = a.weight_decay,
                .c1 = static_cast<float>(1 / (1 - std::pow(static_cast<double>(a.beta1), t))),
-               .c2 = static_cast<float>(1 / (1 - std::pow(static_cast<double>(a.beta2), t)))};
+               .c2 = static_cast<float>(1 / (1 - std::pow(static_cast<double>(a.beta2), t))),
+               .key = a.key,
+               .first = a.first,
+               .inputs = of_weight ? a.grad.shape[1] : 0};
   with_act(op, a.p, [&](auto type) {
-    using T = decltype(type);
-    launch(op, step<T>, {.grid = blocks(op, n, kThreads), .block = kThreads}, stream, a.p.as<T>(),
-           a.master ? a.master.as<float>() : nullptr, a.m.as<float>(), a.v.as<float>(), a.grad.as<float>(),
-           a.norm.as<float>(), n, s);
+    with_act(op, a.m, [&](auto moment) {
+      using T = decltype(type);
+      using M = decltype(moment);
+      launch(op, step<T, M>, {.grid = blocks(op, n, kThreads), .block = kThreads}, stream, a.p.as<T>(),
+             a.master ? a.master.as<float>() : nullptr, a.m.as<M>(), a.v.as<M>(), a.grad.as<float>(),
+             a.norm.as<float>(), n, s);
+    });
   });
 }
 

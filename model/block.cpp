@@ -40,20 +40,19 @@ void block_forward(const Model& model, int layer, const BlockBuffers& b, const T
                    AttentionContext& attention, const Tensor& y) {
   Device& device = model.device;
   const ModelConfig& c = model.config;
-  const LayerViews& p = model.views.layers[layer];
   const Layer& w = model.layers[layer];
 
-  device.rmsnorm_fwd({.y = b.h1, .rstd = b.rstd1, .x = x, .w = p.input_norm, .eps = c.rms_eps});
-  device.linear_fwd({.y = b.qkv, .x = b.h1, .w = w.qkv, .bias = p.qkv_bias, .residual = {}});
+  device.rmsnorm_fwd({.y = b.h1, .rstd = b.rstd1, .x = x, .w = w.input_norm, .eps = c.rms_eps});
+  device.linear_fwd({.y = b.qkv, .x = b.h1, .w = w.qkv, .bias = w.qkv_bias, .residual = {}});
   if (c.qk_norm) {
-    device.rmsnorm_fwd({.y = b.q, .rstd = b.rstd_q, .x = q_columns(c, b.qkv), .w = p.q_norm, .eps = c.rms_eps});
-    device.rmsnorm_fwd({.y = b.k, .rstd = b.rstd_k, .x = k_columns(c, b.qkv), .w = p.k_norm, .eps = c.rms_eps});
+    device.rmsnorm_fwd({.y = b.q, .rstd = b.rstd_q, .x = q_columns(c, b.qkv), .w = w.q_norm, .eps = c.rms_eps});
+    device.rmsnorm_fwd({.y = b.k, .rstd = b.rstd_k, .x = k_columns(c, b.qkv), .w = w.k_norm, .eps = c.rms_eps});
   }
   device.rope_fwd({.x = qk_columns(c, c.qk_norm ? b.qk : b.qkv), .table = model.rope, .pos = pos});
   attention.attend(layer, b.q, b.k, b.v, b.o.heads(c.heads));
   device.linear_fwd({.y = b.x_mid, .x = b.o, .w = w.o, .bias = {}, .residual = x});
 
-  device.rmsnorm_fwd({.y = b.h2, .rstd = b.rstd2, .x = b.x_mid, .w = p.post_norm, .eps = c.rms_eps});
+  device.rmsnorm_fwd({.y = b.h2, .rstd = b.rstd2, .x = b.x_mid, .w = w.post_norm, .eps = c.rms_eps});
   device.linear_fwd({.y = b.gate_up, .x = b.h2, .w = w.gate_up, .bias = {}, .residual = {}});
   device.swiglu_fwd({.y = b.act, .gate_up = b.gate_up});
   if (y) device.linear_fwd({.y = y, .x = b.act, .w = w.down, .bias = {}, .residual = b.x_mid});
@@ -64,7 +63,6 @@ void block_backward(const Model& model, int layer, const BlockBuffers& b, const 
                     Arena& arena) {
   Device& device = model.device;
   const ModelConfig& c = model.config;
-  const LayerViews& p = model.views.layers[layer];
   const Layer& w = model.layers[layer];
   const int64_t rows = dx.shape[0];
   const ArenaScope scope(arena);
@@ -79,7 +77,7 @@ void block_backward(const Model& model, int layer, const BlockBuffers& b, const 
     device.linear_bwd_input({.dx = d_h, .dy = b.gate_up, .w = w.gate_up, .accumulate = false});
     device.linear_bwd_weight({.dw = g.gate_up, .dbias = {}, .dy = b.gate_up, .x = b.h2});
     device.rmsnorm_bwd(
-        {.dx = dx, .dw = g.post_norm, .dy = d_h, .x = b.x_mid, .w = p.post_norm, .rstd = b.rstd2, .accumulate = true});
+        {.dx = dx, .dw = g.post_norm, .dy = d_h, .x = b.x_mid, .w = w.post_norm, .rstd = b.rstd2, .accumulate = true});
   }
   {  // dx is the gradient of x + o(attention)
     const ArenaScope attn(arena);
@@ -94,13 +92,13 @@ void block_backward(const Model& model, int layer, const BlockBuffers& b, const 
                             const Tensor& rstd) {
         device.rmsnorm_bwd({.dx = d, .dw = dw, .dy = d, .x = before, .w = weight, .rstd = rstd, .accumulate = false});
       };
-      norm(dq, g.q_norm, q_columns(c, b.qkv), p.q_norm, b.rstd_q);
-      norm(dk, g.k_norm, k_columns(c, b.qkv), p.k_norm, b.rstd_k);
+      norm(dq, g.q_norm, q_columns(c, b.qkv), w.q_norm, b.rstd_q);
+      norm(dk, g.k_norm, k_columns(c, b.qkv), w.k_norm, b.rstd_k);
     }
     device.linear_bwd_input({.dx = d_h, .dy = d_qkv, .w = w.qkv, .accumulate = false});
     device.linear_bwd_weight({.dw = g.qkv, .dbias = g.qkv_bias, .dy = d_qkv, .x = b.h1});
     device.rmsnorm_bwd(
-        {.dx = dx, .dw = g.input_norm, .dy = d_h, .x = x, .w = p.input_norm, .rstd = b.rstd1, .accumulate = true});
+        {.dx = dx, .dw = g.input_norm, .dy = d_h, .x = x, .w = w.input_norm, .rstd = b.rstd1, .accumulate = true});
   }
 }
 
@@ -110,10 +108,10 @@ void forward_rows(const Model& model, Arena& scratch, const Tensor& ids, const T
   const int64_t rows = ids.shape[0];
   const ArenaScope scope(scratch);
   const Tensor x = scratch.alloc("x", model.dtype, {rows, model.config.hidden});
-  device.embedding_fwd({.y = x, .table = model.views.embedding, .ids = ids});
+  device.embedding_fwd({.y = x, .table = model.embedding, .ids = ids});
   const BlockBuffers b(model, scratch, rows);
   for (int l = 0; l < model.config.layers; l++) block_forward(model, l, b, x, pos, attention, x);
-  device.rmsnorm_fwd({.y = hidden, .rstd = b.rstd1, .x = x, .w = model.views.final_norm, .eps = model.config.rms_eps});
+  device.rmsnorm_fwd({.y = hidden, .rstd = b.rstd1, .x = x, .w = model.final_norm, .eps = model.config.rms_eps});
 }
 
 }  // namespace pare

@@ -443,4 +443,10 @@ std::vector<Parameter> parameters(const ModelConfig& c) {
   return list;
 }
 
+ParameterReader flat_parameters(const ModelConfig& config, const float* values) {
+  return [layout = parameters(config), values](size_t parameter, int64_t begin, int64_t count, float* out) {
+    std::copy_n(values + layout[parameter].offset + begin, count, out);
+  };
+}
+
 }  // namespace pare

@@ -1,6 +1,7 @@
 // What a Hugging Face config.json says about a Qwen2, Qwen3 or Llama-3 model.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -61,6 +62,12 @@ struct Parameter {
 // All tensors in the order of the flat buffer: embedding; per layer: input norm, q, k, v, their biases, q norm, k norm,
 // o, post-attention norm, gate, up, down; final norm; lm_head unless tied.
 std::vector<Parameter> parameters(const ModelConfig& config);
+
+// Where values of parameters come from: writes elements [begin, begin + count) of parameters(config)[parameter] to
+// `out`.  So no more than a piece of a model exists a second time while it is loaded, copied or saved.
+using ParameterReader = std::function<void(size_t parameter, int64_t begin, int64_t count, float* out)>;
+// Of a flat buffer, which must live as long.
+ParameterReader flat_parameters(const ModelConfig& config, const float* values);
 
 // Angle per position of each of the D/2 rotations, rope_scaling applied.
 std::vector<double> rope_inv_freq(const ModelConfig& config);

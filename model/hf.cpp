@@ -1,10 +1,13 @@
 #include "model/hf.h"
 
+#include <bit>
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <memory>
 
 #include "base/file.h"
+#include "base/thread_pool.h"
 #include "model/json_file.h"
 
 namespace pare {
@@ -119,32 +122,31 @@ std::vector<WeightSource> match_weights(const std::vector<SafetensorsFile>& file
   return sources;
 }
 
-std::vector<float> load_hf_weights(const std::string& directory, const ModelConfig& config) {
-  std::vector<SafetensorsFile> files = open_weights(directory);
-  const std::vector<WeightSource> sources = match_weights(files, config);
-  const std::vector<Parameter> layout = parameters(config);
-  std::vector<float> weights(static_cast<size_t>(layout.back().offset + layout.back().size));
-  for (size_t i = 0; i < layout.size(); i++) {
-    float* out = weights.data() + layout[i].offset;
-    SafetensorsFile& file = files[sources[i].file];
-    file.read_f32(*sources[i].tensor, out);
-    for (int64_t k = 0; k < layout[i].size; k++)
-      if (!std::isfinite(out[k]))
-        fail(file.path(), ": tensor ", layout[i].name, " holds ", out[k], " at element ", k,
-             "; weights must be finite");
-  }
-  return weights;
+ParameterReader hf_weights(const std::string& directory, const ModelConfig& config) {
+  // Shared: a std::function is copied.
+  const auto files = std::make_shared<const std::vector<SafetensorsFile>>(open_weights(directory));
+  return [files, sources = match_weights(*files, config)](size_t parameter, int64_t begin, int64_t count, float* out) {
+    const SafetensorsFile& file = (*files)[sources[parameter].file];
+    const SafetensorsTensor& tensor = *sources[parameter].tensor;
+    parallel_for(count, 1 << 14, [&](int64_t b, int64_t e) {
+      file.read_f32(tensor, out + b, begin + b, e - b);
+      bool finite = true;
+      for (int64_t i = b; i < e; i++) finite &= (std::bit_cast<uint32_t>(out[i]) & 0x7f800000u) != 0x7f800000u;
+      for (int64_t i = b; i < e && !finite; i++)
+        if (!std::isfinite(out[i]))
+          fail(file.path(), ": tensor ", tensor.name, " holds ", out[i], " at element ", begin + i,
+               "; weights must be finite");
+    });
+  };
 }
 
-void save_hf(const std::string& directory, const ModelConfig& config, const std::vector<float>& weights, DType dtype,
+void save_hf(const std::string& directory, const ModelConfig& config, const ParameterReader& weights, DType dtype,
              bool overwrite, const std::function<void(const std::string& folder)>& more) {
   std::vector<NamedTensor> tensors;
-  int64_t total = 0;
-  for (const Parameter& p : parameters(config)) {
-    tensors.push_back({p.name, p.shape, weights.data() + p.offset});
-    total += p.size;
-  }
-  expect(static_cast<int64_t>(weights.size()) == total, "save_hf: ", weights.size(), " weights of ", total);
+  for (const Parameter& p : parameters(config))
+    tensors.push_back({p.name, p.shape, [&weights, i = tensors.size()](int64_t begin, int64_t count, float* out) {
+                         weights(i, begin, count, out);
+                       }});
   check_replaceable(directory, overwrite);
   write_folder(directory, [&](const std::string& folder) {
     json object = to_json(config);
@@ -153,6 +155,12 @@ void save_hf(const std::string& directory, const ModelConfig& config, const std:
     write_safetensors(folder + "/" + single_name, std::move(tensors), dtype);
     if (more) more(folder);
   });
+}
+
+void copy_tokenizer(const std::string& from, const std::string& to) {
+  for (const std::string name : {"tokenizer.bin", "vocab_pieces.json", "tokenizer.json", "tokenizer_config.json",
+                                 "chat_template.jinja", "special_tokens_map.json", "vocab.json", "merges.txt"})
+    if (fs::exists(fs::path(from) / name)) copy_file(cat(from, "/", name), cat(to, "/", name));
 }
 
 }  // namespace pare

@@ -23,14 +23,17 @@ struct WeightSource {
 // an lm_head beside tied embeddings (which real files hold), are ignored.
 std::vector<WeightSource> match_weights(const std::vector<SafetensorsFile>& files, const ModelConfig& config);
 
-// The flat parameter buffer, parameters(config) in order.  NaN and infinities fail, naming the tensor.
-std::vector<float> load_hf_weights(const std::string& directory, const ModelConfig& config);
+// The weights of a model folder, which is checked at once; the values are read when they are asked for.  NaN and
+// infinities fail then, naming the tensor.
+ParameterReader hf_weights(const std::string& directory, const ModelConfig& config);
 
 // Writes config.json and model.safetensors (f32, or bf16 rounded to nearest even), then calls `more` to add files of
 // the caller (tokenizer, optimizer state) to the folder, which appears whole or not at all.  An existing `directory` is
-// an error unless `overwrite`, and then only a model folder (a config.json in it, no folders) is replaced.  `weights`:
-// parameters(config) in order.
-void save_hf(const std::string& directory, const ModelConfig& config, const std::vector<float>& weights, DType dtype,
+// an error unless `overwrite`, and then only a model folder (a config.json in it, no folders) is replaced.
+void save_hf(const std::string& directory, const ModelConfig& config, const ParameterReader& weights, DType dtype,
              bool overwrite = false, const std::function<void(const std::string& folder)>& more = {});
+
+// Copies what there is of the files of a tokenizer.
+void copy_tokenizer(const std::string& from, const std::string& to);
 
 }  // namespace pare

@@ -4,6 +4,9 @@
 #include <cmath>
 #include <optional>
 
+#include "base/half.h"
+#include "base/rng.h"
+
 namespace pare {
 
 namespace {
@@ -144,18 +147,30 @@ std::vector<Group> one_token() {
   return {{{0}, {m}}};
 }
 
+DType moments_type(const Model& model, const LearnerOptions& options) {
+  return options.moments == DType::bf16 ? DType::bf16 : model.stat;
+}
+
+// [O, I] of a flat buffer.
+Tensor as_rows(Tensor t, const Weight& w) {
+  t.rank = 2;
+  t.shape = {w.outputs(), w.inputs()};
+  t.stride = {w.inputs(), 1};
+  return t;
+}
+
 }  // namespace
 
 Learner::Learner(Model& model, Arena& gradients, Arena& optimizer, Arena& activations, const LearnerOptions& options)
     : model_(model),
       activations_(activations),
       options_(options),
-      flat_(gradients.alloc("gradients", model.stat, {model.flat.size()})),
+      flat_(gradients.alloc("gradients", model.stat, {model.size()})),
       views_(model.config, model.layout, flat_),
       head_(model.config.tied ? gradients.alloc("head gradient", model.stat, {model.config.vocab, model.config.hidden})
                               : views_.head),
-      m_(optimizer.alloc("adam m", model.stat, {model.flat.size()})),
-      v_(optimizer.alloc("adam v", model.stat, {model.flat.size()})),
+      m_(optimizer.alloc("adam m", moments_type(model, options), {model.size()})),
+      v_(optimizer.alloc("adam v", moments_type(model, options), {model.size()})),
       norm_(optimizer.alloc("gradient norm", model.stat, {1})) {
   model.device.zero({m_});
   model.device.zero({v_});
@@ -381,37 +396,55 @@ double Learner::step(const AdamWOptions& o) {
   const double norm = download_stat(model_, norm_)[0];
   if (!std::isfinite(norm))
     throw Error(Exit::non_finite, cat("the gradient norm is ", norm, " in optimizer step ", steps_ + 1));
-  device.adamw({.p = model_.flat,
-                .m = m_,
-                .v = v_,
-                .grad = flat_,
-                .norm = norm_,
-                .max_norm = static_cast<float>(o.max_norm),
-                .lr = static_cast<float>(o.lr),
-                .beta1 = static_cast<float>(o.beta1),
-                .beta2 = static_cast<float>(o.beta2),
-                .eps = static_cast<float>(o.eps),
-                .weight_decay = static_cast<float>(o.weight_decay),
-                .step = ++steps_,
-                .master = model_.master});
-  model_.refresh();
+  steps_++;
+  for (const ParameterBlock& b : model_.blocks) {
+    const auto part = [&](const Tensor& flat) {
+      const Tensor t = flat.rows(b.offset, b.size());
+      return b.vector ? t : as_rows(t, b.weight);
+    };
+    device.adamw({.p = b.vector ? b.vector : b.weight.packed,
+                  .m = part(m_),
+                  .v = part(v_),
+                  .grad = part(flat_),
+                  .norm = norm_,
+                  .max_norm = static_cast<float>(o.max_norm),
+                  .lr = static_cast<float>(o.lr),
+                  .beta1 = static_cast<float>(o.beta1),
+                  .beta2 = static_cast<float>(o.beta2),
+                  .eps = static_cast<float>(o.eps),
+                  .weight_decay = static_cast<float>(o.weight_decay),
+                  .step = steps_,
+                  .key = rng_key(o.seed, RngStream::moments, static_cast<uint64_t>(steps_)),
+                  .first = b.offset,
+                  .master = model_.master ? part(model_.master) : Tensor{}});
+  }
   zero_gradients();
   return norm;
 }
 
-AdamWState Learner::optimizer_state() const {
-  const std::vector<double> m = download_stat(model_, m_), v = download_stat(model_, v_);
-  return {{m.begin(), m.end()}, {v.begin(), v.end()}, steps_};
+void Learner::get_moment(Moment moment, int64_t begin, int64_t count, float* out) const {
+  const Tensor t = (moment == Moment::m ? m_ : v_).rows(begin, count);
+  expect(t.dtype != DType::f64, "optimizer states are saved in f32 or bf16");
+  if (t.dtype == DType::f32) return model_.device.download({out, t});
+  std::vector<uint16_t> narrow(static_cast<size_t>(count));
+  model_.device.download({narrow.data(), t});
+  std::transform(narrow.begin(), narrow.end(), out, bf16_to_f32);
 }
 
-void Learner::set_optimizer_state(const AdamWState& state) {
-  expect(model_.stat == DType::f32, "optimizer states are saved in f32");
-  expect(static_cast<int64_t>(state.m.size()) == m_.size() && state.v.size() == state.m.size(), "moments of ",
-         state.m.size(), " and ", state.v.size(), " parameters given to a model of ", m_.size());
-  model_.device.upload({m_, state.m.data()});
-  model_.device.upload({v_, state.v.data()});
-  model_.device.wait();
-  steps_ = state.steps;
+void Learner::set_moment(Moment moment, int64_t begin, int64_t count, const TensorReader& read) {
+  const Tensor& all = moment == Moment::m ? m_ : v_;
+  expect(all.dtype != DType::f64, "optimizer states are saved in f32 or bf16");
+  constexpr int64_t kPiece = 1 << 18;
+  std::vector<float> host(static_cast<size_t>(std::min(count, kPiece)));
+  std::vector<uint16_t> narrow(all.dtype == DType::bf16 ? host.size() : 0);
+  for (int64_t first = 0, n = 0; first < count; first += n) {
+    n = std::min(kPiece, count - first);
+    read(first, n, host.data());
+    if (!narrow.empty()) std::transform(host.begin(), host.begin() + n, narrow.begin(), f32_to_bf16);
+    model_.device.upload(
+        {all.rows(begin + first, n), narrow.empty() ? static_cast<void*>(host.data()) : narrow.data()});
+    model_.device.wait();  // the buffers are used again
+  }
 }
 
 std::vector<double> Learner::gradients() {

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "model/pass.h"
+#include "model/safetensors.h"
 
 namespace pare {
 
@@ -27,6 +28,7 @@ struct SamplerStates {
 struct LearnerOptions {
   int64_t max_rows = 4096;                // rows of a micro-batch
   int64_t logits_chunk = 1024;            // loss rows whose logits exist at a time
+  DType moments = DType::f32;             // of AdamW: bf16, or f32, which is f64 where act is
   bool recompute = false;                 // keep the inputs of blocks only, compute blocks again in the backward
   std::optional<BlockReads> blocks = {};  // what rows behind a prefix read; none: everything
 };
@@ -34,13 +36,10 @@ struct LearnerOptions {
 struct AdamWOptions {
   double lr = 1e-6, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
   double max_norm = 1;  // 0: no clipping
+  uint64_t seed = 1;    // of the rounding of bf16 moments
 };
 
-// The moments of AdamW, in the order of parameters(config), and the updates they come from.
-struct AdamWState {
-  std::vector<float> m, v;
-  int64_t steps = 0;
-};
+enum class Moment { m, v };  // of AdamW
 
 using BatchProgress = std::function<void(size_t done, size_t all)>;  // micro-batches
 
@@ -65,14 +64,18 @@ class Learner {
   static void plan_logprobs(const Model& model, Arena& activations, const BatchLimits& limits,
                             const LearnerOptions& options, const SamplerStates* states = nullptr);
 
-  // Clips by the global norm, updates the parameters, refreshes the packed weights, zeroes the gradients; returns the
-  // norm before clipping.  A norm that is not finite throws Error(Exit::non_finite) and changes nothing.
+  // Clips by the global norm, updates the parameters, zeroes the gradients; returns the norm before clipping.  A norm
+  // that is not finite throws Error(Exit::non_finite) and changes nothing.
   double step(const AdamWOptions& options);
   void zero_gradients();
 
-  int64_t steps() const { return steps_; }  // updates, also those of a state that was set
-  AdamWState optimizer_state() const;
-  void set_optimizer_state(const AdamWState& state);
+  // A saved optimizer: the number of updates, and the moments, elements [begin, begin + count) as parameters(config)
+  // orders them.
+  int64_t steps() const { return steps_; }
+  void set_steps(int64_t steps) { steps_ = steps; }
+  DType moments() const { return m_.dtype; }
+  void get_moment(Moment moment, int64_t begin, int64_t count, float* out) const;
+  void set_moment(Moment moment, int64_t begin, int64_t count, const TensorReader& read);
   // Gradients as parameters(config) orders them.
   std::vector<double> gradients();
 

@@ -8,8 +8,7 @@
 
 namespace pare {
 
-// The parameters of one layer as views of a flat buffer in the order of parameters(config): the weights themselves, or
-// their gradients.
+// The gradients of one layer as views of a flat buffer in the order of parameters(config).
 struct LayerViews {
   Tensor input_norm, post_norm;  // [C]
   Tensor qkv;                    // [(H + 2K) D, C]
@@ -27,41 +26,59 @@ struct ParameterViews {
   std::vector<LayerViews> layers;
 };
 
-// The matrices of a layer in the layouts that the table computes with.
+// The parameters of one layer; shapes as above.
 struct Layer {
+  Tensor input_norm, post_norm, qkv_bias, q_norm, k_norm;
   Weight qkv, o, gate_up, down;
+};
+
+// Where parameters lie: one or more that follow one another in the order of parameters(config), as a vector or as the
+// rows of a weight.
+struct ParameterBlock {
+  int64_t offset;  // of the first, as in Parameter
+  Tensor vector;   // act [n]; or absent, and
+  Weight weight;   // [O, I]
+  int64_t size() const { return vector ? vector.size() : weight.size(); }
 };
 
 class Model {
  public:
-  // Allocates parameters (act type `dtype`) and packed weights from `weights`; with `trainable`, also what backward and
-  // optimizer need.  Parameters are undefined until set_parameters.
+  // Allocates parameters (act type `dtype`) from `weights`; with `trainable`, also what the optimizer needs beside
+  // them, which is a master for bf16.  They are undefined until set_parameters.
   Model(const ModelConfig& config, Device& device, Arena& weights, DType dtype, bool trainable);
 
-  // Copies `host` (parameters(config) in order) to the device, rounded to `dtype`, and refreshes the packed weights.
-  void set_parameters(const std::vector<float>& host);
-  std::vector<float> get_parameters() const;  // the master, where there is one
-  void refresh();                             // prepare_weight for every weight; after each change of `flat`
+  // Copies the parameters to the device, a piece at a time, rounded to `dtype`.
+  void set_parameters(const ParameterReader& read);
+  void set_parameters(const std::vector<float>& host);  // parameters(config) in order
+  ParameterReader reader() const;  // of the device's, or of the master where there is one; the model lives as long
+  std::vector<float> get_parameters() const;
+  int64_t size() const;  // parameters
 
   float attention_scale() const;  // 1 / sqrt(D)
 
   const ModelConfig config;
   Device& device;
-  const DType dtype, stat;  // roles act and stat (ops.h)
-  const std::vector<Parameter> layout;
-  const Tensor flat;    // act [parameters]
-  const Tensor master;  // stat [parameters], or absent: what the optimizer changes, and `flat` is the rounding of
-  const ParameterViews views;
-  Weight head;
+  const DType dtype, stat;              // roles act and stat (ops.h)
+  const std::vector<Parameter> layout;  // parameters(config)
+  const Tensor master;                  // stat [parameters] in the order of layout, or absent: what the optimizer
+                                        // changes where the parameters are its rounding
+  Weight embedding, head;               // [V, C]; the same if tied
+  Tensor final_norm;                    // [C]
   std::vector<Layer> layers;
-  Tensor rope;  // stat [max_position, D]: cos, then sin
+  std::vector<ParameterBlock> blocks;  // all of the above, in the order of parameters(config)
+  Tensor rope;                         // stat [max_position, D]: cos, then sin
+
+ private:
+  const ParameterBlock& block_of(const Parameter& parameter) const;
+  Tensor staged(int64_t rows, int64_t inputs) const;
+  Tensor staging_;  // act: rows of a weight on their way
 };
 
 // Random parameters: norms 1, biases 0, matrices normal; a function of (seed, tensor, element) alone.
 //   config   standard deviation initializer_range (transformers' initialisation)
 //   fan_in   1/sqrt(inputs), and 1/sqrt(2 L) of that for o and down: trains small models from scratch
 enum class Init { config, fan_in };
-std::vector<float> init_parameters(const ModelConfig& config, uint64_t seed, Init init);
+ParameterReader init_parameters(const ModelConfig& config, uint64_t seed, Init init);
 
 // Whoever holds the keys and values: packed rows in the learner, pages in the rollout.
 class AttentionContext {

@@ -90,12 +90,12 @@ void Pass::plan_blocks(const PackedBatch& batch, const BlockReads& reads) {
 void Pass::forward() {
   Device& device = model_.device;
   const auto layers = static_cast<int>(model_.config.layers);
-  device.embedding_fwd({.y = input_of(0), .table = model_.views.embedding, .ids = ids_});
+  device.embedding_fwd({.y = input_of(0), .table = model_.embedding, .ids = ids_});
   for (int l = 0; l < layers; l++) block_forward(model_, l, buffers_of(l), input_of(l), pos_, *this, input_of(l + 1));
   device.rmsnorm_fwd({.y = hidden.rows(0, rows_),
                       .rstd = rstd_,
                       .x = input_of(layers),
-                      .w = model_.views.final_norm,
+                      .w = model_.final_norm,
                       .eps = model_.config.rms_eps});
   if (prefix_) copy_row(hidden, rows_, prefix_->hidden, prefix_->rows_ - 1);
   if (!d_hidden) return;
@@ -117,7 +117,7 @@ void Pass::backward(const ParameterViews& gradients) {
                       .dw = gradients.final_norm,
                       .dy = d_hidden.rows(0, rows_),
                       .x = input_of(layers),
-                      .w = model_.views.final_norm,
+                      .w = model_.final_norm,
                       .rstd = rstd_,
                       .accumulate = false});
   for (int l = layers - 1; l >= 0; l--) {

@@ -1,12 +1,20 @@
 #include "model/safetensors.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <filesystem>
 #include <limits>
 
 #include "base/file.h"
 #include "base/half.h"
+#include "base/progress.h"
+#include "base/thread_pool.h"
 #include "model/json_file.h"
 
 static_assert(std::endian::native == std::endian::little, "the format is little endian");
@@ -19,8 +27,8 @@ namespace {
 
 constexpr uint64_t max_header = 100'000'000;  // the limit of the reference reader
 constexpr size_t max_rank = 64;
-constexpr int max_depth = 64;                 // of values under keys that the format does not define
-constexpr uint64_t chunk_elements = 1 << 16;  // 16-bit tensors are converted in pieces
+constexpr int max_depth = 64;                // of values under keys that the format does not define
+constexpr int64_t piece_elements = 1 << 18;  // read and written at a time
 
 // Bits of one element.
 const std::map<std::string, uint64_t> dtype_bits = {
@@ -220,26 +228,37 @@ std::string shape_string(const std::vector<int64_t>& shape) {
   return s + "]";
 }
 
-SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
+// The bytes of a file, to read.
+static std::shared_ptr<const char> map_file(const std::string& path, uint64_t* size) {
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error)) fail(path, ": no such file");
-  const uint64_t size = std::filesystem::file_size(path);
-  in_.open(path, std::ios::binary);
-  if (!in_) fail(path, ": cannot be opened for reading");
-  uint64_t length = 0;
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) fail(path, ": cannot be opened for reading");
+  struct stat status = {};
+  const bool known = ::fstat(fd, &status) == 0;
+  const size_t bytes = *size = known ? static_cast<uint64_t>(status.st_size) : 0;
+  void* const p = bytes ? ::mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, fd, 0) : nullptr;
+  ::close(fd);
+  if (!known || p == MAP_FAILED) fail(path, ": cannot be read");
+  return {static_cast<const char*>(p), [bytes](const char* q) {
+            if (bytes) ::munmap(const_cast<char*>(q), bytes);
+          }};
+}
+
+SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
+  uint64_t size = 0, length = 0;
+  map_ = map_file(path, &size);
   if (size < sizeof length) fail(path, ": ", size, " bytes are too few for a safetensors file");
-  in_.read(reinterpret_cast<char*>(&length), sizeof length);
+  std::memcpy(&length, map_.get(), sizeof length);
   if (length > max_header) fail(path, ": the header claims ", length, " bytes, more than the ", max_header, " allowed");
   if (length > size - sizeof length)
     fail(path, ": the header claims ", length, " bytes, but only ", size - sizeof length, " follow");
-  std::string header(length, '\0');
-  in_.read(header.data(), static_cast<std::streamsize>(length));
-  if (!in_) fail(path, ": cannot be read");
+  const std::string_view header(map_.get() + sizeof length, length);
   data_ = sizeof length + length;
   // The JSON parser would skip a byte-order mark and take a zero byte for the end of the text.
-  if (const size_t start = header.find_first_not_of(" \t\r\n"); start == std::string::npos || header[start] != '{')
+  if (const size_t start = header.find_first_not_of(" \t\r\n"); start == header.npos || header[start] != '{')
     fail(path, ": the header is not a JSON object");
-  if (header.find('\0') != std::string::npos) fail(path, ": the header is not valid JSON: it holds a zero byte");
+  if (header.find('\0') != header.npos) fail(path, ": the header is not valid JSON: it holds a zero byte");
   HeaderHandler handler(path, tensors_, index_, metadata_);
   json::sax_parse(header, &handler);
   std::sort(tensors_.begin(), tensors_.end(), [](const SafetensorsTensor& a, const SafetensorsTensor& b) {
@@ -254,23 +273,27 @@ const SafetensorsTensor* SafetensorsFile::find(const std::string& name) const {
   return it == index_.end() ? nullptr : &tensors_[it->second];
 }
 
-void SafetensorsFile::read_f32(const SafetensorsTensor& tensor, float* out) {
+void SafetensorsFile::read_f32(const SafetensorsTensor& tensor, float* out, int64_t begin, int64_t count) const {
   const bool wide = tensor.dtype == "F32", brain = tensor.dtype == "BF16";
   if (!wide && !brain && tensor.dtype != "F16")
     fail(path_, ": tensor ", in_quotes(tensor.name), " is ", tensor.dtype, ", expected F32, BF16 or F16");
-  in_.clear();
-  in_.seekg(static_cast<std::streamoff>(data_ + tensor.begin));
+  if (count < 0) count = tensor.size() - begin;
+  expect(begin >= 0 && begin + count <= tensor.size(), path_, ": ", tensor.name, ": elements ", begin, " to ",
+         begin + count, " of ", tensor.size());
+  const char* const in = map_.get() + data_ + tensor.begin + static_cast<uint64_t>(begin) * (wide ? 4 : 2);
+  if (count == 0) return;
   if (wide) {
-    in_.read(reinterpret_cast<char*>(out), static_cast<std::streamsize>(tensor.bytes));
-  } else {
-    std::vector<uint16_t> chunk(std::min(tensor.bytes / 2, chunk_elements));
-    for (uint64_t done = 0; done < tensor.bytes / 2; done += chunk.size()) {
-      const uint64_t n = std::min<uint64_t>(chunk.size(), tensor.bytes / 2 - done);
-      in_.read(reinterpret_cast<char*>(chunk.data()), static_cast<std::streamsize>(2 * n));
-      std::transform(chunk.data(), chunk.data() + n, out + done, brain ? bf16_to_f32 : f16_to_f32);
-    }
+    std::memcpy(out, in, static_cast<size_t>(count) * 4);
+    return;
   }
-  if (!in_) fail(path_, ": tensor ", in_quotes(tensor.name), " cannot be read");
+  const auto convert = [&](auto to_f32) {
+    for (int64_t i = 0; i < count; i++) {
+      uint16_t h;  // tensors may begin at odd bytes
+      std::memcpy(&h, in + 2 * i, sizeof h);
+      out[i] = to_f32(h);
+    }
+  };
+  brain ? convert([](uint16_t h) { return bf16_to_f32(h); }) : convert([](uint16_t h) { return f16_to_f32(h); });
 }
 
 // ---- writing
@@ -293,16 +316,14 @@ static std::string header_text(const std::vector<NamedTensor>& tensors, DType dt
   return text;
 }
 
-static void write_values(FileWriter& out, const NamedTensor& t, DType dtype) {
-  uint64_t size = 1;
-  for (int64_t n : t.shape) size *= static_cast<uint64_t>(n);
-  if (dtype == DType::f32) return out.write(t.data, 4 * size);
-  std::vector<uint16_t> chunk(std::min(size, chunk_elements));
-  for (uint64_t done = 0; done < size; done += chunk.size()) {
-    const uint64_t n = std::min<uint64_t>(chunk.size(), size - done);
-    std::transform(t.data + done, t.data + done + n, chunk.data(), f32_to_bf16);
-    out.write(chunk.data(), 2 * n);
-  }
+static int64_t elements(const NamedTensor& t) {
+  int64_t size = 1;
+  for (int64_t n : t.shape) size *= n;
+  return size;
+}
+
+TensorReader values_at(const float* data) {
+  return [data](int64_t begin, int64_t count, float* out) { std::copy_n(data + begin, count, out); };
 }
 
 void write_safetensors(const std::string& path, std::vector<NamedTensor> tensors, DType dtype) {
@@ -313,7 +334,24 @@ void write_safetensors(const std::string& path, std::vector<NamedTensor> tensors
   FileWriter out(path);
   out.write(&length, sizeof length);
   out.write(header.data(), header.size());
-  for (const NamedTensor& t : tensors) write_values(out, t, dtype);
+  int64_t all = 0, done = 0;
+  for (const NamedTensor& t : tensors) all += elements(t);
+  LongWork work("writing " + path, all);
+  std::vector<float> wide(static_cast<size_t>(std::min(all, piece_elements)));
+  std::vector<uint16_t> narrow(dtype == DType::bf16 ? wide.size() : 0);
+  for (const NamedTensor& t : tensors) {
+    const int64_t size = elements(t);
+    for (int64_t begin = 0, n = 0; begin < size; begin += n) {
+      n = std::min(piece_elements, size - begin);
+      t.read(begin, n, wide.data());
+      parallel_for(dtype == DType::bf16 ? n : 0, 1 << 14, [&](int64_t b, int64_t e) {
+        std::transform(wide.data() + b, wide.data() + e, narrow.data() + b, f32_to_bf16);
+      });
+      out.write(narrow.empty() ? static_cast<const void*>(wide.data()) : narrow.data(),
+                static_cast<size_t>(n) * dtype_size(dtype));
+      work.done(done += n);
+    }
+  }
   out.finish();
 }
 

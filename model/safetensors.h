@@ -1,8 +1,9 @@
 // Reading and writing safetensors files: 8 bytes N (little endian), a JSON header of N bytes, the tensors' bytes.
 #pragma once
 #include <cstdint>
-#include <fstream>
+#include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -19,8 +20,8 @@ struct SafetensorsTensor {
 };
 
 // An open file whose header has been checked whole: sizes agree with shapes, and the tensors fill the file without gap
-// or overlap.  The values are read when asked for.  Anything else fails, naming the file, before memory is taken for
-// it.
+// or overlap.  Anything else fails, naming the file, before memory is taken for it.  The file is mapped: values are
+// read from the disk when they are asked for, and take no memory that the system could not have back.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string& path);
@@ -30,25 +31,30 @@ class SafetensorsFile {
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   const SafetensorsTensor* find(const std::string& name) const;  // nullptr if absent
 
-  // out: tensor.size() floats.  F32, BF16 and F16, exactly; other types fail.
-  void read_f32(const SafetensorsTensor& tensor, float* out);
+  // Elements [begin, begin + count) of a tensor; count -1: all from `begin` on.  F32, BF16 and F16, exactly; other
+  // types fail.  Threads may call it at the same time.
+  void read_f32(const SafetensorsTensor& tensor, float* out, int64_t begin = 0, int64_t count = -1) const;
 
  private:
   std::string path_;
-  std::ifstream in_;
-  uint64_t data_ = 0;  // where the tensors' bytes begin
+  std::shared_ptr<const char> map_;  // the whole file
+  uint64_t data_ = 0;                // where the tensors' bytes begin
   std::vector<SafetensorsTensor> tensors_;
   std::map<std::string, std::string> metadata_;
   std::unordered_map<std::string, size_t> index_;
 };
 
+// Writes elements [begin, begin + count) of a tensor to `out`.
+using TensorReader = std::function<void(int64_t begin, int64_t count, float* out)>;
+TensorReader values_at(const float* data);
+
 struct NamedTensor {
   std::string name;
   std::vector<int64_t> shape;
-  const float* data;
+  TensorReader read;
 };
-// Writes F32 or BF16 (rounded to nearest even), tensors sorted by name.  The file appears whole or not at all: it is
-// written beside `path` and renamed, replacing what was there.
+// Writes F32 or BF16 (rounded to nearest even), tensors sorted by name, a piece at a time.  The file appears whole or
+// not at all: it is written beside `path` and renamed, replacing what was there.
 void write_safetensors(const std::string& path, std::vector<NamedTensor> tensors, DType dtype);
 
 std::string shape_string(const std::vector<int64_t>& shape);  // "[97, 48]"

@@ -42,7 +42,8 @@ void add_rows(std::vector<OpCase>& cases) {
                        r.call(&Table::gather_rows, GatherRows{y, x, r.index("index", {R}, below("index", R, N))});
                      }});
     cases.push_back({"embedding_fwd", shape, [=](OpRun& r) {
-                       const Tensor y = r.out("y", {R, C}), table = r.in("table", {N, C});
+                       const Tensor y = r.out("y", {R, C});
+                       const Weight table = r.weight("table", N, C);
                        r.call(&Table::embedding_fwd, EmbeddingFwd{y, table, r.index("ids", {R}, below("ids", R, N))});
                      }});
     // At most R additions to one element; partial sums of R + 1 normals stay below 6 sqrt(R + 1).
@@ -69,27 +70,51 @@ void add_optimizer(std::vector<OpCase>& cases) {
                        r.bound("norm", r.max_abs("norm") * lanes(4096));  // squares: no cancellation
                      }});
   }
+  // outputs 0: a vector of n; else a weight [outputs, n].
   struct Step {
-    int64_t n, step;
+    int64_t outputs, n, step;
     float norm, max_norm, decay;
+    int64_t first;  // of the elements, where moments are in bf16; -1: they are in act's type
   };
-  for (const Step& s : {Step{1, 1, 2, 0, 0}, {17, 1, 4, 1, 0.01f}, {67, 3, 0.5f, 1, 0.1f}, {129, 1000, 0, 1, 0}})
-    cases.push_back({"adamw", cat("n", s.n, "_step", s.step), [s](OpRun& r) {
-                       const int64_t n = s.n;
-                       std::vector<double> v = normal("v", n, 0.1);
+  for (const Step& s : {Step{0, 1, 1, 2, 0, 0, -1},
+                        {0, 17, 1, 4, 1, 0.01f, -1},
+                        {0, 67, 3, 0.5f, 1, 0.1f, -1},
+                        {0, 129, 1000, 0, 1, 0, -1},
+                        {1, 1, 1, 2, 0, 0, -1},
+                        {35, 67, 3, 4, 1, 0.1f, -1},
+                        {16, 130, 2, 4, 1, 0.1f, -1},
+                        {0, 67, 3, 4, 1, 0.1f, 0},
+                        {0, 200, 3, 4, 1, 0.1f, 0xffffffc3},
+                        {35, 67, 1, 4, 1, 0.1f, 5},
+                        {16, 128, 9, 0, 0, 0, 64}}) {
+    const bool bf16 = s.first >= 0;
+    const std::string shape =
+        cat(s.outputs ? cat("O", s.outputs, "_I") : "n", s.n, "_step", s.step, bf16 ? cat("_bf16_", s.first) : "");
+    cases.push_back({"adamw", shape, [s, bf16](OpRun& r) {
+                       const Shape shape = s.outputs ? Shape{s.outputs, s.n} : Shape{s.n};
+                       std::vector<double> m = normal("m", elements(shape)), v = normal("v", elements(shape), 0.1);
                        for (double& x : v) x = static_cast<float>(x * x);
                        AdamW a{};
-                       a.p = r.inout("p", {n}), a.m = r.inout("m", {n}), a.v = r.inout("v", {n}, v);
-                       a.grad = r.in("grad", {n}), a.norm = r.in("norm", {1}, std::vector<double>{s.norm});
+                       a.p = s.outputs ? r.inout_weight("p", s.outputs, s.n).packed : r.inout("p", shape);
+                       a.m = bf16 ? r.inout_bf16("m", shape, m) : r.inout("m", shape, m);
+                       a.v = bf16 ? r.inout_bf16("v", shape, v) : r.inout("v", shape, v);
+                       a.grad = r.in("grad", shape), a.norm = r.in("norm", {1}, std::vector<double>{s.norm});
                        a.max_norm = s.max_norm, a.weight_decay = s.decay, a.step = s.step;
                        a.lr = 1e-2f, a.beta1 = 0.9f, a.beta2 = 0.999f, a.eps = 1e-8f;
+                       a.key = 0x123456789abcdef, a.first = s.first;
                        r.call(&Table::adamw, a);
                        // A dozen roundings of sums of two terms of size m, v and lr * update (c1 <= 10, |update| <
-                       // 100).
-                       r.bound("m", 12 * kRound * 4);
-                       r.bound("v", 12 * kRound);
+                       // 100).  In bf16, where the last of them falls otherwise, the neighbour.
+                       const auto bound = [&](const char* name, double all) {
+                         std::vector<double> b = r.values(name);
+                         for (double& x : b) x = all + (bf16 ? std::fabs(x) * 0x1p-7 : 0);
+                         r.bound(name, b);
+                       };
+                       bound("m", 12 * kRound * 4);
+                       bound("v", 12 * kRound);
                        r.bound("p", kRound * 4 + 16 * kRound * a.lr * 1000);
                      }});
+  }
 }
 
 }  // namespace

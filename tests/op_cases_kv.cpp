@@ -4,6 +4,7 @@
 
 #include "kv_pages.h"
 #include "op_cases.h"
+#include "paged_layout.h"
 
 namespace pare::test {
 
@@ -282,21 +283,32 @@ void add_mass(std::vector<OpCase>& cases) {
       rows += r, all += n, pairs += int64_t(r) * (n - r) + int64_t(r) * (r + 1) / 2;
     }
     const KvPages pages(slots);
-    cases.push_back(
-        {"kv_mass", cat(s.name, "_H", s.heads, "_K", s.kv_heads, "_D", s.dim), [=](OpRun& r) {
-           const int64_t n = static_cast<int64_t>(s.entries.size());
-           KvMass a{};
-           a.mass_pages = r.inout("mass_pages", {pages.count, s.kv_heads, 16});
-           a.q = r.in("q", {rows, s.heads, s.dim}, 7);
-           a.k_pages = r.in("k_pages", {pages.count, s.kv_heads, s.dim, 16}, pages.keys("k", s.kv_heads, s.dim));
-           a.page_table = r.index("page_table", {n, pages.per_row}, pages.table, 2);
-           a.queries = r.index("queries", {n, 4}, queries), a.first = r.index("first", {n}, first);
-           a.pairs = pairs, a.slots = all, a.scale = static_cast<float>(1 / std::sqrt(double(s.dim)));
-           r.call(&Table::kv_mass, a);
-           // At most one per row and head, on top of what was there.
-           const double terms = double(rows * s.heads / s.kv_heads);
-           r.bound("mass_pages", terms * probability_error(s.dim, all) + chain(terms) * (5 + terms));
-         }});
+    for (bool counts : {false, true})
+      cases.push_back(
+          {"attn_paged_mass", cat(s.name, "_H", s.heads, "_K", s.kv_heads, "_D", s.dim, counts ? "_counts" : ""),
+           [=](OpRun& r) {
+             const int64_t n = static_cast<int64_t>(s.entries.size());
+             AttnPagedMass m{};
+             AttnPaged& a = m.attn;
+             a.o = r.out("o", {rows, s.heads, s.dim}), a.q = r.in("q", {rows, s.heads, s.dim}, 7);
+             a.k_pages = r.in("k_pages", {pages.count, s.kv_heads, s.dim, 16}, pages.keys("k", s.kv_heads, s.dim));
+             a.v_pages = r.in("v_pages", {pages.count, s.kv_heads, 16, s.dim});
+             a.page_table = r.index("page_table", {n, pages.per_row}, pages.table, 2);
+             a.queries = r.index("queries", {n, 4}, queries);
+             a.pairs = pairs, a.slots = all, a.scale = static_cast<float>(1 / std::sqrt(double(s.dim)));
+             if (counts) {
+               std::vector<double> tokens;
+               for (int32_t x : below("count", pages.count * s.kv_heads * 16, 40)) tokens.push_back(1 + x / 4.0);
+               a.count_pages = r.in("count_pages", {pages.count, s.kv_heads, 16}, tokens);
+             }
+             m.mass_pages = r.inout("mass_pages", {pages.count, s.kv_heads, 16}),
+             m.first = r.index("first", {n}, first);
+             r.call(&Table::attn_paged_mass, m);
+             r.bound("o", softmax_error(s.dim, all) * 5);  // |v| < 5
+             // At most one per row and head, on top of what was there.
+             const double terms = double(rows * s.heads / s.kv_heads);
+             r.bound("mass_pages", terms * probability_error(s.dim, all) + chain(terms) * (5 + terms));
+           }});
   }
 }
 

@@ -100,12 +100,20 @@ void add_linear(std::vector<OpCase>& cases, const Linear& s) {
                      r.bound("dw", bound(s.rows));
                      if (s.bias) r.bound("dbias", bound(s.rows));
                    }});
-  cases.push_back({"prepare_weight", cat("O", s.outputs, "_I", s.inputs), [s](OpRun& r) {
-                     Weight w{r.in("w", {s.outputs, s.inputs}), {}, {}};
-                     w.packed = r.out("packed", {packed_size(s.outputs, s.inputs)});
-                     if (s.bias) w.packed_t = r.out("packed_t", {packed_size(s.inputs, s.outputs)});
-                     r.call(&Table::prepare_weight, PrepareWeight{w});
-                   }});
+  // All rows, and some that begin and end within panels.
+  for (const bool all : {true, false}) {
+    const int64_t first = all ? 0 : s.outputs / 3, rows = all ? s.outputs : s.outputs - first - s.outputs / 5;
+    if (!all && rows == s.outputs) continue;
+    const std::string part = cat("O", s.outputs, "_I", s.inputs, "_first", first, "_rows", rows);
+    cases.push_back({"pack_weight", part, [s, first, rows](OpRun& r) {
+                       r.call(&Table::pack_weight, PackWeight{r.inout_weight("w", s.outputs, s.inputs),
+                                                              r.in("rows", {rows, s.inputs}), first});
+                     }});
+    cases.push_back({"unpack_weight", part, [s, first, rows](OpRun& r) {
+                       r.call(&Table::unpack_weight,
+                              UnpackWeight{r.out("rows", {rows, s.inputs}), r.weight("w", s.outputs, s.inputs), first});
+                     }});
+  }
 }
 
 void add_rope(std::vector<OpCase>& cases) {

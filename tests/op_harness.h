@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "base/half.h"
 #include "base/rng.h"
 #include "kernel_memory.h"
 #include "ops/ops.h"
@@ -51,6 +52,14 @@ inline std::vector<double> normal(const std::string& name, int64_t n, double sca
   Rng rng(rng_key(1, RngStream::test, 0), uid);
   std::vector<double> v(n);
   for (double& x : v) x = static_cast<float>(scale * rng.normal());
+  return v;
+}
+
+// Rows [outputs, inputs] in the layout of Weight::packed.
+inline std::vector<double> panels(const std::vector<double>& rows, int64_t outputs, int64_t inputs) {
+  std::vector<double> v(weight_panels(outputs) * inputs * 16);
+  for (int64_t o = 0; o < outputs; o++)
+    for (int64_t i = 0; i < inputs; i++) v[(o / 16 * inputs + i) * 16 + o % 16] = rows[o * inputs + i];
   return v;
 }
 
@@ -95,6 +104,7 @@ class Buffer {
     const void* p = bytes_.data() + byte(i);
     if (tensor_.dtype == DType::f64) return load<double>(p);
     if (tensor_.dtype == DType::f32) return load<float>(p);
+    if (tensor_.dtype == DType::bf16) return bf16_to_f32(load<uint16_t>(p));
     return load<int32_t>(p);
   }
   void set(int64_t i, double x) {
@@ -103,6 +113,8 @@ class Buffer {
       store(p, x);
     else if (tensor_.dtype == DType::f32)
       store(p, static_cast<float>(x));
+    else if (tensor_.dtype == DType::bf16)
+      store(p, f32_to_bf16(static_cast<float>(x)));
     else
       store(p, static_cast<int32_t>(x));
     KernelMemory::wrote(p, dtype_size(tensor_.dtype));
@@ -135,10 +147,10 @@ class Buffer {
  private:
   static constexpr size_t kZone = 64;
   template <class T>
-  static double load(const void* p) {
+  static T load(const void* p) {
     T x;
     std::memcpy(&x, p, sizeof x);
-    return static_cast<double>(x);
+    return x;
   }
   template <class T>
   static void store(void* p, T x) {
@@ -190,17 +202,22 @@ class OpRun {
   Tensor inout(const std::string& name, const Shape& shape, int64_t gap = 0) {
     return inout(name, shape, normal(name, elements(shape)), gap);
   }
+  // Of a type of its own, whatever act is.
+  Tensor inout_bf16(const std::string& name, const Shape& shape, const std::vector<double>& v) {
+    return add(name, Use::out, DType::bf16, shape, 0, v);
+  }
   // In, and undefined afterwards.
   Tensor scratch(const std::string& name, const Shape& shape, const std::vector<double>& v) {
     return add(name, Use::scratch, act, shape, 0, v);
   }
-  // A weight with its packed operands, prepared by the table.
+  // The panels of a weight with the values of normal(name), row by row.
   Weight weight(const std::string& name, int64_t outputs, int64_t inputs) {
-    Weight w{in(name, {outputs, inputs}), {}, {}};
-    w.packed = add(name + ".packed", Use::scratch, act, {packed_size(outputs, inputs)}, 0, {});
-    w.packed_t = add(name + ".packed_t", Use::scratch, act, {packed_size(inputs, outputs)}, 0, {});
-    if (table.prepare_weight) table.prepare_weight({w}, {});
-    return w;
+    return {in(name, {weight_panels(outputs), inputs, 16}, panels(normal(name, outputs * inputs), outputs, inputs)),
+            outputs};
+  }
+  Weight inout_weight(const std::string& name, int64_t outputs, int64_t inputs) {
+    return {inout(name, {weight_panels(outputs), inputs, 16}, panels(normal(name, outputs * inputs), outputs, inputs)),
+            outputs};
   }
 
   template <class Args>

@@ -128,13 +128,13 @@ TEST_F(Isas, LongProductsAreOneChain) {
     set_cpu_isa(isa);
     Buffer x(DType::f32, {rows, inputs}), w(DType::f32, {outputs, inputs}), bias(DType::f32, {outputs});
     Buffer y(DType::f32, {rows, outputs}), residual(DType::f32, {rows, outputs});
-    Buffer packed(DType::f32, {packed_size(outputs, inputs)});
+    Buffer packed(DType::f32, {weight_panels(outputs), inputs, 16});
     for (Buffer* b : {&x, &w, &bias, &residual}) {
       const auto values = normal("chain", b->size());
       for (int64_t i = 0; i < b->size(); i++) b->set(i, values[i]);
     }
-    const Weight weight{w.tensor(), packed.tensor(), {}};
-    table_cpu.prepare_weight({weight}, {});
+    const Weight weight{packed.tensor(), outputs};
+    table_cpu.pack_weight({weight, w.tensor(), 0}, {});
     table_cpu.linear_fwd({y.tensor(), x.tensor(), weight, bias.tensor(), residual.tensor()}, {});
     int64_t wrong = 0;
     for (int64_t n = 0; n < rows; n++)

@@ -7,15 +7,20 @@ namespace {
 
 using namespace kernel;
 
+// A weight [outputs, inputs] of random numbers.
+Weight weight(Call& t, const std::string& name, int64_t outputs, int64_t inputs) {
+  const Weight w{t.act_out(name + " packed", {weight_panels(outputs), inputs, 16}), outputs};
+  t.table.pack_weight({w, t.act(name, {outputs, inputs}), 0}, {});
+  return w;
+}
+
 TEST(CudaBf16, Linear) {
   for (const auto& [n, i, o, gap] :
        {std::array<int64_t, 4>{1, 1, 1, 0}, {5, 17, 3, 7}, {66, 63, 70, 0}, {3, 130, 16, 8}})
     check(
         [&](Call& t) {
           const Tensor x = t.act("x", {n, i}, gap), dy = t.act("dy", {n, o}, gap), bias = t.act("bias", {o});
-          const Weight w{t.act("w", {o, i}), t.act_out("packed", {packed_size(o, i)}),
-                         t.act_out("packed_t", {packed_size(i, o)})};
-          t.table.prepare_weight({w}, {});
+          const Weight w = weight(t, "w", o, i);
           t.table.linear_fwd({t.act_out("y", {n, o}, gap), x, w, {}, {}}, {});
           const Tensor residual = t.act("residual", {n, o}, gap);
           t.table.linear_fwd({residual, x, w, bias, residual}, {});  // in place
@@ -31,7 +36,7 @@ TEST(CudaBf16, Rows) {
     check([&](Call& t) {
       const Tensor ids = t.index("ids", {5}, {3, 0, 3, 6, 1});
       const Tensor x = t.act("x", {5, c}), table = t.act("table", {7, c});
-      t.table.embedding_fwd({t.act_out("embedded", {5, c}), table, ids}, {});
+      t.table.embedding_fwd({t.act_out("embedded", {5, c}), weight(t, "tokens", 7, c), ids}, {});
       t.table.embedding_bwd({t.stat("dtable", {7, c}), x, ids}, {});
       t.table.gather_rows({t.act_out("gathered", {5, c}), table, ids}, {});
       t.table.copy_rows({t.act("to", {4, c}, 3), t.act("from", {6, c}, 8), t.index("pairs", {2, 2}, {5, 0, 1, 3})}, {});
@@ -122,9 +127,8 @@ TEST(CudaBf16, Sample) {
 TEST(CudaBf16, LinearRowsAreIndependentOfTheirNumber) {
   const int64_t n = 70, i = 130, o = 67;
   Call t(table_emu, DType::bf16);
-  const Weight w{t.act("w", {o, i}), t.act_out("packed", {packed_size(o, i)}), {}};
+  const Weight w = weight(t, "w", o, i);
   const Tensor x = t.act("x", {n, i}), bias = t.act("bias", {o}), residual = t.act("residual", {n, o});
-  table_emu.prepare_weight({w}, {});
   table_emu.linear_fwd({t.act_out("y", {n, o}), x, w, bias, residual}, {});
   for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {69, 1}, {3, 5}, {1, 64}, {5, 65}}) {
     table_emu.linear_fwd({t.act_out("some", {count, o}), x.rows(first, count), w, bias, residual.rows(first, count)},
@@ -139,8 +143,7 @@ TEST(CudaBf16, TheSamplersLogprobIsTheLearners) {
   const int64_t n = 6, width = 40, vocabulary = 1030;
   for (float temperature : {1.f, 0.7f}) {
     Call t(table_emu, DType::bf16);
-    const Weight head{t.act("head", {vocabulary, width}), t.act_out("packed", {packed_size(vocabulary, width)}), {}};
-    table_emu.prepare_weight({head}, {});
+    const Weight head = weight(t, "head", vocabulary, width);
     const Tensor hidden = t.act("hidden", {n, width});
     std::vector<int32_t> tokens;
     std::string sampled;

@@ -15,8 +15,8 @@ Tensor f32(std::vector<float>& v, std::initializer_list<int64_t> shape) {
 // y [N, O] = x [N, I] wT, all ones.
 struct Layer {
   static constexpr int64_t I = 5, O = 3;
-  std::vector<float> x = std::vector<float>(7 * I, 1), w = std::vector<float>(O * I, 1), y = std::vector<float>(7 * O);
-  LinearFwd forward(int64_t rows) { return {f32(y, {rows, O}), f32(x, {rows, I}), {f32(w, {O, I}), {}, {}}, {}, {}}; }
+  std::vector<float> x = std::vector<float>(7 * I, 1), w = std::vector<float>(16 * I, 1), y = std::vector<float>(7 * O);
+  LinearFwd forward(int64_t rows) { return {f32(y, {rows, O}), f32(x, {rows, I}), {f32(w, {1, I, 16}), O}, {}, {}}; }
 };
 
 TEST(Device, CallsTheTable) {
@@ -153,8 +153,8 @@ TEST(NullTable, NeedsNoMemory) {
   Ledger ledger;
   null.ledger = &ledger;
   const Tensor x = make_tensor(nullptr, DType::f32, {1000000, 4096}),
-               w = make_tensor(nullptr, DType::f32, {4096, 4096});
-  null.linear_fwd({x, x, {w, {}, {}}, {}, {}});
+               packed = make_tensor(nullptr, DType::f32, {256, 4096, 16});
+  null.linear_fwd({x, x, {packed, 4096}, {}, {}});
   EXPECT_EQ(ledger.total("main").flops, 2 * int64_t(1000000) * 4096 * 4096);
 }
 
@@ -194,14 +194,14 @@ TEST(RefTable, RefusesOtherTypes) {
 }
 
 TEST(RefTable, RefusesIndicesOutOfRange) {
-  std::vector<float> y(4), table(6);
+  std::vector<float> y(4), table(32);
   for (int32_t bad : {-1, 3}) {
     std::vector<int32_t> ids = {0, bad};
-    EXPECT_EQ(
-        refusal([&] {
-          table_ref.embedding_fwd({f32(y, {2, 2}), f32(table, {3, 2}), make_tensor(ids.data(), DType::i32, {2})}, {});
-        }),
-        cat("ref: embedding_fwd: ids[1] is ", bad, ", outside [0, 3)"));
+    EXPECT_EQ(refusal([&] {
+                table_ref.embedding_fwd(
+                    {f32(y, {2, 2}), Weight{f32(table, {1, 2, 16}), 3}, make_tensor(ids.data(), DType::i32, {2})}, {});
+              }),
+              cat("ref: embedding_fwd: ids[1] is ", bad, ", outside [0, 3)"));
   }
 }
 

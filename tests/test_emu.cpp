@@ -360,6 +360,7 @@ TEST(Emu, Bf16RoundsToNearestEven) {
   EXPECT_EQ(__float2bfloat16(3.4e38f).x, 0x7f80);                   // rounds to infinity
   EXPECT_EQ(__float2bfloat16(NAN).x, 0x7fff);
   EXPECT_EQ(__bfloat162float({0xc2c8}), -100.f);
+  EXPECT_EQ(__bfloat162float(__ushort_as_bfloat16(0xc2c8)), -100.f);
 }
 
 TEST(Emu, MatrixProduct) {

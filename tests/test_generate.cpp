@@ -36,7 +36,7 @@ class Generate : public Program {
     tokenizer_ = make_tokenizer(at("model"));
   }
   void make_model(const std::string& name, const ModelConfig& config) {
-    save_hf(at(name), config, tiny_parameters(config, 5), DType::f32);
+    save_weights(at(name), config, tiny_parameters(config, 5), DType::f32);
     write(name + "/tokenizer.json", tokenizer_json({{" ", "a"}}, {"<|im_start|>", "<|im_end|>"}).dump());
   }
   Outcome generate(const Words& words, const std::string& model = "model") {

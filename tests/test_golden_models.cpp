@@ -3,11 +3,11 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "model/hf.h"
 #include "model/json_file.h"
 #include "rollout/rollout.h"
 #include "tests/program.h"
 #include "tests/tiny.h"
+#include "tests/weights.h"
 #include "tokenizer/tokenizer.h"
 
 namespace pare::test {
@@ -29,7 +29,7 @@ Computed compute(const std::string& folder, const std::vector<std::vector<int32_
                  const Table& table = table_cpu, DType dtype = DType::f32) {
   const ModelConfig config = load_model_config(folder);
   World w(table, config, dtype);
-  w.model.set_parameters(load_hf_weights(folder, config));
+  w.model.set_parameters(load_weights(folder, config));
   Learner learner(w.model, w.gradients, w.optimizer, w.activations, {});
   size_t predicted = 0;
   for (const auto& ids : sequences) predicted += ids.size() - 1;
@@ -153,10 +153,10 @@ TEST(GoldenShards, ASavedModelLoadsToTheSameBits) {
     const std::string folder = kGolden + name;
     const ModelConfig config = load_model_config(folder);
     World w(table_cpu, config);
-    w.model.set_parameters(load_hf_weights(folder, config));
-    save_hf(saved, config, w.model.get_parameters(), dtype, true);
+    w.model.set_parameters(load_weights(folder, config));
+    save_weights(saved, config, w.model.get_parameters(), dtype, true);
     EXPECT_EQ(to_json(load_model_config(saved)), to_json(config)) << name;
-    EXPECT_EQ(load_hf_weights(saved, config), load_hf_weights(folder, config)) << name;
+    EXPECT_EQ(load_weights(saved, config), load_weights(folder, config)) << name;
   }
   fs::remove_all(saved);
 }
@@ -209,7 +209,7 @@ class Trained : public testing::TestWithParam<std::tuple<std::string, std::strin
 TEST_P(Trained, GreedyTextIsExact) {
   const ModelConfig config = load_model_config(folder_);
   World w(table_cpu, config);
-  w.model.set_parameters(load_hf_weights(folder_, config));
+  w.model.set_parameters(load_weights(folder_, config));
   const std::vector<int32_t>& want = golden_->ids[0];
   ASSERT_EQ(golden_->document["sequences"][0]["kind"], "greedy");
   const auto length = static_cast<int>(want.size());

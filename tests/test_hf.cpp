@@ -9,14 +9,15 @@
 #include <nlohmann/json.hpp>
 
 #include "base/half.h"
-#include "model/hf.h"
 #include "model/json_file.h"
+#include "tests/weights.h"
 
 namespace pare {
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+using test::load_weights, test::save_weights;
 
 const char* const golden_models[] = {"qwen2", "qwen3", "llama31"};
 std::string golden(const std::string& name) { return "tests/golden/" + name; }
@@ -44,7 +45,8 @@ class Hf : public testing::Test {
   std::string dir(const std::string& name = "model") const { return root_ / name; }
   std::vector<NamedTensor> named() const {
     std::vector<NamedTensor> list;
-    for (const Parameter& p : parameters(config_)) list.push_back({p.name, p.shape, weights_.data() + p.offset});
+    for (const Parameter& p : parameters(config_))
+      list.push_back({p.name, p.shape, values_at(weights_.data() + p.offset)});
     return list;
   }
   void write_single(const std::vector<NamedTensor>& tensors) const {
@@ -53,7 +55,7 @@ class Hf : public testing::Test {
   }
   std::string refusal() const {
     try {
-      load_hf_weights(dir(), config_);
+      load_weights(dir(), config_);
     } catch (const Error& e) {
       return e.what();
     }
@@ -75,7 +77,7 @@ class Hf : public testing::Test {
 TEST_F(Hf, LoadsWhatTransformersSaved) {
   for (const std::string name : golden_models) {
     const ModelConfig config = load_model_config(golden(name));
-    const std::vector<float> weights = load_hf_weights(golden(name), config);
+    const std::vector<float> weights = load_weights(golden(name), config);
     SafetensorsFile file(golden(name) + "/model.safetensors");
     EXPECT_EQ(file.tensors().size(), parameters(config).size());
     for (const Parameter& p : parameters(config)) {
@@ -97,57 +99,57 @@ TEST_F(Hf, LoadsWhatTransformersSaved) {
 
 TEST_F(Hf, LoadsBf16Shards) {
   const ModelConfig config = load_model_config(golden("qwen2"));
-  std::vector<float> rounded = load_hf_weights(golden("qwen2"), config);
+  std::vector<float> rounded = load_weights(golden("qwen2"), config);
   for (float& w : rounded) w = bf16_to_f32(f32_to_bf16(w));
   EXPECT_GT(open_weights(golden("qwen2_bf16_shards")).size(), 1u);
-  EXPECT_EQ(load_hf_weights(golden("qwen2_bf16_shards"), load_model_config(golden("qwen2_bf16_shards"))), rounded);
+  EXPECT_EQ(load_weights(golden("qwen2_bf16_shards"), load_model_config(golden("qwen2_bf16_shards"))), rounded);
 }
 
 TEST_F(Hf, SavedModelReadsBack) {
   for (const std::string name : golden_models) {
     const ModelConfig config = load_model_config(golden(name));
-    std::vector<float> weights = load_hf_weights(golden(name), config);
-    save_hf(dir(name), config, weights, DType::f32);
+    std::vector<float> weights = load_weights(golden(name), config);
+    save_weights(dir(name), config, weights, DType::f32);
     EXPECT_EQ(to_json(load_model_config(dir(name))), to_json(config));
-    EXPECT_EQ(load_hf_weights(dir(name), config), weights);
-    save_hf(dir(name) + "/", config, weights, DType::bf16, true);
+    EXPECT_EQ(load_weights(dir(name), config), weights);
+    save_weights(dir(name) + "/", config, weights, DType::bf16, true);
     for (float& w : weights) w = bf16_to_f32(f32_to_bf16(w));
-    EXPECT_EQ(load_hf_weights(dir(name), config), weights);
+    EXPECT_EQ(load_weights(dir(name), config), weights);
     EXPECT_EQ(read_json_file(dir(name) + "/config.json")["torch_dtype"], "bfloat16");
   }
   EXPECT_EQ(entries(), 3u);
 }
 
 TEST_F(Hf, NeverOverwritesUnasked) {
-  save_hf(dir(), config_, weights_, DType::f32);
+  save_weights(dir(), config_, weights_, DType::f32);
   std::vector<float> other = weights_;
   other[0] = 99;
-  EXPECT_THROW(save_hf(dir(), config_, other, DType::f32), Error);
-  EXPECT_EQ(load_hf_weights(dir(), config_), weights_);
+  EXPECT_THROW(save_weights(dir(), config_, other, DType::f32), Error);
+  EXPECT_EQ(load_weights(dir(), config_), weights_);
   // what fails half way leaves the old folder and nothing else
-  EXPECT_THROW(save_hf(dir(), config_, other, DType::f32, true, [](const std::string&) { fail("no"); }), Error);
-  EXPECT_EQ(load_hf_weights(dir(), config_), weights_);
+  EXPECT_THROW(save_weights(dir(), config_, other, DType::f32, true, [](const std::string&) { fail("no"); }), Error);
+  EXPECT_EQ(load_weights(dir(), config_), weights_);
   EXPECT_EQ(entries(), 1u);
   auto note = [](const std::string& folder) { std::ofstream(folder + "/note") << "x"; };
-  save_hf(dir(), config_, other, DType::f32, true, note);
-  EXPECT_EQ(load_hf_weights(dir(), config_), other);
+  save_weights(dir(), config_, other, DType::f32, true, note);
+  EXPECT_EQ(load_weights(dir(), config_), other);
   EXPECT_TRUE(fs::exists(dir() + "/note"));
   EXPECT_EQ(entries(), 1u);
   // not ours to delete
   fs::create_directories(dir() + "/.git");
-  EXPECT_THROW(save_hf(dir(), config_, weights_, DType::f32, true), Error);
+  EXPECT_THROW(save_weights(dir(), config_, weights_, DType::f32, true), Error);
   fs::create_directories(dir("home"));
-  EXPECT_THROW(save_hf(dir("home"), config_, weights_, DType::f32, true), Error);
+  EXPECT_THROW(save_weights(dir("home"), config_, weights_, DType::f32, true), Error);
   EXPECT_TRUE(fs::exists(dir("home")));
 }
 
 TEST_F(Hf, RedundantHeadAndRotaryTablesAreIgnored) {
   auto tensors = named();
   const std::vector<float> extra(42, 3.0f);
-  tensors.push_back({"lm_head.weight", {7, 6}, extra.data()});
-  tensors.push_back({"model.layers.0.self_attn.rotary_emb.inv_freq", {1}, extra.data()});
+  tensors.push_back({"lm_head.weight", {7, 6}, values_at(extra.data())});
+  tensors.push_back({"model.layers.0.self_attn.rotary_emb.inv_freq", {1}, values_at(extra.data())});
   write_single(tensors);
-  EXPECT_EQ(load_hf_weights(dir(), config_), weights_);
+  EXPECT_EQ(load_weights(dir(), config_), weights_);
   tensors[tensors.size() - 2].shape = {6, 7};
   write_single(tensors);
   expect_refusal("lm_head.weight");
@@ -159,7 +161,7 @@ TEST_F(Hf, WrongTensorsAreNamed) {
   expect_refusal("model.safetensors");
   auto tensors = named();
   const float one = 1;
-  tensors.push_back({"model.layers.1.input_layernorm.weight", {1}, &one});
+  tensors.push_back({"model.layers.1.input_layernorm.weight", {1}, values_at(&one)});
   write_single(tensors);
   expect_refusal("model.layers.1.input_layernorm.weight");
   tensors = named();
@@ -201,7 +203,7 @@ TEST_F(Hf, BrokenIndexes) {
 
   write_shards(first, second);
   write_index(good);
-  EXPECT_EQ(load_hf_weights(dir(), config_), weights_);
+  EXPECT_EQ(load_weights(dir(), config_), weights_);
 
   json j = good;
   j["weight_map"][first[0].name] = "two.safetensors";
@@ -242,7 +244,18 @@ TEST_F(Hf, RealCheckpoints) {
   for (const auto& [name, count] : std::vector<std::pair<std::string, size_t>>{
            {"stories260k", 260032}, {"verl_arith_llama", 795776}, {"mini_qwen2", 58176}}) {
     const ModelConfig config = load_model_config(shared / name);
-    EXPECT_EQ(load_hf_weights(shared / name, config).size(), count) << name;
+    EXPECT_EQ(load_weights(shared / name, config).size(), count) << name;
+  }
+}
+
+// The config.json files of models that are shown with random weights: the published numbers of parameters.
+TEST(ModelShapes, AreThePublishedOnes) {
+  const std::pair<const char*, int64_t> models[] = {
+      {"qwen2.5-0.5b", 494'032'768}, {"qwen2.5-1.5b", 1'543'714'304}, {"llama-3.2-1b", 1'235'814'400}};
+  for (const auto& [name, count] : models) {
+    const std::string path = cat("data/presets/", name, ".json");
+    const Parameter last = parameters(parse_model_config(read_json_file(path), path)).back();
+    EXPECT_EQ(last.offset + last.size, count) << name;
   }
 }
 

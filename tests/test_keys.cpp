@@ -227,7 +227,7 @@ const Overrides teacher = ssa + Overrides{"data.max_response_length=80", "data.m
 Rows model_and_data_rows() {
   const Overrides random_weights = {"model.path=", cat("model.config=", tiny_folder(), "config.json"),
                                     "model.init=fan_in"};
-  const auto size = session_number([](Session& s) { return static_cast<double>(s.model->flat.size()); });
+  const auto size = session_number([](Session& s) { return static_cast<double>(s.model->size()); });
   const auto val_size = session_number([](Session& s) { return static_cast<double>(s.val->size()); });
   const auto train_set = session_number([](Session& s) { return prompt_fingerprint(*s.train); });
   const auto val_set = session_number([](Session& s) { return prompt_fingerprint(*s.val); });
@@ -335,7 +335,7 @@ Rows kv_rows() {
       {"rollout.kv.merge_keys",
        {snapkv + Overrides{"rollout.kv.merge=d2o"}, {"rollout.kv.merge_keys=unrotated"}, logprobs, differs}},
       {"rollout.kv.merge_counts",
-       {snapkv + Overrides{"rollout.kv.merge=value"}, {"rollout.kv.merge_counts=true"}, logprobs, differs}},
+       {base("h2o") + Overrides{"rollout.kv.merge=value"}, {"rollout.kv.merge_counts=true"}, logprobs, differs}},
       {"rollout.kv.cam_targets",
        {base("h2o") + Overrides{"rollout.kv.merge=cam"}, {"rollout.kv.cam_targets=2"}, logprobs, differs}},
       {"rollout.kv.d2o_ema", {snapkv + Overrides{"rollout.kv.merge=d2o"}, {"rollout.kv.d2o_ema=1"}, logprobs, differs}},
@@ -513,6 +513,12 @@ Rows optimizer_and_trainer_rows() {
   const Overrides linear = {"actor.optim.lr_scheduler_type=linear"};
   const Measure second_rate = metric("actor/lr", 2), last_rate = metric("actor/lr", 4);
   const Measure norm = trained([](Session& s, Trainer&) { return parameter_norm(s); });
+  const Measure optimizer_bytes =
+      trained([](Session& s, Trainer&) { return static_cast<double>(s.optimizer.entries()[0].bytes); });
+  // Where the kernels lie is not part of every build: what type they would compute with.
+  const Measure element_bytes = [](const Overrides& o) {
+    return Outcome{.number = static_cast<double>(dtype_size(act_type(load_config(o))))};
+  };
   const Measure thread_count = trained([](Session&, Trainer&) { return static_cast<double>(threads()); });
   const Measure steps = lines("metrics.jsonl", "training/global_step"),
                 steps_elsewhere = lines("metrics.jsonl", "training/global_step", "elsewhere"),
@@ -523,12 +529,15 @@ Rows optimizer_and_trainer_rows() {
       {"actor.optim.betas", {{}, {"actor.optim.betas=[0, 0.999]"}, movement, differs}},
       {"actor.optim.eps", {{}, {"actor.optim.eps=1"}, movement, falls}},
       {"actor.optim.weight_decay", {{}, {"actor.optim.weight_decay=10"}, norm, falls}},
+      {"actor.optim.moments", {{}, {"actor.optim.moments=bf16"}, optimizer_bytes, falls}},
       {"actor.optim.lr_warmup_steps", {{}, {"actor.optim.lr_warmup_steps=4"}, second_rate, times(0.5)}},
       {"actor.optim.lr_scheduler_type", {{}, linear, second_rate, times(0.5)}},
       {"actor.optim.min_lr_ratio", {linear, {"actor.optim.min_lr_ratio=0.25"}, last_rate, from_to(0, 0.0025)}},
       {"actor.optim.decay_fraction", {linear, {"actor.optim.decay_fraction=0.5"}, second_rate, times(2)}},
       {"trainer.total_training_steps", {{}, {"trainer.total_training_steps=2"}, steps, from_to(4, 2)}},
       {"trainer.seed", {{"data.shuffle=false"}, {"trainer.seed=2"}, trained(fingerprint), differs}},
+      {"trainer.device", {{}, {"trainer.device=emu"}, element_bytes, from_to(4, 2)}},
+      {"model.dtype", {{"trainer.device=emu"}, {"model.dtype=f32"}, element_bytes, from_to(2, 4)}},
       {"trainer.threads", {{}, {"trainer.threads=2"}, thread_count, from_to(1, 2), true}},
       {"trainer.test_freq", {{}, {"trainer.test_freq=3"}, validations, from_to(0, 2)}},  // in steps 3 and 4, the last
       {"trainer.val_before_train", {{}, {"trainer.val_before_train=true"}, validations, from_to(0, 1)}},

@@ -83,10 +83,29 @@ TEST(KvResidency, EventsComeWhenTheBufferIsFull) {
   EXPECT_EQ(d.slots, 600);
 }
 
+// Every F-th token of the response, where more than the budget is there: the prompt of 700 stays whole until then.
+TEST(KvResidency, StepsAreCountedFromThePrompt) {
+  KvSpec spec;
+  spec.method = KvMethod::rkv, spec.budget = 512, spec.buffer = 128, spec.trigger = KvTrigger::step_mod;
+  const KvResidency r(spec, 1);
+  const Life a = live(r, 100, 4096);
+  EXPECT_EQ(a.events.size(), 29u);
+  EXPECT_EQ((std::vector<int64_t>(a.events.begin(), a.events.begin() + 3)), (std::vector<int64_t>{512, 640, 768}));
+  EXPECT_EQ(a.peak, 640);
+  const Life b = live(r, 700, 4096);
+  EXPECT_FALSE(b.at_prefill);
+  EXPECT_EQ(b.events.size(), 32u);
+  EXPECT_EQ(b.events[0], 128);
+  EXPECT_EQ(b.slots, 512);
+  EXPECT_EQ(b.peak, 828);
+  EXPECT_EQ(live(r, 700, 127).peak, 827);
+  EXPECT_EQ(live(r, 384, 128).events, (std::vector<int64_t>{}));  // 512 are not more than 512
+}
+
 // What admission relies on, against a life lived token by token, for every rule about prompts.
 TEST(KvResidency, PeaksAreThoseOfALife) {
   for (const KvPrompt prompt : {KvPrompt::compress, KvPrompt::protect, KvPrompt::protect_first})
-    for (const KvTrigger trigger : {KvTrigger::buffer_full, KvTrigger::prefill_once})
+    for (const KvTrigger trigger : {KvTrigger::buffer_full, KvTrigger::step_mod, KvTrigger::prefill_once})
       for (const int64_t buffer : {0, 1, 7}) {
         KvSpec spec = spec_of(KvMethod::snapkv);
         spec.prompt = prompt, spec.protect_first = 9, spec.trigger = trigger, spec.buffer = buffer;
@@ -196,6 +215,43 @@ TEST(KvPolicy, SharedPromptsAreChangedByNobodyElse) {
         EXPECT_GT(g.rollout.stats().events, 0);
       }
     }
+}
+
+// Under step_mod a prompt may hold more than budget + buffer for a while: the pool that is sized for it suffices.
+TEST(KvPolicy, StepModSharesPromptsLikewise) {
+  const auto requests = mixed_requests();
+  for (const KvMethod method : {KvMethod::rkv, KvMethod::h2o})
+    for (const KvPrompt prompt : {KvPrompt::compress, KvPrompt::protect}) {
+      KvSpec spec = spec_of(method);
+      spec.prompt = prompt, spec.trigger = KvTrigger::step_mod;
+      const auto alone = one_by_one(with(kAlone, spec), requests);
+      const KvResidency residency(spec, config().layers);
+      int64_t least = 0;
+      for (const Request& r : requests) least = std::max(least, Scheduler::pages_needed(residency, r));
+      for (const int64_t pages : {int64_t{0}, least, 2 * least + 1}) {
+        RolloutLimits limits = with(kRoomy, spec);
+        limits.kv_pages = pages;
+        Generator g(table_cpu, config(), limits);
+        expect_same(g.rollout.generate(requests, mixed_sampling()), alone, cat("method ", static_cast<int>(method)));
+        EXPECT_GT(g.rollout.stats().events, 0);
+        EXPECT_EQ(g.rollout.stats().peak_resident > 11 + 5 + (prompt == KvPrompt::protect ? 40 : 0),
+                  prompt == KvPrompt::compress);
+      }
+    }
+}
+
+// A pool of the default size holds every prompt that is allowed.
+TEST(KvPolicy, TheDefaultPoolHoldsTheWorstPrompt) {
+  KvSpec spec = spec_of(KvMethod::streaming_llm);
+  spec.prompt = KvPrompt::compress, spec.trigger = KvTrigger::step_mod, spec.budget = 35, spec.buffer = 30;
+  RolloutLimits limits = with({.max_sequences = 3, .max_batched_tokens = 9, .max_context = 90}, spec);
+  limits.max_prompt = 34;
+  Generator g(table_cpu, config(), limits);
+  const KvResidency r(spec, config().layers);
+  int64_t most = 0;
+  for (int64_t prompt = 1; prompt <= 34; prompt++) most = std::max(most, r.peak(0, prompt, 90 - prompt));
+  EXPECT_GT(most, r.peak(0, 34, 90 - 34)) << "the longest prompt is not the worst";
+  EXPECT_EQ(g.rollout.cache().pool().pages(), 4 * config().layers * ((most + 15) / 16));
 }
 
 // Merging, likewise; also groups that share a prompt whose thresholds they inherit.
@@ -333,8 +389,10 @@ TEST(KvPolicy, TheLedgerFalls) {
         if (r.due(l, 21, slots, tokens)) slots = r.protected_slots(21) + r.budget(l);
       }
     }
-    EXPECT_EQ(real.at("attn_paged").cost.flops, 4 * c.heads * c.head_dim * pairs) << static_cast<int>(method);
-    EXPECT_LT(real.at("attn_paged").cost.flops, dense * 3 / 4) << static_cast<int>(method);
+    const bool mass = method == KvMethod::h2o;
+    const int64_t flops = real.at(mass ? "attn_paged_mass" : "attn_paged").cost.flops;
+    EXPECT_EQ(flops, (4 * c.head_dim + (mass ? 2 : 0)) * c.heads * pairs) << static_cast<int>(method);
+    EXPECT_LT(flops, dense * 3 / 4) << static_cast<int>(method);
   }
 }
 
@@ -443,6 +501,8 @@ TEST(KvPolicy, ContradictionsAreRefused) {
   refused("values only", KvMethod::snapkv,
           [](KvSpec& s) { s.merge = KvMergeMethod::value, s.merge_keys = MergeKeys::raw; });
   refused("merge_counts", KvMethod::h2o, [](KvSpec& s) { s.merge = KvMergeMethod::cam, s.merge_counts = true; });
+  for (const KvMethod method : {KvMethod::snapkv, KvMethod::rkv, KvMethod::pyramidkv, KvMethod::tova})
+    refused("a window of queries", method, [](KvSpec& s) { s.merge = KvMergeMethod::d2o, s.merge_counts = true; });
   refused("evicts none", KvMethod::quest, [](KvSpec& s) { s.merge = KvMergeMethod::d2o; });
   refused("rollout.kv.block = 8", KvMethod::quest, [](KvSpec& s) { s.block = 8; });
   refused("rollout.kv.blocks = 1", KvMethod::quest, [](KvSpec& s) { s.blocks = 1; });

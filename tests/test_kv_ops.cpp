@@ -171,15 +171,17 @@ TEST_P(KvOps, HeavyHittersOfTheExample) {
     k = w.values("k"), pos = w.values("pos");
 
     OpRun m(*on.table, on.act);
-    m.call(&Table::kv_mass, KvMass{.mass_pages = m.inout("mass", {1, 1, 16}, mass),
-                                   .q = m.in("q", {1, 1, D}, q),
-                                   .k_pages = m.in("k", {1, 1, D, 16}, k),
-                                   .page_table = m.index("table", {1, 1}, {0}),
-                                   .queries = m.index("queries", {1, 4}, {0, 1, slots, 0}),
-                                   .first = m.index("first", {1}, {0}),
-                                   .pairs = slots,
-                                   .slots = slots,
-                                   .scale = 1});
+    m.call(&Table::attn_paged_mass, AttnPagedMass{.attn = {.o = m.out("o", {1, 1, D}),
+                                                           .q = m.in("q", {1, 1, D}, q),
+                                                           .k_pages = m.in("k", {1, 1, D, 16}, k),
+                                                           .v_pages = m.in("v", {1, 1, 16, D}),
+                                                           .page_table = m.index("table", {1, 1}, {0}),
+                                                           .queries = m.index("queries", {1, 4}, {0, 1, slots, 0}),
+                                                           .pairs = slots,
+                                                           .slots = slots,
+                                                           .scale = 1},
+                                                  .mass_pages = m.inout("mass", {1, 1, 16}, mass),
+                                                  .first = m.index("first", {1}, {0})});
     mass = m.values("mass");
     if (slots == 5) {
       KvScene s{.on = on, .dim = D};
@@ -381,14 +383,21 @@ TEST_P(KvOps, MassDoesNotDependOnThePieces) {
       slots += rows;
       OpRun r(*on.table, on.act);
       const auto q = normal("q", n * H * D);
-      KvMass a{};
-      a.mass_pages = r.inout("mass", {pages.count, K, 16}, mass);
+      AttnPagedMass m{};
+      AttnPaged& a = m.attn;
+      a.o = r.out("o", {rows, H, D});
       a.q = r.in("q", {rows, H, D}, {q.begin() + (slots - rows) * H * D, q.begin() + slots * H * D});
       a.k_pages = r.in("k", {pages.count, K, D, 16}, pages.keys("k", K, D));
+      a.v_pages = r.in("v", {pages.count, K, 16, D});
       a.page_table = r.index("table", {1, pages.per_row}, pages.table);
-      a.queries = r.index("queries", {1, 4}, {0, rows, slots, 0}), a.first = r.index("first", {1}, {first});
+      a.queries = r.index("queries", {1, 4}, {0, rows, slots, 0});
       a.pairs = int64_t(rows) * (slots - rows) + int64_t(rows) * (rows + 1) / 2, a.slots = slots, a.scale = 0.22f;
-      r.call(&Table::kv_mass, a);
+      m.mass_pages = r.inout("mass", {pages.count, K, 16}, mass), m.first = r.index("first", {1}, {first});
+      r.call(&Table::attn_paged_mass, m);
+      OpRun plain(*on.table, on.act);
+      a.o = plain.out("o", {rows, H, D});
+      plain.call(&Table::attn_paged, a);
+      EXPECT_EQ(plain.buffer("o").element_bytes(), r.buffer("o").element_bytes()) << "attention itself is unchanged";
       mass = r.values("mass");
     }
     sums[split] = mass;
@@ -464,6 +473,51 @@ TEST(KvOpsOrder, RedundancyIsTheDefinition) {
         EXPECT_EQ(wrong, 0) << "event " << i << ", head " << h;
       }
   }
+}
+
+TEST(KvOpsOrder, MassIsTheDefinition) {
+  const int64_t D = 20, H = 3;
+  const int32_t n = 150, rows = 2, first = 21;
+  const KvPages pages({n});
+  const std::vector<double> q = normal("q", rows * H * D), k = pages.keys("k", 1, D);
+  OpRun r(table_cpu, DType::f32);
+  AttnPagedMass m{};
+  AttnPaged& a = m.attn;
+  a.o = r.out("o", {rows, H, D}), a.q = r.in("q", {rows, H, D}, q), a.k_pages = r.in("k", {pages.count, 1, D, 16}, k);
+  a.v_pages = r.in("v", {pages.count, 1, 16, D}), a.page_table = r.index("table", {1, pages.per_row}, pages.table);
+  a.queries = r.index("queries", {1, 4}, {0, rows, n, 0});
+  a.pairs = rows * (n - rows) + 3, a.slots = n, a.scale = 0.9f;
+  std::vector<double> before(pages.count * 16, 0.25);
+  m.mass_pages = r.inout("mass", {pages.count, 1, 16}, before), m.first = r.index("first", {1}, {first});
+  r.call(&Table::attn_paged_mass, m);
+  std::vector<float> mass(n, 0.25f);
+  mass[n - 2] = mass[n - 1] = 0;
+  const auto exp = [](float x) {
+    cpu_kernels().exp(&x, &x, 1);
+    return x;
+  };
+  for (int64_t row = 0; row < rows * H; row++) {
+    const int32_t seen = n - rows + 1 + static_cast<int32_t>(row / H);
+    const std::vector<double> query(q.begin() + row * D, q.begin() + (row + 1) * D);
+    std::vector<float> p, maxima;
+    float max = -INFINITY, sum = 0;
+    for (int32_t s = 0; s < seen; s++) {
+      std::vector<double> key;
+      for (int64_t d = 0; d < D; d++) key.push_back(k[(pages.page(0, s) * D + d) * 16 + s % 16]);
+      p.push_back(dot(query, key) * a.scale);
+    }
+    for (int32_t block = 0; block < seen; block += 64) {
+      const auto begin = p.begin() + block, end = p.begin() + std::min(seen, block + 64);
+      const float next = std::max(max, *std::max_element(begin, end));
+      for (auto x = begin; x < end; x++) *x = exp(*x - next);
+      sum = std::fma(sum, block ? exp(max - next) : 0.0f, sum_of_lanes({begin, end}, 0));
+      max = next, maxima.push_back(max);
+    }
+    for (int32_t s = 0; s < seen; s++) mass[s] = std::fma(p[s], exp(maxima[s / 64] - max) / sum, mass[s]);
+  }
+  const auto out = r.values("mass");
+  for (int32_t s = 0; s < n; s++)
+    EXPECT_EQ(float(out[pages.page(0, s) * 16 + s % 16]), s < first ? 0.25f : mass[s]) << s;
 }
 
 TEST(KvOpsOrder, WindowScoresAreTheDefinition) {

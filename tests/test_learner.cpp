@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/half.h"
 #include "base/thread_pool.h"
 #include "tests/tiny.h"
 
@@ -149,8 +150,7 @@ TEST_P(LearnerOf, GradientsAreThoseOfTheLoss) {
 
   std::vector<double> values(p.begin(), p.end());
   const auto loss = [&] {
-    w.device.upload({w.model.flat, values.data()});
-    w.model.refresh();
+    upload_parameters(w.model, values);
     const TokenOuts out = learner.accumulate(groups, spec);
     learner.zero_gradients();
     double sum = 0;
@@ -249,6 +249,46 @@ TEST(Learner, FlopsAreTheClosedForms) {
     EXPECT_EQ(ops["attn_fwd"].cost.flops, 4 * c.layers * c.q_width() * pairs);
     EXPECT_EQ(ops["attn_bwd"].cost.flops, 10 * c.layers * c.q_width() * pairs);
   }
+}
+
+// With constant gradients the moments have closed forms: m = g (1 - beta1^t), v = g^2 (1 - beta2^t), and without any
+// gradient they decay.  Rounded at random, moments in bf16 follow them in the mean; rounded to nearest, v would stay
+// where it is from its 255th part on, and never fall.
+TEST(Bf16Moments, FollowTheirClosedForms) {
+  constexpr int64_t n = 4096;
+  constexpr float beta1 = 0.9f, beta2 = 0.999f, g = 0.75f;
+  std::vector<float> p(n), grad(n, g), norm(1);
+  std::vector<uint16_t> m(n), v(n), start;
+  const auto step = [&](int64_t t) {
+    table_cpu.adamw({.p = make_tensor(p.data(), DType::f32, {n}),
+                     .m = make_tensor(m.data(), DType::bf16, {n}),
+                     .v = make_tensor(v.data(), DType::bf16, {n}),
+                     .grad = make_tensor(grad.data(), DType::f32, {n}),
+                     .norm = make_tensor(norm.data(), DType::f32, {1}),
+                     .max_norm = 0,
+                     .lr = 1e-3f,
+                     .beta1 = beta1,
+                     .beta2 = beta2,
+                     .eps = 1e-8f,
+                     .weight_decay = 0,
+                     .step = t,
+                     .key = rng_key(1, RngStream::moments, static_cast<uint64_t>(t))},
+                    {});
+  };
+  const auto mean = [](const std::vector<uint16_t>& x) {
+    double sum = 0;
+    for (uint16_t h : x) sum += bf16_to_f32(h);
+    return sum / static_cast<double>(x.size());
+  };
+  constexpr int64_t up = 1500, down = 700;
+  for (int64_t t = 1; t <= up; t++) step(t);
+  const double top = g * g * (1 - std::pow(double(beta2), up));
+  EXPECT_NEAR(mean(v) / top, 1, 2e-3);  // the standard error is about 5e-4
+  EXPECT_NEAR(mean(m) / g, 1, 1e-3);
+  grad.assign(n, 0);
+  for (int64_t t = up + 1; t <= up + down; t++) step(t);
+  EXPECT_NEAR(mean(v) / (top * std::pow(double(beta2), down)), 1, 3e-3);
+  EXPECT_LT(mean(m), 1e-6);
 }
 
 }  // namespace

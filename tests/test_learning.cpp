@@ -93,6 +93,9 @@ TEST(Learning, TheWarmUpReachesItsTarget) {
 }
 
 TEST(Learning, GrpoRaisesTheReward) { EXPECT_GT(accuracy_after_grpo({}), warm_up().accuracy + kGain); }
+TEST(Learning, GrpoWithMomentsInBf16RaisesTheReward) {
+  EXPECT_GT(accuracy_after_grpo({"actor.optim.moments=bf16"}), warm_up().accuracy + kGain);
+}
 TEST(Learning, GrpoOnPrefixCutsRaisesTheReward) {
   EXPECT_GT(accuracy_after_grpo({"actor.token_subset=rpc", "actor.rpc_min_tokens=8"}), warm_up().accuracy + kGain);
 }

@@ -58,11 +58,12 @@ class OpBits : public testing::TestWithParam<const Table*> {
 
 struct PreparedWeight {
   PreparedWeight(const Table& table, int64_t O, int64_t I)
-      : w(f32({O, I}, "w")), packed(f32({packed_size(O, I)})), packed_t(f32({packed_size(I, O)})) {
-    table.prepare_weight({weight()}, {});
+      : w(f32({O, I}, "w")), packed(f32({weight_panels(O), I, 16})), outputs(O) {
+    table.pack_weight({weight(), w.tensor(), 0}, {});
   }
-  Weight weight() const { return {w.tensor(), packed.tensor(), packed_t.tensor()}; }
-  Buffer w, packed, packed_t;
+  Weight weight() const { return {packed.tensor(), outputs}; }
+  Buffer w, packed;
+  int64_t outputs;
 };
 
 struct LinearShape {

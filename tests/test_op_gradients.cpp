@@ -41,7 +41,8 @@ TEST(OpGradients, Embedding) {
   std::vector<int32_t> ids = below("ids", N, V);
   table_ref.embedding_bwd({view(d, {V, C}), view(dy, {N, C}), view(ids, {N})}, {});
   expect_gradient("table", table, d, [&] {
-    table_ref.embedding_fwd({view(y, {N, C}), view(table, {V, C}), view(ids, {N})}, {});
+    Values packed = panels(table, V, C);
+    table_ref.embedding_fwd({view(y, {N, C}), {view(packed, {1, C, 16}), V}, view(ids, {N})}, {});
     return dot(y, dy);
   });
 }
@@ -79,12 +80,13 @@ TEST(OpGradients, Linear) {
   Values x = normal("x", N * I), w = normal("w", O * I), bias = normal("bias", O), residual = normal("res", N * O);
   Values y(N * O), dy = normal("dy", N * O);
   auto forward = [&] {
+    Values packed = panels(w, O, I);
     table_ref.linear_fwd(
-        {view(y, {N, O}), view(x, {N, I}), {view(w, {O, I}), {}, {}}, view(bias, {O}), view(residual, {N, O})}, {});
+        {view(y, {N, O}), view(x, {N, I}), {view(packed, {1, I, 16}), O}, view(bias, {O}), view(residual, {N, O})}, {});
     return dot(y, dy);
   };
-  Values dx(N * I), dw(O * I), dbias(O);
-  table_ref.linear_bwd_input({view(dx, {N, I}), view(dy, {N, O}), {view(w, {O, I}), {}, {}}, false}, {});
+  Values dx(N * I), dw(O * I), dbias(O), packed = panels(w, O, I);
+  table_ref.linear_bwd_input({view(dx, {N, I}), view(dy, {N, O}), {view(packed, {1, I, 16}), O}, false}, {});
   table_ref.linear_bwd_weight({view(dw, {O, I}), view(dbias, {O}), view(dy, {N, O}), view(x, {N, I})}, {});
   expect_gradient("x", x, dx, forward);
   expect_gradient("w", w, dw, forward);

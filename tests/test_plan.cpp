@@ -15,7 +15,8 @@ TEST(Plan, IsTheRealWorstStepToTheByte) {
         {"actor.token_subset=rpc", "actor.rpc_min_tokens=9", "actor.ppo_max_token_len=120"},
         {"actor.token_subset=urs", "model.enable_gradient_checkpointing=true", "actor.logits_chunk=31"},
         {"rollout.top_k=5", "rollout.allow_truncated_sampling=true", "rollout.check_exact=false", "actor.ppo_epochs=2"},
-        {"rollout.max_num_seqs=3", "rollout.max_num_batched_tokens=17", "rollout.kv_cache_bytes=90000"},
+        {"rollout.max_num_seqs=3", "rollout.max_num_batched_tokens=17", "rollout.kv_cache_bytes=90000",
+         "actor.optim.moments=bf16"},
         {"rollout.kv.method=quest", "rollout.kv.block=4", "rollout.kv.blocks=6", "rollout.check_exact=false",
          "algorithm.rollout_correction.rollout_is=tis", "algorithm.rollout_correction.acceptance=true",
          "actor.ppo_max_token_len=150"},
@@ -141,6 +142,38 @@ TEST(Plan, FlopsAreTheClosedForms) {
     }
     EXPECT_EQ(learner.rows < rollout.rows, config.actor.token_subset == TokenSubset::rpc);
   }
+}
+
+size_t peak_of(const Plan& plan, const std::string& arena) {
+  for (const Plan::Memory& m : plan.memory)
+    if (m.arena == arena) return m.peak;
+  return 0;
+}
+
+// A model of true shapes, planned on its config.json alone: weights lie in memory once, gradients once (and those of a
+// tied head twice), moments in two bytes.
+TEST(Plan, OfARealModelHoldsEveryParameterOnce) {
+  const std::vector<std::string> keys = {"gsm8k-qwen2.5-1.5b",
+                                         "model.path=",
+                                         "model.config=data/presets/qwen2.5-1.5b.json",
+                                         "data.task=ssa",
+                                         "data.train_files=[]",
+                                         "data.val_files=[]",
+                                         "data.reward=",
+                                         "data.train_batch_size=1",
+                                         "data.max_response_length=64"};
+  const Plan plan = plan_step(load_config(keys));
+  const double parameters = 1'543'714'304, head = 151'936.0 * 1536;
+  const auto within = [](double bytes, double expected) {
+    EXPECT_GE(bytes, expected);
+    EXPECT_LT(bytes, 1.01 * expected);
+  };
+  within(static_cast<double>(peak_of(plan, "weights")), 4 * parameters);
+  within(static_cast<double>(peak_of(plan, "gradients")), 4 * (parameters + head));
+  within(static_cast<double>(peak_of(plan, "optimizer")), 2 * 2 * parameters);
+  std::vector<std::string> wide = keys;
+  wide.push_back("actor.optim.moments=f32");
+  within(static_cast<double>(peak_of(plan_step(load_config(wide)), "optimizer")), 2 * 4 * parameters);
 }
 
 }  // namespace

@@ -4,10 +4,10 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "model/hf.h"
 #include "model/json_file.h"
 #include "tests/program.h"
 #include "tests/tiny.h"
+#include "tests/weights.h"
 
 namespace pare::test {
 namespace {
@@ -24,7 +24,7 @@ class WrongInput : public Program {
     config.vocab = 61;  // the tokenizer `ssa` has 48
     config.eos_ids = {2};
     config_ = config;
-    save_hf(model_, config, tiny_parameters(config, 5), DType::f32);
+    save_weights(model_, config, tiny_parameters(config, 5), DType::f32);
     write("rows.jsonl", R"({"prompt": "a4b9;dc-b?d>", "answer": "d3", "completion": "d3"})"
                         "\n");
   }
@@ -61,7 +61,7 @@ class WrongInput : public Program {
   std::string changed_model(const std::string& name, const std::function<void(std::vector<float>&)>& change) {
     std::vector<float> weights = tiny_parameters(config_, 5);
     change(weights);
-    save_hf(at(name), config_, weights, DType::f32);
+    save_weights(at(name), config_, weights, DType::f32);
     return at(name);
   }
 
@@ -78,7 +78,7 @@ TEST_F(WrongInput, TheRunsThatTheOtherTestsSpoilAreGood) {
     const Outcome o = run(words);
     EXPECT_EQ(o.code, 0) << words << "\n" << o.err;
     EXPECT_EQ(o.err, "");
-    EXPECT_EQ(load_hf_weights(run_ + "/model", load_model_config(run_ + "/model")).size(),
+    EXPECT_EQ(load_weights(run_ + "/model", load_model_config(run_ + "/model")).size(),
               tiny_parameters(config_, 5).size());
     for (const char* name : {"config.toml", "metrics.jsonl", "events.out.tfevents.pare"})
       EXPECT_TRUE(fs::exists(fs::path(run_) / name)) << name;
@@ -143,10 +143,11 @@ TEST_F(WrongInput, Devices) {
         cat("logprobs --model ", model_, " --ids ", write("ids.jsonl", "{\"ids\": [1, 2]}"), " --device ", device),
         Exit::usage, parts);
   }
-  expect_error(train("--device gpu"), Exit::usage, {"trainer.device", "\"gpu\"", "cpu, cuda, emu"});
-  expect_error(cat("generate --model ", model_, " --device gpu"), Exit::usage, {"--device", "gpu"});
+  expect_error(train("--device gpu"), Exit::usage, {"trainer.device", "found gpu", "cpu, cuda, emu"});
+  expect_error(cat("generate --model ", model_, " --device gpu"), Exit::usage, {"trainer.device", "gpu"});
   expect_error(train("model.dtype=bf16"), Exit::usage, {"bf16", "model.dtype=f32", "trainer.device"});
-  expect_error(cat("generate --model ", model_, " --dtype bf16"), Exit::usage, {"bf16", "f32"});
+  expect_error(cat("generate --tokenizer ssa --prompt a1; --model ", model_, " --dtype bf16"), Exit::usage,
+               {"bf16", "f32"});
 }
 
 TEST_F(WrongInput, Models) {

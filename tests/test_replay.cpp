@@ -63,6 +63,7 @@ TEST(Replay, ModelsTriggersAndPartsOfResponsesAreExact) {
   for (const char* type : {"qwen2", "llama"})
     for (const Keys& keys :
          {Keys{"rollout.kv.trigger=prefill_once", "rollout.kv.prompt=compress"}, Keys{"rollout.kv.buffer=0"},
+          Keys{"rollout.kv.trigger=step_mod", "rollout.kv.prompt=compress"},
           Keys{"actor.token_subset=rpc", "actor.rpc_min_tokens=9", "rollout.kv.prompt=compress"},
           Keys{"actor.token_subset=urs", "algorithm.adv_filter_threshold=1e-3"},
           Keys{"model.enable_gradient_checkpointing=true", "actor.ppo_max_token_len=90"}}) {
@@ -301,8 +302,7 @@ TEST(ReplayLearner, GradientsAreThoseOfTheLoss) {
     const std::vector<double> gradient = learner.gradients();
     std::vector<double> values(p.begin(), p.end());
     const auto loss = [&] {
-      w.device.upload({w.model.flat, values.data()});
-      w.model.refresh();
+      upload_parameters(w.model, values);
       const TokenOuts out = learner.accumulate(groups, spec);
       learner.zero_gradients();
       double sum = 0;

@@ -96,6 +96,7 @@ TEST_F(Resume, NAndNStepsAreTwoN) {
            {"train", 3, {}},
            {"train", 6, {}},
            {"train", 2, {"data.shuffle=false", "data.train_batch_size=14"}},
+           {"train", 2, {"actor.optim.moments=bf16", "actor.ppo_epochs=2"}},
            {"train", 3, {"algorithm.filter_groups.enable=true", "rollout.n=2", "actor.ppo_mini_batch_size=2"}},
            {"train", 2, {"actor.use_kl_loss=true", "actor.kl_loss_type=exact", "algorithm.use_kl_in_reward=true"}},
            {"train", 2, random + Overrides{"actor.use_kl_loss=true", "actor.token_subset=urs", "actor.ppo_epochs=2"}},

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -89,7 +90,8 @@ TEST_F(Safetensors, UnalignedStartsAndEveryFloatType) {
 TEST_F(Safetensors, WrittenFileReadsBack) {
   const std::vector<float> a = {1, 2.5f, -3, 4, 0x1.01p0f, 0x1.03p0f}, b = {7};
   for (DType dtype : {DType::f32, DType::bf16}) {
-    write_safetensors(path(), {{"z", {3, 2}, a.data()}, {"b\"", {1}, b.data()}, {"empty", {0, 5}, nullptr}}, dtype);
+    write_safetensors(
+        path(), {{"z", {3, 2}, values_at(a.data())}, {"b\"", {1}, values_at(b.data())}, {"empty", {0, 5}, {}}}, dtype);
     SafetensorsFile file(path());
     EXPECT_EQ(file.metadata(), (std::map<std::string, std::string>{{"format", "pt"}}));
     ASSERT_EQ(file.tensors().size(), 3u);
@@ -106,23 +108,29 @@ TEST_F(Safetensors, WrittenFileReadsBack) {
   EXPECT_EQ(std::distance(fs::directory_iterator(directory_), fs::directory_iterator()), 1) << "something left beside";
 }
 
-// More than one piece of the conversion buffer.
+// More than one piece of what is written at a time, more than one thread's share of it; parts of what is read.
 TEST_F(Safetensors, LongBf16) {
-  std::vector<float> a(150001), back(a.size());
+  std::vector<float> a(300001), back(a.size());
   for (size_t i = 0; i < a.size(); i++) a[i] = bf16_to_f32(static_cast<uint16_t>(i % 0x7f80));
-  write_safetensors(path(), {{"a", {150001}, a.data()}}, DType::bf16);
+  write_safetensors(path(), {{"a", {300001}, values_at(a.data())}}, DType::bf16);
   SafetensorsFile file(path());
   file.read_f32(file.tensors()[0], back.data());
   EXPECT_EQ(back, a);
+  back.assign(11, -1);
+  file.read_f32(file.tensors()[0], back.data(), 200003, 10);
+  EXPECT_TRUE(std::equal(back.begin(), back.end() - 1, a.begin() + 200003));
+  EXPECT_EQ(back[10], -1);
+  EXPECT_THROW(file.read_f32(file.tensors()[0], back.data(), 299996, 6), std::logic_error);
 }
 
 TEST_F(Safetensors, FailedWriteLeavesTheOldFile) {
   const float one = 1;
   fs::create_directories(path("dir/x"));
-  EXPECT_THROW(write_safetensors(path("dir"), {{"a", {1}, &one}}, DType::f32), Error);
-  EXPECT_THROW(write_safetensors(path("none/a"), {{"a", {1}, &one}}, DType::f32), Error);
+  EXPECT_THROW(write_safetensors(path("dir"), {{"a", {1}, values_at(&one)}}, DType::f32), Error);
+  EXPECT_THROW(write_safetensors(path("none/a"), {{"a", {1}, values_at(&one)}}, DType::f32), Error);
   EXPECT_EQ(std::distance(fs::directory_iterator(directory_), fs::directory_iterator()), 1);
-  EXPECT_THROW(write_safetensors(path(), {{"a", {1}, &one}, {"a", {1}, &one}}, DType::f32), std::logic_error);
+  EXPECT_THROW(write_safetensors(path(), {{"a", {1}, values_at(&one)}, {"a", {1}, values_at(&one)}}, DType::f32),
+               std::logic_error);
 }
 
 TEST_F(Safetensors, Bf16RoundingOfEveryKind) {

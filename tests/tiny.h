@@ -4,6 +4,7 @@
 
 #include "base/rng.h"
 #include "model/learner.h"
+#include "tests/weights.h"
 
 namespace pare::test {
 
@@ -20,7 +21,7 @@ inline ModelConfig tiny_config(const std::string& type, bool tied) {
 
 // Norms around 1 and biases that are not 0, so that every gradient matters.
 inline std::vector<float> tiny_parameters(const ModelConfig& c, uint64_t seed) {
-  std::vector<float> p = init_parameters(c, seed, Init::fan_in);
+  std::vector<float> p = all_parameters(c, init_parameters(c, seed, Init::fan_in));
   Rng rng(rng_key(seed, RngStream::test, 0));
   for (const Parameter& t : parameters(c))
     if (t.shape.size() == 1)
@@ -45,6 +46,17 @@ struct World {
   Arena weights, gradients, optimizer, activations;
   Model model;
 };
+
+// Parameters that are no floats, to a model in f64 on a table of the host.
+inline void upload_parameters(Model& model, std::vector<double>& values) {
+  for (const ParameterBlock& b : model.blocks) {
+    double* const from = values.data() + b.offset;
+    if (b.vector)
+      model.device.upload({b.vector, from});
+    else
+      model.device.pack_weight({b.weight, make_tensor(from, DType::f64, {b.weight.outputs(), b.weight.inputs()}), 0});
+  }
+}
 
 inline std::vector<int32_t> random_ids(Rng& rng, int64_t n, int64_t vocab) {
   std::vector<int32_t> ids(n);

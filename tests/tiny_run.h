@@ -8,10 +8,10 @@
 #include <filesystem>
 #include <fstream>
 
-#include "model/hf.h"
 #include "rl/sft.h"
 #include "rl/trainer.h"
 #include "tests/tiny_tokenizer.h"
+#include "tests/weights.h"
 
 namespace pare::test {
 
@@ -84,10 +84,10 @@ inline void make_tiny_run() {
   Session session(load_config(tiny_jsonl() + tiny_sizes +
                               Overrides{cat("model.config=", tiny_folder(), "config.json"), "model.init=fan_in",
                                         "trainer.total_training_steps=60", "data.train_batch_size=24"}));
-  save_hf(tiny_folder() + "random", session.model_config, session.model->get_parameters(), DType::f32, true);
+  save_weights(tiny_folder() + "random", session.model_config, session.model->get_parameters(), DType::f32, true);
   Sft sft(session);
   while (sft.steps() < 60) sft.step();
-  save_hf(tiny_folder() + "trained", session.model_config, session.model->get_parameters(), DType::f32, true);
+  save_weights(tiny_folder() + "trained", session.model_config, session.model->get_parameters(), DType::f32, true);
 }
 
 // The run that a test changes: 4 prompts x 4 responses of at most 12 tokens.

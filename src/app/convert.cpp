@@ -25,9 +25,10 @@ void convert(const Options& options) {
       fail(options.tokenizer, ": has ", vocab, " pieces, but the vocabulary of ", options.checkpoint, " has ",
            config.vocab, "; take the tokenizer.bin that was made for this model");
   }
-  save_hf(options.out, config, checkpoint.weights, DType::f32, false, [&](const std::string& folder) {
-    if (!options.tokenizer.empty()) copy_file(options.tokenizer, folder + "/tokenizer.bin");
-  });
+  save_hf(options.out, config, flat_parameters(config, checkpoint.weights.data()), DType::f32, false,
+          [&](const std::string& folder) {
+            if (!options.tokenizer.empty()) copy_file(options.tokenizer, folder + "/tokenizer.bin");
+          });
   std::printf("%s: llama, %zu parameters, %lld layers, vocabulary of %lld\n", options.out.c_str(),
               checkpoint.weights.size(), static_cast<long long>(config.layers), static_cast<long long>(config.vocab));
 }

@@ -126,7 +126,7 @@ Generator::Generator(const Config& config, const Prompts& prompts)
       weights_("weights", device_.memory(), weight_bytes(model_config_, act_type(config))),
       model_(model_config_, device_, weights_, act_type(config), false) {
   set_threads(static_cast<int>(config.trainer.threads));
-  model_.set_parameters(load_hf_weights(config.model.path, model_config_));
+  model_.set_parameters(hf_weights(config.model.path, model_config_));
 }
 
 // Room for the requests; of several samples as many at a time as half of the memory holds.

@@ -55,16 +55,16 @@ struct Result {
   std::vector<float> gradients;
 };
 
-// With arenas of the sizes `memory`, which are then what was needed.  `weights` empty: only that, on table_null.
+// With arenas of the sizes `memory`, which are then what was needed.  No `weights`: only that, on table_null.
 Result compute(const Options& o, const ModelConfig& config, DType act, const std::vector<Group>& groups,
-               const std::vector<float>& weights, const Table& table, ArenaLimits& memory) {
+               const ParameterReader& weights, const Table& table, ArenaLimits& memory) {
   Device device(table);
   Arena weight_memory("weights", device.memory(), memory.weights),
       gradient_memory("gradients", device.memory(), memory.gradients),
       optimizer_memory("optimizer", device.memory(), memory.optimizer),
       activation_memory("activations", device.memory(), memory.activations);
   Model model(config, device, weight_memory, act, !o.grads.empty());
-  if (!weights.empty()) model.set_parameters(weights);
+  if (weights) model.set_parameters(weights);
 
   const LearnerOptions options{.max_rows = o.max_rows};
   Result result;
@@ -88,7 +88,7 @@ void run(const Options& o, const CLI::App& command) {
   set_threads(o.threads);
   const ModelConfig config = load_model_config(o.model);
   const auto sequences = read_ids(o.ids, config);
-  const std::vector<float> weights = load_hf_weights(o.model, config);
+  const ParameterReader weights = hf_weights(o.model, config);
   const Config where = read_config(o.keys.overrides(command));
   const DType act = act_type(where);
   const Table& table = open_table(where.trainer.device);
@@ -110,7 +110,8 @@ void run(const Options& o, const CLI::App& command) {
   const auto [out, gradients] = compute(o, config, act, groups, weights, table, memory);
   if (!o.grads.empty()) {
     std::vector<NamedTensor> named;
-    for (const Parameter& p : parameters(config)) named.push_back({p.name, p.shape, gradients.data() + p.offset});
+    for (const Parameter& p : parameters(config))
+      named.push_back({p.name, p.shape, values_at(gradients.data() + p.offset)});
     write_safetensors(o.grads, std::move(named), DType::f32);
   }
   for (const auto& group : out) {

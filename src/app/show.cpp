@@ -48,7 +48,7 @@ void show_machine(Console& console, const Table& table) {
 
 void show_model(Console& console, const Session& s) {
   const ModelConfig& c = s.model_config;
-  console.paragraph("model", cat(c.model_type, ", ", human(static_cast<double>(s.model->flat.size())),
+  console.paragraph("model", cat(c.model_type, ", ", human(static_cast<double>(s.model->size())),
                                  " parameters: ", plural(c.layers, "layer"), ", width ", c.hidden, ", ", c.heads, "/",
                                  c.kv_heads, " heads of ", c.head_dim, ", vocabulary ", c.vocab));
 }

@@ -8,6 +8,7 @@
 #include "app/interrupt.h"
 #include "app/run_directory.h"
 #include "app/show.h"
+#include "base/progress.h"
 
 namespace pare {
 
@@ -184,6 +185,7 @@ void run(const Options& o, TrainingKind kind) {
   if (!o.out.empty()) path = o.out;
   if (path.empty() && o.resume) fail("--resume: which run? give --out or trainer.default_local_dir");
   if (path.empty()) path = default_path(config.trainer.experiment_name);
+  LongWork::quiet = o.quiet;
   if (!o.dry_run) return Run(config, kind, table, start, o.quiet).run();
   check_run_directory(path, start);
   check_run(config, kind);

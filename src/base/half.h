@@ -14,6 +14,11 @@ constexpr uint16_t f32_to_bf16(float f) {
   return static_cast<uint16_t>((b + 0x7fffu + ((b >> 16) & 1u)) >> 16);
 }
 
+// Rounds up in magnitude with probability (what is cut off) / 2^16, for `random` uniform over 16 bits.
+constexpr uint16_t f32_to_bf16_random(float f, uint32_t random) {
+  return static_cast<uint16_t>((std::bit_cast<uint32_t>(f) + (random & 0xffffu)) >> 16);
+}
+
 // IEEE 754 binary16; exact, subnormals included.
 constexpr float f16_to_f32(uint16_t h) {
   const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16, exponent = (h >> 10) & 31u, fraction = h & 0x3ffu;

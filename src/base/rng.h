@@ -18,7 +18,8 @@ enum class RngStream : uint32_t {
   task = 7,
   test = 8,
   kv_merge = 9,
-  obrs = 10
+  obrs = 10,
+  moments = 11
 };
 
 // A 64-bit finaliser (Steele et al., SplitMix, 2014).
@@ -61,7 +62,7 @@ constexpr float uniform_open(uint32_t word) { return (static_cast<float>(word >>
 // A sequence of draws from one (key, uid), for host code such as task generators.
 class Rng {
  public:
-  explicit Rng(uint64_t key, uint64_t uid = 0) : key_(key), uid_(uid) {}
+  explicit Rng(uint64_t key, uint64_t uid = 0, uint64_t first = 0) : key_(key), uid_(uid), n_(first) {}
   uint32_t next() {
     const uint64_t i = n_++;
     return rng_word(key_, uid_, static_cast<uint32_t>(i >> 32), static_cast<uint32_t>(i));
@@ -77,10 +78,10 @@ class Rng {
     while (w > limit) w = next();
     return w % n;
   }
-  double normal();  // standard normal (Box-Muller, one of the pair)
+  double normal();  // standard normal (Box-Muller, one of the pair): 4 words
 
  private:
-  uint64_t key_, uid_, n_ = 0;
+  uint64_t key_, uid_, n_;
 };
 
 }  // namespace pare

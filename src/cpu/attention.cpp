@@ -223,8 +223,9 @@ void kv_write(const KvWrite& a, Stream) {
            });
 }
 
-void attn_paged(const AttnPaged& a, Stream) {
-  constexpr const char* op = "attn_paged";
+namespace {
+
+void attend_paged(const char* op, const AttnPaged& a, const AttnPagedMass* with_mass) {
   const int64_t rows = a.q.shape[0], heads = a.q.shape[1], width = a.q.shape[2];
   const int64_t pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1];
   if (kv_heads <= 0 || heads % kv_heads)
@@ -244,9 +245,13 @@ void attn_paged(const AttnPaged& a, Stream) {
       .heads = heads,
       .group = heads / kv_heads,
       .width = width,
-      .scale = a.scale};
+      .scale = a.scale,
+      .mass_pages =
+          with_mass ? dense(op, "mass_pages", with_mass->mass_pages, {pages, kv_heads, kPageSlots}) : nullptr};
+  const int32_t* const first = with_mass ? index(op, "first", with_mass->first, {a.queries.shape[0]}) : nullptr;
   const PagedRow* const list = paged_rows(op, a.queries, rows, a.page_table, pages);
-  if (a.blocks && a.count_pages) throw std::logic_error("cpu: attn_paged: block lists of slots that have counts");
+  if (a.blocks && (a.count_pages || with_mass))
+    throw std::logic_error(cat("cpu: ", op, ": block lists of slots that have counts or mass"));
   BlockLists lists;
   if (a.blocks) lists = BlockLists(op, a.blocks, a.budget, a.block, a.queries.shape[0], kv_heads);
   const int64_t n = a.queries.shape[0] * kv_heads;
@@ -259,11 +264,19 @@ void attn_paged(const AttnPaged& a, Stream) {
       const PagedRow& q = list[e];
       if (q.rows == 1 && lists.listed(e, q.slots))
         attend_listed(args, q, h, lists, e, scratch(listed_scratch(lists.count(e, q.slots), width)));
-      else if (q.rows)
-        k.attn_paged(args, q, h, scratch(paged_scratch(q.slots, width)));
+      else if (q.rows) {
+        PagedArgs own = args;
+        own.first_mass = first ? std::max(first[e], 0) : 0;
+        k.attn_paged(own, q, h, scratch(paged_scratch(q.slots, width) + (first ? mass_scratch(q.slots) : 0)));
+      }
     }
   });
 }
+
+}  // namespace
+
+void attn_paged(const AttnPaged& a, Stream) { attend_paged("attn_paged", a, nullptr); }
+void attn_paged_mass(const AttnPagedMass& a, Stream) { attend_paged("attn_paged_mass", a.attn, &a); }
 
 void kv_copy_pages(const KvCopyPages& a, Stream) {
   constexpr const char* op = "kv_copy_pages";

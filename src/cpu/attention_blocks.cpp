@@ -40,7 +40,7 @@ SegmentPages lay_out(const AttnArgs& a, const SegmentRow& s, int64_t kv_head, in
                   bytes);
   };
   copy(a.pk, a.pk_stride, a.k, a.k_stride);
-  cpu_kernels().pack(keys, values, n, width, {0, round16(n) / 16});
+  cpu_kernels().pack(keys, values, n, width, {0, n});
   copy(a.pv, a.pv_stride, a.v, a.v_stride);
   return {keys, values};
 }

@@ -53,10 +53,14 @@ struct RopeArgs {
   float sign;  // 1 forward, -1 backward
 };
 
+// A row of `width`, or `rows` rows of a weight whose p is packed; moments are f32 or (then m and v are null) bf16.
 struct AdamWArgs {
   float *p, *m, *v;
+  uint16_t *m_bf16, *v_bf16;
   const float* grad;
   float scale, lr, beta1, beta2, eps, weight_decay, c1, c2;
+  uint64_t key;  // of the rounding to bf16
+  int64_t first, rows, width;
 };
 
 // Heads of q, o, k and v are contiguous; `group` query heads read one key head.
@@ -83,6 +87,8 @@ struct PagedArgs {
   int64_t q_stride, table_stride;  // table_stride: entries from one row of page_table to the next
   int64_t heads, group, width;
   float scale;
+  float* mass_pages = nullptr;  // AttnPagedMass: [pages][kv heads][16], or null
+  int64_t first_mass = 0;       // slots below it have none
 };
 // Lists of blocks: those of a row and key head at blocks[(row * kv_heads + kv_head) * room].
 struct BlockListArgs {
@@ -128,15 +134,6 @@ struct KvNearestArgs {
   int64_t page_stride, width;
   float *nearest, *cosine;  // out, by slot, of those that are evicted: the place in `keep`, and the cosine
 };
-struct KvMassArgs {
-  float* mass_pages;
-  const float *q, *k_pages;
-  const int32_t* page_table;
-  int64_t q_stride, table_stride;
-  int64_t heads, group, width;
-  float scale;
-};
-
 struct LogitsLossArgs {
   float *logprob, *entropy, *loss, *kl;
   int32_t* clipped;
@@ -165,13 +162,18 @@ struct Kernels {
   void (*rope)(const RopeArgs&, Range rows);
   void (*swiglu_fwd)(float* y, const float* gate_up, int64_t width, Range rows);
   void (*swiglu_bwd)(float* dgate_up, const float* dy, const float* gate_up, int64_t width, Range rows);
-  float (*sum_squares)(const float* x, int64_t n);  // row sum
-  void (*adamw)(const AdamWArgs&, Range elements);
+  float (*sum_squares)(const float* x, int64_t n);       // row sum
+  void (*adamw)(const AdamWArgs&, Range elements);       // of a row
+  void (*adamw_weight)(const AdamWArgs&, Range panels);  // of a weight
 
-  // w [outputs, inputs] -> panels [outputs / 16][inputs][16]; pack_t: the panels of wT
-  void (*pack)(float* packed, const float* w, int64_t outputs, int64_t inputs, Range panels);
-  void (*pack_t)(float* packed, const float* w, int64_t outputs, int64_t inputs, Range panels);
+  // Rows `rows` of a weight [outputs, inputs], which follow one another at w, to its panels, zeros behind the last
+  // one; and back.
+  void (*pack)(float* packed, const float* w, int64_t outputs, int64_t inputs, Range rows);
+  void (*unpack)(float* w, const float* packed, int64_t inputs, Range rows);
   void (*gemm)(const GemmArgs&, Range rows, Range panels, float* scratch, int64_t scratch_rows);
+  // y = x w + residual, where w [depth, outputs] is a weight of `depth` outputs, in its panels; `panels`: of 16 columns
+  // of y
+  void (*gemm_transposed)(const GemmArgs&, Range rows, Range panels, float* scratch);
   // outputs: rows of dw; panels: of 16 of its columns
   void (*gemm_t)(const GemmTArgs&, Range outputs, Range panels, float* scratch);
 
@@ -193,7 +195,6 @@ struct Kernels {
   void (*kv_window_scores)(const KvWindowArgs&, const KvEvent&, float* scratch);
   void (*kv_redundancy)(const KvRedundancyArgs&, const KvEvent&, float* scratch);
   void (*kv_nearest)(const KvNearestArgs&, const KvEvent&, float* scratch);
-  void (*kv_mass)(const KvMassArgs&, const PagedRow&, int64_t first, int64_t kv_head, float* scratch);
 
   void (*logprob)(float* logprob, float* entropy, const float* logits, const int32_t* target, int64_t vocabulary,
                   float temperature, Range rows);
@@ -211,9 +212,15 @@ extern const Kernels kernels_avx2, kernels_avx512, kernels_generic;
 // Scratch, in floats: gemm scratch_rows * depth + 16 with scratch_rows <= kMaxScratchRows; gemm_t
 // kGemmTDepth * 16 * (panels + 1); attention as attn_scratch and attn_bwd_scratch say, for `slots` slots; of an event
 // or entry with `slots` slots, rounded up to whole pages: kv_window_scores window * group * (width + slots) + slots +
-// 2 * kernel + 64, kv_redundancy width * slots + 1280, kv_nearest (width + 17) * slots + 16 * width, kv_mass kQueryTile
-// * (width + slots) + slots.
-constexpr int64_t kQueryTile = 16;
+// 2 * kernel + 64, kv_redundancy width * slots + 1280, kv_nearest (width + 17) * slots + 16 * width.
+// attn_paged: paged_scratch, and with mass mass_scratch more.
 constexpr int64_t kMaxScratchRows = 128, kGemmTDepth = 256;
+// gemm_transposed takes kTransposedRows rows and kTransposedDepth of the depth at a time: both operands of such a piece
+// in its layouts, and accumulators.
+constexpr int64_t kTransposedRows = 256, kTransposedDepth = 256;
+constexpr int64_t gemm_transposed_scratch(int64_t rows, int64_t panels) {
+  const int64_t n = rows < kTransposedRows ? rows : kTransposedRows;
+  return kTransposedDepth * (n + 4 * 16) + n * panels * 16 + 32;
+}
 
 }  // namespace pare

@@ -164,39 +164,6 @@ void kv_redundancy(const KvRedundancy& a, Stream) {
   });
 }
 
-void kv_mass(const KvMass& a, Stream) {
-  constexpr const char* op = "kv_mass";
-  const int64_t rows = a.q.shape[0], heads = a.q.shape[1], width = a.q.shape[2];
-  const int64_t pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1], n = a.queries.shape[0];
-  if (kv_heads <= 0 || heads % kv_heads)
-    throw std::logic_error(cat("cpu: ", op, ": ", heads, " query heads over ", kv_heads, " key heads"));
-  const KvMassArgs args{.mass_pages = dense(op, "mass_pages", a.mass_pages, {pages, kv_heads, kPageSlots}),
-                        .q = strided(op, "q", a.q, {rows, heads, width}),
-                        .k_pages = dense(op, "k_pages", a.k_pages, {pages, kv_heads, width, kPageSlots}),
-                        .page_table = static_cast<const int32_t*>(a.page_table.data),
-                        .q_stride = a.q.stride[0],
-                        .table_stride = a.page_table.stride[0],
-                        .heads = heads,
-                        .group = heads / kv_heads,
-                        .width = width,
-                        .scale = a.scale};
-  const PagedRow* const list = paged_rows(op, a.queries, rows, a.page_table, pages);
-  const int32_t* const first = index(op, "first", a.first, {n});
-  const int64_t pieces = n * kv_heads;
-  if (pieces == 0) return;
-  const Kernels& k = cpu_kernels();
-  const double time = static_cast<double>(a.pairs * heads) * (0.05 * static_cast<double>(width) + 1);
-  parallel(pieces, per_piece(time, pieces), [&](Range range) {
-    for (int64_t i = range.begin; i < range.end; i++) {
-      const PagedRow& q = list[i / kv_heads];
-      const int64_t slots = round16(q.slots);
-      if (q.rows)
-        k.kv_mass(args, q, std::max(first[i / kv_heads], 0), i % kv_heads,
-                  scratch(kQueryTile * (width + slots) + slots));
-    }
-  });
-}
-
 void kv_mass_scores(const KvMassScores& a, Stream) {
   constexpr const char* op = "kv_mass_scores";
   const int64_t n = a.events.shape[0], pages = a.mass_pages.shape[0], kv_heads = a.mass_pages.shape[1];

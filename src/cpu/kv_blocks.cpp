@@ -1,6 +1,7 @@
 // Block-sparse reads: summaries, the choice of blocks, and what attention over pages needs to read listed ones.
+#include <algorithm>
+#include <bit>
 #include <cstring>
-#include <functional>
 #include <vector>
 
 #include "cpu/paged.h"
@@ -101,11 +102,24 @@ void kv_block_summary(const KvBlockSummary& a, Stream) {
 namespace {
 
 // Scores as integers in the same order; -0 is +0.
-uint32_t ordered(float score) {
-  const float x = score + 0.0f;
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+int32_t ordered(float score) {
+  const int32_t bits = std::bit_cast<int32_t>(score + 0.0f);
+  return bits ^ (bits >> 31 & 0x7fffffff);
+}
+
+// A number that n of the keys reach, or more where the last of them have equals: then it is theirs.  By halving: the
+// compiler counts in vectors, which a partial sort, with a branch for every key, does not come near.
+int32_t least_of_best(const std::vector<int32_t>& keys, int64_t n) {
+  int64_t low = INT32_MIN, high = INT32_MAX;  // n keys reach low; high + 1 is reached by fewer
+  while (low < high) {
+    const int64_t middle = low + (high - low + 1) / 2;
+    const auto bound = static_cast<int32_t>(middle);
+    int32_t reached = 0;
+    for (const int32_t key : keys) reached += key >= bound;
+    if (reached == n) return bound;
+    (reached > n ? low : high) = reached > n ? middle : middle - 1;
+  }
+  return static_cast<int32_t>(low);
 }
 
 }  // namespace
@@ -114,15 +128,13 @@ void choose_blocks(int32_t* out, int64_t budget, const float* score, int64_t all
   const int64_t n = budget - first - last, end = all - last;
   for (int32_t b = 0; b < first; b++) *out++ = b;
   if (n) {
-    thread_local std::vector<uint32_t> keys;
+    thread_local std::vector<int32_t> keys;
     keys.resize(static_cast<size_t>(end - first));
-    for (int64_t b = first; b < end; b++) keys[static_cast<size_t>(b - first)] = ordered(score[b]);
-    const auto nth = keys.begin() + (n - 1);
-    std::nth_element(keys.begin(), nth, keys.end(), std::greater<>());
-    const uint32_t least = *nth;  // of those that are chosen; of the blocks that score just this, the first ones
-    int64_t ties = n - std::count_if(keys.begin(), nth, [&](uint32_t x) { return x > least; });
+    for (size_t i = 0; i < keys.size(); i++) keys[i] = ordered(score[first + static_cast<int64_t>(i)]);
+    const int32_t least = least_of_best(keys, n);  // of the blocks that score just this, the first ones are chosen
+    int64_t ties = n - std::count_if(keys.begin(), keys.end(), [&](int32_t x) { return x > least; });
     for (int64_t b = first; b < end; b++) {
-      const uint32_t x = ordered(score[b]);
+      const int32_t x = keys[static_cast<size_t>(b - first)];
       if (x > least || (x == least && ties-- > 0)) *out++ = static_cast<int32_t>(b);
     }
   }

@@ -43,6 +43,7 @@ constexpr int64_t paged_scratch(int64_t slots, int64_t width) {
   const int64_t padded = (width + 15) / 16 * 16;
   return (16 + (padded == width ? 0 : slots)) * padded + slots + kPageSlots;
 }
+constexpr int64_t mass_scratch(int64_t slots) { return 7 * (slots + 64); }  // six rows of weights, maxima of blocks
 constexpr int64_t listed_scratch(int64_t slots, int64_t width) {
   return paged_scratch(slots, width) + (slots + kPageSlots) * (2 * width + 1);
 }

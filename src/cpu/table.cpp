@@ -37,6 +37,24 @@ void accumulate(const Accumulate& a, Stream) {
   parallel(n, 0.3, [&](Range r) { k.add(y + r.begin, x + r.begin, r.end - r.begin); });
 }
 
+// The panels of a weight.
+static float* weight(const char* op, const Weight& w, int64_t outputs, int64_t inputs) {
+  expect(w.outputs() == outputs, "cpu: ", op, ": a weight of ", w.outputs(), " outputs, expected ", outputs);
+  return dense(op, "packed", w.packed, {weight_panels(outputs), inputs, 16});
+}
+static void check_rows(const char* op, const Weight& w, int64_t first, int64_t rows) {
+  expect(first >= 0 && first + rows <= w.outputs(), "cpu: ", op, ": rows ", first, " to ", first + rows, " of ",
+         w.outputs());
+}
+// Calls f for parts of rows [first, first + rows) of a weight that share no panel.
+template <class F>
+static void parallel_panels(int64_t first, int64_t rows, int64_t inputs, F f) {
+  const int64_t end = first + rows, panel = first / 16;
+  parallel(weight_panels(end) - panel, 8.0 * static_cast<double>(inputs), [&](Range r) {
+    f(Range{std::max(first, (panel + r.begin) * 16), std::min(end, (panel + r.end) * 16)});
+  });
+}
+
 static void copy_rows(float* y, const float* x, const int32_t* ids, int64_t rows, int64_t width) {
   parallel(rows, 5 + 0.2 * static_cast<double>(width), [&](Range r) {
     for (int64_t i = r.begin; i < r.end; i++)
@@ -66,10 +84,16 @@ void scatter_add_rows(const ScatterAddRows& a, Stream) {
 }
 
 void embedding_fwd(const EmbeddingFwd& a, Stream) {
-  const int64_t rows = a.ids.shape[0], width = a.table.shape[1];
+  const int64_t rows = a.ids.shape[0], width = a.table.inputs();
   float* const y = dense("embedding_fwd", "y", a.y, {rows, width});
-  const float* const table = dense("embedding_fwd", "table", a.table, {a.table.shape[0], width});
-  copy_rows(y, table, index("embedding_fwd", "ids", a.ids, {rows}, a.table.shape[0]), rows, width);
+  const float* const packed = weight("embedding_fwd", a.table, a.table.outputs(), width);
+  const int32_t* const ids = index("embedding_fwd", "ids", a.ids, {rows}, a.table.outputs());
+  parallel(rows, 5 + 2.0 * static_cast<double>(width), [&](Range r) {
+    for (int64_t i = r.begin; i < r.end; i++) {
+      const float* const from = packed + ids[i] / 16 * width * 16 + ids[i] % 16;
+      for (int64_t c = 0; c < width; c++) y[i * width + c] = from[c * 16];
+    }
+  });
 }
 
 void embedding_bwd(const EmbeddingBwd& a, Stream) {
@@ -134,17 +158,24 @@ void rmsnorm_bwd(const RmsnormBwd& a, Stream) {
 
 // ---- linear
 
-void prepare_weight(const PrepareWeight& a, Stream) {
-  const int64_t outputs = a.w.outputs(), inputs = a.w.inputs();
-  const float* const w = dense("prepare_weight", "w", a.w.w, {outputs, inputs});
-  float* const packed = dense("prepare_weight", "packed", a.w.packed, {packed_size(outputs, inputs)});
+void pack_weight(const PackWeight& a, Stream) {
+  const int64_t rows = a.rows.shape[0], inputs = a.w.inputs();
+  float* const packed = weight("pack_weight", a.w, a.w.outputs(), inputs);
+  const float* const from = dense("pack_weight", "rows", a.rows, {rows, inputs});
+  check_rows("pack_weight", a.w, a.first, rows);
   const Kernels& k = cpu_kernels();
-  parallel((outputs + 15) / 16, 4.0 * static_cast<double>(inputs),
-           [&](Range panels) { k.pack(packed, w, outputs, inputs, panels); });
-  if (!a.w.packed_t) return;
-  float* const packed_t = dense("prepare_weight", "packed_t", a.w.packed_t, {packed_size(inputs, outputs)});
-  parallel((inputs + 15) / 16, 4.0 * static_cast<double>(outputs),
-           [&](Range panels) { k.pack_t(packed_t, w, outputs, inputs, panels); });
+  parallel_panels(a.first, rows, inputs,
+                  [&](Range r) { k.pack(packed, from + (r.begin - a.first) * inputs, a.w.outputs(), inputs, r); });
+}
+
+void unpack_weight(const UnpackWeight& a, Stream) {
+  const int64_t rows = a.rows.shape[0], inputs = a.w.inputs();
+  const float* const packed = weight("unpack_weight", a.w, a.w.outputs(), inputs);
+  float* const to = dense("unpack_weight", "rows", a.rows, {rows, inputs});
+  check_rows("unpack_weight", a.w, a.first, rows);
+  const Kernels& k = cpu_kernels();
+  parallel_panels(a.first, rows, inputs,
+                  [&](Range r) { k.unpack(to + (r.begin - a.first) * inputs, packed, inputs, r); });
 }
 
 constexpr double kFlopsPerNanosecond = 80;
@@ -168,7 +199,7 @@ void linear_fwd(const LinearFwd& a, Stream) {
   const int64_t rows = a.x.shape[0], outputs = a.w.outputs(), inputs = a.w.inputs();
   const GemmArgs g{.y = strided(op, "y", a.y, {rows, outputs}),
                    .x = strided(op, "x", a.x, {rows, inputs}),
-                   .packed = dense(op, "packed", a.w.packed, {packed_size(outputs, inputs)}),
+                   .packed = weight(op, a.w, outputs, inputs),
                    .bias = a.bias ? dense(op, "bias", a.bias, {outputs}) : nullptr,
                    .residual = a.residual ? strided(op, "residual", a.residual, {rows, outputs}) : nullptr,
                    .y_stride = a.y.stride[0],
@@ -185,7 +216,7 @@ void linear_bwd_input(const LinearBwdInput& a, Stream) {
   float* const dx = strided(op, "dx", a.dx, {rows, inputs});
   const GemmArgs g{.y = dx,
                    .x = strided(op, "dy", a.dy, {rows, outputs}),
-                   .packed = dense(op, "packed_t", a.w.packed_t, {packed_size(inputs, outputs)}),
+                   .packed = weight(op, a.w, outputs, inputs),
                    .bias = nullptr,
                    .residual = a.accumulate ? dx : nullptr,
                    .y_stride = a.dx.stride[0],
@@ -193,7 +224,18 @@ void linear_bwd_input(const LinearBwdInput& a, Stream) {
                    .residual_stride = a.dx.stride[0],
                    .depth = outputs,
                    .outputs = inputs};
-  multiply(g, rows);
+  if (rows == 0) return;
+  const Kernels& k = cpu_kernels();
+  const int64_t panels = (inputs + 15) / 16;
+  const double time = 2.0 * static_cast<double>(rows * inputs * outputs) / kFlopsPerNanosecond;
+  const auto run = [&](Range r, Range p) {
+    k.gemm_transposed(g, r, p, scratch(gemm_transposed_scratch(r.end - r.begin, p.end - p.begin)));
+  };
+  // Each thread transposes the part of the weight that it reads, so they divide it where that leaves enough for all.
+  if (inputs >= rows || panels >= 4 * threads())
+    parallel_shares(panels, 2, time, [&](Range p) { run({0, rows}, p); });
+  else
+    parallel_shares(rows, k.tile_rows / 2, time, [&](Range r) { run(r, {0, panels}); });
 }
 
 void linear_bwd_weight(const LinearBwdWeight& a, Stream) {
@@ -284,14 +326,26 @@ void global_norm(const GlobalNorm& a, Stream) {
 
 void adamw(const AdamW& a, Stream) {
   constexpr const char* op = "adamw";
-  const int64_t n = a.p.size();
+  const bool of_weight = a.p.rank == 3;
+  const int64_t rows = of_weight ? a.grad.shape[0] : 1, width = of_weight ? a.grad.shape[1] : a.grad.shape[0];
+  const auto like_grad = [&](const char* name, const Tensor& t) {
+    return of_weight ? dense(op, name, t, {rows, width}) : dense(op, name, t, {width});
+  };
+  const auto narrow = [&](const char* name, const Tensor& t) {
+    expect(t.dtype == DType::bf16 && t.rank == a.grad.rank && t.shape == a.grad.shape && t.contiguous(),
+           "cpu: adamw: ", name, " ", t, " beside ", a.grad);
+    return static_cast<uint16_t*>(t.data);
+  };
+  const bool bf16 = a.m.dtype == DType::bf16;
   expect(!a.master, "cpu: adamw: a master beside f32 parameters");
   const float norm = *dense(op, "norm", a.norm, {1});
   const double step = static_cast<double>(a.step);
-  const AdamWArgs args{.p = dense(op, "p", a.p, {n}),
-                       .m = dense(op, "m", a.m, {n}),
-                       .v = dense(op, "v", a.v, {n}),
-                       .grad = dense(op, "grad", a.grad, {n}),
+  const AdamWArgs args{.p = of_weight ? dense(op, "p", a.p, {weight_panels(rows), width, 16}) : like_grad("p", a.p),
+                       .m = bf16 ? nullptr : like_grad("m", a.m),
+                       .v = bf16 ? nullptr : like_grad("v", a.v),
+                       .m_bf16 = bf16 ? narrow("m", a.m) : nullptr,
+                       .v_bf16 = bf16 ? narrow("v", a.v) : nullptr,
+                       .grad = like_grad("grad", a.grad),
                        .scale = a.max_norm > 0 && norm > a.max_norm ? a.max_norm / norm : 1,
                        .lr = a.lr,
                        .beta1 = a.beta1,
@@ -299,9 +353,16 @@ void adamw(const AdamW& a, Stream) {
                        .eps = a.eps,
                        .weight_decay = a.weight_decay,
                        .c1 = static_cast<float>(1 / (1 - std::pow(static_cast<double>(a.beta1), step))),
-                       .c2 = static_cast<float>(1 / (1 - std::pow(static_cast<double>(a.beta2), step)))};
+                       .c2 = static_cast<float>(1 / (1 - std::pow(static_cast<double>(a.beta2), step))),
+                       .key = a.key,
+                       .first = a.first,
+                       .rows = rows,
+                       .width = width};
   const Kernels& k = cpu_kernels();
-  parallel(n, 1, [&](Range r) { k.adamw(args, r); });
+  if (of_weight)
+    parallel(weight_panels(rows), 20.0 * static_cast<double>(width), [&](Range p) { k.adamw_weight(args, p); });
+  else
+    parallel(width, 1, [&](Range r) { k.adamw(args, r); });
 }
 
 }  // namespace cpu

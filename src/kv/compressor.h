@@ -22,7 +22,6 @@ class Compressor {
   void compress(const std::vector<PagedRun>& runs, Arena& scratch);
   void forked(int parent, int child);
 
-  const KvResidency& residency() const { return residency_; }
   int64_t events() const { return events_; }    // since the start or reset()
   int64_t evicted() const { return evicted_; }  // slots given up, over layers
   // `key`: names the coins of merging (rng_key).

@@ -17,22 +17,7 @@ class H2o : public KvPolicy {
     first_ = scratch.alloc("kv.first", DType::i32, {static_cast<int64_t>(first_host_.size())});
     cache_.device().upload({.dst = first_, .src = first_host_.data()});
   }
-  void attended(const KvPass& pass, Arena&) override {
-    int64_t pairs = 0, slots = 0;
-    for (const PagedRun& run : pass.runs) {
-      const int64_t n = cache_.slots(run.sequence, pass.layer), rows = run.rows;
-      pairs += rows * (n - rows) + rows * (rows + 1) / 2, slots += n;
-    }
-    cache_.device().kv_mass({.mass_pages = cache_.fields.mass,
-                             .q = pass.q,
-                             .k_pages = cache_.k_pages,
-                             .page_table = pass.page_table,
-                             .queries = pass.queries,
-                             .first = first_,
-                             .pairs = pairs,
-                             .slots = slots,
-                             .scale = pass.scale});
-  }
+  Tensor mass_first() const override { return first_; }
   int64_t forced_last(int64_t budget) const override { return budget - budget / 2; }
   void score(const KvEvents& e, const Tensor& score, Arena&) override {
     cache_.device().kv_mass_scores({.score = score,

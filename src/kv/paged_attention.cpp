@@ -49,7 +49,10 @@ void PagedAttention::attend(int layer, const Tensor& q, const Tensor& k, const T
     args.pairs += rows * (slots - rows) + rows * (rows + 1) / 2;
     args.slots += slots;
   }
-  device.attn_paged(args);
+  if (const Tensor first = policy_ ? policy_->mass_first() : Tensor{}; first)
+    device.attn_paged_mass({.attn = args, .mass_pages = cache_.fields.mass, .first = first});
+  else
+    device.attn_paged(args);
   if (policy_) policy_->attended(pass, scratch_);
 }
 

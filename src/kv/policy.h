@@ -53,6 +53,8 @@ class KvPolicy {
   virtual void begin(const std::vector<PagedRun>& /*runs*/, Arena& /*scratch*/) {}
   // Before the attention of a layer.
   virtual KvBlocks blocks(const KvPass& /*pass*/, Arena& /*scratch*/) { return {}; }
+  // i32 [runs]: protected slots of each, where the attention that slots receive is added up (AttnPagedMass).
+  virtual Tensor mass_first() const { return {}; }
   // After it.
   virtual void attended(const KvPass& /*pass*/, Arena& /*scratch*/) {}
   // Slots that a decoded token reads in the mean layer, of `resident` ones.

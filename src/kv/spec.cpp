@@ -28,8 +28,8 @@ std::vector<int64_t> layer_budgets(const KvSpec& spec, int64_t layers) {
 
 KvResidency::KvResidency(const KvSpec& spec, int64_t layers)
     : evicts_(spec.evicts()),
-      prefill_once_(spec.trigger == KvTrigger::prefill_once),
       mass_(spec.method == KvMethod::h2o),
+      trigger_(spec.trigger),
       prompt_(spec.prompt),
       protect_first_(spec.protect_first),
       buffer_(std::max<int64_t>(spec.buffer, 1)),  // 0: an event after every token
@@ -43,20 +43,33 @@ int64_t KvResidency::protected_slots(int64_t prompt) const {
 bool KvResidency::due(int64_t layer, int64_t prompt, int64_t slots, int64_t tokens) const {
   if (!evicts_ || tokens < prompt) return false;
   const int64_t free = slots - protected_slots(prompt);
-  return prefill_once_ ? tokens == prompt && free > budget_[layer] : free >= limit(layer);
+  switch (trigger_) {
+    case KvTrigger::buffer_full:
+      return free >= limit(layer);
+    case KvTrigger::step_mod:
+      return tokens > prompt && (tokens - prompt) % buffer_ == 0 && free > budget_[layer];
+    case KvTrigger::prefill_once:
+      return tokens == prompt && free > budget_[layer];
+  }
+  return false;
 }
 
 int64_t KvResidency::after_prefill(int64_t layer, int64_t prompt) const {
   return due(layer, prompt, prompt, prompt) ? protected_slots(prompt) + budget_[layer] : prompt;
 }
 
-bool KvResidency::decode_events(int64_t layer, int64_t prompt, int64_t fed) const {
-  return evicts_ && !prefill_once_ && after_prefill(layer, prompt) + fed - protected_slots(prompt) >= limit(layer);
+int64_t KvResidency::first_event(int64_t layer, int64_t prompt) const {
+  const int64_t free = after_prefill(layer, prompt) - protected_slots(prompt);
+  if (!evicts_ || trigger_ == KvTrigger::prefill_once) return std::numeric_limits<int64_t>::max();
+  if (trigger_ == KvTrigger::buffer_full) return limit(layer) - free;
+  return (std::max<int64_t>(budget_[layer] - free, 0) / buffer_ + 1) * buffer_;
 }
 
+// Until the first event the slots grow, and from the budget again to each later one.
 int64_t KvResidency::peak(int64_t layer, int64_t prompt, int64_t fed) const {
-  return decode_events(layer, prompt, fed) ? protected_slots(prompt) + limit(layer)
-                                           : after_prefill(layer, prompt) + fed;
+  const int64_t start = after_prefill(layer, prompt), first = first_event(layer, prompt);
+  if (first > fed) return start + fed;
+  return std::max(start + first, protected_slots(prompt) + budget_[layer] + std::min(buffer_, fed - first));
 }
 
 int64_t KvResidency::prompt_pages(int64_t prompt) const { return layers() * pages_of(prompt); }
@@ -130,6 +143,15 @@ void check_merge(const KvSpec& s) {
         "default");
 }
 
+// The scores of a window are those of the keys alone.
+void check_counts(const KvSpec& s) {
+  if (s.merge_counts && s.method != KvMethod::h2o && s.method != KvMethod::streaming_llm)
+    fail(
+        "rollout.kv.merge_counts adds the log of a slot's tokens to its score in the attention, which the methods that "
+        "judge keys by a window of queries do not see: merge with counts under rollout.kv.method = \"h2o\" or "
+        "\"streaming_llm\", or set rollout.kv.merge_counts=false");
+}
+
 void check_eviction(const KvSpec& s) {
   if (s.budget < 1) fail("rollout.kv.budget = ", s.budget, ": an evicting rollout.kv.method keeps at least 1 token");
   const bool windowed = s.method == KvMethod::snapkv || s.method == KvMethod::rkv || s.method == KvMethod::pyramidkv;
@@ -158,7 +180,7 @@ void check_eviction(const KvSpec& s) {
     fail(
         "rollout.kv.scope = \"layer0\" gives every layer the choice of the first; rollout.kv.method = \"pyramidkv\" "
         "gives every layer its own budget");
-  if (s.merge != KvMergeMethod::none) check_merge(s);
+  if (s.merge != KvMergeMethod::none) check_merge(s), check_counts(s);
   if (s.method == KvMethod::pyramidkv && s.pyramid_beta <= 1)
     fail("rollout.kv.pyramid_beta = ", s.pyramid_beta, ": expected more than 1");
 }

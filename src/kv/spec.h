@@ -12,7 +12,7 @@ namespace pare {
 enum class KvMethod { dense, streaming_llm, h2o, tova, snapkv, rkv, pyramidkv, quest, block_topk };
 enum class KvPrompt { compress, protect, protect_first };
 enum class KvScope { per_head, per_layer, layer0 };
-enum class KvTrigger { buffer_full, prefill_once };
+enum class KvTrigger { buffer_full, step_mod, prefill_once };
 enum class KvRope { absolute, cache_index };
 enum class KvMergeMethod { none, cam, d2o, lookm_pivot, value };
 
@@ -62,7 +62,9 @@ void check_kv(const KvSpec& spec);
 
 // How many slots each layer of a sequence holds, and when it is compressed (algorithms: the prompt is prefilled in
 // full; then, whenever the slots that are not protected have grown to budget + buffer, an event cuts them to the
-// budget).  A dense cache is the case without events.
+// budget).  step_mod counts tokens instead: an event after every buffer-th token of the response, if more than the
+// budget are there, so that a prompt longer than the budget stays until the first one (Sparse-RL's code, whose counter
+// is the batch's).  A dense cache is the case without events.
 //
 // A sequence: `prompt` tokens, then `fed` tokens of the response whose keys and values are appended (the last token of
 // a response never is).
@@ -88,10 +90,13 @@ class KvResidency {
   int64_t last_sample_pages(int64_t prompt, int64_t fed, int64_t samples) const;
 
  private:
-  bool decode_events(int64_t layer, int64_t prompt, int64_t fed) const;
+  // Tokens of the response before the first event while decoding.
+  int64_t first_event(int64_t layer, int64_t prompt) const;
+  bool decode_events(int64_t layer, int64_t prompt, int64_t fed) const { return first_event(layer, prompt) <= fed; }
   int64_t limit(int64_t layer) const { return budget_[layer] + buffer_; }  // beyond what is protected
 
-  const bool evicts_, prefill_once_, mass_;
+  const bool evicts_, mass_;
+  const KvTrigger trigger_;
   const KvPrompt prompt_;
   const int64_t protect_first_, buffer_;
   std::vector<int64_t> budget_;

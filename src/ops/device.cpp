@@ -46,8 +46,8 @@ constexpr bool is_any = (std::is_same_v<T, Ts> || ...);
 // KV pages and what lies beside them hold slots that were never written, scores and rings of rows likewise; only what
 // reads them is checked.
 template <class Args>
-constexpr bool partly_written = is_any<Args, KvWrite, KvCopyPages, KvBlockSummary, CopyRows, KvWindowScores,
-                                       KvRedundancy, KvMass, KvMassScores, KvCompact>;
+constexpr bool partly_written = is_any<Args, PackWeight, KvWrite, KvCopyPages, KvBlockSummary, CopyRows, KvWindowScores,
+                                       KvRedundancy, KvMassScores, KvCompact>;
 
 }  // namespace
 

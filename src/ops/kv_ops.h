@@ -121,29 +121,8 @@ struct KvRedundancy {
   auto outputs() const { return std::array{score}; }
 };
 
-// H2O's accumulated attention: mass[slot] += softmax probability of the slot, one chain over the rows of the entry
-// ascending, then over the query heads of the group ascending, continued from what the slot holds; slots that are new
-// in this pass start from 0.  So prefill in pieces gives the same sums.
-struct KvMass {
-  Tensor mass_pages;  // stat [pages, K, 16] acc; slots below `first` are neither read nor written
-  Tensor q;           // act [N, H, D]; rows may be strided, heads contiguous
-  Tensor k_pages;     // act [pages, K, D, 16]
-  Tensor page_table;  // i32 [sequences, max_pages]; rows may be strided
-  Tensor queries;     // i32 [S, 4]: PagedRow
-  Tensor first;       // i32 [S]: protected slots, which are in the softmax but have no mass
-  int64_t pairs;      // as in AttnPaged
-  int64_t slots;      // as in AttnPaged
-  float scale;
-  Cost cost() const {
-    const int64_t K = k_pages.shape[1], D = k_pages.shape[2], stat = static_cast<int64_t>(dtype_size(mass_pages.dtype));
-    return {2 * q.shape[1] * D * pairs,
-            detail::total_bytes(q, queries, first) +
-                slots * K * (D * static_cast<int64_t>(dtype_size(k_pages.dtype)) + stat),
-            slots * K * stat};
-  }
-  auto outputs() const { return std::array{mass_pages}; }
-};
-// score = mass, or, if normalise, mass / (number of queries that saw the slot: position - pos + 1).
+// H2O: score = mass (AttnPagedMass), or, if normalise, mass / (number of queries that saw the slot: position - pos +
+// 1).
 struct KvMassScores {
   Tensor score;              // stat [E, K, max_slots] out in the candidates, the rest is left alone
   Tensor mass_pages;         // stat [pages, K, 16]

@@ -87,12 +87,44 @@ struct ScatterAddRows {
   auto outputs() const { return std::array{y}; }
 };
 
+// ---- weights
+// ---------------------------------------------------------------------------------------------------------
+
+// A weight w [O, I], in the one layout that all ops read: panels of 16 outputs, packed[o / 16][i][o % 16] = w[o][i],
+// zeros past the last output.
+struct Weight {
+  Tensor packed;      // act [ceil(O / 16), I, 16]
+  int64_t count = 0;  // O
+  int64_t outputs() const { return count; }
+  int64_t inputs() const { return packed.shape[1]; }
+  int64_t size() const { return outputs() * inputs(); }
+  size_t bytes() const { return static_cast<size_t>(size()) * dtype_size(packed.dtype); }  // without the zeros
+};
+constexpr int64_t weight_panels(int64_t outputs) { return (outputs + 15) / 16; }
+
+// Rows [first, first + R) of w = rows; with the last row of w also the zeros behind it.
+struct PackWeight {
+  Weight w;     // acc: only those rows are written
+  Tensor rows;  // act [R, I]
+  int64_t first;
+  Cost cost() const { return {0, detail::total_bytes(rows), detail::total_bytes(rows)}; }
+  auto outputs() const { return std::array{w.packed}; }
+};
+// rows = rows [first, first + R) of w
+struct UnpackWeight {
+  Tensor rows;  // act [R, I] out
+  Weight w;
+  int64_t first;
+  Cost cost() const { return {0, detail::total_bytes(rows), detail::total_bytes(rows)}; }
+  auto outputs() const { return std::array{rows}; }
+};
+
 // ---- embedding
 // -------------------------------------------------------------------------------------------------------
 
 struct EmbeddingFwd {
   Tensor y;      // act [N, C] out
-  Tensor table;  // act [V, C]
+  Weight table;  // [V, C]
   Tensor ids;    // i32 [N], each in [0, V)
   Cost cost() const { return {0, detail::total_bytes(y, ids), detail::total_bytes(y)}; }
   auto outputs() const { return std::array{y}; }
@@ -135,25 +167,6 @@ struct RmsnormBwd {
 // ---- linear
 // ----------------------------------------------------------------------------------------------------------
 
-// A weight [O, I] and the layouts that a table computes with.  The packed ones follow from `w` and are refreshed by
-// prepare_weight after each change of it.
-struct Weight {
-  Tensor w;         // act [O, I]
-  Tensor packed;    // act [packed_size(O, I)], for y = x wT
-  Tensor packed_t;  // act [packed_size(I, O)], for dx = dy w; absent where there is no backward
-  int64_t outputs() const { return w.shape[0]; }
-  int64_t inputs() const { return w.shape[1]; }
-};
-// Elements of a packed operand: panels [ceil(outputs/16)][inputs][16], zero filled.
-constexpr int64_t packed_size(int64_t outputs, int64_t inputs) { return (outputs + 15) / 16 * 16 * inputs; }
-
-struct PrepareWeight {
-  Weight w;  // reads w.w; w.packed out, w.packed_t out if present
-  Cost cost() const {
-    return {0, detail::total_bytes(w.w) * (w.packed_t ? 2 : 1), detail::total_bytes(w.packed, w.packed_t)};
-  }
-  auto outputs() const { return std::array{w.packed, w.packed_t}; }
-};
 // y = x wT (+ bias) (+ residual)
 struct LinearFwd {
   Tensor y;         // act [N, O] out, rows may be strided; may be residual (in place)
@@ -162,7 +175,7 @@ struct LinearFwd {
   Tensor bias;      // act [O] or absent
   Tensor residual;  // act [N, O] or absent, rows may be strided
   Cost cost() const {
-    return {2 * x.shape[0] * w.inputs() * w.outputs(), detail::total_bytes(x, w.w, bias, residual),
+    return {2 * x.shape[0] * w.inputs() * w.outputs(), detail::total_bytes(x, w, bias, residual),
             detail::total_bytes(y)};
   }
   auto outputs() const { return std::array{y}; }
@@ -171,11 +184,11 @@ struct LinearFwd {
 struct LinearBwdInput {
   Tensor dx;  // act [N, I] out, or acc if accumulate; rows may be strided
   Tensor dy;  // act [N, O], rows may be strided
-  Weight w;   // [O, I], packed_t present
+  Weight w;   // [O, I]
   bool accumulate;
   Cost cost() const {
     return {2 * dy.shape[0] * w.inputs() * w.outputs(),
-            detail::total_bytes(dy, w.w) + (accumulate ? detail::total_bytes(dx) : 0), detail::total_bytes(dx)};
+            detail::total_bytes(dy, w) + (accumulate ? detail::total_bytes(dx) : 0), detail::total_bytes(dx)};
   }
   auto outputs() const { return std::array{dx}; }
 };
@@ -336,6 +349,25 @@ struct AttnPaged {
     return {4 * q.shape[1] * q.shape[2] * pairs, detail::total_bytes(q, queries, budget) + kv, detail::total_bytes(o)};
   }
   auto outputs() const { return std::array{o}; }
+};
+
+// AttnPaged that also adds up the attention that every slot receives (H2O): mass[slot] = fma(p, f, mass[slot]), where
+// p = exp(score - m) is the slot's weight in its block of the online softmax, m the maximum so far, and f = exp(m - M)
+// / sum with the maximum and the sum of the whole row.  One chain over the rows of the entry ascending, then over the
+// query heads of the group ascending, continued from what the slot holds; slots that are new in this pass start from 0.
+// So prefill in pieces gives the same sums.
+struct AttnPagedMass {
+  AttnPaged attn;     // without block lists
+  Tensor mass_pages;  // stat [pages, K, 16] acc; slots below `first` are neither read nor written
+  Tensor first;       // i32 [S]: protected slots, which are attended to but have no mass
+  Cost cost() const {
+    Cost c = attn.cost();
+    const int64_t mass = attn.slots * mass_pages.shape[1] * static_cast<int64_t>(dtype_size(mass_pages.dtype));
+    c.flops += 2 * attn.q.shape[1] * attn.pairs;
+    c.read += mass + detail::total_bytes(first), c.written += mass;
+    return c;
+  }
+  auto outputs() const { return attn.outputs(); }
 };
 
 // Selection blocks: `block` (4 or 16) consecutive slots of one sequence in one layer, the last one possibly partial.
@@ -578,17 +610,27 @@ struct GlobalNorm {
 // AdamW (Loshchilov & Hutter 2019), `master` in place of p where there is one, with g = grad * min(1, max_norm / norm):
 //   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
 //   p -= lr (m c1 / (sqrt(v c2) + eps) + weight_decay p),  c1 = 1 / (1 - beta1^step), c2 = 1 / (1 - beta2^step)
+//
+// Moments in bf16 (beside act f32 or bf16) are computed in f32 and rounded up or down by chance, in proportion to the
+// distance, so that their means are right: with beta2 = .999 a v that is rounded to nearest would never fall, since
+// 1/1000 of it is less than half the distance to the next bf16.  Element e of the parameters (`first` is that of
+// element 0) draws word = rng_word(key, 0, e >> 32, e mod 2^32): its low 16 bits are added to the bits of m, the high
+// ones to those of v, and the low 16 bits of the sums dropped.  p moves by the moments before the rounding.
 struct AdamW {
-  Tensor p;        // act [n] acc; out where there is a master, whose rounding it then is
-  Tensor m, v;     // stat [n] acc
-  Tensor grad;     // stat [n]
+  Tensor p;        // act [n] acc; or Weight::packed, where grad, m, v and master are [O, I]; out where there is a
+                   // master, whose rounding it then is
+  Tensor m, v;     // stat or bf16, shape of grad, acc
+  Tensor grad;     // stat [n] or [O, I]
   Tensor norm;     // stat [1]: of the whole gradient
   float max_norm;  // 0: no clipping
   float lr, beta1, beta2, eps, weight_decay;
-  int64_t step;     // from 1
-  Tensor master{};  // stat [n] acc, or absent: the parameters that bf16 is too short for
+  int64_t step;  // from 1
+  uint64_t key = 0;
+  int64_t first = 0;
+  Tensor master{};  // stat, shape of grad, acc, or absent: the parameters that bf16 is too short for
   Cost cost() const {
-    return {12 * p.size(), detail::total_bytes(master ? master : p, m, v, grad), detail::total_bytes(p, m, v, master)};
+    return {12 * grad.size(), detail::total_bytes(master ? master : p, m, v, grad),
+            detail::total_bytes(p, m, v, master)};
   }
   auto outputs() const { return std::array{p, m, v}; }
 };
@@ -603,11 +645,12 @@ struct AdamW {
   X(accumulate, Accumulate)             \
   X(gather_rows, GatherRows)            \
   X(scatter_add_rows, ScatterAddRows)   \
+  X(pack_weight, PackWeight)            \
+  X(unpack_weight, UnpackWeight)        \
   X(embedding_fwd, EmbeddingFwd)        \
   X(embedding_bwd, EmbeddingBwd)        \
   X(rmsnorm_fwd, RmsnormFwd)            \
   X(rmsnorm_bwd, RmsnormBwd)            \
-  X(prepare_weight, PrepareWeight)      \
   X(linear_fwd, LinearFwd)              \
   X(linear_bwd_input, LinearBwdInput)   \
   X(linear_bwd_weight, LinearBwdWeight) \
@@ -619,6 +662,7 @@ struct AdamW {
   X(attn_bwd, AttnBwd)                  \
   X(kv_write, KvWrite)                  \
   X(attn_paged, AttnPaged)              \
+  X(attn_paged_mass, AttnPagedMass)     \
   X(kv_block_summary, KvBlockSummary)   \
   X(kv_block_select, KvBlockSelect)     \
   X(attn_block_select, AttnBlockSelect) \
@@ -628,7 +672,6 @@ struct AdamW {
   X(copy_rows, CopyRows)                \
   X(kv_window_scores, KvWindowScores)   \
   X(kv_redundancy, KvRedundancy)        \
-  X(kv_mass, KvMass)                    \
   X(kv_mass_scores, KvMassScores)       \
   X(kv_select, KvSelect)                \
   X(kv_compact, KvCompact)              \

@@ -13,11 +13,11 @@ namespace pare::ref {
 
 namespace {
 
-// o = sum over `slots` of softmax(scale * q.k + log(count)) v, for one query of one head; key and value are functions
-// of (slot, d), count of the slot.  Returns the log of the sum of the exponentials.
-template <class T, class Key, class Value, class Count>
-double attend(T* o, const T* q, int64_t dim, const std::vector<int64_t>& slots, double scale, Key key, Value value,
-              Count count) {
+// softmax(scale * q.k + log(count)) over `slots`, for one query of one head; key is a function of (slot, d), count of
+// the slot.  lse: the log of the sum of the exponentials.
+template <class T, class Key, class Count>
+std::vector<double> probabilities(const T* q, int64_t dim, const std::vector<int64_t>& slots, double scale, Key key,
+                                  Count count, double* lse = nullptr) {
   std::vector<double> p;
   for (int64_t s : slots) {
     double dot = 0;
@@ -27,12 +27,23 @@ double attend(T* o, const T* q, int64_t dim, const std::vector<int64_t>& slots, 
   const double max = *std::max_element(p.begin(), p.end());
   double sum = 0;
   for (double& x : p) sum += x = std::exp(x - max);
+  for (double& x : p) x /= sum;
+  if (lse) *lse = max + std::log(sum);
+  return p;
+}
+
+// o = the sum of their products with the values, value(slot, d).  Returns lse.
+template <class T, class Key, class Value, class Count>
+double attend(T* o, const T* q, int64_t dim, const std::vector<int64_t>& slots, double scale, Key key, Value value,
+              Count count) {
+  double lse;
+  const std::vector<double> p = probabilities(q, dim, slots, scale, key, count, &lse);
   for (int64_t d = 0; d < dim; d++) {
     double weighted = 0;
     for (size_t i = 0; i < slots.size(); i++) weighted += p[i] * value(slots[i], d);
-    o[d] = static_cast<T>(weighted / sum);
+    o[d] = static_cast<T>(weighted);
   }
-  return max + std::log(sum);
+  return lse;
 }
 
 // q [N, H, D], k and v [N, K, D] with K a divisor of H.
@@ -338,6 +349,40 @@ void attn_paged(const AttnPaged& a, Stream) {
               [&](int64_t slot, int64_t d) { return v_pages(pages.page(slot), kv, slot % kPageSlots, d); },
               [&](int64_t slot) { return counts ? double(counts(pages.page(slot), kv, slot % kPageSlots)) : 1; });
         }
+    }
+  });
+}
+
+void attn_paged_mass(const AttnPagedMass& a, Stream stream) {
+  constexpr const char* op = "attn_paged_mass";
+  expect(!a.attn.blocks, "ref: ", op, ": block lists");
+  attn_paged(a.attn, stream);
+  const int64_t pages = a.attn.k_pages.shape[0], kv_heads = a.attn.k_pages.shape[1];
+  const int64_t dim = a.attn.q.shape[2], group = a.attn.q.shape[1] / kv_heads;
+  expect_dense(op, "mass_pages", a.mass_pages, {pages, kv_heads, kPageSlots});
+  expect_dense(op, "first", a.first, {a.attn.queries.shape[0]});
+  const auto queries = read_queries(op, a.attn.queries, a.attn.page_table, a.attn.q.shape[0], pages);
+  dispatch(op, a.attn.q, [&]<class T>(T) {
+    const View<T> mass(a.mass_pages), q(a.attn.q), k_pages(a.attn.k_pages), counts(a.attn.count_pages);
+    for (size_t e = 0; e < queries.size(); e++) {
+      const PagedRow& s = queries[e];
+      const int64_t first = View<int32_t>(a.first)(e), old = s.slots - s.rows;
+      expect(first >= 0, "ref: ", op, ": first[", e, "] is ", first);
+      const SlotPages table{View<int32_t>(a.attn.page_table), s.table_row};
+      for (int64_t kv = 0; kv < kv_heads; kv++) {
+        const auto at = [&](int64_t slot) -> T& { return mass(table.page(slot), kv, slot % kPageSlots); };
+        std::vector<double> sum(s.slots);
+        for (int64_t slot = first; slot < old; slot++) sum[slot] = at(slot);
+        for (int64_t i = 0; i < s.rows; i++)
+          for (int64_t h = kv * group; h < (kv + 1) * group; h++) {
+            const auto p = probabilities(
+                &q(s.row + i, h, 0), dim, BlockLists().slots(e, kv, old + i + 1), a.attn.scale,
+                [&](int64_t slot, int64_t d) { return k_pages(table.page(slot), kv, d, slot % kPageSlots); },
+                [&](int64_t slot) { return counts ? double(counts(table.page(slot), kv, slot % kPageSlots)) : 1; });
+            for (size_t slot = 0; slot < p.size(); slot++) sum[slot] += p[slot];
+          }
+        for (int64_t slot = first; slot < s.slots; slot++) at(slot) = static_cast<T>(sum[slot]);
+      }
     }
   });
 }

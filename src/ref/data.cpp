@@ -1,4 +1,4 @@
-// Data movement and embedding.
+// Data movement and the backward of the embedding.
 #include <cstring>
 
 #include "ref/ref.h"
@@ -60,7 +60,6 @@ static void add_rows(const char* op, const char* index_name, const Tensor& y, co
 
 void gather_rows(const GatherRows& a, Stream) { copy_rows("gather_rows", "index", a.y, a.x, a.index); }
 void scatter_add_rows(const ScatterAddRows& a, Stream) { add_rows("scatter_add_rows", "index", a.y, a.x, a.index); }
-void embedding_fwd(const EmbeddingFwd& a, Stream) { copy_rows("embedding_fwd", "ids", a.y, a.table, a.ids); }
 void embedding_bwd(const EmbeddingBwd& a, Stream) { add_rows("embedding_bwd", "ids", a.dtable, a.dy, a.ids); }
 
 }  // namespace pare::ref

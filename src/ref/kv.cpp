@@ -37,46 +37,6 @@ void copy_rows(const CopyRows& a, Stream) {
   });
 }
 
-void kv_mass(const KvMass& a, Stream) {
-  constexpr const char* op = "kv_mass";
-  expect_k_pages(op, a.k_pages);
-  expect_slot_array(op, "mass_pages", a.mass_pages, a.k_pages);
-  const int64_t rows = a.q.shape[0], heads = a.q.shape[1], dim = a.q.shape[2], kv_heads = a.k_pages.shape[1];
-  expect_shape(op, "q", a.q, {rows, heads, a.k_pages.shape[2]});
-  expect(heads % kv_heads == 0, "ref: ", op, ": ", heads, " query heads over ", kv_heads, " key heads");
-  const auto queries = read_queries(op, a.queries, a.page_table, rows, a.k_pages.shape[0]);
-  expect_paged_work(op, queries, a.pairs, a.slots);
-  expect_dense(op, "first", a.first, {a.queries.shape[0]});
-  dispatch(op, a.q, [&]<class T>(T) {
-    const View<T> mass(a.mass_pages), q(a.q), k(a.k_pages);
-    for (size_t i = 0; i < queries.size(); i++) {
-      const PagedRow& s = queries[i];
-      const int64_t first = View<int32_t>(a.first)(i), old = s.slots - s.rows;
-      expect(first >= 0, "ref: ", op, ": first[", i, "] is ", first);
-      const SlotPages pages{View<int32_t>(a.page_table), s.table_row};
-      for (int64_t h = 0; h < kv_heads; h++) {
-        std::vector<double> sum(s.slots);
-        for (int64_t slot = first; slot < old; slot++) sum[slot] = mass(pages.page(slot), h, slot % kPageSlots);
-        for (int64_t row = 0; row < s.rows; row++)
-          for (int64_t g = h * (heads / kv_heads); g < (h + 1) * (heads / kv_heads); g++) {
-            std::vector<double> p(old + row + 1);
-            for (size_t slot = 0; slot < p.size(); slot++) {
-              for (int64_t d = 0; d < dim; d++)
-                p[slot] += double(q(s.row + row, g, d)) * k(pages.page(slot), h, d, slot % kPageSlots);
-              p[slot] *= a.scale;
-            }
-            const double max = *std::max_element(p.begin(), p.end());
-            double total = 0;
-            for (double& x : p) total += x = std::exp(x - max);
-            for (size_t slot = 0; slot < p.size(); slot++) sum[slot] += p[slot] / total;
-          }
-        for (int64_t slot = first; slot < s.slots; slot++)
-          mass(pages.page(slot), h, slot % kPageSlots) = static_cast<T>(sum[slot]);
-      }
-    }
-  });
-}
-
 // ops.h: what an event writes nobody else reads or writes.
 static void expect_own_pages(const char* op, const KvCompact& a, const std::vector<KvEvent>& events) {
   const View<int32_t> src(a.src_pages), dst(a.dst_pages);

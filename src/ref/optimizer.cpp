@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/half.h"
+#include "base/rng.h"
 #include "ref/ref.h"
 
 namespace pare::ref {
@@ -18,25 +20,66 @@ void global_norm(const GlobalNorm& a, Stream) {
   });
 }
 
+// Element (o, i) of a weight [O, I] is at .packed (o / 16, i, o % 16); of other parameters p is a row.
+static int64_t place(const AdamW& a, int64_t e) {
+  if (a.p.rank == 1) return e;
+  const int64_t inputs = a.grad.shape[1], o = e / inputs, i = e % inputs;
+  return (o / 16 * inputs + i) * 16 + o % 16;
+}
+
+// A moment, wide or in bf16 (ops.h says how it is rounded).
+template <class T>
+struct MomentView {
+  explicit MomentView(const Tensor& t) : narrow(t.dtype == DType::bf16), data(t.data) {}
+  double get(int64_t e) const {
+    return narrow ? double(bf16_to_f32(static_cast<uint16_t*>(data)[e])) : double(static_cast<T*>(data)[e]);
+  }
+  void set(int64_t e, double x, uint32_t random) const {
+    if (narrow)
+      static_cast<uint16_t*>(data)[e] = f32_to_bf16_random(static_cast<float>(x), random);
+    else
+      static_cast<T*>(data)[e] = static_cast<T>(x);
+  }
+  bool narrow;
+  void* data;
+};
+
 void adamw(const AdamW& a, Stream) {
-  const int64_t n = a.p.shape[0];
-  for (const auto& [name, t] : {std::pair{"p", &a.p}, {"m", &a.m}, {"v", &a.v}, {"grad", &a.grad}})
-    expect_dense("adamw", name, *t, {n});
+  const Tensor& g = a.grad;
+  const bool weight = a.p.rank == 3;
+  if (weight)
+    expect_dense("adamw", "p", a.p, {weight_panels(g.shape[0]), g.shape[1], 16});
+  else
+    expect_dense("adamw", "p", a.p, {g.shape[0]});
+  for (const auto& [name, t] : {std::pair{"m", &a.m}, {"v", &a.v}, {"grad", &g}}) {
+    expect(t->rank == (weight ? 2 : 1) && t->contiguous() && t->shape == g.shape, "ref: adamw: ", name, " ", *t,
+           " beside p ", a.p);
+    expect(t->dtype == g.dtype || (t != &g && t->dtype == DType::bf16), "ref: adamw: ", name, " ", *t, " beside ", g);
+  }
   expect_dense("adamw", "norm", a.norm, {1});
-  if (a.master) expect_dense("adamw", "master", a.master, {n});
+  expect(a.m.dtype == a.v.dtype, "ref: adamw: m ", a.m, " and v ", a.v);
+  if (a.master) expect(a.master.shape == a.grad.shape, "ref: adamw: master ", a.master, " beside grad ", a.grad);
   expect(a.step >= 1, "ref: adamw: step ", a.step, ", expected 1 or more");
   dispatch("adamw", a.p, [&]<class T>(T) {
-    const View<T> p(a.p), m(a.m), v(a.v), grad(a.grad), norm(a.norm), master(a.master ? a.master : a.p);
+    const MomentView<T> m(a.m), v(a.v);
+    const View<T> norm(a.norm);
+    T* const p = a.p.as<T>();
+    T* const master = a.master ? a.master.as<T>() : nullptr;
+    const T* const grad = a.grad.as<T>();
     const double beta1 = a.beta1, beta2 = a.beta2;
     const double clip = a.max_norm > 0 ? std::min(1.0, double(a.max_norm) / norm(0)) : 1;
     const double c1 = 1 / (1 - std::pow(beta1, a.step)), c2 = 1 / (1 - std::pow(beta2, a.step));
-    for (int64_t i = 0; i < n; i++) {
-      const double g = grad(i) * clip;
-      const double m1 = beta1 * m(i) + (1 - beta1) * g, v1 = beta2 * v(i) + (1 - beta2) * g * g;
-      m(i) = static_cast<T>(m1);
-      v(i) = static_cast<T>(v1);
-      const double old = master(i);
-      p(i) = master(i) = static_cast<T>(old - a.lr * (m1 * c1 / (std::sqrt(v1 * c2) + a.eps) + a.weight_decay * old));
+    for (int64_t e = 0; e < g.size(); e++) {
+      T& w = p[place(a, e)];
+      const double x = grad[e] * clip;
+      const double m1 = beta1 * m.get(e) + (1 - beta1) * x, v1 = beta2 * v.get(e) + (1 - beta2) * x * x;
+      const auto at = static_cast<uint64_t>(a.first + e);
+      const uint32_t word =
+          m.narrow ? rng_word(a.key, 0, static_cast<uint32_t>(at >> 32), static_cast<uint32_t>(at)) : 0;
+      m.set(e, m1, word), v.set(e, v1, word >> 16);
+      const double old = master ? master[e] : w;
+      w = static_cast<T>(old - a.lr * (m1 * c1 / (std::sqrt(v1 * c2) + a.eps) + a.weight_decay * old));
+      if (master) master[e] = w;
     }
   });
 }

@@ -18,27 +18,30 @@ constexpr int format_version = 1;
 constexpr const char* state_name = "state.json";
 constexpr const char* optimizer_name = "optimizer.safetensors";
 
-void save_optimizer(const std::string& path, const Session& session, const AdamWState& state) {
+constexpr std::pair<Moment, const char*> moments[] = {{Moment::m, "adam.m."}, {Moment::v, "adam.v."}};
+
+void save_optimizer(const std::string& path, const Session& session, const Learner& learner) {
   std::vector<NamedTensor> tensors;
-  for (const Parameter& p : session.model->layout) {
-    tensors.push_back({"adam.m." + p.name, p.shape, state.m.data() + p.offset});
-    tensors.push_back({"adam.v." + p.name, p.shape, state.v.data() + p.offset});
-  }
-  write_safetensors(path, std::move(tensors), DType::f32);
+  for (const Parameter& p : session.model->layout)
+    for (const auto& [moment, prefix] : moments)
+      tensors.push_back({prefix + p.name, p.shape,
+                         [&learner, m = moment, offset = p.offset](int64_t begin, int64_t count, float* out) {
+                           learner.get_moment(m, offset + begin, count, out);
+                         }});
+  write_safetensors(path, std::move(tensors), learner.moments());
 }
 
-AdamWState load_optimizer(const std::string& path, const Session& session, int64_t updates) {
-  SafetensorsFile file(path);
-  const auto size = static_cast<size_t>(session.model->flat.size());
-  AdamWState state{std::vector<float>(size), std::vector<float>(size), updates};
+void load_optimizer(const std::string& path, const Session& session, Learner& learner) {
+  const SafetensorsFile file(path);
+  const char* const dtype = learner.moments() == DType::bf16 ? "BF16" : "F32";
   for (const Parameter& p : session.model->layout)
-    for (const auto& [prefix, values] : {std::pair{"adam.m.", &state.m}, std::pair{"adam.v.", &state.v}}) {
+    for (const auto& [moment, prefix] : moments) {
       const SafetensorsTensor* t = file.find(prefix + p.name);
-      if (!t || t->shape != p.shape || t->dtype != "F32")
-        fail(path, ": expected ", prefix, p.name, " as F32", shape_string(p.shape));
-      file.read_f32(*t, values->data() + p.offset);
+      if (!t || t->shape != p.shape || t->dtype != dtype)
+        fail(path, ": expected ", prefix, p.name, " as ", dtype, shape_string(p.shape));
+      learner.set_moment(moment, p.offset, p.size,
+                         [&](int64_t begin, int64_t count, float* out) { file.read_f32(*t, out, begin, count); });
     }
-  return state;
 }
 
 json to_json(const RunState& s) {
@@ -91,20 +94,15 @@ StateFile read_state(const std::string& folder) {
 
 void save_model(const std::string& path, const Session& session,
                 const std::function<void(const std::string& folder)>& more) {
-  save_hf(
-      path, session.model_config, session.model->get_parameters(), DType::f32, true, [&](const std::string& folder) {
-        const std::string source = session.config.model.path;
-        for (const std::string name : {"tokenizer.bin", "vocab_pieces.json", "tokenizer.json", "tokenizer_config.json",
-                                       "chat_template.jinja", "special_tokens_map.json", "vocab.json", "merges.txt"})
-          if (!source.empty() && fs::exists(fs::path(source) / name))
-            copy_file(cat(source, "/", name), cat(folder, "/", name));
-        if (more) more(folder);
-      });
+  save_hf(path, session.model_config, session.model->reader(), DType::f32, true, [&](const std::string& folder) {
+    if (!session.config.model.path.empty()) copy_tokenizer(session.config.model.path, folder);
+    if (more) more(folder);
+  });
 }
 
 void save_checkpoint(const std::string& path, const Session& session, Training& training, const RunState& state) {
   save_model(path, session, [&](const std::string& folder) {
-    save_optimizer(folder + "/" + optimizer_name, session, training.learner().optimizer_state());
+    save_optimizer(folder + "/" + optimizer_name, session, training.learner());
     json files;
     for (const auto& entry : fs::directory_iterator(folder)) files[entry.path().filename()] = entry.file_size();
     const json j = {{"format", format_version},          {"run", to_json(state)},
@@ -145,8 +143,9 @@ RunState load_checkpoint(const std::string& path, Session& session, Training& tr
   if (needs_reference(config) && hex16(session.initial_weights) != s.initial_weights)
     fail(config.model.path, ": holds other weights than those that the run of ", path,
          " started from, which are the reference of its KL");
-  session.model->set_parameters(load_hf_weights(path, session.model_config));
-  training.resume(s.run.training, load_optimizer(path + "/" + optimizer_name, session, s.run.training.updates));
+  session.model->set_parameters(hf_weights(path, session.model_config));
+  load_optimizer(path + "/" + optimizer_name, session, training.learner());
+  training.resume(s.run.training);
   return s.run;
 }
 

@@ -26,6 +26,7 @@ enum class TooFew { skip, scale };
 enum class StateWeight { none, z };
 enum class ValKv { dense, rollout, both };
 enum class LearnerAttention { dense, replay };
+enum class Moments { f32, bf16 };
 enum class LrSchedule { constant, linear, cosine };
 enum class ActType { automatic, f32, bf16 };
 enum class DeviceKind { cpu, cuda, emu };
@@ -143,6 +144,7 @@ struct OptimKeys {
   double lr = 1e-6;
   std::vector<double> betas = {0.9, 0.999};
   double eps = 1e-8, weight_decay = 0.01;
+  Moments moments = Moments::f32;
   int64_t lr_warmup_steps = 0;
   LrSchedule lr_scheduler_type = LrSchedule::constant;
   double min_lr_ratio = 0, decay_fraction = 1;

@@ -93,6 +93,8 @@ template <>
 constexpr auto words_of<LearnerAttention> =
     std::to_array<Word<LearnerAttention>>({{"dense", LearnerAttention::dense}, {"replay", LearnerAttention::replay}});
 template <>
+constexpr auto words_of<Moments> = std::to_array<Word<Moments>>({{"f32", Moments::f32}, {"bf16", Moments::bf16}});
+template <>
 constexpr auto words_of<LrSchedule> = std::to_array<Word<LrSchedule>>({{"constant", LrSchedule::constant},
                                                                        {"linear", LrSchedule::linear},
                                                                        {"cosine", LrSchedule::cosine}});
@@ -150,6 +152,7 @@ constexpr auto words_of<KvScope> = std::to_array<Word<KvScope>>({{"per_head", Kv
                                                                  {"layer0", KvScope::layer0}});
 template <>
 constexpr auto words_of<KvTrigger> = std::to_array<Word<KvTrigger>>({{"buffer_full", KvTrigger::buffer_full},
+                                                                     {"step_mod", KvTrigger::step_mod},
                                                                      {"prefill_once", KvTrigger::prefill_once}});
 template <>
 constexpr auto words_of<KvRope> = std::to_array<Word<KvRope>>({{"absolute", KvRope::absolute},
@@ -393,8 +396,9 @@ std::vector<ConfigKey> kv_keys() {
           "evicting: the prompt may be evicted, is kept, or its first rollout.kv.protect_first tokens are", "pare"),
       KEY(rollout.kv.protect_first, at_least(0), "tokens", "evicting: with rollout.kv.prompt = protect_first", "pare"),
       KEY(rollout.kv.trigger, any, "",
-          "evicting: an event whenever the buffer is full; or one at the end of the prompt and none after",
-          "R-KV; SnapKV"),
+          "evicting: an event whenever the buffer is full; after every rollout.kv.buffer-th token of the response that "
+          "finds more than the budget; or one at the end of the prompt and none after",
+          "R-KV; Sparse-RL's code: step_mod; SnapKV: prefill_once"),
       KEY(rollout.kv.scope, any, "",
           "evicting: every key head chooses; all heads of a layer choose together; or the first layer chooses for all",
           "R-KV; Sparse-RL's code: layer0"),
@@ -422,13 +426,16 @@ std::vector<ConfigKey> kv_keys() {
           "pyramidkv: the last layer's budget is the mean budget divided by about this", "PyramidKV: 20"),
       KEY(rollout.kv.merge, any, "",
           "evicting: evicted tokens are merged into kept ones. cam: into those after it, by chance; d2o, lookm_pivot, "
-          "value: into the one with the most similar key",
+          "value: into the one with the most similar key.  In every layer (D2O's code leaves the first two and the "
+          "last "
+          "as they are, which bounds no memory)",
           "CaM; D2O; LOOK-M; kvpress"),
       KEY(rollout.kv.merge_keys, any, "",
           "d2o, lookm_pivot: merge values only, keys without their rotation too, or keys as they lie",
           "pare; raw: D2O"),
       KEY(rollout.kv.merge_counts, any, "",
-          "a kept token counts in the softmax for all that were merged into it (its score + log of their number)",
+          "h2o, streaming_llm: a kept token counts in the softmax for all that were merged into it (its score + log of "
+          "their number)",
           "pare"),
       KEY(rollout.kv.cam_targets, at_least(1), "tokens", "cam: kept tokens that an evicted one is spread over", "CaM"),
       KEY(rollout.kv.d2o_ema, within(0, 1), "", "d2o: weight of the threshold so far against that of an event", "D2O"),
@@ -566,6 +573,9 @@ std::vector<ConfigKey> actor_keys() {
       KEY(actor.optim.betas, from_below(0, 1), "", "decay of the two moments", "verl"),
       KEY(actor.optim.eps, above(0), "", "added to the root of the second moment", "TRL: adam_epsilon"),
       KEY(actor.optim.weight_decay, at_least(0), "", "decoupled", "verl"),
+      KEY(actor.optim.moments, any, "",
+          "type of the two moments: bf16 takes half the memory, rounded at random so that their means are right",
+          "pare"),
       KEY(actor.optim.lr_warmup_steps, at_least(0), "steps", "the rate grows linearly to lr at this step", "verl"),
       KEY(actor.optim.lr_scheduler_type, any, "", "after the warm-up", "verl"),
       KEY(actor.optim.min_lr_ratio, within(0, 1), "part of lr", "linear, cosine: rate of the last step", "verl"),

@@ -1,6 +1,7 @@
 #include "rl/session.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 
 #include "base/thread_pool.h"
@@ -79,14 +80,22 @@ Session::Session(const Config& c, const Table& table, bool trainable, const Aren
 
   model = std::make_unique<Model>(model_config, device, weights, act_type(c), trainable);
   check_prompts();
-  if (device.planning()) {
-    model->refresh();
-  } else {
-    const std::vector<float> initial =
+  if (!device.planning()) {
+    const ParameterReader initial =
         c.model.path.empty() ? init_parameters(model_config, static_cast<uint64_t>(c.trainer.seed), c.model.init)
-                             : load_hf_weights(c.model.path, model_config);
-    for (const float x : initial) initial_weights = mix64(initial_weights + std::bit_cast<uint32_t>(x));
-    model->set_parameters(initial);
+                             : hf_weights(c.model.path, model_config);
+    std::atomic<uint64_t> hash = 0;  // a sum: the same for any order
+    model->set_parameters([&](size_t parameter, int64_t begin, int64_t count, float* out) {
+      initial(parameter, begin, count, out);
+      const auto first = static_cast<uint64_t>(model->layout[parameter].offset + begin);
+      parallel_for(count, 1 << 14, [&](int64_t b, int64_t e) {
+        uint64_t sum = 0;
+        for (int64_t i = b; i < e; i++)
+          sum += mix64((first + static_cast<uint64_t>(i)) << 32 ^ std::bit_cast<uint32_t>(out[i]));
+        hash += sum;
+      });
+    });
+    initial_weights = hash;
   }
 }
 
@@ -167,6 +176,7 @@ std::vector<Reward> Session::rewards(const Task& task, std::span<const Problem> 
 LearnerOptions Session::learner_options() const {
   return {.max_rows = config.actor.ppo_max_token_len,
           .logits_chunk = config.actor.logits_chunk,
+          .moments = config.actor.optim.moments == Moments::bf16 ? DType::bf16 : DType::f32,
           .recompute = config.model.enable_gradient_checkpointing,
           .blocks = replayed_blocks(config)};
 }
@@ -195,7 +205,8 @@ AdamWOptions Session::optimizer_options(double lr) const {
           .beta2 = o.betas[1],
           .eps = o.eps,
           .weight_decay = o.weight_decay,
-          .max_norm = config.actor.grad_clip};
+          .max_norm = config.actor.grad_clip,
+          .seed = static_cast<uint64_t>(config.trainer.seed)};
 }
 
 std::vector<const Arena*> Session::arenas() const { return {&weights, &gradients, &optimizer, &kv, &activations}; }

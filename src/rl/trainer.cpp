@@ -26,7 +26,7 @@ void set_summary(Metrics& metrics, const std::string& name, const Summary& s) {
 
 std::unique_ptr<Model> copy_model(Session& s) {
   auto copy = std::make_unique<Model>(s.model_config, s.device, s.weights, s.model->dtype, false);
-  copy->set_parameters(s.model->get_parameters());
+  if (!s.device.planning()) copy->set_parameters(s.model->reader());
   return copy;
 }
 

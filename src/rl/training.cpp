@@ -19,11 +19,10 @@ Metrics Training::evaluate() {
   });
 }
 
-void Training::resume(const TrainingState& state, const AdamWState& optimizer) {
-  expect(state.updates == optimizer.steps, "a state of ", state.updates, " updates with moments of ", optimizer.steps);
+void Training::resume(const TrainingState& state) {
   step_ = state.step;
   prompts_.seek(state.prompts);
-  learner_.set_optimizer_state(optimizer);
+  learner_.set_steps(state.updates);
 }
 
 BatchLimits Training::batch_limits(int64_t members) const {

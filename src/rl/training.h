@@ -33,9 +33,9 @@ class Training {
   int64_t steps() const { return step_; }
   Learner& learner() { return learner_; }
 
-  // Only at the border of a step.  Parameters and moments are the session's and the learner's.
+  // Only at the border of a step.  Parameters and moments are set at the session's model and the learner.
   TrainingState state() const { return {step_, learner_.steps(), prompts_.cursor()}; }
-  void resume(const TrainingState& state, const AdamWState& optimizer);
+  void resume(const TrainingState& state);
 
   // What is being done, for a progress line: stage, done, all.  While the stage is "rollout" nothing has changed since
   // the last step but what state() says: an exception thrown from here then loses no finished step.

@@ -20,14 +20,17 @@ RolloutLimits checked(const RolloutLimits& given, const ModelConfig& config) {
   if (limits.max_prompt == 0) limits.max_prompt = limits.max_context;
   check_kv(limits.kv);
   if (limits.kv_pages == 0) {
-    // The longest prompt and a response as long as there is room for take most, whatever the policy.
-    const int64_t prompt = limits.max_prompt, fed = limits.max_context - prompt;
+    // What the worst of all prompts takes, with a response as long as there is room for.
     const auto sequence = [&](const KvSpec& kv) {
       const KvResidency residency(kv, config.layers);
-      int64_t pages = 0;
-      for (int64_t l = 0; l < config.layers; l++)
-        pages += (residency.peak(l, prompt, fed) + kPageSlots - 1) / kPageSlots;
-      return std::max(pages, residency.prompt_pages(prompt));
+      int64_t most = residency.prompt_pages(limits.max_prompt);
+      for (int64_t prompt = 1; prompt <= limits.max_prompt; prompt++) {
+        int64_t pages = 0;
+        for (int64_t l = 0; l < config.layers; l++)
+          pages += (residency.peak(l, prompt, limits.max_context - prompt) + kPageSlots - 1) / kPageSlots;
+        most = std::max(most, pages);
+      }
+      return most;
     };
     limits.kv_pages = std::max(Scheduler::cache_sequences(limits) * sequence(limits.kv), 2 * sequence({}));
   }

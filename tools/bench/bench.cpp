@@ -148,10 +148,7 @@ class Bench {
     return t;
   }
   Weight weight(int64_t outputs, int64_t inputs) {
-    const Weight w{random({outputs, inputs}, 0.05f), arena_.alloc("p", DType::f32, {packed_size(outputs, inputs)}),
-                   arena_.alloc("pt", DType::f32, {packed_size(inputs, outputs)})};
-    table_cpu.prepare_weight({w}, {});
-    return w;
+    return {random({weight_panels(outputs), inputs, 16}, 0.05f), outputs};
   }
   void gemm_shape(int64_t inputs, int64_t outputs);
   // One line: seconds per call, and the rate of `amount` (flops, bytes, tokens) against `bound`, the best possible

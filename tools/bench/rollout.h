@@ -4,8 +4,8 @@
 
 namespace pare {
 
-// Prints and returns, for a small model and contexts of 1k to 32k tokens, the microseconds of a decoded token, those of
-// its attention, and the part that compression or selection takes.
+// Prints and returns, for a small model and contexts of 1k to 32k tokens, and for a layer of a larger one, the
+// microseconds of a decoded token, those of its attention, and the part that compression or selection takes.
 nlohmann::json bench_rollout();
 
 }  // namespace pare

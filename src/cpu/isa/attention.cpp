@@ -29,6 +29,10 @@ struct QueryTile {
   const float* bias = nullptr;         // of each slot, added to the scaled score; null: none
   float* o = nullptr;                  // [rows][value_width] out
   alignas(64) float max[16], sum[16];  // out: the largest scaled score, and the sum of exponentials relative to it
+  // Out where not null: the weights, [rows][stride], each relative to the maximum after its block, and those maxima,
+  // [blocks][16].
+  float *weights = nullptr, *maxima = nullptr;
+  int64_t stride = 0;
 };
 
 // s[row][16 p + j]: the dot products of the rows and kPanels panels of keys from panel `first` on.
@@ -137,12 +141,15 @@ PARE_INLINE void weigh(QueryTile& t, float* s, float* alpha, int64_t first, floa
   }
   if (first) store(alpha, exp(sub(load(t.max), load(next))));  // else there is nothing yet
   store(t.max, load(next));
+  float* const weights = t.weights;
+  if (weights) store(t.maxima + first / kBlock * 16, load(next));
   for (int64_t r = 0; r < kRows; r++) {
     vf sums = zero();
     for (int64_t j = 0; j < t.visible[r] - first && j < kBlock; j += 16) {
       float* const row = s + r * kBlock + j;
       const vf p = exp_below_89(sub(load(row), set1(next[r])));  // absent slots: exp(-infinity) is +0
       store(row, p);
+      if (weights) store(weights + r * t.stride + first + j, p);
       sums = add(sums, p);
     }
     t.sum[r] = __builtin_fmaf(t.sum[r], alpha[r], sum(sums));
@@ -206,6 +213,39 @@ PARE_INLINE int64_t row_share(int64_t n) {
   return (n + tiles - 1) / tiles;
 }
 
+// What AttnPagedMass adds up, for one entry and key head: slots [first, slots).
+struct Mass {
+  float* pages;
+  const int32_t* table;
+  int64_t kv_heads, kv_head, first, slots;
+  // Lanes [begin, end) of x become new ones where they are slots that have mass; f(old) is what is new.
+  template <class F>
+  PARE_INLINE void change(int64_t slot, int64_t begin, F f) const {
+    float* const at = pages + (table[slot / 16] * kv_heads + kv_head) * 16;
+    const vf old = load(at), x = f(old);
+    const mask low = first_lanes(max64(begin - slot, 0)), high = first_lanes(slots - slot);
+    store(at, select(low, old, select(high, x, old)));
+  }
+};
+void clear_new(const Mass& mass, int64_t old) {
+  const int64_t begin = max64(mass.first, old);
+  for (int64_t s = begin / 16 * 16; s < mass.slots; s += 16) mass.change(s, begin, [](vf) { return zero(); });
+}
+// After attend() has kept the weights of a tile.
+void add_mass(const QueryTile& t, const Mass& mass) {
+  const int64_t slots = t.visible[t.rows - 1], begin = mass.first / 16 * 16;
+  for (int64_t block = begin / kBlock * kBlock; block < slots; block += kBlock) {
+    alignas(64) float f[16];
+    store(f, div(exp_below_89(sub(load(t.maxima + block / kBlock * 16), load(t.max))), load(t.sum)));
+    for (int64_t s = max64(block, begin); s < min64(block + kBlock, slots); s += 16)
+      mass.change(s, mass.first, [&](vf x) {
+        for (int64_t r = 0; r < t.rows; r++)
+          if (s < t.visible[r]) x = fma(load(t.weights + r * t.stride + s), set1(f[r]), x);
+        return x;
+      });
+  }
+}
+
 }  // namespace
 
 // Scratch: K across, V down, a tile of o.
@@ -250,15 +290,21 @@ void attn_paged(const PagedArgs& a, const PagedRow& row, int64_t kv_head, float*
   float* const bias = values + (value_width != a.width ? row.slots * value_width : 0);
   for (int64_t s = 0; a.count_pages && s < row.slots; s += 16)
     store(bias + s, log(load(a.count_pages + (pages[s / 16] * (a.heads / g) + kv_head) * 16)));
+  const Mass mass{a.mass_pages, pages, a.heads / g, kv_head, a.first_mass, row.slots};
+  float* const maxima = bias + (a.count_pages ? round16(row.slots) : 0);
+  if (a.mass_pages) clear_new(mass, row.slots - row.rows);
   const int64_t end = row.rows * g, share = row_share(end);
   for (int64_t first = 0; first < end; first += share) {
     QueryTile t;
     t.rows = min64(share, end - first), t.o = o, t.bias = a.count_pages ? bias : nullptr;
+    if (a.mass_pages)
+      t.stride = round16(row.slots), t.maxima = maxima, t.weights = maxima + (row.slots + kBlock) / kBlock * 16;
     for (int64_t r = 0; r < t.rows; r++) {
       const int64_t i = (first + r) / g, head = kv_head * g + (first + r) % g;
       t.q[r] = a.q + (row.row + i) * a.q_stride + head * a.width, t.visible[r] = row.slots - row.rows + i + 1;
     }
     attend(t, k, v, a.width, value_width, a.scale);
+    if (a.mass_pages) add_mass(t, mass);
     if (a.lse) {
       float lse[16];
       store(lse, add(load(t.max), log(load(t.sum))));

@@ -104,24 +104,31 @@ void pack_columns(float* out, const float* x, int64_t stride, int64_t rows, int6
 TileFn tile_by_rows(int64_t rows, int64_t panels) { return choose<true>(rows, panels); }
 TileFn tile_by_columns(int64_t rows, int64_t panels) { return choose<false>(rows, panels); }
 
-void pack(float* packed, const float* w, int64_t outputs, int64_t inputs, Range panels) {
-  for (int64_t p = panels.begin; p < panels.end; p++) {
-    const int64_t rows = min64(16, outputs - p * 16);
-    for (int64_t k = 0; k < inputs; k += 16) {
-      const int64_t n = min64(16, inputs - k);
-      vf r[16];
-      PARE_UNROLL
-      for (int i = 0; i < 16; i++) r[i] = i < rows ? load(w + (p * 16 + i) * inputs + k, n) : zero();
-      transpose(r);
-      for (int64_t i = 0; i < n; i++) store(packed + (p * inputs + k + i) * 16, r[i]);
-    }
+void pack(float* packed, const float* w, int64_t outputs, int64_t inputs, Range rows) {
+  for (int64_t o = rows.begin, n; o < rows.end; o += n, w += n * inputs) {
+    n = min64(16 - o % 16, rows.end - o);
+    float* const panel = packed + o / 16 * inputs * 16;
+    const int64_t first = o % 16, end = o + n == outputs ? 16 : first + n;  // lanes that are written
+    for (int64_t i = 0; i < inputs; i += 16)
+      if (end - first == 16)
+        transpose_tile(panel + i * 16, 16, 16, w + i, inputs, n, min64(16, inputs - i));
+      else
+        for (int64_t j = i; j < min64(i + 16, inputs); j++)
+          for (int64_t l = first; l < end; l++) panel[j * 16 + l] = l < first + n ? w[(l - first) * inputs + j] : 0;
   }
 }
 
-void pack_t(float* packed, const float* w, int64_t outputs, int64_t inputs, Range panels) {
-  for (int64_t p = panels.begin; p < panels.end; p++)
-    for (int64_t o = 0; o < outputs; o++)
-      store(packed + (p * outputs + o) * 16, load(w + o * inputs + p * 16, inputs - p * 16));
+void unpack(float* w, const float* packed, int64_t inputs, Range rows) {
+  for (int64_t o = rows.begin, n; o < rows.end; o += n, w += n * inputs) {
+    n = min64(16 - o % 16, rows.end - o);
+    const float* const panel = packed + o / 16 * inputs * 16;
+    for (int64_t i = 0; i < inputs; i += 16)
+      if (n == 16)
+        transpose_tile(w + i, inputs, min64(16, inputs - i), panel + i * 16, 16, min64(16, inputs - i), 16);
+      else
+        for (int64_t j = i; j < min64(i + 16, inputs); j++)
+          for (int64_t r = 0; r < n; r++) w[r * inputs + j] = panel[j * 16 + o % 16 + r];
+  }
 }
 
 // The last panel of a matrix whose width is no multiple of 16: computed beside it, `width` columns copied.
@@ -185,6 +192,57 @@ void gemm(const GemmArgs& g, Range rows, Range panels, float* scratch, int64_t s
       }
     }
   }
+}
+
+// The rows of w [depth, outputs] as panels of 16 of its columns, from the panels of 16 of its rows.
+static void transposed_panels(float* out, const GemmArgs& g, int64_t panel, int64_t k, int64_t kn) {
+  const int64_t width = min64(16, g.outputs - panel * 16);
+  for (int64_t i = 0; i < kn; i += 16)
+    transpose_tile(out + i * 16, 16, 16, g.packed + ((k + i) / 16 * g.outputs + panel * 16) * 16, 16, width,
+                   min64(16, kn - i));
+}
+
+void gemm_transposed(const GemmArgs& g, Range rows, Range panels, float* scratch) {
+  constexpr int64_t kNear = 384;
+  const int64_t depth = g.depth, cuts = (depth + kTransposedDepth - 1) / kTransposedDepth;
+  const int64_t cut = ((depth + cuts - 1) / cuts + 15) / 16 * 16, count = panels.end - panels.begin;
+  const int64_t n = rows.end - rows.begin, blocks = (n + kTransposedRows - 1) / kTransposedRows;
+  const int64_t block = (n + blocks - 1) / blocks, share = even_rows(block);
+  const bool in_place = g.x_stride <= kNear || n < 4;
+  float* const columns = scratch;  // of x
+  float* const b = columns + kTransposedDepth * block + 16;
+  float* const partial = b + kTransposedDepth * kTilePanels * 16;  // accumulators, [block][count * 16]
+  for (int64_t r0 = rows.begin; r0 < rows.end; r0 += block)
+    for (int64_t k = 0; k < depth; k += cut) {
+      const int64_t end = min64(r0 + block, rows.end), kn = min64(cut, depth - k);
+      for (int64_t r = r0; !in_place && r < end; r += share)
+        pack_columns(columns + (r - r0) * kn, g.x + r * g.x_stride + k, g.x_stride, min64(share, end - r), kn);
+      for (int64_t p = panels.begin, np; p < panels.end; p += np) {
+        const int64_t whole = min64(panels.end, g.outputs / 16) - p;
+        np = tile_panels(share, max64(whole, 1));
+        for (int64_t i = 0; i < np; i++) transposed_panels(b + i * kn * 16, g, p + i, k, kn);
+        for (int64_t r = r0; r < end; r += share) {
+          const int64_t rn = min64(share, end - r);
+          Tile t{.depth = kn, .bs = 16, .c = partial + ((r - r0) * count + p - panels.begin) * 16, .cs = count * 16};
+          t.a = in_place ? g.x + r * g.x_stride + k : columns + (r - r0) * kn;
+          t.as = in_place ? g.x_stride : rn;
+          for (int64_t i = 0; i < np; i++) t.b[i] = b + i * kn * 16;
+          if (k) t.start = t.c, t.ss = t.cs;
+          const TileFn f = in_place ? tile_by_rows(rn, np) : tile_by_columns(rn, np);
+          if (k + kn < depth) {
+            f(t);
+            continue;
+          }
+          t.c = g.y + r * g.y_stride + p * 16, t.cs = g.y_stride;
+          t.residual = g.residual ? g.residual + r * g.residual_stride + p * 16 : nullptr;
+          t.rs = g.residual_stride;
+          if (whole > 0)
+            f(t);
+          else
+            narrow(f, t, rn, g.outputs - p * 16);
+        }
+      }
+    }
 }
 
 // dw[o][i] += sum over n ascending of dy[n][o] x[n][i]: A is a column block of dy, B rows of x.

@@ -18,10 +18,12 @@ void swiglu_fwd(float* y, const float* gate_up, int64_t width, Range rows);
 void swiglu_bwd(float* dgate_up, const float* dy, const float* gate_up, int64_t width, Range rows);
 float sum_squares(const float* x, int64_t n);
 void adamw(const AdamWArgs& a, Range elements);
+void adamw_weight(const AdamWArgs& a, Range panels);
 
-void pack(float* packed, const float* w, int64_t outputs, int64_t inputs, Range panels);
-void pack_t(float* packed, const float* w, int64_t outputs, int64_t inputs, Range panels);
+void pack(float* packed, const float* w, int64_t outputs, int64_t inputs, Range rows);
+void unpack(float* w, const float* packed, int64_t inputs, Range rows);
 void gemm(const GemmArgs& g, Range rows, Range panels, float* scratch, int64_t scratch_rows);
+void gemm_transposed(const GemmArgs& g, Range rows, Range panels, float* scratch);
 void gemm_t(const GemmTArgs& g, Range outputs, Range panels, float* scratch);
 
 void attn_fwd(const AttnArgs& a, const SegmentRow& s, int64_t kv_head, Range rows, float* scratch);
@@ -37,7 +39,6 @@ void block_scores(float* score, const BlockScoreArgs& a, Range blocks, float* sc
 void kv_window_scores(const KvWindowArgs& a, const KvEvent& e, float* scratch);
 void kv_redundancy(const KvRedundancyArgs& a, const KvEvent& e, float* scratch);
 void kv_nearest(const KvNearestArgs& a, const KvEvent& e, float* scratch);
-void kv_mass(const KvMassArgs& a, const PagedRow& row, int64_t first, int64_t kv_head, float* scratch);
 
 void logprob(float* logprob, float* entropy, const float* logits, const int32_t* target, int64_t vocabulary,
              float temperature, Range rows);

@@ -271,41 +271,4 @@ void kv_nearest(const KvNearestArgs& a, const KvEvent& e, float* scratch) {
   }
 }
 
-// Query rows in the order (own row, head of the group), in tiles; what they see ascends.
-void kv_mass(const KvMassArgs& a, const PagedRow& row, int64_t first, int64_t kv_head, float* scratch) {
-  const int64_t g = a.group, page = 16 * a.width, kv_heads = a.heads / g, panels = round16(row.slots) / 16;
-  const int64_t old = row.slots - row.rows, stride = panels * 16;
-  const int32_t* const pages = a.page_table + row.table_row * a.table_stride;
-  float *q = scratch, *z = q + kQueryTile * a.width, *mass = z + kQueryTile * stride;
-  const auto at = [&](int64_t slot) { return a.mass_pages + (pages[slot / 16] * kv_heads + kv_head) * 16 + slot % 16; };
-  for (int64_t s = 0; s < stride; s++) mass[s] = s >= first && s < old ? *at(s) : 0;
-  for (int64_t i = 0; i < row.rows * g; i += kQueryTile) {
-    const int64_t n = min64(kQueryTile, row.rows * g - i);
-    for (int64_t r = 0; r < n; r++) {
-      const float* from = a.q + (row.row + (i + r) / g) * a.q_stride + (kv_head * g + (i + r) % g) * a.width;
-      for_vectors(
-          a.width, PARE_LANES_AT(d) { store(q + r * a.width + d, load(from + d, lanes), lanes); });
-    }
-    const int64_t seen = old + (i + n - 1) / g + 1;  // by the last row of the tile
-    multiply({.c = z,
-              .c_stride = stride,
-              .a = q,
-              .a_stride = a.width,
-              .by_columns = false,
-              .base = a.k_pages + kv_head * page,
-              .pages = pages,
-              .step = kv_heads * page,
-              .width = a.width},
-             n, round16(seen) / 16);
-    for (int64_t r = 0; r < n; r++) {
-      const int64_t visible = old + (i + r) / g + 1;
-      float* const p = z + r * stride;
-      for (int64_t s = 0; s < visible; s += 16) store(p + s, mul(load(p + s), set1(a.scale)));
-      softmax(p, 0, visible);
-      for (int64_t s = 0; s < visible; s += 16) store(mass + s, add(load(mass + s), load(p + s)));
-    }
-  }
-  for (int64_t s = first; s < row.slots; s++) *at(s) = mass[s];
-}
-
 }  // namespace pare::PARE_ISA

@@ -71,18 +71,21 @@ PARE_INLINE vf sums16(vf* lanes) {
   return lanes[0];
 }
 
-// The scores of 16 blocks for one query.
+// The scores of 16 blocks for one query.  Four at a time: the sums of more do not fit the registers of AVX2.
 template <BlockSummary kind>
 PARE_INLINE vf scores16(const float* q, const float* const* summary, int64_t width) {
   vf lanes[16];
-  PARE_UNROLL
-  for (int i = 0; i < 16; i++) lanes[i] = zero();
-  for_vectors(
-      width, [&](int64_t d, int64_t n) __attribute__((always_inline)) {
-        const vf x = load(q + d, n);
-        PARE_UNROLL
-        for (int i = 0; i < 16; i++) lanes[i] = add_term<kind>(lanes[i], x, summary[i] + d, width, n);
-      });
+  for (int first = 0; first < 16; first += 4) {
+    vf sums[4] = {zero(), zero(), zero(), zero()};
+    for_vectors(
+        width, [&](int64_t d, int64_t n) __attribute__((always_inline)) {
+          const vf x = load(q + d, n);
+          PARE_UNROLL
+          for (int i = 0; i < 4; i++) sums[i] = add_term<kind>(sums[i], x, summary[first + i] + d, width, n);
+        });
+    PARE_UNROLL
+    for (int i = 0; i < 4; i++) lanes[first + i] = sums[i];
+  }
   return sums16(lanes);
 }
 

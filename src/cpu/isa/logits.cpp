@@ -49,19 +49,6 @@ PARE_INLINE Distribution distribution(const Scaled& z, int64_t vocabulary, float
   return d;
 }
 
-// 4 x 16 words: word w of philox block (first block + lane) is for id 4 (first block + lane) + w.
-PARE_INLINE void philox(vi* c, uint64_t key) {
-  uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
-  for (int round = 0; round < 10; round++) {
-    vi low0, high0, low1, high1;
-    mul_wide(c[0], iset1(0xD2511F53u), &low0, &high0);
-    mul_wide(c[2], iset1(0xCD9E8D57u), &low1, &high1);
-    c[0] = ixor(ixor(high1, c[1]), iset1(k0)), c[1] = low1;
-    c[2] = ixor(ixor(high0, c[3]), iset1(k1)), c[3] = low0;
-    k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
-  }
-}
-
 // -log(-log(u)) for ids first .. first + 63; first is a multiple of 64.
 PARE_INLINE void gumbel64(float* out, int64_t first, uint64_t key, const int32_t* counter) {
   constexpr uint32_t kLanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};

@@ -110,5 +110,15 @@ PARE_INLINE void transpose(vf* r) {
 #endif
 }
 
+// out[j][i] = in[i][j] for j < columns, i < lanes; 0 for i >= rows.  At most 16 of each.
+PARE_INLINE void transpose_tile(float* out, int64_t out_stride, int64_t lanes, const float* in, int64_t in_stride,
+                                int64_t rows, int64_t columns) {
+  vf r[16];
+  PARE_UNROLL
+  for (int i = 0; i < 16; i++) r[i] = i < rows ? load(in + i * in_stride, columns) : zero();
+  transpose(r);
+  for (int64_t j = 0; j < columns; j++) store(out + j * out_stride, r[j], lanes);
+}
+
 }  // namespace
 }  // namespace pare::PARE_ISA

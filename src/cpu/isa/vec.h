@@ -85,6 +85,14 @@ PARE_INLINE void mul_wide(vi a, vi b, vi* low, vi* high) {
 }
 // x 2^n for integral n, rounded once
 PARE_INLINE vf scale(vf x, vf n) { return _mm512_scalef_ps(x, n); }
+// Two bytes each, the upper half of a float: bf16.
+PARE_INLINE vf load_upper(const uint16_t* p) {
+  const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+}
+PARE_INLINE void store_upper(uint16_t* p, vi x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(x, 16)));
+}
 PARE_INLINE __m256 halves(vf a, bool high) { return high ? _mm512_extractf32x8_ps(a, 1) : _mm512_castps512_ps256(a); }
 
 #elif defined(__AVX2__)
@@ -173,6 +181,15 @@ PARE_INLINE void mul_wide8(__m256i a, __m256i b, __m256i* low, __m256i* high) {
 }
 PARE_INLINE void mul_wide(vi x, vi y, vi* low, vi* high) {
   mul_wide8(x.a, y.a, &low->a, &high->a), mul_wide8(x.b, y.b, &low->b, &high->b);
+}
+PARE_INLINE vf load_upper(const uint16_t* p) {
+  const __m128i* q = reinterpret_cast<const __m128i*>(p);
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(q)), 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(q + 1)), 16))};
+}
+PARE_INLINE void store_upper(uint16_t* p, vi x) {
+  const __m256i pairs = _mm256_packus_epi32(_mm256_srli_epi32(x.a, 16), _mm256_srli_epi32(x.b, 16));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(pairs, 0xd8));
 }
 PARE_INLINE __m256 halves(vf x, bool high) { return high ? x.b : x.a; }
 
@@ -312,6 +329,14 @@ PARE_INLINE void mul_wide(vi x, vi y, vi* low, vi* high) {
     low->v[i] = static_cast<uint32_t>(p), high->v[i] = static_cast<uint32_t>(p >> 32);
   }
 }
+PARE_INLINE vf load_upper(const uint16_t* p) {
+  vi r;
+  PARE_LANES(static_cast<uint32_t>(p[i]) << 16);
+  return from_bits(r);
+}
+PARE_INLINE void store_upper(uint16_t* p, vi x) {
+  for (int i = 0; i < 16; i++) p[i] = static_cast<uint16_t>(x.v[i] >> 16);
+}
 #undef PARE_LANES
 
 #endif
@@ -332,6 +357,19 @@ PARE_INLINE void store(float* p, vf x, int64_t n) {
     store(p, x);
   else
     store_part(p, x, n);
+}
+
+PARE_INLINE vf load_upper(const uint16_t* p, int64_t n) {
+  if (__builtin_constant_p(n) && n == 16) return load_upper(p);
+  uint16_t part[16] = {};
+  __builtin_memcpy(part, p, 2 * static_cast<size_t>(n));
+  return load_upper(part);
+}
+PARE_INLINE void store_upper(uint16_t* p, vi x, int64_t n) {
+  if (__builtin_constant_p(n) && n == 16) return store_upper(p, x);
+  uint16_t part[16];
+  store_upper(part, x);
+  __builtin_memcpy(p, part, 2 * static_cast<size_t>(n));
 }
 
 #if !defined(__AVX512F__)
