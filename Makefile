@@ -135,7 +135,7 @@ $(BUILD)/emu/pare: $(cpu_LIB) $(cpu_APP) $(filter-out $(BUILD)/emu/tests/%,$(cpu
 	$(Q)$(CXX) $(LDFLAGS) $^ $(LIBS) -o $@
 
 # The tests that run kernels, the kernels under the access checker; the rest of the program as it is.
-CHECK_TESTS := tests/main tests/test_ops $(patsubst %.cpp,%,$(wildcard tests/test_cuda_*.cpp tests/op_cases*.cpp))
+CHECK_TESTS := tests/main tests/test_ops tests/test_emu_device $(patsubst %.cpp,%,$(wildcard tests/test_cuda_*.cpp tests/op_cases*.cpp))
 check: $(BUILD)/check/tests/pare_emu_tests
 	$< $(TEST_FLAGS)
 CHECK_OBJ := $(check_EMU) $(BUILD)/check/tests/test_emu.o $(CHECK_TESTS:%=$(BUILD)/%.o) $(cpu_LIB)

@@ -112,6 +112,15 @@ __device__ __forceinline__ T from_float(float x) {
     return x;
 }
 
+// *to = *from; the emulation's access checker lets what was never written through, and knows it in *to.
+__device__ __forceinline__ void copy_word(uint32_t* to, const uint32_t* from) {
+#ifdef CUEMU
+  cuemu::copy(to, from, sizeof(*to), cuemu::Loc::current());
+#else
+  *to = *from;
+#endif
+}
+
 // Element (o, i) of a weight.
 __device__ __forceinline__ int64_t place(int64_t o, int64_t i, int64_t inputs) {
   return (o / 16 * inputs + i) * 16 + o % 16;

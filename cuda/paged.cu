@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(kThreads)
     copy_pages(uint32_t* pages, int64_t words, const int32_t* __restrict__ pairs) {
   const uint32_t* from = pages + pairs[2 * blockIdx.x] * words;
   uint32_t* to = pages + pairs[2 * blockIdx.x + 1] * words;
-  for (int64_t i = threadIdx.x; i < words; i += kThreads) to[i] = from[i];
+  for (int64_t i = threadIdx.x; i < words; i += kThreads) copy_word(to + i, from + i);
 }
 
 template <class T>

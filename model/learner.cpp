@@ -151,14 +151,6 @@ DType moments_type(const Model& model, const LearnerOptions& options) {
   return options.moments == DType::bf16 ? DType::bf16 : model.stat;
 }
 
-// [O, I] of a flat buffer.
-Tensor as_rows(Tensor t, const Weight& w) {
-  t.rank = 2;
-  t.shape = {w.outputs(), w.inputs()};
-  t.stride = {w.inputs(), 1};
-  return t;
-}
-
 }  // namespace
 
 Learner::Learner(Model& model, Arena& gradients, Arena& optimizer, Arena& activations, const LearnerOptions& options)
@@ -400,7 +392,7 @@ double Learner::step(const AdamWOptions& o) {
   for (const ParameterBlock& b : model_.blocks) {
     const auto part = [&](const Tensor& flat) {
       const Tensor t = flat.rows(b.offset, b.size());
-      return b.vector ? t : as_rows(t, b.weight);
+      return b.vector ? t : t.matrix(b.weight.inputs());
     };
     device.adamw({.p = b.vector ? b.vector : b.weight.packed,
                   .m = part(m_),
@@ -443,7 +435,7 @@ void Learner::set_moment(Moment moment, int64_t begin, int64_t count, const Tens
     if (!narrow.empty()) std::transform(host.begin(), host.begin() + n, narrow.begin(), f32_to_bf16);
     model_.device.upload(
         {all.rows(begin + first, n), narrow.empty() ? static_cast<void*>(host.data()) : narrow.data()});
-    model_.device.wait();  // the buffers are used again
+    model_.device.wait();  // so that no more than this piece is under way
   }
 }
 

@@ -17,11 +17,7 @@ constexpr int64_t kPiece = 1 << 18;  // elements of a weight that are on their w
 
 // [rows, cols] of the flat buffer from `first` on.
 Tensor matrix(const Tensor& flat, const Parameter& first, int64_t rows, int64_t cols) {
-  Tensor t = flat.rows(first.offset, rows * cols);
-  t.rank = 2;
-  t.shape = {rows, cols};
-  t.stride = {cols, 1};
-  return t;
+  return flat.rows(first.offset, rows * cols).matrix(cols);
 }
 Tensor vector_of(const Tensor& flat, const Parameter& first, int64_t n) { return flat.rows(first.offset, n); }
 
@@ -127,13 +123,7 @@ const ParameterBlock& Model::block_of(const Parameter& parameter) const {
 }
 
 // [rows, inputs] of the staging memory.
-Tensor Model::staged(int64_t rows, int64_t inputs) const {
-  Tensor t = staging_.rows(0, rows * inputs);
-  t.rank = 2;
-  t.shape = {rows, inputs};
-  t.stride = {inputs, 1};
-  return t;
-}
+Tensor Model::staged(int64_t rows, int64_t inputs) const { return staging_.rows(0, rows * inputs).matrix(inputs); }
 
 void Model::set_parameters(const ParameterReader& read) {
   LongWork work(cat("loading ", size(), " parameters"), size());
@@ -151,7 +141,7 @@ void Model::set_parameters(const ParameterReader& read) {
     }
     device.upload({t, from});
     if (master) device.upload({master.rows(begin, t.size()), host.data()});
-    device.wait();  // the buffers are used again
+    device.wait();  // so that no more than this piece is under way
   };
   for (size_t i = 0; i < layout.size(); i++) {
     const Parameter& p = layout[i];

@@ -54,7 +54,7 @@ void Pass::plan_segments(const PackedBatch& batch) {
   }
   const int64_t kv_heads = model_.config.kv_heads;
   for (int l = 0; l < model_.config.layers; l++) {
-    const ReplayAttention& r = replay_.emplace_back(replay_attention(batch, l));
+    const ReplayAttention r = replay_attention(batch, l);
     attention_.push_back(whole);
     if (r.lists.empty()) continue;
     const auto entries = static_cast<int64_t>(r.lists.size()) / kv_heads;
@@ -64,12 +64,13 @@ void Pass::plan_segments(const PackedBatch& batch) {
 
 // The budgets are those of decode steps (a prompt reads everything).
 void Pass::plan_blocks(const PackedBatch& batch, const BlockReads& reads) {
-  ChosenBlocks b{.reads = reads, .budgets = std::vector<int32_t>(rows_, INT32_MAX), .budget = {}, .lists = {}};
+  ChosenBlocks b{.reads = reads, .budget = {}, .lists = {}};
+  std::vector<int32_t> budgets(rows_, INT32_MAX);
   int64_t room = 0;
   for (const SegmentRow& s : batch.segments) {
     for (int32_t i = 0; i < s.len; i++) {
       const int64_t seen = s.parent_len + i + 1, n = blocks_of(seen, reads.block);
-      int32_t& budget = b.budgets[s.row + i];
+      int32_t& budget = budgets[s.row + i];
       if (!batch.of_prefix[s.row + i]) budget = static_cast<int32_t>(reads.budget(n));
       b.pairs += listed_slots(seen, budget, reads.block);
       if (budget >= n) continue;
@@ -83,8 +84,8 @@ void Pass::plan_blocks(const PackedBatch& batch, const BlockReads& reads) {
   b.budget = arena_.alloc("block budget", DType::i32, {rows_});
   for (size_t l = 0; l < lse_of_.size(); l++)
     b.lists.push_back(arena_.alloc("block lists", DType::i32, {rows_, model_.config.kv_heads, room}));
+  model_.device.upload({b.budget, budgets.data()});
   chosen_ = std::move(b);
-  model_.device.upload({chosen_->budget, chosen_->budgets.data()});
 }
 
 void Pass::forward() {

@@ -37,9 +37,8 @@ class Pass : AttentionContext, AttentionBackward {
   // Rows of the pass that choose their blocks, and what the ops want to know of them.
   struct ChosenBlocks {
     BlockReads reads;
-    std::vector<int32_t> budgets;  // of every row; uploads read it
-    Tensor budget;                 // i32 [N]
-    std::vector<Tensor> lists;     // i32 [N, K, room] per kept block
+    Tensor budget;              // i32 [N]
+    std::vector<Tensor> lists;  // i32 [N, K, room] per kept block
     int64_t pairs = 0, scored = 0, slots = 0, longest = 0;
   };
   void plan_segments(const PackedBatch& batch);
@@ -59,7 +58,6 @@ class Pass : AttentionContext, AttentionBackward {
   };
   const LayerAttention& attention_of(int layer) const { return attention_[attention_.size() == 1 ? 0 : layer]; }
   std::vector<LayerAttention> attention_;  // one for all layers unless a cache's events are replayed
-  std::vector<ReplayAttention> replay_;    // uploads read it
   std::optional<ChosenBlocks> chosen_;     // if any row chooses
   std::vector<Tensor> inputs_;             // [N, C] of each block and of the last norm
   std::vector<BlockBuffers> blocks_;       // one for all layers unless everything is kept

@@ -297,7 +297,6 @@ void SafetensorsFile::read_f32(const SafetensorsTensor& tensor, float* out, int6
 }
 
 // ---- writing
-// ----------------------------------------------------------------------------------------------------------
 
 static std::string header_text(const std::vector<NamedTensor>& tensors, DType dtype) {
   nlohmann::ordered_json header = {{"__metadata__", {{"format", "pt"}}}};

@@ -10,6 +10,7 @@ namespace pare::test::emu {
 void copy_16(void* smem, const void* gmem, HERE) { cuemu::async_copy(smem, gmem, 16, 16, loc); }
 void named_barrier(int id, unsigned count, HERE) { cuemu::block_barrier(id, count, true, "bar.sync", loc); }
 void named_arrive(int id, unsigned count, HERE) { cuemu::block_barrier(id, count, false, "bar.arrive", loc); }
+void copy_float(float* to, const float* from, HERE) { cuemu::copy(to, from, sizeof(*to), loc); }
 float* dynamic_floats() { return static_cast<float*>(cuemu::dynamic_smem()); }
 
 __global__ void oob_static(float* out, const float* in) {
@@ -42,6 +43,14 @@ __global__ void uninit_dynamic(float* out, const float*) {
   out[threadIdx.x] = s[threadIdx.x];
 }
 __global__ void uninit_global(float* out, const float*) { out[threadIdx.x] = out[threadIdx.x] + 1; }
+// Copies what was written, and what was not to where something was.
+template <bool kUse>
+__global__ void copied(float* out, const float* in) {
+  copy_float(out + threadIdx.x, in + threadIdx.x);
+  out[kN + threadIdx.x] = 1.f;
+  copy_float(out + kN + threadIdx.x, out + 2 * kN + threadIdx.x);
+  if (kUse) out[threadIdx.x] += out[kN + threadIdx.x];
+}
 
 template <bool kSync>
 __global__ void reverse(float* out, const float* in) {
@@ -229,6 +238,8 @@ __global__ void one_mma(float* out, const __nv_bfloat16* a, const __nv_bfloat16*
 }
 
 #define INSTANTIATE(kernel) template void kernel(float*, const float*);
+INSTANTIATE(copied<false>)
+INSTANTIATE(copied<true>)
 INSTANTIATE(reverse<true>)
 INSTANTIATE(reverse<false>)
 INSTANTIATE(rotate<true>)

@@ -15,6 +15,8 @@ Kernel uninit_shared, uninit_dynamic, uninit_global;
 Kernel barrier_skipped, barrier_two_places, barrier_counts;
 Kernel shuffle_divergent, shuffle_self_out, shuffle_from_outside, shuffle_returned, shuffle_half_warps, warp_functions;
 Kernel async_no_barrier, async_at_exit, add_plain, add_atomic;
+template <bool kUse>
+void copied(float* out, const float* in);
 // Right with true, a barrier or fence is missing with false.
 template <bool kSync>
 void reverse(float* out, const float* in);

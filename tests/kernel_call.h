@@ -183,4 +183,15 @@ inline void check(const Body& body, double inner = 0, bool orders = true) {
   }
 }
 
+// What body() on table_emu is refused with.
+inline std::string refusal(DType act, const Body& body) {
+  Call t(table_emu, act);
+  try {
+    body(t);
+  } catch (const std::logic_error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
 }  // namespace pare::test::kernel

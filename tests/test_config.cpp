@@ -322,7 +322,6 @@ TEST(Config, LayoutOfParameters) {
 }
 
 // ---- against the shared data
-// -------------------------------------------------------------------------------------------
 
 json shared(const std::string& file) {
   const std::string path = "../shared/data/" + file;

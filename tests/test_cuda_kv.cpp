@@ -393,38 +393,30 @@ TEST(CudaKv, EventsAreIndependent) {
 }
 
 TEST(CudaKv, UnsupportedArgumentsAreNamed) {
-  const auto message = [](const Body& body) -> std::string {
-    Call t(table_emu, DType::f32);
-    try {
-      body(t);
-    } catch (const std::logic_error& e) {
-      return e.what();
-    }
-    return "no error";
-  };
   const Scene s(4, 2, 8, {{20, 0, 2, 9, 0, 0}}, 2), wide(1, 1, 257, {{20, 0, 2, 9, 0, 0}}),
       many(34, 2, 8, {{20, 0, 2, 9, 0, 0}});
   const WindowSpec spec{GqaAgg::max_logit, SoftmaxSpan::exclude_window, Pool::max, 1};
   WindowSpec even = spec;
   even.kernel = 4;
-  EXPECT_EQ(message([&](Call& t) { window_scores(t, s, even); }),
+  EXPECT_EQ(refusal(DType::f32, [&](Call& t) { window_scores(t, s, even); }),
             "kv_window_scores: kernel is 4, expected an odd number up to 513");
-  EXPECT_EQ(message([&](Call& t) { window_scores(t, many, spec); }),
+  EXPECT_EQ(refusal(DType::f32, [&](Call& t) { window_scores(t, many, spec); }),
             "kv_window_scores: 34 query heads over 2 key heads; at most 16 can share one");
-  EXPECT_EQ(message([&](Call& t) { redundancy(t, wide, true); }),
+  EXPECT_EQ(refusal(DType::f32, [&](Call& t) { redundancy(t, wide, true); }),
             "kv_redundancy: k_pages f32[5, 1, 257, 16] must be [pages, K, D, 16], D at most 256");
-  EXPECT_EQ(message([&](Call& t) { compact(t, s, 0, 17); }),
+  EXPECT_EQ(refusal(DType::f32, [&](Call& t) { compact(t, s, 0, 17); }),
             "kv_compact: sinks is 17, not in [0, 16], or D of k_pages f32[5, 2, 8, 16] is odd");
-  EXPECT_EQ(message([&](Call& t) { merge(t, s, KvMergeKind::value, MergeKeys::raw, true); }),
+  EXPECT_EQ(refusal(DType::f32, [&](Call& t) { merge(t, s, KvMergeKind::value, MergeKeys::raw, true); }),
             "kv_merge: keys is 2, but kind 3 leaves keys alone");
-  EXPECT_EQ(message([&](Call& t) {
-              t.table.kv_select({.keep = t.index("keep", {1, 2, 9}, {}),
-                                 .score = {},
-                                 .events = s.event_list(t),
-                                 .work = s.work,
-                                 .shared_heads = false},
-                                {});
-            }),
+  EXPECT_EQ(refusal(DType::f32,
+                    [&](Call& t) {
+                      t.table.kv_select({.keep = t.index("keep", {1, 2, 9}, {}),
+                                         .score = {},
+                                         .events = s.event_list(t),
+                                         .work = s.work,
+                                         .shared_heads = false},
+                                        {});
+                    }),
             "kv_select: 9 slots stay, of which only 2 are recent, but there are no scores");
 }
 

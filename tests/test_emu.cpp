@@ -98,6 +98,7 @@ void expect_order_matters(Kernel* wrong, Kernel* right) {
 TEST(Emu, CorrectKernelsInEveryOrder) {
   expect_values(reverse<true>, [](int i) { return static_cast<float>(kN - 1 - i); });
   expect_values(rotate<true>, [](int) { return 6.f; });
+  expect_values(copied<false>, [](int i) { return static_cast<float>(i); });
   expect_values(swap_pairs<true>, [](int i) { return static_cast<float>(i ^ 1); });
   expect_values(shuffle_half_warps, [](int i) { return static_cast<float>(i + (i ^ (i % 32 < 16 ? 1 : 2))); });
   expect_values(warp_functions, [](int) { return static_cast<float>(kN * (kN - 1) / 2); });
@@ -119,6 +120,7 @@ TEST(Emu, UninitialisedMemoryIsNan) {
   if (cuemu::kChecker) GTEST_SKIP() << "reported in the check build";
   expect_nan(uninit_dynamic);
   expect_nan(uninit_global);
+  expect_nan(copied<true>);
   if (!kAsan) expect_nan(uninit_shared);
 }
 
@@ -206,6 +208,7 @@ TEST(Emu, CheckerFindsWhatIsSeeded) {
       {uninit_shared, "uninitialised: read of shared variable 's', byte "},
       {uninit_dynamic, "uninitialised: read of dynamic shared memory, byte "},
       {uninit_global, "uninitialised: read of device memory, byte "},
+      {copied<true>, "uninitialised: read of device memory, byte "},
       {reverse<false>, ""},  // by order: an uninitialised read or a race
       {rotate<false>, "race: "},
       {swap_pairs<false>, ""},

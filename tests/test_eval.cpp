@@ -150,7 +150,6 @@ TEST_F(Eval, WrongInput) {
 }
 
 // ---- the terminal
-// ----------------------------------------------------------------------------------------------------
 
 const char* const kShown =
     "trainer.val_before_train=true trainer.test_freq=2 trainer.samples_freq=2 "

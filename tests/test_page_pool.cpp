@@ -182,7 +182,6 @@ class CacheWorld {
     const int64_t L = config_.layers, K = config_.kv_heads, width = cache_.max_pages();
     std::vector<int32_t> src(L * width), dst(L * width), lists(L * K * keep);
     std::vector<KvEvent> events;
-    cache_.begin_cuts();
     for (int layer = 0; layer < L; layer++) {
       const std::vector<int32_t> before = cache_.pages(id, layer);
       const int64_t promised = cache_.reserved();

@@ -30,7 +30,6 @@ void expect_mentions(const std::string& text, std::initializer_list<const char*>
 }
 
 // ---- ssa
-// -------------------------------------------------------------------------------------------------------------
 
 TEST(SsaTokenizer, VocabularyIsTheStringOfSymbols) {
   const auto t = make_tokenizer("ssa");
@@ -57,7 +56,6 @@ TEST(SsaTokenizer, OtherCharactersAreErrors) {
 }
 
 // ---- SentencePiece
-// ---------------------------------------------------------------------------------------------------
 
 struct Piece {
   std::string text;
@@ -243,7 +241,6 @@ TEST_F(SentencePieceFile, FactoryFindsOrExplains) {
 }
 
 // ---- stories260K
-// -----------------------------------------------------------------------------------------------------
 
 const std::string kStories = "../shared/data/tiny_models/stories260k/";
 

@@ -50,7 +50,6 @@ TEST(Verifiers, AreFoundByName) {
 }
 
 // ---- gsm8k
-// -----------------------------------------------------------------------------------------------------------
 
 TEST(Gsm8k, Strict) {
   for (const char* text : {"#### 42", "so\n#### 42", "#### 41\n#### 42", "#### 42 dollars", "##### 42", "#### 42-"})
@@ -84,7 +83,6 @@ TEST(Gsm8k, Looks300CharactersBack) {
 }
 
 // ---- math-string
-// -----------------------------------------------------------------------------------------------------
 
 double boxed(const char* mode, const std::string& answer, const std::string& gold) {
   return grade(mode, "Thus \\boxed{" + answer + "}.", gold).score;
@@ -131,7 +129,6 @@ TEST(MathString, ComparesRawTextWhereItCannotNormalise) {
 }
 
 // ---- dapo
-// ------------------------------------------------------------------------------------------------------------
 
 TEST(Dapo, ReadsTheLastAnswerLine) {
   for (const char* text : {"Answer: 42", "answer : $42$", "ANSWER:\n\n42", "Answer: 41\nAnswer: 42",
@@ -163,7 +160,6 @@ TEST(Dapo, Normalises) {
 }
 
 // ---- countdown
-// -------------------------------------------------------------------------------------------------------
 
 double countdown(const std::string& equation, const std::string& gold = R"({"target": 15, "numbers": [3, 5, 7]})") {
   return grade("countdown", "Assistant: <answer>" + equation + "</answer>", gold).score;
@@ -198,7 +194,6 @@ TEST(Countdown, FindsTheEquation) {
 }
 
 // ---- math-value
-// ------------------------------------------------------------------------------------------------------
 
 TEST(MathValue, SameValues) {
   const std::pair<const char*, const char*> equal[] = {
@@ -354,7 +349,6 @@ TEST(MathValue, NeverTakesACutResponseOrAnIntermediateValue) {
 }
 
 // ---- the data of other graders
-// ---------------------------------------------------------------------------------------
 
 const std::map<std::string, std::pair<const char*, const char*>> kGraders =
     {  // their name: our mode, the answer's place
@@ -445,7 +439,6 @@ TEST(VerifierData, EveryGoldIsItself) {
 }
 
 // ---- hostile text
-// ----------------------------------------------------------------------------------------------------
 
 const char* const kModes[] = {"exact",       "contains", "starts_with", "gsm8k-strict", "gsm8k-flexible",
                               "math-string", "dapo",     "countdown",   "math-value"};
@@ -549,7 +542,6 @@ TEST(HostileText, MutationsAreGradedTheSameAlways) {
 }
 
 // ---- the command
-// -----------------------------------------------------------------------------------------------------
 
 class VerifyCommand : public test::Program {};
 

@@ -105,7 +105,7 @@ void run(const Options& o, const CLI::App& command) {
   ArenaLimits memory;
   if (table.memory != &host_memory) {
     compute(o, config, act, groups, {}, table_null, memory);
-    check_memory(memory, table);
+    check_memory(memory, table, "--max-rows");
   }
   const auto [out, gradients] = compute(o, config, act, groups, weights, table, memory);
   if (!o.grads.empty()) {

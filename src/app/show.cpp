@@ -96,7 +96,6 @@ std::string sampling_text(const ValKeys& v) {
 }
 
 // ---- what the run will do
-// --------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -154,7 +153,6 @@ void show_sft(Console& console, const Session& s, const std::string& path) {
 }
 
 // ---- the table of steps
-// ----------------------------------------------------------------------------------------------
 
 namespace {
 

@@ -12,7 +12,6 @@
 namespace pare {
 
 // ---- before the first step
-// -------------------------------------------------------------------------------------------
 void show_machine(Console& console, const Table& table);
 void show_model(Console& console, const Session& session);
 void show_plan(Console& console, const Session& session);  // the memory of a step, and what fits
@@ -58,7 +57,6 @@ class StepLines {
 };
 
 // ---- at the end
-// ------------------------------------------------------------------------------------------------------
 void show_memory(Console& console, const Session& session);  // what the arenas held at most
 
 }  // namespace pare

@@ -89,6 +89,15 @@ Tensor Tensor::flat() const {
   return t;
 }
 
+Tensor Tensor::matrix(int64_t columns) const {
+  expect(contiguous() && columns > 0 && size() % columns == 0, *this, " seen with ", columns, " columns");
+  Tensor t = *this;
+  t.rank = 2;
+  t.shape = {size() / columns, columns};
+  t.stride = {columns, 1};
+  return t;
+}
+
 Tensor make_tensor(void* data, DType dtype, std::initializer_list<int64_t> shape) {
   expect(shape.size() >= 1 && shape.size() <= 4, "a tensor has 1 to 4 dimensions, not ", shape.size());
   Tensor t{.data = data, .dtype = dtype, .rank = static_cast<int>(shape.size())};

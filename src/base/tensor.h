@@ -63,6 +63,7 @@ struct Tensor {
   Tensor columns(int64_t begin, int64_t count) const;  // [begin, begin+count) of the last dimension
   Tensor heads(int64_t n) const;                       // [N, n*D] seen as [N, n, D]
   Tensor flat() const;                                 // contiguous: seen as one row [size]
+  Tensor matrix(int64_t columns) const;                // contiguous: seen as [size / columns, columns]
 };
 
 // str(), but only when it is printed: contracts are checked on every call, messages are made when one is broken.

@@ -21,8 +21,6 @@ void Compressor::forked(int parent, int child) {
 }
 
 void Compressor::compress(const std::vector<PagedRun>& runs, Arena& scratch) {
-  uploads_.clear();
-  cache_.begin_cuts();
   std::vector<Due> due;
   const auto flush = [&] {
     if (!due.empty()) compress_some(due, scratch);
@@ -43,8 +41,8 @@ void Compressor::compress(const std::vector<PagedRun>& runs, Arena& scratch) {
 void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
   Device& device = cache_.device();
   const auto n = static_cast<int64_t>(due.size()), width = cache_.max_pages();
-  Upload& up = uploads_.emplace_back();
-  up.src.resize(n * width), up.dst.resize(n * width);
+  std::vector<KvEvent> all_events, chosen_events;
+  std::vector<int32_t> src_pages(n * width), dst_pages(n * width), tokens, rings;
   int64_t most_slots = 0, most_kept = 0;
   for (int64_t i = 0; i < n; i++) {
     const auto& [run, layer, slots] = due[i];
@@ -56,16 +54,16 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
                         .first = static_cast<int32_t>(first),
                         .recent = static_cast<int32_t>(policy_.forced_last(residency_.budget(layer))),
                         .keep = static_cast<int32_t>(kept),
-                        .keep_row = follows ? up.events.back().keep_row : static_cast<int32_t>(i),
+                        .keep_row = follows ? all_events.back().keep_row : static_cast<int32_t>(i),
                         .window_row = policy_.window_row(layer, run->sequence)};
-    up.events.push_back(event);
+    all_events.push_back(event);
     if (!follows) {
-      up.chosen.push_back(event);
-      up.positions.push_back(run->tokens - 1);
-      up.oldest.push_back(run->tokens % policy_.window());
+      chosen_events.push_back(event);
+      tokens.push_back(run->tokens - 1);
+      rings.push_back(run->tokens % policy_.window());
     }
-    cache_.cut(run->sequence, layer, first, first + kept, run->decodes(), up.src.data() + i * width,
-               up.dst.data() + i * width);
+    cache_.cut(run->sequence, layer, first, first + kept, run->decodes(), src_pages.data() + i * width,
+               dst_pages.data() + i * width);
     most_slots = std::max<int64_t>(most_slots, slots), most_kept = std::max(most_kept, kept);
     events_++, evicted_ += slots - first - kept;
   }
@@ -75,15 +73,15 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
     device.upload({.dst = t, .src = data});
     return t;
   };
-  const auto chosen = static_cast<int64_t>(up.chosen.size());
+  const auto chosen = static_cast<int64_t>(chosen_events.size());
   constexpr int64_t kFields = sizeof(KvEvent) / sizeof(int32_t);
-  const Tensor events = upload("kv.events", up.events.data(), n, kFields);
-  const Tensor choose = chosen == n ? events : upload("kv.choices", up.chosen.data(), chosen, kFields);
+  const Tensor events = upload("kv.events", all_events.data(), n, kFields);
+  const Tensor choose = chosen == n ? events : upload("kv.choices", chosen_events.data(), chosen, kFields);
   const int64_t pages = (most_slots + kPageSlots - 1) / kPageSlots;  // of the longest list
-  const Tensor src = upload("kv.src_pages", up.src.data(), n, width).columns(0, pages);
-  const Tensor dst = upload("kv.dst_pages", up.dst.data(), n, width).columns(0, pages);
-  const Tensor positions = upload("kv.positions", up.positions.data(), 1, chosen).flat();
-  const Tensor oldest = upload("kv.oldest", up.oldest.data(), 1, chosen).flat();
+  const Tensor src = upload("kv.src_pages", src_pages.data(), n, width).columns(0, pages);
+  const Tensor dst = upload("kv.dst_pages", dst_pages.data(), n, width).columns(0, pages);
+  const Tensor positions = upload("kv.positions", tokens.data(), 1, chosen).flat();
+  const Tensor oldest = upload("kv.oldest", rings.data(), 1, chosen).flat();
   const Tensor score = scratch.alloc("kv.score", model_.stat, {chosen, model_.config.kv_heads, pages * kPageSlots});
   const Tensor keep = scratch.alloc("kv.keep", DType::i32, {n, model_.config.kv_heads, most_kept});
   Tensor choose_src = src;
@@ -91,7 +89,7 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
     choose_src = src.rows(0, chosen);
     choose_src.stride[0] = src.stride[0] * cache_.layers();
   }
-  const KvWork all = kv_work(up.events.data(), n), work = kv_work(up.chosen.data(), chosen);
+  const KvWork all = kv_work(all_events.data(), n), work = kv_work(chosen_events.data(), chosen);
   const bool renumber = spec_.rope == KvRope::cache_index;
   cache_.copy_cut(scratch);
   policy_.score({choose, choose_src, positions, oldest, work}, score, scratch);
@@ -118,7 +116,7 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
   std::vector<int32_t> host(keep.size());
   device.download({.dst = host.data(), .src = keep});
   for (int64_t i = 0; i < n; i++) {
-    const KvEvent& e = up.events[i];
+    const KvEvent& e = all_events[i];
     const int64_t kv_heads = model_.config.kv_heads, scored = e.slots - e.first;
     KvTrace t{due[i].layer, due[i].run->tokens, e.slots, e.first, std::vector<bool>(kv_heads * scored)};
     for (int64_t h = 0; h < kv_heads; h++)
@@ -135,17 +133,17 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
 void Compressor::move(const KvCompact& compact, std::span<const Due> due, Arena& scratch) {
   Device& device = cache_.device();
   if (!spec_.merges()) return device.kv_compact(compact);
-  Upload& up = uploads_.back();
+  std::vector<int32_t> threshold_rows, coins;
   for (const Due& d : due) {
-    up.rows.push_back(d.run->sequence * cache_.layers() + d.layer);
+    threshold_rows.push_back(d.run->sequence * cache_.layers() + d.layer);
     const uint64_t name = sequence_uid(d.run->uid, static_cast<uint64_t>(d.layer), 0, 0);
-    up.names.insert(up.names.end(), {static_cast<int32_t>(name), static_cast<int32_t>(name >> 32)});
+    coins.insert(coins.end(), {static_cast<int32_t>(name), static_cast<int32_t>(name >> 32)});
   }
   const auto n = static_cast<int64_t>(due.size()), heads = model_.config.kv_heads;
   const Tensor rows = scratch.alloc("kv.threshold_rows", DType::i32, {n});
   const Tensor names = scratch.alloc("kv.coin_names", DType::i32, {n, 2});
-  device.upload({.dst = rows, .src = up.rows.data()});
-  device.upload({.dst = names, .src = up.names.data()});
+  device.upload({.dst = rows, .src = threshold_rows.data()});
+  device.upload({.dst = names, .src = coins.data()});
   const bool cam = spec_.merge == KvMergeMethod::cam, d2o = spec_.merge == KvMergeMethod::d2o;
   const KvMergeKind kind = cam                                         ? KvMergeKind::cam
                            : d2o                                       ? KvMergeKind::d2o

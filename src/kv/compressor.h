@@ -1,6 +1,5 @@
 // Compression events: after a pass, layers whose slots have reached budget + buffer are cut to the budget.
 #pragma once
-#include <deque>
 #include <functional>
 #include <span>
 #include <vector>
@@ -17,8 +16,7 @@ class Compressor {
   // `kv` holds what merging remembers.
   Compressor(const Model& model, const KvSpec& spec, KvCache& cache, KvPolicy& policy, Arena& kv);
 
-  // Compresses what is due among the sequences of a pass.  The host memory that it uploads is its own, and stays until
-  // the next call.
+  // Compresses what is due among the sequences of a pass.
   void compress(const std::vector<PagedRun>& runs, Arena& scratch);
   void forked(int parent, int child);
 
@@ -47,12 +45,6 @@ class Compressor {
   Tensor threshold_;  // stat [sequences * layers]: D2O's, 0 before the first event
   int64_t events_ = 0, evicted_ = 0;
   uint64_t coins_ = 0;
-  // Host memory of uploads, one entry per chunk.
-  struct Upload {
-    std::vector<KvEvent> events, chosen;
-    std::vector<int32_t> src, dst, positions, oldest, rows, names;
-  };
-  std::deque<Upload> uploads_;
 };
 
 }  // namespace pare

@@ -11,11 +11,10 @@ class H2o : public KvPolicy {
   explicit H2o(const PolicyArgs& a) : spec_(a.spec), cache_(a.cache), residency_(a.spec, a.config.layers) {}
 
   void begin(const std::vector<PagedRun>& runs, Arena& scratch) override {
-    first_host_.clear();
-    for (const PagedRun& run : runs)
-      first_host_.push_back(static_cast<int32_t>(residency_.protected_slots(run.prompt)));
-    first_ = scratch.alloc("kv.first", DType::i32, {static_cast<int64_t>(first_host_.size())});
-    cache_.device().upload({.dst = first_, .src = first_host_.data()});
+    std::vector<int32_t> first;
+    for (const PagedRun& run : runs) first.push_back(static_cast<int32_t>(residency_.protected_slots(run.prompt)));
+    first_ = scratch.alloc("kv.first", DType::i32, {static_cast<int64_t>(first.size())});
+    cache_.device().upload({.dst = first_, .src = first.data()});
   }
   Tensor mass_first() const override { return first_; }
   int64_t forced_last(int64_t budget) const override { return budget - budget / 2; }
@@ -34,7 +33,6 @@ class H2o : public KvPolicy {
   const KvSpec& spec_;
   KvCache& cache_;
   const KvResidency residency_;
-  std::vector<int32_t> first_host_;
   Tensor first_;  // i32 [runs]: protected slots
 };
 

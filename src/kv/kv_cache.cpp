@@ -29,9 +29,8 @@ KvCache::KvCache(const ModelConfig& config, const KvSpec& spec, Device& device, 
       sequences_(max_sequences),
       host_table_(max_sequences * layers_ * max_pages_),
       table_(arena.alloc("kv.page_table", DType::i32, {max_sequences, layers_ * max_pages_})),
-      max_copies_(layers_ * (spec.method == KvMethod::h2o ? max_pages_ : 1)),  // else one page is partly filled
-      copies_(arena.alloc("kv.copies", DType::i32, {max_sequences, max_copies_, 2})) {
-  host_copies_.resize(max_sequences * max_copies_ * 2);
+      // One page of a layer is partly filled; nothing is shared where slots have mass.
+      copies_(arena.alloc("kv.copies", DType::i32, {layers_ * (spec.method == KvMethod::h2o ? max_pages_ : 1), 2})) {
   const DType stat = dtype == DType::f64 ? DType::f64 : DType::f32;
   if (spec.evicts()) fields.pos = arena.alloc("kv.pos", DType::i32, {pages, config.kv_heads, kPageSlots});
   if (spec.method == KvMethod::h2o) fields.mass = arena.alloc("kv.mass", stat, {pages, config.kv_heads, kPageSlots});
@@ -91,8 +90,7 @@ void KvCache::put_page(int sequence, int layer, int32_t page) {
 int KvCache::fork(int parent, int64_t promise, int64_t shared) {
   const Sequence& from = at(parent);
   const int sequence = open(promise);
-  int32_t* const copies = host_copies_.data() + sequence * max_copies_ * 2;
-  int64_t n = 0;
+  std::vector<int32_t> copies;
   for (int layer = 0; layer < layers_; layer++) {
     const LayerState& state = from.layers[layer];
     const int64_t full = std::min(state.slots, shared) / kPageSlots;
@@ -102,21 +100,17 @@ int KvCache::fork(int parent, int64_t promise, int64_t shared) {
     }
     for (int64_t i = full; i < static_cast<int64_t>(state.pages.size()); i++) {
       const int32_t page = take_page(sequences_[sequence]);
-      copies[2 * n] = state.pages[i], copies[2 * n + 1] = page, n++;
+      copies.insert(copies.end(), {state.pages[i], page});
       put_page(sequence, layer, page);
     }
     sequences_[sequence].layers[layer].slots = state.slots;
   }
-  if (n) {
-    Tensor pairs = copies_.rows(sequence, 1);
-    pairs.rank = 2, pairs.shape = {n, 2}, pairs.stride = {2, 1};
-    device_.upload({.dst = pairs, .src = copies});
-    copy_pages(pairs);
-  }
+  if (!copies.empty()) copy_pages(copies_.rows(0, static_cast<int64_t>(copies.size()) / 2), copies);
   return sequence;
 }
 
-void KvCache::copy_pages(const Tensor& pairs) {
+void KvCache::copy_pages(const Tensor& pairs, const std::vector<int32_t>& host) {
+  device_.upload({.dst = pairs, .src = host.data()});
   device_.kv_copy_pages({.k_pages = k_pages,
                          .v_pages = v_pages,
                          .pairs = pairs,
@@ -138,8 +132,6 @@ void KvCache::append(int sequence, int64_t n) {
   }
 }
 
-void KvCache::begin_cuts() { cut_copies_.assign(1, {}); }
-
 void KvCache::cut(int sequence, int layer, int64_t first, int64_t slots, bool renew, int32_t* src, int32_t* dst) {
   Sequence& s = at(sequence);
   LayerState& state = s.layers[layer];
@@ -154,7 +146,7 @@ void KvCache::cut(int sequence, int layer, int64_t first, int64_t slots, bool re
     if (i >= kept) continue;
     const int32_t fresh = take_page(s);
     if (static_cast<int64_t>(i) * kPageSlots < first) {
-      cut_copies_.back().insert(cut_copies_.back().end(), {page, fresh});
+      cut_copies_.insert(cut_copies_.end(), {page, fresh});
       src[i] = fresh;
     }
     host_table_[(sequence * layers_ + layer) * max_pages_ + static_cast<int64_t>(i)] = page = fresh;
@@ -166,13 +158,10 @@ void KvCache::cut(int sequence, int layer, int64_t first, int64_t slots, bool re
 }
 
 void KvCache::copy_cut(Arena& scratch) {
-  const std::vector<int32_t>& copies = cut_copies_.back();
-  if (!copies.empty()) {
-    const Tensor pairs = scratch.alloc("kv.cut_copies", DType::i32, {static_cast<int64_t>(copies.size()) / 2, 2});
-    device_.upload({.dst = pairs, .src = copies.data()});
-    copy_pages(pairs);
-  }
-  cut_copies_.emplace_back();
+  if (cut_copies_.empty()) return;
+  const auto n = static_cast<int64_t>(cut_copies_.size()) / 2;
+  copy_pages(scratch.alloc("kv.cut_copies", DType::i32, {n, 2}), cut_copies_);
+  cut_copies_.clear();
 }
 
 // Not before: a page given up by one event must not become the fresh page of another that is copied at the same time.

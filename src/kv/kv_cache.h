@@ -1,6 +1,5 @@
 // The keys and values of all sequences that are being generated: pages from one pool, and page tables.
 #pragma once
-#include <deque>
 #include <limits>
 #include <vector>
 
@@ -19,8 +18,7 @@ namespace pare {
 // sequence as its promise, append() and fork() spend it, close() returns what is left.  So a sequence that was admitted
 // with its worst case never runs out of memory.
 //
-// Sequences are numbered by their row in the page tables.  Uploads read host memory of the cache until the stream has
-// passed them: between two forward passes the caller waits for the device (it downloads the tokens).
+// Sequences are numbered by their row in the page tables.
 // What lies beside K and V in a page, where a policy asks for it; else absent.  Roles of types as in ops.h.
 struct KvFields {
   Tensor pos;      // i32 [pages, K, 16]: absolute position of the token in a slot (evicting methods)
@@ -53,7 +51,6 @@ class KvCache {
   // are given up.  src and dst: the page lists between which KvCompact moves the slots, [max pages] each.  `renew`:
   // what is given up goes back to the sequence's promise, since it will grow again.
   void cut(int sequence, int layer, int64_t first, int64_t slots, bool renew, int32_t* src, int32_t* dst);
-  void begin_cuts();              // of a pass: uploads of earlier ones are through
   void copy_cut(Arena& scratch);  // the copies of all cuts since the last one.  Before the device moves slots
   void drop_cut();                // gives up their pages.  After it
   void close(int sequence);
@@ -91,7 +88,7 @@ class KvCache {
   Sequence& at(int sequence) { return sequences_[index(sequence)]; }
   void put_page(int sequence, int layer, int32_t page);
   int32_t take_page(Sequence& s);
-  void copy_pages(const Tensor& pairs);
+  void copy_pages(const Tensor& pairs, const std::vector<int32_t>& host);
 
   Device& device_;
   const int64_t layers_, max_slots_, max_pages_;
@@ -103,11 +100,10 @@ class KvCache {
     int sequence;  // whose promise it goes back to; -1: nobody's
   };
   std::vector<Cut> cut_;
-  std::deque<std::vector<int32_t>> cut_copies_;  // (src, dst) pages, read by uploads under way
-  std::vector<int32_t> host_table_, host_copies_;
-  Tensor table_;  // i32 [max_sequences, layers * max pages]: one upload brings a sequence up to date
-  const int64_t max_copies_;
-  Tensor copies_;  // i32 [max_sequences, max copies, 2]: the (src, dst) pages of the fork that made the sequence
+  std::vector<int32_t> cut_copies_;  // (src, dst) pages
+  std::vector<int32_t> host_table_;
+  Tensor table_;   // i32 [max_sequences, layers * max pages]: one upload brings a sequence up to date
+  Tensor copies_;  // i32 [max copies, 2]: the (src, dst) pages of a fork
 };
 
 }  // namespace pare

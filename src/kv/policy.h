@@ -49,7 +49,7 @@ class KvPolicy {
  public:
   virtual ~KvPolicy() = default;
 
-  // Before the layers of a pass.  What the policy uploads stays valid until the next begin().
+  // Before the layers of a pass.
   virtual void begin(const std::vector<PagedRun>& /*runs*/, Arena& /*scratch*/) {}
   // Before the attention of a layer.
   virtual KvBlocks blocks(const KvPass& /*pass*/, Arena& /*scratch*/) { return {}; }

@@ -28,9 +28,8 @@ class QueryWindow {
   KvCache& cache_;
   const int64_t heads_, window_, sequences_;
   Tensor ring_;
-  Tensor index_;                       // i32 [n, 2]: (row of the pass, row of a layer's ring)
-  std::vector<int32_t> host_, forks_;  // forks_: [sequences, layers * window, 2], read by uploads under way
-  Tensor fork_index_;                  // the same on the device
+  Tensor index_;       // i32 [n, 2]: (row of the pass, row of a layer's ring)
+  Tensor fork_index_;  // i32 [layers * window, 2]: rows of the ring, from and to
 };
 
 }  // namespace pare

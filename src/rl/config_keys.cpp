@@ -298,9 +298,8 @@ std::vector<ConfigKey> model_and_data_keys() {
           "random weights: normal with the config's initializer_range, or with 1 / sqrt(inputs) of each matrix",
           "pare"),
       KEY(model.dtype, any, "",
-          "of weights and activations; bf16: the optimizer keeps the weights in f32 beside it; auto: f32 on the cpu, "
-          "bf16 "
-          "on cuda and emu",
+          "of weights and activations; bf16: the optimizer keeps the weights in f32 beside it; auto: f32 on the "
+          "cpu, bf16 on cuda and emu",
           "pare; verl: fsdp_config.model_dtype"),
       KEY(model.enable_gradient_checkpointing, any, "",
           "keep only the inputs of the blocks and compute the rest again in the backward: less memory, the same bits",
@@ -426,9 +425,8 @@ std::vector<ConfigKey> kv_keys() {
           "pyramidkv: the last layer's budget is the mean budget divided by about this", "PyramidKV: 20"),
       KEY(rollout.kv.merge, any, "",
           "evicting: evicted tokens are merged into kept ones. cam: into those after it, by chance; d2o, lookm_pivot, "
-          "value: into the one with the most similar key.  In every layer (D2O's code leaves the first two and the "
-          "last "
-          "as they are, which bounds no memory)",
+          "value: into the one with the most similar key.  In every layer (D2O's code leaves the first two and "
+          "the last as they are, which bounds no memory)",
           "CaM; D2O; LOOK-M; kvpress"),
       KEY(rollout.kv.merge_keys, any, "",
           "d2o, lookm_pivot: merge values only, keys without their rotation too, or keys as they lie",

@@ -27,14 +27,12 @@ void check_run(const Config& config, TrainingKind kind, size_t memory) {
                                   "; lower rollout.max_num_seqs, actor.ppo_max_token_len or the batch"));
 }
 
-void check_memory(const ArenaLimits& l, const Table& table) {
+void check_memory(const ArenaLimits& l, const Table& table, const char* lower) {
   const size_t free = table.memory->free();
   if (l.total() > free)
-    throw Error(
-        Exit::memory,
-        cat("the run takes ", l.total(), " bytes (weights ", l.weights, ", gradients ", l.gradients, ", optimizer ",
-            l.optimizer, ", kv ", l.kv, ", activations ", l.activations, "), the device has ", free,
-            " free; lower rollout.max_num_seqs, rollout.max_num_batched_tokens or ", "actor.ppo_max_token_len"));
+    throw Error(Exit::memory, cat("the run takes ", l.total(), " bytes (weights ", l.weights, ", gradients ",
+                                  l.gradients, ", optimizer ", l.optimizer, ", kv ", l.kv, ", activations ",
+                                  l.activations, "), the device has ", free, " free; lower ", lower));
 }
 
 ArenaLimits training_limits(const Config& config, TrainingKind kind, const Table& table) {
@@ -43,7 +41,8 @@ ArenaLimits training_limits(const Config& config, TrainingKind kind, const Table
   const auto training = make_training(kind, session);
   training->worst_case_step();
   training->largest_batches();
-  check_memory(session.peaks(), table);
+  check_memory(session.peaks(), table,
+               "rollout.max_num_seqs, rollout.max_num_batched_tokens or actor.ppo_max_token_len");
   return session.peaks();
 }
 
@@ -52,7 +51,7 @@ ArenaLimits evaluation_limits(const Config& config, const Table& table) {
   Session session(config, table_null, false);
   const Rollout rollout(*session.model, session.rollout_limits(), session.kv, session.activations);
   Rollout::plan(*session.model, session.rollout_limits(), session.activations);
-  check_memory(session.peaks(), table);
+  check_memory(session.peaks(), table, "rollout.max_num_seqs or rollout.max_num_batched_tokens");
   return session.peaks();
 }
 
@@ -65,7 +64,7 @@ ArenaLimits rollout_memory(const ModelConfig& config, DType act, const RolloutLi
   Rollout::plan(model, limits, activations);
   const ArenaLimits memory{
       .weights = 0, .gradients = 0, .optimizer = 0, .kv = kv.peak(), .activations = activations.peak()};
-  check_memory(memory, table);
+  check_memory(memory, table, "rollout.max_num_seqs, rollout.max_num_batched_tokens or rollout.kv_cache_bytes");
   return memory;
 }
 

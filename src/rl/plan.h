@@ -31,6 +31,7 @@ ArenaLimits training_limits(const Config& config, TrainingKind kind, const Table
 ArenaLimits evaluation_limits(const Config& config, const Table& table);
 // The same of a rollout alone: kv and activations.
 ArenaLimits rollout_memory(const ModelConfig& model, DType act, const RolloutLimits& limits, const Table& table);
-void check_memory(const ArenaLimits& limits, const Table& table);  // throws it
+// Throws it; `lower` says what would make the run smaller.
+void check_memory(const ArenaLimits& limits, const Table& table, const char* lower);
 
 }  // namespace pare

@@ -79,6 +79,7 @@ struct Access {
   size_t bytes;
   bool write, atomic;
   uint32_t place;
+  bool copy = false;  // reads what was never written, as it is
 };
 
 [[noreturn]] void report(const Access& a, const char* kind, const std::string& what, const std::string& more) {
@@ -159,7 +160,7 @@ void check_cell(Cell& x, const Access& a, const Slot& now) {
     return s.block && (s.bytes & now.bytes) && !(s.atomic && a.atomic) && !ordered(s);
   };
   if (conflicts(x.write)) report_race(a, a.write ? "two writes of" : "a read and a write of", x.write);
-  if ((!a.write || a.atomic) && (x.initialised & now.bytes) != now.bytes)
+  if ((!a.write || a.atomic) && !a.copy && (x.initialised & now.bytes) != now.bytes)
     report(a, "uninitialised", "read of " + memory_name(a.p), "");
   if (a.write) {
     for (Slot& r : x.reads) {
@@ -280,6 +281,20 @@ void access(const void* p, size_t bytes, bool write, bool atomic, const Loc& loc
   if (g_pause) return;
   const Pause pause;
   touch({static_cast<const char*>(p), bytes, write, atomic, place_of(loc)});
+}
+
+void copy(void* to, const void* from, size_t bytes, const Loc& loc) {
+  if (g_pause) return;
+  const Pause pause;
+  const Access read{static_cast<const char*>(from), bytes, false, false, place_of(loc), true};
+  const Access write{static_cast<const char*>(to), bytes, true, false, place_of(loc), true};
+  bool shared = false;
+  const Cell* const source = cells_of(read, &shared);
+  touch(read);
+  touch(write);
+  Cell* const target = cells_of(write, &shared);
+  if (source && target)
+    for (size_t i = 0; i < bytes / 2; i++) target[i].initialised = source[i].initialised;
 }
 
 static void instrumented(const void* p, size_t bytes, bool write, bool atomic, uintptr_t pc) {

@@ -15,6 +15,7 @@ void sync_block();
 void sync_threads(const uint16_t* who, unsigned n);
 void fence();
 void access(const void* p, size_t bytes, bool write, bool atomic, const Loc&);
+void copy(void* to, const void* from, size_t bytes, const Loc&);
 void async_issue(const AsyncCopy&);
 void async_done(const AsyncCopy&);
 void add(Alloc&);  // memory that kernels may use: nothing in it is written yet
@@ -37,6 +38,7 @@ inline void sync_block() {}
 inline void sync_threads(const uint16_t*, unsigned) {}
 inline void fence() {}
 inline void access(const void*, size_t, bool, bool, const Loc&) {}
+inline void copy(void*, const void*, size_t, const Loc&) {}
 inline void async_issue(const AsyncCopy&) {}
 inline void async_done(const AsyncCopy&) {}
 inline void add(Alloc&) {}

@@ -124,6 +124,10 @@ void note_access(const void* p, size_t bytes, bool write, bool atomic, Loc loc) 
   check::access(p, bytes, write, atomic, loc);
 }
 void note_fence() { check::fence(); }
+void copy(void* to, const void* from, size_t bytes, Loc loc) {
+  check::copy(to, from, bytes, loc);
+  std::memcpy(to, from, bytes);
+}
 
 void async_commit() { g_block.cur->groups.push_back(g_block.cur->copies.size()); }
 

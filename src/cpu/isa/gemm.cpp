@@ -148,6 +148,18 @@ static void narrow(TileFn f, Tile t, int64_t rows, int64_t width) {
   }
 }
 
+// The last piece of the depth, of rows r to r + rows and the panels from p on: to y.
+static void finish(TileFn f, Tile t, const GemmArgs& g, int64_t r, int64_t rows, int64_t p) {
+  t.c = g.y + r * g.y_stride + p * 16, t.cs = g.y_stride;
+  t.bias = g.bias ? g.bias + p * 16 : nullptr;
+  t.residual = g.residual ? g.residual + r * g.residual_stride + p * 16 : nullptr;
+  t.rs = g.residual_stride;
+  if (p < g.outputs / 16)
+    f(t);
+  else
+    narrow(f, t, rows, g.outputs - p * 16);
+}
+
 void gemm(const GemmArgs& g, Range rows, Range panels, float* scratch, int64_t scratch_rows) {
   constexpr int64_t kNear = 384;   // rows closer than this do not compete for the same sets of the L1 cache
   constexpr int64_t kDepth = 256;  // cut of the depth, so that panels stay in L1 while the rows pass
@@ -176,18 +188,10 @@ void gemm(const GemmArgs& g, Range rows, Range panels, float* scratch, int64_t s
           for (int64_t i = 0; i < np; i++) t.b[i] = g.packed + ((p + i) * depth + k) * 16;
           if (k) t.start = t.c, t.ss = t.cs;
           const TileFn f = in_place ? tile_by_rows(rn, np) : tile_by_columns(rn, np);
-          if (k + kn < depth) {
-            f(t);
-            continue;
-          }
-          t.c = g.y + r * g.y_stride + p * 16, t.cs = g.y_stride;
-          t.bias = g.bias ? g.bias + p * 16 : nullptr;
-          t.residual = g.residual ? g.residual + r * g.residual_stride + p * 16 : nullptr;
-          t.rs = g.residual_stride;
-          if (whole > 0)
+          if (k + kn < depth)
             f(t);
           else
-            narrow(f, t, rn, g.outputs - p * 16);
+            finish(f, t, g, r, rn, p);
         }
       }
     }
@@ -229,17 +233,10 @@ void gemm_transposed(const GemmArgs& g, Range rows, Range panels, float* scratch
           for (int64_t i = 0; i < np; i++) t.b[i] = b + i * kn * 16;
           if (k) t.start = t.c, t.ss = t.cs;
           const TileFn f = in_place ? tile_by_rows(rn, np) : tile_by_columns(rn, np);
-          if (k + kn < depth) {
-            f(t);
-            continue;
-          }
-          t.c = g.y + r * g.y_stride + p * 16, t.cs = g.y_stride;
-          t.residual = g.residual ? g.residual + r * g.residual_stride + p * 16 : nullptr;
-          t.rs = g.residual_stride;
-          if (whole > 0)
+          if (k + kn < depth)
             f(t);
           else
-            narrow(f, t, rn, g.outputs - p * 16);
+            finish(f, t, g, r, rn, p);
         }
       }
     }
