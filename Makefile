@@ -52,7 +52,7 @@ EMU_SRC :=
 TEST_SRC := $(filter-out tests/test_emu.cpp tests/test_emu_device.cpp tests/test_cuda_%.cpp,$(TEST_SRC))
 endif
 
-WARN := -Wall -Wextra -Werror $(if $(findstring clang,$(CXX)),,-Wno-restrict)  # false alarms of g++ 12 (GCC bug 105651)
+WARN := -Wall -Wextra -Werror $(if $(findstring clang,$(CXX)),,-Wno-restrict -Wno-array-bounds)  # false alarms of g++ 12 (GCC bugs 105651, 107852)
 # No contraction: where a fused multiply-add is meant it is written, so every build gives the same bits.
 BITS := -ffp-contract=off
 INCLUDE := -Isrc -I.
