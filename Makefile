@@ -49,7 +49,7 @@ EMU_FLAG := -DPARE_EMU
 else
 $(info note: no CUDA emulation on $(MACHINE): the tests leave the CUDA kernels out)
 EMU_SRC :=
-TEST_SRC := $(filter-out tests/test_emu.cpp tests/test_emu_device.cpp tests/test_cuda_%.cpp,$(TEST_SRC))
+TEST_SRC := $(filter-out tests/test_emu%.cpp tests/test_cuda_%.cpp,$(TEST_SRC))
 endif
 
 WARN := -Wall -Wextra -Werror $(if $(findstring clang,$(CXX)),,-Wno-restrict)  # false alarms of g++ 12 (GCC bug 105651)
@@ -111,7 +111,7 @@ $(2)/tests/pare_tests: $$($(1)_LIB) $$($(1)_TEST) $$($(1)_EMU)
 	@echo 'link $$@'
 	$(Q)$$(CXX) $$(LDFLAGS) $$($(1)_FLAGS) $$^ -lgtest $$(LIBS) -o $$@
 endef
-EMUFLAGS := -std=c++20 -g $(WARN) $(BITS) -Wno-unknown-pragmas -fno-strict-aliasing -Icuda/emu/include $(INCLUDE) -Icuda -MMD -MP
+EMUFLAGS := -std=c++20 -g -march=x86-64-v3 $(WARN) $(BITS) -Wno-unknown-pragmas -fno-strict-aliasing -Icuda/emu/include $(INCLUDE) -Icuda -MMD -MP
 $(eval $(call variant,cpu,$(BUILD)))
 $(eval $(call variant,asan,$(BUILD)/asan))
 $(eval $(call variant,check,$(BUILD)/check))
