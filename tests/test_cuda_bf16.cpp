@@ -126,12 +126,12 @@ TEST(CudaBf16, Sample) {
 
 TEST(CudaBf16, LinearRowsAreIndependentOfTheirNumber) {
   const int64_t n = 70, i = 130, o = 67;
-  Call t(table_emu, DType::bf16);
+  Call t(table_kernels, DType::bf16);
   const Weight w = weight(t, "w", o, i);
   const Tensor x = t.act("x", {n, i}), bias = t.act("bias", {o}), residual = t.act("residual", {n, o});
-  table_emu.linear_fwd({t.act_out("y", {n, o}), x, w, bias, residual}, {});
+  table_kernels.linear_fwd({t.act_out("y", {n, o}), x, w, bias, residual}, {});
   for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {69, 1}, {3, 5}, {1, 64}, {5, 65}}) {
-    table_emu.linear_fwd({t.act_out("some", {count, o}), x.rows(first, count), w, bias, residual.rows(first, count)},
+    table_kernels.linear_fwd({t.act_out("some", {count, o}), x.rows(first, count), w, bias, residual.rows(first, count)},
                          {});
     EXPECT_EQ(t["some"].bits(), t["y"].bits(first * o, (first + count) * o)) << count << " rows from " << first;
   }
@@ -142,30 +142,30 @@ TEST(CudaBf16, LinearRowsAreIndependentOfTheirNumber) {
 TEST(CudaBf16, TheSamplersLogprobIsTheLearners) {
   const int64_t n = 6, width = 40, vocabulary = 1030;
   for (float temperature : {1.f, 0.7f}) {
-    Call t(table_emu, DType::bf16);
+    Call t(table_kernels, DType::bf16);
     const Weight head = weight(t, "head", vocabulary, width);
     const Tensor hidden = t.act("hidden", {n, width});
     std::vector<int32_t> tokens;
     std::string sampled;
     for (int32_t r = 0; r < n; r++) {  // the sampler: a row at a time
       const Tensor logits = t.act_out("row", {1, vocabulary});
-      table_emu.linear_fwd({logits, hidden.rows(r, 1), head, {}, {}}, {});
-      table_emu.sample({t.index("token", {1}, {}), t.stat_out("sampled", {1}), logits,
+      table_kernels.linear_fwd({logits, hidden.rows(r, 1), head, {}, {}}, {});
+      table_kernels.sample({t.index("token", {1}, {}), t.stat_out("sampled", {1}), logits,
                         t.index("counter", {1, 3}, {r, 0, 9}), rng_key(5, RngStream::sample, 2), temperature, 0, 1},
                        {});
       tokens.push_back(static_cast<int32_t>(t["token"].get(0)));
       sampled += t["sampled"].bits();
     }
     const Tensor logits = t.act_out("logits", {n, vocabulary}), target = t.index("target", {n}, tokens);
-    table_emu.linear_fwd({logits, hidden, head, {}, {}}, {});
-    table_emu.logprob({t.stat_out("logprob", {n}), t.stat_out("entropy", {n}), logits, target, temperature}, {});
+    table_kernels.linear_fwd({logits, hidden, head, {}, {}}, {});
+    table_kernels.logprob({t.stat_out("logprob", {n}), t.stat_out("entropy", {n}), logits, target, temperature}, {});
     EXPECT_EQ(t["logprob"].bits(), sampled);
     LogitsLoss loss{};
     loss.logprob = t.stat_out("in_loss", {n}), loss.entropy = t.stat_out("h", {n}), loss.loss = t.stat_out("loss", {n});
     loss.kl = t.stat_out("kl", {n}), loss.clipped = t.index("clipped", {n}, {}), loss.logits = logits;
     loss.target = target, loss.weight = t.stat("weight", {n}), loss.kl_weight = t.stat("kl_weight", {n});
     loss.spec.temperature = temperature;
-    table_emu.logits_loss(loss, {});
+    table_kernels.logits_loss(loss, {});
     EXPECT_EQ(t["in_loss"].bits(), sampled);
   }
 }
