@@ -199,8 +199,7 @@ TEST(Ptx, ResultsAreTheStoredOnes) {
 
 TEST(Ptx, StoredResultsTellTheArchitecturesApart) {
   const json old = read_golden(80)["results"], now = read_golden(90)["results"];
-  for (const auto& [name, bytes] : now.items())
-    EXPECT_EQ(bytes != old[name], name.starts_with("mma")) << name;
+  for (const auto& [name, bytes] : now.items()) EXPECT_EQ(bytes != old[name], name.starts_with("mma")) << name;
 }
 
 // The copies and loads as the PTX manual describes them.
