@@ -231,6 +231,13 @@ TEST(MathValue, SameValues) {
       {"|x|", "\\sqrt{x^2}"},
       {"\\lfloor 7/2 \\rfloor", "3"},
       {"a_1+a_2", "a_{2}+a_{1}"},
+      {"385", "\\sum_{k=1}^{10} k^2"},
+      {"120", "\\prod_{i=1}^5 i"},
+      {"0", "\\sum_{k=3}^{2} k"},
+      {"30", "\\sum_{i=1}^{3}\\sum_{j=1}^{i} 3j"},
+      {"7+\\sum_{k=1}^{2} k", "10"},
+      {"F_n = \\sum_{k=0}^{n-1} F_k F_{n-k-1}", "F_n = \\sum_{k=0}^{n-1} F_{n-k-1} F_k"},
+      {"\\sum_{k=0}^n 2 x^k", "2\\sum_{j=0}^{n} x^j"},
       // names, units, words
       {"7", "x = 7"},
       {"x=7", "7"},
@@ -317,7 +324,14 @@ TEST(MathValue, DifferentValues) {
       {"E", "\\text{d}"},
       {"42", ""},
       {"42", "42 because 6*7"},
-      {"1/0", "2/0"}};
+      {"1/0", "2/0"},
+      {"384", "\\sum_{k=1}^{10} k^2"},
+      {"\\sum_{k=0}^n x^k", "\\sum_{k=1}^n x^k"},
+      {"\\sum_{k=0}^n x^k", "\\sum_{k=0}^m x^k"},
+      {"\\sum_{k=0}^n x^k", "\\sum_{k=0}^n x^n"},
+      {"\\sum_{k=0}^n a_k", "\\sum_{k=0}^n a_n"},
+      {"\\sum_{k=1}^2 a_k", "2a_k"},
+      {"\\prod_{k=1}^n 2x", "2\\prod_{k=1}^n x"}};
   for (const auto& [gold, answer] : different)
     EXPECT_EQ(boxed("math-value", answer, gold), 0) << gold << " | " << answer;
 }
@@ -419,14 +433,16 @@ TEST(VerifierData, MathValueAcceptsWhatItShould) {
   }
 }
 
-// 131 of 134 at the time of writing.  The others: one pair is expected to be both equal and different (an option of
-// Math-Verify's), \( \) over several lines is expected not to be a formula, and two sums are equal after reordering.
+// 132 of 134 at the time of writing, as many as Math-Verify 0.9.0 itself when it grades all with one setting (133 with
+// the setting of each).  The others: one pair is expected to be both equal and different (an option of Math-Verify's),
+// and
+// \( \) over several lines is expected not to be a formula.
 TEST(VerifierData, MathValueAgreesWithMathVerifysTests) {
   ROWS_OR_SKIP(tests, "verifier/math_verify_tests.jsonl");
   int agreed = 0;
   for (const Json& row : tests) agreed += grade("math-value", row["pred"], row["gold"]).score == row["expected"];
   RecordProperty("agreed", agreed);
-  EXPECT_GE(agreed, 0.975 * static_cast<double>(tests.size())) << agreed << " of " << tests.size();
+  EXPECT_GE(agreed + 2, std::ssize(tests)) << agreed;
 }
 
 TEST(VerifierData, EveryGoldIsItself) {

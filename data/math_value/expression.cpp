@@ -1,5 +1,7 @@
 #include "data/math_value/expression.h"
 
+#include <algorithm>
+
 #include "base/rng.h"
 
 namespace pare::math_value {
@@ -104,7 +106,8 @@ class Parser {
     if (t.kind == Kind::command) {
       if (of_function && is_function(t.text.c_str())) return false;
       return t.text == "frac" || t.text == "sqrt" || t.text == "pi" || t.text == "binom" || t.text == "lfloor" ||
-             t.text == "lceil" || is_function(t.text.c_str()) || is_greek(t.text);
+             t.text == "lceil" || t.text == "sum" || t.text == "prod" || is_function(t.text.c_str()) ||
+             is_greek(t.text);
     }
     return t.symbol("(") || t.symbol("{") || (t.symbol("[") && !of_function) || (t.symbol("|") && bars_ == 0);
   }
@@ -246,11 +249,15 @@ class Parser {
 
   Result letter() {
     std::string name = t_[at_++].text;
+    if (!at_symbol("_"))
+      if (const Index* const i = index(name)) return i->value;
     if (take_symbol("_")) {
       if (at_ == t_.size()) return {};
       const size_t begin = at_, end = at_symbol("{") ? closing(t_, at_) : at_;
       if (end == npos) return {};
       const bool braces = end > begin;
+      for (const Token& t : t_.subspan(begin, end - begin + 1))
+        if (const Index* const i = index(t.text); i && i->value.constant) return {};  // a_k, term by term
       name += "_" + plain(t_.subspan(begin + braces, end - begin + 1 - 2 * braces));
       at_ = end + 1;
     } else if (name == "e") {
@@ -276,6 +283,7 @@ class Parser {
       return t.text == "frac" ? binary(divide, *a, *b) : binary(binomial, *a, *b, 5);
     }
     if (t.text == "sqrt") return square_root();
+    if (t.text == "sum" || t.text == "prod") return series(t.text == "prod");
     if (t.text == "pi") return Samples(pi());
     if (t.text == "lfloor" || t.text == "lceil") {
       const bool up = t.text == "lceil";
@@ -288,6 +296,61 @@ class Parser {
     if (is_function(t.text.c_str())) return function(t.text);
     if (is_greek(t.text)) return --at_, letter();
     return {};
+  }
+
+  // \sum_{k=a}^{b} x or \prod, x being the product that follows: term by term between whole numbers.  Other sums are x
+  // at some k, times a function of a and b that is none of those that can be written: so x may be written in another
+  // way.
+  Result series(bool times) {
+    if (!take_symbol("_") || !take_symbol("{") || at_ == t_.size() || t_[at_].kind != Kind::letter) return {};
+    const std::string k = t_[at_++].text;
+    if (!take_symbol("=")) return {};
+    const Result a = sum();
+    if (!a || !take_symbol("}") || !take_symbol("^")) return {};
+    const Result b = argument();
+    if (!b || ++depth_ > kDepth) return {};
+    const std::optional<long> first = whole(*a), last = whole(*b);
+    Result total;
+    if (first && last) {
+      total = Samples(mpq_class(times));
+      const size_t begin = at_;
+      for (long i = *first; total && i <= std::max(*first, *last); i++) {  // once at least, to get past x
+        at_ = begin;
+        indices_.push_back({k, Samples(mpq_class(i))});
+        const Result x = product(false);
+        indices_.pop_back();
+        if (!x || *first > *last) return x ? total : x;
+        total = binary(times ? math_value::multiply : math_value::add, *total, *x);
+      }
+    } else if (!times) {
+      indices_.push_back({k, variable("\\sum" + std::to_string(indices_.size()))});
+      const Result x = product(false);
+      indices_.pop_back();
+      const Samples one(mpq_class(1)), scale(mpq_class(355, 113));
+      const Result weighted = x ? binary(math_value::multiply, *b, scale) : x;
+      const Result bounds = weighted ? binary(math_value::add, *a, *weighted) : weighted;
+      const Result shifted = bounds ? binary(math_value::add, *bounds, Samples(mpq_class(577, 408))) : bounds;
+      const Result inverse = shifted ? binary(divide, one, *shifted) : shifted;
+      const Result factor = inverse ? binary(math_value::add, one, *inverse) : inverse;
+      total = factor ? binary(math_value::multiply, *x, *factor) : factor;
+    }
+    depth_--;
+    return total;
+  }
+
+  static std::optional<long> whole(const Samples& x) {
+    const mpq_class* const q = x.constant && x.at[0] ? std::get_if<mpq_class>(&*x.at[0]) : nullptr;
+    return q && q->get_den() == 1 && abs(*q) < 1'000'000 ? std::optional(q->get_num().get_si()) : std::nullopt;
+  }
+
+  struct Index {
+    std::string name;
+    Samples value;
+  };
+  const Index* index(const std::string& name) const {
+    for (auto i = indices_.rbegin(); i != indices_.rend(); i++)
+      if (i->name == name) return &*i;
+    return nullptr;
   }
 
   Result square_root() {
@@ -351,7 +414,8 @@ class Parser {
   Effort& effort_;
   const bool minus_;
   size_t at_ = 0;
-  int depth_ = 0, bars_ = 0;  // bars: inside |...|
+  int depth_ = 0, bars_ = 0;    // bars: inside |...|
+  std::vector<Index> indices_;  // of the sums that enclose what is read
 };
 
 }  // namespace
