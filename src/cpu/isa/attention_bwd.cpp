@@ -132,19 +132,21 @@ PARE_INLINE void unpack(const Slots<float>& slots, const float* from, int64_t n,
 // slot, do . o is then bitwise do . v, and its ds exactly 0.
 void row_products(float* out, const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t rows,
                   int64_t width) {
+  alignas(64) float columns[16 * 16];  // both matrices at once would not fit the registers
   vf acc = zero();
   for_vectors(
       width, PARE_LANES_AT(d) {
-        vf x[16], y[16];
+        vf x[16];
         PARE_UNROLL
-        for (int i = 0; i < 16; i++) {
-          const int64_t r = min64(i, rows - 1);
-          x[i] = load(a + r * a_stride + d, lanes);
-          y[i] = load(b + r * b_stride + d, lanes);
-        }
-        transpose(x), transpose(y);
+        for (int i = 0; i < 16; i++) x[i] = load(a + min64(i, rows - 1) * a_stride + d, lanes);
+        transpose(x);
         PARE_UNROLL
-        for (int i = 0; i < 16; i++) acc = fma(x[i], y[i], acc);
+        for (int i = 0; i < 16; i++) store(columns + i * 16, x[i]);
+        PARE_UNROLL
+        for (int i = 0; i < 16; i++) x[i] = load(b + min64(i, rows - 1) * b_stride + d, lanes);
+        transpose(x);
+        PARE_UNROLL
+        for (int i = 0; i < 16; i++) acc = fma(load(columns + i * 16), x[i], acc);
       });
   store(out, acc, rows);
 }
