@@ -97,7 +97,8 @@ void block(Operands& x, int64_t rows, int64_t first, int64_t slots, int64_t seen
     for (int64_t j = 0; j < visible; j += 16) {
       float *const pr = p + r * kBlock + j, *const dr = ds + r * kBlock + j;
       const mask seen_lanes = first_lanes(visible - j);
-      const vf weight = select(seen_lanes, exp(sub(mul(load(pr), set1(scale)), l)), zero());
+      // What a row sees has at most the weight 1.
+      const vf weight = select(seen_lanes, exp_below_89(sub(mul(load(pr), set1(scale)), l)), zero());
       store(pr, weight);
       store(dr, select(seen_lanes, mul(mul(weight, sub(load(dr), sub_delta)), set1(scale)), zero()));
     }
