@@ -162,9 +162,9 @@ void attn_bwd(const AttnBwd& a, Stream) {
   const Kernels& k = cpu_kernels();
   for_chains(segment_chains(op, a, args), a.k.shape[1],
              2.5 * pair_nanoseconds(width) * static_cast<double>(a.pairs * args.fwd.heads),
-             [&](const SegmentRow& segment, int64_t kv_head) {
+             [&](const SegmentRow& segment, int64_t kv_head, SegmentHead next) {
                const int64_t padded = round16(width), slots = round16(segment.parent_len + segment.len);
-               k.attn_bwd(args, segment, kv_head, scratch(5 * slots * padded + 3 * 64 * padded));
+               k.attn_bwd(args, segment, kv_head, next, scratch(5 * slots * padded + 3 * 64 * padded));
              });
 }
 

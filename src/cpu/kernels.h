@@ -72,6 +72,11 @@ struct AttnArgs {
   int64_t heads, group, width;
   float scale;
 };
+// A key head of a segment.
+struct SegmentHead {
+  const SegmentRow* segment;  // or null
+  int64_t kv_head;
+};
 struct AttnBwdArgs {
   AttnArgs fwd;  // o and lse as computed by the forward
   float *dq, *dk, *dv, *dpk, *dpv;
@@ -179,7 +184,8 @@ struct Kernels {
 
   // Own rows `rows` of one segment, all query heads of key head `kv_head`.
   void (*attn_fwd)(const AttnArgs&, const SegmentRow&, int64_t kv_head, Range rows, float* scratch);
-  void (*attn_bwd)(const AttnBwdArgs&, const SegmentRow&, int64_t kv_head, float* scratch);
+  // `next`: what this thread computes after this, or nothing: its rows are fetched meanwhile.
+  void (*attn_bwd)(const AttnBwdArgs&, const SegmentRow&, int64_t kv_head, SegmentHead next, float* scratch);
   void (*attn_paged)(const PagedArgs&, const PagedRow&, int64_t kv_head, float* scratch);
 
   // AttnBlocksBwd; the rows of the lists are those of q

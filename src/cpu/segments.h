@@ -51,15 +51,25 @@ struct SegmentChains {
 };
 SegmentChains segment_chains(const char* op, const AttnBwd& a, const AttnBwdArgs& args);
 
-// Calls f(segment, kv_head) for every segment that has rows, those of one chain in list order.  Nanoseconds: of all.
+// Calls f(segment, kv_head, next) for every segment that has rows, those of one chain in list order.  Nanoseconds: of
+// all.
 template <class F>
 void for_chains(const SegmentChains& c, int64_t kv_heads, double nanoseconds, F f) {
   const int64_t n = (static_cast<int64_t>(c.starts.size()) - 1) * kv_heads;
   if (n == 0) return;
   parallel(n, nanoseconds / static_cast<double>(n), [&](Range range) {
-    for (int64_t i = range.begin; i < range.end; i++)
-      for (int64_t j = c.starts[i / kv_heads]; j < c.starts[i / kv_heads + 1]; j++)
-        if (const SegmentRow& s = c.segments[c.order[j]]; s.len) f(s, i % kv_heads);
+    const auto segment = [&](int64_t j) { return c.segments + c.order[j]; };
+    for (int64_t i = range.begin; i < range.end; i++) {
+      const int64_t end = c.starts[i / kv_heads + 1];
+      for (int64_t j = c.starts[i / kv_heads]; j < end; j++) {
+        SegmentHead next{};
+        if (j + 1 < end)
+          next = {segment(j + 1), i % kv_heads};
+        else if (i + 1 < range.end)
+          next = {segment(c.starts[(i + 1) / kv_heads]), (i + 1) % kv_heads};
+        if (segment(j)->len) f(*segment(j), i % kv_heads, next);
+      }
+    }
   });
 }
 

@@ -21,12 +21,38 @@ PARE_INLINE void multiply_add(Choose choose, int64_t rows, int64_t depth, const 
   }
 }
 
+// Rows that will be needed soon, fetched a few at a time while products run: they lie too far apart for the machine to
+// foresee them.
+class Ahead {
+ public:
+  PARE_INLINE void add(const float* rows, int64_t stride, int64_t count, int64_t width) {
+    if (count) parts_[added_++] = {rows, stride, count, width};
+  }
+  PARE_INLINE void fetch_rows(int64_t n) {
+    for (; n > 0 && now_ < added_; n--) {
+      Part& p = parts_[now_];
+      for (int64_t i = 0; i < p.width; i += 16) __builtin_prefetch(p.row + i, 0, 2);  // to the L2 cache
+      p.row += p.stride;
+      if (--p.count == 0) now_++;
+    }
+  }
+
+ private:
+  struct Part {
+    const float* row;
+    int64_t stride, count, width;
+  };
+  Part parts_[8];
+  int added_ = 0, now_ = 0;
+};
+
 // Operands of one segment and key head in scratch memory.  `width` is padded to 16 in matrices that lie down.
 struct Operands {
   float *k_across, *v_across;  // [slots / 16][width][16]
   float *k, *dk, *dv;          // [slots][padded]
   float *q, *d_o, *dq;         // [kRowBlock][padded]
   int64_t width, padded;
+  Ahead ahead;  // what the next segment reads and writes
 };
 
 // Rows and slots go in groups of 8, so that what a chain leaves out (the rows above its slots, the slots behind its
@@ -58,7 +84,7 @@ void scores(float* out, const float* a, const float* across, int64_t rows, int64
 }
 
 // One block: row r sees `seen` + r slots of the `slots` from `first` on.
-void block(const Operands& x, int64_t rows, int64_t first, int64_t slots, int64_t seen, float scale, const float* lse,
+void block(Operands& x, int64_t rows, int64_t first, int64_t slots, int64_t seen, float scale, const float* lse,
            const float* delta) {
   alignas(64) float p[kRowBlock * kBlock], ds[kRowBlock * kBlock];
   scores(p, x.q, x.k_across + first * x.width, rows, slots, seen, x);
@@ -71,7 +97,8 @@ void block(const Operands& x, int64_t rows, int64_t first, int64_t slots, int64_
     for (int64_t j = 0; j < visible; j += 16) {
       float *const pr = p + r * kBlock + j, *const dr = ds + r * kBlock + j;
       const mask seen_lanes = first_lanes(visible - j);
-      const vf weight = select(seen_lanes, exp(sub(mul(load(pr), set1(scale)), l)), zero());
+      // What a row sees has at most the weight 1.
+      const vf weight = select(seen_lanes, exp_below_89(sub(mul(load(pr), set1(scale)), l)), zero());
       store(pr, weight);
       store(dr, select(seen_lanes, mul(mul(weight, sub(load(dr), sub_delta)), set1(scale)), zero()));
     }
@@ -86,6 +113,7 @@ void block(const Operands& x, int64_t rows, int64_t first, int64_t slots, int64_
                  x.dv + (first + s) * x.padded, x.padded);
     multiply_add(tile_by_columns, n, rows - begin, gradients, kBlock, x.q + begin * x.padded,
                  x.dk + (first + s) * x.padded, x.padded);
+    x.ahead.fetch_rows(12);
   });
   for_tiles(rows, [&](int64_t r, int64_t n) {
     multiply_add(tile_by_rows, n, reach(r), ds + r * kBlock, kBlock, x.k + first * x.padded, x.dq + r * x.padded,
@@ -105,26 +133,27 @@ PARE_INLINE void unpack(const Slots<float>& slots, const float* from, int64_t n,
 // slot, do . o is then bitwise do . v, and its ds exactly 0.
 void row_products(float* out, const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t rows,
                   int64_t width) {
+  alignas(64) float columns[16 * 16];  // both matrices at once would not fit the registers
   vf acc = zero();
   for_vectors(
       width, PARE_LANES_AT(d) {
-        vf x[16], y[16];
+        vf x[16];
         PARE_UNROLL
-        for (int i = 0; i < 16; i++) {
-          const int64_t r = min64(i, rows - 1);
-          x[i] = load(a + r * a_stride + d, lanes);
-          y[i] = load(b + r * b_stride + d, lanes);
-        }
-        transpose(x), transpose(y);
+        for (int i = 0; i < 16; i++) x[i] = load(a + min64(i, rows - 1) * a_stride + d, lanes);
+        transpose(x);
         PARE_UNROLL
-        for (int i = 0; i < 16; i++) acc = fma(x[i], y[i], acc);
+        for (int i = 0; i < 16; i++) store(columns + i * 16, x[i]);
+        PARE_UNROLL
+        for (int i = 0; i < 16; i++) x[i] = load(b + min64(i, rows - 1) * b_stride + d, lanes);
+        transpose(x);
+        PARE_UNROLL
+        for (int i = 0; i < 16; i++) acc = fma(load(columns + i * 16), x[i], acc);
       });
   store(out, acc, rows);
 }
 
 // Rows [begin, begin + rows) of the segment, query head `head`.
-void row_block(const AttnBwdArgs& a, const SegmentRow& s, const Operands& x, int64_t head, int64_t begin,
-               int64_t rows) {
+void row_block(const AttnBwdArgs& a, const SegmentRow& s, Operands& x, int64_t head, int64_t begin, int64_t rows) {
   const AttnArgs& f = a.fwd;
   const int64_t row = s.row + begin, column = head * f.width;
   const auto pack = [&](float* out, const float* in, int64_t stride) {
@@ -146,12 +175,25 @@ void row_block(const AttnBwdArgs& a, const SegmentRow& s, const Operands& x, int
 
 }  // namespace
 
-void attn_bwd(const AttnBwdArgs& a, const SegmentRow& s, int64_t kv_head, float* scratch) {
+// All rows that are the segment's own.
+PARE_INLINE static void add_rows(Ahead& ahead, const AttnBwdArgs& a, const SegmentRow& s, int64_t kv_head) {
+  const int64_t width = a.fwd.width, group = a.fwd.group * width;
+  const auto add = [&](const float* matrix, int64_t stride, int64_t columns) {
+    ahead.add(matrix + s.row * stride + kv_head * columns, stride, s.len, columns);
+  };
+  add(a.fwd.k, a.fwd.k_stride, width), add(a.fwd.v, a.fwd.v_stride, width);
+  add(a.dk, a.dk_stride, width), add(a.dv, a.dv_stride, width);
+  add(a.d_o, a.do_stride, group), add(a.fwd.o, a.o_stride, group);
+  add(a.fwd.q, a.fwd.q_stride, group), add(a.dq, a.dq_stride, group);
+}
+
+void attn_bwd(const AttnBwdArgs& a, const SegmentRow& s, int64_t kv_head, SegmentHead next, float* scratch) {
   const int64_t slots = s.parent_len + s.len, width = a.fwd.width, padded = round16(width);
   Operands x{};
   x.width = width, x.padded = padded;
-  float* next = scratch;
-  const auto take = [&](int64_t n) { return next += n, next - n; };
+  if (next.segment) add_rows(x.ahead, a, *next.segment, next.kv_head);
+  float* room = scratch;
+  const auto take = [&](int64_t n) { return room += n, room - n; };
   x.k_across = take(round16(slots) * width), x.v_across = take(round16(slots) * width);
   x.k = take(slots * padded), x.dk = take(slots * padded), x.dv = take(slots * padded);
   x.q = take(kRowBlock * padded), x.d_o = take(kRowBlock * padded), x.dq = take(kRowBlock * padded);

@@ -82,41 +82,66 @@ void rmsnorm_fwd(const NormArgs& a, Range rows) {
 }
 
 void rmsnorm_bwd_input(const NormBwdArgs& a, Range rows) {
-  const float width = static_cast<float>(a.width);
+  const vf width = set1(static_cast<float>(a.width));
   HeadRows row(rows.begin, a.heads, a.width);
-  for (int64_t r = rows.begin; r < rows.end; r++, row.next()) {
-    const float* x = a.x + row.at(a.x_stride);
-    const float* dy = a.dy + row.at(a.dy_stride);
-    float* dx = a.dx + row.at(a.dx_stride);
-    const vf s = set1(a.rstd[r]);
-    vf acc = zero();
-    for_vectors(
-        a.width, PARE_LANES_AT(i) {
-          acc = fma(mul(load(dy + i, lanes), load(a.w + i, lanes)), mul(load(x + i, lanes), s), acc);
-        });
-    const vf mean = set1(sum(acc) / width);
-    for_vectors(
-        a.width, PARE_LANES_AT(i) {
-          const vf xh = mul(load(x + i, lanes), s), dyw = mul(load(dy + i, lanes), load(a.w + i, lanes));
-          vf d = mul(s, fnma(xh, mean, dyw));
-          if (a.accumulate) d = add(load(dx + i, lanes), d);
-          store(dx + i, d, lanes);
-        });
+  // 16 rows at a time share their divisions, and none waits for its own sum.
+  for (int64_t first = rows.begin; first < rows.end; first += 16) {
+    const int64_t n = min64(16, rows.end - first);
+    alignas(64) float mean[16] = {};
+    HeadRows again = row;
+    for (int64_t r = 0; r < n; r++, row.next()) {
+      const float *const x = a.x + row.at(a.x_stride), *const dy = a.dy + row.at(a.dy_stride);
+      const vf s = set1(a.rstd[first + r]);
+      vf acc = zero();
+      for_vectors(
+          a.width, PARE_LANES_AT(i) {
+            acc = fma(mul(load(dy + i, lanes), load(a.w + i, lanes)), mul(load(x + i, lanes), s), acc);
+          });
+      mean[r] = sum(acc);
+    }
+    store(mean, div(load(mean), width));
+    for (int64_t r = 0; r < n; r++, again.next()) {
+      const float *const x = a.x + again.at(a.x_stride), *const dy = a.dy + again.at(a.dy_stride);
+      float* const dx = a.dx + again.at(a.dx_stride);
+      const vf s = set1(a.rstd[first + r]), m = set1(mean[r]);
+      for_vectors(
+          a.width, PARE_LANES_AT(i) {
+            const vf xh = mul(load(x + i, lanes), s), dyw = mul(load(dy + i, lanes), load(a.w + i, lanes));
+            vf d = mul(s, fnma(xh, m, dyw));
+            if (a.accumulate) d = add(load(dx + i, lanes), d);
+            store(dx + i, d, lanes);
+          });
+    }
   }
 }
 
+namespace {
+// Columns [c, c + 16 kVectors) of dw, side by side so that no chain waits for another; the last vector has `lanes`.
+template <int kVectors>
+PARE_INLINE void weight_columns(const NormBwdArgs& a, int64_t c, int64_t lanes) {
+  const auto in = [&](int j) __attribute__((always_inline)) { return j + 1 < kVectors ? 16 : lanes; };
+  vf acc[kVectors];
+  PARE_UNROLL
+  for (int j = 0; j < kVectors; j++) acc[j] = load(a.dw + c + j * 16, in(j));
+  for (int64_t n = 0, r = 0; n < a.rows; n++) {
+    const float *x = a.x + n * a.x_stride + c, *dy = a.dy + n * a.dy_stride + c;
+    for (int64_t h = 0; h < a.heads; h++, r++, x += a.width, dy += a.width) {
+      const vf s = set1(a.rstd[r]);
+      PARE_UNROLL
+      for (int j = 0; j < kVectors; j++)
+        acc[j] = fma(load(dy + j * 16, in(j)), mul(load(x + j * 16, in(j)), s), acc[j]);
+    }
+  }
+  PARE_UNROLL
+  for (int j = 0; j < kVectors; j++) store(a.dw + c + j * 16, acc[j], in(j));
+}
+}  // namespace
+
 void rmsnorm_bwd_weight(const NormBwdArgs& a, Range columns) {
-  for_vectors(
-      columns.end - columns.begin, PARE_LANES_AT(i) {
-        const int64_t c = columns.begin + i;
-        vf acc = load(a.dw + c, lanes);
-        for (int64_t n = 0, r = 0; n < a.rows; n++) {
-          const float *x = a.x + n * a.x_stride + c, *dy = a.dy + n * a.dy_stride + c;
-          for (int64_t h = 0; h < a.heads; h++, r++, x += a.width, dy += a.width)
-            acc = fma(load(dy, lanes), mul(load(x, lanes), set1(a.rstd[r])), acc);
-        }
-        store(a.dw + c, acc, lanes);
-      });
+  int64_t c = columns.begin;
+  for (; c + 64 <= columns.end; c += 64) weight_columns<4>(a, c, 16);
+  for (; c + 32 <= columns.end; c += 32) weight_columns<2>(a, c, 16);
+  for (; c < columns.end; c += 16) weight_columns<1>(a, c, min64(16, columns.end - c));
 }
 
 void rope(const RopeArgs& a, Range rows) {
@@ -148,13 +173,17 @@ void swiglu_fwd(float* y, const float* gate_up, int64_t width, Range rows) {
   }
 }
 
-// With s = sigmoid(g): d silu / dg = s (1 + g (1 - s)).
+// With s = sigmoid(g): d silu / dg = s (1 + g (1 - s)).  Rows of gate and up are many short runs to the machine: the
+// next one is fetched here.
 void swiglu_bwd(float* dgate_up, const float* dy, const float* gate_up, int64_t width, Range rows) {
   for (int64_t r = rows.begin; r < rows.end; r++) {
     const float *gate = gate_up + r * 2 * width, *up = gate + width;
     float *dgate = dgate_up + r * 2 * width, *dup = dgate + width;
+    const int64_t next = r + 1 < rows.end ? 2 * width : 0;
     for_vectors(
         width, PARE_LANES_AT(i) {
+          __builtin_prefetch(gate + next + i), __builtin_prefetch(up + next + i);
+          __builtin_prefetch(dy + r * width + next / 2 + i);
           const vf g = load(gate + i, lanes), u = load(up + i, lanes), d = load(dy + r * width + i, lanes);
           const vf s = div(set1(1), add(set1(1), exp(sub(zero(), g))));
           const vf slope = mul(s, fma(g, sub(set1(1), s), set1(1)));
