@@ -119,7 +119,7 @@ $(eval $(call variant,check,$(BUILD)/check))
 $(BUILD)/tests/%.o $(BUILD)/src/app/%.o: cpu_FLAGS := -O1
 
 # ---- targets ---------------------------------------------------------------------------------------------------------
-.PHONY: all test asan check mutants emu cuda bench quickstart readme deps format format-check lint clean help
+.PHONY: all test asan check mutants emu cuda registers registers-update bench quickstart readme deps format format-check lint clean help
 all: $(BUILD)/pare
 
 test: $(BUILD)/tests/pare_tests $(BUILD)/pare
@@ -173,15 +173,22 @@ $(BUILD)/make_random_model: $(cpu_LIB) $(BUILD)/tools/make_random_model.o
 
 NVFLAGS := -std=c++20 -O3 -lineinfo -fmad=false $(INCLUDE) -Icuda --Werror all-warnings -Xcompiler -Wall,-Wextra,-ffp-contract=off -MMD -MP
 GENCODE := $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=sm_$(a))
-$(BUILD)/cuda/%.o: %.cu
+# Beside each object what ptxas says of its kernels: registers, spills, shared memory.
+$(BUILD)/cuda/%.o $(BUILD)/cuda/%.ptxas: %.cu
 	@mkdir -p $(@D)
 	@echo 'cuda: $<'
-	$(Q)$(NVCC) $(NVFLAGS) $(GENCODE) -c $< -o $@
+	$(Q)$(NVCC) $(NVFLAGS) -Xptxas -v $(GENCODE) -c $< -o $(BUILD)/cuda/$*.o 2> $(BUILD)/cuda/$*.ptxas || { cat $(BUILD)/cuda/$*.ptxas >&2; exit 1; }
 # The program with the device `cuda`.
 cuda: $(BUILD)/cuda/pare
 $(BUILD)/cuda/pare: $(cpu_LIB) $(cpu_APP) $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.o)
 	@echo 'link $@'
 	$(Q)$(NVCC) -Xcompiler -pthread $(GENCODE) $^ $(LIBS) -o $@
+
+# The registers and spills of every kernel against the committed ones.
+PTXAS := $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.ptxas)
+registers registers-update: $(PTXAS)
+	@tools/registers.py $(if $(findstring update,$@),--update) cuda/registers.txt \
+	  $$($(NVCC) --version | sed -n 's/.*release \([0-9.]*\).*/\1/p') $^
 
 deps:
 	@tools/deps.sh $(PACKAGES)
@@ -197,6 +204,6 @@ lint:
 clean:
 	rm -rf $(BUILD)
 help:
-	@sed -n '1,8s/^# \{0,1\}//p' Makefile; echo "targets: all test asan check mutants emu cuda bench quickstart readme deps format format-check lint clean"
+	@sed -n '1,8s/^# \{0,1\}//p' Makefile; echo "targets: all test asan check mutants emu cuda registers registers-update bench quickstart readme deps format format-check lint clean"
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
