@@ -115,7 +115,7 @@ __device__ __forceinline__ T from_float(float x) {
 // *to = *from; the emulation's access checker lets what was never written through, and knows it in *to.
 __device__ __forceinline__ void copy_word(uint32_t* to, const uint32_t* from) {
 #ifdef CUEMU
-  cuemu::copy(to, from, sizeof(*to), cuemu::Loc::current());
+  cuemu::copy_as_is(to, from, sizeof(*to), cuemu::Loc::current());
 #else
   *to = *from;
 #endif

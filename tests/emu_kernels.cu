@@ -10,7 +10,7 @@ namespace pare::test::emu {
 void copy_16(void* smem, const void* gmem, HERE) { cuemu::async_copy(smem, gmem, 16, 16, loc); }
 void named_barrier(int id, unsigned count, HERE) { cuemu::block_barrier(id, count, true, "bar.sync", loc); }
 void named_arrive(int id, unsigned count, HERE) { cuemu::block_barrier(id, count, false, "bar.arrive", loc); }
-void copy_float(float* to, const float* from, HERE) { cuemu::copy(to, from, sizeof(*to), loc); }
+void copy_float(float* to, const float* from, HERE) { cuemu::copy_as_is(to, from, sizeof(*to), loc); }
 float* dynamic_floats() { return static_cast<float*>(cuemu::dynamic_smem()); }
 
 __global__ void oob_static(float* out, const float* in) {

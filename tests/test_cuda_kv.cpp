@@ -17,6 +17,7 @@ using kernel::Body;
 using kernel::Call;
 using kernel::check;
 using kernel::from_bf16;
+using kernel::refusal;
 using kernel::to_bf16;
 
 float rounded(double x) { return from_bf16(to_bf16(static_cast<float>(x))); }

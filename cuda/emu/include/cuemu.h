@@ -53,7 +53,7 @@ void check_aligned(const void* p, size_t align, const char* what, Loc loc);
 void note_access(const void* p, size_t bytes, bool write, bool atomic, Loc loc);
 void note_fence();
 // to[0, bytes) = from[0, bytes), which may hold what was never written: then so does the destination.
-void copy(void* to, const void* from, size_t bytes, Loc loc);
+void copy_as_is(void* to, const void* from, size_t bytes, Loc loc);
 
 // For tests whose buffers are the host's: kernels may use [p, p + bytes) as if cudaMalloc had given it, until it is
 // forgotten; nothing in it counts as written until the host says that it wrote it.  Without the checker these do

@@ -124,7 +124,7 @@ void note_access(const void* p, size_t bytes, bool write, bool atomic, Loc loc) 
   check::access(p, bytes, write, atomic, loc);
 }
 void note_fence() { check::fence(); }
-void copy(void* to, const void* from, size_t bytes, Loc loc) {
+void copy_as_is(void* to, const void* from, size_t bytes, Loc loc) {
   check::copy(to, from, bytes, loc);
   std::memcpy(to, from, bytes);
 }
