@@ -34,7 +34,7 @@ $(BUILD)/.deps:
 	@mkdir -p $(@D) && touch $@
 
 # ---- sources ---------------------------------------------------------------------------------------------------------
-ROOMS := src/base src/ops src/ref src/cpu src/kv src/rollout src/rl model tokenizer data data/math_value
+ROOMS := src/base src/bench src/ops src/ref src/cpu src/kv src/rollout src/rl model tokenizer data data/math_value
 LIB_SRC := $(sort $(foreach d,$(ROOMS),$(wildcard $(d)/*.cpp)))
 APP_SRC := $(wildcard src/app/*.cpp)
 TEST_SRC := $(wildcard tests/*.cpp)
@@ -154,17 +154,15 @@ quickstart: $(BUILD)/pare
 	$(BUILD)/pare compare runs/quickstart runs/quickstart-rpc
 	$(BUILD)/pare report runs/quickstart runs/quickstart-rpc
 
-# The configuration reference at the end of the README.
+# What is generated in the README: the newest figures of a GPU, the configuration reference.
 readme: $(BUILD)/pare
-	@{ sed '/<!-- config reference/q' README.md; echo; $(BUILD)/pare train --keys; echo; \
+	@{ sed '/<!-- GPU figures/q' README.md; echo; tools/bench/gpu.py readme; echo; \
+	   sed -n '/<!-- end of GPU figures/,/<!-- config reference/p' README.md; echo; $(BUILD)/pare train --keys; echo; \
 	   sed -n '/<!-- end of config reference/,$$p' README.md; } > $(BUILD)/README.md
 	@cp $(BUILD)/README.md README.md
 
-bench: $(BUILD)/bench
-	$(BUILD)/bench
-$(BUILD)/bench: $(cpu_LIB) $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard tools/bench/*.cpp))
-	@echo 'link $@'
-	$(Q)$(CXX) $(LDFLAGS) $^ $(LIBS) -o $@
+bench: $(BUILD)/pare
+	$(BUILD)/pare bench
 
 # Folders with the shapes of a config.json and random weights: tools/make_random_model.cpp.
 $(BUILD)/make_random_model: $(cpu_LIB) $(BUILD)/tools/make_random_model.o
@@ -186,9 +184,10 @@ $(BUILD)/cuda/pare: $(cpu_LIB) $(cpu_APP) $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.o)
 
 # The registers and spills of every kernel against the committed ones.
 PTXAS := $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.ptxas)
-registers registers-update: $(PTXAS)
-	@tools/registers.py $(if $(findstring update,$@),--update) cuda/registers.txt \
-	  $$($(NVCC) --version | sed -n 's/.*release \([0-9.]*\).*/\1/p') $^
+registers: $(PTXAS)
+	@tools/registers.py $(UPDATE) cuda/registers.txt $$($(NVCC) --version | sed -n 's/.*release \([0-9.]*\).*/\1/p') $^
+registers-update: UPDATE := --update
+registers-update: registers
 
 deps:
 	@tools/deps.sh $(PACKAGES)
