@@ -19,8 +19,10 @@ COLUMNS = ("registers", "spill stores", "spill loads", "stack", "shared")  # reg
 
 def short_name(name):
     """matmul<bf16, true> of void pare::cuda::(anonymous namespace)::matmul<__nv_bfloat16, true>(float*, ...)"""
-    name = name.replace("(anonymous namespace)::", "").replace("pare::cuda::", "").replace("pare::", "")
-    name = name.replace("__nv_bfloat16", "bf16").removeprefix("void ")
+    for long, short in (("(anonymous namespace)::", ""), ("<unnamed>::", ""), ("pare::cuda::", ""), ("pare::", ""),
+                        ("__nv_bfloat16", "bf16")):
+        name = name.replace(long, short)
+    name = name.removeprefix("void ")
     depth = 0
     for i, c in enumerate(name):  # up to the parameters: casts like (Kind)1 stand inside <>
         depth += (c == "<") - (c == ">")
@@ -99,6 +101,8 @@ def main():
     parser.add_argument("ptxas", nargs="+")
     o = parser.parse_args()
     now = built(o.ptxas)
+    if not now:
+        sys.exit("registers: no kernel in these files: did nvcc run with -Xptxas -v?")
     archs = {arch for _, _, arch in now}
     before, release = read_baseline(o.baseline) if os.path.exists(o.baseline) else ({}, o.release)
     if o.update:
