@@ -4,15 +4,15 @@ usage="usage: tools/gpu_check.sh [-d cuda|emu|cpu] [-o DIR] [-t SECONDS] [-p]
   -d  device (default cuda; the others try this script, not the kernels' speed)
   -o  where everything is kept (default \$OUT, else build/gpu-check)
   -t  seconds for all of it (default 530)
-  -p  only packs the programs and the libraries that they need into build/gpu-pack: for a machine on which they cannot
-      be built; this script prefers them there when the folder is present
+  -p  only packs the programs and the libraries that they need into build/gpu-pack.tar.gz: for a machine on which they
+      cannot be built; this script takes them from there when they were built from the sources that are there
 Stages: device, build, op tests, the whole model bitwise, baselines of PyTorch, the goals of tools/bench/goals.json, one
 profile of the three worst ops.  A stage that fails or runs out of time is noted and the next one runs.  What there is so
 far is always in DIR: log.txt, summary.json, table.md.  Commit summary.json as tools/bench/results/NAME.json."
 set -uo pipefail
 cd "$(dirname "$0")/.."
 command="tools/gpu_check.sh $*"
-device=cuda dir=${OUT:-build/gpu-check} seconds=530 pack=build/gpu-pack only_pack=""
+device=cuda dir=${OUT:-build/gpu-check} seconds=530 pack=build/gpu-pack.tar.gz only_pack=""
 while getopts "d:o:t:ph" option; do
   case $option in
     d) device=$OPTARG ;;
@@ -23,23 +23,29 @@ while getopts "d:o:t:ph" option; do
   esac
 done
 
+sources() { find Makefile src cuda model data tokenizer tests -type f | LC_ALL=C sort | xargs cat | sha256sum; }
+
 # ---- programs to carry
 if [ -n "$only_pack" ]; then
   set -e
   make cuda $(make -n cuda-tests >/dev/null 2>&1 && echo cuda-tests)
-  rm -rf "$pack" && mkdir -p "$pack/lib" "$pack/bin"
+  folder=build/gpu-pack
+  rm -rf $folder && mkdir -p $folder/lib $folder/bin
   for program in pare pare_cuda_tests; do
     [ -e "build/cuda/$program" ] || continue
-    strip -o "$pack/bin/$program" "build/cuda/$program"
+    strip -o "$folder/bin/$program" "build/cuda/$program"
     # What every machine with a compiler has stays out: the C and C++ libraries.
     ldd "build/cuda/$program" | awk '$3 ~ /^\// && $1 !~ /^lib(c|m|dl|pthread|rt|resolv|gcc_s|stdc\+\+)\.so/ {print $3}' |
-      xargs -r -I{} cp -uL {} "$pack/lib/"
+      xargs -r -I{} cp -uL {} $folder/lib/
     printf '#!/bin/sh\nhere=$(dirname "$0")\nLD_LIBRARY_PATH=$here/lib:$LD_LIBRARY_PATH exec "$here/bin/%s" "$@"\n' \
-      "$program" >"$pack/$program"
-    chmod +x "$pack/$program"
+      "$program" >"$folder/$program"
+    chmod +x "$folder/$program"
   done
-  echo "$(git rev-parse HEAD)$(git diff --quiet HEAD || echo ' and changes')" >"$pack/commit"
-  du -sh "$pack"
+  sources >$folder/sources
+  echo "$(git rev-parse HEAD)$(git diff --quiet HEAD || echo ' and changes')" >$folder/commit
+  tar -C build -czf $pack gpu-pack
+  rm -rf $folder
+  ls -l $pack
   exit 0
 fi
 
@@ -155,10 +161,15 @@ fi
 
 small="trainer.total_training_steps=3"
 [ "$device" = cuda ] || small="trainer.total_training_steps=1 data.train_batch_size=2 rollout.n=2 data.max_response_length=48"
-if [ "$device" = cuda ] && [ -x "$pack/pare" ] && "$pack/pare" --help >/dev/null 2>&1; then
-  pare=$pack/pare tests=$pack/pare_cuda_tests targets=""
-  commit="$(cat "$pack/commit"), programs of $pack"
-else
+if [ "$device" = cuda ] && [ -e $pack ] && tar -C "$scratch" -xzf $pack; then
+  unpacked=$scratch/gpu-pack
+  if [ "$(cat "$unpacked/sources")" != "$(sources)" ]; then
+    echo "gpu_check: $pack is of other sources: left alone"
+  elif "$unpacked/pare" --help >/dev/null; then
+    pare=$unpacked/pare tests=$unpacked/pare_cuda_tests targets="" commit="$(cat "$unpacked/commit"), programs of $pack"
+  fi
+fi
+if [ -n "$targets" ]; then
   commit=$(git rev-parse HEAD 2>/dev/null) && { git diff --quiet HEAD || commit+=" and changes"; }
 fi
 fact commit "$commit"
@@ -175,16 +186,16 @@ functions=$(declare -f the_device whole_model baselines profile)
 if [ "$device" = cuda ]; then
   if [ -x "$tests" ]; then stage "op tests" 120 "$tests" --gtest_brief=1; else echo "gpu_check: no $tests: op tests left out"; fi
 fi
+# What matters most comes first: the time may run out.
+stage "whole model" 60 whole_model dense quickstart
+[ "$device" = cuda ] && stage baselines 100 baselines
+goal_seconds=$(($(left) - 60 < 210 ? $(left) - 60 : 210))
+[ "$device" = cuda ] || goal_seconds=40
+stage goals $((goal_seconds + 10)) env "$cublas" tools/bench/gpu.py rows "$dir" --pare "$pare" --device "$device" \
+  --seconds $goal_seconds
 replayed="learner.attention=replay rollout.check_exact=true"
-stage "whole model" 40 whole_model dense quickstart
-stage "whole model, f32" 40 whole_model f32 quickstart model.dtype=f32
-stage "whole model, R-KV" 40 whole_model rkv quickstart-rkv $replayed
-stage "whole model, Quest" 40 whole_model quest quickstart-quest $replayed
-if [ "$device" = cuda ]; then
-  stage baselines 100 baselines
-  stage goals 210 env "$cublas" tools/bench/gpu.py rows "$dir" --pare "$pare" --device cuda --seconds "$(($(left) < 260 ? $(left) - 60 : 200))"
-  stage profile 100 profile
-else
-  stage goals 60 tools/bench/gpu.py rows "$dir" --pare "$pare" --device "$device" --seconds 40
-fi
+stage "whole model, f32" 30 whole_model f32 quickstart model.dtype=f32
+stage "whole model, R-KV" 30 whole_model rkv quickstart-rkv $replayed
+stage "whole model, Quest" 30 whole_model quest quickstart-quest $replayed
+[ "$device" = cuda ] && stage profile 100 profile
 exit $failed
