@@ -4,21 +4,27 @@
 //
 // dq, q, o, d_o [N, H, D]; dk, dv, k, v [N, K, D]; dpk, dpv, pk, pv [P, K, D]; lse [N, H].  dq is overwritten in the
 // rows of segments; dk, dv, dpk, dpv are added to in the rows that a segment sees; no other row is touched.  D <= 256;
-// bf16 also needs D >= 2.  dpk and dpv are dk and dv themselves, or lie apart from them. Three kernels, without
-// workspace and atomics.  row_sums leaves do.o in the first four bytes of each row of dq, until query_gradients
-// overwrites it.  key_gradients: a block owns a tile of rows of dk and dv of one key head, and goes over the segments
-// in list order, the heads of the group and the own rows, ascending.  query_gradients: a block owns a tile of query
-// rows of one head and goes over their slots, ascending.  So each sum has one owner and one order, for the price of
-// seven matrix products where five would do. f32: the chains of ops.h, bit for bit the `cpu` table. bf16: tensor cores
-// with f32 accumulators, p and ds rounded to bf16 for their products.  What is added to a row of dk is summed in f32
-// and rounded once, with the row.  k-steps of 16 begin at slot 0, or at the first own row of a segment, and hidden
-// pairs add nothing: the bits of a row of dq depend on its sequence only, those of dk and dv on the segments that see
-// the row.  Inputs that are not finite reach pairs of their tile that do not see them. Lists of blocks: pairs that are
-// not listed are hidden, and tiles without a visible pair are skipped. Bytes: q, d_o once for each 64 keys, k, v once
-// for each 64 query rows (from L2 for the most part).  Limited by the tensor cores and by exponentials that do not
-// overlap them; a prefix that many segments share is the longest chain of work, so what lies in another batch comes
-// first.  With `lists` every tile of keys searches the lists of all segments. f32 is limited by shared-memory bandwidth
-// (for tests).
+// bf16 also needs D >= 2.  dpk and dpv are dk and dv themselves, or lie apart from them.
+//
+// Three kernels, without workspace and atomics.  row_sums leaves do.o in the first four bytes of each row of dq, until
+// query_gradients overwrites it.  key_gradients: a block owns a tile of rows of dk and dv of one key head, and goes
+// over the segments in list order, the heads of the group and the own rows, ascending.  query_gradients: a block owns
+// a tile of query rows of one head and goes over their slots, ascending.  So each sum has one owner and one order, for
+// the price of seven matrix products where five would do.
+//
+// f32: the chains of ops.h, bit for bit the `cpu` table.
+//
+// bf16: tensor cores with f32 accumulators, p and ds rounded to bf16 for their products.  What is added to a row of dk
+// is summed in f32 and rounded once, with the row.  k-steps of 16 begin at slot 0, or at the first own row of a
+// segment, and hidden pairs add nothing: the bits of a row of dq depend on its sequence only, those of dk and dv on
+// the segments that see the row.  Inputs that are not finite reach pairs of their tile that do not see them.
+//
+// Lists of blocks: pairs that are not listed are hidden, and tiles without a visible pair are skipped.
+//
+// Bytes: q, d_o once for each 64 keys, k, v once for each 64 query rows (from L2 for the most part).  Limited by the
+// tensor cores and by exponentials that do not overlap them; a prefix that many segments share is the longest chain of
+// work, so what lies in another batch comes first.  With `lists` every tile of keys searches the lists of all
+// segments. f32 is limited by shared-memory bandwidth (for tests).
 #include "attn_bwd.cuh"
 
 namespace pare::PARE_CUDA {

@@ -1,4 +1,4 @@
-// Block-sparse reads (ops.h: KvBlockSummary, KvBlockSelect, AttnBlockSelect): what is kept of the keys of a block, and
+// Block-sparse reads (attention_ops.h: KvBlockSummary, KvBlockSelect, AttnBlockSelect): what is kept of the keys of a block, and
 // the choice of blocks by it, for decode steps over pages and, bit for bit the same, for the rows of packed sequences.
 //
 // k_pages [pages, K, D, 16]; summary [pages, K, 16 / block * rows, D] or [S, K, max_blocks * rows, D], rows 1 (mean) or

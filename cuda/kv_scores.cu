@@ -1,18 +1,19 @@
-// Scores of the slots of a cache that evicts (ops/kv_ops.h: KvWindowScores, KvRedundancy, KvMassScores;
-// ops.h: AttnPagedMass).
+// Scores of the slots of a cache that evicts (ops/kv_ops.h: KvWindowScores, KvRedundancy, KvMassScores; attention_ops.h:
+// AttnPagedMass).
 //
-// k_pages [pages, K, D, 16] act, D <= 256; windows, q [N, H, D] act, at most 16 query heads a key head; score
-// [E, K, max_slots], mass_pages [pages, K, 16] f32.  Candidates of `score` are overwritten (kv_redundancy: changed in
-// place), nothing else of it; the mass of slots past `first` is added to, that of new slots overwritten.
-// Order: kv_ops.h, in f32 whatever the element type, so f32 has the bits of the `cpu` table.
+// k_pages [pages, K, D, 16] act, D <= 256; windows, q [N, H, D] act, at most 16 query heads a key head; score [E, K,
+// max_slots], mass_pages [pages, K, 16] f32.  Candidates of `score` are overwritten (kv_redundancy: changed in place),
+// nothing else of it; the mass of slots past `first` is added to, that of new slots overwritten. Order: kv_ops.h, in
+// f32 whatever the element type, so f32 has the bits of the `cpu` table.
 //
 // Queries (kv_window_scores, attn_paged_mass): a thread block has a key head of an event or entry, 16 query rows at a
 // time, a tile of 256 slots at a time.  Three passes over the keys give the maximum, the sum of exponentials and the
 // probabilities of a row; the products are computed anew in each, so no logits are stored, however many slots there
 // are.  attn_paged_mass launches attn_paged and needs two passes more: the online softmax of blocks of 64, then its
-// weights.  Sums over queries are continued in `score` and mass_pages, each slot by one thread.  Bytes: K three times
-// (twice) for every 16 rows, from L2 but for the first; limited by fused multiply-adds, 2 * H * D * rows * slots a
-// pass. A long prefill of attn_paged_mass is walked by few blocks, one a key head and sequence.
+// weights.  Sums over queries are continued in `score` and mass_pages, each slot by one thread.
+//
+// Bytes: K three times (twice) for every 16 rows, from L2 but for the first; limited by fused multiply-adds, 2 * H * D
+// * rows * slots a pass. A long prefill of attn_paged_mass is walked by few blocks, one a key head and sequence.
 //
 // Keys (kv_redundancy): a thread block owns 64 columns of S and walks all rows, 64 x 64 products at a time; S is never
 // stored.  2 * K * D * slots^2 operations, without tensor cores, which limit it; K once for each 64 columns, from L2.

@@ -1,11 +1,12 @@
 // Linear layers: y = x wT (+ bias) (+ residual), dx = dy w, dw += dyT x; packing and the rows of the embedding.
 //
 // x, y, dx, dy may have strided rows; a weight is [ceil(O / 16)][I][16] (ops.h).
-// Order: one chain of fused multiply-adds per element of the result, k ascending, in f32 whatever the element type: a
-// row's bits depend on nothing but the row and the weight, and f32 has the bits of the `cpu` table.
+// Order: y and dx in bf16 go through the tensor cores (linear_mma.cuh).  All else is one chain of fused multiply-adds
+// per element of the result, k ascending, in f32: f32 has the bits of the `cpu` table, and dw is the same however its
+// rows are divided among calls.  Of y and dx, a row's bits depend on nothing but the row and the weight.
 // Bytes: every operand once for each 64 rows or columns of the result, from L2 for the most part.  Limited by the
-// multiply-adds of the CUDA cores: this is the simple version, without tensor cores.
-#include "common.cuh"
+// tensor cores or, without them, by the multiply-adds of the CUDA cores.
+#include "linear_mma.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -24,7 +25,6 @@ struct Forward {
   int64_t y_stride, x_stride, residual_stride;
   int rows, columns, depth;
 
-  static constexpr bool kAlongDepth = true;  // x: neighbouring threads load neighbouring k
   __device__ float a(int k, int row) const { return to_float(x[row * x_stride + k]); }
   __device__ float b(int k, int column) const {
     return to_float(packed[kTranspose ? place(k, column, columns) : place(column, k, depth)]);
@@ -45,7 +45,6 @@ struct WeightGradient {
   int64_t dy_stride, x_stride;
   int rows, columns, depth;  // outputs, inputs, rows of x
 
-  static constexpr bool kAlongDepth = false;
   __device__ float a(int k, int row) const { return to_float(dy[k * dy_stride + row]); }
   __device__ float b(int k, int column) const { return to_float(x[k * x_stride + column]); }
   __device__ float start(int row, int column) const { return dw[int64_t{row} * columns + column]; }
@@ -53,7 +52,8 @@ struct WeightGradient {
 };
 
 // A block computes a tile of 64 x 64 results, thread (x, y) those at rows y + 16 i and columns x + 16 j of it.
-template <class Product>
+// kAlongDepth: in p.a, neighbours in k lie side by side, and neighbouring threads load them.
+template <bool kAlongDepth, class Product>
 __global__ void __launch_bounds__(kThreads) multiply(const Product p) {
   __shared__ float a[kDepth][kTile + 1], b[kDepth][kTile];
   const int x = threadIdx.x % kSide, y = threadIdx.x / kSide, first_row = blockIdx.y * kTile,
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads) multiply(const Product p) {
     const int depth = min(kDepth, p.depth - first);
     __syncthreads();  // everyone is done with the previous piece
     for (int i = threadIdx.x; i < kDepth * kTile; i += kThreads) {
-      const int k = Product::kAlongDepth ? i % kDepth : i / kTile, row = Product::kAlongDepth ? i / kDepth : i % kTile;
+      const int k = kAlongDepth ? i % kDepth : i / kTile, row = kAlongDepth ? i / kDepth : i % kTile;
       a[k][row] = k < depth && row < rows ? p.a(first + k, first_row + row) : 0.f;
       const int column = i % kTile;
       b[i / kTile][column] =
@@ -129,11 +129,12 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class Product>
-void multiply_all(const char* op, const Product& p, Stream stream) {
+void multiply_all(const char* op, void (*kernel)(Product), unsigned threads, const Product& p, Stream stream) {
+  static_assert(kTile == kMmaTile);
   if (p.rows == 0 || p.columns == 0) return;
   const unsigned rows = blocks(op, p.rows, kTile);
   expect(rows <= 65535, op, ": ", p.rows, " rows are more than one launch covers");
-  launch(op, multiply<Product>, {.grid = dim3(blocks(op, p.columns, kTile), rows), .block = kThreads}, stream, p);
+  launch(op, kernel, {.grid = dim3(blocks(op, p.columns, kTile), rows), .block = threads}, stream, p);
 }
 
 // t is [rows, columns] with any stride between rows.
@@ -161,7 +162,14 @@ void forward(const char* op, const Tensor& y, const Tensor& x, const Weight& w, 
   if (bias) p.bias = bias.as<T>();
   if (residual) p.residual = residual.as<T>(), p.residual_stride = row_stride(op, "residual", residual, rows, columns);
   p.rows = static_cast<int>(rows), p.columns = static_cast<int>(columns), p.depth = static_cast<int>(depth);
-  multiply_all(op, p, stream);
+  if constexpr (std::is_same_v<T, bf16>) {
+    const bool aligned = aligned16(x, {x.stride[0]}) && aligned16(w.packed, {});
+    multiply_all(op,
+                 aligned ? multiply_mma<true, kTranspose, decltype(p)> : multiply_mma<false, kTranspose, decltype(p)>,
+                 kMmaThreads, p, stream);
+  } else {
+    multiply_all(op, multiply<true, decltype(p)>, kThreads, p, stream);
+  }
 }
 
 template <bool kUnpack>
@@ -221,7 +229,7 @@ void linear_bwd_weight(const LinearBwdWeight& a, Stream stream) {
     p.dw = a.dw.as<float>(), p.dy = a.dy.as<T>(), p.x = a.x.as<T>();
     p.dy_stride = row_stride(op, "dy", a.dy, rows, outputs), p.x_stride = row_stride(op, "x", a.x, rows, inputs);
     p.rows = static_cast<int>(outputs), p.columns = static_cast<int>(inputs), p.depth = static_cast<int>(rows);
-    multiply_all(op, p, stream);
+    multiply_all(op, multiply<false, decltype(p)>, kThreads, p, stream);
     if (a.dbias && outputs)
       launch(op, sum_rows<T>, {.grid = blocks(op, outputs, kThreads), .block = kThreads}, stream, a.dbias.as<float>(),
              p.dy, p.dy_stride, rows, outputs);

@@ -1,14 +1,16 @@
-// Keys and values in pages (ops.h: KvWrite, AttnPaged, KvCopyPages).
+// Keys and values in pages (attention_ops.h: KvWrite, AttnPaged, KvCopyPages).
 //
-// k_pages [pages, K, D, 16], v_pages [pages, K, 16, D]; page_table [sequences, max_pages] with any stride between rows;
-// queries [S, 4]: PagedRow.  kv_write overwrites the new slots and nothing else; attn_paged overwrites the rows of its
-// entries in o [N, H, D].  D <= 256.
+// k_pages [pages, K, D, 16], v_pages [pages, K, 16, D]; page_table [sequences, max_pages] with any stride between
+// rows; queries [S, 4]: PagedRow.  kv_write overwrites the new slots and nothing else; attn_paged overwrites the rows
+// of its entries in o [N, H, D].  D <= 256.
+//
 // Order of attn_paged: that of attn_fwd, with its code (attention.cuh, attention_mma.cuh), f32 and bf16, so a row has
 // the bits that attn_fwd gives it in the packed sequence; f32 has those of the `cpu` table.  A tile holds the query
 // rows of one key head, the heads of its group next to one another.  Slots at or past PagedRow::slots count as zeros
-// and are not read. Bytes: K and V of the listed slots once for each 64 (f32: 16) query rows of a key head; limited by
-// memory bandwidth in decode.  A tile walks its slots alone, in one chain as attn_fwd does: few sequences do not fill
-// the device.
+// and are not read.
+//
+// Bytes: K and V of the listed slots once for each 64 (f32: 16) query rows of a key head; limited by memory bandwidth
+// in decode.  A tile walks its slots alone, in one chain as attn_fwd does: few sequences do not fill the device.
 #include "attention_mma.cuh"
 
 namespace pare::PARE_CUDA {

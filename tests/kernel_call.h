@@ -1,4 +1,4 @@
-// Calls of ops on the emulator in f32 and bf16, and on `ref`, with the same values.
+// Calls of ops on the CUDA kernels (table_kernels) in f32 and bf16, and on `ref`, with the same values.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -13,9 +13,8 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "cuda/emu/include/cuda_runtime.h"
-#include "emu_orders.h"
 #include "kernel_memory.h"
+#include "kernel_table.h"
 #include "ops/ops.h"
 
 namespace pare::test::kernel {
@@ -85,7 +84,7 @@ class Buffer {
   }
   std::string bits() const { return bits(0, size()); }
   bool zones_intact() const {
-    std::vector<uint64_t> rest = words_;
+    KernelVector<uint64_t> rest = words_;
     const auto* begin = reinterpret_cast<const char*>(words_.data());
     for (int64_t i = 0; i < size(); i++)
       std::memset(reinterpret_cast<char*>(rest.data()) + (at(i) - begin), 0xff, dtype_size(tensor_.dtype));
@@ -107,7 +106,7 @@ class Buffer {
     std::memcpy(p, &x, sizeof x);
   }
   Tensor tensor_;
-  std::vector<uint64_t> words_;
+  KernelVector<uint64_t> words_;
   std::optional<KernelMemory> memory_;
 };
 
@@ -155,16 +154,16 @@ class Call {
 
 using Body = std::function<void(Call&)>;
 
-// Every tensor after body() on table_emu, in both types and with `orders` in every order of threads, against `ref` in
-// f64.  In f32 the error is at most 1e-5 of max(1, |value|).  In bf16 a result is rounded once, which costs 2^-8 of its
-// magnitude, and `inner` bounds what comes from roundings to bf16 on the way.  All orders give the same bits.
+// Every tensor after body() on table_kernels, in both types and with `orders` in every order of threads, against `ref`
+// in f64.  In f32 the error is at most 1e-5 of max(1, |value|).  In bf16 a result is rounded once, which costs 2^-8 of
+// its magnitude, and `inner` bounds what comes from roundings to bf16 on the way.  All orders give the same bits.
 inline void check(const Body& body, double inner = 0, bool orders = true) {
   Call ref(table_ref, DType::f64);
   body(ref);
   for (DType act : {DType::f32, DType::bf16}) {
     std::map<std::string, std::string> first;
     auto once = [&] {
-      Call emu(table_emu, act);
+      Call emu(table_kernels, act);
       body(emu);
       for (const auto& [name, buffer] : emu.all()) {
         EXPECT_TRUE(buffer->zones_intact()) << name;
@@ -183,9 +182,9 @@ inline void check(const Body& body, double inner = 0, bool orders = true) {
   }
 }
 
-// What body() on table_emu is refused with.
+// What body() on table_kernels is refused with.
 inline std::string refusal(DType act, const Body& body) {
-  Call t(table_emu, act);
+  Call t(table_kernels, act);
   try {
     body(t);
   } catch (const std::logic_error& e) {

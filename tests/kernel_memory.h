@@ -1,15 +1,40 @@
-// Tells the emulator's access checker (`make check`) which memory of a test the kernels may use, and what of it holds
-// values.  It matters to no other build and no other table.
+// Memory of tests that kernels use, and what the emulator's access checker (`make check`) must know of it: which memory
+// that is, and what of it holds values.  That matters to no other build and no other table.
 #pragma once
+#include <memory>
+#include <new>
 #include <vector>
 
 #include "base/tensor.h"
-#ifdef PARE_EMU
-#include "cuda/emu/include/cuemu.h"
+#ifdef PARE_CUDA_TESTS
+#include <cuda_runtime.h>
+#elif defined(PARE_EMU)
+#include "cuda/emu/include/cuda_runtime.h"
 #endif
 
 namespace pare::test {
 
+// ---- memory of the host that kernels can use: any, but on a GPU what CUDA manages
+#ifdef PARE_CUDA_TESTS
+template <class T>
+struct ManagedMemory {
+  using value_type = T;
+  T* allocate(size_t n) {
+    void* p = nullptr;
+    if (cudaMallocManaged(&p, n * sizeof(T)) != cudaSuccess) throw std::bad_alloc();
+    return static_cast<T*>(p);
+  }
+  void deallocate(T* p, size_t) { cudaFree(p); }
+  bool operator==(const ManagedMemory&) const = default;
+};
+template <class T>
+using KernelVector = std::vector<T, ManagedMemory<T>>;
+#else
+template <class T>
+using KernelVector = std::vector<T>;
+#endif
+
+// ---- for the access checker
 #ifdef PARE_EMU
 
 // The elements of a tensor, of which only the rows of the first dimension may have gaps between them.

@@ -161,7 +161,7 @@ class Buffer {
   Tensor tensor_;
   int64_t row_, pitch_;  // elements of a row of the first dimension; from one such row to the next
   size_t first_;
-  std::vector<unsigned char> bytes_, before_;
+  KernelVector<unsigned char> bytes_, before_;
   std::optional<KernelMemory> memory_;
 };
 

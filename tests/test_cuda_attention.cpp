@@ -1,10 +1,10 @@
-// Attention backward and attention with lists of blocks by the CUDA kernels in bf16, run by the emulator: values
+// Attention backward and attention with lists of blocks by the CUDA kernels in bf16: values
 // against `ref` in double from the same inputs, bits against the promises of cuda/attn_bwd.cu and cuda/attn_blocks.cu.
 // (test_ops.cpp compares the same kernels in f32 with the `cpu` table, bit by bit.)
 #include <numeric>
 
-#include "emu_orders.h"
 #include "kernel_call.h"
+#include "kernel_table.h"
 
 namespace pare::test {
 namespace {
@@ -155,7 +155,7 @@ void expect_gradients(const Case& c, bool orders = false) {
   const auto allowed = allowed_errors(ref, c);
   std::map<std::string, std::string> first;
   const auto once = [&] {
-    Call emu(table_emu, DType::bf16);
+    Call emu(table_kernels, DType::bf16);
     backward(emu, c);
     for (const auto& [name, buffer] : emu.all()) {
       EXPECT_TRUE(buffer->zones_intact()) << name;
@@ -231,7 +231,7 @@ TEST(CudaAttention, ForwardOfBlockLists) {
     forward(ref, c);
     std::map<std::string, std::string> first;
     const auto once = [&] {
-      Call emu(table_emu, DType::bf16);
+      Call emu(table_kernels, DType::bf16);
       forward(emu, c);
       for (const char* name : {"o", "lse"}) {
         EXPECT_TRUE(emu[name].zones_intact()) << name;
@@ -258,10 +258,10 @@ TEST(CudaAttention, BlockListsAreDenseAttentionOverTheirSlots) {
       const Case dense{110, 2, 2, d, 8, kTree};
       Case everything = dense, some = dense;
       everything.block = 16, everything.budget = 8, some.block = 4, some.budget = 17;
-      Call x(table_emu, act), y(table_emu, act), z(table_emu, act);
+      Call x(table_kernels, act), y(table_kernels, act), z(table_kernels, act);
       forward(x, dense), forward(y, everything), forward(z, some);
       for (const char* name : {"o", "lse"}) EXPECT_EQ(x[name].bits(), y[name].bits()) << name;
-      Call dx(table_emu, act), dy(table_emu, act);
+      Call dx(table_kernels, act), dy(table_kernels, act);
       backward(dx, dense), backward(dy, everything);
       for (const char* name : {"dq", "dk", "dv"}) EXPECT_EQ(dx[name].bits(), dy[name].bits()) << name;
 
@@ -276,7 +276,7 @@ TEST(CudaAttention, BlockListsAreDenseAttentionOverTheirSlots) {
         }
       gathered.segments = {{static_cast<int32_t>(row), 1, 0, static_cast<int32_t>(gathered.lists.size() / 2)}};
       ASSERT_LT(gathered.segments[0].parent_len + 1, total);
-      Call g(table_emu, act);
+      Call g(table_kernels, act);
       forward(g, gathered);
       for (const char* name : {"o", "lse"}) {
         const int64_t width = g[name].size() / dense.rows;
@@ -291,7 +291,7 @@ TEST(CudaAttention, GradientsAreIndependentOfPacking) {
   constexpr int32_t kLen = 101, kOther = 21;
   const Case alone{kLen, 2, 1, 24, 0, {{0, kLen, 0, 0}}};
   for (DType act : {DType::f32, DType::bf16}) {
-    Call inputs(table_emu, act), results(table_emu, act);
+    Call inputs(table_kernels, act), results(table_kernels, act);
     backward_arguments(inputs, alone);
     backward(results, alone);
     for (int32_t parent : {0, 1, 64}) {
@@ -299,13 +299,13 @@ TEST(CudaAttention, GradientsAreIndependentOfPacking) {
       const int32_t own = kLen - parent, first = kOther + own;
       const Case c{
           kOther + kLen, 2, 1, 24, 0, {{0, kOther, 0, 0}, {kOther, own, first, parent}, {first, parent, 0, 0}}};
-      Call packed(table_emu, act);
+      Call packed(table_kernels, act);
       const AttnBlocksBwd a = backward_arguments(packed, c);
       const auto place = [&](int64_t row) { return row < parent ? first + row : kOther + row - parent; };
       for (const char* name : {"q", "k", "v", "d_o", "o", "lse", "dk", "dv"})
         for (int64_t i = 0, width = inputs[name].size() / kLen; i < inputs[name].size(); i++)
           packed[name].set(place(i / width) * width + i % width, inputs[name].get(i));
-      table_emu.attn_bwd(a.attn, {});
+      table_kernels.attn_bwd(a.attn, {});
       for (const char* name : {"dq", "dk", "dv"}) {
         if (name[1] != 'q' && parent) continue;  // two segments see the keys
         for (int64_t row = 0, width = results[name].size() / kLen; row < kLen; row++)

@@ -1,6 +1,7 @@
 // CUDA kernels in bf16 that test_ops.cpp runs in f32 only: values against `ref` in double from the same bf16 inputs,
 // and the bits that rollout and learner must share.
 #include "kernel_call.h"
+#include "ptx_kernels.h"
 
 namespace pare::test {
 namespace {
@@ -124,15 +125,66 @@ TEST(CudaBf16, Sample) {
         0, c.top_k == 9);
 }
 
+// left [rows][depth] times right [columns][depth], transposed: for each result one chain of products of 16 by the
+// tensor cores, k ascending, rounded once.
+std::string chains(const std::vector<uint16_t>& left, const std::vector<uint16_t>& right, int64_t rows, int64_t columns,
+                   int64_t depth) {
+  std::vector<uint16_t> y(rows * columns);
+  for (int64_t i = 0; i < rows; i += 16)
+    for (int64_t j = 0; j < columns; j += 8) {
+      Call t(table_kernels, DType::bf16);
+      float* d = t.stat("sum", {16, 8}).as<float>();
+      for (int e = 0; e < 128; e++) t["sum"].set(e, 0);
+      for (int64_t k = 0; k < depth; k += 16) {
+        const std::string step = std::to_string(k);
+        const Tensor a = t.act("a" + step, {16, 16}), b = t.act("b" + step, {8, 16});
+        const auto fill = [&](const std::string& name, const std::vector<uint16_t>& from, int64_t first, int64_t n) {
+          Buffer& to = t[name];
+          for (int64_t e = 0; e < to.size(); e++) {
+            const int64_t r = first + e / 16, c = k + e % 16;
+            to.set(e, r < n && c < depth ? from_bf16(from[r * depth + c]) : 0.f);
+          }
+        };
+        fill("a" + step, left, i, rows), fill("b" + step, right, j, columns);
+        ptx::multiply(d, static_cast<const uint16_t*>(a.data), static_cast<const uint16_t*>(b.data), 1);
+      }
+      for (int64_t e = 0; e < 128; e++)
+        if (i + e / 8 < rows && j + e % 8 < columns)
+          y[(i + e / 8) * columns + j + e % 8] = to_bf16(static_cast<float>(t["sum"].get(e)));
+    }
+  return {reinterpret_cast<const char*>(y.data()), y.size() * 2};
+}
+
+TEST(CudaBf16, LinearIsAChainOfTensorCoreProducts) {
+  for (const auto& [n, i, o] : {std::array<int64_t, 3>{1, 1, 1}, {3, 24, 17}, {66, 72, 7}, {5, 70, 67}, {2, 200, 16}}) {
+    Call t(table_kernels, DType::bf16);
+    const Weight w = weight(t, "w", o, i);
+    const Tensor x = t.act("x", {n, i}), dy = t.act("dy", {n, o});
+    table_kernels.linear_fwd({t.act_out("y", {n, o}), x, w, {}, {}}, {});
+    table_kernels.linear_bwd_input({t.act_out("dx", {n, i}), dy, w, false}, {});
+    const auto values = [&](const char* name) {
+      std::vector<uint16_t> v(t[name].size());
+      std::memcpy(v.data(), t[name].bits().data(), v.size() * 2);
+      return v;
+    };
+    const std::vector<uint16_t> rows = values("w");
+    std::vector<uint16_t> across(rows.size());
+    for (int64_t r = 0; r < o; r++)
+      for (int64_t c = 0; c < i; c++) across[c * o + r] = rows[r * i + c];
+    EXPECT_EQ(t["y"].bits(), chains(values("x"), rows, n, o, i)) << n << " rows, " << i << " to " << o;
+    EXPECT_EQ(t["dx"].bits(), chains(values("dy"), across, n, i, o)) << n << " rows, " << i << " to " << o;
+  }
+}
+
 TEST(CudaBf16, LinearRowsAreIndependentOfTheirNumber) {
   const int64_t n = 70, i = 130, o = 67;
-  Call t(table_emu, DType::bf16);
+  Call t(table_kernels, DType::bf16);
   const Weight w = weight(t, "w", o, i);
   const Tensor x = t.act("x", {n, i}), bias = t.act("bias", {o}), residual = t.act("residual", {n, o});
-  table_emu.linear_fwd({t.act_out("y", {n, o}), x, w, bias, residual}, {});
+  table_kernels.linear_fwd({t.act_out("y", {n, o}), x, w, bias, residual}, {});
   for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {69, 1}, {3, 5}, {1, 64}, {5, 65}}) {
-    table_emu.linear_fwd({t.act_out("some", {count, o}), x.rows(first, count), w, bias, residual.rows(first, count)},
-                         {});
+    table_kernels.linear_fwd(
+        {t.act_out("some", {count, o}), x.rows(first, count), w, bias, residual.rows(first, count)}, {});
     EXPECT_EQ(t["some"].bits(), t["y"].bits(first * o, (first + count) * o)) << count << " rows from " << first;
   }
 }
@@ -142,30 +194,30 @@ TEST(CudaBf16, LinearRowsAreIndependentOfTheirNumber) {
 TEST(CudaBf16, TheSamplersLogprobIsTheLearners) {
   const int64_t n = 6, width = 40, vocabulary = 1030;
   for (float temperature : {1.f, 0.7f}) {
-    Call t(table_emu, DType::bf16);
+    Call t(table_kernels, DType::bf16);
     const Weight head = weight(t, "head", vocabulary, width);
     const Tensor hidden = t.act("hidden", {n, width});
     std::vector<int32_t> tokens;
     std::string sampled;
     for (int32_t r = 0; r < n; r++) {  // the sampler: a row at a time
       const Tensor logits = t.act_out("row", {1, vocabulary});
-      table_emu.linear_fwd({logits, hidden.rows(r, 1), head, {}, {}}, {});
-      table_emu.sample({t.index("token", {1}, {}), t.stat_out("sampled", {1}), logits,
-                        t.index("counter", {1, 3}, {r, 0, 9}), rng_key(5, RngStream::sample, 2), temperature, 0, 1},
-                       {});
+      table_kernels.linear_fwd({logits, hidden.rows(r, 1), head, {}, {}}, {});
+      table_kernels.sample({t.index("token", {1}, {}), t.stat_out("sampled", {1}), logits,
+                            t.index("counter", {1, 3}, {r, 0, 9}), rng_key(5, RngStream::sample, 2), temperature, 0, 1},
+                           {});
       tokens.push_back(static_cast<int32_t>(t["token"].get(0)));
       sampled += t["sampled"].bits();
     }
     const Tensor logits = t.act_out("logits", {n, vocabulary}), target = t.index("target", {n}, tokens);
-    table_emu.linear_fwd({logits, hidden, head, {}, {}}, {});
-    table_emu.logprob({t.stat_out("logprob", {n}), t.stat_out("entropy", {n}), logits, target, temperature}, {});
+    table_kernels.linear_fwd({logits, hidden, head, {}, {}}, {});
+    table_kernels.logprob({t.stat_out("logprob", {n}), t.stat_out("entropy", {n}), logits, target, temperature}, {});
     EXPECT_EQ(t["logprob"].bits(), sampled);
     LogitsLoss loss{};
     loss.logprob = t.stat_out("in_loss", {n}), loss.entropy = t.stat_out("h", {n}), loss.loss = t.stat_out("loss", {n});
     loss.kl = t.stat_out("kl", {n}), loss.clipped = t.index("clipped", {n}, {}), loss.logits = logits;
     loss.target = target, loss.weight = t.stat("weight", {n}), loss.kl_weight = t.stat("kl_weight", {n});
     loss.spec.temperature = temperature;
-    table_emu.logits_loss(loss, {});
+    table_kernels.logits_loss(loss, {});
     EXPECT_EQ(t["in_loss"].bits(), sampled);
   }
 }

@@ -67,7 +67,7 @@ TEST(CudaBlocks, LongContexts) {
   for (int32_t block : {4, 16}) {
     std::vector<std::string> lists;
     const int64_t all = blocks_of(slots, block);
-    for (const Table* which : {&table_cpu, &table_emu}) {
+    for (const Table* which : {&table_cpu, &table_kernels}) {
       Call t(*which, DType::f32);
       const Tensor q = t.act("q", {1, 1, 8}), summary = t.act("summary", {pages, 1, 16 / block, 8});
       for (int64_t i = 0; i < summary.size(); i++)
@@ -104,25 +104,26 @@ TEST(CudaBlocks, PackedRowsChooseWhatDecodeChose) {
         const int64_t n = blocks_of(i + 1, block);
         if (n > budget) scored += n - 2;
       }
-      Call packed(table_emu, DType::bf16);
+      Call packed(table_kernels, DType::bf16);
       const Tensor q = packed.act("q", {length, heads, d}), k = packed.act("k", {length, kv_heads, d}, 8);
       packed.act("v", {length, kv_heads, d});
       const std::vector<int32_t> budgets(length, budget);
-      table_emu.attn_block_select({.blocks = packed.index("blocks", {length, kv_heads, budget}, {}),
-                                   .summary = packed.act_out("summary", {1, kv_heads, all * height, d}),
-                                   .q = q,
-                                   .k = k,
-                                   .pk = k,
-                                   .segments = packed.index("segments", {1, 4}, {parent, length - parent, 0, parent}),
-                                   .budget = packed.index("budget", {length}, budgets),
-                                   .scored = scored,
-                                   .slots = length,
-                                   .block = block,
-                                   .first_blocks = 1,
-                                   .last_blocks = 1,
-                                   .kind = kind},
-                                  {});
-      Call t(table_emu, DType::bf16);
+      table_kernels.attn_block_select(
+          {.blocks = packed.index("blocks", {length, kv_heads, budget}, {}),
+           .summary = packed.act_out("summary", {1, kv_heads, all * height, d}),
+           .q = q,
+           .k = k,
+           .pk = k,
+           .segments = packed.index("segments", {1, 4}, {parent, length - parent, 0, parent}),
+           .budget = packed.index("budget", {length}, budgets),
+           .scored = scored,
+           .slots = length,
+           .block = block,
+           .first_blocks = 1,
+           .last_blocks = 1,
+           .kind = kind},
+          {});
+      Call t(table_kernels, DType::bf16);
       const Tensor table = t.index("table", {1, pages}, {3, 1, 9, 0, 2, 7, 8, 4, 6, 5});
       const Tensor k_pages = t.act_out("k_pages", {pages, kv_heads, d, 16});
       const Tensor v_pages = t.act_out("v_pages", {pages, kv_heads, 16, d});
@@ -130,30 +131,30 @@ TEST(CudaBlocks, PackedRowsChooseWhatDecodeChose) {
       const Tensor lists = t.index("blocks", {1, kv_heads, budget}, {});
       for (int32_t i = 0; i < length; i++) {  // decode row by row, with the learner's q, k and v
         const Tensor entry = t.index("queries", {1, 4}, {0, 1, i + 1, 0});
-        table_emu.kv_write({k_pages, v_pages, k.rows(i, 1), packed["v"].tensor().rows(i, 1), table, entry}, {});
-        table_emu.kv_block_summary({.summary = summary,
-                                    .k_pages = k_pages,
-                                    .page_table = table,
-                                    .queries = entry,
-                                    .pages = 1,
-                                    .block = block,
-                                    .kind = kind},
-                                   {});
+        table_kernels.kv_write({k_pages, v_pages, k.rows(i, 1), packed["v"].tensor().rows(i, 1), table, entry}, {});
+        table_kernels.kv_block_summary({.summary = summary,
+                                        .k_pages = k_pages,
+                                        .page_table = table,
+                                        .queries = entry,
+                                        .pages = 1,
+                                        .block = block,
+                                        .kind = kind},
+                                       {});
         const int64_t n = blocks_of(i + 1, block);
         if (i < parent || n <= budget || (i % 7 && i + 1 < length)) continue;
-        table_emu.kv_block_select({.blocks = lists,
-                                   .score = t.stat_out("score", {1, kv_heads, n}),
-                                   .q = q.rows(i, 1),
-                                   .summary = summary,
-                                   .page_table = table,
-                                   .queries = entry,
-                                   .budget = t.index("budget", {1}, {budget}),
-                                   .scored = n - 2,
-                                   .block = block,
-                                   .first_blocks = 1,
-                                   .last_blocks = 1,
-                                   .kind = kind},
-                                  {});
+        table_kernels.kv_block_select({.blocks = lists,
+                                       .score = t.stat_out("score", {1, kv_heads, n}),
+                                       .q = q.rows(i, 1),
+                                       .summary = summary,
+                                       .page_table = table,
+                                       .queries = entry,
+                                       .budget = t.index("budget", {1}, {budget}),
+                                       .scored = n - 2,
+                                       .block = block,
+                                       .first_blocks = 1,
+                                       .last_blocks = 1,
+                                       .kind = kind},
+                                      {});
         const int64_t width = kv_heads * budget;
         EXPECT_EQ(t["blocks"].bits(), packed["blocks"].bits(i * width, (i + 1) * width)) << "row " << i;
       }

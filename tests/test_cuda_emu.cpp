@@ -1,4 +1,4 @@
-// The CUDA kernels, run by the emulator, in f32 and bf16: values against `ref` in double, bits against the promises of
+// The CUDA kernels, in f32 and bf16: values against `ref` in double, bits against the promises of
 // each kernel file.  (test_ops.cpp runs the same kernels in f32 through the test that every table passes.)
 #include "kernel_call.h"
 
@@ -121,12 +121,12 @@ TEST(CudaEmu, AttentionRowsAreIndependentOfPacking) {
   const AttnShape s{4, 2, 24, 0};
   const int32_t len = 150;
   for (DType act : {DType::f32, DType::bf16}) {
-    Call alone(table_emu, act);
+    Call alone(table_kernels, act);
     attention(alone, len, {{0, len, 0, 0}}, s);
     for (int32_t parent : {0, 1, 63, 64, 65, 130}) {
       // The sequence, its first `parent` rows somewhere else, behind another segment.
       const int32_t other = 21, n = other + len;
-      Call packed(table_emu, act);
+      Call packed(table_kernels, act);
       attention(packed, n, {}, s);  // only for the tensors; no segment, nothing is computed
       auto copy = [&](const std::string& name, int64_t from, int64_t to, int64_t count) {
         const int64_t width = packed[name].size() / n;
@@ -147,9 +147,9 @@ TEST(CudaEmu, AttentionRowsAreIndependentOfPacking) {
                                       len - parent + other,
                                       parent};
       const Tensor k = packed["k"].tensor(), v = packed["v"].tensor();
-      table_emu.attn_fwd({packed["o"].tensor(), packed["lse"].tensor(), packed["q"].tensor(), k, v, k, v,
-                          packed.index("segments", {3, 4}, rows), 1, 1 / std::sqrt(24.f)},
-                         {});
+      table_kernels.attn_fwd({packed["o"].tensor(), packed["lse"].tensor(), packed["q"].tensor(), k, v, k, v,
+                              packed.index("segments", {3, 4}, rows), 1, 1 / std::sqrt(24.f)},
+                             {});
       for (const char* name : {"o", "lse"}) {
         const int64_t width = packed[name].size() / n;
         EXPECT_EQ(packed[name].bits(0, (len - parent) * width), alone[name].bits(parent * width, len * width))
@@ -163,12 +163,12 @@ TEST(CudaEmu, AttentionRowsAreIndependentOfPacking) {
 
 TEST(CudaEmu, RmsnormRowsAreIndependentOfTheBatch) {
   for (DType act : {DType::f32, DType::bf16}) {
-    Call t(table_emu, act);
+    Call t(table_kernels, act);
     const Tensor x = t.act("x", {9, 72}, 5), w = t.act("w", {72});
-    table_emu.rmsnorm_fwd({t.act_out("y", {9, 72}), t.stat_out("rstd", {9}), x, w, 1e-6f}, {});
+    table_kernels.rmsnorm_fwd({t.act_out("y", {9, 72}), t.stat_out("rstd", {9}), x, w, 1e-6f}, {});
     for (int64_t i = 0; i < 9; i++) {
       const Tensor y = t.act_out("one", {1, 72});
-      table_emu.rmsnorm_fwd({y, t.stat_out("r", {1}), x.rows(i, 1), w, 1e-6f}, {});
+      table_kernels.rmsnorm_fwd({y, t.stat_out("r", {1}), x.rows(i, 1), w, 1e-6f}, {});
       EXPECT_EQ(t["one"].bits(), t["y"].bits(i * 72, (i + 1) * 72)) << "row " << i;
     }
   }

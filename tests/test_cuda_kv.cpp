@@ -1,4 +1,4 @@
-// The CUDA kernels of a cache that evicts, run by the emulator: values against `ref` in double, in f32 and bf16; and
+// The CUDA kernels of a cache that evicts: values against `ref` in double, in f32 and bf16; and
 // bits.  All their arithmetic is in f32 and follows kv_ops.h, so f32 has the bits of `cpu`, and bf16 pages that hold
 // the same numbers give the same scores, choices and thresholds, and keys and values that are rounded once.
 //
@@ -24,7 +24,7 @@ float rounded(double x) { return from_bf16(to_bf16(static_cast<float>(x))); }
 
 // In f32 the bits of `cpu`; in bf16 those of f32, activations rounded.
 void check_bits(const Body& body) {
-  Call cpu(table_cpu, DType::f32), f32(table_emu, DType::f32), bf16(table_emu, DType::bf16);
+  Call cpu(table_cpu, DType::f32), f32(table_kernels, DType::f32), bf16(table_kernels, DType::bf16);
   body(cpu), body(f32), body(bf16);
   for (const auto& [name, is] : f32.all()) {
     EXPECT_EQ(is->bits(), cpu[name].bits()) << name;
@@ -375,7 +375,7 @@ TEST(CudaKv, EventsAreIndependent) {
     for (const std::vector<KvEvent>& events :
          {std::vector<KvEvent>{one}, {one, {33, 16, 8, 9, 0, 0}, {300, 0, 9, 20, 0, 0}}}) {
       const Scene s(4, 2, 24, events, 6);
-      Call t(table_emu, act), r(table_emu, act), c(table_emu, act);
+      Call t(table_kernels, act), r(table_kernels, act), c(table_kernels, act);
       window_scores(t, s, {GqaAgg::max_logit, SoftmaxSpan::exclude_window, Pool::max, 7});
       redundancy(r, s, true);
       compact(c, s, 0, 0);

@@ -24,15 +24,15 @@ void copy_rows(const Buffer& source, int64_t from, Buffer& target, int64_t to, i
 // Whole sequences, and what attn_fwd makes of them.
 class Learner {
  public:
-  Learner(DType act, const PagedShape& s, std::vector<int32_t> lengths) : call_(table_emu, act) {
+  Learner(DType act, const PagedShape& s, std::vector<int32_t> lengths) : call_(table_kernels, act) {
     std::vector<int32_t> segments;
     int32_t n = 0;
     for (int32_t len : lengths) first_.push_back(n), segments.insert(segments.end(), {n, len, 0, 0}), n += len;
     const Tensor k = call_.act("k", {n, s.kv_heads, s.d}), v = call_.act("v", {n, s.kv_heads, s.d});
-    table_emu.attn_fwd({call_.act_out("o", {n, s.heads(), s.d}), call_.stat_out("lse", {n, s.heads()}),
-                        call_.act("q", {n, s.heads(), s.d}), k, v, k, v,
-                        call_.index("segments", {static_cast<int64_t>(lengths.size()), 4}, segments), 1, s.scale()},
-                       {});
+    table_kernels.attn_fwd({call_.act_out("o", {n, s.heads(), s.d}), call_.stat_out("lse", {n, s.heads()}),
+                            call_.act("q", {n, s.heads(), s.d}), k, v, k, v,
+                            call_.index("segments", {static_cast<int64_t>(lengths.size()), 4}, segments), 1, s.scale()},
+                           {});
   }
   const Buffer& operator[](const char* name) { return call_[name]; }
   int64_t first(size_t sequence) const { return first_[sequence]; }
@@ -47,7 +47,7 @@ class Learner {
 class Rollout {
  public:
   Rollout(DType act, const PagedShape& s, Learner& learner, size_t sequences, int64_t most)
-      : s_(s), learner_(learner), call_(table_emu, act), act_(act), per_sequence_((most + 15) / 16 + 1) {
+      : s_(s), learner_(learner), call_(table_kernels, act), act_(act), per_sequence_((most + 15) / 16 + 1) {
     slots_.assign(sequences, 0);
     table_.assign(sequences * per_sequence_, -1);
     const int64_t pages = static_cast<int64_t>(table_.size()) + 3;
@@ -60,7 +60,7 @@ class Rollout {
 
   // rows[i] new rows of sequence i; their results are those of the learner.
   void pass(const std::vector<int32_t>& rows) {
-    Call t(table_emu, act_);
+    Call t(table_kernels, act_);
     std::vector<int32_t> queries;
     int32_t n = 1;  // row 0 belongs to no sequence
     for (size_t i = rows.size(); i--;) {
@@ -79,17 +79,17 @@ class Rollout {
     for (int64_t e = 0; e < entries; e++)
       for (const char* name : {"q", "k", "v"})
         copy_rows(learner_[name], from(queries, e), t[name], queries[e * 4], queries[e * 4 + 1]);
-    table_emu.kv_write({k_pages_, v_pages_, k, v, table, entry}, {});
-    table_emu.attn_paged({.o = o,
-                          .q = q,
-                          .k_pages = k_pages_,
-                          .v_pages = v_pages_,
-                          .page_table = table,
-                          .queries = entry,
-                          .pairs = 0,
-                          .slots = 0,
-                          .scale = s_.scale()},
-                         {});
+    table_kernels.kv_write({k_pages_, v_pages_, k, v, table, entry}, {});
+    table_kernels.attn_paged({.o = o,
+                              .q = q,
+                              .k_pages = k_pages_,
+                              .v_pages = v_pages_,
+                              .page_table = table,
+                              .queries = entry,
+                              .pairs = 0,
+                              .slots = 0,
+                              .scale = s_.scale()},
+                             {});
     const int64_t width = s_.heads() * s_.d;
     for (int64_t e = 0; e < entries; e++) {
       const int64_t row = queries[e * 4], count = queries[e * 4 + 1], first = from(queries, e);
@@ -161,7 +161,7 @@ TEST(CudaPaged, ListedBlocksHaveTheBitsOfASequenceOfTheirSlots) {
                         {{1, 2, 24, 0}, 4, 67, {1, 8, 16}}}) {
     const PagedShape& s = c.s;
     const int64_t pages = c.slots / 16 + 1, budget = static_cast<int64_t>(c.list.size());
-    Call t(table_emu, DType::bf16);
+    Call t(table_kernels, DType::bf16);
     const Tensor o = t.act_out("o", {1, s.heads(), s.d}), q = t.act("q", {1, s.heads(), s.d});
     const Tensor k = t.act("k", {c.slots, s.kv_heads, s.d}), v = t.act("v", {c.slots, s.kv_heads, s.d});
     std::vector<int32_t> table(pages), lists;
@@ -171,23 +171,23 @@ TEST(CudaPaged, ListedBlocksHaveTheBitsOfASequenceOfTheirSlots) {
     const Tensor k_pages = t.act_out("k_pages", {pages, s.kv_heads, s.d, 16});
     const Tensor v_pages = t.act_out("v_pages", {pages, s.kv_heads, 16, s.d});
     const Tensor page_table = t.index("table", {1, pages}, table);
-    table_emu.kv_write({k_pages, v_pages, k, v, page_table, t.index("all", {1, 4}, {0, c.slots, c.slots, 0})}, {});
-    table_emu.attn_paged({.o = o,
-                          .q = q,
-                          .k_pages = k_pages,
-                          .v_pages = v_pages,
-                          .page_table = page_table,
-                          .queries = t.index("queries", {1, 4}, {0, 1, c.slots, 0}),
-                          .pairs = 0,
-                          .slots = 0,
-                          .scale = s.scale(),
-                          .blocks = t.index("blocks", {1, s.kv_heads, budget}, lists),
-                          .budget = t.index("budget", {1}, {static_cast<int32_t>(budget)}),
-                          .block = c.block},
-                         {});
+    table_kernels.kv_write({k_pages, v_pages, k, v, page_table, t.index("all", {1, 4}, {0, c.slots, c.slots, 0})}, {});
+    table_kernels.attn_paged({.o = o,
+                              .q = q,
+                              .k_pages = k_pages,
+                              .v_pages = v_pages,
+                              .page_table = page_table,
+                              .queries = t.index("queries", {1, 4}, {0, 1, c.slots, 0}),
+                              .pairs = 0,
+                              .slots = 0,
+                              .scale = s.scale(),
+                              .blocks = t.index("blocks", {1, s.kv_heads, budget}, lists),
+                              .budget = t.index("budget", {1}, {static_cast<int32_t>(budget)}),
+                              .block = c.block},
+                             {});
     const int32_t kept = static_cast<int32_t>(listed_slots(c.slots, budget, c.block));
     for (int64_t h = 0; h < s.kv_heads; h++) {  // the listed slots of this head, packed; the query is the last row
-      Call packed(table_emu, DType::bf16);
+      Call packed(table_kernels, DType::bf16);
       const Tensor pk = packed.act("k", {kept, 1, s.d}), pv = packed.act("v", {kept, 1, s.d});
       const Tensor pq = packed.act("q", {kept, s.group, s.d});
       for (int32_t i = 0; i < kept; i++) {
@@ -198,9 +198,9 @@ TEST(CudaPaged, ListedBlocksHaveTheBitsOfASequenceOfTheirSlots) {
       }
       const int64_t width = s.group * s.d;
       for (int64_t i = 0; i < width; i++) packed["q"].set((kept - 1) * width + i, t["q"].get(h * width + i));
-      table_emu.attn_fwd({packed.act_out("o", {kept, s.group, s.d}), packed.stat_out("lse", {kept, s.group}), pq, pk,
-                          pv, pk, pv, packed.index("segments", {1, 4}, {0, kept, 0, 0}), 1, s.scale()},
-                         {});
+      table_kernels.attn_fwd({packed.act_out("o", {kept, s.group, s.d}), packed.stat_out("lse", {kept, s.group}), pq,
+                              pk, pv, pk, pv, packed.index("segments", {1, 4}, {0, kept, 0, 0}), 1, s.scale()},
+                             {});
       EXPECT_EQ(t["o"].bits(h * width, (h + 1) * width), packed["o"].bits((kept - 1) * width, kept * width))
           << "block " << c.block << ", key head " << h;
     }

@@ -9,6 +9,7 @@
 
 #include "emu_kernels.h"
 #include "emu_orders.h"
+#include "ops/ops.h"
 
 namespace pare::test::emu {
 namespace {
@@ -265,6 +266,30 @@ TEST(Emu, AccessProfile) {
   EXPECT_EQ(conflicts.used, 4u * 32);  // 32 lanes read one bank
   EXPECT_EQ(none.used, 4u);
   EXPECT_EQ(none.ideal, 4u);
+}
+
+// Of the kernels themselves: linear layers in bf16 move shared memory without bank conflicts.
+TEST(Emu, LinearHasNoBankConflicts) {
+  if (!cuemu::kChecker) GTEST_SKIP() << "in the check build only";
+  const int64_t n = 128;
+  Floats x(n * n / 2), w(n * n / 2), y(n * n / 2);
+  for (const Floats* t : {&x, &w, &y}) ASSERT_EQ(cudaMemset(t->p, 0, n * n * 2), cudaSuccess);
+  const auto rows = [&](const Floats& t) { return make_tensor(t.p, DType::bf16, {n, n}); };
+  const Weight weight{make_tensor(w.p, DType::bf16, {n / 16, n, 16}), n};
+  for (bool backward : {false, true}) {
+    cuemu::settings().profile = true;
+    backward ? table_emu.linear_bwd_input({rows(y), rows(x), weight, false}, {})
+             : table_emu.linear_fwd({rows(y), rows(x), weight, {}, {}}, {});
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    cuemu::settings().profile = false;
+    uint64_t used = 0;
+    for (const cuemu::ProfileLine& l : cuemu::profile_lines()) {
+      if (!l.shared) continue;
+      EXPECT_EQ(l.used, l.ideal) << l.place;
+      used += l.used;
+    }
+    EXPECT_GT(used, 0u);
+  }
 }
 
 // Work is queued and runs when the host waits for it: what is not waited for has not happened.

@@ -314,6 +314,7 @@ Rows kv_rows() {
         from_to(1 + 12 + 4, 6 + 12 + 4)}},
       {"rollout.kv.trigger",
        {snapkv + Overrides{"rollout.kv.prompt=compress"}, {"rollout.kv.trigger=prefill_once"}, events, falls}},
+      {"rollout.kv.attend", {snapkv, {"rollout.kv.attend=after"}, logprobs, differs}},
       {"rollout.kv.scope", {snapkv, {"rollout.kv.scope=layer0"}, logprobs, differs}},
       {"rollout.kv.window", {snapkv, {"rollout.kv.window=6"}, logprobs, differs}},
       {"rollout.kv.sinks", {streaming, {"rollout.kv.sinks=0"}, logprobs, differs}},

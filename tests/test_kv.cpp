@@ -496,6 +496,12 @@ TEST(KvPolicy, ContradictionsAreRefused) {
   refused("cache_index", KvMethod::streaming_llm, [](KvSpec& s) { s.rope = KvRope::cache_index; });
   refused("protect_first", KvMethod::h2o, [](KvSpec& s) { s.prompt = KvPrompt::protect_first; });
   refused("prefill_once", KvMethod::snapkv, [](KvSpec& s) { s.trigger = KvTrigger::prefill_once; });
+  refused("attend = \"after\"", KvMethod::h2o, [](KvSpec& s) { s.attend = KvAttend::after; });
+  refused("attend = \"after\"", KvMethod::streaming_llm,
+          [](KvSpec& s) { s.attend = KvAttend::after, s.rope = KvRope::cache_index, s.prompt = KvPrompt::compress; });
+  refused("attend = \"after\"", KvMethod::snapkv, [](KvSpec& s) {
+    s.attend = KvAttend::after, s.trigger = KvTrigger::prefill_once, s.prompt = KvPrompt::compress;
+  });
   refused("layer0", KvMethod::pyramidkv, [](KvSpec& s) { s.scope = KvScope::layer0; });
   refused("only rollout.kv.method = \"h2o\"", KvMethod::snapkv, [](KvSpec& s) { s.merge = KvMergeMethod::cam; });
   refused("values only", KvMethod::snapkv,

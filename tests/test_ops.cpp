@@ -2,10 +2,8 @@
 #include <set>
 
 #include "base/thread_pool.h"
+#include "kernel_table.h"
 #include "op_cases.h"
-#ifdef PARE_EMU
-#include "emu_orders.h"
-#endif
 
 namespace pare::test {
 
@@ -13,16 +11,16 @@ namespace {
 
 // The tables under test.  A table may lack an op (null pointer): it is left out of the tests of that op.
 const Table* const kTables[] = {&table_ref, &table_cpu,
-#ifdef PARE_EMU
-                                &table_emu
+#ifdef PARE_KERNELS
+                                &table_kernels
 #endif
 };
 
 // f() once; on the emulator once for each order of its threads and blocks.
 template <class F>
 void in_orders_of(const Table* table, F f) {
-#ifdef PARE_EMU
-  if (table == &table_emu) return in_all_orders(f);
+#ifdef PARE_KERNELS
+  if (table == &table_kernels) return in_all_orders(f);
 #endif
   f();
 }
@@ -66,17 +64,17 @@ TEST_P(OpTest, ThreadsDoNotChangeBits) {
   }
 }
 
-#ifdef PARE_EMU
+#ifdef PARE_KERNELS
 // ops.h states the order of sums, and the CUDA kernels follow it: in f32 they have the bits of `cpu`.
-TEST_P(OpTest, EmuHasTheBitsOfCpu) {
+TEST_P(OpTest, CudaKernelsHaveTheBitsOfCpu) {
   // Their order is their own (norm.cu).
   if (std::set<std::string>{"rmsnorm_fwd", "rmsnorm_bwd"}.count(GetParam().op)) return;
-  OpRun cpu(table_cpu, DType::f32), emu(table_emu, DType::f32);
-  GetParam().body(emu);
-  if (emu.skipped) return;
+  OpRun cpu(table_cpu, DType::f32), kernels(table_kernels, DType::f32);
+  GetParam().body(kernels);
+  if (kernels.skipped) return;
   GetParam().body(cpu);
   for (const std::string& name : cpu.outputs())
-    EXPECT_EQ(emu.buffer(name).element_bytes(), cpu.buffer(name).element_bytes()) << name;
+    EXPECT_EQ(kernels.buffer(name).element_bytes(), cpu.buffer(name).element_bytes()) << name;
 }
 #endif
 

@@ -30,6 +30,7 @@ Keys sparse(const std::string& method) {
 struct Seen {
   double checked = 0, mismatches = 0;
   int64_t events = 0, at_prompts = 0;
+  std::vector<std::vector<float>> log_probs;
 };
 Seen steps(const Config& config, int n = 1) {
   TrainingRun run(config);
@@ -37,9 +38,11 @@ Seen steps(const Config& config, int n = 1) {
   for (int i = 0; i < n; i++) {
     const Metrics m = run.step();
     seen.checked += m.get("exact/checked_tokens"), seen.mismatches += m.get("exact/mismatch_tokens");
-    for (const Trajectory& s : run.trainer->samples())
+    for (const Trajectory& s : run.trainer->samples()) {
+      seen.log_probs.push_back(s.logprob);
       if (s.trace)
         for (const KvTrace& t : *s.trace) seen.events++, seen.at_prompts += t.tokens == std::ssize(s.prompt);
+    }
   }
   return seen;
 }
@@ -73,6 +76,28 @@ TEST(Replay, ModelsTriggersAndPartsOfResponsesAreExact) {
       EXPECT_GT(s.checked, 100);
       EXPECT_GT(s.events, 60);
     }
+}
+
+// A token that attends after the event of its turn: its own event, and the state that later ones find.
+TEST(Replay, AttendingAfterTheEventIsExact) {
+  for (const std::string& method : kEvicting) {
+    if (method == "h2o") continue;
+    for (const Keys& keys :
+         {Keys{}, Keys{"rollout.kv.prompt=compress", "rollout.kv.buffer=0"}, Keys{"rollout.kv.prompt=protect_first"},
+          Keys{"rollout.kv.trigger=step_mod", "rollout.kv.prompt=compress", "rollout.kv.scope=layer0"},
+          Keys{"rollout.kv.scope=layer0", "rollout.max_num_seqs=3"}}) {
+      if (method == "pyramidkv" && keys.size() > 1 && keys != Keys{"rollout.kv.prompt=compress", "rollout.kv.buffer=0"})
+        continue;
+      SCOPED_TRACE(cat(method, ' ', testing::PrintToString(keys)));
+      const Keys run = sparse(method) + keys + Keys{"actor.optim.lr=0"};
+      const Seen after = steps(tiny_run("qwen3", run + Keys{"rollout.kv.attend=after"})),
+                 before = steps(tiny_run("qwen3", run));
+      EXPECT_EQ(after.mismatches, 0);
+      EXPECT_GT(after.checked, 300);
+      EXPECT_GT(after.events, 60);
+      EXPECT_NE(after.log_probs, before.log_probs);
+    }
+  }
 }
 
 TEST(Replay, BlockSparseRolloutsAreExact) {

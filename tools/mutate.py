@@ -37,7 +37,7 @@ KNOWN = {
 
 # Headers that are damaged too, and the source that shows it.
 COMPILED = {"attention.cuh": "attn_fwd.cu", "attention_mma.cuh": "attn_fwd.cu", "attn_bwd.cuh": "attn_bwd.cu",
-            "kv_event.cuh": "kv_scores.cu"}
+            "kv_event.cuh": "kv_scores.cu", "linear_mma.cuh": "linear.cu"}
 
 FLAGS = dict(capture_output=True, text=True, errors="replace")
 

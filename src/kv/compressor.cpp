@@ -23,29 +23,53 @@ void Compressor::forked(int parent, int child) {
 void Compressor::compress(const std::vector<PagedRun>& runs, Arena& scratch) {
   std::vector<Due> due;
   const auto flush = [&] {
-    if (!due.empty()) compress_some(due, scratch);
+    if (!due.empty()) compress_some(due, {}, scratch);
     due.clear();
   };
   for (const PagedRun& run : runs) {
     if (threshold_ && run.tokens == run.rows) cache_.device().zero({.x = thresholds(run.sequence)});  // a new one
     if (due.size() + cache_.layers() > kEventsAtOnce) flush();
-    for (int layer = 0; layer < cache_.layers(); layer++) {
-      const int64_t slots = cache_.slots(run.sequence, layer);
-      if (residency_.due(layer, run.prompt, slots, run.tokens))
-        due.push_back({&run, layer, static_cast<int32_t>(slots)});
-    }
+    for (int layer = 0; layer < cache_.layers(); layer++)
+      if (is_due(run, layer)) due.push_back({&run, layer});
   }
   flush();
 }
 
-void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
+bool Compressor::is_due(const PagedRun& run, int layer) const {
+  return residency_.due(layer, run.prompt, cache_.slots(run.sequence, layer), run.tokens);
+}
+
+void Compressor::begin(const std::vector<PagedRun>& runs, Arena& scratch) {
+  if (spec_.scope != KvScope::layer0) return;
+  const auto due = std::count_if(runs.begin(), runs.end(), [&](const PagedRun& r) { return decodes_due(r, 0); });
+  keep_ = scratch.alloc("kv.choice", DType::i32, {due, model_.config.kv_heads, spec_.budget});
+}
+
+bool Compressor::compress(int layer, const std::vector<PagedRun>& runs, Arena& scratch) {
+  std::vector<Due> due;
+  for (const PagedRun& run : runs)
+    if (decodes_due(run, layer)) due.push_back({&run, layer});
+  for (size_t i = 0; i < due.size(); i += kEventsAtOnce) {
+    const auto n = std::min(due.size() - i, kEventsAtOnce);
+    // With one choice for all layers the same sequences are due in each of them.
+    compress_some(
+        std::span(due).subspan(i, n),
+        spec_.scope == KvScope::layer0 ? keep_.rows(static_cast<int64_t>(i), static_cast<int64_t>(n)) : Tensor{},
+        scratch);
+  }
+  return !due.empty();
+}
+
+// keep: where the choice of the first layer stays for later calls; absent: for this call.
+void Compressor::compress_some(std::span<const Due> due, Tensor keep, Arena& scratch) {
   Device& device = cache_.device();
   const auto n = static_cast<int64_t>(due.size()), width = cache_.max_pages();
   std::vector<KvEvent> all_events, chosen_events;
   std::vector<int32_t> src_pages(n * width), dst_pages(n * width), tokens, rings;
   int64_t most_slots = 0, most_kept = 0;
   for (int64_t i = 0; i < n; i++) {
-    const auto& [run, layer, slots] = due[i];
+    const auto& [run, layer] = due[i];
+    const auto slots = static_cast<int32_t>(cache_.slots(run->sequence, layer));
     const int64_t first = residency_.protected_slots(run->prompt) + policy_.forced_first();
     const int64_t kept = residency_.budget(layer) - policy_.forced_first();
     // With one choice for all layers the events of a sequence follow that of its first layer.
@@ -54,7 +78,7 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
                         .first = static_cast<int32_t>(first),
                         .recent = static_cast<int32_t>(policy_.forced_last(residency_.budget(layer))),
                         .keep = static_cast<int32_t>(kept),
-                        .keep_row = follows ? all_events.back().keep_row : static_cast<int32_t>(i),
+                        .keep_row = follows && !keep ? all_events.back().keep_row : static_cast<int32_t>(i),
                         .window_row = policy_.window_row(layer, run->sequence)};
     all_events.push_back(event);
     if (!follows) {
@@ -73,31 +97,32 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
     device.upload({.dst = t, .src = data});
     return t;
   };
-  const auto chosen = static_cast<int64_t>(chosen_events.size());
   constexpr int64_t kFields = sizeof(KvEvent) / sizeof(int32_t);
   const Tensor events = upload("kv.events", all_events.data(), n, kFields);
-  const Tensor choose = chosen == n ? events : upload("kv.choices", chosen_events.data(), chosen, kFields);
   const int64_t pages = (most_slots + kPageSlots - 1) / kPageSlots;  // of the longest list
   const Tensor src = upload("kv.src_pages", src_pages.data(), n, width).columns(0, pages);
   const Tensor dst = upload("kv.dst_pages", dst_pages.data(), n, width).columns(0, pages);
-  const Tensor positions = upload("kv.positions", tokens.data(), 1, chosen).flat();
-  const Tensor oldest = upload("kv.oldest", rings.data(), 1, chosen).flat();
-  const Tensor score = scratch.alloc("kv.score", model_.stat, {chosen, model_.config.kv_heads, pages * kPageSlots});
-  const Tensor keep = scratch.alloc("kv.keep", DType::i32, {n, model_.config.kv_heads, most_kept});
-  Tensor choose_src = src;
-  if (chosen < n) {  // the page lists of the first layers
-    choose_src = src.rows(0, chosen);
-    choose_src.stride[0] = src.stride[0] * cache_.layers();
-  }
-  const KvWork all = kv_work(all_events.data(), n), work = kv_work(chosen_events.data(), chosen);
+  if (!keep) keep = scratch.alloc("kv.keep", DType::i32, {n, model_.config.kv_heads, most_kept});
   const bool renumber = spec_.rope == KvRope::cache_index;
   cache_.copy_cut(scratch);
-  policy_.score({choose, choose_src, positions, oldest, work}, score, scratch);
-  device.kv_select({.keep = keep,
-                    .score = work.kept == work.slots - work.candidates ? Tensor{} : score,  // all of it is forced
-                    .events = choose,
-                    .work = work,
-                    .shared_heads = spec_.scope != KvScope::per_head});
+  if (const auto chosen = static_cast<int64_t>(chosen_events.size()); chosen > 0) {
+    const Tensor choose = chosen == n ? events : upload("kv.choices", chosen_events.data(), chosen, kFields);
+    const Tensor positions = upload("kv.positions", tokens.data(), 1, chosen).flat();
+    const Tensor oldest = upload("kv.oldest", rings.data(), 1, chosen).flat();
+    const Tensor score = scratch.alloc("kv.score", model_.stat, {chosen, model_.config.kv_heads, pages * kPageSlots});
+    const KvWork work = kv_work(chosen_events.data(), chosen);
+    Tensor choose_src = src;
+    if (chosen < n) {  // the page lists of the first layers
+      choose_src = src.rows(0, chosen);
+      choose_src.stride[0] = src.stride[0] * cache_.layers();
+    }
+    policy_.score({choose, choose_src, positions, oldest, work}, score, scratch);
+    device.kv_select({.keep = keep,
+                      .score = work.kept == work.slots - work.candidates ? Tensor{} : score,  // all of it is forced
+                      .events = choose,
+                      .work = work,
+                      .shared_heads = spec_.scope != KvScope::per_head});
+  }
   move({.k_pages = cache_.k_pages,
         .v_pages = cache_.v_pages,
         .pos_pages = cache_.fields.pos,
@@ -107,7 +132,7 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
         .src_pages = src,
         .dst_pages = dst,
         .events = events,
-        .work = all,
+        .work = kv_work(all_events.data(), n),
         .rope = renumber ? model_.rope : Tensor{},
         .sinks = renumber ? static_cast<int32_t>(spec_.sinks) : 0},
        due, scratch);
@@ -117,12 +142,14 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
   device.download({.dst = host.data(), .src = keep});
   for (int64_t i = 0; i < n; i++) {
     const KvEvent& e = all_events[i];
-    const int64_t kv_heads = model_.config.kv_heads, scored = e.slots - e.first;
-    KvTrace t{due[i].layer, due[i].run->tokens, e.slots, e.first, std::vector<bool>(kv_heads * scored)};
+    // A token that attends after its event, which keeps it, comes after an event without it.
+    const int32_t own = spec_.attend == KvAttend::after && due[i].run->decodes();
+    const int64_t kv_heads = model_.config.kv_heads, scored = e.slots - own - e.first;
+    KvTrace t{due[i].layer, due[i].run->tokens - own, e.slots - own, e.first, std::vector<bool>(kv_heads * scored)};
     for (int64_t h = 0; h < kv_heads; h++)
-      for (int64_t j = 0; j < e.keep; j++) {
+      for (int64_t j = 0; j < e.keep - own; j++) {
         // `null` chose nothing: any slots stand for its choice.
-        const int64_t slot = device.planning() ? j : host[(e.keep_row * kv_heads + h) * most_kept + j] - e.first;
+        const int64_t slot = device.planning() ? j : host[(e.keep_row * kv_heads + h) * keep.shape[2] + j] - e.first;
         t.keep[h * scored + slot] = true;
       }
     trace(*due[i].run, std::move(t));

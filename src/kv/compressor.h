@@ -1,4 +1,5 @@
-// Compression events: after a pass, layers whose slots have reached budget + buffer are cut to the budget.
+// Compression events: layers whose slots have reached budget + buffer are cut to the budget, after a pass, or within it
+// before the attention of the layer (KvAttend).
 #pragma once
 #include <functional>
 #include <span>
@@ -16,8 +17,12 @@ class Compressor {
   // `kv` holds what merging remembers.
   Compressor(const Model& model, const KvSpec& spec, KvCache& cache, KvPolicy& policy, Arena& kv);
 
-  // Compresses what is due among the sequences of a pass.
+  // After a pass: compresses what is due among its sequences.
   void compress(const std::vector<PagedRun>& runs, Arena& scratch);
+  // KvAttend::after: before a pass, and before the attention of a layer, for the sequences that decode.  Was any due?
+  // What begin() allocates must last for the pass.
+  void begin(const std::vector<PagedRun>& runs, Arena& scratch);
+  bool compress(int layer, const std::vector<PagedRun>& runs, Arena& scratch);
   void forked(int parent, int child);
 
   int64_t events() const { return events_; }    // since the start or reset()
@@ -31,9 +36,10 @@ class Compressor {
   struct Due {
     const PagedRun* run;
     int layer;
-    int32_t slots;
   };
-  void compress_some(std::span<const Due> due, Arena& scratch);
+  bool is_due(const PagedRun& run, int layer) const;
+  bool decodes_due(const PagedRun& run, int layer) const { return run.decodes() && is_due(run, layer); }
+  void compress_some(std::span<const Due> due, Tensor keep, Arena& scratch);
   void move(const KvCompact& compact, std::span<const Due> due, Arena& scratch);
   Tensor thresholds(int sequence) const { return threshold_.rows(sequence * cache_.layers(), cache_.layers()); }
 
@@ -42,6 +48,7 @@ class Compressor {
   KvCache& cache_;
   KvPolicy& policy_;
   const KvResidency residency_;
+  Tensor keep_;       // i32 [due, K, budget]: the choice of a pass's first layer, for the others (KvAttend::after)
   Tensor threshold_;  // stat [sequences * layers]: D2O's, 0 before the first event
   int64_t events_ = 0, evicted_ = 0;
   uint64_t coins_ = 0;

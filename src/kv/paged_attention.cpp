@@ -2,9 +2,15 @@
 
 namespace pare {
 
-PagedAttention::PagedAttention(KvCache& cache, KvPolicy* policy, Arena& scratch, const std::vector<PagedRun>& runs,
-                               const Tensor& positions, float scale)
-    : cache_(cache), policy_(policy), scratch_(scratch), runs_(runs), positions_(positions), scale_(scale) {
+PagedAttention::PagedAttention(KvCache& cache, KvPolicy* policy, Compressor* compressor, Arena& scratch,
+                               const std::vector<PagedRun>& runs, const Tensor& positions, float scale)
+    : cache_(cache),
+      policy_(policy),
+      compressor_(compressor),
+      scratch_(scratch),
+      runs_(runs),
+      positions_(positions),
+      scale_(scale) {
   for (int layer = 0; layer < cache.layers(); layer++)
     for (const PagedRun& run : runs)
       host_.push_back({run.row, run.rows, static_cast<int32_t>(cache.slots(run.sequence, layer)), run.sequence});
@@ -12,6 +18,7 @@ PagedAttention::PagedAttention(KvCache& cache, KvPolicy* policy, Arena& scratch,
   cache.upload_tables();
   cache.device().upload({.dst = queries_, .src = host_.data()});
   if (policy_) policy_->begin(runs, scratch);
+  if (compressor_) compressor_->begin(runs, scratch);
 }
 
 void PagedAttention::attend(int layer, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o) {
@@ -29,6 +36,13 @@ void PagedAttention::attend(int layer, const Tensor& q, const Tensor& k, const T
                    .count_pages = cache_.fields.count});
   const ArenaScope scope(scratch_);
   const KvPass pass{layer, q, table, queries, runs_, scale_};
+  if (policy_) policy_->observe(pass);
+  if (compressor_ && compressor_->compress(layer, runs_, scratch_)) {
+    for (int64_t i = 0; i < runs; i++)
+      host_[layer * runs + i].slots = static_cast<int32_t>(cache_.slots(runs_[i].sequence, layer));
+    cache_.upload_tables();
+    device.upload({.dst = queries, .src = host_.data() + layer * runs});
+  }
   const KvBlocks blocks = policy_ ? policy_->blocks(pass, scratch_) : KvBlocks{};
   AttnPaged args{.o = o,
                  .q = q,
@@ -53,7 +67,6 @@ void PagedAttention::attend(int layer, const Tensor& q, const Tensor& k, const T
     device.attn_paged_mass({.attn = args, .mass_pages = cache_.fields.mass, .first = first});
   else
     device.attn_paged(args);
-  if (policy_) policy_->attended(pass, scratch_);
 }
 
 }  // namespace pare

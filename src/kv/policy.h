@@ -51,12 +51,11 @@ class KvPolicy {
 
   // Before the layers of a pass.
   virtual void begin(const std::vector<PagedRun>& /*runs*/, Arena& /*scratch*/) {}
-  // Before the attention of a layer.
+  // Before the attention of a layer: what to remember of it, and what to read in it.
+  virtual void observe(const KvPass& /*pass*/) {}
   virtual KvBlocks blocks(const KvPass& /*pass*/, Arena& /*scratch*/) { return {}; }
   // i32 [runs]: protected slots of each, where the attention that slots receive is added up (AttnPagedMass).
   virtual Tensor mass_first() const { return {}; }
-  // After it.
-  virtual void attended(const KvPass& /*pass*/, Arena& /*scratch*/) {}
   // Slots that a decoded token reads in the mean layer, of `resident` ones.
   virtual double slots_read(const PagedRun& /*run*/, double resident) const { return resident; }
   // `child` continues `parent` from here on.

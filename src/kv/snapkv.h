@@ -11,7 +11,7 @@ class SnapKv : public KvPolicy {
   SnapKv(const PolicyArgs& a, int64_t window, int64_t kernel);
 
   void begin(const std::vector<PagedRun>& runs, Arena& scratch) override { window_.begin(runs, scratch); }
-  void attended(const KvPass& pass, Arena&) override { window_.store(pass); }
+  void observe(const KvPass& pass) override { window_.store(pass); }
   void forked(int parent, int child) override { window_.fork(parent, child); }
   int64_t forced_last(int64_t) const override { return window_.size(); }
   int32_t window() const override { return static_cast<int32_t>(window_.size()); }

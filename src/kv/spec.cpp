@@ -152,6 +152,22 @@ void check_counts(const KvSpec& s) {
         "\"streaming_llm\", or set rollout.kv.merge_counts=false");
 }
 
+// A token that attends after the event of its turn.
+void check_attend(const KvSpec& s) {
+  if (s.method == KvMethod::h2o)
+    fail(
+        "rollout.kv.attend = \"after\": rollout.kv.method = \"h2o\" judges by the attention of the newest token too, "
+        "which must come before the event");
+  if (s.rope == KvRope::cache_index)
+    fail(
+        "rollout.kv.attend = \"after\": rollout.kv.rope = \"cache_index\" renumbers the keys at the event, when the "
+        "newest token's query has its number already");
+  if (s.trigger == KvTrigger::prefill_once)
+    fail(
+        "rollout.kv.attend = \"after\" is about the events of a response; rollout.kv.trigger = \"prefill_once\" has "
+        "none");
+}
+
 void check_eviction(const KvSpec& s) {
   if (s.budget < 1) fail("rollout.kv.budget = ", s.budget, ": an evicting rollout.kv.method keeps at least 1 token");
   const bool windowed = s.method == KvMethod::snapkv || s.method == KvMethod::rkv || s.method == KvMethod::pyramidkv;
@@ -174,6 +190,7 @@ void check_eviction(const KvSpec& s) {
   }
   if (s.prompt == KvPrompt::protect_first && s.protect_first < 1)
     fail("rollout.kv.prompt = \"protect_first\" needs rollout.kv.protect_first, which is ", s.protect_first);
+  if (s.attend == KvAttend::after) check_attend(s);
   if (s.trigger == KvTrigger::prefill_once && s.prompt == KvPrompt::protect)
     fail("rollout.kv.trigger = \"prefill_once\" compresses the prompt, which rollout.kv.prompt = \"protect\" forbids");
   if (s.scope != KvScope::per_head && s.method == KvMethod::pyramidkv && s.scope == KvScope::layer0)

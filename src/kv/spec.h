@@ -13,6 +13,7 @@ enum class KvMethod { dense, streaming_llm, h2o, tova, snapkv, rkv, pyramidkv, q
 enum class KvPrompt { compress, protect, protect_first };
 enum class KvScope { per_head, per_layer, layer0 };
 enum class KvTrigger { buffer_full, step_mod, prefill_once };
+enum class KvAttend { before, after };
 enum class KvRope { absolute, cache_index };
 enum class KvMergeMethod { none, cam, d2o, lookm_pivot, value };
 
@@ -24,6 +25,7 @@ struct KvSpec {
   KvPrompt prompt = KvPrompt::compress;
   int64_t protect_first = 0;
   KvTrigger trigger = KvTrigger::buffer_full;
+  KvAttend attend = KvAttend::before;
   KvScope scope = KvScope::per_head;
   int64_t window = 8, sinks = 4;
   KvRope rope = KvRope::absolute;

@@ -14,7 +14,7 @@ using nlohmann::json;
 
 namespace {
 
-constexpr int format_version = 1;
+constexpr int format_version = 2;  // 1: hashed other bytes of the initial weights
 constexpr const char* state_name = "state.json";
 constexpr const char* optimizer_name = "optimizer.safetensors";
 

@@ -155,6 +155,9 @@ constexpr auto words_of<KvTrigger> = std::to_array<Word<KvTrigger>>({{"buffer_fu
                                                                      {"step_mod", KvTrigger::step_mod},
                                                                      {"prefill_once", KvTrigger::prefill_once}});
 template <>
+constexpr auto words_of<KvAttend> = std::to_array<Word<KvAttend>>({{"before", KvAttend::before},
+                                                                   {"after", KvAttend::after}});
+template <>
 constexpr auto words_of<KvRope> = std::to_array<Word<KvRope>>({{"absolute", KvRope::absolute},
                                                                {"cache_index", KvRope::cache_index}});
 template <>
@@ -398,6 +401,10 @@ std::vector<ConfigKey> kv_keys() {
           "evicting: an event whenever the buffer is full; after every rollout.kv.buffer-th token of the response that "
           "finds more than the budget; or one at the end of the prompt and none after",
           "R-KV; Sparse-RL's code: step_mod; SnapKV: prefill_once"),
+      KEY(rollout.kv.attend, any, "",
+          "evicting: a token of the response whose turn brings an event attends before it, to everything, or after it, "
+          "to what is kept",
+          "R-KV; Sparse-RL's code: after"),
       KEY(rollout.kv.scope, any, "",
           "evicting: every key head chooses; all heads of a layer choose together; or the first layer chooses for all",
           "R-KV; Sparse-RL's code: layer0"),

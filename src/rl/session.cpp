@@ -70,7 +70,7 @@ Session::Session(const Config& c, const Table& table, bool trainable, const Aren
          model_config.max_position, " positions; lower one of them");
   if (!device.planning()) check_response_memory(c);
   eos = model_config.eos_ids;
-  if (eos.empty() && tokenizer->eos() >= 0) eos = {tokenizer->eos()};
+  if (eos.empty() && tokenizer->eos() >= 0) eos.push_back(tokenizer->eos());
   if (eos.empty())
     fail(
         "nothing says which token ends a response; set eos_token_id in the model's config.json, or eos_token in the "

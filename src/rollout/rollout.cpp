@@ -102,7 +102,8 @@ void Rollout::run(const Batch& batch, const Sampling& sampling, const Tensor& hi
     device.upload({.dst = ids, .src = batch.ids.data()});
     device.upload({.dst = positions, .src = batch.positions.data()});
     KvPolicy* const policy = sampling.dense ? nullptr : policy_.get();
-    attention.emplace(cache_, policy, scratch_, batch.runs, positions, model_.attention_scale());
+    Compressor* const within = policy && limits_.kv.attend == KvAttend::after ? compressor_.get() : nullptr;
+    attention.emplace(cache_, policy, within, scratch_, batch.runs, positions, model_.attention_scale());
     forward_rows(model_, scratch_, ids, positions, *attention, hidden.rows(1, n));
     count_slots(batch, sampling.dense);
     if (compressor_ && !sampling.dense) compressor_->compress(batch.runs, scratch_);
@@ -227,34 +228,36 @@ void Rollout::plan(const Model& model, const RolloutLimits& given, Arena& scratc
   const int64_t sequences = Scheduler::cache_sequences(limits), layers = model.config.layers;
   const int64_t sequence_pages = layers * (limits.max_context / kPageSlots + 1);
   limits.kv_pages = sequences * sequence_pages;
-  Arena kv("kv of the largest pass", no_memory, SIZE_MAX);
-  Rollout rollout(model, limits, kv, scratch);
-  const KvResidency& residency = rollout.residency_;
-  int64_t slots = limits.max_prompt;
-  for (int64_t l = 0; l < layers; l++)
-    slots = std::max(slots, residency.peak(l, limits.max_prompt, limits.max_context - limits.max_prompt));
-  // Rows spread over all sequences, which are where an event is due.
-  const int64_t rows = std::min<int64_t>(limits.max_batched_tokens, sequences * limits.max_prompt);
-  const bool once = limits.kv.trigger == KvTrigger::prefill_once;
-  Batch batch;
-  batch.ids.resize(rows), batch.positions.resize(rows);
-  for (int64_t i = 0; i < sequences; i++) {
-    rollout.cache_.reserve(sequence_pages);
-    const int sequence = rollout.cache_.open(sequence_pages);
-    rollout.cache_.append(sequence, std::min(slots, limits.max_context));
-    const int64_t begin = rows * i / sequences, end = rows * (i + 1) / sequences;
-    if (begin < end)
-      batch.runs.push_back({sequence, static_cast<int32_t>(begin), static_cast<int32_t>(end - begin),
-                            static_cast<int32_t>(once ? limits.max_prompt : limits.max_context),
-                            static_cast<int32_t>(limits.max_prompt), 0});
-  }
-  for (int i = 0; i < limits.max_sequences; i++) batch.draws.push_back({0, 0, 0, 0});
-  batch.keep = 0;
-  rollout.stats_.completions = 1;
+  const KvResidency residency(limits.kv, layers);
+  const int64_t prompt = limits.max_prompt, response = limits.max_context - prompt;
+  int64_t slots = prompt;
+  for (int64_t l = 0; l < layers; l++) slots = std::max(slots, residency.peak(l, prompt, response));
   const ArenaScope scope(scratch);
   const Tensor states =
       scratch.alloc("rollout.hidden", model.dtype, {1 + limits.max_batched_tokens, model.config.hidden});
-  rollout.run(batch, {.eos = {}, .hidden = hidden}, states);
+  // Rows spread over all sequences, which are where an event is due: at the end of their prompts, or after the last
+  // token of a response that may bring one.
+  const int64_t rows = std::min<int64_t>(limits.max_batched_tokens, sequences * prompt);
+  const int64_t steps = limits.kv.trigger == KvTrigger::step_mod ? std::max<int64_t>(limits.kv.buffer, 1) : 1;
+  for (const int64_t tokens : {prompt, prompt + response / steps * steps}) {
+    Arena kv("kv of the largest pass", no_memory, SIZE_MAX);
+    Rollout rollout(model, limits, kv, scratch);
+    Batch batch;
+    batch.ids.resize(rows), batch.positions.resize(rows);
+    for (int64_t i = 0; i < sequences; i++) {
+      rollout.cache_.reserve(sequence_pages);
+      const int sequence = rollout.cache_.open(sequence_pages);
+      rollout.cache_.append(sequence, std::min(slots, limits.max_context));
+      const int64_t begin = rows * i / sequences, end = rows * (i + 1) / sequences;
+      if (begin < end)
+        batch.runs.push_back({sequence, static_cast<int32_t>(begin), static_cast<int32_t>(end - begin),
+                              static_cast<int32_t>(tokens), static_cast<int32_t>(prompt), 0});
+    }
+    for (int i = 0; i < limits.max_sequences; i++) batch.draws.push_back({0, 0, 0, 0});
+    batch.keep = 0;
+    rollout.stats_.completions = 1;
+    rollout.run(batch, {.eos = {}, .hidden = hidden}, states);
+  }
 }
 
 }  // namespace pare

@@ -78,9 +78,10 @@ enum class Order { forward, reverse, random };
 struct Settings {
   Order order = Order::forward;  // of threads and blocks; environment: CUEMU_ORDER=forward|reverse|random[:seed]
   uint64_t seed = 1;             // of Order::random; the same seed gives the same schedule
-  size_t device_memory = 0;      // bytes that cudaMalloc gives at most; at first those of the machine
-  bool abort_on_error = false;   // CUEMU_ABORT=1: stop where the mistake is, for a debugger
-  bool profile = false;          // keep the access profile of each launch; the check build only
+  int arch = 90;                // compute capability 8.0 or 9.0, whose tensor cores round differently; CUEMU_ARCH=80|90
+  size_t device_memory = 0;     // bytes that cudaMalloc gives at most; at first those of the machine
+  bool abort_on_error = false;  // CUEMU_ABORT=1: stop where the mistake is, for a debugger
+  bool profile = false;         // keep the access profile of each launch; the check build only
 };
 Settings& settings();  // may be changed between launches
 

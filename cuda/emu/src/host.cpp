@@ -106,7 +106,7 @@ cudaError_t check_copy(void* dst, const void* src, size_t n, cudaMemcpyKind kind
                      (kind == cudaMemcpyDeviceToHost && to);
   return wrong ? cudaErrorInvalidValue : g_error;
 }
-void copy(void* dst, const void* src, size_t n) {
+void move(void* dst, const void* src, size_t n) {
   if (g_error) return;
   std::memmove(dst, src, n);
   check::host_wrote(dst, n);
@@ -165,7 +165,7 @@ cudaError_t cudaFree(void* p) {
 
 cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t n, cudaMemcpyKind kind, cudaStream_t stream) {
   if (const cudaError_t e = cuemu::check_copy(dst, src, n, kind)) return e;
-  if (n) cuemu::queue(stream, [=] { cuemu::copy(dst, src, n); });
+  if (n) cuemu::queue(stream, [=] { cuemu::move(dst, src, n); });
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void* dst, const void* src, size_t n, cudaMemcpyKind kind) {

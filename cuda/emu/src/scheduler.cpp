@@ -249,6 +249,7 @@ Settings& settings() {
       if (!std::strncmp(o, "random", 6))
         r.order = Order::random, r.seed = o[6] == ':' ? std::strtoull(o + 7, nullptr, 10) : 1;
     }
+    if (const char* a = std::getenv("CUEMU_ARCH")) r.arch = std::atoi(a);
     r.abort_on_error = std::getenv("CUEMU_ABORT") != nullptr;
     r.device_memory = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
     return r;

@@ -1,6 +1,6 @@
-// Attention forward, packed and paged, through one function: blocks of 64 slots, ascending, online softmax (ops.h
-// states every order).  So a row computed alone from pages has the bits of the same row computed among others from a
-// batch.
+// Attention forward, packed and paged, through one function: blocks of 64 slots, ascending, online softmax
+// (attention_ops.h states every order).  So a row computed alone from pages has the bits of the same row computed among
+// others from a batch.
 #include "cpu/isa/attention.h"
 
 #include "cpu/isa/kernel_list.h"

@@ -1,4 +1,4 @@
-// Summaries of blocks of keys, and their scores; ops.h (KvBlockSummary, KvBlockSelect) states the sums.
+// Summaries of blocks of keys, and their scores; attention_ops.h (KvBlockSummary, KvBlockSelect) states the sums.
 #include "cpu/isa/attention.h"
 #include "cpu/isa/kernel_list.h"
 

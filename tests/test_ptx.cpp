@@ -1,0 +1,235 @@
+// What the PTX wrappers of cuda/ptx.cuh do, against stored results, byte by byte: the same on the device and emulated.
+//
+// tests/golden/ptx_sm80.json and ptx_sm90.json hold the results, and under "made_by" who computed them: the name of a
+// GPU, or "model", which is the emulator and so only as right as its reading of the manuals.  The inputs are functions
+// of a seed.  PARE_WRITE_GOLDENS=1 stores what this build computes: on a GPU, build/cuda/pare_cuda_tests writes the
+// file of its architecture with its name; emulated, build/tests/pare_tests writes both.
+#include "kernel_table.h"
+#ifdef PARE_KERNELS
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/file.h"
+#include "base/rng.h"
+#include "kernel_memory.h"
+#include "ptx_kernels.h"
+
+namespace pare::test {
+namespace {
+
+using nlohmann::json;
+
+// ---- who computes
+
+// f() on each architecture that this build has; f takes compute capability times ten, 80 or 90.
+template <class F>
+void on_architectures(F f) {
+#ifdef PARE_CUDA_TESTS
+  cudaDeviceProp p;
+  ASSERT_EQ(cudaGetDeviceProperties(&p, 0), cudaSuccess);
+  f(p.major >= 9 ? 90 : 80);
+#else
+  for (int arch : {80, 90}) {
+    cuemu::settings().arch = arch;
+    f(arch);
+  }
+  cuemu::settings().arch = 90;
+#endif
+}
+std::string maker() {
+#ifdef PARE_CUDA_TESTS
+  cudaDeviceProp p;
+  cudaGetDeviceProperties(&p, 0);
+  return p.name;
+#else
+  return "model";
+#endif
+}
+std::string golden_path(int arch) { return cat("tests/golden/ptx_sm", arch, ".json"); }
+json read_golden(int arch) {
+  std::ifstream file(golden_path(arch));
+  EXPECT_TRUE(file) << golden_path(arch);
+  return json::parse(file);
+}
+
+// ---- operands
+
+template <class T>
+class Memory {
+ public:
+  explicit Memory(const std::vector<T>& values) : values_(values.begin(), values.end()) {
+    const Tensor t = make_tensor(values_.data(), DType::u8, {static_cast<int64_t>(sizeof(T) * values_.size())});
+    memory_.emplace(t);
+    KernelMemory::wrote(t.data, t.bytes());
+  }
+  T* data() { return values_.data(); }
+  // Waits for the kernels.
+  std::vector<T> values() const {
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess) << cudaGetErrorString(cudaGetLastError());
+    return {values_.begin(), values_.end()};
+  }
+
+ private:
+  KernelVector<T> values_;
+  std::optional<KernelMemory> memory_;
+};
+
+Rng numbers(uint64_t uid) { return Rng(rng_key(1, RngStream::test, 1), uid); }
+
+template <class T>
+std::vector<T> random_bits(uint64_t uid, size_t n) {
+  Rng r = numbers(uid);
+  std::vector<T> v(n);
+  for (T& x : v) x = static_cast<T>(r.next());
+  return v;
+}
+
+// Exponent fields of bf16 and float; the other bits are random.
+struct Range {
+  uint32_t low, high;
+};
+uint32_t draw(Rng& r, Range fields) {
+  const uint32_t field = fields.low + r.below(fields.high - fields.low + 1);
+  return (r.next() & 0x807fffffu) | field << 23;
+}
+struct Factors {
+  const char* name;
+  Range a, b, d;
+};
+constexpr Factors kFactors[] = {{"mma near 1", {122, 129}, {122, 129}, {120, 132}},
+                                {"mma wide range", {96, 158}, {96, 158}, {80, 170}},
+                                {"mma denormal", {0, 2}, {100, 140}, {0, 20}},
+                                {"mma denormal results", {40, 66}, {40, 66}, {0, 1}},
+                                {"mma infinity and NaN", {200, 255}, {1, 255}, {1, 255}}};
+
+// ---- what there is to store
+
+struct Result {
+  std::string name;
+  std::string bytes;
+};
+template <class T>
+Result result(const std::string& name, const Memory<T>& m) {
+  const std::vector<T> v = m.values();
+  return {name, {reinterpret_cast<const char*>(v.data()), v.size() * sizeof(T)}};
+}
+
+std::vector<int32_t> up_to(int32_t n) {
+  std::vector<int32_t> v;
+  for (int32_t i = 0; i <= n; i++) v.push_back(i);
+  return v;
+}
+std::vector<int32_t> scattered_rows() {
+  std::vector<int32_t> v;
+  for (int32_t i = 0; i < 32; i++) v.push_back((i * 11 + 5) % 32);
+  return v;
+}
+
+std::vector<Result> results() {
+  std::vector<Result> all;
+  Memory<unsigned char> bytes(random_bits<unsigned char>(1, 32 * 16)), to_16(std::vector<unsigned char>(17 * 16)),
+      to_8(std::vector<unsigned char>(9 * 8));
+  Memory<int32_t> lengths(up_to(16)), rows(scattered_rows());
+  ptx::copy_16(to_16.data(), bytes.data(), lengths.data(), 17);
+  ptx::copy_8(to_8.data(), bytes.data(), lengths.data(), 9);
+  all.push_back(result("cp.async 16", to_16));
+  all.push_back(result("cp.async 8", to_8));
+  Memory<uint32_t> words(random_bits<uint32_t>(2, 256)), copied(std::vector<uint32_t>(256));
+  ptx::copy_groups(copied.data(), words.data());
+  all.push_back(result("cp.async groups", copied));
+  for (bool transposed : {false, true}) {
+    Memory<uint16_t> matrices(random_bits<uint16_t>(3, 256));
+    Memory<uint32_t> loaded(std::vector<uint32_t>(128));
+    ptx::load_matrices(loaded.data(), matrices.data(), rows.data(), transposed);
+    all.push_back(result(transposed ? "ldmatrix.trans" : "ldmatrix", loaded));
+  }
+  for (const Factors& f : kFactors) {
+    constexpr int kProducts = 4;
+    Rng r = numbers(4 + static_cast<uint64_t>(&f - kFactors));
+    std::vector<uint16_t> a, b;
+    std::vector<float> d;
+    for (int i = 0; i < kProducts * 256; i++) a.push_back(static_cast<uint16_t>(draw(r, f.a) >> 16));
+    for (int i = 0; i < kProducts * 128; i++) b.push_back(static_cast<uint16_t>(draw(r, f.b) >> 16));
+    for (int i = 0; i < kProducts * 128; i++) d.push_back(std::bit_cast<float>(draw(r, f.d)));
+    Memory<uint16_t> left(a), right(b);
+    Memory<float> sum(d);
+    ptx::multiply(sum.data(), left.data(), right.data(), kProducts);
+    all.push_back(result(f.name, sum));
+  }
+  return all;
+}
+
+std::string hex(const std::string& bytes) {
+  std::string s;
+  for (char c : bytes)
+    for (int shift : {4, 0}) s += "0123456789abcdef"[static_cast<unsigned char>(c) >> shift & 15];
+  return s;
+}
+
+// ---- tests
+
+TEST(Ptx, ResultsAreTheStoredOnes) {
+  on_architectures([](int arch) {
+    if (std::getenv("PARE_WRITE_GOLDENS")) {
+      json file{{"made_by", maker()}};
+      for (const Result& r : results()) file["results"][r.name] = hex(r.bytes);
+      write_file(golden_path(arch), file.dump(1) + "\n");
+    }
+    const json golden = read_golden(arch);
+    in_all_orders([&] {
+      const std::vector<Result> all = results();
+      EXPECT_EQ(golden["results"].size(), all.size());
+      for (const Result& r : all) {
+        const std::string is = hex(r.bytes), should = golden["results"].value(r.name, "");
+        size_t first = 0;
+        while (first < is.size() && first < should.size() && is[first] == should[first]) first++;
+        EXPECT_TRUE(is == should) << r.name << ": byte " << first / 2 << " of " << is.size() / 2 << " is not that of "
+                                  << golden_path(arch) << ", made by " << golden["made_by"];
+      }
+    });
+  });
+}
+
+TEST(Ptx, StoredResultsTellTheArchitecturesApart) {
+  const json old = read_golden(80)["results"], now = read_golden(90)["results"];
+  for (const auto& [name, bytes] : now.items()) EXPECT_EQ(bytes != old[name], name.starts_with("mma")) << name;
+}
+
+// The copies and loads as the PTX manual describes them.
+TEST(Ptx, DataMoveAsDescribed) {
+  const auto bytes = random_bits<unsigned char>(1, 32 * 16);
+  const auto words = random_bits<uint32_t>(2, 256);
+  const auto elements = random_bits<uint16_t>(3, 256);
+  std::string copied[2];
+  for (int width : {16, 8})
+    for (int i = 0; i <= width; i++)
+      for (int b = 0; b < width; b++) copied[width == 8] += b < i ? static_cast<char>(bytes[i * width + b]) : '\0';
+  std::string loaded[2];
+  const auto rows = scattered_rows();
+  for (bool transposed : {false, true})
+    for (int lane = 0; lane < 32; lane++)
+      for (int m = 0; m < 4; m++)
+        for (int e = 0; e < 2; e++) {
+          const int i = lane / 4, j = lane % 4 * 2 + e;
+          const uint16_t x = elements[rows[m * 8 + (transposed ? j : i)] * 8 + (transposed ? i : j)];
+          loaded[transposed].append(reinterpret_cast<const char*>(&x), 2);
+        }
+  const std::vector<Result> all = results();
+  EXPECT_EQ(all[0].bytes, copied[0]);
+  EXPECT_EQ(all[1].bytes, copied[1]);
+  EXPECT_EQ(all[2].bytes, std::string(reinterpret_cast<const char*>(words.data()), 1024));
+  EXPECT_EQ(all[3].bytes, loaded[0]);
+  EXPECT_EQ(all[4].bytes, loaded[1]);
+}
+
+}  // namespace
+}  // namespace pare::test
+
+#endif
