@@ -34,7 +34,7 @@ $(BUILD)/.deps:
 	@mkdir -p $(@D) && touch $@
 
 # ---- sources ---------------------------------------------------------------------------------------------------------
-ROOMS := src/base src/ops src/ref src/cpu src/kv src/rollout src/rl model tokenizer data data/math_value
+ROOMS := src/base src/bench src/ops src/ref src/cpu src/kv src/rollout src/rl model tokenizer data data/math_value
 LIB_SRC := $(sort $(foreach d,$(ROOMS),$(wildcard $(d)/*.cpp)))
 APP_SRC := $(wildcard src/app/*.cpp)
 TEST_SRC := $(wildcard tests/*.cpp)
@@ -119,7 +119,7 @@ $(eval $(call variant,check,$(BUILD)/check))
 $(BUILD)/tests/%.o $(BUILD)/src/app/%.o: cpu_FLAGS := -O1
 
 # ---- targets ---------------------------------------------------------------------------------------------------------
-.PHONY: all test asan check mutants emu cuda cuda-tests bench quickstart readme deps format format-check lint clean help
+.PHONY: all test asan check mutants emu cuda cuda-tests registers registers-update bench quickstart readme deps format format-check lint clean help
 all: $(BUILD)/pare
 
 test: $(BUILD)/tests/pare_tests $(BUILD)/pare
@@ -154,17 +154,15 @@ quickstart: $(BUILD)/pare
 	$(BUILD)/pare compare runs/quickstart runs/quickstart-rpc
 	$(BUILD)/pare report runs/quickstart runs/quickstart-rpc
 
-# The configuration reference at the end of the README.
+# What is generated in the README: the newest figures of a GPU, the configuration reference.
 readme: $(BUILD)/pare
-	@{ sed '/<!-- config reference/q' README.md; echo; $(BUILD)/pare train --keys; echo; \
+	@{ sed '/<!-- GPU figures/q' README.md; echo; tools/bench/gpu.py readme; echo; \
+	   sed -n '/<!-- end of GPU figures/,/<!-- config reference/p' README.md; echo; $(BUILD)/pare train --keys; echo; \
 	   sed -n '/<!-- end of config reference/,$$p' README.md; } > $(BUILD)/README.md
 	@cp $(BUILD)/README.md README.md
 
-bench: $(BUILD)/bench
-	$(BUILD)/bench
-$(BUILD)/bench: $(cpu_LIB) $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard tools/bench/*.cpp))
-	@echo 'link $@'
-	$(Q)$(CXX) $(LDFLAGS) $^ $(LIBS) -o $@
+bench: $(BUILD)/pare
+	$(BUILD)/pare bench
 
 # Folders with the shapes of a config.json and random weights: tools/make_random_model.cpp.
 $(BUILD)/make_random_model: $(cpu_LIB) $(BUILD)/tools/make_random_model.o
@@ -173,10 +171,11 @@ $(BUILD)/make_random_model: $(cpu_LIB) $(BUILD)/tools/make_random_model.o
 
 NVFLAGS := -std=c++20 -O3 -lineinfo -fmad=false $(INCLUDE) -Icuda --Werror all-warnings -Xcompiler -Wall,-Wextra,-ffp-contract=off -MMD -MP
 GENCODE := $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=sm_$(a))
-$(BUILD)/cuda/%.o: %.cu
+# Beside each object what ptxas says of its kernels: registers, spills, shared memory.
+$(BUILD)/cuda/%.o $(BUILD)/cuda/%.ptxas: %.cu
 	@mkdir -p $(@D)
 	@echo 'cuda: $<'
-	$(Q)$(NVCC) $(NVFLAGS) $(GENCODE) -c $< -o $@
+	$(Q)$(NVCC) $(NVFLAGS) -Xptxas -v $(GENCODE) -c $< -o $(BUILD)/cuda/$*.o 2> $(BUILD)/cuda/$*.ptxas || { cat $(BUILD)/cuda/$*.ptxas >&2; exit 1; }
 # The program with the device `cuda`.
 cuda: $(BUILD)/cuda/pare
 $(BUILD)/cuda/pare: $(cpu_LIB) $(cpu_APP) $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.o)
@@ -192,6 +191,13 @@ $(BUILD)/cuda/pare_cuda_tests: $(cpu_LIB) $(KERNEL_TESTS:%=$(BUILD)/cuda/%.o) $(
 	@echo 'link $@'
 	$(Q)$(NVCC) -Xcompiler -pthread $(GENCODE) $^ -lgtest $(LIBS) -o $@
 
+# The registers and spills of every kernel against the committed ones.
+PTXAS := $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.ptxas)
+registers: $(PTXAS)
+	@tools/registers.py $(UPDATE) cuda/registers.txt $$($(NVCC) --version | sed -n 's/.*release \([0-9.]*\).*/\1/p') $^
+registers-update: UPDATE := --update
+registers-update: registers
+
 deps:
 	@tools/deps.sh $(PACKAGES)
 
@@ -206,6 +212,6 @@ lint:
 clean:
 	rm -rf $(BUILD)
 help:
-	@sed -n '1,8s/^# \{0,1\}//p' Makefile; echo "targets: all test asan check mutants emu cuda cuda-tests bench quickstart readme deps format format-check lint clean"
+	@sed -n '1,8s/^# \{0,1\}//p' Makefile; echo "targets: all test asan check mutants emu cuda cuda-tests registers registers-update bench quickstart readme deps format format-check lint clean"
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -1,5 +1,6 @@
-// Block-sparse reads (attention_ops.h: KvBlockSummary, KvBlockSelect, AttnBlockSelect): what is kept of the keys of a block, and
-// the choice of blocks by it, for decode steps over pages and, bit for bit the same, for the rows of packed sequences.
+// Block-sparse reads (attention_ops.h: KvBlockSummary, KvBlockSelect, AttnBlockSelect): what is kept of the keys of a
+// block, and the choice of blocks by it, for decode steps over pages and, bit for bit the same, for the rows of packed
+// sequences.
 //
 // k_pages [pages, K, D, 16]; summary [pages, K, 16 / block * rows, D] or [S, K, max_blocks * rows, D], rows 1 (mean) or
 // 2 (min, max); score [S, K, max_blocks], f32; blocks [S or N, K, max_listed].  Overwritten: the summaries of blocks

@@ -1,5 +1,5 @@
-// Scores of the slots of a cache that evicts (ops/kv_ops.h: KvWindowScores, KvRedundancy, KvMassScores; attention_ops.h:
-// AttnPagedMass).
+// Scores of the slots of a cache that evicts (ops/kv_ops.h: KvWindowScores, KvRedundancy, KvMassScores;
+// attention_ops.h: AttnPagedMass).
 //
 // k_pages [pages, K, D, 16] act, D <= 256; windows, q [N, H, D] act, at most 16 query heads a key head; score [E, K,
 // max_slots], mass_pages [pages, K, 16] f32.  Candidates of `score` are overwritten (kv_redundancy: changed in place),

@@ -1,5 +1,10 @@
 // The table of the kernels, and the ops that only move data.
 #include "common.cuh"
+#ifndef CUEMU
+#include <nvtx3/nvToolsExt.h>  // headers only; does nothing unless a profiler has started the program
+
+#include "probe.cuh"
+#endif
 
 namespace pare {
 
@@ -65,6 +70,10 @@ std::string open() {
     fail(name, ": this program was built for other devices; make cuda ARCH=", p.major, p.minor);
   return name;
 }
+
+// ---- profilers
+void range_begin(const char* name) { nvtxRangePushA(name); }
+void range_end() { nvtxRangePop(); }
 #endif
 
 }  // namespace
@@ -74,13 +83,20 @@ std::string open() {
 #ifdef CUEMU
 constinit const Table table_emu = {.name = "emu",
 #else
-constinit const Table table_cuda = {.name = "cuda",
+constinit const Table table_cuda = {
+    .name = "cuda",
 #endif
 #define X(op, Args) .op = PARE_CUDA::op,
                                    PARE_OPS(X)
 #undef X
                                        .memory = &PARE_CUDA::device_memory,
                                    .queued = true,
-                                   .open = PARE_CUDA::open};
+                                   .open = PARE_CUDA::open,
+#ifndef CUEMU
+                                   .range_begin = PARE_CUDA::range_begin,
+                                   .range_end = PARE_CUDA::range_end,
+                                   .probe = &PARE_CUDA::probe
+#endif
+};
 
 }  // namespace pare

@@ -110,7 +110,10 @@ void forward_rows(const Model& model, Arena& scratch, const Tensor& ids, const T
   const Tensor x = scratch.alloc("x", model.dtype, {rows, model.config.hidden});
   device.embedding_fwd({.y = x, .table = model.embedding, .ids = ids});
   const BlockBuffers b(model, scratch, rows);
-  for (int l = 0; l < model.config.layers; l++) block_forward(model, l, b, x, pos, attention, x);
+  for (int l = 0; l < model.config.layers; l++) {
+    const Range range(device, "layer", l);
+    block_forward(model, l, b, x, pos, attention, x);
+  }
   device.rmsnorm_fwd({.y = hidden, .rstd = b.rstd1, .x = x, .w = model.final_norm, .eps = model.config.rms_eps});
 }
 

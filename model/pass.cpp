@@ -92,7 +92,10 @@ void Pass::forward() {
   Device& device = model_.device;
   const auto layers = static_cast<int>(model_.config.layers);
   device.embedding_fwd({.y = input_of(0), .table = model_.embedding, .ids = ids_});
-  for (int l = 0; l < layers; l++) block_forward(model_, l, buffers_of(l), input_of(l), pos_, *this, input_of(l + 1));
+  for (int l = 0; l < layers; l++) {
+    const Range range(device, "layer", l);
+    block_forward(model_, l, buffers_of(l), input_of(l), pos_, *this, input_of(l + 1));
+  }
   device.rmsnorm_fwd({.y = hidden.rows(0, rows_),
                       .rstd = rstd_,
                       .x = input_of(layers),
@@ -122,6 +125,7 @@ void Pass::backward(const ParameterViews& gradients) {
                       .rstd = rstd_,
                       .accumulate = false});
   for (int l = layers - 1; l >= 0; l--) {
+    const Range range(device, "layer", l);
     if (keep_ == Keep::inputs) block_forward(model_, l, buffers_of(l), input_of(l), pos_, *this, {});
     if (d_qkv_.empty()) device.zero({d_qkv});
     block_backward(model_, l, buffers_of(l), input_of(l), pos_, *this, gradients.layers[l], dx,

@@ -55,6 +55,29 @@ TEST(Device, LedgerCountsCallsAndCosts) {
   EXPECT_TRUE(ledger.phases.empty());
 }
 
+std::vector<std::string> ranges;
+void range_begin(const char* name) { ranges.push_back(name); }
+void range_end() { ranges.push_back("end"); }
+
+TEST(Device, RangesNestForAProfiler) {
+  Table table = table_ref;
+  table.range_begin = range_begin, table.range_end = range_end;
+  ranges.clear();
+  Device device(table);
+  Layer layer;
+  {
+    Phase phase(device, "learner");
+    Range range(device, "layer", 3);
+    device.linear_fwd(layer.forward(1));
+    Layer wrong;
+    LinearFwd bad = wrong.forward(1);
+    bad.y = f32(wrong.y, {1, 2});
+    EXPECT_THROW(device.linear_fwd(bad), std::logic_error);
+  }
+  EXPECT_EQ(ranges,
+            (std::vector<std::string>{"learner", "layer 3", "linear_fwd", "end", "linear_fwd", "end", "end", "end"}));
+}
+
 TEST(Device, PhasesNest) {
   Device device(table_null);
   Ledger ledger;

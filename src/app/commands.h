@@ -18,6 +18,7 @@ inline CLI::Validator at_least(int low) {
   return CLI::Validator(check, "", "at_least");
 }
 
+void add_bench(CLI::App& app);
 void add_compare(CLI::App& app);
 void add_convert(CLI::App& app);
 void add_eval(CLI::App& app);

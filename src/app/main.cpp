@@ -21,6 +21,7 @@ int main(int argc, char** argv) {
   pare::add_inspect(app);
   pare::add_convert(app);
   pare::add_verify(app);
+  pare::add_bench(app);
   try {
     app.parse(argc, argv);
     return static_cast<int>(Exit::ok);

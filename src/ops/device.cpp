@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <type_traits>
 #include <vector>
 
@@ -71,6 +72,13 @@ double Ledger::seconds(const std::string& phase) const {
   return sum;
 }
 
+Range::Range(const Device& device, const char* what, int64_t number) : end_(device.table().range_end) {
+  if (!end_) return;
+  char name[64];
+  std::snprintf(name, sizeof name, "%s %lld", what, static_cast<long long>(number));
+  device.table().range_begin(name);
+}
+
 Device::~Device() {
   try {
     if (!uploads_.empty()) wait();
@@ -105,6 +113,7 @@ void Device::check_outputs(const char* op, const Args& a) {
 template <class Args>
 void Device::call(const char* op, void (*fn)(const Args&, Stream), const Args& a) {
   using Clock = std::chrono::steady_clock;
+  const Range range(*this, op);
   const auto start = timed ? Clock::now() : Clock::time_point{};
   if constexpr (std::is_same_v<Args, Upload>) {
     if (table_.queued) {

@@ -32,7 +32,7 @@ class Device {
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
-  // Decorators; all off at first.
+  // Decorators; all off at first.  Where the table has ranges for a profiler, every call is one.
   Ledger* ledger = nullptr;  // counts every call
   bool timed = false;        // the ledger takes seconds too (synchronous tables only)
   bool check_nan = false;  // throws Error(Exit::non_finite) naming op, output and element when an output is not finite
@@ -40,6 +40,7 @@ class Device {
 
   const char* name() const { return table_.name; }
   bool planning() const { return &table_ == &table_null; }
+  const Table& table() const { return table_; }
   const Memory& memory() const { return *table_.memory; }
 
   // Until all that was called is done.
@@ -64,10 +65,28 @@ class Device {
   std::vector<std::vector<char>> uploads_;  // what uploads of a queued table read; until it has been waited for
 };
 
+// Names a scope for a profiler of the device; nothing where the table has none.  Phases, layers and ops do so.
+class Range {
+ public:
+  Range(const Device& device, const char* name) : end_(device.table().range_end) {
+    if (end_) device.table().range_begin(name);
+  }
+  Range(const Device& device, const char* what, int64_t number);  // "layer 3"
+  ~Range() {
+    if (end_) end_();
+  }
+  Range(const Range&) = delete;
+  Range& operator=(const Range&) = delete;
+
+ private:
+  void (*const end_)();
+};
+
 // Sets the device's phase for a scope.
 class Phase {
  public:
-  Phase(Device& device, std::string name) : device_(device), before_(std::exchange(device.phase, std::move(name))) {}
+  Phase(Device& device, std::string name)
+      : device_(device), before_(std::exchange(device.phase, std::move(name))), range_(device, device.phase.c_str()) {}
   ~Phase() { device_.phase = std::move(before_); }
   Phase(const Phase&) = delete;
   Phase& operator=(const Phase&) = delete;
@@ -75,6 +94,7 @@ class Phase {
  private:
   Device& device_;
   std::string before_;
+  const Range range_;
 };
 
 }  // namespace pare

@@ -418,6 +418,8 @@ struct Stream {
   void* handle = nullptr;  // cudaStream_t; unused on the CPU
 };
 
+struct Probe;  // bench/probe.h
+
 struct Table {
   const char* name;
 #define X(op, Args) void (*op)(const Args&, Stream);
@@ -426,6 +428,9 @@ struct Table {
   const Memory* memory = &host_memory;  // of its tensors
   bool queued = false;                  // calls return before the work is done, in order; a download waits for it
   std::string (*open)() = nullptr;      // says what the device is, or throws Error(Exit::usage): it cannot be used
+  void (*range_begin)(const char* name) = nullptr;  // for a profiler: the name of all that is called up to range_end
+  void (*range_end)() = nullptr;
+  const Probe* probe = nullptr;  // what a benchmark asks of the device beside its ops
 };
 
 extern const Table table_ref;   // src/ref: naive loops, double accumulators; f64 and f32

@@ -1,6 +1,6 @@
-// Backward of attention with lists of blocks, for one segment and one key head; attention_ops.h (AttnBlocksBwd) states the order
-// of the chains.  One query row at a time: its scores come 16 slots at a time, a page of the segment each, then its
-// slots one after the other.
+// Backward of attention with lists of blocks, for one segment and one key head; attention_ops.h (AttnBlocksBwd) states
+// the order of the chains.  One query row at a time: its scores come 16 slots at a time, a page of the segment each,
+// then its slots one after the other.
 #include "cpu/isa/attention.h"
 #include "cpu/isa/kernel_list.h"
 

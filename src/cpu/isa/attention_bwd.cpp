@@ -1,6 +1,6 @@
-// Attention backward of one segment and one key head; attention_ops.h (AttnBwd) states the order of the chains.  Blocks of 64
-// rows by 64 slots: scores and their gradients as tiles on the stack, every product through the register tile. Terms of
-// slots that a row does not see enter the chains as products with +0.
+// Attention backward of one segment and one key head; attention_ops.h (AttnBwd) states the order of the chains.  Blocks
+// of 64 rows by 64 slots: scores and their gradients as tiles on the stack, every product through the register tile.
+// Terms of slots that a row does not see enter the chains as products with +0.
 #include "cpu/isa/attention.h"
 #include "cpu/isa/kernel_list.h"
 

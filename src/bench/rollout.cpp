@@ -1,4 +1,4 @@
-#include "tools/bench/rollout.h"
+#include "bench/rollout.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -1,4 +1,4 @@
-#include "tools/bench/tokenizer.h"
+#include "bench/tokenizer.h"
 
 #include <algorithm>
 #include <chrono>

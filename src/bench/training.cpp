@@ -1,4 +1,4 @@
-#include "tools/bench/training.h"
+#include "bench/training.h"
 
 #include <algorithm>
 #include <cstdio>

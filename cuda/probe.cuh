@@ -1,0 +1,7 @@
+// Of the CUDA program only: the emulation has no clock and no ceilings.
+#pragma once
+#include "bench/probe.h"
+
+namespace pare::cuda {
+extern const Probe probe;
+}

@@ -1,0 +1,86 @@
+// pare bench: one op alone, or what the CPU reaches.
+#include <cstdio>
+
+#include "app/commands.h"
+#include "app/device.h"
+#include "app/shorthands.h"
+#include "base/text.h"
+#include "base/thread_pool.h"
+#include "bench/measure.h"
+#include "bench/suite.h"
+
+namespace pare {
+
+namespace {
+
+struct Options {
+  Shorthands keys{{{"--device", "trainer.device"}, {"--dtype", "model.dtype"}, {"--threads", "trainer.threads"}}};
+  std::string op;
+  std::vector<std::string> shapes;
+  bool json = false;
+};
+
+std::string percent(double share) { return share > 0 ? format("%.1f %%", 100 * share) : "-"; }
+std::string micro(double seconds) { return format("%.1f", seconds * 1e6); }
+std::string giga(double x) { return format("%.1f", x * 1e-9); }
+std::string rate(const char* what, const Rate& r, const char* unit) {
+  return r.per_second > 0 ? cat(what, " ", giga(r.per_second), " G", unit, "/s (", r.how, ")")
+                          : cat(what, " not measured: ", r.how);
+}
+
+void run(const Options& o, const CLI::App& command) {
+  const Config config = read_config(o.keys.overrides(command));
+  const Table& table = open_table(config.trainer.device);
+  set_threads(static_cast<int>(config.trainer.threads));
+  if (o.op.empty()) {
+    if (&table != &table_cpu || o.json || !o.shapes.empty()) fail("--device, --shape and --json are of a single --op");
+    return bench_suite();
+  }
+  const OpBench& bench = op_bench(o.op);
+  std::vector<Dims> shapes;
+  for (const std::string& shape : o.shapes) shapes.emplace_back(bench.op, bench.dims, shape);
+  if (shapes.empty()) shapes.emplace_back(bench.op, bench.dims, "");
+
+  const Ceilings ceilings = measure_ceilings(table);
+  nlohmann::ordered_json report{{"device", table.open ? table.open() : cat("cpu, threads: ", threads())},
+                                {"ceilings", {{"flops", to_json(ceilings.flops)}, {"bytes", to_json(ceilings.bytes)}}},
+                                {"rows", nlohmann::ordered_json::array()}};
+  if (!o.json)
+    std::printf("%s\n%s\n%s\n\n", report["device"].get<std::string>().c_str(),
+                rate("products", ceilings.flops, "FLOP").c_str(), rate("memory", ceilings.bytes, "B").c_str());
+  for (const Dims& dims : shapes) {
+    const Measured m = measure_op(table, act_type(config), bench, dims);
+    if (o.json) {
+      report["rows"].push_back(to_json(m, dims, ceilings));
+      continue;
+    }
+    const double t = m.time.median, flops = static_cast<double>(m.cost.flops), bound = m.bound(ceilings);
+    const auto share = [t](double amount, const Rate& r) { return r.per_second > 0 ? amount / t / r.per_second : 0; };
+    std::printf("%s %s %s\n", m.op.c_str(), m.shape.c_str(), dtype_name(m.act));
+    std::printf("  time    %12s us       %s to %s; samples %lld, calls in each %lld, copies of the operands %lld\n",
+                micro(t).c_str(), micro(m.time.least).c_str(), micro(m.time.most).c_str(),
+                static_cast<long long>(m.time.samples), static_cast<long long>(m.time.calls),
+                static_cast<long long>(m.copies));
+    std::printf("  memory  %12s GB/s     %9s   %sB\n", giga(m.bytes() / t).c_str(),
+                percent(share(m.bytes(), ceilings.bytes)).c_str(), human(m.bytes()).c_str());
+    std::printf("  math    %12s GFLOP/s  %9s   %sFLOP\n", giga(flops / t).c_str(),
+                percent(share(flops, ceilings.flops)).c_str(), human(flops).c_str());
+    if (bound > 0) std::printf("  bound   %12s us       %9s\n", micro(bound).c_str(), percent(bound / t).c_str());
+    std::fflush(stdout);
+  }
+  if (o.json) std::printf("%s\n", report.dump(2).c_str());
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app) {
+  auto o = std::make_shared<Options>();
+  CLI::App* c = app.add_subcommand("bench", "the speed of an op; of everything on the cpu if none is named");
+  c->add_option("--op", o->op, "name in the list of src/ops/ops.h");
+  c->add_option("--shape", o->shapes, "sizes, such as M=64,K=1536; the rest as in Qwen2.5-1.5B; may be repeated");
+  c->add_flag("--json", o->json, "figures for programs");
+  o->keys.add(*c);
+  c->callback([o, c] { run(*o, *c); });
+}
+
+}  // namespace pare

@@ -1,0 +1,21 @@
+// What a benchmark asks of a device beside its ops.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace pare {
+
+struct Rate {
+  double per_second = 0;  // 0: not measured
+  std::string how;        // what was run, or why nothing was
+};
+
+struct Probe {
+  int64_t (*cache_bytes)();                               // of the last cache before the memory
+  double (*seconds)(const std::function<void()>& queue);  // of what `queue` queues, by the device's own clock
+  Rate (*flops)();                                        // the fastest matrix product there is: bf16
+  Rate (*bytes)();                                        // a large copy: bytes read plus bytes written
+};
+
+}  // namespace pare

@@ -1,0 +1,155 @@
+// `pare bench`: every op can be called on operands of any size.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "bench/measure.h"
+#include "tests/program.h"
+
+namespace pare::test {
+namespace {
+
+using nlohmann::json;
+
+// Small sizes for an op; those that are not listed keep their defaults.
+std::string small(const OpBench& b, int64_t flags) {
+  static const std::map<std::string, int64_t> sizes = {
+      {"n", 70}, {"N", 21}, {"M", 3},     {"C", 18},     {"V", 50}, {"R", 5},     {"F", 9},
+      {"H", 4},  {"K", 2},  {"D", 16},    {"G", 2},      {"S", 2},  {"L", 70},    {"P", 5},
+      {"B", 3},  {"E", 3},  {"keep", 40}, {"window", 3}, {"T", 1},  {"block", 4}, {"budget", 3}};
+  std::string s;
+  for (const Dim& d : b.dims) {
+    const auto size = sizes.find(d.name);
+    const bool flag = d.least == 0 && size == sizes.end();
+    if (!flag && size == sizes.end()) continue;
+    s += cat(s.empty() ? "" : ",", d.name, "=", flag ? flags : size->second);
+  }
+  return s;
+}
+
+TEST(OpBenches, CoverEveryOpOnce) {
+  std::multiset<std::string> there;
+  for (const OpBench& b : op_benches()) there.insert(b.op);
+#define X(op, Args) EXPECT_EQ(there.count(#op), 1u) << #op;
+  PARE_OPS(X)
+#undef X
+}
+
+// The operands meet the op's contract, calls can be repeated without a number that is not finite, and the cost is the
+// ledger's; planned memory is what is taken.
+TEST(OpBenches, CanBeCalledAgainAndAgain) {
+  std::vector<const Table*> tables = {&table_cpu};
+#ifdef PARE_EMU
+  tables.push_back(&table_emu);
+#endif
+  for (const Table* table : tables)
+    for (const OpBench& b : op_benches())
+      for (int64_t flags : {0, 1}) {
+        const Dims dims(b.op, b.dims, small(b, flags));
+        SCOPED_TRACE(cat(table->name, " ", b.op, " ", dims.str()));
+        Device planner(table_null);
+        Arena nothing("operands", no_memory, SIZE_MAX / 4);
+        Operands planned(planner, DType::f32, nothing);
+        b.make(planned, dims);
+
+        Device device(*table);
+        Arena arena("operands", *table->memory, nothing.used());
+        Operands operands(device, DType::f32, arena);
+        const OpCall call = b.make(operands, dims);
+        EXPECT_EQ(arena.used(), nothing.used());
+        Ledger ledger;
+        device.ledger = &ledger, device.check_nan = true;
+        for (int i = 0; i < 3; i++) call.run();
+        device.wait();
+        const Ledger::Line line = ledger.phases.at("main").at(b.op);
+        EXPECT_EQ(line.calls, 3);
+        EXPECT_EQ(line.cost.flops, 3 * call.cost.flops);
+        EXPECT_EQ(line.cost.read, 3 * call.cost.read);
+        EXPECT_EQ(line.cost.written, 3 * call.cost.written);
+        EXPECT_GT(call.cost.read + call.cost.written, 0);
+      }
+}
+
+TEST(OpBenches, SizesAreChecked) {
+  const OpBench& linear = op_bench("linear_fwd");
+  EXPECT_EQ(Dims("linear_fwd", linear.dims, "K=5,M=7,bias=1").str(), "M=7,N=17920,K=5,bias=1,residual=0");
+  const auto error = [&](const std::string& shape) {
+    try {
+      Dims("linear_fwd", linear.dims, shape);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code, Exit::usage);
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  EXPECT_NE(error("Q=3").find("linear_fwd has no size Q=3; it has"), std::string::npos);
+  EXPECT_NE(error("Q=3").find("K=1536  inputs"), std::string::npos);
+  for (const char* shape : {"M=", "M", "M=x", "M=3x", "M=0", "M=-1", "M=3,,K=2", "bias=-1"})
+    EXPECT_NE(error(shape), "") << shape;
+  EXPECT_THROW(op_bench("linear"), Error);
+}
+
+// What does not fit, and what the op refuses, is the user's mistake.
+TEST(OpBenches, ImpossibleOperandsAreRefused) {
+  const auto error = [](const char* op, const std::string& shape) {
+    const OpBench& b = op_bench(op);
+    try {
+      measure_op(table_cpu, DType::f32, b, Dims(op, b.dims, shape), {.rotate = false, .seconds = 0});
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code, Exit::usage);
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  EXPECT_NE(error("zero", "n=1000000000000000").find("are free"), std::string::npos);
+  EXPECT_NE(error("attn_fwd", "H=5,L=3").find("5 query heads over 2 key heads"), std::string::npos);
+  EXPECT_NE(error("kv_compact", "L=10,keep=11").find("must not fall"), std::string::npos);
+}
+
+TEST(OpBenches, OperandsRotatePastTheCache) {
+  const OpBench& b = op_bench("swiglu_fwd");
+  const Dims dims("swiglu_fwd", b.dims, "N=1000,F=1000");
+  const Measured m = measure_op(table_cpu, DType::f32, b, dims, {.rotate = true, .seconds = 0});
+  EXPECT_GT(m.copies, 1);
+  EXPECT_EQ(m.operand_bytes, 3 * 1000 * 1000 * 4);
+  EXPECT_EQ(m.time.samples, 3);
+  EXPECT_GT(m.time.least, 0);
+  EXPECT_LE(m.time.least, m.time.median);
+  EXPECT_LE(m.time.median, m.time.most);
+  EXPECT_EQ(measure_op(table_cpu, DType::f32, b, dims, {.rotate = false, .seconds = 0}).copies, 1);
+  // The bound is the slower of the two ways.
+  const Ceilings c{{1e9, "products"}, {3e9, "memory"}};
+  EXPECT_DOUBLE_EQ(m.bound(c), std::max(5e6 / 1e9, 12e6 / 3e9));
+  EXPECT_EQ(m.bound({{0, ""}, {3e9, ""}}), 0);
+}
+
+using BenchProgram = Program;
+
+TEST_F(BenchProgram, WritesJson) {
+  const Outcome o = run("bench --op linear_fwd --shape M=3,N=20,K=10 --shape M=4,N=20,K=10 --json --threads 1");
+  ASSERT_EQ(o.code, 0) << o.err;
+  const json j = json::parse(o.out);
+  EXPECT_GT(j["ceilings"]["flops"]["per_second"], 0);
+  EXPECT_GT(j["ceilings"]["bytes"]["per_second"], 0);
+  ASSERT_EQ(j["rows"].size(), 2u);
+  const json& r = j["rows"][1];
+  EXPECT_EQ(r["shape"]["M"], 4);
+  EXPECT_EQ(r["flops"], 2 * 4 * 20 * 10);
+  EXPECT_EQ(r["bytes_read"], 4 * (4 * 10 + 20 * 10));
+  const double t = r["seconds"]["median"], flops = r["flops_per_second"], share = r["flops_share"];
+  EXPECT_NEAR(flops * t, 1600, 1e-6);
+  EXPECT_NEAR(share * double(j["ceilings"]["flops"]["per_second"]), flops, 1);
+}
+
+TEST_F(BenchProgram, SaysWhatIsWrong) {
+  Outcome o = run("bench --op linear --json");
+  EXPECT_EQ(o.code, 2);
+  EXPECT_NE(o.err.find("there is no op linear; there are"), std::string::npos) << o.err;
+  o = run("bench --shape M=3");
+  EXPECT_EQ(o.code, 2);
+  EXPECT_NE(o.err.find("of a single --op"), std::string::npos) << o.err;
+}
+
+}  // namespace
+}  // namespace pare::test
