@@ -128,13 +128,29 @@ __global__ void __launch_bounds__(kThreads)
   if (c < width) y[int64_t{blockIdx.x} * width + c] = packed[place(ids[blockIdx.x], c, width)];
 }
 
+// A kernel whose block computes `tile` rows and kTile columns; `block` is its launch but for the grid.
 template <class Product>
-void multiply_all(const char* op, void (*kernel)(Product), unsigned threads, const Product& p, Stream stream) {
-  static_assert(kTile == kMmaTile);
+void multiply_all(const char* op, void (*kernel)(Product), LaunchShape block, int tile, const Product& p,
+                  Stream stream) {
   if (p.rows == 0 || p.columns == 0) return;
-  const unsigned rows = blocks(op, p.rows, kTile);
+  const unsigned rows = blocks(op, p.rows, tile);
   expect(rows <= 65535, op, ": ", p.rows, " rows are more than one launch covers");
-  launch(op, kernel, {.grid = dim3(blocks(op, p.columns, kTile), rows), .block = threads}, stream, p);
+  block.grid = dim3(blocks(op, p.columns, kTile), rows);
+  launch(op, kernel, block, stream, p);
+}
+constexpr LaunchShape kMultiply = {.grid = {}, .block = kThreads};
+
+// kAsync: rows of x and of the weight begin at multiples of 16 bytes.
+template <bool kAsync, bool kTranspose>
+void multiply_by_weight(const char* op, const Forward<bf16, kTranspose>& p, Stream stream) {
+  static_assert(kTile == kMmaTile);
+  const auto run = [&]<int kRows>(std::integral_constant<int, kRows>) {
+    using Block = MmaBlock<kRows>;
+    multiply_all(op, multiply_mma<kRows, kAsync, kTranspose, Forward<bf16, kTranspose>>,
+                 {.grid = {}, .block = kMmaThreads, .smem = Block::kStages * sizeof(typename Block::Stage)}, kRows, p,
+                 stream);
+  };
+  p.rows <= 16 ? run(std::integral_constant<int, 16>{}) : run(std::integral_constant<int, 64>{});
 }
 
 // t is [rows, columns] with any stride between rows.
@@ -164,11 +180,9 @@ void forward(const char* op, const Tensor& y, const Tensor& x, const Weight& w, 
   p.rows = static_cast<int>(rows), p.columns = static_cast<int>(columns), p.depth = static_cast<int>(depth);
   if constexpr (std::is_same_v<T, bf16>) {
     const bool aligned = aligned16(x, {x.stride[0]}) && aligned16(w.packed, {});
-    multiply_all(op,
-                 aligned ? multiply_mma<true, kTranspose, decltype(p)> : multiply_mma<false, kTranspose, decltype(p)>,
-                 kMmaThreads, p, stream);
+    aligned ? multiply_by_weight<true>(op, p, stream) : multiply_by_weight<false>(op, p, stream);
   } else {
-    multiply_all(op, multiply<true, decltype(p)>, kThreads, p, stream);
+    multiply_all(op, multiply<true, decltype(p)>, kMultiply, kTile, p, stream);
   }
 }
 
@@ -229,7 +243,7 @@ void linear_bwd_weight(const LinearBwdWeight& a, Stream stream) {
     p.dw = a.dw.as<float>(), p.dy = a.dy.as<T>(), p.x = a.x.as<T>();
     p.dy_stride = row_stride(op, "dy", a.dy, rows, outputs), p.x_stride = row_stride(op, "x", a.x, rows, inputs);
     p.rows = static_cast<int>(outputs), p.columns = static_cast<int>(inputs), p.depth = static_cast<int>(rows);
-    multiply_all(op, multiply<false, decltype(p)>, kThreads, p, stream);
+    multiply_all(op, multiply<false, decltype(p)>, kMultiply, kTile, p, stream);
     if (a.dbias && outputs)
       launch(op, sum_rows<T>, {.grid = blocks(op, outputs, kThreads), .block = kThreads}, stream, a.dbias.as<float>(),
              p.dy, p.dy_stride, rows, outputs);

@@ -274,12 +274,12 @@ TEST(Emu, LinearHasNoBankConflicts) {
   const int64_t n = 128;
   Floats x(n * n / 2), w(n * n / 2), y(n * n / 2);
   for (const Floats* t : {&x, &w, &y}) ASSERT_EQ(cudaMemset(t->p, 0, n * n * 2), cudaSuccess);
-  const auto rows = [&](const Floats& t) { return make_tensor(t.p, DType::bf16, {n, n}); };
   const Weight weight{make_tensor(w.p, DType::bf16, {n / 16, n, 16}), n};
-  for (bool backward : {false, true}) {
+  for (const auto& [rows, backward] : {std::pair{n, false}, {n, true}, {n / 8, false}, {n / 8, true}}) {
+    const Tensor in = make_tensor(x.p, DType::bf16, {rows, n}), out = make_tensor(y.p, DType::bf16, {rows, n});
     cuemu::settings().profile = true;
-    backward ? table_emu.linear_bwd_input({rows(y), rows(x), weight, false}, {})
-             : table_emu.linear_fwd({rows(y), rows(x), weight, {}, {}}, {});
+    backward ? table_emu.linear_bwd_input({out, in, weight, false}, {})
+             : table_emu.linear_fwd({out, in, weight, {}, {}}, {});
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     cuemu::settings().profile = false;
     uint64_t used = 0;
