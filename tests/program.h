@@ -63,6 +63,12 @@ class Program : public testing::Test {
     const int code = wait(spawn(arguments, out, err));
     return {code, read_text(out), read_text(err)};
   }
+  // A bare container may have no pseudo-terminals.
+  static bool has_terminals() {
+    const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+    close(terminal);
+    return terminal >= 0;
+  }
   // The same on a terminal of `columns`; `out` is all that was written to it, its line ends "\r\n".
   Outcome run_on_terminal(const std::string& words, int columns) const {
     const int terminal = posix_openpt(O_RDWR | O_NOCTTY);

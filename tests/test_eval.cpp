@@ -156,6 +156,7 @@ const char* const kShown =
     "actor.ppo_max_token_len=24 data.train_batch_size=6";
 
 TEST_F(Terminal, BarsOnATerminalOnly) {
+  if (!has_terminals()) GTEST_SKIP() << "no pseudo-terminals here";
   const Outcome file = run(train(kShown));
   ASSERT_EQ(file.code, 0) << file.err;
   EXPECT_EQ(file.out.find_first_of("\r\x1b\b"), std::string::npos) << file.out;
@@ -190,6 +191,7 @@ TEST_F(Terminal, BarsOnATerminalOnly) {
 }
 
 TEST_F(Terminal, QuietIsQuiet) {
+  if (!has_terminals()) GTEST_SKIP() << "no pseudo-terminals here";
   for (const bool terminal : {false, true}) {
     const std::string words = train(cat(kShown, " --quiet --force"));
     const Outcome o = terminal ? run_on_terminal(words, 80) : run(words);
