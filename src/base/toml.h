@@ -1,4 +1,4 @@
-// Configurations as a flat list of dotted keys; the reading itself is toml++'s.
+// Configurations as a flat list of dotted keys; the reading itself is toml11's.
 #pragma once
 #include <string>
 #include <vector>
