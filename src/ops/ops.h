@@ -6,8 +6,8 @@
 // heads, K key/value heads, D head dim, V vocabulary, S segments or sequences, R loss rows, P parent rows.
 //
 // Types have roles, and no other combination exists.  `act` (activations, weights): f32 in `cpu`, f64 or f32 in `ref`,
-// bf16 or f32 in `cuda`.  `stat` (statistics, log-probs, gradients of parameters, optimizer state): f32, but f64 where
-// act is f64.  Index tensors are i32.  All tensors of an op are on the table's device.
+// bf16 or f32 in `cuda`.  `stat` (statistics, log-probs, gradients of parameters, optimizer state but for moments in
+// bf16): f32, but f64 where act is f64.  Index tensors are i32.  All tensors of an op are on the table's device.
 //
 // "out" is overwritten and need not be initialised; "acc" is added to, in the order the op states; "in" is only read.
 // Tensors may have strided rows where an op says so; otherwise they are contiguous.  Outputs never overlap inputs
