@@ -59,8 +59,8 @@ void attn_block_select(const AttnBlockSelect& a, Stream) {
   keys.q = strided(op, "q", a.q, {rows, heads, width}), keys.q_stride = a.q.stride[0];
   keys.k = strided(op, "k", a.k, {rows, kv_heads, width}), keys.k_stride = a.k.stride[0];
   keys.pk = strided(op, "pk", pk, {pk.shape[0], kv_heads, width}), keys.pk_stride = pk.stride[0];
-  keys.width = width;
   const int64_t group = heads / kv_heads, height = summary_rows(a.kind);
+  keys.heads = heads, keys.group = group, keys.width = width;
   float* const summary = dense(op, "summary", a.summary, {count, kv_heads, summary_room, width});
   int32_t* const blocks = index(op, "blocks", a.blocks, {rows, kv_heads, room});
   const int32_t* const budget = index(op, "budget", a.budget, {rows});
