@@ -1,9 +1,10 @@
 // Linear layers: y = x wT (+ bias) (+ residual), dx = dy w, dw += dyT x; packing and the rows of the embedding.
 //
 // x, y, dx, dy may have strided rows; a weight is [ceil(O / 16)][I][16] (ops.h).
-// Order: y and dx in bf16 go through the tensor cores (linear_mma.cuh).  All else is one chain of fused multiply-adds
-// per element of the result, k ascending, in f32: f32 has the bits of the `cpu` table, and dw is the same however its
-// rows are divided among calls.  Of y and dx, a row's bits depend on nothing but the row and the weight.
+// Order: bf16 goes through the tensor cores (linear_mma.cuh), and a call's sums are added to dw and dbias once: they
+// are the same in every run, but not for another split into micro-batches.  f32 is one chain of fused multiply-adds per
+// element of the result, k ascending, and has the bits of the `cpu` table.  Of y and dx, a row's bits depend on nothing
+// but the row and the weight.
 // Bytes: every operand once for each 64 rows or columns of the result, from L2 for the most part.  Limited by the
 // tensor cores or, without them, by the multiply-adds of the CUDA cores.
 #include "linear_mma.cuh"
@@ -20,6 +21,9 @@ constexpr int kThreads = kSide * kSide;
 // sums over k of x[row][k] and w[k][column].
 template <class T, bool kTranspose>
 struct Forward {
+  template <int kRows>
+  using Stage = WeightStage<kRows, kTranspose>;
+
   T* y;
   const T *x, *packed, *bias, *residual;  // bias and residual may be null; residual may be y
   int64_t y_stride, x_stride, residual_stride;
@@ -37,9 +41,13 @@ struct Forward {
   }
 };
 
-// dw[o][i] += sum over rows n of dy[n][o] and x[n][i], continuing what is there.
+// dw[o][i] += sum over rows n of dy[n][o] and x[n][i]; in f32 the chain continues what is there.
 template <class T>
 struct WeightGradient {
+  template <int>
+  using Stage = RowStage;
+  static constexpr bool kContinues = std::is_same_v<T, float>;
+
   float* dw;
   const T *dy, *x;
   int64_t dy_stride, x_stride;
@@ -48,7 +56,10 @@ struct WeightGradient {
   __device__ float a(int k, int row) const { return to_float(dy[k * dy_stride + row]); }
   __device__ float b(int k, int column) const { return to_float(x[k * x_stride + column]); }
   __device__ float start(int row, int column) const { return dw[int64_t{row} * columns + column]; }
-  __device__ void finish(int row, int column, float sum) const { dw[int64_t{row} * columns + column] = sum; }
+  __device__ void finish(int row, int column, float sum) const {
+    float& to = dw[int64_t{row} * columns + column];
+    to = kContinues ? sum : to + sum;
+  }
 };
 
 // A block computes a tile of 64 x 64 results, thread (x, y) those at rows y + 16 i and columns x + 16 j of it.
@@ -95,14 +106,20 @@ __global__ void __launch_bounds__(kThreads) multiply(const Product p) {
         p.finish(first_row + y + kSide * i, first_column + x + kSide * j, sum[i][j]);
 }
 
-// y[c] += sum over rows of x[r][c], a chain that continues what is there.
-template <class T>
-__global__ void __launch_bounds__(kThreads)
+// y[c] += sum over rows of x[r][c]: kStrands chains, of rows r % kStrands ascending, the first continuing what is
+// there, added up in order.
+constexpr int kColumns = 32;
+template <class T, int kStrands>
+__global__ void __launch_bounds__(kColumns* kStrands)
     sum_rows(float* __restrict__ y, const T* __restrict__ x, int64_t stride, int rows, int columns) {
-  const int c = blockIdx.x * kThreads + threadIdx.x;
-  if (c >= columns) return;
-  float sum = y[c];
-  for (int r = 0; r < rows; r++) sum += to_float(x[r * stride + c]);
+  __shared__ float part[kStrands][kColumns];
+  const int c = blockIdx.x * kColumns + threadIdx.x, strand = threadIdx.y;
+  float sum = strand == 0 && c < columns ? y[c] : 0;
+  for (int r = strand; r < rows && c < columns; r += kStrands) sum += to_float(x[r * stride + c]);
+  part[strand][threadIdx.x] = sum;
+  __syncthreads();
+  if (strand > 0 || c >= columns) return;
+  for (int i = 1; i < kStrands; i++) sum += part[i][threadIdx.x];
   y[c] = sum;
 }
 
@@ -140,17 +157,13 @@ void multiply_all(const char* op, void (*kernel)(Product), LaunchShape block, in
 }
 constexpr LaunchShape kMultiply = {.grid = {}, .block = kThreads};
 
-// kAsync: rows of x and of the weight begin at multiples of 16 bytes.
-template <bool kAsync, bool kTranspose>
-void multiply_by_weight(const char* op, const Forward<bf16, kTranspose>& p, Stream stream) {
+// kAsync: rows of the operands begin at multiples of 16 bytes.
+template <int kRows, bool kAsync, class Product>
+void multiply_on_tensor_cores(const char* op, const Product& p, Stream stream) {
   static_assert(kTile == kMmaTile);
-  const auto run = [&]<int kRows>(std::integral_constant<int, kRows>) {
-    using Block = MmaBlock<kRows>;
-    multiply_all(op, multiply_mma<kRows, kAsync, kTranspose, Forward<bf16, kTranspose>>,
-                 {.grid = {}, .block = kMmaThreads, .smem = Block::kStages * sizeof(typename Block::Stage)}, kRows, p,
-                 stream);
-  };
-  p.rows <= 16 ? run(std::integral_constant<int, 16>{}) : run(std::integral_constant<int, 64>{});
+  const size_t bytes = MmaBlock<kRows>::kStages * sizeof(typename Product::template Stage<kRows>);
+  multiply_all(op, multiply_mma<kRows, kAsync, Product>, {.grid = {}, .block = kMmaThreads, .smem = bytes}, kRows, p,
+               stream);
 }
 
 // t is [rows, columns] with any stride between rows.
@@ -180,7 +193,10 @@ void forward(const char* op, const Tensor& y, const Tensor& x, const Weight& w, 
   p.rows = static_cast<int>(rows), p.columns = static_cast<int>(columns), p.depth = static_cast<int>(depth);
   if constexpr (std::is_same_v<T, bf16>) {
     const bool aligned = aligned16(x, {x.stride[0]}) && aligned16(w.packed, {});
-    aligned ? multiply_by_weight<true>(op, p, stream) : multiply_by_weight<false>(op, p, stream);
+    if (rows <= 16)
+      aligned ? multiply_on_tensor_cores<16, true>(op, p, stream) : multiply_on_tensor_cores<16, false>(op, p, stream);
+    else
+      aligned ? multiply_on_tensor_cores<64, true>(op, p, stream) : multiply_on_tensor_cores<64, false>(op, p, stream);
   } else {
     multiply_all(op, multiply<true, decltype(p)>, kMultiply, kTile, p, stream);
   }
@@ -243,10 +259,16 @@ void linear_bwd_weight(const LinearBwdWeight& a, Stream stream) {
     p.dw = a.dw.as<float>(), p.dy = a.dy.as<T>(), p.x = a.x.as<T>();
     p.dy_stride = row_stride(op, "dy", a.dy, rows, outputs), p.x_stride = row_stride(op, "x", a.x, rows, inputs);
     p.rows = static_cast<int>(outputs), p.columns = static_cast<int>(inputs), p.depth = static_cast<int>(rows);
-    multiply_all(op, multiply<false, decltype(p)>, kMultiply, kTile, p, stream);
+    if constexpr (std::is_same_v<T, bf16>) {
+      const bool aligned = aligned16(a.dy, {p.dy_stride}) && aligned16(a.x, {p.x_stride});
+      aligned ? multiply_on_tensor_cores<64, true>(op, p, stream) : multiply_on_tensor_cores<64, false>(op, p, stream);
+    } else {
+      multiply_all(op, multiply<false, decltype(p)>, kMultiply, kTile, p, stream);
+    }
+    constexpr int kStrands = std::is_same_v<T, bf16> ? 16 : 1;
     if (a.dbias && outputs)
-      launch(op, sum_rows<T>, {.grid = blocks(op, outputs, kThreads), .block = kThreads}, stream, a.dbias.as<float>(),
-             p.dy, p.dy_stride, rows, outputs);
+      launch(op, sum_rows<T, kStrands>, {.grid = blocks(op, outputs, kColumns), .block = dim3(kColumns, kStrands)},
+             stream, a.dbias.as<float>(), p.dy, p.dy_stride, rows, outputs);
   });
 }
 

@@ -17,7 +17,7 @@ Weight weight(Call& t, const std::string& name, int64_t outputs, int64_t inputs)
 
 TEST(CudaBf16, Linear) {
   for (const auto& [n, i, o, gap] :
-       {std::array<int64_t, 4>{1, 1, 1, 0}, {5, 17, 3, 7}, {66, 63, 70, 0}, {3, 130, 16, 8}})
+       {std::array<int64_t, 4>{1, 1, 1, 0}, {5, 17, 3, 7}, {66, 63, 70, 0}, {3, 130, 16, 8}, {209, 40, 72, 0}})
     check(
         [&](Call& t) {
           const Tensor x = t.act("x", {n, i}, gap), dy = t.act("dy", {n, o}, gap), bias = t.act("bias", {o});
