@@ -7,6 +7,7 @@
 #endif
 
 int main(int argc, char** argv) {
+  testing::GTEST_FLAG(death_test_style) = "threadsafe";  // the thread pool runs
   testing::InitGoogleTest(&argc, argv);
 #ifdef PARE_CUDA_TESTS
   try {
