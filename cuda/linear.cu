@@ -1,12 +1,12 @@
 // Linear layers: y = x wT (+ bias) (+ residual), dx = dy w, dw += dyT x; packing and the rows of the embedding.
 //
 // x, y, dx, dy may have strided rows; a weight is [ceil(O / 16)][I][16] (ops.h).
-// Order: bf16 goes through the tensor cores (linear_mma.cuh), and a call's sums are added to dw and dbias once: they
-// are the same in every run, but not for another split into micro-batches.  f32 is one chain of fused multiply-adds per
-// element of the result, k ascending, and has the bits of the `cpu` table.  Of y and dx, a row's bits depend on nothing
-// but the row and the weight.
+// Order: f32 is one chain of fused multiply-adds per element of the result, k ascending, and has the bits of the `cpu`
+// table.  bf16 goes through the tensor cores in chunks of k (linear_mma.cuh); a call's sums are added to dw and dbias
+// once, so that these are the same in every run, but not for another split into micro-batches.  Of y and dx, a row's
+// bits depend on nothing but the row and the weight.
 // Bytes: every operand once for each 64 rows or columns of the result, from L2 for the most part.  Limited by the
-// tensor cores or, without them, by the multiply-adds of the CUDA cores.
+// tensor cores, with few rows by the weight's bytes; in f32 by the multiply-adds of the CUDA cores.
 #include "linear_mma.cuh"
 
 namespace pare::PARE_CUDA {
@@ -21,8 +21,7 @@ constexpr int kThreads = kSide * kSide;
 // sums over k of x[row][k] and w[k][column].
 template <class T, bool kTranspose>
 struct Forward {
-  template <int kRows>
-  using Stage = WeightStage<kRows, kTranspose>;
+  using Stage = WeightStage<kMmaTile, kMmaTile, kTranspose>;
 
   T* y;
   const T *x, *packed, *bias, *residual;  // bias and residual may be null; residual may be y
@@ -44,7 +43,6 @@ struct Forward {
 // dw[o][i] += sum over rows n of dy[n][o] and x[n][i]; in f32 the chain continues what is there.
 template <class T>
 struct WeightGradient {
-  template <int>
   using Stage = RowStage;
   static constexpr bool kContinues = std::is_same_v<T, float>;
 
@@ -145,25 +143,39 @@ __global__ void __launch_bounds__(kThreads)
   if (c < width) y[int64_t{blockIdx.x} * width + c] = packed[place(ids[blockIdx.x], c, width)];
 }
 
-// A kernel whose block computes `tile` rows and kTile columns; `block` is its launch but for the grid.
+// A kernel whose block computes `tile`, columns and rows; `block` is its launch but for the grid.
 template <class Product>
-void multiply_all(const char* op, void (*kernel)(Product), LaunchShape block, int tile, const Product& p,
+void multiply_all(const char* op, void (*kernel)(Product), LaunchShape block, dim3 tile, const Product& p,
                   Stream stream) {
   if (p.rows == 0 || p.columns == 0) return;
-  const unsigned rows = blocks(op, p.rows, tile);
+  const unsigned rows = blocks(op, p.rows, tile.y);
   expect(rows <= 65535, op, ": ", p.rows, " rows are more than one launch covers");
-  block.grid = dim3(blocks(op, p.columns, kTile), rows);
+  block.grid = dim3(blocks(op, p.columns, tile.x), rows);
   launch(op, kernel, block, stream, p);
 }
-constexpr LaunchShape kMultiply = {.grid = {}, .block = kThreads};
-
+template <bool kAlongDepth, class Product>
+void multiply_on_cuda_cores(const char* op, const Product& p, Stream stream) {
+  multiply_all(op, multiply<kAlongDepth, Product>, {.grid = {}, .block = kThreads}, dim3(kTile, kTile), p, stream);
+}
 // kAsync: rows of the operands begin at multiples of 16 bytes.
-template <int kRows, bool kAsync, class Product>
+template <bool kAsync, class Product>
 void multiply_on_tensor_cores(const char* op, const Product& p, Stream stream) {
-  static_assert(kTile == kMmaTile);
-  const size_t bytes = MmaBlock<kRows>::kStages * sizeof(typename Product::template Stage<kRows>);
-  multiply_all(op, multiply_mma<kRows, kAsync, Product>, {.grid = {}, .block = kMmaThreads, .smem = bytes}, kRows, p,
-               stream);
+  multiply_all(op, multiply_mma<kAsync, Product>,
+               {.grid = {}, .block = kMmaThreads, .smem = kBlockStages * sizeof(typename Product::Stage)},
+               dim3(kMmaTile, kMmaTile), p, stream);
+}
+template <bool kAsync>
+void multiply_by_weight(const char* op, const Forward<bf16, false>& p, Stream stream) {
+  // Blocks of 64 x 64 would leave most of a GPU idle where both sides are short.
+  if (p.rows <= kFewRows || (p.rows <= 64 && p.columns <= 4096))
+    multiply_all(op, multiply_few<kAsync, Forward<bf16, false>>,
+                 {.grid = {}, .block = kMmaThreads, .smem = sizeof(FewShared)}, dim3(kFewColumns, kFewRows), p, stream);
+  else
+    multiply_on_tensor_cores<kAsync>(op, p, stream);
+}
+template <bool kAsync>
+void multiply_by_weight(const char* op, const Forward<bf16, true>& p, Stream stream) {
+  multiply_on_tensor_cores<kAsync>(op, p, stream);
 }
 
 // t is [rows, columns] with any stride between rows.
@@ -193,12 +205,9 @@ void forward(const char* op, const Tensor& y, const Tensor& x, const Weight& w, 
   p.rows = static_cast<int>(rows), p.columns = static_cast<int>(columns), p.depth = static_cast<int>(depth);
   if constexpr (std::is_same_v<T, bf16>) {
     const bool aligned = aligned16(x, {x.stride[0]}) && aligned16(w.packed, {});
-    if (rows <= 16)
-      aligned ? multiply_on_tensor_cores<16, true>(op, p, stream) : multiply_on_tensor_cores<16, false>(op, p, stream);
-    else
-      aligned ? multiply_on_tensor_cores<64, true>(op, p, stream) : multiply_on_tensor_cores<64, false>(op, p, stream);
+    aligned ? multiply_by_weight<true>(op, p, stream) : multiply_by_weight<false>(op, p, stream);
   } else {
-    multiply_all(op, multiply<true, decltype(p)>, kMultiply, kTile, p, stream);
+    multiply_on_cuda_cores<true>(op, p, stream);
   }
 }
 
@@ -261,9 +270,9 @@ void linear_bwd_weight(const LinearBwdWeight& a, Stream stream) {
     p.rows = static_cast<int>(outputs), p.columns = static_cast<int>(inputs), p.depth = static_cast<int>(rows);
     if constexpr (std::is_same_v<T, bf16>) {
       const bool aligned = aligned16(a.dy, {p.dy_stride}) && aligned16(a.x, {p.x_stride});
-      aligned ? multiply_on_tensor_cores<64, true>(op, p, stream) : multiply_on_tensor_cores<64, false>(op, p, stream);
+      aligned ? multiply_on_tensor_cores<true>(op, p, stream) : multiply_on_tensor_cores<false>(op, p, stream);
     } else {
-      multiply_all(op, multiply<false, decltype(p)>, kMultiply, kTile, p, stream);
+      multiply_on_cuda_cores<false>(op, p, stream);
     }
     constexpr int kStrands = std::is_same_v<T, bf16> ? 16 : 1;
     if (a.dbias && outputs)

@@ -125,65 +125,85 @@ TEST(CudaBf16, Sample) {
         0, c.top_k == 9);
 }
 
-// left [rows][depth] times right [columns][depth], transposed: for each result one chain of products of 16 by the
-// tensor cores, k ascending, rounded once.
-std::string chains(const std::vector<uint16_t>& left, const std::vector<uint16_t>& right, int64_t rows, int64_t columns,
-                   int64_t depth) {
-  std::vector<uint16_t> y(rows * columns);
+// left [rows][depth] times right [columns][depth], transposed: for each result and 512 of k one chain of products of 16
+// by the tensor cores, k ascending; the chains added up in order.
+std::vector<float> chains(const std::vector<uint16_t>& left, const std::vector<uint16_t>& right, int64_t rows,
+                          int64_t columns, int64_t depth) {
+  std::vector<float> y(static_cast<size_t>(rows * columns));
+  Call t(table_kernels, DType::bf16);
+  float* const d = t.stat("sum", {16, 8}).as<float>();
+  const Tensor a = t.act("a", {16, 16}), b = t.act("b", {8, 16});
   for (int64_t i = 0; i < rows; i += 16)
-    for (int64_t j = 0; j < columns; j += 8) {
-      Call t(table_kernels, DType::bf16);
-      float* d = t.stat("sum", {16, 8}).as<float>();
-      for (int e = 0; e < 128; e++) t["sum"].set(e, 0);
+    for (int64_t j = 0; j < columns; j += 8)
       for (int64_t k = 0; k < depth; k += 16) {
-        const std::string step = std::to_string(k);
-        const Tensor a = t.act("a" + step, {16, 16}), b = t.act("b" + step, {8, 16});
-        const auto fill = [&](const std::string& name, const std::vector<uint16_t>& from, int64_t first, int64_t n) {
+        const auto fill = [&](const char* name, const std::vector<uint16_t>& from, int64_t first, int64_t n) {
           Buffer& to = t[name];
           for (int64_t e = 0; e < to.size(); e++) {
             const int64_t r = first + e / 16, c = k + e % 16;
             to.set(e, r < n && c < depth ? from_bf16(from[r * depth + c]) : 0.f);
           }
         };
-        fill("a" + step, left, i, rows), fill("b" + step, right, j, columns);
+        fill("a", left, i, rows), fill("b", right, j, columns);
+        if (k % 512 == 0)
+          for (int e = 0; e < 128; e++) t["sum"].set(e, 0);
         ptx::multiply(d, static_cast<const uint16_t*>(a.data), static_cast<const uint16_t*>(b.data), 1);
+        if (k % 512 == 496 || k + 16 >= depth)
+          for (int64_t e = 0; e < 128; e++)
+            if (i + e / 8 < rows && j + e % 8 < columns)
+              y[(i + e / 8) * columns + j + e % 8] += static_cast<float>(t["sum"].get(e));
       }
-      for (int64_t e = 0; e < 128; e++)
-        if (i + e / 8 < rows && j + e % 8 < columns)
-          y[(i + e / 8) * columns + j + e % 8] = to_bf16(static_cast<float>(t["sum"].get(e)));
-    }
+  return y;
+}
+std::string rounded(const std::vector<float>& x) {
+  std::vector<uint16_t> y;
+  for (float f : x) y.push_back(to_bf16(f));
   return {reinterpret_cast<const char*>(y.data()), y.size() * 2};
 }
 
-TEST(CudaBf16, LinearIsAChainOfTensorCoreProducts) {
-  for (const auto& [n, i, o] :
-       {std::array<int64_t, 3>{1, 1, 1}, {3, 24, 17}, {66, 72, 7}, {17, 330, 24}, {2, 24, 330}}) {
+TEST(CudaBf16, LinearIsChainsOfTensorCoreProducts) {
+  for (const auto& [n, i, o] : {std::array<int64_t, 3>{1, 1, 1},
+                                {3, 24, 17},
+                                {66, 72, 7},
+                                {17, 330, 24},
+                                {2, 24, 530},
+                                {1, 2600, 9},
+                                {70, 1090, 5},
+                                {530, 9, 16}}) {
     Call t(table_kernels, DType::bf16);
     const Weight w = weight(t, "w", o, i);
-    const Tensor x = t.act("x", {n, i}), dy = t.act("dy", {n, o});
+    const Tensor x = t.act("x", {n, i}), dy = t.act("dy", {n, o}), dw = t.stat("dw", {o, i});
+    std::vector<float> dw_is;
+    for (int64_t e = 0; e < o * i; e++) dw_is.push_back(static_cast<float>(t["dw"].get(e)));
     table_kernels.linear_fwd({t.act_out("y", {n, o}), x, w, {}, {}}, {});
     table_kernels.linear_bwd_input({t.act_out("dx", {n, i}), dy, w, false}, {});
+    table_kernels.linear_bwd_weight({dw, {}, dy, x}, {});
     const auto values = [&](const char* name) {
       std::vector<uint16_t> v(t[name].size());
       std::memcpy(v.data(), t[name].bits().data(), v.size() * 2);
       return v;
     };
-    const std::vector<uint16_t> rows = values("w");
-    std::vector<uint16_t> across(rows.size());
-    for (int64_t r = 0; r < o; r++)
-      for (int64_t c = 0; c < i; c++) across[c * o + r] = rows[r * i + c];
-    EXPECT_EQ(t["y"].bits(), chains(values("x"), rows, n, o, i)) << n << " rows, " << i << " to " << o;
-    EXPECT_EQ(t["dx"].bits(), chains(values("dy"), across, n, i, o)) << n << " rows, " << i << " to " << o;
+    const auto across = [](const std::vector<uint16_t>& v, int64_t rows) {
+      const int64_t columns = static_cast<int64_t>(v.size()) / rows;
+      std::vector<uint16_t> to(v.size());
+      for (int64_t e = 0; e < rows * columns; e++) to[e % columns * rows + e / columns] = v[e];
+      return to;
+    };
+    const std::string shape = cat(n, " rows, ", i, " to ", o);
+    EXPECT_EQ(t["y"].bits(), rounded(chains(values("x"), values("w"), n, o, i))) << shape;
+    EXPECT_EQ(t["dx"].bits(), rounded(chains(values("dy"), across(values("w"), o), n, i, o))) << shape;
+    const std::vector<float> added = chains(across(values("dy"), n), across(values("x"), n), o, i, n);
+    for (size_t e = 0; e < dw_is.size(); e++) dw_is[e] += added[e];
+    EXPECT_EQ(t["dw"].bits(), std::string(reinterpret_cast<const char*>(dw_is.data()), dw_is.size() * 4)) << shape;
   }
 }
 
 TEST(CudaBf16, LinearRowsAreIndependentOfTheirNumber) {
-  const int64_t n = 70, i = 130, o = 67;
+  const int64_t n = 70, i = 1130, o = 67;
   Call t(table_kernels, DType::bf16);
   const Weight w = weight(t, "w", o, i);
   const Tensor x = t.act("x", {n, i}), bias = t.act("bias", {o}), residual = t.act("residual", {n, o});
   table_kernels.linear_fwd({t.act_out("y", {n, o}), x, w, bias, residual}, {});
-  for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {69, 1}, {3, 5}, {1, 64}, {5, 65}}) {
+  for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {69, 1}, {3, 17}, {1, 64}, {5, 65}}) {
     table_kernels.linear_fwd(
         {t.act_out("some", {count, o}), x.rows(first, count), w, bias, residual.rows(first, count)}, {});
     EXPECT_EQ(t["some"].bits(), t["y"].bits(first * o, (first + count) * o)) << count << " rows from " << first;

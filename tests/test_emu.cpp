@@ -272,14 +272,18 @@ TEST(Emu, AccessProfile) {
 TEST(Emu, LinearHasNoBankConflicts) {
   if (!cuemu::kChecker) GTEST_SKIP() << "in the check build only";
   const int64_t n = 128;
-  Floats x(n * n / 2), w(n * n / 2), y(n * n / 2);
-  for (const Floats* t : {&x, &w, &y}) ASSERT_EQ(cudaMemset(t->p, 0, n * n * 2), cudaSuccess);
+  Floats x(n * n / 2), w(n * n / 2), y(n * n);
+  for (const Floats* t : {&x, &w}) ASSERT_EQ(cudaMemset(t->p, 0, n * n * 2), cudaSuccess);
+  ASSERT_EQ(cudaMemset(y.p, 0, n * n * 4), cudaSuccess);
   const Weight weight{make_tensor(w.p, DType::bf16, {n / 16, n, 16}), n};
-  for (const auto& [rows, backward] : {std::pair{n, false}, {n, true}, {n / 8, false}, {n / 8, true}}) {
+  enum Which { forward, input, weights };
+  for (const auto& [rows, which] :
+       {std::pair{n, forward}, {n, input}, {n, weights}, {n / 8, forward}, {n / 8, input}}) {
     const Tensor in = make_tensor(x.p, DType::bf16, {rows, n}), out = make_tensor(y.p, DType::bf16, {rows, n});
     cuemu::settings().profile = true;
-    backward ? table_emu.linear_bwd_input({out, in, weight, false}, {})
-             : table_emu.linear_fwd({out, in, weight, {}, {}}, {});
+    if (which == forward) table_emu.linear_fwd({out, in, weight, {}, {}}, {});
+    if (which == input) table_emu.linear_bwd_input({out, in, weight, false}, {});
+    if (which == weights) table_emu.linear_bwd_weight({make_tensor(y.p, DType::f32, {n, n}), {}, in, in}, {});
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     cuemu::settings().profile = false;
     uint64_t used = 0;
