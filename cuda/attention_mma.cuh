@@ -167,4 +167,124 @@ struct Rows16 {
   }
 };
 
+// The same for 16 rows that four warps share, as in decoding: of a block each warp takes 16 slots of the scores and
+// weights and a fourth of the channels of the values.  The same sums in the same order, so the same bits.
+template <int kD>
+struct SharedRows16 {
+  static constexpr int kStride = kSlots + 8;  // of weights: no bank conflicts
+  struct Memory {
+    float weights[16][kStride], top[kWarps][16];
+  };
+  static constexpr int kColumns = kD / kWarps;
+  Memory& shared;
+  float acc[kColumns / 8][4] = {};
+  float top[2] = {-INFINITY, -INFINITY};
+  float sum = 0;  // lanes below 16: of row 4 * warp + lane / 4, what its lane % 4 adds up
+
+  __device__ explicit SharedRows16(Memory& m) : shared(m) {}
+
+  // The keys of a warp.
+  template <class B>
+  struct Mine {
+    B b;
+    __device__ __forceinline__ void operand(uint32_t (&x)[4], int c, int n) const {
+      b.operand(x, c, static_cast<int>(threadIdx.x) / 32 * 16 + n);
+    }
+  };
+
+  // Called by all warps; the arguments are those of Rows16::add_block.
+  template <class Keys, class Visible, class Biased>
+  __device__ __forceinline__ void add_block(SharedTile<kD> q, Keys k, SharedTile<kD> v, float scale, Visible visible_of,
+                                            Biased biased) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pair = lane % 4 * 2;
+    float s[2][4] = {};
+    add_dots<16>(s, q, 0, Mine<Keys>{k});
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const int row = lane / 4 + 8 * i, visible = visible_of(row);
+      float m = -INFINITY;
+#pragma unroll
+      for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          float& x = s[n][i * 2 + e];
+          const int slot = warp * 16 + n * 8 + pair + e;
+          x = slot < visible ? biased(slot, x * scale) : -INFINITY;
+          m = fmaxf(m, x);
+        }
+      m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, 1));
+      m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, 2));
+      if (pair == 0) shared.top[warp][row] = m;
+    }
+    __syncthreads();
+    float fix[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const int row = lane / 4 + 8 * i;
+      float m = top[i];
+      for (int w = 0; w < kWarps; w++) m = fmaxf(m, shared.top[w][row]);
+      fix[i] = exp_f32(top[i] - m);
+      top[i] = m;
+#pragma unroll
+      for (int n = 0; n < 2; n++)
+        *reinterpret_cast<float2*>(&shared.weights[row][warp * 16 + n * 8 + pair]) =
+            make_float2(exp_f32(s[n][i * 2] - m), exp_f32(s[n][i * 2 + 1] - m));
+    }
+    __syncthreads();
+    const float mine = __shfl_sync(kAllLanes, warp < 2 ? fix[0] : fix[1], (warp % 2 * 4 + lane / 4) % 8 * 4);
+    if (lane < 16) {
+      float part = 0;
+#pragma unroll
+      for (int n = 0; n < kSlots / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) part += shared.weights[warp * 4 + lane / 4][n * 8 + pair + e];
+      sum = sum * mine + part;
+    }
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) acc[n][e] *= fix[e / 2];
+#pragma unroll
+    for (int n = 0; n < kSlots; n += 16) {
+      const auto weights = [&](int row, int column) {
+        const float2 w = *reinterpret_cast<const float2*>(&shared.weights[row][n + column + pair]);
+        return pack2(w.x, w.y);
+      };
+      const uint32_t x[4] = {weights(lane / 4, 0), weights(lane / 4 + 8, 0), weights(lane / 4, 8),
+                             weights(lane / 4 + 8, 8)};
+#pragma unroll
+      for (int c = 0; c < kColumns; c += 16) {
+        uint32_t y[4];
+        ldmatrix_x4<true>(y, v.at(n + lane % 16, warp * kColumns + c + lane / 16 * 8));
+        mma_16816(acc[c / 8], x, y[0], y[1]);
+        mma_16816(acc[c / 8 + 1], x, y[2], y[3]);
+      }
+    }
+  }
+
+  // The results of the first `rows` rows to where place(row) says.
+  template <class Place>
+  __device__ __forceinline__ void write(int rows, Place place, int d) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float total = sum;
+    total += __shfl_xor_sync(kAllLanes, total, 1);
+    total += __shfl_xor_sync(kAllLanes, total, 2);
+    if (lane < 16 && lane % 4 == 0) shared.top[0][warp * 4 + lane / 4] = total;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const int row = lane / 4 + 8 * i;
+      if (row >= rows) continue;
+      bf16* const o = place(row);
+#pragma unroll
+      for (int n = 0; n < kColumns / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          const int c = warp * kColumns + n * 8 + lane % 4 * 2 + e;
+          if (c < d) o[c] = from_float<bf16>(acc[n][i * 2 + e] / shared.top[0][row]);
+        }
+    }
+  }
+};
+
 }  // namespace pare::PARE_CUDA

@@ -10,7 +10,8 @@
 // and are not read.
 //
 // Bytes: K and V of the listed slots once for each 64 (f32: 16) query rows of a key head; limited by memory bandwidth
-// in decode.  A tile walks its slots alone, in one chain as attn_fwd does: few sequences do not fill the device.
+// in decode, where the four warps of a tile share its blocks.  A tile walks its slots alone, in one chain as attn_fwd
+// does: few sequences do not fill the device.
 #include "attention_mma.cuh"
 
 namespace pare::PARE_CUDA {
@@ -221,28 +222,48 @@ __global__ void __launch_bounds__(kThreads) attend16(const Args<bf16> a) {
   const auto stage = [&](int block) {
     return Stage<kD>(reinterpret_cast<char*>(smem + kRows16 * kD) + block % 2 * Stage<kD>::kBytes);
   };
-  load_tile<kRows16>(q, a.q, e.rows, d, a.vector, [&](int row) { return e.query(row); });
-  load_slots<kD, kCounts>(stage(0), e, 0);
-  cp_async_commit();
-
-  Rows16<kD> r;
-  const int n_blocks = (e.slots + kSlots - 1) / kSlots;
-  for (int block = 0; block < n_blocks; block++) {
-    const int begin = block * kSlots;
-    if (block + 1 < n_blocks) load_slots<kD, kCounts>(stage(block + 1), e, begin + kSlots);
+  const auto query = [&](int row) { return e.query(row); };
+  // add(stage, begin) for every block of slots, q having been asked for.
+  const auto for_blocks = [&](auto add) {
+    load_slots<kD, kCounts>(stage(0), e, 0);
     cp_async_commit();
-    cp_async_wait<1>();
-    __syncthreads();
-    const Stage<kD> s = stage(block);
-    if (first < e.rows)  // in decode most warps only load
+    const int n_blocks = (e.slots + kSlots - 1) / kSlots;
+    for (int block = 0; block < n_blocks; block++) {
+      const int begin = block * kSlots;
+      if (block + 1 < n_blocks) load_slots<kD, kCounts>(stage(block + 1), e, begin + kSlots);
+      cp_async_commit();
+      cp_async_wait<1>();
+      __syncthreads();
+      add(stage(block), begin);
+      __syncthreads();  // everyone is done with this stage before the block after next lands in it
+    }
+    cp_async_wait<0>();
+  };
+  const auto biased = [](const Stage<kD>& s) {
+    return [&s](int slot, float z) { return kCounts ? z + s.bias[slot] : z; };
+  };
+  if (e.rows <= 16) {  // decoding: the warps share the rows, and memory behind them
+    using Rows = SharedRows16<kD>;
+    static_assert(sizeof(typename Rows::Memory) <= sizeof(bf16) * (kRows16 - 16) * kD);
+    load_tile<16>(q, a.q, e.rows, d, a.vector, query);
+    Rows r(*reinterpret_cast<typename Rows::Memory*>(smem + 16 * kD));
+    for_blocks([&](const Stage<kD>& s, int begin) {
       r.add_block(
-          q, first, AcrossTile{s.k}, s.v, a.scale, [&](int i) { return e.visible(first + i) - begin; },
-          [&](int slot, float z) { return kCounts ? z + s.bias[slot] : z; });
-    __syncthreads();  // everyone is done with this stage before the block after next lands in it
+          q, AcrossTile{s.k}, s.v, a.scale, [&](int i) { return e.visible(i) - begin; }, biased(s));
+    });
+    r.write(
+        e.rows, [&](int i) { return e.result(i); }, d);
+  } else {
+    load_tile<kRows16>(q, a.q, e.rows, d, a.vector, query);
+    Rows16<kD> r;
+    for_blocks([&](const Stage<kD>& s, int begin) {
+      if (first < e.rows)
+        r.add_block(
+            q, first, AcrossTile{s.k}, s.v, a.scale, [&](int i) { return e.visible(first + i) - begin; }, biased(s));
+    });
+    r.write(
+        e.rows - first, [&](int i, float) { return e.result(first + i); }, d);
   }
-  cp_async_wait<0>();
-  r.write(
-      e.rows - first, [&](int i, float) { return e.result(first + i); }, d);
 }
 
 void attend(const Args<float>& a, dim3 grid, Stream stream) {

@@ -123,8 +123,13 @@ TEST(CudaPaged, EveryPassHasTheBitsOfTheWholeSequence) {
   for (const auto& rows : passes)
     for (size_t i = 0; i < 3; i++) lengths[i] += rows[i];
   for (DType act : {DType::bf16, DType::f32})
-    for (const PagedShape& s :
-         {PagedShape{1, 2, 32, 0}, {2, 1, 64, 8}, {3, 1, 80, 0}, {7, 1, 64, 3}, {8, 1, 128, 0}, {2, 1, 20, 0}}) {
+    for (const PagedShape& s : {PagedShape{1, 2, 32, 0},
+                                {2, 1, 64, 8},
+                                {3, 1, 80, 0},
+                                {7, 1, 64, 3},
+                                {8, 1, 128, 0},
+                                {2, 1, 160, 0},
+                                {2, 1, 20, 0}}) {
       if (act == DType::f32 && s.d != 20) continue;  // test_ops.cpp compares f32 with the `cpu` table
       Learner learner(act, s, lengths);
       Rollout rollout(act, s, learner, 3, 140);
