@@ -26,7 +26,7 @@ struct Forward {
   T* y;
   const T *x, *packed, *bias, *residual;  // bias and residual may be null; residual may be y
   int64_t y_stride, x_stride, residual_stride;
-  int rows, columns, depth;
+  int rows, columns, depth, chunk;
 
   __device__ float a(int k, int row) const { return to_float(x[row * x_stride + k]); }
   __device__ float b(int k, int column) const {
@@ -50,6 +50,7 @@ struct WeightGradient {
   const T *dy, *x;
   int64_t dy_stride, x_stride;
   int rows, columns, depth;  // outputs, inputs, rows of x
+  static constexpr int chunk = kMmaChunk;
 
   __device__ float a(int k, int row) const { return to_float(dy[k * dy_stride + row]); }
   __device__ float b(int k, int column) const { return to_float(x[k * x_stride + column]); }
@@ -164,12 +165,19 @@ void multiply_on_tensor_cores(const char* op, const Product& p, Stream stream) {
                {.grid = {}, .block = kMmaThreads, .smem = kBlockStages * sizeof(typename Product::Stage)},
                dim3(kMmaTile, kMmaTile), p, stream);
 }
+template <bool kChunks, bool kAsync>
+void multiply_few_rows(const char* op, const Forward<bf16, false>& p, Stream stream) {
+  multiply_all(op, multiply_few<kChunks, kAsync, Forward<bf16, false>>,
+               {.grid = {}, .block = kMmaThreads, .smem = sizeof(FewShared)},
+               dim3(kFewColumns * (kChunks ? 1 : kFewWarps), kFewRows), p, stream);
+}
 template <bool kAsync>
 void multiply_by_weight(const char* op, const Forward<bf16, false>& p, Stream stream) {
   // Blocks of 64 x 64 would leave most of a GPU idle where both sides are short.
-  if (p.rows <= kFewRows || (p.rows <= 64 && p.columns <= 4096))
-    multiply_all(op, multiply_few<kAsync, Forward<bf16, false>>,
-                 {.grid = {}, .block = kMmaThreads, .smem = sizeof(FewShared)}, dim3(kFewColumns, kFewRows), p, stream);
+  if (p.columns <= kNarrow && p.rows <= 64)
+    multiply_few_rows<true, kAsync>(op, p, stream);
+  else if (p.rows <= kFewRows)
+    multiply_few_rows<false, kAsync>(op, p, stream);
   else
     multiply_on_tensor_cores<kAsync>(op, p, stream);
 }
@@ -203,6 +211,7 @@ void forward(const char* op, const Tensor& y, const Tensor& x, const Weight& w, 
   if (bias) p.bias = bias.as<T>();
   if (residual) p.residual = residual.as<T>(), p.residual_stride = row_stride(op, "residual", residual, rows, columns);
   p.rows = static_cast<int>(rows), p.columns = static_cast<int>(columns), p.depth = static_cast<int>(depth);
+  p.chunk = linear_chunk(p.columns);
   if constexpr (std::is_same_v<T, bf16>) {
     const bool aligned = aligned16(x, {x.stride[0]}) && aligned16(w.packed, {});
     aligned ? multiply_by_weight<true>(op, p, stream) : multiply_by_weight<false>(op, p, stream);

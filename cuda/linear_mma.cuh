@@ -1,17 +1,20 @@
 // Products of a linear layer on tensor cores, in bf16: y = x wT, dx = dy w (Forward, linear.cu) and dw = dyT x
 // (WeightGradient).
 //
-// Each result: k is cut into chunks of kMmaChunk, each chunk is one chain of mma.sync over k16 steps, ascending from
+// Each result: k is cut into chunks (linear_chunk), each chunk is one chain of mma.sync over k16 steps, ascending from
 // +0, and the sums of the chunks are added up in order in f32.  That holds whatever the kernel and its tile: the bits
 // of a row of y and dx depend on nothing but the row and the weight.  (Steps behind the last k would add products of
-// zeros, and are left out.)  Chunks keep chains short, which truncate at every step, and can be computed side by side
-// where there are few rows.
+// zeros, and are left out.)  Chunks can be computed side by side, which decoding with a narrow layer needs; and they
+// keep chains short, which truncate at every step.
 #pragma once
 #include "ptx.cuh"
 
 namespace pare::PARE_CUDA {
 
 constexpr int kMmaChunk = 512;
+// Values of k in a chunk, for results of so many columns: where they are wide, all.
+constexpr int kNarrow = 4096;
+inline int linear_chunk(int columns) { return columns <= kNarrow ? kMmaChunk : 1 << 30; }
 constexpr int kMmaTile = 64;  // rows and columns of a block, and k of a stage
 constexpr int kMmaThreads = 128;
 
@@ -162,7 +165,7 @@ __global__ void __launch_bounds__(kMmaThreads) multiply_mma(const Product p) {
     __syncthreads();  // stage i is there, and everyone is done with the one before
     load(i + kBlockStages - 1);
     multiply_stage<kDown, kAcross>(sum, stages[i % kBlockStages], row, column, p.depth - i * kMmaTile, lane);
-    if (i + 1 == steps || (i + 1) % (kMmaChunk / kMmaTile) == 0)
+    if (i + 1 == steps || (i + 1) * kMmaTile % p.chunk == 0)
 #pragma unroll
       for (int m = 0; m < kDown; m++)
 #pragma unroll
@@ -176,53 +179,65 @@ __global__ void __launch_bounds__(kMmaThreads) multiply_mma(const Product p) {
   });
 }
 
-// For few rows, as in decoding, where the weight's bytes limit: a block computes 16 rows and 32 columns, its warps a
-// chunk each, every one with stages of its own.
+// For few rows, as in decoding, where the weight's bytes limit: a warp computes 16 rows and 32 columns, with stages of
+// its own.  kChunks: the warps of a block take a chunk each of the same columns, else all k of columns side by side.
 constexpr int kFewRows = 16, kFewColumns = 32, kFewWarps = kMmaThreads / 32, kFewStages = 4;
 struct FewShared {
   WeightStage<kFewRows, kFewColumns, false> stages[kFewWarps][kFewStages];
   float sums[kFewWarps][kFewRows][kFewColumns + 8];
 };
-template <bool kAsync, class Product>
+template <bool kChunks, bool kAsync, class Product>
 __global__ void __launch_bounds__(kMmaThreads) multiply_few(const Product p) {
   constexpr int kAcross = kFewColumns / 16, kSteps = kMmaChunk / kMmaTile, kMine = kFewRows * kFewColumns / kMmaThreads;
   auto& shared = *dynamic_smem<FewShared>();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_row = blockIdx.y * kFewRows,
-            first_column = blockIdx.x * kFewColumns;
+            first_column = (kChunks ? blockIdx.x : blockIdx.x * kFewWarps + warp) * kFewColumns;
   auto& stages = shared.stages[warp];
-  // Step i of this warp: chunks warp, warp + kFewWarps, ...
-  const auto first_k = [&](int i) { return (i / kSteps * kFewWarps + warp) * kMmaChunk + i % kSteps * kMmaTile; };
+  // Step i of this warp.
+  const auto first_k = [&](int i) {
+    return kChunks ? (i / kSteps * kFewWarps + warp) * kMmaChunk + i % kSteps * kMmaTile : i * kMmaTile;
+  };
   const auto load = [&](int i) {
     if (first_k(i) < p.depth)
       stages[i % kFewStages].template load<kAsync>({lane, 32}, p, first_row, first_column, first_k(i));
     cp_async_commit();
   };
-  float total[kMine] = {};  // results threadIdx.x + j kMmaThreads of the block
+  const auto step = [&](float(&sum)[1][2 * kAcross][4], int i) {
+    cp_async_wait<kFewStages - 2>();
+    __syncwarp();  // stage i is there, and the warp is done with the one before
+    load(i + kFewStages - 1);
+    multiply_stage<1, kAcross>(sum, stages[i % kFewStages], 0, 0, p.depth - first_k(i), lane);
+  };
+  const auto finish = [&](int r, int c, float x) {
+    if (first_row + r < p.rows && first_column + c < p.columns) p.finish(first_row + r, first_column + c, x);
+  };
   for (int i = 0; i < kFewStages - 1; i++) load(i);
-  for (int i = 0, first = 0; first < p.depth; first += kFewWarps * kMmaChunk) {
-    float sum[1][2 * kAcross][4] = {};
-    for (const int end = i + kSteps; i < end; i++) {
-      cp_async_wait<kFewStages - 2>();
-      __syncwarp();  // stage i is there, and the warp is done with the one before
-      load(i + kFewStages - 1);
-      multiply_stage<1, kAcross>(sum, stages[i % kFewStages], 0, 0, p.depth - first_k(i), lane);
+  if constexpr (kChunks) {
+    float total[kMine] = {};  // results threadIdx.x + j kMmaThreads of the block
+    for (int i = 0, first = 0; first < p.depth; first += kFewWarps * kMmaChunk) {
+      float sum[1][2 * kAcross][4] = {};
+      for (const int end = i + kSteps; i < end; i++) step(sum, i);
+      for_pairs<1, kAcross>(sum, 0, 0, lane,
+                            [&](int r, int c, float2 x) { *reinterpret_cast<float2*>(&shared.sums[warp][r][c]) = x; });
+      __syncthreads();
+      for (int w = 0; w < kFewWarps && first + w * kMmaChunk < p.depth; w++)
+#pragma unroll
+        for (int j = 0; j < kMine; j++) {
+          const int e = threadIdx.x + j * kMmaThreads;
+          total[j] += shared.sums[w][e / kFewColumns][e % kFewColumns];
+        }
+      __syncthreads();
     }
-    for_pairs<1, kAcross>(sum, 0, 0, lane,
-                          [&](int r, int c, float2 x) { *reinterpret_cast<float2*>(&shared.sums[warp][r][c]) = x; });
-    __syncthreads();
-    for (int w = 0; w < kFewWarps && first + w * kMmaChunk < p.depth; w++)
 #pragma unroll
-      for (int j = 0; j < kMine; j++) {
-        const int e = threadIdx.x + j * kMmaThreads;
-        total[j] += shared.sums[w][e / kFewColumns][e % kFewColumns];
-      }
-    __syncthreads();
-  }
-#pragma unroll
-  for (int j = 0; j < kMine; j++) {
-    const int r = first_row + (threadIdx.x + j * kMmaThreads) / kFewColumns,
-              c = first_column + threadIdx.x % kFewColumns;
-    if (r < p.rows && c < p.columns) p.finish(r, c, total[j]);
+    for (int j = 0; j < kMine; j++)
+      finish((threadIdx.x + j * kMmaThreads) / kFewColumns, threadIdx.x % kFewColumns, total[j]);
+  } else {
+    float sum[1][2 * kAcross][4] = {};
+    for (int i = 0; i * kMmaTile < p.depth; i++) step(sum, i);
+    for_pairs<1, kAcross>(sum, 0, 0, lane, [&](int r, int c, float2 x) {
+      finish(r, c, 0.f + x.x);  // the sum of one chunk
+      finish(r, c + 1, 0.f + x.y);
+    });
   }
 }
 

@@ -125,10 +125,10 @@ TEST(CudaBf16, Sample) {
         0, c.top_k == 9);
 }
 
-// left [rows][depth] times right [columns][depth], transposed: for each result and 512 of k one chain of products of 16
-// by the tensor cores, k ascending; the chains added up in order.
+// left [rows][depth] times right [columns][depth], transposed: for each result and `chunk` of k one chain of products
+// of 16 by the tensor cores, k ascending; the chains added up in order.
 std::vector<float> chains(const std::vector<uint16_t>& left, const std::vector<uint16_t>& right, int64_t rows,
-                          int64_t columns, int64_t depth) {
+                          int64_t columns, int64_t depth, int64_t chunk = 512) {
   std::vector<float> y(static_cast<size_t>(rows * columns));
   Call t(table_kernels, DType::bf16);
   float* const d = t.stat("sum", {16, 8}).as<float>();
@@ -144,10 +144,10 @@ std::vector<float> chains(const std::vector<uint16_t>& left, const std::vector<u
           }
         };
         fill("a", left, i, rows), fill("b", right, j, columns);
-        if (k % 512 == 0)
+        if (k % chunk == 0)
           for (int e = 0; e < 128; e++) t["sum"].set(e, 0);
         ptx::multiply(d, static_cast<const uint16_t*>(a.data), static_cast<const uint16_t*>(b.data), 1);
-        if (k % 512 == 496 || k + 16 >= depth)
+        if (k % chunk == chunk - 16 || k + 16 >= depth)
           for (int64_t e = 0; e < 128; e++)
             if (i + e / 8 < rows && j + e % 8 < columns)
               y[(i + e / 8) * columns + j + e % 8] += static_cast<float>(t["sum"].get(e));
@@ -195,6 +195,27 @@ TEST(CudaBf16, LinearIsChainsOfTensorCoreProducts) {
     for (size_t e = 0; e < dw_is.size(); e++) dw_is[e] += added[e];
     EXPECT_EQ(t["dw"].bits(), std::string(reinterpret_cast<const char*>(dw_is.data()), dw_is.size() * 4)) << shape;
   }
+}
+
+// Beyond 4096 columns k is one chunk.
+TEST(CudaBf16, WideLinearIsOneChain) {
+  const int64_t n = 17, i = 530, o = 4097;
+  Call t(table_kernels, DType::bf16);
+  const Weight w = weight(t, "w", o, i);
+  const Tensor x = t.act("x", {n, i});
+  table_kernels.linear_fwd({t.act_out("y", {n, o}), x, w, {}, {}}, {});
+  for (int64_t r : {0, 16}) {
+    table_kernels.linear_fwd({t.act_out("row", {1, o}), x.rows(r, 1), w, {}, {}}, {});
+    EXPECT_EQ(t["row"].bits(), t["y"].bits(r * o, (r + 1) * o));
+  }
+  const auto some = [&](const char* name, int64_t begin, int64_t end) {
+    std::vector<uint16_t> v(static_cast<size_t>(end - begin));
+    std::memcpy(v.data(), t[name].bits(begin, end).data(), v.size() * 2);
+    return v;
+  };
+  const int64_t from = 4080;  // columns
+  EXPECT_EQ(t["y"].bits(from, o),
+            rounded(chains(some("x", 0, i), some("w", from * i, o * i), 1, o - from, i, 1 << 30)));
 }
 
 TEST(CudaBf16, LinearRowsAreIndependentOfTheirNumber) {
