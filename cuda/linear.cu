@@ -49,8 +49,7 @@ struct WeightGradient {
   float* dw;
   const T *dy, *x;
   int64_t dy_stride, x_stride;
-  int rows, columns, depth;  // outputs, inputs, rows of x
-  static constexpr int chunk = kMmaChunk;
+  int rows, columns, depth, chunk;  // outputs, inputs, rows of x
 
   __device__ float a(int k, int row) const { return to_float(dy[k * dy_stride + row]); }
   __device__ float b(int k, int column) const { return to_float(x[k * x_stride + column]); }
@@ -276,7 +275,8 @@ void linear_bwd_weight(const LinearBwdWeight& a, Stream stream) {
     WeightGradient<T> p{};
     p.dw = a.dw.as<float>(), p.dy = a.dy.as<T>(), p.x = a.x.as<T>();
     p.dy_stride = row_stride(op, "dy", a.dy, rows, outputs), p.x_stride = row_stride(op, "x", a.x, rows, inputs);
-    p.rows = static_cast<int>(outputs), p.columns = static_cast<int>(inputs), p.depth = static_cast<int>(rows);
+    p.rows = static_cast<int>(outputs), p.columns = static_cast<int>(inputs), p.depth = static_cast<int>(rows),
+    p.chunk = kMmaChunk;
     if constexpr (std::is_same_v<T, bf16>) {
       const bool aligned = aligned16(a.dy, {p.dy_stride}) && aligned16(a.x, {p.x_stride});
       aligned ? multiply_on_tensor_cores<true>(op, p, stream) : multiply_on_tensor_cores<false>(op, p, stream);
