@@ -134,26 +134,46 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[kN] PTX_LOC) {
 #endif
 }
 
-// d += a b: a 64x16, K-major, and b 16x128, MN-major or K-major, of bf16.  Register i of thread t of the warpgroup is
+// d += a b: a 64x16, K-major, and b 16xkN, MN-major or K-major, of bf16.  Register i of thread t of the warpgroup is
 // element (t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8, i / 4 * 8 + t % 4 * 2 + i % 2) of d.
-template <bool kMnMajorB>
-__device__ __forceinline__ void wgmma_64x128x16(float (&d)[64], uint64_t a, uint64_t b PTX_LOC) {
+template <bool kMnMajorB, int kRegisters>
+__device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b PTX_LOC) {
+  constexpr int kN = 2 * kRegisters;
+  static_assert(kN == 128 || kN == 256);
 #ifdef CUEMU
-  cuemu::wgmma(d, 128, a, b, kMnMajorB, loc);
+  cuemu::wgmma(d, kN, a, b, kMnMajorB, loc);
 #else
 #define D8(i)                                                                                                 \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, 1, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "%64, %65, add, 1, 1, 0, %66;\n}"
-      : D8(0), D8(8), D8(16), D8(24), D8(32), D8(40), D8(48), D8(56)
-      : "l"(a), "l"(b), "n"(int{kMnMajorB}));
+#define D32(i) D8(i), D8(i + 8), D8(i + 16), D8(i + 24)
+  if constexpr (kN == 128)
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, 1, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "%64, %65, add, 1, 1, 0, %66;\n}"
+        : D32(0), D32(32)
+        : "l"(a), "l"(b), "n"(int{kMnMajorB}));
+  else
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, 1, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
+        "%128, %129, add, 1, 1, 0, %130;\n}"
+        : D32(0), D32(32), D32(64), D32(96)
+        : "l"(a), "l"(b), "n"(int{kMnMajorB}));
+#undef D32
 #undef D8
 #endif
 }

@@ -12,8 +12,8 @@ __device__ bf16* elements(unsigned char* p, int offset) { return reinterpret_cas
 // Bytes from the start of rows of 32 bytes to element `column` of a row, as the swizzle puts it.
 __device__ int place_32(int row, int column) { return row * 32 + (column / 8 ^ row / 4 % 2) * 16 + column % 8 * 2; }
 
-__device__ float left(int m, int k) { return static_cast<float>((m * 7 + k * 3) % 11 - 5); }
-__device__ float right(int k, int n) { return static_cast<float>((k * 5 + n) % 7 - 3); }
+__device__ float left_factor(int m, int k) { return static_cast<float>((m * 7 + k * 3) % 11 - 5); }
+__device__ float right_factor(int k, int n) { return static_cast<float>((k * 5 + n) % 7 - 3); }
 
 }  // namespace
 
@@ -69,23 +69,23 @@ __global__ void group_product(float* out, const float*) {
   const int t = static_cast<int>(threadIdx.x);
   for (int i = t; i < 64 * kK; i += kN) {  // [k / 16][m][16]
     const int m = i / kK, k = i % kK;
-    *elements(smem, k / 16 * 2048 + place_32(m, k % 16)) = __float2bfloat16(left(m, k));
+    *elements(smem, k / 16 * 2048 + place_32(m, k % 16)) = __float2bfloat16(left_factor(m, k));
   }
   for (int i = t; i < kK * 128; i += kN) {  // [n / 16][k][16] or [k / 16][n][16]
     const int k = i / 128, n = i % 128;
     *elements(smem, kRight + (kMnMajorB ? n / 16 * (kK * 32) + place_32(k, n % 16)
-                                        : k / 16 * 4096 + place_32(n, k % 16))) = __float2bfloat16(right(k, n));
+                                        : k / 16 * 4096 + place_32(n, k % 16))) = __float2bfloat16(right_factor(k, n));
   }
   if (kBug != ProductBug::no_proxy_fence) fence_proxy_async();
   if (kBug != ProductBug::no_barrier) __syncthreads();
   float d[64] = {};
   if (kBug != ProductBug::no_fence) wgmma_fence();
   for (int i = 0; i < 2; i++) {
-    const int other = kBug == ProductBug::different_matrices && threadIdx.x >= 64 ? 256 : 0;
+    const int other = kBug == ProductBug::different_matrices && threadIdx.x >= 64 ? -256 : 0;
     const uint64_t a = matrix_descriptor(smem + i * 2048, Swizzle::bytes_32, 256),
                    b = matrix_descriptor(smem + kRight + i * kStep + other, Swizzle::bytes_32,
                                          kBug == ProductBug::wrong_stride ? 512 : 256, kMnMajorB ? kK * 32 : 16);
-    wgmma_64x128x16<kMnMajorB>(d, a, b);
+    wgmma<kMnMajorB>(d, a, b);
     wgmma_commit();
   }
   if (kBug == ProductBug::waits_for_one) wgmma_wait<1>(d);
@@ -95,15 +95,15 @@ __global__ void group_product(float* out, const float*) {
   for (int i = 0; i < 64; i++) {
     const int m = t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8, n = i / 4 * 8 + t % 4 * 2 + i % 2;
     float sum = 0;
-    for (int k = 0; k < kK; k++) sum += left(m, k) * right(k, n);
+    for (int k = 0; k < kK; k++) sum += left_factor(m, k) * right_factor(k, n);
     wrong += !(d[i] == sum);
   }
   out[threadIdx.x] = static_cast<float>(wrong);
   if (kBug == ProductBug::waits_for_one) wgmma_wait<0>(d);
   if (kBug == ProductBug::no_fence_again) {  // behind what was done to registers
     d[5] = 0;
-    wgmma_64x128x16<kMnMajorB>(d, matrix_descriptor(smem, Swizzle::bytes_32, 256),
-                               matrix_descriptor(smem + kRight, Swizzle::bytes_32, 256));
+    wgmma<kMnMajorB>(d, matrix_descriptor(smem, Swizzle::bytes_32, 256),
+                     matrix_descriptor(smem + kRight, Swizzle::bytes_32, 256));
     wgmma_commit();
     wgmma_wait<0>(d);
   }

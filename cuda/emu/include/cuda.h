@@ -13,7 +13,7 @@ enum CUtensorMapSwizzle { CU_TENSOR_MAP_SWIZZLE_32B = 1, CU_TENSOR_MAP_SWIZZLE_1
 enum CUtensorMapL2promotion { CU_TENSOR_MAP_L2_PROMOTION_L2_256B = 3 };
 enum CUtensorMapFloatOOBfill { CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE = 0 };
 
-struct alignas(128) CUtensorMap {
+struct CUtensorMap {
   const char* data;
   uint64_t size[3], stride[3];  // by dimension, the innermost first; strides in bytes
   uint32_t rank, box[3], span;  // span: bytes within which the swizzle permutes 16-byte chunks

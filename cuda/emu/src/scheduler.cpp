@@ -252,7 +252,7 @@ int read_arch(const char* text) {
   for (int arch : {80, 90})
     if (text == std::to_string(arch)) return arch;
   std::fprintf(stderr, "cuemu: CUEMU_ARCH=%s: the emulated compute capabilities are 80 and 90\n", text);
-  std::exit(EXIT_FAILURE);
+  std::_Exit(EXIT_FAILURE);
 }
 
 Settings& settings() {
