@@ -189,7 +189,7 @@ $(BUILD)/cuda/tests/%.o: tests/%.cpp
 	@mkdir -p $(@D)
 	@echo 'cuda: $<'
 	$(Q)$(NVCC) $(filter-out -O3,$(NVFLAGS)) -O1 -DPARE_CUDA_TESTS -c $< -o $@
-$(BUILD)/cuda/pare_cuda_tests: $(cpu_LIB) $(KERNEL_TESTS:%=$(BUILD)/cuda/%.o) $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.o) $(BUILD)/cuda/tests/ptx_kernels.o
+$(BUILD)/cuda/pare_cuda_tests: $(cpu_LIB) $(KERNEL_TESTS:%=$(BUILD)/cuda/%.o) $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.o) $(patsubst %.cu,$(BUILD)/cuda/%.o,$(wildcard tests/ptx*.cu))
 	@echo 'link $@'
 	$(Q)$(NVCC) -Xcompiler -pthread $(GENCODE) $^ -lgtest $(LIBS) -o $@
 

@@ -2,12 +2,16 @@
 //
 // x, y, dx, dy may have strided rows; a weight is [ceil(O / 16)][I][16] (ops.h).
 // Order: f32 is one chain of fused multiply-adds per element of the result, k ascending, and has the bits of the `cpu`
-// table.  bf16 goes through the tensor cores in chunks of k (linear_mma.cuh); a call's sums are added to dw and dbias
-// once, so that these are the same in every run, but not for another split into micro-batches.  Of y and dx, a row's
-// bits depend on nothing but the row and the weight.
-// Bytes: every operand once for each 64 rows or columns of the result, from L2 for the most part.  Limited by the
-// tensor cores, with few rows by the weight's bytes; in f32 by the multiply-adds of the CUDA cores.
-#include "linear_mma.cuh"
+// table.  bf16 goes through the tensor cores in chunks of k (linear_mma.cuh, linear_wgmma.cuh); a call's sums are added
+// to dw and dbias once, so that these are the same in every run, but not for another split into micro-batches.  Of y
+// and dx, a row's bits depend on nothing but the row and the weight. Bytes: every operand once for each tile of the
+// result, from L2 for the most part.  Limited by the tensor cores, with few rows by the weight's bytes; in f32 by the
+// multiply-adds of the CUDA cores.
+#include "bench/probe.h"
+#include "linear_wgmma.cuh"
+#ifndef CUEMU
+#include "probe.cuh"
+#endif
 
 namespace pare::PARE_CUDA {
 
@@ -171,7 +175,7 @@ void multiply_few_rows(const char* op, const Forward<bf16, false>& p, Stream str
                dim3(kFewColumns * (kChunks ? 1 : kFewWarps), kFewRows), p, stream);
 }
 template <bool kAsync>
-void multiply_by_weight(const char* op, const Forward<bf16, false>& p, Stream stream) {
+void multiply_by_mma(const char* op, const Forward<bf16, false>& p, Stream stream) {
   // Blocks of 64 x 64 would leave most of a GPU idle where both sides are short.
   if (p.columns <= kNarrow && p.rows <= 64)
     multiply_few_rows<true, kAsync>(op, p, stream);
@@ -181,8 +185,52 @@ void multiply_by_weight(const char* op, const Forward<bf16, false>& p, Stream st
     multiply_on_tensor_cores<kAsync>(op, p, stream);
 }
 template <bool kAsync>
-void multiply_by_weight(const char* op, const Forward<bf16, true>& p, Stream stream) {
+void multiply_by_mma(const char* op, const Forward<bf16, true>& p, Stream stream) {
   multiply_on_tensor_cores<kAsync>(op, p, stream);
+}
+
+// ---- which kernel multiplies by a weight in bf16 (on compute capability 9.0 the bits are the same)
+LinearKernel asked_for = LinearKernel::choose;
+
+struct Machine {
+  bool wgmma, chooses_wgmma;  // is there (compute capability 9.0: later ones have other instructions); is the choice
+  int multiprocessors;
+};
+Machine machine() {
+#ifdef CUEMU
+  const bool there = cuemu::settings().arch == 90;
+  return {there, there, 20};
+#else
+  static const Machine m = [] {
+    const auto get = [](cudaDeviceAttr a) {
+      int value = 0;
+      check_cuda(cudaDeviceGetAttribute(&value, a, 0), "device 0");
+      return value;
+    };
+    const bool there = get(cudaDevAttrComputeCapabilityMajor) == 9 && get(cudaDevAttrComputeCapabilityMinor) == 0;
+    return Machine{there, there && kWgmmaConfirmed, get(cudaDevAttrMultiProcessorCount)};
+  }();
+  return m;
+#endif
+}
+
+// aligned: rows of x and of the weight begin at multiples of 16 bytes.
+template <bool kTranspose>
+void multiply_by_weight(const char* op, bool aligned, const Forward<bf16, kTranspose>& p, Stream stream) {
+  const Machine m = machine();
+  const bool asked =
+      asked_for == LinearKernel::choose ? m.chooses_wgmma && p.rows > 64 : asked_for == LinearKernel::wgmma;
+  if (asked && aligned && p.rows > 0 && p.columns > 0 && p.depth > 0) {
+    // Wide tiles where there are enough of them: they read less of shared memory for each product.
+    const int64_t wide = int64_t{blocks(op, p.rows, 128)} * blocks(op, p.columns, 256);
+    if (p.columns <= kNarrow)
+      launch_wgmma<128, true, kTranspose>(op, p, stream);
+    else
+      wide >= m.multiprocessors ? launch_wgmma<256, false, kTranspose>(op, p, stream)
+                                : launch_wgmma<128, false, kTranspose>(op, p, stream);
+  } else {
+    aligned ? multiply_by_mma<true>(op, p, stream) : multiply_by_mma<false>(op, p, stream);
+  }
 }
 
 // t is [rows, columns] with any stride between rows.
@@ -212,8 +260,7 @@ void forward(const char* op, const Tensor& y, const Tensor& x, const Weight& w, 
   p.rows = static_cast<int>(rows), p.columns = static_cast<int>(columns), p.depth = static_cast<int>(depth);
   p.chunk = linear_chunk(p.columns);
   if constexpr (std::is_same_v<T, bf16>) {
-    const bool aligned = aligned16(x, {x.stride[0]}) && aligned16(w.packed, {});
-    aligned ? multiply_by_weight<true>(op, p, stream) : multiply_by_weight<false>(op, p, stream);
+    multiply_by_weight(op, aligned16(x, {x.stride[0]}) && aligned16(w.packed, {}), p, stream);
   } else {
     multiply_on_cuda_cores<true>(op, p, stream);
   }
@@ -235,6 +282,14 @@ void move(const char* op, const Weight& w, const Tensor& rows, int64_t first, St
 }
 
 }  // namespace
+
+#ifndef CUEMU
+bool linear_kernel(LinearKernel kernel) {
+  if (kernel == LinearKernel::wgmma && !machine().wgmma) return false;
+  asked_for = kernel;
+  return true;
+}
+#endif
 
 void pack_weight(const PackWeight& a, Stream stream) { move<false>("pack_weight", a.w, a.rows, a.first, stream); }
 void unpack_weight(const UnpackWeight& a, Stream stream) { move<true>("unpack_weight", a.w, a.rows, a.first, stream); }

@@ -125,7 +125,8 @@ Rate flops() {
 
 }  // namespace
 
-const Probe probe = {.cache_bytes = cache_bytes, .seconds = seconds, .flops = flops, .bytes = bytes};
+const Probe probe = {
+    .cache_bytes = cache_bytes, .seconds = seconds, .flops = flops, .bytes = bytes, .linear_kernel = linear_kernel};
 
 }  // namespace pare::cuda
 #endif

@@ -35,6 +35,26 @@ void transpose_32(float* out, const float* in);
 template <int kStep>
 void every_other(float* out, const float* in);
 
+// Of compute capability 9.0 (emu_hopper.cu): what is wrong with them.
+#define EMU_COPY_BUGS(X)                                                                                       \
+  X(none)                                                                                                      \
+  X(no_init)                                                                                                   \
+  X(no_proxy_fence) X(small_count) X(few_bytes) X(many_bytes) X(no_empty_wait) X(no_full_wait) X(wrong_parity) \
+      X(early_arrival) X(not_awaited)
+#define EMU_PRODUCT_BUGS(X)                                                                                     \
+  X(none)                                                                                                       \
+  X(no_proxy_fence)                                                                                             \
+  X(no_barrier) X(no_fence) X(no_fence_again) X(no_wait) X(waits_for_one) X(wrong_stride) X(different_matrices) \
+      X(overwritten)
+#define X(bug) bug,
+enum class CopyBug { EMU_COPY_BUGS(X) };
+enum class ProductBug { EMU_PRODUCT_BUGS(X) };
+#undef X
+template <CopyBug kBug>
+void copy_ring(float* out, const float* in);
+template <bool kMnMajorB, ProductBug kBug>
+void group_product(float* out, const float* in);
+
 // out [16][8] = a [16][16] b [16][8], by one warp.
 void one_mma(float* out, const __nv_bfloat16* a, const __nv_bfloat16* b);
 

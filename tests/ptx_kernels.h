@@ -1,5 +1,5 @@
-// One launch for each PTX wrapper of cuda/ptx.cuh: what it makes of given bytes.  Pointers are to memory that kernels
-// can use; the results are there when the device has been waited for.
+// One launch for each PTX wrapper of cuda/ptx.cuh and ptx90.cuh: what it makes of given bytes.  Pointers are to memory
+// that kernels can use; the results are there when the device has been waited for.
 #pragma once
 #include <cstdint>
 
@@ -14,5 +14,16 @@ void copy_groups(uint32_t* out, const uint32_t* in);
 void load_matrices(uint32_t* out, const uint16_t* rows, const int32_t* row, bool transposed);
 // d[i] += a[i] b[i], i < n: a [n][16][16] and b [n][8][16] (by columns) of bf16, d [n][16][8].
 void multiply(float* d, const uint16_t* a, const uint16_t* b, int n);
+
+// ---- compute capability 9.0 (ptx90_kernels.cu)
+extern const bool wgmma_confirmed;  // kWgmmaConfirmed of cuda/linear_wgmma.cuh
+// Shared memory [16][64] of bf16 behind a tensor copy with the swizzle of 128 bytes, which begins at (x, y) of a
+// matrix.
+void copy_box(unsigned char* out, const uint16_t* in, int64_t columns, int64_t rows, int64_t stride, int x, int y);
+// Shared memory [2][8][16] behind one with the swizzle of 32 bytes, which begins at (x, y, z) of [panels][rows][16].
+void copy_panels(unsigned char* out, const uint16_t* in, int64_t rows, int64_t panels, int x, int y, int z);
+// d += a b: d [64][columns], a [64][64]; b is [columns / 16][64][16] (mn_major: in panels of columns), or
+// [4][columns][16] (in panels of k).  columns is 128 or 256.
+void multiply_group(float* d, const uint16_t* a, const uint16_t* b, int columns, bool mn_major);
 
 }  // namespace pare::test::ptx

@@ -73,7 +73,7 @@ TEST(OpBenches, CanBeCalledAgainAndAgain) {
 
 TEST(OpBenches, SizesAreChecked) {
   const OpBench& linear = op_bench("linear_fwd");
-  EXPECT_EQ(Dims("linear_fwd", linear.dims, "K=5,M=7,bias=1").str(), "M=7,N=17920,K=5,bias=1,residual=0");
+  EXPECT_EQ(Dims("linear_fwd", linear.dims, "K=5,M=7,bias=1").str(), "M=7,N=17920,K=5,bias=1,residual=0,kernel=0");
   const auto error = [&](const std::string& shape) {
     try {
       Dims("linear_fwd", linear.dims, shape);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -42,14 +43,15 @@ struct Run {
   std::vector<float> out;
 };
 
-Run run(Kernel* kernel, unsigned blocks = 1, unsigned threads = kN, const float* from = nullptr) {
+Run run(Kernel* kernel, unsigned blocks = 1, unsigned threads = kN, const float* from = nullptr,
+        size_t smem = kN * sizeof(float)) {
   std::vector<float> host(4 * kN);
   for (size_t i = 0; i < host.size(); i++) host[i] = static_cast<float>(i);
   Floats in(host.size()), out(8 * kN);
   EXPECT_EQ(cudaMemcpy(in.p, host.data(), host.size() * sizeof(float), cudaMemcpyHostToDevice), cudaSuccess);
   EXPECT_EQ(cudaMemset(out.p + kZeros, 0, kN * sizeof(float)), cudaSuccess);
   cudaLaunchConfig_t c{};
-  c.gridDim = blocks, c.blockDim = threads, c.dynamicSmemBytes = kN * sizeof(float);
+  c.gridDim = blocks, c.blockDim = threads, c.dynamicSmemBytes = smem;
   Run r{cudaLaunchKernelEx(&c, kernel, out.p, from ? from : in.p), "", std::vector<float>(8 * kN)};
   if (!r.error) r.error = cudaDeviceSynchronize();
   if (r.error) r.report = cudaGetErrorString(r.error);
@@ -150,6 +152,104 @@ TEST(Emu, AsynchronousCopies) {
     expect_nan(async_copies<-1, true>);
     expect_nan(async_copies<1, true>);
   }
+}
+
+// ---- compute capability 9.0
+struct Nine {
+  const char* name;
+  Kernel* kernel;
+};
+#define X(bug) {#bug, copy_ring<CopyBug::bug>},
+const Nine kCopies[] = {EMU_COPY_BUGS(X)};
+#undef X
+#define X(bug) {#bug, group_product<true, ProductBug::bug>},
+const Nine kProducts[] = {EMU_PRODUCT_BUGS(X)};
+#undef X
+Run run_nine(Kernel* kernel) { return run(kernel, 1, kN, nullptr, 12 * 1024 + 512); }
+
+TEST(Emu, TensorCopiesAndProductsInEveryOrder) {
+  in_all_orders([] {
+    const auto copied = run_nine(copy_ring<CopyBug::none>);
+    ASSERT_EQ(copied.error, cudaSuccess) << copied.report;
+    for (int c = 0; c < 96; c++)
+      ASSERT_EQ(copied.out[32 + c], c < 32 ? 2 * 768 + 4 * (2 * c + 96) : 768 + 4 * c) << "thread " << c;
+    for (Kernel* kernel : {group_product<true, ProductBug::none>, group_product<false, ProductBug::none>}) {
+      const auto r = run_nine(kernel);
+      ASSERT_EQ(r.error, cudaSuccess) << r.report;
+      for (int i = 0; i < kN; i++) ASSERT_EQ(r.out[i], 0) << "wrong results of thread " << i;
+    }
+  });
+}
+
+// Reports of any build, in every order; "" where the values are wrong.
+TEST(Emu, WrongUseOfTensorCopiesAndProductsShows) {
+  struct Bug {
+    Kernel* kernel;
+    const char* report;
+  };
+  const Bug bugs[] = {
+      {copy_ring<CopyBug::no_init>, ""},
+      {copy_ring<CopyBug::few_bytes>, "TMA: a copy of 512 bytes for an mbarrier that expects 256 more"},
+      {copy_ring<CopyBug::many_bytes>, "for 0 more arrivals and 512 more bytes"},
+      {copy_ring<CopyBug::no_full_wait>, ""},
+      {copy_ring<CopyBug::wrong_parity>, ""},
+      {copy_ring<CopyBug::not_awaited>, ""},
+      {group_product<true, ProductBug::no_fence>, "registers were written without a wgmma.fence"},
+      {group_product<true, ProductBug::no_fence_again>, "registers were written without a wgmma.fence"},
+      {group_product<true, ProductBug::no_wait>, "wgmma products that it never waited for"},
+      {group_product<true, ProductBug::waits_for_one>, ""},
+      {group_product<true, ProductBug::wrong_stride>, ""},
+      {group_product<true, ProductBug::different_matrices>, "the warps of a warpgroup name different matrices"},
+  };
+  if (kAsan) GTEST_SKIP() << "AddressSanitizer ends the program at the first access to the target of a copy";
+  const auto copied = run_nine(copy_ring<CopyBug::none>), multiplied = run_nine(group_product<true, ProductBug::none>);
+  for (const Bug& b : bugs)
+    in_all_orders([&] {
+      const auto r = run_nine(b.kernel);
+      const auto name = std::string("bug ") + std::to_string(&b - bugs) + ": " + r.report;
+      if (*b.report) {
+        EXPECT_NE(r.report.find(b.report), std::string::npos) << name;
+        EXPECT_NE(r.report.find("emu_hopper.cu:"), std::string::npos) << name;
+      } else if (r.error == cudaSuccess) {
+        const auto& good = &b < bugs + 6 ? copied : multiplied;
+        EXPECT_FALSE(std::equal(r.out.begin(), r.out.begin() + kN, good.out.begin())) << name;
+      }
+    });
+}
+
+TEST(Emu, CheckerKnowsTensorCopiesAndProducts) {
+  if (!cuemu::kChecker) GTEST_SKIP() << "in the check build only";
+  for (const auto& list : {std::span<const Nine>(kCopies), std::span<const Nine>(kProducts)})
+    for (const Nine& x : list.subspan(1)) {
+      const std::string name = x.name;
+      if (name == "waits_for_one" || name == "wrong_stride") continue;  // seen in the values
+      in_all_orders([&] { EXPECT_EQ(run_nine(x.kernel).error, cudaErrorLaunchFailure) << name; });
+    }
+  const auto report = [](Kernel* kernel, const char* text) {
+    in_all_orders([&] {
+      const auto r = run_nine(kernel);
+      EXPECT_NE(r.report.find(text), std::string::npos) << r.report;
+    });
+  };
+  report(copy_ring<CopyBug::no_proxy_fence>, "async proxy: the mbarrier was written without a fence.proxy.async");
+  report(copy_ring<CopyBug::no_full_wait>, "of dynamic shared memory, byte ");
+  report(copy_ring<CopyBug::early_arrival>, "race: ");
+  report(group_product<true, ProductBug::no_proxy_fence>, "async proxy: dynamic shared memory, byte ");
+  report(group_product<true, ProductBug::overwritten>, "race: ");
+}
+
+TEST(Emu, OlderArchitecturesHaveNoTensorCopies) {
+  cuemu::settings().arch = 80;
+  EXPECT_NE(run_nine(group_product<true, ProductBug::none>).report.find("needs compute capability 9.0"),
+            std::string::npos);
+  cuemu::settings().arch = 90;
+}
+
+TEST(Emu, ArchitecturesAreReadStrictly) {
+  EXPECT_EQ(cuemu::read_arch("80"), 80);
+  EXPECT_EQ(cuemu::read_arch("90"), 90);
+  for (const char* text : {"", "75", "100", "90a", "sm_90"})
+    EXPECT_EXIT(cuemu::read_arch(text), testing::ExitedWithCode(1), "CUEMU_ARCH=.*80 and 90");
 }
 
 TEST(Emu, AddressSanitizerGuardsEveryMemory) {
@@ -268,7 +368,7 @@ TEST(Emu, AccessProfile) {
   EXPECT_EQ(none.ideal, 4u);
 }
 
-// Of the kernels themselves: linear layers in bf16 move shared memory without bank conflicts.
+// Of the kernels themselves: linear layers in bf16 by mma.sync move shared memory without bank conflicts.
 TEST(Emu, LinearHasNoBankConflicts) {
   if (!cuemu::kChecker) GTEST_SKIP() << "in the check build only";
   const int64_t n = 128;
@@ -276,6 +376,7 @@ TEST(Emu, LinearHasNoBankConflicts) {
   for (const Floats* t : {&x, &w}) ASSERT_EQ(cudaMemset(t->p, 0, n * n * 2), cudaSuccess);
   ASSERT_EQ(cudaMemset(y.p, 0, n * n * 4), cudaSuccess);
   const Weight weight{make_tensor(w.p, DType::bf16, {n / 16, n, 16}), n};
+  cuemu::settings().arch = 80;
   enum Which { forward, input, weights };
   for (const auto& [rows, which] :
        {std::pair{n, forward}, {n, input}, {n, weights}, {n / 8, forward}, {n / 8, input}}) {
@@ -294,6 +395,7 @@ TEST(Emu, LinearHasNoBankConflicts) {
     }
     EXPECT_GT(used, 0u);
   }
+  cuemu::settings().arch = 90;
 }
 
 // Work is queued and runs when the host waits for it: what is not waited for has not happened.

@@ -1,4 +1,5 @@
-// What the PTX wrappers of cuda/ptx.cuh do, against stored results, byte by byte: the same on the device and emulated.
+// What the PTX wrappers of cuda/ptx.cuh and ptx90.cuh do, against stored results, byte by byte: the same on the device
+// and emulated.
 //
 // tests/golden/ptx_sm80.json and ptx_sm90.json hold the results, and under "made_by" who computed them: the name of a
 // GPU, or "model", which is the emulator and so only as right as its reading of the manuals.  The inputs are functions
@@ -132,7 +133,75 @@ std::vector<int32_t> scattered_rows() {
   return v;
 }
 
-std::vector<Result> results() {
+// ---- compute capability 9.0
+
+struct Box {
+  const char* name;
+  int x, y, z;
+};
+// Copies from a matrix of 100 columns and 20 rows, and from 3 panels of 11 rows: within it, and over its edges.
+constexpr int64_t kColumns = 100, kRows = 20, kStride = 104, kPanelRows = 11, kPanels = 3;
+constexpr Box kBoxes[] = {
+    {"tensor copy", 8, 2, 0}, {"tensor copy over the end", 67, 9, 0}, {"tensor copy over the start", -3, -5, 0}};
+constexpr Box kPanelBoxes[] = {{"tensor copy of panels", 0, 1, 1},
+                               {"tensor copy of panels over the end", 5, 7, 2},
+                               {"tensor copy of panels over the start", -2, -3, -1}};
+
+std::vector<uint16_t> random_factors(Rng& r, Range range, size_t n) {
+  std::vector<uint16_t> v(n);
+  for (uint16_t& x : v) x = static_cast<uint16_t>(draw(r, range) >> 16);
+  return v;
+}
+
+// A product of a warpgroup: operands as matrices, and the registers before and after.
+struct GroupProduct {
+  int columns;
+  bool mn_major;
+  std::vector<uint16_t> a, b;  // [64][64], [64][columns]
+  std::vector<float> d, after;
+  GroupProduct(const Factors& f, int columns, bool mn_major) : columns(columns), mn_major(mn_major) {
+    Rng r = numbers(20 + static_cast<uint64_t>(&f - kFactors));
+    a = random_factors(r, f.a, 64 * 64), b = random_factors(r, f.b, 64 * static_cast<size_t>(columns));
+    for (int i = 0; i < 64 * columns; i++) d.push_back(std::bit_cast<float>(draw(r, f.d)));
+    run();
+  }
+  void run() {
+    std::vector<uint16_t> packed(b.size());
+    for (int k = 0; k < 64; k++)
+      for (int n = 0; n < columns; n++)
+        packed[mn_major ? (n / 16 * 64 + k) * 16 + n % 16 : (k / 16 * columns + n) * 16 + k % 16] = b[k * columns + n];
+    Memory<uint16_t> left(a), right(packed);
+    Memory<float> sum(d);
+    ptx::multiply_group(sum.data(), left.data(), right.data(), columns, mn_major);
+    after = sum.values();
+  }
+};
+
+void add_results_of_90(std::vector<Result>& all) {
+  Memory<uint16_t> matrix(random_bits<uint16_t>(10, kStride * kRows)),
+      panels(random_bits<uint16_t>(11, 16 * kPanelRows * kPanels));
+  for (const Box& b : kBoxes) {
+    Memory<unsigned char> out(std::vector<unsigned char>(2048));
+    ptx::copy_box(out.data(), matrix.data(), kColumns, kRows, kStride, b.x, b.y);
+    all.push_back(result(b.name, out));
+  }
+  for (const Box& b : kPanelBoxes) {
+    Memory<unsigned char> out(std::vector<unsigned char>(512));
+    ptx::copy_panels(out.data(), panels.data(), kPanelRows, kPanels, b.x, b.y, b.z);
+    all.push_back(result(b.name, out));
+  }
+  for (const Factors& f : kFactors)
+    for (const auto& [columns, mn_major] : {std::pair{128, false}, {128, true}, {256, false}, {256, true}}) {
+      const GroupProduct p(f, columns, mn_major);
+      std::string some;  // elements of every row and every column
+      for (int r = 0; r < 64; r++)
+        for (int c = r % 32; c < columns; c += 32)
+          some.append(reinterpret_cast<const char*>(&p.after[r * columns + c]), 4);
+      all.push_back({cat("wg", f.name, ", ", columns, mn_major ? " columns, MN-major" : " columns"), some});
+    }
+}
+
+std::vector<Result> results(int arch) {
   std::vector<Result> all;
   Memory<unsigned char> bytes(random_bits<unsigned char>(1, 32 * 16)), to_16(std::vector<unsigned char>(17 * 16)),
       to_8(std::vector<unsigned char>(9 * 8));
@@ -163,6 +232,7 @@ std::vector<Result> results() {
     ptx::multiply(sum.data(), left.data(), right.data(), kProducts);
     all.push_back(result(f.name, sum));
   }
+  if (arch == 90) add_results_of_90(all);
   return all;
 }
 
@@ -179,12 +249,12 @@ TEST(Ptx, ResultsAreTheStoredOnes) {
   on_architectures([](int arch) {
     if (std::getenv("PARE_WRITE_GOLDENS")) {
       json file{{"made_by", maker()}};
-      for (const Result& r : results()) file["results"][r.name] = hex(r.bytes);
+      for (const Result& r : results(arch)) file["results"][r.name] = hex(r.bytes);
       write_file(golden_path(arch), file.dump(1) + "\n");
     }
     const json golden = read_golden(arch);
     in_all_orders([&] {
-      const std::vector<Result> all = results();
+      const std::vector<Result> all = results(arch);
       EXPECT_EQ(golden["results"].size(), all.size());
       for (const Result& r : all) {
         const std::string is = hex(r.bytes), should = golden["results"].value(r.name, "");
@@ -199,7 +269,13 @@ TEST(Ptx, ResultsAreTheStoredOnes) {
 
 TEST(Ptx, StoredResultsTellTheArchitecturesApart) {
   const json old = read_golden(80)["results"], now = read_golden(90)["results"];
-  for (const auto& [name, bytes] : now.items()) EXPECT_EQ(bytes != old[name], name.starts_with("mma")) << name;
+  for (const auto& [name, bytes] : old.items()) EXPECT_EQ(bytes != now[name], name.starts_with("mma")) << name;
+}
+
+// A device multiplies with wgmma of its own accord when a device has said what wgmma does, and not before.
+TEST(Ptx, WgmmaIsConfirmedByADevice) {
+  EXPECT_EQ(ptx::wgmma_confirmed, read_golden(90)["made_by"] != "model")
+      << "set kWgmmaConfirmed of cuda/linear_wgmma.cuh accordingly";
 }
 
 // The copies and loads as the PTX manual describes them.
@@ -221,12 +297,81 @@ TEST(Ptx, DataMoveAsDescribed) {
           const uint16_t x = elements[rows[m * 8 + (transposed ? j : i)] * 8 + (transposed ? i : j)];
           loaded[transposed].append(reinterpret_cast<const char*>(&x), 2);
         }
-  const std::vector<Result> all = results();
+  const std::vector<Result> all = results(80);
   EXPECT_EQ(all[0].bytes, copied[0]);
   EXPECT_EQ(all[1].bytes, copied[1]);
   EXPECT_EQ(all[2].bytes, std::string(reinterpret_cast<const char*>(words.data()), 1024));
   EXPECT_EQ(all[3].bytes, loaded[0]);
   EXPECT_EQ(all[4].bytes, loaded[1]);
+}
+
+// The element at byte `at` of shared memory in rows of `width` bytes, whose 16-byte chunks change places within
+// `width` bytes by the address's bits from 7 on.
+size_t unswizzled(size_t at, size_t width) { return at ^ (at >> 7 & (width / 16 - 1)) << 4; }
+
+TEST(Ptx, TensorCopiesAreAsDescribed) {
+  on_architectures([](int arch) {
+    if (arch < 90) return;
+    std::vector<Result> all;
+    add_results_of_90(all);
+    const auto matrix = random_bits<uint16_t>(10, kStride * kRows),
+               panels = random_bits<uint16_t>(11, 16 * kPanelRows * kPanels);
+    const auto is = [&](size_t i, size_t at) {
+      uint16_t x;
+      std::memcpy(&x, all[i].bytes.data() + at, 2);
+      return x;
+    };
+    for (size_t i = 0; i < 3; i++)
+      for (size_t at = 0; at < 2048; at += 2) {
+        const size_t from = unswizzled(at, 128);
+        const int64_t x = kBoxes[i].x + static_cast<int64_t>(from % 128 / 2),
+                      y = kBoxes[i].y + static_cast<int64_t>(from / 128);
+        const bool inside = x >= 0 && x < kColumns && y >= 0 && y < kRows;
+        ASSERT_EQ(is(i, at), inside ? matrix[y * kStride + x] : 0) << kBoxes[i].name << ", byte " << at;
+      }
+    for (size_t i = 0; i < 3; i++)
+      for (size_t at = 0; at < 512; at += 2) {
+        const size_t from = unswizzled(at, 32);
+        const int64_t x = kPanelBoxes[i].x + static_cast<int64_t>(from % 32 / 2),
+                      y = kPanelBoxes[i].y + static_cast<int64_t>(from / 32 % 8),
+                      z = kPanelBoxes[i].z + static_cast<int64_t>(from / 256);
+        const bool inside = x >= 0 && x < 16 && y >= 0 && y < kPanelRows && z >= 0 && z < kPanels;
+        ASSERT_EQ(is(3 + i, at), inside ? panels[(z * kPanelRows + y) * 16 + x] : 0)
+            << kPanelBoxes[i].name << ", byte " << at;
+      }
+  });
+}
+
+// A product of a warpgroup has the bits of as many mma.sync, k ascending.
+TEST(Ptx, WarpgroupsMultiplyLikeWarps) {
+  on_architectures([](int arch) {
+    if (arch < 90) return;
+    for (const Factors& f : kFactors)
+      for (const auto& [columns, mn_major] : {std::pair{128, false}, {128, true}, {256, false}, {256, true}}) {
+        const GroupProduct p(f, columns, mn_major);
+        const int across = columns / 8, tiles = 4 * across;  // of 16 x 8
+        std::vector<float> d(tiles * 128);
+        const auto element = [&](int tile, int e) {
+          return (tile / across * 16 + e / 8) * columns + tile % across * 8 + e % 8;
+        };
+        for (int i = 0; i < tiles * 128; i++) d[i] = p.d[element(i / 128, i % 128)];
+        Memory<float> sum(d);
+        for (int k = 0; k < 64; k += 16) {
+          std::vector<uint16_t> a(tiles * 256), b(tiles * 128);
+          for (int t = 0; t < tiles; t++) {
+            for (int e = 0; e < 256; e++) a[t * 256 + e] = p.a[(t / across * 16 + e / 16) * 64 + k + e % 16];
+            for (int e = 0; e < 128; e++) b[t * 128 + e] = p.b[(k + e % 16) * columns + t % across * 8 + e / 16];
+          }
+          Memory<uint16_t> left(a), right(b);
+          ptx::multiply(sum.data(), left.data(), right.data(), tiles);
+          sum.values();  // waits: the operands go
+        }
+        const std::vector<float> after = sum.values();
+        for (int i = 0; i < tiles * 128; i++)
+          ASSERT_EQ(std::bit_cast<uint32_t>(after[i]), std::bit_cast<uint32_t>(p.after[element(i / 128, i % 128)]))
+              << f.name << ", " << columns << " columns, tile " << i / 128 << ", element " << i % 128;
+      }
+  });
 }
 
 }  // namespace

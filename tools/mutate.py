@@ -23,6 +23,19 @@ RULES = [  # (what to damage, replacement, label)
     (r"cp_async_wait<kStages - 2>\(\)", "cp_async_wait<kStages - 1>()", "waits for one group less"),
     (r"cp_async_wait<0>\(\);", ";", "no wait"),
     (r"cp_async_commit\(\);", ";", "no commit"),
+    (r"mbarrier_wait\(.*\);", "(void)0;", "no wait for an mbarrier"),
+    (r"mbarrier_wait\((.*), (.*)\);", r"mbarrier_wait(\1, 1 - (\2));", "wrong parity"),
+    (r"mbarrier_arrive\(.*\);", "(void)0;", "no arrival"),
+    (r"(mbarrier_init\([^,]*, (?!1\))[^)]*)\)", r"\1 - 1)", "one arrival less"),
+    (r"(mbarrier_arrive_expect\(.*)\);", r"\1 / 2);", "expects half the bytes"),
+    (r"(mbarrier_arrive_expect\(.*)\);", r"\1 * 2);", "expects twice the bytes"),
+    (r"fence_proxy_async\(\);", "(void)0;", "no proxy fence"),
+    (r"wgmma_fence\(\);", "(void)0;", "no wgmma fence"),
+    (r"wgmma_commit\(\);", "(void)0;", "no commit"),
+    (r"wgmma_wait<0>\(", "wgmma_wait<1>(", "waits for one group less"),
+    (r"(Swizzle::bytes_\d+, \d+)", r"\1 * 2", "wrong stride"),
+    (r"(constexpr uint64_t kNextA = \d+)", r"\1 * 2", "wrong step"),
+    (r"(kNextB = .*) \* 2;", r"\1;", "wrong step"),
     (r"\bvalid \* 2\b", "16", "no zero fill"),
     (r"\(kAllLanes, ", "(0x7fffffffu, ", "mask without lane 31"),
     (r"if \((\w+) >= ([\w.]+)\) return;", r"if (\1 > \2) return;", "bound off by one"),
@@ -39,7 +52,7 @@ KNOWN = {
 
 # Headers that are damaged too, and the source that shows it.
 COMPILED = {"attention.cuh": "attn_fwd.cu", "attention_mma.cuh": "attn_fwd.cu", "attn_bwd.cuh": "attn_bwd.cu",
-            "kv_event.cuh": "kv_scores.cu", "linear_mma.cuh": "linear.cu"}
+            "kv_event.cuh": "kv_scores.cu", "linear_mma.cuh": "linear.cu", "linear_wgmma.cuh": "linear.cu"}
 
 FLAGS = dict(capture_output=True, text=True, errors="replace")
 
@@ -83,8 +96,8 @@ def run(number, mutant, args):
             done = subprocess.run([program, f"--gtest_filter={tests}", "--gtest_brief=1", "--gtest_fail_fast"],
                                   timeout=300, **FLAGS)
             said = done.stdout + done.stderr
-            kind = re.search(r"(race|uninitialised|out of bounds|cp\.async|divergent barrier|mask \w+ names|"
-                             r"never waited for|lane \d+ calls)", said)
+            kind = re.search(r"(race|uninitialised|out of bounds|cp\.async|TMA|async proxy|wgmma|mbarrier|"
+                             r"divergent barrier|mask \w+ names|never waited for|lane \d+ calls)", said)
             result = "" if done.returncode == 0 else kind.group(1) if kind else "wrong value"
         except subprocess.TimeoutExpired:
             result = "hangs"

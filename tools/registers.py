@@ -4,9 +4,9 @@ the committed baseline.  `make registers` and `make registers-update` call it.
 
     tools/registers.py [--update] BASELINE NVCC_RELEASE FILE.ptxas...
 
-Fails when a kernel takes more registers, spill, stack or static shared memory than the baseline says, and when kernels
-have come or gone.  Architectures of which nothing was built are left out; another release of nvcc allocates otherwise,
-and then nothing is compared.
+Fails when a kernel takes more registers, spill, stack or static shared memory than the baseline says, when kernels have
+come or gone, and when ptxas could not leave wgmma asynchronous.  Architectures of which nothing was built are left out;
+another release of nvcc allocates otherwise, and then nothing is compared.
 """
 import argparse
 import os
@@ -38,6 +38,8 @@ def read_ptxas(path):
         if m := re.search(r"Compiling entry function '(\S+)' for 'sm_(\w+)'", line):
             key = m.groups()
             kernels[key] = dict.fromkeys(COLUMNS, 0)
+        elif "instructions are serialized" in line:  # wgmma waits for each product then
+            sys.exit(f"registers: {path}: {line.strip()}")
         elif key and (m := re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line)):
             if kernels[key]["registers"] == 0:  # of the kernel; functions that it calls come after its registers
                 kernels[key].update(zip(("stack", "spill stores", "spill loads"), map(int, m.groups())))

@@ -1,7 +1,8 @@
 // cuemu: runs CUDA kernels on the CPU, one fiber per CUDA thread.
 //
 // This is the contract between the headers that stand in for CUDA's (cuda_runtime.h, cuda_bf16.h), the project's PTX
-// wrappers (ptx.cuh) and the scheduler in src/.  Kernels never include it; tests do, for settings and reports.
+// wrappers (ptx.cuh, ptx90.cuh) and the scheduler in src/.  Kernels never include it; tests do, for settings and
+// reports.
 //
 // Model: one block runs at a time, on the calling OS thread; its threads are fibers that run until they must wait
 // (barrier, warp collective) and are resumed in an order that is a setting.  So kernels that wait for another block
@@ -14,7 +15,8 @@
 // not under AddressSanitizer).
 //
 // The check build has an access checker (check.cpp): races, reads of memory that was never written, bounds, cp.async
-// targets touched too early.  There kernels may use no host memory but what device_memory() names.
+// targets touched too early, and the same of tensor copies and wgmma.  There kernels may use no host memory but what
+// device_memory() names.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -83,7 +85,8 @@ struct Settings {
   bool abort_on_error = false;  // CUEMU_ABORT=1: stop where the mistake is, for a debugger
   bool profile = false;         // keep the access profile of each launch; the check build only
 };
-Settings& settings();  // may be changed between launches
+Settings& settings();             // may be changed between launches
+int read_arch(const char* text);  // "80" or "90"; ends the program with a message if it is neither
 
 // The access profile of the last launch: how each load and store of the source uses the memory system, as far as
 // addresses decide it.  The n-th execution of an instruction by each lane of a warp, between two points at which the

@@ -6,7 +6,8 @@
 //     the end of a launch (shuffles order nothing, as CUDA says);
 //   - reads of shared or device memory that nobody has written;
 //   - accesses outside every variable and allocation, and to host memory;
-//   - accesses to the target of a cp.async that its thread has not waited for.
+//   - accesses to the target of a cp.async that its thread has not waited for, or of a tensor copy that has not landed;
+//   - tensor copies and wgmma (the async proxy) that touch what was written without a fence.proxy.async.
 // (Linux's KCSAN uses the compiler's instrumentation in the same way.)  Compiled without -fsanitize.
 #ifdef CUEMU_CHECK
 
@@ -30,12 +31,13 @@ struct Slot {
   uint32_t place = 0;  // see symbols.h
   uint16_t thread = 0;
   uint8_t bytes = 0;  // which of the two, as bits
-  bool atomic = false;
+  bool atomic : 1 = false;
+  bool async : 1 = false;  // by the async proxy
 };
 struct Cell {
   Slot write, reads[2];
   uint32_t block = 0;       // shared memory: the block that the rest is about
-  uint16_t pending = 0;     // 1 + the thread whose cp.async is to land here
+  uint16_t pending = 0;     // 1 + the thread whose copy is to land here
   uint8_t initialised = 0;  // bytes that have been written, as bits
 };
 
@@ -50,9 +52,21 @@ struct Release {
 int g_pause = 1;          // accesses count only while 0
 uint32_t g_launch_first;  // serial of the launch's first block
 // Thread u of the running block is at time g_own[u], which grows when it synchronises; g_base[u] is the time of u that
-// everyone has seen (at the last barrier of the block), g_seen[t * n + u] what t has seen since.
+// everyone has seen (at the last barrier of the block), seen(t, u) what t has seen since.  The copies that land with an
+// mbarrier count as one more thread, behind those of the block.
+constexpr unsigned kMbarriers = 32;
 std::vector<uint32_t> g_own, g_base, g_seen;
-bool g_partial;  // a barrier of part of the block has been used: threads have seen those of other warps
+unsigned clocks() { return g_block.n + kMbarriers; }
+uint32_t& seen(size_t t, unsigned u) { return g_seen[t * clocks() + u]; }
+struct Mbarrier {
+  uint16_t copies;  // the thread that its copies count as
+  uint16_t by;      // who initialised it, and when
+  uint32_t at;
+  std::vector<uint32_t> arrived, ended;  // what is known to those who arrive in this phase, and at the end of the last
+};
+std::map<const void*, Mbarrier> g_mbarriers;
+std::vector<uint32_t> g_proxy;  // up to when the async proxy sees what a thread has written
+bool g_partial;                 // a barrier of part of the block has been used: threads have seen those of other warps
 enum class Fenced : uint8_t { no, yes };
 std::vector<Fenced> g_fenced;
 std::map<const void*, std::deque<Release>> g_released;  // by atomics on this address
@@ -64,8 +78,7 @@ std::vector<Cell> g_static_cells, g_dynamic_cells;
 bool ordered(const Slot& s) {
   if (s.block < g_launch_first) return true;
   const unsigned t = g_block.cur->linear;
-  if (s.block == g_block.serial)
-    return s.thread == t || s.clock <= g_base[s.thread] || s.clock <= g_seen[size_t{t} * g_block.n + s.thread];
+  if (s.block == g_block.serial) return s.thread == t || s.clock <= g_base[s.thread] || s.clock <= seen(t, s.thread);
   auto covers = [&](const Release* r) {
     return r->block == s.block && s.thread < r->clock.size() && s.clock <= r->clock[s.thread];
   };
@@ -79,7 +92,8 @@ struct Access {
   size_t bytes;
   bool write, atomic;
   uint32_t place;
-  bool copy = false;  // reads what was never written, as it is
+  bool copy = false;   // reads what was never written, as it is
+  bool async = false;  // by the async proxy
 };
 
 [[noreturn]] void report(const Access& a, const char* kind, const std::string& what, const std::string& more) {
@@ -87,10 +101,17 @@ struct Access {
   fail({}, "%s: %s\n    by thread %u at %s%s", kind, what.c_str(), g_block.cur->linear, place_name(a.place).c_str(),
        more.c_str());
 }
+std::string thread_name(unsigned t) { return t < g_block.n ? "thread " + std::to_string(t) : "a tensor copy"; }
 [[noreturn]] void report_race(const Access& a, const char* kind, const Slot& s) {
   report(a, "race", std::string(kind) + " " + std::to_string(a.bytes) + " bytes at " + memory_name(a.p),
-         "\n    and by thread " + std::to_string(s.thread) +
-             (s.block == g_block.serial ? " of the block at " : " of another block at ") + place_name(s.place));
+         "\n    and by " +
+             (s.block == g_block.serial ? thread_name(s.thread) + " of the block at "
+                                        : "thread " + std::to_string(s.thread) + " of another block at ") +
+             place_name(s.place));
+}
+[[noreturn]] void report_proxy(const Access& a, const std::string& what, unsigned thread, const std::string& place) {
+  report(a, "async proxy", what + " was written without a fence.proxy.async behind",
+         "\n    by thread " + std::to_string(thread) + place);
 }
 [[noreturn]] void report_bounds(const Access& a) {
   std::string near = " (host memory?)";
@@ -154,12 +175,15 @@ Cell* cells_of(const Access& a, bool* shared) {
 
 void check_cell(Cell& x, const Access& a, const Slot& now) {
   if (x.pending)
-    report(a, "cp.async", (a.write ? "write of " : "read of ") + memory_name(a.p) + " before the copy was waited for",
-           "\n    copied by thread " + std::to_string(x.pending - 1));
+    report(a, x.pending <= g_block.n ? "cp.async" : "TMA",
+           (a.write ? "write of " : "read of ") + memory_name(a.p) + " before the copy was waited for",
+           "\n    copied by " + thread_name(x.pending - 1u));
   auto conflicts = [&](const Slot& s) {
     return s.block && (s.bytes & now.bytes) && !(s.atomic && a.atomic) && !ordered(s);
   };
   if (conflicts(x.write)) report_race(a, a.write ? "two writes of" : "a read and a write of", x.write);
+  if (a.async && x.write.block == g_block.serial && !x.write.async && x.write.clock > g_proxy[x.write.thread])
+    report_proxy(a, memory_name(a.p), x.write.thread, " at " + place_name(x.write.place));
   if ((!a.write || a.atomic) && !a.copy && (x.initialised & now.bytes) != now.bytes)
     report(a, "uninitialised", "read of " + memory_name(a.p), "");
   if (a.write) {
@@ -175,6 +199,9 @@ void check_cell(Cell& x, const Access& a, const Slot& now) {
   }
 }
 
+// The time of u of which t knows.
+uint32_t known(unsigned t, unsigned u) { return u == t ? g_own[u] : std::max(g_base[u], seen(t, u)); }
+
 // An atomic on device memory after a fence publishes what its thread has done or seen.
 void synchronise_by_atomic(const void* p) {
   const unsigned t = g_block.cur->linear, n = g_block.n;
@@ -183,7 +210,7 @@ void synchronise_by_atomic(const void* p) {
     if (r.block != g_block.serial) g_acquired[t].push_back(&r);
   if (g_fenced[t] == Fenced::no) return;
   Release r{g_block.serial, std::vector<uint32_t>(n)};
-  for (unsigned u = 0; u < n; u++) r.clock[u] = u == t ? g_own[u] : std::max(g_base[u], g_seen[size_t{t} * n + u]);
+  for (unsigned u = 0; u < n; u++) r.clock[u] = known(t, u);
   releases.push_back(std::move(r));
   g_own[t]++;
 }
@@ -193,8 +220,8 @@ void touch(const Access& a) {
   Cell* c = cells_of(a, &shared);
   if (!c) return;
   const unsigned t = g_block.cur->linear;
-  if (!a.atomic) profile::access(a.place, a.p, a.bytes, a.write, shared, t);
-  Slot now{g_block.serial, g_own[t], a.place, static_cast<uint16_t>(t), 0, a.atomic};
+  if (!a.atomic && !a.async) profile::access(a.place, a.p, a.bytes, a.write, shared, t);
+  Slot now{g_block.serial, g_own[t], a.place, static_cast<uint16_t>(t), 0, a.atomic, a.async};
   size_t odd = reinterpret_cast<uintptr_t>(a.p) & 1;
   for (size_t left = a.bytes; left; c++) {
     const size_t here = std::min<size_t>(2 - odd, left);
@@ -222,7 +249,8 @@ void launch_begin() {
   }
   const size_t n = g_block.n;
   g_dynamic_cells.assign(cells_for(g_block.smem_bytes), Cell{});
-  g_own.resize(n), g_base.resize(n), g_seen.resize(n * n), g_acquired.resize(n), g_fenced.resize(n);
+  g_own.resize(clocks()), g_base.resize(clocks()), g_seen.resize(n * clocks()), g_proxy.resize(n);
+  g_acquired.resize(n), g_fenced.resize(n);
   g_released.clear();
   g_launch_first = 0;
   profile::launch_begin();
@@ -233,6 +261,8 @@ void block_begin() {
   std::fill(g_own.begin(), g_own.end(), 1u);
   std::fill(g_base.begin(), g_base.end(), 0u);
   std::fill(g_seen.begin(), g_seen.end(), 0u);
+  std::fill(g_proxy.begin(), g_proxy.end(), 0u);
+  g_mbarriers.clear();
   for (auto& a : g_acquired) a.clear();
   g_block_acquired.clear();
   std::fill(g_fenced.begin(), g_fenced.end(), Fenced::no);
@@ -251,6 +281,8 @@ void meet(unsigned first, unsigned last) {
 
 void sync_block() {
   for (unsigned u = 0; u < g_block.n; u++) g_base[u] = g_own[u]++;
+  for (const auto& [_, m] : g_mbarriers)
+    for (unsigned t = 0; t < g_block.n; t++) g_base[m.copies] = std::max(g_base[m.copies], seen(t, m.copies));
   for (auto& acquired : g_acquired) {
     g_block_acquired.insert(g_block_acquired.end(), acquired.begin(), acquired.end());
     acquired.clear();
@@ -260,15 +292,14 @@ void sync_block() {
 }
 
 void sync_threads(const uint16_t* who, unsigned n) {
-  const unsigned all = g_block.n;
+  const unsigned all = clocks();
   if (n > kWarp) g_partial = true;
   // Times that a thread of another warp can appear in only after a barrier of part of the block.
   const unsigned low = g_partial ? 0 : who[0] / kWarp * kWarp, high = g_partial ? all : std::min(all, low + kWarp);
   for (unsigned u = low; u < high; u++) {
     uint32_t newest = 0;
-    for (unsigned i = 0; i < n; i++)
-      newest = std::max(newest, who[i] == u ? g_own[u] : g_seen[size_t{who[i]} * all + u]);
-    for (unsigned i = 0; i < n; i++) g_seen[size_t{who[i]} * all + u] = newest;
+    for (unsigned i = 0; i < n; i++) newest = std::max(newest, who[i] == u ? g_own[u] : seen(who[i], u));
+    for (unsigned i = 0; i < n; i++) seen(who[i], u) = newest;
   }
   for (unsigned i = 0; i < n; i++) g_own[who[i]]++;
 }
@@ -303,11 +334,10 @@ static void instrumented(const void* p, size_t bytes, bool write, bool atomic, u
   touch({static_cast<const char*>(p), bytes, write, atomic, place_of(pc)});
 }
 
-static Cell* target_cells(const AsyncCopy& c) {
+static Cell* target_cells(const char* what, const void* dst, size_t bytes, const Loc& loc) {
   bool shared = false;
-  const Access a{static_cast<const char*>(c.dst), c.bytes, true, false, place_of(c.loc)};
-  Cell* const cells = cells_of(a, &shared);
-  if (!cells || !shared) fail(c.loc, "cp.async: the destination is not in shared memory");
+  Cell* const cells = cells_of({static_cast<const char*>(dst), bytes, true, false, place_of(loc)}, &shared);
+  if (!cells || !shared) fail(loc, "%s: the destination is not in shared memory", what);
   return cells;
 }
 
@@ -315,14 +345,71 @@ void async_issue(const AsyncCopy& c) {
   const Pause pause;
   touch({static_cast<const char*>(c.dst), c.bytes, true, false, place_of(c.loc)});
   if (c.src_bytes) touch({static_cast<const char*>(c.src), c.src_bytes, false, false, place_of(c.loc)});
-  Cell* const cells = target_cells(c);
+  Cell* const cells = target_cells("cp.async", c.dst, c.bytes, c.loc);
   for (unsigned i = 0; i < c.bytes / 2; i++) cells[i].pending = static_cast<uint16_t>(g_block.cur->linear + 1);
 }
 
 void async_done(const AsyncCopy& c) {
   const Pause pause;
-  Cell* const cells = target_cells(c);
+  Cell* const cells = target_cells("cp.async", c.dst, c.bytes, c.loc);
   for (unsigned i = 0; i < c.bytes / 2; i++) cells[i].pending = 0, cells[i].write.clock = g_own[g_block.cur->linear];
+}
+
+void mbarrier_init(const uint64_t* p) {
+  if (g_mbarriers.size() == kMbarriers && !g_mbarriers.contains(p)) fail({}, "more than %u mbarriers", kMbarriers);
+  const unsigned t = g_block.cur->linear;
+  const auto copies = static_cast<uint16_t>(g_block.n + g_mbarriers.size());
+  Mbarrier& m = g_mbarriers.try_emplace(p, Mbarrier{copies, 0, 0, {}, {}}).first->second;
+  m.by = static_cast<uint16_t>(t), m.at = g_own[t];
+  m.arrived.assign(clocks(), 0), m.ended.assign(clocks(), 0);
+}
+void mbarrier_arrive(const uint64_t* p) {
+  Mbarrier& m = g_mbarriers.at(p);
+  const unsigned t = g_block.cur->linear;
+  for (unsigned u = 0; u < clocks(); u++) m.arrived[u] = std::max(m.arrived[u], known(t, u));
+  g_own[t]++;
+}
+void mbarrier_phase(const uint64_t* p) {
+  Mbarrier& m = g_mbarriers.at(p);
+  m.ended = m.arrived;
+  std::fill(m.arrived.begin(), m.arrived.end(), 0u);
+}
+void mbarrier_passed(const uint64_t* p) {
+  const Mbarrier& m = g_mbarriers.at(p);
+  for (unsigned u = 0; u < clocks(); u++)
+    seen(g_block.cur->linear, u) = std::max(seen(g_block.cur->linear, u), m.ended[u]);
+  g_partial = true;
+}
+
+void proxy_fence() {
+  const unsigned t = g_block.cur->linear;
+  for (unsigned u = 0; u < g_block.n; u++) g_proxy[u] = std::max(g_proxy[u], known(t, u));
+  g_own[t]++;
+}
+void async_access(const void* p, size_t bytes, bool write, const Loc& loc) {
+  const Pause pause;
+  touch({static_cast<const char*>(p), bytes, write, false, place_of(loc), false, true});
+}
+void tensor_issue(const TensorCopy& c, size_t bytes) {
+  const Mbarrier& m = g_mbarriers.at(c.barrier);
+  const Access barrier{reinterpret_cast<const char*>(c.barrier), 8, true, true, place_of(c.loc), false, true};
+  if (m.at > g_proxy[m.by]) report_proxy(barrier, "the mbarrier", m.by, "");
+  async_access(c.dst, bytes, true, c.loc);
+  Cell* const cells = target_cells("TMA", c.dst, bytes, c.loc);
+  for (size_t i = 0; i < bytes / 2; i++) cells[i].pending = static_cast<uint16_t>(m.copies + 1);
+}
+void tensor_done(const TensorCopy& c, size_t bytes) {
+  Mbarrier& m = g_mbarriers.at(c.barrier);
+  const Slot landed{g_block.serial, g_own[m.copies], place_of(c.loc), m.copies, 3, false, true};
+  Cell* const cells = target_cells("TMA", c.dst, bytes, c.loc);
+  for (size_t i = 0; i < bytes / 2; i++) cells[i].pending = 0, cells[i].write = landed;
+  m.arrived[m.copies] = g_own[m.copies]++;
+}
+// Every lane knows that the operands have been read, which counts as done by the first.
+void products_done(unsigned warp) {
+  const unsigned first = warp * kWarp;
+  for (unsigned t = first + 1; t < first + kWarp; t++) seen(t, first) = g_own[first];
+  g_own[first]++;
 }
 
 void add(Alloc& a) { a.shadow = static_cast<Cell*>(std::calloc(cells_for(a.bytes), sizeof(Cell))); }

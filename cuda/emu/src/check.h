@@ -18,6 +18,16 @@ void access(const void* p, size_t bytes, bool write, bool atomic, const Loc&);
 void copy(void* to, const void* from, size_t bytes, const Loc&);
 void async_issue(const AsyncCopy&);
 void async_done(const AsyncCopy&);
+// mbarriers: by the running thread, but for the end of a phase.
+void mbarrier_init(const uint64_t*);
+void mbarrier_arrive(const uint64_t*);
+void mbarrier_phase(const uint64_t*);
+void mbarrier_passed(const uint64_t*);
+void proxy_fence();
+void async_access(const void* p, size_t bytes, bool write, const Loc&);  // by a copy or product of the running thread
+void tensor_issue(const TensorCopy&, size_t bytes);
+void tensor_done(const TensorCopy&, size_t bytes);
+void products_done(unsigned warp);
 void add(Alloc&);  // memory that kernels may use: nothing in it is written yet
 void remove(Alloc&);
 void host_wrote(const void* p, size_t bytes);
@@ -41,6 +51,15 @@ inline void access(const void*, size_t, bool, bool, const Loc&) {}
 inline void copy(void*, const void*, size_t, const Loc&) {}
 inline void async_issue(const AsyncCopy&) {}
 inline void async_done(const AsyncCopy&) {}
+inline void mbarrier_init(const uint64_t*) {}
+inline void mbarrier_arrive(const uint64_t*) {}
+inline void mbarrier_phase(const uint64_t*) {}
+inline void mbarrier_passed(const uint64_t*) {}
+inline void proxy_fence() {}
+inline void async_access(const void*, size_t, bool, const Loc&) {}
+inline void tensor_issue(const TensorCopy&, size_t) {}
+inline void tensor_done(const TensorCopy&, size_t) {}
+inline void products_done(unsigned) {}
 inline void add(Alloc&) {}
 inline void remove(Alloc&) {}
 inline void host_wrote(const void*, size_t) {}

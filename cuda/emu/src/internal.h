@@ -1,8 +1,10 @@
 // What the parts of the emulator share: the running block and its threads, fibers, and cudaMalloc'd memory.
 #pragma once
 #include <functional>
+#include <string>
 #include <vector>
 
+#include "cuda.h"
 #include "cuda_runtime.h"
 
 #ifdef CUEMU_ASAN
@@ -28,7 +30,7 @@ void fiber_started();             // the first call of fiber_main()
 void fiber_main();                // what fibers run (scheduler.cpp)
 
 // ---- the running block (scheduler.cpp)
-enum class State : uint8_t { unstarted, ready, running, at_barrier, at_warp_op, done };
+enum class State : uint8_t { unstarted, ready, running, at_barrier, at_warp_op, at_mbarrier, done };
 
 struct AsyncCopy {
   void* dst;
@@ -49,6 +51,7 @@ struct Thread {
   WarpOp op;
   void* arg;
   int barrier;
+  const uint64_t* mbarrier;
   // cp.async: copies in flight, and the number of them at the end of each committed group.
   std::vector<AsyncCopy> copies;
   std::vector<size_t> groups;
@@ -79,6 +82,21 @@ extern Block g_block;
 void make_ready(Thread* t);
 void suspend();                     // the current thread, until something makes it ready again
 const char* file_name(const Loc&);  // without directories
+uint64_t draw();                    // a random number
+
+// ---- compute capability 9.0 (hopper.cpp)
+struct TensorCopy {
+  char* dst;
+  CUtensorMap map;
+  int at[3];
+  uint64_t* barrier;
+  Loc loc;
+};
+void hopper_block_begin();
+bool copies_in_flight();
+void land_copy();                             // one of them
+std::string mbarrier_state(const uint64_t*);  // what its phase lacks
+void expect_products_done(const Thread&);     // the thread returns
 
 cudaError_t run_grid(const Grid&, ThreadMain, void* ctx);  // the launch; to be queued
 

@@ -20,14 +20,11 @@ std::string g_report;
 uint64_t g_rng;
 uint32_t g_serial;
 
-uint64_t draw() {  // xorshift
-  g_rng ^= g_rng << 13, g_rng ^= g_rng >> 7, g_rng ^= g_rng << 17;
-  return g_rng;
-}
-
 Thread* pick() {
   Block& b = g_block;
+  while (!b.n_ready && b.done < b.n && copies_in_flight()) land_copy();  // as late as can be
   if (!b.n_ready) return nullptr;
+  if (b.order == Order::random && copies_in_flight() && draw() % 8 == 0) land_copy();  // or earlier
   if (b.order == Order::random) std::swap(b.ready[draw() % b.n_ready], b.ready[b.n_ready - 1]);
   return &b.threads[b.ready[--b.n_ready]];
 }
@@ -85,6 +82,7 @@ void report_deadlock() {
     char mask[32] = "";
     if (x.t->state == State::at_warp_op) std::snprintf(mask, sizeof mask, " with mask %08x", x.t->mask);
     g_report.append(" wait in ").append(x.t->what).append(mask).append(" at ").append(describe(x.t->loc));
+    if (x.t->state == State::at_mbarrier) g_report += mbarrier_state(x.t->mbarrier);
   }
 }
 
@@ -103,11 +101,14 @@ bool run_block() {
   std::fill_n(b.barriers, 16, Barrier{});
   b.serial = ++g_serial;
   check::block_begin();
+  hopper_block_begin();
   g_report.clear();
   g_fiber = &g_main_fiber;
   g_assigned = pick();
   switch_fiber(get_fiber());
   if (g_report.empty() && b.done != b.n) report_deadlock();
+  if (g_report.empty() && copies_in_flight())
+    g_report = "TMA: " + block_name() + " ended before its copies landed: nobody waited for them";
   check::block_end();
   b.cur = nullptr;
   return g_report.empty();
@@ -156,6 +157,11 @@ bool run_blocks(const Grid& c) {
 
 }  // namespace
 
+uint64_t draw() {  // xorshift
+  g_rng ^= g_rng << 13, g_rng ^= g_rng >> 7, g_rng ^= g_rng << 17;
+  return g_rng;
+}
+
 void make_ready(Thread* t) {
   t->state = State::ready;
   g_block.ready[g_block.n_ready++] = static_cast<uint16_t>(t->linear);
@@ -187,6 +193,7 @@ void fiber_main() {
     g_block.returned[t->linear / kWarp] |= 1u << t->linear % kWarp;
     g_block.done++;
     if (!t->copies.empty()) fail(t->copies[0].loc, "thread ended with cp.async copies that it never waited for");
+    expect_products_done(*t);
     Thread* next = pick();
     if (next && next->state == State::unstarted) {
       g_assigned = next;
@@ -241,6 +248,13 @@ void* dynamic_smem() { return g_block.smem; }
 unsigned lane_id() { return g_block.cur->linear % kWarp; }
 Loc lane_loc(unsigned lane) { return g_block.threads[g_block.cur->linear / kWarp * kWarp + lane].loc; }
 
+int read_arch(const char* text) {
+  for (int arch : {80, 90})
+    if (text == std::to_string(arch)) return arch;
+  std::fprintf(stderr, "cuemu: CUEMU_ARCH=%s: the emulated compute capabilities are 80 and 90\n", text);
+  std::_Exit(EXIT_FAILURE);
+}
+
 Settings& settings() {
   static Settings s = [] {
     Settings r;
@@ -249,7 +263,7 @@ Settings& settings() {
       if (!std::strncmp(o, "random", 6))
         r.order = Order::random, r.seed = o[6] == ':' ? std::strtoull(o + 7, nullptr, 10) : 1;
     }
-    if (const char* a = std::getenv("CUEMU_ARCH")) r.arch = std::atoi(a);
+    if (const char* a = std::getenv("CUEMU_ARCH")) r.arch = read_arch(a);
     r.abort_on_error = std::getenv("CUEMU_ABORT") != nullptr;
     r.device_memory = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
     return r;

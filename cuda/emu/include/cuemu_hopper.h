@@ -1,0 +1,34 @@
+// What compute capability 9.0 adds, emulated (src/hopper.cpp): mbarriers, tensor copies (TMA) and products of
+// warpgroups (wgmma).  Stricter than the hardware where noted.
+#pragma once
+#include "cuda.h"
+#include "cuda_bf16.h"
+
+namespace cuemu {
+
+// ---- mbarriers
+// A 64-bit object in shared memory.  A phase ends when `count` threads have arrived and the bytes that they expect have
+// been copied; stricter: bytes are expected before they arrive.
+void mbarrier_init(uint64_t* barrier, unsigned count, Loc loc);
+void mbarrier_arrive(uint64_t* barrier, unsigned expected_bytes, Loc loc);
+void mbarrier_wait(uint64_t* barrier, unsigned parity, Loc loc);  // until a phase of this parity has ended
+// Lets copies and products (the async proxy) see what was written to shared memory before.
+void proxy_fence();
+
+// ---- tensor copies
+// Copies the box of `map` that begins at these coordinates, the innermost first, to shared memory; zeros stand for what
+// lies outside the tensor.  Its bytes count for the barrier.  The target holds NaNs until the copy lands, which is when
+// no thread can go on (in random order, now and then earlier).
+void tensor_copy(void* smem, const CUtensorMap& map, const int (&at)[3], uint64_t* barrier, Loc loc);
+
+// ---- products of warpgroups
+// The matrix descriptor's idea of an address: bytes from the start of dynamic shared memory.
+uint64_t shared_address(const void* p);
+// d += a b: a 64 x 16, K-major, and b 16 x `columns`, K-major or MN-major, of bf16, in shared memory by descriptors
+// with a swizzle; d in registers.  The sum is taken at the wgmma_wait that covers it, until when d holds NaNs.
+void wgmma(float* d, int columns, uint64_t a, uint64_t b, bool mn_major_b, Loc loc);
+void wgmma_fence();
+void wgmma_commit();
+void wgmma_wait(unsigned groups_left, Loc loc);
+
+}  // namespace cuemu

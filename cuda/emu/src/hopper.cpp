@@ -1,0 +1,364 @@
+// See cuemu_hopper.h.
+#include <algorithm>
+#include <map>
+
+#include "check.h"
+#include "cuemu_hopper.h"
+#include "cuemu_mma.h"
+
+// ---- tensor maps
+
+CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, void* data,
+                                const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
+                                const cuuint32_t* element_strides, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
+                                CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  if (rank < 2 || rank > 3 || reinterpret_cast<uintptr_t>(data) % 16) return CUDA_ERROR_INVALID_VALUE;
+  *map = {.data = static_cast<const char*>(data),
+          .size = {1, 1, 1},
+          .stride = {2, 0, 0},
+          .rank = rank,
+          .box = {1, 1, 1},
+          .span = swizzle == CU_TENSOR_MAP_SWIZZLE_32B ? 32u : 128u};
+  for (unsigned i = 0; i < rank; i++) {
+    map->size[i] = sizes[i], map->box[i] = box[i];
+    if (i > 0) map->stride[i] = strides[i - 1];
+    if (sizes[i] == 0 || sizes[i] > uint64_t{1} << 32 || box[i] == 0 || box[i] > 256 || element_strides[i] != 1 ||
+        (i > 0 && (map->stride[i] % 16 || map->stride[i] >= uint64_t{1} << 40)))
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+  return box[0] * 2 == map->span ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+namespace cuemu {
+namespace {
+
+void expect_arch(const char* what, Loc loc) {
+  if (settings().arch < 90) fail(loc, "%s needs compute capability 9.0", what);
+}
+
+// An offset in shared memory at which the swizzle puts a 16-byte chunk.
+size_t swizzled(size_t offset, unsigned span) { return offset ^ (offset >> 7 & (span / 16 - 1)) << 4; }
+
+// ---- mbarriers
+
+struct Mbarrier {  // the 64 bits
+  int64_t bytes : 22;
+  uint64_t arrived : 13, count : 13, phase : 1, magic : 15;
+};
+static_assert(sizeof(Mbarrier) == 8);
+constexpr unsigned kMagic = 0x5a3b;
+
+Mbarrier load(const uint64_t* barrier, const char* what, Loc loc) {
+  Mbarrier m;
+  std::memcpy(&m, barrier, sizeof m);
+  if (m.magic != kMagic) fail(loc, "%s: not an initialised mbarrier", what);
+  return m;
+}
+void store(uint64_t* barrier, Mbarrier m) {
+  if (m.arrived == m.count && m.bytes == 0) {
+    m.arrived = 0, m.phase = !m.phase;
+    check::mbarrier_phase(barrier);
+    for (Thread& t : g_block.threads)
+      if (t.state == State::at_mbarrier && t.mbarrier == barrier) make_ready(&t);
+  }
+  std::memcpy(barrier, &m, sizeof m);
+}
+
+// ---- tensor copies
+
+std::vector<TensorCopy> g_copies;  // in flight
+
+size_t box_bytes(const CUtensorMap& m) { return size_t{m.box[0]} * m.box[1] * m.box[2] * 2; }
+
+// f(offset in the target, source, bytes that exist) for each innermost row of the box; they begin `before` bytes behind
+// the row's start.
+template <class F>
+void for_rows(const TensorCopy& c, F f) {
+  const CUtensorMap& m = c.map;
+  const auto inside = [&](int i, int64_t at) { return at >= 0 && at < static_cast<int64_t>(m.size[i]); };
+  for (uint32_t z = 0; z < m.box[2]; z++)
+    for (uint32_t y = 0; y < m.box[1]; y++) {
+      const int64_t row = int64_t{c.at[1]} + y, plane = int64_t{c.at[2]} + z;
+      const int64_t first = std::max<int64_t>(c.at[0], 0),
+                    end = std::min<int64_t>(int64_t{c.at[0]} + m.box[0], static_cast<int64_t>(m.size[0]));
+      const bool some = inside(1, row) && inside(2, plane) && first < end;
+      f((size_t{z} * m.box[1] + y) * m.span, static_cast<size_t>(some ? first - c.at[0] : 0) * 2,
+        m.data + (some ? plane * static_cast<int64_t>(m.stride[2]) + row * static_cast<int64_t>(m.stride[1]) + first * 2
+                       : 0),
+        static_cast<size_t>(some ? end - first : 0) * 2);
+    }
+}
+
+// ---- products
+
+// One warp's share of a 64 x columns product; b has 16 rows.
+struct Product {
+  uint64_t a, b;
+  int columns;
+  bool mn_major_b;
+  float* sum;  // that of its first lane
+  Loc loc;
+};
+// The registers that a warp adds to: 16 rows.
+struct Sum {
+  float* registers[kWarp];
+  std::vector<float> value, given;  // of the products so far; what was in the registers when the warp last got them
+  unsigned pending = 0;             // products
+};
+struct Warp {
+  std::vector<Product> products;
+  std::vector<size_t> groups;  // the number of products at the end of each
+  std::map<float*, Sum> sums;
+  size_t issued = 0;
+  bool fenced = false;  // since the warp last got registers
+};
+Warp g_warps[32];
+std::vector<std::pair<uint64_t, uint64_t>> g_operands[8];  // of the products of each warpgroup
+
+unsigned warp_id() { return g_block.cur->linear / kWarp; }
+
+// Register i of a lane holds this element of the warp's 16 rows.
+float& element(std::vector<float>& value, int columns, unsigned lane, int i) {
+  return value[(lane / 4 + static_cast<unsigned>(i) / 2 % 2 * 8) * static_cast<unsigned>(columns) +
+               static_cast<unsigned>(i) / 4 * 8 + lane % 4 * 2 + static_cast<unsigned>(i) % 2];
+}
+
+// Where a descriptor (PTX ISA, "Matrix Descriptor Format") puts elements.
+struct Matrix {
+  size_t start, leading, stride;
+  unsigned span;
+  bool mn_major;
+  Matrix(uint64_t d, bool mn_major, Loc loc)
+      : start((d & 0x3fff) << 4),
+        leading((d >> 16 & 0x3fff) << 4),
+        stride((d >> 32 & 0x3fff) << 4),
+        span(d >> 62 == 1   ? 128
+             : d >> 62 == 2 ? 64
+                            : 32),
+        mn_major(mn_major) {
+    if (d >> 62 == 0) fail(loc, "wgmma: matrices without a swizzle are not emulated");
+    if (d >> 49 & 7 || start >> 7 & (span / 16 - 1))
+      fail(loc, "wgmma: a matrix with a swizzle of %u bytes begins at byte %zu: within the pattern", span, start);
+  }
+  // Of 16 bytes: 8 elements along k, from k on (K-major), or along m or n, from `row` on.
+  size_t chunk(unsigned row, unsigned k) const {
+    const size_t at = mn_major ? start + row * 2 / span * leading + k / 8 * stride + k % 8 * span + row * 2 % span
+                               : start + row / 8 * stride + row % 8 * span + k * 2;
+    return swizzled(at, span);
+  }
+};
+
+// f(row, k, offset in shared memory) for the chunks of rows [first, first + rows) of 16 columns.
+template <class F>
+void for_chunks(const Matrix& m, unsigned first, unsigned rows, F f) {
+  for (unsigned r = first; r < first + rows; r += m.mn_major ? 8 : 1)
+    for (unsigned k = 0; k < 16; k += m.mn_major ? 1 : 8) f(r - first, k, m.chunk(r, k));
+}
+
+// What the running warp's share of a product reads, for the access checker.
+void note_operands(const Product& p) {
+  const auto note = [&](const Matrix& m, unsigned first, unsigned rows) {
+    for_chunks(m, first, rows, [&](unsigned, unsigned, size_t at) {
+      if (at + 16 > g_block.smem_bytes) fail(p.loc, "wgmma: byte %zu is behind dynamic shared memory", at);
+      check::async_access(g_block.smem + at, 16, false, p.loc);
+    });
+  };
+  note({p.a, false, p.loc}, warp_id() % 4 * 16, 16);
+  note({p.b, p.mn_major_b, p.loc}, 0, static_cast<unsigned>(p.columns));
+}
+
+void multiply(const Product& p, std::vector<float>& sum) {
+  const auto read = [&](const Matrix& m, unsigned first, unsigned rows, uint16_t(*to)[16]) {
+    for_chunks(m, first, rows, [&](unsigned r, unsigned k, size_t at) {
+      uint16_t x[8];
+      std::memcpy(x, g_block.smem + at, 16);
+      for (unsigned e = 0; e < 8; e++) (m.mn_major ? to[r + e][k] : to[r][k + e]) = x[e];
+    });
+  };
+  uint16_t a[16][16], b[256][16];
+  read({p.a, false, p.loc}, warp_id() % 4 * 16, 16, a);
+  read({p.b, p.mn_major_b, p.loc}, 0, static_cast<unsigned>(p.columns), b);
+  for (int first = 0; first < p.columns; first += 8) {
+    float d[16][8];
+    for (int r = 0; r < 16; r++) std::memcpy(d[r], &sum[static_cast<size_t>(r * p.columns + first)], 32);
+    tensor_core(d, a, b + first, 16);
+    for (int r = 0; r < 16; r++) std::memcpy(&sum[static_cast<size_t>(r * p.columns + first)], d[r], 32);
+  }
+}
+
+struct WgmmaArg {
+  float* d;
+  Product product;
+};
+void issue(void** args, uint32_t) {
+  const auto lane = [&](unsigned l) { return static_cast<WgmmaArg*>(args[l]); };
+  const Product& p = lane(0)->product;
+  Warp& w = g_warps[warp_id()];
+  auto& operands = g_operands[warp_id() / 4];
+  for (unsigned l = 1; l < kWarp; l++)
+    if (lane(l)->product.a != p.a || lane(l)->product.b != p.b)
+      fail(p.loc, "wgmma: lane %u names other matrices than lane 0", l);
+  if (w.issued == operands.size()) operands.emplace_back(p.a, p.b);
+  if (operands[w.issued++] != std::pair{p.a, p.b})
+    fail(p.loc, "wgmma: the warps of a warpgroup name different matrices");
+  Sum& s = w.sums[p.sum];
+  if (s.pending++ == 0) {
+    s.value.resize(static_cast<size_t>(16 * p.columns));
+    for (unsigned l = 0; l < kWarp; l++) {
+      s.registers[l] = lane(l)->d;
+      for (int i = 0; i < p.columns / 2; i++) {
+        element(s.value, p.columns, l, i) = s.registers[l][i];
+        s.registers[l][i] = __uint_as_float(~0u);
+      }
+    }
+    if (!w.fenced &&
+        (s.given.size() != s.value.size() || std::memcmp(s.given.data(), s.value.data(), 4 * s.value.size())))
+      fail(p.loc, "wgmma: its registers were written without a wgmma.fence behind");
+  }
+  w.products.push_back(p);
+}
+void complete(void** args, uint32_t) {
+  Warp& w = g_warps[warp_id()];
+  const unsigned left = *static_cast<unsigned*>(args[0]);
+  w.fenced = false;
+  if (w.groups.size() <= left) return;
+  const size_t k = w.groups.size() - left, n = w.groups[k - 1];
+  for (size_t i = 0; i < n; i++) {
+    const Product& p = w.products[i];
+    Sum& s = w.sums[p.sum];
+    multiply(p, s.value);
+    if (--s.pending) continue;
+    for (unsigned l = 0; l < kWarp; l++)
+      for (int r = 0; r < p.columns / 2; r++) s.registers[l][r] = element(s.value, p.columns, l, r);
+    s.given = s.value;
+  }
+  w.products.erase(w.products.begin(), w.products.begin() + static_cast<ptrdiff_t>(n));
+  w.groups.erase(w.groups.begin(), w.groups.begin() + static_cast<ptrdiff_t>(k));
+  for (size_t& g : w.groups) g -= n;
+  check::products_done(warp_id());
+}
+
+}  // namespace
+
+void mbarrier_init(uint64_t* barrier, unsigned count, Loc loc) {
+  expect_arch("mbarrier", loc);  // (8.0 has it, but no kernel for 8.0 uses it)
+  check_aligned(barrier, 8, "mbarrier.init", loc);
+  if (count == 0 || count > 1024) fail(loc, "mbarrier.init: %u arrivals", count);
+  note_access(barrier, 8, true, false, loc);
+  check::mbarrier_init(barrier);
+  const Mbarrier m{.bytes = 0, .arrived = 0, .count = count, .phase = 0, .magic = kMagic};
+  std::memcpy(barrier, &m, sizeof m);
+}
+
+void mbarrier_arrive(uint64_t* barrier, unsigned expected_bytes, Loc loc) {
+  note_access(barrier, 8, true, true, loc);
+  Mbarrier m = load(barrier, "mbarrier.arrive", loc);
+  if (m.arrived == m.count)
+    fail(loc, "mbarrier.arrive: more than the %u arrivals of a phase", static_cast<unsigned>(m.count));
+  if (m.bytes + expected_bytes >= 1 << 20) fail(loc, "mbarrier.arrive: a phase expects less than 2^20 bytes");
+  m.bytes += expected_bytes, m.arrived++;
+  check::mbarrier_arrive(barrier);
+  store(barrier, m);
+}
+
+void mbarrier_wait(uint64_t* barrier, unsigned parity, Loc loc) {
+  note_access(barrier, 8, false, true, loc);
+  Thread* me = g_block.cur;
+  while (load(barrier, "mbarrier.try_wait", loc).phase == parity) {
+    me->what = "mbarrier.try_wait", me->loc = loc, me->mask = parity, me->mbarrier = barrier;
+    me->state = State::at_mbarrier;
+    suspend();
+  }
+  check::mbarrier_passed(barrier);
+}
+
+std::string mbarrier_state(const uint64_t* barrier) {
+  const Mbarrier m = load(barrier, "mbarrier", {});
+  return ", for " + std::to_string(m.count - m.arrived) + " more arrivals and " + std::to_string(m.bytes) +
+         " more bytes";
+}
+
+void proxy_fence() { check::proxy_fence(); }
+
+void tensor_copy(void* smem, const CUtensorMap& map, const int (&at)[3], uint64_t* barrier, Loc loc) {
+  expect_arch("TMA", loc);
+  load(barrier, "TMA", loc);
+  const TensorCopy c{static_cast<char*>(smem), map, {at[0], at[1], at[2]}, barrier, loc};
+  const size_t bytes = box_bytes(map);
+  if (c.dst < g_block.smem || c.dst + bytes > g_block.smem + g_block.smem_bytes)
+    fail(loc, "TMA: the target of %zu bytes is not in dynamic shared memory", bytes);
+  check_aligned(smem, 8 * map.span, "TMA, target of a copy with a swizzle", loc);
+  for_rows(c, [&](size_t, size_t, const char* from, size_t valid) {
+    if (valid) check::async_access(from, valid, false, loc);
+  });
+  check::tensor_issue(c, bytes);
+  std::memset(smem, 0xff, bytes);
+#ifdef CUEMU_ASAN
+  __asan_poison_memory_region(smem, bytes);
+#endif
+  g_copies.push_back(c);
+}
+
+bool copies_in_flight() { return !g_copies.empty(); }
+
+void land_copy() {
+  const size_t i = g_block.order == Order::random ? draw() % g_copies.size() : 0;
+  const TensorCopy c = g_copies[i];
+  g_copies.erase(g_copies.begin() + static_cast<ptrdiff_t>(i));
+  const check::Pause pause;
+  const size_t bytes = box_bytes(c.map);
+#ifdef CUEMU_ASAN
+  __asan_unpoison_memory_region(c.dst, bytes);
+#endif
+  Mbarrier m = load(c.barrier, "TMA", c.loc);
+  if (m.bytes < static_cast<int64_t>(bytes))
+    fail(c.loc, "TMA: a copy of %zu bytes for an mbarrier that expects %d more", bytes, static_cast<int>(m.bytes));
+  check::tensor_done(c, bytes);
+  const auto target = static_cast<size_t>(c.dst - g_block.smem);
+  for_rows(c, [&](size_t row, size_t before, const char* from, size_t valid) {
+    char line[128] = {};
+    if (valid) std::memcpy(line + before, from, valid);
+    for (unsigned b = 0; b < c.map.span; b += 16)
+      std::memcpy(g_block.smem + swizzled(target + row + b, c.map.span), line + b, 16);
+  });
+  m.bytes -= static_cast<int64_t>(bytes);
+  store(c.barrier, m);
+}
+
+uint64_t shared_address(const void* p) { return static_cast<uint64_t>(static_cast<const char*>(p) - g_block.smem); }
+
+void wgmma(float* d, int columns, uint64_t a, uint64_t b, bool mn_major_b, Loc loc) {
+  expect_arch("wgmma", loc);
+  if (g_block.n < (warp_id() / 4 + 1) * 4 * kWarp) fail(loc, "wgmma: the warpgroup has less than four warps");
+  WgmmaArg x{d, {a, b, columns, mn_major_b, d, loc}};
+  if (lane_id() == 0) note_operands(x.product);
+  warp_collective(~0u, issue, &x, "wgmma.mma_async", loc);
+}
+
+// These are executed by warps: the first lane counts.
+void wgmma_fence() {
+  if (lane_id() == 0) g_warps[warp_id()].fenced = true;
+}
+void wgmma_commit() {
+  Warp& w = g_warps[warp_id()];
+  if (lane_id() == 0) w.groups.push_back(w.products.size());
+}
+void wgmma_wait(unsigned left, Loc loc) {
+  const Warp& w = g_warps[warp_id()];
+  if (lane_id() == 0 && w.groups.size() > left)  // the operands may have been read as late as now
+    for (size_t i = 0; i < w.groups[w.groups.size() - 1 - left]; i++) note_operands(w.products[i]);
+  warp_collective(~0u, complete, &left, "wgmma.wait_group", loc);
+}
+
+void hopper_block_begin() {
+  g_copies.clear();
+  for (Warp& w : g_warps) w = Warp{};
+  for (auto& o : g_operands) o.clear();
+}
+
+void expect_products_done(const Thread& t) {
+  const auto& products = g_warps[t.linear / kWarp].products;
+  if (!products.empty()) fail(products[0].loc, "thread ended with wgmma products that it never waited for");
+}
+
+}  // namespace cuemu

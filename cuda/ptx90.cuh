@@ -1,0 +1,212 @@
+// The PTX instructions of compute capability 9.0a that kernels use, in the manner of ptx.cuh: mbarriers, tensor copies
+// (TMA) and products of warpgroups (wgmma).  Kernels use them where PARE_SM90A is defined; elsewhere they have no body.
+#pragma once
+#include "ptx.cuh"
+
+#ifdef CUEMU
+#include "cuemu_hopper.h"
+#else
+#include <cuda.h>
+#endif
+#if defined(CUEMU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define PARE_SM90A
+#endif
+
+namespace pare::PARE_CUDA {
+
+// ---- mbarriers, in shared memory
+// A phase ends when `count` threads have arrived and the bytes that they expect have been copied.
+using Mbarrier = uint64_t;
+
+__device__ __forceinline__ void mbarrier_init(Mbarrier* b, unsigned count PTX_LOC) {
+#ifdef CUEMU
+  cuemu::mbarrier_init(b, count, loc);
+#else
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_address(b)), "r"(count) : "memory");
+#endif
+}
+__device__ __forceinline__ void mbarrier_arrive(Mbarrier* b PTX_LOC) {
+#ifdef CUEMU
+  cuemu::mbarrier_arrive(b, 0, loc);
+#else
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(b)) : "memory");
+#endif
+}
+__device__ __forceinline__ void mbarrier_arrive_expect(Mbarrier* b, unsigned bytes PTX_LOC) {
+#ifdef CUEMU
+  cuemu::mbarrier_arrive(b, bytes, loc);
+#else
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(b)), "r"(bytes) : "memory");
+#endif
+}
+// Waits for the end of phase 0, 2, ... (parity 0) or 1, 3, ...; the phase before the first has ended.
+__device__ __forceinline__ void mbarrier_wait(Mbarrier* b, unsigned parity PTX_LOC) {
+#ifdef CUEMU
+  cuemu::mbarrier_wait(b, parity, loc);
+#else
+  uint32_t done = 0;
+  while (!done)
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done)
+                 : "r"(smem_address(b)), "r"(parity)
+                 : "memory");
+#endif
+}
+// Lets tensor copies and wgmma see what this thread has written to shared memory, mbarriers too.
+__device__ __forceinline__ void fence_proxy_async() {
+#ifdef CUEMU
+  cuemu::proxy_fence();
+#else
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// ---- tensor copies
+// The box of `map` that begins at element (x, y) or (x, y, z), x innermost, to shared memory; zeros for what lies
+// outside the tensor.  Its bytes count for the mbarrier.
+__device__ __forceinline__ void tensor_copy(void* smem, const CUtensorMap& map, int x, int y, Mbarrier* b PTX_LOC) {
+#ifdef CUEMU
+  cuemu::tensor_copy(smem, map, {x, y, 0}, b, loc);
+#else
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
+          "r"(smem_address(smem)),
+      "l"(&map), "r"(x), "r"(y), "r"(smem_address(b))
+      : "memory");
+#endif
+}
+__device__ __forceinline__ void tensor_copy(void* smem, const CUtensorMap& map, int x, int y, int z,
+                                            Mbarrier* b PTX_LOC) {
+#ifdef CUEMU
+  cuemu::tensor_copy(smem, map, {x, y, z}, b, loc);
+#else
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
+      "[%5];" ::"r"(smem_address(smem)),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(smem_address(b))
+      : "memory");
+#endif
+}
+
+// ---- products of warpgroups (128 threads from a multiple of 128)
+// Operands lie in shared memory as tensor copies with a swizzle put them: in rows of 32 or 128 bytes, every eight of
+// which form a block that begins at a multiple of 256 or 1024 bytes.
+// K-major: a row of the matrix is a row of those; its blocks follow each other at `stride`, `leading` does not count.
+// MN-major: a k is a row, and its 16 (64) elements are neighbours in m or n; blocks of eight k follow each other at
+// `stride`, and the next 16 (64) m or n at `leading`.
+enum class Swizzle : uint64_t { bytes_32 = 3, bytes_128 = 1 };
+
+__device__ __forceinline__ uint64_t matrix_descriptor(const void* smem, Swizzle swizzle, uint64_t stride,
+                                                      uint64_t leading = 16) {
+#ifdef CUEMU
+  const uint64_t address = cuemu::shared_address(smem);
+#else
+  const uint64_t address = smem_address(smem);
+#endif
+  return (address & 0x3ffff) >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | static_cast<uint64_t>(swizzle) << 62;
+}
+
+// Orders what the threads did to registers before the products that add to them.
+__device__ __forceinline__ void wgmma_fence() {
+#ifdef CUEMU
+  cuemu::wgmma_fence();
+#else
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wgmma_commit() {
+#ifdef CUEMU
+  cuemu::wgmma_commit();
+#else
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+// Waits until at most `kLeft` committed groups of products are in flight; d may be used if none of those adds to it.
+template <int kLeft, int kN>
+__device__ __forceinline__ void wgmma_wait(float (&d)[kN] PTX_LOC) {
+#ifdef CUEMU
+  (void)d;
+  cuemu::wgmma_wait(kLeft, loc);
+#else
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
+#pragma unroll
+  for (int i = 0; i < kN; i++) asm volatile("" : "+f"(d[i])::"memory");  // no use of d moves to before the wait
+#endif
+}
+
+// d += a b: a 64x16, K-major, and b 16xkN, MN-major or K-major, of bf16.  Register i of thread t of the warpgroup is
+// element (t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8, i / 4 * 8 + t % 4 * 2 + i % 2) of d.
+template <bool kMnMajorB, int kRegisters>
+__device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b PTX_LOC) {
+  constexpr int kN = 2 * kRegisters;
+  static_assert(kN == 128 || kN == 256);
+#ifdef CUEMU
+  cuemu::wgmma(d, kN, a, b, kMnMajorB, loc);
+#else
+#define D8(i)                                                                                                 \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+      "+f"(d[i + 7])
+#define D32(i) D8(i), D8(i + 8), D8(i + 16), D8(i + 24)
+  if constexpr (kN == 128)
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, 1, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "%64, %65, add, 1, 1, 0, %66;\n}"
+        : D32(0), D32(32)
+        : "l"(a), "l"(b), "n"(int{kMnMajorB}));
+  else
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, 1, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
+        "%128, %129, add, 1, 1, 0, %130;\n}"
+        : D32(0), D32(32), D32(64), D32(96)
+        : "l"(a), "l"(b), "n"(int{kMnMajorB}));
+#undef D32
+#undef D8
+#endif
+}
+
+// ---- host
+// The map of a bf16 tensor, dimensions innermost first, and the box that a copy takes of it, whose innermost dimension
+// fills the swizzle.  `strides`: bytes between neighbours in the dimensions but the innermost, multiples of 16, as is
+// `data`.
+template <size_t kRank>
+CUtensorMap tensor_map(const char* op, const void* data, const uint64_t (&sizes)[kRank],
+                       const uint64_t (&strides)[kRank - 1], const uint32_t (&box)[kRank], Swizzle swizzle) {
+#ifdef CUEMU
+  const auto encode = cuTensorMapEncodeTiled;
+#else
+  static const auto encode = [&] {  // of the driver, which nothing here is linked with
+    void* f = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found), op);
+    if (!f) fail(op, ": the driver has no cuTensorMapEncodeTiled");
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(f);
+  }();
+#endif
+  CUtensorMap map;
+  cuuint64_t size[kRank], stride[kRank - 1];
+  cuuint32_t steps[kRank];
+  for (size_t i = 0; i < kRank; i++) size[i] = sizes[i], steps[i] = 1;
+  for (size_t i = 0; i + 1 < kRank; i++) stride[i] = strides[i];
+  const CUresult e = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kRank, const_cast<void*>(data), size, stride, box,
+                            steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                            swizzle == Swizzle::bytes_32 ? CU_TENSOR_MAP_SWIZZLE_32B : CU_TENSOR_MAP_SWIZZLE_128B,
+                            CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  expect(e == CUDA_SUCCESS, op, ": cuTensorMapEncodeTiled gives error ", static_cast<int>(e));
+  return map;
+}
+
+}  // namespace pare::PARE_CUDA

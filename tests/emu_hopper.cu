@@ -1,0 +1,121 @@
+// Kernels for compute capability 9.0 of the tests of the emulator, right and with one mistake each: see emu_kernels.h.
+#include "emu_kernels.h"
+#include "ptx90.cuh"
+
+namespace pare::test::emu {
+
+using namespace pare::emu;
+
+namespace {
+
+__device__ bf16* elements(unsigned char* p, int offset) { return reinterpret_cast<bf16*>(p + offset); }
+// Bytes from the start of rows of 32 bytes to element `column` of a row, as the swizzle puts it.
+__device__ int place_32(int row, int column) { return row * 32 + (column / 8 ^ row / 4 % 2) * 16 + column % 8 * 2; }
+
+__device__ float left_factor(int m, int k) { return static_cast<float>((m * 7 + k * 3) % 11 - 5); }
+__device__ float right_factor(int k, int n) { return static_cast<float>((k * 5 + n) % 7 - 3); }
+
+}  // namespace
+
+// A warp copies `in` by fours of 32 floats (rows of 64 bf16) into a ring of two stages; the three others add them up.
+template <CopyBug kBug>
+__global__ void copy_ring(float* out, const float* in) {
+  constexpr unsigned kConsumers = 96, kBytes = 512;
+  constexpr int kSteps = 4;
+  const CUtensorMap map = tensor_map<2>("copy_ring", in, {64, 16}, {128}, {64, 4}, Swizzle::bytes_128);
+  auto* const smem = dynamic_smem<unsigned char>();  // two stages of 1 KiB
+  auto* const full = reinterpret_cast<Mbarrier*>(smem + 2048);
+  Mbarrier* const empty = full + 2;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 2; i++) {
+      if (kBug != CopyBug::no_init) mbarrier_init(full + i, 1);
+      mbarrier_init(empty + i, kConsumers - (kBug == CopyBug::small_count));
+    }
+    if (kBug != CopyBug::no_proxy_fence) fence_proxy_async();
+  }
+  __syncthreads();
+  float sum = 0;
+  if (threadIdx.x < 32) {
+    if (threadIdx.x == 0)
+      for (int i = 0; i < kSteps; i++) {
+        const int s = i % 2;
+        if (kBug != CopyBug::no_empty_wait) mbarrier_wait(empty + s, (i / 2 + 1) % 2);
+        mbarrier_arrive_expect(full + s, kBug == CopyBug::few_bytes    ? kBytes / 2
+                                         : kBug == CopyBug::many_bytes ? kBytes * 2
+                                                                       : kBytes);
+        tensor_copy(smem + s * 1024, map, 0, i * 4, full + s);
+      }
+  } else if (kBug != CopyBug::not_awaited) {
+    for (int i = 0; i < kSteps; i++) {
+      const int s = i % 2;
+      if (kBug != CopyBug::no_full_wait) mbarrier_wait(full + s, (i / 2 + (kBug == CopyBug::wrong_parity)) % 2);
+      if (kBug == CopyBug::early_arrival) mbarrier_arrive(empty + s);
+      for (unsigned f = threadIdx.x - 32; f < 128; f += kConsumers) {
+        const unsigned row = f / 32, chunk = f % 32 / 4;
+        sum += reinterpret_cast<const float*>(smem + s * 1024)[row * 32 + (chunk ^ row) * 4 + f % 4];
+      }
+      if (kBug != CopyBug::early_arrival) mbarrier_arrive(empty + s);
+    }
+  }
+  out[threadIdx.x] = sum;
+}
+
+// The product of a 64 x 32 and a 32 x 128 matrix by two products in a group each; out: how many elements of each thread
+// are not what they should be.
+template <bool kMnMajorB, ProductBug kBug>
+__global__ void group_product(float* out, const float*) {
+  constexpr int kRight = 4096, kK = 32, kStep = kMnMajorB ? 16 * 32 : 128 * 32;
+  auto* const smem = dynamic_smem<unsigned char>();
+  const int t = static_cast<int>(threadIdx.x);
+  for (int i = t; i < 64 * kK; i += kN) {  // [k / 16][m][16]
+    const int m = i / kK, k = i % kK;
+    *elements(smem, k / 16 * 2048 + place_32(m, k % 16)) = __float2bfloat16(left_factor(m, k));
+  }
+  for (int i = t; i < kK * 128; i += kN) {  // [n / 16][k][16] or [k / 16][n][16]
+    const int k = i / 128, n = i % 128;
+    *elements(smem, kRight + (kMnMajorB ? n / 16 * (kK * 32) + place_32(k, n % 16)
+                                        : k / 16 * 4096 + place_32(n, k % 16))) = __float2bfloat16(right_factor(k, n));
+  }
+  if (kBug != ProductBug::no_proxy_fence) fence_proxy_async();
+  if (kBug != ProductBug::no_barrier) __syncthreads();
+  float d[64] = {};
+  if (kBug != ProductBug::no_fence) wgmma_fence();
+  for (int i = 0; i < 2; i++) {
+    const int other = kBug == ProductBug::different_matrices && threadIdx.x >= 64 ? -256 : 0;
+    const uint64_t a = matrix_descriptor(smem + i * 2048, Swizzle::bytes_32, 256),
+                   b = matrix_descriptor(smem + kRight + i * kStep + other, Swizzle::bytes_32,
+                                         kBug == ProductBug::wrong_stride ? 512 : 256, kMnMajorB ? kK * 32 : 16);
+    wgmma<kMnMajorB>(d, a, b);
+    wgmma_commit();
+  }
+  if (kBug == ProductBug::waits_for_one) wgmma_wait<1>(d);
+  if (kBug == ProductBug::overwritten) *elements(smem, t * 2) = __float2bfloat16(0);
+  if (kBug != ProductBug::waits_for_one && kBug != ProductBug::no_wait) wgmma_wait<0>(d);
+  int wrong = 0;
+  for (int i = 0; i < 64; i++) {
+    const int m = t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8, n = i / 4 * 8 + t % 4 * 2 + i % 2;
+    float sum = 0;
+    for (int k = 0; k < kK; k++) sum += left_factor(m, k) * right_factor(k, n);
+    wrong += !(d[i] == sum);
+  }
+  out[threadIdx.x] = static_cast<float>(wrong);
+  if (kBug == ProductBug::waits_for_one) wgmma_wait<0>(d);
+  if (kBug == ProductBug::no_fence_again) {  // behind what was done to registers
+    d[5] = 0;
+    wgmma<kMnMajorB>(d, matrix_descriptor(smem, Swizzle::bytes_32, 256),
+                     matrix_descriptor(smem + kRight, Swizzle::bytes_32, 256));
+    wgmma_commit();
+    wgmma_wait<0>(d);
+  }
+}
+
+#define INSTANTIATE(...) template void __VA_ARGS__(float*, const float*);
+#define X(bug) INSTANTIATE(copy_ring<CopyBug::bug>)
+EMU_COPY_BUGS(X)
+#undef X
+#define X(bug) INSTANTIATE(group_product<true, ProductBug::bug>)
+EMU_PRODUCT_BUGS(X)
+#undef X
+INSTANTIATE(group_product<false, ProductBug::none>)
+
+}  // namespace pare::test::emu

@@ -1,0 +1,110 @@
+// See ptx_kernels.h: the wrappers of cuda/ptx90.cuh.
+#include "linear_wgmma.cuh"
+#include "ptx_kernels.h"
+
+namespace pare::PARE_CUDA {
+
+namespace {
+
+// What copy(to, barrier) puts into shared memory, byte by byte.
+template <int kBytes, class Copy>
+__device__ void copy_out(unsigned char* out, Copy copy) {
+#ifdef PARE_SM90A
+  auto* const smem = dynamic_smem<unsigned char>();
+  auto* const barrier = reinterpret_cast<Mbarrier*>(smem + kBytes);
+  if (threadIdx.x == 0) {
+    mbarrier_init(barrier, 1);
+    fence_proxy_async();
+    mbarrier_arrive_expect(barrier, kBytes);
+    copy(smem, barrier);
+  }
+  __syncthreads();
+  mbarrier_wait(barrier, 0);
+  for (int i = threadIdx.x; i < kBytes; i += blockDim.x) out[i] = smem[i];
+#else
+  __trap();
+#endif
+}
+
+__global__ void boxes_2d(unsigned char* out, const __grid_constant__ CUtensorMap map, int x, int y) {
+  copy_out<2048>(out, [&](void* to, Mbarrier* b) { tensor_copy(to, map, x, y, b); });
+}
+__global__ void boxes_3d(unsigned char* out, const __grid_constant__ CUtensorMap map, int x, int y, int z) {
+  copy_out<512>(out, [&](void* to, Mbarrier* b) { tensor_copy(to, map, x, y, z, b); });
+}
+
+template <bool kMnMajorB, int kN>
+__global__ void group_products(float* d, const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b) {
+#ifdef PARE_SM90A
+  constexpr int kA = 64 * 64 * 2, kB = 64 * kN * 2, kStep = (kMnMajorB ? 16 : kN) * 32;
+  auto* const smem = dynamic_smem<unsigned char>();
+  auto* const barrier = reinterpret_cast<Mbarrier*>(smem + kA + kB);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) {
+    mbarrier_init(barrier, 1);
+    fence_proxy_async();
+    mbarrier_arrive_expect(barrier, kA + kB);
+    tensor_copy(smem, a, 0, 0, barrier);
+    tensor_copy(smem + kA, b, 0, 0, 0, barrier);
+  }
+  float sum[kN / 2];
+  const auto element = [&](int i) -> float& {
+    return d[(warp * 16 + lane / 4 + i / 2 % 2 * 8) * kN + i / 4 * 8 + lane % 4 * 2 + i % 2];
+  };
+#pragma unroll
+  for (int i = 0; i < kN / 2; i++) sum[i] = element(i);
+  __syncthreads();
+  mbarrier_wait(barrier, 0);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+    wgmma<kMnMajorB>(sum, matrix_descriptor(smem + k * 32, Swizzle::bytes_128, 1024),
+                     matrix_descriptor(smem + kA + k * kStep, Swizzle::bytes_32, 256, 64 * 32));
+  wgmma_commit();
+  wgmma_wait<0>(sum);
+#pragma unroll
+  for (int i = 0; i < kN / 2; i++) element(i) = sum[i];
+#else
+  __trap();
+#endif
+}
+
+}  // namespace
+
+}  // namespace pare::PARE_CUDA
+
+namespace pare::test::ptx {
+
+using namespace PARE_CUDA;
+
+const bool wgmma_confirmed = kWgmmaConfirmed;
+
+void copy_box(unsigned char* out, const uint16_t* in, int64_t columns, int64_t rows, int64_t stride, int x, int y) {
+  const auto size = [](int64_t n) { return static_cast<uint64_t>(n); };
+  launch("copy_box", boxes_2d, {.grid = 1, .block = 32, .smem = 2048 + 8}, {}, out,
+         tensor_map<2>("copy_box", in, {size(columns), size(rows)}, {size(stride) * 2}, {64, 16}, Swizzle::bytes_128),
+         x, y);
+}
+void copy_panels(unsigned char* out, const uint16_t* in, int64_t rows, int64_t panels, int x, int y, int z) {
+  const auto size = [](int64_t n) { return static_cast<uint64_t>(n); };
+  launch("copy_panels", boxes_3d, {.grid = 1, .block = 32, .smem = 512 + 8}, {}, out,
+         tensor_map<3>("copy_panels", in, {16, size(rows), size(panels)}, {32, size(rows) * 32}, {16, 8, 2},
+                       Swizzle::bytes_32),
+         x, y, z);
+}
+void multiply_group(float* d, const uint16_t* a, const uint16_t* b, int columns, bool mn_major) {
+  const auto run = [&]<bool kMnMajor, int kN>(std::bool_constant<kMnMajor>, std::integral_constant<int, kN>) {
+    constexpr uint64_t kRows = kMnMajor ? 64 : kN, kPanels = kMnMajor ? kN / 16 : 4;
+    const CUtensorMap left = tensor_map<2>("multiply_group", a, {64, 64}, {128}, {64, 64}, Swizzle::bytes_128),
+                      right = tensor_map<3>("multiply_group", b, {16, kRows, kPanels}, {32, kRows * 32},
+                                            {16, kRows, kPanels}, Swizzle::bytes_32);
+    launch("multiply_group", group_products<kMnMajor, kN>, {.grid = 1, .block = 128, .smem = (64 + kN) * 64 * 2 + 8},
+           {}, d, left, right);
+  };
+  const auto with_columns = [&](auto major) {
+    columns == 128 ? run(major, std::integral_constant<int, 128>{}) : run(major, std::integral_constant<int, 256>{});
+  };
+  mn_major ? with_columns(std::true_type{}) : with_columns(std::false_type{});
+}
+
+}  // namespace pare::test::ptx
