@@ -13,9 +13,9 @@
 
 #include "base/file.h"
 #include "base/half.h"
+#include "base/json.h"
 #include "base/progress.h"
 #include "base/thread_pool.h"
-#include "model/json_file.h"
 
 static_assert(std::endian::native == std::endian::little, "the format is little endian");
 
