@@ -152,7 +152,7 @@ mutants: $(BUILD)/check/tests/pare_emu_tests
 	@tools/mutate.py --jobs $(JOBS) $(BUILD)/mutants '$(CXX) $(filter-out -MMD -MP,$(EMUFLAGS)) $(check_FLAGS) $(check_KERNEL_FLAGS) -x c++' \
 	  '$(CXX) $(LDFLAGS) $(CHECK_OBJ) -lgtest $(LIBS)'
 
-# libFuzzer on what reads text and files of strangers (tools/fuzz), by clang under ASan and UBSan; or one, as fuzz-verify.
+# libFuzzer on what reads text and files of strangers (tools/fuzz), by clang under ASan and UBSan; one alone: FUZZ=verify.
 FUZZ_CXX ?= clang++
 FUZZ_SECONDS ?= 60
 FUZZ := $(patsubst tools/fuzz/%.cpp,%,$(wildcard tools/fuzz/*.cpp))
