@@ -5,6 +5,7 @@
 #   V=1             print the commands
 #   JOBS=1          processes at a time (default: one per core)
 #   O=1             optimisation level of the CPU program (default 3)
+#   FUZZ_SECONDS=60 time of each target of `make fuzz`
 NVCC ?= nvcc
 ARCH ?= 80 90a
 O ?= 3
@@ -53,11 +54,11 @@ TEST_SRC := $(filter-out tests/test_emu%.cpp tests/test_cuda_%.cpp,$(TEST_SRC))
 endif
 
 # What g++ 12 and 13 say of memory in inlined std::vector code is false (GCC bugs 105651, 107852); ASan watches it.
-WARN := -Wall -Wextra -Werror $(if $(findstring clang,$(CXX)),,-Wno-restrict -Wno-array-bounds -Wno-stringop-overread -Wno-stringop-overflow)
+WARN = -Wall -Wextra -Werror $(if $(findstring clang,$(CXX)),,-Wno-restrict -Wno-array-bounds -Wno-stringop-overread -Wno-stringop-overflow)
 # No contraction: where a fused multiply-add is meant it is written, so every build gives the same bits.
 BITS := -ffp-contract=off
 INCLUDE := -Isrc -I.
-CXXFLAGS := -std=c++20 -g1 $(WARN) $(BITS) $(INCLUDE) $(EMU_FLAG) -MMD -MP -pthread
+CXXFLAGS = -std=c++20 -g1 $(WARN) $(BITS) $(INCLUDE) $(EMU_FLAG) -MMD -MP -pthread
 LDFLAGS := -pthread
 # Normal forms of text; exact and 256-bit arithmetic of the verifiers.
 LIBS := -lutf8proc -lmpc -lmpfr -lgmpxx -lgmp
@@ -75,13 +76,14 @@ avx512_FLAGS := -march=x86-64-v4 -mprefer-vector-width=512
 generic_FLAGS :=
 KERNEL_SRC := $(wildcard src/cpu/isa/*.cpp)
 
-# ---- variants of the same sources: cpu (the program), asan, check (the emulator's access checker) ---------------------
+# ---- variants of the same sources: cpu (the program), asan, check (the emulator's access checker), fuzz ---------------
 cpu_FLAGS := -O$(O)
 # (-Wmaybe-uninitialized: GCC finds it in its own <regex> when sanitizers are on.)
 asan_FLAGS := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -Wno-maybe-uninitialized
 # Instrumented like for ThreadSanitizer, but linked with the checker instead; -O1 and no-tree-sra keep accesses whole.
 check_FLAGS := -O2 -DCUEMU_CHECK
 check_KERNEL_FLAGS := -O1 -fsanitize=thread $(if $(findstring clang,$(CXX)),,-fno-tree-sra)
+fuzz_FLAGS := -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
 # $(call variant,name,directory)
 define variant
 $(1)_LIB := $$(LIB_SRC:%.cpp=$(2)/%.o) $$(foreach i,$$(ISAS),$$(KERNEL_SRC:%.cpp=$(2)/$$(i)/%.o))
@@ -113,15 +115,16 @@ $(2)/tests/pare_tests: $$($(1)_LIB) $$($(1)_TEST) $$($(1)_EMU)
 	@echo 'link $$@'
 	$(Q)$$(CXX) $$(LDFLAGS) $$($(1)_FLAGS) $$^ -lgtest $$(LIBS) -o $$@
 endef
-EMUFLAGS := -std=c++20 -g -march=x86-64-v3 $(WARN) $(BITS) -Wno-unknown-pragmas -fno-strict-aliasing -Icuda/emu/include $(INCLUDE) -Icuda -MMD -MP
+EMUFLAGS = -std=c++20 -g -march=x86-64-v3 $(WARN) $(BITS) -Wno-unknown-pragmas -fno-strict-aliasing -Icuda/emu/include $(INCLUDE) -Icuda -MMD -MP
 $(eval $(call variant,cpu,$(BUILD)))
 $(eval $(call variant,asan,$(BUILD)/asan))
 $(eval $(call variant,check,$(BUILD)/check))
+$(eval $(call variant,fuzz,$(BUILD)/fuzz))
 # Nothing hot in these: they compile faster.
 $(BUILD)/tests/%.o $(BUILD)/src/app/%.o: cpu_FLAGS := -O1
 
 # ---- targets ---------------------------------------------------------------------------------------------------------
-.PHONY: all test asan check mutants emu cuda cuda-tests registers registers-update bench quickstart readme deps format format-check lint clean help
+.PHONY: all test asan check mutants fuzz emu cuda cuda-tests registers registers-update bench quickstart readme deps format format-check lint clean help
 all: $(BUILD)/pare
 
 test: $(BUILD)/tests/pare_tests $(BUILD)/pare
@@ -148,6 +151,25 @@ $(BUILD)/check/tests/pare_emu_tests: $(CHECK_OBJ)
 mutants: $(BUILD)/check/tests/pare_emu_tests
 	@tools/mutate.py --jobs $(JOBS) $(BUILD)/mutants '$(CXX) $(filter-out -MMD -MP,$(EMUFLAGS)) $(check_FLAGS) $(check_KERNEL_FLAGS) -x c++' \
 	  '$(CXX) $(LDFLAGS) $(CHECK_OBJ) -lgtest $(LIBS)'
+
+# libFuzzer on what reads text and files of strangers (tools/fuzz), by clang under ASan and UBSan; one alone: FUZZ=verify.
+FUZZ_CXX ?= clang++
+FUZZ_SECONDS ?= 60
+FUZZ := $(patsubst tools/fuzz/%.cpp,%,$(wildcard tools/fuzz/*.cpp))
+FUZZ_LIB := $(filter $(addprefix $(BUILD)/fuzz/,src/base/% data/% tokenizer/% src/kv/spec.o src/rl/config%.o model/json_file.o model/safetensors.o),$(fuzz_LIB))
+ifneq ($(filter fuzz%,$(MAKECMDGOALS)),)
+ifneq ($(shell echo 'extern "C" int LLVMFuzzerTestOneInput() { return 0; }' | $(FUZZ_CXX) -fsanitize=fuzzer,address -x c++ - -o /dev/null 2>&1 || echo no),)
+$(error $(FUZZ_CXX) with libFuzzer is missing: sudo apt-get install -y clang libclang-rt-dev (Ubuntu 22.04: clang is enough))
+endif
+endif
+.PHONY: $(FUZZ:%=fuzz-%)
+fuzz: $(FUZZ:%=fuzz-%)
+$(FUZZ:%=fuzz-%): fuzz-%: $(BUILD)/fuzz/fuzz_%
+	@tools/fuzz/run.sh $* $(FUZZ_SECONDS) $(BUILD)/fuzz
+$(BUILD)/fuzz/%: CXX = $(FUZZ_CXX)
+$(BUILD)/fuzz/fuzz_%: $(BUILD)/fuzz/tools/fuzz/%.o $(FUZZ_LIB)
+	@echo 'link $@'
+	$(Q)$(CXX) $(LDFLAGS) $(fuzz_FLAGS) -fsanitize=fuzzer $^ $(LIBS) -o $@
 
 quickstart: $(BUILD)/pare
 	$(BUILD)/pare sft quickstart-sft --force
@@ -214,6 +236,6 @@ lint:
 clean:
 	rm -rf $(BUILD)
 help:
-	@sed -n '1,8s/^# \{0,1\}//p' Makefile; echo "targets: all test asan check mutants emu cuda cuda-tests registers registers-update bench quickstart readme deps format format-check lint clean"
+	@sed -n '1,9s/^# \{0,1\}//p' Makefile; echo "targets: all test asan check mutants fuzz emu cuda cuda-tests registers registers-update bench quickstart readme deps format format-check lint clean"
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

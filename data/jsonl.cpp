@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "data/text.h"
 
 namespace pare {
@@ -136,13 +136,7 @@ void set_answer(const Json& row, const std::string& wanted, const Verifier* veri
 }
 
 Problem problem_of(const std::string& line, const std::string& where, const Verifier* verifier, const Keys& keys) {
-  Json row;
-  try {
-    row = Json::parse(line);
-  } catch (const Json::exception& e) {
-    const std::string what = e.what();  // "[json.exception.parse_error.101] parse error at ..."
-    fail(where, ": not JSON: ", what.substr(what.find(']') + 2, 200));
-  }
+  const Json row = parse_json(line, where);
   if (!row.is_object()) fail(where, ": is of type ", row.type_name(), ", expected an object {\"prompt\": ...}");
   Problem problem;
   problem.where = where;

@@ -8,11 +8,11 @@
 #include <algorithm>
 #include <cmath>
 #include <complex>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <variant>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "data/text.h"
 #include "data/verify.h"
 
@@ -311,7 +311,7 @@ struct Puzzle {
 
 Puzzle puzzle_of(std::string_view gold) {
   using Json = nlohmann::json;
-  const Json json = Json::parse(gold, nullptr, false);
+  const Json json = try_parse_json(gold);
   const auto integer = [&](const Json& x) {
     if (!x.is_number_integer())
       fail("countdown: the gold is ", gold.substr(0, 200),

@@ -2,20 +2,16 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <set>
 #include <vector>
 
 #include "base/error.h"
+#include "base/json.h"
 
 namespace pare {
 
 using nlohmann::json;
-
-std::string json_error(const std::exception& e) {
-  const std::string text = e.what();
-  const size_t prefix = text.find("] ");  // "[json.exception.parse_error.101] "
-  return text.substr(prefix == std::string::npos ? 0 : prefix + 2, 200);
-}
 
 json read_json_file(const std::string& path) {
   std::error_code error;
@@ -30,11 +26,7 @@ json read_json_file(const std::string& path) {
       fail(path, ": key ", value.dump(), " occurs twice in one object");
     return true;
   };
-  try {
-    return json::parse(in, no_key_twice);
-  } catch (const json::parse_error& e) {
-    fail(path, ": not valid JSON: ", json_error(e));
-  }
+  return parse_json(std::string{std::istreambuf_iterator<char>(in), {}}, path, no_key_twice);
 }
 
 }  // namespace pare

@@ -5,10 +5,8 @@
 
 namespace pare {
 
-// Fails, naming the file, if it is absent, not JSON, or has an object in which a key occurs twice.
+// Fails, naming the file, if it is absent, not JSON (or nested too deeply), or has an object in which a key occurs
+// twice.
 nlohmann::json read_json_file(const std::string& path);
-
-// What the JSON library found wrong, without its own numbering and of bounded length.
-std::string json_error(const std::exception& e);
 
 }  // namespace pare

@@ -1,21 +1,22 @@
 #include "model/safetensors.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <limits>
 
 #include "base/file.h"
 #include "base/half.h"
+#include "base/json.h"
 #include "base/progress.h"
 #include "base/thread_pool.h"
-#include "model/json_file.h"
 
 static_assert(std::endian::native == std::endian::little, "the format is little endian");
 
@@ -228,32 +229,44 @@ std::string shape_string(const std::vector<int64_t>& shape) {
   return s + "]";
 }
 
-// The bytes of a file, to read.
-static std::shared_ptr<const char> map_file(const std::string& path, uint64_t* size) {
+// An open file, closed with the last who has it.
+static std::shared_ptr<const int> open_file(const std::string& path, uint64_t* size) {
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error)) fail(path, ": no such file");
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) fail(path, ": cannot be opened for reading");
+  std::shared_ptr<const int> file(new int(fd), [](const int* p) {
+    ::close(*p);
+    delete p;
+  });
   struct stat status = {};
-  const bool known = ::fstat(fd, &status) == 0;
-  const size_t bytes = *size = known ? static_cast<uint64_t>(status.st_size) : 0;
-  void* const p = bytes ? ::mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, fd, 0) : nullptr;
-  ::close(fd);
-  if (!known || p == MAP_FAILED) fail(path, ": cannot be read");
-  return {static_cast<const char*>(p), [bytes](const char* q) {
-            if (bytes) ::munmap(const_cast<char*>(q), bytes);
-          }};
+  if (::fstat(fd, &status) != 0) fail(path, ": cannot be read");
+  *size = static_cast<uint64_t>(status.st_size);
+  return file;
+}
+
+void SafetensorsFile::read_bytes(uint64_t at, uint64_t bytes, void* out) const {
+  auto* p = static_cast<char*>(out);
+  while (bytes > 0) {
+    const ssize_t n = ::pread(*file_, p, bytes, static_cast<off_t>(at));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail(path_, ": cannot be read: ", std::strerror(errno));
+    if (n == 0)
+      fail(path_, ": ends at byte ", at, ", in the middle of its tensors: it was cut short while it was read");
+    p += n, at += static_cast<uint64_t>(n), bytes -= static_cast<uint64_t>(n);
+  }
 }
 
 SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
   uint64_t size = 0, length = 0;
-  map_ = map_file(path, &size);
+  file_ = open_file(path, &size);
   if (size < sizeof length) fail(path, ": ", size, " bytes are too few for a safetensors file");
-  std::memcpy(&length, map_.get(), sizeof length);
+  read_bytes(0, sizeof length, &length);
   if (length > max_header) fail(path, ": the header claims ", length, " bytes, more than the ", max_header, " allowed");
   if (length > size - sizeof length)
     fail(path, ": the header claims ", length, " bytes, but only ", size - sizeof length, " follow");
-  const std::string_view header(map_.get() + sizeof length, length);
+  std::string header(length, '\0');
+  read_bytes(sizeof length, length, header.data());
   data_ = sizeof length + length;
   // The JSON parser would skip a byte-order mark and take a zero byte for the end of the text.
   if (const size_t start = header.find_first_not_of(" \t\r\n"); start == header.npos || header[start] != '{')
@@ -280,17 +293,14 @@ void SafetensorsFile::read_f32(const SafetensorsTensor& tensor, float* out, int6
   if (count < 0) count = tensor.size() - begin;
   expect(begin >= 0 && begin + count <= tensor.size(), path_, ": ", tensor.name, ": elements ", begin, " to ",
          begin + count, " of ", tensor.size());
-  const char* const in = map_.get() + data_ + tensor.begin + static_cast<uint64_t>(begin) * (wide ? 4 : 2);
-  if (count == 0) return;
-  if (wide) {
-    std::memcpy(out, in, static_cast<size_t>(count) * 4);
-    return;
-  }
+  const uint64_t at = data_ + tensor.begin + static_cast<uint64_t>(begin) * (wide ? 4 : 2);
+  if (wide) return read_bytes(at, static_cast<uint64_t>(count) * 4, out);
   const auto convert = [&](auto to_f32) {
-    for (int64_t i = 0; i < count; i++) {
-      uint16_t h;  // tensors may begin at odd bytes
-      std::memcpy(&h, in + 2 * i, sizeof h);
-      out[i] = to_f32(h);
+    std::array<uint16_t, 1 << 15> piece;
+    for (int64_t i = 0, n = 0; i < count; i += n) {
+      n = std::min<int64_t>(count - i, piece.size());
+      read_bytes(at + static_cast<uint64_t>(i) * 2, static_cast<uint64_t>(n) * 2, piece.data());
+      std::transform(piece.begin(), piece.begin() + n, out + i, to_f32);
     }
   };
   brain ? convert([](uint16_t h) { return bf16_to_f32(h); }) : convert([](uint16_t h) { return f16_to_f32(h); });

@@ -20,8 +20,9 @@ struct SafetensorsTensor {
 };
 
 // An open file whose header has been checked whole: sizes agree with shapes, and the tensors fill the file without gap
-// or overlap.  Anything else fails, naming the file, before memory is taken for it.  The file is mapped: values are
-// read from the disk when they are asked for, and take no memory that the system could not have back.
+// or overlap.  Anything else fails, naming the file, before memory is taken for it.  Values are read
+// from the disk when they are asked for, and take no memory; if the file was cut short since, that fails too (a mapped
+// file would end the process by SIGBUS).
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string& path);
@@ -36,8 +37,9 @@ class SafetensorsFile {
   void read_f32(const SafetensorsTensor& tensor, float* out, int64_t begin = 0, int64_t count = -1) const;
 
  private:
+  void read_bytes(uint64_t at, uint64_t bytes, void* out) const;
   std::string path_;
-  std::shared_ptr<const char> map_;  // the whole file
+  std::shared_ptr<const int> file_;  // its descriptor
   uint64_t data_ = 0;                // where the tensors' bytes begin
   std::vector<SafetensorsTensor> tensors_;
   std::map<std::string, std::string> metadata_;

@@ -492,6 +492,10 @@ TEST_F(BpeFile, BrokenFilesAreErrors) {
   expect_error(no_model, {"model is missing"});
   std::ofstream(folder_ + "tokenizer.json") << "{";
   EXPECT_THROW(make_tokenizer(folder_), Error);
+  // What prints it would take more stack than there is.
+  std::ofstream(folder_ + "tokenizer.json")
+      << R"({"x": )" << std::string(400'000, '[') << std::string(400'000, ']') << "}";
+  EXPECT_THROW(make_tokenizer(folder_), Error);
   EXPECT_THROW(load_bpe(folder_ + "none.json"), Error);
   EXPECT_THROW(load_bpe(folder_), Error);
 }

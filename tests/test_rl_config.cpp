@@ -198,9 +198,41 @@ TEST(ConfigRead, WhatIsNotTomlNamesFileAndLine) {
       {"actor.optim.betas = [0.9, 0.98", "f.toml:1: "},
       {"a..b = 3", "f.toml:1: "},
       {"rollout.n = 99999999999999999999", "f.toml:1: "},
+      {"rollout.n = 9223372036854775807_0", "f.toml:1: an integer of more than 64 bits"},
+      {"rollout.n = 9_223_372_036_854_775_808", "f.toml:1: an integer of more than 64 bits"},
+      {"rollout.n = 0x8000000000000000", "f.toml:1: an integer of more than 64 bits"},
+      {"\nmodel.path = '\xff:\\n' # i\r\n", "f.toml:2: a byte that is not UTF-8"},
       {"rollout.n = 4\nrollout.temperature = 1\nrollout.n = 4\n", "f.toml:3: "},
   };
   for (const auto& [document, part] : cases) EXPECT_HAS(document_message(document), part) << "\nin: " << document;
+}
+
+TEST(ConfigRead, SixtyFourBitsAreEnough) {
+  for (const char* most : {"9223372036854775807", "+9_223_372_036_854_775_807", "0x7fff_ffff_ffff_ffff"}) {
+    Config c;
+    apply_toml(c, cat("trainer.seed = ", most), "f.toml");
+    EXPECT_EQ(c.trainer.seed, INT64_MAX) << most;
+  }
+}
+
+// Its reader recurses: what is nested deeper than the stack must not get there.
+TEST(ConfigRead, DeepTomlIsRefused) {
+  const auto repeat = [](const std::string& s, int n) {
+    std::string all;
+    for (int i = 0; i < n; i++) all += s;
+    return all;
+  };
+  for (const std::string& document :
+       {"a = " + repeat("[", 100'000), "a = " + repeat("[ ']',", 100'000), "a = " + repeat("{a = ", 100'000),
+        repeat("a.", 100'000) + "a = 1", "[" + repeat("a . ", 100'000) + "a]", "a = " + repeat("[\n#]\n", 100'000)})
+    EXPECT_HAS(document_message(document), "f.toml: nested too deeply") << document.substr(0, 20);
+  EXPECT_HAS(load_message({"data.train_files=" + repeat("[", 100'000) + repeat("]", 100'000)}), "nested too deeply");
+  Config c;
+  const std::string brackets = repeat("[", 100);
+  apply_toml(c,
+             cat("data.train_files = ['", brackets, "', \"\\\"", brackets, "\", '''", brackets, "\n'''] # ", brackets),
+             "f.toml");
+  EXPECT_EQ(c.data.train_files, (std::vector<std::string>{brackets, "\"" + brackets, brackets + "\n"}));
 }
 
 // TOML that configurations have no use for is an error of the key.

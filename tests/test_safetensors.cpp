@@ -123,6 +123,28 @@ TEST_F(Safetensors, LongBf16) {
   EXPECT_THROW(file.read_f32(file.tensors()[0], back.data(), 299996, 6), std::logic_error);
 }
 
+// While it is open: an error with file and place, not a signal.
+TEST_F(Safetensors, AFileThatIsCutShortIsAnError) {
+  const std::vector<float> a(100'003, 1);
+  std::vector<float> back(a.size());
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    write_safetensors(path(), {{"a", {100'003}, values_at(a.data())}}, dtype);
+    const SafetensorsFile file(path());
+    const uint64_t kept = fs::file_size(path()) / 2;
+    fs::resize_file(path(), kept);
+    file.read_f32(file.tensors()[0], back.data(), 0, 1000);
+    EXPECT_EQ(back[999], 1);
+    try {
+      file.read_f32(file.tensors()[0], back.data());
+      FAIL() << "no error";
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find(cat(path(), ": ends at byte ", kept)), std::string::npos) << e.what();
+    }
+    fs::resize_file(path(), 0);
+    EXPECT_THROW(file.read_f32(file.tensors()[0], back.data(), 0, 1), Error);
+  }
+}
+
 TEST_F(Safetensors, FailedWriteLeavesTheOldFile) {
   const float one = 1;
   fs::create_directories(path("dir/x"));

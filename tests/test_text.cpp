@@ -37,6 +37,12 @@ TEST(Text, WidthIsInColumns) {
   EXPECT_EQ(display_width("\xf4\x90\x80\x80"), 4u);
 }
 
+TEST(Text, Utf8) {
+  for (const std::string good : {"", "a", "\u00e9\u4e2d\U0001F600"}) EXPECT_EQ(utf8_bytes(good), good.size());
+  EXPECT_EQ(utf8_bytes("\u4e2d\xffz"), 3u);
+  EXPECT_EQ(utf8_bytes("ab\xe4\xb8"), 2u) << "cut";
+}
+
 TEST(Text, PrintableIsOneHarmlessLine) {
   EXPECT_EQ(printable("a b\\frac{1}{2} é 数"), "a b\\frac{1}{2} é 数");
   EXPECT_EQ(printable("a\nb\tc\rd"), "a\\nb\\tc\\rd");

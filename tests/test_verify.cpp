@@ -435,8 +435,7 @@ TEST(VerifierData, MathValueAcceptsWhatItShould) {
 
 // 132 of 134 at the time of writing, as many as Math-Verify 0.9.0 itself when it grades all with one setting (133 with
 // the setting of each).  The others: one pair is expected to be both equal and different (an option of Math-Verify's),
-// and
-// \( \) over several lines is expected not to be a formula.
+// and \( \) over several lines is expected not to be a formula.
 TEST(VerifierData, MathValueAgreesWithMathVerifysTests) {
   ROWS_OR_SKIP(tests, "verifier/math_verify_tests.jsonl");
   int agreed = 0;
@@ -587,6 +586,11 @@ TEST_F(VerifyCommand, BadLinesAndModesAreErrors) {
   expect_error(R"({"response": "a", "gold": null})", "exact", "line 2: \"gold\" is null");
   expect_error(R"({"response": "a", "gold": "a", "finished": 1})", "exact", "line 2: \"finished\" is number");
   expect_error("", "countdown", "expected an object {\"target\"");
+  // What prints it would take more stack than there is.
+  const std::string deep = std::string(400'000, '[') + std::string(400'000, ']');
+  expect_error(R"({"response": "a", "gold": {"a": )" + deep + "}}", "exact", "line 2: JSON nested deeper than");
+  expect_error(R"({"response": "a", "gold": "{\"target\": 3, \"numbers\": )" + deep + "}\"}", "countdown",
+               "expected an object {\"target\"");
   expect_error("", "dapp", "the nearest is dapo");
 }
 

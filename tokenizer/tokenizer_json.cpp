@@ -5,11 +5,12 @@
 #include <filesystem>
 #include <fstream>
 #include <initializer_list>
+#include <iterator>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <unordered_map>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "tokenizer/unicode.h"
 
 namespace pare {
@@ -317,12 +318,7 @@ Json parse_json_file(const std::string& path) {
   std::error_code ignored;
   std::ifstream in(path, std::ios::binary);
   if (!in || std::filesystem::is_directory(path, ignored)) fail(path, ": cannot be read");
-  try {
-    return Json::parse(in);
-  } catch (const Json::exception& e) {
-    const std::string what = e.what();  // "[json.exception.parse_error.101] parse error at ..."
-    fail(path, ": not JSON: ", what.substr(what.find(']') + 2, 200));
-  }
+  return parse_json(std::string{std::istreambuf_iterator<char>(in), {}}, path);
 }
 
 TokenizerFile read_tokenizer_file(const std::string& path) { return Reader(path).read(parse_json_file(path)); }

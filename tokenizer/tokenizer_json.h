@@ -35,7 +35,7 @@ struct TokenizerFile {
 // Ids must be those from 0 up without holes, the vocabulary must hold all 256 bytes, and a merge only tokens.
 TokenizerFile read_tokenizer_file(const std::string& path);
 
-// Fails, naming the file, if it cannot be read or is not JSON.
+// Fails, naming the file, if it cannot be read or is not JSON (base/json.h).
 nlohmann::json parse_json_file(const std::string& path);
 
 }  // namespace pare

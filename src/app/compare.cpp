@@ -4,12 +4,12 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "app/commands.h"
 #include "app/console.h"
 #include "app/run_log.h"
 #include "base/error.h"
+#include "base/json.h"
 
 namespace pare {
 
@@ -36,7 +36,7 @@ Responses read_responses(const RunLog& run, int64_t step) {
   Responses responses;
   std::ifstream file(std::filesystem::path(run.path) / "rollouts.jsonl");
   for (std::string line; std::getline(file, line);) {
-    auto json = nlohmann::json::parse(line, nullptr, false);
+    auto json = try_parse_json(line);
     if (!json.is_object() || json.value("step", int64_t{0}) != step || !json.contains("uid")) continue;
     const std::string uid = json["uid"];
     responses.order.push_back(uid);

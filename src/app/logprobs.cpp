@@ -3,11 +3,11 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <nlohmann/json.hpp>
 
 #include "app/commands.h"
 #include "app/device.h"
 #include "app/shorthands.h"
+#include "base/json.h"
 #include "base/thread_pool.h"
 #include "model/hf.h"
 #include "model/safetensors.h"
@@ -31,7 +31,7 @@ std::vector<std::vector<int32_t>> read_ids(const std::string& path, const ModelC
   std::string line;
   for (int number = 1; std::getline(file, line); number++) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-    const auto json = nlohmann::json::parse(line, nullptr, false);
+    const auto json = try_parse_json(line);
     const bool ok = json.is_object() && json.contains("ids") && json["ids"].is_array() &&
                     std::all_of(json["ids"].begin(), json["ids"].end(),
                                 [](const auto& v) { return v.is_number_integer() && v >= 0 && v <= INT32_MAX; });

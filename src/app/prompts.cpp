@@ -4,6 +4,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/json.h"
+
 namespace pare {
 
 using Json = nlohmann::ordered_json;
@@ -122,14 +124,12 @@ std::vector<Prompt> Prompts::file(const std::string& path) const {
   std::string line;
   for (int64_t number = 1; std::getline(in, line); number++) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-    const std::string where = cat(path, ":", number, ": ");
+    const std::string where = cat(path, ":", number);
+    const Json json = parse_json(line, where);
     try {
-      all.push_back(row(Json::parse(line)));
-    } catch (const Json::exception& e) {
-      const std::string what = e.what();  // "[json.exception.parse_error.101] parse error at ..."
-      fail(where, "not JSON: ", what.substr(what.find(']') + 2, 200));
+      all.push_back(row(json));
     } catch (const Error& e) {
-      fail(where, e.what());
+      fail(where, ": ", e.what());
     }
   }
   if (all.empty()) fail(path, ": has no rows");

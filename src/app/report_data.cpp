@@ -4,11 +4,11 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <regex>
 
 #include "app/run_log.h"
 #include "base/error.h"
+#include "base/json.h"
 #include "rl/config.h"
 
 namespace pare {
@@ -64,7 +64,7 @@ Json read_samples(const std::string& path, int64_t every) {
   std::string line;
   for (int64_t number_of_line = 0; std::getline(file, line); number_of_line++) {
     if (number_of_line % every != 0) continue;
-    const auto json = Json::parse(line, nullptr, false);
+    const auto json = try_parse_json(line);
     if (!json.is_object()) {
       if (file.eof()) break;  // not written to its end
       fail(path, ":", number_of_line + 1, ": not a JSON object");

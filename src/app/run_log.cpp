@@ -4,9 +4,9 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json.h"
 
 namespace pare {
 
@@ -53,7 +53,7 @@ RunLog read_run_log(const std::string& directory) {
   std::map<int64_t, std::map<std::string, double>> rows;
   std::string line;
   for (int number = 1; std::getline(file, line); number++) {
-    const auto json = nlohmann::json::parse(line, nullptr, false);
+    const auto json = try_parse_json(line);
     if (!json.is_object()) {
       if (file.eof()) break;  // without a newline: not written to its end
       fail(path, ":", number, ": not a JSON object");

@@ -2,9 +2,9 @@
 #include <cstdio>
 #include <iostream>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "app/commands.h"
+#include "base/json.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/unicode.h"
 
@@ -18,15 +18,6 @@ struct Options {
   std::string tokenizer;
   bool decode = false, special = false;
 };
-
-Json parse_line(const std::string& line, const std::string& where) {
-  try {
-    return Json::parse(line);
-  } catch (const Json::exception& e) {
-    const std::string what = e.what();  // "[json.exception.parse_error.101] parse error at ..."
-    fail(where, ": not JSON: ", what.substr(what.find(']') + 2, 200));
-  }
-}
 
 std::string decode_line(const Tokenizer& tokenizer, const Json& ids, bool special, const std::string& where) {
   if (!ids.is_array()) fail(where, ": is of type ", ids.type_name(), ", expected a list of ids");
@@ -51,7 +42,7 @@ void tokenize(const Options& o) {
   std::string line;
   for (int64_t number = 1; std::getline(std::cin, line); number++) {
     const std::string where = cat("line ", number);
-    const Json row = parse_line(line, where);
+    const Json row = parse_json(line, where);
     line = o.decode ? decode_line(*tokenizer, row, o.special, where) : encode_line(*tokenizer, row, o.special, where);
     line += '\n';
     std::fwrite(line.data(), 1, line.size(), stdout);

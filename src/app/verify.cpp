@@ -4,9 +4,9 @@
 #include <cstdio>
 #include <iostream>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "app/commands.h"
+#include "base/json.h"
 
 namespace pare {
 
@@ -21,10 +21,9 @@ struct Line {
 };
 
 Line line_of(const std::string& text, const std::string& where) {
-  const Json row = Json::parse(text, nullptr, false);
+  const Json row = parse_json(text, where);
   if (!row.is_object())
-    fail(where, ": ", row.is_discarded() ? "not JSON" : row.type_name(),
-         ", expected an object {\"response\": \"...\", \"gold\": \"...\"}");
+    fail(where, ": ", row.type_name(), ", expected an object {\"response\": \"...\", \"gold\": \"...\"}");
   const auto found = [&](const char* key) { return row.contains(key) ? row[key].type_name() : "absent"; };
   Line line;
   if (!row.contains("response") || !row["response"].is_string())

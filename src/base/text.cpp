@@ -123,6 +123,13 @@ size_t tail_bytes(const std::string& text, size_t width) {
 
 }  // namespace
 
+size_t utf8_bytes(const std::string& text) {
+  size_t at = 0;
+  for (; at < text.size(); at += character(text, at).bytes)
+    if (!character(text, at).valid) break;
+  return at;
+}
+
 size_t display_width(const std::string& text) {
   size_t width = 0;
   for (size_t at = 0; at < text.size();) {

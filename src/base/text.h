@@ -14,6 +14,9 @@ std::string clock(double seconds);     // "0:12", "4:05", "1:04:05"
 // A byte that is not UTF-8 counts as one.
 size_t display_width(const std::string& text);
 
+// Bytes of `text` in front of the first that is not UTF-8; all of them where there is none.
+size_t utf8_bytes(const std::string& text);
+
 // One line without surprises: control characters, and those that change the direction of writing, as \n, \t, \x1b or
 // \u{202e}; bytes that are not UTF-8 as \xff.
 std::string printable(const std::string& text);

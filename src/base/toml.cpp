@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <charconv>
 #include <limits>
 #include <optional>
@@ -12,6 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace pare {
 namespace {
@@ -23,19 +23,26 @@ std::string number_text(double x) {
   return t.find_first_of(".ein") == std::string::npos ? t + ".0" : t;
 }
 
+// The integer that is written there has at most 64 bits.
+bool fits(const toml::source_location& at) {
+  std::string digits = at.line_str().substr(at.column() - 1);
+  std::erase(digits, '_');
+  if (digits.starts_with('+')) digits.erase(0, 1);
+  const int base = digits.starts_with("0x") ? 16 : digits.starts_with("0o") ? 8 : digits.starts_with("0b") ? 2 : 10;
+  int64_t i = 0;
+  return std::from_chars(digits.data() + (base == 10 ? 0 : 2), digits.data() + digits.size(), i, base).ec ==
+         std::errc{};
+}
+
 TomlValue value_of(const toml::value& v, const std::string& where) {
   if (v.is_string()) return {toml::get<std::string>(v), TomlValue::Kind::string};
   const auto word = [](std::string text) { return TomlValue{std::move(text), TomlValue::Kind::word}; };
   if (v.is_integer()) {
     const int64_t i = v.as_integer();
-    const std::string text = std::to_string(i);
     // What does not fit is read as the nearest that does.
     const bool extreme = i == std::numeric_limits<int64_t>::max() || i == std::numeric_limits<int64_t>::min();
-    const toml::source_location at = v.location();
-    const std::string written = extreme ? at.line_str().substr(at.column() - 1) : text;
-    if (!written.starts_with(text) || std::isdigit(static_cast<unsigned char>(written[text.size()])))
-      fail(where, ": an integer of more than 64 bits");
-    return word(text);
+    if (extreme && !fits(v.location())) fail(where, ": an integer of more than 64 bits");
+    return word(std::to_string(i));
   }
   if (v.is_floating()) return word(number_text(v.as_floating()));
   if (v.is_boolean()) return word(v.as_boolean() ? "true" : "false");
@@ -60,7 +67,37 @@ void flatten(const toml::value& table, const std::string& prefix, std::vector<Le
       leaves.emplace_back(prefix + name, &v);
 }
 
-toml::value read(const std::string& document) {
+// More tables and arrays than anybody needs are in one another, by brackets or by the dots of a key.
+bool too_deep(const std::string& document) {
+  constexpr int most = 64;
+  int brackets = 0, dots = 0;
+  for (size_t i = 0; i < document.size(); i++) {
+    const char c = document[i];
+    if (c == '#') {
+      i = std::min(document.find('\n', i), document.size()) - 1;
+    } else if (c == '"' || c == '\'') {  // to the end of the string
+      const std::string quotes(document.compare(i, 3, std::string(3, c)) == 0 ? 3 : 1, c);
+      for (i += quotes.size(); i < document.size() && document.compare(i, quotes.size(), quotes) != 0; i++) {
+        if (quotes.size() == 1 && document[i] == '\n') break;
+        i += c == '"' && document[i] == '\\';
+      }
+      i += quotes.size() - 1;
+    }
+    brackets += c == '[' || c == '{';
+    brackets -= c == ']' || c == '}';
+    dots = c == '\n' || c == ',' || c == '=' ? 0 : dots + (c == '.');
+    if (brackets > most || dots > most) return true;
+  }
+  return false;
+}
+
+// What the reader must not be given is refused here: it recurses, and reads beyond a string that is not UTF-8.
+toml::value read(const std::string& document, const std::string& where) {
+  const size_t good = utf8_bytes(document);
+  if (good < document.size())
+    fail(where, ":", 1 + std::count(document.begin(), document.begin() + static_cast<std::ptrdiff_t>(good), '\n'),
+         ": a byte that is not UTF-8");
+  if (too_deep(document)) fail(where, ": nested too deeply");
   std::istringstream stream(document);
   return toml::parse(stream);
 }
@@ -85,11 +122,12 @@ std::string trimmed(std::string_view s) {
 
 // A value that is complete TOML and a string or an array, or nothing.
 std::optional<TomlItem> quoted_or_array(const std::string& value) {
+  if (!value.starts_with('"') && !value.starts_with('\'') && !value.starts_with('[')) return std::nullopt;
   try {
-    const toml::value table = read("value = " + value);
+    const toml::value table = read("value = " + value, value);
     const toml::value& v = table.at("value");
     if (table.size() == 1 && (v.is_string() || v.is_array())) return item_of("", v, value);
-  } catch (const toml::syntax_error&) {
+  } catch (const toml::exception&) {
   }
   return std::nullopt;
 }
@@ -99,8 +137,8 @@ std::optional<TomlItem> quoted_or_array(const std::string& value) {
 std::vector<TomlItem> parse_toml(const std::string& document, const std::string& where) {
   toml::value table;
   try {
-    table = read(document);
-  } catch (const toml::syntax_error& e) {
+    table = read(document, where);
+  } catch (const toml::exception& e) {
     // The end of the document is a line of its own to the reader.
     const auto lines = 1 + std::count(document.begin(), document.end(), '\n');
     fail(where, ":", std::min<int64_t>(e.location().line(), lines), ": ", one_line(e.what()));

@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "model/hf.h"
 #include "model/json_file.h"
 #include "rl/certificate.h"
