@@ -4,8 +4,9 @@
 // Order: y and dx in bf16 go through the tensor cores (linear_mma.cuh, linear_wgmma.cuh).  All else is one chain of
 // fused multiply-adds per element of the result, k ascending, in f32: f32 has the bits of the `cpu` table, and dw is
 // the same however its rows are divided among calls.  Of y and dx, a row's bits depend on nothing but the row and the
-// weight. Bytes: every operand once for each 64 rows or columns of the result, from L2 for the most part.  Limited by
-// the tensor cores or, without them, by the multiply-adds of the CUDA cores.
+// weight.
+// Bytes: every operand once for each 64 rows or columns of the result (wgmma: 128, or 256 columns), from L2 for the
+// most part.  Limited by the tensor cores or, without them, by the multiply-adds of the CUDA cores.
 #include "bench/probe.h"
 #include "linear_wgmma.cuh"
 #ifndef CUEMU
