@@ -4,9 +4,11 @@
 // Order: f32 is one chain of fused multiply-adds per element of the result, k ascending, and has the bits of the `cpu`
 // table.  bf16 goes through the tensor cores in chunks of k (linear_mma.cuh, linear_wgmma.cuh); a call's sums are added
 // to dw and dbias once, so that these are the same in every run, but not for another split into micro-batches.  Of y
-// and dx, a row's bits depend on nothing but the row and the weight. Bytes: every operand once for each tile of the
-// result, from L2 for the most part.  Limited by the tensor cores, with few rows by the weight's bytes; in f32 by the
-// multiply-adds of the CUDA cores.
+// and dx, a row's bits depend on nothing but the row and the weight.
+//
+// Bytes: every operand once for each 64 rows or columns of the result (wgmma: 128, or 256 columns), from L2 for the
+// most part.  Limited by the tensor cores, with few rows by the weight's bytes; in f32 by the multiply-adds of the CUDA
+// cores.
 #include "bench/probe.h"
 #include "linear_wgmma.cuh"
 #ifndef CUEMU

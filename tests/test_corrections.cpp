@@ -80,8 +80,9 @@ TEST(Corrections, GoldenRatios) {
   ASSERT_TRUE(file) << "run the tests in the root of the repository";
   const nlohmann::json cases = nlohmann::json::parse(file).at("rollout_correction");
   EXPECT_EQ(cases.size(), 6u);
-  for (const auto& [name, c] : cases.items()) {
-    SCOPED_TRACE(name);
+  for (const auto& item : cases.items()) {
+    SCOPED_TRACE(item.key());
+    const nlohmann::json& c = item.value();
     const auto& given = c.at("log_ratio");
     std::vector<float> d(100, 0.012f);  // "100x0.012"
     if (given.is_array()) d = given.get<std::vector<float>>();

@@ -37,6 +37,13 @@ struct Lent {
   ~Lent() { cuemu::forget_device_memory(p); }
 };
 
+// The emulated compute capability while it lives.
+struct Arch {
+  const int before = cuemu::settings().arch;
+  explicit Arch(int arch) { cuemu::settings().arch = arch; }
+  ~Arch() { cuemu::settings().arch = before; }
+};
+
 struct Run {
   cudaError_t error;
   std::string report;
@@ -165,7 +172,10 @@ const Nine kCopies[] = {EMU_COPY_BUGS(X)};
 #define X(bug) {#bug, group_product<true, ProductBug::bug>},
 const Nine kProducts[] = {EMU_PRODUCT_BUGS(X)};
 #undef X
-Run run_nine(Kernel* kernel) { return run(kernel, 1, kN, nullptr, 12 * 1024 + 512); }
+Run run_nine(Kernel* kernel) {
+  const Arch nine(90);
+  return run(kernel, 1, kN, nullptr, 12 * 1024 + 512);
+}
 
 TEST(Emu, TensorCopiesAndProductsInEveryOrder) {
   in_all_orders([] {
@@ -239,10 +249,9 @@ TEST(Emu, CheckerKnowsTensorCopiesAndProducts) {
 }
 
 TEST(Emu, OlderArchitecturesHaveNoTensorCopies) {
-  cuemu::settings().arch = 80;
-  EXPECT_NE(run_nine(group_product<true, ProductBug::none>).report.find("needs compute capability 9.0"),
-            std::string::npos);
-  cuemu::settings().arch = 90;
+  const Arch eight(80);
+  for (Kernel* kernel : {copy_ring<CopyBug::none>, group_product<true, ProductBug::none>})
+    EXPECT_NE(run(kernel, 1, kN, nullptr, 12 * 1024).report.find("needs compute capability 9.0"), std::string::npos);
 }
 
 TEST(Emu, ArchitecturesAreReadStrictly) {
@@ -376,7 +385,7 @@ TEST(Emu, LinearHasNoBankConflicts) {
   for (const Floats* t : {&x, &w}) ASSERT_EQ(cudaMemset(t->p, 0, n * n * 2), cudaSuccess);
   ASSERT_EQ(cudaMemset(y.p, 0, n * n * 4), cudaSuccess);
   const Weight weight{make_tensor(w.p, DType::bf16, {n / 16, n, 16}), n};
-  cuemu::settings().arch = 80;
+  const Arch eight(80);
   enum Which { forward, input, weights };
   for (const auto& [rows, which] :
        {std::pair{n, forward}, {n, input}, {n, weights}, {n / 8, forward}, {n / 8, input}}) {
@@ -395,7 +404,6 @@ TEST(Emu, LinearHasNoBankConflicts) {
     }
     EXPECT_GT(used, 0u);
   }
-  cuemu::settings().arch = 90;
 }
 
 // Work is queued and runs when the host waits for it: what is not waited for has not happened.

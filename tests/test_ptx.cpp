@@ -347,9 +347,9 @@ TEST(Ptx, WarpgroupsMultiplyLikeWarps) {
   on_architectures([](int arch) {
     if (arch < 90) return;
     for (const Factors& f : kFactors)
-      for (const auto& [columns, mn_major] : {std::pair{128, false}, {128, true}, {256, false}, {256, true}}) {
-        const GroupProduct p(f, columns, mn_major);
-        const int across = columns / 8, tiles = 4 * across;  // of 16 x 8
+      for (const auto& shape : {std::pair{128, false}, {128, true}, {256, false}, {256, true}}) {
+        const GroupProduct p(f, shape.first, shape.second);
+        const int columns = p.columns, across = columns / 8, tiles = 4 * across;  // of 16 x 8
         std::vector<float> d(tiles * 128);
         const auto element = [&](int tile, int e) {
           return (tile / across * 16 + e / 8) * columns + tile % across * 8 + e % 8;
