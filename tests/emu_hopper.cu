@@ -60,6 +60,25 @@ __global__ void copy_ring(float* out, const float* in) {
   out[threadIdx.x] = sum;
 }
 
+// Its first thread copies, waits and adds up while no other is left.
+__global__ void copy_alone(float* out, const float* in) {
+  const CUtensorMap map = tensor_map<2>("copy_alone", in, {64, 16}, {128}, {64, 1}, Swizzle::bytes_128);
+  auto* const smem = dynamic_smem<unsigned char>();
+  auto* const barrier = reinterpret_cast<Mbarrier*>(smem + 1024);
+  float sum = 0;
+  if (threadIdx.x == 0) {
+    mbarrier_init(barrier, 1);
+    fence_proxy_async();
+    for (int i = 0; i < 3; i++) {
+      mbarrier_arrive_expect(barrier, 128);
+      tensor_copy(smem, map, 0, i, barrier);
+      mbarrier_wait(barrier, i % 2);
+      for (int f = 0; f < 32; f++) sum += reinterpret_cast<const float*>(smem)[f];
+    }
+  }
+  out[threadIdx.x] = sum;
+}
+
 // The product of a 64 x 32 and a 32 x 128 matrix by two products in a group each; out: how many elements of each thread
 // are not what they should be.
 template <bool kMnMajorB, ProductBug kBug>

@@ -36,22 +36,24 @@ template <int kStep>
 void every_other(float* out, const float* in);
 
 // Of compute capability 9.0 (emu_hopper.cu): what is wrong with them.
-#define EMU_COPY_BUGS(X)                                                                                       \
-  X(none)                                                                                                      \
-  X(no_init)                                                                                                   \
-  X(no_proxy_fence) X(small_count) X(few_bytes) X(many_bytes) X(no_empty_wait) X(no_full_wait) X(wrong_parity) \
-      X(early_arrival) X(not_awaited)
-#define EMU_PRODUCT_BUGS(X)                                                                                     \
-  X(none)                                                                                                       \
-  X(no_proxy_fence)                                                                                             \
-  X(no_barrier) X(no_fence) X(no_fence_again) X(no_wait) X(waits_for_one) X(wrong_stride) X(different_matrices) \
-      X(overwritten)
+#define EMU_COPY_BUGS(X)                                                                                      \
+  X(none)                                                                                                     \
+  X(no_init)                                                                                                  \
+  X(no_proxy_fence)                                                                                           \
+  X(small_count) X(few_bytes) X(many_bytes) X(no_empty_wait) X(no_full_wait) X(wrong_parity) X(early_arrival) \
+      X(not_awaited)
+#define EMU_PRODUCT_BUGS(X) \
+  X(none)                   \
+  X(no_proxy_fence)         \
+  X(no_barrier)             \
+  X(no_fence) X(no_fence_again) X(no_wait) X(waits_for_one) X(wrong_stride) X(different_matrices) X(overwritten)
 #define X(bug) bug,
 enum class CopyBug { EMU_COPY_BUGS(X) };
 enum class ProductBug { EMU_PRODUCT_BUGS(X) };
 #undef X
 template <CopyBug kBug>
 void copy_ring(float* out, const float* in);
+Kernel copy_alone;
 template <bool kMnMajorB, ProductBug kBug>
 void group_product(float* out, const float* in);
 

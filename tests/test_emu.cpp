@@ -183,6 +183,9 @@ TEST(Emu, TensorCopiesAndProductsInEveryOrder) {
     ASSERT_EQ(copied.error, cudaSuccess) << copied.report;
     for (int c = 0; c < 96; c++)
       ASSERT_EQ(copied.out[32 + c], c < 32 ? 2 * 768 + 4 * (2 * c + 96) : 768 + 4 * c) << "thread " << c;
+    const auto alone = run_nine(copy_alone);
+    ASSERT_EQ(alone.error, cudaSuccess) << alone.report;
+    ASSERT_EQ(alone.out[0], 95 * 96 / 2);
     for (Kernel* kernel : {group_product<true, ProductBug::none>, group_product<false, ProductBug::none>}) {
       const auto r = run_nine(kernel);
       ASSERT_EQ(r.error, cudaSuccess) << r.report;

@@ -171,7 +171,9 @@ void suspend() {
   Thread* me = g_block.cur;
   me->fiber = g_fiber;
   Thread* next = pick();
-  if (!next) {
+  if (next == me) {
+    // The copy that it waits for has landed.
+  } else if (!next) {
     switch_fiber(&g_main_fiber);  // deadlock: never comes back
   } else if (next->state == State::unstarted) {
     g_assigned = next;
