@@ -112,8 +112,8 @@ TEST(Lookahead, PlanningHasTheSameBooks) {
   sampling.eos.clear();
   for (const KvSpec& spec : all_specs()) {
     SCOPED_TRACE(name(spec));
-    const RolloutLimits limits =
-        ahead({.max_sequences = 5, .max_batched_tokens = 29, .max_context = 160, .kv_pages = 60}, 8, spec);
+    const RolloutLimits limits = ahead(
+        {.max_sequences = 5, .max_batched_tokens = 29, .max_context = 73, .kv_pages = 60, .max_prompt = 40}, 8, spec);
     Generator real(table_cpu, config(), limits), planned(table_null, config(), limits);
     real.rollout.generate(mixed_requests(), sampling);
     planned.rollout.generate(mixed_requests(), sampling);
