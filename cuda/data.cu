@@ -104,7 +104,9 @@ void embedding_bwd(const EmbeddingBwd& a, Stream stream) {
 
 void copy_rows(const CopyRows& a, Stream stream) {
   expect_index("copy_rows", "index", a.index, {a.index.shape[0], 2});
-  copy_rows<true>("copy_rows", a.y, a.x, a.index, stream);
+  Tensor y = a.y, x = a.x;
+  if (y.dtype == DType::i32 && x.dtype == DType::i32) y.dtype = x.dtype = DType::f32;  // words are words
+  copy_rows<true>("copy_rows", y, x, a.index, stream);
 }
 
 }  // namespace pare::PARE_CUDA

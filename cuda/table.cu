@@ -49,6 +49,15 @@ size_t bytes() {
 }
 constexpr Memory device_memory = {.take = take, .give = give, .free = bytes<true>, .total = bytes<false>};
 
+void* take_host(size_t bytes) {
+  void* p = nullptr;
+  if (cudaMallocHost(&p, bytes) == cudaSuccess) return p;
+  cudaGetLastError();
+  return nullptr;
+}
+void give_host(void* p, size_t) { cudaFreeHost(p); }
+constexpr Memory page_locked = {.take = take_host, .give = give_host, .free = machine_memory, .total = machine_memory};
+
 // ---- the device
 #ifdef CUEMU
 std::string open() { return "the CUDA kernels, emulated on the CPU"; }
@@ -90,7 +99,7 @@ constinit const Table table_cuda = {
                                    PARE_OPS(X)
 #undef X
                                        .memory = &PARE_CUDA::device_memory,
-                                   .queued = true,
+                                   .staging = &PARE_CUDA::page_locked,
                                    .open = PARE_CUDA::open,
 #ifndef CUEMU
                                    .range_begin = PARE_CUDA::range_begin,

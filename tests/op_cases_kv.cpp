@@ -325,6 +325,12 @@ void add_copy_rows(std::vector<OpCase>& cases) {
                      const Tensor y = r.inout("y", {6, 33}, 1);
                      r.call(&Table::copy_rows, CopyRows{y, y, r.index("index", {2, 2}, {1, 5, 3, 0})});
                    }});
+  cases.push_back({"copy_rows", "tokens", [](OpRun& r) {
+                     // Ids that are NaNs or denormal as floats keep their bits.
+                     const Tensor y = r.index_inout("y", {5, 1}, {7, 8, 0x7f812345, 10, 11});
+                     const Tensor x = r.index("x", {3, 1}, {-1, 5, 0x7fa00001});
+                     r.call(&Table::copy_rows, CopyRows{y, x, r.index("index", {3, 2}, {2, 0, 0, 4, 1, 3})});
+                   }});
 }
 
 }  // namespace

@@ -455,6 +455,31 @@ TEST(Emu, StreamsRunAsLateAsAllowed) {
   EXPECT_EQ(cudaStreamDestroy(second), cudaSuccess);
 }
 
+TEST(Emu, WaitsOfTheHostAreCounted) {
+  Floats device(1);
+  void* locked = nullptr;
+  float host = 1;
+  ASSERT_EQ(cudaMallocHost(&locked, 4), cudaSuccess);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  uint64_t before = cuemu::host_waits();
+  const auto count = [&] {
+    const uint64_t n = cuemu::host_waits() - before;
+    before += n;
+    return n;
+  };
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_EQ(count(), 0u) << "nothing was queued";
+  ASSERT_EQ(cudaMemcpyAsync(device.p, locked, 4, cudaMemcpyHostToDevice), cudaSuccess);
+  ASSERT_EQ(cudaMemsetAsync(device.p, 0, 4), cudaSuccess);
+  EXPECT_EQ(count(), 0u) << "queued";
+  ASSERT_EQ(cudaMemcpyAsync(device.p, &host, 4, cudaMemcpyHostToDevice), cudaSuccess);
+  EXPECT_EQ(count(), 1u) << "memory that is not page-locked";
+  ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
+  EXPECT_EQ(count(), 1u);
+  ASSERT_EQ(cudaFreeHost(locked), cudaSuccess);
+  EXPECT_EQ(cudaFreeHost(locked), cudaErrorInvalidValue);
+}
+
 // An error of a kernel shows at the next wait.
 TEST(Emu, LaunchesAreAsynchronous) {
   Floats out(8 * kN);

@@ -114,6 +114,38 @@ TEST(EmuDevice, RolloutHasTheBitsOfTheCpu) {
   }
 }
 
+// The host waits once for eight passes; what it uploads for them waits for nothing.
+TEST(EmuDevice, TheHostWaitsOnceForThePassesThatAreQueued) {
+  const std::vector<Request> requests = {
+      {{3, 5, 7, 11, 13, 2, 9}, {1, 2, 3}, 40}, {{1}, {4}, 30}, {{8, 8, 6}, {5, 6}, 9}};
+  for (const KvMethod method : {KvMethod::dense, KvMethod::h2o, KvMethod::rkv, KvMethod::quest}) {
+    KvSpec spec;
+    spec.method = method, spec.budget = 10, spec.buffer = 5, spec.window = 3, spec.pooling_kernel = 3;
+    spec.block = 4, spec.blocks = 3, spec.first_blocks = 1, spec.last_blocks = 1, spec.dense_layers = 1;
+    const auto run = [&](int lookahead, RolloutStats& stats, int64_t& passes, int64_t& waits) {
+      Generator g(table_emu, tiny_config("qwen3", false),
+                  {.max_sequences = 4, .max_batched_tokens = 21, .max_context = 60, .kv = spec, .lookahead = lookahead},
+                  DType::bf16);
+      g.device.wait();
+      const uint64_t before = cuemu::host_waits();
+      const auto completions = g.rollout.generate(requests, mixed_sampling());
+      waits = static_cast<int64_t>(cuemu::host_waits() - before);
+      passes = g.ledger.phases["main"]["sample"].calls;
+      stats = g.rollout.stats();
+      return completions;
+    };
+    RolloutStats one, eight;
+    int64_t passes = 0, waits = 0;
+    const auto expected = run(1, one, passes, waits);
+    EXPECT_GT(passes, 20);
+    EXPECT_EQ(waits, passes);
+    expect_same(run(8, eight, passes, waits), expected, cat("method ", static_cast<int>(method)));
+    EXPECT_EQ(waits, (passes + 7) / 8);
+    EXPECT_GT(eight.discarded_tokens, 0);
+    EXPECT_EQ(one.events, eight.events);
+  }
+}
+
 TEST(EmuDevice, LogprobsHaveTheBitsOfTheCpu) {
   for (const char* type : {"qwen2", "qwen3", "llama"}) {
     const ModelConfig c = tiny_config(type, false);
@@ -295,6 +327,20 @@ TEST(EmuDevice, UploadsOwnWhatTheyRead) {
   device.download({back.data(), t});
   EXPECT_EQ(back, (std::vector<int32_t>{1, 2, 3}));
   device.upload({t, host.data()});  // and nobody waits
+}
+
+// What does not fit beside what is under way is uploaded in pieces.
+TEST(EmuDevice, UploadsOfAnySize) {
+  Device device(table_emu);
+  Arena arena("a", *table_emu.memory, 2 * Device::kStaging);
+  std::vector<int32_t> host(Device::kStaging / 4 + 1001), back(host.size());
+  for (size_t i = 0; i < host.size(); i++) host[i] = static_cast<int32_t>(i * 2654435761u);
+  const Tensor small = arena.alloc("small", DType::i32, {3});
+  const Tensor large = arena.alloc("large", DType::i32, {std::ssize(host)});
+  device.upload({small, host.data()});
+  device.upload({large, host.data()});
+  device.download({back.data(), large});
+  EXPECT_EQ(back, host);
 }
 
 TEST(EmuDevice, NanCheckReadsTheDevice) {

@@ -327,6 +327,7 @@ TEST(Rollout, WrongInputIsRefusedBeforeTheStart) {
   expect_refused("max_sequences is 0", limits([](RolloutLimits& l) { l.max_sequences = 0; }), good, sampling);
   expect_refused("max_batched_tokens (39)", limits([](RolloutLimits& l) { l.max_batched_tokens = 39; }), good,
                  sampling);
+  expect_refused("lookahead is 0", limits([](RolloutLimits& l) { l.lookahead = 0; }), good, sampling);
   expect_refused("kv_pages is -1", limits([](RolloutLimits& l) { l.kv_pages = -1; }), good, sampling);
 }
 

@@ -31,7 +31,7 @@ TEST(Scheduler, PagesOfTheWorstCase) {
   EXPECT_EQ(needed(40, 1, 12), 4) << "a single sample continues its prompt";
 }
 
-// Drives a scheduler through random requests and checks what it promises.
+// Drives a scheduler through random requests and checks what it promises.  Batches are made ahead of their tokens.
 class Drive {
  public:
   explicit Drive(uint64_t seed) : rng_(rng_key(seed, RngStream::test, 3)) {
@@ -50,6 +50,7 @@ class Drive {
     limits_.max_batched_tokens = limits_.max_sequences + static_cast<int>(rng_.below(30));
     limits_.max_context = 70;
     limits_.kv_pages = least_ + rng_.below(30);
+    limits_.lookahead = static_cast<int>(1 + seed % 5);
   }
 
   void run() {
@@ -57,21 +58,36 @@ class Drive {
     KvCache cache(config_, {}, device_, arena, DType::f32, limits_.kv_pages, Scheduler::cache_sequences(limits_), 70);
     Scheduler scheduler(residency_, requests_, eos_, limits_, cache);
     while (!scheduler.done()) {
-      const Batch batch = scheduler.next();
-      ASSERT_GT(batch.ids.size() + batch.draws.size(), 0u) << "no progress";
-      EXPECT_LE(batch.ids.size(), static_cast<size_t>(limits_.max_batched_tokens));
-      EXPECT_LE(scheduler.in_flight(), limits_.max_sequences);
-      EXPECT_LE(cache.reserved(), cache.pool().free());
-      check_rows(batch, cache);
-      std::vector<int32_t> tokens;
-      std::vector<float> logprobs;
-      for (const Batch::Draw& d : batch.draws) {
-        tokens.push_back(static_cast<int32_t>(rng_.below(8)));  // 0 and 5 end
-        logprobs.push_back(-static_cast<float>(tokens.back()));
-        check_draw(d);
-        drawn_[d.completion].push_back(tokens.back());
+      std::vector<Batch> batches;
+      std::vector<std::vector<int32_t>> tokens;
+      do {
+        const Batch& batch = batches.emplace_back(scheduler.next());
+        ASSERT_GT(batch.ids.size() + batch.draws.size(), 0u) << "no progress";
+        EXPECT_LE(batch.ids.size(), static_cast<size_t>(limits_.max_batched_tokens));
+        EXPECT_LE(scheduler.in_flight(), limits_.max_sequences);
+        EXPECT_LE(cache.reserved(), cache.pool().free());
+        check_rows(batch, cache);
+        check_fed(batches, tokens);
+        tokens.emplace_back();
+        for (const Batch::Draw& d : batch.draws) {
+          check_draw(d);
+          tokens.back().push_back(static_cast<int32_t>(rng_.below(8)));  // 0 and 5 end
+          drawn_[d.completion].push_back(tokens.back().back());
+        }
+        scheduler.advance(batch);
+      } while (static_cast<int>(batches.size()) < limits_.lookahead && !scheduler.idle());
+      for (size_t b = 0; b < batches.size(); b++) {
+        std::vector<float> logprobs;
+        for (const int32_t token : tokens[b]) logprobs.push_back(-static_cast<float>(token));
+        const std::vector<bool> kept = scheduler.settle(batches[b], tokens[b].data(), logprobs.data());
+        ASSERT_EQ(kept.size(), tokens[b].size());
+        for (size_t i = 0; i < kept.size(); i++) {
+          std::vector<int32_t>& mine = settled_[batches[b].draws[i].completion];
+          EXPECT_EQ(kept[i], mine.empty() || (mine.back() != 0 && mine.back() != 5));
+          if (kept[i]) mine.push_back(tokens[b][i]);
+        }
       }
-      scheduler.advance(batch, tokens, logprobs);
+      drawn_ = settled_;
     }
     EXPECT_EQ(cache.pool().used(), 0);
     EXPECT_EQ(cache.reserved(), 0);
@@ -93,6 +109,16 @@ class Drive {
     EXPECT_EQ(rows, batch.ids.size());
     EXPECT_EQ(batch.ids.size(), batch.positions.size());
     EXPECT_EQ(batch.prefill, std::count_if(batch.ids.begin(), batch.ids.end(), [](int32_t id) { return id >= 100; }));
+  }
+  // A row is fed by the last token of its sequence, which was drawn in the batch before.
+  void check_fed(const std::vector<Batch>& batches, const std::vector<std::vector<int32_t>>& tokens) {
+    const Batch& batch = batches.back();
+    EXPECT_TRUE(batches.size() > 1 || batch.fed.empty());
+    std::vector<int32_t> ids = batch.ids;
+    for (size_t i = 0; i < batch.fed.size(); i += 2) ids[batch.fed[i + 1]] = tokens.back()[batch.fed[i]];
+    for (size_t i = 0; i < batch.runs.size() && batch.runs[i].decodes(); i++) {
+      EXPECT_EQ(ids[batch.draws[i].row], drawn_[batch.draws[i].completion].back());
+    }
   }
   void check_draw(const Batch::Draw& d) {
     const auto [request, sample] = name(d.completion);
@@ -129,7 +155,7 @@ class Drive {
   std::vector<Request> requests_;
   RolloutLimits limits_{};
   int64_t least_ = 0;
-  std::map<int, std::vector<int32_t>> drawn_;
+  std::map<int, std::vector<int32_t>> drawn_, settled_;  // by completion
   int started_ = 0;
 };
 
@@ -159,8 +185,9 @@ TEST(Scheduler, AdmissionIsStrictlyInOrder) {
     for (const Batch::Draw& d : batch.draws)
       if (d.position == 0) starts.push_back(d.completion);
     const bool stop = starts.size() == 1 && batch.draws[0].position == 5;
-    scheduler.advance(batch, std::vector<int32_t>(batch.draws.size(), stop ? 9 : 1),
-                      std::vector<float>(batch.draws.size()));
+    scheduler.advance(batch);
+    scheduler.settle(batch, std::vector<int32_t>(batch.draws.size(), stop ? 9 : 1).data(),
+                     std::vector<float>(batch.draws.size()).data());
     if (starts.size() == 1) {
       EXPECT_EQ(scheduler.in_flight(), stop ? 0 : 1);
     }

@@ -30,7 +30,7 @@ inline std::vector<float> tiny_parameters(const ModelConfig& c, uint64_t seed) {
 }
 
 // Bytes of an arena that holds whatever a test asks for: of the host only what is touched is taken.
-inline size_t roomy(const Table& table) { return size_t{1} << (table.queued ? 21 : 32); }
+inline size_t roomy(const Table& table) { return size_t{1} << (table.staging ? 21 : 32); }
 
 // A model with all its memory.
 struct World {

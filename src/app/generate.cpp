@@ -144,6 +144,7 @@ RolloutLimits Generator::limits(const std::vector<Request>& requests) const {
   }
   l.max_sequences = static_cast<int>(std::min(samples, r.max_num_seqs));
   l.max_batched_tokens = static_cast<int>(std::max<int64_t>(r.max_num_batched_tokens, l.max_sequences));
+  l.lookahead = lookahead(config_);
   const int64_t page = KvCache::page_bytes(model_config_, r.kv, model_.dtype);
   const int64_t room = r.kv_cache_bytes > 0
                            ? r.kv_cache_bytes / page
@@ -199,7 +200,8 @@ int64_t Generator::dense_pages(const std::vector<Request>& requests, const std::
     const Batch batch = scheduler.next();
     std::vector<int32_t> tokens;
     for (const Batch::Draw& d : batch.draws) tokens.push_back(done[d.completion].tokens[d.position]);
-    scheduler.advance(batch, tokens, std::vector<float>(tokens.size()));
+    scheduler.advance(batch);
+    scheduler.settle(batch, tokens.data(), std::vector<float>(tokens.size()).data());
   }
   return cache.pool().peak();
 }

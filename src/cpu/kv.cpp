@@ -68,9 +68,11 @@ float* k_page_data(const char* op, const Tensor& t) {
 void copy_rows(const CopyRows& a, Stream) {
   constexpr const char* op = "copy_rows";
   const int64_t rows = a.y.shape[0], width = a.y.shape[1], n = a.index.shape[0];
-  float* const y = strided(op, "y", a.y, {rows, width});
-  const float* const x = a.x.rank == 3 ? strided(op, "x", a.x, {a.x.shape[0], a.x.shape[1], width / a.x.shape[1]})
-                                       : strided(op, "x", a.x, {a.x.shape[0], width});
+  Tensor to = a.y, from = a.x;
+  if (to.dtype == DType::i32 && from.dtype == DType::i32) to.dtype = from.dtype = DType::f32;  // words are words
+  float* const y = strided(op, "y", to, {rows, width});
+  const float* const x = from.rank == 3 ? strided(op, "x", from, {from.shape[0], from.shape[1], width / from.shape[1]})
+                                        : strided(op, "x", from, {from.shape[0], width});
   const int32_t* const pairs = index(op, "index", a.index, {n, 2});
   for (int64_t i = 0; i < n; i++)
     if (pairs[2 * i] < 0 || pairs[2 * i] >= a.x.shape[0] || pairs[2 * i + 1] < 0 || pairs[2 * i + 1] >= rows)

@@ -89,7 +89,7 @@ void Compressor::compress_some(std::span<const Due> due, Tensor keep, Arena& scr
     cache_.cut(run->sequence, layer, first, first + kept, run->decodes(), src_pages.data() + i * width,
                dst_pages.data() + i * width);
     most_slots = std::max<int64_t>(most_slots, slots), most_kept = std::max(most_kept, kept);
-    events_++, evicted_ += slots - first - kept;
+    if (counted) counted(*run, slots - first - kept);
   }
   const ArenaScope scope(scratch);
   const auto upload = [&](const char* name, const void* data, int64_t rows, int64_t columns) {

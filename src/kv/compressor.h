@@ -25,10 +25,10 @@ class Compressor {
   bool compress(int layer, const std::vector<PagedRun>& runs, Arena& scratch);
   void forked(int parent, int child);
 
-  int64_t events() const { return events_; }    // since the start or reset()
-  int64_t evicted() const { return evicted_; }  // slots given up, over layers
   // `key`: names the coins of merging (rng_key).
-  void reset(uint64_t key) { events_ = evicted_ = 0, coins_ = rng_key(key, RngStream::kv_merge, 0); }
+  void reset(uint64_t key) { coins_ = rng_key(key, RngStream::kv_merge, 0); }
+  // Called for each event, if set: a layer of `run` gives up `evicted` slots.
+  std::function<void(const PagedRun& run, int64_t evicted)> counted;
   // Called with the choice of each event, if set.  Waits for the device: the keep lists are read back.
   std::function<void(const PagedRun& run, KvTrace)> trace;
 
@@ -50,7 +50,6 @@ class Compressor {
   const KvResidency residency_;
   Tensor keep_;       // i32 [due, K, budget]: the choice of a pass's first layer, for the others (KvAttend::after)
   Tensor threshold_;  // stat [sequences * layers]: D2O's, 0 before the first event
-  int64_t events_ = 0, evicted_ = 0;
   uint64_t coins_ = 0;
 };
 

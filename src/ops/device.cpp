@@ -1,8 +1,10 @@
 #include "ops/device.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <type_traits>
 #include <vector>
 
@@ -81,15 +83,32 @@ Range::Range(const Device& device, const char* what, int64_t number) : end_(devi
 
 Device::~Device() {
   try {
-    if (!uploads_.empty()) wait();
+    if (staged_ > 0) wait();
   } catch (const std::exception&) {  // whoever waited for a result knows
   }
+  if (staging_) table_.staging->give(staging_, kStaging);
 }
 
 void Device::wait() {
   char nothing;
   table_.download({&nothing, make_tensor(nullptr, DType::u8, {0})}, stream_);
-  uploads_.clear();
+  staged_ = 0;
+}
+
+void Device::stage(const Upload& a) {
+  if (!staging_) staging_ = static_cast<char*>(table_.staging->take(kStaging));
+  if (!staging_) throw Error(Exit::memory, cat("no ", kStaging, " bytes of page-locked memory can be had"));
+  const auto* src = static_cast<const char*>(a.src);
+  Tensor rest = a.dst.flat();
+  rest.shape[0] = static_cast<int64_t>(a.dst.bytes()), rest.dtype = DType::u8;
+  while (rest.size() > 0) {
+    if (staged_ == kStaging) wait();
+    const size_t n = std::min(rest.bytes(), kStaging - staged_);
+    std::memcpy(staging_ + staged_, src, n);
+    table_.upload({rest.rows(0, static_cast<int64_t>(n)), staging_ + staged_}, stream_);
+    staged_ = std::min(kStaging, (staged_ + n + 63) / 64 * 64);
+    src += n, rest = rest.rows(static_cast<int64_t>(n), rest.size() - static_cast<int64_t>(n));
+  }
 }
 
 template <class Args>
@@ -116,16 +135,11 @@ void Device::call(const char* op, void (*fn)(const Args&, Stream), const Args& a
   const Range range(*this, op);
   const auto start = timed ? Clock::now() : Clock::time_point{};
   if constexpr (std::is_same_v<Args, Upload>) {
-    if (table_.queued) {
-      const char* src = static_cast<const char*>(a.src);
-      fn({a.dst, uploads_.emplace_back(src, src + a.dst.bytes()).data()}, stream_);
-    } else {
-      fn(a, stream_);
-    }
+    table_.staging ? stage(a) : fn(a, stream_);
   } else {
     fn(a, stream_);
   }
-  if constexpr (std::is_same_v<Args, Download>) uploads_.clear();
+  if constexpr (std::is_same_v<Args, Download>) staged_ = 0;
   if (ledger) {
     Ledger::Line& line = ledger->phases[phase][op];
     const Cost c = a.cost();

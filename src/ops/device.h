@@ -28,7 +28,7 @@ struct Ledger {
 class Device {
  public:
   explicit Device(const Table& table, Stream stream = {}) : table_(table), stream_(stream) {}
-  ~Device();  // waits, if uploads are under way
+  ~Device();  // waits, if uploads may be under way
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
@@ -46,7 +46,9 @@ class Device {
   // Until all that was called is done.
   void wait();
 
-  // The host memory that an upload reads may be changed as soon as the call returns.
+  // The host memory that an upload reads may be changed as soon as the call returns.  An upload waits only where more
+  // than kStaging bytes would be under way.
+  static constexpr size_t kStaging = 64 << 20;
 
 #define X(op, Args) \
   void op(const Args& a) { call(#op, table_.op, a); }
@@ -59,10 +61,12 @@ class Device {
 
   template <class Args>
   void check_outputs(const char* op, const Args& a);
+  void stage(const Upload& a);
 
   const Table& table_;
   Stream stream_;
-  std::vector<std::vector<char>> uploads_;  // what uploads of a queued table read; until it has been waited for
+  char* staging_ = nullptr;  // kStaging bytes of Table::staging, from the first upload on
+  size_t staged_ = 0;        // of them, those that uploads may not have read yet
 };
 
 // Names a scope for a profiler of the device; nothing where the table has none.  Phases, layers and ops do so.

@@ -48,10 +48,10 @@ inline KvWork kv_work(const KvEvent* events, int64_t n) {
   return w;
 }
 
-// y[dst] = x[src] for each pair: the ring of window queries.
+// y[dst] = x[src] for each pair: the ring of window queries, tokens that were drawn and are the next inputs.
 struct CopyRows {
-  Tensor y;      // act [N, C] acc: only the dst rows are written; rows may be strided
-  Tensor x;      // act [M, C] or [M, h, C / h]; rows may be strided; may be y
+  Tensor y;      // act or i32 [N, C] acc: only the dst rows are written; rows may be strided
+  Tensor x;      // the same type, [M, C] or [M, h, C / h]; rows may be strided; may be y
   Tensor index;  // i32 [n, 2]: (src, dst); no dst occurs twice, and none is a src if x is y
   Cost cost() const {
     const int64_t moved = index.shape[0] * y.shape[1] * static_cast<int64_t>(dtype_size(y.dtype));

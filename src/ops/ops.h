@@ -43,7 +43,8 @@ namespace pare {
 
 // ---- data movement
 
-// Host to device.  The source must stay valid until the stream has passed this point (Device sees to it).
+// Host to device.  The source must stay valid until the stream has passed this point (Device sees to it), and should be
+// of Table::staging.
 struct Upload {
   Tensor dst;       // any, contiguous, out
   const void* src;  // host, dst.bytes() bytes
@@ -426,8 +427,10 @@ struct Table {
   PARE_OPS(X)
 #undef X
   const Memory* memory = &host_memory;  // of its tensors
-  bool queued = false;                  // calls return before the work is done, in order; a download waits for it
-  std::string (*open)() = nullptr;      // says what the device is, or throws Error(Exit::usage): it cannot be used
+  // Where calls return before the work is done, which is in order: page-locked memory of the host, from which an upload
+  // is queued too (from other memory it may wait).  A download waits for all that was called.
+  const Memory* staging = nullptr;
+  std::string (*open)() = nullptr;  // says what the device is, or throws Error(Exit::usage): it cannot be used
   void (*range_begin)(const char* name) = nullptr;  // for a profiler: the name of all that is called up to range_end
   void (*range_end)() = nullptr;
   const Probe* probe = nullptr;  // what a benchmark asks of the device beside its ops

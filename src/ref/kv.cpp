@@ -29,12 +29,13 @@ void copy_rows(const CopyRows& a, Stream) {
   if (a.x.data == a.y.data)
     for (int64_t i = 0; i < n; i++)
       expect(!written.count(index(i, 0)), "ref: ", op, ": row ", index(i, 0), " is read and written");
-  dispatch(op, a.y, [&]<class T>(T) {
+  const auto copy = [&]<class T>(T) {
     for (int64_t i = 0; i < n; i++) {
       const T* from = a.x.as<T>() + index(i, 0) * a.x.stride[0];
       std::copy(from, from + width, a.y.as<T>() + index(i, 1) * a.y.stride[0]);
     }
-  });
+  };
+  a.y.dtype == DType::i32 ? copy(int32_t{}) : dispatch(op, a.y, copy);
 }
 
 // ops.h: what an event writes nobody else reads or writes.

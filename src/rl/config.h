@@ -214,6 +214,8 @@ void check_config(const Config& config);
 // The type of weights and activations.
 DType act_type(DeviceKind device, ActType type);
 inline DType act_type(const Config& config) { return act_type(config.trainer.device, config.model.dtype); }
+// RolloutLimits::lookahead: a device whose work is queued runs on while the host prepares, the cpu has nothing to gain.
+inline int lookahead(const Config& config) { return config.trainer.device == DeviceKind::cpu ? 1 : 8; }
 // A KL to the initial model is part of the objective.
 bool needs_reference(const Config& config);
 // The sampler's distribution is, bit by bit, that of the learner: nothing is left out, or both leave out the same.

@@ -188,7 +188,8 @@ RolloutLimits Session::rollout_limits() const {
                        .max_context = config.data.max_prompt_length + config.data.max_response_length,
                        .kv_pages = 0,
                        .max_prompt = config.data.max_prompt_length,
-                       .kv = r.kv};
+                       .kv = r.kv,
+                       .lookahead = lookahead(config)};
   if (r.kv_cache_bytes > 0) {
     const int64_t page = KvCache::page_bytes(model_config, config.rollout.kv, model->dtype);
     limits.kv_pages = r.kv_cache_bytes / page;

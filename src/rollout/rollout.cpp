@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <optional>
 
 namespace pare {
@@ -17,6 +18,7 @@ RolloutLimits checked(const RolloutLimits& given, const ModelConfig& config) {
   if (limits.max_context < 2 || limits.max_context > config.max_position)
     fail("rollout: max_context is ", limits.max_context, "; the model takes 2 to ", config.max_position, " positions");
   if (limits.kv_pages < 0) fail("rollout: kv_pages is ", limits.kv_pages);
+  if (limits.lookahead < 1) fail("rollout: lookahead is ", limits.lookahead, ", at least 1 is needed");
   if (limits.max_prompt == 0) limits.max_prompt = limits.max_context;
   check_kv(limits.kv);
   if (limits.kv_pages == 0) {
@@ -52,7 +54,8 @@ Rollout::Rollout(const Model& model, const RolloutLimits& limits, Arena& kv, Are
 }
 
 void RolloutStats::add(const RolloutStats& o) {
-  prefill_tokens += o.prefill_tokens, decoded_tokens += o.decoded_tokens, forward_passes += o.forward_passes;
+  prefill_tokens += o.prefill_tokens, decoded_tokens += o.decoded_tokens, discarded_tokens += o.discarded_tokens;
+  forward_passes += o.forward_passes;
   peak_pages = std::max(peak_pages, o.peak_pages), peak_sequences = std::max(peak_sequences, o.peak_sequences);
   finished += o.finished, completions += o.completions;
   resident += o.resident, dense += o.dense, read += o.read, decode_rows += o.decode_rows;
@@ -90,8 +93,25 @@ void Rollout::check(const std::vector<Request>& requests, const Sampling& sampli
   }
 }
 
-// One pass over the model and the draws that follow it.  hidden: act [1 + rows, C], the kept row first.
-void Rollout::run(const Batch& batch, const Sampling& sampling, const Tensor& hidden) {
+Rollout::State Rollout::make_state() const {
+  const int64_t draws = int64_t{limits_.lookahead} * limits_.max_sequences;
+  const auto width = static_cast<int64_t>(dtype_size(model_.stat));
+  const Tensor hidden =
+      scratch_.alloc("rollout.hidden", model_.dtype, {1 + limits_.max_batched_tokens, model_.config.hidden});
+  const Tensor drawn = scratch_.alloc("rollout.drawn", DType::u8, {draws * (width + 4)});
+  return {.hidden = hidden,
+          .drawn = drawn,
+          .logprob = make_tensor(drawn.data, model_.stat, {draws}),
+          .token = make_tensor(drawn.rows(draws * width, draws * 4).data, DType::i32, {draws})};
+}
+
+// Queues one pass over the model and the draws that follow it.
+void Rollout::run(Batch rows, const Sampling& sampling, const State& state) {
+  int64_t before = 0, first = 0;  // place of the draws of the pass before, and of this one
+  if (!passes_.empty()) before = passes_.back().first, first = before + std::ssize(passes_.back().batch.draws);
+  Pass& pass = passes_.emplace_back(Pass{.batch = std::move(rows), .first = first, .counts = {}});
+  const Batch& batch = pass.batch;
+  pass.counts.resize(batch.runs.size());
   Device& device = model_.device;
   const auto n = static_cast<int64_t>(batch.ids.size());
   ArenaScope scope(scratch_);
@@ -101,38 +121,39 @@ void Rollout::run(const Batch& batch, const Sampling& sampling, const Tensor& hi
     const Tensor positions = scratch_.alloc("rollout.positions", DType::i32, {n});
     device.upload({.dst = ids, .src = batch.ids.data()});
     device.upload({.dst = positions, .src = batch.positions.data()});
+    if (const auto fed = static_cast<int64_t>(batch.fed.size()) / 2; fed > 0) {
+      const Tensor index = scratch_.alloc("rollout.fed", DType::i32, {fed, 2});
+      device.upload({.dst = index, .src = batch.fed.data()});
+      device.copy_rows({.y = ids.matrix(1), .x = state.token.rows(before, first - before).matrix(1), .index = index});
+    }
     KvPolicy* const policy = sampling.dense ? nullptr : policy_.get();
-    Compressor* const within = policy && limits_.kv.attend == KvAttend::after ? compressor_.get() : nullptr;
-    attention.emplace(cache_, policy, within, scratch_, batch.runs, positions, model_.attention_scale());
-    forward_rows(model_, scratch_, ids, positions, *attention, hidden.rows(1, n));
-    count_slots(batch, sampling.dense);
-    if (compressor_ && !sampling.dense) compressor_->compress(batch.runs, scratch_);
-    stats_.forward_passes++;
+    Compressor* const compressor = sampling.dense ? nullptr : compressor_.get();
+    if (compressor)
+      compressor->counted = [&](const PagedRun& run, int64_t evicted) {
+        Pass::Count& c = pass.counts[&run - batch.runs.data()];
+        c.events++, c.evicted += evicted;
+      };
+    attention.emplace(cache_, policy, limits_.kv.attend == KvAttend::after ? compressor : nullptr, scratch_, batch.runs,
+                      positions, model_.attention_scale());
+    forward_rows(model_, scratch_, ids, positions, *attention, state.hidden.rows(1, n));
+    // Before the events that follow the pass: what its attention saw.
+    for (size_t i = 0; i < batch.runs.size() && batch.runs[i].decodes(); i++) {
+      Pass::Count& c = pass.counts[i];
+      for (int l = 0; l < cache_.layers(); l++)
+        c.slots += static_cast<double>(cache_.slots(batch.runs[i].sequence, l)) / static_cast<double>(cache_.layers());
+      c.read = policy ? policy->slots_read(batch.runs[i], c.slots) : c.slots;
+    }
+    if (compressor) compressor->compress(batch.runs, scratch_);
   }
-  if (!batch.draws.empty()) draw(batch, sampling, hidden);
-}
-
-// Before the events of the pass: what its attention saw.
-void Rollout::count_slots(const Batch& batch, bool dense) {
-  double resident = 0, dense_slots = 0;
-  const auto layers = static_cast<double>(cache_.layers());
-  for (const PagedRun& run : batch.runs) {
-    if (!run.decodes()) continue;
-    double slots = 0;
-    for (int l = 0; l < cache_.layers(); l++) slots += static_cast<double>(cache_.slots(run.sequence, l)) / layers;
-    resident += slots, dense_slots += run.tokens;
-    stats_.read += !dense && policy_ ? policy_->slots_read(run, slots) : slots;
-    stats_.peak_resident = std::max(stats_.peak_resident, slots);
-    stats_.peak_dense = std::max(stats_.peak_dense, static_cast<double>(run.tokens));
-    stats_.decode_rows++;
-  }
-  stats_.resident += resident, stats_.dense += dense_slots;
+  if (!batch.draws.empty()) draw(pass, sampling, state);
 }
 
 // Only rows that a token is drawn from meet the LM head.
-void Rollout::draw(const Batch& batch, const Sampling& sampling, const Tensor& hidden) {
+void Rollout::draw(const Pass& pass, const Sampling& sampling, const State& state) {
   Device& device = model_.device;
   const ModelConfig& c = model_.config;
+  const Batch& batch = pass.batch;
+  const Tensor& hidden = state.hidden;
   const auto n = static_cast<int64_t>(batch.draws.size());
   const bool keep = batch.keep != Batch::kKept;
   std::vector<int32_t> host_index, host_counter;
@@ -147,8 +168,6 @@ void Rollout::draw(const Batch& batch, const Sampling& sampling, const Tensor& h
   const Tensor counter = scratch_.alloc("rollout.counter", DType::i32, {n, 3});
   const Tensor rows = scratch_.alloc("rollout.rows", model_.dtype, {n, c.hidden});
   const Tensor logits = scratch_.alloc("rollout.logits", model_.dtype, {n, c.vocab});
-  const Tensor token = scratch_.alloc("rollout.token", DType::i32, {n});
-  const Tensor logprob = scratch_.alloc("rollout.logprob", model_.stat, {n});
   device.upload({.dst = index, .src = host_index.data()});
   device.upload({.dst = counter, .src = host_counter.data()});
   device.gather_rows({.y = rows, .x = hidden, .index = index.rows(0, n)});
@@ -166,24 +185,51 @@ void Rollout::draw(const Batch& batch, const Sampling& sampling, const Tensor& h
     device.copy_rows({.y = sampling.hidden, .x = rows, .index = index_of});
   }
   device.linear_fwd({.y = logits, .x = rows, .w = model_.head, .bias = {}, .residual = {}});
-  device.sample({.token = token,
-                 .logprob = logprob,
+  device.sample({.token = state.token.rows(pass.first, n),
+                 .logprob = state.logprob.rows(pass.first, n),
                  .logits = logits,
                  .counter = counter,
                  .key = sampling.key,
                  .temperature = sampling.temperature,
                  .top_k = sampling.top_k,
                  .top_p = sampling.top_p});
-  tokens_.resize(n);
-  device.download({.dst = tokens_.data(), .src = token});
+}
+
+// Waits for the passes that are queued.
+void Rollout::read(const State& state) {
+  std::vector<char> host(state.drawn.bytes());
+  model_.device.download({.dst = host.data(), .src = state.drawn});
+  const auto n = static_cast<size_t>(state.token.size());
+  tokens_.resize(n), logprobs_.resize(n);
+  std::memcpy(tokens_.data(), host.data() + state.logprob.bytes(), state.token.bytes());
   if (model_.stat == DType::f64) {
     std::vector<double> wide(n);
-    device.download({.dst = wide.data(), .src = logprob});
+    std::memcpy(wide.data(), host.data(), state.logprob.bytes());
     logprobs_.assign(wide.begin(), wide.end());
   } else {
-    logprobs_.resize(n);
-    device.download({.dst = logprobs_.data(), .src = logprob});
+    std::memcpy(logprobs_.data(), host.data(), state.logprob.bytes());
   }
+}
+
+// The books of a pass, but for what came after the end of a sequence.
+void Rollout::count(const Pass& pass, const std::vector<bool>& kept) {
+  const Batch& batch = pass.batch;
+  stats_.forward_passes += !batch.ids.empty();
+  stats_.prefill_tokens += batch.prefill;
+  for (const bool k : kept) (k ? stats_.decoded_tokens : stats_.discarded_tokens)++;
+  double resident = 0, dense = 0;
+  for (size_t i = 0; i < batch.runs.size(); i++) {
+    const PagedRun& run = batch.runs[i];
+    const Pass::Count& c = pass.counts[i];
+    if (run.decodes() && !kept[i]) continue;
+    stats_.events += c.events, stats_.evicted += c.evicted;
+    if (!run.decodes()) continue;
+    resident += c.slots, dense += run.tokens, stats_.read += c.read;
+    stats_.peak_resident = std::max(stats_.peak_resident, c.slots);
+    stats_.peak_dense = std::max(stats_.peak_dense, static_cast<double>(run.tokens));
+    stats_.decode_rows++;
+  }
+  stats_.resident += resident, stats_.dense += dense;
 }
 
 std::vector<Completion> Rollout::generate(const std::vector<Request>& requests, const Sampling& sampling,
@@ -191,8 +237,8 @@ std::vector<Completion> Rollout::generate(const std::vector<Request>& requests, 
                                           const std::function<void(const Completion&)>& drawn) {
   check(requests, sampling);
   ArenaScope scope(scratch_);
-  const Tensor hidden =
-      scratch_.alloc("rollout.hidden", model_.dtype, {1 + limits_.max_batched_tokens, model_.config.hidden});
+  const State state = make_state();
+  const int lookahead = sampling.trace ? 1 : limits_.lookahead;
   Scheduler scheduler(sampling.dense ? dense_residency_ : residency_, requests, sampling.eos, limits_, cache_,
                       [&](int parent, int child) {
                         if (sampling.dense) return;
@@ -203,18 +249,23 @@ std::vector<Completion> Rollout::generate(const std::vector<Request>& requests, 
   if (compressor_) compressor_->reset(sampling.key), compressor_->trace = sampling.trace;
   cache_.reset_peak();
   while (!scheduler.done()) {
-    const Batch batch = scheduler.next();
-    stats_.peak_sequences = std::max(stats_.peak_sequences, scheduler.in_flight());
-    tokens_.clear(), logprobs_.clear();
-    run(batch, sampling, hidden);
-    scheduler.advance(batch, tokens_, logprobs_);
-    stats_.prefill_tokens += batch.prefill;
-    stats_.decoded_tokens += static_cast<int64_t>(batch.draws.size());
+    passes_.clear();
+    do {
+      run(scheduler.next(), sampling, state);
+      stats_.peak_sequences = std::max(stats_.peak_sequences, scheduler.in_flight());
+      scheduler.advance(passes_.back().batch);
+    } while (std::ssize(passes_) < lookahead && !scheduler.idle());
+    if (std::any_of(passes_.begin(), passes_.end(), [](const Pass& p) { return !p.batch.draws.empty(); })) read(state);
+    for (const Pass& pass : passes_) {
+      const std::vector<bool> kept =
+          scheduler.settle(pass.batch, tokens_.data() + pass.first, logprobs_.data() + pass.first);
+      count(pass, kept);
+      if (drawn)
+        for (size_t i = 0; i < kept.size(); i++)
+          if (kept[i]) drawn(scheduler.completion(pass.batch.draws[i].completion));
+    }
     stats_.peak_pages = cache_.pool().peak();
     stats_.finished = scheduler.finished();
-    if (compressor_) stats_.events = compressor_->events(), stats_.evicted = compressor_->evicted();
-    if (drawn)
-      for (const Batch::Draw& d : batch.draws) drawn(scheduler.completion(d.completion));
     if (progress) progress(stats_);
   }
   expect(cache_.pool().used() == 0 && cache_.reserved() == 0, "the rollout left ", cache_.pool().used(),
@@ -232,9 +283,6 @@ void Rollout::plan(const Model& model, const RolloutLimits& given, Arena& scratc
   const int64_t prompt = limits.max_prompt, response = limits.max_context - prompt;
   int64_t slots = prompt;
   for (int64_t l = 0; l < layers; l++) slots = std::max(slots, residency.peak(l, prompt, response));
-  const ArenaScope scope(scratch);
-  const Tensor states =
-      scratch.alloc("rollout.hidden", model.dtype, {1 + limits.max_batched_tokens, model.config.hidden});
   // Rows spread over all sequences, which are where an event is due: at the end of their prompts, or after the last
   // token of a response that may bring one.
   const int64_t rows = std::min<int64_t>(limits.max_batched_tokens, sequences * prompt);
@@ -256,7 +304,13 @@ void Rollout::plan(const Model& model, const RolloutLimits& given, Arena& scratc
     for (int i = 0; i < limits.max_sequences; i++) batch.draws.push_back({0, 0, 0, 0});
     batch.keep = 0;
     rollout.stats_.completions = 1;
-    rollout.run(batch, {.eos = {}, .hidden = hidden}, states);
+    const ArenaScope round(scratch);
+    const State state = rollout.make_state();
+    if (limits.lookahead > 1) {
+      rollout.passes_.push_back({.batch = batch, .first = 0, .counts = {}});
+      batch.fed.resize(2 * std::min<size_t>(rows, limits.max_sequences));
+    }
+    rollout.run(batch, {.eos = {}, .hidden = hidden}, state);
   }
 }
 

@@ -22,10 +22,11 @@ struct Sampling {
   std::function<void(const PagedRun&, KvTrace)> trace = {};  // called with what each event of the cache kept
 };
 
-// Of one generate(); FLOPs and bytes are in the device's ledger.
+// Of one generate(); FLOPs and bytes are in the device's ledger, those of discarded tokens too.
 struct RolloutStats {
-  int64_t prefill_tokens = 0;  // rows of prompts computed: a prompt counts once, not once a sample
-  int64_t decoded_tokens = 0;  // tokens drawn
+  int64_t prefill_tokens = 0;    // rows of prompts computed: a prompt counts once, not once a sample
+  int64_t decoded_tokens = 0;    // tokens of completions
+  int64_t discarded_tokens = 0;  // drawn behind an EOS that the host had not read yet; no other count has them
   int64_t forward_passes = 0;
   int64_t peak_pages = 0;
   int peak_sequences = 0;
@@ -47,7 +48,10 @@ class Rollout {
 
   // All samples of all requests, in order (request, sample) whatever the schedule.  The tokens and log-probs of a
   // sample depend on the model, its prompt, its uid and `sampling` only, bit by bit.  `drawn` is called for every
-  // token, with the completion that ends in it so far; `progress` after every pass.
+  // token, with the completion that ends in it so far; `progress` after every pass, or as many as are waited for.
+  //
+  // RolloutLimits::lookahead passes are queued, each fed by the tokens of the one before on the device; then the host
+  // waits once, for the tokens of all.  With Sampling::trace every pass is waited for: its events are read back.
   //
   // Refused before the start: prompts that are empty, longer than max_context less max_new_tokens, or with ids outside
   // the vocabulary; a request that the pool cannot hold when it is alone (Exit::memory).  After an exception from an
@@ -66,10 +70,30 @@ class Rollout {
   const KvCache& cache() const { return cache_; }
 
  private:
+  // What lasts from pass to pass, in `scratch`.
+  struct State {
+    Tensor hidden;   // act [1 + rows, C]: final hidden states, the kept row first
+    Tensor drawn;    // u8: the next two as one piece of memory
+    Tensor logprob;  // stat [lookahead * max_sequences]: of the passes that are queued, one after another
+    Tensor token;    // i32, likewise
+  };
+  // One that is queued.
+  struct Pass {
+    Batch batch;
+    int64_t first = 0;  // draw: its place in State::token
+    // Of each run: slots in the mean layer that its attention saw, those of them that it read; events of its layers.
+    struct Count {
+      double slots = 0, read = 0;
+      int64_t events = 0, evicted = 0;
+    };
+    std::vector<Count> counts;
+  };
+  State make_state() const;
   void check(const std::vector<Request>& requests, const Sampling& sampling) const;
-  void run(const Batch& batch, const Sampling& sampling, const Tensor& hidden);
-  void count_slots(const Batch& batch, bool dense);
-  void draw(const Batch& batch, const Sampling& sampling, const Tensor& hidden);
+  void run(Batch batch, const Sampling& sampling, const State& state);
+  void draw(const Pass& pass, const Sampling& sampling, const State& state);
+  void read(const State& state);
+  void count(const Pass& pass, const std::vector<bool>& kept);
 
   const Model& model_;
   const RolloutLimits limits_;
@@ -79,7 +103,8 @@ class Rollout {
   const KvResidency residency_, dense_residency_;
   std::unique_ptr<Compressor> compressor_;  // of evicting policies
   RolloutStats stats_;
-  std::vector<int32_t> tokens_;  // of the last draw
+  std::vector<Pass> passes_;
+  std::vector<int32_t> tokens_;  // of all queued passes, once they are read
   std::vector<float> logprobs_;
 };
 

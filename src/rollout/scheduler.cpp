@@ -71,13 +71,15 @@ void Scheduler::decode_rows(Batch& batch) {
   for (const Running& running : running_) {
     const Completion& c = completions_[running.completion];
     const Request& r = requests_[c.request];
-    const auto row = static_cast<int32_t>(batch.ids.size()), n = static_cast<int32_t>(c.tokens.size());
+    const auto row = static_cast<int32_t>(batch.ids.size());
+    const bool settled = static_cast<int32_t>(c.tokens.size()) == running.drawn;
+    if (!settled) batch.fed.insert(batch.fed.end(), {running.draw, row});
     cache_.append(running.sequence, 1);
-    batch.ids.push_back(c.tokens.back());
-    batch.positions.push_back(static_cast<int32_t>(r.prompt.size()) + n - 1);
+    batch.ids.push_back(settled ? c.tokens.back() : 0);
+    batch.positions.push_back(static_cast<int32_t>(r.prompt.size()) + running.drawn - 1);
     batch.runs.push_back({running.sequence, row, 1, batch.positions.back() + 1, static_cast<int32_t>(r.prompt.size()),
                           r.uids[c.sample]});
-    batch.draws.push_back({row, r.uids[c.sample], n, running.completion});
+    batch.draws.push_back({row, r.uids[c.sample], running.drawn, running.completion});
   }
 }
 
@@ -117,55 +119,76 @@ Batch Scheduler::next() {
 
 bool Scheduler::ended(int completion) const {
   const Completion& c = completions_[completion];
-  return std::find(eos_.begin(), eos_.end(), c.tokens.back()) != eos_.end() ||
-         static_cast<int>(c.tokens.size()) == requests_[c.request].max_new_tokens;
+  return !c.tokens.empty() && (std::find(eos_.begin(), eos_.end(), c.tokens.back()) != eos_.end() ||
+                               static_cast<int>(c.tokens.size()) == requests_[c.request].max_new_tokens);
 }
 
-// The samples of a finished prompt that have just drawn their first token.
-void Scheduler::start_samples(Prompt& p) {
+bool Scheduler::idle() const {
+  return running_.empty() && prompts_.empty() && next_request_ == static_cast<int>(requests_.size());
+}
+
+// The samples of a finished prompt that have just drawn their first token, the first of them as draw `draw`.  The last
+// of all takes over the sequence of the prompt.
+void Scheduler::start_samples(Prompt& p, int32_t draw) {
   const Request& r = requests_[p.request];
-  std::vector<int> alive;
-  for (int s = p.drawn; s < p.admitted; s++)
-    if (ended(first_[p.request] + s))
-      cache_.unreserve(own_pages(r, s));
-    else
-      alive.push_back(s);
-  const bool last_samples = p.admitted == samples_of(r);
-  for (const int s : alive) {
-    const int64_t promise = own_pages(r, s);
+  for (; p.drawn < p.admitted; p.drawn++) {
+    const int64_t promise = own_pages(r, p.drawn);
+    const bool last = p.drawn + 1 == samples_of(r);
     int sequence = p.sequence;
-    if (last_samples && s == alive.back()) {
-      const int64_t needed = residency_.last_sample_pages(prompt_size(r), fed(r), samples_of(r));
-      cache_.extend(sequence, needed);
-      cache_.unreserve(promise - needed);
+    if (r.max_new_tokens == 1) {
+      if (last) cache_.close(p.sequence);
+      continue;
+    }
+    if (last) {
+      cache_.extend(sequence, promise);
     } else {
       sequence = cache_.fork(p.sequence, promise, residency_.shared_slots(prompt_size(r)));
       if (forked_) forked_(p.sequence, sequence);
     }
-    running_.push_back({first_[p.request] + s, sequence});
+    running_.push_back({first_[p.request] + p.drawn, sequence, 1, draw++});
   }
-  if (last_samples && alive.empty()) cache_.close(p.sequence);
-  p.drawn = p.admitted;
 }
 
-void Scheduler::advance(const Batch& batch, const std::vector<int32_t>& tokens, const std::vector<float>& logprobs) {
-  for (size_t i = 0; i < batch.draws.size(); i++) {
-    Completion& c = completions_[batch.draws[i].completion];
-    c.tokens.push_back(tokens[i]);
-    c.logprobs.push_back(logprobs[i]);
-    if (!ended(batch.draws[i].completion)) continue;
-    const bool eos = std::find(eos_.begin(), eos_.end(), tokens[i]) != eos_.end();
-    c.finish = eos ? Finish::eos : Finish::length;
-    finished_++;
-  }
+void Scheduler::advance(const Batch& batch) {
+  int32_t draw = 0;
+  for (Running& running : running_) running.drawn++, running.draw = draw++;
   std::erase_if(running_, [&](const Running& running) {
-    if (!ended(running.completion)) return false;
+    if (running.drawn < requests_[completions_[running.completion].request].max_new_tokens) return false;
     cache_.close(running.sequence);
     return true;
   });
-  for (Prompt& p : prompts_)
-    if (p.filled == prompt_size(requests_[p.request])) start_samples(p);
+  for (Prompt& p : prompts_) {
+    if (p.filled < prompt_size(requests_[p.request])) continue;
+    const int32_t samples = p.admitted - p.drawn;
+    start_samples(p, draw);
+    draw += samples;
+  }
+  expect(draw == static_cast<int32_t>(batch.draws.size()), "a batch of ", batch.draws.size(), " draws, ", draw,
+         " were expected");
   std::erase_if(prompts_, [&](const Prompt& p) { return p.drawn == samples_of(requests_[p.request]); });
+}
+
+std::vector<bool> Scheduler::settle(const Batch& batch, const int32_t* tokens, const float* logprobs) {
+  std::vector<bool> kept;
+  for (size_t i = 0; i < batch.draws.size(); i++) {
+    const int completion = batch.draws[i].completion;
+    kept.push_back(!ended(completion));
+    if (!kept.back()) continue;
+    Completion& c = completions_[completion];
+    c.tokens.push_back(tokens[i]);
+    c.logprobs.push_back(logprobs[i]);
+    if (!ended(completion)) continue;
+    finished_++;
+    if (std::find(eos_.begin(), eos_.end(), tokens[i]) == eos_.end()) continue;
+    c.finish = Finish::eos;
+    // Unless it would have been the last token anyway.
+    std::erase_if(running_, [&](const Running& running) {
+      if (running.completion != completion) return false;
+      cache_.close(running.sequence);
+      return true;
+    });
+  }
+  return kept;
 }
 
 }  // namespace pare

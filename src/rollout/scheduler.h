@@ -30,12 +30,14 @@ struct RolloutLimits {
   int64_t kv_pages = 0;    // pages of the pool (16 slots of one layer); 0: as many as max_sequences may ever need
   int64_t max_prompt = 0;  // of them, tokens of a prompt; 0: max_context
   KvSpec kv = {};          // what is kept and read of keys and values
+  int lookahead = 1;       // forward passes that are queued before the host reads the tokens of the first
 };
 
 // One forward pass.
 struct Batch {
-  std::vector<int32_t> ids, positions;  // of each row
-  std::vector<PagedRun> runs;
+  std::vector<int32_t> ids, positions;  // of each row; the id is 0 where `fed` names the token
+  std::vector<int32_t> fed;             // (draw of the batch before, row): tokens that the host has not read yet
+  std::vector<PagedRun> runs;           // those that decode first, in the order of their draws
   // A token to draw from the hidden state of row `row`, or of the kept row for kKept.
   struct Draw {
     int32_t row;
@@ -51,11 +53,13 @@ struct Batch {
 
 // A prompt is computed once, in chunks, for all its samples.  Samples are admitted strictly in order (request, sample)
 // when a place among max_sequences is free and the pool can set aside all pages that the sample may ever need beyond
-// the full pages of its prompt.  A sample that survives its first token forks the prompt's cache; the last one takes
-// it over.  Since a request is touched only when every sample before it was admitted, at most one prompt waits for
-// samples still to be admitted: its final hidden state is the one row that is kept between passes.
+// the full pages of its prompt.  A sample of more than one token forks the prompt's cache with its first; the last one
+// takes it over.  Since a request is touched only when every sample before it was admitted, at most one prompt waits
+// for samples still to be admitted: its final hidden state is the one row that is kept between passes.
 //
-// Everything here follows from lengths and tokens; the device is not asked.
+// Everything here follows from lengths, but for the sequences that end at an EOS: those go on, token by token as if
+// they had not ended, until settle() is told what they drew.  So batches can be made ahead of their tokens: they hold
+// rows and draws that are then of no use, within the memory that was set aside for the longest response.
 class Scheduler {
  public:
   // forked(parent, child): called when a sequence of the cache continues another.
@@ -68,11 +72,15 @@ class Scheduler {
   static int64_t pages_needed(const KvResidency& residency, const Request& request);
 
   bool done() const { return finished_ == completions(); }
-  Batch next();  // appends the slots of its rows to the cache
-  // The drawn tokens of `batch`, in the order of its draws.
-  void advance(const Batch& batch, const std::vector<int32_t>& tokens, const std::vector<float>& logprobs);
+  bool idle() const;  // nothing is left to put into a batch, whatever the tokens to be settled
+  Batch next();       // appends the slots of its rows to the cache
+  // `batch`, the last of next(), was computed: its sequences hold a token more, and those of full length have ended.
+  void advance(const Batch& batch);
+  // Then, batches in order, the tokens that it drew, in the order of its draws.  A token is kept unless its sequence
+  // had ended before: says which were.
+  std::vector<bool> settle(const Batch& batch, const int32_t* tokens, const float* logprobs);
 
-  int in_flight() const;  // samples admitted and not finished
+  int in_flight() const;  // samples admitted and not known to have ended
   int64_t completions() const { return static_cast<int64_t>(completions_.size()); }
   int64_t finished() const { return finished_; }
   const Completion& completion(int index) const { return completions_[index]; }   // so far
@@ -86,13 +94,13 @@ class Scheduler {
   };
   struct Running {
     int completion, sequence;
+    int32_t drawn, draw;  // tokens, settled or not; the last one's place among the draws of its batch
   };
-  const Request& request(int completion) const { return requests_[completions_[completion].request]; }
   bool ended(int completion) const;
   void admit();
   void decode_rows(Batch& batch);
   void prompt_rows(Batch& batch);
-  void start_samples(Prompt& prompt);
+  void start_samples(Prompt& prompt, int32_t draw);
 
   int64_t own_pages(const Request& request, int sample) const;
 

@@ -88,6 +88,10 @@ struct Settings {
 Settings& settings();             // may be changed between launches
 int read_arch(const char* text);  // "80" or "90"; ends the program with a message if it is neither
 
+// How often the host waited for queued work so far, or might have: synchronised with work that was not done, or copied
+// to the device from memory that cudaMallocHost did not give.
+uint64_t host_waits();
+
 // The access profile of the last launch: how each load and store of the source uses the memory system, as far as
 // addresses decide it.  The n-th execution of an instruction by each lane of a warp, between two points at which the
 // lanes meet, counts as one request.

@@ -106,6 +106,16 @@ cudaError_t check_copy(void* dst, const void* src, size_t n, cudaMemcpyKind kind
                      (kind == cudaMemcpyDeviceToHost && to);
   return wrong ? cudaErrorInvalidValue : g_error;
 }
+std::vector<Alloc>& page_locked() {
+  static auto& all = *new std::vector<Alloc>;  // never destroyed, as the streams
+  return all;
+}
+// A copy to the device, that is from memory of the host that is not page-locked?
+bool may_wait(const void* dst, const void* src, size_t n) {
+  const auto* p = static_cast<const char*>(src);
+  const auto holds = [&](const Alloc& a) { return p >= a.p && p + n <= a.p + a.bytes; };
+  return find_alloc(dst, n) && !find_alloc(src, n) && std::none_of(page_locked().begin(), page_locked().end(), holds);
+}
 void move(void* dst, const void* src, size_t n) {
   if (g_error) return;
   std::memmove(dst, src, n);
@@ -151,6 +161,23 @@ cudaError_t cudaMalloc(void** p, size_t bytes) {
   return cudaSuccess;
 }
 
+cudaError_t cudaMallocHost(void** p, size_t bytes) {
+  *p = std::malloc(bytes ? bytes : 1);
+  if (!*p) return cudaErrorMemoryAllocation;
+  cuemu::page_locked().push_back({.p = static_cast<char*>(*p), .bytes = bytes});
+  return cudaSuccess;
+}
+// Waits for everything that is queued.
+cudaError_t cudaFreeHost(void* p) {
+  auto& all = cuemu::page_locked();
+  const auto it = std::find_if(all.begin(), all.end(), [&](const Alloc& a) { return a.p == p; });
+  if (it == all.end()) return cudaErrorInvalidValue;
+  cuemu::finish_all();
+  all.erase(it);
+  std::free(p);
+  return cudaSuccess;
+}
+
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   *total = cuemu::settings().device_memory;
   *free = *total - std::min(*total, cuemu::device_bytes());
@@ -165,6 +192,7 @@ cudaError_t cudaFree(void* p) {
 
 cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t n, cudaMemcpyKind kind, cudaStream_t stream) {
   if (const cudaError_t e = cuemu::check_copy(dst, src, n, kind)) return e;
+  if (n && cuemu::may_wait(dst, src, n)) cuemu::note_wait();
   if (n) cuemu::queue(stream, [=] { cuemu::move(dst, src, n); });
   return cudaSuccess;
 }

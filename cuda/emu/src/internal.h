@@ -103,6 +103,7 @@ cudaError_t run_grid(const Grid&, ThreadMain, void* ctx);  // the launch; to be 
 // ---- streams (stream.cpp)
 struct Task;
 void queue(cudaStream_t, std::function<void()> run);
+void note_wait();  // for host_waits()
 void finish_all();
 
 // ---- device memory and the sticky error (host.cpp)

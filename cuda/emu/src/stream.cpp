@@ -36,6 +36,7 @@ std::vector<CUstream_st*>& streams() {
 
 void finish(std::shared_ptr<Task>& task) {
   if (!task) return;
+  note_wait();
   const DeviceMemoryOpen open;
   std::vector<Task*> todo{task.get()};  // depth first; queues are long, so without recursion
   while (!todo.empty()) {
@@ -73,6 +74,10 @@ void add(CUstream_st* stream, std::function<void()> run) {
 }  // namespace
 
 void queue(cudaStream_t stream, std::function<void()> run) { add(stream, std::move(run)); }
+
+static uint64_t g_waits = 0;
+void note_wait() { g_waits++; }
+uint64_t host_waits() { return g_waits; }
 
 void finish_all() {
   for (CUstream_st* s : streams()) finish(s->last);
