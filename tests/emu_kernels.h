@@ -36,12 +36,12 @@ template <int kStep>
 void every_other(float* out, const float* in);
 
 // Of compute capability 9.0 (emu_hopper.cu): what is wrong with them.
-#define EMU_COPY_BUGS(X)                                                                                      \
-  X(none)                                                                                                     \
-  X(no_init)                                                                                                  \
-  X(no_proxy_fence)                                                                                           \
-  X(small_count) X(few_bytes) X(many_bytes) X(no_empty_wait) X(no_full_wait) X(wrong_parity) X(early_arrival) \
-      X(not_awaited)
+#define EMU_COPY_BUGS(X) \
+  X(none)                \
+  X(no_init)             \
+  X(no_proxy_fence)      \
+  X(small_count)         \
+  X(few_bytes) X(many_bytes) X(no_empty_wait) X(no_full_wait) X(wrong_parity) X(early_arrival) X(not_awaited)
 #define EMU_PRODUCT_BUGS(X) \
   X(none)                   \
   X(no_proxy_fence)         \
