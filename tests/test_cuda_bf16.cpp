@@ -17,10 +17,11 @@ Weight weight(Call& t, const std::string& name, int64_t outputs, int64_t inputs)
 }
 
 TEST(CudaBf16, Linear) {
-  for (const auto& [n, i, o, gap] :
+  for (const auto& shape :
        {std::array<int64_t, 4>{1, 1, 1, 0}, {5, 17, 3, 7}, {66, 63, 70, 0}, {3, 130, 16, 8}, {209, 40, 72, 0}})
     check(
         [&](Call& t) {
+          const auto& [n, i, o, gap] = shape;
           const Tensor x = t.act("x", {n, i}, gap), dy = t.act("dy", {n, o}, gap), bias = t.act("bias", {o});
           const Weight w = weight(t, "w", o, i);
           t.table.linear_fwd({t.act_out("y", {n, o}, gap), x, w, {}, {}}, {});
@@ -30,7 +31,7 @@ TEST(CudaBf16, Linear) {
           t.table.linear_bwd_input({t.act("sum", {n, i}, gap), dy, w, true}, {});
           t.table.linear_bwd_weight({t.stat("dw", {o, i}), t.stat("dbias", {o}), dy, x}, {});
         },
-        0, n == 5);
+        0, shape[0] == 5);
 }
 
 TEST(CudaBf16, Rows) {
@@ -73,8 +74,9 @@ TEST(CudaBf16, PagesAreWrittenAndCopied) {
 }
 
 TEST(CudaBf16, Logprob) {
-  for (const auto& [vocabulary, temperature] : {std::pair<int64_t, float>{1, 1.f}, {17, 0.5f}, {1031, 1.3f}})
+  for (const auto& row : {std::pair<int64_t, float>{1, 1.f}, {17, 0.5f}, {1031, 1.3f}})
     check([&](Call& t) {
+      const auto& [vocabulary, temperature] = row;
       const Tensor logits = t.act("logits", {3, vocabulary});
       const int32_t last = static_cast<int32_t>(vocabulary - 1);
       t.table.logprob({t.stat_out("logprob", {3}), t.stat_out("entropy", {3}), logits,

@@ -162,9 +162,10 @@ TEST(CudaBlocks, PackedRowsChooseWhatDecodeChose) {
 }
 
 TEST(CudaBlocks, OverlapInBf16) {
-  for (const auto& [vocabulary, top_k] : {std::pair<int64_t, int32_t>{17, 0}, {1021, 0}, {257, 20}, {1500, 64}})
+  for (const auto& row : {std::pair<int64_t, int32_t>{17, 0}, {1021, 0}, {257, 20}, {1500, 64}})
     check(
         [&](Call& t) {
+          const auto& [vocabulary, top_k] = row;
           const Tensor p = t.act("p", {3, vocabulary}), q = t.act("q", {3, vocabulary});
           for (int64_t i = 0; i < q.size(); i += 2) t["q"].set(i, t["p"].get(i));  // ties, and much in common
           t.table.overlap_probs({.overlap = t.stat_out("overlap", {3}),
@@ -176,7 +177,7 @@ TEST(CudaBlocks, OverlapInBf16) {
                                  .top_k = top_k},
                                 {});
         },
-        0, vocabulary == 257);
+        0, row.first == 257);
 }
 
 }  // namespace
