@@ -20,9 +20,9 @@ struct SafetensorsTensor {
 };
 
 // An open file whose header has been checked whole: sizes agree with shapes, and the tensors fill the file without gap
-// or overlap.  Anything else fails, naming the file, before memory is taken for it.  Values are read
-// from the disk when they are asked for, and take no memory; if the file was cut short since, that fails too (a mapped
-// file would end the process by SIGBUS).
+// or overlap.  Anything else fails, naming the file, before memory is taken for it.  Values are read from the disk when
+// they are asked for, and take no memory; if the file was cut short since, that fails too (a mapped file would end the
+// process by SIGBUS).
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string& path);
