@@ -129,6 +129,13 @@ bool rows_aligned16(const A& a, const Packed<T>& x) {
          aligned16(a.pk, {x.pk.stride}) && aligned16(a.pv, {x.pv.stride});
 }
 
+// Blocks for the tiles of `rows` query rows and the heads.  Segments are disjoint in q: together they have at most its
+// n rows, and each wastes at most one tile.
+template <class T>
+dim3 tile_grid(const char* op, const Packed<T>& x, int64_t n, int64_t rows) {
+  return dim3(blocks(op, n / rows + x.n_segments, 1), static_cast<unsigned>(x.heads));
+}
+
 // Which blocks of slots the rows of packed sequences read (AttnBlocksFwd, AttnBlocksBwd).
 struct BlockLists {
   const int32_t *blocks, *budget;   // [N, K, max_blocks], [N]

@@ -32,11 +32,12 @@ struct AcrossTile {
   }
 };
 
-// Fills kRows rows of dst with `rows` rows of d columns, row(i) giving the address of row i, and zeros.  vector: rows
-// are 16-byte aligned and d is a multiple of 8.
+// Fills kRows rows of dst with `rows` rows of d columns, row(i) giving the address of row i, and zeros; called by
+// kCount threads from a multiple of kCount.  vector: rows are 16-byte aligned and d is a multiple of 8.
 template <int kRows, int kCount = kThreads, int kD, class Row>
-__device__ __forceinline__ void load_tile(SharedTile<kD> dst, const bf16* any, int rows, int d, bool vector, Row row) {
-  for (int i = threadIdx.x; i < kRows * kD / 8; i += kCount) {
+__device__ __forceinline__ void load_tile(SharedTile<kD> dst, const bf16* any, int rows, int d, bool vector, Row row,
+                                          int thread = threadIdx.x) {
+  for (int i = thread; i < kRows * kD / 8; i += kCount) {
     const int r = i / (kD / 8), c = i % (kD / 8) * 8, valid = r < rows ? max(0, min(8, d - c)) : 0;
     const bf16* src = valid ? row(r) + c : any;
     if (vector)
@@ -74,17 +75,21 @@ __device__ __forceinline__ void add_dots(float (&sum)[kN / 8][4], SharedTile<kD>
   }
 }
 
-// sum[i][c] += sum over n of w[i][n] b[n][column + c] for 16 rows of weights, rounded to bf16: an accumulator fragment
-// is the operand fragment that the product needs.
+// 16 weights of a row each, w and the next tile of 8, rounded to bf16: an accumulator fragment is the operand fragment
+// that the product with the values needs.
+__device__ __forceinline__ void pack_weights(uint32_t (&x)[4], const float (*w)[4]) {
+  for (int i = 0; i < 4; i++) x[i] = pack2(w[i / 2][i % 2 * 2], w[i / 2][i % 2 * 2 + 1]);
+}
+
+// sum[i][c] += sum over n of w[i][n] b[n][column + c] for 16 rows of weights.
 template <int kN, int kC, int kD>
 __device__ __forceinline__ void add_weighted(float (&sum)[kC / 8][4], const float (&w)[kN / 8][4], SharedTile<kD> b,
                                              int column = 0) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int n = 0; n < kN; n += 16) {
-    const float(*p)[4] = &w[n / 8];
-    const uint32_t x[4] = {pack2(p[0][0], p[0][1]), pack2(p[0][2], p[0][3]), pack2(p[1][0], p[1][1]),
-                           pack2(p[1][2], p[1][3])};
+    uint32_t x[4];
+    pack_weights(x, &w[n / 8]);
 #pragma unroll
     for (int c = 0; c < kC; c += 16) {
       uint32_t y[4];
@@ -108,40 +113,41 @@ struct Rows16 {
                                             Visible visible_of, Biased biased) {
     float s[kSlots / 8][4] = {};
     add_dots<kSlots>(s, q, row, k);
-    softmax(s, scale, visible_of, biased);
+#pragma unroll
+    for (int i = 0; i < 2; i++) rescale(i, softmax(i, s, scale, visible_of, biased));
     add_weighted<kSlots, kD>(acc, s, v);
   }
 
-  // Scores to weights; acc and sum are scaled to the new maximum.
+  // Of each lane's row i (0 or 1): scores to weights.  What acc has to be scaled by before they are added.
   template <class Visible, class Biased>
-  __device__ __forceinline__ void softmax(float (&s)[kSlots / 8][4], float scale, Visible visible_of, Biased biased) {
-    const int lane = threadIdx.x % 32;
+  __device__ __forceinline__ float softmax(int i, float (&s)[kSlots / 8][4], float scale, Visible visible_of,
+                                           Biased biased) {
+    const int lane = threadIdx.x % 32, visible = visible_of(lane / 4 + 8 * i);
+    float m = top[i];
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const int visible = visible_of(lane / 4 + 8 * i);
-      float m = top[i];
+    for (int n = 0; n < kSlots / 8; n++)
 #pragma unroll
-      for (int n = 0; n < kSlots / 8; n++)
+      for (int e = 0; e < 2; e++) {
+        float& x = s[n][i * 2 + e];
+        const int slot = n * 8 + lane % 4 * 2 + e;
+        x = slot < visible ? biased(slot, x * scale) : -INFINITY;
+        m = fmaxf(m, x);
+      }
+    m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, 1));
+    m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, 2));
+    const float fix = exp_f32_not_above_0(top[i] - m);
+    top[i] = m;
+    float part = 0;
 #pragma unroll
-        for (int e = 0; e < 2; e++) {
-          float& x = s[n][i * 2 + e];
-          const int slot = n * 8 + lane % 4 * 2 + e;
-          x = slot < visible ? biased(slot, x * scale) : -INFINITY;
-          m = fmaxf(m, x);
-        }
-      m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, 1));
-      m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, 2));
-      const float fix = exp_f32(top[i] - m);
-      top[i] = m;
-      float part = 0;
+    for (int n = 0; n < kSlots / 8; n++)
 #pragma unroll
-      for (int n = 0; n < kSlots / 8; n++)
+      for (int e = 0; e < 2; e++) part += s[n][i * 2 + e] = exp_f32_not_above_0(s[n][i * 2 + e] - m);
+    sum[i] = sum[i] * fix + part;
+    return fix;
+  }
+  __device__ __forceinline__ void rescale(int i, float fix) {
 #pragma unroll
-        for (int e = 0; e < 2; e++) part += s[n][i * 2 + e] = exp_f32(s[n][i * 2 + e] - m);
-      sum[i] = sum[i] * fix + part;
-#pragma unroll
-      for (int n = 0; n < kD / 8; n++) acc[n][i * 2] *= fix, acc[n][i * 2 + 1] *= fix;
-    }
+    for (int n = 0; n < kD / 8; n++) acc[n][i * 2] *= fix, acc[n][i * 2 + 1] *= fix;
   }
 
   // The results of the first `rows` rows to where place(row, lse) says.
@@ -223,12 +229,12 @@ struct SharedRows16 {
       const int row = lane / 4 + 8 * i;
       float m = top[i];
       for (int w = 0; w < kWarps; w++) m = fmaxf(m, shared.top[w][row]);
-      fix[i] = exp_f32(top[i] - m);
+      fix[i] = exp_f32_not_above_0(top[i] - m);
       top[i] = m;
 #pragma unroll
       for (int n = 0; n < 2; n++)
         *reinterpret_cast<float2*>(&shared.weights[row][warp * 16 + n * 8 + pair]) =
-            make_float2(exp_f32(s[n][i * 2] - m), exp_f32(s[n][i * 2 + 1] - m));
+            make_float2(exp_f32_not_above_0(s[n][i * 2] - m), exp_f32_not_above_0(s[n][i * 2 + 1] - m));
     }
     __syncthreads();
     const float mine = __shfl_sync(kAllLanes, warp < 2 ? fix[0] : fix[1], (warp % 2 * 4 + lane / 4) % 8 * 4);

@@ -9,9 +9,11 @@
 // f32: as ops.h states it, bit for bit the `cpu` table.
 // bf16: tensor cores with f32 accumulators, p rounded to bf16 for the product with V; k-steps of 16 ascending.  A
 // hidden slot of a visible tile enters with weight 0, so a V that is not finite reaches earlier rows of its tile.
+// Two kernels with the same bits: attn_bf16 (mma.sync) below, and attention_wgmma.cuh for compute capability 9.0.
 // Bytes: q and o once, k and v once per tile of query rows (from L2 for the most part).  Limited by the tensor cores
-// and, in this version, by exponentials that do not overlap them; f32 by shared-memory bandwidth (for tests).
-#include "attention_mma.cuh"
+// and the exponentials, which overlap them with wgmma only; f32 by shared-memory bandwidth (for tests).
+#include "attention_wgmma.cuh"
+#include "tensor_kernel.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -110,21 +112,29 @@ __global__ void __launch_bounds__(kThreads) attn_bf16(const Args<bf16> a) {
 
 // ---- launchers
 
-void run(const Args<float>& a, dim3 grid, Stream stream) {
+void run(const Args<float>& a, const AttnFwd& call, Stream stream) {
   launch("attn_fwd",
          a.x.d <= 64    ? attn_f32<2>
          : a.x.d <= 128 ? attn_f32<4>
                         : attn_f32<8>,
-         {.grid = grid, .block = kThreads, .smem = smem32(a.x.d)}, stream, a);
+         {.grid = tile_grid("attn_fwd", a.x, call.q.shape[0], kRows32), .block = kThreads, .smem = smem32(a.x.d)},
+         stream, a);
 }
 
-void run(const Args<bf16>& a, dim3 grid, Stream stream) {
+void run(const Args<bf16>& a, const AttnFwd& call, Stream stream) {
+  const int64_t n = call.q.shape[0], parents = call.pk.shape[0];
   const int d = a.x.d <= 64 ? 64 : a.x.d <= 128 ? 128 : 256;
+  if (takes_wgmma(true) && a.vector && d <= 128 && !a.x.lists) {
+    d == 64 ? launch_attn_wgmma<64>("attn_fwd", a.o, a.lse, a.x, n, parents, stream)
+            : launch_attn_wgmma<128>("attn_fwd", a.o, a.lse, a.x, n, parents, stream);
+    return;
+  }
   launch("attn_fwd",
          d == 64    ? attn_bf16<64>
          : d == 128 ? attn_bf16<128>
                     : attn_bf16<256>,
-         {.grid = grid, .block = kThreads, .smem = 5 * 64 * d * sizeof(bf16)}, stream, a);
+         {.grid = tile_grid("attn_fwd", a.x, n, kRows16), .block = kThreads, .smem = 5 * 64 * d * sizeof(bf16)}, stream,
+         a);
 }
 
 }  // namespace
@@ -137,10 +147,7 @@ void attn_fwd(const AttnFwd& a, Stream stream) {
     const int64_t n = a.q.shape[0], d = x.d;
     expect(is_shape(a.o, {n, x.heads, d}) && a.o.contiguous(), op, ": o ", a.o.str(), " for q ", a.q.str());
     if (n == 0 || x.heads == 0 || x.n_segments == 0) return;
-    // Segments are disjoint in q: together they have at most n rows, and each wastes at most one tile.
-    const int64_t tiles = n / (sizeof(T) == 2 ? kRows16 : kRows32) + x.n_segments;
-    run(Args<T>{a.o.as<T>(), a.lse.as<float>(), x, rows_aligned16(a, x)},
-        dim3(blocks(op, tiles, 1), static_cast<unsigned>(x.heads)), stream);
+    run(Args<T>{a.o.as<T>(), a.lse.as<float>(), x, rows_aligned16(a, x)}, a, stream);
   });
 }
 

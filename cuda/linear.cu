@@ -9,11 +9,8 @@
 // Bytes: every operand once for each 64 rows or columns of the result (wgmma: 128, or 256 columns), from L2 for the
 // most part.  Limited by the tensor cores, with few rows by the weight's bytes; in f32 by the multiply-adds of the CUDA
 // cores.
-#include "bench/probe.h"
 #include "linear_wgmma.cuh"
-#ifndef CUEMU
-#include "probe.cuh"
-#endif
+#include "tensor_kernel.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -192,44 +189,17 @@ void multiply_by_mma(const char* op, const Forward<bf16, true>& p, Stream stream
 }
 
 // ---- which kernel multiplies by a weight in bf16 (on compute capability 9.0 the bits are the same)
-LinearKernel asked_for = LinearKernel::choose;
-
-struct Machine {
-  bool wgmma, chooses_wgmma;  // is there (compute capability 9.0: later ones have other instructions); is the choice
-  int multiprocessors;
-};
-Machine machine() {
-#ifdef CUEMU
-  const bool there = cuemu::settings().arch == 90;
-  return {there, there, 20};
-#else
-  static const Machine m = [] {
-    const auto get = [](cudaDeviceAttr a) {
-      int value = 0;
-      check_cuda(cudaDeviceGetAttribute(&value, a, 0), "device 0");
-      return value;
-    };
-    const bool there = get(cudaDevAttrComputeCapabilityMajor) == 9 && get(cudaDevAttrComputeCapabilityMinor) == 0;
-    return Machine{there, there && kWgmmaConfirmed, get(cudaDevAttrMultiProcessorCount)};
-  }();
-  return m;
-#endif
-}
-
 // aligned: rows of x and of the weight begin at multiples of 16 bytes.
 template <bool kTranspose>
 void multiply_by_weight(const char* op, bool aligned, const Forward<bf16, kTranspose>& p, Stream stream) {
-  const Machine m = machine();
-  const bool asked =
-      asked_for == LinearKernel::choose ? m.chooses_wgmma && p.rows > 64 : asked_for == LinearKernel::wgmma;
-  if (asked && aligned && p.rows > 0 && p.columns > 0 && p.depth > 0) {
+  if (takes_wgmma(p.rows > 64) && aligned && p.rows > 0 && p.columns > 0 && p.depth > 0) {
     // Wide tiles where there are enough of them: they read less of shared memory for each product.
     const int64_t wide = int64_t{blocks(op, p.rows, 128)} * blocks(op, p.columns, 256);
     if (p.columns <= kNarrow)
       launch_wgmma<128, true, kTranspose>(op, p, stream);
     else
-      wide >= m.multiprocessors ? launch_wgmma<256, false, kTranspose>(op, p, stream)
-                                : launch_wgmma<128, false, kTranspose>(op, p, stream);
+      wide >= machine().multiprocessors ? launch_wgmma<256, false, kTranspose>(op, p, stream)
+                                        : launch_wgmma<128, false, kTranspose>(op, p, stream);
   } else {
     aligned ? multiply_by_mma<true>(op, p, stream) : multiply_by_mma<false>(op, p, stream);
   }
@@ -284,14 +254,6 @@ void move(const char* op, const Weight& w, const Tensor& rows, int64_t first, St
 }
 
 }  // namespace
-
-#ifndef CUEMU
-bool linear_kernel(LinearKernel kernel) {
-  if (kernel == LinearKernel::wgmma && !machine().wgmma) return false;
-  asked_for = kernel;
-  return true;
-}
-#endif
 
 void pack_weight(const PackWeight& a, Stream stream) { move<false>("pack_weight", a.w, a.rows, a.first, stream); }
 void unpack_weight(const UnpackWeight& a, Stream stream) { move<true>("unpack_weight", a.w, a.rows, a.first, stream); }

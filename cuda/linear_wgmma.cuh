@@ -8,10 +8,6 @@
 
 namespace pare::PARE_CUDA {
 
-// No GPU has said yet that the instructions do what the emulation does: tests/golden/ptx_sm90.json is made by the
-// model. Until one has written it, a device multiplies with mma.sync unless a benchmark or test asks for this.
-constexpr bool kWgmmaConfirmed = false;
-
 // A block computes 128 rows and kColumns columns: two warpgroups 64 rows each, and a warp that copies for them.
 // kChunks: results that are sums of chunks, which doubles the registers that hold them.
 template <int kColumns, bool kChunks>

@@ -11,6 +11,7 @@
 #include "base/half.h"
 #include "base/rng.h"
 #include "probe.cuh"
+#include "tensor_kernel.cuh"
 
 namespace pare::cuda {
 
@@ -123,10 +124,16 @@ Rate flops() {
   return {2.0 * n * n * n / t, "cuBLAS, bf16, 8192 x 8192 x 8192, random data"};
 }
 
+bool ask_for(TensorKernel kernel) {
+  if (kernel == TensorKernel::wgmma && !machine().wgmma) return false;
+  asked_for = kernel;
+  return true;
+}
+
 }  // namespace
 
 const Probe probe = {
-    .cache_bytes = cache_bytes, .seconds = seconds, .flops = flops, .bytes = bytes, .linear_kernel = linear_kernel};
+    .cache_bytes = cache_bytes, .seconds = seconds, .flops = flops, .bytes = bytes, .tensor_kernel = ask_for};
 
 }  // namespace pare::cuda
 #endif

@@ -4,5 +4,4 @@
 
 namespace pare::cuda {
 extern const Probe probe;
-bool linear_kernel(LinearKernel);  // of the probe
 }  // namespace pare::cuda

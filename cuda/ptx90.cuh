@@ -106,7 +106,7 @@ __device__ __forceinline__ uint64_t matrix_descriptor(const void* smem, Swizzle 
   return (address & 0x3ffff) >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | static_cast<uint64_t>(swizzle) << 62;
 }
 
-// Orders what the threads did to registers before the products that add to them.
+// Orders what the threads did to registers before the products that use them.
 __device__ __forceinline__ void wgmma_fence() {
 #ifdef CUEMU
   cuemu::wgmma_fence();
@@ -133,50 +133,86 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[kN] PTX_LOC) {
   for (int i = 0; i < kN; i++) asm volatile("" : "+f"(d[i])::"memory");  // no use of d moves to before the wait
 #endif
 }
-
-// d += a b: a 64x16, K-major, and b 16xkN, MN-major or K-major, of bf16.  Register i of thread t of the warpgroup is
-// element (t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8, i / 4 * 8 + t % 4 * 2 + i % 2) of d.
-template <bool kMnMajorB, int kRegisters>
-__device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b PTX_LOC) {
-  constexpr int kN = 2 * kRegisters;
-  static_assert(kN == 128 || kN == 256);
+// The same for products whose left factors are the registers a, which hold nothing else before.
+template <int kLeft, int kN, int kSteps>
+__device__ __forceinline__ void wgmma_wait(float (&d)[kN], uint32_t (&a)[kSteps][4] PTX_LOC) {
 #ifdef CUEMU
-  cuemu::wgmma(d, kN, a, b, kMnMajorB, loc);
+  (void)a;
+  wgmma_wait<kLeft>(d, loc);
 #else
+  wgmma_wait<kLeft>(d);
+#pragma unroll
+  for (int i = 0; i < kSteps * 4; i++) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
+#endif
+}
+
+// d += a b: a 64x16 and b 16xkN of bf16.  b lies in shared memory, MN-major or K-major; so does a, K-major, or it is in
+// registers.  Register i of thread t of the warpgroup is element (t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8,
+// i / 4 * 8 + t % 4 * 2 + i % 2) of d; a[i] has element (t / 32 * 16 + t % 32 / 4 + i % 2 * 8, i / 2 * 8 + t % 4 * 2)
+// of a and the next in k.  So each of four warps has 16 rows, laid out as mma_16816 has them.
+#define WGMMA_D32                                                          \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define WGMMA_D64                                                                      \
+  WGMMA_D32                                                                            \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define WGMMA_D128                                                                               \
+  WGMMA_D64                                                                                      \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "           \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "             \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define WGMMA(n, d, factors)                                                                                \
+  "{\n.reg .pred add;\nsetp.ne.b32 add, 1, 0;\nwgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" d \
+  "}, " factors ";\n}"
 #define D8(i)                                                                                                 \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
 #define D32(i) D8(i), D8(i + 8), D8(i + 16), D8(i + 24)
-  if constexpr (kN == 128)
-    asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, 1, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "%64, %65, add, 1, 1, 0, %66;\n}"
-        : D32(0), D32(32)
-        : "l"(a), "l"(b), "n"(int{kMnMajorB}));
+
+template <bool kMnMajorB, int kRegisters>
+__device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b PTX_LOC) {
+  constexpr int kN = 2 * kRegisters;
+  static_assert(kN == 64 || kN == 128 || kN == 256);
+#ifdef CUEMU
+  cuemu::wgmma(d, kN, a, b, kMnMajorB, loc);
+#else
+  if constexpr (kN == 64)
+    asm volatile(WGMMA("64", WGMMA_D32, "%32, %33, add, 1, 1, 0, %34") : D32(0) : "l"(a), "l"(b), "n"(int{kMnMajorB}));
+  else if constexpr (kN == 128)
+    asm volatile(WGMMA("128", WGMMA_D64, "%64, %65, add, 1, 1, 0, %66")
+                 : D32(0), D32(32)
+                 : "l"(a), "l"(b), "n"(int{kMnMajorB}));
   else
-    asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, 1, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-        "%128, %129, add, 1, 1, 0, %130;\n}"
-        : D32(0), D32(32), D32(64), D32(96)
-        : "l"(a), "l"(b), "n"(int{kMnMajorB}));
-#undef D32
-#undef D8
+    asm volatile(WGMMA("256", WGMMA_D128, "%128, %129, add, 1, 1, 0, %130")
+                 : D32(0), D32(32), D32(64), D32(96)
+                 : "l"(a), "l"(b), "n"(int{kMnMajorB}));
 #endif
 }
+template <bool kMnMajorB, int kRegisters>
+__device__ __forceinline__ void wgmma(float (&d)[kRegisters], const uint32_t (&a)[4], uint64_t b PTX_LOC) {
+  constexpr int kN = 2 * kRegisters;
+  static_assert(kN == 64 || kN == 128);
+#ifdef CUEMU
+  cuemu::wgmma(d, kN, a, b, kMnMajorB, loc);
+#else
+  if constexpr (kN == 64)
+    asm volatile(WGMMA("64", WGMMA_D32, "{%32, %33, %34, %35}, %36, add, 1, 1, %37")
+                 : D32(0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int{kMnMajorB}));
+  else
+    asm volatile(WGMMA("128", WGMMA_D64, "{%64, %65, %66, %67}, %68, add, 1, 1, %69")
+                 : D32(0), D32(32)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int{kMnMajorB}));
+#endif
+}
+#undef D32
+#undef D8
+#undef WGMMA
+#undef WGMMA_D128
+#undef WGMMA_D64
+#undef WGMMA_D32
 
 // ---- host
 // The map of a bf16 tensor, dimensions innermost first, and the box that a copy takes of it, whose innermost dimension

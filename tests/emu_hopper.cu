@@ -128,6 +128,37 @@ __global__ void group_product(float* out, const float*) {
   }
 }
 
+// The product of a 64 x 16 matrix in registers and a 16 x 128 one; out as above.
+template <LeftBug kBug>
+__global__ void left_in_registers(float* out, const float*) {
+  auto* const smem = dynamic_smem<unsigned char>();
+  const int t = static_cast<int>(threadIdx.x);
+  for (int i = t; i < 16 * 128; i += kN)  // [n / 16][k][16]
+    *elements(smem, i % 128 / 16 * 512 + place_32(i / 128, i % 16)) = __float2bfloat16(right_factor(i / 128, i % 128));
+  fence_proxy_async();
+  __syncthreads();
+  uint32_t left[1][4];
+  for (int i = 0; i < 8; i++) {
+    const bf16 x =
+        __float2bfloat16(left_factor(t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8, i / 4 * 8 + t % 4 * 2 + i % 2));
+    std::memcpy(reinterpret_cast<char*>(left) + i * 2, &x, 2);
+  }
+  float d[64] = {};
+  if (kBug != LeftBug::no_fence) wgmma_fence();
+  wgmma<true>(d, left[0], matrix_descriptor(smem, Swizzle::bytes_32, 256, 512));
+  wgmma_commit();
+  if (kBug == LeftBug::overwritten && t == 77) left[0][3] = 0;
+  wgmma_wait<0>(d, left);
+  int wrong = 0;
+  for (int i = 0; i < 64; i++) {
+    float sum = 0;
+    for (int k = 0; k < 16; k++)
+      sum += left_factor(t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8, k) * right_factor(k, i / 4 * 8 + t % 4 * 2 + i % 2);
+    wrong += !(d[i] == sum);
+  }
+  out[threadIdx.x] = static_cast<float>(wrong);
+}
+
 #define INSTANTIATE(...) template void __VA_ARGS__(float*, const float*);
 #define X(bug) INSTANTIATE(copy_ring<CopyBug::bug>)
 EMU_COPY_BUGS(X)
@@ -136,5 +167,8 @@ EMU_COPY_BUGS(X)
 EMU_PRODUCT_BUGS(X)
 #undef X
 INSTANTIATE(group_product<false, ProductBug::none>)
+INSTANTIATE(left_in_registers<LeftBug::none>)
+INSTANTIATE(left_in_registers<LeftBug::no_fence>)
+INSTANTIATE(left_in_registers<LeftBug::overwritten>)
 
 }  // namespace pare::test::emu

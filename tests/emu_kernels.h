@@ -51,11 +51,14 @@ void every_other(float* out, const float* in);
 enum class CopyBug { EMU_COPY_BUGS(X) };
 enum class ProductBug { EMU_PRODUCT_BUGS(X) };
 #undef X
+enum class LeftBug { none, no_fence, overwritten };
 template <CopyBug kBug>
 void copy_ring(float* out, const float* in);
 Kernel copy_alone;
 template <bool kMnMajorB, ProductBug kBug>
 void group_product(float* out, const float* in);
+template <LeftBug kBug>
+void left_in_registers(float* out, const float* in);
 
 // out [16][8] = a [16][16] b [16][8], by one warp.
 void one_mma(float* out, const __nv_bfloat16* a, const __nv_bfloat16* b);

@@ -1,6 +1,7 @@
 // See ptx_kernels.h: the wrappers of cuda/ptx90.cuh.
-#include "linear_wgmma.cuh"
+#include "ptx90.cuh"
 #include "ptx_kernels.h"
+#include "tensor_kernel.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -69,6 +70,53 @@ __global__ void group_products(float* d, const __grid_constant__ CUtensorMap a, 
 #endif
 }
 
+// The products of attention, 64 deep, by rows of 128 bytes: kScores: a in shared memory, b K-major; otherwise a in
+// registers, b MN-major.
+template <bool kScores, int kN>
+__global__ void attention_products(float* d, const uint16_t* factors, const __grid_constant__ CUtensorMap a,
+                                   const __grid_constant__ CUtensorMap b) {
+#ifdef PARE_SM90A
+  constexpr int kPanel = 64 * 64 * 2, kPanels = kN / 64;
+  auto* const smem = dynamic_smem<unsigned char>();
+  auto* const barrier = reinterpret_cast<Mbarrier*>(smem + (1 + kPanels) * kPanel);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) {
+    mbarrier_init(barrier, 1);
+    fence_proxy_async();
+    mbarrier_arrive_expect(barrier, (1 + kPanels) * kPanel);
+    tensor_copy(smem, a, 0, 0, barrier);
+    for (int i = 0; i < kPanels; i++) tensor_copy(smem + (1 + i) * kPanel, b, i * 64, 0, barrier);
+  }
+  float sum[kN / 2];
+  const auto element = [&](int i) -> float& {
+    return d[(warp * 16 + lane / 4 + i / 2 % 2 * 8) * kN + i / 4 * 8 + lane % 4 * 2 + i % 2];
+  };
+#pragma unroll
+  for (int i = 0; i < kN / 2; i++) sum[i] = element(i);
+  uint32_t left[4][4] = {};
+#pragma unroll
+  for (int i = 0; i < 16; i++)
+    left[i / 4][i % 4] = *reinterpret_cast<const uint32_t*>(
+        &factors[(warp * 16 + lane / 4 + i % 2 * 8) * 64 + i / 4 * 16 + i / 2 % 2 * 8 + lane % 4 * 2]);
+  __syncthreads();
+  mbarrier_wait(barrier, 0);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+    if constexpr (kScores)
+      wgmma<false>(sum, matrix_descriptor(smem + k * 32, Swizzle::bytes_128, 1024),
+                   matrix_descriptor(smem + kPanel + k * 32, Swizzle::bytes_128, 1024));
+    else
+      wgmma<true>(sum, left[k], matrix_descriptor(smem + kPanel + k * 2048, Swizzle::bytes_128, 1024, kPanel));
+  wgmma_commit();
+  wgmma_wait<0>(sum, left);
+#pragma unroll
+  for (int i = 0; i < kN / 2; i++) element(i) = sum[i];
+#else
+  __trap();
+#endif
+}
+
 }  // namespace
 
 }  // namespace pare::PARE_CUDA
@@ -105,6 +153,19 @@ void multiply_group(float* d, const uint16_t* a, const uint16_t* b, int columns,
     columns == 128 ? run(major, std::integral_constant<int, 128>{}) : run(major, std::integral_constant<int, 256>{});
   };
   mn_major ? with_columns(std::true_type{}) : with_columns(std::false_type{});
+}
+
+template <bool kScores, int kN>
+void multiply_attention(float* d, const uint16_t* a, const uint16_t* b) {
+  constexpr uint64_t kWidth = kScores ? 64 : kN;
+  launch("multiply_attention", attention_products<kScores, kN>,
+         {.grid = 1, .block = 128, .smem = (64 + kN) * 64 * 2 + 8}, {}, d, a,
+         tensor_map<2>("multiply_attention", a, {64, 64}, {128}, {64, 64}, Swizzle::bytes_128),
+         tensor_map<2>("multiply_attention", b, {kWidth, 64}, {kWidth * 2}, {64, 64}, Swizzle::bytes_128));
+}
+void multiply_scores(float* d, const uint16_t* a, const uint16_t* b) { multiply_attention<true, 64>(d, a, b); }
+void multiply_values(float* d, const uint16_t* a, const uint16_t* b, int columns) {
+  columns == 64 ? multiply_attention<false, 64>(d, a, b) : multiply_attention<false, 128>(d, a, b);
 }
 
 }  // namespace pare::test::ptx

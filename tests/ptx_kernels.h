@@ -14,9 +14,11 @@ void copy_groups(uint32_t* out, const uint32_t* in);
 void load_matrices(uint32_t* out, const uint16_t* rows, const int32_t* row, bool transposed);
 // d[i] += a[i] b[i], i < n: a [n][16][16] and b [n][8][16] (by columns) of bf16, d [n][16][8].
 void multiply(float* d, const uint16_t* a, const uint16_t* b, int n);
+// Adds for how many floats below 0 and NaNs, every `step`-th, exp_f32_not_above_0 (cuda/math.cuh) is not exp_f32.
+void count_different_exps(int32_t* different, uint32_t step);
 
 // ---- compute capability 9.0 (ptx90_kernels.cu)
-extern const bool wgmma_confirmed;  // kWgmmaConfirmed of cuda/linear_wgmma.cuh
+extern const bool wgmma_confirmed;  // kWgmmaConfirmed of cuda/tensor_kernel.cuh
 // Shared memory [16][64] of bf16 behind a tensor copy with the swizzle of 128 bytes, which begins at (x, y) of a
 // matrix.
 void copy_box(unsigned char* out, const uint16_t* in, int64_t columns, int64_t rows, int64_t stride, int x, int y);
@@ -25,5 +27,8 @@ void copy_panels(unsigned char* out, const uint16_t* in, int64_t rows, int64_t p
 // d += a b: d [64][columns], a [64][64]; b is [columns / 16][64][16] (mn_major: in panels of columns), or
 // [4][columns][16] (in panels of k).  columns is 128 or 256.
 void multiply_group(float* d, const uint16_t* a, const uint16_t* b, int columns, bool mn_major);
+// The same by rows of 128 bytes: with b [64][64] transposed; with a from registers and b [64][columns], 64 or 128.
+void multiply_scores(float* d, const uint16_t* a, const uint16_t* b);
+void multiply_values(float* d, const uint16_t* a, const uint16_t* b, int columns);
 
 }  // namespace pare::test::ptx

@@ -1,8 +1,10 @@
-// Attention backward and attention with lists of blocks by the CUDA kernels in bf16: values
-// against `ref` in double from the same inputs, bits against the promises of cuda/attn_bwd.cu and cuda/attn_blocks.cu.
-// (test_ops.cpp compares the same kernels in f32 with the `cpu` table, bit by bit.)
+// Attention backward and attention with lists of blocks by the CUDA kernels in bf16: values against `ref` in double
+// from the same inputs, bits against the promises of cuda/attn_bwd.cu and cuda/attn_blocks.cu.  The two kernels of
+// attention forward against one another, bit by bit. (test_ops.cpp compares the same kernels in f32 with the `cpu`
+// table, bit by bit.)
 #include <numeric>
 
+#include "bench/probe.h"
 #include "kernel_call.h"
 #include "kernel_table.h"
 
@@ -75,6 +77,16 @@ void set_lists(Call& t, const Case& c, Args& a) {
   a.budget = t.index("budget", {c.rows}, budget), a.block = c.block;
 }
 
+// Rows of no segment become NaNs.
+void set_unused(Call& t, const std::vector<SegmentRow>& segments, const std::vector<const char*>& names) {
+  const int64_t rows = t[names[0]].tensor().shape[0];
+  std::vector<bool> used(rows);
+  for (const SegmentRow& g : segments) std::fill_n(used.begin() + g.row, g.len, true);
+  for (const char* name : names)
+    for (int64_t i = 0, width = t[name].size() / rows; i < t[name].size(); i++)
+      if (!used[i / width]) t[name].set(i, NAN);
+}
+
 void forward(Call& t, const Case& c) {
   AttnBlocksFwd a{};
   set_inputs(t, c, a.attn);
@@ -99,11 +111,7 @@ AttnBlocksBwd backward_arguments(Call& t, const Case& c) {
   a.dk = t.act("dk", {c.rows, c.kv_heads, c.d}, c.gap), a.dv = t.act("dv", {c.rows, c.kv_heads, c.d}, c.gap);
   a.dpk = c.parent_rows ? t.act("dpk", {c.parent_rows, c.kv_heads, c.d}, c.gap) : a.dk;
   a.dpv = c.parent_rows ? t.act("dpv", {c.parent_rows, c.kv_heads, c.d}, c.gap) : a.dv;
-  std::vector<bool> used(c.rows);
-  for (const SegmentRow& g : c.segments) std::fill_n(used.begin() + g.row, g.len, true);
-  for (const char* name : {"q", "k", "v", "d_o", "o", "lse"})
-    for (int64_t i = 0, width = t[name].size() / c.rows; i < t[name].size(); i++)
-      if (!used[i / width]) t[name].set(i, NAN);
+  set_unused(t, c.segments, {"q", "k", "v", "d_o", "o", "lse"});
   return blocks;
 }
 void backward(Call& t, const Case& c) {
@@ -315,6 +323,89 @@ TEST(CudaAttention, GradientsAreIndependentOfPacking) {
       }
     }
   }
+}
+
+// o and lse of a case, whose rows that no segment reads are NaNs, also those of parents of another batch.
+std::string forward_bits(Case c, int64_t gap) {
+  c.gap = gap;
+  Call t(table_kernels, DType::bf16);
+  AttnFwd a{};
+  set_inputs(t, c, a);
+  set_unused(t, c.segments, {"q", "k", "v"});
+  std::vector<SegmentRow> parents;
+  for (const SegmentRow& g : c.segments) parents.push_back({g.parent_row, g.parent_len, 0, 0});
+  if (c.parent_rows) set_unused(t, parents, {"pk", "pv"});
+  a.o = t.act_out("o", {c.rows, c.heads, c.d}), a.lse = t.stat_out("lse", {c.rows, c.heads});
+  table_kernels.attn_fwd(a, {});
+  for (const char* name : {"o", "lse"}) EXPECT_TRUE(t[name].zones_intact()) << name;
+  return t["o"].bits() + t["lse"].bits();
+}
+
+// On compute capability 9.0 two kernels compute attention forward: mma.sync anywhere, wgmma where rows begin at
+// multiples of 16 bytes.  On a device each is asked for, whatever the device would choose.
+TEST(CudaAttention, ForwardHasTheSameBitsFromEveryKernel) {
+  const Probe* const probe = table_kernels.probe;
+  const auto ask_for = [&](TensorKernel kernel) { return !probe || probe->tensor_kernel(kernel); };
+  if (!ask_for(TensorKernel::wgmma)) GTEST_SKIP() << "this device has one kernel";
+  const auto same_bits = [&](const Case& c, int64_t gap) {
+    SCOPED_TRACE(cat(c.rows, " rows, ", c.heads, "/", c.kv_heads, " heads of ", c.d));
+    ask_for(TensorKernel::mma);
+    const std::string bits = forward_bits(c, 3);
+    EXPECT_EQ(forward_bits(c, gap), bits);
+    ask_for(TensorKernel::wgmma);
+    EXPECT_EQ(forward_bits(c, gap), bits);
+  };
+  same_bits({1, 1, 1, 64, 0, {{0, 1, 0, 0}}}, 0);
+  same_bits({140, 2, 1, 64, 0, {{3, 63, 0, 0}, {67, 65, 3, 63}, {133, 1, 67, 65}}}, 8);
+  same_bits({260, 3, 1, 128, 0, {{130, 129, 2, 127}, {2, 127, 0, 0}}}, 0);
+  same_bits({330, 4, 1, 64, 0, {{1, 257, 0, 0}, {259, 70, 1, 129}}}, 24);
+  same_bits({135, 5, 1, 128, 0, {{5, 129, 5, 193}}, 200}, 0);
+  same_bits({150, 6, 1, 72, 0, {{2, 64, 0, 128}, {67, 80, 63, 64}}, 193}, 8);
+  same_bits({70, 14, 2, 128, 0, {{0, 70, 1, 1}}, 3}, 16);
+  same_bits({195, 7, 1, 64, 0, {{1, 193, 0, 0}}}, 0);
+  same_bits({220, 1, 1, 40, 0, {{3, 191, 0, 0}, {200, 20, 0, 0}}}, 0);
+  same_bits({30, 2, 2, 8, 0, {{9, 20, 3, 650}}, 660}, 8);
+  same_bits({900, 1, 1, 128, 0, {{899, 1, 0, 897}, {0, 899, 0, 0}}}, 0);
+  std::vector<SegmentRow> many;  // more segments than a warp looks at in one go
+  for (int32_t i = 0; i < 35; i++) many.push_back({2 * i, 1 + i % 2, 0, i % 3});
+  same_bits({70, 1, 1, 64, 0, many}, 0);
+  in_all_orders([&] { same_bits({150, 2, 1, 128, 0, {{1, 66, 0, 0}, {67, 80, 1, 66}}}, 0); });
+  ask_for(TensorKernel::choose);
+}
+
+// Tiles may take in rows of neighbours: those count for nothing, not even if they are not finite.
+TEST(CudaAttention, NeighboursThatAreNotFiniteChangeNothing) {
+  const Probe* const probe = table_kernels.probe;
+  for (const TensorKernel kernel : {TensorKernel::mma, TensorKernel::wgmma}) {
+    if (probe && !probe->tensor_kernel(kernel)) continue;
+    for (int64_t d : {64, 128}) {
+      const Case c{300, 2, 1, d, 0, {{0, 70, 0, 0}, {70, 20, 0, 0}, {90, 130, 0, 70}, {220, 80, 0, 1}}};
+      std::string bits[2];
+      for (const bool finite : {true, false}) {
+        Call t(table_kernels, DType::bf16);
+        AttnFwd a{};
+        set_inputs(t, c, a);
+        a.o = t.act_out("o", {c.rows, c.heads, c.d}), a.lse = t.stat_out("lse", {c.rows, c.heads});
+        const auto each = [&](const char* name, auto f) {  // elements of the second segment, or of the others
+          for (int64_t i = 0, width = t[name].size() / c.rows; i < t[name].size(); i++)
+            f(i, i / width >= 70 && i / width < 90);
+        };
+        for (const char* name : {"q", "k", "v"})
+          each(name, [&](int64_t i, bool second) {
+            if (second && !finite) t[name].set(i, i % 2 ? NAN : INFINITY);
+          });
+        table_kernels.attn_fwd(a, {});
+        for (const char* name : {"o", "lse"})
+          each(name, [&](int64_t i, bool second) {
+            if (second) return;
+            bits[finite] += t[name].bits(i, i + 1);
+            ASSERT_TRUE(std::isfinite(t[name].get(i))) << name << "[" << i << "]";
+          });
+      }
+      EXPECT_EQ(bits[0], bits[1]) << "head dim " << d;
+    }
+  }
+  if (probe) probe->tensor_kernel(TensorKernel::choose);
 }
 
 TEST(CudaAttention, UnsupportedArgumentsAreNamed) {

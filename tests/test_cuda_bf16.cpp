@@ -238,22 +238,22 @@ TEST(CudaBf16, LinearRowsAreIndependentOfTheirNumber) {
 // has among 64.  On a device that kernel is asked for, whatever the device would choose.
 TEST(CudaBf16, LinearHasTheSameBitsFromEveryKernel) {
   const Probe* const probe = table_kernels.probe;
-  const auto ask_for = [&](LinearKernel kernel) { return !probe || probe->linear_kernel(kernel); };
-  if (!ask_for(LinearKernel::wgmma)) GTEST_SKIP() << "this device has one kernel";
+  const auto ask_for = [&](TensorKernel kernel) { return !probe || probe->tensor_kernel(kernel); };
+  if (!ask_for(TensorKernel::wgmma)) GTEST_SKIP() << "this device has one kernel";
   const auto same_bits = [&](int64_t n, int64_t i, int64_t o, int64_t gap) {
     SCOPED_TRACE(cat(n, " rows, ", i, " to ", o, ", gap ", gap));
     Call t(table_kernels, DType::bf16);
     const Weight w = weight(t, "w", o, i);
     const Tensor x = t.act("x", {n, i}, gap), dy = t.act("dy", {n, o}, gap), bias = t.act("bias", {o});
     std::string y, dx;
-    ask_for(LinearKernel::mma);
+    ask_for(TensorKernel::mma);
     for (int64_t first = 0; first < n; first += 64) {
       const int64_t count = std::min<int64_t>(64, n - first);
       table_kernels.linear_fwd({t.act_out("some y", {count, o}), x.rows(first, count), w, bias, {}}, {});
       table_kernels.linear_bwd_input({t.act_out("some dx", {count, i}), dy.rows(first, count), w, false}, {});
       y += t["some y"].bits(), dx += t["some dx"].bits();
     }
-    ask_for(LinearKernel::wgmma);
+    ask_for(TensorKernel::wgmma);
     table_kernels.linear_fwd({t.act_out("y", {n, o}, gap), x, w, bias, {}}, {});
     table_kernels.linear_bwd_input({t.act_out("dx", {n, i}, gap), dy, w, false}, {});
     EXPECT_EQ(t["y"].bits(), y);
@@ -276,7 +276,7 @@ TEST(CudaBf16, LinearHasTheSameBitsFromEveryKernel) {
                                      {2100, 8, 264, 0}})
     same_bits(n, i, o, gap);
   in_all_orders([&] { same_bits(129, 136, 264, 0); });
-  ask_for(LinearKernel::choose);
+  ask_for(TensorKernel::choose);
 }
 
 // The promise: what the sampler records for a token is what the learner computes from the same hidden row, however

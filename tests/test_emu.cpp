@@ -186,7 +186,8 @@ TEST(Emu, TensorCopiesAndProductsInEveryOrder) {
     const auto alone = run_nine(copy_alone);
     ASSERT_EQ(alone.error, cudaSuccess) << alone.report;
     ASSERT_EQ(alone.out[0], 95 * 96 / 2);
-    for (Kernel* kernel : {group_product<true, ProductBug::none>, group_product<false, ProductBug::none>}) {
+    for (Kernel* kernel : {group_product<true, ProductBug::none>, group_product<false, ProductBug::none>,
+                           left_in_registers<LeftBug::none>}) {
       const auto r = run_nine(kernel);
       ASSERT_EQ(r.error, cudaSuccess) << r.report;
       for (int i = 0; i < kN; i++) ASSERT_EQ(r.out[i], 0) << "wrong results of thread " << i;
@@ -213,6 +214,8 @@ TEST(Emu, WrongUseOfTensorCopiesAndProductsShows) {
       {group_product<true, ProductBug::waits_for_one>, ""},
       {group_product<true, ProductBug::wrong_stride>, ""},
       {group_product<true, ProductBug::different_matrices>, "the warps of a warpgroup name different matrices"},
+      {left_in_registers<LeftBug::no_fence>, "a factor in registers without a wgmma.fence"},
+      {left_in_registers<LeftBug::overwritten>, "the registers of a factor were written before the wait"},
   };
   if (kAsan) GTEST_SKIP() << "AddressSanitizer ends the program at the first access to the target of a copy";
   const auto copied = run_nine(copy_ring<CopyBug::none>), multiplied = run_nine(group_product<true, ProductBug::none>);

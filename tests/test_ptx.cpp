@@ -153,26 +153,48 @@ std::vector<uint16_t> random_factors(Rng& r, Range range, size_t n) {
   return v;
 }
 
-// A product of a warpgroup: operands as matrices, and the registers before and after.
-struct GroupProduct {
+// A product of a warpgroup: how b lies in shared memory, and where a is.
+struct GroupShape {
+  const char* name;
   int columns;
-  bool mn_major;
+  bool mn_major, attention;  // attention: by rows of 128 bytes, MN-major with a from registers
+};
+constexpr GroupShape kGroupShapes[] = {{"128 columns", 128, false, false},
+                                       {"128 columns, MN-major", 128, true, false},
+                                       {"256 columns", 256, false, false},
+                                       {"256 columns, MN-major", 256, true, false},
+                                       {"64 columns, rows of 128 bytes", 64, false, true},
+                                       {"64 columns, MN-major, from registers", 64, true, true},
+                                       {"128 columns, MN-major, from registers", 128, true, true}};
+
+// Its operands as matrices, and the registers before and after.
+struct GroupProduct {
+  GroupShape shape;
   std::vector<uint16_t> a, b;  // [64][64], [64][columns]
   std::vector<float> d, after;
-  GroupProduct(const Factors& f, int columns, bool mn_major) : columns(columns), mn_major(mn_major) {
+  GroupProduct(const Factors& f, const GroupShape& shape) : shape(shape) {
     Rng r = numbers(20 + static_cast<uint64_t>(&f - kFactors));
-    a = random_factors(r, f.a, 64 * 64), b = random_factors(r, f.b, 64 * static_cast<size_t>(columns));
-    for (int i = 0; i < 64 * columns; i++) d.push_back(std::bit_cast<float>(draw(r, f.d)));
+    a = random_factors(r, f.a, 64 * 64), b = random_factors(r, f.b, 64 * static_cast<size_t>(shape.columns));
+    for (int i = 0; i < 64 * shape.columns; i++) d.push_back(std::bit_cast<float>(draw(r, f.d)));
     run();
   }
   void run() {
+    const int columns = shape.columns;
+    const auto place = [&](int k, int n) {
+      if (shape.attention) return shape.mn_major ? k * columns + n : n * 64 + k;
+      return shape.mn_major ? (n / 16 * 64 + k) * 16 + n % 16 : (k / 16 * columns + n) * 16 + k % 16;
+    };
     std::vector<uint16_t> packed(b.size());
     for (int k = 0; k < 64; k++)
-      for (int n = 0; n < columns; n++)
-        packed[mn_major ? (n / 16 * 64 + k) * 16 + n % 16 : (k / 16 * columns + n) * 16 + k % 16] = b[k * columns + n];
+      for (int n = 0; n < columns; n++) packed[place(k, n)] = b[k * columns + n];
     Memory<uint16_t> left(a), right(packed);
     Memory<float> sum(d);
-    ptx::multiply_group(sum.data(), left.data(), right.data(), columns, mn_major);
+    if (!shape.attention)
+      ptx::multiply_group(sum.data(), left.data(), right.data(), columns, shape.mn_major);
+    else if (shape.mn_major)
+      ptx::multiply_values(sum.data(), left.data(), right.data(), columns);
+    else
+      ptx::multiply_scores(sum.data(), left.data(), right.data());
     after = sum.values();
   }
 };
@@ -191,13 +213,13 @@ void add_results_of_90(std::vector<Result>& all) {
     all.push_back(result(b.name, out));
   }
   for (const Factors& f : kFactors)
-    for (const auto& [columns, mn_major] : {std::pair{128, false}, {128, true}, {256, false}, {256, true}}) {
-      const GroupProduct p(f, columns, mn_major);
+    for (const GroupShape& shape : kGroupShapes) {
+      const GroupProduct p(f, shape);
       std::string some;  // elements of every row and every column
       for (int r = 0; r < 64; r++)
-        for (int c = r % 32; c < columns; c += 32)
-          some.append(reinterpret_cast<const char*>(&p.after[r * columns + c]), 4);
-      all.push_back({cat("wg", f.name, ", ", columns, mn_major ? " columns, MN-major" : " columns"), some});
+        for (int c = r % 32; c < shape.columns; c += 32)
+          some.append(reinterpret_cast<const char*>(&p.after[r * shape.columns + c]), 4);
+      all.push_back({cat("wg", f.name, ", ", shape.name), some});
     }
 }
 
@@ -275,7 +297,14 @@ TEST(Ptx, StoredResultsTellTheArchitecturesApart) {
 // A device multiplies with wgmma of its own accord when a device has said what wgmma does, and not before.
 TEST(Ptx, WgmmaIsConfirmedByADevice) {
   EXPECT_EQ(ptx::wgmma_confirmed, read_golden(90)["made_by"] != "model")
-      << "set kWgmmaConfirmed of cuda/linear_wgmma.cuh accordingly";
+      << "set kWgmmaConfirmed of cuda/tensor_kernel.cuh accordingly";
+}
+
+// (No instruction of PTX, but bits that two functions of kernels share.)
+TEST(Ptx, ExponentialsAgree) {
+  Memory<int32_t> different({0});
+  ptx::count_different_exps(different.data(), 1009);
+  EXPECT_EQ(different.values()[0], 0);
 }
 
 // The copies and loads as the PTX manual describes them.
@@ -347,9 +376,9 @@ TEST(Ptx, WarpgroupsMultiplyLikeWarps) {
   on_architectures([](int arch) {
     if (arch < 90) return;
     for (const Factors& f : kFactors)
-      for (const auto& shape : {std::pair{128, false}, {128, true}, {256, false}, {256, true}}) {
-        const GroupProduct p(f, shape.first, shape.second);
-        const int columns = p.columns, across = columns / 8, tiles = 4 * across;  // of 16 x 8
+      for (const GroupShape& shape : kGroupShapes) {
+        const GroupProduct p(f, shape);
+        const int columns = shape.columns, across = columns / 8, tiles = 4 * across;  // of 16 x 8
         std::vector<float> d(tiles * 128);
         const auto element = [&](int tile, int e) {
           return (tile / across * 16 + e / 8) * columns + tile % across * 8 + e % 8;
@@ -369,7 +398,7 @@ TEST(Ptx, WarpgroupsMultiplyLikeWarps) {
         const std::vector<float> after = sum.values();
         for (int i = 0; i < tiles * 128; i++)
           ASSERT_EQ(std::bit_cast<uint32_t>(after[i]), std::bit_cast<uint32_t>(p.after[element(i / 128, i % 128)]))
-              << f.name << ", " << columns << " columns, tile " << i / 128 << ", element " << i % 128;
+              << f.name << ", " << shape.name << ", tile " << i / 128 << ", element " << i % 128;
       }
   });
 }

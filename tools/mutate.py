@@ -33,8 +33,12 @@ RULES = [  # (what to damage, replacement, label)
     (r"wgmma_fence\(\);", "(void)0;", "no wgmma fence"),
     (r"wgmma_commit\(\);", "(void)0;", "no commit"),
     (r"wgmma_wait<0>\(", "wgmma_wait<1>(", "waits for one group less"),
+    (r"wgmma_wait<1>\(", "wgmma_wait<2>(", "waits for one group less"),
     (r"(Swizzle::bytes_\d+, \d+)", r"\1 * 2", "wrong stride"),
     (r"(constexpr uint64_t kNextA = \d+)", r"\1 * 2", "wrong step"),
+    (r"(kNext[QK] = \w+) \* 8", r"\1 * 4", "wrong step"),
+    (r"(, v \+ n) \* 128", r"\1 * 64", "wrong step"),
+    (r"\bkSlots \* 128\b", "kSlots * 64", "wrong distance of panels"),
     (r"(kNextB = .*) \* 2;", r"\1;", "wrong step"),
     (r"\bvalid \* 2\b", "16", "no zero fill"),
     (r"\(kAllLanes, ", "(0x7fffffffu, ", "mask without lane 31"),
@@ -51,7 +55,8 @@ KNOWN = {
 }
 
 # Headers that are damaged too, and the source that shows it.
-COMPILED = {"attention.cuh": "attn_fwd.cu", "attention_mma.cuh": "attn_fwd.cu", "attn_bwd.cuh": "attn_bwd.cu",
+COMPILED = {"attention.cuh": "attn_fwd.cu", "attention_mma.cuh": "attn_fwd.cu",
+            "attention_wgmma.cuh": "attn_fwd.cu", "attn_bwd.cuh": "attn_bwd.cu",
             "kv_event.cuh": "kv_scores.cu", "linear_mma.cuh": "linear.cu", "linear_wgmma.cuh": "linear.cu"}
 
 FLAGS = dict(capture_output=True, text=True, errors="replace")

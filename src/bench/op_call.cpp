@@ -6,6 +6,7 @@
 
 #include "base/half.h"
 #include "base/rng.h"
+#include "bench/probe.h"
 
 namespace pare {
 
@@ -105,6 +106,14 @@ std::vector<int32_t> shuffled(int64_t n) {
   Rng rng(rng_key(2, RngStream::test, 0));
   for (size_t i = order.size(); i > 1; i--) std::swap(order[i - 1], order[rng.below(static_cast<uint32_t>(i))]);
   return order;
+}
+
+void choose_tensor_kernel(const Operands& o, const Dims& d) {
+  const int64_t kernel = d["kernel"];
+  if (kernel > 2) fail("kernel=", kernel, ": it is 0, 1 or 2");
+  const Probe* const probe = o.device.table().probe;
+  if (probe && !probe->tensor_kernel(static_cast<TensorKernel>(kernel)))
+    fail("kernel=", kernel, ": wgmma is of compute capability 9.0");
 }
 
 const std::vector<OpBench>& op_benches() {

@@ -79,6 +79,10 @@ void add_kv_benches(std::vector<OpBench>& list);
 // n numbers below n in a random order.
 std::vector<int32_t> shuffled(int64_t n);
 
+// Which kernel computes from now on what is written twice (TensorKernel).
+inline const Dim kTensorKernel{"kernel", 0, "in bf16 on a GPU: 0 what it chooses, 1 mma.sync, 2 wgmma", 0};
+void choose_tensor_kernel(const Operands& o, const Dims& d);
+
 namespace detail {
 template <class Args>
 OpCall op_call(Operands& o, void (Device::*op)(const Args&), const Args& a) {

@@ -4,7 +4,6 @@
 
 #include "base/rng.h"
 #include "bench/op_call.h"
-#include "bench/probe.h"
 
 namespace pare {
 
@@ -96,34 +95,26 @@ void add_norms(std::vector<OpBench>& list) {
                   }});
 }
 
-// What computes linear layers from now on, where there is a choice.
-void choose_kernel(const Operands& o, const Dims& d) {
-  const int64_t kernel = d["kernel"];
-  if (kernel > 2) fail("kernel=", kernel, ": it is 0, 1 or 2");
-  const Probe* const probe = o.device.table().probe;
-  if (probe && !probe->linear_kernel(static_cast<LinearKernel>(kernel)))
-    fail("kernel=", kernel, ": wgmma is of compute capability 9.0");
-}
-
 void add_linear(std::vector<OpBench>& list) {
   const Dim m{"M", 256, "rows (tokens)"}, n{"N", 17920, "outputs"}, k{"K", 1536, "inputs"};
   const Dim bias{"bias", 0, "1: with a bias", 0};
-  const Dim kernel{"kernel", 0, "in bf16 on a GPU: 0 what it chooses, 1 mma.sync, 2 wgmma", 0};
-  list.push_back(
-      {"linear_fwd", {m, n, k, bias, {"residual", 0, "1: adds a residual", 0}, kernel}, [](Operands& o, const Dims& d) {
-         choose_kernel(o, d);
-         LinearFwd a{o.act({d["M"], d["N"]}), o.act({d["M"], d["K"]}), o.weight(d["N"], d["K"]), {}, {}};
-         if (d["bias"]) a.bias = o.act({d["N"]});
-         if (d["residual"]) a.residual = o.act({d["M"], d["N"]});
-         return op_call(o, &Device::linear_fwd, a);
-       }});
-  list.push_back(
-      {"linear_bwd_input", {m, n, k, {"accumulate", 0, "1: adds to dx", 0}, kernel}, [](Operands& o, const Dims& d) {
-         choose_kernel(o, d);
-         return op_call(o, &Device::linear_bwd_input,
-                        LinearBwdInput{o.act({d["M"], d["K"]}), o.act({d["M"], d["N"]}), o.weight(d["N"], d["K"]),
-                                       d["accumulate"] != 0});
-       }});
+  list.push_back({"linear_fwd",
+                  {m, n, k, bias, {"residual", 0, "1: adds a residual", 0}, kTensorKernel},
+                  [](Operands& o, const Dims& d) {
+                    choose_tensor_kernel(o, d);
+                    LinearFwd a{o.act({d["M"], d["N"]}), o.act({d["M"], d["K"]}), o.weight(d["N"], d["K"]), {}, {}};
+                    if (d["bias"]) a.bias = o.act({d["N"]});
+                    if (d["residual"]) a.residual = o.act({d["M"], d["N"]});
+                    return op_call(o, &Device::linear_fwd, a);
+                  }});
+  list.push_back({"linear_bwd_input",
+                  {m, n, k, {"accumulate", 0, "1: adds to dx", 0}, kTensorKernel},
+                  [](Operands& o, const Dims& d) {
+                    choose_tensor_kernel(o, d);
+                    return op_call(o, &Device::linear_bwd_input,
+                                   LinearBwdInput{o.act({d["M"], d["K"]}), o.act({d["M"], d["N"]}),
+                                                  o.weight(d["N"], d["K"]), d["accumulate"] != 0});
+                  }});
   list.push_back({"linear_bwd_weight", {m, n, k, bias}, [](Operands& o, const Dims& d) {
                     LinearBwdWeight a{o.stat({d["N"], d["K"]}), {}, o.act({d["M"], d["N"]}), o.act({d["M"], d["K"]})};
                     if (d["bias"]) a.dbias = o.stat({d["N"]});

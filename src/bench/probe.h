@@ -11,16 +11,16 @@ struct Rate {
   std::string how;        // what was run, or why nothing was
 };
 
-// Of the products of rows with a weight in bf16: what the device chooses, or always mma.sync or, where rows begin at
-// multiples of 16 bytes, wgmma.
-enum class LinearKernel { choose, mma, wgmma };
+// What computes products of rows with a weight and attention of packed sequences, in bf16: what the device chooses, or
+// always mma.sync or, where rows begin at multiples of 16 bytes, wgmma.
+enum class TensorKernel { choose, mma, wgmma };
 
 struct Probe {
   int64_t (*cache_bytes)();                               // of the last cache before the memory
   double (*seconds)(const std::function<void()>& queue);  // of what `queue` queues, by the device's own clock
   Rate (*flops)();                                        // the fastest matrix product there is: bf16
   Rate (*bytes)();                                        // a large copy: bytes read plus bytes written
-  bool (*linear_kernel)(LinearKernel);                    // of all calls from now on; false: the device has not got it
+  bool (*tensor_kernel)(TensorKernel);                    // of all calls from now on; false: the device has not got it
 };
 
 }  // namespace pare

@@ -27,6 +27,9 @@ uint64_t shared_address(const void* p);
 // d += a b: a 64 x 16, K-major, and b 16 x `columns`, K-major or MN-major, of bf16, in shared memory by descriptors
 // with a swizzle; d in registers.  The sum is taken at the wgmma_wait that covers it, until when d holds NaNs.
 void wgmma(float* d, int columns, uint64_t a, uint64_t b, bool mn_major_b, Loc loc);
+// The same with a in registers, which that wgmma_wait must find as they were; stricter: a wgmma_fence lies between the
+// last wgmma_wait and the product, whatever happened to them.
+void wgmma(float* d, int columns, const uint32_t* a, uint64_t b, bool mn_major_b, Loc loc);
 void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait(unsigned groups_left, Loc loc);

@@ -1,6 +1,7 @@
 // See cuemu_hopper.h.
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "check.h"
 #include "cuemu_hopper.h"
@@ -91,13 +92,19 @@ void for_rows(const TensorCopy& c, F f) {
 
 // ---- products
 
+// The registers of a warp that hold its rows of a, and what was in them when the product was issued.
+struct LeftRegisters {
+  const uint32_t* at[kWarp];
+  uint32_t value[kWarp][4];
+};
 // One warp's share of a 64 x columns product; b has 16 rows.
 struct Product {
-  uint64_t a, b;
+  uint64_t a, b;  // a: 0 if it is in registers
   int columns;
   bool mn_major_b;
   float* sum;  // that of its first lane
   Loc loc;
+  std::optional<LeftRegisters> left;
 };
 // The registers that a warp adds to: 16 rows.
 struct Sum {
@@ -156,14 +163,14 @@ void for_chunks(const Matrix& m, unsigned first, unsigned rows, F f) {
 }
 
 // What the running warp's share of a product reads, for the access checker.
-void note_operands(const Product& p) {
+void note_operands(const Product& p, bool left_in_registers) {
   const auto note = [&](const Matrix& m, unsigned first, unsigned rows) {
     for_chunks(m, first, rows, [&](unsigned, unsigned, size_t at) {
       if (at + 16 > g_block.smem_bytes) fail(p.loc, "wgmma: byte %zu is behind dynamic shared memory", at);
       check::async_access(g_block.smem + at, 16, false, p.loc);
     });
   };
-  note({p.a, false, p.loc}, warp_id() % 4 * 16, 16);
+  if (!left_in_registers) note({p.a, false, p.loc}, warp_id() % 4 * 16, 16);
   note({p.b, p.mn_major_b, p.loc}, 0, static_cast<unsigned>(p.columns));
 }
 
@@ -176,7 +183,13 @@ void multiply(const Product& p, std::vector<float>& sum) {
     });
   };
   uint16_t a[16][16], b[256][16];
-  read({p.a, false, p.loc}, warp_id() % 4 * 16, 16, a);
+  if (p.left) {
+    for (unsigned l = 0; l < kWarp; l++)
+      for (unsigned i = 0; i < 4; i++)
+        std::memcpy(&a[l / 4 + i % 2 * 8][i / 2 * 8 + l % 4 * 2], &p.left->value[l][i], 4);
+  } else {
+    read({p.a, false, p.loc}, warp_id() % 4 * 16, 16, a);
+  }
   read({p.b, p.mn_major_b, p.loc}, 0, static_cast<unsigned>(p.columns), b);
   for (int first = 0; first < p.columns; first += 8) {
     float d[16][8];
@@ -188,6 +201,7 @@ void multiply(const Product& p, std::vector<float>& sum) {
 
 struct WgmmaArg {
   float* d;
+  const uint32_t* a;  // or null: in shared memory
   Product product;
 };
 void issue(void** args, uint32_t) {
@@ -201,6 +215,13 @@ void issue(void** args, uint32_t) {
   if (w.issued == operands.size()) operands.emplace_back(p.a, p.b);
   if (operands[w.issued++] != std::pair{p.a, p.b})
     fail(p.loc, "wgmma: the warps of a warpgroup name different matrices");
+  w.products.push_back(p);
+  if (lane(0)->a) {
+    if (!w.fenced) fail(p.loc, "wgmma: a factor in registers without a wgmma.fence before");
+    LeftRegisters& left = w.products.back().left.emplace();
+    for (unsigned l = 0; l < kWarp; l++)
+      left.at[l] = lane(l)->a, std::memcpy(left.value[l], left.at[l], sizeof left.value[l]);
+  }
   Sum& s = w.sums[p.sum];
   if (s.pending++ == 0) {
     s.value.resize(static_cast<size_t>(16 * p.columns));
@@ -215,7 +236,13 @@ void issue(void** args, uint32_t) {
         (s.given.size() != s.value.size() || std::memcmp(s.given.data(), s.value.data(), 4 * s.value.size())))
       fail(p.loc, "wgmma: its registers were written without a wgmma.fence behind");
   }
-  w.products.push_back(p);
+}
+void issue_product(WgmmaArg x) {
+  const Loc& loc = x.product.loc;
+  expect_arch("wgmma", loc);
+  if (g_block.n < (warp_id() / 4 + 1) * 4 * kWarp) fail(loc, "wgmma: the warpgroup has less than four warps");
+  if (lane_id() == 0) note_operands(x.product, x.a != nullptr);
+  warp_collective(~0u, issue, &x, "wgmma.mma_async", loc);
 }
 void complete(void** args, uint32_t) {
   Warp& w = g_warps[warp_id()];
@@ -225,6 +252,9 @@ void complete(void** args, uint32_t) {
   const size_t k = w.groups.size() - left, n = w.groups[k - 1];
   for (size_t i = 0; i < n; i++) {
     const Product& p = w.products[i];
+    for (unsigned l = 0; p.left && l < kWarp; l++)
+      if (std::memcmp(p.left->at[l], p.left->value[l], sizeof p.left->value[l]))
+        fail(p.loc, "wgmma: the registers of a factor were written before the wait for the product");
     Sum& s = w.sums[p.sum];
     multiply(p, s.value);
     if (--s.pending) continue;
@@ -328,11 +358,10 @@ void land_copy() {
 uint64_t shared_address(const void* p) { return static_cast<uint64_t>(static_cast<const char*>(p) - g_block.smem); }
 
 void wgmma(float* d, int columns, uint64_t a, uint64_t b, bool mn_major_b, Loc loc) {
-  expect_arch("wgmma", loc);
-  if (g_block.n < (warp_id() / 4 + 1) * 4 * kWarp) fail(loc, "wgmma: the warpgroup has less than four warps");
-  WgmmaArg x{d, {a, b, columns, mn_major_b, d, loc}};
-  if (lane_id() == 0) note_operands(x.product);
-  warp_collective(~0u, issue, &x, "wgmma.mma_async", loc);
+  issue_product({d, nullptr, {a, b, columns, mn_major_b, d, loc, {}}});
+}
+void wgmma(float* d, int columns, const uint32_t* a, uint64_t b, bool mn_major_b, Loc loc) {
+  issue_product({d, a, {0, b, columns, mn_major_b, d, loc, {}}});
 }
 
 // These are executed by warps: the first lane counts.
@@ -346,7 +375,8 @@ void wgmma_commit() {
 void wgmma_wait(unsigned left, Loc loc) {
   const Warp& w = g_warps[warp_id()];
   if (lane_id() == 0 && w.groups.size() > left)  // the operands may have been read as late as now
-    for (size_t i = 0; i < w.groups[w.groups.size() - 1 - left]; i++) note_operands(w.products[i]);
+    for (size_t i = 0; i < w.groups[w.groups.size() - 1 - left]; i++)
+      note_operands(w.products[i], w.products[i].left.has_value());
   warp_collective(~0u, complete, &left, "wgmma.wait_group", loc);
 }
 
