@@ -10,13 +10,16 @@
 
 namespace pare::PARE_CUDA {
 
-// A block computes query rows of a head, each warpgroup 64, with a warp that brings keys and values for them: as many as
-// registers allow.
+// A block computes query rows of a head, each warpgroup 64, with a warp that brings keys and values for them: as many
+// as registers allow.
 template <int kD>
 struct WgmmaAttention {
   static constexpr int kRows = kD == 64 ? 192 : 128, kConsumers = kRows / 16, kThreads = kConsumers * 32 + 32;
   static constexpr int kPanels = kD / 64;  // of 64 channels
   static constexpr int kStages = 4;        // with the queries 88 or 160 KiB of shared memory
+  // A warpgroup awaits block i + 1 before it releases block i - 1.  It does not release its last block, behind which
+  // the tile has at most one for each other warpgroup.
+  static_assert(kStages >= 3 && kStages >= kRows / 64);
 
   struct Stage {
     alignas(1024) bf16 k[kPanels][kSlots * 64];  // [slot][channel], by rows of 128 bytes
@@ -38,8 +41,7 @@ __device__ __forceinline__ auto& registers(float (&d)[kTiles][4]) {
   return reinterpret_cast<float(&)[kTiles * 4]>(d);
 }
 
-// o and lse as in attn_fwd; the rows of q, k, v, pk, pv are 16-byte aligned, D is a multiple of 8, and no parent is
-// listed.
+// o and lse as in attn_fwd.
 template <int kD>
 __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads)
     attn_wgmma(bf16* o, float* lse, const Packed<bf16> x,
@@ -85,8 +87,9 @@ __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads)
         }
       } else {  // the end of a parent or of the sequence: row by row, as what lies behind must not come in
         const auto load = [&](bf16* to, int p, auto row) {
-          load_tile<kSlots, 32>(SharedTile<64>{to}, x.q.p, slots - begin, x.d - p * 64, true,
-                                [&](int r) { return row(begin + r) + p * 64; }, lane);
+          load_tile<kSlots, 32>(
+              SharedTile<64>{to}, x.q.p, slots - begin, x.d - p * 64, true,
+              [&](int r) { return row(begin + r) + p * 64; }, lane);
         };
         for (int p = 0; p < kPanels; p++) {
           load(stage.k[p], p, [&](int slot) { return x.key(t, kv, slot); });
@@ -178,6 +181,11 @@ __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads)
 #endif
 }
 
+// Can it compute this?  aligned: as rows_aligned16 says.  Tensor maps want whole heads between rows.
+inline bool suits_attn_wgmma(const Packed<bf16>& x, bool aligned) {
+  for (const Matrix<const bf16>& m : {x.q, x.k, x.v, x.pk, x.pv}) aligned = aligned && m.stride % x.d == 0;
+  return aligned && x.d <= 128 && !x.lists;
+}
 template <int kD>
 void launch_attn_wgmma(const char* op, bf16* o, float* lse, const Packed<bf16>& x, int64_t rows, int64_t parent_rows,
                        Stream stream) {
@@ -191,11 +199,10 @@ void launch_attn_wgmma(const char* op, bf16* o, float* lse, const Packed<bf16>& 
   typename Block::Maps maps{map(x.q, rows, x.heads, Block::kRows), k, v, k, v};
   if (parent_rows > 0)
     maps.pk = map(x.pk, parent_rows, x.kv_heads, kSlots), maps.pv = map(x.pv, parent_rows, x.kv_heads, kSlots);
-  launch(op, attn_wgmma<kD>,
-         {.grid = tile_grid(op, x, rows, Block::kRows),
-          .block = Block::kThreads,
-          .smem = sizeof(typename Block::Shared)},
-         stream, o, lse, x, maps);
+  launch(
+      op, attn_wgmma<kD>,
+      {.grid = tile_grid(op, x, rows, Block::kRows), .block = Block::kThreads, .smem = sizeof(typename Block::Shared)},
+      stream, o, lse, x, maps);
 }
 
 }  // namespace pare::PARE_CUDA

@@ -30,6 +30,7 @@ struct Forward {
   const T *x, *packed, *bias, *residual;  // bias and residual may be null; residual may be y
   int64_t y_stride, x_stride, residual_stride;
   int rows, columns, depth, chunk;
+  bool pairs;  // y and residual have 4-byte words in even columns
 
   __device__ float a(int k, int row) const { return to_float(x[row * x_stride + k]); }
   __device__ float b(int k, int column) const {
@@ -40,6 +41,20 @@ struct Forward {
     if (bias) sum += to_float(bias[column]);
     if (residual) sum += to_float(residual[row * residual_stride + column]);
     y[row * y_stride + column] = from_float<T>(sum);
+  }
+  // The same for an even column and the next, if there is one.
+  __device__ void finish_pair(int row, int column, float2 sum) const {
+    if (!pairs || column + 1 == columns) {
+      finish(row, column, sum.x);
+      if (column + 1 < columns) finish(row, column + 1, sum.y);
+      return;
+    }
+    if (bias) sum.x += to_float(bias[column]), sum.y += to_float(bias[column + 1]);
+    if (residual) {
+      const auto r = *reinterpret_cast<const __nv_bfloat162*>(&residual[row * residual_stride + column]);
+      sum.x += to_float(r.x), sum.y += to_float(r.y);
+    }
+    *reinterpret_cast<__nv_bfloat162*>(&y[row * y_stride + column]) = __floats2bfloat162_rn(sum.x, sum.y);
   }
 };
 
@@ -231,6 +246,10 @@ void forward(const char* op, const Tensor& y, const Tensor& x, const Weight& w, 
   if (residual) p.residual = residual.as<T>(), p.residual_stride = row_stride(op, "residual", residual, rows, columns);
   p.rows = static_cast<int>(rows), p.columns = static_cast<int>(columns), p.depth = static_cast<int>(depth);
   p.chunk = linear_chunk(p.columns);
+  const auto even = [](const Tensor& t) {
+    return reinterpret_cast<uintptr_t>(t.data) % 4 == 0 && t.stride[0] % 2 == 0;
+  };
+  p.pairs = even(y) && (!residual || even(residual));
   if constexpr (std::is_same_v<T, bf16>) {
     multiply_by_weight(op, aligned16(x, {x.stride[0]}) && aligned16(w.packed, {}), p, stream);
   } else {

@@ -107,9 +107,9 @@ __global__ void __launch_bounds__(WgmmaBlock<kColumns, kChunks>::kThreads, Wgmma
   }
   end_chunk();
 #pragma unroll
-  for (int e = 0; e < kColumns / 2; e++) {
-    const int r = first_row + warp * 16 + lane / 4 + e / 2 % 2 * 8, c = first_column + e / 4 * 8 + lane % 4 * 2 + e % 2;
-    if (r < p.rows && c < p.columns) p.finish(r, c, total[e]);
+  for (int e = 0; e < kColumns / 2; e += 2) {
+    const int r = first_row + warp * 16 + lane / 4 + e / 2 % 2 * 8, c = first_column + e / 4 * 8 + lane % 4 * 2;
+    if (r < p.rows && c < p.columns) p.finish_pair(r, c, make_float2(total[e], total[e + 1]));
   }
 #else
   __trap();

@@ -217,7 +217,7 @@ __device__ __forceinline__ void wgmma(float (&d)[kRegisters], const uint32_t (&a
 // ---- host
 // The map of a bf16 tensor, dimensions innermost first, and the box that a copy takes of it, whose innermost dimension
 // fills the swizzle.  `strides`: bytes between neighbours in the dimensions but the innermost, multiples of 16, as is
-// `data`.
+// `data`, and each of the one before.
 template <size_t kRank>
 CUtensorMap tensor_map(const char* op, const void* data, const uint64_t (&sizes)[kRank],
                        const uint64_t (&strides)[kRank - 1], const uint32_t (&box)[kRank], Swizzle swizzle) {

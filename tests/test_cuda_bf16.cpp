@@ -244,17 +244,19 @@ TEST(CudaBf16, LinearHasTheSameBitsFromEveryKernel) {
     SCOPED_TRACE(cat(n, " rows, ", i, " to ", o, ", gap ", gap));
     Call t(table_kernels, DType::bf16);
     const Weight w = weight(t, "w", o, i);
-    const Tensor x = t.act("x", {n, i}, gap), dy = t.act("dy", {n, o}, gap), bias = t.act("bias", {o});
+    const Tensor x = t.act("x", {n, i}, gap), dy = t.act("dy", {n, o}, gap), bias = t.act("bias", {o}),
+                 residual = t.act("residual", {n, o}, gap);
     std::string y, dx;
     ask_for(TensorKernel::mma);
     for (int64_t first = 0; first < n; first += 64) {
       const int64_t count = std::min<int64_t>(64, n - first);
-      table_kernels.linear_fwd({t.act_out("some y", {count, o}), x.rows(first, count), w, bias, {}}, {});
+      table_kernels.linear_fwd(
+          {t.act_out("some y", {count, o}), x.rows(first, count), w, bias, residual.rows(first, count)}, {});
       table_kernels.linear_bwd_input({t.act_out("some dx", {count, i}), dy.rows(first, count), w, false}, {});
       y += t["some y"].bits(), dx += t["some dx"].bits();
     }
     ask_for(TensorKernel::wgmma);
-    table_kernels.linear_fwd({t.act_out("y", {n, o}, gap), x, w, bias, {}}, {});
+    table_kernels.linear_fwd({t.act_out("y", {n, o}, gap), x, w, bias, residual}, {});
     table_kernels.linear_bwd_input({t.act_out("dx", {n, i}, gap), dy, w, false}, {});
     EXPECT_EQ(t["y"].bits(), y);
     EXPECT_EQ(t["dx"].bits(), dx);

@@ -24,7 +24,8 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_
     map->size[i] = sizes[i], map->box[i] = box[i];
     if (i > 0) map->stride[i] = strides[i - 1];
     if (sizes[i] == 0 || sizes[i] > uint64_t{1} << 32 || box[i] == 0 || box[i] > 256 || element_strides[i] != 1 ||
-        (i > 0 && (map->stride[i] % 16 || map->stride[i] >= uint64_t{1} << 40)))
+        (i > 0 && (map->stride[i] % 16 || map->stride[i] >= uint64_t{1} << 40)) ||
+        (i > 1 && map->stride[i] % map->stride[i - 1]))
       return CUDA_ERROR_INVALID_VALUE;
   }
   return box[0] * 2 == map->span ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
