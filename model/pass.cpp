@@ -75,7 +75,7 @@ void Pass::plan_blocks(const PackedBatch& batch, const BlockReads& reads) {
       b.pairs += listed_slots(seen, budget, reads.block);
       if (budget >= n) continue;
       room = std::max<int64_t>(room, budget);
-      b.scored += n - reads.first_blocks - reads.last_blocks;
+      b.scored += competition(n, reads.first_blocks, reads.last_blocks, reads.block, reads.spans).scored();
     }
     b.slots += s.parent_len + s.len;
     b.longest = std::max<int64_t>(b.longest, s.parent_len + s.len);
@@ -154,11 +154,12 @@ void Pass::attend(int layer, const Tensor& q, const Tensor& k, const Tensor& v, 
   const Tensor& lists = chosen_->lists[kept];
   {
     const ArenaScope scope(arena_);
-    const int64_t most = chosen_->longest / reads.block + 1;
-    const Tensor summary = arena_.alloc("block summary", model_.dtype,
-                                        {a.segments.shape[0], k.shape[1], most * summary_rows(reads.kind), k.shape[2]});
+    const auto summary = [&](const char* name, int64_t slots) {  // of as many slots each
+      const int64_t rows = (chosen_->longest / slots + 1) * summary_rows(reads.kind);
+      return arena_.alloc(name, model_.dtype, {a.segments.shape[0], k.shape[1], rows, k.shape[2]});
+    };
     model_.device.attn_block_select({.blocks = lists,
-                                     .summary = summary,
+                                     .summary = summary("block summary", reads.block),
                                      .q = q,
                                      .k = k,
                                      .pk = args.pk,
@@ -169,7 +170,9 @@ void Pass::attend(int layer, const Tensor& q, const Tensor& k, const Tensor& v, 
                                      .block = reads.block,
                                      .first_blocks = reads.first_blocks,
                                      .last_blocks = reads.last_blocks,
-                                     .kind = reads.kind});
+                                     .kind = reads.kind,
+                                     .span_summary = reads.spans ? summary("span summary", kSpanSlots) : Tensor{},
+                                     .spans = reads.spans});
   }
   args.pairs = chosen_->pairs;
   model_.device.attn_blocks_fwd({args, lists, chosen_->budget, reads.block});

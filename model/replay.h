@@ -34,7 +34,7 @@ ReplayAttention replay_attention(const PackedBatch& batch, int layer);
 // Block-sparse reads: every row of a response reads the blocks that a decode step would choose (AttnBlockSelect).
 struct BlockReads {
   BlockSummary kind;
-  int32_t block, first_blocks, last_blocks;
+  int32_t block, first_blocks, last_blocks, spans;
   int64_t dense_layers;                    // the first layers read everything
   std::function<int64_t(int64_t)> budget;  // blocks that a row reads of n
 };

@@ -121,12 +121,13 @@ double val_score(Session& s) {
   return trainer.evaluate().get(cat("val-core/jsonl/reward/mean@", s.config.rollout.val_kwargs.n));
 }
 // A long rollout of 15 prompt tokens and 60 drawn ones, with its log-probs.
-Measure rolled_out(const std::function<double(const RolloutStats&, const std::vector<float>&)>& number) {
+Measure rolled_out(const std::function<double(const RolloutStats&, const std::vector<float>&)>& number,
+                   int prompt = 15) {
   return [=](const Overrides& o) {
     Session session(load_config(o + Overrides{"rollout.check_exact=false"}));
     Rollout rollout(*session.model, session.rollout_limits(), session.kv, session.activations);
     Rng rng(rng_key(7, RngStream::test, 1));
-    const Request request{random_ids(rng, 15, session.model_config.vocab), {1}, 60};
+    const Request request{random_ids(rng, prompt, session.model_config.vocab), {1}, 60};
     const std::vector<Completion> done = rollout.generate({request}, {.key = 5, .eos = {}});
     return Outcome{number(rollout.stats(), done[0].logprobs), done[0].logprobs};
   };
@@ -290,17 +291,21 @@ Rows kv_rows() {
   const Measure peak_resident = rolled_out([](const RolloutStats& s, auto&) { return s.peak_resident; });
   const Measure read = rolled_out([](const RolloutStats& s, auto&) { return s.read; });
   const Measure events = rolled_out([](const RolloutStats& s, auto&) { return static_cast<double>(s.events); });
-  const Measure logprobs = rolled_out([](const RolloutStats&, const std::vector<float>& lp) {
+  const auto hash = [](const RolloutStats&, const std::vector<float>& lp) {
     uint64_t h = 0;
     for (const float x : lp) h = mix64(h + std::bit_cast<uint32_t>(x));
     return static_cast<double>(h >> 11);
-  });
+  };
+  const Measure logprobs = rolled_out(hash);
   const auto base = [](const std::string& method) {
     return Overrides{"data.max_response_length=60", "rollout.kv.method=" + method, "rollout.kv.budget=12",
                      "rollout.kv.buffer=4",         "rollout.kv.window=3",         "rollout.kv.prompt=protect",
                      "rollout.kv.block=4",          "rollout.kv.blocks=5",         "rollout.kv.dense_layers=0"};
   };
   const Overrides snapkv = base("snapkv"), rkv = base("rkv"), streaming = base("streaming_llm"), quest = base("quest");
+  const Overrides long_quest =
+      quest + Overrides{"model.path=", cat("model.config=", tiny_folder(), "long.json"), "model.init=fan_in",
+                        "data.max_prompt_length=600", "rollout.kv.first_blocks=0"};
   const Overrides free_streaming = streaming + Overrides{"rollout.kv.prompt=compress"};
   return {
       {"rollout.kv.method", {base("dense"), {"rollout.kv.method=rkv"}, resident, falls}},
@@ -345,6 +350,7 @@ Rows kv_rows() {
       {"rollout.kv.first_blocks", {quest, {"rollout.kv.first_blocks=3"}, logprobs, differs}},
       {"rollout.kv.last_blocks", {quest, {"rollout.kv.last_blocks=1"}, logprobs, differs}},
       {"rollout.kv.dense_layers", {quest, {"rollout.kv.dense_layers=1"}, read, rises}},
+      {"rollout.kv.spans", {long_quest, {"rollout.kv.spans=1"}, rolled_out(hash, 600), differs}},
       {"rollout.kv.block_schedule", {quest, {"rollout.kv.block_schedule=['0:5', '9:8']"}, read, rises}},
   };
 }

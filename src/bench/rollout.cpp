@@ -19,9 +19,9 @@ struct Way {
 };
 
 std::vector<Way> ways() {
-  const auto of = [](KvMethod method) {
+  const auto of = [](KvMethod method, int64_t spans = 0) {
     KvSpec s;  // budget 512, buffer 128; 32 blocks of 16
-    s.method = method, s.dense_layers = 0;
+    s.method = method, s.dense_layers = 0, s.spans = spans;
     return s;
   };
   return {{"dense", {}},
@@ -30,7 +30,9 @@ std::vector<Way> ways() {
           {"snapkv 512+128", of(KvMethod::snapkv)},
           {"rkv 512+128", of(KvMethod::rkv)},
           {"quest 32 x 16", of(KvMethod::quest)},
-          {"block_topk 32 x 16", of(KvMethod::block_topk)}};
+          {"quest, 8 spans", of(KvMethod::quest, 8)},
+          {"block_topk 32 x 16", of(KvMethod::block_topk)},
+          {"block_topk, 8 spans", of(KvMethod::block_topk, 8)}};
 }
 
 // Ops that choose or move, beside those that every rollout has.

@@ -62,30 +62,58 @@ void attn_block_select(const AttnBlockSelect& a, Stream) {
   const int64_t group = heads / kv_heads, height = summary_rows(a.kind);
   keys.heads = heads, keys.group = group, keys.width = width;
   float* const summary = dense(op, "summary", a.summary, {count, kv_heads, summary_room, width});
+  const int64_t span_room = a.spans ? a.span_summary.shape[2] : 0;
+  float* const spans =
+      a.spans ? dense(op, "span_summary", a.span_summary, {count, kv_heads, span_room, width}) : nullptr;
   int32_t* const blocks = index(op, "blocks", a.blocks, {rows, kv_heads, room});
   const int32_t* const budget = index(op, "budget", a.budget, {rows});
   const SegmentRow* const s = segment_rows(op, a.segments, rows, pk.shape[0]);
-  int64_t longest = 0;
+  // Of own row r of segment i.
+  const auto choice = [&](int64_t i, int64_t r, int64_t h) {
+    const int64_t row = s[i].row + r, at = i * kv_heads + h;
+    BlockChoice c{.blocks = {.q = keys.q + row * keys.q_stride + h * group * width,
+                             .summary = summary + at * summary_room * width,
+                             .pages = nullptr,
+                             .page_step = 0,
+                             .group = group,
+                             .width = width,
+                             .block = a.block,
+                             .kind = a.kind},
+                  .spans = {},
+                  .all = blocks_of(s[i].parent_len + r + 1, a.block),
+                  .budget = budget[row],
+                  .first = a.first_blocks,
+                  .last = a.last_blocks,
+                  .best_spans = a.spans};
+    if (!spans) return c;
+    c.spans = c.blocks;
+    c.spans.summary = spans + at * span_room * width, c.spans.block = kSpanSlots;
+    return c;
+  };
+  int64_t longest = 0, scores = 0;
   for (int64_t i = 0; i < count; i++) {
     longest = std::max<int64_t>(longest, s[i].parent_len + s[i].len);
     for (int64_t r = 0; r < s[i].len; r++) {
-      const int64_t all = blocks_of(s[i].parent_len + r + 1, a.block), n = budget[s[i].row + r];
-      if (all > n && (a.first_blocks < 0 || a.last_blocks < 1 || n < a.first_blocks + a.last_blocks || n > room))
-          [[unlikely]]
-        throw std::logic_error(cat("cpu: ", op, ": row ", s[i].row + r, " chooses ", n, " of ", all, " blocks, ",
-                                   a.first_blocks, " first and ", a.last_blocks, " last ones always; blocks is ",
-                                   a.blocks.str()));
+      const BlockChoice c = choice(i, r, 0);
+      if (c.all <= c.budget) continue;
+      c.expect_possible(op, s[i].row + r, room, INT64_MAX);
+      scores = std::max(scores, c.competition().scored());
     }
   }
-  if (longest / a.block * height > summary_room)
-    throw std::logic_error(cat("cpu: ", op, ": a segment of ", longest, " slots; summary is ", a.summary.str()));
+  if (longest / a.block * height > summary_room || (a.spans && longest / kSpanSlots * height > span_room))
+    throw std::logic_error(cat("cpu: ", op, ": a segment of ", longest, " slots; summary is ", a.summary.str(),
+                               ", span_summary ", a.span_summary.str()));
   const Kernels& k = cpu_kernels();
   parallel(count * kv_heads, 0.3 * static_cast<double>(a.slots * width) / static_cast<double>(count + 1) + 50,
            [&](Range range) {
              for (int64_t i = range.begin; i < range.end; i++) {
                const SegmentRow& segment = s[i / kv_heads];
-               k.segment_summary(summary + i * summary_room * width, keys, segment, i % kv_heads,
-                                 {0, (segment.parent_len + segment.len) / a.block}, a.block, a.kind);
+               const int64_t slots = segment.parent_len + segment.len;
+               k.segment_summary(summary + i * summary_room * width, keys, segment, i % kv_heads, {0, slots / a.block},
+                                 a.block, a.kind);
+               if (a.spans)
+                 k.segment_summary(spans + i * span_room * width, keys, segment, i % kv_heads, {0, slots / kSpanSlots},
+                                   kSpanSlots, a.kind);
              }
            });
   const std::vector<Piece> pieces = pieces_of(s, count, kv_heads);
@@ -95,23 +123,11 @@ void attn_block_select(const AttnBlockSelect& a, Stream) {
   parallel(n, time + 50, [&](Range range) {
     for (int64_t i = range.begin; i < range.end; i++) {
       const Piece& p = pieces[static_cast<size_t>(i)];
-      const SegmentRow& segment = s[p.segment];
-      BlockScoreArgs args{.q = nullptr,
-                          .summary = summary + (p.segment * kv_heads + p.kv_head) * summary_room * width,
-                          .pages = nullptr,
-                          .page_step = kPageSlots / a.block * height * width,
-                          .group = group,
-                          .width = width,
-                          .block = a.block,
-                          .kind = a.kind};
-      float* const scores = scratch(width + 16 + longest / a.block + 1);
+      float* const memory = scratch(width + 16 + scores + 16);
       for (int64_t r = p.rows.begin; r < p.rows.end; r++) {
-        const int64_t row = segment.row + r, all = blocks_of(segment.parent_len + r + 1, a.block);
-        if (all <= budget[row]) continue;
-        args.q = keys.q + row * keys.q_stride + p.kv_head * group * width;
-        k.block_scores(scores + width + 16, args, {a.first_blocks, all - a.last_blocks}, scores);
-        choose_blocks(blocks + (row * kv_heads + p.kv_head) * room, budget[row], scores + width + 16, all,
-                      a.first_blocks, a.last_blocks);
+        const BlockChoice c = choice(p.segment, r, p.kv_head);
+        if (c.all <= c.budget) continue;
+        choose_blocks(blocks + ((s[p.segment].row + r) * kv_heads + p.kv_head) * room, memory + width + 16, c, memory);
       }
     }
   });

@@ -103,8 +103,8 @@ struct BlockListArgs {
 // The summaries of the blocks of a sequence for one key head, and the queries of its group.
 struct BlockScoreArgs {
   const float* q;        // [group][width]
-  const float* summary;  // of the head in page 0
-  const int32_t* pages;  // of the sequence; null: page i is the i-th
+  const float* summary;  // of the head in page 0; without pages of block 0
+  const int32_t* pages;  // pages[i]: of slots from 16 i on; null: the summaries of the blocks lie one behind the other
   int64_t page_step;     // from page to page; the rows of one page and head lie together
   int64_t group, width, block;
   BlockSummary kind;
@@ -194,10 +194,13 @@ struct Kernels {
   // of a segment.
   void (*block_summary)(float* summary, const float* k_page, int64_t width, int64_t slots, int64_t block,
                         BlockSummary kind);
+  // That of the 256 slots of pages[0] to pages[15]; k_pages: of the head in page 0.
+  void (*span_summary)(float* summary, const float* k_pages, const int32_t* pages, int64_t page_step, int64_t width,
+                       BlockSummary kind);
   void (*segment_summary)(float* summary, const AttnArgs&, const SegmentRow&, int64_t kv_head, Range blocks,
                           int64_t block, BlockSummary kind);
-  // score[b] of the blocks `blocks`; scratch: width + 16
-  void (*block_scores)(float* score, const BlockScoreArgs&, Range blocks, float* scratch);
+  // score[i] of blocks[i], i < n; scratch: width + 16
+  void (*block_scores)(float* score, const BlockScoreArgs&, const int32_t* blocks, int64_t n, float* scratch);
   void (*kv_window_scores)(const KvWindowArgs&, const KvEvent&, float* scratch);
   void (*kv_redundancy)(const KvRedundancyArgs&, const KvEvent&, float* scratch);
   void (*kv_nearest)(const KvNearestArgs&, const KvEvent&, float* scratch);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #include "cpu/paged.h"
@@ -75,25 +76,35 @@ void kv_block_summary(const KvBlockSummary& a, Stream) {
   const int64_t rows = kPageSlots / a.block * summary_rows(a.kind);
   float* const summary = dense(op, "summary", a.summary, {pages, kv_heads, rows, width});
   const float* const k_pages = dense(op, "k_pages", a.k_pages, {pages, kv_heads, width, kPageSlots});
+  const int64_t height = summary_rows(a.kind), head_step = width * kPageSlots;
+  float* const spans =
+      a.span_summary ? dense(op, "span_summary", a.span_summary, {pages, kv_heads, height, width}) : nullptr;
   const PagedRow* const list = paged_rows(op, a.queries, INT32_MAX, a.page_table, pages);
   const int32_t* const table = static_cast<const int32_t*>(a.page_table.data);
   struct Page {
-    int32_t page, slots;
+    const int32_t* page;  // in the table
+    int32_t slots;
+    bool ends_span;
   };
   std::vector<Page> work;
   for (int64_t e = 0; e < a.queries.shape[0]; e++) {
     const PagedRow& q = list[e];
-    for (int32_t p = (q.slots - q.rows) / kPageSlots; q.rows && p * kPageSlots < q.slots; p++)
-      work.push_back({table[q.table_row * a.page_table.stride[0] + p], std::min(q.slots - p * kPageSlots, kPageSlots)});
+    for (int32_t p = (q.slots - q.rows) / kPageSlots; q.rows && p * kPageSlots < q.slots; p++) {
+      const int32_t end = (p + 1) * kPageSlots;
+      work.push_back({table + q.table_row * a.page_table.stride[0] + p, std::min(q.slots, end) - p * kPageSlots,
+                      spans && end <= q.slots && end % kSpanSlots == 0});
+    }
   }
   const Kernels& k = cpu_kernels();
   parallel(static_cast<int64_t>(work.size()), 2.0 * static_cast<double>(kv_heads * width) + 5, [&](Range range) {
     for (int64_t i = range.begin; i < range.end; i++) {
       const Page& page = work[static_cast<size_t>(i)];
       for (int64_t h = 0; h < kv_heads; h++) {
-        const int64_t at = page.page * kv_heads + h;
-        k.block_summary(summary + at * rows * width, k_pages + at * width * kPageSlots, width, page.slots, a.block,
-                        a.kind);
+        const int64_t at = *page.page * kv_heads + h;
+        k.block_summary(summary + at * rows * width, k_pages + at * head_step, width, page.slots, a.block, a.kind);
+        if (page.ends_span)
+          k.span_summary(spans + at * height * width, k_pages + h * head_step, page.page + 1 - kSpanSlots / kPageSlots,
+                         kv_heads * head_step, width, a.kind);
       }
     }
   });
@@ -122,23 +133,58 @@ int32_t least_of_best(const std::vector<int32_t>& keys, int64_t n) {
   return static_cast<int32_t>(low);
 }
 
+// The n best of the m ascending `numbers`, ascending; behind them.
+int32_t* take_best(int32_t* out, int64_t n, const int32_t* numbers, const float* score, int64_t m) {
+  if (n == 0) return out;
+  thread_local std::vector<int32_t> keys;
+  keys.resize(static_cast<size_t>(m));
+  for (int64_t i = 0; i < m; i++) keys[static_cast<size_t>(i)] = ordered(score[i]);
+  const int32_t least = least_of_best(keys, n);  // of those that score just this, the first ones are chosen
+  int64_t ties = n - std::count_if(keys.begin(), keys.end(), [&](int32_t x) { return x > least; });
+  for (int64_t i = 0; i < m; i++) {
+    const int32_t x = keys[static_cast<size_t>(i)];
+    if (x > least || (x == least && ties-- > 0)) *out++ = numbers[i];
+  }
+  return out;
+}
+
 }  // namespace
 
-void choose_blocks(int32_t* out, int64_t budget, const float* score, int64_t all, int32_t first, int32_t last) {
-  const int64_t n = budget - first - last, end = all - last;
-  for (int32_t b = 0; b < first; b++) *out++ = b;
-  if (n) {
-    thread_local std::vector<int32_t> keys;
-    keys.resize(static_cast<size_t>(end - first));
-    for (size_t i = 0; i < keys.size(); i++) keys[i] = ordered(score[first + static_cast<int64_t>(i)]);
-    const int32_t least = least_of_best(keys, n);  // of the blocks that score just this, the first ones are chosen
-    int64_t ties = n - std::count_if(keys.begin(), keys.end(), [&](int32_t x) { return x > least; });
-    for (int64_t b = first; b < end; b++) {
-      const int32_t x = keys[static_cast<size_t>(b - first)];
-      if (x > least || (x == least && ties-- > 0)) *out++ = static_cast<int32_t>(b);
-    }
+void BlockChoice::expect_possible(const char* op, int64_t row, int64_t max_listed, int64_t max_scored) const {
+  const int64_t reserved = first + last, supply = int64_t{best_spans} * (kSpanSlots / blocks.block);
+  if (first < 0 || last < 1 || best_spans < 0 || budget < reserved || budget > max_listed ||
+      (best_spans && supply < budget - reserved) || competition().scored() > max_scored) [[unlikely]]
+    throw std::logic_error(cat("cpu: ", op, ": row ", row, " chooses ", budget, " of ", all, " blocks, ", first,
+                               " first and ", last, " last ones always, from ", best_spans,
+                               " spans; there is room for ", max_listed, " blocks and ", max_scored, " scores"));
+}
+
+void choose_blocks(int32_t* list, float* score, const BlockChoice& c, float* scratch) {
+  const Kernels& k = cpu_kernels();
+  const auto s = c.competition();
+  const auto each = static_cast<int32_t>(kSpanSlots / c.blocks.block), end = static_cast<int32_t>(c.all) - c.last;
+  thread_local std::vector<int32_t> numbers, spans;
+  const auto add = [](std::vector<int32_t>& to, int64_t from, int64_t n) {
+    to.resize(to.size() + static_cast<size_t>(n));
+    std::iota(to.end() - n, to.end(), static_cast<int32_t>(from));
+  };
+  numbers.clear();
+  if (s.spans) {
+    spans.clear(), add(spans, s.first_span, s.spans);
+    k.block_scores(score, c.spans, spans.data(), s.spans, scratch);
+    take_best(spans.data(), c.best_spans, spans.data(), score, s.spans);
+    score += s.spans;
+    add(numbers, c.first, s.first_span * each - c.first);
+    for (int64_t i = 0; i < c.best_spans; i++) add(numbers, spans[static_cast<size_t>(i)] * each, each);
+    const int64_t behind = (s.first_span + s.spans) * each;
+    add(numbers, behind, end - behind);
+  } else {
+    add(numbers, c.first, s.blocks);
   }
-  for (int64_t b = end; b < all; b++) *out++ = static_cast<int32_t>(b);
+  for (int32_t b = 0; b < c.first; b++) *list++ = b;
+  k.block_scores(score, c.blocks, numbers.data(), s.blocks, scratch);
+  list = take_best(list, c.budget - c.first - c.last, numbers.data(), score, s.blocks);
+  for (int32_t b = end; b < c.all; b++) *list++ = b;
 }
 
 void kv_block_select(const KvBlockSelect& a, Stream) {
@@ -148,46 +194,53 @@ void kv_block_select(const KvBlockSelect& a, Stream) {
   const int64_t pages = a.summary.shape[0], kv_heads = a.summary.shape[1];
   if (kv_heads <= 0 || heads % kv_heads)
     throw std::logic_error(cat("cpu: ", op, ": ", heads, " query heads over ", kv_heads, " key heads"));
-  const int64_t page = kPageSlots / a.block * summary_rows(a.kind) * width, group = heads / kv_heads;
+  const int64_t height = summary_rows(a.kind), group = heads / kv_heads, rows_in_page = kPageSlots / a.block * height;
   const float* const q = strided(op, "q", a.q, {rows, heads, width});
-  const float* const summary = dense(op, "summary", a.summary, {pages, kv_heads, page / width, width});
+  const float* const summary = dense(op, "summary", a.summary, {pages, kv_heads, rows_in_page, width});
+  const float* const spans =
+      a.spans ? dense(op, "span_summary", a.span_summary, {pages, kv_heads, height, width}) : nullptr;
   const int64_t room = a.blocks.shape[2], score_room = a.score.shape[2];
   int32_t* const blocks = index(op, "blocks", a.blocks, {entries, kv_heads, room});
   float* const score = dense(op, "score", a.score, {entries, kv_heads, score_room});
   const int32_t* const budget = index(op, "budget", a.budget, {entries});
   const PagedRow* const list = paged_rows(op, a.queries, rows, a.page_table, pages);
   const int32_t* const table = static_cast<const int32_t*>(a.page_table.data);
+  const auto choice = [&](int64_t e, int64_t h) {
+    const PagedRow& row = list[e];
+    const int32_t* const of = table + row.table_row * a.page_table.stride[0];
+    BlockChoice c{.blocks = {.q = q + row.row * a.q.stride[0] + h * group * width,
+                             .summary = summary + h * rows_in_page * width,
+                             .pages = of,
+                             .page_step = kv_heads * rows_in_page * width,
+                             .group = group,
+                             .width = width,
+                             .block = a.block,
+                             .kind = a.kind},
+                  .spans = {},
+                  .all = blocks_of(row.slots, a.block),
+                  .budget = budget[e],
+                  .first = a.first_blocks,
+                  .last = a.last_blocks,
+                  .best_spans = a.spans};
+    if (!spans) return c;
+    c.spans = c.blocks;
+    c.spans.summary = spans + h * height * width, c.spans.page_step = kv_heads * height * width;
+    c.spans.pages = of + kSpanSlots / kPageSlots - 1, c.spans.block = kSpanSlots;
+    return c;
+  };
   std::vector<int64_t> chooses;
   for (int64_t e = 0; e < entries; e++) {
-    const int64_t all = blocks_of(list[e].slots, a.block);
-    if (list[e].rows != 1 || all <= budget[e]) continue;
-    if (a.first_blocks < 0 || a.last_blocks < 1 || budget[e] < a.first_blocks + a.last_blocks || budget[e] > room ||
-        all > score_room) [[unlikely]]
-      throw std::logic_error(cat("cpu: ", op, ": entry ", e, " chooses ", budget[e], " of ", all, " blocks, ",
-                                 a.first_blocks, " first and ", a.last_blocks, " last ones always; blocks is ",
-                                 a.blocks.str(), ", score ", a.score.str()));
+    if (list[e].rows != 1 || blocks_of(list[e].slots, a.block) <= budget[e]) continue;
+    choice(e, 0).expect_possible(op, e, room, score_room);
     chooses.push_back(e);
   }
   const int64_t n = static_cast<int64_t>(chooses.size()) * kv_heads;
   if (n == 0) return;
-  const Kernels& k = cpu_kernels();
   const double each = static_cast<double>(a.scored * kv_heads) / static_cast<double>(n);
   parallel(n, each * static_cast<double>(group * width) * 0.2 + 100, [&](Range range) {
     for (int64_t i = range.begin; i < range.end; i++) {
-      const int64_t e = chooses[static_cast<size_t>(i / kv_heads)], h = i % kv_heads;
-      const PagedRow& row = list[e];
-      const int64_t all = blocks_of(row.slots, a.block), at = e * kv_heads + h;
-      const BlockScoreArgs args{.q = q + row.row * a.q.stride[0] + h * group * width,
-                                .summary = summary + h * page,
-                                .pages = table + row.table_row * a.page_table.stride[0],
-                                .page_step = kv_heads * page,
-                                .group = group,
-                                .width = width,
-                                .block = a.block,
-                                .kind = a.kind};
-      float* const scores = score + at * score_room;
-      k.block_scores(scores, args, {a.first_blocks, all - a.last_blocks}, scratch(width + 16));
-      choose_blocks(blocks + at * room, budget[e], scores, all, a.first_blocks, a.last_blocks);
+      const int64_t e = chooses[static_cast<size_t>(i / kv_heads)], h = i % kv_heads, at = e * kv_heads + h;
+      choose_blocks(blocks + at * room, score + at * score_room, choice(e, h), scratch(width + 16));
     }
   });
 }

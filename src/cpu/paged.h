@@ -30,9 +30,18 @@ class BlockLists {
   BlockListArgs args_{};
 };
 
-// The list of `budget` of `all` blocks: the first and last ones and the best by score[block] of those between, of which
-// there are more than the list takes.
-void choose_blocks(int32_t* list, int64_t budget, const float* score, int64_t all, int32_t first, int32_t last);
+// How one key head of a row chooses `budget` of `all` blocks.
+struct BlockChoice {
+  BlockScoreArgs blocks, spans;  // what is scored; spans: of competition.spans > 0
+  int64_t all, budget;
+  int32_t first, last, best_spans;  // first_blocks, last_blocks, spans of the op
+  Competition<int64_t> competition() const { return pare::competition(all, first, last, blocks.block, best_spans); }
+  // An error if the op's operands and its rule cannot give that many; max_listed, max_scored: room of a list, of
+  // scores.
+  void expect_possible(const char* op, int64_t row, int64_t max_listed, int64_t max_scored) const;
+};
+// list [budget]; score [competition().scored()], as the ops store it.  Scratch: width + 16.
+void choose_blocks(int32_t* list, float* score, const BlockChoice& c, float* scratch);
 
 // One row that reads what list row `list_row` of its key head says.
 void attend_listed(const PagedArgs& a, const PagedRow& q, int64_t kv_head, const BlockLists& lists, int64_t list_row,

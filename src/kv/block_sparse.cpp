@@ -1,6 +1,7 @@
 // Quest (Tang et al. 2024, arXiv 2406.10774) and block top-k: all keys and values stay, a decoded token reads the
 // blocks that promise most.  Quest bounds the scores of a block by the channelwise minimum and maximum of its keys;
-// block top-k takes their mean.  Both choose per key head, for the group of its query heads.
+// block top-k takes their mean.  Both choose per key head, for the group of its query heads.  With rollout.kv.spans
+// they first choose spans of 256 tokens by the same scores, and then blocks within them.
 #include <algorithm>
 
 #include "kv/policies.h"
@@ -29,16 +30,17 @@ class BlockSparse : public KvPolicy {
     Device& device = cache_.device();
     const auto runs = static_cast<int64_t>(pass.runs.size());
     KvBlocks result{.blocks = {}, .budget = uploaded_, .block = static_cast<int32_t>(spec_.block), .slots = {}};
-    int64_t pages = 0, most = 0, chosen = 0, scored = 0;
+    int64_t pages = 0, spans = 0, most = 0, chosen = 0, scored = 0;
     for (int64_t i = 0; i < runs; i++) {
       const PagedRun& run = pass.runs[i];
       const int64_t n = blocks_of(run.tokens, spec_.block);
       result.slots.push_back(listed_slots(run.tokens, host_[i], spec_.block));
       pages += (run.tokens - 1) / kPageSlots - (run.tokens - run.rows) / kPageSlots + 1;
-      most = std::max(most, n);
+      if (spec_.spans) spans += run.tokens / kSpanSlots - (run.tokens - run.rows) / kSpanSlots;
+      most = std::max(most, n + (spec_.spans ? run.tokens / kSpanSlots : 0));  // more tokens never take less room
       if (host_[i] >= n) continue;
       chosen = std::max<int64_t>(chosen, host_[i]);
-      scored += n - spec_.first_blocks - spec_.last_blocks;
+      scored += competition(n, spec_.first_blocks, spec_.last_blocks, spec_.block, spec_.spans).scored();
     }
     device.kv_block_summary({.summary = cache_.fields.summary,
                              .k_pages = cache_.k_pages,
@@ -46,7 +48,9 @@ class BlockSparse : public KvPolicy {
                              .queries = pass.queries,
                              .pages = pages,
                              .block = result.block,
-                             .kind = kind_});
+                             .kind = kind_,
+                             .span_summary = cache_.fields.span_summary,
+                             .spans = spans});
     if (chosen == 0) return {};
     const DType stat = cache_.k_pages.dtype == DType::f64 ? DType::f64 : DType::f32;
     result.blocks = scratch.alloc("kv.blocks", DType::i32, {runs, config_.kv_heads, chosen});
@@ -61,7 +65,9 @@ class BlockSparse : public KvPolicy {
                             .block = result.block,
                             .first_blocks = static_cast<int32_t>(spec_.first_blocks),
                             .last_blocks = static_cast<int32_t>(spec_.last_blocks),
-                            .kind = kind_});
+                            .kind = kind_,
+                            .span_summary = cache_.fields.span_summary,
+                            .spans = static_cast<int32_t>(spec_.spans)});
     return result;
   }
 

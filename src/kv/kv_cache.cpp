@@ -13,7 +13,9 @@ int64_t KvCache::page_bytes(const ModelConfig& config, const KvSpec& spec, DType
   if (spec.evicts()) bytes += slots * 4;
   if (spec.method == KvMethod::h2o) bytes += slots * stat;
   if (spec.counts()) bytes += slots * stat;
-  if (spec.sparse_reads()) bytes += slots / spec.block * summary_rows(summary_kind(spec)) * config.head_dim * act;
+  const int64_t row = config.kv_heads * summary_rows(summary_kind(spec)) * config.head_dim * act;
+  if (spec.sparse_reads()) bytes += kPageSlots / spec.block * row;
+  if (spec.chooses_spans()) bytes += row;
   return bytes;
 }
 
@@ -35,10 +37,12 @@ KvCache::KvCache(const ModelConfig& config, const KvSpec& spec, Device& device, 
   if (spec.evicts()) fields.pos = arena.alloc("kv.pos", DType::i32, {pages, config.kv_heads, kPageSlots});
   if (spec.method == KvMethod::h2o) fields.mass = arena.alloc("kv.mass", stat, {pages, config.kv_heads, kPageSlots});
   if (spec.counts()) fields.count = arena.alloc("kv.count", stat, {pages, config.kv_heads, kPageSlots});
+  const int64_t rows = summary_rows(summary_kind(spec));
   if (spec.sparse_reads())
-    fields.summary = arena.alloc(
-        "kv.summary", dtype,
-        {pages, config.kv_heads, kPageSlots / spec.block * summary_rows(summary_kind(spec)), config.head_dim});
+    fields.summary =
+        arena.alloc("kv.summary", dtype, {pages, config.kv_heads, kPageSlots / spec.block * rows, config.head_dim});
+  if (spec.chooses_spans())
+    fields.span_summary = arena.alloc("kv.span_summary", dtype, {pages, config.kv_heads, rows, config.head_dim});
 }
 
 int KvCache::index(int sequence) const {

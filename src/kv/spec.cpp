@@ -122,6 +122,12 @@ int64_t BlockBudget::operator()(int64_t n) const {
   return blocks;
 }
 
+int64_t BlockBudget::most() const {
+  int64_t blocks = 0;
+  for (const Step& s : steps_) blocks = std::max(blocks, s.blocks);
+  return blocks;
+}
+
 namespace {
 
 void check_merge(const KvSpec& s) {
@@ -211,7 +217,11 @@ void check_blocks(const KvSpec& s) {
     fail("rollout.kv.blocks = ", s.blocks,
          " is less than rollout.kv.first_blocks + rollout.kv.last_blocks = ", s.first_blocks + s.last_blocks,
          ", which are part of it");
-  BlockBudget check(s);
+  const int64_t chosen = BlockBudget(s).most() - s.first_blocks - s.last_blocks, each = kSpanSlots / s.block;
+  if (s.spans < 0 || (s.spans > 0 && s.spans * each < chosen))
+    fail("rollout.kv.spans = ", s.spans, ": spans of ", each, " blocks cannot supply the ", chosen,
+         " that are chosen beside rollout.kv.first_blocks and rollout.kv.last_blocks; expected at least ",
+         (chosen + each - 1) / each, ", or 0 to score all blocks");
 }
 
 }  // namespace

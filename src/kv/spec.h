@@ -45,6 +45,7 @@ struct KvSpec {
   // Block-sparse methods.
   int64_t block = 16, blocks = 32, first_blocks = 1, last_blocks = 2, dense_layers = 2;
   std::vector<std::string> block_schedule;  // "from:blocks", from ascending
+  int64_t spans = 0;
   bool operator==(const KvSpec&) const = default;
 
   bool evicts() const {
@@ -53,6 +54,7 @@ struct KvSpec {
   bool merges() const { return evicts() && merge != KvMergeMethod::none; }
   bool counts() const { return merges() && merge_counts; }
   bool sparse_reads() const { return method == KvMethod::quest || method == KvMethod::block_topk; }
+  bool chooses_spans() const { return sparse_reads() && spans > 0; }
 };
 
 inline BlockSummary summary_kind(const KvSpec& spec) {
@@ -109,6 +111,7 @@ class BlockBudget {
  public:
   explicit BlockBudget(const KvSpec& spec);
   int64_t operator()(int64_t n) const;
+  int64_t most() const;
 
  private:
   struct Step {

@@ -2,13 +2,8 @@
 #pragma once
 #include <cmath>
 
+#include "base/host_device.h"
 #include "ops/ops.h"
-
-#ifdef __CUDACC__
-#define PARE_HOST_DEVICE __host__ __device__
-#else
-#define PARE_HOST_DEVICE
-#endif
 
 namespace pare {
 

@@ -457,6 +457,10 @@ std::vector<ConfigKey> kv_keys() {
           "quest, block_topk: FROM:BLOCKS, the number of blocks read from FROM blocks of context on; replaces "
           "rollout.kv.blocks",
           "Sparrow (arXiv 2606.08446)"),
+      KEY(rollout.kv.spans, at_least(0), "spans",
+          "quest, block_topk: spans of 256 tokens, the best by the same score, whose blocks are scored, so that a long "
+          "context costs little more than a short one; 0: all blocks are scored",
+          "pare; Quest, DistillSparse: all"),
   };
 }
 

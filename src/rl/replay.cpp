@@ -26,6 +26,7 @@ std::optional<BlockReads> replayed_blocks(const Config& config) {
                     .block = static_cast<int32_t>(kv.block),
                     .first_blocks = static_cast<int32_t>(kv.first_blocks),
                     .last_blocks = static_cast<int32_t>(kv.last_blocks),
+                    .spans = static_cast<int32_t>(kv.spans),
                     .dense_layers = kv.dense_layers,
                     .budget = BlockBudget(kv)};
 }

@@ -33,9 +33,11 @@ void attn_paged(const PagedArgs& a, const PagedRow& row, int64_t kv_head, float*
 void attn_blocks_bwd(const AttnBwdArgs& a, const BlockListArgs& lists, const SegmentRow& s, int64_t kv_head,
                      float* scratch);
 void block_summary(float* summary, const float* k_page, int64_t width, int64_t slots, int64_t block, BlockSummary kind);
+void span_summary(float* summary, const float* k_pages, const int32_t* pages, int64_t page_step, int64_t width,
+                  BlockSummary kind);
 void segment_summary(float* summary, const AttnArgs& a, const SegmentRow& s, int64_t kv_head, Range blocks,
                      int64_t block, BlockSummary kind);
-void block_scores(float* score, const BlockScoreArgs& a, Range blocks, float* scratch);
+void block_scores(float* score, const BlockScoreArgs& a, const int32_t* blocks, int64_t n, float* scratch);
 void kv_window_scores(const KvWindowArgs& a, const KvEvent& e, float* scratch);
 void kv_redundancy(const KvRedundancyArgs& a, const KvEvent& e, float* scratch);
 void kv_nearest(const KvNearestArgs& a, const KvEvent& e, float* scratch);

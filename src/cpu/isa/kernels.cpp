@@ -37,6 +37,7 @@ const Kernels PARE_NAME(PARE_ISA) = {
     .attn_paged = attn_paged,
     .attn_blocks_bwd = attn_blocks_bwd,
     .block_summary = block_summary,
+    .span_summary = span_summary,
     .segment_summary = segment_summary,
     .block_scores = block_scores,
     .kv_window_scores = kv_window_scores,

@@ -20,22 +20,40 @@ PARE_INLINE void summarise(float* out, int64_t n, int64_t width, int64_t lanes, 
   }
 }
 
+// Sixteen channels of a page from channel d on: turned, its 16 slots are 16 vectors.
+PARE_INLINE void load_turned(vf* key, const float* k_page, int64_t d, int64_t lanes) {
+  PARE_UNROLL
+  for (int i = 0; i < 16; i++) key[i] = i < lanes ? load(k_page + (d + i) * 16) : zero();
+  transpose(key);
+}
+
 }  // namespace
 
-// Sixteen channels at a time: turned, the 16 slots of a page are 16 vectors.
 void block_summary(float* summary, const float* k_page, int64_t width, int64_t slots, int64_t block,
                    BlockSummary kind) {
   for (int64_t d = 0; d < width; d += 16) {
     const int64_t lanes = min64(16, width - d);
     vf key[16];
-    PARE_UNROLL
-    for (int i = 0; i < 16; i++) key[i] = i < lanes ? load(k_page + (d + i) * 16) : zero();
-    transpose(key);
+    load_turned(key, k_page, d, lanes);
     float* out = summary + d;
     for (int64_t begin = 0; begin < slots; begin += block, out += summary_rows(kind) * width)
       summarise(
           out, min64(block, slots - begin), width, lanes,
           kind, [&](int64_t s) __attribute__((always_inline)) { return key[begin + s]; });
+  }
+}
+
+void span_summary(float* summary, const float* k_pages, const int32_t* pages, int64_t page_step, int64_t width,
+                  BlockSummary kind) {
+  for (int64_t d = 0; d < width; d += 16) {
+    const int64_t lanes = min64(16, width - d);
+    vf key[16];
+    int64_t turned = -1;  // the page that `key` holds
+    summarise(
+        summary + d, kSpanSlots, width, lanes, kind, [&](int64_t s) __attribute__((always_inline)) {
+          if (s / 16 != turned) load_turned(key, k_pages + pages[s / 16] * page_step, d, lanes), turned = s / 16;
+          return key[s % 16];
+        });
   }
 }
 
@@ -91,19 +109,19 @@ PARE_INLINE vf scores16(const float* q, const float* const* summary, int64_t wid
 
 }  // namespace
 
-void block_scores(float* score, const BlockScoreArgs& a, Range blocks, float* scratch) {
-  const int64_t per_page = 16 / a.block, rows = summary_rows(a.kind);
+void block_scores(float* score, const BlockScoreArgs& a, const int32_t* blocks, int64_t n, float* scratch) {
+  const int64_t size = summary_rows(a.kind) * a.width;
   if (a.kind == BlockSummary::mean)
     for (int64_t d = 0; d < a.width; d += 16) {
       vf sum = zero();
       for (int64_t g = 0; g < a.group; g++) sum = add(sum, load(a.q + g * a.width + d, a.width - d));
       store(scratch + d, mul(sum, set1(1.0f / static_cast<float>(a.group))), a.width - d);
     }
-  for (int64_t first = blocks.begin; first < blocks.end; first += 16) {
+  for (int64_t first = 0; first < n; first += 16) {
     const float* summary[16];
     for (int64_t i = 0; i < 16; i++) {
-      const int64_t b = min64(first + i, blocks.end - 1), page = a.pages ? a.pages[b / per_page] : b / per_page;
-      summary[i] = a.summary + page * a.page_step + b % per_page * rows * a.width;
+      const int64_t b = blocks[min64(first + i, n - 1)], slot = b * a.block;
+      summary[i] = a.summary + (a.pages ? a.pages[slot / 16] * a.page_step + slot % 16 / a.block * size : b * size);
     }
     vf best;
     if (a.kind == BlockSummary::mean) {
@@ -113,7 +131,7 @@ void block_scores(float* score, const BlockScoreArgs& a, Range blocks, float* sc
       for (int64_t g = 0; g < a.group; g++)
         best = max(scores16<BlockSummary::minmax>(a.q + g * a.width, summary, a.width), best);
     }
-    store(score + first, best, blocks.end - first);
+    store(score + first, best, n - first);
   }
 }
 

@@ -1,0 +1,8 @@
+// For what host and kernels both call.
+#pragma once
+
+#ifdef __CUDACC__
+#define PARE_HOST_DEVICE __host__ __device__
+#else
+#define PARE_HOST_DEVICE
+#endif
