@@ -1,11 +1,11 @@
 #include "model/safetensors.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cerrno>
 #include <cstring>
@@ -29,7 +29,8 @@ namespace {
 constexpr uint64_t max_header = 100'000'000;  // the limit of the reference reader
 constexpr size_t max_rank = 64;
 constexpr int max_depth = 64;                // of values under keys that the format does not define
-constexpr int64_t piece_elements = 1 << 18;  // read and written at a time
+constexpr int64_t piece_elements = 1 << 18;  // written at a time
+constexpr uint64_t window_bytes = 1 << 21;   // read at a time
 
 // Bits of one element.
 const std::map<std::string, uint64_t> dtype_bits = {
@@ -245,15 +246,24 @@ static std::shared_ptr<const int> open_file(const std::string& path, uint64_t* s
   return file;
 }
 
-void SafetensorsFile::read_bytes(uint64_t at, uint64_t bytes, void* out) const {
-  auto* p = static_cast<char*>(out);
-  while (bytes > 0) {
-    const ssize_t n = ::pread(*file_, p, bytes, static_cast<off_t>(at));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail(path_, ": cannot be read: ", std::strerror(errno));
-    if (n == 0)
-      fail(path_, ": ends at byte ", at, ", in the middle of its tensors: it was cut short while it was read");
-    p += n, at += static_cast<uint64_t>(n), bytes -= static_cast<uint64_t>(n);
+// Calls f(data, offset, n) for the windows of bytes [at, at + bytes): n of them lie, mapped, at data; offset counts
+// from `at`.  A window is short and mapped for a moment, after a look at the size of the file: touching what lies
+// behind the end of a file that was cut short would end the process by SIGBUS.
+template <class F>
+void SafetensorsFile::for_windows(uint64_t at, uint64_t bytes, F f) const {
+  static const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+  for (uint64_t done = 0, n = 0; done < bytes; done += n) {
+    n = std::min(bytes - done, window_bytes);
+    const uint64_t begin = at + done, skip = begin % page;
+    struct stat status = {};
+    if (::fstat(*file_, &status) != 0) fail(path_, ": cannot be read: ", std::strerror(errno));
+    if (const auto size = static_cast<uint64_t>(status.st_size); size < begin + n)
+      fail(path_, ": ends at byte ", size, ", in the middle of its tensors: it was cut short while it was read");
+    void* const window =
+        ::mmap(nullptr, skip + n, PROT_READ, MAP_SHARED | MAP_POPULATE, *file_, static_cast<off_t>(begin - skip));
+    if (window == MAP_FAILED) fail(path_, ": cannot be mapped: ", std::strerror(errno));
+    f(static_cast<const char*>(window) + skip, done, n);
+    ::munmap(window, skip + n);
   }
 }
 
@@ -261,12 +271,17 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
   uint64_t size = 0, length = 0;
   file_ = open_file(path, &size);
   if (size < sizeof length) fail(path, ": ", size, " bytes are too few for a safetensors file");
-  read_bytes(0, sizeof length, &length);
+  const auto read = [&](uint64_t at, uint64_t bytes, void* out) {
+    for_windows(at, bytes, [&](const char* data, uint64_t offset, uint64_t n) {
+      std::memcpy(static_cast<char*>(out) + offset, data, n);
+    });
+  };
+  read(0, sizeof length, &length);
   if (length > max_header) fail(path, ": the header claims ", length, " bytes, more than the ", max_header, " allowed");
   if (length > size - sizeof length)
     fail(path, ": the header claims ", length, " bytes, but only ", size - sizeof length, " follow");
   std::string header(length, '\0');
-  read_bytes(sizeof length, length, header.data());
+  read(sizeof length, length, header.data());
   data_ = sizeof length + length;
   // The JSON parser would skip a byte-order mark and take a zero byte for the end of the text.
   if (const size_t start = header.find_first_not_of(" \t\r\n"); start == header.npos || header[start] != '{')
@@ -293,17 +308,23 @@ void SafetensorsFile::read_f32(const SafetensorsTensor& tensor, float* out, int6
   if (count < 0) count = tensor.size() - begin;
   expect(begin >= 0 && begin + count <= tensor.size(), path_, ": ", tensor.name, ": elements ", begin, " to ",
          begin + count, " of ", tensor.size());
-  const uint64_t at = data_ + tensor.begin + static_cast<uint64_t>(begin) * (wide ? 4 : 2);
-  if (wide) return read_bytes(at, static_cast<uint64_t>(count) * 4, out);
-  const auto convert = [&](auto to_f32) {
-    std::array<uint16_t, 1 << 15> piece;
-    for (int64_t i = 0, n = 0; i < count; i += n) {
-      n = std::min<int64_t>(count - i, piece.size());
-      read_bytes(at + static_cast<uint64_t>(i) * 2, static_cast<uint64_t>(n) * 2, piece.data());
-      std::transform(piece.begin(), piece.begin() + n, out + i, to_f32);
-    }
+  const uint64_t width = wide ? 4 : 2, at = data_ + tensor.begin + static_cast<uint64_t>(begin) * width;
+  // Tensors may lie at any byte: elements are copied out before they are looked at.
+  const auto convert = [&](auto narrow, auto to_f32) {
+    for_windows(at, static_cast<uint64_t>(count) * width, [&](const char* data, uint64_t offset, uint64_t n) {
+      float* const to = out + offset / width;
+      for (uint64_t i = 0; i < n / width; i++) {
+        std::memcpy(&narrow, data + i * width, sizeof narrow);
+        to[i] = to_f32(narrow);
+      }
+    });
   };
-  brain ? convert([](uint16_t h) { return bf16_to_f32(h); }) : convert([](uint16_t h) { return f16_to_f32(h); });
+  if (wide)
+    convert(float{}, [](float x) { return x; });
+  else if (brain)
+    convert(uint16_t{}, [](uint16_t h) { return bf16_to_f32(h); });
+  else
+    convert(uint16_t{}, [](uint16_t h) { return f16_to_f32(h); });
 }
 
 // ---- writing

@@ -20,9 +20,8 @@ struct SafetensorsTensor {
 };
 
 // An open file whose header has been checked whole: sizes agree with shapes, and the tensors fill the file without gap
-// or overlap.  Anything else fails, naming the file, before memory is taken for it.  Values are read from the disk when
-// they are asked for, and take no memory; if the file was cut short since, that fails too (a mapped file would end the
-// process by SIGBUS).
+// or overlap.  Anything else fails, naming the file, before memory is taken for it.  Values are mapped a window at a
+// time when they are asked for, and take no memory; if the file has been cut short since, that fails too.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string& path);
@@ -37,7 +36,8 @@ class SafetensorsFile {
   void read_f32(const SafetensorsTensor& tensor, float* out, int64_t begin = 0, int64_t count = -1) const;
 
  private:
-  void read_bytes(uint64_t at, uint64_t bytes, void* out) const;
+  template <class F>
+  void for_windows(uint64_t at, uint64_t bytes, F f) const;
   std::string path_;
   std::shared_ptr<const int> file_;  // its descriptor
   uint64_t data_ = 0;                // where the tensors' bytes begin

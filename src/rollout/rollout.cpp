@@ -19,7 +19,7 @@ RolloutLimits checked(const RolloutLimits& given, const ModelConfig& config) {
     fail("rollout: max_context is ", limits.max_context, "; the model takes 2 to ", config.max_position, " positions");
   if (limits.kv_pages < 0) fail("rollout: kv_pages is ", limits.kv_pages);
   if (limits.lookahead < 1) fail("rollout: lookahead is ", limits.lookahead, ", at least 1 is needed");
-  if (limits.max_prompt == 0) limits.max_prompt = limits.max_context;
+  if (limits.max_prompt == 0) limits.max_prompt = limits.max_context - 1;  // and a token
   check_kv(limits.kv);
   if (limits.kv_pages == 0) {
     // What the worst of all prompts takes, with a response as long as there is room for.

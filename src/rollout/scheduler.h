@@ -28,7 +28,7 @@ struct RolloutLimits {
   int max_batched_tokens;  // rows of a forward pass, at least max_sequences
   int64_t max_context;     // prompt and new tokens of a sequence
   int64_t kv_pages = 0;    // pages of the pool (16 slots of one layer); 0: as many as max_sequences may ever need
-  int64_t max_prompt = 0;  // of them, tokens of a prompt; 0: max_context
+  int64_t max_prompt = 0;  // of them, tokens of a prompt; 0: max_context - 1
   KvSpec kv = {};          // what is kept and read of keys and values
   int lookahead = 1;       // forward passes that are queued before the host reads the tokens of the first
 };
