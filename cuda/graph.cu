@@ -5,10 +5,10 @@
 // kernels.  Grids, shared memory and parameters of each node are those of the last launch; where the new ones differ,
 // bit by bit, the node is set anew (cudaGraphExecKernelNodeSetParams), which concerns later launches only.  So nothing
 // is assumed of what may change from pass to pass: number of rows, addresses, the key of the draws, grids by length.
-// In steady decoding it is the place that tokens are written to; where a sequence has ended, it is most nodes, at no
-// more than their launches would cost.  A graph for each number of rows would be made, for a millisecond or so,
-// hardly ever to be launched again: the number falls from round to round, and the key of the draws changes with every
-// step of training.  The sizes at which a linear layer takes another kernel are what is left of batch buckets.
+// In steady decoding it is the place that tokens are written to; where a sequence has ended, it is most nodes, at about
+// what their launches would cost.  A graph for each number of rows would be made, for a millisecond or so, hardly ever
+// to be launched again: the number falls from round to round, and the key of the draws changes with every step of
+// training.  The sizes at which a linear layer takes another kernel are what is left of batch buckets.
 //
 // Bytes may also differ without a reason, by padding that the compiler cannot clear; the node is then set for nothing.
 #include <algorithm>
@@ -60,7 +60,7 @@ class Work {
   void with_node(size_t i, F f) {
     const Kernel& k = kernels_[i];
     pointers_.clear();
-    for (size_t a = 0; a < k.n_args; a++) pointers_.push_back(at(k) + args_[k.first_arg + a]);
+    for (const size_t offset : std::span(args_).subspan(k.first_arg, k.n_args)) pointers_.push_back(at(k) + offset);
     cudaKernelNodeParams p{};
     p.func = const_cast<void*>(k.func), p.gridDim = k.shape.grid, p.blockDim = k.shape.block;
     p.sharedMemBytes = static_cast<unsigned>(k.shape.smem), p.kernelParams = pointers_.data();
