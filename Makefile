@@ -143,7 +143,7 @@ $(BUILD)/emu/pare: $(cpu_LIB) $(cpu_APP) $(filter-out $(BUILD)/emu/tests/%,$(cpu
 KERNEL_TESTS := tests/main tests/test_ops tests/test_ptx $(patsubst %.cpp,%,$(wildcard tests/test_cuda_*.cpp tests/op_cases*.cpp))
 check: $(BUILD)/check/tests/pare_emu_tests
 	$< $(TEST_FLAGS)
-CHECK_OBJ := $(check_EMU) $(BUILD)/check/tests/test_emu.o $(KERNEL_TESTS:%=$(BUILD)/%.o) $(BUILD)/tests/test_emu_device.o $(cpu_LIB)
+CHECK_OBJ := $(check_EMU) $(BUILD)/check/tests/test_emu.o $(BUILD)/check/tests/test_emu_graphs.o $(KERNEL_TESTS:%=$(BUILD)/%.o) $(BUILD)/tests/test_emu_device.o $(cpu_LIB)
 $(BUILD)/check/tests/pare_emu_tests: $(CHECK_OBJ)
 	@echo 'link $@'
 	$(Q)$(CXX) $(LDFLAGS) $^ -lgtest $(LIBS) -o $@

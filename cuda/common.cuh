@@ -8,6 +8,8 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include <span>
+#include <tuple>
 #include <utility>
 
 #include "ops/ops.h"
@@ -47,16 +49,47 @@ inline void check_cuda(cudaError_t e, const char* what) {
   throw Error(Exit::failed, cat(what, ": ", message));
 }
 
+#ifdef CUEMU
+using cuemu::symbol;
+#else
+// By what the host API knows a kernel.
+template <class... P>
+const void* symbol(void (*kernel)(P...)) {
+  return reinterpret_cast<const void*>(kernel);
+}
+#endif
+
+// So that equal parameters have equal bytes; clang before 20 cannot do it.
+template <class T>
+void clear_padding([[maybe_unused]] T& x) {
+#if __has_builtin(__builtin_clear_padding)
+  __builtin_clear_padding(&x);
+#endif
+}
+
+struct ParamType {
+  size_t size, align;
+};
+// graph.cu.  Launches a kernel, whose parameters `args` point to; where the stream has Graphs it is gathered instead.
+void submit(const char* op, const void* kernel, const LaunchShape&, void** args, std::span<const ParamType>, Stream);
+// Before anything else is queued: launches what is gathered, and what follows is not.
+void end_gathering(Stream);
+
 // kernel<<<grid, block, smem, stream>>>(args...) as a function that a host compiler can parse: the arguments are
 // converted to the kernel's parameter types, errors are thrown, and more than 48 KiB of shared memory is asked for.
 template <class... P, class... A>
 void launch(const char* op, void (*kernel)(P...), const LaunchShape& l, Stream stream, A&&... args) {
   if (l.smem > 48 * 1024)
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(l.smem)), op);
-  cudaLaunchConfig_t c{};
-  c.gridDim = l.grid, c.blockDim = l.block, c.dynamicSmemBytes = l.smem;
-  c.stream = static_cast<cudaStream_t>(stream.handle);
-  check_cuda(cudaLaunchKernelEx(&c, kernel, static_cast<P>(std::forward<A>(args))...), op);
+  static constexpr ParamType types[] = {{sizeof(P), alignof(P)}...};
+  std::tuple<P...> params(static_cast<P>(std::forward<A>(args))...);
+  std::apply(
+      [&](P&... p) {
+        (clear_padding(p), ...);
+        void* pointers[] = {&p...};
+        submit(op, symbol(kernel), l, pointers, types, stream);
+      },
+      params);
 }
 
 // f(T{}) with T the element type of an `act` tensor.

@@ -13,6 +13,7 @@ namespace PARE_CUDA {
 // Copies are queued on the stream.
 void upload(const Upload& a, Stream stream) {
   expect(a.dst.contiguous(), "upload: dst ", a.dst.str(), " must be contiguous");
+  end_gathering(stream);
   check_cuda(cudaMemcpyAsync(a.dst.data, a.src, a.dst.bytes(), cudaMemcpyHostToDevice,
                              static_cast<cudaStream_t>(stream.handle)),
              "upload");
@@ -21,6 +22,7 @@ void upload(const Upload& a, Stream stream) {
 // The one op that waits: the host is about to read.
 void download(const Download& a, Stream stream) {
   expect(a.src.contiguous(), "download: src ", a.src.str(), " must be contiguous");
+  end_gathering(stream);
   const auto s = static_cast<cudaStream_t>(stream.handle);
   check_cuda(cudaMemcpyAsync(a.dst, a.src.data, a.src.bytes(), cudaMemcpyDeviceToHost, s), "download");
   check_cuda(cudaStreamSynchronize(s), "download");
@@ -28,8 +30,11 @@ void download(const Download& a, Stream stream) {
 
 void zero(const Zero& a, Stream stream) {
   expect(a.x.contiguous(), "zero: x ", a.x.str(), " must be contiguous");
+  end_gathering(stream);
   check_cuda(cudaMemsetAsync(a.x.data, 0, a.x.bytes(), static_cast<cudaStream_t>(stream.handle)), "zero");
 }
+
+std::unique_ptr<Graphs> make_graphs();  // graph.cu
 
 namespace {
 
@@ -100,6 +105,7 @@ constinit const Table table_cuda = {
 #undef X
                                        .memory = &PARE_CUDA::device_memory,
                                    .staging = &PARE_CUDA::page_locked,
+                                   .graphs = PARE_CUDA::make_graphs,
                                    .open = PARE_CUDA::open,
 #ifndef CUEMU
                                    .range_begin = PARE_CUDA::range_begin,

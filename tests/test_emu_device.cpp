@@ -146,6 +146,82 @@ TEST(EmuDevice, TheHostWaitsOnceForThePassesThatAreQueued) {
   }
 }
 
+#if __has_builtin(__builtin_clear_padding)
+constexpr bool kClearsPadding = true;
+#else
+constexpr bool kClearsPadding = false;
+#endif
+
+// In steady decoding a pass is one launch and one upload, beside those of page tables that grew; of the graph only what
+// depends on the place of the pass among those that are queued is set anew.
+TEST(EmuDevice, ADecodePassIsOneLaunchAndOneUpload) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    Generator g(table_emu, tiny_config("qwen3", false),
+                {.max_sequences = 4, .max_batched_tokens = 21, .max_context = 100, .lookahead = 8}, dtype);
+    cuemu::Calls before = cuemu::calls();
+    int64_t rounds = 0, steady = 0;
+    const auto kernels = [&] { return static_cast<uint64_t>(g.ledger.phases["main"]["linear_fwd"].calls); };
+    uint64_t linears = 0;
+    g.rollout.generate({{{3, 5, 7}, {1, 2, 3, 4}, 81}}, {.key = 1, .eos = {}}, [&](const RolloutStats& stats) {
+      const cuemu::Calls& now = cuemu::calls();
+      if (rounds > 1) {  // neither the prompt nor the first graphs
+        const uint64_t passes = stats.decoded_tokens == 4 * 81 ? 1 : 8, read = 1;
+        EXPECT_EQ(now.graph_launches - before.graph_launches, passes);
+        EXPECT_EQ(now.launches, before.launches);
+        EXPECT_EQ(now.graphs_made, before.graphs_made);
+        // The first pass of a round, whose tokens the host knows, has a graph of its own, and always the same place.
+        if (kClearsPadding) {
+          EXPECT_EQ(now.nodes_set - before.nodes_set, 2 * (passes - 1));
+        }
+        EXPECT_GT(kernels() - linears, 8 * passes);  // one kernel each, and they are not all
+        steady += now.copies - before.copies == passes + read;
+      }
+      rounds++, before = now, linears = kernels();
+    });
+    EXPECT_EQ(rounds, 11);
+    EXPECT_EQ(steady, 5);  // pages of 16 slots: in every other round they grow
+  }
+}
+
+// Where sequences end, graphs are set to the new number of rows, not made anew.
+TEST(EmuDevice, FewGraphsServeAllNumbersOfRows) {
+  std::vector<Request> requests;
+  for (int i = 0; i < 5; i++) requests.push_back({{3, 5, 7}, {static_cast<uint64_t>(i)}, 5 + 7 * i});
+  const auto run = [&](bool graphs, int64_t& passes) {
+    Generator g(table_emu, tiny_config("qwen3", false),
+                {.max_sequences = 5, .max_batched_tokens = 20, .max_context = 40, .lookahead = 4}, DType::f32);
+    g.device.graphs = graphs;
+    auto all = g.rollout.generate(requests, {.key = 1, .eos = {}});
+    passes = g.rollout.stats().graph_passes;
+    return all;
+  };
+  const cuemu::Calls before = cuemu::calls();
+  int64_t passes = 0, none = 0;
+  const auto with = run(true, passes);
+  EXPECT_GT(passes, 25);
+  EXPECT_LE(cuemu::calls().graphs_made - before.graphs_made, 4u);
+  EXPECT_EQ(cuemu::calls().graph_launches - before.graph_launches, static_cast<uint64_t>(passes));
+  expect_same(with, run(false, none), "graphs");
+}
+
+TEST(EmuDevice, WithoutMemoryForAGraphKernelsAreLaunchedOneByOne) {
+  Device device(table_emu);
+  Arena arena("a", *table_emu.memory, 256);
+  const Tensor x = arena.alloc("x", DType::f32, {3}), y = arena.alloc("y", DType::f32, {3});
+  const std::vector<float> values = {1, 2, 3};
+  device.upload({x, values.data()});
+  device.upload({y, values.data()});
+  const size_t before = cuemu::settings().device_memory;
+  cuemu::settings().device_memory = before - table_emu.memory->free();
+  for (int i = 0; i < 2; i++) {
+    EXPECT_FALSE(device.together([&] { device.accumulate({y, x}); }));
+    cuemu::settings().device_memory = before;  // it does not try again
+  }
+  std::vector<float> back(3);
+  device.download({back.data(), y});
+  EXPECT_EQ(back, (std::vector<float>{3, 6, 9}));
+}
+
 TEST(EmuDevice, LogprobsHaveTheBitsOfTheCpu) {
   for (const char* type : {"qwen2", "qwen3", "llama"}) {
     const ModelConfig c = tiny_config(type, false);

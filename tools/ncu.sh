@@ -29,6 +29,7 @@ if [ -n "$kernel" ]; then filter+=(--kernel-name "regex:$kernel"); fi
 if [ -n "$range" ]; then filter+=(--nvtx --nvtx-include "$range/"); fi
 metrics=gpu__time_duration.sum,dram__bytes_read.sum,dram__bytes_write.sum,launch__registers_per_thread
 metrics+=,sm__throughput.avg.pct_of_peak_sustained_elapsed,sm__warps_active.avg.pct_of_peak_sustained_active
+export PARE_GRAPHS=0  # every kernel in the range of its op
 # The clocks stay as they are: they belong to the machine.  --kill: what comes after the last launch is of no interest.
 ncu --csv --print-units base --target-processes all --clock-control none --kill yes --metrics "$metrics" "${filter[@]}" --log-file "$out" "$@" \
   >"$out.program" 2>&1 || echo "ncu.sh: ncu ended with $?" >&2

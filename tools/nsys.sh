@@ -15,5 +15,6 @@ shift $((OPTIND - 1))
 [ $# -gt 0 ] || { echo "$usage" >&2; exit 2; }
 command -v nsys >/dev/null || { echo "nsys.sh: no nsys on the PATH: install Nsight Systems" >&2; exit 1; }
 mkdir -p "$out"
+export PARE_GRAPHS=0  # every kernel in the range of its op
 nsys profile --trace=cuda,nvtx --sample=none --cpuctxsw=none --force-overwrite=true -o "$out/profile" "$@"
 nsys stats --force-export=true --report nvtx_gpu_proj_sum,cuda_gpu_kern_sum "$out/profile.nsys-rep"

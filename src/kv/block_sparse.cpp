@@ -15,14 +15,13 @@ class BlockSparse : public KvPolicy {
   explicit BlockSparse(const PolicyArgs& a)
       : spec_(a.spec), config_(a.config), cache_(a.cache), kind_(summary_kind(a.spec)), budget_(a.spec) {}
 
-  void begin(const std::vector<PagedRun>& runs, Arena& scratch) override {
+  void begin(const std::vector<PagedRun>& runs, Inputs& inputs) override {
     host_.clear();
     for (const PagedRun& run : runs) {
       const int64_t n = blocks_of(run.tokens, spec_.block);
       host_.push_back(static_cast<int32_t>(run.decodes() ? budget_(n) : n));  // prompts read everything
     }
-    uploaded_ = scratch.alloc("kv.block_budget", DType::i32, {static_cast<int64_t>(host_.size())});
-    cache_.device().upload({.dst = uploaded_, .src = host_.data()});
+    uploaded_ = inputs.add("kv.block_budget", {std::ssize(host_)}, host_.data());
   }
 
   KvBlocks blocks(const KvPass& pass, Arena& scratch) override {

@@ -10,11 +10,10 @@ class H2o : public KvPolicy {
  public:
   explicit H2o(const PolicyArgs& a) : spec_(a.spec), cache_(a.cache), residency_(a.spec, a.config.layers) {}
 
-  void begin(const std::vector<PagedRun>& runs, Arena& scratch) override {
+  void begin(const std::vector<PagedRun>& runs, Inputs& inputs) override {
     std::vector<int32_t> first;
     for (const PagedRun& run : runs) first.push_back(static_cast<int32_t>(residency_.protected_slots(run.prompt)));
-    first_ = scratch.alloc("kv.first", DType::i32, {static_cast<int64_t>(first.size())});
-    cache_.device().upload({.dst = first_, .src = first.data()});
+    first_ = inputs.add("kv.first", {std::ssize(first)}, first.data());
   }
   Tensor mass_first() const override { return first_; }
   int64_t forced_last(int64_t budget) const override { return budget - budget / 2; }

@@ -2,7 +2,7 @@
 
 namespace pare {
 
-PagedAttention::PagedAttention(KvCache& cache, KvPolicy* policy, Compressor* compressor, Arena& scratch,
+PagedAttention::PagedAttention(KvCache& cache, KvPolicy* policy, Compressor* compressor, Arena& scratch, Inputs& inputs,
                                const std::vector<PagedRun>& runs, const Tensor& positions, float scale)
     : cache_(cache),
       policy_(policy),
@@ -14,11 +14,10 @@ PagedAttention::PagedAttention(KvCache& cache, KvPolicy* policy, Compressor* com
   for (int layer = 0; layer < cache.layers(); layer++)
     for (const PagedRun& run : runs)
       host_.push_back({run.row, run.rows, static_cast<int32_t>(cache.slots(run.sequence, layer)), run.sequence});
-  queries_ = scratch.alloc("kv.queries", DType::i32, {static_cast<int64_t>(host_.size()), 4});
+  static_assert(sizeof(PagedRow) == 4 * sizeof(int32_t));
+  queries_ = inputs.add("kv.queries", {std::ssize(host_), 4}, &host_.data()->row);
   cache.upload_tables();
-  cache.device().upload({.dst = queries_, .src = host_.data()});
-  if (policy_) policy_->begin(runs, scratch);
-  if (compressor_) compressor_->begin(runs, scratch);
+  if (policy_) policy_->begin(runs, inputs);
 }
 
 void PagedAttention::attend(int layer, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o) {

@@ -11,10 +11,11 @@ namespace pare {
 // One forward pass.  Its slots were appended to the cache before; attend() writes and then reads them.
 class PagedAttention : public AttentionContext {
  public:
-  // Brings the page tables on the device up to date; the list of rows, i32 [layers, runs, 4], lies in `scratch` for as
-  // long as the caller lets it.  positions: i32 [N], of the rows of the pass, on the device.  policy: null for a dense
-  // cache.  compressor: of tokens that attend after the event of their turn, else null.
-  PagedAttention(KvCache& cache, KvPolicy* policy, Compressor* compressor, Arena& scratch,
+  // Brings the page tables on the device up to date; adds to `inputs` the list of rows, i32 [layers, runs, 4], and what
+  // the policy needs, all to be uploaded before the first attend().  positions: i32 [N], of the rows of the pass, on
+  // the device.  policy: null for a dense cache.  compressor: of tokens that attend after the event of their turn, else
+  // null.
+  PagedAttention(KvCache& cache, KvPolicy* policy, Compressor* compressor, Arena& scratch, Inputs& inputs,
                  const std::vector<PagedRun>& runs, const Tensor& positions, float scale);
   void attend(int layer, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o) override;
 

@@ -7,6 +7,7 @@
 
 #include "kv/kv_cache.h"
 #include "kv/spec.h"
+#include "ops/inputs.h"
 
 namespace pare {
 
@@ -49,8 +50,8 @@ class KvPolicy {
  public:
   virtual ~KvPolicy() = default;
 
-  // Before the layers of a pass.
-  virtual void begin(const std::vector<PagedRun>& /*runs*/, Arena& /*scratch*/) {}
+  // Before the layers of a pass: what it needs on the device, for as long as the pass lasts.
+  virtual void begin(const std::vector<PagedRun>& /*runs*/, Inputs& /*inputs*/) {}
   // Before the attention of a layer: what to remember of it, and what to read in it.
   virtual void observe(const KvPass& /*pass*/) {}
   virtual KvBlocks blocks(const KvPass& /*pass*/, Arena& /*scratch*/) { return {}; }

@@ -12,15 +12,14 @@ QueryWindow::QueryWindow(const ModelConfig& config, KvCache& cache, Arena& kv, i
       ring_(kv.alloc("kv.queries", cache.k_pages.dtype, {config.layers * sequences_ * window, config.q_width()})),
       fork_index_(kv.alloc("kv.query_forks", DType::i32, {config.layers * window, 2})) {}
 
-void QueryWindow::begin(const std::vector<PagedRun>& runs, Arena& scratch) {
+void QueryWindow::begin(const std::vector<PagedRun>& runs, Inputs& inputs) {
   std::vector<int32_t> pairs;
   for (const PagedRun& run : runs)
     for (int32_t i = std::max<int32_t>(0, run.rows - static_cast<int32_t>(window_)); i < run.rows; i++) {
       pairs.push_back(run.row + i);
       pairs.push_back(first_row(0, run.sequence) + (run.tokens - run.rows + i) % static_cast<int32_t>(window_));
     }
-  index_ = scratch.alloc("kv.query_index", DType::i32, {static_cast<int64_t>(pairs.size()) / 2, 2});
-  cache_.device().upload({.dst = index_, .src = pairs.data()});
+  index_ = inputs.add("kv.query_index", {std::ssize(pairs) / 2, 2}, pairs.data());
 }
 
 void QueryWindow::store(const KvPass& pass) {

@@ -11,7 +11,7 @@ class QueryWindow {
   // Allocates kv.queries from `kv`: act [layers * sequences * window, H D].
   QueryWindow(const ModelConfig& config, KvCache& cache, Arena& kv, int64_t window);
 
-  void begin(const std::vector<PagedRun>& runs, Arena& scratch);  // which rows of the pass go where
+  void begin(const std::vector<PagedRun>& runs, Inputs& inputs);  // which rows of the pass go where
   void store(const KvPass& pass);
   void fork(int parent, int child);
 

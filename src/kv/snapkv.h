@@ -10,7 +10,7 @@ class SnapKv : public KvPolicy {
   // The attention of the last `window` queries, pooled over `kernel` neighbours.
   SnapKv(const PolicyArgs& a, int64_t window, int64_t kernel);
 
-  void begin(const std::vector<PagedRun>& runs, Arena& scratch) override { window_.begin(runs, scratch); }
+  void begin(const std::vector<PagedRun>& runs, Inputs& inputs) override { window_.begin(runs, inputs); }
   void observe(const KvPass& pass) override { window_.store(pass); }
   void forked(int parent, int child) override { window_.fork(parent, child); }
   int64_t forced_last(int64_t) const override { return window_.size(); }

@@ -95,6 +95,23 @@ void Device::wait() {
   staged_ = 0;
 }
 
+bool Device::together(const std::function<void()>& calls) {
+  if (graphs && !check_nan && table_.graphs && !graphs_) graphs_ = table_.graphs();
+  if (!graphs || check_nan || !graphs_) return calls(), false;
+  expect(!stream_.graphs, "together() inside together()");
+  graphs_->begin();
+  stream_.graphs = graphs_.get();
+  try {
+    calls();
+  } catch (...) {
+    stream_.graphs = nullptr;
+    graphs_->drop();
+    throw;
+  }
+  stream_.graphs = nullptr;
+  return graphs_->launch(stream_);
+}
+
 void Device::stage(const Upload& a) {
   if (!staging_) staging_ = static_cast<char*>(table_.staging->take(kStaging));
   if (!staging_) throw Error(Exit::memory, cat("no ", kStaging, " bytes of page-locked memory can be had"));

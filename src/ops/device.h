@@ -1,6 +1,8 @@
 // A device: a table of ops with the decorators that watch every call.  All code above the tables calls ops through it.
 #pragma once
+#include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,6 +39,7 @@ class Device {
   bool timed = false;        // the ledger takes seconds too (synchronous tables only)
   bool check_nan = false;  // throws Error(Exit::non_finite) naming op, output and element when an output is not finite
   std::string phase = "main";  // heading of the ledger's lines
+  bool graphs = true;          // together() launches graphs, where the table has them
 
   const char* name() const { return table_.name; }
   bool planning() const { return &table_ == &table_null; }
@@ -45,6 +48,12 @@ class Device {
 
   // Until all that was called is done.
   void wait();
+
+  // Runs `calls`, which calls ops.  Where the table has graphs, their kernels are launched when it returns, all at
+  // once; the decorators see every call as ever.  For sequences of ops that come again and again: the first of a kind
+  // takes longer.  Returns whether it was one launch: it is not if an upload, a download or a zero follows the first
+  // kernel, or under check_nan, which reads every output.
+  bool together(const std::function<void()>& calls);
 
   // The host memory that an upload reads may be changed as soon as the call returns.  An upload waits only where more
   // than kStaging bytes would be under way.
@@ -65,8 +74,9 @@ class Device {
 
   const Table& table_;
   Stream stream_;
-  char* staging_ = nullptr;  // kStaging bytes of Table::staging, from the first upload on
-  size_t staged_ = 0;        // of them, those that uploads may not have read yet
+  std::unique_ptr<Graphs> graphs_;  // from the first together() on
+  char* staging_ = nullptr;         // kStaging bytes of Table::staging, from the first upload on
+  size_t staged_ = 0;               // of them, those that uploads may not have read yet
 };
 
 // Names a scope for a profiler of the device; nothing where the table has none.  Phases, layers and ops do so.

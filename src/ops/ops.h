@@ -32,6 +32,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "base/memory.h"
@@ -415,8 +416,22 @@ struct AdamW {
   X(global_norm, GlobalNorm)            \
   X(adamw, AdamW)
 
+struct Stream;
+
+// Where kernels can be gathered and launched together, which costs the host one call in place of one for each.
+class Graphs {
+ public:
+  virtual ~Graphs() = default;
+  virtual void begin() = 0;  // of a piece of work: ops called with Stream::graphs are gathered
+  // Its end: launches what was gathered.  False: some of it was launched before, one by one, as an op came in between
+  // that must be in order with it and is no kernel.
+  virtual bool launch(Stream) = 0;
+  virtual void drop() = 0;  // in place of launch(): what was gathered and not launched is not wanted
+};
+
 struct Stream {
   void* handle = nullptr;  // cudaStream_t; unused on the CPU
+  Graphs* graphs = nullptr;
 };
 
 struct Probe;  // bench/probe.h
@@ -430,6 +445,7 @@ struct Table {
   // Where calls return before the work is done, which is in order: page-locked memory of the host, from which an upload
   // is queued too (from other memory it may wait).  A download waits for all that was called.
   const Memory* staging = nullptr;
+  std::unique_ptr<Graphs> (*graphs)() = nullptr;  // makes those of a Device; null: there are none
   std::string (*open)() = nullptr;  // says what the device is, or throws Error(Exit::usage): it cannot be used
   void (*range_begin)(const char* name) = nullptr;  // for a profiler: the name of all that is called up to range_end
   void (*range_end)() = nullptr;

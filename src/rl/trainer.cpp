@@ -232,6 +232,7 @@ void Trainer::generate(Metrics& metrics) {
   set_summary(metrics, "prompt_length", prompt_length);
   metrics.set("tokens/generated", static_cast<double>(stats.decoded_tokens));
   metrics.set("tokens/discarded", static_cast<double>(stats.discarded_tokens));
+  metrics.set("perf/graph_share", static_cast<double>(stats.graph_passes) / static_cast<double>(stats.forward_passes));
   report_kv(stats, KvCache::page_bytes(session_.model_config, r.kv, session_.model->dtype), metrics);
   metrics.set("rollout/gen_batches", static_cast<double>(batches));
   metrics.set("rollout/groups", static_cast<double>(problems_.size()));

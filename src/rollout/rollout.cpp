@@ -55,7 +55,7 @@ Rollout::Rollout(const Model& model, const RolloutLimits& limits, Arena& kv, Are
 
 void RolloutStats::add(const RolloutStats& o) {
   prefill_tokens += o.prefill_tokens, decoded_tokens += o.decoded_tokens, discarded_tokens += o.discarded_tokens;
-  forward_passes += o.forward_passes;
+  forward_passes += o.forward_passes, graph_passes += o.graph_passes;
   peak_pages = std::max(peak_pages, o.peak_pages), peak_sequences = std::max(peak_sequences, o.peak_sequences);
   finished += o.finished, completions += o.completions;
   resident += o.resident, dense += o.dense, read += o.read, decode_rows += o.decode_rows;
@@ -114,81 +114,92 @@ void Rollout::run(Batch rows, const Sampling& sampling, const State& state) {
   pass.counts.resize(batch.runs.size());
   Device& device = model_.device;
   const auto n = static_cast<int64_t>(batch.ids.size());
-  ArenaScope scope(scratch_);
+  const ArenaScope scope(scratch_);
+  KvPolicy* const policy = sampling.dense ? nullptr : policy_.get();
+  Compressor* const compressor = sampling.dense ? nullptr : compressor_.get();
+  const bool events_within = compressor && limits_.kv.attend == KvAttend::after;
+  if (compressor)
+    compressor->counted = [&](const PagedRun& run, int64_t evicted) {
+      Pass::Count& c = pass.counts[&run - batch.runs.data()];
+      c.events++, c.evicted += evicted;
+    };
+
+  // All uploads come first: those of a pass that is launched as one would overtake its kernels.
+  Inputs inputs(scratch_);
+  const Tensor ids = inputs.add("rollout.ids", {n}, batch.ids.data());
+  const Tensor positions = inputs.add("rollout.positions", {n}, batch.positions.data());
+  const Tensor fed = inputs.add("rollout.fed", {std::ssize(batch.fed) / 2, 2}, batch.fed.data());
   std::optional<PagedAttention> attention;
-  if (n > 0) {
-    const Tensor ids = scratch_.alloc("rollout.ids", DType::i32, {n});
-    const Tensor positions = scratch_.alloc("rollout.positions", DType::i32, {n});
-    device.upload({.dst = ids, .src = batch.ids.data()});
-    device.upload({.dst = positions, .src = batch.positions.data()});
-    if (const auto fed = static_cast<int64_t>(batch.fed.size()) / 2; fed > 0) {
-      const Tensor index = scratch_.alloc("rollout.fed", DType::i32, {fed, 2});
-      device.upload({.dst = index, .src = batch.fed.data()});
-      device.copy_rows({.y = ids.matrix(1), .x = state.token.rows(before, first - before).matrix(1), .index = index});
-    }
-    KvPolicy* const policy = sampling.dense ? nullptr : policy_.get();
-    Compressor* const compressor = sampling.dense ? nullptr : compressor_.get();
-    if (compressor)
-      compressor->counted = [&](const PagedRun& run, int64_t evicted) {
-        Pass::Count& c = pass.counts[&run - batch.runs.data()];
-        c.events++, c.evicted += evicted;
-      };
-    attention.emplace(cache_, policy, limits_.kv.attend == KvAttend::after ? compressor : nullptr, scratch_, batch.runs,
-                      positions, model_.attention_scale());
-    forward_rows(model_, scratch_, ids, positions, *attention, state.hidden.rows(1, n));
-    // Before the events that follow the pass: what its attention saw.
-    for (size_t i = 0; i < batch.runs.size() && batch.runs[i].decodes(); i++) {
-      Pass::Count& c = pass.counts[i];
-      for (int l = 0; l < cache_.layers(); l++)
-        c.slots += static_cast<double>(cache_.slots(batch.runs[i].sequence, l)) / static_cast<double>(cache_.layers());
-      c.read = policy ? policy->slots_read(batch.runs[i], c.slots) : c.slots;
-    }
-    if (compressor) compressor->compress(batch.runs, scratch_);
+  if (n > 0)
+    attention.emplace(cache_, policy, events_within ? compressor : nullptr, scratch_, inputs, batch.runs, positions,
+                      model_.attention_scale());
+  const DrawInputs draws = draw_inputs(batch, sampling, inputs);
+  inputs.upload(device);
+  if (events_within) compressor->begin(batch.runs, scratch_);
+
+  const auto forward_and_draw = [&] {
+    if (fed.size() > 0)
+      device.copy_rows({.y = ids.matrix(1), .x = state.token.rows(before, first - before).matrix(1), .index = fed});
+    if (n > 0) forward_rows(model_, scratch_, ids, positions, *attention, state.hidden.rows(1, n));
+    if (!batch.draws.empty()) draw(pass, draws, sampling, state);
+  };
+  // Passes with prompts are of any size, and long.
+  if (n > 0 && batch.prefill == 0)
+    stats_.graph_passes += device.together(forward_and_draw);
+  else
+    forward_and_draw();
+
+  // Before the events that follow the pass: what its attention saw.
+  for (size_t i = 0; i < batch.runs.size() && batch.runs[i].decodes(); i++) {
+    Pass::Count& c = pass.counts[i];
+    for (int l = 0; l < cache_.layers(); l++)
+      c.slots += static_cast<double>(cache_.slots(batch.runs[i].sequence, l)) / static_cast<double>(cache_.layers());
+    c.read = policy ? policy->slots_read(batch.runs[i], c.slots) : c.slots;
   }
-  if (!batch.draws.empty()) draw(pass, sampling, state);
+  if (compressor && n > 0) compressor->compress(batch.runs, scratch_);
 }
 
-// Only rows that a token is drawn from meet the LM head.
-void Rollout::draw(const Pass& pass, const Sampling& sampling, const State& state) {
-  Device& device = model_.device;
-  const ModelConfig& c = model_.config;
-  const Batch& batch = pass.batch;
-  const Tensor& hidden = state.hidden;
+Rollout::DrawInputs Rollout::draw_inputs(const Batch& batch, const Sampling& sampling, Inputs& inputs) const {
   const auto n = static_cast<int64_t>(batch.draws.size());
-  const bool keep = batch.keep != Batch::kKept;
-  std::vector<int32_t> host_index, host_counter;
+  std::vector<int32_t> row, counter, moves;
   for (const Batch::Draw& d : batch.draws) {
-    host_index.push_back(d.row + 1);
-    host_counter.push_back(static_cast<int32_t>(d.uid));
-    host_counter.push_back(static_cast<int32_t>(d.uid >> 32));
-    host_counter.push_back(d.position);
+    row.push_back(d.row + 1);
+    counter.push_back(static_cast<int32_t>(d.uid));
+    counter.push_back(static_cast<int32_t>(d.uid >> 32));
+    counter.push_back(d.position);
   }
-  if (keep) host_index.push_back(batch.keep);
-  const Tensor index = scratch_.alloc("rollout.index", DType::i32, {n + keep});
-  const Tensor counter = scratch_.alloc("rollout.counter", DType::i32, {n, 3});
-  const Tensor rows = scratch_.alloc("rollout.rows", model_.dtype, {n, c.hidden});
-  const Tensor logits = scratch_.alloc("rollout.logits", model_.dtype, {n, c.vocab});
-  device.upload({.dst = index, .src = host_index.data()});
-  device.upload({.dst = counter, .src = host_counter.data()});
-  device.gather_rows({.y = rows, .x = hidden, .index = index.rows(0, n)});
-  if (keep)
-    device.gather_rows({.y = hidden.rows(0, 1), .x = hidden.rows(1, hidden.shape[0] - 1), .index = index.rows(n, 1)});
+  if (batch.keep != Batch::kKept) row.push_back(batch.keep);
   if (sampling.hidden) {
-    std::vector<int32_t> moves;
     const int64_t room = sampling.hidden.shape[0] / stats_.completions;
     for (int64_t i = 0; i < n; i++) {
       moves.push_back(static_cast<int32_t>(i));
       moves.push_back(static_cast<int32_t>(batch.draws[i].completion * room + batch.draws[i].position));
     }
-    const Tensor index_of = scratch_.alloc("rollout.hidden_index", DType::i32, {n, 2});
-    device.upload({.dst = index_of, .src = moves.data()});
-    device.copy_rows({.y = sampling.hidden, .x = rows, .index = index_of});
   }
+  return {.row = inputs.add("rollout.index", {std::ssize(row)}, row.data()),
+          .counter = inputs.add("rollout.counter", {n, 3}, counter.data()),
+          .moves = inputs.add("rollout.hidden_index", {std::ssize(moves) / 2, 2}, moves.data())};
+}
+
+// Only rows that a token is drawn from meet the LM head.
+void Rollout::draw(const Pass& pass, const DrawInputs& inputs, const Sampling& sampling, const State& state) {
+  Device& device = model_.device;
+  const ModelConfig& c = model_.config;
+  const Tensor& hidden = state.hidden;
+  const auto n = static_cast<int64_t>(pass.batch.draws.size());
+  const ArenaScope scope(scratch_);
+  const Tensor rows = scratch_.alloc("rollout.rows", model_.dtype, {n, c.hidden});
+  const Tensor logits = scratch_.alloc("rollout.logits", model_.dtype, {n, c.vocab});
+  device.gather_rows({.y = rows, .x = hidden, .index = inputs.row.rows(0, n)});
+  if (pass.batch.keep != Batch::kKept)
+    device.gather_rows(
+        {.y = hidden.rows(0, 1), .x = hidden.rows(1, hidden.shape[0] - 1), .index = inputs.row.rows(n, 1)});
+  if (sampling.hidden) device.copy_rows({.y = sampling.hidden, .x = rows, .index = inputs.moves});
   device.linear_fwd({.y = logits, .x = rows, .w = model_.head, .bias = {}, .residual = {}});
   device.sample({.token = state.token.rows(pass.first, n),
                  .logprob = state.logprob.rows(pass.first, n),
                  .logits = logits,
-                 .counter = counter,
+                 .counter = inputs.counter,
                  .key = sampling.key,
                  .temperature = sampling.temperature,
                  .top_k = sampling.top_k,

@@ -28,6 +28,7 @@ struct RolloutStats {
   int64_t decoded_tokens = 0;    // tokens of completions
   int64_t discarded_tokens = 0;  // drawn behind an EOS that the host had not read yet; no other count has them
   int64_t forward_passes = 0;
+  int64_t graph_passes = 0;  // queued as one launch (Device::together), those that are discarded too
   int64_t peak_pages = 0;
   int peak_sequences = 0;
   int64_t finished = 0, completions = 0;
@@ -88,10 +89,17 @@ class Rollout {
     };
     std::vector<Count> counts;
   };
+  // What the draws of a pass read, beside the hidden states.
+  struct DrawInputs {
+    Tensor row;      // i32 [draws], and one more where a row is kept: rows of State::hidden; that of the pass
+    Tensor counter;  // i32 [draws, 3]: as in Sample
+    Tensor moves;    // i32 [draws, 2]: (draw, row of Sampling::hidden), or none
+  };
   State make_state() const;
   void check(const std::vector<Request>& requests, const Sampling& sampling) const;
   void run(Batch batch, const Sampling& sampling, const State& state);
-  void draw(const Pass& pass, const Sampling& sampling, const State& state);
+  DrawInputs draw_inputs(const Batch& batch, const Sampling& sampling, Inputs& inputs) const;
+  void draw(const Pass& pass, const DrawInputs& inputs, const Sampling& sampling, const State& state);
   void read(const State& state);
   void count(const Pass& pass, const std::vector<bool>& kept);
 

@@ -77,6 +77,7 @@ enum cudaError_t {
   cudaErrorInvalidValue = 1,
   cudaErrorMemoryAllocation = 2,
   cudaErrorInvalidConfiguration = 9,
+  cudaErrorInvalidDeviceFunction = 98,
   cudaErrorLaunchFailure = 719,
 };
 enum cudaMemcpyKind {
@@ -98,6 +99,17 @@ struct cudaLaunchConfig_t {
   cudaStream_t stream = nullptr;
   cudaLaunchAttribute* attrs = nullptr;
   unsigned numAttrs = 0;
+};
+// Graphs are built node by node; there is no capture.
+using cudaGraph_t = struct CUgraph_st*;
+using cudaGraphNode_t = struct CUgraphNode_st*;
+using cudaGraphExec_t = struct CUgraphExec_st*;
+struct cudaKernelNodeParams {
+  void* func;
+  dim3 gridDim, blockDim;
+  unsigned sharedMemBytes;
+  void** kernelParams;
+  void** extra;  // null
 };
 
 cudaError_t cudaMalloc(void** p, size_t bytes);
@@ -125,34 +137,60 @@ cudaError_t cudaEventDestroy(cudaEvent_t);
 cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t = nullptr);
 cudaError_t cudaEventSynchronize(cudaEvent_t);
 cudaError_t cudaDeviceSynchronize();
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void* func, void** args);
+cudaError_t cudaGraphCreate(cudaGraph_t*, unsigned flags);
+cudaError_t cudaGraphDestroy(cudaGraph_t);
+cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t*, cudaGraph_t, const cudaGraphNode_t* after, size_t n_after,
+                                   const cudaKernelNodeParams*);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t*, cudaGraph_t, unsigned long long flags = 0);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t);
+cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t, cudaGraphNode_t, const cudaKernelNodeParams*);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t);
 template <class F>
 cudaError_t cudaFuncSetAttribute(F*, cudaFuncAttribute, int) {
   return cudaSuccess;
 }
 
 namespace cuemu {
-cudaError_t launch(const Grid&, ThreadMain, std::shared_ptr<void> call, cudaStream_t);  // queues it
+// A kernel by the name that the host API has for it, its address.  nvcc's programs register their kernels before main;
+// here those are known that symbol() has seen.
+struct Kernel {
+  std::shared_ptr<void> (*call)(const void* func, void** args);  // with copies of the parameters that args point to
+  ThreadMain main;
+};
+const void* know(const void* func, Kernel);  // func
 
 template <class... P>
 struct Call {
   void (*kernel)(P...);
   std::tuple<P...> params;
-  Call(void (*kernel)(P...), std::tuple<P...> params) : kernel(kernel), params(std::move(params)) {}
+  template <size_t... I>
+  Call(const void* func, void** args, std::index_sequence<I...>)
+      : kernel(reinterpret_cast<void (*)(P...)>(const_cast<void*>(func))), params(*static_cast<P*>(args[I])...) {}
   template <size_t... I>
   CUEMU_UNCHECKED void call(std::index_sequence<I...>) {
     kernel(std::get<I>(params)...);
   }
   CUEMU_UNCHECKED static void main(void* self) { static_cast<Call*>(self)->call(std::index_sequence_for<P...>()); }
+  static std::shared_ptr<void> make(const void* func, void** args) {
+    return std::make_shared<Call>(func, args, std::index_sequence_for<P...>());
+  }
 };
+template <class... P>
+const void* symbol(void (*kernel)(P...)) {
+  return know(reinterpret_cast<const void*>(kernel), {Call<P...>::make, Call<P...>::main});
+}
 }  // namespace cuemu
 
 template <class... P, class... A>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* c, void (*kernel)(P...), A&&... args) {
-  using Call = cuemu::Call<P...>;
-  auto call = std::make_shared<Call>(kernel, std::tuple<P...>(std::forward<A>(args)...));
-  const cuemu::Grid g{
-      {c->gridDim.x, c->gridDim.y, c->gridDim.z}, {c->blockDim.x, c->blockDim.y, c->blockDim.z}, c->dynamicSmemBytes};
-  return cuemu::launch(g, &Call::main, std::move(call), c->stream);
+  std::tuple<P...> params(std::forward<A>(args)...);
+  return std::apply(
+      [&](auto&... p) {
+        void* pointers[] = {&p...};
+        return cudaLaunchKernelExC(c, cuemu::symbol(kernel), pointers);
+      },
+      params);
 }
 
 // ---- barriers and fences

@@ -92,6 +92,12 @@ int read_arch(const char* text);  // "80" or "90"; ends the program with a messa
 // to the device from memory that cudaMallocHost did not give.
 uint64_t host_waits();
 
+// What the host asked for so far, each of which costs it microseconds on a device.
+struct Calls {
+  uint64_t launches = 0, graph_launches = 0, graphs_made = 0, nodes_set = 0, copies = 0;
+};
+const Calls& calls();
+
 // The access profile of the last launch: how each load and store of the source uses the memory system, as far as
 // addresses decide it.  The n-th execution of an instruction by each lane of a warp, between two points at which the
 // lanes meet, counts as one request.

@@ -193,6 +193,7 @@ cudaError_t cudaFree(void* p) {
 cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t n, cudaMemcpyKind kind, cudaStream_t stream) {
   if (const cudaError_t e = cuemu::check_copy(dst, src, n, kind)) return e;
   if (n && cuemu::may_wait(dst, src, n)) cuemu::note_wait();
+  cuemu::g_calls.copies++;
   if (n) cuemu::queue(stream, [=] { cuemu::move(dst, src, n); });
   return cudaSuccess;
 }
@@ -229,6 +230,8 @@ const char* cudaGetErrorString(cudaError_t e) {
       return "out of memory";
     case cudaErrorInvalidConfiguration:
       return "invalid configuration argument";
+    case cudaErrorInvalidDeviceFunction:
+      return "invalid device function";
     case cudaErrorLaunchFailure:
       return cuemu::last_report().c_str();
   }

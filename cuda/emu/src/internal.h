@@ -98,12 +98,15 @@ void land_copy();                             // one of them
 std::string mbarrier_state(const uint64_t*);  // what its phase lacks
 void expect_products_done(const Thread&);     // the thread returns
 
+bool can_launch(const Grid&);                              // within the limits of a launch
 cudaError_t run_grid(const Grid&, ThreadMain, void* ctx);  // the launch; to be queued
+const Kernel* find_kernel(const void* func);               // null: of none that is known
 
 // ---- streams (stream.cpp)
 struct Task;
 void queue(cudaStream_t, std::function<void()> run);
 void note_wait();  // for host_waits()
+extern Calls g_calls;
 void finish_all();
 
 // ---- device memory and the sticky error (host.cpp)

@@ -206,15 +206,10 @@ void fiber_main() {
   }
 }
 
-cudaError_t launch(const Grid& c, ThreadMain entry, std::shared_ptr<void> call, cudaStream_t stream) {
-  if (g_block.cur) fail({}, "a kernel launched from a kernel");
-  if (g_error) return g_error;
+bool can_launch(const Grid& c) {
   const uint64_t n = uint64_t{c.block[0]} * c.block[1] * c.block[2];
-  if (n == 0 || n > 1024 || c.block[2] > 64 || !c.grid[0] || !c.grid[1] || !c.grid[2] || c.grid[1] > 65535 ||
-      c.grid[2] > 65535 || c.smem > 227 * 1024)
-    return g_error = cudaErrorInvalidConfiguration;
-  queue(stream, [=, call = std::move(call)] { run_grid(c, entry, call.get()); });
-  return cudaSuccess;
+  return n > 0 && n <= 1024 && c.block[2] <= 64 && c.grid[0] && c.grid[1] && c.grid[2] && c.grid[1] <= 65535 &&
+         c.grid[2] <= 65535 && c.smem <= 227 * 1024;
 }
 
 cudaError_t run_grid(const Grid& c, ThreadMain entry, void* ctx) {

@@ -1,0 +1,159 @@
+// Launches: of a kernel, and of a graph of kernels.
+//
+// A graph is launched as it then is: what is changed later concerns later launches only.  Nodes run one after another,
+// those added last first, unless they must follow others: a dependency that is missing shows.
+#include <algorithm>
+#include <unordered_map>
+
+#include "internal.h"
+
+struct CUgraphNode_st {
+  cuemu::Grid grid;
+  cuemu::ThreadMain main;
+  std::shared_ptr<void> call;
+  std::vector<size_t> after;  // numbers of nodes of the graph
+};
+struct CUgraph_st {
+  std::vector<std::shared_ptr<CUgraphNode_st>> nodes;
+};
+struct CUgraphExec_st {
+  std::vector<std::weak_ptr<CUgraphNode_st>> names;  // the nodes of the graph it was made of
+  std::vector<CUgraphNode_st> nodes;
+};
+
+namespace cuemu {
+
+Calls g_calls;
+const Calls& calls() { return g_calls; }
+
+namespace {
+
+std::unordered_map<const void*, Kernel>& kernels() {
+  static auto& all = *new std::unordered_map<const void*, Kernel>;
+  return all;
+}
+
+Grid grid_of(const dim3& grid, const dim3& block, size_t smem) {
+  return {{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, smem};
+}
+
+// All of a node but what it follows.
+cudaError_t set(CUgraphNode_st& node, const cudaKernelNodeParams* p) {
+  if (!p || !p->kernelParams || p->extra) return cudaErrorInvalidValue;
+  const Kernel* kernel = find_kernel(p->func);
+  if (!kernel) return cudaErrorInvalidDeviceFunction;
+  const Grid grid = grid_of(p->gridDim, p->blockDim, p->sharedMemBytes);
+  if (!can_launch(grid)) return cudaErrorInvalidValue;
+  node.grid = grid, node.main = kernel->main, node.call = kernel->call(p->func, p->kernelParams);
+  return cudaSuccess;
+}
+
+void run_graph(const std::vector<CUgraphNode_st>& nodes) {
+  std::vector<size_t> waits(nodes.size()), ready;
+  std::vector<std::vector<size_t>> before(nodes.size());
+  for (size_t i = 0; i < nodes.size(); i++) {
+    waits[i] = nodes[i].after.size();
+    if (waits[i] == 0) ready.push_back(i);
+    for (const size_t other : nodes[i].after) before[other].push_back(i);
+  }
+  while (!ready.empty()) {
+    const size_t node = ready.back();
+    ready.pop_back();
+    run_grid(nodes[node].grid, nodes[node].main, nodes[node].call.get());
+    for (const size_t next : before[node])
+      if (--waits[next] == 0) ready.push_back(next);
+    std::sort(ready.begin(), ready.end());
+  }
+}
+
+}  // namespace
+
+const void* know(const void* func, Kernel kernel) {
+  kernels().try_emplace(func, kernel);
+  return func;
+}
+const Kernel* find_kernel(const void* func) {
+  const auto it = kernels().find(func);
+  return it == kernels().end() ? nullptr : &it->second;
+}
+
+}  // namespace cuemu
+
+using cuemu::g_calls;
+
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* c, const void* func, void** args) {
+  if (cuemu::g_block.cur) cuemu::fail({}, "a kernel launched from a kernel");
+  if (cuemu::g_error) return cuemu::g_error;
+  const cuemu::Kernel* kernel = cuemu::find_kernel(func);
+  if (!kernel) return cuemu::g_error = cudaErrorInvalidDeviceFunction;
+  const cuemu::Grid grid = cuemu::grid_of(c->gridDim, c->blockDim, c->dynamicSmemBytes);
+  if (!can_launch(grid)) return cuemu::g_error = cudaErrorInvalidConfiguration;
+  g_calls.launches++;
+  cuemu::queue(c->stream, [grid, main = kernel->main, call = kernel->call(func, args)] {
+    cuemu::run_grid(grid, main, call.get());
+  });
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphCreate(cudaGraph_t* graph, unsigned flags) {
+  if (!graph || flags) return cudaErrorInvalidValue;
+  *graph = new CUgraph_st;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t* node, cudaGraph_t graph, const cudaGraphNode_t* after,
+                                   size_t n_after, const cudaKernelNodeParams* params) {
+  if (!node || !graph || (n_after && !after)) return cudaErrorInvalidValue;
+  auto made = std::make_shared<CUgraphNode_st>();
+  for (size_t i = 0; i < n_after; i++) {
+    const auto it =
+        std::find_if(graph->nodes.begin(), graph->nodes.end(), [&](const auto& n) { return n.get() == after[i]; });
+    if (it == graph->nodes.end()) return cudaErrorInvalidValue;
+    made->after.push_back(static_cast<size_t>(it - graph->nodes.begin()));
+  }
+  if (const cudaError_t e = cuemu::set(*made, params)) return e;
+  *node = made.get();
+  graph->nodes.push_back(std::move(made));
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long flags) {
+  if (!exec || !graph || flags) return cudaErrorInvalidValue;
+  size_t free = 0, total = 0;
+  cudaMemGetInfo(&free, &total);
+  if (free == 0) return cudaErrorMemoryAllocation;  // it takes a little of the device's
+  *exec = new CUgraphExec_st;
+  for (const auto& node : graph->nodes) {
+    (*exec)->names.push_back(node);
+    (*exec)->nodes.push_back(*node);
+  }
+  g_calls.graphs_made++;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+  delete exec;
+  return cudaSuccess;
+}
+
+// `node` is of the graph that `exec` was made of, which must still be there.
+cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t exec, cudaGraphNode_t node,
+                                             const cudaKernelNodeParams* params) {
+  if (!exec || !node) return cudaErrorInvalidValue;
+  const auto it =
+      std::find_if(exec->names.begin(), exec->names.end(), [&](const auto& n) { return n.lock().get() == node; });
+  if (it == exec->names.end()) return cudaErrorInvalidValue;
+  g_calls.nodes_set++;
+  return cuemu::set(exec->nodes[static_cast<size_t>(it - exec->names.begin())], params);
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+  if (!exec) return cudaErrorInvalidValue;
+  if (cuemu::g_error) return cuemu::g_error;
+  g_calls.graph_launches++;
+  cuemu::queue(stream, [nodes = exec->nodes] { cuemu::run_graph(nodes); });
+  return cudaSuccess;
+}
