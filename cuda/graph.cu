@@ -96,8 +96,8 @@ void launch_now(const char* op, const void* kernel, const LaunchShape& l, void**
 
 class Cache final : public Graphs {
  public:
-  void begin() override { work_.clear(), gathers_ = true; }
-  void drop() override { begin(), gathers_ = false; }
+  void begin() override { gathers_ = true; }
+  void drop() override { work_.clear(), gathers_ = false; }
   bool gathers() const { return gathers_; }
   Work& work() { return work_; }
 

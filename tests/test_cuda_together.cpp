@@ -39,15 +39,56 @@ TEST_F(Together, RunsWhenItReturns) {
 
 // The same kernels with other addresses and sizes, and more kinds of work than graphs are kept of.
 TEST_F(Together, ServesWhateverDiffers) {
-  for (int round = 0; round < 2; round++)
-    for (int kind = 1; kind < 12; kind++) {
+  for (const int kind : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 2})
+    for (int round = 0; round < 3; round++) {
       const ArenaScope scope(arena);
-      const Tensor x = vector(std::vector<float>(100 * kind + round, 1)), y = vector(std::vector<float>(x.size(), 0));
+      if (round == 2) vector({0});
+      const Tensor x = vector(std::vector<float>(100 * kind + round % 2, 1)),
+                   y = vector(std::vector<float>(x.size(), 0));
       EXPECT_TRUE(device.together([&] {
         for (int i = 0; i < kind; i++) device.accumulate({y, x});
       }));
       EXPECT_EQ(read(y), std::vector<float>(x.size(), static_cast<float>(kind)));
     }
+}
+
+// A copy of pages has as many blocks as pairs, and no parameter that says so.
+TEST_F(Together, ServesGridsThatDiffer) {
+  std::vector<float> pages(4 * 16);
+  for (size_t i = 0; i < pages.size(); i++) pages[i] = static_cast<float>(i / 16);
+  const Tensor pairs = arena.alloc("pairs", DType::i32, {2, 2});
+  const std::vector<int32_t> copies = {0, 2, 1, 3};
+  device.upload({pairs, copies.data()});
+  for (const int64_t n : {1, 2}) {
+    Tensor k = vector(pages), v = vector(pages);
+    for (Tensor* t : {&k, &v}) *t = make_tensor(t->data, DType::f32, {4, 1, 1, 16});
+    EXPECT_TRUE(device.together([&] { device.kv_copy_pages({k, v, pairs.rows(0, n)}); }));
+    const std::vector<float> copied = read(k.flat());
+    EXPECT_EQ(copied[2 * 16], 0);
+    EXPECT_EQ(copied[3 * 16], n == 2 ? 1 : 3);
+    arena.rewind(arena.mark() - 2 * pages.size() * sizeof(float));  // the same addresses
+  }
+}
+
+// The same parameters, but another kernel.
+TEST_F(Together, TellsKernelsApart) {
+  const Tensor index = arena.alloc("index", DType::i32, {2});
+  const std::vector<int32_t> swapped = {1, 0};
+  device.upload({index, swapped.data()});
+  const Tensor x = vector({1, 2, 3, 4, 5, 6}), y = vector(std::vector<float>(6));
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const auto gather = [&] {
+      device.zero({y});
+      device.together([&] {
+        device.gather_rows({make_tensor(y.data, dtype, {2, 3}), make_tensor(x.data, dtype, {2, 3}), index});
+      });
+      return read(y);
+    };
+    device.graphs = false;
+    const std::vector<float> expected = gather();
+    device.graphs = true;
+    EXPECT_EQ(gather(), expected) << dtype_name(dtype);
+  }
 }
 
 // What must not overtake a kernel does not.

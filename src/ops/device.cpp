@@ -103,13 +103,14 @@ bool Device::together(const std::function<void()>& calls) {
   stream_.graphs = graphs_.get();
   try {
     calls();
+    const bool one = graphs_->launch(stream_);
+    stream_.graphs = nullptr;
+    return one;
   } catch (...) {
     stream_.graphs = nullptr;
     graphs_->drop();
     throw;
   }
-  stream_.graphs = nullptr;
-  return graphs_->launch(stream_);
 }
 
 void Device::stage(const Upload& a) {
