@@ -122,6 +122,15 @@ TEST_F(Together, KeepsTheOrderOfUploadsDownloadsAndZeros) {
   EXPECT_EQ(read(x), (std::vector<float>{24, 28, 32}));
 }
 
+// What tools/nsys.sh and ncu.sh ask for.
+TEST_F(Together, TheEnvironmentCanTurnGraphsOff) {
+  const Tensor x = vector({1, 2, 3}), y = vector({0, 0, 0});
+  setenv("PARE_GRAPHS", "0", 1);
+  EXPECT_FALSE(device.together([&] { device.accumulate({y, x}); }));
+  unsetenv("PARE_GRAPHS");
+  EXPECT_EQ(read(y), read(x));
+}
+
 TEST_F(Together, NothingRunsOfWhatThrows) {
   const Tensor x = vector({1, 2, 3}), y = vector({0, 0, 0});
   EXPECT_THROW(device.together([&] {
