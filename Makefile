@@ -124,7 +124,7 @@ $(eval $(call variant,fuzz,$(BUILD)/fuzz))
 $(BUILD)/tests/%.o $(BUILD)/src/app/%.o: cpu_FLAGS := -O1
 
 # ---- targets ---------------------------------------------------------------------------------------------------------
-.PHONY: all test asan check mutants fuzz emu cuda cuda-tests registers registers-update bench quickstart readme deps format format-check lint clean help
+.PHONY: all test asan asan-ops check mutants fuzz emu cuda cuda-tests registers registers-update bench quickstart readme deps format format-check lint clean help
 all: $(BUILD)/pare
 
 test: $(BUILD)/tests/pare_tests $(BUILD)/pare
@@ -147,6 +147,12 @@ CHECK_OBJ := $(check_EMU) $(BUILD)/check/tests/test_emu.o $(BUILD)/check/tests/t
 $(BUILD)/check/tests/pare_emu_tests: $(CHECK_OBJ)
 	@echo 'link $@'
 	$(Q)$(CXX) $(LDFLAGS) $^ -lgtest $(LIBS) -o $@
+# Tests of ops in every order of threads, the kernels under ASan and UBSan.
+asan-ops: $(BUILD)/asan/tests/pare_op_tests
+	$< --gtest_filter='*AgreesWithRef*' $(TEST_FLAGS)
+$(BUILD)/asan/tests/pare_op_tests: $(asan_EMU) $(KERNEL_TESTS:%=$(BUILD)/%.o) $(cpu_LIB)
+	@echo 'link $@'
+	$(Q)$(CXX) $(LDFLAGS) $(asan_FLAGS) $^ -lgtest $(LIBS) -o $@
 # Damages the kernels one place at a time: does the checker notice?
 mutants: $(BUILD)/check/tests/pare_emu_tests
 	@tools/mutate.py --jobs $(JOBS) $(BUILD)/mutants '$(CXX) $(filter-out -MMD -MP,$(EMUFLAGS)) $(check_FLAGS) $(check_KERNEL_FLAGS) -x c++' \
@@ -236,6 +242,6 @@ lint:
 clean:
 	rm -rf $(BUILD)
 help:
-	@sed -n '1,9s/^# \{0,1\}//p' Makefile; echo "targets: all test asan check mutants fuzz emu cuda cuda-tests registers registers-update bench quickstart readme deps format format-check lint clean"
+	@sed -n '1,9s/^# \{0,1\}//p' Makefile; echo "targets: all test asan asan-ops check mutants fuzz emu cuda cuda-tests registers registers-update bench quickstart readme deps format format-check lint clean"
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -4,14 +4,13 @@
 //
 // k_pages [pages, K, D, 16]; summary [pages, K, 16 / block * rows, D] or [S, K, max_blocks * rows, D], rows 1 (mean) or
 // 2 (min, max); span_summary the same with one block of 256 slots, [pages, K, rows, D] or [S, K, max_spans * rows, D];
-// score [S, K, max_scored], f32; blocks [S or N, K, max_listed].  Overwritten: the summaries of blocks and spans that
-// the entries name, scores of what is scored, lists of the entries or rows that choose; nothing else.
-// Order: ops.h.  Sums in f32 whatever the element type, so f32 has the bits of the `cpu` table; a mean is rounded once.
-// Of equal scores the smaller block is taken.
-// Bytes: summaries read every key once (with spans twice) and write 1 / block of it (twice that for min, max).  The
-// choice reads the summaries of all blocks of a row, or of its spans and of the blocks of some: minmax once for each
-// query head, from L1 for the most part.  Limited by memory bandwidth in decode; for packed rows, each of which reads
-// the summaries before it, by L2.
+// score [S, K, max_scored], f32; blocks [sequences or N, K, max_listed].  Overwritten: the summaries of blocks and
+// spans that the entries name, scores of what is scored, lists of the entries or rows that choose and of the rows that
+// they choose for; nothing else. Order: ops.h.  Sums in f32 whatever the element type, so f32 has the bits of the `cpu`
+// table; a mean is rounded once. Of equal scores the smaller block is taken. Bytes: summaries read every key once (with
+// spans twice) and write 1 / block of it (twice that for min, max).  The choice reads the summaries of all blocks of a
+// row, or of its spans and of the blocks of some: minmax once for each query head, from L1 for the most part.  Limited
+// by memory bandwidth in decode; for packed rows, each of which reads the summaries before it, by L2.
 #include "attention.cuh"
 
 namespace pare::PARE_CUDA {
@@ -108,8 +107,8 @@ struct OfSegments {
   const int4* segments;
   int n_segments, heads, kv_heads, d;
   Rule rule;
-  const int32_t* budget;
-  int32_t* blocks;  // [N, K, max_listed]
+  const int32_t *budget, *holds;  // holds: null, or rows for which the choice of a row holds
+  int32_t* blocks;                // [N, K, max_listed]
   int max_listed, max_scored, max_spans;
   bool vector;
 };
@@ -312,7 +311,7 @@ struct OfPages {
   int64_t q_stride;
   const int32_t* budget;
   float* score;     // [S, K, max_scored]
-  int32_t* blocks;  // [S, K, max_listed]
+  int32_t* blocks;  // [sequences, K, max_listed]
   int max_scored, max_listed, max_spans, heads;
   Rule rule;
   bool vector;
@@ -323,16 +322,16 @@ template <BlockSummary kKind, bool kVector, class T>
 __global__ void __launch_bounds__(kThreads, 6) select_paged(const OfPages<T> a) {
   const PageTable& p = a.p;
   const int4 entry = p.queries[blockIdx.x];
-  const int all = (entry.z + p.block - 1) / p.block, budget = a.budget[blockIdx.x], kv = blockIdx.y;
+  const int all = (entry.z + p.block - 1) / p.block, budget = a.budget[entry.w], kv = blockIdx.y;
   if (entry.y != 1 || all <= budget) return;
   const int group = a.heads / p.kv_heads, per_page = kPageSlots / p.block, rows = height(kKind);
   int32_t* kept = dynamic_smem<int32_t>();
   float* q = reinterpret_cast<float*>(kept + a.max_spans);
   load_queries<kKind>(q, a.q + entry.x * a.q_stride + kv * group * p.d, group, p.d);
   __syncthreads();
-  const int64_t at = int64_t{blockIdx.x} * p.kv_heads + kv;
   choose<kKind, kVector>(
-      a.blocks + at * a.max_listed, a.score + at * a.max_scored, kept, q, group, p.d, a.rule, all, budget,
+      a.blocks + (int64_t{entry.w} * p.kv_heads + kv) * a.max_listed,
+      a.score + (int64_t{blockIdx.x} * p.kv_heads + kv) * a.max_scored, kept, q, group, p.d, a.rule, all, budget,
       [&](int b) { return a.summary + (p.head(entry.w, b / per_page, kv) * per_page + b % per_page) * rows * p.d; },
       [&](int s) {
         constexpr int pages = kSpanSlots / kPageSlots;
@@ -347,17 +346,23 @@ __global__ void __launch_bounds__(kThreads, 6) select_packed(const OfSegments<T>
   if (t.len == 0) return;
   const int64_t row = t.row + t.first;
   const int all = (t.parent_len + t.first + a.rule.block) / a.rule.block, budget = a.budget[row], kv = blockIdx.y;
-  if (all <= budget) return;
+  const int rows = a.holds ? a.holds[row] : 1;
+  if (all <= budget || rows == 0) return;
   const int group = a.heads / a.kv_heads;
   float* score = dynamic_smem<float>();
   int32_t* kept = reinterpret_cast<int32_t*>(score + a.max_scored);
   float* q = reinterpret_cast<float*>(kept + a.max_spans);
   load_queries<kKind>(q, a.q + row * a.q_stride + kv * group * a.d, group, a.d);
   __syncthreads();
+  int32_t* const list = a.blocks + (row * a.kv_heads + kv) * a.max_listed;
   choose<kKind, kVector>(
-      a.blocks + (row * a.kv_heads + kv) * a.max_listed, score, kept, q, group, a.d, a.rule, all, budget,
+      list, score, kept, q, group, a.d, a.rule, all, budget,
       [&](int b) { return static_cast<const T*>(a.blocks_of.at(t.entry, kv, b)); },
       [&](int s) { return static_cast<const T*>(a.spans_of.at(t.entry, kv, s)); });
+  if (rows == 1) return;
+  __syncthreads();  // the list is there
+  for (int i = threadIdx.x; i < (rows - 1) * budget; i += kThreads)
+    list[int64_t{i / budget + 1} * a.kv_heads * a.max_listed + i % budget] = list[i % budget];
 }
 
 // ---- launchers
@@ -444,9 +449,10 @@ void kv_block_select(const KvBlockSelect& a, Stream stream) {
   const Rule rule = rule_of(op, a);
   const int64_t entries = a.queries.shape[0], heads = a.q.shape[1], d = a.q.shape[2], kv_heads = a.summary.shape[1];
   expect_heads(op, heads, kv_heads);
-  expect(is_shape(a.blocks, {entries, kv_heads, a.blocks.shape[2]}) && a.blocks.contiguous() &&
+  const int64_t sequences = a.page_table.shape[0];
+  expect(is_shape(a.blocks, {sequences, kv_heads, a.blocks.shape[2]}) && a.blocks.contiguous() &&
              is_shape(a.score, {entries, kv_heads, a.score.shape[2]}) && a.score.contiguous() &&
-             is_shape(a.budget, {entries}),
+             is_shape(a.budget, {sequences}),
          op, ": blocks ", a.blocks.str(), ", score ", a.score.str(), ", budget ", a.budget.str(), " for ", entries,
          " entries");
   if (a.spans) expect_spans(op, a.span_summary, a.summary.shape[0], kv_heads, summary_rows(a.kind), d);
@@ -478,8 +484,9 @@ void attn_block_select(const AttnBlockSelect& a, Stream stream) {
   const int64_t n = a.q.shape[0], heads = a.q.shape[1], d = a.q.shape[2], kv_heads = a.k.shape[1];
   const int64_t segments = a.segments.shape[0], rows = summary_rows(a.kind);
   expect_heads(op, heads, kv_heads);
-  expect(is_shape(a.blocks, {n, kv_heads, a.blocks.shape[2]}) && a.blocks.contiguous() && is_shape(a.budget, {n}), op,
-         ": blocks ", a.blocks.str(), ", budget ", a.budget.str(), " for q ", a.q.str());
+  expect(is_shape(a.blocks, {n, kv_heads, a.blocks.shape[2]}) && a.blocks.contiguous() && is_shape(a.budget, {n}) &&
+             (!a.holds || is_shape(a.holds, {n})),
+         op, ": blocks ", a.blocks.str(), ", budget ", a.budget.str(), ", holds ", a.holds.str(), " for q ", a.q.str());
   expect(is_shape(a.summary, {segments, kv_heads, a.summary.shape[2], d}) && a.summary.contiguous(), op, ": summary ",
          a.summary.str(), " for ", segments, " segments");
   if (a.spans) expect_spans(op, a.span_summary, segments, kv_heads, a.span_summary.shape[2], d);
@@ -507,6 +514,7 @@ void attn_block_select(const AttnBlockSelect& a, Stream stream) {
     x.segments = rows_of(op, "segments", a.segments), x.n_segments = static_cast<int>(segments);
     x.heads = static_cast<int>(heads), x.kv_heads = static_cast<int>(kv_heads), x.d = static_cast<int>(d);
     x.rule = rule, x.budget = a.budget.as<int32_t>(), x.blocks = a.blocks.as<int32_t>();
+    if (a.holds) x.holds = a.holds.as<int32_t>();
     x.max_listed = static_cast<int>(a.blocks.shape[2]), x.max_spans = max_spans;
     x.max_scored = static_cast<int>(most_blocks + most_spans);
     x.vector = aligned16(a.summary, {d}) && (!a.spans || aligned16(a.span_summary, {d}));

@@ -99,9 +99,9 @@ struct Reads {
     rows = min(kRows, t.len - t.first);
     slots = visible(rows - 1);
     if (!a.blocks || own != 1) return;
-    const int budget = a.budget[t.entry], left_out = (total + a.block - 1) / a.block - budget;
+    const int budget = a.budget[table_row], left_out = (total + a.block - 1) / a.block - budget;
     if (left_out <= 0) return;
-    list = a.blocks + (int64_t{t.entry} * a.pages.kv_heads + kv) * a.max_blocks;
+    list = a.blocks + (int64_t{table_row} * a.pages.kv_heads + kv) * a.max_blocks;
     slots = total - left_out * a.block;
   }
   // Of a row of the tile: its slots, where it lies in q and in o.
@@ -345,8 +345,9 @@ void attn_paged(const AttnPaged& a, Stream stream) {
     expect(is_shape(a.o, {n, heads, x.pages.d}) && a.o.contiguous(), op, ": o ", a.o.str(), " for q ", a.q.str());
     if (a.blocks) {
       expect(a.block == 4 || a.block == 16, op, ": blocks of ", a.block, " slots, expected 4 or 16");
-      expect(a.blocks.rank == 3 && a.blocks.shape[0] == x.pages.n_queries && a.blocks.shape[1] == x.pages.kv_heads &&
-                 a.blocks.contiguous() && is_shape(a.budget, {x.pages.n_queries}),
+      const int64_t sequences = a.page_table.shape[0];
+      expect(is_shape(a.blocks, {sequences, x.pages.kv_heads, a.blocks.shape[2]}) && a.blocks.contiguous() &&
+                 is_shape(a.budget, {sequences}),
              op, ": blocks ", a.blocks.str(), " and budget ", a.budget.str());
       x.blocks = a.blocks.as<int32_t>(), x.budget = a.budget.as<int32_t>();
       x.max_blocks = static_cast<int>(a.blocks.shape[2]), x.block = a.block;

@@ -99,7 +99,8 @@ class Cache {
     Buffer o, blocks, score;
     int64_t slots;
   };
-  // One decode step of the sequences: chooses blocks by q [sequences, H, D] and reads them.
+  // One decode step of the sequences: chooses blocks by q [sequences, H, D] and reads them.  Read::blocks: in their
+  // order.
   Read decode(const std::vector<int32_t>& sequences, const Tensor& q, const std::vector<int32_t>& budgets) {
     const int64_t n = static_cast<int64_t>(sequences.size());
     std::vector<int32_t> entries;
@@ -112,19 +113,23 @@ class Cache {
       if (blocks_of(have, choice.block) <= budget) continue;
       scored += choice.scored(have), most = std::max(most, choice.scored(have));
     }
-    const Buffer queries = i32({n, 4}, entries), budget = i32({n}, budgets);
+    const Buffer queries = i32({n, 4}, entries), lists = i32({std::ssize(used), heads.kv_heads, room});
+    Buffer budget = i32({std::ssize(used)});
+    for (int64_t e = 0; e < n; e++) budget.set(sequences[e], budgets[e]);
     Read r{act(type, {n, heads.heads, heads.dim}), i32({n, heads.kv_heads, room}), act(type, {n, heads.kv_heads, most}),
            slots};
     KvBlockSelect select{};
-    select.blocks = r.blocks.tensor(), select.score = r.score.tensor(), select.q = q;
+    select.blocks = lists.tensor(), select.score = r.score.tensor(), select.q = q;
     select.summary = summary.tensor(), select.page_table = page_table.tensor(), select.queries = queries.tensor();
     select.budget = budget.tensor(), select.scored = scored, select.block = choice.block;
     select.first_blocks = choice.first, select.last_blocks = choice.last, select.kind = choice.kind;
     select.span_summary = spans_tensor(), select.spans = choice.spans;
     table.kv_block_select(select, {});
     AttnPaged attn = dense(r.o.tensor(), q, queries.tensor(), slots);
-    attn.blocks = r.blocks.tensor(), attn.budget = budget.tensor(), attn.block = choice.block;
+    attn.blocks = lists.tensor(), attn.budget = budget.tensor(), attn.block = choice.block;
     table.attn_paged(attn, {});
+    const int64_t size = heads.kv_heads * room;
+    for (int64_t i = 0; i < n * size; i++) r.blocks.set(i, lists.get(sequences[i / size] * size + i % size));
     return r;
   }
   // The same step without lists.

@@ -47,6 +47,12 @@ const std::vector<PagedBlocks> kPagedBlocks = {
     {{"spans", 4, 2, 32, {{1, 1044}, {270, 1030}, {1, 513}}, 0}, {4, 0, 1, {20, 20, 7}, 2}},
 };
 
+// What is given for each entry, as lay_out() lays sequences out.
+template <class T>
+std::vector<T> by_table_row(const std::vector<T>& x) {
+  return {x.rbegin(), x.rend()};
+}
+
 void add_paged(std::vector<OpCase>& cases, const PagedBlocks& c, BlockSummary kind) {
   const Paged& s = c.pages;
   const Budgets& b = c.b;
@@ -84,7 +90,7 @@ void add_paged(std::vector<OpCase>& cases, const PagedBlocks& c, BlockSummary ki
                      a.summary = r.in("summary", summary);
                      a.page_table = r.index("page_table", {n, p.per_sequence}, p.table, s.gap);
                      a.queries = r.index("queries", {n, 4}, p.queries);
-                     a.budget = r.index("budget", {n}, b.budget);
+                     a.budget = r.index("budget", {n}, by_table_row(b.budget));
                      a.scored = scored, a.block = b.block, a.first_blocks = b.first, a.last_blocks = b.last;
                      a.kind = kind;
                      if (b.spans) a.span_summary = r.in("span_summary", span_summary), a.spans = b.spans;
@@ -107,7 +113,8 @@ void add_attention(std::vector<OpCase>& cases, const PagedBlocks& c) {
     pairs += rows == 1 ? read : rows * (all - rows) + rows * (rows + 1) / 2;
     slots += read, room = std::max<int64_t>(room, b.budget[e]);
   }
-  const std::vector<int32_t> lists = random_lists(total, b.budget, s.kv_heads, room, b.block);
+  const std::vector<int32_t> budgets = by_table_row(b.budget),
+                             lists = random_lists(by_table_row(total), budgets, s.kv_heads, room, b.block);
   cases.push_back(
       {"attn_paged", cat("lists_", s.name, "_b", b.block, "_H", s.heads, "_K", s.kv_heads, "_D", s.dim), [=](OpRun& r) {
          const auto [k, v] = fill_pages(s, p);
@@ -118,7 +125,7 @@ void add_attention(std::vector<OpCase>& cases, const PagedBlocks& c) {
          a.page_table = r.index("page_table", {n, p.per_sequence}, p.table, s.gap);
          a.queries = r.index("queries", {n, 4}, p.queries);
          a.blocks = r.index("blocks", {n, s.kv_heads, room}, lists);
-         a.budget = r.index("budget", {n}, b.budget);
+         a.budget = r.index("budget", {n}, budgets);
          a.block = b.block, a.pairs = pairs, a.slots = slots;
          a.scale = static_cast<float>(1 / std::sqrt(double(s.dim)));
          r.call(&Table::attn_paged, a);
@@ -165,23 +172,29 @@ std::string name(const PackedBlocks& s) {
 // What the rows see: their slots (0 for rows of no segment) and budgets, and the sums over them.
 struct Rows {
   std::vector<int64_t> total;
-  std::vector<int32_t> budget;
+  std::vector<int32_t> budget, holds;
   int64_t pairs = 0, scored = 0, slots = 0, room = 0, blocks = 0, spans = 0;
 };
-Rows rows_of(const PackedBlocks& s) {
+// per_block: a row chooses for those behind it in its block.
+Rows rows_of(const PackedBlocks& s, bool per_block = false) {
   Rows r;
-  r.total.resize(s.rows), r.budget.assign(s.rows, 0);
+  r.total.resize(s.rows), r.budget.assign(s.rows, 0), r.holds.assign(s.rows, 0);
   for (size_t i = 0; i < s.segments.size(); i++) {
     const SegmentRow& g = s.segments[i];
     r.slots += g.parent_len + g.len, r.room = std::max<int64_t>(r.room, s.budget[i]);
     r.blocks = std::max<int64_t>(r.blocks, (g.parent_len + g.len) / s.block + 1);
     r.spans = std::max<int64_t>(r.spans, (g.parent_len + g.len) / kSpanSlots + 1);
+    int32_t chooser = -1;
     for (int32_t j = 0; j < g.len; j++) {
       const int64_t total = r.total[g.row + j] = g.parent_len + j + 1;
       const int32_t budget = r.budget[g.row + j] = j < g.len / 3 ? INT32_MAX : s.budget[i];
       r.pairs += listed_slots(total, budget, s.block);
-      if (blocks_of(total, s.block) > budget)
+      if (blocks_of(total, s.block) <= budget) continue;
+      if (!per_block || chooser < 0 || (total - 1) % s.block == 0) {
+        chooser = g.row + j;
         r.scored += competition(blocks_of(total, s.block), s.first, s.last, s.block, s.spans).scored();
+      }
+      r.holds[chooser]++;
     }
   }
   return r;
@@ -208,8 +221,8 @@ void set_lists(OpRun& r, const PackedBlocks& s, const Rows& rows, Args& a) {
   a.budget = r.index("budget", {s.rows}, rows.budget), a.block = s.block;
 }
 
-void attn_block_select(OpRun& r, const PackedBlocks& s, BlockSummary kind) {
-  const Rows rows = rows_of(s);
+void attn_block_select(OpRun& r, const PackedBlocks& s, BlockSummary kind, bool per_block = false) {
+  const Rows rows = rows_of(s, per_block);
   AttnBlockSelect a{};
   const int64_t n = static_cast<int64_t>(s.segments.size());
   a.blocks = r.index_out("blocks", {s.rows, s.kv_heads, rows.room});
@@ -224,6 +237,7 @@ void attn_block_select(OpRun& r, const PackedBlocks& s, BlockSummary kind) {
     a.span_summary = r.out("span_summary", {n, s.kv_heads, rows.spans * summary_rows(kind), s.dim});
     a.spans = s.spans;
   }
+  if (per_block) a.holds = r.index("holds", {s.rows}, rows.holds);
   r.call(&Table::attn_block_select, a);
   r.bound("summary", kind == BlockSummary::minmax ? 0 : chain(16) * 5);
   if (s.spans) r.bound("span_summary", kind == BlockSummary::minmax ? 0 : chain(256) * 5);
@@ -269,6 +283,8 @@ void add_block_cases(std::vector<OpCase>& cases) {
   for (const PackedBlocks& s : kPackedBlocks) {
     cases.push_back(
         {"attn_block_select", "minmax_" + name(s), [s](OpRun& r) { attn_block_select(r, s, BlockSummary::minmax); }});
+    cases.push_back({"attn_block_select", "per_block_" + name(s),
+                     [s](OpRun& r) { attn_block_select(r, s, BlockSummary::minmax, true); }});
     cases.push_back(
         {"attn_block_select", "mean_" + name(s), [s](OpRun& r) { attn_block_select(r, s, BlockSummary::mean); }});
     if (s.spans) continue;  // attention knows nothing of them

@@ -350,6 +350,7 @@ Rows kv_rows() {
       {"rollout.kv.first_blocks", {quest, {"rollout.kv.first_blocks=3"}, logprobs, differs}},
       {"rollout.kv.last_blocks", {quest, {"rollout.kv.last_blocks=1"}, logprobs, differs}},
       {"rollout.kv.dense_layers", {quest, {"rollout.kv.dense_layers=1"}, read, rises}},
+      {"rollout.kv.choose", {quest, {"rollout.kv.choose=block"}, logprobs, differs}},
       {"rollout.kv.spans", {long_quest, {"rollout.kv.spans=1"}, rolled_out(hash, 600), differs}},
       {"rollout.kv.block_schedule", {quest, {"rollout.kv.block_schedule=['0:5', '9:8']"}, read, rises}},
   };

@@ -269,6 +269,7 @@ TEST_P(KvBlocks, EntriesDoNotDependOnTheirBatch) {
   for (const Heads& h : kHeads)
     for (const Choice& choice : kChoices) {
       const std::vector<int32_t> slots = {130, 17, 64, 99, 256}, budgets = {4, 3, 7, INT32_MAX, 5};
+      const std::vector<int32_t> order = {3, 0, 4, 1, 2};  // sequence of each entry
       Cache batch(table, h, choice, 5, 256);
       std::vector<Buffer> keys, queries;
       std::vector<double> all_q;
@@ -277,10 +278,10 @@ TEST_P(KvBlocks, EntriesDoNotDependOnTheirBatch) {
         queries.push_back(random_rows(cat("q", i), 1, h.heads, h.dim));
         const auto q = queries.back().values();
         all_q.insert(all_q.end(), q.begin(), q.end());
-        batch.append({{i, slots[i]}}, keys[i].tensor(), keys[i].tensor());
+        batch.append({{order[i], slots[i]}}, keys[i].tensor(), keys[i].tensor());
       }
       const Buffer q = act(DType::f32, {5, h.heads, h.dim}, all_q);
-      const auto together = batch.decode({0, 1, 2, 3, 4}, q.tensor(), budgets);
+      const auto together = batch.decode(order, q.tensor(), budgets);
       for (int32_t i = 0; i < 5; i++) {
         Cache alone(table, h, choice, 1, slots[i], DType::f32, "other pages");
         alone.append({{0, slots[i]}}, keys[i].tensor(), keys[i].tensor());

@@ -230,9 +230,9 @@ ModelConfig long_config() {
   c.max_position = 1100;
   return c;
 }
-KvSpec spec_of(KvMethod method, int64_t spans) {
+KvSpec spec_of(KvMethod method, int64_t spans, KvChoose choose = KvChoose::token) {
   KvSpec s;
-  s.method = method, s.spans = spans;
+  s.method = method, s.spans = spans, s.choose = choose;
   s.block = method == KvMethod::quest ? 4 : 16, s.blocks = 5, s.first_blocks = 1, s.last_blocks = 1, s.dense_layers = 1;
   return s;
 }
@@ -254,6 +254,10 @@ std::vector<Request> long_requests() {
 Sampling endless() { return {.temperature = 0.9f, .key = rng_key(1, RngStream::sample, 4), .eos = {}}; }
 
 const KvMethod kMethods[] = {KvMethod::quest, KvMethod::block_topk};
+const std::pair<KvMethod, KvChoose> kWays[] = {{KvMethod::quest, KvChoose::token},
+                                               {KvMethod::quest, KvChoose::block},
+                                               {KvMethod::block_topk, KvChoose::token},
+                                               {KvMethod::block_topk, KvChoose::block}};
 
 std::vector<Completion> generate(const RolloutLimits& l, const std::vector<Request>& requests) {
   Generator g(table_cpu, long_config(), l);
@@ -263,8 +267,8 @@ std::vector<Completion> generate(const RolloutLimits& l, const std::vector<Reque
 TEST(KvSpansPolicy, TheScheduleChangesNothing) {
   const auto requests = long_requests();
   const int before = threads();
-  for (const KvMethod method : kMethods) {
-    const KvSpec spec = spec_of(method, 1);
+  for (const auto& [method, choose] : kWays) {
+    const KvSpec spec = spec_of(method, 1, choose);
     const auto together = generate(limits(spec), requests);
     std::vector<Completion> alone;
     Generator g(table_cpu, long_config(), limits(spec, 1, 1100));
@@ -298,22 +302,26 @@ TEST(KvSpansPolicy, SpansThatAllStayAreThePlainRolloutBitwise) {
 // The log-probs of a learner that chooses again are those of the rollout, bit by bit.
 TEST(KvSpansPolicy, ReplayIsTheRollout) {
   const auto requests = long_requests();
-  for (const KvMethod method : kMethods) {
-    const KvSpec spec = spec_of(method, 1);
+  for (const auto& [method, choose] : kWays) {
+    const KvSpec spec = spec_of(method, 1, choose);
     Generator g(table_cpu, long_config(), limits(spec));
     const auto done = g.rollout.generate(requests, endless());
     std::vector<Group> groups;
     for (const Request& r : requests) groups.push_back({r.prompt, {}});
     for (const Completion& c : done) groups[c.request].members.push_back({.tokens = c.tokens, .terms = {}});
-    const auto mismatches = [&](int32_t spans) {
+    const auto mismatches = [&](int32_t spans, KvChoose choice) {
+      KvSpec other = spec;
+      other.choose = choice;
       LearnerOptions options{.max_rows = 5000};
-      options.blocks = BlockReads{.kind = summary_kind(spec),
-                                  .block = static_cast<int32_t>(spec.block),
-                                  .first_blocks = 1,
-                                  .last_blocks = 1,
-                                  .spans = spans,
-                                  .dense_layers = spec.dense_layers,
-                                  .budget = BlockBudget(spec)};
+      options.blocks =
+          BlockReads{.kind = summary_kind(spec),
+                     .block = static_cast<int32_t>(spec.block),
+                     .first_blocks = 1,
+                     .last_blocks = 1,
+                     .spans = spans,
+                     .dense_layers = spec.dense_layers,
+                     .budget = BlockBudget(spec),
+                     .chooses = [&](int64_t before, bool first) { return chooses_blocks(other, before, first); }};
       const TokenOuts out = Learner::logprobs(g.model, g.scratch, groups, 0.9, options);
       int64_t n = 0;
       for (const Completion& c : done)
@@ -321,16 +329,17 @@ TEST(KvSpansPolicy, ReplayIsTheRollout) {
           n += static_cast<float>(out[c.request][c.sample][t].logprob) != c.logprobs[t];
       return n;
     };
-    EXPECT_EQ(mismatches(1), 0);
-    EXPECT_GT(mismatches(0), 50);
+    EXPECT_EQ(mismatches(1, choose), 0);
+    EXPECT_GT(mismatches(0, choose), 50);
+    EXPECT_GT(mismatches(1, choose == KvChoose::token ? KvChoose::block : KvChoose::token), 50);
   }
 }
 
 // Books by the counts: `null`, which computes nothing, keeps the same; memory grows with the context and never falls.
 TEST(KvSpansPolicy, TheLedgerIsThatOfTheCounts) {
   const ModelConfig c = long_config();
-  for (const KvMethod method : kMethods) {
-    const KvSpec spec = spec_of(method, 1);
+  for (const auto& [method, choose] : kWays) {
+    const KvSpec spec = spec_of(method, 1, choose);
     const Request request = long_requests()[2];
     const auto books = [&](const Table& table, const KvSpec& s, const Request& r) {
       Generator g(table, c, limits(s));
@@ -346,7 +355,8 @@ TEST(KvSpansPolicy, TheLedgerIsThatOfTheCounts) {
     // Prompts of more than 700 rows come in two pieces, which share a page unless 700 is a multiple of 16.
     pages += prompt > 700;
     for (int64_t tokens = prompt + 1; tokens < prompt + request.max_new_tokens; tokens++) {
-      scored += samples * competition(blocks_of(tokens, spec.block), 1, 1, spec.block, 1).scored();
+      if (choose == KvChoose::token || tokens == prompt + 1 || tokens % spec.block == 1)
+        scored += samples * competition(blocks_of(tokens, spec.block), 1, 1, spec.block, 1).scored();
       pages += samples, spans += samples * (tokens % 256 == 0);
     }
     EXPECT_GT(spans, prompt / 256);
@@ -356,7 +366,7 @@ TEST(KvSpansPolicy, TheLedgerIsThatOfTheCounts) {
               sparse * scored * c.head_dim * (minmax ? 4 * c.heads : 2 * c.kv_heads));
     EXPECT_EQ(real.at("kv_block_summary").cost.flops,
               sparse * (pages * 16 + spans * 256) * c.kv_heads * c.head_dim * rows);
-    const auto plain = books(table_null, spec_of(method, 0), request);
+    const auto plain = books(table_null, spec_of(method, 0, choose), request);
     EXPECT_GT(4 * plain.first.at("kv_block_select").cost.flops, 5 * real.at("kv_block_select").cost.flops);
     EXPECT_EQ(plain.first.at("kv_block_summary").cost.flops, sparse * pages * 16 * c.kv_heads * c.head_dim * rows);
     // A page is larger by a row of a summary, and nothing else is.

@@ -256,7 +256,14 @@ double relative_l2(const std::vector<double>& a, const std::vector<double>& b) {
   return std::sqrt(diff / norm);
 }
 
-const BlockReads kQuest{BlockSummary::minmax, 4, 1, 1, 0, 1, [](int64_t n) { return std::max<int64_t>(3, n / 3); }};
+const BlockReads kQuest{.kind = BlockSummary::minmax,
+                        .block = 4,
+                        .first_blocks = 1,
+                        .last_blocks = 1,
+                        .spans = 0,
+                        .dense_layers = 1,
+                        .budget = [](int64_t n) { return std::max<int64_t>(3, n / 3); },
+                        .chooses = [](int64_t, bool) { return true; }};
 
 TEST(ReplayLearner, SplitsAndRecomputationChangeNothing) {
   const ModelConfig c = tiny_config("qwen3", true);

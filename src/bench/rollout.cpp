@@ -19,9 +19,9 @@ struct Way {
 };
 
 std::vector<Way> ways() {
-  const auto of = [](KvMethod method, int64_t spans = 0) {
+  const auto of = [](KvMethod method, int64_t spans = 0, KvChoose choose = KvChoose::token) {
     KvSpec s;  // budget 512, buffer 128; 32 blocks of 16
-    s.method = method, s.dense_layers = 0, s.spans = spans;
+    s.method = method, s.dense_layers = 0, s.spans = spans, s.choose = choose;
     return s;
   };
   return {{"dense", {}},
@@ -31,8 +31,10 @@ std::vector<Way> ways() {
           {"rkv 512+128", of(KvMethod::rkv)},
           {"quest 32 x 16", of(KvMethod::quest)},
           {"quest, 8 spans", of(KvMethod::quest, 8)},
+          {"the same, per block", of(KvMethod::quest, 8, KvChoose::block)},
           {"block_topk 32 x 16", of(KvMethod::block_topk)},
-          {"block_topk, 8 spans", of(KvMethod::block_topk, 8)}};
+          {"block_topk, 8 spans", of(KvMethod::block_topk, 8)},
+          {"the same, per block", of(KvMethod::block_topk, 8, KvChoose::block)}};
 }
 
 // Ops that choose or move, beside those that every rollout has.
@@ -74,36 +76,74 @@ Times times_of(const Ledger& ledger) {
   }
   return t;
 }
-double median(const std::vector<Times>& passes, double Times::*part) {
-  std::vector<double> x;
-  for (const Times& t : passes) x.push_back(t.*part);
-  std::nth_element(x.begin(), x.begin() + std::ssize(x) / 2, x.end());
-  return x[x.size() / 2];
+// Of each part, over passes that are alike.
+Times median(const std::vector<Times>& passes) {
+  const auto of = [&](double Times::*part) {
+    std::vector<double> x;
+    for (const Times& t : passes) x.push_back(t.*part);
+    std::nth_element(x.begin(), x.begin() + std::ssize(x) / 2, x.end());
+    return x[x.size() / 2];
+  };
+  return {of(&Times::all), of(&Times::attention), of(&Times::choice)};
+}
+
+// Leaves nothing of what a pass has read in the caches.
+void sweep() {
+  static const std::vector<int64_t> memory(size_t{6} << 20, 1);  // 48 MB
+  parallel_for(threads(), 1, [](int64_t, int64_t) {
+    volatile int64_t sum = 0;
+    for (size_t i = 0; i < memory.size(); i += 8) sum = sum + memory[i];
+  });
 }
 
 constexpr int kDecoded = 257;  // two events of 128 tokens
 
-// Of a pass: the median, since other programs interrupt some, and its share of the fastest event.
-Times decode(Rollout& rollout, Ledger& ledger, const Shape& shape, int64_t length) {
+// Passes of one kind each: an event, a choice of blocks, neither.
+struct Passes {
+  std::vector<Times> events, chosen, others;
+};
+// A pass and its share of the rare ones: medians, since other programs interrupt some, and the fastest event.
+Times mean_pass(const Passes& p) {
+  Times mean;
+  const auto add = [&](const Times& t, size_t n) {
+    const double share = static_cast<double>(n) / static_cast<double>(p.chosen.size() + p.others.size());
+    mean.all += share * t.all, mean.attention += share * t.attention, mean.choice += share * t.choice;
+  };
+  for (const auto* kind : {&p.chosen, &p.others})
+    if (!kind->empty()) add(median(*kind), kind->size());
+  if (!p.events.empty()) {
+    const double event = std::ranges::min_element(p.events, {}, &Times::choice)->choice;
+    add({event, 0, event}, p.events.size());
+  }
+  return mean;
+}
+
+// cold: nothing that a pass reads is in a cache when it begins.
+struct Decoded {
+  Times warm, cold;
+};
+Decoded decode(Rollout& rollout, Ledger& ledger, const Shape& shape, int64_t length) {
   Rng rng(rng_key(1, RngStream::data, static_cast<uint64_t>(length)));
   Request request{std::vector<int32_t>(length), {}, kDecoded};
   for (int32_t& id : request.prompt) id = static_cast<int32_t>(rng.below(static_cast<uint32_t>(shape.config.vocab)));
   for (int i = 0; i < shape.sequences * shape.rounds; i++) request.uids.push_back(static_cast<uint64_t>(i));
-  std::vector<Times> passes, events;
+  Passes warm, cold;
+  bool swept = false;
   rollout.generate({request}, {.key = 1, .eos = {}}, [&](const RolloutStats& s) {
-    if (s.decoded_tokens % (kDecoded * shape.sequences) > shape.sequences) {  // neither a prompt nor the first tokens
-      const bool event = ledger.phases.at("main").count("kv_compact") > 0;
-      (event ? events : passes).push_back(times_of(ledger));
+    const int64_t round = int64_t{kDecoded} * shape.sequences;
+    if (s.decoded_tokens % round > shape.sequences) {  // neither a prompt nor the first tokens
+      const auto& ops = ledger.phases.at("main");
+      Passes& p = swept ? cold : warm;
+      (ops.contains("kv_compact")        ? p.events
+       : ops.contains("kv_block_select") ? p.chosen
+                                         : p.others)
+          .push_back(times_of(ledger));
     }
     ledger.clear();
+    swept = s.decoded_tokens >= (shape.rounds - 1) * round;  // the last round
+    if (swept) sweep();
   });
-  Times t{median(passes, &Times::all), median(passes, &Times::attention), median(passes, &Times::choice)};
-  if (events.empty()) return t;
-  double event = events[0].choice;
-  for (const Times& e : events) event = std::min(event, e.choice);
-  event *= static_cast<double>(events.size()) / static_cast<double>(events.size() + passes.size());
-  t.all += event, t.choice += event;
-  return t;
+  return {mean_pass(warm), mean_pass(cold)};
 }
 
 }  // namespace
@@ -128,14 +168,16 @@ nlohmann::json bench_rollout() {
                        .kv = way.spec},
                       kv, scratch);
       for (const int64_t length : shape.lengths) {
-        Times t = decode(rollout, ledger, shape, length);
+        auto [t, cold] = decode(rollout, ledger, shape, length);
         if (way.spec.method == KvMethod::streaming_llm) plain[length] = t.attention;
         // H2O adds up what tokens receive inside its attention.
         if (way.spec.method == KvMethod::h2o) t.choice += std::max(0.0, t.attention - plain[length]);
         const double us = 1e6 / shape.sequences;
-        std::printf("rollout    %-10s %-22s context %6lld  %7.1f us a token, attention %7.1f, choosing %5.1f %%\n",
-                    shape.name, way.name, static_cast<long long>(length), t.all * us, t.attention * us,
-                    100 * t.choice / t.all);
+        std::printf(
+            "rollout    %-10s %-22s context %6lld  %7.1f us a token, attention %7.1f, choosing %5.1f %%; caches cold "
+            "%7.1f\n",
+            shape.name, way.name, static_cast<long long>(length), t.all * us, t.attention * us, 100 * t.choice / t.all,
+            cold.all * us);
         std::fflush(stdout);
         report.push_back({{"model", shape.name},
                           {"kv", way.name},
@@ -143,7 +185,8 @@ nlohmann::json bench_rollout() {
                           {"threads", threads()},
                           {"us_per_token", t.all * us},
                           {"attention_us", t.attention * us},
-                          {"choosing_share", t.choice / t.all}});
+                          {"choosing_share", t.choice / t.all},
+                          {"us_per_token_cold", cold.all * us}});
       }
     }
   }

@@ -5,7 +5,8 @@
 namespace pare {
 
 // Prints and returns, for a small model and contexts of 1k to 32k tokens, and for a layer of a larger one, the
-// microseconds of a decoded token, those of its attention, and the part that compression or selection takes.
+// microseconds of a decoded token, those of its attention, the part that compression or selection takes, and what it
+// takes where everything must come from memory.
 nlohmann::json bench_rollout();
 
 }  // namespace pare

@@ -253,7 +253,7 @@ void attend_paged(const char* op, const AttnPaged& a, const AttnPagedMass* with_
   if (a.blocks && (a.count_pages || with_mass))
     throw std::logic_error(cat("cpu: ", op, ": block lists of slots that have counts or mass"));
   BlockLists lists;
-  if (a.blocks) lists = BlockLists(op, a.blocks, a.budget, a.block, a.queries.shape[0], kv_heads);
+  if (a.blocks) lists = BlockLists(op, a.blocks, a.budget, a.block, a.page_table.shape[0], kv_heads);
   const int64_t n = a.queries.shape[0] * kv_heads;
   if (n == 0) return;
   const Kernels& k = cpu_kernels();
@@ -262,8 +262,9 @@ void attend_paged(const char* op, const AttnPaged& a, const AttnPagedMass* with_
     for (int64_t i = range.begin; i < range.end; i++) {
       const int64_t e = i / kv_heads, h = i % kv_heads;
       const PagedRow& q = list[e];
-      if (q.rows == 1 && lists.listed(e, q.slots))
-        attend_listed(args, q, h, lists, e, scratch(listed_scratch(lists.count(e, q.slots), width)));
+      if (q.rows == 1 && lists.listed(q.table_row, q.slots))
+        attend_listed(args, q, h, lists, q.table_row,
+                      scratch(listed_scratch(lists.count(q.table_row, q.slots), width)));
       else if (q.rows) {
         PagedArgs own = args;
         own.first_mass = first ? std::max(first[e], 0) : 0;

@@ -67,7 +67,9 @@ void attn_block_select(const AttnBlockSelect& a, Stream) {
       a.spans ? dense(op, "span_summary", a.span_summary, {count, kv_heads, span_room, width}) : nullptr;
   int32_t* const blocks = index(op, "blocks", a.blocks, {rows, kv_heads, room});
   const int32_t* const budget = index(op, "budget", a.budget, {rows});
+  const int32_t* const holds = a.holds ? index(op, "holds", a.holds, {rows}, INT32_MAX) : nullptr;
   const SegmentRow* const s = segment_rows(op, a.segments, rows, pk.shape[0]);
+  const auto rows_held = [&](int64_t i, int64_t r) { return holds ? holds[s[i].row + r] : 1; };
   // Of own row r of segment i.
   const auto choice = [&](int64_t i, int64_t r, int64_t h) {
     const int64_t row = s[i].row + r, at = i * kv_heads + h;
@@ -95,7 +97,10 @@ void attn_block_select(const AttnBlockSelect& a, Stream) {
     longest = std::max<int64_t>(longest, s[i].parent_len + s[i].len);
     for (int64_t r = 0; r < s[i].len; r++) {
       const BlockChoice c = choice(i, r, 0);
-      if (c.all <= c.budget) continue;
+      const int32_t n = rows_held(i, r);
+      if (c.all <= c.budget || n == 0) continue;
+      if (r + n > s[i].len)
+        throw std::logic_error(cat("cpu: ", op, ": row ", s[i].row + r, " chooses for ", n, " rows of ", s[i].len - r));
       c.expect_possible(op, s[i].row + r, room, INT64_MAX);
       scores = std::max(scores, c.competition().scored());
     }
@@ -126,8 +131,11 @@ void attn_block_select(const AttnBlockSelect& a, Stream) {
       float* const memory = scratch(width + 16 + scores + 16);
       for (int64_t r = p.rows.begin; r < p.rows.end; r++) {
         const BlockChoice c = choice(p.segment, r, p.kv_head);
-        if (c.all <= c.budget) continue;
-        choose_blocks(blocks + ((s[p.segment].row + r) * kv_heads + p.kv_head) * room, memory + width + 16, c, memory);
+        const int32_t n = rows_held(p.segment, r);
+        if (c.all <= c.budget || n == 0) continue;
+        int32_t* const list = blocks + ((s[p.segment].row + r) * kv_heads + p.kv_head) * room;
+        choose_blocks(list, memory + width + 16, c, memory);
+        for (int32_t i = 1; i < n; i++) std::copy_n(list, c.budget, list + i * kv_heads * room);
       }
     }
   });

@@ -200,9 +200,9 @@ void kv_block_select(const KvBlockSelect& a, Stream) {
   const float* const spans =
       a.spans ? dense(op, "span_summary", a.span_summary, {pages, kv_heads, height, width}) : nullptr;
   const int64_t room = a.blocks.shape[2], score_room = a.score.shape[2];
-  int32_t* const blocks = index(op, "blocks", a.blocks, {entries, kv_heads, room});
+  int32_t* const blocks = index(op, "blocks", a.blocks, {a.page_table.shape[0], kv_heads, room});
   float* const score = dense(op, "score", a.score, {entries, kv_heads, score_room});
-  const int32_t* const budget = index(op, "budget", a.budget, {entries});
+  const int32_t* const budget = index(op, "budget", a.budget, {a.page_table.shape[0]});
   const PagedRow* const list = paged_rows(op, a.queries, rows, a.page_table, pages);
   const int32_t* const table = static_cast<const int32_t*>(a.page_table.data);
   const auto choice = [&](int64_t e, int64_t h) {
@@ -218,7 +218,7 @@ void kv_block_select(const KvBlockSelect& a, Stream) {
                              .kind = a.kind},
                   .spans = {},
                   .all = blocks_of(row.slots, a.block),
-                  .budget = budget[e],
+                  .budget = budget[row.table_row],
                   .first = a.first_blocks,
                   .last = a.last_blocks,
                   .best_spans = a.spans};
@@ -230,7 +230,7 @@ void kv_block_select(const KvBlockSelect& a, Stream) {
   };
   std::vector<int64_t> chooses;
   for (int64_t e = 0; e < entries; e++) {
-    if (list[e].rows != 1 || blocks_of(list[e].slots, a.block) <= budget[e]) continue;
+    if (list[e].rows != 1 || blocks_of(list[e].slots, a.block) <= budget[list[e].table_row]) continue;
     choice(e, 0).expect_possible(op, e, room, score_room);
     chooses.push_back(e);
   }
@@ -239,8 +239,9 @@ void kv_block_select(const KvBlockSelect& a, Stream) {
   const double each = static_cast<double>(a.scored * kv_heads) / static_cast<double>(n);
   parallel(n, each * static_cast<double>(group * width) * 0.2 + 100, [&](Range range) {
     for (int64_t i = range.begin; i < range.end; i++) {
-      const int64_t e = chooses[static_cast<size_t>(i / kv_heads)], h = i % kv_heads, at = e * kv_heads + h;
-      choose_blocks(blocks + at * room, score + at * score_room, choice(e, h), scratch(width + 16));
+      const int64_t e = chooses[static_cast<size_t>(i / kv_heads)], h = i % kv_heads;
+      choose_blocks(blocks + (list[e].table_row * kv_heads + h) * room, score + (e * kv_heads + h) * score_room,
+                    choice(e, h), scratch(width + 16));
     }
   });
 }

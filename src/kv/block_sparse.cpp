@@ -1,7 +1,8 @@
 // Quest (Tang et al. 2024, arXiv 2406.10774) and block top-k: all keys and values stay, a decoded token reads the
 // blocks that promise most.  Quest bounds the scores of a block by the channelwise minimum and maximum of its keys;
 // block top-k takes their mean.  Both choose per key head, for the group of its query heads.  With rollout.kv.spans
-// they first choose spans of 256 tokens by the same scores, and then blocks within them.
+// they first choose spans of 256 tokens by the same scores, and then blocks within them; with rollout.kv.choose = block
+// a choice holds until a new block begins.
 #include <algorithm>
 
 #include "kv/policies.h"
@@ -13,33 +14,42 @@ namespace {
 class BlockSparse : public KvPolicy {
  public:
   explicit BlockSparse(const PolicyArgs& a)
-      : spec_(a.spec), config_(a.config), cache_(a.cache), kind_(summary_kind(a.spec)), budget_(a.spec) {}
+      : spec_(a.spec), config_(a.config), cache_(a.cache), kind_(summary_kind(a.spec)), budget_(a.spec) {
+    const int64_t layers = spec_.choose == KvChoose::block ? config_.layers - spec_.dense_layers : 1;
+    const int64_t most = cache_.max_pages() * kPageSlots / spec_.block;
+    for (int64_t l = 0; l < layers; l++)
+      lists_.push_back(a.kv.alloc("kv.block_lists", DType::i32,
+                                  {cache_.max_sequences(), config_.kv_heads, std::min(budget_.most(), most)}));
+  }
 
   void begin(const std::vector<PagedRun>& runs, Inputs& inputs) override {
-    host_.clear();
+    host_budget_.assign(cache_.max_sequences(), INT32_MAX);
+    choosing_.clear(), scored_ = 0;
     for (const PagedRun& run : runs) {
-      const int64_t n = blocks_of(run.tokens, spec_.block);
-      host_.push_back(static_cast<int32_t>(run.decodes() ? budget_(n) : n));  // prompts read everything
+      if (!run.decodes()) continue;  // prompts read everything
+      const int64_t n = blocks_of(run.tokens, spec_.block), budget = budget_(n);
+      host_budget_[run.sequence] = static_cast<int32_t>(budget);
+      if (budget >= n || !chooses_blocks(spec_, run.tokens - 1, run.tokens == run.prompt + 1)) continue;
+      choosing_.push_back({run.row, run.rows, run.tokens, run.sequence});
+      scored_ += competition(n, spec_.first_blocks, spec_.last_blocks, spec_.block, spec_.spans).scored();
     }
-    uploaded_ = inputs.add("kv.block_budget", {std::ssize(host_)}, host_.data());
+    budget_of_ = inputs.add("kv.block_budget", {std::ssize(host_budget_)}, host_budget_.data());
+    queries_ = inputs.add("kv.choosing", {std::ssize(choosing_), 4}, choosing_.empty() ? nullptr : &choosing_[0].row);
   }
 
   KvBlocks blocks(const KvPass& pass, Arena& scratch) override {
     if (pass.layer < spec_.dense_layers) return {};
     Device& device = cache_.device();
-    const auto runs = static_cast<int64_t>(pass.runs.size());
-    KvBlocks result{.blocks = {}, .budget = uploaded_, .block = static_cast<int32_t>(spec_.block), .slots = {}};
-    int64_t pages = 0, spans = 0, most = 0, chosen = 0, scored = 0;
-    for (int64_t i = 0; i < runs; i++) {
-      const PagedRun& run = pass.runs[i];
-      const int64_t n = blocks_of(run.tokens, spec_.block);
-      result.slots.push_back(listed_slots(run.tokens, host_[i], spec_.block));
+    KvBlocks result{.blocks = {}, .budget = budget_of_, .block = static_cast<int32_t>(spec_.block), .slots = {}};
+    int64_t pages = 0, spans = 0, most = 0;
+    bool listed = false;
+    for (const PagedRun& run : pass.runs) {
+      const int64_t n = blocks_of(run.tokens, spec_.block), budget = host_budget_[run.sequence];
+      result.slots.push_back(listed_slots(run.tokens, budget, spec_.block));
       pages += (run.tokens - 1) / kPageSlots - (run.tokens - run.rows) / kPageSlots + 1;
       if (spec_.spans) spans += run.tokens / kSpanSlots - (run.tokens - run.rows) / kSpanSlots;
       most = std::max(most, n + (spec_.spans ? run.tokens / kSpanSlots : 0));  // more tokens never take less room
-      if (host_[i] >= n) continue;
-      chosen = std::max<int64_t>(chosen, host_[i]);
-      scored += competition(n, spec_.first_blocks, spec_.last_blocks, spec_.block, spec_.spans).scored();
+      listed = listed || budget < n;
     }
     device.kv_block_summary({.summary = cache_.fields.summary,
                              .k_pages = cache_.k_pages,
@@ -50,23 +60,25 @@ class BlockSparse : public KvPolicy {
                              .kind = kind_,
                              .span_summary = cache_.fields.span_summary,
                              .spans = spans});
-    if (chosen == 0) return {};
+    if (!listed) return {};
+    result.blocks = lists_[lists_.size() == 1 ? 0 : pass.layer - spec_.dense_layers];
+    if (choosing_.empty()) return result;
     const DType stat = cache_.k_pages.dtype == DType::f64 ? DType::f64 : DType::f32;
-    result.blocks = scratch.alloc("kv.blocks", DType::i32, {runs, config_.kv_heads, chosen});
-    device.kv_block_select({.blocks = result.blocks,
-                            .score = scratch.alloc("kv.block_scores", stat, {runs, config_.kv_heads, most}),
-                            .q = pass.q,
-                            .summary = cache_.fields.summary,
-                            .page_table = pass.page_table,
-                            .queries = pass.queries,
-                            .budget = uploaded_,
-                            .scored = scored,
-                            .block = result.block,
-                            .first_blocks = static_cast<int32_t>(spec_.first_blocks),
-                            .last_blocks = static_cast<int32_t>(spec_.last_blocks),
-                            .kind = kind_,
-                            .span_summary = cache_.fields.span_summary,
-                            .spans = static_cast<int32_t>(spec_.spans)});
+    device.kv_block_select(
+        {.blocks = result.blocks,
+         .score = scratch.alloc("kv.block_scores", stat, {std::ssize(choosing_), config_.kv_heads, most}),
+         .q = pass.q,
+         .summary = cache_.fields.summary,
+         .page_table = pass.page_table,
+         .queries = queries_,
+         .budget = budget_of_,
+         .scored = scored_,
+         .block = result.block,
+         .first_blocks = static_cast<int32_t>(spec_.first_blocks),
+         .last_blocks = static_cast<int32_t>(spec_.last_blocks),
+         .kind = kind_,
+         .span_summary = cache_.fields.span_summary,
+         .spans = static_cast<int32_t>(spec_.spans)});
     return result;
   }
 
@@ -83,8 +95,12 @@ class BlockSparse : public KvPolicy {
   KvCache& cache_;
   const BlockSummary kind_;
   const BlockBudget budget_;
-  std::vector<int32_t> host_;
-  Tensor uploaded_;  // i32 [runs]: blocks that each may read
+  std::vector<Tensor> lists_;  // i32 [max_sequences, K, most]: one for all layers, or one for each that chooses
+  // Of the pass: blocks that each sequence may read; the runs that choose, and what they score.
+  std::vector<int32_t> host_budget_;
+  std::vector<PagedRow> choosing_;
+  Tensor budget_of_, queries_;
+  int64_t scored_ = 0;
 };
 
 }  // namespace

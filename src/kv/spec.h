@@ -15,6 +15,7 @@ enum class KvScope { per_head, per_layer, layer0 };
 enum class KvTrigger { buffer_full, step_mod, prefill_once };
 enum class KvAttend { before, after };
 enum class KvRope { absolute, cache_index };
+enum class KvChoose { token, block };
 enum class KvMergeMethod { none, cam, d2o, lookm_pivot, value };
 
 // The members are configuration keys (rollout.kv.*), which say what each means.
@@ -46,6 +47,7 @@ struct KvSpec {
   int64_t block = 16, blocks = 32, first_blocks = 1, last_blocks = 2, dense_layers = 2;
   std::vector<std::string> block_schedule;  // "from:blocks", from ascending
   int64_t spans = 0;
+  KvChoose choose = KvChoose::token;
   bool operator==(const KvSpec&) const = default;
 
   bool evicts() const {
@@ -56,6 +58,12 @@ struct KvSpec {
   bool sparse_reads() const { return method == KvMethod::quest || method == KvMethod::block_topk; }
   bool chooses_spans() const { return sparse_reads() && spans > 0; }
 };
+
+// Block-sparse reads: does the token with `before` others before it choose its blocks, the first of a response if
+// `first`?  A token that does not reads those that the token before it read: they have as many blocks.
+inline bool chooses_blocks(const KvSpec& spec, int64_t before, bool first) {
+  return spec.choose == KvChoose::token || first || before % spec.block == 0;
+}
 
 inline BlockSummary summary_kind(const KvSpec& spec) {
   return spec.method == KvMethod::quest ? BlockSummary::minmax : BlockSummary::mean;

@@ -101,11 +101,12 @@ struct AttnPaged {
   int64_t pairs;            // sum over entries of rows * (slots - rows) + rows * (rows + 1) / 2; see below for lists
   int64_t slots;            // sum over entries of slots (of listed_slots): what is read of K and V
   float scale;
-  // Block lists (see KvBlockSelect).  An entry of one row and of more than budget[e] blocks reads the budget[e] blocks
-  // that its key heads list, in the order of the list, as if their slots were all that the sequence has: the blocks of
-  // 64 of the online softmax are formed over the listed slots, and its `pairs` are listed_slots.
-  Tensor blocks = {};  // i32 [S, K, max_blocks]: ascending, the block of the newest slot last; or absent
-  Tensor budget = {};  // i32 [S], each at least 1; present if blocks is
+  // Block lists (see KvBlockSelect), by table_row.  An entry of one row and of more blocks than its budget reads as
+  // many blocks as that, those that its key heads list, in the order of the list, as if their slots were all that the
+  // sequence has: the blocks of 64 of the online softmax are formed over the listed slots, and its `pairs` are
+  // listed_slots.
+  Tensor blocks = {};  // i32 [sequences, K, max_blocks]: ascending, the block of the newest slot last; or absent
+  Tensor budget = {};  // i32 [sequences], at least 1 where there is an entry; present if blocks is
   int32_t block = 0;   // slots of a block: 4 or 16
   // How many tokens each slot stands for (KvMerge): log(count) is added to the scaled score, so that a slot weighs as
   // much as that many copies of its key.
@@ -199,17 +200,17 @@ struct KvBlockSummary {
 };
 
 // Which blocks an entry reads, by key head: the first `first_blocks`, the last `last_blocks` and, of those between that
-// are scored (competition), the best by score (ties: the smaller block), budget[e] in all.  Only entries of one row and
-// of more than budget[e] blocks choose; for the others, which read everything, nothing is written.  Sums over channels
-// are row sums (fused for mean); the mean of q is one chain over heads ascending from +0, times 1 / group.
+// are scored (competition), the best by score (ties: the smaller block), as many as its budget in all.  Only entries of
+// one row and of more blocks than that choose; for the others, which read everything, nothing is written.  Sums over
+// channels are row sums (fused for mean); the mean of q is one chain over heads ascending from +0, times 1 / group.
 struct KvBlockSelect {
-  Tensor blocks;      // i32 [S, K, max_blocks] out: block numbers ascending in the first budget[e]
+  Tensor blocks;      // i32 [sequences, K, max_blocks] out, by table_row: ascending, as many as the budget
   Tensor score;       // stat [S, K, max_scored] out: of the spans that compete, then of the blocks that are scored
   Tensor q;           // act [N, H, D]; rows may be strided, heads contiguous
   Tensor summary;     // as in KvBlockSummary
   Tensor page_table;  // i32 [sequences, max_pages]; rows may be strided
   Tensor queries;     // i32 [S, 4]: PagedRow
-  Tensor budget;      // i32 [S]: at least first_blocks + last_blocks
+  Tensor budget;      // i32 [sequences], by table_row: at least first_blocks + last_blocks
   int64_t scored;     // sum over the entries that choose of competition(...).scored()
   int32_t block, first_blocks, last_blocks;  // last_blocks >= 1
   BlockSummary kind;
@@ -219,9 +220,10 @@ struct KvBlockSelect {
     const bool minmax = kind == BlockSummary::minmax;
     const int64_t heads = q.shape[1], kv_heads = summary.shape[1], width = q.shape[2];
     return {scored * width * (minmax ? 4 * heads : 2 * kv_heads),
-            detail::total_bytes(q, queries, budget) +
-                scored * kv_heads * width * summary_rows(kind) * static_cast<int64_t>(dtype_size(q.dtype)),
-            scored * kv_heads * static_cast<int64_t>(dtype_size(score.dtype)) + detail::total_bytes(blocks)};
+            detail::total_bytes(queries) + (queries.shape[0] * heads + scored * kv_heads * summary_rows(kind)) * width *
+                                               static_cast<int64_t>(dtype_size(q.dtype)),
+            scored * kv_heads * static_cast<int64_t>(dtype_size(score.dtype)) +
+                queries.shape[0] * kv_heads * blocks.shape[2] * static_cast<int64_t>(sizeof(int32_t))};
   }
   auto outputs() const { return std::array{blocks}; }
 };
@@ -231,7 +233,8 @@ struct KvBlockSelect {
 // (KvBlockSelect: bit for bit the same summaries, scores and lists): own row i has the slots [0, parent_len + i], the
 // last of them its own, and the budget of its row.  Rows of no more than budget[row] blocks see everything, and nothing
 // is written for them; a prompt, which is read densely, is given a large budget.  Only blocks and spans before the last
-// block are scored, so those of a segment's keys that a row scores are whole.  No gradient passes through the choice.
+// block are scored, so those of a segment's keys that a row scores are whole.  A list may hold for more rows than one.
+// No gradient passes through the choice.
 struct AttnBlockSelect {
   Tensor blocks;    // i32 [N, K, max_blocks] out
   Tensor summary;   // act [S, K, max_all_blocks * summary_rows, D] out: of the whole blocks of each segment
@@ -245,6 +248,9 @@ struct AttnBlockSelect {
   BlockSummary kind;
   Tensor span_summary = {};  // act [S, K, max_spans * summary_rows, D] out, of the whole spans, if spans > 0
   int32_t spans = 0;         // as in KvBlockSelect
+  // i32 [N] or absent, each 1: rows for which the choice of a row holds, from itself on, in its segment and with as
+  // many blocks and the same budget; 0: an earlier one's does.
+  Tensor holds = {};
   Cost cost() const {
     const int64_t heads = q.shape[1], kv_heads = k.shape[1], width = q.shape[2], size = dtype_size(q.dtype);
     const int64_t keys = slots * kv_heads * width, rows = summary_rows(kind);

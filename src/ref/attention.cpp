@@ -317,20 +317,19 @@ void attn_paged(const AttnPaged& a, Stream) {
   expect(heads % kv_heads == 0, "ref: attn_paged: ", heads, " query heads over ", kv_heads, " key heads");
   const auto queries = read_queries("attn_paged", a.queries, a.page_table, rows, a.k_pages.shape[0]);
   BlockLists lists;
-  if (a.blocks) lists = BlockLists("attn_paged", a.blocks, a.budget, a.block, a.queries.shape[0], kv_heads);
+  if (a.blocks) lists = BlockLists("attn_paged", a.blocks, a.budget, a.block, a.page_table.shape[0], kv_heads);
   if (a.count_pages)
     expect_dense("attn_paged", "count_pages", a.count_pages, {a.k_pages.shape[0], kv_heads, kPageSlots});
   expect(!a.count_pages || !a.blocks, "ref: attn_paged: block lists of slots that have counts");
   // The slots that row i of entry e reads; only single rows have lists.
-  const auto count = [&](int64_t e, const PagedRow& s, int64_t i) {
+  const auto count = [&](const PagedRow& s, int64_t i) {
     const int64_t total = s.slots - s.rows + i + 1;
-    return s.rows == 1 ? lists.count(e, total) : total;
+    return s.rows == 1 ? lists.count(s.table_row, total) : total;
   };
   int64_t pairs = 0, slots = 0;
-  for (size_t e = 0; e < queries.size(); e++) {
-    const PagedRow& s = queries[e];
-    for (int64_t i = 0; i < s.rows; i++) pairs += count(e, s, i);
-    slots += s.rows == 1 ? count(e, s, 0) : s.slots;
+  for (const PagedRow& s : queries) {
+    for (int64_t i = 0; i < s.rows; i++) pairs += count(s, i);
+    slots += s.rows == 1 ? count(s, 0) : s.slots;
   }
   expect(pairs == a.pairs && slots == a.slots, "ref: attn_paged: pairs ", a.pairs, " and slots ", a.slots,
          ", the entries hold ", pairs, " and ", slots);
@@ -344,7 +343,7 @@ void attn_paged(const AttnPaged& a, Stream) {
           const int64_t kv = h / (heads / kv_heads), total = s.slots - s.rows + i + 1;
           attend(
               &o(s.row + i, h, 0), &q(s.row + i, h, 0), dim,
-              s.rows == 1 ? lists.slots(e, kv, total) : BlockLists().slots(e, kv, total), a.scale,
+              s.rows == 1 ? lists.slots(s.table_row, kv, total) : BlockLists().slots(0, kv, total), a.scale,
               [&](int64_t slot, int64_t d) { return k_pages(pages.page(slot), kv, d, slot % kPageSlots); },
               [&](int64_t slot, int64_t d) { return v_pages(pages.page(slot), kv, slot % kPageSlots, d); },
               [&](int64_t slot) { return counts ? double(counts(pages.page(slot), kv, slot % kPageSlots)) : 1; });

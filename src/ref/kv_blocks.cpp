@@ -160,11 +160,12 @@ void kv_block_select(const KvBlockSelect& a, Stream) {
   expect(kv_heads > 0 && heads % kv_heads == 0, "ref: ", op, ": ", heads, " query heads over ", kv_heads, " key heads");
   expect_shape(op, "q", a.q, {rows, heads, dim});
   expect_dense(op, "summary", a.summary, {pages, kv_heads, per_page * height, dim});
-  expect_dense(op, "blocks", a.blocks, {entries, kv_heads, a.blocks.shape[2]});
+  expect_dense(op, "blocks", a.blocks, {a.page_table.shape[0], kv_heads, a.blocks.shape[2]});
   expect_dense(op, "score", a.score, {entries, kv_heads, a.score.shape[2]});
-  expect_dense(op, "budget", a.budget, {entries});
+  expect_dense(op, "budget", a.budget, {a.page_table.shape[0]});
   const auto queries = read_queries(op, a.queries, a.page_table, rows, pages);
-  const View<int32_t> budget(a.budget), blocks(a.blocks);
+  const View<int32_t> budgets(a.budget), blocks(a.blocks);
+  const auto budget = [&](int64_t e) { return budgets(queries[e].table_row); };
   const auto chooses = [&](int64_t e) {
     return queries[e].rows == 1 && blocks_of(queries[e].slots, a.block) > budget(e);
   };
@@ -204,13 +205,15 @@ void kv_block_select(const KvBlockSelect& a, Stream) {
               return scored([&](int64_t row, int64_t d) { return span_summary(page, h, row, d); });
             });
         for (size_t i = 0; i < chosen.score.size(); i++) score(e, h, i) = static_cast<T>(chosen.score[i]);
-        for (int32_t i = 0; i < budget(e); i++) blocks(e, h, i) = chosen.blocks[i];
+        for (int32_t i = 0; i < budget(e); i++) blocks(s.table_row, h, i) = chosen.blocks[i];
       }
     }
   });
 }
 
 namespace {
+
+int32_t rows_held(const AttnBlockSelect& a, int64_t row) { return a.holds ? View<int32_t>(a.holds)(row) : 1; }
 
 // One row and key head: scores, choice, list.
 template <class T>
@@ -225,7 +228,8 @@ void choose_for_row(const AttnBlockSelect& a, int64_t segment, int64_t row, int6
   };
   const Chosen chosen = choose(
       a, all, n, [&](int64_t b) { return scored(summary, b); }, [&](int64_t s) { return scored(span_summary, s); });
-  for (int64_t i = 0; i < n; i++) blocks(row, h, i) = chosen.blocks[i];
+  for (int64_t r = row; r < row + rows_held(a, row); r++)
+    for (int64_t i = 0; i < n; i++) blocks(r, h, i) = chosen.blocks[i];
 }
 
 }  // namespace
@@ -243,6 +247,7 @@ void attn_block_select(const AttnBlockSelect& a, Stream) {
   expect_dense(op, "summary", a.summary, {count, kv_heads, a.summary.shape[2], dim});
   if (a.spans) expect_dense(op, "span_summary", a.span_summary, {count, kv_heads, a.span_summary.shape[2], dim});
   expect_dense(op, "budget", a.budget, {rows});
+  if (a.holds) expect_dense(op, "holds", a.holds, {rows});
   const auto segments = read_segments(op, a.segments, rows, a.pk.shape[0]);
   const View<int32_t> budget(a.budget);
   int64_t scored = 0, slots = 0;
@@ -254,7 +259,13 @@ void attn_block_select(const AttnBlockSelect& a, Stream) {
            s.parent_len + s.len, " slots have more spans than span_summary ", a.span_summary.str());
     for (int64_t i = 0; i < s.len; i++) {
       const int64_t all = blocks_of(s.parent_len + i + 1, a.block), n = budget(s.row + i);
-      if (all <= n) continue;
+      if (all <= n || rows_held(a, s.row + i) == 0) continue;
+      const int64_t last = i + rows_held(a, s.row + i) - 1;
+      expect(last < s.len && blocks_of(s.parent_len + last + 1, a.block) == all, "ref: ", op, ": row ", s.row + i,
+             " chooses for ", last - i + 1, " rows, not all of its segment and of ", all, " blocks");
+      for (int64_t j = i + 1; j <= last; j++)
+        expect(budget(s.row + j) == n && rows_held(a, s.row + j) == 0, "ref: ", op, ": row ", s.row + j,
+               " has the choice of row ", s.row + i, " and another budget or its own");
       expect(can_choose(a, n), "ref: ", op, ": row ", s.row + i, " chooses ", n, " blocks, ", a.first_blocks,
              " first and ", a.last_blocks, " last ones always, from ", a.spans, " spans; blocks is ", a.blocks.str());
       scored += competition(all, a.first_blocks, a.last_blocks, a.block, a.spans).scored();
@@ -279,7 +290,7 @@ void attn_block_select(const AttnBlockSelect& a, Stream) {
         if (a.spans) summarise_all(a.span_summary, h, kSpanSlots);
         for (int64_t r = 0; r < s.len; r++) {
           const int64_t all = blocks_of(s.parent_len + r + 1, a.block);
-          if (all > budget(s.row + r)) choose_for_row<T>(a, i, s.row + r, all, h);
+          if (all > budget(s.row + r) && rows_held(a, s.row + r) > 0) choose_for_row<T>(a, i, s.row + r, all, h);
         }
       }
     }

@@ -161,6 +161,9 @@ template <>
 constexpr auto words_of<KvRope> = std::to_array<Word<KvRope>>({{"absolute", KvRope::absolute},
                                                                {"cache_index", KvRope::cache_index}});
 template <>
+constexpr auto words_of<KvChoose> = std::to_array<Word<KvChoose>>({{"token", KvChoose::token},
+                                                                   {"block", KvChoose::block}});
+template <>
 constexpr auto words_of<KvMergeMethod> = std::to_array<Word<KvMergeMethod>>({{"none", KvMergeMethod::none},
                                                                              {"cam", KvMergeMethod::cam},
                                                                              {"d2o", KvMergeMethod::d2o},
@@ -461,6 +464,10 @@ std::vector<ConfigKey> kv_keys() {
           "quest, block_topk: spans of 256 tokens, the best by the same score, whose blocks are scored, so that a long "
           "context costs little more than a short one; 0: all blocks are scored",
           "pare; Quest, DistillSparse: all"),
+      KEY(rollout.kv.choose, any, "",
+          "quest, block_topk: token: every token chooses the blocks that it reads; block: the first token of a block "
+          "does, and the first of a response, for those behind it, which makes choosing cost next to nothing",
+          "pare; Quest, DistillSparse: token"),
   };
 }
 

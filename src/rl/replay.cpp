@@ -28,7 +28,8 @@ std::optional<BlockReads> replayed_blocks(const Config& config) {
                     .last_blocks = static_cast<int32_t>(kv.last_blocks),
                     .spans = static_cast<int32_t>(kv.spans),
                     .dense_layers = kv.dense_layers,
-                    .budget = BlockBudget(kv)};
+                    .budget = BlockBudget(kv),
+                    .chooses = [kv](int64_t before, bool first) { return chooses_blocks(kv, before, first); }};
 }
 
 }  // namespace pare
