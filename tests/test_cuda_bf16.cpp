@@ -281,6 +281,54 @@ TEST(CudaBf16, LinearHasTheSameBitsFromEveryKernel) {
   ask_for(TensorKernel::choose);
 }
 
+// So has the gradient of a weight.  Rows that begin anywhere are for mma.sync alone, in the emulation too, where no
+// kernel can be asked for.
+TEST(CudaBf16, WeightGradientHasTheSameBitsFromEveryKernel) {
+  const Probe* const probe = table_kernels.probe;
+  const auto ask_for = [&](TensorKernel kernel) { return !probe || probe->tensor_kernel(kernel); };
+  if (!ask_for(TensorKernel::wgmma)) GTEST_SKIP() << "this device has one kernel";
+  // dw begins `offset` elements behind a multiple of 16 bytes, and holds something.
+  const auto same_bits = [&](int64_t n, int64_t i, int64_t o, int64_t gap, int64_t offset) {
+    SCOPED_TRACE(cat(n, " rows, ", i, " to ", o, ", gap ", gap, ", offset ", offset));
+    std::string bits;
+    for (const TensorKernel kernel : {TensorKernel::mma, TensorKernel::wgmma}) {
+      ask_for(kernel);
+      const auto rest = [&](int64_t width) {
+        return kernel == TensorKernel::mma ? 1 + width % 2 : gap + (8 - width % 8) % 8;
+      };
+      Call t(table_kernels, DType::bf16);
+      const Tensor x = t.act("x", {n, i}, rest(i)), dy = t.act("dy", {n, o}, rest(o)),
+                   dw = t.stat("dw", {offset + o * i + 1});
+      table_kernels.linear_bwd_weight({make_tensor(dw.as<float>() + offset, DType::f32, {o, i}), {}, dy, x}, {});
+      if (kernel == TensorKernel::mma)
+        bits = t["dw"].bits();
+      else
+        EXPECT_EQ(t["dw"].bits(), bits);
+      for (const char* name : {"x", "dy", "dw"}) EXPECT_TRUE(t[name].zones_intact()) << name;
+    }
+  };
+  for (const auto& [n, i, o, gap, offset] : {std::array<int64_t, 5>{1, 72, 65, 0, 0},
+                                             {15, 65, 130, 8, 0},
+                                             {16, 66, 72, 0, 1},
+                                             {17, 128, 128, 0, 2},
+                                             {63, 129, 80, 16, 0},
+                                             {64, 136, 66, 0, 0},
+                                             {65, 300, 72, 0, 0},
+                                             {127, 72, 300, 8, 0},
+                                             {129, 200, 136, 0, 0},
+                                             {300, 131, 67, 0, 3},
+                                             {512, 72, 72, 0, 0},  // chunks of n
+                                             {530, 80, 70, 8, 0},
+                                             {1100, 66, 67, 0, 0},
+                                             {20, 8, 300, 0, 0},  // narrow: in the emulation by mma.sync
+                                             {20, 300, 9, 0, 0},
+                                             {20, 17, 24, 8, 0},
+                                             {33, 136, 2120, 0, 0}})
+    same_bits(n, i, o, gap, offset);
+  in_all_orders([&] { same_bits(500, 72, 136, 0, 0); });
+  ask_for(TensorKernel::choose);
+}
+
 // The promise: what the sampler records for a token is what the learner computes from the same hidden row, however
 // many rows share the pass.
 TEST(CudaBf16, TheSamplersLogprobIsTheLearners) {
