@@ -25,6 +25,8 @@ constexpr int kThreads = kSide * kSide;
 template <class T, bool kTranspose>
 struct Forward {
   using Stage = WeightStage<kMmaTile, kMmaTile, kTranspose>;
+  template <int kColumns>
+  using WgmmaStage = WgmmaWeightStage<kColumns, kTranspose>;
 
   T* y;
   const T *x, *packed, *bias, *residual;  // bias and residual may be null; residual may be y
@@ -42,32 +44,39 @@ struct Forward {
     if (residual) sum += to_float(residual[row * residual_stride + column]);
     y[row * y_stride + column] = from_float<T>(sum);
   }
-  // The same for an even column and the next, if there is one.
-  __device__ void finish_pair(int row, int column, float2 sum) const {
-    if (!pairs || column + 1 == columns) {
+  // The same for an even column and the next, if there is one; `before`, by before_pair, is what the sums are added to.
+  __device__ void finish_pair(int row, int column, float2 sum, __nv_bfloat162 before) const {
+    if (!is_pair(column)) {
       finish(row, column, sum.x);
       if (column + 1 < columns) finish(row, column + 1, sum.y);
       return;
     }
     if (bias) sum.x += to_float(bias[column]), sum.y += to_float(bias[column + 1]);
-    if (residual) {
-      const auto r = *reinterpret_cast<const __nv_bfloat162*>(&residual[row * residual_stride + column]);
-      sum.x += to_float(r.x), sum.y += to_float(r.y);
-    }
+    if (residual) sum.x += to_float(before.x), sum.y += to_float(before.y);
     *reinterpret_cast<__nv_bfloat162*>(&y[row * y_stride + column]) = __floats2bfloat162_rn(sum.x, sum.y);
   }
+  __device__ __nv_bfloat162 before_pair(int row, int column) const {
+    if (!residual || !is_pair(column)) return {};
+    return *reinterpret_cast<const __nv_bfloat162*>(&residual[row * residual_stride + column]);
+  }
+
+ private:
+  __device__ bool is_pair(int column) const { return pairs && column + 1 < columns; }
 };
 
 // dw[o][i] += sum over rows n of dy[n][o] and x[n][i]; in f32 the chain continues what is there.
 template <class T>
 struct WeightGradient {
   using Stage = RowStage;
+  template <int kColumns>
+  using WgmmaStage = WgmmaRowStage<kColumns>;
   static constexpr bool kContinues = std::is_same_v<T, float>;
 
   float* dw;
   const T *dy, *x;
   int64_t dy_stride, x_stride;
   int rows, columns, depth, chunk;  // outputs, inputs, rows of x
+  bool pairs;                       // dw has 8-byte words in even columns
 
   __device__ float a(int k, int row) const { return to_float(dy[k * dy_stride + row]); }
   __device__ float b(int k, int column) const { return to_float(x[k * x_stride + column]); }
@@ -75,6 +84,18 @@ struct WeightGradient {
   __device__ void finish(int row, int column, float sum) const {
     float& to = dw[int64_t{row} * columns + column];
     to = kContinues ? sum : to + sum;
+  }
+  __device__ void finish_pair(int row, int column, float2 sum, float2 before) const {
+    if (pairs) {
+      const float2 after = {before.x + sum.x, before.y + sum.y};
+      *reinterpret_cast<float2*>(&dw[int64_t{row} * columns + column]) = after;
+    } else {
+      finish(row, column, sum.x);
+      if (column + 1 < columns) finish(row, column + 1, sum.y);
+    }
+  }
+  __device__ float2 before_pair(int row, int column) const {
+    return pairs ? *reinterpret_cast<const float2*>(&dw[int64_t{row} * columns + column]) : float2{};
   }
 };
 
@@ -203,7 +224,7 @@ void multiply_by_mma(const char* op, const Forward<bf16, true>& p, Stream stream
   multiply_on_tensor_cores<kAsync>(op, p, stream);
 }
 
-// ---- which kernel multiplies by a weight in bf16 (on compute capability 9.0 the bits are the same)
+// ---- which kernel multiplies in bf16 (on compute capability 9.0 the bits are the same)
 // aligned: rows of x and of the weight begin at multiples of 16 bytes.
 template <bool kTranspose>
 void multiply_by_weight(const char* op, bool aligned, const Forward<bf16, kTranspose>& p, Stream stream) {
@@ -211,13 +232,20 @@ void multiply_by_weight(const char* op, bool aligned, const Forward<bf16, kTrans
     // Wide tiles where there are enough of them: they read less of shared memory for each product.
     const int64_t wide = int64_t{blocks(op, p.rows, 128)} * blocks(op, p.columns, 256);
     if (p.columns <= kNarrow)
-      launch_wgmma<128, true, kTranspose>(op, p, stream);
+      launch_wgmma<128, true>(op, p, stream);
     else
-      wide >= machine().multiprocessors ? launch_wgmma<256, false, kTranspose>(op, p, stream)
-                                        : launch_wgmma<128, false, kTranspose>(op, p, stream);
+      wide >= machine().multiprocessors ? launch_wgmma<256, false>(op, p, stream)
+                                        : launch_wgmma<128, false>(op, p, stream);
   } else {
     aligned ? multiply_by_mma<true>(op, p, stream) : multiply_by_mma<false>(op, p, stream);
   }
+}
+// aligned: rows of dy and x do.
+void multiply_rows(const char* op, bool aligned, const WeightGradient<bf16>& p, Stream stream) {
+  if (takes_wgmma(p.rows > 64 && p.columns > 64) && aligned && p.rows > 0 && p.columns > 0)
+    launch_wgmma<128, true>(op, p, stream);
+  else
+    aligned ? multiply_on_tensor_cores<true>(op, p, stream) : multiply_on_tensor_cores<false>(op, p, stream);
 }
 
 // t is [rows, columns] with any stride between rows.
@@ -315,9 +343,9 @@ void linear_bwd_weight(const LinearBwdWeight& a, Stream stream) {
     p.dy_stride = row_stride(op, "dy", a.dy, rows, outputs), p.x_stride = row_stride(op, "x", a.x, rows, inputs);
     p.rows = static_cast<int>(outputs), p.columns = static_cast<int>(inputs), p.depth = static_cast<int>(rows),
     p.chunk = kMmaChunk;
+    p.pairs = reinterpret_cast<uintptr_t>(p.dw) % 8 == 0 && inputs % 2 == 0;
     if constexpr (std::is_same_v<T, bf16>) {
-      const bool aligned = aligned16(a.dy, {p.dy_stride}) && aligned16(a.x, {p.x_stride});
-      aligned ? multiply_on_tensor_cores<true>(op, p, stream) : multiply_on_tensor_cores<false>(op, p, stream);
+      multiply_rows(op, aligned16(a.dy, {p.dy_stride}) && aligned16(a.x, {p.x_stride}), p, stream);
     } else {
       multiply_on_cuda_cores<false>(op, p, stream);
     }

@@ -1,27 +1,84 @@
-// Products with a weight by tensor copies and wgmma, on compute capability 9.0: what linear_mma.cuh computes, bit for
-// bit, for more rows.
+// Products of a linear layer by tensor copies and wgmma, on compute capability 9.0: what linear_mma.cuh computes, bit
+// for bit, for more rows.
 //
 // The sums of a chunk are a chain of wgmma over k16 steps, ascending from +0, and one wgmma rounds like one mma.sync.
 #pragma once
+#include <utility>
+
 #include "linear_mma.cuh"
 #include "ptx90.cuh"
 
 namespace pare::PARE_CUDA {
 
-// A block computes 128 rows and kColumns columns: two warpgroups 64 rows each, and a warp that copies for them.
+constexpr int kWgmmaRows = 128, kWgmmaDepth = 64;  // rows of a block, and k of a stage
+
+// What is held of the operands for kWgmmaDepth values of k, how it gets there by tensor copies, and the matrices that
+// wgmma finds there: kWgmmaRows rows of x and kColumns columns of a weight ...
+template <int kColumns, bool kTranspose>
+struct WgmmaWeightStage {
+  static constexpr bool kMnMajorA = false, kMnMajorB = !kTranspose;
+  // From one k16 step to the next, in units of 16 bytes: along a row of x, to the next 16 inputs or the next panel.
+  static constexpr uint64_t kNextA = 2, kNextB = (kTranspose ? kColumns : 16) * 2;
+
+  alignas(1024) bf16 x[kWgmmaRows * kWgmmaDepth];  // [row][k], by rows of 128 bytes
+  bf16 w[kColumns * kWgmmaDepth];                  // [output / 16][input][output % 16], by rows of 32 bytes
+
+  template <class Product>
+  static std::pair<CUtensorMap, CUtensorMap> maps(const char* op, const Product& p) {
+    const uint64_t depth = p.depth, rows = p.rows, outputs = kTranspose ? depth : p.columns,
+                   inputs = kTranspose ? p.columns : depth;
+    constexpr uint32_t kInputs = kTranspose ? kColumns : kWgmmaDepth, kOutputs = kTranspose ? kWgmmaDepth : kColumns;
+    return {tensor_map<2>(op, p.x, {depth, rows}, {static_cast<uint64_t>(p.x_stride) * 2}, {kWgmmaDepth, kWgmmaRows},
+                          Swizzle::bytes_128),
+            tensor_map<3>(op, p.packed, {16, inputs, (outputs + 15) / 16}, {32, inputs * 32},
+                          {16, kInputs, kOutputs / 16}, Swizzle::bytes_32)};
+  }
+  __device__ void copy(const CUtensorMap& map_x, const CUtensorMap& map_w, int row, int column, int k, Mbarrier* full) {
+    tensor_copy(x, map_x, k, row, full);
+    if constexpr (kTranspose)
+      tensor_copy(w, map_w, 0, column, k / 16, full);
+    else
+      tensor_copy(w, map_w, 0, k, column / 16, full);
+  }
+  __device__ uint64_t a(int row) const { return matrix_descriptor(x + row * kWgmmaDepth, Swizzle::bytes_128, 1024); }
+  __device__ uint64_t b() const { return matrix_descriptor(w, Swizzle::bytes_32, 256, kWgmmaDepth * 32); }
+};
+// ... or kWgmmaRows columns of dy and kColumns of x.
+template <int kColumns>
+struct WgmmaRowStage {
+  static constexpr bool kMnMajorA = true, kMnMajorB = true;
+  static constexpr uint64_t kNextA = 128, kNextB = 128;  // 16 rows
+
+  static constexpr int kPanel = kWgmmaDepth * 64;  // [k][64], by rows of 128 bytes
+  alignas(1024) bf16 dy[kWgmmaRows / 64][kPanel];
+  bf16 x[kColumns / 64][kPanel];
+
+  template <class Product>
+  static std::pair<CUtensorMap, CUtensorMap> maps(const char* op, const Product& p) {
+    const auto map = [&](const bf16* data, int width, int64_t stride) {
+      return tensor_map<2>(op, data, {static_cast<uint64_t>(width), static_cast<uint64_t>(p.depth)},
+                           {static_cast<uint64_t>(stride) * 2}, {64, kWgmmaDepth}, Swizzle::bytes_128);
+    };
+    return {map(p.dy, p.rows, p.dy_stride), map(p.x, p.columns, p.x_stride)};
+  }
+  __device__ void copy(const CUtensorMap& map_dy, const CUtensorMap& map_x, int row, int column, int k,
+                       Mbarrier* full) {
+    for (int i = 0; i < kWgmmaRows / 64; i++) tensor_copy(dy[i], map_dy, row + i * 64, k, full);
+    for (int i = 0; i < kColumns / 64; i++) tensor_copy(x[i], map_x, column + i * 64, k, full);
+  }
+  __device__ uint64_t a(int row) const { return matrix_descriptor(dy[row / 64], Swizzle::bytes_128, 1024); }
+  __device__ uint64_t b() const { return matrix_descriptor(x, Swizzle::bytes_128, 1024, kPanel * 2); }
+};
+
+// A block computes kWgmmaRows rows and kColumns columns: two warpgroups 64 rows each, and a warp that copies for them.
 // kChunks: results that are sums of chunks, which doubles the registers that hold them.
-template <int kColumns, bool kChunks>
+template <int kColumns, bool kChunks, class Product>
 struct WgmmaBlock {
   static_assert(!kChunks || kColumns == 128);
-  static constexpr int kRows = 128, kDepth = 64, kConsumers = kRows / 64 * 4, kThreads = kConsumers * 32 + 32;
+  using Stage = typename Product::template WgmmaStage<kColumns>;
+  static constexpr int kConsumers = kWgmmaRows / 64 * 4, kThreads = kConsumers * 32 + 32;
   // Shared memory: 193 KiB, or 97 KiB for each of the two blocks that then share a multiprocessor.
   static constexpr int kBlocks = kColumns == 256 || kChunks ? 1 : 2, kStages = kColumns == 256 ? 4 : kChunks ? 6 : 3;
-  static constexpr int kRowTiles = 16;  // blocks that run side by side share these rows and their weights: L2 has them
-
-  struct Stage {
-    alignas(1024) bf16 x[kRows * kDepth];  // [row][k], by rows of 128 bytes
-    bf16 w[kColumns * kDepth];             // [output / 16][input][output % 16], by rows of 32 bytes
-  };
   struct Shared {
     Stage stages[kStages];
     Mbarrier full[kStages], empty[kStages];
@@ -29,23 +86,27 @@ struct WgmmaBlock {
 };
 
 // Where the block's tile begins.
-template <class Block, int kColumns>
+template <int kColumns>
 __device__ __forceinline__ int2 first_of_tile(int rows, int columns) {
-  const int down = (rows + Block::kRows - 1) / Block::kRows, across = (columns + kColumns - 1) / kColumns,
-            band = blockIdx.x / (Block::kRowTiles * across), i = blockIdx.x % (Block::kRowTiles * across),
-            in_band = min(Block::kRowTiles, down - band * Block::kRowTiles);
-  return {(band * Block::kRowTiles + i % in_band) * Block::kRows, i / in_band * kColumns};
+  constexpr int kRowTiles = 16;  // blocks that run side by side share these rows and their columns: L2 has them
+  const int down = (rows + kWgmmaRows - 1) / kWgmmaRows, across = (columns + kColumns - 1) / kColumns,
+            band = blockIdx.x / (kRowTiles * across), i = blockIdx.x % (kRowTiles * across),
+            in_band = min(kRowTiles, down - band * kRowTiles);
+  return {(band * kRowTiles + i % in_band) * kWgmmaRows, i / in_band * kColumns};
 }
 
-template <int kColumns, bool kChunks, bool kTranspose, class Product>
-__global__ void __launch_bounds__(WgmmaBlock<kColumns, kChunks>::kThreads, WgmmaBlock<kColumns, kChunks>::kBlocks)
-    multiply_wgmma(const Product p, const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w) {
+template <int kColumns, bool kChunks, class Product>
+__global__ void __launch_bounds__(WgmmaBlock<kColumns, kChunks, Product>::kThreads,
+                                  WgmmaBlock<kColumns, kChunks, Product>::kBlocks)
+    multiply_wgmma(const Product p, const __grid_constant__ CUtensorMap map_a,
+                   const __grid_constant__ CUtensorMap map_b) {
 #ifdef PARE_SM90A
-  using Block = WgmmaBlock<kColumns, kChunks>;
-  constexpr int kStages = Block::kStages, kDepth = Block::kDepth;
+  using Block = WgmmaBlock<kColumns, kChunks, Product>;
+  using Stage = typename Block::Stage;
+  constexpr int kStages = Block::kStages;
   auto& s = *dynamic_smem<typename Block::Shared>();
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, steps = (p.depth + kDepth - 1) / kDepth;
-  const auto [first_row, first_column] = first_of_tile<Block, kColumns>(p.rows, p.columns);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, steps = (p.depth + kWgmmaDepth - 1) / kWgmmaDepth;
+  const auto [first_row, first_column] = first_of_tile<kColumns>(p.rows, p.columns);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; i++) mbarrier_init(&s.full[i], 1), mbarrier_init(&s.empty[i], Block::kConsumers);
     fence_proxy_async();
@@ -54,15 +115,10 @@ __global__ void __launch_bounds__(WgmmaBlock<kColumns, kChunks>::kThreads, Wgmma
   if (warp == Block::kConsumers) {
     if (lane == 0)
       for (int i = 0; i < steps; i++) {
-        auto& stage = s.stages[i % kStages];
         Mbarrier* const full = &s.full[i % kStages];
         mbarrier_wait(&s.empty[i % kStages], (i / kStages + 1) % 2);
-        mbarrier_arrive_expect(full, sizeof(stage));
-        tensor_copy(stage.x, x, i * kDepth, first_row, full);
-        if constexpr (kTranspose)
-          tensor_copy(stage.w, w, 0, first_column, i * kDepth / 16, full);
-        else
-          tensor_copy(stage.w, w, 0, i * kDepth, first_column / 16, full);
+        mbarrier_arrive_expect(full, sizeof(Stage));
+        s.stages[i % kStages].copy(map_a, map_b, first_row, first_column, i * kWgmmaDepth, full);
       }
     return;
   }
@@ -74,25 +130,23 @@ __global__ void __launch_bounds__(WgmmaBlock<kColumns, kChunks>::kThreads, Wgmma
   // Adds stage i, of which kSteps k16 steps exist: a constant, as ptxas takes products that hang on a condition one by
   // one.
   const auto add = [&]<int kSteps>(int i, std::integral_constant<int, kSteps>) {
-    auto& stage = s.stages[i % kStages];
+    const Stage& stage = s.stages[i % kStages];
     mbarrier_wait(&s.full[i % kStages], i / kStages % 2);
-    const uint64_t a = matrix_descriptor(stage.x + warp / 4 * 64 * kDepth, Swizzle::bytes_128, 1024),
-                   b = matrix_descriptor(stage.w, Swizzle::bytes_32, 256, kDepth * 32);
-    // From one k16 step to the next, in units of 16 bytes: along a row of x, to the next 16 inputs or the next panel.
-    constexpr uint64_t kNextA = 2, kNextB = (kTranspose ? kColumns : 16) * 2;
+    const uint64_t a = stage.a(warp / 4 * 64), b = stage.b();
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < kSteps; k++) wgmma<!kTranspose>(sum, a + k * kNextA, b + k * kNextB);
+    for (int k = 0; k < kSteps; k++)
+      wgmma<Stage::kMnMajorB, Stage::kMnMajorA>(sum, a + k * Stage::kNextA, b + k * Stage::kNextB);
     wgmma_commit();
     wgmma_wait<0>(sum);
     if (lane == 0) mbarrier_arrive(&s.empty[i % kStages]);
   };
-  const int whole = p.depth / kDepth;
+  const int whole = p.depth / kWgmmaDepth;
   for (int i = 0; i < whole; i++) {
     add(i, std::integral_constant<int, 4>{});
-    if (kChunks && (i + 1) % (kMmaChunk / kDepth) == 0) end_chunk();
+    if (kChunks && (i + 1) % (kMmaChunk / kWgmmaDepth) == 0) end_chunk();
   }
-  switch ((p.depth % kDepth + 15) / 16) {
+  switch ((p.depth % kWgmmaDepth + 15) / 16) {
     case 1:
       add(whole, std::integral_constant<int, 1>{});
       break;
@@ -106,31 +160,39 @@ __global__ void __launch_bounds__(WgmmaBlock<kColumns, kChunks>::kThreads, Wgmma
       add(whole, std::integral_constant<int, 4>{});
   }
   end_chunk();
+  // What results are added to is loaded before the first of them is stored, behind which the compiler would have to
+  // leave the loads: for all at once where the registers of `sum` are free, else pair by pair.
+  constexpr int kAtOnce = kChunks ? kColumns / 2 : 2;
+  const auto for_some = [&](int first, auto f) {
 #pragma unroll
-  for (int e = 0; e < kColumns / 2; e += 2) {
-    const int r = first_row + warp * 16 + lane / 4 + e / 2 % 2 * 8, c = first_column + e / 4 * 8 + lane % 4 * 2;
-    if (r < p.rows && c < p.columns) p.finish_pair(r, c, make_float2(total[e], total[e + 1]));
+    for (int i = 0; i < kAtOnce; i += 2) {
+      const int e = first + i, r = first_row + warp * 16 + lane / 4 + e / 2 % 2 * 8,
+                c = first_column + e / 4 * 8 + lane % 4 * 2;
+      if (r < p.rows && c < p.columns) f(r, c, e, i);
+    }
+  };
+#pragma unroll
+  for (int first = 0; first < kColumns / 2; first += kAtOnce) {
+    decltype(p.before_pair(0, 0)) before[kAtOnce / 2];
+    for_some(first, [&](int r, int c, int, int i) { before[i / 2] = p.before_pair(r, c); });
+    for_some(first, [&](int r, int c, int e, int i) {
+      p.finish_pair(r, c, make_float2(total[e], total[e + 1]), before[i / 2]);
+    });
   }
 #else
   __trap();
 #endif
 }
 
-template <int kColumns, bool kChunks, bool kTranspose, class Product>
+template <int kColumns, bool kChunks, class Product>
 void launch_wgmma(const char* op, const Product& p, Stream stream) {
-  using Block = WgmmaBlock<kColumns, kChunks>;
-  const uint64_t depth = p.depth, rows = p.rows, outputs = kTranspose ? depth : p.columns,
-                 inputs = kTranspose ? p.columns : depth;
-  const CUtensorMap x = tensor_map<2>(op, p.x, {depth, rows}, {static_cast<uint64_t>(p.x_stride) * 2},
-                                      {Block::kDepth, Block::kRows}, Swizzle::bytes_128);
-  const CUtensorMap w = tensor_map<3>(
-      op, p.packed, {16, inputs, (outputs + 15) / 16}, {32, inputs * 32},
-      {16, kTranspose ? kColumns : Block::kDepth, (kTranspose ? Block::kDepth : kColumns) / 16}, Swizzle::bytes_32);
-  launch(op, multiply_wgmma<kColumns, kChunks, kTranspose, Product>,
-         {.grid = blocks(op, int64_t{blocks(op, p.rows, Block::kRows)} * blocks(op, p.columns, kColumns), 1),
+  using Block = WgmmaBlock<kColumns, kChunks, Product>;
+  const auto [a, b] = Block::Stage::maps(op, p);
+  launch(op, multiply_wgmma<kColumns, kChunks, Product>,
+         {.grid = blocks(op, int64_t{blocks(op, p.rows, kWgmmaRows)} * blocks(op, p.columns, kColumns), 1),
           .block = Block::kThreads,
           .smem = sizeof(typename Block::Shared)},
-         stream, p, x, w);
+         stream, p, a, b);
 }
 
 }  // namespace pare::PARE_CUDA

@@ -146,7 +146,7 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[kN], uint32_t (&a)[kSteps]
 #endif
 }
 
-// d += a b: a 64x16 and b 16xkN of bf16.  b lies in shared memory, MN-major or K-major; so does a, K-major, or it is in
+// d += a b: a 64x16 and b 16xkN of bf16.  b lies in shared memory, MN-major or K-major; so does a, or it is in
 // registers.  Register i of thread t of the warpgroup is element (t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8,
 // i / 4 * 8 + t % 4 * 2 + i % 2) of d; a[i] has element (t / 32 * 16 + t % 32 / 4 + i % 2 * 8, i / 2 * 8 + t % 4 * 2)
 // of a and the next in k.  So each of four warps has 16 rows, laid out as mma_16816 has them.
@@ -171,23 +171,25 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[kN], uint32_t (&a)[kSteps]
       "+f"(d[i + 7])
 #define D32(i) D8(i), D8(i + 8), D8(i + 16), D8(i + 24)
 
-template <bool kMnMajorB, int kRegisters>
+template <bool kMnMajorB, bool kMnMajorA = false, int kRegisters>
 __device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b PTX_LOC) {
   constexpr int kN = 2 * kRegisters;
   static_assert(kN == 64 || kN == 128 || kN == 256);
 #ifdef CUEMU
-  cuemu::wgmma(d, kN, a, b, kMnMajorB, loc);
+  cuemu::wgmma(d, kN, a, b, kMnMajorA, kMnMajorB, loc);
 #else
   if constexpr (kN == 64)
-    asm volatile(WGMMA("64", WGMMA_D32, "%32, %33, add, 1, 1, 0, %34") : D32(0) : "l"(a), "l"(b), "n"(int{kMnMajorB}));
+    asm volatile(WGMMA("64", WGMMA_D32, "%32, %33, add, 1, 1, %34, %35")
+                 : D32(0)
+                 : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}));
   else if constexpr (kN == 128)
-    asm volatile(WGMMA("128", WGMMA_D64, "%64, %65, add, 1, 1, 0, %66")
+    asm volatile(WGMMA("128", WGMMA_D64, "%64, %65, add, 1, 1, %66, %67")
                  : D32(0), D32(32)
-                 : "l"(a), "l"(b), "n"(int{kMnMajorB}));
+                 : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}));
   else
-    asm volatile(WGMMA("256", WGMMA_D128, "%128, %129, add, 1, 1, 0, %130")
+    asm volatile(WGMMA("256", WGMMA_D128, "%128, %129, add, 1, 1, %130, %131")
                  : D32(0), D32(32), D32(64), D32(96)
-                 : "l"(a), "l"(b), "n"(int{kMnMajorB}));
+                 : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}));
 #endif
 }
 template <bool kMnMajorB, int kRegisters>

@@ -81,14 +81,15 @@ __global__ void copy_alone(float* out, const float* in) {
 
 // The product of a 64 x 32 and a 32 x 128 matrix by two products in a group each; out: how many elements of each thread
 // are not what they should be.
-template <bool kMnMajorB, ProductBug kBug>
+template <bool kMnMajorA, bool kMnMajorB, ProductBug kBug>
 __global__ void group_product(float* out, const float*) {
   constexpr int kRight = 4096, kK = 32, kStep = kMnMajorB ? 16 * 32 : 128 * 32;
   auto* const smem = dynamic_smem<unsigned char>();
   const int t = static_cast<int>(threadIdx.x);
-  for (int i = t; i < 64 * kK; i += kN) {  // [k / 16][m][16]
+  for (int i = t; i < 64 * kK; i += kN) {  // [m / 16][k][16] or [k / 16][m][16]
     const int m = i / kK, k = i % kK;
-    *elements(smem, k / 16 * 2048 + place_32(m, k % 16)) = __float2bfloat16(left_factor(m, k));
+    *elements(smem, kMnMajorA ? m / 16 * (kK * 32) + place_32(k, m % 16) : k / 16 * 2048 + place_32(m, k % 16)) =
+        __float2bfloat16(left_factor(m, k));
   }
   for (int i = t; i < kK * 128; i += kN) {  // [n / 16][k][16] or [k / 16][n][16]
     const int k = i / 128, n = i % 128;
@@ -101,10 +102,10 @@ __global__ void group_product(float* out, const float*) {
   if (kBug != ProductBug::no_fence) wgmma_fence();
   for (int i = 0; i < 2; i++) {
     const int other = kBug == ProductBug::different_matrices && threadIdx.x >= 64 ? -256 : 0;
-    const uint64_t a = matrix_descriptor(smem + i * 2048, Swizzle::bytes_32, 256),
+    const uint64_t a = matrix_descriptor(smem + i * (kMnMajorA ? 512 : 2048), Swizzle::bytes_32, 256, kK * 32),
                    b = matrix_descriptor(smem + kRight + i * kStep + other, Swizzle::bytes_32,
                                          kBug == ProductBug::wrong_stride ? 512 : 256, kMnMajorB ? kK * 32 : 16);
-    wgmma<kMnMajorB>(d, a, b);
+    wgmma<kMnMajorB, kMnMajorA>(d, a, b);
     wgmma_commit();
   }
   if (kBug == ProductBug::waits_for_one) wgmma_wait<1>(d);
@@ -163,10 +164,12 @@ __global__ void left_in_registers(float* out, const float*) {
 #define X(bug) INSTANTIATE(copy_ring<CopyBug::bug>)
 EMU_COPY_BUGS(X)
 #undef X
-#define X(bug) INSTANTIATE(group_product<true, ProductBug::bug>)
+#define X(bug) INSTANTIATE(group_product<false, true, ProductBug::bug>)
 EMU_PRODUCT_BUGS(X)
 #undef X
-INSTANTIATE(group_product<false, ProductBug::none>)
+INSTANTIATE(group_product<false, false, ProductBug::none>)
+INSTANTIATE(group_product<true, true, ProductBug::none>)
+INSTANTIATE(group_product<true, false, ProductBug::none>)
 INSTANTIATE(left_in_registers<LeftBug::none>)
 INSTANTIATE(left_in_registers<LeftBug::no_fence>)
 INSTANTIATE(left_in_registers<LeftBug::overwritten>)

@@ -55,7 +55,7 @@ enum class LeftBug { none, no_fence, overwritten };
 template <CopyBug kBug>
 void copy_ring(float* out, const float* in);
 Kernel copy_alone;
-template <bool kMnMajorB, ProductBug kBug>
+template <bool kMnMajorA, bool kMnMajorB, ProductBug kBug>
 void group_product(float* out, const float* in);
 template <LeftBug kBug>
 void left_in_registers(float* out, const float* in);

@@ -70,11 +70,12 @@ __global__ void group_products(float* d, const __grid_constant__ CUtensorMap a, 
 #endif
 }
 
-// The products of attention, 64 deep, by rows of 128 bytes: kScores: a in shared memory, b K-major; otherwise a in
-// registers, b MN-major.
-template <bool kScores, int kN>
-__global__ void attention_products(float* d, const uint16_t* factors, const __grid_constant__ CUtensorMap a,
-                                   const __grid_constant__ CUtensorMap b) {
+// Products 64 deep by rows of 128 bytes: of attention, with a and b K-major, or a in registers and b MN-major; of the
+// gradients of weights, with a and b MN-major.
+enum class ByRows { scores, values, gradients };
+template <ByRows kWhat, int kN>
+__global__ void row_products(float* d, const uint16_t* factors, const __grid_constant__ CUtensorMap a,
+                             const __grid_constant__ CUtensorMap b) {
 #ifdef PARE_SM90A
   constexpr int kPanel = 64 * 64 * 2, kPanels = kN / 64;
   auto* const smem = dynamic_smem<unsigned char>();
@@ -103,9 +104,12 @@ __global__ void attention_products(float* d, const uint16_t* factors, const __gr
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < 4; k++)
-    if constexpr (kScores)
+    if constexpr (kWhat == ByRows::scores)
       wgmma<false>(sum, matrix_descriptor(smem + k * 32, Swizzle::bytes_128, 1024),
                    matrix_descriptor(smem + kPanel + k * 32, Swizzle::bytes_128, 1024));
+    else if constexpr (kWhat == ByRows::gradients)
+      wgmma<true, true>(sum, matrix_descriptor(smem + k * 2048, Swizzle::bytes_128, 1024),
+                        matrix_descriptor(smem + kPanel + k * 2048, Swizzle::bytes_128, 1024, kPanel));
     else
       wgmma<true>(sum, left[k], matrix_descriptor(smem + kPanel + k * 2048, Swizzle::bytes_128, 1024, kPanel));
   wgmma_commit();
@@ -155,17 +159,19 @@ void multiply_group(float* d, const uint16_t* a, const uint16_t* b, int columns,
   mn_major ? with_columns(std::true_type{}) : with_columns(std::false_type{});
 }
 
-template <bool kScores, int kN>
-void multiply_attention(float* d, const uint16_t* a, const uint16_t* b) {
-  constexpr uint64_t kWidth = kScores ? 64 : kN;
-  launch("multiply_attention", attention_products<kScores, kN>,
-         {.grid = 1, .block = 128, .smem = (64 + kN) * 64 * 2 + 8}, {}, d, a,
-         tensor_map<2>("multiply_attention", a, {64, 64}, {128}, {64, 64}, Swizzle::bytes_128),
-         tensor_map<2>("multiply_attention", b, {kWidth, 64}, {kWidth * 2}, {64, 64}, Swizzle::bytes_128));
+template <ByRows kWhat, int kN>
+void multiply_rows(float* d, const uint16_t* a, const uint16_t* b) {
+  constexpr uint64_t kWidth = kWhat == ByRows::scores ? 64 : kN;
+  launch("multiply_rows", row_products<kWhat, kN>, {.grid = 1, .block = 128, .smem = (64 + kN) * 64 * 2 + 8}, {}, d, a,
+         tensor_map<2>("multiply_rows", a, {64, 64}, {128}, {64, 64}, Swizzle::bytes_128),
+         tensor_map<2>("multiply_rows", b, {kWidth, 64}, {kWidth * 2}, {64, 64}, Swizzle::bytes_128));
 }
-void multiply_scores(float* d, const uint16_t* a, const uint16_t* b) { multiply_attention<true, 64>(d, a, b); }
+void multiply_scores(float* d, const uint16_t* a, const uint16_t* b) { multiply_rows<ByRows::scores, 64>(d, a, b); }
 void multiply_values(float* d, const uint16_t* a, const uint16_t* b, int columns) {
-  columns == 64 ? multiply_attention<false, 64>(d, a, b) : multiply_attention<false, 128>(d, a, b);
+  columns == 64 ? multiply_rows<ByRows::values, 64>(d, a, b) : multiply_rows<ByRows::values, 128>(d, a, b);
+}
+void multiply_gradients(float* d, const uint16_t* a, const uint16_t* b, int columns) {
+  columns == 128 ? multiply_rows<ByRows::gradients, 128>(d, a, b) : multiply_rows<ByRows::gradients, 256>(d, a, b);
 }
 
 }  // namespace pare::test::ptx

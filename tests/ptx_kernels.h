@@ -30,5 +30,7 @@ void multiply_group(float* d, const uint16_t* a, const uint16_t* b, int columns,
 // The same by rows of 128 bytes: with b [64][64] transposed; with a from registers and b [64][columns], 64 or 128.
 void multiply_scores(float* d, const uint16_t* a, const uint16_t* b);
 void multiply_values(float* d, const uint16_t* a, const uint16_t* b, int columns);
+// With a [64][64] transposed too and b [64][columns], 128 or 256.
+void multiply_gradients(float* d, const uint16_t* a, const uint16_t* b, int columns);
 
 }  // namespace pare::test::ptx

@@ -200,6 +200,52 @@ TEST(CudaBf16, LinearIsChainsOfTensorCoreProducts) {
   }
 }
 
+// 2^30 in the first chunk of k, -2^30 in the second, and ones in the others, which a chain with either would lose.
+TEST(CudaBf16, ChunksOfLinearLayersAreSumsOfTheirOwn) {
+  constexpr int64_t width = 9, side = 72;  // of y and dx, and of dw
+  for (const auto& [n, depth] : {std::pair<int64_t, int64_t>{1, 2104}, {17, 2104}, {66, 1096}})
+    for (int64_t gap : {0, 1}) {  // rows that begin at multiples of 16 bytes, or anywhere
+      const auto value = [last = depth - 1](int64_t k) {
+        const bool edge = k % 512 == 0 || k % 512 == 511 || k == last;
+        return k == 0 ? 0x1p30 : k == 512 ? -0x1p30 : k >= 1024 && edge ? 1. : 0.;
+      };
+      double sum = 0;
+      for (int64_t k = 0; k < depth; k++) sum += value(k);
+      Call t(table_kernels, DType::bf16);
+      const auto filled = [&](const Tensor& x, const char* name, auto f) {  // f(row, column)
+        for (int64_t e = 0; e < t[name].size(); e++) t[name].set(e, f(e / x.shape[1], e % x.shape[1]));
+        return x;
+      };
+      const auto one = [](int64_t, int64_t) { return 1.; };
+      const auto along = [&](int64_t, int64_t k) { return value(k); };
+      const auto down = [&](int64_t k, int64_t) { return value(k); };
+      const auto act = [&](const char* name, int64_t rows, int64_t columns, auto f) {
+        return filled(t.act_out(name, {rows, columns}, gap), name, f);
+      };
+      const auto ones = [&](const char* name, int64_t outputs, int64_t inputs) {
+        const Weight w = weight(t, name, outputs, inputs);
+        table_kernels.pack_weight({w, filled(t[name].tensor(), name, one), 0}, {});
+        return w;
+      };
+      table_kernels.linear_fwd({t.act_out("y", {n, width}), act("x", n, depth, along), ones("w", width, depth), {}, {}},
+                               {});
+      table_kernels.linear_bwd_input(
+          {t.act_out("dx", {n, width}), act("dy", n, depth, along), ones("wT", depth, width), false}, {});
+      const auto expect_everywhere = [&](const char* name, double value) {
+        for (int64_t e = 0; e < t[name].size(); e++)
+          ASSERT_EQ(t[name].get(e), value) << name << "[" << e << "], " << n << " rows, gap " << gap;
+      };
+      expect_everywhere("y", sum), expect_everywhere("dx", sum);
+      if (n <= 64) continue;
+      table_kernels.linear_bwd_weight({filled(t.stat("dw", {side, side}), "dw", one),
+                                       {},
+                                       act("rows of dy", depth, side, down),
+                                       act("rows of x", depth, side, one)},
+                                      {});
+      expect_everywhere("dw", 1 + sum);
+    }
+}
+
 // Beyond 4096 columns k is one chunk.
 TEST(CudaBf16, WideLinearIsOneChain) {
   const int64_t n = 17, i = 530, o = 4097;
@@ -278,6 +324,54 @@ TEST(CudaBf16, LinearHasTheSameBitsFromEveryKernel) {
                                      {2100, 8, 264, 0}})
     same_bits(n, i, o, gap);
   in_all_orders([&] { same_bits(129, 136, 264, 0); });
+  ask_for(TensorKernel::choose);
+}
+
+// So has the gradient of a weight.  Rows that begin anywhere are for mma.sync alone, in the emulation too, where no
+// kernel can be asked for.
+TEST(CudaBf16, WeightGradientHasTheSameBitsFromEveryKernel) {
+  const Probe* const probe = table_kernels.probe;
+  const auto ask_for = [&](TensorKernel kernel) { return !probe || probe->tensor_kernel(kernel); };
+  if (!ask_for(TensorKernel::wgmma)) GTEST_SKIP() << "this device has one kernel";
+  // dw begins `offset` elements behind a multiple of 16 bytes, and holds something.
+  const auto same_bits = [&](int64_t n, int64_t i, int64_t o, int64_t gap, int64_t offset) {
+    SCOPED_TRACE(cat(n, " rows, ", i, " to ", o, ", gap ", gap, ", offset ", offset));
+    std::string bits;
+    for (const TensorKernel kernel : {TensorKernel::mma, TensorKernel::wgmma}) {
+      ask_for(kernel);
+      const auto rest = [&](int64_t width) {
+        return kernel == TensorKernel::mma ? 1 + width % 2 : gap + (8 - width % 8) % 8;
+      };
+      Call t(table_kernels, DType::bf16);
+      const Tensor x = t.act("x", {n, i}, rest(i)), dy = t.act("dy", {n, o}, rest(o)),
+                   dw = t.stat("dw", {offset + o * i + 1});
+      table_kernels.linear_bwd_weight({make_tensor(dw.as<float>() + offset, DType::f32, {o, i}), {}, dy, x}, {});
+      if (kernel == TensorKernel::mma)
+        bits = t["dw"].bits();
+      else
+        EXPECT_EQ(t["dw"].bits(), bits);
+      for (const char* name : {"x", "dy", "dw"}) EXPECT_TRUE(t[name].zones_intact()) << name;
+    }
+  };
+  for (const auto& [n, i, o, gap, offset] : {std::array<int64_t, 5>{1, 72, 65, 0, 0},
+                                             {15, 65, 130, 8, 0},
+                                             {16, 66, 72, 0, 1},
+                                             {17, 128, 128, 0, 2},
+                                             {63, 129, 80, 16, 0},
+                                             {64, 136, 66, 0, 0},
+                                             {65, 300, 72, 0, 0},
+                                             {127, 72, 300, 8, 0},
+                                             {129, 200, 136, 0, 0},
+                                             {300, 131, 67, 0, 3},
+                                             {512, 72, 72, 0, 0},  // chunks of n
+                                             {530, 80, 70, 8, 0},
+                                             {1100, 66, 67, 0, 0},
+                                             {20, 8, 300, 0, 0},  // narrow: in the emulation by mma.sync
+                                             {20, 300, 9, 0, 0},
+                                             {20, 17, 24, 8, 0},
+                                             {33, 136, 2120, 0, 0}})
+    same_bits(n, i, o, gap, offset);
+  in_all_orders([&] { same_bits(500, 72, 136, 0, 0), same_bits(20, 71, 66, 0, 0); });
   ask_for(TensorKernel::choose);
 }
 

@@ -169,7 +169,7 @@ struct Nine {
 #define X(bug) {#bug, copy_ring<CopyBug::bug>},
 const Nine kCopies[] = {EMU_COPY_BUGS(X)};
 #undef X
-#define X(bug) {#bug, group_product<true, ProductBug::bug>},
+#define X(bug) {#bug, group_product<false, true, ProductBug::bug>},
 const Nine kProducts[] = {EMU_PRODUCT_BUGS(X)};
 #undef X
 Run run_nine(Kernel* kernel) {
@@ -186,7 +186,8 @@ TEST(Emu, TensorCopiesAndProductsInEveryOrder) {
     const auto alone = run_nine(copy_alone);
     ASSERT_EQ(alone.error, cudaSuccess) << alone.report;
     ASSERT_EQ(alone.out[0], 95 * 96 / 2);
-    for (Kernel* kernel : {group_product<true, ProductBug::none>, group_product<false, ProductBug::none>,
+    for (Kernel* kernel : {group_product<false, true, ProductBug::none>, group_product<false, false, ProductBug::none>,
+                           group_product<true, true, ProductBug::none>, group_product<true, false, ProductBug::none>,
                            left_in_registers<LeftBug::none>}) {
       const auto r = run_nine(kernel);
       ASSERT_EQ(r.error, cudaSuccess) << r.report;
@@ -208,17 +209,18 @@ TEST(Emu, WrongUseOfTensorCopiesAndProductsShows) {
       {copy_ring<CopyBug::no_full_wait>, ""},
       {copy_ring<CopyBug::wrong_parity>, ""},
       {copy_ring<CopyBug::not_awaited>, ""},
-      {group_product<true, ProductBug::no_fence>, "registers were written without a wgmma.fence"},
-      {group_product<true, ProductBug::no_fence_again>, "registers were written without a wgmma.fence"},
-      {group_product<true, ProductBug::no_wait>, "wgmma products that it never waited for"},
-      {group_product<true, ProductBug::waits_for_one>, ""},
-      {group_product<true, ProductBug::wrong_stride>, ""},
-      {group_product<true, ProductBug::different_matrices>, "the warps of a warpgroup name different matrices"},
+      {group_product<false, true, ProductBug::no_fence>, "registers were written without a wgmma.fence"},
+      {group_product<false, true, ProductBug::no_fence_again>, "registers were written without a wgmma.fence"},
+      {group_product<false, true, ProductBug::no_wait>, "wgmma products that it never waited for"},
+      {group_product<false, true, ProductBug::waits_for_one>, ""},
+      {group_product<false, true, ProductBug::wrong_stride>, ""},
+      {group_product<false, true, ProductBug::different_matrices>, "the warps of a warpgroup name different matrices"},
       {left_in_registers<LeftBug::no_fence>, "a factor in registers without a wgmma.fence"},
       {left_in_registers<LeftBug::overwritten>, "the registers of a factor were written before the wait"},
   };
   if (kAsan) GTEST_SKIP() << "AddressSanitizer ends the program at the first access to the target of a copy";
-  const auto copied = run_nine(copy_ring<CopyBug::none>), multiplied = run_nine(group_product<true, ProductBug::none>);
+  const auto copied = run_nine(copy_ring<CopyBug::none>),
+             multiplied = run_nine(group_product<false, true, ProductBug::none>);
   for (const Bug& b : bugs)
     in_all_orders([&] {
       const auto r = run_nine(b.kernel);
@@ -250,13 +252,13 @@ TEST(Emu, CheckerKnowsTensorCopiesAndProducts) {
   report(copy_ring<CopyBug::no_proxy_fence>, "async proxy: the mbarrier was written without a fence.proxy.async");
   report(copy_ring<CopyBug::no_full_wait>, "of dynamic shared memory, byte ");
   report(copy_ring<CopyBug::early_arrival>, "race: ");
-  report(group_product<true, ProductBug::no_proxy_fence>, "async proxy: dynamic shared memory, byte ");
-  report(group_product<true, ProductBug::overwritten>, "race: ");
+  report(group_product<false, true, ProductBug::no_proxy_fence>, "async proxy: dynamic shared memory, byte ");
+  report(group_product<false, true, ProductBug::overwritten>, "race: ");
 }
 
 TEST(Emu, OlderArchitecturesHaveNoTensorCopies) {
   const Arch eight(80);
-  for (Kernel* kernel : {copy_ring<CopyBug::none>, group_product<true, ProductBug::none>})
+  for (Kernel* kernel : {copy_ring<CopyBug::none>, group_product<false, true, ProductBug::none>})
     EXPECT_NE(run(kernel, 1, kN, nullptr, 12 * 1024).report.find("needs compute capability 9.0"), std::string::npos);
 }
 

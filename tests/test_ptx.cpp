@@ -157,7 +157,8 @@ std::vector<uint16_t> random_factors(Rng& r, Range range, size_t n) {
 struct GroupShape {
   const char* name;
   int columns;
-  bool mn_major, attention;  // attention: by rows of 128 bytes, MN-major with a from registers
+  bool mn_major, rows;      // rows: of 128 bytes, if MN-major with a from registers
+  bool mn_major_a = false;  // from shared memory
 };
 constexpr GroupShape kGroupShapes[] = {{"128 columns", 128, false, false},
                                        {"128 columns, MN-major", 128, true, false},
@@ -165,7 +166,9 @@ constexpr GroupShape kGroupShapes[] = {{"128 columns", 128, false, false},
                                        {"256 columns, MN-major", 256, true, false},
                                        {"64 columns, rows of 128 bytes", 64, false, true},
                                        {"64 columns, MN-major, from registers", 64, true, true},
-                                       {"128 columns, MN-major, from registers", 128, true, true}};
+                                       {"128 columns, MN-major, from registers", 128, true, true},
+                                       {"128 columns, both MN-major", 128, true, true, true},
+                                       {"256 columns, both MN-major", 256, true, true, true}};
 
 // Its operands as matrices, and the registers before and after.
 struct GroupProduct {
@@ -181,15 +184,19 @@ struct GroupProduct {
   void run() {
     const int columns = shape.columns;
     const auto place = [&](int k, int n) {
-      if (shape.attention) return shape.mn_major ? k * columns + n : n * 64 + k;
+      if (shape.rows) return shape.mn_major ? k * columns + n : n * 64 + k;
       return shape.mn_major ? (n / 16 * 64 + k) * 16 + n % 16 : (k / 16 * columns + n) * 16 + k % 16;
     };
     std::vector<uint16_t> packed(b.size());
     for (int k = 0; k < 64; k++)
       for (int n = 0; n < columns; n++) packed[place(k, n)] = b[k * columns + n];
-    Memory<uint16_t> left(a), right(packed);
+    std::vector<uint16_t> across(a.size());
+    for (int i = 0; i < 64 * 64; i++) across[i % 64 * 64 + i / 64] = a[i];
+    Memory<uint16_t> left(shape.mn_major_a ? across : a), right(packed);
     Memory<float> sum(d);
-    if (!shape.attention)
+    if (shape.mn_major_a)
+      ptx::multiply_gradients(sum.data(), left.data(), right.data(), columns);
+    else if (!shape.rows)
       ptx::multiply_group(sum.data(), left.data(), right.data(), columns, shape.mn_major);
     else if (shape.mn_major)
       ptx::multiply_values(sum.data(), left.data(), right.data(), columns);

@@ -115,7 +115,8 @@ void add_linear(std::vector<OpBench>& list) {
                                    LinearBwdInput{o.act({d["M"], d["K"]}), o.act({d["M"], d["N"]}),
                                                   o.weight(d["N"], d["K"]), d["accumulate"] != 0});
                   }});
-  list.push_back({"linear_bwd_weight", {m, n, k, bias}, [](Operands& o, const Dims& d) {
+  list.push_back({"linear_bwd_weight", {m, n, k, bias, kTensorKernel}, [](Operands& o, const Dims& d) {
+                    choose_tensor_kernel(o, d);
                     LinearBwdWeight a{o.stat({d["N"], d["K"]}), {}, o.act({d["M"], d["N"]}), o.act({d["M"], d["K"]})};
                     if (d["bias"]) a.dbias = o.stat({d["N"]});
                     return op_call(o, &Device::linear_bwd_weight, a);

@@ -11,8 +11,8 @@ struct Rate {
   std::string how;        // what was run, or why nothing was
 };
 
-// What computes products of rows with a weight and attention of packed sequences, in bf16: what the device chooses, or
-// always mma.sync or, where rows begin at multiples of 16 bytes, wgmma.
+// What computes linear layers and attention of packed sequences, in bf16: what the device chooses, or always mma.sync
+// or, where rows begin at multiples of 16 bytes, wgmma.
 enum class TensorKernel { choose, mma, wgmma };
 
 struct Probe {

@@ -24,9 +24,9 @@ void tensor_copy(void* smem, const CUtensorMap& map, const int (&at)[3], uint64_
 // ---- products of warpgroups
 // The matrix descriptor's idea of an address: bytes from the start of dynamic shared memory.
 uint64_t shared_address(const void* p);
-// d += a b: a 64 x 16, K-major, and b 16 x `columns`, K-major or MN-major, of bf16, in shared memory by descriptors
-// with a swizzle; d in registers.  The sum is taken at the wgmma_wait that covers it, until when d holds NaNs.
-void wgmma(float* d, int columns, uint64_t a, uint64_t b, bool mn_major_b, Loc loc);
+// d += a b: a 64 x 16 and b 16 x `columns`, each K-major or MN-major, of bf16, in shared memory by descriptors with a
+// swizzle; d in registers.  The sum is taken at the wgmma_wait that covers it, until when d holds NaNs.
+void wgmma(float* d, int columns, uint64_t a, uint64_t b, bool mn_major_a, bool mn_major_b, Loc loc);
 // The same with a in registers, which that wgmma_wait must find as they were; stricter: a wgmma_fence lies between the
 // last wgmma_wait and the product, whatever happened to them.
 void wgmma(float* d, int columns, const uint32_t* a, uint64_t b, bool mn_major_b, Loc loc);

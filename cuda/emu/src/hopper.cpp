@@ -102,7 +102,7 @@ struct LeftRegisters {
 struct Product {
   uint64_t a, b;  // a: 0 if it is in registers
   int columns;
-  bool mn_major_b;
+  bool mn_major_a, mn_major_b;
   float* sum;  // that of its first lane
   Loc loc;
   std::optional<LeftRegisters> left;
@@ -171,7 +171,7 @@ void note_operands(const Product& p, bool left_in_registers) {
       check::async_access(g_block.smem + at, 16, false, p.loc);
     });
   };
-  if (!left_in_registers) note({p.a, false, p.loc}, warp_id() % 4 * 16, 16);
+  if (!left_in_registers) note({p.a, p.mn_major_a, p.loc}, warp_id() % 4 * 16, 16);
   note({p.b, p.mn_major_b, p.loc}, 0, static_cast<unsigned>(p.columns));
 }
 
@@ -189,7 +189,7 @@ void multiply(const Product& p, std::vector<float>& sum) {
       for (unsigned i = 0; i < 4; i++)
         std::memcpy(&a[l / 4 + i % 2 * 8][i / 2 * 8 + l % 4 * 2], &p.left->value[l][i], 4);
   } else {
-    read({p.a, false, p.loc}, warp_id() % 4 * 16, 16, a);
+    read({p.a, p.mn_major_a, p.loc}, warp_id() % 4 * 16, 16, a);
   }
   read({p.b, p.mn_major_b, p.loc}, 0, static_cast<unsigned>(p.columns), b);
   for (int first = 0; first < p.columns; first += 8) {
@@ -358,11 +358,11 @@ void land_copy() {
 
 uint64_t shared_address(const void* p) { return static_cast<uint64_t>(static_cast<const char*>(p) - g_block.smem); }
 
-void wgmma(float* d, int columns, uint64_t a, uint64_t b, bool mn_major_b, Loc loc) {
-  issue_product({d, nullptr, {a, b, columns, mn_major_b, d, loc, {}}});
+void wgmma(float* d, int columns, uint64_t a, uint64_t b, bool mn_major_a, bool mn_major_b, Loc loc) {
+  issue_product({d, nullptr, {a, b, columns, mn_major_a, mn_major_b, d, loc, {}}});
 }
 void wgmma(float* d, int columns, const uint32_t* a, uint64_t b, bool mn_major_b, Loc loc) {
-  issue_product({d, a, {0, b, columns, mn_major_b, d, loc, {}}});
+  issue_product({d, a, {0, b, columns, false, mn_major_b, d, loc, {}}});
 }
 
 // These are executed by warps: the first lane counts.
