@@ -10,45 +10,140 @@
 
 namespace pare::PARE_CUDA {
 
-// A block computes query rows of a head, each warpgroup 64, with a warp that brings keys and values for them: as many
-// as registers allow.
-template <int kD>
-struct WgmmaAttention {
-  static constexpr int kRows = kD == 64 ? 192 : 128, kConsumers = kRows / 16, kThreads = kConsumers * 32 + 32;
-  static constexpr int kPanels = kD / 64;  // of 64 channels
-  static constexpr int kStages = 4;        // with the queries 88 or 160 KiB of shared memory
-  // A warpgroup awaits block i + 1 before it releases block i - 1.  It does not release its last block, behind which
-  // the tile has at most one for each other warpgroup.
-  static_assert(kStages >= 3 && kStages >= kRows / 64);
+// ---- what forward and backward (attn_bwd_wgmma.cuh) share
 
-  struct Stage {
-    alignas(1024) bf16 k[kPanels][kSlots * 64];  // [slot][channel], by rows of 128 bytes
-    bf16 v[kPanels][kSlots * 64];
-  };
-  struct Shared {
-    alignas(1024) bf16 q[kPanels][kRows * 64];
-    Stage stages[kStages];
-    Mbarrier q_full, full[kStages], empty[kStages];
-  };
-  struct Maps {  // of [rows, heads, D]; boxes of 64 channels of a head, of kRows or kSlots rows
-    CUtensorMap q, k, v, pk, pv;
-  };
+// Rows of a head in shared memory: [row][channel] by panels of 64 channels, rows of 128 bytes.
+template <int kD, int kRows>
+using HeadRows = bf16[kD / 64][kRows * 64];
+
+// The map of [rows, heads, D], whose boxes are `box` rows of 64 channels of a head.
+inline CUtensorMap heads_map(const char* op, const Matrix<const bf16>& m, int64_t rows, int heads, int d, int box) {
+  const auto size = [](int64_t i) { return static_cast<uint64_t>(i); };
+  return tensor_map<3>(op, m.p, {size(d), size(heads), size(rows)}, {size(d) * 2, size(m.stride) * 2},
+                       {64, 1, static_cast<uint32_t>(box)}, Swizzle::bytes_128);
+}
+// Brings the rows from `row` on, by one thread.
+template <int kPanels, int kElements>
+__device__ __forceinline__ void copy_rows(bf16 (&to)[kPanels][kElements], const CUtensorMap& map, int head, int row,
+                                          Mbarrier* full) {
+  for (int p = 0; p < kPanels; p++) tensor_copy(to[p], map, p * 64, head, row, full);
+}
+// Brings `rows` rows of d channels and zeros, by a warp: where what lies behind must not come in.  row(i): address of
+// row i.
+template <int kPanels, int kElements, class Row>
+__device__ __forceinline__ void load_rows(bf16 (&to)[kPanels][kElements], const bf16* any, int rows, int d, Row row) {
+  for (int p = 0; p < kPanels; p++)
+    load_tile<kElements / 64, 32>(
+        SharedTile<64>{to[p]}, any, rows, d - p * 64, true, [&](int r) { return row(r) + p * 64; }, threadIdx.x % 32);
+}
+// Behind load_rows: all of it lies there, for wgmma too.
+__device__ __forceinline__ void loaded(Mbarrier* full) {
+  cp_async_commit();
+  cp_async_wait<0>();
+  fence_proxy_async();
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(full);
+}
+
+// A block of keys and values.
+template <int kD>
+struct SlotStage {
+  alignas(1024) HeadRows<kD, kSlots> k;
+  HeadRows<kD, kSlots> v;
 };
+struct SlotMaps {
+  CUtensorMap k, v, pk, pv;
+};
+inline SlotMaps slot_maps(const char* op, const Packed<bf16>& x, int64_t rows, int64_t parent_rows, int box) {
+  const auto map = [&](const Matrix<const bf16>& m, int64_t n) { return heads_map(op, m, n, x.kv_heads, x.d, box); };
+  SlotMaps maps{map(x.k, rows), map(x.v, rows), {}, {}};
+  if (parent_rows > 0) maps.pk = map(x.pk, parent_rows), maps.pv = map(x.pv, parent_rows);
+  return maps;
+}
+// Brings the block of slots from `begin` on, of `slots` slots, by a warp.
+template <int kD>
+__device__ __forceinline__ void bring_slots(SlotStage<kD>& stage, const Packed<bf16>& x, const SlotMaps& maps,
+                                            const Tile& t, int kv, int begin, int slots, Mbarrier* full) {
+  const int end = begin + kSlots;
+  const bool parents = end <= t.parent_len;
+  if (parents || (begin >= t.parent_len && end <= t.parent_len + t.len)) {  // rows that follow one another
+    const int row = begin + (parents ? t.parent_row : t.row - t.parent_len);
+    if (threadIdx.x % 32 == 0) {
+      mbarrier_arrive_expect(full, sizeof(stage));
+      copy_rows(stage.k, parents ? maps.pk : maps.k, kv, row, full);
+      copy_rows(stage.v, parents ? maps.pv : maps.v, kv, row, full);
+    }
+  } else {  // the end of a parent or of the sequence
+    load_rows(stage.k, x.k.p, slots - begin, x.d, [&](int r) { return x.key(t, kv, begin + r); });
+    load_rows(stage.v, x.k.p, slots - begin, x.d, [&](int r) { return x.value(t, kv, begin + r); });
+    loaded(full);
+  }
+}
 
 // An accumulator fragment as wgmma names its registers.
 template <int kTiles>
 __device__ __forceinline__ auto& registers(float (&d)[kTiles][4]) {
   return reinterpret_cast<float(&)[kTiles * 4]>(d);
 }
+// Begins sum += a b^T for 64 rows of a, from `row` on.
+template <int kTiles, int kPanels, int kA, int kB>
+__device__ __forceinline__ void begin_dots(float (&sum)[kTiles][4], const bf16 (&a)[kPanels][kA], int row,
+                                           const bf16 (&b)[kPanels][kB]) {
+  static_assert(kB == kTiles * 8 * 64);
+  const uint64_t x = matrix_descriptor(a[0] + row * 64, Swizzle::bytes_128, 1024),
+                 y = matrix_descriptor(b, Swizzle::bytes_128, 1024);
+  constexpr uint64_t kNextX = kA / 8, kNextY = kB / 8;  // from panel to panel, in units of 16 bytes
+  wgmma_fence();
+#pragma unroll
+  for (int c = 0; c < kPanels * 4; c++)
+    wgmma<false>(registers(sum), x + c / 4 * kNextX + c % 4 * 2, y + c / 4 * kNextY + c % 4 * 2);
+  wgmma_commit();
+}
+// Begins sum += w b: weights of 64 rows, which stay in their registers until the wait, times all rows of b.
+template <int kTiles, int kSteps, int kPanels, int kB>
+__device__ __forceinline__ void begin_weighted(float (&sum)[kTiles][4], const uint32_t (&w)[kSteps][4],
+                                               const bf16 (&b)[kPanels][kB]) {
+  static_assert(kPanels == kTiles / 8 && kB == kSteps * 16 * 64);
+  const uint64_t y = matrix_descriptor(b, Swizzle::bytes_128, 1024, kB * 2);
+  wgmma_fence();
+#pragma unroll
+  for (int n = 0; n < kSteps; n++) wgmma<true>(registers(sum), w[n], y + n * 128);
+  wgmma_commit();
+}
+
+// Can these be copied so?  aligned: as rows_aligned16 says.  Tensor maps want whole heads between rows.
+inline bool suits_tensor_copies(const Packed<bf16>& x, bool aligned) {
+  for (const Matrix<const bf16>& m : {x.q, x.k, x.v, x.pk, x.pv}) aligned = aligned && m.stride % x.d == 0;
+  return aligned && x.d <= 128 && !x.lists;
+}
+
+// ---- forward
+
+// A block computes query rows of a head, each warpgroup 64, with a warp that brings keys and values for them: as many
+// as registers allow.
+template <int kD>
+struct WgmmaAttention {
+  static constexpr int kRows = kD == 64 ? 192 : 128, kConsumers = kRows / 16, kThreads = kConsumers * 32 + 32;
+  static constexpr int kStages = 4;  // with the queries 88 or 160 KiB of shared memory
+  // A warpgroup awaits block i + 1 before it releases block i - 1.  It does not release its last block, behind which
+  // the tile has at most one for each other warpgroup.
+  static_assert(kStages >= 3 && kStages >= kRows / 64);
+
+  struct Shared {
+    alignas(1024) HeadRows<kD, kRows> q;
+    SlotStage<kD> stages[kStages];
+    Mbarrier q_full, full[kStages], empty[kStages];
+  };
+};
 
 // o and lse as in attn_fwd.
 template <int kD>
 __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads)
-    attn_wgmma(bf16* o, float* lse, const Packed<bf16> x,
-               const __grid_constant__ typename WgmmaAttention<kD>::Maps maps) {
+    attn_wgmma(bf16* o, float* lse, const Packed<bf16> x, const __grid_constant__ CUtensorMap q,
+               const __grid_constant__ SlotMaps maps) {
 #ifdef PARE_SM90A
   using Block = WgmmaAttention<kD>;
-  constexpr int kRows = Block::kRows, kStages = Block::kStages, kPanels = Block::kPanels;
+  constexpr int kRows = Block::kRows, kStages = Block::kStages;
   auto& s = *dynamic_smem<typename Block::Shared>();
   // Backwards: the later tiles of a sequence see more slots, so they take longer.
   const Tile t = find_tile<kRows>(x.segments, x.n_segments, gridDim.x - 1 - blockIdx.x);
@@ -67,40 +162,12 @@ __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads)
   if (warp == Block::kConsumers) {
     if (lane == 0) {
       mbarrier_arrive_expect(&s.q_full, sizeof(s.q));
-      for (int p = 0; p < kPanels; p++) tensor_copy(s.q[p], maps.q, p * 64, head, t.row + t.first, &s.q_full);
+      copy_rows(s.q, q, head, t.row + t.first, &s.q_full);
     }
     const int slots = seen(kRows);
     for (int i = 0; i < blocks_of(slots); i++) {
-      const int begin = i * kSlots, end = begin + kSlots;
-      auto& stage = s.stages[i % kStages];
-      Mbarrier* const full = &s.full[i % kStages];
       mbarrier_wait(&s.empty[i % kStages], (i / kStages + 1) % 2);
-      const bool parents = end <= t.parent_len;
-      if (parents || (begin >= t.parent_len && end <= t.parent_len + t.len)) {  // rows that follow one another
-        const int row = begin + (parents ? t.parent_row : t.row - t.parent_len);
-        if (lane == 0) {
-          mbarrier_arrive_expect(full, sizeof(stage));
-          for (int p = 0; p < kPanels; p++) {
-            tensor_copy(stage.k[p], parents ? maps.pk : maps.k, p * 64, kv, row, full);
-            tensor_copy(stage.v[p], parents ? maps.pv : maps.v, p * 64, kv, row, full);
-          }
-        }
-      } else {  // the end of a parent or of the sequence: row by row, as what lies behind must not come in
-        const auto load = [&](bf16* to, int p, auto row) {
-          load_tile<kSlots, 32>(
-              SharedTile<64>{to}, x.q.p, slots - begin, x.d - p * 64, true,
-              [&](int r) { return row(begin + r) + p * 64; }, lane);
-        };
-        for (int p = 0; p < kPanels; p++) {
-          load(stage.k[p], p, [&](int slot) { return x.key(t, kv, slot); });
-          load(stage.v[p], p, [&](int slot) { return x.value(t, kv, slot); });
-        }
-        cp_async_commit();
-        cp_async_wait<0>();
-        fence_proxy_async();
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(full);
-      }
+      bring_slots(s.stages[i % kStages], x, maps, t, kv, i * kSlots, slots, &s.full[i % kStages]);
     }
     return;
   }
@@ -111,28 +178,11 @@ __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads)
   float scores[kSlots / 8][4], fix[2];
   uint32_t weights[kSlots / 16][4];
   const auto await = [&](int i) { mbarrier_wait(&s.full[i % kStages], i / kStages % 2); };
-  // Begins the scores of block i.
   const auto multiply_keys = [&](int i) {
-    const uint64_t q = matrix_descriptor(s.q[0] + group * 64, Swizzle::bytes_128, 1024),
-                   k = matrix_descriptor(s.stages[i % kStages].k, Swizzle::bytes_128, 1024);
-    constexpr uint64_t kNextQ = kRows * 8, kNextK = kSlots * 8;  // from panel to panel, in units of 16 bytes
-#pragma unroll
-    for (auto& tile : scores)
-      for (float& x : tile) x = 0;
-    wgmma_fence();
-#pragma unroll
-    for (int c = 0; c < kD / 16; c++)
-      wgmma<false>(registers(scores), q + c / 4 * kNextQ + c % 4 * 2, k + c / 4 * kNextK + c % 4 * 2);
-    wgmma_commit();
+    wgmma_clear(registers(scores));
+    begin_dots(scores, s.q, group, s.stages[i % kStages].k);
   };
-  // Begins to add those of the values of block i.
-  const auto multiply_values = [&](int i) {
-    const uint64_t v = matrix_descriptor(s.stages[i % kStages].v, Swizzle::bytes_128, 1024, kSlots * 128);
-    wgmma_fence();
-#pragma unroll
-    for (int n = 0; n < kSlots / 16; n++) wgmma<true>(registers(r.acc), weights[n], v + n * 128);
-    wgmma_commit();
-  };
+  const auto multiply_values = [&](int i) { begin_weighted(r.acc, weights, s.stages[i % kStages].v); };
   const auto softmax = [&](int i) {
     const int begin = i * kSlots;
 #pragma unroll
@@ -181,28 +231,15 @@ __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads)
 #endif
 }
 
-// Can it compute this?  aligned: as rows_aligned16 says.  Tensor maps want whole heads between rows.
-inline bool suits_attn_wgmma(const Packed<bf16>& x, bool aligned) {
-  for (const Matrix<const bf16>& m : {x.q, x.k, x.v, x.pk, x.pv}) aligned = aligned && m.stride % x.d == 0;
-  return aligned && x.d <= 128 && !x.lists;
-}
 template <int kD>
 void launch_attn_wgmma(const char* op, bf16* o, float* lse, const Packed<bf16>& x, int64_t rows, int64_t parent_rows,
                        Stream stream) {
   using Block = WgmmaAttention<kD>;
-  const auto map = [&](const Matrix<const bf16>& m, int64_t n, int heads, uint32_t box) {
-    const auto size = [](int64_t i) { return static_cast<uint64_t>(i); };
-    return tensor_map<3>(op, m.p, {size(x.d), size(heads), size(n)}, {size(x.d) * 2, size(m.stride) * 2}, {64, 1, box},
-                         Swizzle::bytes_128);
-  };
-  const CUtensorMap k = map(x.k, rows, x.kv_heads, kSlots), v = map(x.v, rows, x.kv_heads, kSlots);
-  typename Block::Maps maps{map(x.q, rows, x.heads, Block::kRows), k, v, k, v};
-  if (parent_rows > 0)
-    maps.pk = map(x.pk, parent_rows, x.kv_heads, kSlots), maps.pv = map(x.pv, parent_rows, x.kv_heads, kSlots);
   launch(
       op, attn_wgmma<kD>,
       {.grid = tile_grid(op, x, rows, Block::kRows), .block = Block::kThreads, .smem = sizeof(typename Block::Shared)},
-      stream, o, lse, x, maps);
+      stream, o, lse, x, heads_map(op, x.q, rows, x.heads, x.d, Block::kRows),
+      slot_maps(op, x, rows, parent_rows, kSlots));
 }
 
 }  // namespace pare::PARE_CUDA

@@ -18,33 +18,21 @@
 // is summed in f32 and rounded once, with the row.  k-steps of 16 begin at slot 0, or at the first own row of a
 // segment, and hidden pairs add nothing: the bits of a row of dq depend on its sequence only, those of dk and dv on
 // the segments that see the row.  Inputs that are not finite reach pairs of their tile that do not see them.
+// Two kernels each with the same bits: key_gradients_bf16 and query_gradients_bf16 (mma.sync) below, and those of
+// attn_bwd_wgmma.cuh for compute capability 9.0.
 //
 // Lists of blocks: pairs that are not listed are hidden, and tiles without a visible pair are skipped.
 //
-// Bytes: q, d_o once for each 64 keys, k, v once for each 64 query rows (from L2 for the most part).  Limited by the
-// tensor cores and by exponentials that do not overlap them; a prefix that many segments share is the longest chain of
-// work, so what lies in another batch comes first.  With `lists` every tile of keys searches the lists of all
-// segments. f32 is limited by shared-memory bandwidth (for tests).
-#include "attn_bwd.cuh"
+// Bytes: q, d_o once for each 64 keys, k, v once for each 64 query rows (128 with wgmma; from L2 for the most part).
+// Limited by the tensor cores and the exponentials, which overlap them with wgmma only; a prefix that many segments
+// share is the longest chain of work, so what lies in another batch comes first.  With `lists` every tile of keys
+// searches the lists of all segments.  f32 is limited by shared-memory bandwidth (for tests).
+#include "attn_bwd_wgmma.cuh"
+#include "tensor_kernel.cuh"
 
 namespace pare::PARE_CUDA {
 
 namespace {
-
-// delta = do.o of a row, in the first bytes of its row of dq.
-__device__ __forceinline__ void put_delta(float* dq, float x) { *dq = x; }
-__device__ __forceinline__ float get_delta(const float* dq) { return *dq; }
-__device__ __forceinline__ void put_delta(bf16* dq, float x) {
-  bf16 half[2];
-  memcpy(half, &x, sizeof x);
-  dq[0] = half[0], dq[1] = half[1];
-}
-__device__ __forceinline__ float get_delta(const bf16* dq) {
-  const bf16 half[2] = {dq[0], dq[1]};
-  float x;
-  memcpy(&x, half, sizeof x);
-  return x;
-}
 
 // A thread is a row; one chain over d, like a score.
 template <class T, bool kVector>
@@ -274,8 +262,7 @@ __global__ void __launch_bounds__(kThreads) key_gradients_bf16(const Args<bf16> 
       first[i] = first_query(t, g, own + lane / 4 + 8 * i, x.lists ? listed : nullptr);
       touched[i] |= first[i] != kNobody;
     }
-    const int begin = parents ? 0 : max(0, t.first - g.row) / 16 * 16,
-              tiles = (g.len - begin + kQueries - 1) / kQueries;
+    const int begin = first_step(t, g, parents), tiles = (g.len - begin + kQueries - 1) / kQueries;
     const int pieces = x.group * tiles;
     const auto next = [&](int piece, int stage) {
       if constexpr (kBlocks)
@@ -302,38 +289,18 @@ __global__ void __launch_bounds__(kThreads) key_gradients_bf16(const Args<bf16> 
     two_stages(pieces, next, [&](int piece, int stage) {
       float p[kQueries / 8][4] = {}, ds[kQueries / 8][4] = {};
       add_dots<kQueries>(p, k, own, q(stage));
-#pragma unroll
-      for (int n = 0; n < kQueries / 8; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-          const int query = n * 8 + lane % 4 * 2 + e % 2;
-          bool visible = begin + piece % tiles * kQueries + query >= first[e / 2];
-          if (kBlocks) visible = visible && (masks[stage][query] >> (own + lane / 4 + e / 2 * 8) & 1);
-          p[n][e] = visible ? exp_f32(p[n][e] * x.scale - lse[stage][query]) : 0.f;
-        }
+      dots_to_p(p, lse[stage], x.scale, [&](int i, int query) {
+        const bool visible = begin + piece % tiles * kQueries + query >= first[i];
+        return visible && (!kBlocks || (masks[stage][query] >> (own + lane / 4 + i * 8) & 1));
+      });
       add_weighted<kQueries, kColumns>(dv, p, d_o(stage), column);
       add_dots<kQueries>(ds, v, own, d_o(stage));
-#pragma unroll
-      for (int n = 0; n < kQueries / 8; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-          const float difference = ds[n][e] - delta[stage][n * 8 + lane % 4 * 2 + e % 2];
-          ds[n][e] = p[n][e] != 0 ? p[n][e] * difference * x.scale : 0.f;  // a hidden v may hold anything
-        }
+      dots_to_ds(ds, p, delta[stage], x.scale);
       add_weighted<kQueries, kColumns>(dk, ds, q(stage), column);
     });
   });
   cp_async_wait<0>();
-#pragma unroll
-  for (int n = 0; n < kColumns / 8; n++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-      const int row = t.first + own + lane / 4 + e / 2 * 8, c = column + n * 8 + lane % 4 * 2 + e % 2;
-      if (!touched[e / 2] || c >= d) continue;
-      bf16 *at_k = (t.own ? a.dk : a.dpk).row(row) + kv * d + c, *at_v = (t.own ? a.dv : a.dpv).row(row) + kv * d + c;
-      *at_k = from_float<bf16>(to_float(*at_k) + dk[n][e]);
-      *at_v = from_float<bf16>(to_float(*at_v) + dv[n][e]);
-    }
+  add_key_gradients(a, t, own, column, touched, dk, dv);
 }
 
 template <int kD>
@@ -437,6 +404,10 @@ void run_tiles(const char* op, const Args<bf16>& a, const Grids& g, Stream strea
 }
 template <bool kBlocks>
 void run(const char* op, const Args<bf16>& a, const Grids& g, Stream stream) {
+  if (!kBlocks && takes_wgmma(true) && suits_wgmma(a)) {
+    a.x.d <= 64 ? launch_wgmma_gradients<64>(op, a, stream) : launch_wgmma_gradients<128>(op, a, stream);
+    return;
+  }
   a.x.d <= 64    ? run_tiles<64, kBlocks>(op, a, g, stream)
   : a.x.d <= 128 ? run_tiles<128, kBlocks>(op, a, g, stream)
                  : run_tiles<256, kBlocks>(op, a, g, stream);

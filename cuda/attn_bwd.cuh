@@ -18,6 +18,48 @@ struct Args {
   bool vector;                     // rows of q, o, d_o, k, v are 16-byte aligned and D is a multiple of 8
 };
 
+// delta = do.o of a row, in the first bytes of its row of dq.
+__device__ __forceinline__ void put_delta(float* dq, float x) { *dq = x; }
+__device__ __forceinline__ float get_delta(const float* dq) { return *dq; }
+__device__ __forceinline__ void put_delta(bf16* dq, float x) {
+  bf16 half[2];
+  memcpy(half, &x, sizeof x);
+  dq[0] = half[0], dq[1] = half[1];
+}
+__device__ __forceinline__ float get_delta(const bf16* dq) {
+  const bf16 half[2] = {dq[0], dq[1]};
+  float x;
+  memcpy(&x, half, sizeof x);
+  return x;
+}
+
+// ---- bf16: fragments of a warp's 16 keys (rows) and some queries (columns)
+
+// k.q to p, 0 where hidden.  visible(i, query): to row lane / 4 + 8 i; lse: [queries].
+template <int kTiles, class Visible>
+__device__ __forceinline__ void dots_to_p(float (&p)[kTiles][4], const float* lse, float scale, Visible visible) {
+#pragma unroll
+  for (int n = 0; n < kTiles; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      const int query = n * 8 + threadIdx.x % 4 * 2 + e % 2;
+      const float w = exp_f32(p[n][e] * scale - lse[query]);
+      p[n][e] = visible(e / 2, query) ? w : 0.f;
+    }
+}
+// v.do to ds.  delta: [queries].
+template <int kTiles>
+__device__ __forceinline__ void dots_to_ds(float (&ds)[kTiles][4], const float (&p)[kTiles][4], const float* delta,
+                                           float scale) {
+#pragma unroll
+  for (int n = 0; n < kTiles; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      const float difference = ds[n][e] - delta[n * 8 + threadIdx.x % 4 * 2 + e % 2];
+      ds[n][e] = p[n][e] != 0 ? p[n][e] * difference * scale : 0.f;  // a hidden v may hold anything
+    }
+}
+
 // ---- who sees what
 
 constexpr int kNobody = INT_MAX;
@@ -59,6 +101,30 @@ __device__ bool mark_listed(int* listed, const int32_t* lists, int kv_heads, con
   __syncthreads();
   const int lane = threadIdx.x % 32;
   return __any_sync(kAllLanes, listed[lane] | listed[kKeys - 32 + lane]);
+}
+
+// Where its queries begin: a multiple of 16 in the segment, so that k-steps do not depend on the tile.
+__device__ __forceinline__ int first_step(const KeyTile& t, const SegmentRow& g, bool parents) {
+  return parents ? 0 : max(0, t.first - g.row) / 16 * 16;
+}
+
+// Adds the sums of columns [column, column + kTiles * 8) to the warp's 16 rows of the tile from `own` on, of which rows
+// lane / 4 + 8 i are touched[i].
+template <int kTiles>
+__device__ __forceinline__ void add_key_gradients(const Args<bf16>& a, const KeyTile& t, int own, int column,
+                                                  const bool (&touched)[2], const float (&dk)[kTiles][4],
+                                                  const float (&dv)[kTiles][4]) {
+  const int d = a.x.d, kv = blockIdx.y, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int n = 0; n < kTiles; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      const int row = t.first + own + lane / 4 + e / 2 * 8, c = column + n * 8 + lane % 4 * 2 + e % 2;
+      if (!touched[e / 2] || c >= d) continue;
+      bf16 *at_k = (t.own ? a.dk : a.dpk).row(row) + kv * d + c, *at_v = (t.own ? a.dv : a.dpv).row(row) + kv * d + c;
+      *at_k = from_float<bf16>(to_float(*at_k) + dk[n][e]);
+      *at_v = from_float<bf16>(to_float(*at_v) + dv[n][e]);
+    }
 }
 
 // Calls f(segment, parents) for the segments that see the tile, in list order; parents: may the tile hold rows of its

@@ -106,6 +106,17 @@ __device__ __forceinline__ uint64_t matrix_descriptor(const void* smem, Swizzle 
   return (address & 0x3ffff) >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | static_cast<uint64_t>(swizzle) << 62;
 }
 
+// d = 0, here: were it done between products, ptxas would wait for those that are in flight.
+template <int kN>
+__device__ __forceinline__ void wgmma_clear(float (&d)[kN]) {
+#pragma unroll
+  for (int i = 0; i < kN; i++) {
+    d[i] = 0;
+#ifndef CUEMU
+    asm volatile("" : "+f"(d[i])::"memory");
+#endif
+  }
+}
 // Orders what the threads did to registers before the products that use them.
 __device__ __forceinline__ void wgmma_fence() {
 #ifdef CUEMU
@@ -215,6 +226,23 @@ __device__ __forceinline__ void wgmma(float (&d)[kRegisters], const uint32_t (&a
 #undef WGMMA_D128
 #undef WGMMA_D64
 #undef WGMMA_D32
+
+// A warpgroup gives up registers, or waits until others have given up as many as it takes: kCount for each thread, a
+// multiple of 8.  A block has those that its kernel was compiled for, 168 with three warpgroups.
+template <int kCount>
+__device__ __forceinline__ void fewer_registers() {
+  static_assert(kCount % 8 == 0 && kCount >= 24 && kCount < 256);
+#ifndef CUEMU
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+#endif
+}
+template <int kCount>
+__device__ __forceinline__ void more_registers() {
+  static_assert(kCount % 8 == 0 && kCount >= 24 && kCount < 256);
+#ifndef CUEMU
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+#endif
+}
 
 // ---- host
 // The map of a bf16 tensor, dimensions innermost first, and the box that a copy takes of it, whose innermost dimension

@@ -133,7 +133,7 @@ class Call {
   ~Call() { cudaDeviceSynchronize(); }
   // These wait for the kernels.
   Buffer& operator[](const std::string& name) { return *all().at(name); }
-  std::map<std::string, Buffer*> all() const {
+  const std::map<std::string, Buffer*>& all() const {
     if (cudaDeviceSynchronize()) ADD_FAILURE() << cudaGetErrorString(cudaGetLastError());
     return by_name_;
   }

@@ -1,6 +1,6 @@
 // Attention backward and attention with lists of blocks by the CUDA kernels in bf16: values against `ref` in double
-// from the same inputs, bits against the promises of cuda/attn_bwd.cu and cuda/attn_blocks.cu.  The two kernels of
-// attention forward against one another, bit by bit. (test_ops.cpp compares the same kernels in f32 with the `cpu`
+// from the same inputs, bits against the promises of cuda/attn_bwd.cu and cuda/attn_blocks.cu.  What is written twice
+// against one another, bit by bit. (test_ops.cpp compares the same kernels in f32 with the `cpu`
 // table, bit by bit.)
 #include <numeric>
 
@@ -325,86 +325,119 @@ TEST(CudaAttention, GradientsAreIndependentOfPacking) {
   }
 }
 
-// o and lse of a case, whose rows that no segment reads are NaNs, also those of parents of another batch.
+// The results of a case, whose rows that no segment reads are NaNs, also those of parents of another batch.
+void set_unused_parents(Call& t, const Case& c) {
+  std::vector<SegmentRow> parents;
+  for (const SegmentRow& g : c.segments) parents.push_back({g.parent_row, g.parent_len, 0, 0});
+  if (c.parent_rows) set_unused(t, parents, {"pk", "pv"});
+}
+std::string bits_of(Call& t, const std::vector<const char*>& names) {
+  std::string bits;
+  for (const char* name : names) {
+    EXPECT_TRUE(t[name].zones_intact()) << name;
+    bits += t[name].bits();
+  }
+  return bits;
+}
 std::string forward_bits(Case c, int64_t gap) {
   c.gap = gap;
   Call t(table_kernels, DType::bf16);
   AttnFwd a{};
   set_inputs(t, c, a);
   set_unused(t, c.segments, {"q", "k", "v"});
-  std::vector<SegmentRow> parents;
-  for (const SegmentRow& g : c.segments) parents.push_back({g.parent_row, g.parent_len, 0, 0});
-  if (c.parent_rows) set_unused(t, parents, {"pk", "pv"});
+  set_unused_parents(t, c);
   a.o = t.act_out("o", {c.rows, c.heads, c.d}), a.lse = t.stat_out("lse", {c.rows, c.heads});
   table_kernels.attn_fwd(a, {});
-  for (const char* name : {"o", "lse"}) EXPECT_TRUE(t[name].zones_intact()) << name;
-  return t["o"].bits() + t["lse"].bits();
+  return bits_of(t, {"o", "lse"});
+}
+std::string backward_bits(Case c, int64_t gap) {
+  c.gap = gap;
+  Call t(table_kernels, DType::bf16);
+  const AttnBwd a = backward_arguments(t, c).attn;
+  set_unused_parents(t, c);
+  table_kernels.attn_bwd(a, {});
+  return bits_of(t, {"dq", "dk", "dv"}) + (c.parent_rows ? bits_of(t, {"dpk", "dpv"}) : "");
 }
 
-// On compute capability 9.0 two kernels compute attention forward: mma.sync anywhere, wgmma where rows begin at
-// multiples of 16 bytes.  On a device each is asked for, whatever the device would choose.
-TEST(CudaAttention, ForwardHasTheSameBitsFromEveryKernel) {
+// On compute capability 9.0 two kernels compute attention: mma.sync anywhere, wgmma where rows begin at multiples of 16
+// bytes.  On a device each is asked for, whatever the device would choose.
+void expect_the_same_bits(std::string (*bits_with)(Case, int64_t gap)) {
   const Probe* const probe = table_kernels.probe;
   const auto ask_for = [&](TensorKernel kernel) { return !probe || probe->tensor_kernel(kernel); };
   if (!ask_for(TensorKernel::wgmma)) GTEST_SKIP() << "this device has one kernel";
   const auto same_bits = [&](const Case& c, int64_t other_heads) {
     SCOPED_TRACE(cat(c.rows, " rows, ", c.heads, "/", c.kv_heads, " heads of ", c.d));
     ask_for(TensorKernel::mma);
-    const std::string bits = forward_bits(c, 3);
+    const std::string bits = bits_with(c, 3);
     ask_for(TensorKernel::wgmma);
-    EXPECT_EQ(forward_bits(c, other_heads * c.d), bits);
-    EXPECT_EQ(forward_bits(c, 8), bits);
+    EXPECT_TRUE(bits_with(c, other_heads * c.d) == bits);
+    EXPECT_TRUE(bits_with(c, 8) == bits);
   };
   same_bits({1, 1, 1, 64, 0, {{0, 1, 0, 0}}}, 0);
   same_bits({140, 2, 1, 64, 0, {{3, 63, 0, 0}, {67, 65, 3, 63}, {133, 1, 67, 65}}}, 1);
   same_bits({260, 3, 1, 128, 0, {{130, 129, 2, 127}, {2, 127, 0, 0}}}, 0);
-  same_bits({330, 4, 1, 64, 0, {{1, 257, 0, 0}, {259, 70, 1, 129}}}, 3);
-  same_bits({135, 5, 1, 128, 0, {{5, 129, 5, 193}}, 200}, 0);
-  same_bits({150, 6, 1, 72, 0, {{2, 64, 0, 128}, {67, 80, 63, 64}}, 193}, 2);
-  same_bits({70, 14, 2, 128, 0, {{0, 70, 1, 1}}, 3}, 1);
-  same_bits({195, 7, 1, 64, 0, {{1, 193, 0, 0}}}, 0);
+  same_bits({330, 2, 1, 64, 0, {{1, 257, 0, 0}, {259, 70, 1, 129}}}, 3);
+  same_bits({135, 2, 1, 128, 0, {{5, 129, 5, 193}}, 200}, 0);
+  same_bits({150, 4, 1, 72, 0, {{2, 64, 0, 128}, {67, 80, 63, 64}}, 193}, 2);
+  same_bits({70, 6, 2, 128, 0, {{0, 70, 1, 1}}, 3}, 1);
+  same_bits({195, 3, 1, 64, 0, {{1, 193, 0, 0}}}, 0);
   same_bits({220, 1, 1, 40, 0, {{3, 191, 0, 0}, {200, 20, 0, 0}}}, 0);
   same_bits({30, 2, 2, 8, 0, {{9, 20, 3, 650}}, 660}, 1);
   same_bits({310, 1, 1, 128, 0, {{1, 300, 2, 320}, {302, 3, 0, 63}}, 323}, 0);
+  // Siblings, with the prefix in the same batch and in another.
+  same_bits({340, 2, 1, 128, 0, {{0, 130, 0, 0}, {130, 65, 0, 130}, {197, 64, 0, 130}, {262, 77, 40, 90}}}, 0);
+  same_bits({198, 4, 2, 96, 0, {{1, 65, 0, 130}, {66, 64, 0, 130}, {131, 63, 65, 65}}, 131}, 1);
   std::vector<SegmentRow> many;  // more segments than a warp looks at in one go
   for (int32_t i = 0; i < 35; i++) many.push_back({2 * i, 1 + i % 2, 0, i % 3});
   same_bits({70, 1, 1, 64, 0, many}, 0);
   in_all_orders([&] { same_bits({150, 2, 1, 128, 0, {{1, 66, 0, 0}, {67, 80, 1, 66}}}, 0); });
   ask_for(TensorKernel::choose);
 }
+TEST(CudaAttention, ForwardHasTheSameBitsFromEveryKernel) { expect_the_same_bits(forward_bits); }
+TEST(CudaAttention, BackwardHasTheSameBitsFromEveryKernel) { expect_the_same_bits(backward_bits); }
 
-// Tiles may take in rows of neighbours: those count for nothing, not even if they are not finite.  Rows that begin
-// anywhere are for mma.sync alone, in the emulation too, where no kernel can be asked for.
+// Tiles may take in rows of neighbours: those count for nothing, not even if they are not finite, but in dk and dv of
+// the keys that lie beside theirs.  Rows that begin anywhere are for mma.sync alone, in the emulation too, where no
+// kernel can be asked for.
 TEST(CudaAttention, NeighboursThatAreNotFiniteChangeNothing) {
   const Probe* const probe = table_kernels.probe;
   for (const TensorKernel kernel : {TensorKernel::mma, TensorKernel::wgmma}) {
     if (probe && !probe->tensor_kernel(kernel)) continue;
     for (int64_t d : {64, 128}) {
-      Case c{300, 2, 1, d, 0, {{0, 70, 0, 0}, {70, 20, 0, 0}, {90, 130, 0, 70}, {220, 80, 0, 1}}};
+      Case c{300, 2, 1, d, 0, {{0, 140, 0, 0}, {140, 20, 0, 0}, {160, 60, 0, 140}, {220, 80, 0, 1}}};
       c.gap = kernel == TensorKernel::mma ? 3 : 0;
       std::string bits[2];
       for (const bool finite : {true, false}) {
-        Call t(table_kernels, DType::bf16);
-        AttnFwd a{};
-        set_inputs(t, c, a);
-        a.o = t.act_out("o", {c.rows, c.heads, c.d}), a.lse = t.stat_out("lse", {c.rows, c.heads});
-        const auto each = [&](const char* name, auto f) {  // elements of the second segment, or of the others
+        Call f(table_kernels, DType::bf16), b(table_kernels, DType::bf16);
+        AttnFwd forward{};
+        set_inputs(f, c, forward);
+        forward.o = f.act_out("o", {c.rows, c.heads, c.d}), forward.lse = f.stat_out("lse", {c.rows, c.heads});
+        const AttnBwd backward = backward_arguments(b, c).attn;
+        const auto each = [&](Call& t, const char* name,
+                              auto use) {  // elements of the second segment, or of the others
           for (int64_t i = 0, width = t[name].size() / c.rows; i < t[name].size(); i++)
-            f(i, i / width >= 70 && i / width < 90);
+            use(i, i / width >= 140 && i / width < 160);
         };
-        for (const char* name : {"q", "k", "v"})
-          each(name, [&](int64_t i, bool second) {
-            if (second && !finite) t[name].set(i, i % 2 ? NAN : INFINITY);
-          });
-        table_kernels.attn_fwd(a, {});
-        for (const char* name : {"o", "lse"})
-          each(name, [&](int64_t i, bool second) {
-            if (second) return;
-            bits[finite] += t[name].bits(i, i + 1);
-            ASSERT_TRUE(std::isfinite(t[name].get(i))) << name << "[" << i << "]";
-          });
+        const auto spoil = [&](Call& t, std::initializer_list<const char*> names) {
+          for (const char* name : names)
+            each(t, name, [&](int64_t i, bool second) {
+              if (second && !finite) t[name].set(i, i % 2 ? NAN : INFINITY);
+            });
+        };
+        const auto take = [&](Call& t, std::initializer_list<const char*> names) {
+          for (const char* name : names)
+            each(t, name, [&](int64_t i, bool second) {
+              const int64_t row = i * c.rows / t[name].size();
+              if (second || (name[0] == 'd' && name[1] != 'q' && row / 128 == 1)) return;
+              bits[finite] += t[name].bits(i, i + 1);
+              ASSERT_TRUE(std::isfinite(t[name].get(i))) << name << "[" << i << "]";
+            });
+        };
+        spoil(f, {"q", "k", "v"}), spoil(b, {"q", "k", "v", "d_o", "o", "lse"});
+        table_kernels.attn_fwd(forward, {}), table_kernels.attn_bwd(backward, {});
+        take(f, {"o", "lse"}), take(b, {"dq", "dk", "dv"});
       }
-      EXPECT_EQ(bits[0], bits[1]) << "head dim " << d;
+      EXPECT_TRUE(bits[0] == bits[1]) << "head dim " << d;
     }
   }
   if (probe) probe->tensor_kernel(TensorKernel::choose);

@@ -38,8 +38,8 @@ RULES = [  # (what to damage, replacement, label)
     (r"(kNext[AB] = \d+)\b", r"\1 * 2", "wrong step"),
     (r"(Swizzle::bytes_\d+, \d+, .*)\);", r"\1 / 2);", "wrong distance of panels"),
     (r"(kMnMajor[AB] = )true", r"\1false", "wrong order in memory"),
-    (r"(kNext[QK] = \w+) \* 8", r"\1 * 4", "wrong step"),
-    (r"(, v \+ n) \* 128", r"\1 * 64", "wrong step"),
+    (r"(kNext[XY] = \w+) / 8", r"\1 / 16", "wrong step"),
+    (r"(, y \+ n) \* 128", r"\1 * 64", "wrong step"),
     (r"(kNextB = .*) \* 2;", r"\1;", "wrong step"),
     (r"\bvalid \* 2\b", "16", "no zero fill"),
     (r"\(kAllLanes, ", "(0x7fffffffu, ", "mask without lane 31"),
@@ -58,6 +58,7 @@ KNOWN = {
 # Headers that are damaged too, and the source that shows it.
 COMPILED = {"attention.cuh": "attn_fwd.cu", "attention_mma.cuh": "attn_fwd.cu",
             "attention_wgmma.cuh": "attn_fwd.cu", "attn_bwd.cuh": "attn_bwd.cu",
+            "attn_bwd_wgmma.cuh": "attn_bwd.cu",
             "kv_event.cuh": "kv_scores.cu", "linear_mma.cuh": "linear.cu", "linear_wgmma.cuh": "linear.cu"}
 
 FLAGS = dict(capture_output=True, text=True, errors="replace")

@@ -115,13 +115,14 @@ Tensor packed_lists(Operands& o, const Dims& d, const Packed& p, const PackedBlo
 }
 
 void add_packed(std::vector<OpBench>& list) {
-  std::vector<Dim> forward = kPacked;
-  forward.push_back(kTensorKernel);
-  list.push_back({"attn_fwd", forward, [](Operands& o, const Dims& d) {
+  std::vector<Dim> dense = kPacked;
+  dense.push_back(kTensorKernel);
+  list.push_back({"attn_fwd", dense, [](Operands& o, const Dims& d) {
                     choose_tensor_kernel(o, d);
                     return op_call(o, &Device::attn_fwd, attn_fwd(o, d, packed(d)));
                   }});
-  list.push_back({"attn_bwd", kPacked, [](Operands& o, const Dims& d) {
+  list.push_back({"attn_bwd", dense, [](Operands& o, const Dims& d) {
+                    choose_tensor_kernel(o, d);
                     const AttnFwd f = attn_fwd(o, d, packed(d));
                     o.device.attn_fwd(f);
                     return op_call(o, &Device::attn_bwd, attn_bwd(o, f));

@@ -1,0 +1,328 @@
+// Attention backward of packed sequences by tensor copies and wgmma, on compute capability 9.0: what key_gradients_bf16
+// and query_gradients_bf16 of attn_bwd.cu compute, bit for bit, for head dims up to 128.
+//
+// One wgmma rounds like one mma.sync, and every sum is a chain of them over the same k16 steps.  Only the tiles are
+// larger: what is not finite reaches the other rows of 128 keys, or query rows, and of the pieces that they go over.
+#pragma once
+#include "attention_wgmma.cuh"
+#include "attn_bwd.cuh"
+
+namespace pare::PARE_CUDA {
+
+// A block has 128 keys or query rows, each of two warpgroups 64.  A warp of a third brings what they go over, and that
+// warpgroup leaves them its registers: dk and dv of 64 keys alone take 128 a thread.
+constexpr int kConsumers = 8, kOwnedRows = kConsumers * 16, kWgmmaThreads = (kConsumers + 4) * 32;
+constexpr int kConsumerRegisters = 224, kProducerRegisters = 56;
+
+struct QueryMaps {
+  CUtensorMap q, d_o;
+};
+inline QueryMaps query_maps(const char* op, const Args<bf16>& a, int box) {
+  return {heads_map(op, a.x.q, a.rows, a.x.heads, a.x.d, box), heads_map(op, a.d_o, a.rows, a.x.heads, a.x.d, box)};
+}
+
+// ---- dk and dv: each warpgroup has 64 keys; queries come in pieces, of all segments and heads one after another
+
+template <int kD>
+struct WgmmaKeyGradients {
+  static constexpr int kQueries = 64;  // of a piece
+  static constexpr int kStages = 4;    // with keys and values 98 or 194 KiB of shared memory
+
+  struct Stage {
+    alignas(1024) HeadRows<kD, kQueries> q;
+    HeadRows<kD, kQueries> d_o;
+  };
+  struct Piece {
+    SegmentRow segment;
+    int begin;  // its own row at which the piece begins; -1: there is no piece any more
+    float lse[kQueries], delta[kQueries];
+  };
+  struct Shared {
+    alignas(1024) HeadRows<kD, kOwnedRows> k;
+    HeadRows<kD, kOwnedRows> v;
+    Stage stages[kStages];
+    Piece pieces[kStages];
+    Mbarrier keys_full, full[kStages], empty[kStages];
+  };
+};
+
+// blockIdx.y is the key head.
+template <int kD>
+__global__ void __launch_bounds__(kWgmmaThreads, 1)
+    key_gradients_wgmma(const Args<bf16> a, const __grid_constant__ QueryMaps queries,
+                        const __grid_constant__ SlotMaps keys) {
+#ifdef PARE_SM90A
+  using Block = WgmmaKeyGradients<kD>;
+  constexpr int kQueries = Block::kQueries, kStages = Block::kStages;
+  auto& s = *dynamic_smem<typename Block::Shared>();
+  const Packed<bf16>& x = a.x;
+  const KeyTile t = key_tile<kOwnedRows>(a);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, kv = blockIdx.y;
+  if (threadIdx.x == 0) {
+    const int consumers = (t.rows + 63) / 64 * 4;  // warps; a warpgroup without keys ends
+    mbarrier_init(&s.keys_full, 1);
+    for (int i = 0; i < kStages; i++) mbarrier_init(&s.full[i], 1), mbarrier_init(&s.empty[i], consumers);
+    fence_proxy_async();
+  }
+  __syncthreads();
+
+  if (warp >= kConsumers) {
+    fewer_registers<kProducerRegisters>();
+    if (warp > kConsumers) return;
+    if (lane == 0) {
+      mbarrier_arrive_expect(&s.keys_full, sizeof(s.k) + sizeof(s.v));
+      copy_rows(s.k, t.own ? keys.k : keys.pk, kv, t.first, &s.keys_full);
+      copy_rows(s.v, t.own ? keys.v : keys.pv, kv, t.first, &s.keys_full);
+    }
+    int n = 0;
+    for_segments<kOwnedRows>(a, t, nullptr, [&](const SegmentRow& g, bool parents) {
+      for (int head = kv * x.group; head < (kv + 1) * x.group; head++)
+        for (int begin = first_step(t, g, parents); begin < g.len; begin += kQueries, n++) {
+          float lse[kQueries / 32] = {}, delta[kQueries / 32] = {};  // rows that are absent have q = do = 0
+#pragma unroll
+          for (int i = 0; i < kQueries / 32; i++)
+            if (const int r = begin + lane + i * 32; r < g.len) {
+              lse[i] = a.lse[int64_t{g.row + r} * x.heads + head];
+              delta[i] = get_delta(a.dq.row(g.row + r) + head * x.d);
+            }
+          auto& stage = s.stages[n % kStages];
+          auto& piece = s.pieces[n % kStages];
+          Mbarrier* const full = &s.full[n % kStages];
+          mbarrier_wait(&s.empty[n % kStages], (n / kStages + 1) % 2);
+#pragma unroll
+          for (int i = 0; i < kQueries / 32; i++)
+            piece.lse[lane + i * 32] = lse[i], piece.delta[lane + i * 32] = delta[i];
+          if (lane == 0) piece.segment = g, piece.begin = begin;
+          __syncwarp();
+          const int row = g.row + begin, rows = g.len - begin;
+          if (rows >= kQueries) {
+            if (lane == 0) {
+              mbarrier_arrive_expect(full, sizeof(stage));
+              copy_rows(stage.q, queries.q, head, row, full);
+              copy_rows(stage.d_o, queries.d_o, head, row, full);
+            }
+          } else {
+            load_rows(stage.q, x.k.p, rows, x.d, [&](int r) { return x.q.row(row + r) + head * x.d; });
+            load_rows(stage.d_o, x.k.p, rows, x.d, [&](int r) { return a.d_o.row(row + r) + head * x.d; });
+            loaded(full);
+          }
+        }
+    });
+    mbarrier_wait(&s.empty[n % kStages], (n / kStages + 1) % 2);
+    if (lane == 0) {
+      s.pieces[n % kStages].begin = -1;
+      mbarrier_arrive(&s.full[n % kStages]);
+    }
+    return;
+  }
+
+  const int group = warp / 4 * 64, own = warp * 16;  // of the tile's keys
+  if (group >= t.rows) return;
+  more_registers<kConsumerRegisters>();
+  float dk[kD / 8][4] = {}, dv[kD / 8][4] = {}, p[kQueries / 8][4], ds[kQueries / 8][4];
+  uint32_t p16[kQueries / 16][4], ds16[kQueries / 16][4];
+  bool touched[2] = {};  // rows lane / 4 and lane / 4 + 8 of the warp
+  const auto await = [&](int n) {
+    mbarrier_wait(&s.full[n % kStages], n / kStages % 2);
+    return s.pieces[n % kStages].begin >= 0;
+  };
+  const auto multiply_keys = [&](int n) {
+    wgmma_clear(registers(p));
+    begin_dots(p, s.k, group, s.stages[n % kStages].q);
+  };
+  // p and ds of piece n, while its k.q and then its v.do are computed.
+  const auto weigh = [&](int n) {
+    begin_dots(ds, s.v, group, s.stages[n % kStages].d_o);
+    const auto& piece = s.pieces[n % kStages];
+    int first[2];  // the query that is the first to see row lane / 4 + 8 i
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      first[i] = first_query(t, piece.segment, own + lane / 4 + 8 * i, nullptr);
+      touched[i] |= first[i] != kNobody;
+    }
+    wgmma_wait<1>(registers(p));
+    dots_to_p(p, piece.lse, x.scale, [&](int i, int query) { return piece.begin + query >= first[i]; });
+    wgmma_wait<0>(registers(ds));
+    dots_to_ds(ds, p, piece.delta, x.scale);
+#pragma unroll
+    for (int i = 0; i < kQueries / 16; i++) pack_weights(p16[i], &p[i * 2]), pack_weights(ds16[i], &ds[i * 2]);
+  };
+  const auto add = [&](int n) {
+    begin_weighted(dv, p16, s.stages[n % kStages].d_o);
+    begin_weighted(dk, ds16, s.stages[n % kStages].q);
+  };
+  mbarrier_wait(&s.keys_full, 0);
+  if (!await(0)) return;
+  wgmma_clear(registers(ds));
+  multiply_keys(0);
+  weigh(0);
+  int n = 1;
+  for (; await(n); n++) {
+    add(n - 1);
+    multiply_keys(n);
+    wgmma_wait<1>(registers(dv), p16), wgmma_wait<1>(registers(dk), ds16);
+    __syncwarp();  // everyone has read the piece
+    if (lane == 0) mbarrier_arrive(&s.empty[(n - 1) % kStages]);
+    wgmma_clear(registers(ds));
+    weigh(n);
+  }
+  add(n - 1);
+  wgmma_wait<0>(registers(dv), p16), wgmma_wait<0>(registers(dk), ds16);
+  add_key_gradients(a, t, own, 0, touched, dk, dv);
+#else
+  __trap();
+#endif
+}
+
+// ---- dq: as attention forward, with do beside q and ds in place of the weights
+
+template <int kD>
+struct WgmmaQueryGradients {
+  static constexpr int kStages = 4;  // with the queries 96 or 192 KiB of shared memory
+  static_assert(kStages >= 3);       // as in WgmmaAttention
+
+  struct Shared {
+    alignas(1024) HeadRows<kD, kOwnedRows> q;
+    HeadRows<kD, kOwnedRows> d_o;
+    SlotStage<kD> stages[kStages];
+    Mbarrier q_full, full[kStages], empty[kStages];
+  };
+};
+
+// blockIdx.y is the query head.
+template <int kD>
+__global__ void __launch_bounds__(kWgmmaThreads, 1)
+    query_gradients_wgmma(const Args<bf16> a, const __grid_constant__ QueryMaps queries,
+                          const __grid_constant__ SlotMaps keys) {
+#ifdef PARE_SM90A
+  using Block = WgmmaQueryGradients<kD>;
+  constexpr int kRows = kOwnedRows, kStages = Block::kStages;
+  auto& s = *dynamic_smem<typename Block::Shared>();
+  const Packed<bf16>& x = a.x;
+  // Backwards: the later tiles of a sequence see more slots, so they take longer.
+  const Tile t = find_tile<kRows>(x.segments, x.n_segments, gridDim.x - 1 - blockIdx.x);
+  if (t.len == 0) return;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y, kv = head / x.group;
+  const auto seen = [&](int end) { return t.parent_len + min(t.len, t.first + end); };  // slots, by tile rows [0, end)
+  const auto blocks_of = [](int slots) { return (slots + kSlots - 1) / kSlots; };
+  if (threadIdx.x == 0) {
+    const int consumers = (min(kRows, t.len - t.first) + 63) / 64 * 4;  // warps; a warpgroup without rows ends
+    mbarrier_init(&s.q_full, 1);
+    for (int i = 0; i < kStages; i++) mbarrier_init(&s.full[i], 1), mbarrier_init(&s.empty[i], consumers);
+    fence_proxy_async();
+  }
+  __syncthreads();
+
+  if (warp >= kConsumers) {
+    fewer_registers<kProducerRegisters>();
+    if (warp > kConsumers) return;
+    if (lane == 0) {
+      mbarrier_arrive_expect(&s.q_full, sizeof(s.q) + sizeof(s.d_o));
+      copy_rows(s.q, queries.q, head, t.row + t.first, &s.q_full);
+      copy_rows(s.d_o, queries.d_o, head, t.row + t.first, &s.q_full);
+    }
+    const int slots = seen(kRows);
+    for (int i = 0; i < blocks_of(slots); i++) {
+      mbarrier_wait(&s.empty[i % kStages], (i / kStages + 1) % 2);
+      bring_slots(s.stages[i % kStages], x, keys, t, kv, i * kSlots, slots, &s.full[i % kStages]);
+    }
+    return;
+  }
+
+  const int group = warp / 4 * 64, first = t.first + warp * 16;  // of the tile's rows; of the segment's
+  if (t.first + group >= t.len) return;
+  more_registers<kConsumerRegisters>();
+  float lse[2] = {}, delta[2] = {};  // of rows lane / 4 and lane / 4 + 8 of the warp
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+    if (const int r = first + lane / 4 + 8 * i; r < t.len) {
+      lse[i] = a.lse[int64_t{t.row + r} * x.heads + head];
+      delta[i] = get_delta(a.dq.row(t.row + r) + head * x.d);
+    }
+  float dq[kD / 8][4] = {}, p[kSlots / 8][4], ds[kSlots / 8][4];
+  uint32_t weights[kSlots / 16][4];
+  const auto await = [&](int i) { mbarrier_wait(&s.full[i % kStages], i / kStages % 2); };
+  const auto multiply_keys = [&](int i) {
+    wgmma_clear(registers(p)), wgmma_clear(registers(ds));
+    begin_dots(p, s.q, group, s.stages[i % kStages].k);
+    begin_dots(ds, s.d_o, group, s.stages[i % kStages].v);
+  };
+  const auto add_keys = [&](int i) { begin_weighted(dq, weights, s.stages[i % kStages].k); };
+  const auto pack = [&] {
+#pragma unroll
+    for (int n = 0; n < kSlots / 16; n++) pack_weights(weights[n], &ds[n * 2]);
+  };
+  const auto dots_to_p = [&] {
+#pragma unroll
+    for (int n = 0; n < kSlots / 8; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) p[n][e] = exp_f32(p[n][e] * x.scale - lse[e / 2]);
+  };
+  const auto dots_to_ds = [&](int i) {
+#pragma unroll
+    for (int n = 0; n < kSlots / 8; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        const int row = first + lane / 4 + e / 2 * 8, slot = i * kSlots + n * 8 + lane % 4 * 2 + e % 2;
+        const float w = p[n][e] * (ds[n][e] - delta[e / 2]) * x.scale;
+        ds[n][e] = slot <= t.parent_len + row ? w : 0.f;
+      }
+  };
+  mbarrier_wait(&s.q_full, 0);
+  await(0);
+  multiply_keys(0);
+  wgmma_wait<1>(registers(p));
+  dots_to_p();
+  wgmma_wait<0>(registers(ds));
+  dots_to_ds(0);
+  pack();
+  const int n_blocks = blocks_of(seen(group + 64));
+  if (n_blocks > 1) await(1);
+  for (int i = 1; i < n_blocks; i++) {
+    multiply_keys(i);
+    add_keys(i - 1);
+    wgmma_wait<2>(registers(p));
+    dots_to_p();
+    wgmma_wait<1>(registers(ds));
+    dots_to_ds(i);
+    if (i + 1 < n_blocks) await(i + 1);  // here, as in attn_wgmma
+    wgmma_wait<0>(registers(dq), weights);
+    if (lane == 0) mbarrier_arrive(&s.empty[(i - 1) % kStages]);
+    pack();
+  }
+  add_keys(n_blocks - 1);
+  wgmma_wait<0>(registers(dq), weights);
+  __syncwarp();  // everyone has read do.o, which lies in dq
+#pragma unroll
+  for (int n = 0; n < kD / 8; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      const int row = first + lane / 4 + e / 2 * 8, c = n * 8 + lane % 4 * 2 + e % 2;
+      if (row < t.len && c < x.d) a.dq.row(t.row + row)[head * x.d + c] = from_float<bf16>(dq[n][e]);
+    }
+#else
+  __trap();
+#endif
+}
+
+// ---- host
+
+inline bool suits_wgmma(const Args<bf16>& a) { return suits_tensor_copies(a.x, a.vector) && a.d_o.stride % a.x.d == 0; }
+
+// The two kernels behind row_sums.
+template <int kD>
+void launch_wgmma_gradients(const char* op, const Args<bf16>& a, Stream stream) {
+  using Keys = WgmmaKeyGradients<kD>;
+  using Queries = WgmmaQueryGradients<kD>;
+  const auto maps = [&](int box) { return slot_maps(op, a.x, a.rows, a.parent_rows, box); };
+  const dim3 tiles(blocks(op, a.rows, kOwnedRows) + (a.one ? 0 : blocks(op, a.parent_rows, kOwnedRows)), a.x.kv_heads);
+  launch(op, key_gradients_wgmma<kD>, {.grid = tiles, .block = kWgmmaThreads, .smem = sizeof(typename Keys::Shared)},
+         stream, a, query_maps(op, a, Keys::kQueries), maps(kOwnedRows));
+  launch(op, query_gradients_wgmma<kD>,
+         {.grid = tile_grid(op, a.x, a.rows, kOwnedRows),
+          .block = kWgmmaThreads,
+          .smem = sizeof(typename Queries::Shared)},
+         stream, a, query_maps(op, a, kOwnedRows), maps(kSlots));
+}
+
+}  // namespace pare::PARE_CUDA
