@@ -2,6 +2,7 @@
 #include <cublasLt.h>
 
 #include <array>
+#include <bit>
 #include <vector>
 
 #include "base/half.h"
@@ -196,7 +197,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t what, const
   cuemu::g_calls.launches++;
   cuemu::queue(stream, [=, ta = what->op_a == CUBLAS_OP_T, tb = what->op_b == CUBLAS_OP_T] {
     if (cuemu::g_error) return;
-    std::vector<float> sums(2 + s.n % 3);  // each of every so many products, the last first
+    // Each of every so many products, the last first: one order for all numbers of rows of about a size.
+    std::vector<float> sums(1 + static_cast<size_t>(std::bit_width(s.n)));
     for (uint64_t j = 0; j < s.n; j++)
       for (uint64_t i = 0; i < s.m; i++) {
         std::fill(sums.begin(), sums.end(), 0.f);
