@@ -397,6 +397,15 @@ TEST(EmuDevice, FastRolloutsAreNearTheLearner) {
   }
 }
 
+// What the sampler says is no longer what a ratio is to: the old log-probs are the learner's own.
+TEST(EmuDevice, FastStepsOfSeveralUpdatesAskTheLearnerForTheOldLogprobs) {
+  for (const char* exact : {"true", "false"}) {
+    TrainingRun run(small_run("qwen3", "f32", {cat("trainer.exact=", exact), "actor.ppo_epochs=2"}));
+    run.step();
+    EXPECT_EQ(run.session.ledger.phases.contains("old_log_prob"), exact == std::string("false"));
+  }
+}
+
 // The library's kernels are in no graph: what lies between them is launched in order, one by one.
 TEST(EmuDevice, FastPassesAreNoGraphs) {
   const auto run = [](bool graphs, uint64_t& launched) {

@@ -132,8 +132,8 @@ exact_and_fast() {
 END
   for exact in on off; do
     env "$cublas" "$pare" train quickstart --device "$device" --exact=$exact model.path= model.config="$scratch/wide.json" \
-      trainer.test_freq=0 trainer.val_before_train=false trainer.save_freq=0 $steps --out "$scratch/exact-$exact" --force ||
-      return 1
+      trainer.test_freq=0 trainer.val_before_train=false trainer.save_freq=0 algorithm.adv_filter_threshold=0 \
+      actor.entropy_coeff=0.01 model.init=fan_in $steps --out "$scratch/exact-$exact" --force || return 1
   done
   python3 - "$scratch"/exact-{on,off} >"$dir/exact.txt" <<'END' || return 1
 import json, statistics, sys
