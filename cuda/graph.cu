@@ -10,6 +10,9 @@
 // to be launched again: the number falls from round to round, and the key of the draws changes with every step of
 // training.  The sizes at which a linear layer takes another kernel are what is left of batch buckets.
 //
+// Only kernels of ours are gathered.  Those of cuBLASLt (linear_lt.cu) are not ours to name as nodes: a call of the
+// library ends the gathering as a copy does, so that with --exact=off a pass is launched kernel by kernel.
+//
 // Bytes may also differ without a reason, by padding that the compiler cannot clear; the node is then set for nothing.
 #include <algorithm>
 #include <cstdlib>

@@ -9,6 +9,7 @@
 // Bytes: every operand once for each 64 rows or columns of the result (wgmma: 128, or 256 columns), from L2 for the
 // most part.  Limited by the tensor cores, with few rows by the weight's bytes; in f32 by the multiply-adds of the CUDA
 // cores.
+#include "linear.cuh"
 #include "linear_wgmma.cuh"
 #include "tensor_kernel.cuh"
 
@@ -248,18 +249,6 @@ void multiply_rows(const char* op, bool aligned, const WeightGradient<bf16>& p, 
     aligned ? multiply_on_tensor_cores<true>(op, p, stream) : multiply_on_tensor_cores<false>(op, p, stream);
 }
 
-// t is [rows, columns] with any stride between rows.
-int64_t row_stride(const char* op, const char* field, const Tensor& t, int64_t rows, int64_t columns) {
-  expect(is_shape(t, {rows, columns}) && t.stride[1] == 1, op, ": ", field, " ", t.str(), " must be [", rows, ", ",
-         columns, "]");
-  return t.stride[0];
-}
-void expect_weight(const char* op, const Weight& w, int64_t outputs, int64_t inputs) {
-  expect(w.outputs() == outputs && is_shape(w.packed, {weight_panels(outputs), inputs, 16}) && w.packed.contiguous(),
-         op, ": packed weight ", w.packed.str(), " of ", w.outputs(), " outputs for ", outputs, " outputs of ", inputs,
-         " inputs");
-}
-
 // y [rows, columns] = x [rows, depth] times w or its transpose.
 template <class T, bool kTranspose>
 void forward(const char* op, const Tensor& y, const Tensor& x, const Weight& w, const Tensor& bias,
@@ -269,9 +258,10 @@ void forward(const char* op, const Tensor& y, const Tensor& x, const Weight& w, 
   expect(!bias || (is_shape(bias, {columns}) && bias.contiguous()), op, ": bias ", bias.str());
   Forward<T, kTranspose> p{};
   p.y = y.as<T>(), p.x = x.as<T>(), p.packed = w.packed.as<T>();
-  p.y_stride = row_stride(op, "result", y, rows, columns), p.x_stride = row_stride(op, "input", x, rows, depth);
+  p.y_stride = matrix_stride(op, "result", y, rows, columns), p.x_stride = matrix_stride(op, "input", x, rows, depth);
   if (bias) p.bias = bias.as<T>();
-  if (residual) p.residual = residual.as<T>(), p.residual_stride = row_stride(op, "residual", residual, rows, columns);
+  if (residual)
+    p.residual = residual.as<T>(), p.residual_stride = matrix_stride(op, "residual", residual, rows, columns);
   p.rows = static_cast<int>(rows), p.columns = static_cast<int>(columns), p.depth = static_cast<int>(depth);
   p.chunk = linear_chunk(p.columns);
   const auto even = [](const Tensor& t) {
@@ -287,10 +277,8 @@ void forward(const char* op, const Tensor& y, const Tensor& x, const Weight& w, 
 
 template <bool kUnpack>
 void move(const char* op, const Weight& w, const Tensor& rows, int64_t first, Stream stream) {
+  expect_rows_of(op, w, rows, first);
   const int64_t n = rows.shape[0], inputs = w.inputs(), end = first + n;
-  expect_weight(op, w, w.outputs(), inputs);
-  expect(is_shape(rows, {n, inputs}) && rows.contiguous() && first >= 0 && end <= w.outputs(), op, ": rows ",
-         rows.str(), " from ", first, " of ", w.outputs(), " outputs of ", inputs, " inputs");
   const int64_t zeros = !kUnpack && end == w.outputs() ? weight_panels(end) * 16 - end : 0;
   if ((n + zeros) * inputs == 0) return;
   with_act(op, rows, [&](auto type) {
@@ -333,14 +321,13 @@ void linear_bwd_input(const LinearBwdInput& a, Stream stream) {
 void linear_bwd_weight(const LinearBwdWeight& a, Stream stream) {
   const char* op = "linear_bwd_weight";
   const int64_t rows = a.dy.shape[0], outputs = a.dy.shape[1], inputs = a.x.shape[1];
-  expect(is_shape(a.dw, {outputs, inputs}) && a.dw.contiguous(), op, ": dw ", a.dw.str());
-  expect(!a.dbias || (is_shape(a.dbias, {outputs}) && a.dbias.contiguous()), op, ": dbias ", a.dbias.str());
+  expect_weight_gradient(op, a);
   if (rows == 0) return;
   with_act(op, a.dy, [&](auto type) {
     using T = decltype(type);
     WeightGradient<T> p{};
     p.dw = a.dw.as<float>(), p.dy = a.dy.as<T>(), p.x = a.x.as<T>();
-    p.dy_stride = row_stride(op, "dy", a.dy, rows, outputs), p.x_stride = row_stride(op, "x", a.x, rows, inputs);
+    p.dy_stride = matrix_stride(op, "dy", a.dy, rows, outputs), p.x_stride = matrix_stride(op, "x", a.x, rows, inputs);
     p.rows = static_cast<int>(outputs), p.columns = static_cast<int>(inputs), p.depth = static_cast<int>(rows),
     p.chunk = kMmaChunk;
     p.pairs = reinterpret_cast<uintptr_t>(p.dw) % 8 == 0 && inputs % 2 == 0;
@@ -349,10 +336,18 @@ void linear_bwd_weight(const LinearBwdWeight& a, Stream stream) {
     } else {
       multiply_on_cuda_cores<false>(op, p, stream);
     }
+  });
+  add_bias_gradient(op, a.dbias, a.dy, stream);
+}
+
+void add_bias_gradient(const char* op, const Tensor& dbias, const Tensor& dy, Stream stream) {
+  const int64_t rows = dy.shape[0], outputs = dy.shape[1];
+  if (!dbias || outputs == 0) return;
+  with_act(op, dy, [&](auto type) {
+    using T = decltype(type);
     constexpr int kStrands = std::is_same_v<T, bf16> ? 16 : 1;
-    if (a.dbias && outputs)
-      launch(op, sum_rows<T, kStrands>, {.grid = blocks(op, outputs, kColumns), .block = dim3(kColumns, kStrands)},
-             stream, a.dbias.as<float>(), p.dy, p.dy_stride, rows, outputs);
+    launch(op, sum_rows<T, kStrands>, {.grid = blocks(op, outputs, kColumns), .block = dim3(kColumns, kStrands)},
+           stream, dbias.as<float>(), dy.as<T>(), dy.stride[0], rows, outputs);
   });
 }
 

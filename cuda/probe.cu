@@ -2,7 +2,6 @@
 #include "common.cuh"
 
 #ifndef CUEMU
-#include <dlfcn.h>
 #include <library_types.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 
 #include "base/half.h"
 #include "base/rng.h"
+#include "library.h"
 #include "probe.cuh"
 #include "tensor_kernel.cuh"
 
@@ -72,17 +72,11 @@ Rate bytes() {
   return {2 * static_cast<double>(size) / t, "copy of 2 GiB"};
 }
 
-// cuBLAS is looked for when it is asked for: the program does not need it.
 class Cublas {
  public:
   Cublas() {
-    for (const char* name : {"libcublas.so.13", "libcublas.so.12", "libcublas.so"})
-      if (!library_) library_ = dlopen(name, RTLD_NOW);
-    if (!library_) return;
-    const auto find = [&](auto& f, const char* name) {
-      f = reinterpret_cast<std::decay_t<decltype(f)>>(dlsym(library_, name));
-    };
-    find(create_, "cublasCreate_v2"), find(destroy_, "cublasDestroy_v2"), find(gemm_, "cublasGemmEx");
+    library_.find(create_, "cublasCreate_v2"), library_.find(destroy_, "cublasDestroy_v2");
+    library_.find(gemm_, "cublasGemmEx");
     if (create_ && destroy_ && gemm_ && create_(&handle_) != 0) handle_ = nullptr;
   }
   ~Cublas() {
@@ -100,7 +94,8 @@ class Cublas {
  private:
   using Gemm = int (*)(void*, int, int, int, int, int, const void*, const void*, int, int, const void*, int, int,
                        const void*, void*, int, int, int, int);
-  void *library_ = nullptr, *handle_ = nullptr;
+  const Library library_{"libcublas.so.13", "libcublas.so.12", "libcublas.so"};
+  void* handle_ = nullptr;
   int (*create_)(void**) = nullptr;
   int (*destroy_)(void*) = nullptr;
   Gemm gemm_ = nullptr;

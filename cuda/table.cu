@@ -1,5 +1,5 @@
 // The table of the kernels, and the ops that only move data.
-#include "common.cuh"
+#include "linear.cuh"
 #ifndef CUEMU
 #include <nvtx3/nvToolsExt.h>  // headers only; does nothing unless a profiler has started the program
 
@@ -90,28 +90,46 @@ void range_begin(const char* name) { nvtxRangePushA(name); }
 void range_end() { nvtxRangePop(); }
 #endif
 
+// The table with the kernels of this folder ...
+constexpr Table exact(const char* name) {
+  return {.name = name,
+#define X(op, Args) .op = PARE_CUDA::op,
+          PARE_OPS(X)
+#undef X
+              .memory = &device_memory,
+          .staging = &page_locked,
+          .graphs = make_graphs,
+          .open = open,
+#ifndef CUEMU
+          .range_begin = range_begin,
+          .range_end = range_end,
+          .probe = &probe
+#endif
+  };
+}
+
+// ... and with the linear layers of cuBLASLt, and weights as it reads them.
+constexpr Table with_cublas_lt(const char* name) {
+  Table t = exact(name);
+  t.pack_weight = fast::pack_weight, t.unpack_weight = fast::unpack_weight, t.embedding_fwd = fast::embedding_fwd;
+  t.linear_fwd = fast::linear_fwd, t.linear_bwd_input = fast::linear_bwd_input;
+  t.linear_bwd_weight = fast::linear_bwd_weight, t.adamw = fast::adamw;
+  t.open = [] {
+    fast::find_library();
+    const std::string device = open();
+    return cat(device, ", linear layers by ", fast::open_library());
+  };
+  return t;
+}
+
 }  // namespace
 
 }  // namespace PARE_CUDA
 
 #ifdef CUEMU
-constinit const Table table_emu = {.name = "emu",
+constinit const Table table_emu = emu::exact("emu"), table_emu_fast = emu::with_cublas_lt("emu_fast");
 #else
-constinit const Table table_cuda = {
-    .name = "cuda",
+constinit const Table table_cuda = cuda::exact("cuda"), table_cuda_fast = cuda::with_cublas_lt("cuda_fast");
 #endif
-#define X(op, Args) .op = PARE_CUDA::op,
-                                   PARE_OPS(X)
-#undef X
-                                       .memory = &PARE_CUDA::device_memory,
-                                   .staging = &PARE_CUDA::page_locked,
-                                   .graphs = PARE_CUDA::make_graphs,
-                                   .open = PARE_CUDA::open,
-#ifndef CUEMU
-                                   .range_begin = PARE_CUDA::range_begin,
-                                   .range_end = PARE_CUDA::range_end,
-                                   .probe = &PARE_CUDA::probe
-#endif
-};
 
 }  // namespace pare

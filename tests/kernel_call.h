@@ -154,16 +154,16 @@ class Call {
 
 using Body = std::function<void(Call&)>;
 
-// Every tensor after body() on table_kernels, in both types and with `orders` in every order of threads, against `ref`
+// Every tensor after body() on `table`, in both types and with `orders` in every order of threads, against `ref`
 // in f64.  In f32 the error is at most 1e-5 of max(1, |value|).  In bf16 a result is rounded once, which costs 2^-8 of
 // its magnitude, and `inner` bounds what comes from roundings to bf16 on the way.  All orders give the same bits.
-inline void check(const Body& body, double inner = 0, bool orders = true) {
+inline void check(const Body& body, double inner = 0, bool orders = true, const Table& table = table_kernels) {
   Call ref(table_ref, DType::f64);
   body(ref);
   for (DType act : {DType::f32, DType::bf16}) {
     std::map<std::string, std::string> first;
     auto once = [&] {
-      Call emu(table_kernels, act);
+      Call emu(table, act);
       body(emu);
       for (const auto& [name, buffer] : emu.all()) {
         EXPECT_TRUE(buffer->zones_intact()) << name;
@@ -182,9 +182,9 @@ inline void check(const Body& body, double inner = 0, bool orders = true) {
   }
 }
 
-// What body() on table_kernels is refused with.
-inline std::string refusal(DType act, const Body& body) {
-  Call t(table_kernels, act);
+// What body() on `table` is refused with.
+inline std::string refusal(DType act, const Body& body, const Table& table = table_kernels) {
+  Call t(table, act);
   try {
     body(t);
   } catch (const std::logic_error& e) {

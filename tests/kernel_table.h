@@ -1,4 +1,5 @@
-// The table of CUDA kernels under test: `emu` in build/tests/pare_tests, `cuda` in build/cuda/pare_cuda_tests.
+// The table of CUDA kernels under test: `emu` in build/tests/pare_tests, `cuda` in build/cuda/pare_cuda_tests; and the
+// one with linear layers by cuBLASLt.
 // PARE_KERNELS is undefined where there is neither.
 #pragma once
 #include "ops/ops.h"
@@ -9,6 +10,7 @@
 namespace pare::test {
 
 inline const Table& table_kernels = table_cuda;
+inline const Table& table_kernels_fast = table_cuda_fast;
 
 // f(): threads run in the device's order.
 template <class F>
@@ -24,6 +26,7 @@ void in_all_orders(F f) {
 
 namespace pare::test {
 inline const Table& table_kernels = table_emu;
+inline const Table& table_kernels_fast = table_emu_fast;
 }  // namespace pare::test
 
 #endif

@@ -55,12 +55,18 @@ inline std::vector<double> normal(const std::string& name, int64_t n, double sca
   return v;
 }
 
-// Rows [outputs, inputs] in the layout of Weight::packed.
+// Rows [outputs, inputs] in the layout of Weight::packed: panels ...
 inline std::vector<double> panels(const std::vector<double>& rows, int64_t outputs, int64_t inputs) {
   std::vector<double> v(weight_panels(outputs) * inputs * 16);
   for (int64_t o = 0; o < outputs; o++)
     for (int64_t i = 0; i < inputs; i++) v[(o / 16 * inputs + i) * 16 + o % 16] = rows[o * inputs + i];
   return v;
+}
+
+// ... or one after the other, zeros behind.
+inline std::vector<double> padded(std::vector<double> rows, int64_t outputs, int64_t inputs) {
+  rows.resize(static_cast<size_t>(weight_panels(outputs) * 16 * inputs));
+  return rows;
 }
 
 // n whole numbers in [0, limit); a function of `name` and n.
@@ -168,11 +174,13 @@ class Buffer {
 // The tensors of one op call on one table, by name.
 class OpRun {
  public:
-  // act: the type of every floating-point tensor (f64 for the reference, f32 for the tables under test).
-  OpRun(const Table& table, DType act) : table(table), act(act) {}
+  // act: the type of every floating-point tensor (f64 for the reference, f32 for the tables under test).  by_rows: the
+  // table reads a weight row by row, not in panels.
+  OpRun(const Table& table, DType act, bool by_rows = false) : table(table), act(act), by_rows(by_rows) {}
 
   const Table& table;
   const DType act;
+  const bool by_rows;
   bool skipped = false;               // the table does not implement the op
   std::vector<std::string> problems;  // broken red zones, changed inputs
 
@@ -210,14 +218,12 @@ class OpRun {
   Tensor scratch(const std::string& name, const Shape& shape, const std::vector<double>& v) {
     return add(name, Use::scratch, act, shape, 0, v);
   }
-  // The panels of a weight with the values of normal(name), row by row.
+  // A weight with the values of normal(name), row by row.
   Weight weight(const std::string& name, int64_t outputs, int64_t inputs) {
-    return {in(name, {weight_panels(outputs), inputs, 16}, panels(normal(name, outputs * inputs), outputs, inputs)),
-            outputs};
+    return {in(name, {weight_panels(outputs), inputs, 16}, laid(name, outputs, inputs)), outputs};
   }
   Weight inout_weight(const std::string& name, int64_t outputs, int64_t inputs) {
-    return {inout(name, {weight_panels(outputs), inputs, 16}, panels(normal(name, outputs * inputs), outputs, inputs)),
-            outputs};
+    return {inout(name, {weight_panels(outputs), inputs, 16}, laid(name, outputs, inputs)), outputs};
   }
 
   template <class Args>
@@ -245,7 +251,13 @@ class OpRun {
   std::map<std::string, std::vector<double>> bounds;
 
   const Buffer& buffer(const std::string& name) const { return *entries_.at(name).buffer; }
-  std::vector<double> values(const std::string& name) const { return buffer(name).values(); }
+  // In order; of a weight in panels, whatever the table's layout.
+  std::vector<double> values(const std::string& name) const {
+    const std::vector<double> all = buffer(name).values();
+    const auto inputs = inputs_.find(name);
+    if (!by_rows || inputs == inputs_.end()) return all;
+    return panels(all, static_cast<int64_t>(all.size()) / inputs->second, inputs->second);
+  }
   double max_abs(const std::string& name) const {
     double m = 0;
     for (double x : values(name)) m = std::fmax(m, std::fabs(x));
@@ -259,6 +271,11 @@ class OpRun {
   }
 
  private:
+  std::vector<double> laid(const std::string& name, int64_t outputs, int64_t inputs) {
+    inputs_[name] = inputs;
+    const std::vector<double> rows = normal(name, outputs * inputs);
+    return by_rows ? padded(rows, outputs, inputs) : panels(rows, outputs, inputs);
+  }
   enum class Use { in, out, scratch };
   struct Entry {
     Use use;
@@ -276,6 +293,7 @@ class OpRun {
 
   std::deque<Buffer> buffers_;
   std::map<std::string, Entry> entries_;
+  std::map<std::string, int64_t> inputs_;  // of the weights
 };
 
 // Compares the outputs of a run with the reference's; returns what is wrong, at most one line per output.

@@ -41,7 +41,7 @@ TEST(OpBenches, CoverEveryOpOnce) {
 TEST(OpBenches, CanBeCalledAgainAndAgain) {
   std::vector<const Table*> tables = {&table_cpu};
 #ifdef PARE_EMU
-  tables.push_back(&table_emu);
+  tables.push_back(&table_emu), tables.push_back(&table_emu_fast);
 #endif
   for (const Table* table : tables)
     for (const OpBench& b : op_benches())

@@ -348,28 +348,134 @@ TEST(EmuDevice, Bf16ResumesToTheSameBits) {
   fs::remove_all(folder);
 }
 
+// ---- linear layers by cuBLASLt
+
+const std::vector<std::string> kFast = {"trainer.exact=false"};
+
+// Weights go in and come out whatever their order in memory; a checkpoint holds their rows.
+TEST(EmuDevice, FastTablesKeepParameters) {
+  for (const DType act : {DType::f32, DType::bf16}) {
+    const ModelConfig c = tiny_config("qwen2", false);
+    World exact(table_emu, c, act), fast(table_emu_fast, c, act);
+    exact.model.set_parameters(tiny_parameters(c, 5)), fast.model.set_parameters(tiny_parameters(c, 5));
+    EXPECT_TRUE(same_bits(exact.model.get_parameters(), fast.model.get_parameters()));
+  }
+}
+
+TEST(EmuDevice, FastStepsAreNearTheCpu) {
+  for (const auto& [dtype, part] : {std::pair("f32", 1e-5), {"bf16", 0.01}}) {
+    std::vector<std::string> more = kLonger;
+    more.insert(more.end(), kFast.begin(), kFast.end());
+    const Config config = small_run("qwen3", dtype, more);
+    const Outcome fast = sft_step(config, table_emu_fast);
+    expect_near(fast, part);
+    EXPECT_FALSE(same_bits(fast.parameters, sft_step(config, table_emu).parameters)) << dtype;
+    expect_same_outcome(fast, sft_step(config, table_emu_fast));  // but the same in every run
+  }
+}
+
+// The sampler's log-probs are the learner's but for roundings, which is counted and ends nothing; so ratios to them are
+// measured too.
+TEST(EmuDevice, FastRolloutsAreNearTheLearner) {
+  for (const char* dtype : {"f32", "bf16"}) {
+    SCOPED_TRACE(dtype);
+    // Tokens enough that some rounding to bf16 falls the other way.
+    const Config config =
+        small_run("qwen3", dtype, {"trainer.exact=false", "rollout.n=4", "data.max_response_length=50"});
+    TrainingRun run(config, digits, table_emu_fast);
+    const std::vector<float> before = run.parameters();
+    const Metrics m = run.step();
+    EXPECT_GT(m.get("exact/checked_tokens"), 100);
+    EXPECT_GT(m.get("exact/mismatch_tokens"), 0);
+    EXPECT_GT(m.get("actor/grad_norm"), 0);
+    const bool f32 = dtype == std::string("f32");
+    EXPECT_LT(std::abs(m.get("rollout_corr/kl")), f32 ? 1e-5 : 0.05);
+    const auto logprobs = on_the_cpu(small_run("qwen3", "f32", kLonger), before, run.trainer->samples());
+    for (size_t i = 0; i < logprobs.size(); i++)
+      for (size_t t = 0; t < logprobs[i].size(); t++)
+        EXPECT_NEAR(run.trainer->samples()[i].logprob[t], logprobs[i][t], f32 ? 1e-4 : 0.06) << i << ", " << t;
+  }
+}
+
+// What the sampler says is no longer what a ratio is to: the old log-probs are the learner's own.
+TEST(EmuDevice, FastStepsOfSeveralUpdatesAskTheLearnerForTheOldLogprobs) {
+  for (const char* exact : {"true", "false"}) {
+    TrainingRun run(small_run("qwen3", "f32", {cat("trainer.exact=", exact), "actor.ppo_epochs=2"}));
+    run.step();
+    EXPECT_EQ(run.session.ledger.phases.contains("old_log_prob"), exact == std::string("false"));
+  }
+}
+
+// The library's kernels are in no graph: what lies between them is launched in order, one by one.
+TEST(EmuDevice, FastPassesAreNoGraphs) {
+  const auto run = [](bool graphs, uint64_t& launched) {
+    Generator g(table_emu_fast, tiny_config("qwen3", false),
+                {.max_sequences = 4, .max_batched_tokens = 21, .max_context = 60, .lookahead = 8}, DType::bf16);
+    g.device.graphs = graphs;
+    const uint64_t before = cuemu::calls().graph_launches;
+    auto all = g.rollout.generate({{{3, 5, 7}, {1, 2, 3}, 20}, {{1}, {4}, 30}}, mixed_sampling());
+    EXPECT_EQ(g.rollout.stats().graph_passes, 0);
+    launched = cuemu::calls().graph_launches - before;
+    return all;
+  };
+  uint64_t gathered = 0, plain = 0;
+  expect_same(run(true, gathered), run(false, plain), "graphs");
+  EXPECT_EQ(gathered, 0u);
+  EXPECT_EQ(plain, 0u);
+}
+
+// Steps of one kind are not continued with the other: a bit of them would differ.
+TEST(EmuDevice, FastRunsResumeToTheSameBitsAndExactOnesNot) {
+  const Config config = small_run("qwen2", "bf16", kFast);
+  const std::string folder = cat(testing::TempDir(), "pare_emu_fast_checkpoint_", getpid());
+  TrainingRun whole(config, digits, table_emu_fast);
+  whole.step();
+  RunState state;
+  state.training = whole.trainer->state();
+  save_checkpoint(folder, whole.session, *whole.trainer, state);
+  whole.step();
+
+  TrainingRun resumed(config, digits, table_emu_fast);
+  load_checkpoint(folder, resumed.session, *resumed.trainer);
+  resumed.step();
+  EXPECT_TRUE(same_bits(resumed.parameters(), whole.parameters()));
+
+  TrainingRun exact(small_run("qwen2", "bf16"), digits, table_emu);
+  try {
+    load_checkpoint(folder, exact.session, *exact.trainer);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code, Exit::usage);
+    EXPECT_NE(std::string(e.what()).find("trainer.exact"), std::string::npos) << e.what();
+  }
+  fs::remove_all(folder);
+}
+
 // ---- memory
 
 TEST(EmuDevice, TakesThePlannedBytesAndNoMore) {
-  const Config config = small_run("qwen3", "bf16");
-  const size_t before = table_emu.memory->free();
-  const Plan plan = plan_step(config);
-  const ArenaLimits limits = training_limits(config, TrainingKind::grpo, table_emu);
-  Session session(config, table_emu, true, limits);
-  EXPECT_EQ(before - table_emu.memory->free(), limits.total());
-  Trainer trainer(session);
-  trainer.worst_case_step();
-  for (size_t i = 0; i < plan.memory.size(); i++) {
-    const Arena& arena = *session.arenas()[i];
-    EXPECT_EQ(plan.memory[i].peak, arena.peak()) << arena.name();
-    // The activations of other lengths may be larger.
-    if (arena.name() == "activations") {
-      EXPECT_LE(arena.peak(), arena.limit());
-    } else {
-      EXPECT_EQ(arena.peak(), arena.limit()) << arena.name();
+  for (const Table* table : {&table_emu, &table_emu_fast}) {
+    SCOPED_TRACE(table->name);
+    const Config config = small_run("qwen3", "bf16", table == &table_emu ? std::vector<std::string>{} : kFast);
+    const size_t before = table->memory->free();
+    const Plan plan = plan_step(config);
+    const ArenaLimits limits = training_limits(config, TrainingKind::grpo, *table);
+    Session session(config, *table, true, limits);
+    EXPECT_EQ(before - table->memory->free(), limits.total());
+    Trainer trainer(session);
+    trainer.worst_case_step();
+    for (size_t i = 0; i < plan.memory.size(); i++) {
+      const Arena& arena = *session.arenas()[i];
+      EXPECT_EQ(plan.memory[i].peak, arena.peak()) << arena.name();
+      // The activations of other lengths may be larger.
+      if (arena.name() == "activations") {
+        EXPECT_LE(arena.peak(), arena.limit());
+      } else {
+        EXPECT_EQ(arena.peak(), arena.limit()) << arena.name();
+      }
     }
+    EXPECT_EQ(plan.ledger.phases, session.ledger.phases);
   }
-  EXPECT_EQ(plan.ledger.phases, session.ledger.phases);
 }
 
 TEST(EmuDevice, WhatDoesNotFitIsRefusedBeforeTheStart) {

@@ -545,6 +545,12 @@ Rows optimizer_and_trainer_rows() {
       {"trainer.total_training_steps", {{}, {"trainer.total_training_steps=2"}, steps, from_to(4, 2)}},
       {"trainer.seed", {{"data.shuffle=false"}, {"trainer.seed=2"}, trained(fingerprint), differs}},
       {"trainer.device", {{}, {"trainer.device=emu"}, element_bytes, from_to(4, 2)}},
+      // What is computed with is not part of every build either: what the run makes of it.
+      {"trainer.exact",
+       {{"trainer.device=emu", "model.dtype=f32"},
+        {"trainer.exact=false"},
+        metrics([](const Metrics& m) { return std::isfinite(m.get("rollout_corr/kl")) ? 1.0 : 0.0; }),
+        from_to(0, 1)}},
       {"model.dtype", {{"trainer.device=emu"}, {"model.dtype=f32"}, element_bytes, from_to(2, 4)}},
       {"trainer.threads", {{}, {"trainer.threads=2"}, thread_count, from_to(1, 2), true}},
       {"trainer.test_freq", {{}, {"trainer.test_freq=3"}, validations, from_to(0, 2)}},  // in steps 3 and 4, the last

@@ -143,6 +143,17 @@ TEST_F(WrongInput, Devices) {
         cat("logprobs --model ", model_, " --ids ", write("ids.jsonl", "{\"ids\": [1, 2]}"), " --device ", device),
         Exit::usage, parts);
   }
+  // --exact=off is of a device; of which table, its name decides before anything is opened.
+  for (const std::string& command :
+       {train("--exact=off"), sft("trainer.exact=false --dry-run"), "plan " + train("trainer.exact=false").substr(8),
+        cat("eval --model ", model_, " data.tokenizer=ssa --exact=off"),
+        cat("generate --tokenizer ssa --prompt a1; --exact=off --model ", model_),
+        cat("logprobs --exact=off --model ", model_, " --ids ", write("ids.jsonl", "{\"ids\": [1, 2]}")),
+        std::string("bench --exact=off --op linear_fwd")})
+    expect_error(command, Exit::usage, {"trainer.exact = false (--exact=off)", "trainer.device=cuda"});
+  expect_error(train("--device emu --exact=off"), Exit::usage, {"without the device emu"});
+  expect_error(train("--exact=maybe"), Exit::usage, {"--exact", "on or off", "maybe"});
+  expect_error(train("trainer.exact=off"), Exit::usage, {"trainer.exact", "off"});
   expect_error(train("--device gpu"), Exit::usage, {"trainer.device", "found gpu", "cpu, cuda, emu"});
   expect_error(cat("generate --model ", model_, " --device gpu"), Exit::usage, {"trainer.device", "gpu"});
   expect_error(train("model.dtype=bf16"), Exit::usage, {"bf16", "model.dtype=f32", "trainer.device"});

@@ -328,6 +328,7 @@ TEST(ConfigCheck, ContradictionsNameBothKeys) {
        "rollout.top_k",
        "algorithm.rollout_correction"},
       {{"rollout.kv.method=quest"}, "rollout.kv.method", "rollout.check_exact"},
+      {{"trainer.exact=false"}, "trainer.exact", "trainer.device"},
       {{"algorithm.rollout_correction.rollout_is_bounds=[2, 1]"}, "rollout_is_bounds", "lower bound"},
       {{"algorithm.rollout_correction.rollout_rs_threshold=[2, 1]"}, "rollout_rs_threshold", "lower bound"},
       {{"algorithm.rollout_correction.rollout_is=released"}, "rollout_correction.rollout_is", "actor.loss_agg_mode"},
@@ -365,6 +366,7 @@ TEST(ConfigCheck, Warnings) {
   EXPECT_HAS(warning({"algorithm.adv_filter_threshold=0.1", "actor.entropy_coeff=0.1"}), "actor.entropy_coeff");
   EXPECT_HAS(warning({"actor.use_kl_loss=true", "algorithm.use_kl_in_reward=true"}), "twice");
   EXPECT_HAS(warning({"actor.token_subset=det"}), "biased");
+  EXPECT_HAS(warning({"trainer.device=cuda", "trainer.exact=false"}), "but for roundings");
   EXPECT_HAS(warning({"actor.token_subset=urs", "actor.token_subset_ht=false"}), "biased");
   EXPECT_HAS(warning({"rollout.top_k=5", "rollout.allow_truncated_sampling=true", "rollout.check_exact=false"}),
              "off-policy");

@@ -135,7 +135,9 @@ TEST_F(Tools, GoalsAreRatios) {
        {{"attn_paged B=256,L=4096", row(2e-3, 1e9, 1e9)},
         {"linear_fwd M=1024,N=151936,K=1536", row(8e-3, 5e11, 1e9)},
         {"logprob R=1024", row(2e-3, 1e9, 1e9)},
-        {"attn_fwd L=4096", row(4e-3, 1e11, 1e9)}}}};
+        {"attn_fwd L=4096", row(4e-3, 1e11, 1e9)},
+        {"linear_bwd_weight M=16,N=17920,K=1536", row(5e-3, 1e11, 1e9)},
+        {"linear_bwd_weight M=16,N=17920,K=1536 --exact=off", row(4e-3, 1e11, 1e9)}}}};
   write("rows.json", rows.dump());
   write("baselines.json", R"({"sdpa_fwd S=4096,H=12,K=2,D=128": {"seconds": {"median": 1e-3}, "how": "z"}})");
   write("stages.tsv", "build\tpassed\t12\nop tests\tfailed (1)\t3\n");
@@ -152,7 +154,10 @@ TEST_F(Tools, GoalsAreRatios) {
   EXPECT_DOUBLE_EQ(of["LM head and log-prob"]["ratio"], 5.01e11 / 1e14 / 10e-3);
   EXPECT_DOUBLE_EQ(of["attention forward, S=4096"]["ratio"], 0.25);
   EXPECT_EQ(of["AdamW, 134 M parameters"]["why_not"], "out of memory");
-  EXPECT_EQ(measured.size(), 3u);
+  EXPECT_DOUBLE_EQ(of["linear backward dW, M=16, exact over --exact=off"]["ratio"], 0.8);
+  EXPECT_EQ(of["linear backward dW, M=256, exact over --exact=off"]["why_not"],
+            "not measured: linear_bwd_weight M=256,N=17920,K=1536");
+  EXPECT_EQ(measured.size(), 4u);
   EXPECT_TRUE(std::is_sorted(measured.begin(), measured.end()));
   const std::string table = read_text(at("table.md"));
   EXPECT_NE(table.find("| op tests | failed (1) | 3 |"), std::string::npos) << table;

@@ -6,8 +6,8 @@ usage="usage: tools/gpu_check.sh [-d cuda|emu|cpu] [-o DIR] [-t SECONDS] [-p]
   -t  seconds for all of it (default 530)
   -p  only packs the programs and the libraries that they need into build/gpu-pack.tar.gz: for a machine on which they
       cannot be built; this script takes them from there when they were built from the sources that are there
-Stages: device, build, op tests, the whole model bitwise, baselines of PyTorch, the goals of tools/bench/goals.json, one
-profile of the three worst ops.  A stage that fails or runs out of time is noted and the next one runs.  What there is so
+Stages: device, build, op tests, the whole model bitwise, baselines of PyTorch, the goals of tools/bench/goals.json,
+tokens a second with exact linear layers and with --exact=off, one profile of the three worst ops.  A stage that fails or runs out of time is noted and the next one runs.  What there is so
 far is always in DIR: log.txt, summary.json, table.md.  Commit summary.json as tools/bench/results/NAME.json."
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -56,7 +56,7 @@ case $device in
   *) echo "$usage" >&2; exit 2 ;;
 esac
 tests=build/cuda/pare_cuda_tests
-mkdir -p "$dir" && rm -f "$dir"/{log.txt,facts.tsv,stages.tsv,rows.json,baselines.json,summary.json,table.md,ncu.txt}
+mkdir -p "$dir" && rm -f "$dir"/{log.txt,facts.tsv,stages.tsv,rows.json,baselines.json,summary.json,table.md,exact.txt,ncu.txt}
 scratch=$(mktemp -d)
 start=$SECONDS failed=0
 left() { echo $((seconds - (SECONDS - start))); }
@@ -120,6 +120,33 @@ whole_model() {
             exit !(checked && same)}' "$scratch/$name.txt"
 }
 
+# Rollout and learner with exact linear layers and with those of cuBLASLt, tokens a second: a model of some width with
+# random weights, the medians of all steps but the first.
+exact_and_fast() {
+  local exact width=1024 ffn=3072 layers=8 vocab=32000 steps="trainer.total_training_steps=5 data.train_batch_size=16 rollout.n=8"
+  [ "$device" = cuda ] || { width=64 ffn=96 layers=2 vocab=48 steps=$small; }
+  cat >"$scratch/wide.json" <<END
+{"model_type": "qwen3", "hidden_size": $width, "intermediate_size": $ffn, "num_hidden_layers": $layers,
+ "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": $((width / 8)), "vocab_size": $vocab,
+ "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": true, "eos_token_id": 2}
+END
+  for exact in on off; do
+    env "$cublas" "$pare" train quickstart --device "$device" --exact=$exact model.path= model.config="$scratch/wide.json" \
+      trainer.test_freq=0 trainer.val_before_train=false trainer.save_freq=0 algorithm.adv_filter_threshold=0 \
+      actor.entropy_coeff=0.01 model.init=fan_in $steps --out "$scratch/exact-$exact" --force || return 1
+  done
+  python3 - "$scratch"/exact-{on,off} >"$dir/exact.txt" <<'END' || return 1
+import json, statistics, sys
+for path in sys.argv[1:]:
+    steps = [json.loads(line) for line in open(path + "/metrics.jsonl")]
+    rate = lambda tokens, time: statistics.median(s[tokens] / s[time] for s in steps[1:] or steps)
+    differ, checked = (sum(s["exact/" + name] for s in steps) for name in ("mismatch_tokens", "checked_tokens"))
+    print(f"{path.rsplit('/', 1)[1]}: rollout {rate('tokens/generated', 'timing_s/gen'):.0f} tokens/s, learner "
+          f"{rate('tokens/trained', 'timing_s/update_actor'):.0f} tokens/s; {differ} of {checked} checked tokens differ")
+END
+  cat "$dir/exact.txt"
+}
+
 baselines() { tools/bench/torch_baselines.py --out "$dir/baselines.json" $(tools/bench/gpu.py baselines); }
 
 profile() {
@@ -176,7 +203,7 @@ cublas=LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/cuda/lib6
 import glob, nvidia
 print(":".join(lib for place in nvidia.__path__ for lib in glob.glob(place + "/*/lib")))' 2>/dev/null)
 export pare device dir scratch small cublas
-functions=$(declare -f the_device whole_model baselines profile)
+functions=$(declare -f the_device whole_model exact_and_fast baselines profile)
 
 [ "$device" = cuda ] && stage device 30 the_device
 [ -n "$targets" ] && stage build 240 make JOBS="$(nproc)" ${ARCH:+ARCH="$ARCH"} $targets
@@ -189,6 +216,7 @@ goal_seconds=$(($(left) - 60 < 210 ? $(left) - 60 : 210))
 [ "$device" = cuda ] || goal_seconds=40
 stage goals $((goal_seconds + 10)) env "$cublas" tools/bench/gpu.py rows "$dir" --pare "$pare" --device "$device" \
   --seconds $goal_seconds
+[ "$device" = cpu ] || stage "exact and fast" 60 exact_and_fast
 replayed="learner.attention=replay rollout.check_exact=true"
 stage "whole model, f32" 30 whole_model f32 quickstart model.dtype=f32
 stage "whole model, R-KV" 30 whole_model rkv quickstart-rkv $replayed

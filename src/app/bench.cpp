@@ -14,7 +14,10 @@ namespace pare {
 namespace {
 
 struct Options {
-  Shorthands keys{{{"--device", "trainer.device"}, {"--dtype", "model.dtype"}, {"--threads", "trainer.threads"}}};
+  Shorthands keys{{{"--device", "trainer.device"},
+                   {"--exact", "trainer.exact"},
+                   {"--dtype", "model.dtype"},
+                   {"--threads", "trainer.threads"}}};
   std::string op;
   std::vector<std::string> shapes;
   bool json = false;
@@ -30,7 +33,7 @@ std::string rate(const char* what, const Rate& r, const char* unit) {
 
 void run(const Options& o, const CLI::App& command) {
   const Config config = read_config(o.keys.overrides(command));
-  const Table& table = open_table(config.trainer.device);
+  const Table& table = open_table(config.trainer);
   set_threads(static_cast<int>(config.trainer.threads));
   if (o.op.empty()) {
     if (&table != &table_cpu || o.json || !o.shapes.empty()) fail("--device, --shape and --json are of a single --op");

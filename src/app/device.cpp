@@ -5,11 +5,15 @@ namespace pare {
 // Null where they are not linked: a program has the tables that the Makefile gives it.
 [[gnu::weak]] extern const Table table_cuda;
 [[gnu::weak]] extern const Table table_emu;
+[[gnu::weak]] extern const Table table_cuda_fast;
+[[gnu::weak]] extern const Table table_emu_fast;
 
-const Table& open_table(DeviceKind kind) {
-  if (kind == DeviceKind::cpu) return table_cpu;
-  const bool cuda = kind == DeviceKind::cuda;
-  const Table* const table = cuda ? &table_cuda : &table_emu;
+const Table& open_table(const TrainerKeys& where) {
+  check_device(where);
+  if (where.device == DeviceKind::cpu) return table_cpu;
+  const bool cuda = where.device == DeviceKind::cuda;
+  const Table* const table =
+      where.exact ? (cuda ? &table_cuda : &table_emu) : (cuda ? &table_cuda_fast : &table_emu_fast);
   if (!table)
     fail("this program was built without the device ", cuda ? "cuda" : "emu", "; `make ", cuda ? "cuda" : "emu",
          "` builds build/", cuda ? "cuda" : "emu", "/pare, which has it");

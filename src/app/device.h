@@ -4,7 +4,8 @@
 
 namespace pare {
 
-// The table of a device that is linked into this program and can be used; else an Error: there is no falling back.
-const Table& open_table(DeviceKind kind);
+// The table of trainer.device and trainer.exact, which is linked into this program and can be used; else an Error:
+// there is no falling back.
+const Table& open_table(const TrainerKeys& where);
 
 }  // namespace pare

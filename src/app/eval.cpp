@@ -28,7 +28,8 @@ struct Options {
                    {"--max-response-length", "data.max_response_length"},
                    {"--seed", "trainer.seed"},
                    {"--threads", "trainer.threads"},
-                   {"--device", "trainer.device"}}};
+                   {"--device", "trainer.device"},
+                   {"--exact", "trainer.exact"}}};
   std::vector<std::string> config;
   std::string data, out;
   std::vector<int64_t> k;
@@ -165,7 +166,7 @@ void run(const Options& o, const CLI::App& command) {
   const Config config = configuration(o, command);
   const ValKeys& v = config.rollout.val_kwargs;
   const std::vector<int64_t> ks = checked_ks(o, v.n);
-  const Table& table = open_table(config.trainer.device);
+  const Table& table = open_table(config.trainer);
   Session session(config, table, false, evaluation_limits(config, table));
   ItemFile items(o.out, o.force);
   Console console(o.quiet);

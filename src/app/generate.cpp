@@ -40,6 +40,7 @@ struct Options {
                    {"--seed", "trainer.seed"},
                    {"--threads", "trainer.threads"},
                    {"--device", "trainer.device"},
+                   {"--exact", "trainer.exact"},
                    {"--dtype", "model.dtype"}}};
   std::vector<std::string> config;
   std::optional<std::string> prompt, chat, system, file;
@@ -122,7 +123,7 @@ Generator::Generator(const Config& config, const Prompts& prompts)
                 .top_p = static_cast<float>(config.rollout.val_kwargs.top_p),
                 .key = rng_key(static_cast<uint64_t>(config.trainer.seed), RngStream::sample, 0),
                 .eos = prompts.eos},
-      table_(open_table(config.trainer.device)),
+      table_(open_table(config.trainer)),
       weights_("weights", device_.memory(), weight_bytes(model_config_, act_type(config))),
       model_(model_config_, device_, weights_, act_type(config), false) {
   set_threads(static_cast<int>(config.trainer.threads));

@@ -21,7 +21,7 @@ struct Options {
   std::string model, ids, grads;
   int64_t max_rows = 4096;
   int threads = 0;
-  Shorthands keys{{{"--device", "trainer.device"}, {"--dtype", "model.dtype"}}};
+  Shorthands keys{{{"--device", "trainer.device"}, {"--exact", "trainer.exact"}, {"--dtype", "model.dtype"}}};
 };
 
 std::vector<std::vector<int32_t>> read_ids(const std::string& path, const ModelConfig& config) {
@@ -91,7 +91,7 @@ void run(const Options& o, const CLI::App& command) {
   const ParameterReader weights = hf_weights(o.model, config);
   const Config where = read_config(o.keys.overrides(command));
   const DType act = act_type(where);
-  const Table& table = open_table(where.trainer.device);
+  const Table& table = open_table(where.trainer);
 
   int64_t predicted = 0;
   for (const auto& ids : sequences) predicted += static_cast<int64_t>(ids.size()) - 1;

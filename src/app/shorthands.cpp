@@ -10,6 +10,7 @@ void Shorthands::add(CLI::App& command) {
     const std::string meaning = flags_[i].meaning ? flags_[i].meaning : key.meaning;
     command.add_option(flags_[i].name, values_[i], cat(meaning, " (", key.name, ")"))
         ->type_name(key.type == "string"             ? "TEXT"
+                    : key.type == "boolean"          ? "on|off"
                     : key.type.starts_with("one of") ? "WORD"
                                                      : "NUMBER");
   }
@@ -19,8 +20,13 @@ std::vector<std::string> Shorthands::overrides(const CLI::App& command) const {
   std::vector<std::string> all;
   for (size_t i = 0; i < flags_.size(); i++) {
     if (command.count(flags_[i].name) == 0) continue;
-    const std::string key = flags_[i].key;
-    all.push_back(cat(key, "=", config_key(key).type == "string" ? toml_quote(values_[i]) : values_[i]));
+    const std::string key = flags_[i].key, type = config_key(key).type;
+    std::string value = type == "string" ? toml_quote(values_[i]) : values_[i];
+    if (type == "boolean") {
+      if (value != "on" && value != "off") fail(flags_[i].name, ": expected on or off, found ", value);
+      value = value == "on" ? "true" : "false";
+    }
+    all.push_back(cat(key, "=", value));
     if (key == "model.path") all.push_back("model.config=");
   }
   return all;

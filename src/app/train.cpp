@@ -7,6 +7,7 @@
 #include "app/device.h"
 #include "app/interrupt.h"
 #include "app/run_directory.h"
+#include "app/shorthands.h"
 #include "app/show.h"
 #include "base/progress.h"
 
@@ -15,8 +16,9 @@ namespace pare {
 namespace {
 
 struct Options {
+  Shorthands shorthands{{{"--device", "trainer.device"}, {"--exact", "trainer.exact"}}};
   std::vector<std::string> config;
-  std::string out, device;
+  std::string out;
   bool force = false, resume = false, dry_run = false, keys = false, quiet = false;
 };
 
@@ -175,11 +177,11 @@ std::string default_path(const std::string& name) {
   return cat("runs/", name.empty() ? "pare" : name, "-", time.data());
 }
 
-void run(const Options& o, TrainingKind kind) {
+void run(const Options& o, const CLI::App& command, TrainingKind kind) {
   std::vector<std::string> arguments = o.config;
-  if (!o.device.empty()) arguments.push_back("trainer.device=" + o.device);
+  for (const std::string& override : o.shorthands.overrides(command)) arguments.push_back(override);
   Config config = load_config(arguments);
-  const Table& table = open_table(config.trainer.device);
+  const Table& table = open_table(config.trainer);
   const Start start = o.resume ? Start::resume : o.force ? Start::replace : Start::fresh;
   std::string& path = config.trainer.default_local_dir;
   if (!o.out.empty()) path = o.out;
@@ -198,7 +200,7 @@ void add(CLI::App& app, const char* name, const char* what, TrainingKind kind) {
   CLI::App* c = app.add_subcommand(name, what);
   c->add_option("config", o->config, "presets or TOML files, then overrides group.key=value");
   c->add_option("--out", o->out, "run directory (trainer.default_local_dir); default runs/NAME-TIME");
-  c->add_option("--device", o->device, "cpu, cuda or emu (trainer.device)");
+  o->shorthands.add(*c);
   CLI::Option* force = c->add_flag("--force", o->force, "replace a run that is in the run directory");
   c->add_flag("--resume", o->resume,
               "continue the run in the run directory from its last whole checkpoint, or begin it")
@@ -207,10 +209,10 @@ void add(CLI::App& app, const char* name, const char* what, TrainingKind kind) {
   c->add_flag("--quiet", o->quiet, "only warnings, errors and the last line");
   c->add_flag("--keys", o->keys, "print every configuration key as a Markdown table, with its source");
   c->footer([] { return "Configuration keys, with their defaults:\n\n" + config_help(); });
-  c->callback([o, kind] {
+  c->callback([o, c, kind] {
     if (o->keys) return static_cast<void>(std::printf("%s", config_reference().c_str()));
     if (o->config.empty()) fail("give a preset (data/presets) or a TOML file; --keys lists what can be set");
-    run(*o, kind);
+    run(*o, *c, kind);
   });
 }
 

@@ -91,8 +91,8 @@ struct ScatterAddRows {
 
 // ---- weights
 
-// A weight w [O, I], in the one layout that all ops read: panels of 16 outputs, packed[o / 16][i][o % 16] = w[o][i],
-// zeros past the last output.
+// A weight w [O, I], in the one layout that all ops of a table read: panels of 16 outputs,
+// packed[o / 16][i][o % 16] = w[o][i], zeros past the last output (but see table_cuda_fast).
 struct Weight {
   Tensor packed;      // act [ceil(O / 16), I, 16]
   int64_t count = 0;  // O
@@ -457,5 +457,8 @@ extern const Table table_cpu;   // src/cpu: fast f32
 extern const Table table_null;  // does nothing: planning, memory and FLOPs
 extern const Table table_cuda;  // cuda/*.cu by nvcc: bf16 and f32
 extern const Table table_emu;   // the same sources by the host compiler, on the CPU
+// The same with linear layers by cuBLASLt, in an order of sums of its own that depends on the number of rows: whatever
+// reads a weight takes it row by row, [16 ceil(O / 16)][I], zeros past the last output, in the memory of its panels.
+extern const Table table_cuda_fast, table_emu_fast;
 
 }  // namespace pare

@@ -237,8 +237,17 @@ DType act_type(DeviceKind device, ActType type) {
   return type == ActType::f32 || device == DeviceKind::cpu ? DType::f32 : DType::bf16;
 }
 
+void check_device(const TrainerKeys& where) {
+  if (where.device == DeviceKind::cpu && !where.exact)
+    fail(
+        "trainer.exact = false (--exact=off) takes the linear layers of cuBLASLt, and the cpu has only exact ones; "
+        "leave "
+        "it out, or set trainer.device=cuda");
+}
+
 void check_config(const Config& config) {
   act_type(config);
+  check_device(config.trainer);
   check_data(config);
   check_rollout(config);
   check_corrections(config);
@@ -250,7 +259,9 @@ static bool sparser_than_learner(const Config& c) {
   return c.rollout.kv.method != KvMethod::dense && c.learner.attention == LearnerAttention::dense;
 }
 
-bool exact_rollout(const Config& c) { return !sparser_than_learner(c) && c.rollout.top_k <= 0 && c.rollout.top_p >= 1; }
+bool exact_rollout(const Config& c) {
+  return c.trainer.exact && !sparser_than_learner(c) && c.rollout.top_k <= 0 && c.rollout.top_p >= 1;
+}
 
 bool corrects_rollout(const Config& c) {
   const RolloutCorrectionKeys& r = c.algorithm.rollout_correction;
@@ -275,6 +286,10 @@ std::vector<std::string> config_warnings(const Config& c) {
     lines.push_back("actor.use_kl_loss and algorithm.use_kl_in_reward are both on: the KL counts twice");
   if (c.rollout.top_k > 0 || c.rollout.top_p < 1)
     lines.push_back("rollout.top_k or rollout.top_p truncates the sampled distribution: training is off-policy");
+  if (!c.trainer.exact)
+    lines.push_back(
+        "trainer.exact = false: the sampler's log-probs are the learner's but for roundings, and mismatches are "
+        "expected");
   const RolloutCorrectionKeys& r = c.algorithm.rollout_correction;
   if (sparser_than_learner(c) && !corrects_rollout(c))
     lines.push_back(

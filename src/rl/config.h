@@ -178,6 +178,7 @@ struct LearnerKeys {
 
 struct TrainerKeys {
   DeviceKind device = DeviceKind::cpu;
+  bool exact = true;
   int64_t total_training_steps = 100, seed = 1, threads = 0, test_freq = 0;
   bool val_before_train = false, check_nan = false;
   std::string experiment_name, default_local_dir;
@@ -214,11 +215,14 @@ void check_config(const Config& config);
 // The type of weights and activations.
 DType act_type(DeviceKind device, ActType type);
 inline DType act_type(const Config& config) { return act_type(config.trainer.device, config.model.dtype); }
+// Refuses what the device has not got: the cpu has no linear layers but exact ones.
+void check_device(const TrainerKeys& where);
 // RolloutLimits::lookahead: a device whose work is queued runs on while the host prepares, the cpu has nothing to gain.
 inline int lookahead(const Config& config) { return config.trainer.device == DeviceKind::cpu ? 1 : 8; }
 // A KL to the initial model is part of the objective.
 bool needs_reference(const Config& config);
-// The sampler's distribution is, bit by bit, that of the learner: nothing is left out, or both leave out the same.
+// The sampler's distribution is, bit by bit, that of the learner: sums have one order, and nothing is left out, or both
+// leave out the same.
 bool exact_rollout(const Config& config);
 // Samples are judged or weighted by what the dense policy thinks of their tokens (corrections.h, obrs.h).
 bool corrects_rollout(const Config& config);

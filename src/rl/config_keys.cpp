@@ -609,6 +609,11 @@ std::vector<ConfigKey> trainer_keys() {
       KEY(trainer.device, any, "",
           "where the model computes, also given by --device; emu: the CUDA kernels, emulated on the CPU, for tests",
           "verl"),
+      KEY(trainer.exact, any, "",
+          "every sum has one order, so that the sampler's log-probs are the learner's bit by bit; false, or "
+          "--exact=off, "
+          "on cuda: linear layers by cuBLASLt, which are faster, and those log-probs are the same but for roundings",
+          "pare"),
       KEY(trainer.total_training_steps, at_least(1), "steps", "of `pare train`, `pare sft`", "verl"),
       KEY(trainer.seed, at_least(0), "", "of every random draw, but the ssa data sets have their own", "TRL"),
       KEY(trainer.threads, within(0, 1024), "threads", "0: one per core; changes no result", "pare"),

@@ -77,7 +77,7 @@ struct UpdateTotals {
     for (const Group& g : update.groups) rows += packed_rows(g);
   }
 
-  // The promise: what the sampler logged is, bit by bit, what the learner computes.
+  // The promise: what the sampler logged is, bit by bit, what the learner computes (trainer.exact = false: near that).
   void check(const Update& update, const TokenOuts& out, std::span<const Trajectory> samples) {
     for (size_t g = 0; g < update.groups.size(); g++)
       for (size_t m = 0; m < update.groups[g].members.size(); m++) {
@@ -327,7 +327,7 @@ int32_t Trainer::sampler_row(int64_t completion) const {
 }
 
 // The policy that the ratio, the rollout correction and the KL in the reward refer to: of the samples that are not
-// dropped and have none yet.  Dense rollouts logged it, bit by bit; others need a pass over the whole responses,
+// dropped and have none yet.  Exact rollouts logged it, bit by bit; others need a pass over the whole responses,
 // whatever part of them is trained on.
 void Trainer::old_logprobs(std::vector<Trajectory>& samples) {
   const auto wanted = [](const Trajectory& s) { return !s.dropped && s.old_logprob.empty(); };
@@ -459,7 +459,7 @@ void Trainer::update(std::vector<Trajectory>& samples, Metrics& metrics) {
         if (progress) progress("update", static_cast<int64_t>(done), static_cast<int64_t>(all));
       });
       totals.add(u, out);
-      if (first_update && config_.rollout.check_exact && exact_rollout(config_)) totals.check(u, out, part);
+      if (first_update && config_.rollout.check_exact) totals.check(u, out, part);
       if (first_update && !exact_rollout(config_) && std::isnan(metrics.get("rollout_corr/kl")))
         report_mismatch(u, out, part, catastrophic(config_), metrics);
       totals.grad_norm.add(learner_.step(session_.optimizer_options(lr * scale)));

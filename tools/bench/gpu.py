@@ -13,6 +13,7 @@ A ratio is the time of the other side over ours: 1 is as fast, more is better.  
   bound          the larger of the two, op by op
   baseline       another library, from DIR/baselines.json
   ops            our own ops, times `factor`
+A call is OP SHAPE, or OP SHAPE OPTION of `pare bench`.
 """
 import argparse
 import glob
@@ -52,41 +53,34 @@ def calls(goal):
 
 def measure_rows(o):
     """One process for each call: one that fails, or hangs, does not cost the others."""
-    shapes = {}
-    for goal in goals():
-        for call in calls(goal):
-            op, shape = call.split(" ")
-            if shape not in shapes.setdefault(op, []):
-                shapes[op].append(shape)
     path, end = os.path.join(o.dir, "rows.json"), time.monotonic() + o.seconds
     result = {"rows": {}, "failed": {}, "ceilings": None, "device": None}
-    for op, list_ in shapes.items():
-        for shape in list_:
-            left = end - time.monotonic()
-            call = f"{op} {shape}"
-            if left < 5:
-                result["failed"][call] = "no time was left"
-                continue
-            command = [o.pare, "bench", "--device", o.device, "--op", op, "--shape", shape, "--json"]
-            try:
-                done = subprocess.run(command, capture_output=True, text=True, timeout=min(left, 25))
-                report = json.loads(done.stdout) if done.returncode == 0 else None
-                why = done.stderr.strip() or f"exit code {done.returncode}"
-            except subprocess.TimeoutExpired:
-                report, why = None, f"stopped after {min(left, 25):.0f} s"
-            except (ValueError, OSError) as e:
-                report, why = None, str(e)
-            if report:
-                result["device"] = report["device"]
-                result["ceilings"] = best_ceilings(result["ceilings"], report["ceilings"])
-                result["rows"][call] = report["rows"][0]
-                row = report["rows"][0]
-                print(f"{call}: {row['seconds']['median'] * 1e6:.1f} us, "
-                      f"{100 * (row['bound_share'] or 0):.1f} % of its bound", flush=True)
-            else:
-                result["failed"][call] = why
-                print(f"{call}: {why}", flush=True)
-            save(path, result)
+    for call in dict.fromkeys(call for goal in goals() for call in calls(goal)):
+        op, shape, *options = call.split(" ")
+        left = end - time.monotonic()
+        if left < 5:
+            result["failed"][call] = "no time was left"
+            continue
+        command = [o.pare, "bench", "--device", o.device, "--op", op, "--shape", shape, "--json", *options]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=min(left, 25))
+            report = json.loads(done.stdout) if done.returncode == 0 else None
+            why = done.stderr.strip() or f"exit code {done.returncode}"
+        except subprocess.TimeoutExpired:
+            report, why = None, f"stopped after {min(left, 25):.0f} s"
+        except (ValueError, OSError) as e:
+            report, why = None, str(e)
+        if report:
+            result["device"] = result["device"] or report["device"]
+            result["ceilings"] = best_ceilings(result["ceilings"], report["ceilings"])
+            result["rows"][call] = report["rows"][0]
+            row = report["rows"][0]
+            print(f"{call}: {row['seconds']['median'] * 1e6:.1f} us, "
+                  f"{100 * (row['bound_share'] or 0):.1f} % of its bound", flush=True)
+        else:
+            result["failed"][call] = why
+            print(f"{call}: {why}", flush=True)
+        save(path, result)
     save(path, result)
 
 
@@ -145,11 +139,13 @@ def results(dir_):
 
 
 def worst(o):
-    """By share of the bound; a copy of the op's first shape each."""
+    """By share of the bound; a copy of the op's first shape each.  Of our kernels, that is of calls without options."""
     rows = load(os.path.join(o.dir, "rows.json"), {"rows": {}})["rows"]
     shares = {}
     for call, r in rows.items():
-        op = call.split(" ")[0]
+        op, _, *options = call.split(" ")
+        if options:
+            continue
         share = r.get("bound_share")
         share = 1 / r["seconds"]["median"] if share is None else share  # no ceiling: the slowest
         if op not in shares or share < shares[op][0]:

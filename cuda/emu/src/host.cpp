@@ -65,6 +65,12 @@ void catch_faults() {
 }
 #endif
 
+}  // namespace
+
+bool usable(const void* p, size_t bytes) { return kChecker ? find_alloc(p, bytes) != nullptr : !overruns(p, bytes); }
+
+namespace {
+
 size_t device_bytes() {
   size_t sum = 0;
   for (const Alloc& a : g_allocs) sum += a.lent ? 0 : a.bytes;

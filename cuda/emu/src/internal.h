@@ -116,7 +116,8 @@ struct Alloc {
   bool lent = false;              // the host's own, see device_memory()
   struct Cell* shadow = nullptr;  // of the access checker
 };
-extern std::vector<Alloc> g_allocs;  // by address
+extern std::vector<Alloc> g_allocs;        // by address
+bool usable(const void* p, size_t bytes);  // by what runs on the device
 // What cudaMalloc gave is out of the host's reach but while one of these lives.
 struct DeviceMemoryOpen {
   DeviceMemoryOpen();

@@ -1,0 +1,297 @@
+// Linear layers by cuBLASLt, for `--exact=off`: the fastest products that a GPU has, in an order of sums that is the
+// library's.  It picks a kernel by the shape, so that the bits of a row of y depend on how many rows there are, and
+// what the sampler says of a token is what the learner says but for roundings.  For the same shapes, device and version
+// of the library the bits are the same in every run.
+//
+// A weight lies row by row, [16 ceil(O / 16)][I], in the memory that its panels would take (ops.h), the rows behind the
+// last output being zeros.  What adamw updates is then one array, a row of the embedding is a row of a matrix, and no
+// kernel is needed here beside those that there are.
+//
+// cuBLASLt counts by columns: our rows [N, C], `stride` apart, are its C x N matrix with that leading dimension, and
+// y = x wT is its yT = w xT.  Sums are in f32, also those that are added to bf16, with one rounding at the end.
+//
+// No workspace: nothing beside the arenas would have to be planned, and without it no sum is split among blocks
+// (split-K), neither in a second pass nor by taking turns.  Rows of any alignment are taken, at the speed that cuBLASLt
+// has for it.
+#include <cublasLt.h>
+
+#include <array>
+#include <map>
+
+#include "library.h"
+#include "linear.cuh"
+#include "tensor_kernel.cuh"
+
+namespace pare::PARE_CUDA::fast {
+
+namespace {
+
+#define PARE_LT(X)                \
+  X(Create)                       \
+  X(GetVersion)                   \
+  X(GetStatusString)              \
+  X(MatmulDescCreate)             \
+  X(MatmulDescSetAttribute)       \
+  X(MatmulDescDestroy)            \
+  X(MatrixLayoutCreate)           \
+  X(MatrixLayoutDestroy)          \
+  X(MatmulPreferenceCreate)       \
+  X(MatmulPreferenceSetAttribute) \
+  X(MatmulPreferenceDestroy)      \
+  X(MatmulAlgoGetHeuristic)       \
+  X(Matmul)
+
+// The functions of the library.
+struct Lt {
+#define X(name) decltype(&cublasLt##name) name;
+  PARE_LT(X)
+#undef X
+};
+
+const Lt& lt() {
+  static const Lt functions = [] {
+    Lt f{};
+#ifdef CUEMU
+#define X(name) f.name = cublasLt##name;
+#else
+    const Library library{"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"};
+    if (!library)
+      fail(
+          "--exact=off computes with cuBLASLt, which was not found (", library.why_not(),
+          "): name its folder in LD_LIBRARY_PATH, often /usr/local/cuda/lib64 or nvidia/cu13/lib of Python's packages; "
+          "or install it, libcublas-13-0 of NVIDIA's packages; or run without --exact=off");
+#define X(name)                           \
+  library.find(f.name, "cublasLt" #name); \
+  if (!f.name) fail("--exact=off: the cuBLASLt that was found has no cublasLt" #name ": version 12 or 13 is needed");
+#endif
+    PARE_LT(X)
+#undef X
+    return f;
+  }();
+  return functions;
+}
+#undef PARE_LT
+
+void check(cublasStatus_t status, const char* op, const std::string& what) {
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  throw Error(Exit::failed, cat(op, " by cuBLASLt: ", lt().GetStatusString(status), ": ", what));
+}
+
+cublasLtHandle_t handle() {
+  static const cublasLtHandle_t one = [] {
+    cublasLtHandle_t h = nullptr;
+    check(lt().Create(&h), "linear layers", "the library cannot be used on this device");
+    return h;
+  }();
+  return one;
+}
+
+// d = a b (+ c) (+ bias), matrices of rows: a and b as they are or transposed; c, [rows of d, columns of d], may be d
+// itself, and bias is [columns of d]; either may be absent.
+struct Product {
+  const char* op;
+  Tensor d, a, b, c, bias;
+  bool a_transposed, b_transposed;
+
+  const Tensor& added() const { return c ? c : d; }
+  std::string str() const {
+    return cat(d, " from ", a, a_transposed ? " transposed" : "", " and ", b, b_transposed ? " transposed" : "");
+  }
+};
+
+cudaDataType_t type_of(const Tensor& t) { return t.dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
+// Elements from one row to the next; a single row has none.
+int64_t leading(const Tensor& t) { return t.shape[0] > 1 ? t.stride[0] : t.shape[1]; }
+// Of the first element, in bytes, as far as it matters to the library.
+uint32_t alignment(const Tensor& t) {
+  const auto address = reinterpret_cast<uintptr_t>(t.data) | 256;
+  return static_cast<uint32_t>(address & -address);
+}
+
+// The product to cuBLASLt, for one call: dT = bT aT (+ cT), so that its A is our b.
+struct Descriptors {
+  cublasLtMatmulDesc_t product = nullptr;
+  cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr, d = nullptr;
+
+  explicit Descriptors(const Product& p) {
+    const auto create = [&](cublasLtMatrixLayout_t& layout, const Tensor& t) {
+      const auto columns = static_cast<uint64_t>(t.shape[0]), rows = static_cast<uint64_t>(t.shape[1]);
+      check(lt().MatrixLayoutCreate(&layout, type_of(t), rows, columns, leading(t)), p.op, t.str());
+    };
+    create(a, p.b), create(b, p.a), create(c, p.added()), create(d, p.d);
+    check(lt().MatmulDescCreate(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F), p.op, p.str());
+    const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const auto& value) {
+      check(lt().MatmulDescSetAttribute(product, attribute, &value, sizeof value), p.op, p.str());
+    };
+    set(CUBLASLT_MATMUL_DESC_TRANSA, p.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+    set(CUBLASLT_MATMUL_DESC_TRANSB, p.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+    if (!p.bias) return;
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+    set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias.data);
+  }
+  Descriptors(const Descriptors&) = delete;
+  ~Descriptors() {
+    if (product) lt().MatmulDescDestroy(product);
+    for (const cublasLtMatrixLayout_t layout : {a, b, c, d})
+      if (layout) lt().MatrixLayoutDestroy(layout);
+  }
+};
+
+// The kernel that the library thinks fastest.
+cublasLtMatmulAlgo_t choose(const Product& p, const Descriptors& x) {
+  struct Preference {
+    cublasLtMatmulPreference_t p = nullptr;
+    ~Preference() {
+      if (p) lt().MatmulPreferenceDestroy(p);
+    }
+  } preference;  // for a workspace: none, the default
+  check(lt().MatmulPreferenceCreate(&preference.p), p.op, p.str());
+  for (const auto& [attribute, t] : {std::pair(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &p.b),
+                                     {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &p.a},
+                                     {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &p.added()},
+                                     {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &p.d}}) {
+    const uint32_t bytes = alignment(*t);
+    check(lt().MatmulPreferenceSetAttribute(preference.p, attribute, &bytes, sizeof bytes), p.op, p.str());
+  }
+  cublasLtMatmulHeuristicResult_t result{};
+  int found = 0;
+  const cublasStatus_t status =
+      lt().MatmulAlgoGetHeuristic(handle(), x.product, x.a, x.b, x.c, x.d, preference.p, 1, &result, &found);
+  check(status == CUBLAS_STATUS_SUCCESS && found == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : status, p.op,
+        cat(p.str(), ": it has no kernel for this; run without --exact=off"));
+  return result.algo;
+}
+
+// The same, once for all that the choice depends on.
+const cublasLtMatmulAlgo_t& algorithm(const Product& p, const Descriptors& x) {
+  using Key = std::array<int64_t, 19>;
+  constexpr size_t kMost = 4096;  // every number of rows is a shape of its own
+  static std::map<Key, cublasLtMatmulAlgo_t> chosen;
+  Key key{};
+  size_t i = 0;
+  for (const Tensor* t : {&p.d, &p.a, &p.b, &p.added()})
+    for (const int64_t n : {t->shape[0], t->shape[1], leading(*t), int64_t{alignment(*t)}}) key[i++] = n;
+  key[i++] = p.a_transposed + 2 * p.b_transposed;
+  key[i++] = type_of(p.a) + 256 * type_of(p.d);
+  key[i++] = p.bias ? alignment(p.bias) : 0;
+  if (const auto it = chosen.find(key); it != chosen.end()) return it->second;
+  if (chosen.size() == kMost) chosen.clear();
+  return chosen.emplace(key, choose(p, x)).first->second;
+}
+
+// The library's kernels cannot be gathered (graph.cu): they are launched at once, and what was gathered before them.
+void multiply(const Product& p, Stream stream) {
+  if (p.d.size() == 0) return;
+  with_act(p.op, p.a, [](auto) {});
+  expect(p.b.dtype == p.a.dtype && p.added().dtype == p.d.dtype && (!p.bias || p.bias.dtype == p.d.dtype) &&
+             (p.d.dtype == p.a.dtype || p.d.dtype == DType::f32),
+         p.op, ": types of ", p.str());
+  if (asked_for != TensorKernel::choose) fail(p.op, ": with --exact=off the kernel is cuBLASLt's choice: kernel=0");
+  end_gathering(stream);
+  const Descriptors x(p);
+  const float one = 1, keep = p.c ? 1 : 0;
+  check(lt().Matmul(handle(), x.product, &one, p.b.data, x.a, p.a.data, x.b, &keep, p.added().data, x.c, p.d.data, x.d,
+                    &algorithm(p, x), nullptr, 0, static_cast<cudaStream_t>(stream.handle)),
+        p.op, p.str());
+}
+
+// Every row of a weight, without the zeros behind the last.
+Tensor rows_of(const Weight& w) { return make_tensor(w.packed.data, w.packed.dtype, {w.outputs(), w.inputs()}); }
+
+void copy(const char* op, const Tensor& to, const Tensor& from, Stream stream) {
+  expect(to.dtype == from.dtype, op, ": ", from, " to ", to);
+  end_gathering(stream);
+  check_cuda(cudaMemcpyAsync(to.data, from.data, from.bytes(), cudaMemcpyDeviceToDevice,
+                             static_cast<cudaStream_t>(stream.handle)),
+             op);
+}
+
+}  // namespace
+
+void find_library() { lt(); }
+std::string open_library() {
+  handle();
+  const size_t version = lt().GetVersion();  // 130100 is 13.1
+  return cat("cuBLASLt ", version / 10000, ".", version / 100 % 100);
+}
+
+void pack_weight(const PackWeight& a, Stream stream) {
+  const char* op = "pack_weight";
+  expect_rows_of(op, a.w, a.rows, a.first);
+  const int64_t end = a.first + a.rows.shape[0];
+  copy(op, rows_of(a.w).rows(a.first, a.rows.shape[0]), a.rows, stream);
+  if (end == a.w.outputs()) {
+    const Tensor all = a.w.packed.flat(), zeros = all.rows(end * a.w.inputs(), all.size() - end * a.w.inputs());
+    zero({zeros}, stream);
+  }
+}
+void unpack_weight(const UnpackWeight& a, Stream stream) {
+  expect_rows_of("unpack_weight", a.w, a.rows, a.first);
+  copy("unpack_weight", a.rows, rows_of(a.w).rows(a.first, a.rows.shape[0]), stream);
+}
+
+void embedding_fwd(const EmbeddingFwd& a, Stream stream) {
+  expect_weight("embedding_fwd", a.table, a.table.outputs(), a.table.inputs());
+  gather_rows({.y = a.y, .x = rows_of(a.table), .index = a.ids}, stream);
+}
+
+void linear_fwd(const LinearFwd& a, Stream stream) {
+  const char* op = "linear_fwd";
+  const int64_t rows = a.y.shape[0], outputs = a.y.shape[1], inputs = a.x.shape[1];
+  if (inputs == 0) return PARE_CUDA::linear_fwd(a, stream);  // no weight: no product
+  expect_weight(op, a.w, outputs, inputs);
+  expect(!a.bias || (is_shape(a.bias, {outputs}) && a.bias.contiguous()), op, ": bias ", a.bias);
+  matrix_stride(op, "result", a.y, rows, outputs), matrix_stride(op, "input", a.x, rows, inputs);
+  if (a.residual) matrix_stride(op, "residual", a.residual, rows, outputs);
+  multiply({.op = op,
+            .d = a.y,
+            .a = a.x,
+            .b = rows_of(a.w),
+            .c = a.residual,
+            .bias = a.bias,
+            .a_transposed = false,
+            .b_transposed = true},
+           stream);
+}
+
+void linear_bwd_input(const LinearBwdInput& a, Stream stream) {
+  const char* op = "linear_bwd_input";
+  const int64_t rows = a.dy.shape[0], outputs = a.dy.shape[1], inputs = a.dx.shape[1];
+  if (outputs == 0) return PARE_CUDA::linear_bwd_input(a, stream);
+  expect_weight(op, a.w, outputs, inputs);
+  matrix_stride(op, "result", a.dx, rows, inputs), matrix_stride(op, "input", a.dy, rows, outputs);
+  multiply({.op = op,
+            .d = a.dx,
+            .a = a.dy,
+            .b = rows_of(a.w),
+            .c = a.accumulate ? a.dx : Tensor{},
+            .bias = {},
+            .a_transposed = false,
+            .b_transposed = false},
+           stream);
+}
+
+void linear_bwd_weight(const LinearBwdWeight& a, Stream stream) {
+  const char* op = "linear_bwd_weight";
+  const int64_t rows = a.dy.shape[0];
+  expect_weight_gradient(op, a);
+  matrix_stride(op, "dy", a.dy, rows, a.dy.shape[1]), matrix_stride(op, "x", a.x, rows, a.x.shape[1]);
+  if (rows == 0) return;
+  multiply(
+      {.op = op, .d = a.dw, .a = a.dy, .b = a.x, .c = a.dw, .bias = {}, .a_transposed = true, .b_transposed = false},
+      stream);
+  add_bias_gradient(op, a.dbias, a.dy, stream);
+}
+
+void adamw(const AdamW& a, Stream stream) {
+  AdamW b = a;
+  if (a.p.rank == 3) {
+    expect(a.grad.rank == 2 && is_shape(a.p, {weight_panels(a.grad.shape[0]), a.grad.shape[1], 16}), "adamw: p ", a.p,
+           " beside grad ", a.grad);
+    b.p = a.p.flat().rows(0, a.grad.size()), b.grad = a.grad.flat(), b.m = a.m.flat(), b.v = a.v.flat();
+    if (a.master) b.master = a.master.flat();
+  }
+  PARE_CUDA::adamw(b, stream);
+}
+
+}  // namespace pare::PARE_CUDA::fast

@@ -1,0 +1,163 @@
+// The CUDA table with linear layers by cuBLASLt: the ops in which it differs, against `ref`.
+#include <set>
+
+#include "kernel_call.h"
+#include "op_cases.h"
+
+namespace pare::test {
+namespace {
+
+namespace k = kernel;
+
+// ---- f32: every case of the ops that it replaces
+
+std::vector<OpCase> cases() {
+  const std::set<std::string> replaced = {"pack_weight",      "unpack_weight",     "embedding_fwd", "linear_fwd",
+                                          "linear_bwd_input", "linear_bwd_weight", "adamw"};
+  std::vector<OpCase> all = all_cases();
+  std::erase_if(all, [&](const OpCase& c) { return !replaced.count(c.op); });
+  return all;
+}
+
+class FastOps : public testing::TestWithParam<OpCase> {};
+
+TEST_P(FastOps, AgreeWithRef) {
+  OpRun reference(table_ref, DType::f64), run(table_kernels_fast, DType::f32, true);
+  GetParam().body(reference), GetParam().body(run);
+  const auto wrong = differences(run, reference);
+  EXPECT_TRUE(wrong.empty()) << joined(wrong);
+}
+
+// Where nothing is summed, what lies in another order is the same.
+TEST_P(FastOps, HaveTheValuesOfTheExactTableButInProducts) {
+  if (GetParam().op.starts_with("linear_")) return;
+  OpRun exact(table_kernels, DType::f32), run(table_kernels_fast, DType::f32, true);
+  GetParam().body(exact), GetParam().body(run);
+  for (const std::string& name : exact.outputs()) EXPECT_EQ(run.values(name), exact.values(name)) << name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Ops, FastOps, testing::ValuesIn(cases()),
+                         [](const auto& info) { return info.param.op + "_" + info.param.shape; });
+
+TEST(FastOpsList, IsWhatTheTablesDifferIn) {
+  std::set<std::string> tested, different;
+  for (const OpCase& c : cases()) tested.insert(c.op);
+#define X(op, Args) \
+  if (table_kernels.op != table_kernels_fast.op) different.insert(#op);
+  PARE_OPS(X)
+#undef X
+  EXPECT_EQ(tested, different);
+}
+
+// ---- both types, through pack_weight
+
+// The memory of weights is no tensor of a Call, as every table has its own order there; their rows are.
+struct Weights {
+  std::deque<k::Buffer> memory;
+  Weight operator()(k::Call& t, const std::string& name, int64_t outputs, int64_t inputs) {
+    const Tensor rows = t.act(name, {outputs, inputs});
+    const Weight w{memory.emplace_back(rows.dtype, Shape{weight_panels(outputs), inputs, 16}, 0).tensor(), outputs};
+    t.table.pack_weight({w, rows, 0}, {});
+    t.table.unpack_weight({t.act_out(name + " back", {outputs, inputs}), w, 0}, {});
+    return w;
+  }
+};
+
+TEST(CudaFast, Linear) {
+  Weights weight;
+  for (const auto& [n, i, o, gap] : std::vector<std::array<int64_t, 4>>{
+           {1, 1, 1, 0}, {5, 17, 3, 7}, {66, 63, 70, 0}, {3, 130, 16, 8}, {80, 40, 72, 16}, {1, 8, 40, 24}})
+    k::check(
+        [&, n = n, i = i, o = o, gap = gap](k::Call& t) {
+          const Tensor x = t.act("x", {n, i}, gap), dy = t.act("dy", {n, o}, gap), bias = t.act("bias", {o});
+          const Weight w = weight(t, "w", o, i);
+          t.table.linear_fwd({t.act_out("y", {n, o}, gap), x, w, {}, {}}, {});
+          t.table.linear_fwd({t.act_out("biased", {n, o}), x, w, bias, {}}, {});
+          t.table.linear_fwd({t.act_out("added", {n, o}, gap), x, w, bias, t.act("other", {n, o}, gap + 1)}, {});
+          const Tensor residual = t.act("residual", {n, o}, gap);
+          t.table.linear_fwd({residual, x, w, bias, residual}, {});  // in place
+          t.table.linear_bwd_input({t.act_out("dx", {n, i}, gap), dy, w, false}, {});
+          t.table.linear_bwd_input({t.act("sum", {n, i}, gap), dy, w, true}, {});
+          t.table.linear_bwd_weight({t.stat("dw", {o, i}), t.stat("dbias", {o}), dy, x}, {});
+          t.table.linear_bwd_weight({t.stat("dw alone", {o, i}), {}, dy, x}, {});
+          t.table.embedding_fwd(
+              {t.act_out("embedded", {3, i}), w, t.index("ids", {3}, {static_cast<int>(o) - 1, 0, 0})}, {});
+        },
+        0, false, table_kernels_fast);
+}
+
+// A sum of nothing is 0; of nothing, nothing is written.
+TEST(CudaFast, LinearOfNoRowsOutputsOrInputs) {
+  Weights weight;
+  for (const auto& [n, i, o] : std::vector<std::array<int64_t, 3>>{{0, 5, 3}, {4, 0, 3}, {4, 5, 0}, {0, 0, 0}})
+    k::check(
+        [&, n = n, i = i, o = o](k::Call& t) {
+          const Tensor x = t.act("x", {n, i}), dy = t.act("dy", {n, o});
+          const Weight w = weight(t, "w", o, i);
+          t.table.linear_fwd({t.act_out("y", {n, o}), x, w, t.act("bias", {o}), t.act("residual", {n, o})}, {});
+          t.table.linear_bwd_input({t.act_out("dx", {n, i}), dy, w, false}, {});
+          t.table.linear_bwd_input({t.act("sum", {n, i}), dy, w, true}, {});
+          t.table.linear_bwd_weight({t.stat("dw", {o, i}), t.stat("dbias", {o}), dy, x}, {});
+        },
+        0, false, table_kernels_fast);
+}
+
+TEST(CudaFast, WrongArgumentsAreNamed) {
+  Weights weight;
+  const auto refusal = [&](DType act, const std::function<void(k::Call&, const Weight&)>& body) {
+    return k::refusal(
+        act, [&](k::Call& t) { body(t, weight(t, "w", 5, 8)); }, table_kernels_fast);
+  };
+  EXPECT_EQ(refusal(DType::f32,
+                    [](k::Call& t, const Weight& w) {
+                      t.table.linear_fwd({t.act_out("y", {2, 5}), t.act("x", {2, 7}), w, {}, {}}, {});
+                    }),
+            "linear_fwd: packed weight f32[1, 8, 16] of 5 outputs for 5 outputs of 7 inputs");
+  EXPECT_EQ(refusal(DType::f32,
+                    [](k::Call& t, const Weight& w) {
+                      t.table.linear_fwd({t.act_out("y", {2, 5}), t.act("x", {3, 8}), w, {}, {}}, {});
+                    }),
+            "linear_fwd: input f32[3, 8] must be [2, 8]");
+  EXPECT_EQ(refusal(DType::bf16,
+                    [](k::Call& t, const Weight& w) {
+                      t.table.linear_fwd({t.act_out("y", {2, 5}), t.act("x", {2, 8}), w, t.act("bias", {6}), {}}, {});
+                    }),
+            "linear_fwd: bias bf16[6]");
+  EXPECT_EQ(refusal(DType::bf16,
+                    [](k::Call& t, const Weight& w) {
+                      t.table.linear_fwd({t.act_out("y", {2, 5}), t.act("x", {2, 8}), w, t.stat("bias", {5}), {}}, {});
+                    }),
+            "linear_fwd: types of bf16[2, 5] from bf16[2, 8] and bf16[5, 8] transposed");
+  EXPECT_EQ(refusal(DType::f32,
+                    [](k::Call& t, const Weight& w) {
+                      t.table.linear_bwd_input({t.act_out("dx", {3, 8}), t.act("dy", {2, 5}), w, false}, {});
+                    }),
+            "linear_bwd_input: result f32[3, 8] must be [2, 8]");
+  EXPECT_EQ(
+      refusal(DType::f32,
+              [](k::Call& t, const Weight&) {
+                t.table.linear_bwd_weight({t.stat("dw", {8, 5}), {}, t.act("dy", {2, 5}), t.act("x", {2, 8})}, {});
+              }),
+      "linear_bwd_weight: dw f32[8, 5]");
+  EXPECT_EQ(refusal(DType::f32,
+                    [](k::Call& t, const Weight& w) {
+                      t.table.pack_weight({w, t.act("rows", {2, 8}), 4}, {});
+                    }),
+            "pack_weight: rows f32[2, 8] from 4 of 5 outputs of 8 inputs");
+  EXPECT_EQ(refusal(DType::bf16,
+                    [](k::Call& t, const Weight& w) {
+                      t.table.unpack_weight({t.stat("rows", {5, 8}), w, 0}, {});
+                    }),
+            "unpack_weight: bf16[5, 8] to f32[5, 8]");
+  EXPECT_EQ(refusal(DType::f32,
+                    [](k::Call& t, const Weight& w) {
+                      AdamW a{};
+                      a.p = w.packed, a.grad = a.m = a.v = t.stat("grad", {17, 8}), a.norm = t.stat("norm", {1});
+                      a.step = 1;
+                      t.table.adamw(a, {});
+                    }),
+            "adamw: p f32[1, 8, 16] beside grad f32[17, 8]");
+}
+
+}  // namespace
+}  // namespace pare::test
