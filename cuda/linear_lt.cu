@@ -72,9 +72,10 @@ const Lt& lt() {
 }
 #undef PARE_LT
 
-void check(cublasStatus_t status, const char* op, const std::string& what) {
+template <class... What>
+void check(cublasStatus_t status, const char* op, const What&... what) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
-  throw Error(Exit::failed, cat(op, " by cuBLASLt: ", lt().GetStatusString(status), ": ", what));
+  throw Error(Exit::failed, cat(op, " by cuBLASLt: ", lt().GetStatusString(status), ": ", what...));
 }
 
 cublasLtHandle_t handle() {
@@ -94,10 +95,11 @@ struct Product {
   bool a_transposed, b_transposed;
 
   const Tensor& added() const { return c ? c : d; }
-  std::string str() const {
-    return cat(d, " from ", a, a_transposed ? " transposed" : "", " and ", b, b_transposed ? " transposed" : "");
-  }
 };
+std::ostream& operator<<(std::ostream& s, const Product& p) {
+  return s << p.d << " from " << p.a << (p.a_transposed ? " transposed" : "") << " and " << p.b
+           << (p.b_transposed ? " transposed" : "");
+}
 
 cudaDataType_t type_of(const Tensor& t) { return t.dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
 // Elements from one row to the next; a single row has none.
@@ -116,12 +118,12 @@ struct Descriptors {
   explicit Descriptors(const Product& p) {
     const auto create = [&](cublasLtMatrixLayout_t& layout, const Tensor& t) {
       const auto columns = static_cast<uint64_t>(t.shape[0]), rows = static_cast<uint64_t>(t.shape[1]);
-      check(lt().MatrixLayoutCreate(&layout, type_of(t), rows, columns, leading(t)), p.op, t.str());
+      check(lt().MatrixLayoutCreate(&layout, type_of(t), rows, columns, leading(t)), p.op, t);
     };
     create(a, p.b), create(b, p.a), create(c, p.added()), create(d, p.d);
-    check(lt().MatmulDescCreate(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F), p.op, p.str());
+    check(lt().MatmulDescCreate(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F), p.op, p);
     const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const auto& value) {
-      check(lt().MatmulDescSetAttribute(product, attribute, &value, sizeof value), p.op, p.str());
+      check(lt().MatmulDescSetAttribute(product, attribute, &value, sizeof value), p.op, p);
     };
     set(CUBLASLT_MATMUL_DESC_TRANSA, p.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(CUBLASLT_MATMUL_DESC_TRANSB, p.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -145,20 +147,20 @@ cublasLtMatmulAlgo_t choose(const Product& p, const Descriptors& x) {
       if (p) lt().MatmulPreferenceDestroy(p);
     }
   } preference;  // for a workspace: none, the default
-  check(lt().MatmulPreferenceCreate(&preference.p), p.op, p.str());
+  check(lt().MatmulPreferenceCreate(&preference.p), p.op, p);
   for (const auto& [attribute, t] : {std::pair(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &p.b),
                                      {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &p.a},
                                      {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &p.added()},
                                      {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &p.d}}) {
     const uint32_t bytes = alignment(*t);
-    check(lt().MatmulPreferenceSetAttribute(preference.p, attribute, &bytes, sizeof bytes), p.op, p.str());
+    check(lt().MatmulPreferenceSetAttribute(preference.p, attribute, &bytes, sizeof bytes), p.op, p);
   }
   cublasLtMatmulHeuristicResult_t result{};
   int found = 0;
   const cublasStatus_t status =
       lt().MatmulAlgoGetHeuristic(handle(), x.product, x.a, x.b, x.c, x.d, preference.p, 1, &result, &found);
-  check(status == CUBLAS_STATUS_SUCCESS && found == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : status, p.op,
-        cat(p.str(), ": it has no kernel for this; run without --exact=off"));
+  check(status == CUBLAS_STATUS_SUCCESS && found == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : status, p.op, p,
+        ": it has no kernel for this; run without --exact=off");
   return result.algo;
 }
 
@@ -185,14 +187,14 @@ void multiply(const Product& p, Stream stream) {
   with_act(p.op, p.a, [](auto) {});
   expect(p.b.dtype == p.a.dtype && p.added().dtype == p.d.dtype && (!p.bias || p.bias.dtype == p.d.dtype) &&
              (p.d.dtype == p.a.dtype || p.d.dtype == DType::f32),
-         p.op, ": types of ", p.str());
+         p.op, ": types of ", p);
   if (asked_for != TensorKernel::choose) fail(p.op, ": with --exact=off the kernel is cuBLASLt's choice: kernel=0");
   end_gathering(stream);
   const Descriptors x(p);
   const float one = 1, keep = p.c ? 1 : 0;
   check(lt().Matmul(handle(), x.product, &one, p.b.data, x.a, p.a.data, x.b, &keep, p.added().data, x.c, p.d.data, x.d,
                     &algorithm(p, x), nullptr, 0, static_cast<cudaStream_t>(stream.handle)),
-        p.op, p.str());
+        p.op, p);
 }
 
 // Every row of a weight, without the zeros behind the last.

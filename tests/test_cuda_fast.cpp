@@ -86,6 +86,24 @@ TEST(CudaFast, Linear) {
         0, false, table_kernels_fast);
 }
 
+// The same shapes at other addresses: what was chosen for aligned operands is not taken for others.
+TEST(CudaFast, LinearOfRowsThatBeginAnywhere) {
+  Weights weight;
+  for (const int64_t at : {0, 1, 2, 8})
+    k::check(
+        [&, at](k::Call& t) {
+          const auto part = [&](const char* name, int64_t columns) {
+            return t.act(name, {7, 64}).columns(at, columns);
+          };
+          const Tensor x = part("x", 24), dy = part("dy", 40), w_bias = t.act("bias", {56}).rows(at, 40);
+          const Weight w = weight(t, "w", 40, 24);
+          t.table.linear_fwd({part("y", 40), x, w, w_bias, part("residual", 40)}, {});
+          t.table.linear_bwd_input({part("dx", 24), dy, w, true}, {});
+          t.table.linear_bwd_weight({t.stat("dw", {40, 24}), t.stat("dbias", {40}), dy, x}, {});
+        },
+        0, false, table_kernels_fast);
+}
+
 // A sum of nothing is 0; of nothing, nothing is written.
 TEST(CudaFast, LinearOfNoRowsOutputsOrInputs) {
   Weights weight;

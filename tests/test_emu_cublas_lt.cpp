@@ -1,10 +1,11 @@
 // The emulator's cuBLASLt: what it computes, and that it refuses what the manual forbids.
 #include <gtest/gtest.h>
 
-#include <numeric>
+#include <functional>
 #include <vector>
 
 #include "cuda/emu/include/cublasLt.h"
+#include "cuda/library.h"
 
 namespace pare::test {
 namespace {
@@ -154,6 +155,23 @@ TEST(EmuCublasLt, MistakesAreRefused) {
   EXPECT_EQ(cublasLtMatmulDescSetAttribute(what, CUBLASLT_MATMUL_DESC_TRANSA, nullptr, sizeof op),
             CUBLAS_STATUS_INVALID_VALUE);
   cublasLtMatmulDescDestroy(what);
+}
+
+// What the program looks for on a device, where the emulation has it built in.
+TEST(EmuCublasLt, ALibraryIsThereOrSaysWhyNot) {
+  size_t (*length)(const char*) = nullptr;
+  const Library none{"libpare_no_such.so.1", "libpare_no_such.so"};
+  EXPECT_FALSE(none);
+  EXPECT_NE(none.why_not().find("libpare_no_such.so.1"), std::string::npos) << none.why_not();
+  none.find(length, "strlen");
+  EXPECT_EQ(length, nullptr);
+  const Library c{"libpare_no_such.so.1", "libc.so.6"};
+  ASSERT_TRUE(c);
+  c.find(length, "pare_no_such");
+  EXPECT_EQ(length, nullptr);
+  c.find(length, "strlen");
+  ASSERT_NE(length, nullptr);
+  EXPECT_EQ(length("pare"), 4u);
 }
 
 }  // namespace
