@@ -1,4 +1,5 @@
-// What the kernels of attention backward share (attn_bwd.cu): their operands, and who sees what.
+// What the kernels of attention backward share (attn_bwd.cu, attn_bwd_wgmma.cuh): their operands, who sees what, and
+// the arithmetic of pairs in bf16.
 #pragma once
 #include "attention_mma.cuh"
 
@@ -31,33 +32,6 @@ __device__ __forceinline__ float get_delta(const bf16* dq) {
   float x;
   memcpy(&x, half, sizeof x);
   return x;
-}
-
-// ---- bf16: fragments of a warp's 16 keys (rows) and some queries (columns)
-
-// k.q to p, 0 where hidden.  visible(i, query): to row lane / 4 + 8 i; lse: [queries].
-template <int kTiles, class Visible>
-__device__ __forceinline__ void dots_to_p(float (&p)[kTiles][4], const float* lse, float scale, Visible visible) {
-#pragma unroll
-  for (int n = 0; n < kTiles; n++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-      const int query = n * 8 + threadIdx.x % 4 * 2 + e % 2;
-      const float w = exp_f32(p[n][e] * scale - lse[query]);
-      p[n][e] = visible(e / 2, query) ? w : 0.f;
-    }
-}
-// v.do to ds.  delta: [queries].
-template <int kTiles>
-__device__ __forceinline__ void dots_to_ds(float (&ds)[kTiles][4], const float (&p)[kTiles][4], const float* delta,
-                                           float scale) {
-#pragma unroll
-  for (int n = 0; n < kTiles; n++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-      const float difference = ds[n][e] - delta[n * 8 + threadIdx.x % 4 * 2 + e % 2];
-      ds[n][e] = p[n][e] != 0 ? p[n][e] * difference * scale : 0.f;  // a hidden v may hold anything
-    }
 }
 
 // ---- who sees what
@@ -103,28 +77,9 @@ __device__ bool mark_listed(int* listed, const int32_t* lists, int kv_heads, con
   return __any_sync(kAllLanes, listed[lane] | listed[kKeys - 32 + lane]);
 }
 
-// Where its queries begin: a multiple of 16 in the segment, so that k-steps do not depend on the tile.
+// The own row of segment g at which the k-steps over its queries begin: they do not depend on where the tile does.
 __device__ __forceinline__ int first_step(const KeyTile& t, const SegmentRow& g, bool parents) {
   return parents ? 0 : max(0, t.first - g.row) / 16 * 16;
-}
-
-// Adds the sums of columns [column, column + kTiles * 8) to the warp's 16 rows of the tile from `own` on, of which rows
-// lane / 4 + 8 i are touched[i].
-template <int kTiles>
-__device__ __forceinline__ void add_key_gradients(const Args<bf16>& a, const KeyTile& t, int own, int column,
-                                                  const bool (&touched)[2], const float (&dk)[kTiles][4],
-                                                  const float (&dv)[kTiles][4]) {
-  const int d = a.x.d, kv = blockIdx.y, lane = threadIdx.x % 32;
-#pragma unroll
-  for (int n = 0; n < kTiles; n++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-      const int row = t.first + own + lane / 4 + e / 2 * 8, c = column + n * 8 + lane % 4 * 2 + e % 2;
-      if (!touched[e / 2] || c >= d) continue;
-      bf16 *at_k = (t.own ? a.dk : a.dpk).row(row) + kv * d + c, *at_v = (t.own ? a.dv : a.dpv).row(row) + kv * d + c;
-      *at_k = from_float<bf16>(to_float(*at_k) + dk[n][e]);
-      *at_v = from_float<bf16>(to_float(*at_v) + dv[n][e]);
-    }
 }
 
 // Calls f(segment, parents) for the segments that see the tile, in list order; parents: may the tile hold rows of its
@@ -183,6 +138,52 @@ __device__ __forceinline__ bool fill_masks(uint64_t* masks, F of) {
   __syncthreads();
   const int lane = threadIdx.x % 32;
   return __any_sync(kAllLanes, lane < kCount && (masks[lane] | masks[max(kCount, 32) - 32 + lane]) != 0);
+}
+
+// ---- bf16: fragments of a warp's 16 keys (rows) and some queries (columns)
+
+// k.q to p, 0 where hidden.  visible(i, query): to row lane / 4 + 8 i; lse: [queries].
+template <int kTiles, class Visible>
+__device__ __forceinline__ void dots_to_p(float (&p)[kTiles][4], const float* lse, float scale, Visible visible) {
+#pragma unroll
+  for (int n = 0; n < kTiles; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      const int query = n * 8 + threadIdx.x % 4 * 2 + e % 2;
+      const float w = exp_f32(p[n][e] * scale - lse[query]);
+      p[n][e] = visible(e / 2, query) ? w : 0.f;
+    }
+}
+// v.do to ds.  delta: [queries].
+template <int kTiles>
+__device__ __forceinline__ void dots_to_ds(float (&ds)[kTiles][4], const float (&p)[kTiles][4], const float* delta,
+                                           float scale) {
+#pragma unroll
+  for (int n = 0; n < kTiles; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      const float difference = ds[n][e] - delta[n * 8 + threadIdx.x % 4 * 2 + e % 2];
+      ds[n][e] = p[n][e] != 0 ? p[n][e] * difference * scale : 0.f;  // a hidden v may hold anything
+    }
+}
+
+// Adds the sums of columns [column, column + kTiles * 8) to the warp's 16 rows of the tile from `own` on, of which rows
+// lane / 4 + 8 i are touched[i].
+template <int kTiles>
+__device__ __forceinline__ void add_key_gradients(const Args<bf16>& a, const KeyTile& t, int own, int column,
+                                                  const bool (&touched)[2], const float (&dk)[kTiles][4],
+                                                  const float (&dv)[kTiles][4]) {
+  const int d = a.x.d, kv = blockIdx.y, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int n = 0; n < kTiles; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      const int row = t.first + own + lane / 4 + e / 2 * 8, c = column + n * 8 + lane % 4 * 2 + e % 2;
+      if (!touched[e / 2] || c >= d) continue;
+      bf16 *at_k = (t.own ? a.dk : a.dpk).row(row) + kv * d + c, *at_v = (t.own ? a.dv : a.dpv).row(row) + kv * d + c;
+      *at_k = from_float<bf16>(to_float(*at_k) + dk[n][e]);
+      *at_v = from_float<bf16>(to_float(*at_v) + dv[n][e]);
+    }
 }
 
 }  // namespace

@@ -13,6 +13,7 @@ namespace pare::PARE_CUDA {
 // warpgroup leaves them its registers: dk and dv of 64 keys alone take 128 a thread.
 constexpr int kConsumers = 8, kOwnedRows = kConsumers * 16, kWgmmaThreads = (kConsumers + 4) * 32;
 constexpr int kConsumerRegisters = 224, kProducerRegisters = 56;
+static_assert(2 * kConsumerRegisters + kProducerRegisters <= 3 * 168);
 
 struct QueryMaps {
   CUtensorMap q, d_o;
@@ -130,7 +131,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     wgmma_clear(registers(p));
     begin_dots(p, s.k, group, s.stages[n % kStages].q);
   };
-  // p and ds of piece n, while its k.q and then its v.do are computed.
+  // p and ds of piece n, whose k.q is on its way; p while v.do is computed.
   const auto weigh = [&](int n) {
     begin_dots(ds, s.v, group, s.stages[n % kStages].d_o);
     const auto& piece = s.pieces[n % kStages];
