@@ -41,15 +41,15 @@ namespace {
   X(MatmulAlgoGetHeuristic)       \
   X(Matmul)
 
-// The functions of the library.
+// The functions of the library, from the first call of lt() on.
 struct Lt {
 #define X(name) decltype(&cublasLt##name) name;
   PARE_LT(X)
 #undef X
-};
+} functions{};
 
 const Lt& lt() {
-  static const Lt functions = [] {
+  if (!functions.Matmul) {
     Lt f{};
 #ifdef CUEMU
 #define X(name) f.name = cublasLt##name;
@@ -66,8 +66,8 @@ const Lt& lt() {
 #endif
     PARE_LT(X)
 #undef X
-    return f;
-  }();
+    functions = f;
+  }
   return functions;
 }
 #undef PARE_LT
@@ -78,13 +78,10 @@ void check(cublasStatus_t status, const char* op, const What&... what) {
   throw Error(Exit::failed, cat(op, " by cuBLASLt: ", lt().GetStatusString(status), ": ", what...));
 }
 
+cublasLtHandle_t opened = nullptr;  // by the first call of handle()
 cublasLtHandle_t handle() {
-  static const cublasLtHandle_t one = [] {
-    cublasLtHandle_t h = nullptr;
-    check(lt().Create(&h), "linear layers", "the library cannot be used on this device");
-    return h;
-  }();
-  return one;
+  if (!opened) check(lt().Create(&opened), "linear layers", "the library cannot be used on this device");
+  return opened;
 }
 
 // d = a b (+ c) (+ bias), matrices of rows: a and b as they are or transposed; c, [rows of d, columns of d], may be d
@@ -165,10 +162,10 @@ cublasLtMatmulAlgo_t choose(const Product& p, const Descriptors& x) {
 }
 
 // The same, once for all that the choice depends on.
+using Key = std::array<int64_t, 19>;
+std::map<Key, cublasLtMatmulAlgo_t> chosen;
+constexpr size_t kMost = 4096;  // every number of rows is a shape of its own
 const cublasLtMatmulAlgo_t& algorithm(const Product& p, const Descriptors& x) {
-  using Key = std::array<int64_t, 19>;
-  constexpr size_t kMost = 4096;  // every number of rows is a shape of its own
-  static std::map<Key, cublasLtMatmulAlgo_t> chosen;
   Key key{};
   size_t i = 0;
   for (const Tensor* t : {&p.d, &p.a, &p.b, &p.added()})
