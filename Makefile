@@ -148,9 +148,9 @@ $(BUILD)/check/tests/pare_emu_tests: $(CHECK_OBJ)
 	@echo 'link $@'
 	$(Q)$(CXX) $(LDFLAGS) $^ -lgtest $(LIBS) -o $@
 # Tests of ops in every order of threads, the kernels under ASan and UBSan.
-asan-ops: $(BUILD)/asan/tests/pare_op_tests
+asan-ops: $(BUILD)/asan/pare_op_tests
 	$< --gtest_filter='*AgreesWithRef*' $(TEST_FLAGS)
-$(BUILD)/asan/tests/pare_op_tests: $(asan_EMU) $(KERNEL_TESTS:%=$(BUILD)/%.o) $(cpu_LIB)
+$(BUILD)/asan/pare_op_tests: $(asan_EMU) $(KERNEL_TESTS:%=$(BUILD)/%.o) $(cpu_LIB)
 	@echo 'link $@'
 	$(Q)$(CXX) $(LDFLAGS) $(asan_FLAGS) $^ -lgtest $(LIBS) -o $@
 # Damages the kernels one place at a time: does the checker notice?
