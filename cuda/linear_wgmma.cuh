@@ -106,7 +106,8 @@ __global__ void __launch_bounds__(WgmmaBlock<kColumns, kChunks, Product>::kThrea
   constexpr int kStages = Block::kStages;
   auto& s = *dynamic_smem<typename Block::Shared>();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, steps = (p.depth + kWgmmaDepth - 1) / kWgmmaDepth;
-  const auto [first_row, first_column] = first_of_tile<kColumns>(p.rows, p.columns);
+  const int2 tile = first_of_tile<kColumns>(p.rows, p.columns);
+  const int first_row = tile.x, first_column = tile.y;
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; i++) mbarrier_init(&s.full[i], 1), mbarrier_init(&s.empty[i], Block::kConsumers);
     fence_proxy_async();

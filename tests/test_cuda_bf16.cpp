@@ -231,7 +231,7 @@ TEST(CudaBf16, ChunksOfLinearLayersAreSumsOfTheirOwn) {
                                {});
       table_kernels.linear_bwd_input(
           {t.act_out("dx", {n, width}), act("dy", n, depth, along), ones("wT", depth, width), false}, {});
-      const auto expect_everywhere = [&](const char* name, double value) {
+      const auto expect_everywhere = [&, n = n](const char* name, double value) {
         for (int64_t e = 0; e < t[name].size(); e++)
           ASSERT_EQ(t[name].get(e), value) << name << "[" << e << "], " << n << " rows, gap " << gap;
       };
