@@ -7,8 +7,9 @@ usage="usage: tools/gpu_check.sh [-d cuda|emu|cpu] [-o DIR] [-t SECONDS] [-p]
   -p  only packs the programs and the libraries that they need into build/gpu-pack.tar.gz: for a machine on which they
       cannot be built; this script takes them from there when they were built from the sources that are there
 Stages: device, build, op tests, the whole model bitwise, baselines of PyTorch, the goals of tools/bench/goals.json,
-tokens a second with exact linear layers and with --exact=off, one profile of the three worst ops.  A stage that fails or runs out of time is noted and the next one runs.  What there is so
-far is always in DIR: log.txt, summary.json, table.md.  Commit summary.json as tools/bench/results/NAME.json."
+tokens a second with exact linear layers and with --exact=off, one profile of the three worst ops.  A stage that fails or
+runs out of time is noted and the next one runs.  What there is so far is always in DIR: log.txt, summary.json, table.md.
+Commit summary.json as tools/bench/results/NAME.json."
 set -uo pipefail
 cd "$(dirname "$0")/.."
 command="tools/gpu_check.sh $*"
