@@ -105,15 +105,16 @@ struct Passes {
 // A pass and its share of the rare ones: medians, since other programs interrupt some, and the fastest event.
 Times mean_pass(const Passes& p) {
   Times mean;
-  const auto add = [&](const Times& t, size_t n) {
-    const double share = static_cast<double>(n) / static_cast<double>(p.chosen.size() + p.others.size());
+  const size_t ordinary = p.chosen.size() + p.others.size();
+  const auto add = [&](const Times& t, size_t n, size_t of) {
+    const double share = static_cast<double>(n) / static_cast<double>(of);
     mean.all += share * t.all, mean.attention += share * t.attention, mean.choice += share * t.choice;
   };
   for (const auto* kind : {&p.chosen, &p.others})
-    if (!kind->empty()) add(median(*kind), kind->size());
+    if (!kind->empty()) add(median(*kind), kind->size(), ordinary);
   if (!p.events.empty()) {
     const double event = std::ranges::min_element(p.events, {}, &Times::choice)->choice;
-    add({event, 0, event}, p.events.size());
+    add({event, 0, event}, p.events.size(), ordinary + p.events.size());
   }
   return mean;
 }
