@@ -6,11 +6,13 @@
 // 2 (min, max); span_summary the same with one block of 256 slots, [pages, K, rows, D] or [S, K, max_spans * rows, D];
 // score [S, K, max_scored], f32; blocks [sequences or N, K, max_listed].  Overwritten: the summaries of blocks and
 // spans that the entries name, scores of what is scored, lists of the entries or rows that choose and of the rows that
-// they choose for; nothing else. Order: ops.h.  Sums in f32 whatever the element type, so f32 has the bits of the `cpu`
-// table; a mean is rounded once. Of equal scores the smaller block is taken. Bytes: summaries read every key once (with
-// spans twice) and write 1 / block of it (twice that for min, max).  The choice reads the summaries of all blocks of a
-// row, or of its spans and of the blocks of some: minmax once for each query head, from L1 for the most part.  Limited
-// by memory bandwidth in decode; for packed rows, each of which reads the summaries before it, by L2.
+// they choose for; nothing else.
+// Order: ops.h.  Sums in f32 whatever the element type, so f32 has the bits of the `cpu` table; a mean is rounded once.
+// Of equal scores the smaller block is taken.
+// Bytes: summaries read every key once (with spans twice) and write 1 / block of it (twice that for min, max).  The
+// choice reads the summaries of all blocks of a row, or of its spans and of the blocks of some: minmax once for each
+// query head, from L1 for the most part.  Limited by memory bandwidth in decode; for packed rows, each of which reads
+// the summaries before it, by L2.
 #include "attention.cuh"
 
 namespace pare::PARE_CUDA {

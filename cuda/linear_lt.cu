@@ -1,4 +1,4 @@
-// Linear layers by cuBLASLt, for `--exact=off`: the fastest products that a GPU has, in an order of sums that is the
+// Linear layers by cuBLASLt, for `--exact=off`: what a GPU's own library makes of them, in an order of sums that is the
 // library's.  It picks a kernel by the shape, so that the bits of a row of y depend on how many rows there are, and
 // what the sampler says of a token is what the learner says but for roundings.  For the same shapes, device and version
 // of the library the bits are the same in every run.

@@ -241,8 +241,7 @@ void check_device(const TrainerKeys& where) {
   if (where.device == DeviceKind::cpu && !where.exact)
     fail(
         "trainer.exact = false (--exact=off) takes the linear layers of cuBLASLt, and the cpu has only exact ones; "
-        "leave "
-        "it out, or set trainer.device=cuda");
+        "leave it out, or set trainer.device=cuda");
 }
 
 void check_config(const Config& config) {

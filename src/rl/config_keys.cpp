@@ -611,8 +611,7 @@ std::vector<ConfigKey> trainer_keys() {
           "verl"),
       KEY(trainer.exact, any, "",
           "every sum has one order, so that the sampler's log-probs are the learner's bit by bit; false, or "
-          "--exact=off, "
-          "on cuda: linear layers by cuBLASLt, which are faster, and those log-probs are the same but for roundings",
+          "--exact=off, on cuda: linear layers by cuBLASLt, and those log-probs are the same but for roundings",
           "pare"),
       KEY(trainer.total_training_steps, at_least(1), "steps", "of `pare train`, `pare sft`", "verl"),
       KEY(trainer.seed, at_least(0), "", "of every random draw, but the ssa data sets have their own", "TRL"),
