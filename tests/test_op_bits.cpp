@@ -324,39 +324,66 @@ TEST_P(OpBits, PagedAttentionEqualsPackedAttention) {
   }
 }
 
+// Batches in which segments share parents: members and their parent; two families in turn, whose parents begin in one
+// row; members of more rows than are computed at once.
+struct Family {
+  int64_t rows;
+  std::vector<int32_t> segments;
+};
+const Family kFamilies[] = {
+    {117, {70, 13, 0, 70, 83, 1, 0, 70, 84, 33, 0, 70, 0, 70, 0, 0}},
+    {131, {55, 9, 0, 20, 64, 7, 0, 55, 71, 18, 0, 20, 89, 2, 0, 20, 91, 21, 0, 55, 112, 19, 3, 17, 0, 55, 0, 0}},
+    {330, {98, 131, 0, 98, 229, 101, 0, 98, 0, 98, 0, 0}},
+};
+
+// One call over all segments, and one for each.
+std::vector<std::vector<std::vector<int32_t>>> calls_of(const std::vector<int32_t>& segments) {
+  std::vector<std::vector<int32_t>> each;
+  for (size_t i = 0; i < segments.size(); i += 4) each.emplace_back(segments.begin() + i, segments.begin() + i + 4);
+  return {{segments}, each};
+}
+
+TEST_P(OpBits, AttentionOfASegmentDoesNotDependOnItsSiblings) {
+  for (const Heads& h : kHeads)
+    for (const Family& family : kFamilies) {
+      const Sequence s("s", family.rows, h);
+      Layout layout;
+      append(layout, s, 0, family.rows);
+      const Attended all = attend(table, layout, family.segments);
+      const auto each = calls_of(family.segments)[1];
+      for (const std::vector<int32_t>& g : each)
+        expect_rows(all, g[0], attend(table, layout, g), g[0], g[1], cat("segment at ", g[0], ", D ", h.dim));
+    }
+}
+
 TEST_P(OpBits, AttentionGradientsContinueAcrossCalls) {
-  for (const Heads& h : kHeads) {
-    // Three members and their shared parent, then the parent itself.
-    const std::vector<int32_t> segments = {70, 13, 0, 70, 83, 1, 0, 70, 84, 33, 0, 70, 0, 70, 0, 0};
-    const int64_t N = 117;
-    const Sequence s("s", N, h);
-    Layout layout;
-    append(layout, s, 0, N);
-    const Attended forward = attend(table, layout, segments);
-    const Buffer d_o = f32({N, h.heads, h.dim}, "d_o");
-    std::vector<std::vector<Bytes>> results;
-    for (size_t cut : {segments.size(), size_t(4), size_t(12)}) {
-      const Buffer dq = f32({N, h.heads, h.dim});
-      const Buffer dk = f32({N, h.kv_heads, h.dim}, "dk"), dv = f32({N, h.kv_heads, h.dim}, "dv");
-      for (const auto& part : {std::vector<int32_t>(segments.begin(), segments.begin() + cut),
-                               std::vector<int32_t>(segments.begin() + cut, segments.end())}) {
-        if (part.empty()) continue;
-        const Buffer list = i32({static_cast<int64_t>(part.size()) / 4, 4}, part);
-        AttnBwd a{};
-        a.dq = dq.tensor(), a.dk = a.dpk = dk.tensor(), a.dv = a.dpv = dv.tensor(), a.d_o = d_o.tensor();
-        a.o = forward.o.tensor(), a.lse = forward.lse.tensor(), a.q = s.q.tensor();
-        a.k = a.pk = s.k.tensor(), a.v = a.pv = s.v.tensor();
-        a.segments = list.tensor(), a.pairs = count_pairs(part), a.scale = s.scale();
-        table.attn_bwd(a, {});
+  for (const Heads& h : kHeads)
+    for (const Family& family : kFamilies) {
+      const int64_t N = family.rows;
+      const Sequence s("s", N, h);
+      Layout layout;
+      append(layout, s, 0, N);
+      const Attended forward = attend(table, layout, family.segments);
+      const Buffer d_o = f32({N, h.heads, h.dim}, "d_o");
+      std::vector<std::vector<Bytes>> results;
+      for (const auto& calls : calls_of(family.segments)) {
+        const Buffer dq = f32({N, h.heads, h.dim});
+        const Buffer dk = f32({N, h.kv_heads, h.dim}, "dk"), dv = f32({N, h.kv_heads, h.dim}, "dv");
+        for (const std::vector<int32_t>& segments : calls) {
+          const Buffer list = i32({static_cast<int64_t>(segments.size()) / 4, 4}, segments);
+          AttnBwd a{};
+          a.dq = dq.tensor(), a.dk = a.dpk = dk.tensor(), a.dv = a.dpv = dv.tensor(), a.d_o = d_o.tensor();
+          a.o = forward.o.tensor(), a.lse = forward.lse.tensor(), a.q = s.q.tensor();
+          a.k = a.pk = s.k.tensor(), a.v = a.pv = s.v.tensor();
+          a.segments = list.tensor(), a.pairs = count_pairs(segments), a.scale = s.scale();
+          table.attn_bwd(a, {});
+        }
+        results.push_back({dq.element_bytes(), dk.element_bytes(), dv.element_bytes()});
       }
-      results.push_back({dq.element_bytes(), dk.element_bytes(), dv.element_bytes()});
+      EXPECT_TRUE(same(results[0][0], results[1][0])) << "dq, D " << h.dim << ", " << N << " rows";
+      EXPECT_TRUE(same(results[0][1], results[1][1])) << "dk, D " << h.dim << ", " << N << " rows";
+      EXPECT_TRUE(same(results[0][2], results[1][2])) << "dv, D " << h.dim << ", " << N << " rows";
     }
-    for (size_t i = 1; i < results.size(); i++) {
-      EXPECT_TRUE(same(results[0][0], results[i][0])) << "dq, D " << h.dim;
-      EXPECT_TRUE(same(results[0][1], results[i][1])) << "dk, D " << h.dim;
-      EXPECT_TRUE(same(results[0][2], results[i][2])) << "dv, D " << h.dim;
-    }
-  }
 }
 
 // ---- log-probs

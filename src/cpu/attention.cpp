@@ -10,13 +10,24 @@ namespace pare::cpu {
 
 namespace {
 
-constexpr int64_t kRowsAtOnce = 256;  // own rows of a piece of work: K and V are packed for each
+constexpr int64_t kRowsAtOnce = 256;  // own rows of a piece of work
 
-struct Piece {
-  const SegmentRow* segment;
-  int64_t kv_head;
-  Range rows;
-};
+bool same_parent(const SegmentRow& a, const SegmentRow& b) {
+  return a.parent_row == b.parent_row && a.parent_len == b.parent_len;
+}
+
+// In an order in which neighbours share many slots: the siblings of a parent, one key head after another.
+std::vector<AttnPiece> forward_pieces(const SegmentRow* s, int64_t count, int64_t kv_heads) {
+  std::vector<AttnPiece> pieces;
+  for (int64_t i = 0, end; i < count; i = end) {
+    for (end = i + 1; end < count && same_parent(s[i], s[end]);) end++;
+    for (int64_t h = 0; h < kv_heads; h++)
+      for (int64_t j = i; j < end; j++)
+        for (int64_t r = 0; r < s[j].len; r += kRowsAtOnce)
+          pieces.push_back({s + j, h, {r, std::min<int64_t>(r + kRowsAtOnce, s[j].len)}});
+  }
+  return pieces;
+}
 
 }  // namespace
 
@@ -32,6 +43,18 @@ const SegmentRow* segment_rows(const char* op, const Tensor& t, int64_t rows, in
                                  " and parent rows ", s[i].parent_row, " + ", s[i].parent_len, " of ", parent_rows));
   }
   return s;
+}
+
+int64_t shared_slots(const AttnPiece& a, const AttnPiece& b) {
+  if (!a.segment || !b.segment || a.kv_head != b.kv_head) return 0;
+  if (a.segment == b.segment) return a.segment->parent_len + std::min(a.rows.end, b.rows.end);
+  return same_parent(*a.segment, *b.segment) ? a.segment->parent_len : 0;
+}
+
+int64_t longest(const SegmentRow* s, int64_t count) {
+  int64_t slots = 0;
+  for (int64_t i = 0; i < count; i++) slots = std::max<int64_t>(slots, s[i].parent_len + s[i].len);
+  return round16(slots);
 }
 
 const int32_t* parent_lists(const char* op, const Tensor& lists, int64_t kv_heads, int64_t rows, int64_t parent_rows) {
@@ -51,21 +74,20 @@ void attn_fwd(const AttnFwd& a, Stream) {
   const int64_t count = a.segments.shape[0], kv_heads = a.k.shape[1];
   const Tensor& parents = a.lists ? a.lists : a.pk ? a.pk : a.k;
   const SegmentRow* const s = segment_rows(op, a.segments, a.q.shape[0], parents.shape[0]);
-  std::vector<Piece> pieces;
-  for (int64_t i = 0; i < count; i++)
-    for (int64_t h = 0; h < kv_heads; h++)
-      for (int64_t r = 0; r < s[i].len; r += kRowsAtOnce)
-        pieces.push_back({s + i, h, {r, std::min<int64_t>(r + kRowsAtOnce, s[i].len)}});
+  const std::vector<AttnPiece> pieces = forward_pieces(s, count, kv_heads);
   if (pieces.empty()) return;
   const Kernels& k = cpu_kernels();
-  const int64_t n = static_cast<int64_t>(pieces.size());
+  const int64_t n = std::ssize(pieces), room = longest(s, count), padded = round16(args.width);
   const double time = pair_nanoseconds(args.width) * static_cast<double>(a.pairs * args.heads);
   parallel(n, time / static_cast<double>(n), [&](Range range) {
-    for (int64_t i = range.begin; i < range.end; i++) {
-      const Piece& p = pieces[static_cast<size_t>(i)];
-      const int64_t slots = round16(p.segment->parent_len + p.rows.end), padded = round16(args.width);
-      k.attn_fwd(args, *p.segment, p.kv_head, p.rows, scratch((2 * slots + 16) * padded));
-    }
+    float* const room_of_thread = scratch((2 * room + 16) * padded);
+    const auto attend = [&](AttnTurn turn) {
+      turn.room = room, turn.scratch = room_of_thread;
+      k.attn_fwd(args, turn);
+    };
+    Turns turns;
+    for (int64_t i = range.begin; i < range.end; i++) turns.add(pieces[static_cast<size_t>(i)], attend);
+    turns.add({}, attend);
   });
 }
 
@@ -146,25 +168,24 @@ SegmentChains segment_chains(const char* op, const AttnBwd& a, const AttnBwdArgs
   SegmentChains c{segment_rows(op, a.segments, rows, a.lists ? a.lists.shape[0] : parents), {}, {}};
   const std::vector<int64_t> chain =
       chains(c.segments, count, args.fwd.lists, a.k.shape[1], args.dk, args.dk_stride, args.dpk, args.dpk_stride);
-  c.order.resize(static_cast<size_t>(count));
-  std::iota(c.order.begin(), c.order.end(), 0);
-  std::stable_sort(c.order.begin(), c.order.end(), [&](int64_t i, int64_t j) { return chain[i] < chain[j]; });
   for (int64_t i = 0; i < count; i++)
+    if (c.segments[i].len) c.order.push_back(i);
+  std::stable_sort(c.order.begin(), c.order.end(), [&](int64_t i, int64_t j) { return chain[i] < chain[j]; });
+  for (int64_t i = 0; i < std::ssize(c.order); i++)
     if (i == 0 || chain[c.order[i]] != chain[c.order[i - 1]]) c.starts.push_back(i);
-  c.starts.push_back(count);
+  c.starts.push_back(std::ssize(c.order));
   return c;
 }
 
 void attn_bwd(const AttnBwd& a, Stream) {
   constexpr const char* op = "attn_bwd";
   const AttnBwdArgs args = attn_bwd_args(op, a);
-  const int64_t width = args.fwd.width;
-  const Kernels& k = cpu_kernels();
-  for_chains(segment_chains(op, a, args), a.k.shape[1],
-             2.5 * pair_nanoseconds(width) * static_cast<double>(a.pairs * args.fwd.heads),
-             [&](const SegmentRow& segment, int64_t kv_head, SegmentHead next) {
-               const int64_t padded = round16(width), slots = round16(segment.parent_len + segment.len);
-               k.attn_bwd(args, segment, kv_head, next, scratch(5 * slots * padded + 3 * 64 * padded));
+  const SegmentChains c = segment_chains(op, a, args);
+  const int64_t room = longest(c.segments, a.segments.shape[0]), padded = round16(args.fwd.width);
+  for_chains(c, a.k.shape[1], 2.5 * pair_nanoseconds(args.fwd.width) * static_cast<double>(a.pairs * args.fwd.heads),
+             [&](AttnTurn turn) {
+               turn.room = room, turn.scratch = scratch((5 * room + 3 * kAttnBwdRows) * padded);
+               cpu_kernels().attn_bwd(args, turn);
              });
 }
 

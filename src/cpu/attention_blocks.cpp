@@ -204,9 +204,11 @@ void attn_blocks_bwd(const AttnBlocksBwd& blocks, Stream) {
     }
   const Kernels& k = cpu_kernels();
   for_chains(c, kv_heads, 4 * pair_nanoseconds(width) * static_cast<double>(a.pairs * args.fwd.heads),
-             [&](const SegmentRow& segment, int64_t kv_head, SegmentHead) {
-               const int64_t padded = round16(width), slots = round16(segment.parent_len + segment.len);
-               k.attn_blocks_bwd(args, lists.args(), segment, kv_head, scratch(slots * (5 * padded + 4) + 3 * padded));
+             [&](const AttnTurn& turn) {
+               const SegmentRow& s = *turn.piece.segment;
+               const int64_t padded = round16(width), slots = round16(s.parent_len + s.len);
+               k.attn_blocks_bwd(args, lists.args(), s, turn.piece.kv_head,
+                                 scratch(slots * (5 * padded + 4) + 3 * padded));
              });
 }
 

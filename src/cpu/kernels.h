@@ -72,11 +72,23 @@ struct AttnArgs {
   int64_t heads, group, width;
   float scale;
 };
-// A key head of a segment.
-struct SegmentHead {
+// Own rows of a segment, and a key head.
+struct AttnPiece {
   const SegmentRow* segment;  // or null
   int64_t kv_head;
+  Range rows;
 };
+// A piece among those that a thread computes one after another.  The first slots of a piece are often those of the one
+// before (the parent of siblings): they stay in scratch.  The rows of the next piece are fetched meanwhile.
+struct AttnTurn {
+  AttnPiece piece, next;
+  int64_t packed;  // slots shared with the piece before
+  int64_t kept;    // slots shared with the next one
+  int64_t room;    // slots that scratch is laid out for: as many as the longest piece has, a multiple of 16
+  float* scratch;
+};
+// Rows that attn_bwd computes at once: scratch has room for q, d_o and dq of as many.
+constexpr int64_t kAttnBwdRows = 96;
 struct AttnBwdArgs {
   AttnArgs fwd;  // o and lse as computed by the forward
   float *dq, *dk, *dv, *dpk, *dpv;
@@ -182,10 +194,10 @@ struct Kernels {
   // outputs: rows of dw; panels: of 16 of its columns
   void (*gemm_t)(const GemmTArgs&, Range outputs, Range panels, float* scratch);
 
-  // Own rows `rows` of one segment, all query heads of key head `kv_head`.
-  void (*attn_fwd)(const AttnArgs&, const SegmentRow&, int64_t kv_head, Range rows, float* scratch);
-  // `next`: what this thread computes after this, or nothing: its rows are fetched meanwhile.
-  void (*attn_bwd)(const AttnBwdArgs&, const SegmentRow&, int64_t kv_head, SegmentHead next, float* scratch);
+  // All query heads of the key head.
+  void (*attn_fwd)(const AttnArgs&, const AttnTurn&);
+  // Whole segments; dk and dv of kept slots are left in scratch.
+  void (*attn_bwd)(const AttnBwdArgs&, const AttnTurn&);
   void (*attn_paged)(const PagedArgs&, const PagedRow&, int64_t kv_head, float* scratch);
 
   // AttnBlocksBwd; the rows of the lists are those of q

@@ -47,29 +47,49 @@ AttnBwdArgs attn_bwd_args(const char* op, const AttnBwd& a);
 // Segments that add to common rows of dk and dv must follow one another; all others are independent.
 struct SegmentChains {
   const SegmentRow* segments;
-  std::vector<int64_t> order, starts;  // chain c: the segments order[starts[c] .. starts[c + 1])
+  std::vector<int64_t> order, starts;  // chain c: the segments order[starts[c] .. starts[c + 1]), all of some rows
 };
 SegmentChains segment_chains(const char* op, const AttnBwd& a, const AttnBwdArgs& args);
 
-// Calls f(segment, kv_head, next) for every segment that has rows, those of one chain in list order.  Nanoseconds: of
-// all.
+// The slots of the longest segment, rounded up to 16.
+int64_t longest(const SegmentRow* s, int64_t count);
+
+// First slots that two pieces have in common: those of one segment, or the parent of siblings.
+int64_t shared_slots(const AttnPiece& a, const AttnPiece& b);
+
+// Turns the pieces of a thread into turns: calls f(turn) for each piece that was added, when the next one is known; an
+// empty piece ends them.  Room and scratch are left to f.
+class Turns {
+ public:
+  template <class F>
+  void add(const AttnPiece& next, F f) {
+    if (piece_.segment)
+      f(AttnTurn{.piece = piece_,
+                 .next = next,
+                 .packed = shared_slots(before_, piece_),
+                 .kept = shared_slots(piece_, next),
+                 .room = 0,
+                 .scratch = nullptr});
+    before_ = piece_, piece_ = next;
+  }
+
+ private:
+  AttnPiece before_{}, piece_{};
+};
+
+// Calls f(turn) for every segment and key head, those of one chain in list order.  Nanoseconds: of all.
 template <class F>
 void for_chains(const SegmentChains& c, int64_t kv_heads, double nanoseconds, F f) {
   const int64_t n = (static_cast<int64_t>(c.starts.size()) - 1) * kv_heads;
   if (n == 0) return;
   parallel(n, nanoseconds / static_cast<double>(n), [&](Range range) {
-    const auto segment = [&](int64_t j) { return c.segments + c.order[j]; };
-    for (int64_t i = range.begin; i < range.end; i++) {
-      const int64_t end = c.starts[i / kv_heads + 1];
-      for (int64_t j = c.starts[i / kv_heads]; j < end; j++) {
-        SegmentHead next{};
-        if (j + 1 < end)
-          next = {segment(j + 1), i % kv_heads};
-        else if (i + 1 < range.end)
-          next = {segment(c.starts[(i + 1) / kv_heads]), (i + 1) % kv_heads};
-        if (segment(j)->len) f(*segment(j), i % kv_heads, next);
+    Turns turns;
+    for (int64_t i = range.begin; i < range.end; i++)
+      for (int64_t j = c.starts[i / kv_heads]; j < c.starts[i / kv_heads + 1]; j++) {
+        const SegmentRow* const s = c.segments + c.order[j];
+        turns.add({s, i % kv_heads, {0, s->len}}, f);
       }
-    }
+    turns.add({}, f);
   });
 }
 

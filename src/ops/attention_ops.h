@@ -17,7 +17,7 @@ namespace pare {
 // that lie in no segment are not touched.
 struct SegmentRow {
   int32_t row, len;                // own rows [row, row + len) of q, k, v
-  int32_t parent_row, parent_len;  // rows of pk, pv (or of lists); parent_len 0: no parent
+  int32_t parent_row, parent_len;  // rows of pk, pv (or of lists), none of them its own; parent_len 0: no parent
 };
 
 struct AttnFwd {

@@ -35,9 +35,11 @@ struct QueryTile {
   int64_t stride = 0;
 };
 
-// s[row][16 p + j]: the dot products of the rows and kPanels panels of keys from panel `first` on.
+// s[row][16 p + j]: the scaled scores of the rows and kPanels panels of keys from panel `first` on, -infinity where a
+// row does not see the slot; highest[row]: also the maximum of them, by lane.
 template <int kRows, int kPanels>
-PARE_INLINE void score_panels(const QueryTile& t, const Panels& k, int64_t first, int64_t width, float* s) {
+PARE_INLINE void score_panels(const QueryTile& t, const Panels& k, int64_t first, int64_t width, float scale, float* s,
+                              vf* highest) {
   vf acc[kRows][kPanels];
   const float *q[kRows], *b[kPanels];
   PARE_UNROLL
@@ -59,9 +61,27 @@ PARE_INLINE void score_panels(const QueryTile& t, const Panels& k, int64_t first
       for (int p = 0; p < kPanels; p++) acc[r][p] = fma(x, keys[p], acc[r][p]);
     }
   }
-  PARE_UNROLL
-  for (int r = 0; r < kRows; r++) PARE_UNROLL
-  for (int p = 0; p < kPanels; p++) store(s + r * kBlock + p * 16, acc[r][p]);
+  const auto finish = [&](auto keep) __attribute__((always_inline)) {
+    PARE_UNROLL
+    for (int r = 0; r < kRows; r++) {
+      vf most = set1(-__builtin_inff());
+      PARE_UNROLL
+      for (int p = 0; p < kPanels; p++) {
+        vf z = mul(acc[r][p], set1(scale));
+        if (t.bias) z = add(z, load(t.bias + (first + p) * 16));
+        z = keep(r, p, z);
+        store(s + r * kBlock + p * 16, z);
+        most = p ? max(most, z) : z;
+      }
+      highest[r] = kPanels == kBlock / 16 ? most : max(highest[r], most);
+    }
+  };
+  if (t.visible[0] >= (first + kPanels) * 16)
+    finish([](int, int, vf z) { return z; });
+  else
+    finish([&](int r, int p, vf z) __attribute__((always_inline)) {
+      return select(first_lanes(max64(0, t.visible[r] - (first + p) * 16)), z, set1(-__builtin_inff()));
+    });
 }
 
 // o = o alpha + p v in columns [0, 16 kPanels) over the slots that each row sees in the block at `first`: one chain per
@@ -73,7 +93,8 @@ PARE_INLINE void add_values(const QueryTile& t, const float* p, const float* alp
   float* const o = t.o + column;
   PARE_UNROLL
   for (int r = 0; r < kRows; r++) PARE_UNROLL
-  for (int i = 0; i < kPanels; i++) acc[r][i] = mul(load(o + r * value_width + i * 16), set1(alpha[r]));
+  for (int i = 0; i < kPanels; i++)
+    acc[r][i] = first ? mul(load(o + r * value_width + i * 16), set1(alpha[r])) : zero();
   const int64_t end = min64(t.visible[kRows - 1], first + kBlock), all = min64(t.visible[0], end);
   for (int64_t page = first; page < end; page += 16) {
     const float* values = v.at(page / 16) + column;
@@ -102,85 +123,61 @@ PARE_INLINE void add_values(const QueryTile& t, const float* p, const float* alp
   for (int i = 0; i < kPanels; i++) store(o + r * value_width + i * 16, acc[r][i]);
 }
 
-// Calls f(integral constant n, i) for pieces [i, i + n) of [0, count), n at most kMost.
-template <int n>
-struct Count {
-  static constexpr int value = n;
-};
-template <int kMost, class F>
-PARE_INLINE void for_pieces(int64_t count, F f) {
-  int64_t i = 0;
-  for (; i + kMost <= count; i += kMost) f(Count<kMost>{}, i);
-  if constexpr (kMost > 3)
-    if (count - i == 3) return f(Count<3>{}, i);
-  if constexpr (kMost > 2)
-    if (count - i == 2) return f(Count<2>{}, i);
-  if constexpr (kMost > 1)
-    if (count - i == 1) return f(Count<1>{}, i);
-}
-
-// Turns the scores of the block at `first` into weights relative to the new maximum of each row; alpha[r] is what
-// sums so far of row r are worth beside them.
-template <int kRows>
-PARE_INLINE void weigh(QueryTile& t, float* s, float* alpha, int64_t first, float scale) {
-  const vf minus_infinity = set1(-__builtin_inff());
-  alignas(64) float next[16] = {};
-  for (int64_t r = 0; r < kRows; r++) {
-    const int64_t seen = min64(t.visible[r] - first, kBlock);
-    vf highest_lanes = minus_infinity;
-    for (int64_t j = 0; j < seen; j += 16) {
-      float* const row = s + r * kBlock + j;
-      vf z = mul(load(row), set1(scale));
-      if (t.bias) z = add(z, load(t.bias + first + j));
-      z = select(first_lanes(seen - j), z, minus_infinity);
-      store(row, z);
-      highest_lanes = max(highest_lanes, z);
-    }
-    const float m = highest(highest_lanes);
-    next[r] = m > t.max[r] ? m : t.max[r];
-  }
+// Turns the scores of the kPanels panels of a block into weights relative to `next`, the maxima of the rows with this
+// block; alpha[r] is what sums so far of row r are worth beside them.
+template <int kRows, int kPanels>
+PARE_INLINE void weigh(QueryTile& t, float* s, const float* next, float* alpha, int64_t first) {
   if (first) store(alpha, exp(sub(load(t.max), load(next))));  // else there is nothing yet
   store(t.max, load(next));
   float* const weights = t.weights;
   if (weights) store(t.maxima + first / kBlock * 16, load(next));
-  for (int64_t r = 0; r < kRows; r++) {
-    vf sums = zero();
-    for (int64_t j = 0; j < t.visible[r] - first && j < kBlock; j += 16) {
-      float* const row = s + r * kBlock + j;
-      const vf p = exp_below_89(sub(load(row), set1(next[r])));  // absent slots: exp(-infinity) is +0
-      store(row, p);
-      if (weights) store(weights + r * t.stride + first + j, p);
-      sums = add(sums, p);
+  vf sums[16];
+  PARE_UNROLL
+  for (int r = 0; r < 16; r++) sums[r] = zero();
+  PARE_UNROLL
+  for (int r = 0; r < kRows; r++) {
+    PARE_UNROLL
+    for (int p = 0; p < kPanels; p++) {
+      float* const at = s + r * kBlock + p * 16;
+      const vf weight = exp_below_89(sub(load(at), set1(next[r])));  // absent slots: exp(-infinity) is +0
+      store(at, weight);
+      if (weights) store(weights + r * t.stride + first + p * 16, weight);
+      sums[r] = p ? add(sums[r], weight) : weight;
     }
-    t.sum[r] = __builtin_fmaf(t.sum[r], alpha[r], sum(sums));
   }
+  store(t.sum, fma(load(t.sum), load(alpha), reduce(sums, [](vf a, vf b) { return add(a, b); })));
 }
 
 // `value_width`: width rounded up to 16; rows of V are as long, so that they can be read in whole vectors.
 template <int kRows>
 void attend(QueryTile& t, const Panels& k, const Panels& v, int64_t width, int64_t value_width, float scale) {
   constexpr int kMost = most_panels(kRows);
-  alignas(64) float scores[2][kRows * kBlock], alpha[16] = {};
+  alignas(64) float scores[2][kRows * kBlock], alpha[16] = {}, next[16];
   store(t.max, set1(-__builtin_inff())), store(t.sum, zero());
-  for (int64_t i = 0; i < kRows * value_width; i += 16) store(t.o + i, zero());
   const int64_t slots = t.visible[kRows - 1];
-  // The scores of the next block come before the values of this one: they need not wait for the exponentials.
-  float *s = scores[0], *next = scores[1];
-  const auto score = [&](int64_t first, float* out) __attribute__((always_inline)) {
-    for_pieces<kMost>((min64(slots - first, kBlock) + 15) / 16, [&](auto n, int64_t p) __attribute__((always_inline)) {
-      score_panels<kRows, n.value>(t, k, first / 16 + p, width, out + p * 16);
-    });
+  const auto panels = [&](int64_t first) { return (min64(slots - first, kBlock) + 15) / 16; };
+  const auto score = [&](int64_t first, float* s) __attribute__((always_inline)) {
+    vf highest[16];
+    PARE_UNROLL
+    for (int r = 0; r < 16; r++) highest[r] = set1(-__builtin_inff());
+    for_pieces<kMost>(
+        panels(first), [&](auto n, int64_t p) __attribute__((always_inline)) {
+          score_panels<kRows, n.value>(t, k, first / 16 + p, width, scale, s + p * 16, highest);
+        });
+    store(next, max(reduce(highest, [](vf a, vf b) { return max(a, b); }), load(t.max)));
   };
-  for (int64_t first = -kBlock; first < slots; first += kBlock) {
-    if (first >= 0) weigh<kRows>(t, s, alpha, first, scale);
-    if (first + kBlock < slots) score(first + kBlock, next);
-    if (first >= 0)
-      for_pieces<kMost>(
-          value_width / 16, [&](auto n, int64_t p) __attribute__((always_inline)) {
-            add_values<kRows, n.value>(t, s, alpha, v, first, p * 16, value_width);
-          });
-    float* const swap = s;
-    s = next, next = swap;
+  // The scores of the next block come before the values of this one: they need not wait for the exponentials.
+  score(0, scores[0]);
+  for (int64_t first = 0; first < slots; first += kBlock) {
+    float* const s = scores[first / kBlock % 2];
+    for_pieces<kBlock / 16>(
+        panels(first), [&](auto n, int64_t)
+                           __attribute__((always_inline)) { weigh<kRows, n.value>(t, s, next, alpha, first); });
+    if (first + kBlock < slots) score(first + kBlock, scores[(first / kBlock + 1) % 2]);
+    for_pieces<kMost>(
+        value_width / 16, [&](auto n, int64_t p) __attribute__((always_inline)) {
+          add_values<kRows, n.value>(t, s, alpha, v, first, p * 16, value_width);
+        });
   }
 }
 
@@ -249,11 +246,22 @@ void add_mass(const QueryTile& t, const Mass& mass) {
 }  // namespace
 
 // Scratch: K across, V down, a tile of o.
-void attn_fwd(const AttnArgs& a, const SegmentRow& s, int64_t kv_head, Range rows, float* scratch) {
-  const int64_t slots = s.parent_len + rows.end, value_width = round16(a.width), g = a.group;
-  float *keys = scratch, *values = keys + round16(slots) * a.width, *o = values + slots * value_width;
-  pack_across(keys, key_slots(a, s, kv_head), slots, a.width);
-  pack_down(values, value_slots(a, s, kv_head), slots, a.width);
+void attn_fwd(const AttnArgs& a, const AttnTurn& turn) {
+  const SegmentRow& s = *turn.piece.segment;
+  const Range rows = turn.piece.rows;
+  const int64_t kv_head = turn.piece.kv_head, slots = s.parent_len + rows.end, value_width = round16(a.width),
+                g = a.group;
+  float *keys = turn.scratch, *values = keys + turn.room * a.width, *o = values + turn.room * value_width;
+  pack_across(keys, key_slots(a, s, kv_head), turn.packed, slots, a.width);
+  pack_down(values, value_slots(a, s, kv_head), turn.packed, slots, a.width);
+  Ahead ahead;
+  if (const AttnPiece& next = turn.next; next.segment) {
+    const auto add = [&](const float* matrix, int64_t stride, int64_t columns) {
+      ahead.add(matrix + (next.segment->row + next.rows.begin) * stride + next.kv_head * columns, stride,
+                next.rows.end - next.rows.begin, columns);
+    };
+    add(a.k, a.k_stride, a.width), add(a.v, a.v_stride, a.width), add(a.q, a.q_stride, g * a.width);
+  }
   const Panels k{keys, nullptr, 16 * a.width}, v{values, nullptr, 16 * value_width};
   const int64_t end = rows.end * g, share = row_share(end - rows.begin * g);
   // Query rows in the order (own row, head of the group): what they see ascends.
@@ -265,6 +273,7 @@ void attn_fwd(const AttnArgs& a, const SegmentRow& s, int64_t kv_head, Range row
       t.q[r] = a.q + (s.row + row) * a.q_stride + head * a.width, t.visible[r] = s.parent_len + row + 1;
     }
     attend(t, k, v, a.width, value_width, a.scale);
+    ahead.fetch_rows(12);
     float lse[16];
     store(lse, add(load(t.max), log(load(t.sum))));
     for (int64_t r = 0; r < t.rows; r++) {

@@ -46,9 +46,10 @@ PARE_INLINE Slots<const float> value_slots(const AttnArgs& a, const SegmentRow& 
   return segment_slots(a, s, kv_head, a.pv, a.pv_stride, a.v, a.v_stride);
 }
 
-// Slots [0, n) across: panels [ceil(n / 16)][width][16]; absent slots hold copies of the last.
-PARE_INLINE void pack_across(float* out, const Slots<const float>& slots, int64_t n, int64_t width) {
-  for (int64_t s = 0; s < n; s += 16, out += 16 * width) {
+// Slots [first, n) across, and those that share a panel with them: panels [ceil(n / 16)][width][16]; absent slots hold
+// copies of the last.
+PARE_INLINE void pack_across(float* out, const Slots<const float>& slots, int64_t first, int64_t n, int64_t width) {
+  for (int64_t s = first / 16 * 16; s < n; s += 16) {
     const float* row[16];
     for (int64_t i = 0; i < 16; i++) row[i] = slots.at(min64(s + i, n - 1));
     for_vectors(
@@ -59,22 +60,48 @@ PARE_INLINE void pack_across(float* out, const Slots<const float>& slots, int64_
           transpose(r);
           PARE_UNROLL
           for (int i = 0; i < 16; i++)
-            if (i < lanes) store(out + (d + i) * 16, r[i]);
+            if (i < lanes) store(out + s * width + (d + i) * 16, r[i]);
         });
   }
 }
 
-// Slots [0, n) down: [n][padded width], columns past the width zero.
+PARE_INLINE int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
+
+// Slots [first, n) down: [n][padded width], columns past the width zero.
 template <class T>
-PARE_INLINE void pack_down(float* out, const Slots<T>& slots, int64_t n, int64_t width) {
-  for (int64_t s = 0; s < n; s++) {
+PARE_INLINE void pack_down(float* out, const Slots<T>& slots, int64_t first, int64_t n, int64_t width) {
+  out += first * round16(width);
+  for (int64_t s = first; s < n; s++) {
     const float* const row = slots.at(s);
     for_vectors(
         width, PARE_LANES_AT(d) { store(out, load(row + d, lanes)), out += 16; });
   }
 }
 
-PARE_INLINE int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
+// Rows that will be needed soon, fetched a few at a time while products run: they lie too far apart for the machine to
+// foresee them.
+class Ahead {
+ public:
+  PARE_INLINE void add(const float* rows, int64_t stride, int64_t count, int64_t width) {
+    if (count) parts_[added_++] = {rows, stride, count, width};
+  }
+  PARE_INLINE void fetch_rows(int64_t n) {
+    for (; n > 0 && now_ < added_; n--) {
+      Part& p = parts_[now_];
+      for (int64_t i = 0; i < p.width; i += 16) __builtin_prefetch(p.row + i, 0, 2);  // to the L2 cache
+      p.row += p.stride;
+      if (--p.count == 0) now_++;
+    }
+  }
+
+ private:
+  struct Part {
+    const float* row;
+    int64_t stride, count, width;
+  };
+  Part parts_[8];
+  int added_ = 0, now_ = 0;
+};
 
 }  // namespace
 }  // namespace pare::PARE_ISA

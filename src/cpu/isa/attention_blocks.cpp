@@ -119,11 +119,11 @@ void attn_blocks_bwd(const AttnBwdArgs& a, const BlockListArgs& lists, const Seg
   int32_t* const pages = reinterpret_cast<int32_t*>(take(round16(slots)));
   const Slots<float> dk = segment_slots(f, s, kv_head, a.dpk, a.dpk_stride, a.dk, a.dk_stride);
   const Slots<float> dv = segment_slots(f, s, kv_head, a.dpv, a.dpv_stride, a.dv, a.dv_stride);
-  pack_across(x.k_across, key_slots(f, s, kv_head), slots, width);
-  pack_across(x.v_across, value_slots(f, s, kv_head), slots, width);
-  pack_down(x.k, key_slots(f, s, kv_head), slots, width);
-  pack_down(x.dk, dk, slots, width);
-  pack_down(x.dv, dv, slots, width);
+  pack_across(x.k_across, key_slots(f, s, kv_head), 0, slots, width);
+  pack_across(x.v_across, value_slots(f, s, kv_head), 0, slots, width);
+  pack_down(x.k, key_slots(f, s, kv_head), 0, slots, width);
+  pack_down(x.dk, dk, 0, slots, width);
+  pack_down(x.dv, dv, 0, slots, width);
   for (int64_t head = kv_head * f.group; head < (kv_head + 1) * f.group; head++)
     for (int64_t i = 0; i < s.len; i++) {
       const int64_t row = s.row + i, at = head * width;

@@ -7,44 +7,27 @@
 namespace pare::PARE_ISA {
 namespace {
 
-constexpr int64_t kRowBlock = 64;
+constexpr int64_t kRowBlock = kAttnBwdRows;
 
-// c[rows][width] += a b over `depth` for a row tile of any width (a multiple of 16), c and b with rows `width` apart.
+// c[rows][width] = start + a b over `depth` for a row tile of any width (a multiple of 16), c and b with rows `width`
+// apart.  Start: c, or (`fresh`) +0.
 template <class Choose>
 PARE_INLINE void multiply_add(Choose choose, int64_t rows, int64_t depth, const float* a, int64_t as, const float* b,
-                              float* c, int64_t width) {
+                              float* c, int64_t width, bool fresh = false) {
   for (int64_t d = 0, np; d < width; d += np * 16) {
     np = tile_panels(rows, (width - d) / 16);
-    Tile t{.depth = depth, .a = a, .as = as, .bs = width, .c = c + d, .cs = width, .start = c + d, .ss = width};
+    Tile t{.depth = depth,
+           .a = a,
+           .as = as,
+           .bs = width,
+           .c = c + d,
+           .cs = width,
+           .start = fresh ? nullptr : c + d,
+           .ss = width};
     for (int64_t p = 0; p < np; p++) t.b[p] = b + d + p * 16;
     choose(rows, np)(t);
   }
 }
-
-// Rows that will be needed soon, fetched a few at a time while products run: they lie too far apart for the machine to
-// foresee them.
-class Ahead {
- public:
-  PARE_INLINE void add(const float* rows, int64_t stride, int64_t count, int64_t width) {
-    if (count) parts_[added_++] = {rows, stride, count, width};
-  }
-  PARE_INLINE void fetch_rows(int64_t n) {
-    for (; n > 0 && now_ < added_; n--) {
-      Part& p = parts_[now_];
-      for (int64_t i = 0; i < p.width; i += 16) __builtin_prefetch(p.row + i, 0, 2);  // to the L2 cache
-      p.row += p.stride;
-      if (--p.count == 0) now_++;
-    }
-  }
-
- private:
-  struct Part {
-    const float* row;
-    int64_t stride, count, width;
-  };
-  Part parts_[8];
-  int added_ = 0, now_ = 0;
-};
 
 // Operands of one segment and key head in scratch memory.  `width` is padded to 16 in matrices that lie down.
 struct Operands {
@@ -68,42 +51,92 @@ PARE_INLINE void for_tiles(int64_t n, F f) {
   }
 }
 
-// out[rows][kBlock] = a bT: rows of a [rows][padded] times the panels across that row r sees, `seen` + r slots.
-void scores(float* out, const float* a, const float* across, int64_t rows, int64_t slots, int64_t seen,
-            const Operands& x) {
-  constexpr int64_t share = 6;  // with four panels; fewer rows compute less that they do not see
-  for (int64_t r = 0; r < rows; r += share) {
-    const int64_t n = min64(share, rows - r), panels = (min64(slots, seen + r + n - 1) + 15) / 16;
-    for (int64_t p = 0, np; p < panels; p += np) {
-      np = tile_panels(n, panels - p);
-      Tile t{.depth = x.width, .a = a + r * x.padded, .as = x.padded, .c = out + r * kBlock + p * 16, .cs = kBlock};
-      for (int64_t i = 0; i < np; i++) t.b[i] = across + (p + i) * 16 * x.width;
-      tile_by_rows(n, np)(t);
+// Rows and panels of 16 slots whose scores and gradients of weights fill the registers together.
+#if defined(__AVX512F__)
+constexpr int kScoreRows = 6, kScorePanels = 2;
+#else
+constexpr int kScoreRows = 3, kScorePanels = 1;
+#endif
+
+// What is made of the scores of a block, and what of its rows that takes.
+struct ScoreTiles {
+  float *p, *ds;  // [rows][kBlock]: weights, and gradients of scores
+  const float *lse, *delta;
+  float scale;
+};
+
+// Rows [r, r + kRows) and panels [panel, panel + kPanels) of the block at slot `first`.  Row r sees `visible` slots
+// from there on, each further row one more: p and ds are +0 for what a row does not see, and anything behind the last
+// slot.
+template <int kRows, int kPanels>
+[[gnu::noinline]] void score_tile(const ScoreTiles& out, const Operands& x, int64_t r, int64_t panel, int64_t first,
+                                  int64_t visible) {
+  vf s[kRows][kPanels], dp[kRows][kPanels];
+  PARE_UNROLL
+  for (int i = 0; i < kRows; i++) PARE_UNROLL
+  for (int j = 0; j < kPanels; j++) s[i][j] = dp[i][j] = zero();
+  const int64_t padded = x.padded, width = x.width;
+  const float *k = x.k_across + (first + panel * 16) * width, *v = x.v_across + (first + panel * 16) * width;
+  // Three rows to a pointer: more pointers than that would not stay in registers.
+  const float *q[2], *d_o[2];
+  PARE_UNROLL
+  for (int i = 0; i < 2; i++) q[i] = x.q + (r + 3 * i) * padded, d_o[i] = x.d_o + (r + 3 * i) * padded;
+  for (int64_t d = 0; d < width; d++, k += 16, v += 16) {
+    vf keys[kPanels], values[kPanels];
+    PARE_UNROLL
+    for (int j = 0; j < kPanels; j++) {
+      keys[j] = load(k + j * 16 * width), values[j] = load(v + j * 16 * width);
+      hold(keys[j]), hold(values[j]);
     }
+    PARE_UNROLL
+    for (int i = 0; i < kRows; i++) {
+      const vf a = set1(q[i / 3][i % 3 * padded]), b = set1(d_o[i / 3][i % 3 * padded]);
+      PARE_UNROLL
+      for (int j = 0; j < kPanels; j++) s[i][j] = fma(a, keys[j], s[i][j]), dp[i][j] = fma(b, values[j], dp[i][j]);
+    }
+    q[0]++, q[1]++, d_o[0]++, d_o[1]++;
+    asm("" : "+r"(q[0]), "+r"(q[1]), "+r"(d_o[0]), "+r"(d_o[1]));
   }
+  const vf scale = set1(out.scale);
+  const auto finish = [&](auto keep) __attribute__((always_inline)) {
+    PARE_UNROLL
+    for (int i = 0; i < kRows; i++) {
+      const vf l = set1(out.lse[r + i]), delta = set1(out.delta[r + i]);
+      PARE_UNROLL
+      for (int j = 0; j < kPanels; j++) {
+        const int64_t at = (r + i) * kBlock + (panel + j) * 16;
+        // What a row sees has at most the weight 1.
+        const vf weight = keep(i, j, exp_below_89(sub(mul(s[i][j], scale), l)));
+        store(out.p + at, weight);
+        store(out.ds + at, keep(i, j, mul(mul(weight, sub(dp[i][j], delta)), scale)));
+      }
+    }
+  };
+  if (visible >= (panel + kPanels) * 16)
+    finish([](int, int, vf y) { return y; });
+  else
+    finish([&](int i, int j, vf y) __attribute__((always_inline)) {
+      return select(first_lanes(max64(0, visible + i - (panel + j) * 16)), y, zero());
+    });
 }
 
 // One block: row r sees `seen` + r slots of the `slots` from `first` on.
 void block(Operands& x, int64_t rows, int64_t first, int64_t slots, int64_t seen, float scale, const float* lse,
            const float* delta) {
   alignas(64) float p[kRowBlock * kBlock], ds[kRowBlock * kBlock];
-  scores(p, x.q, x.k_across + first * x.width, rows, slots, seen, x);
-  scores(ds, x.d_o, x.v_across + first * x.width, rows, slots, seen, x);
+  const ScoreTiles tiles{p, ds, lse, delta, scale};
   // The slots that some row of the group of r sees
   const auto reach = [&](int64_t r) { return max64(0, min64(slots, seen + r / kGroup * kGroup + kGroup - 1)); };
-  for (int64_t r = 0; r < rows; r++) {
-    const vf l = set1(lse[r]), sub_delta = set1(delta[r]);
-    const int64_t visible = min64(slots, seen + r);
-    for (int64_t j = 0; j < visible; j += 16) {
-      float *const pr = p + r * kBlock + j, *const dr = ds + r * kBlock + j;
-      const mask seen_lanes = first_lanes(visible - j);
-      // What a row sees has at most the weight 1.
-      const vf weight = select(seen_lanes, exp_below_89(sub(mul(load(pr), set1(scale)), l)), zero());
-      store(pr, weight);
-      store(dr, select(seen_lanes, mul(mul(weight, sub(load(dr), sub_delta)), set1(scale)), zero()));
-    }
-    for (int64_t j = max64(0, (visible + 15) / 16 * 16); j < reach(r); j += 16) store(ds + r * kBlock + j, zero());
-  }
+  for_pieces<kScoreRows>(
+      rows, [&](auto row_count, int64_t r) __attribute__((always_inline)) {
+        const int64_t panels = (max64(0, min64(slots, seen + r + row_count.value - 1)) + 15) / 16;
+        for_pieces<kScorePanels>(
+            panels, [&](auto panel_count, int64_t panel) __attribute__((always_inline)) {
+              score_tile<row_count.value, panel_count.value>(tiles, x, r, panel, first, seen + r);
+            });
+        for (int64_t i = r; i < r + row_count.value; i++)
+          for (int64_t j = panels * 16; j < reach(i); j += 16) store(ds + i * kBlock + j, zero());
+      });
   for_tiles(slots, [&](int64_t s, int64_t n) {
     // From the first row that sees a slot of this group on
     const int64_t begin = max64(0, s / kGroup * kGroup - seen + 1);
@@ -113,16 +146,17 @@ void block(Operands& x, int64_t rows, int64_t first, int64_t slots, int64_t seen
                  x.dv + (first + s) * x.padded, x.padded);
     multiply_add(tile_by_columns, n, rows - begin, gradients, kBlock, x.q + begin * x.padded,
                  x.dk + (first + s) * x.padded, x.padded);
-    x.ahead.fetch_rows(12);
+    x.ahead.fetch_rows(24);
   });
   for_tiles(rows, [&](int64_t r, int64_t n) {
     multiply_add(tile_by_rows, n, reach(r), ds + r * kBlock, kBlock, x.k + first * x.padded, x.dq + r * x.padded,
-                 x.padded);
+                 x.padded, first == 0);
   });
 }
 
-PARE_INLINE void unpack(const Slots<float>& slots, const float* from, int64_t n, int64_t width) {
-  for (int64_t s = 0; s < n; s++) {
+PARE_INLINE void unpack(const Slots<float>& slots, const float* from, int64_t first, int64_t n, int64_t width) {
+  from += first * round16(width);
+  for (int64_t s = first; s < n; s++) {
     float* const row = slots.at(s);
     for_vectors(
         width, PARE_LANES_AT(d) { store(row + d, load(from), lanes), from += 16; });
@@ -157,7 +191,7 @@ void row_block(const AttnBwdArgs& a, const SegmentRow& s, Operands& x, int64_t h
   const AttnArgs& f = a.fwd;
   const int64_t row = s.row + begin, column = head * f.width;
   const auto pack = [&](float* out, const float* in, int64_t stride) {
-    pack_down(out, Slots<const float>{nullptr, in + row * stride + column, 0, stride, 0}, rows, f.width);
+    pack_down(out, Slots<const float>{nullptr, in + row * stride + column, 0, stride, 0}, 0, rows, f.width);
   };
   float lse[kRowBlock], delta[kRowBlock];
   pack(x.d_o, a.d_o, a.do_stride);
@@ -165,12 +199,11 @@ void row_block(const AttnBwdArgs& a, const SegmentRow& s, Operands& x, int64_t h
     row_products(delta + r, a.d_o + (row + r) * a.do_stride + column, a.do_stride,
                  f.o + (row + r) * a.o_stride + column, a.o_stride, min64(16, rows - r), f.width);
   pack(x.q, f.q, f.q_stride);
-  for (int64_t i = 0; i < rows * x.padded; i += 16) store(x.dq + i, zero());
   for (int64_t r = 0; r < rows; r++) lse[r] = f.lse[(row + r) * f.heads + head];
   const int64_t seen = s.parent_len + begin + 1, end = seen + rows - 1;  // by the first row; by the last
   for (int64_t first = 0; first < end; first += kBlock)
     block(x, rows, first, min64(kBlock, end - first), seen - first, f.scale, lse, delta);
-  unpack(Slots<float>{nullptr, a.dq + row * a.dq_stride + column, 0, a.dq_stride, 0}, x.dq, rows, f.width);
+  unpack(Slots<float>{nullptr, a.dq + row * a.dq_stride + column, 0, a.dq_stride, 0}, x.dq, 0, rows, f.width);
 }
 
 }  // namespace
@@ -187,28 +220,33 @@ PARE_INLINE static void add_rows(Ahead& ahead, const AttnBwdArgs& a, const Segme
   add(a.fwd.q, a.fwd.q_stride, group), add(a.dq, a.dq_stride, group);
 }
 
-void attn_bwd(const AttnBwdArgs& a, const SegmentRow& s, int64_t kv_head, SegmentHead next, float* scratch) {
-  const int64_t slots = s.parent_len + s.len, width = a.fwd.width, padded = round16(width);
+void attn_bwd(const AttnBwdArgs& a, const AttnTurn& turn) {
+  const SegmentRow& s = *turn.piece.segment;
+  const int64_t kv_head = turn.piece.kv_head, slots = s.parent_len + s.len, width = a.fwd.width,
+                padded = round16(width);
   Operands x{};
   x.width = width, x.padded = padded;
-  if (next.segment) add_rows(x.ahead, a, *next.segment, next.kv_head);
-  float* room = scratch;
-  const auto take = [&](int64_t n) { return room += n, room - n; };
-  x.k_across = take(round16(slots) * width), x.v_across = take(round16(slots) * width);
-  x.k = take(slots * padded), x.dk = take(slots * padded), x.dv = take(slots * padded);
+  if (turn.next.segment) add_rows(x.ahead, a, *turn.next.segment, turn.next.kv_head);
+  float* free = turn.scratch;
+  const auto take = [&](int64_t n) { return free += n, free - n; };
+  x.k_across = take(turn.room * width), x.v_across = take(turn.room * width);
+  x.k = take(turn.room * padded), x.dk = take(turn.room * padded), x.dv = take(turn.room * padded);
   x.q = take(kRowBlock * padded), x.d_o = take(kRowBlock * padded), x.dq = take(kRowBlock * padded);
   const Slots<float> dk = segment_slots(a.fwd, s, kv_head, a.dpk, a.dpk_stride, a.dk, a.dk_stride);
   const Slots<float> dv = segment_slots(a.fwd, s, kv_head, a.dpv, a.dpv_stride, a.dv, a.dv_stride);
-  pack_across(x.k_across, key_slots(a.fwd, s, kv_head), slots, width);
-  pack_across(x.v_across, value_slots(a.fwd, s, kv_head), slots, width);
-  pack_down(x.k, key_slots(a.fwd, s, kv_head), slots, width);
-  pack_down(x.dk, dk, slots, width);
-  pack_down(x.dv, dv, slots, width);
+  pack_across(x.k_across, key_slots(a.fwd, s, kv_head), turn.packed, slots, width);
+  pack_across(x.v_across, value_slots(a.fwd, s, kv_head), turn.packed, slots, width);
+  pack_down(x.k, key_slots(a.fwd, s, kv_head), turn.packed, slots, width);
+  pack_down(x.dk, dk, turn.packed, slots, width);
+  pack_down(x.dv, dv, turn.packed, slots, width);
+  // Row blocks of even size: the products with few rows cost more than their share.
+  const int64_t blocks = (s.len + kRowBlock - 1) / kRowBlock;
+  const int64_t rows = ((s.len + blocks - 1) / blocks + kGroup - 1) / kGroup * kGroup;
   for (int64_t g = 0; g < a.fwd.group; g++)
-    for (int64_t begin = 0; begin < s.len; begin += kRowBlock)
-      row_block(a, s, x, kv_head * a.fwd.group + g, begin, min64(kRowBlock, s.len - begin));
-  unpack(dk, x.dk, slots, width);
-  unpack(dv, x.dv, slots, width);
+    for (int64_t begin = 0; begin < s.len; begin += rows)
+      row_block(a, s, x, kv_head * a.fwd.group + g, begin, min64(rows, s.len - begin));
+  unpack(dk, x.dk, turn.kept, slots, width);
+  unpack(dv, x.dv, turn.kept, slots, width);
 }
 
 }  // namespace pare::PARE_ISA

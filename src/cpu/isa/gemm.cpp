@@ -54,37 +54,12 @@ void tile(const Tile& t) {
   for (int p = 0; p < kPanels; p++) store(t.c + i * cs + p * 16, acc[i][p]);
 }
 
-template <int kPanels, bool kByRows>
-TileFn choose(int64_t rows) {
-  switch (rows) {
-#define PARE_CASE(n)                                             \
-  case n:                                                        \
-    if constexpr (n * kPanels <= kTileVectors && n <= kTileRows) \
-      return tile<n, kPanels, kByRows>;                          \
-    else                                                         \
-      return nullptr;
-    PARE_CASE(1)
-    PARE_CASE(2)
-    PARE_CASE(3)
-    PARE_CASE(4)
-    PARE_CASE(5)
-    PARE_CASE(6)
-    PARE_CASE(7)
-    PARE_CASE(8)
-    PARE_CASE(9)
-    PARE_CASE(10)
-    PARE_CASE(11)
-    PARE_CASE(12)
-    PARE_CASE(13)
-    PARE_CASE(14)
-#undef PARE_CASE
-  }
-  return nullptr;
-}
-
-template <bool kByRows>
-TileFn choose(int64_t rows, int64_t panels) {
-  return panels == 4 ? choose<4, kByRows>(rows) : panels == 2 ? choose<2, kByRows>(rows) : choose<1, kByRows>(rows);
+template <int kRows, int kPanels, bool kByRows>
+constexpr TileFn tile_or_none() {
+  if constexpr (kRows <= kTileRows && kRows * kPanels <= kTileVectors)
+    return tile<kRows, kPanels, kByRows>;
+  else
+    return nullptr;
 }
 
 // x [rows, depth] -> columns [depth][rows]; writes up to 16 floats past the end.
@@ -101,8 +76,19 @@ void pack_columns(float* out, const float* x, int64_t stride, int64_t rows, int6
 
 }  // namespace
 
-TileFn tile_by_rows(int64_t rows, int64_t panels) { return choose<true>(rows, panels); }
-TileFn tile_by_columns(int64_t rows, int64_t panels) { return choose<false>(rows, panels); }
+#define PARE_PANELS(rows, by_rows)                                                        \
+  {                                                                                       \
+    nullptr, tile_or_none<rows, 1, by_rows>(), tile_or_none<rows, 2, by_rows>(), nullptr, \
+        tile_or_none<rows, 4, by_rows>()                                                  \
+  }
+#define PARE_ROWS(by_rows)                                                                                     \
+  {                                                                                                            \
+    {}, PARE_PANELS(1, by_rows), PARE_PANELS(2, by_rows), PARE_PANELS(3, by_rows), PARE_PANELS(4, by_rows),    \
+        PARE_PANELS(5, by_rows), PARE_PANELS(6, by_rows), PARE_PANELS(7, by_rows), PARE_PANELS(8, by_rows),    \
+        PARE_PANELS(9, by_rows), PARE_PANELS(10, by_rows), PARE_PANELS(11, by_rows), PARE_PANELS(12, by_rows), \
+        PARE_PANELS(13, by_rows), PARE_PANELS(14, by_rows)                                                     \
+  }
+const TileTable tiles_by_rows = PARE_ROWS(true), tiles_by_columns = PARE_ROWS(false);
 
 void pack(float* packed, const float* w, int64_t outputs, int64_t inputs, Range rows) {
   for (int64_t o = rows.begin, n; o < rows.end; o += n, w += n * inputs) {

@@ -26,8 +26,8 @@ void gemm(const GemmArgs& g, Range rows, Range panels, float* scratch, int64_t s
 void gemm_transposed(const GemmArgs& g, Range rows, Range panels, float* scratch);
 void gemm_t(const GemmTArgs& g, Range outputs, Range panels, float* scratch);
 
-void attn_fwd(const AttnArgs& a, const SegmentRow& s, int64_t kv_head, Range rows, float* scratch);
-void attn_bwd(const AttnBwdArgs& a, const SegmentRow& s, int64_t kv_head, SegmentHead next, float* scratch);
+void attn_fwd(const AttnArgs& a, const AttnTurn& turn);
+void attn_bwd(const AttnBwdArgs& a, const AttnTurn& turn);
 void attn_paged(const PagedArgs& a, const PagedRow& row, int64_t kv_head, float* scratch);
 
 void attn_blocks_bwd(const AttnBwdArgs& a, const BlockListArgs& lists, const SegmentRow& s, int64_t kv_head,

@@ -60,59 +60,109 @@ struct HeadRows {
 };
 }  // namespace
 
+namespace {
+// Rows of a norm are often as short as a head: loops over their vectors are unrolled where f(Count<vectors>) knows how
+// many there are; Count<0> for other widths.
+template <class F>
+PARE_INLINE void for_width(int64_t width, F f) {
+  switch (width) {
+    case 32:
+      return f(Count<2>{});
+    case 64:
+      return f(Count<4>{});
+    case 128:
+      return f(Count<8>{});
+    default:
+      return f(Count<0>{});
+  }
+}
+// for_vectors for a width from for_width
+template <int kVectors, class F>
+PARE_INLINE void for_row(int64_t width, F f) {
+  if constexpr (kVectors) {
+    PARE_UNROLL
+    for (int i = 0; i < kVectors; i++) f(i * 16, 16);
+  } else {
+    for_vectors(width, f);
+  }
+}
+}  // namespace
+
 void rmsnorm_fwd(const NormArgs& a, Range rows) {
   const vf width = set1(static_cast<float>(a.width)), eps = set1(a.eps);
-  HeadRows row(rows.begin, a.heads, a.width);
-  // 16 rows at a time share their divisions and roots.
-  for (int64_t first = rows.begin; first < rows.end; first += 16) {
-    const int64_t n = min64(16, rows.end - first);
-    alignas(64) float rstd[16] = {};
-    HeadRows again = row;
-    for (int64_t i = 0; i < n; i++, row.next()) rstd[i] = row_squares(a.x + row.at(a.x_stride), a.width);
-    store(rstd, div(set1(1), sqrt(add(div(load(rstd), width), eps))));
-    store(a.rstd + first, load(rstd), n);
-    for (int64_t i = 0; i < n; i++, again.next()) {
-      const float* const x = a.x + again.at(a.x_stride);
-      float* const y = a.y + again.at(a.y_stride);
-      const vf s = set1(rstd[i]);
-      for_vectors(
-          a.width, PARE_LANES_AT(c) { store(y + c, mul(mul(load(x + c, lanes), s), load(a.w + c, lanes)), lanes); });
-    }
-  }
+  for_width(
+      a.width, [&](auto vectors) __attribute__((always_inline)) {
+        constexpr int kVectors = vectors.value;
+        HeadRows row(rows.begin, a.heads, a.width);
+        // 16 rows at a time share their sums, divisions and roots.
+        for (int64_t first = rows.begin; first < rows.end; first += 16) {
+          const int64_t n = min64(16, rows.end - first);
+          alignas(64) float rstd[16] = {};
+          vf squares[16];
+          HeadRows again = row;
+          for (int64_t i = 0; i < n; i++, row.next()) {
+            const float* const x = a.x + row.at(a.x_stride);
+            vf acc = zero();
+            for_row<kVectors>(
+                a.width, PARE_LANES_AT(c) {
+                  const vf v = load(x + c, lanes);
+                  acc = fma(v, v, acc);
+                });
+            squares[i] = acc;
+          }
+          for (int64_t i = n; i < 16; i++) squares[i] = zero();
+          store(rstd, div(set1(1), sqrt(add(div(reduce(squares, [](vf a, vf b) { return add(a, b); }), width), eps))));
+          store(a.rstd + first, load(rstd), n);
+          for (int64_t i = 0; i < n; i++, again.next()) {
+            const float* const x = a.x + again.at(a.x_stride);
+            float* const y = a.y + again.at(a.y_stride);
+            const vf s = set1(rstd[i]);
+            for_row<kVectors>(
+                a.width,
+                PARE_LANES_AT(c) { store(y + c, mul(mul(load(x + c, lanes), s), load(a.w + c, lanes)), lanes); });
+          }
+        }
+      });
 }
 
 void rmsnorm_bwd_input(const NormBwdArgs& a, Range rows) {
   const vf width = set1(static_cast<float>(a.width));
-  HeadRows row(rows.begin, a.heads, a.width);
-  // 16 rows at a time share their divisions, and none waits for its own sum.
-  for (int64_t first = rows.begin; first < rows.end; first += 16) {
-    const int64_t n = min64(16, rows.end - first);
-    alignas(64) float mean[16] = {};
-    HeadRows again = row;
-    for (int64_t r = 0; r < n; r++, row.next()) {
-      const float *const x = a.x + row.at(a.x_stride), *const dy = a.dy + row.at(a.dy_stride);
-      const vf s = set1(a.rstd[first + r]);
-      vf acc = zero();
-      for_vectors(
-          a.width, PARE_LANES_AT(i) {
-            acc = fma(mul(load(dy + i, lanes), load(a.w + i, lanes)), mul(load(x + i, lanes), s), acc);
-          });
-      mean[r] = sum(acc);
-    }
-    store(mean, div(load(mean), width));
-    for (int64_t r = 0; r < n; r++, again.next()) {
-      const float *const x = a.x + again.at(a.x_stride), *const dy = a.dy + again.at(a.dy_stride);
-      float* const dx = a.dx + again.at(a.dx_stride);
-      const vf s = set1(a.rstd[first + r]), m = set1(mean[r]);
-      for_vectors(
-          a.width, PARE_LANES_AT(i) {
-            const vf xh = mul(load(x + i, lanes), s), dyw = mul(load(dy + i, lanes), load(a.w + i, lanes));
-            vf d = mul(s, fnma(xh, m, dyw));
-            if (a.accumulate) d = add(load(dx + i, lanes), d);
-            store(dx + i, d, lanes);
-          });
-    }
-  }
+  for_width(
+      a.width, [&](auto vectors) __attribute__((always_inline)) {
+        constexpr int kVectors = vectors.value;
+        HeadRows row(rows.begin, a.heads, a.width);
+        // 16 rows at a time share their sums and divisions.
+        for (int64_t first = rows.begin; first < rows.end; first += 16) {
+          const int64_t n = min64(16, rows.end - first);
+          alignas(64) float mean[16];
+          vf products[16];
+          HeadRows again = row;
+          for (int64_t r = 0; r < n; r++, row.next()) {
+            const float *const x = a.x + row.at(a.x_stride), *const dy = a.dy + row.at(a.dy_stride);
+            const vf s = set1(a.rstd[first + r]);
+            vf acc = zero();
+            for_row<kVectors>(
+                a.width, PARE_LANES_AT(i) {
+                  acc = fma(mul(load(dy + i, lanes), load(a.w + i, lanes)), mul(load(x + i, lanes), s), acc);
+                });
+            products[r] = acc;
+          }
+          for (int64_t r = n; r < 16; r++) products[r] = zero();
+          store(mean, div(reduce(products, [](vf a, vf b) { return add(a, b); }), width));
+          for (int64_t r = 0; r < n; r++, again.next()) {
+            const float *const x = a.x + again.at(a.x_stride), *const dy = a.dy + again.at(a.dy_stride);
+            float* const dx = a.dx + again.at(a.dx_stride);
+            const vf s = set1(a.rstd[first + r]), m = set1(mean[r]);
+            for_row<kVectors>(
+                a.width, PARE_LANES_AT(i) {
+                  const vf xh = mul(load(x + i, lanes), s), dyw = mul(load(dy + i, lanes), load(a.w + i, lanes));
+                  vf d = mul(s, fnma(xh, m, dyw));
+                  if (a.accumulate) d = add(load(dx + i, lanes), d);
+                  store(dx + i, d, lanes);
+                });
+          }
+        }
+      });
 }
 
 namespace {
@@ -174,12 +224,12 @@ void swiglu_fwd(float* y, const float* gate_up, int64_t width, Range rows) {
 }
 
 // With s = sigmoid(g): d silu / dg = s (1 + g (1 - s)).  Rows of gate and up are many short runs to the machine: the
-// next one is fetched here.
+// one after the next is fetched here.
 void swiglu_bwd(float* dgate_up, const float* dy, const float* gate_up, int64_t width, Range rows) {
   for (int64_t r = rows.begin; r < rows.end; r++) {
     const float *gate = gate_up + r * 2 * width, *up = gate + width;
     float *dgate = dgate_up + r * 2 * width, *dup = dgate + width;
-    const int64_t next = r + 1 < rows.end ? 2 * width : 0;
+    const int64_t next = r + 2 < rows.end ? 4 * width : 0;
     for_vectors(
         width, PARE_LANES_AT(i) {
           __builtin_prefetch(gate + next + i), __builtin_prefetch(up + next + i);

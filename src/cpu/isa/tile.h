@@ -32,8 +32,11 @@ struct Tile {
 using TileFn = void (*)(const Tile&);
 
 // The tile of `rows` x `panels`, 1 <= rows <= kTileRows, panels as tile_panels chooses.
-TileFn tile_by_rows(int64_t rows, int64_t panels);     // rows of A contiguous
-TileFn tile_by_columns(int64_t rows, int64_t panels);  // columns of A contiguous
+using TileTable = TileFn[15][kTilePanels + 1];
+extern const TileTable tiles_by_rows;     // rows of A contiguous
+extern const TileTable tiles_by_columns;  // columns of A contiguous
+PARE_INLINE static TileFn tile_by_rows(int64_t rows, int64_t panels) { return tiles_by_rows[rows][panels]; }
+PARE_INLINE static TileFn tile_by_columns(int64_t rows, int64_t panels) { return tiles_by_columns[rows][panels]; }
 
 namespace {
 
@@ -107,6 +110,51 @@ PARE_INLINE void transpose(vf* r) {
       const float t = r[i].v[j];
       r[i].v[j] = r[j].v[i], r[j].v[i] = t;
     }
+#endif
+}
+
+// Lane i: the 16 lanes of r[i] put together by f, in the order of sum() and highest().
+template <class F>
+PARE_INLINE vf reduce(const vf* r, F f) {
+#if defined(__AVX2__)
+#if defined(__AVX512F__)
+#define PARE_SHUFFLE(a, b, k) _mm512_shuffle_ps(a, b, k)
+#else
+#define PARE_SHUFFLE(x, y, k) vf{_mm256_shuffle_ps(x.a, y.a, k), _mm256_shuffle_ps(x.b, y.b, k)}
+#endif
+  vf four[4];  // 128 bits each of rows j, j + 4, j + 8, j + 12
+  PARE_UNROLL
+  for (int j = 0; j < 4; j++) {
+#if defined(__AVX512F__)
+    const auto halve = [&](vf x, vf y) __attribute__((always_inline)) {
+      return f(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xee));
+    };
+    const vf x = halve(r[j], r[4 + j]), y = halve(r[8 + j], r[12 + j]);
+    four[j] = f(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
+#else
+    const auto halve = [&](vf x, vf y) __attribute__((always_inline)) { return f(vf{x.a, y.a}, vf{x.b, y.b}); };
+    const vf x = halve(r[j], r[8 + j]), y = halve(r[4 + j], r[12 + j]);
+    four[j] = f(vf{_mm256_permute2f128_ps(x.a, y.a, 0x20), _mm256_permute2f128_ps(x.b, y.b, 0x20)},
+                vf{_mm256_permute2f128_ps(x.a, y.a, 0x31), _mm256_permute2f128_ps(x.b, y.b, 0x31)});
+#endif
+  }
+  vf two[2];
+  PARE_UNROLL
+  for (int j = 0; j < 4; j += 2)
+    two[j / 2] = f(PARE_SHUFFLE(four[j], four[j + 1], 0x44), PARE_SHUFFLE(four[j], four[j + 1], 0xee));
+  return f(PARE_SHUFFLE(two[0], two[1], 0x88), PARE_SHUFFLE(two[0], two[1], 0xdd));
+#undef PARE_SHUFFLE
+#else
+  vf result;
+  for (int i = 0; i < 16; i++) {
+    vf x = r[i], other = x;
+    for (int n = 8; n; n /= 2) {
+      for (int j = 0; j < n; j++) other.v[j] = x.v[j + n];
+      x = f(x, other);
+    }
+    result.v[i] = x.v[0];
+  }
+  return result;
 #endif
 }
 

@@ -422,5 +422,27 @@ PARE_INLINE void for_vectors(int64_t n, F f) {
   if (i < n) f(i, n - i);
 }
 
+// An integer that the compiler knows.
+template <int n>
+struct Count {
+  static constexpr int value = n;
+};
+// Calls f(Count<n>, i) for pieces [i, i + n) of [0, count): as many as possible with n = kMost, then one with the rest.
+template <int kMost, class F>
+PARE_INLINE void for_rest(int64_t rest, int64_t i, F f) {
+  if constexpr (kMost > 0) {
+    if (rest == kMost)
+      f(Count<kMost>{}, i);
+    else
+      for_rest<kMost - 1>(rest, i, f);
+  }
+}
+template <int kMost, class F>
+PARE_INLINE void for_pieces(int64_t count, F f) {
+  int64_t i = 0;
+  for (; i + kMost <= count; i += kMost) f(Count<kMost>{}, i);
+  for_rest<kMost - 1>(count - i, i, f);
+}
+
 }  // namespace
 }  // namespace pare::PARE_ISA
