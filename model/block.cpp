@@ -71,19 +71,19 @@ void block_backward(const Model& model, int layer, const BlockBuffers& b, const 
   {  // dx is the gradient of x_mid + down(act)
     const ArenaScope mlp(arena);
     const Tensor d_act = arena.alloc("d_act", model.dtype, {rows, c.ffn});
-    device.linear_bwd_input({.dx = d_act, .dy = dx, .w = w.down, .accumulate = false});
     device.linear_bwd_weight({.dw = g.down, .dbias = {}, .dy = dx, .x = b.act});
+    device.linear_bwd_input({.dx = d_act, .dy = dx, .w = w.down, .accumulate = false});
     device.swiglu_bwd({.dgate_up = b.gate_up, .dy = d_act, .gate_up = b.gate_up});
-    device.linear_bwd_input({.dx = d_h, .dy = b.gate_up, .w = w.gate_up, .accumulate = false});
     device.linear_bwd_weight({.dw = g.gate_up, .dbias = {}, .dy = b.gate_up, .x = b.h2});
+    device.linear_bwd_input({.dx = d_h, .dy = b.gate_up, .w = w.gate_up, .accumulate = false});
     device.rmsnorm_bwd(
         {.dx = dx, .dw = g.post_norm, .dy = d_h, .x = b.x_mid, .w = w.post_norm, .rstd = b.rstd2, .accumulate = true});
   }
   {  // dx is the gradient of x + o(attention)
     const ArenaScope attn(arena);
     const Tensor d_o = arena.alloc("d_o", model.dtype, {rows, c.q_width()});
-    device.linear_bwd_input({.dx = d_o, .dy = dx, .w = w.o, .accumulate = false});
     device.linear_bwd_weight({.dw = g.o, .dbias = {}, .dy = dx, .x = b.o});
+    device.linear_bwd_input({.dx = d_o, .dy = dx, .w = w.o, .accumulate = false});
     const Tensor dq = q_columns(c, d_qkv), dk = k_columns(c, d_qkv), dv = v_columns(c, d_qkv);
     attention.attend_backward(layer, b, d_o.heads(c.heads), dq, dk, dv);
     device.rope_bwd({.dx = qk_columns(c, d_qkv), .table = model.rope, .pos = pos});
@@ -95,8 +95,8 @@ void block_backward(const Model& model, int layer, const BlockBuffers& b, const 
       norm(dq, g.q_norm, q_columns(c, b.qkv), w.q_norm, b.rstd_q);
       norm(dk, g.k_norm, k_columns(c, b.qkv), w.k_norm, b.rstd_k);
     }
-    device.linear_bwd_input({.dx = d_h, .dy = d_qkv, .w = w.qkv, .accumulate = false});
     device.linear_bwd_weight({.dw = g.qkv, .dbias = g.qkv_bias, .dy = d_qkv, .x = b.h1});
+    device.linear_bwd_input({.dx = d_h, .dy = d_qkv, .w = w.qkv, .accumulate = false});
     device.rmsnorm_bwd(
         {.dx = dx, .dw = g.input_norm, .dy = d_h, .x = x, .w = w.input_norm, .rstd = b.rstd1, .accumulate = true});
   }

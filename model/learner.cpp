@@ -282,8 +282,8 @@ void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& grou
                         .ref_logprob = cut(ref_logprob),
                         .ref_logits = ref_logits,
                         .spec = spec});
-    device.linear_bwd_input({.dx = dh, .dy = logits, .w = model_.head, .accumulate = false});
     device.linear_bwd_weight({.dw = head_, .dbias = {}, .dy = logits, .x = h});
+    device.linear_bwd_input({.dx = dh, .dy = logits, .w = model_.head, .accumulate = false});
     device.scatter_add_rows({.y = pass.d_hidden, .x = dh, .index = cut(index.row)});
   });
 
