@@ -18,7 +18,7 @@ nlohmann::json bench_training(double peak_flops) {
   Trainer trainer(session);
   trainer.worst_case_step();  // warm
   Ledger sum;
-  constexpr int steps = 5;
+  constexpr int steps = 20;
   for (int i = 0; i < steps; i++) {
     trainer.worst_case_step();
     for (const auto& [phase, ops] : session.ledger.phases)

@@ -157,12 +157,13 @@ void Device::call(const char* op, void (*fn)(const Args&, Stream), const Args& a
   } else {
     fn(a, stream_);
   }
+  const auto end = timed ? Clock::now() : Clock::time_point{};
   if constexpr (std::is_same_v<Args, Download>) staged_ = 0;
   if (ledger) {
     Ledger::Line& line = ledger->phases[phase][op];
     const Cost c = a.cost();
     line.calls++, line.cost.flops += c.flops, line.cost.read += c.read, line.cost.written += c.written;
-    if (timed) line.seconds += std::chrono::duration<double>(Clock::now() - start).count();
+    line.seconds += std::chrono::duration<double>(end - start).count();
     if (const int64_t rows = linear_rows(a); rows && (line.min_rows == 0 || rows < line.min_rows)) line.min_rows = rows;
   }
   if (check_nan && !planning() && !partly_written<Args>) check_outputs(op, a);
