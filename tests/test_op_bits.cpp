@@ -336,11 +336,11 @@ const Family kFamilies[] = {
     {330, {98, 131, 0, 98, 229, 101, 0, 98, 0, 98, 0, 0}},
 };
 
-// One call over all segments, and one for each.
-std::vector<std::vector<std::vector<int32_t>>> calls_of(const std::vector<int32_t>& segments) {
-  std::vector<std::vector<int32_t>> each;
+using Calls = std::vector<std::vector<int32_t>>;  // the segments of each
+Calls one_call_each(const std::vector<int32_t>& segments) {
+  Calls each;
   for (size_t i = 0; i < segments.size(); i += 4) each.emplace_back(segments.begin() + i, segments.begin() + i + 4);
-  return {{segments}, each};
+  return each;
 }
 
 TEST_P(OpBits, AttentionOfASegmentDoesNotDependOnItsSiblings) {
@@ -350,8 +350,7 @@ TEST_P(OpBits, AttentionOfASegmentDoesNotDependOnItsSiblings) {
       Layout layout;
       append(layout, s, 0, family.rows);
       const Attended all = attend(table, layout, family.segments);
-      const auto each = calls_of(family.segments)[1];
-      for (const std::vector<int32_t>& g : each)
+      for (const std::vector<int32_t>& g : one_call_each(family.segments))
         expect_rows(all, g[0], attend(table, layout, g), g[0], g[1], cat("segment at ", g[0], ", D ", h.dim));
     }
 }
@@ -365,8 +364,12 @@ TEST_P(OpBits, AttentionGradientsContinueAcrossCalls) {
       append(layout, s, 0, N);
       const Attended forward = attend(table, layout, family.segments);
       const Buffer d_o = f32({N, h.heads, h.dim}, "d_o");
+      const std::vector<int32_t>& all = family.segments;
+      std::vector<Calls> divisions = {{all}, one_call_each(all)};
+      for (size_t cut = 4; cut < all.size(); cut += 4)
+        divisions.push_back({{all.begin(), all.begin() + cut}, {all.begin() + cut, all.end()}});
       std::vector<std::vector<Bytes>> results;
-      for (const auto& calls : calls_of(family.segments)) {
+      for (const Calls& calls : divisions) {
         const Buffer dq = f32({N, h.heads, h.dim});
         const Buffer dk = f32({N, h.kv_heads, h.dim}, "dk"), dv = f32({N, h.kv_heads, h.dim}, "dv");
         for (const std::vector<int32_t>& segments : calls) {
@@ -380,9 +383,11 @@ TEST_P(OpBits, AttentionGradientsContinueAcrossCalls) {
         }
         results.push_back({dq.element_bytes(), dk.element_bytes(), dv.element_bytes()});
       }
-      EXPECT_TRUE(same(results[0][0], results[1][0])) << "dq, D " << h.dim << ", " << N << " rows";
-      EXPECT_TRUE(same(results[0][1], results[1][1])) << "dk, D " << h.dim << ", " << N << " rows";
-      EXPECT_TRUE(same(results[0][2], results[1][2])) << "dv, D " << h.dim << ", " << N << " rows";
+      for (size_t i = 1; i < results.size(); i++) {
+        EXPECT_TRUE(same(results[0][0], results[i][0])) << "dq, D " << h.dim << ", " << N << " rows, division " << i;
+        EXPECT_TRUE(same(results[0][1], results[i][1])) << "dk, D " << h.dim << ", " << N << " rows, division " << i;
+        EXPECT_TRUE(same(results[0][2], results[i][2])) << "dv, D " << h.dim << ", " << N << " rows, division " << i;
+      }
     }
 }
 

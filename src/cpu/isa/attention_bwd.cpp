@@ -1,5 +1,6 @@
 // Attention backward of one segment and one key head; attention_ops.h (AttnBwd) states the order of the chains.  Blocks
-// of 64 rows by 64 slots: scores and their gradients as tiles on the stack, every product through the register tile.
+// of up to 96 rows by 64 slots: weights and gradients of scores lie on the stack, made by a tile of its own; all other
+// products go through the register tile.
 // Terms of slots that a row does not see enter the chains as products with +0.
 #include "cpu/isa/attention.h"
 #include "cpu/isa/kernel_list.h"
@@ -77,7 +78,8 @@ template <int kRows, int kPanels>
   for (int j = 0; j < kPanels; j++) s[i][j] = dp[i][j] = zero();
   const int64_t padded = x.padded, width = x.width;
   const float *k = x.k_across + (first + panel * 16) * width, *v = x.v_across + (first + panel * 16) * width;
-  // Three rows to a pointer: more pointers than that would not stay in registers.
+  // Three rows to a pointer, at 0, 1 and 2 strides; gcc would make one of each row, more than stay in registers, but
+  // for the asm below.
   const float *q[2], *d_o[2];
   PARE_UNROLL
   for (int i = 0; i < 2; i++) q[i] = x.q + (r + 3 * i) * padded, d_o[i] = x.d_o + (r + 3 * i) * padded;

@@ -32,9 +32,9 @@ struct Tile {
 using TileFn = void (*)(const Tile&);
 
 // The tile of `rows` x `panels`, 1 <= rows <= kTileRows, panels as tile_panels chooses.
-using TileTable = TileFn[15][kTilePanels + 1];
-extern const TileTable tiles_by_rows;     // rows of A contiguous
-extern const TileTable tiles_by_columns;  // columns of A contiguous
+using TileTable = TileFn[15][kTilePanels + 1];  // [rows][panels]; null where they do not fit the registers
+extern const TileTable tiles_by_rows;           // rows of A contiguous
+extern const TileTable tiles_by_columns;        // columns of A contiguous
 PARE_INLINE static TileFn tile_by_rows(int64_t rows, int64_t panels) { return tiles_by_rows[rows][panels]; }
 PARE_INLINE static TileFn tile_by_columns(int64_t rows, int64_t panels) { return tiles_by_columns[rows][panels]; }
 
