@@ -36,7 +36,7 @@ void sum_rows(float* y, const float* x, int64_t x_stride, int64_t rows, Range co
       });
 }
 
-float sum_squares(const float* x, int64_t n) {
+PARE_INLINE static float row_squares(const float* x, int64_t n) {
   vf acc = zero();
   for_vectors(
       n, PARE_LANES_AT(i) {
@@ -45,6 +45,7 @@ float sum_squares(const float* x, int64_t n) {
       });
   return sum(acc);
 }
+float sum_squares(const float* x, int64_t n) { return row_squares(x, n); }
 
 namespace {
 // Where the heads of consecutive rows lie, without a division for each.
@@ -57,102 +58,53 @@ struct HeadRows {
     if (++h == heads) h = 0, n++;
   }
 };
+}  // namespace
 
-// Rows of a norm are often as short as a head: loops over their vectors are unrolled where f(Count<vectors>) knows how
-// many there are; Count<0> for other widths.
-template <class F>
-PARE_INLINE void for_width(int64_t width, F f) {
-  switch (width) {
-    case 32:
-      return f(Count<2>{});
-    case 64:
-      return f(Count<4>{});
-    case 128:
-      return f(Count<8>{});
-    default:
-      return f(Count<0>{});
-  }
-}
-// for_vectors for a width from for_width
-template <int kVectors, class F>
-PARE_INLINE void for_row(int64_t width, F f) {
-  if constexpr (kVectors) {
-    PARE_UNROLL
-    for (int i = 0; i < kVectors; i++) f(i * 16, 16);
-  } else {
-    for_vectors(width, f);
-  }
-}
-
-// The canonical sums of n rows, that of row i from the lanes that f(i) returns; +0 behind them.
-template <class F>
-PARE_INLINE vf row_sums(int64_t n, F f) {
-  vf lanes[16];
-  for (int64_t i = 0; i < n; i++) lanes[i] = f(i);
-  for (int64_t i = n; i < 16; i++) lanes[i] = zero();
-  return reduce(lanes, [](vf x, vf y) { return add(x, y); });
-}
-
-// 16 rows at a time share their sums, divisions and roots.
-template <int kVectors>
-void norm_rows(const NormArgs& a, Range rows) {
+void rmsnorm_fwd(const NormArgs& a, Range rows) {
   const vf width = set1(static_cast<float>(a.width)), eps = set1(a.eps);
   HeadRows row(rows.begin, a.heads, a.width);
+  // 16 rows at a time share their divisions and roots.
   for (int64_t first = rows.begin; first < rows.end; first += 16) {
     const int64_t n = min64(16, rows.end - first);
+    alignas(64) float rstd[16] = {};
     HeadRows again = row;
-    const vf squares = row_sums(
-        n, [&](int64_t) __attribute__((always_inline)) {
-          const float* const x = a.x + row.at(a.x_stride);
-          vf acc = zero();
-          for_row<kVectors>(
-              a.width, PARE_LANES_AT(c) {
-                const vf v = load(x + c, lanes);
-                acc = fma(v, v, acc);
-              });
-          row.next();
-          return acc;
-        });
-    alignas(64) float rstd[16];
-    store(rstd, div(set1(1), sqrt(add(div(squares, width), eps))));
+    for (int64_t i = 0; i < n; i++, row.next()) rstd[i] = row_squares(a.x + row.at(a.x_stride), a.width);
+    store(rstd, div(set1(1), sqrt(add(div(load(rstd), width), eps))));
     store(a.rstd + first, load(rstd), n);
     for (int64_t i = 0; i < n; i++, again.next()) {
       const float* const x = a.x + again.at(a.x_stride);
       float* const y = a.y + again.at(a.y_stride);
       const vf s = set1(rstd[i]);
-      for_row<kVectors>(
+      for_vectors(
           a.width, PARE_LANES_AT(c) { store(y + c, mul(mul(load(x + c, lanes), s), load(a.w + c, lanes)), lanes); });
     }
   }
 }
 
-// 16 rows at a time share their sums and divisions.
-template <int kVectors>
-void norm_rows_bwd(const NormBwdArgs& a, Range rows) {
+void rmsnorm_bwd_input(const NormBwdArgs& a, Range rows) {
   const vf width = set1(static_cast<float>(a.width));
   HeadRows row(rows.begin, a.heads, a.width);
+  // 16 rows at a time share their divisions, and none waits for its own sum.
   for (int64_t first = rows.begin; first < rows.end; first += 16) {
     const int64_t n = min64(16, rows.end - first);
+    alignas(64) float mean[16] = {};
     HeadRows again = row;
-    alignas(64) float mean[16];
-    const vf products = row_sums(
-        n, [&](int64_t r) __attribute__((always_inline)) {
-          const float *const x = a.x + row.at(a.x_stride), *const dy = a.dy + row.at(a.dy_stride);
-          const vf s = set1(a.rstd[first + r]);
-          vf acc = zero();
-          for_row<kVectors>(
-              a.width, PARE_LANES_AT(i) {
-                acc = fma(mul(load(dy + i, lanes), load(a.w + i, lanes)), mul(load(x + i, lanes), s), acc);
-              });
-          row.next();
-          return acc;
-        });
-    store(mean, div(products, width));
+    for (int64_t r = 0; r < n; r++, row.next()) {
+      const float *const x = a.x + row.at(a.x_stride), *const dy = a.dy + row.at(a.dy_stride);
+      const vf s = set1(a.rstd[first + r]);
+      vf acc = zero();
+      for_vectors(
+          a.width, PARE_LANES_AT(i) {
+            acc = fma(mul(load(dy + i, lanes), load(a.w + i, lanes)), mul(load(x + i, lanes), s), acc);
+          });
+      mean[r] = sum(acc);
+    }
+    store(mean, div(load(mean), width));
     for (int64_t r = 0; r < n; r++, again.next()) {
       const float *const x = a.x + again.at(a.x_stride), *const dy = a.dy + again.at(a.dy_stride);
       float* const dx = a.dx + again.at(a.dx_stride);
       const vf s = set1(a.rstd[first + r]), m = set1(mean[r]);
-      for_row<kVectors>(
+      for_vectors(
           a.width, PARE_LANES_AT(i) {
             const vf xh = mul(load(x + i, lanes), s), dyw = mul(load(dy + i, lanes), load(a.w + i, lanes));
             vf d = mul(s, fnma(xh, m, dyw));
@@ -161,15 +113,6 @@ void norm_rows_bwd(const NormBwdArgs& a, Range rows) {
           });
     }
   }
-}
-}  // namespace
-
-void rmsnorm_fwd(const NormArgs& a, Range rows) {
-  for_width(a.width, [&](auto vectors) { norm_rows<vectors.value>(a, rows); });
-}
-
-void rmsnorm_bwd_input(const NormBwdArgs& a, Range rows) {
-  for_width(a.width, [&](auto vectors) { norm_rows_bwd<vectors.value>(a, rows); });
 }
 
 namespace {
