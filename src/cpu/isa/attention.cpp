@@ -25,6 +25,7 @@ constexpr int most_panels(int rows) { return kTileVectors / rows < kTilePanels ?
 struct QueryTile {
   int64_t rows = 0;                    // at most kQueryRows
   const float* q[kQueryRows] = {};     // [width] each
+  int64_t at[kQueryRows] = {};         // where each row lies in o and lse, in heads of a row
   int64_t visible[kQueryRows] = {};    // slots that each row sees, ascending, at least 1
   const float* bias = nullptr;         // of each slot, added to the scaled score; null: none
   float* o = nullptr;                  // [rows][value_width] out
@@ -204,6 +205,33 @@ PARE_INLINE void write_row(float* o, const QueryTile& t, int64_t r, int64_t widt
       width, PARE_LANES_AT(d) { store(o + d, div(load(t.o + r * value_width + d), l), lanes); });
 }
 
+// The query rows of a key head, in the order (own row, head of the group): what they see ascends.
+class Queries {
+ public:
+  // From own row `begin` on.  Own row 0 is row `first` of q and sees `seen` slots.
+  PARE_INLINE Queries(const float* q, int64_t q_stride, int64_t width, int64_t heads, int64_t kv_head, int64_t group,
+                      int64_t first, int64_t begin, int64_t seen)
+      : q_(q + (first + begin) * q_stride + kv_head * group * width),
+        q_stride_(q_stride),
+        width_(width),
+        heads_(heads),
+        group_(group),
+        at_((first + begin) * heads + kv_head * group),
+        seen_(seen + begin) {}
+  // The next `rows` of them into `t`.
+  PARE_INLINE void take(QueryTile& t, int64_t rows) {
+    t.rows = rows;
+    for (int64_t r = 0; r < rows; r++) {
+      t.q[r] = q_ + head_ * width_, t.at[r] = at_ + head_, t.visible[r] = seen_;
+      if (++head_ == group_) head_ = 0, q_ += q_stride_, at_ += heads_, seen_++;
+    }
+  }
+
+ private:
+  const float* q_;  // of the own row and the first head of the group
+  int64_t q_stride_, width_, heads_, group_, at_, seen_, head_ = 0;
+};
+
 // Rows of one tile, of n in all.
 PARE_INLINE int64_t row_share(int64_t n) {
   const int64_t tiles = (n + kQueryRows - 1) / kQueryRows;
@@ -264,23 +292,21 @@ void attn_fwd(const AttnArgs& a, const AttnTurn& turn) {
   }
   const Panels k{keys, nullptr, 16 * a.width}, v{values, nullptr, 16 * value_width};
   const int64_t end = rows.end * g, share = row_share(end - rows.begin * g);
-  // Query rows in the order (own row, head of the group): what they see ascends.
+  Queries queries(a.q, a.q_stride, a.width, a.heads, kv_head, g, s.row, rows.begin, s.parent_len + 1);
   for (int64_t first = rows.begin * g; first < end; first += share) {
     QueryTile t;
-    t.rows = min64(share, end - first), t.o = o;
-    for (int64_t r = 0; r < t.rows; r++) {
-      const int64_t row = (first + r) / g, head = kv_head * g + (first + r) % g;
-      t.q[r] = a.q + (s.row + row) * a.q_stride + head * a.width, t.visible[r] = s.parent_len + row + 1;
-    }
+    t.o = o;
+    queries.take(t, min64(share, end - first));
+    for (int64_t r = 0; r < t.rows; r++)  // or the stores below would wait for these lines
+      for (int64_t d = 0; d < a.width; d += 16) __builtin_prefetch(a.o + t.at[r] * a.width + d, 1);
     attend(t, k, v, a.width, value_width, a.scale);
-    ahead.fetch_rows(12);
     float lse[16];
     store(lse, add(load(t.max), log(load(t.sum))));
     for (int64_t r = 0; r < t.rows; r++) {
-      const int64_t at = (s.row + (first + r) / g) * a.heads + kv_head * g + (first + r) % g;
-      write_row(a.o + at * a.width, t, r, a.width, value_width);
-      a.lse[at] = lse[r];
+      write_row(a.o + t.at[r] * a.width, t, r, a.width, value_width);
+      a.lse[t.at[r]] = lse[r];
     }
+    ahead.fetch_rows(16);
   }
 }
 
@@ -303,26 +329,21 @@ void attn_paged(const PagedArgs& a, const PagedRow& row, int64_t kv_head, float*
   float* const maxima = bias + (a.count_pages ? round16(row.slots) : 0);
   if (a.mass_pages) clear_new(mass, row.slots - row.rows);
   const int64_t end = row.rows * g, share = row_share(end);
+  Queries queries(a.q, a.q_stride, a.width, a.heads, kv_head, g, row.row, 0, row.slots - row.rows + 1);
   for (int64_t first = 0; first < end; first += share) {
     QueryTile t;
-    t.rows = min64(share, end - first), t.o = o, t.bias = a.count_pages ? bias : nullptr;
+    t.o = o, t.bias = a.count_pages ? bias : nullptr;
     if (a.mass_pages)
       t.stride = round16(row.slots), t.maxima = maxima, t.weights = maxima + (row.slots + kBlock) / kBlock * 16;
-    for (int64_t r = 0; r < t.rows; r++) {
-      const int64_t i = (first + r) / g, head = kv_head * g + (first + r) % g;
-      t.q[r] = a.q + (row.row + i) * a.q_stride + head * a.width, t.visible[r] = row.slots - row.rows + i + 1;
-    }
+    queries.take(t, min64(share, end - first));
     attend(t, k, v, a.width, value_width, a.scale);
     if (a.mass_pages) add_mass(t, mass);
     if (a.lse) {
       float lse[16];
       store(lse, add(load(t.max), log(load(t.sum))));
-      for (int64_t r = 0; r < t.rows; r++)
-        a.lse[(row.row + (first + r) / g) * a.heads + kv_head * g + (first + r) % g] = lse[r];
+      for (int64_t r = 0; r < t.rows; r++) a.lse[t.at[r]] = lse[r];
     }
-    for (int64_t r = 0; r < t.rows; r++)
-      write_row(a.o + ((row.row + (first + r) / g) * a.heads + kv_head * g + (first + r) % g) * a.width, t, r, a.width,
-                value_width);
+    for (int64_t r = 0; r < t.rows; r++) write_row(a.o + t.at[r] * a.width, t, r, a.width, value_width);
   }
 }
 
