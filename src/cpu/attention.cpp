@@ -184,7 +184,7 @@ void attn_bwd(const AttnBwd& a, Stream) {
   const int64_t room = longest(c.segments, a.segments.shape[0]), padded = round16(args.fwd.width);
   for_chains(c, a.k.shape[1], 2.5 * pair_nanoseconds(args.fwd.width) * static_cast<double>(a.pairs * args.fwd.heads),
              [&](AttnTurn turn) {
-               turn.room = room, turn.scratch = scratch((5 * room + 3 * kAttnBwdRows) * padded);
+               turn.room = room, turn.scratch = scratch((3 * room + 3 * kAttnBwdRows + kAttnBwdSlots) * padded);
                cpu_kernels().attn_bwd(args, turn);
              });
 }

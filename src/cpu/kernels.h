@@ -83,12 +83,11 @@ struct AttnPiece {
 struct AttnTurn {
   AttnPiece piece, next;
   int64_t packed;  // slots shared with the piece before
-  int64_t kept;    // slots shared with the next one
   int64_t room;    // slots that scratch is laid out for: as many as the longest piece has, a multiple of 16
   float* scratch;
 };
-// Rows that attn_bwd computes at once: scratch has room for q, d_o and dq of as many.
-constexpr int64_t kAttnBwdRows = 96;
+// Rows, and slots of dk and dv, that attn_bwd computes at once.
+constexpr int64_t kAttnBwdRows = 96, kAttnBwdSlots = 8;
 struct AttnBwdArgs {
   AttnArgs fwd;  // o and lse as computed by the forward
   float *dq, *dk, *dv, *dpk, *dpv;
@@ -196,7 +195,7 @@ struct Kernels {
 
   // All query heads of the key head.
   void (*attn_fwd)(const AttnArgs&, const AttnTurn&);
-  // Whole segments; dk and dv of kept slots are left in scratch.
+  // Whole segments
   void (*attn_bwd)(const AttnBwdArgs&, const AttnTurn&);
   void (*attn_paged)(const PagedArgs&, const PagedRow&, int64_t kv_head, float* scratch);
 

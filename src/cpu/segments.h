@@ -64,12 +64,8 @@ class Turns {
   template <class F>
   void add(const AttnPiece& next, F f) {
     if (piece_.segment)
-      f(AttnTurn{.piece = piece_,
-                 .next = next,
-                 .packed = shared_slots(before_, piece_),
-                 .kept = shared_slots(piece_, next),
-                 .room = 0,
-                 .scratch = nullptr});
+      f(AttnTurn{
+          .piece = piece_, .next = next, .packed = shared_slots(before_, piece_), .room = 0, .scratch = nullptr});
     before_ = piece_, piece_ = next;
   }
 

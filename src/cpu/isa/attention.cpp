@@ -281,7 +281,7 @@ void attn_fwd(const AttnArgs& a, const AttnTurn& turn) {
                 g = a.group;
   float *keys = turn.scratch, *values = keys + turn.room * a.width, *o = values + turn.room * value_width;
   pack_across(keys, key_slots(a, s, kv_head), turn.packed, slots, a.width);
-  pack_down(values, value_slots(a, s, kv_head), turn.packed, slots, a.width);
+  pack_down(values + turn.packed * value_width, value_slots(a, s, kv_head), turn.packed, slots, a.width);
   Ahead ahead;
   if (const AttnPiece& next = turn.next; next.segment) {
     const auto add = [&](const float* matrix, int64_t stride, int64_t columns) {

@@ -25,6 +25,11 @@ struct Slots {
     const int64_t row = list[slot * list_stride];
     return row >= 0 ? listed_own + row * own_stride : parent + (-1 - row) * parent_stride;
   }
+  // Whether slots [slot, slot + n) lie at one stride, and that.
+  PARE_INLINE bool even(int64_t slot, int64_t n) const {
+    return slot >= parent_len || (!list && slot + n <= parent_len);
+  }
+  PARE_INLINE int64_t stride(int64_t slot) const { return slot >= parent_len ? own_stride : parent_stride; }
 };
 // The columns of key head `kv_head` in the rows of `s`, in matrices that lie like k and pk.
 template <class T>
@@ -67,14 +72,20 @@ PARE_INLINE void pack_across(float* out, const Slots<const float>& slots, int64_
 
 PARE_INLINE int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
 
-// Slots [first, n) down: [n][padded width], columns past the width zero.
+// Slots [first, end) down: [end - first][padded width], columns past the width zero; and back.
 template <class T>
-PARE_INLINE void pack_down(float* out, const Slots<T>& slots, int64_t first, int64_t n, int64_t width) {
-  out += first * round16(width);
-  for (int64_t s = first; s < n; s++) {
+PARE_INLINE void pack_down(float* out, const Slots<T>& slots, int64_t first, int64_t end, int64_t width) {
+  for (int64_t s = first; s < end; s++) {
     const float* const row = slots.at(s);
     for_vectors(
         width, PARE_LANES_AT(d) { store(out, load(row + d, lanes)), out += 16; });
+  }
+}
+PARE_INLINE void unpack(const Slots<float>& slots, const float* from, int64_t first, int64_t end, int64_t width) {
+  for (int64_t s = first; s < end; s++) {
+    float* const row = slots.at(s);
+    for_vectors(
+        width, PARE_LANES_AT(d) { store(row + d, load(from), lanes), from += 16; });
   }
 }
 

@@ -93,14 +93,6 @@ PARE_INLINE void copy_row(float* out, const float* in, int64_t width) {
       width, PARE_LANES_AT(d) { store(out + d, load(in + d, lanes)); });
 }
 
-PARE_INLINE void unpack(const Slots<float>& slots, const float* from, int64_t n, int64_t width, int64_t padded) {
-  for (int64_t s = 0; s < n; s++, from += padded) {
-    float* const to = slots.at(s);
-    for_vectors(
-        width, PARE_LANES_AT(d) { store(to + d, load(from + d), lanes); });
-  }
-}
-
 }  // namespace
 
 // Scratch, with slots rounded up to 16: 5 slots padded + 3 padded + 4 slots.
@@ -147,8 +139,8 @@ void attn_blocks_bwd(const AttnBwdArgs& a, const BlockListArgs& lists, const Seg
       for_vectors(
           width, PARE_LANES_AT(c) { store(out + c, load(dq + c), lanes); });
     }
-  unpack(dk, x.dk, slots, width, padded);
-  unpack(dv, x.dv, slots, width, padded);
+  unpack(dk, x.dk, 0, slots, width);
+  unpack(dv, x.dv, 0, slots, width);
 }
 
 }  // namespace pare::PARE_ISA

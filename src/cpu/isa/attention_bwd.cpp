@@ -10,38 +10,49 @@ namespace {
 
 constexpr int64_t kRowBlock = kAttnBwdRows;
 
-// c[rows][width] = start + a b over `depth` for a row tile of any width (a multiple of 16), c and b with rows `width`
-// apart.  Start: c, or (`fresh`) +0.
+template <class T>
+struct Rows {
+  T* first;
+  int64_t stride;
+  PARE_INLINE Rows from(int64_t row) const { return {first + row * stride, stride}; }
+};
+
+// c[rows][width] = start + a b over `depth` for a row tile of any width (a multiple of 16).  Start: c, or (`fresh`) +0.
 template <class Choose>
-PARE_INLINE void multiply_add(Choose choose, int64_t rows, int64_t depth, const float* a, int64_t as, const float* b,
-                              float* c, int64_t width, bool fresh = false) {
+PARE_INLINE void multiply_add(Choose choose, int64_t rows, int64_t depth, const float* a, int64_t as,
+                              Rows<const float> b, Rows<float> c, int64_t width, bool fresh = false) {
   for (int64_t d = 0, np; d < width; d += np * 16) {
     np = tile_panels(rows, (width - d) / 16);
     Tile t{.depth = depth,
            .a = a,
            .as = as,
-           .bs = width,
-           .c = c + d,
-           .cs = width,
-           .start = fresh ? nullptr : c + d,
-           .ss = width};
-    for (int64_t p = 0; p < np; p++) t.b[p] = b + d + p * 16;
+           .bs = b.stride,
+           .c = c.first + d,
+           .cs = c.stride,
+           .start = fresh ? nullptr : c.first + d,
+           .ss = c.stride};
+    for (int64_t p = 0; p < np; p++) t.b[p] = b.first + d + p * 16;
     choose(rows, np)(t);
   }
 }
 
-// Operands of one segment and key head in scratch memory.  `width` is padded to 16 in matrices that lie down.
+// Operands of one segment and key head.  `padded`: width rounded up to 16.  Rows of other matrices are used in place
+// where they are as wide as that (`whole`), else by way of scratch.
 struct Operands {
-  float *k_across, *v_across;  // [slots / 16][width][16]
-  float *k, *dk, *dv;          // [slots][padded]
-  float *q, *d_o, *dq;         // [kRowBlock][padded]
+  float *k_across, *v_across;                // scratch: [slots / 16][width][16]
+  float* k;                                  // scratch: [slots][padded]
+  float *q_room, *do_room, *dq_room, *room;  // scratch: [kRowBlock][padded], `room` [kGroup][padded]
+  Slots<float> dk, dv;
+  Rows<const float> q, d_o;  // of a block of rows
+  Rows<float> dq;
   int64_t width, padded;
+  bool whole;
   Ahead ahead;  // what the next segment reads and writes
 };
 
 // Rows and slots go in groups of 8, so that what a chain leaves out (the rows above its slots, the slots behind its
 // rows) does not depend on the height of a tile.
-constexpr int64_t kGroup = 8;
+constexpr int64_t kGroup = kAttnBwdSlots;
 
 // Calls f(begin, count) for tiles of rows [0, n), each inside of one group.
 template <class F>
@@ -76,13 +87,13 @@ template <int kRows, int kPanels>
   PARE_UNROLL
   for (int i = 0; i < kRows; i++) PARE_UNROLL
   for (int j = 0; j < kPanels; j++) s[i][j] = dp[i][j] = zero();
-  const int64_t padded = x.padded, width = x.width;
+  const int64_t width = x.width, q_stride = x.q.stride, do_stride = x.d_o.stride;
   const float *k = x.k_across + (first + panel * 16) * width, *v = x.v_across + (first + panel * 16) * width;
   // Three rows to a pointer, at 0, 1 and 2 strides; gcc would make one of each row, more than stay in registers, but
   // for the asm below.
   const float *q[2], *d_o[2];
   PARE_UNROLL
-  for (int i = 0; i < 2; i++) q[i] = x.q + (r + 3 * i) * padded, d_o[i] = x.d_o + (r + 3 * i) * padded;
+  for (int i = 0; i < 2; i++) q[i] = x.q.from(r + 3 * i).first, d_o[i] = x.d_o.from(r + 3 * i).first;
   for (int64_t d = 0; d < width; d++, k += 16, v += 16) {
     vf keys[kPanels], values[kPanels];
     PARE_UNROLL
@@ -92,7 +103,7 @@ template <int kRows, int kPanels>
     }
     PARE_UNROLL
     for (int i = 0; i < kRows; i++) {
-      const vf a = set1(q[i / 3][i % 3 * padded]), b = set1(d_o[i / 3][i % 3 * padded]);
+      const vf a = set1(q[i / 3][i % 3 * q_stride]), b = set1(d_o[i / 3][i % 3 * do_stride]);
       PARE_UNROLL
       for (int j = 0; j < kPanels; j++) s[i][j] = fma(a, keys[j], s[i][j]), dp[i][j] = fma(b, values[j], dp[i][j]);
     }
@@ -122,6 +133,16 @@ template <int kRows, int kPanels>
     });
 }
 
+// sums of slots [slot, slot + n) += a^T b over `depth` rows; a: [depth][kBlock].
+PARE_INLINE void add_to_slots(const Operands& x, const Slots<float>& sums, int64_t slot, int64_t n, int64_t depth,
+                              const float* a, Rows<const float> b) {
+  const bool in_place = x.whole && sums.even(slot, n);
+  const Rows<float> c = in_place ? Rows<float>{sums.at(slot), sums.stride(slot)} : Rows<float>{x.room, x.padded};
+  if (!in_place) pack_down(x.room, sums, slot, slot + n, x.width);
+  multiply_add(tile_by_columns, n, depth, a, kBlock, b, c, x.padded);
+  if (!in_place) unpack(sums, x.room, slot, slot + n, x.width);
+}
+
 // One block: row r sees `seen` + r slots of the `slots` from `first` on.
 void block(Operands& x, int64_t rows, int64_t first, int64_t slots, int64_t seen, float scale, const float* lse,
            const float* delta) {
@@ -143,26 +164,15 @@ void block(Operands& x, int64_t rows, int64_t first, int64_t slots, int64_t seen
     // From the first row that sees a slot of this group on
     const int64_t begin = max64(0, s / kGroup * kGroup - seen + 1);
     if (begin >= rows) return;
-    const float *const weights = p + begin * kBlock + s, *const gradients = ds + begin * kBlock + s;
-    multiply_add(tile_by_columns, n, rows - begin, weights, kBlock, x.d_o + begin * x.padded,
-                 x.dv + (first + s) * x.padded, x.padded);
-    multiply_add(tile_by_columns, n, rows - begin, gradients, kBlock, x.q + begin * x.padded,
-                 x.dk + (first + s) * x.padded, x.padded);
+    const int64_t depth = rows - begin, at = begin * kBlock + s;
+    add_to_slots(x, x.dv, first + s, n, depth, p + at, x.d_o.from(begin));
+    add_to_slots(x, x.dk, first + s, n, depth, ds + at, x.q.from(begin));
     x.ahead.fetch_rows(24);
   });
   for_tiles(rows, [&](int64_t r, int64_t n) {
-    multiply_add(tile_by_rows, n, reach(r), ds + r * kBlock, kBlock, x.k + first * x.padded, x.dq + r * x.padded,
-                 x.padded, first == 0);
+    multiply_add(tile_by_rows, n, reach(r), ds + r * kBlock, kBlock,
+                 Rows<const float>{x.k + first * x.padded, x.padded}, x.dq.from(r), x.padded, first == 0);
   });
-}
-
-PARE_INLINE void unpack(const Slots<float>& slots, const float* from, int64_t first, int64_t n, int64_t width) {
-  from += first * round16(width);
-  for (int64_t s = first; s < n; s++) {
-    float* const row = slots.at(s);
-    for_vectors(
-        width, PARE_LANES_AT(d) { store(row + d, load(from), lanes), from += 16; });
-  }
 }
 
 // out[r] = a[r] . b[r] for up to 16 rows, each as one chain over the columns like a score: where a row sees a single
@@ -192,20 +202,25 @@ void row_products(float* out, const float* a, int64_t a_stride, const float* b, 
 void row_block(const AttnBwdArgs& a, const SegmentRow& s, Operands& x, int64_t head, int64_t begin, int64_t rows) {
   const AttnArgs& f = a.fwd;
   const int64_t row = s.row + begin, column = head * f.width;
-  const auto pack = [&](float* out, const float* in, int64_t stride) {
-    pack_down(out, Slots<const float>{nullptr, in + row * stride + column, 0, stride, 0}, 0, rows, f.width);
+  const auto operand = [&](const float* matrix, int64_t stride, float* room) {
+    const float* const in = matrix + row * stride + column;
+    if (x.whole) return Rows<const float>{in, stride};
+    pack_down(room, Slots<const float>{nullptr, in, 0, stride, 0}, 0, rows, f.width);
+    return Rows<const float>{room, x.padded};
   };
   float lse[kRowBlock], delta[kRowBlock];
-  pack(x.d_o, a.d_o, a.do_stride);
+  x.d_o = operand(a.d_o, a.do_stride, x.do_room);
   for (int64_t r = 0; r < rows; r += 16)
     row_products(delta + r, a.d_o + (row + r) * a.do_stride + column, a.do_stride,
                  f.o + (row + r) * a.o_stride + column, a.o_stride, min64(16, rows - r), f.width);
-  pack(x.q, f.q, f.q_stride);
+  x.q = operand(f.q, f.q_stride, x.q_room);
+  float* const dq = a.dq + row * a.dq_stride + column;
+  x.dq = x.whole ? Rows<float>{dq, a.dq_stride} : Rows<float>{x.dq_room, x.padded};
   for (int64_t r = 0; r < rows; r++) lse[r] = f.lse[(row + r) * f.heads + head];
   const int64_t seen = s.parent_len + begin + 1, end = seen + rows - 1;  // by the first row; by the last
   for (int64_t first = 0; first < end; first += kBlock)
     block(x, rows, first, min64(kBlock, end - first), seen - first, f.scale, lse, delta);
-  unpack(Slots<float>{nullptr, a.dq + row * a.dq_stride + column, 0, a.dq_stride, 0}, x.dq, 0, rows, f.width);
+  if (!x.whole) unpack(Slots<float>{nullptr, dq, 0, a.dq_stride, 0}, x.dq_room, 0, rows, f.width);
 }
 
 }  // namespace
@@ -227,28 +242,24 @@ void attn_bwd(const AttnBwdArgs& a, const AttnTurn& turn) {
   const int64_t kv_head = turn.piece.kv_head, slots = s.parent_len + s.len, width = a.fwd.width,
                 padded = round16(width);
   Operands x{};
-  x.width = width, x.padded = padded;
+  x.width = width, x.padded = padded, x.whole = width == padded;
   if (turn.next.segment) add_rows(x.ahead, a, *turn.next.segment, turn.next.kv_head);
   float* free = turn.scratch;
   const auto take = [&](int64_t n) { return free += n, free - n; };
-  x.k_across = take(turn.room * width), x.v_across = take(turn.room * width);
-  x.k = take(turn.room * padded), x.dk = take(turn.room * padded), x.dv = take(turn.room * padded);
-  x.q = take(kRowBlock * padded), x.d_o = take(kRowBlock * padded), x.dq = take(kRowBlock * padded);
-  const Slots<float> dk = segment_slots(a.fwd, s, kv_head, a.dpk, a.dpk_stride, a.dk, a.dk_stride);
-  const Slots<float> dv = segment_slots(a.fwd, s, kv_head, a.dpv, a.dpv_stride, a.dv, a.dv_stride);
+  x.k_across = take(turn.room * width), x.v_across = take(turn.room * width), x.k = take(turn.room * padded);
+  x.q_room = take(kRowBlock * padded), x.do_room = take(kRowBlock * padded), x.dq_room = take(kRowBlock * padded);
+  x.room = take(kGroup * padded);
+  x.dk = segment_slots(a.fwd, s, kv_head, a.dpk, a.dpk_stride, a.dk, a.dk_stride);
+  x.dv = segment_slots(a.fwd, s, kv_head, a.dpv, a.dpv_stride, a.dv, a.dv_stride);
   pack_across(x.k_across, key_slots(a.fwd, s, kv_head), turn.packed, slots, width);
   pack_across(x.v_across, value_slots(a.fwd, s, kv_head), turn.packed, slots, width);
-  pack_down(x.k, key_slots(a.fwd, s, kv_head), turn.packed, slots, width);
-  pack_down(x.dk, dk, turn.packed, slots, width);
-  pack_down(x.dv, dv, turn.packed, slots, width);
+  pack_down(x.k + turn.packed * padded, key_slots(a.fwd, s, kv_head), turn.packed, slots, width);
   // Row blocks of even size: the products with few rows cost more than their share.
   const int64_t blocks = (s.len + kRowBlock - 1) / kRowBlock;
   const int64_t rows = ((s.len + blocks - 1) / blocks + kGroup - 1) / kGroup * kGroup;
   for (int64_t g = 0; g < a.fwd.group; g++)
     for (int64_t begin = 0; begin < s.len; begin += rows)
       row_block(a, s, x, kv_head * a.fwd.group + g, begin, min64(rows, s.len - begin));
-  unpack(dk, x.dk, turn.kept, slots, width);
-  unpack(dv, x.dv, turn.kept, slots, width);
 }
 
 }  // namespace pare::PARE_ISA
