@@ -13,6 +13,7 @@ struct Packed {
   int64_t parent_rows;              // 0: parents lie among the rows themselves
   int64_t gap;                      // elements between the rows of q, k, v and their gradients
   std::vector<int32_t> lists = {};  // [G, kv_heads]
+  int64_t parent_gap() const { return gap ? gap + 2 : 0; }
 };
 // `n` entries a list: of rows [first, first + n + 3) of a head all but three, others for other heads; counted down from
 // -1 if they lie in pk.
@@ -42,6 +43,8 @@ const std::vector<Packed> kPacked = {
     {"other_batch", 31, 6, 2, 8, {{0, 11, 3, 37}, {11, 20, 0, 5}}, 41, 0},
     {"far_parent", 7, 3, 3, 64, {{0, 4, 0, 65}, {4, 3, 1, 127}}, 130, 9},
     {"holes", 23, 2, 2, 32, {{2, 5, 0, 0}, {9, 13, 2, 5}}, 0, 0},
+    // More rows of a segment than the CPU takes at once
+    {"pieces", 267, 3, 1, 8, {{0, 5, 0, 0}, {5, 262, 0, 5}}, 0, 3},
     // Epochs of a sequence, which lists rows of earlier ones; another list of the same rows; a parent elsewhere.
     {"lists",
      23,
@@ -81,8 +84,8 @@ template <class Args>
 void set_inputs(OpRun& r, const Packed& s, Args& a) {
   a.q = r.in("q", {s.rows, s.heads, s.dim}, s.gap);
   a.k = r.in("k", {s.rows, s.kv_heads, s.dim}, s.gap), a.v = r.in("v", {s.rows, s.kv_heads, s.dim}, s.gap);
-  a.pk = s.parent_rows ? r.in("pk", {s.parent_rows, s.kv_heads, s.dim}, s.gap) : a.k;
-  a.pv = s.parent_rows ? r.in("pv", {s.parent_rows, s.kv_heads, s.dim}, s.gap) : a.v;
+  a.pk = s.parent_rows ? r.in("pk", {s.parent_rows, s.kv_heads, s.dim}, s.parent_gap()) : a.k;
+  a.pv = s.parent_rows ? r.in("pv", {s.parent_rows, s.kv_heads, s.dim}, s.parent_gap()) : a.v;
   a.segments = r.index("segments", {int64_t(s.segments.size()), 4}, flat(s.segments));
   a.pairs = pairs_of(s), a.scale = static_cast<float>(1 / std::sqrt(double(s.dim)));
   if (!s.lists.empty()) a.lists = r.index("lists", {int64_t(s.lists.size()) / s.kv_heads, s.kv_heads}, s.lists);
@@ -109,8 +112,8 @@ void attn_bwd(OpRun& r, const Packed& s) {
   a.d_o = r.in("d_o", {s.rows, s.heads, s.dim}, s.gap);
   a.dq = r.out("dq", {s.rows, s.heads, s.dim}, s.gap);
   a.dk = r.inout("dk", {s.rows, s.kv_heads, s.dim}, s.gap), a.dv = r.inout("dv", {s.rows, s.kv_heads, s.dim}, s.gap);
-  a.dpk = s.parent_rows ? r.inout("dpk", {s.parent_rows, s.kv_heads, s.dim}, s.gap) : a.dk;
-  a.dpv = s.parent_rows ? r.inout("dpv", {s.parent_rows, s.kv_heads, s.dim}, s.gap) : a.dv;
+  a.dpk = s.parent_rows ? r.inout("dpk", {s.parent_rows, s.kv_heads, s.dim}, s.parent_gap()) : a.dk;
+  a.dpv = s.parent_rows ? r.inout("dpv", {s.parent_rows, s.kv_heads, s.dim}, s.parent_gap()) : a.dv;
   r.call(&Table::attn_bwd, a);
   // p has the softmax's relative error (lse given: one rounding more).  do.v - do.o may cancel: its terms, times scale,
   // k or q, are of size 1.
