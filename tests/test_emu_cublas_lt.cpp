@@ -82,7 +82,7 @@ struct Product {
       status = cublasLtMatmul(handle, what, &alpha, reinterpret_cast<char*>(memory[0]) + shift, la, memory[1], lb,
                               &beta, in_place ? to : memory[2], lc, to, ld, &result.algo, nullptr, 0, nullptr);
     EXPECT_EQ(cudaMemcpy(d.data(), to, bytes, cudaMemcpyDeviceToHost), cudaSuccess);
-    cublasLtMatmulDescDestroy(what), cublasLtMatmulPreferenceDestroy(preference);
+    cublasLtMatmulDescDestroy(what), cublasLtMatmulPreferenceDestroy(preference), cublasLtDestroy(handle);
     for (cublasLtMatrixLayout_t l : {la, lb, lc, ld}) cublasLtMatrixLayoutDestroy(l);
     for (float* p : memory) cudaFree(p);
     return *this;

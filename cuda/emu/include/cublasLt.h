@@ -43,6 +43,7 @@ struct cublasLtMatmulHeuristicResult_t {
 };
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t*);
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t);
 size_t cublasLtGetVersion();
 const char* cublasLtGetStatusString(cublasStatus_t);
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t*, cublasComputeType_t, cudaDataType_t scale);

@@ -105,6 +105,7 @@ cublasStatus_t set(T& to, const void* value, size_t bytes) {
 using cuemu::Matrix;
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) { return cuemu::create(handle, cublasLtContext{}); }
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return cuemu::destroy(handle); }
 size_t cublasLtGetVersion() { return 130000; }
 const char* cublasLtGetStatusString(cublasStatus_t status) {
   switch (status) {
