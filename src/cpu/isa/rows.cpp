@@ -36,16 +36,17 @@ void sum_rows(float* y, const float* x, int64_t x_stride, int64_t rows, Range co
       });
 }
 
-PARE_INLINE static float row_squares(const float* x, int64_t n) {
+// By lane.
+PARE_INLINE static vf row_squares(const float* x, int64_t n) {
   vf acc = zero();
   for_vectors(
       n, PARE_LANES_AT(i) {
         const vf v = load(x + i, lanes);
         acc = fma(v, v, acc);
       });
-  return sum(acc);
+  return acc;
 }
-float sum_squares(const float* x, int64_t n) { return row_squares(x, n); }
+float sum_squares(const float* x, int64_t n) { return sum(row_squares(x, n)); }
 
 namespace {
 // Where the heads of consecutive rows lie, without a division for each.
@@ -66,10 +67,15 @@ void rmsnorm_fwd(const NormArgs& a, Range rows) {
   // 16 rows at a time share their divisions and roots.
   for (int64_t first = rows.begin; first < rows.end; first += 16) {
     const int64_t n = min64(16, rows.end - first);
-    alignas(64) float rstd[16] = {};
+    alignas(64) float rstd[16];
     HeadRows again = row;
-    for (int64_t i = 0; i < n; i++, row.next()) rstd[i] = row_squares(a.x + row.at(a.x_stride), a.width);
-    store(rstd, div(set1(1), sqrt(add(div(load(rstd), width), eps))));
+    const vf squares = sums(
+        n, [&](int) __attribute__((always_inline)) {
+          const float* const x = a.x + row.at(a.x_stride);
+          row.next();
+          return row_squares(x, a.width);
+        });
+    store(rstd, div(set1(1), sqrt(add(div(squares, width), eps))));
     store(a.rstd + first, load(rstd), n);
     for (int64_t i = 0; i < n; i++, again.next()) {
       const float* const x = a.x + again.at(a.x_stride);
@@ -87,19 +93,21 @@ void rmsnorm_bwd_input(const NormBwdArgs& a, Range rows) {
   // 16 rows at a time share their divisions, and none waits for its own sum.
   for (int64_t first = rows.begin; first < rows.end; first += 16) {
     const int64_t n = min64(16, rows.end - first);
-    alignas(64) float mean[16] = {};
+    alignas(64) float mean[16];
     HeadRows again = row;
-    for (int64_t r = 0; r < n; r++, row.next()) {
-      const float *const x = a.x + row.at(a.x_stride), *const dy = a.dy + row.at(a.dy_stride);
-      const vf s = set1(a.rstd[first + r]);
-      vf acc = zero();
-      for_vectors(
-          a.width, PARE_LANES_AT(i) {
-            acc = fma(mul(load(dy + i, lanes), load(a.w + i, lanes)), mul(load(x + i, lanes), s), acc);
-          });
-      mean[r] = sum(acc);
-    }
-    store(mean, div(load(mean), width));
+    const vf products = sums(
+        n, [&](int r) __attribute__((always_inline)) {
+          const float *const x = a.x + row.at(a.x_stride), *const dy = a.dy + row.at(a.dy_stride);
+          const vf s = set1(a.rstd[first + r]);
+          vf acc = zero();
+          for_vectors(
+              a.width, PARE_LANES_AT(i) {
+                acc = fma(mul(load(dy + i, lanes), load(a.w + i, lanes)), mul(load(x + i, lanes), s), acc);
+              });
+          row.next();
+          return acc;
+        });
+    store(mean, div(products, width));
     for (int64_t r = 0; r < n; r++, again.next()) {
       const float *const x = a.x + again.at(a.x_stride), *const dy = a.dy + again.at(a.dy_stride);
       float* const dx = a.dx + again.at(a.dx_stride);

@@ -158,6 +158,15 @@ PARE_INLINE vf reduce(const vf* r, F f) {
 #endif
 }
 
+// Lane i: sum(f(i)), or +0 for i >= n; f is called for one after the other.
+template <class F>
+PARE_INLINE vf sums(int64_t n, F f) {
+  vf x[16];
+  PARE_UNROLL
+  for (int i = 0; i < 16; i++) x[i] = i < n ? f(i) : zero();
+  return reduce(x, [](vf a, vf b) { return add(a, b); });
+}
+
 // out[j][i] = in[i][j] for j < columns, i < lanes; 0 for i >= rows.  At most 16 of each.
 PARE_INLINE void transpose_tile(float* out, int64_t out_stride, int64_t lanes, const float* in, int64_t in_stride,
                                 int64_t rows, int64_t columns) {
