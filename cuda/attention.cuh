@@ -1,6 +1,8 @@
 // What attention of packed and of paged sequences share: finding the rows of a block, the operands of packed sequences,
 // and the arithmetic in f32, whose order ops.h states, so that both give the same bits.
 #pragma once
+#include <type_traits>
+
 #include "common.cuh"
 
 namespace pare::PARE_CUDA {
@@ -65,6 +67,26 @@ struct Matrix {  // [rows, heads, D], heads contiguous
   __device__ __forceinline__ T* row(int64_t r) const { return p + r * stride; }
 };
 
+// What slots weigh.  scale: of q.k, with log2(e).  bias(slot): log2 of its count.
+struct Unbiased {
+  __device__ __forceinline__ float operator()(int) const { return 0; }
+};
+template <class Bias = Unbiased>
+struct Softmax {
+  float scale;
+  Bias bias = {};
+  static constexpr bool kBias = !std::is_same_v<Bias, Unbiased>;
+  // Slots compare as these do; the greatest of them to the score.
+  __device__ __forceinline__ float rank(int slot, float dot) const {
+    return kBias ? fmaf(dot, scale, bias(slot)) : dot;
+  }
+  __device__ __forceinline__ float score(float rank) const { return kBias ? rank : rank * scale; }
+  // Relative to a slot with the score `max`.
+  __device__ __forceinline__ float weight(int slot, float dot, float max) const {
+    return exp2_f32(fmaf(dot, scale, kBias ? bias(slot) - max : -max));
+  }
+};
+
 template <class T>
 struct Packed {
   Matrix<const T> q;                          // [N, H, D]
@@ -72,7 +94,8 @@ struct Packed {
   const int4* segments;                       // [S]: SegmentRow
   const int32_t* lists;                       // [G, K], or null: parents are runs of rows
   int n_segments, heads, kv_heads, group, d;  // group: query heads of a key head
-  float scale;
+  float scale, score_scale;                   // of q.k; that with log2(e)
+  __device__ __forceinline__ Softmax<> softmax() const { return {score_scale}; }
 
   // Key or value of slot s, key head `kv`, of the segment of t.
   __device__ __forceinline__ const T* key(const Tile& t, int kv, int s) const { return at(k, pk, t, kv, s); }
@@ -118,7 +141,8 @@ Packed<T> packed(const char* op, const A& a) {
   x.lists = a.lists ? a.lists.template as<int32_t>() : nullptr;
   x.n_segments = static_cast<int>(a.segments.shape[0]);
   x.heads = static_cast<int>(heads), x.kv_heads = static_cast<int>(kv_heads);
-  x.group = static_cast<int>(heads / kv_heads), x.d = static_cast<int>(d), x.scale = a.scale;
+  x.group = static_cast<int>(heads / kv_heads), x.d = static_cast<int>(d);
+  x.scale = a.scale, x.score_scale = a.scale * kLog2E;
   return x;
 }
 
@@ -189,27 +213,31 @@ struct Rows32 {
   }
 
   // Adds a block of slots that lies in shared memory, of which row r of `rows` sees visible(r) (possibly less than 1).
-  // biased(slot, z): the score of a slot whose scaled product is z.
-  template <class Visible, class Biased>
-  __device__ __forceinline__ void add_block(const Shared32& s, int d, int rows, float scale, Visible visible_of,
-                                            Biased biased) {
+  template <class Visible, class Bias>
+  __device__ __forceinline__ void add_block(const Shared32& s, int d, int rows, const Softmax<Bias>& softmax,
+                                            Visible visible_of) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int r = 0; r < kOwn32; r++) {
       const int row = threadIdx.x / 32 * kOwn32 + r;
       const int visible = row < rows ? visible_of(row) : 0;
       if (visible <= 0) continue;  // the same for the whole warp
-      float z[2];
+      float z[2], m = -INFINITY;
       for (int h = 0; h < 2; h++) {
         const int slot = lane + 32 * h;
         float dot = 0;
         if (slot < visible)
           for (int c = 0; c < d; c++) dot = fmaf(s.q[row * d + c], s.k[slot * (d + 1) + c], dot);
-        z[h] = slot < visible ? biased(slot, dot * scale) : -INFINITY;
+        z[h] = dot;
+        if (slot < visible) m = fmaxf(m, softmax.rank(slot, dot));
       }
-      const float m = fmaxf(top[r], warp_max(fmaxf(z[0], z[1]))), alpha = exp_f32(top[r] - m);
+      m = fmaxf(top[r], softmax.score(warp_max(m)));
+      const float alpha = exp2_f32(top[r] - m);
       top[r] = m;
-      for (int h = 0; h < 2; h++) s.p[lane + 32 * h] = exp_f32(z[h] - m);
+      for (int h = 0; h < 2; h++) {
+        const int slot = lane + 32 * h;
+        s.p[slot] = slot < visible ? softmax.weight(slot, z[h], m) : 0.f;
+      }
       __syncwarp();
       const float* p = s.p + lane % 16;  // the row sum of 64 elements
       float part = p[0] + p[16] + p[32] + p[48];
@@ -235,7 +263,7 @@ struct Rows32 {
     for (int r = 0; r < kOwn32; r++) {
       const int row = threadIdx.x / 32 * kOwn32 + r;
       if (row >= rows) continue;
-      auto* o = place(row, top[r] + log_f32(sum[r]));
+      auto* o = place(row, fmaf(log_f32(sum[r]), kLog2E, top[r]));
 #pragma unroll
       for (int j = 0; j < kColumns; j++)
         if (lane + 32 * j < d) o[lane + 32 * j] = from_float<std::decay_t<decltype(*o)>>(acc[r][j] / sum[r]);

@@ -107,41 +107,45 @@ struct Rows16 {
   float top[2] = {-INFINITY, -INFINITY}, sum[2] = {};
 
   // Adds a block of slots; q holds the rows of the warp from `row` on.  Row i of the 16 sees the first visible_of(i)
-  // slots of the block (possibly less than 1); biased(slot, z) is the score of a slot whose scaled product is z.
-  template <class Keys, class Visible, class Biased>
-  __device__ __forceinline__ void add_block(SharedTile<kD> q, int row, Keys k, SharedTile<kD> v, float scale,
-                                            Visible visible_of, Biased biased) {
+  // slots of the block (possibly less than 1).
+  template <class Keys, class Visible, class Bias>
+  __device__ __forceinline__ void add_block(SharedTile<kD> q, int row, Keys k, SharedTile<kD> v,
+                                            const Softmax<Bias>& softmax, Visible visible_of) {
     float s[kSlots / 8][4] = {};
     add_dots<kSlots>(s, q, row, k);
 #pragma unroll
-    for (int i = 0; i < 2; i++) rescale(i, softmax(i, s, scale, visible_of, biased));
+    for (int i = 0; i < 2; i++) rescale(i, weigh(i, s, softmax, visible_of));
     add_weighted<kSlots, kD>(acc, s, v);
   }
 
   // Of each lane's row i (0 or 1): scores to weights.  What acc has to be scaled by before they are added.
-  template <class Visible, class Biased>
-  __device__ __forceinline__ float softmax(int i, float (&s)[kSlots / 8][4], float scale, Visible visible_of,
-                                           Biased biased) {
+  template <class Visible, class Bias>
+  __device__ __forceinline__ float weigh(int i, float (&s)[kSlots / 8][4], const Softmax<Bias>& softmax,
+                                         Visible visible_of) {
     const int lane = threadIdx.x % 32, visible = visible_of(lane / 4 + 8 * i);
-    float m = top[i];
+    float m = -INFINITY;
 #pragma unroll
     for (int n = 0; n < kSlots / 8; n++)
 #pragma unroll
       for (int e = 0; e < 2; e++) {
         float& x = s[n][i * 2 + e];
         const int slot = n * 8 + lane % 4 * 2 + e;
-        x = slot < visible ? biased(slot, x * scale) : -INFINITY;
-        m = fmaxf(m, x);
+        if (slot >= visible) x = -INFINITY;
+        m = fmaxf(m, softmax.rank(slot, x));
       }
     m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, 1));
     m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, 2));
-    const float fix = exp_f32_not_above_0(top[i] - m);
+    m = fmaxf(top[i], softmax.score(m));
+    const float fix = exp2_f32(top[i] - m);
     top[i] = m;
     float part = 0;
 #pragma unroll
     for (int n = 0; n < kSlots / 8; n++)
 #pragma unroll
-      for (int e = 0; e < 2; e++) part += s[n][i * 2 + e] = exp_f32_not_above_0(s[n][i * 2 + e] - m);
+      for (int e = 0; e < 2; e++) {
+        float& x = s[n][i * 2 + e];
+        part += x = softmax.weight(n * 8 + lane % 4 * 2 + e, x, m);
+      }
     sum[i] = sum[i] * fix + part;
     return fix;
   }
@@ -161,7 +165,7 @@ struct Rows16 {
       total += __shfl_xor_sync(kAllLanes, total, 2);
       const int row = lane / 4 + 8 * i;
       if (row >= rows) continue;
-      bf16* o = place(row, top[i] + log_f32(total));
+      bf16* o = place(row, fmaf(log_f32(total), kLog2E, top[i]));
 #pragma unroll
       for (int n = 0; n < kD / 8; n++)
 #pragma unroll
@@ -199,9 +203,9 @@ struct SharedRows16 {
   };
 
   // Called by all warps; the arguments are those of Rows16::add_block.
-  template <class Keys, class Visible, class Biased>
-  __device__ __forceinline__ void add_block(SharedTile<kD> q, Keys k, SharedTile<kD> v, float scale, Visible visible_of,
-                                            Biased biased) {
+  template <class Keys, class Visible, class Bias>
+  __device__ __forceinline__ void add_block(SharedTile<kD> q, Keys k, SharedTile<kD> v, const Softmax<Bias>& softmax,
+                                            Visible visible_of) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pair = lane % 4 * 2;
     float s[2][4] = {};
     add_dots<16>(s, q, 0, Mine<Keys>{k});
@@ -215,8 +219,8 @@ struct SharedRows16 {
         for (int e = 0; e < 2; e++) {
           float& x = s[n][i * 2 + e];
           const int slot = warp * 16 + n * 8 + pair + e;
-          x = slot < visible ? biased(slot, x * scale) : -INFINITY;
-          m = fmaxf(m, x);
+          if (slot >= visible) x = -INFINITY;
+          m = fmaxf(m, softmax.rank(slot, x));
         }
       m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, 1));
       m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, 2));
@@ -227,14 +231,17 @@ struct SharedRows16 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const int row = lane / 4 + 8 * i;
-      float m = top[i];
+      float m = -INFINITY;
       for (int w = 0; w < kWarps; w++) m = fmaxf(m, shared.top[w][row]);
-      fix[i] = exp_f32_not_above_0(top[i] - m);
+      m = fmaxf(top[i], softmax.score(m));
+      fix[i] = exp2_f32(top[i] - m);
       top[i] = m;
 #pragma unroll
-      for (int n = 0; n < 2; n++)
-        *reinterpret_cast<float2*>(&shared.weights[row][warp * 16 + n * 8 + pair]) =
-            make_float2(exp_f32_not_above_0(s[n][i * 2] - m), exp_f32_not_above_0(s[n][i * 2 + 1] - m));
+      for (int n = 0; n < 2; n++) {
+        const int slot = warp * 16 + n * 8 + pair;
+        *reinterpret_cast<float2*>(&shared.weights[row][slot]) =
+            make_float2(softmax.weight(slot, s[n][i * 2], m), softmax.weight(slot + 1, s[n][i * 2 + 1], m));
+      }
     }
     __syncthreads();
     const float mine = __shfl_sync(kAllLanes, warp < 2 ? fix[0] : fix[1], (warp % 2 * 4 + lane / 4) % 8 * 4);

@@ -187,9 +187,7 @@ __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads)
     const int begin = i * kSlots;
 #pragma unroll
     for (int h = 0; h < 2; h++)
-      fix[h] = r.softmax(
-          h, scores, x.scale, [&](int row) { return t.parent_len + first + row + 1 - begin; },
-          [](int, float z) { return z; });
+      fix[h] = r.weigh(h, scores, x.softmax(), [&](int row) { return t.parent_len + first + row + 1 - begin; });
   };
   const auto take_weights = [&] {
 #pragma unroll

@@ -77,8 +77,7 @@ __global__ void __launch_bounds__(kThreads) attend_f32(const Args<float> a) {
       s.v[i] = x.value(row.t, row.kv, slot)[i % d];
     }
     __syncthreads();
-    r.add_block(
-        s, d, row.heads, x.scale, [&](int) { return row.slots - begin; }, [](int, float z) { return z; });
+    r.add_block(s, d, row.heads, x.softmax(), [&](int) { return row.slots - begin; });
   }
   r.write(
       row.heads, [&](int i, float lse) { return place(a, row, i, lse, threadIdx.x % 32 == 0); }, d);
@@ -111,9 +110,8 @@ __global__ void __launch_bounds__(32) attend_bf16(const Args<bf16> a) {
     cp_async_commit();
     cp_async_wait<1>();
     __syncwarp();
-    r.add_block(
-        q, 0, stage(block % 2), stage(2 + block % 2), x.scale, [&](int) { return row.slots - block * kSlots; },
-        [](int, float z) { return z; });
+    r.add_block(q, 0, stage(block % 2), stage(2 + block % 2), x.softmax(),
+                [&](int) { return row.slots - block * kSlots; });
     __syncwarp();  // everyone is done with this stage before the block after next lands in it
   }
   cp_async_wait<0>();

@@ -1,6 +1,6 @@
 // Attention of packed sequences, backward: AttnBwd, and AttnBlocksBwd, in which rows see only the blocks that they
 // list.
-//   p = exp(scale * q.k - lse);  dv += p do;  ds = p (do.v - do.o) scale;  dq = ds k;  dk += ds q
+//   p = exp(scale * q.k) / 2^lse;  dv += p do;  ds = p (do.v - do.o) scale;  dq = ds k;  dk += ds q
 //
 // dq, q, o, d_o [N, H, D]; dk, dv, k, v [N, K, D]; dpk, dpv, pk, pv [P, K, D]; lse [N, H].  dq is overwritten in the
 // rows of segments; dk, dv, dpk, dpv are added to in the rows that a segment sees; no other row is touched.  D <= 256;
@@ -34,20 +34,19 @@ namespace pare::PARE_CUDA {
 
 namespace {
 
-// A thread is a row; one chain over d, like a score.
-template <class T, bool kVector>
+// 16 threads for a row: its chains, and the tree of a row sum.
+template <class T>
 __global__ void __launch_bounds__(kThreads) row_sums(const Args<T> a) {
   const Tile t = find_tile<kThreads>(a.x.segments, a.x.n_segments, blockIdx.x);
-  const int i = t.first + threadIdx.x, d = a.x.d, column = blockIdx.y * d;
-  if (i >= t.len) return;
-  const T *x = a.d_o.row(t.row + i) + column, *y = a.o.row(t.row + i) + column;
-  float sum = 0;
-  for (int c = 0; c < d; c += kPack<T>) {
-    const Pack<T> u = load_pack<kVector>(x + c, d - c), v = load_pack<kVector>(y + c, d - c);
-    for (int e = 0; e < kPack<T>; e++)
-      if (c + e < d) sum = fmaf(to_float(u.v[e]), to_float(v.v[e]), sum);
+  const int rows = min(kThreads, t.len - t.first), d = a.x.d, column = blockIdx.y * d, lane = threadIdx.x % 16;
+  for (int first = 0; first < rows; first += kThreads / 16) {
+    const int r = first + threadIdx.x / 16, row = t.row + t.first + min(r, rows - 1);
+    const T *x = a.d_o.row(row) + column, *y = a.o.row(row) + column;
+    float sum = 0;
+    for (int c = lane; c < d; c += 16) sum = fmaf(to_float(x[c]), to_float(y[c]), sum);
+    for (int o = 8; o > 0; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
+    if (r < rows && lane == 0) put_delta(a.dq.row(row) + column, sum);
   }
-  put_delta(a.dq.row(t.row + i) + column, sum);
 }
 
 // ---- f32: 16 query rows against 32 keys at a time
@@ -84,8 +83,8 @@ __device__ void load_queries32(const Tiles32& s, const Args<float>& a, int64_t r
 
 // p and ds of `rows` query rows; warp w has the rows w * kEach32 + [0, kEach32), lane l key l.
 template <class Visible>
-__device__ __forceinline__ void weigh32(const Tiles32& s, int d, int rows, float scale, Visible visible) {
-  const int lane = threadIdx.x % 32;
+__device__ __forceinline__ void weigh32(const Tiles32& s, const Packed<float>& x, int rows, Visible visible) {
+  const int lane = threadIdx.x % 32, d = x.d;
   for (int r = 0; r < kEach32; r++) {
     const int row = threadIdx.x / 32 * kEach32 + r;
     if (row >= rows) continue;
@@ -94,8 +93,8 @@ __device__ __forceinline__ void weigh32(const Tiles32& s, int d, int rows, float
       const float *q = s.q + row * d, *d_o = s.d_o + row * d, *k = s.k + lane * (d + 1), *v = s.v + lane * (d + 1);
       float score = 0, product = 0;
       for (int c = 0; c < d; c++) score = fmaf(q[c], k[c], score), product = fmaf(d_o[c], v[c], product);
-      p = exp_f32(score * scale - s.lse[row]);
-      ds = p * (product - s.delta[row]) * scale;
+      p = exp2_f32(fmaf(score, x.score_scale, -s.lse[row]));
+      ds = p * (product - s.delta[row]) * x.scale;
     }
     s.p[row * kKeys32 + lane] = p;
     s.ds[row * kKeys32 + lane] = ds;
@@ -145,7 +144,7 @@ __global__ void __launch_bounds__(kThreads) key_gradients_f32(const Args<float> 
         __syncthreads();  // everyone is done with the previous rows
         load_queries32(s, a, g.row + i, rows, head);
         __syncthreads();
-        weigh32(s, d, rows, x.scale,
+        weigh32(s, x, rows,
                 [&](int row, int key) { return i + row >= first && (!kBlocks || (masks[row] >> key & 1)); });
         __syncthreads();
         for (int r = 0; r < rows; r++)
@@ -182,7 +181,7 @@ __global__ void __launch_bounds__(kThreads) query_gradients_f32(const Args<float
       s.v[slot * (d + 1) + c] = x.value(t, kv, begin + slot)[c];
     }
     __syncthreads();
-    weigh32(s, d, rows, x.scale, [&](int row, int slot) {
+    weigh32(s, x, rows, [&](int row, int slot) {
       return begin + slot <= t.parent_len + t.first + row && (!kBlocks || (masks[row] >> slot & 1));
     });
     __syncwarp();  // a warp reads its own rows only
@@ -289,7 +288,7 @@ __global__ void __launch_bounds__(kThreads) key_gradients_bf16(const Args<bf16> 
     two_stages(pieces, next, [&](int piece, int stage) {
       float p[kQueries / 8][4] = {}, ds[kQueries / 8][4] = {};
       add_dots<kQueries>(p, k, own, q(stage));
-      dots_to_p(p, lse[stage], x.scale, [&](int i, int query) {
+      dots_to_p(p, lse[stage], x.score_scale, [&](int i, int query) {
         const bool visible = begin + piece % tiles * kQueries + query >= first[i];
         return visible && (!kBlocks || (masks[stage][query] >> (own + lane / 4 + i * 8) & 1));
       });
@@ -358,7 +357,8 @@ __global__ void __launch_bounds__(kThreads) query_gradients_bf16(const Args<bf16
         const int i = own + lane / 4 + e / 2 * 8, slot = n * 8 + lane % 4 * 2 + e % 2;
         bool visible = piece * kCount + slot <= t.parent_len + t.first + i;
         if (kBlocks) visible = visible && (masks[stage][i] >> slot & 1);
-        const float w = exp_f32(p[n][e] * x.scale - lse[e / 2]) * (ds[n][e] - delta[e / 2]) * x.scale;
+        const float weight = exp2_f32(fmaf(p[n][e], x.score_scale, -lse[e / 2]));
+        const float w = weight * (ds[n][e] - delta[e / 2]) * x.scale;
         ds[n][e] = visible ? w : 0.f;
       }
     add_weighted<kCount, kD>(dq, ds, k(stage));
@@ -440,7 +440,7 @@ Args<T> arguments(const char* op, const AttnBwd& a) {
            ": dpk is dk, but dpv, pk, pv are not dv, k, v");
   else
     expect(apart(a.dpk, a.dk) && apart(a.dpv, a.dv), op, ": dpk and dpv overlap dk and dv, but are not the same");
-  x.vector = rows_aligned16(a, x.x) && aligned16(a.o, {x.o.stride}) && aligned16(a.d_o, {x.d_o.stride});
+  x.vector = rows_aligned16(a, x.x) && aligned16(a.d_o, {x.d_o.stride});
   return x;
 }
 
@@ -457,7 +457,7 @@ void backward(const char* op, const AttnBwd& a, const BlockLists* lists, Stream 
     const Grids g{{tiles(kThreads), heads},
                   {blocks(op, x.rows, kKeys) + (x.one ? 0 : blocks(op, x.parent_rows, kKeys)), kv_heads},
                   {tiles(kQueries), heads}};
-    launch(op, x.vector ? row_sums<T, true> : row_sums<T, false>, {.grid = g.rows, .block = kThreads}, stream, x);
+    launch(op, row_sums<T>, {.grid = g.rows, .block = kThreads}, stream, x);
     if (lists) {
       x.blocks = *lists;
       run<true>(op, x, g, stream);

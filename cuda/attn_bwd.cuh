@@ -142,7 +142,7 @@ __device__ __forceinline__ bool fill_masks(uint64_t* masks, F of) {
 
 // ---- bf16: fragments of a warp's 16 keys (rows) and some queries (columns)
 
-// k.q to p, 0 where hidden.  visible(i, query): to row lane / 4 + 8 i; lse: [queries].
+// k.q to p, 0 where hidden.  visible(i, query): to row lane / 4 + 8 i; lse: [queries]; scale: with log2(e).
 template <int kTiles, class Visible>
 __device__ __forceinline__ void dots_to_p(float (&p)[kTiles][4], const float* lse, float scale, Visible visible) {
 #pragma unroll
@@ -150,7 +150,7 @@ __device__ __forceinline__ void dots_to_p(float (&p)[kTiles][4], const float* ls
 #pragma unroll
     for (int e = 0; e < 4; e++) {
       const int query = n * 8 + threadIdx.x % 4 * 2 + e % 2;
-      const float w = exp_f32(p[n][e] * scale - lse[query]);
+      const float w = exp2_f32(fmaf(p[n][e], scale, -lse[query]));
       p[n][e] = visible(e / 2, query) ? w : 0.f;
     }
 }

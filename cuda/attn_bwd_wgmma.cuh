@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
       touched[i] |= first[i] != kNobody;
     }
     wgmma_wait<1>(registers(p));
-    dots_to_p(p, piece.lse, x.scale, [&](int i, int query) { return piece.begin + query >= first[i]; });
+    dots_to_p(p, piece.lse, x.score_scale, [&](int i, int query) { return piece.begin + query >= first[i]; });
     wgmma_wait<0>(registers(ds));
     dots_to_ds(ds, p, piece.delta, x.scale);
 #pragma unroll
@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
 #pragma unroll
     for (int n = 0; n < kSlots / 8; n++)
 #pragma unroll
-      for (int e = 0; e < 4; e++) p[n][e] = exp_f32(p[n][e] * x.scale - lse[e / 2]);
+      for (int e = 0; e < 4; e++) p[n][e] = exp2_f32(fmaf(p[n][e], x.score_scale, -lse[e / 2]));
   };
   const auto dots_to_ds = [&](int i) {
 #pragma unroll

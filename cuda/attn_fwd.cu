@@ -1,5 +1,6 @@
 // Causal attention of packed sequences, forward.  For own row i of a segment and its visible slots s in
-// [0, parent_len + i]:  o = sum_s p_s v_s / sum_s p_s,  p_s = exp(scale * q.k_s - max),  lse = max + log(sum_s p_s).
+// [0, parent_len + i]:  o = sum_s p_s v_s / sum_s p_s,  p_s = 2^(scale log2(e) q.k_s - max),
+// lse = max + log2(sum_s p_s).
 //
 // q, o [N, H, D]; k, v [N, K, D]; pk, pv [P, K, D]; lists [G, K]; lse [N, H].  o and lse are overwritten in the rows of
 // segments; other rows are not touched.  D <= 256.
@@ -48,9 +49,7 @@ __global__ void __launch_bounds__(kThreads) attn_f32(const Args<float> a) {
       s.v[i] = x.value(t, kv, begin + slot)[c];
     }
     __syncthreads();
-    r.add_block(
-        s, d, rows, x.scale, [&](int row) { return t.parent_len + t.first + row + 1 - begin; },
-        [](int, float z) { return z; });
+    r.add_block(s, d, rows, x.softmax(), [&](int row) { return t.parent_len + t.first + row + 1 - begin; });
   }
   r.write(
       rows,
@@ -94,9 +93,8 @@ __global__ void __launch_bounds__(kThreads) attn_bf16(const Args<bf16> a) {
     cp_async_wait<1>();
     __syncthreads();
     const int begin = block * kSlots;
-    r.add_block(
-        sq, first - t.first, stage(block % 2), stage(2 + block % 2), x.scale,
-        [&](int i) { return t.parent_len + first + i + 1 - begin; }, [](int, float z) { return z; });
+    r.add_block(sq, first - t.first, stage(block % 2), stage(2 + block % 2), x.softmax(),
+                [&](int i) { return t.parent_len + first + i + 1 - begin; });
     __syncthreads();  // everyone is done with this stage before the block after next lands in it
   }
   cp_async_wait<0>();

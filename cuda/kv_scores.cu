@@ -176,28 +176,30 @@ __device__ __forceinline__ void weigh_rows(const MassArgs<T>& a, const QueryTile
                                            int last, float (*worth)[kSlots / kBlock], End end_of, Add add) {
   const int row = threadIdx.x / kLanes, lane = threadIdx.x % kLanes, end = row < count ? end_of(row) : 0;
   float* const z = t.z + row * QueryTile::kColumnStep;
+  const float scale = a.scale * kLog2E;
   float top = -INFINITY, sum = 0;
   for (int pass = 0; pass < 2; pass++) {
     float so_far = -INFINITY;
     for (int begin = 0; begin < last; begin += kSlots) {
-      t.multiply(count, last - begin, a.scale, [&](int j) {
+      t.multiply(count, last - begin, 1, [&](int j) {
         return Key<T>{begin + j < last ? key_at(a.k_pages, pages, begin + j, t.depth) : nullptr, 0};
       });
       for (int block = 0; block < kSlots && begin + block < last; block += kBlock) {
-        float x[kBlock / kLanes], next = -INFINITY, tree = 0;
+        float x[kBlock / kLanes], bias[kBlock / kLanes], next = -INFINITY, tree = 0;
         for (int i = 0; i < kBlock / kLanes; i++) {
           const int j = block + lane + i * kLanes, slot = begin + j;
-          x[i] = slot < end ? z[j] + (a.counts ? log_f32(a.counts[pages.at(slot)]) : 0.f) : -INFINITY;
-          next = fmaxf(next, x[i]);
+          x[i] = slot < end ? z[j] : -INFINITY;
+          bias[i] = slot < end && a.counts ? log_f32(a.counts[pages.at(slot)]) * kLog2E : 0.f;
+          next = fmaxf(next, fmaf(x[i], scale, bias[i]));
         }
         next = fmaxf(so_far, lanes_max(next));
-        for (float& p : x) p = exp_f32(p - next), tree += p;
+        for (int i = 0; i < kBlock / kLanes; i++) tree += x[i] = exp2_f32(fmaf(x[i], scale, bias[i] - next));
         if (pass == 0) {
           tree = lanes_sum(tree);
-          sum = begin + block ? fmaf(sum, exp_f32(so_far - next), tree) : tree;
+          sum = begin + block ? fmaf(sum, exp2_f32(so_far - next), tree) : tree;
         } else {
           for (int i = 0; i < kBlock / kLanes; i++) z[block + lane + i * kLanes] = x[i];
-          if (lane == 0) worth[row][block / kBlock] = exp_f32(next - top) / sum;
+          if (lane == 0) worth[row][block / kBlock] = exp2_f32(next - top) / sum;
         }
         so_far = next;
       }

@@ -21,20 +21,22 @@ __device__ __forceinline__ float exp_f32(float x) {
   return y * __int_as_float((half + 127) << 23) * __int_as_float((k - half + 127) << 23);
 }
 
-// exp_f32(x) for x <= 0 or NaN, as in a softmax, with fewer instructions and the same bits.
-__device__ __forceinline__ float exp_f32_not_above_0(float x) {
-  x = x < -104.f ? -104.f : x;
-  const float magic = 0x1.8p23f, shifted = fmaf(x, 0x1.715476p0f, magic), n = shifted - magic;
-  const float r = fmaf(-n, -0x1.05c61p-29f, fmaf(-n, 0x1.62e43p-1f, x));
-  float q = 1.38145986467e-3f;
-  q = fmaf(q, r, 8.36871687973e-3f);
-  q = fmaf(q, r, 4.16683880453e-2f);
-  q = fmaf(q, r, 1.66665206317e-1f);
-  q = fmaf(q, r, 4.99999934478e-1f);
-  const float y = 1.f + fmaf(r * r, q, r);
-  // The last bits of `shifted` are those of n.  y 2^(n + 64) is exact, so there is one rounding, as in exp_f32.
-  return y * __uint_as_float((__float_as_uint(shifted) << 23) + ((64u + 127u) << 23)) * 0x1p-64f;
+// 2^x for x < 63 within 1.02 units in the last place: the exponential of attention, whose scores have log2(e) in their
+// scale.  2^0 is 1; from -150 down the result is 0; NaN stays.  Of larger x: anything.
+// x = n + r, 2^r = 1 + r q(r).
+__device__ __forceinline__ float exp2_f32(float x) {
+  x = x < -150.f ? -150.f : x;
+  const float magic = 0x1.8p23f, shifted = x + magic, r = x - (shifted - magic);  // n = shifted - magic
+  float q = 1.55946779e-4f;
+  q = fmaf(q, r, 1.34066439e-3f);
+  q = fmaf(q, r, 9.61769297e-3f);
+  q = fmaf(q, r, 5.55031055e-2f);
+  q = fmaf(q, r, 2.40226528e-1f);
+  q = fmaf(q, r, 6.93147215e-1f);
+  // The last bits of `shifted` are those of n.  y 2^(n + 64) is exact, so there is one rounding.
+  return fmaf(q, r, 1.f) * __uint_as_float((__float_as_uint(shifted) << 23) + ((64u + 127u) << 23)) * 0x1p-64f;
 }
+constexpr float kLog2E = 0x1.715476p0f;
 
 // log(x) = e ln 2 + log(1 + f), 1 + f in [sqrt(1/2), sqrt(2)), log(1 + f) = f - f^2 / 2 + f^3 q(f).
 // log(0) is -infinity, of negative numbers NaN.

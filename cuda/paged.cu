@@ -144,13 +144,13 @@ __global__ void __launch_bounds__(kThreads) attend32(const Args<float> a) {
       }
     }
     __syncthreads();
-    r.add_block(
-        s, d, e.rows, a.scale, [&](int row) { return e.visible(row) - begin; },
-        [&](int i, float z) {
-          if (!a.counts) return z;
-          const int slot = begin + i;
-          return z + log_f32(a.counts[a.pages.head(e.table_row, slot, e.kv) * kPageSlots + slot % kPageSlots]);
-        });
+    const auto bias = [&](int i) {
+      if (!a.counts) return 0.f;
+      const int slot = begin + i;
+      return log_f32(a.counts[a.pages.head(e.table_row, slot, e.kv) * kPageSlots + slot % kPageSlots]) * kLog2E;
+    };
+    r.add_block(s, d, e.rows, Softmax<decltype(bias)>{a.scale * kLog2E, bias},
+                [&](int row) { return e.visible(row) - begin; });
   }
   r.write(
       e.rows, [&](int row, float) { return e.result(row); }, d);
@@ -166,7 +166,7 @@ struct Stage {
   static constexpr int kBytes = 2 * 64 * kD * 2 + 64 * 4;
   SharedTile<kSlots> k;  // [kD][64]: slots across, as in pages
   SharedTile<kD> v;      // [64][kD]
-  float* bias;           // [64]: log of the counts
+  float* bias;           // [64]: log2 of the counts
   __device__ explicit Stage(char* p)
       : k{reinterpret_cast<bf16*>(p)}, v{k.p + kSlots * kD}, bias(reinterpret_cast<float*>(v.p + kSlots * kD)) {}
 };
@@ -208,7 +208,7 @@ __device__ __forceinline__ void load_slots(const Stage<kD>& to, const Reads<bf16
   });
   if (kCounts && threadIdx.x < kSlots) {
     const int i = threadIdx.x, at = i < present ? mine[i / 4] + i % 4 : 0;
-    to.bias[i] = i < present ? log_f32(e.a.counts[head(at) * kPageSlots + at % kPageSlots]) : 0.f;
+    to.bias[i] = i < present ? log_f32(e.a.counts[head(at) * kPageSlots + at % kPageSlots]) * kLog2E : 0.f;
   }
 }
 
@@ -239,8 +239,15 @@ __global__ void __launch_bounds__(kThreads) attend16(const Args<bf16> a) {
     }
     cp_async_wait<0>();
   };
-  const auto biased = [](const Stage<kD>& s) {
-    return [&s](int slot, float z) { return kCounts ? z + s.bias[slot] : z; };
+  struct Bias {
+    const float* of;
+    __device__ __forceinline__ float operator()(int slot) const { return of[slot]; }
+  };
+  const auto softmax = [&a](const Stage<kD>& s) {
+    if constexpr (kCounts)
+      return Softmax<Bias>{a.scale * kLog2E, {s.bias}};
+    else
+      return Softmax<>{a.scale * kLog2E};
   };
   if (e.rows <= 16) {  // decoding: the warps share the rows, and memory behind them
     using Rows = SharedRows16<kD>;
@@ -248,8 +255,7 @@ __global__ void __launch_bounds__(kThreads) attend16(const Args<bf16> a) {
     load_tile<16>(q, a.q, e.rows, d, a.vector, query);
     Rows r(*reinterpret_cast<typename Rows::Memory*>(smem + 16 * kD));
     for_blocks([&](const Stage<kD>& s, int begin) {
-      r.add_block(
-          q, AcrossTile{s.k}, s.v, a.scale, [&](int i) { return e.visible(i) - begin; }, biased(s));
+      r.add_block(q, AcrossTile{s.k}, s.v, softmax(s), [&](int i) { return e.visible(i) - begin; });
     });
     r.write(
         e.rows, [&](int i) { return e.result(i); }, d);
@@ -258,8 +264,7 @@ __global__ void __launch_bounds__(kThreads) attend16(const Args<bf16> a) {
     Rows16<kD> r;
     for_blocks([&](const Stage<kD>& s, int begin) {
       if (first < e.rows)
-        r.add_block(
-            q, first, AcrossTile{s.k}, s.v, a.scale, [&](int i) { return e.visible(first + i) - begin; }, biased(s));
+        r.add_block(q, first, AcrossTile{s.k}, s.v, softmax(s), [&](int i) { return e.visible(first + i) - begin; });
     });
     r.write(
         e.rows - first, [&](int i, float) { return e.result(first + i); }, d);

@@ -14,8 +14,8 @@ void copy_groups(uint32_t* out, const uint32_t* in);
 void load_matrices(uint32_t* out, const uint16_t* rows, const int32_t* row, bool transposed);
 // d[i] += a[i] b[i], i < n: a [n][16][16] and b [n][8][16] (by columns) of bf16, d [n][16][8].
 void multiply(float* d, const uint16_t* a, const uint16_t* b, int n);
-// Adds for how many floats below 0 and NaNs, every `step`-th, exp_f32_not_above_0 (cuda/math.cuh) is not exp_f32.
-void count_different_exps(int32_t* different, uint32_t step);
+// x[i] = exp2_f32(x[i]) (cuda/math.cuh), i < n.
+void exp2_in_place(float* x, int n);
 
 // ---- compute capability 9.0 (ptx90_kernels.cu)
 extern const bool wgmma_confirmed;  // kWgmmaConfirmed of cuda/tensor_kernel.cuh

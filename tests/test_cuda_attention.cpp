@@ -1,6 +1,7 @@
 // Attention backward and attention with lists of blocks by the CUDA kernels in bf16: values against `ref` in double
 // from the same inputs, bits against the promises of cuda/attn_bwd.cu and cuda/attn_blocks.cu.  What is written twice
 // against one another, bit by bit.  (test_ops.cpp compares the same kernels in f32 with the `cpu` table, bit by bit.)
+#include <numbers>
 #include <numeric>
 
 #include "bench/probe.h"
@@ -145,7 +146,7 @@ std::map<std::string, std::vector<double>> allowed_errors(Call& ref, const Case&
             q_k += q.get(at_q + d) * k.get(at_k + d);
             do_v += d_o.get(at_q + d) * v.get(at_k + d), do_o += d_o.get(at_q + d) * o.get(at_q + d);
           }
-          const double p = std::exp(scale * q_k - ref["lse"].get((g.row + i) * c.heads + h));
+          const double p = std::exp2(scale / std::numbers::ln2 * q_k - ref["lse"].get((g.row + i) * c.heads + h));
           const double of_p = p * (u + inner), of_ds = scale * p * (std::fabs(do_v - do_o) * (u + inner) + 2 * inner);
           for (int64_t d = 0; d < c.d; d++) {
             sums["dq"][at_q + d] += of_ds * std::fabs(k.get(at_k + d));

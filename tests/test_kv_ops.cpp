@@ -492,9 +492,14 @@ TEST(KvOpsOrder, MassIsTheDefinition) {
   r.call(&Table::attn_paged_mass, m);
   std::vector<float> mass(n, 0.25f);
   mass[n - 2] = mass[n - 1] = 0;
-  const auto exp = [](float x) {
-    cpu_kernels().exp(&x, &x, 1);
-    return x;
+  const float scale = a.scale * 0x1.715476p0f;
+  const auto exp2 = [](float x) {  // 2^n 2^r, 2^r = 1 + r q(r)
+    x = std::max(x, -150.0f);
+    const float n = std::rint(x), r = x - n;
+    float q = 1.55946779e-4f;
+    for (float c : {1.34066439e-3f, 9.61769297e-3f, 5.55031055e-2f, 2.40226528e-1f, 6.93147215e-1f, 1.0f})
+      q = std::fma(q, r, c);
+    return std::ldexp(q, static_cast<int>(n));
   };
   for (int64_t row = 0; row < rows * H; row++) {
     const int32_t seen = n - rows + 1 + static_cast<int32_t>(row / H);
@@ -504,16 +509,16 @@ TEST(KvOpsOrder, MassIsTheDefinition) {
     for (int32_t s = 0; s < seen; s++) {
       std::vector<double> key;
       for (int64_t d = 0; d < D; d++) key.push_back(k[(pages.page(0, s) * D + d) * 16 + s % 16]);
-      p.push_back(dot(query, key) * a.scale);
+      p.push_back(dot(query, key));
     }
     for (int32_t block = 0; block < seen; block += 64) {
       const auto begin = p.begin() + block, end = p.begin() + std::min(seen, block + 64);
-      const float next = std::max(max, *std::max_element(begin, end));
-      for (auto x = begin; x < end; x++) *x = exp(*x - next);
-      sum = std::fma(sum, block ? exp(max - next) : 0.0f, sum_of_lanes({begin, end}, 0));
+      const float next = std::max(max, *std::max_element(begin, end) * scale);
+      for (auto x = begin; x < end; x++) *x = exp2(std::fma(*x, scale, -next));
+      sum = std::fma(sum, block ? exp2(max - next) : 0.0f, sum_of_lanes({begin, end}, 0));
       max = next, maxima.push_back(max);
     }
-    for (int32_t s = 0; s < seen; s++) mass[s] = std::fma(p[s], exp(maxima[s / 64] - max) / sum, mass[s]);
+    for (int32_t s = 0; s < seen; s++) mass[s] = std::fma(p[s], exp2(maxima[s / 64] - max) / sum, mass[s]);
   }
   const auto out = r.values("mass");
   for (int32_t s = 0; s < n; s++)

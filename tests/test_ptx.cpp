@@ -10,6 +10,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -307,11 +310,30 @@ TEST(Ptx, WgmmaIsConfirmedByADevice) {
       << "set kWgmmaConfirmed of cuda/tensor_kernel.cuh accordingly";
 }
 
-// (No instruction of PTX, but bits that two functions of kernels share.)
-TEST(Ptx, ExponentialsAgree) {
-  Memory<int32_t> different({0});
-  ptx::count_different_exps(different.data(), 1009);
-  EXPECT_EQ(different.values()[0], 0);
+// (No instruction of PTX.)  The exponential of attention, for what it is defined for: every 4001st float.
+TEST(Ptx, Exp2IsAccurate) {
+  std::vector<float> in = {0, -0.f, -149, -149.5f, -150, -151, -1e30f, -INFINITY, NAN};
+  for (uint64_t bits = 0; bits < std::bit_cast<uint32_t>(63.f); bits += 4001)
+    in.push_back(std::bit_cast<float>(static_cast<uint32_t>(bits)));
+  for (uint64_t bits = 0; bits <= std::bit_cast<uint32_t>(INFINITY); bits += 4001)
+    in.push_back(-std::bit_cast<float>(static_cast<uint32_t>(bits)));
+  Memory<float> x(in);
+  ptx::exp2_in_place(x.data(), static_cast<int>(in.size()));
+  const std::vector<float> out = x.values();
+  EXPECT_EQ(out[0], 1);
+  EXPECT_EQ(out[1], 1);
+  EXPECT_EQ(out[2], 0x1p-149f);
+  for (int i : {4, 5, 6, 7}) EXPECT_EQ(std::bit_cast<uint32_t>(out[i]), 0u) << in[i];
+  EXPECT_TRUE(std::isnan(out[8]));
+  double most = 0;
+  for (size_t i = 0; i < in.size(); i++) {
+    if (std::isnan(in[i])) continue;
+    const double exact = std::exp2(static_cast<double>(in[i]));
+    const double ulp = std::ldexp(1.0, std::max(exact > 0 ? std::ilogb(exact) : -150, -126) - 23);
+    most = std::max(most, std::abs(out[i] - exact) / ulp);
+  }
+  EXPECT_LE(most, 1.02);
+  EXPECT_GE(most, 0.9) << "the worst places have not been tried";
 }
 
 // The copies and loads as the PTX manual describes them.

@@ -22,7 +22,7 @@ struct SegmentRow {
 
 struct AttnFwd {
   Tensor o;         // act [N, H, D] out
-  Tensor lse;       // stat [N, H] out: log of the sum of exp(scale * q.k) over visible keys
+  Tensor lse;       // stat [N, H] out: log2 of the sum of exp(scale * q.k) over visible keys
   Tensor q;         // act [N, H, D]; rows may be strided, heads contiguous (so for k, v, pk, pv)
   Tensor k, v;      // act [N, K, D]; query head h reads key head h / (H / K)
   Tensor pk, pv;    // act [P, K, D]: where parents lie; k and v themselves, or those of another batch
@@ -39,7 +39,7 @@ struct AttnFwd {
   }
   auto outputs() const { return std::array{o, lse}; }
 };
-// p = exp(scale*q.k - lse); dv += p do; ds = p (do.v - do.o); dq = scale * ds k; dk += scale * ds q.
+// p = exp(scale*q.k) / 2^lse; dv += p do; ds = p (do.v - do.o); dq = scale * ds k; dk += scale * ds q.
 // Order of the chains: dq over slots ascending; dk and dv over segments in list order, then the query heads of the
 // group ascending, then own rows ascending, continued from what the accumulators hold.
 struct AttnBwd {
@@ -121,8 +121,8 @@ struct AttnPaged {
 };
 
 // AttnPaged that also adds up the attention that every slot receives (H2O): mass[slot] = fma(p, f, mass[slot]), where
-// p = exp(score - m) is the slot's weight in its block of the online softmax, m the maximum so far, and f = exp(m - M)
-// / sum with the maximum and the sum of the whole row.  One chain over the rows of the entry ascending, then over the
+// p = 2^(score - m) is the slot's weight in its block of the online softmax, m the maximum so far, and f = 2^(m - M) /
+// sum with the maximum and the sum of the whole row.  One chain over the rows of the entry ascending, then over the
 // query heads of the group ascending, continued from what the slot holds; slots that are new in this pass start from 0.
 // So prefill in pieces gives the same sums.
 struct AttnPagedMass {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 #include <numeric>
 #include <set>
 #include <vector>
@@ -14,7 +15,7 @@ namespace pare::ref {
 namespace {
 
 // softmax(scale * q.k + log(count)) over `slots`, for one query of one head; key is a function of (slot, d), count of
-// the slot.  lse: the log of the sum of the exponentials.
+// the slot.  lse: the logarithm, base 2, of the sum of the exponentials.
 template <class T, class Key, class Count>
 std::vector<double> probabilities(const T* q, int64_t dim, const std::vector<int64_t>& slots, double scale, Key key,
                                   Count count, double* lse = nullptr) {
@@ -28,7 +29,7 @@ std::vector<double> probabilities(const T* q, int64_t dim, const std::vector<int
   double sum = 0;
   for (double& x : p) sum += x = std::exp(x - max);
   for (double& x : p) x /= sum;
-  if (lse) *lse = max + std::log(sum);
+  if (lse) *lse = max / std::numbers::ln2 + std::log2(sum);
   return p;
 }
 
@@ -176,7 +177,7 @@ void backward_head(const AttnBwd& a, const BlockLists& lists, const View<int32_t
         q_k += double(q(n, h, d)) * k(slot, kv, d);
         do_v += double(d_o(n, h, d)) * v(slot, kv, d);
       }
-      p[i * slots + slot] = std::exp(a.scale * q_k - lse(n, h));
+      p[i * slots + slot] = std::exp2(a.scale / std::numbers::ln2 * q_k - lse(n, h));
       ds[i * slots + slot] = p[i * slots + slot] * (do_v - do_o);
     }
     for (int64_t d = 0; d < dim; d++) {

@@ -29,35 +29,37 @@ struct QueryTile {
   int64_t visible[kQueryRows] = {};    // slots that each row sees, ascending, at least 1
   const float* bias = nullptr;         // of each slot, added to the scaled score; null: none
   float* o = nullptr;                  // [rows][value_width] out
-  alignas(64) float max[16], sum[16];  // out: the largest scaled score, and the sum of exponentials relative to it
+  alignas(64) float max[16], sum[16];  // out: the largest scaled score, and the sum of weights relative to it
   // Out where not null: the weights, [rows][stride], each relative to the maximum after its block, and those maxima,
   // [blocks][16].
   float *weights = nullptr, *maxima = nullptr;
   int64_t stride = 0;
 };
 
-// s[row][16 p + j]: the scaled scores of the rows and kPanels panels of keys from panel `first` on, -infinity where a
-// row does not see the slot; highest[row]: also the maximum of them, by lane.
-template <int kRows, int kPanels>
+// s[row][16 p + j]: q.k of the rows and kPanels panels of keys from panel `first` on, -infinity where a row does not
+// see the slot; highest[row]: also the maximum of them (of scaled scores if they have a bias), by lane.  V: vf, or vh
+// where the panel is one of which no row sees more than 8.
+template <int kRows, int kPanels, bool kBias, class V>
 PARE_INLINE void score_panels(const QueryTile& t, const Panels& k, int64_t first, int64_t width, float scale, float* s,
                               vf* highest) {
-  vf acc[kRows][kPanels];
+  V acc[kRows][kPanels];
   const float *q[kRows], *b[kPanels];
   PARE_UNROLL
   for (int r = 0; r < kRows; r++) {
     q[r] = t.q[r];
     PARE_UNROLL
-    for (int p = 0; p < kPanels; p++) acc[r][p] = zero();
+    for (int p = 0; p < kPanels; p++) fill(acc[r][p], 0);
   }
   PARE_UNROLL
   for (int p = 0; p < kPanels; p++) b[p] = k.at(first + p);
   for (int64_t d = 0; d < width; d++) {
-    vf keys[kPanels];
+    V keys[kPanels];
     PARE_UNROLL
-    for (int p = 0; p < kPanels; p++) keys[p] = load(b[p] + d * 16), hold(keys[p]);
+    for (int p = 0; p < kPanels; p++) fetch(keys[p], b[p] + d * 16), hold(keys[p]);
     PARE_UNROLL
     for (int r = 0; r < kRows; r++) {
-      const vf x = set1(q[r][d]);
+      V x;
+      fill(x, q[r][d]);
       PARE_UNROLL
       for (int p = 0; p < kPanels; p++) acc[r][p] = fma(x, keys[p], acc[r][p]);
     }
@@ -68,10 +70,9 @@ PARE_INLINE void score_panels(const QueryTile& t, const Panels& k, int64_t first
       vf most = set1(-__builtin_inff());
       PARE_UNROLL
       for (int p = 0; p < kPanels; p++) {
-        vf z = mul(acc[r][p], set1(scale));
-        if (t.bias) z = add(z, load(t.bias + (first + p) * 16));
-        z = keep(r, p, z);
+        vf z = keep(r, p, widen(acc[r][p]));
         store(s + r * kBlock + p * 16, z);
+        if (kBias) z = fma(z, set1(scale), load(t.bias + (first + p) * 16));
         most = p ? max(most, z) : z;
       }
       highest[r] = kPanels == kBlock / 16 ? most : max(highest[r], most);
@@ -124,11 +125,11 @@ PARE_INLINE void add_values(const QueryTile& t, const float* p, const float* alp
   for (int i = 0; i < kPanels; i++) store(o + r * value_width + i * 16, acc[r][i]);
 }
 
-// Turns the scores of the kPanels panels of a block into weights relative to `next`, the maxima of the rows with this
-// block; alpha[r] is what sums so far of row r are worth beside them.
-template <int kRows, int kPanels>
-PARE_INLINE void weigh(QueryTile& t, float* s, const float* next, float* alpha, int64_t first) {
-  if (first) store(alpha, exp(sub(load(t.max), load(next))));  // else there is nothing yet
+// Turns q.k of the kPanels panels of a block into weights relative to `next`, the maxima of the rows with this block;
+// alpha[r] is what sums so far of row r are worth beside them.
+template <int kRows, int kPanels, bool kBias>
+PARE_INLINE void weigh(QueryTile& t, float* s, const float* next, float* alpha, int64_t first, float scale) {
+  if (first) store(alpha, exp2_below_63(sub(load(t.max), load(next))));  // else there is nothing yet
   store(t.max, load(next));
   float* const weights = t.weights;
   if (weights) store(t.maxima + first / kBlock * 16, load(next));
@@ -140,7 +141,8 @@ PARE_INLINE void weigh(QueryTile& t, float* s, const float* next, float* alpha, 
     PARE_UNROLL
     for (int p = 0; p < kPanels; p++) {
       float* const at = s + r * kBlock + p * 16;
-      const vf weight = exp_below_89(sub(load(at), set1(next[r])));  // absent slots: exp(-infinity) is +0
+      const vf minus = set1(-next[r]), offset = kBias ? add(load(t.bias + first + p * 16), minus) : minus;
+      const vf weight = exp2_below_63(fma(load(at), set1(scale), offset));  // absent slots: 2^-infinity is +0
       store(at, weight);
       if (weights) store(weights + r * t.stride + first + p * 16, weight);
       sums[r] = p ? add(sums[r], weight) : weight;
@@ -149,8 +151,9 @@ PARE_INLINE void weigh(QueryTile& t, float* s, const float* next, float* alpha, 
   store(t.sum, fma(load(t.sum), load(alpha), reduce(sums, [](vf a, vf b) { return add(a, b); })));
 }
 
-// `value_width`: width rounded up to 16; rows of V are as long, so that they can be read in whole vectors.
-template <int kRows>
+// `value_width`: width rounded up to 16; rows of V are as long, so that they can be read in whole vectors.  `scale` and
+// t.bias are in units of base 2.
+template <int kRows, bool kBias>
 void attend(QueryTile& t, const Panels& k, const Panels& v, int64_t width, int64_t value_width, float scale) {
   constexpr int kMost = most_panels(kRows);
   alignas(64) float scores[2][kRows * kBlock], alpha[16] = {}, next[16];
@@ -161,19 +164,24 @@ void attend(QueryTile& t, const Panels& k, const Panels& v, int64_t width, int64
     vf highest[16];
     PARE_UNROLL
     for (int r = 0; r < 16; r++) highest[r] = set1(-__builtin_inff());
+    const int64_t whole = (min64(slots - first, kBlock) + 7) / 16;
     for_pieces<kMost>(
-        panels(first), [&](auto n, int64_t p) __attribute__((always_inline)) {
-          score_panels<kRows, n.value>(t, k, first / 16 + p, width, scale, s + p * 16, highest);
+        whole, [&](auto n, int64_t p) __attribute__((always_inline)) {
+          score_panels<kRows, n.value, kBias, vf>(t, k, first / 16 + p, width, scale, s + p * 16, highest);
         });
-    store(next, max(reduce(highest, [](vf a, vf b) { return max(a, b); }), load(t.max)));
+    if (whole < panels(first))
+      score_panels<kRows, 1, kBias, vh>(t, k, first / 16 + whole, width, scale, s + whole * 16, highest);
+    const vf top = reduce(highest, [](vf a, vf b) { return max(a, b); });
+    store(next, max(kBias ? top : mul(top, set1(scale)), load(t.max)));
   };
   // The scores of the next block come before the values of this one: they need not wait for the exponentials.
   score(0, scores[0]);
   for (int64_t first = 0; first < slots; first += kBlock) {
     float* const s = scores[first / kBlock % 2];
     for_pieces<kBlock / 16>(
-        panels(first), [&](auto n, int64_t)
-                           __attribute__((always_inline)) { weigh<kRows, n.value>(t, s, next, alpha, first); });
+        panels(first), [&](auto n, int64_t) __attribute__((always_inline)) {
+          weigh<kRows, n.value, kBias>(t, s, next, alpha, first, scale);
+        });
     if (first + kBlock < slots) score(first + kBlock, scores[(first / kBlock + 1) % 2]);
     for_pieces<kMost>(
         value_width / 16, [&](auto n, int64_t p) __attribute__((always_inline)) {
@@ -182,23 +190,28 @@ void attend(QueryTile& t, const Panels& k, const Panels& v, int64_t width, int64
   }
 }
 
+template <bool kBias>
 void attend(QueryTile& t, const Panels& k, const Panels& v, int64_t width, int64_t value_width, float scale) {
   switch (t.rows) {
     case 1:
-      return attend<1>(t, k, v, width, value_width, scale);
+      return attend<1, kBias>(t, k, v, width, value_width, scale);
     case 2:
-      return attend<2>(t, k, v, width, value_width, scale);
+      return attend<2, kBias>(t, k, v, width, value_width, scale);
     case 3:
-      return attend<3>(t, k, v, width, value_width, scale);
+      return attend<3, kBias>(t, k, v, width, value_width, scale);
     case 4:
-      return attend<4>(t, k, v, width, value_width, scale);
+      return attend<4, kBias>(t, k, v, width, value_width, scale);
     case 5:
-      return attend<5>(t, k, v, width, value_width, scale);
+      return attend<5, kBias>(t, k, v, width, value_width, scale);
     case 6:
-      return attend<6>(t, k, v, width, value_width, scale);
+      return attend<6, kBias>(t, k, v, width, value_width, scale);
   }
 }
+void attend(QueryTile& t, const Panels& k, const Panels& v, int64_t width, int64_t value_width, float scale) {
+  return t.bias ? attend<true>(t, k, v, width, value_width, scale) : attend<false>(t, k, v, width, value_width, scale);
+}
 
+PARE_INLINE vf log2_sum(const QueryTile& t) { return fma(log(load(t.sum)), set1(kLog2E), load(t.max)); }
 PARE_INLINE void write_row(float* o, const QueryTile& t, int64_t r, int64_t width, int64_t value_width) {
   const vf l = set1(t.sum[r]);
   for_vectors(
@@ -261,7 +274,7 @@ void add_mass(const QueryTile& t, const Mass& mass) {
   const int64_t slots = t.visible[t.rows - 1], begin = mass.first / 16 * 16;
   for (int64_t block = begin / kBlock * kBlock; block < slots; block += kBlock) {
     alignas(64) float f[16];
-    store(f, div(exp_below_89(sub(load(t.maxima + block / kBlock * 16), load(t.max))), load(t.sum)));
+    store(f, div(exp2_below_63(sub(load(t.maxima + block / kBlock * 16), load(t.max))), load(t.sum)));
     for (int64_t s = max64(block, begin); s < min64(block + kBlock, slots); s += 16)
       mass.change(s, mass.first, [&](vf x) {
         for (int64_t r = 0; r < t.rows; r++)
@@ -299,9 +312,9 @@ void attn_fwd(const AttnArgs& a, const AttnTurn& turn) {
     queries.take(t, min64(share, end - first));
     for (int64_t r = 0; r < t.rows; r++)  // or the stores below would wait for these lines
       for (int64_t d = 0; d < a.width; d += 16) __builtin_prefetch(a.o + t.at[r] * a.width + d, 1);
-    attend(t, k, v, a.width, value_width, a.scale);
+    attend(t, k, v, a.width, value_width, a.scale * kLog2E);
     float lse[16];
-    store(lse, add(load(t.max), log(load(t.sum))));
+    store(lse, log2_sum(t));
     for (int64_t r = 0; r < t.rows; r++) {
       write_row(a.o + t.at[r] * a.width, t, r, a.width, value_width);
       a.lse[t.at[r]] = lse[r];
@@ -323,8 +336,11 @@ void attn_paged(const PagedArgs& a, const PagedRow& row, int64_t kv_head, float*
     v = {values, nullptr, 16 * value_width};
   }
   float* const bias = values + (value_width != a.width ? row.slots * value_width : 0);
-  for (int64_t s = 0; a.count_pages && s < row.slots; s += 16)
-    store(bias + s, log(load(a.count_pages + (pages[s / 16] * (a.heads / g) + kv_head) * 16)));
+  for (int64_t s = 0; a.count_pages && s < row.slots; s += 16) {
+    const vf counts = load(a.count_pages + (pages[s / 16] * (a.heads / g) + kv_head) * 16);
+    // What is stored of slots that nobody uses may be NaN, which would reach those beside them.
+    store(bias + s, select(first_lanes(row.slots - s), mul(log(counts), set1(kLog2E)), zero()));
+  }
   const Mass mass{a.mass_pages, pages, a.heads / g, kv_head, a.first_mass, row.slots};
   float* const maxima = bias + (a.count_pages ? round16(row.slots) : 0);
   if (a.mass_pages) clear_new(mass, row.slots - row.rows);
@@ -336,11 +352,11 @@ void attn_paged(const PagedArgs& a, const PagedRow& row, int64_t kv_head, float*
     if (a.mass_pages)
       t.stride = round16(row.slots), t.maxima = maxima, t.weights = maxima + (row.slots + kBlock) / kBlock * 16;
     queries.take(t, min64(share, end - first));
-    attend(t, k, v, a.width, value_width, a.scale);
+    attend(t, k, v, a.width, value_width, a.scale * kLog2E);
     if (a.mass_pages) add_mass(t, mass);
     if (a.lse) {
       float lse[16];
-      store(lse, add(load(t.max), log(load(t.sum))));
+      store(lse, log2_sum(t));
       for (int64_t r = 0; r < t.rows; r++) a.lse[t.at[r]] = lse[r];
     }
     for (int64_t r = 0; r < t.rows; r++) write_row(a.o + t.at[r] * a.width, t, r, a.width, value_width);

@@ -70,6 +70,14 @@ PARE_INLINE void pack_across(float* out, const Slots<const float>& slots, int64_
   }
 }
 
+// a . b by lane; do . o is the sum of these (attention_ops.h, AttnBwd).
+PARE_INLINE vf lane_products(const float* a, const float* b, int64_t width) {
+  vf acc = zero();
+  for_vectors(
+      width, PARE_LANES_AT(d) { acc = fma(load(a + d, lanes), load(b + d, lanes), acc); });
+  return acc;
+}
+
 PARE_INLINE int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
 
 // Slots [first, end) down: [end - first][padded width], columns past the width zero; and back.

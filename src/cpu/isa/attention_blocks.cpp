@@ -123,14 +123,13 @@ void attn_blocks_bwd(const AttnBwdArgs& a, const BlockListArgs& lists, const Seg
       copy_row(q, f.q + row * f.q_stride + at, width);
       copy_row(d_o, a.d_o + row * a.do_stride + at, width);
       const float* const o = f.o + row * a.o_stride + at;
-      float delta = 0;
-      for (int64_t d = 0; d < width; d++) delta = __builtin_fmaf(d_o[d], o[d], delta);
+      const vf delta = set1(sum(lane_products(d_o, o, width)));
       all_products(p, q, x.k_across, r, width);
       all_products(ds, d_o, x.v_across, r, width);
       for (int64_t j = 0; j < r.count * 16; j += 16) {
-        const vf weight = exp(sub(mul(load(p + j), set1(f.scale)), set1(f.lse[row * f.heads + head])));
+        const vf weight = exp2_below_63(fma(load(p + j), set1(f.scale * kLog2E), set1(-f.lse[row * f.heads + head])));
         store(p + j, weight);
-        store(ds + j, mul(mul(weight, sub(load(ds + j), set1(delta))), set1(f.scale)));
+        store(ds + j, mul(mul(weight, sub(load(ds + j), delta)), set1(f.scale)));
       }
       int64_t d = 0;
       for (; d + 64 <= padded; d += 64) add_gradients<4>(x, r, p, ds, q, d_o, dq, d);

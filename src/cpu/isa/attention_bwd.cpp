@@ -73,20 +73,20 @@ constexpr int kScoreRows = 3, kScorePanels = 1;
 // What is made of the scores of a block, and what of its rows that takes.
 struct ScoreTiles {
   float *p, *ds;  // [rows][kBlock]: weights, and gradients of scores
-  const float *lse, *delta;
+  const float *minus_lse, *delta;
   float scale;
 };
 
 // Rows [r, r + kRows) and panels [panel, panel + kPanels) of the block at slot `first`.  Row r sees `visible` slots
 // from there on, each further row one more: p and ds are +0 for what a row does not see, and anything behind the last
-// slot.
-template <int kRows, int kPanels>
+// slot.  V: vf, or vh where the tile is one panel of which no row sees more than 8.
+template <int kRows, int kPanels, class V>
 [[gnu::noinline]] void score_tile(const ScoreTiles& out, const Operands& x, int64_t r, int64_t panel, int64_t first,
                                   int64_t visible) {
-  vf s[kRows][kPanels], dp[kRows][kPanels];
+  V s[kRows][kPanels], dp[kRows][kPanels];
   PARE_UNROLL
   for (int i = 0; i < kRows; i++) PARE_UNROLL
-  for (int j = 0; j < kPanels; j++) s[i][j] = dp[i][j] = zero();
+  for (int j = 0; j < kPanels; j++) fill(s[i][j], 0), fill(dp[i][j], 0);
   const int64_t width = x.width, q_stride = x.q.stride, do_stride = x.d_o.stride;
   const float *k = x.k_across + (first + panel * 16) * width, *v = x.v_across + (first + panel * 16) * width;
   // Three rows to a pointer, at 0, 1 and 2 strides; gcc would make one of each row, more than stay in registers, but
@@ -95,33 +95,37 @@ template <int kRows, int kPanels>
   PARE_UNROLL
   for (int i = 0; i < 2; i++) q[i] = x.q.from(r + 3 * i).first, d_o[i] = x.d_o.from(r + 3 * i).first;
   for (int64_t d = 0; d < width; d++, k += 16, v += 16) {
-    vf keys[kPanels], values[kPanels];
+    V keys[kPanels], values[kPanels];
     PARE_UNROLL
     for (int j = 0; j < kPanels; j++) {
-      keys[j] = load(k + j * 16 * width), values[j] = load(v + j * 16 * width);
+      fetch(keys[j], k + j * 16 * width), fetch(values[j], v + j * 16 * width);
       hold(keys[j]), hold(values[j]);
     }
     PARE_UNROLL
     for (int i = 0; i < kRows; i++) {
-      const vf a = set1(q[i / 3][i % 3 * q_stride]), b = set1(d_o[i / 3][i % 3 * do_stride]);
+      V a, b;
+      fill(a, q[i / 3][i % 3 * q_stride]), fill(b, d_o[i / 3][i % 3 * do_stride]);
       PARE_UNROLL
       for (int j = 0; j < kPanels; j++) s[i][j] = fma(a, keys[j], s[i][j]), dp[i][j] = fma(b, values[j], dp[i][j]);
     }
     q[0]++, q[1]++, d_o[0]++, d_o[1]++;
     asm("" : "+r"(q[0]), "+r"(q[1]), "+r"(d_o[0]), "+r"(d_o[1]));
   }
-  const vf scale = set1(out.scale);
+  const vf scale = set1(out.scale), score_scale = set1(out.scale * kLog2E);
+  // Not by way of `out`: gcc would read these again after every store.
+  float *const p = out.p + r * kBlock + panel * 16, *const ds = out.ds + r * kBlock + panel * 16;
+  const float *const minus_lse = out.minus_lse + r, *const row_delta = out.delta + r;
   const auto finish = [&](auto keep) __attribute__((always_inline)) {
     PARE_UNROLL
     for (int i = 0; i < kRows; i++) {
-      const vf l = set1(out.lse[r + i]), delta = set1(out.delta[r + i]);
+      const vf l = set1(minus_lse[i]), delta = set1(row_delta[i]);
       PARE_UNROLL
       for (int j = 0; j < kPanels; j++) {
-        const int64_t at = (r + i) * kBlock + (panel + j) * 16;
+        const int64_t at = i * kBlock + j * 16;
         // What a row sees has at most the weight 1.
-        const vf weight = keep(i, j, exp_below_89(sub(mul(s[i][j], scale), l)));
-        store(out.p + at, weight);
-        store(out.ds + at, keep(i, j, mul(mul(weight, sub(dp[i][j], delta)), scale)));
+        const vf weight = keep(i, j, exp2_below_63(fma(widen(s[i][j]), score_scale, l)));
+        store(p + at, weight);
+        store(ds + at, keep(i, j, mul(mul(weight, sub(widen(dp[i][j]), delta)), scale)));
       }
     }
   };
@@ -144,19 +148,21 @@ PARE_INLINE void add_to_slots(const Operands& x, const Slots<float>& sums, int64
 }
 
 // One block: row r sees `seen` + r slots of the `slots` from `first` on.
-void block(Operands& x, int64_t rows, int64_t first, int64_t slots, int64_t seen, float scale, const float* lse,
+void block(Operands& x, int64_t rows, int64_t first, int64_t slots, int64_t seen, float scale, const float* minus_lse,
            const float* delta) {
   alignas(64) float p[kRowBlock * kBlock], ds[kRowBlock * kBlock];
-  const ScoreTiles tiles{p, ds, lse, delta, scale};
+  const ScoreTiles tiles{p, ds, minus_lse, delta, scale};
   // The slots that some row of the group of r sees
   const auto reach = [&](int64_t r) { return max64(0, min64(slots, seen + r / kGroup * kGroup + kGroup - 1)); };
   for_pieces<kScoreRows>(
       rows, [&](auto row_count, int64_t r) __attribute__((always_inline)) {
-        const int64_t panels = (max64(0, min64(slots, seen + r + row_count.value - 1)) + 15) / 16;
+        const int64_t reached = max64(0, min64(slots, seen + r + row_count.value - 1));
+        const int64_t panels = (reached + 15) / 16, whole = (reached + 7) / 16;
         for_pieces<kScorePanels>(
-            panels, [&](auto panel_count, int64_t panel) __attribute__((always_inline)) {
-              score_tile<row_count.value, panel_count.value>(tiles, x, r, panel, first, seen + r);
+            whole, [&](auto panel_count, int64_t panel) __attribute__((always_inline)) {
+              score_tile<row_count.value, panel_count.value, vf>(tiles, x, r, panel, first, seen + r);
             });
+        if (whole < panels) score_tile<row_count.value, 1, vh>(tiles, x, r, whole, first, seen + r);
         for (int64_t i = r; i < r + row_count.value; i++)
           for (int64_t j = panels * 16; j < reach(i); j += 16) store(ds + i * kBlock + j, zero());
       });
@@ -175,29 +181,6 @@ void block(Operands& x, int64_t rows, int64_t first, int64_t slots, int64_t seen
   });
 }
 
-// out[r] = a[r] . b[r] for up to 16 rows, each as one chain over the columns like a score: where a row sees a single
-// slot, do . o is then bitwise do . v, and its ds exactly 0.
-void row_products(float* out, const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t rows,
-                  int64_t width) {
-  alignas(64) float columns[16 * 16];  // both matrices at once would not fit the registers
-  vf acc = zero();
-  for_vectors(
-      width, PARE_LANES_AT(d) {
-        vf x[16];
-        PARE_UNROLL
-        for (int i = 0; i < 16; i++) x[i] = load(a + min64(i, rows - 1) * a_stride + d, lanes);
-        transpose(x);
-        PARE_UNROLL
-        for (int i = 0; i < 16; i++) store(columns + i * 16, x[i]);
-        PARE_UNROLL
-        for (int i = 0; i < 16; i++) x[i] = load(b + min64(i, rows - 1) * b_stride + d, lanes);
-        transpose(x);
-        PARE_UNROLL
-        for (int i = 0; i < 16; i++) acc = fma(load(columns + i * 16), x[i], acc);
-      });
-  store(out, acc, rows);
-}
-
 // Rows [begin, begin + rows) of the segment, query head `head`.
 void row_block(const AttnBwdArgs& a, const SegmentRow& s, Operands& x, int64_t head, int64_t begin, int64_t rows) {
   const AttnArgs& f = a.fwd;
@@ -208,18 +191,23 @@ void row_block(const AttnBwdArgs& a, const SegmentRow& s, Operands& x, int64_t h
     pack_down(room, Slots<const float>{nullptr, in, 0, stride, 0}, 0, rows, f.width);
     return Rows<const float>{room, x.padded};
   };
-  float lse[kRowBlock], delta[kRowBlock];
+  float minus_lse[kRowBlock], delta[kRowBlock];
   x.d_o = operand(a.d_o, a.do_stride, x.do_room);
-  for (int64_t r = 0; r < rows; r += 16)
-    row_products(delta + r, a.d_o + (row + r) * a.do_stride + column, a.do_stride,
-                 f.o + (row + r) * a.o_stride + column, a.o_stride, min64(16, rows - r), f.width);
+  for (int64_t r = 0; r < rows; r += 16) {
+    const float *d_o = a.d_o + (row + r) * a.do_stride + column, *o = f.o + (row + r) * a.o_stride + column;
+    const vf products = sums(
+        rows - r, [&](int i) __attribute__((always_inline)) {
+          return lane_products(d_o + i * a.do_stride, o + i * a.o_stride, f.width);
+        });
+    store(delta + r, products);
+  }
   x.q = operand(f.q, f.q_stride, x.q_room);
   float* const dq = a.dq + row * a.dq_stride + column;
   x.dq = x.whole ? Rows<float>{dq, a.dq_stride} : Rows<float>{x.dq_room, x.padded};
-  for (int64_t r = 0; r < rows; r++) lse[r] = f.lse[(row + r) * f.heads + head];
+  for (int64_t r = 0; r < rows; r++) minus_lse[r] = -f.lse[(row + r) * f.heads + head];
   const int64_t seen = s.parent_len + begin + 1, end = seen + rows - 1;  // by the first row; by the last
   for (int64_t first = 0; first < end; first += kBlock)
-    block(x, rows, first, min64(kBlock, end - first), seen - first, f.scale, lse, delta);
+    block(x, rows, first, min64(kBlock, end - first), seen - first, f.scale, minus_lse, delta);
   if (!x.whole) unpack(Slots<float>{nullptr, dq, 0, a.dq_stride, 0}, x.dq_room, 0, rows, f.width);
 }
 

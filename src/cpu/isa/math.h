@@ -7,10 +7,9 @@ namespace {
 
 // exp(x) = 2^n exp(r), n the integer next to x / ln 2, |r| <= ln 2 / 2, exp(r) = 1 + r + r^2 q(r).
 // exp(0) is 1; below -104 the result is +0, above 88.73 infinite; NaN stays NaN.
-// exp_below_89: the same function of numbers that are known to be smaller than 89.
-PARE_INLINE vf exp_below_89(vf x) {
-  x = max(set1(-104.0f), x);         // in this order a NaN stays
-  const vf magic = set1(0x1.8p23f);  // adding it rounds to an integer
+PARE_INLINE vf exp(vf x) {
+  x = max(set1(-104.0f), min(set1(89.0f), x));  // in this order a NaN stays
+  const vf magic = set1(0x1.8p23f);             // adding it rounds to an integer
   const vf n = sub(fma(x, set1(0x1.715476p0f), magic), magic);
   const vf r = fnma(n, set1(-0x1.05c61p-29f), fnma(n, set1(0x1.62e43p-1f), x));  // ln 2 in two parts
   vf q = set1(1.38145986467e-3f);
@@ -20,7 +19,21 @@ PARE_INLINE vf exp_below_89(vf x) {
   q = fma(q, r, set1(4.99999934478e-1f));
   return scale(add(set1(1), fma(mul(r, r), q, r)), n);
 }
-PARE_INLINE vf exp(vf x) { return exp_below_89(min(set1(89.0f), x)); }
+
+// 2^x = 2^n 2^r for x < 63, n the integer next to x, 2^r = 1 + r q(r): the exponential of attention, whose scores have
+// log2(e) in their scale.  2^0 is 1; from -150 down the result is +0; NaN stays NaN.  Of larger x: anything.
+PARE_INLINE vf exp2_below_63(vf x) {
+  x = max(set1(-150.0f), x);
+  const vf n = round(x), r = sub(x, n);
+  vf q = set1(1.55946779e-4f);
+  q = fma(q, r, set1(1.34066439e-3f));
+  q = fma(q, r, set1(9.61769297e-3f));
+  q = fma(q, r, set1(5.55031055e-2f));
+  q = fma(q, r, set1(2.40226528e-1f));
+  q = fma(q, r, set1(6.93147215e-1f));
+  return scale(fma(q, r, set1(1)), n);
+}
+constexpr float kLog2E = 0x1.715476p0f;
 
 // log(x) = e ln 2 + log(1 + f), x = 2^e (1 + f), 1 + f in [sqrt(1/2), sqrt(2)), log(1 + f) = f - f^2 / 2 + f^3 q(f).
 // log(0) is -infinity, of negative numbers NaN.

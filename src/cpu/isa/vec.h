@@ -83,6 +83,8 @@ PARE_INLINE void mul_wide(vi a, vi b, vi* low, vi* high) {
   *low = _mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64(odd, 32));
   *high = _mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), odd);
 }
+// The nearest integer, of two the even one
+PARE_INLINE vf round(vf x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 // x 2^n for integral n, rounded once
 PARE_INLINE vf scale(vf x, vf n) { return _mm512_scalef_ps(x, n); }
 // Two bytes each, the upper half of a float: bf16.
@@ -133,6 +135,10 @@ PARE_INLINE vf fnma(vf x, vf y, vf z) { return {_mm256_fnmadd_ps(x.a, y.a, z.a),
 PARE_INLINE vf max(vf x, vf y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 PARE_INLINE vf min(vf x, vf y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
 PARE_INLINE vf sqrt(vf x) { return {_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
+PARE_INLINE vf round(vf x) {
+  constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(x.a, kNearest), _mm256_round_ps(x.b, kNearest)};
+}
 PARE_INLINE mask first_lanes(int64_t n) {
   const vi m = first_bits(n);
   return {_mm256_castsi256_ps(m.a), _mm256_castsi256_ps(m.b)};
@@ -238,6 +244,11 @@ PARE_INLINE vf fnma(vf x, vf y, vf z) {
 PARE_INLINE vf sqrt(vf x) {
   vf r;
   PARE_LANES(__builtin_sqrtf(x.v[i]));
+  return r;
+}
+PARE_INLINE vf round(vf x) {
+  vf r;
+  PARE_LANES(__builtin_rintf(x.v[i]));
   return r;
 }
 PARE_INLINE vf set1(float x) {
@@ -348,6 +359,26 @@ PARE_INLINE void hold([[maybe_unused]] vf& x) {
   asm("" : "+v"(x));
 #endif
 }
+
+// Eight lanes, for tiles that need no more; elsewhere they are 16.  What is to work on either uses these names.
+#if defined(__AVX2__)
+using vh = __m256;
+PARE_INLINE void fill(vh& y, float x) { y = _mm256_set1_ps(x); }
+PARE_INLINE void fetch(vh& y, const float* p) { y = _mm256_loadu_ps(p); }
+PARE_INLINE vh fma(vh a, vh b, vh c) { return _mm256_fmadd_ps(a, b, c); }
+PARE_INLINE void hold(vh& x) { asm("" : "+x"(x)); }
+#if defined(__AVX512F__)
+PARE_INLINE vf widen(vh x) { return _mm512_castps256_ps512(x); }  // further lanes: anything
+#else
+PARE_INLINE vf widen(vh x) { return {x, x}; }
+#endif
+#else
+using vh = vf;
+#endif
+PARE_INLINE void fill(vf& y, float x) { y = set1(x); }
+PARE_INLINE void fetch(vf& y, const float* p) { y = load(p); }
+PARE_INLINE vf widen(vf x) { return x; }
+
 // The first n lanes (all where n >= 16); absent ones read as +0 and are not written.
 PARE_INLINE vf load(const float* p, int64_t n) {
   return __builtin_constant_p(n) && n == 16 ? load(p) : load_part(p, n);
