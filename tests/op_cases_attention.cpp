@@ -164,7 +164,10 @@ void add_paged(std::vector<OpCase>& cases, const Paged& s) {
                        a.scale = static_cast<float>(1 / std::sqrt(double(s.dim)));
                        if (counts) {
                          std::vector<double> tokens;
-                         for (int32_t x : below("count", p.count * s.kv_heads * 16, 40)) tokens.push_back(1 + x / 4.0);
+                         for (int32_t x : below("count", p.count * s.kv_heads * 16, 40)) {
+                           const size_t i = tokens.size();  // of a slot that nobody uses NaN, as its key is
+                           tokens.push_back(std::isnan(k[i / 16 * s.dim * 16 + i % 16]) ? NAN : 1 + x / 4.0);
+                         }
                          a.count_pages = r.in("count_pages", {p.count, s.kv_heads, 16}, tokens);
                        }
                        r.call(&Table::attn_paged, a);
