@@ -28,7 +28,7 @@ struct AttnFwd {
   Tensor pk, pv;    // act [P, K, D]: where parents lie; k and v themselves, or those of another batch
   Tensor segments;  // i32 [S, 4]: SegmentRow
   int64_t pairs;    // sum over segments of len * parent_len + len * (len + 1) / 2
-  float scale;
+  float scale;      // positive (so in all ops of attention)
   // Parents that are no run of rows (what a cache that evicts has kept, by key head): slot s of the parent of a segment
   // is, for key head h, row r = lists[parent_row + s][h] of k and v, or row -1 - r of pk and pv where r is negative.
   // The rows that one segment lists for one head are distinct, and none is its own.
