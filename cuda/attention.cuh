@@ -126,6 +126,7 @@ Packed<T> packed(const char* op, const A& a) {
   expect(d >= 1 && d <= 256, op, ": head_dim ", d, " is not in [1, 256]");
   expect(kv_heads > 0 && heads % kv_heads == 0 && heads <= 65535, op, ": ", heads, " query heads with ", kv_heads,
          " key heads");
+  expect(a.scale > 0, op, ": scale ", a.scale, " is not positive");
   expect(is_shape(a.lse, {n, heads}) && a.lse.contiguous(), op, ": lse ", a.lse.str(), " for q ", a.q.str());
   expect(a.segments.rank == 2 && a.segments.shape[1] == 4 && a.segments.contiguous() &&
              reinterpret_cast<uintptr_t>(a.segments.data) % 16 == 0,

@@ -118,7 +118,7 @@ struct Rows16 {
     add_weighted<kSlots, kD>(acc, s, v);
   }
 
-  // Of each lane's row i (0 or 1): scores to weights.  What acc has to be scaled by before they are added.
+  // Of each lane's row i (0 or 1): q.k to weights.  What acc has to be scaled by before they are added.
   template <class Visible, class Bias>
   __device__ __forceinline__ float weigh(int i, float (&s)[kSlots / 8][4], const Softmax<Bias>& softmax,
                                          Visible visible_of) {

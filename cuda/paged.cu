@@ -363,6 +363,7 @@ void attn_paged(const AttnPaged& a, Stream stream) {
              op, ": count_pages ", a.count_pages.str(), a.blocks ? " together with block lists" : "");
       x.counts = a.count_pages.as<float>();
     }
+    expect(a.scale > 0, op, ": scale ", a.scale, " is not positive");
     if (n == 0 || x.pages.n_queries == 0) return;
     x.o = a.o.as<T>(), x.q = a.q.as<T>(), x.heads = static_cast<int>(heads);
     x.group = static_cast<int>(heads / x.pages.kv_heads), x.scale = a.scale;

@@ -452,6 +452,13 @@ TEST(CudaAttention, UnsupportedArgumentsAreNamed) {
   EXPECT_EQ(refusal(DType::bf16,
                     [](Call& t) {
                       AttnBwd a = backward_arguments(t, {3, 1, 1, 8, 0, {{0, 3, 0, 0}}}).attn;
+                      a.scale = -1;
+                      t.table.attn_bwd(a, {});
+                    }),
+            "attn_bwd: scale -1 is not positive");
+  EXPECT_EQ(refusal(DType::bf16,
+                    [](Call& t) {
+                      AttnBwd a = backward_arguments(t, {3, 1, 1, 8, 0, {{0, 3, 0, 0}}}).attn;
                       a.dpk = t.act("dpk", {3, 1, 8});
                       a.dpv = a.dv.rows(1, 2);
                       t.table.attn_bwd(a, {});

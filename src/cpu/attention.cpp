@@ -251,6 +251,7 @@ void attend_paged(const char* op, const AttnPaged& a, const AttnPagedMass* with_
   const int64_t pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1];
   if (kv_heads <= 0 || heads % kv_heads)
     throw std::logic_error(cat("cpu: ", op, ": ", heads, " query heads over ", kv_heads, " key heads"));
+  if (!(a.scale > 0)) throw std::logic_error(cat("cpu: ", op, ": scale ", a.scale, " is not positive"));
   const PagedArgs args{
       .o = dense(op, "o", a.o, {rows, heads, width}),
       .lse = nullptr,

@@ -23,6 +23,7 @@ AttnArgs attn_args(const char* op, const Args& a) {
   const int64_t rows = a.q.shape[0], heads = a.q.shape[1], width = a.q.shape[2], kv_heads = a.k.shape[1];
   if (kv_heads <= 0 || heads % kv_heads)
     throw std::logic_error(cat("cpu: ", op, ": ", heads, " query heads over ", kv_heads, " key heads"));
+  if (!(a.scale > 0)) throw std::logic_error(cat("cpu: ", op, ": scale ", a.scale, " is not positive"));
   const Tensor &pk = a.pk ? a.pk : a.k, &pv = a.pv ? a.pv : a.v;
   return {.o = nullptr,
           .lse = dense(op, "lse", a.lse, {rows, heads}),
