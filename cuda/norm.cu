@@ -1,30 +1,28 @@
 // RMSNorm.  rstd = 1 / sqrt(mean(x^2) + eps), y = (x * rstd) * w; with xh = x * rstd:
 // dx = rstd * (dy*w - xh * mean(dy*w*xh)), dw += sum over rows of dy*xh.
 //
-// x, y, dy, dx [N, C] or [N, h, C], any stride between the N rows; y may be x, dx may be dy.  y, rstd and dx are
-// overwritten (dx is added to if `accumulate`), dw is added to.  Sums are in f32.
+// x, y, dy, dx [N, C], any stride between rows; y may be x, dx may be dy.  y, rstd and dx are overwritten (dx is added
+// to if `accumulate`), dw is added to.  Sums are in f32.
 // Order: one warp a row, lane l takes 16-byte packs l, l + 32, ... as one chain, then the tree of warp_sum: a row's
-// bits depend on C only.  dw: row r belongs to strand r % 16; strands are chains over rows ascending, added up in
+// bits depend on C only.  dw: row r belongs to strand r % 128; strands are chains over rows ascending, added up in
 // order and then to dw: the same bits in every run, but not for another split into micro-batches.
 // Bytes: forward 2 passes over a row, of which the second hits the cache: 2 * act * N * C.  Backward 3 + 2 streams of
-// N * C.  Limited by memory bandwidth; dw by latency where C is small (C / 32 blocks).
+// N * C.  Limited by memory bandwidth; dw by latency where C is small (C / 32 blocks in bf16).
 #include "common.cuh"
 
 namespace pare::PARE_CUDA {
 
 namespace {
 
-constexpr int kWarps = 4;     // rows of a block
-constexpr int kStrands = 16;  // of rows, in dw
-constexpr int kColumns = 32;  // of dw that a block owns
+constexpr int kWarps = 4;                  // rows of a block
+constexpr int kPacks = 4, kStrands = 128;  // of dw: a block owns so many packs of columns; see above
 
-// Where row r of a [N, h, C] tensor begins, for r = n * h + head.
 template <class T>
 struct Rows {
   T* data;
-  int64_t stride;  // between values of n
-  int heads, c;
-  __device__ T* at(int64_t r) const { return data + r / heads * stride + r % heads * c; }
+  int64_t stride;
+  int c;
+  __device__ T* at(int64_t r) const { return data + r * stride; }
 };
 
 template <class T, bool kVector>
@@ -80,36 +78,40 @@ __global__ void __launch_bounds__(32 * kWarps)
   }
 }
 
-template <class T>
-__global__ void __launch_bounds__(kColumns* kStrands)
+template <class T, bool kVector>
+__global__ void __launch_bounds__(kPacks* kStrands)
     bwd_weight(float* __restrict__ dw, Rows<const T> dy, Rows<const T> x, const float* __restrict__ rstd,
                int64_t rows) {
+  constexpr int kColumns = kPacks * kPack<T>;
   __shared__ float part[kStrands][kColumns];
-  const int strand = threadIdx.y, c = blockIdx.x * kColumns + threadIdx.x;
-  float sum = 0;
-  if (c < x.c)
-    for (int64_t row = strand; row < rows; row += kStrands)
-      sum = fmaf(to_float(dy.at(row)[c]), to_float(x.at(row)[c]) * rstd[row], sum);
-  part[strand][threadIdx.x] = sum;
+  const int strand = threadIdx.y, i = blockIdx.x * kColumns + threadIdx.x * kPack<T>, c = x.c;
+  float sum[kPack<T>] = {};
+  if (i < c)
+    for (int64_t row = strand; row < rows; row += kStrands) {
+      const Pack<T> g = load_pack<kVector>(dy.at(row) + i, c - i), p = load_pack<kVector>(x.at(row) + i, c - i);
+      const float r = rstd[row];
+      for (int j = 0; j < kPack<T>; j++) sum[j] = fmaf(to_float(g.v[j]), to_float(p.v[j]) * r, sum[j]);
+    }
+  for (int j = 0; j < kPack<T>; j++) part[strand][threadIdx.x * kPack<T> + j] = sum[j];
   __syncthreads();
-  if (strand != 0 || c >= x.c) return;
-  for (int s = 1; s < kStrands; s++) sum += part[s][threadIdx.x];
-  dw[c] += sum;
+  const int column = strand * kPacks + threadIdx.x, to = blockIdx.x * kColumns + column;
+  if (column >= kColumns || to >= c) return;
+  float total = 0;
+  for (int s = 0; s < kStrands; s++) total += part[s][column];
+  dw[to] += total;
 }
 
-// The rows of t; checks that its heads are contiguous and that it has the shape of x.
+// The rows of t, which must have the shape of x.
 template <class T, class U>
 Rows<U> rows_of(const char* op, const char* field, const Tensor& t, const Tensor& x) {
-  const bool same = t.rank == x.rank && t.shape == x.shape;
-  expect(same && (t.rank == 2 || (t.rank == 3 && t.stride[1] == t.shape[2])) && t.stride[t.rank - 1] == 1, op, ": ",
-         field, " ", t.str(), " must be [N, C] or [N, h, C] with contiguous heads, as x ", x.str());
-  return {static_cast<U*>(t.as<T>()), t.stride[0], t.rank == 3 ? static_cast<int>(t.shape[1]) : 1,
-          static_cast<int>(t.shape[t.rank - 1])};
+  expect(t.rank == 2 && t.shape == x.shape && t.stride[1] == 1, op, ": ", field, " ", t.str(), " must be [N, C], as x ",
+         x.str());
+  return {static_cast<U*>(t.as<T>()), t.stride[0], static_cast<int>(t.shape[1])};
 }
 
 int64_t count_rows(const char* op, const Tensor& x, const Tensor& w, const Tensor& rstd) {
-  const int64_t c = x.shape[x.rank - 1], rows = x.size() / (c ? c : 1);
-  expect(c > 0 && is_shape(w, {c}), op, ": w ", w.str(), " for x ", x.str());
+  const int64_t rows = x.shape[0], c = x.shape[1];
+  expect(x.rank == 2 && c > 0 && is_shape(w, {c}), op, ": w ", w.str(), " for x ", x.str());
   expect(is_shape(rstd, {rows}), op, ": rstd ", rstd.str(), " for x ", x.str());
   return rows;
 }
@@ -141,11 +143,12 @@ void rmsnorm_bwd(const RmsnormBwd& a, Stream stream) {
     const auto dx = rows_of<T, T>(op, "dx", a.dx, a.x);
     const auto dy = rows_of<T, const T>(op, "dy", a.dy, a.x);
     const auto x = rows_of<T, const T>(op, "x", a.x, a.x);
-    // First, because dx may overwrite dy.
-    launch(op, bwd_weight<T>, {.grid = blocks(op, c, kColumns), .block = dim3(kColumns, kStrands)}, stream,
-           a.dw.as<float>(), dy, x, a.rstd.as<float>(), rows);
     const bool vector = aligned16(a.dx, {dx.stride, c}) && aligned16(a.dy, {dy.stride, c}) &&
                         aligned16(a.x, {x.stride, c}) && aligned16(a.w, {});
+    // First, because dx may overwrite dy.
+    launch(op, vector ? bwd_weight<T, true> : bwd_weight<T, false>,
+           {.grid = blocks(op, c, kPacks * kPack<T>), .block = dim3(kPacks, kStrands)}, stream, a.dw.as<float>(), dy, x,
+           a.rstd.as<float>(), rows);
     launch(op, vector ? bwd_input<T, true> : bwd_input<T, false>,
            {.grid = blocks(op, rows, kWarps), .block = 32 * kWarps}, stream, dx, dy, x, a.w.as<T>(), a.rstd.as<float>(),
            rows, a.accumulate);

@@ -9,8 +9,7 @@ BlockBuffers::BlockBuffers(const Model& model, Arena& arena, int64_t rows) {
   qkv = arena.alloc("qkv", model.dtype, {rows, c.qkv_width()});
   if (c.qk_norm) {
     qk = arena.alloc("qk", model.dtype, {rows, c.q_width() + c.kv_width()});
-    rstd_q = arena.alloc("rstd_q", model.stat, {rows * c.heads});
-    rstd_k = arena.alloc("rstd_k", model.stat, {rows * c.kv_heads});
+    rstd_qk = arena.alloc("rstd_qk", model.stat, {rows, c.heads + c.kv_heads});
   }
   o = arena.alloc("o", model.dtype, {rows, c.q_width()});
   x_mid = arena.alloc("x_mid", model.dtype, {rows, c.hidden});
@@ -31,7 +30,7 @@ Tensor v_columns(const ModelConfig& c, const Tensor& qkv) {
   return qkv.columns(c.q_width() + c.kv_width(), c.kv_width()).heads(c.kv_heads);
 }
 
-// q and k side by side: RoPE turns them in one call.
+// q and k side by side.
 static Tensor qk_columns(const ModelConfig& c, const Tensor& qkv) {
   return qkv.columns(0, c.q_width() + c.kv_width()).heads(c.heads + c.kv_heads);
 }
@@ -44,11 +43,18 @@ void block_forward(const Model& model, int layer, const BlockBuffers& b, const T
 
   device.rmsnorm_fwd({.y = b.h1, .rstd = b.rstd1, .x = x, .w = w.input_norm, .eps = c.rms_eps});
   device.linear_fwd({.y = b.qkv, .x = b.h1, .w = w.qkv, .bias = w.qkv_bias, .residual = {}});
-  if (c.qk_norm) {
-    device.rmsnorm_fwd({.y = b.q, .rstd = b.rstd_q, .x = q_columns(c, b.qkv), .w = w.q_norm, .eps = c.rms_eps});
-    device.rmsnorm_fwd({.y = b.k, .rstd = b.rstd_k, .x = k_columns(c, b.qkv), .w = w.k_norm, .eps = c.rms_eps});
-  }
-  device.rope_fwd({.x = qk_columns(c, c.qk_norm ? b.qk : b.qkv), .table = model.rope, .pos = pos});
+  if (c.qk_norm)
+    device.qk_norm_rope_fwd({.y = qk_columns(c, b.qk),
+                             .rstd = b.rstd_qk,
+                             .x = qk_columns(c, b.qkv),
+                             .q_norm = w.q_norm,
+                             .k_norm = w.k_norm,
+                             .table = model.rope,
+                             .pos = pos,
+                             .q_heads = c.heads,
+                             .eps = c.rms_eps});
+  else
+    device.rope_fwd({.x = qk_columns(c, b.qkv), .table = model.rope, .pos = pos});
   attention.attend(layer, b.q, b.k, b.v, b.o.heads(c.heads));
   device.linear_fwd({.y = b.x_mid, .x = b.o, .w = w.o, .bias = {}, .residual = x});
 
@@ -86,15 +92,21 @@ void block_backward(const Model& model, int layer, const BlockBuffers& b, const 
     device.linear_bwd_input({.dx = d_o, .dy = dx, .w = w.o, .accumulate = false});
     const Tensor dq = q_columns(c, d_qkv), dk = k_columns(c, d_qkv), dv = v_columns(c, d_qkv);
     attention.attend_backward(layer, b, d_o.heads(c.heads), dq, dk, dv);
-    device.rope_bwd({.dx = qk_columns(c, d_qkv), .table = model.rope, .pos = pos});
-    if (c.qk_norm) {
-      const auto norm = [&](const Tensor& d, const Tensor& dw, const Tensor& before, const Tensor& weight,
-                            const Tensor& rstd) {
-        device.rmsnorm_bwd({.dx = d, .dw = dw, .dy = d, .x = before, .w = weight, .rstd = rstd, .accumulate = false});
-      };
-      norm(dq, g.q_norm, q_columns(c, b.qkv), w.q_norm, b.rstd_q);
-      norm(dk, g.k_norm, k_columns(c, b.qkv), w.k_norm, b.rstd_k);
-    }
+    const Tensor d_qk = qk_columns(c, d_qkv);
+    if (c.qk_norm)
+      device.qk_norm_rope_bwd({.dx = d_qk,
+                               .dq_norm = g.q_norm,
+                               .dk_norm = g.k_norm,
+                               .dy = d_qk,
+                               .x = qk_columns(c, b.qkv),
+                               .q_norm = w.q_norm,
+                               .k_norm = w.k_norm,
+                               .rstd = b.rstd_qk,
+                               .table = model.rope,
+                               .pos = pos,
+                               .q_heads = c.heads});
+    else
+      device.rope_bwd({.dx = d_qk, .table = model.rope, .pos = pos});
     device.linear_bwd_weight({.dw = g.qkv, .dbias = g.qkv_bias, .dy = d_qkv, .x = b.h1});
     device.linear_bwd_input({.dx = d_h, .dy = d_qkv, .w = w.qkv, .accumulate = false});
     device.rmsnorm_bwd(

@@ -10,7 +10,7 @@ struct BlockBuffers {
 
   Tensor rstd1, h1;                // [N], [N, C]: input norm
   Tensor qkv;                      // [N, (H+2K) D]: out of the linear layer; without QK-norm, q and k after RoPE
-  Tensor qk, rstd_q, rstd_k;       // [N, (H+K) D], [N H], [N K]: q and k after QK-norm and RoPE; absent without QK-norm
+  Tensor qk, rstd_qk;              // [N, (H+K) D], [N, H+K]: q and k after QK-norm and RoPE; absent without QK-norm
   Tensor o;                        // [N, H D]: attention output
   Tensor x_mid;                    // [N, C]: residual stream after attention
   Tensor rstd2, h2, gate_up, act;  // [N], [N, C], [N, 2F], [N, F]

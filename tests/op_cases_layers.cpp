@@ -1,4 +1,4 @@
-// Rows of the op test: RMSNorm, linear layers, RoPE, SwiGLU.
+// Rows of the op test: RMSNorm, linear layers, RoPE, QK-norm, SwiGLU.
 #include "op_cases.h"
 
 namespace pare::test {
@@ -6,25 +6,21 @@ namespace pare::test {
 namespace {
 
 struct Norm {
-  int64_t rows, heads, width, gap;  // heads 0: [N, C]
+  int64_t rows, width, gap;
   bool in_place;
 };
-const Norm kNorms[] = {{1, 0, 1, 0, false},  {3, 0, 17, 0, false},  {5, 0, 64, 3, false}, {7, 0, 65, 0, true},
-                       {2, 0, 130, 5, true}, {4, 3, 8, 0, false},   {5, 2, 20, 7, true},  {3, 7, 64, 16, true},
-                       {2, 1, 63, 1, false}, {17, 0, 128, 0, false}};
+const Norm kNorms[] = {{1, 1, 0, false},  {3, 17, 0, false},   {5, 64, 3, false}, {7, 65, 0, true},
+                       {2, 130, 5, true}, {17, 128, 0, false}, {259, 20, 7, true}};
 
-std::string name(const Norm& s) {
-  return cat("N", s.rows, "_h", s.heads, "_C", s.width, "_gap", s.gap, s.in_place ? "_inplace" : "");
-}
-Shape shape(const Norm& s) { return s.heads ? Shape{s.rows, s.heads, s.width} : Shape{s.rows, s.width}; }
+std::string name(const Norm& s) { return cat("N", s.rows, "_C", s.width, "_gap", s.gap, s.in_place ? "_inplace" : ""); }
+Shape shape(const Norm& s) { return {s.rows, s.width}; }
 
 void add_norm_fwd(std::vector<OpCase>& cases, const Norm& s) {
   cases.push_back({"rmsnorm_fwd", name(s), [s](OpRun& r) {
-                     const int64_t rows = s.rows * (s.heads ? s.heads : 1);
                      RmsnormFwd a{};
                      a.y = s.in_place ? r.inout("x", shape(s), s.gap) : r.out("y", shape(s), s.gap);
                      a.x = s.in_place ? a.y : r.in("x", shape(s), s.gap);
-                     a.rstd = r.out("rstd", {rows}), a.w = r.in("w", {s.width}), a.eps = 1e-6f;
+                     a.rstd = r.out("rstd", {s.rows}), a.w = r.in("w", {s.width}), a.eps = 1e-6f;
                      r.call(&Table::rmsnorm_fwd, a);
                      // The squares have one sign, so rstd is relatively exact to the roundings of their sum.
                      const double relative = lanes(double(s.width));
@@ -39,20 +35,19 @@ void add_norm_fwd(std::vector<OpCase>& cases, const Norm& s) {
 void add_norm_bwd(std::vector<OpCase>& cases, const Norm& s, bool accumulate) {
   const bool in_place = s.in_place && !accumulate;
   cases.push_back({"rmsnorm_bwd", cat(name(s), accumulate ? "_acc" : ""), [s, in_place, accumulate](OpRun& r) {
-                     const int64_t rows = s.rows * (s.heads ? s.heads : 1);
-                     std::vector<double> rstd = normal("rstd", rows, 0.1);
+                     std::vector<double> rstd = normal("rstd", s.rows, 0.1);
                      for (double& x : rstd) x = static_cast<float>(1 + std::fabs(x));
                      RmsnormBwd a{};
                      a.dx = in_place || accumulate ? r.inout("dx", shape(s), s.gap) : r.out("dx", shape(s), s.gap);
                      a.dw = r.inout("dw", {s.width});
                      a.dy = in_place ? a.dx : r.in("dy", shape(s), s.gap);
                      a.x = r.in("x", shape(s), s.gap), a.w = r.in("w", {s.width});
-                     a.rstd = r.in("rstd", {rows}, rstd), a.accumulate = accumulate;
+                     a.rstd = r.in("rstd", {s.rows}, rstd), a.accumulate = accumulate;
                      r.call(&Table::rmsnorm_bwd, a);
                      // dx: terms dy*w and xh*mean of size below 4*4 and 4*16, times rstd < 2.  dw: a chain of `rows`
                      // products below 4*4*2.
                      r.bound("dx", lanes(double(s.width)) * 2 * (16 + 64));
-                     r.bound("dw", chain(double(rows)) * 6 * std::sqrt(double(rows + 1)) * 8);
+                     r.bound("dw", chain(double(s.rows)) * 6 * std::sqrt(double(s.rows + 1)) * 8);
                    }});
 }
 
@@ -138,6 +133,54 @@ void add_rope(std::vector<OpCase>& cases) {
   }
 }
 
+void add_qk_norm_rope(std::vector<OpCase>& cases) {
+  struct QkNormRope {
+    int64_t rows, q_heads, k_heads, dim, gap;
+    bool in_place;
+  };
+  for (const QkNormRope& s : {QkNormRope{1, 1, 1, 2, 0, false},
+                              {3, 2, 1, 8, 0, true},
+                              {5, 3, 1, 20, 7, false},
+                              {7, 4, 2, 64, 16, true},
+                              {3, 5, 3, 34, 1, true},
+                              {2, 0, 3, 256, 0, false},
+                              {271, 2, 1, 32, 32, true}}) {
+    const int64_t N = s.rows, h = s.q_heads + s.k_heads, D = s.dim, positions = 11;
+    const std::string shape =
+        cat("N", N, "_H", s.q_heads, "_K", s.k_heads, "_D", D, "_gap", s.gap, s.in_place ? "_inplace" : "");
+    cases.push_back({"qk_norm_rope_fwd", shape, [=](OpRun& r) {
+                       const Tensor y = r.out("y", {N, h, D}, s.gap), rstd = r.out("rstd", {N, h});
+                       r.call(&Table::qk_norm_rope_fwd,
+                              QkNormRopeFwd{y, rstd, r.in("x", {N, h, D}, s.gap + 1), r.in("q_norm", {D}),
+                                            r.in("k_norm", {D}), r.in("table", {positions, D}),
+                                            r.index("pos", {N}, below("pos", N, positions)), s.q_heads, 1e-6f});
+                       const double relative = lanes(double(D));  // as of rmsnorm_fwd
+                       std::vector<double> b = r.values("rstd");
+                       for (double& x : b) x = std::fabs(x) * relative;
+                       r.bound("rstd", b);
+                       // two products of a normed value below sqrt(D), a weight and a normal of the table below 4
+                       r.bound("y", (relative + 8 * kRound) * 2 * 16 * std::sqrt(double(D)));
+                     }});
+    cases.push_back({"qk_norm_rope_bwd", shape, [=](OpRun& r) {
+                       std::vector<double> rstd = normal("rstd", N * h, 0.1);
+                       for (double& x : rstd) x = static_cast<float>(1 + std::fabs(x));
+                       QkNormRopeBwd a{};
+                       a.dx = s.in_place ? r.inout("dx", {N, h, D}, s.gap) : r.out("dx", {N, h, D}, s.gap);
+                       a.dq_norm = r.inout("dq_norm", {D}), a.dk_norm = r.inout("dk_norm", {D});
+                       a.dy = s.in_place ? a.dx : r.in("dy", {N, h, D}, s.gap + 2);
+                       a.x = r.in("x", {N, h, D}, s.gap), a.rstd = r.in("rstd", {N, h}, rstd);
+                       a.q_norm = r.in("q_norm", {D}), a.k_norm = r.in("k_norm", {D});
+                       a.table = r.in("table", {positions, D});
+                       a.pos = r.index("pos", {N}, below("pos", N, positions)), a.q_heads = s.q_heads;
+                       r.call(&Table::qk_norm_rope_bwd, a);
+                       // As rmsnorm_bwd, with dy a sum of two products with normals: below 32.
+                       r.bound("dx", lanes(double(D)) * 2 * 8 * (16 + 64));
+                       const double weight = chain(double(N * h)) * 6 * std::sqrt(double(N * h + 1)) * 64;
+                       r.bound("dq_norm", weight), r.bound("dk_norm", weight);
+                     }});
+  }
+}
+
 void add_swiglu(std::vector<OpCase>& cases) {
   struct Swiglu {
     int64_t rows, width;
@@ -191,6 +234,7 @@ void add_layer_cases(std::vector<OpCase>& cases) {
   }
   for (const Linear& s : kLinears) add_linear(cases, s);
   add_rope(cases);
+  add_qk_norm_rope(cases);
   add_swiglu(cases);
 }
 

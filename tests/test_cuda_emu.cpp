@@ -9,17 +9,12 @@ using namespace kernel;
 
 TEST(CudaEmu, RmsnormForward) {
   for (int64_t c : {1, 7, 8, 31, 64, 257})
-    for (int64_t gap : {0, 3, 8}) {
-      check([&](Call& t) {
-        t.table.rmsnorm_fwd(
-            {t.act_out("y", {5, c}, gap), t.stat_out("rstd", {5}), t.act("x", {5, c}, gap), t.act("w", {c}), 1e-6f},
-            {});
-      });
-      check([&](Call& t) {  // the norm of heads, in place
-        const Tensor x = t.act("x", {3, 2, c}, gap);
-        t.table.rmsnorm_fwd({x, t.stat_out("rstd", {6}), x, t.act("w", {c}), 1e-6f}, {});
-      });
-    }
+    for (int64_t gap : {0, 3, 8})
+      for (bool in_place : {false, true})
+        check([&](Call& t) {
+          const Tensor x = t.act("x", {5, c}, gap), y = in_place ? x : t.act_out("y", {5, c}, gap);
+          t.table.rmsnorm_fwd({y, t.stat_out("rstd", {5}), x, t.act("w", {c}), 1e-6f}, {});
+        });
 }
 
 TEST(CudaEmu, RmsnormBackward) {
@@ -27,9 +22,10 @@ TEST(CudaEmu, RmsnormBackward) {
     for (bool accumulate : {false, true})
       check(
           [&](Call& t) {
-            const Tensor x = t.act("x", {18, 2, c}, 8), w = t.act("w", {c}), rstd = t.stat_out("rstd", {36});
-            t.table.rmsnorm_fwd({t.act_out("y", {18, 2, c}), rstd, x, w, 1e-2f}, {});
-            const Tensor dx = t.act("dx", {18, 2, c}, 3), dy = accumulate ? t.act("dy", {18, 2, c}, 8) : dx;
+            const int64_t rows = 133;  // more than the strands of dw
+            const Tensor x = t.act("x", {rows, c}, 8), w = t.act("w", {c}), rstd = t.stat_out("rstd", {rows});
+            t.table.rmsnorm_fwd({t.act_out("y", {rows, c}), rstd, x, w, 1e-2f}, {});
+            const Tensor dx = t.act("dx", {rows, c}, 3), dy = accumulate ? t.act("dy", {rows, c}, 8) : dx;
             t.table.rmsnorm_bwd({dx, t.stat("dw", {c}), dy, x, w, rstd, accumulate}, {});
           },
           1. / 128);  // rstd carries no rounding to bf16, but dx is a difference: it is compared on the scale of dy
@@ -59,6 +55,48 @@ TEST(CudaEmu, Rope) {
           const Tensor pos = t.index("pos", {7}, {0, 1, 8, 3, 3, 7, 2});
           backward ? t.table.rope_bwd({x, table, pos}, {}) : t.table.rope_fwd({x, table, pos}, {});
         });
+}
+
+// Rows, heads of queries and keys, head dim, gap.  More rows than dq_norm has strands once.
+constexpr int64_t kQkNormRope[][5] = {{1, 1, 1, 2, 0},   {7, 2, 1, 6, 5},   {5, 3, 2, 16, 8},
+                                      {3, 0, 2, 34, 0},  {2, 4, 2, 64, 8},  {3, 2, 1, 128, 8},
+                                      {2, 1, 0, 256, 3}, {1, 2, 1, 640, 0}, {260, 2, 1, 32, 8}};
+std::vector<int32_t> positions(int64_t rows) {
+  std::vector<int32_t> pos(rows);
+  for (int64_t i = 0; i < rows; i++) pos[i] = static_cast<int32_t>(i * 5 % 9);
+  return pos;
+}
+
+TEST(CudaEmu, QkNormRope) {
+  for (const auto& [n, H, K, d, gap] : kQkNormRope)
+    for (const bool in_place : {false, true})
+      check(
+          [&, n = n, H = H, h = H + K, d = d, gap = gap](Call& t) {
+            const Tensor x = t.act("x", {n, h, d}, gap), q = t.act("q_norm", {d}), k = t.act("k_norm", {d});
+            const Tensor table = t.stat("table", {9, d}), pos = t.index("pos", {n}, positions(n));
+            const Tensor rstd = t.stat_out("rstd", {n, h});
+            t.table.qk_norm_rope_fwd({t.act_out("y", {n, h, d}), rstd, x, q, k, table, pos, H, 1e-2f}, {});
+            const Tensor dx = t.act("dx", {n, h, d}, gap), dy = in_place ? dx : t.act("dy", {n, h, d}, 8);
+            t.table.qk_norm_rope_bwd(
+                {dx, t.stat("dq_norm", {d}), t.stat("dk_norm", {d}), dy, x, q, k, rstd, table, pos, H}, {});
+          },
+          1. / 128);  // as of rmsnorm_bwd
+}
+
+TEST(CudaEmu, QkNormRopeOfARowIsIndependentOfTheBatch) {
+  for (DType act : {DType::f32, DType::bf16}) {
+    Call t(table_kernels, act);
+    const Tensor x = t.act("x", {9, 5, 48}, 8), q = t.act("q_norm", {48}), k = t.act("k_norm", {48});
+    const Tensor table = t.stat("table", {9, 48}), pos = t.index("pos", {9}, positions(9));
+    const auto forward = [&](const Tensor& y, const Tensor& rstd, int64_t row, int64_t n) {
+      table_kernels.qk_norm_rope_fwd({y, rstd, x.rows(row, n), q, k, table, pos.rows(row, n), 3, 1e-6f}, {});
+    };
+    forward(t.act_out("y", {9, 5, 48}), t.stat_out("rstd", {9, 5}), 0, 9);
+    for (int64_t i = 0; i < 9; i++) {
+      forward(t.act_out("one", {1, 5, 48}), t.stat_out("r", {1, 5}), i, 1);
+      EXPECT_EQ(t["one"].bits(), t["y"].bits(i * 240, (i + 1) * 240)) << "row " << i;
+    }
+  }
 }
 
 TEST(CudaEmu, Swiglu) {
@@ -196,6 +234,13 @@ TEST(CudaEmu, UnsupportedArgumentsAreNamed) {
                       t.table.rmsnorm_fwd({x, t.stat("rstd", {3}), x, t.act("w", {4}), 1e-6f}, {});
                     }),
             "rmsnorm_fwd: act is bf16 or f32, not i32[3, 4]");
+  EXPECT_EQ(refusal(DType::f32,
+                    [](Call& t) {
+                      const Tensor x = t.act("x", {3, 2, 4}), w = t.act("w", {4}), rstd = t.stat("rstd", {3, 2});
+                      t.table.qk_norm_rope_fwd(
+                          {x, rstd, x, w, w, t.stat("table", {9, 4}), t.index("pos", {3}, {0, 1, 2}), 3, 1e-6f}, {});
+                    }),
+            "qk_norm_rope_fwd: x f32[3, 2, 4] with 3 heads of queries must be [N, H+K, even D]");
 }
 
 }  // namespace

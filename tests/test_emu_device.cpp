@@ -99,6 +99,18 @@ const Table emu_with_norms_of_cpu = [] {
     OnTheHost host(s);
     table_cpu.rmsnorm_bwd({host(a.dx), host(a.dw), host(a.dy), host(a.x), host(a.w), host(a.rstd), a.accumulate}, s);
   };
+  t.qk_norm_rope_fwd = [](const QkNormRopeFwd& a, Stream s) {
+    OnTheHost host(s);
+    table_cpu.qk_norm_rope_fwd({host(a.y), host(a.rstd), host(a.x), host(a.q_norm), host(a.k_norm), host(a.table),
+                                host(a.pos), a.q_heads, a.eps},
+                               s);
+  };
+  t.qk_norm_rope_bwd = [](const QkNormRopeBwd& a, Stream s) {
+    OnTheHost host(s);
+    table_cpu.qk_norm_rope_bwd({host(a.dx), host(a.dq_norm), host(a.dk_norm), host(a.dy), host(a.x), host(a.q_norm),
+                                host(a.k_norm), host(a.rstd), host(a.table), host(a.pos), a.q_heads},
+                               s);
+  };
   return t;
 }();
 
@@ -381,7 +393,7 @@ TEST(EmuDevice, FastRolloutsAreNearTheLearner) {
     SCOPED_TRACE(dtype);
     // Tokens enough that some rounding to bf16 falls the other way.
     const Config config =
-        small_run("qwen3", dtype, {"trainer.exact=false", "rollout.n=4", "data.max_response_length=50"});
+        small_run("qwen3", dtype, {"trainer.exact=false", "rollout.n=8", "data.max_response_length=50"});
     TrainingRun run(config, digits, table_emu_fast);
     const std::vector<float> before = run.parameters();
     const Metrics m = run.step();

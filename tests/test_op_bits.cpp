@@ -165,6 +165,61 @@ TEST_P(OpBits, ParameterGradientsContinueAcrossCalls) {
   for (int i = 0; i < 5; i++) EXPECT_TRUE(same(results[i], results[5 + i])) << names[i];
 }
 
+// The definition, and that neither threads nor the passes that they ask for change it.
+TEST_P(OpBits, QkNormRopeIsRmsnormThenRope) {
+  struct Shape {
+    int64_t rows, q_heads, k_heads, dim;
+  };
+  for (const auto& [N, H, K, D] : {Shape{131, 4, 2, 32}, {70, 5, 1, 20}, {37, 3, 2, 128}, {3, 1, 0, 6}}) {
+    const int64_t h = H + K, positions = 13;
+    const auto part = [&, D = D](const Buffer& b, int64_t first, int64_t heads) {  // [N, heads, D]
+      return b.tensor().columns(first * D, heads * D).heads(heads);
+    };
+    const Buffer x = f32({N, h * D}, "x"), dy = f32({N, h * D}, "dy"), table_of = f32({positions, D}, "table");
+    const Buffer pos = i32({N}, below("pos", N, positions));
+    const Buffer w[] = {f32({D}, "q_norm"), f32({D}, "k_norm")};
+    // One by one, a head of one row after the other.
+    const Buffer y = f32({N, h * D}), rstd = f32({N, h}), dx = f32({N, h * D});
+    const Buffer dw[] = {f32({D}, "dq"), f32({D}, "dk")};
+    std::memcpy(dx.tensor().data, dy.tensor().data, dy.tensor().bytes());
+    table.rope_bwd({part(dx, 0, h), table_of.tensor(), pos.tensor()}, {});
+    for (int64_t n = 0; n < N; n++)
+      for (int64_t i = 0; i < h; i++) {
+        const int kind = i < H ? 0 : 1;
+        const auto head = [&, D = D](const Buffer& b) { return b.tensor().rows(n, 1).columns(i * D, D); };
+        const Tensor r = make_tensor(rstd.tensor().as<float>() + n * h + i, DType::f32, {1}), gain = w[kind].tensor();
+        table.rmsnorm_fwd({head(y), r, head(x), gain, 1e-6f}, {});
+        table.rmsnorm_bwd({head(dx), dw[kind].tensor(), head(dx), head(x), gain, r, false}, {});
+      }
+    table.rope_fwd({part(y, 0, h), table_of.tensor(), pos.tensor()}, {});
+
+    for (int n : {1, 2, 3}) {
+      const Threads threads(n);
+      const Buffer fused = f32({N, h * D}), fused_rstd = f32({N, h}), d = f32({N, h * D}), in_place = f32({N, h * D});
+      const auto forward = [&, H = H](const Buffer& to) {
+        table.qk_norm_rope_fwd({part(to, 0, h), fused_rstd.tensor(), part(x, 0, h), w[0].tensor(), w[1].tensor(),
+                                table_of.tensor(), pos.tensor(), H, 1e-6f},
+                               {});
+      };
+      forward(fused);
+      const std::string what = cat(N, " rows, D ", D, ", ", n, " threads");
+      EXPECT_TRUE(same(fused.element_bytes(), y.element_bytes())) << "y, " << what;
+      EXPECT_TRUE(same(fused_rstd.element_bytes(), rstd.element_bytes())) << "rstd, " << what;
+      std::memcpy(in_place.tensor().data, dy.tensor().data, dy.tensor().bytes());
+      for (const Buffer* to : {&d, &in_place}) {
+        const Buffer dq = f32({D}, "dq"), dk = f32({D}, "dk");
+        table.qk_norm_rope_bwd(
+            {part(*to, 0, h), dq.tensor(), dk.tensor(), part(to == &d ? dy : *to, 0, h), part(x, 0, h), w[0].tensor(),
+             w[1].tensor(), fused_rstd.tensor(), table_of.tensor(), pos.tensor(), H},
+            {});
+        EXPECT_TRUE(same(to->element_bytes(), dx.element_bytes())) << "dx, " << what;
+        EXPECT_TRUE(same(dq.element_bytes(), dw[0].element_bytes())) << "dq_norm, " << what;
+        EXPECT_TRUE(same(dk.element_bytes(), dw[1].element_bytes())) << "dk_norm, " << what;
+      }
+    }
+  }
+}
+
 // ---- attention
 
 struct Heads {

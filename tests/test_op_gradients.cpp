@@ -59,17 +59,16 @@ TEST(OpGradients, GatherAndScatterAreTransposes) {
 }
 
 TEST(OpGradients, Rmsnorm) {
-  const int64_t N = 3, h = 2, C = 5;
-  Values x = normal("x", N * h * C), w = normal("w", C), y(x.size()), rstd(N * h), dy = normal("dy", x.size());
+  const int64_t N = 6, C = 5;
+  Values x = normal("x", N * C), w = normal("w", C), y(x.size()), rstd(N), dy = normal("dy", x.size());
   auto forward = [&] {
-    table_ref.rmsnorm_fwd({view(y, {N, h, C}), view(rstd, {N * h}), view(x, {N, h, C}), view(w, {C}), 1e-2f}, {});
+    table_ref.rmsnorm_fwd({view(y, {N, C}), view(rstd, {N}), view(x, {N, C}), view(w, {C}), 1e-2f}, {});
     return dot(y, dy);
   };
   forward();
   Values dx = normal("dx", x.size()), before = dx, dw(C);
-  table_ref.rmsnorm_bwd({view(dx, {N, h, C}), view(dw, {C}), view(dy, {N, h, C}), view(x, {N, h, C}), view(w, {C}),
-                         view(rstd, {N * h}), true},
-                        {});
+  table_ref.rmsnorm_bwd(
+      {view(dx, {N, C}), view(dw, {C}), view(dy, {N, C}), view(x, {N, C}), view(w, {C}), view(rstd, {N}), true}, {});
   for (size_t i = 0; i < dx.size(); i++) dx[i] -= before[i];
   expect_gradient("x", x, dx, forward);
   expect_gradient("w", w, dw, forward);
@@ -94,12 +93,18 @@ TEST(OpGradients, Linear) {
   expect_gradient("residual", residual, dy, forward);
 }
 
-TEST(OpGradients, Rope) {
-  const int64_t N = 4, h = 3, D = 6, positions = 5;
-  Values x = normal("x", N * h * D), table(positions * D), dy = normal("dy", N * h * D), dx = dy;
+// cos and sin of some angles, [positions, D].
+Values angles(int64_t positions, int64_t D) {
+  Values table(positions * D);
   for (int64_t p = 0; p < positions; p++)
     for (int64_t c = 0; c < D / 2; c++)
       table[p * D + c] = std::cos(p * 0.7 / (c + 1)), table[p * D + D / 2 + c] = std::sin(p * 0.7 / (c + 1));
+  return table;
+}
+
+TEST(OpGradients, Rope) {
+  const int64_t N = 4, h = 3, D = 6, positions = 5;
+  Values x = normal("x", N * h * D), table = angles(positions, D), dy = normal("dy", N * h * D), dx = dy;
   std::vector<int32_t> pos = below("pos", N, positions);
   table_ref.rope_bwd({view(dx, {N, h, D}), view(table, {positions, D}), view(pos, {N})}, {});
   expect_gradient("x", x, dx, [&] {
@@ -107,6 +112,28 @@ TEST(OpGradients, Rope) {
     table_ref.rope_fwd({view(y, {N, h, D}), view(table, {positions, D}), view(pos, {N})}, {});
     return dot(y, dy);
   });
+}
+
+TEST(OpGradients, QkNormRope) {
+  const int64_t N = 4, H = 2, h = 3, D = 6, positions = 5;
+  Values x = normal("x", N * h * D), q_norm = normal("q", D), k_norm = normal("k", D), table = angles(positions, D);
+  Values y(x.size()), rstd(N * h), dy = normal("dy", x.size());
+  std::vector<int32_t> pos = below("pos", N, positions);
+  auto forward = [&] {
+    table_ref.qk_norm_rope_fwd({view(y, {N, h, D}), view(rstd, {N, h}), view(x, {N, h, D}), view(q_norm, {D}),
+                                view(k_norm, {D}), view(table, {positions, D}), view(pos, {N}), H, 1e-2f},
+                               {});
+    return dot(y, dy);
+  };
+  forward();
+  Values dx(x.size()), dq(D), dk(D);
+  table_ref.qk_norm_rope_bwd(
+      {view(dx, {N, h, D}), view(dq, {D}), view(dk, {D}), view(dy, {N, h, D}), view(x, {N, h, D}), view(q_norm, {D}),
+       view(k_norm, {D}), view(rstd, {N, h}), view(table, {positions, D}), view(pos, {N}), H},
+      {});
+  expect_gradient("x", x, dx, forward);
+  expect_gradient("q_norm", q_norm, dq, forward);
+  expect_gradient("k_norm", k_norm, dk, forward);
 }
 
 TEST(OpGradients, Swiglu) {

@@ -226,7 +226,7 @@ void linear_descending(const LinearFwd& a, Stream s) {
 }
 
 void rmsnorm_in_one_chain(const RmsnormFwd& a, Stream s) {
-  if (a.x.rank != 2 || a.x.shape[0] > 8) return table_cpu.rmsnorm_fwd(a, s);
+  if (a.x.shape[0] > 8) return table_cpu.rmsnorm_fwd(a, s);
   const int64_t width = a.x.shape[1];
   for (int64_t n = 0; n < a.x.shape[0]; n++) {
     const float* x = a.x.as<float>() + n * a.x.stride[0];

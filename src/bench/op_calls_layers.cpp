@@ -75,24 +75,18 @@ void add_weights(std::vector<OpBench>& list) {
                   }});
 }
 
-// [N, C], or [N, H, C] for the norm of heads.
-Tensor norm_rows(Operands& o, const Dims& d) {
-  return d["H"] ? o.act({d["N"], d["H"], d["C"]}) : o.act({d["N"], d["C"]});
-}
-
 void add_norms(std::vector<OpBench>& list) {
-  const std::vector<Dim> shape = {kRows, kWidth, {"H", 0, "heads of width C that a row has; 0: a row is one", 0}};
+  const std::vector<Dim> shape = {kRows, kWidth};
   list.push_back({"rmsnorm_fwd", shape, [](Operands& o, const Dims& d) {
-                    const Tensor rstd = o.stat({d["N"] * std::max<int64_t>(d["H"], 1)});
-                    return op_call(o, &Device::rmsnorm_fwd,
-                                   RmsnormFwd{norm_rows(o, d), rstd, norm_rows(o, d), o.act({d["C"]}), 1e-6f});
+                    const Tensor y = o.act({d["N"], d["C"]}), x = o.act({d["N"], d["C"]});
+                    return op_call(o, &Device::rmsnorm_fwd, RmsnormFwd{y, o.stat({d["N"]}), x, o.act({d["C"]}), 1e-6f});
                   }});
-  list.push_back({"rmsnorm_bwd", shape, [](Operands& o, const Dims& d) {
-                    const Tensor rstd = o.positive({d["N"] * std::max<int64_t>(d["H"], 1)});
-                    return op_call(o, &Device::rmsnorm_bwd,
-                                   RmsnormBwd{norm_rows(o, d), o.stat({d["C"]}), norm_rows(o, d), norm_rows(o, d),
-                                              o.act({d["C"]}), rstd, false});
-                  }});
+  list.push_back(
+      {"rmsnorm_bwd", shape, [](Operands& o, const Dims& d) {
+         const auto rows = [&] { return o.act({d["N"], d["C"]}); };
+         const Tensor dx = rows(), dy = rows(), x = rows(), rstd = o.positive({d["N"]});
+         return op_call(o, &Device::rmsnorm_bwd, RmsnormBwd{dx, o.stat({d["C"]}), dy, x, o.act({d["C"]}), rstd, false});
+       }});
 }
 
 void add_linear(std::vector<OpBench>& list) {
@@ -127,6 +121,8 @@ RopeFwd rope(Operands& o, const Dims& d) {
   return {o.act({d["N"], d["H"], d["D"]}), o.stat({d["N"], d["D"]}), o.indices({d["N"]}, [](int64_t i) { return i; })};
 }
 
+Tensor qk_heads(Operands& o, const Dims& d) { return o.act({d["N"], d["H"] + d["K"], d["D"]}); }
+
 void add_rope_and_swiglu(std::vector<OpBench>& list) {
   const std::vector<Dim> heads = {kRows, {"H", 14, "heads, of queries and keys"}, {"D", 128, "head dim, even"}};
   list.push_back(
@@ -134,6 +130,22 @@ void add_rope_and_swiglu(std::vector<OpBench>& list) {
   list.push_back({"rope_bwd", heads, [](Operands& o, const Dims& d) {
                     const RopeFwd a = rope(o, d);
                     return op_call(o, &Device::rope_bwd, RopeBwd{a.x, a.table, a.pos});
+                  }});
+  const std::vector<Dim> qk = {kRows, {"H", 12, "query heads"}, {"K", 2, "key heads"}, {"D", 128, "head dim, even"}};
+  list.push_back({"qk_norm_rope_fwd", qk, [](Operands& o, const Dims& d) {
+                    QkNormRopeFwd a{};
+                    a.y = qk_heads(o, d), a.x = qk_heads(o, d), a.rstd = o.stat({d["N"], d["H"] + d["K"]});
+                    a.q_norm = o.act({d["D"]}), a.k_norm = o.act({d["D"]}), a.table = o.stat({d["N"], d["D"]});
+                    a.pos = o.indices({d["N"]}, [](int64_t i) { return i; }), a.q_heads = d["H"], a.eps = 1e-6f;
+                    return op_call(o, &Device::qk_norm_rope_fwd, a);
+                  }});
+  list.push_back({"qk_norm_rope_bwd", qk, [](Operands& o, const Dims& d) {
+                    QkNormRopeBwd a{};
+                    a.dx = qk_heads(o, d), a.dq_norm = o.stat({d["D"]}), a.dk_norm = o.stat({d["D"]});
+                    a.dy = qk_heads(o, d), a.x = qk_heads(o, d), a.rstd = o.positive({d["N"], d["H"] + d["K"]});
+                    a.q_norm = o.act({d["D"]}), a.k_norm = o.act({d["D"]}), a.table = o.stat({d["N"], d["D"]});
+                    a.pos = o.indices({d["N"]}, [](int64_t i) { return i; }), a.q_heads = d["H"];
+                    return op_call(o, &Device::qk_norm_rope_bwd, a);
                   }});
   const std::vector<Dim> ffn = {kRows, {"F", 8960, "feed-forward width"}};
   list.push_back(

@@ -29,19 +29,18 @@ struct GemmTArgs {
   int64_t rows, outputs, inputs;
 };
 
-// Rows of `heads` heads each; a row of the norm is one head, [heads * row + head] in rstd.
 struct NormArgs {
   float *y, *rstd;
   const float *x, *w;
   int64_t y_stride, x_stride;
-  int64_t heads, width;
+  int64_t width;
   float eps;
 };
 struct NormBwdArgs {
   float *dx, *dw;
   const float *dy, *x, *w, *rstd;
   int64_t dx_stride, dy_stride, x_stride;
-  int64_t rows, heads, width;
+  int64_t rows, width;
   bool accumulate;
 };
 
@@ -51,6 +50,23 @@ struct RopeArgs {
   const int32_t* pos;
   int64_t x_stride, heads, width;
   float sign;  // 1 forward, -1 backward
+};
+
+// Rows of `heads` heads, of which the first `q_heads` are of queries.
+struct QkNormRopeArgs {
+  float *y, *rstd;
+  const float *x, *q_norm, *k_norm, *table;
+  const int32_t* pos;
+  int64_t y_stride, x_stride;
+  int64_t heads, q_heads, width;
+  float eps;
+};
+struct QkNormRopeBwdArgs {
+  float *dx, *dq_norm, *dk_norm;
+  const float *dy, *x, *q_norm, *k_norm, *rstd, *table;
+  const int32_t* pos;
+  int64_t dx_stride, dy_stride, x_stride;
+  int64_t rows, heads, q_heads, width;
 };
 
 // A row of `width`, or `rows` rows of a weight whose p is packed; moments are f32 or (then m and v are null) bf16.
@@ -176,6 +192,12 @@ struct Kernels {
   void (*rmsnorm_bwd_input)(const NormBwdArgs&, Range rows);
   void (*rmsnorm_bwd_weight)(const NormBwdArgs&, Range columns);
   void (*rope)(const RopeArgs&, Range rows);
+  // heads: n * heads + h
+  void (*qk_norm_rope_fwd)(const QkNormRopeArgs&, Range heads);
+  // dx, and with `weights` also dq_norm and dk_norm; room: 32 * width floats
+  void (*qk_norm_rope_bwd)(const QkNormRopeBwdArgs&, Range heads, bool weights, float* room);
+  // pairs: i below width / 2 is columns i and i + width / 2 of dq_norm, the others are those of dk_norm
+  void (*qk_norm_rope_bwd_weight)(const QkNormRopeBwdArgs&, Range pairs);
   void (*swiglu_fwd)(float* y, const float* gate_up, int64_t width, Range rows);
   void (*swiglu_bwd)(float* dgate_up, const float* dy, const float* gate_up, int64_t width, Range rows);
   float (*sum_squares)(const float* x, int64_t n);       // row sum

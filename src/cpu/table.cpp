@@ -105,55 +105,42 @@ void embedding_bwd(const EmbeddingBwd& a, Stream) {
 
 // ---- RMSNorm
 
-// Rows of x: [N, C], or [N, h, C] with h rows of the norm each.
-struct NormShape {
-  int64_t rows, heads, width;
-};
-static NormShape norm_shape(const Tensor& x) {
-  return x.rank == 3 ? NormShape{x.shape[0], x.shape[1], x.shape[2]} : NormShape{x.shape[0], 1, x.shape[1]};
-}
-static float* norm_rows(const char* op, const char* name, const Tensor& t, const NormShape& s) {
-  return t.rank == 3 ? strided(op, name, t, {s.rows, s.heads, s.width}) : strided(op, name, t, {s.rows, s.width});
-}
-
 void rmsnorm_fwd(const RmsnormFwd& a, Stream) {
   constexpr const char* op = "rmsnorm_fwd";
-  const NormShape s = norm_shape(a.x);
-  const NormArgs n{.y = norm_rows(op, "y", a.y, s),
-                   .rstd = dense(op, "rstd", a.rstd, {s.rows * s.heads}),
-                   .x = norm_rows(op, "x", a.x, s),
-                   .w = dense(op, "w", a.w, {s.width}),
+  const int64_t rows = a.x.shape[0], width = a.x.shape[1];
+  const NormArgs n{.y = strided(op, "y", a.y, {rows, width}),
+                   .rstd = dense(op, "rstd", a.rstd, {rows}),
+                   .x = strided(op, "x", a.x, {rows, width}),
+                   .w = dense(op, "w", a.w, {width}),
                    .y_stride = a.y.stride[0],
                    .x_stride = a.x.stride[0],
-                   .heads = s.heads,
-                   .width = s.width,
+                   .width = width,
                    .eps = a.eps};
   const Kernels& k = cpu_kernels();
-  parallel(s.rows * s.heads, 10 + 0.2 * static_cast<double>(s.width), [&](Range r) { k.rmsnorm_fwd(n, r); });
+  parallel(rows, 10 + 0.2 * static_cast<double>(width), [&](Range r) { k.rmsnorm_fwd(n, r); });
 }
 
 void rmsnorm_bwd(const RmsnormBwd& a, Stream) {
   constexpr const char* op = "rmsnorm_bwd";
-  const NormShape s = norm_shape(a.x);
-  const NormBwdArgs n{.dx = norm_rows(op, "dx", a.dx, s),
-                      .dw = dense(op, "dw", a.dw, {s.width}),
-                      .dy = norm_rows(op, "dy", a.dy, s),
-                      .x = norm_rows(op, "x", a.x, s),
-                      .w = dense(op, "w", a.w, {s.width}),
-                      .rstd = dense(op, "rstd", a.rstd, {s.rows * s.heads}),
+  const int64_t rows = a.x.shape[0], width = a.x.shape[1];
+  const NormBwdArgs n{.dx = strided(op, "dx", a.dx, {rows, width}),
+                      .dw = dense(op, "dw", a.dw, {width}),
+                      .dy = strided(op, "dy", a.dy, {rows, width}),
+                      .x = strided(op, "x", a.x, {rows, width}),
+                      .w = dense(op, "w", a.w, {width}),
+                      .rstd = dense(op, "rstd", a.rstd, {rows}),
                       .dx_stride = a.dx.stride[0],
                       .dy_stride = a.dy.stride[0],
                       .x_stride = a.x.stride[0],
-                      .rows = s.rows,
-                      .heads = s.heads,
-                      .width = s.width,
+                      .rows = rows,
+                      .width = width,
                       .accumulate = a.accumulate};
   const Kernels& k = cpu_kernels();
-  const double row = 10 + 0.3 * static_cast<double>(s.width);
+  const double row = 10 + 0.3 * static_cast<double>(width);
   // dw first: dx may lie where dy does
-  parallel_shares(s.width, 16, static_cast<double>(s.rows * s.heads) * row / 2,
+  parallel_shares(width, 16, static_cast<double>(rows) * row / 2,
                   [&](Range columns) { k.rmsnorm_bwd_weight(n, columns); });
-  parallel(s.rows * s.heads, row, [&](Range r) { k.rmsnorm_bwd_input(n, r); });
+  parallel(rows, row, [&](Range r) { k.rmsnorm_bwd_input(n, r); });
 }
 
 // ---- linear
@@ -270,7 +257,7 @@ void linear_bwd_weight(const LinearBwdWeight& a, Stream) {
                     [&](Range columns) { k.sum_rows(dbias, g.dy, g.dy_stride, rows, columns); });
 }
 
-// ---- rotary position embedding, SwiGLU
+// ---- rotary position embedding, QK-norm, SwiGLU
 
 static void rotate(const char* op, const Tensor& x, const Tensor& table, const Tensor& pos, float sign) {
   const int64_t rows = x.shape[0], heads = x.shape[1], width = x.shape[2];
@@ -288,6 +275,63 @@ static void rotate(const char* op, const Tensor& x, const Tensor& table, const T
 
 void rope_fwd(const RopeFwd& a, Stream) { rotate("rope_fwd", a.x, a.table, a.pos, 1); }
 void rope_bwd(const RopeBwd& a, Stream) { rotate("rope_bwd", a.dx, a.table, a.pos, -1); }
+
+static void check_qk_heads(const char* op, const Tensor& x, int64_t q_heads) {
+  expect(x.rank == 3 && x.shape[2] % 2 == 0 && 0 <= q_heads && q_heads <= x.shape[1], "cpu: ", op, ": x ", x.str(),
+         " with ", q_heads, " heads of queries, expected [N, H+K, even D]");
+}
+
+void qk_norm_rope_fwd(const QkNormRopeFwd& a, Stream) {
+  constexpr const char* op = "qk_norm_rope_fwd";
+  check_qk_heads(op, a.x, a.q_heads);
+  const int64_t rows = a.x.shape[0], heads = a.x.shape[1], width = a.x.shape[2];
+  const QkNormRopeArgs n{.y = strided(op, "y", a.y, {rows, heads, width}),
+                         .rstd = dense(op, "rstd", a.rstd, {rows, heads}),
+                         .x = strided(op, "x", a.x, {rows, heads, width}),
+                         .q_norm = dense(op, "q_norm", a.q_norm, {width}),
+                         .k_norm = dense(op, "k_norm", a.k_norm, {width}),
+                         .table = dense(op, "table", a.table, {a.table.shape[0], width}),
+                         .pos = index(op, "pos", a.pos, {rows}, a.table.shape[0]),
+                         .y_stride = a.y.stride[0],
+                         .x_stride = a.x.stride[0],
+                         .heads = heads,
+                         .q_heads = a.q_heads,
+                         .width = width,
+                         .eps = a.eps};
+  const Kernels& k = cpu_kernels();
+  parallel(rows * heads, 10 + 0.3 * static_cast<double>(width), [&](Range r) { k.qk_norm_rope_fwd(n, r); });
+}
+
+void qk_norm_rope_bwd(const QkNormRopeBwd& a, Stream) {
+  constexpr const char* op = "qk_norm_rope_bwd";
+  check_qk_heads(op, a.x, a.q_heads);
+  const int64_t rows = a.x.shape[0], heads = a.x.shape[1], width = a.x.shape[2];
+  const QkNormRopeBwdArgs n{.dx = strided(op, "dx", a.dx, {rows, heads, width}),
+                            .dq_norm = dense(op, "dq_norm", a.dq_norm, {width}),
+                            .dk_norm = dense(op, "dk_norm", a.dk_norm, {width}),
+                            .dy = strided(op, "dy", a.dy, {rows, heads, width}),
+                            .x = strided(op, "x", a.x, {rows, heads, width}),
+                            .q_norm = dense(op, "q_norm", a.q_norm, {width}),
+                            .k_norm = dense(op, "k_norm", a.k_norm, {width}),
+                            .rstd = dense(op, "rstd", a.rstd, {rows, heads}),
+                            .table = dense(op, "table", a.table, {a.table.shape[0], width}),
+                            .pos = index(op, "pos", a.pos, {rows}, a.table.shape[0]),
+                            .dx_stride = a.dx.stride[0],
+                            .dy_stride = a.dy.stride[0],
+                            .x_stride = a.x.stride[0],
+                            .rows = rows,
+                            .heads = heads,
+                            .q_heads = a.q_heads,
+                            .width = width};
+  const Kernels& k = cpu_kernels();
+  const double head = 10 + 0.5 * static_cast<double>(width);
+  // One thread computes all in one pass.  Several divide the columns of the weights first: dx may lie where dy does.
+  const bool one_pass = threads() == 1;
+  if (!one_pass)
+    parallel_shares(width, 16, static_cast<double>(rows * heads) * head / 2,
+                    [&](Range pairs) { k.qk_norm_rope_bwd_weight(n, pairs); });
+  parallel(rows * heads, head, [&](Range r) { k.qk_norm_rope_bwd(n, r, one_pass, scratch(32 * width)); });
+}
 
 void swiglu_fwd(const SwigluFwd& a, Stream) {
   const int64_t rows = a.y.shape[0], width = a.y.shape[1];

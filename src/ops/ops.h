@@ -140,25 +140,24 @@ struct EmbeddingBwd {
 
 // ---- RMSNorm
 
-// rstd = 1 / sqrt(mean(x^2) + eps); y = (x * rstd) * w, row by row.  A row is the last dimension; x and y are [N, C],
-// or [N, h, C] for the norm of heads, with any stride between rows and contiguous heads; y may be x (in place).
+// rstd = 1 / sqrt(mean(x^2) + eps); y = (x * rstd) * w, row by row.
 struct RmsnormFwd {
-  Tensor y;     // act [N, C] or [N, h, C] out
-  Tensor rstd;  // stat [N] or [N * h] out
-  Tensor x;     // act, shape of y
+  Tensor y;     // act [N, C] out, rows may be strided; may be x (in place)
+  Tensor rstd;  // stat [N] out
+  Tensor x;     // act [N, C], rows may be strided
   Tensor w;     // act [C]
   float eps;
   Cost cost() const { return {4 * x.size(), detail::total_bytes(x, w), detail::total_bytes(y, rstd)}; }
   auto outputs() const { return std::array{y, rstd}; }
 };
-// With xh = x * rstd: dx = rstd * (dy*w - xh * mean(dy*w*xh)); dw[c] += dy*xh over rows ascending (n, then head).
+// With xh = x * rstd: dx = rstd * (dy*w - xh * mean(dy*w*xh)); dw[c] += dy*xh over rows ascending.
 struct RmsnormBwd {
-  Tensor dx;    // act, shape of x; acc if accumulate, else out; may be dy (in place) if not accumulate
+  Tensor dx;    // act [N, C], acc if accumulate, else out; rows may be strided; may be dy (in place) if not accumulate
   Tensor dw;    // stat [C] acc
-  Tensor dy;    // act, shape of x
-  Tensor x;     // act [N, C] or [N, h, C], strides as in RmsnormFwd
+  Tensor dy;    // act [N, C], rows may be strided
+  Tensor x;     // act [N, C], rows may be strided
   Tensor w;     // act [C]
-  Tensor rstd;  // stat [N] or [N * h]
+  Tensor rstd;  // stat [N]
   bool accumulate;
   Cost cost() const { return {10 * x.size(), detail::total_bytes(dy, x, w, rstd, dw), detail::total_bytes(dx, dw)}; }
   auto outputs() const { return std::array{dx, dw}; }
@@ -204,7 +203,7 @@ struct LinearBwdWeight {
   auto outputs() const { return std::array{dw, dbias}; }
 };
 
-// ---- rotary position embedding, SwiGLU
+// ---- rotary position embedding, QK-norm, SwiGLU
 
 // Rotate-half RoPE, in place: (a, b) = (x[c], x[c + D/2]) -> (a cos - b sin, b cos + a sin), each product rounded, then
 // the sum.  Angles of position p are row p of `table`: cos [D/2], then sin [D/2].
@@ -222,6 +221,39 @@ struct RopeBwd {
   Tensor pos;    // i32 [N]
   Cost cost() const { return {3 * dx.size(), detail::total_bytes(dx, dx, pos), detail::total_bytes(dx)}; }
   auto outputs() const { return std::array{dx}; }
+};
+// QK-norm and RoPE of Qwen3 in one pass: each head of queries and keys is normed as by RmsnormFwd, with the weight of
+// its kind, and then rotated as by RopeFwd, with no rounding to act in between.
+struct QkNormRopeFwd {
+  Tensor y;               // act [N, H+K, D] out: the H heads of the queries, then those of the keys; rows may be
+                          // strided, heads contiguous
+  Tensor rstd;            // stat [N, H+K] out
+  Tensor x;               // act [N, H+K, D], strides as y
+  Tensor q_norm, k_norm;  // act [D]
+  Tensor table;           // stat [positions, D], as in RopeFwd
+  Tensor pos;             // i32 [N], each in [0, positions)
+  int64_t q_heads;        // H
+  float eps;
+  Cost cost() const {
+    return {7 * x.size(), detail::total_bytes(x, q_norm, k_norm, pos), detail::total_bytes(y, rstd)};
+  }
+  auto outputs() const { return std::array{y, rstd}; }
+};
+// dy is rotated back, then goes through RmsnormBwd: dq_norm and dk_norm are sums over rows ascending (n, then head).
+struct QkNormRopeBwd {
+  Tensor dx;                // act [N, H+K, D] out, strides as in QkNormRopeFwd; may be dy (in place)
+  Tensor dq_norm, dk_norm;  // stat [D] acc
+  Tensor dy, x;             // act [N, H+K, D], strides as dx
+  Tensor q_norm, k_norm;    // act [D]
+  Tensor rstd;              // stat [N, H+K]
+  Tensor table;             // stat [positions, D]
+  Tensor pos;               // i32 [N]
+  int64_t q_heads;          // H
+  Cost cost() const {
+    return {13 * x.size(), detail::total_bytes(dy, x, q_norm, k_norm, rstd, pos, dq_norm, dk_norm),
+            detail::total_bytes(dx, dq_norm, dk_norm)};
+  }
+  auto outputs() const { return std::array{dx, dq_norm, dk_norm}; }
 };
 // y = silu(gate) * up, silu(g) = g / (1 + exp(-g))
 struct SwigluFwd {
@@ -390,6 +422,8 @@ struct AdamW {
   X(linear_bwd_weight, LinearBwdWeight) \
   X(rope_fwd, RopeFwd)                  \
   X(rope_bwd, RopeBwd)                  \
+  X(qk_norm_rope_fwd, QkNormRopeFwd)    \
+  X(qk_norm_rope_bwd, QkNormRopeBwd)    \
   X(swiglu_fwd, SwigluFwd)              \
   X(swiglu_bwd, SwigluBwd)              \
   X(attn_fwd, AttnFwd)                  \

@@ -48,38 +48,24 @@ PARE_INLINE static vf row_squares(const float* x, int64_t n) {
 }
 float sum_squares(const float* x, int64_t n) { return sum(row_squares(x, n)); }
 
-namespace {
-// Where the heads of consecutive rows lie, without a division for each.
-struct HeadRows {
-  int64_t heads, width, n, h;
-  HeadRows(int64_t first, int64_t heads, int64_t width)
-      : heads(heads), width(width), n(first / heads), h(first % heads) {}
-  PARE_INLINE int64_t at(int64_t stride) const { return n * stride + h * width; }
-  PARE_INLINE void next() {
-    if (++h == heads) h = 0, n++;
-  }
-};
-}  // namespace
+// By lane: 1 / sqrt(squares / width + eps)
+PARE_INLINE static vf inverse_rms(vf squares, int64_t width, float eps) {
+  return div(set1(1), sqrt(add(div(squares, set1(static_cast<float>(width))), set1(eps))));
+}
 
 void rmsnorm_fwd(const NormArgs& a, Range rows) {
-  const vf width = set1(static_cast<float>(a.width)), eps = set1(a.eps);
-  HeadRows row(rows.begin, a.heads, a.width);
   // 16 rows at a time share their divisions and roots.
   for (int64_t first = rows.begin; first < rows.end; first += 16) {
     const int64_t n = min64(16, rows.end - first);
+    const float* const x0 = a.x + first * a.x_stride;
     alignas(64) float rstd[16];
-    HeadRows again = row;
     const vf squares = sums(
-        n, [&](int) __attribute__((always_inline)) {
-          const float* const x = a.x + row.at(a.x_stride);
-          row.next();
-          return row_squares(x, a.width);
-        });
-    store(rstd, div(set1(1), sqrt(add(div(squares, width), eps))));
+        n, [&](int i) __attribute__((always_inline)) { return row_squares(x0 + i * a.x_stride, a.width); });
+    store(rstd, inverse_rms(squares, a.width, a.eps));
     store(a.rstd + first, load(rstd), n);
-    for (int64_t i = 0; i < n; i++, again.next()) {
-      const float* const x = a.x + again.at(a.x_stride);
-      float* const y = a.y + again.at(a.y_stride);
+    for (int64_t i = 0; i < n; i++) {
+      const float* const x = x0 + i * a.x_stride;
+      float* const y = a.y + (first + i) * a.y_stride;
       const vf s = set1(rstd[i]);
       for_vectors(
           a.width, PARE_LANES_AT(c) { store(y + c, mul(mul(load(x + c, lanes), s), load(a.w + c, lanes)), lanes); });
@@ -89,28 +75,26 @@ void rmsnorm_fwd(const NormArgs& a, Range rows) {
 
 void rmsnorm_bwd_input(const NormBwdArgs& a, Range rows) {
   const vf width = set1(static_cast<float>(a.width));
-  HeadRows row(rows.begin, a.heads, a.width);
   // 16 rows at a time share their divisions, and none waits for its own sum.
   for (int64_t first = rows.begin; first < rows.end; first += 16) {
     const int64_t n = min64(16, rows.end - first);
+    const float *const x0 = a.x + first * a.x_stride, *const dy0 = a.dy + first * a.dy_stride;
     alignas(64) float mean[16];
-    HeadRows again = row;
     const vf products = sums(
         n, [&](int r) __attribute__((always_inline)) {
-          const float *const x = a.x + row.at(a.x_stride), *const dy = a.dy + row.at(a.dy_stride);
+          const float *const x = x0 + r * a.x_stride, *const dy = dy0 + r * a.dy_stride;
           const vf s = set1(a.rstd[first + r]);
           vf acc = zero();
           for_vectors(
               a.width, PARE_LANES_AT(i) {
                 acc = fma(mul(load(dy + i, lanes), load(a.w + i, lanes)), mul(load(x + i, lanes), s), acc);
               });
-          row.next();
           return acc;
         });
     store(mean, div(products, width));
-    for (int64_t r = 0; r < n; r++, again.next()) {
-      const float *const x = a.x + again.at(a.x_stride), *const dy = a.dy + again.at(a.dy_stride);
-      float* const dx = a.dx + again.at(a.dx_stride);
+    for (int64_t r = 0; r < n; r++) {
+      const float *const x = x0 + r * a.x_stride, *const dy = dy0 + r * a.dy_stride;
+      float* const dx = a.dx + (first + r) * a.dx_stride;
       const vf s = set1(a.rstd[first + r]), m = set1(mean[r]);
       for_vectors(
           a.width, PARE_LANES_AT(i) {
@@ -131,14 +115,11 @@ PARE_INLINE void weight_columns(const NormBwdArgs& a, int64_t c, int64_t lanes) 
   vf acc[kVectors];
   PARE_UNROLL
   for (int j = 0; j < kVectors; j++) acc[j] = load(a.dw + c + j * 16, in(j));
-  for (int64_t n = 0, r = 0; n < a.rows; n++) {
-    const float *x = a.x + n * a.x_stride + c, *dy = a.dy + n * a.dy_stride + c;
-    for (int64_t h = 0; h < a.heads; h++, r++, x += a.width, dy += a.width) {
-      const vf s = set1(a.rstd[r]);
-      PARE_UNROLL
-      for (int j = 0; j < kVectors; j++)
-        acc[j] = fma(load(dy + j * 16, in(j)), mul(load(x + j * 16, in(j)), s), acc[j]);
-    }
+  for (int64_t r = 0; r < a.rows; r++) {
+    const float *x = a.x + r * a.x_stride + c, *dy = a.dy + r * a.dy_stride + c;
+    const vf s = set1(a.rstd[r]);
+    PARE_UNROLL
+    for (int j = 0; j < kVectors; j++) acc[j] = fma(load(dy + j * 16, in(j)), mul(load(x + j * 16, in(j)), s), acc[j]);
   }
   PARE_UNROLL
   for (int j = 0; j < kVectors; j++) store(a.dw + c + j * 16, acc[j], in(j));
@@ -152,6 +133,29 @@ void rmsnorm_bwd_weight(const NormBwdArgs& a, Range columns) {
   for (; c < columns.end; c += 16) weight_columns<1>(a, c, min64(16, columns.end - c));
 }
 
+namespace {
+// The elements c and c + D/2 of a head, or of 16 neighbours c.
+struct Pair {
+  vf a, b;
+};
+PARE_INLINE Pair rotate(Pair x, vf cosine, vf sine) {
+  return {sub(mul(x.a, cosine), mul(x.b, sine)), add(mul(x.b, cosine), mul(x.a, sine))};
+}
+PARE_INLINE Pair rotate_back(Pair x, vf cosine, vf sine) {
+  return {add(mul(x.a, cosine), mul(x.b, sine)), sub(mul(x.b, cosine), mul(x.a, sine))};
+}
+
+// Heads of consecutive rows, one after the other, without a division for each.
+struct Heads {
+  int64_t heads, width, n, h;
+  Heads(int64_t first, int64_t heads, int64_t width) : heads(heads), width(width), n(first / heads), h(first % heads) {}
+  PARE_INLINE int64_t at(int64_t stride) const { return n * stride + h * width; }
+  PARE_INLINE void next() {
+    if (++h == heads) h = 0, n++;
+  }
+};
+}  // namespace
+
 void rope(const RopeArgs& a, Range rows) {
   const int64_t half = a.width / 2;
   const vf sign = set1(a.sign);
@@ -162,11 +166,128 @@ void rope(const RopeArgs& a, Range rows) {
           const vf c = load(angles + i, lanes), s = mul(load(angles + half + i, lanes), sign);
           float* x = a.x + r * a.x_stride + i;
           for (int64_t h = 0; h < a.heads; h++, x += a.width) {
-            const vf u = load(x, lanes), v = load(x + half, lanes);
-            store(x, sub(mul(u, c), mul(v, s)), lanes);
-            store(x + half, add(mul(v, c), mul(u, s)), lanes);
+            const Pair y = rotate({load(x, lanes), load(x + half, lanes)}, c, s);
+            store(x, y.a, lanes);
+            store(x + half, y.b, lanes);
           }
         });
+  }
+}
+
+void qk_norm_rope_fwd(const QkNormRopeArgs& a, Range heads) {
+  const int64_t half = a.width / 2;
+  Heads head(heads.begin, a.heads, a.width);
+  // As in rmsnorm_fwd, 16 at a time.
+  for (int64_t first = heads.begin; first < heads.end; first += 16) {
+    const int64_t n = min64(16, heads.end - first);
+    alignas(64) float rstd[16];
+    Heads again = head;
+    const vf squares = sums(
+        n, [&](int) __attribute__((always_inline)) {
+          const float* const x = a.x + head.at(a.x_stride);
+          head.next();
+          return row_squares(x, a.width);
+        });
+    store(rstd, inverse_rms(squares, a.width, a.eps));
+    store(a.rstd + first, load(rstd), n);
+    for (int64_t i = 0; i < n; i++, again.next()) {
+      const float *const x = a.x + again.at(a.x_stride), *const w = again.h < a.q_heads ? a.q_norm : a.k_norm;
+      const float* const angles = a.table + a.pos[again.n] * a.width;
+      float* const y = a.y + again.at(a.y_stride);
+      const vf s = set1(rstd[i]);
+      for_vectors(
+          half, PARE_LANES_AT(c) {
+            const auto normed = [&](int64_t c) __attribute__((always_inline)) {
+              return mul(mul(load(x + c, lanes), s), load(w + c, lanes));
+            };
+            const Pair p =
+                rotate({normed(c), normed(half + c)}, load(angles + c, lanes), load(angles + half + c, lanes));
+            store(y + c, p.a, lanes);
+            store(y + half + c, p.b, lanes);
+          });
+    }
+  }
+}
+
+void qk_norm_rope_bwd(const QkNormRopeBwdArgs& a, Range heads, bool weights, float* room) {
+  const int64_t half = a.width / 2;
+  const vf width = set1(static_cast<float>(a.width));
+  float *const d_normed = room, *const normed = room + 16 * a.width;  // of 16 heads; `normed` before the weight
+  Heads head(heads.begin, a.heads, a.width);
+  // As in rmsnorm_bwd_input, 16 at a time.
+  for (int64_t first = heads.begin; first < heads.end; first += 16) {
+    const int64_t n = min64(16, heads.end - first);
+    alignas(64) float mean[16];
+    Heads again = head;
+    const vf products = sums(
+        n, [&](int i) __attribute__((always_inline)) {
+          const float *const x = a.x + head.at(a.x_stride), *const dy = a.dy + head.at(a.dy_stride);
+          const float* const angles = a.table + a.pos[head.n] * a.width;
+          const bool of_query = head.h < a.q_heads;
+          const float* const w = of_query ? a.q_norm : a.k_norm;
+          float* const dw = of_query ? a.dq_norm : a.dk_norm;
+          float *const d = d_normed + i * a.width, *const xh = normed + i * a.width;
+          const vf s = set1(a.rstd[first + i]);
+          for_vectors(
+              half, PARE_LANES_AT(c) {
+                const Pair p = rotate_back({load(dy + c, lanes), load(dy + half + c, lanes)}, load(angles + c, lanes),
+                                           load(angles + half + c, lanes));
+                store(d + c, p.a, lanes);
+                store(d + half + c, p.b, lanes);
+              });
+          vf acc = zero();
+          for_vectors(
+              a.width, PARE_LANES_AT(c) {
+                const vf g = load(d + c, lanes), v = mul(load(x + c, lanes), s), gw = mul(g, load(w + c, lanes));
+                if (weights) store(dw + c, fma(g, v, load(dw + c, lanes)), lanes);
+                acc = fma(gw, v, acc);
+                store(d + c, gw, lanes);
+                store(xh + c, v, lanes);
+              });
+          head.next();
+          return acc;
+        });
+    store(mean, div(products, width));
+    for (int64_t i = 0; i < n; i++, again.next()) {
+      const float *const d = d_normed + i * a.width, *const xh = normed + i * a.width;
+      float* const dx = a.dx + again.at(a.dx_stride);
+      const vf s = set1(a.rstd[first + i]), m = set1(mean[i]);
+      for_vectors(
+          a.width,
+          PARE_LANES_AT(c) { store(dx + c, mul(s, fnma(load(xh + c, lanes), m, load(d + c, lanes))), lanes); });
+    }
+  }
+}
+
+void qk_norm_rope_bwd_weight(const QkNormRopeBwdArgs& a, Range pairs) {
+  const int64_t half = a.width / 2;
+  const auto add_pairs = [&](float* dw, int64_t first_head, int64_t end_head, int64_t c, int64_t lanes)
+      __attribute__((always_inline)) {
+    Pair acc{load(dw + c, lanes), load(dw + half + c, lanes)};
+    for (int64_t n = 0; n < a.rows; n++) {
+      const float* const angles = a.table + a.pos[n] * a.width + c;
+      const vf cosine = load(angles, lanes), sine = load(angles + half, lanes);
+      for (int64_t h = first_head; h < end_head; h++) {
+        const float* const x = a.x + n * a.x_stride + h * a.width + c;
+        const float* const dy = a.dy + n * a.dy_stride + h * a.width + c;
+        const vf s = set1(a.rstd[n * a.heads + h]);
+        const Pair g = rotate_back({load(dy, lanes), load(dy + half, lanes)}, cosine, sine);
+        acc.a = fma(g.a, mul(load(x, lanes), s), acc.a);
+        acc.b = fma(g.b, mul(load(x + half, lanes), s), acc.b);
+      }
+    }
+    store(dw + c, acc.a, lanes);
+    store(dw + half + c, acc.b, lanes);
+  };
+  for (int64_t i = pairs.begin; i < pairs.end;) {
+    const bool of_query = i < half;
+    const int64_t c = of_query ? i : i - half;
+    const int64_t lanes = min64(16, min64(pairs.end - i, half - c));
+    if (of_query)
+      add_pairs(a.dq_norm, 0, a.q_heads, c, lanes);
+    else
+      add_pairs(a.dk_norm, a.q_heads, a.heads, c, lanes);
+    i += lanes;
   }
 }
 

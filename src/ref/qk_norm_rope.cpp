@@ -1,0 +1,91 @@
+// RMSNorm of the heads of queries and keys (Qwen3, Yang et al. 2025), then rotary position embedding.
+#include <cmath>
+#include <vector>
+
+#include "ref/ref.h"
+
+namespace pare::ref {
+
+namespace {
+struct Shape {
+  int64_t rows, heads, width;
+};
+Shape checked_shape(const char* op, const Tensor& x, int64_t q_heads) {
+  expect(x.rank == 3 && x.shape[2] % 2 == 0, "ref: ", op, ": x is ", x.str(), ", expected [N, H+K, even D]");
+  expect(0 <= q_heads && q_heads <= x.shape[1], "ref: ", op, ": ", q_heads, " of the heads of ", x.str());
+  return {x.shape[0], x.shape[1], x.shape[2]};
+}
+}  // namespace
+
+void qk_norm_rope_fwd(const QkNormRopeFwd& a, Stream) {
+  constexpr const char* op = "qk_norm_rope_fwd";
+  const auto [rows, heads, width] = checked_shape(op, a.x, a.q_heads);
+  const int64_t half = width / 2;
+  expect_shape(op, "y", a.y, {rows, heads, width});
+  expect_dense(op, "rstd", a.rstd, {rows, heads});
+  expect_dense(op, "q_norm", a.q_norm, {width});
+  expect_dense(op, "k_norm", a.k_norm, {width});
+  expect_dense(op, "table", a.table, {a.table.shape[0], width});
+  expect_index(op, "pos", a.pos, rows, a.table.shape[0]);
+  dispatch(op, a.x, [&]<class T>(T) {
+    const View<T> y(a.y), rstd(a.rstd), x(a.x), q_norm(a.q_norm), k_norm(a.k_norm), table(a.table);
+    const View<int32_t> pos(a.pos);
+    for (int64_t n = 0; n < rows; n++)
+      for (int64_t h = 0; h < heads; h++) {
+        const View<T>& w = h < a.q_heads ? q_norm : k_norm;
+        double squares = 0;
+        for (int64_t c = 0; c < width; c++) squares += double(x(n, h, c)) * x(n, h, c);
+        const double r = 1 / std::sqrt(squares / width + a.eps);
+        rstd(n, h) = static_cast<T>(r);
+        for (int64_t c = 0; c < half; c++) {
+          const double cosine = table(pos(n), c), sine = table(pos(n), half + c);
+          const double p = x(n, h, c) * r * w(c), q = x(n, h, half + c) * r * w(half + c);
+          y(n, h, c) = static_cast<T>(p * cosine - q * sine);
+          y(n, h, half + c) = static_cast<T>(q * cosine + p * sine);
+        }
+      }
+  });
+}
+
+void qk_norm_rope_bwd(const QkNormRopeBwd& a, Stream) {
+  constexpr const char* op = "qk_norm_rope_bwd";
+  const auto [rows, heads, width] = checked_shape(op, a.x, a.q_heads);
+  const int64_t half = width / 2;
+  expect_shape(op, "dx", a.dx, {rows, heads, width});
+  expect_shape(op, "dy", a.dy, {rows, heads, width});
+  expect_dense(op, "rstd", a.rstd, {rows, heads});
+  expect_dense(op, "q_norm", a.q_norm, {width});
+  expect_dense(op, "k_norm", a.k_norm, {width});
+  expect_dense(op, "dq_norm", a.dq_norm, {width});
+  expect_dense(op, "dk_norm", a.dk_norm, {width});
+  expect_dense(op, "table", a.table, {a.table.shape[0], width});
+  expect_index(op, "pos", a.pos, rows, a.table.shape[0]);
+  dispatch(op, a.x, [&]<class T>(T) {
+    const View<T> dx(a.dx), dq_norm(a.dq_norm), dk_norm(a.dk_norm), dy(a.dy), x(a.x), q_norm(a.q_norm),
+        k_norm(a.k_norm), rstd(a.rstd), table(a.table);
+    const View<int32_t> pos(a.pos);
+    const auto size = static_cast<size_t>(width);
+    std::vector<double> q_sum(size), k_sum(size), d(size);  // d: of the normed head
+    for (int64_t c = 0; c < width; c++) q_sum[c] = dq_norm(c), k_sum[c] = dk_norm(c);
+    for (int64_t n = 0; n < rows; n++)
+      for (int64_t h = 0; h < heads; h++) {
+        const View<T>& w = h < a.q_heads ? q_norm : k_norm;
+        std::vector<double>& sum = h < a.q_heads ? q_sum : k_sum;
+        for (int64_t c = 0; c < half; c++) {
+          const double cosine = table(pos(n), c), sine = table(pos(n), half + c);
+          const double p = dy(n, h, c), q = dy(n, h, half + c);
+          d[c] = p * cosine + q * sine, d[half + c] = q * cosine - p * sine;
+        }
+        const double r = rstd(n, h);
+        double mean = 0;
+        for (int64_t c = 0; c < width; c++) {
+          mean += d[c] * w(c) * x(n, h, c) * r / width;
+          sum[c] += d[c] * x(n, h, c) * r;
+        }
+        for (int64_t c = 0; c < width; c++) dx(n, h, c) = static_cast<T>(r * (d[c] * w(c) - x(n, h, c) * r * mean));
+      }
+    for (int64_t c = 0; c < width; c++) dq_norm(c) = static_cast<T>(q_sum[c]), dk_norm(c) = static_cast<T>(k_sum[c]);
+  });
+}
+
+}  // namespace pare::ref
