@@ -103,7 +103,7 @@ struct AttnTurn {
   float* scratch;
 };
 // Rows, and slots of dk and dv, that attn_bwd computes at once.
-constexpr int64_t kAttnBwdRows = 96, kAttnBwdSlots = 8;
+constexpr int64_t kAttnBwdRows = 96, kAttnBwdSlots = 16;
 struct AttnBwdArgs {
   AttnArgs fwd;  // o and lse as computed by the forward
   float *dq, *dk, *dv, *dpk, *dpv;

@@ -23,25 +23,21 @@ PARE_INLINE void multiply_add(Choose choose, int64_t rows, int64_t depth, const 
                               Rows<const float> b, Rows<float> c, int64_t width, bool fresh = false) {
   for (int64_t d = 0, np; d < width; d += np * 16) {
     np = tile_panels(rows, (width - d) / 16);
-    Tile t{.depth = depth,
-           .a = a,
-           .as = as,
-           .bs = b.stride,
-           .c = c.first + d,
-           .cs = c.stride,
-           .start = fresh ? nullptr : c.first + d,
-           .ss = c.stride};
+    Tile t;
+    t.depth = depth, t.a = a, t.as = as, t.bs = b.stride;
+    t.c = c.first + d, t.cs = c.stride, t.start = fresh ? nullptr : t.c, t.ss = t.cs;
     for (int64_t p = 0; p < np; p++) t.b[p] = b.first + d + p * 16;
     choose(rows, np)(t);
   }
 }
 
-// Operands of one segment and key head.  `padded`: width rounded up to 16.  Rows of other matrices are used in place
-// where they are as wide as that (`whole`), else by way of scratch.
+// Operands of one segment and key head.  `padded`: width rounded up to 16.  What is only read is copied, for rows that
+// lie a power of two apart compete for a few sets of the L1 cache; sums are added to in place where rows are as wide as
+// that (`whole`), else by way of scratch.
 struct Operands {
   float *k_across, *v_across;                // scratch: [slots / 16][width][16]
   float* k;                                  // scratch: [slots][padded]
-  float *q_room, *do_room, *dq_room, *room;  // scratch: [kRowBlock][padded], `room` [kGroup][padded]
+  float *q_room, *do_room, *dq_room, *room;  // scratch: [kRowBlock][padded], `room` [kAttnBwdSlots][padded]
   Slots<float> dk, dv;
   Rows<const float> q, d_o;  // of a block of rows
   Rows<float> dq;
@@ -52,22 +48,26 @@ struct Operands {
 
 // Rows and slots go in groups of 8, so that what a chain leaves out (the rows above its slots, the slots behind its
 // rows) does not depend on the height of a tile.
-constexpr int64_t kGroup = kAttnBwdSlots;
+constexpr int64_t kGroup = 8;
+static_assert(kTileRows <= kAttnBwdSlots);
 
-// Calls f(begin, count) for tiles of rows [0, n), each inside of one group.
+// Calls f(begin, count) for tiles of rows [begin, end).
 template <class F>
-PARE_INLINE void for_tiles(int64_t n, F f) {
-  for (int64_t g = 0; g < n; g += kGroup) {
-    const int64_t rows = min64(kGroup, n - g), share = even_rows(rows);
-    for (int64_t r = 0; r < rows; r += share) f(g + r, min64(share, rows - r));
-  }
+PARE_INLINE void for_tiles(int64_t begin, int64_t end, F f) {
+  for (int64_t r = begin; r < end; r += kTileRows) f(r, min64(kTileRows, end - r));
 }
+// The same, each tile inside of one group; begin is a multiple of kGroup.
+template <class F>
+PARE_INLINE void for_tiles_of_groups(int64_t begin, int64_t end, F f) {
+  for (int64_t g = begin; g < end; g += kGroup) for_tiles(g, min64(end, g + kGroup), f);
+}
+PARE_INLINE int64_t whole_groups(int64_t n) { return (n + kGroup - 1) / kGroup * kGroup; }
 
-// Rows and panels of 16 slots whose scores and gradients of weights fill the registers together.
+// Rows and panels of 16 slots whose scores fill the registers together.
 #if defined(__AVX512F__)
-constexpr int kScoreRows = 6, kScorePanels = 2;
+constexpr int kScoreRows = 6, kScorePanels = 4;
 #else
-constexpr int kScoreRows = 3, kScorePanels = 1;
+constexpr int kScoreRows = 6, kScorePanels = 1;
 #endif
 
 // What is made of the scores of a block, and what of its rows that takes.
@@ -77,63 +77,73 @@ struct ScoreTiles {
   float scale;
 };
 
+// sums[i][j] = rows i of `rows` times panels j of `across`; V: vf or vh.
+template <int kRows, int kPanels, class V>
+PARE_INLINE void products(V (&sums)[kRows][kPanels], Rows<const float> rows, const float* across, int64_t width) {
+  PARE_UNROLL
+  for (int i = 0; i < kRows; i++) PARE_UNROLL
+  for (int j = 0; j < kPanels; j++) fill(sums[i][j], 0);
+  const int64_t stride = rows.stride;
+  // Three rows to a pointer, at 0, 1 and 2 strides; gcc would make one of each row, more than stay in registers, but
+  // for the asm below.
+  const float *x = rows.first, *y = rows.from(3).first;
+  for (int64_t d = 0; d < width; d++, across += 16) {
+    V b[kPanels];
+    PARE_UNROLL
+    for (int j = 0; j < kPanels; j++) fetch(b[j], across + j * 16 * width), hold(b[j]);
+    PARE_UNROLL
+    for (int i = 0; i < kRows; i++) {
+      V a;
+      fill(a, (i < 3 ? x : y)[i % 3 * stride]);
+      PARE_UNROLL
+      for (int j = 0; j < kPanels; j++) sums[i][j] = fma(a, b[j], sums[i][j]);
+    }
+    x++, y++;
+    asm("" : "+r"(x), "+r"(y));
+  }
+}
+
 // Rows [r, r + kRows) and panels [panel, panel + kPanels) of the block at slot `first`.  Row r sees `visible` slots
 // from there on, each further row one more: p and ds are +0 for what a row does not see, and anything behind the last
 // slot.  V: vf, or vh where the tile is one panel of which no row sees more than 8.
 template <int kRows, int kPanels, class V>
 [[gnu::noinline]] void score_tile(const ScoreTiles& out, const Operands& x, int64_t r, int64_t panel, int64_t first,
                                   int64_t visible) {
-  V s[kRows][kPanels], dp[kRows][kPanels];
-  PARE_UNROLL
-  for (int i = 0; i < kRows; i++) PARE_UNROLL
-  for (int j = 0; j < kPanels; j++) fill(s[i][j], 0), fill(dp[i][j], 0);
-  const int64_t width = x.width, q_stride = x.q.stride, do_stride = x.d_o.stride;
-  const float *k = x.k_across + (first + panel * 16) * width, *v = x.v_across + (first + panel * 16) * width;
-  // Three rows to a pointer, at 0, 1 and 2 strides; gcc would make one of each row, more than stay in registers, but
-  // for the asm below.
-  const float *q[2], *d_o[2];
-  PARE_UNROLL
-  for (int i = 0; i < 2; i++) q[i] = x.q.from(r + 3 * i).first, d_o[i] = x.d_o.from(r + 3 * i).first;
-  for (int64_t d = 0; d < width; d++, k += 16, v += 16) {
-    V keys[kPanels], values[kPanels];
-    PARE_UNROLL
-    for (int j = 0; j < kPanels; j++) {
-      fetch(keys[j], k + j * 16 * width), fetch(values[j], v + j * 16 * width);
-      hold(keys[j]), hold(values[j]);
-    }
-    PARE_UNROLL
-    for (int i = 0; i < kRows; i++) {
-      V a, b;
-      fill(a, q[i / 3][i % 3 * q_stride]), fill(b, d_o[i / 3][i % 3 * do_stride]);
-      PARE_UNROLL
-      for (int j = 0; j < kPanels; j++) s[i][j] = fma(a, keys[j], s[i][j]), dp[i][j] = fma(b, values[j], dp[i][j]);
-    }
-    q[0]++, q[1]++, d_o[0]++, d_o[1]++;
-    asm("" : "+r"(q[0]), "+r"(q[1]), "+r"(d_o[0]), "+r"(d_o[1]));
-  }
-  const vf scale = set1(out.scale), score_scale = set1(out.scale * kLog2E);
+  const int64_t width = x.width, slot = first + panel * 16;
   // Not by way of `out`: gcc would read these again after every store.
   float *const p = out.p + r * kBlock + panel * 16, *const ds = out.ds + r * kBlock + panel * 16;
-  const float *const minus_lse = out.minus_lse + r, *const row_delta = out.delta + r;
-  const auto finish = [&](auto keep) __attribute__((always_inline)) {
-    PARE_UNROLL
-    for (int i = 0; i < kRows; i++) {
-      const vf l = set1(minus_lse[i]), delta = set1(row_delta[i]);
-      PARE_UNROLL
-      for (int j = 0; j < kPanels; j++) {
-        const int64_t at = i * kBlock + j * 16;
-        // What a row sees has at most the weight 1.
-        const vf weight = keep(i, j, exp2_below_63(fma(widen(s[i][j]), score_scale, l)));
-        store(p + at, weight);
-        store(ds + at, keep(i, j, mul(mul(weight, sub(widen(dp[i][j]), delta)), scale)));
-      }
-    }
+  const float *const minus_lse = out.minus_lse + r, *const delta = out.delta + r;
+  const vf scale = set1(out.scale), score_scale = set1(out.scale * kLog2E);
+  // What a row sees has at most the weight 1.
+  const auto weight = [&](int i, vf score) __attribute__((always_inline)) {
+    return exp2_below_63(fma(score, score_scale, set1(minus_lse[i])));
   };
-  if (visible >= (panel + kPanels) * 16)
-    finish([](int, int, vf y) { return y; });
+  const auto gradient = [&](vf weight, int i, vf d) __attribute__((always_inline)) {
+    return mul(mul(weight, sub(d, set1(delta[i]))), scale);
+  };
+  V sums[kRows][kPanels];
+  products<kRows, kPanels>(sums, x.q.from(r), x.k_across + slot * width, width);
+  const auto each = [&](auto f) __attribute__((always_inline)) {
+    PARE_UNROLL
+    for (int i = 0; i < kRows; i++) PARE_UNROLL
+    for (int j = 0; j < kPanels; j++) f(i, j, i * kBlock + j * 16);
+  };
+  const bool all = visible >= (panel + kPanels) * 16;
+  if (all)
+    each([&](int i, int j, int64_t at) __attribute__((always_inline)) { store(p + at, weight(i, widen(sums[i][j]))); });
   else
-    finish([&](int i, int j, vf y) __attribute__((always_inline)) {
-      return select(first_lanes(max64(0, visible + i - (panel + j) * 16)), y, zero());
+    each([&](int i, int j, int64_t at) __attribute__((always_inline)) {
+      const mask seen = first_lanes(max64(0, visible + i - (panel + j) * 16));
+      store(p + at, select(seen, weight(i, widen(sums[i][j])), zero()));
+    });
+  products<kRows, kPanels>(sums, x.d_o.from(r), x.v_across + slot * width, width);
+  if (all)
+    each([&](int i, int j, int64_t at)
+             __attribute__((always_inline)) { store(ds + at, gradient(load(p + at), i, widen(sums[i][j]))); });
+  else
+    each([&](int i, int j, int64_t at) __attribute__((always_inline)) {
+      const mask seen = first_lanes(max64(0, visible + i - (panel + j) * 16));
+      store(ds + at, select(seen, gradient(load(p + at), i, widen(sums[i][j])), zero()));
     });
 }
 
@@ -166,19 +176,27 @@ void block(Operands& x, int64_t rows, int64_t first, int64_t slots, int64_t seen
         for (int64_t i = r; i < r + row_count.value; i++)
           for (int64_t j = panels * 16; j < reach(i); j += 16) store(ds + i * kBlock + j, zero());
       });
-  for_tiles(slots, [&](int64_t s, int64_t n) {
-    // From the first row that sees a slot of this group on
-    const int64_t begin = max64(0, s / kGroup * kGroup - seen + 1);
-    if (begin >= rows) return;
+  const auto slot_tile = [&](int64_t s, int64_t n, int64_t begin) {  // rows from `begin` on
     const int64_t depth = rows - begin, at = begin * kBlock + s;
     add_to_slots(x, x.dv, first + s, n, depth, p + at, x.d_o.from(begin));
     add_to_slots(x, x.dk, first + s, n, depth, ds + at, x.q.from(begin));
     x.ahead.fetch_rows(24);
+  };
+  // Groups of slots of which every row sees one; of the others each has a first row that does.
+  const int64_t seen_by_all = min64(slots, whole_groups(max64(0, seen)));
+  for_tiles(0, seen_by_all, [&](int64_t s, int64_t n) { slot_tile(s, n, 0); });
+  for_tiles_of_groups(seen_by_all, slots, [&](int64_t s, int64_t n) {
+    const int64_t begin = s / kGroup * kGroup - seen + 1;
+    if (begin < rows) slot_tile(s, n, begin);
   });
-  for_tiles(rows, [&](int64_t r, int64_t n) {
+  const auto row_tile = [&](int64_t r, int64_t n) {
     multiply_add(tile_by_rows, n, reach(r), ds + r * kBlock, kBlock,
                  Rows<const float>{x.k + first * x.padded, x.padded}, x.dq.from(r), x.padded, first == 0);
-  });
+  };
+  // Groups of rows that do not reach the last slot, and those that do.
+  const int64_t partial = min64(rows, whole_groups(max64(0, slots - seen - (kGroup - 1))));
+  for_tiles_of_groups(0, partial, row_tile);
+  for_tiles(partial, rows, row_tile);
 }
 
 // Rows [begin, begin + rows) of the segment, query head `head`.
@@ -187,17 +205,16 @@ void row_block(const AttnBwdArgs& a, const SegmentRow& s, Operands& x, int64_t h
   const int64_t row = s.row + begin, column = head * f.width;
   const auto operand = [&](const float* matrix, int64_t stride, float* room) {
     const float* const in = matrix + row * stride + column;
-    if (x.whole) return Rows<const float>{in, stride};
     pack_down(room, Slots<const float>{nullptr, in, 0, stride, 0}, 0, rows, f.width);
     return Rows<const float>{room, x.padded};
   };
   float minus_lse[kRowBlock], delta[kRowBlock];
   x.d_o = operand(a.d_o, a.do_stride, x.do_room);
   for (int64_t r = 0; r < rows; r += 16) {
-    const float *d_o = a.d_o + (row + r) * a.do_stride + column, *o = f.o + (row + r) * a.o_stride + column;
+    const float *d_o = x.d_o.from(r).first, *o = f.o + (row + r) * a.o_stride + column;
     const vf products = sums(
         rows - r, [&](int i) __attribute__((always_inline)) {
-          return lane_products(d_o + i * a.do_stride, o + i * a.o_stride, f.width);
+          return lane_products(d_o + i * x.padded, o + i * a.o_stride, f.width);
         });
     store(delta + r, products);
   }
@@ -236,7 +253,7 @@ void attn_bwd(const AttnBwdArgs& a, const AttnTurn& turn) {
   const auto take = [&](int64_t n) { return free += n, free - n; };
   x.k_across = take(turn.room * width), x.v_across = take(turn.room * width), x.k = take(turn.room * padded);
   x.q_room = take(kRowBlock * padded), x.do_room = take(kRowBlock * padded), x.dq_room = take(kRowBlock * padded);
-  x.room = take(kGroup * padded);
+  x.room = take(kAttnBwdSlots * padded);
   x.dk = segment_slots(a.fwd, s, kv_head, a.dpk, a.dpk_stride, a.dk, a.dk_stride);
   x.dv = segment_slots(a.fwd, s, kv_head, a.dpv, a.dpv_stride, a.dv, a.dv_stride);
   pack_across(x.k_across, key_slots(a.fwd, s, kv_head), turn.packed, slots, width);

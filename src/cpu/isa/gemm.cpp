@@ -118,11 +118,11 @@ void unpack(float* w, const float* packed, int64_t inputs, Range rows) {
 }
 
 // The last panel of a matrix whose width is no multiple of 16: computed beside it, `width` columns copied.
-static void narrow(TileFn f, Tile t, int64_t rows, int64_t width) {
+static void narrow(TileFn f, const Tile& whole, int64_t rows, int64_t width) {
+  Tile t = whole;
   float c[kTileRows * 16];
   if (t.start)
     for (int64_t i = 0; i < rows; i++) store(c + i * 16, load(t.start + i * t.ss, width));
-  const Tile whole = t;
   t.c = c, t.cs = 16, t.bias = nullptr, t.residual = nullptr;
   if (t.start) t.start = c, t.ss = 16;
   f(t);
@@ -135,7 +135,7 @@ static void narrow(TileFn f, Tile t, int64_t rows, int64_t width) {
 }
 
 // The last piece of the depth, of rows r to r + rows and the panels from p on: to y.
-static void finish(TileFn f, Tile t, const GemmArgs& g, int64_t r, int64_t rows, int64_t p) {
+static void finish(TileFn f, Tile& t, const GemmArgs& g, int64_t r, int64_t rows, int64_t p) {
   t.c = g.y + r * g.y_stride + p * 16, t.cs = g.y_stride;
   t.bias = g.bias ? g.bias + p * 16 : nullptr;
   t.residual = g.residual ? g.residual + r * g.residual_stride + p * 16 : nullptr;
@@ -168,11 +168,12 @@ void gemm(const GemmArgs& g, Range rows, Range panels, float* scratch, int64_t s
         const int64_t kn = min64(cut, depth - k);
         for (int64_t r = r0; r < end; r += share) {
           const int64_t rn = min64(share, end - r);
-          Tile t{.depth = kn, .bs = 16, .c = partial + (r - r0) * np * 16, .cs = np * 16};
+          Tile t;
+          t.depth = kn, t.bs = 16, t.c = partial + (r - r0) * np * 16, t.cs = np * 16;
           t.a = in_place ? g.x + r * g.x_stride + k : scratch + (r - r0) * depth + k * rn;
           t.as = in_place ? g.x_stride : rn;
           for (int64_t i = 0; i < np; i++) t.b[i] = g.packed + ((p + i) * depth + k) * 16;
-          if (k) t.start = t.c, t.ss = t.cs;
+          t.start = k ? t.c : nullptr, t.ss = t.cs;
           const TileFn f = in_place ? tile_by_rows(rn, np) : tile_by_columns(rn, np);
           if (k + kn < depth)
             f(t);
@@ -213,11 +214,12 @@ void gemm_transposed(const GemmArgs& g, Range rows, Range panels, float* scratch
         for (int64_t i = 0; i < np; i++) transposed_panels(b + i * kn * 16, g, p + i, k, kn);
         for (int64_t r = r0; r < end; r += share) {
           const int64_t rn = min64(share, end - r);
-          Tile t{.depth = kn, .bs = 16, .c = partial + ((r - r0) * count + p - panels.begin) * 16, .cs = count * 16};
+          Tile t;
+          t.depth = kn, t.bs = 16, t.c = partial + ((r - r0) * count + p - panels.begin) * 16, t.cs = count * 16;
           t.a = in_place ? g.x + r * g.x_stride + k : columns + (r - r0) * kn;
           t.as = in_place ? g.x_stride : rn;
           for (int64_t i = 0; i < np; i++) t.b[i] = b + i * kn * 16;
-          if (k) t.start = t.c, t.ss = t.cs;
+          t.start = k ? t.c : nullptr, t.ss = t.cs;
           const TileFn f = in_place ? tile_by_rows(rn, np) : tile_by_columns(rn, np);
           if (k + kn < depth)
             f(t);
@@ -254,7 +256,8 @@ void gemm_t(const GemmTArgs& g, Range outputs, Range panels, float* scratch) {
         np = tile_panels(share, max64(whole, 1));
         float* const c = g.dw + o * g.inputs + p * 16;
         const bool packed = !x_near || whole <= 0;
-        Tile t{.depth = depth, .a = a, .as = dy_near ? g.dy_stride : 16, .bs = packed ? 16 : g.x_stride};
+        Tile t;
+        t.depth = depth, t.a = a, t.as = dy_near ? g.dy_stride : 16, t.bs = packed ? 16 : g.x_stride;
         for (int64_t i = 0; i < np; i++)
           t.b[i] = packed ? scratch + (p + i - panels.begin) * kGemmTDepth * 16 : g.x + n * g.x_stride + (p + i) * 16;
         t.c = c, t.cs = g.inputs, t.start = c, t.ss = g.inputs;

@@ -28,7 +28,8 @@ void multiply(const Product& m, int64_t rows, int64_t panels) {
     np = tile_panels(share, panels - p);
     for (int64_t r = 0; r < rows; r += share) {
       const int64_t rn = min64(share, rows - r);
-      Tile t{.depth = m.width, .bs = 16, .c = m.c + r * m.c_stride + p * 16, .cs = m.c_stride};
+      Tile t;
+      t.depth = m.width, t.bs = 16, t.c = m.c + r * m.c_stride + p * 16, t.cs = m.c_stride, t.start = nullptr;
       t.a = m.by_columns ? m.a + r : m.a + r * m.a_stride;
       t.as = m.by_columns ? 16 : m.a_stride;
       for (int64_t i = 0; i < np; i++) t.b[i] = m.base + (m.pages ? m.pages[p + i] : p + i) * m.step;

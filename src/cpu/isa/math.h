@@ -24,14 +24,25 @@ PARE_INLINE vf exp(vf x) {
 // log2(e) in their scale.  2^0 is 1; from -150 down the result is +0; NaN stays NaN.  Of larger x: anything.
 PARE_INLINE vf exp2_below_63(vf x) {
   x = max(set1(-150.0f), x);
-  const vf n = round(x), r = sub(x, n);
+#if defined(__AVX512F__)
+  const vf n = round(x);
+#else
+  // Adding it rounds to an integer, which the low bits then hold, with 127 + 25 more.
+  const vf magic = set1(0x1.8p23f + 152), whole = add(x, magic), n = sub(whole, magic);
+#endif
+  const vf r = sub(x, n);
   vf q = set1(1.55946779e-4f);
   q = fma(q, r, set1(1.34066439e-3f));
   q = fma(q, r, set1(9.61769297e-3f));
   q = fma(q, r, set1(5.55031055e-2f));
   q = fma(q, r, set1(2.40226528e-1f));
   q = fma(q, r, set1(6.93147215e-1f));
-  return scale(fma(q, r, set1(1)), n);
+  const vf y = fma(q, r, set1(1));
+#if defined(__AVX512F__)
+  return scale(y, n);
+#else
+  return mul(mul(y, from_bits(shl<23>(bits(whole)))), set1(0x1p-25f));  // rounded once, by the last factor
+#endif
 }
 constexpr float kLog2E = 0x1.715476p0f;
 

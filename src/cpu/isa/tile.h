@@ -14,20 +14,21 @@ constexpr int kTilePanels = 4;
 
 // c[i][16 p + j] = start + sum over k < depth of a(i, k) b[p][k bs + j]: one chain of fused multiply-adds, k ascending.
 // start: +0, or start[i ss + 16 p + j] (which may be c).  At the end + bias[16 p + j], then + residual[i rs + 16 p +
-// j], where they are given.
+// j], where they are given.  The caller sets every field that is used: of defaults for all gcc makes a `rep stos`,
+// which costs as much as several steps of the depth.
 struct Tile {
-  int64_t depth = 0;
-  const float* a = nullptr;  // a(i, k): a[i as + k] if rows of A are contiguous, a[k as + i] if columns are
-  int64_t as = 0;
-  const float* b[kTilePanels] = {};
-  int64_t bs = 16;
-  float* c = nullptr;
-  int64_t cs = 16;
-  const float* start = nullptr;
-  int64_t ss = 0;
+  int64_t depth;
+  const float* a;  // a(i, k): a[i as + k] if rows of A are contiguous, a[k as + i] if columns are
+  int64_t as;
+  const float* b[kTilePanels];
+  int64_t bs;
+  float* c;
+  int64_t cs;
+  const float* start;
+  int64_t ss;
   const float* bias = nullptr;
   const float* residual = nullptr;
-  int64_t rs = 0;
+  int64_t rs;
 };
 using TileFn = void (*)(const Tile&);
 

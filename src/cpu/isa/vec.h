@@ -135,10 +135,6 @@ PARE_INLINE vf fnma(vf x, vf y, vf z) { return {_mm256_fnmadd_ps(x.a, y.a, z.a),
 PARE_INLINE vf max(vf x, vf y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 PARE_INLINE vf min(vf x, vf y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
 PARE_INLINE vf sqrt(vf x) { return {_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
-PARE_INLINE vf round(vf x) {
-  constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-  return {_mm256_round_ps(x.a, kNearest), _mm256_round_ps(x.b, kNearest)};
-}
 PARE_INLINE mask first_lanes(int64_t n) {
   const vi m = first_bits(n);
   return {_mm256_castsi256_ps(m.a), _mm256_castsi256_ps(m.b)};
@@ -244,11 +240,6 @@ PARE_INLINE vf fnma(vf x, vf y, vf z) {
 PARE_INLINE vf sqrt(vf x) {
   vf r;
   PARE_LANES(__builtin_sqrtf(x.v[i]));
-  return r;
-}
-PARE_INLINE vf round(vf x) {
-  vf r;
-  PARE_LANES(__builtin_rintf(x.v[i]));
   return r;
 }
 PARE_INLINE vf set1(float x) {
