@@ -5,19 +5,29 @@
 namespace pare::PARE_ISA {
 namespace {
 
+// Added to a small x it rounds that to an integer n; the low 9 bits of the sum are n + 254.
+constexpr float kWhole = 0x1.8p23f + 254;
+// 2^(n - 127), n in the low 9 bits and in [1, 254].
+PARE_INLINE vf power(vi n) { return from_bits(shl<23>(n)); }
+
 // exp(x) = 2^n exp(r), n the integer next to x / ln 2, |r| <= ln 2 / 2, exp(r) = 1 + r + r^2 q(r).
 // exp(0) is 1; below -104 the result is +0, above 88.73 infinite; NaN stays NaN.
 PARE_INLINE vf exp(vf x) {
   x = max(set1(-104.0f), min(set1(89.0f), x));  // in this order a NaN stays
-  const vf magic = set1(0x1.8p23f);             // adding it rounds to an integer
-  const vf n = sub(fma(x, set1(0x1.715476p0f), magic), magic);
+  const vf whole = fma(x, set1(0x1.715476p0f), set1(kWhole)), n = sub(whole, set1(kWhole));
   const vf r = fnma(n, set1(-0x1.05c61p-29f), fnma(n, set1(0x1.62e43p-1f), x));  // ln 2 in two parts
   vf q = set1(1.38145986467e-3f);
   q = fma(q, r, set1(8.36871687973e-3f));
   q = fma(q, r, set1(4.16683880453e-2f));
   q = fma(q, r, set1(1.66665206317e-1f));
   q = fma(q, r, set1(4.99999934478e-1f));
-  return scale(add(set1(1), fma(mul(r, r), q, r)), n);
+  const vf y = add(set1(1), fma(mul(r, r), q, r));
+#if defined(__AVX512F__)
+  return scale(y, n);
+#else
+  const vi twice = bits(whole), half = shr<1>(twice);  // rounded once, by the second factor
+  return mul(mul(y, power(half)), power(isub(twice, half)));
+#endif
 }
 
 // 2^x = 2^n 2^r for x < 63, n the integer next to x, 2^r = 1 + r q(r): the exponential of attention, whose scores have
@@ -27,8 +37,7 @@ PARE_INLINE vf exp2_below_63(vf x) {
 #if defined(__AVX512F__)
   const vf n = round(x);
 #else
-  // Adding it rounds to an integer, which the low bits then hold, with 127 + 25 more.
-  const vf magic = set1(0x1.8p23f + 152), whole = add(x, magic), n = sub(whole, magic);
+  const vf whole = add(x, set1(kWhole - 102)), n = sub(whole, set1(kWhole - 102));
 #endif
   const vf r = sub(x, n);
   vf q = set1(1.55946779e-4f);
@@ -41,7 +50,7 @@ PARE_INLINE vf exp2_below_63(vf x) {
 #if defined(__AVX512F__)
   return scale(y, n);
 #else
-  return mul(mul(y, from_bits(shl<23>(bits(whole)))), set1(0x1p-25f));  // rounded once, by the last factor
+  return mul(mul(y, power(bits(whole))), set1(0x1p-25f));  // rounded once, by the last factor
 #endif
 }
 constexpr float kLog2E = 0x1.715476p0f;

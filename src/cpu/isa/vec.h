@@ -76,7 +76,6 @@ PARE_INLINE vi sar(vi a) {
 PARE_INLINE vi bits(vf a) { return _mm512_castps_si512(a); }
 PARE_INLINE vf from_bits(vi a) { return _mm512_castsi512_ps(a); }
 PARE_INLINE vf to_float(vi a) { return _mm512_cvtepi32_ps(a); }
-PARE_INLINE vi to_int(vf a) { return _mm512_cvtps_epi32(a); }
 // 32 x 32 -> 64 bits
 PARE_INLINE void mul_wide(vi a, vi b, vi* low, vi* high) {
   const vi even = _mm512_mul_epu32(a, b), odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), _mm512_srli_epi64(b, 32));
@@ -174,7 +173,6 @@ PARE_INLINE vi sar(vi x) {
   return {_mm256_srai_epi32(x.a, N), _mm256_srai_epi32(x.b, N)};
 }
 PARE_INLINE vf to_float(vi x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
-PARE_INLINE vi to_int(vf x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 PARE_INLINE void mul_wide8(__m256i a, __m256i b, __m256i* low, __m256i* high) {
   const __m256i even = _mm256_mul_epu32(a, b),
                 odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), _mm256_srli_epi64(b, 32));
@@ -320,11 +318,6 @@ PARE_INLINE vf to_float(vi x) {
   PARE_LANES(static_cast<float>(static_cast<int32_t>(x.v[i])));
   return r;
 }
-PARE_INLINE vi to_int(vf x) {  // of integral values; the rest (NaN) gives 0
-  vi r;
-  PARE_LANES(x.v[i] >= -1e9f && x.v[i] <= 1e9f ? static_cast<uint32_t>(static_cast<int32_t>(x.v[i])) : 0);
-  return r;
-}
 PARE_INLINE void mul_wide(vi x, vi y, vi* low, vi* high) {
   for (int i = 0; i < 16; i++) {
     const uint64_t p = static_cast<uint64_t>(x.v[i]) * y.v[i];
@@ -393,14 +386,6 @@ PARE_INLINE void store_upper(uint16_t* p, vi x, int64_t n) {
   store_upper(part, x);
   __builtin_memcpy(p, part, 2 * static_cast<size_t>(n));
 }
-
-#if !defined(__AVX512F__)
-// x 2^n for integral n in [-250, 250], rounded once when |x| is near 1: the first factor leaves a normal number.
-PARE_INLINE vf scale(vf x, vf n) {
-  const vi whole = to_int(n), half = sar<1>(whole), bias = iset1(127);
-  return mul(mul(x, from_bits(shl<23>(iadd(half, bias)))), from_bits(shl<23>(iadd(isub(whole, half), bias))));
-}
-#endif
 
 // The canonical sum of 16 lanes: lanes i and i + 8, then i + 4, i + 2, i + 1.
 PARE_INLINE float sum(vf x) {
