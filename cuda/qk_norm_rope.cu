@@ -39,7 +39,8 @@ struct Angles {
   __device__ const float* of(int64_t n, int half) const { return table + int64_t{pos[n]} * 2 * half; }
 };
 
-// The head of this thread, and its lane there.  Behind the last head it is once more the last, without `live`.
+// The head of this thread, and its lane there.  Behind the last head only the sums over lanes are computed, of nothing;
+// reading the last head once more would meet the writes of those whose it is.
 struct Place {
   int64_t head, n;
   int h, lane;
@@ -79,7 +80,7 @@ __global__ void __launch_bounds__(kThreads)
   const Place p(s);
   const T* xh = x.at(p.n, p.h, s.half);
   float sum = 0;
-  for (int i = p.lane * kPack<T>; i < s.half; i += s.lanes * kPack<T>) {
+  for (int i = p.lane * kPack<T>; p.live && i < s.half; i += s.lanes * kPack<T>) {
     const Pairs<T> v = load_pairs<kVector>(xh, s.half, i);
     for (int j = 0; j < kPack<T>; j++) sum = fmaf(to_float(v.a.v[j]), to_float(v.a.v[j]), sum);
     for (int j = 0; j < kPack<T>; j++) sum = fmaf(to_float(v.b.v[j]), to_float(v.b.v[j]), sum);
@@ -125,7 +126,7 @@ __global__ void __launch_bounds__(kThreads)
     }
   };
   float dot = 0;
-  for (int i = p.lane * kPack<T>; i < s.half; i += s.lanes * kPack<T>)
+  for (int i = p.lane * kPack<T>; p.live && i < s.half; i += s.lanes * kPack<T>)
     for_pairs(i, [&](int, float xa, float ga, float xb, float gb) { dot = fmaf(gb, xb, fmaf(ga, xa, dot)); });
   const float mean = group_sum(dot, s.lanes) / static_cast<float>(2 * s.half);
   if (!p.live) return;
