@@ -126,7 +126,7 @@ const ParameterBlock& Model::block_of(const Parameter& parameter) const {
 Tensor Model::staged(int64_t rows, int64_t inputs) const { return staging_.rows(0, rows * inputs).matrix(inputs); }
 
 void Model::set_parameters(const ParameterReader& read) {
-  LongWork work(cat("loading ", size(), " parameters"), size());
+  LongWork work(cat("setting ", size(), " parameters"), size());  // read, or drawn
   std::vector<float> host;
   std::vector<double> wide;
   std::vector<uint16_t> narrow;
