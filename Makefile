@@ -147,10 +147,12 @@ CHECK_OBJ := $(check_EMU) $(BUILD)/check/tests/test_emu.o $(BUILD)/check/tests/t
 $(BUILD)/check/tests/pare_emu_tests: $(CHECK_OBJ)
 	@echo 'link $@'
 	$(Q)$(CXX) $(LDFLAGS) $^ -lgtest $(LIBS) -o $@
-# Tests of ops in every order of threads, the kernels under ASan and UBSan.
+# Tests of ops in every order of threads, the kernels of both tables under ASan and UBSan.
 asan-ops: $(BUILD)/asan/pare_op_tests
 	$< --gtest_filter='*AgreesWithRef*' $(TEST_FLAGS)
-$(BUILD)/asan/pare_op_tests: $(asan_EMU) $(KERNEL_TESTS:%=$(BUILD)/%.o) $(cpu_LIB)
+CPU_KERNELS = $(foreach d,src/cpu $(ISAS),$(1)/$(d)/%)
+$(BUILD)/asan/pare_op_tests: $(asan_EMU) $(filter $(call CPU_KERNELS,$(BUILD)/asan),$(asan_LIB)) \
+    $(KERNEL_TESTS:%=$(BUILD)/%.o) $(filter-out $(call CPU_KERNELS,$(BUILD)),$(cpu_LIB))
 	@echo 'link $@'
 	$(Q)$(CXX) $(LDFLAGS) $(asan_FLAGS) $^ -lgtest $(LIBS) -o $@
 # Damages the kernels one place at a time: does the checker notice?

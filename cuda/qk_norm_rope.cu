@@ -181,7 +181,8 @@ __global__ void __launch_bounds__(kColumns* kStrands)
   if (c >= s.half) return;
   float sum = 0;
   for (int k = 0; k < kStrands; k++) sum += part[k][column];
-  (blockIdx.y ? dk_norm : dq_norm)[column < kWidth / 2 ? c : s.half + c] += sum;
+  float* const dw = blockIdx.y ? dk_norm : dq_norm;
+  dw[column < kWidth / 2 ? c : s.half + c] += sum;
 }
 
 // Throws if the tensors of an op do not fit x; `lanes` for packs of `pack` elements.

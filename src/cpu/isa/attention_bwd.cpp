@@ -93,8 +93,10 @@ PARE_INLINE void products(V (&sums)[kRows][kPanels], Rows<const float> rows, con
     for (int j = 0; j < kPanels; j++) fetch(b[j], across + j * 16 * width), hold(b[j]);
     PARE_UNROLL
     for (int i = 0; i < kRows; i++) {
+      // Not in one expression: with -fsanitize=shift gcc 12 then computes the index in one case only.
+      const float* const row = i < 3 ? x : y;
       V a;
-      fill(a, (i < 3 ? x : y)[i % 3 * stride]);
+      fill(a, row[i % 3 * stride]);
       PARE_UNROLL
       for (int j = 0; j < kPanels; j++) sums[i][j] = fma(a, b[j], sums[i][j]);
     }
