@@ -151,64 +151,80 @@ PARE_INLINE void weigh(QueryTile& t, float* s, const float* next, float* alpha, 
   store(t.sum, fma(load(t.sum), load(alpha), reduce(sums, [](vf a, vf b) { return add(a, b); })));
 }
 
-// `value_width`: width rounded up to 16; rows of V are as long, so that they can be read in whole vectors.  `scale` and
-// t.bias are in units of base 2.
+// `count` tiles of as many rows each, what they see ascending, block by block: the keys and values of a block stay in
+// the nearest cache for all tiles.  `value_width`: width rounded up to 16; rows of V are as long, so that they can be
+// read in whole vectors.  `scale` and the bias are in units of base 2.  Rows of `ahead` are fetched
+// in between, few at a time.
 template <int kRows, bool kBias>
-void attend(QueryTile& t, const Panels& k, const Panels& v, int64_t width, int64_t value_width, float scale) {
+void attend(QueryTile* tiles, int64_t count, const Panels& k, const Panels& v, int64_t width, int64_t value_width,
+            float scale, Ahead& ahead) {
   constexpr int kMost = most_panels(kRows);
   alignas(64) float scores[2][kRows * kBlock], alpha[16] = {}, next[16];
-  store(t.max, set1(-__builtin_inff())), store(t.sum, zero());
-  const int64_t slots = t.visible[kRows - 1];
-  const auto panels = [&](int64_t first) { return (min64(slots - first, kBlock) + 15) / 16; };
-  const auto score = [&](int64_t first, float* s) __attribute__((always_inline)) {
+  for (int64_t i = 0; i < count; i++) store(tiles[i].max, set1(-__builtin_inff())), store(tiles[i].sum, zero());
+  const auto slots = [&](int64_t i) { return tiles[i].visible[kRows - 1]; };
+  const auto panels = [&](int64_t i, int64_t first) { return (min64(slots(i) - first, kBlock) + 15) / 16; };
+  const auto score = [&](int64_t i, int64_t first, float* s) __attribute__((always_inline)) {
+    const QueryTile& t = tiles[i];
     vf highest[16];
     PARE_UNROLL
     for (int r = 0; r < 16; r++) highest[r] = set1(-__builtin_inff());
-    const int64_t whole = (min64(slots - first, kBlock) + 7) / 16;
+    const int64_t whole = (min64(slots(i) - first, kBlock) + 7) / 16;
     for_pieces<kMost>(
         whole, [&](auto n, int64_t p) __attribute__((always_inline)) {
           score_panels<kRows, n.value, kBias, vf>(t, k, first / 16 + p, width, scale, s + p * 16, highest);
         });
-    if (whole < panels(first))
+    if (whole < panels(i, first))
       score_panels<kRows, 1, kBias, vh>(t, k, first / 16 + whole, width, scale, s + whole * 16, highest);
     const vf top = reduce(highest, [](vf a, vf b) { return max(a, b); });
     store(next, max(kBias ? top : mul(top, set1(scale)), load(t.max)));
   };
-  // The scores of the next block come before the values of this one: they need not wait for the exponentials.
-  score(0, scores[0]);
-  for (int64_t first = 0; first < slots; first += kBlock) {
-    float* const s = scores[first / kBlock % 2];
+  // The scores of the next tile come before the values of this one: they need not wait for the exponentials.
+  int64_t tile = 0, first = 0, begin = 0;  // tiles before `begin` see nothing from slot `first` on
+  score(0, 0, scores[0]);
+  for (int turn = 0; begin < count; turn ^= 1) {
+    QueryTile& t = tiles[tile];
+    float* const s = scores[turn];
     for_pieces<kBlock / 16>(
-        panels(first), [&](auto n, int64_t) __attribute__((always_inline)) {
+        panels(tile, first), [&](auto n, int64_t) __attribute__((always_inline)) {
           weigh<kRows, n.value, kBias>(t, s, next, alpha, first, scale);
         });
-    if (first + kBlock < slots) score(first + kBlock, scores[(first / kBlock + 1) % 2]);
+    const int64_t block = first;
+    ahead.fetch_rows(kRows);
+    if (++tile == count) {
+      first += kBlock;
+      while (begin < count && slots(begin) <= first) begin++;
+      tile = begin;
+    }
+    if (begin < count) score(tile, first, scores[turn ^ 1]);
     for_pieces<kMost>(
         value_width / 16, [&](auto n, int64_t p) __attribute__((always_inline)) {
-          add_values<kRows, n.value>(t, s, alpha, v, first, p * 16, value_width);
+          add_values<kRows, n.value>(t, s, alpha, v, block, p * 16, value_width);
         });
   }
 }
 
 template <bool kBias>
-void attend(QueryTile& t, const Panels& k, const Panels& v, int64_t width, int64_t value_width, float scale) {
-  switch (t.rows) {
+void attend(QueryTile* t, int64_t count, const Panels& k, const Panels& v, int64_t width, int64_t value_width,
+            float scale, Ahead& ahead) {
+  switch (t->rows) {
     case 1:
-      return attend<1, kBias>(t, k, v, width, value_width, scale);
+      return attend<1, kBias>(t, count, k, v, width, value_width, scale, ahead);
     case 2:
-      return attend<2, kBias>(t, k, v, width, value_width, scale);
+      return attend<2, kBias>(t, count, k, v, width, value_width, scale, ahead);
     case 3:
-      return attend<3, kBias>(t, k, v, width, value_width, scale);
+      return attend<3, kBias>(t, count, k, v, width, value_width, scale, ahead);
     case 4:
-      return attend<4, kBias>(t, k, v, width, value_width, scale);
+      return attend<4, kBias>(t, count, k, v, width, value_width, scale, ahead);
     case 5:
-      return attend<5, kBias>(t, k, v, width, value_width, scale);
+      return attend<5, kBias>(t, count, k, v, width, value_width, scale, ahead);
     case 6:
-      return attend<6, kBias>(t, k, v, width, value_width, scale);
+      return attend<6, kBias>(t, count, k, v, width, value_width, scale, ahead);
   }
 }
-void attend(QueryTile& t, const Panels& k, const Panels& v, int64_t width, int64_t value_width, float scale) {
-  return t.bias ? attend<true>(t, k, v, width, value_width, scale) : attend<false>(t, k, v, width, value_width, scale);
+void attend(QueryTile* t, int64_t count, const Panels& k, const Panels& v, int64_t width, int64_t value_width,
+            float scale, Ahead& ahead) {
+  return t->bias ? attend<true>(t, count, k, v, width, value_width, scale, ahead)
+                 : attend<false>(t, count, k, v, width, value_width, scale, ahead);
 }
 
 PARE_INLINE vf log2_sum(const QueryTile& t) { return fma(log(load(t.sum)), set1(kLog2E), load(t.max)); }
@@ -286,7 +302,7 @@ void add_mass(const QueryTile& t, const Mass& mass) {
 
 }  // namespace
 
-// Scratch: K across, V down, a tile of o.
+// Scratch: K across, V down, o of kAttnFwdRows.
 void attn_fwd(const AttnArgs& a, const AttnTurn& turn) {
   const SegmentRow& s = *turn.piece.segment;
   const Range rows = turn.piece.rows;
@@ -306,20 +322,24 @@ void attn_fwd(const AttnArgs& a, const AttnTurn& turn) {
   const Panels k{keys, nullptr, 16 * a.width}, v{values, nullptr, 16 * value_width};
   const int64_t end = rows.end * g, share = row_share(end - rows.begin * g);
   Queries queries(a.q, a.q_stride, a.width, a.heads, kv_head, g, s.row, rows.begin, s.parent_len + 1);
-  for (int64_t first = rows.begin * g; first < end; first += share) {
-    QueryTile t;
-    t.o = o;
-    queries.take(t, min64(share, end - first));
-    for (int64_t r = 0; r < t.rows; r++)  // or the stores below would wait for these lines
-      for (int64_t d = 0; d < a.width; d += 16) __builtin_prefetch(a.o + t.at[r] * a.width + d, 1);
-    attend(t, k, v, a.width, value_width, a.scale * kLog2E);
-    float lse[16];
-    store(lse, log2_sum(t));
-    for (int64_t r = 0; r < t.rows; r++) {
-      write_row(a.o + t.at[r] * a.width, t, r, a.width, value_width);
-      a.lse[t.at[r]] = lse[r];
+  QueryTile tiles[kAttnFwdRows / kQueryRows];
+  for (int64_t first = rows.begin * g, count; first < end; first += count * share) {
+    // All tiles of a pass have as many rows, so a last one that has fewer goes alone.
+    count = max64(1, min64(std::ssize(tiles), (end - first) / share));
+    for (int64_t i = 0; i < count; i++) {
+      tiles[i].o = o + i * kQueryRows * value_width;
+      queries.take(tiles[i], min64(share, end - first));
     }
-    ahead.fetch_rows(16);
+    attend(tiles, count, k, v, a.width, value_width, a.scale * kLog2E, ahead);
+    for (int64_t i = 0; i < count; i++) {
+      const QueryTile& t = tiles[i];
+      float lse[16];
+      store(lse, log2_sum(t));
+      for (int64_t r = 0; r < t.rows; r++) {
+        write_row(a.o + t.at[r] * a.width, t, r, a.width, value_width);
+        a.lse[t.at[r]] = lse[r];
+      }
+    }
   }
 }
 
@@ -346,13 +366,14 @@ void attn_paged(const PagedArgs& a, const PagedRow& row, int64_t kv_head, float*
   if (a.mass_pages) clear_new(mass, row.slots - row.rows);
   const int64_t end = row.rows * g, share = row_share(end);
   Queries queries(a.q, a.q_stride, a.width, a.heads, kv_head, g, row.row, 0, row.slots - row.rows + 1);
+  Ahead ahead;
   for (int64_t first = 0; first < end; first += share) {
     QueryTile t;
     t.o = o, t.bias = a.count_pages ? bias : nullptr;
     if (a.mass_pages)
       t.stride = round16(row.slots), t.maxima = maxima, t.weights = maxima + (row.slots + kBlock) / kBlock * 16;
     queries.take(t, min64(share, end - first));
-    attend(t, k, v, a.width, value_width, a.scale * kLog2E);
+    attend(&t, 1, k, v, a.width, value_width, a.scale * kLog2E, ahead);
     if (a.mass_pages) add_mass(t, mass);
     if (a.lse) {
       float lse[16];
