@@ -130,6 +130,7 @@ const std::vector<Paged> kPaged = {
     {"prefill", 2, 2, 64, {{17, 17}, {16, 16}}, 5},
     {"chunk", 6, 2, 20, {{5, 20}, {3, 67}, {33, 130}}, 7},
     {"gqa7", 14, 2, 8, {{1, 63}, {2, 33}, {15, 31}}, 0},
+    {"long", 2, 1, 100, {{61, 130}}, 3},  // more rows, and wider ones, than are computed tile by tile
 };
 
 void add_paged(std::vector<OpCase>& cases, const Paged& s) {

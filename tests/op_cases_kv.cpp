@@ -274,7 +274,8 @@ void add_mass(std::vector<OpCase>& cases) {
   for (const Pass& s : {Pass{"first", 1, 1, 8, {{1, 1, 0}}},
                         {"decode", 4, 2, 32, {{1, 15, 0}, {1, 17, 5}, {1, 64, 20}, {1, 65, 64}}},
                         {"prefill", 2, 2, 64, {{33, 33, 0}, {17, 17, 16}}},
-                        {"chunk", 14, 2, 20, {{5, 20, 3}, {0, 8, 0}, {33, 70, 40}}}}) {
+                        {"chunk", 14, 2, 20, {{5, 20, 3}, {0, 8, 0}, {33, 70, 40}}},
+                        {"long", 2, 1, 64, {{19, 103, 40}}}}) {
     std::vector<int32_t> slots, queries, first;
     int64_t rows = 0, pairs = 0, all = 0;
     for (auto [r, n, f] : s.entries) {

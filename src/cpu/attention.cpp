@@ -80,7 +80,7 @@ void attn_fwd(const AttnFwd& a, Stream) {
   const int64_t n = std::ssize(pieces), room = longest(s, count), padded = round16(args.width);
   const double time = pair_nanoseconds(args.width) * static_cast<double>(a.pairs * args.heads);
   parallel(n, time / static_cast<double>(n), [&](Range range) {
-    float* const room_of_thread = scratch((2 * room + kAttnFwdRows) * padded);
+    float* const room_of_thread = scratch((2 * room + kAttnRows) * padded);
     const auto attend = [&](AttnTurn turn) {
       turn.room = room, turn.scratch = room_of_thread;
       k.attn_fwd(args, turn);

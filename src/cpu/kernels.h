@@ -102,8 +102,8 @@ struct AttnTurn {
   int64_t room;    // slots that scratch is laid out for: as many as the longest piece has, a multiple of 16
   float* scratch;
 };
-// Query rows that attn_fwd computes at once, for each block of slots.
-constexpr int64_t kAttnFwdRows = 96;
+// Query rows that attn_fwd and attn_paged compute at once, for each block of slots.
+constexpr int64_t kAttnRows = 96;
 // Rows, and slots of dk and dv, that attn_bwd computes at once.
 constexpr int64_t kAttnBwdRows = 96, kAttnBwdSlots = 16;
 struct AttnBwdArgs {

@@ -50,7 +50,7 @@ void attend_listed(const PagedArgs& a, const PagedRow& q, int64_t kv_head, const
 // Scratch, in floats, of Kernels::attn_paged and of attend_listed for so many slots.
 constexpr int64_t paged_scratch(int64_t slots, int64_t width) {
   const int64_t padded = (width + 15) / 16 * 16;
-  return (16 + (padded == width ? 0 : slots)) * padded + slots + kPageSlots;
+  return (kAttnRows + (padded == width ? 0 : slots)) * padded + slots + kPageSlots;
 }
 constexpr int64_t mass_scratch(int64_t slots) { return 7 * (slots + 64); }  // six rows of weights, maxima of blocks
 constexpr int64_t listed_scratch(int64_t slots, int64_t width) {

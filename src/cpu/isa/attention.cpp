@@ -23,15 +23,22 @@ constexpr int kQueryRows = 6;
 constexpr int most_panels(int rows) { return kTileVectors / rows < kTilePanels ? kTileVectors / rows : kTilePanels; }
 
 struct QueryTile {
-  int64_t rows = 0;                    // at most kQueryRows
-  const float* q[kQueryRows] = {};     // [width] each
-  int64_t at[kQueryRows] = {};         // where each row lies in o and lse, in heads of a row
-  int64_t visible[kQueryRows] = {};    // slots that each row sees, ascending, at least 1
-  const float* bias = nullptr;         // of each slot, added to the scaled score; null: none
-  float* o = nullptr;                  // [rows][value_width] out
+  int64_t rows;                        // at most kQueryRows
+  const float* q[kQueryRows];          // [width] each
+  int64_t at[kQueryRows];              // where each row lies in o and lse, in heads of a row
+  int64_t visible[kQueryRows];         // slots that each row sees, ascending, at least 1
+  float* o;                            // [rows][value_width] out
   alignas(64) float max[16], sum[16];  // out: the largest scaled score, and the sum of weights relative to it
-  // Out where not null: the weights, [rows][stride], each relative to the maximum after its block, and those maxima,
-  // [blocks][16].
+};
+// What the tiles of a key head read, and what they may leave beside their outputs.
+struct KeyHead {
+  Panels k, v;
+  int64_t slots;
+  int64_t width, value_width;   // the latter rounded up to 16: rows of V are as long, to be read in whole vectors
+  float scale;                  // in units of base 2, and so is the bias
+  const float* bias = nullptr;  // of each slot, added to the scaled score; null: none
+  // Out where not null, of a single tile: the weights, [rows][stride], each relative to the maximum after its block,
+  // and those maxima, [blocks][16].
   float *weights = nullptr, *maxima = nullptr;
   int64_t stride = 0;
 };
@@ -40,8 +47,9 @@ struct QueryTile {
 // see the slot; highest[row]: also the maximum of them (of scaled scores if they have a bias), by lane.  V: vf, or vh
 // where the panel is one of which no row sees more than 8.
 template <int kRows, int kPanels, bool kBias, class V>
-PARE_INLINE void score_panels(const QueryTile& t, const Panels& k, int64_t first, int64_t width, float scale, float* s,
-                              vf* highest) {
+PARE_INLINE void score_panels(const QueryTile& t, const KeyHead& h, int64_t first, float* s, vf* highest) {
+  const int64_t width = h.width;
+  const float scale = h.scale, *const bias = h.bias;  // or gcc would read them again after every store
   V acc[kRows][kPanels];
   const float *q[kRows], *b[kPanels];
   PARE_UNROLL
@@ -51,7 +59,7 @@ PARE_INLINE void score_panels(const QueryTile& t, const Panels& k, int64_t first
     for (int p = 0; p < kPanels; p++) fill(acc[r][p], 0);
   }
   PARE_UNROLL
-  for (int p = 0; p < kPanels; p++) b[p] = k.at(first + p);
+  for (int p = 0; p < kPanels; p++) b[p] = h.k.at(first + p);
   for (int64_t d = 0; d < width; d++) {
     V keys[kPanels];
     PARE_UNROLL
@@ -72,7 +80,7 @@ PARE_INLINE void score_panels(const QueryTile& t, const Panels& k, int64_t first
       for (int p = 0; p < kPanels; p++) {
         vf z = keep(r, p, widen(acc[r][p]));
         store(s + r * kBlock + p * 16, z);
-        if (kBias) z = fma(z, set1(scale), load(t.bias + (first + p) * 16));
+        if (kBias) z = fma(z, set1(scale), load(bias + (first + p) * 16));
         most = p ? max(most, z) : z;
       }
       highest[r] = kPanels == kBlock / 16 ? most : max(highest[r], most);
@@ -89,8 +97,9 @@ PARE_INLINE void score_panels(const QueryTile& t, const Panels& k, int64_t first
 // o = o alpha + p v in columns [0, 16 kPanels) over the slots that each row sees in the block at `first`: one chain per
 // element, slots ascending.
 template <int kRows, int kPanels>
-PARE_INLINE void add_values(const QueryTile& t, const float* p, const float* alpha, const Panels& v, int64_t first,
-                            int64_t column, int64_t value_width) {
+PARE_INLINE void add_values(const QueryTile& t, const KeyHead& h, const float* p, const float* alpha, int64_t first,
+                            int64_t column) {
+  const int64_t value_width = h.value_width;
   vf acc[kRows][kPanels];
   float* const o = t.o + column;
   PARE_UNROLL
@@ -99,7 +108,7 @@ PARE_INLINE void add_values(const QueryTile& t, const float* p, const float* alp
     acc[r][i] = first ? mul(load(o + r * value_width + i * 16), set1(alpha[r])) : zero();
   const int64_t end = min64(t.visible[kRows - 1], first + kBlock), all = min64(t.visible[0], end);
   for (int64_t page = first; page < end; page += 16) {
-    const float* values = v.at(page / 16) + column;
+    const float* values = h.v.at(page / 16) + column;
     int64_t slot = page;
     for (; slot < min64(all, page + 16); slot++, values += value_width, p++) {
       vf x[kPanels];
@@ -128,11 +137,12 @@ PARE_INLINE void add_values(const QueryTile& t, const float* p, const float* alp
 // Turns q.k of the kPanels panels of a block into weights relative to `next`, the maxima of the rows with this block;
 // alpha[r] is what sums so far of row r are worth beside them.
 template <int kRows, int kPanels, bool kBias>
-PARE_INLINE void weigh(QueryTile& t, float* s, const float* next, float* alpha, int64_t first, float scale) {
+PARE_INLINE void weigh(QueryTile& t, const KeyHead& h, float* s, const float* next, float* alpha, int64_t first) {
   if (first) store(alpha, exp2_below_63(sub(load(t.max), load(next))));  // else there is nothing yet
   store(t.max, load(next));
-  float* const weights = t.weights;
-  if (weights) store(t.maxima + first / kBlock * 16, load(next));
+  const float scale = h.scale, *const bias = h.bias;
+  float* const weights = h.weights;
+  if (weights) store(h.maxima + first / kBlock * 16, load(next));
   vf sums[16];
   PARE_UNROLL
   for (int r = 0; r < 16; r++) sums[r] = zero();
@@ -141,52 +151,53 @@ PARE_INLINE void weigh(QueryTile& t, float* s, const float* next, float* alpha, 
     PARE_UNROLL
     for (int p = 0; p < kPanels; p++) {
       float* const at = s + r * kBlock + p * 16;
-      const vf minus = set1(-next[r]), offset = kBias ? add(load(t.bias + first + p * 16), minus) : minus;
+      const vf minus = set1(-next[r]), offset = kBias ? add(load(bias + first + p * 16), minus) : minus;
       const vf weight = exp2_below_63(fma(load(at), set1(scale), offset));  // absent slots: 2^-infinity is +0
       store(at, weight);
-      if (weights) store(weights + r * t.stride + first + p * 16, weight);
+      if (weights) store(weights + r * h.stride + first + p * 16, weight);
       sums[r] = p ? add(sums[r], weight) : weight;
     }
   }
   store(t.sum, fma(load(t.sum), load(alpha), reduce(sums, [](vf a, vf b) { return add(a, b); })));
 }
 
-// `count` tiles of as many rows each, what they see ascending, block by block: the keys and values of a block stay in
-// the nearest cache for all tiles.  `value_width`: width rounded up to 16; rows of V are as long, so that they can be
-// read in whole vectors.  `scale` and the bias are in units of base 2.  Rows of `ahead` are fetched
-// in between, few at a time.
+PARE_INLINE int64_t panels_of_block(int64_t slots, int64_t first) { return (min64(slots - first, kBlock) + 15) / 16; }
+
+// The scores of a block, s[row][kBlock], and next[row]: the maximum of row's scaled scores up to and with it.  Not
+// inlined: all registers are for its loops.
 template <int kRows, bool kBias>
-void attend(QueryTile* tiles, int64_t count, const Panels& k, const Panels& v, int64_t width, int64_t value_width,
-            float scale, Ahead& ahead) {
+[[gnu::noinline]] void score(const QueryTile& t, const KeyHead& h, int64_t first, float* s, float* next) {
   constexpr int kMost = most_panels(kRows);
+  const int64_t slots = t.visible[kRows - 1], panels = panels_of_block(slots, first);
+  vf highest[16];
+  PARE_UNROLL
+  for (int r = 0; r < 16; r++) highest[r] = set1(-__builtin_inff());
+  const int64_t whole = (min64(slots - first, kBlock) + 7) / 16;
+  for_pieces<kMost>(
+      whole, [&](auto n, int64_t p) __attribute__((always_inline)) {
+        score_panels<kRows, n.value, kBias, vf>(t, h, first / 16 + p, s + p * 16, highest);
+      });
+  if (whole < panels) score_panels<kRows, 1, kBias, vh>(t, h, first / 16 + whole, s + whole * 16, highest);
+  const vf top = reduce(highest, [](vf a, vf b) { return max(a, b); });
+  store(next, max(kBias ? top : mul(top, set1(h.scale)), load(t.max)));
+}
+
+// `count` tiles of as many rows each, what they see ascending, block by block: the keys and values of a block stay in
+// the nearest cache for all tiles.  Rows of `ahead` are fetched in between, few at a time.
+template <int kRows, bool kBias>
+void attend(QueryTile* tiles, int64_t count, const KeyHead& h, Ahead& ahead) {
   alignas(64) float scores[2][kRows * kBlock], alpha[16] = {}, next[16];
   for (int64_t i = 0; i < count; i++) store(tiles[i].max, set1(-__builtin_inff())), store(tiles[i].sum, zero());
   const auto slots = [&](int64_t i) { return tiles[i].visible[kRows - 1]; };
-  const auto panels = [&](int64_t i, int64_t first) { return (min64(slots(i) - first, kBlock) + 15) / 16; };
-  const auto score = [&](int64_t i, int64_t first, float* s) __attribute__((always_inline)) {
-    const QueryTile& t = tiles[i];
-    vf highest[16];
-    PARE_UNROLL
-    for (int r = 0; r < 16; r++) highest[r] = set1(-__builtin_inff());
-    const int64_t whole = (min64(slots(i) - first, kBlock) + 7) / 16;
-    for_pieces<kMost>(
-        whole, [&](auto n, int64_t p) __attribute__((always_inline)) {
-          score_panels<kRows, n.value, kBias, vf>(t, k, first / 16 + p, width, scale, s + p * 16, highest);
-        });
-    if (whole < panels(i, first))
-      score_panels<kRows, 1, kBias, vh>(t, k, first / 16 + whole, width, scale, s + whole * 16, highest);
-    const vf top = reduce(highest, [](vf a, vf b) { return max(a, b); });
-    store(next, max(kBias ? top : mul(top, set1(scale)), load(t.max)));
-  };
   // The scores of the next tile come before the values of this one: they need not wait for the exponentials.
   int64_t tile = 0, first = 0, begin = 0;  // tiles before `begin` see nothing from slot `first` on
-  score(0, 0, scores[0]);
+  score<kRows, kBias>(tiles[0], h, 0, scores[0], next);
   for (int turn = 0; begin < count; turn ^= 1) {
     QueryTile& t = tiles[tile];
     float* const s = scores[turn];
     for_pieces<kBlock / 16>(
-        panels(tile, first), [&](auto n, int64_t) __attribute__((always_inline)) {
-          weigh<kRows, n.value, kBias>(t, s, next, alpha, first, scale);
+        panels_of_block(slots(tile), first), [&](auto n, int64_t) __attribute__((always_inline)) {
+          weigh<kRows, n.value, kBias>(t, h, s, next, alpha, first);
         });
     const int64_t block = first;
     ahead.fetch_rows(kRows);
@@ -195,36 +206,30 @@ void attend(QueryTile* tiles, int64_t count, const Panels& k, const Panels& v, i
       while (begin < count && slots(begin) <= first) begin++;
       tile = begin;
     }
-    if (begin < count) score(tile, first, scores[turn ^ 1]);
-    for_pieces<kMost>(
-        value_width / 16, [&](auto n, int64_t p) __attribute__((always_inline)) {
-          add_values<kRows, n.value>(t, s, alpha, v, block, p * 16, value_width);
+    if (begin < count) score<kRows, kBias>(tiles[tile], h, first, scores[turn ^ 1], next);
+    for_pieces<most_panels(kRows)>(
+        h.value_width / 16, [&](auto n, int64_t p) __attribute__((always_inline)) {
+          add_values<kRows, n.value>(t, h, s, alpha, block, p * 16);
         });
   }
 }
 
 template <bool kBias>
-void attend(QueryTile* t, int64_t count, const Panels& k, const Panels& v, int64_t width, int64_t value_width,
-            float scale, Ahead& ahead) {
-  switch (t->rows) {
+void attend(QueryTile* tiles, int64_t count, const KeyHead& h, Ahead& ahead) {
+  switch (tiles->rows) {
     case 1:
-      return attend<1, kBias>(t, count, k, v, width, value_width, scale, ahead);
+      return attend<1, kBias>(tiles, count, h, ahead);
     case 2:
-      return attend<2, kBias>(t, count, k, v, width, value_width, scale, ahead);
+      return attend<2, kBias>(tiles, count, h, ahead);
     case 3:
-      return attend<3, kBias>(t, count, k, v, width, value_width, scale, ahead);
+      return attend<3, kBias>(tiles, count, h, ahead);
     case 4:
-      return attend<4, kBias>(t, count, k, v, width, value_width, scale, ahead);
+      return attend<4, kBias>(tiles, count, h, ahead);
     case 5:
-      return attend<5, kBias>(t, count, k, v, width, value_width, scale, ahead);
+      return attend<5, kBias>(tiles, count, h, ahead);
     case 6:
-      return attend<6, kBias>(t, count, k, v, width, value_width, scale, ahead);
+      return attend<6, kBias>(tiles, count, h, ahead);
   }
-}
-void attend(QueryTile* t, int64_t count, const Panels& k, const Panels& v, int64_t width, int64_t value_width,
-            float scale, Ahead& ahead) {
-  return t->bias ? attend<true>(t, count, k, v, width, value_width, scale, ahead)
-                 : attend<false>(t, count, k, v, width, value_width, scale, ahead);
 }
 
 PARE_INLINE vf log2_sum(const QueryTile& t) { return fma(log(load(t.sum)), set1(kLog2E), load(t.max)); }
@@ -267,6 +272,35 @@ PARE_INLINE int64_t row_share(int64_t n) {
   return (n + tiles - 1) / tiles;
 }
 
+// The next `rows` rows of `queries`: to a.o, and to a.lse where that is given.  Calls then(tile) of each tile.  o: room
+// for kAttnRows rows.
+template <class Args, class Then>
+PARE_INLINE void attend_rows(const Args& a, Queries& queries, int64_t rows, const KeyHead& h, float* o, Ahead& ahead,
+                             Then then) {
+  constexpr int64_t kNear = 6144;  // 48 KiB of keys and values: so few stay near by themselves, and o of one tile, too
+  const int64_t share = row_share(rows), most = h.weights || h.slots * h.width < kNear ? 1 : kAttnRows / kQueryRows;
+  QueryTile tiles[kAttnRows / kQueryRows];
+  for (int64_t first = 0, count; first < rows; first += count * share) {
+    // All tiles of a pass have as many rows, so a last one that has fewer goes alone.
+    count = max64(1, min64(most, (rows - first) / share));
+    for (int64_t i = 0; i < count; i++) {
+      tiles[i].o = o + i * kQueryRows * h.value_width;
+      queries.take(tiles[i], min64(share, rows - first));
+    }
+    h.bias ? attend<true>(tiles, count, h, ahead) : attend<false>(tiles, count, h, ahead);
+    for (int64_t i = 0; i < count; i++) {
+      const QueryTile& t = tiles[i];
+      then(t);
+      if (a.lse) {
+        float lse[16];
+        store(lse, log2_sum(t));
+        for (int64_t r = 0; r < t.rows; r++) a.lse[t.at[r]] = lse[r];
+      }
+      for (int64_t r = 0; r < t.rows; r++) write_row(a.o + t.at[r] * a.width, t, r, a.width, h.value_width);
+    }
+  }
+}
+
 // What AttnPagedMass adds up, for one entry and key head: slots [first, slots).
 struct Mass {
   float* pages;
@@ -286,15 +320,15 @@ void clear_new(const Mass& mass, int64_t old) {
   for (int64_t s = begin / 16 * 16; s < mass.slots; s += 16) mass.change(s, begin, [](vf) { return zero(); });
 }
 // After attend() has kept the weights of a tile.
-void add_mass(const QueryTile& t, const Mass& mass) {
+void add_mass(const QueryTile& t, const KeyHead& h, const Mass& mass) {
   const int64_t slots = t.visible[t.rows - 1], begin = mass.first / 16 * 16;
   for (int64_t block = begin / kBlock * kBlock; block < slots; block += kBlock) {
     alignas(64) float f[16];
-    store(f, div(exp2_below_63(sub(load(t.maxima + block / kBlock * 16), load(t.max))), load(t.sum)));
+    store(f, div(exp2_below_63(sub(load(h.maxima + block / kBlock * 16), load(t.max))), load(t.sum)));
     for (int64_t s = max64(block, begin); s < min64(block + kBlock, slots); s += 16)
       mass.change(s, mass.first, [&](vf x) {
         for (int64_t r = 0; r < t.rows; r++)
-          if (s < t.visible[r]) x = fma(load(t.weights + r * t.stride + s), set1(f[r]), x);
+          if (s < t.visible[r]) x = fma(load(h.weights + r * h.stride + s), set1(f[r]), x);
         return x;
       });
   }
@@ -302,7 +336,7 @@ void add_mass(const QueryTile& t, const Mass& mass) {
 
 }  // namespace
 
-// Scratch: K across, V down, o of kAttnFwdRows.
+// Scratch: K across, V down, o of kAttnRows.
 void attn_fwd(const AttnArgs& a, const AttnTurn& turn) {
   const SegmentRow& s = *turn.piece.segment;
   const Range rows = turn.piece.rows;
@@ -319,41 +353,31 @@ void attn_fwd(const AttnArgs& a, const AttnTurn& turn) {
     };
     add(a.k, a.k_stride, a.width), add(a.v, a.v_stride, a.width), add(a.q, a.q_stride, g * a.width);
   }
-  const Panels k{keys, nullptr, 16 * a.width}, v{values, nullptr, 16 * value_width};
-  const int64_t end = rows.end * g, share = row_share(end - rows.begin * g);
+  const KeyHead head{.k = {keys, nullptr, 16 * a.width},
+                     .v = {values, nullptr, 16 * value_width},
+                     .slots = slots,
+                     .width = a.width,
+                     .value_width = value_width,
+                     .scale = a.scale * kLog2E};
   Queries queries(a.q, a.q_stride, a.width, a.heads, kv_head, g, s.row, rows.begin, s.parent_len + 1);
-  QueryTile tiles[kAttnFwdRows / kQueryRows];
-  for (int64_t first = rows.begin * g, count; first < end; first += count * share) {
-    // All tiles of a pass have as many rows, so a last one that has fewer goes alone.
-    count = max64(1, min64(std::ssize(tiles), (end - first) / share));
-    for (int64_t i = 0; i < count; i++) {
-      tiles[i].o = o + i * kQueryRows * value_width;
-      queries.take(tiles[i], min64(share, end - first));
-    }
-    attend(tiles, count, k, v, a.width, value_width, a.scale * kLog2E, ahead);
-    for (int64_t i = 0; i < count; i++) {
-      const QueryTile& t = tiles[i];
-      float lse[16];
-      store(lse, log2_sum(t));
-      for (int64_t r = 0; r < t.rows; r++) {
-        write_row(a.o + t.at[r] * a.width, t, r, a.width, value_width);
-        a.lse[t.at[r]] = lse[r];
-      }
-    }
-  }
+  attend_rows(a, queries, (rows.end - rows.begin) * g, head, o, ahead, [](const QueryTile&) {});
 }
 
 void attn_paged(const PagedArgs& a, const PagedRow& row, int64_t kv_head, float* scratch) {
-  const int64_t value_width = round16(a.width), g = a.group, head = kv_head * a.head_step;
+  const int64_t value_width = round16(a.width), g = a.group, first = kv_head * a.head_step;
   const int32_t* const pages = a.page_table ? a.page_table + row.table_row * a.table_stride : nullptr;
-  float *o = scratch, *values = o + kQueryRows * value_width;
-  const Panels k{a.k_pages + head, pages, a.page_step};
-  Panels v{a.v_pages + head, pages, a.page_step};
+  float *o = scratch, *values = o + kAttnRows * value_width;
+  KeyHead head{.k = {a.k_pages + first, pages, a.page_step},
+               .v = {a.v_pages + first, pages, a.page_step},
+               .slots = row.slots,
+               .width = a.width,
+               .value_width = value_width,
+               .scale = a.scale * kLog2E};
   if (value_width != a.width) {  // vectors would run over the end of a row: copy to longer ones
     for (int64_t slot = 0; slot < row.slots; slot++)
       for (int64_t d = 0; d < a.width; d += 16)
-        store(values + slot * value_width + d, load(v.at(slot / 16) + slot % 16 * a.width + d, a.width - d));
-    v = {values, nullptr, 16 * value_width};
+        store(values + slot * value_width + d, load(head.v.at(slot / 16) + slot % 16 * a.width + d, a.width - d));
+    head.v = {values, nullptr, 16 * value_width};
   }
   float* const bias = values + (value_width != a.width ? row.slots * value_width : 0);
   for (int64_t s = 0; a.count_pages && s < row.slots; s += 16) {
@@ -361,27 +385,18 @@ void attn_paged(const PagedArgs& a, const PagedRow& row, int64_t kv_head, float*
     // What is stored of slots that nobody uses may be NaN, which would reach those beside them.
     store(bias + s, select(first_lanes(row.slots - s), mul(log(counts), set1(kLog2E)), zero()));
   }
+  if (a.count_pages) head.bias = bias;
   const Mass mass{a.mass_pages, pages, a.heads / g, kv_head, a.first_mass, row.slots};
   float* const maxima = bias + (a.count_pages ? round16(row.slots) : 0);
-  if (a.mass_pages) clear_new(mass, row.slots - row.rows);
-  const int64_t end = row.rows * g, share = row_share(end);
-  Queries queries(a.q, a.q_stride, a.width, a.heads, kv_head, g, row.row, 0, row.slots - row.rows + 1);
-  Ahead ahead;
-  for (int64_t first = 0; first < end; first += share) {
-    QueryTile t;
-    t.o = o, t.bias = a.count_pages ? bias : nullptr;
-    if (a.mass_pages)
-      t.stride = round16(row.slots), t.maxima = maxima, t.weights = maxima + (row.slots + kBlock) / kBlock * 16;
-    queries.take(t, min64(share, end - first));
-    attend(&t, 1, k, v, a.width, value_width, a.scale * kLog2E, ahead);
-    if (a.mass_pages) add_mass(t, mass);
-    if (a.lse) {
-      float lse[16];
-      store(lse, log2_sum(t));
-      for (int64_t r = 0; r < t.rows; r++) a.lse[t.at[r]] = lse[r];
-    }
-    for (int64_t r = 0; r < t.rows; r++) write_row(a.o + t.at[r] * a.width, t, r, a.width, value_width);
+  if (a.mass_pages) {
+    head.stride = round16(row.slots), head.maxima = maxima, head.weights = maxima + (row.slots + kBlock) / kBlock * 16;
+    clear_new(mass, row.slots - row.rows);
   }
+  Queries queries(a.q, a.q_stride, a.width, a.heads, kv_head, g, row.row, 0, row.slots - row.rows + 1);
+  Ahead nothing;
+  attend_rows(a, queries, row.rows * g, head, o, nothing, [&](const QueryTile& t) {
+    if (a.mass_pages) add_mass(t, head, mass);
+  });
 }
 
 }  // namespace pare::PARE_ISA
