@@ -139,17 +139,22 @@ $(BUILD)/emu/pare: $(cpu_LIB) $(cpu_APP) $(filter-out $(BUILD)/emu/tests/%,$(cpu
 	@echo 'link $@'
 	$(Q)$(CXX) $(LDFLAGS) $^ $(LIBS) -o $@
 
+# Runs a test program as JOBS processes at once, each with its share of the tests.
+in_shares = @pids=; failed=0; for i in $$(seq $(JOBS)); do \
+    GTEST_TOTAL_SHARDS=$(JOBS) GTEST_SHARD_INDEX=$$((i - 1)) $(1) & pids="$$pids $$!"; done; \
+  for p in $$pids; do wait $$p || failed=1; done; exit $$failed
+
 # The tests that run kernels, the kernels under the access checker; the rest of the program as it is.
 KERNEL_TESTS := tests/main tests/test_ops tests/test_ptx $(patsubst %.cpp,%,$(wildcard tests/test_cuda_*.cpp tests/op_cases*.cpp))
 check: $(BUILD)/check/tests/pare_emu_tests
-	$< $(TEST_FLAGS)
+	$(call in_shares,$< $(TEST_FLAGS))
 CHECK_OBJ := $(check_EMU) $(BUILD)/check/tests/test_emu.o $(BUILD)/check/tests/test_emu_graphs.o $(KERNEL_TESTS:%=$(BUILD)/%.o) $(BUILD)/tests/test_emu_device.o $(cpu_LIB)
 $(BUILD)/check/tests/pare_emu_tests: $(CHECK_OBJ)
 	@echo 'link $@'
 	$(Q)$(CXX) $(LDFLAGS) $^ -lgtest $(LIBS) -o $@
 # Tests of ops in every order of threads, the kernels of both tables under ASan and UBSan.
 asan-ops: $(BUILD)/asan/pare_op_tests
-	$< --gtest_filter='*AgreesWithRef*' $(TEST_FLAGS)
+	$(call in_shares,$< --gtest_filter='*AgreesWithRef*' $(TEST_FLAGS))
 CPU_KERNELS = $(foreach d,src/cpu $(ISAS),$(1)/$(d)/%)
 $(BUILD)/asan/pare_op_tests: $(asan_EMU) $(filter $(call CPU_KERNELS,$(BUILD)/asan),$(asan_LIB)) \
     $(KERNEL_TESTS:%=$(BUILD)/%.o) $(filter-out $(call CPU_KERNELS,$(BUILD)),$(cpu_LIB))
