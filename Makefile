@@ -139,13 +139,9 @@ $(BUILD)/emu/pare: $(cpu_LIB) $(cpu_APP) $(filter-out $(BUILD)/emu/tests/%,$(cpu
 	@echo 'link $@'
 	$(Q)$(CXX) $(LDFLAGS) $^ $(LIBS) -o $@
 
-# Runs a test program as JOBS processes at once, each with its share of the tests.
-in_shares = @pids=; failed=0; for i in $$(seq $(JOBS)); do \
-    GTEST_TOTAL_SHARDS=$(JOBS) GTEST_SHARD_INDEX=$$((i - 1)) $(1) & pids="$$pids $$!"; done; \
-  for p in $$pids; do wait $$p || failed=1; done; exit $$failed
-
-# The tests that run kernels, the kernels under the access checker; the rest of the program as it is.
+# The tests that run kernels, the kernels under the access checker, the rest of the program as it is; in JOBS processes.
 KERNEL_TESTS := tests/main tests/test_ops tests/test_ptx $(patsubst %.cpp,%,$(wildcard tests/test_cuda_*.cpp tests/op_cases*.cpp))
+in_shares = @seq 0 $$(($(JOBS) - 1)) | xargs -P $(JOBS) -I{} env GTEST_TOTAL_SHARDS=$(JOBS) GTEST_SHARD_INDEX={} $(1)
 check: $(BUILD)/check/tests/pare_emu_tests
 	$(call in_shares,$< $(TEST_FLAGS))
 CHECK_OBJ := $(check_EMU) $(BUILD)/check/tests/test_emu.o $(BUILD)/check/tests/test_emu_graphs.o $(KERNEL_TESTS:%=$(BUILD)/%.o) $(BUILD)/tests/test_emu_device.o $(cpu_LIB)
