@@ -9,7 +9,7 @@ namespace pare {
 namespace {
 
 std::vector<double> advantages(const AlgorithmKeys& keys, const std::vector<double>& rewards) {
-  return group_advantages(keys, rewards, rewards);
+  return group_advantages(keys, rewards);
 }
 
 AlgorithmKeys estimator(const std::string& name) {
@@ -66,15 +66,26 @@ TEST(Advantages, ExactlyZeroWithoutVariance) {
   EXPECT_GT(inexact, 0) << "no case would have shown the fault";
 }
 
-TEST(Advantages, ZeroVarianceIsThatOfTheScoreOrOfTheReward) {
-  const std::vector<double> equal(7, 1), shaped = {1, .5, 1, 0, 0, 0, 0}, mixed = {1, 0, .5, 0, 0, 0, 0};
-  const std::vector<double> same(7, 0.1);  // their mean is not 0.1 in double
+// All answers right, but of different lengths: a shaped reward is a signal.  Scores that differ under equal rewards are
+// none.
+TEST(Advantages, OnlyTheShapedRewardCounts) {
+  std::vector<Trajectory> batch;
+  for (const auto& [score, reward] : {std::pair{1., 1.}, {1., .5}, {1., .9}, {1., 1.}}) {
+    batch.push_back(trajectory(0, 1, score));
+    batch.back().reward = reward;
+  }
+  for (const double score : {0., 1., .5}) {
+    batch.push_back(trajectory(1, 1, score));
+    batch.back().reward = 0.1;  // the mean of three is not 0.1 in double
+  }
   AlgorithmKeys keys;
   keys.adv_eps = 1e-300;
-  for (const double a : group_advantages(keys, equal, shaped)) EXPECT_EQ(a, 0);
-  for (const double a : group_advantages(keys, mixed, same)) EXPECT_EQ(a, 0);
-  EXPECT_NE(group_advantages(keys, mixed, shaped)[0], 0);  // the advantage is that of the shaped reward
-  EXPECT_DOUBLE_EQ(group_advantages(keys, mixed, shaped)[0], group_advantages(keys, shaped, shaped)[0]);
+  set_advantages(keys, batch);
+  const std::vector<double> expected = group_advantages(keys, std::vector<double>{1, .5, .9, 1});
+  for (size_t i = 0; i < 4; i++) EXPECT_EQ(batch[i].advantage, expected[i]) << i;
+  EXPECT_GT(expected[0], 0);
+  EXPECT_LT(expected[1], 0);
+  for (size_t i = 4; i < 7; i++) EXPECT_EQ(batch[i].advantage, 0) << i;
 }
 
 TEST(Advantages, SingletonAndEmptyGroups) {

@@ -6,25 +6,15 @@
 #include <numeric>
 
 namespace pare {
-namespace {
 
-bool all_equal(std::span<const double> x) {
-  const auto [low, high] = std::minmax_element(x.begin(), x.end());
-  return x.empty() || *low == *high;
-}
-
-}  // namespace
-
-std::vector<double> group_advantages(const AlgorithmKeys& keys, std::span<const double> scores,
-                                     std::span<const double> rewards) {
+std::vector<double> group_advantages(const AlgorithmKeys& keys, std::span<const double> rewards) {
   const size_t n = rewards.size();
-  expect(scores.size() == n, "group_advantages: ", scores.size(), " scores and ", n, " rewards");
   for (size_t i = 0; i < n; i++)
-    if (!std::isfinite(scores[i]) || !std::isfinite(rewards[i]))
-      throw Error(Exit::non_finite, cat("the reward of member ", i, " of a group is not finite: score ", scores[i],
-                                        ", shaped ", rewards[i]));
+    if (!std::isfinite(rewards[i]))
+      throw Error(Exit::non_finite, cat("the reward of member ", i, " of a group is not finite: ", rewards[i]));
   std::vector<double> a(n, 0.0);
-  if (all_equal(scores) || all_equal(rewards)) return a;
+  const auto [low, high] = std::minmax_element(rewards.begin(), rewards.end());
+  if (n == 0 || *low == *high) return a;
 
   const double count = static_cast<double>(n), mean = std::accumulate(rewards.begin(), rewards.end(), 0.0) / count;
   for (size_t i = 0; i < n; i++) a[i] = rewards[i] - mean;
@@ -47,9 +37,9 @@ void set_advantages(const AlgorithmKeys& keys, std::vector<Trajectory>& samples)
     if (s.verdict != Verdict::rejected) groups[s.group].push_back(&s);
   }
   for (auto& [group, members] : groups) {
-    std::vector<double> scores, rewards;
-    for (const Trajectory* s : members) scores.push_back(s->score), rewards.push_back(s->reward);
-    const std::vector<double> a = group_advantages(keys, scores, rewards);
+    std::vector<double> rewards;
+    for (const Trajectory* s : members) rewards.push_back(s->reward);
+    const std::vector<double> a = group_advantages(keys, rewards);
     for (size_t i = 0; i < members.size(); i++) members[i]->advantage = a[i];
   }
 }

@@ -9,17 +9,15 @@
 namespace pare {
 
 // Advantages of one group, R its rewards, mu their mean, in double and two passes:
-//   grpo   (R - mu) / (std + adv_eps), std with n - 1 or n (adv_std); without the division if norm_adv_by_std_in_grpo
-//   is
-//          off   (GRPO: DeepSeekMath eq. 3; Dr. GRPO)
+//   grpo   (R - mu) / (std + adv_eps), std with n - 1 or n (adv_std); no division if norm_adv_by_std_in_grpo is off
+//          (GRPO: DeepSeekMath eq. 3; Dr. GRPO)
 //   rloo   R - mean of the others = (R - mu) n / (n - 1)   (Ahmadian et al. 2024)
-// Exactly 0 for all when max == min of the scores (before shaping) or of the rewards, so for a group of one too:
-// rounding in mu would otherwise be blown up by 1 / adv_eps.  `scores` and `rewards` have the same length and are
-// finite; Error(non_finite) names the member otherwise.
-std::vector<double> group_advantages(const AlgorithmKeys& keys, std::span<const double> scores,
-                                     std::span<const double> rewards);
+// Exactly 0 for all when all rewards are equal, so for a group of one too: rounding in mu would otherwise be blown up by
+// 1 / adv_eps.  Equal scores with different shaped rewards (length, KL) do have advantages, as in verl and TRL.
+// Error(non_finite) names the member whose reward is not finite.
+std::vector<double> group_advantages(const AlgorithmKeys& keys, std::span<const double> rewards);
 
-// Trajectory::advantage of a batch, from score and reward.  Members of a group may lie anywhere; rejected samples
+// Trajectory::advantage of a batch, from its rewards.  Members of a group may lie anywhere; rejected samples
 // (corrections.h) count in none and get 0.
 void set_advantages(const AlgorithmKeys& keys, std::vector<Trajectory>& samples);
 
