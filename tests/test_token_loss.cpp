@@ -52,10 +52,11 @@ TEST(TokenLoss, GoldenKlEstimates) {
   int clamped = 0;
   for (const auto& c : cases) {
     double x = c.at("ref_minus_logp"), k1 = c.at("k1"), k2 = c.at("k2"), k3 = c.at("k3");
-    if (std::fabs(x) > 20) {  // the input is clamped; the output is not
+    if (std::fabs(x) > 20) {  // the input is clamped, and so is the output of k3
       x = std::copysign(20, x), k1 = -x, k2 = x * x / 2, k3 = std::exp(x) - x - 1;
       clamped++;
     }
+    k3 = std::min(k3, 10.0);
     const double lp = -30, ref = lp + c.at("ref_minus_logp").get<double>();
     auto kl = [&](KlLoss kind) { return loss({.kl = kind}, lp, 0, 0, 0, ref).kl; };
     EXPECT_NEAR(kl(KlLoss::k1), k1, 1e-13) << c;
@@ -67,8 +68,14 @@ TEST(TokenLoss, GoldenKlEstimates) {
   EXPECT_EQ(clamped, 2);
 }
 
-TEST(TokenLoss, KlOutputIsNotClamped) {
-  EXPECT_GT(loss({.kl = KlLoss::k3}, -10, 0, 0, 0, 5).kl, 1e6);
+// verl: clamp(exp(x) - x - 1, -10, 10).
+TEST(TokenLoss, K3IsAtMostTen) {
+  const LossSpec k3{.kl = KlLoss::k3};
+  EXPECT_EQ(loss(k3, -5, 0, 0, 0, 0).kl, 10);
+  EXPECT_EQ(loss(k3, -5, 0, 0, 0, 0).d_kl, 0);
+  EXPECT_LT(loss(k3, -2.6, 0, 0, 0, 0).kl, 10);  // exp(2.6) - 3.6 = 9.86
+  EXPECT_NEAR(loss(k3, -2.6, 0, 0, 0, 0).d_kl, 1 - std::exp(2.6), 1e-12);
+  EXPECT_NEAR(loss(k3, 0, 0, 0, 0, -9).kl, 8, 1e-3);  // the other side grows slowly
   EXPECT_EQ(loss({.kl = KlLoss::k3}, -30, 0, 0, 0, 0).kl, loss({.kl = KlLoss::k3}, -20, 0, 0, 0, 0).kl);
   EXPECT_EQ(loss({.kl = KlLoss::k2}, -30, 0, 0, 0, 0).d_kl, 0);
   EXPECT_EQ(loss({.kl = KlLoss::k1}, -30, 0, 0, 0, 0).d_kl, 0);

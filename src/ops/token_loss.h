@@ -23,8 +23,9 @@ struct TokenLoss {
 //   gspo   the same with r = exp(clamp(seq, +-20)) for every token of the sequence, dr/dlp = r: the gradient of
 //          exp(lp - sg(lp) + sg(seq)), Zheng et al. 2025
 //   cispo  l = -sg(clip(r)) A lp   (MiniMax-M1, 2025)
-//   KL with x = clamp(ref - lp, +-20): k1 = -x, k2 = x^2 / 2, k3 = exp(x) - x - 1   (Schulman 2020); outside the clamp
-//   the gradient is 0.  The output is not clamped.
+//   KL with x = clamp(ref - lp, +-20): k1 = -x, k2 = x^2 / 2, k3 = min(exp(x) - x - 1, 10)   (Schulman 2020); where a
+//   clamp is in force the gradient is 0.  Without the bound on k3, which is verl's, a token that the reference finds e^5
+//   times more probable would have a gradient of 147 (TRL has no bound).
 template <class T, class Exp>
 PARE_HOST_DEVICE inline TokenLoss<T> token_loss(const LossSpec& s, T lp, T old, T seq, T advantage, T ref, Exp exp) {
   TokenLoss<T> t{};
@@ -56,8 +57,8 @@ PARE_HOST_DEVICE inline TokenLoss<T> token_loss(const LossSpec& s, T lp, T old, 
     if (s.kl == KlLoss::k1) t.kl = -x, t.d_kl = slope;
     if (s.kl == KlLoss::k2) t.kl = x * x / 2, t.d_kl = -x * slope;
     if (s.kl == KlLoss::k3) {
-      const T e = exp(x);
-      t.kl = e - x - T(1), t.d_kl = (T(1) - e) * slope;
+      const T e = exp(x), k3 = e - x - T(1);
+      t.kl = k3 > T(10) ? T(10) : k3, t.d_kl = k3 > T(10) ? T(0) : (T(1) - e) * slope;
     }
   }
   return t;
