@@ -327,6 +327,34 @@ TEST(MismatchMetrics, AreVerlsOnAnExample) {
   EXPECT_DOUBLE_EQ(get("acceptance_rate_p5/context_64_127"), 1);
 }
 
+// verl's compute_is_metrics on two responses of two tokens: it sees all of them, before anything is capped or rejected.
+TEST(MismatchMetrics, WeightsUnderVerlsNamesAreVerls) {
+  Config config;
+  Keys& keys = config.algorithm.rollout_correction;
+  keys.rollout_is = RolloutIs::tis, keys.rollout_is_threshold = 2, keys.veto = 0.2;
+  std::vector<Trajectory> s = {trajectory(0, 2, 1), trajectory(0, 2, 0)};
+  const auto set = [](Trajectory& t, double first, double second) {
+    t.logprob = {-1, -1};
+    t.old_logprob = {static_cast<float>(std::log(first) - 1), static_cast<float>(std::log(second) - 1)};
+  };
+  set(s[0], 4, 1), set(s[1], 0.1, 1.5);
+  judge(keys, s);
+  set_corrections(keys, s);
+  Metrics m;
+  report_corrections(config, s, m);
+  const auto get = [&](const char* name) { return m.get(cat("rollout_corr/", name)); };
+  EXPECT_EQ(get("rejection_rate"), 0.5);
+  EXPECT_NEAR(get("rollout_is_mean"), (4 + 1 + 0.1 + 1.5) / 4, 1e-6);
+  EXPECT_NEAR(get("rollout_is_min"), 0.1, 1e-6);
+  EXPECT_NEAR(get("rollout_is_max"), 4, 1e-6);
+  EXPECT_NEAR(get("rollout_is_std"), std::sqrt(1.875 - 1.5625), 1e-6);  // of 2, 1, 0.5, 1.5
+  EXPECT_NEAR(get("rollout_is_eff_sample_size"), 1.5625 / 1.875, 1e-6);
+  EXPECT_NEAR(get("weight_mean"), 1.5, 1e-6);  // of 2, 1: what the loss applies
+  EXPECT_NEAR(get("weight_min"), 1, 1e-6);
+  EXPECT_NEAR(get("weight_max"), 2, 1e-6);
+  EXPECT_NEAR(get("weight_eff_sample_size"), 2.25 / 2.5, 1e-6);
+}
+
 // TV-14: tokens saved both ways (decision 40), by the residency of budget 512 and buffer 128 after a prompt of 100.
 TEST(MismatchMetrics, TokensSavedBothWays) {
   for (const auto& [n, mean, peak] : {std::tuple{512, 0.0, 0.0}, {4096, 0.7445, 0.8475}}) {

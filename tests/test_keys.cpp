@@ -413,7 +413,7 @@ Rows correction_rows() {
       {key("veto"), {sparse, {key("veto=0.5")}, metric("tokens/trained"), falls}},
       {key("rollout_is"), {sparse, {key("rollout_is=paper")}, metric("actor/grad_norm"), differs}},
       {key("rollout_is_level"), {paper, {key("rollout_is_level=sequence")}, corr("rollout_is_max"), differs}},
-      {key("rollout_is_threshold"), {tis, {key("rollout_is_threshold=1.01")}, corr("rollout_is_max"), falls}},
+      {key("rollout_is_threshold"), {tis, {key("rollout_is_threshold=1.01")}, corr("weight_max"), falls}},
       {key("rollout_is_bounds"),
        {icepop, {key("rollout_is_bounds=[0.99, 1.01]")}, corr("rollout_rs_masked_fraction"), rises}},
       {key("rollout_rs"),
@@ -430,9 +430,9 @@ Rows correction_rows() {
       {"algorithm.obrs.enable", {sparse, {"algorithm.obrs.enable=true"}, metric("actor/grad_norm"), differs}},
       {"algorithm.obrs.lambda", {obrs, {"algorithm.obrs.lambda=3"}, corr("rollout_rs_masked_fraction"), rises}},
       {"algorithm.obrs.cap",
-       {obrs + Overrides{"algorithm.obrs.cap=0"}, {"algorithm.obrs.cap=1"}, corr("rollout_is_max"), falls}},
-      {"algorithm.obrs.state_weight", {obrs, {"algorithm.obrs.state_weight=z"}, corr("rollout_is_mean"), falls}},
-      {"algorithm.obrs.top_k", {z, {"algorithm.obrs.top_k=1"}, corr("rollout_is_mean"), falls}},
+       {obrs + Overrides{"algorithm.obrs.cap=0"}, {"algorithm.obrs.cap=1"}, corr("weight_max"), falls}},
+      {"algorithm.obrs.state_weight", {obrs, {"algorithm.obrs.state_weight=z"}, corr("weight_mean"), falls}},
+      {"algorithm.obrs.top_k", {z, {"algorithm.obrs.top_k=1"}, corr("weight_mean"), falls}},
       {"rollout.val_kwargs.kv", {sparse, {"rollout.val_kwargs.kv=rollout"}, sparse_val, from_to(0, 1)}},
   };
 }

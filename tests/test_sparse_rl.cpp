@@ -56,7 +56,7 @@ TEST_P(Sparse, PresetsTrain) {
     if (vetoes) {
       EXPECT_GT(m.get("rollout_corr/rejection_rate"), 0);
       EXPECT_LT(m.get("rollout_corr/rejection_rate"), 1);
-      EXPECT_GT(m.get("rollout_corr/rollout_is_max"), 0);
+      EXPECT_GT(m.get("rollout_corr/weight_max"), 0);
     }
   }
   EXPECT_FALSE(same_bits(run.parameters(), before));
@@ -71,6 +71,24 @@ INSTANTIATE_TEST_SUITE_P(Presets, Sparse,
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });
+
+// The presets of policies as published, on 4 tokens: SnapKV compresses the prompt once, TOVA at every token.
+TEST(SparseRl, PublishedPoliciesTrain) {
+  for (const char* preset : {"kv-snapkv", "kv-tova"}) {
+    SCOPED_TRACE(preset);
+    const Keys small = {"rollout.kv.budget=4", "rollout.kv.window=2", correction("rollout_is=tis")};
+    TrainingRun run(with_preset(preset, small));
+    const Metrics m = run.step();
+    const auto responses = static_cast<double>(run.trainer->samples().size());
+    EXPECT_GT(m.get("kv/evicted_tokens"), 0);
+    if (std::string(preset) == "kv-snapkv")
+      EXPECT_LE(m.get("kv/events"), responses * 2);  // at most one a layer and sequence
+    else
+      EXPECT_GT(m.get("kv/events"), responses * 2);
+    EXPECT_GT(m.get("actor/grad_norm"), 0);
+    EXPECT_LT(m.get("rollout_corr/xi_p1"), 1);
+  }
+}
 
 const Keys all_corrections[] = {
     {correction("veto=1e-4"), correction("rollout_is=paper")},
@@ -99,8 +117,8 @@ TEST(SparseRl, CorrectionsOfWhatNeedsNoneChangeNoBit) {
           EXPECT_EQ(m.get("rollout_corr/xi_min"), 1);
           EXPECT_EQ(m.get("rollout_corr/xi_max"), 1);
           EXPECT_EQ(m.get("rollout_corr/kl"), 0);
-          EXPECT_EQ(m.get("rollout_corr/rollout_is_min"), 1);
-          EXPECT_EQ(m.get("rollout_corr/rollout_is_max"), 1);
+          EXPECT_EQ(m.get("rollout_corr/weight_min"), 1);
+          EXPECT_EQ(m.get("rollout_corr/weight_max"), 1);
           EXPECT_EQ(m.get("flops/old_log_prob") > 0, !kv.empty());  // a dense rollout has logged them
         }
         EXPECT_TRUE(same_bits(run.parameters(), expected));

@@ -70,14 +70,18 @@ bool accepts(const RolloutCorrectionKeys& keys, std::span<const float> log_ratio
   return inside(ratio(log_value), keys.rollout_rs_threshold[0], keys.rollout_rs_threshold[1]);
 }
 
+std::vector<double> raw_weights(RatioLevel level, std::span<const float> log_ratio) {
+  std::vector<double> xi(log_ratio.size());
+  if (level == RatioLevel::token)
+    std::transform(log_ratio.begin(), log_ratio.end(), xi.begin(), ratio);
+  else
+    std::fill(xi.begin(), xi.end(), ratio(level == RatioLevel::sequence ? sum(log_ratio) : mean(log_ratio)));
+  return xi;
+}
+
 std::vector<double> xi_weights(const RolloutCorrectionKeys& keys, std::span<const float> log_ratio) {
-  std::vector<double> w(log_ratio.size());
-  if (keys.rollout_is_level == RatioLevel::token) {
-    for (size_t t = 0; t < w.size(); t++) w[t] = weight(keys, ratio(log_ratio[t]));
-  } else {
-    const double log_value = keys.rollout_is_level == RatioLevel::sequence ? sum(log_ratio) : mean(log_ratio);
-    std::fill(w.begin(), w.end(), weight(keys, ratio(log_value)));
-  }
+  std::vector<double> w = raw_weights(keys.rollout_is_level, log_ratio);
+  for (double& x : w) x = weight(keys, x);
   return w;
 }
 

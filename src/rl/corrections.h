@@ -33,6 +33,9 @@ std::vector<float> log_ratios(const Trajectory& sample);
 // of the ratios lies outside rollout_rs_threshold.
 bool accepts(const RolloutCorrectionKeys& keys, std::span<const float> log_ratio);
 
+// xi of each token: its own, the product over the response, or its geometric mean.
+std::vector<double> raw_weights(RatioLevel level, std::span<const float> log_ratio);
+
 // F(xi) of each token.  exp sees log-ratios clamped to +-20; xi is exactly 1 where the log-probs are equal.
 //   paper    xi                    tis       min(xi, C)
 //   icepop   xi inside the bounds, else 0    released  min(xi, 1.5) inside [0.5, 1.5], else 0, not yet normalised

@@ -16,6 +16,13 @@ double ratio(double log_ratio) { return std::exp(std::clamp(log_ratio, -20.0, 20
 
 size_t bin_of(int64_t context) { return std::bit_width(static_cast<uint64_t>(context / kFirstBin)); }
 
+struct Spread {
+  Summary values, squares;
+  void add(double x) { values.add(x), squares.add(x * x); }
+  double deviation() const { return std::sqrt(std::max(0.0, squares.mean() - values.mean() * values.mean())); }
+  double effective() const { return values.mean() * values.mean() / squares.mean(); }  // part of the sample
+};
+
 double part(int64_t count, int64_t all) { return static_cast<double>(count) / static_cast<double>(all); }
 
 }  // namespace
@@ -110,7 +117,9 @@ void report_corrections(const Config& config, std::span<const Trajectory> sample
   m.set(name + "rejection_rate", rejected);
   m.set(name + "rollout_rs_seq_masked_fraction", rejected);
 
-  Summary weight, square;
+  Summary raw, weight;
+  Spread bounded_raw, applied;
+  const double most = keys.rollout_is_threshold;
   int64_t tokens = 0, masked = 0, high = 0, low = 0;
   const bool icepop = keys.rollout_is == RolloutIs::icepop, released = keys.rollout_is == RolloutIs::released;
   const bool tokens_weighted = keys.rollout_is_level == RatioLevel::token;
@@ -123,18 +132,25 @@ void report_corrections(const Config& config, std::span<const Trajectory> sample
     const auto n = static_cast<int64_t>(s.tokens.size());
     tokens += n;
     if (s.verdict == Verdict::rejected) masked += n;
-    for (const float d : log_ratios(s)) high += ratio(d) > top, low += ratio(d) < bottom;
-    for (const double w : s.correction) masked += w == 0, weight.add(w), square.add(w * w);
+    const std::vector<float> d = log_ratios(s);
+    for (const float x : d) high += ratio(x) > top, low += ratio(x) < bottom;
+    for (const double xi : raw_weights(keys.rollout_is_level, d))
+      raw.add(xi), bounded_raw.add(std::clamp(xi, 1 / most, most));
+    for (const double w : s.correction) masked += w == 0, weight.add(w), applied.add(w);
   }
   m.set(name + "rollout_rs_masked_fraction", part(masked, tokens));
   if (capped) m.set(name + "rollout_is_ratio_fraction_high", part(high, tokens));
   if (bounded) m.set(name + "rollout_is_ratio_fraction_low", part(low, tokens));
-  if (weight.count() == 0) return;
-  m.set(name + "rollout_is_mean", weight.mean());
-  m.set(name + "rollout_is_min", weight.min());
-  m.set(name + "rollout_is_max", weight.max());
-  m.set(name + "rollout_is_std", std::sqrt(std::max(0.0, square.mean() - weight.mean() * weight.mean())));
-  if (square.sum() > 0) m.set(name + "rollout_is_eff_sample_size", weight.mean() * weight.mean() / square.mean());
+  const auto report = [&m](const std::string& of, const Summary& w, const Spread& spread) {
+    if (w.count() == 0) return;
+    m.set(of + "mean", w.mean());
+    m.set(of + "min", w.min());
+    m.set(of + "max", w.max());
+    m.set(of + "std", spread.deviation());
+    if (spread.squares.sum() > 0) m.set(of + "eff_sample_size", spread.effective());
+  };
+  if (keys.rollout_is != RolloutIs::none) report(name + "rollout_is_", raw, bounded_raw);
+  report(name + "weight_", weight, applied);
 }
 
 void report_kv(const RolloutStats& s, int64_t page_bytes, Metrics& m) {

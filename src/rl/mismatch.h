@@ -29,8 +29,10 @@ class Mismatch {
   std::vector<std::vector<float>> acceptance_;  // by bin of context
 };
 
-// Of judged samples: rejection_rate, the parts outside of the weight's bounds and left out of the loss, and the weights
-// that remain (rollout_is_{mean,min,max,std,eff_sample_size}).
+// Of judged samples: rejection_rate, and the parts outside of the weight's bounds and left out of the loss.
+// rollout_is_{mean,min,max,std,eff_sample_size}, where rollout_is is on: verl's, of xi at rollout_is_level before it is
+// capped, over the tokens of all judged responses; std and eff_sample_size of xi within [1 / C, C], C =
+// rollout_is_threshold.  weight_{...}: of the weights that the loss applies, over the tokens of accepted responses.
 void report_corrections(const Config& config, std::span<const Trajectory> samples, Metrics& metrics);
 
 // kv/...: tokens resident and read per decoded token, what that saves of a dense cache on the mean and at the peak,
