@@ -296,6 +296,13 @@ std::vector<std::string> config_warnings(const Config& c) {
         "for it (algorithm.rollout_correction)");
   if (r.rollout_is == RolloutIs::paper && r.rollout_is_level != RatioLevel::geometric)
     lines.push_back("algorithm.rollout_correction.rollout_is = paper bounds no weight: one token can outweigh a batch");
+  const bool token_weights =
+      c.algorithm.obrs.enable || (r.rollout_is != RolloutIs::none && r.rollout_is_level == RatioLevel::token);
+  if (c.actor.policy_loss.loss_mode == PolicyLoss::gspo && token_weights)
+    lines.push_back(
+        cat(c.algorithm.obrs.enable ? "algorithm.obrs" : "algorithm.rollout_correction.rollout_is_level = token",
+            " weights tokens, but actor.policy_loss.loss_mode = gspo has one ratio for a sequence: set "
+            "rollout_is_level=geometric"));
   if (c.algorithm.obrs.enable && c.algorithm.obrs.state_weight == StateWeight::z && c.algorithm.obrs.top_k > 0)
     lines.push_back("algorithm.obrs.top_k bounds Z from below");
   const TokenSubset subset = c.actor.token_subset;
