@@ -1,0 +1,63 @@
+// One GRPO step of a one-layer model, straight down: where to begin reading.  The engine does the same with a cache,
+// many layers, fast kernels and every method; `Step.IsTheRealStep` compares the two, bit for bit.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace pare::ref {
+
+// A matrix in row-major order: m[i][j].
+struct Matrix {
+  Matrix(int64_t rows, int64_t columns) : rows(rows), columns(columns), data(rows * columns) {}
+  double* operator[](int64_t i) { return data.data() + i * columns; }
+  const double* operator[](int64_t i) const { return data.data() + i * columns; }
+  int64_t rows, columns;
+  std::vector<double> data;  // zeros
+};
+
+struct StepShape {
+  int64_t vocab, width, heads, kv_heads, head_dim, ffn;  // V, C, H, K, D, F
+  double rope_theta;
+  float rms_eps;
+};
+
+// The parameters of a Llama of one layer.  Their gradient has the same shapes.
+struct StepWeights {
+  explicit StepWeights(const StepShape& s);
+  std::vector<Matrix*> all();  // in this order
+  Matrix embedding;            // [V, C]
+  Matrix input_norm;           // [1, C]
+  Matrix qkv;                  // [(H + 2K) D, C]
+  Matrix o;                    // [C, H D]
+  Matrix post_norm;            // [1, C]
+  Matrix gate_up;              // [2F, C]
+  Matrix down;                 // [C, F]
+  Matrix final_norm;           // [1, C]
+  Matrix head;                 // [V, C]
+};
+
+using Tokens = std::vector<int32_t>;
+struct StepOptions {
+  Tokens prompt;
+  std::vector<uint64_t> uids;  // one for each response: names its random draws
+  uint64_t sample_key;
+  int64_t max_tokens;
+  int32_t eos;
+  std::function<double(const Tokens& response)> reward;
+  double adv_eps = 1e-6;
+  float lr = 1e-3f, beta1 = 0.9f, beta2 = 0.999f, adam_eps = 1e-8f, weight_decay = 0.01f, max_norm = 1;
+};
+
+struct StepResult {
+  std::vector<Tokens> responses;
+  std::vector<double> advantages;  // one for each response
+  std::vector<double> logprobs;    // of all tokens of all responses, before the update
+  StepWeights gradient;
+  double norm;  // of the gradient, before clipping
+};
+
+// The first update: Adam's moments begin at zero.  Changes `weights`.
+StepResult grpo_step(const StepShape& shape, const StepOptions& options, StepWeights& weights);
+
+}  // namespace pare::ref
