@@ -128,10 +128,10 @@ $(BUILD)/tests/%.o $(BUILD)/src/app/%.o: cpu_FLAGS := -O1
 all: $(BUILD)/pare
 
 test: $(BUILD)/tests/pare_tests $(BUILD)/pare
-	$(BUILD)/tests/pare_tests $(TEST_FLAGS)
+	$< --jobs=$(JOBS) $(TEST_FLAGS)
 
 asan: $(BUILD)/asan/tests/pare_tests $(BUILD)/asan/pare
-	$(BUILD)/asan/tests/pare_tests $(TEST_FLAGS)
+	$< --jobs=$(JOBS) $(TEST_FLAGS)
 
 # The program with the device `emu`: the CUDA kernels, emulated.
 emu: $(BUILD)/emu/pare
@@ -139,18 +139,17 @@ $(BUILD)/emu/pare: $(cpu_LIB) $(cpu_APP) $(filter-out $(BUILD)/emu/tests/%,$(cpu
 	@echo 'link $@'
 	$(Q)$(CXX) $(LDFLAGS) $^ $(LIBS) -o $@
 
-# The tests that run kernels, the kernels under the access checker, the rest of the program as it is; in JOBS processes.
+# The tests that run kernels, the kernels under the access checker, the rest of the program as it is.
 KERNEL_TESTS := tests/main tests/test_ops tests/test_ptx $(patsubst %.cpp,%,$(wildcard tests/test_cuda_*.cpp tests/op_cases*.cpp))
-in_shares = @seq 0 $$(($(JOBS) - 1)) | xargs -P $(JOBS) -I{} env GTEST_TOTAL_SHARDS=$(JOBS) GTEST_SHARD_INDEX={} $(1)
 check: $(BUILD)/check/tests/pare_emu_tests
-	$(call in_shares,$< $(TEST_FLAGS))
+	$< --jobs=$(JOBS) $(TEST_FLAGS)
 CHECK_OBJ := $(check_EMU) $(BUILD)/check/tests/test_emu.o $(BUILD)/check/tests/test_emu_graphs.o $(KERNEL_TESTS:%=$(BUILD)/%.o) $(BUILD)/tests/test_emu_device.o $(cpu_LIB)
 $(BUILD)/check/tests/pare_emu_tests: $(CHECK_OBJ)
 	@echo 'link $@'
 	$(Q)$(CXX) $(LDFLAGS) $^ -lgtest $(LIBS) -o $@
 # Tests of ops in every order of threads, the kernels of both tables under ASan and UBSan.
 asan-ops: $(BUILD)/asan/pare_op_tests
-	$(call in_shares,$< --gtest_filter='*AgreesWithRef*' $(TEST_FLAGS))
+	$< --jobs=$(JOBS) --gtest_filter='*AgreesWithRef*' $(TEST_FLAGS)
 CPU_KERNELS = $(foreach d,src/cpu $(ISAS),$(1)/$(d)/%)
 $(BUILD)/asan/pare_op_tests: $(asan_EMU) $(filter $(call CPU_KERNELS,$(BUILD)/asan),$(asan_LIB)) \
     $(KERNEL_TESTS:%=$(BUILD)/%.o) $(filter-out $(call CPU_KERNELS,$(BUILD)),$(cpu_LIB))
