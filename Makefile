@@ -5,6 +5,7 @@
 #   V=1             print the commands
 #   JOBS=1          processes at a time (default: one per core)
 #   O=1             optimisation level of the CPU program (default 3)
+#   PREFIX=/usr/local  where `make install` puts bin/pare, below DESTDIR
 #   FUZZ_SECONDS=60 time of each target of `make fuzz`
 NVCC ?= nvcc
 ARCH ?= 80 90a
@@ -57,7 +58,7 @@ endif
 WARN = -Wall -Wextra -Werror $(if $(findstring clang,$(CXX)),,-Wno-restrict -Wno-array-bounds -Wno-stringop-overread -Wno-stringop-overflow)
 # No contraction: where a fused multiply-add is meant it is written, so every build gives the same bits.
 BITS := -ffp-contract=off
-INCLUDE := -Isrc -I.
+INCLUDE := -Isrc -I. -I$(BUILD)
 CXXFLAGS = -std=c++20 -g1 $(WARN) $(BITS) $(INCLUDE) $(EMU_FLAG) -MMD -MP -pthread
 LDFLAGS := -pthread
 # Normal forms of text; exact and 256-bit arithmetic of the verifiers.
@@ -75,6 +76,19 @@ avx2_FLAGS :=
 avx512_FLAGS := -march=x86-64-v4 -mprefer-vector-width=512
 generic_FLAGS :=
 KERNEL_SRC := $(wildcard src/cpu/isa/*.cpp)
+
+# The files of data/presets as rows of a C++ table.
+PRESETS := $(wildcard data/presets/*)
+data/presets: ;
+$(BUILD)/data/presets.inc: data/presets $(PRESETS)
+	@mkdir -p $(@D)
+	@for f in $(sort $(PRESETS)); do printf '{"%s", R"preset(' "$${f##*/}"; cat "$$f"; echo ')preset"},'; done > $@
+# The commit as a C++ string, written where it is another one: only the file that says it is compiled again.
+$(BUILD)/commit.inc: always
+	@mkdir -p $(@D)
+	@echo "\"$$(git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)\"" > $@.new
+	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+.PHONY: always
 
 # ---- variants of the same sources: cpu (the program), asan, check (the emulator's access checker), fuzz ---------------
 cpu_FLAGS := -O$(O)
@@ -108,6 +122,8 @@ $(2)/emu/%.o: %.cpp | $$(DEPS_DONE)
 	@mkdir -p $$(@D)
 	@echo '$(1) emu: $$<'
 	$(Q)$$(CXX) $$(EMUFLAGS) $$($(1)_FLAGS) -c $$< -o $$@
+$(2)/data/presets.o: $(BUILD)/data/presets.inc
+$(2)/src/app/version.o: $(BUILD)/commit.inc
 $(2)/pare: $$($(1)_LIB) $$($(1)_APP)
 	@echo 'link $$@'
 	$(Q)$$(CXX) $$(LDFLAGS) $$($(1)_FLAGS) $$^ $$(LIBS) -o $$@
@@ -124,7 +140,7 @@ $(eval $(call variant,fuzz,$(BUILD)/fuzz))
 $(BUILD)/tests/%.o $(BUILD)/src/app/%.o: cpu_FLAGS := -O1
 
 # ---- targets ---------------------------------------------------------------------------------------------------------
-.PHONY: all test asan asan-ops check mutants fuzz emu cuda cuda-tests registers registers-update bench quickstart readme deps format format-check lint clean help
+.PHONY: all test asan asan-ops check mutants fuzz emu cuda cuda-tests registers registers-update bench install quickstart readme deps format format-check lint clean help
 all: $(BUILD)/pare
 
 test: $(BUILD)/tests/pare_tests $(BUILD)/pare
@@ -178,6 +194,12 @@ $(BUILD)/fuzz/%: CXX = $(FUZZ_CXX)
 $(BUILD)/fuzz/fuzz_%: $(BUILD)/fuzz/tools/fuzz/%.o $(FUZZ_LIB)
 	@echo 'link $@'
 	$(Q)$(CXX) $(LDFLAGS) $(fuzz_FLAGS) -fsanitize=fuzzer $^ $(LIBS) -o $@
+
+# The program is one file and finds its presets in itself: PROGRAM=build/cuda/pare installs the one with the device `cuda`.
+PREFIX ?= /usr/local
+PROGRAM ?= $(BUILD)/pare
+install: $(PROGRAM)
+	install -D -m 755 $(PROGRAM) $(DESTDIR)$(PREFIX)/bin/pare
 
 quickstart: $(BUILD)/pare
 	$(BUILD)/pare sft quickstart-sft --force
@@ -244,6 +266,6 @@ lint:
 clean:
 	rm -rf $(BUILD)
 help:
-	@sed -n '1,9s/^# \{0,1\}//p' Makefile; echo "targets: all test asan asan-ops check mutants fuzz emu cuda cuda-tests registers registers-update bench quickstart readme deps format format-check lint clean"
+	@sed -n '1,10s/^# \{0,1\}//p' Makefile; echo "targets: all test asan asan-ops check mutants fuzz emu cuda cuda-tests registers registers-update bench install quickstart readme deps format format-check lint clean"
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <memory>
+#include <sstream>
 
 #include "base/error.h"
 #include "base/json.h"
+#include "data/presets.h"
 #include "data/text.h"
 
 namespace pare {
@@ -31,6 +34,16 @@ std::vector<int32_t> ids_of(const Json& row, const char* key, const std::string&
     ids.push_back(id.get<int32_t>());
   }
   return ids;
+}
+
+// What is in the program, or a file.
+std::unique_ptr<std::istream> open_rows(const std::string& path) {
+  if (const auto text = preset_text(path, "jsonl")) return std::make_unique<std::istringstream>(std::string(*text));
+  std::error_code ignored;
+  auto file = std::make_unique<std::ifstream>(path, std::ios::binary);
+  if (!*file || std::filesystem::is_directory(path, ignored))
+    fail("data ", path, ": cannot be read; expected a file of JSON lines");
+  return file;
 }
 
 // Keys of a row: the one asked for, or else the usual ones.
@@ -164,16 +177,13 @@ JsonlTask::JsonlTask(const std::vector<std::string>& paths, const std::string& r
 
 void JsonlTask::read(const std::string& path) {
   const size_t before = problems_.size();
-  std::error_code ignored;
-  std::ifstream in(path, std::ios::binary);
-  if (!in || std::filesystem::is_directory(path, ignored))
-    fail("data ", path, ": cannot be read; expected a file of JSON lines");
+  const std::unique_ptr<std::istream> rows = open_rows(path);
   std::string line;
-  for (int64_t number = 1; std::getline(in, line); number++) {
+  for (int64_t number = 1; std::getline(*rows, line); number++) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     problems_.push_back(problem_of(line, cat(path, ":", number), verifier_, {prompt_key_, answer_key_}));
   }
-  if (in.bad()) fail("data ", path, ": reading stopped after ", problems_.size() - before, " rows");
+  if (rows->bad()) fail("data ", path, ": reading stopped after ", problems_.size() - before, " rows");
   if (problems_.size() == before) fail("data ", path, ": has no rows");
 }
 

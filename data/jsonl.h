@@ -19,9 +19,9 @@ namespace pare {
 
 class JsonlTask : public Task {
  public:
-  // The rows of all files, one after another.  `reward` names a verifier; empty: the rows are for training on
-  // completions only.  `prompt_key` and `answer_key` name the keys to read instead of those above; empty: those above.
-  // A row that cannot be used, and a file without rows, is an Error naming file, line and key.
+  // The rows of all files (or presets, data/presets.h), one after another.  `reward` names a verifier; empty: the rows
+  // are for training on completions only.  `prompt_key` and `answer_key` name the keys to read instead of those above;
+  // empty: those above. A row that cannot be used, and a file without rows, is an Error naming file, line and key.
   JsonlTask(const std::vector<std::string>& paths, const std::string& reward, std::string prompt_key = "",
             std::string answer_key = "");
 

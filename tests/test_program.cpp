@@ -105,6 +105,9 @@ TEST_F(WrongInput, CommandLine) {
 
 TEST_F(WrongInput, Configuration) {
   expect_error(train("nosuch"), Exit::usage, {"\"nosuch\"", "presets:", "quickstart"});
+  expect_error(train("quickstrat"), Exit::usage, {"nearest preset is quickstart"});
+  expect_error(train(at("none.toml")), Exit::usage, {at("none.toml"), "no such file"});
+  expect_error(train(model_), Exit::usage, {model_, "folder"});
   expect_error(train("trainer.sed=2"), Exit::usage, {"trainer.sed", "nearest is trainer.seed"});
   expect_error(train("lr=2"), Exit::usage, {"nearest is actor.optim.lr"});
   expect_error(train("=2"), Exit::usage, {"group.key=value"});
@@ -121,7 +124,7 @@ TEST_F(WrongInput, Configuration) {
   expect_error(train("model.path="), Exit::usage, {"model.path", "model.config"});
   expect_error(train("rollout.n=1"), Exit::usage, {"rollout.n = 1", "adv_estimator"});
   expect_error(train("actor.ppo_mini_batch_size=3"), Exit::usage, {"ppo_mini_batch_size", "train_batch_size = 2"});
-  expect_error(train("data.train_files=x"), Exit::usage, {"data.train_files", "data.task"});
+  expect_error(train("data.task=ssa data.train_files=x"), Exit::usage, {"data.train_files", "data.task"});
   expect_error(train(jsonl() + "trainer.test_freq=1"), Exit::usage, {"trainer.test_freq", "data.val_files"});
   expect_error(sft(jsonl() + "data.reward= trainer.test_freq=1 data.val_files=x"), Exit::usage,
                {"trainer.test_freq", "data.reward"});
@@ -265,7 +268,7 @@ TEST_F(WrongInput, TokenIds) {
 
 TEST_F(WrongInput, OutputDirectories) {
   // A run is never replaced unasked, whatever is left of it.
-  fs::create_directories(run_);
+  ASSERT_EQ(run(train("")).code, 0);
   write("run/metrics.jsonl", "precious");
   const auto refused = [&](const std::string& words, const std::string& what) {
     const Outcome o = run(words);

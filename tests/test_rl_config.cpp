@@ -4,12 +4,13 @@
 #include <fstream>
 #include <set>
 
-#include "rl/config.h"
+#include "data/presets.h"
+#include "rl/session.h"
 
 namespace pare {
 namespace {
 
-const std::string model = "model.config=data/presets/tiny-ssa.json";
+const std::string model = "model.config=tiny-ssa";
 
 Config with(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), model);
@@ -303,7 +304,7 @@ TEST(ConfigCheck, ContradictionsNameBothKeys) {
       {{"data.min_statements=9"}, "data.min_statements", "data.max_statements"},
       {{"data.val_min_statements=9"}, "data.val_min_statements", "data.val_max_statements"},
       {{"data.task=jsonl"}, "data.task", "data.train_files"},
-      {{"data.train_files=x.jsonl"}, "data.train_files", "data.task"},
+      {{"data.train_files=x.jsonl", "data.task=ssa"}, "data.train_files", "data.task"},
       {{"data.task=jsonl", "data.train_files=x", "trainer.test_freq=3"}, "trainer.test_freq", "data.val_files"},
       {{"data.task=jsonl", "data.train_files=x", "trainer.val_before_train=true"},
        "trainer.val_before_train",
@@ -415,9 +416,100 @@ TEST(ConfigFiles, LaterArgumentsWinAndBasesComeFirst) {
 
 TEST(ConfigFiles, MissingFilesListThePresets) {
   const std::string m = load_message({"quickstrat"});
-  EXPECT_HAS(m, "\"quickstrat\"");
+  EXPECT_HAS(m, "\"quickstrat\"; the nearest preset is quickstart;");
   EXPECT_HAS(m, " quickstart");
   EXPECT_HAS(m, " nat-rpc");
+}
+
+// What is said together contradicts itself; what is said later takes the place of what it excludes.
+TEST(ConfigFiles, WhatALaterLayerGivesTakesThePlaceOfWhatItExcludes) {
+  const Config path = load_config({"quickstart-sft", "model.path=DIR", "data.task=jsonl", "data.train_files=x"});
+  EXPECT_EQ(path.model.path, "DIR");
+  EXPECT_EQ(path.model.config, "");
+  const Config shape = load_config({"quickstart", "model.config=tiny-ssa"});
+  EXPECT_EQ(shape.model.path, "");
+  EXPECT_EQ(shape.model.config, "tiny-ssa");
+  EXPECT_HAS(load_message({"quickstart-sft", "model.path=DIR", "model.config=x.json"}), "both are given");
+  const std::string both = write_file("pare_both.toml", "[model]\npath = 'DIR'\nconfig = 'tiny-ssa'\n");
+  EXPECT_HAS(load_message({both}), "both are given");
+  EXPECT_EQ(load_config({both, "model.path=OTHER"}).model.config, "");
+  // Files are what is trained on, unless the same words or later ones say otherwise.
+  for (const char* files : {"data.train_files=x", "data.val_files=x"}) {
+    EXPECT_EQ(load_config({"grpo", "model.path=DIR", files}).data.task, "jsonl");
+    EXPECT_EQ(read_config({"quickstart", files}).data.task, "jsonl");
+    EXPECT_HAS(load_message({"quickstart", files, "data.task=ssa"}), "generates its data");
+    EXPECT_HAS(load_message({files, "quickstart"}), "generates its data");
+  }
+  EXPECT_EQ(load_config({"quickstart", "data.train_files=[]"}).data.task, "ssa");
+}
+
+// A preset cannot know that there is nothing to validate on; a user who asks for it is told.
+TEST(ConfigFiles, WithoutValidationFilesAPresetsValidationIsOff) {
+  std::vector<std::string> notes;
+  const std::vector<std::string> run = {"quickstart", "model.path=DIR", "data.train_files=x", "data.reward=exact"};
+  const Config c = load_config(run, &notes);
+  EXPECT_EQ(c.trainer.test_freq, 0);
+  EXPECT_FALSE(c.trainer.val_before_train);
+  ASSERT_EQ(notes.size(), 2u);
+  EXPECT_HAS(notes[0], "trainer.test_freq = 40 of the preset quickstart is off: data.val_files is empty");
+  EXPECT_HAS(notes[1], "trainer.val_before_train = true of the preset quickstart is off");
+  for (const char* asked : {"trainer.test_freq=40", "trainer.val_before_train=true"}) {
+    std::vector<std::string> more = run;
+    more.emplace_back(asked);
+    EXPECT_HAS(load_message(more), "data.val_files is empty");
+    const std::string file = write_file("pare_asked.toml", std::string(asked) + "\n");
+    EXPECT_HAS(load_message({"quickstart", file, "model.path=DIR", "data.train_files=x", "data.reward=exact"}),
+               "data.val_files is empty");
+  }
+  notes.clear();
+  EXPECT_EQ(load_config({"quickstart", "model.path=DIR", "data.train_files=x", "data.val_files=y", "data.reward=exact"},
+                        &notes)
+                .trainer.test_freq,
+            40);
+  EXPECT_TRUE(notes.empty());
+}
+
+TEST(Presets, TheDirectoryOfAPresetIsThatOfThePresetAlone) {
+  const auto directory = [](const std::vector<std::string>& arguments) {
+    return read_config(arguments).trainer.default_local_dir;
+  };
+  const std::string file = write_file("pare_on.toml", "base = 'quickstart'\n"),
+                    own = write_file("pare_own.toml", "trainer.default_local_dir = 'mine'\nbase = 'quickstart'\n");
+  for (const auto& alone : {std::vector<std::string>{"quickstart"},
+                            {"quickstart", "trainer.device=emu", "trainer.exact=false"},
+                            {"trainer.device=emu", "quickstart"}})
+    EXPECT_EQ(directory(alone), "runs/quickstart");
+  EXPECT_EQ(directory({"quickstart-rpc"}), "runs/quickstart-rpc");
+  for (const auto& laid : {std::vector<std::string>{"quickstart", "nat-urs"},
+                           {"nat-urs", "quickstart"},
+                           {"quickstart", "trainer.seed=2"},
+                           {"quickstart", "trainer.device=emu", "trainer.seed=2"},
+                           {"quickstart-quest"},
+                           {file}})
+    EXPECT_EQ(directory(laid), "") << testing::PrintToString(laid);
+  // What a user says holds.
+  EXPECT_EQ(directory({own, "trainer.seed=2"}), "mine");
+  EXPECT_EQ(directory({"quickstart", "trainer.seed=2", "trainer.default_local_dir=mine"}), "mine");
+  EXPECT_EQ(read_config({"gsm8k-qwen2.5-1.5b", "grpo"}).trainer.experiment_name, "gsm8k-qwen2.5-1.5b-grpo");
+}
+
+// What is in the program is what is in data/presets.
+TEST(Presets, AreInTheProgram) {
+  size_t files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("data/presets")) {
+    std::ifstream file(entry.path(), std::ios::binary);
+    const std::string text{std::istreambuf_iterator<char>(file), {}}, ending = entry.path().extension().string();
+    const auto held = preset_text(entry.path().stem().string(), ending.substr(1));
+    ASSERT_TRUE(held) << entry.path();
+    EXPECT_TRUE(*held == text) << entry.path() << " was changed: run `make`";
+    files++;
+  }
+  EXPECT_EQ(files, preset_names("toml").size() + preset_names("json").size() + preset_names("jsonl").size());
+  EXPECT_FALSE(preset_text("quickstart", "json"));
+  EXPECT_HAS(message([] {
+               Session(load_config({"quickstart", "model.config=tiny-sa"}));
+             }),
+             "the nearest shape that has a name is tiny-ssa");
 }
 
 // A preset is a run (it has a model) or a method; methods are laid over any run and leave its data and sizes alone.

@@ -8,6 +8,8 @@ namespace pare {
 [[gnu::weak]] extern const Table table_cuda_fast;
 [[gnu::weak]] extern const Table table_emu_fast;
 
+std::string linked_devices() { return cat("cpu", &table_cuda ? " cuda" : "", &table_emu ? " emu" : ""); }
+
 const Table& open_table(const TrainerKeys& where) {
   check_device(where);
   if (where.device == DeviceKind::cpu) return table_cpu;

@@ -8,4 +8,7 @@ namespace pare {
 // there is no falling back.
 const Table& open_table(const TrainerKeys& where);
 
+// The words that trainer.device may be in this build: "cpu cuda".
+std::string linked_devices();
+
 }  // namespace pare

@@ -3,12 +3,14 @@
 #include <new>
 
 #include "app/commands.h"
+#include "app/version.h"
 #include "base/error.h"
 
 int main(int argc, char** argv) {
   using pare::Exit;
   CLI::App app{"pare: reinforcement learning for language models, pared down to C++ and CUDA"};
   app.require_subcommand(1);
+  app.set_version_flag("--version", pare::version, "commit, compiler, instruction set, devices");
   pare::add_train(app);
   pare::add_sft(app);
   pare::add_eval(app);

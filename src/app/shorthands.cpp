@@ -27,7 +27,6 @@ std::vector<std::string> Shorthands::overrides(const CLI::App& command) const {
       value = value == "on" ? "true" : "false";
     }
     all.push_back(cat(key, "=", value));
-    if (key == "model.path") all.push_back("model.config=");
   }
   return all;
 }

@@ -72,9 +72,8 @@ nlohmann::json bench_training(double peak_flops) {
     const Ledger sum = sum_of_steps(session, [&] { tokens += sft.step().get("tokens/trained"); });
     report["warm-up"] = report_phase("warm-up", sum, "learner", tokens, peak_flops);
   }
-  const Config config =
-      load_config({"quickstart", "model.path=", "model.config=data/presets/tiny-ssa.json", "data.max_prompt_length=52",
-                   "data.max_response_length=84", "algorithm.adv_filter_threshold=0", on_threads});
+  const Config config = load_config({"quickstart", "model.config=tiny-ssa", "data.max_prompt_length=52",
+                                     "data.max_response_length=84", "algorithm.adv_filter_threshold=0", on_threads});
   Session session(config);
   Trainer trainer(session);
   trainer.worst_case_step();

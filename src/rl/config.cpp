@@ -3,15 +3,16 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <set>
 #include <sstream>
 
 #include "base/nearest.h"
 #include "base/text.h"
+#include "data/presets.h"
 
 namespace pare {
 namespace {
-
-constexpr const char* preset_dir = "data/presets";
 
 std::string last_part(const std::string& key) { return key.substr(key.rfind('.') + 1); }
 
@@ -39,38 +40,84 @@ void apply(Config& config, const TomlItem& item) {
   fail(item.where, ": unknown key ", item.key, "; the nearest is ", nearest_key(item.key));
 }
 
-std::string find_file(const std::string& name) {
-  if (std::filesystem::is_regular_file(name)) return name;
-  const std::string preset = cat(preset_dir, "/", name, ".toml");
-  if (std::filesystem::is_regular_file(preset)) return preset;
-  std::vector<std::string> presets;
-  std::error_code none;
-  for (const auto& entry : std::filesystem::directory_iterator(preset_dir, none))
-    if (entry.path().extension() == ".toml") presets.push_back(entry.path().stem().string());
-  std::sort(presets.begin(), presets.end());
-  std::string known;
-  for (const std::string& p : presets) known += " " + p;
-  fail("expected a configuration file, a preset or group.key=value, found ", toml_quote(name), "; ",
-       known.empty() ? cat("there is no ", preset_dir, "/ here: run in the root of the repository for presets")
-                     : "presets:" + known);
+// What has been read so far.
+struct Reading {
+  Config config;
+  // Keys whose value a preset gave, and which one; what a user's file or override gave is not here.
+  std::map<std::string, std::string> presets;
+};
+
+// A file, or the overrides between two files: what is said at once.  `preset`: whose words these are; empty: a user's.
+// What it gives takes the place of what an earlier layer gave instead of it.
+void apply_layer(Reading& reading, const std::vector<TomlItem>& layer, const std::string& preset) {
+  std::set<std::string> said, given;  // given: and not as empty
+  for (const TomlItem& item : layer) {
+    apply(reading.config, item);
+    said.insert(item.key);
+    if (!item.values.empty() && !item.values[0].text.empty()) given.insert(item.key);
+    if (preset.empty())
+      reading.presets.erase(item.key);
+    else
+      reading.presets[item.key] = preset;
+  }
+  ModelKeys& model = reading.config.model;
+  if (given.count("model.path") && !given.count("model.config")) model.config.clear();
+  if (given.count("model.config") && !given.count("model.path")) model.path.clear();
+  if ((given.count("data.train_files") || given.count("data.val_files")) && !said.count("data.task"))
+    reading.config.data.task = "jsonl";
 }
 
-void apply_file(Config& config, const std::string& name, int depth) {
-  const std::string path = find_file(name);
-  if (depth > 8) fail(path, ": base: files start from one another in a circle");
-  std::ifstream file(path, std::ios::binary);
+[[noreturn]] void fail_unknown(const std::string& name) {
+  if (std::filesystem::is_directory(name)) fail(name, ": is a folder, expected a configuration file");
+  if (name.find('/') != std::string::npos || name.ends_with(".toml")) fail(name, ": no such file");
+  const std::vector<std::string> presets = preset_names("toml");
+  std::string known;
+  for (const std::string& p : presets) known += " " + p;
+  fail("expected a preset, a configuration file or group.key=value, found ", toml_quote(name),
+       "; the nearest preset is ", nearest(name, presets), "; presets:", known);
+}
+
+// A preset or a file, after what it starts from.
+void apply_configuration(Reading& reading, const std::string& name, int depth) {
+  const std::optional<std::string_view> preset = preset_text(name, "toml");
+  if (!preset && !std::filesystem::is_regular_file(name)) fail_unknown(name);
+  if (depth > 8) fail(name, ": base: files start from one another in a circle");
   std::stringstream text;
-  text << file.rdbuf();
-  if (!file) fail(path, ": cannot be read");
-  const std::vector<TomlItem> items = parse_toml(text.str(), path);
+  if (preset) {
+    text << *preset;
+  } else {
+    std::ifstream file(name, std::ios::binary);
+    text << file.rdbuf();
+    if (!file) fail(name, ": cannot be read");
+  }
+  std::vector<TomlItem> items = parse_toml(text.str(), preset ? "preset " + name : name);
   for (const TomlItem& item : items)
     if (item.key == "base") {
       if (item.array || item.values[0].kind != TomlValue::Kind::string)
         fail(item.where, ": base: expected the name of a file or preset in quotes");
-      apply_file(config, item.values[0].text, depth + 1);
+      apply_configuration(reading, item.values[0].text, depth + 1);
     }
-  for (const TomlItem& item : items)
-    if (item.key != "base") apply(config, item);
+  std::erase_if(items, [](const TomlItem& item) { return item.key == "base"; });
+  apply_layer(reading, items, preset ? name : "");
+}
+
+// What a preset says for itself alone: the directory of its run, and when to validate on files that are not there.
+void drop_what_does_not_hold(Reading& reading, bool alone, const std::string& last, std::vector<std::string>* notes) {
+  Config& c = reading.config;
+  const auto preset_of = [&](const char* key) {
+    const auto it = reading.presets.find(key);
+    return it == reading.presets.end() ? "" : it->second;
+  };
+  const std::string directory = preset_of("trainer.default_local_dir");
+  if (!directory.empty() && !(alone && directory == last)) c.trainer.default_local_dir.clear();
+  if (c.data.task != "jsonl" || !c.data.val_files.empty()) return;
+  const Config defaults;
+  for (const char* key : {"trainer.test_freq", "trainer.val_before_train"}) {
+    const std::string preset = preset_of(key), value = config_key(key).show(c), off = config_key(key).show(defaults);
+    if (preset.empty() || value == off) continue;
+    if (notes) notes->push_back(cat(key, " = ", value, " of the preset ", preset, " is off: data.val_files is empty"));
+    apply_toml(c, cat(key, " = ", off), "");
+  }
 }
 
 }  // namespace
@@ -79,18 +126,33 @@ void apply_toml(Config& config, const std::string& document, const std::string& 
   for (const TomlItem& item : parse_toml(document, where)) apply(config, item);
 }
 
-Config read_config(const std::vector<std::string>& files_and_overrides) {
-  Config config;
-  std::string name;
+Config read_config(const std::vector<std::string>& files_and_overrides, std::vector<std::string>* notes) {
+  Reading reading;
+  std::string name, last;
+  int configurations = 0;
+  bool alone = true;  // one configuration, with nothing laid over it but a device
+  std::vector<TomlItem> overrides;
+  const auto lay_overrides = [&] {
+    apply_layer(reading, overrides, "");
+    overrides.clear();
+  };
   for (const std::string& argument : files_and_overrides) {
     if (argument.starts_with('=')) fail("expected group.key=value, found ", toml_quote(argument));
     if (argument.find('=') == std::string::npos) {
-      apply_file(config, argument, 0);
-      name += (name.empty() ? "" : "-") + std::filesystem::path(argument).stem().string();
+      lay_overrides();
+      apply_configuration(reading, argument, 0);
+      last = argument;
+      name += (name.empty() ? "" : "-") +
+              (preset_text(argument, "toml") ? argument : std::filesystem::path(argument).stem().string());
+      alone = alone && ++configurations == 1;
     } else {
-      apply(config, parse_toml_override(argument));
+      overrides.push_back(parse_toml_override(argument));
+      alone = alone && (overrides.back().key == "trainer.device" || overrides.back().key == "trainer.exact");
     }
   }
+  lay_overrides();
+  drop_what_does_not_hold(reading, alone, last, notes);
+  Config& config = reading.config;
   for (int64_t* top_k : {&config.rollout.top_k, &config.rollout.val_kwargs.top_k})
     *top_k = std::max<int64_t>(*top_k, 0);
   if (config.trainer.experiment_name.empty()) config.trainer.experiment_name = name;
@@ -102,8 +164,8 @@ Config read_config(const std::vector<std::string>& files_and_overrides) {
   return config;
 }
 
-Config load_config(const std::vector<std::string>& files_and_overrides) {
-  const Config config = read_config(files_and_overrides);
+Config load_config(const std::vector<std::string>& files_and_overrides, std::vector<std::string>* notes) {
+  const Config config = read_config(files_and_overrides, notes);
   check_config(config);
   return config;
 }
@@ -125,7 +187,7 @@ void check_data(const Config& c) {
       fail("data.task = \"jsonl\" needs data.train_files, which is empty");
     if (d.val_files.empty() && (c.trainer.test_freq > 0 || c.trainer.val_before_train))
       fail(c.trainer.test_freq > 0 ? "trainer.test_freq" : "trainer.val_before_train",
-           " asks for validation but data.val_files is empty");
+           " asks for validation but data.val_files is empty; give it, or turn validation off");
     if (d.reward.empty() && (c.trainer.test_freq > 0 || c.trainer.val_before_train))
       fail(c.trainer.test_freq > 0 ? "trainer.test_freq" : "trainer.val_before_train",
            " asks for validation but data.reward is empty");

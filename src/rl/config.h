@@ -200,14 +200,20 @@ struct Config {
 };
 
 // Reads the arguments from left to right, later ones win.  An argument with '=' is an override `group.key=value`; any
-// other is a TOML file or the name of a preset (data/presets/NAME.toml, seen from the working directory), so that a
-// method is laid over a run: {"quickstart", "nat-rpc", "trainer.seed=2"}.  A file may start from another one:
-// base = "NAME".  Throws Error(usage) for unknown keys (naming the nearest), wrong types, values out of range and
-// contradictions (naming both keys).  In the result top_k is 0 where it is off, an enabled overlong buffer has its
-// length, validation its numbers of statements, and the run a name: that of its files ("quickstart-nat-rpc").
-Config load_config(const std::vector<std::string>& files_and_overrides);
+// other is the name of a preset (data/presets.h) or a TOML file, so that a method is laid over a run: {"quickstart",
+// "nat-rpc", "trainer.seed=2"}.  A file may start from another one: base = "NAME".  Throws Error(usage) for unknown
+// keys and presets (naming the nearest), wrong types, values out of range and contradictions (naming both keys).  In
+// the result top_k is 0 where it is off, an enabled overlong buffer has its length, validation its numbers of
+// statements, and the run a name: that of its files ("quickstart-nat-rpc").
+//
+// Each file is a layer, and so are the overrides between two files.  Given alone, model.path takes the place of the
+// model.config of an earlier layer, and model.config that of model.path; files of data make data.task jsonl where their
+// layer does not say it.  The default_local_dir of a preset holds where the preset is given alone, but for
+// trainer.device and trainer.exact.  Without validation files a preset's test_freq and val_before_train are off;
+// `notes` gets a line for each.
+Config load_config(const std::vector<std::string>& files_and_overrides, std::vector<std::string>* notes = nullptr);
 // The same without looking for contradictions, which are of training: for what only generates.
-Config read_config(const std::vector<std::string>& files_and_overrides);
+Config read_config(const std::vector<std::string>& files_and_overrides, std::vector<std::string>* notes = nullptr);
 
 // The parts of load_config.  Sets the keys of a document (it has no `base`) without looking for contradictions.
 void apply_toml(Config& config, const std::string& document, const std::string& where);

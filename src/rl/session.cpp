@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <filesystem>
 
+#include "base/nearest.h"
 #include "base/thread_pool.h"
 #include "data/jsonl.h"
+#include "data/presets.h"
 #include "data/ssa.h"
 #include "model/hf.h"
 #include "model/json_file.h"
@@ -27,6 +30,11 @@ std::unique_ptr<Task> make_ssa(const DataKeys& d, bool val) {
 ModelConfig read_model_config(const ModelKeys& m) {
   if (!m.path.empty()) return load_model_config(m.path);
   if (m.config.empty()) fail("model.path (a Hugging Face folder) or model.config (a config.json) is needed");
+  if (const auto shape = preset_text(m.config, "json"))
+    return parse_model_config(nlohmann::json::parse(*shape), m.config);
+  if (m.config.find('/') == std::string::npos && !std::filesystem::exists(m.config))
+    fail("model.config = ", m.config, ": no such file; the nearest shape that has a name is ",
+         nearest(m.config, preset_names("json")));
   return parse_model_config(read_json_file(m.config), m.config);
 }
 
