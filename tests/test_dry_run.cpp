@@ -31,6 +31,22 @@ TEST_F(DryRun, PrintsTheResolvedConfigurationAndWritesNothing) {
   }
 }
 
+// What a preset asks for and the data cannot give is said, beside the configuration.
+TEST_F(DryRun, SaysWhatOfAPresetIsOff) {
+  std::vector<std::string> arguments = {program_path().string(), "train", "quickstart"};
+  for (const std::string& a :
+       Overrides{cat("model.path=", tiny_folder(), "trained"), cat("data.train_files=", tiny_folder(), "train.jsonl"),
+                 "data.reward=starts_with", "data.tokenizer=ssa", "--dry-run"} +
+           tiny_sizes)
+    arguments.push_back(a);
+  const Outcome o = run(arguments);
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_EQ(o.err,
+            "note     trainer.test_freq = 40 of the preset quickstart is off: data.val_files is empty\n"
+            "note     trainer.val_before_train = true of the preset quickstart is off: data.val_files is empty\n");
+  EXPECT_NE(o.out.find("\ntest_freq = 0\n"), std::string::npos) << o.out;
+}
+
 // Whatever is wrong, the run says the same and ends the same.
 TEST_F(DryRun, SaysWhatTheRunWouldSay) {
   fs::copy(tiny_folder() + "trained", at("cut"));
@@ -68,9 +84,10 @@ TEST_F(DryRun, SaysWhatTheRunWouldSay) {
     EXPECT_FALSE(fs::exists(at("run")));
   }
   // An existing run is one of these things.
-  fs::create_directories(at("run/model"));
+  ASSERT_EQ(pare("train", {}).code, 0);
   EXPECT_EQ(pare("train", {"--dry-run"}).err, pare("train", {}).err);
   EXPECT_EQ(pare("train", {"--dry-run", "--force"}).code, 0);
+  EXPECT_EQ(pare("train", {"--dry-run", "--resume"}).code, 0);
   EXPECT_TRUE(fs::exists(at("run/model")));
 }
 

@@ -123,13 +123,20 @@ TEST_F(Resume, KilledAtAnyPoint) {
                           "trainer.total_training_steps=3",
                           cat("data.tokenizer=", tiny_folder(), "tokenizer.bin")};
   expect_code(pare("train", "whole", keys), 0);
-  int points = 0;
+  int points = 0, before = 0;
   for (;; points++) {
     SCOPED_TRACE(points + 1);
     fs::remove_all(at("killed"));
     const Outcome o = pare("train", "killed", keys, cat(points + 1, ":-", SIGKILL));
     if (o.code == 0) break;
     ASSERT_EQ(o.code, 128 + SIGKILL) << o.err;
+    if (!fs::exists(at("killed/config.toml"))) {  // there is no run yet
+      before++;
+      expect_code(pare("train", "killed", keys + Overrides{"--resume"}), static_cast<int>(Exit::usage));
+      expect_code(pare("train", "killed", keys), 0);
+      expect_same("whole", "killed");
+      continue;
+    }
     // Some are killed once more while they resume.
     if (points % 5 == 0) pare("train", "killed", keys + Overrides{"--resume"}, cat(1 + points % 37, ":-", SIGKILL));
     expect_code(pare("train", "killed", keys + Overrides{"--resume"}), 0);
@@ -140,6 +147,7 @@ TEST_F(Resume, KilledAtAnyPoint) {
     if (HasFailure()) break;
   }
   EXPECT_GE(points, 50);
+  EXPECT_LT(before, 8);
   RecordProperty("points", points);
 }
 
@@ -163,9 +171,11 @@ TEST_F(Resume, OutOfDiskAtAnyPoint) {
     if (n > 8) {
       EXPECT_NE(o.err.find("--resume"), std::string::npos) << o.err;
     }
-    for (const auto& e : fs::directory_iterator(at("full/checkpoints")))
+    const bool begun = fs::exists(at("full/config.toml"));
+    std::error_code none;
+    for (const auto& e : fs::directory_iterator(at("full/checkpoints"), none))
       EXPECT_EQ(checkpoint_damage(e.path().string()), "");
-    expect_code(pare("train", "full", keys + Overrides{"--resume"}), 0);
+    expect_code(pare("train", "full", begun ? keys + Overrides{"--resume"} : keys), 0);
     expect_same("whole", "full");
     if (HasFailure()) break;
   }
@@ -285,7 +295,11 @@ TEST_F(Resume, WhatCannotBeContinuedSaysWhy) {
     expect_code(o, static_cast<int>(Exit::usage));
     for (const std::string& part : parts) EXPECT_NE(o.err.find(part), std::string::npos) << part << "\n" << o.err;
   };
-  expect_code(pare("train", "run", keys + Overrides{"--resume"}), 0);  // nothing there yet: a new run
+  refused({}, {at("run"), "holds no run", "--resume"});
+  EXPECT_FALSE(fs::exists(at("run")));
+  fs::create_directories(at("run"));
+  refused({}, {at("run"), "holds no run"});
+  expect_code(pare("train", "run", keys), 0);
   const std::string metrics = read_text(at("run/metrics.jsonl"));
   refused({"actor.optim.lr=1e-3", "rollout.n=3"}, {"step-4", "actor.optim.lr", "rollout.n"});
   refused({"trainer.total_training_steps=3"}, {"trainer.total_training_steps = 3", "4 steps"});

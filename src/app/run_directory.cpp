@@ -19,7 +19,10 @@ namespace {
 constexpr const char* metrics_log = "metrics.jsonl";
 constexpr const char* rollouts_log = "rollouts.jsonl";
 constexpr const char* events_log = "events.out.tfevents.pare";
-constexpr const char* logs[] = {metrics_log, rollouts_log, events_log};
+// The first is the first thing that a run writes: it marks the directory as that of a run.
+constexpr const char* logs[] = {events_log, metrics_log, rollouts_log};
+constexpr const char* config_file = "config.toml";
+constexpr const char* report_file = "report.html";
 
 double unix_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -53,16 +56,59 @@ std::string make_directory(const std::string& path) {
   throw Error(wrong_path ? Exit::usage : Exit::failed, cat(path, ": cannot be created: ", error.message()));
 }
 
+// What lies in `folder` that a run does not write: models and checkpoints are files of a few kinds; empty: nothing.
+std::string stranger(const fs::path& folder) {
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(folder, none)) {
+    const std::string kind = entry.path().extension().string();
+    if (!entry.is_regular_file() || (kind != ".safetensors" && kind != ".json" && kind != ".bin" && kind != ".jinja" &&
+                                     kind != ".txt" && kind != ".tmp"))
+      return entry.path().string();
+  }
+  return "";
+}
+
+void check_replaceable(const std::string& path) {
+  const fs::path model = fs::path(path) / "model", checkpoints = fs::path(path) / "checkpoints";
+  std::string found = stranger(model);
+  for (const fs::path& folder : {model, checkpoints})
+    if (fs::exists(folder) && !fs::is_directory(folder)) found = folder.string();
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(checkpoints, none)) {
+    const bool checkpoint = entry.is_directory() && entry.path().filename().string().starts_with("step-");
+    if (found.empty()) found = checkpoint ? stranger(entry.path()) : entry.path().string();
+  }
+  if (!found.empty()) fail(found, " is not of a run, so --force does not remove it; move it, or choose another --out");
+}
+
 }  // namespace
 
 void check_run_directory(const std::string& path, Start start) {
-  if (start == Start::resume && exists(path, "model") && checkpoint_steps(path).empty())
-    fail(path, " holds a finished run without a checkpoint: there is nothing to resume; --force replaces it");
-  if (start == Start::fresh)
-    for (const char* name : {metrics_log, "checkpoints", "model"})
-      if (exists(path, name))
-        fail(path, " holds a run already (", name,
-             "); choose another --out, --resume to continue it, or --force to replace it");
+  const bool marked = exists(path, events_log), begun = marked && exists(path, config_file);
+  const bool checkpoints = !checkpoint_steps(path).empty();
+  if (start == Start::resume) {
+    if (!checkpoints && !begun)
+      fail(path, " holds no run: there is nothing to resume; leave out --resume to begin one there");
+    if (!checkpoints && exists(path, "model"))
+      fail(path, " holds a finished run without a checkpoint: there is nothing to resume; --force replaces it");
+    return;
+  }
+  for (const char* name : {config_file, metrics_log, rollouts_log, report_file, "checkpoints", "model"})
+    for (const char* suffix : {"", ".tmp", ".old"})
+      if (const std::string file = cat(name, suffix); !marked && exists(path, file.c_str()))
+        fail(path, "/", file, " is not of a run (there is no ", events_log,
+             "), so it is not replaced; move it, or choose another --out");
+  if (start == Start::replace) return check_replaceable(path);
+  for (const char* name : {config_file, "model"})
+    if (checkpoints || exists(path, name))
+      fail(path, " holds a run already (", checkpoints ? "checkpoints" : name,
+           "); choose another --out, --resume to continue it, or --force to replace it");
+}
+
+std::string folder_of_config(const std::string& path) {
+  if (fs::path(path).filename() != config_file) return "";
+  const std::string folder = fs::path(path).parent_path().string();
+  return exists(folder, events_log) ? folder.empty() ? "." : folder : "";
 }
 
 RunDirectory::RunDirectory(const std::string& path, Start start)
@@ -86,10 +132,10 @@ void RunDirectory::begin(const Config& config) {
     remove_leftovers((fs::path(path_) / name).string());
   }
   std::error_code none;
-  fs::remove(fs::path(path_) / "report.html", none);  // of another run
-  fs::create_directories(fs::path(path_) / "checkpoints");
+  fs::remove(fs::path(path_) / report_file, none);  // of another run
   open_logs({});
-  write_file((fs::path(path_) / "config.toml").string(), to_toml(config));
+  fs::create_directories(fs::path(path_) / "checkpoints");
+  write_file((fs::path(path_) / config_file).string(), to_toml(config));
 }
 
 void RunDirectory::resume(const Config& config, const RunState& state) {
@@ -101,7 +147,7 @@ void RunDirectory::resume(const Config& config, const RunState& state) {
     if (step > state.training.step) remove_folder(step_path(step));  // not whole
   remove_leftovers((fs::path(path_) / "model").string());
   open_logs(state.logs);
-  write_file((fs::path(path_) / "config.toml").string(), to_toml(config));
+  write_file((fs::path(path_) / config_file).string(), to_toml(config));
 }
 
 void RunDirectory::open_logs(const std::map<std::string, uint64_t>& sizes) {

@@ -9,11 +9,15 @@
 
 namespace pare {
 
-// What becomes of a run that is in the directory: it is an error, it is replaced, or it is continued.
+// What becomes of a run that is in the directory: it is an error, it is replaced, or it is continued.  A run without a
+// checkpoint is continued from its beginning; where nothing has begun, there is nothing to continue.
 enum class Start { fresh, replace, resume };
 
-// An Error if `start` does not allow a run to be written to `path`.
+// An Error if `start` does not allow a run to be written to `path`.  Nothing allows to replace what is not of a run.
 void check_run_directory(const std::string& path, Start start);
+
+// The folder of the run whose config.toml this is, wherever it was moved; empty: it is no such file.
+std::string folder_of_config(const std::string& path);
 
 class RunDirectory {
  public:

@@ -2,6 +2,7 @@
 #include <array>
 #include <chrono>
 #include <ctime>
+#include <filesystem>
 
 #include "app/commands.h"
 #include "app/device.h"
@@ -45,6 +46,7 @@ class Run {
         training_(make_training(kind, session_)),
         trainer_(dynamic_cast<Trainer*>(training_.get())),
         directory_(config.trainer.default_local_dir, start),
+        resumed_(start == Start::resume),
         console_(quiet) {}
 
   void run() {
@@ -82,7 +84,9 @@ class Run {
     } else {
       show_sft(console_, session_, directory_.path());
     }
-    if (first_ > 0) console_.line(cat("         goes on after step ", first_, ", from ", directory_.checkpoint()));
+    if (resumed_)
+      console_.line(first_ > 0 ? cat("         goes on after step ", first_, ", from ", directory_.checkpoint())
+                               : "         has no checkpoint yet: begins again");
     lines_.emplace(console_, config_, trainer_ ? train_columns() : sft_columns(), first_);
     training_->progress = [this](const char* stage, int64_t done, int64_t all) {
       // The step that has just begun is given up: it is generated again, bit for bit.  From the update on it is
@@ -162,6 +166,7 @@ class Run {
   const std::unique_ptr<Training> training_;
   Trainer* const trainer_;  // the same, for GRPO
   RunDirectory directory_;
+  const bool resumed_;
   Console console_;
   std::optional<StepLines> lines_;
   RunState state_;     // at the border of the last finished step
@@ -169,27 +174,36 @@ class Run {
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-// runs/NAME-TIME, in UTC.
+// runs/NAME-TIME, in UTC; with a number behind it where that is taken.
 std::string default_path(const std::string& name) {
   const std::time_t now = std::time(nullptr);
   std::array<char, 32> time;
   std::strftime(time.data(), time.size(), "%Y%m%dT%H%M%SZ", std::gmtime(&now));
-  return cat("runs/", name.empty() ? "pare" : name, "-", time.data());
+  const std::string path = cat("runs/", name.empty() ? "pare" : name, "-", time.data());
+  for (int i = 1;; i++)
+    if (const std::string free = i == 1 ? path : cat(path, "-", i); !std::filesystem::exists(free)) return free;
 }
 
 void run(const Options& o, const CLI::App& command, TrainingKind kind) {
-  std::vector<std::string> arguments = o.config;
+  std::vector<std::string> arguments, notes;
+  for (const std::string& argument : o.config) {
+    arguments.push_back(argument);
+    if (const std::string folder = folder_of_config(argument); !folder.empty())
+      arguments.push_back(cat("trainer.default_local_dir=", toml_quote(folder)));
+  }
   for (const std::string& override : o.shorthands.overrides(command)) arguments.push_back(override);
-  Config config = load_config(arguments);
+  Config config = load_config(arguments, &notes);
   const Table& table = open_table(config.trainer);
   const Start start = o.resume ? Start::resume : o.force ? Start::replace : Start::fresh;
   std::string& path = config.trainer.default_local_dir;
   if (!o.out.empty()) path = o.out;
-  if (path.empty() && o.resume) fail("--resume: which run? give --out or trainer.default_local_dir");
+  if (path.empty() && o.resume)
+    fail("--resume: which run? give its RUN/config.toml, or --out RUN (trainer.default_local_dir)");
   if (path.empty()) path = default_path(config.trainer.experiment_name);
+  check_run_directory(path, start);
+  for (const std::string& n : notes) std::fprintf(stderr, "note     %s\n", n.c_str());
   LongWork::quiet = o.quiet;
   if (!o.dry_run) return Run(config, kind, table, start, o.quiet).run();
-  check_run_directory(path, start);
   check_run(config, kind);
   training_limits(config, kind, table);
   std::printf("%s", to_toml(config).c_str());
@@ -201,9 +215,10 @@ void add(CLI::App& app, const char* name, const char* what, TrainingKind kind) {
   c->add_option("config", o->config, "presets or TOML files, then overrides group.key=value");
   c->add_option("--out", o->out, "run directory (trainer.default_local_dir); default runs/NAME-TIME");
   o->shorthands.add(*c);
-  CLI::Option* force = c->add_flag("--force", o->force, "replace a run that is in the run directory");
+  CLI::Option* force = c->add_flag("--force", o->force,
+                                   "replace the run that is in the run directory, but nothing that is not of a run");
   c->add_flag("--resume", o->resume,
-              "continue the run in the run directory from its last whole checkpoint, or begin it")
+              "continue the run in the run directory from its last whole checkpoint; without one from its beginning")
       ->excludes(force);
   c->add_flag("--dry-run", o->dry_run, "check everything, print the resolved configuration and stop");
   c->add_flag("--quiet", o->quiet, "only warnings, errors and the last line");
