@@ -1,4 +1,5 @@
-// The README says nothing that is not there: commands, flags, keys, presets, make targets, files, tests.
+// The README says nothing that is not there: commands, flags, keys, presets, make targets, files, tests; and what it
+// says to type runs.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -8,6 +9,9 @@
 
 #include "rl/config.h"
 #include "tests/program.h"
+#include "tests/tiny.h"
+#include "tests/tiny_tokenizer.h"
+#include "tests/weights.h"
 
 namespace pare::test {
 namespace {
@@ -129,6 +133,164 @@ TEST_F(Readme, TestsExist) {
     EXPECT_TRUE(names.count((*it)[1])) << (*it)[1];
   }
   EXPECT_GT(found, 15u);
+}
+
+// ---- every command line runs ---------------------------------------------------------------------------------------
+
+namespace fs = std::filesystem;
+
+struct CommandLine {
+  std::string where, text;  // "README.md:10"; what is to be typed
+};
+
+std::string replaced(std::string text, const std::string& what, const std::string& by) {
+  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + by.size()))
+    text.replace(at, what.size(), by);
+  return text;
+}
+
+// All command lines of pare in a page: in blocks of code (indented by four blanks, or between ```) all that start with
+// the program; between backticks those that say more than the command's name, which is a mention.
+std::vector<CommandLine> command_lines(const std::string& page, const std::string& text) {
+  const std::regex program("^(build/([a-z]+/)?)?pare( .*|$)"), mention("^[^ ]+( [a-z]+)?$"), quoted("`([^`]+)`");
+  std::vector<CommandLine> all;
+  std::string prose, part;
+  std::istringstream lines(text);
+  bool fenced = false;
+  size_t number = 0, begin = 0;
+  for (std::string line; std::getline(lines, line); prose += '\n') {
+    number++;
+    const bool fence = line.starts_with("```"), indented = line.starts_with("    ");
+    fenced = fenced != fence;
+    if (fence) continue;
+    if (!fenced && !indented) {
+      prose += line;
+      continue;
+    }
+    if (part.empty()) begin = number;
+    part += line.substr(indented ? 4 : 0);
+    if (part.ends_with('\\')) {
+      part.pop_back();
+      continue;
+    }
+    if (std::regex_match(part, program)) all.push_back({cat(page, ':', begin), part});
+    part.clear();
+  }
+  for (auto it = std::sregex_iterator(prose.begin(), prose.end(), quoted); it != std::sregex_iterator(); ++it) {
+    const std::string code = replaced(replaced((*it)[1], "\n", " "), "\\|", "|");
+    const auto line = 1 + std::count(prose.begin(), prose.begin() + it->position(), '\n');
+    if (std::regex_match(code, program) && !std::regex_match(code, mention))
+      all.push_back({cat(page, ':', line), code});
+  }
+  return all;
+}
+
+TEST(CommandLines, AreFoundInAPage) {
+  const std::string page =
+      "Words `pare train a` and `pare plan`, `pare eval\n--n 4`; `compare x`.\n\n    build/pare sft b  # why\n"
+      "    make pare\n\n```\npare train c \\\n  d=e\n```\n| `build/cuda/pare inspect FILE\\|DIR` |\n";
+  std::string found;
+  for (const CommandLine& c : command_lines("P", page)) found += c.where + " " + c.text + "\n";
+  EXPECT_EQ(found,
+            "P:4 build/pare sft b  # why\nP:8 pare train c   d=e\nP:1 pare train a\nP:1 pare eval --n 4\n"
+            "P:11 build/cuda/pare inspect FILE|DIR\n");
+}
+
+// The pages that say what to type; tests and tools keep records of what was measured at other times and places.
+std::vector<std::string> pages() {
+  const std::set<std::string> left_out = {"build", "runs", "tests", "tools", ".git"};
+  std::vector<std::string> all;
+  for (auto it = fs::recursive_directory_iterator("."); it != fs::recursive_directory_iterator(); ++it) {
+    if (it.depth() == 0 && left_out.count(it->path().filename().string())) it.disable_recursion_pending();
+    if (it->path().extension() == ".md") all.push_back(it->path().lexically_normal().string());
+  }
+  std::sort(all.begin(), all.end());
+  return all;
+}
+
+// A folder in which the command lines run as they are printed: with the names that the pages give to models, data and
+// runs, and the program under its names.
+class CommandLinesRun : public Program {
+ protected:
+  void SetUp() override {
+    Program::SetUp();
+    if (IsSkipped()) return;
+    for (const char* name : {"build/pare", "build/cuda/pare", "build/emu/pare"}) {
+      fs::create_directories(fs::path(at(name)).parent_path());
+      fs::create_symlink(program_path(), at(name));
+    }
+    ModelConfig config = tiny_config("qwen3", true);
+    config.vocab = 260, config.eos_ids = {257}, config.max_position = 2048;
+    save_weights(at("DIR"), config, tiny_parameters(config, 5), DType::f32);
+    write("DIR/tokenizer.json", tokenizer_json({{" ", "a"}}, {"<|im_start|>", "<|im_end|>"}).dump());
+    const std::string row = R"({"question": "What is 3 * 24?", "answer": "3 * 24 = 72\n#### 72"})"
+                            "\n";
+    for (const char* name :
+         {"train.jsonl", "test.jsonl", "GSM8K/train.jsonl", "GSM8K/test.jsonl", "FILE.jsonl", "problems.jsonl"})
+      write(name, row + row);
+    write("sft.jsonl", R"({"prompt": "What is 3 * 24?", "completion": "72"})"
+                       "\n");
+    write("ids.jsonl", R"({"ids": [1, 2, 3]})"
+                       "\n");
+    // A checkpoint of llama2.c: 7 sizes (width 8, feed-forward 8, 1 layer, 2 heads, 2 key heads, 8 tokens, 4
+    // positions), then its numbers.
+    const int32_t sizes[] = {8, 8, 1, 2, 2, 8, 4};
+    const std::vector<float> numbers(8 * 8 + 2 * 8 + 4 * 8 * 8 + 3 * 8 * 8 + 8 + 2 * 4 * 2, 0.5f);
+    write("llama2c.bin", std::string(reinterpret_cast<const char*>(sizes), sizeof sizes) +
+                             std::string(reinterpret_cast<const char*>(numbers.data()), 4 * numbers.size()));
+    write("stdin/generate", "Hello\n");
+    write("stdin/tokenize", "\"Hello\"\n");
+    write("stdin/verify", R"({"response": "72", "gold": "72"})"
+                          "\n");
+    // What `make quickstart` leaves.
+    for (const char* line : {"sft quickstart-sft --out runs/quickstart-sft", "train quickstart --out runs/quickstart",
+                             "train quickstart-rpc --out runs/quickstart-rpc"}) {
+      const Outcome o = typed(cat("pare ", line, tiny_sizes), "/dev/null");
+      ASSERT_EQ(o.code, 0) << line << "\n" << o.err;
+    }
+  }
+
+  Outcome typed(const std::string& line, const std::string& input) {
+    std::vector<std::string> shell = {"/bin/sh", "-c", cat("cd '", at(""), "' && PATH=\"$PWD/build:$PATH\"\n", line)};
+    input_ = input;
+    return run(shell);
+  }
+
+  const std::string tiny_sizes = " trainer.total_training_steps=1 data.train_batch_size=2 rollout.n=2 data.val_rows=8";
+};
+
+TEST_F(CommandLinesRun, AsThePagesPrintThem) {
+  // Words that stand for others.
+  const std::pair<const char*, const char*> stand_ins[] = {
+      {"CONFIG…", "quickstart"},
+      {"[key=value…]", "trainer.seed=2"},
+      {"RUN…", "runs/quickstart runs/quickstart-rpc"},
+      {"FILE|DIR", "DIR"},
+      {"--verifier NAME", "--verifier exact"},
+      {"--mode NAME", "--mode exact"},
+      {"--op NAME --shape SIZES", "--op swiglu_fwd --shape N=64"},
+      {"--tokenizer PATH", "--tokenizer DIR"},
+      {"--ids FILE", "--ids ids.jsonl"},
+      {"--llama2c FILE --out DIR", "--llama2c llama2c.bin --out new"}};
+  size_t runs = 0;
+  for (const std::string& page : pages())
+    for (const CommandLine& printed : command_lines(page, read_text(page))) {
+      std::string line = printed.text;
+      for (const auto& [word, stand_in] : stand_ins) line = replaced(line, word, stand_in);
+      const std::vector<std::string> w = words(line);
+      const std::string command = w.size() > 1 ? w[1] : "";
+      // What would take long is made small, and the model has no chat template.
+      if (command == "train" || command == "sft" || command == "eval") line += tiny_sizes;
+      if (line.find(" --chat ") != std::string::npos) line += " --chat-format qwen2.5";
+      const std::string input = at("stdin/" + command);
+      SCOPED_TRACE(printed.where + ": " + printed.text + "\n  as: " + line);
+      const Outcome o = typed(line, fs::exists(input) ? input : "/dev/null");
+      runs++;
+      if (line.find("--device cuda") != std::string::npos && o.err.find("without the device cuda") != std::string::npos)
+        continue;  // everything before that is right
+      EXPECT_EQ(o.code, 0) << o.err;
+    }
+  EXPECT_GE(runs, 30u);
 }
 
 }  // namespace

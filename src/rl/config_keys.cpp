@@ -298,7 +298,9 @@ ConfigKey key(const char* name, Member member, Allowed allowed, const char* unit
 std::vector<ConfigKey> model_and_data_keys() {
   return {
       KEY(model.path, any, "", "folder with config.json and safetensors to start from", "verl"),
-      KEY(model.config, any, "", "config.json of a model that starts from random weights, instead of model.path",
+      KEY(model.config, any, "",
+          "config.json of a model that starts from random weights, instead of model.path, or the name of a shape in "
+          "data/presets",
           "pare"),
       KEY(model.init, any, "",
           "random weights: normal with the config's initializer_range, or with 1 / sqrt(inputs) of each matrix",
@@ -312,7 +314,10 @@ std::vector<ConfigKey> model_and_data_keys() {
           "verl"),
 
       KEY(data.task, one_of({"ssa", "jsonl"}), "",
-          "ssa: the built-in task of short programs (generated); jsonl: prompts and answers from files", "pare"),
+          "ssa: the built-in task of short programs (generated); jsonl: prompts and answers from files, also where "
+          "only "
+          "the files are given",
+          "pare"),
       KEY(data.variant, one_of({"default", "ans", "rep", "late"}), "", "ssa: how the teacher of `pare sft` errs",
           "pare"),
       KEY(data.train_files, any, "", "jsonl: training files", "verl"),
@@ -621,7 +626,10 @@ std::vector<ConfigKey> trainer_keys() {
       KEY(trainer.check_nan, any, "", "stop at the first op whose output is not finite", "pare"),
       KEY(trainer.experiment_name, any, "", "name of the run; empty: that of its configuration files", "verl"),
       KEY(trainer.default_local_dir, any, "",
-          "the run directory, also given by --out; empty: runs/ experiment_name - time (UTC)", "verl"),
+          "the run directory, also given by --out; empty: runs/ experiment_name - time (UTC), as for a preset that is "
+          "not "
+          "given alone",
+          "verl"),
       KEY(trainer.save_freq, at_least(0), "steps",
           "write a checkpoint every so often, at the last step and where a validation is the best so far; 0: only when "
           "interrupted",

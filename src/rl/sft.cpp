@@ -89,7 +89,7 @@ void Sft::worst_case_step() {
   session_.ledger.clear();
   step_++;
   const Phase phase(session_.device, "learner");
-  const std::vector<int32_t> prompt(config_.data.max_prompt_length, session_.tokenizer->bos());
+  const std::vector<int32_t> prompt(config_.data.max_prompt_length, session_.eos[0]);
   Member m{std::vector<int32_t>(config_.data.max_response_length, session_.eos[0]), {}};
   m.terms.resize(m.tokens.size());
   const std::vector<Group> groups(config_.data.train_batch_size, Group{prompt, {m}});
