@@ -202,8 +202,9 @@ TEST_F(Terminal, QuietIsQuiet) {
   }
   // But for warnings and errors.
   const Outcome warned = run(train("--quiet --force actor.token_subset=det"));
-  EXPECT_TRUE(warned.out.starts_with("warning  actor.token_subset = det")) << warned.out;
-  EXPECT_EQ(std::count(warned.out.begin(), warned.out.end(), '\n'), 2) << warned.out;
+  EXPECT_TRUE(warned.err.starts_with("warning  actor.token_subset = det")) << warned.err;
+  EXPECT_EQ(std::count(warned.err.begin(), warned.err.end(), '\n'), 1) << warned.err;
+  EXPECT_EQ(std::count(warned.out.begin(), warned.out.end(), '\n'), 1) << warned.out;
   EXPECT_TRUE(run(train("--quiet --force actor.token_subset=dett")).err.starts_with("pare: "));
   // Of an evaluation the results stay.
   const Outcome eval_out = run(eval("--quiet --verifier exact --n 2"));

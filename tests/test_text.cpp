@@ -45,6 +45,7 @@ TEST(Text, Utf8) {
 
 TEST(Text, PrintableIsOneHarmlessLine) {
   EXPECT_EQ(printable("a b\\frac{1}{2} é 数"), "a b\\frac{1}{2} é 数");
+  EXPECT_EQ(printable_lines("a\n\tb\r\x1b[m\n"), "a\n\tb\\r\\x1b[m\n");
   EXPECT_EQ(printable("a\nb\tc\rd"), "a\\nb\\tc\\rd");
   EXPECT_EQ(printable(std::string("\0\x1b[31m\x7f", 7)), "\\x00\\x1b[31m\\x7f");
   EXPECT_EQ(printable("\xe6\x95|\xff"), "\\xe6\\x95|\\xff");

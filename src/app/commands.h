@@ -2,6 +2,7 @@
 #pragma once
 #include <CLI/CLI.hpp>
 #include <cstdlib>
+#include <filesystem>
 
 #include "base/error.h"
 
@@ -16,6 +17,13 @@ inline CLI::Validator at_least(int low) {
     return cat("expected a number of at least ", low, ", found ", text.empty() ? "nothing" : text);
   };
   return CLI::Validator(check, "", "at_least");
+}
+
+// Refuses to write over a file unasked; what is no file (/dev/stdout, a pipe) holds nothing that could be lost.
+inline void check_output_file(const std::string& path, const char* option, bool force) {
+  std::error_code none;
+  if (!force && std::filesystem::is_regular_file(path, none))
+    fail(path, " exists; choose another ", option, ", or --force to replace it");
 }
 
 void add_bench(CLI::App& app);

@@ -1,10 +1,16 @@
 #include "app/console.h"
 
+#include <fcntl.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
+
+#include "app/interrupt.h"
+#include "base/error.h"
 
 namespace pare {
 
@@ -17,29 +23,39 @@ size_t Console::width() const {
   return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
+void Console::flush() {
+  if (std::fflush(stdout) != 0 && errno == EPIPE) ask_to_stop();  // other errors: finish_output()
+}
+
 void Console::clear() {
   if (shown_) std::printf("\r%*s\r", static_cast<int>(shown_), "");
   shown_ = 0;
-  std::fflush(stdout);
+  flush();
 }
 
-void Console::result(const std::string& text) {
+void Console::put(const std::string& text) {
   clear();
   stage_.clear();
   std::printf("%s\n", text.c_str());
-  std::fflush(stdout);
+  flush();
 }
 
+void Console::result(const std::string& text) { put(printable(text)); }
 void Console::line(const std::string& text) {
   if (!quiet_) result(text);
 }
 
 std::string Console::labelled(const std::string& label, const std::string& text) const {
-  const std::string blanks(9, ' '), lines = wrapped(text, std::min<size_t>(width(), 120), blanks);
+  const std::string blanks(9, ' '), lines = wrapped(printable(text), std::min<size_t>(width(), 120), blanks);
   return pad_right(label, blanks.size()) + lines.substr(blanks.size(), lines.size() - blanks.size() - 1);
 }
-void Console::paragraph(const std::string& label, const std::string& text) { line(labelled(label, text)); }
-void Console::warning(const std::string& text) { result(labelled("warning", text)); }
+void Console::paragraph(const std::string& label, const std::string& text) {
+  if (!quiet_) put(labelled(label, text));
+}
+void Console::warning(const std::string& text) {
+  clear();
+  std::fprintf(stderr, "%s\n", labelled("warning", text).c_str());
+}
 
 void Console::progress(const std::string& what, int64_t done, int64_t all) {
   if (!terminal_ || quiet_ || all == 0) return;
@@ -57,8 +73,26 @@ void Console::progress(const std::string& what, int64_t done, int64_t all) {
   text = cut(text + count, room);
   const size_t columns = display_width(text);
   std::printf("\r%s%*s", text.c_str(), static_cast<int>(std::max(shown_, columns) - columns), "");
-  std::fflush(stdout);
+  flush();
   shown_ = columns;
+}
+
+void print(const std::string& text) {
+  static const bool terminal = isatty(STDOUT_FILENO);
+  const std::string shown = terminal ? printable_lines(text) : text;
+  std::fwrite(shown.data(), 1, shown.size(), stdout);
+}
+
+void open_standard_streams() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) open("/dev/null", O_RDWR);  // the lowest number that is free: fd
+}
+
+void finish_output() {
+  errno = 0;
+  if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return;
+  throw Error(Exit::failed,
+              cat("standard output could not be written", errno ? cat(": ", std::strerror(errno)) : "", "; it is cut"));
 }
 
 }  // namespace pare

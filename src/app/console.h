@@ -1,5 +1,5 @@
 // What a command shows: lines that stay, and while it works a transient line where there is a terminal.  Into a file or
-// a pipe go plain lines only.
+// a pipe go plain lines only.  Control characters, which data and names of files may hold, are shown as escapes.
 #pragma once
 #include <chrono>
 #include <string>
@@ -20,18 +20,29 @@ class Console {
   void result(const std::string& text);  // one that stays also when quiet: results, the end of a run
   // Lines that fit the terminal, `label` in front of the first and nine blanks in front of the others.
   void paragraph(const std::string& label, const std::string& text);
-  void warning(const std::string& text);  // such a paragraph, also when quiet
+  void warning(const std::string& text);  // such a paragraph on standard error, also when quiet
   // A bar, overwritten by what comes next.  `what` is at the same time the stage: within one, not every call is shown.
   void progress(const std::string& what, int64_t done, int64_t all);
   size_t width() const;  // columns of the terminal; 120 where there is none
 
  private:
   void clear();
+  void put(const std::string& text);
+  void flush();
   std::string labelled(const std::string& label, const std::string& text) const;
   const bool quiet_, terminal_;
   size_t shown_ = 0;  // columns of the transient line
   std::string stage_;
   std::chrono::steady_clock::time_point drawn_;
 };
+
+// `text` on standard output, as it is; on a terminal with its control characters escaped.
+void print(const std::string& text);
+
+// Opens those of the three standard streams that are closed on /dev/null: else the next file that is opened, of a run
+// perhaps, would get its number and what is printed.
+void open_standard_streams();
+// Brings what was printed to its place; an Error(Exit::failed) if not all of it could be written.
+void finish_output();
 
 }  // namespace pare

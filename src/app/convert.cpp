@@ -5,6 +5,7 @@
 #include "app/commands.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/text.h"
 #include "model/hf.h"
 #include "model/llama2c.h"
 #include "tokenizer/tokenizer.h"
@@ -29,7 +30,7 @@ void convert(const Options& options) {
           [&](const std::string& folder) {
             if (!options.tokenizer.empty()) copy_file(options.tokenizer, folder + "/tokenizer.bin");
           });
-  std::printf("%s: llama, %zu parameters, %lld layers, vocabulary of %lld\n", options.out.c_str(),
+  std::printf("%s: llama, %zu parameters, %lld layers, vocabulary of %lld\n", printable(options.out).c_str(),
               checkpoint.weights.size(), static_cast<long long>(config.layers), static_cast<long long>(config.vocab));
 }
 

@@ -77,7 +77,7 @@ class ItemFile {
  public:
   ItemFile(const std::string& path, bool force) : path_(path), part_(path + ".part") {
     if (path.empty()) return;
-    if (std::filesystem::exists(path) && !force) fail(path, " exists; choose another --out, or --force to replace it");
+    check_output_file(path, "--out", force);
     file_.open(part_, std::ios::binary);
     if (!file_) throw Error(Exit::failed, cat(part_, ": cannot be written"));
   }

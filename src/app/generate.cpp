@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "app/commands.h"
+#include "app/console.h"
 #include "app/device.h"
 #include "app/interrupt.h"
 #include "app/prompts.h"
@@ -72,8 +73,8 @@ Config configuration(const Options& o, const CLI::App& command) {
 }
 
 void put(const std::string& text) {
-  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
-    throw Error(Exit::failed, "standard output cannot be written");
+  print(text);
+  finish_output();
 }
 
 // Thrown out of a generation that Ctrl-C stops.
@@ -320,7 +321,7 @@ void converse(const Config& config, const Options& o, const Prompts& prompts) {
       said = all;
     } catch (const Error& e) {  // at a terminal the line is forgotten, and one may go on
       if (!terminal || e.code != Exit::usage) throw;
-      std::fprintf(stderr, "pare: %s\n", e.what());
+      std::fprintf(stderr, "pare: %s\n", printable(e.what()).c_str());
     }
   }
   if (terminal) std::fputs("\n", stderr);

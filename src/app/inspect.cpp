@@ -3,20 +3,14 @@
 #include <filesystem>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "app/commands.h"
+#include "base/text.h"
 #include "model/hf.h"
 
 namespace pare {
 
 namespace {
-
-// The name, escaped where it would disturb the terminal.
-std::string printable(const std::string& name) {
-  const std::string quoted = nlohmann::json(name).dump();
-  return quoted.size() == name.size() + 2 ? name : quoted;
-}
 
 void print_files(const std::vector<SafetensorsFile>& files) {
   struct Sum {
@@ -25,11 +19,11 @@ void print_files(const std::vector<SafetensorsFile>& files) {
   };
   std::map<std::string, Sum> sums;
   for (const SafetensorsFile& file : files) {
-    std::printf("%s\n", file.path().c_str());
+    std::printf("%s\n", printable(file.path()).c_str());
     for (const auto& [key, value] : file.metadata())
       std::printf("  metadata %s = %s\n", printable(key).c_str(), printable(value).c_str());
     for (const SafetensorsTensor& t : file.tensors()) {
-      std::printf("  %-60s %-5s %-16s %12llu bytes\n", printable(t.name).c_str(), t.dtype.c_str(),
+      std::printf("  %-60s %-5s %-16s %12llu bytes\n", printable(t.name).c_str(), printable(t.dtype).c_str(),
                   shape_string(t.shape).c_str(), static_cast<unsigned long long>(t.bytes));
       for (const std::string& key : {t.dtype, std::string("total")}) {
         Sum& sum = sums[key];
@@ -39,7 +33,7 @@ void print_files(const std::vector<SafetensorsFile>& files) {
   }
   sums["total"];  // printed for a file without tensors too
   for (const auto& [key, sum] : sums)
-    std::printf("%s: %zu tensors, %llu parameters, %llu bytes\n", key.c_str(), sum.tensors,
+    std::printf("%s: %zu tensors, %llu parameters, %llu bytes\n", printable(key).c_str(), sum.tensors,
                 static_cast<unsigned long long>(sum.elements), static_cast<unsigned long long>(sum.bytes));
 }
 

@@ -10,17 +10,20 @@ namespace pare {
 
 namespace {
 
-std::atomic<bool> asked = false;
+std::atomic<bool> asked = false, told = false;  // told: by a person, or by one who will kill next
 static_assert(std::atomic<bool>::is_always_lock_free, "a signal handler must not wait");
 
-void on_signal(int) {
-  if (asked.exchange(true)) _exit(static_cast<int>(Exit::interrupted));
+void on_signal(int signal, siginfo_t* info, void*) {
+  // A shell and the system may each send SIGHUP when a terminal closes, and SIGTERM beside it.
+  if (signal != SIGHUP && signal != SIGPIPE && told.exchange(true)) _exit(static_cast<int>(Exit::interrupted));
+  if (signal == SIGPIPE && info->si_pid == getpid()) return;  // a write of our own, of which the writer learns
+  asked = true;
 }
 
 struct sigaction handler() {
   struct sigaction action = {};
-  action.sa_handler = on_signal;
-  action.sa_flags = SA_RESTART;
+  action.sa_sigaction = on_signal;
+  action.sa_flags = SA_RESTART | SA_SIGINFO;
   sigemptyset(&action.sa_mask);
   return action;
 }
@@ -29,13 +32,17 @@ struct sigaction handler() {
 
 void catch_interrupts() {
   const struct sigaction action = handler();
-  for (const int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
+  for (const int signal : {SIGINT, SIGTERM, SIGPIPE}) sigaction(signal, &action, nullptr);
+  struct sigaction hangup = {};
+  sigaction(SIGHUP, nullptr, &hangup);
+  if (hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
 }
 
+void ask_to_stop() { asked = true; }
 bool interrupted() { return asked; }
 
 InterruptScope::InterruptScope() {
-  asked = false;
+  asked = told = false;
   const struct sigaction action = handler();
   sigaction(SIGINT, &action, &before_);
 }

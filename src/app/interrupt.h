@@ -1,10 +1,15 @@
-// SIGINT (Ctrl-C) and SIGTERM: the first one asks the run to stop, the second one ends the process at once.
+// Signals that ask a run to stop where it loses no finished step: SIGINT (Ctrl-C) and SIGTERM, of which a second one
+// ends the process at once, and SIGHUP, when its terminal closes (unless it was ignored from the start, as under
+// nohup).
 #pragma once
 #include <csignal>
 
 namespace pare {
 
+// From now on writing into a closed pipe is an error of the write and no longer the end of the process: whoever writes
+// standard output calls ask_to_stop() then.  A SIGPIPE that another process sends asks, too.
 void catch_interrupts();
+void ask_to_stop();
 bool interrupted();
 
 // While it lives, SIGINT asks what is under way to stop, as above; before and after, it is what it was.

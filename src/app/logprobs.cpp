@@ -21,6 +21,7 @@ struct Options {
   std::string model, ids, grads;
   int64_t max_rows = 4096;
   int threads = 0;
+  bool force = false;
   Shorthands keys{{{"--device", "trainer.device"}, {"--exact", "trainer.exact"}, {"--dtype", "model.dtype"}}};
 };
 
@@ -86,6 +87,7 @@ Result compute(const Options& o, const ModelConfig& config, DType act, const std
 
 void run(const Options& o, const CLI::App& command) {
   set_threads(o.threads);
+  check_output_file(o.grads, "--grads", o.force);
   const ModelConfig config = load_model_config(o.model);
   const auto sequences = read_ids(o.ids, config);
   const ParameterReader weights = hf_weights(o.model, config);
@@ -131,6 +133,7 @@ void add_logprobs(CLI::App& app) {
   c->add_option("--ids", o->ids, "JSONL, one {\"ids\": [...]} per line")->required();
   c->add_option("--grads", o->grads,
                 "write d(mean over all predicted tokens of -log p)/d(parameter) here (safetensors)");
+  c->add_flag("--force", o->force, "replace that file");
   c->add_option("--max-rows", o->max_rows, "tokens of a micro-batch")->check(at_least(1));
   c->add_option("--threads", o->threads, "threads; 0: one per core")->check(CLI::Range(0, 1024));
   o->keys.add(*c);

@@ -1,10 +1,12 @@
 // pare report: runs as one HTML file that needs nothing else.
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 
 #include "app/commands.h"
 #include "app/report_data.h"
+#include "base/text.h"
 
 namespace pare {
 
@@ -36,11 +38,20 @@ constexpr const char* head = R"(<!doctype html>
 struct Options {
   std::vector<std::string> runs;
   std::string out;
+  bool force = false;
 };
+
+// A page of this program may be replaced: a run that goes on is looked at again and again.
+bool is_report(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string begin(std::strlen(head), '\0');
+  return file.read(begin.data(), static_cast<std::streamsize>(begin.size())) && begin == head;
+}
 
 void report(const Options& o) {
   const std::string out =
       o.out.empty() ? (std::filesystem::path(o.runs[0]) / "report.html").lexically_normal().string() : o.out;
+  check_output_file(out, "--out", o.force || is_report(out));
   const std::string data = report_data(o.runs);
   std::ofstream file(out, std::ios::binary);
   file << head << "<style>" << style << "</style>\n</head>\n<body>\n<main></main>\n"
@@ -49,7 +60,7 @@ void report(const Options& o) {
        << page << "</script>\n</body>\n</html>\n";
   file.close();
   if (!file) throw Error(Exit::failed, cat(out, ": cannot be written"));
-  std::printf("report   %s\n", out.c_str());
+  std::printf("report   %s\n", printable(out).c_str());
 }
 
 }  // namespace
@@ -60,6 +71,7 @@ void add_report(CLI::App& app) {
   c->add_option("runs", o->runs, "output directories of `pare train` or `pare sft`; the first is the baseline")
       ->required();
   c->add_option("--out", o->out, "the file to write (default: report.html in the first run)");
+  c->add_flag("--force", o->force, "replace a file there that is no report");
   c->callback([o] { report(*o); });
 }
 

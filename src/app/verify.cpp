@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "app/commands.h"
+#include "app/console.h"
 #include "base/json.h"
 
 namespace pare {
@@ -38,11 +39,11 @@ Line line_of(const std::string& text, const std::string& where) {
   return line;
 }
 
-void print(const Verdict& v) {
+void print_verdict(const Verdict& v) {
   const nlohmann::ordered_json row = {{"score", v.score},
                                       {"extracted", v.found || !v.extracted.empty() ? Json(v.extracted) : Json()},
                                       {"parsed", v.found ? Json(v.parsed) : Json()}};
-  std::printf("%s\n", row.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+  print(row.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
 void verify(const std::string& mode) {
@@ -58,7 +59,7 @@ void verify(const std::string& mode) {
     }
     std::vector<Answered> batch;
     for (const Line& l : lines) batch.push_back({l.response, l.finished, l.gold});
-    for (const Verdict& v : grade_all(verifier, batch)) print(v);
+    for (const Verdict& v : grade_all(verifier, batch)) print_verdict(v);
   }
 }
 

@@ -139,11 +139,13 @@ size_t display_width(const std::string& text) {
   return width;
 }
 
-std::string printable(const std::string& text) {
+static std::string escaped(const std::string& text, bool lines) {
   std::string s;
   for (size_t at = 0; at < text.size();) {
     const Character c = character(text, at);
-    if (!c.valid)
+    if (lines && (c.code == '\n' || c.code == '\t'))
+      s += text[at];
+    else if (!c.valid)
       s += format("\\x%02x", static_cast<unsigned>(static_cast<unsigned char>(text[at])));
     else if (c.code == '\n' || c.code == '\t' || c.code == '\r')
       s += c.code == '\n' ? "\\n" : c.code == '\t' ? "\\t" : "\\r";
@@ -157,6 +159,9 @@ std::string printable(const std::string& text) {
   }
   return s;
 }
+
+std::string printable(const std::string& text) { return escaped(text, false); }
+std::string printable_lines(const std::string& text) { return escaped(text, true); }
 
 std::string shortened(const std::string& text, size_t width) {
   if (display_width(text) <= width) return text;

@@ -20,6 +20,8 @@ size_t utf8_bytes(const std::string& text);
 // One line without surprises: control characters, and those that change the direction of writing, as \n, \t, \x1b or
 // \u{202e}; bytes that are not UTF-8 as \xff.
 std::string printable(const std::string& text);
+// The same of a text of several lines: \n and \t stay.
+std::string printable_lines(const std::string& text);
 
 // `text` where it fits into `width` columns; else its ends around " … " in `width` columns or one less, cut between
 // characters.  Expects a printable line and a width of at least 5.

@@ -13,7 +13,7 @@ namespace pare {
 Dims::Dims(const char* op, const std::vector<Dim>& dims, const std::string& text) {
   const auto known = [&] {
     std::string s;
-    for (const Dim& d : dims) s += cat("\n  ", d.name, "=", d.value, "  ", d.meaning);
+    for (const Dim& d : dims) s += cat(s.empty() ? " " : "; ", d.name, "=", d.value, " (", d.meaning, ")");
     return s;
   };
   for (const Dim& d : dims) values_.emplace_back(d.name, d.value);
