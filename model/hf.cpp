@@ -158,9 +158,19 @@ void save_hf(const std::string& directory, const ModelConfig& config, const Para
 }
 
 void copy_tokenizer(const std::string& from, const std::string& to) {
-  for (const std::string name : {"tokenizer.bin", "vocab_pieces.json", "tokenizer.json", "tokenizer_config.json",
-                                 "chat_template.jinja", "special_tokens_map.json", "vocab.json", "merges.txt"})
-    if (fs::exists(fs::path(from) / name)) copy_file(cat(from, "/", name), cat(to, "/", name));
+  const bool folder = fs::is_directory(from);
+  const fs::path beside = folder ? fs::path(from) : fs::path(from).parent_path();
+  std::vector<std::string> names = {"tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json"};
+  if (folder)
+    for (const char* name :
+         {"tokenizer.ssa", "tokenizer.bin", "vocab_pieces.json", "tokenizer.json", "vocab.json", "merges.txt"})
+      names.push_back(name);
+  for (const std::string& name : names)
+    if (fs::exists(beside / name)) copy_file((beside / name).string(), cat(to, "/", name));
+  if (folder) return;
+  const fs::path file(from);
+  const std::string kind = file.extension() == ".json" || file.extension() == ".ssa" ? file.extension() : ".bin";
+  copy_file(from, cat(to, "/", file.filename() == "vocab_pieces.json" ? "vocab_pieces" : "tokenizer", kind));
 }
 
 }  // namespace pare

@@ -33,7 +33,8 @@ ParameterReader hf_weights(const std::string& directory, const ModelConfig& conf
 void save_hf(const std::string& directory, const ModelConfig& config, const ParameterReader& weights, DType dtype,
              bool overwrite = false, const std::function<void(const std::string& folder)>& more = {});
 
-// Copies what there is of the files of a tokenizer.
+// Copies the files of a tokenizer, that of a model folder or one that is named itself, and what says how it is used
+// (chat template, names of tokens) into the folder `to`, where they are found.
 void copy_tokenizer(const std::string& from, const std::string& to);
 
 }  // namespace pare

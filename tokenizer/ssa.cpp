@@ -45,5 +45,6 @@ class SsaTokenizer : public Tokenizer {
 }  // namespace
 
 std::unique_ptr<Tokenizer> make_ssa_tokenizer() { return std::make_unique<SsaTokenizer>(); }
+std::string ssa_tokenizer_file() { return cat(kSymbols, "\n"); }
 
 }  // namespace pare

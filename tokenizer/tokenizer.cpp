@@ -2,6 +2,8 @@
 
 #include <array>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <utility>
 
 #include "base/error.h"
@@ -41,9 +43,16 @@ std::string StreamDecoder::finish() {
 
 std::string tokenizer_file(const std::string& folder) {
   std::error_code ignored;
-  for (const char* name : {"tokenizer.bin", "tokenizer.json", "vocab_pieces.json"})
+  for (const char* name : {"tokenizer.ssa", "tokenizer.bin", "tokenizer.json", "vocab_pieces.json"})
     if (const fs::path path = fs::path(folder) / name; fs::exists(path, ignored)) return path.string();
   return "";
+}
+
+static std::unique_ptr<Tokenizer> load_ssa(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (text != ssa_tokenizer_file()) fail(path.string(), ": are not the symbols of the tokenizer ssa");
+  return make_ssa_tokenizer();
 }
 
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& spec) {
@@ -60,6 +69,7 @@ std::unique_ptr<Tokenizer> make_tokenizer(const std::string& spec) {
       fail("tokenizer \"", spec, "\": the directory has no tokenizer.json and no tokenizer.bin; ", kSupported);
   }
   if (path.filename() == "vocab_pieces.json") return load_sentencepiece_json(path.string());
+  if (path.extension() == ".ssa") return load_ssa(path);
   if (path.extension() == ".json") return load_bpe(path.string());
   return load_sentencepiece(path.string());
 }

@@ -59,6 +59,9 @@ class StreamDecoder {
 
 // One token per character: the 48 symbols of the task `ssa` (data/ssa.h).  PAD `_` 0, BOS `^` 1, EOS `$` 2.
 std::unique_ptr<Tokenizer> make_ssa_tokenizer();
+// What the file tokenizer.ssa holds, by which a model folder says that this is its tokenizer: the symbols, in the order
+// of their ids.  Other programs do not know it.
+std::string ssa_tokenizer_file();
 
 // SentencePiece BPE from llama2.c's tokenizer.bin: i32 length of the longest piece, then to the end of the file per
 // piece f32 score, i32 length, bytes.  The prompt gets BOS and one space in front; the pair with the best score is
@@ -72,7 +75,8 @@ std::unique_ptr<Tokenizer> load_sentencepiece_json(const std::string& vocab_piec
 // The file of a model folder that make_tokenizer reads; empty: there is none.
 std::string tokenizer_file(const std::string& folder);
 
-// `spec`: "ssa"; a tokenizer.bin; a tokenizer.json (bpe.h) or vocab_pieces.json; or a model folder with one of them.
+// `spec`: "ssa"; a tokenizer.bin; a tokenizer.json (bpe.h), vocab_pieces.json or tokenizer.ssa; or a model folder with
+// one of them.
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& spec);
 
 }  // namespace pare

@@ -17,15 +17,19 @@ const std::string& model_path(const Config& c) {
   return c.model.path;
 }
 
-// As for a run: the built-in task has a tokenizer of its own.
-std::string tokenizer_spec(const Config& c) {
-  return !c.data.tokenizer.empty() ? c.data.tokenizer : c.data.task == "ssa" ? "ssa" : c.model.path;
-}
-
 std::string text_of(const Json& value, const std::string& key) {
   if (!value.is_string()) fail("\"", key, "\" is of type ", value.type_name(), ", expected a string");
   return value.get<std::string>();
 }
+
+std::vector<int32_t> ids_of(const Json& value, const std::string& key) {
+  const auto is_id = [](const Json& v) { return v.is_number_integer() && v >= 0 && v <= INT32_MAX; };
+  if (!value.is_array() || !std::all_of(value.begin(), value.end(), is_id))
+    fail("\"", key, "\" is not a list of token ids");
+  return value.get<std::vector<int32_t>>();
+}
+
+}  // namespace
 
 std::vector<Message> messages_of(const Json& value) {
   if (!value.is_array() || value.empty()) fail("\"messages\" is not a list of {\"role\", \"content\"}");
@@ -37,15 +41,6 @@ std::vector<Message> messages_of(const Json& value) {
   }
   return all;
 }
-
-std::vector<int32_t> ids_of(const Json& value, const std::string& key) {
-  const auto is_id = [](const Json& v) { return v.is_number_integer() && v >= 0 && v <= INT32_MAX; };
-  if (!value.is_array() || !std::all_of(value.begin(), value.end(), is_id))
-    fail("\"", key, "\" is not a list of token ids");
-  return value.get<std::vector<int32_t>>();
-}
-
-}  // namespace
 
 Prompts::Prompts(const Config& config)
     : model(load_model_config(model_path(config))), config_(config), tokenizer_spec_(tokenizer_spec(config)) {

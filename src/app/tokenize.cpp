@@ -1,23 +1,30 @@
-// pare tokenize: text to token ids and back, a line at a time.
+// pare tokenize: text and conversations to token ids, and back, a line at a time.
 #include <cstdio>
 #include <iostream>
 #include <memory>
+#include <optional>
 
 #include "app/commands.h"
+#include "app/console.h"
+#include "app/prompts.h"
 #include "base/json.h"
-#include "tokenizer/tokenizer.h"
+#include "tokenizer/chat.h"
 #include "tokenizer/unicode.h"
 
 namespace pare {
 
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
 struct Options {
-  std::string tokenizer;
-  bool decode = false, special = false;
+  std::string tokenizer, chat_format = "auto", date;
+  std::optional<std::string> system;
+  bool decode = false, special = false, chat = false, ids = false, no_thinking = false;
 };
+
+// ASCII: some readers take U+2028 for the end of the line.
+std::string ascii_json(const std::string& text) { return Json(lossy_utf8(text)).dump(-1, ' ', true); }
 
 std::string decode_line(const Tokenizer& tokenizer, const Json& ids, bool special, const std::string& where) {
   if (!ids.is_array()) fail(where, ": is of type ", ids.type_name(), ", expected a list of ids");
@@ -28,7 +35,7 @@ std::string decode_line(const Tokenizer& tokenizer, const Json& ids, bool specia
     const auto id = value.get<int32_t>();
     if (special || !tokenizer.is_special(id)) text += tokenizer.piece(id);
   }
-  return Json(lossy_utf8(text)).dump(-1, ' ', true);  // ASCII: some readers take U+2028 for the end of the line
+  return ascii_json(text);
 }
 
 std::string encode_line(const Tokenizer& tokenizer, const Json& text, bool special, const std::string& where) {
@@ -37,15 +44,54 @@ std::string encode_line(const Tokenizer& tokenizer, const Json& text, bool speci
   return Json(special ? tokenizer.encode_prompt(s) : tokenizer.encode(s)).dump();
 }
 
+// A conversation to the text that the model would answer, or its ids.
+class Chat {
+ public:
+  Chat(const Options& o, const Tokenizer& tokenizer)
+      : options_(o), tokenizer_(tokenizer), format_(find_chat_format(o.chat_format, o.tokenizer)) {
+    if (o.no_thinking && format_.kind != ChatFormat::Kind::qwen3) fail("--no-thinking is for the chat format qwen3");
+    if (!o.date.empty() && format_.kind != ChatFormat::Kind::llama3) fail("--date is for the chat format llama-3");
+    format_.thinking = !o.no_thinking;
+    if (!o.date.empty()) format_.date = o.date;
+  }
+  std::string line(const Json& row, const std::string& where) const {
+    try {
+      const std::vector<Message> all = messages(row);
+      return options_.ids ? Json(encode_chat(format_, tokenizer_, all)).dump() : ascii_json(render_chat(format_, all));
+    } catch (const Error& e) {
+      fail(where, ": ", e.what());
+    }
+  }
+
+ private:
+  std::vector<Message> messages(const Json& row) const {
+    std::vector<Message> all;
+    if (row.is_string())
+      all = {{"user", row.get<std::string>()}};
+    else
+      all = messages_of(row.is_object() && row.contains("messages") ? row["messages"] : row);
+    if (!options_.system) return all;
+    if (all[0].role == "system") fail("has a system message, and --system gives one");
+    all.insert(all.begin(), {"system", *options_.system});
+    return all;
+  }
+
+  const Options& options_;
+  const Tokenizer& tokenizer_;
+  ChatFormat format_;
+};
+
 void tokenize(const Options& o) {
   const auto tokenizer = make_tokenizer(o.tokenizer);
+  const std::optional<Chat> chat = o.chat ? std::optional<Chat>(std::in_place, o, *tokenizer) : std::nullopt;
   std::string line;
   for (int64_t number = 1; std::getline(std::cin, line); number++) {
     const std::string where = cat("line ", number);
     const Json row = parse_json(line, where);
-    line = o.decode ? decode_line(*tokenizer, row, o.special, where) : encode_line(*tokenizer, row, o.special, where);
-    line += '\n';
-    std::fwrite(line.data(), 1, line.size(), stdout);
+    print((o.decode ? decode_line(*tokenizer, row, o.special, where)
+           : chat   ? chat->line(row, where)
+                    : encode_line(*tokenizer, row, o.special, where)) +
+          "\n");
   }
 }
 
@@ -55,8 +101,21 @@ void add_tokenize(CLI::App& app) {
   auto o = std::make_shared<Options>();
   CLI::App* c = app.add_subcommand("tokenize", "text to token ids: a JSON string a line in, a list of ids a line out");
   c->add_option("--tokenizer", o->tokenizer, "ssa, a tokenizer file or a folder with one")->required();
-  c->add_flag("--decode", o->decode, "the other way: lists of ids in, strings out");
-  c->add_flag("--special", o->special, "put BOS in front; with --decode: show special tokens");
+  CLI::Option* decode = c->add_flag("--decode", o->decode, "the other way: lists of ids in, strings out");
+  CLI::Option* special = c->add_flag("--special", o->special, "put BOS in front; with --decode: show special tokens");
+  CLI::Option* chat =
+      c->add_flag("--chat", o->chat,
+                  "conversations in, [{\"role\", \"content\"}] or {\"messages\"} or what the user says, and out the "
+                  "text that a model with this tokenizer would go on with, as a JSON string");
+  chat->excludes(decode)->excludes(special);
+  c->add_flag("--ids", o->ids, "of that text the token ids, as `pare generate` and training have them")->needs(chat);
+  c->add_option("--chat-format", o->chat_format,
+                "qwen2.5, qwen3, llama-3, deepseek-r1, plain or a text with {problem}; that of the tokenizer's chat "
+                "template if not given")
+      ->needs(chat);
+  c->add_option("--system", o->system, "the system message of every conversation")->needs(chat);
+  c->add_flag("--no-thinking", o->no_thinking, "qwen3: an empty thought stands before the answer")->needs(chat);
+  c->add_option("--date", o->date, "llama-3: today's date in the system message")->needs(chat);
   c->callback([o] { tokenize(*o); });
 }
 

@@ -96,7 +96,10 @@ StateFile read_state(const std::string& folder) {
 void save_model(const std::string& path, const Session& session,
                 const std::function<void(const std::string& folder)>& more) {
   save_hf(path, session.model_config, session.model->reader(), DType::f32, true, [&](const std::string& folder) {
-    if (!session.config.model.path.empty()) copy_tokenizer(session.config.model.path, folder);
+    if (const std::string spec = tokenizer_spec(session.config); spec == "ssa")
+      write_file(folder + "/tokenizer.ssa", ssa_tokenizer_file());
+    else
+      copy_tokenizer(spec, folder);
     if (more) more(folder);
   });
 }

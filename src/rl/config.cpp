@@ -335,6 +335,10 @@ bool keeps_sampler_states(const Config& c) {
          (c.algorithm.rollout_correction.acceptance || (o.enable && o.state_weight == StateWeight::z));
 }
 
+std::string tokenizer_spec(const Config& c) {
+  return !c.data.tokenizer.empty() ? c.data.tokenizer : c.data.task == "ssa" ? "ssa" : c.model.path;
+}
+
 bool needs_reference(const Config& c) { return c.actor.use_kl_loss || c.algorithm.use_kl_in_reward; }
 
 std::vector<std::string> config_warnings(const Config& c) {

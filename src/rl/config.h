@@ -225,6 +225,8 @@ inline DType act_type(const Config& config) { return act_type(config.trainer.dev
 void check_device(const TrainerKeys& where);
 // RolloutLimits::lookahead: a device whose work is queued runs on while the host prepares, the cpu has nothing to gain.
 inline int lookahead(const Config& config) { return config.trainer.device == DeviceKind::cpu ? 1 : 8; }
+// The tokenizer, as make_tokenizer wants it: data.tokenizer, else that of the built-in task or of the model.
+std::string tokenizer_spec(const Config& config);
 // A KL to the initial model is part of the objective.
 bool needs_reference(const Config& config);
 // The sampler's distribution is, bit by bit, that of the learner: sums have one order, and nothing is left out, or both

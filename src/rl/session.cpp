@@ -52,7 +52,8 @@ Session::Session(const Config& c, const Table& table, bool trainable, const Aren
   device.ledger = &ledger;
   device.check_nan = c.trainer.check_nan;
 
-  const std::string spec = !c.data.tokenizer.empty() ? c.data.tokenizer : c.data.task == "ssa" ? "ssa" : c.model.path;
+  model_config = read_model_config(c.model);  // first: a folder that is not there is no wrong tokenizer
+  const std::string spec = tokenizer_spec(c);
   tokenizer = make_tokenizer(spec);
   chat = find_chat_format(c.data.task == "ssa" ? "plain" : c.data.chat_template, spec);
   chat.thinking = c.data.apply_chat_template_kwargs.enable_thinking;
@@ -69,7 +70,6 @@ Session::Session(const Config& c, const Table& table, bool trainable, const Aren
     val = read(c.data.val_files);
   }
 
-  model_config = read_model_config(c.model);
   if (tokenizer->vocab_size() > model_config.vocab)
     fail("the tokenizer has ", tokenizer->vocab_size(), " tokens, the model's vocabulary only ", model_config.vocab);
   const int64_t longest = c.data.max_prompt_length + c.data.max_response_length;
