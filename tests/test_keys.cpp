@@ -170,6 +170,21 @@ void run_program(const Overrides& o) {
   EXPECT_EQ(std::system((command + " > log 2>&1").c_str()), 0) << command;
 }
 
+// The exit code of a run of which a token differed before it was interrupted: as its state says.
+Outcome exit_after_a_mismatch(const Overrides& o) {
+  run_program(o + Overrides{"trainer.total_training_steps=1"});
+  const std::string state = tiny_folder() + "run/checkpoints/step-1/state.json", all = "\"mismatches\": ";
+  std::ifstream in(state);
+  std::string text{std::istreambuf_iterator<char>(in), {}};
+  const size_t at = text.find(all + "0");
+  EXPECT_NE(at, std::string::npos) << text;
+  std::ofstream(state) << text.replace(at, all.size() + 1, all + "1");
+  const fs::path program = fs::read_symlink("/proc/self/exe").parent_path().parent_path() / "pare";
+  std::string command = program.string() + " train --resume --out " + tiny_folder() + "run";
+  for (const std::string& x : o) command += " '" + x + "'";
+  return {static_cast<double>(WEXITSTATUS(std::system((command + " >/dev/null 2>&1").c_str())))};
+}
+
 // Runs the program and counts the entries of a folder whose names start with `start`.
 Measure folders(const std::string& folder, const std::string& start) {
   return [=](const Overrides& o) {
@@ -381,6 +396,7 @@ Rows rollout_rows() {
        {ssa + Overrides{"rollout.max_num_seqs=4"}, {"rollout.max_num_batched_tokens=4"}, passes, rises, true}},
       {"rollout.kv_cache_bytes", {{}, {"rollout.kv_cache_bytes=20000"}, peak(&Session::kv), falls, true}},
       {"rollout.check_exact", {{}, {"rollout.check_exact=false"}, metric("exact/checked_tokens"), falls, true}},
+      {"rollout.on_mismatch", {{}, {"rollout.on_mismatch=continue"}, exit_after_a_mismatch, from_to(1, 0)}},
       {"rollout.val_kwargs.n", {{}, {"rollout.val_kwargs.n=3"}, val_flops, rises}},
       {"rollout.val_kwargs.temperature",
        {{"rollout.val_kwargs.n=4"}, {"rollout.val_kwargs.temperature=1"}, session_number(val_score), differs}},

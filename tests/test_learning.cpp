@@ -82,7 +82,7 @@ double accuracy_after_grpo(std::vector<std::string> keys, Rewarded::Score score 
     keys.insert(keys.begin(), key);
   TrainingRun run(small_quickstart("quickstart", keys), std::move(score));
   run.session.model->set_parameters(warm_up().parameters);
-  for (int i = 0; i < kGrpoSteps; i++) EXPECT_EQ(run.step().get("exact/mismatch_tokens"), 0) << "step " << i;
+  for (int i = 0; i < kGrpoSteps; i++) EXPECT_FALSE(run.step().get("exact/mismatch_tokens") > 0) << "step " << i;
   return run.trainer->evaluate().get(kAccuracy);
 }
 

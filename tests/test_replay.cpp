@@ -200,7 +200,8 @@ TEST(Replay, RefusesWhatItCannotReplay) {
   EXPECT_TRUE(has(message(sparse("snapkv") + Keys{"rollout.kv.merge=value"}), "set rollout.kv.merge=none"));
   EXPECT_TRUE(has(message(sparse("streaming_llm") + Keys{"rollout.kv.prompt=compress", "rollout.kv.rope=cache_index"}),
                   "set rollout.kv.rope=absolute"));
-  EXPECT_TRUE(has(message(sparse("snapkv") + Keys{"learner.attention=dense"}), "learner.attention=replay"));
+  EXPECT_TRUE(has(message(sparse("snapkv") + Keys{"learner.attention=dense", "rollout.check_exact=true"}),
+                  "learner.attention=replay"));
   Session session(tiny_run("qwen3", sparse("snapkv")));
   EXPECT_THROW(Sft{session}, Error);
 }

@@ -311,7 +311,9 @@ TEST(ConfigCheck, ContradictionsNameBothKeys) {
        "data.val_files"},
       {{"rollout.top_p=0.9"}, "rollout.top_p", "rollout.allow_truncated_sampling"},
       {{"rollout.top_k=5"}, "rollout.top_k", "rollout.allow_truncated_sampling"},
-      {{"rollout.top_k=5", "rollout.allow_truncated_sampling=true"}, "rollout.top_k", "rollout.check_exact"},
+      {{"rollout.top_k=5", "rollout.allow_truncated_sampling=true", "rollout.check_exact=true"},
+       "rollout.top_k",
+       "rollout.check_exact"},
       {{"rollout.n=1"}, "rollout.n", "algorithm.adv_estimator"},
       {{"rollout.max_num_batched_tokens=8"}, "rollout.max_num_seqs", "rollout.max_num_batched_tokens"},
       {{"reward_model.overlong_buffer.enable=true", "reward_model.overlong_buffer.len=513"},
@@ -328,7 +330,7 @@ TEST(ConfigCheck, ContradictionsNameBothKeys) {
         "algorithm.rollout_correction.veto=1e-4"},
        "rollout.top_k",
        "algorithm.rollout_correction"},
-      {{"rollout.kv.method=quest"}, "rollout.kv.method", "rollout.check_exact"},
+      {{"rollout.kv.method=quest", "rollout.check_exact=true"}, "rollout.kv.method", "rollout.check_exact"},
       {{"trainer.exact=false"}, "trainer.exact", "trainer.device"},
       {{"algorithm.rollout_correction.rollout_is_bounds=[2, 1]"}, "rollout_is_bounds", "lower bound"},
       {{"algorithm.rollout_correction.rollout_rs_threshold=[2, 1]"}, "rollout_rs_threshold", "lower bound"},
@@ -355,6 +357,31 @@ TEST(ConfigCheck, ContradictionsNameBothKeys) {
   EXPECT_NO_THROW(with({"rollout.val_kwargs.top_p=0.7", "rollout.val_kwargs.top_k=20"}));
   EXPECT_NO_THROW(with({"actor.ppo_mini_batch_size=16"}));
   EXPECT_NO_THROW(with({"actor.clip_ratio_c=3", "actor.clip_ratio_low=10"}));
+}
+
+// Left alone it is on wherever the two are of one distribution: replay turns it on, in every preset.
+TEST(ConfigCheck, LogprobsAreCheckedWhereTheyCanBeEqual) {
+  const auto checks = [](const std::vector<std::string>& keys) { return checks_exact(load_config(keys)); };
+  EXPECT_TRUE(checks({"quickstart"}));
+  EXPECT_TRUE(checks({"quickstart", "rollout.check_exact=true"}));
+  EXPECT_FALSE(checks({"quickstart", "rollout.check_exact=false"}));
+  EXPECT_FALSE(checks({"quickstart", "rollout.top_k=5", "rollout.allow_truncated_sampling=true"}));
+  EXPECT_TRUE(checks({"quickstart", "trainer.device=cuda", "trainer.exact=false"})) << "mismatches are counted";
+  for (const char* run : {"quickstart-quest", "quickstart-rkv"}) {
+    EXPECT_FALSE(checks({run})) << run;
+    EXPECT_TRUE(checks({run, "learner.attention=replay"})) << run;
+    EXPECT_TRUE(checks({run, "naive-sparse", "learner.attention=replay"})) << run;
+    EXPECT_FALSE(checks({run, "rollout.check_exact=false", "learner.attention=replay"})) << run << ": set by hand";
+    EXPECT_TRUE(checks({run, "rollout.check_exact=false", "rollout.check_exact=auto", "learner.attention=replay"}));
+  }
+  // The resolved configuration keeps what was said by hand apart from what follows.
+  for (const char* value : {"true", "false", "auto"}) {
+    const Config c = load_config({"quickstart", cat("rollout.check_exact=", value)});
+    Config again;
+    apply_toml(again, to_toml(c), "run");
+    EXPECT_EQ(again.rollout.check_exact, c.rollout.check_exact) << value;
+  }
+  EXPECT_HAS(load_message({"rollout.check_exact=maybe"}), "boolean or auto");
 }
 
 TEST(ConfigCheck, Warnings) {
@@ -530,9 +557,8 @@ TEST(Presets, AllAreValidAloneAndOverTheQuickstart) {
     EXPECT_NE(both, run) << name;
     EXPECT_EQ(both.data, run.data) << name;
     RolloutKeys rollout = both.rollout;
-    rollout.check_exact = true;  // what samples or corrects sparse rollouts gives it up
     if (name.starts_with("kv-")) rollout.kv = run.rollout.kv;
-    EXPECT_EQ(rollout, run.rollout) << name;
+    EXPECT_EQ(rollout, run.rollout) << name;  // with check_exact: no preset stands in the way of replay
     EXPECT_EQ(both.actor.optim, run.actor.optim) << name;
   }
   EXPECT_GE(presets, 22);

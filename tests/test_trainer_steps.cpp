@@ -139,7 +139,8 @@ void expect_every_op_called(const Table& table, const Overrides& more) {
         for (const auto& [op, line] : ops) called.insert(op);
     };
     add();  // what loads the model
-    EXPECT_EQ(trainer.step().get("exact/mismatch_tokens"), 0);
+    const double mismatches = trainer.step().get("exact/mismatch_tokens");
+    EXPECT_TRUE(checks_exact(config) ? mismatches == 0 : std::isnan(mismatches)) << mismatches;
     add();
   }
 #define X(op, Args) EXPECT_TRUE(called.contains(#op)) << #op;

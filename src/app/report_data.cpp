@@ -52,8 +52,8 @@ Json totals_json(const RunTotals& t) {
           {"seconds", t.seconds},
           {"seconds_rollout", t.seconds_rollout},
           {"seconds_update", t.seconds_update},
-          {"mismatches", t.mismatches},
-          {"checked", t.checked}};
+          {"mismatches", exact(t.mismatches)},
+          {"checked", exact(t.checked)}};
 }
 
 // Every `every`-th response of rollouts.jsonl; empty where a run wrote none.  Fields are optional: runs of an older

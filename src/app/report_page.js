@@ -145,18 +145,20 @@ const columns = [
   {head: "Time", of: (t) => t.seconds, text: units.seconds, ratio: true},
   {
     head: "Mismatch",
-    of: (t) => (t.checked ? t.mismatches : null),
+    of: (t) => t.mismatches,
+    none: (t) => (t.checked === 0 ? "not checked" : null),
     text: units.count,
     more: (t) => `of ${units.count(t.checked)}`,
     how: "tokens whose log-prob differs in any bit between sampler and learner"
   },
 ];
 function comparison() {
-  const shown = columns.filter((c) => runs.some((r) => finite(c.of(r.totals)) && (c.of(r.totals) !== 0 || c.more)));
+  const shown = columns.filter(
+    (c) => runs.some((r) => (finite(c.of(r.totals)) && (c.of(r.totals) !== 0 || c.more)) || c.none?.(r.totals)));
   const cells = (list, base) => shown.map((c) => {
     const all = list.map((r) => r.totals), v = mean(all.map(c.of));
     const label = {"data-label": c.head};
-    if (!finite(v)) return make("td", {...label, class: "none"}, "\u2013");
+    if (!finite(v)) return make("td", {...label, class: "none"}, all.map((t) => c.none?.(t)).find(Boolean) ?? "\u2013");
     const small = [];
     if (c.from && list.length && finite(mean(all.map(c.from)))) small.push(`from ${c.text(mean(all.map(c.from)))}`);
     if (c.more) small.push(c.more({checked: all.reduce((s, t) => s + t.checked, 0)}));

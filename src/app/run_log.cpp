@@ -107,7 +107,8 @@ RunTotals run_totals(const RunLog& log) {
   }
   t.seconds_rollout = log.sum("timing_s/gen"), t.seconds_update = log.sum("timing_s/update_actor");
   t.seconds = log.sum("timing_s/step") + log.sum("timing_s/testing");
-  t.mismatches = log.sum("exact/mismatch_tokens"), t.checked = log.sum("exact/checked_tokens");
+  if (log.series.contains("exact/checked_tokens")) t.checked = log.sum("exact/checked_tokens");
+  if (t.checked > 0) t.mismatches = log.sum("exact/mismatch_tokens");
   return t;
 }
 

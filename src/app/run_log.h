@@ -33,7 +33,7 @@ struct RunTotals {
   double flops_rollout = 0, flops_learner = 0, flops = 0;       // flops: of every phase
   double peak_bytes = none;                                     // of all arenas
   double seconds = 0, seconds_rollout = 0, seconds_update = 0;  // seconds: of steps and evaluations
-  double mismatches = 0, checked = 0;                           // tokens
+  double mismatches = none, checked = none;  // tokens; of those that no step checked there are no mismatches
 };
 
 RunTotals run_totals(const RunLog& log);

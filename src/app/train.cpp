@@ -84,6 +84,7 @@ class Run {
     } else {
       show_sft(console_, session_, directory_.path());
     }
+    warn_of_mismatches();
     if (resumed_)
       console_.line(first_ > 0 ? cat("         goes on after step ", first_, ", from ", directory_.checkpoint())
                                : "         has no checkpoint yet: begins again");
@@ -115,12 +116,13 @@ class Run {
     if (samples) directory_.log_samples(session_, *trainer_);
     const bool best = val && !(val_score(config_, m) <= state_.best_score);
     if (best) state_.best_score = val_score(config_, m), state_.best_step = step;
-    if (trainer_) {
+    state_.training = training_->state();
+    if (trainer_ && m.get("exact/checked_tokens") > 0) {
       state_.checked += static_cast<int64_t>(m.get("exact/checked_tokens"));
       state_.mismatches += static_cast<int64_t>(m.get("exact/mismatch_tokens"));
     }
-    state_.training = training_->state();
     show(m, val, samples);
+    warn_of_mismatches();
     if (t.save_freq > 0 && (step % t.save_freq == 0 || step == t.total_training_steps || best)) save();
     if (interrupted() && step < t.total_training_steps) throw Interrupted();
   }
@@ -131,6 +133,26 @@ class Run {
     const bool row = trainer_ || val || step % std::max<int64_t>(1, total / 20) == 0 || step == total;
     if (row) lines_->step(m);
     if (samples) lines_->samples(*trainer_);
+  }
+
+  // Of the whole run, so that one that is resumed is not better than one that was left alone.
+  std::string mismatches() const {
+    if (state_.checked == 0) return "log-probs of sampler and learner were not checked against one another";
+    return format("%lld of %lld checked tokens differ between sampler and learner",
+                  static_cast<long long>(state_.mismatches), static_cast<long long>(state_.checked));
+  }
+
+  bool broken() const { return exact_rollout(config_) && state_.mismatches > 0; }
+  bool fails() const { return broken() && config_.rollout.on_mismatch == OnMismatch::fail; }
+
+  void warn_of_mismatches() {
+    if (warned_ || !broken()) return;
+    warned_ = true;
+    console_.warning(
+        cat("AFTER STEP ", state_.training.step, ", ", mismatches(),
+            ". This run is exact: not one may. The program or the machine computes wrongly; what is learnt from now on "
+            "cannot be trusted. The run goes on",
+            fails() ? " and will end with exit code 1 (rollout.on_mismatch=continue: with 0)." : "."));
   }
 
   void save() { directory_.save(session_, *training_, state_); }
@@ -151,12 +173,12 @@ class Run {
 
   void finish() {
     show_memory(console_, session_);
-    const std::string exact =
-        state_.checked > 0 ? format("; %lld of %lld checked tokens differ between sampler and learner",
-                                    static_cast<long long>(state_.mismatches), static_cast<long long>(state_.checked))
-                           : "";
-    console_.result(format("done     %s%s; model in %s/model", duration(seconds_since(start_)).c_str(), exact.c_str(),
-                           directory_.path().c_str()));
+    console_.result(format("done     %s%s; model in %s/model", duration(seconds_since(start_)).c_str(),
+                           trainer_ ? cat("; ", mismatches()).c_str() : "", directory_.path().c_str()));
+    if (fails())
+      throw Error(Exit::failed, cat(mismatches(),
+                                    ", and the run is exact: not one may; the run is whole, its model is "
+                                    "saved, but do not trust it (rollout.on_mismatch=continue ends it with 0)"));
   }
 
   const Config config_;
@@ -171,6 +193,7 @@ class Run {
   std::optional<StepLines> lines_;
   RunState state_;     // at the border of the last finished step
   int64_t first_ = 0;  // steps done before this process
+  bool warned_ = false;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
@@ -201,12 +224,12 @@ void run(const Options& o, const CLI::App& command, TrainingKind kind) {
     fail("--resume: which run? give its RUN/config.toml, or --out RUN (trainer.default_local_dir)");
   if (path.empty()) path = default_path(config.trainer.experiment_name);
   check_run_directory(path, start);
-  for (const std::string& n : notes) std::fprintf(stderr, "note     %s\n", n.c_str());
+  for (const std::string& n : notes) std::fprintf(stderr, "note     %s\n", printable(n).c_str());
   LongWork::quiet = o.quiet;
   if (!o.dry_run) return Run(config, kind, table, start, o.quiet).run();
   check_run(config, kind);
   training_limits(config, kind, table);
-  std::printf("%s", to_toml(config).c_str());
+  print(to_toml(config));
 }
 
 void add(CLI::App& app, const char* name, const char* what, TrainingKind kind) {

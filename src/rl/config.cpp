@@ -205,15 +205,16 @@ void check_rollout(const Config& c) {
     fail(which,
          " samples from a truncated distribution, but the learner's log-probs are of the full one, so training "
          "would be off-policy; turn it off, or set rollout.allow_truncated_sampling=true");
-  if (truncated && r.check_exact)
+  const bool check = r.check_exact.value_or(false);  // auto gives way
+  if (truncated && check)
     fail(which,
          " makes the sampler's log-probs differ from the learner's, which rollout.check_exact forbids; set "
-         "rollout.check_exact=false");
+         "rollout.check_exact=auto");
   const bool replay = c.learner.attention == LearnerAttention::replay;
-  if (r.kv.method != KvMethod::dense && r.check_exact && !replay)
+  if (r.kv.method != KvMethod::dense && check && !replay)
     fail(
         "rollout.kv.method samples from another distribution than the dense learner's, which rollout.check_exact "
-        "forbids; set rollout.check_exact=false, or learner.attention=replay");
+        "forbids; set rollout.check_exact=auto, or learner.attention=replay");
   if (replay && r.kv.merges())
     fail(
         "learner.attention = \"replay\" replays which tokens were kept, rollout.kv.merge also changes their keys and "
@@ -320,9 +321,14 @@ static bool sparser_than_learner(const Config& c) {
   return c.rollout.kv.method != KvMethod::dense && c.learner.attention == LearnerAttention::dense;
 }
 
-bool exact_rollout(const Config& c) {
-  return c.trainer.exact && !sparser_than_learner(c) && c.rollout.top_k <= 0 && c.rollout.top_p >= 1;
+// Both are of the same distribution, whatever their roundings are.
+static bool same_distribution(const Config& c) {
+  return !sparser_than_learner(c) && c.rollout.top_k <= 0 && c.rollout.top_p >= 1;
 }
+
+bool exact_rollout(const Config& c) { return c.trainer.exact && same_distribution(c); }
+
+bool checks_exact(const Config& c) { return c.rollout.check_exact.value_or(same_distribution(c)); }
 
 bool corrects_rollout(const Config& c) {
   const RolloutCorrectionKeys& r = c.algorithm.rollout_correction;
@@ -384,6 +390,7 @@ std::vector<std::string> keys_that_part(const Config& run, const Config& resumed
                                                 "rollout.max_num_batched_tokens",
                                                 "rollout.kv_cache_bytes",
                                                 "rollout.check_exact",
+                                                "rollout.on_mismatch",
                                                 "rollout.val_kwargs.kv",
                                                 "algorithm.rollout_correction.acceptance",
                                                 "actor.ppo_max_token_len",

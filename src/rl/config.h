@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,7 @@ enum class GroupStatistics { all, accepted };
 enum class TooFew { skip, scale };
 enum class StateWeight { none, z };
 enum class ValKv { dense, rollout, both };
+enum class OnMismatch { fail, carry_on };
 enum class LearnerAttention { dense, replay };
 enum class Moments { f32, bf16 };
 enum class LrSchedule { constant, linear, cosine };
@@ -75,7 +77,8 @@ struct RolloutKeys {
   double top_p = 1;
   bool allow_truncated_sampling = false;
   int64_t max_num_seqs = 256, max_num_batched_tokens = 8192, kv_cache_bytes = 0;
-  bool check_exact = true;
+  std::optional<bool> check_exact;  // none: auto
+  OnMismatch on_mismatch = OnMismatch::fail;
   KvSpec kv;
   ValKeys val_kwargs;
   bool operator==(const RolloutKeys&) const = default;
@@ -232,6 +235,8 @@ bool needs_reference(const Config& config);
 // The sampler's distribution is, bit by bit, that of the learner: sums have one order, and nothing is left out, or both
 // leave out the same.
 bool exact_rollout(const Config& config);
+// The sampler's log-probs are compared with the learner's.
+bool checks_exact(const Config& config);
 // Samples are judged or weighted by what the dense policy thinks of their tokens (corrections.h, obrs.h).
 bool corrects_rollout(const Config& config);
 // The rollout keeps the hidden state that each token was drawn from.

@@ -133,6 +133,10 @@ constexpr auto words_of<ValKv> =
     std::to_array<Word<ValKv>>({{"dense", ValKv::dense}, {"rollout", ValKv::rollout}, {"both", ValKv::both}});
 
 template <>
+constexpr auto words_of<OnMismatch> = std::to_array<Word<OnMismatch>>({{"fail", OnMismatch::fail},
+                                                                       {"continue", OnMismatch::carry_on}});
+
+template <>
 constexpr auto words_of<KvMethod> = std::to_array<Word<KvMethod>>({{"dense", KvMethod::dense},
                                                                    {"streaming_llm", KvMethod::streaming_llm},
                                                                    {"h2o", KvMethod::h2o},
@@ -193,6 +197,7 @@ bool contains(const std::vector<std::string>& words, const std::string& word) { 
 template <class T>
 std::string type_text(const Allowed& a) {
   if constexpr (std::is_same_v<T, bool>) return "boolean";
+  if constexpr (std::is_same_v<T, std::optional<bool>>) return "boolean or auto";
   if constexpr (std::is_same_v<T, int64_t>) return "integer" + range_text(a);
   if constexpr (std::is_same_v<T, double>) return "number" + range_text(a);
   if constexpr (std::is_same_v<T, std::string>)
@@ -214,6 +219,13 @@ bool read(const TomlValue& v, const Allowed&, bool& x) {
   if (!yes && v.text != "false" && v.text != "False") return false;
   x = yes;
   return true;
+}
+bool read(const TomlValue& v, const Allowed& a, std::optional<bool>& x) {  // none: auto
+  if (v.text == "auto" && v.kind != TomlValue::Kind::word) {
+    x.reset();
+    return true;
+  }
+  return read(v, a, x.emplace());
 }
 template <class N>
 requires std::is_same_v<N, int64_t> || std::is_same_v<N, double>
@@ -246,6 +258,7 @@ bool read(const TomlValue& v, const Allowed& a, E& x) {
 }
 
 std::string show(bool x) { return x ? "true" : "false"; }
+std::string show(const std::optional<bool>& x) { return x ? show(*x) : toml_quote("auto"); }
 std::string show(int64_t x) { return number_text(x); }
 std::string show(double x) { return number_text(x); }
 std::string show(const std::string& x) { return toml_quote(x); }
@@ -377,7 +390,13 @@ std::vector<ConfigKey> rollout_keys() {
       KEY(rollout.kv_cache_bytes, at_least(0), "bytes", "size of the page pool; 0: what max_num_seqs sequences need",
           "pare"),
       KEY(rollout.check_exact, any, "",
-          "compare the sampler's log-probs with the learner's bit by bit; logs exact/mismatch_tokens", "pare"),
+          "compare the sampler's log-probs with the learner's bit by bit; logs exact/mismatch_tokens. auto: where "
+          "sampler and learner attend to the same and nothing is truncated",
+          "pare"),
+      KEY(rollout.on_mismatch, any, "",
+          "an exact run in which a token differs warns at once and goes on to its end; then it ends with exit code 1 "
+          "(fail) or 0 (continue)",
+          "pare"),
       KEY(rollout.val_kwargs.n, at_least(1), "samples", "responses per validation prompt", "verl"),
       KEY(rollout.val_kwargs.temperature, at_least(0), "", "of validation; 0: greedy", "verl"),
       KEY(rollout.val_kwargs.top_k, count(-1), "tokens", "of validation; 0 or -1: off", "verl"),

@@ -103,7 +103,7 @@ struct UpdateTotals {
     m.set("tokens/trained", static_cast<double>(rows));
     m.set("tokens/loss", static_cast<double>(loss_rows));
     m.set("exact/checked_tokens", static_cast<double>(checked));
-    m.set("exact/mismatch_tokens", static_cast<double>(mismatches));
+    if (checked > 0) m.set("exact/mismatch_tokens", static_cast<double>(mismatches));  // else 0 would be a claim
   }
 };
 
@@ -459,7 +459,7 @@ void Trainer::update(std::vector<Trajectory>& samples, Metrics& metrics) {
         if (progress) progress("update", static_cast<int64_t>(done), static_cast<int64_t>(all));
       });
       totals.add(u, out);
-      if (first_update && config_.rollout.check_exact) totals.check(u, out, part);
+      if (first_update && checks_exact(config_)) totals.check(u, out, part);
       if (first_update && !exact_rollout(config_) && std::isnan(metrics.get("rollout_corr/kl")))
         report_mismatch(u, out, part, catastrophic(config_), metrics);
       totals.grad_norm.add(learner_.step(session_.optimizer_options(lr * scale)));
