@@ -1,6 +1,8 @@
 // Certificates name the log-probs of a step, however it was computed, and `pare compare` finds where two runs part.
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <regex>
+#include <sstream>
 
 #include "base/thread_pool.h"
 #include "rl/certificate.h"
@@ -77,7 +79,10 @@ TEST_F(Certificates, CompareSaysWhereRunsPart) {
   const auto expect_last = [&](const std::string& runs, const std::vector<std::string>& parts) {
     const Outcome o = run("compare " + runs);
     EXPECT_EQ(o.code, 0) << o.err;
-    const std::string end = o.out.substr(std::min(o.out.size(), o.out.rfind("\n\n")));
+    std::istringstream lines(o.out);
+    for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80u + at("").size()) << line;  // a path
+    const std::string end =
+        std::regex_replace(o.out.substr(std::min(o.out.size(), o.out.rfind("\n\n"))), std::regex("\n *"), " ");
     for (const std::string& part : parts) EXPECT_NE(end.find(part), std::string::npos) << part << "\nnot in " << end;
   };
   train("a", {});
@@ -105,7 +110,7 @@ TEST_F(Certificates, CompareSaysWhereRunsPart) {
     for (size_t i = 0; expected.empty() && i < std::min(a["ids"].size(), b["ids"].size()); i++)
       if (a["logprobs"][i] != b["logprobs"][i] || a["ids"][i] != b["ids"][i]) {
         EXPECT_EQ(a["step"], 2);
-        expected = cat("  response ", a["uid"].get<std::string>(), " (group ", a["group"], ", member ", a["member"],
+        expected = cat("response ", a["uid"].get<std::string>(), " (group ", a["group"], ", member ", a["member"],
                        "), token ", i, ": ", a["pieces"][i], " (id ", a["ids"][i], ", log-prob ", a["logprobs"][i],
                        ") and ", b["pieces"][i], " (id ", b["ids"][i]);
       }

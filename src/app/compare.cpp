@@ -1,19 +1,28 @@
 // pare compare: runs side by side, from their metrics.jsonl, and where they part.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 
 #include "app/commands.h"
-#include "app/console.h"
 #include "app/run_log.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/text.h"
 
 namespace pare {
 
 namespace {
+
+constexpr size_t columns = 80;  // of any terminal
+
+// A line, or where it is longer several, under `indent`.
+void say(const std::string& text, const char* indent = "  ") {
+  std::printf("%s", wrapped(printable(text), columns, indent).c_str());
+}
 
 struct Run {
   RunLog log;
@@ -64,12 +73,10 @@ std::string token_text(const nlohmann::json& response, int64_t t) {
 // Which token of which response, if both runs wrote the responses of the step.
 void print_token(const RunLog& a, const RunLog& b, int64_t step) {
   const Responses x = read_responses(a, step), y = read_responses(b, step);
-  if (x.order.empty() || y.order.empty()) {
-    std::printf(
-        "  %s: no responses of this step in rollouts.jsonl; run again with trainer.samples_freq=1 for the token\n",
-        (x.order.empty() ? a : b).path.c_str());
-    return;
-  }
+  if (x.order.empty() || y.order.empty())
+    return say(cat((x.order.empty() ? a : b).path,
+                   ": no responses of this step in rollouts.jsonl; run again with trainer.samples_freq=1 for the "
+                   "token"));
   std::string first;
   int64_t common = 0, different = 0;
   for (const std::string& uid : x.order) {
@@ -80,18 +87,15 @@ void print_token(const RunLog& a, const RunLog& b, int64_t step) {
     const int64_t t = first_difference(response, other->second);
     if (t < 0) continue;
     if (different++ == 0)
-      first =
-          cat("  response ", uid, " (group ", response.at("group").dump(), ", member ", response.at("member").dump(),
-              "), token ", t, ": ", token_text(response, t), " and ", token_text(other->second, t));
+      first = cat("response ", uid, " (group ", response.at("group").dump(), ", member ", response.at("member").dump(),
+                  "), token ", t, ": ", token_text(response, t), " and ", token_text(other->second, t));
   }
-  if (common == 0)
-    std::printf("  they have no sequence in common there: other prompts or another order\n");
-  else if (different == 0)
-    std::printf("  the %lld responses of it that both wrote are the same: others differ (trainer.samples_per_step)\n",
-                static_cast<long long>(common));
-  else
-    std::printf("%s\n  %lld of the %lld responses that both wrote differ\n", first.c_str(),
-                static_cast<long long>(different), static_cast<long long>(common));
+  if (common == 0) return say("they have no sequence in common there: other prompts or another order");
+  if (different == 0)
+    return say(
+        cat("the ", common, " responses of it that both wrote are the same: others differ (trainer.samples_per_step)"));
+  say(first);
+  say(cat(different, " of the ", common, " responses that both wrote differ"));
 }
 
 // Where two runs part, by the certificates of the steps that both have.
@@ -102,48 +106,74 @@ void print_parting(const RunLog& a, const RunLog& b) {
     if (other == b.certificates.end()) continue;
     common++;
     if (certificate == other->second) continue;
-    std::printf("%s and %s part at step %lld: certificates %s and %s\n", a.name.c_str(), b.name.c_str(),
-                static_cast<long long>(step), certificate.c_str(), other->second.c_str());
+    say(cat(a.name, " and ", b.name, " part at step ", step, ": certificates ", certificate, " and ", other->second),
+        "");
     return print_token(a, b, step);
   }
-  if (common == 0)
-    std::printf("%s and %s have no step with a certificate in common\n", a.name.c_str(), b.name.c_str());
-  else
-    std::printf("%s and %s have the same log-probs, bit for bit, in all %lld steps that both have\n", a.name.c_str(),
-                b.name.c_str(), static_cast<long long>(common));
+  say(common == 0 ? cat(a.name, " and ", b.name, " have no step with a certificate in common")
+                  : cat(a.name, " and ", b.name, " have the same log-probs, bit for bit, in all ", common,
+                        " steps that both have"),
+      "");
+}
+
+// The cells of a run, with the differences of its sums from those of the first one.
+struct Row {
+  const char* name;
+  std::function<double(const RunTotals&)> value;
+  bool sum;  // printed short and beside its difference
+};
+const std::vector<Row>& rows() {
+  using T = RunTotals;
+  static const std::vector<Row> all = {
+      {"steps", [](const T& t) { return static_cast<double>(t.steps); }, true},
+      {"reward, first tenth of the run", [](const T& t) { return t.reward_first; }, false},
+      {"reward, last tenth of the run", [](const T& t) { return t.reward_last; }, false},
+      {"validation before", [](const T& t) { return t.val_first; }, false},
+      {"validation at the end", [](const T& t) { return t.val_last; }, false},
+      {"tokens generated", [](const T& t) { return t.generated; }, true},
+      {"tokens through the learner", [](const T& t) { return t.trained; }, true},
+      {"tokens in the loss", [](const T& t) { return t.loss_rows; }, true},
+      {"FLOP of rollouts", [](const T& t) { return t.flops_rollout; }, true},
+      {"FLOP of the learner", [](const T& t) { return t.flops_learner; }, true},
+      {"seconds of rollouts", [](const T& t) { return t.seconds_rollout; }, false},
+      {"seconds of updates", [](const T& t) { return t.seconds_update; }, false},
+      {"log-probs checked", [](const T& t) { return t.checked; }, true},
+      {"of these different", [](const T& t) { return t.mismatches; }, true}};
+  return all;
+}
+std::string cell(const Row& row, const RunTotals& run, const RunTotals& first) {
+  const double v = row.value(run), base = row.value(first);
+  if (std::isnan(v)) return run.checked == 0 && row.name == rows().back().name ? "not checked" : "-";
+  if (!row.sum) return format("%.3f", v);
+  return human(v) +
+         (&run != &first && base > 0 ? format(" (%+.0f %%)", std::round((v / base - 1) * 100) + 0.0) : std::string());
+}
+
+// As many runs beside one another as fit, the others below.
+void print_table(const std::vector<Run>& runs) {
+  constexpr size_t titles = 30, longest_name = 22;
+  for (size_t begin = 0, end = 0; begin < runs.size(); begin = end) {
+    std::vector<std::string> lines(1 + rows().size());
+    size_t used = titles;
+    for (; end < runs.size(); end++) {
+      std::vector<std::string> cells = {shortened(printable(runs[end].log.name), longest_name)};
+      for (const Row& row : rows()) cells.push_back(cell(row, runs[end].totals, runs[0].totals));
+      size_t width = 0;
+      for (const std::string& c : cells) width = std::max(width, display_width(c) + 2);
+      if (end > begin && used + width > columns) break;
+      used += width;
+      for (size_t i = 0; i < cells.size(); i++) lines[i] += pad_left(cells[i], width);
+    }
+    if (begin > 0) std::printf("\n");
+    for (size_t i = 0; i < lines.size(); i++)
+      std::printf("%-*s%s\n", static_cast<int>(titles), i ? rows()[i - 1].name : "", lines[i].c_str());
+  }
 }
 
 void run(const std::vector<std::string>& directories) {
   std::vector<Run> runs;
   for (const auto& d : directories) runs.push_back(read(d));
-  std::printf("%-34s", "");
-  for (const Run& r : runs) std::printf("%24s", r.log.name.c_str());
-  std::printf("\n");
-  // `relative`: a sum, printed short and beside its difference from the first run's.
-  const auto row = [&](const char* name, auto field, bool relative) {
-    std::printf("%-34s", name);
-    for (const Run& r : runs) {
-      const auto v = static_cast<double>(r.totals.*field), base = static_cast<double>(runs[0].totals.*field);
-      std::string text = std::isnan(v) ? "-" : relative ? human(v) : format("%.3f", v);
-      if (relative && &r != &runs[0] && base > 0) text += format(" (%+.0f %%)", std::round((v / base - 1) * 100) + 0.0);
-      std::printf("%24s", text.c_str());
-    }
-    std::printf("\n");
-  };
-  row("steps", &RunTotals::steps, true);
-  row("reward, first tenth of the run", &RunTotals::reward_first, false);
-  row("reward, last tenth of the run", &RunTotals::reward_last, false);
-  row("validation before", &RunTotals::val_first, false);
-  row("validation at the end", &RunTotals::val_last, false);
-  row("tokens generated", &RunTotals::generated, true);
-  row("tokens through the learner", &RunTotals::trained, true);
-  row("tokens in the loss", &RunTotals::loss_rows, true);
-  row("FLOP of rollouts", &RunTotals::flops_rollout, true);
-  row("FLOP of the learner", &RunTotals::flops_learner, true);
-  row("seconds of rollouts", &RunTotals::seconds_rollout, false);
-  row("seconds of updates", &RunTotals::seconds_update, false);
-  row("log-probs checked, sampler = learner", &RunTotals::checked, true);
-  row("of these different", &RunTotals::mismatches, true);
+  print_table(runs);
   if (runs.size() > 1) std::printf("\n");
   for (size_t i = 1; i < runs.size(); i++) print_parting(runs[0].log, runs[i].log);
 }
