@@ -7,6 +7,7 @@
 #   O=1             optimisation level of the CPU program (default 3)
 #   PREFIX=/usr/local  where `make install` puts bin/pare, below DESTDIR
 #   FUZZ_SECONDS=60 time of each target of `make fuzz`
+#   CLANG=clang++   clang of `make fuzz` and `make clang-check`
 NVCC ?= nvcc
 ARCH ?= 80 90a
 O ?= 3
@@ -90,7 +91,7 @@ $(BUILD)/commit.inc: always
 	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 .PHONY: always
 
-# ---- variants of the same sources: cpu (the program), asan, check (the emulator's access checker), fuzz ---------------
+# ---- variants of the same sources: cpu (the program), asan, check (the emulator's access checker), fuzz, clang --------
 cpu_FLAGS := -O$(O)
 # (-Wmaybe-uninitialized: GCC finds it in its own <regex> when sanitizers are on.)
 asan_FLAGS := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -Wno-maybe-uninitialized
@@ -98,6 +99,9 @@ asan_FLAGS := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -
 check_FLAGS := -O2 -DCUEMU_CHECK
 check_KERNEL_FLAGS := -O1 -fsanitize=thread $(if $(findstring clang,$(CXX)),,-fno-tree-sra)
 fuzz_FLAGS := -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
+# Nothing but whether it compiles: a stamp takes the place of the object.
+clang_FLAGS := -O0 -fsyntax-only
+clang_THEN = && touch $@
 # $(call variant,name,directory)
 define variant
 $(1)_LIB := $$(LIB_SRC:%.cpp=$(2)/%.o) $$(foreach i,$$(ISAS),$$(KERNEL_SRC:%.cpp=$(2)/$$(i)/%.o))
@@ -107,21 +111,21 @@ $(1)_EMU := $$(EMU_SRC:%.cpp=$(2)/emu/%.o) $$(EMU_KERNELS:%.cu=$(2)/emu/%.o)
 $(2)/%.o: %.cpp | $$(DEPS_DONE)
 	@mkdir -p $$(@D)
 	@echo '$(1): $$<'
-	$(Q)$$(CXX) $$(CXXFLAGS) $$($(1)_FLAGS) -c $$< -o $$@
+	$(Q)$$(CXX) $$(CXXFLAGS) $$($(1)_FLAGS) -c $$< -o $$@ $$($(1)_THEN)
 $(foreach i,$(ISAS),
 $(2)/$(i)/%.o: %.cpp | $$(DEPS_DONE)
 	@mkdir -p $$(@D)
 	@echo '$(1) $(i): $$<'
-	$(Q)$$(CXX) $$(CXXFLAGS) $$($(1)_FLAGS) $($(i)_FLAGS) -DPARE_ISA=$(i) -c $$< -o $$@
+	$(Q)$$(CXX) $$(CXXFLAGS) $$($(1)_FLAGS) $($(i)_FLAGS) -DPARE_ISA=$(i) -c $$< -o $$@ $$($(1)_THEN)
 )
 $(2)/emu/%.o: %.cu | $$(DEPS_DONE)
 	@mkdir -p $$(@D)
 	@echo '$(1) emu: $$<'
-	$(Q)$$(CXX) $$(EMUFLAGS) $$($(1)_FLAGS) $$($(1)_KERNEL_FLAGS) -x c++ -c $$< -o $$@
+	$(Q)$$(CXX) $$(EMUFLAGS) $$($(1)_FLAGS) $$($(1)_KERNEL_FLAGS) -x c++ -c $$< -o $$@ $$($(1)_THEN)
 $(2)/emu/%.o: %.cpp | $$(DEPS_DONE)
 	@mkdir -p $$(@D)
 	@echo '$(1) emu: $$<'
-	$(Q)$$(CXX) $$(EMUFLAGS) $$($(1)_FLAGS) -c $$< -o $$@
+	$(Q)$$(CXX) $$(EMUFLAGS) $$($(1)_FLAGS) -c $$< -o $$@ $$($(1)_THEN)
 $(2)/data/presets.o: $(BUILD)/data/presets.inc
 $(2)/src/app/version.o: $(BUILD)/commit.inc
 $(2)/pare: $$($(1)_LIB) $$($(1)_APP)
@@ -136,11 +140,12 @@ $(eval $(call variant,cpu,$(BUILD)))
 $(eval $(call variant,asan,$(BUILD)/asan))
 $(eval $(call variant,check,$(BUILD)/check))
 $(eval $(call variant,fuzz,$(BUILD)/fuzz))
+$(eval $(call variant,clang,$(BUILD)/clang))
 # Nothing hot in these: they compile faster.
 $(BUILD)/tests/%.o $(BUILD)/src/app/%.o: cpu_FLAGS := -O1
 
 # ---- targets ---------------------------------------------------------------------------------------------------------
-.PHONY: all test asan asan-ops check mutants fuzz emu cuda cuda-tests registers registers-update bench install quickstart readme deps format format-check lint clean help
+.PHONY: all test asan asan-ops check mutants clang-check fuzz emu cuda cuda-tests registers registers-update bench install quickstart readme deps format format-check lint clean help
 all: $(BUILD)/pare
 
 test: $(BUILD)/tests/pare_tests $(BUILD)/pare
@@ -176,8 +181,13 @@ mutants: $(BUILD)/check/tests/pare_emu_tests
 	@tools/mutate.py --jobs $(JOBS) $(BUILD)/mutants '$(CXX) $(filter-out -MMD -MP,$(EMUFLAGS)) $(check_FLAGS) $(check_KERNEL_FLAGS) -x c++' \
 	  '$(CXX) $(LDFLAGS) $(CHECK_OBJ) -lgtest $(LIBS)'
 
+# Does clang take every source of the CPU program, its tests, tools and the emulator?
+CLANG ?= clang++
+$(BUILD)/clang/%: CXX = $(CLANG)
+clang-check: $(clang_LIB) $(clang_APP) $(clang_TEST) $(clang_EMU) $(patsubst %.cpp,$(BUILD)/clang/%.o,$(wildcard tools/*.cpp tools/*/*.cpp))
+
 # libFuzzer on what reads text and files of strangers (tools/fuzz), by clang under ASan and UBSan; one alone: FUZZ=verify.
-FUZZ_CXX ?= clang++
+FUZZ_CXX ?= $(CLANG)
 FUZZ_SECONDS ?= 60
 FUZZ := $(patsubst tools/fuzz/%.cpp,%,$(wildcard tools/fuzz/*.cpp))
 FUZZ_LIB := $(filter $(addprefix $(BUILD)/fuzz/,src/base/% data/% tokenizer/% src/kv/spec.o src/rl/config%.o model/json_file.o model/safetensors.o),$(fuzz_LIB))
@@ -266,6 +276,6 @@ lint:
 clean:
 	rm -rf $(BUILD)
 help:
-	@sed -n '1,10s/^# \{0,1\}//p' Makefile; echo "targets: all test asan asan-ops check mutants fuzz emu cuda cuda-tests registers registers-update bench install quickstart readme deps format format-check lint clean"
+	@sed -n '1,11s/^# \{0,1\}//p' Makefile; echo "targets: all test asan asan-ops check mutants clang-check fuzz emu cuda cuda-tests registers registers-update bench install quickstart readme deps format format-check lint clean"
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -220,7 +220,7 @@ TEST(CudaPaged, ScaleIsPositive) {
                                        {-0.5f, "attn_paged: scale -0.5 is not positive"},
                                        {NAN, "attn_paged: scale nan is not positive"}})
       EXPECT_EQ(refusal(act,
-                        [&](Call& t) {
+                        [&, scale = scale](Call& t) {
                           t.table.attn_paged({.o = t.act_out("o", {1, 1, 8}),
                                               .q = t.act("q", {1, 1, 8}),
                                               .k_pages = t.act("k_pages", {1, 1, 8, 16}),

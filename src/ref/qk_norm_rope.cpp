@@ -19,7 +19,8 @@ Shape checked_shape(const char* op, const Tensor& x, int64_t q_heads) {
 
 void qk_norm_rope_fwd(const QkNormRopeFwd& a, Stream) {
   constexpr const char* op = "qk_norm_rope_fwd";
-  const auto [rows, heads, width] = checked_shape(op, a.x, a.q_heads);
+  const Shape shape = checked_shape(op, a.x, a.q_heads);
+  const int64_t rows = shape.rows, heads = shape.heads, width = shape.width;
   const int64_t half = width / 2;
   expect_shape(op, "y", a.y, {rows, heads, width});
   expect_dense(op, "rstd", a.rstd, {rows, heads});
@@ -49,7 +50,8 @@ void qk_norm_rope_fwd(const QkNormRopeFwd& a, Stream) {
 
 void qk_norm_rope_bwd(const QkNormRopeBwd& a, Stream) {
   constexpr const char* op = "qk_norm_rope_bwd";
-  const auto [rows, heads, width] = checked_shape(op, a.x, a.q_heads);
+  const Shape shape = checked_shape(op, a.x, a.q_heads);
+  const int64_t rows = shape.rows, heads = shape.heads, width = shape.width;
   const int64_t half = width / 2;
   expect_shape(op, "dx", a.dx, {rows, heads, width});
   expect_shape(op, "dy", a.dy, {rows, heads, width});
