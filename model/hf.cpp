@@ -1,10 +1,12 @@
 #include "model/hf.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "base/file.h"
 #include "base/thread_pool.h"
@@ -48,6 +50,25 @@ bool is_rotary_table(const std::string& name) { return name.ends_with(".rotary_e
 
 bool is_redundant_head(const SafetensorsTensor& t, const ModelConfig& config) {
   return config.tied && t.name == "lm_head.weight" && t.shape == std::vector<int64_t>{config.vocab, config.hidden};
+}
+
+// transformers 4 would take the embedding alone, 5 both as they are.
+void check_same_head(const std::vector<SafetensorsFile>& files, const WeightSource& head,
+                     const WeightSource& embedding) {
+  constexpr int64_t piece = 1 << 18;
+  std::vector<float> a(piece), b(piece);
+  const int64_t size = head.tensor->size();
+  for (int64_t begin = 0, n = 0; begin < size; begin += n) {
+    n = std::min(piece, size - begin);
+    files[head.file].read_f32(*head.tensor, a.data(), begin, n);
+    files[embedding.file].read_f32(*embedding.tensor, b.data(), begin, n);
+    for (int64_t i = 0; i < n; i++)
+      if (a[i] != b[i] && std::bit_cast<uint32_t>(a[i]) != std::bit_cast<uint32_t>(b[i]))
+        fail(files[head.file].path(), ": lm_head.weight is ", a[i], " at element ", begin + i,
+             ", model.embed_tokens.weight is ", b[i],
+             "; config.json says tie_word_embeddings: true, by which they are one: set it to false or take "
+             "lm_head.weight out of the file");
+  }
 }
 
 void check_replaceable(const std::string& directory, bool overwrite) {
@@ -114,11 +135,16 @@ std::vector<WeightSource> match_weights(const std::vector<SafetensorsFile>& file
   if (!missing.empty())
     fail(where, ": missing tensor", missing.size() > 1 ? "s " : " ", some(missing), " of a ", config.model_type,
          " model with ", config.tied ? "tied" : "untied", " embeddings");
+  std::optional<WeightSource> head;
   for (const auto& [name, source] : found)
-    if (!is_rotary_table(name) && !is_redundant_head(*source.tensor, config)) unexpected.push_back(json(name).dump());
+    if (is_redundant_head(*source.tensor, config))
+      head = source;
+    else if (!is_rotary_table(name))
+      unexpected.push_back(json(name).dump());
   if (!unexpected.empty())
     fail(where, ": unexpected tensor", unexpected.size() > 1 ? "s " : " ", some(unexpected), " in a ",
          config.model_type, " model");
+  if (head) check_same_head(files, *head, sources[0]);
   return sources;
 }
 

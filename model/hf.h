@@ -19,8 +19,8 @@ struct WeightSource {
   const SafetensorsTensor* tensor;  // of that file
 };
 // Where each of parameters(config), in their order, is found.  Fails, naming tensors, if one is missing, has another
-// shape or a type that is not F32, BF16 or F16, or if there are tensors this model does not have.  Rotary tables, and
-// an lm_head beside tied embeddings (which real files hold), are ignored.
+// shape or a type that is not F32, BF16 or F16, or if there are tensors this model does not have.  Rotary tables are
+// ignored, and so is an lm_head beside tied embeddings (which real files hold) if it has their values, else it fails.
 std::vector<WeightSource> match_weights(const std::vector<SafetensorsFile>& files, const ModelConfig& config);
 
 // The weights of a model folder, which is checked at once; the values are read when they are asked for.  NaN and

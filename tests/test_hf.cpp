@@ -145,14 +145,28 @@ TEST_F(Hf, NeverOverwritesUnasked) {
 
 TEST_F(Hf, RedundantHeadAndRotaryTablesAreIgnored) {
   auto tensors = named();
-  const std::vector<float> extra(42, 3.0f);
-  tensors.push_back({"lm_head.weight", {7, 6}, values_at(extra.data())});
-  tensors.push_back({"model.layers.0.self_attn.rotary_emb.inv_freq", {1}, values_at(extra.data())});
+  const float table = 3;
+  std::vector<float> head(weights_.begin(), weights_.begin() + 42);
+  tensors.push_back({"lm_head.weight", {7, 6}, values_at(head.data())});
+  tensors.push_back({"model.layers.0.self_attn.rotary_emb.inv_freq", {1}, values_at(&table)});
   write_single(tensors);
   EXPECT_EQ(load_weights(dir(), config_), weights_);
   tensors[tensors.size() - 2].shape = {6, 7};
   write_single(tensors);
   expect_refusal("lm_head.weight");
+}
+
+// transformers 4 takes the embedding, 5 both as they are.
+TEST_F(Hf, ATiedHeadHasTheValuesOfTheEmbedding) {
+  for (const size_t element : {0, 17, 41}) {
+    std::vector<float> head(weights_.begin(), weights_.begin() + 42);
+    head[element] += 0.125f;
+    auto tensors = named();
+    tensors.push_back({"lm_head.weight", {7, 6}, values_at(head.data())});
+    write_single(tensors);
+    expect_refusal(cat("lm_head.weight is ", head[element], " at element ", element));
+    expect_refusal("tie_word_embeddings: true");
+  }
 }
 
 TEST_F(Hf, WrongTensorsAreNamed) {
