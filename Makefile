@@ -21,7 +21,7 @@ Q := $(if $(V),,@)
 .SECONDARY:
 
 # ---- libraries: what is missing is installed, or the command is printed and the build stops ---------------------------
-PACKAGES := nlohmann-json3-dev libcli11-dev libtoml11-dev libgtest-dev libutf8proc-dev libgmp-dev libmpfr-dev libmpc-dev
+PACKAGES := nlohmann-json3-dev libcli11-dev libtoml11-dev libgtest-dev libutf8proc-dev libgmp-dev libmpfr-dev libmpc-dev libxxhash-dev
 # Without CXX=: the first g++ of version 12 or later (Ubuntu 22.04 has g++-12 beside an older default).
 ifeq ($(origin CXX),default)
 CXX := $(shell for c in g++ g++-14 g++-13 g++-12; do v=$$($$c -dumpversion 2>/dev/null | cut -d. -f1); \
@@ -29,7 +29,7 @@ CXX := $(shell for c in g++ g++-14 g++-13 g++-12; do v=$$($$c -dumpversion 2>/de
 PACKAGES += $(if $(CXX),,g++-12)
 CXX := $(or $(CXX),g++-12)
 endif
-HEADERS := nlohmann/json.hpp CLI/CLI.hpp toml.hpp gtest/gtest.h utf8proc.h gmpxx.h mpfr.h mpc.h
+HEADERS := nlohmann/json.hpp CLI/CLI.hpp toml.hpp gtest/gtest.h utf8proc.h gmpxx.h mpfr.h mpc.h xxhash.h
 MISSING := $(foreach h,$(HEADERS),$(if $(wildcard /usr/include/$(h)),,$(h))) $(if $(shell command -v $(firstword $(CXX))),,$(CXX))
 DEPS_DONE := $(if $(strip $(MISSING)),$(BUILD)/.deps)
 $(BUILD)/.deps:

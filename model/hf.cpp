@@ -166,24 +166,40 @@ ParameterReader hf_weights(const std::string& directory, const ModelConfig& conf
   };
 }
 
-void save_hf(const std::string& directory, const ModelConfig& config, const ParameterReader& weights, DType dtype,
-             bool overwrite, const std::function<void(const std::string& folder)>& more) {
+DType hf_dtype(const std::string& directory, const ModelConfig& config) {
+  const std::vector<SafetensorsFile> files = open_weights(directory);
+  const std::vector<WeightSource> sources = match_weights(files, config);
+  const std::string& first = sources[0].tensor->dtype;
+  for (const WeightSource& s : sources)
+    if (s.tensor->dtype != first) return DType::f32;
+  return first == "BF16" ? DType::bf16 : first == "F16" ? DType::f16 : DType::f32;
+}
+
+FileSums write_hf_files(const std::string& folder, const ModelConfig& config, const ParameterReader& weights,
+                        DType dtype) {
   std::vector<NamedTensor> tensors;
   for (const Parameter& p : parameters(config))
     tensors.push_back({p.name, p.shape, [&weights, i = tensors.size()](int64_t begin, int64_t count, float* out) {
                          weights(i, begin, count, out);
                        }});
+  json object = to_json(config);
+  object["torch_dtype"] = dtype == DType::f32 ? "float32" : dtype == DType::bf16 ? "bfloat16" : "float16";
+  FileSums sums;
+  sums["config.json"] = write_file(folder + "/config.json", object.dump(2) + "\n");
+  sums[single_name] = write_safetensors(cat(folder, "/", single_name), std::move(tensors), dtype);
+  return sums;
+}
+
+void save_hf(const std::string& directory, const ModelConfig& config, const ParameterReader& weights, DType dtype,
+             bool overwrite, const std::function<void(const std::string& folder)>& more) {
   check_replaceable(directory, overwrite);
   write_folder(directory, [&](const std::string& folder) {
-    json object = to_json(config);
-    object["torch_dtype"] = dtype == DType::bf16 ? "bfloat16" : "float32";
-    write_file(folder + "/config.json", object.dump(2) + "\n");
-    write_safetensors(folder + "/" + single_name, std::move(tensors), dtype);
+    write_hf_files(folder, config, weights, dtype);
     if (more) more(folder);
   });
 }
 
-void copy_tokenizer(const std::string& from, const std::string& to) {
+FileSums copy_tokenizer(const std::string& from, const std::string& to) {
   const bool folder = fs::is_directory(from);
   const fs::path beside = folder ? fs::path(from) : fs::path(from).parent_path();
   std::vector<std::string> names = {"tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json"};
@@ -191,12 +207,15 @@ void copy_tokenizer(const std::string& from, const std::string& to) {
     for (const char* name :
          {"tokenizer.ssa", "tokenizer.bin", "vocab_pieces.json", "tokenizer.json", "vocab.json", "merges.txt"})
       names.push_back(name);
+  FileSums sums;
   for (const std::string& name : names)
-    if (fs::exists(beside / name)) copy_file((beside / name).string(), cat(to, "/", name));
-  if (folder) return;
+    if (fs::exists(beside / name)) sums[name] = copy_file((beside / name).string(), cat(to, "/", name));
+  if (folder) return sums;
   const fs::path file(from);
   const std::string kind = file.extension() == ".json" || file.extension() == ".ssa" ? file.extension() : ".bin";
-  copy_file(from, cat(to, "/", file.filename() == "vocab_pieces.json" ? "vocab_pieces" : "tokenizer", kind));
+  const std::string name = (file.filename() == "vocab_pieces.json" ? "vocab_pieces" : "tokenizer") + kind;
+  sums[name] = copy_file(from, cat(to, "/", name));
+  return sums;
 }
 
 }  // namespace pare

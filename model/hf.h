@@ -23,18 +23,25 @@ struct WeightSource {
 // ignored, and so is an lm_head beside tied embeddings (which real files hold) if it has their values, else it fails.
 std::vector<WeightSource> match_weights(const std::vector<SafetensorsFile>& files, const ModelConfig& config);
 
+// The type of the weights of a model folder, f32 where they have several: that in which they can be saved again.
+DType hf_dtype(const std::string& directory, const ModelConfig& config);
+
 // The weights of a model folder, which is checked at once; the values are read when they are asked for.  NaN and
 // infinities fail then, naming the tensor.
 ParameterReader hf_weights(const std::string& directory, const ModelConfig& config);
 
-// Writes config.json and model.safetensors (f32, or bf16 rounded to nearest even), then calls `more` to add files of
-// the caller (tokenizer, optimizer state) to the folder, which appears whole or not at all.  An existing `directory` is
-// an error unless `overwrite`, and then only a model folder (a config.json in it, no folders) is replaced.
+// Writes config.json and model.safetensors (f32; bf16 or f16, rounded to nearest even) into a folder.
+FileSums write_hf_files(const std::string& folder, const ModelConfig& config, const ParameterReader& weights,
+                        DType dtype);
+
+// A folder with these, and with what `more` adds (the tokenizer), which appears whole or not at all.  An existing
+// `directory` is an error unless `overwrite`, and then only a model folder (a config.json in it, no folders) is
+// replaced.
 void save_hf(const std::string& directory, const ModelConfig& config, const ParameterReader& weights, DType dtype,
              bool overwrite = false, const std::function<void(const std::string& folder)>& more = {});
 
 // Copies the files of a tokenizer, that of a model folder or one that is named itself, and what says how it is used
 // (chat template, names of tokens) into the folder `to`, where they are found.
-void copy_tokenizer(const std::string& from, const std::string& to);
+FileSums copy_tokenizer(const std::string& from, const std::string& to);
 
 }  // namespace pare

@@ -8,11 +8,12 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <limits>
+#include <span>
 
-#include "base/file.h"
 #include "base/half.h"
 #include "base/json.h"
 #include "base/progress.h"
@@ -329,6 +330,10 @@ void SafetensorsFile::read_f32(const SafetensorsTensor& tensor, float* out, int6
 
 // ---- writing
 
+static const char* dtype_word(DType dtype) {
+  return dtype == DType::f32 ? "F32" : dtype == DType::bf16 ? "BF16" : "F16";
+}
+
 static std::string header_text(const std::vector<NamedTensor>& tensors, DType dtype) {
   nlohmann::ordered_json header = {{"__metadata__", {{"format", "pt"}}}};
   uint64_t offset = 0;
@@ -336,9 +341,7 @@ static std::string header_text(const std::vector<NamedTensor>& tensors, DType dt
     uint64_t bytes = dtype_size(dtype);
     for (int64_t n : t.shape) bytes *= static_cast<uint64_t>(n);
     expect(!header.contains(t.name), "tensor ", t.name, " is written twice");
-    header[t.name] = {{"dtype", dtype == DType::f32 ? "F32" : "BF16"},
-                      {"shape", t.shape},
-                      {"data_offsets", {offset, offset + bytes}}};
+    header[t.name] = {{"dtype", dtype_word(dtype)}, {"shape", t.shape}, {"data_offsets", {offset, offset + bytes}}};
     offset += bytes;
   }
   std::string text = header.dump();
@@ -356,8 +359,32 @@ TensorReader values_at(const float* data) {
   return [data](int64_t begin, int64_t count, float* out) { std::copy_n(data + begin, count, out); };
 }
 
-void write_safetensors(const std::string& path, std::vector<NamedTensor> tensors, DType dtype) {
-  expect(dtype == DType::f32 || dtype == DType::bf16, "safetensors are written as f32 or bf16");
+// Converts `wide`, the elements of a tensor from `begin` on.
+static void narrow_values(const std::string& path, const NamedTensor& t, int64_t begin, std::span<const float> wide,
+                          DType dtype, uint16_t* out) {
+  const auto convert = [&](auto to_narrow, uint16_t infinite) {
+    parallel_for(static_cast<int64_t>(wide.size()), 1 << 14, [&](int64_t b, int64_t e) {
+      bool infinities = false;
+      for (int64_t i = b; i < e; i++) {
+        out[i] = to_narrow(wide[i]);
+        infinities |= (out[i] & 0x7fffu) == infinite;
+      }
+      for (int64_t i = b; i < e && infinities; i++)
+        if ((out[i] & 0x7fffu) == infinite && std::isfinite(wide[i]))
+          throw Error(Exit::failed,
+                      cat(path, ": tensor ", t.name, " holds ", wide[i], " at element ", begin + i, ", too large for ",
+                          dtype_word(dtype), "; save it as F32 or BF16 (trainer.save_dtype)"));
+    });
+  };
+  if (dtype == DType::bf16)
+    convert([](float x) { return f32_to_bf16(x); }, 0x7f80);
+  else
+    convert([](float x) { return f32_to_f16(x); }, 0x7c00);
+}
+
+FileSum write_safetensors(const std::string& path, std::vector<NamedTensor> tensors, DType dtype) {
+  expect(dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16,
+         "safetensors are written as f32, bf16 or f16");
   std::sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   const std::string header = header_text(tensors, dtype);
   const uint64_t length = header.size();
@@ -368,21 +395,20 @@ void write_safetensors(const std::string& path, std::vector<NamedTensor> tensors
   for (const NamedTensor& t : tensors) all += elements(t);
   LongWork work("writing " + path, all);
   std::vector<float> wide(static_cast<size_t>(std::min(all, piece_elements)));
-  std::vector<uint16_t> narrow(dtype == DType::bf16 ? wide.size() : 0);
+  std::vector<uint16_t> narrow(dtype == DType::f32 ? 0 : wide.size());
   for (const NamedTensor& t : tensors) {
     const int64_t size = elements(t);
     for (int64_t begin = 0, n = 0; begin < size; begin += n) {
       n = std::min(piece_elements, size - begin);
       t.read(begin, n, wide.data());
-      parallel_for(dtype == DType::bf16 ? n : 0, 1 << 14, [&](int64_t b, int64_t e) {
-        std::transform(wide.data() + b, wide.data() + e, narrow.data() + b, f32_to_bf16);
-      });
+      if (dtype != DType::f32)
+        narrow_values(path, t, begin, {wide.data(), static_cast<size_t>(n)}, dtype, narrow.data());
       out.write(narrow.empty() ? static_cast<const void*>(wide.data()) : narrow.data(),
                 static_cast<size_t>(n) * dtype_size(dtype));
       work.done(done += n);
     }
   }
-  out.finish();
+  return out.finish();
 }
 
 }  // namespace pare

@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/file.h"
 #include "base/tensor.h"
 
 namespace pare {
@@ -55,9 +56,10 @@ struct NamedTensor {
   std::vector<int64_t> shape;
   TensorReader read;
 };
-// Writes F32 or BF16 (rounded to nearest even), tensors sorted by name, a piece at a time.  The file appears whole or
-// not at all: it is written beside `path` and renamed, replacing what was there.
-void write_safetensors(const std::string& path, std::vector<NamedTensor> tensors, DType dtype);
+// Writes F32, or BF16 or F16 (rounded to nearest even), tensors sorted by name, a piece at a time.  The file appears
+// whole or not at all: it is written beside `path` and renamed, replacing what was there.  A finite value that would
+// become infinite is an Error(Exit::failed) that names it.
+FileSum write_safetensors(const std::string& path, std::vector<NamedTensor> tensors, DType dtype);
 
 std::string shape_string(const std::vector<int64_t>& shape);  // "[97, 48]"
 

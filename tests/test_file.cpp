@@ -45,15 +45,28 @@ TEST_F(Files, AreOldOrNew) {
   FileWriter w(at("a"));
   w.write("y", 1), w.write(large.data(), large.size()), w.write("z", 1);
   for (int i = 0; i < 7; i++) w.write(large.data(), 500'000);
-  w.finish();
+  const FileSum sum = w.finish();
   EXPECT_EQ(read_text(at("a")), "y" + large + "z" + std::string(3'500'000, 'x'));
   EXPECT_EQ(entries(), 1u);
-  copy_file(at("a"), at("b"));
+  EXPECT_EQ(sum.bytes, fs::file_size(at("a")));
+  EXPECT_EQ(sum.xxh128, xxh128(read_text(at("a"))));
+  EXPECT_EQ(copy_file(at("a"), at("b")).xxh128, sum.xxh128);
   EXPECT_EQ(read_text(at("b")), read_text(at("a")));
+  EXPECT_EQ(read_sum(at("b")).bytes, sum.bytes);
+  EXPECT_EQ(read_sum(at("b")).xxh128, sum.xxh128);
   expect_failure([] { write_file(at("none/a"), ""); }, Exit::failed, "none/a: cannot be written: No such file");
   fs::create_directories(at("folder/x"));
   expect_failure([] { write_file(at("folder"), ""); }, Exit::failed, "folder: cannot be replaced");
   EXPECT_FALSE(fs::exists(at("folder.tmp")));
+}
+
+// The digits that `xxh128sum` prints: hashes must be the same on every machine and with every version of the library.
+TEST_F(Files, HashesAreThoseOfXxh128sum) {
+  EXPECT_EQ(xxh128(""), "99aa06d3014798d86001c324468d497f");
+  EXPECT_EQ(xxh128("pare\n"), "cf00cc0f53c2f8511bc7f6fba3809d8e");
+  EXPECT_EQ(xxh128(std::string(1000, 'a')), "b01da365eddaa29cb3e7af627147db7c");
+  expect_failure([] { read_sum(at("none")); }, Exit::failed, "none: cannot be opened: No such file");
+  expect_failure([] { read_sum(at("")); }, Exit::failed, "cannot be read: Is a directory");
 }
 
 TEST_F(Files, LogsKeepWhatTheyAreToldTo) {

@@ -102,6 +102,7 @@ TEST_F(Hf, LoadsBf16Shards) {
   std::vector<float> rounded = load_weights(golden("qwen2"), config);
   for (float& w : rounded) w = bf16_to_f32(f32_to_bf16(w));
   EXPECT_GT(open_weights(golden("qwen2_bf16_shards")).size(), 1u);
+  EXPECT_EQ(hf_dtype(golden("qwen2_bf16_shards"), config), DType::bf16);
   EXPECT_EQ(load_weights(golden("qwen2_bf16_shards"), load_model_config(golden("qwen2_bf16_shards"))), rounded);
 }
 
@@ -112,10 +113,19 @@ TEST_F(Hf, SavedModelReadsBack) {
     save_weights(dir(name), config, weights, DType::f32);
     EXPECT_EQ(to_json(load_model_config(dir(name))), to_json(config));
     EXPECT_EQ(load_weights(dir(name), config), weights);
+    EXPECT_EQ(read_json_file(dir(name) + "/config.json")["torch_dtype"], "float32");
+    EXPECT_EQ(hf_dtype(dir(name), config), DType::f32);
+    save_weights(dir(name) + "/", config, weights, DType::f16, true);
+    std::vector<float> rounded = weights;
+    for (float& w : rounded) w = f16_to_f32(f32_to_f16(w));
+    EXPECT_EQ(load_weights(dir(name), config), rounded);
+    EXPECT_EQ(read_json_file(dir(name) + "/config.json")["torch_dtype"], "float16");
+    EXPECT_EQ(hf_dtype(dir(name), config), DType::f16);
     save_weights(dir(name) + "/", config, weights, DType::bf16, true);
     for (float& w : weights) w = bf16_to_f32(f32_to_bf16(w));
     EXPECT_EQ(load_weights(dir(name), config), weights);
     EXPECT_EQ(read_json_file(dir(name) + "/config.json")["torch_dtype"], "bfloat16");
+    EXPECT_EQ(hf_dtype(dir(name), config), DType::bf16);
   }
   EXPECT_EQ(entries(), 3u);
 }
@@ -218,6 +228,12 @@ TEST_F(Hf, BrokenIndexes) {
   write_shards(first, second);
   write_index(good);
   EXPECT_EQ(load_weights(dir(), config_), weights_);
+
+  write_safetensors(dir() + "/two.safetensors", second, DType::bf16);
+  EXPECT_EQ(hf_dtype(dir(), config_), DType::f32);  // what holds both
+  write_safetensors(dir() + "/one.safetensors", first, DType::bf16);
+  EXPECT_EQ(hf_dtype(dir(), config_), DType::bf16);
+  write_shards(first, second);
 
   json j = good;
   j["weight_map"][first[0].name] = "two.safetensors";

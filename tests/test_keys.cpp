@@ -196,6 +196,12 @@ Measure folders(const std::string& folder, const std::string& start) {
   };
 }
 
+// Runs the program and weighs the model that it leaves.
+Outcome model_bytes(const Overrides& o) {
+  run_program(o);
+  return {static_cast<double>(fs::file_size(tiny_folder() + "run/model/model.safetensors"))};
+}
+
 // Runs the program and counts the lines of a file in its directory that hold `text`; -1: no such file.
 Measure lines(const std::string& file, const std::string& text, const std::string& directory = "run") {
   return [=](const Overrides& o) {
@@ -585,6 +591,7 @@ Rows optimizer_and_trainer_rows() {
         {"trainer.max_actor_ckpt_to_keep=3"},
         folders("run/checkpoints", "step-"),
         from_to(2, 3)}},
+      {"trainer.save_dtype", {{}, {"trainer.save_dtype=f16"}, model_bytes, falls}},
   };
 }
 

@@ -79,7 +79,7 @@ class Resume : public Program {
     EXPECT_TRUE(read_text(last(a) + "/optimizer.safetensors") == read_text(last(b) + "/optimizer.safetensors"));
     const auto state = [&](const std::string& dir) { return read_json_file(last(dir) + "/state.json"); };
     auto x = state(a), y = state(b);
-    for (auto* s : {&x, &y}) (*s)["run"]["logs"].erase("metrics.jsonl"), s->erase("config");
+    for (auto* s : {&x, &y}) (*s)["run"]["logs"].erase("metrics.jsonl"), s->erase("config"), s->erase("xxh128");
     EXPECT_EQ(x, y);
   }
 };
@@ -404,6 +404,66 @@ TEST_F(Resume, ACheckpointThatIsNotWholeIsNotTaken) {
   EXPECT_EQ(json_lines(at("run/metrics.jsonl")).size(), 4u);
 }
 
+// One bit, anywhere in any file of a checkpoint; the run goes on from the one before, to the same bits.
+TEST_F(Resume, ADamagedBitIsNoticed) {
+  fs::copy(tiny_folder() + "trained", at("start"));
+  fs::copy_file(tiny_folder() + "tokenizer.bin", at("start/tokenizer.bin"));
+  const Overrides keys = {"model.path=" + at("start"), "trainer.save_freq=1", "trainer.max_actor_ckpt_to_keep=0",
+                          "trainer.samples_freq=1"};
+  expect_code(pare("train", "whole", keys), 0);
+  const std::string folder = at("whole/checkpoints/step-4");
+  ASSERT_EQ(checkpoint_damage(folder), "");
+  const auto flip = [](const std::string& path, uint64_t bit) {
+    std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+    file.seekg(static_cast<std::streamoff>(bit / 8));
+    const int byte = file.get() ^ (1 << bit % 8);
+    file.seekp(static_cast<std::streamoff>(bit / 8));
+    file.put(static_cast<char>(byte));
+  };
+  Rng rng(rng_key(11, RngStream::test, 0));
+  std::vector<std::string> names;
+  for (const auto& e : fs::directory_iterator(folder)) names.push_back(e.path().filename());
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(names, (std::vector<std::string>{"config.json", "model.safetensors", "optimizer.safetensors", "state.json",
+                                             "tokenizer.bin"}));
+  for (const std::string& name : names) {
+    const std::string path = cat(folder, "/", name);
+    const auto bits = static_cast<uint32_t>(8 * fs::file_size(path));
+    for (int i = 0; i < 200; i++) {
+      const uint32_t bit = rng.below(bits);
+      flip(path, bit);
+      EXPECT_NE(checkpoint_damage(folder).find(name), std::string::npos) << name << ", bit " << bit;
+      flip(path, bit);
+    }
+    ASSERT_EQ(checkpoint_damage(folder), "");
+
+    fs::remove_all(at("run"));
+    fs::copy(at("whole"), at("run"), fs::copy_options::recursive);
+    flip(at("run/checkpoints/step-4/" + name), rng.below(bits));
+    const Outcome o = pare("train", "run", keys + Overrides{"--resume"});
+    EXPECT_EQ(o.code, 0) << o.err;
+    const std::string said = o.out + o.err;
+    EXPECT_NE(said.find("step-4 is not whole"), std::string::npos) << said;
+    EXPECT_NE(said.find(name), std::string::npos) << said;
+    EXPECT_NE(said.find("goes on after step 3"), std::string::npos) << said;
+    expect_same("whole", "run");
+  }
+}
+
+TEST_F(Resume, ACheckpointOfAnotherFormatSaysWhatToDo) {
+  expect_code(pare("train", "run", {}), 0);
+  const std::string path = at("run/checkpoints/step-4/state.json");
+  std::string text = read_text(path);
+  const size_t at_format = text.find("\"format\": ");
+  ASSERT_NE(at_format, std::string::npos);
+  text[at_format + 10] = '2';
+  write("run/checkpoints/step-4/state.json", text);
+  const Outcome o = pare("train", "run", {"--resume"});
+  expect_code(o, static_cast<int>(Exit::usage));
+  EXPECT_NE(o.err.find("state.json: format 2, this program reads"), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("model.path=" + at("run/checkpoints/step-4")), std::string::npos) << o.err;
+}
+
 TEST_F(Resume, WhatCannotBeContinuedSaysWhy) {
   const Overrides keys = {"actor.use_kl_loss=true", "trainer.save_freq=2"};
   const auto refused = [&](const Overrides& more, const std::vector<std::string>& parts) {
@@ -480,6 +540,55 @@ TEST_F(Resume, TheBestCheckpointIsKept) {
   const auto state = read_json_file(at("run/checkpoints/step-12/state.json"))["run"];
   EXPECT_EQ(state["best_step"], step);
   EXPECT_EQ(state["best_score"], best);
+}
+
+// The model has the type of the weights that the run began with, a checkpoint f32 masters: half a run from it has the
+// same bits.
+TEST_F(Resume, AModelIsSavedInTheTypeItCameIn) {
+  const ModelConfig config = load_model_config(tiny_folder() + "trained");
+  const std::vector<float> trained = load_weights(tiny_folder() + "trained", config);
+  const std::map<DType, std::pair<const char*, const char*>> words = {
+      {DType::f32, {"F32", "float32"}}, {DType::bf16, {"BF16", "bfloat16"}}, {DType::f16, {"F16", "float16"}}};
+  const auto expect_type = [&](const std::string& folder, DType dtype) {
+    SCOPED_TRACE(folder);
+    const SafetensorsFile file(folder + "/model.safetensors");
+    for (const SafetensorsTensor& t : file.tensors()) EXPECT_EQ(t.dtype, words.at(dtype).first) << t.name;
+    EXPECT_EQ(read_json_file(folder + "/config.json")["torch_dtype"], words.at(dtype).second);
+  };
+  // The weights of the folder, rounded by what write_safetensors is tested for.
+  const auto rounded = [&](const std::string& folder, DType dtype) {
+    save_weights(at("rounded"), config, load_weights(folder, config), dtype, true);
+    return load_weights(at("rounded"), config);
+  };
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    save_weights(at("start"), config, trained, dtype, true);
+    const Overrides keys = {"model.path=" + at("start")};
+    for (const char* dir : {"whole", "parts", "other"}) fs::remove_all(at(dir));
+    expect_code(pare("train", "whole", keys), 0);
+    expect_code(pare("train", "parts", keys + Overrides{"trainer.total_training_steps=2"}), 0);
+    expect_code(pare("train", "parts", keys + Overrides{"--resume"}), 0);
+    expect_same("whole", "parts");
+    const std::string checkpoint = at("whole/checkpoints/step-4");
+    expect_type(at("whole/model"), dtype);
+    expect_type(checkpoint, DType::f32);
+    EXPECT_EQ(load_weights(at("whole/model"), config), rounded(checkpoint, dtype));
+    if (dtype != DType::f32) {
+      EXPECT_NE(load_weights(checkpoint, config), rounded(checkpoint, dtype)) << "training must leave the grid";
+    }
+
+    // Asked for another one, also afterwards: it changes no step.
+    const DType asked = dtype == DType::bf16 ? DType::f32 : DType::bf16;
+    const std::string key = dtype == DType::bf16 ? "trainer.save_dtype=f32" : "trainer.save_dtype=bf16";
+    expect_code(pare("train", "parts", keys + Overrides{"--resume", key}), 0);
+    expect_type(at("parts/model"), asked);
+    EXPECT_EQ(load_weights(at("parts/model"), config), rounded(checkpoint, asked));
+    EXPECT_TRUE(read_text(at("parts/checkpoints/step-4/model.safetensors")) ==
+                read_text(checkpoint + "/model.safetensors"));
+    expect_code(pare("train", "other", keys + Overrides{"trainer.save_dtype=f16"}), 0);
+    expect_type(at("other/model"), DType::f16);
+  }
+  expect_code(pare("train", "random", {"model.path=", cat("model.config=", tiny_folder(), "config.json")}), 0);
+  expect_type(at("random/model"), DType::f32);
 }
 
 // A checkpoint is a model folder that others can start from.

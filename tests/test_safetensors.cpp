@@ -89,7 +89,7 @@ TEST_F(Safetensors, UnalignedStartsAndEveryFloatType) {
 
 TEST_F(Safetensors, WrittenFileReadsBack) {
   const std::vector<float> a = {1, 2.5f, -3, 4, 0x1.01p0f, 0x1.03p0f}, b = {7};
-  for (DType dtype : {DType::f32, DType::bf16}) {
+  for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     write_safetensors(
         path(), {{"z", {3, 2}, values_at(a.data())}, {"b\"", {1}, values_at(b.data())}, {"empty", {0, 5}, {}}}, dtype);
     SafetensorsFile file(path());
@@ -97,7 +97,7 @@ TEST_F(Safetensors, WrittenFileReadsBack) {
     ASSERT_EQ(file.tensors().size(), 3u);
     EXPECT_EQ(file.tensors()[0].name, "b\"");
     EXPECT_EQ(file.find("z")->shape, (std::vector<int64_t>{3, 2}));
-    EXPECT_EQ(file.find("z")->dtype, dtype == DType::f32 ? "F32" : "BF16");
+    EXPECT_EQ(file.find("z")->dtype, dtype == DType::f32 ? "F32" : dtype == DType::bf16 ? "BF16" : "F16");
     EXPECT_EQ(file.find("empty")->size(), 0);
     std::vector<float> back(6);
     file.read_f32(*file.find("z"), back.data());
@@ -154,6 +154,52 @@ TEST_F(Safetensors, FailedWriteLeavesTheOldFile) {
   EXPECT_EQ(std::distance(fs::directory_iterator(directory_), fs::directory_iterator()), 1);
   EXPECT_THROW(write_safetensors(path(), {{"a", {1}, values_at(&one)}, {"a", {1}, values_at(&one)}}, DType::f32),
                std::logic_error);
+}
+
+// What was finite in the run would be infinite in the file.
+TEST_F(Safetensors, WhatTheTypeCannotHoldIsNamed) {
+  std::vector<float> a(300'000, 1);
+  a[270'001] = -65520;
+  const auto refusal = [&](DType dtype) {
+    try {
+      write_safetensors(path(), {{"w", {300'000}, values_at(a.data())}}, dtype);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code, Exit::failed);
+      EXPECT_FALSE(fs::exists(path()));
+      return std::string(e.what());
+    }
+    fs::remove(path());
+    return std::string();
+  };
+  EXPECT_NE(refusal(DType::f16).find("tensor w holds -65520 at element 270001, too large for F16"), std::string::npos);
+  EXPECT_EQ(refusal(DType::bf16), "");
+  a[270'001] = std::nextafter(65520.0f, 0.0f);
+  EXPECT_EQ(refusal(DType::f16), "");
+  a[270'001] = std::numeric_limits<float>::infinity();  // it was not the type
+  EXPECT_EQ(refusal(DType::f16), "");
+  a[270'001] = std::numeric_limits<float>::max();
+  EXPECT_NE(refusal(DType::bf16).find("too large for BF16"), std::string::npos);
+  EXPECT_EQ(refusal(DType::f32), "");
+}
+
+TEST_F(Safetensors, F16RoundingOfEveryKind) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (uint32_t sign : {0u, 0x8000u})
+    for (uint32_t h = 0; h <= 0x7bff; h++) {
+      const float low = f16_to_f32(static_cast<uint16_t>(h));
+      const float high = h == 0x7bff ? 65536.0f : f16_to_f32(static_cast<uint16_t>(h + 1));
+      const float middle = (low + high) / 2;  // exact
+      const auto rounded = [&](float x) { return static_cast<uint32_t>(f32_to_f16(sign ? -x : x)); };
+      ASSERT_EQ(rounded(low), sign | h);
+      ASSERT_EQ(rounded(std::nextafter(middle, 0.0f)), sign | h);
+      ASSERT_EQ(rounded(middle), sign | (h % 2 ? h + 1 : h)) << h;  // ties go to the even neighbour
+      ASSERT_EQ(rounded(std::nextafter(middle, infinity)), sign | (h + 1));
+    }
+  EXPECT_EQ(f32_to_f16(std::numeric_limits<float>::max()), 0x7c00);
+  EXPECT_EQ(f32_to_f16(-infinity), 0xfc00);
+  EXPECT_EQ(f32_to_f16(std::numeric_limits<float>::denorm_min()), 0);
+  for (const uint32_t nan : {0x7f800001u, 0xffffffffu, 0x7fc00000u})
+    EXPECT_TRUE(std::isnan(f16_to_f32(f32_to_f16(std::bit_cast<float>(nan)))));
 }
 
 TEST_F(Safetensors, Bf16RoundingOfEveryKind) {

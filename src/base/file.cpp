@@ -126,6 +126,8 @@ void FileWriter::flush() {
 
 void FileWriter::write(const void* data, size_t bytes) {
   const std::string_view view(static_cast<const char*>(data), bytes);
+  hasher_.add(data, bytes);
+  bytes_ += bytes;
   if (buffer_.size() + bytes > buffer_bytes) flush();
   if (bytes > buffer_bytes)
     write_all(fd_, path_, view);
@@ -133,25 +135,42 @@ void FileWriter::write(const void* data, size_t bytes) {
     buffer_ += view;
 }
 
-void FileWriter::finish() {
+FileSum FileWriter::finish() {
   flush();
   sync_fd(fd_, path_);
   rename_path(beside_, path_);
   if (::close(std::exchange(fd_, -1)) != 0) fail_io(path_, "written");
   sync_folder(fs::path(path_).parent_path());
+  return {bytes_, hasher_.digits()};
 }
 
-void write_file(const std::string& path, std::string_view content) {
+FileSum write_file(const std::string& path, std::string_view content) {
   FileWriter file(path);
   file.write(content.data(), content.size());
-  file.finish();
+  return file.finish();
 }
 
-void copy_file(const std::string& from, const std::string& to) {
+FileSum copy_file(const std::string& from, const std::string& to) {
   std::ifstream in(from, std::ios::binary);
   const std::string content{std::istreambuf_iterator<char>(in), {}};
   if (!in) fail(from, ": cannot be read");
-  write_file(to, content);
+  return write_file(to, content);
+}
+
+FileSum read_sum(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) fail_io(path, "opened");
+  std::string buffer(buffer_bytes, '\0');
+  Hasher hasher;
+  uint64_t bytes = 0;
+  ssize_t n = 0;
+  while ((n = ::read(fd, buffer.data(), buffer.size())) > 0 || (n < 0 && errno == EINTR))
+    if (n > 0) hasher.add(buffer.data(), static_cast<size_t>(n)), bytes += static_cast<uint64_t>(n);
+  const int error = errno;
+  ::close(fd);
+  errno = error;
+  if (n < 0) fail_io(path, "read");
+  return {bytes, hasher.digits()};
 }
 
 AppendFile::AppendFile(std::string path, uint64_t keep)

@@ -7,10 +7,20 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 
+#include "base/hash.h"
+
 namespace pare {
+
+// What a file holds, to notice damage.
+struct FileSum {
+  uint64_t bytes = 0;
+  std::string xxh128;  // Hasher::digits of them
+};
+using FileSums = std::map<std::string, FileSum>;  // by the names of the files of a folder
 
 // A file that is written to PATH.tmp; `finish` brings it to the disk and renames it, replacing what was at PATH.
 class FileWriter {
@@ -21,17 +31,20 @@ class FileWriter {
   FileWriter& operator=(const FileWriter&) = delete;
 
   void write(const void* data, size_t bytes);
-  void finish();
+  FileSum finish();  // of what was to be written, whatever the disk makes of it
 
  private:
   void flush();
   const std::string path_, beside_;
   int fd_;
   std::string buffer_;
+  Hasher hasher_;
+  uint64_t bytes_ = 0;
 };
 
-void write_file(const std::string& path, std::string_view content);
-void copy_file(const std::string& from, const std::string& to);
+FileSum write_file(const std::string& path, std::string_view content);
+FileSum copy_file(const std::string& from, const std::string& to);
+FileSum read_sum(const std::string& path);  // of what is on the disk
 
 // A log.  What is in the system's hands survives the end of the process; `sync` makes it survive that of the machine.
 class AppendFile {

@@ -30,4 +30,21 @@ constexpr float f16_to_f32(uint16_t h) {
   return std::bit_cast<float>(sign | (wide << 23) | (fraction << 13));
 }
 
+// Rounds to nearest, ties to even, subnormals included; a NaN stays a (quiet) NaN, and what is too large becomes
+// infinite.
+constexpr uint16_t f32_to_f16(float f) {
+  const uint32_t b = std::bit_cast<uint32_t>(f), sign = (b >> 16) & 0x8000u, magnitude = b & 0x7fffffffu;
+  uint32_t h = 0;
+  if (magnitude > 0x7f800000u) {
+    h = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
+  } else if (magnitude >= 0x477ff000u) {  // 65520, half way to what would follow the largest
+    h = 0x7c00u;
+  } else if (magnitude < 0x38800000u) {  // below 2^-14: a multiple of 2^-24, which is the last place of [0.5, 1)
+    h = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
+  } else {
+    h = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  }
+  return static_cast<uint16_t>(sign | h);
+}
+
 }  // namespace pare

@@ -1,6 +1,8 @@
 #include "rl/checkpoint.h"
 
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -15,13 +17,13 @@ using nlohmann::json;
 
 namespace {
 
-constexpr int format_version = 2;  // 1: hashed other bytes of the initial weights
+constexpr int format_version = 3;  // 1: other hash of the initial weights; 2: no hashes of files
 constexpr const char* state_name = "state.json";
 constexpr const char* optimizer_name = "optimizer.safetensors";
 
 constexpr std::pair<Moment, const char*> moments[] = {{Moment::m, "adam.m."}, {Moment::v, "adam.v."}};
 
-void save_optimizer(const std::string& path, const Session& session, const Learner& learner) {
+FileSum save_optimizer(const std::string& path, const Session& session, const Learner& learner) {
   std::vector<NamedTensor> tensors;
   for (const Parameter& p : session.model->layout)
     for (const auto& [moment, prefix] : moments)
@@ -29,7 +31,7 @@ void save_optimizer(const std::string& path, const Session& session, const Learn
                          [&learner, m = moment, offset = p.offset](int64_t begin, int64_t count, float* out) {
                            learner.get_moment(m, offset + begin, count, out);
                          }});
-  write_safetensors(path, std::move(tensors), learner.moments());
+  return write_safetensors(path, std::move(tensors), learner.moments());
 }
 
 void load_optimizer(const std::string& path, const Session& session, Learner& learner) {
@@ -67,23 +69,57 @@ RunState run_state(const json& j) {
   return s;
 }
 
+// The text of a JSON object without its opening line: with that, and with its hash as the first of its members.
+std::string sealed(const std::string& rest) { return cat("{\n  \"xxh128\": \"", xxh128(rest), "\",\n", rest); }
+
+void check_seal(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  const size_t first = text.find('\n'), second = first == text.npos ? text.npos : text.find('\n', first + 1);
+  if (second == text.npos || text != sealed(text.substr(second + 1)))
+    fail(path, " is damaged: what follows its second line has not the XXH128 that this line says");
+}
+
+DType saved_dtype(const Session& session) {
+  switch (session.config.trainer.save_dtype) {
+    case SaveType::automatic:
+      return session.weights_dtype;
+    case SaveType::f32:
+      return DType::f32;
+    case SaveType::bf16:
+      return DType::bf16;
+    case SaveType::f16:
+      return DType::f16;
+  }
+  return DType::f32;
+}
+
+FileSums save_tokenizer(const std::string& folder, const Session& session) {
+  const std::string spec = tokenizer_spec(session.config);
+  if (spec != "ssa") return copy_tokenizer(spec, folder);
+  return {{"tokenizer.ssa", write_file(folder + "/tokenizer.ssa", ssa_tokenizer_file())}};
+}
+
 // state.json of a checkpoint; fails if it is not what save_checkpoint writes.
 struct StateFile {
   RunState run;
   Config config;
   std::string initial_weights;
-  int64_t rows = 0;                       // of the training set
-  std::map<std::string, uint64_t> files;  // bytes of the other files of the folder
+  int64_t rows = 0;  // of the training set
+  FileSums files;    // the other files of the folder
 };
 StateFile read_state(const std::string& folder) {
-  const std::string path = folder + "/" + state_name;
+  const std::string path = cat(folder, "/", state_name);
   const json j = read_json_file(path);
   try {
     if (j.at("format") != format_version)
-      fail(path, ": format ", j.at("format").dump(), ", this program reads ", format_version);
+      fail(path, ": format ", j.at("format").dump(), ", this program reads ", format_version,
+           "; continue with the program that wrote it, or start from its weights: model.path=", folder);
+    check_seal(path);
     StateFile s;
     s.run = run_state(j.at("run"));
-    s.initial_weights = j.at("initial_weights"), s.rows = j.at("rows"), s.files = j.at("files");
+    s.initial_weights = j.at("initial_weights"), s.rows = j.at("rows");
+    for (const auto& [name, sum] : j.at("files").items()) s.files[name] = {sum.at("bytes"), sum.at("xxh128")};
     apply_toml(s.config, j.at("config").get<std::string>(), path);
     return s;
   } catch (const json::exception& e) {
@@ -93,37 +129,37 @@ StateFile read_state(const std::string& folder) {
 
 }  // namespace
 
-void save_model(const std::string& path, const Session& session,
-                const std::function<void(const std::string& folder)>& more) {
-  save_hf(path, session.model_config, session.model->reader(), DType::f32, true, [&](const std::string& folder) {
-    if (const std::string spec = tokenizer_spec(session.config); spec == "ssa")
-      write_file(folder + "/tokenizer.ssa", ssa_tokenizer_file());
-    else
-      copy_tokenizer(spec, folder);
-    if (more) more(folder);
-  });
+void save_model(const std::string& path, const Session& session) {
+  save_hf(path, session.model_config, session.model->reader(), saved_dtype(session), true,
+          [&](const std::string& folder) { save_tokenizer(folder, session); });
 }
 
 void save_checkpoint(const std::string& path, const Session& session, Training& training, const RunState& state) {
-  save_model(path, session, [&](const std::string& folder) {
-    save_optimizer(folder + "/" + optimizer_name, session, training.learner());
+  write_folder(path, [&](const std::string& folder) {
+    FileSums sums = write_hf_files(folder, session.model_config, session.model->reader(), DType::f32);
+    sums.merge(save_tokenizer(folder, session));
+    sums[optimizer_name] = save_optimizer(cat(folder, "/", optimizer_name), session, training.learner());
     json files;
-    for (const auto& entry : fs::directory_iterator(folder)) files[entry.path().filename()] = entry.file_size();
+    for (const auto& [name, sum] : sums) files[name] = {{"bytes", sum.bytes}, {"xxh128", sum.xxh128}};
     const json j = {{"format", format_version},          {"run", to_json(state)},
                     {"rows", session.train->size()},     {"initial_weights", hex16(session.initial_weights)},
                     {"config", to_toml(session.config)}, {"files", files}};
-    write_file(folder + "/" + state_name, j.dump(2) + "\n");
+    write_file(cat(folder, "/", state_name), sealed(j.dump(2).substr(2) + "\n"));
   });
 }
 
 std::string checkpoint_damage(const std::string& path) {
   try {
-    for (const auto& [name, bytes] : read_state(path).files) {
+    const FileSums files = read_state(path).files;
+    for (const auto& [name, sum] : files) {
       std::error_code none;
       const uint64_t size = fs::file_size(fs::path(path) / name, none);
       if (none) return cat(name, " is missing");
-      if (size != bytes) return cat(name, " has ", size, " bytes, expected ", bytes);
+      if (size != sum.bytes) return cat(name, " has ", size, " bytes, expected ", sum.bytes);
     }
+    for (const auto& [name, sum] : files)
+      if (const FileSum found = read_sum(cat(path, "/", name)); found.xxh128 != sum.xxh128)
+        return cat(name, " is damaged: its XXH128 is ", found.xxh128, ", it was written with ", sum.xxh128);
     return "";
   } catch (const Error& e) {
     return e.what();

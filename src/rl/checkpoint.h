@@ -1,5 +1,6 @@
 // A run at the border of two steps, on disk: a Hugging Face folder (weights in f32, config.json, tokenizer) with
-// optimizer.safetensors (the moments of AdamW) and state.json beside them.  It is continued bit by bit.
+// optimizer.safetensors (the moments of AdamW) and state.json beside them.  It is continued bit by bit.  state.json has
+// the hash of every other file, and on its second line its own, which is that of what follows this line.
 #pragma once
 #include <cmath>
 #include <map>
@@ -21,15 +22,14 @@ struct RunState {
 // Writes PATH, whole or not at all.
 void save_checkpoint(const std::string& path, const Session& session, Training& training, const RunState& state);
 
-// Empty, or what keeps the folder from being a whole checkpoint.
+// Empty, or what keeps the folder from being a whole checkpoint: reads all of it, as a bit may have changed anywhere.
 std::string checkpoint_damage(const std::string& path);
 
 // Sets parameters, moments and counters to those of a whole checkpoint.  Fails, naming the keys, if the configuration
 // of the session would have given other steps, and if data or initial model are not those of the run.
 RunState load_checkpoint(const std::string& path, Session& session, Training& training);
 
-// model/ of a finished run, and the part of a checkpoint that other programs read.
-void save_model(const std::string& path, const Session& session,
-                const std::function<void(const std::string& folder)>& more = {});
+// model/ of a finished run, its weights in the type of trainer.save_dtype.
+void save_model(const std::string& path, const Session& session);
 
 }  // namespace pare

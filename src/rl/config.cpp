@@ -403,6 +403,7 @@ std::vector<std::string> keys_that_part(const Config& run, const Config& resumed
                                                 "trainer.default_local_dir",
                                                 "trainer.save_freq",
                                                 "trainer.max_actor_ckpt_to_keep",
+                                                "trainer.save_dtype",
                                                 "trainer.samples_freq",
                                                 "trainer.samples_per_step"};
   std::vector<std::string> keys;

@@ -32,6 +32,7 @@ enum class Moments { f32, bf16 };
 enum class LrSchedule { constant, linear, cosine };
 enum class ActType { automatic, f32, bf16 };
 enum class DeviceKind { cpu, cuda, emu };
+enum class SaveType { automatic, f32, bf16, f16 };
 
 // A member's path is its key ("actor.optim.lr"), its initial value the default; config_keys.cpp says what each means.
 struct ModelKeys {
@@ -186,6 +187,7 @@ struct TrainerKeys {
   bool val_before_train = false, check_nan = false;
   std::string experiment_name, default_local_dir;
   int64_t save_freq = 50, max_actor_ckpt_to_keep = 2;
+  SaveType save_dtype = SaveType::automatic;
   int64_t samples_freq = 10, samples_per_step = 0;
   bool operator==(const TrainerKeys&) const = default;
 };

@@ -68,6 +68,9 @@ template <>
 constexpr auto words_of<ActType> =
     std::to_array<Word<ActType>>({{"auto", ActType::automatic}, {"f32", ActType::f32}, {"bf16", ActType::bf16}});
 template <>
+constexpr auto words_of<SaveType> = std::to_array<Word<SaveType>>(
+    {{"auto", SaveType::automatic}, {"f32", SaveType::f32}, {"bf16", SaveType::bf16}, {"f16", SaveType::f16}});
+template <>
 constexpr auto words_of<DeviceKind> =
     std::to_array<Word<DeviceKind>>({{"cpu", DeviceKind::cpu}, {"cuda", DeviceKind::cuda}, {"emu", DeviceKind::emu}});
 template <>
@@ -655,6 +658,10 @@ std::vector<ConfigKey> trainer_keys() {
           "verl"),
       KEY(trainer.max_actor_ckpt_to_keep, at_least(0), "checkpoints",
           "the last ones that are kept, beside the best in validation; 0: all", "verl"),
+      KEY(trainer.save_dtype, any, "",
+          "of the weights in model/, rounded to nearest; auto: that of the files of model.path, f32 where they have "
+          "several or the weights were random.  Checkpoints always hold f32",
+          "pare"),
       KEY(trainer.samples_freq, at_least(0), "steps", "write and show the responses of a step every so often; 0: never",
           "pare"),
       KEY(trainer.samples_per_step, at_least(0), "responses", "the first of such a step that are written; 0: all",

@@ -89,6 +89,7 @@ Session::Session(const Config& c, const Table& table, bool trainable, const Aren
   model = std::make_unique<Model>(model_config, device, weights, act_type(c), trainable);
   check_prompts();
   if (!device.planning()) {
+    if (!c.model.path.empty()) weights_dtype = hf_dtype(c.model.path, model_config);
     const ParameterReader initial =
         c.model.path.empty() ? init_parameters(model_config, static_cast<uint64_t>(c.trainer.seed), c.model.init)
                              : hf_weights(c.model.path, model_config);

@@ -53,7 +53,8 @@ struct Session {
 
   Arena weights, gradients, optimizer, kv, activations;
   std::unique_ptr<Model> model;
-  uint64_t initial_weights = 0;  // a hash of the parameters that the run starts from; 0 while planning
+  DType weights_dtype = DType::f32;  // of the files that the run starts from; f32: random weights, several types
+  uint64_t initial_weights = 0;      // a hash of the parameters that the run starts from; 0 while planning
 
  private:
   void check_prompts() const;
