@@ -371,7 +371,7 @@ TEST(MismatchMetrics, TokensSavedBothWays) {
     report_kv(s, 1024, m);
     EXPECT_NEAR(m.get("kv/tokens_saved/mean"), mean, 5e-5);
     EXPECT_NEAR(m.get("kv/tokens_saved/peak"), peak, 5e-5);
-    EXPECT_EQ(m.get("memory/kv_pages"), 40960);
+    EXPECT_EQ(m.get("perf/kv_peak_bytes"), 40960);
   }
 }
 

@@ -129,6 +129,25 @@ TEST_F(Report, NumbersOfRunsAndGroups) {
   EXPECT_EQ(base["loss_last"], nullptr);
 }
 
+// The total that the run itself logs.  Pages in use are part of the arena that they lie in, in older runs too, which
+// counted them among the arenas.
+TEST_F(Report, PeakMemoryCountsEveryByteOnce) {
+  const Outcome trained =
+      run("train model.config=tiny-ssa data.train_batch_size=2 rollout.n=2 data.max_prompt_length=64"
+          " data.max_response_length=16 trainer.total_training_steps=2 --quiet --out " +
+          at("real"));
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  std::istringstream lines(read_text(at("real/metrics.jsonl")));
+  json last;
+  for (std::string line; std::getline(lines, line);) last = json::parse(line);
+  const double total = last["perf/max_memory_allocated_gb"].get<double>() * (1 << 30);
+  EXPECT_GT(total, 126400 * 16);
+  const std::string older = write_run("older", 1, 3, 1, R"({"training/global_step":3,"memory/kv_pages":800})");
+  const json d = data(report(at("real") + " " + older));
+  EXPECT_EQ(d["runs"][0]["totals"]["peak_bytes"], total);
+  EXPECT_EQ(d["runs"][1]["totals"]["peak_bytes"], 4096 + 3000);
+}
+
 TEST_F(Report, NothingFromElsewhere) {
   const std::string page = report(write_run("a", 1, 12, 1));
   EXPECT_FALSE(std::regex_search(page, std::regex(R"((src|href)="(?!data:))")));

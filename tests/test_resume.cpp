@@ -21,9 +21,10 @@ std::vector<nlohmann::ordered_json> json_lines(const std::string& path) {
   return lines;
 }
 
-// What depends on the process: clocks, and the most memory since its start.
+// What depends on the process and its schedule: clocks, the most memory since its start, pages in use at a time.
 bool of_the_process(const std::string& metric) {
-  return metric.starts_with("timing_s/") || metric.starts_with("memory/") || metric == "perf/max_memory_allocated_gb";
+  return metric.starts_with("timing_s/") || metric.starts_with("memory/") || metric == "perf/max_memory_allocated_gb" ||
+         metric == "perf/kv_peak_bytes";
 }
 
 // metrics.jsonl without that.

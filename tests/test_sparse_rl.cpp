@@ -52,7 +52,7 @@ TEST_P(Sparse, PresetsTrain) {
     EXPECT_GT(m.get("kv/tokens_saved/read"), 0);
     EXPECT_EQ(m.get("kv/events") > 0, std::string(method) == "rkv");
     EXPECT_EQ(m.get("kv/tokens_saved/mean") > 0, std::string(method) == "rkv");
-    EXPECT_GT(m.get("memory/kv_pages"), 0);
+    EXPECT_GT(m.get("perf/kv_peak_bytes"), 0);
     if (vetoes) {
       EXPECT_GT(m.get("rollout_corr/rejection_rate"), 0);
       EXPECT_LT(m.get("rollout_corr/rejection_rate"), 1);

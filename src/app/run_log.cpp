@@ -62,7 +62,8 @@ RunLog read_run_log(const std::string& directory) {
     if (step == json.end() || !step->is_number()) fail(path, ":", number, ": no number training/global_step");
     auto& row = rows[step->get<int64_t>()];
     for (const auto& [name, value] : json.items())
-      if (value.is_number()) row[name] = value.get<double>();
+      if (value.is_number())  // the first: of older runs, and part of memory/kv
+        row[name == "memory/kv_pages" ? "perf/kv_peak_bytes" : name] = value.get<double>();
     if (const auto c = json.find("certificate"); c != json.end() && c->is_string())
       log.certificates[step->get<int64_t>()] = c->get<std::string>();
   }

@@ -165,7 +165,7 @@ void report_kv(const RolloutStats& s, int64_t page_bytes, Metrics& m) {
   }
   m.set("kv/events", static_cast<double>(s.events));
   m.set("kv/evicted_tokens", static_cast<double>(s.evicted));
-  m.set("memory/kv_pages", static_cast<double>(s.peak_pages * page_bytes));
+  m.set("perf/kv_peak_bytes", static_cast<double>(s.peak_pages * page_bytes));
 }
 
 }  // namespace pare

@@ -36,8 +36,8 @@ class Mismatch {
 void report_corrections(const Config& config, std::span<const Trajectory> samples, Metrics& metrics);
 
 // kv/...: tokens resident and read per decoded token, what that saves of a dense cache on the mean and at the peak,
-// events and evicted slots.  memory/kv_pages: bytes of the pages at the peak, which depends on how many sequences run
-// together.
+// events and evicted slots.  perf/kv_peak_bytes: bytes of the pages in use at the peak, which depends on how many
+// sequences run together.
 void report_kv(const RolloutStats& stats, int64_t page_bytes, Metrics& metrics);
 
 // The q-quantile (nearest rank) of `x`, which is not empty; reorders it.

@@ -39,7 +39,7 @@ def row(run):
         "saved": over(train, "kv/tokens_saved/mean"),
         "read": over(train, "kv/tokens_saved/read"),
         "peak": over(train, "kv/tokens_saved/peak"),
-        "bytes": over(train, "memory/kv_pages"),
+        "bytes": over(train, "perf/kv_peak_bytes"),
         "grad": over(train, "actor/grad_norm"),
     }
 

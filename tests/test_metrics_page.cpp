@@ -1,0 +1,81 @@
+// src/rl/METRICS.md defines what runs log, all of it and nothing else.
+#include <regex>
+#include <set>
+
+#include "rl/sft.h"
+#include "tests/program.h"
+#include "tests/runs.h"
+
+namespace pare::test {
+namespace {
+
+// The names in the first column, `a/{b,c}` as two.
+std::vector<std::string> defined() {
+  std::vector<std::string> names;
+  std::istringstream page(read_text("src/rl/METRICS.md"));
+  for (std::string line; std::getline(page, line);) {
+    if (!line.starts_with("| `")) continue;
+    const std::string name = line.substr(3, line.find('`', 3) - 3);
+    const size_t open = name.find('{'), close = name.find('}');
+    if (open == std::string::npos) {
+      names.push_back(name);
+      continue;
+    }
+    std::istringstream parts(name.substr(open + 1, close - open - 1));
+    for (std::string part; std::getline(parts, part, ',');)
+      names.push_back(name.substr(0, open) + part + name.substr(close + 1));
+  }
+  return names;
+}
+
+std::regex pattern(const std::string& name) {
+  std::string p = std::regex_replace(name, std::regex(R"([.])"), "\\.");
+  p = std::regex_replace(p, std::regex("TASK"), "[a-z_]+");
+  p = std::regex_replace(p, std::regex("@[NK]"), "@[0-9]+");
+  return std::regex(std::regex_replace(p, std::regex("_A_B"), "_[0-9]+_[0-9]+"));
+}
+
+void collect(const Metrics& m, std::set<std::string>& names) {
+  const nlohmann::json line = nlohmann::json::parse(m.json());  // texts too
+  for (const auto& [name, value] : line.items()) names.insert(name);
+}
+
+// Runs that log everything that can be logged.
+std::set<std::string> logged() {
+  std::set<std::string> names;
+  for (const std::vector<std::string>& keys :
+       {std::vector<std::string>{"rollout.val_kwargs.n=4", "rollout.val_kwargs.temperature=1"},
+        {"algorithm.use_kl_in_reward=true", "actor.ppo_epochs=2"},
+        {"rollout.kv.method=quest", "rollout.kv.block=4", "rollout.kv.blocks=6", "rollout.check_exact=false",
+         "algorithm.rollout_correction.rollout_is=icepop", "algorithm.rollout_correction.acceptance=true",
+         "rollout.val_kwargs.kv=both"}}) {
+    TrainingRun run(tiny_run("qwen3", keys));
+    collect(run.step(), names);
+    collect(run.trainer->evaluate(), names);
+  }
+  Session session(tiny_run("qwen3", {}));
+  Sft sft(session);
+  collect(sft.step(), names);
+  return names;
+}
+
+TEST(MetricsPage, DefinesWhatIsLoggedAndNothingElse) {
+  const std::set<std::string> names = logged();
+  const std::vector<std::string> page = defined();
+  EXPECT_EQ(std::set<std::string>(page.begin(), page.end()).size(), page.size()) << "a name twice";
+  std::set<std::string> explained;
+  for (const std::string& entry : page) {
+    const std::regex p = pattern(entry);
+    const size_t before = explained.size();
+    bool found = false;
+    for (const std::string& name : names)
+      if (std::regex_match(name, p)) explained.insert(name), found = true;
+    EXPECT_TRUE(found) << entry << " is on the page, and no run logs it";
+    EXPECT_TRUE(!found || explained.size() > before) << entry << " is on the page twice";
+  }
+  for (const std::string& name : names)
+    EXPECT_TRUE(explained.contains(name)) << name << " is logged, and not on the page";
+}
+
+}  // namespace
+}  // namespace pare::test
