@@ -49,7 +49,7 @@ TEST(OpBenches, CanBeCalledAgainAndAgain) {
         const Dims dims(b.op, b.dims, small(b, flags));
         SCOPED_TRACE(cat(table->name, " ", b.op, " ", dims.str()));
         Device planner(table_null);
-        Arena nothing("operands", no_memory, SIZE_MAX / 4);
+        Arena nothing("operands", no_memory);
         Operands planned(planner, DType::f32, nothing);
         b.make(planned, dims);
 

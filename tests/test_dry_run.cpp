@@ -97,9 +97,9 @@ TEST_F(DryRun, MemoryIsThatOfAStep) {
   for (const TrainingKind kind : {TrainingKind::grpo, TrainingKind::sft}) {
     size_t total = 0;
     for (const Plan::Memory& m : plan_step(config, kind).memory) total += m.peak;
-    check_run(config, kind, total);
+    check_run(config, kind, table_cpu, total);
     try {
-      check_run(config, kind, total - 1);
+      check_run(config, kind, table_cpu, total - 1);
       FAIL() << "a step of " << total << " bytes does not fit in one less";
     } catch (const Error& e) {
       EXPECT_EQ(e.code, Exit::memory);

@@ -153,15 +153,8 @@ size_t peak_of(const Plan& plan, const std::string& arena) {
 // A model of true shapes, planned on its config.json alone: weights lie in memory once, gradients once (and those of a
 // tied head twice), moments in two bytes.
 TEST(Plan, OfARealModelHoldsEveryParameterOnce) {
-  const std::vector<std::string> keys = {"gsm8k-qwen2.5-1.5b",
-                                         "model.path=",
-                                         "model.config=data/presets/qwen2.5-1.5b.json",
-                                         "data.task=ssa",
-                                         "data.train_files=[]",
-                                         "data.val_files=[]",
-                                         "data.reward=",
-                                         "data.train_batch_size=1",
-                                         "data.max_response_length=64"};
+  const std::vector<std::string> keys = {"model.config=qwen2.5-1.5b", "data.train_batch_size=1",
+                                         "data.max_response_length=64", "actor.optim.moments=bf16"};
   const Plan plan = plan_step(load_config(keys));
   const double parameters = 1'543'714'304, head = 151'936.0 * 1536;
   const auto within = [](double bytes, double expected) {
@@ -174,6 +167,132 @@ TEST(Plan, OfARealModelHoldsEveryParameterOnce) {
   std::vector<std::string> wide = keys;
   wide.push_back("actor.optim.moments=f32");
   within(static_cast<double>(peak_of(plan_step(load_config(wide)), "optimizer")), 2 * 4 * parameters);
+}
+
+// The config.json of Qwen2.5-14B, as far as it is read; returns its path.
+std::string fourteen_billion() {
+  const auto path = std::filesystem::path(testing::TempDir()) / cat("pare_14b_", getpid(), ".json");
+  std::ofstream(path) << R"({"model_type": "qwen2", "hidden_size": 5120, "num_hidden_layers": 48,
+    "num_attention_heads": 40, "num_key_value_heads": 8, "intermediate_size": 13824, "vocab_size": 152064,
+    "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": false})";
+  return path.string();
+}
+
+// Whatever this machine has: no machine that runs this holds 14 billion parameters with gradients and moments, or half
+// a terabyte of keys and values.
+TEST(Plan, NeedsNoMemoryOfItsOwn) {
+  const double parameters = 14'770'033'664;
+  const Config large = load_config({"model.config=" + fourteen_billion(), "trainer.device=cuda",
+                                    "data.train_batch_size=2", "data.max_response_length=64"});
+  const Plan plan = plan_step(large, TrainingKind::grpo, false);
+  EXPECT_EQ(plan.model.layers, 48);
+  const auto within = [](size_t bytes, double expected) {
+    EXPECT_GE(static_cast<double>(bytes), expected);
+    EXPECT_LT(static_cast<double>(bytes), 1.01 * expected);
+  };
+  within(peak_of(plan, "weights"), (2 + 4) * parameters);  // bf16 and their masters
+  within(peak_of(plan, "gradients"), 4 * parameters);
+  within(peak_of(plan, "optimizer"), 2 * 4 * parameters);
+
+  const Config wide = load_config({"model.config=llama-3.1-8b", "data.train_batch_size=1", "rollout.n=2",
+                                   "data.max_response_length=512", "rollout.max_num_seqs=2048"});
+  EXPECT_GT(static_cast<double>(plan_step(wide).most.kv), 2048.0 * 1024 * 2 * 32 * 8 * 128 * 4);
+}
+
+size_t free_bytes = 0;
+constexpr Memory kPretended = {.take = [](size_t) -> void* { return nullptr; },
+                               .give = [](void*, size_t) {},
+                               .free = [] { return free_bytes; },
+                               .total = [] { return free_bytes; }};
+
+// What lies on the device is compared with the device, what lies on the host with the host.
+TEST(Plan, DryRunAsksTheDevice) {
+  Table device = table_null;
+  device.memory = &kPretended;
+  const auto error = [&](const Config& config, TrainingKind kind, size_t host) -> std::string {
+    try {
+      check_run(config, kind, device, host);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code, Exit::memory);
+      return e.what();
+    }
+    return "";
+  };
+  const Config config = tiny_run("qwen3");
+  for (const TrainingKind kind : {TrainingKind::grpo, TrainingKind::sft}) {
+    const size_t most = plan_step(config, kind).most.total();
+    EXPECT_EQ(training_limits(config, kind, table_cpu).total(), most) << "the host's arenas too";
+    free_bytes = most;
+    EXPECT_EQ(error(config, kind, most / 4), "") << "the host need not hold it";
+    free_bytes = most - 1;
+    EXPECT_NE(error(config, kind, machine_memory()).find(cat("the device has ", most - 1, " free")), std::string::npos);
+    free_bytes = 2 * most;
+    EXPECT_NE(error(config, kind, 1000).find("the machine has 1000"), std::string::npos) << "the responses";
+  }
+  const Config large = load_config({"model.config=" + fourteen_billion(), "data.train_batch_size=2",
+                                    "data.max_response_length=64", "trainer.device=cuda"});
+  free_bytes = size_t{400} << 30;
+  EXPECT_EQ(error(large, TrainingKind::grpo, machine_memory()), "");
+  free_bytes = size_t{150} << 30;
+  EXPECT_NE(error(large, TrainingKind::grpo, machine_memory()).find("the device has"), std::string::npos);
+}
+
+// What no machine of that size can fill, whatever the lengths.
+TEST(Plan, AnArenaLargerThanTheHostIsRefused) {
+  const Config config = tiny_run("qwen3");
+  size_t largest = 0;
+  for (const Plan::Memory& m : plan_step(config).memory) largest = std::max(largest, m.most);
+  EXPECT_GT(plan_run(config, TrainingKind::grpo, table_cpu, largest).most.total(), largest);
+  try {
+    plan_run(config, TrainingKind::grpo, table_cpu, largest - 1);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code, Exit::memory);
+    EXPECT_NE(std::string(e.what()).find(cat(" of ", largest - 1, " are in use")), std::string::npos) << e.what();
+  }
+}
+
+// Both read the same books; only the checks of prompts are left out.
+TEST(Plan, NeedsNoTokenizerAndNoData) {
+  for (const TrainingKind kind : {TrainingKind::grpo, TrainingKind::sft}) {
+    const Config config = tiny_run("llama", {"trainer.test_freq=1"});
+    const Plan with = plan_step(config, kind), without = plan_step(config, kind, false);
+    for (size_t i = 0; i < with.memory.size(); i++) {
+      EXPECT_EQ(with.memory[i].peak, without.memory[i].peak) << with.memory[i].arena;
+      EXPECT_EQ(with.memory[i].most, without.memory[i].most) << with.memory[i].arena;
+    }
+    EXPECT_EQ(with.ledger.phases, without.ledger.phases);
+  }
+  const Config nothing =
+      load_config({"model.config=qwen3-0.6b", "data.task=jsonl", "data.train_files=no/such.jsonl",
+                   "data.tokenizer=no/such", "data.train_batch_size=1", "data.max_response_length=8"});
+  EXPECT_THROW(plan_step(nothing), Error);
+  EXPECT_GT(plan_step(nothing, TrainingKind::grpo, false).peak(), size_t{596'049'920} * 16);
+}
+
+// Lengths that leave half of a micro-batch empty: shorter sequences fill it.
+TEST(Plan, TheMostIsMoreThanTheLongestSequencesTake) {
+  const Config config = tiny_run("qwen3", {"data.max_prompt_length=40", "data.max_response_length=60", "rollout.n=2",
+                                           "actor.ppo_max_token_len=300"});
+  const Plan plan = plan_step(config);
+  for (const Plan::Memory& m : plan.memory) EXPECT_GE(m.most, m.peak) << m.arena;
+  EXPECT_GT(plan.most.activations, 5 * peak_of(plan, "activations") / 4);
+}
+
+// Next-token training samples for validations only.
+TEST(Plan, SftWithoutValidationHasNoKvCache) {
+  for (const char* validation : {"trainer.test_freq=0", "trainer.test_freq=2", "trainer.val_before_train=true"}) {
+    const Config config = tiny_run("qwen3", {validation});
+    const bool validates = std::string(validation) != "trainer.test_freq=0";
+    const Plan plan = plan_step(config, TrainingKind::sft);
+    EXPECT_EQ(plan.most.kv > 0, validates) << validation;
+    Session session(config, table_cpu, true, plan.most);
+    const auto training = make_training(TrainingKind::sft, session);
+    Metrics m = training->step();
+    if (validates) m.add(training->evaluate());
+    EXPECT_EQ(session.kv.peak() > 0, validates) << validation;
+    EXPECT_EQ(m.get("memory/kv") > 0, validates) << validation;
+  }
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstdio>
 #include <iostream>
-#include <limits>
 #include <map>
 #include <optional>
 
@@ -194,7 +193,7 @@ int64_t Generator::dense_pages(const std::vector<Request>& requests, const std::
   for (const Request& r : requests)
     limits.kv_pages = std::max(limits.kv_pages, Scheduler::pages_needed(residency, r) * limits.max_sequences);
   Device device(table_null);
-  Arena books("kv", no_memory, std::numeric_limits<size_t>::max());
+  Arena books("kv", no_memory);
   KvCache cache(model_config_, {}, device, books, model_.dtype, limits.kv_pages, Scheduler::cache_sequences(limits),
                 limits.max_context);
   Scheduler scheduler(residency, requests, sampling_.eos, limits, cache);

@@ -104,11 +104,9 @@ void run(const Options& o, const CLI::App& command) {
     groups.push_back({{}, {std::move(m)}});
   }
 
-  ArenaLimits memory;
-  if (table.memory != &host_memory) {
-    compute(o, config, act, groups, {}, table_null, memory);
-    check_memory(memory, table, "--max-rows");
-  }
+  ArenaLimits memory = ArenaLimits::each(table.memory->total());
+  compute(o, config, act, groups, {}, table_null, memory);
+  check_memory(memory, table, "--max-rows");
   const auto [out, gradients] = compute(o, config, act, groups, weights, table, memory);
   if (!o.grads.empty()) {
     std::vector<NamedTensor> named;

@@ -46,14 +46,16 @@ void show_machine(Console& console, const Table& table) {
                       cat(table.open(), "; ", bytes(static_cast<double>(table.memory->total())), " of memory"));
 }
 
-void show_model(Console& console, const Session& s) {
-  const ModelConfig& c = s.model_config;
-  console.paragraph("model", cat(c.model_type, ", ", human(static_cast<double>(s.model->size())),
-                                 " parameters: ", plural(c.layers, "layer"), ", width ", c.hidden, ", ", c.heads, "/",
-                                 c.kv_heads, " heads of ", c.head_dim, ", vocabulary ", c.vocab));
+std::string model_text(const ModelConfig& c) {
+  const Parameter last = parameters(c).back();
+  return cat(c.model_type, ", ", human(static_cast<double>(last.offset + last.size)),
+             " parameters: ", plural(c.layers, "layer"), ", width ", c.hidden, ", ", c.heads, "/", c.kv_heads,
+             " heads of ", c.head_dim, ", vocabulary ", c.vocab);
 }
 
-void show_plan(Console& console, const Session& s) {
+void show_model(Console& console, const Session& s) { console.paragraph("model", model_text(s.model_config)); }
+
+void show_plan(Console& console, const Session& s, const Plan& plan) {
   const RolloutLimits limits = s.rollout_limits();
   const KvResidency residency(limits.kv, s.model_config.layers);
   const int64_t prompt = s.config.data.max_prompt_length, fed = s.config.data.max_response_length - 1;
@@ -62,22 +64,17 @@ void show_plan(Console& console, const Session& s) {
       limits.kv_pages > 0 ? std::min<int64_t>(limits.kv_pages / pages, limits.max_sequences) : limits.max_sequences;
   // The host gives what is touched, a device what may be needed.
   const bool host = &s.device.memory() == &host_memory;
-  std::vector<std::pair<std::string, size_t>> parts;
-  if (host)
-    for (const auto& m : plan_step(s.config).memory) parts.emplace_back(m.arena, m.peak);
-  else
-    for (const Arena* a : s.arenas()) parts.emplace_back(a->name(), a->limit());
-  double total = 0;
   std::string arenas;
-  for (const auto& [name, taken] : parts) {
-    total += static_cast<double>(taken);
-    arenas += cat(arenas.empty() ? "" : ", ", name, " ", bytes(static_cast<double>(taken)));
-    if (name == "kv") arenas += cat(" (", plural(fit, "sequence"), " of ", limits.max_context, " tokens)");
+  for (const Plan::Memory& m : plan.memory) {
+    const size_t taken = host ? m.peak : m.most;
+    if (taken == 0) continue;
+    arenas += cat(arenas.empty() ? "" : ", ", m.arena, " ", bytes(static_cast<double>(taken)));
+    if (m.arena == "kv") arenas += cat(" (", plural(fit, "sequence"), " of ", limits.max_context, " tokens)");
   }
-  const auto machine = static_cast<double>(s.device.memory().total());
-  const std::string plan = cat(host ? "a step of the longest responses takes " : "the run takes ", bytes(total), " of ",
-                               bytes(machine), ": ", arenas);
-  console.paragraph("memory", plan);
+  const auto total = static_cast<double>(host ? plan.peak() : plan.most.total()),
+             machine = static_cast<double>(s.device.memory().total());
+  console.paragraph("memory", cat(host ? "a step of the longest responses takes " : "the run takes ", bytes(total),
+                                  " of ", bytes(machine), ": ", arenas));
   if (total > machine) console.warning("that is more memory than the machine has");
 }
 
@@ -108,7 +105,7 @@ std::string word(const Config& c, const char* key) {
 void show_rest(Console& console, const Session& s, const std::string& path) {
   const Config& c = s.config;
   std::string line;
-  if (s.val && (c.trainer.test_freq > 0 || c.trainer.val_before_train)) {
+  if (s.val && validates(c)) {
     line += cat("validation on ", plural(s.val->size(), "problem"),
                 c.rollout.val_kwargs.n > 1 ? cat(" x ", c.rollout.val_kwargs.n, " responses") : "", ", ",
                 sampling_text(c.rollout.val_kwargs), ",");

@@ -13,8 +13,9 @@ namespace pare {
 
 // ---- before the first step
 void show_machine(Console& console, const Table& table);
+std::string model_text(const ModelConfig& config);  // "qwen2, 494M parameters: 24 layers, ..."
 void show_model(Console& console, const Session& session);
-void show_plan(Console& console, const Session& session);  // the memory of a step, and what fits
+void show_plan(Console& console, const Session& session, const Plan& plan);  // the memory of a step, and what fits
 // What the run will do, and where it writes.
 void show_train(Console& console, const Session& session, const std::string& path);
 void show_sft(Console& console, const Session& session, const std::string& path);

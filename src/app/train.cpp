@@ -42,7 +42,8 @@ class Run {
       : config_(config),
         kind_(kind),
         table_(table),
-        session_(config, table, true, training_limits(config, kind, table)),
+        plan_(plan_run(config, kind, table)),
+        session_(config, table, true, plan_.most),
         training_(make_training(kind, session_)),
         trainer_(dynamic_cast<Trainer*>(training_.get())),
         directory_(config.trainer.default_local_dir, start),
@@ -77,8 +78,8 @@ class Run {
     first_ = state_.training.step;
     show_machine(console_, table_);
     show_model(console_, session_);
+    show_plan(console_, session_, plan_);
     if (trainer_) {
-      show_plan(console_, session_);
       show_train(console_, session_, directory_.path());
       for (const std::string& w : config_warnings(config_)) console_.warning(w);
     } else {
@@ -184,6 +185,7 @@ class Run {
   const Config config_;
   const TrainingKind kind_;
   const Table& table_;
+  const Plan plan_;
   Session session_;
   const std::unique_ptr<Training> training_;
   Trainer* const trainer_;  // the same, for GRPO
@@ -227,8 +229,7 @@ void run(const Options& o, const CLI::App& command, TrainingKind kind) {
   for (const std::string& n : notes) std::fprintf(stderr, "note     %s\n", printable(n).c_str());
   LongWork::quiet = o.quiet;
   if (!o.dry_run) return Run(config, kind, table, start, o.quiet).run();
-  check_run(config, kind);
-  training_limits(config, kind, table);
+  check_run(config, kind, table);
   print(to_toml(config));
 }
 

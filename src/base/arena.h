@@ -11,8 +11,10 @@ namespace pare {
 
 class Arena {
  public:
-  // Takes `limit` bytes of `memory` at once: the most that it will ever hold.
-  explicit Arena(std::string name, const Memory& memory = host_memory, size_t limit = machine_memory());
+  // Takes `limit` bytes of `memory` at once: the most that it will ever hold.  Without a limit all that there are.
+  Arena(std::string name, const Memory& memory, size_t limit);
+  explicit Arena(std::string name, const Memory& memory = host_memory)
+      : Arena(std::move(name), memory, memory.total()) {}
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;

@@ -3,28 +3,45 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdint>
+
+#include "base/memory_limits.h"
+
 namespace pare {
 
 size_t machine_memory() {
-  return static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
+  const size_t physical = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
+  return std::min({physical, control_group_memory(), process_memory()});
 }
 
 // In large pages where the system has them: rows of a matrix lie far apart, and small pages are looked up for each.
+constexpr size_t kLargePage = size_t{2} << 20;
+static size_t whole_pages(size_t bytes) { return (bytes + kLargePage - 1) / kLargePage * kLargePage; }
+
 static void* take_pages(size_t bytes) {
-  void* const p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (bytes > SIZE_MAX / 2) return nullptr;
+  const size_t size = whole_pages(bytes);
+  void* const p =
+      mmap(nullptr, size + kLargePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) return nullptr;
-  madvise(p, bytes, MADV_HUGEPAGE);  // a wish: small pages do as well
-  return p;
+  // What lies in front of the first large page, and behind the last, is given back.
+  char* const begin = static_cast<char*>(p);
+  const size_t front = whole_pages(reinterpret_cast<uintptr_t>(p)) - reinterpret_cast<uintptr_t>(p);
+  if (front > 0) munmap(begin, front);
+  if (front < kLargePage) munmap(begin + front + size, kLargePage - front);
+  madvise(begin + front, size, MADV_HUGEPAGE);  // a wish: small pages do as well
+  return begin + front;
 }
 
 constinit const Memory host_memory = {.take = take_pages,
-                                      .give = [](void* p, size_t bytes) { munmap(p, bytes); },
-                                      .free = machine_memory,
+                                      .give = [](void* p, size_t bytes) { munmap(p, whole_pages(bytes)); },
+                                      .free = [] { return std::min(machine_memory(), process_memory_left()); },
                                       .total = machine_memory};
 
 constinit const Memory no_memory = {.take = [](size_t) -> void* { return nullptr; },
                                     .give = [](void*, size_t) {},
-                                    .free = machine_memory,
-                                    .total = machine_memory};
+                                    .free = []() -> size_t { return SIZE_MAX; },
+                                    .total = []() -> size_t { return SIZE_MAX; }};
 
 }  // namespace pare

@@ -12,8 +12,8 @@ struct Memory {
 };
 
 extern const Memory host_memory;  // address space, which becomes real memory when it is first touched
-extern const Memory no_memory;    // for planning: addresses are null, and only the books are kept
+extern const Memory no_memory;    // for planning: without end, addresses are null, only the books are kept
 
-size_t machine_memory();  // bytes of physical memory
+size_t machine_memory();  // bytes of physical memory that this process may fill (memory_limits.h)
 
 }  // namespace pare

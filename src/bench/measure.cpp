@@ -196,7 +196,7 @@ Measured measure_op(const Table& table, DType act, const OpBench& bench, const D
   Measured m{.op = bench.op, .shape = dims.str(), .act = act, .cost = {}, .time = {}};
   {  // what it takes, by making it of nothing
     Device device(table_null);
-    Arena arena("operands", no_memory, SIZE_MAX / 4);
+    Arena arena("operands", no_memory);
     Operands operands(device, act, arena);
     m.cost = bench.make(operands, dims).cost;
     m.operand_bytes = static_cast<int64_t>(arena.used());

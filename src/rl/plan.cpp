@@ -1,54 +1,65 @@
 #include "rl/plan.h"
 
+#include "base/memory_limits.h"
 #include "model/hf.h"
 
 namespace pare {
 
-Plan plan_step(const Config& config, TrainingKind kind) {
-  Session session(config, table_null);
-  make_training(kind, session)->worst_case_step();
-  Plan plan;
-  for (const Arena* a : session.arenas()) plan.memory.push_back({a->name(), a->peak(), a->entries()});
-  plan.ledger = session.ledger;
+size_t Plan::peak() const {
+  size_t total = 0;
+  for (const Memory& m : memory) total += m.peak;
+  return total;
+}
+
+Plan plan_step(const Config& config, TrainingKind kind, bool data, const std::optional<ArenaLimits>& limits) {
+  Session session(config, table_null, true, limits, data);
+  const auto training = make_training(kind, session);
+  training->worst_case_step();
+  Plan plan{.model = session.model_config, .memory = {}, .most = {}, .ledger = session.ledger};
+  for (const Arena* a : session.arenas()) plan.memory.push_back({a->name(), a->peak(), 0, a->entries()});
+  training->largest_batches();
+  plan.most = session.peaks();
+  for (size_t i = 0; i < plan.memory.size(); i++) plan.memory[i].most = session.arenas()[i]->peak();
   return plan;
 }
 
-void check_run(const Config& config, TrainingKind kind, size_t memory) {
-  check_response_memory(config);
-  if (!config.model.path.empty()) match_weights(open_weights(config.model.path), load_model_config(config.model.path));
-  size_t total = 0;
-  std::string parts;
-  for (const Plan::Memory& m : plan_step(config, kind).memory) {
-    total += m.peak;
-    parts += cat(parts.empty() ? "" : ", ", m.arena, ' ', m.peak);
-  }
-  if (total > memory)
-    throw Error(Exit::memory, cat("a step takes ", total, " bytes (", parts, "), the machine has ", memory,
-                                  "; lower rollout.max_num_seqs, actor.ppo_max_token_len or the batch"));
+static std::string text(const ArenaLimits& l) {
+  return cat(l.total(), " bytes (weights ", l.weights, ", gradients ", l.gradients, ", optimizer ", l.optimizer,
+             ", kv ", l.kv, ", activations ", l.activations, ")");
 }
 
 void check_memory(const ArenaLimits& l, const Table& table, const char* lower) {
-  const size_t free = table.memory->free();
+  // Of the host a run takes address space, which becomes memory as it is filled.
+  const bool host = table.memory == &host_memory;
+  const size_t free = host ? process_memory_left() : table.memory->free();
   if (l.total() > free)
-    throw Error(Exit::memory, cat("the run takes ", l.total(), " bytes (weights ", l.weights, ", gradients ",
-                                  l.gradients, ", optimizer ", l.optimizer, ", kv ", l.kv, ", activations ",
-                                  l.activations, "), the device has ", free, " free; lower ", lower));
+    throw Error(Exit::memory, cat("the run takes ", text(l), ", ",
+                                  host ? "the limits of the process (ulimit -v, ulimit -d) leave " : "the device has ",
+                                  free, host ? "" : " free", "; lower ", lower));
 }
 
-ArenaLimits training_limits(const Config& config, TrainingKind kind, const Table& table) {
-  if (table.memory == &host_memory) return {};
-  Session session(config, table_null);
-  const auto training = make_training(kind, session);
-  training->worst_case_step();
-  training->largest_batches();
-  check_memory(session.peaks(), table,
-               "rollout.max_num_seqs, rollout.max_num_batched_tokens or actor.ppo_max_token_len");
-  return session.peaks();
+constexpr const char* kLower = "rollout.max_num_seqs, rollout.max_num_batched_tokens or actor.ppo_max_token_len";
+
+Plan plan_run(const Config& config, TrainingKind kind, const Table& table, size_t host) {
+  check_response_memory(config, host);
+  const size_t all = table.memory == &host_memory ? host : table.memory->total();
+  Plan plan = plan_step(config, kind, true, ArenaLimits::each(all));
+  check_memory(plan.most, table, kLower);
+  return plan;
+}
+
+void check_run(const Config& config, TrainingKind kind, const Table& table, size_t host) {
+  if (!config.model.path.empty()) match_weights(open_weights(config.model.path), load_model_config(config.model.path));
+  const Plan plan = plan_run(config, kind, table, host);
+  if (table.memory != &host_memory || plan.peak() <= host) return;
+  std::string parts;
+  for (const Plan::Memory& m : plan.memory) parts += cat(parts.empty() ? "" : ", ", m.arena, ' ', m.peak);
+  throw Error(Exit::memory, cat("a step takes ", plan.peak(), " bytes (", parts, "), the machine has ", host,
+                                "; lower rollout.max_num_seqs, actor.ppo_max_token_len or the batch"));
 }
 
 ArenaLimits evaluation_limits(const Config& config, const Table& table) {
-  if (table.memory == &host_memory) return {};
-  Session session(config, table_null, false);
+  Session session(config, table_null, false, ArenaLimits::each(table.memory->total()));
   const Rollout rollout(*session.model, session.rollout_limits(), session.kv, session.activations);
   Rollout::plan(*session.model, session.rollout_limits(), session.activations);
   check_memory(session.peaks(), table, "rollout.max_num_seqs or rollout.max_num_batched_tokens");
@@ -56,9 +67,9 @@ ArenaLimits evaluation_limits(const Config& config, const Table& table) {
 }
 
 ArenaLimits rollout_memory(const ModelConfig& config, DType act, const RolloutLimits& limits, const Table& table) {
-  if (table.memory == &host_memory) return {};
   Device device(table_null);
-  Arena weights("weights", no_memory), kv("kv", no_memory), activations("activations", no_memory);
+  const size_t all = table.memory->total();
+  Arena weights("weights", no_memory), kv("kv", no_memory, all), activations("activations", no_memory, all);
   const Model model(config, device, weights, act, false);
   const Rollout rollout(model, limits, kv, activations);
   Rollout::plan(model, limits, activations);

@@ -7,27 +7,38 @@ namespace pare {
 struct Plan {
   struct Memory {
     std::string arena;
-    size_t peak;                        // bytes
+    size_t peak;                        // bytes, in the step whose lengths are the greatest
+    size_t most;                        // bytes, in any step or evaluation
     std::vector<Arena::Entry> entries;  // what stays allocated between steps
   };
+  ModelConfig model;
   std::vector<Memory> memory;
-  Ledger ledger;  // of one step
+  ArenaLimits most;  // the same as Memory::most
+  Ledger ledger;     // of the step whose lengths are the greatest
+  size_t peak() const;
 };
 
 // The worst case of one training step: every prompt of max_prompt_length, every response of max_response_length,
 // nothing filtered.  A real step of those lengths has the same peaks, to the byte, and the same FLOPs.  Shorter
 // responses take fewer FLOPs, but may fill micro-batches better (up to actor.ppo_max_token_len rows): then the
-// activations of a real step are larger than these, and at most those of training_limits.
-Plan plan_step(const Config& config, TrainingKind kind = TrainingKind::grpo);
+// activations of a real step are larger than these, and at most `most`.  Without `limits` no memory is too small for a
+// plan.  Without `data` neither tokenizer nor data files are read.
+Plan plan_step(const Config& config, TrainingKind kind = TrainingKind::grpo, bool data = true,
+               const std::optional<ArenaLimits>& limits = {});
 
-// Everything that can be wrong with a run and is known before its first step, without computing or writing: files, what
-// is in them, the shapes of the weights, every prompt, and that `memory` bytes hold a worst-case step.  Throws what the
-// run would throw.
-void check_run(const Config& config, TrainingKind kind, size_t memory = machine_memory());
+// Everything that can be wrong with a run on `table` and is known before its first step, without computing or writing:
+// files, what is in them, the shapes of the weights, every prompt, and that memory suffices: that of the table, and
+// `host` bytes for what lies on the host.  Throws what the run would throw; and where a step of the greatest lengths
+// would fill more than the host has, which a run only warns of, since its responses may be shorter.
+void check_run(const Config& config, TrainingKind kind, const Table& table, size_t host = machine_memory());
 
-// What a session on `table` is to be given: the default on the host, elsewhere the most that a step of any lengths or
-// an evaluation needs.  More than can be had is an Error(Exit::memory).
-ArenaLimits training_limits(const Config& config, TrainingKind kind, const Table& table);
+// The plan of a run on `table`.  More than can be had is an Error(Exit::memory), as is an arena that alone is more than
+// all there is, `host` bytes on the host.
+Plan plan_run(const Config& config, TrainingKind kind, const Table& table, size_t host = machine_memory());
+// What the session of a run on `table` is to be given, and that of an evaluation.
+inline ArenaLimits training_limits(const Config& config, TrainingKind kind, const Table& table) {
+  return plan_run(config, kind, table).most;
+}
 ArenaLimits evaluation_limits(const Config& config, const Table& table);
 // The same of a rollout alone: kv and activations.
 ArenaLimits rollout_memory(const ModelConfig& model, DType act, const RolloutLimits& limits, const Table& table);

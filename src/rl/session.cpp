@@ -30,47 +30,58 @@ std::unique_ptr<Task> make_ssa(const DataKeys& d, bool val) {
 ModelConfig read_model_config(const ModelKeys& m) {
   if (!m.path.empty()) return load_model_config(m.path);
   if (m.config.empty()) fail("model.path (a Hugging Face folder) or model.config (a config.json) is needed");
-  if (const auto shape = preset_text(m.config, "json"))
-    return parse_model_config(nlohmann::json::parse(*shape), m.config);
-  if (m.config.find('/') == std::string::npos && !std::filesystem::exists(m.config))
-    fail("model.config = ", m.config, ": no such file; the nearest shape that has a name is ",
-         nearest(m.config, preset_names("json")));
-  return parse_model_config(read_json_file(m.config), m.config);
+  return read_shape(m.config);
 }
 
 }  // namespace
 
-Session::Session(const Config& c, const Table& table, bool trainable, const ArenaLimits& limits)
-    : config(c),
-      device(table),
-      weights("weights", device.memory(), limits.weights),
-      gradients("gradients", device.memory(), limits.gradients),
-      optimizer("optimizer", device.memory(), limits.optimizer),
-      kv("kv", device.memory(), limits.kv),
-      activations("activations", device.memory(), limits.activations) {
-  set_threads(static_cast<int>(c.trainer.threads));
-  device.ledger = &ledger;
-  device.check_nan = c.trainer.check_nan;
+ModelConfig read_shape(const std::string& file_or_name) {
+  if (const auto shape = preset_text(file_or_name, "json"))
+    return parse_model_config(nlohmann::json::parse(*shape), file_or_name);
+  if (file_or_name.find('/') == std::string::npos && !std::filesystem::exists(file_or_name))
+    fail("model.config = ", file_or_name, ": no such file; the nearest shape that has a name is ",
+         nearest(file_or_name, preset_names("json")));
+  return parse_model_config(read_json_file(file_or_name), file_or_name);
+}
 
-  model_config = read_model_config(c.model);  // first: a folder that is not there is no wrong tokenizer
-  const std::string spec = tokenizer_spec(c);
+void Session::read_data() {
+  const DataKeys& d = config.data;
+  const std::string spec = tokenizer_spec(config);
   tokenizer = make_tokenizer(spec);
-  chat = find_chat_format(c.data.task == "ssa" ? "plain" : c.data.chat_template, spec);
-  chat.thinking = c.data.apply_chat_template_kwargs.enable_thinking;
-  chat.date = c.data.apply_chat_template_kwargs.date_string;
-  if (c.data.task == "ssa") {
-    train = make_ssa(c.data, false);
-    val = make_ssa(c.data, true);
+  chat = find_chat_format(d.task == "ssa" ? "plain" : d.chat_template, spec);
+  chat.thinking = d.apply_chat_template_kwargs.enable_thinking;
+  chat.date = d.apply_chat_template_kwargs.date_string;
+  if (d.task == "ssa") {
+    train = make_ssa(d, false);
+    val = make_ssa(d, true);
   } else {
-    const auto read = [&d = c.data](const std::vector<std::string>& files) -> std::unique_ptr<Task> {
+    const auto read = [&d](const std::vector<std::string>& files) -> std::unique_ptr<Task> {
       if (files.empty()) return nullptr;
       return std::make_unique<JsonlTask>(files, d.reward, d.prompt_key, d.answer_key);
     };
-    train = read(c.data.train_files);
-    val = read(c.data.val_files);
+    train = read(d.train_files);
+    val = read(d.val_files);
   }
+}
 
-  if (tokenizer->vocab_size() > model_config.vocab)
+Session::Session(const Config& c, const Table& table, bool trainable, const std::optional<ArenaLimits>& limits,
+                 bool data)
+    : config(c),
+      device(table),
+      weights("weights", device.memory(), limits.value_or(ArenaLimits::each(device.memory().total())).weights),
+      gradients("gradients", device.memory(), limits.value_or(ArenaLimits::each(device.memory().total())).gradients),
+      optimizer("optimizer", device.memory(), limits.value_or(ArenaLimits::each(device.memory().total())).optimizer),
+      kv("kv", device.memory(), limits.value_or(ArenaLimits::each(device.memory().total())).kv),
+      activations("activations", device.memory(),
+                  limits.value_or(ArenaLimits::each(device.memory().total())).activations) {
+  set_threads(static_cast<int>(c.trainer.threads));
+  device.ledger = &ledger;
+  device.check_nan = c.trainer.check_nan;
+  expect(data || device.planning(), "a session without data can only plan");
+  model_config = read_model_config(c.model);  // first: a folder that is not there is no wrong tokenizer
+  if (data) read_data();
+
+  if (data && tokenizer->vocab_size() > model_config.vocab)
     fail("the tokenizer has ", tokenizer->vocab_size(), " tokens, the model's vocabulary only ", model_config.vocab);
   const int64_t longest = c.data.max_prompt_length + c.data.max_response_length;
   if (longest > model_config.max_position)
@@ -78,13 +89,16 @@ Session::Session(const Config& c, const Table& table, bool trainable, const Aren
          model_config.max_position, " positions; lower one of them");
   if (!device.planning()) check_response_memory(c);
   eos = model_config.eos_ids;
+  if (eos.empty() && !data) eos.push_back(0);  // a plan asks for none in particular
   if (eos.empty() && tokenizer->eos() >= 0) eos.push_back(tokenizer->eos());
   if (eos.empty())
     fail(
         "nothing says which token ends a response; set eos_token_id in the model's config.json, or eos_token in the "
         "tokenizer's tokenizer_config.json");
-  const auto own = std::find(eos.begin(), eos.end(), tokenizer->eos());
-  if (own != eos.end()) std::rotate(eos.begin(), own, own + 1);
+  if (data) {
+    const auto own = std::find(eos.begin(), eos.end(), tokenizer->eos());
+    if (own != eos.end()) std::rotate(eos.begin(), own, own + 1);
+  }
 
   model = std::make_unique<Model>(model_config, device, weights, act_type(c), trainable);
   check_prompts();
@@ -108,13 +122,13 @@ Session::Session(const Config& c, const Table& table, bool trainable, const Aren
   }
 }
 
-void check_response_memory(const Config& c) {
+void check_response_memory(const Config& c, size_t memory) {
   const double responses = static_cast<double>(c.data.train_batch_size) * static_cast<double>(c.rollout.n);
   const double bytes = responses * static_cast<double>(sizeof(Completion) + 8 * c.data.max_response_length);
-  if (bytes > static_cast<double>(machine_memory()))
+  if (bytes > static_cast<double>(memory))
     throw Error(Exit::memory,
                 cat("data.train_batch_size * rollout.n = ", responses, " responses of ", c.data.max_response_length,
-                    " tokens take ", bytes, " bytes, the machine has ", machine_memory()));
+                    " tokens take ", bytes, " bytes, the machine has ", memory));
 }
 
 const Task& Session::training_task() const {

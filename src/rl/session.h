@@ -2,6 +2,7 @@
 // can be wrong with files and sizes is found here, before the first step.
 #pragma once
 #include <memory>
+#include <optional>
 
 #include "data/task.h"
 #include "model/learner.h"
@@ -12,18 +13,20 @@
 
 namespace pare {
 
-// The most that the arenas of a session may hold, in bytes.  On the host what they do not touch costs nothing; on a
-// device it is what they take (plan.h).
+// The most that the arenas of a session may hold, in bytes, which is what they take (plan.h).  On the host what they do
+// not touch costs address space only.
 struct ArenaLimits {
-  size_t weights = machine_memory(), gradients = weights, optimizer = weights, kv = weights, activations = weights;
+  size_t weights = 0, gradients = 0, optimizer = 0, kv = 0, activations = 0;
+  static ArenaLimits each(size_t bytes) { return {bytes, bytes, bytes, bytes, bytes}; }
   size_t total() const { return weights + gradients + optimizer + kv + activations; }
 };
 
 struct Session {
   // On table_null nothing is computed and no memory is taken, only the books are kept.  A model that is not `trainable`
-  // takes less memory.
+  // takes less memory.  Without limits each arena may take all that the table's memory has.  Without `data` there are
+  // neither tokenizer nor problems: for plans, on table_null.
   explicit Session(const Config& config, const Table& table = table_cpu, bool trainable = true,
-                   const ArenaLimits& limits = {});
+                   const std::optional<ArenaLimits>& limits = {}, bool data = true);
 
   const Task& training_task() const;  // train; an Error naming data.train_files where there is none
 
@@ -39,15 +42,15 @@ struct Session {
   AdamWOptions optimizer_options(double lr) const;
   std::vector<const Arena*> arenas() const;
   ArenaLimits peaks() const;
-  // memory/<arena>: the peak so far, in bytes; and their sum under verl's name, in GiB.
+  // memory/<arena>: the peak so far, in bytes, and nothing else; and their sum under verl's name, in GiB.
   void set_memory(Metrics& metrics) const;
 
   const Config config;
   Device device;
   Ledger ledger;
-  std::unique_ptr<Tokenizer> tokenizer;
+  std::unique_ptr<Tokenizer> tokenizer;  // absent: without data
   ChatFormat chat;
-  std::unique_ptr<Task> train, val;  // absent: jsonl without train_files, without val_files
+  std::unique_ptr<Task> train, val;  // absent: without data; jsonl without train_files, without val_files
   ModelConfig model_config;
   std::vector<int32_t> eos;  // any of them ends a response; the first is the tokenizer's, where it is one of them
 
@@ -57,11 +60,15 @@ struct Session {
   uint64_t initial_weights = 0;      // a hash of the parameters that the run starts from; 0 while planning
 
  private:
+  void read_data();
   void check_prompts() const;
 };
 
-// What a step must keep of its responses, at the least, is an Error(Exit::memory) where the machine has less.
-void check_response_memory(const Config& config);
+// The model of model.config: a config.json, or the name of a shape of data/presets.
+ModelConfig read_shape(const std::string& file_or_name);
+
+// What a step must keep of its responses on the host, at the least, is an Error(Exit::memory) where `memory` is less.
+void check_response_memory(const Config& config, size_t memory = machine_memory());
 
 // Rows of a data set in the order of training: epoch after epoch, each shuffled by (seed, epoch).
 class PromptStream {

@@ -7,10 +7,10 @@
 
 namespace pare {
 
-Sft::Sft(Session& s) : Training(s) {
+Sft::Sft(Session& s) : Training(s, (s.val || !s.tokenizer) && validates(s.config)) {
   if (s.config.learner.attention == LearnerAttention::replay)
     fail("learner.attention = \"replay\" replays rollouts, next-token training has none; set learner.attention=dense");
-  if (s.config.data.task != "jsonl") return;  // a teacher's draws are not known before the step
+  if (!s.train || s.config.data.task != "jsonl") return;  // a teacher's draws are not known before the step
   Rng rng(rng_key(0, RngStream::data, 0));
   for (int64_t row = 0; row < s.train->size(); row++) completion(s.train->problem(row), 0, rng);
 }
@@ -99,7 +99,7 @@ void Sft::worst_case_step() {
 
 void Sft::largest_batches() {
   learner_.plan(batch_limits(1), {.policy = PolicyLoss::nll});
-  Rollout::plan(*session_.model, session_.rollout_limits(), session_.activations);  // of evaluations
+  if (rollout_) Rollout::plan(*session_.model, session_.rollout_limits(), session_.activations);  // of evaluations
 }
 
 }  // namespace pare

@@ -109,8 +109,8 @@ struct UpdateTotals {
 
 }  // namespace
 
-Trainer::Trainer(Session& s) : Training(s), reference_(needs_reference(s.config) ? copy_model(s) : nullptr) {
-  if (config_.data.task == "jsonl" && config_.data.reward.empty())
+Trainer::Trainer(Session& s) : Training(s, true), reference_(needs_reference(s.config) ? copy_model(s) : nullptr) {
+  if (s.train && config_.data.task == "jsonl" && config_.data.reward.empty())
     fail("data.reward is empty: training on the rewards of data.task = \"jsonl\" needs one");
   if (keeps_sampler_states(config_)) {
     const int64_t rows = config_.data.train_batch_size * config_.rollout.n * config_.data.max_response_length;
@@ -183,14 +183,14 @@ void Trainer::generate(Metrics& metrics) {
     }
     TraceRecorder traces;
     sampling.trace = traces.recorder(config_);
-    const auto completions = rollout_.generate(requests, sampling, [&](const RolloutStats& s) {
+    const auto completions = rollout_->generate(requests, sampling, [&](const RolloutStats& s) {
       if (progress) progress("rollout", s.finished, s.completions);
     });
     std::vector<Reward> graded = session_.rewards(*session_.train, problems, completions);
     expect(graded.size() == static_cast<size_t>(wanted * r.n), graded.size(), " rewards of ", wanted * r.n,
            " responses");
     batches++;
-    stats.add(rollout_.stats());
+    stats.add(rollout_->stats());
 
     for (int64_t g = 0; g < wanted; g++) {
       std::vector<Trajectory> group;
@@ -271,7 +271,7 @@ void Trainer::worst_case_step() {
                            .eos = {},
                            .hidden = sampler_states_,
                            .trace = traces.recorder(config_)};
-    for (Completion& c : rollout_.generate(requests, endless)) {
+    for (Completion& c : rollout_->generate(requests, endless)) {
       Trajectory s;
       s.sampler_row = sampler_row(static_cast<int64_t>(samples.size()));
       s.group = c.request, s.member = c.sample;

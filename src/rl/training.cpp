@@ -6,15 +6,17 @@
 
 namespace pare {
 
-Training::Training(Session& s)
+Training::Training(Session& s, bool samples)
     : session_(s),
       config_(s.config),
-      rollout_(*s.model, s.rollout_limits(), s.kv, s.activations),
+      rollout_(samples ? std::make_unique<Rollout>(*s.model, s.rollout_limits(), s.kv, s.activations) : nullptr),
       learner_(*s.model, s.gradients, s.optimizer, s.activations, s.learner_options()),
-      prompts_(s.training_task().size(), s.config.data.shuffle, static_cast<uint64_t>(s.config.trainer.seed)) {}
+      prompts_(s.tokenizer ? s.training_task().size() : 1, s.config.data.shuffle,
+               static_cast<uint64_t>(s.config.trainer.seed)) {}
 
 Metrics Training::evaluate() {
-  return pare::evaluate(session_, rollout_, step_, [&](const RolloutStats& s) {
+  expect(rollout_ != nullptr, "an evaluation of a run that never validates");
+  return pare::evaluate(session_, *rollout_, step_, [&](const RolloutStats& s) {
     if (progress) progress("evaluation", s.finished, s.completions);
   });
 }

@@ -28,7 +28,7 @@ class Training {
   virtual void worst_case_step() = 0;
   // On the null table: the largest batches that any step or evaluation makes.
   virtual void largest_batches() = 0;
-  Metrics evaluate();  // rl/evaluate.h; session.val is there
+  Metrics evaluate();  // rl/evaluate.h; session.val is there, and the run samples or validates
 
   int64_t steps() const { return step_; }
   Learner& learner() { return learner_; }
@@ -42,16 +42,20 @@ class Training {
   std::function<void(const char* stage, int64_t done, int64_t all)> progress;
 
  protected:
-  explicit Training(Session& session);
+  // `samples`: there is a rollout, and memory for it.
+  Training(Session& session, bool samples);
   BatchLimits batch_limits(int64_t members) const;
 
   Session& session_;
   const Config& config_;
-  Rollout rollout_;
+  const std::unique_ptr<Rollout> rollout_;  // absent: nothing samples
   Learner learner_;
   PromptStream prompts_;
   int64_t step_ = 0;
 };
+
+// The run validates, before its first step or between steps.
+inline bool validates(const Config& c) { return c.trainer.test_freq > 0 || c.trainer.val_before_train; }
 
 enum class TrainingKind { grpo, sft };
 std::unique_ptr<Training> make_training(TrainingKind kind, Session& session);

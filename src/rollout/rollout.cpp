@@ -299,7 +299,7 @@ void Rollout::plan(const Model& model, const RolloutLimits& given, Arena& scratc
   const int64_t rows = std::min<int64_t>(limits.max_batched_tokens, sequences * prompt);
   const int64_t steps = limits.kv.trigger == KvTrigger::step_mod ? std::max<int64_t>(limits.kv.buffer, 1) : 1;
   for (const int64_t tokens : {prompt, prompt + response / steps * steps}) {
-    Arena kv("kv of the largest pass", no_memory, SIZE_MAX);
+    Arena kv("kv of the largest pass", no_memory);
     Rollout rollout(model, limits, kv, scratch);
     Batch batch;
     batch.ids.resize(rows), batch.positions.resize(rows);
