@@ -5,7 +5,8 @@
 // 20 + 2 act-size, with a master 28 + act-size, with bf16 moments 8 less; limited by memory bandwidth, and that of p in
 // panels by its scattered accesses.
 // Norm: sqrt of the sum of squares, overwritten.  Order: blocks of 4096 elements, each a row sum of 16 lanes, blocks
-// added ascending in double; so one thread block does it all, at a few per cent of the memory bandwidth.
+// added ascending in double.  Two kernels: the sums of the blocks, 4 bytes an element and limited by memory bandwidth;
+// their sum, by one thread, which takes a few nanoseconds for each.
 #include <cmath>
 
 #include "common.cuh"
@@ -16,23 +17,42 @@ namespace pare::PARE_CUDA {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kNormThreads = 1024, kLanes = 16, kGroups = kNormThreads / kLanes, kElements = 4096;
+constexpr int kLanes = 16, kElements = 4096;  // of a sum
 
-__global__ void __launch_bounds__(kNormThreads)
-    norm_of(float* __restrict__ norm, const float* __restrict__ x, int64_t n) {
-  __shared__ float sums[kGroups];
-  const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
-  double total = 0;  // of thread 0
-  for (int64_t first = 0; first < n; first += kGroups * kElements) {
-    const int64_t begin = first + int64_t{group} * kElements, end = min(begin + kElements, n);
-    float sum = 0;
-    for (int64_t i = begin + lane; i < end; i += kLanes) sum = fmaf(x[i], x[i], sum);
-    for (int o = kLanes / 2; o > 0; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
-    if (lane == 0) sums[group] = sum;
+// sums[i]: that of the squares of block i of x.
+__global__ void __launch_bounds__(kThreads)
+    sums_of_squares(float* __restrict__ sums, const float* __restrict__ x, int64_t n) {
+  const int64_t block = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes, begin = block * kElements;
+  const int lane = threadIdx.x % kLanes;
+  float sum = 0;
+  if (begin + kElements <= n) {
+#pragma unroll 16  // loads that are under way
+    for (int i = 0; i < kElements; i += kLanes) sum = fmaf(x[begin + i + lane], x[begin + i + lane], sum);
+  } else {
+    for (int64_t i = begin + lane; i < n; i += kLanes) sum = fmaf(x[i], x[i], sum);
+  }
+  for (int o = kLanes / 2; o > 0; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
+  if (lane == 0 && begin < n) sums[block] = sum;
+}
+
+// One block: thread 0 adds what all bring.
+__global__ void __launch_bounds__(kThreads)
+    norm_of_sums(float* __restrict__ norm, const float* __restrict__ sums, int64_t n) {
+  constexpr int kMany = 16 * kThreads;
+  __shared__ float some[kMany];
+  double total = 0;
+  for (int64_t first = 0; first < n; first += kMany) {
+#pragma unroll
+    for (int i = 0; i < kMany; i += kThreads) {
+      const int64_t at = first + i + threadIdx.x;
+      some[i + threadIdx.x] = at < n ? sums[at] : 0.f;
+    }
     __syncthreads();
-    if (threadIdx.x == 0)
-      for (int g = 0; g < kGroups; g++) total += sums[g];  // 0 where nothing is left
-    __syncthreads();                                       // before sums are overwritten
+    if (threadIdx.x == 0) {
+#pragma unroll 16
+      for (int i = 0; i < kMany; i++) total += some[i];  // +0 behind the last
+    }
+    __syncthreads();  // before they are overwritten
   }
   if (threadIdx.x == 0) *norm = static_cast<float>(sqrt(total));
 }
@@ -75,8 +95,13 @@ __global__ void __launch_bounds__(kThreads)
 
 void global_norm(const GlobalNorm& a, Stream stream) {
   const char* op = "global_norm";
-  expect(is_shape(a.norm, {1}) && a.x.rank == 1 && a.x.contiguous(), op, ": norm ", a.norm.str(), " of x ", a.x.str());
-  launch(op, norm_of, {.grid = 1, .block = kNormThreads}, stream, a.norm.as<float>(), a.x.as<float>(), a.x.size());
+  const int64_t n = a.x.size(), sums = norm_blocks(n);
+  expect(is_shape(a.norm, {1}) && is_shape(a.sums, {sums}) && a.x.rank == 1 && a.x.contiguous(), op, ": norm ",
+         a.norm.str(), " and sums ", a.sums.str(), " of x ", a.x.str());
+  if (n > 0)
+    launch(op, sums_of_squares, {.grid = blocks(op, sums, kThreads / kLanes), .block = kThreads}, stream,
+           a.sums.as<float>(), a.x.as<float>(), n);
+  launch(op, norm_of_sums, {.grid = 1, .block = kThreads}, stream, a.norm.as<float>(), a.sums.as<float>(), sums);
 }
 
 void adamw(const AdamW& a, Stream stream) {

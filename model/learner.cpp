@@ -384,7 +384,11 @@ void Learner::add_head_gradient() {
 double Learner::step(const AdamWOptions& o) {
   Device& device = model_.device;
   add_head_gradient();
-  device.global_norm({.norm = norm_, .x = flat_});
+  {
+    const ArenaScope scope(activations_);
+    const Tensor sums = activations_.alloc("squares of the gradient", model_.stat, {norm_blocks(model_.size())});
+    device.global_norm({.norm = norm_, .sums = sums, .x = flat_});
+  }
   const double norm = download_stat(model_, norm_)[0];
   if (!std::isfinite(norm))
     throw Error(Exit::non_finite, cat("the gradient norm is ", norm, " in optimizer step ", steps_ + 1));

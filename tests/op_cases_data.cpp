@@ -65,9 +65,10 @@ void add_rows(std::vector<OpCase>& cases) {
 void add_optimizer(std::vector<OpCase>& cases) {
   for (int64_t n : {1, 17, 4095, 4096, 4097, 9001, 270001}) {
     cases.push_back({"global_norm", cat("n", n), [n](OpRun& r) {
-                       const Tensor norm = r.out("norm", {1});
-                       r.call(&Table::global_norm, GlobalNorm{norm, r.in("x", {n})});
-                       r.bound("norm", r.max_abs("norm") * lanes(4096));  // squares: no cancellation
+                       const Tensor norm = r.out("norm", {1}), sums = r.out("sums", {norm_blocks(n)});
+                       r.call(&Table::global_norm, GlobalNorm{norm, sums, r.in("x", {n})});
+                       for (const char* out : {"norm", "sums"})
+                         r.bound(out, r.max_abs(out) * lanes(4096));  // squares: no cancellation
                      }});
   }
   // outputs 0: a vector of n; else a weight [outputs, n].

@@ -162,7 +162,8 @@ void add_rope_and_swiglu(std::vector<OpBench>& list) {
 void add_optimizer(std::vector<OpBench>& list) {
   const Dim n{"n", 1 << 25, "parameters"};
   list.push_back({"global_norm", {n}, [](Operands& o, const Dims& d) {
-                    return op_call(o, &Device::global_norm, GlobalNorm{o.stat({1}), o.stat({d["n"]})});
+                    return op_call(o, &Device::global_norm,
+                                   GlobalNorm{o.stat({1}), o.stat({norm_blocks(d["n"])}), o.stat({d["n"]})});
                   }});
   // Where act is bf16 there is an f32 master.
   list.push_back({"adamw", {n, {"bf16_moments", 0, "1: moments in bf16", 0}}, [](Operands& o, const Dims& d) {

@@ -354,17 +354,16 @@ void swiglu_bwd(const SwigluBwd& a, Stream) {
 
 void global_norm(const GlobalNorm& a, Stream) {
   constexpr int64_t kBlock = 4096;
-  const int64_t n = a.x.size(), blocks = (n + kBlock - 1) / kBlock;
+  const int64_t n = a.x.size(), blocks = norm_blocks(n);
   float* const norm = dense("global_norm", "norm", a.norm, {1});
+  float* const sums = dense("global_norm", "sums", a.sums, {blocks});
   const float* const x = dense("global_norm", "x", a.x, {n});
   const Kernels& k = cpu_kernels();
-  std::vector<float> sums(static_cast<size_t>(blocks));
   parallel(blocks, 400, [&](Range r) {
-    for (int64_t b = r.begin; b < r.end; b++)
-      sums[static_cast<size_t>(b)] = k.sum_squares(x + b * kBlock, std::min(kBlock, n - b * kBlock));
+    for (int64_t b = r.begin; b < r.end; b++) sums[b] = k.sum_squares(x + b * kBlock, std::min(kBlock, n - b * kBlock));
   });
   double total = 0;
-  for (float s : sums) total += s;
+  for (int64_t b = 0; b < blocks; b++) total += sums[b];
   *norm = static_cast<float>(std::sqrt(total));
 }
 

@@ -368,11 +368,13 @@ struct Sample {
 
 // norm = sqrt(sum of squares).  Order: row sums (above) of blocks of 4096 elements in f32 chains, blocks added
 // ascending in double.
+inline int64_t norm_blocks(int64_t n) { return (n + 4095) / 4096; }
 struct GlobalNorm {
   Tensor norm;  // stat [1] out
+  Tensor sums;  // stat [norm_blocks(n)] out: of the blocks
   Tensor x;     // stat [n]
-  Cost cost() const { return {2 * x.size(), detail::total_bytes(x), detail::total_bytes(norm)}; }
-  auto outputs() const { return std::array{norm}; }
+  Cost cost() const { return {2 * x.size(), detail::total_bytes(x, sums), detail::total_bytes(norm, sums)}; }
+  auto outputs() const { return std::array{norm, sums}; }
 };
 // AdamW (Loshchilov & Hutter 2019), `master` in place of p where there is one, with g = grad * min(1, max_norm / norm):
 //   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2

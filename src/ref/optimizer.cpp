@@ -11,11 +11,16 @@ namespace pare::ref {
 void global_norm(const GlobalNorm& a, Stream) {
   const int64_t n = a.x.shape[0];
   expect_dense("global_norm", "norm", a.norm, {1});
+  expect_dense("global_norm", "sums", a.sums, {norm_blocks(n)});
   expect_dense("global_norm", "x", a.x, {n});
   dispatch("global_norm", a.x, [&]<class T>(T) {
-    const View<T> norm(a.norm), x(a.x);
+    const View<T> norm(a.norm), sums(a.sums), x(a.x);
     double squares = 0;
-    for (int64_t i = 0; i < n; i++) squares += double(x(i)) * x(i);
+    for (int64_t b = 0; b < norm_blocks(n); b++) {
+      double sum = 0;
+      for (int64_t i = b * 4096; i < std::min(n, (b + 1) * 4096); i++) sum += double(x(i)) * x(i);
+      sums(b) = static_cast<T>(sum), squares += sum;
+    }
     norm(0) = static_cast<T>(std::sqrt(squares));
   });
 }
