@@ -184,8 +184,14 @@ __global__ void __launch_bounds__(kMmaThreads) multiply_mma(const Product p) {
 constexpr int kFewRows = 16, kFewColumns = 32, kFewWarps = kMmaThreads / 32, kFewStages = 4;
 struct FewShared {
   WeightStage<kFewRows, kFewColumns, false> stages[kFewWarps][kFewStages];
-  float sums[kFewWarps][kFewRows][kFewColumns + 8];
+
+  // The warp's sums of a chunk lie in the last of its stages, where no copy is under way between two chunks: so all
+  // of it fits devices that have 99 KiB.
+  using Sums = float[kFewRows][kFewColumns + 8];
+  static_assert(kMmaChunk / kMmaTile % kFewStages == 0 && sizeof(Sums) <= sizeof(stages[0][0]));
+  __device__ Sums& sums(int warp) { return reinterpret_cast<Sums&>(stages[warp][kFewStages - 1]); }
 };
+static_assert(sizeof(FewShared) <= 99 * 1024);
 template <bool kChunks, bool kAsync, class Product>
 __global__ void __launch_bounds__(kMmaThreads) multiply_few(const Product p) {
   constexpr int kAcross = kFewColumns / 16, kSteps = kMmaChunk / kMmaTile, kMine = kFewRows * kFewColumns / kMmaThreads;
@@ -217,14 +223,15 @@ __global__ void __launch_bounds__(kMmaThreads) multiply_few(const Product p) {
     for (int i = 0, first = 0; first < p.depth; first += kFewWarps * kMmaChunk) {
       float sum[1][2 * kAcross][4] = {};
       for (const int end = i + kSteps; i < end; i++) step(sum, i);
+      __syncwarp();  // everyone has read the last stage
       for_pairs<1, kAcross>(sum, 0, 0, lane,
-                            [&](int r, int c, float2 x) { *reinterpret_cast<float2*>(&shared.sums[warp][r][c]) = x; });
+                            [&](int r, int c, float2 x) { *reinterpret_cast<float2*>(&shared.sums(warp)[r][c]) = x; });
       __syncthreads();
       for (int w = 0; w < kFewWarps && first + w * kMmaChunk < p.depth; w++)
 #pragma unroll
         for (int j = 0; j < kMine; j++) {
           const int e = threadIdx.x + j * kMmaThreads;
-          total[j] += shared.sums[w][e / kFewColumns][e % kFewColumns];
+          total[j] += shared.sums(w)[e / kFewColumns][e % kFewColumns];
         }
       __syncthreads();
     }
