@@ -1,7 +1,7 @@
 # pare: everything is built by this file.  `make help` lists the targets.
 #
 #   CXX=clang++     compiler of the CPU program (g++ >= 12 or clang >= 14)
-#   ARCH="80 90a"   GPU architectures of `make cuda`
+#   ARCH="80 90a"   GPU architectures of `make cuda`; native: those of this machine
 #   V=1             print the commands
 #   JOBS=1          processes at a time (default: one per core)
 #   O=1             optimisation level of the CPU program (default 3)
@@ -233,8 +233,15 @@ $(BUILD)/make_random_model: $(cpu_LIB) $(BUILD)/tools/make_random_model.o
 	@echo 'link $@'
 	$(Q)$(CXX) $(LDFLAGS) $^ $(LIBS) -o $@
 
+ifeq ($(ARCH),native)  # (Without a driver it says so where the answer should be.)
+override ARCH := $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -xE '[0-9]+\.[0-9]' | sort -u))
+$(if $(ARCH),,$(error ARCH=native: nvidia-smi finds no GPU with a driver here; name the architectures, as in ARCH="80 90a"))
+endif
+$(if $(filter 5% 6% 7%,$(ARCH)),$(error ARCH=$(ARCH): 80 at least is needed, for bfloat16))
+override ARCH := $(patsubst 90,90a,$(ARCH))  # of 90 there is no wgmma
 NVFLAGS := -std=c++20 -O3 -lineinfo -fmad=false $(INCLUDE) -Icuda --Werror all-warnings -Xcompiler -Wall,-Wextra,-ffp-contract=off -MMD -MP
-GENCODE := $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=sm_$(a))
+# The PTX of 8.0 is for devices that none of these suits: the driver compiles it when the program starts.
+GENCODE := $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_80,code=compute_80
 # Beside each object what ptxas says of its kernels: registers, spills, shared memory.
 $(BUILD)/cuda/%.o $(BUILD)/cuda/%.ptxas: %.cu
 	@mkdir -p $(@D)

@@ -1,6 +1,7 @@
 // The scripts that read what nvcc, ncu and `pare bench` write, on samples in their formats.  Those of ncu are made up
 // by its documentation: no device has shown them yet.
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "tests/program.h"
 
@@ -163,6 +164,37 @@ TEST_F(Tools, GoalsAreRatios) {
   EXPECT_NE(table.find("| op tests | failed (1) | 3 |"), std::string::npos) << table;
   EXPECT_LT(table.find("attention forward, S=4096"), table.find("decode attention, 256 x 4096")) << table;
   EXPECT_LT(table.find("decode attention, 256 x 4096"), table.find("AdamW")) << table;
+}
+
+// `make cuda ARCH=native` asks the driver, which here is a script.
+TEST_F(Tools, ArchitecturesOfThisMachine) {
+  const auto make = [&](const std::string& arch, const std::string& answer) {
+    write("bin/nvidia-smi", "#!/bin/sh\n" + answer + "\n");
+    std::filesystem::permissions(at("bin/nvidia-smi"), std::filesystem::perms::owner_all);
+    const int status =
+        std::system(("env -u MAKEFLAGS -u MAKELEVEL PATH=" + at("bin") + ":$PATH make -n V=1 BUILD=" + at("build") +
+                     " 'ARCH=" + arch + "' " + at("build/cuda/cuda/table.o") + " >" + at(".out") + " 2>" + at(".err"))
+                        .c_str());
+    std::string out = read_text(at(".out")), codes;
+    const std::regex code("-gencode arch=compute_(\\w+),code=(\\w+)");
+    for (std::sregex_iterator i(out.begin(), out.end(), code), end; i != end; ++i)
+      codes += (codes.empty() ? "" : " ") + i->str(2);
+    return Outcome{WEXITSTATUS(status), codes, read_text(at(".err"))};
+  };
+  EXPECT_EQ(make("80 90a", "exit 1").out, "sm_80 sm_90a compute_80");
+  EXPECT_EQ(make("90", "exit 1").out, "sm_90a compute_80");
+  EXPECT_EQ(make("native", "echo 8.9").out, "sm_89 compute_80");
+  EXPECT_EQ(make("native", "echo 9.0; echo 12.0; echo 9.0").out, "sm_120 sm_90a compute_80");
+  for (const char* none :
+       {"exit 9", "echo NVIDIA-SMI has failed because it could not communicate with the driver. 8.9"}) {
+    const Outcome o = make("native", none);
+    EXPECT_EQ(o.code, 2) << none;
+    EXPECT_NE(o.err.find("ARCH=native: nvidia-smi finds no GPU with a driver here; name the architectures, as in "
+                         "ARCH=\"80 90a\""),
+              std::string::npos)
+        << o.err;
+  }
+  EXPECT_NE(make("native", "echo 7.5").err.find("ARCH=75: 80 at least is needed, for bfloat16"), std::string::npos);
 }
 
 }  // namespace
