@@ -60,6 +60,11 @@ inline SlotMaps slot_maps(const char* op, const Packed<bf16>& x, int64_t rows, i
   if (parent_rows > 0) maps.pk = map(x.pk, parent_rows), maps.pv = map(x.pv, parent_rows);
   return maps;
 }
+// Those that the tile's slots are copied by.
+__device__ __forceinline__ void prefetch_maps(const SlotMaps& maps, const Tile& t) {
+  prefetch_map(maps.k), prefetch_map(maps.v);
+  if (t.parent_len > 0) prefetch_map(maps.pk), prefetch_map(maps.pv);
+}
 // Brings the block of slots from `begin` on, of `slots` slots, by a warp.
 template <int kD>
 __device__ __forceinline__ void bring_slots(SlotStage<kD>& stage, const Packed<bf16>& x, const SlotMaps& maps,
@@ -152,6 +157,7 @@ __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads)
   const auto seen = [&](int end) { return t.parent_len + min(t.len, t.first + end); };  // slots, by tile rows [0, end)
   const auto blocks_of = [](int slots) { return (slots + kSlots - 1) / kSlots; };
   if (threadIdx.x == 0) {
+    prefetch_map(q), prefetch_maps(maps, t);
     const int consumers = (min(kRows, t.len - t.first) + 63) / 64 * 4;  // warps; a warpgroup without rows ends
     mbarrier_init(&s.q_full, 1);
     for (int i = 0; i < kStages; i++) mbarrier_init(&s.full[i], 1), mbarrier_init(&s.empty[i], consumers);

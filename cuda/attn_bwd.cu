@@ -28,7 +28,7 @@
 // share is the longest chain of work, so what lies in another batch comes first.  With `lists` every tile of keys
 // searches the lists of all segments.  f32 is limited by shared-memory bandwidth (for tests).
 #include "attn_bwd_wgmma.cuh"
-#include "tensor_kernel.cuh"
+#include "machine.cuh"
 
 namespace pare::PARE_CUDA {
 

@@ -60,6 +60,8 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   const KeyTile t = key_tile<kOwnedRows>(a);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, kv = blockIdx.y;
   if (threadIdx.x == 0) {
+    prefetch_map(queries.q), prefetch_map(queries.d_o);
+    prefetch_map(t.own ? keys.k : keys.pk), prefetch_map(t.own ? keys.v : keys.pv);
     const int consumers = (t.rows + 63) / 64 * 4;  // warps; a warpgroup without keys ends
     mbarrier_init(&s.keys_full, 1);
     for (int i = 0; i < kStages; i++) mbarrier_init(&s.full[i], 1), mbarrier_init(&s.empty[i], consumers);
@@ -207,6 +209,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   const auto seen = [&](int end) { return t.parent_len + min(t.len, t.first + end); };  // slots, by tile rows [0, end)
   const auto blocks_of = [](int slots) { return (slots + kSlots - 1) / kSlots; };
   if (threadIdx.x == 0) {
+    prefetch_map(queries.q), prefetch_map(queries.d_o), prefetch_maps(keys, t);
     const int consumers = (min(kRows, t.len - t.first) + 63) / 64 * 4;  // warps; a warpgroup without rows ends
     mbarrier_init(&s.q_full, 1);
     for (int i = 0; i < kStages; i++) mbarrier_init(&s.full[i], 1), mbarrier_init(&s.empty[i], consumers);

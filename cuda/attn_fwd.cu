@@ -14,7 +14,7 @@
 // Bytes: q and o once, k and v once per tile of query rows (from L2 for the most part).  Limited by the tensor cores
 // and the exponentials, which overlap them with wgmma only; f32 by shared-memory bandwidth (for tests).
 #include "attention_wgmma.cuh"
-#include "tensor_kernel.cuh"
+#include "machine.cuh"
 
 namespace pare::PARE_CUDA {
 

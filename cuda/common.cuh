@@ -11,6 +11,7 @@
 #include <span>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "ops/ops.h"
 
@@ -67,9 +68,21 @@ void clear_padding([[maybe_unused]] T& x) {
 #endif
 }
 
+#ifndef CUEMU
+// A kernel of each .cu file, by which open() finds the others.
+std::vector<const void*>& source_files();  // machine.cu
+namespace {
+__global__ void of_this_file() {}
+[[maybe_unused]] const bool listed = (source_files().push_back(symbol(of_this_file)), true);
+}  // namespace
+#endif
+
 struct ParamType {
   size_t size, align;
 };
+// machine.cu.  A launch of the kernel may take so much dynamic shared memory from now on: also one that was gathered
+// before, as this is only ever raised.
+void allow_shared_memory(const char* op, const void* kernel, size_t bytes);
 // graph.cu.  Launches a kernel, whose parameters `args` point to; where the stream has Graphs it is gathered instead.
 void submit(const char* op, const void* kernel, const LaunchShape&, void** args, std::span<const ParamType>, Stream);
 // Before anything else is queued: launches what is gathered, and what follows is not.
@@ -79,8 +92,7 @@ void end_gathering(Stream);
 // converted to the kernel's parameter types, errors are thrown, and more than 48 KiB of shared memory is asked for.
 template <class... P, class... A>
 void launch(const char* op, void (*kernel)(P...), const LaunchShape& l, Stream stream, A&&... args) {
-  if (l.smem > 48 * 1024)
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(l.smem)), op);
+  if (l.smem > 48 * 1024) allow_shared_memory(op, symbol(kernel), l.smem);
   static constexpr ParamType types[] = {{sizeof(P), alignof(P)}...};
   std::tuple<P...> params(static_cast<P>(std::forward<A>(args))...);
   std::apply(

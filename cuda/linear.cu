@@ -11,7 +11,7 @@
 // cores.
 #include "linear.cuh"
 #include "linear_wgmma.cuh"
-#include "tensor_kernel.cuh"
+#include "machine.cuh"
 
 namespace pare::PARE_CUDA {
 

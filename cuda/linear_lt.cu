@@ -20,7 +20,7 @@
 
 #include "library.h"
 #include "linear.cuh"
-#include "tensor_kernel.cuh"
+#include "machine.cuh"
 
 namespace pare::PARE_CUDA::fast {
 

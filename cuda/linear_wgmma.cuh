@@ -109,6 +109,7 @@ __global__ void __launch_bounds__(WgmmaBlock<kColumns, kChunks, Product>::kThrea
   const int2 tile = first_of_tile<kColumns>(p.rows, p.columns);
   const int first_row = tile.x, first_column = tile.y;
   if (threadIdx.x == 0) {
+    prefetch_map(map_a), prefetch_map(map_b);
     for (int i = 0; i < kStages; i++) mbarrier_init(&s.full[i], 1), mbarrier_init(&s.empty[i], Block::kConsumers);
     fence_proxy_async();
   }

@@ -13,6 +13,7 @@
 // in decode, where the four warps of a tile share its blocks.  A tile walks its slots alone, in one chain as attn_fwd
 // does: few sequences do not fill the device.
 #include "attention_mma.cuh"
+#include "machine.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -280,9 +281,11 @@ void attend(const Args<float>& a, dim3 grid, Stream stream) {
          {.grid = grid, .block = kThreads, .smem = smem32(d)}, stream, a);
 }
 template <int kD>
+constexpr size_t kSmem16 = sizeof(bf16) * kRows16* kD + 2 * Stage<kD>::kBytes;
+template <int kD>
 void attend(const Args<bf16>& a, dim3 grid, Stream stream) {
   launch("attn_paged", a.counts ? attend16<kD, true> : attend16<kD, false>,
-         {.grid = grid, .block = kThreads, .smem = sizeof(bf16) * kRows16 * kD + 2 * Stage<kD>::kBytes}, stream, a);
+         {.grid = grid, .block = kThreads, .smem = kSmem16<kD>}, stream, a);
 }
 void attend(const Args<bf16>& a, dim3 grid, Stream stream) {
   const int d = a.pages.d;
@@ -320,6 +323,20 @@ Pages<T> pages_of(const char* op, const Tensor& k, const Tensor& v, const Tensor
 }
 
 }  // namespace
+
+// For wide heads no kernel takes more shared memory than those of attn_paged.
+void expect_head_dim(DType act, int64_t d) {
+  const Machine& m = machine();
+  expect(act == DType::f32 || act == DType::bf16, "expect_head_dim: act ", dtype_name(act));
+  if (d > 256) fail(m.name, ": heads of ", d, " channels, but the kernels are written for 256 at most");
+  const size_t bytes = act == DType::f32 ? smem32(static_cast<int>(d))
+                       : d <= 64         ? kSmem16<64>
+                       : d <= 128        ? kSmem16<128>
+                                         : kSmem16<256>;
+  if (bytes > m.shared_memory)
+    fail(m.name, ": heads of ", d, " channels in ", dtype_name(act), " need ", bytes,
+         " bytes of shared memory for a block, which has ", m.shared_memory, "; run with --device cpu");
+}
 
 void kv_write(const KvWrite& a, Stream stream) {
   const char* op = "kv_write";

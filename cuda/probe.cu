@@ -10,8 +10,8 @@
 #include "base/half.h"
 #include "base/rng.h"
 #include "library.h"
+#include "machine.cuh"
 #include "probe.cuh"
-#include "tensor_kernel.cuh"
 
 namespace pare::cuda {
 

@@ -1,6 +1,6 @@
 // Of the CUDA program only: the emulation has no clock and no ceilings.
 #pragma once
-#include "bench/probe.h"
+#include "ops/probe.h"
 
 namespace pare::cuda {
 extern const Probe probe;

@@ -39,17 +39,24 @@ __device__ __forceinline__ void mbarrier_arrive_expect(Mbarrier* b, unsigned byt
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(b)), "r"(bytes) : "memory");
 #endif
 }
+#ifndef CUEMU
+// May wait a while for it.
+__device__ __forceinline__ bool mbarrier_ended(const Mbarrier* b, unsigned parity) {
+  uint32_t ended;
+  asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+               : "=r"(ended)
+               : "r"(smem_address(b)), "r"(parity)
+               : "memory");
+  return ended;
+}
+#endif
 // Waits for the end of phase 0, 2, ... (parity 0) or 1, 3, ...; the phase before the first has ended.
 __device__ __forceinline__ void mbarrier_wait(Mbarrier* b, unsigned parity PTX_LOC) {
 #ifdef CUEMU
   cuemu::mbarrier_wait(b, parity, loc);
 #else
-  uint32_t done = 0;
-  while (!done)
-    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(done)
-                 : "r"(smem_address(b)), "r"(parity)
-                 : "memory");
+  while (!mbarrier_ended(b, parity)) {
+  }
 #endif
 }
 // Lets tensor copies and wgmma see what this thread has written to shared memory, mbarriers too.
@@ -62,6 +69,14 @@ __device__ __forceinline__ void fence_proxy_async() {
 }
 
 // ---- tensor copies
+// Brings the map near, for copies to come.
+__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
+#ifdef CUEMU
+  cuemu::prefetch_map(map);
+#else
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+#endif
+}
 // The box of `map` that begins at element (x, y) or (x, y, z), x innermost, to shared memory; zeros for what lies
 // outside the tensor.  Its bytes count for the mbarrier.
 __device__ __forceinline__ void tensor_copy(void* smem, const CUtensorMap& map, int x, int y, Mbarrier* b PTX_LOC) {

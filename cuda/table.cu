@@ -1,5 +1,8 @@
 // The table of the kernels, and the ops that only move data.
+#include <algorithm>
+
 #include "linear.cuh"
+#include "machine.cuh"
 #ifndef CUEMU
 #include <nvtx3/nvToolsExt.h>  // headers only; does nothing unless a profiler has started the program
 
@@ -34,7 +37,8 @@ void zero(const Zero& a, Stream stream) {
   check_cuda(cudaMemsetAsync(a.x.data, 0, a.x.bytes(), static_cast<cudaStream_t>(stream.handle)), "zero");
 }
 
-std::unique_ptr<Graphs> make_graphs();  // graph.cu
+std::unique_ptr<Graphs> make_graphs();       // graph.cu
+void expect_head_dim(DType act, int64_t d);  // paged.cu
 
 namespace {
 
@@ -46,11 +50,14 @@ void* take(size_t bytes) {
   return nullptr;
 }
 void give(void* p, size_t) { cudaFree(p); }
+// What is left to CUDA, which takes memory as the work goes on: for graphs, for local variables of kernels, for
+// libraries.
+constexpr size_t kLeft = size_t{512} << 20;
 template <bool kFree>
 size_t bytes() {
   size_t free = 0, total = 0;
   check_cuda(cudaMemGetInfo(&free, &total), "memory of the device");
-  return kFree ? free : total;
+  return kFree ? free - std::min(free, kLeft) : total;
 }
 constexpr Memory device_memory = {.take = take, .give = give, .free = bytes<true>, .total = bytes<false>};
 
@@ -63,28 +70,7 @@ void* take_host(size_t bytes) {
 void give_host(void* p, size_t) { cudaFreeHost(p); }
 constexpr Memory page_locked = {.take = take_host, .give = give_host, .free = machine_memory, .total = machine_memory};
 
-// ---- the device
-#ifdef CUEMU
-std::string open() { return "the CUDA kernels, emulated on the CPU"; }
-#else
-__global__ void nothing() {}
-
-std::string open() {
-  int count = 0;
-  const cudaError_t e = cudaGetDeviceCount(&count);
-  if (e != cudaSuccess || count == 0)
-    fail("no CUDA device", e == cudaSuccess ? "" : cat(" (", cudaGetErrorString(e), ")"),
-         ": run on a machine that has one, or with --device cpu");
-  cudaDeviceProp p;
-  check_cuda(cudaGetDeviceProperties(&p, 0), "device 0");
-  const std::string name = cat(p.name, ", compute capability ", p.major, ".", p.minor);
-  if (p.major < 8) fail(name, ": 8.0 at least is needed, for bfloat16; run with --device cpu");
-  cudaFuncAttributes attributes;
-  if (cudaFuncGetAttributes(&attributes, nothing) != cudaSuccess)
-    fail(name, ": this program was built for other devices; make cuda ARCH=", p.major, p.minor);
-  return name;
-}
-
+#ifndef CUEMU
 // ---- profilers
 void range_begin(const char* name) { nvtxRangePushA(name); }
 void range_end() { nvtxRangePop(); }
@@ -100,6 +86,7 @@ constexpr Table exact(const char* name) {
           .staging = &page_locked,
           .graphs = make_graphs,
           .open = open,
+          .expect_head_dim = expect_head_dim,
 #ifndef CUEMU
           .range_begin = range_begin,
           .range_end = range_end,

@@ -72,6 +72,7 @@ Model::Model(const ModelConfig& config, Device& device, Arena& weights, DType dt
       layout(parameters(config)),
       master(trainable && dtype == DType::bf16 ? weights.alloc("master parameters", stat, {size()}) : Tensor{}) {
   const ModelConfig& c = config;
+  if (device.table().expect_head_dim) device.table().expect_head_dim(dtype, c.head_dim);
   int64_t offset = 0, largest = 0, longest = 0;
   const auto add_vector = [&](const std::string& name, int64_t n) {
     blocks.push_back({.offset = offset, .vector = weights.alloc(name, dtype, {n}), .weight = {}});

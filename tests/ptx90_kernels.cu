@@ -1,7 +1,7 @@
 // See ptx_kernels.h: the wrappers of cuda/ptx90.cuh.
 #include "ptx90.cuh"
 #include "ptx_kernels.h"
-#include "tensor_kernel.cuh"
+#include "machine.cuh"
 
 namespace pare::PARE_CUDA {
 

@@ -18,7 +18,7 @@ void multiply(float* d, const uint16_t* a, const uint16_t* b, int n);
 void exp2_in_place(float* x, int n);
 
 // ---- compute capability 9.0 (ptx90_kernels.cu)
-extern const bool wgmma_confirmed;  // kWgmmaConfirmed of cuda/tensor_kernel.cuh
+extern const bool wgmma_confirmed;  // kWgmmaConfirmed of cuda/machine.cuh
 // Shared memory [16][64] of bf16 behind a tensor copy with the swizzle of 128 bytes, which begins at (x, y) of a
 // matrix.
 void copy_box(unsigned char* out, const uint16_t* in, int64_t columns, int64_t rows, int64_t stride, int x, int y);

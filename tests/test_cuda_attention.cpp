@@ -4,9 +4,9 @@
 #include <numbers>
 #include <numeric>
 
-#include "bench/probe.h"
 #include "kernel_call.h"
 #include "kernel_table.h"
+#include "ops/probe.h"
 
 namespace pare::test {
 namespace {

@@ -1,7 +1,7 @@
 // CUDA kernels in bf16 that test_ops.cpp runs in f32 only: values against `ref` in double from the same bf16 inputs,
 // and the bits that rollout and learner must share.
-#include "bench/probe.h"
 #include "kernel_call.h"
+#include "ops/probe.h"
 #include "ptx_kernels.h"
 
 namespace pare::test {

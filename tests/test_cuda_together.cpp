@@ -91,6 +91,35 @@ TEST_F(Together, TellsKernelsApart) {
   }
 }
 
+// One kernel with more shared memory and then with less, both more than a launch gets without asking.
+TEST_F(Together, ServesSharedMemoryOfSeveralSizes) {
+  const std::vector<int32_t> segment = {0, 4, 0, 0};
+  const Tensor segments = arena.alloc("segments", DType::i32, {1, 4});
+  device.upload({segments, segment.data()});
+  const auto attend = [&](int64_t d) {
+    std::vector<float> values(static_cast<size_t>(4 * d));
+    for (size_t i = 0; i < values.size(); i++) values[i] = static_cast<float>(i % 7) - 3;
+    const auto heads = [&] {
+      const Tensor t = vector(values);
+      return make_tensor(t.data, DType::f32, {4, 1, d});
+    };
+    const Tensor o = heads(), q = heads(), k = heads(), v = heads();
+    return AttnFwd{o, arena.alloc("lse", DType::f32, {4, 1}), q, k, v, k.rows(0, 0), v.rows(0, 0), segments, 10, 0.1f};
+  };
+  const AttnFwd wide = attend(172), narrow = attend(144);
+  device.graphs = false;
+  device.attn_fwd(wide), device.attn_fwd(narrow);
+  const std::vector<float> a = read(wide.o.flat()), b = read(narrow.o.flat());
+  device.graphs = true;
+  for (const auto& [first, second] : {std::pair{&wide, &narrow}, {&narrow, &wide}}) {
+    device.zero({wide.o}), device.zero({narrow.o});
+    device.wait();
+    EXPECT_TRUE(device.together([&] { device.attn_fwd(*first), device.attn_fwd(*second); }));
+    EXPECT_EQ(read(wide.o.flat()), a);
+    EXPECT_EQ(read(narrow.o.flat()), b);
+  }
+}
+
 // What must not overtake a kernel does not.
 TEST_F(Together, KeepsTheOrderOfUploadsDownloadsAndZeros) {
   const Tensor x = vector({1, 2, 3}), y = vector({0, 0, 0});

@@ -205,7 +205,7 @@ TEST(Emu, WrongUseOfTensorCopiesAndProductsShows) {
   const Bug bugs[] = {
       {copy_ring<CopyBug::no_init>, ""},
       {copy_ring<CopyBug::few_bytes>, "TMA: a copy of 512 bytes for an mbarrier that expects 256 more"},
-      {copy_ring<CopyBug::many_bytes>, "for 0 more arrivals and 512 more bytes"},
+      {copy_ring<CopyBug::many_bytes>, "for the mbarrier at byte 2048: 0 more arrivals and 512 more bytes"},
       {copy_ring<CopyBug::no_full_wait>, ""},
       {copy_ring<CopyBug::wrong_parity>, ""},
       {copy_ring<CopyBug::not_awaited>, ""},
@@ -256,17 +256,42 @@ TEST(Emu, CheckerKnowsTensorCopiesAndProducts) {
   report(group_product<false, true, ProductBug::overwritten>, "race: ");
 }
 
-TEST(Emu, OlderArchitecturesHaveNoTensorCopies) {
-  const Arch eight(80);
-  for (Kernel* kernel : {copy_ring<CopyBug::none>, group_product<false, true, ProductBug::none>})
-    EXPECT_NE(run(kernel, 1, kN, nullptr, 12 * 1024).report.find("needs compute capability 9.0"), std::string::npos);
+TEST(Emu, OtherArchitecturesHaveNoTensorCopies) {
+  for (const int arch : {80, 89, 100, 120}) {
+    const Arch other(arch);
+    for (Kernel* kernel : {copy_ring<CopyBug::none>, group_product<false, true, ProductBug::none>})
+      EXPECT_NE(run(kernel, 1, kN, nullptr, 12 * 1024).report.find("needs the code of compute capability 9.0a"),
+                std::string::npos);
+  }
+}
+
+// More than 48 KiB has to be asked for, and a device has so much and no more.
+TEST(Emu, SharedMemoryIsLimited) {
+  Kernel* const kernel = reverse<true>;
+  const void* const name = cuemu::symbol(kernel);
+  const auto ask = [&](int bytes) {
+    return cudaFuncSetAttribute(name, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  };
+  const auto launch = [&](size_t bytes) { return run(kernel, 1, kN, nullptr, bytes).error; };
+  EXPECT_EQ(launch(48 * 1024), cudaSuccess);
+  EXPECT_EQ(launch(48 * 1024 + 4), cudaErrorInvalidConfiguration);
+  for (const auto& [arch, most] :
+       {std::pair{80, 163}, {86, 99}, {89, 99}, {90, 227}, {100, 227}, {120, 99}, {75, 64}}) {
+    const Arch device(arch);
+    EXPECT_EQ(ask(most * 1024 + 1), cudaErrorInvalidValue) << arch;
+    ASSERT_EQ(ask(most * 1024), cudaSuccess) << arch;
+    EXPECT_EQ(launch(most * 1024), cudaSuccess) << arch;
+    EXPECT_EQ(launch(most * 1024 + 4), cudaErrorInvalidConfiguration) << arch;
+  }
+  ASSERT_EQ(ask(50 * 1024), cudaSuccess);  // also less than before
+  EXPECT_EQ(launch(60 * 1024), cudaErrorInvalidConfiguration);
+  ASSERT_EQ(ask(48 * 1024), cudaSuccess);
 }
 
 TEST(Emu, ArchitecturesAreReadStrictly) {
-  EXPECT_EQ(cuemu::read_arch("80"), 80);
-  EXPECT_EQ(cuemu::read_arch("90"), 90);
-  for (const char* text : {"", "75", "100", "90a", "sm_90"})
-    EXPECT_EXIT(cuemu::read_arch(text), testing::ExitedWithCode(1), "CUEMU_ARCH=.*80 and 90");
+  for (const int arch : {75, 80, 86, 89, 90, 100, 120}) EXPECT_EQ(cuemu::read_arch(std::to_string(arch).c_str()), arch);
+  for (const char* text : {"", "70", "1000", "90a", "sm_90"})
+    EXPECT_EXIT(cuemu::read_arch(text), testing::ExitedWithCode(1), "CUEMU_ARCH=.*80, 86, 89, 90, 100 and 120");
 }
 
 TEST(Emu, AddressSanitizerGuardsEveryMemory) {

@@ -307,7 +307,7 @@ TEST(Ptx, StoredResultsTellTheArchitecturesApart) {
 // A device multiplies with wgmma of its own accord when a device has said what wgmma does, and not before.
 TEST(Ptx, WgmmaIsConfirmedByADevice) {
   EXPECT_EQ(ptx::wgmma_confirmed, read_golden(90)["made_by"] != "model")
-      << "set kWgmmaConfirmed of cuda/tensor_kernel.cuh accordingly";
+      << "set kWgmmaConfirmed of cuda/machine.cuh accordingly";
 }
 
 // (No instruction of PTX.)  The exponential of attention, for what it is defined for: every 4001st float.

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "bench/op_call.h"
-#include "bench/probe.h"
+#include "ops/probe.h"
 
 namespace pare {
 

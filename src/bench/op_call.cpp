@@ -6,7 +6,7 @@
 
 #include "base/half.h"
 #include "base/rng.h"
-#include "bench/probe.h"
+#include "ops/probe.h"
 
 namespace pare {
 

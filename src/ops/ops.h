@@ -471,7 +471,7 @@ struct Stream {
   Graphs* graphs = nullptr;
 };
 
-struct Probe;  // bench/probe.h
+struct Probe;  // ops/probe.h
 
 struct Table {
   const char* name;
@@ -484,6 +484,8 @@ struct Table {
   const Memory* staging = nullptr;
   std::unique_ptr<Graphs> (*graphs)() = nullptr;  // makes those of a Device; null: there are none
   std::string (*open)() = nullptr;  // says what the device is, or throws Error(Exit::usage): it cannot be used
+  // Throws Error(Exit::usage): the opened device cannot compute attention with such heads.
+  void (*expect_head_dim)(DType act, int64_t d) = nullptr;
   void (*range_begin)(const char* name) = nullptr;  // for a profiler: the name of all that is called up to range_end
   void (*range_end)() = nullptr;
   const Probe* probe = nullptr;  // what a benchmark asks of the device beside its ops

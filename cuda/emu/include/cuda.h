@@ -17,6 +17,7 @@ struct CUtensorMap {
   const char* data;
   uint64_t size[3], stride[3];  // by dimension, the innermost first; strides in bytes
   uint32_t rank, box[3], span;  // span: bytes within which the swizzle permutes 16-byte chunks
+  bool operator==(const CUtensorMap&) const = default;
 };
 
 // Refuses what the driver's manual forbids, and what is not emulated: element strides, other swizzles and boxes that do

@@ -112,6 +112,13 @@ struct cudaKernelNodeParams {
   void** extra;  // null
 };
 
+struct cudaDeviceProp {
+  char name[256];
+  size_t sharedMemPerBlockOptin;
+  int major, minor, multiProcessorCount;
+};
+cudaError_t cudaGetDeviceCount(int*);
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp*, int device);  // those of cuemu::settings().arch
 cudaError_t cudaMalloc(void** p, size_t bytes);
 cudaError_t cudaFree(void* p);
 cudaError_t cudaMallocHost(void** p, size_t bytes);
@@ -146,10 +153,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t*, cudaGraph_t, unsigned long lo
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t);
 cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t, cudaGraphNode_t, const cudaKernelNodeParams*);
 cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t);
-template <class F>
-cudaError_t cudaFuncSetAttribute(F*, cudaFuncAttribute, int) {
-  return cudaSuccess;
-}
+cudaError_t cudaFuncSetAttribute(const void* func, cudaFuncAttribute, int bytes);
 
 namespace cuemu {
 // A kernel by the name that the host API has for it, its address.  nvcc's programs register their kernels before main;

@@ -80,13 +80,14 @@ enum class Order { forward, reverse, random };
 struct Settings {
   Order order = Order::forward;  // of threads and blocks; environment: CUEMU_ORDER=forward|reverse|random[:seed]
   uint64_t seed = 1;             // of Order::random; the same seed gives the same schedule
-  int arch = 90;                // compute capability 8.0 or 9.0, whose tensor cores round differently; CUEMU_ARCH=80|90
-  size_t device_memory = 0;     // bytes that cudaMalloc gives at most; at first those of the machine
+  int arch = 90;                 // the device, by its compute capability: 75, 80, 86, 89, 90, 100 or 120; CUEMU_ARCH=89
+  int code = 90;             // what it runs on 9.0: the code of 9.0a or, as of a program that has no other, that of 8.0
+  size_t device_memory = 0;  // bytes that cudaMalloc gives at most; at first those of the machine
   bool abort_on_error = false;  // CUEMU_ABORT=1: stop where the mistake is, for a debugger
   bool profile = false;         // keep the access profile of each launch; the check build only
 };
 Settings& settings();             // may be changed between launches
-int read_arch(const char* text);  // "80" or "90"; ends the program with a message if it is neither
+int read_arch(const char* text);  // ends the program with a message if it is none of them
 
 // How often the host waited for queued work so far, or might have: synchronised with work that was not done, or copied
 // to the device from memory that cudaMallocHost did not give.
@@ -95,6 +96,7 @@ uint64_t host_waits();
 // What the host asked for so far, each of which costs it microseconds on a device.
 struct Calls {
   uint64_t launches = 0, graph_launches = 0, graphs_made = 0, nodes_set = 0, copies = 0;
+  uint64_t tensor_copies = 0, cold_copies = 0;  // by kernels; of them, those of a map that the block did not prefetch
 };
 const Calls& calls();
 

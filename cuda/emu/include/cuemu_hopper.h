@@ -19,6 +19,7 @@ void proxy_fence();
 // Copies the box of `map` that begins at these coordinates, the innermost first, to shared memory; zeros stand for what
 // lies outside the tensor.  Its bytes count for the barrier.  The target holds NaNs until the copy lands, which is when
 // no thread can go on (in random order, now and then earlier).
+void prefetch_map(const CUtensorMap& map);
 void tensor_copy(void* smem, const CUtensorMap& map, const int (&at)[3], uint64_t* barrier, Loc loc);
 
 // ---- products of warpgroups

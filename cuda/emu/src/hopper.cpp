@@ -35,7 +35,7 @@ namespace cuemu {
 namespace {
 
 void expect_arch(const char* what, Loc loc) {
-  if (settings().arch < 90) fail(loc, "%s needs compute capability 9.0", what);
+  if (settings().arch != 90 || settings().code != 90) fail(loc, "%s needs the code of compute capability 9.0a", what);
 }
 
 // An offset in shared memory at which the swizzle puts a 16-byte chunk.
@@ -68,7 +68,8 @@ void store(uint64_t* barrier, Mbarrier m) {
 
 // ---- tensor copies
 
-std::vector<TensorCopy> g_copies;  // in flight
+std::vector<TensorCopy> g_copies;       // in flight
+std::vector<CUtensorMap> g_prefetched;  // by the block
 
 size_t box_bytes(const CUtensorMap& m) { return size_t{m.box[0]} * m.box[1] * m.box[2] * 2; }
 
@@ -305,11 +306,16 @@ void mbarrier_wait(uint64_t* barrier, unsigned parity, Loc loc) {
 
 std::string mbarrier_state(const uint64_t* barrier) {
   const Mbarrier m = load(barrier, "mbarrier", {});
-  return ", for " + std::to_string(m.count - m.arrived) + " more arrivals and " + std::to_string(m.bytes) +
-         " more bytes";
+  return ", for the mbarrier at byte " + std::to_string(shared_address(barrier)) + ": " +
+         std::to_string(m.count - m.arrived) + " more arrivals and " + std::to_string(m.bytes) + " more bytes";
 }
 
 void proxy_fence() { check::proxy_fence(); }
+
+void prefetch_map(const CUtensorMap& map) {
+  if (map.rank < 2 || map.rank > 3) fail({}, "prefetch.tensormap: not a tensor map");
+  g_prefetched.push_back(map);  // (a parameter of the kernel: each thread has a copy)
+}
 
 void tensor_copy(void* smem, const CUtensorMap& map, const int (&at)[3], uint64_t* barrier, Loc loc) {
   expect_arch("TMA", loc);
@@ -328,6 +334,8 @@ void tensor_copy(void* smem, const CUtensorMap& map, const int (&at)[3], uint64_
   __asan_poison_memory_region(smem, bytes);
 #endif
   g_copies.push_back(c);
+  g_calls.tensor_copies++;
+  g_calls.cold_copies += std::find(g_prefetched.begin(), g_prefetched.end(), map) == g_prefetched.end();
 }
 
 bool copies_in_flight() { return !g_copies.empty(); }
@@ -382,7 +390,7 @@ void wgmma_wait(unsigned left, Loc loc) {
 }
 
 void hopper_block_begin() {
-  g_copies.clear();
+  g_copies.clear(), g_prefetched.clear();
   for (Warp& w : g_warps) w = Warp{};
   for (auto& o : g_operands) o.clear();
 }

@@ -151,6 +151,21 @@ void host_wrote(const void*, size_t) {}
 
 }  // namespace cuemu
 
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
+  if (device != 0) return cudaErrorInvalidValue;
+  const int arch = cuemu::settings().arch;
+  *p = {.name = "the CUDA kernels, emulated on the CPU",
+        .sharedMemPerBlockOptin = cuemu::shared_memory_limit(),
+        .major = arch / 10,
+        .minor = arch % 10,
+        .multiProcessorCount = 20};
+  return cudaSuccess;
+}
+
 cudaError_t cudaMalloc(void** p, size_t bytes) {
   const size_t size = bytes ? bytes : 1;
   if (cuemu::device_bytes() + size > cuemu::settings().device_memory) return cudaErrorMemoryAllocation;

@@ -99,6 +99,7 @@ std::string mbarrier_state(const uint64_t*);  // what its phase lacks
 void expect_products_done(const Thread&);     // the thread returns
 
 bool can_launch(const Grid&);                              // within the limits of a launch
+size_t shared_memory_limit();                              // bytes that a block can have
 cudaError_t run_grid(const Grid&, ThreadMain, void* ctx);  // the launch; to be queued
 const Kernel* find_kernel(const void* func);               // null: of none that is known
 

@@ -37,13 +37,20 @@ Grid grid_of(const dim3& grid, const dim3& block, size_t smem) {
   return {{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, smem};
 }
 
+// Bytes of dynamic shared memory that a launch of a kernel may take.
+std::unordered_map<const void*, size_t> g_allowed;
+bool allows(const void* func, size_t smem) {
+  const auto it = g_allowed.find(func);
+  return smem <= (it == g_allowed.end() ? 48 * 1024 : it->second);
+}
+
 // All of a node but what it follows.
 cudaError_t set(CUgraphNode_st& node, const cudaKernelNodeParams* p) {
   if (!p || !p->kernelParams || p->extra) return cudaErrorInvalidValue;
   const Kernel* kernel = find_kernel(p->func);
   if (!kernel) return cudaErrorInvalidDeviceFunction;
   const Grid grid = grid_of(p->gridDim, p->blockDim, p->sharedMemBytes);
-  if (!can_launch(grid)) return cudaErrorInvalidValue;
+  if (!can_launch(grid) || !allows(p->func, grid.smem)) return cudaErrorInvalidValue;
   node.grid = grid, node.main = kernel->main, node.call = kernel->call(p->func, p->kernelParams);
   return cudaSuccess;
 }
@@ -87,11 +94,18 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* c, const void* func, v
   const cuemu::Kernel* kernel = cuemu::find_kernel(func);
   if (!kernel) return cuemu::g_error = cudaErrorInvalidDeviceFunction;
   const cuemu::Grid grid = cuemu::grid_of(c->gridDim, c->blockDim, c->dynamicSmemBytes);
-  if (!can_launch(grid)) return cuemu::g_error = cudaErrorInvalidConfiguration;
+  if (!can_launch(grid) || !cuemu::allows(func, grid.smem)) return cuemu::g_error = cudaErrorInvalidConfiguration;
   g_calls.launches++;
   cuemu::queue(c->stream, [grid, main = kernel->main, call = kernel->call(func, args)] {
     cuemu::run_grid(grid, main, call.get());
   });
+  return cudaSuccess;
+}
+
+cudaError_t cudaFuncSetAttribute(const void* func, cudaFuncAttribute, int bytes) {
+  if (!cuemu::find_kernel(func)) return cudaErrorInvalidDeviceFunction;
+  if (bytes < 0 || static_cast<size_t>(bytes) > cuemu::shared_memory_limit()) return cudaErrorInvalidValue;
+  cuemu::g_allowed[func] = static_cast<size_t>(bytes);
   return cudaSuccess;
 }
 

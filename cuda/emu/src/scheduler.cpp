@@ -206,10 +206,27 @@ void fiber_main() {
   }
 }
 
+size_t shared_memory_limit() {
+  return 1024 * [] {
+    switch (settings().arch) {
+      case 75:
+        return size_t{64};
+      case 80:
+        return size_t{163};
+      case 86:
+      case 89:
+      case 120:
+        return size_t{99};
+      default:
+        return size_t{227};
+    }
+  }();
+}
+
 bool can_launch(const Grid& c) {
   const uint64_t n = uint64_t{c.block[0]} * c.block[1] * c.block[2];
   return n > 0 && n <= 1024 && c.block[2] <= 64 && c.grid[0] && c.grid[1] && c.grid[2] && c.grid[1] <= 65535 &&
-         c.grid[2] <= 65535 && c.smem <= 227 * 1024;
+         c.grid[2] <= 65535 && c.smem <= shared_memory_limit();
 }
 
 cudaError_t run_grid(const Grid& c, ThreadMain entry, void* ctx) {
@@ -246,9 +263,10 @@ unsigned lane_id() { return g_block.cur->linear % kWarp; }
 Loc lane_loc(unsigned lane) { return g_block.threads[g_block.cur->linear / kWarp * kWarp + lane].loc; }
 
 int read_arch(const char* text) {
-  for (int arch : {80, 90})
+  for (int arch : {75, 80, 86, 89, 90, 100, 120})
     if (text == std::to_string(arch)) return arch;
-  std::fprintf(stderr, "cuemu: CUEMU_ARCH=%s: the emulated compute capabilities are 80 and 90\n", text);
+  std::fprintf(stderr, "cuemu: CUEMU_ARCH=%s: the emulated compute capabilities are 75, 80, 86, 89, 90, 100 and 120\n",
+               text);
   std::_Exit(EXIT_FAILURE);
 }
 

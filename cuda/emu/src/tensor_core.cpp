@@ -120,7 +120,7 @@ void tensor_core(float (*d)[8], const uint16_t (*a)[16], const uint16_t (*b)[16]
       std::memcpy(o.significand + k, &n.significand, sizeof n.significand);
       std::memcpy(o.exponent + k, &n.exponent, sizeof n.exponent);
     }
-    if (settings().arch >= 90) {
+    if (settings().arch >= 90) {  // nothing is known of later ones
       add_products<16, 25>(d[i], o, 0);
     } else {
       add_products<8, 24>(d[i], o, 0);

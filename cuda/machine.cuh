@@ -1,0 +1,37 @@
+// The device: what it can do, and which kernel computes what is written twice, with mma.sync and with wgmma.  On
+// compute capability 9.0 both give the same bits.
+#pragma once
+#include <string>
+
+#include "common.cuh"
+#include "ops/probe.h"
+
+namespace pare::PARE_CUDA {
+
+// No GPU has said yet that the instructions do what the emulation does: tests/golden/ptx_sm90.json is made by the
+// model. Until one has written it, a device computes with mma.sync unless PARE_WGMMA=1 in the environment, a benchmark
+// or a test asks for wgmma.
+constexpr bool kWgmmaConfirmed = false;
+
+struct Machine {
+  std::string name;      // and compute capability
+  size_t shared_memory;  // bytes that a block can have
+  int multiprocessors;
+  bool wgmma;          // it has wgmma (compute capability 9.0: later ones have other instructions), as has the code
+                       // that was loaded for it
+  bool chooses_wgmma;  // where both kernels can compute and wgmma takes less time
+};
+const Machine& machine();  // as open() found it
+
+// Opens device 0, loads all kernels, and reads PARE_WGMMA.  Says what the device is; an Error(Exit::usage) if it cannot
+// be used.
+std::string open();
+
+inline TensorKernel asked_for = TensorKernel::choose;  // of the probe
+
+// Where both kernels could compute; faster: wgmma would take less time.
+inline bool takes_wgmma(bool faster) {
+  return asked_for == TensorKernel::choose ? machine().chooses_wgmma && faster : asked_for == TensorKernel::wgmma;
+}
+
+}  // namespace pare::PARE_CUDA

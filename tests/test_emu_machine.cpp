@@ -1,0 +1,194 @@
+// What the CUDA program finds out about a device when it opens it, on the devices that the emulator stands in for; and
+// the choice between mma.sync and wgmma.
+#include <cstdlib>
+#include <fstream>
+
+#include "cuda/emu/include/cuda_runtime.h"
+#include "rl/plan.h"
+#include "tests/generator.h"
+#include "tests/runs.h"
+
+namespace pare::test {
+namespace {
+
+// Opens the device `arch` with PARE_WGMMA in the environment ("": without) and the code of `code`.
+class Opened {
+ public:
+  explicit Opened(int arch, const std::string& wgmma = "", int code = 90) {
+    cuemu::settings().arch = arch, cuemu::settings().code = code;
+    wgmma.empty() ? unsetenv("PARE_WGMMA") : setenv("PARE_WGMMA", wgmma.c_str(), 1);
+    try {
+      name = table_emu.open();
+    } catch (const Error& e) {
+      error = e.what();
+      EXPECT_EQ(e.code, Exit::usage) << error;
+    }
+  }
+  ~Opened() {
+    cuemu::settings() = before_;
+    set_ ? setenv("PARE_WGMMA", kept_.c_str(), 1) : unsetenv("PARE_WGMMA");
+    table_emu.open();
+  }
+  std::string name, error;
+
+ private:
+  const cuemu::Settings before_ = cuemu::settings();
+  const char* const set_ = std::getenv("PARE_WGMMA");
+  const std::string kept_ = set_ ? set_ : "";
+};
+
+TEST(EmuMachine, SaysWhatItIs) {
+  const std::string name = "the CUDA kernels, emulated on the CPU, compute capability ";
+  EXPECT_EQ(Opened(90).name, name + "9.0, by wgmma");
+  EXPECT_EQ(Opened(90, "1").name, name + "9.0, by wgmma");
+  EXPECT_EQ(Opened(90, "0").name, name + "9.0, by mma.sync");
+  for (const auto& [arch, version] : {std::pair{80, "8.0"}, {86, "8.6"}, {89, "8.9"}, {100, "10.0"}, {120, "12.0"}}) {
+    EXPECT_EQ(Opened(arch).name, name + version);
+    EXPECT_EQ(Opened(arch, "0").name, name + version);
+  }
+  EXPECT_EQ(Opened(90, "", 80).name, name + "9.0");
+}
+
+TEST(EmuMachine, WhatItLacksIsOneLine) {
+  const auto expect_error = [](const Opened& o, const std::string& text) { EXPECT_EQ(o.error, text) << o.name; };
+  const std::string name = "the CUDA kernels, emulated on the CPU, compute capability ";
+  expect_error(Opened(75), name + "7.5: 8.0 at least is needed, for bfloat16; run with --device cpu");
+  for (const char* wrong : {"2", "yes", "01", " 1"})
+    expect_error(Opened(90, wrong), cat("PARE_WGMMA=", wrong, ": 1 to compute with wgmma, 0 to compute with mma.sync"));
+  expect_error(Opened(80, "1"), "PARE_WGMMA=1: " + name + "8.0: wgmma is of compute capability 9.0");
+  expect_error(Opened(120, "1"), "PARE_WGMMA=1: " + name + "12.0: wgmma is of compute capability 9.0");
+  expect_error(Opened(90, "1", 80),
+               "PARE_WGMMA=1: this program was built without the code of 9.0a; make cuda ARCH=90a");
+}
+
+// What a session with such heads is refused with; "" if it is not.
+std::string refusal(DType act, int64_t d) {
+  ModelConfig c = tiny_config("qwen3", false);
+  c.head_dim = d;
+  Device device(table_emu);
+  Arena weights("weights", *table_emu.memory, size_t{1} << 22);
+  try {
+    const Model model(c, device, weights, act, false);
+    return "";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code, Exit::usage);
+    return e.what();
+  }
+}
+
+TEST(EmuMachine, HeadsThatDoNotFitAreRefusedWhenTheSessionOpens) {
+  for (const int arch : {80, 86, 89, 90, 100, 120}) {
+    const Opened device(arch);
+    const bool small = arch == 86 || arch == 89 || arch == 120;
+    for (const DType act : {DType::f32, DType::bf16})
+      for (const int64_t d : {64, 128}) EXPECT_EQ(refusal(act, d), "") << arch;
+    EXPECT_EQ(refusal(DType::bf16, 256).empty(), !small) << arch;
+    EXPECT_EQ(refusal(DType::f32, 256).empty(), !small) << arch;
+    EXPECT_NE(refusal(DType::bf16, 258).find("heads of 258 channels, but the kernels are written for 256 at most"),
+              std::string::npos)
+        << arch;
+  }
+  const Opened device(89);
+  EXPECT_EQ(refusal(DType::bf16, 256), device.name +
+                                           ": heads of 256 channels in bf16 need 164352 bytes of shared memory for a "
+                                           "block, which has 101376; run with --device cpu");
+}
+
+// The model of `small`, whose rows begin at multiples of 16 bytes; wgmma takes products of more than 64 rows.
+Config run_of_heads(int64_t d, const std::vector<std::string>& more = {}) {
+  ModelConfig c = tiny_config("qwen3", true);
+  c.hidden = 64, c.heads = 4, c.head_dim = d, c.ffn = 96, c.vocab = 48;
+  c.bos_id = 1, c.eos_ids = {2}, c.pad_id = 0;
+  const std::string path = cat(testing::TempDir(), "pare_heads_", getpid(), ".json");
+  std::ofstream(path) << to_json(c);
+  std::vector<std::string> all = {"data.train_batch_size=2",
+                                  "data.max_response_length=24",
+                                  "rollout.n=2",
+                                  "rollout.max_num_seqs=3",
+                                  "rollout.max_num_batched_tokens=90",
+                                  "data.min_statements=2",
+                                  "data.max_statements=2",
+                                  "actor.ppo_max_token_len=150",
+                                  "trainer.device=emu",
+                                  "model.dtype=bf16",
+                                  "model.config=" + path};
+  all.insert(all.end(), more.begin(), more.end());
+  return tiny_run("qwen3", all);
+}
+
+struct Step {
+  std::string certificate;
+  std::vector<float> parameters;
+  uint64_t tensor_copies, cold_copies;
+};
+Step grpo_step(const Config& config) {
+  const cuemu::Calls before = cuemu::calls();
+  TrainingRun run(config, digits, table_emu);
+  const Metrics m = run.step();
+  EXPECT_GT(m.get("exact/checked_tokens"), 0);
+  EXPECT_EQ(m.get("exact/mismatch_tokens"), 0);
+  const cuemu::Calls& now = cuemu::calls();
+  return {m.text("certificate"), run.parameters(), now.tensor_copies - before.tensor_copies,
+          now.cold_copies - before.cold_copies};
+}
+
+TEST(EmuMachine, AGrpoStepHasTheSameBitsWithEitherKernel) {
+  const Config config = run_of_heads(16);
+  const auto step_with = [&](const char* wgmma) {
+    const Opened device(90, wgmma);
+    return grpo_step(config);
+  };
+  const Step mma = step_with("0"), wgmma = step_with("1");
+  EXPECT_EQ(mma.tensor_copies, 0u);
+  EXPECT_GT(wgmma.tensor_copies, 100u);
+  EXPECT_EQ(wgmma.cold_copies, 0u);  // every kernel has prefetched its maps
+  EXPECT_EQ(mma.certificate, wgmma.certificate);
+  EXPECT_TRUE(same_bits(mma.parameters, wgmma.parameters));
+}
+
+// Every kernel of a step, with the largest heads that fit a device of little shared memory.
+TEST(EmuMachine, AGrpoStepFitsASmallDevice) {
+  const Opened device(89);
+  EXPECT_EQ(grpo_step(run_of_heads(128, {"data.max_response_length=12"})).tensor_copies, 0u);
+}
+
+// On 9.0 without the code of 9.0a, mma.sync computes.
+TEST(EmuMachine, WithoutItsCodeThereIsNoWgmma) {
+  const Opened device(90, "", 80);
+  EXPECT_EQ(grpo_step(run_of_heads(16)).tensor_copies, 0u);
+}
+
+// A launch that a block's shared memory does not hold says so; what is no multiple of a head's channels is not asked
+// about when the session opens.
+TEST(EmuMachine, ALaunchThatDoesNotFitNamesTheLimit) {
+  const Opened opened(86);
+  Device device(table_emu);
+  Arena arena("a", *table_emu.memory, 1 << 20);
+  const auto act = [&](int64_t heads) { return arena.alloc("x", DType::bf16, {4, heads, 256}); };
+  const Tensor q = act(2), k = act(1), v = act(1);
+  const std::vector<int32_t> segment = {0, 4, 0, 0};
+  const Tensor segments = arena.alloc("segments", DType::i32, {1, 4}), lse = arena.alloc("lse", DType::f32, {4, 2});
+  device.upload({segments, segment.data()});
+  try {
+    device.attn_fwd({act(2), lse, q, k, v, k.rows(0, 0), v.rows(0, 0), segments, 10, 1.f});
+    ADD_FAILURE() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.what(), opened.name + ": attn_fwd needs 163840 bytes of shared memory for a block, which has 101376");
+  }
+  device.wait();
+}
+
+// What CUDA needs for itself as a run goes on is not offered.
+TEST(EmuMachine, SomeMemoryIsLeft) {
+  size_t free = 0, total = 0;
+  ASSERT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+  const cuemu::Settings before = cuemu::settings();
+  cuemu::settings().device_memory = total - free + (size_t{513} << 20);
+  EXPECT_EQ(table_emu.memory->free(), size_t{1} << 20);
+  cuemu::settings().device_memory = total - free + 100;
+  EXPECT_EQ(table_emu.memory->free(), 0u);
+  cuemu::settings() = before;
+}
+
+}  // namespace
+}  // namespace pare::test
