@@ -258,7 +258,14 @@ $(BUILD)/cuda/tests/%.o: tests/%.cpp
 	@mkdir -p $(@D)
 	@echo 'cuda: $<'
 	$(Q)$(NVCC) $(filter-out -O3,$(NVFLAGS)) -O1 -DPARE_CUDA_TESTS -c $< -o $@
-$(BUILD)/cuda/pare_cuda_tests: $(cpu_LIB) $(KERNEL_TESTS:%=$(BUILD)/cuda/%.o) $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.o) $(patsubst %.cu,$(BUILD)/cuda/%.o,$(wildcard tests/ptx*.cu))
+# Kernels that wait for mbarriers, with a watchdog (cuda/watchdog.h).
+WATCHED := $(shell grep -l 'ptx90.cuh\|_wgmma.cuh' cuda/*.cu) $(wildcard tests/ptx*.cu)
+$(BUILD)/cuda/watched/%.o: %.cu
+	@mkdir -p $(@D)
+	@echo 'cuda, watched: $<'
+	$(Q)$(NVCC) $(NVFLAGS) -DPARE_WATCHDOG $(GENCODE) -c $< -o $@
+CUDA_TEST_OBJ := $(cpu_LIB) $(KERNEL_TESTS:%=$(BUILD)/cuda/%.o) $(patsubst %.cu,$(BUILD)/cuda/%.o,$(filter-out $(WATCHED),$(CUDA_SRC))) $(WATCHED:%.cu=$(BUILD)/cuda/watched/%.o)
+$(BUILD)/cuda/pare_cuda_tests: $(CUDA_TEST_OBJ)
 	@echo 'link $@'
 	$(Q)$(NVCC) -Xcompiler -pthread $(GENCODE) $^ -lgtest $(LIBS) -o $@
 

@@ -123,6 +123,31 @@ std::vector<const void*>& source_files() {
 }
 #endif
 
+#ifdef PARE_WATCHDOG
+std::vector<LostArrival**>& watched_files() {
+  static std::vector<LostArrival**> all;
+  return all;
+}
+
+namespace {
+LostArrival* noted = nullptr;
+void start_watchdog() {
+  if (noted) return;
+  check_cuda(cudaMallocHost(&noted, sizeof *noted), "watchdog");
+  noted->is = 0;
+  for (LostArrival** on_device : watched_files())
+    check_cuda(cudaMemcpyToSymbol(static_cast<const void*>(on_device), &noted, sizeof noted), "watchdog");
+}
+}  // namespace
+
+std::string lost_arrival_report() {
+  if (!noted || !noted->is) return "";
+  return cat("watchdog: thread ", noted->thread, " of block (", noted->block[0], ", ", noted->block[1], ", ",
+             noted->block[2], ") waits for ever for the mbarrier at byte ", noted->byte, " of shared memory, parity ",
+             noted->parity);
+}
+#endif
+
 const Machine& machine() {
   if (found.name.empty()) open();
   return found;
@@ -130,6 +155,9 @@ const Machine& machine() {
 
 std::string open() {
   found = find_machine();
+#ifdef PARE_WATCHDOG
+  start_watchdog();
+#endif
   return cat(found.name, found.wgmma ? found.chooses_wgmma ? ", by wgmma" : ", by mma.sync" : "");
 }
 

@@ -11,6 +11,9 @@
 #if defined(CUEMU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define PARE_SM90A
 #endif
+#ifdef PARE_WATCHDOG
+#include "watchdog.h"
+#endif
 
 namespace pare::PARE_CUDA {
 
@@ -39,6 +42,29 @@ __device__ __forceinline__ void mbarrier_arrive_expect(Mbarrier* b, unsigned byt
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(b)), "r"(bytes) : "memory");
 #endif
 }
+#ifdef PARE_WATCHDOG
+namespace {
+__device__ LostArrival* lost_arrival;  // memory of the host
+[[maybe_unused]] const bool watched = (watched_files().push_back(&lost_arrival), true);
+}  // namespace
+// Ends the kernel, whose context can then be used no more.  (A printf would make ptxas wait for each wgmma.)
+__device__ __forceinline__ void give_up(const Mbarrier* b, unsigned parity) {
+  LostArrival& l = *lost_arrival;
+  l.byte = smem_address(b), l.parity = parity, l.thread = threadIdx.x;
+  l.block[0] = blockIdx.x, l.block[1] = blockIdx.y, l.block[2] = blockIdx.z;
+  __threadfence_system();
+  l.is = 1;
+  __threadfence_system();
+  asm volatile("trap;\nexit;");  // behind exit nothing is live: ptxas needs no more registers for this
+  __builtin_unreachable();
+}
+// In units of 4.3 s; one register.
+__device__ __forceinline__ uint32_t clock_now() {
+  uint32_t t;
+  asm volatile("mov.u32 %0, %globaltimer_hi;" : "=r"(t));
+  return t;
+}
+#endif
 #ifndef CUEMU
 // May wait a while for it.
 __device__ __forceinline__ bool mbarrier_ended(const Mbarrier* b, unsigned parity) {
@@ -52,8 +78,12 @@ __device__ __forceinline__ bool mbarrier_ended(const Mbarrier* b, unsigned parit
 #endif
 // Waits for the end of phase 0, 2, ... (parity 0) or 1, 3, ...; the phase before the first has ended.
 __device__ __forceinline__ void mbarrier_wait(Mbarrier* b, unsigned parity PTX_LOC) {
-#ifdef CUEMU
+#if defined(CUEMU)
   cuemu::mbarrier_wait(b, parity, loc);
+#elif defined(PARE_WATCHDOG)
+  const uint32_t start = clock_now();
+  while (!mbarrier_ended(b, parity))
+    if (clock_now() - start > kPatience) give_up(b, parity);
 #else
   while (!mbarrier_ended(b, parity)) {
   }

@@ -8,27 +8,52 @@
 #include "base/tensor.h"
 #ifdef PARE_CUDA_TESTS
 #include <cuda_runtime.h>
+
+#include <map>
+
+#include "base/error.h"
 #elif defined(PARE_EMU)
 #include "cuda/emu/include/cuda_runtime.h"
 #endif
 
 namespace pare::test {
 
-// ---- memory of the host that kernels can use: any, but on a GPU what CUDA manages
+// ---- memory of the host that kernels can use: any, but on a GPU what is page-locked
 #ifdef PARE_CUDA_TESTS
-template <class T>
-struct ManagedMemory {
-  using value_type = T;
-  T* allocate(size_t n) {
-    void* p = nullptr;
-    if (cudaMallocManaged(&p, n * sizeof(T)) != cudaSuccess) throw std::bad_alloc();
-    return static_cast<T*>(p);
+// One block of it, taken at the first use and for good: locking pages is slow.  What is taken lies behind all else that
+// is in use.
+class PageLocked {
+ public:
+  static PageLocked& get() {
+    static PageLocked& all = *new PageLocked;
+    return all;
   }
-  void deallocate(T* p, size_t) { cudaFree(p); }
-  bool operator==(const ManagedMemory&) const = default;
+  char* take(size_t bytes) {
+    const size_t begin = used_.empty() ? 0 : used_.rbegin()->second;
+    expect(begin + bytes <= kBytes, "a test takes more than ", kBytes, " bytes of page-locked memory: PageLocked");
+    used_[begin] = begin + (bytes + kAlign) / kAlign * kAlign;  // never empty
+    return base_ + begin;
+  }
+  void give(void* p) { used_.erase(static_cast<size_t>(static_cast<char*>(p) - base_)); }
+
+ private:
+  PageLocked() {
+    if (cudaMallocHost(&base_, kBytes + kAlign) != cudaSuccess)
+      fail(kBytes, " bytes of page-locked memory: ", cudaGetErrorString(cudaGetLastError()));
+  }
+  static constexpr size_t kBytes = size_t{256} << 20, kAlign = 256;
+  char* base_ = nullptr;
+  std::map<size_t, size_t> used_;  // from here to there
 };
 template <class T>
-using KernelVector = std::vector<T, ManagedMemory<T>>;
+struct PageLockedMemory {
+  using value_type = T;
+  T* allocate(size_t n) { return reinterpret_cast<T*>(PageLocked::get().take(n * sizeof(T))); }
+  void deallocate(T* p, size_t) { PageLocked::get().give(p); }
+  bool operator==(const PageLockedMemory&) const = default;
+};
+template <class T>
+using KernelVector = std::vector<T, PageLockedMemory<T>>;
 #else
 template <class T>
 using KernelVector = std::vector<T>;

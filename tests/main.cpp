@@ -14,7 +14,17 @@
 #include <thread>
 #include <vector>
 #ifdef PARE_CUDA_TESTS
+#include "cuda/watchdog.h"
 #include "ops/ops.h"
+
+// A lost arrival ends the context, so all that follows fails: the first failure says why.
+class Watchdog : public testing::EmptyTestEventListener {
+  void OnTestEnd(const testing::TestInfo&) override {
+    if (const std::string report = pare::cuda::lost_arrival_report(); !report.empty() && !said_)
+      std::printf("%s\n", report.c_str()), said_ = true;
+  }
+  bool said_ = false;
+};
 #endif
 
 namespace {
@@ -98,6 +108,9 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "no test was run: %s\n", e.what());
     return 1;
   }
+#endif
+#ifdef PARE_CUDA_TESTS
+  testing::UnitTest::GetInstance()->listeners().Append(new Watchdog);
 #endif
   const int result = RUN_ALL_TESTS();
   const testing::UnitTest& t = *testing::UnitTest::GetInstance();

@@ -1,7 +1,7 @@
 // See ptx_kernels.h: the wrappers of cuda/ptx90.cuh.
+#include "machine.cuh"
 #include "ptx90.cuh"
 #include "ptx_kernels.h"
-#include "machine.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -32,6 +32,20 @@ __global__ void boxes_2d(unsigned char* out, const __grid_constant__ CUtensorMap
 }
 __global__ void boxes_3d(unsigned char* out, const __grid_constant__ CUtensorMap map, int x, int y, int z) {
   copy_out<512>(out, [&](void* to, Mbarrier* b) { tensor_copy(to, map, x, y, z, b); });
+}
+
+__global__ void wait_for(unsigned arrivals) {
+#ifdef PARE_SM90A
+  auto* const barrier = dynamic_smem<Mbarrier>() + 1;
+  if (threadIdx.x == 0) {
+    mbarrier_init(barrier, arrivals);
+    for (unsigned i = blockIdx.x; i < arrivals; i++) mbarrier_arrive(barrier);
+  }
+  __syncthreads();
+  mbarrier_wait(barrier, 0);
+#else
+  __trap();
+#endif
 }
 
 template <bool kMnMajorB, int kN>
@@ -131,6 +145,8 @@ using namespace PARE_CUDA;
 
 const bool wgmma_confirmed = kWgmmaConfirmed;
 
+bool waits_for_mbarriers() { return machine().wgmma; }
+void lose_arrival() { launch("lose_arrival", wait_for, {.grid = 2, .block = 32, .smem = 16}, {}, 2); }
 void copy_box(unsigned char* out, const uint16_t* in, int64_t columns, int64_t rows, int64_t stride, int x, int y) {
   const auto size = [](int64_t n) { return static_cast<uint64_t>(n); };
   launch("copy_box", boxes_2d, {.grid = 1, .block = 32, .smem = 2048 + 8}, {}, out,

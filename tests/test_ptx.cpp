@@ -24,6 +24,9 @@
 #include "base/rng.h"
 #include "kernel_memory.h"
 #include "ptx_kernels.h"
+#ifdef PARE_CUDA_TESTS
+#include "cuda/watchdog.h"
+#endif
 
 namespace pare::test {
 namespace {
@@ -38,7 +41,9 @@ void on_architectures(F f) {
 #ifdef PARE_CUDA_TESTS
   cudaDeviceProp p;
   ASSERT_EQ(cudaGetDeviceProperties(&p, 0), cudaSuccess);
-  f(p.major >= 9 ? 90 : 80);
+  if (p.major != 8 && (p.major != 9 || p.minor != 0))
+    GTEST_SKIP() << "nothing is stored for compute capability " << p.major << "." << p.minor;
+  f(p.major * 10);
 #else
   for (int arch : {80, 90}) {
     cuemu::settings().arch = arch;
@@ -308,6 +313,31 @@ TEST(Ptx, StoredResultsTellTheArchitecturesApart) {
 TEST(Ptx, WgmmaIsConfirmedByADevice) {
   EXPECT_EQ(ptx::wgmma_confirmed, read_golden(90)["made_by"] != "model")
       << "set kWgmmaConfirmed of cuda/machine.cuh accordingly";
+}
+
+// A wait that nothing will end does not last for ever: on a device a watchdog ends it.
+TEST(Ptx, ALostArrivalIsReported) {
+  if (!ptx::waits_for_mbarriers()) GTEST_SKIP() << "this device has no kernels that wait for mbarriers";
+#ifdef PARE_CUDA_TESTS
+  EXPECT_EXIT(
+      {
+        ptx::lose_arrival();
+        cudaDeviceSynchronize();
+        std::fputs(cuda::lost_arrival_report().c_str(), stderr);
+        std::exit(1);
+      },
+      testing::ExitedWithCode(1),
+      "watchdog: thread [0-9]+ of block \\(1, 0, 0\\) waits for ever for the mbarrier at byte [0-9]+ of shared memory, "
+      "parity 0");
+#else
+  ptx::lose_arrival();
+  const cudaError_t e = cudaDeviceSynchronize();
+  const std::string report = cudaGetErrorString(e);
+  cudaGetLastError();
+  for (const char* part : {"no thread of block (1,0,0) can go on", "threads 0-31 wait in mbarrier.try_wait",
+                           "ptx90_kernels.cu:", "for the mbarrier at byte 8: 1 more arrivals and 0 more bytes"})
+    EXPECT_NE(report.find(part), std::string::npos) << report;
+#endif
 }
 
 // (No instruction of PTX.)  The exponential of attention, for what it is defined for: every 4001st float.
