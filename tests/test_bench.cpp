@@ -6,6 +6,9 @@
 
 #include "bench/measure.h"
 #include "tests/program.h"
+#ifdef PARE_EMU
+#include "cuda/emu/include/cuemu.h"
+#endif
 
 namespace pare::test {
 namespace {
@@ -123,6 +126,22 @@ TEST(OpBenches, OperandsRotatePastTheCache) {
   EXPECT_DOUBLE_EQ(m.bound(c), std::max(5e4 / 1e9, 12e4 / 3e9));
   EXPECT_EQ(m.bound({{0, ""}, {3e9, ""}}), 0);
 }
+
+#ifdef PARE_EMU
+// As in a run, and always the same launch: a host that sets nodes would be what is timed.
+TEST(OpBenches, CallsOfASampleAreOneLaunch) {
+  const OpBench& b = op_bench("linear_fwd");
+  const Dims dims("linear_fwd", b.dims, "M=2,N=16,K=16");
+  const cuemu::Calls before = cuemu::calls();
+  const Measured m = measure_op(table_emu, DType::bf16, b, dims, {.rotate = true, .seconds = 0});
+  const cuemu::Calls after = cuemu::calls();
+  EXPECT_EQ(m.time.samples, 3);
+  EXPECT_EQ(after.graph_launches - before.graph_launches, 4u);  // one to be warm
+  EXPECT_LE(after.graphs_made - before.graphs_made, 2u);
+  EXPECT_EQ(after.nodes_set, before.nodes_set);
+  EXPECT_EQ(after.launches, before.launches);
+}
+#endif
 
 using BenchProgram = Program;
 

@@ -157,16 +157,22 @@ Ceilings measure_ceilings(const Table& table) {
 
 namespace {
 
-// Of the copies in turn.
+// Of the copies in turn.  Where the table has graphs, the calls of a sample are one launch, as those of a pass are in a
+// run: else a short kernel would be timed by the host that launches it.
 Timing time_of(const Table& table, Device& device, const std::vector<OpCall>& copies, double budget) {
   size_t next = 0;
-  const auto seconds = [&](int64_t calls) {
-    const auto queue = [&] {
+  const auto queue = [&](int64_t calls) {
+    device.together([&] {
       for (int64_t i = 0; i < calls; i++) copies[next++ % copies.size()].run();
-    };
-    if (table.probe) return table.probe->seconds(queue);
+    });
+  };
+  const auto seconds = [&](int64_t calls) {
+    if (table.probe) {
+      queue(calls);  // keeps the device busy while the host queues what is timed
+      return table.probe->seconds([&] { queue(calls); });
+    }
     const double start = now();
-    queue();
+    queue(calls);
     device.wait();
     return now() - start;
   };
@@ -176,6 +182,10 @@ Timing time_of(const Table& table, Device& device, const std::vector<OpCall>& co
   while (now() - start < 0.1 * budget) once = std::min(once, seconds(1));
   Timing t;
   t.calls = std::clamp<int64_t>(static_cast<int64_t>(1e-3 / std::max(once, 1e-9)), 1, 10000);
+  // All copies equally often: then every sample is the same graph with the same parameters.
+  const auto n = static_cast<int64_t>(copies.size());
+  if (table.graphs) t.calls = (t.calls + n - 1) / n * n;
+  next = 0;
   std::vector<double> samples;
   while (samples.size() < 30 && (samples.size() < 3 || now() - start < budget))
     samples.push_back(seconds(t.calls) / static_cast<double>(t.calls));
@@ -202,7 +212,7 @@ Measured measure_op(const Table& table, DType act, const OpBench& bench, const D
     m.operand_bytes = static_cast<int64_t>(arena.used());
   }
   m.copies = 1;
-  if (o.rotate) {
+  if (o.rotate && (table.probe || &table == &table_cpu)) {  // of the others the speed means nothing
     const int64_t cache = table.probe ? table.probe->cache_bytes() : last_cache_bytes();
     m.copies = std::clamp<int64_t>(2 * cache / std::max<int64_t>(m.operand_bytes, 1) + 1, 1, 4096);
   }

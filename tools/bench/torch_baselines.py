@@ -6,7 +6,8 @@
 
 Writes {"gemm M=...": {"seconds": {"median", "least", "most"}, "how": ...}} after every measurement, so that a cut run
 leaves what it has.  Exits with 3 where there is no PyTorch, or none that sees the device.  Operands are random bf16 and
-rotate past the last cache; times are between CUDA events, medians of 30 samples.
+rotate past the last cache; times are between CUDA events, medians of 30 samples.  As with our kernels, the calls of a
+sample are one launch, of a CUDA graph; "how" says where one could not be captured.
 """
 import argparse
 import json
@@ -59,7 +60,7 @@ def adamw_fused(torch, device, n):
         p = torch.randn(n, device=device).requires_grad_()
         p.grad = torch.randn(n, device=device)
         short = torch.empty(n, device=device, dtype=torch.bfloat16)
-        optimizer = torch.optim.AdamW([p], fused=device == "cuda")
+        optimizer = torch.optim.AdamW([p], fused=device == "cuda", capturable=device == "cuda")
 
         def step():
             optimizer.step()
@@ -69,15 +70,16 @@ def adamw_fused(torch, device, n):
 
 
 def score_topk(torch, device, B, L, H, K, D, block, budget):
+    def choose(q, c):
+        scores = torch.einsum("bkd,bkpd->bkp", q.mean(2), c)
+        return torch.topk(scores, budget, dim=-1).indices.sort(-1).values
+    compiled = torch.compile(choose, fullgraph=True)
+
     def make():
         q = torch.randn(B, K, H // K, D, device=device).bfloat16()
         c = torch.randn(B, K, L // block, D, device=device).bfloat16()
-
-        def choose():
-            scores = torch.einsum("bkd,bkpd->bkp", q.mean(2), c)
-            return torch.topk(scores, budget, dim=-1).indices.sort(-1).values
-        return choose, 2 * c.numel()
-    return make, "mean, einsum, topk, sort, bf16"
+        return (lambda: compiled(q, c)), 2 * c.numel()
+    return make, "torch.compile of mean, einsum, topk, sort, bf16"
 
 
 BASELINES = {"gemm": gemm, "rmsnorm": rmsnorm, "adamw_fused": adamw_fused, "score_topk": score_topk,
@@ -86,30 +88,44 @@ BASELINES = {"gemm": gemm, "rmsnorm": rmsnorm, "adamw_fused": adamw_fused, "scor
 
 
 def measure(torch, device, make):
+    """(seconds, why the calls were launched one by one, or None)"""
     first, size = make()
     cache = torch.cuda.get_device_properties(0).L2_cache_size if device == "cuda" else 1 << 20
     copies = [first] + [make()[0] for _ in range(min(2 * cache // max(size, 1), 255))]
 
-    def seconds(calls):
-        if device != "cuda":
-            start = time.perf_counter()
-            for i in range(calls):
-                copies[i % len(copies)]()
-            return (time.perf_counter() - start) / calls
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
+    def several(calls):
         for i in range(calls):
             copies[i % len(copies)]()
+
+    def seconds(queue):
+        if device != "cuda":
+            start = time.perf_counter()
+            queue()
+            return time.perf_counter() - start
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        queue()  # keeps the device busy while the host queues what is timed
+        begin.record()
+        queue()
         end.record()
         end.synchronize()
-        return begin.elapsed_time(end) * 1e-3 / calls
-    seconds(len(copies))
-    once = seconds(1)
-    calls = max(1, min(int(1e-3 / once), 1000))
+        return begin.elapsed_time(end) * 1e-3
+    seconds(lambda: several(len(copies)))
+    calls = max(1, min(int(1e-3 / seconds(first)), 1000))
+    calls = -(-calls // len(copies)) * len(copies)
+    queue, why = lambda: several(calls), None
+    if device == "cuda":
+        try:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+                several(calls)
+            queue = graph.replay
+        except Exception as e:
+            torch.cuda.synchronize()
+            why = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
     start, samples = time.perf_counter(), []
     while len(samples) < 30 and (len(samples) < 3 or time.perf_counter() - start < 1):
-        samples.append(seconds(calls))
-    return {"median": statistics.median(samples), "least": min(samples), "most": max(samples)}
+        samples.append(seconds(queue) / calls)
+    return {"median": statistics.median(samples), "least": min(samples), "most": max(samples)}, why
 
 
 def main():
@@ -122,7 +138,7 @@ def main():
         parser.error("names and dimensions come in pairs")
     try:
         import torch
-    except ImportError as e:
+    except (ImportError, OSError) as e:
         print(f"torch_baselines: no PyTorch here ({e}): nothing to compare with", file=sys.stderr)
         sys.exit(3)
     if o.device == "cuda" and not torch.cuda.is_available():
@@ -133,8 +149,13 @@ def main():
         key = f"{name} {dims}"
         try:
             sizes = {k: int(v) for k, v in (d.split("=") for d in dims.split(","))}
-            make, how = BASELINES[name](torch, o.device, **sizes)
-            results[key] = {"seconds": measure(torch, o.device, make), "how": f"PyTorch {torch.__version__}: {how}"}
+            # A stream of its own, as the backward of a graph's forward runs on the stream of that, and none is captured on
+            # the one that is there by default.
+            with torch.cuda.stream(torch.cuda.Stream() if o.device == "cuda" else None):
+                make, how = BASELINES[name](torch, o.device, **sizes)
+                seconds, why = measure(torch, o.device, make)
+            how = f"PyTorch {torch.__version__}: {how}" + (f"; in no graph: {why}" if why else "")
+            results[key] = {"seconds": seconds, "how": how}
         except Exception as e:  # one that fails must not cost the others
             results[key] = {"seconds": None, "how": f"failed: {type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"}
         print(f"{key}: {results[key]}", file=sys.stderr, flush=True)
