@@ -27,8 +27,20 @@ mkdir -p "$(dirname "$out")"
 filter=(--launch-skip "$skip" --launch-count "$count")
 if [ -n "$kernel" ]; then filter+=(--kernel-name "regex:$kernel"); fi
 if [ -n "$range" ]; then filter+=(--nvtx --nvtx-include "$range/"); fi
-metrics=gpu__time_duration.sum,dram__bytes_read.sum,dram__bytes_write.sum,launch__registers_per_thread
-metrics+=,sm__throughput.avg.pct_of_peak_sustained_elapsed,sm__warps_active.avg.pct_of_peak_sustained_active
+wanted="gpu__time_duration.sum dram__bytes_read.sum dram__bytes_write.sum launch__registers_per_thread
+sm__throughput.avg.pct_of_peak_sustained_elapsed sm__warps_active.avg.pct_of_peak_sustained_active
+sm__inst_issued.avg.pct_of_peak_sustained_active sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active
+lts__t_requests_srcunit_tex.sum lts__t_sectors_srcunit_tex.sum"
+# One that this device does not have would end it all; those of a launch are in no list.
+known=$(ncu --query-metrics 2>/dev/null | awk '{print $1}') || known=""
+metrics=""
+for metric in $wanted; do
+  if [ -z "$known" ] || [[ $metric == launch__* ]] || grep -qx "${metric%%.*}" <<<"$known"; then
+    metrics+=${metrics:+,}$metric
+  else
+    echo "ncu.sh: this device has no $metric" >&2
+  fi
+done
 export PARE_GRAPHS=0  # every kernel in the range of its op
 # The clocks stay as they are: they belong to the machine.  --kill: what comes after the last launch is of no interest.
 ncu --csv --print-units base --target-processes all --clock-control none --kill yes --metrics "$metrics" "${filter[@]}" --log-file "$out" "$@" \

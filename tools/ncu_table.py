@@ -5,7 +5,8 @@
     tools/ncu_table.py FILE.csv [--bench BENCH.json]
 
 Reads both of ncu's layouts: a line for each metric (default page), and a column for each (--page raw).  A call of the op
-is taken to launch each of its kernels as often as they appear, over the rarest one.
+is taken to launch each of its kernels as often as they appear, over the rarest one.  Of 100 % are the instructions that
+could be issued (issue) and the cycles of the tensor cores; B/request are the bytes of a request to the L2 cache.
 """
 import argparse
 import csv
@@ -18,6 +19,9 @@ from registers import short_name
 TIME, READ, WRITTEN = "gpu__time_duration.sum", "dram__bytes_read.sum", "dram__bytes_write.sum"
 REGISTERS = "launch__registers_per_thread"
 SM, WARPS = "sm__throughput.avg.pct_of_peak_sustained_elapsed", "sm__warps_active.avg.pct_of_peak_sustained_active"
+ISSUED = "sm__inst_issued.avg.pct_of_peak_sustained_active"
+TENSOR = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
+REQUESTS, SECTORS = "lts__t_requests_srcunit_tex.sum", "lts__t_sectors_srcunit_tex.sum"  # of L2, a sector 32 bytes
 UNITS = {"s": 1, "second": 1, "sec": 1, "ms": 1e-3, "msecond": 1e-3, "us": 1e-6, "usecond": 1e-6, "ns": 1e-9, "nsecond": 1e-9,
          "byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12}
 
@@ -78,16 +82,21 @@ def main():
     kernels = {}
     for name, values in read(o.csv):
         kernels.setdefault(short_name(name), []).append(values)
-    print(f"{'kernel':44} {'launches':>8} {'us':>10} {'MB':>9} {'GB/s':>8} {'SM %':>6} {'warps %':>8} {'registers':>9}")
+    print(f"{'kernel':44} {'launches':>8} {'us':>10} {'MB':>9} {'GB/s':>8} {'SM %':>6} {'warps %':>8} {'registers':>9} "
+          f"{'issue %':>8} {'tensor %':>8} {'B/request':>9}")
     calls = min(len(v) for v in kernels.values())
     seconds = moved = 0.0
     for name, launches in sorted(kernels.items(), key=lambda k: -sum(v.get(TIME) or 0 for v in k[1])):
         t, read_, written = (median(launches, m) for m in (TIME, READ, WRITTEN))
         both = None if read_ is None or written is None else read_ + written
         rate = both / t if both is not None and t else None
+        sectors, requests = median(launches, SECTORS), median(launches, REQUESTS)
+        width = 32 * sectors / requests if sectors is not None and requests else None
         print(f"{name:44} {len(launches):8} {cell(t, '10.2f', 1e6):>10} {cell(both, '9.2f', 1e-6):>9} "
               f"{cell(rate, '8.0f', 1e-9):>8} {cell(median(launches, SM), '6.1f'):>6} "
-              f"{cell(median(launches, WARPS), '8.1f'):>8} {cell(median(launches, REGISTERS), '9.0f'):>9}")
+              f"{cell(median(launches, WARPS), '8.1f'):>8} {cell(median(launches, REGISTERS), '9.0f'):>9} "
+              f"{cell(median(launches, ISSUED), '8.1f'):>8} {cell(median(launches, TENSOR), '8.1f'):>8} "
+              f"{cell(width, '9.1f'):>9}")
         seconds += (t or 0) * len(launches) / calls
         moved = None if moved is None or both is None else moved + both * len(launches) / calls
     if not o.bench:
