@@ -2,6 +2,7 @@
 #
 #   CXX=clang++     compiler of the CPU program (g++ >= 12 or clang >= 14)
 #   ARCH="80 90a"   GPU architectures of `make cuda`; native: those of this machine
+#   STATIC=1        `make cuda cuda-tests` into build/cuda/static, without shared libraries but libc and libm
 #   V=1             print the commands
 #   JOBS=1          processes at a time (default: one per core)
 #   O=1             optimisation level of the CPU program (default 3)
@@ -145,7 +146,7 @@ $(eval $(call variant,clang,$(BUILD)/clang))
 $(BUILD)/tests/%.o $(BUILD)/src/app/%.o: cpu_FLAGS := -O1
 
 # ---- targets ---------------------------------------------------------------------------------------------------------
-.PHONY: all test asan asan-ops check mutants clang-check fuzz emu cuda cuda-tests registers registers-update bench install quickstart readme deps format format-check lint clean help
+.PHONY: all test asan asan-ops check mutants clang-check fuzz emu cuda cuda-tests pack registers registers-update bench install quickstart readme deps format format-check lint clean help
 all: $(BUILD)/pare
 
 test: $(BUILD)/tests/pare_tests $(BUILD)/pare
@@ -247,13 +248,18 @@ $(BUILD)/cuda/%.o $(BUILD)/cuda/%.ptxas: %.cu
 	@mkdir -p $(@D)
 	@echo 'cuda: $<'
 	$(Q)$(NVCC) $(NVFLAGS) -Xptxas -v $(GENCODE) -c $< -o $(BUILD)/cuda/$*.o 2> $(BUILD)/cuda/$*.ptxas || { cat $(BUILD)/cuda/$*.ptxas >&2; exit 1; }
+# With STATIC in a folder of its own: what machines without these libraries can run too.  (The CUDA runtime is static as
+# ever and looks for the driver itself.)
+CUDA_BIN := $(BUILD)/cuda$(if $(STATIC),/static)
+CUDA_LIBS := $(if $(STATIC),$(BUILD)/tools/static.o $(LIBS:-l%=-l:lib%.a) -Xcompiler -static-libstdc++ -Xcompiler -static-libgcc,$(LIBS))
 # The program with the device `cuda`.
-cuda: $(BUILD)/cuda/pare
-$(BUILD)/cuda/pare: $(cpu_LIB) $(cpu_APP) $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.o)
+cuda: $(CUDA_BIN)/pare
+$(CUDA_BIN)/pare: $(cpu_LIB) $(cpu_APP) $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.o) | $(filter %.o,$(CUDA_LIBS))
+	@mkdir -p $(@D)
 	@echo 'link $@'
-	$(Q)$(NVCC) -Xcompiler -pthread $(GENCODE) $^ $(LIBS) -o $@
+	$(Q)$(NVCC) -Xcompiler -pthread $(GENCODE) $^ $(CUDA_LIBS) -o $@
 # The tests of the kernels, for a machine with a GPU.
-cuda-tests: $(BUILD)/cuda/pare_cuda_tests
+cuda-tests: $(CUDA_BIN)/pare_cuda_tests
 $(BUILD)/cuda/tests/%.o: tests/%.cpp
 	@mkdir -p $(@D)
 	@echo 'cuda: $<'
@@ -265,9 +271,14 @@ $(BUILD)/cuda/watched/%.o: %.cu
 	@echo 'cuda, watched: $<'
 	$(Q)$(NVCC) $(NVFLAGS) -DPARE_WATCHDOG $(GENCODE) -c $< -o $@
 CUDA_TEST_OBJ := $(cpu_LIB) $(KERNEL_TESTS:%=$(BUILD)/cuda/%.o) $(patsubst %.cu,$(BUILD)/cuda/%.o,$(filter-out $(WATCHED),$(CUDA_SRC))) $(WATCHED:%.cu=$(BUILD)/cuda/watched/%.o)
-$(BUILD)/cuda/pare_cuda_tests: $(CUDA_TEST_OBJ)
+$(CUDA_BIN)/pare_cuda_tests: $(CUDA_TEST_OBJ) | $(filter %.o,$(CUDA_LIBS))
+	@mkdir -p $(@D)
 	@echo 'link $@'
-	$(Q)$(NVCC) -Xcompiler -pthread $(GENCODE) $^ -lgtest $(LIBS) -o $@
+	$(Q)$(NVCC) -Xcompiler -pthread $(GENCODE) $^ -lgtest $(CUDA_LIBS) -o $@
+# One archive of all that tools/gpu_check.sh needs on a machine with nothing but a driver.
+pack:
+	@$(MAKE) --no-print-directory cuda cuda-tests STATIC=1
+	@tools/pack.sh $(BUILD)
 
 # The registers and spills of every kernel against the committed ones.
 PTXAS := $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.ptxas)
@@ -290,6 +301,6 @@ lint:
 clean:
 	rm -rf $(BUILD)
 help:
-	@sed -n '1,11s/^# \{0,1\}//p' Makefile; echo "targets: all test asan asan-ops check mutants clang-check fuzz emu cuda cuda-tests registers registers-update bench install quickstart readme deps format format-check lint clean"
+	@sed -n '1,12s/^# \{0,1\}//p' Makefile; echo "targets: all test asan asan-ops check mutants clang-check fuzz emu cuda cuda-tests pack registers registers-update bench install quickstart readme deps format format-check lint clean"
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

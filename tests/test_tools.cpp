@@ -1,8 +1,12 @@
 // The scripts that read what nvcc, ncu and `pare bench` write, on samples in their formats.  Those of ncu are made up
 // by its documentation: no device has shown them yet.
+#include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
+#include <set>
+#include <sstream>
 
+#include "base/error.h"
 #include "tests/program.h"
 
 namespace pare::test {
@@ -16,10 +20,11 @@ class Tools : public Program {
     Program::SetUp();
     if (!IsSkipped() && std::system("python3 --version >/dev/null 2>&1") != 0) GTEST_SKIP() << "no python3";
   }
-  Outcome python(const std::string& arguments) const {
-    const int status = std::system(("python3 " + arguments + " >" + at(".out") + " 2>" + at(".err")).c_str());
+  Outcome shell(const std::string& command) const {
+    const int status = std::system(("{ " + command + "; } >" + at(".out") + " 2>" + at(".err")).c_str());
     return {WEXITSTATUS(status), read_text(at(".out")), read_text(at(".err"))};
   }
+  Outcome python(const std::string& arguments) const { return shell("python3 " + arguments); }
 };
 
 const char* const kKernel =
@@ -39,6 +44,9 @@ std::string by_lines() {
     line(id, kKernel, "dram__bytes_read.sum", "byte", "30,000,000");
     line(id, kKernel, "dram__bytes_write.sum", "Mbyte", "14");
     line(id, kKernel, "launch__registers_per_thread", "register/thread", "40");
+    line(id, kKernel, "lts__t_requests_srcunit_tex.sum", "request", "1,000");
+    line(id, kKernel, "lts__t_sectors_srcunit_tex.sum", "sector", "1,250");
+    line(id, kKernel, "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active", "%", "61.5");
   }
   for (int id : {3, 4, 5}) {
     line(id, "finish(float *)", "gpu__time_duration.sum", "us", "3.0");
@@ -54,6 +62,7 @@ TEST_F(Tools, NcuTableReadsBothLayouts) {
   EXPECT_NE(o.out.find("rows<bf16, (Kind)1>                                 3      22.00     44.00     2000"),
             std::string::npos)
       << o.out;
+  EXPECT_NE(o.out.find("        40        -     61.5      40.0\n"), std::string::npos) << o.out;
   EXPECT_NE(o.out.find("finish                                              3       3.00         -        -"),
             std::string::npos)
       << o.out;
@@ -119,8 +128,8 @@ TEST_F(Tools, RegistersAreComparedWithTheBaseline) {
   EXPECT_EQ(python("tools/registers.py " + baseline + " 12.4 " + write("add.ptxas", ptxas(90, 0))).code, 0);
 }
 
-// Ratios by hand: goals of memory, of products, and those without what they need.
-TEST_F(Tools, GoalsAreRatios) {
+// Ratios by hand: goals of memory, of products, and those without what they need; beside what was predicted.
+TEST_F(Tools, GoalsAreRatiosBesideTheirPredictions) {
   const auto row = [](double seconds, double flops, double bytes) {
     return json{{"seconds", {{"median", seconds}}},
                 {"flops", flops},
@@ -141,9 +150,9 @@ TEST_F(Tools, GoalsAreRatios) {
         {"linear_bwd_weight M=16,N=17920,K=1536 --exact=off", row(4e-3, 1e11, 1e9)}}}};
   write("rows.json", rows.dump());
   write("baselines.json", R"({"sdpa_fwd S=4096,H=12,K=2,D=128": {"seconds": {"median": 1e-3}, "how": "z"}})");
-  write("stages.tsv", "build\tpassed\t12\nop tests\tfailed (1)\t3\n");
-  write("facts.tsv", "date\t2026-01-01T00:00:00Z\ncommand\ttools/gpu_check.sh\ncommit\tabc\n");
-  ASSERT_EQ(python("tools/bench/gpu.py summary " + at("")).code, 0) << read_text(at(".err"));
+  write("stages.tsv", "baselines\tpassed\t12\ngoals\tfailed (1)\t3\n");
+  write("facts.tsv", "date\t2026-01-01T00:00:00Z\ncommand\ttools/gpu_check.sh b, PARE_WGMMA=1\ncommit\tabc\n");
+  ASSERT_EQ(python("tools/bench/gpu.py summary " + at("") + " b " + at("")).code, 0) << read_text(at(".err"));
   const json summary = json::parse(read_text(at("summary.json")));
   std::map<std::string, json> of;
   std::vector<double> measured;
@@ -160,10 +169,308 @@ TEST_F(Tools, GoalsAreRatios) {
             "not measured: linear_bwd_weight M=256,N=17920,K=1536");
   EXPECT_EQ(measured.size(), 4u);
   EXPECT_TRUE(std::is_sorted(measured.begin(), measured.end()));
-  const std::string table = read_text(at("table.md"));
-  EXPECT_NE(table.find("| op tests | failed (1) | 3 |"), std::string::npos) << table;
+  std::string table = read_text(at("table.md"));
+  EXPECT_NE(table.find("| goals | failed (1) | 3 |"), std::string::npos) << table;
   EXPECT_LT(table.find("attention forward, S=4096"), table.find("decode attention, 256 x 4096")) << table;
   EXPECT_LT(table.find("decode attention, 256 x 4096"), table.find("AdamW")) << table;
+  // goal, prediction, measured; of wgmma, which the run asked for
+  EXPECT_NE(table.find("| 0.65 | 0.85 | 0.97 | 0.7 to 0.85: less | 0.250 | 29 % |"), std::string::npos) << table;
+  EXPECT_NE(table.find("| 0.65 | 0.85 | 0.93 | 0.55 to 0.7 | 0.500 | 59 % |"), std::string::npos) << table;
+  EXPECT_NE(table.find("| 0.7 | 0.85 | 0.92 | 0.8 | out of memory | - |"), std::string::npos) << table;
+  write("facts.tsv", "command\ttools/gpu_check.sh b, PARE_WGMMA=0\n");
+  ASSERT_EQ(python("tools/bench/gpu.py summary " + at("") + " b " + at("")).code, 0) << read_text(at(".err"));
+  table = read_text(at("table.md"));
+  EXPECT_NE(table.find("| 0.65 | 0.85 | 0.97 | 0.25 | 0.250 | 29 % |"), std::string::npos) << table;
+}
+
+// A size that fails costs no other size of its op, and what is measured answers what the first run is to answer.
+TEST_F(Tools, BothKernelsOfEachProductAreTimed) {
+  const std::string pare = write("pare", R"(#!/usr/bin/env python3
+import json, sys
+shapes = [sys.argv[i + 1] for i, a in enumerate(sys.argv) if a == "--shape"]
+if any("L=16384" in s for s in shapes): sys.exit("too long")
+gradient = "linear_bwd_weight" in sys.argv
+rows = [{"seconds": {"median": (1 if "kernel=2" in s else 4) * (1e-3 if gradient else 2e-3)}, "flops": 4e11,
+         "bytes_read": 1, "bytes_written": 1, "bound_share": None} for s in shapes]
+rate = {"per_second": 1e15, "how": "x"}
+print(json.dumps({"device": "a device", "ceilings": {"flops": rate, "bytes": rate}, "rows": rows}))
+)");
+  std::filesystem::permissions(pare, std::filesystem::perms::owner_all);
+  EXPECT_EQ(python("tools/bench/gpu.py rows " + at("") + " --of kernels --pare " + pare).code, 1);
+  const json all = json::parse(read_text(at("rows.json")));
+  EXPECT_EQ(all["rows"].size(), 14u);
+  EXPECT_EQ(all["failed"].size(), 4u);
+  EXPECT_EQ(all["failed"]["attn_bwd L=16384,kernel=2"], "too long");
+  ASSERT_EQ(python("tools/bench/gpu.py summary " + at("") + " a " + at("")).code, 0) << read_text(at(".err"));
+  const std::string table = read_text(at("table.md"));
+  EXPECT_NE(table.find("| linear_bwd_weight M=4096,N=17920,K=1536 | 100 | 400 | 4.00 |"), std::string::npos) << table;
+  EXPECT_NE(table.find("reaches 200 TFLOP/s"), std::string::npos) << table;
+  EXPECT_NE(table.find("smaller tiles, 400: yes, they do."), std::string::npos) << table;
+}
+
+// Of a run: medians of all steps but the first.
+TEST_F(Tools, RunsAreTokensAndFlopsASecond) {
+  std::string steps = "{\"val-core/x\": 1}\n";
+  for (const double seconds : {50.0, 2.0, 4.0, 2.0})
+    steps += json{{"timing_s/gen", seconds},      {"timing_s/update_actor", 2 * seconds},
+                  {"timing_s/step", 4 * seconds}, {"tokens/generated", 1000},
+                  {"tokens/trained", 2000},       {"flops/rollout", 1e14},
+                  {"flops/learner", 4e14},        {"exact/mismatch_tokens", 1},
+                  {"exact/checked_tokens", 10},   {"perf/max_memory_allocated_gb", 1.5}}
+                 .dump() +
+             "\n";
+  write("run/metrics.jsonl", steps);
+  write("used", "100\n5120\n2048\n");
+  ASSERT_EQ(
+      python("tools/bench/gpu.py run " + at("") + " 1.5B " + at("run") + " --planned 2147483648 --used " + at("used"))
+          .code,
+      0)
+      << read_text(at(".err"));
+  write("rows.json", R"({"rows": {}, "failed": {}, "device": null, "ceilings":
+        {"flops": {"per_second": 1e15, "how": "x"}, "bytes": {"per_second": null, "how": "y"}}})");
+  ASSERT_EQ(python("tools/bench/gpu.py summary " + at("") + " b " + at("")).code, 0) << read_text(at(".err"));
+  const std::string table = read_text(at("table.md"));
+  EXPECT_NE(table.find("| 1.5B | 4 | 8.00 | 500 | 500 | 5.0 % | 10.0 % | 2.00 | 1.50 | 5.00 | 4 of 40 |"),
+            std::string::npos)
+      << table;
+}
+
+TEST_F(Tools, EveryGoalHasAPrediction) {
+  std::set<std::string> goals, predicted;
+  for (const json& g : json::parse(read_text("tools/bench/goals.json"))) goals.insert(g["name"]);
+  const json all = json::parse(read_text("tools/bench/predicted.json"));
+  for (const auto& [name, p] : all.items()) {
+    predicted.insert(name);
+    EXPECT_NE(p.contains("ratio"), p.contains("mma.sync") && p.contains("wgmma")) << name;
+    for (const char* kernel : {"ratio", "mma.sync", "wgmma"})
+      if (p.contains(kernel)) {
+        EXPECT_LE(p[kernel].at(0), p[kernel].at(1)) << name;
+        EXPECT_GT(p[kernel].at(0), 0) << name;
+      }
+  }
+  EXPECT_EQ(goals, predicted);
+  EXPECT_GT(goals.size(), 40u);
+}
+
+// ---- tools/gpu_check.sh, by programs that do nothing
+
+class GpuCheck : public Tools {
+ protected:
+  void SetUp() override {
+    Tools::SetUp();
+    if (IsSkipped()) return;
+    for (const char* program : {"build/emu/pare", "build/tests/pare_tests"}) {
+      write(program, "#!/bin/sh\necho 1 passed\n");
+      std::filesystem::permissions(at(program), std::filesystem::perms::owner_all);
+    }
+  }
+  // `environment`: "A=b C=d".
+  Outcome check(const std::string& environment, const std::string& arguments) const {
+    return shell(environment + " tools/gpu_check.sh -b " + at("build") + " -o " + at("out") + " " + arguments);
+  }
+  std::vector<std::string> stages(const std::string& call) const {
+    std::vector<std::string> names;
+    std::stringstream lines(shell("tools/gpu_check.sh -d emu -n " + call).out);
+    for (std::string line; std::getline(lines, line) && line.find("seconds at most") == std::string::npos;)
+      names.push_back(line.substr(6));
+    return names;
+  }
+  json summary() const { return json::parse(read_text(at("out/summary.json"))); }
+  std::map<std::string, std::string> results() const {
+    std::map<std::string, std::string> of;
+    const json all = summary();
+    for (const json& s : all["stages"]) of[s["name"]] = s["result"];
+    return of;
+  }
+};
+
+// Every stage has its whole limit, and a call ends within nine minutes though each of them is stopped, two seconds
+// later.
+TEST_F(GpuCheck, TheLimitsOfACallAreNineMinutes) {
+  for (const char* call : {"a", "b", "c"}) {
+    const Outcome o = shell(cat("tools/gpu_check.sh -n ", call));
+    std::stringstream lines(o.out);
+    int total = 0, n = 0;
+    for (std::string line; std::getline(lines, line); n++)
+      if (line.find("seconds at most") != std::string::npos) total = std::stoi(line);
+    EXPECT_GT(total, 0) << o.out << o.err;
+    EXPECT_LE(total, 510) << o.out;
+    EXPECT_GT(n, 5) << o.out;
+  }
+}
+
+// Whatever fails, what comes behind it runs, and the summary names it.
+TEST_F(GpuCheck, AStageThatFailsCostsNoOther) {
+  for (const char* call : {"a", "b", "c"}) {
+    const Outcome o = check("PARE_GPU_CHECK_FAIL='*'", cat("-d emu ", call));
+    EXPECT_EQ(o.code, 1) << o.err;
+    const auto of = results();
+    const auto names = stages(call);
+    EXPECT_EQ(of.size(), names.size());
+    for (const std::string& name : names) {
+      EXPECT_EQ(of.at(name), "failed (9)") << name;
+      EXPECT_NE(o.out.find("| " + name + " | failed (9) |"), std::string::npos) << o.out;
+    }
+    EXPECT_NE(read_text(at("out/log.txt")).find("a planted failure"), std::string::npos);
+    const auto files = std::filesystem::directory_iterator(at("out"));
+    EXPECT_LE(std::distance(begin(files), end(files)), 8);
+  }
+}
+
+TEST_F(GpuCheck, AStageThatHangsIsStopped) {
+  const Outcome o = check("PARE_GPU_CHECK_HANG='counters: d*' PARE_GPU_CHECK_FAIL=timeline", "-d emu c");
+  EXPECT_EQ(o.code, 1) << o.err;
+  const auto of = results();
+  EXPECT_EQ(of.at("counters: attention forward"), "not possible here");  // the emulator has no counters
+  EXPECT_EQ(of.at("counters: decode"), "stopped after 1 s");
+  EXPECT_EQ(of.at("counters: loss"), "not possible here");
+  EXPECT_EQ(of.at("timeline"), "failed (9)");
+  EXPECT_NE(o.out.find("Failed: counters: decode, counters: decode tail, timeline; see log.txt"), std::string::npos)
+      << o.out;
+}
+
+// The ways that no rehearsal goes: of a device, by stand-ins for all that is on such a machine.
+TEST_F(GpuCheck, OnADeviceEveryStageRuns) {
+  const auto program = [&](const std::string& name, const std::string& text) {
+    std::filesystem::permissions(write(name, text), std::filesystem::perms::owner_all);
+  };
+  program("build/cuda/pare", R"(#!/usr/bin/env python3
+import json, os, sys
+command, words = sys.argv[1], sys.argv[2:]
+after = lambda flag: [words[i + 1] for i, w in enumerate(words) if w == flag]
+if command == "bench":
+    row = {"op": "x", "seconds": {"median": 1e-3}, "flops": 1e11, "bytes_read": 1e6, "bytes_written": 0, "bound_share": 0.5,
+           "bound_seconds": 5e-4}
+    rate = {"per_second": 1e15, "how": "x"}
+    print(json.dumps({"device": "x", "ceilings": {"flops": rate, "bytes": rate}, "rows": [row for _ in after("--shape")]}))
+elif command == "plan":
+    print("  weights 1 1B\n  total 3221225472 3.22GB")
+elif command == "compare":
+    print("validation at the end   0.912\nlog-probs checked, sampler = learner   10   10\nof these different   0   0 (+0 %)\n"
+          "a and b have the same log-probs, bit for bit, in all 3 steps that both have")
+elif command in ("train", "sft"):
+    assert after("--device") == ["cuda"], words
+    os.makedirs(after("--out")[0], exist_ok=True)
+    step = {k: 1 for k in ("timing_s/gen", "timing_s/update_actor", "timing_s/step", "tokens/generated", "tokens/trained",
+                           "flops/rollout", "flops/learner", "exact/mismatch_tokens", "exact/checked_tokens",
+                           "perf/max_memory_allocated_gb")}
+    open(after("--out")[0] + "/metrics.jsonl", "w").write((json.dumps(step) + "\n") * 3)
+    if "model.config=data/presets/qwen2.5-1.5b.json" in words: os.system("sleep 1.2")  # until the memory is looked at
+)");
+  program("build/cuda/pare_cuda_tests", "#!/bin/sh\n[ -z \"$PARE_WRITE_GOLDENS\" ] || sed s/model/GPU/ " +
+                                            (std::filesystem::current_path() / "tests/golden/ptx_sm90.json").string() +
+                                            " >tests/golden/ptx_sm90.json\necho '5 passed, 0 failed, 0 skipped'\n");
+  program("bin/nvidia-smi",
+          "#!/bin/sh\ncase $* in *used*) echo 4096 ;; *name*) echo NVIDIA H200 ;; *) echo 580.1 ;; esac\n");
+  program("bin/compute-sanitizer",
+          "#!/bin/sh\necho \"$@\" >>" + at("sanitized") + "\necho '========= ERROR SUMMARY: 0 errors'\n");
+  program("bin/ncu", R"sh(#!/bin/bash
+while [ $# -gt 0 ]; do [ "$1" = --log-file ] && file=$2; shift; done
+line='"0","a(int)","gpu__time_duration.sum","us","3"'
+[ -z "$file" ] || printf '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n%s\n' "$line" >$file
+)sh");
+  program("bin/nsys", R"sh(#!/bin/bash
+while [ $# -gt 0 ]; do [ "$1" = -o ] && echo report >$2.nsys-rep; shift; done
+)sh");
+  write("python/torch.py", "raise ImportError('not in this test')\n");
+  const std::string environment = "PATH=" + at("bin") + ":$PATH PYTHONPATH=" + at("python");
+  const auto expect_passed = [&](const std::string& call) {
+    const Outcome o = check(environment, "-d cuda " + call);
+    EXPECT_EQ(o.code, 0) << o.out << o.err << read_text(at("out/log.txt"));
+    for (const auto& [name, result] : results())
+      EXPECT_TRUE(result == "passed" || name == "baselines" || name == "exact and fast") << name << "\n" << o.out;
+    EXPECT_EQ(summary()["device"], "NVIDIA H200") << call;
+    const auto files = std::filesystem::directory_iterator(at("out"));
+    EXPECT_LE(std::distance(begin(files), end(files)), 8);
+    return o.out;
+  };
+  std::string out = expect_passed("a");
+  EXPECT_NE(out.find("All is right. Copy ptx_sm*.json to tests/golden"), std::string::npos) << out;
+  EXPECT_EQ(json::parse(read_text(at("out/ptx_sm90.json")))["made_by"], "GPU");
+  EXPECT_NE(read_text(at("sanitized")).find("--tool racecheck"), std::string::npos);
+  out = expect_passed("b");
+  EXPECT_NE(out.find("| 1.5B | 3 | 1.00 | 1 | 1 | 0.0 % | 0.0 % | 3.00 | 1.00 | 4.00 | 3 of 3 |"), std::string::npos)
+      << out;
+  EXPECT_EQ(results()["baselines"], "not possible here");
+  out = expect_passed("c");
+  EXPECT_NE(out.find("attn_paged B=8,L=16384"), std::string::npos) << out;
+  EXPECT_EQ(read_text(at("out/profile.nsys-rep")), "report\n");
+  // The device is lost: what there is says so, and all is stopped.
+  program("bin/nvidia-smi", "#!/bin/sh\nexit 9\n");
+  program("build/cuda/pare", "#!/bin/sh\n[ \"$1\" = --help ]\n");
+  const Outcome o = check(environment, "-d cuda a");
+  EXPECT_EQ(o.code, 1);
+  EXPECT_EQ(results().size(), 2u);
+  EXPECT_NE(o.out.find("loader: failed (4)"), std::string::npos) << o.out;
+}
+
+// The decision after the first call, from what its stages say.
+TEST_F(GpuCheck, SaysWhatIsNext) {
+  const auto next = [&](const std::string& stages, const std::string& log = "") {
+    write("stages.tsv", stages);
+    write("log.txt", log);
+    EXPECT_EQ(python("tools/bench/gpu.py summary " + at("") + " a " + at("")).code, 0) << read_text(at(".err"));
+    const std::string table = read_text(at("table.md"));
+    return table.substr(table.find("What next:"));
+  };
+  const std::string start = "driver\tpassed\t1\nloader\tpassed\t1\n";
+  std::string s = next(start + "PTX\tfailed (1)\t1\ngoldens\tfailed (1)\t1\nwgmma A.B\tfailed (1)\t1\n");
+  EXPECT_NE(s.find("STOP"), std::string::npos) << s;
+  s = next(
+      start + "PTX\tpassed\t1\ngoldens\tpassed\t1\nwgmma A.B\tstopped after 45 s\t45\nmemcheck A.B\tfailed (7)\t9\n",
+      "==== memcheck A.B\n========= Invalid __global__ write of size 2 bytes\n=========     at pare::x\n");
+  EXPECT_NE(s.find("Failed: wgmma A.B, memcheck A.B"), std::string::npos) << s;
+  EXPECT_NE(s.find("kernels are wrong or hang"), std::string::npos) << s;
+  EXPECT_NE(s.find("Invalid __global__ write of size 2 bytes"), std::string::npos) << s;
+  s = next(start + "PTX\tpassed\t1\ngoldens\tpassed\t1\nwgmma A.B\tpassed\t45\nmemcheck A.B\tnot possible here\t9\n");
+  EXPECT_NE(s.find("All is right. Copy ptx_sm*.json to tests/golden"), std::string::npos) << s;
+  s = next(start + "PTX\tstopped after 45 s\t45\ngoldens\tstopped after 30 s\t30\n");
+  EXPECT_NE(s.find("There are no goldens of this device (stopped after 30 s)"), std::string::npos) << s;
+  s = next("driver\tpassed\t1\nloader\tfailed (1)\t1\nPTX\tfailed (1)\t1\n");
+  EXPECT_NE(s.find("The program or the device does not work (`loader`)"), std::string::npos) << s;
+}
+
+TEST_F(GpuCheck, SaysWhichResultsOfADeviceDiffer) {
+  const std::string ours = write("ours.json", R"({"made_by": "model", "results": {"mma": "00ff01", "cp": "07"}})");
+  const std::string same = write("same.json", R"({"made_by": "H", "results": {"mma": "00ff01", "cp": "07"}})");
+  const std::string other = write("other.json", R"({"made_by": "H", "results": {"mma": "00fe02", "cp": "07"}})");
+  EXPECT_EQ(python("tools/bench/gpu.py goldens " + ours + " " + same).code, 0);
+  const Outcome o = python("tools/bench/gpu.py goldens " + ours + " " + other);
+  EXPECT_EQ(o.code, 1);
+  EXPECT_EQ(o.out, "mma: 2 of 3 bytes differ\nours.json: 1 of 2 results of H are not those of model\n");
+  EXPECT_EQ(python("tools/bench/gpu.py goldens " + ours + " " + at("none.json")).code, 1);
+}
+
+// Before anything runs, with the command that mends it.
+TEST_F(GpuCheck, APackOfOtherSourcesIsRefused) {
+  ASSERT_EQ(shell("mkdir -p " + at("build/pare-gpu") + " && echo other >" + at("build/pare-gpu/sources") +
+                  " && tar -C " + at("build") + " -czf " + at("build/pare-gpu.tar.gz") + " pare-gpu")
+                .code,
+            0);
+  const Outcome o = check("", "-d cuda a");
+  EXPECT_EQ(o.code, 2);
+  EXPECT_NE(o.err.find("was made of other sources than those here"), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("make pack"), std::string::npos) << o.err;
+  EXPECT_FALSE(std::filesystem::exists(at("out")));
+}
+
+// What `make pack` packs, of programs that do nothing: unpacked anywhere, it is all that the check needs.
+TEST_F(GpuCheck, ThePackRunsInAnEmptyFolder) {
+  for (const char* program : {"pare", "pare_cuda_tests"})
+    ASSERT_EQ(
+        shell("mkdir -p " + at("build/cuda/static") + " && cp /bin/true " + at("build/cuda/static/") + program).code,
+        0);
+  Outcome o = shell("tools/pack.sh " + at("build"));
+  ASSERT_EQ(o.code, 0) << o.err;
+  EXPECT_EQ(shell("tar -xzOf " + at("build/pare-gpu.tar.gz") + " --occurrence=1 pare-gpu/sources").out,
+            shell("tools/sources.sh").out);
+  ASSERT_EQ(
+      shell("mkdir " + at("elsewhere") + " && tar -C " + at("elsewhere") + " -xzf " + at("build/pare-gpu.tar.gz")).code,
+      0);
+  o = shell("cd " + at("elsewhere") + " && PARE_GPU_CHECK_FAIL='*' pare-gpu/tools/gpu_check.sh -o " + at("out") + " c");
+  EXPECT_EQ(o.code, 1) << o.err;
+  EXPECT_EQ(results().at("timeline"), "failed (9)");
+  EXPECT_EQ(shell("cat " + at("elsewhere/pare-gpu/commit")).out, std::string(summary()["commit"]) + "\n");
 }
 
 // `make cuda ARCH=native` asks the driver, which here is a script.

@@ -1,226 +1,322 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can show, in one call of at most nine minutes.
-usage="usage: tools/gpu_check.sh [-d cuda|emu|cpu] [-o DIR] [-t SECONDS] [-p]
-  -d  device (default cuda; the others try this script, not the kernels' speed)
-  -o  where everything is kept (default \$OUT, else build/gpu-check)
-  -t  seconds for all of it (default 530)
-  -p  only packs the programs and the libraries that they need into build/gpu-pack.tar.gz: for a machine on which they
-      cannot be built; this script takes them from there when they were built from the sources that are there
-Stages: device, build, op tests, the whole model bitwise, baselines of PyTorch, the goals of tools/bench/goals.json,
-tokens a second with exact linear layers and with --exact=off, one profile of the three worst ops.  A stage that fails or
-runs out of time is noted and the next one runs.  What there is so far is always in DIR: log.txt, summary.json, table.md.
-Commit summary.json as tools/bench/results/NAME.json."
+# All that only a GPU can show, in three calls of at most nine minutes, each of use alone.
+usage="usage: tools/gpu_check.sh [-d cuda|emu] [-o DIR] [-b BUILD] [-n] a|b|c
+  a   is it right?  the driver, PTX instructions, goldens made by the device, kernels by wgmma alone and under
+      compute-sanitizer, all tests of ops, both kernels of each product timed, training with either
+  b   is it fast?   PyTorch's times, the goals of tools/bench/goals.json, --exact=off, the quickstart, models of 0.5B and 1.5B
+  c   why not?      hardware counters of five kernels, a timeline
+  -d  device (default cuda; emu rehearses this script on sizes that say nothing)
+  -o  folder of what comes out, at most eight files (default \$OUT, else build/gpu-check/CALL)
+  -b  folder of the programs (default build)
+  -n  lists the stages and their limits in seconds, and runs none
+A machine with nothing but a driver takes build/pare-gpu.tar.gz, which \`make pack\` makes elsewhere: unpacked there, or in
+a checkout, where this script unpacks it.  Each stage is a process with a limit of its own: one that fails or hangs is
+noted and the next one runs.  What there is so far is always in DIR: log.txt, summary.json, and table.md, which ends with
+what to do next.  Exit code 0: every stage passed, or cannot run on this machine.
+PARE_GPU_CHECK_FAIL, PARE_GPU_CHECK_HANG: patterns of names of stages that are to fail or hang, to see what follows."
 set -uo pipefail
 cd "$(dirname "$0")/.."
-command="tools/gpu_check.sh $*"
-device=cuda dir=${OUT:-build/gpu-check} seconds=530 pack=build/gpu-pack.tar.gz only_pack=""
-while getopts "d:o:t:ph" option; do
+device=cuda out=${OUT:-} build=build list=""
+while getopts "d:o:b:nh" option; do
   case $option in
     d) device=$OPTARG ;;
-    o) dir=$OPTARG ;;
-    t) seconds=$OPTARG ;;
-    p) only_pack=1 ;;
-    *) echo "$usage"; exit $([ "$option" = h ] && echo 0 || echo 2) ;;
+    o) out=$OPTARG ;;
+    b) build=$OPTARG ;;
+    n) list=1 ;;
+    h) echo "$usage"; exit 0 ;;
+    *) echo "$usage" >&2; exit 2 ;;
   esac
 done
+shift $((OPTIND - 1))
+[[ $# = 1 && $1 =~ ^[abc]$ && $device =~ ^(cuda|emu)$ ]] || { echo "$usage" >&2; exit 2; }
 
-sources() { find Makefile src cuda model data tokenizer tests -type f | LC_ALL=C sort | xargs cat | sha256sum; }
-
-# ---- programs to carry
-if [ -n "$only_pack" ]; then
-  set -e
-  make cuda cuda-tests
-  folder=build/gpu-pack
-  rm -rf $folder && mkdir -p $folder/lib $folder/bin
-  for program in pare pare_cuda_tests; do
-    strip -o "$folder/bin/$program" "build/cuda/$program"
-    # What every machine with a compiler has stays out: the C and C++ libraries.
-    ldd "build/cuda/$program" | awk '$3 ~ /^\// && $1 !~ /^lib(c|m|dl|pthread|rt|resolv|gcc_s|stdc\+\+)\.so/ {print $3}' |
-      xargs -r -I{} cp -uL {} $folder/lib/
-    printf '#!/bin/sh\nhere=$(dirname "$0")\nLD_LIBRARY_PATH=$here/lib:$LD_LIBRARY_PATH exec "$here/bin/%s" "$@"\n' \
-      "$program" >"$folder/$program"
-    chmod +x "$folder/$program"
-  done
-  sources >$folder/sources
-  echo "$(git rev-parse HEAD)$(git diff --quiet HEAD || echo ' and changes')" >$folder/commit
-  tar -C build -czf $pack gpu-pack
-  rm -rf $folder
-  ls -l $pack
-  exit 0
+# ---- the stages: name, seconds at most, command.  Those of one block run at the same time.  What is worth most comes first.
+the_device() {
+  stage "driver" 10 driver
+  stage "loader" 20 loader
+}
+call_a() {
+  the_device
+  stage "PTX" 45 tests 'Ptx.*'
+  stage "goldens" 30 goldens
+  for test in $wgmma_tests; do beside "wgmma $test" 45 tests "$test"; done
+  join
+  beside "steps dense" 70 steps quickstart
+  beside "steps f32" 70 steps quickstart model.dtype=f32
+  beside "steps R-KV" 70 steps quickstart-rkv $replayed
+  beside "steps Quest" 70 steps quickstart-quest $replayed
+  join
+  stage "both kernels" 75 rows kernels 70
+  for ((i = 0; i < shards; i++)); do beside "ops $i" 110 shard $i; done
+  join
+  for test in $wgmma_tests; do beside "memcheck $test" 90 sanitized memcheck "$test"; done
+  beside "racecheck ${wgmma_tests%% *}" 90 sanitized racecheck "${wgmma_tests%% *}"
+  join
+}
+call_b() {
+  the_device
+  stage "baselines" 115 baselines
+  stage "goals" 175 rows goals 170
+  stage "exact and fast" 40 exact_and_fast
+  stage "quickstart" 55 quickstart
+  stage "0.5B" 40 whole_model 0.5B data/presets/qwen2.5-0.5b.json
+  stage "1.5B" 55 whole_model 1.5B data/presets/qwen2.5-1.5b.json
+}
+call_c() {
+  the_device
+  stage "counters: linear forward" 60 counters linear_fwd M=4096,N=17920,K=1536,kernel=2
+  stage "counters: attention forward" 60 counters attn_fwd L=4096,kernel=2
+  stage "counters: decode" 60 counters attn_paged B=256,L=4096
+  stage "counters: decode tail" 60 counters attn_paged B=8,L=16384
+  stage "counters: loss" 60 counters logits_loss R=1024
+  stage "timeline" 60 timeline
+}
+wgmma_tests="CudaBf16.LinearHasTheSameBitsFromEveryKernel CudaBf16.WeightGradientHasTheSameBitsFromEveryKernel \
+CudaAttention.ForwardHasTheSameBitsFromEveryKernel CudaAttention.BackwardHasTheSameBitsFromEveryKernel \
+CudaPaged.EveryPassHasTheBitsOfTheWholeSequence CudaGraphs.ChangeNoBitOfARollout"
+all_tests='*' shards=8
+replayed="learner.attention=replay rollout.check_exact=true"
+few_steps="trainer.total_training_steps=3"
+whole="data.train_batch_size=32 data.max_response_length=256 rollout.max_num_seqs=256 actor.ppo_max_token_len=8192
+actor.logits_chunk=1024 model.enable_gradient_checkpointing=true"
+if [ "$device" = emu ]; then
+  wgmma_tests="Ptx.WarpgroupsMultiplyLikeWarps CudaBf16.WideLinearIsOneChain"
+  all_tests='*AgreesWithRef*rope*' shards=2
+  few_steps="trainer.total_training_steps=1 data.train_batch_size=2 rollout.n=2 data.max_response_length=48"
 fi
 
-# ---- stages
-case $device in
-  cuda) pare=build/cuda/pare targets="cuda cuda-tests" ;;
-  emu) pare=build/emu/pare targets="emu" ;;
-  cpu) pare=build/pare targets="all" ;;
-  *) echo "$usage" >&2; exit 2 ;;
-esac
-tests=build/cuda/pare_cuda_tests
-mkdir -p "$dir" && rm -f "$dir"/{log.txt,facts.tsv,stages.tsv,rows.json,baselines.json,summary.json,table.md,exact.txt,ncu.txt}
-scratch=$(mktemp -d)
-start=$SECONDS failed=0
-left() { echo $((seconds - (SECONDS - start))); }
-fact() { printf '%s\t%s\n' "$1" "$2" >>"$dir/facts.tsv"; }
-report() { python3 tools/bench/gpu.py summary "$dir" 2>>"$dir/log.txt"; }
-finish() {
-  report
-  rm -rf "$scratch"
-  [ -e "$dir/table.md" ] && cat "$dir/table.md"
+# ---- what they run, each in a shell of its own.  Exit code 3: not on this machine; 4: there is no device
+pare() { env "$cublas" "$pare" "$@"; }
+# A filter that matches nothing is a failure; one whose tests are all skipped is of another device.
+tests() {
+  env "$cublas" "$tests" --gtest_brief=1 --gtest_filter="$1" | tee "$work/tests.$$" || return
+  ! grep -q "^0 passed, 0 failed, [1-9]" "$work/tests.$$" || return 3
+  grep -q "^[1-9][0-9]* passed" "$work/tests.$$"
 }
-trap finish EXIT
-trap 'exit 143' TERM INT
+shard() { GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$1 tests "$all_tests"; }
+rows() { env "$cublas" tools/bench/gpu.py rows "$work" --of "$1" --seconds "$2" --pare "$pare" --device "$device"; }
+baselines() { on_gpu && tools/bench/torch_baselines.py --out "$work/baselines.json" $(tools/bench/gpu.py baselines); }
+on_gpu() { [ "$device" = cuda ] || { echo "only on a GPU"; return 3; }; }
+has() { command -v "$1" || { echo "there is no $1 on the PATH: $2"; return 3; }; }
 
-# stage NAME LIMIT COMMAND...: its output in log.txt, what became of it in stages.tsv.
-stage() {
-  local name=$1 limit=$2 begin=$SECONDS rc result
-  shift 2
-  [ "$(left)" -lt "$limit" ] && limit=$(left)
-  if [ "$limit" -lt 5 ]; then
-    printf '%s\t%s\t%s\n' "$name" "no time was left" 0 >>"$dir/stages.tsv"
-    failed=1
-    return 1
-  fi
-  printf '\n==== %s: %s\n' "$name" "$*" >>"$dir/log.txt"
-  # Its own shell, so that functions can be stages; timeout ends all that it started.
-  timeout -k 5 "$limit" bash -c "$functions"'; "$@"' stage "$@" >>"$dir/log.txt" 2>&1 </dev/null
-  rc=$?
-  case $rc in
-    0) result=passed ;;
-    3) result="not possible here" ;;
-    124 | 137) result="stopped after $limit s" ;;
-    *) result="failed ($rc)" ;;
-  esac
-  [ "$rc" = 0 ] || [ "$rc" = 3 ] || failed=1
-  printf '%s\t%s\t%s\n' "$name" "$result" $((SECONDS - begin)) >>"$dir/stages.tsv"
-  echo "gpu_check: $name: $result, $((SECONDS - begin)) s; $(left) s left"
-  report
-  return $rc
+driver() {
+  on_gpu || return
+  has nvidia-smi "no NVIDIA driver is installed here" || return 1
+  nvidia-smi --query-gpu=name --format=csv,noheader | sed 's/^/gpu\t/' >>"$work/facts.tsv" &&
+    nvidia-smi --query-gpu=driver_version --format=csv,noheader | sed 's/^/driver\t/' >>"$work/facts.tsv" && nvidia-smi
 }
 
-the_device() {
-  nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.mem,clocks.max.sm,power.limit,temperature.gpu \
-    --format=csv
+# Whether the program starts, finds a device and launches a kernel.
+loader() {
+  "$pare" --help >/dev/null || { echo "the program does not start"; return 1; }
+  pare bench --device "$device" --op rope_fwd --shape N=16 && return
+  [ "$device" = cuda ] && ! nvidia-smi >/dev/null 2>&1 && { echo "there is no GPU, or no driver for it"; return 4; }
+  return 1
 }
 
-# Three steps of a small model with random weights: sampler and learner have the same bits, and so have two runs.
-whole_model() {
-  local i name=$1
-  shift
-  for i in 1 2; do
-    rm -rf "$scratch/$name-$i"
-    "$pare" train "$@" --device "$device" model.path= model.config=data/presets/tiny-ssa.json trainer.test_freq=0 \
-      trainer.val_before_train=false trainer.save_freq=0 algorithm.adv_filter_threshold=0 \
-      actor.entropy_coeff=0.01 $small --out "$scratch/$name-$i" --force || return 1
+# The results of PTX instructions, by the device: kept, and compared with those that are committed.  Exit code 1: some
+# differ; 5: there are none.
+goldens() {
+  local home=$work/home file differ=0
+  mkdir -p "$home/tests/golden" && cd "$home" || return
+  PARE_WRITE_GOLDENS=1 tests 'Ptx.ResultsAreTheStoredOnes'
+  cp tests/golden/ptx_sm*.json "$out" || return 5
+  cd "$OLDPWD" || return
+  for file in "$home"/tests/golden/*.json; do
+    tools/bench/gpu.py goldens "tests/golden/${file##*/}" "$file" || differ=1
   done
-  "$pare" compare "$scratch/$name-1" "$scratch/$name-2" | tee "$scratch/$name.txt"
-  grep -q "have the same log-probs, bit for bit, in all" "$scratch/$name.txt" || { echo "two runs differ"; return 1; }
-  awk '/^log-probs checked/ {checked = $3 + 0 > 0}
+  return $differ
+}
+
+sanitized() {
+  on_gpu && has compute-sanitizer "it comes with the CUDA toolkit" || return
+  compute-sanitizer --target-processes all --tool "$1" --print-limit 20 --error-exitcode 7 "$tests" --gtest_brief=1 --gtest_filter="$2"
+}
+
+# A run of a model with random weights, without what is beside its steps.
+train() { pare train "$@" --device "$device" model.path= trainer.test_freq=0 trainer.val_before_train=false trainer.save_freq=0 \
+  algorithm.adv_filter_threshold=0 actor.entropy_coeff=0.01 --force; }
+
+# Three steps with either kernel of each product: the runs have the same bits, and so have sampler and learner.
+steps() {
+  local w at=$work/$stage
+  for w in 0 1; do
+    PARE_WGMMA=$w train "$@" model.config=data/presets/tiny-ssa.json $few_steps --out "$at-$w" || return
+  done
+  pare compare "$at-0" "$at-1" | tee "$at.txt"
+  grep -q "have the same log-probs, bit for bit, in all" "$at.txt" || { echo "wgmma and mma.sync differ"; return 1; }
+  awk '/^log-probs checked/ {checked = $6 + 0 > 0}
        /^of these different/ {same = ($4 == "0" && $5 == "0")}
        END {if (!checked) print "no log-prob was checked"; if (!same) print "sampler and learner differ"
-            exit !(checked && same)}' "$scratch/$name.txt"
+            exit !(checked && same)}' "$at.txt"
 }
 
-# Rollout and learner with exact linear layers and with those of cuBLASLt, tokens a second: a model of some width with
-# random weights, the medians of all steps but the first.
+# Tokens a second with exact linear layers and with those of cuBLASLt.
 exact_and_fast() {
-  local exact width=1024 ffn=3072 layers=8 vocab=32000 steps="trainer.total_training_steps=5 data.train_batch_size=16 rollout.n=8"
-  [ "$device" = cuda ] || { width=64 ffn=96 layers=2 vocab=48 steps=$small; }
-  cat >"$scratch/wide.json" <<END
+  local exact width=1024 ffn=3072 layers=8 vocab=32000 sizes="trainer.total_training_steps=5 data.train_batch_size=16 rollout.n=8"
+  [ "$device" = cuda ] || { width=64 ffn=96 layers=2 vocab=48 sizes=$few_steps; }
+  cat >"$work/wide.json" <<END
 {"model_type": "qwen3", "hidden_size": $width, "intermediate_size": $ffn, "num_hidden_layers": $layers,
  "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": $((width / 8)), "vocab_size": $vocab,
  "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": true, "eos_token_id": 2}
 END
+  [ -n "$library" ] || { echo "no cuBLASLt is found here"; return 3; }
   for exact in on off; do
-    env "$cublas" "$pare" train quickstart --device "$device" --exact=$exact model.path= model.config="$scratch/wide.json" \
-      trainer.test_freq=0 trainer.val_before_train=false trainer.save_freq=0 algorithm.adv_filter_threshold=0 \
-      actor.entropy_coeff=0.01 model.init=fan_in $steps --out "$scratch/exact-$exact" --force || return 1
+    train quickstart --exact=$exact model.config="$work/wide.json" model.init=fan_in $sizes --out "$work/exact-$exact" &&
+      tools/bench/gpu.py run "$work" "8 layers of 1024, exact=$exact" "$work/exact-$exact" || return
   done
-  python3 - "$scratch"/exact-{on,off} >"$dir/exact.txt" <<'END' || return 1
-import json, statistics, sys
-for path in sys.argv[1:]:
-    steps = [json.loads(line) for line in open(path + "/metrics.jsonl")]
-    rate = lambda tokens, time: statistics.median(s[tokens] / s[time] for s in steps[1:] or steps)
-    differ, checked = (sum(s.get("exact/" + name) or 0 for s in steps) for name in ("mismatch_tokens", "checked_tokens"))
-    print(f"{path.rsplit('/', 1)[1]}: rollout {rate('tokens/generated', 'timing_s/gen'):.0f} tokens/s, learner "
-          f"{rate('tokens/trained', 'timing_s/update_actor'):.0f} tokens/s; {differ} of {checked} checked tokens differ")
-END
-  cat "$dir/exact.txt"
 }
 
-baselines() { tools/bench/torch_baselines.py --out "$dir/baselines.json" $(tools/bench/gpu.py baselines); }
-
-profile() {
-  command -v ncu || { echo "no ncu here"; return 3; }
-  tools/bench/gpu.py worst "$dir" | while read -r op shape; do
-    env "$cublas" "$pare" bench --device cuda --op "$op" --shape "$shape" --json >"$scratch/bench.json"
-    echo "$op $shape"
-    timeout 40 tools/ncu.sh -r "$op" -b "$scratch/bench.json" -o "$scratch/ncu.csv" \
-      "$pare" bench --device cuda --op "$op" --shape "$shape"
-    echo
-  done | tee -a "$dir/ncu.txt"
-  grep -q launches "$dir/ncu.txt"
+# As its users run it: it learns, from a model that it trained itself.
+quickstart() {
+  local sft="" rl="" no_tests="trainer.test_freq=0 trainer.val_before_train=false"
+  [ "$device" = cuda ] || sft="trainer.total_training_steps=1 data.train_batch_size=2 $no_tests" rl="$few_steps $no_tests"
+  pare sft quickstart-sft --device "$device" $sft --out "$work/sft" --force &&
+    pare train quickstart --device "$device" model.path="$work/sft/model" $rl --out "$work/rl" --force &&
+    tools/bench/gpu.py run "$work" "quickstart" "$work/rl" && pare compare "$work/rl" | tee "$work/rl.txt" || return
+  [ "$device" = emu ] ||
+    awk '/^validation at the end/ {learnt = $NF > 0.7} END {if (!learnt) print "it did not learn"; exit !learnt}' "$work/rl.txt"
 }
 
-# ---- the run
-fact date "$(date -u +%Y-%m-%dT%H:%M:%SZ)"
-fact command "$command"
-fact host "$(uname -srm), $(nproc) cores"
-fact nvcc "$(nvcc --version 2>/dev/null | sed -n 's/.*release //p')"
-if [ "$device" = cuda ]; then
-  if ! command -v nvidia-smi >/dev/null; then
-    gpu="there is no nvidia-smi"
-  elif gpu=$(timeout 30 nvidia-smi --query-gpu=name --format=csv,noheader 2>&1) && [ -n "$gpu" ]; then
-    fact gpu "$gpu"
-    fact driver "$(nvidia-smi --query-gpu=driver_version --format=csv,noheader)"
-    gpu=""
-  else
-    gpu="nvidia-smi says: ${gpu:-nothing}"
+# Steps of GRPO of a model of this shape: what they reach, and take.
+whole_model() {
+  local name=$1 config=$2 sizes="$whole trainer.total_training_steps=2" planned watch=""
+  [ "$device" = cuda ] || { config=data/presets/tiny-ssa.json sizes=$few_steps; }
+  sizes+=" model.config=$config"
+  planned=$(pare plan quickstart trainer.device="$device" model.path= $sizes | awk '$1 == "total" {print $2}') || return
+  if [ "$device" = cuda ]; then
+    while sleep 0.5; do nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits; done >"$work/$name.used" & watch=$!
   fi
-  if [ -n "$gpu" ]; then
-    echo "gpu_check: no GPU: $gpu" >&2
-    rm -rf "$scratch"
-    trap - EXIT
-    exit 1
-  fi
+  train quickstart $sizes --out "$work/$name"
+  local result=$?
+  [ -z "$watch" ] || kill $watch
+  [ $result = 0 ] && tools/bench/gpu.py run "$work" "$name" "$work/$name" --planned "$planned" --used "$work/$name.used"
+}
+
+counters() {
+  on_gpu && has ncu "install Nsight Compute" || return
+  pare bench --device cuda --op "$1" --shape "$2" --json >"$work/bench.json" || return
+  echo "$1 $2" | tee -a "$work/counters.txt"
+  env "$cublas" tools/ncu.sh -r "$1" -b "$work/bench.json" -o "$work/ncu.csv" "$pare" bench --device cuda --op "$1" --shape "$2" |
+    tee -a "$work/counters.txt"
+}
+
+timeline() {
+  on_gpu && has nsys "install Nsight Systems" || return
+  tools/nsys.sh -o "$work/nsys" "$pare" train quickstart --device cuda model.path= model.config=data/presets/tiny-ssa.json \
+    $few_steps trainer.val_before_train=false --out "$work/timeline" --force || return
+  [ "$(stat -c %s "$work/nsys/profile.nsys-rep")" -gt $((15 << 20)) ] || cp "$work/nsys/profile.nsys-rep" "$out"
+}
+
+# ---- running them
+if [ -n "$list" ]; then
+  total=0 most=0
+  stage() { printf '%4d  %s\n' "$2" "$1"; total=$((total + $2)); }
+  beside() { printf '%4d  %s\n' "$2" "$1"; most=$(($2 > most ? $2 : most)); }
+  join() { total=$((total + most)) most=0; }
+  "call_$1"
+  echo "$total seconds at most"
+  exit
 fi
 
-small="trainer.total_training_steps=3"
-[ "$device" = cuda ] || small="trainer.total_training_steps=1 data.train_batch_size=2 rollout.n=2 data.max_response_length=48"
-if [ "$device" = cuda ] && [ -e $pack ] && tar -C "$scratch" -xzf $pack; then
-  unpacked=$scratch/gpu-pack
-  if [ "$(cat "$unpacked/sources")" != "$(sources)" ]; then
-    echo "gpu_check: $pack is of other sources: left alone"
-  elif "$unpacked/pare" --help >/dev/null; then
-    pare=$unpacked/pare tests=$unpacked/pare_cuda_tests targets="" commit="$(cat "$unpacked/commit"), programs of $pack"
+call=$1 out=$(realpath -m "${out:-build/gpu-check/$call}") pack=$build/pare-gpu.tar.gz
+work=$(mktemp -d)
+if [ "$device" = cuda ] && [ -e "$pack" ]; then
+  if [ "$(tar -xzOf "$pack" --occurrence=1 pare-gpu/sources)" != "$(tools/sources.sh)" ]; then
+    echo "gpu_check: $pack was made of other sources than those here.  Make a new one, where nvcc is:  make pack" >&2
+    rmdir "$work"
+    exit 2
   fi
+  tar -C "$work" -xzf "$pack" && cd "$work/pare-gpu" || exit
+  build=build
 fi
-if [ -n "$targets" ]; then
-  commit=$(git rev-parse HEAD 2>/dev/null) && { git diff --quiet HEAD || commit+=" and changes"; }
-fi
-fact commit "$commit"
+case $device in
+  cuda) pare=$build/cuda/pare tests=$build/cuda/pare_cuda_tests how="make pack (or, on this machine alone: make cuda cuda-tests)" ;;
+  emu) pare=$build/emu/pare tests=$build/tests/pare_tests how="make emu $build/tests/pare_tests" ;;
+esac
+for program in "$pare" "$tests"; do
+  [ -x "$program" ] || { echo "gpu_check: there is no $program:  $how" >&2; exit 2; }
+done
+pare=$(realpath "$pare") tests=$(realpath "$tests")
+# What is not yet the default is what is measured.
+[ "$call" = a ] || export PARE_WGMMA=${PARE_WGMMA:-1}
 # cuBLAS, for the ceiling, lies in the toolkit or came with PyTorch; PyTorch itself must not see the other one.
 cublas=LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/cuda/lib64:$(python3 -c '
 import glob, nvidia
 print(":".join(lib for place in nvidia.__path__ for lib in glob.glob(place + "/*/lib")))' 2>/dev/null)
-export pare device dir scratch small cublas
-functions=$(declare -f the_device whole_model exact_and_fast baselines profile)
+library=emulated
+if [ "$device" = cuda ]; then
+  library=$(for n in 13 12; do env "$cublas" python3 -c "import ctypes; print(ctypes.CDLL('libcublasLt.so.$n'))" 2>/dev/null; done)
+  [ -n "$library" ] || all_tests='*-*Fast*'
+fi
+export library device out work pare tests cublas shards all_tests few_steps whole
+export -f $(compgen -A function)
 
-[ "$device" = cuda ] && stage device 30 the_device
-[ -n "$targets" ] && stage build 240 make JOBS="$(nproc)" ${ARCH:+ARCH="$ARCH"} $targets
-[ -x "$pare" ] || { echo "gpu_check: there is no $pare: see build in $dir/log.txt" >&2; exit 1; }
-[ "$device" = cuda ] && stage "op tests" 120 "$tests" --gtest_brief=1
-# What matters most comes first: the time may run out.
-stage "whole model" 60 whole_model dense quickstart
-[ "$device" = cuda ] && stage baselines 100 baselines
-goal_seconds=$(($(left) - 60 < 210 ? $(left) - 60 : 210))
-[ "$device" = cuda ] || goal_seconds=40
-stage goals $((goal_seconds + 10)) env "$cublas" tools/bench/gpu.py rows "$dir" --pare "$pare" --device "$device" \
-  --seconds $goal_seconds
-[ "$device" = cpu ] || stage "exact and fast" 60 exact_and_fast
-replayed="learner.attention=replay"
-stage "whole model, f32" 30 whole_model f32 quickstart model.dtype=f32
-stage "whole model, R-KV" 30 whole_model rkv quickstart-rkv $replayed
-stage "whole model, Quest" 30 whole_model quest quickstart-quest $replayed
-[ "$device" = cuda ] && stage profile 100 profile
+# Of each stage, by number: its name, limit, second of the start, and while it runs its process.
+declare -a names limits begun running
+stages=0 failed=0
+
+beside() {
+  local name=$1 limit=$2 n=$((++stages))
+  shift 2
+  [ "$device" = cuda ] || limit=$((4 * limit))
+  case $name in
+    ${PARE_GPU_CHECK_HANG:-}) set -- sleep 1000; limit=1 ;;
+    ${PARE_GPU_CHECK_FAIL:-}) set -- bash -c 'echo "a planted failure"; exit 9' ;;
+  esac
+  names[$n]=$name limits[$n]=$limit begun[$n]=$SECONDS
+  echo "==== $name: $*" >"$work/log.$n"
+  stage=${name// /-} timeout -k 2 "$limit" bash -o pipefail -c '"$@"' stage "$@" >>"$work/log.$n" 2>&1 </dev/null &
+  running[$n]=$!
+}
+
+# Until all that runs is over, or should long be: a process that waits for a driver cannot be killed.
+join() {
+  local n rc result
+  while [ ${#running[@]} -gt 0 ]; do
+    for n in "${!running[@]}"; do
+      if ! kill -0 "${running[$n]}" 2>/dev/null; then
+        wait "${running[$n]}"
+        rc=$?
+      elif [ $((SECONDS - begun[$n])) -gt $((limits[$n] + 4)) ]; then
+        rc=stuck
+      else
+        continue
+      fi
+      case $rc in
+        0) result=passed ;;
+        3) result="not possible here" ;;
+        stuck) result="would not end after ${limits[$n]} s" ;;
+        124 | 137) result="stopped after ${limits[$n]} s" ;;
+        *) result="failed ($rc)" ;;
+      esac
+      [ "$rc" = 0 ] || [ "$rc" = 3 ] || failed=1
+      unset "running[$n]"
+      printf '%s\t%s\t%s\n' "${names[$n]}" "$result" $((SECONDS - begun[$n])) >>"$work/stages.tsv"
+      echo "gpu_check: ${names[$n]}: $result, $((SECONDS - begun[$n])) s$([ "$rc" = 0 ] || tail -n 1 "$work/log.$n" | sed 's/^/: /')"
+      # The first and the last of long output: eight files of 16 MiB are what may be brought home from some machines.
+      { head -c 100000 "$work/log.$n"; tail -c +100001 "$work/log.$n" | tail -c 100000; echo; } >>"$out/log.txt"
+      tools/bench/gpu.py summary "$work" "$call" "$out" 2>>"$out/log.txt"
+      [ "$rc" != 4 ] || { echo "gpu_check: nothing else can be run"; exit 1; }
+    done
+    sleep 0.1
+  done
+}
+stage() { beside "$@"; join; }
+
+finish() {
+  [ ${#running[@]} = 0 ] || kill "${running[@]}" 2>/dev/null
+  [ ! -e "$out/table.md" ] || cat "$out/table.md"
+  rm -rf "$work"
+}
+mkdir -p "$out" && rm -f "$out"/{log.txt,summary.json,table.md,ptx_sm80.json,ptx_sm90.json,profile.nsys-rep} || exit
+trap finish EXIT
+trap 'exit 143' TERM INT
+fact() { printf '%s\t%s\n' "$1" "$2" >>"$work/facts.tsv"; }
+fact date "$(date -u +%Y-%m-%dT%H:%M:%SZ)"
+fact command "tools/gpu_check.sh -d $device $call${PARE_WGMMA:+, PARE_WGMMA=$PARE_WGMMA}"
+fact on "$device"
+fact host "$(uname -srm), $(nproc) cores"
+fact commit "$(cat commit 2>/dev/null || git describe --always --dirty --abbrev=40 2>/dev/null)"
+"call_$call"
 exit $failed

@@ -1,29 +1,43 @@
 #!/usr/bin/env python3
-"""The performance goals of goals.json, measured: what tools/gpu_check.sh calls.
+"""What tools/gpu_check.sh measures, and its report.
 
-    tools/bench/gpu.py baselines                their NAME DIMS, for torch_baselines.py
-    tools/bench/gpu.py rows DIR --pare PROGRAM [--device cuda] [--seconds 200]
-                                                measures every op of the goals: DIR/rows.json, rewritten as it grows
-    tools/bench/gpu.py worst DIR [--count 3]    OP SHAPE of the ops that are furthest from their bound
-    tools/bench/gpu.py summary DIR              DIR/summary.json and DIR/table.md
+    tools/bench/gpu.py baselines                NAME DIMS of the other libraries' calls, for torch_baselines.py
+    tools/bench/gpu.py rows WORK --of goals|kernels --pare PROGRAM [--device cuda] [--seconds 180]
+                                                times ops: WORK/rows.json, rewritten as it grows
+    tools/bench/gpu.py run WORK NAME RUN [--planned BYTES] [--used FILE]
+                                                tokens a second, FLOPs and bytes of a run directory: WORK/runs.json
+    tools/bench/gpu.py goldens OURS DEVICES     which results of PTX instructions differ; exit code 1: some do
+    tools/bench/gpu.py summary WORK a|b|c OUT   OUT/summary.json and OUT/table.md
     tools/bench/gpu.py readme                   the table of the newest committed result
 
 A ratio is the time of the other side over ours: 1 is as fast, more is better.  The other side is
   bytes, flops   what must move, or be computed, at the ceilings that `pare bench` measured in the same run
   bound          the larger of the two, op by op
-  baseline       another library, from DIR/baselines.json
+  baseline       another library, from WORK/baselines.json
   ops            our own ops, times `factor`
-A call is OP SHAPE, or OP SHAPE OPTION of `pare bench`.
+A call is OP SHAPE, or OP SHAPE OPTION of `pare bench`.  goals.json holds the goals, predicted.json what was expected of each
+before any kernel had run, from the instructions that nvcc made of it: [least, most], of both kernels of a product where
+that matters.
 """
 import argparse
 import glob
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+
+# What is written twice, with mma.sync and with wgmma.
+PRODUCTS = ["linear_fwd M=4096,N=17920,K=1536", "linear_bwd_input M=4096,N=17920,K=1536",
+            "linear_bwd_weight M=4096,N=17920,K=1536", "linear_fwd M=256,N=17920,K=1536", "linear_fwd M=256,N=1536,K=8960",
+            "attn_fwd L=4096", "attn_fwd L=16384", "attn_bwd L=4096", "attn_bwd L=16384"]
+# Sizes of a rehearsal, for the emulator: of each op its first call only.
+TINY = {"linear": "M=80,N=80,K=80", "attn_fwd": "L=64", "attn_bwd": "L=64", "attn_paged": "B=2,L=64",
+        "kv_block_select": "B=2,L=64,budget=2", "logits_loss": "R=2,V=64", "logprob": "R=2,V=64", "sample": "R=2,V=64",
+        "adamw": "n=1024", "kv_": "E=1", "rope": "N=2", "qk_norm": "N=2", "rmsnorm": "N=2", "swiglu": "N=2"}
 
 
 def load(path, default):
@@ -49,39 +63,75 @@ def calls(goal):
     return goal["ours"] + goal.get("ops", [])
 
 
+def both_kernels(product):
+    return [f"{product},kernel=1", f"{product},kernel=2"]
+
+
 # ---- measuring
 
+def split(call):
+    op, shape, *options = call.split(" ")
+    return op, shape, options
+
+
+def bench(o, calls_, limit):
+    """(report of `pare bench` or None, why not).  All calls are of one op and its options."""
+    op, _, options = split(calls_[0])
+    command = [o.pare, "bench", "--device", o.device, "--op", op, "--json", *options]
+    for call in calls_:
+        shape = split(call)[1]
+        if o.device != "cuda":
+            shape = next(v for k, v in TINY.items() if op.startswith(k)) + (",kernel" + shape.partition(",kernel")[2]
+                                                                          if ",kernel" in shape else "")
+        command += ["--shape", shape]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+        return (json.loads(done.stdout), None) if done.returncode == 0 else (None, done.stderr.strip() or
+                                                                             f"exit code {done.returncode}")
+    except subprocess.TimeoutExpired:
+        return None, f"stopped after {limit:.0f} s"
+    except (ValueError, OSError) as e:
+        return None, str(e)
+
+
 def measure_rows(o):
-    """One process for each call: one that fails, or hangs, does not cost the others."""
-    path, end = os.path.join(o.dir, "rows.json"), time.monotonic() + o.seconds
+    """A process for all sizes of an op, and one for each if that fails: so a size that fails does not cost the others."""
+    path, end = os.path.join(o.work, "rows.json"), time.monotonic() + o.seconds
     result = {"rows": {}, "failed": {}, "ceilings": None, "device": None}
-    for call in dict.fromkeys(call for goal in goals() for call in calls(goal)):
-        op, shape, *options = call.split(" ")
+    wanted = [call for goal in goals() for call in calls(goal)] if o.of == "goals" else \
+        [call for product in PRODUCTS for call in both_kernels(product)]
+    if o.device != "cuda":
+        wanted = list({split(call)[0] + str(split(call)[2]) + call.partition(",kernel")[2]: call for call in wanted}.values())
+    groups = {}
+    for call in dict.fromkeys(wanted):
+        op, _, options = split(call)
+        groups.setdefault((op, *options), []).append(call)
+    queue = list(groups.values())
+    while queue:
+        group = queue.pop(0)
         left = end - time.monotonic()
         if left < 5:
-            result["failed"][call] = "no time was left"
+            result["failed"].update({call: "no time was left" for call in group})
             continue
-        command = [o.pare, "bench", "--device", o.device, "--op", op, "--shape", shape, "--json", *options]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=min(left, 25))
-            report = json.loads(done.stdout) if done.returncode == 0 else None
-            why = done.stderr.strip() or f"exit code {done.returncode}"
-        except subprocess.TimeoutExpired:
-            report, why = None, f"stopped after {min(left, 25):.0f} s"
-        except (ValueError, OSError) as e:
-            report, why = None, str(e)
+        report, why = bench(o, group, min(left, 10 + 15 * len(group)))
         if report:
             result["device"] = result["device"] or report["device"]
             result["ceilings"] = best_ceilings(result["ceilings"], report["ceilings"])
-            result["rows"][call] = report["rows"][0]
-            row = report["rows"][0]
-            print(f"{call}: {row['seconds']['median'] * 1e6:.1f} us, "
-                  f"{100 * (row['bound_share'] or 0):.1f} % of its bound", flush=True)
+            for call, row in zip(group, report["rows"]):
+                result["rows"][call] = row
+                print(f"{call}: {row['seconds']['median'] * 1e6:.1f} us, "
+                      f"{100 * (row['bound_share'] or 0):.1f} % of its bound", flush=True)
+        elif len(group) > 1:
+            print(f"{', '.join(group)}: {why}: one by one", flush=True)
+            queue += [[call] for call in group]  # behind what has not been tried yet
         else:
-            result["failed"][call] = why
-            print(f"{call}: {why}", flush=True)
+            result["failed"][group[0]] = why
+            print(f"{group[0]}: {why}", flush=True)
         save(path, result)
     save(path, result)
+    # What this machine lacks is no failure.
+    return 1 if any("compute capability 9.0" not in why and "cuBLASLt, which was not found" not in why
+                    for why in result["failed"].values()) else 0
 
 
 def best_ceilings(a, b):
@@ -89,6 +139,46 @@ def best_ceilings(a, b):
     if not a:
         return b
     return {k: max(a[k], b[k], key=lambda r: r["per_second"] or 0) for k in b}
+
+
+def measure_run(o):
+    """The medians of all steps but the first, which makes graphs and loads kernels."""
+    with open(os.path.join(o.run, "metrics.jsonl")) as f:
+        steps = [s for s in map(json.loads, f) if "timing_s/gen" in s]
+    later = steps[1:] or steps
+    median = lambda top, bottom: statistics.median(s[top] / s[bottom] for s in later)
+    run = {"name": o.name, "steps": len(steps), "seconds": statistics.median(s["timing_s/step"] for s in later),
+           "rollout_tokens": median("tokens/generated", "timing_s/gen"),
+           "learner_tokens": median("tokens/trained", "timing_s/update_actor"),
+           "rollout_flops": median("flops/rollout", "timing_s/gen"),
+           "learner_flops": median("flops/learner", "timing_s/update_actor"),
+           "different": sum(s["exact/mismatch_tokens"] for s in steps),
+           "checked": sum(s["exact/checked_tokens"] for s in steps),
+           "arenas": max(s["perf/max_memory_allocated_gb"] for s in steps) * 2**30,
+           "planned": int(o.planned) if o.planned else None, "used": None}
+    try:
+        with open(o.used or "") as f:  # MiB, twice a second, of the whole device
+            run["used"] = max(map(int, f)) << 20
+    except (OSError, ValueError):
+        pass
+    path = os.path.join(o.work, "runs.json")
+    save(path, load(path, []) + [run])
+    print(run)
+
+
+def compare_goldens(o):
+    """Byte by byte.  What a NaN looks like, and infinity minus infinity, is where a device may differ without harm."""
+    ours, devices = (load(path, {"results": {}}) for path in (o.ours, o.devices))
+    names = sorted(ours["results"].keys() | devices["results"].keys())
+    different = 0
+    for name in names:
+        a, b = (bytes.fromhex(side["results"].get(name, "")) for side in (ours, devices))
+        if a != b:
+            different += 1
+            print(f"{name}: {sum(x != y for x, y in zip(a, b)) + abs(len(a) - len(b))} of {len(a)} bytes differ")
+    print(f"{os.path.basename(o.ours)}: {different} of {len(names)} results of {devices.get('made_by')} are not those of "
+          f"{ours.get('made_by')}")
+    return 1 if different or not names else 0
 
 
 # ---- ratios
@@ -119,13 +209,17 @@ def ratio(goal, rows, baselines, ceilings):
     return sum(max(r["flops"] / flops, m / bandwidth) for r, m in zip(ours, moved)) / seconds, None
 
 
-def results(dir_):
-    measured = load(os.path.join(dir_, "rows.json"), {"rows": {}, "failed": {}, "ceilings": None, "device": None})
-    baselines = load(os.path.join(dir_, "baselines.json"), {})
+def predictions(wgmma):
+    """{goal: [least, most]}"""
+    kernel = "wgmma" if wgmma else "mma.sync"
+    return {name: p.get("ratio") or p[kernel] for name, p in load(os.path.join(HERE, "predicted.json"), {}).items()}
+
+
+def ratios(measured, baselines, predicted):
     out = []
     for goal in goals():
         value, why = ratio(goal, measured["rows"], baselines, measured["ceilings"])
-        row = {"name": goal["name"], "against": goal["against"], "ratio": value,
+        row = {"name": goal["name"], "against": goal["against"], "ratio": value, "predicted": predicted[goal["name"]],
                "first": goal["goals"][0], "goal": goal["goals"][1], "stretch": goal["goals"][2]}
         if why:
             failed = [measured["failed"][c] for c in calls(goal) if c in measured["failed"]]
@@ -135,91 +229,182 @@ def results(dir_):
         out.append(row)
     # The furthest from the goal first; what was not measured at the end.
     out.sort(key=lambda r: (r["ratio"] is None, (r["ratio"] or 0) / r["goal"]))
-    return measured, baselines, out
-
-
-def worst(o):
-    """By share of the bound; a copy of the op's first shape each.  Of our kernels, that is of calls without options."""
-    rows = load(os.path.join(o.dir, "rows.json"), {"rows": {}})["rows"]
-    shares = {}
-    for call, r in rows.items():
-        op, _, *options = call.split(" ")
-        if options:
-            continue
-        share = r.get("bound_share")
-        share = 1 / r["seconds"]["median"] if share is None else share  # no ceiling: the slowest
-        if op not in shares or share < shares[op][0]:
-            shares[op] = (share, call)
-    for _, call in sorted(shares.values())[:o.count]:
-        print(call)
+    return out
 
 
 # ---- reports
 
+def grid(head, rows):
+    line = lambda cells: "| " + " | ".join(str(c).replace("|", "/") for c in cells) + " |"
+    return ["", line(head), "|" + "---|" * len(head), *map(line, rows)]
+
+
+def against_prediction(value, predicted):
+    low, high = predicted
+    text = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+    # Predictions are good to a quarter.
+    return text + ("" if value is None else ": less" if value < 0.75 * low else ": more" if value > 1.25 * high else "")
+
+
+def goals_table(summary):
+    rows = []
+    for r in summary["ratios"]:
+        got = ["-", r["why_not"][:90], "-"] if r["ratio"] is None else \
+            [f"{r['milliseconds']:.3f}", f"{r['ratio']:.3f}", f"{100 * r['ratio'] / r['goal']:.0f} %"]
+        rows.append([r["name"], r["against"], got[0], f"{r['first']:g}", f"{r['goal']:g}", f"{r['stretch']:g}",
+                     against_prediction(r["ratio"], r["predicted"]), got[1], got[2]])
+    return grid(["", "against", "ms", "first", "goal", "stretch", "predicted", "measured", "of the goal"], rows)
+
+
+def kernels_table(rows):
+    """Both kernels of each product, and what they say of the weights' 32-byte rows: the products of a weight have them in
+    shared memory, its gradient has rows of 128 bytes, in smaller tiles."""
+    rate = lambda call: rows[call]["flops"] / rows[call]["seconds"]["median"] * 1e-12 if call in rows else None
+    show = lambda x: "-" if x is None else f"{x:.0f}"
+    lines = []
+    for product in PRODUCTS:
+        mma, wgmma = map(rate, both_kernels(product))
+        if mma or wgmma:
+            lines.append([product, show(mma), show(wgmma), f"{wgmma / mma:.2f}" if mma and wgmma else "-"])
+    if not lines:
+        return []
+    out = grid(["TFLOP/s", "mma.sync", "wgmma", "ratio"], lines)
+    forward, gradient = (rate(both_kernels(PRODUCTS[i])[1]) for i in (0, 2))
+    if forward and gradient:
+        out += ["", f"Do TMA boxes with rows of 32 bytes stall? The forward product by wgmma, which has them, reaches "
+                    f"{forward:.0f} TFLOP/s, the gradient of the weight, which has rows of 128 bytes and smaller tiles, "
+                    f"{gradient:.0f}: " + ("yes, they do." if gradient > forward else "no.")]
+    return out
+
+
+def runs_table(runs, peak):
+    """Model FLOPs over the time, as a share of what the fastest product reaches."""
+    share = lambda flops: f"{100 * flops / peak:.1f} %" if peak else "-"
+    size = lambda n: "-" if n is None else f"{n / 2**30:.2f}"
+    return grid(["run", "steps", "s a step", "rollout tokens/s", "learner tokens/s", "rollout MFU", "learner MFU",
+                 "planned GiB", "arenas GiB", "device GiB", "tokens that differ"],
+                [[r["name"], r["steps"], f"{r['seconds']:.2f}", f"{r['rollout_tokens']:.0f}", f"{r['learner_tokens']:.0f}",
+                  share(r["rollout_flops"]), share(r["learner_flops"]), size(r["planned"]), size(r["arenas"]),
+                  size(r["used"]), f"{r['different']:.0f} of {r['checked']:.0f}"] for r in runs]) if runs else []
+
+
+def what_next(call, stages, memcheck):
+    """The decision that the stages leave, most urgent first."""
+    bad = [s["name"] for s in stages if s["result"] not in ("passed", "not possible here")]
+    result = {s["name"]: s["result"] for s in stages}
+    of = lambda *starts: [name for name in bad if name.startswith(starts)]
+    out = [f"Failed: {', '.join(bad)}; see log.txt."] if bad else []
+    if of("loader"):
+        return out + ["The program or the device does not work (`loader`): nothing else says anything."]
+    if call == "a":
+        goldens = result.get("goldens")
+        if goldens == "failed (1)":
+            return out + ["STOP: the device's instructions do not give what the model of them says (`goldens` in log.txt has "
+                          "the names; only NaNs and infinities: harmless). Bring ptx_sm*.json home, mend "
+                          "cuda/emu/src/tensor_core.cpp or the wrappers by it, and run nothing else before."]
+        if goldens != "passed":
+            return out + [f"There are no goldens of this device ({goldens or 'not tried'}), and without them nothing tells "
+                          "wrong instructions from wrong kernels: see `PTX` and `goldens` in log.txt, and run this again."]
+        kernels = of("PTX", "wgmma", "steps", "ops", "memcheck", "racecheck", "both kernels")
+        if kernels:
+            out.append("The instructions are right, kernels are wrong or hang. What the sanitizer says:")
+            return out + ([f"    {line}" for line in memcheck] or ["    nothing (see the values in log.txt)"])
+        if bad:
+            return out + ["Mend that, and run this again."]
+        return ["All is right. Copy ptx_sm*.json to tests/golden; with those of 9.0, wgmma becomes the default in the same "
+                "commit (`Ptx.WgmmaIsConfirmedByADevice` asks for both). Then run `tools/gpu_check.sh b`."]
+    if bad:
+        out.append("What is not among them stands.")
+    if call == "b":
+        return out + ["Commit summary.json as tools/bench/results/NAME.json, `make readme` puts its figures into README.md, "
+                      "and run `tools/gpu_check.sh c` for what misses its goal."]
+    return out + ["Compare the counters with what predicted.json gives as causes."]
+
+
 def table(summary):
     lines = [f"{summary['device'] or 'no device'}; driver {summary['driver'] or '-'}; commit {summary['commit'] or '-'}; "
-             f"{summary['date']}; `{summary['command']}`", ""]
-    for key, name in (("flops", "products"), ("bytes", "memory")):
-        rate = (summary["ceilings"] or {}).get(key) or {}
-        unit = "TFLOP/s" if key == "flops" else "TB/s"
-        value = f"{rate['per_second'] * 1e-12:.2f} {unit}" if rate.get("per_second") else "not measured"
-        lines.append(f"- {name}: {value} ({rate.get('how', '-')})")
-    lines += ["", "| stage | result | seconds |", "|---|---|---|"]
-    lines += [f"| {s['name']} | {s['result']} | {s['seconds']} |" for s in summary["stages"]]
-    lines += ["", "| | against | ms | ratio | first | goal | stretch | of the goal |", "|---|---|---|---|---|---|---|---|"]
-    for r in summary["ratios"]:
-        ends = f"{r['first']:g} | {r['goal']:g} | {r['stretch']:g}"
-        if r["ratio"] is None:
-            lines.append(f"| {r['name']} | {r['against']} | - | {r['why_not'][:90].replace('|', '/')} | {ends} | - |")
-        else:
-            lines.append(f"| {r['name']} | {r['against']} | {r['milliseconds']:.3f} | {r['ratio']:.3f} | {ends} | "
-                         f"{100 * r['ratio'] / r['goal']:.0f} % |")
+             f"{summary['date']}; `{summary['command']}`"]
+    if summary["ceilings"]:
+        lines.append("")
+    for key, name, unit in (("flops", "products", "TFLOP/s"), ("bytes", "memory", "TB/s")):
+        rate = (summary["ceilings"] or {}).get(key)
+        if rate:
+            value = f"{rate['per_second'] * 1e-12:.2f} {unit}" if rate.get("per_second") else "not measured"
+            lines.append(f"- {name}: {value} ({rate['how']})")
+    lines += grid(["stage", "result", "seconds"], [[s["name"], s["result"], s["seconds"]] for s in summary["stages"]])
+    if summary["call"] == "a":
+        lines += kernels_table(summary["rows"])
+    if summary["call"] == "b":
+        lines += runs_table(summary["runs"], ((summary["ceilings"] or {}).get("flops") or {}).get("per_second"))
+        lines += goals_table(summary)
+    if summary["counters"]:
+        lines += ["", "```", summary["counters"].rstrip(), "```"]
     return "\n".join(lines) + "\n"
 
 
 def summarise(o):
-    measured, baselines, ratios = results(o.dir)
     facts, stages = {}, []
-    try:
-        for line in open(os.path.join(o.dir, "facts.tsv")):
-            key, _, value = line.rstrip("\n").partition("\t")
-            facts[key] = value
-        for line in open(os.path.join(o.dir, "stages.tsv")):
-            name, result, seconds = line.rstrip("\n").split("\t")
-            stages.append({"name": name, "result": result, "seconds": int(seconds)})
-    except OSError:
-        pass
-    summary = {"date": facts.get("date"), "command": facts.get("command"), "commit": facts.get("commit"),
+    for name, lines in (("facts.tsv", facts), ("stages.tsv", stages)):
+        try:
+            for line in open(os.path.join(o.work, name)):
+                cells = line.rstrip("\n").split("\t")
+                if lines is facts:
+                    facts[cells[0]] = cells[1]
+                else:
+                    stages.append({"name": cells[0], "result": cells[1], "seconds": int(cells[2])})
+        except OSError:
+            pass
+    measured = load(os.path.join(o.work, "rows.json"), {"rows": {}, "failed": {}, "ceilings": None, "device": None})
+    baselines = load(os.path.join(o.work, "baselines.json"), {})
+    text = lambda path: open(path, errors="replace").read() if os.path.exists(path) else ""
+    memcheck = [line.strip() for line in text(os.path.join(o.out, "log.txt")).splitlines()
+                if line.startswith("========= ") and ("Invalid" in line or "Error:" in line or "hazard" in line)]
+    memcheck = list(dict.fromkeys(memcheck))[:10]
+    summary = {"call": o.call, "date": facts.get("date"), "command": facts.get("command"), "commit": facts.get("commit"),
                "device": facts.get("gpu") or measured["device"], "driver": facts.get("driver"), "facts": facts,
-               "stages": stages, "ceilings": measured["ceilings"], "ratios": ratios, "rows": measured["rows"],
-               "failed": measured["failed"], "baselines": baselines}
-    save(os.path.join(o.dir, "summary.json"), summary)
-    with open(os.path.join(o.dir, "table.md"), "w") as f:
-        f.write(table(summary))
+               "stages": stages, "ceilings": measured["ceilings"],
+               "ratios": ratios(measured, baselines, predictions("PARE_WGMMA=0" not in (facts.get("command") or "")))
+               if o.call == "b" else [],
+               "rows": measured["rows"], "failed": measured["failed"], "baselines": baselines,
+               "runs": load(os.path.join(o.work, "runs.json"), []), "counters": text(os.path.join(o.work, "counters.txt")),
+               "next": what_next(o.call, stages, memcheck)}
+    if facts.get("on") == "emu":
+        summary["next"].insert(0, "(A rehearsal by the emulator: it says nothing of a GPU.)")
+    save(os.path.join(o.out, "summary.json"), summary)
+    with open(os.path.join(o.out, "table.md"), "w") as f:
+        f.write(table(summary) + "\nWhat next:\n\n" + "\n".join(summary["next"]) + "\n")
 
 
 def readme(_):
-    newest = max(glob.glob(os.path.join(HERE, "results", "*.json")), default=None,
-                 key=lambda path: load(path, {}).get("date") or "")
+    newest = max((path for path in glob.glob(os.path.join(HERE, "results", "*.json")) if load(path, {}).get("ratios")),
+                 default=None, key=lambda path: load(path, {}).get("date") or "")
     print(table(load(newest, {})) if newest else "No results yet: nothing was measured on a GPU.")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["baselines", "rows", "worst", "summary", "readme"])
-    parser.add_argument("dir", nargs="?")
-    parser.add_argument("--pare", default="build/cuda/pare")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--seconds", type=float, default=200)
-    parser.add_argument("--count", type=int, default=3)
+    commands = parser.add_subparsers(required=True)
+
+    def command(name, function, *arguments):
+        c = commands.add_parser(name)
+        c.set_defaults(function=function)
+        for a in arguments:
+            c.add_argument(a)
+        return c
+    command("baselines", lambda o: print(" ".join(dict.fromkeys(b for g in goals() for b in g.get("baselines", [])))))
+    rows = command("rows", measure_rows, "work")
+    rows.add_argument("--of", choices=["goals", "kernels"], required=True)
+    rows.add_argument("--pare", required=True)
+    rows.add_argument("--device", default="cuda")
+    rows.add_argument("--seconds", type=float, default=180)
+    run = command("run", measure_run, "work", "name", "run")
+    run.add_argument("--planned")
+    run.add_argument("--used")
+    command("goldens", compare_goldens, "ours", "devices")
+    command("summary", summarise, "work", "call", "out")
+    command("readme", readme)
     o = parser.parse_args()
-    if o.what not in ("baselines", "readme") and not o.dir:
-        parser.error("which directory?")
-    if o.what == "baselines":
-        names = dict.fromkeys(b for g in goals() for b in g.get("baselines", []))
-        print(" ".join(names))
-    else:
-        {"rows": measure_rows, "worst": worst, "summary": summarise, "readme": readme}[o.what](o)
+    return o.function(o)
 
 
 if __name__ == "__main__":
