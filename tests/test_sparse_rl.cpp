@@ -140,8 +140,8 @@ TEST(SparseRl, OldLogprobsAreComputedWhereTheyAreNeeded) {
     int32_t group = -1;
     for (const Trajectory& s : run.trainer->samples()) {
       dropped += s.dropped;
-      EXPECT_EQ(s.verdict == Verdict::none, s.old_logprob.empty());
-      if (s.verdict == Verdict::none) continue;
+      EXPECT_EQ(s.verdict == Ruling::none, s.old_logprob.empty());
+      if (s.verdict == Ruling::none) continue;
       judged++, tokens += static_cast<int64_t>(s.tokens.size());
       EXPECT_EQ(s.old_logprob.size(), s.tokens.size());
       if (s.group != group) work.add_prefix(static_cast<int64_t>(s.prompt.size()));
@@ -172,7 +172,7 @@ TEST(SparseRl, RejectedResponsesAreNotPacked) {
   Work work;
   int32_t group = -1;
   for (const Trajectory& s : run.trainer->samples()) {
-    rejected += s.verdict == Verdict::rejected;
+    rejected += s.verdict == Ruling::rejected;
     if (s.dropped) continue;
     if (s.group != group) work.add_prefix(static_cast<int64_t>(s.prompt.size()));
     group = s.group;

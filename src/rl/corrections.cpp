@@ -34,7 +34,7 @@ void finish_released(std::span<Trajectory> update) {
   double total = 0;
   int64_t tokens = 0;
   for (const Trajectory& s : update) {
-    if (s.verdict == Verdict::none) continue;
+    if (s.verdict == Ruling::none) continue;
     for (const float d : log_ratios(s)) total += std::min(ratio(d), kReleasedHigh), tokens++;
   }
   const double normaliser = total / static_cast<double>(tokens);
@@ -87,25 +87,25 @@ std::vector<double> xi_weights(const RolloutCorrectionKeys& keys, std::span<cons
 
 void judge(const RolloutCorrectionKeys& keys, std::span<Trajectory> samples) {
   for (Trajectory& s : samples)
-    if (!s.dropped && !s.old_logprob.empty() && s.verdict == Verdict::none)
-      s.verdict = accepts(keys, log_ratios(s)) ? Verdict::accepted : Verdict::rejected;
+    if (!s.dropped && !s.old_logprob.empty() && s.verdict == Ruling::none)
+      s.verdict = accepts(keys, log_ratios(s)) ? Ruling::accepted : Ruling::rejected;
 }
 
 void drop_rejected(std::span<Trajectory> samples) {
-  for (Trajectory& s : samples) s.dropped = s.dropped || s.verdict == Verdict::rejected;
+  for (Trajectory& s : samples) s.dropped = s.dropped || s.verdict == Ruling::rejected;
 }
 
 void set_corrections(const RolloutCorrectionKeys& keys, std::span<Trajectory> update) {
   if (keys.rollout_is == RolloutIs::none) return;
   for (Trajectory& s : update)
-    if (s.verdict == Verdict::accepted) s.correction = xi_weights(keys, log_ratios(s));
+    if (s.verdict == Ruling::accepted) s.correction = xi_weights(keys, log_ratios(s));
   if (keys.rollout_is == RolloutIs::released) finish_released(update);
 }
 
 Acceptance count_verdicts(std::span<const Trajectory> update) {
   Acceptance count;
   for (const Trajectory& s : update)
-    count.judged += s.verdict != Verdict::none, count.accepted += s.verdict == Verdict::accepted;
+    count.judged += s.verdict != Ruling::none, count.accepted += s.verdict == Ruling::accepted;
   return count;
 }
 

@@ -9,7 +9,7 @@ namespace pare {
 int64_t drop_small_advantages(double threshold, std::vector<Trajectory>& samples) {
   int64_t dropped = 0;
   for (Trajectory& s : samples) {
-    if (s.verdict == Verdict::rejected) continue;  // left out for another reason
+    if (s.verdict == Ruling::rejected) continue;  // left out for another reason
     s.dropped = std::abs(s.advantage) < threshold * (1 - 1e-9);
     dropped += s.dropped;
   }

@@ -9,7 +9,7 @@
 namespace pare {
 
 // What the rollout correction (corrections.h) says of a response: not judged; in; out of the loss.
-enum class Verdict { none, accepted, rejected };
+enum class Ruling { none, accepted, rejected };
 
 struct Trajectory {
   // From the rollout.
@@ -31,7 +31,7 @@ struct Trajectory {
   bool dropped = false;            // not trained on; the denominators say whether it counts
   std::vector<float> old_logprob;  // of the policy that the ratio refers to; empty: the pass's own
   std::vector<float> ref_logprob;  // of the reference policy; empty: no KL
-  Verdict verdict = Verdict::none;
+  Ruling verdict = Ruling::none;
   std::vector<double> correction;     // factor of each token's policy loss; empty: 1
   std::vector<double> kl_correction;  // of its KL and entropy terms; empty: 1
   std::vector<float> overlap, mass;   // OverlapProbs of old policy (p) and sampler (q) at each token; empty: unknown
