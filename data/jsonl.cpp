@@ -148,7 +148,23 @@ void set_answer(const Json& row, const std::string& wanted, const Verifier* veri
     fail(where, ": \"", key, "\" has an empty answer, with which the reward ", verifier->name, " cannot compare");
 }
 
-Problem problem_of(const std::string& line, const std::string& where, const Verifier* verifier, const Keys& keys) {
+// The answer of a row that a command grades is left to the command: there may be none, or one of any type.
+void set_told(const Json& row, const std::string& line, const std::string& wanted, const std::string& where,
+              Problem& problem) {
+  if (!wanted.empty() && !row.contains(wanted)) fail(where, ": no \"", wanted, "\" (data.answer_key)");
+  const char* usual = key_in(row, {"answer", "solution"});
+  const Json gold = wanted.empty() ? (usual ? row[usual] : Json()) : row[wanted];
+  if (!gold.is_null()) problem.answer = gold.is_string() ? gold.get<std::string>() : gold.dump();
+  problem.told = problem.prompt_ids.empty() ? cat("\"prompt\": ", Json(problem.prompt).dump())
+                                            : cat("\"prompt_ids\": ", Json(problem.prompt_ids).dump());
+  const size_t begin = line.find('{'), end = line.rfind('}') + 1;  // without a byte order mark and white space
+  problem.told += cat(", \"gold\": ", gold.dump(), ", \"row\": ", line.substr(begin, end - begin));
+  // White space in JSON, and for some readers the end of a line.
+  std::replace(problem.told.begin(), problem.told.end(), '\r', ' ');
+}
+
+Problem problem_of(const std::string& line, const std::string& where, const Verifier* verifier, const Keys& keys,
+                   bool command) {
   const Json row = parse_json(line, where);
   if (!row.is_object()) fail(where, ": is of type ", row.type_name(), ", expected an object {\"prompt\": ...}");
   Problem problem;
@@ -158,20 +174,23 @@ Problem problem_of(const std::string& line, const std::string& where, const Veri
   if (prompted) set_prompt(row, keys.prompt, where, problem);
   if (countdown)
     problem.answer = countdown_gold(row, where);
+  else if (command)
+    set_told(row, line, keys.answer, where, problem);
   else
     set_answer(row, keys.answer, verifier, where, problem);
   if (!prompted) problem.prompt = countdown_prompt(*problem.answer);
   if (row.contains("completion")) problem.completion = text_of(row, "completion", where);
-  if (!verifier && !problem.completion) fail(where, ": no \"completion\" to learn from, and no reward was chosen");
+  if (!verifier && !command && !problem.completion)
+    fail(where, ": no \"completion\" to learn from, and no reward was chosen");
   return problem;
 }
 
 }  // namespace
 
 JsonlTask::JsonlTask(const std::vector<std::string>& paths, const std::string& reward, std::string prompt_key,
-                     std::string answer_key)
-    : prompt_key_(std::move(prompt_key)), answer_key_(std::move(answer_key)) {
-  if (!reward.empty()) verifier_ = &find_verifier(reward);
+                     std::string answer_key, std::shared_ptr<RewardCommand> command)
+    : prompt_key_(std::move(prompt_key)), answer_key_(std::move(answer_key)), command_(std::move(command)) {
+  if (!command_ && !reward.empty()) verifier_ = &find_verifier(reward);
   for (const std::string& path : paths) read(path);
 }
 
@@ -181,7 +200,8 @@ void JsonlTask::read(const std::string& path) {
   std::string line;
   for (int64_t number = 1; std::getline(*rows, line); number++) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-    problems_.push_back(problem_of(line, cat(path, ":", number), verifier_, {prompt_key_, answer_key_}));
+    problems_.push_back(
+        problem_of(line, cat(path, ":", number), verifier_, {prompt_key_, answer_key_}, command_ != nullptr));
   }
   if (rows->bad()) fail("data ", path, ": reading stopped after ", problems_.size() - before, " rows");
   if (problems_.size() == before) fail("data ", path, ": has no rows");
@@ -198,12 +218,19 @@ std::string JsonlTask::teach(const Problem& problem, double, Rng&) const {
 }
 
 Reward JsonlTask::reward(const Problem& problem, const Response& response) const {
-  expect(verifier_ && problem.answer, problem.where, ": no reward was chosen for this data");
-  const std::string text = std::string(verifier_->lead).append(response.text);
-  Verdict verdict = verifier_->grade(text, response.finished, *problem.answer);
+  Verdict verdict;
+  if (command_) {
+    verdict = command_->grade(cat(
+        "{", problem.told, ", \"response\": ", Json(response.text).dump(-1, ' ', false, Json::error_handler_t::replace),
+        ", \"finished\": ", response.finished ? "true" : "false", ", \"tokens\": ", response.tokens, "}"));
+  } else {
+    expect(verifier_ && problem.answer, problem.where, ": no reward was chosen for this data");
+    const std::string text = std::string(verifier_->lead).append(response.text);
+    verdict = verifier_->grade(text, response.finished, *problem.answer);
+  }
   Reward reward;
   reward.score = verdict.score;
-  reward.components = {{verifier_->name, verdict.score}};
+  reward.components = {{command_ ? "command" : verifier_->name, verdict.score}};
   reward.extracted = std::move(verdict.extracted);
   reward.parsed = verdict.found;
   return reward;

@@ -12,6 +12,9 @@
 // last \boxed{}, without dollars around it; integers lose leading zeros (AIME's "025") and a zero fraction (27.0); the
 // elements of an array are joined by commas.  Other rewards take the text as it is, and numbers as JSON writes them.
 #pragma once
+#include <memory>
+
+#include "data/reward_command.h"
 #include "data/task.h"
 #include "data/verify.h"
 
@@ -21,9 +24,10 @@ class JsonlTask : public Task {
  public:
   // The rows of all files (or presets, data/presets.h), one after another.  `reward` names a verifier; empty: the rows
   // are for training on completions only.  `prompt_key` and `answer_key` name the keys to read instead of those above;
-  // empty: those above. A row that cannot be used, and a file without rows, is an Error naming file, line and key.
+  // empty: those above.  `command` grades in place of a verifier: then rows need no answer.  A row that cannot be used,
+  // and a file without rows, is an Error naming file, line and key.
   JsonlTask(const std::vector<std::string>& paths, const std::string& reward, std::string prompt_key = "",
-            std::string answer_key = "");
+            std::string answer_key = "", std::shared_ptr<RewardCommand> command = nullptr);
 
   int64_t size() const override { return static_cast<int64_t>(problems_.size()); }
   Problem problem(int64_t index) const override;
@@ -36,6 +40,7 @@ class JsonlTask : public Task {
 
   const std::string prompt_key_, answer_key_;
   const Verifier* verifier_ = nullptr;
+  const std::shared_ptr<RewardCommand> command_;
   std::vector<Problem> problems_;
 };
 

@@ -17,12 +17,14 @@ struct Problem {
   std::optional<std::string> answer;      // what the reward compares with
   std::optional<std::string> completion;  // a finished response given by the data set
   std::string where;                      // names the problem in messages: "rows.jsonl:17"
+  std::string told;                       // what a RewardCommand is told of it: members of an object; else empty
 };
 
 // What a reward sees of a rollout: its text without the closing EOS, and whether there was one.
 struct Response {
   std::string_view text;
   bool finished = false;
+  int64_t tokens = 0;  // that EOS included
 };
 
 struct Reward {

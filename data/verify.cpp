@@ -30,7 +30,8 @@ const Verifier& find_verifier(const std::string& name) {
   }
   std::string list;
   for (const std::string& n : names) list += (list.empty() ? "" : ", ") + n;
-  fail("verifier \"", name, "\" does not exist; the nearest is ", nearest(name, names), "; there are ", list);
+  fail("verifier \"", name, "\" does not exist; the nearest is ", nearest(name, names), "; there are ", list,
+       ", and command:PROGRAM for one of your own");
 }
 
 std::vector<Verdict> grade_all(const Verifier& verifier, std::span<const Answered> batch) {

@@ -141,6 +141,17 @@ Outcome refused(const Overrides& o) {
   }
   return {0};
 }
+// 1 if a step is refused.
+Outcome step_fails(const Overrides& o) {
+  Session session(load_config(o));
+  Trainer trainer(session);
+  try {
+    trainer.step();
+  } catch (const Error&) {
+    return {1};
+  }
+  return {0};
+}
 // 1 if a NaN in the last norm is found by the op that it passes first, and not only in the norm of the gradient.
 Outcome nan_found_early(const Overrides& o) {
   Session session(load_config(o));
@@ -298,6 +309,11 @@ Rows model_and_data_rows() {
         prompt_tokens,
         falls}},
       {"data.reward", {{}, {"data.reward=exact"}, metric("critic/score/mean"), falls}},
+      {"data.reward_timeout",  // of a grader that needs a second to begin
+       {{"data.reward=command:sh -c 'sleep 1; while read -r l; do echo \"{\\\"score\\\": 1}\"; done'"},
+        {"data.reward_timeout=0.01"},
+        step_fails,
+        from_to(0, 1)}},
       {"data.prompt_key", {{}, {"data.prompt_key=completion"}, metric("prompt_length/max"), rises}},
       {"data.answer_key", {{}, {"data.answer_key=completion"}, metric("critic/score/mean"), falls}},
       {"data.train_batch_size", {{}, {"data.train_batch_size=6"}, metric("rollout/groups"), from_to(4, 6)}},

@@ -4,10 +4,13 @@
 #include <cstdio>
 #include <iostream>
 #include <memory>
+#include <optional>
 
 #include "app/commands.h"
 #include "app/console.h"
 #include "base/json.h"
+#include "data/reward_command.h"
+#include "rl/config.h"
 
 namespace pare {
 
@@ -21,22 +24,26 @@ struct Line {
   bool finished = true;
 };
 
-Line line_of(const std::string& text, const std::string& where) {
-  const Json row = parse_json(text, where);
+Json row_of(const std::string& text, const std::string& where) {
+  Json row = parse_json(text, where);
   if (!row.is_object())
     fail(where, ": ", row.type_name(), ", expected an object {\"response\": \"...\", \"gold\": \"...\"}");
   const auto found = [&](const char* key) { return row.contains(key) ? row[key].type_name() : "absent"; };
-  Line line;
   if (!row.contains("response") || !row["response"].is_string())
     fail(where, ": \"response\" is ", found("response"), ", expected a string");
-  if (!row.contains("gold") || !(row["gold"].is_string() || row["gold"].is_number() || row["gold"].is_object()))
-    fail(where, ": \"gold\" is ", found("gold"), ", expected a string, a number or (countdown) an object");
   if (row.contains("finished") && !row["finished"].is_boolean())
     fail(where, ": \"finished\" is ", found("finished"), ", expected true or false");
-  line.response = row["response"].get<std::string>();
-  line.gold = row["gold"].is_string() ? row["gold"].get<std::string>() : row["gold"].dump();
-  line.finished = row.value("finished", true);
-  return line;
+  row.emplace("finished", true);
+  return row;
+}
+
+Line line_of(const Json& row, const std::string& where) {
+  const Json gold = row.value("gold", Json());
+  if (!gold.is_string() && !gold.is_number() && !gold.is_object())
+    fail(where, ": \"gold\" is ", row.contains("gold") ? gold.type_name() : "absent",
+         ", expected a string, a number or (countdown) an object");
+  return {row["response"].get<std::string>(), gold.is_string() ? gold.get<std::string>() : gold.dump(),
+          row["finished"].get<bool>()};
 }
 
 void print_verdict(const Verdict& v) {
@@ -46,20 +53,32 @@ void print_verdict(const Verdict& v) {
   print(row.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
-void verify(const std::string& mode) {
-  const Verifier& verifier = find_verifier(mode);
+void verify(const std::string& mode, double timeout) {
+  std::optional<RewardCommand> command;
+  if (RewardCommand::is_one(mode)) command.emplace(mode, timeout);
+  const Verifier* verifier = command ? nullptr : &find_verifier(mode);
+  // Lines that have come already are graded together; one that comes alone is answered before the next.
+  std::ios::sync_with_stdio(false);
+  const auto waiting = [] { return std::cin.rdbuf()->in_avail() > 0; };
   std::string text;
   int64_t number = 0;
   while (std::cin) {
     std::vector<Line> lines;
-    while (lines.size() < kBatch && std::getline(std::cin, text)) {
-      number++;
+    std::vector<std::string> told;
+    for (size_t read = 0; read < kBatch && (read == 0 || waiting()) && std::getline(std::cin, text); number++) {
       if (text.find_first_not_of(" \t\r") == std::string::npos) continue;
-      lines.push_back(line_of(text, cat("line ", number)));
+      const std::string where = cat("line ", number + 1);
+      const Json row = row_of(text, where);
+      if (command)
+        told.push_back(row.dump());
+      else
+        lines.push_back(line_of(row, where));
+      read++;
     }
     std::vector<Answered> batch;
     for (const Line& l : lines) batch.push_back({l.response, l.finished, l.gold});
-    for (const Verdict& v : grade_all(verifier, batch)) print_verdict(v);
+    for (const Verdict& v : command ? command->grade_all(told) : grade_all(*verifier, batch)) print_verdict(v);
+    std::fflush(stdout);
   }
 }
 
@@ -70,9 +89,16 @@ void add_verify(CLI::App& app) {
                                          "Grade responses: JSON lines {\"response\", \"gold\"} from standard "
                                          "input, {\"score\", \"extracted\", \"parsed\"} to standard output");
   auto mode = std::make_shared<std::string>();
-  command->add_option("--mode", *mode, "the rule set, as for data.reward")->required();
-  command->footer("A line may have \"finished\": false for a response that was cut at its limit.");
-  command->callback([mode] { verify(*mode); });
+  command->add_option("--mode", *mode, "the rule set or command:PROGRAM, as for data.reward")->required();
+  auto timeout = std::make_shared<double>(Config().data.reward_timeout);
+  command
+      ->add_option("--timeout", *timeout,
+                   cat("seconds that an answer of a command may take, ", *timeout, " if not given"))
+      ->check(CLI::Range(1e-3, 1e6));
+  command->footer(
+      "A line may have \"finished\": false for a response that was cut at its limit.  A command gets every line with\n"
+      "all that it holds.");
+  command->callback([mode, timeout] { verify(*mode, *timeout); });
 }
 
 }  // namespace pare

@@ -386,6 +386,7 @@ std::vector<std::string> config_warnings(const Config& c) {
 
 std::vector<std::string> keys_that_part(const Config& run, const Config& resumed) {
   static const std::vector<std::string> free = {"model.enable_gradient_checkpointing",
+                                                "data.reward_timeout",
                                                 "rollout.max_num_seqs",
                                                 "rollout.max_num_batched_tokens",
                                                 "rollout.kv_cache_bytes",

@@ -56,7 +56,9 @@ struct DataKeys {
   double noise = -1, noise_ramp = 0;
   std::string tokenizer, chat_template = "auto";
   ChatTemplateKeys apply_chat_template_kwargs;
-  std::string reward, prompt_key, answer_key;
+  std::string reward;
+  double reward_timeout = 60;
+  std::string prompt_key, answer_key;
   int64_t train_batch_size = 64, max_prompt_length = 512, max_response_length = 512;
   bool shuffle = true;
   bool operator==(const DataKeys&) const = default;

@@ -367,8 +367,11 @@ std::vector<ConfigKey> model_and_data_keys() {
       KEY(data.apply_chat_template_kwargs.date_string, any, "", "llama-3: today's date in the system message", "verl"),
       KEY(data.reward, any, "",
           "jsonl: the verifier: exact, contains, starts_with, gsm8k-strict, gsm8k-flexible, math-string, dapo, "
-          "countdown "
-          "or math-value; not needed by `pare sft`",
+          "countdown or math-value; or command:PROGRAM ARGUMENTS, a program of yours that grades lines "
+          "(data/reward_command.h); not needed by `pare sft`",
+          "pare"),
+      KEY(data.reward_timeout, above_to(0, 1e6), "seconds",
+          "command: an answer that takes longer is waited for once more, from a new process; then the run fails",
           "pare"),
       KEY(data.prompt_key, any, "", "jsonl: key of the prompt; empty: prompt, problem or question", "verl"),
       KEY(data.answer_key, any, "", "jsonl: key of the answer; empty: answer, or else solution", "pare"),

@@ -55,9 +55,12 @@ void Session::read_data() {
     train = make_ssa(d, false);
     val = make_ssa(d, true);
   } else {
-    const auto read = [&d](const std::vector<std::string>& files) -> std::unique_ptr<Task> {
+    std::shared_ptr<RewardCommand> command;
+    if (RewardCommand::is_one(d.reward))
+      command = std::make_shared<RewardCommand>(d.reward, d.reward_timeout);
+    const auto read = [&](const std::vector<std::string>& files) -> std::unique_ptr<Task> {
       if (files.empty()) return nullptr;
-      return std::make_unique<JsonlTask>(files, d.reward, d.prompt_key, d.answer_key);
+      return std::make_unique<JsonlTask>(files, d.reward, d.prompt_key, d.answer_key, command);
     };
     train = read(d.train_files);
     val = read(d.val_files);
@@ -179,7 +182,8 @@ std::string Session::response_text(const Completion& completion) const {
 }
 
 Reward Session::reward(const Task& task, const Problem& problem, const Completion& completion) const {
-  return task.reward(problem, {response_text(completion), completion.finish == Finish::eos});
+  return task.reward(problem, {response_text(completion), completion.finish == Finish::eos,
+                               static_cast<int64_t>(completion.tokens.size())});
 }
 
 std::vector<Reward> Session::rewards(const Task& task, std::span<const Problem> problems,

@@ -1,0 +1,57 @@
+// A reward that a program of the user's gives: data.reward = "command:PROGRAM ARGUMENTS...".
+//
+// It is started once for each thread that grades, when the first response is there.  Each line of its standard input is
+// an object, to which it answers with one line on its standard output before it gets the next:
+//   {"prompt": "...", "gold": "...", "row": {...}, "response": "...", "finished": true, "tokens": 57}
+//   {"score": 1.0, "extracted": "..."}
+// prompt     the text of the problem without chat format; "prompt_ids" in its place where the data has ids
+// gold       the answer of the row as it stands there, of any type; null where the row has none
+// row        the row of the data, as it stands in the file
+// response   text without the closing EOS; what is not UTF-8 in it (a character cut in the middle) as U+FFFD
+// finished   the response ended with an EOS instead of being cut at data.max_response_length
+// tokens     of the response, that EOS included
+// score      a finite number; extracted (may be absent or null): the answer that it found, for maj@n and logs
+//
+// Which process gets a response depends on threads and time, and a resumed run asks again: for a run that can be
+// reproduced the answer is a function of the line.
+#pragma once
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/child.h"
+#include "data/verify.h"
+
+namespace pare {
+
+class RewardCommand {
+ public:
+  static bool is_one(const std::string& reward) { return reward.starts_with("command:"); }
+
+  // Splits the command into words as a shell does (quotes, $VARIABLES, ~, patterns; no pipes) and finds its program,
+  // but starts nothing.  `seconds`: the most that an answer may take, the start of the program included.
+  RewardCommand(const std::string& reward, double seconds);
+  ~RewardCommand();  // the programs have a second to end by themselves
+
+  // The verdict on a line (JSON without a line end); from any number of threads.  A program that ends or is late is
+  // started again, once, and asked again.  An Error(failed) shows the end of its standard error.
+  Verdict grade(const std::string& line);
+  // One verdict for each, in order, on all threads.
+  std::vector<Verdict> grade_all(const std::vector<std::string>& lines);
+
+ private:
+  std::unique_ptr<Child> start() const { return std::make_unique<Child>(program_, words_); }
+  std::unique_ptr<Child> idle_or_new();
+  [[noreturn]] void give_up(Child& child, const std::string& line, const std::string& what);
+
+  const std::string command_;
+  const double seconds_;
+  std::vector<std::string> words_;
+  std::string program_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Child>> idle_;  // no more than were asked at the same time
+  std::string failure_;                       // of the first that gave up
+};
+
+}  // namespace pare
