@@ -23,6 +23,37 @@ std::string number_text(double x) {
   return t.find_first_of(".ein") == std::string::npos ? t + ".0" : t;
 }
 
+// Lines and columns count from 1.
+struct Place {
+  size_t line, column;
+};
+
+#if TOML11_VERSION_MAJOR >= 4
+
+Place place_of(const toml::source_location& at) { return {at.first_line_number(), at.first_column_number()}; }
+
+Place place_of(const toml::exception& e) {
+  const auto* error = dynamic_cast<const toml::syntax_error*>(&e);
+  return error && !error->errors().empty() ? place_of(error->errors()[0].locations().at(0).first) : Place{1, 1};
+}
+
+// This reader refuses an integer of more than 64 bits.
+bool fits(const toml::source_location&) { return true; }
+
+// "function: what", and why.
+std::string one_line(const toml::exception& e) {
+  const auto* error = dynamic_cast<const toml::syntax_error*>(&e);
+  if (!error || error->errors().empty()) return e.what();
+  const std::string &what = error->errors()[0].title(), &why = error->errors()[0].locations().at(0).second;
+  const size_t function = what.starts_with("toml::") ? what.find(' ') + 1 : 0;
+  return cat(what.substr(function), why.empty() ? "" : ": ", why);
+}
+
+#else
+
+Place place_of(const toml::source_location& at) { return {at.line(), at.column()}; }
+Place place_of(const toml::exception& e) { return place_of(e.location()); }
+
 // The integer that is written there has at most 64 bits.
 bool fits(const toml::source_location& at) {
   std::string digits = at.line_str().substr(at.column() - 1);
@@ -33,6 +64,22 @@ bool fits(const toml::source_location& at) {
   return std::from_chars(digits.data() + (base == 10 ? 0 : 2), digits.data() + digits.size(), i, base).ec ==
          std::errc{};
 }
+
+// In one line what the reader says in several: "[error] function: what" and, under a line of the document, "^--- why".
+std::string one_line(const toml::exception& e) {
+  const std::string report = e.what();
+  std::string what = report.substr(0, report.find('\n'));
+  if (const size_t function = what.find("toml::"); function != std::string::npos)
+    what = what.substr(what.find(' ', function) + 1);
+  else if (const size_t error = what.find("] "); error != std::string::npos)
+    what = what.substr(error + 2);
+  const size_t mark = report.rfind("^--- ");
+  if (mark == std::string::npos) return what;
+  const std::string why = report.substr(mark + 5, report.find('\n', mark) - mark - 5);
+  return what.empty() ? why : what + ": " + why;
+}
+
+#endif
 
 TomlValue value_of(const toml::value& v, const std::string& where) {
   if (v.is_string()) return {toml::get<std::string>(v), TomlValue::Kind::string};
@@ -102,19 +149,6 @@ toml::value read(const std::string& document, const std::string& where) {
   return toml::parse(stream);
 }
 
-// In one line what the reader says in several: "[error] function: what" and, under a line of the document, "^--- why".
-std::string one_line(const std::string& report) {
-  std::string what = report.substr(0, report.find('\n'));
-  if (const size_t function = what.find("toml::"); function != std::string::npos)
-    what = what.substr(what.find(' ', function) + 1);
-  else if (const size_t error = what.find("] "); error != std::string::npos)
-    what = what.substr(error + 2);
-  const size_t mark = report.rfind("^--- ");
-  if (mark == std::string::npos) return what;
-  const std::string why = report.substr(mark + 5, report.find('\n', mark) - mark - 5);
-  return what.empty() ? why : what + ": " + why;
-}
-
 std::string trimmed(std::string_view s) {
   const size_t begin = s.find_first_not_of(' ');
   return begin == std::string_view::npos ? "" : std::string(s.substr(begin, s.find_last_not_of(' ') + 1 - begin));
@@ -141,13 +175,13 @@ std::vector<TomlItem> parse_toml(const std::string& document, const std::string&
   } catch (const toml::exception& e) {
     // The end of the document is a line of its own to the reader.
     const auto lines = 1 + std::count(document.begin(), document.end(), '\n');
-    fail(where, ":", std::min<int64_t>(e.location().line(), lines), ": ", one_line(e.what()));
+    fail(where, ":", std::min<int64_t>(place_of(e).line, lines), ": ", one_line(e));
   }
   std::vector<Leaf> leaves;
   flatten(table, "", leaves);
   const auto begin = [](const Leaf& leaf) {
-    const toml::source_location at = leaf.second->location();
-    return std::pair(at.line(), at.column());
+    const Place at = place_of(leaf.second->location());
+    return std::pair(at.line, at.column);
   };
   std::sort(leaves.begin(), leaves.end(), [&](const Leaf& a, const Leaf& b) { return begin(a) < begin(b); });
   std::vector<TomlItem> items;
