@@ -31,7 +31,9 @@ PACKAGES += $(if $(CXX),,g++-12)
 CXX := $(or $(CXX),g++-12)
 endif
 HEADERS := nlohmann/json.hpp CLI/CLI.hpp toml.hpp gtest/gtest.h utf8proc.h gmpxx.h mpfr.h mpc.h xxhash.h
-MISSING := $(foreach h,$(HEADERS),$(if $(wildcard /usr/include/$(h)),,$(h))) $(if $(shell command -v $(firstword $(CXX))),,$(CXX))
+HASH := \#
+MISSING := $(shell for h in $(HEADERS); do echo "$(HASH)if !__has_include(<$$h>)"; echo $$h; echo "$(HASH)endif"; done | \
+             $(CXX) -x c++ -E -P - 2>/dev/null || echo $(CXX))
 DEPS_DONE := $(if $(strip $(MISSING)),$(BUILD)/.deps)
 $(BUILD)/.deps:
 	@tools/deps.sh $(PACKAGES)

@@ -1,5 +1,7 @@
 // The scripts that read what nvcc, ncu and `pare bench` write, on samples in their formats.  Those of ncu are made up
 // by its documentation: no device has shown them yet.
+#include <array>
+#include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
@@ -26,6 +28,38 @@ class Tools : public Program {
   }
   Outcome python(const std::string& arguments) const { return shell("python3 " + arguments); }
 };
+
+// Where there is no apt the names of the system's own packages are printed: every package has them.
+TEST_F(Tools, DepsNameThePackagesOfOtherSystems) {
+  const std::string makefile = read_text("Makefile"), mark = "\nPACKAGES := ";
+  const size_t begin = makefile.find(mark) + mark.size();
+  const std::string packages = makefile.substr(begin, makefile.find('\n', begin) - begin) + " g++-12";
+  const auto count = [](std::string text) {
+    std::stringstream words(text);
+    return std::distance(std::istream_iterator<std::string>(words), {});
+  };
+  ASSERT_GT(count(packages), 8);
+  for (const auto& [manager, command, name] : {std::array{"dnf", "    sudo dnf install ", "json-devel"},
+                                               {"pacman", "    sudo pacman -S --needed ", "gtest"},
+                                               {"brew", "    brew install ", "googletest"},
+                                               {"none", "    (Debian's names) ", "libgtest-dev"}}) {
+    // A system that has what the script needs, and this.
+    write(std::string(manager) + "/" + manager, "#!/bin/sh\n");
+    std::filesystem::permissions(at(std::string(manager) + "/" + manager), std::filesystem::perms::owner_all);
+    const std::string tools = at(manager);
+    ASSERT_EQ(std::system(("for t in sh id tr; do ln -s $(command -v $t) " + tools + "; done").c_str()), 0);
+    const int status =
+        std::system(("env -i PATH=" + tools + " sh tools/deps.sh " + packages + " 2>" + at(".err")).c_str());
+    EXPECT_EQ(WEXITSTATUS(status), 1);
+    const std::string text = read_text(at(".err"));
+    const size_t line = text.find(command);
+    ASSERT_NE(line, std::string::npos) << text;
+    const std::string names =
+        text.substr(line + std::strlen(command), text.find('\n', line) - line - std::strlen(command));
+    EXPECT_EQ(count(names), count(packages)) << names;
+    EXPECT_NE((" " + names).find(std::string(" ") + name), std::string::npos) << names;
+  }
+}
 
 const char* const kKernel =
     "void pare::cuda::(anonymous namespace)::rows<__nv_bfloat16, (pare::Kind)1>(const float *, int)";
