@@ -148,7 +148,7 @@ $(eval $(call variant,clang,$(BUILD)/clang))
 $(BUILD)/tests/%.o $(BUILD)/src/app/%.o: cpu_FLAGS := -O1
 
 # ---- targets ---------------------------------------------------------------------------------------------------------
-.PHONY: all test asan asan-ops check mutants clang-check fuzz emu cuda cuda-tests pack registers registers-update bench install quickstart readme deps format format-check lint clean help
+.PHONY: all test asan asan-ops arm-check check mutants clang-check fuzz emu cuda cuda-tests pack registers registers-update bench install quickstart readme deps format format-check lint clean help
 all: $(BUILD)/pare
 
 test: $(BUILD)/tests/pare_tests $(BUILD)/pare
@@ -162,6 +162,10 @@ emu: $(BUILD)/emu/pare
 $(BUILD)/emu/pare: $(cpu_LIB) $(cpu_APP) $(filter-out $(BUILD)/emu/tests/%,$(cpu_EMU))
 	@echo 'link $@'
 	$(Q)$(CXX) $(LDFLAGS) $^ $(LIBS) -o $@
+
+# The same bits on aarch64: a cross build and some steps under qemu, where both are there.
+arm-check: $(BUILD)/pare
+	@tools/arm_check.sh $(BUILD)/pare $(BUILD)/aarch64 $(JOBS)
 
 # The tests that run kernels, the kernels under the access checker, the rest of the program as it is.
 KERNEL_TESTS := tests/main tests/test_ops tests/test_ptx $(patsubst %.cpp,%,$(wildcard tests/test_cuda_*.cpp tests/op_cases*.cpp))
@@ -303,6 +307,6 @@ lint:
 clean:
 	rm -rf $(BUILD)
 help:
-	@sed -n '1,12s/^# \{0,1\}//p' Makefile; echo "targets: all test asan asan-ops check mutants clang-check fuzz emu cuda cuda-tests pack registers registers-update bench install quickstart readme deps format format-check lint clean"
+	@sed -n '1,12s/^# \{0,1\}//p' Makefile; echo "targets: all test asan asan-ops arm-check check mutants clang-check fuzz emu cuda cuda-tests pack registers registers-update bench install quickstart readme deps format format-check lint clean"
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -12,6 +12,7 @@ libutf8proc-dev    utf8proc-devel libutf8proc   utf8proc
 libgmp-dev         gmp-devel      gmp           gmp
 libmpfr-dev        mpfr-devel     mpfr          mpfr
 libmpc-dev         libmpc-devel   libmpc        libmpc
+libxxhash-dev      xxhash-devel   xxhash        xxhash
 g++-12             gcc-c++        gcc           gcc
 "
 missing=""
