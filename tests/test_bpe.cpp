@@ -112,6 +112,35 @@ TEST(Unicode, Nfc) {
   }
 }
 
+// All code points, alone and beside marks, as the Hugging Face library composes them (tools/make_nfc_table.py): for
+// each 4096 of them FNV-1a of what it makes of them.
+TEST(Unicode, NfcIsThatOfTheTokenizersLibrary) {
+  std::ifstream golden("tests/golden/nfc.txt");
+  char32_t c = 0;
+  for (std::string line; std::getline(golden, line);) {
+    std::string text;
+    for (const char32_t first = c; c < first + 0x1000; c++)
+      if (const std::string s = utf8_of(c); c < 0xd800 || c >= 0xe000)
+        text += s + "\ne\u0345" + s + "\u0334\n" + s + "\u0301\u0323\n\U00011935" + s + "\n";
+    uint64_t hash = 0xcbf29ce484222325;
+    for (const char byte : nfc(text)) hash = (hash ^ static_cast<uint8_t>(byte)) * 0x100000001b3;
+    EXPECT_EQ(hash, std::stoull(line, nullptr, 16)) << "below " << std::hex << int(c);
+  }
+  EXPECT_EQ(c, 0x110000u);
+  // What later versions of Unicode compose or reorder stays.
+  for (const std::string later :
+       {"a\u0898\u0334", "\U00011935\U00011930", "\U00011382\U000113c9", "\U000105d2\u0307", "\U0001611e\U0001611e"})
+    EXPECT_EQ(nfc(later), later);
+  EXPECT_EQ(nfc("e\u0301\u0898e\u0301"), "\u00e9\u0898\u00e9");
+}
+
+// A run of marks is sorted, not shifted.
+TEST(Unicode, NfcOfManyMarks) {
+  std::string mixed = "a", above, below;
+  for (int i = 0; i < 100'000; i++) mixed += "\u0301\u0323", above += "\u0301", below += "\u0323";
+  EXPECT_EQ(nfc(mixed), "\u1ea1" + below.substr(2) + above);
+}
+
 // ---- word patterns -------------------------------------------------------------------------------------------------
 
 TEST(WordPatterns, OfGpt2) {

@@ -3,13 +3,11 @@
 #include <utf8proc.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <memory>
-#include <new>
+#include <iterator>
 #include <vector>
 
 #include "base/error.h"
-#include "tokenizer/unicode_table.h"
+#include "tokenizer/nfc_table.h"
 
 namespace pare {
 
@@ -51,13 +49,39 @@ const CharClass* char_classes() {
   return classes.data();
 }
 
+namespace {
+
+template <size_t n>
+std::vector<bool> members(const unicode::Range (&ranges)[n]) {
+  std::vector<bool> all(0x110000, false);
+  for (const unicode::Range& r : ranges) std::fill(all.begin() + r.first, all.begin() + r.last + 1, true);
+  return all;
+}
+
+// utf8proc's own pass over the order of marks is quadratic in the length of a run of them; this one sorts.
+void append_composed(std::vector<utf8proc_int32_t>& decomposed, std::string& result) {
+  const auto order = [](utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; };
+  for (auto run = decomposed.begin(); run != decomposed.end(); run++) {
+    const auto begin = run;
+    while (run != decomposed.end() && order(*run) != 0) run++;
+    std::stable_sort(begin, run, [&](auto a, auto b) { return order(a) < order(b); });
+    if (run == decomposed.end()) break;
+  }
+  const utf8proc_ssize_t length = utf8proc_normalize_utf32(
+      decomposed.data(), std::ssize(decomposed), static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+  expect(length >= 0, "utf8proc: ", utf8proc_errmsg(length));
+  for (utf8proc_ssize_t i = 0; i < length; i++) {
+    utf8proc_uint8_t bytes[4];
+    const utf8proc_ssize_t n = utf8proc_encode_char(decomposed[static_cast<size_t>(i)], bytes);
+    result.append(reinterpret_cast<const char*>(bytes), static_cast<size_t>(n));
+  }
+  decomposed.clear();
+}
+
+}  // namespace
+
 bool may_need_nfc(std::string_view text) {
-  static const std::vector<bool> composing = [] {
-    std::vector<bool> all(0x110000, false);
-    for (const unicode::Range& r : unicode::kComposing)
-      for (uint32_t c = r.first; c <= r.last; c++) all[c] = true;
-    return all;
-  }();
+  static const std::vector<bool> composing = members(unicode::kComposing);
   for (const char *p = text.data(), *end = p + text.size(); p < end;) {
     const Utf8Step step = next_utf8(p, end);
     if (step.kind == Utf8Step::character && composing[step.value]) return true;
@@ -67,24 +91,25 @@ bool may_need_nfc(std::string_view text) {
 }
 
 std::string nfc(std::string_view text) {
+  static const std::vector<bool> newer = members(unicode::kNewer);
   std::string result;
-  const char *p = text.data(), *end = p + text.size();
-  while (p < end) {
-    const char* valid = p;
-    Utf8Step step{};
-    while (p < end && (step = next_utf8(p, end)).kind == Utf8Step::character) p += step.length;
-    if (p > valid) {
-      utf8proc_uint8_t* composed = nullptr;
-      const utf8proc_ssize_t length =
-          utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(valid), p - valid, &composed,
-                       static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
-      if (length == UTF8PROC_ERROR_NOMEM) throw std::bad_alloc();
-      expect(length >= 0, "utf8proc: ", utf8proc_errmsg(length));
-      const std::unique_ptr<utf8proc_uint8_t, void (*)(void*)> owner(composed, std::free);
-      result.append(reinterpret_cast<const char*>(composed), static_cast<size_t>(length));
+  std::vector<utf8proc_int32_t> part;
+  for (const char *p = text.data(), *end = p + text.size(); p < end;) {
+    const Utf8Step step = next_utf8(p, end);
+    if (step.kind == Utf8Step::character && !newer[step.value]) {
+      utf8proc_int32_t parts[32];
+      const utf8proc_ssize_t n =
+          utf8proc_decompose_char(static_cast<utf8proc_int32_t>(step.value), parts, std::ssize(parts),
+                                  static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE), nullptr);
+      expect(n > 0 && n <= std::ssize(parts), "utf8proc: ", utf8proc_errmsg(n));
+      part.insert(part.end(), parts, parts + n);
+    } else {
+      append_composed(part, result);
+      result.append(p, step.length);
     }
-    if (p < end) result.append(p, step.length), p += step.length;
+    p += step.length;
   }
+  append_composed(part, result);
   return result;
 }
 

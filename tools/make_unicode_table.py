@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tokenizer/unicode_table.h: which code points are letters, numbers and white space in Unicode 16, and which ones
-composition (NFC) may change.
+"""Writes tokenizer/unicode_table.h: which code points are letters, numbers and white space in Unicode 16.
 
     pip install unicodedata2==16.0.0
     python3 tools/make_unicode_table.py > tokenizer/unicode_table.h
@@ -31,19 +30,6 @@ def category(first_letter):
     return lambda c: unicodedata.category(chr(c))[0] == first_letter
 
 
-def composition_changes():
-    """Code points with a combining class, those that are not in NFC, and those that may join the one before."""
-    found = {*range(0x1161, 0x1176), *range(0x11A8, 0x11C3)}  # Hangul vowels and final consonants
-    for c in range(0x110000):
-        decomposition = unicodedata.decomposition(chr(c)).split()
-        if len(decomposition) == 2 and "<" not in decomposition[0]:
-            found.add(int(decomposition[1], 16))
-        surrogate = 0xD800 <= c < 0xE000
-        if unicodedata.combining(chr(c)) or (not surrogate and unicodedata.normalize("NFC", chr(c)) != chr(c)):
-            found.add(c)
-    return found
-
-
 out = ["// Code points of Unicode " + VERSION + " in ranges, first and last.  Generated:",
        "//   pip install unicodedata2==" + VERSION,
        "//   python3 tools/make_unicode_table.py > tokenizer/unicode_table.h",
@@ -51,9 +37,7 @@ out = ["// Code points of Unicode " + VERSION + " in ranges, first and last.  Ge
        "struct Range {", "  uint32_t first, last;", "};"]
 for name, comment, holds in [("kLetters", "general categories L*", category("L")),
                              ("kNumbers", "general categories N*", category("N")),
-                             ("kSpace", "White_Space", SPACE.__contains__),
-                             ("kComposing", "not both NFC_Quick_Check=Yes and Canonical_Combining_Class=0",
-                              composition_changes().__contains__)]:
+                             ("kSpace", "White_Space", SPACE.__contains__)]:
     out += ["", f"inline constexpr Range {name}[] = {{  // {comment}"]
     line = "   "
     for first, last in ranges(holds):
