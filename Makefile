@@ -15,6 +15,7 @@ O ?= 3
 BUILD := build
 JOBS ?= $(shell nproc)
 MAKEFLAGS += -j$(JOBS)
+comma := ,
 Q := $(if $(V),,@)
 
 .DEFAULT_GOAL := all
@@ -43,7 +44,7 @@ $(BUILD)/.deps:
 ROOMS := src/base src/bench src/ops src/ref src/cpu src/kv src/rollout src/rl model tokenizer data data/math_value
 LIB_SRC := $(sort $(foreach d,$(ROOMS),$(wildcard $(d)/*.cpp)))
 APP_SRC := $(wildcard src/app/*.cpp)
-TEST_SRC := $(wildcard tests/*.cpp)
+TEST_SRC := $(filter-out tests/test_steps.cpp,$(wildcard tests/*.cpp))
 CUDA_SRC := $(wildcard cuda/*.cu)
 EMU_SRC := $(wildcard cuda/emu/src/*.cpp)
 
@@ -94,13 +95,16 @@ $(BUILD)/commit.inc: always
 	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 .PHONY: always
 
-# ---- variants of the same sources: cpu (the program), asan, check (the emulator's access checker), fuzz, clang --------
+# ---- variants of the same sources: cpu (the program), asan, check (the emulator's access checker), steps, fuzz, clang -
 cpu_FLAGS := -O$(O)
 # (-Wmaybe-uninitialized: GCC finds it in its own <regex> when sanitizers are on.)
 asan_FLAGS := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -Wno-maybe-uninitialized
 # Instrumented like for ThreadSanitizer, but linked with the checker instead; -O1 and no-tree-sra keep accesses whole.
 check_FLAGS := -O2 -DCUEMU_CHECK
 check_KERNEL_FLAGS := -O1 -fsanitize=thread $(if $(findstring clang,$(CXX)),,-fno-tree-sra)
+# Calls a function at every branch (tools/fuzz/steps.h); templates of std::string are compiled here, so theirs count too.
+steps_FLAGS := -O1 -fsanitize-coverage=trace-pc -D_GLIBCXX_EXTERN_TEMPLATE=0
+STEPS_LINK := $(patsubst %,-Wl$(comma)--wrap=%,__sanitizer_cov_trace_pc memchr memcmp memcpy memmove)
 fuzz_FLAGS := -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
 # Nothing but whether it compiles: a stamp takes the place of the object.
 clang_FLAGS := -O0 -fsyntax-only
@@ -142,17 +146,28 @@ EMUFLAGS = -std=c++20 -g -march=x86-64-v3 $(WARN) $(BITS) -Wno-unknown-pragmas -
 $(eval $(call variant,cpu,$(BUILD)))
 $(eval $(call variant,asan,$(BUILD)/asan))
 $(eval $(call variant,check,$(BUILD)/check))
+$(eval $(call variant,steps,$(BUILD)/steps))
 $(eval $(call variant,fuzz,$(BUILD)/fuzz))
 $(eval $(call variant,clang,$(BUILD)/clang))
+$(BUILD)/fuzz/data/%.o $(BUILD)/fuzz/tokenizer/%.o: fuzz_FLAGS += $(filter-out -O1,$(steps_FLAGS))
 # Nothing hot in these: they compile faster.
 $(BUILD)/tests/%.o $(BUILD)/src/app/%.o: cpu_FLAGS := -O1
 
 # ---- targets ---------------------------------------------------------------------------------------------------------
-.PHONY: all test asan asan-ops arm-check check mutants clang-check fuzz emu cuda cuda-tests pack registers registers-update bench install quickstart readme deps format format-check lint clean help
+.PHONY: all test steps asan asan-ops arm-check check mutants clang-check fuzz emu cuda cuda-tests pack registers registers-update bench install quickstart readme deps format format-check lint clean help
 all: $(BUILD)/pare
 
 test: $(BUILD)/tests/pare_tests $(BUILD)/pare
 	$< --jobs=$(JOBS) $(TEST_FLAGS)
+
+# Whether work is proportional to the text, by counting.
+steps: $(BUILD)/steps/tests/step_tests
+	$< $(TEST_FLAGS)
+STEPS_OBJ := $(filter $(addprefix $(BUILD)/steps/,data/% tokenizer/%),$(steps_LIB))
+$(BUILD)/steps/tests/step_tests: $(STEPS_OBJ) $(filter $(BUILD)/src/base/%,$(cpu_LIB)) $(BUILD)/tests/test_steps.o $(BUILD)/tests/main.o
+	@mkdir -p $(@D)
+	@echo 'link $@'
+	$(Q)$(CXX) $(LDFLAGS) $(STEPS_LINK) $^ -lgtest $(LIBS) -o $@
 
 asan: $(BUILD)/asan/tests/pare_tests $(BUILD)/asan/pare
 	$< --jobs=$(JOBS) $(TEST_FLAGS)
@@ -210,7 +225,7 @@ $(FUZZ:%=fuzz-%): fuzz-%: $(BUILD)/fuzz/fuzz_%
 $(BUILD)/fuzz/%: CXX = $(FUZZ_CXX)
 $(BUILD)/fuzz/fuzz_%: $(BUILD)/fuzz/tools/fuzz/%.o $(FUZZ_LIB)
 	@echo 'link $@'
-	$(Q)$(CXX) $(LDFLAGS) $(fuzz_FLAGS) -fsanitize=fuzzer $^ $(LIBS) -o $@
+	$(Q)$(CXX) $(LDFLAGS) $(fuzz_FLAGS) -fsanitize=fuzzer $(if $(filter %/fuzz_steps,$@),$(STEPS_LINK)) $^ $(LIBS) -o $@
 
 # The program is one file and finds its presets in itself: PROGRAM=build/cuda/pare installs the one with the device `cuda`.
 PREFIX ?= /usr/local
@@ -307,6 +322,6 @@ lint:
 clean:
 	rm -rf $(BUILD)
 help:
-	@sed -n '1,12s/^# \{0,1\}//p' Makefile; echo "targets: all test asan asan-ops arm-check check mutants clang-check fuzz emu cuda cuda-tests pack registers registers-update bench install quickstart readme deps format format-check lint clean"
+	@sed -n '1,12s/^# \{0,1\}//p' Makefile; echo "targets: all test steps asan asan-ops arm-check check mutants clang-check fuzz emu cuda cuda-tests pack registers registers-update bench install quickstart readme deps format format-check lint clean"
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

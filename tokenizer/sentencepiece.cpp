@@ -1,5 +1,6 @@
 // SentencePiece BPE (Kudo and Richardson, 2018; Llama's variant with byte fallback) from llama2.c's tokenizer.bin or a
 // list of pieces in JSON.
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -153,9 +154,18 @@ class SentencePiece : public Tokenizer {
     return id >= 0 && id < vocab_size() ? byte_of(vocabulary_.pieces[static_cast<size_t>(id)]) : -1;
   }
 
+  // In a list, linked by index; `text.size()` and beyond: none.
   struct Symbol {
-    std::string_view text;
-    int32_t merged = -1;  // the piece of this symbol and the next one together, -1: none
+    std::string_view text;  // empty: it is part of one before
+    int32_t merged = -1;    // the piece of this symbol and the next one together, -1: none
+    uint32_t previous, next;
+  };
+  // A pair that may be merged: the best score first, the leftmost of equals.
+  struct Pair {
+    float score;
+    uint32_t at;
+    int32_t merged;
+    bool operator<(const Pair& other) const { return score != other.score ? score < other.score : at > other.at; }
   };
 
   int32_t find(std::string_view piece) const {
@@ -180,33 +190,40 @@ class SentencePiece : public Tokenizer {
   }
 
   std::vector<Symbol> merge(std::string_view text) const {
+    if (text.size() >= UINT32_MAX) fail("tokenizer ", path_, ": a text of ", text.size(), " bytes");
     std::vector<Symbol> symbols;
-    for (size_t at = 0; at < text.size();) {
-      const size_t length = utf8_length(text[at]);
-      symbols.push_back({text.substr(at, length)});
-      at += symbols.back().text.size();
+    for (size_t at = 0; at < text.size(); at += symbols.back().text.size()) {
+      const auto i = static_cast<uint32_t>(symbols.size());
+      symbols.push_back({text.substr(at, utf8_length(text[at])), -1, i - 1, i + 1});
     }
+    std::vector<Pair> heap;
     // Symbols lie side by side in `text`, so a pair is one longer view.
-    const auto pair_up = [&](size_t i) {
-      if (i + 1 >= symbols.size()) return -1;
-      return find({symbols[i].text.data(), symbols[i].text.size() + symbols[i + 1].text.size()});
+    const auto pair_up = [&](uint32_t at) {
+      Symbol& left = symbols[at];
+      left.merged =
+          left.next < symbols.size() ? find({left.text.data(), left.text.size() + symbols[left.next].text.size()}) : -1;
+      if (left.merged < 0) return;
+      heap.push_back({vocabulary_.scores[static_cast<size_t>(left.merged)], at, left.merged});
+      std::push_heap(heap.begin(), heap.end());
     };
-    for (size_t i = 0; i < symbols.size(); i++) symbols[i].merged = pair_up(i);
-    for (;;) {
-      size_t best = symbols.size();
-      for (size_t i = 0; i < symbols.size(); i++) {
-        if (symbols[i].merged >= 0 && (best == symbols.size() || score(symbols[i]) > score(symbols[best]))) best = i;
-      }
-      if (best == symbols.size()) return symbols;
-      Symbol& symbol = symbols[best];
-      symbol.text = {symbol.text.data(), symbol.text.size() + symbols[best + 1].text.size()};
-      symbols.erase(symbols.begin() + static_cast<std::ptrdiff_t>(best) + 1);
-      symbols[best].merged = pair_up(best);
-      if (best > 0) symbols[best - 1].merged = pair_up(best - 1);
+    for (uint32_t at = 0; at < symbols.size(); at++) pair_up(at);
+    while (!heap.empty()) {
+      std::pop_heap(heap.begin(), heap.end());
+      const Pair best = heap.back();
+      heap.pop_back();
+      Symbol& left = symbols[best.at];
+      if (left.merged != best.merged) continue;  // one of the two has been merged since
+      Symbol& right = symbols[left.next];
+      left.text = {left.text.data(), left.text.size() + right.text.size()};
+      left.next = right.next;
+      right.text = {}, right.merged = -1;
+      if (left.next < symbols.size()) symbols[left.next].previous = best.at;
+      pair_up(best.at);
+      if (left.previous < symbols.size()) pair_up(left.previous);
     }
+    std::erase_if(symbols, [](const Symbol& s) { return s.text.empty(); });
+    return symbols;
   }
-
-  float score(const Symbol& symbol) const { return vocabulary_.scores[static_cast<size_t>(symbol.merged)]; }
 
   struct Hash {
     using is_transparent = void;

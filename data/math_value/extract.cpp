@@ -18,11 +18,27 @@ struct Box {
   bool closed;
 };
 
+// Looks for one thing again and again, each time further on; the text is read once.
+class Finder {
+ public:
+  Finder(std::string_view s, std::string_view what) : s_(s), what_(what), hit_(s.find(what)) {}
+  // The first one at `at` or behind it; `at` never goes back.
+  size_t from(size_t at) {
+    if (hit_ < at) hit_ = s_.find(what_, at);  // (none is the largest number)
+    return hit_;
+  }
+
+ private:
+  std::string_view s_, what_;
+  size_t hit_;
+};
+
 // All boxes, outermost only.
 std::vector<Box> boxes(std::string_view s) {
   std::vector<Box> found;
+  Finder boxed(s, "\\boxed"), fbox(s, "\\fbox"), dollar(s, "$"), line(s, "\n");
   for (size_t at = 0;;) {
-    const size_t b = s.find("\\boxed", at), f = s.find("\\fbox", at), begin = std::min(b, f);
+    const size_t b = boxed.from(at), f = fbox.from(at), begin = std::min(b, f);
     if (begin == none) return found;
     size_t open = begin + (begin == b ? 6 : 5);
     if (open < s.size() && is_letter(s[open])) {  // another command
@@ -34,7 +50,7 @@ std::vector<Box> boxes(std::string_view s) {
     size_t end = open;
     bool closed = false;
     if (open < s.size() && s[open] != '{') {  // \boxed 42
-      end = std::min({s.find('$', open), s.find('\n', open), s.size()});
+      end = std::min({dollar.from(open), line.from(open), s.size()});
       found.push_back({begin, end, s.substr(open, end - open), true});
       at = end;
       continue;
@@ -144,21 +160,24 @@ std::string_view sentence(std::string_view s) {
 
 // Formulas of $ $, $$ $$, \( \), \[ \], and what is left without them.
 std::vector<std::string_view> formulas(std::string_view s, std::string& rest) {
+  struct Mark {
+    std::string_view open;
+    Finder close;
+  };
+  Mark marks[] = {{"$$", {s, "$$"}}, {"$", {s, "$"}}, {"\\[", {s, "\\]"}}, {"\\(", {s, "\\)"}}};
   std::vector<std::string_view> found;
-  constexpr std::pair<std::string_view, std::string_view> kMarks[] = {
-      {"$$", "$$"}, {"$", "$"}, {"\\[", "\\]"}, {"\\(", "\\)"}};
   for (size_t at = 0; at < s.size();) {
-    size_t close = none;
-    for (const auto& [open_mark, close_mark] : kMarks) {
-      if (s.substr(at, open_mark.size()) != open_mark || (at > 0 && s[at - 1] == '\\')) continue;
-      const size_t begin = at + open_mark.size();
-      close = s.find(close_mark, begin);
-      if (close == none) break;
+    const auto mark = std::find_if(std::begin(marks), std::end(marks), [&](const Mark& m) {
+      return s.substr(at, m.open.size()) == m.open && (at == 0 || s[at - 1] != '\\');
+    });
+    const size_t begin = mark == std::end(marks) ? none : at + mark->open.size();
+    const size_t close = begin == none ? none : mark->close.from(begin);
+    if (close == none) {
+      rest += s[at++];
+    } else {
       found.push_back(s.substr(begin, close - begin));
-      at = close + close_mark.size();
-      break;
+      at = close + mark->open.size();
     }
-    if (close == none) rest += s[at++];
   }
   return found;
 }

@@ -6,6 +6,7 @@
 #include "base/thread_pool.h"
 #include "bench/measure.h"
 #include "bench/rollout.h"
+#include "bench/text.h"
 #include "bench/tokenizer.h"
 #include "bench/training.h"
 #include "cpu/cpu.h"
@@ -103,6 +104,7 @@ void bench_suite() {
     report["read_bandwidth_one_core"][cat(kb, " KB")] = read_bandwidth(kb << 10);
   std::printf("%s\n", report.dump(2).c_str());
   report["tokenizer"] = bench_tokenizer();
+  report["text"] = bench_text();
   for (int n : {1, 2}) {
     set_threads(n);
     Suite suite(report);

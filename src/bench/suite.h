@@ -4,7 +4,7 @@
 namespace pare {
 
 // Prints ratios to what the machine can do, with one thread and with two: products, rows, attention, logits, a GRPO
-// step, rollouts with each KV cache, the tokenizer.  Writes build/bench.json.
+// step, rollouts with each KV cache, the tokenizer, verifiers.  Writes build/bench.json.
 void bench_suite();
 
 }  // namespace pare

@@ -9,6 +9,7 @@ import json, pathlib, re, struct, sys
 FILES = {
     "bpe": ("tests/test_bpe.cpp tests/test_tokenizer.cpp tests/test_text.cpp", "tests/test_bpe.cpp"),
     "tokenizer_file": ("tests/test_bpe.cpp", "tokenizer/tokenizer_json.cpp tests/tiny_tokenizer.h"),
+    "steps": ("tests/test_steps.cpp", "data/verify_*.cpp data/math_value/*.cpp"),
     "verify": ("tests/test_verify.cpp", "data/verify_*.cpp data/math_value/*.cpp"),
     "safetensors": ("tests/test_safetensors.cpp", "model/safetensors.cpp"),
     "toml": ("tests/test_rl_config.cpp data/presets/*.toml", "src/rl/config_keys.cpp"),
@@ -74,6 +75,9 @@ def inputs(target, sources):
                 yield text + b"\n\\boxed{" + text + b"}"
             for response, gold in zip(found, found[1:]):
                 yield gold + b"\n" + response
+    elif target == "steps":
+        for text in literals(b"".join(sources)):
+            yield from (b"\n" + text + b"\n", b"\\boxed{\n" + text + b"\n}")
     elif target == "tokenizer_file":
         yield b"[]"
         yield from vocabulary()

@@ -1,0 +1,19 @@
+// Work in proportion to the text: the lines of the bytes are what stands in front, what is repeated, and what stands
+// behind.  No reader of text takes more steps than a constant times its length.
+#include "tools/fuzz/steps.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace pare;
+  const std::string_view bytes = fuzz::text_of(data, size);
+  const size_t first = std::min(bytes.find('\n'), bytes.size()),
+               last = std::max(first, std::min(bytes.rfind('\n'), bytes.size()));
+  const std::string head(bytes.substr(0, first)), tail(bytes.substr(last));
+  const std::string part(bytes.substr(std::min(first + 1, last), last - std::min(first + 1, last)));
+  const std::string text = fuzz::repeated(head, part, tail, 1 << 14);
+  for (const fuzz::Reader& reader : fuzz::readers()) {
+    const uint64_t steps = fuzz::steps_of(reader, text);
+    fuzz::check(steps <= fuzz::kStepsPerByte * text.size() + fuzz::kStepsOfAnswer, reader.name, ": ", steps,
+                " steps for ", text.size(), " bytes");
+  }
+  return 0;
+}
