@@ -204,11 +204,7 @@ class Reader {
       return std::all_of(at.begin(), at.end(), [&](size_t i) { return holds(t[i]); });
     };
     if (all([](const Token& x) { return x.symbol("="); })) return equation(terms, nesting, a);
-    if (at.size() == 1 && t[at[0]].command("ne")) {
-      a.kind = A::inequality;
-      a.relation = '!';
-      return difference(terms[0], terms[1], a);
-    }
+    if (at.size() == 1 && t[at[0]].command("ne")) return unequal(terms, a);
     const auto up = [](const Token& x) { return x.symbol("<") || x.command("le"); };
     const auto down = [](const Token& x) { return x.symbol(">") || x.command("ge"); };
     std::vector<bool> strict;
@@ -275,17 +271,68 @@ class Reader {
     return a;
   }
 
-  // Ascending terms of which one is a name, or a name between bars, and the others are constant.
+  // slope (x - zero)
+  struct Line {
+    std::string name;
+    Number slope, zero;
+  };
+  // The line that an expression of one variable is.
+  static std::optional<Line> line_of(const std::vector<Tokens>& terms, const Samples& y) {
+    const Token* name = nullptr;
+    for (const Tokens t : terms)
+      for (const Token& token : t) {
+        const bool variable = is_variable(token);
+        if (token.kind == Kind::word || token.symbol("_") || (variable && name && token.text != name->text)) return {};
+        if (variable) name = &token;
+      }
+    if (y.constant || !name || !y[0] || !y[1]) return {};
+    const Samples x = variable(name->text);
+    const MaybeNumber rise = subtract(*y[1], *y[0]), run = subtract(*x[1], *x[0]);
+    const MaybeNumber slope = rise ? divide(*rise, *run) : rise;
+    if (!slope || is_zero(*slope)) return {};
+    const MaybeNumber ahead = divide(*y[0], *slope), zero = ahead ? subtract(*x[0], *ahead) : ahead;
+    if (!zero || !sign(*slope) || !sign(*zero)) return {};
+    const Samples line = combine(minus(x, Samples(zero)), Samples(slope), math_value::multiply);
+    return equal(line, y) ? std::optional<Line>({plain({name, 1}), *slope, *zero}) : std::nullopt;
+  }
+
+  static Answer endpoint(const Line& line, const Answer& height) {
+    if (height.kind == A::infinity) return infinite(height.negative != (sign(line.slope) < 0));
+    const Samples ahead = combine(height.value, Samples(line.slope), divide);
+    return endpoint_of(minus(Samples(line.zero), minus(kZero, ahead)));
+  }
+  // Where the line is between two heights.
+  static Answer between(const Line& line, const Answer& low, const Answer& high, bool strict_low, bool strict_high) {
+    Answer a = endpoint(line, low), b = endpoint(line, high);
+    if (sign(line.slope) > 0) return tuple(std::move(a), std::move(b), strict_low, strict_high);
+    return tuple(std::move(b), std::move(a), strict_high, strict_low);
+  }
+
+  static void becomes(Answer b, const std::string& name, Answer& a) {
+    b.text = a.text;
+    b.name = name;
+    a = std::move(b);
+  }
+
+  // Ascending terms of which one is a name or a line, or one of these between bars, and the others are constant.
   bool interval(const std::vector<Tokens>& terms, const std::vector<bool>& strict, int nesting, Answer& a) {
     if (terms.size() > 3) return false;
-    const size_t middle = terms.size() == 3 ? 1 : is_name(terms[0]) ? 0 : 1;
-    Tokens name = terms[middle];
-    if (!is_name(name)) return false;
-    const bool bars = name.size() > 2 && name.front().symbol("|") && name.back().symbol("|");
-    if (bars) name = name.subspan(1, name.size() - 2);
+    const auto barred = [](Tokens t) { return t.size() > 2 && t.front().symbol("|") && t.back().symbol("|"); };
+    const size_t middle = terms.size() == 3 ? 1 : is_name(terms[0]) || barred(terms[0]) ? 0 : 1;
+    Tokens t = terms[middle];
+    const bool bars = barred(t);
+    if (bars) t = t.subspan(1, t.size() - 2);
+    std::optional<Line> line = Line{"", mpq_class(1), mpq_class(0)};
+    if (is_name(t)) {
+      line->name = base_name(t);
+    } else {
+      const std::optional<Samples> y = expression(t);
+      line = y ? line_of({t}, *y) : std::nullopt;
+      if (!line) return false;
+    }
     Answer low = infinite(true), high = infinite(false);
-    const auto bound = [&](Tokens t, Answer& x) {
-      x = read(t, nesting + 1);
+    const auto bound = [&](Tokens term, Answer& x) {
+      x = read(term, nesting + 1);
       return (x.kind == A::value && x.value.constant) || x.kind == A::infinity;
     };
     if (middle > 0 && !bound(terms[middle - 1], low)) return false;
@@ -297,24 +344,40 @@ class Reader {
     };
     Answer b;
     if (!bars) {
-      b = tuple(low, high, strict_low, strict_high);
+      b = between(*line, low, high, strict_low, strict_high);
     } else if (middle == 0) {
-      b = tuple(negated(high), high, strict_high, strict_high);
+      b = between(*line, negated(high), high, strict_high, strict_high);
     } else {
       b.kind = A::list;
-      b.items = {tuple(negated(high), negated(low), strict_high, strict_low),
-                 tuple(low, high, strict_low, strict_high)};
+      b.items = {between(*line, negated(high), negated(low), strict_high, strict_low),
+                 between(*line, low, high, strict_low, strict_high)};
     }
-    b.text = a.text;
-    b.name = base_name(name);
-    a = b;
+    becomes(std::move(b), line->name, a);
     return true;
   }
 
+  // x - 1 < 0 is the interval that x < 1 is.
   bool inequality(const std::vector<Tokens>& terms, const std::vector<bool>& strict, Answer& a) {
     a.kind = A::inequality;
     a.relation = strict[0] ? '<' : 'l';
-    return terms.size() == 2 && difference(terms[1], terms[0], a);
+    if (terms.size() != 2 || !difference(terms[1], terms[0], a)) return false;
+    if (const std::optional<Line> line = line_of(terms, *a.difference))
+      becomes(between(*line, endpoint_of(kZero), infinite(false), strict[0], true), line->name, a);
+    return true;
+  }
+
+  bool unequal(const std::vector<Tokens>& terms, Answer& a) {
+    a.kind = A::inequality;
+    a.relation = '!';
+    if (!difference(terms[0], terms[1], a)) return false;
+    if (const std::optional<Line> line = line_of(terms, *a.difference)) {
+      Answer b;
+      b.kind = A::list;
+      const Answer zero = endpoint_of(Samples(line->zero));
+      b.items = {tuple(infinite(true), zero, true, true), tuple(zero, infinite(false), true, true)};
+      becomes(std::move(b), line->name, a);
+    }
+    return true;
   }
 
   bool bracket(Tokens t, int nesting, Answer& a) {
@@ -322,7 +385,10 @@ class Reader {
       a.kind = A::set;
       return true;
     }
-    if (t[0].kind != Kind::symbol || !opens(t[0]) || closing(t, 0) != t.size() - 1) return false;
+    if (t[0].kind != Kind::symbol || !opens(t[0])) return false;
+    const size_t close = closing(t, 0);
+    if (close == npos || (close + 1 < t.size() && !is_unit(t.subspan(close + 1), a.unit))) return false;
+    t = t.first(close + 1);
     const Tokens inner = t.subspan(1, t.size() - 2);
     const auto at = places(inner, separates);
     const bool set = t[0].symbol("\\{") || (t[0].symbol("{") && !at.empty());
@@ -331,7 +397,7 @@ class Reader {
       return inner.empty() || (at.size() <= kItems && items(split(inner, at), nesting, a));
     }
     if (at.empty()) {  // parentheses around one thing
-      if (inner.empty() || (!t[0].symbol("(") && !t[0].symbol("{"))) return false;
+      if (inner.empty() || !a.unit.empty() || (!t[0].symbol("(") && !t[0].symbol("{"))) return false;
       a = read(inner, nesting + 1);
       return true;
     }
@@ -346,8 +412,12 @@ class Reader {
     if (at.empty() || at.size() > 4) return false;
     a.kind = A::tuple;
     a.open = a.close = ':';
+    // 5:00x is no time, though 00x is zero.
+    const auto number = [](const Answer& x) {
+      return x.kind == A::value && (x.value.constant || !equal(x.value, kZero));
+    };
     return items(split(t, at), nesting, a) && a.items.size() == at.size() + 1 &&
-           std::all_of(a.items.begin(), a.items.end(), [](const Answer& x) { return x.kind == A::value; });
+           std::all_of(a.items.begin(), a.items.end(), number);
   }
 
   // Sums of matrices with numbers in front.

@@ -19,13 +19,6 @@ Number value_of(const std::string& variable, size_t point) {
   return point == 2 + (name & 1) ? mpq_class(-q) : q;
 }
 
-Samples variable(const std::string& name) {
-  Samples s;
-  s.constant = false;
-  for (size_t i = 0; i < Samples::kPoints; i++) s.at[i] = value_of(name, i);
-  return s;
-}
-
 mpq_class decimal(const std::string& digits) {
   const size_t point = digits.find('.');
   if (point == std::string::npos) return mpz_class(digits, 10);
@@ -34,6 +27,15 @@ mpq_class decimal(const std::string& digits) {
   mpq_class q(mpz_class(digits.substr(0, point) + digits.substr(point + 1), 10), scale);
   q.canonicalize();
   return q;
+}
+
+bool is_greek(const std::string& s) {
+  for (const char* g :
+       {"alpha", "beta",  "gamma", "delta",  "epsilon", "varepsilon", "zeta", "eta",    "theta", "kappa", "lambda",
+        "mu",    "nu",    "xi",    "rho",    "sigma",   "tau",        "phi",  "varphi", "chi",   "psi",   "omega",
+        "Gamma", "Delta", "Theta", "Lambda", "Sigma",   "Phi",        "Psi",  "Omega",  "ell"})
+    if (s == g) return true;
+  return false;
 }
 
 bool is_whole(const Token& t) { return t.kind == Kind::number && t.text.find('.') == std::string::npos; }
@@ -81,7 +83,10 @@ class Parser {
 
   Result binary(const Operation& f, const Samples& a, const Samples& b, int cost = 1) {
     if (!effort_.spend(cost * (a.constant && b.constant ? 1 : static_cast<int>(Samples::kPoints)))) return {};
-    return combine(a, b, f);
+    Samples r = combine(a, b, f);
+    for (const MaybeNumber& x : r.at)
+      if (x && !effort_.spend(length(*x))) return {};
+    return r;
   }
   Result unary(const std::function<MaybeNumber(const Number&)>& f, const Samples& a, int cost = 1) {
     return binary([&](const Number& x, const Number&) { return f(x); }, a, a, cost);
@@ -238,15 +243,6 @@ class Parser {
       if (c < 'A' || c > 'Z') return false;
     return true;
   }
-  static bool is_greek(const std::string& s) {
-    for (const char* g :
-         {"alpha", "beta",  "gamma", "delta",  "epsilon", "varepsilon", "zeta", "eta",    "theta", "kappa", "lambda",
-          "mu",    "nu",    "xi",    "rho",    "sigma",   "tau",        "phi",  "varphi", "chi",   "psi",   "omega",
-          "Gamma", "Delta", "Theta", "Lambda", "Sigma",   "Phi",        "Psi",  "Omega",  "ell"})
-      if (s == g) return true;
-    return false;
-  }
-
   Result letter() {
     std::string name = t_[at_++].text;
     if (!at_symbol("_"))
@@ -420,6 +416,18 @@ class Parser {
 
 }  // namespace
 
+Samples variable(const std::string& name) {
+  Samples s;
+  s.constant = false;
+  for (size_t i = 0; i < Samples::kPoints; i++) s.at[i] = value_of(name, i);
+  return s;
+}
+
+bool is_variable(const Token& t) {
+  if (t.kind == Kind::letter) return t.text != "e" && t.text != "i";
+  return t.kind == Kind::command && is_greek(t.text);
+}
+
 bool Samples::defined() const {
   for (size_t i = 0; i < (constant ? 1 : kPoints); i++)
     if (at[i]) return true;
@@ -429,8 +437,13 @@ bool Samples::defined() const {
 Samples combine(const Samples& a, const Samples& b, const Operation& operation) {
   Samples r;
   r.constant = a.constant && b.constant;
-  for (size_t i = 0; i < (r.constant ? 1 : Samples::kPoints); i++)
-    if (a[i] && b[i]) r.at[i] = operation(*a[i], *b[i]);
+  for (size_t i = 0; i < (r.constant ? 1 : Samples::kPoints); i++) {
+    if (!a[i] || !b[i]) continue;
+    r.at[i] = operation(*a[i], *b[i]);
+    // x^{2023} at a point is too long to be exact.
+    const auto *x = std::get_if<mpq_class>(&*a[i]), *y = std::get_if<mpq_class>(&*b[i]);
+    if (!r.at[i] && !r.constant && x && y) r.at[i] = operation(Wide(*x), Wide(*y));
+  }
   return r;
 }
 

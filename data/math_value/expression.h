@@ -29,11 +29,17 @@ bool proportional(const Samples& a, const Samples& b, bool positive);
 using Operation = std::function<MaybeNumber(const Number&, const Number&)>;
 Samples combine(const Samples& a, const Samples& b, const Operation& operation);
 
-// What reading an answer may cost: operations on numbers, functions counting more.  Shared by all parts of an answer.
+// What reading an answer may cost: operations on numbers, functions and long numbers counting more.  Shared by all
+// parts of an answer.
 struct Effort {
   int left = 20000;
   bool spend(int n) { return (left -= n) >= 0; }
 };
+
+// x at the points.
+Samples variable(const std::string& name);
+// Stands for a number by itself: a letter that is no constant, a Greek one.
+bool is_variable(const Token& t);
 
 // The beginning of `t` that is an expression: sums, products (also implied), quotients, powers, roots, factorials,
 // binomials, absolute values, elementary functions, mixed numbers, degrees (as pi / 180), percentages.  `used` is how

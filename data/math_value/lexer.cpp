@@ -15,6 +15,7 @@ struct Pair {
 
 // Before anything else, in this order.
 constexpr Pair kReplaced[] = {{"{,}", ","},
+                              {"\\,", " "},
                               {"^{\\circ}", "\\degree "},
                               {"^\\circ", "\\degree "},
                               {"^{\\degree}", "\\degree "},
@@ -78,8 +79,9 @@ constexpr const char* kDropped[] = {
     "bf",     "rm",     "it",         "hline",  "boldmath",       "thinspace", "space",        "middle",
     "hfill",  "color",  "ensuremath", "mathbb", "mathcal",        "angle",     "triangle",     "therefore"};
 
-constexpr const char* kTextCommands[] = {"text",   "textbf", "textit", "textrm", "textsf",
-                                         "texttt", "mbox",   "hbox",   "mathrm", "operatorname"};
+constexpr const char* kTextCommands[] = {"text",   "textnormal", "textbf", "textit",     "textsl",      "textup",
+                                         "textsc", "textrm",     "textmd", "textsf",     "emph",        "texttt",
+                                         "mbox",   "hbox",       "mathrm", "mathnormal", "operatorname"};
 
 // Letters that stand together in plain text and are no product.
 constexpr const char* kUnits[] = {"cm", "mm",  "km", "kg", "mg", "ft", "mph", "kph", "hr",  "hrs", "min", "sec",
@@ -167,7 +169,7 @@ class Lexer {
       return true;
     }
     std::string d = digits();
-    if (peek(0) == '.' && is_digit(peek(1))) {
+    if (peek(0) == '.' && (is_digit(peek(1)) || s_.substr(at_ + 1).starts_with("\\overline"))) {  // 0.\overline{3}
       d += s_[at_++];
       while (is_digit(peek(0))) d += s_[at_++];
     }

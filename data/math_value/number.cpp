@@ -6,10 +6,11 @@
 namespace pare::math_value {
 namespace {
 
-constexpr size_t kRationalBits = 16384;    // numerator and denominator together; longer ones become inexact
+constexpr size_t kRationalBits = 1 << 17;  // numerator and denominator together; longer ones become undefined
 constexpr mpfr_exp_t kExponent = 1 << 20;  // of an inexact number's parts; larger ones become undefined
 constexpr mpfr_exp_t kArgument = 64;       // exponent of what trigonometric functions are applied to
-constexpr int kEqualBits = 180;
+constexpr int kSlack = 32;                 // what is less than 2^kSlack times an error is nothing
+constexpr int kComparable = 128;           // bits that must be right, of the larger number or behind the point
 
 size_t bits(const mpq_class& q) { return mpz_sizeinbase(q.get_num_mpz_t(), 2) + mpz_sizeinbase(q.get_den_mpz_t(), 2); }
 
@@ -25,14 +26,24 @@ bool below(const Wide& z, mpfr_exp_t limit) {
 }
 
 MaybeNumber checked(const Wide& z) { return below(z, kExponent) ? MaybeNumber(z) : std::nullopt; }
-MaybeNumber checked(const mpq_class& q) {
-  if (bits(q) <= kRationalBits) return q;
-  return checked(Wide(q));
+MaybeNumber checked(const mpq_class& q) { return bits(q) <= kRationalBits ? MaybeNumber(q) : std::nullopt; }
+
+// |z| is about 2^magnitude, at least half and less than twice that.
+mpfr_exp_t magnitude(const Wide& z) {
+  mpfr_exp_t e = Wide::kExact;
+  for (mpfr_srcptr x : {mpc_realref(z.get()), mpc_imagref(z.get())})
+    if (mpfr_regular_p(x)) e = std::max(e, mpfr_get_exp(x));
+  return e;
 }
 
 using Binary = int (*)(mpc_ptr, mpc_srcptr, mpc_srcptr, mpc_rnd_t);
 using Unary = int (*)(mpc_ptr, mpc_srcptr, mpc_rnd_t);
 
+// A result that is wrong by 2^error because its operands are, and by its rounding.
+Wide with_error(Wide z, mpfr_exp_t error) {
+  z.error = std::max({error, magnitude(z) - Wide::kBits, Wide::kExact}) + 1;
+  return z;
+}
 Wide result(Binary f, const Wide& a, const Wide& b) {
   Wide z;
   f(z.get(), a.get(), b.get(), MPC_RNDNN);
@@ -44,19 +55,39 @@ Wide result(Unary f, const Wide& a) {
   return z;
 }
 
-// |z| <= 2^-kEqualBits * scale, where scale is at least 1.
-bool negligible(const Wide& z, mpfr_exp_t scale_exponent) {
-  const auto small = [&](mpfr_srcptr x) { return mpfr_zero_p(x) || mpfr_get_exp(x) <= scale_exponent - kEqualBits; };
-  return small(mpc_realref(z.get())) && small(mpc_imagref(z.get()));
+// Not to be told from zero.
+bool negligible(const Wide& z) { return magnitude(z) <= z.error + kSlack; }
+
+// a + b or a - b; what each is wrong by adds up.
+MaybeNumber sum(Binary f, const Wide& a, const Wide& b) {
+  const Wide z = with_error(result(f, a, b), std::max(a.error, b.error) + 1);
+  for (const Wide* term : {&a, &b})
+    if (!negligible(*term) && magnitude(*term) <= z.error + kSlack) return {};  // it would be lost
+  return checked(z);
 }
-mpfr_exp_t magnitude(const Wide& z) {
-  mpfr_exp_t e = 0;
-  for (mpfr_srcptr x : {mpc_realref(z.get()), mpc_imagref(z.get())})
-    if (!mpfr_zero_p(x)) e = std::max(e, mpfr_get_exp(x));
-  return e;
+Wide product(const Wide& a, const Wide& b) {
+  const mpfr_exp_t x = magnitude(a), y = magnitude(b);
+  return with_error(result(mpc_mul, a, b), std::max({a.error + y, b.error + x, a.error + b.error}) + 2);
+}
+Wide quotient(const Wide& a, const Wide& b) {
+  const Wide z = result(mpc_div, a, b);
+  return with_error(z, std::max(a.error, b.error + magnitude(z)) - magnitude(b) + 3);
+}
+Wide logarithm(const Wide& a) { return with_error(result(mpc_log, a), a.error - magnitude(a) + 2); }
+Wide exponential(const Wide& a) {
+  const Wide z = result(mpc_exp, a);
+  return with_error(z, a.error + magnitude(z) + 1);
+}
+Wide square_root(const Wide& a) {
+  const Wide z = result(mpc_sqrt, a);
+  return with_error(z, negligible(a) ? a.error / 2 + kSlack : a.error - magnitude(z) + 1);
+}
+// Of sin, cos, sinh or cosh, whose derivative is `slope` up to its sign.
+Wide wave(Unary f, Unary slope, const Wide& a) {
+  return with_error(result(f, a), a.error + std::max<mpfr_exp_t>(magnitude(result(slope, a)), a.error) + 1);
 }
 
-// q^n, |n| small enough for the result; nothing: too long, or 0^-1.
+// q^n; nothing: too long, or 0^-1.
 std::optional<mpq_class> integer_power(const mpq_class& q, const mpz_class& n) {
   if (n == 0) return mpq_class(1);
   if (q == 0) return n > 0 ? std::optional<mpq_class>(0) : std::nullopt;
@@ -66,7 +97,7 @@ std::optional<mpq_class> integer_power(const mpq_class& q, const mpz_class& n) {
   mpz_pow_ui(num.get_mpz_t(), q.get_num_mpz_t(), m.get_ui());
   mpz_pow_ui(den.get_mpz_t(), q.get_den_mpz_t(), m.get_ui());
   mpq_class x = n > 0 ? mpq_class(num, den) : mpq_class(den, num);
-  x.canonicalize();
+  if (x.get_den() < 0) x = mpq_class(-x.get_num(), -x.get_den());  // powers of a reduced fraction are reduced
   return x;
 }
 
@@ -83,45 +114,49 @@ MaybeNumber principal_power(const Wide& a, const Wide& b) {
     const bool positive = mpfr_sgn(mpc_realref(b.get())) > 0;
     return positive ? MaybeNumber(mpq_class(0)) : std::nullopt;
   }
-  const Wide product = result(mpc_mul, result(mpc_log, a), b);
+  const Wide x = product(logarithm(a), b);
   // The result must stay in range, and its argument precise.
-  if (!below(product, 20)) return {};
-  return checked(result(mpc_exp, product));
+  if (!below(x, 20)) return {};
+  return checked(exponential(x));
 }
 
 Wide constant(int (*f)(mpfr_ptr, mpfr_rnd_t)) {
   Wide z;
   mpc_set_ui(z.get(), 0, MPC_RNDNN);
   f(mpc_realref(z.get()), MPFR_RNDN);
-  return z;
+  return with_error(z, Wide::kExact);
 }
 
 bool is_real(const Wide& z) {
   const auto* im = mpc_imagref(z.get());
-  return mpfr_zero_p(im) || mpfr_get_exp(im) <= magnitude(z) - kEqualBits;
+  return mpfr_zero_p(im) || mpfr_get_exp(im) <= z.error + kSlack;
 }
 
 }  // namespace
 
+Wide::Wide(const mpq_class& q) : Wide() {
+  if (mpc_set_q(z_, q.get_mpq_t(), MPC_RNDNN) != 0) error = magnitude(*this) - kBits;
+}
+
 MaybeNumber add(const Number& a, const Number& b) {
   if (exact(a) && exact(b)) return checked(mpq_class(*exact(a) + *exact(b)));
-  return checked(result(mpc_add, wide(a), wide(b)));
+  return sum(mpc_add, wide(a), wide(b));
 }
 
 MaybeNumber subtract(const Number& a, const Number& b) {
   if (exact(a) && exact(b)) return checked(mpq_class(*exact(a) - *exact(b)));
-  return checked(result(mpc_sub, wide(a), wide(b)));
+  return sum(mpc_sub, wide(a), wide(b));
 }
 
 MaybeNumber multiply(const Number& a, const Number& b) {
   if (exact(a) && exact(b)) return checked(mpq_class(*exact(a) * *exact(b)));
-  return checked(result(mpc_mul, wide(a), wide(b)));
+  return checked(product(wide(a), wide(b)));
 }
 
 MaybeNumber divide(const Number& a, const Number& b) {
   if (is_zero(b)) return {};
   if (exact(a) && exact(b)) return checked(mpq_class(*exact(a) / *exact(b)));
-  return checked(result(mpc_div, wide(a), wide(b)));
+  return checked(quotient(wide(a), wide(b)));
 }
 
 MaybeNumber power(const Number& base, const Number& exponent) {
@@ -129,16 +164,18 @@ MaybeNumber power(const Number& base, const Number& exponent) {
   if (b && b->get_den() == 1) {
     if (*b == 0) return mpq_class(1);
     if (a) {
-      if (*a == 0 && *b < 0) return {};
-      if (const auto x = integer_power(*a, b->get_num())) return checked(*x);
-    } else if (abs(b->get_num()) <= 4096) {
+      const auto x = integer_power(*a, b->get_num());
+      return x ? checked(*x) : std::nullopt;
+    }
+    if (abs(b->get_num()) <= 4096) {
+      const Wide x = wide(base);
+      if (*b < 0 && negligible(x)) return {};
       Wide z;
-      mpc_pow_z(z.get(), wide(base).get(), b->get_num_mpz_t(), MPC_RNDNN);
-      return checked(z);
+      mpc_pow_z(z.get(), x.get(), b->get_num_mpz_t(), MPC_RNDNN);
+      return checked(with_error(z, magnitude(z) + x.error - magnitude(x) + 13));  // |b| <= 2^12
     }
   } else if (a && b && *a >= 0 && b->get_den() <= 64) {
-    if (const auto r = rational_root(*a, b->get_den().get_ui()))
-      if (const auto x = integer_power(*r, b->get_num())) return checked(*x);
+    if (const auto r = rational_root(*a, b->get_den().get_ui())) return power(*r, mpq_class(b->get_num()));
   }
   return principal_power(wide(base), wide(exponent));
 }
@@ -148,8 +185,7 @@ MaybeNumber root(const Number& x, unsigned long n) {
   const bool negate = n % 2 == 1 && sign(x).value_or(0) < 0;
   const MaybeNumber y = negate ? subtract(mpq_class(0), x) : MaybeNumber(x);
   if (!y) return {};
-  const MaybeNumber r =
-      !negate && n == 2 && !exact(*y) ? checked(result(mpc_sqrt, wide(*y))) : power(*y, mpq_class(1, n));
+  const MaybeNumber r = !negate && n == 2 && !exact(*y) ? checked(square_root(wide(*y))) : power(*y, mpq_class(1, n));
   return r && negate ? subtract(mpq_class(0), *r) : r;
 }
 
@@ -177,7 +213,7 @@ MaybeNumber absolute(const Number& x) {
   Wide z;
   mpc_set_ui(z.get(), 0, MPC_RNDNN);
   mpc_abs(mpc_realref(z.get()), std::get<Wide>(x).get(), MPFR_RNDN);
-  return checked(z);
+  return checked(with_error(z, std::get<Wide>(x).error));
 }
 
 MaybeNumber floor(const Number& x) {
@@ -187,32 +223,27 @@ MaybeNumber floor(const Number& x) {
   } else {
     const Wide& z = std::get<Wide>(x);
     if (!is_real(z) || !below(z, 200)) return {};
-    mpfr_get_z(n.get_mpz_t(), mpc_realref(z.get()), MPFR_RNDD);
+    mpfr_get_z(n.get_mpz_t(), mpc_realref(z.get()), MPFR_RNDN);
+    if (!equal(x, mpq_class(n))) mpfr_get_z(n.get_mpz_t(), mpc_realref(z.get()), MPFR_RNDD);
   }
   return mpq_class(n);
 }
 
 namespace {
 
-MaybeNumber reciprocal(const MaybeNumber& x) { return x ? divide(mpq_class(1), *x) : x; }
-
-Number quotient_of_logs(const Wide& x) {
-  return divide(result(mpc_log, x), result(mpc_log, Wide(mpq_class(10)))).value();
-}
-
 // arctan z = (log(1 - iz) - log(1 + iz)) i / 2;  arcsin z = -i log(iz + sqrt(1 - z^2)).
 MaybeNumber arctan(const Wide& z) {
-  const Wide one(mpq_class(1)), i = wide(imaginary_unit()), iz = result(mpc_mul, i, z);
-  const Wide below_one = result(mpc_sub, one, iz), above_one = result(mpc_add, one, iz);
-  if (is_zero(below_one) || is_zero(above_one)) return {};
-  const Wide difference = result(mpc_sub, result(mpc_log, below_one), result(mpc_log, above_one));
-  return multiply(result(mpc_mul, i, difference), mpq_class(1, 2));
+  const Wide i = wide(imaginary_unit()), iz = product(i, z);
+  const MaybeNumber minus = subtract(mpq_class(1), iz), plus = add(mpq_class(1), iz);
+  if (!minus || !plus || is_zero(*minus) || is_zero(*plus)) return {};
+  const MaybeNumber difference = subtract(logarithm(wide(*minus)), logarithm(wide(*plus)));
+  return difference ? multiply(product(i, wide(*difference)), mpq_class(1, 2)) : difference;
 }
 MaybeNumber arcsin(const Wide& z) {
-  const Wide one(mpq_class(1)), i = wide(imaginary_unit());
-  const Wide cosine = result(mpc_sqrt, result(mpc_sub, one, result(mpc_mul, z, z)));
-  const Wide log = result(mpc_log, result(mpc_add, result(mpc_mul, i, z), cosine));
-  return subtract(mpq_class(0), result(mpc_mul, i, log));
+  const Wide i = wide(imaginary_unit());
+  const MaybeNumber square = subtract(mpq_class(1), product(z, z));
+  const MaybeNumber x = square ? add(product(i, z), square_root(wide(*square))) : square;
+  return x && !is_zero(*x) ? subtract(mpq_class(0), product(i, logarithm(wide(*x)))) : std::nullopt;
 }
 
 struct Function {
@@ -220,12 +251,12 @@ struct Function {
   MaybeNumber (*apply)(const Wide&);
 };
 constexpr Function kFunctions[] = {
-    {"sin", [](const Wide& z) { return checked(result(mpc_sin, z)); }},
-    {"cos", [](const Wide& z) { return checked(result(mpc_cos, z)); }},
-    {"tan", [](const Wide& z) { return divide(result(mpc_sin, z), result(mpc_cos, z)); }},
-    {"cot", [](const Wide& z) { return divide(result(mpc_cos, z), result(mpc_sin, z)); }},
-    {"sec", [](const Wide& z) { return reciprocal(result(mpc_cos, z)); }},
-    {"csc", [](const Wide& z) { return reciprocal(result(mpc_sin, z)); }},
+    {"sin", [](const Wide& z) { return checked(wave(mpc_sin, mpc_cos, z)); }},
+    {"cos", [](const Wide& z) { return checked(wave(mpc_cos, mpc_sin, z)); }},
+    {"tan", [](const Wide& z) { return divide(wave(mpc_sin, mpc_cos, z), wave(mpc_cos, mpc_sin, z)); }},
+    {"cot", [](const Wide& z) { return divide(wave(mpc_cos, mpc_sin, z), wave(mpc_sin, mpc_cos, z)); }},
+    {"sec", [](const Wide& z) { return divide(mpq_class(1), wave(mpc_cos, mpc_sin, z)); }},
+    {"csc", [](const Wide& z) { return divide(mpq_class(1), wave(mpc_sin, mpc_cos, z)); }},
     {"arcsin", arcsin},
     {"arccos",
      [](const Wide& z) {
@@ -233,12 +264,12 @@ constexpr Function kFunctions[] = {
        return x ? subtract(*half, *x) : x;
      }},
     {"arctan", arctan},
-    {"sinh", [](const Wide& z) { return checked(result(mpc_sinh, z)); }},
-    {"cosh", [](const Wide& z) { return checked(result(mpc_cosh, z)); }},
-    {"tanh", [](const Wide& z) { return divide(result(mpc_sinh, z), result(mpc_cosh, z)); }},
-    {"ln", [](const Wide& z) { return checked(result(mpc_log, z)); }},
-    {"log", [](const Wide& z) { return MaybeNumber(quotient_of_logs(z)); }},
-    {"exp", [](const Wide& z) { return checked(result(mpc_exp, z)); }},
+    {"sinh", [](const Wide& z) { return checked(wave(mpc_sinh, mpc_cosh, z)); }},
+    {"cosh", [](const Wide& z) { return checked(wave(mpc_cosh, mpc_sinh, z)); }},
+    {"tanh", [](const Wide& z) { return divide(wave(mpc_sinh, mpc_cosh, z), wave(mpc_cosh, mpc_sinh, z)); }},
+    {"ln", [](const Wide& z) { return checked(logarithm(z)); }},
+    {"log", [](const Wide& z) { return divide(logarithm(z), logarithm(Wide(mpq_class(10)))); }},
+    {"exp", [](const Wide& z) { return checked(exponential(z)); }},
 };
 
 const Function* find_function(const char* name) {
@@ -262,14 +293,11 @@ MaybeNumber apply(const char* function, const Number& x) {
   return f->apply(z);
 }
 
+int length(const Number& x) { return exact(x) ? static_cast<int>(bits(*exact(x)) / 512) : 0; }
+
 Number pi() { return constant(mpfr_const_pi); }
 
-Number euler() {
-  Wide z;
-  mpc_set_ui(z.get(), 1, MPC_RNDNN);
-  mpc_exp(z.get(), z.get(), MPC_RNDNN);
-  return z;
-}
+Number euler() { return exponential(Wide(mpq_class(1))); }
 
 Number imaginary_unit() {
   Wide z;
@@ -279,13 +307,13 @@ Number imaginary_unit() {
 
 bool equal(const Number& a, const Number& b) {
   if (exact(a) && exact(b)) return *exact(a) == *exact(b);
-  const Wide x = wide(a), y = wide(b);
-  return negligible(result(mpc_sub, x, y), std::max(magnitude(x), magnitude(y)));
+  const Wide x = wide(a), y = wide(b), z = with_error(result(mpc_sub, x, y), std::max(x.error, y.error));
+  return negligible(z) && z.error <= std::max<mpfr_exp_t>({magnitude(x), magnitude(y), 0}) - kComparable;
 }
 
 bool is_zero(const Number& x) {
   if (exact(x)) return *exact(x) == 0;
-  return negligible(std::get<Wide>(x), 0);
+  return negligible(std::get<Wide>(x));
 }
 
 std::optional<int> sign(const Number& x) {

@@ -1,4 +1,4 @@
-// Numbers of answers: rationals are exact, everything else is complex with 256 bits.
+// Numbers of answers: rationals are exact, everything else is complex with 256 bits and knows how wrong it may be.
 #pragma once
 #include <gmpxx.h>
 #include <mpc.h>
@@ -12,30 +12,35 @@ namespace pare::math_value {
 class Wide {
  public:
   static constexpr mpfr_prec_t kBits = 256;
+  static constexpr mpfr_exp_t kExact = -(mpfr_exp_t{1} << 40);  // as an exponent: of zero
   Wide() { mpc_init2(z_, kBits); }
-  explicit Wide(const mpq_class& q) : Wide() { mpc_set_q(z_, q.get_mpq_t(), MPC_RNDNN); }
-  Wide(const Wide& other) : Wide() { mpc_set(z_, other.z_, MPC_RNDNN); }
+  explicit Wide(const mpq_class& q);
+  Wide(const Wide& other) : Wide() { *this = other; }
   Wide& operator=(const Wide& other) {
     mpc_set(z_, other.z_, MPC_RNDNN);
+    error = other.error;
     return *this;
   }
   ~Wide() { mpc_clear(z_); }
   mpc_ptr get() { return z_; }
   mpc_srcptr get() const { return z_; }
 
+  mpfr_exp_t error = kExact;  // it is wrong by less than 2^error
+
  private:
   mpc_t z_;
 };
 
 using Number = std::variant<mpq_class, Wide>;
-// Nothing: undefined there (a division by zero), or out of the range that is worth computing.
+// Nothing: undefined there (a division by zero), or out of what is worth computing: a rational too long to be exact, or
+// a sum in which a term is lost to rounding, as the 1 of \sqrt{2} 10^{100} + 1.
 using MaybeNumber = std::optional<Number>;
 
 MaybeNumber add(const Number& a, const Number& b);
 MaybeNumber subtract(const Number& a, const Number& b);
 MaybeNumber multiply(const Number& a, const Number& b);
 MaybeNumber divide(const Number& a, const Number& b);
-// The principal value; exact where base and result are rational and not too long.
+// The principal value; exact where base and result are rational.
 MaybeNumber power(const Number& base, const Number& exponent);
 // The n-th root, n >= 1: of a negative real the real one where n is odd, else the principal one.
 MaybeNumber root(const Number& x, unsigned long n);
@@ -52,9 +57,12 @@ Number pi();
 Number euler();
 Number imaginary_unit();
 
-// Rationals: the same number.  Otherwise equal to 180 bits, relative to the larger one or to 1.
+// Rationals: the same number.  Otherwise no further apart than 2^32 times what they may be wrong by, which must be
+// little.
 bool equal(const Number& a, const Number& b);
 bool is_zero(const Number& x);
+// Of a rational, in units of 512 bits.
+int length(const Number& x);
 // Of a real number -1, 0 or 1; nothing for one that is not real.
 std::optional<int> sign(const Number& x);
 

@@ -17,6 +17,16 @@ bool all_same(const Answer& gold, const Answer& answer) {
 }
 
 bool same_in_any_order(const Answer& gold, const Answer& answer) {
+  const auto points = [](const Answer& a) {
+    return std::all_of(a.items.begin(), a.items.end(), [](const Answer& x) { return x.kind == A::tuple; });
+  };
+  if (gold.kind == A::set || (points(gold) && points(answer))) {
+    const auto in = [](const Answer& x, const Answer& all) {
+      return std::any_of(all.items.begin(), all.items.end(), [&](const Answer& y) { return same(x, y); });
+    };
+    return std::all_of(gold.items.begin(), gold.items.end(), [&](const Answer& x) { return in(x, answer); }) &&
+           std::all_of(answer.items.begin(), answer.items.end(), [&](const Answer& x) { return in(x, gold); });
+  }
   if (gold.items.size() != answer.items.size()) return false;
   std::vector<bool> taken(answer.items.size());
   for (const Answer& g : gold.items) {
@@ -44,10 +54,8 @@ bool same(const Answer& gold, const Answer& answer) {
     return gold.difference && answer.difference && proportional(*gold.difference, *answer.difference, false);
   if (!gold.name.empty() && !answer.name.empty() && gold.name != answer.name)
     return gold.difference && answer.difference && proportional(*gold.difference, *answer.difference, false);
-  if (gold.kind == A::value && answer.kind == A::value) {
-    const bool units = gold.unit.empty() || answer.unit.empty() || gold.unit == answer.unit;
-    return units && equal(gold.value, answer.value);
-  }
+  if (!gold.unit.empty() && !answer.unit.empty() && gold.unit != answer.unit) return false;
+  if (gold.kind == A::value && answer.kind == A::value) return equal(gold.value, answer.value);
   if (!gold.text.empty() && gold.text == answer.text) return true;
   if (is_group(gold) && is_group(answer)) return same_in_any_order(gold, answer);
   if (is_group(gold) && gold.items.size() == 1) return same(gold.items[0], answer);
@@ -78,13 +86,16 @@ bool understood(const Answer& a) {
 
 namespace {
 
-// "12,345" without its groups being of three digits, or exactly that; `digits` many behind the comma.
-bool two_numbers(std::string_view s, size_t& comma, size_t& digits) {
-  comma = s.find(',');
-  if (comma == std::string_view::npos || !is_integer(s.substr(0, comma))) return false;
-  const std::string_view rest = s.substr(comma + 1);
-  digits = rest.size();
-  return is_integer(rest) && rest[0] != '-';
+// The only comma of a number outside of brackets, with digits in front of it; `digits`: how many behind it.
+size_t comma_of(std::string_view s, size_t& digits) {
+  const size_t comma = s.find(',');
+  if (comma == std::string_view::npos || comma == 0 || s.find(',', comma + 1) != std::string_view::npos) return 0;
+  if (!is_digit(s[comma - 1]) || s.find_first_of("([|:") != std::string_view::npos) return 0;
+  if (s.find("\\{") != std::string_view::npos) return 0;
+  size_t end = comma + 1;
+  while (end < s.size() && is_digit(s[end])) end++;
+  digits = end - comma - 1;
+  return digits > 0 ? comma : 0;
 }
 
 // Without the spaces that are not between two words.
@@ -104,11 +115,14 @@ bool same_text(std::string_view gold, std::string_view answer) {
   if (!gold.empty() && squeezed(gold) == squeezed(answer)) return true;
   const Answer g = read_answer(gold);
   if (same(g, read_answer(answer))) return true;
-  size_t comma = 0, digits = 0;
-  if (!two_numbers(answer, comma, digits)) return false;
-  if (digits != 3 && g.kind == A::value)  // a decimal comma
-    return same(g, read_answer(replace_all(answer, ",", ".")));
-  return digits == 3 && g.kind == A::list && same(g, read_answer(replace_all(answer, ",", ", ")));
+  const std::string plain_answer = replace_all(answer, "{,}", ",");
+  size_t digits = 0;
+  if (comma_of(plain_answer, digits) > 0) {
+    if (digits != 3 && g.kind == A::value)  // a decimal comma
+      return same(g, read_answer(replace_all(plain_answer, ",", ".")));
+    return digits == 3 && g.kind == A::list && same(g, read_answer(replace_all(plain_answer, ",", ", ")));
+  }
+  return comma_of(gold, digits) > 0 && digits != 3 && squeezed(replace_all(gold, ",", ".")) == squeezed(answer);
 }
 
 std::string describe(const Answer& answer) {
