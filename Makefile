@@ -15,7 +15,6 @@ O ?= 3
 BUILD := build
 JOBS ?= $(shell nproc)
 MAKEFLAGS += -j$(JOBS)
-comma := ,
 Q := $(if $(V),,@)
 
 .DEFAULT_GOAL := all
@@ -104,7 +103,7 @@ check_FLAGS := -O2 -DCUEMU_CHECK
 check_KERNEL_FLAGS := -O1 -fsanitize=thread $(if $(findstring clang,$(CXX)),,-fno-tree-sra)
 # Calls a function at every branch (tools/fuzz/steps.h); templates of std::string are compiled here, so theirs count too.
 steps_FLAGS := -O1 -fsanitize-coverage=trace-pc -D_GLIBCXX_EXTERN_TEMPLATE=0
-STEPS_LINK := $(patsubst %,-Wl$(comma)--wrap=%,__sanitizer_cov_trace_pc memchr memcmp memcpy memmove)
+STEPS_LINK := $(patsubst %,-Xlinker --wrap=%,__sanitizer_cov_trace_pc memchr memcmp memcpy memmove)
 fuzz_FLAGS := -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
 # Nothing but whether it compiles: a stamp takes the place of the object.
 clang_FLAGS := -O0 -fsyntax-only
@@ -162,7 +161,7 @@ test: $(BUILD)/tests/pare_tests $(BUILD)/pare
 
 # Whether work is proportional to the text, by counting.
 steps: $(BUILD)/steps/tests/step_tests
-	$< $(TEST_FLAGS)
+	$< --jobs=$(JOBS) $(TEST_FLAGS)
 STEPS_OBJ := $(filter $(addprefix $(BUILD)/steps/,data/% tokenizer/%),$(steps_LIB))
 $(BUILD)/steps/tests/step_tests: $(STEPS_OBJ) $(filter $(BUILD)/src/base/%,$(cpu_LIB)) $(BUILD)/tests/test_steps.o $(BUILD)/tests/main.o
 	@mkdir -p $(@D)

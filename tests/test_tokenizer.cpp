@@ -119,6 +119,50 @@ TEST_F(SentencePieceFile, EqualScoresMergeFromTheLeft) {
   EXPECT_EQ(load(with({{"ab", -1}, {"bc", -1}}))->encode("abcbc"), (Ids{7, 6, 8}));
 }
 
+// All neighbours are looked at again after each merge.
+TEST_F(SentencePieceFile, MergesAsDefined) {
+  Rng rng(rng_key(4, RngStream::test, 0));
+  const auto below = [&](size_t n) { return rng.below(static_cast<uint32_t>(n)); };
+  for (int round = 0; round < 20; round++) {
+    std::vector<Piece> pieces = kBase;
+    while (pieces.size() < 30) {
+      std::string text;
+      for (uint32_t n = 2 + below(4); n > 0; n--) text += "abc"[below(3)];
+      const auto same = [&](const Piece& p) { return p.text == text; };
+      if (std::none_of(pieces.begin(), pieces.end(), same)) pieces.push_back({text, -static_cast<float>(below(6))});
+    }
+    const auto t = load(pieces);
+    const auto find = [&](const std::string& text) {
+      size_t id = 3;
+      while (id < pieces.size() && pieces[id].text != text) id++;
+      return id;
+    };
+    for (int i = 0; i < 100; i++) {
+      std::vector<std::string> parts;
+      std::string text;
+      for (uint32_t n = 1 + below(30); n > 0; n--) text += parts.emplace_back(1, "abc"[below(3)]);
+      for (;;) {
+        size_t best = parts.size();
+        float score = 0;
+        for (size_t k = 0; k + 1 < parts.size(); k++)
+          if (const size_t id = find(parts[k] + parts[k + 1]); id < pieces.size())
+            if (best == parts.size() || pieces[id].score > score) best = k, score = pieces[id].score;
+        if (best == parts.size()) break;
+        parts[best] += parts[best + 1];
+        parts.erase(parts.begin() + static_cast<std::ptrdiff_t>(best) + 1);
+      }
+      Ids ids;
+      for (const std::string& part : parts) ids.push_back(static_cast<int32_t>(find(part)));
+      EXPECT_EQ(t->encode(text), ids) << text;
+    }
+  }
+}
+
+TEST_F(SentencePieceFile, LongText) {
+  const auto t = load(with({{"aa", -1}, {"aaaa", -2}}));
+  EXPECT_EQ(t->encode(std::string(1 << 20, 'a')), Ids(1 << 18, 8));
+}
+
 TEST_F(SentencePieceFile, PromptGetsBosAndASpace) {
   const auto t = load(with({{" a", -1}}));
   EXPECT_EQ(t->encode_prompt("ab a"), (Ids{1, 7, 5, 7}));
