@@ -101,7 +101,7 @@ asan_FLAGS := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -
 # Instrumented like for ThreadSanitizer, but linked with the checker instead; -O1 and no-tree-sra keep accesses whole.
 check_FLAGS := -O2 -DCUEMU_CHECK
 check_KERNEL_FLAGS := -O1 -fsanitize=thread $(if $(findstring clang,$(CXX)),,-fno-tree-sra)
-# Calls a function at every branch (tools/fuzz/steps.h); templates of std::string are compiled here, so theirs count too.
+# Calls a function at every branch (tools/fuzz/count.h); templates of std::string are compiled here, so theirs count too.
 steps_FLAGS := -O1 -fsanitize-coverage=trace-pc -D_GLIBCXX_EXTERN_TEMPLATE=0
 STEPS_LINK := $(patsubst %,-Xlinker --wrap=%,__sanitizer_cov_trace_pc memchr memcmp memcpy memmove)
 fuzz_FLAGS := -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
@@ -224,7 +224,7 @@ $(FUZZ:%=fuzz-%): fuzz-%: $(BUILD)/fuzz/fuzz_%
 $(BUILD)/fuzz/%: CXX = $(FUZZ_CXX)
 $(BUILD)/fuzz/fuzz_%: $(BUILD)/fuzz/tools/fuzz/%.o $(FUZZ_LIB)
 	@echo 'link $@'
-	$(Q)$(CXX) $(LDFLAGS) $(fuzz_FLAGS) -fsanitize=fuzzer $(if $(filter %/fuzz_steps,$@),$(STEPS_LINK)) $^ $(LIBS) -o $@
+	$(Q)$(CXX) $(LDFLAGS) $(fuzz_FLAGS) -fsanitize=fuzzer $(STEPS_LINK) $^ $(LIBS) -o $@
 
 # The program is one file and finds its presets in itself: PROGRAM=build/cuda/pare installs the one with the device `cuda`.
 PREFIX ?= /usr/local

@@ -1,5 +1,5 @@
 // Text that repeats itself, as a policy in a loop writes it, takes time in proportion to its length: steps are counted,
-// not seconds (tools/fuzz/steps.h).  A program of its own: `make steps`.
+// not seconds (tools/fuzz/count.h).  A program of its own: `make steps`.
 #include <gtest/gtest.h>
 
 #include "tools/fuzz/steps.h"

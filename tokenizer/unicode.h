@@ -43,8 +43,8 @@ enum class CharClass : uint8_t { other, letter, number, space, newline };
 // Classes of the code points 0 to 0x10FFFF in Unicode 16: \p{L}, \p{N}, \s (White_Space).
 const CharClass* char_classes();
 
-// Canonical composition as in the Hugging Face tokenizers library, which has the tables of Unicode 9: of a later mark it
-// takes it that nothing passes or joins it.  Bytes that are not UTF-8 stay as they are.
+// Canonical composition as in the Hugging Face tokenizers library, which has the tables of Unicode 9: of a later mark
+// it takes it that nothing passes or joins it.  Bytes that are not UTF-8 stay as they are.
 std::string nfc(std::string_view text);
 // False only if nfc(text) == text: no character of it is one that composition may change or join to another.
 bool may_need_nfc(std::string_view text);

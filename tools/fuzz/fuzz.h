@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "tools/fuzz/count.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
