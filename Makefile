@@ -153,14 +153,13 @@ $(BUILD)/fuzz/data/%.o $(BUILD)/fuzz/tokenizer/%.o: fuzz_FLAGS += $(filter-out -
 $(BUILD)/tests/%.o $(BUILD)/src/app/%.o: cpu_FLAGS := -O1
 
 # ---- targets ---------------------------------------------------------------------------------------------------------
-.PHONY: all test steps asan asan-ops arm-check check mutants clang-check fuzz emu cuda cuda-tests pack registers registers-update bench install quickstart readme deps format format-check lint clean help
-all: $(BUILD)/pare
+.PHONY: $(shell sed -n 's/^\([a-z-]*\):.*  $(HASH)$(HASH) .*/\1/p' Makefile)
+all: $(BUILD)/pare  ## the program, build/pare
 
-test: $(BUILD)/tests/pare_tests $(BUILD)/pare
+test: $(BUILD)/tests/pare_tests $(BUILD)/pare  ## runs every test, in as many processes as there are cores
 	$< --jobs=$(JOBS) $(TEST_FLAGS)
 
-# Whether work is proportional to the text, by counting.
-steps: $(BUILD)/steps/tests/step_tests
+steps: $(BUILD)/steps/tests/step_tests  ## work of verifiers and tokenizers in proportion to their input, by counting
 	$< --jobs=$(JOBS) $(TEST_FLAGS)
 STEPS_OBJ := $(filter $(addprefix $(BUILD)/steps/,data/% tokenizer/%),$(steps_LIB))
 $(BUILD)/steps/tests/step_tests: $(STEPS_OBJ) $(filter $(BUILD)/src/base/%,$(cpu_LIB)) $(BUILD)/tests/test_steps.o $(BUILD)/tests/main.o
@@ -168,44 +167,40 @@ $(BUILD)/steps/tests/step_tests: $(STEPS_OBJ) $(filter $(BUILD)/src/base/%,$(cpu
 	@echo 'link $@'
 	$(Q)$(CXX) $(LDFLAGS) $(STEPS_LINK) $^ -lgtest $(LIBS) -o $@
 
-asan: $(BUILD)/asan/tests/pare_tests $(BUILD)/asan/pare
+asan: $(BUILD)/asan/tests/pare_tests $(BUILD)/asan/pare  ## every test under AddressSanitizer and UBSan
 	$< --jobs=$(JOBS) $(TEST_FLAGS)
 
-# The program with the device `emu`: the CUDA kernels, emulated.
-emu: $(BUILD)/emu/pare
+emu: $(BUILD)/emu/pare  ## build/emu/pare: with the CUDA kernels, emulated on the CPU
 $(BUILD)/emu/pare: $(cpu_LIB) $(cpu_APP) $(filter-out $(BUILD)/emu/tests/%,$(cpu_EMU))
 	@echo 'link $@'
 	$(Q)$(CXX) $(LDFLAGS) $^ $(LIBS) -o $@
 
-# The same bits on aarch64: a cross build and some steps under qemu, where both are there.
-arm-check: $(BUILD)/pare
+arm-check: $(BUILD)/pare  ## the same bits on aarch64: cross build and some steps under qemu
 	@tools/arm_check.sh $(BUILD)/pare $(BUILD)/aarch64 $(JOBS)
 
 # The tests that run kernels, the kernels under the access checker, the rest of the program as it is.
 KERNEL_TESTS := tests/main tests/test_ops tests/test_ptx $(patsubst %.cpp,%,$(wildcard tests/test_cuda_*.cpp tests/op_cases*.cpp))
-check: $(BUILD)/check/tests/pare_emu_tests
+check: $(BUILD)/check/tests/pare_emu_tests  ## tests of kernels under the emulator's access checker
 	$< --jobs=$(JOBS) $(TEST_FLAGS)
 CHECK_OBJ := $(check_EMU) $(BUILD)/check/tests/test_emu.o $(BUILD)/check/tests/test_emu_graphs.o $(KERNEL_TESTS:%=$(BUILD)/%.o) $(BUILD)/tests/test_emu_device.o $(cpu_LIB)
 $(BUILD)/check/tests/pare_emu_tests: $(CHECK_OBJ)
 	@echo 'link $@'
 	$(Q)$(CXX) $(LDFLAGS) $^ -lgtest $(LIBS) -o $@
 # Tests of ops in every order of threads, the kernels of both tables under ASan and UBSan.
-asan-ops: $(BUILD)/asan/pare_op_tests
+asan-ops: $(BUILD)/asan/pare_op_tests  ## tests of ops, their kernels under AddressSanitizer and UBSan
 	$< --jobs=$(JOBS) --gtest_filter='*AgreesWithRef*' $(TEST_FLAGS)
 CPU_KERNELS = $(foreach d,src/cpu $(ISAS),$(1)/$(d)/%)
 $(BUILD)/asan/pare_op_tests: $(asan_EMU) $(filter $(call CPU_KERNELS,$(BUILD)/asan),$(asan_LIB)) \
     $(KERNEL_TESTS:%=$(BUILD)/%.o) $(filter-out $(call CPU_KERNELS,$(BUILD)),$(cpu_LIB))
 	@echo 'link $@'
 	$(Q)$(CXX) $(LDFLAGS) $(asan_FLAGS) $^ -lgtest $(LIBS) -o $@
-# Damages the kernels one place at a time: does the checker notice?
-mutants: $(BUILD)/check/tests/pare_emu_tests
+mutants: $(BUILD)/check/tests/pare_emu_tests  ## damages the kernels one place at a time: do the tests notice?
 	@tools/mutate.py --jobs $(JOBS) $(BUILD)/mutants '$(CXX) $(filter-out -MMD -MP,$(EMUFLAGS)) $(check_FLAGS) $(check_KERNEL_FLAGS) -x c++' \
 	  '$(CXX) $(LDFLAGS) $(CHECK_OBJ) -lgtest $(LIBS)'
 
-# Does clang take every source of the CPU program, its tests, tools and the emulator?
 CLANG ?= clang++
 $(BUILD)/clang/%: CXX = $(CLANG)
-clang-check: $(clang_LIB) $(clang_APP) $(clang_TEST) $(clang_EMU) $(patsubst %.cpp,$(BUILD)/clang/%.o,$(wildcard tools/*.cpp tools/*/*.cpp))
+clang-check: $(clang_LIB) $(clang_APP) $(clang_TEST) $(clang_EMU) $(patsubst %.cpp,$(BUILD)/clang/%.o,$(wildcard tools/*.cpp tools/*/*.cpp))  ## does clang take every source?
 
 # libFuzzer on what reads text and files of strangers (tools/fuzz), by clang under ASan and UBSan; one alone: FUZZ=verify.
 FUZZ_CXX ?= $(CLANG)
@@ -218,7 +213,7 @@ $(error $(FUZZ_CXX) with libFuzzer is missing: sudo apt-get install -y clang lib
 endif
 endif
 .PHONY: $(FUZZ:%=fuzz-%)
-fuzz: $(FUZZ:%=fuzz-%)
+fuzz: $(FUZZ:%=fuzz-%)  ## libFuzzer on what reads text and files of strangers; one alone: FUZZ=verify
 $(FUZZ:%=fuzz-%): fuzz-%: $(BUILD)/fuzz/fuzz_%
 	@tools/fuzz/run.sh $* $(FUZZ_SECONDS) $(BUILD)/fuzz
 $(BUILD)/fuzz/%: CXX = $(FUZZ_CXX)
@@ -229,10 +224,10 @@ $(BUILD)/fuzz/fuzz_%: $(BUILD)/fuzz/tools/fuzz/%.o $(FUZZ_LIB)
 # The program is one file and finds its presets in itself: PROGRAM=build/cuda/pare installs the one with the device `cuda`.
 PREFIX ?= /usr/local
 PROGRAM ?= $(BUILD)/pare
-install: $(PROGRAM)
+install: $(PROGRAM)  ## bin/pare below PREFIX; PROGRAM=build/cuda/pare for that one
 	install -D -m 755 $(PROGRAM) $(DESTDIR)$(PREFIX)/bin/pare
 
-quickstart: $(BUILD)/pare
+quickstart: $(BUILD)/pare  ## trains the quickstart model and writes a report
 	$(BUILD)/pare sft quickstart-sft --force
 	$(BUILD)/pare train quickstart --force
 	$(BUILD)/pare train quickstart-rpc --force
@@ -240,13 +235,13 @@ quickstart: $(BUILD)/pare
 	$(BUILD)/pare report runs/quickstart runs/quickstart-rpc
 
 # What is generated in the README: the newest figures of a GPU, the configuration reference.
-readme: $(BUILD)/pare
+readme: $(BUILD)/pare  ## writes what is generated in README.md
 	@{ sed '/<!-- GPU figures/q' README.md; echo; tools/bench/gpu.py readme; echo; \
 	   sed -n '/<!-- end of GPU figures/,/<!-- config reference/p' README.md; echo; $(BUILD)/pare train --keys; echo; \
 	   sed -n '/<!-- end of config reference/,$$p' README.md; } > $(BUILD)/README.md
 	@cp $(BUILD)/README.md README.md
 
-bench: $(BUILD)/pare
+bench: $(BUILD)/pare  ## speed as shares of what the machine can do
 	$(BUILD)/pare bench
 
 # Folders with the shapes of a config.json and random weights: tools/make_random_model.cpp.
@@ -272,14 +267,12 @@ $(BUILD)/cuda/%.o $(BUILD)/cuda/%.ptxas: %.cu
 # ever and looks for the driver itself.)
 CUDA_BIN := $(BUILD)/cuda$(if $(STATIC),/static)
 CUDA_LIBS := $(if $(STATIC),$(BUILD)/tools/static.o $(LIBS:-l%=-l:lib%.a) -Xcompiler -static-libstdc++ -Xcompiler -static-libgcc,$(LIBS))
-# The program with the device `cuda`.
-cuda: $(CUDA_BIN)/pare
+cuda: $(CUDA_BIN)/pare  ## build/cuda/pare, by nvcc
 $(CUDA_BIN)/pare: $(cpu_LIB) $(cpu_APP) $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.o) | $(filter %.o,$(CUDA_LIBS))
 	@mkdir -p $(@D)
 	@echo 'link $@'
 	$(Q)$(NVCC) -Xcompiler -pthread $(GENCODE) $^ $(CUDA_LIBS) -o $@
-# The tests of the kernels, for a machine with a GPU.
-cuda-tests: $(CUDA_BIN)/pare_cuda_tests
+cuda-tests: $(CUDA_BIN)/pare_cuda_tests  ## build/cuda/pare_cuda_tests: the tests of kernels, for a machine with a GPU
 $(BUILD)/cuda/tests/%.o: tests/%.cpp
 	@mkdir -p $(@D)
 	@echo 'cuda: $<'
@@ -295,32 +288,30 @@ $(CUDA_BIN)/pare_cuda_tests: $(CUDA_TEST_OBJ) | $(filter %.o,$(CUDA_LIBS))
 	@mkdir -p $(@D)
 	@echo 'link $@'
 	$(Q)$(NVCC) -Xcompiler -pthread $(GENCODE) $^ -lgtest $(CUDA_LIBS) -o $@
-# One archive of all that tools/gpu_check.sh needs on a machine with nothing but a driver.
-pack:
+pack:  ## build/pare-gpu.tar.gz: what tools/gpu_check.sh needs on a machine with nothing but a driver
 	@$(MAKE) --no-print-directory cuda cuda-tests STATIC=1
 	@tools/pack.sh $(BUILD)
 
-# The registers and spills of every kernel against the committed ones.
 PTXAS := $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.ptxas)
-registers: $(PTXAS)
+registers: $(PTXAS)  ## registers and spills of every kernel against cuda/registers.txt
 	@tools/registers.py $(UPDATE) cuda/registers.txt $$($(NVCC) --version | sed -n 's/.*release \([0-9.]*\).*/\1/p') $^
 registers-update: UPDATE := --update
-registers-update: registers
+registers-update: registers  ## accepts those of today
 
-deps:
+deps:  ## installs the libraries that are missing
 	@tools/deps.sh $(PACKAGES)
 
 FORMATTED := $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' 2>/dev/null)
-format:
+format:  ## clang-format on every source
 	@clang-format -i $(FORMATTED)
-format-check:
+format-check:  ## is every source formatted?
 	@clang-format --dry-run --Werror $(FORMATTED)
-lint:
+lint:  ## clang-tidy
 	@clang-tidy --quiet $(LIB_SRC) $(APP_SRC) -- $(filter-out -MMD -MP,$(CXXFLAGS))
 
-clean:
+clean:  ## removes build/
 	rm -rf $(BUILD)
-help:
-	@sed -n '1,12s/^# \{0,1\}//p' Makefile; echo "targets: all test steps asan asan-ops arm-check check mutants clang-check fuzz emu cuda cuda-tests pack registers registers-update bench install quickstart readme deps format format-check lint clean"
+help:  ## this list
+	@sed -n '3,12s/^# \{0,1\}//p' Makefile; echo; sed -nE 's/^([a-z-]+):.*  ## /\1 /p' Makefile | sort | while read -r t what; do printf '  make %-17s %s\n' "$$t" "$$what"; done
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
