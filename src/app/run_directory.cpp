@@ -62,7 +62,7 @@ std::string stranger(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder, none)) {
     const std::string kind = entry.path().extension().string();
     if (!entry.is_regular_file() || (kind != ".safetensors" && kind != ".json" && kind != ".bin" && kind != ".jinja" &&
-                                     kind != ".txt" && kind != ".tmp"))
+                                     kind != ".txt" && kind != ".tmp" && kind != ".ssa"))
       return entry.path().string();
   }
   return "";
