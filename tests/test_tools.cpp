@@ -395,7 +395,8 @@ elif command in ("train", "sft"):
                                             (std::filesystem::current_path() / "tests/golden/ptx_sm90.json").string() +
                                             " >tests/golden/ptx_sm90.json\necho '5 passed, 0 failed, 0 skipped'\n");
   program("bin/nvidia-smi",
-          "#!/bin/sh\ncase $* in *used*) echo 4096 ;; *name*) echo NVIDIA H200 ;; *) echo 580.1 ;; esac\n");
+          "#!/bin/sh\ncase $* in *used*) echo 4096 ;; *cap*) echo 9.0 ;; *name*) echo NVIDIA H200 ;; *) echo 580.1 ;; "
+          "esac\n");
   program("bin/compute-sanitizer",
           "#!/bin/sh\necho \"$@\" >>" + at("sanitized") + "\necho '========= ERROR SUMMARY: 0 errors'\n");
   program("bin/ncu", R"sh(#!/bin/bash
@@ -429,6 +430,11 @@ while [ $# -gt 0 ]; do [ "$1" = -o ] && echo report >$2.nsys-rep; shift; done
   out = expect_passed("c");
   EXPECT_NE(out.find("attn_paged B=8,L=16384"), std::string::npos) << out;
   EXPECT_EQ(read_text(at("out/profile.nsys-rep")), "report\n");
+  EXPECT_NE(out.find("PARE_WGMMA=1"), std::string::npos) << out;
+  // A device without wgmma.
+  program("bin/nvidia-smi", "#!/bin/sh\ncase $* in *cap*) echo 8.0 ;; *) echo NVIDIA A100 ;; esac\n");
+  out = check(environment, "-d cuda c").out;
+  EXPECT_NE(out.find("PARE_WGMMA=0"), std::string::npos) << out;
   // The device is lost: what there is says so, and all is stopped.
   program("bin/nvidia-smi", "#!/bin/sh\nexit 9\n");
   program("build/cuda/pare", "#!/bin/sh\n[ \"$1\" = --help ]\n");
