@@ -380,7 +380,7 @@ if command == "bench":
 elif command == "plan":
     print("  weights 1 1B\n  total 3221225472 3.22GB")
 elif command == "compare":
-    print("validation at the end   0.912\nlog-probs checked, sampler = learner   10   10\nof these different   0   0 (+0 %)\n"
+    print("validation at the end   0.912\nlog-probs checked   10   10\nof these different   0   0 (+0 %)\n"
           "a and b have the same log-probs, bit for bit, in all 3 steps that both have")
 elif command in ("train", "sft"):
     assert after("--device") == ["cuda"], words

@@ -145,7 +145,7 @@ steps() {
     PARE_WGMMA=$wgmma train "$@" model.config=data/presets/tiny-ssa.json $few_steps --out "$at-2" || return
   pare compare "$at-1" "$at-2" | tee "$at.txt"
   grep -q "have the same log-probs, bit for bit, in all" "$at.txt" || { echo "the two runs differ"; return 1; }
-  awk '/^log-probs checked/ {checked = $6 + 0 > 0}
+  awk '/^log-probs checked/ {checked = $3 + 0 > 0}
        /^of these different/ {same = ($4 == "0" && $5 == "0")}
        END {if (!checked) print "no log-prob was checked"; if (!same) print "sampler and learner differ"
             exit !(checked && same)}' "$at.txt"

@@ -152,7 +152,7 @@ def measure_run(o):
            "learner_tokens": median("tokens/trained", "timing_s/update_actor"),
            "rollout_flops": median("flops/rollout", "timing_s/gen"),
            "learner_flops": median("flops/learner", "timing_s/update_actor"),
-           "different": sum(s["exact/mismatch_tokens"] for s in steps),
+           "different": sum(s.get("exact/mismatch_tokens") or 0 for s in steps),
            "checked": sum(s["exact/checked_tokens"] for s in steps),
            "arenas": max(s["perf/max_memory_allocated_gb"] for s in steps) * 2**30,
            "planned": int(o.planned) if o.planned else None, "used": None}
