@@ -82,7 +82,7 @@ generic_FLAGS :=
 KERNEL_SRC := $(wildcard src/cpu/isa/*.cpp)
 
 # The files of data/presets as rows of a C++ table.
-PRESETS := $(wildcard data/presets/*)
+PRESETS := $(filter-out %.md,$(wildcard data/presets/*))
 data/presets: ;
 $(BUILD)/data/presets.inc: data/presets $(PRESETS)
 	@mkdir -p $(@D)
@@ -234,12 +234,11 @@ quickstart: $(BUILD)/pare  ## trains the quickstart model and writes a report
 	$(BUILD)/pare compare runs/quickstart runs/quickstart-rpc
 	$(BUILD)/pare report runs/quickstart runs/quickstart-rpc
 
-# What is generated in the README: the newest figures of a GPU, the configuration reference.
-readme: $(BUILD)/pare  ## writes what is generated in README.md
-	@{ sed '/<!-- GPU figures/q' README.md; echo; tools/bench/gpu.py readme; echo; \
-	   sed -n '/<!-- end of GPU figures/,/<!-- config reference/p' README.md; echo; $(BUILD)/pare train --keys; echo; \
-	   sed -n '/<!-- end of config reference/,$$p' README.md; } > $(BUILD)/README.md
-	@cp $(BUILD)/README.md README.md
+# What is generated between marks of pages: the newest figures of a GPU, the configuration reference.
+between = @{ sed '/<!-- $(2)/q' $(1); echo; $(3); echo; sed -n '/<!-- end of $(2)/,$$p' $(1); } > $(BUILD)/page.md && cp $(BUILD)/page.md $(1)
+readme: $(BUILD)/pare  ## writes what is generated in pages
+	$(call between,tools/bench/README.md,GPU figures,tools/bench/gpu.py readme)
+	$(call between,data/presets/README.md,config reference,$(BUILD)/pare train --keys)
 
 bench: $(BUILD)/pare  ## speed as shares of what the machine can do
 	$(BUILD)/pare bench

@@ -1,5 +1,5 @@
-// The README says nothing that is not there: commands, flags, keys, presets, make targets, files, tests; and what it
-// says to type runs.
+// The pages say nothing that is not there: commands, flags, keys, presets, make targets, files, tests; and what they
+// say to type runs.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -26,15 +26,29 @@ std::vector<std::string> words(const std::string& line) {
   return all;
 }
 
+// The pages of the repository; tests and tools keep records of what was measured at other times and places.
+std::vector<std::string> pages() {
+  const std::set<std::string> left_out = {"build", "runs", "tests", "tools", ".git"};
+  std::vector<std::string> all;
+  for (auto it = fs::recursive_directory_iterator("."); it != fs::recursive_directory_iterator(); ++it) {
+    if (it.depth() == 0 && left_out.count(it->path().filename().string())) it.disable_recursion_pending();
+    if (it->path().extension() == ".md") all.push_back(it->path().lexically_normal().string());
+  }
+  std::sort(all.begin(), all.end());
+  return all;
+}
+
 class Readme : public Program {
  protected:
   void SetUp() override {
     Program::SetUp();
     text_ = read_text("README.md");
     ASSERT_FALSE(text_.empty()) << "the tests run in the root of the repository";
-    // Code: lines indented by four blanks, and what stands between backticks (which may run over a line end).
+    // Code of all pages: lines indented by four blanks, and what stands between backticks (which may run over a line
+    // end).
     std::string prose;
-    std::stringstream lines(text_);
+    std::stringstream lines;
+    for (const std::string& page : pages()) lines << read_text(page);
     for (std::string line; std::getline(lines, line);)
       if (line.starts_with("    "))
         code_.push_back(line.substr(4, line.find("   #") - 4));
@@ -58,7 +72,7 @@ class Readme : public Program {
   // The tests named in the table of promises.
   std::set<std::string> promised_tests() const {
     const std::string promises =
-        text_.substr(text_.find("## Promises"), text_.find("## Tests") - text_.find("## Promises"));
+        text_.substr(text_.find("## Promises"), text_.find("## Rooms") - text_.find("## Promises"));
     const std::regex test("`([A-Z][A-Za-z]+\\.[A-Z][A-Za-z]+)`");
     std::set<std::string> names;
     for (auto it = std::sregex_iterator(promises.begin(), promises.end(), test); it != std::sregex_iterator(); ++it)
@@ -66,8 +80,8 @@ class Readme : public Program {
     return names;
   }
 
-  std::string text_;
-  std::vector<std::string> code_;
+  std::string text_;               // of README.md
+  std::vector<std::string> code_;  // of all pages
 };
 
 TEST_F(Readme, CommandsFlagsPresetsAndKeysExist) {
@@ -97,6 +111,25 @@ TEST_F(Readme, CommandsFlagsPresetsAndKeysExist) {
   }
   EXPECT_GT(flags, 10);
   EXPECT_GT(presets, 4);
+}
+
+// The front page is one: the rest is where its readers are.
+TEST_F(Readme, IsAPage) { EXPECT_LE(std::count(text_.begin(), text_.end(), '\n'), 180); }
+
+// What a page points to is there.
+TEST(Pages, LinksLead) {
+  const std::regex link("\\]\\(([^)#]+)\\)");
+  size_t links = 0;
+  for (const std::string& page : pages()) {
+    const std::string text = read_text(page);
+    for (auto it = std::sregex_iterator(text.begin(), text.end(), link); it != std::sregex_iterator(); ++it) {
+      const fs::path path = fs::path(page).parent_path() / it->str(1);
+      if (it->str(1).find(':') != std::string::npos) continue;  // elsewhere
+      links++;
+      EXPECT_TRUE(fs::exists(path)) << page << " points to " << path;
+    }
+  }
+  EXPECT_GT(links, 15u);
 }
 
 TEST_F(Readme, MakeTargetsExist) {
@@ -241,18 +274,6 @@ TEST(CommandLines, AreFoundInAPage) {
   EXPECT_EQ(found,
             "P:4 build/pare sft b  # why\nP:8 pare train c   d=e\nP:1 pare train a\nP:1 pare eval --n 4\n"
             "P:11 build/cuda/pare inspect FILE|DIR\n");
-}
-
-// The pages that say what to type; tests and tools keep records of what was measured at other times and places.
-std::vector<std::string> pages() {
-  const std::set<std::string> left_out = {"build", "runs", "tests", "tools", ".git"};
-  std::vector<std::string> all;
-  for (auto it = fs::recursive_directory_iterator("."); it != fs::recursive_directory_iterator(); ++it) {
-    if (it.depth() == 0 && left_out.count(it->path().filename().string())) it.disable_recursion_pending();
-    if (it->path().extension() == ".md") all.push_back(it->path().lexically_normal().string());
-  }
-  std::sort(all.begin(), all.end());
-  return all;
 }
 
 // A folder in which the command lines run as they are printed: with the names that the pages give to models, data and

@@ -336,15 +336,15 @@ TEST_F(RewardCommands, GetsWhatIsKnownOfTheProblem) {
   EXPECT_THROW(JsonlTask({rows}, "command:x", "", "expected", command), Error) << "a key that the rows have not got";
 }
 
-// The example in README.md, and what it makes of responses.
-TEST_F(RewardCommands, TheExampleOfTheReadme) {
+// The example in data/README.md, and what it makes of responses.
+TEST_F(RewardCommands, TheExampleOfThePage) {
   if (!has_python()) GTEST_SKIP() << "no python3";
-  const std::string readme = read_text("README.md"), first = "    #!/usr/bin/env python3\n";
+  const std::string readme = read_text("data/README.md"), first = "    #!/usr/bin/env python3\n";
   std::stringstream lines(readme.substr(std::min(readme.find(first), readme.size())));
   std::string text;
   int count = 0;
   for (std::string line; std::getline(lines, line) && line.starts_with("    "); count++) text += line.substr(4) + "\n";
-  ASSERT_GT(count, 5) << "no example in README.md";
+  ASSERT_GT(count, 5) << "no example in data/README.md";
   EXPECT_LE(count, 10);
   write("grade.py", text);
   ASSERT_EQ(chmod(at("grade.py").c_str(), 0755), 0);

@@ -112,15 +112,15 @@ TEST(ConfigKeys, TheHelpListsEveryKeyOnce) {
     EXPECT_LE(help.find('\n', begin) - begin, 100u) << help.substr(begin, 130);
 }
 
-TEST(ConfigKeys, TheReadmeHasTheReference) {
-  std::ifstream file("README.md", std::ios::binary);
+TEST(ConfigKeys, ThePageOfPresetsHasTheReference) {
+  std::ifstream file("data/presets/README.md", std::ios::binary);
   const std::string readme{std::istreambuf_iterator<char>(file), {}};
   const size_t begin = readme.find("<!-- config reference"), end = readme.find("<!-- end of config reference");
   ASSERT_NE(begin, std::string::npos);
   ASSERT_NE(end, std::string::npos);
   const size_t text = readme.find('\n', begin) + 1;
   EXPECT_TRUE(readme.substr(text, end - text) == "\n" + config_reference() + "\n")
-      << "the README's table is not that of the keys: run `make readme`";
+      << "the table of data/presets/README.md is not that of the keys: run `make readme`";
 }
 
 // A member that is in no key would never be printed: with every key at another value, no member may be at its default.

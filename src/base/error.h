@@ -6,7 +6,7 @@
 
 namespace pare {
 
-// Exit codes of the program (README, "Exit codes").
+// Exit codes of the program (src/app/README.md).
 enum class Exit : int { ok = 0, failed = 1, usage = 2, memory = 3, non_finite = 4, interrupted = 75 };
 
 class Error : public std::runtime_error {

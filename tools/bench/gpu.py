@@ -316,7 +316,7 @@ def what_next(call, stages, memcheck):
     if bad:
         out.append("What is not among them stands.")
     if call == "b":
-        return out + ["Commit summary.json as tools/bench/results/NAME.json, `make readme` puts its figures into README.md, "
+        return out + ["Commit summary.json as tools/bench/results/NAME.json, `make readme` puts its figures into tools/bench/README.md, "
                       "and run `tools/gpu_check.sh c` for what misses its goal."]
     return out + ["Compare the counters with what predicted.json gives as causes."]
 
