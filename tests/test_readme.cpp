@@ -16,6 +16,8 @@
 namespace pare::test {
 namespace {
 
+namespace fs = std::filesystem;
+
 // Blanks inside quotes do not part words.
 std::vector<std::string> words(const std::string& line) {
   std::stringstream s(line);
@@ -216,8 +218,6 @@ TEST_F(Readme, PromisedTestsNeedNoFilesFromElsewhere) {
 }
 
 // ---- every command line runs ---------------------------------------------------------------------------------------
-
-namespace fs = std::filesystem;
 
 struct CommandLine {
   std::string where, text;  // "README.md:10"; what is to be typed
