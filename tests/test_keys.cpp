@@ -11,6 +11,7 @@
 #include <set>
 
 #include "base/thread_pool.h"
+#include "tests/sealed_state.h"
 #include "tests/tiny.h"
 #include "tests/tiny_run.h"
 
@@ -189,7 +190,7 @@ Outcome exit_after_a_mismatch(const Overrides& o) {
   std::string text{std::istreambuf_iterator<char>(in), {}};
   const size_t at = text.find(all + "0");
   EXPECT_NE(at, std::string::npos) << text;
-  std::ofstream(state) << text.replace(at, all.size() + 1, all + "1");
+  std::ofstream(state) << sealed_again(text.replace(at, all.size() + 1, all + "1"));
   const fs::path program = fs::read_symlink("/proc/self/exe").parent_path().parent_path() / "pare";
   std::string command = program.string() + " train --resume --out " + tiny_folder() + "run";
   for (const std::string& x : o) command += " '" + x + "'";

@@ -44,7 +44,7 @@ std::vector<std::vector<std::string>> divisions(const std::string& type) {
   return {{},
           {"trainer.threads=2"},
           {"rollout.max_num_seqs=1", "rollout.max_num_batched_tokens=1"},
-          {"rollout.max_num_seqs=3", "rollout.max_num_batched_tokens=11", pages(12)},
+          {"rollout.max_num_seqs=3", "rollout.max_num_batched_tokens=11", pages(14)},
           {"rollout.max_num_seqs=64", "rollout.max_num_batched_tokens=4096", pages(31), "trainer.threads=2"},
           {"actor.ppo_max_token_len=1"},
           {"actor.ppo_max_token_len=77", "actor.logits_chunk=13", "trainer.threads=2"},
@@ -168,7 +168,8 @@ TEST(Training, TheSamplersLogprobsGiveARatioOfOne) {
   std::vector<Trajectory> samples = run.trainer->samples();
   std::vector<TokenPlan> plans;
   for (const Trajectory& t : samples) plans.push_back(full_plan(static_cast<int64_t>(t.tokens.size())));
-  Learner learner(*s.model, s.gradients, s.optimizer, s.activations, s.learner_options());
+  Arena own("a second learner's gradients", host_memory, 1 << 20), moments("its moments", host_memory, 1 << 20);
+  Learner learner(*s.model, own, moments, s.activations, s.learner_options());
   const auto gradients = [&] {
     learner.accumulate(make_update(s.config, samples, plans).groups, loss_spec(s.config));
     const auto g = learner.gradients();

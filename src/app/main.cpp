@@ -10,7 +10,7 @@
 namespace {
 
 int report(pare::Exit code, const std::string& what) {
-  std::fprintf(stderr, "pare: %s\n", pare::printable(what).c_str());
+  std::fprintf(stderr, "pare: %s\n", pare::printable_lines(what).c_str());
   return static_cast<int>(code);
 }
 
