@@ -68,17 +68,21 @@ LDFLAGS := -pthread
 # Normal forms of text; exact and 256-bit arithmetic of the verifiers.
 LIBS := -lutf8proc -lmpc -lmpfr -lgmpxx -lgmp
 
-# The program runs on any x86-64-v3 machine.  The kernels of the `cpu` table are compiled once per instruction set and
-# chosen at run time; elsewhere (aarch64) the portable ones are used.
+# The program runs on any x86-64-v3 or aarch64 machine.  The kernels of the `cpu` table are compiled once per instruction
+# set and chosen at run time; the portable ones are for other machines, and on aarch64 for the tests to compare with.
 ifeq ($(MACHINE),x86_64)
 CXXFLAGS += -march=x86-64-v3
 ISAS := avx2 avx512
+else ifeq ($(MACHINE),aarch64)
+ISAS := neon generic
+generic_FLAGS := -O1
 else
 ISAS := generic
 endif
 avx2_FLAGS :=
 avx512_FLAGS := -march=x86-64-v4 -mprefer-vector-width=512
-generic_FLAGS :=
+# Without GCC's scheduling before it allocates registers, which it does not do for x86-64: a tile fills them all.
+neon_FLAGS := -DPARE_NEON $(if $(findstring clang,$(CXX)),,-fno-schedule-insns)
 KERNEL_SRC := $(wildcard src/cpu/isa/*.cpp)
 
 # The files of data/presets as rows of a C++ table.

@@ -75,7 +75,7 @@ TEST_F(Anywhere, IsInstalled) {
   EXPECT_EQ(o.code, 0) << o.err;
   EXPECT_TRUE(std::regex_match(o.out, std::regex("pare         (unknown|[0-9a-f]{12}(-dirty)?)\n"
                                                  "compiler     (g|clang)\\+\\+ [0-9]+\\.[^\n]*\n"
-                                                 "instructions (avx512|avx2|generic)\n"
+                                                 "instructions (avx512|avx2|neon|generic)\n"
                                                  "devices      cpu( cuda)?( emu)?\n")))
       << o.out;
 }

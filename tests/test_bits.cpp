@@ -33,7 +33,7 @@ uint64_t hash_of_a_run(const std::string& type, const std::vector<std::string>& 
 TEST(Bits, AreTheSameEverywhere) {
   const std::string best = cpu_isa();
   int tried = 0;
-  for (const char* isa : {"avx512", "avx2", "generic"}) {
+  for (const char* isa : {"avx512", "avx2", "neon", "generic"}) {
     try {
       set_cpu_isa(isa);
     } catch (const Error&) {  // this machine lacks it

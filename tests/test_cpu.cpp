@@ -24,7 +24,7 @@ bool has_isa(const char* name) {
 // The instruction sets of this machine; the best one is left in use.
 std::vector<const char*> isas() {
   std::vector<const char*> list;
-  for (const char* name : {"generic", "avx2", "avx512"})
+  for (const char* name : {"generic", "neon", "avx2", "avx512"})
     if (has_isa(name)) list.push_back(name);
   return list;
 }
@@ -114,6 +114,19 @@ TEST_F(Isas, GiveTheSameBits) {
       }
   }
   set_threads(0);
+}
+
+// Those that the comparison above is about: on aarch64 both that are compiled in, the better one in use.
+TEST_F(Isas, AreThoseOfTheMachine) {
+  std::vector<std::string> names;
+  for (const char* isa : isas()) names.push_back(isa);
+#if defined(__aarch64__)
+  EXPECT_EQ(names, (std::vector<std::string>{"generic", "neon"}));
+#elif defined(__x86_64__)
+  EXPECT_EQ(names.front(), "avx2");
+#endif
+  set_cpu_isa(nullptr);
+  EXPECT_EQ(cpu_isa(), names.back());
 }
 
 TEST_F(Isas, UnknownOnesAreRefused) {

@@ -47,8 +47,14 @@ steps() {  # DIRECTORY PROGRAM...
   done
 }
 steps "$folder/here" "$program"
-steps "$folder/there" qemu-aarch64 "$folder/pare"
-for file in -sft/timeless -sft/model/model.safetensors /timeless /rollouts.jsonl /model/model.safetensors; do
-  cmp "$folder/here$file" "$folder/there$file"
+qemu-aarch64 "$folder/pare" --version | grep '^instructions neon$' >/dev/null || {
+  echo "$folder/pare does not compute with NEON"
+  exit 1
+}
+for isa in neon generic; do
+  steps "$folder/$isa" env PARE_ISA=$isa qemu-aarch64 "$folder/pare"
+  for file in -sft/timeless -sft/model/model.safetensors /timeless /rollouts.jsonl /model/model.safetensors; do
+    cmp "$folder/here$file" "$folder/$isa$file"
+  done
 done
-echo "aarch64: the bits of this machine ($(grep -c certificate "$folder/here/timeless") steps of GRPO)"
+echo "aarch64: the bits of this machine, by NEON and by portable code ($(grep -c certificate "$folder/here/timeless") steps of GRPO)"

@@ -2,6 +2,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 #include <unistd.h>
 
@@ -65,6 +67,16 @@ __attribute__((target("avx2,fma"))) void fma_avx2(int64_t n) {
   _mm256_storeu_ps(lanes, sum);
   sink = lanes[0];
 }
+#elif defined(__aarch64__)
+void fma_neon(int64_t n) {
+  float32x4_t a[24], x = vdupq_n_f32(0.999f), y = vdupq_n_f32(1e-3f);
+  for (int i = 0; i < 24; i++) a[i] = vdupq_n_f32(static_cast<float>(i));
+  for (int64_t k = 0; k < n; k++)
+#pragma GCC unroll 24
+    for (int i = 0; i < 24; i++) a[i] = vfmaq_f32(y, a[i], x);
+  for (int i = 1; i < 24; i++) a[0] = vaddq_f32(a[0], a[i]);
+  sink = vgetq_lane_f32(a[0], 0);
+}
 #endif
 
 }  // namespace
@@ -74,6 +86,8 @@ double peak_flops_one_core() {
 #if defined(__x86_64__)
   if (!std::strcmp(cpu_isa(), "avx512")) return 24 * 16 * 2 * n / best_of([] { fma_avx512(n); }, 0.3);
   return 12 * 8 * 2 * n / best_of([] { fma_avx2(n); }, 0.3);
+#elif defined(__aarch64__)
+  return 24 * 4 * 2 * n / best_of([] { fma_neon(n); }, 0.3);
 #else
   float a[16][4];
   for (auto& v : a)
@@ -82,7 +96,10 @@ double peak_flops_one_core() {
     for (int64_t k = 0; k < n; k++)
       for (auto& v : a)
         for (float& x : v) x = __builtin_fmaf(x, 0.999f, 1e-3f);
-    sink = a[0][0];
+    float sum = 0;
+    for (auto& v : a)
+      for (float x : v) sum += x;
+    sink = sum;
   });
   return 16 * 4 * 2 * n / t;
 #endif

@@ -25,6 +25,11 @@ const Choice* choices() {  // best first
       {nullptr, false}};
   return list;
 }
+#elif defined(__aarch64__)
+const Choice* choices() {
+  static const Choice list[] = {{&kernels_neon, true}, {&kernels_generic, true}, {nullptr, false}};
+  return list;
+}
 #else
 const Choice* choices() {
   static const Choice list[] = {{&kernels_generic, true}, {nullptr, false}};

@@ -251,7 +251,7 @@ struct Kernels {
                     float* logprob);
 };
 
-extern const Kernels kernels_avx2, kernels_avx512, kernels_generic;
+extern const Kernels kernels_avx2, kernels_avx512, kernels_neon, kernels_generic;
 
 // Scratch, in floats: gemm scratch_rows * depth + 16 with scratch_rows <= kMaxScratchRows; gemm_t
 // kGemmTDepth * 16 * (panels + 1); attention as attn_scratch and attn_bwd_scratch say, for `slots` slots; of an event

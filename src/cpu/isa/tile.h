@@ -78,6 +78,19 @@ PARE_INLINE void transpose8(vf* r) {
 }
 #endif
 
+#if defined(PARE_NEON)
+// Transposes each 4 x 4 floats that part j of r[0] to r[3] is.
+PARE_INLINE void transpose_parts(vf* r) {
+  PARE_UNROLL
+  for (int j = 0; j < 4; j++) {
+    const part a = vzip1q_f32(r[0].v[j], r[2].v[j]), b = vzip2q_f32(r[0].v[j], r[2].v[j]);
+    const part c = vzip1q_f32(r[1].v[j], r[3].v[j]), d = vzip2q_f32(r[1].v[j], r[3].v[j]);
+    r[0].v[j] = vzip1q_f32(a, c), r[1].v[j] = vzip2q_f32(a, c);
+    r[2].v[j] = vzip1q_f32(b, d), r[3].v[j] = vzip2q_f32(b, d);
+  }
+}
+#endif
+
 // Transposes 16 x 16 floats: afterwards lane j of r[i] is lane i of what r[j] was.
 PARE_INLINE void transpose(vf* r) {
 #if defined(__AVX512F__)
@@ -105,6 +118,15 @@ PARE_INLINE void transpose(vf* r) {
     r[i].b = r[i + 8].a, r[i + 8].a = t;
   }
   transpose8<0, &vf::a>(r), transpose8<0, &vf::b>(r), transpose8<8, &vf::a>(r), transpose8<8, &vf::b>(r);
+#elif defined(PARE_NEON)
+  PARE_UNROLL
+  for (int i = 0; i < 16; i += 4) transpose_parts(r + i);
+  PARE_UNROLL
+  for (int i = 0; i < 16; i++) PARE_UNROLL
+  for (int j = 0; j < i / 4; j++) {  // the blocks of 4 x 4 change places
+    const part t = r[i].v[j];
+    r[i].v[j] = r[4 * j + i % 4].v[i / 4], r[4 * j + i % 4].v[i / 4] = t;
+  }
 #else
   for (int i = 0; i < 16; i++)
     for (int j = 0; j < i; j++) {
@@ -145,6 +167,18 @@ PARE_INLINE vf reduce(const vf* r, F f) {
     two[j / 2] = f(PARE_SHUFFLE(four[j], four[j + 1], 0x44), PARE_SHUFFLE(four[j], four[j + 1], 0xee));
   return f(PARE_SHUFFLE(two[0], two[1], 0x88), PARE_SHUFFLE(two[0], two[1], 0xdd));
 #undef PARE_SHUFFLE
+#elif defined(PARE_NEON)
+  vf four[4];  // a part each of rows j, j + 4, j + 8, j + 12
+  PARE_UNROLL
+  for (int j = 0; j < 4; j++) {
+    const auto halve = [&](const part* x, const part* y) __attribute__((always_inline)) {
+      return f(vf{x[0], x[1], y[0], y[1]}, vf{x[2], x[3], y[2], y[3]});
+    };
+    const vf x = halve(r[j].v, r[4 + j].v), y = halve(r[8 + j].v, r[12 + j].v);
+    four[j] = f(vf{x.v[0], x.v[2], y.v[0], y.v[2]}, vf{x.v[1], x.v[3], y.v[1], y.v[3]});
+  }
+  transpose_parts(four);
+  return f(f(four[0], four[2]), f(four[1], four[3]));
 #else
   vf result;
   for (int i = 0; i < 16; i++) {

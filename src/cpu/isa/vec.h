@@ -1,6 +1,6 @@
-// One vector type for every instruction set: `vf`, 16 floats.  AVX-512: one register; AVX2: two; elsewhere a struct
-// that the compiler vectorises.  Every operation is IEEE (or bitwise), so the same kernel gives the same bits on all of
-// them.
+// One vector type for every instruction set: `vf`, 16 floats.  AVX-512: one register; AVX2: two; NEON: four; elsewhere
+// a struct that the compiler vectorises.  Every operation is IEEE (or bitwise), so the same kernel gives the same bits
+// on all of them.
 //
 // Files of this directory are compiled once per instruction set, with PARE_ISA naming it.  Nothing in them may become a
 // symbol that the linker could share between those builds (an AVX-512 copy of an inline function would then run on an
@@ -13,6 +13,8 @@
 #endif
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(PARE_NEON)
+#include <arm_neon.h>
 #endif
 #include <cstdint>
 #include <cstring>
@@ -195,24 +197,78 @@ PARE_INLINE __m256 halves(vf x, bool high) { return high ? x.b : x.a; }
 
 #else
 
+// Parts that operators work on: a float, or with NEON four.  What NEON has other names for comes first.
+#if defined(PARE_NEON)
+using part = float32x4_t;
+using words = uint32x4_t;
+using integers = int32x4_t;  // a comparison gives these
+using truths = integers;
+PARE_INLINE part same(float x) { return vdupq_n_f32(x); }
+PARE_INLINE words same(uint32_t x) { return vdupq_n_u32(x); }
+PARE_INLINE part get(const float* p) { return vld1q_f32(p); }
+PARE_INLINE words get(const uint32_t* p) { return vld1q_u32(p); }
+PARE_INLINE void put(float* p, part x) { vst1q_f32(p, x); }
+PARE_INLINE void put(uint32_t* p, words x) { vst1q_u32(p, x); }
+PARE_INLINE part fma(part x, part y, part z) { return vfmaq_f32(z, x, y); }
+PARE_INLINE part sqrt(part x) { return vsqrtq_f32(x); }
+PARE_INLINE part convert(integers x) { return vcvtq_f32_s32(x); }
+PARE_INLINE void mul_wide(words x, words y, words* low, words* high) {
+  const words a = vreinterpretq_u32_u64(vmull_u32(vget_low_u32(x), vget_low_u32(y)));
+  const words b = vreinterpretq_u32_u64(vmull_high_u32(x, y));
+  *low = vuzp1q_u32(a, b), *high = vuzp2q_u32(a, b);
+}
+PARE_INLINE words get_upper(const uint16_t* p) { return vshll_n_u16(vld1_u16(p), 16); }
+PARE_INLINE void put_upper(uint16_t* p, words x) { vst1_u16(p, vshrn_n_u32(x, 16)); }
+PARE_INLINE float first(part x) { return x[0]; }
+template <class F>
+PARE_INLINE float across(part x, F f) {  // lanes i and i + 2, then i + 1
+  return f(f(x[0], x[2]), f(x[1], x[3]));
+}
+#else
+using part = float;
+using words = uint32_t;
+using integers = int32_t;
+using truths = bool;
+PARE_INLINE part same(float x) { return x; }
+PARE_INLINE words same(uint32_t x) { return x; }
+PARE_INLINE part get(const float* p) { return *p; }
+PARE_INLINE words get(const uint32_t* p) { return *p; }
+PARE_INLINE void put(float* p, part x) { *p = x; }
+PARE_INLINE void put(uint32_t* p, words x) { *p = x; }
+PARE_INLINE part fma(part x, part y, part z) { return __builtin_fmaf(x, y, z); }
+PARE_INLINE part sqrt(part x) { return __builtin_sqrtf(x); }
+PARE_INLINE part convert(integers x) { return static_cast<float>(x); }
+PARE_INLINE void mul_wide(words x, words y, words* low, words* high) {
+  const uint64_t p = static_cast<uint64_t>(x) * y;
+  *low = static_cast<uint32_t>(p), *high = static_cast<uint32_t>(p >> 32);
+}
+PARE_INLINE words get_upper(const uint16_t* p) { return static_cast<uint32_t>(*p) << 16; }
+PARE_INLINE void put_upper(uint16_t* p, words x) { *p = static_cast<uint16_t>(x >> 16); }
+PARE_INLINE float first(part x) { return x; }
+template <class F>
+PARE_INLINE float across(part x, F) {
+  return x;
+}
+#endif
+constexpr int kLanes = sizeof(part) / sizeof(float), kParts = 16 / kLanes;
+
 struct vf {
-  float v[16];
+  part v[kParts];
 };
 struct vi {
-  uint32_t v[16];
+  words v[kParts];
 };
 struct mask {
-  bool v[16];
+  truths v[kParts];
 };
 
-#define PARE_LANES(expression) \
-  for (int i = 0; i < 16; i++) r.v[i] = (expression)
+#define PARE_PARTS(result, expression)                    \
+  result r;                                               \
+  PARE_UNROLL                                             \
+  for (int i = 0; i < kParts; i++) r.v[i] = (expression); \
+  return r
 #define PARE_BINARY(type, result, name, expression) \
-  PARE_INLINE result name(type x, type y) {         \
-    result r;                                       \
-    PARE_LANES(expression);                         \
-    return r;                                       \
-  }
+  PARE_INLINE result name(type x, type y) { PARE_PARTS(result, expression); }
 PARE_BINARY(vf, vf, add, x.v[i] + y.v[i])
 PARE_BINARY(vf, vf, sub, x.v[i] - y.v[i])
 PARE_BINARY(vf, vf, mul, x.v[i] * y.v[i])
@@ -225,114 +281,60 @@ PARE_BINARY(vi, vi, iadd, x.v[i] + y.v[i])
 PARE_BINARY(vi, vi, isub, x.v[i] - y.v[i])
 PARE_BINARY(vi, vi, ixor, x.v[i] ^ y.v[i])
 #undef PARE_BINARY
-PARE_INLINE vf fma(vf x, vf y, vf z) {
-  vf r;
-  PARE_LANES(__builtin_fmaf(x.v[i], y.v[i], z.v[i]));
-  return r;
-}
-PARE_INLINE vf fnma(vf x, vf y, vf z) {
-  vf r;
-  PARE_LANES(__builtin_fmaf(-x.v[i], y.v[i], z.v[i]));
-  return r;
-}
-PARE_INLINE vf sqrt(vf x) {
-  vf r;
-  PARE_LANES(__builtin_sqrtf(x.v[i]));
-  return r;
-}
-PARE_INLINE vf set1(float x) {
-  vf r;
-  PARE_LANES(x);
-  return r;
-}
-PARE_INLINE vf load(const float* p) {
-  vf r;
-  PARE_LANES(p[i]);
-  return r;
+PARE_INLINE vf fma(vf x, vf y, vf z) { PARE_PARTS(vf, fma(x.v[i], y.v[i], z.v[i])); }
+PARE_INLINE vf fnma(vf x, vf y, vf z) { PARE_PARTS(vf, fma(-x.v[i], y.v[i], z.v[i])); }
+PARE_INLINE vf sqrt(vf x) { PARE_PARTS(vf, sqrt(x.v[i])); }
+PARE_INLINE vf set1(float x) { PARE_PARTS(vf, same(x)); }
+PARE_INLINE vf load(const float* p) { PARE_PARTS(vf, get(p + i * kLanes)); }
+PARE_INLINE void store(float* p, vf x) {
+  PARE_UNROLL
+  for (int i = 0; i < kParts; i++) put(p + i * kLanes, x.v[i]);
 }
 PARE_INLINE vf load_part(const float* p, int64_t n) {
-  vf r;
-  PARE_LANES(i < n ? p[i] : 0.0f);
-  return r;
+  float lanes[16] = {};
+  for (int64_t i = 0; i < min64(n, 16); i++) lanes[i] = p[i];
+  return load(lanes);
 }
-PARE_INLINE void store(float* p, vf x) { __builtin_memcpy(p, x.v, sizeof(x.v)); }
 PARE_INLINE void store_part(float* p, vf x, int64_t n) {
-  for (int64_t i = 0; i < min64(n, 16); i++) p[i] = x.v[i];
+  float lanes[16];
+  store(lanes, x);
+  for (int64_t i = 0; i < min64(n, 16); i++) p[i] = lanes[i];
 }
-PARE_INLINE mask first_lanes(int64_t n) {
-  mask r;
-  PARE_LANES(i < n);
-  return r;
+PARE_INLINE vf select(mask m, vf x, vf y) { PARE_PARTS(vf, m.v[i] ? x.v[i] : y.v[i]); }
+PARE_INLINE vi select(mask m, vi x, vi y) { PARE_PARTS(vi, m.v[i] ? x.v[i] : y.v[i]); }
+PARE_INLINE vi iset1(uint32_t x) { PARE_PARTS(vi, same(x)); }
+PARE_INLINE vi iload(const void* p) { PARE_PARTS(vi, get(static_cast<const uint32_t*>(p) + i * kLanes)); }
+PARE_INLINE void istore(void* p, vi x) {
+  PARE_UNROLL
+  for (int i = 0; i < kParts; i++) put(static_cast<uint32_t*>(p) + i * kLanes, x.v[i]);
 }
-PARE_INLINE vf select(mask m, vf x, vf y) {
-  vf r;
-  PARE_LANES(m.v[i] ? x.v[i] : y.v[i]);
-  return r;
-}
-PARE_INLINE vi select(mask m, vi x, vi y) {
-  vi r;
-  PARE_LANES(m.v[i] ? x.v[i] : y.v[i]);
-  return r;
-}
-PARE_INLINE vi iset1(uint32_t x) {
-  vi r;
-  PARE_LANES(x);
-  return r;
-}
-PARE_INLINE vi iload(const void* p) {
-  vi r;
-  __builtin_memcpy(r.v, p, sizeof(r.v));
-  return r;
-}
-PARE_INLINE void istore(void* p, vi x) { __builtin_memcpy(p, x.v, sizeof(x.v)); }
 template <int N>
 PARE_INLINE vi shl(vi x) {
-  vi r;
-  PARE_LANES(x.v[i] << N);
-  return r;
+  PARE_PARTS(vi, x.v[i] << N);
 }
 template <int N>
 PARE_INLINE vi shr(vi x) {
-  vi r;
-  PARE_LANES(x.v[i] >> N);
-  return r;
+  PARE_PARTS(vi, x.v[i] >> N);
 }
 template <int N>
 PARE_INLINE vi sar(vi x) {
-  vi r;
-  PARE_LANES(static_cast<uint32_t>(static_cast<int32_t>(x.v[i]) >> N));
-  return r;
+  PARE_PARTS(vi, words(integers(x.v[i]) >> N));
 }
-PARE_INLINE vi bits(vf x) {
-  vi r;
-  __builtin_memcpy(r.v, x.v, sizeof(r.v));
-  return r;
-}
-PARE_INLINE vf from_bits(vi x) {
-  vf r;
-  __builtin_memcpy(r.v, x.v, sizeof(r.v));
-  return r;
-}
-PARE_INLINE vf to_float(vi x) {
-  vf r;
-  PARE_LANES(static_cast<float>(static_cast<int32_t>(x.v[i])));
-  return r;
-}
+PARE_INLINE vi bits(vf x) { PARE_PARTS(vi, __builtin_bit_cast(words, x.v[i])); }
+PARE_INLINE vf from_bits(vi x) { PARE_PARTS(vf, __builtin_bit_cast(part, x.v[i])); }
+PARE_INLINE vf to_float(vi x) { PARE_PARTS(vf, convert(integers(x.v[i]))); }
 PARE_INLINE void mul_wide(vi x, vi y, vi* low, vi* high) {
-  for (int i = 0; i < 16; i++) {
-    const uint64_t p = static_cast<uint64_t>(x.v[i]) * y.v[i];
-    low->v[i] = static_cast<uint32_t>(p), high->v[i] = static_cast<uint32_t>(p >> 32);
-  }
+  PARE_UNROLL
+  for (int i = 0; i < kParts; i++) mul_wide(x.v[i], y.v[i], &low->v[i], &high->v[i]);
 }
-PARE_INLINE vf load_upper(const uint16_t* p) {
-  vi r;
-  PARE_LANES(static_cast<uint32_t>(p[i]) << 16);
-  return from_bits(r);
-}
+constexpr float kLane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+PARE_INLINE mask first_lanes(int64_t n) { return less(load(kLane), set1(static_cast<float>(n))); }
+PARE_INLINE vf load_upper(const uint16_t* p) { PARE_PARTS(vf, __builtin_bit_cast(part, get_upper(p + i * kLanes))); }
 PARE_INLINE void store_upper(uint16_t* p, vi x) {
-  for (int i = 0; i < 16; i++) p[i] = static_cast<uint16_t>(x.v[i] >> 16);
+  PARE_UNROLL
+  for (int i = 0; i < kParts; i++) put_upper(p + i * kLanes, x.v[i]);
 }
-#undef PARE_LANES
+#undef PARE_PARTS
 
 #endif
 
@@ -395,9 +397,9 @@ PARE_INLINE float sum(vf x) {
   const __m128 r2 = _mm_add_ps(r4, _mm_movehl_ps(r4, r4));
   return _mm_cvtss_f32(_mm_add_ss(r2, _mm_shuffle_ps(r2, r2, 1)));
 #else
-  for (int n = 8; n; n /= 2)
+  for (int n = kParts / 2; n; n /= 2)
     for (int i = 0; i < n; i++) x.v[i] += x.v[i + n];
-  return x.v[0];
+  return across(x.v[0], [](float a, float b) { return a + b; });
 #endif
 }
 PARE_INLINE float highest(vf x) {
@@ -407,16 +409,16 @@ PARE_INLINE float highest(vf x) {
   const __m128 r2 = _mm_max_ps(r4, _mm_movehl_ps(r4, r4));
   return _mm_cvtss_f32(_mm_max_ss(r2, _mm_shuffle_ps(r2, r2, 1)));
 #else
-  for (int n = 8; n; n /= 2)
+  for (int n = kParts / 2; n; n /= 2)
     for (int i = 0; i < n; i++) x.v[i] = x.v[i] > x.v[i + n] ? x.v[i] : x.v[i + n];
-  return x.v[0];
+  return across(x.v[0], [](float a, float b) { return a > b ? a : b; });
 #endif
 }
 PARE_INLINE float first_lane(vf x) {
 #if defined(__AVX2__)
   return _mm256_cvtss_f32(halves(x, false));
 #else
-  return x.v[0];
+  return first(x.v[0]);
 #endif
 }
 
