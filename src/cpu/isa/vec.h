@@ -199,6 +199,7 @@ PARE_INLINE __m256 halves(vf x, bool high) { return high ? x.b : x.a; }
 
 // Parts that operators work on: a float, or with NEON four.  What NEON has other names for comes first.
 #if defined(PARE_NEON)
+#define PARE_EACH_PART PARE_UNROLL for (int i = 0; i < kParts; i++)
 using part = float32x4_t;
 using words = uint32x4_t;
 using integers = int32x4_t;  // a comparison gives these
@@ -225,6 +226,7 @@ PARE_INLINE float across(part x, F f) {  // lanes i and i + 2, then i + 1
   return f(f(x[0], x[2]), f(x[1], x[3]));
 }
 #else
+#define PARE_EACH_PART for (int i = 0; i < kParts; i++)
 using part = float;
 using words = uint32_t;
 using integers = int32_t;
@@ -262,10 +264,9 @@ struct mask {
   truths v[kParts];
 };
 
-#define PARE_PARTS(result, expression)                    \
-  result r;                                               \
-  PARE_UNROLL                                             \
-  for (int i = 0; i < kParts; i++) r.v[i] = (expression); \
+#define PARE_PARTS(result, expression)  \
+  result r;                             \
+  PARE_EACH_PART r.v[i] = (expression); \
   return r
 #define PARE_BINARY(type, result, name, expression) \
   PARE_INLINE result name(type x, type y) { PARE_PARTS(result, expression); }
@@ -286,10 +287,7 @@ PARE_INLINE vf fnma(vf x, vf y, vf z) { PARE_PARTS(vf, fma(-x.v[i], y.v[i], z.v[
 PARE_INLINE vf sqrt(vf x) { PARE_PARTS(vf, sqrt(x.v[i])); }
 PARE_INLINE vf set1(float x) { PARE_PARTS(vf, same(x)); }
 PARE_INLINE vf load(const float* p) { PARE_PARTS(vf, get(p + i * kLanes)); }
-PARE_INLINE void store(float* p, vf x) {
-  PARE_UNROLL
-  for (int i = 0; i < kParts; i++) put(p + i * kLanes, x.v[i]);
-}
+PARE_INLINE void store(float* p, vf x) { PARE_EACH_PART put(p + i * kLanes, x.v[i]); }
 PARE_INLINE vf load_part(const float* p, int64_t n) {
   float lanes[16] = {};
   for (int64_t i = 0; i < min64(n, 16); i++) lanes[i] = p[i];
@@ -304,10 +302,7 @@ PARE_INLINE vf select(mask m, vf x, vf y) { PARE_PARTS(vf, m.v[i] ? x.v[i] : y.v
 PARE_INLINE vi select(mask m, vi x, vi y) { PARE_PARTS(vi, m.v[i] ? x.v[i] : y.v[i]); }
 PARE_INLINE vi iset1(uint32_t x) { PARE_PARTS(vi, same(x)); }
 PARE_INLINE vi iload(const void* p) { PARE_PARTS(vi, get(static_cast<const uint32_t*>(p) + i * kLanes)); }
-PARE_INLINE void istore(void* p, vi x) {
-  PARE_UNROLL
-  for (int i = 0; i < kParts; i++) put(static_cast<uint32_t*>(p) + i * kLanes, x.v[i]);
-}
+PARE_INLINE void istore(void* p, vi x) { PARE_EACH_PART put(static_cast<uint32_t*>(p) + i * kLanes, x.v[i]); }
 template <int N>
 PARE_INLINE vi shl(vi x) {
   PARE_PARTS(vi, x.v[i] << N);
@@ -324,17 +319,14 @@ PARE_INLINE vi bits(vf x) { PARE_PARTS(vi, __builtin_bit_cast(words, x.v[i])); }
 PARE_INLINE vf from_bits(vi x) { PARE_PARTS(vf, __builtin_bit_cast(part, x.v[i])); }
 PARE_INLINE vf to_float(vi x) { PARE_PARTS(vf, convert(integers(x.v[i]))); }
 PARE_INLINE void mul_wide(vi x, vi y, vi* low, vi* high) {
-  PARE_UNROLL
-  for (int i = 0; i < kParts; i++) mul_wide(x.v[i], y.v[i], &low->v[i], &high->v[i]);
+  PARE_EACH_PART mul_wide(x.v[i], y.v[i], &low->v[i], &high->v[i]);
 }
 constexpr float kLane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 PARE_INLINE mask first_lanes(int64_t n) { return less(load(kLane), set1(static_cast<float>(n))); }
 PARE_INLINE vf load_upper(const uint16_t* p) { PARE_PARTS(vf, __builtin_bit_cast(part, get_upper(p + i * kLanes))); }
-PARE_INLINE void store_upper(uint16_t* p, vi x) {
-  PARE_UNROLL
-  for (int i = 0; i < kParts; i++) put_upper(p + i * kLanes, x.v[i]);
-}
+PARE_INLINE void store_upper(uint16_t* p, vi x) { PARE_EACH_PART put_upper(p + i * kLanes, x.v[i]); }
 #undef PARE_PARTS
+#undef PARE_EACH_PART
 
 #endif
 
