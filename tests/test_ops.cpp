@@ -18,7 +18,7 @@ const Table* const kTables[] = {&table_ref, &table_cpu,
 
 // f() once; on the emulator once for each order of its threads and blocks.
 template <class F>
-void in_orders_of(const Table* table, F f) {
+void in_orders_of([[maybe_unused]] const Table* table, F f) {
 #ifdef PARE_KERNELS
   if (table == &table_kernels) return in_all_orders(f);
 #endif
