@@ -70,10 +70,12 @@ __attribute__((target("avx2,fma"))) void fma_avx2(int64_t n) {
 #elif defined(__aarch64__)
 void fma_neon(int64_t n) {
   float32x4_t a[24], x = vdupq_n_f32(0.999f), y = vdupq_n_f32(1e-3f);
+#pragma GCC unroll 24
   for (int i = 0; i < 24; i++) a[i] = vdupq_n_f32(static_cast<float>(i));
   for (int64_t k = 0; k < n; k++)
 #pragma GCC unroll 24
-    for (int i = 0; i < 24; i++) a[i] = vfmaq_f32(y, a[i], x);
+    for (int i = 0; i < 24; i++) a[i] = vfmaq_f32(a[i], x, y);
+#pragma GCC unroll 24
   for (int i = 1; i < 24; i++) a[0] = vaddq_f32(a[0], a[i]);
   sink = vgetq_lane_f32(a[0], 0);
 }
