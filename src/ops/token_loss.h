@@ -24,8 +24,8 @@ struct TokenLoss {
 //          exp(lp - sg(lp) + sg(seq)), Zheng et al. 2025
 //   cispo  l = -sg(clip(r)) A lp   (MiniMax-M1, 2025)
 //   KL with x = clamp(ref - lp, +-20): k1 = -x, k2 = x^2 / 2, k3 = min(exp(x) - x - 1, 10)   (Schulman 2020); where a
-//   clamp is in force the gradient is 0.  Without the bound on k3, which is verl's, a token that the reference finds e^5
-//   times more probable would have a gradient of 147 (TRL has no bound).
+//   clamp is in force the gradient is 0.  Without the bound on k3, which is verl's, a token that the reference finds
+//   e^5 times more probable would have a gradient of 147 (TRL has no bound).
 template <class T, class Exp>
 PARE_HOST_DEVICE inline TokenLoss<T> token_loss(const LossSpec& s, T lp, T old, T seq, T advantage, T ref, Exp exp) {
   TokenLoss<T> t{};

@@ -56,8 +56,7 @@ void Session::read_data() {
     val = make_ssa(d, true);
   } else {
     std::shared_ptr<RewardCommand> command;
-    if (RewardCommand::is_one(d.reward))
-      command = std::make_shared<RewardCommand>(d.reward, d.reward_timeout);
+    if (RewardCommand::is_one(d.reward)) command = std::make_shared<RewardCommand>(d.reward, d.reward_timeout);
     const auto read = [&](const std::vector<std::string>& files) -> std::unique_ptr<Task> {
       if (files.empty()) return nullptr;
       return std::make_unique<JsonlTask>(files, d.reward, d.prompt_key, d.answer_key, command);
