@@ -111,10 +111,10 @@ TEST_F(Together, ServesSharedMemoryOfSeveralSizes) {
   device.attn_fwd(wide), device.attn_fwd(narrow);
   const std::vector<float> a = read(wide.o.flat()), b = read(narrow.o.flat());
   device.graphs = true;
-  for (const auto& [first, second] : {std::pair{&wide, &narrow}, {&narrow, &wide}}) {
+  for (const auto& order : {std::array{&wide, &narrow}, std::array{&narrow, &wide}}) {
     device.zero({wide.o}), device.zero({narrow.o});
     device.wait();
-    EXPECT_TRUE(device.together([&] { device.attn_fwd(*first), device.attn_fwd(*second); }));
+    EXPECT_TRUE(device.together([&] { device.attn_fwd(*order[0]), device.attn_fwd(*order[1]); }));
     EXPECT_EQ(read(wide.o.flat()), a);
     EXPECT_EQ(read(narrow.o.flat()), b);
   }
