@@ -44,7 +44,7 @@ TEST(CudaEmu, GlobalNormHasTheBitsOfTheCpu) {
     const float expected = norm[0];
     std::fill(sums.begin(), sums.end(), NAN), norm[0] = NAN;
     {
-      const KernelMemory memory[] = {KernelMemory(a.norm), KernelMemory(a.sums), KernelMemory(a.x)};
+      [[maybe_unused]] const KernelMemory memory[] = {KernelMemory(a.norm), KernelMemory(a.sums), KernelMemory(a.x)};
       KernelMemory::wrote(a.x.data, a.x.bytes());
       table_kernels.global_norm(a, {});
       ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
