@@ -11,6 +11,7 @@ namespace pare::PARE_CUDA {
 namespace {
 
 Machine found;
+std::unordered_map<const void*, size_t> allowed;  // bytes of shared memory, by kernel
 
 // 1 if it is the code of 9.0a that the device runs: on 9.0 it may also be that of 8.0, compiled by the driver.
 #ifndef CUEMU
@@ -162,7 +163,6 @@ std::string open() {
 }
 
 void allow_shared_memory(const char* op, const void* kernel, size_t bytes) {
-  static std::unordered_map<const void*, size_t> allowed;
   const Machine& m = machine();
   if (bytes > m.shared_memory)
     fail(m.name, ": ", op, " needs ", bytes, " bytes of shared memory for a block, which has ", m.shared_memory);
