@@ -94,7 +94,7 @@ $(BUILD)/data/presets.inc: data/presets $(PRESETS)
 # The commit as a C++ string, written where it is another one: only the file that says it is compiled again.
 $(BUILD)/commit.inc: always
 	@mkdir -p $(@D)
-	@echo "\"$$(git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)\"" > $@.new
+	@echo "\"$$(git describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null || echo unknown)\"" > $@.new
 	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 .PHONY: always
 
