@@ -16,6 +16,12 @@ BUILD := build
 JOBS ?= $(shell nproc)
 MAKEFLAGS += -j$(JOBS)
 Q := $(if $(V),,@)
+# $(call run,label,command): the recipe of a rule that makes one file.
+define run
+@mkdir -p $(@D)
+@echo '$(1)'
+$(Q)$(2)
+endef
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
@@ -79,7 +85,6 @@ generic_FLAGS := -O1
 else
 ISAS := generic
 endif
-avx2_FLAGS :=
 avx512_FLAGS := -march=x86-64-v4 -mprefer-vector-width=512
 # Without GCC's scheduling before it allocates registers, which it does not do for x86-64: a tile fills them all.
 neon_FLAGS := -DPARE_NEON $(if $(findstring clang,$(CXX)),,-fno-schedule-insns)
@@ -96,7 +101,6 @@ $(BUILD)/commit.inc: always
 	@mkdir -p $(@D)
 	@echo "\"$$(git describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null || echo unknown)\"" > $@.new
 	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
-.PHONY: always
 
 # ---- variants of the same sources: cpu (the program), asan, check (the emulator's access checker), steps, fuzz, clang -
 cpu_FLAGS := -O$(O)
@@ -119,47 +123,32 @@ $(1)_APP := $$(APP_SRC:%.cpp=$(2)/%.o)
 $(1)_TEST := $$(TEST_SRC:%.cpp=$(2)/%.o)
 $(1)_EMU := $$(EMU_SRC:%.cpp=$(2)/emu/%.o) $$(EMU_KERNELS:%.cu=$(2)/emu/%.o)
 $(2)/%.o: %.cpp | $$(DEPS_DONE)
-	@mkdir -p $$(@D)
-	@echo '$(1): $$<'
-	$(Q)$$(CXX) $$(CXXFLAGS) $$($(1)_FLAGS) -c $$< -o $$@ $$($(1)_THEN)
+	$$(call run,$(1): $$<,$$(CXX) $$(CXXFLAGS) $$($(1)_FLAGS) -c $$< -o $$@ $$($(1)_THEN))
 $(foreach i,$(ISAS),
 $(2)/$(i)/%.o: %.cpp | $$(DEPS_DONE)
-	@mkdir -p $$(@D)
-	@echo '$(1) $(i): $$<'
-	$(Q)$$(CXX) $$(CXXFLAGS) $$($(1)_FLAGS) $($(i)_FLAGS) -DPARE_ISA=$(i) -c $$< -o $$@ $$($(1)_THEN)
+	$$(call run,$(1) $(i): $$<,$$(CXX) $$(CXXFLAGS) $$($(1)_FLAGS) $($(i)_FLAGS) -DPARE_ISA=$(i) -c $$< -o $$@ $$($(1)_THEN))
 )
 $(2)/emu/%.o: %.cu | $$(DEPS_DONE)
-	@mkdir -p $$(@D)
-	@echo '$(1) emu: $$<'
-	$(Q)$$(CXX) $$(EMUFLAGS) $$($(1)_FLAGS) $$($(1)_KERNEL_FLAGS) -x c++ -c $$< -o $$@ $$($(1)_THEN)
+	$$(call run,$(1) emu: $$<,$$(CXX) $$(EMUFLAGS) $$($(1)_FLAGS) $$($(1)_KERNEL_FLAGS) -x c++ -c $$< -o $$@ $$($(1)_THEN))
 $(2)/emu/%.o: %.cpp | $$(DEPS_DONE)
-	@mkdir -p $$(@D)
-	@echo '$(1) emu: $$<'
-	$(Q)$$(CXX) $$(EMUFLAGS) $$($(1)_FLAGS) -c $$< -o $$@ $$($(1)_THEN)
+	$$(call run,$(1) emu: $$<,$$(CXX) $$(EMUFLAGS) $$($(1)_FLAGS) -c $$< -o $$@ $$($(1)_THEN))
 $(2)/data/presets.o: $(BUILD)/data/presets.inc
 $(2)/src/app/version.o: $(BUILD)/commit.inc
 $(2)/pare: $$($(1)_LIB) $$($(1)_APP)
-	@echo 'link $$@'
-	$(Q)$$(CXX) $$(LDFLAGS) $$($(1)_FLAGS) $$^ $$(LIBS) -o $$@
+	$$(call run,link $$@,$$(CXX) $$(LDFLAGS) $$($(1)_FLAGS) $$^ $$(LIBS) -o $$@)
 $(2)/tests/pare_tests: $$($(1)_LIB) $$($(1)_TEST) $$($(1)_EMU)
-	@echo 'link $$@'
-	$(Q)$$(CXX) $$(LDFLAGS) $$($(1)_FLAGS) $$^ -lgtest $$(LIBS) -o $$@
+	$$(call run,link $$@,$$(CXX) $$(LDFLAGS) $$($(1)_FLAGS) $$^ -lgtest $$(LIBS) -o $$@)
 endef
 EMUFLAGS = -std=c++20 -g -march=x86-64-v3 $(WARN) $(BITS) -Wno-unknown-pragmas -fno-strict-aliasing -Icuda/emu/include $(INCLUDE) -Icuda -MMD -MP
 $(eval $(call variant,cpu,$(BUILD)))
-$(eval $(call variant,asan,$(BUILD)/asan))
-$(eval $(call variant,check,$(BUILD)/check))
-$(eval $(call variant,steps,$(BUILD)/steps))
-$(eval $(call variant,fuzz,$(BUILD)/fuzz))
-$(eval $(call variant,clang,$(BUILD)/clang))
+$(foreach v,asan check steps fuzz clang,$(eval $(call variant,$(v),$(BUILD)/$(v))))
 $(BUILD)/fuzz/data/%.o $(BUILD)/fuzz/tokenizer/%.o: fuzz_FLAGS += $(filter-out -O1,$(steps_FLAGS))
 # Nothing hot in these: they compile faster.
 $(BUILD)/tests/%.o $(BUILD)/src/app/%.o: cpu_FLAGS := -O1
 
 # ---- targets ---------------------------------------------------------------------------------------------------------
-.PHONY: $(shell sed -n 's/^\([a-z-]*\):.*  $(HASH)$(HASH) .*/\1/p' Makefile)
+.PHONY: always $(shell sed -n 's/^\([a-z-]*\):.*  $(HASH)$(HASH) .*/\1/p' Makefile cuda/cuda.mk)
 all: $(BUILD)/pare  ## the program, build/pare
-
 test: $(BUILD)/tests/pare_tests $(BUILD)/pare  ## runs every test, in as many processes as there are cores
 	$< --jobs=$(JOBS) $(TEST_FLAGS)
 
@@ -167,17 +156,14 @@ steps: $(BUILD)/steps/tests/step_tests  ## work of verifiers and tokenizers in p
 	$< --jobs=$(JOBS) $(TEST_FLAGS)
 STEPS_OBJ := $(filter $(addprefix $(BUILD)/steps/,data/% tokenizer/%),$(steps_LIB))
 $(BUILD)/steps/tests/step_tests: $(STEPS_OBJ) $(filter $(BUILD)/src/base/%,$(cpu_LIB)) $(BUILD)/tests/test_steps.o $(BUILD)/tests/main.o
-	@mkdir -p $(@D)
-	@echo 'link $@'
-	$(Q)$(CXX) $(LDFLAGS) $(STEPS_LINK) $^ -lgtest $(LIBS) -o $@
+	$(call run,link $@,$(CXX) $(LDFLAGS) $(STEPS_LINK) $^ -lgtest $(LIBS) -o $@)
 
 asan: $(BUILD)/asan/tests/pare_tests $(BUILD)/asan/pare  ## every test under AddressSanitizer and UBSan
 	$< --jobs=$(JOBS) $(TEST_FLAGS)
 
 emu: $(BUILD)/emu/pare  ## build/emu/pare: with the CUDA kernels, emulated on the CPU
 $(BUILD)/emu/pare: $(cpu_LIB) $(cpu_APP) $(filter-out $(BUILD)/emu/tests/%,$(cpu_EMU))
-	@echo 'link $@'
-	$(Q)$(CXX) $(LDFLAGS) $^ $(LIBS) -o $@
+	$(call run,link $@,$(CXX) $(LDFLAGS) $^ $(LIBS) -o $@)
 
 arm-check: $(BUILD)/pare  ## the same bits on aarch64: cross build and some steps under qemu
 	@tools/arm_check.sh $(BUILD)/pare $(BUILD)/aarch64 $(JOBS)
@@ -188,42 +174,34 @@ check: $(BUILD)/check/tests/pare_emu_tests  ## tests of kernels under the emulat
 	$< --jobs=$(JOBS) $(TEST_FLAGS)
 CHECK_OBJ := $(check_EMU) $(BUILD)/check/tests/test_emu.o $(BUILD)/check/tests/test_emu_graphs.o $(KERNEL_TESTS:%=$(BUILD)/%.o) $(BUILD)/tests/test_emu_device.o $(cpu_LIB)
 $(BUILD)/check/tests/pare_emu_tests: $(CHECK_OBJ)
-	@echo 'link $@'
-	$(Q)$(CXX) $(LDFLAGS) $^ -lgtest $(LIBS) -o $@
+	$(call run,link $@,$(CXX) $(LDFLAGS) $^ -lgtest $(LIBS) -o $@)
 # Tests of ops in every order of threads, the kernels of both tables under ASan and UBSan.
 asan-ops: $(BUILD)/asan/pare_op_tests  ## tests of ops, their kernels under AddressSanitizer and UBSan
 	$< --jobs=$(JOBS) --gtest_filter='*AgreesWithRef*' $(TEST_FLAGS)
 CPU_KERNELS = $(foreach d,src/cpu $(ISAS),$(1)/$(d)/%)
 $(BUILD)/asan/pare_op_tests: $(asan_EMU) $(filter $(call CPU_KERNELS,$(BUILD)/asan),$(asan_LIB)) \
     $(KERNEL_TESTS:%=$(BUILD)/%.o) $(filter-out $(call CPU_KERNELS,$(BUILD)),$(cpu_LIB))
-	@echo 'link $@'
-	$(Q)$(CXX) $(LDFLAGS) $(asan_FLAGS) $^ -lgtest $(LIBS) -o $@
+	$(call run,link $@,$(CXX) $(LDFLAGS) $(asan_FLAGS) $^ -lgtest $(LIBS) -o $@)
 mutants: $(BUILD)/check/tests/pare_emu_tests  ## damages the kernels one place at a time: do the tests notice?
 	@tools/mutate.py --jobs $(JOBS) $(BUILD)/mutants '$(CXX) $(filter-out -MMD -MP,$(EMUFLAGS)) $(check_FLAGS) $(check_KERNEL_FLAGS) -x c++' \
 	  '$(CXX) $(LDFLAGS) $(CHECK_OBJ) -lgtest $(LIBS)'
 
 CLANG ?= clang++
-$(BUILD)/clang/%: CXX = $(CLANG)
+$(BUILD)/clang/% $(BUILD)/fuzz/%: CXX = $(CLANG)
 clang-check: $(clang_LIB) $(clang_APP) $(clang_TEST) $(clang_EMU) $(patsubst %.cpp,$(BUILD)/clang/%.o,$(wildcard tools/*.cpp tools/*/*.cpp))  ## does clang take every source?
 
 # libFuzzer on what reads text and files of strangers (tools/fuzz), by clang under ASan and UBSan; one alone: FUZZ=verify.
-FUZZ_CXX ?= $(CLANG)
 FUZZ_SECONDS ?= 60
 FUZZ := $(patsubst tools/fuzz/%.cpp,%,$(wildcard tools/fuzz/*.cpp))
 FUZZ_LIB := $(filter $(addprefix $(BUILD)/fuzz/,src/base/% data/% tokenizer/% src/kv/spec.o src/rl/config%.o model/json_file.o model/safetensors.o),$(fuzz_LIB))
-ifneq ($(filter fuzz%,$(MAKECMDGOALS)),)
-ifneq ($(shell echo 'extern "C" int LLVMFuzzerTestOneInput() { return 0; }' | $(FUZZ_CXX) -fsanitize=fuzzer,address -x c++ - -o /dev/null 2>&1 || echo no),)
-$(error $(FUZZ_CXX) with libFuzzer is missing: sudo apt-get install -y clang libclang-rt-dev (Ubuntu 22.04: clang is enough))
-endif
-endif
+NO_FUZZER = $(shell echo 'extern "C" int LLVMFuzzerTestOneInput() { return 0; }' | $(CLANG) -fsanitize=fuzzer,address -x c++ - -o /dev/null 2>&1 || echo no)
+$(if $(filter fuzz%,$(MAKECMDGOALS)),$(if $(NO_FUZZER),$(error $(CLANG) with libFuzzer is missing: sudo apt-get install -y clang libclang-rt-dev (Ubuntu 22.04: clang is enough))))
 .PHONY: $(FUZZ:%=fuzz-%)
 fuzz: $(FUZZ:%=fuzz-%)  ## libFuzzer on what reads text and files of strangers; one alone: FUZZ=verify
 $(FUZZ:%=fuzz-%): fuzz-%: $(BUILD)/fuzz/fuzz_%
 	@tools/fuzz/run.sh $* $(FUZZ_SECONDS) $(BUILD)/fuzz
-$(BUILD)/fuzz/%: CXX = $(FUZZ_CXX)
 $(BUILD)/fuzz/fuzz_%: $(BUILD)/fuzz/tools/fuzz/%.o $(FUZZ_LIB)
-	@echo 'link $@'
-	$(Q)$(CXX) $(LDFLAGS) $(fuzz_FLAGS) -fsanitize=fuzzer $(STEPS_LINK) $^ $(LIBS) -o $@
+	$(call run,link $@,$(CXX) $(LDFLAGS) $(fuzz_FLAGS) -fsanitize=fuzzer $(STEPS_LINK) $^ $(LIBS) -o $@)
 
 # The program is one file and finds its presets in itself: PROGRAM=build/cuda/pare installs the one with the device `cuda`.
 PREFIX ?= /usr/local
@@ -249,61 +227,12 @@ bench: $(BUILD)/pare  ## speed as shares of what the machine can do
 
 # Folders with the shapes of a config.json and random weights: tools/make_random_model.cpp.
 $(BUILD)/make_random_model: $(cpu_LIB) $(BUILD)/tools/make_random_model.o
-	@echo 'link $@'
-	$(Q)$(CXX) $(LDFLAGS) $^ $(LIBS) -o $@
+	$(call run,link $@,$(CXX) $(LDFLAGS) $^ $(LIBS) -o $@)
 
-ifeq ($(ARCH),native)  # (Without a driver it says so where the answer should be.)
-override ARCH := $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -xE '[0-9]+\.[0-9]' | sort -u))
-$(if $(ARCH),,$(error ARCH=native: nvidia-smi finds no GPU with a driver here; name the architectures, as in ARCH="80 90a"))
-endif
-$(if $(filter 5% 6% 7%,$(ARCH)),$(error ARCH=$(ARCH): 80 at least is needed, for bfloat16))
-override ARCH := $(patsubst 90,90a,$(ARCH))  # of 90 there is no wgmma
-NVFLAGS := -std=c++20 -O3 -lineinfo -fmad=false $(INCLUDE) -Icuda --Werror all-warnings -Xcompiler -Wall,-Wextra,-ffp-contract=off -MMD -MP
-# The PTX of 8.0 is for devices that none of these suits: the driver compiles it when the program starts.
-GENCODE := $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_80,code=compute_80
-# Beside each object what ptxas says of its kernels: registers, spills, shared memory.
-$(BUILD)/cuda/%.o $(BUILD)/cuda/%.ptxas: %.cu
-	@mkdir -p $(@D)
-	@echo 'cuda: $<'
-	$(Q)$(NVCC) $(NVFLAGS) -Xptxas -v $(GENCODE) -c $< -o $(BUILD)/cuda/$*.o 2> $(BUILD)/cuda/$*.ptxas || { cat $(BUILD)/cuda/$*.ptxas >&2; exit 1; }
-# With STATIC in a folder of its own: what machines without these libraries can run too.  (The CUDA runtime is static as
-# ever and looks for the driver itself.)
-CUDA_BIN := $(BUILD)/cuda$(if $(STATIC),/static)
-CUDA_LIBS := $(if $(STATIC),$(BUILD)/tools/static.o $(LIBS:-l%=-l:lib%.a) -Xcompiler -static-libstdc++ -Xcompiler -static-libgcc,$(LIBS))
-cuda: $(CUDA_BIN)/pare  ## build/cuda/pare, by nvcc
-$(CUDA_BIN)/pare: $(cpu_LIB) $(cpu_APP) $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.o) | $(filter %.o,$(CUDA_LIBS))
-	@mkdir -p $(@D)
-	@echo 'link $@'
-	$(Q)$(NVCC) -Xcompiler -pthread $(GENCODE) $^ $(CUDA_LIBS) -o $@
-cuda-tests: $(CUDA_BIN)/pare_cuda_tests  ## build/cuda/pare_cuda_tests: the tests of kernels, for a machine with a GPU
-$(BUILD)/cuda/tests/%.o: tests/%.cpp
-	@mkdir -p $(@D)
-	@echo 'cuda: $<'
-	$(Q)$(NVCC) $(filter-out -O3,$(NVFLAGS)) -O1 -DPARE_CUDA_TESTS -c $< -o $@
-# Kernels that wait for mbarriers, with a watchdog (cuda/watchdog.h).
-WATCHED := $(shell grep -l 'ptx90.cuh\|_wgmma.cuh' cuda/*.cu) $(wildcard tests/ptx*.cu)
-$(BUILD)/cuda/watched/%.o: %.cu
-	@mkdir -p $(@D)
-	@echo 'cuda, watched: $<'
-	$(Q)$(NVCC) $(NVFLAGS) -DPARE_WATCHDOG $(GENCODE) -c $< -o $@
-CUDA_TEST_OBJ := $(cpu_LIB) $(KERNEL_TESTS:%=$(BUILD)/cuda/%.o) $(patsubst %.cu,$(BUILD)/cuda/%.o,$(filter-out $(WATCHED),$(CUDA_SRC))) $(WATCHED:%.cu=$(BUILD)/cuda/watched/%.o)
-$(CUDA_BIN)/pare_cuda_tests: $(CUDA_TEST_OBJ) | $(filter %.o,$(CUDA_LIBS))
-	@mkdir -p $(@D)
-	@echo 'link $@'
-	$(Q)$(NVCC) -Xcompiler -pthread $(GENCODE) $^ -lgtest $(CUDA_LIBS) -o $@
-pack:  ## build/pare-gpu.tar.gz: what tools/gpu_check.sh needs on a machine with nothing but a driver
-	@$(MAKE) --no-print-directory cuda cuda-tests STATIC=1
-	@tools/pack.sh $(BUILD)
-
-PTXAS := $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.ptxas)
-registers: $(PTXAS)  ## registers and spills of every kernel against cuda/registers.txt
-	@tools/registers.py $(UPDATE) cuda/registers.txt $$($(NVCC) --version | sed -n 's/.*release \([0-9.]*\).*/\1/p') $^
-registers-update: UPDATE := --update
-registers-update: registers  ## accepts those of today
+include cuda/cuda.mk
 
 deps:  ## installs the libraries that are missing
 	@tools/deps.sh $(PACKAGES)
-
 FORMATTED := $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' 2>/dev/null)
 format:  ## clang-format on every source
 	@clang-format -i $(FORMATTED)
@@ -315,6 +244,6 @@ lint:  ## clang-tidy
 clean:  ## removes build/
 	rm -rf $(BUILD)
 help:  ## this list
-	@sed -n '3,12s/^# \{0,1\}//p' Makefile; echo; sed -nE 's/^([a-z-]+):.*  ## /\1 /p' Makefile | sort | while read -r t what; do printf '  make %-17s %s\n' "$$t" "$$what"; done
+	@sed -n '3,12s/^# \{0,1\}//p' Makefile; echo; sed -nE 's/^([a-z-]+):.*  ## /\1 /p' Makefile cuda/cuda.mk | sort | while read -r t what; do printf '  make %-17s %s\n' "$$t" "$$what"; done
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -1,6 +1,7 @@
 // The rooms of src/README.md and their arrows are those of the sources.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <regex>
@@ -44,6 +45,11 @@ Arrows arrows_of_the_page() {
 std::string room_of(const fs::path& file) {
   auto part = file.begin();
   return (*part == "src" ? *++part : *part).string();
+}
+
+TEST(House, TheMakefileIsReadInAMinute) {
+  const std::string makefile = read_text("Makefile");
+  EXPECT_LE(std::count(makefile.begin(), makefile.end(), '\n'), 250);
 }
 
 TEST(House, ArrowsAreThoseOfThePage) {
