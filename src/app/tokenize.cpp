@@ -101,14 +101,14 @@ void add_tokenize(CLI::App& app) {
   auto o = std::make_shared<Options>();
   CLI::App* c = app.add_subcommand("tokenize", "text to token ids: a JSON string a line in, a list of ids a line out");
   c->add_option("--tokenizer", o->tokenizer, "ssa, a tokenizer file or a folder with one")->required();
-  CLI::Option* decode = c->add_flag("--decode", o->decode, "the other way: lists of ids in, strings out");
+  CLI::Option* decode = c->add_flag("--decode", o->decode, "reads lists of ids, prints strings");
   CLI::Option* special = c->add_flag("--special", o->special, "put BOS in front; with --decode: show special tokens");
   CLI::Option* chat =
       c->add_flag("--chat", o->chat,
-                  "conversations in, [{\"role\", \"content\"}] or {\"messages\"} or what the user says, and out the "
-                  "text that a model with this tokenizer would go on with, as a JSON string");
+                  "reads conversations: [{\"role\", \"content\"}], {\"messages\"} or a user message; prints the "
+                  "rendered prompt as a JSON string");
   chat->excludes(decode)->excludes(special);
-  c->add_flag("--ids", o->ids, "of that text the token ids, as `pare generate` and training have them")->needs(chat);
+  c->add_flag("--ids", o->ids, "prints its token ids instead, as `pare generate` and training see them")->needs(chat);
   c->add_option("--chat-format", o->chat_format,
                 "qwen2.5, qwen3, llama-3, deepseek-r1, plain or a text with {problem}; that of the tokenizer's chat "
                 "template if not given")

@@ -149,11 +149,11 @@ class Run {
   void warn_of_mismatches() {
     if (warned_ || !broken()) return;
     warned_ = true;
-    console_.warning(
-        cat("AFTER STEP ", state_.training.step, ", ", mismatches(),
-            ". This run is exact: not one may. The program or the machine computes wrongly; what is learnt from now on "
-            "cannot be trusted. The run goes on",
-            fails() ? " and will end with exit code 1 (rollout.on_mismatch=continue: with 0)." : "."));
+    console_.warning(cat(
+        "AFTER STEP ", state_.training.step, ", ", mismatches(),
+        ". In an exact run none may differ: the program or the machine computes wrongly, and no result from here on "
+        "can be trusted. The run continues",
+        fails() ? " and will end with exit code 1 (rollout.on_mismatch=continue: with 0)." : "."));
   }
 
   void save() { directory_.save(session_, *training_, state_); }
@@ -178,8 +178,8 @@ class Run {
                            trainer_ ? cat("; ", mismatches()).c_str() : "", directory_.path().c_str()));
     if (fails())
       throw Error(Exit::failed, cat(mismatches(),
-                                    ", and the run is exact: not one may; the run is whole, its model is "
-                                    "saved, but do not trust it (rollout.on_mismatch=continue ends it with 0)"));
+                                    "; in an exact run none may. The run is complete and its model is saved, but "
+                                    "do not trust it (rollout.on_mismatch=continue exits with code 0)"));
   }
 
   const Config config_;

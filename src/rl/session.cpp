@@ -95,7 +95,7 @@ Session::Session(const Config& c, const Table& table, bool trainable, const std:
   if (eos.empty() && tokenizer->eos() >= 0) eos.push_back(tokenizer->eos());
   if (eos.empty())
     fail(
-        "nothing says which token ends a response; set eos_token_id in the model's config.json, or eos_token in the "
+        "no end-of-sequence token: set eos_token_id in the model's config.json, or eos_token in the "
         "tokenizer's tokenizer_config.json");
   if (data) {
     const auto own = std::find(eos.begin(), eos.end(), tokenizer->eos());
