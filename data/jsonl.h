@@ -16,7 +16,7 @@
 
 #include "data/reward_command.h"
 #include "data/task.h"
-#include "data/verify.h"
+#include "data/verify/verify.h"
 
 namespace pare {
 

@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "base/child.h"
-#include "data/verify.h"
+#include "data/verify/verify.h"
 
 namespace pare {
 

@@ -3,8 +3,8 @@
 #include <functional>
 #include <memory>
 
+#include "model/hf/safetensors.h"
 #include "model/pass.h"
-#include "model/safetensors.h"
 
 namespace pare {
 

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "base/arena.h"
-#include "model/config.h"
+#include "model/hf/config.h"
 #include "ops/device.h"
 
 namespace pare {

@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "model/config.h"
-#include "model/json_file.h"
+#include "base/json_file.h"
+#include "model/hf/config.h"
 
 namespace pare {
 namespace {

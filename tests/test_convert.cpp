@@ -12,7 +12,7 @@
 
 #include "base/error.h"
 #include "base/rng.h"
-#include "model/llama2c.h"
+#include "model/hf/llama2c.h"
 
 namespace pare {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "base/half.h"
 #include "cuda/emu/include/cuda_runtime.h"
-#include "model/hf.h"
+#include "model/hf/folder.h"
 #include "rl/checkpoint.h"
 #include "rl/sft.h"
 #include "tests/generator.h"

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "base/text.h"
-#include "model/hf.h"
+#include "model/hf/folder.h"
 #include "rollout/scheduler.h"
 #include "tests/program.h"
 #include "tests/tiny.h"

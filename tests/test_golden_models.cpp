@@ -3,7 +3,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "model/json_file.h"
+#include "base/json_file.h"
 #include "rollout/rollout.h"
 #include "tests/program.h"
 #include "tests/tiny.h"

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/half.h"
-#include "model/json_file.h"
+#include "base/json_file.h"
 #include "tests/weights.h"
 
 namespace pare {

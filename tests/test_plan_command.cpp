@@ -1,10 +1,10 @@
 // `pare plan`: shapes by name, what it prints, and what fits.
 #include <map>
 
+#include "base/json_file.h"
 #include "base/text.h"
 #include "data/presets.h"
-#include "model/config.h"
-#include "model/json_file.h"
+#include "model/hf/config.h"
 #include "rl/session.h"
 #include "tests/program.h"
 

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "model/json_file.h"
+#include "base/json_file.h"
 #include "tests/program.h"
 #include "tests/tiny.h"
 #include "tests/weights.h"

@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "base/file.h"
-#include "model/json_file.h"
+#include "base/json_file.h"
 #include "rl/checkpoint.h"
 #include "tests/program.h"
 #include "tests/sealed_state.h"

@@ -7,10 +7,10 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/json_file.h"
 #include "base/thread_pool.h"
 #include "data/jsonl.h"
 #include "data/reward_command.h"
-#include "model/json_file.h"
 #include "rl/plan.h"
 #include "tests/program.h"
 #include "tests/tiny_run.h"

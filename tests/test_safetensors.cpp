@@ -11,8 +11,8 @@
 
 #include "base/error.h"
 #include "base/half.h"
-#include "model/json_file.h"
-#include "model/safetensors.h"
+#include "base/json_file.h"
+#include "model/hf/safetensors.h"
 
 namespace pare {
 namespace {

@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/rng.h"
 #include "base/thread_pool.h"
-#include "data/verify.h"
+#include "data/verify/verify.h"
 #include "program.h"
 
 namespace pare {

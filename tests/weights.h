@@ -1,6 +1,6 @@
 // Parameters as one buffer, which tests compare and change.
 #pragma once
-#include "model/hf.h"
+#include "model/hf/folder.h"
 
 namespace pare::test {
 

@@ -7,8 +7,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "model/hf.h"
-#include "model/json_file.h"
+#include "base/json_file.h"
+#include "model/hf/folder.h"
 #include "model/model.h"
 
 int main(int argc, char** argv) {

@@ -6,8 +6,8 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/text.h"
-#include "model/hf.h"
-#include "model/llama2c.h"
+#include "model/hf/folder.h"
+#include "model/hf/llama2c.h"
 #include "tokenizer/tokenizer.h"
 
 namespace pare {

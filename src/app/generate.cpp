@@ -16,7 +16,7 @@
 #include "base/rng.h"
 #include "base/text.h"
 #include "base/thread_pool.h"
-#include "model/hf.h"
+#include "model/hf/folder.h"
 #include "rl/plan.h"
 
 namespace pare {

@@ -6,7 +6,7 @@
 
 #include "app/commands.h"
 #include "base/text.h"
-#include "model/hf.h"
+#include "model/hf/folder.h"
 
 namespace pare {
 

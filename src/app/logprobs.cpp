@@ -9,8 +9,8 @@
 #include "app/shorthands.h"
 #include "base/json.h"
 #include "base/thread_pool.h"
-#include "model/hf.h"
-#include "model/safetensors.h"
+#include "model/hf/folder.h"
+#include "model/hf/safetensors.h"
 #include "rl/plan.h"
 
 namespace pare {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "model/config.h"
+#include "model/hf/config.h"
 #include "rl/config.h"
 #include "tokenizer/chat.h"
 

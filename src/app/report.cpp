@@ -5,7 +5,7 @@
 #include <fstream>
 
 #include "app/commands.h"
-#include "app/report_data.h"
+#include "app/report/data.h"
 #include "base/text.h"
 
 namespace pare {
@@ -14,13 +14,13 @@ namespace {
 
 // Each file is one raw string literal.
 constexpr const char* style =
-#include "app/report_page.css"
+#include "app/report/page.css"
     ;
 constexpr const char* charts =
-#include "app/report_charts.js"
+#include "app/report/charts.js"
     ;
 constexpr const char* page =
-#include "app/report_page.js"
+#include "app/report/page.js"
     ;
 
 // The policy forbids the page, and so any text in it, to load or send anything.

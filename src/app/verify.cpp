@@ -1,5 +1,5 @@
 // pare verify: grades responses, JSON lines in, JSON lines out.
-#include "data/verify.h"
+#include "data/verify/verify.h"
 
 #include <cstdio>
 #include <iostream>

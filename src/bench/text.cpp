@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "data/verify.h"
+#include "data/verify/verify.h"
 #include "tokenizer/unicode.h"
 
 namespace pare {

@@ -1,6 +1,6 @@
 #include "kv/policy.h"
 
-#include "kv/policies.h"
+#include "kv/policies/policies.h"
 
 namespace pare {
 

@@ -6,8 +6,8 @@
 
 #include "base/file.h"
 #include "base/json.h"
-#include "model/hf.h"
-#include "model/json_file.h"
+#include "base/json_file.h"
+#include "model/hf/folder.h"
 #include "rl/certificate.h"
 
 namespace pare {

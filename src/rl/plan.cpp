@@ -1,7 +1,7 @@
 #include "rl/plan.h"
 
 #include "base/memory_limits.h"
-#include "model/hf.h"
+#include "model/hf/folder.h"
 
 namespace pare {
 

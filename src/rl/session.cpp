@@ -5,13 +5,13 @@
 #include <bit>
 #include <filesystem>
 
+#include "base/json_file.h"
 #include "base/nearest.h"
 #include "base/thread_pool.h"
 #include "data/jsonl.h"
 #include "data/presets.h"
 #include "data/ssa.h"
-#include "model/hf.h"
-#include "model/json_file.h"
+#include "model/hf/folder.h"
 #include "rl/replay.h"
 
 namespace pare {

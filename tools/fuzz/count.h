@@ -1,5 +1,5 @@
-// Counts what the readers of strangers' text do (data/verify.h, tokenizer/), in steps: a branch of theirs, 16 bytes
-// that the C library compares, searches or copies for them.  For one file of a program whose objects of data/ and
+// Counts what the readers of strangers' text do (data/verify/verify.h, tokenizer/), in steps: a branch of theirs, 16
+// bytes that the C library compares, searches or copies for them.  For one file of a program whose objects of data/ and
 // tokenizer/ are compiled with -fsanitize-coverage=trace-pc and which is linked with --wrap for each function below.
 #pragma once
 #include <cstddef>

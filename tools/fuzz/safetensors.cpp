@@ -1,6 +1,6 @@
 // Files of weights: the bytes are one as they stand, and behind the first, which says how many bytes of data follow,
 // the header of one.
-#include "model/safetensors.h"
+#include "model/hf/safetensors.h"
 
 #include <cstring>
 #include <vector>

@@ -11,7 +11,7 @@ FILES = {
     "tokenizer_file": ("tests/test_bpe.cpp", "tokenizer/tokenizer_json.cpp tests/tiny_tokenizer.h"),
     "steps": ("tests/test_steps.cpp", "data/verify_*.cpp data/math_value/*.cpp"),
     "verify": ("tests/test_verify.cpp", "data/verify_*.cpp data/math_value/*.cpp"),
-    "safetensors": ("tests/test_safetensors.cpp", "model/safetensors.cpp"),
+    "safetensors": ("tests/test_safetensors.cpp", "model/hf/safetensors.cpp"),
     "toml": ("tests/test_rl_config.cpp data/presets/*.toml", "src/rl/config_keys.cpp"),
 }
 LITERAL = re.compile(rb'R"\((.*?)\)"|"((?:[^"\\\n]|\\.)*)"', re.S)

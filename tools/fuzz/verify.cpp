@@ -1,5 +1,5 @@
 // The verifiers, every rule set: the first line is the gold, the rest a response.
-#include "data/verify.h"
+#include "data/verify/verify.h"
 
 #include <vector>
 

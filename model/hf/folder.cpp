@@ -1,4 +1,4 @@
-#include "model/hf.h"
+#include "model/hf/folder.h"
 
 #include <algorithm>
 #include <bit>
@@ -9,8 +9,8 @@
 #include <optional>
 
 #include "base/file.h"
+#include "base/json_file.h"
 #include "base/thread_pool.h"
-#include "model/json_file.h"
 
 namespace pare {
 

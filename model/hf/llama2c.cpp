@@ -1,4 +1,4 @@
-#include "model/llama2c.h"
+#include "model/hf/llama2c.h"
 
 #include <algorithm>
 #include <array>

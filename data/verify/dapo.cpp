@@ -4,7 +4,7 @@
 // The answer is what follows the last "Answer:" within the last 300 characters, to the end of its line.  Both sides are
 // rewritten by normalise() and compared as strings.  1 or -1.
 #include "data/text.h"
-#include "data/verify.h"
+#include "data/verify/verify.h"
 
 namespace pare {
 namespace {

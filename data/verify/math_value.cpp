@@ -7,7 +7,7 @@
 #include "data/math_value/answer.h"
 #include "data/math_value/extract.h"
 #include "data/text.h"
-#include "data/verify.h"
+#include "data/verify/verify.h"
 
 namespace pare {
 namespace {

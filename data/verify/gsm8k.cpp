@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "data/text.h"
-#include "data/verify.h"
+#include "data/verify/verify.h"
 
 namespace pare {
 namespace {

@@ -1,7 +1,7 @@
 // SnapKV (Li et al. 2024, arXiv 2404.14469): keys are judged by the attention of the queries of an observation window.
 #pragma once
-#include "kv/policies.h"
-#include "kv/query_window.h"
+#include "kv/policies/policies.h"
+#include "kv/policies/query_window.h"
 
 namespace pare {
 

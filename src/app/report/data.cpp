@@ -1,4 +1,4 @@
-#include "app/report_data.h"
+#include "app/report/data.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,5 @@
 // StreamingLLM (Xiao et al. 2023, arXiv 2309.17453): attention sinks and a sliding window.
-#include "kv/policies.h"
+#include "kv/policies/policies.h"
 
 namespace pare {
 

@@ -5,7 +5,7 @@
 // a choice holds until a new block begins.
 #include <algorithm>
 
-#include "kv/policies.h"
+#include "kv/policies/policies.h"
 
 namespace pare {
 

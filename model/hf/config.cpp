@@ -1,4 +1,4 @@
-#include "model/config.h"
+#include "model/hf/config.h"
 
 #include <charconv>
 #include <cmath>
@@ -8,7 +8,7 @@
 #include <set>
 
 #include "base/error.h"
-#include "model/json_file.h"
+#include "base/json_file.h"
 
 namespace pare {
 

@@ -1,4 +1,4 @@
-#include "data/verify.h"
+#include "data/verify/verify.h"
 
 #include "base/error.h"
 #include "base/nearest.h"

@@ -1,4 +1,4 @@
-#include "model/json_file.h"
+#include "base/json_file.h"
 
 #include <filesystem>
 #include <fstream>

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "model/config.h"
+#include "model/hf/config.h"
 
 namespace pare {
 

@@ -1,4 +1,4 @@
-// The numbers and texts of a report, as one JSON document: what report_charts.js and report_page.js draw.
+// The numbers and texts of a report, as one JSON document: what charts.js and page.js draw.
 #pragma once
 #include <string>
 #include <vector>

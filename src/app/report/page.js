@@ -1,5 +1,5 @@
 R"js(
-// The page: charts, table of runs, samples and configuration, in this order (after report_charts.js).
+// The page: charts, table of runs, samples and configuration, in this order (after charts.js).
 // ---- what is drawn -------------------------------------------------------------------------------------------------
 const taken = new Set();
 const use = (metric) => (taken.add(metric), (run) => column(run, metric));

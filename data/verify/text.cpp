@@ -1,6 +1,7 @@
 // exact, contains, starts_with: rewards that look at the text alone.
 #include "data/text.h"
-#include "data/verify.h"
+
+#include "data/verify/verify.h"
 
 namespace pare {
 namespace {

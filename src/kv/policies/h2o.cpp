@@ -1,6 +1,6 @@
 // H2O (Zhang et al. 2023, arXiv 2306.14048): heavy hitters, the tokens with the largest attention received so far, and
 // as many recent ones.
-#include "kv/policies.h"
+#include "kv/policies/policies.h"
 
 namespace pare {
 

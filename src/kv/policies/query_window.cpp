@@ -1,4 +1,4 @@
-#include "kv/query_window.h"
+#include "kv/policies/query_window.h"
 
 #include <algorithm>
 

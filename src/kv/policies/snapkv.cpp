@@ -1,4 +1,4 @@
-#include "kv/snapkv.h"
+#include "kv/policies/snapkv.h"
 
 #include <cmath>
 

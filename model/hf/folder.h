@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "base/tensor.h"
-#include "model/config.h"
-#include "model/safetensors.h"
+#include "model/hf/config.h"
+#include "model/hf/safetensors.h"
 
 namespace pare {
 

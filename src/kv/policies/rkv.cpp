@@ -1,6 +1,6 @@
 // R-KV (Cai et al. 2025, arXiv 2505.24133): importance as in SnapKV against redundancy, the mean cosine similarity of a
 // key to all others.
-#include "kv/snapkv.h"
+#include "kv/policies/snapkv.h"
 
 namespace pare {
 

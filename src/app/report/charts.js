@@ -1,6 +1,6 @@
 R"js(
 "use strict";
-// Charts of a report, drawn from the JSON in the page (src/app/report_data.h); report_page.js says which.  What comes
+// Charts of a report, drawn from the JSON in the page (src/app/report/data.h); page.js says which.  What comes
 // from runs reaches the page as text nodes only.
 window.onerror = (message) => document.documentElement.setAttribute("data-error", message);
 

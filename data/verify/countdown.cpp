@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "data/text.h"
-#include "data/verify.h"
+#include "data/verify/verify.h"
 
 namespace pare {
 namespace {
