@@ -35,9 +35,11 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "base/memory.h"
 #include "ops/attention_ops.h"
+#include "ops/contract.h"
 #include "ops/cost.h"
 #include "ops/kv_ops.h"
 
@@ -50,6 +52,7 @@ namespace pare {
 struct Upload {
   Tensor dst;       // any, contiguous, out
   const void* src;  // host, dst.bytes() bytes
+  void check(Contract& c) const { c.bytes("dst", dst); }
   Cost cost() const { return {0, detail::total_bytes(dst), detail::total_bytes(dst)}; }
   auto outputs() const { return std::array{dst}; }
 };
@@ -57,12 +60,14 @@ struct Upload {
 struct Download {
   void* dst;   // host, src.bytes() bytes
   Tensor src;  // any, contiguous
+  void check(Contract& c) const { c.bytes("src", src); }
   Cost cost() const { return {0, detail::total_bytes(src), detail::total_bytes(src)}; }
   auto outputs() const { return std::array<Tensor, 0>{}; }
 };
 // Sets every byte to zero.
 struct Zero {
   Tensor x;  // any, contiguous, out
+  void check(Contract& c) const { c.bytes("x", x); }
   Cost cost() const { return {0, 0, detail::total_bytes(x)}; }
   auto outputs() const { return std::array{x}; }
 };
@@ -70,6 +75,10 @@ struct Zero {
 struct Accumulate {
   Tensor y;  // stat [n], acc
   Tensor x;  // stat [n]
+  void check(Contract& c) const {
+    c.stat("y", y, {y.shape[0]});
+    c.stat("x", x, {y.shape[0]});
+  }
   Cost cost() const { return {y.size(), detail::total_bytes(y, x), detail::total_bytes(y)}; }
   auto outputs() const { return std::array{y}; }
 };
@@ -78,6 +87,12 @@ struct GatherRows {
   Tensor y;      // act [R, C] out
   Tensor x;      // act [N, C]
   Tensor index;  // i32 [R], each in [0, N)
+  void check(Contract& c) const {
+    const int64_t R = index.shape[0], C = x.shape[1];
+    c.act("y", y, {R, C});
+    c.act("x", x, {x.shape[0], C});
+    c.index("index", index, {R});
+  }
   Cost cost() const { return {0, detail::total_bytes(y, index), detail::total_bytes(y)}; }
   auto outputs() const { return std::array{y}; }
 };
@@ -86,11 +101,20 @@ struct ScatterAddRows {
   Tensor y;      // act [N, C] acc
   Tensor x;      // act [R, C]
   Tensor index;  // i32 [R], each in [0, N); repeats allowed
+  void check(Contract& c) const {
+    const int64_t R = index.shape[0], C = y.shape[1];
+    c.act("y", y, {y.shape[0], C});
+    c.act("x", x, {R, C});
+    c.index("index", index, {R});
+  }
   Cost cost() const { return {x.size(), detail::total_bytes(x, x, index), detail::total_bytes(x)}; }
   auto outputs() const { return std::array{y}; }
 };
 
 // ---- weights
+
+constexpr int64_t kPanel = 16;  // outputs of a weight that lie side by side
+constexpr int64_t weight_panels(int64_t outputs) { return (outputs + kPanel - 1) / kPanel; }
 
 // A weight w [O, I], in the one layout that all ops of a table read: panels of 16 outputs,
 // packed[o / 16][i][o % 16] = w[o][i], zeros past the last output (but see table_cuda_fast).
@@ -101,14 +125,22 @@ struct Weight {
   int64_t inputs() const { return packed.shape[1]; }
   int64_t size() const { return outputs() * inputs(); }
   size_t bytes() const { return static_cast<size_t>(size()) * dtype_size(packed.dtype); }  // without the zeros
+  void check(Contract& c, const char* name) const { c.act(name, packed, {weight_panels(outputs()), inputs(), kPanel}); }
+  // `rows` are or become those of the weight from `first` on.
+  void check_rows(Contract& c, const Tensor& rows, int64_t first) const {
+    check(c, "w");
+    c.act("rows", rows, {rows.shape[0], inputs()});
+    c.that(first >= 0 && first + rows.shape[0] <= outputs(), "rows [", first, ", ", first + rows.shape[0], ") of ",
+           outputs());
+  }
 };
-constexpr int64_t weight_panels(int64_t outputs) { return (outputs + 15) / 16; }
 
 // Rows [first, first + R) of w = rows; with the last row of w also the zeros behind it.
 struct PackWeight {
   Weight w;     // acc: only those rows are written
   Tensor rows;  // act [R, I]
   int64_t first;
+  void check(Contract& c) const { w.check_rows(c, rows, first); }
   Cost cost() const { return {0, detail::total_bytes(rows), detail::total_bytes(rows)}; }
   auto outputs() const { return std::array{w.packed}; }
 };
@@ -117,6 +149,7 @@ struct UnpackWeight {
   Tensor rows;  // act [R, I] out
   Weight w;
   int64_t first;
+  void check(Contract& c) const { w.check_rows(c, rows, first); }
   Cost cost() const { return {0, detail::total_bytes(rows), detail::total_bytes(rows)}; }
   auto outputs() const { return std::array{rows}; }
 };
@@ -127,6 +160,11 @@ struct EmbeddingFwd {
   Tensor y;      // act [N, C] out
   Weight table;  // [V, C]
   Tensor ids;    // i32 [N], each in [0, V)
+  void check(Contract& c) const {
+    table.check(c, "table");
+    c.act("y", y, {ids.shape[0], table.inputs()});
+    c.index("ids", ids, {ids.shape[0]});
+  }
   Cost cost() const { return {0, detail::total_bytes(y, ids), detail::total_bytes(y)}; }
   auto outputs() const { return std::array{y}; }
 };
@@ -134,6 +172,11 @@ struct EmbeddingBwd {
   Tensor dtable;  // stat [V, C] acc, rows of dy ascending
   Tensor dy;      // act [N, C]
   Tensor ids;     // i32 [N]
+  void check(Contract& c) const {
+    c.stat("dtable", dtable, {dtable.shape[0], dtable.shape[1]});
+    c.act("dy", dy, {ids.shape[0], dtable.shape[1]});
+    c.index("ids", ids, {ids.shape[0]});
+  }
   Cost cost() const { return {dy.size(), detail::total_bytes(dy, dy, ids), detail::total_bytes(dy)}; }
   auto outputs() const { return std::array{dtable}; }
 };
@@ -147,6 +190,14 @@ struct RmsnormFwd {
   Tensor x;     // act [N, C], rows may be strided
   Tensor w;     // act [C]
   float eps;
+  void check(Contract& c) const {
+    const int64_t N = x.shape[0], C = x.shape[1];
+    c.act("x", x, {N, C}, c.strided);
+    c.that(C > 0, "x is ", x, ", expected columns");
+    c.act("y", y, {N, C}, c.strided);
+    c.stat("rstd", rstd, {N});
+    c.act("w", w, {C});
+  }
   Cost cost() const { return {4 * x.size(), detail::total_bytes(x, w), detail::total_bytes(y, rstd)}; }
   auto outputs() const { return std::array{y, rstd}; }
 };
@@ -159,6 +210,17 @@ struct RmsnormBwd {
   Tensor w;     // act [C]
   Tensor rstd;  // stat [N]
   bool accumulate;
+  void check(Contract& c) const {
+    const int64_t N = x.shape[0], C = x.shape[1];
+    c.act("x", x, {N, C}, c.strided);
+    c.that(C > 0, "x is ", x, ", expected columns");
+    c.act("dx", dx, {N, C}, c.strided);
+    c.stat("dw", dw, {C});
+    c.act("dy", dy, {N, C}, c.strided);
+    c.act("w", w, {C});
+    c.stat("rstd", rstd, {N});
+    c.that(!accumulate || !dx.data || dx.data != dy.data, "dx is dy although it accumulates");
+  }
   Cost cost() const { return {10 * x.size(), detail::total_bytes(dy, x, w, rstd, dw), detail::total_bytes(dx, dw)}; }
   auto outputs() const { return std::array{dx, dw}; }
 };
@@ -172,6 +234,14 @@ struct LinearFwd {
   Weight w;         // [O, I]
   Tensor bias;      // act [O] or absent
   Tensor residual;  // act [N, O] or absent, rows may be strided
+  void check(Contract& c) const {
+    const int64_t N = x.shape[0], O = w.outputs();
+    w.check(c, "w");
+    c.act("y", y, {N, O}, c.strided);
+    c.act("x", x, {N, w.inputs()}, c.strided);
+    if (bias) c.act("bias", bias, {O});
+    if (residual) c.act("residual", residual, {N, O}, c.strided);
+  }
   Cost cost() const {
     return {2 * x.shape[0] * w.inputs() * w.outputs(), detail::total_bytes(x, w, bias, residual),
             detail::total_bytes(y)};
@@ -184,6 +254,11 @@ struct LinearBwdInput {
   Tensor dy;  // act [N, O], rows may be strided
   Weight w;   // [O, I]
   bool accumulate;
+  void check(Contract& c) const {
+    w.check(c, "w");
+    c.act("dx", dx, {dy.shape[0], w.inputs()}, c.strided);
+    c.act("dy", dy, {dy.shape[0], w.outputs()}, c.strided);
+  }
   Cost cost() const {
     return {2 * dy.shape[0] * w.inputs() * w.outputs(),
             detail::total_bytes(dy, w) + (accumulate ? detail::total_bytes(dx) : 0), detail::total_bytes(dx)};
@@ -196,6 +271,13 @@ struct LinearBwdWeight {
   Tensor dbias;  // stat [O] acc, or absent
   Tensor dy;     // act [N, O], rows may be strided
   Tensor x;      // act [N, I], rows may be strided
+  void check(Contract& c) const {
+    const int64_t N = dy.shape[0], O = dy.shape[1], I = x.shape[1];
+    c.stat("dw", dw, {O, I});
+    if (dbias) c.stat("dbias", dbias, {O});
+    c.act("dy", dy, {N, O}, c.strided);
+    c.act("x", x, {N, I}, c.strided);
+  }
   Cost cost() const {
     return {2 * dy.shape[0] * dy.shape[1] * x.shape[1], detail::total_bytes(dy, x, dw, dbias),
             detail::total_bytes(dw, dbias)};
@@ -211,6 +293,13 @@ struct RopeFwd {
   Tensor x;      // act [N, h, D] in place; rows may be strided, heads contiguous
   Tensor table;  // stat [positions, D]
   Tensor pos;    // i32 [N], each in [0, positions)
+  void check(Contract& c) const {
+    const int64_t N = x.shape[0], D = x.shape[2];
+    c.act("x", x, {N, x.shape[1], D}, c.strided);
+    c.that(D % 2 == 0, "x is ", x, ", expected an even head dim");
+    c.stat("table", table, {table.shape[0], D});
+    c.index("pos", pos, {N});
+  }
   Cost cost() const { return {3 * x.size(), detail::total_bytes(x, x, pos), detail::total_bytes(x)}; }
   auto outputs() const { return std::array{x}; }
 };
@@ -219,6 +308,13 @@ struct RopeBwd {
   Tensor dx;     // act [N, h, D] in place
   Tensor table;  // stat [positions, D]
   Tensor pos;    // i32 [N]
+  void check(Contract& c) const {
+    const int64_t N = dx.shape[0], D = dx.shape[2];
+    c.act("dx", dx, {N, dx.shape[1], D}, c.strided);
+    c.that(D % 2 == 0, "dx is ", dx, ", expected an even head dim");
+    c.stat("table", table, {table.shape[0], D});
+    c.index("pos", pos, {N});
+  }
   Cost cost() const { return {3 * dx.size(), detail::total_bytes(dx, dx, pos), detail::total_bytes(dx)}; }
   auto outputs() const { return std::array{dx}; }
 };
@@ -234,6 +330,18 @@ struct QkNormRopeFwd {
   Tensor pos;             // i32 [N], each in [0, positions)
   int64_t q_heads;        // H
   float eps;
+  void check(Contract& c) const {
+    const int64_t N = x.shape[0], heads = x.shape[1], D = x.shape[2];
+    c.act("x", x, {N, heads, D}, c.strided);
+    c.that(D % 2 == 0, "x is ", x, ", expected an even head dim");
+    c.that(0 <= q_heads && q_heads <= heads, q_heads, " of the heads of x, ", x, ", are of queries");
+    c.act("y", y, {N, heads, D}, c.strided);
+    c.stat("rstd", rstd, {N, heads});
+    c.act("q_norm", q_norm, {D});
+    c.act("k_norm", k_norm, {D});
+    c.stat("table", table, {table.shape[0], D});
+    c.index("pos", pos, {N});
+  }
   Cost cost() const {
     return {7 * x.size(), detail::total_bytes(x, q_norm, k_norm, pos), detail::total_bytes(y, rstd)};
   }
@@ -249,6 +357,21 @@ struct QkNormRopeBwd {
   Tensor table;             // stat [positions, D]
   Tensor pos;               // i32 [N]
   int64_t q_heads;          // H
+  void check(Contract& c) const {
+    const int64_t N = x.shape[0], heads = x.shape[1], D = x.shape[2];
+    c.act("x", x, {N, heads, D}, c.strided);
+    c.that(D % 2 == 0, "x is ", x, ", expected an even head dim");
+    c.that(0 <= q_heads && q_heads <= heads, q_heads, " of the heads of x, ", x, ", are of queries");
+    c.act("dx", dx, {N, heads, D}, c.strided);
+    c.act("dy", dy, {N, heads, D}, c.strided);
+    c.stat("dq_norm", dq_norm, {D});
+    c.stat("dk_norm", dk_norm, {D});
+    c.stat("rstd", rstd, {N, heads});
+    c.act("q_norm", q_norm, {D});
+    c.act("k_norm", k_norm, {D});
+    c.stat("table", table, {table.shape[0], D});
+    c.index("pos", pos, {N});
+  }
   Cost cost() const {
     return {13 * x.size(), detail::total_bytes(dy, x, q_norm, k_norm, rstd, pos, dq_norm, dk_norm),
             detail::total_bytes(dx, dq_norm, dk_norm)};
@@ -259,6 +382,11 @@ struct QkNormRopeBwd {
 struct SwigluFwd {
   Tensor y;        // act [N, F] out
   Tensor gate_up;  // act [N, 2F]: gate in the first F columns, up in the rest
+  void check(Contract& c) const {
+    const int64_t N = y.shape[0], F = y.shape[1];
+    c.act("y", y, {N, F});
+    c.act("gate_up", gate_up, {N, 2 * F});
+  }
   Cost cost() const { return {5 * y.size(), detail::total_bytes(gate_up), detail::total_bytes(y)}; }
   auto outputs() const { return std::array{y}; }
 };
@@ -266,6 +394,12 @@ struct SwigluBwd {
   Tensor dgate_up;  // act [N, 2F] out; may be gate_up (in place)
   Tensor dy;        // act [N, F]
   Tensor gate_up;   // act [N, 2F]
+  void check(Contract& c) const {
+    const int64_t N = dy.shape[0], F = dy.shape[1];
+    c.act("dgate_up", dgate_up, {N, 2 * F});
+    c.act("dy", dy, {N, F});
+    c.act("gate_up", gate_up, {N, 2 * F});
+  }
   Cost cost() const { return {12 * dy.size(), detail::total_bytes(dy, gate_up), detail::total_bytes(dgate_up)}; }
   auto outputs() const { return std::array{dgate_up}; }
 };
@@ -281,6 +415,14 @@ struct Logprob {
   Tensor logits;   // act [R, V]
   Tensor target;   // i32 [R], each in [0, V)
   float temperature;
+  void check(Contract& c) const {
+    const int64_t R = logits.shape[0];
+    c.act("logits", logits, {R, logits.shape[1]});
+    c.stat("logprob", logprob, {R});
+    c.stat("entropy", entropy, {R});
+    c.index("target", target, {R});
+    c.that(temperature > 0, "temperature is ", temperature, ", expected more than 0");
+  }
   Cost cost() const {
     return {6 * logits.size(), detail::total_bytes(logits, target), detail::total_bytes(logprob, entropy)};
   }
@@ -300,6 +442,15 @@ struct OverlapProbs {
   Tensor p_logits, q_logits;  // act [R, V]
   float temperature, lambda;  // above 0
   int32_t top_k;              // 0: off
+  void check(Contract& c) const {
+    const int64_t R = p_logits.shape[0], V = p_logits.shape[1];
+    c.act("p_logits", p_logits, {R, V});
+    c.act("q_logits", q_logits, {R, V});
+    c.stat("overlap", overlap, {R});
+    c.stat("mass", mass, {R});
+    c.that(temperature > 0 && lambda > 0 && top_k >= 0, "temperature, lambda and top_k are ", temperature, ", ", lambda,
+           ", ", top_k, ", expected > 0, > 0, >= 0");
+  }
   Cost cost() const {
     return {18 * p_logits.size(), detail::total_bytes(p_logits, q_logits), detail::total_bytes(overlap, mass)};
   }
@@ -335,6 +486,27 @@ struct LogitsLoss {
   Tensor ref_logprob;  // stat [R] or absent; k1, k2, k3
   Tensor ref_logits;   // act [R, V] or absent; exact
   LossSpec spec;
+  void check(Contract& c) const {
+    const int64_t R = logits.shape[0], V = logits.shape[1];
+    const bool gspo = spec.policy == PolicyLoss::gspo;
+    c.act("logits", logits, {R, V});
+    for (const auto& [name, t] : {std::pair{"logprob", &logprob},
+                                  {"entropy", &entropy},
+                                  {"loss", &loss},
+                                  {"kl", &kl},
+                                  {"weight", &weight},
+                                  {"kl_weight", &kl_weight}})
+      c.stat(name, *t, {R});
+    c.index("clipped", clipped, {R});
+    c.index("target", target, {R});
+    if (spec.policy != PolicyLoss::nll) {
+      c.stat("advantage", advantage, {R});
+      gspo ? c.stat("log_ratio", log_ratio, {R}) : c.stat("old_logprob", old_logprob, {R});
+    }
+    if (spec.kl == KlLoss::exact) c.act("ref_logits", ref_logits, {R, V});
+    if (spec.kl != KlLoss::none && spec.kl != KlLoss::exact) c.stat("ref_logprob", ref_logprob, {R});
+    c.that(spec.temperature > 0, "temperature is ", spec.temperature, ", expected more than 0");
+  }
   Cost cost() const {
     return {10 * logits.size(),
             detail::total_bytes(logits, target, weight, kl_weight, advantage, old_logprob, log_ratio, ref_logprob,
@@ -358,6 +530,15 @@ struct Sample {
   float temperature;
   int32_t top_k;  // 0: off
   float top_p;    // 1: off
+  void check(Contract& c) const {
+    const int64_t R = logits.shape[0];
+    c.act("logits", logits, {R, logits.shape[1]});
+    c.index("token", token, {R});
+    c.stat("logprob", logprob, {R});
+    c.index("counter", counter, {R, 3});
+    c.that(temperature >= 0 && top_k >= 0 && top_p > 0 && top_p <= 1, "temperature, top_k and top_p are ", temperature,
+           ", ", top_k, ", ", top_p, ", expected >= 0, >= 0, (0, 1]");
+  }
   Cost cost() const {
     return {8 * logits.size(), detail::total_bytes(logits, counter), detail::total_bytes(token, logprob)};
   }
@@ -373,6 +554,12 @@ struct GlobalNorm {
   Tensor norm;  // stat [1] out
   Tensor sums;  // stat [norm_blocks(n)] out: of the blocks
   Tensor x;     // stat [n]
+  void check(Contract& c) const {
+    const int64_t n = x.shape[0];
+    c.stat("norm", norm, {1});
+    c.stat("sums", sums, {norm_blocks(n)});
+    c.stat("x", x, {n});
+  }
   Cost cost() const { return {2 * x.size(), detail::total_bytes(x, sums), detail::total_bytes(norm, sums)}; }
   auto outputs() const { return std::array{norm, sums}; }
 };
@@ -397,6 +584,22 @@ struct AdamW {
   uint64_t key = 0;
   int64_t first = 0;
   Tensor master{};  // stat, shape of grad, acc, or absent: the parameters that bf16 is too short for
+  void check(Contract& c) const {
+    const int64_t n = grad.shape[0], I = grad.shape[1];
+    const bool of_weight = p.rank == 3;
+    of_weight ? c.act("p", p, {weight_panels(n), I, kPanel}) : c.act("p", p, {n});
+    const DType stat = p.dtype == DType::f64 ? DType::f64 : DType::f32;
+    const DType moment = m.dtype == DType::bf16 ? DType::bf16 : stat;
+    const auto like_grad = [&](const char* name, const Tensor& t, DType dtype) {
+      of_weight ? c.tensor(name, t, dtype, {n, I}) : c.tensor(name, t, dtype, {n});
+    };
+    like_grad("grad", grad, stat);
+    like_grad("m", m, moment);
+    like_grad("v", v, moment);
+    if (master) like_grad("master", master, stat);
+    c.stat("norm", norm, {1});
+    c.that(step >= 1, "step is ", step, ", expected 1 or more");
+  }
   Cost cost() const {
     return {12 * grad.size(), detail::total_bytes(master ? master : p, m, v, grad),
             detail::total_bytes(p, m, v, master)};

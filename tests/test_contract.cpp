@@ -1,0 +1,123 @@
+// What a call asks of its tensors is checked before any table sees them: also where it is only planned.
+#include <gtest/gtest.h>
+
+#include "ops/device.h"
+
+namespace pare::test {
+namespace {
+
+Tensor of(DType dtype, std::initializer_list<int64_t> shape) { return make_tensor(nullptr, dtype, shape); }
+Tensor f32(std::initializer_list<int64_t> shape) { return of(DType::f32, shape); }
+
+template <class Args>
+std::string refusal(void (Device::*op)(const Args&), const Args& a) {
+  Device device(table_null);
+  try {
+    (device.*op)(a);
+  } catch (const std::logic_error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+RmsnormFwd norm(DType act, DType stat) {
+  return {.y = of(act, {4, 3}), .rstd = of(stat, {4}), .x = of(act, {4, 3}), .w = of(act, {3}), .eps = 0};
+}
+std::string refusal(const RmsnormFwd& a) { return refusal(&Device::rmsnorm_fwd, a); }
+
+TEST(Contract, NamesWhatIsWrong) {
+  RmsnormFwd a = norm(DType::f32, DType::f32);
+  EXPECT_EQ(refusal(a), "");
+  a.rstd = f32({3});
+  EXPECT_EQ(refusal(a), "rmsnorm_fwd: rstd is f32[3], expected f32[4]");
+  a.rstd = f32({4, 1});
+  EXPECT_EQ(refusal(a), "rmsnorm_fwd: rstd is f32[4, 1], expected f32[4]");
+  a.rstd = {};
+  EXPECT_EQ(refusal(a), "rmsnorm_fwd: rstd is absent, expected f32[4]");
+  a = norm(DType::f32, DType::f32), a.x = f32({4, 0});
+  EXPECT_EQ(refusal(a), "rmsnorm_fwd: x is f32[4, 0], expected columns");
+}
+
+TEST(Contract, RolesHaveOneTypeEach) {
+  const DType wide = DType::f64, narrow = DType::bf16, plain = DType::f32;
+  for (const auto& [act, stat] : {std::pair{plain, plain}, {narrow, plain}, {wide, wide}})
+    EXPECT_EQ(refusal(norm(act, stat)), "") << dtype_name(act);
+  EXPECT_EQ(refusal(norm(wide, plain)), "rmsnorm_fwd: rstd is f32[4], expected f64[4]");
+  EXPECT_EQ(refusal(norm(narrow, narrow)), "rmsnorm_fwd: rstd is bf16[4], expected f32[4]");
+  EXPECT_EQ(refusal(norm(DType::i32, plain)), "rmsnorm_fwd: x is i32[4, 3], expected f32[4, 3]");
+  RmsnormFwd mixed = norm(narrow, plain);
+  mixed.w = f32({3});
+  EXPECT_EQ(refusal(mixed), "rmsnorm_fwd: w is f32[3], expected bf16[3]");
+  // Where a stat comes first.
+  EXPECT_EQ(refusal(&Device::embedding_bwd, {of(wide, {5, 2}), f32({3, 2}), of(DType::i32, {3})}),
+            "embedding_bwd: dy is f32[3, 2], expected f64[3, 2]");
+  EXPECT_EQ(refusal(&Device::embedding_bwd, {f32({5, 2}), of(narrow, {3, 2}), of(DType::i32, {3})}), "");
+  EXPECT_EQ(refusal(&Device::embedding_bwd, {f32({5, 2}), f32({3, 2}), f32({3})}),
+            "embedding_bwd: ids is f32[3], expected i32[3]");
+  EXPECT_EQ(refusal(&Device::accumulate, {of(wide, {3}), f32({3})}), "accumulate: x is f32[3], expected f64[3]");
+}
+
+TEST(Contract, RowsMayBeStridedWhereTheOpSaysSo) {
+  RmsnormFwd a = norm(DType::f32, DType::f32);
+  a.x = f32({4, 8}).columns(2, 3), a.y = f32({4, 5}).columns(0, 3);
+  EXPECT_EQ(refusal(a), "");
+  a.x.stride[1] = 2;
+  EXPECT_EQ(refusal(a), "rmsnorm_fwd: x is f32[4, 3] with strides (8, 2), expected contiguous rows");
+  const Tensor rows = f32({4, 8}).columns(0, 6);
+  EXPECT_EQ(refusal(&Device::swiglu_fwd, {f32({4, 3}), rows}),
+            "swiglu_fwd: gate_up is f32[4, 6] with strides (8, 1), expected it contiguous");
+  EXPECT_EQ(refusal(&Device::swiglu_fwd, {f32({1, 3}), rows.rows(2, 1)}), "") << "one row has no gap behind it";
+  EXPECT_EQ(refusal(&Device::zero, {rows}), "zero: x is f32[4, 6], expected it contiguous");
+}
+
+TEST(Contract, WeightsAreWholePanels) {
+  const Tensor x = f32({7, 5});
+  const auto forward = [&](const Tensor& packed, int64_t outputs, int64_t columns) {
+    return refusal(&Device::linear_fwd, {f32({7, columns}), x, Weight{packed, outputs}, {}, {}});
+  };
+  EXPECT_EQ(forward(f32({2, 5, 16}), 17, 17), "");
+  EXPECT_EQ(forward(f32({2, 5, 16}), 16, 16), "linear_fwd: w is f32[2, 5, 16], expected f32[1, 5, 16]");
+  EXPECT_EQ(forward(f32({2, 5, 16}), 17, 16), "linear_fwd: y is f32[7, 16], expected f32[7, 17]");
+  EXPECT_EQ(forward(f32({2, 6, 16}), 17, 17), "linear_fwd: x is f32[7, 5], expected f32[7, 6]");
+  EXPECT_EQ(refusal(&Device::pack_weight, {Weight{f32({2, 5, 16}), 17}, x, 11}), "pack_weight: rows [11, 18) of 17");
+}
+
+// Moments may be narrow; both are then.
+TEST(Contract, OfAdamW) {
+  AdamW a{};
+  a.p = f32({2, 5, 16}), a.grad = f32({17, 5}), a.norm = f32({1}), a.step = 1;
+  a.m = a.v = of(DType::bf16, {17, 5});
+  EXPECT_EQ(refusal(&Device::adamw, a), "");
+  a.v = f32({17, 5});
+  EXPECT_EQ(refusal(&Device::adamw, a), "adamw: v is f32[17, 5], expected bf16[17, 5]");
+  a.m = f32({17, 5}), a.master = f32({17});
+  EXPECT_EQ(refusal(&Device::adamw, a), "adamw: master is f32[17], expected f32[17, 5]");
+  a.master = {}, a.step = 0;
+  EXPECT_EQ(refusal(&Device::adamw, a), "adamw: step is 0, expected 1 or more");
+}
+
+// Only what the loss reads must be there.
+TEST(Contract, OfALoss) {
+  LogitsLoss a{};
+  for (Tensor* t : {&a.logprob, &a.entropy, &a.loss, &a.kl, &a.weight, &a.kl_weight}) *t = f32({2});
+  a.clipped = a.target = of(DType::i32, {2}), a.logits = f32({2, 9});
+  const auto refused = [&] { return refusal(&Device::logits_loss, a); };
+  EXPECT_EQ(refused(), "");
+  a.spec.policy = PolicyLoss::gspo;
+  EXPECT_EQ(refused(), "logits_loss: advantage is absent, expected f32[2]");
+  a.advantage = f32({2});
+  EXPECT_EQ(refused(), "logits_loss: log_ratio is absent, expected f32[2]");
+  a.spec.policy = PolicyLoss::ppo;
+  EXPECT_EQ(refused(), "logits_loss: old_logprob is absent, expected f32[2]");
+  a.old_logprob = f32({2});
+  EXPECT_EQ(refused(), "");
+  a.spec.kl = KlLoss::exact;
+  EXPECT_EQ(refused(), "logits_loss: ref_logits is absent, expected f32[2, 9]");
+  a.spec.kl = KlLoss::k2;
+  EXPECT_EQ(refused(), "logits_loss: ref_logprob is absent, expected f32[2]");
+  a.ref_logprob = f32({2}), a.spec.temperature = 0;
+  EXPECT_EQ(refused(), "logits_loss: temperature is 0, expected more than 0");
+}
+
+}  // namespace
+}  // namespace pare::test
