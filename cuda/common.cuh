@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "ops/ops.h"
+#include "ops/list.h"
 
 #ifdef CUEMU
 #define PARE_CUDA emu

@@ -44,7 +44,7 @@ enum class Moment { m, v };  // of AdamW
 using BatchProgress = std::function<void(size_t done, size_t all)>;  // micro-batches
 
 // Sums over tokens of TokenTerm-weighted losses.  The gradient is one chain per parameter over the groups in order, so
-// any split into micro-batches gives the same bits on a table that keeps the order of ops.h.
+// any split into micro-batches gives the same bits on a table that keeps the order of list.h.
 class Learner {
  public:
   // Gradients (and, for tied embeddings, a second accumulator) from `gradients`, optimizer states from `optimizer`;

@@ -80,7 +80,7 @@ Model::Model(const ModelConfig& config, Device& device, Arena& weights, DType dt
     return blocks.back().vector;
   };
   const auto add_weight = [&](const std::string& name, int64_t outputs, int64_t inputs) {
-    const Weight w{weights.alloc(name, dtype, {weight_panels(outputs), inputs, 16}), outputs};
+    const Weight w{weights.alloc(name, dtype, {weight_panels(outputs), inputs, kPanel}), outputs};
     blocks.push_back({.offset = offset, .vector = {}, .weight = w});
     offset += w.size(), largest = std::max(largest, w.size()), longest = std::max(longest, inputs);
     return w;

@@ -58,7 +58,7 @@ class Model {
 
   const ModelConfig config;
   Device& device;
-  const DType dtype, stat;              // roles act and stat (ops.h)
+  const DType dtype, stat;              // roles act and stat (list.h)
   const std::vector<Parameter> layout;  // parameters(config)
   const Tensor master;                  // stat [parameters] in the order of layout, or absent: what the optimizer
                                         // changes where the parameters are its rounding

@@ -9,7 +9,7 @@
 
 namespace pare {
 
-// What the loss knows about one token beside its log-prob (ops.h, LogitsLoss).
+// What the loss knows about one token beside its log-prob (LogitsLoss).
 struct TokenTerm {
   bool kept = true;  // false: neither LM head nor loss runs for it
   double weight = 0, kl_weight = 0, advantage = 0;

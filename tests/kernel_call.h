@@ -15,7 +15,7 @@
 #include "base/rng.h"
 #include "kernel_memory.h"
 #include "kernel_table.h"
-#include "ops/ops.h"
+#include "ops/list.h"
 
 namespace pare::test::kernel {
 

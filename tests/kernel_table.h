@@ -2,7 +2,7 @@
 // one with linear layers by cuBLASLt.
 // PARE_KERNELS is undefined where there is neither.
 #pragma once
-#include "ops/ops.h"
+#include "ops/list.h"
 
 #ifdef PARE_CUDA_TESTS
 #define PARE_KERNELS

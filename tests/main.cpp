@@ -15,7 +15,7 @@
 #include <vector>
 #ifdef PARE_CUDA_TESTS
 #include "cuda/watchdog.h"
-#include "ops/ops.h"
+#include "ops/list.h"
 
 // A lost arrival ends the context, so all that follows fails: the first failure says why.
 class Watchdog : public testing::EmptyTestEventListener {

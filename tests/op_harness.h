@@ -18,7 +18,7 @@
 #include "base/half.h"
 #include "base/rng.h"
 #include "kernel_memory.h"
-#include "ops/ops.h"
+#include "ops/list.h"
 
 namespace pare::test {
 
@@ -57,15 +57,15 @@ inline std::vector<double> normal(const std::string& name, int64_t n, double sca
 
 // Rows [outputs, inputs] in the layout of Weight::packed: panels ...
 inline std::vector<double> panels(const std::vector<double>& rows, int64_t outputs, int64_t inputs) {
-  std::vector<double> v(weight_panels(outputs) * inputs * 16);
+  std::vector<double> v(weight_panels(outputs) * inputs * kPanel);
   for (int64_t o = 0; o < outputs; o++)
-    for (int64_t i = 0; i < inputs; i++) v[(o / 16 * inputs + i) * 16 + o % 16] = rows[o * inputs + i];
+    for (int64_t i = 0; i < inputs; i++) v[weight_place(o, i, inputs)] = rows[o * inputs + i];
   return v;
 }
 
 // ... or one after the other, zeros behind.
 inline std::vector<double> padded(std::vector<double> rows, int64_t outputs, int64_t inputs) {
-  rows.resize(static_cast<size_t>(weight_panels(outputs) * 16 * inputs));
+  rows.resize(static_cast<size_t>(weight_panels(outputs) * kPanel * inputs));
   return rows;
 }
 
@@ -220,10 +220,10 @@ class OpRun {
   }
   // A weight with the values of normal(name), row by row.
   Weight weight(const std::string& name, int64_t outputs, int64_t inputs) {
-    return {in(name, {weight_panels(outputs), inputs, 16}, laid(name, outputs, inputs)), outputs};
+    return {in(name, {weight_panels(outputs), inputs, kPanel}, laid(name, outputs, inputs)), outputs};
   }
   Weight inout_weight(const std::string& name, int64_t outputs, int64_t inputs) {
-    return {inout(name, {weight_panels(outputs), inputs, 16}, laid(name, outputs, inputs)), outputs};
+    return {inout(name, {weight_panels(outputs), inputs, kPanel}, laid(name, outputs, inputs)), outputs};
   }
 
   template <class Args>
@@ -233,6 +233,7 @@ class OpRun {
       return;
     }
     for (auto& [name, e] : entries_) e.buffer->remember();
+    check("op", a);
     (table.*op)(a, {});
     Buffer nothing(DType::i32, {1});
     nothing.set(0, 0);

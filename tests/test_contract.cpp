@@ -82,6 +82,17 @@ TEST(Contract, WeightsAreWholePanels) {
   EXPECT_EQ(refusal(&Device::pack_weight, {Weight{f32({2, 5, 16}), 17}, x, 11}), "pack_weight: rows [11, 18) of 17");
 }
 
+TEST(Contract, HeadsArePairsOfChannels) {
+  QkNormRopeFwd a{};
+  a.x = a.y = f32({3, 2, 4}), a.q_norm = a.k_norm = f32({4}), a.rstd = f32({3, 2}), a.table = f32({9, 4});
+  a.pos = of(DType::i32, {3}), a.q_heads = 2;
+  EXPECT_EQ(refusal(&Device::qk_norm_rope_fwd, a), "");
+  a.q_heads = 3;
+  EXPECT_EQ(refusal(&Device::qk_norm_rope_fwd, a), "qk_norm_rope_fwd: q_heads is 3, expected 0 to 2");
+  EXPECT_EQ(refusal(&Device::rope_bwd, {f32({3, 2, 5}), f32({9, 5}), a.pos}),
+            "rope_bwd: dx is f32[3, 2, 5], expected an even head dim");
+}
+
 // Moments may be narrow; both are then.
 TEST(Contract, OfAdamW) {
   AdamW a{};

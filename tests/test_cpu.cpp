@@ -158,14 +158,14 @@ TEST(CpuAttention, ScaleIsPositive) {
   }
 }
 
-// Long products are the chain that ops.h states, bias and residual after it.
+// Long products are the chain that list.h states, bias and residual after it.
 TEST_F(Isas, LongProductsAreOneChain) {
   const int64_t rows = 30, inputs = 700, outputs = 37;
   for (const char* isa : isas()) {
     set_cpu_isa(isa);
     Buffer x(DType::f32, {rows, inputs}), w(DType::f32, {outputs, inputs}), bias(DType::f32, {outputs});
     Buffer y(DType::f32, {rows, outputs}), residual(DType::f32, {rows, outputs});
-    Buffer packed(DType::f32, {weight_panels(outputs), inputs, 16});
+    Buffer packed(DType::f32, {weight_panels(outputs), inputs, kPanel});
     for (Buffer* b : {&x, &w, &bias, &residual}) {
       const auto values = normal("chain", b->size());
       for (int64_t i = 0; i < b->size(); i++) b->set(i, values[i]);

@@ -11,7 +11,7 @@ using namespace kernel;
 
 // A weight [outputs, inputs] of random numbers.
 Weight weight(Call& t, const std::string& name, int64_t outputs, int64_t inputs) {
-  const Weight w{t.act_out(name + " packed", {weight_panels(outputs), inputs, 16}), outputs};
+  const Weight w{t.act_out(name + " packed", {weight_panels(outputs), inputs, kPanel}), outputs};
   t.table.pack_weight({w, t.act(name, {outputs, inputs}), 0}, {});
   return w;
 }

@@ -249,22 +249,10 @@ TEST(CudaEmu, UnsupportedArgumentsAreNamed) {
             "attn_fwd: 3 query heads with 2 key heads");
   EXPECT_EQ(refusal(DType::f32,
                     [](Call& t) {
-                      t.table.swiglu_fwd({t.act_out("y", {3, 4}), t.act("gate_up", {3, 7})}, {});
-                    }),
-            "swiglu_fwd: f32[3, 7] must be [N, 2F] beside f32[3, 4], both contiguous");
-  EXPECT_EQ(refusal(DType::f32,
-                    [](Call& t) {
                       const Tensor x = t.index("x", {3, 4}, {});
                       t.table.rmsnorm_fwd({x, t.stat("rstd", {3}), x, t.act("w", {4}), 1e-6f}, {});
                     }),
             "rmsnorm_fwd: act is bf16 or f32, not i32[3, 4]");
-  EXPECT_EQ(refusal(DType::f32,
-                    [](Call& t) {
-                      const Tensor x = t.act("x", {3, 2, 4}), w = t.act("w", {4}), rstd = t.stat("rstd", {3, 2});
-                      t.table.qk_norm_rope_fwd(
-                          {x, rstd, x, w, w, t.stat("table", {9, 4}), t.index("pos", {3}, {0, 1, 2}), 3, 1e-6f}, {});
-                    }),
-            "qk_norm_rope_fwd: x f32[3, 2, 4] with 3 heads of queries must be [N, H+K, even D]");
 }
 
 }  // namespace

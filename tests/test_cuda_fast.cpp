@@ -56,7 +56,7 @@ struct Weights {
   std::deque<k::Buffer> memory;
   Weight operator()(k::Call& t, const std::string& name, int64_t outputs, int64_t inputs) {
     const Tensor rows = t.act(name, {outputs, inputs});
-    const Weight w{memory.emplace_back(rows.dtype, Shape{weight_panels(outputs), inputs, 16}, 0).tensor(), outputs};
+    const Weight w{memory.emplace_back(rows.dtype, Shape{weight_panels(outputs), inputs, kPanel}, 0).tensor(), outputs};
     t.table.pack_weight({w, rows, 0}, {});
     t.table.unpack_weight({t.act_out(name + " back", {outputs, inputs}), w, 0}, {});
     return w;
@@ -118,63 +118,6 @@ TEST(CudaFast, LinearOfNoRowsOutputsOrInputs) {
           t.table.linear_bwd_weight({t.stat("dw", {o, i}), t.stat("dbias", {o}), dy, x}, {});
         },
         0, false, table_kernels_fast);
-}
-
-TEST(CudaFast, WrongArgumentsAreNamed) {
-  Weights weight;
-  const auto refusal = [&](DType act, const std::function<void(k::Call&, const Weight&)>& body) {
-    return k::refusal(
-        act, [&](k::Call& t) { body(t, weight(t, "w", 5, 8)); }, table_kernels_fast);
-  };
-  EXPECT_EQ(refusal(DType::f32,
-                    [](k::Call& t, const Weight& w) {
-                      t.table.linear_fwd({t.act_out("y", {2, 5}), t.act("x", {2, 7}), w, {}, {}}, {});
-                    }),
-            "linear_fwd: packed weight f32[1, 8, 16] of 5 outputs for 5 outputs of 7 inputs");
-  EXPECT_EQ(refusal(DType::f32,
-                    [](k::Call& t, const Weight& w) {
-                      t.table.linear_fwd({t.act_out("y", {2, 5}), t.act("x", {3, 8}), w, {}, {}}, {});
-                    }),
-            "linear_fwd: input f32[3, 8] must be [2, 8]");
-  EXPECT_EQ(refusal(DType::bf16,
-                    [](k::Call& t, const Weight& w) {
-                      t.table.linear_fwd({t.act_out("y", {2, 5}), t.act("x", {2, 8}), w, t.act("bias", {6}), {}}, {});
-                    }),
-            "linear_fwd: bias bf16[6]");
-  EXPECT_EQ(refusal(DType::bf16,
-                    [](k::Call& t, const Weight& w) {
-                      t.table.linear_fwd({t.act_out("y", {2, 5}), t.act("x", {2, 8}), w, t.stat("bias", {5}), {}}, {});
-                    }),
-            "linear_fwd: types of bf16[2, 5] from bf16[2, 8] and bf16[5, 8] transposed");
-  EXPECT_EQ(refusal(DType::f32,
-                    [](k::Call& t, const Weight& w) {
-                      t.table.linear_bwd_input({t.act_out("dx", {3, 8}), t.act("dy", {2, 5}), w, false}, {});
-                    }),
-            "linear_bwd_input: result f32[3, 8] must be [2, 8]");
-  EXPECT_EQ(
-      refusal(DType::f32,
-              [](k::Call& t, const Weight&) {
-                t.table.linear_bwd_weight({t.stat("dw", {8, 5}), {}, t.act("dy", {2, 5}), t.act("x", {2, 8})}, {});
-              }),
-      "linear_bwd_weight: dw f32[8, 5]");
-  EXPECT_EQ(refusal(DType::f32,
-                    [](k::Call& t, const Weight& w) {
-                      t.table.pack_weight({w, t.act("rows", {2, 8}), 4}, {});
-                    }),
-            "pack_weight: rows f32[2, 8] from 4 of 5 outputs of 8 inputs");
-  EXPECT_EQ(refusal(DType::bf16,
-                    [](k::Call& t, const Weight& w) {
-                      t.table.unpack_weight({t.stat("rows", {5, 8}), w, 0}, {});
-                    }),
-            "unpack_weight: bf16[5, 8] to f32[5, 8]");
-  EXPECT_EQ(refusal(DType::f32,
-                    [](k::Call& t, const Weight& w) {
-                      AdamW a{};
-                      a.p = w.packed, a.grad = a.m = a.v = t.stat("grad", {17, 8}), a.norm = t.stat("norm", {1});
-                      a.step = 1;
-                      t.table.adamw(a, {});
-                    }),
-            "adamw: p f32[1, 8, 16] beside grad f32[17, 8]");
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 
 #include "emu_kernels.h"
 #include "emu_orders.h"
-#include "ops/ops.h"
+#include "ops/list.h"
 
 namespace pare::test::emu {
 namespace {

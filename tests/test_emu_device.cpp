@@ -59,7 +59,7 @@ void expect_same_outcome(const Outcome& a, const Outcome& b) {
 
 // ---- f32: the bits of the cpu
 
-// The kernels of RMSNorm add up in an order of their own (norm.cu), all others in that of ops.h.  With the norms of the
+// The kernels of RMSNorm add up in an order of their own (norm.cu), all others in that of list.h.  With the norms of the
 // cpu, on copies of what lies on the device, every bit of a run is that of the cpu.
 class OnTheHost {
  public:

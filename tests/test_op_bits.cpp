@@ -1,5 +1,5 @@
 // Bitwise properties of the fast f32 tables: results depend neither on how many rows share a call, nor on how rows are
-// packed, paged or split, nor on threads.  They follow from the order of sums that ops.h defines.
+// packed, paged or split, nor on threads.  They follow from the order of sums that list.h defines.
 #include <algorithm>
 
 #include "base/thread_pool.h"
@@ -58,7 +58,7 @@ class OpBits : public testing::TestWithParam<const Table*> {
 
 struct PreparedWeight {
   PreparedWeight(const Table& table, int64_t O, int64_t I)
-      : w(f32({O, I}, "w")), packed(f32({weight_panels(O), I, 16})), outputs(O) {
+      : w(f32({O, I}, "w")), packed(f32({weight_panels(O), I, kPanel})), outputs(O) {
     table.pack_weight({weight(), w.tensor(), 0}, {});
   }
   Weight weight() const { return {packed.tensor(), outputs}; }

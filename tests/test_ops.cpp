@@ -65,7 +65,7 @@ TEST_P(OpTest, ThreadsDoNotChangeBits) {
 }
 
 #ifdef PARE_KERNELS
-// ops.h states the order of sums, and the CUDA kernels follow it: in f32 they have the bits of `cpu`.
+// list.h states the order of sums, and the CUDA kernels follow it: in f32 they have the bits of `cpu`.
 TEST_P(OpTest, CudaKernelsHaveTheBitsOfCpu) {
   // Their order is their own (norm.cu, qk_norm_rope.cu).
   if (std::set<std::string>{"rmsnorm_fwd", "rmsnorm_bwd", "qk_norm_rope_fwd", "qk_norm_rope_bwd"}.count(GetParam().op))

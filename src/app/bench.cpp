@@ -79,7 +79,7 @@ void run(const Options& o, const CLI::App& command) {
 void add_bench(CLI::App& app) {
   auto o = std::make_shared<Options>();
   CLI::App* c = app.add_subcommand("bench", "the speed of an op; of everything on the cpu if none is named");
-  c->add_option("--op", o->op, "name in the list of src/ops/ops.h");
+  c->add_option("--op", o->op, "name in the list of src/ops/list.h");
   c->add_option("--shape", o->shapes, "sizes, such as M=64,K=1536; the rest as in Qwen2.5-1.5B; may be repeated");
   c->add_flag("--json", o->json, "figures for programs");
   o->keys.add(*c);

@@ -10,7 +10,7 @@
 
 namespace pare {
 
-// A size of an op's operands.  The letters are those of ops.h, but M, N, K of a linear layer are those of every GEMM:
+// A size of an op's operands.  The letters are those of list.h, but M, N, K of a linear layer are those of every GEMM:
 // y[M, N] = x[M, K] wT.
 struct Dim {
   const char* name;
@@ -41,7 +41,7 @@ class Operands {
   Tensor stat(Shape shape) { return filled(DType::f32, shape, false); }
   Tensor bf16(Shape shape) { return filled(DType::bf16, shape, false); }
   Tensor positive(Shape shape, DType dtype = DType::f32) { return filled(dtype, shape, true); }  // [0, 1)
-  Weight weight(int64_t outputs, int64_t inputs) { return {act({weight_panels(outputs), inputs, 16}), outputs}; }
+  Weight weight(int64_t outputs, int64_t inputs) { return {act({weight_panels(outputs), inputs, kPanel}), outputs}; }
   Tensor bytes(int64_t n) { return arena_.alloc("bytes", DType::u8, {n}); }  // not written
   Tensor list(Shape shape, const std::vector<int32_t>& values);
   Tensor indices(Shape shape, const std::function<int64_t(int64_t)>& f);  // f(i) for element i in order

@@ -5,7 +5,7 @@
 #pragma once
 #include <cstdint>
 
-#include "ops/ops.h"
+#include "ops/list.h"
 
 namespace pare {
 

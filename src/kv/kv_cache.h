@@ -19,7 +19,7 @@ namespace pare {
 // with its worst case never runs out of memory.
 //
 // Sequences are numbered by their row in the page tables.
-// What lies beside K and V in a page, where a policy asks for it; else absent.  Roles of types as in ops.h.
+// What lies beside K and V in a page, where a policy asks for it; else absent.  Roles of types as in list.h.
 struct KvFields {
   Tensor pos;           // i32 [pages, K, 16]: absolute position of the token in a slot (evicting methods)
   Tensor mass;          // stat [pages, K, 16]: attention that it received (h2o)

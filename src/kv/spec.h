@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/ops.h"
+#include "ops/list.h"
 
 namespace pare {
 

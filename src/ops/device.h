@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "ops/ops.h"
+#include "ops/list.h"
 
 namespace pare {
 

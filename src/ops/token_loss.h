@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "base/host_device.h"
-#include "ops/ops.h"
+#include "ops/logits.h"
 
 namespace pare {
 

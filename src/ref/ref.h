@@ -1,11 +1,11 @@
 // The table `ref`: the definition of every op, written to be read.  Sums are in double; nothing is fast.
 //
-// An op checks what ops.h asks of its caller (shapes, index ranges, page tables, the stated `pairs`), so running a
+// An op checks what list.h asks of its caller (shapes, index ranges, page tables, the stated `pairs`), so running a
 // program on `ref` checks the program too.  act is f64 (then stat is f64) or f32 (then stat is f32): both are T below.
 #pragma once
 #include <initializer_list>
 
-#include "ops/ops.h"
+#include "ops/list.h"
 
 namespace pare::ref {
 

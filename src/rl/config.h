@@ -10,7 +10,7 @@
 #include "base/toml.h"
 #include "kv/spec.h"
 #include "model/model.h"
-#include "ops/ops.h"
+#include "ops/logits.h"
 
 namespace pare {
 

@@ -1,0 +1,103 @@
+// Data movement, sums of rows and the embedding (roles of types and orders of sums: list.h).
+#pragma once
+#include <array>
+#include <cstdint>
+
+#include "ops/contract.h"
+#include "ops/cost.h"
+#include "ops/linear.h"
+
+namespace pare {
+
+// Host to device.  The source must stay valid until the stream has passed this point (Device sees to it), and should be
+// of Table::staging.
+struct Upload {
+  Tensor dst;       // any, contiguous, out
+  const void* src;  // host, dst.bytes() bytes
+  void check(Contract& c) const { c.bytes("dst", dst); }
+  Cost cost() const { return {0, detail::total_bytes(dst), detail::total_bytes(dst)}; }
+  auto outputs() const { return std::array{dst}; }
+};
+// Device to host; the data are there when the call returns.  `null` writes zeros.
+struct Download {
+  void* dst;   // host, src.bytes() bytes
+  Tensor src;  // any, contiguous
+  void check(Contract& c) const { c.bytes("src", src); }
+  Cost cost() const { return {0, detail::total_bytes(src), detail::total_bytes(src)}; }
+  auto outputs() const { return std::array<Tensor, 0>{}; }
+};
+// Sets every byte to zero.
+struct Zero {
+  Tensor x;  // any, contiguous, out
+  void check(Contract& c) const { c.bytes("x", x); }
+  Cost cost() const { return {0, 0, detail::total_bytes(x)}; }
+  auto outputs() const { return std::array{x}; }
+};
+// y += x
+struct Accumulate {
+  Tensor y;  // stat [n], acc
+  Tensor x;  // stat [n]
+  void check(Contract& c) const {
+    c.stat("y", y, {y.shape[0]});
+    c.stat("x", x, {y.shape[0]});
+  }
+  Cost cost() const { return {y.size(), detail::total_bytes(y, x), detail::total_bytes(y)}; }
+  auto outputs() const { return std::array{y}; }
+};
+// y[r] = x[index[r]]
+struct GatherRows {
+  Tensor y;      // act [R, C] out
+  Tensor x;      // act [N, C]
+  Tensor index;  // i32 [R], each in [0, N)
+  void check(Contract& c) const {
+    const int64_t R = index.shape[0], C = x.shape[1];
+    c.act("y", y, {R, C});
+    c.act("x", x, {x.shape[0], C});
+    c.index("index", index, {R});
+  }
+  Cost cost() const { return {0, detail::total_bytes(y, index), detail::total_bytes(y)}; }
+  auto outputs() const { return std::array{y}; }
+};
+// y[index[r]] += x[r], r ascending
+struct ScatterAddRows {
+  Tensor y;      // act [N, C] acc
+  Tensor x;      // act [R, C]
+  Tensor index;  // i32 [R], each in [0, N); repeats allowed
+  void check(Contract& c) const {
+    const int64_t R = index.shape[0], C = y.shape[1];
+    c.act("y", y, {y.shape[0], C});
+    c.act("x", x, {R, C});
+    c.index("index", index, {R});
+  }
+  Cost cost() const { return {x.size(), detail::total_bytes(x, x, index), detail::total_bytes(x)}; }
+  auto outputs() const { return std::array{y}; }
+};
+
+// ---- embedding
+
+struct EmbeddingFwd {
+  Tensor y;      // act [N, C] out
+  Weight table;  // [V, C]
+  Tensor ids;    // i32 [N], each in [0, V)
+  void check(Contract& c) const {
+    table.check(c, "table");
+    c.act("y", y, {ids.shape[0], table.inputs()});
+    c.index("ids", ids, {ids.shape[0]});
+  }
+  Cost cost() const { return {0, detail::total_bytes(y, ids), detail::total_bytes(y)}; }
+  auto outputs() const { return std::array{y}; }
+};
+struct EmbeddingBwd {
+  Tensor dtable;  // stat [V, C] acc, rows of dy ascending
+  Tensor dy;      // act [N, C]
+  Tensor ids;     // i32 [N]
+  void check(Contract& c) const {
+    c.stat("dtable", dtable, {dtable.shape[0], dtable.shape[1]});
+    c.act("dy", dy, {ids.shape[0], dtable.shape[1]});
+    c.index("ids", ids, {ids.shape[0]});
+  }
+  Cost cost() const { return {dy.size(), detail::total_bytes(dy, dy, ids), detail::total_bytes(dy)}; }
+  auto outputs() const { return std::array{dtable}; }
+};
+
+}  // namespace pare

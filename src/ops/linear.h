@@ -1,0 +1,116 @@
+// Weights and linear layers (roles of types and orders of sums: list.h).
+#pragma once
+#include <array>
+#include <cstdint>
+
+#include "base/host_device.h"
+#include "ops/contract.h"
+#include "ops/cost.h"
+
+namespace pare {
+
+// A weight w [O, I], in the one layout that all ops of a table read: panels of 16 outputs,
+// packed[o / 16][i][o % 16] = w[o][i], zeros past the last output (but see table_cuda_fast).
+constexpr int kPanel = 16;
+constexpr int64_t weight_panels(int64_t outputs) { return (outputs + kPanel - 1) / kPanel; }
+// Where in `packed` w[o][i] lies.
+PARE_HOST_DEVICE constexpr int64_t weight_place(int64_t o, int64_t i, int64_t inputs) {
+  return (o / kPanel * inputs + i) * kPanel + o % kPanel;
+}
+struct Weight {
+  Tensor packed;      // act [weight_panels(O), I, kPanel]
+  int64_t count = 0;  // O
+  int64_t outputs() const { return count; }
+  int64_t inputs() const { return packed.shape[1]; }
+  int64_t size() const { return outputs() * inputs(); }
+  size_t bytes() const { return static_cast<size_t>(size()) * dtype_size(packed.dtype); }  // without the zeros
+  void check(Contract& c, const char* name) const { c.act(name, packed, {weight_panels(outputs()), inputs(), kPanel}); }
+  // `rows` are or become those of the weight from `first` on.
+  void check_rows(Contract& c, const Tensor& rows, int64_t first) const {
+    check(c, "w");
+    c.act("rows", rows, {rows.shape[0], inputs()});
+    c.that(first >= 0 && first + rows.shape[0] <= outputs(), "rows [", first, ", ", first + rows.shape[0], ") of ",
+           outputs());
+  }
+};
+
+// Rows [first, first + R) of w = rows; with the last row of w also the zeros behind it.
+struct PackWeight {
+  Weight w;     // acc: only those rows are written
+  Tensor rows;  // act [R, I]
+  int64_t first;
+  void check(Contract& c) const { w.check_rows(c, rows, first); }
+  Cost cost() const { return {0, detail::total_bytes(rows), detail::total_bytes(rows)}; }
+  auto outputs() const { return std::array{w.packed}; }
+};
+// rows = rows [first, first + R) of w
+struct UnpackWeight {
+  Tensor rows;  // act [R, I] out
+  Weight w;
+  int64_t first;
+  void check(Contract& c) const { w.check_rows(c, rows, first); }
+  Cost cost() const { return {0, detail::total_bytes(rows), detail::total_bytes(rows)}; }
+  auto outputs() const { return std::array{rows}; }
+};
+
+// ---- layers
+
+// y = x wT (+ bias) (+ residual)
+struct LinearFwd {
+  Tensor y;         // act [N, O] out, rows may be strided; may be residual (in place)
+  Tensor x;         // act [N, I], rows may be strided
+  Weight w;         // [O, I]
+  Tensor bias;      // act [O] or absent
+  Tensor residual;  // act [N, O] or absent, rows may be strided
+  void check(Contract& c) const {
+    const int64_t N = x.shape[0], O = w.outputs();
+    w.check(c, "w");
+    c.act("y", y, {N, O}, c.strided);
+    c.act("x", x, {N, w.inputs()}, c.strided);
+    if (bias) c.act("bias", bias, {O});
+    if (residual) c.act("residual", residual, {N, O}, c.strided);
+  }
+  Cost cost() const {
+    return {2 * x.shape[0] * w.inputs() * w.outputs(), detail::total_bytes(x, w, bias, residual),
+            detail::total_bytes(y)};
+  }
+  auto outputs() const { return std::array{y}; }
+};
+// dx = dy w: one chain over o ascending, from +0 or, if accumulate, added once to what dx holds
+struct LinearBwdInput {
+  Tensor dx;  // act [N, I] out, or acc if accumulate; rows may be strided
+  Tensor dy;  // act [N, O], rows may be strided
+  Weight w;   // [O, I]
+  bool accumulate;
+  void check(Contract& c) const {
+    w.check(c, "w");
+    c.act("dx", dx, {dy.shape[0], w.inputs()}, c.strided);
+    c.act("dy", dy, {dy.shape[0], w.outputs()}, c.strided);
+  }
+  Cost cost() const {
+    return {2 * dy.shape[0] * w.inputs() * w.outputs(),
+            detail::total_bytes(dy, w) + (accumulate ? detail::total_bytes(dx) : 0), detail::total_bytes(dx)};
+  }
+  auto outputs() const { return std::array{dx}; }
+};
+// dw += dyT x; dbias += sum over rows of dy.  Chains over rows ascending, continued from what the accumulators hold.
+struct LinearBwdWeight {
+  Tensor dw;     // stat [O, I] acc
+  Tensor dbias;  // stat [O] acc, or absent
+  Tensor dy;     // act [N, O], rows may be strided
+  Tensor x;      // act [N, I], rows may be strided
+  void check(Contract& c) const {
+    const int64_t N = dy.shape[0], O = dy.shape[1], I = x.shape[1];
+    c.stat("dw", dw, {O, I});
+    if (dbias) c.stat("dbias", dbias, {O});
+    c.act("dy", dy, {N, O}, c.strided);
+    c.act("x", x, {N, I}, c.strided);
+  }
+  Cost cost() const {
+    return {2 * dy.shape[0] * dy.shape[1] * x.shape[1], detail::total_bytes(dy, x, dw, dbias),
+            detail::total_bytes(dw, dbias)};
+  }
+  auto outputs() const { return std::array{dw, dbias}; }
+};
+
+}  // namespace pare

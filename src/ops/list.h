@@ -1,0 +1,144 @@
+// THE op list: every operation of the project, once.  An op is a struct of named arguments with their shapes, check()
+// and cost(), in the header of its family; ref, cpu and cuda have a file of the same name.  A table implements every op
+// for one kind of device; `model`, `rollout` and `rl` know only these headers.
+//
+// Letters: N rows (tokens), C model width, I and O inputs and outputs of a linear layer, F feed-forward width, H query
+// heads, K key/value heads, D head dim, V vocabulary, S segments or sequences, R loss rows, P parent rows.
+//
+// Types have roles, and no other combination exists.  `act` (activations, weights): f32 in `cpu`, f64 or f32 in `ref`,
+// bf16 or f32 in `cuda`.  `stat` (statistics, log-probs, gradients of parameters, optimizer state but for moments in
+// bf16): f32, but f64 where act is f64.  Index tensors are i32.  All tensors of an op are on the table's device.
+//
+// "out" is overwritten and need not be initialised; "acc" is added to, in the order the op states; "in" is only read.
+// Tensors may have strided rows where an op says so; otherwise they are contiguous.  Outputs never overlap inputs
+// unless the op says "in place".
+//
+// Order of sums (the definition that makes decode, prefill and learner agree bit by bit; `cpu` and every other f32
+// table of one architecture family follow it, `ref` sums in double):
+//   linear      one chain of fused multiply-adds per output element, k ascending from +0; then + bias; then + residual
+//   row sums    16 lanes, lane i takes elements i, i+16, ... ascending as one chain from +0 (fused multiply-adds for
+//               sums of products); then the tree ((l0+l8)+(l4+l12)) ... : lanes i and i+8, then i+4, i+2, i+1
+//   attention   keys in blocks of 64 slots aligned to slot 0 of the sequence (parent first), blocks ascending, online
+//               softmax; inside a block: q.k is a chain over d, a weight is 2^fma(q.k, scale log2(e), b - max), the sum
+//               of weights is the row-sum tree over 64 lanes (absent slots are exactly +0), the weighted V is one chain
+//               over slots ascending; a new block scales what is there by alpha = 2^(old max - new max):
+//               sum = fma(sum, alpha, tree), o = o * alpha; b is log2 of a slot's count, or +0, and max that of
+//               fma(q.k, scale log2(e), b); backward, a weight is 2^fma(q.k, scale log2(e), -lse), do.o a row sum
+//   parameter gradients   one chain over rows ascending, starting from the value stored in the accumulator
+//
+// Cost: flops counts multiply and add as two.  Matrix products and attention follow the closed forms 2*N*I*O and
+// 4*H*D*pairs (10*H*D*pairs backward), where `pairs` is the number of visible (query, key) pairs of one head, which the
+// caller knows; other ops state their multiply-adds per element.  Bytes are what must move when every tensor is read or
+// written once.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "base/memory.h"
+#include "ops/attention_ops.h"
+#include "ops/data.h"
+#include "ops/kv_ops.h"
+#include "ops/linear.h"
+#include "ops/logits.h"
+#include "ops/norm.h"
+#include "ops/optimizer.h"
+#include "ops/rope.h"
+#include "ops/swiglu.h"
+
+namespace pare {
+
+#define PARE_OPS(X)                     \
+  X(upload, Upload)                     \
+  X(download, Download)                 \
+  X(zero, Zero)                         \
+  X(accumulate, Accumulate)             \
+  X(gather_rows, GatherRows)            \
+  X(scatter_add_rows, ScatterAddRows)   \
+  X(pack_weight, PackWeight)            \
+  X(unpack_weight, UnpackWeight)        \
+  X(embedding_fwd, EmbeddingFwd)        \
+  X(embedding_bwd, EmbeddingBwd)        \
+  X(rmsnorm_fwd, RmsnormFwd)            \
+  X(rmsnorm_bwd, RmsnormBwd)            \
+  X(linear_fwd, LinearFwd)              \
+  X(linear_bwd_input, LinearBwdInput)   \
+  X(linear_bwd_weight, LinearBwdWeight) \
+  X(rope_fwd, RopeFwd)                  \
+  X(rope_bwd, RopeBwd)                  \
+  X(qk_norm_rope_fwd, QkNormRopeFwd)    \
+  X(qk_norm_rope_bwd, QkNormRopeBwd)    \
+  X(swiglu_fwd, SwigluFwd)              \
+  X(swiglu_bwd, SwigluBwd)              \
+  X(attn_fwd, AttnFwd)                  \
+  X(attn_bwd, AttnBwd)                  \
+  X(kv_write, KvWrite)                  \
+  X(attn_paged, AttnPaged)              \
+  X(attn_paged_mass, AttnPagedMass)     \
+  X(kv_block_summary, KvBlockSummary)   \
+  X(kv_block_select, KvBlockSelect)     \
+  X(attn_block_select, AttnBlockSelect) \
+  X(attn_blocks_fwd, AttnBlocksFwd)     \
+  X(attn_blocks_bwd, AttnBlocksBwd)     \
+  X(kv_copy_pages, KvCopyPages)         \
+  X(copy_rows, CopyRows)                \
+  X(kv_window_scores, KvWindowScores)   \
+  X(kv_redundancy, KvRedundancy)        \
+  X(kv_mass_scores, KvMassScores)       \
+  X(kv_select, KvSelect)                \
+  X(kv_compact, KvCompact)              \
+  X(kv_merge, KvMerge)                  \
+  X(logprob, Logprob)                   \
+  X(overlap_probs, OverlapProbs)        \
+  X(logits_loss, LogitsLoss)            \
+  X(sample, Sample)                     \
+  X(global_norm, GlobalNorm)            \
+  X(adamw, AdamW)
+
+struct Stream;
+
+// Where kernels can be gathered and launched together, which costs the host one call in place of one for each.
+class Graphs {
+ public:
+  virtual ~Graphs() = default;
+  virtual void begin() = 0;  // of a piece of work: ops called with Stream::graphs are gathered
+  // Its end: launches what was gathered.  False: some of it was launched before, one by one, as an op came in between
+  // that must be in order with it and is no kernel.
+  virtual bool launch(Stream) = 0;
+  virtual void drop() = 0;  // in place of launch(): what was gathered and not launched is not wanted
+};
+
+struct Stream {
+  void* handle = nullptr;  // cudaStream_t; unused on the CPU
+  Graphs* graphs = nullptr;
+};
+
+struct Probe;  // ops/probe.h
+
+struct Table {
+  const char* name;
+#define X(op, Args) void (*op)(const Args&, Stream);
+  PARE_OPS(X)
+#undef X
+  const Memory* memory = &host_memory;  // of its tensors
+  // Where calls return before the work is done, which is in order: page-locked memory of the host, from which an upload
+  // is queued too (from other memory it may wait).  A download waits for all that was called.
+  const Memory* staging = nullptr;
+  std::unique_ptr<Graphs> (*graphs)() = nullptr;  // makes those of a Device; null: there are none
+  std::string (*open)() = nullptr;  // says what the device is, or throws Error(Exit::usage): it cannot be used
+  // Throws Error(Exit::usage): the opened device cannot compute attention with such heads.
+  void (*expect_head_dim)(DType act, int64_t d) = nullptr;
+  void (*range_begin)(const char* name) = nullptr;  // for a profiler: the name of all that is called up to range_end
+  void (*range_end)() = nullptr;
+  const Probe* probe = nullptr;  // what a benchmark asks of the device beside its ops
+};
+
+extern const Table table_ref;   // src/ref: naive loops, double accumulators; f64 and f32
+extern const Table table_cpu;   // src/cpu: fast f32
+extern const Table table_null;  // does nothing: planning, memory and FLOPs
+extern const Table table_cuda;  // cuda/*.cu by nvcc: bf16 and f32
+extern const Table table_emu;   // the same sources by the host compiler, on the CPU
+// The same with linear layers by cuBLASLt, in an order of sums of its own that depends on the number of rows: whatever
+// reads a weight takes it row by row, [16 ceil(O / 16)][I], zeros past the last output, in the memory of its panels.
+extern const Table table_cuda_fast, table_emu_fast;
+
+}  // namespace pare

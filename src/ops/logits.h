@@ -1,0 +1,152 @@
+// Log-probs, losses and sampling: everything that turns logits into numbers (roles of types and orders of sums:
+// list.h).
+#pragma once
+#include <array>
+#include <cstdint>
+#include <utility>
+
+#include "ops/contract.h"
+#include "ops/cost.h"
+
+namespace pare {
+
+// z = logits / temperature; lse = max z + log(sum exp(z - max)); logprob = z[target] - max - log(sum); the entropy of
+// the distribution is log(sum) - sum((z - max) exp(z - max)) / sum.  One function computes these for sampler and
+// learner.
+struct Logprob {
+  Tensor logprob;  // stat [R] out
+  Tensor entropy;  // stat [R] out
+  Tensor logits;   // act [R, V]
+  Tensor target;   // i32 [R], each in [0, V)
+  float temperature;
+  void check(Contract& c) const {
+    const int64_t R = logits.shape[0];
+    c.act("logits", logits, {R, logits.shape[1]});
+    c.stat("logprob", logprob, {R});
+    c.stat("entropy", entropy, {R});
+    c.index("target", target, {R});
+    c.that(temperature > 0, "temperature is ", temperature, ", expected more than 0");
+  }
+  Cost cost() const {
+    return {6 * logits.size(), detail::total_bytes(logits, target), detail::total_bytes(logprob, entropy)};
+  }
+  auto outputs() const { return std::array{logprob, entropy}; }
+};
+
+// How much two distributions over the vocabulary have in common: p and q are the softmax of logits / temperature,
+//   overlap = sum_v min(p_v, q_v)                 the part of draws from q that speculative sampling would accept for p
+//   mass    = sum_{v in S} min(q_v, p_v / lambda)  the same for rejection with a budget (OBRS, Jackpot); S: every id,
+//   or
+//                                                  with top_k those among the top_k largest logits of both (ties: lower
+//                                                  id first), which bounds it from below
+// The maxima and sums of exponentials are those of Logprob.  Over every id the sums are computed as 1 - the row sum of
+// max(q - p, 0), so that equal logits give exactly 1; over top_k ids as one chain, ids ascending.
+struct OverlapProbs {
+  Tensor overlap, mass;       // stat [R] out
+  Tensor p_logits, q_logits;  // act [R, V]
+  float temperature, lambda;  // above 0
+  int32_t top_k;              // 0: off
+  void check(Contract& c) const {
+    const int64_t R = p_logits.shape[0], V = p_logits.shape[1];
+    c.act("p_logits", p_logits, {R, V});
+    c.act("q_logits", q_logits, {R, V});
+    c.stat("overlap", overlap, {R});
+    c.stat("mass", mass, {R});
+    c.that(temperature > 0 && lambda > 0 && top_k >= 0, "temperature, lambda and top_k are ", temperature, ", ", lambda,
+           ", ", top_k, ", expected > 0, > 0, >= 0");
+  }
+  Cost cost() const {
+    return {18 * p_logits.size(), detail::total_bytes(p_logits, q_logits), detail::total_bytes(overlap, mass)};
+  }
+  auto outputs() const { return std::array{overlap, mass}; }
+};
+
+// The loss of one token as a function of its log-prob lp (token_loss.h states the formulas and their sources).
+enum class PolicyLoss : int32_t { nll, ppo, gspo, cispo };
+enum class KlLoss : int32_t { none, k1, k2, k3, exact };
+struct LossSpec {
+  PolicyLoss policy = PolicyLoss::nll;
+  KlLoss kl = KlLoss::none;
+  float clip_low = 0.2f, clip_high = 0.2f;  // ratio kept in [1 - clip_low, 1 + clip_high]
+  float clip_c = 0;                         // dual clip for negative advantages; 0: off
+  float kl_coef = 0, entropy_coef = 0;
+  float temperature = 1;
+};
+// Row r adds weight * policy loss + kl_weight * (kl_coef * kl - entropy_coef * entropy) to the loss.  Overwrites the
+// logits by the gradient of that sum with respect to them.
+struct LogitsLoss {
+  Tensor logprob;      // stat [R] out, as Logprob
+  Tensor entropy;      // stat [R] out, as Logprob
+  Tensor loss;         // stat [R] out: policy loss before the weight
+  Tensor kl;           // stat [R] out: the KL estimate before the coefficient; 0 without KL
+  Tensor clipped;      // i32 [R] out: 1 ratio clipped (the clipped branch is the larger loss), 2 dual clip, else 0
+  Tensor logits;       // act [R, V] in; out: d loss / d logits
+  Tensor target;       // i32 [R]
+  Tensor weight;       // stat [R]: every per-token factor but the advantage, denominator included
+  Tensor kl_weight;    // stat [R]: the same for the KL and entropy terms
+  Tensor advantage;    // stat [R]; read by all but nll
+  Tensor old_logprob;  // stat [R]; NaN: this pass's own log-prob, a constant (ratio exactly 1)
+  Tensor log_ratio;    // stat [R] or absent; gspo: the sequence's mean log-ratio, a constant
+  Tensor ref_logprob;  // stat [R] or absent; k1, k2, k3
+  Tensor ref_logits;   // act [R, V] or absent; exact
+  LossSpec spec;
+  void check(Contract& c) const {
+    const int64_t R = logits.shape[0], V = logits.shape[1];
+    const bool gspo = spec.policy == PolicyLoss::gspo;
+    c.act("logits", logits, {R, V});
+    for (const auto& [name, t] : {std::pair{"logprob", &logprob},
+                                  {"entropy", &entropy},
+                                  {"loss", &loss},
+                                  {"kl", &kl},
+                                  {"weight", &weight},
+                                  {"kl_weight", &kl_weight}})
+      c.stat(name, *t, {R});
+    c.index("clipped", clipped, {R});
+    c.index("target", target, {R});
+    if (spec.policy != PolicyLoss::nll) {
+      c.stat("advantage", advantage, {R});
+      gspo ? c.stat("log_ratio", log_ratio, {R}) : c.stat("old_logprob", old_logprob, {R});
+    }
+    if (spec.kl == KlLoss::exact) c.act("ref_logits", ref_logits, {R, V});
+    if (spec.kl != KlLoss::none && spec.kl != KlLoss::exact) c.stat("ref_logprob", ref_logprob, {R});
+    c.that(spec.temperature > 0, "temperature is ", spec.temperature, ", expected more than 0");
+  }
+  Cost cost() const {
+    return {10 * logits.size(),
+            detail::total_bytes(logits, target, weight, kl_weight, advantage, old_logprob, log_ratio, ref_logprob,
+                                ref_logits),
+            detail::total_bytes(logits, logprob, entropy, loss, kl, clipped)};
+  }
+  auto outputs() const { return std::array{logprob, entropy, loss, kl, logits}; }
+};
+
+// Draws a token per row from softmax(logits / temperature), restricted to the top_k largest logits (ties: lower id
+// first) and then to the smallest set of largest probabilities that reaches top_p.  Gumbel-max: argmax of z -
+// log(-log(u)), lower id on ties, with u = uniform_open(rng_word(key, uid, position, id)).  temperature 0: argmax of
+// the logits, log-prob and entropy 0.  The log-prob is that of the restricted, renormalised distribution; without
+// restriction it is bitwise that of Logprob.
+struct Sample {
+  Tensor token;    // i32 [R] out
+  Tensor logprob;  // stat [R] out
+  Tensor logits;   // act [R, V]; scratch afterwards
+  Tensor counter;  // i32 [R, 3]: uid low word, uid high word, position
+  uint64_t key;    // rng_key
+  float temperature;
+  int32_t top_k;  // 0: off
+  float top_p;    // 1: off
+  void check(Contract& c) const {
+    const int64_t R = logits.shape[0];
+    c.act("logits", logits, {R, logits.shape[1]});
+    c.index("token", token, {R});
+    c.stat("logprob", logprob, {R});
+    c.index("counter", counter, {R, 3});
+    c.that(temperature >= 0 && top_k >= 0 && top_p > 0 && top_p <= 1, "temperature, top_k and top_p are ", temperature,
+           ", ", top_k, ", ", top_p, ", expected >= 0, >= 0, (0, 1]");
+  }
+  Cost cost() const {
+    return {8 * logits.size(), detail::total_bytes(logits, counter), detail::total_bytes(token, logprob)};
+  }
+  auto outputs() const { return std::array{token, logprob}; }
+};
+
+}  // namespace pare

@@ -1,0 +1,103 @@
+// Rotary position embedding, alone and behind the norm of queries and keys (roles of types and orders of sums: list.h).
+#pragma once
+#include <array>
+#include <cstdint>
+
+#include "ops/contract.h"
+#include "ops/cost.h"
+
+namespace pare {
+
+// Rotate-half RoPE, in place: (a, b) = (x[c], x[c + D/2]) -> (a cos - b sin, b cos + a sin), each product rounded, then
+// the sum.  Angles of position p are row p of `table`: cos [D/2], then sin [D/2].
+struct RopeFwd {
+  Tensor x;      // act [N, h, D] in place; rows may be strided, heads contiguous
+  Tensor table;  // stat [positions, D]
+  Tensor pos;    // i32 [N], each in [0, positions)
+  void check(Contract& c) const {
+    const int64_t N = x.shape[0], D = x.shape[2];
+    c.act("x", x, {N, x.shape[1], D}, c.strided);
+    c.that(D % 2 == 0, "x is ", x, ", expected an even head dim");
+    c.stat("table", table, {table.shape[0], D});
+    c.index("pos", pos, {N});
+  }
+  Cost cost() const { return {3 * x.size(), detail::total_bytes(x, x, pos), detail::total_bytes(x)}; }
+  auto outputs() const { return std::array{x}; }
+};
+// The transpose: rotates by the negative angle.
+struct RopeBwd {
+  Tensor dx;     // act [N, h, D] in place
+  Tensor table;  // stat [positions, D]
+  Tensor pos;    // i32 [N]
+  void check(Contract& c) const {
+    const int64_t N = dx.shape[0], D = dx.shape[2];
+    c.act("dx", dx, {N, dx.shape[1], D}, c.strided);
+    c.that(D % 2 == 0, "dx is ", dx, ", expected an even head dim");
+    c.stat("table", table, {table.shape[0], D});
+    c.index("pos", pos, {N});
+  }
+  Cost cost() const { return {3 * dx.size(), detail::total_bytes(dx, dx, pos), detail::total_bytes(dx)}; }
+  auto outputs() const { return std::array{dx}; }
+};
+// QK-norm and RoPE of Qwen3 in one pass: each head of queries and keys is normed as by RmsnormFwd, with the weight of
+// its kind, and then rotated as by RopeFwd, with no rounding to act in between.
+struct QkNormRopeFwd {
+  Tensor y;               // act [N, H+K, D] out: the H heads of the queries, then those of the keys; rows may be
+                          // strided, heads contiguous
+  Tensor rstd;            // stat [N, H+K] out
+  Tensor x;               // act [N, H+K, D], strides as y
+  Tensor q_norm, k_norm;  // act [D]
+  Tensor table;           // stat [positions, D], as in RopeFwd
+  Tensor pos;             // i32 [N], each in [0, positions)
+  int64_t q_heads;        // H
+  float eps;
+  void check(Contract& c) const {
+    const int64_t N = x.shape[0], heads = x.shape[1], D = x.shape[2];
+    c.act("x", x, {N, heads, D}, c.strided);
+    c.that(D % 2 == 0, "x is ", x, ", expected an even head dim");
+    c.that(0 <= q_heads && q_heads <= heads, "q_heads is ", q_heads, ", expected 0 to ", heads);
+    c.act("y", y, {N, heads, D}, c.strided);
+    c.stat("rstd", rstd, {N, heads});
+    c.act("q_norm", q_norm, {D});
+    c.act("k_norm", k_norm, {D});
+    c.stat("table", table, {table.shape[0], D});
+    c.index("pos", pos, {N});
+  }
+  Cost cost() const {
+    return {7 * x.size(), detail::total_bytes(x, q_norm, k_norm, pos), detail::total_bytes(y, rstd)};
+  }
+  auto outputs() const { return std::array{y, rstd}; }
+};
+// dy is rotated back, then goes through RmsnormBwd: dq_norm and dk_norm are sums over rows ascending (n, then head).
+struct QkNormRopeBwd {
+  Tensor dx;                // act [N, H+K, D] out, strides as in QkNormRopeFwd; may be dy (in place)
+  Tensor dq_norm, dk_norm;  // stat [D] acc
+  Tensor dy, x;             // act [N, H+K, D], strides as dx
+  Tensor q_norm, k_norm;    // act [D]
+  Tensor rstd;              // stat [N, H+K]
+  Tensor table;             // stat [positions, D]
+  Tensor pos;               // i32 [N]
+  int64_t q_heads;          // H
+  void check(Contract& c) const {
+    const int64_t N = x.shape[0], heads = x.shape[1], D = x.shape[2];
+    c.act("x", x, {N, heads, D}, c.strided);
+    c.that(D % 2 == 0, "x is ", x, ", expected an even head dim");
+    c.that(0 <= q_heads && q_heads <= heads, "q_heads is ", q_heads, ", expected 0 to ", heads);
+    c.act("dx", dx, {N, heads, D}, c.strided);
+    c.act("dy", dy, {N, heads, D}, c.strided);
+    c.stat("dq_norm", dq_norm, {D});
+    c.stat("dk_norm", dk_norm, {D});
+    c.stat("rstd", rstd, {N, heads});
+    c.act("q_norm", q_norm, {D});
+    c.act("k_norm", k_norm, {D});
+    c.stat("table", table, {table.shape[0], D});
+    c.index("pos", pos, {N});
+  }
+  Cost cost() const {
+    return {13 * x.size(), detail::total_bytes(dy, x, q_norm, k_norm, rstd, pos, dq_norm, dk_norm),
+            detail::total_bytes(dx, dq_norm, dk_norm)};
+  }
+  auto outputs() const { return std::array{dx, dq_norm, dk_norm}; }
+};
+
+}  // namespace pare
