@@ -143,7 +143,7 @@ void expect_merge(const KvMerge& a) {
   if (a.keys == MergeKeys::unrotated) expect_dense(op, "rope", a.rope, {a.rope.shape[0], D});
   if (a.kind == KvMergeKind::d2o) {
     expect_dense(op, "threshold", a.threshold, {a.threshold.shape[0]});
-    expect_index(op, "threshold_row", a.threshold_row, n, a.threshold.shape[0]);
+    expect_index(op, "threshold_row", a.threshold_row, a.threshold.shape[0]);
   }
   if (!cam) return;
   expect_dense(op, "uid", a.uid, {n, 2});

@@ -109,7 +109,7 @@ void kv_window_scores(const KvWindowScores& a, Stream) {
   expect(a.windows.rank == 3 && a.windows.shape[2] == dim && a.windows.shape[1] % kv_heads == 0, "ref: ", op,
          ": windows is ", a.windows.str(), ", k_pages ", a.k_pages.str());
   expect(a.kernel >= 1 && a.kernel % 2 == 1, "ref: ", op, ": kernel is ", a.kernel, ", expected an odd number");
-  if (a.window_first) expect_index(op, "window_first", a.window_first, a.events.shape[0], a.window);
+  if (a.window_first) expect_index(op, "window_first", a.window_first, a.window);
   const int64_t group = a.windows.shape[1] / kv_heads;
   dispatch(op, a.k_pages, [&]<class T>(T) {
     const View<T> score(a.score), windows(a.windows), k(a.k_pages);

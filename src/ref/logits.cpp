@@ -30,10 +30,6 @@ double entropy_of(const std::vector<double>& log_p) {
   return h;
 }
 
-void expect_temperature(const char* op, float temperature) {
-  expect(temperature > 0, "ref: ", op, ": temperature ", temperature, ", expected more than 0");
-}
-
 // d row loss / d logits from the log-probs of the row and its token loss.
 template <class T>
 void loss_gradient(const LogitsLoss& a, int64_t row, const std::vector<double>& log_p, const std::vector<double>& log_q,
@@ -56,11 +52,7 @@ void loss_gradient(const LogitsLoss& a, int64_t row, const std::vector<double>& 
 
 void logprob(const Logprob& a, Stream) {
   const int64_t rows = a.logits.shape[0], vocabulary = a.logits.shape[1];
-  expect_dense("logprob", "logits", a.logits, {rows, vocabulary});
-  expect_dense("logprob", "logprob", a.logprob, {rows});
-  expect_dense("logprob", "entropy", a.entropy, {rows});
-  expect_index("logprob", "target", a.target, rows, vocabulary);
-  expect_temperature("logprob", a.temperature);
+  expect_index("logprob", "target", a.target, vocabulary);
   dispatch("logprob", a.logits, [&]<class T>(T) {
     const View<T> lp(a.logprob), entropy(a.entropy), logits(a.logits);
     const View<int32_t> target(a.target);
@@ -85,13 +77,6 @@ static std::vector<int32_t> largest(const View<T>& logits, int64_t row, int64_t 
 
 void overlap_probs(const OverlapProbs& a, Stream) {
   const int64_t rows = a.p_logits.shape[0], vocabulary = a.p_logits.shape[1];
-  expect_dense("overlap_probs", "p_logits", a.p_logits, {rows, vocabulary});
-  expect_dense("overlap_probs", "q_logits", a.q_logits, {rows, vocabulary});
-  expect_dense("overlap_probs", "overlap", a.overlap, {rows});
-  expect_dense("overlap_probs", "mass", a.mass, {rows});
-  expect_temperature("overlap_probs", a.temperature);
-  expect(a.lambda > 0 && a.top_k >= 0, "ref: overlap_probs: lambda ", a.lambda, ", top_k ", a.top_k,
-         "; expected above 0, >= 0");
   dispatch("overlap_probs", a.p_logits, [&]<class T>(T) {
     const View<T> p_logits(a.p_logits), q_logits(a.q_logits), overlap(a.overlap), mass(a.mass);
     for (int64_t r = 0; r < rows; r++) {
@@ -121,22 +106,7 @@ void logits_loss(const LogitsLoss& a, Stream) {
   const LossSpec& spec = a.spec;
   const bool policy = spec.policy != PolicyLoss::nll, gspo = spec.policy == PolicyLoss::gspo;
   const bool exact = spec.kl == KlLoss::exact, sampled_kl = spec.kl != KlLoss::none && !exact;
-  expect_dense("logits_loss", "logits", a.logits, {rows, vocabulary});
-  for (const auto& [name, t] : {std::pair{"logprob", &a.logprob},
-                                {"entropy", &a.entropy},
-                                {"loss", &a.loss},
-                                {"kl", &a.kl},
-                                {"clipped", &a.clipped},
-                                {"weight", &a.weight},
-                                {"kl_weight", &a.kl_weight}})
-    expect_dense("logits_loss", name, *t, {rows});
-  if (policy) expect_dense("logits_loss", "advantage", a.advantage, {rows});
-  if (policy && !gspo) expect_dense("logits_loss", "old_logprob", a.old_logprob, {rows});
-  if (gspo) expect_dense("logits_loss", "log_ratio", a.log_ratio, {rows});
-  if (sampled_kl) expect_dense("logits_loss", "ref_logprob", a.ref_logprob, {rows});
-  if (exact) expect_dense("logits_loss", "ref_logits", a.ref_logits, {rows, vocabulary});
-  expect_index("logits_loss", "target", a.target, rows, vocabulary);
-  expect_temperature("logits_loss", spec.temperature);
+  expect_index("logits_loss", "target", a.target, vocabulary);
   dispatch("logits_loss", a.logits, [&]<class T>(T) {
     const View<T> logits(a.logits), ref_logits(a.ref_logits), lp(a.logprob), entropy(a.entropy), loss(a.loss), kl(a.kl);
     const View<T> advantage(a.advantage), old_lp(a.old_logprob), log_ratio(a.log_ratio), ref_lp(a.ref_logprob);
@@ -184,12 +154,6 @@ static std::vector<int32_t> kept_ids(const Sample& a, const View<T>& logits, int
 
 void sample(const Sample& a, Stream) {
   const int64_t rows = a.logits.shape[0], vocabulary = a.logits.shape[1];
-  expect_dense("sample", "logits", a.logits, {rows, vocabulary});
-  expect_dense("sample", "token", a.token, {rows});
-  expect_dense("sample", "logprob", a.logprob, {rows});
-  expect_dense("sample", "counter", a.counter, {rows, 3});
-  expect(a.temperature >= 0 && a.top_k >= 0 && a.top_p > 0 && a.top_p <= 1, "ref: sample: temperature ", a.temperature,
-         ", top_k ", a.top_k, ", top_p ", a.top_p, "; expected >= 0, >= 0, (0, 1]");
   dispatch("sample", a.logits, [&]<class T>(T) {
     const View<T> logits(a.logits), lp(a.logprob);
     const View<int32_t> token(a.token), counter(a.counter);

@@ -1,7 +1,7 @@
 // The table `ref`: the definition of every op, written to be read.  Sums are in double; nothing is fast.
 //
-// An op checks what list.h asks of its caller (shapes, index ranges, page tables, the stated `pairs`), so running a
-// program on `ref` checks the program too.  act is f64 (then stat is f64) or f32 (then stat is f32): both are T below.
+// An op checks what the data must hold (index ranges, page tables, the stated `pairs`), so running a program on `ref`
+// checks the program too.  act is f64 (then stat is f64) or f32 (then stat is f32): both are T below.
 #pragma once
 #include <initializer_list>
 
@@ -22,6 +22,12 @@ void dispatch(const char* op, const Tensor& act, F f) {
     f(float{});
   else
     throw std::logic_error(cat("ref: ", op, ": tensor ", act.str(), ": f64 or f32 expected"));
+}
+
+// w[o][i]
+template <class T>
+T& element(const Weight& w, int64_t o, int64_t i) {
+  return w.packed.as<T>()[weight_place(o, i, w.inputs())];
 }
 
 // A tensor as a function of its indices.
@@ -45,7 +51,7 @@ class View {
 // What an op needs of a tensor; throw std::logic_error naming op and tensor.
 void expect_shape(const char* op, const char* name, const Tensor& t, std::initializer_list<int64_t> shape);
 void expect_dense(const char* op, const char* name, const Tensor& t, std::initializer_list<int64_t> shape);
-// `index` [count], i32, each element in [0, limit).
-void expect_index(const char* op, const char* name, const Tensor& index, int64_t count, int64_t limit);
+// Each element in [0, limit); throws std::logic_error naming op and tensor.
+void expect_index(const char* op, const char* name, const Tensor& index, int64_t limit);
 
 }  // namespace pare::ref

@@ -1,4 +1,5 @@
-// RMSNorm of the heads of queries and keys (Qwen3, Yang et al. 2025), then rotary position embedding.
+// Rotary position embedding (Su et al. 2021); with the RMSNorm of the heads of queries and keys before it, as in Qwen3
+// (Yang et al. 2025).
 #include <cmath>
 #include <vector>
 
@@ -6,28 +7,31 @@
 
 namespace pare::ref {
 
-namespace {
-struct Shape {
-  int64_t rows, heads, width;
-};
-Shape checked_shape(const char* op, const Tensor& x, int64_t q_heads) {
-  expect(x.rank == 3 && x.shape[2] % 2 == 0, "ref: ", op, ": x is ", x.str(), ", expected [N, H+K, even D]");
-  expect(0 <= q_heads && q_heads <= x.shape[1], "ref: ", op, ": ", q_heads, " of the heads of ", x.str());
-  return {x.shape[0], x.shape[1], x.shape[2]};
+// Rotates the pairs (c, c + D/2) of every head by +angle or -angle.
+static void rotate(const char* op, const Tensor& tx, const Tensor& ttable, const Tensor& tpos, double sign) {
+  const int64_t rows = tx.shape[0], heads = tx.shape[1], half = tx.shape[2] / 2;
+  expect_index(op, "pos", tpos, ttable.shape[0]);
+  dispatch(op, tx, [&]<class T>(T) {
+    const View<T> x(tx), table(ttable);
+    const View<int32_t> pos(tpos);
+    for (int64_t n = 0; n < rows; n++)
+      for (int64_t h = 0; h < heads; h++)
+        for (int64_t c = 0; c < half; c++) {
+          const double cosine = table(pos(n), c), sine = sign * table(pos(n), half + c);
+          const double p = x(n, h, c), q = x(n, h, half + c);
+          x(n, h, c) = static_cast<T>(p * cosine - q * sine);
+          x(n, h, half + c) = static_cast<T>(q * cosine + p * sine);
+        }
+  });
 }
-}  // namespace
+
+void rope_fwd(const RopeFwd& a, Stream) { rotate("rope_fwd", a.x, a.table, a.pos, 1); }
+void rope_bwd(const RopeBwd& a, Stream) { rotate("rope_bwd", a.dx, a.table, a.pos, -1); }
 
 void qk_norm_rope_fwd(const QkNormRopeFwd& a, Stream) {
   constexpr const char* op = "qk_norm_rope_fwd";
-  const Shape shape = checked_shape(op, a.x, a.q_heads);
-  const int64_t rows = shape.rows, heads = shape.heads, width = shape.width;
-  const int64_t half = width / 2;
-  expect_shape(op, "y", a.y, {rows, heads, width});
-  expect_dense(op, "rstd", a.rstd, {rows, heads});
-  expect_dense(op, "q_norm", a.q_norm, {width});
-  expect_dense(op, "k_norm", a.k_norm, {width});
-  expect_dense(op, "table", a.table, {a.table.shape[0], width});
-  expect_index(op, "pos", a.pos, rows, a.table.shape[0]);
+  const int64_t rows = a.x.shape[0], heads = a.x.shape[1], width = a.x.shape[2], half = width / 2;
+  expect_index(op, "pos", a.pos, a.table.shape[0]);
   dispatch(op, a.x, [&]<class T>(T) {
     const View<T> y(a.y), rstd(a.rstd), x(a.x), q_norm(a.q_norm), k_norm(a.k_norm), table(a.table);
     const View<int32_t> pos(a.pos);
@@ -50,18 +54,8 @@ void qk_norm_rope_fwd(const QkNormRopeFwd& a, Stream) {
 
 void qk_norm_rope_bwd(const QkNormRopeBwd& a, Stream) {
   constexpr const char* op = "qk_norm_rope_bwd";
-  const Shape shape = checked_shape(op, a.x, a.q_heads);
-  const int64_t rows = shape.rows, heads = shape.heads, width = shape.width;
-  const int64_t half = width / 2;
-  expect_shape(op, "dx", a.dx, {rows, heads, width});
-  expect_shape(op, "dy", a.dy, {rows, heads, width});
-  expect_dense(op, "rstd", a.rstd, {rows, heads});
-  expect_dense(op, "q_norm", a.q_norm, {width});
-  expect_dense(op, "k_norm", a.k_norm, {width});
-  expect_dense(op, "dq_norm", a.dq_norm, {width});
-  expect_dense(op, "dk_norm", a.dk_norm, {width});
-  expect_dense(op, "table", a.table, {a.table.shape[0], width});
-  expect_index(op, "pos", a.pos, rows, a.table.shape[0]);
+  const int64_t rows = a.x.shape[0], heads = a.x.shape[1], width = a.x.shape[2], half = width / 2;
+  expect_index(op, "pos", a.pos, a.table.shape[0]);
   dispatch(op, a.x, [&]<class T>(T) {
     const View<T> dx(a.dx), dq_norm(a.dq_norm), dk_norm(a.dk_norm), dy(a.dy), x(a.x), q_norm(a.q_norm),
         k_norm(a.k_norm), rstd(a.rstd), table(a.table);
