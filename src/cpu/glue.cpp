@@ -47,11 +47,14 @@ float* strided(const char* op, const char* name, const Tensor& t, std::initializ
 int32_t* index(const char* op, const char* name, const Tensor& t, std::initializer_list<int64_t> shape, int64_t limit) {
   if (!fits(t, DType::i32, shape, true)) [[unlikely]]
     refuse(op, name, t, DType::i32, shape, "contiguous");
-  int32_t* const p = static_cast<int32_t*>(t.data);
-  if (limit >= 0)
-    for (int64_t i = 0; i < t.size(); i++)
-      if (p[i] < 0 || p[i] >= limit) [[unlikely]]
-        throw std::logic_error(cat("cpu: ", op, ": ", name, " holds ", p[i], " at ", i, "; expected 0 to ", limit - 1));
+  return limit >= 0 ? index(op, name, t, limit) : static_cast<int32_t*>(t.data);
+}
+
+int32_t* index(const char* op, const char* name, const Tensor& t, int64_t limit) {
+  int32_t* const p = t.as<int32_t>();
+  for (int64_t i = 0; i < t.size(); i++)
+    if (p[i] < 0 || p[i] >= limit) [[unlikely]]
+      throw std::logic_error(cat("cpu: ", op, ": ", name, " holds ", p[i], " at ", i, "; expected 0 to ", limit - 1));
   return p;
 }
 

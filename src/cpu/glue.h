@@ -21,6 +21,9 @@ float* strided(const char* op, const char* name, const Tensor& t, std::initializ
 int32_t* index(const char* op, const char* name, const Tensor& t, std::initializer_list<int64_t> shape,
                int64_t limit = -1);
 
+// The data of `t`, each of the elements in [0, limit), else std::logic_error naming op and tensor.
+int32_t* index(const char* op, const char* name, const Tensor& t, int64_t limit);
+
 // `floats` of this thread's own memory, 64-byte aligned, valid until the thread asks again.
 float* scratch(int64_t floats);
 

@@ -1,5 +1,5 @@
 // What the `cpu` table computes with: raw pointers, ranges of outputs, one copy of the code per instruction set.  The
-// glue (table.cpp and its neighbours) checks shapes, chooses ranges for the threads and owns all scratch memory.
+// glue (src/cpu/*.cpp) chooses ranges for the threads and owns all scratch memory.
 //
 // Everything is f32; strides are in elements.  A call writes the outputs in its range and nothing else.
 #pragma once

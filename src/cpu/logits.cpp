@@ -13,11 +13,6 @@ namespace {
 
 constexpr double kLogitNanoseconds = 1.5;
 
-void expect_temperature(const char* op, float temperature) {
-  if (!(temperature > 0))
-    throw std::logic_error(cat("cpu: ", op, ": temperature ", temperature, ", expected more than 0"));
-}
-
 // Turns a row of logits into logits / temperature, those outside the top_k and top_p sets into -infinity.
 void restrict(float* row, int64_t vocabulary, const Sample& a) {
   thread_local std::vector<int32_t> ids;
@@ -64,11 +59,10 @@ void restrict(float* row, int64_t vocabulary, const Sample& a) {
 void logprob(const Logprob& a, Stream) {
   constexpr const char* op = "logprob";
   const int64_t rows = a.logits.shape[0], vocabulary = a.logits.shape[1];
-  const float* const logits = dense(op, "logits", a.logits, {rows, vocabulary});
-  float* const lp = dense(op, "logprob", a.logprob, {rows});
-  float* const entropy = dense(op, "entropy", a.entropy, {rows});
-  const int32_t* const target = index(op, "target", a.target, {rows}, vocabulary);
-  expect_temperature(op, a.temperature);
+  const float* const logits = a.logits.as<float>();
+  float* const lp = a.logprob.as<float>();
+  float* const entropy = a.entropy.as<float>();
+  const int32_t* const target = index(op, "target", a.target, vocabulary);
   const Kernels& k = cpu_kernels();
   parallel(rows, kLogitNanoseconds * static_cast<double>(vocabulary),
            [&](Range r) { k.logprob(lp, entropy, logits, target, vocabulary, a.temperature, r); });
@@ -91,16 +85,11 @@ static const std::vector<int32_t>& common_ids(const float* p, const float* q, in
 }
 
 void overlap_probs(const OverlapProbs& a, Stream) {
-  constexpr const char* op = "overlap_probs";
   const int64_t rows = a.p_logits.shape[0], vocabulary = a.p_logits.shape[1];
-  const float* const p = dense(op, "p_logits", a.p_logits, {rows, vocabulary});
-  const float* const q = dense(op, "q_logits", a.q_logits, {rows, vocabulary});
-  float* const overlap = dense(op, "overlap", a.overlap, {rows});
-  float* const mass = dense(op, "mass", a.mass, {rows});
-  expect_temperature(op, a.temperature);
-  if (!(a.lambda > 0 && a.top_k >= 0))
-    throw std::logic_error(
-        cat("cpu: overlap_probs: lambda ", a.lambda, ", top_k ", a.top_k, "; expected above 0, >= 0"));
+  const float* const p = a.p_logits.as<float>();
+  const float* const q = a.q_logits.as<float>();
+  float* const overlap = a.overlap.as<float>();
+  float* const mass = a.mass.as<float>();
   const bool all = a.top_k == 0 || a.top_k >= vocabulary;
   const Kernels& k = cpu_kernels();
   parallel(rows, (all ? 4 : 12) * kLogitNanoseconds * static_cast<double>(vocabulary), [&](Range r) {
@@ -122,40 +111,33 @@ void logits_loss(const LogitsLoss& a, Stream) {
   const int64_t rows = a.logits.shape[0], vocabulary = a.logits.shape[1];
   const bool policy = a.spec.policy != PolicyLoss::nll, gspo = a.spec.policy == PolicyLoss::gspo;
   const bool exact = a.spec.kl == KlLoss::exact, sampled = a.spec.kl != KlLoss::none && !exact;
-  const auto column = [&](bool read, const char* name, const Tensor& t) {
-    return read ? dense(op, name, t, {rows}) : nullptr;
-  };
-  const LogitsLossArgs args{.logprob = dense(op, "logprob", a.logprob, {rows}),
-                            .entropy = dense(op, "entropy", a.entropy, {rows}),
-                            .loss = dense(op, "loss", a.loss, {rows}),
-                            .kl = dense(op, "kl", a.kl, {rows}),
-                            .clipped = index(op, "clipped", a.clipped, {rows}),
-                            .logits = dense(op, "logits", a.logits, {rows, vocabulary}),
-                            .target = index(op, "target", a.target, {rows}, vocabulary),
-                            .weight = dense(op, "weight", a.weight, {rows}),
-                            .kl_weight = dense(op, "kl_weight", a.kl_weight, {rows}),
-                            .advantage = column(policy, "advantage", a.advantage),
-                            .old_logprob = column(policy && !gspo, "old_logprob", a.old_logprob),
-                            .log_ratio = column(gspo, "log_ratio", a.log_ratio),
-                            .ref_logprob = column(sampled, "ref_logprob", a.ref_logprob),
-                            .ref_logits = exact ? dense(op, "ref_logits", a.ref_logits, {rows, vocabulary}) : nullptr,
+  const auto column = [](bool read, const Tensor& t) { return read ? t.as<float>() : nullptr; };
+  const LogitsLossArgs args{.logprob = a.logprob.as<float>(),
+                            .entropy = a.entropy.as<float>(),
+                            .loss = a.loss.as<float>(),
+                            .kl = a.kl.as<float>(),
+                            .clipped = a.clipped.as<int32_t>(),
+                            .logits = a.logits.as<float>(),
+                            .target = index(op, "target", a.target, vocabulary),
+                            .weight = a.weight.as<float>(),
+                            .kl_weight = a.kl_weight.as<float>(),
+                            .advantage = column(policy, a.advantage),
+                            .old_logprob = column(policy && !gspo, a.old_logprob),
+                            .log_ratio = column(gspo, a.log_ratio),
+                            .ref_logprob = column(sampled, a.ref_logprob),
+                            .ref_logits = exact ? a.ref_logits.as<float>() : nullptr,
                             .spec = a.spec,
                             .vocabulary = vocabulary};
-  expect_temperature(op, a.spec.temperature);
   const Kernels& k = cpu_kernels();
   parallel(rows, 2 * kLogitNanoseconds * static_cast<double>(vocabulary), [&](Range r) { k.logits_loss(args, r); });
 }
 
 void sample(const Sample& a, Stream) {
-  constexpr const char* op = "sample";
   const int64_t rows = a.logits.shape[0], vocabulary = a.logits.shape[1];
-  float* const logits = dense(op, "logits", a.logits, {rows, vocabulary});
-  int32_t* const token = index(op, "token", a.token, {rows});
-  float* const lp = dense(op, "logprob", a.logprob, {rows});
-  const int32_t* const counter = index(op, "counter", a.counter, {rows, 3});
-  if (!(a.temperature >= 0 && a.top_k >= 0 && a.top_p > 0 && a.top_p <= 1))
-    throw std::logic_error(cat("cpu: sample: temperature ", a.temperature, ", top_k ", a.top_k, ", top_p ", a.top_p,
-                               "; expected >= 0, >= 0, (0, 1]"));
+  float* const logits = a.logits.as<float>();
+  int32_t* const token = a.token.as<int32_t>();
+  float* const lp = a.logprob.as<float>();
+  const int32_t* const counter = a.counter.as<int32_t>();
   const bool restricted = a.temperature > 0 && ((a.top_k > 0 && a.top_k < vocabulary) || a.top_p < 1);
   const Kernels& k = cpu_kernels();
   parallel(rows, 4 * kLogitNanoseconds * static_cast<double>(vocabulary), [&](Range r) {

@@ -5,6 +5,17 @@
 #include "ops/token_loss.h"
 
 namespace pare::PARE_ISA {
+
+void exp_all(float* y, const float* x, int64_t n) {
+  for_vectors(
+      n, PARE_LANES_AT(i) { store(y + i, exp(load(x + i, lanes)), lanes); });
+}
+
+void log_all(float* y, const float* x, int64_t n) {
+  for_vectors(
+      n, PARE_LANES_AT(i) { store(y + i, log(load(x + i, lanes)), lanes); });
+}
+
 namespace {
 
 // z = logits / temperature

@@ -90,30 +90,32 @@ void pack_columns(float* out, const float* x, int64_t stride, int64_t rows, int6
   }
 const TileTable tiles_by_rows = PARE_ROWS(true), tiles_by_columns = PARE_ROWS(false);
 
+static_assert(kPanel == 16);  // the elements of a vector
+
 void pack(float* packed, const float* w, int64_t outputs, int64_t inputs, Range rows) {
   for (int64_t o = rows.begin, n; o < rows.end; o += n, w += n * inputs) {
-    n = min64(16 - o % 16, rows.end - o);
-    float* const panel = packed + o / 16 * inputs * 16;
-    const int64_t first = o % 16, end = o + n == outputs ? 16 : first + n;  // lanes that are written
+    n = min64(kPanel - o % kPanel, rows.end - o);
+    float* const panel = packed + o / kPanel * inputs * kPanel;
+    const int64_t first = o % kPanel, end = o + n == outputs ? kPanel : first + n;  // lanes that are written
     for (int64_t i = 0; i < inputs; i += 16)
-      if (end - first == 16)
-        transpose_tile(panel + i * 16, 16, 16, w + i, inputs, n, min64(16, inputs - i));
+      if (end - first == kPanel)
+        transpose_tile(panel + i * kPanel, kPanel, kPanel, w + i, inputs, n, min64(16, inputs - i));
       else
         for (int64_t j = i; j < min64(i + 16, inputs); j++)
-          for (int64_t l = first; l < end; l++) panel[j * 16 + l] = l < first + n ? w[(l - first) * inputs + j] : 0;
+          for (int64_t l = first; l < end; l++) panel[j * kPanel + l] = l < first + n ? w[(l - first) * inputs + j] : 0;
   }
 }
 
 void unpack(float* w, const float* packed, int64_t inputs, Range rows) {
   for (int64_t o = rows.begin, n; o < rows.end; o += n, w += n * inputs) {
-    n = min64(16 - o % 16, rows.end - o);
-    const float* const panel = packed + o / 16 * inputs * 16;
+    n = min64(kPanel - o % kPanel, rows.end - o);
+    const float* const panel = packed + o / kPanel * inputs * kPanel;
     for (int64_t i = 0; i < inputs; i += 16)
-      if (n == 16)
-        transpose_tile(w + i, inputs, min64(16, inputs - i), panel + i * 16, 16, min64(16, inputs - i), 16);
+      if (n == kPanel)
+        transpose_tile(w + i, inputs, min64(16, inputs - i), panel + i * kPanel, kPanel, min64(16, inputs - i), kPanel);
       else
         for (int64_t j = i; j < min64(i + 16, inputs); j++)
-          for (int64_t r = 0; r < n; r++) w[r * inputs + j] = panel[j * 16 + o % 16 + r];
+          for (int64_t r = 0; r < n; r++) w[r * inputs + j] = panel[j * kPanel + o % kPanel + r];
   }
 }
 
@@ -269,6 +271,16 @@ void gemm_t(const GemmTArgs& g, Range outputs, Range panels, float* scratch) {
       }
     }
   }
+}
+
+void sum_rows(float* y, const float* x, int64_t x_stride, int64_t rows, Range columns) {
+  for_vectors(
+      columns.end - columns.begin, PARE_LANES_AT(i) {
+        const int64_t c = columns.begin + i;
+        vf acc = load(y + c, lanes);
+        for (int64_t r = 0; r < rows; r++) acc = add(acc, load(x + r * x_stride + c, lanes));
+        store(y + c, acc, lanes);
+      });
 }
 
 }  // namespace pare::PARE_ISA

@@ -1,0 +1,78 @@
+// Data movement and the embedding.
+#include <cstring>
+
+#include "cpu/glue.h"
+
+namespace pare::cpu {
+
+void upload(const Upload& a, Stream) {
+  if (a.dst.bytes()) std::memcpy(a.dst.data, a.src, a.dst.bytes());
+}
+
+void download(const Download& a, Stream) {
+  if (a.src.bytes()) std::memcpy(a.dst, a.src.data, a.src.bytes());
+}
+
+void zero(const Zero& a, Stream) {
+  char* const x = static_cast<char*>(a.x.data);
+  parallel(static_cast<int64_t>(a.x.bytes()), 0.05,
+           [&](Range r) { std::memset(x + r.begin, 0, static_cast<size_t>(r.end - r.begin)); });
+}
+
+void accumulate(const Accumulate& a, Stream) {
+  const int64_t n = a.y.size();
+  float* const y = a.y.as<float>();
+  const float* const x = a.x.as<float>();
+  const Kernels& k = cpu_kernels();
+  parallel(n, 0.3, [&](Range r) { k.add(y + r.begin, x + r.begin, r.end - r.begin); });
+}
+
+static void copy_rows(float* y, const float* x, const int32_t* ids, int64_t rows, int64_t width) {
+  parallel(rows, 5 + 0.2 * static_cast<double>(width), [&](Range r) {
+    for (int64_t i = r.begin; i < r.end; i++)
+      std::memcpy(y + i * width, x + ids[i] * width, static_cast<size_t>(width) * sizeof(float));
+  });
+}
+
+// Threads divide columns: the rows that are added to may repeat.
+static void add_rows(float* y, const float* x, const int32_t* ids, int64_t rows, int64_t width) {
+  const Kernels& k = cpu_kernels();
+  parallel_shares(width, 16, static_cast<double>(rows) * (4 + 0.2 * static_cast<double>(width)),
+                  [&](Range c) { k.add_rows(y, width, x, width, ids, rows, c); });
+}
+
+void gather_rows(const GatherRows& a, Stream) {
+  const int64_t rows = a.index.shape[0], width = a.x.shape[1];
+  float* const y = a.y.as<float>();
+  const float* const x = a.x.as<float>();
+  copy_rows(y, x, index("gather_rows", "index", a.index, a.x.shape[0]), rows, width);
+}
+
+void scatter_add_rows(const ScatterAddRows& a, Stream) {
+  const int64_t rows = a.index.shape[0], width = a.y.shape[1];
+  float* const y = a.y.as<float>();
+  const float* const x = a.x.as<float>();
+  add_rows(y, x, index("scatter_add_rows", "index", a.index, a.y.shape[0]), rows, width);
+}
+
+void embedding_fwd(const EmbeddingFwd& a, Stream) {
+  const int64_t rows = a.ids.shape[0], width = a.table.inputs();
+  float* const y = a.y.as<float>();
+  const float* const packed = a.table.packed.as<float>();
+  const int32_t* const ids = index("embedding_fwd", "ids", a.ids, a.table.outputs());
+  parallel(rows, 5 + 2.0 * static_cast<double>(width), [&](Range r) {
+    for (int64_t i = r.begin; i < r.end; i++) {
+      const float* const from = packed + weight_place(ids[i], 0, width);
+      for (int64_t c = 0; c < width; c++) y[i * width + c] = from[c * kPanel];
+    }
+  });
+}
+
+void embedding_bwd(const EmbeddingBwd& a, Stream) {
+  const int64_t rows = a.ids.shape[0], width = a.dtable.shape[1];
+  float* const dtable = a.dtable.as<float>();
+  const float* const dy = a.dy.as<float>();
+  add_rows(dtable, dy, index("embedding_bwd", "ids", a.ids, a.dtable.shape[0]), rows, width);
+}
+
+}  // namespace pare::cpu

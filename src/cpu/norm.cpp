@@ -1,0 +1,42 @@
+// RMSNorm.
+#include "cpu/glue.h"
+
+namespace pare::cpu {
+
+void rmsnorm_fwd(const RmsnormFwd& a, Stream) {
+  const int64_t rows = a.x.shape[0], width = a.x.shape[1];
+  const NormArgs n{.y = a.y.as<float>(),
+                   .rstd = a.rstd.as<float>(),
+                   .x = a.x.as<float>(),
+                   .w = a.w.as<float>(),
+                   .y_stride = a.y.stride[0],
+                   .x_stride = a.x.stride[0],
+                   .width = width,
+                   .eps = a.eps};
+  const Kernels& k = cpu_kernels();
+  parallel(rows, 10 + 0.2 * static_cast<double>(width), [&](Range r) { k.rmsnorm_fwd(n, r); });
+}
+
+void rmsnorm_bwd(const RmsnormBwd& a, Stream) {
+  const int64_t rows = a.x.shape[0], width = a.x.shape[1];
+  const NormBwdArgs n{.dx = a.dx.as<float>(),
+                      .dw = a.dw.as<float>(),
+                      .dy = a.dy.as<float>(),
+                      .x = a.x.as<float>(),
+                      .w = a.w.as<float>(),
+                      .rstd = a.rstd.as<float>(),
+                      .dx_stride = a.dx.stride[0],
+                      .dy_stride = a.dy.stride[0],
+                      .x_stride = a.x.stride[0],
+                      .rows = rows,
+                      .width = width,
+                      .accumulate = a.accumulate};
+  const Kernels& k = cpu_kernels();
+  const double row = 10 + 0.3 * static_cast<double>(width);
+  // dw first: dx may lie where dy does
+  parallel_shares(width, 16, static_cast<double>(rows) * row / 2,
+                  [&](Range columns) { k.rmsnorm_bwd_weight(n, columns); });
+  parallel(rows, row, [&](Range r) { k.rmsnorm_bwd_input(n, r); });
+}
+
+}  // namespace pare::cpu

@@ -1,0 +1,72 @@
+// Rotary position embedding, alone and behind the norm of queries and keys.
+#include "cpu/glue.h"
+
+namespace pare::cpu {
+
+static void rotate(const char* op, const Tensor& x, const Tensor& table, const Tensor& pos, float sign) {
+  const int64_t rows = x.shape[0], heads = x.shape[1], width = x.shape[2];
+  const RopeArgs r{.x = x.as<float>(),
+                   .table = table.as<float>(),
+                   .pos = index(op, "pos", pos, table.shape[0]),
+                   .x_stride = x.stride[0],
+                   .heads = heads,
+                   .width = width,
+                   .sign = sign};
+  const Kernels& k = cpu_kernels();
+  parallel(rows, 5 + 0.2 * static_cast<double>(heads * width), [&](Range range) { k.rope(r, range); });
+}
+
+void rope_fwd(const RopeFwd& a, Stream) { rotate("rope_fwd", a.x, a.table, a.pos, 1); }
+void rope_bwd(const RopeBwd& a, Stream) { rotate("rope_bwd", a.dx, a.table, a.pos, -1); }
+
+void qk_norm_rope_fwd(const QkNormRopeFwd& a, Stream) {
+  constexpr const char* op = "qk_norm_rope_fwd";
+  const int64_t rows = a.x.shape[0], heads = a.x.shape[1], width = a.x.shape[2];
+  const QkNormRopeArgs n{.y = a.y.as<float>(),
+                         .rstd = a.rstd.as<float>(),
+                         .x = a.x.as<float>(),
+                         .q_norm = a.q_norm.as<float>(),
+                         .k_norm = a.k_norm.as<float>(),
+                         .table = a.table.as<float>(),
+                         .pos = index(op, "pos", a.pos, a.table.shape[0]),
+                         .y_stride = a.y.stride[0],
+                         .x_stride = a.x.stride[0],
+                         .heads = heads,
+                         .q_heads = a.q_heads,
+                         .width = width,
+                         .eps = a.eps};
+  const Kernels& k = cpu_kernels();
+  parallel(rows * heads, 10 + 0.3 * static_cast<double>(width), [&](Range r) { k.qk_norm_rope_fwd(n, r); });
+}
+
+void qk_norm_rope_bwd(const QkNormRopeBwd& a, Stream) {
+  constexpr const char* op = "qk_norm_rope_bwd";
+  const int64_t rows = a.x.shape[0], heads = a.x.shape[1], width = a.x.shape[2];
+  const QkNormRopeBwdArgs n{.dx = a.dx.as<float>(),
+                            .dq_norm = a.dq_norm.as<float>(),
+                            .dk_norm = a.dk_norm.as<float>(),
+                            .dy = a.dy.as<float>(),
+                            .x = a.x.as<float>(),
+                            .q_norm = a.q_norm.as<float>(),
+                            .k_norm = a.k_norm.as<float>(),
+                            .rstd = a.rstd.as<float>(),
+                            .table = a.table.as<float>(),
+                            .pos = index(op, "pos", a.pos, a.table.shape[0]),
+                            .dx_stride = a.dx.stride[0],
+                            .dy_stride = a.dy.stride[0],
+                            .x_stride = a.x.stride[0],
+                            .rows = rows,
+                            .heads = heads,
+                            .q_heads = a.q_heads,
+                            .width = width};
+  const Kernels& k = cpu_kernels();
+  const double head = 10 + 0.5 * static_cast<double>(width);
+  // One thread computes all in one pass.  Several divide the columns of the weights first: dx may lie where dy does.
+  const bool one_pass = threads() == 1;
+  if (!one_pass)
+    parallel_shares(width, 16, static_cast<double>(rows * heads) * head / 2,
+                    [&](Range pairs) { k.qk_norm_rope_bwd_weight(n, pairs); });
+  parallel(rows * heads, head, [&](Range r) { k.qk_norm_rope_bwd(n, r, one_pass, scratch(32 * width)); });
+}
+
+}  // namespace pare::cpu
