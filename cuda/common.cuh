@@ -166,11 +166,6 @@ __device__ __forceinline__ void copy_word(uint32_t* to, const uint32_t* from) {
 #endif
 }
 
-// Element (o, i) of a weight.
-__device__ __forceinline__ int64_t place(int64_t o, int64_t i, int64_t inputs) {
-  return (o / 16 * inputs + i) * 16 + o % 16;
-}
-
 // In every lane: the sum by the tree ((v0 + v16) + (v8 + v24)) ..., and the maximum.
 __device__ __forceinline__ float warp_sum(float v) {
   for (int o = 16; o > 0; o /= 2) v += __shfl_xor_sync(kAllLanes, v, o);

@@ -1,10 +1,11 @@
-// Ops that move rows: y[r] = x[index[r]], its transpose y[index[r]] += x[r], and copies of rows by pairs.
+// Data movement and the embedding: y[r] = x[index[r]], its transpose y[index[r]] += x[r], copies of rows by pairs, rows
+// of a weight.
 //
 // x, y [rows, C]; index i32.  The copies overwrite the rows they name.  The additions go r ascending for every element
 // of y (each rounded to y's type), without atomics: an element belongs to one thread, which walks the list.
 // Bytes: 2 C elements a row, and the list once for each of the kParts blocks of a column of the additions.  Copies are
 // limited by memory bandwidth, additions by the walk; they are a small part of a step.
-#include "common.cuh"
+#include "linear.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -36,13 +37,18 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// y[n] = row ids[n] of the table, which lies in panels or row by row.  blockIdx.x is n.
+template <class T, bool kPanels>
+__global__ void __launch_bounds__(kThreads)
+    take(T* __restrict__ y, const T* __restrict__ table, const int32_t* __restrict__ ids, int width) {
+  const int c = blockIdx.y * kThreads + threadIdx.x;
+  const int64_t id = ids[blockIdx.x];
+  if (c < width) y[int64_t{blockIdx.x} * width + c] = table[kPanels ? weight_place(id, c, width) : id * width + c];
+}
+
 __global__ void __launch_bounds__(kThreads) add_all(float* __restrict__ y, const float* __restrict__ x, int64_t n) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i < n) y[i] += x[i];
-}
-
-void expect_index(const char* op, const char* field, const Tensor& index, std::initializer_list<int64_t> shape) {
-  expect(index.dtype == DType::i32 && index.contiguous() && is_shape(index, shape), op, ": ", field, " ", index.str());
 }
 
 template <bool kPairs>
@@ -62,11 +68,8 @@ void copy_rows(const char* op, const Tensor& y, const Tensor& x, const Tensor& i
 }
 
 template <class Y, class T>
-void add_rows(const char* op, const char* field, const Tensor& y, const Tensor& x, const Tensor& index, Stream stream) {
+void add_rows(const char* op, const Tensor& y, const Tensor& x, const Tensor& index, Stream stream) {
   const int64_t rows = x.shape[0], width = y.shape[1];
-  expect_index(op, field, index, {rows});
-  expect(y.rank == 2 && y.contiguous() && x.contiguous() && is_shape(x, {rows, width}), op, ": x ", x.str(), " for y ",
-         y.str(), ", both contiguous");
   if (rows == 0 || width == 0) return;
   launch(op, add<Y, T>, {.grid = dim3(blocks(op, width, kThreads), kParts), .block = kThreads}, stream, y.as<Y>(),
          x.as<T>(), index.as<int32_t>(), rows, width);
@@ -74,36 +77,63 @@ void add_rows(const char* op, const char* field, const Tensor& y, const Tensor& 
 
 }  // namespace
 
+// Copies are queued on the stream.
+void upload(const Upload& a, Stream stream) {
+  end_gathering(stream);
+  check_cuda(cudaMemcpyAsync(a.dst.data, a.src, a.dst.bytes(), cudaMemcpyHostToDevice,
+                             static_cast<cudaStream_t>(stream.handle)),
+             "upload");
+}
+
+// The one op that waits: the host is about to read.
+void download(const Download& a, Stream stream) {
+  end_gathering(stream);
+  const auto s = static_cast<cudaStream_t>(stream.handle);
+  check_cuda(cudaMemcpyAsync(a.dst, a.src.data, a.src.bytes(), cudaMemcpyDeviceToHost, s), "download");
+  check_cuda(cudaStreamSynchronize(s), "download");
+}
+
+void zero(const Zero& a, Stream stream) {
+  end_gathering(stream);
+  check_cuda(cudaMemsetAsync(a.x.data, 0, a.x.bytes(), static_cast<cudaStream_t>(stream.handle)), "zero");
+}
+
 void accumulate(const Accumulate& a, Stream stream) {
   const char* op = "accumulate";
   const int64_t n = a.y.size();
-  expect(is_shape(a.x, {n}) && is_shape(a.y, {n}) && a.x.contiguous() && a.y.contiguous(), op, ": x ", a.x.str(),
-         " for y ", a.y.str());
   if (n == 0) return;
   launch(op, add_all, {.grid = blocks(op, n, kThreads), .block = kThreads}, stream, a.y.as<float>(), a.x.as<float>(),
          n);
 }
 
-void gather_rows(const GatherRows& a, Stream stream) {
-  const char* op = "gather_rows";
-  expect_index(op, "index", a.index, {a.y.shape[0]});
-  expect(a.y.contiguous() && a.x.contiguous(), op, ": y ", a.y.str(), " and x ", a.x.str(), " must be contiguous");
-  copy_rows<false>(op, a.y, a.x, a.index, stream);
-}
+void gather_rows(const GatherRows& a, Stream stream) { copy_rows<false>("gather_rows", a.y, a.x, a.index, stream); }
 
 void scatter_add_rows(const ScatterAddRows& a, Stream stream) {
   with_act("scatter_add_rows", a.x, [&](auto type) {
     using T = decltype(type);
-    add_rows<T, T>("scatter_add_rows", "index", a.y, a.x, a.index, stream);
+    add_rows<T, T>("scatter_add_rows", a.y, a.x, a.index, stream);
   });
 }
+void take_embeddings(const EmbeddingFwd& a, bool panels, Stream stream) {
+  const char* op = "embedding_fwd";
+  const int64_t rows = a.ids.shape[0], width = a.table.inputs();
+  if (rows == 0 || width == 0) return;
+  with_act(op, a.y, [&](auto type) {
+    using T = decltype(type);
+    launch(op, panels ? take<T, true> : take<T, false>,
+           {.grid = dim3(blocks(op, rows, 1), blocks(op, width, kThreads)), .block = kThreads}, stream, a.y.as<T>(),
+           a.table.packed.as<T>(), a.ids.as<int32_t>(), width);
+  });
+}
+void embedding_fwd(const EmbeddingFwd& a, Stream stream) { take_embeddings(a, true, stream); }
 void embedding_bwd(const EmbeddingBwd& a, Stream stream) {
   with_act("embedding_bwd", a.dy,
-           [&](auto type) { add_rows<float, decltype(type)>("embedding_bwd", "ids", a.dtable, a.dy, a.ids, stream); });
+           [&](auto type) { add_rows<float, decltype(type)>("embedding_bwd", a.dtable, a.dy, a.ids, stream); });
 }
 
 void copy_rows(const CopyRows& a, Stream stream) {
-  expect_index("copy_rows", "index", a.index, {a.index.shape[0], 2});
+  expect(a.index.dtype == DType::i32 && a.index.contiguous() && is_shape(a.index, {a.index.shape[0], 2}),
+         "copy_rows: index ", a.index);
   Tensor y = a.y, x = a.x;
   if (y.dtype == DType::i32 && x.dtype == DType::i32) y.dtype = x.dtype = DType::f32;  // words are words
   copy_rows<true>("copy_rows", y, x, a.index, stream);

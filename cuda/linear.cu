@@ -1,6 +1,6 @@
-// Linear layers: y = x wT (+ bias) (+ residual), dx = dy w, dw += dyT x; packing and the rows of the embedding.
+// Linear layers: y = x wT (+ bias) (+ residual), dx = dy w, dw += dyT x; and packing.
 //
-// x, y, dx, dy may have strided rows; a weight is [ceil(O / 16)][I][16] (ops.h).
+// x, y, dx, dy may have strided rows; a weight lies in panels (Weight).
 // Order: f32 is one chain of fused multiply-adds per element of the result, k ascending, and has the bits of the `cpu`
 // table.  bf16 goes through the tensor cores in chunks of k (linear_mma.cuh, linear_wgmma.cuh); a call's sums are added
 // to dw and dbias once, so that these are the same in every run, but not for another split into micro-batches.  Of y
@@ -37,7 +37,7 @@ struct Forward {
 
   __device__ float a(int k, int row) const { return to_float(x[row * x_stride + k]); }
   __device__ float b(int k, int column) const {
-    return to_float(packed[kTranspose ? place(k, column, columns) : place(column, k, depth)]);
+    return to_float(packed[kTranspose ? weight_place(k, column, columns) : weight_place(column, k, depth)]);
   }
   __device__ float start(int, int) const { return 0; }
   __device__ void finish(int row, int column, float sum) const {
@@ -168,19 +168,11 @@ __global__ void __launch_bounds__(kThreads)
     move_rows(T* __restrict__ packed, T* __restrict__ rows, int64_t first, int inputs, int64_t size, int64_t zeros) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= size + zeros * inputs) return;
-  T& at = packed[place(first + i / inputs, i % inputs, inputs)];
+  T& at = packed[weight_place(first + i / inputs, i % inputs, inputs)];
   if (kUnpack)
     rows[i] = at;
   else
     at = i < size ? rows[i] : from_float<T>(0.f);
-}
-
-// y[n] = row ids[n] of the table.  blockIdx.x is n.
-template <class T>
-__global__ void __launch_bounds__(kThreads)
-    take_rows(T* __restrict__ y, const T* __restrict__ packed, const int32_t* __restrict__ ids, int width) {
-  const int c = blockIdx.y * kThreads + threadIdx.x;
-  if (c < width) y[int64_t{blockIdx.x} * width + c] = packed[place(ids[blockIdx.x], c, width)];
 }
 
 // A kernel whose block computes `tile`, columns and rows; `block` is its launch but for the grid.
@@ -254,14 +246,10 @@ template <class T, bool kTranspose>
 void forward(const char* op, const Tensor& y, const Tensor& x, const Weight& w, const Tensor& bias,
              const Tensor& residual, Stream stream) {
   const int64_t rows = y.shape[0], columns = y.shape[1], depth = x.shape[1];
-  expect_weight(op, w, kTranspose ? depth : columns, kTranspose ? columns : depth);
-  expect(!bias || (is_shape(bias, {columns}) && bias.contiguous()), op, ": bias ", bias.str());
   Forward<T, kTranspose> p{};
   p.y = y.as<T>(), p.x = x.as<T>(), p.packed = w.packed.as<T>();
-  p.y_stride = matrix_stride(op, "result", y, rows, columns), p.x_stride = matrix_stride(op, "input", x, rows, depth);
-  if (bias) p.bias = bias.as<T>();
-  if (residual)
-    p.residual = residual.as<T>(), p.residual_stride = matrix_stride(op, "residual", residual, rows, columns);
+  p.bias = bias ? bias.as<T>() : nullptr, p.residual = residual ? residual.as<T>() : nullptr;
+  p.y_stride = y.stride[0], p.x_stride = x.stride[0], p.residual_stride = residual.stride[0];
   p.rows = static_cast<int>(rows), p.columns = static_cast<int>(columns), p.depth = static_cast<int>(depth);
   p.chunk = linear_chunk(p.columns);
   const auto even = [](const Tensor& t) {
@@ -277,9 +265,8 @@ void forward(const char* op, const Tensor& y, const Tensor& x, const Weight& w, 
 
 template <bool kUnpack>
 void move(const char* op, const Weight& w, const Tensor& rows, int64_t first, Stream stream) {
-  expect_rows_of(op, w, rows, first);
   const int64_t n = rows.shape[0], inputs = w.inputs(), end = first + n;
-  const int64_t zeros = !kUnpack && end == w.outputs() ? weight_panels(end) * 16 - end : 0;
+  const int64_t zeros = !kUnpack && end == w.outputs() ? weight_panels(end) * kPanel - end : 0;
   if ((n + zeros) * inputs == 0) return;
   with_act(op, rows, [&](auto type) {
     using T = decltype(type);
@@ -292,20 +279,6 @@ void move(const char* op, const Weight& w, const Tensor& rows, int64_t first, St
 
 void pack_weight(const PackWeight& a, Stream stream) { move<false>("pack_weight", a.w, a.rows, a.first, stream); }
 void unpack_weight(const UnpackWeight& a, Stream stream) { move<true>("unpack_weight", a.w, a.rows, a.first, stream); }
-
-void embedding_fwd(const EmbeddingFwd& a, Stream stream) {
-  const char* op = "embedding_fwd";
-  const int64_t rows = a.ids.shape[0], width = a.table.inputs();
-  expect_weight(op, a.table, a.table.outputs(), width);
-  expect(is_shape(a.y, {rows, width}) && a.y.contiguous(), op, ": y ", a.y.str(), " of ", rows, " rows of ", width);
-  expect(a.ids.dtype == DType::i32 && a.ids.contiguous() && a.ids.rank == 1, op, ": ids ", a.ids.str());
-  if (rows == 0 || width == 0) return;
-  with_act(op, a.y, [&](auto type) {
-    using T = decltype(type);
-    launch(op, take_rows<T>, {.grid = dim3(blocks(op, rows, 1), blocks(op, width, kThreads)), .block = kThreads},
-           stream, a.y.as<T>(), a.table.packed.as<T>(), a.ids.as<int32_t>(), width);
-  });
-}
 
 void linear_fwd(const LinearFwd& a, Stream stream) {
   with_act("linear_fwd", a.x,
@@ -321,13 +294,12 @@ void linear_bwd_input(const LinearBwdInput& a, Stream stream) {
 void linear_bwd_weight(const LinearBwdWeight& a, Stream stream) {
   const char* op = "linear_bwd_weight";
   const int64_t rows = a.dy.shape[0], outputs = a.dy.shape[1], inputs = a.x.shape[1];
-  expect_weight_gradient(op, a);
   if (rows == 0) return;
   with_act(op, a.dy, [&](auto type) {
     using T = decltype(type);
     WeightGradient<T> p{};
     p.dw = a.dw.as<float>(), p.dy = a.dy.as<T>(), p.x = a.x.as<T>();
-    p.dy_stride = matrix_stride(op, "dy", a.dy, rows, outputs), p.x_stride = matrix_stride(op, "x", a.x, rows, inputs);
+    p.dy_stride = a.dy.stride[0], p.x_stride = a.x.stride[0];
     p.rows = static_cast<int>(outputs), p.columns = static_cast<int>(inputs), p.depth = static_cast<int>(rows),
     p.chunk = kMmaChunk;
     p.pairs = reinterpret_cast<uintptr_t>(p.dw) % 8 == 0 && inputs % 2 == 0;

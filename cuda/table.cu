@@ -1,4 +1,4 @@
-// The table of the kernels, and the ops that only move data.
+// The tables of the kernels.
 #include <algorithm>
 
 #include "linear.cuh"
@@ -12,30 +12,6 @@
 namespace pare {
 
 namespace PARE_CUDA {
-
-// Copies are queued on the stream.
-void upload(const Upload& a, Stream stream) {
-  expect(a.dst.contiguous(), "upload: dst ", a.dst.str(), " must be contiguous");
-  end_gathering(stream);
-  check_cuda(cudaMemcpyAsync(a.dst.data, a.src, a.dst.bytes(), cudaMemcpyHostToDevice,
-                             static_cast<cudaStream_t>(stream.handle)),
-             "upload");
-}
-
-// The one op that waits: the host is about to read.
-void download(const Download& a, Stream stream) {
-  expect(a.src.contiguous(), "download: src ", a.src.str(), " must be contiguous");
-  end_gathering(stream);
-  const auto s = static_cast<cudaStream_t>(stream.handle);
-  check_cuda(cudaMemcpyAsync(a.dst, a.src.data, a.src.bytes(), cudaMemcpyDeviceToHost, s), "download");
-  check_cuda(cudaStreamSynchronize(s), "download");
-}
-
-void zero(const Zero& a, Stream stream) {
-  expect(a.x.contiguous(), "zero: x ", a.x.str(), " must be contiguous");
-  end_gathering(stream);
-  check_cuda(cudaMemsetAsync(a.x.data, 0, a.x.bytes(), static_cast<cudaStream_t>(stream.handle)), "zero");
-}
 
 std::unique_ptr<Graphs> make_graphs();       // graph.cu
 void expect_head_dim(DType act, int64_t d);  // paged.cu
