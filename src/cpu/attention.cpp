@@ -79,7 +79,7 @@ void attn_fwd(const AttnFwd& a, Stream) {
   const Kernels& k = cpu_kernels();
   const int64_t n = std::ssize(pieces), room = longest(s, count), padded = round16(args.width);
   const double time = pair_nanoseconds(args.width) * static_cast<double>(a.pairs * args.heads);
-  parallel(n, time / static_cast<double>(n), [&](Range range) {
+  parallel(n, time / static_cast<double>(n), [&](Interval range) {
     float* const room_of_thread = scratch((2 * room + kAttnRows) * padded);
     const auto attend = [&](AttnTurn turn) {
       turn.room = room, turn.scratch = room_of_thread;
@@ -95,9 +95,9 @@ namespace {
 
 // The runs of rows, of k and of pk, in which the rows that a segment lists lie.
 struct ListedRows {
-  Range own{INT64_MAX, 0}, parent{INT64_MAX, 0};
+  Interval own{INT64_MAX, 0}, parent{INT64_MAX, 0};
   ListedRows(const int32_t* lists, int64_t kv_heads, const SegmentRow& s) {
-    const auto add = [](Range& r, int64_t row) { r = {std::min(r.begin, row), std::max(r.end, row + 1)}; };
+    const auto add = [](Interval& r, int64_t row) { r = {std::min(r.begin, row), std::max(r.end, row + 1)}; };
     for (int64_t i = s.parent_row * kv_heads; i < (s.parent_row + s.parent_len) * kv_heads; i++)
       lists[i] >= 0 ? add(own, lists[i]) : add(parent, -1 - lists[i]);
   }
@@ -115,7 +115,7 @@ std::vector<int64_t> chains(const SegmentRow* s, int64_t n, const int32_t* lists
     return reinterpret_cast<uintptr_t>(p) + static_cast<uintptr_t>(elements) * sizeof(float);
   };
   for (int64_t i = 0; i < n; i++) {
-    const auto add = [&](const float* rows, int64_t stride, Range r) {
+    const auto add = [&](const float* rows, int64_t stride, Interval r) {
       if (r.begin < r.end) spans.push_back({address(rows, r.begin * stride), address(rows, r.end * stride), i});
     };
     add(own, own_stride, {s[i].row, int64_t{s[i].row} + s[i].len});
@@ -226,7 +226,7 @@ void kv_write(const KvWrite& a, Stream) {
       a.count_pages ? dense(op, "count_pages", a.count_pages, {pages, kv_heads, kPageSlots}) : nullptr;
   const int64_t n = a.queries.shape[0];
   parallel(n, static_cast<double>(rows * kv_heads * width) / static_cast<double>(std::max<int64_t>(n, 1)) + 5,
-           [&](Range range) {
+           [&](Interval range) {
              for (int64_t i = range.begin; i < range.end; i++)
                for (int64_t r = 0; r < list[i].rows; r++) {
                  const int64_t slot = list[i].slots - list[i].rows + r, row = list[i].row + r;
@@ -280,7 +280,7 @@ void attend_paged(const char* op, const AttnPaged& a, const AttnPagedMass* with_
   if (n == 0) return;
   const Kernels& k = cpu_kernels();
   const double time = pair_nanoseconds(width) * static_cast<double>(a.pairs * heads);
-  parallel(n, time / static_cast<double>(n) + 50, [&](Range range) {
+  parallel(n, time / static_cast<double>(n) + 50, [&](Interval range) {
     for (int64_t i = range.begin; i < range.end; i++) {
       const int64_t e = i / kv_heads, h = i % kv_heads;
       const PagedRow& q = list[e];
@@ -319,7 +319,7 @@ void kv_copy_pages(const KvCopyPages& a, Stream) {
   if (a.pos_pages) add(index(op, "pos_pages", a.pos_pages, {s[0], s[1], s[3]}), beside);
   if (a.mass_pages) add(dense(op, "mass_pages", a.mass_pages, {s[0], s[1], s[3]}), beside);
   if (a.count_pages) add(dense(op, "count_pages", a.count_pages, {s[0], s[1], s[3]}), beside);
-  parallel(n, 0.4 * static_cast<double>(page) + 5, [&](Range r) {
+  parallel(n, 0.4 * static_cast<double>(page) + 5, [&](Interval r) {
     for (int64_t i = r.begin; i < r.end; i++)
       for (const Array& x : arrays)
         std::memcpy(x.data + static_cast<size_t>(pairs[2 * i + 1]) * x.bytes,

@@ -12,7 +12,7 @@ constexpr int64_t kRowsAtOnce = 256;  // own rows of a piece of work
 
 struct Piece {
   int64_t segment, kv_head;
-  Range rows;
+  Interval rows;
 };
 
 std::vector<Piece> pieces_of(const SegmentRow* s, int64_t count, int64_t kv_heads) {
@@ -110,7 +110,7 @@ void attn_block_select(const AttnBlockSelect& a, Stream) {
                                ", span_summary ", a.span_summary.str()));
   const Kernels& k = cpu_kernels();
   parallel(count * kv_heads, 0.3 * static_cast<double>(a.slots * width) / static_cast<double>(count + 1) + 50,
-           [&](Range range) {
+           [&](Interval range) {
              for (int64_t i = range.begin; i < range.end; i++) {
                const SegmentRow& segment = s[i / kv_heads];
                const int64_t slots = segment.parent_len + segment.len;
@@ -125,7 +125,7 @@ void attn_block_select(const AttnBlockSelect& a, Stream) {
   const int64_t n = static_cast<int64_t>(pieces.size());
   if (n == 0) return;
   const double time = 0.2 * static_cast<double>(a.scored * heads * width) / static_cast<double>(n);
-  parallel(n, time + 50, [&](Range range) {
+  parallel(n, time + 50, [&](Interval range) {
     for (int64_t i = range.begin; i < range.end; i++) {
       const Piece& p = pieces[static_cast<size_t>(i)];
       float* const memory = scratch(width + 16 + scores + 16);
@@ -153,7 +153,7 @@ void attn_blocks_fwd(const AttnBlocksFwd& blocks, Stream) {
   const int64_t n = static_cast<int64_t>(pieces.size());
   if (n == 0) return;
   const double time = pair_nanoseconds(width) * static_cast<double>(a.pairs * args.heads);
-  parallel(n, time / static_cast<double>(n), [&](Range range) {
+  parallel(n, time / static_cast<double>(n), [&](Interval range) {
     for (int64_t i = range.begin; i < range.end; i++) {
       const Piece& p = pieces[static_cast<size_t>(i)];
       const SegmentRow& segment = s[p.segment];

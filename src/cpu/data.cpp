@@ -16,7 +16,7 @@ void download(const Download& a, Stream) {
 void zero(const Zero& a, Stream) {
   char* const x = static_cast<char*>(a.x.data);
   parallel(static_cast<int64_t>(a.x.bytes()), 0.05,
-           [&](Range r) { std::memset(x + r.begin, 0, static_cast<size_t>(r.end - r.begin)); });
+           [&](Interval r) { std::memset(x + r.begin, 0, static_cast<size_t>(r.end - r.begin)); });
 }
 
 void accumulate(const Accumulate& a, Stream) {
@@ -24,11 +24,11 @@ void accumulate(const Accumulate& a, Stream) {
   float* const y = a.y.as<float>();
   const float* const x = a.x.as<float>();
   const Kernels& k = cpu_kernels();
-  parallel(n, 0.3, [&](Range r) { k.add(y + r.begin, x + r.begin, r.end - r.begin); });
+  parallel(n, 0.3, [&](Interval r) { k.add(y + r.begin, x + r.begin, r.end - r.begin); });
 }
 
 static void copy_rows(float* y, const float* x, const int32_t* ids, int64_t rows, int64_t width) {
-  parallel(rows, 5 + 0.2 * static_cast<double>(width), [&](Range r) {
+  parallel(rows, 5 + 0.2 * static_cast<double>(width), [&](Interval r) {
     for (int64_t i = r.begin; i < r.end; i++)
       std::memcpy(y + i * width, x + ids[i] * width, static_cast<size_t>(width) * sizeof(float));
   });
@@ -38,7 +38,7 @@ static void copy_rows(float* y, const float* x, const int32_t* ids, int64_t rows
 static void add_rows(float* y, const float* x, const int32_t* ids, int64_t rows, int64_t width) {
   const Kernels& k = cpu_kernels();
   parallel_shares(width, 16, static_cast<double>(rows) * (4 + 0.2 * static_cast<double>(width)),
-                  [&](Range c) { k.add_rows(y, width, x, width, ids, rows, c); });
+                  [&](Interval c) { k.add_rows(y, width, x, width, ids, rows, c); });
 }
 
 void gather_rows(const GatherRows& a, Stream) {
@@ -60,7 +60,7 @@ void embedding_fwd(const EmbeddingFwd& a, Stream) {
   float* const y = a.y.as<float>();
   const float* const packed = a.table.packed.as<float>();
   const int32_t* const ids = index("embedding_fwd", "ids", a.ids, a.table.outputs());
-  parallel(rows, 5 + 2.0 * static_cast<double>(width), [&](Range r) {
+  parallel(rows, 5 + 2.0 * static_cast<double>(width), [&](Interval r) {
     for (int64_t i = r.begin; i < r.end; i++) {
       const float* const from = packed + weight_place(ids[i], 0, width);
       for (int64_t c = 0; c < width; c++) y[i * width + c] = from[c * kPanel];

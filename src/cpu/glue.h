@@ -30,14 +30,14 @@ float* scratch(int64_t floats);
 // Work is cut so that a piece takes at least this long: handing one to another thread costs 1 to 2.
 constexpr double kPieceMicroseconds = 6;
 
-// Calls f(Range) for ranges of [0, n), each item taking about `nanoseconds`.
+// Calls f(Interval) for ranges of [0, n), each item taking about `nanoseconds`.
 template <class F>
 void parallel(int64_t n, double nanoseconds, F f) {
   const int64_t grain = static_cast<int64_t>(kPieceMicroseconds * 1e3 / nanoseconds) + 1;
-  parallel_for(n, grain, [&](int64_t begin, int64_t end) { f(Range{begin, end}); });
+  parallel_for(n, grain, [&](int64_t begin, int64_t end) { f(Interval{begin, end}); });
 }
 
-// Calls f(Range) for even shares of [0, n) in whole units, as many as threads and work (of `nanoseconds` in all) ask
+// Calls f(Interval) for even shares of [0, n) in whole units, as many as threads and work (of `nanoseconds` in all) ask
 // for.
 template <class F>
 void parallel_shares(int64_t n, int64_t unit, double nanoseconds, F f) {
@@ -47,7 +47,7 @@ void parallel_shares(int64_t n, int64_t unit, double nanoseconds, F f) {
   if (worth > 32 * shares && units > 16 * shares) shares *= 4;  // large: uneven progress levels out
   shares = std::clamp<int64_t>(shares, 1, units);
   const auto cut = [&](int64_t i) { return std::min(units * i / shares * unit, n); };
-  parallel_for(shares, 1, [&](int64_t begin, int64_t end) { f(Range{cut(begin), cut(end)}); });
+  parallel_for(shares, 1, [&](int64_t begin, int64_t end) { f(Interval{cut(begin), cut(end)}); });
 }
 
 }  // namespace pare::cpu

@@ -9,7 +9,7 @@
 
 namespace pare {
 
-struct Range {
+struct Interval {  // [begin, end)
   int64_t begin, end;
 };
 
@@ -92,7 +92,7 @@ struct AttnArgs {
 struct AttnPiece {
   const SegmentRow* segment;  // or null
   int64_t kv_head;
-  Range rows;
+  Interval rows;
 };
 // A piece among those that a thread computes one after another.  The first slots of a piece are often those of the one
 // before (the parent of siblings): they stay in scratch.  The rows of the next piece are fetched meanwhile.
@@ -178,77 +178,13 @@ struct LogitsLossArgs {
   int64_t vocabulary;
 };
 
+// The kernels of one instruction set, which are functions of these names in pare::avx2 and so on.
 struct Kernels {
   const char* name;
   int64_t tile_rows;  // rows of a GEMM tile: pieces of work are multiples of it where possible
-
-  // y[i] = exp(x[i]), log(x[i])
-  void (*exp)(float* y, const float* x, int64_t n);
-  void (*log)(float* y, const float* x, int64_t n);
-
-  void (*add)(float* y, const float* x, int64_t n);  // y += x
-  void (*add_rows)(float* y, int64_t y_stride, const float* x, int64_t x_stride, const int32_t* index, int64_t rows,
-                   Range columns);  // y[index[r]] += x[r], r ascending
-  void (*sum_rows)(float* y, const float* x, int64_t x_stride, int64_t rows, Range columns);  // y += sum of rows
-  void (*rmsnorm_fwd)(const NormArgs&, Range rows);
-  void (*rmsnorm_bwd_input)(const NormBwdArgs&, Range rows);
-  void (*rmsnorm_bwd_weight)(const NormBwdArgs&, Range columns);
-  void (*rope)(const RopeArgs&, Range rows);
-  // heads: n * heads + h
-  void (*qk_norm_rope_fwd)(const QkNormRopeArgs&, Range heads);
-  // dx, and with `weights` also dq_norm and dk_norm; room: 32 * width floats
-  void (*qk_norm_rope_bwd)(const QkNormRopeBwdArgs&, Range heads, bool weights, float* room);
-  // pairs: i below width / 2 is columns i and i + width / 2 of dq_norm, the others are those of dk_norm
-  void (*qk_norm_rope_bwd_weight)(const QkNormRopeBwdArgs&, Range pairs);
-  void (*swiglu_fwd)(float* y, const float* gate_up, int64_t width, Range rows);
-  void (*swiglu_bwd)(float* dgate_up, const float* dy, const float* gate_up, int64_t width, Range rows);
-  float (*sum_squares)(const float* x, int64_t n);       // row sum
-  void (*adamw)(const AdamWArgs&, Range elements);       // of a row
-  void (*adamw_weight)(const AdamWArgs&, Range panels);  // of a weight
-
-  // Rows `rows` of a weight [outputs, inputs], which follow one another at w, to its panels, zeros behind the last
-  // one; and back.
-  void (*pack)(float* packed, const float* w, int64_t outputs, int64_t inputs, Range rows);
-  void (*unpack)(float* w, const float* packed, int64_t inputs, Range rows);
-  void (*gemm)(const GemmArgs&, Range rows, Range panels, float* scratch, int64_t scratch_rows);
-  // y = x w + residual, where w [depth, outputs] is a weight of `depth` outputs, in its panels; `panels`: of 16 columns
-  // of y
-  void (*gemm_transposed)(const GemmArgs&, Range rows, Range panels, float* scratch);
-  // outputs: rows of dw; panels: of 16 of its columns
-  void (*gemm_t)(const GemmTArgs&, Range outputs, Range panels, float* scratch);
-
-  // All query heads of the key head.
-  void (*attn_fwd)(const AttnArgs&, const AttnTurn&);
-  // Whole segments
-  void (*attn_bwd)(const AttnBwdArgs&, const AttnTurn&);
-  void (*attn_paged)(const PagedArgs&, const PagedRow&, int64_t kv_head, float* scratch);
-
-  // AttnBlocksBwd; the rows of the lists are those of q
-  void (*attn_blocks_bwd)(const AttnBwdArgs&, const BlockListArgs&, const SegmentRow&, int64_t kv_head, float* scratch);
-  // The summaries of the blocks that begin in the first `slots` slots of one page of one key head; of blocks `blocks`
-  // of a segment.
-  void (*block_summary)(float* summary, const float* k_page, int64_t width, int64_t slots, int64_t block,
-                        BlockSummary kind);
-  // That of the 256 slots of pages[0] to pages[15]; k_pages: of the head in page 0.
-  void (*span_summary)(float* summary, const float* k_pages, const int32_t* pages, int64_t page_step, int64_t width,
-                       BlockSummary kind);
-  void (*segment_summary)(float* summary, const AttnArgs&, const SegmentRow&, int64_t kv_head, Range blocks,
-                          int64_t block, BlockSummary kind);
-  // score[i] of blocks[i], i < n; scratch: width + 16
-  void (*block_scores)(float* score, const BlockScoreArgs&, const int32_t* blocks, int64_t n, float* scratch);
-  void (*kv_window_scores)(const KvWindowArgs&, const KvEvent&, float* scratch);
-  void (*kv_redundancy)(const KvRedundancyArgs&, const KvEvent&, float* scratch);
-  void (*kv_nearest)(const KvNearestArgs&, const KvEvent&, float* scratch);
-
-  void (*logprob)(float* logprob, float* entropy, const float* logits, const int32_t* target, int64_t vocabulary,
-                  float temperature, Range rows);
-  // One row.  n_common >= 0: the mass is over those ids only, which ascend.
-  void (*overlap)(float* overlap, float* mass, const float* p, const float* q, int64_t vocabulary, float temperature,
-                  float lambda, const int32_t* common, int64_t n_common);
-  void (*logits_loss)(const LogitsLossArgs&, Range rows);
-  // One row: the id with the largest logit (temperature 0) or drawn from softmax(logits / temperature).
-  int32_t (*sample)(const float* logits, int64_t vocabulary, float temperature, uint64_t key, const int32_t* counter,
-                    float* logprob);
+#define X(name, Result, args) Result(*name) args;
+#include "cpu/kernels.inc"
+#undef X
 };
 
 extern const Kernels kernels_avx2, kernels_avx512, kernels_neon, kernels_generic;
@@ -266,5 +202,13 @@ constexpr int64_t gemm_transposed_scratch(int64_t rows, int64_t panels) {
   const int64_t n = rows < kTransposedRows ? rows : kTransposedRows;
   return kTransposedDepth * (n + 4 * 16) + n * panels * 16 + 32;
 }
+
+#ifdef PARE_ISA  // the instruction set that isa/*.cpp is compiled for
+namespace PARE_ISA {
+#define X(name, Result, args) Result name args;
+#include "cpu/kernels.inc"
+#undef X
+}  // namespace PARE_ISA
+#endif
 
 }  // namespace pare

@@ -79,7 +79,7 @@ void copy_rows(const CopyRows& a, Stream) {
         [[unlikely]]
       throw std::logic_error(cat("cpu: copy_rows: pair ", i, " is (", pairs[2 * i], ", ", pairs[2 * i + 1], "), x ",
                                  a.x.str(), ", y ", a.y.str()));
-  parallel(n, 5 + 0.2 * static_cast<double>(width), [&](Range r) {
+  parallel(n, 5 + 0.2 * static_cast<double>(width), [&](Interval r) {
     for (int64_t i = r.begin; i < r.end; i++)
       std::memcpy(y + pairs[2 * i + 1] * a.y.stride[0], x + pairs[2 * i] * a.x.stride[0],
                   static_cast<size_t>(width) * sizeof(float));
@@ -110,7 +110,7 @@ void kv_window_scores(const KvWindowScores& a, Stream) {
   const Kernels& k = cpu_kernels();
   const double time =
       static_cast<double>(a.work.candidates * heads * a.window) * (0.05 * static_cast<double>(width) + 1);
-  parallel(pieces, per_piece(time, pieces), [&](Range range) {
+  parallel(pieces, per_piece(time, pieces), [&](Interval range) {
     for (int64_t i = range.begin; i < range.end; i++) {
       const int64_t event = i / kv_heads, h = i % kv_heads;
       const KvEvent& e = events[event];
@@ -148,7 +148,7 @@ void kv_redundancy(const KvRedundancy& a, Stream) {
   if (pieces == 0) return;
   const Kernels& k = cpu_kernels();
   const double time = static_cast<double>(a.work.pairs * kv_heads) * (0.03 * static_cast<double>(width) + 1);
-  parallel(pieces, per_piece(time, pieces), [&](Range range) {
+  parallel(pieces, per_piece(time, pieces), [&](Interval range) {
     for (int64_t i = range.begin; i < range.end; i++) {
       const int64_t event = i / kv_heads, h = i % kv_heads;
       const KvRedundancyArgs args{.score = score + i * a.score.shape[2],
@@ -176,7 +176,7 @@ void kv_mass_scores(const KvMassScores& a, Stream) {
   const int32_t* const src = pages_before(op, a.src_pages, events, n, pages);
   float* const score = event_scores(op, a.score, events, n, kv_heads);
   if (n == 0) return;
-  parallel(n, per_piece(static_cast<double>(a.work.candidates * kv_heads), n), [&](Range range) {
+  parallel(n, per_piece(static_cast<double>(a.work.candidates * kv_heads), n), [&](Interval range) {
     for (int64_t i = range.begin; i < range.end; i++)
       for (int64_t h = 0; h < kv_heads; h++)
         for (int64_t s = events[i].first; s < events[i].slots - events[i].recent; s++) {
@@ -230,7 +230,7 @@ void kv_select(const KvSelect& a, Stream) {
                                  scores ? "" : ", without scores"));
   }
   if (n == 0) return;
-  parallel(n, per_piece(8.0 * static_cast<double>(a.work.candidates * kv_heads), n), [&](Range range) {
+  parallel(n, per_piece(8.0 * static_cast<double>(a.work.candidates * kv_heads), n), [&](Interval range) {
     std::vector<uint64_t> keys;
     for (int64_t i = range.begin; i < range.end; i++) {
       const KvEvent& e = events[i];
@@ -336,7 +336,7 @@ void kv_compact(const KvCompact& a, Stream) {
   const int64_t pieces = n * kv_heads;
   if (pieces == 0) return;
   const double time = static_cast<double>(a.work.kept * kv_heads * width) * 1.2;
-  parallel(pieces, per_piece(time, pieces), [&](Range range) {
+  parallel(pieces, per_piece(time, pieces), [&](Interval range) {
     for (int64_t i = range.begin; i < range.end; i++) {
       const int64_t event = i / kv_heads, h = i % kv_heads;
       const KvEvent& e = events[event];

@@ -96,7 +96,7 @@ void kv_block_summary(const KvBlockSummary& a, Stream) {
     }
   }
   const Kernels& k = cpu_kernels();
-  parallel(static_cast<int64_t>(work.size()), 2.0 * static_cast<double>(kv_heads * width) + 5, [&](Range range) {
+  parallel(static_cast<int64_t>(work.size()), 2.0 * static_cast<double>(kv_heads * width) + 5, [&](Interval range) {
     for (int64_t i = range.begin; i < range.end; i++) {
       const Page& page = work[static_cast<size_t>(i)];
       for (int64_t h = 0; h < kv_heads; h++) {
@@ -237,7 +237,7 @@ void kv_block_select(const KvBlockSelect& a, Stream) {
   const int64_t n = static_cast<int64_t>(chooses.size()) * kv_heads;
   if (n == 0) return;
   const double each = static_cast<double>(a.scored * kv_heads) / static_cast<double>(n);
-  parallel(n, each * static_cast<double>(group * width) * 0.2 + 100, [&](Range range) {
+  parallel(n, each * static_cast<double>(group * width) * 0.2 + 100, [&](Interval range) {
     for (int64_t i = range.begin; i < range.end; i++) {
       const int64_t e = chooses[static_cast<size_t>(i / kv_heads)], h = i % kv_heads;
       choose_blocks(blocks + (list[e].table_row * kv_heads + h) * room, score + (e * kv_heads + h) * score_room,

@@ -205,7 +205,7 @@ void kv_merge(const KvMerge& a, Stream stream) {
   const Kernels& kernels = cpu_kernels();
   const double slots = static_cast<double>(c.work.slots) / static_cast<double>(n);
   if (!cam)
-    parallel(pieces, slots * slots * (0.05 * static_cast<double>(D) + 1), [&](Range range) {
+    parallel(pieces, slots * slots * (0.05 * static_cast<double>(D) + 1), [&](Interval range) {
       for (int64_t i = range.begin; i < range.end; i++) {
         const Head& m = heads[static_cast<size_t>(i)];
         if (m.e.keep == 0) continue;
@@ -221,7 +221,7 @@ void kv_merge(const KvMerge& a, Stream stream) {
     });
   for (int64_t i = 0; d2o && i < n; i++)
     if (events[i].keep) next_threshold(a, threshold + state[i], heads.data() + i * K, K);
-  parallel(pieces, slots * static_cast<double>(D), [&](Range range) {
+  parallel(pieces, slots * static_cast<double>(D), [&](Interval range) {
     for (int64_t i = range.begin; i < range.end; i++) {
       const Head& m = heads[static_cast<size_t>(i)];
       for (int64_t j = 0; j < m.e.keep; j++) m.row(j)[2 * D] = -1;
@@ -233,7 +233,7 @@ void kv_merge(const KvMerge& a, Stream stream) {
     }
   });
   kv_compact(c, stream);
-  parallel(pieces, slots * static_cast<double>(D), [&](Range range) {
+  parallel(pieces, slots * static_cast<double>(D), [&](Interval range) {
     for (int64_t i = range.begin; i < range.end; i++) {
       const Head& m = heads[static_cast<size_t>(i)];
       overlay(m, dst + m.event * c.dst_pages.stride[0]);

@@ -7,8 +7,8 @@ namespace pare::cpu {
 template <class F>
 static void parallel_panels(int64_t first, int64_t rows, int64_t inputs, F f) {
   const int64_t end = first + rows, panel = first / kPanel;
-  parallel(weight_panels(end) - panel, 8.0 * static_cast<double>(inputs), [&](Range r) {
-    f(Range{std::max(first, (panel + r.begin) * kPanel), std::min(end, (panel + r.end) * kPanel)});
+  parallel(weight_panels(end) - panel, 8.0 * static_cast<double>(inputs), [&](Interval r) {
+    f(Interval{std::max(first, (panel + r.begin) * kPanel), std::min(end, (panel + r.end) * kPanel)});
   });
 }
 
@@ -18,7 +18,7 @@ void pack_weight(const PackWeight& a, Stream) {
   const float* const from = a.rows.as<float>();
   const Kernels& k = cpu_kernels();
   parallel_panels(a.first, rows, inputs,
-                  [&](Range r) { k.pack(packed, from + (r.begin - a.first) * inputs, a.w.outputs(), inputs, r); });
+                  [&](Interval r) { k.pack(packed, from + (r.begin - a.first) * inputs, a.w.outputs(), inputs, r); });
 }
 
 void unpack_weight(const UnpackWeight& a, Stream) {
@@ -27,7 +27,7 @@ void unpack_weight(const UnpackWeight& a, Stream) {
   float* const to = a.rows.as<float>();
   const Kernels& k = cpu_kernels();
   parallel_panels(a.first, rows, inputs,
-                  [&](Range r) { k.unpack(to + (r.begin - a.first) * inputs, packed, inputs, r); });
+                  [&](Interval r) { k.unpack(to + (r.begin - a.first) * inputs, packed, inputs, r); });
 }
 
 constexpr double kFlopsPerNanosecond = 80;
@@ -39,11 +39,11 @@ static void multiply(const GemmArgs& g, int64_t rows) {
   const int64_t panels = weight_panels(g.outputs);
   const int64_t scratch_rows = std::clamp<int64_t>(131072 / g.depth, k.tile_rows, kMaxScratchRows);
   const double time = 2.0 * static_cast<double>(rows * g.outputs * g.depth) / kFlopsPerNanosecond;
-  const auto run = [&](Range r, Range p) { k.gemm(g, r, p, scratch(scratch_rows * g.depth + 16), scratch_rows); };
+  const auto run = [&](Interval r, Interval p) { k.gemm(g, r, p, scratch(scratch_rows * g.depth + 16), scratch_rows); };
   if (g.outputs >= rows)
-    parallel_shares(panels, rows < k.tile_rows / 2 ? 4 : 2, time, [&](Range p) { run({0, rows}, p); });
+    parallel_shares(panels, rows < k.tile_rows / 2 ? 4 : 2, time, [&](Interval p) { run({0, rows}, p); });
   else
-    parallel_shares(rows, k.tile_rows / 2, time, [&](Range r) { run(r, {0, panels}); });
+    parallel_shares(rows, k.tile_rows / 2, time, [&](Interval r) { run(r, {0, panels}); });
 }
 
 void linear_fwd(const LinearFwd& a, Stream) {
@@ -78,14 +78,14 @@ void linear_bwd_input(const LinearBwdInput& a, Stream) {
   const Kernels& k = cpu_kernels();
   const int64_t panels = weight_panels(inputs);
   const double time = 2.0 * static_cast<double>(rows * inputs * outputs) / kFlopsPerNanosecond;
-  const auto run = [&](Range r, Range p) {
+  const auto run = [&](Interval r, Interval p) {
     k.gemm_transposed(g, r, p, scratch(gemm_transposed_scratch(r.end - r.begin, p.end - p.begin)));
   };
   // Each thread transposes the part of the weight that it reads, so they divide it where that leaves enough for all.
   if (inputs >= rows || panels >= 4 * threads())
-    parallel_shares(panels, 2, time, [&](Range p) { run({0, rows}, p); });
+    parallel_shares(panels, 2, time, [&](Interval p) { run({0, rows}, p); });
   else
-    parallel_shares(rows, k.tile_rows / 2, time, [&](Range r) { run(r, {0, panels}); });
+    parallel_shares(rows, k.tile_rows / 2, time, [&](Interval r) { run(r, {0, panels}); });
 }
 
 void linear_bwd_weight(const LinearBwdWeight& a, Stream) {
@@ -103,20 +103,20 @@ void linear_bwd_weight(const LinearBwdWeight& a, Stream) {
   const Kernels& k = cpu_kernels();
   const int64_t panels = weight_panels(inputs);
   const double time = 2.0 * static_cast<double>(rows * outputs * inputs) / kFlopsPerNanosecond;
-  const auto run = [&](Range o, Range p) {
+  const auto run = [&](Interval o, Interval p) {
     constexpr int64_t kAtOnce = 64;  // panels of x: their packed block stays in the L2 cache
     for (int64_t begin = p.begin; begin < p.end; begin += kAtOnce) {
-      const Range part{begin, std::min(begin + kAtOnce, p.end)};
+      const Interval part{begin, std::min(begin + kAtOnce, p.end)};
       k.gemm_t(g, o, part, scratch(kGemmTDepth * kPanel * (part.end - part.begin + 1)));
     }
   };
   if (outputs >= inputs)
-    parallel_shares(outputs, k.tile_rows / 2, time, [&](Range o) { run(o, {0, panels}); });
+    parallel_shares(outputs, k.tile_rows / 2, time, [&](Interval o) { run(o, {0, panels}); });
   else
-    parallel_shares(panels, 2, time, [&](Range p) { run({0, outputs}, p); });
+    parallel_shares(panels, 2, time, [&](Interval p) { run({0, outputs}, p); });
   if (dbias)
     parallel_shares(outputs, 16, 0.1 * static_cast<double>(rows * outputs),
-                    [&](Range columns) { k.sum_rows(dbias, g.dy, g.dy_stride, rows, columns); });
+                    [&](Interval columns) { k.sum_rows(dbias, g.dy, g.dy_stride, rows, columns); });
 }
 
 }  // namespace pare::cpu

@@ -65,7 +65,7 @@ void logprob(const Logprob& a, Stream) {
   const int32_t* const target = index(op, "target", a.target, vocabulary);
   const Kernels& k = cpu_kernels();
   parallel(rows, kLogitNanoseconds * static_cast<double>(vocabulary),
-           [&](Range r) { k.logprob(lp, entropy, logits, target, vocabulary, a.temperature, r); });
+           [&](Interval r) { k.logprob(lp, entropy, logits, target, vocabulary, a.temperature, r); });
 }
 
 // Ids among the top_k largest of both rows, ascending.
@@ -92,7 +92,7 @@ void overlap_probs(const OverlapProbs& a, Stream) {
   float* const mass = a.mass.as<float>();
   const bool all = a.top_k == 0 || a.top_k >= vocabulary;
   const Kernels& k = cpu_kernels();
-  parallel(rows, (all ? 4 : 12) * kLogitNanoseconds * static_cast<double>(vocabulary), [&](Range r) {
+  parallel(rows, (all ? 4 : 12) * kLogitNanoseconds * static_cast<double>(vocabulary), [&](Interval r) {
     for (int64_t i = r.begin; i < r.end; i++) {
       const float *pi = p + i * vocabulary, *qi = q + i * vocabulary;
       const int32_t* ids = nullptr;
@@ -129,7 +129,7 @@ void logits_loss(const LogitsLoss& a, Stream) {
                             .spec = a.spec,
                             .vocabulary = vocabulary};
   const Kernels& k = cpu_kernels();
-  parallel(rows, 2 * kLogitNanoseconds * static_cast<double>(vocabulary), [&](Range r) { k.logits_loss(args, r); });
+  parallel(rows, 2 * kLogitNanoseconds * static_cast<double>(vocabulary), [&](Interval r) { k.logits_loss(args, r); });
 }
 
 void sample(const Sample& a, Stream) {
@@ -140,7 +140,7 @@ void sample(const Sample& a, Stream) {
   const int32_t* const counter = a.counter.as<int32_t>();
   const bool restricted = a.temperature > 0 && ((a.top_k > 0 && a.top_k < vocabulary) || a.top_p < 1);
   const Kernels& k = cpu_kernels();
-  parallel(rows, 4 * kLogitNanoseconds * static_cast<double>(vocabulary), [&](Range r) {
+  parallel(rows, 4 * kLogitNanoseconds * static_cast<double>(vocabulary), [&](Interval r) {
     for (int64_t i = r.begin; i < r.end; i++) {
       float* const row = logits + i * vocabulary;
       if (restricted) restrict(row, vocabulary, a);

@@ -14,7 +14,7 @@ void rmsnorm_fwd(const RmsnormFwd& a, Stream) {
                    .width = width,
                    .eps = a.eps};
   const Kernels& k = cpu_kernels();
-  parallel(rows, 10 + 0.2 * static_cast<double>(width), [&](Range r) { k.rmsnorm_fwd(n, r); });
+  parallel(rows, 10 + 0.2 * static_cast<double>(width), [&](Interval r) { k.rmsnorm_fwd(n, r); });
 }
 
 void rmsnorm_bwd(const RmsnormBwd& a, Stream) {
@@ -35,8 +35,8 @@ void rmsnorm_bwd(const RmsnormBwd& a, Stream) {
   const double row = 10 + 0.3 * static_cast<double>(width);
   // dw first: dx may lie where dy does
   parallel_shares(width, 16, static_cast<double>(rows) * row / 2,
-                  [&](Range columns) { k.rmsnorm_bwd_weight(n, columns); });
-  parallel(rows, row, [&](Range r) { k.rmsnorm_bwd_input(n, r); });
+                  [&](Interval columns) { k.rmsnorm_bwd_weight(n, columns); });
+  parallel(rows, row, [&](Interval r) { k.rmsnorm_bwd_input(n, r); });
 }
 
 }  // namespace pare::cpu

@@ -12,7 +12,7 @@ void global_norm(const GlobalNorm& a, Stream) {
   float* const sums = a.sums.as<float>();
   const float* const x = a.x.as<float>();
   const Kernels& k = cpu_kernels();
-  parallel(blocks, 400, [&](Range r) {
+  parallel(blocks, 400, [&](Interval r) {
     for (int64_t b = r.begin; b < r.end; b++) sums[b] = k.sum_squares(x + b * kBlock, std::min(kBlock, n - b * kBlock));
   });
   double total = 0;
@@ -46,9 +46,9 @@ void adamw(const AdamW& a, Stream) {
                        .width = width};
   const Kernels& k = cpu_kernels();
   if (of_weight)
-    parallel(weight_panels(rows), 20.0 * static_cast<double>(width), [&](Range p) { k.adamw_weight(args, p); });
+    parallel(weight_panels(rows), 20.0 * static_cast<double>(width), [&](Interval p) { k.adamw_weight(args, p); });
   else
-    parallel(width, 1, [&](Range r) { k.adamw(args, r); });
+    parallel(width, 1, [&](Interval r) { k.adamw(args, r); });
 }
 
 }  // namespace pare::cpu

@@ -13,7 +13,7 @@ static void rotate(const char* op, const Tensor& x, const Tensor& table, const T
                    .width = width,
                    .sign = sign};
   const Kernels& k = cpu_kernels();
-  parallel(rows, 5 + 0.2 * static_cast<double>(heads * width), [&](Range range) { k.rope(r, range); });
+  parallel(rows, 5 + 0.2 * static_cast<double>(heads * width), [&](Interval range) { k.rope(r, range); });
 }
 
 void rope_fwd(const RopeFwd& a, Stream) { rotate("rope_fwd", a.x, a.table, a.pos, 1); }
@@ -36,7 +36,7 @@ void qk_norm_rope_fwd(const QkNormRopeFwd& a, Stream) {
                          .width = width,
                          .eps = a.eps};
   const Kernels& k = cpu_kernels();
-  parallel(rows * heads, 10 + 0.3 * static_cast<double>(width), [&](Range r) { k.qk_norm_rope_fwd(n, r); });
+  parallel(rows * heads, 10 + 0.3 * static_cast<double>(width), [&](Interval r) { k.qk_norm_rope_fwd(n, r); });
 }
 
 void qk_norm_rope_bwd(const QkNormRopeBwd& a, Stream) {
@@ -65,8 +65,8 @@ void qk_norm_rope_bwd(const QkNormRopeBwd& a, Stream) {
   const bool one_pass = threads() == 1;
   if (!one_pass)
     parallel_shares(width, 16, static_cast<double>(rows * heads) * head / 2,
-                    [&](Range pairs) { k.qk_norm_rope_bwd_weight(n, pairs); });
-  parallel(rows * heads, head, [&](Range r) { k.qk_norm_rope_bwd(n, r, one_pass, scratch(32 * width)); });
+                    [&](Interval pairs) { k.qk_norm_rope_bwd_weight(n, pairs); });
+  parallel(rows * heads, head, [&](Interval r) { k.qk_norm_rope_bwd(n, r, one_pass, scratch(32 * width)); });
 }
 
 }  // namespace pare::cpu

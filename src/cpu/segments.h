@@ -79,7 +79,7 @@ template <class F>
 void for_chains(const SegmentChains& c, int64_t kv_heads, double nanoseconds, F f) {
   const int64_t n = (static_cast<int64_t>(c.starts.size()) - 1) * kv_heads;
   if (n == 0) return;
-  parallel(n, nanoseconds / static_cast<double>(n), [&](Range range) {
+  parallel(n, nanoseconds / static_cast<double>(n), [&](Interval range) {
     Turns turns;
     for (int64_t i = range.begin; i < range.end; i++)
       for (int64_t j = c.starts[i / kv_heads]; j < c.starts[i / kv_heads + 1]; j++) {

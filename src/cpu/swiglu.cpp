@@ -8,7 +8,7 @@ void swiglu_fwd(const SwigluFwd& a, Stream) {
   float* const y = a.y.as<float>();
   const float* const gate_up = a.gate_up.as<float>();
   const Kernels& k = cpu_kernels();
-  parallel(rows, 5 + 0.6 * static_cast<double>(width), [&](Range r) { k.swiglu_fwd(y, gate_up, width, r); });
+  parallel(rows, 5 + 0.6 * static_cast<double>(width), [&](Interval r) { k.swiglu_fwd(y, gate_up, width, r); });
 }
 
 void swiglu_bwd(const SwigluBwd& a, Stream) {
@@ -17,7 +17,8 @@ void swiglu_bwd(const SwigluBwd& a, Stream) {
   const float* const dy = a.dy.as<float>();
   const float* const gate_up = a.gate_up.as<float>();
   const Kernels& k = cpu_kernels();
-  parallel(rows, 5 + 0.8 * static_cast<double>(width), [&](Range r) { k.swiglu_bwd(dgate_up, dy, gate_up, width, r); });
+  parallel(rows, 5 + 0.8 * static_cast<double>(width),
+           [&](Interval r) { k.swiglu_bwd(dgate_up, dy, gate_up, width, r); });
 }
 
 }  // namespace pare::cpu

@@ -3,7 +3,7 @@
 // others from a batch.
 #include "cpu/isa/attention.h"
 
-#include "cpu/isa/kernel_list.h"
+#include "cpu/kernels.h"
 
 namespace pare::PARE_ISA {
 namespace {
@@ -339,7 +339,7 @@ void add_mass(const QueryTile& t, const KeyHead& h, const Mass& mass) {
 // Scratch: K across, V down, o of kAttnRows.
 void attn_fwd(const AttnArgs& a, const AttnTurn& turn) {
   const SegmentRow& s = *turn.piece.segment;
-  const Range rows = turn.piece.rows;
+  const Interval rows = turn.piece.rows;
   const int64_t kv_head = turn.piece.kv_head, slots = s.parent_len + rows.end, value_width = round16(a.width),
                 g = a.group;
   float *keys = turn.scratch, *values = keys + turn.room * a.width, *o = values + turn.room * value_width;

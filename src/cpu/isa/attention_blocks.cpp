@@ -2,7 +2,7 @@
 // the order of the chains.  One query row at a time: its scores come 16 slots at a time, a page of the segment each,
 // then its slots one after the other.
 #include "cpu/isa/attention.h"
-#include "cpu/isa/kernel_list.h"
+#include "cpu/kernels.h"
 
 namespace pare::PARE_ISA {
 namespace {

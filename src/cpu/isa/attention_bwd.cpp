@@ -3,7 +3,7 @@
 // products go through the register tile.
 // Terms of slots that a row does not see enter the chains as products with +0.
 #include "cpu/isa/attention.h"
-#include "cpu/isa/kernel_list.h"
+#include "cpu/kernels.h"
 
 namespace pare::PARE_ISA {
 namespace {

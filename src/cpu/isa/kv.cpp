@@ -1,9 +1,9 @@
 // Scores of slots (kv_ops.h): queries against keys in pages, softmax over slots, redundancy of keys.
 //
 // Arrays over slots start at a page border, at the page that holds slot `first`; so a slot's lane is slot % 16.
-#include "cpu/isa/kernel_list.h"
 #include "cpu/isa/math.h"
 #include "cpu/isa/tile.h"
+#include "cpu/kernels.h"
 
 namespace pare::PARE_ISA {
 namespace {

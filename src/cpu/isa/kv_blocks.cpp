@@ -1,6 +1,6 @@
 // Summaries of blocks of keys, and their scores; attention_ops.h (KvBlockSummary, KvBlockSelect) states the sums.
 #include "cpu/isa/attention.h"
-#include "cpu/isa/kernel_list.h"
+#include "cpu/kernels.h"
 
 namespace pare::PARE_ISA {
 
@@ -57,7 +57,7 @@ void span_summary(float* summary, const float* k_pages, const int32_t* pages, in
   }
 }
 
-void segment_summary(float* summary, const AttnArgs& a, const SegmentRow& s, int64_t kv_head, Range blocks,
+void segment_summary(float* summary, const AttnArgs& a, const SegmentRow& s, int64_t kv_head, Interval blocks,
                      int64_t block, BlockSummary kind) {
   const Slots<const float> keys = key_slots(a, s, kv_head);
   for (int64_t b = blocks.begin; b < blocks.end; b++, summary += summary_rows(kind) * a.width)

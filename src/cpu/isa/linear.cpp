@@ -1,7 +1,7 @@
 // Matrix products.  Every output is one chain of fused multiply-adds in ascending order, whatever the tile, the number
 // of rows or the range of a thread.  Blocks of the depth store and reload the f32 accumulator, which rounds nothing.
-#include "cpu/isa/kernel_list.h"
 #include "cpu/isa/tile.h"
+#include "cpu/kernels.h"
 
 namespace pare::PARE_ISA {
 namespace {
@@ -92,7 +92,7 @@ const TileTable tiles_by_rows = PARE_ROWS(true), tiles_by_columns = PARE_ROWS(fa
 
 static_assert(kPanel == 16);  // the elements of a vector
 
-void pack(float* packed, const float* w, int64_t outputs, int64_t inputs, Range rows) {
+void pack(float* packed, const float* w, int64_t outputs, int64_t inputs, Interval rows) {
   for (int64_t o = rows.begin, n; o < rows.end; o += n, w += n * inputs) {
     n = min64(kPanel - o % kPanel, rows.end - o);
     float* const panel = packed + o / kPanel * inputs * kPanel;
@@ -106,7 +106,7 @@ void pack(float* packed, const float* w, int64_t outputs, int64_t inputs, Range 
   }
 }
 
-void unpack(float* w, const float* packed, int64_t inputs, Range rows) {
+void unpack(float* w, const float* packed, int64_t inputs, Interval rows) {
   for (int64_t o = rows.begin, n; o < rows.end; o += n, w += n * inputs) {
     n = min64(kPanel - o % kPanel, rows.end - o);
     const float* const panel = packed + o / kPanel * inputs * kPanel;
@@ -148,7 +148,7 @@ static void finish(TileFn f, Tile& t, const GemmArgs& g, int64_t r, int64_t rows
     narrow(f, t, rows, g.outputs - p * 16);
 }
 
-void gemm(const GemmArgs& g, Range rows, Range panels, float* scratch, int64_t scratch_rows) {
+void gemm(const GemmArgs& g, Interval rows, Interval panels, float* scratch, int64_t scratch_rows) {
   constexpr int64_t kNear = 384;   // rows closer than this do not compete for the same sets of the L1 cache
   constexpr int64_t kDepth = 256;  // cut of the depth, so that panels stay in L1 while the rows pass
   const int64_t n = rows.end - rows.begin, share = even_rows(n), depth = g.depth;
@@ -195,7 +195,7 @@ static void transposed_panels(float* out, const GemmArgs& g, int64_t panel, int6
                    min64(16, kn - i));
 }
 
-void gemm_transposed(const GemmArgs& g, Range rows, Range panels, float* scratch) {
+void gemm_transposed(const GemmArgs& g, Interval rows, Interval panels, float* scratch) {
   constexpr int64_t kNear = 384;
   const int64_t depth = g.depth, cuts = (depth + kTransposedDepth - 1) / kTransposedDepth;
   const int64_t cut = ((depth + cuts - 1) / cuts + 15) / 16 * 16, count = panels.end - panels.begin;
@@ -233,7 +233,7 @@ void gemm_transposed(const GemmArgs& g, Range rows, Range panels, float* scratch
 }
 
 // dw[o][i] += sum over n ascending of dy[n][o] x[n][i]: A is a column block of dy, B rows of x.
-void gemm_t(const GemmTArgs& g, Range outputs, Range panels, float* scratch) {
+void gemm_t(const GemmTArgs& g, Interval outputs, Interval panels, float* scratch) {
   constexpr int64_t kNear = 384;
   const int64_t share = even_rows(outputs.end - outputs.begin), count = panels.end - panels.begin;
   const bool x_near = g.x_stride <= kNear, dy_near = g.dy_stride <= kNear;
@@ -273,7 +273,7 @@ void gemm_t(const GemmTArgs& g, Range outputs, Range panels, float* scratch) {
   }
 }
 
-void sum_rows(float* y, const float* x, int64_t x_stride, int64_t rows, Range columns) {
+void sum_rows(float* y, const float* x, int64_t x_stride, int64_t rows, Interval columns) {
   for_vectors(
       columns.end - columns.begin, PARE_LANES_AT(i) {
         const int64_t c = columns.begin + i;

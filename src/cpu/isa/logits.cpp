@@ -1,17 +1,17 @@
 // What turns logits into numbers.  One function computes the maximum and the sum of exponentials of a row for
 // log-probs, losses and sampling, so the log-prob of a token is bitwise the same in all three.
-#include "cpu/isa/kernel_list.h"
 #include "cpu/isa/math.h"
+#include "cpu/kernels.h"
 #include "ops/token_loss.h"
 
 namespace pare::PARE_ISA {
 
-void exp_all(float* y, const float* x, int64_t n) {
+void exp(float* y, const float* x, int64_t n) {
   for_vectors(
       n, PARE_LANES_AT(i) { store(y + i, exp(load(x + i, lanes)), lanes); });
 }
 
-void log_all(float* y, const float* x, int64_t n) {
+void log(float* y, const float* x, int64_t n) {
   for_vectors(
       n, PARE_LANES_AT(i) { store(y + i, log(load(x + i, lanes)), lanes); });
 }
@@ -177,7 +177,7 @@ void loss_row(const LogitsLossArgs& a, int64_t r) {
 }  // namespace
 
 void logprob(float* logprob, float* entropy, const float* logits, const int32_t* target, int64_t vocabulary,
-             float temperature, Range rows) {
+             float temperature, Interval rows) {
   for (int64_t r = rows.begin; r < rows.end; r++) {
     const Scaled z{logits + r * vocabulary, temperature};
     const Distribution d = distribution<true>(z, vocabulary, nullptr);
@@ -210,7 +210,7 @@ void overlap(float* overlap, float* mass, const float* p, const float* q, int64_
   *mass = chain;
 }
 
-void logits_loss(const LogitsLossArgs& a, Range rows) {
+void logits_loss(const LogitsLossArgs& a, Interval rows) {
   for (int64_t r = rows.begin; r < rows.end; r++) loss_row(a, r);
 }
 

@@ -1,11 +1,11 @@
 // RMSNorm, one row at a time or 16.
 #include "cpu/isa/norm.h"
 
-#include "cpu/isa/kernel_list.h"
+#include "cpu/kernels.h"
 
 namespace pare::PARE_ISA {
 
-void rmsnorm_fwd(const NormArgs& a, Range rows) {
+void rmsnorm_fwd(const NormArgs& a, Interval rows) {
   // 16 rows at a time share their divisions and roots.
   for (int64_t first = rows.begin; first < rows.end; first += 16) {
     const int64_t n = min64(16, rows.end - first);
@@ -25,7 +25,7 @@ void rmsnorm_fwd(const NormArgs& a, Range rows) {
   }
 }
 
-void rmsnorm_bwd_input(const NormBwdArgs& a, Range rows) {
+void rmsnorm_bwd_input(const NormBwdArgs& a, Interval rows) {
   const vf width = set1(static_cast<float>(a.width));
   // 16 rows at a time share their divisions, and none waits for its own sum.
   for (int64_t first = rows.begin; first < rows.end; first += 16) {
@@ -78,7 +78,7 @@ PARE_INLINE void weight_columns(const NormBwdArgs& a, int64_t c, int64_t lanes) 
 }
 }  // namespace
 
-void rmsnorm_bwd_weight(const NormBwdArgs& a, Range columns) {
+void rmsnorm_bwd_weight(const NormBwdArgs& a, Interval columns) {
   int64_t c = columns.begin;
   for (; c + 64 <= columns.end; c += 64) weight_columns<4>(a, c, 16);
   for (; c + 32 <= columns.end; c += 32) weight_columns<2>(a, c, 16);

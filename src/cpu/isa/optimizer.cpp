@@ -1,8 +1,8 @@
 // Global norm and AdamW.
-#include "cpu/isa/kernel_list.h"
 #include "cpu/isa/math.h"
 #include "cpu/isa/norm.h"
 #include "cpu/isa/tile.h"
+#include "cpu/kernels.h"
 
 namespace pare::PARE_ISA {
 
@@ -71,12 +71,12 @@ void adamw_run(const AdamWArgs& a, float* p, int64_t at, int64_t n) {
 
 }  // namespace
 
-void adamw(const AdamWArgs& a, Range elements) {
+void adamw(const AdamWArgs& a, Interval elements) {
   adamw_run(a, a.p + elements.begin, elements.begin, elements.end - elements.begin);
 }
 
 // A tile of p at a time is brought into the order of moments and gradients.
-void adamw_weight(const AdamWArgs& a, Range panels) {
+void adamw_weight(const AdamWArgs& a, Interval panels) {
   constexpr int64_t kColumns = 64;
   alignas(64) float tile[kPanel * kColumns];
   for (int64_t p = panels.begin; p < panels.end; p++) {

@@ -1,6 +1,6 @@
 // Rotary position embedding, alone and behind the norm of queries and keys.
-#include "cpu/isa/kernel_list.h"
 #include "cpu/isa/norm.h"
+#include "cpu/kernels.h"
 
 namespace pare::PARE_ISA {
 
@@ -27,7 +27,7 @@ struct Heads {
 };
 }  // namespace
 
-void rope(const RopeArgs& a, Range rows) {
+void rope(const RopeArgs& a, Interval rows) {
   const int64_t half = a.width / 2;
   const vf sign = set1(a.sign);
   for (int64_t r = rows.begin; r < rows.end; r++) {
@@ -45,7 +45,7 @@ void rope(const RopeArgs& a, Range rows) {
   }
 }
 
-void qk_norm_rope_fwd(const QkNormRopeArgs& a, Range heads) {
+void qk_norm_rope_fwd(const QkNormRopeArgs& a, Interval heads) {
   const int64_t half = a.width / 2;
   Heads head(heads.begin, a.heads, a.width);
   // As in rmsnorm_fwd, 16 at a time.
@@ -80,7 +80,7 @@ void qk_norm_rope_fwd(const QkNormRopeArgs& a, Range heads) {
   }
 }
 
-void qk_norm_rope_bwd(const QkNormRopeBwdArgs& a, Range heads, bool weights, float* room) {
+void qk_norm_rope_bwd(const QkNormRopeBwdArgs& a, Interval heads, bool weights, float* room) {
   const int64_t half = a.width / 2;
   const vf width = set1(static_cast<float>(a.width));
   float *const d_normed = room, *const normed = room + 16 * a.width;  // of 16 heads; `normed` before the weight
@@ -130,7 +130,7 @@ void qk_norm_rope_bwd(const QkNormRopeBwdArgs& a, Range heads, bool weights, flo
   }
 }
 
-void qk_norm_rope_bwd_weight(const QkNormRopeBwdArgs& a, Range pairs) {
+void qk_norm_rope_bwd_weight(const QkNormRopeBwdArgs& a, Interval pairs) {
   const int64_t half = a.width / 2;
   const auto add_pairs = [&](float* dw, int64_t first_head, int64_t end_head, int64_t c, int64_t lanes)
       __attribute__((always_inline)) {

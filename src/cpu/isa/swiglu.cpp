@@ -1,10 +1,10 @@
 // SwiGLU.
-#include "cpu/isa/kernel_list.h"
 #include "cpu/isa/math.h"
+#include "cpu/kernels.h"
 
 namespace pare::PARE_ISA {
 
-void swiglu_fwd(float* y, const float* gate_up, int64_t width, Range rows) {
+void swiglu_fwd(float* y, const float* gate_up, int64_t width, Interval rows) {
   for (int64_t r = rows.begin; r < rows.end; r++) {
     const float *gate = gate_up + r * 2 * width, *up = gate + width;
     for_vectors(
@@ -17,7 +17,7 @@ void swiglu_fwd(float* y, const float* gate_up, int64_t width, Range rows) {
 
 // With s = sigmoid(g): d silu / dg = s (1 + g (1 - s)).  Rows of gate and up are many short runs to the machine: the
 // one after the next is fetched here.
-void swiglu_bwd(float* dgate_up, const float* dy, const float* gate_up, int64_t width, Range rows) {
+void swiglu_bwd(float* dgate_up, const float* dy, const float* gate_up, int64_t width, Interval rows) {
   for (int64_t r = rows.begin; r < rows.end; r++) {
     const float *gate = gate_up + r * 2 * width, *up = gate + width;
     float *dgate = dgate_up + r * 2 * width, *dup = dgate + width;
