@@ -102,17 +102,17 @@ $(BUILD)/commit.inc: always
 	@echo "\"$$(git describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null || echo unknown)\"" > $@.new
 	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 
-# ---- variants of the same sources: cpu (the program), asan, check (the emulator's access checker), steps, fuzz, clang -
-cpu_FLAGS := -O$(O)
+# ---- variants of the same sources: cpu (the program), asan, check (the emulator's access checker), fuzz, clang --------
+cpu_FLAGS = -O$(O) $(if $(ODR),-flto -ffat-lto-objects)
 # (-Wmaybe-uninitialized: GCC finds it in its own <regex> when sanitizers are on.)
 asan_FLAGS := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -Wno-maybe-uninitialized
 # Instrumented like for ThreadSanitizer, but linked with the checker instead; -O1 and no-tree-sra keep accesses whole.
 check_FLAGS := -O2 -DCUEMU_CHECK
 check_KERNEL_FLAGS := -O1 -fsanitize=thread $(if $(findstring clang,$(CXX)),,-fno-tree-sra)
-# Calls a function at every branch (tools/fuzz/count.h); templates of std::string are compiled here, so theirs count too.
-steps_FLAGS := -O1 -fsanitize-coverage=trace-pc -D_GLIBCXX_EXTERN_TEMPLATE=0
-STEPS_LINK := $(patsubst %,-Xlinker --wrap=%,__sanitizer_cov_trace_pc memchr memcmp memcpy memmove)
 fuzz_FLAGS := -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
+# Calls a function at every branch (tools/fuzz/count.h); templates of std::string are compiled here, so theirs count too.
+COUNT_FLAGS := -fsanitize-coverage=trace-pc -D_GLIBCXX_EXTERN_TEMPLATE=0
+COUNT_LINK := $(patsubst %,-Xlinker --wrap=%,__sanitizer_cov_trace_pc memchr memcmp memcpy memmove)
 # Nothing but whether it compiles: a stamp takes the place of the object.
 clang_FLAGS := -O0 -fsyntax-only
 clang_THEN = && touch $@
@@ -139,24 +139,18 @@ $(2)/pare: $$($(1)_LIB) $$($(1)_APP)
 $(2)/tests/pare_tests: $$($(1)_LIB) $$($(1)_TEST) $$($(1)_EMU)
 	$$(call run,link $$@,$$(CXX) $$(LDFLAGS) $$($(1)_FLAGS) $$^ -lgtest $$(LIBS) -o $$@)
 endef
-EMUFLAGS = -std=c++20 -g -march=x86-64-v3 $(WARN) $(BITS) -Wno-unknown-pragmas -fno-strict-aliasing -Icuda/emu/include $(INCLUDE) -Icuda -MMD -MP
+EMUFLAGS = -std=c++20 -g1 -march=x86-64-v3 $(WARN) $(BITS) -Wno-unknown-pragmas -fno-strict-aliasing -Icuda/emu/include $(INCLUDE) -Icuda -MMD -MP
 $(eval $(call variant,cpu,$(BUILD)))
-$(foreach v,asan check steps fuzz clang,$(eval $(call variant,$(v),$(BUILD)/$(v))))
-$(BUILD)/fuzz/data/%.o $(BUILD)/fuzz/tokenizer/%.o: fuzz_FLAGS += $(filter-out -O1,$(steps_FLAGS))
+$(foreach v,asan check fuzz clang,$(eval $(call variant,$(v),$(BUILD)/$(v))))
+$(BUILD)/fuzz/data/%.o $(BUILD)/fuzz/tokenizer/%.o: fuzz_FLAGS += $(COUNT_FLAGS)
 # Nothing hot in these: they compile faster.
-$(BUILD)/tests/%.o $(BUILD)/src/app/%.o: cpu_FLAGS := -O1
+$(BUILD)/tests/%.o $(BUILD)/src/app/%.o: override O := 1
 
 # ---- targets ---------------------------------------------------------------------------------------------------------
 .PHONY: always $(shell sed -n 's/^\([a-z-]*\):.*  $(HASH)$(HASH) .*/\1/p' Makefile cuda/cuda.mk)
 all: $(BUILD)/pare  ## the program, build/pare
 test: $(BUILD)/tests/pare_tests $(BUILD)/pare  ## runs every test, in as many processes as there are cores
 	$< --jobs=$(JOBS) $(TEST_FLAGS)
-
-steps: $(BUILD)/steps/tests/step_tests  ## work of verifiers and tokenizers in proportion to their input, by counting
-	$< --jobs=$(JOBS) $(TEST_FLAGS)
-STEPS_OBJ := $(filter $(addprefix $(BUILD)/steps/,data/% tokenizer/%),$(steps_LIB))
-$(BUILD)/steps/tests/step_tests: $(STEPS_OBJ) $(filter $(BUILD)/src/base/%,$(cpu_LIB)) $(BUILD)/tests/test_steps.o $(BUILD)/tests/main.o
-	$(call run,link $@,$(CXX) $(LDFLAGS) $(STEPS_LINK) $^ -lgtest $(LIBS) -o $@)
 
 asan: $(BUILD)/asan/tests/pare_tests $(BUILD)/asan/pare  ## every test under AddressSanitizer and UBSan
 	$< --jobs=$(JOBS) $(TEST_FLAGS)
@@ -186,6 +180,11 @@ mutants: $(BUILD)/check/tests/pare_emu_tests  ## damages the kernels one place a
 	@tools/mutate.py --jobs $(JOBS) $(BUILD)/mutants '$(CXX) $(filter-out -MMD -MP,$(EMUFLAGS)) $(check_FLAGS) $(check_KERNEL_FLAGS) -x c++' \
 	  '$(CXX) $(LDFLAGS) $(CHECK_OBJ) -lgtest $(LIBS)'
 
+# Types of one name that are two, in the program, its kernels and its tests: the linker compares them all.
+odr: $(BUILD)/odr.o  ## with ODR=1 from clean: is every type defined once?
+$(BUILD)/odr.o: $(cpu_LIB) $(cpu_APP) $(cpu_TEST) $(cpu_EMU)
+	$(call run,odr,$(CXX) -r -flto -flinker-output=rel -Wodr -Werror=odr -Wno-lto-type-mismatch $^ -o $@)
+
 CLANG ?= clang++
 $(BUILD)/clang/% $(BUILD)/fuzz/%: CXX = $(CLANG)
 clang-check: $(clang_LIB) $(clang_APP) $(clang_TEST) $(clang_EMU) $(patsubst %.cpp,$(BUILD)/clang/%.o,$(wildcard tools/*.cpp tools/*/*.cpp))  ## does clang take every source?
@@ -195,13 +194,17 @@ FUZZ_SECONDS ?= 60
 FUZZ := $(patsubst tools/fuzz/%.cpp,%,$(wildcard tools/fuzz/*.cpp))
 FUZZ_LIB := $(filter $(addprefix $(BUILD)/fuzz/,src/base/% data/% tokenizer/% src/kv/spec.o src/rl/config%.o model/hf/safetensors.o),$(fuzz_LIB))
 NO_FUZZER = $(shell echo 'extern "C" int LLVMFuzzerTestOneInput() { return 0; }' | $(CLANG) -fsanitize=fuzzer,address -x c++ - -o /dev/null 2>&1 || echo no)
-$(if $(filter fuzz%,$(MAKECMDGOALS)),$(if $(NO_FUZZER),$(error $(CLANG) with libFuzzer is missing: sudo apt-get install -y clang libclang-rt-dev (Ubuntu 22.04: clang is enough))))
+$(if $(filter fuzz% steps,$(MAKECMDGOALS)),$(if $(NO_FUZZER),$(error $(CLANG) with libFuzzer is missing: sudo apt-get install -y clang libclang-rt-dev (Ubuntu 22.04: clang is enough))))
 .PHONY: $(FUZZ:%=fuzz-%)
 fuzz: $(FUZZ:%=fuzz-%)  ## libFuzzer on what reads text and files of strangers; one alone: FUZZ=verify
 $(FUZZ:%=fuzz-%): fuzz-%: $(BUILD)/fuzz/fuzz_%
 	@tools/fuzz/run.sh $* $(FUZZ_SECONDS) $(BUILD)/fuzz
 $(BUILD)/fuzz/fuzz_%: $(BUILD)/fuzz/tools/fuzz/%.o $(FUZZ_LIB)
-	$(call run,link $@,$(CXX) $(LDFLAGS) $(fuzz_FLAGS) -fsanitize=fuzzer $(STEPS_LINK) $^ $(LIBS) -o $@)
+	$(call run,link $@,$(CXX) $(LDFLAGS) $(fuzz_FLAGS) -fsanitize=fuzzer $(COUNT_LINK) $^ $(LIBS) -o $@)
+steps: $(BUILD)/fuzz/step_tests  ## work of verifiers and tokenizers in proportion to their input, by counting
+	$< --jobs=$(JOBS) $(TEST_FLAGS)
+$(BUILD)/fuzz/step_tests: $(FUZZ_LIB) $(BUILD)/fuzz/tests/test_steps.o $(BUILD)/fuzz/tests/main.o
+	$(call run,link $@,$(CXX) $(LDFLAGS) $(fuzz_FLAGS) $(COUNT_LINK) $^ -lgtest $(LIBS) -o $@)
 
 # The program is one file and finds its presets in itself: PROGRAM=build/cuda/pare installs the one with the device `cuda`.
 PREFIX ?= /usr/local
