@@ -1,4 +1,4 @@
-// What a run trains on: problems, a teacher's responses for the warm-up, and rewards.
+// A task: problems, a teacher's responses for SFT, and rewards.
 #pragma once
 #include <cstdint>
 #include <optional>

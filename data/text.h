@@ -1,4 +1,4 @@
-// Text as the rule sets of other projects see it: characters instead of bytes, Unicode white space.
+// Text as other projects' graders see it: characters instead of bytes, Unicode white space.
 #pragma once
 #include <string>
 #include <string_view>

@@ -1,4 +1,4 @@
-// A transformer of the Qwen/Llama family: its weights on a device, and its forward without a backward.
+// A transformer of the Qwen/Llama family: weights on a device, and a forward pass for inference.
 #pragma once
 #include <vector>
 

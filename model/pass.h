@@ -1,4 +1,4 @@
-// One packed batch through the model: forward, and backward once the gradient of its hidden states is known.
+// One packed batch through the model: the forward pass, and the backward pass from the gradient of its hidden states.
 #pragma once
 #include <optional>
 

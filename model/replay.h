@@ -1,5 +1,5 @@
-// What a rollout with a sparse cache attended to, for a learner that attends to the same (`learner.attention =
-// replay`): kept sets as they were recorded, lists of blocks by choosing again.
+// Sparse attention of a rollout, repeated by the learner (`learner.attention = replay`): kept sets as recorded, block
+// lists by the same selection.
 #pragma once
 #include <functional>
 #include <vector>

@@ -1,4 +1,4 @@
-// Text to token ids and back.  Tokens are the record of a run; text is derived from them.
+// Text to token ids and back.  A run records tokens; text is derived from them.
 #pragma once
 #include <cstdint>
 #include <memory>

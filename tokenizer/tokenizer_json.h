@@ -1,5 +1,5 @@
-// What a tokenizer.json of the Hugging Face tokenizers library says, for the kind that is supported here: byte-level
-// BPE as Qwen2, 2.5 and 3, Llama-3, the DeepSeek distills of both, and GPT-2 have it.
+// Reads tokenizer.json files of the Hugging Face tokenizers library with byte-level BPE: Qwen2, 2.5 and 3, Llama-3, the
+// DeepSeek distills of both, GPT-2.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 #include <string>

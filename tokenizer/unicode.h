@@ -1,4 +1,4 @@
-// UTF-8 and the classes of characters that the word patterns of tokenizers ask for.
+// UTF-8, and the character classes in tokenizers' word patterns.
 #pragma once
 #include <cstdint>
 #include <string>

@@ -1,6 +1,6 @@
-// The words that byte-level BPE looks at one by one: a text is cut by the pattern of its tokenizer before anything is
-// merged.  A pattern is a regular expression in tokenizer.json; the ones of the known families are scanners here, and
-// they are recognised by their exact text.
+// Pretokenisation: a text is cut into words by the pattern of its tokenizer before byte-level BPE merges within
+// each.  A pattern is a regular expression in tokenizer.json; those of the known families are scanners here, recognised
+// by their exact text.
 #pragma once
 #include <optional>
 #include <string_view>

@@ -1,4 +1,4 @@
-// What an answer says: a value, several, an interval, a relation, a matrix, words; and when two say the same.
+// Parsed answers (a value, several, an interval, a relation, a matrix, words) and their equality.
 #pragma once
 #include "data/math_value/expression.h"
 

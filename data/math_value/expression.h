@@ -1,4 +1,4 @@
-// The values of an expression: a number, or where there are variables what it is at a few fixed points.
+// Values of expressions: a number, or with variables the numbers at a few fixed points.
 #pragma once
 #include <array>
 #include <functional>

@@ -1,4 +1,4 @@
-// Where a response says its answer.
+// Finds the answer in a response.
 #pragma once
 #include <optional>
 #include <string>

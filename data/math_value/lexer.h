@@ -1,4 +1,4 @@
-// The tokens of an answer in LaTeX or plain text, with what does not change its value left out.
+// Tokens of an answer in LaTeX or plain text, without markup that does not change its value.
 #pragma once
 #include <span>
 #include <string>

@@ -1,4 +1,4 @@
-// Numbers of answers: rationals are exact, everything else is complex with 256 bits and knows how wrong it may be.
+// Numbers: rationals are exact; everything else is complex with 256 bits and an error bound.
 #pragma once
 #include <gmpxx.h>
 #include <mpc.h>

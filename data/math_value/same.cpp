@@ -1,4 +1,4 @@
-// When two answers say the same.
+// Equality of answers.
 #include <algorithm>
 
 #include "data/math_value/answer.h"

@@ -1,4 +1,4 @@
-// exact, contains, starts_with: rewards that look at the text alone.
+// exact, contains, starts_with: rewards that compare text.
 #include "data/text.h"
 
 #include "data/verify/verify.h"

@@ -1,4 +1,4 @@
-// What a Hugging Face config.json says about a Qwen2, Qwen3 or Llama-3 model.
+// Reads and writes the config.json of Qwen2, Qwen3 and Llama-3 models.
 #pragma once
 #include <cstdint>
 #include <functional>

@@ -1,4 +1,4 @@
-// The commands of `pare`: each adds its options to the program and runs as the callback of its subcommand.
+// The commands of `pare`.  Each adds its options to the program and runs as the callback of its subcommand.
 #pragma once
 #include <CLI/CLI.hpp>
 #include <cstdlib>

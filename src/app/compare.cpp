@@ -1,4 +1,4 @@
-// pare compare: runs side by side, from their metrics.jsonl, and where they part.
+// pare compare: runs side by side, from their metrics.jsonl, and the token at which they part.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

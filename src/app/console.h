@@ -1,5 +1,5 @@
-// What a command shows: lines that stay, and while it works a transient line where there is a terminal.  Into a file or
-// a pipe go plain lines only.  Control characters, which data and names of files may hold, are shown as escapes.
+// Output of commands: lines that stay and, on a terminal, a transient status line.  Files and pipes get plain lines
+// only.  Control characters in data and file names are escaped.
 #pragma once
 #include <chrono>
 #include <string>

@@ -1,4 +1,4 @@
-// Where a command computes.
+// Opens the device of a command.
 #pragma once
 #include "rl/config.h"
 

@@ -1,4 +1,4 @@
-// pare eval: what a model scores on a set of problems: mean@n, pass@k, the majority, lengths.
+// pare eval: scores of a model on a set of problems: mean@n, pass@k, maj@n, lengths.
 #include <chrono>
 #include <cstdio>
 #include <filesystem>

@@ -1,4 +1,4 @@
-// pare generate: text from a model: the continuation of a prompt, an answer, samples of many prompts, a conversation.
+// pare generate: text from a model: completions, chat, samples of many prompts.
 #include <unistd.h>
 
 #include <chrono>

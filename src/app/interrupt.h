@@ -1,6 +1,5 @@
-// Signals that ask a run to stop where it loses no finished step: SIGINT (Ctrl-C) and SIGTERM, of which a second one
-// ends the process at once, and SIGHUP, when its terminal closes (unless it was ignored from the start, as under
-// nohup).
+// Signals that stop a run without losing a finished step: SIGINT (Ctrl-C) and SIGTERM, of which a second one ends the
+// process at once, and SIGHUP, when the terminal closes (unless ignored from the start, as under nohup).
 #pragma once
 #include <csignal>
 

@@ -1,4 +1,4 @@
-// pare logprobs: the door through which the model is checked against the outside.
+// pare logprobs: log-probs and gradients of given token sequences, for comparison with other implementations.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>

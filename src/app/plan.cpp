@@ -1,4 +1,4 @@
-// pare plan: memory and FLOPs of a training step, before it runs, on any machine.
+// pare plan: memory and FLOPs of a training step on any machine, before it runs.
 #include "rl/plan.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What a user gives `pare generate` to start from, as tokens.
+// Turns the prompts of `pare generate` into tokens.
 #pragma once
 #include <memory>
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-// pare report: runs as one HTML file that needs nothing else.
+// pare report: runs as one self-contained HTML file.
 #include <cstdio>
 #include <cstring>
 #include <filesystem>

@@ -1,4 +1,4 @@
-// Where a run writes: config.toml (resolved), the logs, checkpoints/step-N/ and, at the end, model/.
+// A run's directory: config.toml (resolved), logs, checkpoints/step-N/ and, at the end, model/.
 #pragma once
 #include <map>
 #include <string>

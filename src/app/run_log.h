@@ -1,4 +1,4 @@
-// What a run left in its directory, read back: metrics.jsonl as columns, and what they add up to.
+// Reads a run's directory back: metrics.jsonl as columns, and their totals.
 #pragma once
 #include <cstdint>
 #include <limits>

@@ -1,4 +1,4 @@
-// Options of a command that stand for configuration keys.
+// Command-line options that stand for configuration keys.
 #pragma once
 #include <CLI/CLI.hpp>
 #include <string>

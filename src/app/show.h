@@ -1,4 +1,4 @@
-// What training and evaluation say of themselves.
+// Lines that training and evaluation print.
 #pragma once
 #include <functional>
 #include <string>

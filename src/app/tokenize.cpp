@@ -1,4 +1,4 @@
-// pare tokenize: text and conversations to token ids, and back, a line at a time.
+// pare tokenize: text and conversations to token ids and back, line by line.
 #include <cstdio>
 #include <iostream>
 #include <memory>

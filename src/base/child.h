@@ -1,4 +1,4 @@
-// A program of somebody else's that answers lines: one to its standard input, one from its standard output, in turn.
+// Child processes that answer requests line by line: one line to standard input, one from standard output.
 #pragma once
 #include <sys/types.h>
 

@@ -1,4 +1,4 @@
-// For what host and kernels both call.
+// Marks functions that both host code and kernels call.
 #pragma once
 
 #ifdef __CUDACC__

@@ -1,4 +1,4 @@
-// JSON as it comes from files and from strangers.
+// Parses JSON from files and other untrusted sources.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>

@@ -1,4 +1,4 @@
-// JSON files that say something twice are refused: a library that keeps the last value would hide one of the two.
+// Reads JSON files.  Duplicate keys are errors: a parser that keeps the last value would hide the first.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>

@@ -1,4 +1,4 @@
-// Where tensors live.  A table of ops says which memory it works on.
+// Memory spaces.  A table of ops names the one it works on.
 #pragma once
 #include <cstddef>
 

@@ -1,4 +1,4 @@
-// What the system lets this process fill, beside what the machine has.
+// Memory limits of this process: control groups, ulimit, physical memory.
 #pragma once
 #include <cstddef>
 #include <string>

@@ -1,4 +1,4 @@
-// What a user may have meant.
+// The known name nearest to a misspelled one, for error messages.
 #pragma once
 #include <string>
 #include <vector>

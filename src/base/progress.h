@@ -1,4 +1,4 @@
-// How far a long piece of work is, on stderr.  Nothing is shown of what ends within a second.
+// Progress of long work, on stderr.  Work that ends within a second shows nothing.
 #pragma once
 #include <chrono>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Text for people: numbers, and lines that fit a terminal.  Text is UTF-8; widths are in columns of a terminal.
+// Text for people: numbers, and lines that fit a terminal.  Text is UTF-8; widths are terminal columns.
 #pragma once
 #include <string>
 #include <vector>

@@ -1,4 +1,4 @@
-// Configurations as a flat list of dotted keys; the reading itself is toml11's.
+// Configurations as a flat list of dotted keys; toml11 parses the files.
 #pragma once
 #include <string>
 #include <vector>

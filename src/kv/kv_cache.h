@@ -1,4 +1,4 @@
-// The keys and values of all sequences that are being generated: pages from one pool, and page tables.
+// Keys and values of all running sequences: pages from one pool, and page tables.
 #pragma once
 #include <limits>
 #include <vector>

@@ -1,4 +1,4 @@
-// Which pages of the key/value storage are in use, and by how many sequences.
+// Pages of the key/value storage: which are in use, and by how many sequences.
 #pragma once
 #include <cstdint>
 #include <vector>

@@ -1,4 +1,4 @@
-// The attention context of the rollout: keys and values live in pages.
+// Attention of the rollout, over keys and values in pages.
 #pragma once
 #include <vector>
 

@@ -1,4 +1,4 @@
-// Generation: the same forward and the same kernels as the learner's, over paged keys and values.
+// Generation, by the learner's forward pass and kernels, over paged keys and values.
 #pragma once
 #include <functional>
 #include <memory>

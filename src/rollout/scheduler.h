@@ -1,4 +1,4 @@
-// Which rows the next forward pass holds: continuous batching over a fixed pool of pages.
+// Continuous batching over a fixed pool of pages: the rows of the next forward pass.
 #pragma once
 #include <cstdint>
 #include <functional>

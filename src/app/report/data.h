@@ -1,4 +1,4 @@
-// The numbers and texts of a report, as one JSON document: what charts.js and page.js draw.
+// The data of a report as one JSON document, which charts.js and page.js draw.
 #pragma once
 #include <string>
 #include <vector>

@@ -1,4 +1,4 @@
-// The queries of the last tokens of every sequence, in a ring: what SnapKV and R-KV judge keys by.
+// A ring of the newest queries of every sequence, by which SnapKV and R-KV score keys.
 #pragma once
 #include <vector>
 

@@ -1,4 +1,4 @@
-// SnapKV (Li et al. 2024, arXiv 2404.14469): keys are judged by the attention of the queries of an observation window.
+// SnapKV (Li et al. 2024, arXiv 2404.14469): keys are scored by the attention of an observation window of queries.
 #pragma once
 #include "kv/policies/policies.h"
 #include "kv/policies/query_window.h"
