@@ -10,8 +10,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/thread_pool.h"
-#include "rl/plan.h"
-#include "rl/trainer.h"
+#include "run/plan.h"
+#include "run/trainer.h"
 #include "tests/tiny.h"
 
 namespace pare::test {

@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "base/thread_pool.h"
-#include "rl/certificate.h"
+#include "run/certificate.h"
 #include "tests/program.h"
 #include "tests/tiny_run.h"
 

@@ -178,10 +178,10 @@ TEST(Corrections, Released) {
   expect_near(update[2].correction, {0, 0.9 * 2 / mean});
   EXPECT_TRUE(update[1].correction.empty());
 
-  Config c;
-  c.actor.loss_agg_mode = LossAgg::seq_mean_token_mean;
+  ActorKeys c;
+  c.loss_agg_mode = LossAgg::seq_mean_token_mean;
   const std::vector<TokenPlan> plans = {full_plan(4), full_plan(3), full_plan(2), full_plan(1)};
-  const Update u = make_update(c, update, plans);
+  const Update u = make_update(c, 512, update, plans);
   ASSERT_EQ(u.groups.size(), 1u);
   ASSERT_EQ(u.groups[0].members.size(), 2u);
   EXPECT_NEAR(u.groups[0].members[0].terms[2].weight, 0.6 / mean / 3 / 4, 1e-7);  // 3 tokens left, 4 responses
@@ -202,9 +202,9 @@ TEST(Corrections, DenominatorsOfRejectedResponses) {
     k.veto = 1e-4;
     judge(k, s);
     drop_rejected(s);
-    Config c;
-    c.actor.loss_agg_mode = mode, c.actor.loss_denominator = denominator;
-    const Update u = make_update(c, s, std::vector<TokenPlan>{full_plan(2), full_plan(6)});
+    ActorKeys c;
+    c.loss_agg_mode = mode, c.loss_denominator = denominator;
+    const Update u = make_update(c, 512, s, std::vector<TokenPlan>{full_plan(2), full_plan(6)});
     double loss = 0;
     for (size_t m = 0; m < u.groups[0].members.size(); m++)
       for (const TokenTerm& t : u.groups[0].members[m].terms) loss += t.weight * losses[u.sample_of[0][m]];
@@ -220,9 +220,9 @@ TEST(Corrections, ComposeWithTokenSubsets) {
   judge(k, s);
   drop_rejected(s);
   set_corrections(k, s);
-  Config c;
-  c.actor.loss_agg_mode = LossAgg::seq_mean_token_mean;
-  const Update u = make_update(c, s, std::vector<TokenPlan>{rpc_plan(4, 1, 3, true), rpc_plan(4, 1, 2, true)});
+  ActorKeys c;
+  c.loss_agg_mode = LossAgg::seq_mean_token_mean;
+  const Update u = make_update(c, 512, s, std::vector<TokenPlan>{rpc_plan(4, 1, 3, true), rpc_plan(4, 1, 2, true)});
   ASSERT_EQ(u.groups[0].members.size(), 1u);
   const auto& terms = u.groups[0].members[0].terms;
   ASSERT_EQ(terms.size(), 3u);
@@ -250,9 +250,9 @@ TEST(Corrections, VetoLeavesTheOthersGradientsBitwiseUnchanged) {
     samples.push_back(std::move(t));
   }
   samples[4].old_logprob[6] -= 12;
-  Config c;
+  ActorKeys c;
   const auto gradient = [&](const std::vector<Trajectory>& s) {
-    learner.accumulate(make_update(c, s, plans).groups, loss_spec(c));
+    learner.accumulate(make_update(c, 512, s, plans).groups, loss_spec(c, 1));
     const auto g = learner.gradients();
     learner.zero_gradients();
     return g;
@@ -329,8 +329,7 @@ TEST(MismatchMetrics, AreVerlsOnAnExample) {
 
 // verl's compute_is_metrics on two responses of two tokens: it sees all of them, before anything is capped or rejected.
 TEST(MismatchMetrics, WeightsUnderVerlsNamesAreVerls) {
-  Config config;
-  Keys& keys = config.algorithm.rollout_correction;
+  Keys keys;
   keys.rollout_is = RolloutIs::tis, keys.rollout_is_threshold = 2, keys.veto = 0.2;
   std::vector<Trajectory> s = {trajectory(0, 2, 1), trajectory(0, 2, 0)};
   const auto set = [](Trajectory& t, double first, double second) {
@@ -341,7 +340,7 @@ TEST(MismatchMetrics, WeightsUnderVerlsNamesAreVerls) {
   judge(keys, s);
   set_corrections(keys, s);
   Metrics m;
-  report_corrections(config, s, m);
+  report_corrections(keys, s, m);
   const auto get = [&](const char* name) { return m.get(cat("rollout_corr/", name)); };
   EXPECT_EQ(get("rejection_rate"), 0.5);
   EXPECT_NEAR(get("rollout_is_mean"), (4 + 1 + 0.1 + 1.5) / 4, 1e-6);

@@ -1,7 +1,7 @@
 // `--dry-run` finds what a run would find, and leaves nothing behind.
 #include "base/error.h"
-#include "rl/config.h"
-#include "rl/plan.h"
+#include "run/config.h"
+#include "run/plan.h"
 #include "tests/program.h"
 #include "tests/tiny_run.h"
 

@@ -6,8 +6,8 @@
 #include "base/half.h"
 #include "cuda/emu/include/cuda_runtime.h"
 #include "model/hf/folder.h"
-#include "rl/checkpoint.h"
-#include "rl/sft.h"
+#include "run/checkpoint.h"
+#include "run/sft.h"
 #include "tests/generator.h"
 #include "tests/runs.h"
 

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/text.h"
-#include "rl/pass_at_k.h"
+#include "run/pass_at_k.h"
 #include "tests/program.h"
 #include "tests/tiny_run.h"
 

@@ -2,7 +2,7 @@
 #include <map>
 #include <numeric>
 
-#include "rl/evaluate.h"
+#include "run/evaluate.h"
 #include "tests/runs.h"
 
 namespace pare::test {

@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include "rl/hints.h"
+#include "run/hints.h"
 
 namespace pare::test {
 namespace {

@@ -12,8 +12,8 @@
 //
 // Greedy decoding after the warm-up: .969, .531, .977.  GRPO sharpens what the warm-up has learned: seed 2, whose
 // warm-up came short, gains least (.084 to .125), the others .24 or more.
-#include "rl/evaluate.h"
-#include "rl/sft.h"
+#include "run/evaluate.h"
+#include "run/sft.h"
 #include "tests/runs.h"
 
 namespace pare::test {

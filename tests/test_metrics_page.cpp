@@ -1,8 +1,8 @@
-// src/rl/METRICS.md defines what runs log, all of it and nothing else.
+// src/run/METRICS.md defines what runs log, all of it and nothing else.
 #include <regex>
 #include <set>
 
-#include "rl/sft.h"
+#include "run/sft.h"
 #include "tests/program.h"
 #include "tests/runs.h"
 
@@ -12,7 +12,7 @@ namespace {
 // The names in the first column, `a/{b,c}` as two.
 std::vector<std::string> defined() {
   std::vector<std::string> names;
-  std::istringstream page(read_text("src/rl/METRICS.md"));
+  std::istringstream page(read_text("src/run/METRICS.md"));
   for (std::string line; std::getline(page, line);) {
     if (!line.starts_with("| `")) continue;
     const std::string name = line.substr(3, line.find('`', 3) - 3);

@@ -17,13 +17,14 @@ double relative_l2(const Gradient& a, const Gradient& b) {
 
 ModelConfig model() { return tiny_config("qwen3", true); }
 
+constexpr int64_t kMaxTokens = 9;
+
 // Off-policy, with a KL and an entropy term, so that every kind of term is weighted.
-Config objective(LossAgg mode) {
-  Config c;
-  c.data.max_response_length = 9;
-  c.actor.loss_agg_mode = mode;
-  c.actor.use_kl_loss = true, c.actor.kl_loss_coef = 0.2, c.actor.entropy_coeff = 0.05;
-  c.actor.clip_ratio_high = 0.1;
+ActorKeys objective(LossAgg mode) {
+  ActorKeys c;
+  c.loss_agg_mode = mode;
+  c.use_kl_loss = true, c.kl_loss_coef = 0.2, c.entropy_coeff = 0.05;
+  c.clip_ratio_high = 0.1;
   return c;
 }
 
@@ -50,21 +51,21 @@ std::vector<Trajectory> responses(const std::vector<int>& lengths, uint64_t seed
 // Gradients in double of updates with given token plans.
 class Gradients {
  public:
-  explicit Gradients(const Config& config)
-      : config_(config),
+  explicit Gradients(const ActorKeys& keys)
+      : keys_(keys),
         world_(table_ref, model(), DType::f64),
         learner_(world_.model, world_.gradients, world_.optimizer, world_.activations, {}) {
     world_.model.set_parameters(tiny_parameters(model(), 7));
   }
   Gradient of(const std::vector<Trajectory>& samples, const std::vector<TokenPlan>& plans) {
-    learner_.accumulate(make_update(config_, samples, plans).groups, loss_spec(config_));
+    learner_.accumulate(make_update(keys_, kMaxTokens, samples, plans).groups, loss_spec(keys_, 1));
     Gradient g = learner_.gradients();
     learner_.zero_gradients();
     return g;
   }
 
  private:
-  Config config_;
+  ActorKeys keys_;
   World world_;
   Learner learner_;
 };
@@ -185,13 +186,13 @@ TEST(Nat, KeptTokensHaveTheLogprobsOfTheFullForward) {
   const TokenOuts full = Learner::logprobs(w.model, w.activations, response_groups(samples), 1, {});
   for (const TokenSubset subset : {TokenSubset::rpc, TokenSubset::urs, TokenSubset::det})
     for (uint64_t key = 0; key < 8; key++) {
-      Config config = objective(LossAgg::token_mean);
-      config.actor.token_subset = subset, config.actor.rpc_min_tokens = 3, config.actor.urs_probability = 0.4;
+      ActorKeys keys = objective(LossAgg::token_mean);
+      keys.token_subset = subset, keys.rpc_min_tokens = 3, keys.urs_probability = 0.4;
       std::vector<TokenPlan> plans;
       for (const Trajectory& t : samples)
-        plans.push_back(draw_token_plan(config.actor, static_cast<int64_t>(t.tokens.size()), key, t.uid));
-      const Update update = make_update(config, samples, plans);
-      const TokenOuts out = learner.accumulate(update.groups, loss_spec(config));
+        plans.push_back(draw_token_plan(keys, static_cast<int64_t>(t.tokens.size()), key, t.uid));
+      const Update update = make_update(keys, kMaxTokens, samples, plans);
+      const TokenOuts out = learner.accumulate(update.groups, loss_spec(keys, 1));
       int kept = 0, left_out = 0;
       for (size_t m = 0; m < out[0].size(); m++) {
         const size_t i = update.sample_of[0][m];

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#include "rl/pass_at_k.h"
+#include "run/pass_at_k.h"
 
 namespace pare::test {
 namespace {

@@ -1,6 +1,6 @@
 // The books of a step: what is planned without computing is what a real step takes, and both are the closed forms.
-#include "rl/plan.h"
 #include "rl/replay.h"
+#include "run/plan.h"
 #include "tests/runs.h"
 
 namespace pare::test {
@@ -85,7 +85,8 @@ TEST(Plan, NoStepPassesTheMost) {
       Rollout rollout(*session.model, session.rollout_limits(), kv, session.activations);
       TraceRecorder traces;
       std::vector<Trajectory> samples;
-      for (const Completion& c : rollout.generate(requests, {.eos = {}, .trace = traces.recorder(config)})) {
+      for (const Completion& c :
+           rollout.generate(requests, {.eos = {}, .trace = traces.recorder(config.learner, config.rollout.kv)})) {
         Trajectory s;
         s.group = c.request, s.member = c.sample, s.prompt = requests[c.request].prompt;
         s.tokens = c.tokens, s.logprob = c.logprobs;

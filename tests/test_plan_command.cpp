@@ -5,7 +5,7 @@
 #include "base/text.h"
 #include "data/presets.h"
 #include "model/hf/config.h"
-#include "rl/session.h"
+#include "run/session.h"
 #include "tests/program.h"
 
 namespace pare::test {

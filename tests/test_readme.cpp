@@ -7,7 +7,7 @@
 #include <set>
 #include <sstream>
 
-#include "rl/config.h"
+#include "run/config.h"
 #include "tests/program.h"
 #include "tests/tiny.h"
 #include "tests/tiny_tokenizer.h"

@@ -4,7 +4,7 @@
 
 #include "rl/loss.h"
 #include "rl/replay.h"
-#include "rl/sft.h"
+#include "run/sft.h"
 #include "tests/runs.h"
 
 namespace pare::test {

@@ -5,7 +5,7 @@
 
 #include "base/file.h"
 #include "base/json_file.h"
-#include "rl/checkpoint.h"
+#include "run/checkpoint.h"
 #include "tests/program.h"
 #include "tests/sealed_state.h"
 #include "tests/tiny_run.h"

@@ -11,7 +11,7 @@
 #include "base/thread_pool.h"
 #include "data/jsonl.h"
 #include "data/reward_command.h"
-#include "rl/plan.h"
+#include "run/plan.h"
 #include "tests/program.h"
 #include "tests/tiny_run.h"
 

@@ -40,7 +40,7 @@ TEST(KlInReward, SumsOverTokens) {
 TEST(ShapeRewards, OffLeavesTheScore) {
   std::vector<Trajectory> batch = {trajectory(0, 512, 0.3), trajectory(0, 0, 1)};
   batch[0].overlong = batch[0].kl_penalty = batch[0].reward = 99;
-  shape_rewards({}, batch);
+  shape_rewards({}, {}, 512, batch);
   EXPECT_EQ(batch[0].reward, 0.3);
   EXPECT_EQ(batch[0].overlong, 0);
   EXPECT_EQ(batch[0].kl_penalty, 0);
@@ -48,17 +48,13 @@ TEST(ShapeRewards, OffLeavesTheScore) {
 }
 
 TEST(ShapeRewards, OverlongAndKl) {
-  Config config;
-  config.data.max_response_length = 10;
-  config.reward_model.overlong_buffer = {true, 4, 0.5};
-  config.algorithm.use_kl_in_reward = true;
-  config.algorithm.kl_penalty = KlLoss::k1;
-  config.algorithm.kl_ctrl.kl_coef = 0.25;
+  AlgorithmKeys keys;
+  keys.use_kl_in_reward = true, keys.kl_penalty = KlLoss::k1, keys.kl_ctrl.kl_coef = 0.25;
   std::vector<Trajectory> batch = {trajectory(0, 9, 1), trajectory(0, 5, 0)};
   batch[0].ref_logprob.assign(9, -1.5f);  // the policy has -1: k1 = .5 a token
   batch[1].ref_logprob.assign(5, -1.f);
   batch[1].old_logprob.assign(5, -0.5f);  // known old log-probs count, not the sampler's
-  shape_rewards(config, batch);
+  shape_rewards({.overlong_buffer = {true, 4, 0.5}}, keys, 10, batch);
   EXPECT_DOUBLE_EQ(batch[0].overlong, -0.375);
   EXPECT_DOUBLE_EQ(batch[0].kl_penalty, 4.5);
   EXPECT_DOUBLE_EQ(batch[0].reward, 1 - 0.375 - 0.25 * 4.5);

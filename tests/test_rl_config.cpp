@@ -5,7 +5,7 @@
 #include <set>
 
 #include "data/presets.h"
-#include "rl/session.h"
+#include "run/session.h"
 
 namespace pare {
 namespace {

@@ -73,20 +73,20 @@ TEST(Step, IsTheRealStep) {
   EXPECT_GT(lengths.size(), 1u) << "responses of one length show less";
 
   // The stages.
-  Config config;
-  config.actor.loss_agg_mode = LossAgg::seq_mean_token_mean;
-  set_advantages(config.algorithm, samples);
+  ActorKeys actor;
+  actor.loss_agg_mode = LossAgg::seq_mean_token_mean;
+  set_advantages({}, samples);
   std::vector<TokenPlan> plans;
   for (const Trajectory& s : samples) {
     EXPECT_EQ(s.advantage, step.advantages[s.member]);
     plans.push_back(full_plan(std::ssize(s.tokens)));
   }
   EXPECT_NE(step.advantages[0], step.advantages[1]);
-  const Update update = make_update(config, samples, plans);
+  const Update update = make_update(actor, o.max_tokens, samples, plans);
 
   // The learner, on micro-batches that cut the group.
   Learner learner(w.model, w.gradients, w.optimizer, w.activations, {.max_rows = 11, .logits_chunk = 3});
-  const TokenOuts out = learner.accumulate(update.groups, loss_spec(config));
+  const TokenOuts out = learner.accumulate(update.groups, loss_spec(actor, 1));
   at = 0;
   for (size_t k = 0; k < samples.size(); k++)
     for (size_t t = 0; t < samples[k].tokens.size(); t++, at++) {

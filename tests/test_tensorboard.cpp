@@ -3,7 +3,7 @@
 #include <cstdlib>
 
 #include "base/error.h"
-#include "rl/tensorboard.h"
+#include "run/tensorboard.h"
 #include "tests/program.h"
 
 namespace pare::test {

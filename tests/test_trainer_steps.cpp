@@ -3,7 +3,7 @@
 #include <regex>
 #include <set>
 
-#include "rl/plan.h"
+#include "run/plan.h"
 #include "tests/tiny_run.h"
 
 namespace pare::test {

@@ -8,8 +8,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "rl/sft.h"
-#include "rl/trainer.h"
+#include "run/sft.h"
+#include "run/trainer.h"
 #include "tests/tiny_tokenizer.h"
 #include "tests/weights.h"
 

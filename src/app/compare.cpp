@@ -8,10 +8,10 @@
 #include <map>
 
 #include "app/commands.h"
-#include "app/run_log.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "base/text.h"
+#include "run/run_log.h"
 
 namespace pare {
 

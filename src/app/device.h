@@ -1,6 +1,6 @@
 // Opens the device of a command.
 #pragma once
-#include "rl/config.h"
+#include "run/config.h"
 
 namespace pare {
 

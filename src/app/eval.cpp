@@ -10,7 +10,7 @@
 #include "app/device.h"
 #include "app/shorthands.h"
 #include "app/show.h"
-#include "rl/evaluate.h"
+#include "run/evaluate.h"
 
 namespace pare {
 

@@ -17,7 +17,7 @@
 #include "base/text.h"
 #include "base/thread_pool.h"
 #include "model/hf/folder.h"
-#include "rl/plan.h"
+#include "run/plan.h"
 
 namespace pare {
 

@@ -11,7 +11,7 @@
 #include "base/thread_pool.h"
 #include "model/hf/folder.h"
 #include "model/hf/safetensors.h"
-#include "rl/plan.h"
+#include "run/plan.h"
 
 namespace pare {
 

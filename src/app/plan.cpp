@@ -1,5 +1,5 @@
 // pare plan: memory and FLOPs of a training step on any machine, before it runs.
-#include "rl/plan.h"
+#include "run/plan.h"
 
 #include <algorithm>
 #include <charconv>

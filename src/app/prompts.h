@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "model/hf/config.h"
-#include "rl/config.h"
+#include "run/config.h"
 #include "tokenizer/chat.h"
 
 namespace pare {

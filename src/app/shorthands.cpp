@@ -1,6 +1,6 @@
 #include "app/shorthands.h"
 
-#include "rl/config.h"
+#include "run/config.h"
 
 namespace pare {
 

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "app/console.h"
-#include "rl/hints.h"
-#include "rl/plan.h"
-#include "rl/trainer.h"
+#include "run/hints.h"
+#include "run/plan.h"
+#include "run/trainer.h"
 
 namespace pare {
 

@@ -7,10 +7,10 @@
 #include "app/commands.h"
 #include "app/device.h"
 #include "app/interrupt.h"
-#include "app/run_directory.h"
 #include "app/shorthands.h"
 #include "app/show.h"
 #include "base/progress.h"
+#include "run/run_directory.h"
 
 namespace pare {
 

@@ -10,7 +10,7 @@
 #include "app/console.h"
 #include "base/json.h"
 #include "data/reward_command.h"
-#include "rl/config.h"
+#include "run/config.h"
 
 namespace pare {
 

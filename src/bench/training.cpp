@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/thread_pool.h"
-#include "rl/sft.h"
-#include "rl/trainer.h"
+#include "run/sft.h"
+#include "run/trainer.h"
 
 namespace pare {
 

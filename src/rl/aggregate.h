@@ -3,7 +3,7 @@
 #include <span>
 #include <vector>
 
-#include "rl/config.h"
+#include "rl/actor_keys.h"
 #include "rl/types.h"
 
 namespace pare {

@@ -19,10 +19,30 @@
 #include <span>
 #include <vector>
 
-#include "rl/config.h"
 #include "rl/types.h"
 
 namespace pare {
+
+enum class RolloutIs { none, paper, tis, icepop, released };
+enum class RatioLevel { token, sequence, geometric };
+enum class RolloutRs { none, sequence, geometric };
+enum class GroupStatistics { all, accepted };
+enum class TooFew { skip, scale };
+
+struct RolloutCorrectionKeys {
+  double veto = 0;
+  RolloutIs rollout_is = RolloutIs::none;
+  RatioLevel rollout_is_level = RatioLevel::token;
+  double rollout_is_threshold = 2;
+  std::vector<double> rollout_is_bounds = {0.5, 5};
+  RolloutRs rollout_rs = RolloutRs::none;
+  std::vector<double> rollout_rs_threshold = {0.5, 2};
+  GroupStatistics group_statistics = GroupStatistics::all;
+  double min_accepted = 0;
+  TooFew too_few = TooFew::skip;
+  bool acceptance = false;
+  bool operator==(const RolloutCorrectionKeys&) const = default;
+};
 
 constexpr double kReleasedLow = 0.5, kReleasedHigh = 1.5;  // of Sparse-RL's code (mis.yaml)
 

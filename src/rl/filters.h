@@ -7,6 +7,12 @@
 
 namespace pare {
 
+struct FilterGroupsKeys {
+  bool enable = false;
+  int64_t max_num_gen_batches = 10;
+  bool operator==(const FilterGroupsKeys&) const = default;
+};
+
 // DASH's gradient filter: sets Trajectory::dropped where |A| < threshold; an advantage within 1e-9 relative of the
 // threshold equals it and stays, so that 1 / G is not decided by rounding.  threshold 0 drops nothing.  Dropping only
 // A = 0 leaves the policy gradient unchanged (with LossDenominator::valid); a KL or entropy term changes.  Rejected

@@ -6,8 +6,7 @@
 
 namespace pare {
 
-LossSpec loss_spec(const Config& config) {
-  const ActorKeys& a = config.actor;
+LossSpec loss_spec(const ActorKeys& a, double temperature) {
   return {.policy = a.policy_loss.loss_mode,
           .kl = a.use_kl_loss ? a.kl_loss_type : KlLoss::none,
           .clip_low = static_cast<float>(a.clip_ratio_low),
@@ -15,11 +14,12 @@ LossSpec loss_spec(const Config& config) {
           .clip_c = static_cast<float>(a.clip_ratio_c),
           .kl_coef = static_cast<float>(a.kl_loss_coef),
           .entropy_coef = static_cast<float>(a.entropy_coeff),
-          .temperature = static_cast<float>(config.rollout.temperature)};
+          .temperature = static_cast<float>(temperature)};
 }
 
-Update make_update(const Config& config, std::span<const Trajectory> samples, std::span<const TokenPlan> plans) {
-  const std::vector<double> factors = token_factors(config.actor, config.data.max_response_length, samples);
+Update make_update(const ActorKeys& actor, int64_t max_response_length, std::span<const Trajectory> samples,
+                   std::span<const TokenPlan> plans) {
+  const std::vector<double> factors = token_factors(actor, max_response_length, samples);
   Update update;
   int32_t group = -1;
   for (size_t i = 0; i < samples.size(); i++) {

@@ -10,7 +10,7 @@
 
 namespace pare {
 
-LossSpec loss_spec(const Config& config);
+LossSpec loss_spec(const ActorKeys& actor, double temperature);
 
 // The samples of one optimizer step, packed by group: dropped samples and tokens that their plan cuts are left out, and
 // groups of which nothing is left.  `samples` are all those of the step (denominators count them, dropped or not), the
@@ -20,7 +20,8 @@ struct Update {
   std::vector<Group> groups;
   std::vector<std::vector<size_t>> sample_of;  // [group][member]: index in `samples`
 };
-Update make_update(const Config& config, std::span<const Trajectory> samples, std::span<const TokenPlan> plans);
+Update make_update(const ActorKeys& actor, int64_t max_response_length, std::span<const Trajectory> samples,
+                   std::span<const TokenPlan> plans);
 
 // Gives every token of a gspo update its sequence's mean log-ratio; `now`: log-probs under the present parameters.
 void set_sequence_ratios(Update& update, const TokenOuts& now);

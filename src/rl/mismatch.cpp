@@ -107,8 +107,7 @@ void Mismatch::report(Metrics& m, double catastrophic) const {
   }
 }
 
-void report_corrections(const Config& config, std::span<const Trajectory> samples, Metrics& m) {
-  const RolloutCorrectionKeys& keys = config.algorithm.rollout_correction;
+void report_corrections(const RolloutCorrectionKeys& keys, std::span<const Trajectory> samples, Metrics& m) {
   const Acceptance count = count_verdicts(samples);
   const std::string name = "rollout_corr/";
   m.set(name + "judged_fraction", samples.empty() ? 0 : part(count.judged, static_cast<int64_t>(samples.size())));

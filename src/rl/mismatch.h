@@ -2,7 +2,7 @@
 #pragma once
 #include <span>
 
-#include "rl/config.h"
+#include "rl/corrections.h"
 #include "rl/metrics.h"
 #include "rl/types.h"
 #include "rollout/rollout.h"
@@ -33,7 +33,7 @@ class Mismatch {
 // rollout_is_{mean,min,max,std,eff_sample_size}, where rollout_is is on: verl's, of xi at rollout_is_level before it is
 // capped, over the tokens of all judged responses; std and eff_sample_size of xi within [1 / C, C], C =
 // rollout_is_threshold.  weight_{...}: of the weights that the loss applies, over the tokens of accepted responses.
-void report_corrections(const Config& config, std::span<const Trajectory> samples, Metrics& metrics);
+void report_corrections(const RolloutCorrectionKeys& keys, std::span<const Trajectory> samples, Metrics& metrics);
 
 // kv/...: tokens resident and read per decoded token, what that saves of a dense cache on the mean and at the peak,
 // events and evicted slots.  perf/kv_peak_bytes: bytes of the pages in use at the peak, which depends on how many

@@ -9,10 +9,19 @@
 #pragma once
 #include <span>
 
-#include "rl/config.h"
 #include "rl/types.h"
 
 namespace pare {
+
+enum class StateWeight { none, z };
+
+struct ObrsKeys {
+  bool enable = false;
+  double lambda = 1, cap = 3;
+  StateWeight state_weight = StateWeight::none;
+  int64_t top_k = 0;
+  bool operator==(const ObrsKeys&) const = default;
+};
 
 // The probability to accept a token, and its weight then, given xi and Z of its state.
 double obrs_accept(const ObrsKeys& keys, double xi);

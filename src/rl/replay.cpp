@@ -2,8 +2,8 @@
 
 namespace pare {
 
-std::function<void(const PagedRun&, KvTrace)> TraceRecorder::recorder(const Config& config) {
-  records_ = config.learner.attention == LearnerAttention::replay && config.rollout.kv.evicts();
+std::function<void(const PagedRun&, KvTrace)> TraceRecorder::recorder(const LearnerKeys& learner, const KvSpec& kv) {
+  records_ = learner.attention == LearnerAttention::replay && kv.evicts();
   if (!records_) return {};
   return [this](const PagedRun& run, KvTrace trace) {
     (run.decodes() ? samples_ : prompts_)[run.uid].push_back(std::move(trace));
@@ -19,9 +19,8 @@ std::shared_ptr<const KvTraces> TraceRecorder::take(const Request& request, size
   return std::make_shared<const KvTraces>(std::move(traces));
 }
 
-std::optional<BlockReads> replayed_blocks(const Config& config) {
-  const KvSpec& kv = config.rollout.kv;
-  if (config.learner.attention != LearnerAttention::replay || !kv.sparse_reads()) return std::nullopt;
+std::optional<BlockReads> replayed_blocks(const LearnerKeys& learner, const KvSpec& kv) {
+  if (learner.attention != LearnerAttention::replay || !kv.sparse_reads()) return std::nullopt;
   return BlockReads{.kind = summary_kind(kv),
                     .block = static_cast<int32_t>(kv.block),
                     .first_blocks = static_cast<int32_t>(kv.first_blocks),

@@ -3,16 +3,22 @@
 #include <map>
 
 #include "model/learner.h"
-#include "rl/config.h"
 #include "rollout/rollout.h"
 
 namespace pare {
+
+enum class LearnerAttention { dense, replay };
+
+struct LearnerKeys {
+  LearnerAttention attention = LearnerAttention::dense;
+  bool operator==(const LearnerKeys&) const = default;
+};
 
 // The events of the cache during one generate(), by sequence.
 class TraceRecorder {
  public:
   // For Sampling::trace; empty where there is nothing to record.  The recorder outlives its use.
-  std::function<void(const PagedRun&, KvTrace)> recorder(const Config& config);
+  std::function<void(const PagedRun&, KvTrace)> recorder(const LearnerKeys& learner, const KvSpec& kv);
   // Those of one sample, and of its prompt; null if nothing was recorded.
   std::shared_ptr<const KvTraces> take(const Request& request, size_t sample);
 
@@ -22,6 +28,6 @@ class TraceRecorder {
 };
 
 // Block-sparse methods: what the learner chooses again.  None where it reads everything.
-std::optional<BlockReads> replayed_blocks(const Config& config);
+std::optional<BlockReads> replayed_blocks(const LearnerKeys& learner, const KvSpec& kv);
 
 }  // namespace pare

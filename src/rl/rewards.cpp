@@ -27,17 +27,17 @@ double kl_in_reward(KlLoss kind, std::span<const float> logprob, std::span<const
   return sum;
 }
 
-void shape_rewards(const Config& config, std::vector<Trajectory>& samples) {
-  const OverlongKeys& overlong = config.reward_model.overlong_buffer;
+void shape_rewards(const RewardKeys& reward_model, const AlgorithmKeys& algorithm, int64_t max_response_length,
+                   std::vector<Trajectory>& samples) {
+  const OverlongKeys& overlong = reward_model.overlong_buffer;
   for (Trajectory& s : samples) {
-    s.overlong = overlong.enable ? overlong_penalty(static_cast<int64_t>(s.tokens.size()),
-                                                    config.data.max_response_length, overlong)
-                                 : 0;
-    s.kl_penalty = config.algorithm.use_kl_in_reward
-                       ? kl_in_reward(config.algorithm.kl_penalty, s.old_logprob.empty() ? s.logprob : s.old_logprob,
-                                      s.ref_logprob)
-                       : 0;
-    s.reward = s.score + s.overlong - config.algorithm.kl_ctrl.kl_coef * s.kl_penalty;
+    const auto length = static_cast<int64_t>(s.tokens.size());
+    s.overlong = overlong.enable ? overlong_penalty(length, max_response_length, overlong) : 0;
+    s.kl_penalty =
+        algorithm.use_kl_in_reward
+            ? kl_in_reward(algorithm.kl_penalty, s.old_logprob.empty() ? s.logprob : s.old_logprob, s.ref_logprob)
+            : 0;
+    s.reward = s.score + s.overlong - algorithm.kl_ctrl.kl_coef * s.kl_penalty;
   }
 }
 

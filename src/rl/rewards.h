@@ -3,10 +3,21 @@
 #include <span>
 #include <vector>
 
-#include "rl/config.h"
+#include "rl/algorithm_keys.h"
 #include "rl/types.h"
 
 namespace pare {
+
+struct OverlongKeys {
+  bool enable = false;
+  int64_t len = 0;
+  double penalty_factor = 1;
+  bool operator==(const OverlongKeys&) const = default;
+};
+struct RewardKeys {
+  OverlongKeys overlong_buffer;
+  bool operator==(const RewardKeys&) const = default;
+};
 
 // DAPO's soft overlong punishment as verl computes it (DAPO eq. 13, without the cap at -penalty_factor: a response is
 // never longer than the limit): min(0, -(length - (max_response_length - len)) / len * penalty_factor), <= 0.
@@ -19,6 +30,7 @@ double kl_in_reward(KlLoss kind, std::span<const float> logprob, std::span<const
 
 // overlong, kl_penalty and reward of every sample, from score, tokens and, with use_kl_in_reward, ref_logprob and the
 // log-probs of the policy (old_logprob, or logprob where that is empty).
-void shape_rewards(const Config& config, std::vector<Trajectory>& samples);
+void shape_rewards(const RewardKeys& reward_model, const AlgorithmKeys& algorithm, int64_t max_response_length,
+                   std::vector<Trajectory>& samples);
 
 }  // namespace pare

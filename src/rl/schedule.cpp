@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/error.h"
+
 namespace pare {
 
 double learning_rate(const OptimKeys& keys, int64_t step, int64_t total) {

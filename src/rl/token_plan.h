@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "rl/config.h"
+#include "rl/actor_keys.h"
 
 namespace pare {
 

@@ -12,7 +12,7 @@ FILES = {
     "steps": ("tests/test_steps.cpp", "data/verify_*.cpp data/math_value/*.cpp"),
     "verify": ("tests/test_verify.cpp", "data/verify_*.cpp data/math_value/*.cpp"),
     "safetensors": ("tests/test_safetensors.cpp", "model/hf/safetensors.cpp"),
-    "toml": ("tests/test_rl_config.cpp data/presets/*.toml", "src/rl/config_keys.cpp"),
+    "toml": ("tests/test_rl_config.cpp data/presets/*.toml", "src/run/config_keys.cpp"),
 }
 LITERAL = re.compile(rb'R"\((.*?)\)"|"((?:[^"\\\n]|\\.)*)"', re.S)
 

@@ -1,5 +1,5 @@
 // Configurations: the bytes are a file of one, and an override of the command line.
-#include "rl/config.h"
+#include "run/config.h"
 #include "tools/fuzz/fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

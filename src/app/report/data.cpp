@@ -6,10 +6,10 @@
 #include <fstream>
 #include <regex>
 
-#include "app/run_log.h"
 #include "base/error.h"
 #include "base/json.h"
-#include "rl/config.h"
+#include "run/config.h"
+#include "run/run_log.h"
 
 namespace pare {
 

@@ -1,9 +1,9 @@
-#include "rl/sft.h"
+#include "run/sft.h"
 
 #include <algorithm>
 
-#include "rl/certificate.h"
 #include "rl/schedule.h"
+#include "run/certificate.h"
 
 namespace pare {
 

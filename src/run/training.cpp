@@ -1,8 +1,8 @@
-#include "rl/training.h"
+#include "run/training.h"
 
-#include "rl/evaluate.h"
-#include "rl/sft.h"
-#include "rl/trainer.h"
+#include "run/evaluate.h"
+#include "run/sft.h"
+#include "run/trainer.h"
 
 namespace pare {
 

@@ -1,4 +1,4 @@
-#include "rl/checkpoint.h"
+#include "run/checkpoint.h"
 
 #include <filesystem>
 #include <fstream>
@@ -8,7 +8,7 @@
 #include "base/json.h"
 #include "base/json_file.h"
 #include "model/hf/folder.h"
-#include "rl/certificate.h"
+#include "run/certificate.h"
 
 namespace pare {
 

@@ -1,4 +1,4 @@
-#include "app/run_directory.h"
+#include "run/run_directory.h"
 
 #include <algorithm>
 #include <charconv>
@@ -6,8 +6,8 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "rl/certificate.h"
-#include "rl/tensorboard.h"
+#include "run/certificate.h"
+#include "run/tensorboard.h"
 
 namespace pare {
 

@@ -1,4 +1,4 @@
-#include "rl/certificate.h"
+#include "run/certificate.h"
 
 #include <algorithm>
 #include <array>

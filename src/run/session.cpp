@@ -1,4 +1,4 @@
-#include "rl/session.h"
+#include "run/session.h"
 
 #include <algorithm>
 #include <atomic>
@@ -204,7 +204,7 @@ LearnerOptions Session::learner_options() const {
           .logits_chunk = config.actor.logits_chunk,
           .moments = config.actor.optim.moments == Moments::bf16 ? DType::bf16 : DType::f32,
           .recompute = config.model.enable_gradient_checkpointing,
-          .blocks = replayed_blocks(config)};
+          .blocks = replayed_blocks(config.learner, config.rollout.kv)};
 }
 
 RolloutLimits Session::rollout_limits() const {

@@ -6,7 +6,7 @@
 #include <map>
 #include <string>
 
-#include "rl/training.h"
+#include "run/training.h"
 
 namespace pare {
 

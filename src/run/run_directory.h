@@ -4,8 +4,8 @@
 #include <string>
 
 #include "base/file.h"
-#include "rl/checkpoint.h"
-#include "rl/trainer.h"
+#include "run/checkpoint.h"
+#include "run/trainer.h"
 
 namespace pare {
 

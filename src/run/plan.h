@@ -1,6 +1,6 @@
 // What a step will cost, before it runs: the real code on a table of ops that do nothing.
 #pragma once
-#include "rl/training.h"
+#include "run/training.h"
 
 namespace pare {
 

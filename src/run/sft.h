@@ -1,6 +1,6 @@
 // Next-token training on completions: the warm-up before RL, or all there is.
 #pragma once
-#include "rl/training.h"
+#include "run/training.h"
 
 namespace pare {
 

@@ -4,8 +4,8 @@
 //   plan -> pack -> forward, fused loss, backward -> AdamW
 #pragma once
 #include "rl/token_plan.h"
-#include "rl/training.h"
 #include "rl/types.h"
+#include "run/training.h"
 
 namespace pare {
 

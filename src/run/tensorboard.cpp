@@ -1,4 +1,4 @@
-#include "rl/tensorboard.h"
+#include "run/tensorboard.h"
 
 #include <array>
 #include <cmath>

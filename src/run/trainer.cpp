@@ -1,10 +1,9 @@
-#include "rl/trainer.h"
+#include "run/trainer.h"
 
 #include <algorithm>
 #include <cmath>
 
 #include "rl/advantages.h"
-#include "rl/certificate.h"
 #include "rl/corrections.h"
 #include "rl/filters.h"
 #include "rl/loss.h"
@@ -13,6 +12,7 @@
 #include "rl/replay.h"
 #include "rl/rewards.h"
 #include "rl/schedule.h"
+#include "run/certificate.h"
 
 namespace pare {
 
@@ -182,7 +182,7 @@ void Trainer::generate(Metrics& metrics) {
       requests.push_back(std::move(q));
     }
     TraceRecorder traces;
-    sampling.trace = traces.recorder(config_);
+    sampling.trace = traces.recorder(config_.learner, config_.rollout.kv);
     const auto completions = rollout_->generate(requests, sampling, [&](const RolloutStats& s) {
       if (progress) progress("rollout", s.finished, s.completions);
     });
@@ -245,7 +245,7 @@ void Trainer::shape(Metrics& metrics) {
   const Timer timer(metrics, "timing_s/ref");
   reference_logprobs(samples_);
   if (config_.algorithm.use_kl_in_reward) old_logprobs(samples_);
-  shape_rewards(config_, samples_);
+  shape_rewards(config_.reward_model, config_.algorithm, config_.data.max_response_length, samples_);
   Summary reward, kl;
   for (const Trajectory& s : samples_)
     reward.add(s.reward), kl.add(s.kl_penalty / static_cast<double>(s.tokens.size()));
@@ -270,7 +270,7 @@ void Trainer::worst_case_step() {
     const Sampling endless{.key = rng_key(0, RngStream::sample, 0),
                            .eos = {},
                            .hidden = sampler_states_,
-                           .trace = traces.recorder(config_)};
+                           .trace = traces.recorder(config_.learner, config_.rollout.kv)};
     for (Completion& c : rollout_->generate(requests, endless)) {
       Trajectory s;
       s.sampler_row = sampler_row(static_cast<int64_t>(samples.size()));
@@ -299,7 +299,7 @@ void Trainer::largest_batches() {
     for (int64_t l = 0; l < residency.layers(); l++)
       limits.slots = std::max(limits.slots, residency.peak(l, limits.prefix, limits.tokens));
   }
-  const LossSpec spec = loss_spec(config_);
+  const LossSpec spec = loss_spec(config_.actor, config_.rollout.temperature);
   learner_.plan(limits, spec, spec.kl == KlLoss::exact ? reference_.get() : nullptr);
   const SamplerStates states{sampler_states_};
   Learner::plan_logprobs(*session_.model, arena, limits, session_.learner_options(),
@@ -380,7 +380,7 @@ void Trainer::correct(std::vector<Trajectory>& samples, int64_t mini, Metrics& m
       set_obrs(a.obrs,
                rng_key(static_cast<uint64_t>(config_.trainer.seed), RngStream::obrs, static_cast<uint64_t>(step_)),
                samples);
-    report_corrections(config_, samples, metrics);
+    report_corrections(a.rollout_correction, samples, metrics);
   } else {
     old_logprobs(samples);
     if (exact_rollout(config_)) return;
@@ -427,7 +427,7 @@ void Trainer::update(std::vector<Trajectory>& samples, Metrics& metrics) {
   }
   const Timer timer(metrics, "timing_s/update_actor");
   const double lr = learning_rate(config_.actor.optim, step_, config_.trainer.total_training_steps);
-  const LossSpec spec = loss_spec(config_);
+  const LossSpec spec = loss_spec(config_.actor, config_.rollout.temperature);
   const Model* reference = spec.kl == KlLoss::exact ? reference_.get() : nullptr;
 
   const Phase phase(session_.device, "learner");
@@ -439,7 +439,7 @@ void Trainer::update(std::vector<Trajectory>& samples, Metrics& metrics) {
       const auto end = std::find_if_not(begin, samples.end(), in_batch);
       const std::span<const Trajectory> part(begin, end);
       const std::span<const TokenPlan> part_plans(plans.begin() + (begin - samples.begin()), part.size());
-      Update u = make_update(config_, part, part_plans);
+      Update u = make_update(config_.actor, config_.data.max_response_length, part, part_plans);
       const double scale = update_scale(config_.algorithm.rollout_correction, count_verdicts(part));
       if (u.groups.empty() || scale == 0) {  // nothing was left, or too little: the step is counted, nothing is learnt
         totals.skipped++;

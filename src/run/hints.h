@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "rl/config.h"
 #include "rl/metrics.h"
+#include "run/config.h"
 
 namespace pare {
 

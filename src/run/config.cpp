@@ -1,4 +1,4 @@
-#include "rl/config.h"
+#include "run/config.h"
 
 #include <algorithm>
 #include <filesystem>

@@ -2,8 +2,8 @@
 // same numbers.
 #pragma once
 #include "rl/metrics.h"
-#include "rl/pass_at_k.h"
-#include "rl/session.h"
+#include "run/pass_at_k.h"
+#include "run/session.h"
 
 namespace pare {
 

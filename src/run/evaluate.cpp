@@ -1,4 +1,4 @@
-#include "rl/evaluate.h"
+#include "run/evaluate.h"
 
 #include <algorithm>
 

@@ -6,9 +6,9 @@
 
 #include "data/task.h"
 #include "model/learner.h"
-#include "rl/config.h"
 #include "rl/metrics.h"
 #include "rollout/rollout.h"
+#include "run/config.h"
 #include "tokenizer/chat.h"
 
 namespace pare {

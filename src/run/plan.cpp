@@ -1,4 +1,4 @@
-#include "rl/plan.h"
+#include "run/plan.h"
 
 #include "base/memory_limits.h"
 #include "model/hf/folder.h"

@@ -1,4 +1,4 @@
-#include "rl/pass_at_k.h"
+#include "run/pass_at_k.h"
 
 #include <algorithm>
 #include <cmath>

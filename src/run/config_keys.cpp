@@ -6,7 +6,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "rl/config.h"
+#include "run/config.h"
 
 namespace pare {
 namespace {

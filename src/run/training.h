@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "rl/metrics.h"
-#include "rl/session.h"
+#include "run/session.h"
 
 namespace pare {
 
@@ -28,7 +28,7 @@ class Training {
   virtual void worst_case_step() = 0;
   // On the null table: the largest batches that any step or evaluation makes.
   virtual void largest_batches() = 0;
-  Metrics evaluate();  // rl/evaluate.h; session.val is there, and the run samples or validates
+  Metrics evaluate();  // run/evaluate.h; session.val is there, and the run samples or validates
 
   int64_t steps() const { return step_; }
   Learner& learner() { return learner_; }

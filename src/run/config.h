@@ -10,31 +10,21 @@
 #include "base/toml.h"
 #include "kv/spec.h"
 #include "model/model.h"
-#include "ops/logits.h"
+#include "rl/actor_keys.h"
+#include "rl/algorithm_keys.h"
+#include "rl/replay.h"
+#include "rl/rewards.h"
 
 namespace pare {
 
-enum class AdvEstimator { grpo, rloo };
-enum class AdvStd { sample, population };
-enum class LossAgg { seq_mean_token_mean, token_mean, group_token_mean, seq_mean_token_sum, seq_mean_token_sum_norm };
-enum class LossDenominator { valid, kept };
-enum class TokenSubset { none, urs, rpc, det };
-enum class RolloutIs { none, paper, tis, icepop, released };
-enum class RatioLevel { token, sequence, geometric };
-enum class RolloutRs { none, sequence, geometric };
-enum class GroupStatistics { all, accepted };
-enum class TooFew { skip, scale };
-enum class StateWeight { none, z };
 enum class ValKv { dense, rollout, both };
 enum class OnMismatch { fail, carry_on };
-enum class LearnerAttention { dense, replay };
-enum class Moments { f32, bf16 };
-enum class LrSchedule { constant, linear, cosine };
 enum class ActType { automatic, f32, bf16 };
 enum class DeviceKind { cpu, cuda, emu };
 enum class SaveType { automatic, f32, bf16, f16 };
 
-// A member's path is its key ("actor.optim.lr"), its initial value the default; config_keys.cpp says what each means.
+// A struct is a table of keys; those that a stage of src/rl reads stand with it.  A member's path is its key
+// ("actor.optim.lr"), its initial value the default; config_keys.cpp says what each means.
 struct ModelKeys {
   std::string path, config;
   Init init = Init::config;
@@ -85,101 +75,6 @@ struct RolloutKeys {
   KvSpec kv;
   ValKeys val_kwargs;
   bool operator==(const RolloutKeys&) const = default;
-};
-
-struct OverlongKeys {
-  bool enable = false;
-  int64_t len = 0;
-  double penalty_factor = 1;
-  bool operator==(const OverlongKeys&) const = default;
-};
-struct RewardKeys {
-  OverlongKeys overlong_buffer;
-  bool operator==(const RewardKeys&) const = default;
-};
-
-struct FilterGroupsKeys {
-  bool enable = false;
-  int64_t max_num_gen_batches = 10;
-  bool operator==(const FilterGroupsKeys&) const = default;
-};
-struct KlCtrlKeys {
-  double kl_coef = 1e-3;
-  bool operator==(const KlCtrlKeys&) const = default;
-};
-struct RolloutCorrectionKeys {
-  double veto = 0;
-  RolloutIs rollout_is = RolloutIs::none;
-  RatioLevel rollout_is_level = RatioLevel::token;
-  double rollout_is_threshold = 2;
-  std::vector<double> rollout_is_bounds = {0.5, 5};
-  RolloutRs rollout_rs = RolloutRs::none;
-  std::vector<double> rollout_rs_threshold = {0.5, 2};
-  GroupStatistics group_statistics = GroupStatistics::all;
-  double min_accepted = 0;
-  TooFew too_few = TooFew::skip;
-  bool acceptance = false;
-  bool operator==(const RolloutCorrectionKeys&) const = default;
-};
-struct ObrsKeys {
-  bool enable = false;
-  double lambda = 1, cap = 3;
-  StateWeight state_weight = StateWeight::none;
-  int64_t top_k = 0;
-  bool operator==(const ObrsKeys&) const = default;
-};
-struct AlgorithmKeys {
-  AdvEstimator adv_estimator = AdvEstimator::grpo;
-  bool norm_adv_by_std_in_grpo = true;
-  AdvStd adv_std = AdvStd::sample;
-  double adv_eps = 1e-6, adv_filter_threshold = 0;
-  bool use_kl_in_reward = false;
-  KlLoss kl_penalty = KlLoss::k1;
-  KlCtrlKeys kl_ctrl;
-  FilterGroupsKeys filter_groups;
-  RolloutCorrectionKeys rollout_correction;
-  ObrsKeys obrs;
-  bool operator==(const AlgorithmKeys&) const = default;
-};
-
-struct PolicyLossKeys {
-  PolicyLoss loss_mode = PolicyLoss::ppo;
-  bool operator==(const PolicyLossKeys&) const = default;
-};
-struct OptimKeys {
-  double lr = 1e-6;
-  std::vector<double> betas = {0.9, 0.999};
-  double eps = 1e-8, weight_decay = 0.01;
-  Moments moments = Moments::f32;
-  int64_t lr_warmup_steps = 0;
-  LrSchedule lr_scheduler_type = LrSchedule::constant;
-  double min_lr_ratio = 0, decay_fraction = 1;
-  bool operator==(const OptimKeys&) const = default;
-};
-struct ActorKeys {
-  PolicyLossKeys policy_loss;
-  double clip_ratio_low = 0.2, clip_ratio_high = 0.2, clip_ratio_c = 0;
-  LossAgg loss_agg_mode = LossAgg::token_mean;
-  int64_t loss_scale_factor = 0;
-  LossDenominator loss_denominator = LossDenominator::valid;
-  bool use_kl_loss = false;
-  double kl_loss_coef = 1e-3;
-  KlLoss kl_loss_type = KlLoss::k3;
-  double entropy_coeff = 0;
-  int64_t ppo_epochs = 1, ppo_mini_batch_size = 0, ppo_max_token_len = 16384, logits_chunk = 1024;
-  double grad_clip = 1;
-  TokenSubset token_subset = TokenSubset::none;
-  double urs_probability = 0.5;
-  int64_t rpc_min_tokens = 100;
-  double det_fraction = 0.5;
-  bool token_subset_ht = true;
-  OptimKeys optim;
-  bool operator==(const ActorKeys&) const = default;
-};
-
-struct LearnerKeys {
-  LearnerAttention attention = LearnerAttention::dense;
-  bool operator==(const LearnerKeys&) const = default;
 };
 
 struct TrainerKeys {

@@ -1,4 +1,4 @@
-#include "rl/hints.h"
+#include "run/hints.h"
 
 #include "base/text.h"
 
