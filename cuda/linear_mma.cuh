@@ -7,7 +7,7 @@
 // zeros, and are left out.)  Chunks can be computed side by side, which decoding with a narrow layer needs; and they
 // keep chains short, which truncate at every step.
 #pragma once
-#include "ptx.cuh"
+#include "fragment.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -82,14 +82,14 @@ struct WeightStage {
     w.template load<kAsync>(l, p.packed, kTranspose ? k : column, kTranspose ? column : k,
                             kTranspose ? p.depth : p.columns, kTranspose ? p.columns : p.depth);
   }
-  __device__ void a(uint32_t (&a)[4], int row, int k, int lane) {
-    ldmatrix_x4<false>(a, x.at(row + lane % 16, k + lane / 16 * 8));
+  __device__ void a(uint32_t (&a)[4], int row, int k) {
+    load_a<Major::k>(a, [&](int m, int i) { return x.at(row + m, k + i); });
   }
-  __device__ void b(uint32_t (&b)[4], int column, int k, int lane) {
+  __device__ void b(uint32_t (&b)[4], int column, int k) {
     if constexpr (kTranspose)
-      ldmatrix_x4<false>(b, w.at(k + lane / 8 % 2 * 8, column + lane / 16 * 8 + lane % 8));
+      load_b<Major::k>(b, [&](int n, int i) { return w.at(k + i, column + n); });
     else
-      ldmatrix_x4<true>(b, w.at(column + lane / 16 * 8, k + lane % 16));
+      load_b<Major::mn>(b, [&](int n, int i) { return w.at(column + n, k + i); });
   }
 };
 // ... or rows of dy and x, which are k.
@@ -101,82 +101,63 @@ struct RowStage {
     dy.load<kAsync>(l, p.dy + k * p.dy_stride + row, p.dy_stride, p.depth - k, p.rows - row, p.dy);
     x.load<kAsync>(l, p.x + k * p.x_stride + column, p.x_stride, p.depth - k, p.columns - column, p.x);
   }
-  __device__ void a(uint32_t (&a)[4], int row, int k, int lane) {
-    ldmatrix_x4<true>(a, dy.at(k + lane / 16 * 8 + lane % 8, row + lane / 8 % 2 * 8));
+  __device__ void a(uint32_t (&a)[4], int row, int k) {
+    load_a<Major::mn>(a, [&](int m, int i) { return dy.at(k + i, row + m); });
   }
-  __device__ void b(uint32_t (&b)[4], int column, int k, int lane) {
-    ldmatrix_x4<true>(b, x.at(k + lane % 16, column + lane / 16 * 8));
+  __device__ void b(uint32_t (&b)[4], int column, int k) {
+    load_b<Major::mn>(b, [&](int n, int i) { return x.at(k + i, column + n); });
   }
 };
 
-// sum += the products of a stage, of whose k `depth` exist, for a warp: kDown times 16 rows, kAcross times 16 columns.
-template <int kDown, int kAcross, class Stage>
-__device__ __forceinline__ void multiply_stage(float (&sum)[kDown][2 * kAcross][4], Stage& s, int row, int column,
-                                               int depth, int lane) {
+// sum += the products of a stage, of whose k `depth` exist, for a warp: kDown times 16 rows.
+template <int kDown, int kColumns, class Stage>
+__device__ __forceinline__ void multiply_stage(Accumulator<kColumns> (&sum)[kDown], Stage& s, int row, int column,
+                                               int depth) {
   for (int k = 0; k < min(kMmaTile, depth); k += 16) {
     uint32_t a[kDown][4];
 #pragma unroll
-    for (int m = 0; m < kDown; m++) s.a(a[m], row + 16 * m, k, lane);
+    for (int m = 0; m < kDown; m++) s.a(a[m], row + 16 * m, k);
 #pragma unroll
-    for (int n = 0; n < kAcross; n++) {
+    for (int n = 0; n < kColumns; n += 16) {
       uint32_t b[4];
-      s.b(b, column + 16 * n, k, lane);
+      s.b(b, column + n, k);
 #pragma unroll
-      for (int m = 0; m < kDown; m++) {
-        mma_16816(sum[m][2 * n], a[m], b[0], b[1]);
-        mma_16816(sum[m][2 * n + 1], a[m], b[2], b[3]);
-      }
+      for (int m = 0; m < kDown; m++) sum[m].add_product(n, a[m], b);
     }
   }
-}
-// f(row, column, pair) for what a lane holds of a warp's results, neighbours in pairs.
-template <int kDown, int kAcross, class F>
-__device__ __forceinline__ void for_pairs(const float (&sum)[kDown][2 * kAcross][4], int row, int column, int lane,
-                                          F f) {
-#pragma unroll
-  for (int m = 0; m < kDown; m++)
-#pragma unroll
-    for (int n = 0; n < 2 * kAcross; n++)
-#pragma unroll
-      for (int e = 0; e < 4; e += 2)
-        f(row + 16 * m + lane / 4 + e / 2 * 8, column + 8 * n + lane % 4 * 2,
-          make_float2(sum[m][n][e], sum[m][n][e + 1]));
 }
 
 // A block computes 64 x 64 results, a warp 32 x 32 of them.
 constexpr int kBlockStages = 3;
 template <bool kAsync, class Product>
 __global__ void __launch_bounds__(kMmaThreads) multiply_mma(const Product p) {
-  constexpr int kDown = 2, kAcross = 2;
+  constexpr int kDown = 2;
   auto* const stages = dynamic_smem<typename Product::Stage>();
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = warp / 2 * 32, column = warp % 2 * 32,
-            first_row = blockIdx.y * kMmaTile, first_column = blockIdx.x * kMmaTile,
-            steps = (p.depth + kMmaTile - 1) / kMmaTile;
+  const int warp = threadIdx.x / 32, row = warp / 2 * 32, column = warp % 2 * 32, first_row = blockIdx.y * kMmaTile,
+            first_column = blockIdx.x * kMmaTile, steps = (p.depth + kMmaTile - 1) / kMmaTile;
   const auto load = [&](int i) {
     if (i < steps)
       stages[i % kBlockStages].template load<kAsync>({int(threadIdx.x), kMmaThreads}, p, first_row, first_column,
                                                      i * kMmaTile);
     cp_async_commit();
   };
-  float total[kDown][2 * kAcross][4] = {}, sum[kDown][2 * kAcross][4] = {};  // by 16 rows, 8 columns
+  Accumulator<32> total[kDown] = {}, sum[kDown] = {};
   for (int i = 0; i < kBlockStages - 1; i++) load(i);
   for (int i = 0; i < steps; i++) {
     cp_async_wait<kBlockStages - 2>();
     __syncthreads();  // stage i is there, and everyone is done with the one before
     load(i + kBlockStages - 1);
-    multiply_stage<kDown, kAcross>(sum, stages[i % kBlockStages], row, column, p.depth - i * kMmaTile, lane);
+    multiply_stage(sum, stages[i % kBlockStages], row, column, p.depth - i * kMmaTile);
     if (i + 1 == steps || (i + 1) * kMmaTile % p.chunk == 0)
 #pragma unroll
-      for (int m = 0; m < kDown; m++)
-#pragma unroll
-        for (int n = 0; n < 2 * kAcross; n++)
-#pragma unroll
-          for (int e = 0; e < 4; e++) total[m][n][e] += sum[m][n][e], sum[m][n][e] = 0;
+      for (int m = 0; m < kDown; m++) total[m] += sum[m], sum[m] = {};
   }
-  for_pairs<kDown, kAcross>(total, first_row + row, first_column + column, lane, [&](int r, int c, float2 x) {
-    if (r < p.rows && c < p.columns) p.finish(r, c, x.x);
-    if (r < p.rows && c + 1 < p.columns) p.finish(r, c + 1, x.y);
-  });
+#pragma unroll
+  for (int m = 0; m < kDown; m++)
+    total[m].for_each([&](int i, int j, float x) {
+      const int r = first_row + row + 16 * m + i, c = first_column + column + j;
+      if (r < p.rows && c < p.columns) p.finish(r, c, x);
+    });
 }
 
 // For few rows, as in decoding, where the weight's bytes limit: a warp computes 16 rows and 32 columns, with stages of
@@ -194,7 +175,7 @@ struct FewShared {
 static_assert(sizeof(FewShared) <= 99 * 1024);
 template <bool kChunks, bool kAsync, class Product>
 __global__ void __launch_bounds__(kMmaThreads) multiply_few(const Product p) {
-  constexpr int kAcross = kFewColumns / 16, kSteps = kMmaChunk / kMmaTile, kMine = kFewRows * kFewColumns / kMmaThreads;
+  constexpr int kSteps = kMmaChunk / kMmaTile, kMine = kFewRows * kFewColumns / kMmaThreads;
   auto& shared = *dynamic_smem<FewShared>();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_row = blockIdx.y * kFewRows,
             first_column = (kChunks ? blockIdx.x : blockIdx.x * kFewWarps + warp) * kFewColumns;
@@ -208,11 +189,11 @@ __global__ void __launch_bounds__(kMmaThreads) multiply_few(const Product p) {
       stages[i % kFewStages].template load<kAsync>({lane, 32}, p, first_row, first_column, first_k(i));
     cp_async_commit();
   };
-  const auto step = [&](float(&sum)[1][2 * kAcross][4], int i) {
+  const auto step = [&](Accumulator<kFewColumns>(&sum)[1], int i) {
     cp_async_wait<kFewStages - 2>();
     __syncwarp();  // stage i is there, and the warp is done with the one before
     load(i + kFewStages - 1);
-    multiply_stage<1, kAcross>(sum, stages[i % kFewStages], 0, 0, p.depth - first_k(i), lane);
+    multiply_stage(sum, stages[i % kFewStages], 0, 0, p.depth - first_k(i));
   };
   const auto finish = [&](int r, int c, float x) {
     if (first_row + r < p.rows && first_column + c < p.columns) p.finish(first_row + r, first_column + c, x);
@@ -221,11 +202,10 @@ __global__ void __launch_bounds__(kMmaThreads) multiply_few(const Product p) {
   if constexpr (kChunks) {
     float total[kMine] = {};  // results threadIdx.x + j kMmaThreads of the block
     for (int i = 0, first = 0; first < p.depth; first += kFewWarps * kMmaChunk) {
-      float sum[1][2 * kAcross][4] = {};
+      Accumulator<kFewColumns> sum[1] = {};
       for (const int end = i + kSteps; i < end; i++) step(sum, i);
       __syncwarp();  // everyone has read the last stage
-      for_pairs<1, kAcross>(sum, 0, 0, lane,
-                            [&](int r, int c, float2 x) { *reinterpret_cast<float2*>(&shared.sums(warp)[r][c]) = x; });
+      sum[0].for_pairs([&](int r, int c, float2 x) { *reinterpret_cast<float2*>(&shared.sums(warp)[r][c]) = x; });
       __syncthreads();
       for (int w = 0; w < kFewWarps && first + w * kMmaChunk < p.depth; w++)
 #pragma unroll
@@ -239,12 +219,9 @@ __global__ void __launch_bounds__(kMmaThreads) multiply_few(const Product p) {
     for (int j = 0; j < kMine; j++)
       finish((threadIdx.x + j * kMmaThreads) / kFewColumns, threadIdx.x % kFewColumns, total[j]);
   } else {
-    float sum[1][2 * kAcross][4] = {};
+    Accumulator<kFewColumns> sum[1] = {};
     for (int i = 0; i * kMmaTile < p.depth; i++) step(sum, i);
-    for_pairs<1, kAcross>(sum, 0, 0, lane, [&](int r, int c, float2 x) {
-      finish(r, c, 0.f + x.x);  // the sum of one chunk
-      finish(r, c + 1, 0.f + x.y);
-    });
+    sum[0].for_each([&](int r, int c, float x) { finish(r, c, 0.f + x); });  // the sum of one chunk
   }
 }
 

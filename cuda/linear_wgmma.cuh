@@ -124,11 +124,8 @@ __global__ void __launch_bounds__(WgmmaBlock<kColumns, kChunks, Product>::kThrea
       }
     return;
   }
-  float sum[kColumns / 2] = {}, total[kColumns / 2] = {};
-  const auto end_chunk = [&] {
-#pragma unroll
-    for (int e = 0; e < kColumns / 2; e++) total[e] += sum[e], sum[e] = 0;
-  };
+  Accumulator<kColumns> sum = {}, total = {};
+  const auto end_chunk = [&] { total += sum, sum = {}; };
   // Adds stage i, of which kSteps k16 steps exist: a constant, as ptxas takes products that hang on a condition one by
   // one.
   const auto add = [&]<int kSteps>(int i, std::integral_constant<int, kSteps>) {
@@ -138,9 +135,9 @@ __global__ void __launch_bounds__(WgmmaBlock<kColumns, kChunks, Product>::kThrea
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kSteps; k++)
-      wgmma<Stage::kMnMajorB, Stage::kMnMajorA>(sum, a + k * Stage::kNextA, b + k * Stage::kNextB);
+      wgmma<Stage::kMnMajorB, Stage::kMnMajorA>(sum.registers(), a + k * Stage::kNextA, b + k * Stage::kNextB);
     wgmma_commit();
-    wgmma_wait<0>(sum);
+    wgmma_wait<0>(sum.registers());
     if (lane == 0) mbarrier_arrive(&s.empty[i % kStages]);
   };
   const int whole = p.depth / kWgmmaDepth;
@@ -162,24 +159,22 @@ __global__ void __launch_bounds__(WgmmaBlock<kColumns, kChunks, Product>::kThrea
       add(whole, std::integral_constant<int, 4>{});
   }
   end_chunk();
+  const auto for_pairs = [&](auto f) {
+    int i = 0;
+    total.for_pairs([&](int row, int column, float2 x) {
+      const int r = first_row + warp * 16 + row, c = first_column + column;
+      if (r < p.rows && c < p.columns) f(i, r, c, x);
+      i++;
+    });
+  };
   // What results are added to is loaded before the first of them is stored, behind which the compiler would have to
   // leave the loads: for all at once where the registers of `sum` are free, else pair by pair.
-  constexpr int kAtOnce = kChunks ? kColumns / 2 : 2;
-  const auto for_some = [&](int first, auto f) {
-#pragma unroll
-    for (int i = 0; i < kAtOnce; i += 2) {
-      const int e = first + i, r = first_row + warp * 16 + lane / 4 + e / 2 % 2 * 8,
-                c = first_column + e / 4 * 8 + lane % 4 * 2;
-      if (r < p.rows && c < p.columns) f(r, c, e, i);
-    }
-  };
-#pragma unroll
-  for (int first = 0; first < kColumns / 2; first += kAtOnce) {
-    decltype(p.before_pair(0, 0)) before[kAtOnce / 2];
-    for_some(first, [&](int r, int c, int, int i) { before[i / 2] = p.before_pair(r, c); });
-    for_some(first, [&](int r, int c, int e, int i) {
-      p.finish_pair(r, c, make_float2(total[e], total[e + 1]), before[i / 2]);
-    });
+  if constexpr (kChunks) {
+    decltype(p.before_pair(0, 0)) before[kColumns / 4];
+    for_pairs([&](int i, int r, int c, float2) { before[i] = p.before_pair(r, c); });
+    for_pairs([&](int i, int r, int c, float2 x) { p.finish_pair(r, c, x, before[i]); });
+  } else {
+    for_pairs([&](int, int r, int c, float2 x) { p.finish_pair(r, c, x, p.before_pair(r, c)); });
   }
 #else
   __trap();

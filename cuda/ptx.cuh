@@ -6,8 +6,10 @@
 #ifdef CUEMU
 #include "cuemu_mma.h"
 #define PTX_LOC , ::cuemu::Loc loc = ::cuemu::Loc::current()
+#define PTX_SAME_LOC , loc
 #else
 #define PTX_LOC
+#define PTX_SAME_LOC
 #endif
 
 namespace pare::PARE_CUDA {

@@ -59,7 +59,7 @@ KNOWN = {
 # Headers that are damaged too, and the source that shows it.
 COMPILED = {"attention.cuh": "attn_fwd.cu", "attention_mma.cuh": "attn_fwd.cu",
             "attention_wgmma.cuh": "attn_fwd.cu", "attn_bwd.cuh": "attn_bwd.cu",
-            "attn_bwd_wgmma.cuh": "attn_bwd.cu",
+            "attn_bwd_wgmma.cuh": "attn_bwd.cu", "fragment.cuh": "attn_fwd.cu",
             "kv_event.cuh": "kv_scores.cu", "linear_mma.cuh": "linear.cu", "linear_wgmma.cuh": "linear.cu"}
 
 FLAGS = dict(capture_output=True, text=True, errors="replace")

@@ -1,0 +1,114 @@
+// Fragments of tensor-core instructions: what one lane holds of the 16 rows of a warp.  mma_16816 defines the layout,
+// and wgmma gives it to each of its four warps.
+#pragma once
+#include "ptx.cuh"
+
+namespace pare::PARE_CUDA {
+
+// One of the two rows of which a lane holds elements: its number in [0, 16), and the index of what a lane keeps for it.
+struct LaneRow {
+  int i;  // 0 or 1
+  __device__ __forceinline__ operator int() const { return threadIdx.x % 32 / 4 + 8 * i; }
+};
+// A value for each row of a lane, the same in the four lanes that share the row (a quad), or their part of it.
+template <class T>
+struct PerRow {
+  T v[2];
+  __device__ __forceinline__ T& operator[](LaneRow row) { return v[row.i]; }
+};
+template <class F>
+__device__ __forceinline__ void for_rows(F f) {
+#pragma unroll
+  for (int i = 0; i < 2; i++) f(LaneRow{i});
+}
+// The first of the two neighbouring columns that a lane holds in tile n of eight columns.
+__device__ __forceinline__ int lane_column(int n) { return n * 8 + threadIdx.x % 4 * 2; }
+
+// Over a quad, in each of its lanes.
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(kAllLanes, x, 1);
+  return x + __shfl_xor_sync(kAllLanes, x, 2);
+}
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
+  return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
+}
+
+// Sums of products, in f32: 16 rows and kColumns columns.
+template <int kColumns>
+struct Accumulator {
+  static constexpr int kTiles = kColumns / 8;
+  float tile[kTiles][4];  // two columns of the lane's first row, the same of its second
+
+  // f(row, column, x) for the elements of this lane, which f may change.
+  template <class F>
+  __device__ __forceinline__ void for_each(F f) {
+    for_places([&](LaneRow row, int column, int n, int e) { f(row, column, tile[n][e]); });
+  }
+  // f(row, column, x, y): y is what `other` has there.
+  template <class F>
+  __device__ __forceinline__ void for_each(const Accumulator& other, F f) {
+    for_places([&](LaneRow row, int column, int n, int e) { f(row, column, tile[n][e], other.tile[n][e]); });
+  }
+  // f(column, x) for those of one row, columns ascending.
+  template <class F>
+  __device__ __forceinline__ void for_row(LaneRow row, F f) {
+#pragma unroll
+    for (int n = 0; n < kTiles; n++)
+#pragma unroll
+      for (int e = 0; e < 2; e++) f(lane_column(n) + e, tile[n][row.i * 2 + e]);
+  }
+  // f(row, column, pair): the elements at `column`, which is even, and the next.
+  template <class F>
+  __device__ __forceinline__ void for_pairs(F f) const {
+#pragma unroll
+    for (int n = 0; n < kTiles; n++)
+      for_rows([&](LaneRow row) { f(row, lane_column(n), make_float2(tile[n][row.i * 2], tile[n][row.i * 2 + 1])); });
+  }
+
+  __device__ __forceinline__ void scale(LaneRow row, float factor) {
+    for_row(row, [&](int, float& x) { x *= factor; });
+  }
+  __device__ __forceinline__ void operator+=(const Accumulator& other) {
+    for_each(other, [](LaneRow, int, float& x, float y) { x += y; });
+  }
+  // Columns column + [0, 16) += a b.
+  __device__ __forceinline__ void add_product(int column, const uint32_t (&a)[4], const uint32_t (&b)[4]) {
+    mma_16816(tile[column / 8], a, b[0], b[1]);
+    mma_16816(tile[column / 8 + 1], a, b[2], b[3]);
+  }
+  // As wgmma takes them.
+  __device__ __forceinline__ float (&registers())[kTiles * 4] { return reinterpret_cast<float(&)[kTiles * 4]>(tile); }
+
+ private:
+  template <class F>
+  static __device__ __forceinline__ void for_places(F f) {
+#pragma unroll
+    for (int n = 0; n < kTiles; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) f(LaneRow{e / 2}, lane_column(n) + e % 2, n, e);
+  }
+};
+
+// Factors of 16 x 16 products, from shared memory, where eight neighbours in k, or in m or n, lie together.
+enum class Major { k, mn };
+// a of mma_16816.  at(row, k) is the address of an element.
+template <Major kMajor, class At>
+__device__ __forceinline__ void load_a(uint32_t (&a)[4], At at PTX_LOC) {
+  const int lane = threadIdx.x % 32;
+  if constexpr (kMajor == Major::k)
+    ldmatrix_x4<false>(a, at(lane % 16, lane / 16 * 8) PTX_SAME_LOC);
+  else
+    ldmatrix_x4<true>(a, at(lane / 8 % 2 * 8, lane / 16 * 8 + lane % 8) PTX_SAME_LOC);
+}
+// b of two mma_16816, for columns [0, 8) and [8, 16).  at(column, k) is the address of an element.
+template <Major kMajor, class At>
+__device__ __forceinline__ void load_b(uint32_t (&b)[4], At at PTX_LOC) {
+  const int lane = threadIdx.x % 32;
+  if constexpr (kMajor == Major::k)
+    ldmatrix_x4<false>(b, at(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8) PTX_SAME_LOC);
+  else
+    ldmatrix_x4<true>(b, at(lane / 16 * 8, lane % 16) PTX_SAME_LOC);
+}
+
+}  // namespace pare::PARE_CUDA
