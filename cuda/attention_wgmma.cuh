@@ -85,34 +85,29 @@ __device__ __forceinline__ void bring_slots(SlotStage<kD>& stage, const Packed<b
   }
 }
 
-// An accumulator fragment as wgmma names its registers.
-template <int kTiles>
-__device__ __forceinline__ auto& registers(float (&d)[kTiles][4]) {
-  return reinterpret_cast<float(&)[kTiles * 4]>(d);
-}
 // Begins sum += a b^T for 64 rows of a, from `row` on.
-template <int kTiles, int kPanels, int kA, int kB>
-__device__ __forceinline__ void begin_dots(float (&sum)[kTiles][4], const bf16 (&a)[kPanels][kA], int row,
+template <int kN, int kPanels, int kA, int kB>
+__device__ __forceinline__ void begin_dots(Accumulator<kN>& sum, const bf16 (&a)[kPanels][kA], int row,
                                            const bf16 (&b)[kPanels][kB]) {
-  static_assert(kB == kTiles * 8 * 64);
+  static_assert(kB == kN * 64);
   const uint64_t x = matrix_descriptor(a[0] + row * 64, Swizzle::bytes_128, 1024),
                  y = matrix_descriptor(b, Swizzle::bytes_128, 1024);
   constexpr uint64_t kNextX = kA / 8, kNextY = kB / 8;  // from panel to panel, in units of 16 bytes
   wgmma_fence();
 #pragma unroll
   for (int c = 0; c < kPanels * 4; c++)
-    wgmma<false>(registers(sum), x + c / 4 * kNextX + c % 4 * 2, y + c / 4 * kNextY + c % 4 * 2);
+    wgmma<false>(sum.registers(), x + c / 4 * kNextX + c % 4 * 2, y + c / 4 * kNextY + c % 4 * 2);
   wgmma_commit();
 }
 // Begins sum += w b: weights of 64 rows, which stay in their registers until the wait, times all rows of b.
-template <int kTiles, int kSteps, int kPanels, int kB>
-__device__ __forceinline__ void begin_weighted(float (&sum)[kTiles][4], const uint32_t (&w)[kSteps][4],
+template <int kC, int kSteps, int kPanels, int kB>
+__device__ __forceinline__ void begin_weighted(Accumulator<kC>& sum, const uint32_t (&w)[kSteps][4],
                                                const bf16 (&b)[kPanels][kB]) {
-  static_assert(kPanels == kTiles / 8 && kB == kSteps * 16 * 64);
+  static_assert(kPanels == kC / 64 && kB == kSteps * 16 * 64);
   const uint64_t y = matrix_descriptor(b, Swizzle::bytes_128, 1024, kB * 2);
   wgmma_fence();
 #pragma unroll
-  for (int n = 0; n < kSteps; n++) wgmma<true>(registers(sum), w[n], y + n * 128);
+  for (int n = 0; n < kSteps; n++) wgmma<true>(sum.registers(), w[n], y + n * 128);
   wgmma_commit();
 }
 
@@ -181,30 +176,27 @@ __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads)
   const int group = warp / 4 * 64, first = t.first + warp * 16;  // of the tile's rows; of the segment's
   if (t.first + group >= t.len) return;
   Rows16<kD> r;
-  float scores[kSlots / 8][4], fix[2];
+  Accumulator<kSlots> scores;
+  PerRow<float> fix;
   uint32_t weights[kSlots / 16][4];
   const auto await = [&](int i) { mbarrier_wait(&s.full[i % kStages], i / kStages % 2); };
   const auto multiply_keys = [&](int i) {
-    wgmma_clear(registers(scores));
+    wgmma_clear(scores.registers());
     begin_dots(scores, s.q, group, s.stages[i % kStages].k);
   };
   const auto multiply_values = [&](int i) { begin_weighted(r.acc, weights, s.stages[i % kStages].v); };
   const auto softmax = [&](int i) {
-    const int begin = i * kSlots;
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-      fix[h] = r.weigh(h, scores, x.softmax(), [&](int row) { return t.parent_len + first + row + 1 - begin; });
+    const int before = t.parent_len + first + 1 - i * kSlots;  // slots that row 0 of the warp sees
+    for_rows([&](LaneRow row) { fix[row] = r.weigh(row, scores, x.softmax(), before + row); });
   };
   const auto take_weights = [&] {
-#pragma unroll
-    for (int h = 0; h < 2; h++) r.rescale(h, fix[h]);
-#pragma unroll
-    for (int n = 0; n < kSlots / 16; n++) pack_weights(weights[n], &scores[n * 2]);
+    for_rows([&](LaneRow row) { r.acc.scale(row, fix[row]); });
+    scores.round(weights);
   };
   mbarrier_wait(&s.q_full, 0);
   await(0);
   multiply_keys(0);
-  wgmma_wait<0>(registers(scores));
+  wgmma_wait<0>(scores.registers());
   softmax(0);
   take_weights();
   const int n_blocks = blocks_of(seen(group + 64));
@@ -212,16 +204,16 @@ __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads)
   for (int i = 1; i < n_blocks; i++) {
     multiply_keys(i);
     multiply_values(i - 1);
-    wgmma_wait<1>(registers(scores));
+    wgmma_wait<1>(scores.registers());
     softmax(i);  // while the values are multiplied
     // Here, as a branch must lie between: ptxas would move the wait for the values to before the softmax.
     if (i + 1 < n_blocks) await(i + 1);
-    wgmma_wait<0>(registers(r.acc), weights);
+    wgmma_wait<0>(r.acc.registers(), weights);
     if (lane == 0) mbarrier_arrive(&s.empty[(i - 1) % kStages]);
     take_weights();
   }
   multiply_values(n_blocks - 1);
-  wgmma_wait<0>(registers(r.acc), weights);
+  wgmma_wait<0>(r.acc.registers(), weights);
   r.write(
       t.len - first,
       [&](int row, float log_sum) {

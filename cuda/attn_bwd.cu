@@ -241,8 +241,7 @@ __global__ void __launch_bounds__(kThreads) key_gradients_bf16(const Args<bf16> 
   __shared__ float lse[2][kQueries], delta[2][kQueries];
   const Packed<bf16>& x = a.x;
   const KeyTile t = key_tile<kOwned16>(a);
-  const int d = x.d, kv = blockIdx.y, lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16,
-            column = kColumns < kD ? blockIdx.z * kColumns : 0;
+  const int d = x.d, kv = blockIdx.y, own = threadIdx.x / 32 * 16, column = kColumns < kD ? blockIdx.z * kColumns : 0;
   bf16* smem = dynamic_smem<bf16>();
   const SharedTile<kD> k{smem}, v{smem + kOwned16 * kD};
   const auto q = [&](int stage) { return SharedTile<kD>{smem + (2 * kOwned16 + stage * kQueries) * kD}; };
@@ -252,15 +251,14 @@ __global__ void __launch_bounds__(kThreads) key_gradients_bf16(const Args<bf16> 
   load_tile<kOwned16>(v, x.k.p, t.rows, d, a.vector,
                       [&](int r) { return (t.own ? x.v : x.pv).row(t.first + r) + kv * d; });
   cp_async_commit();
-  float dk[kColumns / 8][4] = {}, dv[kColumns / 8][4] = {};
-  bool touched[2] = {};  // rows lane / 4 and lane / 4 + 8 of the warp
+  Accumulator<kColumns> dk = {}, dv = {};
+  PerRow<bool> touched = {};
   for_segments<kOwned16>(a, t, listed, [&](const SegmentRow& g, bool parents) {
-    int first[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      first[i] = first_query(t, g, own + lane / 4 + 8 * i, x.lists ? listed : nullptr);
-      touched[i] |= first[i] != kNobody;
-    }
+    PerRow<int> first;
+    for_rows([&](LaneRow row) {
+      first[row] = first_query(t, g, own + row, x.lists ? listed : nullptr);
+      touched[row] |= first[row] != kNobody;
+    });
     const int begin = first_step(t, g, parents), tiles = (g.len - begin + kQueries - 1) / kQueries;
     const int pieces = x.group * tiles;
     const auto next = [&](int piece, int stage) {
@@ -286,16 +284,16 @@ __global__ void __launch_bounds__(kThreads) key_gradients_bf16(const Args<bf16> 
       return piece;
     };
     two_stages(pieces, next, [&](int piece, int stage) {
-      float p[kQueries / 8][4] = {}, ds[kQueries / 8][4] = {};
-      add_dots<kQueries>(p, k, own, q(stage));
-      dots_to_p(p, lse[stage], x.score_scale, [&](int i, int query) {
-        const bool visible = begin + piece % tiles * kQueries + query >= first[i];
-        return visible && (!kBlocks || (masks[stage][query] >> (own + lane / 4 + i * 8) & 1));
+      Accumulator<kQueries> p = {}, ds = {};
+      add_dots(p, k, own, q(stage));
+      dots_to_p(p, lse[stage], x.score_scale, [&](LaneRow row, int query) {
+        const bool visible = begin + piece % tiles * kQueries + query >= first[row];
+        return visible && (!kBlocks || (masks[stage][query] >> (own + row) & 1));
       });
-      add_weighted<kQueries, kColumns>(dv, p, d_o(stage), column);
-      add_dots<kQueries>(ds, v, own, d_o(stage));
+      add_weighted(dv, p, d_o(stage), column);
+      add_dots(ds, v, own, d_o(stage));
       dots_to_ds(ds, p, delta[stage], x.scale);
-      add_weighted<kQueries, kColumns>(dk, ds, q(stage), column);
+      add_weighted(dk, ds, q(stage), column);
     });
   });
   cp_async_wait<0>();
@@ -315,7 +313,7 @@ __global__ void __launch_bounds__(kThreads) query_gradients_bf16(const Args<bf16
   const Packed<bf16>& x = a.x;
   const Tile t = find_tile<kOwned16>(x.segments, x.n_segments, blockIdx.x);
   if (t.len == 0) return;
-  const int d = x.d, head = blockIdx.y, kv = head / x.group, lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16;
+  const int d = x.d, head = blockIdx.y, kv = head / x.group, own = threadIdx.x / 32 * 16;
   const int rows = min(kOwned16, t.len - t.first), slots = t.parent_len + t.first + rows, row = t.row + t.first;
   bf16* smem = dynamic_smem<bf16>();
   const SharedTile<kD> q{smem}, d_o{smem + kOwned16 * kD};
@@ -323,11 +321,7 @@ __global__ void __launch_bounds__(kThreads) query_gradients_bf16(const Args<bf16
   const auto v = [&](int stage) { return k(2 + stage); };
   load_tile<kOwned16>(q, x.k.p, rows, d, a.vector, [&](int r) { return x.q.row(row + r) + head * d; });
   load_tile<kOwned16>(d_o, x.k.p, rows, d, a.vector, [&](int r) { return a.d_o.row(row + r) + head * d; });
-  float lse[2] = {}, delta[2] = {};  // of rows lane / 4 and lane / 4 + 8 of the warp
-#pragma unroll
-  for (int i = 0; i < 2; i++)
-    if (const int r = own + lane / 4 + 8 * i; r < rows)
-      lse[i] = a.lse[int64_t{row + r} * x.heads + head], delta[i] = get_delta(a.dq.row(row + r) + head * d);
+  QueryTerms terms(a, t, t.first + own, head);
 
   const int pieces = (slots + kCount - 1) / kCount;
   const auto next = [&](int piece, int stage) {
@@ -345,32 +339,23 @@ __global__ void __launch_bounds__(kThreads) query_gradients_bf16(const Args<bf16
     cp_async_commit();
     return piece;
   };
-  float dq[kD / 8][4] = {};
+  Accumulator<kD> dq = {};
   two_stages(pieces, next, [&](int piece, int stage) {
-    float p[kCount / 8][4] = {}, ds[kCount / 8][4] = {};
-    add_dots<kCount>(p, q, own, k(stage));
-    add_dots<kCount>(ds, d_o, own, v(stage));
-#pragma unroll
-    for (int n = 0; n < kCount / 8; n++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        const int i = own + lane / 4 + e / 2 * 8, slot = n * 8 + lane % 4 * 2 + e % 2;
-        bool visible = piece * kCount + slot <= t.parent_len + t.first + i;
-        if (kBlocks) visible = visible && (masks[stage][i] >> slot & 1);
-        const float weight = exp2_f32(fmaf(p[n][e], x.score_scale, -lse[e / 2]));
-        const float w = weight * (ds[n][e] - delta[e / 2]) * x.scale;
-        ds[n][e] = visible ? w : 0.f;
-      }
-    add_weighted<kCount, kD>(dq, ds, k(stage));
+    Accumulator<kCount> p = {}, ds = {};
+    add_dots(p, q, own, k(stage));
+    add_dots(ds, d_o, own, v(stage));
+    ds.for_each(p, [&](LaneRow row, int slot, float& z, float dot) {
+      const int i = own + row;
+      bool visible = piece * kCount + slot <= t.parent_len + t.first + i;
+      if (kBlocks) visible = visible && (masks[stage][i] >> slot & 1);
+      const float weight = exp2_f32(fmaf(dot, x.score_scale, -terms.lse[row]));
+      const float w = weight * (z - terms.delta[row]) * x.scale;
+      z = visible ? w : 0.f;
+    });
+    add_weighted(dq, ds, k(stage));
   });
   cp_async_wait<0>();
-#pragma unroll
-  for (int n = 0; n < kD / 8; n++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-      const int r = own + lane / 4 + e / 2 * 8, c = n * 8 + lane % 4 * 2 + e % 2;
-      if (r < rows && c < d) a.dq.row(row + r)[head * d + c] = from_float<bf16>(dq[n][e]);
-    }
+  write_query_gradients(a, t, t.first + own, head, dq);
 }
 
 // ---- launchers

@@ -140,50 +140,62 @@ __device__ __forceinline__ bool fill_masks(uint64_t* masks, F of) {
   return __any_sync(kAllLanes, lane < kCount && (masks[lane] | masks[max(kCount, 32) - 32 + lane]) != 0);
 }
 
-// ---- bf16: fragments of a warp's 16 keys (rows) and some queries (columns)
+// ---- bf16: a warp's 16 keys (rows) and some queries (columns)
 
-// k.q to p, 0 where hidden.  visible(i, query): to row lane / 4 + 8 i; lse: [queries]; scale: with log2(e).
-template <int kTiles, class Visible>
-__device__ __forceinline__ void dots_to_p(float (&p)[kTiles][4], const float* lse, float scale, Visible visible) {
-#pragma unroll
-  for (int n = 0; n < kTiles; n++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-      const int query = n * 8 + threadIdx.x % 4 * 2 + e % 2;
-      const float w = exp2_f32(fmaf(p[n][e], scale, -lse[query]));
-      p[n][e] = visible(e / 2, query) ? w : 0.f;
-    }
+// k.q to p, 0 where hidden.  visible(row, query); lse: [queries]; scale: with log2(e).
+template <int kN, class Visible>
+__device__ __forceinline__ void dots_to_p(Accumulator<kN>& p, const float* lse, float scale, Visible visible) {
+  p.for_each([&](LaneRow row, int query, float& x) {
+    const float w = exp2_f32(fmaf(x, scale, -lse[query]));
+    x = visible(row, query) ? w : 0.f;
+  });
 }
 // v.do to ds.  delta: [queries].
-template <int kTiles>
-__device__ __forceinline__ void dots_to_ds(float (&ds)[kTiles][4], const float (&p)[kTiles][4], const float* delta,
+template <int kN>
+__device__ __forceinline__ void dots_to_ds(Accumulator<kN>& ds, const Accumulator<kN>& p, const float* delta,
                                            float scale) {
-#pragma unroll
-  for (int n = 0; n < kTiles; n++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-      const float difference = ds[n][e] - delta[n * 8 + threadIdx.x % 4 * 2 + e % 2];
-      ds[n][e] = p[n][e] != 0 ? p[n][e] * difference * scale : 0.f;  // a hidden v may hold anything
-    }
+  ds.for_each(p, [&](LaneRow, int query, float& x, float w) {
+    const float difference = x - delta[query];
+    x = w != 0 ? w * difference * scale : 0.f;  // a hidden v may hold anything
+  });
 }
 
-// Adds the sums of columns [column, column + kTiles * 8) to the warp's 16 rows of the tile from `own` on, of which rows
-// lane / 4 + 8 i are touched[i].
-template <int kTiles>
+// Adds the sums of columns [column, column + kC) to the warp's 16 rows of the tile from `own` on that are touched.
+template <int kC>
 __device__ __forceinline__ void add_key_gradients(const Args<bf16>& a, const KeyTile& t, int own, int column,
-                                                  const bool (&touched)[2], const float (&dk)[kTiles][4],
-                                                  const float (&dv)[kTiles][4]) {
-  const int d = a.x.d, kv = blockIdx.y, lane = threadIdx.x % 32;
-#pragma unroll
-  for (int n = 0; n < kTiles; n++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-      const int row = t.first + own + lane / 4 + e / 2 * 8, c = column + n * 8 + lane % 4 * 2 + e % 2;
-      if (!touched[e / 2] || c >= d) continue;
-      bf16 *at_k = (t.own ? a.dk : a.dpk).row(row) + kv * d + c, *at_v = (t.own ? a.dv : a.dpv).row(row) + kv * d + c;
-      *at_k = from_float<bf16>(to_float(*at_k) + dk[n][e]);
-      *at_v = from_float<bf16>(to_float(*at_v) + dv[n][e]);
-    }
+                                                  PerRow<bool> touched, Accumulator<kC>& dk,
+                                                  const Accumulator<kC>& dv) {
+  const int d = a.x.d, kv = blockIdx.y;
+  dk.for_each(dv, [&](LaneRow i, int j, float sum_k, float sum_v) {
+    const int row = t.first + own + i, c = column + j;
+    if (!touched[i] || c >= d) return;
+    bf16 *at_k = (t.own ? a.dk : a.dpk).row(row) + kv * d + c, *at_v = (t.own ? a.dv : a.dpv).row(row) + kv * d + c;
+    *at_k = from_float<bf16>(to_float(*at_k) + sum_k);
+    *at_v = from_float<bf16>(to_float(*at_v) + sum_v);
+  });
+}
+
+// ---- bf16: a warp's 16 query rows, of which `first` of the segment is the first
+
+// What each brings to p and ds; nothing behind the segment's last.
+struct QueryTerms {
+  PerRow<float> lse = {}, delta = {};
+  __device__ QueryTerms(const Args<bf16>& a, const Tile& t, int first, int head) {
+    for_rows([&](LaneRow i) {
+      if (first + i >= t.len) return;
+      const int row = t.row + first + i;
+      lse[i] = a.lse[int64_t{row} * a.x.heads + head];
+      delta[i] = get_delta(a.dq.row(row) + head * a.x.d);
+    });
+  }
+};
+template <int kD>
+__device__ __forceinline__ void write_query_gradients(const Args<bf16>& a, const Tile& t, int first, int head,
+                                                      Accumulator<kD>& dq) {
+  dq.for_each([&](LaneRow i, int c, float sum) {
+    const int row = first + i;
+    if (row < t.len && c < a.x.d) a.dq.row(t.row + row)[head * a.x.d + c] = from_float<bf16>(sum);
+  });
 }
 
 }  // namespace

@@ -122,33 +122,32 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   const int group = warp / 4 * 64, own = warp * 16;  // of the tile's keys
   if (group >= t.rows) return;
   more_registers<kConsumerRegisters>();
-  float dk[kD / 8][4] = {}, dv[kD / 8][4] = {}, p[kQueries / 8][4], ds[kQueries / 8][4];
+  Accumulator<kD> dk = {}, dv = {};
+  Accumulator<kQueries> p, ds;
   uint32_t p16[kQueries / 16][4], ds16[kQueries / 16][4];
-  bool touched[2] = {};  // rows lane / 4 and lane / 4 + 8 of the warp
+  PerRow<bool> touched = {};
   const auto await = [&](int n) {
     mbarrier_wait(&s.full[n % kStages], n / kStages % 2);
     return s.pieces[n % kStages].begin >= 0;
   };
   const auto multiply_keys = [&](int n) {
-    wgmma_clear(registers(p));
+    wgmma_clear(p.registers());
     begin_dots(p, s.k, group, s.stages[n % kStages].q);
   };
   // p and ds of piece n, whose k.q is on its way; p while v.do is computed.
   const auto weigh = [&](int n) {
     begin_dots(ds, s.v, group, s.stages[n % kStages].d_o);
     const auto& piece = s.pieces[n % kStages];
-    int first[2];  // the query that is the first to see row lane / 4 + 8 i
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      first[i] = first_query(t, piece.segment, own + lane / 4 + 8 * i, nullptr);
-      touched[i] |= first[i] != kNobody;
-    }
-    wgmma_wait<1>(registers(p));
-    dots_to_p(p, piece.lse, x.score_scale, [&](int i, int query) { return piece.begin + query >= first[i]; });
-    wgmma_wait<0>(registers(ds));
+    PerRow<int> first;  // the query that is the first to see the row
+    for_rows([&](LaneRow row) {
+      first[row] = first_query(t, piece.segment, own + row, nullptr);
+      touched[row] |= first[row] != kNobody;
+    });
+    wgmma_wait<1>(p.registers());
+    dots_to_p(p, piece.lse, x.score_scale, [&](LaneRow row, int query) { return piece.begin + query >= first[row]; });
+    wgmma_wait<0>(ds.registers());
     dots_to_ds(ds, p, piece.delta, x.scale);
-#pragma unroll
-    for (int i = 0; i < kQueries / 16; i++) pack_weights(p16[i], &p[i * 2]), pack_weights(ds16[i], &ds[i * 2]);
+    p.round(p16), ds.round(ds16);
   };
   const auto add = [&](int n) {
     begin_weighted(dv, p16, s.stages[n % kStages].d_o);
@@ -156,21 +155,21 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   };
   mbarrier_wait(&s.keys_full, 0);
   if (!await(0)) return;
-  wgmma_clear(registers(ds));
+  wgmma_clear(ds.registers());
   multiply_keys(0);
   weigh(0);
   int n = 1;
   for (; await(n); n++) {
     add(n - 1);
     multiply_keys(n);
-    wgmma_wait<1>(registers(dv), p16), wgmma_wait<1>(registers(dk), ds16);
+    wgmma_wait<1>(dv.registers(), p16), wgmma_wait<1>(dk.registers(), ds16);
     __syncwarp();  // everyone has read the piece
     if (lane == 0) mbarrier_arrive(&s.empty[(n - 1) % kStages]);
-    wgmma_clear(registers(ds));
+    wgmma_clear(ds.registers());
     weigh(n);
   }
   add(n - 1);
-  wgmma_wait<0>(registers(dv), p16), wgmma_wait<0>(registers(dk), ds16);
+  wgmma_wait<0>(dv.registers(), p16), wgmma_wait<0>(dk.registers(), ds16);
   add_key_gradients(a, t, own, 0, touched, dk, dv);
 #else
   __trap();
@@ -236,74 +235,53 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   const int group = warp / 4 * 64, first = t.first + warp * 16;  // of the tile's rows; of the segment's
   if (t.first + group >= t.len) return;
   more_registers<kConsumerRegisters>();
-  float lse[2] = {}, delta[2] = {};  // of rows lane / 4 and lane / 4 + 8 of the warp
-#pragma unroll
-  for (int i = 0; i < 2; i++)
-    if (const int r = first + lane / 4 + 8 * i; r < t.len) {
-      lse[i] = a.lse[int64_t{t.row + r} * x.heads + head];
-      delta[i] = get_delta(a.dq.row(t.row + r) + head * x.d);
-    }
-  float dq[kD / 8][4] = {}, p[kSlots / 8][4], ds[kSlots / 8][4];
+  QueryTerms terms(a, t, first, head);
+  Accumulator<kD> dq = {};
+  Accumulator<kSlots> p, ds;
   uint32_t weights[kSlots / 16][4];
   const auto await = [&](int i) { mbarrier_wait(&s.full[i % kStages], i / kStages % 2); };
   const auto multiply_keys = [&](int i) {
-    wgmma_clear(registers(p)), wgmma_clear(registers(ds));
+    wgmma_clear(p.registers()), wgmma_clear(ds.registers());
     begin_dots(p, s.q, group, s.stages[i % kStages].k);
     begin_dots(ds, s.d_o, group, s.stages[i % kStages].v);
   };
   const auto add_keys = [&](int i) { begin_weighted(dq, weights, s.stages[i % kStages].k); };
-  const auto pack = [&] {
-#pragma unroll
-    for (int n = 0; n < kSlots / 16; n++) pack_weights(weights[n], &ds[n * 2]);
-  };
   const auto dots_to_p = [&] {
-#pragma unroll
-    for (int n = 0; n < kSlots / 8; n++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) p[n][e] = exp2_f32(fmaf(p[n][e], x.score_scale, -lse[e / 2]));
+    p.for_each([&](LaneRow row, int, float& z) { z = exp2_f32(fmaf(z, x.score_scale, -terms.lse[row])); });
   };
   const auto dots_to_ds = [&](int i) {
-#pragma unroll
-    for (int n = 0; n < kSlots / 8; n++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        const int row = first + lane / 4 + e / 2 * 8, slot = i * kSlots + n * 8 + lane % 4 * 2 + e % 2;
-        const float w = p[n][e] * (ds[n][e] - delta[e / 2]) * x.scale;
-        ds[n][e] = slot <= t.parent_len + row ? w : 0.f;
-      }
+    ds.for_each(p, [&](LaneRow row, int column, float& z, float weight) {
+      const int slot = i * kSlots + column;
+      const float w = weight * (z - terms.delta[row]) * x.scale;
+      z = slot <= t.parent_len + first + row ? w : 0.f;
+    });
   };
   mbarrier_wait(&s.q_full, 0);
   await(0);
   multiply_keys(0);
-  wgmma_wait<1>(registers(p));
+  wgmma_wait<1>(p.registers());
   dots_to_p();
-  wgmma_wait<0>(registers(ds));
+  wgmma_wait<0>(ds.registers());
   dots_to_ds(0);
-  pack();
+  ds.round(weights);
   const int n_blocks = blocks_of(seen(group + 64));
   if (n_blocks > 1) await(1);
   for (int i = 1; i < n_blocks; i++) {
     multiply_keys(i);
     add_keys(i - 1);
-    wgmma_wait<2>(registers(p));
+    wgmma_wait<2>(p.registers());
     dots_to_p();
-    wgmma_wait<1>(registers(ds));
+    wgmma_wait<1>(ds.registers());
     dots_to_ds(i);
     if (i + 1 < n_blocks) await(i + 1);  // here, as in attn_wgmma
-    wgmma_wait<0>(registers(dq), weights);
+    wgmma_wait<0>(dq.registers(), weights);
     if (lane == 0) mbarrier_arrive(&s.empty[(i - 1) % kStages]);
-    pack();
+    ds.round(weights);
   }
   add_keys(n_blocks - 1);
-  wgmma_wait<0>(registers(dq), weights);
+  wgmma_wait<0>(dq.registers(), weights);
   __syncwarp();  // everyone has read do.o, which lies in dq
-#pragma unroll
-  for (int n = 0; n < kD / 8; n++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-      const int row = first + lane / 4 + e / 2 * 8, c = n * 8 + lane % 4 * 2 + e % 2;
-      if (row < t.len && c < x.d) a.dq.row(t.row + row)[head * x.d + c] = from_float<bf16>(dq[n][e]);
-    }
+  write_query_gradients(a, t, first, head, dq);
 #else
   __trap();
 #endif

@@ -24,6 +24,13 @@ __device__ __forceinline__ void for_rows(F f) {
 // The first of the two neighbouring columns that a lane holds in tile n of eight columns.
 __device__ __forceinline__ int lane_column(int n) { return n * 8 + threadIdx.x % 4 * 2; }
 
+__device__ __forceinline__ uint32_t pack2(float x, float y) {
+  const __nv_bfloat162 v = __floats2bfloat162_rn(x, y);
+  uint32_t u;
+  memcpy(&u, &v, 4);
+  return u;
+}
+
 // Over a quad, in each of its lanes.
 __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(kAllLanes, x, 1);
@@ -77,6 +84,17 @@ struct Accumulator {
     mma_16816(tile[column / 8], a, b[0], b[1]);
     mma_16816(tile[column / 8 + 1], a, b[2], b[3]);
   }
+  // Columns column + [0, 16), rounded to bf16, as a of mma_16816: sums and factors lie the same way.
+  __device__ __forceinline__ void round(uint32_t (&a)[4], int column) const {
+    for (int i = 0; i < 4; i++) {
+      const float* pair = &tile[column / 8 + i / 2][i % 2 * 2];
+      a[i] = pack2(pair[0], pair[1]);
+    }
+  }
+  __device__ __forceinline__ void round(uint32_t (&a)[kColumns / 16][4]) const {
+#pragma unroll
+    for (int i = 0; i < kColumns / 16; i++) round(a[i], i * 16);
+  }
   // As wgmma takes them.
   __device__ __forceinline__ float (&registers())[kTiles * 4] { return reinterpret_cast<float(&)[kTiles * 4]>(tile); }
 
@@ -100,6 +118,12 @@ __device__ __forceinline__ void load_a(uint32_t (&a)[4], At at PTX_LOC) {
     ldmatrix_x4<false>(a, at(lane % 16, lane / 16 * 8) PTX_SAME_LOC);
   else
     ldmatrix_x4<true>(a, at(lane / 8 % 2 * 8, lane / 16 * 8 + lane % 8) PTX_SAME_LOC);
+}
+// The same from elsewhere: pair(row, k) holds the elements at k, which is even, and k + 1.
+template <class F>
+__device__ __forceinline__ void make_a(uint32_t (&a)[4], F pair) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) a[i] = pair(LaneRow{i % 2}, lane_column(i / 2));
 }
 // b of two mma_16816, for columns [0, 8) and [8, 16).  at(column, k) is the address of an element.
 template <Major kMajor, class At>

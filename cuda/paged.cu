@@ -256,7 +256,7 @@ __global__ void __launch_bounds__(kThreads) attend16(const Args<bf16> a) {
     load_tile<16>(q, a.q, e.rows, d, a.vector, query);
     Rows r(*reinterpret_cast<typename Rows::Memory*>(smem + 16 * kD));
     for_blocks([&](const Stage<kD>& s, int begin) {
-      r.add_block(q, AcrossTile{s.k}, s.v, softmax(s), [&](int i) { return e.visible(i) - begin; });
+      r.add_block(q, AcrossTile<kSlots>{s.k}, s.v, softmax(s), [&](int i) { return e.visible(i) - begin; });
     });
     r.write(
         e.rows, [&](int i) { return e.result(i); }, d);
@@ -265,7 +265,8 @@ __global__ void __launch_bounds__(kThreads) attend16(const Args<bf16> a) {
     Rows16<kD> r;
     for_blocks([&](const Stage<kD>& s, int begin) {
       if (first < e.rows)
-        r.add_block(q, first, AcrossTile{s.k}, s.v, softmax(s), [&](int i) { return e.visible(first + i) - begin; });
+        r.add_block(q, first, AcrossTile<kSlots>{s.k}, s.v, softmax(s),
+                    [&](int i) { return e.visible(first + i) - begin; });
     });
     r.write(
         e.rows - first, [&](int i, float) { return e.result(first + i); }, d);

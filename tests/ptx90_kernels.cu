@@ -1,4 +1,5 @@
 // See ptx_kernels.h: the wrappers of cuda/ptx90.cuh.
+#include "fragment.cuh"
 #include "machine.cuh"
 #include "ptx90.cuh"
 #include "ptx_kernels.h"
@@ -54,7 +55,7 @@ __global__ void group_products(float* d, const __grid_constant__ CUtensorMap a, 
   constexpr int kA = 64 * 64 * 2, kB = 64 * kN * 2, kStep = (kMnMajorB ? 16 : kN) * 32;
   auto* const smem = dynamic_smem<unsigned char>();
   auto* const barrier = reinterpret_cast<Mbarrier*>(smem + kA + kB);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
   if (threadIdx.x == 0) {
     mbarrier_init(barrier, 1);
     fence_proxy_async();
@@ -62,23 +63,19 @@ __global__ void group_products(float* d, const __grid_constant__ CUtensorMap a, 
     tensor_copy(smem, a, 0, 0, barrier);
     tensor_copy(smem + kA, b, 0, 0, 0, barrier);
   }
-  float sum[kN / 2];
-  const auto element = [&](int i) -> float& {
-    return d[(warp * 16 + lane / 4 + i / 2 % 2 * 8) * kN + i / 4 * 8 + lane % 4 * 2 + i % 2];
-  };
-#pragma unroll
-  for (int i = 0; i < kN / 2; i++) sum[i] = element(i);
+  Accumulator<kN> sum;
+  const auto element = [&](int row, int column) -> float& { return d[(warp * 16 + row) * kN + column]; };
+  sum.for_each([&](int row, int column, float& x) { x = element(row, column); });
   __syncthreads();
   mbarrier_wait(barrier, 0);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < 4; k++)
-    wgmma<kMnMajorB>(sum, matrix_descriptor(smem + k * 32, Swizzle::bytes_128, 1024),
+    wgmma<kMnMajorB>(sum.registers(), matrix_descriptor(smem + k * 32, Swizzle::bytes_128, 1024),
                      matrix_descriptor(smem + kA + k * kStep, Swizzle::bytes_32, 256, 64 * 32));
   wgmma_commit();
-  wgmma_wait<0>(sum);
-#pragma unroll
-  for (int i = 0; i < kN / 2; i++) element(i) = sum[i];
+  wgmma_wait<0>(sum.registers());
+  sum.for_each([&](int row, int column, float x) { element(row, column) = x; });
 #else
   __trap();
 #endif
@@ -94,7 +91,7 @@ __global__ void row_products(float* d, const uint16_t* factors, const __grid_con
   constexpr int kPanel = 64 * 64 * 2, kPanels = kN / 64;
   auto* const smem = dynamic_smem<unsigned char>();
   auto* const barrier = reinterpret_cast<Mbarrier*>(smem + (1 + kPanels) * kPanel);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
   if (threadIdx.x == 0) {
     mbarrier_init(barrier, 1);
     fence_proxy_async();
@@ -102,34 +99,32 @@ __global__ void row_products(float* d, const uint16_t* factors, const __grid_con
     tensor_copy(smem, a, 0, 0, barrier);
     for (int i = 0; i < kPanels; i++) tensor_copy(smem + (1 + i) * kPanel, b, i * 64, 0, barrier);
   }
-  float sum[kN / 2];
-  const auto element = [&](int i) -> float& {
-    return d[(warp * 16 + lane / 4 + i / 2 % 2 * 8) * kN + i / 4 * 8 + lane % 4 * 2 + i % 2];
-  };
-#pragma unroll
-  for (int i = 0; i < kN / 2; i++) sum[i] = element(i);
+  Accumulator<kN> sum;
+  const auto element = [&](int row, int column) -> float& { return d[(warp * 16 + row) * kN + column]; };
+  sum.for_each([&](int row, int column, float& x) { x = element(row, column); });
   uint32_t left[4][4] = {};
 #pragma unroll
-  for (int i = 0; i < 16; i++)
-    left[i / 4][i % 4] = *reinterpret_cast<const uint32_t*>(
-        &factors[(warp * 16 + lane / 4 + i % 2 * 8) * 64 + i / 4 * 16 + i / 2 % 2 * 8 + lane % 4 * 2]);
+  for (int i = 0; i < 4; i++)
+    make_a(left[i], [&](int row, int k) {
+      return *reinterpret_cast<const uint32_t*>(&factors[(warp * 16 + row) * 64 + i * 16 + k]);
+    });
   __syncthreads();
   mbarrier_wait(barrier, 0);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < 4; k++)
     if constexpr (kWhat == ByRows::scores)
-      wgmma<false>(sum, matrix_descriptor(smem + k * 32, Swizzle::bytes_128, 1024),
+      wgmma<false>(sum.registers(), matrix_descriptor(smem + k * 32, Swizzle::bytes_128, 1024),
                    matrix_descriptor(smem + kPanel + k * 32, Swizzle::bytes_128, 1024));
     else if constexpr (kWhat == ByRows::gradients)
-      wgmma<true, true>(sum, matrix_descriptor(smem + k * 2048, Swizzle::bytes_128, 1024),
+      wgmma<true, true>(sum.registers(), matrix_descriptor(smem + k * 2048, Swizzle::bytes_128, 1024),
                         matrix_descriptor(smem + kPanel + k * 2048, Swizzle::bytes_128, 1024, kPanel));
     else
-      wgmma<true>(sum, left[k], matrix_descriptor(smem + kPanel + k * 2048, Swizzle::bytes_128, 1024, kPanel));
+      wgmma<true>(sum.registers(), left[k],
+                  matrix_descriptor(smem + kPanel + k * 2048, Swizzle::bytes_128, 1024, kPanel));
   wgmma_commit();
-  wgmma_wait<0>(sum, left);
-#pragma unroll
-  for (int i = 0; i < kN / 2; i++) element(i) = sum[i];
+  wgmma_wait<0>(sum.registers(), left);
+  sum.for_each([&](int row, int column, float x) { element(row, column) = x; });
 #else
   __trap();
 #endif

@@ -52,7 +52,7 @@ RULES = [  # (what to damage, replacement, label)
 # Survivors that change nothing that counts: (file, text of the line, label) -> why.
 KNOWN = {
     ("attn_fwd.cu", "cp_async_wait<0>();", "no wait"): "the groups that are left are empty",
-    ("attn_bwd_wgmma.cuh", "registers(dv), p16", "waits for one group less"): "the other wait of the line covers it",
+    ("attn_bwd_wgmma.cuh", "dv.registers(), p16", "waits for one group less"): "the other wait of the line covers it",
     ("linear_mma.cuh", "i < steps", "loop off by one"): "a step behind the last has no products",
 }
 
