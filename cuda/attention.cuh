@@ -67,24 +67,12 @@ struct Matrix {  // [rows, heads, D], heads contiguous
   __device__ __forceinline__ T* row(int64_t r) const { return p + r * stride; }
 };
 
-// What slots weigh.  scale: of q.k, with log2(e).  bias(slot): log2 of its count.
-struct Unbiased {
-  __device__ __forceinline__ float operator()(int) const { return 0; }
-};
-template <class Bias = Unbiased>
+// What slots weigh.  scale: of q.k, with log2(e).
 struct Softmax {
   float scale;
-  Bias bias = {};
-  static constexpr bool kBias = !std::is_same_v<Bias, Unbiased>;
-  // Slots compare as these do; the greatest of them to the score.
-  __device__ __forceinline__ float rank(int slot, float dot) const {
-    return kBias ? fmaf(dot, scale, bias(slot)) : dot;
-  }
-  __device__ __forceinline__ float score(float rank) const { return kBias ? rank : rank * scale; }
+  __device__ __forceinline__ float score(float dot) const { return dot * scale; }
   // Relative to a slot with the score `max`.
-  __device__ __forceinline__ float weight(int slot, float dot, float max) const {
-    return exp2_f32(fmaf(dot, scale, kBias ? bias(slot) - max : -max));
-  }
+  __device__ __forceinline__ float weight(float dot, float max) const { return exp2_f32(fmaf(dot, scale, -max)); }
 };
 
 template <class T>
@@ -95,7 +83,7 @@ struct Packed {
   const int32_t* lists;                       // [G, K], or null: parents are runs of rows
   int n_segments, heads, kv_heads, group, d;  // group: query heads of a key head
   float scale, score_scale;                   // of q.k; that with log2(e)
-  __device__ __forceinline__ Softmax<> softmax() const { return {score_scale}; }
+  __device__ __forceinline__ Softmax softmax() const { return {score_scale}; }
 
   // Key or value of slot s, key head `kv`, of the segment of t.
   __device__ __forceinline__ const T* key(const Tile& t, int kv, int s) const { return at(k, pk, t, kv, s); }
@@ -214,8 +202,8 @@ struct Rows32 {
   }
 
   // Adds a block of slots that lies in shared memory, of which row r of `rows` sees visible(r) (possibly less than 1).
-  template <class Visible, class Bias>
-  __device__ __forceinline__ void add_block(const Shared32& s, int d, int rows, const Softmax<Bias>& softmax,
+  template <class Visible>
+  __device__ __forceinline__ void add_block(const Shared32& s, int d, int rows, const Softmax& softmax,
                                             Visible visible_of) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -230,14 +218,14 @@ struct Rows32 {
         if (slot < visible)
           for (int c = 0; c < d; c++) dot = fmaf(s.q[row * d + c], s.k[slot * (d + 1) + c], dot);
         z[h] = dot;
-        if (slot < visible) m = fmaxf(m, softmax.rank(slot, dot));
+        if (slot < visible) m = fmaxf(m, dot);
       }
       m = fmaxf(top[r], softmax.score(warp_max(m)));
       const float alpha = exp2_f32(top[r] - m);
       top[r] = m;
       for (int h = 0; h < 2; h++) {
         const int slot = lane + 32 * h;
-        s.p[slot] = slot < visible ? softmax.weight(slot, z[h], m) : 0.f;
+        s.p[slot] = slot < visible ? softmax.weight(z[h], m) : 0.f;
       }
       __syncwarp();
       const float* p = s.p + lane % 16;  // the row sum of 64 elements

@@ -1,10 +1,10 @@
 // Products of attention on tensor cores: rows of bf16 in shared memory, 16 rows of results a warp, f32 accumulators.
 //
 // A product's k-steps are 16 long and ascend; a term that is 0 leaves a sum as it is, so hidden pairs change no bit.
-// Attention forward, packed and paged (Rows16): q k^T over channels, those beyond D zero; times scale, plus a bias;
-// online softmax over blocks of 64 slots ascending, in f32, in which each of a row's four lanes adds up its own columns
-// over all blocks and the four are added at the end; weights rounded to bf16, times V.  So a row's bits depend on the
-// slots that it sees, not on where in a tile it lies, nor on other rows.
+// Attention forward, packed and paged (Rows16): q k^T over channels, those beyond D zero; times scale; online
+// softmax over blocks of 64 slots ascending, in f32, in which each of a row's four lanes adds up its own columns over
+// all blocks and the four are added at the end; weights rounded to bf16, times V.  So a row's bits depend on the slots
+// that it sees, not on where in a tile it lies, nor on other rows.
 #pragma once
 #include "attention.cuh"
 #include "fragment.cuh"
@@ -82,16 +82,13 @@ __device__ __forceinline__ void add_weighted(Accumulator<kC>& sum, const Accumul
   }
 }
 
-// Hides from a row the slots from `visible` on; the rank of the greatest of the others.  s: q.k of the slots from
-// `begin` on.
-template <int kN, class Bias>
-__device__ __forceinline__ float mask_row(Accumulator<kN>& s, LaneRow row, int begin, int visible,
-                                          const Softmax<Bias>& softmax) {
+// Hides from a row the slots from `visible` on; the greatest q.k of the others.  s: q.k of the slots from `begin` on.
+template <int kN>
+__device__ __forceinline__ float mask_row(Accumulator<kN>& s, LaneRow row, int begin, int visible) {
   float m = -INFINITY;
   s.for_row(row, [&](int column, float& x) {
-    const int slot = begin + column;
-    if (slot >= visible) x = -INFINITY;
-    m = fmaxf(m, softmax.rank(slot, x));
+    if (begin + column >= visible) x = -INFINITY;
+    m = fmaxf(m, x);
   });
   return quad_max(m);
 }
@@ -104,9 +101,9 @@ struct Rows16 {
 
   // Adds a block of slots; q holds the rows of the warp from `row` on.  Row i of the 16 sees the first visible_of(i)
   // slots of the block (possibly less than 1).
-  template <class Keys, class Visible, class Bias>
-  __device__ __forceinline__ void add_block(SharedTile<kD> q, int row, Keys k, SharedTile<kD> v,
-                                            const Softmax<Bias>& softmax, Visible visible_of) {
+  template <class Keys, class Visible>
+  __device__ __forceinline__ void add_block(SharedTile<kD> q, int row, Keys k, SharedTile<kD> v, const Softmax& softmax,
+                                            Visible visible_of) {
     Accumulator<kSlots> s = {};
     add_dots(s, q, row, k);
     for_rows([&](LaneRow r) { acc.scale(r, weigh(r, s, softmax, visible_of(r))); });
@@ -114,14 +111,12 @@ struct Rows16 {
   }
 
   // Of a row, which sees `visible` slots: q.k to weights.  What acc has to be scaled by before they are added.
-  template <class Bias>
-  __device__ __forceinline__ float weigh(LaneRow row, Accumulator<kSlots>& s, const Softmax<Bias>& softmax,
-                                         int visible) {
-    const float m = fmaxf(top[row], softmax.score(mask_row(s, row, 0, visible, softmax)));
+  __device__ __forceinline__ float weigh(LaneRow row, Accumulator<kSlots>& s, const Softmax& softmax, int visible) {
+    const float m = fmaxf(top[row], softmax.score(mask_row(s, row, 0, visible)));
     const float fix = exp2_f32(top[row] - m);
     top[row] = m;
     float part = 0;
-    s.for_row(row, [&](int slot, float& x) { part += x = softmax.weight(slot, x, m); });
+    s.for_row(row, [&](int, float& x) { part += x = softmax.weight(x, m); });
     sum[row] = sum[row] * fix + part;
     return fix;
   }
@@ -166,14 +161,14 @@ struct SharedRows16 {
   };
 
   // Called by all warps; the arguments are those of Rows16::add_block.
-  template <class Keys, class Visible, class Bias>
-  __device__ __forceinline__ void add_block(SharedTile<kD> q, Keys k, SharedTile<kD> v, const Softmax<Bias>& softmax,
+  template <class Keys, class Visible>
+  __device__ __forceinline__ void add_block(SharedTile<kD> q, Keys k, SharedTile<kD> v, const Softmax& softmax,
                                             Visible visible_of) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, begin = warp * 16;
     Accumulator<16> s = {};
     add_dots(s, q, 0, Mine<Keys>{k});
     for_rows([&](LaneRow row) {
-      const float m = mask_row(s, row, begin, visible_of(row), softmax);
+      const float m = mask_row(s, row, begin, visible_of(row));
       if (lane % 4 == 0) shared.top[warp][row] = m;
     });
     __syncthreads();
@@ -186,9 +181,8 @@ struct SharedRows16 {
       top[row] = m;
     });
     s.for_pairs([&](LaneRow row, int column, float2 x) {
-      const int slot = begin + column;
-      *reinterpret_cast<float2*>(&shared.weights[row][slot]) =
-          make_float2(softmax.weight(slot, x.x, top[row]), softmax.weight(slot + 1, x.y, top[row]));
+      *reinterpret_cast<float2*>(&shared.weights[row][begin + column]) =
+          make_float2(softmax.weight(x.x, top[row]), softmax.weight(x.y, top[row]));
     });
     __syncthreads();
     const float mine = __shfl_sync(kAllLanes, warp < 2 ? fix.v[0] : fix.v[1], (warp % 2 * 4 + lane / 4) % 8 * 4);

@@ -3,16 +3,13 @@
 // sequences.
 //
 // k_pages [pages, K, D, 16]; summary [pages, K, 16 / block * rows, D] or [S, K, max_blocks * rows, D], rows 1 (mean) or
-// 2 (min, max); span_summary the same with one block of 256 slots, [pages, K, rows, D] or [S, K, max_spans * rows, D];
-// score [S, K, max_scored], f32; blocks [sequences or N, K, max_listed].  Overwritten: the summaries of blocks and
-// spans that the entries name, scores of what is scored, lists of the entries or rows that choose and of the rows that
-// they choose for; nothing else.
+// 2 (min, max); score [S, K, max_scored], f32; blocks [sequences or N, K, max_listed].  Overwritten: the summaries of
+// blocks that the entries name, scores of what is scored, lists of the entries or rows that choose; nothing else.
 // Order: ops.h.  Sums in f32 whatever the element type, so f32 has the bits of the `cpu` table; a mean is rounded once.
 // Of equal scores the smaller block is taken.
-// Bytes: summaries read every key once (with spans twice) and write 1 / block of it (twice that for min, max).  The
-// choice reads the summaries of all blocks of a row, or of its spans and of the blocks of some: minmax once for each
-// query head, from L1 for the most part.  Limited by memory bandwidth in decode; for packed rows, each of which reads
-// the summaries before it, by L2.
+// Bytes: summaries read every key once and write 1 / block of it (twice that for min, max).  The choice reads the
+// summaries of all blocks of a row: minmax once for each query head, from L1 for the most part.  Limited by memory
+// bandwidth in decode; for packed rows, each of which reads the summaries before it, by L2.
 #include "attention.cuh"
 
 namespace pare::PARE_CUDA {
@@ -53,8 +50,8 @@ struct PageTable {
 
 // blockIdx.x is a page that received slots, blockIdx.y the key head.
 template <class T>
-__global__ void __launch_bounds__(kThreads) summarise_pages(T* __restrict__ summary, T* __restrict__ span_summary,
-                                                            const T* __restrict__ k_pages, const PageTable p) {
+__global__ void __launch_bounds__(kThreads)
+    summarise_pages(T* __restrict__ summary, const T* __restrict__ k_pages, const PageTable p) {
   const Piece piece = find_piece(p.n_queries, blockIdx.x, [&](int i) {
     const int4 q = p.queries[i];
     return q.y ? (q.z + kPageSlots - 1) / kPageSlots - (q.z - q.y) / kPageSlots : 0;
@@ -71,64 +68,47 @@ __global__ void __launch_bounds__(kThreads) summarise_pages(T* __restrict__ summ
           p.kind, min(p.block, present - begin), [&](int i) { return to_float(key[begin + i]); },
           [&](int row, float x) { out[row * p.d] = from_float<T>(x); });
   }
-  const int end = (page + 1) * kPageSlots, first = page + 1 - kSpanSlots / kPageSlots;
-  if (!span_summary || end > q.z || end % kSpanSlots) return;
-  for (int c = threadIdx.x; c < p.d; c += kThreads)
-    summarise(
-        p.kind, kSpanSlots,
-        [&](int i) {
-          const int64_t at = p.head(q.w, first + i / kPageSlots, blockIdx.y) * p.d + c;
-          return to_float(k_pages[at * kPageSlots + i % kPageSlots]);
-        },
-        [&](int row, float x) { span_summary[(head * height(p.kind) + row) * p.d + c] = from_float<T>(x); });
 }
 
-// Summaries of the blocks of segments.
-template <class T>
-struct SegmentSummaries {
-  T* summary;  // [S, K, room, D]
-  int room, kv_heads, d, block;
-  BlockSummary kind;
-  // Of block b of a segment.
-  __device__ __forceinline__ T* at(int segment, int kv, int b) const {
-    return summary + ((int64_t{segment} * kv_heads + kv) * room + b * height(kind)) * d;
-  }
-};
-// How a row chooses: competition in attention_ops.h.
+// How a row chooses: the first and the last blocks, and the best of those between.
 struct Rule {
-  int first, last, block, spans;
-  __device__ __forceinline__ Competition<int> competition(int all) const {
-    return pare::competition<int>(all, first, last, block, spans);
-  }
+  int first, last, block;
 };
 template <class T>
 struct OfSegments {
-  SegmentSummaries<T> blocks_of, spans_of;
+  T* summary;  // [S, K, room, D]
+  int room;
+  BlockSummary kind;
   const T *q, *k, *pk;
   int64_t q_stride, k_stride, pk_stride;
   const int4* segments;
   int n_segments, heads, kv_heads, d;
   Rule rule;
-  const int32_t *budget, *holds;  // holds: null, or rows for which the choice of a row holds
-  int32_t* blocks;                // [N, K, max_listed]
-  int max_listed, max_scored, max_spans;
+  const int32_t* budget;
+  int32_t* blocks;  // [N, K, max_listed]
+  int max_listed, max_scored;
   bool vector;
+  // Of block b of a segment.
+  __device__ __forceinline__ T* summary_of(int segment, int kv, int b) const {
+    return summary + ((int64_t{segment} * kv_heads + kv) * room + b * height(kind)) * d;
+  }
 };
 
 // blockIdx.x is a whole block of a segment, blockIdx.y the key head.
 template <class T>
-__global__ void __launch_bounds__(kThreads) summarise_segments(const OfSegments<T> a, const SegmentSummaries<T> to) {
+__global__ void __launch_bounds__(kThreads) summarise_segments(const OfSegments<T> a) {
+  const int block = a.rule.block;
   const Piece b =
-      find_piece(a.n_segments, blockIdx.x, [&](int i) { return (a.segments[i].y + a.segments[i].w) / to.block; });
+      find_piece(a.n_segments, blockIdx.x, [&](int i) { return (a.segments[i].y + a.segments[i].w) / block; });
   if (b.owner == a.n_segments) return;
   const int4 s = a.segments[b.owner];
   const int kv = blockIdx.y;
-  T* out = to.at(b.owner, kv, b.index);
+  T* out = a.summary_of(b.owner, kv, b.index);
   for (int c = threadIdx.x; c < a.d; c += kThreads)
     summarise(
-        to.kind, to.block,
+        a.kind, block,
         [&](int i) {
-          const int64_t slot = b.index * to.block + i;
+          const int64_t slot = b.index * block + i;
           const T* row = slot < s.w ? a.pk + (s.z + slot) * a.pk_stride : a.k + (s.x + slot - s.w) * a.k_stride;
           return to_float(row[kv * a.d + c]);
         },
@@ -246,9 +226,8 @@ __device__ Least nth_largest(const float* score, int m, int n) {
   return least;
 }
 
-// list: the n best of m by score[i], ascending; number(i): the number of the i-th, which ascend.
-template <class Number>
-__device__ void take_best(int32_t* list, int n, const float* score, int m, Number number) {
+// list: the n best of the m blocks from `first` on, by score[i], ascending.
+__device__ void take_best(int32_t* list, int n, int first, const float* score, int m) {
   __shared__ int2 sums[kWarps];
   if (n <= 0) return;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -273,48 +252,31 @@ __device__ void take_best(int32_t* list, int n, const float* score, int m, Numbe
   int32_t* to = list + above + min(equal, least.ties);
   for (int i = begin; i < stop; i++) {
     const uint32_t x = ordered(score[i]);
-    if (x > least.key || (x == least.key && equal++ < least.ties)) *to++ = number(i);
+    if (x > least.key || (x == least.key && equal++ < least.ties)) *to++ = first + i;
   }
 }
 
-// list: `budget` of `all` blocks.  q: load_queries; score: room for what is scored; kept: shared, room for the best
-// spans if spans compete.  block_summary(b), span_summary(s): the rows of a block, of a span.
-template <BlockSummary kKind, bool kVector, class Block, class Span>
-__device__ void choose(int32_t* list, float* score, int32_t* kept, const float* q, int group, int d, const Rule& rule,
-                       int all, int budget, Block block_summary, Span span_summary) {
-  const Competition<int> c = rule.competition(all);
-  const int first_span = c.first_span, spans = c.spans, blocks = c.blocks, each = kSpanSlots / rule.block;
-  if (spans) {
-    score_blocks<kKind, kVector>(score, q, group, d, spans, [&](int i) { return span_summary(first_span + i); });
-    __syncthreads();
-    take_best(kept, rule.spans, score, spans, [&](int i) { return first_span + i; });
-    __syncthreads();
-    score += spans;
-  }
-  // The i-th block that is scored: before the spans, in one that was kept, behind them.
-  const int before = spans ? first_span * each - rule.first : blocks, within = rule.spans * each;
-  const auto number = [&](int i) {
-    if (i < before) return rule.first + i;
-    const int j = i - before;
-    return j < within ? kept[j / each] * each + j % each : (first_span + spans) * each + j - within;
-  };
-  score_blocks<kKind, kVector>(score, q, group, d, blocks, [&](int i) { return block_summary(number(i)); });
+// list: `budget` of `all` blocks.  q: load_queries; score: room for those between; summary_of(b): the rows of a block.
+template <BlockSummary kKind, bool kVector, class Summary>
+__device__ void choose(int32_t* list, float* score, const float* q, int group, int d, const Rule& rule, int all,
+                       int budget, Summary summary_of) {
+  const int between = all - rule.first - rule.last, n = budget - rule.first - rule.last;
+  score_blocks<kKind, kVector>(score, q, group, d, between, [&](int i) { return summary_of(rule.first + i); });
   __syncthreads();
-  const int n = budget - rule.first - rule.last;
   for (int i = threadIdx.x; i < rule.first; i += kThreads) list[i] = i;
   for (int i = threadIdx.x; i < rule.last; i += kThreads) list[rule.first + n + i] = all - rule.last + i;
-  take_best(list + rule.first, n, score, blocks, number);
+  take_best(list + rule.first, n, rule.first, score, between);
 }
 
 template <class T>
 struct OfPages {
   PageTable p;
-  const T *q, *summary, *span_summary;
+  const T *q, *summary;
   int64_t q_stride;
   const int32_t* budget;
   float* score;     // [S, K, max_scored]
   int32_t* blocks;  // [sequences, K, max_listed]
-  int max_scored, max_listed, max_spans, heads;
+  int max_scored, max_listed, heads;
   Rule rule;
   bool vector;
 };
@@ -327,18 +289,13 @@ __global__ void __launch_bounds__(kThreads, 6) select_paged(const OfPages<T> a) 
   const int all = (entry.z + p.block - 1) / p.block, budget = a.budget[entry.w], kv = blockIdx.y;
   if (entry.y != 1 || all <= budget) return;
   const int group = a.heads / p.kv_heads, per_page = kPageSlots / p.block, rows = height(kKind);
-  int32_t* kept = dynamic_smem<int32_t>();
-  float* q = reinterpret_cast<float*>(kept + a.max_spans);
+  float* q = dynamic_smem<float>();
   load_queries<kKind>(q, a.q + entry.x * a.q_stride + kv * group * p.d, group, p.d);
   __syncthreads();
   choose<kKind, kVector>(
       a.blocks + (int64_t{entry.w} * p.kv_heads + kv) * a.max_listed,
-      a.score + (int64_t{blockIdx.x} * p.kv_heads + kv) * a.max_scored, kept, q, group, p.d, a.rule, all, budget,
-      [&](int b) { return a.summary + (p.head(entry.w, b / per_page, kv) * per_page + b % per_page) * rows * p.d; },
-      [&](int s) {
-        constexpr int pages = kSpanSlots / kPageSlots;
-        return a.span_summary + p.head(entry.w, s * pages + pages - 1, kv) * rows * p.d;
-      });
+      a.score + (int64_t{blockIdx.x} * p.kv_heads + kv) * a.max_scored, q, group, p.d, a.rule, all, budget,
+      [&](int b) { return a.summary + (p.head(entry.w, b / per_page, kv) * per_page + b % per_page) * rows * p.d; });
 }
 
 // blockIdx.x is an own row, blockIdx.y the key head.
@@ -348,23 +305,14 @@ __global__ void __launch_bounds__(kThreads, 6) select_packed(const OfSegments<T>
   if (t.len == 0) return;
   const int64_t row = t.row + t.first;
   const int all = (t.parent_len + t.first + a.rule.block) / a.rule.block, budget = a.budget[row], kv = blockIdx.y;
-  const int rows = a.holds ? a.holds[row] : 1;
-  if (all <= budget || rows == 0) return;
+  if (all <= budget) return;
   const int group = a.heads / a.kv_heads;
   float* score = dynamic_smem<float>();
-  int32_t* kept = reinterpret_cast<int32_t*>(score + a.max_scored);
-  float* q = reinterpret_cast<float*>(kept + a.max_spans);
+  float* q = score + a.max_scored;
   load_queries<kKind>(q, a.q + row * a.q_stride + kv * group * a.d, group, a.d);
   __syncthreads();
-  int32_t* const list = a.blocks + (row * a.kv_heads + kv) * a.max_listed;
-  choose<kKind, kVector>(
-      list, score, kept, q, group, a.d, a.rule, all, budget,
-      [&](int b) { return static_cast<const T*>(a.blocks_of.at(t.entry, kv, b)); },
-      [&](int s) { return static_cast<const T*>(a.spans_of.at(t.entry, kv, s)); });
-  if (rows == 1) return;
-  __syncthreads();  // the list is there
-  for (int i = threadIdx.x; i < (rows - 1) * budget; i += kThreads)
-    list[int64_t{i / budget + 1} * a.kv_heads * a.max_listed + i % budget] = list[i % budget];
+  choose<kKind, kVector>(a.blocks + (row * a.kv_heads + kv) * a.max_listed, score, q, group, a.d, a.rule, all, budget,
+                         [&](int b) { return static_cast<const T*>(a.summary_of(t.entry, kv, b)); });
 }
 
 // ---- launchers
@@ -381,14 +329,8 @@ void expect_blocks(const char* op, int32_t block, int32_t first, int32_t last) {
 template <class A>
 Rule rule_of(const char* op, const A& a) {
   expect_blocks(op, a.block, a.first_blocks, a.last_blocks);
-  expect(a.spans >= 0, op, ": the best ", a.spans, " spans");
-  return {a.first_blocks, a.last_blocks, a.block, a.spans};
+  return {a.first_blocks, a.last_blocks, a.block};
 }
-void expect_spans(const char* op, const Tensor& t, int64_t owners, int64_t kv_heads, int64_t rows, int64_t d) {
-  expect(is_shape(t, {owners, kv_heads, rows, d}) && t.contiguous(), op, ": span_summary ", t.str());
-}
-// Room for the best spans of a row of at most `slots` slots: none where all of them stay.
-int kept_spans(int64_t spans, int64_t slots) { return static_cast<int>(spans < slots / kSpanSlots ? spans : 0); }
 void expect_heads(const char* op, int64_t heads, int64_t kv_heads) {
   expect(kv_heads >= 1 && kv_heads <= 65535 && heads % kv_heads == 0, op, ": ", heads, " query heads with ", kv_heads,
          " key heads");
@@ -436,13 +378,12 @@ void kv_block_summary(const KvBlockSummary& a, Stream stream) {
   expect(is_shape(a.k_pages, {a.summary.shape[0], p.kv_heads, d, kPageSlots}) && a.k_pages.contiguous() &&
              kv_heads <= 65535,
          op, ": k_pages ", a.k_pages.str(), " for summary ", a.summary.str());
-  if (a.span_summary) expect_spans(op, a.span_summary, a.summary.shape[0], kv_heads, summary_rows(a.kind), d);
   if (a.pages == 0 || kv_heads == 0 || d == 0) return;
   with_act(op, a.k_pages, [&](auto type) {
     using T = decltype(type);
     launch(op, summarise_pages<T>,
            {.grid = dim3(blocks(op, a.pages, 1), static_cast<unsigned>(kv_heads)), .block = kThreads}, stream,
-           a.summary.as<T>(), a.span_summary ? a.span_summary.as<T>() : nullptr, a.k_pages.as<T>(), p);
+           a.summary.as<T>(), a.k_pages.as<T>(), p);
   });
 }
 
@@ -457,21 +398,17 @@ void kv_block_select(const KvBlockSelect& a, Stream stream) {
              is_shape(a.budget, {sequences}),
          op, ": blocks ", a.blocks.str(), ", score ", a.score.str(), ", budget ", a.budget.str(), " for ", entries,
          " entries");
-  if (a.spans) expect_spans(op, a.span_summary, a.summary.shape[0], kv_heads, summary_rows(a.kind), d);
   with_act(op, a.q, [&](auto type) {
     using T = decltype(type);
     OfPages<T> x{};
     x.p = page_table(op, a, d), x.rule = rule;
     x.q = a.q.as<T>(), x.summary = a.summary.as<T>(), x.q_stride = row_stride(op, "q", a.q, heads, d);
-    if (a.spans) x.span_summary = a.span_summary.as<T>();
     x.budget = a.budget.as<int32_t>(), x.score = a.score.as<float>(), x.blocks = a.blocks.as<int32_t>();
     x.max_scored = static_cast<int>(a.score.shape[2]), x.max_listed = static_cast<int>(a.blocks.shape[2]);
-    x.max_spans = kept_spans(a.spans, a.page_table.shape[1] * kPageSlots);
-    x.heads = static_cast<int>(heads),
-    x.vector = aligned16(a.summary, {d}) && (!a.spans || aligned16(a.span_summary, {d}));
+    x.heads = static_cast<int>(heads), x.vector = aligned16(a.summary, {d});
     if (entries == 0 || a.scored == 0) return;
-    const size_t smem = sizeof(int32_t) * x.max_spans + query_bytes(a.kind, heads / kv_heads, d);
-    expect(smem <= kSmem, op, ": the best ", x.max_spans, " spans do not fit in shared memory");
+    const size_t smem = query_bytes(a.kind, heads / kv_heads, d);
+    expect(smem <= kSmem, op, ": q ", a.q.str(), " does not fit in shared memory");
     using B = BlockSummary;
     select(op, a.kind,
            {.grid = dim3(blocks(op, entries, 1), static_cast<unsigned>(kv_heads)), .block = kThreads, .smem = smem},
@@ -484,50 +421,31 @@ void attn_block_select(const AttnBlockSelect& a, Stream stream) {
   const char* op = "attn_block_select";
   const Rule rule = rule_of(op, a);
   const int64_t n = a.q.shape[0], heads = a.q.shape[1], d = a.q.shape[2], kv_heads = a.k.shape[1];
-  const int64_t segments = a.segments.shape[0], rows = summary_rows(a.kind);
+  const int64_t segments = a.segments.shape[0];
   expect_heads(op, heads, kv_heads);
-  expect(is_shape(a.blocks, {n, kv_heads, a.blocks.shape[2]}) && a.blocks.contiguous() && is_shape(a.budget, {n}) &&
-             (!a.holds || is_shape(a.holds, {n})),
-         op, ": blocks ", a.blocks.str(), ", budget ", a.budget.str(), ", holds ", a.holds.str(), " for q ", a.q.str());
+  expect(is_shape(a.blocks, {n, kv_heads, a.blocks.shape[2]}) && a.blocks.contiguous() && is_shape(a.budget, {n}), op,
+         ": blocks ", a.blocks.str(), ", budget ", a.budget.str(), " for q ", a.q.str());
   expect(is_shape(a.summary, {segments, kv_heads, a.summary.shape[2], d}) && a.summary.contiguous(), op, ": summary ",
          a.summary.str(), " for ", segments, " segments");
-  if (a.spans) expect_spans(op, a.span_summary, segments, kv_heads, a.span_summary.shape[2], d);
-  const int64_t most_blocks = a.summary.shape[2] / rows, most_spans = a.spans ? a.span_summary.shape[2] / rows : 0;
-  const int max_spans = kept_spans(a.spans, most_spans * kSpanSlots);
-  const size_t smem = sizeof(float) * static_cast<size_t>(most_blocks + most_spans + max_spans) +
-                      query_bytes(a.kind, heads / kv_heads, d);
+  const int64_t most_blocks = a.summary.shape[2] / summary_rows(a.kind);
+  const size_t smem = sizeof(float) * static_cast<size_t>(most_blocks) + query_bytes(a.kind, heads / kv_heads, d);
   expect(smem <= kSmem, op, ": the scores of ", most_blocks, " blocks do not fit in shared memory");
   with_act(op, a.q, [&](auto type) {
     using T = decltype(type);
-    const auto summaries = [&](const Tensor& t, int32_t block) {
-      return SegmentSummaries<T>{.summary = t.as<T>(),
-                                 .room = static_cast<int>(t.shape[2]),
-                                 .kv_heads = static_cast<int>(kv_heads),
-                                 .d = static_cast<int>(d),
-                                 .block = block,
-                                 .kind = a.kind};
-    };
     OfSegments<T> x{};
-    x.blocks_of = summaries(a.summary, a.block);
-    if (a.spans) x.spans_of = summaries(a.span_summary, kSpanSlots);
+    x.summary = a.summary.as<T>(), x.room = static_cast<int>(a.summary.shape[2]), x.kind = a.kind;
     x.q = a.q.as<T>(), x.k = a.k.as<T>(), x.pk = a.pk.as<T>();
     x.q_stride = row_stride(op, "q", a.q, heads, d), x.k_stride = row_stride(op, "k", a.k, kv_heads, d);
     x.pk_stride = row_stride(op, "pk", a.pk, kv_heads, d);
     x.segments = rows_of(op, "segments", a.segments), x.n_segments = static_cast<int>(segments);
     x.heads = static_cast<int>(heads), x.kv_heads = static_cast<int>(kv_heads), x.d = static_cast<int>(d);
     x.rule = rule, x.budget = a.budget.as<int32_t>(), x.blocks = a.blocks.as<int32_t>();
-    if (a.holds) x.holds = a.holds.as<int32_t>();
-    x.max_listed = static_cast<int>(a.blocks.shape[2]), x.max_spans = max_spans;
-    x.max_scored = static_cast<int>(most_blocks + most_spans);
-    x.vector = aligned16(a.summary, {d}) && (!a.spans || aligned16(a.span_summary, {d}));
-    // A segment has a summary for each `block` slots that are whole.
-    const auto summarise_all = [&](const SegmentSummaries<T>& to) {
-      if (const int64_t most = a.slots / to.block; most && kv_heads)
-        launch(op, summarise_segments<T>,
-               {.grid = dim3(blocks(op, most, 1), static_cast<unsigned>(kv_heads)), .block = kThreads}, stream, x, to);
-    };
-    summarise_all(x.blocks_of);
-    if (a.spans) summarise_all(x.spans_of);
+    x.max_listed = static_cast<int>(a.blocks.shape[2]), x.max_scored = static_cast<int>(most_blocks);
+    x.vector = aligned16(a.summary, {d});
+    // A segment has a summary for each whole block.
+    if (const int64_t most = a.slots / a.block; most && kv_heads)
+      launch(op, summarise_segments<T>,
+             {.grid = dim3(blocks(op, most, 1), static_cast<unsigned>(kv_heads)), .block = kThreads}, stream, x);
     if (n == 0 || a.scored == 0) return;
     using B = BlockSummary;
     select(op, a.kind,

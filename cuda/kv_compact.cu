@@ -110,7 +110,7 @@ constexpr int kUnits = 16, kSlots = kMoved * kLanes;  // units of a slot, slots 
 template <class T>
 struct CompactArgs {
   T *k, *v;
-  uint32_t *pos, *mass, *count;  // 4 bytes a slot; mass and count may be null
+  uint32_t *pos, *mass;  // 4 bytes a slot; mass may be null
   const int32_t *keep, *dst;
   Events events;
   int64_t dst_stride, max_keep;
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kThreads) compact(const CompactArgs<T> a) {
       return unit < units ? reinterpret_cast<Unit*>(a.v) + (head * kPageSlots + place) * units + unit : nullptr;
     });
   } else {
-    uint32_t* const array = high == 0 ? a.pos : high == 1 ? a.mass : high == 2 ? a.count : nullptr;
+    uint32_t* const array = high == 0 ? a.pos : high == 1 ? a.mass : nullptr;
     move_slots<uint32_t>(e, keep, src, dst, low,
                          [&](int64_t head, int place) { return array ? array + head * kPageSlots + place : nullptr; });
   }
@@ -230,7 +230,6 @@ void expect_compact(const char* op, const KvCompact& a) {
          op, ": v_pages ", a.v_pages.str(), " for k_pages ", a.k_pages.str());
   dense<int32_t>(op, "pos_pages", a.pos_pages, {pages, kv_heads, kPageSlots});
   if (a.mass_pages) dense<float>(op, "mass_pages", a.mass_pages, {pages, kv_heads, kPageSlots});
-  if (a.count_pages) dense<float>(op, "count_pages", a.count_pages, {pages, kv_heads, kPageSlots});
   expect(a.keep.rank == 3, op, ": keep is ", a.keep.str(), ", not [R, K, max_keep]");
   dense<int32_t>(op, "keep", a.keep, {a.keep.shape[0], kv_heads, a.keep.shape[2]});
   events_of(op, a.events, a.src_pages, kv_heads);
@@ -253,7 +252,6 @@ void kv_compact(const KvCompact& a, Stream stream) {
                               .v = a.v_pages.as<T>(),
                               .pos = words(a.pos_pages),
                               .mass = words(a.mass_pages),
-                              .count = words(a.count_pages),
                               .keep = a.keep.as<int32_t>(),
                               .dst = a.dst_pages.as<int32_t>(),
                               .events = events,

@@ -2,9 +2,9 @@
 //
 // Shapes of pages and keep: kv_compact.cu.  links [E, K, 2, max_pages * 16] f32: by slot, of those that are evicted the
 // place in `keep` of the slot c(e) and its cosine (first: norms of keys).  merged [E, K, max_keep, 2 D + 1] f32: rows
-// of V, K and count of a kept slot after the merging; count -1: nothing came.  threshold is changed in place. Order:
-// kv_ops.h, in f32 whatever the element type, so f32 has the bits of the `cpu` table.  A kept slot belongs to one warp,
-// which walks the evicted slots that come to it, ascending: no atomics.
+// of V and K of a kept slot after the merging, and whether anything came (1 or 0).  threshold is changed in place.
+// Order: kv_ops.h, in f32 whatever the element type, so f32 has the bits of the `cpu` table.  A kept slot belongs to
+// one warp, which walks the evicted slots that come to it, ascending: no atomics.
 //
 // Launches: norms, the nearest kept slot of each evicted one (64 x 64 products at a time), for d2o the thresholds, the
 // merged rows, the compaction, and the merged rows over what it moved.  So the pages are read before anything is moved.
@@ -47,7 +47,6 @@ template <class T>
 struct MergeArgs {
   T *k, *v;
   const float* mass;
-  float* count;  // or null
   const int32_t *pos, *keep, *dst, *threshold_row, *uid;
   Events events;
   int64_t dst_stride, max_keep, row;  // row: of links
@@ -170,9 +169,9 @@ struct Receiver {
   const MergeArgs<T>& a;
   const HeadPages pages;
   const int slot;  // the kept one
-  const bool with_keys = a.keys != MergeKeys::none, half = a.kind == KvMergeKind::lookm_pivot;
+  const bool with_keys = a.keys == MergeKeys::unrotated, half = a.kind == KvMergeKind::lookm_pivot;
   Row v, k, old_v, old_k;
-  float weights = 1, count = 0, old_length = 0;
+  float weights = 1, old_length = 0;
   bool started = false;
 
   __device__ Receiver(const MergeArgs<T>& a, const HeadPages& pages, int slot) : a(a), pages(pages), slot(slot) {}
@@ -189,21 +188,19 @@ struct Receiver {
                           : x * by[d - half_depth] + other * (by[d] * sign);
   }
   __device__ __forceinline__ int partner(int d) const { return d < a.depth / 2 ? d + a.depth / 2 : d - a.depth / 2; }
-  // As it lies, or turned back to position 0.
+  // Turned back to position 0.
   __device__ __forceinline__ void key(Row& r, int s) const {
     const T* const from = key_at(a.k, pages, s, a.depth);
-    const float* const by = a.keys == MergeKeys::unrotated ? angle(s) : nullptr;
+    const float* const by = angle(s);
     r.load(a.depth, [&](int d) {
-      const float x = to_float(from[d * kPageSlots]);
-      return by ? turned(d, by, -1, x, to_float(from[partner(d) * kPageSlots])) : x;
+      return turned(d, by, -1, to_float(from[d * kPageSlots]), to_float(from[partner(d) * kPageSlots]));
     });
   }
-  __device__ __forceinline__ float count_of(int s) const { return a.count ? a.count[pages.at(s)] : 0.f; }
 
   __device__ __forceinline__ void start() {
     started = true;
     value(old_v, slot);
-    v = old_v, count = count_of(slot);
+    v = old_v;
     if (with_keys) key(old_k, slot), k = old_k;
     if (a.kind == KvMergeKind::value) old_length = old_v.length();
   }
@@ -226,16 +223,14 @@ struct Receiver {
     add_row(v, other, old_v, w);
     if (with_keys) key(other, s), add_row(k, other, old_k, w);
     weights += a.kind == KvMergeKind::value ? w : a.kind == KvMergeKind::cam ? 0.f : 1.f;
-    count += count_of(s);
   }
   // To a row of `merged`.
   __device__ __forceinline__ void write(float* row) {
     const int depth = a.depth;
     v.store(depth, [&](int d, float x) { row[d] = x / weights; });
-    if (threadIdx.x % 32 == 0) row[2 * depth] = count;
+    if (threadIdx.x % 32 == 0) row[2 * depth] = 1;
     if (!with_keys) return;
     k.store(depth, [&](int d, float x) { row[depth + d] = x / weights; });
-    if (a.keys != MergeKeys::unrotated) return;
     __syncwarp();
     const float* const by = angle(slot);
     k.load(depth, [&](int d) { return turned(d, by, 1, row[depth + d], row[depth + partner(d)]); });
@@ -303,7 +298,7 @@ __global__ void __launch_bounds__(kThreads, 2) merge(const MergeArgs<T> a) {
   if (to.started)
     to.write(row);
   else if (lane == 0)
-    row[2 * a.depth] = -1;
+    row[2 * a.depth] = 0;
 }
 
 // The merged rows over what compaction moved there; blockIdx.y: a kept slot a warp.
@@ -313,16 +308,14 @@ __global__ void __launch_bounds__(kThreads) overlay(const MergeArgs<T> a) {
   const int kept = blockIdx.y * kWarps + threadIdx.x / 32, depth = a.depth;
   if (kept >= e.keep) return;
   const float* const row = a.merged_row(blockIdx.x, kept);
-  const float count = row[2 * depth];
-  if (count < 0) return;
+  if (row[2 * depth] == 0) return;
   const HeadPages dst{a.dst + a.events.event() * a.dst_stride, a.events.kv_heads, a.events.head()};
   const int64_t head = dst.head(e.first + kept);
   const int place = (e.first + kept) % kPageSlots;
   for (int d = threadIdx.x % 32; d < depth; d += 32) {
     a.v[(head * kPageSlots + place) * depth + d] = from_float<T>(row[d]);
-    if (a.keys != MergeKeys::none) a.k[(head * depth + d) * kPageSlots + place] = from_float<T>(row[depth + d]);
+    if (a.keys == MergeKeys::unrotated) a.k[(head * depth + d) * kPageSlots + place] = from_float<T>(row[depth + d]);
   }
-  if (a.count && threadIdx.x % 32 == 0) a.count[head * kPageSlots + place] = count;
 }
 
 void expect_kind(const char* op, const KvMerge& a) {
@@ -331,8 +324,8 @@ void expect_kind(const char* op, const KvMerge& a) {
   expect(c.sinks == 0, op, ": merging needs absolute positions, there are ", c.sinks, " turned sinks");
   expect(a.keys == MergeKeys::none || (!cam && a.kind != KvMergeKind::value), op, ": keys is ",
          static_cast<int>(a.keys), ", but kind ", static_cast<int>(a.kind), " leaves keys alone");
-  expect(!cam || (a.targets >= 1 && c.mass_pages && !c.count_pages), op, ": cam with ", a.targets,
-         " targets, mass_pages ", c.mass_pages.str(), ", count_pages ", c.count_pages.str());
+  expect(!cam || (a.targets >= 1 && c.mass_pages), op, ": cam with ", a.targets, " targets, mass_pages ",
+         c.mass_pages.str());
   expect(a.keys != MergeKeys::unrotated || c.k_pages.shape[2] % 2 == 0, op, ": keys of odd width ", c.k_pages.str(),
          " cannot be turned");
 }
@@ -343,7 +336,6 @@ MergeArgs<T> merge_args(const char* op, const KvMerge& a, const Events& events) 
   const int64_t n = events.count, K = events.kv_heads, D = c.k_pages.shape[2], row = c.src_pages.shape[1] * kPageSlots;
   MergeArgs<T> x{};
   x.k = c.k_pages.as<T>(), x.v = c.v_pages.as<T>(), x.pos = c.pos_pages.as<int32_t>(), x.keep = c.keep.as<int32_t>();
-  if (c.count_pages) x.count = c.count_pages.as<float>();
   x.events = events, x.dst = c.dst_pages.as<int32_t>(), x.dst_stride = c.dst_pages.stride[0];
   x.max_keep = c.keep.shape[2], x.row = row, x.depth = static_cast<int>(D);
   x.links = dense<float>(op, "links", a.links, {n, K, 2, row});

@@ -157,7 +157,6 @@ template <class T>
 struct MassArgs {
   float* mass_pages;
   const T *q, *k_pages;
-  const float* counts;  // or null
   const int32_t* page_table;
   const PagedRow* queries;
   const int32_t* first;
@@ -185,15 +184,14 @@ __device__ __forceinline__ void weigh_rows(const MassArgs<T>& a, const QueryTile
         return Key<T>{begin + j < last ? key_at(a.k_pages, pages, begin + j, t.depth) : nullptr, 0};
       });
       for (int block = 0; block < kSlots && begin + block < last; block += kBlock) {
-        float x[kBlock / kLanes], bias[kBlock / kLanes], next = -INFINITY, tree = 0;
+        float x[kBlock / kLanes], next = -INFINITY, tree = 0;
         for (int i = 0; i < kBlock / kLanes; i++) {
           const int j = block + lane + i * kLanes, slot = begin + j;
           x[i] = slot < end ? z[j] : -INFINITY;
-          bias[i] = slot < end && a.counts ? log_f32(a.counts[pages.at(slot)]) * kLog2E : 0.f;
-          next = fmaxf(next, fmaf(x[i], scale, bias[i]));
+          next = fmaxf(next, x[i] * scale);
         }
         next = fmaxf(so_far, lanes_max(next));
-        for (int i = 0; i < kBlock / kLanes; i++) tree += x[i] = exp2_f32(fmaf(x[i], scale, bias[i] - next));
+        for (int i = 0; i < kBlock / kLanes; i++) tree += x[i] = exp2_f32(fmaf(x[i], scale, -next));
         if (pass == 0) {
           tree = lanes_sum(tree);
           sum = begin + block ? fmaf(sum, exp2_f32(so_far - next), tree) : tree;
@@ -263,8 +261,7 @@ struct RedundancyArgs {
   int64_t max_slots, row;  // workspace: 4 rows of so many floats, by slot
   int depth;
   float lambda, threshold;
-  bool zero_first_when_none;
-  // Sums of the columns of S; the last row above the threshold, or -1; S there; norms of keys, later r.
+  // Sums of the columns of S; the last row above the threshold, or `first`; S there; norms of keys, later r.
   __device__ __forceinline__ float* values(int i) const { return workspace + (blockIdx.x * int64_t{4} + i) * row; }
 };
 
@@ -286,14 +283,14 @@ __global__ void __launch_bounds__(kThreads, kTileBlocks) columns_of_s(const Redu
   const int column = begin + static_cast<int>(threadIdx.x);
   const bool mine = threadIdx.x < 64 && column >= e.first && column < e.slots;
   float sum = 0, similar = 0;
-  int last = -1;
+  int last = e.first;
   for (int row = base; row < e.slots; row += 64) {
     t.multiply(64, e.slots - row, 1, [&](int j) { return key(row + j); });
     for (int i = row; mine && i < min(row + 64, e.slots); i++) {
       if (i < e.first) continue;
       const float s = i == column ? 0.f : t.z[threadIdx.x * KeyTile::kColumnStep + i - row];
       sum += s;
-      if (s > a.threshold || (i == e.first && a.zero_first_when_none)) last = i, similar = s;
+      if (s > a.threshold || i == e.first) last = i, similar = s;
     }
   }
   if (mine) a.values(0)[column] = sum, a.values(1)[column] = static_cast<float>(last), a.values(2)[column] = similar;
@@ -417,7 +414,6 @@ void attn_paged_mass(const AttnPagedMass& m, Stream stream) {
     const MassArgs<T> args{.mass_pages = mass,
                            .q = a.q.as<T>(),
                            .k_pages = a.k_pages.as<T>(),
-                           .counts = a.count_pages ? a.count_pages.as<float>() : nullptr,
                            .page_table = a.page_table.as<int32_t>(),
                            .queries = reinterpret_cast<const PagedRow*>(a.queries.as<int32_t>()),
                            .first = first,
@@ -471,8 +467,7 @@ void kv_redundancy(const KvRedundancy& a, Stream stream) {
                                  .row = row,
                                  .depth = static_cast<int>(d),
                                  .lambda = a.lambda,
-                                 .threshold = a.threshold,
-                                 .zero_first_when_none = a.zero_first_when_none};
+                                 .threshold = a.threshold};
     const unsigned heads = blocks(op, int64_t{events.count} * kv_heads, 1), runs = blocks(op, row, kThreads);
     launch(op, key_norms<T>, {.grid = dim3(heads, runs), .block = kThreads}, stream, events, args.k_pages, args.depth,
            workspace + 3 * row, 4 * row);

@@ -41,7 +41,6 @@ struct Pages {
 struct Beside {  // absent: null
   int32_t* pos_pages;
   const int32_t* pos;
-  float* count_pages;
 };
 
 // blockIdx.x is a new row.
@@ -61,7 +60,6 @@ __global__ void __launch_bounds__(kThreads) write_rows(Pages<T> pages, const T* 
   for (int h = threadIdx.x; h < pages.kv_heads; h += kThreads) {
     const int64_t at = pages.head(table_row, slot, h) * kPageSlots + slot % kPageSlots;
     if (beside.pos_pages) beside.pos_pages[at] = beside.pos[row];
-    if (beside.count_pages) beside.count_pages[at] = 1.f;
   }
 }
 
@@ -72,7 +70,6 @@ struct Args {
   int64_t q_stride;
   Pages<const T> pages;
   const int32_t *blocks, *budget;  // null: everything is read
-  const float* counts;             // [pages, K, 16]: log(count) is added to the score of a slot; or null
   int max_blocks, block;           // room of a list; slots of a selection block
   int heads, group;
   float scale;
@@ -145,13 +142,7 @@ __global__ void __launch_bounds__(kThreads) attend32(const Args<float> a) {
       }
     }
     __syncthreads();
-    const auto bias = [&](int i) {
-      if (!a.counts) return 0.f;
-      const int slot = begin + i;
-      return log_f32(a.counts[a.pages.head(e.table_row, slot, e.kv) * kPageSlots + slot % kPageSlots]) * kLog2E;
-    };
-    r.add_block(s, d, e.rows, Softmax<decltype(bias)>{a.scale * kLog2E, bias},
-                [&](int row) { return e.visible(row) - begin; });
+    r.add_block(s, d, e.rows, Softmax{a.scale * kLog2E}, [&](int row) { return e.visible(row) - begin; });
   }
   r.write(
       e.rows, [&](int row, float) { return e.result(row); }, d);
@@ -164,16 +155,14 @@ constexpr int kRows16 = 64;
 // What a block of 64 slots is staged in.
 template <int kD>
 struct Stage {
-  static constexpr int kBytes = 2 * 64 * kD * 2 + 64 * 4;
+  static constexpr int kBytes = 2 * 64 * kD * 2;
   SharedTile<kSlots> k;  // [kD][64]: slots across, as in pages
   SharedTile<kD> v;      // [64][kD]
-  float* bias;           // [64]: log2 of the counts
-  __device__ explicit Stage(char* p)
-      : k{reinterpret_cast<bf16*>(p)}, v{k.p + kSlots * kD}, bias(reinterpret_cast<float*>(v.p + kSlots * kD)) {}
+  __device__ explicit Stage(char* p) : k{reinterpret_cast<bf16*>(p)}, v{k.p + kSlots * kD} {}
 };
 
 // Fills a stage with the slots from `begin` on; zeros beyond e.slots and beyond D.
-template <int kD, bool kCounts>
+template <int kD>
 __device__ __forceinline__ void load_slots(const Stage<kD>& to, const Reads<bf16, kRows16>& e, int begin) {
   // Four slots that begin at a multiple of four always lie together.  Every warp notes for its own use where the fours
   // of the block do: page * 16 + slot of the page.
@@ -207,13 +196,9 @@ __device__ __forceinline__ void load_slots(const Stage<kD>& to, const Reads<bf16
     const int at = mine[i / 4] + i % 4;
     return pages.v_at(head(at), at, 0);
   });
-  if (kCounts && threadIdx.x < kSlots) {
-    const int i = threadIdx.x, at = i < present ? mine[i / 4] + i % 4 : 0;
-    to.bias[i] = i < present ? log_f32(e.a.counts[head(at) * kPageSlots + at % kPageSlots]) * kLog2E : 0.f;
-  }
 }
 
-template <int kD, bool kCounts>
+template <int kD>
 __global__ void __launch_bounds__(kThreads) attend16(const Args<bf16> a) {
   const Reads<bf16, kRows16> e(a);
   if (e.rows == 0) return;
@@ -226,12 +211,12 @@ __global__ void __launch_bounds__(kThreads) attend16(const Args<bf16> a) {
   const auto query = [&](int row) { return e.query(row); };
   // add(stage, begin) for every block of slots, q having been asked for.
   const auto for_blocks = [&](auto add) {
-    load_slots<kD, kCounts>(stage(0), e, 0);
+    load_slots<kD>(stage(0), e, 0);
     cp_async_commit();
     const int n_blocks = (e.slots + kSlots - 1) / kSlots;
     for (int block = 0; block < n_blocks; block++) {
       const int begin = block * kSlots;
-      if (block + 1 < n_blocks) load_slots<kD, kCounts>(stage(block + 1), e, begin + kSlots);
+      if (block + 1 < n_blocks) load_slots<kD>(stage(block + 1), e, begin + kSlots);
       cp_async_commit();
       cp_async_wait<1>();
       __syncthreads();
@@ -240,23 +225,14 @@ __global__ void __launch_bounds__(kThreads) attend16(const Args<bf16> a) {
     }
     cp_async_wait<0>();
   };
-  struct Bias {
-    const float* of;
-    __device__ __forceinline__ float operator()(int slot) const { return of[slot]; }
-  };
-  const auto softmax = [&a](const Stage<kD>& s) {
-    if constexpr (kCounts)
-      return Softmax<Bias>{a.scale * kLog2E, {s.bias}};
-    else
-      return Softmax<>{a.scale * kLog2E};
-  };
+  const Softmax softmax{a.scale * kLog2E};
   if (e.rows <= 16) {  // decoding: the warps share the rows, and memory behind them
     using Rows = SharedRows16<kD>;
     static_assert(sizeof(typename Rows::Memory) <= sizeof(bf16) * (kRows16 - 16) * kD);
     load_tile<16>(q, a.q, e.rows, d, a.vector, query);
     Rows r(*reinterpret_cast<typename Rows::Memory*>(smem + 16 * kD));
     for_blocks([&](const Stage<kD>& s, int begin) {
-      r.add_block(q, AcrossTile<kSlots>{s.k}, s.v, softmax(s), [&](int i) { return e.visible(i) - begin; });
+      r.add_block(q, AcrossTile<kSlots>{s.k}, s.v, softmax, [&](int i) { return e.visible(i) - begin; });
     });
     r.write(
         e.rows, [&](int i) { return e.result(i); }, d);
@@ -265,7 +241,7 @@ __global__ void __launch_bounds__(kThreads) attend16(const Args<bf16> a) {
     Rows16<kD> r;
     for_blocks([&](const Stage<kD>& s, int begin) {
       if (first < e.rows)
-        r.add_block(q, first, AcrossTile<kSlots>{s.k}, s.v, softmax(s),
+        r.add_block(q, first, AcrossTile<kSlots>{s.k}, s.v, softmax,
                     [&](int i) { return e.visible(first + i) - begin; });
     });
     r.write(
@@ -285,8 +261,7 @@ template <int kD>
 constexpr size_t kSmem16 = sizeof(bf16) * kRows16* kD + 2 * Stage<kD>::kBytes;
 template <int kD>
 void attend(const Args<bf16>& a, dim3 grid, Stream stream) {
-  launch("attn_paged", a.counts ? attend16<kD, true> : attend16<kD, false>,
-         {.grid = grid, .block = kThreads, .smem = kSmem16<kD>}, stream, a);
+  launch("attn_paged", attend16<kD>, {.grid = grid, .block = kThreads, .smem = kSmem16<kD>}, stream, a);
 }
 void attend(const Args<bf16>& a, dim3 grid, Stream stream) {
   const int d = a.pages.d;
@@ -349,8 +324,7 @@ void kv_write(const KvWrite& a, Stream stream) {
     expect(a.v.shape[0] == rows && (!a.pos_pages || is_shape(a.pos, {rows})), op, ": v ", a.v.str(), ", pos ",
            a.pos.str(), " for k ", a.k.str());
     if (rows == 0 || pages.n_queries == 0) return;
-    const Beside beside{a.pos_pages ? a.pos_pages.as<int32_t>() : nullptr, a.pos_pages ? a.pos.as<int32_t>() : nullptr,
-                        a.count_pages ? a.count_pages.as<float>() : nullptr};
+    const Beside beside{a.pos_pages ? a.pos_pages.as<int32_t>() : nullptr, a.pos_pages ? a.pos.as<int32_t>() : nullptr};
     launch(op, write_rows<T>, {.grid = blocks(op, rows, 1), .block = kThreads}, stream, pages, a.k.as<T>(), a.v.as<T>(),
            k_stride, v_stride, beside);
   });
@@ -375,12 +349,6 @@ void attn_paged(const AttnPaged& a, Stream stream) {
       x.blocks = a.blocks.as<int32_t>(), x.budget = a.budget.as<int32_t>();
       x.max_blocks = static_cast<int>(a.blocks.shape[2]), x.block = a.block;
     }
-    if (a.count_pages) {
-      expect(!a.blocks && is_shape(a.count_pages, {a.k_pages.shape[0], x.pages.kv_heads, kPageSlots}) &&
-                 a.count_pages.contiguous(),
-             op, ": count_pages ", a.count_pages.str(), a.blocks ? " together with block lists" : "");
-      x.counts = a.count_pages.as<float>();
-    }
     expect(a.scale > 0, op, ": scale ", a.scale, " is not positive");
     if (n == 0 || x.pages.n_queries == 0) return;
     x.o = a.o.as<T>(), x.q = a.q.as<T>(), x.heads = static_cast<int>(heads);
@@ -398,7 +366,7 @@ void kv_copy_pages(const KvCopyPages& a, Stream stream) {
   const char* op = "kv_copy_pages";
   expect(a.pairs.rank == 2 && a.pairs.shape[1] == 2 && a.pairs.contiguous(), op, ": pairs ", a.pairs.str());
   if (a.pairs.shape[0] == 0) return;
-  for (const Tensor& t : {a.k_pages, a.v_pages, a.pos_pages, a.mass_pages, a.count_pages}) {
+  for (const Tensor& t : {a.k_pages, a.v_pages, a.pos_pages, a.mass_pages}) {
     if (!t) continue;
     const int64_t bytes = t.stride[0] * static_cast<int64_t>(dtype_size(t.dtype));
     expect(t.contiguous() && t.shape[0] == a.k_pages.shape[0] && bytes % 4 == 0, op, ": an array of pages is ", t.str(),

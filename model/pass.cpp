@@ -64,11 +64,10 @@ void Pass::plan_segments(const PackedBatch& batch) {
 
 // The budgets are those of decode steps (a prompt reads everything).
 void Pass::plan_blocks(const PackedBatch& batch, const BlockReads& reads) {
-  ChosenBlocks b{.reads = reads, .budget = {}, .holds = {}, .lists = {}};
-  std::vector<int32_t> budgets(rows_, INT32_MAX), holds(rows_, 0);
+  ChosenBlocks b{.reads = reads, .budget = {}, .lists = {}};
+  std::vector<int32_t> budgets(rows_, INT32_MAX);
   int64_t room = 0;
   for (const SegmentRow& s : batch.segments) {
-    int32_t chooser = s.row;  // of the row at hand
     for (int32_t i = 0; i < s.len; i++) {
       const int64_t seen = s.parent_len + i + 1, n = blocks_of(seen, reads.block);
       int32_t& budget = budgets[s.row + i];
@@ -76,24 +75,16 @@ void Pass::plan_blocks(const PackedBatch& batch, const BlockReads& reads) {
       b.pairs += listed_slots(seen, budget, reads.block);
       if (budget >= n) continue;
       room = std::max<int64_t>(room, budget);
-      const bool first = i == 0 || batch.of_prefix[s.row + i - 1];
-      if (!reads.chooses(seen - 1, first)) {
-        holds[chooser]++;
-        continue;
-      }
-      chooser = s.row + i, holds[chooser] = 1;
-      b.scored += competition(n, reads.first_blocks, reads.last_blocks, reads.block, reads.spans).scored();
+      b.scored += n - reads.first_blocks - reads.last_blocks;
     }
     b.slots += s.parent_len + s.len;
     b.longest = std::max<int64_t>(b.longest, s.parent_len + s.len);
   }
   if (room == 0) return;
   b.budget = arena_.alloc("block budget", DType::i32, {rows_});
-  b.holds = arena_.alloc("block holds", DType::i32, {rows_});
   for (size_t l = 0; l < lse_of_.size(); l++)
     b.lists.push_back(arena_.alloc("block lists", DType::i32, {rows_, model_.config.kv_heads, room}));
   model_.device.upload({b.budget, budgets.data()});
-  model_.device.upload({b.holds, holds.data()});
   chosen_ = std::move(b);
 }
 
@@ -163,26 +154,21 @@ void Pass::attend(int layer, const Tensor& q, const Tensor& k, const Tensor& v, 
   const Tensor& lists = chosen_->lists[kept];
   {
     const ArenaScope scope(arena_);
-    const auto summary = [&](const char* name, int64_t slots) {  // of as many slots each
-      const int64_t rows = (chosen_->longest / slots + 1) * summary_rows(reads.kind);
-      return arena_.alloc(name, model_.dtype, {a.segments.shape[0], k.shape[1], rows, k.shape[2]});
-    };
-    model_.device.attn_block_select({.blocks = lists,
-                                     .summary = summary("block summary", reads.block),
-                                     .q = q,
-                                     .k = k,
-                                     .pk = args.pk,
-                                     .segments = a.segments,
-                                     .budget = chosen_->budget,
-                                     .scored = chosen_->scored,
-                                     .slots = chosen_->slots,
-                                     .block = reads.block,
-                                     .first_blocks = reads.first_blocks,
-                                     .last_blocks = reads.last_blocks,
-                                     .kind = reads.kind,
-                                     .span_summary = reads.spans ? summary("span summary", kSpanSlots) : Tensor{},
-                                     .spans = reads.spans,
-                                     .holds = chosen_->holds});
+    const int64_t rows = (chosen_->longest / reads.block + 1) * summary_rows(reads.kind);
+    model_.device.attn_block_select(
+        {.blocks = lists,
+         .summary = arena_.alloc("block summary", model_.dtype, {a.segments.shape[0], k.shape[1], rows, k.shape[2]}),
+         .q = q,
+         .k = k,
+         .pk = args.pk,
+         .segments = a.segments,
+         .budget = chosen_->budget,
+         .scored = chosen_->scored,
+         .slots = chosen_->slots,
+         .block = reads.block,
+         .first_blocks = reads.first_blocks,
+         .last_blocks = reads.last_blocks,
+         .kind = reads.kind});
   }
   args.pairs = chosen_->pairs;
   model_.device.attn_blocks_fwd({args, lists, chosen_->budget, reads.block});

@@ -37,7 +37,7 @@ class Pass : AttentionContext, AttentionBackward {
   // Rows of the pass that choose their blocks, and what the ops want to know of them.
   struct ChosenBlocks {
     BlockReads reads;
-    Tensor budget, holds;       // i32 [N]
+    Tensor budget;              // i32 [N]
     std::vector<Tensor> lists;  // i32 [N, K, room] per kept block
     int64_t pairs = 0, scored = 0, slots = 0, longest = 0;
   };

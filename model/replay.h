@@ -34,12 +34,9 @@ ReplayAttention replay_attention(const PackedBatch& batch, int layer);
 // Block-sparse reads: every row of a response reads the blocks that its decode step read (AttnBlockSelect).
 struct BlockReads {
   BlockSummary kind;
-  int32_t block, first_blocks, last_blocks, spans;
+  int32_t block, first_blocks, last_blocks;
   int64_t dense_layers;                    // the first layers read everything
   std::function<int64_t(int64_t)> budget;  // blocks that a row reads of n
-  // Does a row with so many before it choose, the first of a response if `first`?  Else it reads what the row before it
-  // read.
-  std::function<bool(int64_t before, bool first)> chooses;
 };
 
 }  // namespace pare

@@ -36,10 +36,8 @@ const Heads kHeads[] = {{1, 1, 8}, {6, 2, 20}, {7, 1, 32}, {2, 2, 64}};
 
 struct Choice {  // how blocks are chosen
   BlockSummary kind;
-  int32_t block, first, last, spans = 0;
-  int64_t scored(int64_t slots) const {
-    return competition(blocks_of(slots, block), first, last, block, spans).scored();
-  }
+  int32_t block, first, last;
+  int64_t scored(int64_t slots) const { return blocks_of(slots, block) - first - last; }
 };
 const Choice kChoices[] = {{kMinmax, 4, 0, 1}, {kMinmax, 16, 1, 2}, {kMean, 4, 2, 1}, {kMean, 16, 1, 1}};
 
@@ -58,7 +56,6 @@ class Cache {
         k_pages(act(type, {pages, h.kv_heads, h.dim, 16})),
         v_pages(act(type, {pages, h.kv_heads, 16, h.dim})),
         summary(act(type, {pages, h.kv_heads, 16 / choice.block * summary_rows(choice.kind), h.dim})),
-        span_summary(act(type, {choice.spans ? pages : 0, h.kv_heads, summary_rows(choice.kind), h.dim})),
         used(sequences) {
     std::vector<int32_t> order(pages), swap = below(shuffle, pages, pages);
     for (int32_t i = 0; i < pages; i++) order[i] = i;
@@ -70,9 +67,8 @@ class Cache {
   void append(const std::vector<std::pair<int32_t, int32_t>>& runs, const Tensor& k, const Tensor& v) {
     std::vector<int32_t> entries;
     int32_t row = 0;
-    int64_t refreshed = 0, spans = 0;
+    int64_t refreshed = 0;
     for (auto [sequence, rows] : runs) {
-      if (choice.spans) spans += (used[sequence] + rows) / kSpanSlots - used[sequence] / kSpanSlots;
       refreshed += blocks_of(used[sequence] + rows, 16) - used[sequence] / 16;
       used[sequence] += rows;
       entries.insert(entries.end(), {row, rows, used[sequence], sequence});
@@ -89,9 +85,7 @@ class Cache {
                             .queries = queries.tensor(),
                             .pages = refreshed,
                             .block = choice.block,
-                            .kind = choice.kind,
-                            .span_summary = spans_tensor(),
-                            .spans = spans},
+                            .kind = choice.kind},
                            {});
   }
 
@@ -123,7 +117,6 @@ class Cache {
     select.summary = summary.tensor(), select.page_table = page_table.tensor(), select.queries = queries.tensor();
     select.budget = budget.tensor(), select.scored = scored, select.block = choice.block;
     select.first_blocks = choice.first, select.last_blocks = choice.last, select.kind = choice.kind;
-    select.span_summary = spans_tensor(), select.spans = choice.spans;
     table.kv_block_select(select, {});
     AttnPaged attn = dense(r.o.tensor(), q, queries.tensor(), slots);
     attn.blocks = lists.tensor(), attn.budget = budget.tensor(), attn.block = choice.block;
@@ -151,10 +144,9 @@ class Cache {
   const Choice choice;
   const DType type;
   const int64_t per_sequence, pages;
-  Buffer page_table, k_pages, v_pages, summary, span_summary;
+  Buffer page_table, k_pages, v_pages, summary;
   std::vector<int32_t> used;  // slots of each sequence
 
-  Tensor spans_tensor() const { return choice.spans ? span_summary.tensor() : Tensor{}; }
   float scale() const { return static_cast<float>(1 / std::sqrt(double(heads.dim))); }
 
  private:
@@ -221,7 +213,6 @@ struct LearnerBatch {
               random_rows("dv", n, h.kv_heads, h.dim)};
     const Buffer budget = i32({n}, budgets), list = i32({2, 4}, segments);
     const Buffer summary = act(DType::f32, {2, h.kv_heads, all * height, h.dim});
-    const Buffer span_summary = act(DType::f32, {2, h.kv_heads, (n / kSpanSlots + 1) * height, h.dim});
     AttnBlockSelect select{};
     select.blocks = r.blocks.tensor(), select.summary = summary.tensor(), select.q = q.tensor();
     select.k = select.pk = k.tensor(), select.segments = list.tensor(), select.budget = budget.tensor();
@@ -230,7 +221,6 @@ struct LearnerBatch {
     });
     select.slots = n + segments[3], select.block = choice.block, select.kind = choice.kind;
     select.first_blocks = choice.first, select.last_blocks = choice.last;
-    if (choice.spans) select.span_summary = span_summary.tensor(), select.spans = choice.spans;
     if (lists) table.attn_block_select(select, {});
     AttnFwd f{};
     set(f, list, segments, lists);

@@ -76,7 +76,7 @@ struct KvScene {
     EXPECT_TRUE(r.problems.empty()) << joined(r.problems);
     return r.values("score");
   }
-  std::vector<double> redundancy(std::vector<double> score, float lambda, float threshold, bool zero_first) const {
+  std::vector<double> redundancy(std::vector<double> score, float lambda, float threshold) const {
     OpRun r(*on.table, on.act);
     const KvPages p = pages();
     KvRedundancy a{};
@@ -84,7 +84,7 @@ struct KvScene {
     a.k_pages = r.in("k_pages", {p.count, kv_heads, dim, 16}, key_pages(p));
     a.src_pages = r.index("src_pages", {count(), p.per_row}, p.table);
     a.events = r.index("events", {count(), 6}, flat(events)), a.work = work();
-    a.lambda = lambda, a.threshold = threshold, a.zero_first_when_none = zero_first;
+    a.lambda = lambda, a.threshold = threshold;
     a.workspace = r.scratch("workspace", {count(), kv_heads, 4, p.per_row * 16}, {});
     r.call(&Table::kv_redundancy, a);
     EXPECT_TRUE(r.problems.empty()) << joined(r.problems);

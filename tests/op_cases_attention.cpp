@@ -149,31 +149,21 @@ void add_paged(std::vector<OpCase>& cases, const Paged& s) {
                        std::vector<int32_t> pos = below("pos", p.rows, 1000), before(p.count * s.kv_heads * 16, -7);
                        a.pos_pages = r.index_inout("pos_pages", {p.count, s.kv_heads, 16}, before);
                        a.pos = r.index("pos", {p.rows}, pos);
-                       a.count_pages = r.inout("count_pages", {p.count, s.kv_heads, 16});
                      }
                      r.call(&Table::kv_write, a);
                    }});
-  for (bool counts : {false, true})
-    cases.push_back({"attn_paged", shape + (counts ? "_counts" : ""), [=](OpRun& r) {
-                       const auto [k, v] = fill_pages(s, p);
-                       AttnPaged a{};
-                       a.o = r.out("o", {p.rows, s.heads, s.dim}), a.q = r.in("q", {p.rows, s.heads, s.dim}, s.gap);
-                       a.k_pages = r.in("k_pages", k_shape, k), a.v_pages = r.in("v_pages", v_shape, v);
-                       a.page_table = r.index("page_table", {n, p.per_sequence}, p.table, s.gap);
-                       a.queries = r.index("queries", {n, 4}, p.queries);
-                       a.pairs = p.pairs, a.slots = p.slots;
-                       a.scale = static_cast<float>(1 / std::sqrt(double(s.dim)));
-                       if (counts) {
-                         std::vector<double> tokens;
-                         for (int32_t x : below("count", p.count * s.kv_heads * 16, 40)) {
-                           const size_t i = tokens.size();  // of a slot that nobody uses NaN, as its key is
-                           tokens.push_back(std::isnan(k[i / 16 * s.dim * 16 + i % 16]) ? NAN : 1 + x / 4.0);
-                         }
-                         a.count_pages = r.in("count_pages", {p.count, s.kv_heads, 16}, tokens);
-                       }
-                       r.call(&Table::attn_paged, a);
-                       r.bound("o", softmax_error(s.dim, p.slots) * 5);  // |v| < 5
-                     }});
+  cases.push_back({"attn_paged", shape, [=](OpRun& r) {
+                     const auto [k, v] = fill_pages(s, p);
+                     AttnPaged a{};
+                     a.o = r.out("o", {p.rows, s.heads, s.dim}), a.q = r.in("q", {p.rows, s.heads, s.dim}, s.gap);
+                     a.k_pages = r.in("k_pages", k_shape, k), a.v_pages = r.in("v_pages", v_shape, v);
+                     a.page_table = r.index("page_table", {n, p.per_sequence}, p.table, s.gap);
+                     a.queries = r.index("queries", {n, 4}, p.queries);
+                     a.pairs = p.pairs, a.slots = p.slots;
+                     a.scale = static_cast<float>(1 / std::sqrt(double(s.dim)));
+                     r.call(&Table::attn_paged, a);
+                     r.bound("o", softmax_error(s.dim, p.slots) * 5);  // |v| < 5
+                   }});
 }
 
 void add_copy(std::vector<OpCase>& cases) {
@@ -187,7 +177,6 @@ void add_copy(std::vector<OpCase>& cases) {
                        if (n > 1) {
                          a.pos_pages = r.index_inout("pos_pages", {5, 3, 16}, below("pos", 5 * 3 * 16, 99));
                          a.mass_pages = r.inout("mass_pages", {5, 3, 16});
-                         a.count_pages = r.inout("count_pages", {5, 3, 16});
                        }
                        r.call(&Table::kv_copy_pages, a);
                      }});

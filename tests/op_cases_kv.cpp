@@ -98,21 +98,19 @@ void add_window_scores(std::vector<OpCase>& cases, const Eviction& s) {
 }
 
 void add_redundancy(std::vector<OpCase>& cases, const Eviction& s) {
-  for (bool zero_first : {true, false}) {
-    const Layout l = lay_out(s, 1);
-    cases.push_back({"kv_redundancy", cat(name(s), zero_first ? "_zero" : "_none"), [=](OpRun& r) {
-                       Tensors t{r, s, l};
-                       KvRedundancy a{};
-                       a.score = r.inout("score", t.score());
-                       a.k_pages = t.k_pages(), a.src_pages = t.src(), a.events = t.events(), a.work = l.work;
-                       a.lambda = 0.25f, a.threshold = 0.31f, a.zero_first_when_none = zero_first;
-                       a.workspace = r.scratch("workspace", {count(s), s.kv_heads, 4, l.pages.per_row * 16}, {});
-                       r.call(&Table::kv_redundancy, a);
-                       // R is at most 1; its relative error is that of r, a mean of cosines, and of a softmax.
-                       const double error = 4 * chain(double(s.dim)) + chain(double(l.max_slots));
-                       r.bound("score", error + 4 * kRound * r.max_abs("score"));
-                     }});
-  }
+  const Layout l = lay_out(s, 1);
+  cases.push_back({"kv_redundancy", name(s), [=](OpRun& r) {
+                     Tensors t{r, s, l};
+                     KvRedundancy a{};
+                     a.score = r.inout("score", t.score());
+                     a.k_pages = t.k_pages(), a.src_pages = t.src(), a.events = t.events(), a.work = l.work;
+                     a.lambda = 0.25f, a.threshold = 0.31f;
+                     a.workspace = r.scratch("workspace", {count(s), s.kv_heads, 4, l.pages.per_row * 16}, {});
+                     r.call(&Table::kv_redundancy, a);
+                     // R is at most 1; its relative error is that of r, a mean of cosines, and of a softmax.
+                     const double error = 4 * chain(double(s.dim)) + chain(double(l.max_slots));
+                     r.bound("score", error + 4 * kRound * r.max_abs("score"));
+                   }});
 }
 
 void add_mass_scores(std::vector<OpCase>& cases, const Eviction& s) {
@@ -196,7 +194,6 @@ void add_compact(std::vector<OpCase>& cases, const Eviction& s) {
                          a.k_pages = r.inout("k_pages", {n, K, D, 16}), a.v_pages = r.inout("v_pages", {n, K, 16, D});
                          a.pos_pages = r.index_inout("pos_pages", {n, K, 16}, l.pages.positions(K));
                          if (whole) a.mass_pages = r.inout("mass_pages", {n, K, 16});
-                         if (whole) a.count_pages = r.inout("count_pages", {n, K, 16});
                          a.keep = r.index("keep", {count(s), K, l.max_keep}, random_keep(s, l));
                          a.src_pages = t.src();
                          a.dst_pages = r.index("dst_pages", {count(s), l.pages.per_row}, dst, 1);
@@ -213,13 +210,12 @@ void add_merge(std::vector<OpCase>& cases, const Eviction& s) {
     const char* name;
     KvMergeKind kind;
     MergeKeys keys;
-    bool counts;
   };
-  for (const Kind& m : {Kind{"cam", KvMergeKind::cam, MergeKeys::none, false},
-                        {"d2o", KvMergeKind::d2o, MergeKeys::raw, true},
-                        {"pivot", KvMergeKind::lookm_pivot, MergeKeys::unrotated, false},
-                        {"pivot_values", KvMergeKind::lookm_pivot, MergeKeys::none, true},
-                        {"value", KvMergeKind::value, MergeKeys::none, true}}) {
+  for (const Kind& m : {Kind{"cam", KvMergeKind::cam, MergeKeys::none},
+                        {"d2o", KvMergeKind::d2o, MergeKeys::unrotated},
+                        {"pivot", KvMergeKind::lookm_pivot, MergeKeys::unrotated},
+                        {"pivot_values", KvMergeKind::lookm_pivot, MergeKeys::none},
+                        {"value", KvMergeKind::value, MergeKeys::none}}) {
     const Layout l = lay_out(s, 1);
     const std::vector<int32_t> dst = l.pages.destinations(l.events, 2);
     cases.push_back({"kv_merge", cat(name(s), "_", m.name), [=](OpRun& r) {
@@ -232,11 +228,6 @@ void add_merge(std::vector<OpCase>& cases, const Eviction& s) {
                        std::vector<double> mass = normal("mass", n * K * 16);
                        for (double& x : mass) x = std::fabs(x);
                        a.compact.mass_pages = r.inout("mass_pages", {n, K, 16}, mass);
-                       if (m.counts) {
-                         std::vector<double> tokens;
-                         for (int32_t x : below("count", n * K * 16, 9)) tokens.push_back(1 + x / 4.0);
-                         a.compact.count_pages = r.inout("count_pages", {n, K, 16}, tokens);
-                       }
                        a.compact.keep = r.index("keep", {E, K, l.max_keep}, random_keep(s, l));
                        a.compact.src_pages = t.src();
                        a.compact.dst_pages = r.index("dst_pages", {E, l.pages.per_row}, dst);
@@ -260,7 +251,6 @@ void add_merge(std::vector<OpCase>& cases, const Eviction& s) {
                        const double error = 20 * chain(double(D)) + chain(double(l.max_slots)) * 20;
                        r.bound("v_pages", error * (1 + r.max_abs("v_pages")));
                        if (m.keys != MergeKeys::none) r.bound("k_pages", error * 60);
-                       if (m.counts) r.bound("count_pages", chain(double(l.max_slots)) * 20);
                      }});
   }
 }
@@ -284,32 +274,24 @@ void add_mass(std::vector<OpCase>& cases) {
       rows += r, all += n, pairs += int64_t(r) * (n - r) + int64_t(r) * (r + 1) / 2;
     }
     const KvPages pages(slots);
-    for (bool counts : {false, true})
-      cases.push_back(
-          {"attn_paged_mass", cat(s.name, "_H", s.heads, "_K", s.kv_heads, "_D", s.dim, counts ? "_counts" : ""),
-           [=](OpRun& r) {
-             const int64_t n = static_cast<int64_t>(s.entries.size());
-             AttnPagedMass m{};
-             AttnPaged& a = m.attn;
-             a.o = r.out("o", {rows, s.heads, s.dim}), a.q = r.in("q", {rows, s.heads, s.dim}, 7);
-             a.k_pages = r.in("k_pages", {pages.count, s.kv_heads, s.dim, 16}, pages.keys("k", s.kv_heads, s.dim));
-             a.v_pages = r.in("v_pages", {pages.count, s.kv_heads, 16, s.dim});
-             a.page_table = r.index("page_table", {n, pages.per_row}, pages.table, 2);
-             a.queries = r.index("queries", {n, 4}, queries);
-             a.pairs = pairs, a.slots = all, a.scale = static_cast<float>(1 / std::sqrt(double(s.dim)));
-             if (counts) {
-               std::vector<double> tokens;
-               for (int32_t x : below("count", pages.count * s.kv_heads * 16, 40)) tokens.push_back(1 + x / 4.0);
-               a.count_pages = r.in("count_pages", {pages.count, s.kv_heads, 16}, tokens);
-             }
-             m.mass_pages = r.inout("mass_pages", {pages.count, s.kv_heads, 16}),
-             m.first = r.index("first", {n}, first);
-             r.call(&Table::attn_paged_mass, m);
-             r.bound("o", softmax_error(s.dim, all) * 5);  // |v| < 5
-             // At most one per row and head, on top of what was there.
-             const double terms = double(rows * s.heads / s.kv_heads);
-             r.bound("mass_pages", terms * probability_error(s.dim, all) + chain(terms) * (5 + terms));
-           }});
+    cases.push_back(
+        {"attn_paged_mass", cat(s.name, "_H", s.heads, "_K", s.kv_heads, "_D", s.dim), [=](OpRun& r) {
+           const int64_t n = static_cast<int64_t>(s.entries.size());
+           AttnPagedMass m{};
+           AttnPaged& a = m.attn;
+           a.o = r.out("o", {rows, s.heads, s.dim}), a.q = r.in("q", {rows, s.heads, s.dim}, 7);
+           a.k_pages = r.in("k_pages", {pages.count, s.kv_heads, s.dim, 16}, pages.keys("k", s.kv_heads, s.dim));
+           a.v_pages = r.in("v_pages", {pages.count, s.kv_heads, 16, s.dim});
+           a.page_table = r.index("page_table", {n, pages.per_row}, pages.table, 2);
+           a.queries = r.index("queries", {n, 4}, queries);
+           a.pairs = pairs, a.slots = all, a.scale = static_cast<float>(1 / std::sqrt(double(s.dim)));
+           m.mass_pages = r.inout("mass_pages", {pages.count, s.kv_heads, 16}), m.first = r.index("first", {n}, first);
+           r.call(&Table::attn_paged_mass, m);
+           r.bound("o", softmax_error(s.dim, all) * 5);  // |v| < 5
+           // At most one per row and head, on top of what was there.
+           const double terms = double(rows * s.heads / s.kv_heads);
+           r.bound("mass_pages", terms * probability_error(s.dim, all) + chain(terms) * (5 + terms));
+         }});
   }
 }
 

@@ -32,7 +32,6 @@ std::vector<int32_t> random_lists(const std::vector<int64_t>& total, const std::
 struct Budgets {
   int32_t block, first, last;
   std::vector<int32_t> budget;  // per entry
-  int32_t spans = 0;
 };
 struct PagedBlocks {
   Paged pages;
@@ -43,8 +42,7 @@ const std::vector<PagedBlocks> kPagedBlocks = {
     {{"decode", 6, 2, 20, {{1, 130}, {1, 17}, {1, 33}, {1, 256}, {3, 90}}, 7}, {16, 1, 2, {4, 4, 3, 9, 3}}},
     {{"small", 4, 4, 32, {{1, 66}, {1, 15}, {16, 16}, {1, 67}}, 5}, {4, 1, 1, {16, 2, 2, 9}}},
     {{"gqa7", 14, 2, 64, {{1, 1}, {1, 161}}, 0}, {16, 0, 1, {1, 1}}},
-    {{"spans", 2, 1, 20, {{1, 1301}, {1, 769}, {2, 513}, {1, 40}, {1, 1060}}, 3}, {16, 1, 2, {9, 19, 3, 4, 6}, 1}},
-    {{"spans", 4, 2, 32, {{1, 1044}, {270, 1030}, {1, 513}}, 0}, {4, 0, 1, {20, 20, 7}, 2}},
+    {{"long", 4, 2, 32, {{1, 1044}, {270, 1030}, {1, 513}}, 0}, {4, 0, 1, {20, 20, 7}}},
 };
 
 // What is given for each entry, as lay_out() lays sequences out.
@@ -60,15 +58,13 @@ void add_paged(std::vector<OpCase>& cases, const PagedBlocks& c, BlockSummary ki
   const int64_t n = static_cast<int64_t>(s.sequences.size()), rows = 16 / b.block * summary_rows(kind);
   const std::string shape = cat(s.name, kind == BlockSummary::mean ? "_mean" : "_minmax", "_b", b.block, "_H", s.heads,
                                 "_K", s.kv_heads, "_D", s.dim);
-  const Shape summary{p.count, s.kv_heads, rows, s.dim}, span_summary{p.count, s.kv_heads, summary_rows(kind), s.dim};
-  int64_t refreshed = 0, filled = 0, scored = 0, room = 0, all = 0;
+  const Shape summary{p.count, s.kv_heads, rows, s.dim};
+  int64_t refreshed = 0, scored = 0, room = 0, all = 0;
   for (int64_t e = 0; e < n; e++) {
     const auto [count, slots] = s.sequences[e];
     refreshed += blocks_of(slots, 16) - (slots - count) / 16;
-    if (b.spans) filled += slots / kSpanSlots - (slots - count) / kSpanSlots;
     room = std::max<int64_t>(room, b.budget[e] + 1), all = std::max<int64_t>(all, blocks_of(slots, b.block) + 1);
-    if (count == 1 && blocks_of(slots, b.block) > b.budget[e])
-      scored += competition(blocks_of(slots, b.block), b.first, b.last, b.block, b.spans).scored();
+    if (count == 1 && blocks_of(slots, b.block) > b.budget[e]) scored += blocks_of(slots, b.block) - b.first - b.last;
   }
   cases.push_back({"kv_block_summary", shape, [=](OpRun& r) {
                      KvBlockSummary a{};
@@ -77,10 +73,8 @@ void add_paged(std::vector<OpCase>& cases, const PagedBlocks& c, BlockSummary ki
                      a.page_table = r.index("page_table", {n, p.per_sequence}, p.table, s.gap);
                      a.queries = r.index("queries", {n, 4}, p.queries);
                      a.pages = refreshed, a.block = b.block, a.kind = kind;
-                     if (b.spans) a.span_summary = r.inout("span_summary", span_summary), a.spans = filled;
                      r.call(&Table::kv_block_summary, a);
                      r.bound("summary", kind == BlockSummary::minmax ? 0 : chain(16) * 5);
-                     if (b.spans) r.bound("span_summary", kind == BlockSummary::minmax ? 0 : chain(256) * 5);
                    }});
   cases.push_back({"kv_block_select", shape, [=](OpRun& r) {
                      KvBlockSelect a{};
@@ -93,7 +87,6 @@ void add_paged(std::vector<OpCase>& cases, const PagedBlocks& c, BlockSummary ki
                      a.budget = r.index("budget", {n}, by_table_row(b.budget));
                      a.scored = scored, a.block = b.block, a.first_blocks = b.first, a.last_blocks = b.last;
                      a.kind = kind;
-                     if (b.spans) a.span_summary = r.in("span_summary", span_summary), a.spans = b.spans;
                      r.call(&Table::kv_block_select, a);
                      r.bound("score", lanes(s.dim) * 2 * static_cast<double>(s.dim));
                    }});
@@ -143,7 +136,6 @@ struct PackedBlocks {
   int64_t gap;
   int32_t block, first, last;
   std::vector<int32_t> budget;  // of the rows of each segment; their first third reads everything
-  int32_t spans = 0;
 };
 const std::vector<PackedBlocks> kPackedBlocks = {
     {"one", 30, 2, 1, 8, {{0, 30, 0, 0}}, 0, 0, 4, 1, 1, {3}},
@@ -162,8 +154,7 @@ const std::vector<PackedBlocks> kPackedBlocks = {
     {"pages", 150, 6, 2, 32, {{70, 80, 0, 69}, {0, 70, 0, 0}}, 0, 0, 16, 1, 1, {3, 2}},
     {"other_batch", 31, 7, 1, 64, {{0, 11, 3, 137}, {12, 19, 0, 65}}, 141, 5, 16, 0, 1, {4, 2}},
     {"other_batch4", 41, 3, 3, 64, {{0, 11, 3, 37}, {12, 29, 0, 5}}, 41, 9, 4, 1, 1, {7, 5}},
-    {"spans", 33, 2, 1, 20, {{0, 17, 2, 765}, {17, 15, 0, 1020}}, 1024, 3, 4, 1, 1, {9, 12}, 1},
-    {"spans", 45, 2, 2, 16, {{0, 40, 7, 500}}, 507, 0, 16, 0, 1, {4}, 1},
+    {"long", 33, 2, 1, 20, {{0, 17, 2, 765}, {17, 15, 0, 1020}}, 1024, 3, 4, 1, 1, {9, 12}},
 };
 std::string name(const PackedBlocks& s) {
   return cat(s.name, "_b", s.block, "_N", s.rows, "_H", s.heads, "_K", s.kv_heads, "_D", s.dim);
@@ -172,29 +163,21 @@ std::string name(const PackedBlocks& s) {
 // What the rows see: their slots (0 for rows of no segment) and budgets, and the sums over them.
 struct Rows {
   std::vector<int64_t> total;
-  std::vector<int32_t> budget, holds;
-  int64_t pairs = 0, scored = 0, slots = 0, room = 0, blocks = 0, spans = 0;
+  std::vector<int32_t> budget;
+  int64_t pairs = 0, scored = 0, slots = 0, room = 0, blocks = 0;
 };
-// per_block: a row chooses for those behind it in its block.
-Rows rows_of(const PackedBlocks& s, bool per_block = false) {
+Rows rows_of(const PackedBlocks& s) {
   Rows r;
-  r.total.resize(s.rows), r.budget.assign(s.rows, 0), r.holds.assign(s.rows, 0);
+  r.total.resize(s.rows), r.budget.assign(s.rows, 0);
   for (size_t i = 0; i < s.segments.size(); i++) {
     const SegmentRow& g = s.segments[i];
     r.slots += g.parent_len + g.len, r.room = std::max<int64_t>(r.room, s.budget[i]);
     r.blocks = std::max<int64_t>(r.blocks, (g.parent_len + g.len) / s.block + 1);
-    r.spans = std::max<int64_t>(r.spans, (g.parent_len + g.len) / kSpanSlots + 1);
-    int32_t chooser = -1;
     for (int32_t j = 0; j < g.len; j++) {
       const int64_t total = r.total[g.row + j] = g.parent_len + j + 1;
       const int32_t budget = r.budget[g.row + j] = j < g.len / 3 ? INT32_MAX : s.budget[i];
       r.pairs += listed_slots(total, budget, s.block);
-      if (blocks_of(total, s.block) <= budget) continue;
-      if (!per_block || chooser < 0 || (total - 1) % s.block == 0) {
-        chooser = g.row + j;
-        r.scored += competition(blocks_of(total, s.block), s.first, s.last, s.block, s.spans).scored();
-      }
-      r.holds[chooser]++;
+      if (blocks_of(total, s.block) > budget) r.scored += blocks_of(total, s.block) - s.first - s.last;
     }
   }
   return r;
@@ -221,8 +204,8 @@ void set_lists(OpRun& r, const PackedBlocks& s, const Rows& rows, Args& a) {
   a.budget = r.index("budget", {s.rows}, rows.budget), a.block = s.block;
 }
 
-void attn_block_select(OpRun& r, const PackedBlocks& s, BlockSummary kind, bool per_block = false) {
-  const Rows rows = rows_of(s, per_block);
+void attn_block_select(OpRun& r, const PackedBlocks& s, BlockSummary kind) {
+  const Rows rows = rows_of(s);
   AttnBlockSelect a{};
   const int64_t n = static_cast<int64_t>(s.segments.size());
   a.blocks = r.index_out("blocks", {s.rows, s.kv_heads, rows.room});
@@ -233,14 +216,8 @@ void attn_block_select(OpRun& r, const PackedBlocks& s, BlockSummary kind, bool 
   a.budget = r.index("budget", {s.rows}, rows.budget);
   a.scored = rows.scored, a.slots = rows.slots, a.block = s.block, a.first_blocks = s.first, a.last_blocks = s.last;
   a.kind = kind;
-  if (s.spans) {
-    a.span_summary = r.out("span_summary", {n, s.kv_heads, rows.spans * summary_rows(kind), s.dim});
-    a.spans = s.spans;
-  }
-  if (per_block) a.holds = r.index("holds", {s.rows}, rows.holds);
   r.call(&Table::attn_block_select, a);
   r.bound("summary", kind == BlockSummary::minmax ? 0 : chain(16) * 5);
-  if (s.spans) r.bound("span_summary", kind == BlockSummary::minmax ? 0 : chain(256) * 5);
 }
 
 void attn_blocks_fwd(OpRun& r, const PackedBlocks& s) {
@@ -278,16 +255,13 @@ void attn_blocks_bwd(OpRun& r, const PackedBlocks& s) {
 void add_block_cases(std::vector<OpCase>& cases) {
   for (const PagedBlocks& c : kPagedBlocks) {
     for (BlockSummary kind : {BlockSummary::minmax, BlockSummary::mean}) add_paged(cases, c, kind);
-    if (c.b.spans == 0) add_attention(cases, c);
+    add_attention(cases, c);
   }
   for (const PackedBlocks& s : kPackedBlocks) {
     cases.push_back(
         {"attn_block_select", "minmax_" + name(s), [s](OpRun& r) { attn_block_select(r, s, BlockSummary::minmax); }});
-    cases.push_back({"attn_block_select", "per_block_" + name(s),
-                     [s](OpRun& r) { attn_block_select(r, s, BlockSummary::minmax, true); }});
     cases.push_back(
         {"attn_block_select", "mean_" + name(s), [s](OpRun& r) { attn_block_select(r, s, BlockSummary::mean); }});
-    if (s.spans) continue;  // attention knows nothing of them
     cases.push_back({"attn_blocks_fwd", name(s), [s](OpRun& r) { attn_blocks_fwd(r, s); }});
     cases.push_back({"attn_blocks_bwd", name(s), [s](OpRun& r) { attn_blocks_bwd(r, s); }});
   }

@@ -57,18 +57,17 @@ TEST(CudaBf16, PagesAreWrittenAndCopied) {
   for (int64_t d : {20, 64})
     check([&](Call& t) {
       const Tensor k_pages = t.act("k_pages", {6, 2, d, 16}), v_pages = t.act("v_pages", {6, 2, 16, d});
-      const Tensor count = t.stat("count", {6, 2, 16}),
-                   pos = t.index("pos_pages", {6, 2, 16}, std::vector<int32_t>(192));
+      const Tensor mass = t.stat("mass", {6, 2, 16}), pos = t.index("pos_pages", {6, 2, 16}, std::vector<int32_t>(192));
       KvWrite write{};
       write.k_pages = k_pages, write.v_pages = v_pages;
       write.k = t.act("k", {8, 2, d}, 3), write.v = t.act("v", {8, 2, d}, 8);
       write.page_table = t.index("table", {2, 3}, {4, 0, 2, 3, -1, -1});
       write.queries = t.index("queries", {2, 4}, {7, 1, 9, 1, 0, 7, 36, 0});
-      write.pos_pages = pos, write.count_pages = count;
+      write.pos_pages = pos;
       write.pos = t.index("pos", {8}, {40, 41, 42, 43, 44, 45, 46, 8});
       t.table.kv_write(write, {});
       KvCopyPages copy{k_pages, v_pages, t.index("pairs", {2, 2}, {0, 5, 2, 1})};
-      copy.pos_pages = pos, copy.count_pages = count;
+      copy.pos_pages = pos, copy.mass_pages = mass;
       t.table.kv_copy_pages(copy, {});
     });
 }

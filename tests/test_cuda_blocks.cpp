@@ -1,7 +1,6 @@
 // CUDA kernels of block-sparse reads in bf16: ties, contexts of 32k tokens, and that a packed row chooses what the
 // decode step chose.  (test_ops.cpp compares them in f32 with the bits of the `cpu` table.)
 #include <numeric>
-#include <utility>
 
 #include "kernel_call.h"
 
@@ -95,15 +94,15 @@ TEST(CudaBlocks, LongContexts) {
 // The summaries, scores and lists of a decode step and of the same row in a packed sequence.
 TEST(CudaBlocks, PackedRowsChooseWhatDecodeChose) {
   for (BlockSummary kind : {BlockSummary::minmax, BlockSummary::mean})
-    for (const auto& [block, spans] : {std::pair{4, 0}, {16, 0}, {16, 1}}) {
-      const int32_t length = spans ? 790 : 150, parent = spans ? 700 : 37;  // three spans: the last is not yet whole
-      const int64_t heads = spans ? 2 : 6, kv_heads = spans ? 1 : 2, d = 24, pages = spans ? 50 : 10;
+    for (const int32_t block : {4, 16}) {
+      const int32_t length = 150, parent = 37;
+      const int64_t heads = 6, kv_heads = 2, d = 24, pages = 10;
       const int32_t budget = block == 4 ? 9 : 4, height = static_cast<int32_t>(summary_rows(kind));
       const int64_t all = length / block + 1;
       int64_t scored = 0;
       for (int32_t i = parent; i < length; i++) {
         const int64_t n = blocks_of(i + 1, block);
-        if (n > budget) scored += competition(n, 1, 1, block, spans).scored();
+        if (n > budget) scored += n - 2;
       }
       std::vector<int32_t> order;
       for (int32_t i = 0; i < pages; i++) order.push_back(static_cast<int32_t>((7 * i + 3) % pages));
@@ -125,51 +124,43 @@ TEST(CudaBlocks, PackedRowsChooseWhatDecodeChose) {
            .block = block,
            .first_blocks = 1,
            .last_blocks = 1,
-           .kind = kind,
-           .span_summary = packed.act_out("span_summary", {1, kv_heads, (length / kSpanSlots + 1) * height, d}),
-           .spans = spans},
+           .kind = kind},
           {});
       Call t(table_kernels, DType::bf16);
       const Tensor table = t.index("table", {1, pages}, order);
       const Tensor k_pages = t.act_out("k_pages", {pages, kv_heads, d, 16});
       const Tensor v_pages = t.act_out("v_pages", {pages, kv_heads, 16, d});
       const Tensor summary = t.act_out("summary", {pages, kv_heads, 16 / block * height, d});
-      const Tensor span_summary = t.act_out("span_summary", {pages, kv_heads, height, d});
       const Tensor lists = t.index("blocks", {1, kv_heads, budget}, {});
-      for (int32_t i = 0; i < length;) {  // row by row, a long prompt at once, with the learner's q, k and v
-        const int32_t rows = spans && i == 0 ? parent : 1, first = std::exchange(i, i + rows);
-        const Tensor entry = t.index("queries", {1, 4}, {0, rows, i, 0});
-        table_kernels.kv_write(
-            {k_pages, v_pages, k.rows(first, rows), packed["v"].tensor().rows(first, rows), table, entry}, {});
+      for (int32_t i = 1; i <= length; i++) {  // row by row, with the learner's q, k and v
+        const int32_t row = i - 1;
+        const Tensor entry = t.index("queries", {1, 4}, {0, 1, i, 0});
+        table_kernels.kv_write({k_pages, v_pages, k.rows(row, 1), packed["v"].tensor().rows(row, 1), table, entry}, {});
         table_kernels.kv_block_summary({.summary = summary,
                                         .k_pages = k_pages,
                                         .page_table = table,
                                         .queries = entry,
-                                        .pages = blocks_of(i, 16) - first / 16,
+                                        .pages = 1,
                                         .block = block,
-                                        .kind = kind,
-                                        .span_summary = spans ? span_summary : Tensor{},
-                                        .spans = spans ? i / kSpanSlots - first / kSpanSlots : 0},
+                                        .kind = kind},
                                        {});
         const int64_t n = blocks_of(i, block);
-        if (first < parent || n <= budget || (first % 7 && i < length)) continue;
+        if (row < parent || n <= budget || (row % 7 && i < length)) continue;
         table_kernels.kv_block_select({.blocks = lists,
                                        .score = t.stat_out("score", {1, kv_heads, n}),
-                                       .q = q.rows(first, 1),
+                                       .q = q.rows(row, 1),
                                        .summary = summary,
                                        .page_table = table,
                                        .queries = entry,
                                        .budget = t.index("budget", {1}, {budget}),
-                                       .scored = competition(n, 1, 1, block, spans).scored(),
+                                       .scored = n - 2,
                                        .block = block,
                                        .first_blocks = 1,
                                        .last_blocks = 1,
-                                       .kind = kind,
-                                       .span_summary = span_summary,
-                                       .spans = spans},
+                                       .kind = kind},
                                       {});
         const int64_t width = kv_heads * budget;
-        EXPECT_EQ(t["blocks"].bits(), packed["blocks"].bits(first * width, i * width)) << "row " << first;
+        EXPECT_EQ(t["blocks"].bits(), packed["blocks"].bits(row * width, i * width)) << "row " << row;
       }
     }
 }

@@ -69,16 +69,6 @@ TEST(CudaGraphs, ChangeNoBitOfAnyWayToDraw) {
   expect_same_with_graphs(small(KvMethod::h2o), sampling, DType::f32, 8);
 }
 
-// An event before the attention of its layer uploads what it needs: such a pass is launched one by one.
-TEST(CudaGraphs, PassesWithEventsInThemAreNotOneLaunch) {
-  KvSpec spec = small(KvMethod::rkv);
-  spec.attend = KvAttend::after;
-  expect_same_with_graphs(spec, mixed_sampling(), DType::bf16, 3);
-  const Outcome o = generate(spec, mixed_sampling(), DType::bf16, {});
-  EXPECT_GT(o.stats.events, 0);
-  EXPECT_LT(o.stats.graph_passes, o.stats.forward_passes - 3);
-}
-
 TEST(CudaGraphs, TheNanCheckGoesWithout) {
   const Outcome checked = generate({}, mixed_sampling(), DType::f32, {.check_nan = true});
   EXPECT_EQ(checked.stats.graph_passes, 0);

@@ -178,11 +178,11 @@ TEST(CudaKv, WindowScores) {
   }
 }
 
-void redundancy(Call& t, const Scene& s, bool zero_first) {
+void redundancy(Call& t, const Scene& s) {
   Workspace work(t);
   KvRedundancy a{};
   a.score = s.scores(t), a.k_pages = s.k_pages(t), a.src_pages = s.src_pages(t), a.events = s.event_list(t);
-  a.work = s.work, a.lambda = 0.25f, a.threshold = 0.31f, a.zero_first_when_none = zero_first;
+  a.work = s.work, a.lambda = 0.25f, a.threshold = 0.31f;
   a.workspace = work("workspace", {s.count(), s.kv_heads, 4, s.pages.per_row * 16});
   t.table.kv_redundancy(a, {});
 }
@@ -190,15 +190,12 @@ void redundancy(Call& t, const Scene& s, bool zero_first) {
 TEST(CudaKv, Redundancy) {
   const Scene small(1, 2, 24, {{45, 3, 9, 12, 0, 0}, {16, 16, 0, 0, 0, 0}, {65, 17, 0, 10, 0, 0}});
   const Scene large(1, 1, 40, {{301, 37, 6, 12, 0, 0}});
-  for (bool zero_first : {true, false}) {
-    check([&](Call& t) { redundancy(t, small, zero_first); }, 0, zero_first);
-    check_bits([&](Call& t) { redundancy(t, large, zero_first); });
-  }
+  check([&](Call& t) { redundancy(t, small); });
+  check_bits([&](Call& t) { redundancy(t, large); });
 }
 
 // entries: (new rows, slots, first).
-void mass(Call& t, int64_t heads, int64_t kv_heads, int64_t d, const std::vector<std::array<int32_t, 3>>& entries,
-          bool counts = false) {
+void mass(Call& t, int64_t heads, int64_t kv_heads, int64_t d, const std::vector<std::array<int32_t, 3>>& entries) {
   std::vector<KvEvent> slots;
   std::vector<int32_t> queries, first;
   int64_t rows = 0, pairs = 0, all = 0;
@@ -215,17 +212,14 @@ void mass(Call& t, int64_t heads, int64_t kv_heads, int64_t d, const std::vector
   a.k_pages = s.k_pages(t), a.v_pages = s.v_pages(t), a.page_table = s.src_pages(t);
   a.queries = t.index("queries", {s.count(), 4}, queries);
   a.pairs = pairs, a.slots = all, a.scale = s.scale();
-  if (counts) a.count_pages = s.slot_array(t, "count_pages");
   t.table.attn_paged_mass(m, {});
 }
 
 TEST(CudaKv, Mass) {
   check([&](Call& t) { mass(t, 6, 2, 24, {{1, 40, 17}, {9, 20, 3}, {5, 5, 0}, {1, 1, 0}}); }, 4e-3);
-  for (bool counts : {false, true}) {
-    const Body large = [&](Call& t) { mass(t, 3, 1, 20, {{1, 530, 5}, {23, 300, 16}}, counts); };
-    check(large, 4e-3, false);
-    check_bits(large);
-  }
+  const Body large = [&](Call& t) { mass(t, 3, 1, 20, {{1, 530, 5}, {23, 300, 16}}); };
+  check(large, 4e-3, false);
+  check_bits(large);
 }
 
 TEST(CudaKv, MassScores) {
@@ -295,7 +289,7 @@ TEST(CudaKv, SelectAmongManyThousands) {
 void compact(Call& t, const Scene& s, int fresh, int32_t sinks) {
   KvCompact a{};
   a.k_pages = s.k_pages(t), a.v_pages = s.v_pages(t), a.pos_pages = s.pos_pages(t);
-  a.mass_pages = s.slot_array(t, "mass_pages"), a.count_pages = s.slot_array(t, "count_pages");
+  a.mass_pages = s.slot_array(t, "mass_pages");
   a.keep = s.keep(t), a.src_pages = s.src_pages(t), a.dst_pages = s.dst_pages(t, fresh);
   a.events = s.event_list(t), a.work = s.work, a.sinks = sinks;
   if (sinks) a.rope = t.stat("rope", {s.max_slots, s.d});
@@ -320,13 +314,12 @@ TEST(CudaKv, CompactTurnsSinks) {
 
 // ---- merging
 
-void merge(Call& t, const Scene& s, KvMergeKind kind, MergeKeys keys, bool counts) {
+void merge(Call& t, const Scene& s, KvMergeKind kind, MergeKeys keys) {
   Workspace work(t);
   KvMerge a{};
   KvCompact& c = a.compact;
   c.k_pages = s.k_pages(t), c.v_pages = s.v_pages(t), c.pos_pages = s.pos_pages(t);
   c.mass_pages = s.slot_array(t, "mass_pages");
-  if (counts) c.count_pages = s.slot_array(t, "count_pages");
   c.keep = s.keep(t), c.src_pages = s.src_pages(t), c.dst_pages = s.dst_pages(t, 2);
   c.events = s.event_list(t), c.work = s.work;
   a.kind = kind, a.keys = keys;
@@ -348,19 +341,18 @@ TEST(CudaKv, Merge) {
   struct Kind {
     KvMergeKind kind;
     MergeKeys keys;
-    bool counts;
   };
   // Nothing is evicted from the second one; more than 64 slots go from the last one, and more than 64 stay.
   const Scene s(1, 2, 24, {{50, 3, 4, 17, 0, 0}, {30, 7, 2, 23, 0, 0}, {20, 0, 0, 1, 0, 0}});
   const Scene large(1, 1, 70, {{211, 5, 8, 97, 0, 0}});
-  for (const Kind& m : {Kind{KvMergeKind::cam, MergeKeys::none, false},
-                        {KvMergeKind::d2o, MergeKeys::raw, true},
-                        {KvMergeKind::lookm_pivot, MergeKeys::unrotated, false},
-                        {KvMergeKind::lookm_pivot, MergeKeys::none, true},
-                        {KvMergeKind::value, MergeKeys::none, true}}) {
-    check([&](Call& t) { merge(t, s, m.kind, m.keys, m.counts); }, 0, m.kind == KvMergeKind::d2o);
-    check_bits([&](Call& t) { merge(t, s, m.kind, m.keys, m.counts); });
-    check_bits([&](Call& t) { merge(t, large, m.kind, m.keys, m.counts); });
+  for (const Kind& m : {Kind{KvMergeKind::cam, MergeKeys::none},
+                        {KvMergeKind::d2o, MergeKeys::unrotated},
+                        {KvMergeKind::lookm_pivot, MergeKeys::unrotated},
+                        {KvMergeKind::lookm_pivot, MergeKeys::none},
+                        {KvMergeKind::value, MergeKeys::none}}) {
+    check([&](Call& t) { merge(t, s, m.kind, m.keys); }, 0, m.kind == KvMergeKind::d2o);
+    check_bits([&](Call& t) { merge(t, s, m.kind, m.keys); });
+    check_bits([&](Call& t) { merge(t, large, m.kind, m.keys); });
   }
 }
 
@@ -377,7 +369,7 @@ TEST(CudaKv, EventsAreIndependent) {
       const Scene s(4, 2, 24, events, 6);
       Call t(table_kernels, act), r(table_kernels, act), c(table_kernels, act);
       window_scores(t, s, {GqaAgg::max_logit, SoftmaxSpan::exclude_window, Pool::max, 7});
-      redundancy(r, s, true);
+      redundancy(r, s);
       compact(c, s, 0, 0);
       std::string bits;
       for (int64_t h = 0; h < 2; h++)
@@ -403,12 +395,12 @@ TEST(CudaKv, UnsupportedArgumentsAreNamed) {
             "kv_window_scores: kernel is 4, expected an odd number up to 513");
   EXPECT_EQ(refusal(DType::f32, [&](Call& t) { window_scores(t, many, spec); }),
             "kv_window_scores: 34 query heads over 2 key heads; at most 16 can share one");
-  EXPECT_EQ(refusal(DType::f32, [&](Call& t) { redundancy(t, wide, true); }),
+  EXPECT_EQ(refusal(DType::f32, [&](Call& t) { redundancy(t, wide); }),
             "kv_redundancy: k_pages f32[5, 1, 257, 16] must be [pages, K, D, 16], D at most 256");
   EXPECT_EQ(refusal(DType::f32, [&](Call& t) { compact(t, s, 0, 17); }),
             "kv_compact: sinks is 17, not in [0, 16], or D of k_pages f32[5, 2, 8, 16] is odd");
-  EXPECT_EQ(refusal(DType::f32, [&](Call& t) { merge(t, s, KvMergeKind::value, MergeKeys::raw, true); }),
-            "kv_merge: keys is 2, but kind 3 leaves keys alone");
+  EXPECT_EQ(refusal(DType::f32, [&](Call& t) { merge(t, s, KvMergeKind::value, MergeKeys::unrotated); }),
+            "kv_merge: keys is 1, but kind 3 leaves keys alone");
   EXPECT_EQ(refusal(DType::f32,
                     [&](Call& t) {
                       t.table.kv_select({.keep = t.index("keep", {1, 2, 9}, {}),

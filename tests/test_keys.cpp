@@ -122,13 +122,12 @@ double val_score(Session& s) {
   return trainer.evaluate().get(cat("val-core/jsonl/reward/mean@", s.config.rollout.val_kwargs.n));
 }
 // A long rollout of 15 prompt tokens and 60 drawn ones, with its log-probs.
-Measure rolled_out(const std::function<double(const RolloutStats&, const std::vector<float>&)>& number,
-                   int prompt = 15) {
+Measure rolled_out(const std::function<double(const RolloutStats&, const std::vector<float>&)>& number) {
   return [=](const Overrides& o) {
     Session session(load_config(o + Overrides{"rollout.check_exact=false"}));
     Rollout rollout(*session.model, session.rollout_limits(), session.kv, session.activations);
     Rng rng(rng_key(7, RngStream::test, 1));
-    const Request request{random_ids(rng, prompt, session.model_config.vocab), {1}, 60};
+    const Request request{random_ids(rng, 15, session.model_config.vocab), {1}, 60};
     const std::vector<Completion> done = rollout.generate({request}, {.key = 5, .eos = {}});
     return Outcome{number(rollout.stats(), done[0].logprobs), done[0].logprobs};
   };
@@ -341,9 +340,6 @@ Rows kv_rows() {
                      "rollout.kv.block=4",          "rollout.kv.blocks=5",         "rollout.kv.dense_layers=0"};
   };
   const Overrides snapkv = base("snapkv"), rkv = base("rkv"), streaming = base("streaming_llm"), quest = base("quest");
-  const Overrides long_quest =
-      quest + Overrides{"model.path=", cat("model.config=", tiny_folder(), "long.json"), "model.init=fan_in",
-                        "data.max_prompt_length=600", "rollout.kv.first_blocks=0"};
   const Overrides free_streaming = streaming + Overrides{"rollout.kv.prompt=compress"};
   return {
       {"rollout.kv.method", {base("dense"), {"rollout.kv.method=rkv"}, resident, falls}},
@@ -357,8 +353,11 @@ Rows kv_rows() {
         from_to(1 + 12 + 4, 6 + 12 + 4)}},
       {"rollout.kv.trigger",
        {snapkv + Overrides{"rollout.kv.prompt=compress"}, {"rollout.kv.trigger=prefill_once"}, events, falls}},
-      {"rollout.kv.attend", {snapkv, {"rollout.kv.attend=after"}, logprobs, differs}},
-      {"rollout.kv.scope", {snapkv, {"rollout.kv.scope=layer0"}, logprobs, differs}},
+      {"rollout.kv.scope",
+       {snapkv + Overrides{"model.path=", cat("model.config=", tiny_folder(), "kv_heads.json"), "model.init=fan_in"},
+        {"rollout.kv.scope=per_layer"},
+        logprobs,
+        differs}},
       {"rollout.kv.window", {snapkv, {"rollout.kv.window=6"}, logprobs, differs}},
       {"rollout.kv.sinks", {streaming, {"rollout.kv.sinks=0"}, logprobs, differs}},
       {"rollout.kv.rope", {free_streaming, {"rollout.kv.rope=cache_index"}, logprobs, differs}},
@@ -368,18 +367,11 @@ Rows kv_rows() {
       {"rollout.kv.pooling_kernel", {snapkv, {"rollout.kv.pooling_kernel=1"}, logprobs, differs}},
       {"rollout.kv.rkv_lambda", {rkv, {"rollout.kv.rkv_lambda=1"}, logprobs, differs}},
       {"rollout.kv.rkv_threshold", {rkv, {"rollout.kv.rkv_threshold=0.9"}, logprobs, differs}},
-      {"rollout.kv.rkv_zero_first",
-       {rkv + Overrides{"rollout.kv.rkv_threshold=1", "rollout.kv.rkv_lambda=0", "rollout.kv.prompt=compress"},
-        {"rollout.kv.rkv_zero_first=false"},
-        logprobs,
-        differs}},
       {"rollout.kv.h2o_normalise", {base("h2o"), {"rollout.kv.h2o_normalise=true"}, logprobs, differs}},
       {"rollout.kv.pyramid_beta", {base("pyramidkv"), {"rollout.kv.pyramid_beta=2"}, logprobs, differs}},
       {"rollout.kv.merge", {snapkv, {"rollout.kv.merge=lookm_pivot"}, logprobs, differs}},
       {"rollout.kv.merge_keys",
        {snapkv + Overrides{"rollout.kv.merge=d2o"}, {"rollout.kv.merge_keys=unrotated"}, logprobs, differs}},
-      {"rollout.kv.merge_counts",
-       {base("h2o") + Overrides{"rollout.kv.merge=value"}, {"rollout.kv.merge_counts=true"}, logprobs, differs}},
       {"rollout.kv.cam_targets",
        {base("h2o") + Overrides{"rollout.kv.merge=cam"}, {"rollout.kv.cam_targets=2"}, logprobs, differs}},
       {"rollout.kv.d2o_ema", {snapkv + Overrides{"rollout.kv.merge=d2o"}, {"rollout.kv.d2o_ema=1"}, logprobs, differs}},
@@ -388,8 +380,6 @@ Rows kv_rows() {
       {"rollout.kv.first_blocks", {quest, {"rollout.kv.first_blocks=3"}, logprobs, differs}},
       {"rollout.kv.last_blocks", {quest, {"rollout.kv.last_blocks=1"}, logprobs, differs}},
       {"rollout.kv.dense_layers", {quest, {"rollout.kv.dense_layers=1"}, read, rises}},
-      {"rollout.kv.choose", {quest, {"rollout.kv.choose=block"}, logprobs, differs}},
-      {"rollout.kv.spans", {long_quest, {"rollout.kv.spans=1"}, rolled_out(hash, 600), differs}},
       {"rollout.kv.block_schedule", {quest, {"rollout.kv.block_schedule=['0:5', '9:8']"}, read, rises}},
   };
 }

@@ -83,29 +83,10 @@ TEST(KvResidency, EventsComeWhenTheBufferIsFull) {
   EXPECT_EQ(d.slots, 600);
 }
 
-// Every F-th token of the response, where more than the budget is there: the prompt of 700 stays whole until then.
-TEST(KvResidency, StepsAreCountedFromThePrompt) {
-  KvSpec spec;
-  spec.method = KvMethod::rkv, spec.budget = 512, spec.buffer = 128, spec.trigger = KvTrigger::step_mod;
-  const KvResidency r(spec, 1);
-  const Life a = live(r, 100, 4096);
-  EXPECT_EQ(a.events.size(), 29u);
-  EXPECT_EQ((std::vector<int64_t>(a.events.begin(), a.events.begin() + 3)), (std::vector<int64_t>{512, 640, 768}));
-  EXPECT_EQ(a.peak, 640);
-  const Life b = live(r, 700, 4096);
-  EXPECT_FALSE(b.at_prefill);
-  EXPECT_EQ(b.events.size(), 32u);
-  EXPECT_EQ(b.events[0], 128);
-  EXPECT_EQ(b.slots, 512);
-  EXPECT_EQ(b.peak, 828);
-  EXPECT_EQ(live(r, 700, 127).peak, 827);
-  EXPECT_EQ(live(r, 384, 128).events, (std::vector<int64_t>{}));  // 512 are not more than 512
-}
-
 // What admission relies on, against a life lived token by token, for every rule about prompts.
 TEST(KvResidency, PeaksAreThoseOfALife) {
   for (const KvPrompt prompt : {KvPrompt::compress, KvPrompt::protect, KvPrompt::protect_first})
-    for (const KvTrigger trigger : {KvTrigger::buffer_full, KvTrigger::step_mod, KvTrigger::prefill_once})
+    for (const KvTrigger trigger : {KvTrigger::buffer_full, KvTrigger::prefill_once})
       for (const int64_t buffer : {0, 1, 7}) {
         KvSpec spec = spec_of(KvMethod::snapkv);
         spec.prompt = prompt, spec.protect_first = 9, spec.trigger = trigger, spec.buffer = buffer;
@@ -217,33 +198,10 @@ TEST(KvPolicy, SharedPromptsAreChangedByNobodyElse) {
     }
 }
 
-// Under step_mod a prompt may hold more than budget + buffer for a while: the pool that is sized for it suffices.
-TEST(KvPolicy, StepModSharesPromptsLikewise) {
-  const auto requests = mixed_requests();
-  for (const KvMethod method : {KvMethod::rkv, KvMethod::h2o})
-    for (const KvPrompt prompt : {KvPrompt::compress, KvPrompt::protect}) {
-      KvSpec spec = spec_of(method);
-      spec.prompt = prompt, spec.trigger = KvTrigger::step_mod;
-      const auto alone = one_by_one(with(kAlone, spec), requests);
-      const KvResidency residency(spec, config().layers);
-      int64_t least = 0;
-      for (const Request& r : requests) least = std::max(least, Scheduler::pages_needed(residency, r));
-      for (const int64_t pages : {int64_t{0}, least, 2 * least + 1}) {
-        RolloutLimits limits = with(kRoomy, spec);
-        limits.kv_pages = pages;
-        Generator g(table_cpu, config(), limits);
-        expect_same(g.rollout.generate(requests, mixed_sampling()), alone, cat("method ", static_cast<int>(method)));
-        EXPECT_GT(g.rollout.stats().events, 0);
-        EXPECT_EQ(g.rollout.stats().peak_resident > 11 + 5 + (prompt == KvPrompt::protect ? 40 : 0),
-                  prompt == KvPrompt::compress);
-      }
-    }
-}
-
 // A pool of the default size holds every prompt that is allowed.
 TEST(KvPolicy, TheDefaultPoolHoldsTheWorstPrompt) {
   KvSpec spec = spec_of(KvMethod::streaming_llm);
-  spec.prompt = KvPrompt::compress, spec.trigger = KvTrigger::step_mod, spec.budget = 35, spec.buffer = 30;
+  spec.prompt = KvPrompt::compress, spec.trigger = KvTrigger::prefill_once, spec.budget = 20;
   RolloutLimits limits = with({.max_sequences = 3, .max_batched_tokens = 9, .max_context = 90}, spec);
   limits.max_prompt = 34;
   Generator g(table_cpu, config(), limits);
@@ -263,9 +221,7 @@ TEST(KvPolicy, MergingDoesNotDependOnTheSchedule) {
     KvSpec spec = spec_of(KvMethod::h2o);
     spec.merge = merge;
     spec.prompt = merge == KvMergeMethod::d2o ? KvPrompt::compress : KvPrompt::protect;
-    spec.merge_counts = merge != KvMergeMethod::cam;
     if (merge == KvMergeMethod::d2o) spec.merge_keys = MergeKeys::unrotated;
-    if (merge == KvMergeMethod::lookm_pivot) spec.merge_keys = MergeKeys::raw;
     const auto alone = one_by_one(with(kAlone, spec), requests);
     expect_same(generate(with(kRoomy, spec), requests, mixed_sampling()), alone, "together");
     expect_same(generate(with({.max_sequences = 3, .max_batched_tokens = 19, .max_context = 73}, spec), requests,
@@ -393,6 +349,18 @@ TEST(KvPolicy, TheLedgerFalls) {
     const int64_t flops = real.at(mass ? "attn_paged_mass" : "attn_paged").cost.flops;
     EXPECT_EQ(flops, (4 * c.head_dim + (mass ? 2 : 0)) * c.heads * pairs) << static_cast<int>(method);
     EXPECT_LT(flops, dense * 3 / 4) << static_cast<int>(method);
+    if (!spec.sparse_reads()) continue;
+    int64_t scored = 0, pages = 2;  // of the prompt, and one for each token
+    for (int64_t tokens = 22; tokens <= 21 + 89; tokens++) {
+      const int64_t n = blocks_of(tokens, spec.block);
+      if (n > budget(n)) scored += n - spec.first_blocks - spec.last_blocks;
+      pages++;
+    }
+    const bool minmax = method == KvMethod::quest;
+    const int64_t sparse = c.layers - spec.dense_layers;
+    EXPECT_EQ(real.at("kv_block_select").cost.flops,
+              sparse * scored * c.head_dim * (minmax ? 4 * c.heads : 2 * c.kv_heads));
+    EXPECT_EQ(real.at("kv_block_summary").cost.flops, sparse * pages * 16 * c.kv_heads * c.head_dim * (minmax ? 2 : 1));
   }
 }
 
@@ -431,7 +399,7 @@ TEST(KvPolicy, CacheIndexPositionsAreThoseOfTheKeptText) {
   EXPECT_NE(run(spec).logprobs, done.logprobs);
 }
 
-// Choices that are shared are the same for all heads, and for all layers.
+// A choice that is shared is the same for all heads.
 TEST(KvPolicy, ScopesShareTheirChoice) {
   Rng rng(rng_key(6, RngStream::test, 9));
   const Request request{random_ids(rng, 9, config().vocab), {5}, 60};
@@ -468,11 +436,6 @@ TEST(KvPolicy, ScopesShareTheirChoice) {
       EXPECT_EQ(head(t, 0), head(t, 1));
       layers_differ |= t.keep != events[0].keep;
     }
-  for (const auto& [tokens, events] : traces(KvScope::layer0))
-    for (const KvTrace& t : events) {
-      EXPECT_EQ(t.keep, events[0].keep);
-      EXPECT_EQ(head(t, 0), head(t, 1));
-    }
   EXPECT_TRUE(heads_differ);
   EXPECT_TRUE(layers_differ);
 }
@@ -496,19 +459,9 @@ TEST(KvPolicy, ContradictionsAreRefused) {
   refused("cache_index", KvMethod::streaming_llm, [](KvSpec& s) { s.rope = KvRope::cache_index; });
   refused("protect_first", KvMethod::h2o, [](KvSpec& s) { s.prompt = KvPrompt::protect_first; });
   refused("prefill_once", KvMethod::snapkv, [](KvSpec& s) { s.trigger = KvTrigger::prefill_once; });
-  refused("attend = \"after\"", KvMethod::h2o, [](KvSpec& s) { s.attend = KvAttend::after; });
-  refused("attend = \"after\"", KvMethod::streaming_llm,
-          [](KvSpec& s) { s.attend = KvAttend::after, s.rope = KvRope::cache_index, s.prompt = KvPrompt::compress; });
-  refused("attend = \"after\"", KvMethod::snapkv, [](KvSpec& s) {
-    s.attend = KvAttend::after, s.trigger = KvTrigger::prefill_once, s.prompt = KvPrompt::compress;
-  });
-  refused("layer0", KvMethod::pyramidkv, [](KvSpec& s) { s.scope = KvScope::layer0; });
   refused("only rollout.kv.method = \"h2o\"", KvMethod::snapkv, [](KvSpec& s) { s.merge = KvMergeMethod::cam; });
   refused("values only", KvMethod::snapkv,
-          [](KvSpec& s) { s.merge = KvMergeMethod::value, s.merge_keys = MergeKeys::raw; });
-  refused("merge_counts", KvMethod::h2o, [](KvSpec& s) { s.merge = KvMergeMethod::cam, s.merge_counts = true; });
-  for (const KvMethod method : {KvMethod::snapkv, KvMethod::rkv, KvMethod::pyramidkv, KvMethod::tova})
-    refused("a window of queries", method, [](KvSpec& s) { s.merge = KvMergeMethod::d2o, s.merge_counts = true; });
+          [](KvSpec& s) { s.merge = KvMergeMethod::value, s.merge_keys = MergeKeys::unrotated; });
   refused("evicts none", KvMethod::quest, [](KvSpec& s) { s.merge = KvMergeMethod::d2o; });
   refused("rollout.kv.block = 8", KvMethod::quest, [](KvSpec& s) { s.block = 8; });
   refused("rollout.kv.blocks = 1", KvMethod::quest, [](KvSpec& s) { s.blocks = 1; });

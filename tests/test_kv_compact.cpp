@@ -17,13 +17,13 @@ INSTANTIATE_TEST_SUITE_P(Tables, KvCompaction, testing::ValuesIn(kRefAndCpu),
 // Storage of a few pages, one number per element, and a compaction that copies out of place.
 struct Pages {
   int64_t pages, kv_heads, dim;
-  std::vector<double> k, v, mass, count;
+  std::vector<double> k, v, mass;
   std::vector<int32_t> pos;
   Pages(int64_t pages, int64_t kv_heads, int64_t dim) : pages(pages), kv_heads(kv_heads), dim(dim) {
     const int64_t n = pages * kv_heads * 16;
-    k.resize(n * dim), v.resize(n * dim), mass.resize(n), count.resize(n), pos.resize(n);
+    k.resize(n * dim), v.resize(n * dim), mass.resize(n), pos.resize(n);
     double next = 1;
-    for (auto* x : {&k, &v, &mass, &count})
+    for (auto* x : {&k, &v, &mass})
       for (double& y : *x) y = next++;
     std::iota(pos.begin(), pos.end(), 1);
   }
@@ -43,7 +43,6 @@ struct Pages {
           }
           after.pos[y * 16 + to % 16] = pos[x * 16 + from % 16];
           after.mass[y * 16 + to % 16] = mass[x * 16 + from % 16];
-          after.count[y * 16 + to % 16] = count[x * 16 + from % 16];
         }
     return after;
   }
@@ -56,14 +55,13 @@ struct Pages {
     a.k_pages = r.inout("k", {pages, kv_heads, dim, 16}, k), a.v_pages = r.inout("v", {pages, kv_heads, 16, dim}, v);
     a.pos_pages = r.index_inout("pos", {pages, kv_heads, 16}, pos);
     a.mass_pages = r.inout("mass", {pages, kv_heads, 16}, mass);
-    a.count_pages = r.inout("count", {pages, kv_heads, 16}, count);
     a.keep = r.index("keep", {rows / kv_heads / max_keep, kv_heads, max_keep}, keep);
     a.src_pages = r.index("src", {n, per_row}, src), a.dst_pages = r.index("dst", {n, per_row}, dst);
     a.events = r.index("events", {n, 6}, flat(events)), a.work = kv_work(events.data(), n);
     r.call(&Table::kv_compact, a);
     EXPECT_TRUE(r.problems.empty()) << joined(r.problems);
     Pages after(pages, kv_heads, dim);
-    after.k = r.values("k"), after.v = r.values("v"), after.mass = r.values("mass"), after.count = r.values("count");
+    after.k = r.values("k"), after.v = r.values("v"), after.mass = r.values("mass");
     const auto p = r.values("pos");
     after.pos.assign(p.begin(), p.end());
     return after;

@@ -23,21 +23,19 @@ struct Merge {
   MergeKeys merge_keys = MergeKeys::none;
   std::vector<double> mass = {};
   std::vector<double> rope = {};  // [positions][D]; slot s is at position s
-  bool counts = false;
   int32_t targets = 1;
   double threshold = 0;
   uint64_t key = 5;
 
   // After it: by slot.
   Rows k = {}, v = {};
-  std::vector<double> count = {};
 
   int64_t dim() const { return static_cast<int64_t>(keys[0].size()); }
   void run() {
     OpRun r(*on.table, on.act);
     const int64_t n = static_cast<int64_t>(keys.size()), kept = static_cast<int64_t>(keep.size()), D = dim();
     const int64_t pages = (n + 15) / 16;
-    std::vector<double> kp(pages * D * 16, NAN), vp(pages * 16 * D, NAN), mp(pages * 16, 1), cp(pages * 16, 1);
+    std::vector<double> kp(pages * D * 16, NAN), vp(pages * 16 * D, NAN), mp(pages * 16, 1);
     std::vector<int32_t> pos(pages * 16, -1), table(pages);
     std::iota(table.begin(), table.end(), 0);
     for (int64_t s = 0; s < n; s++) {
@@ -50,7 +48,6 @@ struct Merge {
     a.compact.k_pages = r.inout("k", {pages, 1, D, 16}, kp), a.compact.v_pages = r.inout("v", {pages, 1, 16, D}, vp);
     a.compact.pos_pages = r.index_inout("pos", {pages, 1, 16}, pos);
     a.compact.mass_pages = r.inout("mass", {pages, 1, 16}, mp);
-    if (counts) a.compact.count_pages = r.inout("count", {pages, 1, 16}, cp);
     a.compact.keep = r.index("keep", {1, 1, kept}, keep);
     a.compact.src_pages = a.compact.dst_pages = r.index("pages", {1, pages}, table);
     a.compact.events = r.index("events", {1, 6}, flat({e})), a.compact.work = kv_work(&e, 1);
@@ -65,7 +62,6 @@ struct Merge {
     r.call(&Table::kv_merge, a);
     EXPECT_TRUE(r.problems.empty()) << joined(r.problems);
     kp = r.values("k"), vp = r.values("v"), threshold = r.values("threshold")[0];
-    if (counts) count = r.values("count");
     k = v = {};
     for (int64_t s = 0; s < kept; s++) {
       k.emplace_back(), v.emplace_back(vp.begin() + s * D, vp.begin() + (s + 1) * D);
@@ -81,7 +77,8 @@ Merge example(On on, KvMergeKind kind, MergeKeys keys) {
           .values = {{10, 0}, {5, 0}, {20, 0}},
           .keep = {0, 2},
           .kind = kind,
-          .merge_keys = keys};
+          .merge_keys = keys,
+          .rope = {1, 0, 1, 0, 1, 0}};  // every position turns by nothing
 }
 
 TEST_P(KvMerging, TheExample) {
@@ -90,9 +87,9 @@ TEST_P(KvMerging, TheExample) {
     MergeKeys keys;
     double v, k0, k1;
   };
-  for (const Case& c : {Case{KvMergeKind::lookm_pivot, MergeKeys::raw, 16.25, .15, .95},
+  for (const Case& c : {Case{KvMergeKind::lookm_pivot, MergeKeys::unrotated, 16.25, .15, .95},
                         {KvMergeKind::lookm_pivot, MergeKeys::none, 16.25, 0, 1},
-                        {KvMergeKind::d2o, MergeKeys::raw, 12, .24, .82},
+                        {KvMergeKind::d2o, MergeKeys::unrotated, 12, .24, .82},
                         {KvMergeKind::value, MergeKeys::none, 17.931034, 0, 1}}) {
     Merge m = example(on, c.kind, c.keys);
     m.run();
@@ -132,11 +129,6 @@ TEST_P(KvMerging, UnrotatedKeysAgreeAtAllPositions) {
   m.run();
   for (size_t j = 0; j < m.keep.size(); j++)
     for (int64_t d = 0; d < D; d++) EXPECT_NEAR(m.k[j][d], m.keys[m.keep[j]][d], 2e-6);
-  m.merge_keys = MergeKeys::raw;
-  m.run();
-  double moved = 0;
-  for (int64_t d = 0; d < D; d++) moved += std::fabs(m.k[1][d] - m.keys[11][d]);
-  EXPECT_GT(moved, 0.01) << "averages of turned keys are another key; the test shows nothing";
 }
 
 // Nothing evicted, or no coin falls: what stays keeps its bits.
@@ -204,52 +196,6 @@ TEST_P(KvMerging, CamCoinsAreFair) {
   EXPECT_NE(sums[0], sums[1]);
 }
 
-// Copies merge into one slot that stands for all of them.
-TEST_P(KvMerging, CountsAddUp) {
-  Merge m{.on = on,
-          .keys = {{1, 0}, {1, 0}, {1, 0}, {0, 1}},
-          .values = {{2, 0}, {2, 0}, {2, 0}, {7, 0}},
-          .keep = {2, 3},
-          .counts = true};
-  m.run();
-  EXPECT_EQ(m.v, (Rows{{2, 0}, {7, 0}}));
-  EXPECT_EQ(m.count[0], 3);
-  EXPECT_EQ(m.count[1], 1);
-}
-
-// o of one query (.3, -.4) over slots in one page; counts: as many, or none.
-std::vector<double> attention(On on, const Rows& keys, const Rows& values, const std::vector<double>& counts) {
-  OpRun r(*on.table, on.act);
-  const int64_t n = static_cast<int64_t>(keys.size());
-  std::vector<double> k(32, NAN), v(32, NAN), c(16, NAN);
-  for (int64_t s = 0; s < n; s++)
-    for (int64_t d = 0; d < 2; d++) k[d * 16 + s] = keys[s][d], v[s * 2 + d] = values[s][d];
-  std::copy(counts.begin(), counts.end(), c.begin());
-  AttnPaged a{};
-  a.o = r.out("o", {1, 1, 2}), a.q = r.in("q", {1, 1, 2}, {.3f, -.4f});
-  a.k_pages = r.in("k", {1, 1, 2, 16}, k), a.v_pages = r.in("v", {1, 1, 16, 2}, v);
-  a.page_table = r.index("table", {1, 1}, {0}), a.queries = r.index("queries", {1, 4}, {0, 1, int32_t(n), 0});
-  a.pairs = a.slots = n, a.scale = 1;
-  if (!counts.empty()) a.count_pages = r.in("count", {1, 1, 16}, c);
-  r.call(&Table::attn_paged, a);
-  EXPECT_TRUE(r.problems.empty()) << joined(r.problems);
-  return r.values("o");
-}
-
-// Three equal tokens and another one: merged with counts they are read as before; without counts they are not.
-TEST_P(KvMerging, MergedCopiesAreReadAsBefore) {
-  Merge m{.on = on,
-          .keys = {{1, 0}, {1, 0}, {1, 0}, {0, 1}},
-          .values = {{2, 1}, {2, 1}, {2, 1}, {7, 1}},
-          .keep = {2, 3},
-          .counts = true};
-  m.run();
-  EXPECT_NEAR(attention(on, m.keys, m.values, {})[0], 2.71010037, 1e-6);
-  EXPECT_NEAR(attention(on, m.k, m.v, {m.count[0], m.count[1]})[0], 2.71010037, 1e-6);
-  EXPECT_GT(attention(on, m.k, m.v, {})[0], 3);
-  EXPECT_EQ(attention(on, m.k, m.v, {1, 1}), attention(on, m.k, m.v, {})) << "counts of 1 change no bit";
-}
-
 // The evicted slot's cosine with its nearest is 1, then 0.6, then 0.8: threshold 1, then .5 + .15, then .325 + .2.
 TEST_P(KvMerging, TheThresholdFollows) {
   double threshold = 0;
@@ -274,12 +220,10 @@ TEST_P(KvMerging, TheThresholdFollows) {
 // What makes no sense together is refused.
 TEST_P(KvMerging, KeysOfMethodsWithoutKeysAreRefused) {
   for (KvMergeKind kind : {KvMergeKind::cam, KvMergeKind::value}) {
-    Merge m = example(on, kind, MergeKeys::raw);
+    Merge m = example(on, kind, MergeKeys::unrotated);
+    m.rope.assign(6, 1);
     EXPECT_THROW(m.run(), std::logic_error);
   }
-  Merge m = example(on, KvMergeKind::cam, MergeKeys::none);
-  m.counts = true;
-  EXPECT_THROW(m.run(), std::logic_error);
 }
 
 }  // namespace

@@ -69,8 +69,8 @@ TEST_P(KvOps, WindowScoresOfTheExample) {
 }
 
 // R of one event: with lambda 0 the score is -R.
-std::vector<double> redundancy_of(const KvScene& s, bool zero_first) {
-  std::vector<double> r = s.redundancy(std::vector<double>(s.max_slots()), 0, 0.5f, zero_first);
+std::vector<double> redundancy_of(const KvScene& s) {
+  std::vector<double> r = s.redundancy(std::vector<double>(s.max_slots()), 0, 0.5f);
   for (double& x : r) x = -x;
   r.resize(s.events[0].slots - s.events[0].recent);
   return r;
@@ -86,16 +86,15 @@ TEST_P(KvOps, RedundancyOfTheExample) {
   const Rows keys = {{1, 0}, {0, 1}, {1, 0}, {1, 0}, {0, 1}, {-1, 0}, {0, 1}, {1, 0}};
   KvScene all{.on = on, .dim = 2};  // no recent slots: R of all is visible
   all.add({8, 0, 0, 5, 0, 0}, {keys}, {{1, 1}});
-  expect_near(redundancy_of(all, true), {.165747, .146272, .146272, .129084, .129084, .069094, .113916, .100531}, 1e-6);
-  expect_near(redundancy_of(all, true), softmax({.375, .25, .25, .125, .125, -.5, 0, -.125}), 1e-6);
-  expect_near(redundancy_of(all, false), softmax({.25, .25, .25, .125, .125, -.5, 0, -.125}), 1e-6);
+  expect_near(redundancy_of(all), {.165747, .146272, .146272, .129084, .129084, .069094, .113916, .100531}, 1e-6);
+  expect_near(redundancy_of(all), softmax({.375, .25, .25, .125, .125, -.5, 0, -.125}), 1e-6);
 
   KvScene s{.on = on, .dim = 2, .window = 2};
   s.add({8, 0, 2, 5, 0, 0}, {keys}, {{1, 1}, {1, 1}});
   for (int32_t kernel : {1, 7})
     for (float lambda : {0.f, 0.1f, 1.f}) {
       const auto importance = s.window_scores({.kernel = kernel}, kScale2);
-      const auto score = s.redundancy(importance, lambda, 0.5f, true);
+      const auto score = s.redundancy(importance, lambda, 0.5f);
       if (lambda < 1) {
         EXPECT_EQ(s.select(score), (Keep{{3, 4, 5, 6, 7}})) << lambda;
       } else if (kernel == 1) {
@@ -109,8 +108,8 @@ TEST_P(KvOps, RedundancyWithoutTies) {
                      {1, 0, 3}, {3, 1, .2f},       {1, 1, 1}, {0, 0, 2}};
   KvScene all{.on = on, .dim = 3};
   all.add({8, 0, 0, 5, 0, 0}, {keys}, {{0, 0, 0}});
-  expect_near(redundancy_of(all, true),
-              softmax({.452668, .476273, .445878, .480334, .448726, .479783, .193302, .067820}), 1e-6);
+  expect_near(redundancy_of(all), softmax({.452668, .476273, .445878, .480334, .448726, .479783, .193302, .067820}),
+              1e-6);
   KvScene s{.on = on, .heads = 2, .dim = 3, .window = 2};
   s.add({8, 0, 2, 5, 0, 0}, {keys}, {{1, 0, .5f, 0, 1, 0}, {.5f, .2f, .1f, .2f, .1f, 1.5f}});
   struct Case {
@@ -121,7 +120,7 @@ TEST_P(KvOps, RedundancyWithoutTies) {
   for (const Case& c :
        {Case{1, 0, {0, 2, 4, 6, 7}}, {1, .1f, {0, 4, 5, 6, 7}}, {7, .1f, {1, 2, 4, 6, 7}}, {7, 1, {3, 4, 5, 6, 7}}}) {
     const auto importance = s.window_scores({.kernel = c.kernel}, static_cast<float>(1 / std::sqrt(3.0)));
-    EXPECT_EQ(s.select(s.redundancy(importance, c.lambda, 0.5f, true)), Keep{c.keep}) << c.kernel << " " << c.lambda;
+    EXPECT_EQ(s.select(s.redundancy(importance, c.lambda, 0.5f)), Keep{c.keep}) << c.kernel << " " << c.lambda;
   }
 }
 
@@ -133,7 +132,7 @@ TEST_P(KvOps, RedundancyOfCopies) {
     Rows keys(n, {1, 0, 0, 0});
     keys.push_back({0, 1, 0, 0}), keys.push_back({0, 0, 1, 0});
     s.add({static_cast<int32_t>(keys.size()), 0, 0, 1, 0, 0}, {keys}, {{0, 0, 0, 0}});
-    expect_near(redundancy_of(s, true), softmax(means[n - 2]), 1e-6);
+    expect_near(redundancy_of(s), softmax(means[n - 2]), 1e-6);
   }
 }
 
@@ -281,16 +280,16 @@ const std::vector<WindowSpec> kSpecs = {{},
 TEST_P(KvOps, WithoutRedundancyItIsSnapKv) {
   const KvScene s = random_scene(on, 4, 2, 20);
   const auto score = s.window_scores({.kernel = 7}, 0.25f);
-  expect_same(s.redundancy(score, 1, 0.5f, true), score, "lambda = 1");
+  expect_same(s.redundancy(score, 1, 0.5f), score, "lambda = 1");
 }
 
 TEST_P(KvOps, LengthsOfKeysDoNotMatterToRedundancy) {
   KvScene s = random_scene(on, 2, 2, 16);
-  const auto before = s.redundancy(std::vector<double>(s.count() * 2 * s.max_slots()), 0, 0.4f, true);
+  const auto before = s.redundancy(std::vector<double>(s.count() * 2 * s.max_slots()), 0, 0.4f);
   for (size_t i = 0; i < s.keys.size(); i++)
     for (size_t slot = 0; slot < s.keys[i].size(); slot++)
       for (double& x : s.keys[i][slot]) x *= slot % 3 ? 2.5f : 0.125f;
-  expect_near(s.redundancy(std::vector<double>(before.size()), 0, 0.4f, true), before, 1e-6);
+  expect_near(s.redundancy(std::vector<double>(before.size()), 0, 0.4f), before, 1e-6);
 }
 
 TEST_P(KvOps, KeysThatAreLikeNothingAreEquallyRedundant) {
@@ -298,7 +297,7 @@ TEST_P(KvOps, KeysThatAreLikeNothingAreEquallyRedundant) {
   Rows keys(24, std::vector<double>(24));
   for (int i = 0; i < 24; i++) keys[i][i] = 1 + i;
   s.add({24, 0, 0, 3, 0, 0}, {keys}, {std::vector<double>(24)});
-  for (double r : redundancy_of(s, true)) EXPECT_NEAR(r, 1. / 24, 1e-7);
+  for (double r : redundancy_of(s)) EXPECT_NEAR(r, 1. / 24, 1e-7);
 }
 
 TEST_P(KvOps, OneQueryHeadPerKeyHeadNeedsNoAggregate) {
@@ -320,7 +319,7 @@ TEST_P(KvOps, HeadsDoNotSeeEachOther) {
   const int64_t row = kv_heads * group * dim, turn = group * dim;
   for (size_t j = 0; j < s.windows.size(); j++) turned.windows[j] = s.windows[j / row * row + (j % row + turn) % row];
   const auto keep = [](const KvScene& scene) {
-    return scene.select(scene.redundancy(scene.window_scores({.kernel = 3}, 0.35f), 0.5f, 0.4f, true));
+    return scene.select(scene.redundancy(scene.window_scores({.kernel = 3}, 0.35f), 0.5f, 0.4f));
   };
   const Keep before = keep(s), after = keep(turned);
   for (int64_t i = 0; i < s.count(); i++)
@@ -349,7 +348,7 @@ TEST_P(KvOps, TheRingMayStartAnywhere) {
 TEST_P(KvOps, EventsDoNotSeeEachOther) {
   const KvScene s = random_scene(on, 6, 2, 20);
   for (const WindowSpec& spec : kSpecs) {
-    const auto all = s.redundancy(s.window_scores(spec, 0.2f), 0.3f, 0.35f, true);
+    const auto all = s.redundancy(s.window_scores(spec, 0.2f), 0.3f, 0.35f);
     const Keep keep = s.select(all);
     for (int64_t i = 0; i < s.count(); i++) {
       KvScene one = s;
@@ -357,7 +356,7 @@ TEST_P(KvOps, EventsDoNotSeeEachOther) {
       one.keys.assign(s.keys.begin() + i * s.kv_heads, s.keys.begin() + (i + 1) * s.kv_heads);
       const int64_t part = static_cast<int64_t>(s.windows.size()) / s.count();
       one.windows.assign(s.windows.begin() + i * part, s.windows.begin() + (i + 1) * part);
-      const auto alone = one.redundancy(one.window_scores(spec, 0.2f), 0.3f, 0.35f, true);
+      const auto alone = one.redundancy(one.window_scores(spec, 0.2f), 0.3f, 0.35f);
       for (int64_t h = 0; h < s.kv_heads; h++)
         expect_same({alone.begin() + h * one.max_slots(), alone.begin() + (h + 1) * one.max_slots()},
                     {all.begin() + (i * s.kv_heads + h) * s.max_slots(),
@@ -441,38 +440,36 @@ TEST(KvOpsOrder, RedundancyIsTheDefinition) {
   const KvScene s = random_scene({&table_cpu, DType::f32}, 2, 2, 20);
   const float tau = 0.35f, lambda = 0.3f;
   const std::vector<double> in = normal("importance", s.count() * 2 * s.max_slots());
-  for (bool zero_first : {true, false}) {
-    const auto out = s.redundancy(in, lambda, tau, zero_first);
-    for (int64_t i = 0; i < s.count(); i++)
-      for (int64_t h = 0; h < 2; h++) {
-        const KvEvent& e = s.events[i];
-        const int64_t n = e.slots - e.first;
-        std::vector<std::vector<double>> unit;
-        for (int64_t j = e.first; j < e.slots; j++) {
-          unit.push_back(s.keys[i * 2 + h][j]);
-          const float norm = std::sqrt(dot(unit.back(), unit.back())) + 1e-8f;
-          for (double& x : unit.back()) x = float(x) / norm;
-        }
-        std::vector<std::vector<float>> S(n, std::vector<float>(n));
-        std::vector<float> r(n);
-        for (int64_t a = 0; a < n; a++)
-          for (int64_t b = 0; b < n; b++) r[b] += S[a][b] = a == b ? 0 : dot(unit[a], unit[b]);
-        for (int64_t a = 0; a < n; a++) {
-          int64_t last = zero_first ? 0 : -1;
-          for (int64_t b = 0; b < n; b++)
-            if (S[a][b] > tau) last = b;
-          if (last >= 0) r[last] -= S[a][last];
-        }
-        for (float& x : r) x /= static_cast<float>(n);
-        r = softmax_f32(r, e.first);
-        int64_t wrong = 0;
-        for (int64_t j = e.first; j < e.slots - e.recent; j++) {
-          const size_t at = (i * 2 + h) * s.max_slots() + j;
-          wrong += float(out[at]) != lambda * float(in[at]) - (1 - lambda) * r[j - e.first];
-        }
-        EXPECT_EQ(wrong, 0) << "event " << i << ", head " << h;
+  const auto out = s.redundancy(in, lambda, tau);
+  for (int64_t i = 0; i < s.count(); i++)
+    for (int64_t h = 0; h < 2; h++) {
+      const KvEvent& e = s.events[i];
+      const int64_t n = e.slots - e.first;
+      std::vector<std::vector<double>> unit;
+      for (int64_t j = e.first; j < e.slots; j++) {
+        unit.push_back(s.keys[i * 2 + h][j]);
+        const float norm = std::sqrt(dot(unit.back(), unit.back())) + 1e-8f;
+        for (double& x : unit.back()) x = float(x) / norm;
       }
-  }
+      std::vector<std::vector<float>> S(n, std::vector<float>(n));
+      std::vector<float> r(n);
+      for (int64_t a = 0; a < n; a++)
+        for (int64_t b = 0; b < n; b++) r[b] += S[a][b] = a == b ? 0 : dot(unit[a], unit[b]);
+      for (int64_t a = 0; a < n; a++) {
+        int64_t last = 0;
+        for (int64_t b = 0; b < n; b++)
+          if (S[a][b] > tau) last = b;
+        r[last] -= S[a][last];
+      }
+      for (float& x : r) x /= static_cast<float>(n);
+      r = softmax_f32(r, e.first);
+      int64_t wrong = 0;
+      for (int64_t j = e.first; j < e.slots - e.recent; j++) {
+        const size_t at = (i * 2 + h) * s.max_slots() + j;
+        wrong += float(out[at]) != lambda * float(in[at]) - (1 - lambda) * r[j - e.first];
+      }
+      EXPECT_EQ(wrong, 0) << "event " << i << ", head " << h;
+    }
 }
 
 TEST(KvOpsOrder, MassIsTheDefinition) {

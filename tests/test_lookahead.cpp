@@ -29,13 +29,13 @@ std::vector<KvSpec> all_specs() {
                                 KvMethod::pyramidkv, KvMethod::quest, KvMethod::block_topk})
     all.push_back(spec_of(method));
   KvSpec s = spec_of(KvMethod::rkv);
-  s.attend = KvAttend::after, s.scope = KvScope::layer0, s.prompt = KvPrompt::protect;
+  s.scope = KvScope::per_layer, s.prompt = KvPrompt::protect;
   all.push_back(s);
   s = spec_of(KvMethod::snapkv);
-  s.trigger = KvTrigger::step_mod;
+  s.trigger = KvTrigger::prefill_once;
   all.push_back(s);
   s = spec_of(KvMethod::h2o);
-  s.merge = KvMergeMethod::d2o, s.merge_keys = MergeKeys::unrotated, s.merge_counts = true;
+  s.merge = KvMergeMethod::d2o, s.merge_keys = MergeKeys::unrotated;
   all.push_back(s);
   s = spec_of(KvMethod::h2o);
   s.merge = KvMergeMethod::cam, s.prompt = KvPrompt::protect;
@@ -44,8 +44,8 @@ std::vector<KvSpec> all_specs() {
 }
 
 std::string name(const KvSpec& s) {
-  return cat("method ", static_cast<int>(s.method), ", merge ", static_cast<int>(s.merge), ", attend ",
-             static_cast<int>(s.attend), ", trigger ", static_cast<int>(s.trigger));
+  return cat("method ", static_cast<int>(s.method), ", merge ", static_cast<int>(s.merge), ", trigger ",
+             static_cast<int>(s.trigger));
 }
 
 void expect_same_statistics(const RolloutStats& a, const RolloutStats& b) {

@@ -217,7 +217,6 @@ class CacheWorld {
                         .v_pages = cache_.v_pages,
                         .pos_pages = cache_.fields.pos,
                         .mass_pages = {},
-                        .count_pages = {},
                         .keep = make_tensor(lists.data(), DType::i32, {L, K, keep}),
                         .src_pages = make_tensor(src.data(), DType::i32, {L, width}),
                         .dst_pages = make_tensor(dst.data(), DType::i32, {L, width}),

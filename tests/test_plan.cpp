@@ -23,7 +23,7 @@ TEST(Plan, IsTheRealWorstStepToTheByte) {
         {"learner.attention=replay", "rollout.kv.method=pyramidkv", "rollout.kv.budget=12", "rollout.kv.buffer=7",
          "rollout.kv.pyramid_beta=3", "actor.ppo_max_token_len=180"},
         {"learner.attention=replay", "rollout.kv.method=quest", "rollout.kv.block=4", "rollout.kv.blocks=5",
-         "rollout.kv.dense_layers=1", "rollout.kv.spans=1", "model.enable_gradient_checkpointing=true"}})
+         "rollout.kv.dense_layers=1", "model.enable_gradient_checkpointing=true"}})
     for (const char* type : {"qwen2", "llama"}) {  // tied and not
       const Config config = tiny_run(type, keys);
       const Plan plan = plan_step(config);
@@ -64,7 +64,7 @@ TEST(Plan, NoStepPassesTheMost) {
         {"learner.attention=replay", "rollout.kv.method=rkv", "rollout.kv.budget=9", "rollout.kv.buffer=3",
          "rollout.max_num_seqs=30", "rollout.max_num_batched_tokens=31"},
         {"learner.attention=replay", "rollout.kv.method=block_topk", "rollout.kv.block=4", "rollout.kv.blocks=5",
-         "rollout.kv.dense_layers=1", "rollout.kv.block_schedule=[\"0:9\", \"12:4\"]", "rollout.kv.spans=1"}}) {
+         "rollout.kv.dense_layers=1", "rollout.kv.block_schedule=[\"0:9\", \"12:4\"]"}}) {
     SCOPED_TRACE(testing::PrintToString(keys));
     const Config config = tiny_run("qwen3", keys);
     const ArenaLimits limits = training_limits(config, TrainingKind::grpo, table_null);

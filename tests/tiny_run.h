@@ -28,12 +28,11 @@ inline void write_tiny_file(const std::string& name, const std::string& text) {
   std::ofstream(tiny_folder() + name, std::ios::binary) << text;
 }
 
-inline std::string config_json(int hidden, int vocab = 48, int positions = 160) {
+inline std::string config_json(int hidden, int vocab = 48, int kv_heads = 1) {
   return cat(R"({"model_type": "qwen3", "hidden_size": )", hidden, R"(, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "intermediate_size": 24, "vocab_size": )",
-             vocab, R"(,
-    "max_position_embeddings": )",
-             positions, R"(, "tie_word_embeddings": true, "eos_token_id": 2})");
+    "num_attention_heads": 2, "num_key_value_heads": )",
+             kv_heads, R"(, "head_dim": 8, "intermediate_size": 24, "vocab_size": )", vocab, R"(,
+    "max_position_embeddings": 160, "tie_word_embeddings": true, "eos_token_id": 2})");
 }
 
 // llama2.c's tokenizer.bin: three special pieces, a space, and the characters of the rows.
@@ -64,7 +63,7 @@ inline void make_tiny_run() {
   write_tiny_file("config.json", config_json(16));
   write_tiny_file("wide.json", config_json(24));
   write_tiny_file("bytes.json", config_json(16, 270));
-  write_tiny_file("long.json", config_json(16, 48, 700));
+  write_tiny_file("kv_heads.json", config_json(16, 48, 2));
   write_tiny_file("tokenizer.json", tokenizer_json({}, {"<|im_start|>", "<|im_end|>", "<|begin_of_text|>",
                                                         "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"})
                                         .dump());

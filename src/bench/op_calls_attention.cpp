@@ -72,13 +72,7 @@ AttnBwd attn_bwd(Operands& o, const AttnFwd& f) {
 // ---- lists of blocks
 
 const Dim kBlock{"block", 16, "slots of a block, 4 or 16", 4}, kBudget{"budget", 32, "blocks that a row reads", 2};
-const Dim kSpans{"spans", 0, "spans whose blocks are scored; 0: all blocks", 0};
 const Dim kMean{"mean", 1, "1: blocks by their mean (block top-k), 0: by minimum and maximum (Quest)", 0};
-int32_t spans_of(const Dims& d) {
-  if (d["spans"] && d["spans"] * (kSpanSlots / d["block"]) < d["budget"] - 2)
-    fail("spans=", d["spans"], " cannot supply budget=", d["budget"], " blocks");
-  return static_cast<int32_t>(d["spans"]);
-}
 BlockSummary kind(const Dims& d) { return d["mean"] ? BlockSummary::mean : BlockSummary::minmax; }
 
 // The last block and, from the second on, every so many of those before it; -1 where a row reads everything.
@@ -96,14 +90,13 @@ struct PackedBlocks {
   int64_t pairs = 0, scored = 0;
 };
 // Rows of a prefix read everything.
-PackedBlocks packed_blocks(const Dims& d, const Packed& p, int64_t spans = 0) {
+PackedBlocks packed_blocks(const Dims& d, const Packed& p) {
   PackedBlocks b;
   for (size_t i = 0; i < p.seen.size(); i++) {
     const int32_t budget = p.prefix[i] ? INT32_MAX : static_cast<int32_t>(d["budget"]);
     b.budget.push_back(budget);
     b.pairs += listed_slots(p.seen[i], budget, d["block"]);
-    if (const int64_t all = blocks_of(p.seen[i], d["block"]); all > budget)
-      b.scored += competition(all, 1, 1, d["block"], spans).scored();
+    if (const int64_t all = blocks_of(p.seen[i], d["block"]); all > budget) b.scored += all - 2;
   }
   return b;
 }
@@ -147,11 +140,11 @@ void add_packed(std::vector<OpBench>& list) {
          o.device.attn_blocks_fwd(f);
          return op_call(o, &Device::attn_blocks_bwd, AttnBlocksBwd{attn_bwd(o, f.attn), f.blocks, f.budget, f.block});
        }});
-  blocks.insert(blocks.end(), {kMean, kSpans});
+  blocks.push_back(kMean);
   list.push_back(
       {"attn_block_select", blocks, [](Operands& o, const Dims& d) {
          const Packed p = packed(d);
-         const PackedBlocks b = packed_blocks(d, p, d["spans"]);
+         const PackedBlocks b = packed_blocks(d, p);
          const int64_t segments = static_cast<int64_t>(p.segments.size()) / 4;
          const int64_t most = blocks_of(d["P"] + d["L"], d["block"]) + 1;
          AttnBlockSelect a{};
@@ -160,10 +153,7 @@ void add_packed(std::vector<OpBench>& list) {
          a.q = o.act({p.rows, d["H"], d["D"]}), a.pk = a.k = o.act({p.rows, d["K"], d["D"]});
          a.segments = o.list({segments, 4}, p.segments), a.budget = o.list({p.rows}, b.budget);
          a.scored = b.scored, a.slots = p.slots, a.block = static_cast<int32_t>(d["block"]);
-         a.first_blocks = 1, a.last_blocks = 1, a.kind = kind(d), a.spans = spans_of(d);
-         if (a.spans)
-           a.span_summary =
-               o.act({segments, d["K"], ((d["P"] + d["L"]) / kSpanSlots + 1) * summary_rows(kind(d)), d["D"]});
+         a.first_blocks = 1, a.last_blocks = 1, a.kind = kind(d);
          return op_call(o, &Device::attn_block_select, a);
        }});
 }
@@ -248,22 +238,19 @@ void add_paged(std::vector<OpBench>& list) {
                   }});
   std::vector<Dim> select = summary;
   select.erase(select.begin() + 2);  // T: only rows alone choose
-  select.insert(select.end(), {kBudget, kSpans});
+  select.push_back(kBudget);
   list.push_back(
       {"kv_block_select", select, [](Operands& o, const Dims& d) {
          const int64_t B = d["B"], all = blocks_of(d["L"], d["block"]), per = (d["L"] + 15) / 16;
          KvBlockSelect a{};
          a.blocks = o.list({B, d["K"], d["budget"]}, std::vector<int32_t>(B * d["K"] * d["budget"], -1));
-         const int64_t scored = competition(all, 1, 1, d["block"], d["spans"]).scored();
-         a.score = o.stat({B, d["K"], std::max(scored, int64_t{1})}), a.q = o.act({B, d["H"], d["D"]});
+         a.score = o.stat({B, d["K"], std::max(all - 2, int64_t{1})}), a.q = o.act({B, d["H"], d["D"]});
          a.summary = o.act({B * per, d["K"], 16 / d["block"] * summary_rows(kind(d)), d["D"]});
          a.page_table = o.list({B, per}, shuffled(B * per));
          a.queries = o.indices({B, 4}, [&](int64_t i) { return std::array{i / 4, int64_t{1}, d["L"], i / 4}[i % 4]; });
          a.budget = o.indices({B}, [&](int64_t) { return d["budget"]; });
-         a.scored = all > d["budget"] ? B * scored : 0;
+         a.scored = all > d["budget"] ? B * (all - 2) : 0;
          a.block = static_cast<int32_t>(d["block"]), a.first_blocks = 1, a.last_blocks = 1, a.kind = kind(d);
-         a.spans = spans_of(d);
-         if (a.spans) a.span_summary = o.act({B * per, d["K"], summary_rows(kind(d)), d["D"]});
          return op_call(o, &Device::kv_block_select, a);
        }});
 }

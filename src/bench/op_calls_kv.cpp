@@ -135,7 +135,8 @@ void add_moves(std::vector<OpBench>& list) {
                     a.kind = std::array{KvMergeKind::cam, KvMergeKind::d2o, KvMergeKind::lookm_pivot,
                                         KvMergeKind::value}[d["kind"]];
                     const bool cam = a.kind == KvMergeKind::cam, keys = !cam && a.kind != KvMergeKind::value;
-                    a.keys = keys ? MergeKeys::raw : MergeKeys::none;
+                    a.keys = keys ? MergeKeys::unrotated : MergeKeys::none;
+                    if (keys) a.rope = o.stat({kPageSlots, d["D"]});  // of the positions in pos_pages
                     if (cam) a.compact.mass_pages = o.positive({v.page_count, d["K"], 16});
                     a.links = o.stat({v.count, d["K"], 2, v.per_event * 16});
                     a.merged = o.stat({v.count, d["K"], d["keep"], 2 * d["D"] + 1});

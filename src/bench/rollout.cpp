@@ -19,9 +19,9 @@ struct Way {
 };
 
 std::vector<Way> ways() {
-  const auto of = [](KvMethod method, int64_t spans = 0, KvChoose choose = KvChoose::token) {
+  const auto of = [](KvMethod method) {
     KvSpec s;  // budget 512, buffer 128; 32 blocks of 16
-    s.method = method, s.dense_layers = 0, s.spans = spans, s.choose = choose;
+    s.method = method, s.dense_layers = 0;
     return s;
   };
   return {{"dense", {}},
@@ -30,11 +30,7 @@ std::vector<Way> ways() {
           {"snapkv 512+128", of(KvMethod::snapkv)},
           {"rkv 512+128", of(KvMethod::rkv)},
           {"quest 32 x 16", of(KvMethod::quest)},
-          {"quest, 8 spans", of(KvMethod::quest, 8)},
-          {"the same, per block", of(KvMethod::quest, 8, KvChoose::block)},
-          {"block_topk 32 x 16", of(KvMethod::block_topk)},
-          {"block_topk, 8 spans", of(KvMethod::block_topk, 8)},
-          {"the same, per block", of(KvMethod::block_topk, 8, KvChoose::block)}};
+          {"block_topk 32 x 16", of(KvMethod::block_topk)}};
 }
 
 // Ops that choose or move, beside those that every rollout has.

@@ -222,8 +222,6 @@ void kv_write(const KvWrite& a, Stream) {
   const int32_t* const table = static_cast<const int32_t*>(a.page_table.data);
   int32_t* const pos_pages = a.pos_pages ? index(op, "pos_pages", a.pos_pages, {pages, kv_heads, kPageSlots}) : nullptr;
   const int32_t* const pos = pos_pages ? index(op, "pos", a.pos, {rows}) : nullptr;
-  float* const counts =
-      a.count_pages ? dense(op, "count_pages", a.count_pages, {pages, kv_heads, kPageSlots}) : nullptr;
   const int64_t n = a.queries.shape[0];
   parallel(n, static_cast<double>(rows * kv_heads * width) / static_cast<double>(std::max<int64_t>(n, 1)) + 5,
            [&](Interval range) {
@@ -238,7 +236,6 @@ void kv_write(const KvWrite& a, Stream) {
                    std::memcpy(v_pages + at + s * width, v + row * a.v.stride[0] + h * width,
                                static_cast<size_t>(width) * sizeof(float));
                    if (pos_pages) pos_pages[(page * kv_heads + h) * kPageSlots + s] = pos[row];
-                   if (counts) counts[(page * kv_heads + h) * kPageSlots + s] = 1;
                  }
                }
            });
@@ -252,28 +249,26 @@ void attend_paged(const char* op, const AttnPaged& a, const AttnPagedMass* with_
   if (kv_heads <= 0 || heads % kv_heads)
     throw std::logic_error(cat("cpu: ", op, ": ", heads, " query heads over ", kv_heads, " key heads"));
   if (!(a.scale > 0)) throw std::logic_error(cat("cpu: ", op, ": scale ", a.scale, " is not positive"));
-  const PagedArgs args{
-      .o = dense(op, "o", a.o, {rows, heads, width}),
-      .lse = nullptr,
-      .q = strided(op, "q", a.q, {rows, heads, width}),
-      .k_pages = dense(op, "k_pages", a.k_pages, {pages, kv_heads, width, kPageSlots}),
-      .v_pages = dense(op, "v_pages", a.v_pages, {pages, kv_heads, kPageSlots, width}),
-      .count_pages = a.count_pages ? dense(op, "count_pages", a.count_pages, {pages, kv_heads, kPageSlots}) : nullptr,
-      .page_table = static_cast<const int32_t*>(a.page_table.data),
-      .head_step = width * kPageSlots,
-      .page_step = kv_heads * width * kPageSlots,
-      .q_stride = a.q.stride[0],
-      .table_stride = a.page_table.stride[0],
-      .heads = heads,
-      .group = heads / kv_heads,
-      .width = width,
-      .scale = a.scale,
-      .mass_pages =
-          with_mass ? dense(op, "mass_pages", with_mass->mass_pages, {pages, kv_heads, kPageSlots}) : nullptr};
+  const PagedArgs args{.o = dense(op, "o", a.o, {rows, heads, width}),
+                       .lse = nullptr,
+                       .q = strided(op, "q", a.q, {rows, heads, width}),
+                       .k_pages = dense(op, "k_pages", a.k_pages, {pages, kv_heads, width, kPageSlots}),
+                       .v_pages = dense(op, "v_pages", a.v_pages, {pages, kv_heads, kPageSlots, width}),
+                       .page_table = static_cast<const int32_t*>(a.page_table.data),
+                       .head_step = width * kPageSlots,
+                       .page_step = kv_heads * width * kPageSlots,
+                       .q_stride = a.q.stride[0],
+                       .table_stride = a.page_table.stride[0],
+                       .heads = heads,
+                       .group = heads / kv_heads,
+                       .width = width,
+                       .scale = a.scale,
+                       .mass_pages = with_mass
+                                         ? dense(op, "mass_pages", with_mass->mass_pages, {pages, kv_heads, kPageSlots})
+                                         : nullptr};
   const int32_t* const first = with_mass ? index(op, "first", with_mass->first, {a.queries.shape[0]}) : nullptr;
   const PagedRow* const list = paged_rows(op, a.queries, rows, a.page_table, pages);
-  if (a.blocks && (a.count_pages || with_mass))
-    throw std::logic_error(cat("cpu: ", op, ": block lists of slots that have counts or mass"));
+  if (a.blocks && with_mass) throw std::logic_error(cat("cpu: ", op, ": block lists of slots that have mass"));
   BlockLists lists;
   if (a.blocks) lists = BlockLists(op, a.blocks, a.budget, a.block, a.page_table.shape[0], kv_heads);
   const int64_t n = a.queries.shape[0] * kv_heads;
@@ -318,7 +313,6 @@ void kv_copy_pages(const KvCopyPages& a, Stream) {
   add(dense(op, "v_pages", a.v_pages, {s[0], s[1], s[3], s[2]}), page);
   if (a.pos_pages) add(index(op, "pos_pages", a.pos_pages, {s[0], s[1], s[3]}), beside);
   if (a.mass_pages) add(dense(op, "mass_pages", a.mass_pages, {s[0], s[1], s[3]}), beside);
-  if (a.count_pages) add(dense(op, "count_pages", a.count_pages, {s[0], s[1], s[3]}), beside);
   parallel(n, 0.4 * static_cast<double>(page) + 5, [&](Interval r) {
     for (int64_t i = r.begin; i < r.end; i++)
       for (const Array& x : arrays)

@@ -59,55 +59,40 @@ void attn_block_select(const AttnBlockSelect& a, Stream) {
   keys.q = strided(op, "q", a.q, {rows, heads, width}), keys.q_stride = a.q.stride[0];
   keys.k = strided(op, "k", a.k, {rows, kv_heads, width}), keys.k_stride = a.k.stride[0];
   keys.pk = strided(op, "pk", pk, {pk.shape[0], kv_heads, width}), keys.pk_stride = pk.stride[0];
-  const int64_t group = heads / kv_heads, height = summary_rows(a.kind);
+  const int64_t group = heads / kv_heads;
   keys.heads = heads, keys.group = group, keys.width = width;
   float* const summary = dense(op, "summary", a.summary, {count, kv_heads, summary_room, width});
-  const int64_t span_room = a.spans ? a.span_summary.shape[2] : 0;
-  float* const spans =
-      a.spans ? dense(op, "span_summary", a.span_summary, {count, kv_heads, span_room, width}) : nullptr;
   int32_t* const blocks = index(op, "blocks", a.blocks, {rows, kv_heads, room});
   const int32_t* const budget = index(op, "budget", a.budget, {rows});
-  const int32_t* const holds = a.holds ? index(op, "holds", a.holds, {rows}, INT32_MAX) : nullptr;
   const SegmentRow* const s = segment_rows(op, a.segments, rows, pk.shape[0]);
-  const auto rows_held = [&](int64_t i, int64_t r) { return holds ? holds[s[i].row + r] : 1; };
   // Of own row r of segment i.
   const auto choice = [&](int64_t i, int64_t r, int64_t h) {
     const int64_t row = s[i].row + r, at = i * kv_heads + h;
-    BlockChoice c{.blocks = {.q = keys.q + row * keys.q_stride + h * group * width,
-                             .summary = summary + at * summary_room * width,
-                             .pages = nullptr,
-                             .page_step = 0,
-                             .group = group,
-                             .width = width,
-                             .block = a.block,
-                             .kind = a.kind},
-                  .spans = {},
-                  .all = blocks_of(s[i].parent_len + r + 1, a.block),
-                  .budget = budget[row],
-                  .first = a.first_blocks,
-                  .last = a.last_blocks,
-                  .best_spans = a.spans};
-    if (!spans) return c;
-    c.spans = c.blocks;
-    c.spans.summary = spans + at * span_room * width, c.spans.block = kSpanSlots;
-    return c;
+    return BlockChoice{.blocks = {.q = keys.q + row * keys.q_stride + h * group * width,
+                                  .summary = summary + at * summary_room * width,
+                                  .pages = nullptr,
+                                  .page_step = 0,
+                                  .group = group,
+                                  .width = width,
+                                  .block = a.block,
+                                  .kind = a.kind},
+                       .all = blocks_of(s[i].parent_len + r + 1, a.block),
+                       .budget = budget[row],
+                       .first = a.first_blocks,
+                       .last = a.last_blocks};
   };
   int64_t longest = 0, scores = 0;
   for (int64_t i = 0; i < count; i++) {
     longest = std::max<int64_t>(longest, s[i].parent_len + s[i].len);
     for (int64_t r = 0; r < s[i].len; r++) {
       const BlockChoice c = choice(i, r, 0);
-      const int32_t n = rows_held(i, r);
-      if (c.all <= c.budget || n == 0) continue;
-      if (r + n > s[i].len)
-        throw std::logic_error(cat("cpu: ", op, ": row ", s[i].row + r, " chooses for ", n, " rows of ", s[i].len - r));
+      if (c.all <= c.budget) continue;
       c.expect_possible(op, s[i].row + r, room, INT64_MAX);
-      scores = std::max(scores, c.competition().scored());
+      scores = std::max(scores, c.scored());
     }
   }
-  if (longest / a.block * height > summary_room || (a.spans && longest / kSpanSlots * height > span_room))
-    throw std::logic_error(cat("cpu: ", op, ": a segment of ", longest, " slots; summary is ", a.summary.str(),
-                               ", span_summary ", a.span_summary.str()));
+  if (longest / a.block * summary_rows(a.kind) > summary_room)
+    throw std::logic_error(cat("cpu: ", op, ": a segment of ", longest, " slots; summary is ", a.summary.str()));
   const Kernels& k = cpu_kernels();
   parallel(count * kv_heads, 0.3 * static_cast<double>(a.slots * width) / static_cast<double>(count + 1) + 50,
            [&](Interval range) {
@@ -116,9 +101,6 @@ void attn_block_select(const AttnBlockSelect& a, Stream) {
                const int64_t slots = segment.parent_len + segment.len;
                k.segment_summary(summary + i * summary_room * width, keys, segment, i % kv_heads, {0, slots / a.block},
                                  a.block, a.kind);
-               if (a.spans)
-                 k.segment_summary(spans + i * span_room * width, keys, segment, i % kv_heads, {0, slots / kSpanSlots},
-                                   kSpanSlots, a.kind);
              }
            });
   const std::vector<Piece> pieces = pieces_of(s, count, kv_heads);
@@ -131,11 +113,8 @@ void attn_block_select(const AttnBlockSelect& a, Stream) {
       float* const memory = scratch(width + 16 + scores + 16);
       for (int64_t r = p.rows.begin; r < p.rows.end; r++) {
         const BlockChoice c = choice(p.segment, r, p.kv_head);
-        const int32_t n = rows_held(p.segment, r);
-        if (c.all <= c.budget || n == 0) continue;
-        int32_t* const list = blocks + ((s[p.segment].row + r) * kv_heads + p.kv_head) * room;
-        choose_blocks(list, memory + width + 16, c, memory);
-        for (int32_t i = 1; i < n; i++) std::copy_n(list, c.budget, list + i * kv_heads * room);
+        if (c.all <= c.budget) continue;
+        choose_blocks(blocks + ((s[p.segment].row + r) * kv_heads + p.kv_head) * room, memory + width + 16, c, memory);
       }
     }
   });
@@ -165,7 +144,6 @@ void attn_blocks_fwd(const AttnBlocksFwd& blocks, Stream) {
                             .q = args.q,
                             .k_pages = laid.keys,
                             .v_pages = laid.values,
-                            .count_pages = nullptr,
                             .page_table = nullptr,
                             .head_step = 0,
                             .page_step = width * kPageSlots,

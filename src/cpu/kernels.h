@@ -115,7 +115,6 @@ struct AttnBwdArgs {
 struct PagedArgs {
   float *o, *lse;  // lse may be null
   const float *q, *k_pages, *v_pages;
-  const float* count_pages;        // [pages][kv heads][16], or null
   const int32_t* page_table;       // null: page i is the i-th
   int64_t head_step, page_step;    // from the keys of one head to those of the next; from page to page
   int64_t q_stride, table_stride;  // table_stride: entries from one row of page_table to the next
@@ -160,7 +159,6 @@ struct KvRedundancyArgs {
   int64_t page_stride, width;
   int64_t row;  // workspace: 4 rows of so many floats
   float lambda, threshold;
-  bool zero_first_when_none;
 };
 struct KvNearestArgs {
   const float* k_pages;

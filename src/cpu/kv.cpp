@@ -159,8 +159,7 @@ void kv_redundancy(const KvRedundancy& a, Stream) {
                                   .width = width,
                                   .row = row,
                                   .lambda = a.lambda,
-                                  .threshold = a.threshold,
-                                  .zero_first_when_none = a.zero_first_when_none};
+                                  .threshold = a.threshold};
       k.kv_redundancy(args, events[event], scratch(width * round16(events[event].slots) + 1280));
     }
   });
@@ -256,7 +255,7 @@ void kv_select(const KvSelect& a, Stream) {
 namespace {
 
 struct CompactArgs {
-  float *k_pages, *v_pages, *mass, *count;
+  float *k_pages, *v_pages, *mass;
   int32_t* pos;
   int64_t kv_heads, width;
 };
@@ -285,7 +284,6 @@ void compact(const CompactArgs& a, const KvEvent& e, const int32_t* keep, const 
       std::memmove(a.v_pages + y * width, a.v_pages + x * width, static_cast<size_t>(width) * sizeof(float));
       a.pos[y] = a.pos[x];
       if (a.mass) a.mass[y] = a.mass[x];
-      if (a.count) a.count[y] = a.count[x];
     }
     i += static_cast<int32_t>(n);
   }
@@ -309,16 +307,13 @@ void kv_compact(const KvCompact& a, Stream) {
   constexpr const char* op = "kv_compact";
   const int64_t n = a.events.shape[0], pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1];
   const int64_t width = a.k_pages.shape[2], max_keep = a.keep.shape[2];
-  const auto beside = [&](const char* name, const Tensor& t) {
-    return t ? dense(op, name, t, {pages, kv_heads, kPageSlots}) : nullptr;
-  };
-  const CompactArgs args{.k_pages = k_page_data(op, a.k_pages),
-                         .v_pages = dense(op, "v_pages", a.v_pages, {pages, kv_heads, kPageSlots, width}),
-                         .mass = beside("mass_pages", a.mass_pages),
-                         .count = beside("count_pages", a.count_pages),
-                         .pos = index(op, "pos_pages", a.pos_pages, {pages, kv_heads, kPageSlots}),
-                         .kv_heads = kv_heads,
-                         .width = width};
+  const CompactArgs args{
+      .k_pages = k_page_data(op, a.k_pages),
+      .v_pages = dense(op, "v_pages", a.v_pages, {pages, kv_heads, kPageSlots, width}),
+      .mass = a.mass_pages ? dense(op, "mass_pages", a.mass_pages, {pages, kv_heads, kPageSlots}) : nullptr,
+      .pos = index(op, "pos_pages", a.pos_pages, {pages, kv_heads, kPageSlots}),
+      .kv_heads = kv_heads,
+      .width = width};
   const int32_t* const keep = index(op, "keep", a.keep, {a.keep.shape[0], kv_heads, max_keep});
   const KvEvent* const events = read_events(op, a.events);
   const int32_t* const src = pages_before(op, a.src_pages, events, n, pages);

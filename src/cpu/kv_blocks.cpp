@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <numeric>
 #include <vector>
 
 #include "cpu/paged.h"
@@ -76,35 +75,25 @@ void kv_block_summary(const KvBlockSummary& a, Stream) {
   const int64_t rows = kPageSlots / a.block * summary_rows(a.kind);
   float* const summary = dense(op, "summary", a.summary, {pages, kv_heads, rows, width});
   const float* const k_pages = dense(op, "k_pages", a.k_pages, {pages, kv_heads, width, kPageSlots});
-  const int64_t height = summary_rows(a.kind), head_step = width * kPageSlots;
-  float* const spans =
-      a.span_summary ? dense(op, "span_summary", a.span_summary, {pages, kv_heads, height, width}) : nullptr;
+  const int64_t head_step = width * kPageSlots;
   const PagedRow* const list = paged_rows(op, a.queries, INT32_MAX, a.page_table, pages);
   const int32_t* const table = static_cast<const int32_t*>(a.page_table.data);
   struct Page {
-    const int32_t* page;  // in the table
-    int32_t slots;
-    bool ends_span;
+    int32_t page, slots;
   };
   std::vector<Page> work;
   for (int64_t e = 0; e < a.queries.shape[0]; e++) {
     const PagedRow& q = list[e];
-    for (int32_t p = (q.slots - q.rows) / kPageSlots; q.rows && p * kPageSlots < q.slots; p++) {
-      const int32_t end = (p + 1) * kPageSlots;
-      work.push_back({table + q.table_row * a.page_table.stride[0] + p, std::min(q.slots, end) - p * kPageSlots,
-                      spans && end <= q.slots && end % kSpanSlots == 0});
-    }
+    for (int32_t p = (q.slots - q.rows) / kPageSlots; q.rows && p * kPageSlots < q.slots; p++)
+      work.push_back({table[q.table_row * a.page_table.stride[0] + p], std::min(q.slots - p * kPageSlots, kPageSlots)});
   }
   const Kernels& k = cpu_kernels();
   parallel(static_cast<int64_t>(work.size()), 2.0 * static_cast<double>(kv_heads * width) + 5, [&](Interval range) {
     for (int64_t i = range.begin; i < range.end; i++) {
       const Page& page = work[static_cast<size_t>(i)];
       for (int64_t h = 0; h < kv_heads; h++) {
-        const int64_t at = *page.page * kv_heads + h;
+        const int64_t at = page.page * kv_heads + h;
         k.block_summary(summary + at * rows * width, k_pages + at * head_step, width, page.slots, a.block, a.kind);
-        if (page.ends_span)
-          k.span_summary(spans + at * height * width, k_pages + h * head_step, page.page + 1 - kSpanSlots / kPageSlots,
-                         kv_heads * head_step, width, a.kind);
       }
     }
   });
@@ -133,8 +122,8 @@ int32_t least_of_best(const std::vector<int32_t>& keys, int64_t n) {
   return static_cast<int32_t>(low);
 }
 
-// The n best of the m ascending `numbers`, ascending; behind them.
-int32_t* take_best(int32_t* out, int64_t n, const int32_t* numbers, const float* score, int64_t m) {
+// The n best of the m blocks from `first` on, ascending; behind them.
+int32_t* take_best(int32_t* out, int64_t n, int32_t first, const float* score, int64_t m) {
   if (n == 0) return out;
   thread_local std::vector<int32_t> keys;
   keys.resize(static_cast<size_t>(m));
@@ -143,7 +132,7 @@ int32_t* take_best(int32_t* out, int64_t n, const int32_t* numbers, const float*
   int64_t ties = n - std::count_if(keys.begin(), keys.end(), [&](int32_t x) { return x > least; });
   for (int64_t i = 0; i < m; i++) {
     const int32_t x = keys[static_cast<size_t>(i)];
-    if (x > least || (x == least && ties-- > 0)) *out++ = numbers[i];
+    if (x > least || (x == least && ties-- > 0)) *out++ = first + static_cast<int32_t>(i);
   }
   return out;
 }
@@ -151,39 +140,17 @@ int32_t* take_best(int32_t* out, int64_t n, const int32_t* numbers, const float*
 }  // namespace
 
 void BlockChoice::expect_possible(const char* op, int64_t row, int64_t max_listed, int64_t max_scored) const {
-  const int64_t reserved = first + last, supply = int64_t{best_spans} * (kSpanSlots / blocks.block);
-  if (first < 0 || last < 1 || best_spans < 0 || budget < reserved || budget > max_listed ||
-      (best_spans && supply < budget - reserved) || competition().scored() > max_scored) [[unlikely]]
+  if (first < 0 || last < 1 || budget < first + last || budget > max_listed || scored() > max_scored) [[unlikely]]
     throw std::logic_error(cat("cpu: ", op, ": row ", row, " chooses ", budget, " of ", all, " blocks, ", first,
-                               " first and ", last, " last ones always, from ", best_spans,
-                               " spans; there is room for ", max_listed, " blocks and ", max_scored, " scores"));
+                               " first and ", last, " last ones always; there is room for ", max_listed, " blocks and ",
+                               max_scored, " scores"));
 }
 
 void choose_blocks(int32_t* list, float* score, const BlockChoice& c, float* scratch) {
-  const Kernels& k = cpu_kernels();
-  const auto s = c.competition();
-  const auto each = static_cast<int32_t>(kSpanSlots / c.blocks.block), end = static_cast<int32_t>(c.all) - c.last;
-  thread_local std::vector<int32_t> numbers, spans;
-  const auto add = [](std::vector<int32_t>& to, int64_t from, int64_t n) {
-    to.resize(to.size() + static_cast<size_t>(n));
-    std::iota(to.end() - n, to.end(), static_cast<int32_t>(from));
-  };
-  numbers.clear();
-  if (s.spans) {
-    spans.clear(), add(spans, s.first_span, s.spans);
-    k.block_scores(score, c.spans, spans.data(), s.spans, scratch);
-    take_best(spans.data(), c.best_spans, spans.data(), score, s.spans);
-    score += s.spans;
-    add(numbers, c.first, s.first_span * each - c.first);
-    for (int64_t i = 0; i < c.best_spans; i++) add(numbers, spans[static_cast<size_t>(i)] * each, each);
-    const int64_t behind = (s.first_span + s.spans) * each;
-    add(numbers, behind, end - behind);
-  } else {
-    add(numbers, c.first, s.blocks);
-  }
+  const int32_t end = static_cast<int32_t>(c.all) - c.last;
+  cpu_kernels().block_scores(score, c.blocks, c.first, c.scored(), scratch);
   for (int32_t b = 0; b < c.first; b++) *list++ = b;
-  k.block_scores(score, c.blocks, numbers.data(), s.blocks, scratch);
-  list = take_best(list, c.budget - c.first - c.last, numbers.data(), score, s.blocks);
+  list = take_best(list, c.budget - c.first - c.last, c.first, score, c.scored());
   for (int32_t b = end; b < c.all; b++) *list++ = b;
 }
 
@@ -194,11 +161,9 @@ void kv_block_select(const KvBlockSelect& a, Stream) {
   const int64_t pages = a.summary.shape[0], kv_heads = a.summary.shape[1];
   if (kv_heads <= 0 || heads % kv_heads)
     throw std::logic_error(cat("cpu: ", op, ": ", heads, " query heads over ", kv_heads, " key heads"));
-  const int64_t height = summary_rows(a.kind), group = heads / kv_heads, rows_in_page = kPageSlots / a.block * height;
+  const int64_t group = heads / kv_heads, rows_in_page = kPageSlots / a.block * summary_rows(a.kind);
   const float* const q = strided(op, "q", a.q, {rows, heads, width});
   const float* const summary = dense(op, "summary", a.summary, {pages, kv_heads, rows_in_page, width});
-  const float* const spans =
-      a.spans ? dense(op, "span_summary", a.span_summary, {pages, kv_heads, height, width}) : nullptr;
   const int64_t room = a.blocks.shape[2], score_room = a.score.shape[2];
   int32_t* const blocks = index(op, "blocks", a.blocks, {a.page_table.shape[0], kv_heads, room});
   float* const score = dense(op, "score", a.score, {entries, kv_heads, score_room});
@@ -208,25 +173,18 @@ void kv_block_select(const KvBlockSelect& a, Stream) {
   const auto choice = [&](int64_t e, int64_t h) {
     const PagedRow& row = list[e];
     const int32_t* const of = table + row.table_row * a.page_table.stride[0];
-    BlockChoice c{.blocks = {.q = q + row.row * a.q.stride[0] + h * group * width,
-                             .summary = summary + h * rows_in_page * width,
-                             .pages = of,
-                             .page_step = kv_heads * rows_in_page * width,
-                             .group = group,
-                             .width = width,
-                             .block = a.block,
-                             .kind = a.kind},
-                  .spans = {},
-                  .all = blocks_of(row.slots, a.block),
-                  .budget = budget[row.table_row],
-                  .first = a.first_blocks,
-                  .last = a.last_blocks,
-                  .best_spans = a.spans};
-    if (!spans) return c;
-    c.spans = c.blocks;
-    c.spans.summary = spans + h * height * width, c.spans.page_step = kv_heads * height * width;
-    c.spans.pages = of + kSpanSlots / kPageSlots - 1, c.spans.block = kSpanSlots;
-    return c;
+    return BlockChoice{.blocks = {.q = q + row.row * a.q.stride[0] + h * group * width,
+                                  .summary = summary + h * rows_in_page * width,
+                                  .pages = of,
+                                  .page_step = kv_heads * rows_in_page * width,
+                                  .group = group,
+                                  .width = width,
+                                  .block = a.block,
+                                  .kind = a.kind},
+                       .all = blocks_of(row.slots, a.block),
+                       .budget = budget[row.table_row],
+                       .first = a.first_blocks,
+                       .last = a.last_blocks};
   };
   std::vector<int64_t> chooses;
   for (int64_t e = 0; e < entries; e++) {

@@ -18,14 +18,15 @@ struct Head {
   int64_t kv_heads, width;
   const int32_t *src, *keep;
   float *nearest, *cosine;  // by slot
-  float* merged;            // [keep][2 width + 1]: V, K, count; count -1: nothing came
+  float* merged;            // [keep][2 width + 1]: V, K, whether anything came (1 or 0)
 
   int64_t at(int64_t slot) const { return (src[slot / kPageSlots] * kv_heads + h) * kPageSlots + slot % kPageSlots; }
   const float* value(int64_t slot) const { return a.compact.v_pages.as<float>() + at(slot) * width; }
+  // Turned back to position 0.
   void key(float* k, int64_t slot) const {
     const float* from = a.compact.k_pages.as<float>() + (src[slot / kPageSlots] * kv_heads + h) * width * kPageSlots;
     for (int64_t d = 0; d < width; d++) k[d] = from[d * kPageSlots + slot % kPageSlots];
-    if (a.keys == MergeKeys::unrotated) turn(k, slot, -1);
+    turn(k, slot, -1);
   }
   // k turned by the angle of the position of `slot`, forward (sign 1) or back.
   void turn(float* k, int64_t slot, float sign) const {
@@ -35,7 +36,6 @@ struct Head {
       k[d] = u * angle[d] - v * s, k[d + half] = v * angle[d] + u * s;
     }
   }
-  float count(int64_t slot) const { return a.compact.count_pages ? a.compact.count_pages.as<float>()[at(slot)] : 0; }
   float* row(int64_t kept) const { return merged + kept * (2 * width + 1); }
   // Calls f(slot) for the evicted slots, ascending.
   template <class F>
@@ -50,10 +50,10 @@ struct Head {
   // The row of a kept slot that something comes to.
   float* started(int64_t kept) const {
     float* const r = row(kept);
-    if (r[2 * width] < 0) {
+    if (r[2 * width] == 0) {
       std::copy_n(value(keep[kept]), width, r);
-      if (a.keys != MergeKeys::none) key(r + width, keep[kept]);
-      r[2 * width] = count(keep[kept]);
+      if (a.keys == MergeKeys::unrotated) key(r + width, keep[kept]);
+      r[2 * width] = 1;
     }
     return r;
   }
@@ -64,7 +64,7 @@ float length(const float* x, int64_t n) { return std::sqrt(cpu_kernels().sum_squ
 void merge_nearest(const Head& m, float threshold) {
   const int64_t D = m.width;
   const bool half = m.a.kind == KvMergeKind::lookm_pivot, by_value = m.a.kind == KvMergeKind::value;
-  const bool keys = m.a.keys != MergeKeys::none;
+  const bool keys = m.a.keys == MergeKeys::unrotated;
   std::vector<float> weights(static_cast<size_t>(m.e.keep), 1.0f), other(static_cast<size_t>(D)), own(other);
   const auto add = [&](float* x, const float* y, const float* before, float w) {
     for (int64_t d = 0; d < D; d++) x[d] = half ? x[d] + (y[d] + before[d]) * 0.5f : std::fma(w, y[d], x[d]);
@@ -86,13 +86,12 @@ void merge_nearest(const Head& m, float threshold) {
       add(r + D, other.data(), own.data(), w);
     }
     weights[static_cast<size_t>(c)] += by_value ? w : 1;
-    r[2 * D] += m.count(s);
   });
   for (int64_t c = 0; c < m.e.keep; c++) {
     float* const r = m.row(c);
-    if (r[2 * D] < 0) continue;
+    if (r[2 * D] == 0) continue;
     for (int64_t d = 0; d < (keys ? 2 * D : D); d++) r[d] /= weights[static_cast<size_t>(c)];
-    if (m.a.keys == MergeKeys::unrotated) m.turn(r + D, m.keep[c], 1);
+    if (keys) m.turn(r + D, m.keep[c], 1);
   }
 }
 
@@ -144,12 +143,11 @@ void overlay(const Head& m, const int32_t* dst) {
   const KvCompact& c = m.a.compact;
   for (int64_t j = 0; j < m.e.keep; j++) {
     const float* const r = m.row(j);
-    if (r[2 * D] < 0) continue;
+    if (r[2 * D] == 0) continue;
     const int64_t slot = m.e.first + j, head = dst[slot / kPageSlots] * m.kv_heads + m.h, s = slot % kPageSlots;
     std::copy_n(r, D, c.v_pages.as<float>() + (head * kPageSlots + s) * D);
     float* const k = c.k_pages.as<float>() + head * D * kPageSlots + s;
-    for (int64_t d = 0; m.a.keys != MergeKeys::none && d < D; d++) k[d * kPageSlots] = r[D + d];
-    if (c.count_pages) c.count_pages.as<float>()[head * kPageSlots + s] = r[2 * D];
+    for (int64_t d = 0; m.a.keys == MergeKeys::unrotated && d < D; d++) k[d * kPageSlots] = r[D + d];
   }
 }
 
@@ -162,14 +160,12 @@ void kv_merge(const KvMerge& a, Stream stream) {
   const int64_t max_keep = c.keep.shape[2], row = c.src_pages.shape[1] * kPageSlots;
   const bool cam = a.kind == KvMergeKind::cam;
   if (c.sinks || (a.keys != MergeKeys::none && (cam || a.kind == KvMergeKind::value)) ||
-      (cam && (a.targets < 1 || !c.mass_pages || c.count_pages)))
+      (cam && (a.targets < 1 || !c.mass_pages)))
     throw std::logic_error(cat("cpu: ", op, ": ", c.sinks, " sinks, merged keys ", int(a.keys), ", targets ", a.targets,
-                               ", mass_pages ", c.mass_pages.str(), ", count_pages ", c.count_pages.str(),
-                               ": do not go together with kind ", int(a.kind)));
+                               ", mass_pages ", c.mass_pages.str(), ": do not go together with kind ", int(a.kind)));
   const float* const k_pages = k_page_data(op, c.k_pages);
   dense(op, "v_pages", c.v_pages, {pages, K, kPageSlots, D});
   index(op, "pos_pages", c.pos_pages, {pages, K, kPageSlots}, -1);
-  if (c.count_pages) dense(op, "count_pages", c.count_pages, {pages, K, kPageSlots});
   if (cam) dense(op, "mass_pages", c.mass_pages, {pages, K, kPageSlots}), index(op, "uid", a.uid, {n, 2});
   if (a.keys == MergeKeys::unrotated) dense(op, "rope", a.rope, {a.rope.shape[0], D});
   const KvEvent* const events = read_events(op, c.events);
@@ -224,7 +220,7 @@ void kv_merge(const KvMerge& a, Stream stream) {
   parallel(pieces, slots * static_cast<double>(D), [&](Interval range) {
     for (int64_t i = range.begin; i < range.end; i++) {
       const Head& m = heads[static_cast<size_t>(i)];
-      for (int64_t j = 0; j < m.e.keep; j++) m.row(j)[2 * D] = -1;
+      for (int64_t j = 0; j < m.e.keep; j++) m.row(j)[2 * D] = 0;
       if (m.e.keep == 0) continue;
       if (cam)
         merge_cam(m);

@@ -32,15 +32,15 @@ class BlockLists {
 
 // How one key head of a row chooses `budget` of `all` blocks.
 struct BlockChoice {
-  BlockScoreArgs blocks, spans;  // what is scored; spans: of competition.spans > 0
+  BlockScoreArgs blocks;
   int64_t all, budget;
-  int32_t first, last, best_spans;  // first_blocks, last_blocks, spans of the op
-  Competition<int64_t> competition() const { return pare::competition(all, first, last, blocks.block, best_spans); }
+  int32_t first, last;  // first_blocks, last_blocks of the op
+  int64_t scored() const { return all - first - last; }
   // An error if the op's operands and its rule cannot give that many; max_listed, max_scored: room of a list, of
   // scores.
   void expect_possible(const char* op, int64_t row, int64_t max_listed, int64_t max_scored) const;
 };
-// list [budget]; score [competition().scored()], as the ops store it.  Scratch: width + 16.
+// list [budget]; score [scored()], as the ops store it.  Scratch: width + 16.
 void choose_blocks(int32_t* list, float* score, const BlockChoice& c, float* scratch);
 
 // One row that reads what list row `list_row` of its key head says.
@@ -50,7 +50,7 @@ void attend_listed(const PagedArgs& a, const PagedRow& q, int64_t kv_head, const
 // Scratch, in floats, of Kernels::attn_paged and of attend_listed for so many slots.
 constexpr int64_t paged_scratch(int64_t slots, int64_t width) {
   const int64_t padded = (width + 15) / 16 * 16;
-  return (kAttnRows + (padded == width ? 0 : slots)) * padded + slots + kPageSlots;
+  return (kAttnRows + (padded == width ? 0 : slots)) * padded;
 }
 constexpr int64_t mass_scratch(int64_t slots) { return 7 * (slots + 64); }  // six rows of weights, maxima of blocks
 constexpr int64_t listed_scratch(int64_t slots, int64_t width) {

@@ -23,48 +23,23 @@ void Compressor::forked(int parent, int child) {
 void Compressor::compress(const std::vector<PagedRun>& runs, Arena& scratch) {
   std::vector<Due> due;
   const auto flush = [&] {
-    if (!due.empty()) compress_some(due, {}, scratch);
+    if (!due.empty()) compress_some(due, scratch);
     due.clear();
   };
   for (const PagedRun& run : runs) {
     if (threshold_ && run.tokens == run.rows) cache_.device().zero({.x = thresholds(run.sequence)});  // a new one
     if (due.size() + cache_.layers() > kEventsAtOnce) flush();
     for (int layer = 0; layer < cache_.layers(); layer++)
-      if (is_due(run, layer)) due.push_back({&run, layer});
+      if (residency_.due(layer, run.prompt, cache_.slots(run.sequence, layer), run.tokens))
+        due.push_back({&run, layer});
   }
   flush();
 }
 
-bool Compressor::is_due(const PagedRun& run, int layer) const {
-  return residency_.due(layer, run.prompt, cache_.slots(run.sequence, layer), run.tokens);
-}
-
-void Compressor::begin(const std::vector<PagedRun>& runs, Arena& scratch) {
-  if (spec_.scope != KvScope::layer0) return;
-  const auto due = std::count_if(runs.begin(), runs.end(), [&](const PagedRun& r) { return decodes_due(r, 0); });
-  keep_ = scratch.alloc("kv.choice", DType::i32, {due, model_.config.kv_heads, spec_.budget});
-}
-
-bool Compressor::compress(int layer, const std::vector<PagedRun>& runs, Arena& scratch) {
-  std::vector<Due> due;
-  for (const PagedRun& run : runs)
-    if (decodes_due(run, layer)) due.push_back({&run, layer});
-  for (size_t i = 0; i < due.size(); i += kEventsAtOnce) {
-    const auto n = std::min(due.size() - i, kEventsAtOnce);
-    // With one choice for all layers the same sequences are due in each of them.
-    compress_some(
-        std::span(due).subspan(i, n),
-        spec_.scope == KvScope::layer0 ? keep_.rows(static_cast<int64_t>(i), static_cast<int64_t>(n)) : Tensor{},
-        scratch);
-  }
-  return !due.empty();
-}
-
-// keep: where the choice of the first layer stays for later calls; absent: for this call.
-void Compressor::compress_some(std::span<const Due> due, Tensor keep, Arena& scratch) {
+void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
   Device& device = cache_.device();
   const auto n = static_cast<int64_t>(due.size()), width = cache_.max_pages();
-  std::vector<KvEvent> all_events, chosen_events;
+  std::vector<KvEvent> list;
   std::vector<int32_t> src_pages(n * width), dst_pages(n * width), tokens, rings;
   int64_t most_slots = 0, most_kept = 0;
   for (int64_t i = 0; i < n; i++) {
@@ -72,20 +47,14 @@ void Compressor::compress_some(std::span<const Due> due, Tensor keep, Arena& scr
     const auto slots = static_cast<int32_t>(cache_.slots(run->sequence, layer));
     const int64_t first = residency_.protected_slots(run->prompt) + policy_.forced_first();
     const int64_t kept = residency_.budget(layer) - policy_.forced_first();
-    // With one choice for all layers the events of a sequence follow that of its first layer.
-    const bool follows = spec_.scope == KvScope::layer0 && layer > 0;
-    const KvEvent event{.slots = slots,
-                        .first = static_cast<int32_t>(first),
-                        .recent = static_cast<int32_t>(policy_.forced_last(residency_.budget(layer))),
-                        .keep = static_cast<int32_t>(kept),
-                        .keep_row = follows && !keep ? all_events.back().keep_row : static_cast<int32_t>(i),
-                        .window_row = policy_.window_row(layer, run->sequence)};
-    all_events.push_back(event);
-    if (!follows) {
-      chosen_events.push_back(event);
-      tokens.push_back(run->tokens - 1);
-      rings.push_back(run->tokens % policy_.window());
-    }
+    list.push_back({.slots = slots,
+                    .first = static_cast<int32_t>(first),
+                    .recent = static_cast<int32_t>(policy_.forced_last(residency_.budget(layer))),
+                    .keep = static_cast<int32_t>(kept),
+                    .keep_row = static_cast<int32_t>(i),
+                    .window_row = policy_.window_row(layer, run->sequence)});
+    tokens.push_back(run->tokens - 1);
+    rings.push_back(run->tokens % policy_.window());
     cache_.cut(run->sequence, layer, first, first + kept, run->decodes(), src_pages.data() + i * width,
                dst_pages.data() + i * width);
     most_slots = std::max<int64_t>(most_slots, slots), most_kept = std::max(most_kept, kept);
@@ -98,41 +67,32 @@ void Compressor::compress_some(std::span<const Due> due, Tensor keep, Arena& scr
     return t;
   };
   constexpr int64_t kFields = sizeof(KvEvent) / sizeof(int32_t);
-  const Tensor events = upload("kv.events", all_events.data(), n, kFields);
+  const Tensor events = upload("kv.events", list.data(), n, kFields);
   const int64_t pages = (most_slots + kPageSlots - 1) / kPageSlots;  // of the longest list
   const Tensor src = upload("kv.src_pages", src_pages.data(), n, width).columns(0, pages);
   const Tensor dst = upload("kv.dst_pages", dst_pages.data(), n, width).columns(0, pages);
-  if (!keep) keep = scratch.alloc("kv.keep", DType::i32, {n, model_.config.kv_heads, most_kept});
+  const Tensor keep = scratch.alloc("kv.keep", DType::i32, {n, model_.config.kv_heads, most_kept});
   const bool renumber = spec_.rope == KvRope::cache_index;
   cache_.copy_cut(scratch);
-  if (const auto chosen = static_cast<int64_t>(chosen_events.size()); chosen > 0) {
-    const Tensor choose = chosen == n ? events : upload("kv.choices", chosen_events.data(), chosen, kFields);
-    const Tensor positions = upload("kv.positions", tokens.data(), 1, chosen).flat();
-    const Tensor oldest = upload("kv.oldest", rings.data(), 1, chosen).flat();
-    const Tensor score = scratch.alloc("kv.score", model_.stat, {chosen, model_.config.kv_heads, pages * kPageSlots});
-    const KvWork work = kv_work(chosen_events.data(), chosen);
-    Tensor choose_src = src;
-    if (chosen < n) {  // the page lists of the first layers
-      choose_src = src.rows(0, chosen);
-      choose_src.stride[0] = src.stride[0] * cache_.layers();
-    }
-    policy_.score({choose, choose_src, positions, oldest, work}, score, scratch);
-    device.kv_select({.keep = keep,
-                      .score = work.kept == work.slots - work.candidates ? Tensor{} : score,  // all of it is forced
-                      .events = choose,
-                      .work = work,
-                      .shared_heads = spec_.scope != KvScope::per_head});
-  }
+  const Tensor positions = upload("kv.positions", tokens.data(), 1, n).flat();
+  const Tensor oldest = upload("kv.oldest", rings.data(), 1, n).flat();
+  const Tensor score = scratch.alloc("kv.score", model_.stat, {n, model_.config.kv_heads, pages * kPageSlots});
+  const KvWork work = kv_work(list.data(), n);
+  policy_.score({events, src, positions, oldest, work}, score, scratch);
+  device.kv_select({.keep = keep,
+                    .score = work.kept == work.slots - work.candidates ? Tensor{} : score,  // all of it is forced
+                    .events = events,
+                    .work = work,
+                    .shared_heads = spec_.scope == KvScope::per_layer});
   move({.k_pages = cache_.k_pages,
         .v_pages = cache_.v_pages,
         .pos_pages = cache_.fields.pos,
         .mass_pages = cache_.fields.mass,
-        .count_pages = cache_.fields.count,
         .keep = keep,
         .src_pages = src,
         .dst_pages = dst,
         .events = events,
-        .work = kv_work(all_events.data(), n),
+        .work = work,
         .rope = renumber ? model_.rope : Tensor{},
         .sinks = renumber ? static_cast<int32_t>(spec_.sinks) : 0},
        due, scratch);
@@ -141,13 +101,11 @@ void Compressor::compress_some(std::span<const Due> due, Tensor keep, Arena& scr
   std::vector<int32_t> host(keep.size());
   device.download({.dst = host.data(), .src = keep});
   for (int64_t i = 0; i < n; i++) {
-    const KvEvent& e = all_events[i];
-    // A token that attends after its event, which keeps it, comes after an event without it.
-    const int32_t own = spec_.attend == KvAttend::after && due[i].run->decodes();
-    const int64_t kv_heads = model_.config.kv_heads, scored = e.slots - own - e.first;
-    KvTrace t{due[i].layer, due[i].run->tokens - own, e.slots - own, e.first, std::vector<bool>(kv_heads * scored)};
+    const KvEvent& e = list[i];
+    const int64_t kv_heads = model_.config.kv_heads, scored = e.slots - e.first;
+    KvTrace t{due[i].layer, due[i].run->tokens, e.slots, e.first, std::vector<bool>(kv_heads * scored)};
     for (int64_t h = 0; h < kv_heads; h++)
-      for (int64_t j = 0; j < e.keep - own; j++) {
+      for (int64_t j = 0; j < e.keep; j++) {
         // `null` chose nothing: any slots stand for its choice.
         const int64_t slot = device.planning() ? j : host[(e.keep_row * kv_heads + h) * keep.shape[2] + j] - e.first;
         t.keep[h * scored + slot] = true;

@@ -1,5 +1,4 @@
-// Compression events: layers whose slots have reached budget + buffer are cut to the budget, after a pass, or within it
-// before the attention of the layer (KvAttend).
+// Compression events: layers whose slots have reached budget + buffer are cut to the budget, after a pass.
 #pragma once
 #include <functional>
 #include <span>
@@ -19,10 +18,6 @@ class Compressor {
 
   // After a pass: compresses what is due among its sequences.
   void compress(const std::vector<PagedRun>& runs, Arena& scratch);
-  // KvAttend::after: before a pass, and before the attention of a layer, for the sequences that decode.  Was any due?
-  // What begin() allocates must last for the pass.
-  void begin(const std::vector<PagedRun>& runs, Arena& scratch);
-  bool compress(int layer, const std::vector<PagedRun>& runs, Arena& scratch);
   void forked(int parent, int child);
 
   // `key`: names the coins of merging (rng_key).
@@ -37,9 +32,7 @@ class Compressor {
     const PagedRun* run;
     int layer;
   };
-  bool is_due(const PagedRun& run, int layer) const;
-  bool decodes_due(const PagedRun& run, int layer) const { return run.decodes() && is_due(run, layer); }
-  void compress_some(std::span<const Due> due, Tensor keep, Arena& scratch);
+  void compress_some(std::span<const Due> due, Arena& scratch);
   void move(const KvCompact& compact, std::span<const Due> due, Arena& scratch);
   Tensor thresholds(int sequence) const { return threshold_.rows(sequence * cache_.layers(), cache_.layers()); }
 
@@ -48,7 +41,6 @@ class Compressor {
   KvCache& cache_;
   KvPolicy& policy_;
   const KvResidency residency_;
-  Tensor keep_;       // i32 [due, K, budget]: the choice of a pass's first layer, for the others (KvAttend::after)
   Tensor threshold_;  // stat [sequences * layers]: D2O's, 0 before the first event
   uint64_t coins_ = 0;
 };

@@ -12,10 +12,8 @@ int64_t KvCache::page_bytes(const ModelConfig& config, const KvSpec& spec, DType
   int64_t bytes = 2 * slots * config.head_dim * act;
   if (spec.evicts()) bytes += slots * 4;
   if (spec.method == KvMethod::h2o) bytes += slots * stat;
-  if (spec.counts()) bytes += slots * stat;
-  const int64_t row = config.kv_heads * summary_rows(summary_kind(spec)) * config.head_dim * act;
-  if (spec.sparse_reads()) bytes += kPageSlots / spec.block * row;
-  if (spec.chooses_spans()) bytes += row;
+  if (spec.sparse_reads())
+    bytes += kPageSlots / spec.block * config.kv_heads * summary_rows(summary_kind(spec)) * config.head_dim * act;
   return bytes;
 }
 
@@ -36,13 +34,10 @@ KvCache::KvCache(const ModelConfig& config, const KvSpec& spec, Device& device, 
   const DType stat = dtype == DType::f64 ? DType::f64 : DType::f32;
   if (spec.evicts()) fields.pos = arena.alloc("kv.pos", DType::i32, {pages, config.kv_heads, kPageSlots});
   if (spec.method == KvMethod::h2o) fields.mass = arena.alloc("kv.mass", stat, {pages, config.kv_heads, kPageSlots});
-  if (spec.counts()) fields.count = arena.alloc("kv.count", stat, {pages, config.kv_heads, kPageSlots});
   const int64_t rows = summary_rows(summary_kind(spec));
   if (spec.sparse_reads())
     fields.summary =
         arena.alloc("kv.summary", dtype, {pages, config.kv_heads, kPageSlots / spec.block * rows, config.head_dim});
-  if (spec.chooses_spans())
-    fields.span_summary = arena.alloc("kv.span_summary", dtype, {pages, config.kv_heads, rows, config.head_dim});
 }
 
 int KvCache::index(int sequence) const {
@@ -115,12 +110,8 @@ int KvCache::fork(int parent, int64_t promise, int64_t shared) {
 
 void KvCache::copy_pages(const Tensor& pairs, const std::vector<int32_t>& host) {
   device_.upload({.dst = pairs, .src = host.data()});
-  device_.kv_copy_pages({.k_pages = k_pages,
-                         .v_pages = v_pages,
-                         .pairs = pairs,
-                         .pos_pages = fields.pos,
-                         .mass_pages = fields.mass,
-                         .count_pages = fields.count});
+  device_.kv_copy_pages(
+      {.k_pages = k_pages, .v_pages = v_pages, .pairs = pairs, .pos_pages = fields.pos, .mass_pages = fields.mass});
 }
 
 void KvCache::extend(int sequence, int64_t promise) { at(sequence).promise += promise; }

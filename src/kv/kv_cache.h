@@ -21,11 +21,9 @@ namespace pare {
 // Sequences are numbered by their row in the page tables.
 // What lies beside K and V in a page, where a policy asks for it; else absent.  Roles of types as in list.h.
 struct KvFields {
-  Tensor pos;           // i32 [pages, K, 16]: absolute position of the token in a slot (evicting methods)
-  Tensor mass;          // stat [pages, K, 16]: attention that it received (h2o)
-  Tensor count;         // stat [pages, K, 16]: tokens that it stands for (merging with counts)
-  Tensor summary;       // act [pages, K, 16 / block * summary_rows, D]: of its blocks (quest, block_topk)
-  Tensor span_summary;  // act [pages, K, summary_rows, D]: of the span that it ends (with rollout.kv.spans)
+  Tensor pos;      // i32 [pages, K, 16]: absolute position of the token in a slot (evicting methods)
+  Tensor mass;     // stat [pages, K, 16]: attention that it received (h2o)
+  Tensor summary;  // act [pages, K, 16 / block * summary_rows, D]: of its blocks (quest, block_topk)
 };
 
 class KvCache {

@@ -2,15 +2,9 @@
 
 namespace pare {
 
-PagedAttention::PagedAttention(KvCache& cache, KvPolicy* policy, Compressor* compressor, Arena& scratch, Inputs& inputs,
+PagedAttention::PagedAttention(KvCache& cache, KvPolicy* policy, Arena& scratch, Inputs& inputs,
                                const std::vector<PagedRun>& runs, const Tensor& positions, float scale)
-    : cache_(cache),
-      policy_(policy),
-      compressor_(compressor),
-      scratch_(scratch),
-      runs_(runs),
-      positions_(positions),
-      scale_(scale) {
+    : cache_(cache), policy_(policy), scratch_(scratch), runs_(runs), positions_(positions), scale_(scale) {
   for (int layer = 0; layer < cache.layers(); layer++)
     for (const PagedRun& run : runs)
       host_.push_back({run.row, run.rows, static_cast<int32_t>(cache.slots(run.sequence, layer)), run.sequence});
@@ -31,17 +25,10 @@ void PagedAttention::attend(int layer, const Tensor& q, const Tensor& k, const T
                    .page_table = table,
                    .queries = queries,
                    .pos_pages = cache_.fields.pos,
-                   .pos = cache_.fields.pos ? positions_ : Tensor{},
-                   .count_pages = cache_.fields.count});
+                   .pos = cache_.fields.pos ? positions_ : Tensor{}});
   const ArenaScope scope(scratch_);
   const KvPass pass{layer, q, table, queries, runs_, scale_};
   if (policy_) policy_->observe(pass);
-  if (compressor_ && compressor_->compress(layer, runs_, scratch_)) {
-    for (int64_t i = 0; i < runs; i++)
-      host_[layer * runs + i].slots = static_cast<int32_t>(cache_.slots(runs_[i].sequence, layer));
-    cache_.upload_tables();
-    device.upload({.dst = queries, .src = host_.data() + layer * runs});
-  }
   const KvBlocks blocks = policy_ ? policy_->blocks(pass, scratch_) : KvBlocks{};
   AttnPaged args{.o = o,
                  .q = q,
@@ -54,8 +41,7 @@ void PagedAttention::attend(int layer, const Tensor& q, const Tensor& k, const T
                  .scale = scale_,
                  .blocks = blocks.blocks,
                  .budget = blocks.budget,
-                 .block = blocks.block,
-                 .count_pages = cache_.fields.count};
+                 .block = blocks.block};
   for (int64_t i = 0; i < runs; i++) {
     const PagedRow& row = host_[layer * runs + i];
     const int64_t slots = blocks.blocks ? blocks.slots[i] : row.slots, rows = row.rows;

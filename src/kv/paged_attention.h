@@ -2,8 +2,8 @@
 #pragma once
 #include <vector>
 
-#include "kv/compressor.h"
 #include "kv/kv_cache.h"
+#include "kv/policy.h"
 #include "model/model.h"
 
 namespace pare {
@@ -13,16 +13,14 @@ class PagedAttention : public AttentionContext {
  public:
   // Brings the page tables on the device up to date; adds to `inputs` the list of rows, i32 [layers, runs, 4], and what
   // the policy needs, all to be uploaded before the first attend().  positions: i32 [N], of the rows of the pass, on
-  // the device.  policy: null for a dense cache.  compressor: of tokens that attend after the event of their turn, else
-  // null.
-  PagedAttention(KvCache& cache, KvPolicy* policy, Compressor* compressor, Arena& scratch, Inputs& inputs,
-                 const std::vector<PagedRun>& runs, const Tensor& positions, float scale);
+  // the device.  policy: null for a dense cache.
+  PagedAttention(KvCache& cache, KvPolicy* policy, Arena& scratch, Inputs& inputs, const std::vector<PagedRun>& runs,
+                 const Tensor& positions, float scale);
   void attend(int layer, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o) override;
 
  private:
   KvCache& cache_;
   KvPolicy* const policy_;
-  Compressor* const compressor_;
   Arena& scratch_;
   const std::vector<PagedRun>& runs_;
   const Tensor positions_;

@@ -46,8 +46,6 @@ bool KvResidency::due(int64_t layer, int64_t prompt, int64_t slots, int64_t toke
   switch (trigger_) {
     case KvTrigger::buffer_full:
       return free >= limit(layer);
-    case KvTrigger::step_mod:
-      return tokens > prompt && (tokens - prompt) % buffer_ == 0 && free > budget_[layer];
     case KvTrigger::prefill_once:
       return tokens == prompt && free > budget_[layer];
   }
@@ -61,8 +59,7 @@ int64_t KvResidency::after_prefill(int64_t layer, int64_t prompt) const {
 int64_t KvResidency::first_event(int64_t layer, int64_t prompt) const {
   const int64_t free = after_prefill(layer, prompt) - protected_slots(prompt);
   if (!evicts_ || trigger_ == KvTrigger::prefill_once) return std::numeric_limits<int64_t>::max();
-  if (trigger_ == KvTrigger::buffer_full) return limit(layer) - free;
-  return (std::max<int64_t>(budget_[layer] - free, 0) / buffer_ + 1) * buffer_;
+  return limit(layer) - free;
 }
 
 // Until the first event the slots grow, and from the budget again to each later one.
@@ -139,39 +136,10 @@ void check_merge(const KvSpec& s) {
     fail(
         "rollout.kv.merge = \"cam\" weighs tokens by the attention that they have received, which only "
         "rollout.kv.method = \"h2o\" adds up");
-  if (s.merge == KvMergeMethod::cam && s.merge_counts)
-    fail(
-        "rollout.kv.merge = \"cam\" spreads a token over several, so that rollout.kv.merge_counts has nothing to "
-        "count");
   if (s.rope == KvRope::cache_index)
     fail(
         "rollout.kv.rope = \"cache_index\" turns kept keys, rollout.kv.merge compares them: set one of them to its "
         "default");
-}
-
-// The scores of a window are those of the keys alone.
-void check_counts(const KvSpec& s) {
-  if (s.merge_counts && s.method != KvMethod::h2o && s.method != KvMethod::streaming_llm)
-    fail(
-        "rollout.kv.merge_counts adds the log of a slot's tokens to its score in the attention, which the methods that "
-        "judge keys by a window of queries do not see: merge with counts under rollout.kv.method = \"h2o\" or "
-        "\"streaming_llm\", or set rollout.kv.merge_counts=false");
-}
-
-// A token that attends after the event of its turn.
-void check_attend(const KvSpec& s) {
-  if (s.method == KvMethod::h2o)
-    fail(
-        "rollout.kv.attend = \"after\": rollout.kv.method = \"h2o\" judges by the attention of the newest token too, "
-        "which must come before the event");
-  if (s.rope == KvRope::cache_index)
-    fail(
-        "rollout.kv.attend = \"after\": rollout.kv.rope = \"cache_index\" renumbers the keys at the event, when the "
-        "newest token's query has its number already");
-  if (s.trigger == KvTrigger::prefill_once)
-    fail(
-        "rollout.kv.attend = \"after\" is about the events of a response; rollout.kv.trigger = \"prefill_once\" has "
-        "none");
 }
 
 void check_eviction(const KvSpec& s) {
@@ -196,14 +164,9 @@ void check_eviction(const KvSpec& s) {
   }
   if (s.prompt == KvPrompt::protect_first && s.protect_first < 1)
     fail("rollout.kv.prompt = \"protect_first\" needs rollout.kv.protect_first, which is ", s.protect_first);
-  if (s.attend == KvAttend::after) check_attend(s);
   if (s.trigger == KvTrigger::prefill_once && s.prompt == KvPrompt::protect)
     fail("rollout.kv.trigger = \"prefill_once\" compresses the prompt, which rollout.kv.prompt = \"protect\" forbids");
-  if (s.scope != KvScope::per_head && s.method == KvMethod::pyramidkv && s.scope == KvScope::layer0)
-    fail(
-        "rollout.kv.scope = \"layer0\" gives every layer the choice of the first; rollout.kv.method = \"pyramidkv\" "
-        "gives every layer its own budget");
-  if (s.merge != KvMergeMethod::none) check_merge(s), check_counts(s);
+  if (s.merge != KvMergeMethod::none) check_merge(s);
   if (s.method == KvMethod::pyramidkv && s.pyramid_beta <= 1)
     fail("rollout.kv.pyramid_beta = ", s.pyramid_beta, ": expected more than 1");
 }
@@ -217,11 +180,7 @@ void check_blocks(const KvSpec& s) {
     fail("rollout.kv.blocks = ", s.blocks,
          " is less than rollout.kv.first_blocks + rollout.kv.last_blocks = ", s.first_blocks + s.last_blocks,
          ", which are part of it");
-  const int64_t chosen = BlockBudget(s).most() - s.first_blocks - s.last_blocks, each = kSpanSlots / s.block;
-  if (s.spans < 0 || (s.spans > 0 && s.spans * each < chosen))
-    fail("rollout.kv.spans = ", s.spans, ": spans of ", each, " blocks cannot supply the ", chosen,
-         " that are chosen beside rollout.kv.first_blocks and rollout.kv.last_blocks; expected at least ",
-         (chosen + each - 1) / each, ", or 0 to score all blocks");
+  BlockBudget{s};  // refuses a schedule that is none
 }
 
 }  // namespace

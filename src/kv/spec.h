@@ -11,11 +11,9 @@ namespace pare {
 // Evicting methods free memory; quest and block_topk keep everything and read a part.
 enum class KvMethod { dense, streaming_llm, h2o, tova, snapkv, rkv, pyramidkv, quest, block_topk };
 enum class KvPrompt { compress, protect, protect_first };
-enum class KvScope { per_head, per_layer, layer0 };
-enum class KvTrigger { buffer_full, step_mod, prefill_once };
-enum class KvAttend { before, after };
+enum class KvScope { per_head, per_layer };
+enum class KvTrigger { buffer_full, prefill_once };
 enum class KvRope { absolute, cache_index };
-enum class KvChoose { token, block };
 enum class KvMergeMethod { none, cam, d2o, lookm_pivot, value };
 
 // The members are configuration keys (rollout.kv.*), which say what each means.
@@ -26,7 +24,6 @@ struct KvSpec {
   KvPrompt prompt = KvPrompt::compress;
   int64_t protect_first = 0;
   KvTrigger trigger = KvTrigger::buffer_full;
-  KvAttend attend = KvAttend::before;
   KvScope scope = KvScope::per_head;
   int64_t window = 8, sinks = 4;
   KvRope rope = KvRope::absolute;
@@ -35,35 +32,23 @@ struct KvSpec {
   Pool pooling = Pool::max;
   int64_t pooling_kernel = 7;
   double rkv_lambda = 0.1, rkv_threshold = 0.5;
-  bool rkv_zero_first = true;
   bool h2o_normalise = false;
   double pyramid_beta = 20;
   KvMergeMethod merge = KvMergeMethod::none;
   MergeKeys merge_keys = MergeKeys::none;
-  bool merge_counts = false;
   int64_t cam_targets = 16;
   double d2o_ema = 0.5;
   // Block-sparse methods.
   int64_t block = 16, blocks = 32, first_blocks = 1, last_blocks = 2, dense_layers = 2;
   std::vector<std::string> block_schedule;  // "from:blocks", from ascending
-  int64_t spans = 0;
-  KvChoose choose = KvChoose::token;
   bool operator==(const KvSpec&) const = default;
 
   bool evicts() const {
     return method != KvMethod::dense && method != KvMethod::quest && method != KvMethod::block_topk;
   }
   bool merges() const { return evicts() && merge != KvMergeMethod::none; }
-  bool counts() const { return merges() && merge_counts; }
   bool sparse_reads() const { return method == KvMethod::quest || method == KvMethod::block_topk; }
-  bool chooses_spans() const { return sparse_reads() && spans > 0; }
 };
-
-// Block-sparse reads: does the token with `before` others before it choose its blocks, the first of a response if
-// `first`?  A token that does not reads those that the token before it read: they have as many blocks.
-inline bool chooses_blocks(const KvSpec& spec, int64_t before, bool first) {
-  return spec.choose == KvChoose::token || first || before % spec.block == 0;
-}
 
 inline BlockSummary summary_kind(const KvSpec& spec) {
   return spec.method == KvMethod::quest ? BlockSummary::minmax : BlockSummary::mean;
@@ -74,9 +59,7 @@ void check_kv(const KvSpec& spec);
 
 // How many slots each layer of a sequence holds, and when it is compressed (algorithms: the prompt is prefilled in
 // full; then, whenever the slots that are not protected have grown to budget + buffer, an event cuts them to the
-// budget).  step_mod counts tokens instead: an event after every buffer-th token of the response, if more than the
-// budget are there, so that a prompt longer than the budget stays until the first one (Sparse-RL's code, whose counter
-// is the batch's).  A dense cache is the case without events.
+// budget).  A dense cache is the case without events.
 //
 // A sequence: `prompt` tokens, then `fed` tokens of the response whose keys and values are appended (the last token of
 // a response never is).

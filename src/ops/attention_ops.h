@@ -3,9 +3,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
-#include <type_traits>
 
-#include "base/host_device.h"
 #include "ops/cost.h"
 
 namespace pare {
@@ -79,16 +77,12 @@ struct KvWrite {
   Tensor k, v;        // act [N, K, D]; rows may be strided, heads contiguous
   Tensor page_table;  // i32 [sequences, max_pages]; rows may be strided
   Tensor queries;     // i32 [S, 4]: PagedRow
-  // A cache that evicts also keeps, per slot and key head, the token's position and how many tokens the slot stands
-  // for.
-  Tensor pos_pages{};    // i32 [pages, K, 16] acc: pos of the row, or absent
-  Tensor pos{};          // i32 [N], absent if pos_pages is
-  Tensor count_pages{};  // stat [pages, K, 16] acc: 1, or absent
+  // A cache that evicts also keeps, per slot and key head, the token's position.
+  Tensor pos_pages{};  // i32 [pages, K, 16] acc: pos of the row, or absent
+  Tensor pos{};        // i32 [N], absent if pos_pages is
   Cost cost() const {
     const int64_t n = k.shape[0] * k.shape[1];
-    return {0, detail::total_bytes(k, v, queries, pos),
-            detail::total_bytes(k, v) + (pos_pages ? 4 * n : 0) +
-                (count_pages ? n * static_cast<int64_t>(dtype_size(count_pages.dtype)) : 0)};
+    return {0, detail::total_bytes(k, v, queries, pos), detail::total_bytes(k, v) + (pos_pages ? 4 * n : 0)};
   }
   auto outputs() const { return std::array{k_pages, v_pages}; }
 };
@@ -108,13 +102,9 @@ struct AttnPaged {
   Tensor blocks = {};  // i32 [sequences, K, max_blocks]: ascending, the block of the newest slot last; or absent
   Tensor budget = {};  // i32 [sequences], at least 1 where there is an entry; present if blocks is
   int32_t block = 0;   // slots of a block: 4 or 16
-  // How many tokens each slot stands for (KvMerge): log(count) is added to the scaled score, so that a slot weighs as
-  // much as that many copies of its key.
-  Tensor count_pages = {};  // stat [pages, K, 16], or absent; not together with block lists
   Cost cost() const {
     const int64_t size = static_cast<int64_t>(dtype_size(q.dtype));
-    const int64_t count = count_pages ? static_cast<int64_t>(dtype_size(count_pages.dtype)) : 0;
-    const int64_t kv = slots * k_pages.shape[1] * (k_pages.shape[2] * 2 * size + count);
+    const int64_t kv = slots * k_pages.shape[1] * k_pages.shape[2] * 2 * size;
     return {4 * q.shape[1] * q.shape[2] * pairs, detail::total_bytes(q, queries, budget) + kv, detail::total_bytes(o)};
   }
   auto outputs() const { return std::array{o}; }
@@ -155,31 +145,8 @@ constexpr int64_t listed_slots(int64_t slots, int64_t budget, int64_t block) {
 enum class BlockSummary : int32_t { minmax, mean };
 constexpr int64_t summary_rows(BlockSummary kind) { return kind == BlockSummary::minmax ? 2 : 1; }
 
-// A choice in two steps, so that its cost does not follow the length of the sequence: a span is 256 consecutive slots
-// from a multiple of 256 on, summarised and scored as if it were a block.  Of `all` blocks the first `first` and the
-// last `last` are read anyway; the spans that lie wholly between them compete, if there are more than `spans` of them
-// (0: they never do).  The best `spans` by score (ties: the smaller) stay; the blocks of the others are not scored and
-// not chosen.  Blocks between that lie in no such span, at most a span at either end, are always scored.
-constexpr int kSpanSlots = 256;
-template <class Int>
-struct Competition {
-  Int first_span, spans;  // those that compete: [first_span, first_span + spans); none: all blocks are scored
-  Int blocks;             // that are scored
-  constexpr Int scored() const { return spans + blocks; }
-};
-template <class Int = int64_t>
-PARE_HOST_DEVICE constexpr Competition<Int> competition(std::type_identity_t<Int> all, std::type_identity_t<Int> first,
-                                                        std::type_identity_t<Int> last, std::type_identity_t<Int> block,
-                                                        std::type_identity_t<Int> spans) {
-  const Int each = kSpanSlots / block, begin = (first + each - 1) / each, n = (all - last) / each - begin;
-  const Int between = all - first - last;
-  if (spans == 0 || n <= spans) return {0, 0, between};
-  return {begin, n, between - (n - spans) * each};
-}
-
 // After KvWrite: the summaries of every page that received slots, from the keys that are present in it (so a page that
-// was copied by a fork needs nothing else), and of every span whose last slot is among those, from all its keys.  The
-// mean is one chain of sums over slots ascending from +0, times 1 / n.
+// was copied by a fork needs nothing else).  The mean is one chain of sums over slots ascending from +0, times 1 / n.
 struct KvBlockSummary {
   Tensor summary;     // act [pages, K, 16 / block * summary_rows, D] acc: rows (min, max) or (mean) of block 0, 1, ...
   Tensor k_pages;     // act [pages, K, D, 16]
@@ -188,34 +155,30 @@ struct KvBlockSummary {
   int64_t pages;      // sum over entries of the pages that received slots
   int32_t block;
   BlockSummary kind;
-  Tensor span_summary = {};  // act [pages, K, summary_rows, D] acc: of a span, in its last page; absent: no spans
-  int64_t spans = 0;         // sum over entries of the spans whose last slot is new; 0 if span_summary is absent
   Cost cost() const {
-    const int64_t channels = k_pages.shape[1] * k_pages.shape[2], rows = summary_rows(kind);
-    const int64_t keys = (pages * kPageSlots + spans * kSpanSlots) * channels, size = dtype_size(k_pages.dtype);
-    return {keys * rows, keys * size + detail::total_bytes(queries),
-            (pages * summary.shape[2] + spans * rows) * channels * size};
+    const int64_t channels = k_pages.shape[1] * k_pages.shape[2], size = dtype_size(k_pages.dtype);
+    const int64_t keys = pages * kPageSlots * channels;
+    return {keys * summary_rows(kind), keys * size + detail::total_bytes(queries),
+            pages * summary.shape[2] * channels * size};
   }
-  auto outputs() const { return std::array{summary, span_summary}; }
+  auto outputs() const { return std::array{summary}; }
 };
 
-// Which blocks an entry reads, by key head: the first `first_blocks`, the last `last_blocks` and, of those between that
-// are scored (competition), the best by score (ties: the smaller block), as many as its budget in all.  Only entries of
-// one row and of more blocks than that choose; for the others, which read everything, nothing is written.  Sums over
-// channels are row sums (fused for mean); the mean of q is one chain over heads ascending from +0, times 1 / group.
+// Which blocks an entry reads, by key head: the first `first_blocks`, the last `last_blocks` and, of those between,
+// which are scored, the best by score (ties: the smaller block), as many as its budget in all.  Only entries of one row
+// and of more blocks than that choose; for the others, which read everything, nothing is written.  Sums over channels
+// are row sums (fused for mean); the mean of q is one chain over heads ascending from +0, times 1 / group.
 struct KvBlockSelect {
   Tensor blocks;      // i32 [sequences, K, max_blocks] out, by table_row: ascending, as many as the budget
-  Tensor score;       // stat [S, K, max_scored] out: of the spans that compete, then of the blocks that are scored
+  Tensor score;       // stat [S, K, max_scored] out: of the blocks between
   Tensor q;           // act [N, H, D]; rows may be strided, heads contiguous
   Tensor summary;     // as in KvBlockSummary
   Tensor page_table;  // i32 [sequences, max_pages]; rows may be strided
   Tensor queries;     // i32 [S, 4]: PagedRow
   Tensor budget;      // i32 [sequences], by table_row: at least first_blocks + last_blocks
-  int64_t scored;     // sum over the entries that choose of competition(...).scored()
+  int64_t scored;     // sum over the entries that choose of their blocks without the first and the last ones
   int32_t block, first_blocks, last_blocks;  // last_blocks >= 1
   BlockSummary kind;
-  Tensor span_summary = {};  // as in KvBlockSummary, if spans > 0
-  int32_t spans = 0;         // 0, or at least as many as hold budget[e] - first_blocks - last_blocks blocks
   Cost cost() const {
     const bool minmax = kind == BlockSummary::minmax;
     const int64_t heads = q.shape[1], kv_heads = summary.shape[1], width = q.shape[2];
@@ -232,9 +195,8 @@ struct KvBlockSelect {
 // For every own row of every segment, by key head, the blocks that a decode step with the same slots would choose
 // (KvBlockSelect: bit for bit the same summaries, scores and lists): own row i has the slots [0, parent_len + i], the
 // last of them its own, and the budget of its row.  Rows of no more than budget[row] blocks see everything, and nothing
-// is written for them; a prompt, which is read densely, is given a large budget.  Only blocks and spans before the last
-// block are scored, so those of a segment's keys that a row scores are whole.  A list may hold for more rows than one.
-// No gradient passes through the choice.
+// is written for them; a prompt, which is read densely, is given a large budget.  Only blocks before the last one are
+// scored, so those of a segment's keys that a row scores are whole.  No gradient passes through the choice.
 struct AttnBlockSelect {
   Tensor blocks;    // i32 [N, K, max_blocks] out
   Tensor summary;   // act [S, K, max_all_blocks * summary_rows, D] out: of the whole blocks of each segment
@@ -242,21 +204,16 @@ struct AttnBlockSelect {
   Tensor k, pk;     // act [N, K, D] and [P, K, D], as in AttnFwd
   Tensor segments;  // i32 [S, 4]: SegmentRow
   Tensor budget;    // i32 [N]; rows of no segment are not read
-  int64_t scored;   // sum over the rows that choose of competition(...).scored()
+  int64_t scored;   // sum over the rows that choose of their blocks without the first and the last ones
   int64_t slots;    // sum over segments of parent_len + len: the keys that are summarised
   int32_t block, first_blocks, last_blocks;
   BlockSummary kind;
-  Tensor span_summary = {};  // act [S, K, max_spans * summary_rows, D] out, of the whole spans, if spans > 0
-  int32_t spans = 0;         // as in KvBlockSelect
-  // i32 [N] or absent, each 1: rows for which the choice of a row holds, from itself on, in its segment and with as
-  // many blocks and the same budget; 0: an earlier one's does.
-  Tensor holds = {};
   Cost cost() const {
     const int64_t heads = q.shape[1], kv_heads = k.shape[1], width = q.shape[2], size = dtype_size(q.dtype);
     const int64_t keys = slots * kv_heads * width, rows = summary_rows(kind);
-    return {scored * width * (kind == BlockSummary::minmax ? 4 * heads : 2 * kv_heads) + keys * rows * (spans ? 2 : 1),
+    return {scored * width * (kind == BlockSummary::minmax ? 4 * heads : 2 * kv_heads) + keys * rows,
             detail::total_bytes(q, segments, budget) + keys * size + scored * kv_heads * width * rows * size,
-            (keys / block + (spans ? keys / kSpanSlots : 0)) * rows * size + detail::total_bytes(blocks)};
+            keys / block * rows * size + detail::total_bytes(blocks)};
   }
   auto outputs() const { return std::array{blocks}; }
 };
@@ -291,13 +248,13 @@ struct AttnBlocksBwd {
 
 // Page src[i] -> page dst[i], whole pages, K, V and what lies beside them.
 struct KvCopyPages {
-  Tensor k_pages, v_pages;             // acc: the dst pages are written
-  Tensor pairs;                        // i32 [n, 2]: (src, dst); no dst is a src or occurs twice
-  Tensor pos_pages{};                  // i32 [pages, K, 16] acc, or absent
-  Tensor mass_pages{}, count_pages{};  // stat [pages, K, 16] acc, or absent
+  Tensor k_pages, v_pages;  // acc: the dst pages are written
+  Tensor pairs;             // i32 [n, 2]: (src, dst); no dst is a src or occurs twice
+  Tensor pos_pages{};       // i32 [pages, K, 16] acc, or absent
+  Tensor mass_pages{};      // stat [pages, K, 16] acc, or absent
   Cost cost() const {
     int64_t bytes = 0;  // of a page
-    for (const Tensor& t : {k_pages, v_pages, pos_pages, mass_pages, count_pages})
+    for (const Tensor& t : {k_pages, v_pages, pos_pages, mass_pages})
       if (t) bytes += t.stride[0] * static_cast<int64_t>(dtype_size(t.dtype));
     return {0, pairs.shape[0] * bytes, pairs.shape[0] * bytes};
   }

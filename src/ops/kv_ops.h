@@ -100,7 +100,7 @@ struct KvWindowScores {
 // R-KV: score = lambda * score - (1 - lambda) * R, where R says how much a slot is like the others.  Over i, j in
 // [first, slots), n of them:
 //   kn[i] = k[i] / (sqrt(k[i] . k[i]) + 1e-8);  S[i][j] = kn[i] . kn[j], S[i][i] = 0
-//   last[i] = the largest j with S[i][j] > threshold; where there is none: `first` if zero_first_when_none
+//   last[i] = the largest j with S[i][j] > threshold; `first` where there is none, as in the released code
 //   r[j] = (sum over i of S[i][j] - sum over i with last[i] == j of S[i][j]) / n;  R = softmax of r
 // Both sums over i are chains, i ascending; the second one goes on from the first.
 struct KvRedundancy {
@@ -109,8 +109,7 @@ struct KvRedundancy {
   Tensor src_pages, events;  // as in KvWindowScores
   KvWork work;
   float lambda, threshold;
-  bool zero_first_when_none;  // as the released code of R-KV does
-  Tensor workspace;           // stat [E, K, 4, max_pages * 16]
+  Tensor workspace;  // stat [E, K, 4, max_pages * 16]
   Cost cost() const {
     const int64_t K = k_pages.shape[1], D = k_pages.shape[2], stat = static_cast<int64_t>(dtype_size(score.dtype));
     return {2 * K * D * work.pairs,
@@ -163,19 +162,18 @@ struct KvSelect {
 // forward by the number of evicted slots, slots - first - keep, as RopeFwd turns; so their distance to everything after
 // them is again that of their places in the cache.  Then page 0 is written and no other event may share it.
 struct KvCompact {
-  Tensor k_pages, v_pages;         // act [pages, K, D, 16] and [pages, K, 16, D] acc
-  Tensor pos_pages;                // i32 [pages, K, 16] acc
-  Tensor mass_pages, count_pages;  // stat [pages, K, 16] acc, or absent
-  Tensor keep;                     // i32 [R, K, max_keep]
-  Tensor src_pages, dst_pages;     // i32 [E, max_pages]; rows may be strided
-  Tensor events;                   // i32 [E, 6]: KvEvent
+  Tensor k_pages, v_pages;      // act [pages, K, D, 16] and [pages, K, 16, D] acc
+  Tensor pos_pages;             // i32 [pages, K, 16] acc
+  Tensor mass_pages;            // stat [pages, K, 16] acc, or absent
+  Tensor keep;                  // i32 [R, K, max_keep]
+  Tensor src_pages, dst_pages;  // i32 [E, max_pages]; rows may be strided
+  Tensor events;                // i32 [E, 6]: KvEvent
   KvWork work;
   Tensor rope;    // stat [positions, D], as in RopeFwd; absent if sinks == 0
   int32_t sinks;  // 0: positions stay absolute
   Cost cost() const {
     const int64_t K = k_pages.shape[1], D = k_pages.shape[2], act = static_cast<int64_t>(dtype_size(k_pages.dtype));
-    const int64_t stat = (mass_pages ? static_cast<int64_t>(dtype_size(mass_pages.dtype)) : 0) +
-                         (count_pages ? static_cast<int64_t>(dtype_size(count_pages.dtype)) : 0);
+    const int64_t stat = mass_pages ? static_cast<int64_t>(dtype_size(mass_pages.dtype)) : 0;
     const int64_t moved = work.kept * K * (2 * D * act + 4 + stat), turned = events.shape[0] * K * sinks * D;
     return {3 * turned, moved + work.kept * K * 4 + turned * act + detail::total_bytes(events), moved + turned * act};
   }
@@ -202,12 +200,11 @@ struct KvCompact {
 // slots of all heads (row sums over slots, added over heads ascending); then threshold <- m at the first event, later
 // ema_old * threshold + ema_new * m, and this event compares with the result.  Nothing evicted: it stays.
 enum class KvMergeKind : int32_t { cam, d2o, lookm_pivot, value };
-// Whether x is V only, or K too: averaged as it lies in the pages (raw), or turned back to position 0 first and then to
-// the position of c (unrotated), as RopeBwd and RopeFwd turn.
-enum class MergeKeys : int32_t { none, unrotated, raw };
+// Whether x is V only, or K too: turned back to position 0 first and then to the position of c, as RopeBwd and RopeFwd
+// turn.
+enum class MergeKeys : int32_t { none, unrotated };
 
-// KvCompact with what is evicted merged into what stays.  A slot to which nothing comes keeps its bits.  Where counts
-// are kept, count_c <- count_c + sum of count_e.
+// KvCompact with what is evicted merged into what stays.  A slot to which nothing comes keeps its bits.
 struct KvMerge {
   KvCompact compact;  // sinks == 0; mass_pages present for cam
   KvMergeKind kind;
@@ -220,7 +217,7 @@ struct KvMerge {
   float ema_old, ema_new;
   Tensor uid;       // i32 [E, 2]: low and high word of a name of the sequence and layer; for cam
   uint64_t key;     // rng_key; for cam
-  int32_t targets;  // at least 1; for cam, whose slots have no counts
+  int32_t targets;  // at least 1; for cam
   Cost cost() const {
     const KvWork& w = compact.work;
     const int64_t K = compact.k_pages.shape[1], D = compact.k_pages.shape[2], evicted = (w.slots - w.kept) * K;

@@ -19,11 +19,11 @@
 //   row sums    16 lanes, lane i takes elements i, i+16, ... ascending as one chain from +0 (fused multiply-adds for
 //               sums of products); then the tree ((l0+l8)+(l4+l12)) ... : lanes i and i+8, then i+4, i+2, i+1
 //   attention   keys in blocks of 64 slots aligned to slot 0 of the sequence (parent first), blocks ascending, online
-//               softmax; inside a block: q.k is a chain over d, a weight is 2^fma(q.k, scale log2(e), b - max), the sum
-//               of weights is the row-sum tree over 64 lanes (absent slots are exactly +0), the weighted V is one chain
-//               over slots ascending; a new block scales what is there by alpha = 2^(old max - new max):
-//               sum = fma(sum, alpha, tree), o = o * alpha; b is log2 of a slot's count, or +0, and max that of
-//               fma(q.k, scale log2(e), b); backward, a weight is 2^fma(q.k, scale log2(e), -lse), do.o a row sum
+//               softmax; inside a block: q.k is a chain over d, a weight is 2^fma(q.k, scale log2(e), -max), max that
+//               of q.k * scale log2(e), the sum of weights is the row-sum tree over 64 lanes (absent slots are exactly
+//               +0), the weighted V is one chain over slots ascending; a new block scales what is there by alpha =
+//               2^(old max - new max): sum = fma(sum, alpha, tree), o = o * alpha; backward, a weight is
+//               2^fma(q.k, scale log2(e), -lse), do.o a row sum
 //   parameter gradients   one chain over rows ascending, starting from the value stored in the accumulator
 //
 // Cost: flops counts multiply and add as two.  Matrix products and attention follow the closed forms 2*N*I*O and

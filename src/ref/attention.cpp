@@ -14,16 +14,16 @@ namespace pare::ref {
 
 namespace {
 
-// softmax(scale * q.k + log(count)) over `slots`, for one query of one head; key is a function of (slot, d), count of
-// the slot.  lse: the logarithm, base 2, of the sum of the exponentials.
-template <class T, class Key, class Count>
+// softmax(scale * q.k) over `slots`, for one query of one head; key is a function of (slot, d).  lse: the logarithm,
+// base 2, of the sum of the exponentials.
+template <class T, class Key>
 std::vector<double> probabilities(const T* q, int64_t dim, const std::vector<int64_t>& slots, double scale, Key key,
-                                  Count count, double* lse = nullptr) {
+                                  double* lse = nullptr) {
   std::vector<double> p;
   for (int64_t s : slots) {
     double dot = 0;
     for (int64_t d = 0; d < dim; d++) dot += double(q[d]) * key(s, d);
-    p.push_back(scale * dot + std::log(double(count(s))));
+    p.push_back(scale * dot);
   }
   const double max = *std::max_element(p.begin(), p.end());
   double sum = 0;
@@ -34,11 +34,10 @@ std::vector<double> probabilities(const T* q, int64_t dim, const std::vector<int
 }
 
 // o = the sum of their products with the values, value(slot, d).  Returns lse.
-template <class T, class Key, class Value, class Count>
-double attend(T* o, const T* q, int64_t dim, const std::vector<int64_t>& slots, double scale, Key key, Value value,
-              Count count) {
+template <class T, class Key, class Value>
+double attend(T* o, const T* q, int64_t dim, const std::vector<int64_t>& slots, double scale, Key key, Value value) {
   double lse;
-  const std::vector<double> p = probabilities(q, dim, slots, scale, key, count, &lse);
+  const std::vector<double> p = probabilities(q, dim, slots, scale, key, &lse);
   for (int64_t d = 0; d < dim; d++) {
     double weighted = 0;
     for (size_t i = 0; i < slots.size(); i++) weighted += p[i] * value(slots[i], d);
@@ -153,7 +152,7 @@ void forward(const char* op, const AttnFwd& a, const BlockLists& lists) {
           lse(s.row + i, h) = static_cast<T>(attend(
               &o(s.row + i, h, 0), &q(s.row + i, h, 0), dim, lists.slots(s.row + i, h / group, s.parent_len + i + 1),
               a.scale, [&](int64_t slot, int64_t d) { return k(slot, h / group, d); },
-              [&](int64_t slot, int64_t d) { return v(slot, h / group, d); }, [](int64_t) { return 1; }));
+              [&](int64_t slot, int64_t d) { return v(slot, h / group, d); }));
     }
   });
 }
@@ -293,7 +292,6 @@ void kv_write(const KvWrite& a, Stream) {
     expect_dense("kv_write", "pos_pages", a.pos_pages, {a.k_pages.shape[0], kv_heads, kPageSlots});
     expect_dense("kv_write", "pos", a.pos, {rows});
   }
-  if (a.count_pages) expect_dense("kv_write", "count_pages", a.count_pages, {a.k_pages.shape[0], kv_heads, kPageSlots});
   dispatch("kv_write", a.k, [&]<class T>(T) {
     const View<T> k_pages(a.k_pages), v_pages(a.v_pages), k(a.k), v(a.v);
     for (const PagedRow& s : queries) {
@@ -304,7 +302,6 @@ void kv_write(const KvWrite& a, Stream) {
           for (int64_t d = 0; d < dim; d++) k_pages(page, h, d, at) = k(s.row + i, h, d);
           for (int64_t d = 0; d < dim; d++) v_pages(page, h, at, d) = v(s.row + i, h, d);
           if (a.pos_pages) View<int32_t>(a.pos_pages)(page, h, at) = View<int32_t>(a.pos)(s.row + i);
-          if (a.count_pages) View<T>(a.count_pages)(page, h, at) = 1;
         }
     }
   });
@@ -319,9 +316,6 @@ void attn_paged(const AttnPaged& a, Stream) {
   const auto queries = read_queries("attn_paged", a.queries, a.page_table, rows, a.k_pages.shape[0]);
   BlockLists lists;
   if (a.blocks) lists = BlockLists("attn_paged", a.blocks, a.budget, a.block, a.page_table.shape[0], kv_heads);
-  if (a.count_pages)
-    expect_dense("attn_paged", "count_pages", a.count_pages, {a.k_pages.shape[0], kv_heads, kPageSlots});
-  expect(!a.count_pages || !a.blocks, "ref: attn_paged: block lists of slots that have counts");
   // The slots that row i of entry e reads; only single rows have lists.
   const auto count = [&](const PagedRow& s, int64_t i) {
     const int64_t total = s.slots - s.rows + i + 1;
@@ -335,7 +329,7 @@ void attn_paged(const AttnPaged& a, Stream) {
   expect(pairs == a.pairs && slots == a.slots, "ref: attn_paged: pairs ", a.pairs, " and slots ", a.slots,
          ", the entries hold ", pairs, " and ", slots);
   dispatch("attn_paged", a.q, [&]<class T>(T) {
-    const View<T> o(a.o), q(a.q), k_pages(a.k_pages), v_pages(a.v_pages), counts(a.count_pages);
+    const View<T> o(a.o), q(a.q), k_pages(a.k_pages), v_pages(a.v_pages);
     for (size_t e = 0; e < queries.size(); e++) {
       const PagedRow& s = queries[e];
       const SlotPages pages{View<int32_t>(a.page_table), s.table_row};
@@ -346,8 +340,7 @@ void attn_paged(const AttnPaged& a, Stream) {
               &o(s.row + i, h, 0), &q(s.row + i, h, 0), dim,
               s.rows == 1 ? lists.slots(s.table_row, kv, total) : BlockLists().slots(0, kv, total), a.scale,
               [&](int64_t slot, int64_t d) { return k_pages(pages.page(slot), kv, d, slot % kPageSlots); },
-              [&](int64_t slot, int64_t d) { return v_pages(pages.page(slot), kv, slot % kPageSlots, d); },
-              [&](int64_t slot) { return counts ? double(counts(pages.page(slot), kv, slot % kPageSlots)) : 1; });
+              [&](int64_t slot, int64_t d) { return v_pages(pages.page(slot), kv, slot % kPageSlots, d); });
         }
     }
   });
@@ -363,7 +356,7 @@ void attn_paged_mass(const AttnPagedMass& a, Stream stream) {
   expect_dense(op, "first", a.first, {a.attn.queries.shape[0]});
   const auto queries = read_queries(op, a.attn.queries, a.attn.page_table, a.attn.q.shape[0], pages);
   dispatch(op, a.attn.q, [&]<class T>(T) {
-    const View<T> mass(a.mass_pages), q(a.attn.q), k_pages(a.attn.k_pages), counts(a.attn.count_pages);
+    const View<T> mass(a.mass_pages), q(a.attn.q), k_pages(a.attn.k_pages);
     for (size_t e = 0; e < queries.size(); e++) {
       const PagedRow& s = queries[e];
       const int64_t first = View<int32_t>(a.first)(e), old = s.slots - s.rows;
@@ -377,8 +370,7 @@ void attn_paged_mass(const AttnPagedMass& a, Stream stream) {
           for (int64_t h = kv * group; h < (kv + 1) * group; h++) {
             const auto p = probabilities(
                 &q(s.row + i, h, 0), dim, BlockLists().slots(e, kv, old + i + 1), a.attn.scale,
-                [&](int64_t slot, int64_t d) { return k_pages(table.page(slot), kv, d, slot % kPageSlots); },
-                [&](int64_t slot) { return counts ? double(counts(table.page(slot), kv, slot % kPageSlots)) : 1; });
+                [&](int64_t slot, int64_t d) { return k_pages(table.page(slot), kv, d, slot % kPageSlots); });
             for (size_t slot = 0; slot < p.size(); slot++) sum[slot] += p[slot];
           }
         for (int64_t slot = first; slot < s.slots; slot++) at(slot) = static_cast<T>(sum[slot]);
@@ -410,7 +402,7 @@ void kv_copy_pages(const KvCopyPages& a, Stream) {
     }
   };
   dispatch("kv_copy_pages", a.k_pages, [&]<class T>(T type) {
-    for (const Tensor& t : {a.k_pages, a.v_pages, a.mass_pages, a.count_pages})
+    for (const Tensor& t : {a.k_pages, a.v_pages, a.mass_pages})
       if (t) copy(type, t);
     if (a.pos_pages) copy(int32_t{}, a.pos_pages);
   });

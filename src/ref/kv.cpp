@@ -83,7 +83,6 @@ void expect_compact(const char* op, const KvCompact& a, const std::vector<KvEven
   expect_dense(op, "v_pages", a.v_pages, {pages, kv_heads, kPageSlots, dim});
   expect_slot_array(op, "pos_pages", a.pos_pages, a.k_pages);
   if (a.mass_pages) expect_slot_array(op, "mass_pages", a.mass_pages, a.k_pages);
-  if (a.count_pages) expect_slot_array(op, "count_pages", a.count_pages, a.k_pages);
   expect(a.keep.rank == 3, "ref: ", op, ": keep is ", a.keep.str(), ", expected [R, K, max_keep]");
   expect_dense(op, "keep", a.keep, {a.keep.shape[0], kv_heads, a.keep.shape[2]});
   const View<int32_t> keep(a.keep);
@@ -110,7 +109,7 @@ void kv_compact(const KvCompact& a, Stream) {
   const int64_t kv_heads = a.k_pages.shape[1], dim = a.k_pages.shape[2];
   const View<int32_t> keep(a.keep);
   dispatch("kv_compact", a.k_pages, [&]<class T>(T) {
-    const View<T> k(a.k_pages), v(a.v_pages), mass(a.mass_pages), count(a.count_pages);
+    const View<T> k(a.k_pages), v(a.v_pages), mass(a.mass_pages);
     const View<int32_t> pos(a.pos_pages);
     for (size_t i = 0; i < events.size(); i++) {
       const KvEvent& e = events[i];
@@ -122,7 +121,6 @@ void kv_compact(const KvCompact& a, Stream) {
           for (int64_t d = 0; d < dim; d++) v(dst(to), h, y, d) = v(src(from), h, x, d);
           pos(dst(to), h, y) = pos(src(from), h, x);
           if (mass) mass(dst(to), h, y) = mass(src(from), h, x);
-          if (count) count(dst(to), h, y) = count(src(from), h, x);
         }
         if (a.sinks) turn<T>(a, dst(0), h, e.slots - e.first - e.keep);
       }

@@ -1,7 +1,6 @@
 // Block-sparse reads: summaries of blocks of keys, and the choice of blocks by them.
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "ref/attention.h"
 #include "ref/paged.h"
@@ -49,55 +48,34 @@ double block_score(BlockSummary kind, int64_t group, int64_t dim, Query q, Row r
   return kind == BlockSummary::minmax ? highest : mean;
 }
 
-// The n best of `numbers`, which ascend, by score[i] of the i-th: ascending.
-std::vector<int32_t> best(int64_t n, const std::vector<int32_t>& numbers, const std::vector<double>& score) {
-  std::vector<size_t> order(numbers.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t x, size_t y) { return score[x] > score[y]; });
-  std::vector<int32_t> list;
-  for (int64_t i = 0; i < n; i++) list.push_back(numbers[order[i]]);
-  std::sort(list.begin(), list.end());
-  return list;
-}
-
 struct Chosen {
   std::vector<int32_t> blocks;  // `budget` of `all`, ascending
-  std::vector<double> score;    // of spans, then of blocks, in the order of their numbers
+  std::vector<double> score;    // of those between the first and the last ones
 };
-// score_block(number), score_span(number): scores as they are stored.
-template <class Args, class ScoreBlock, class ScoreSpan>
-Chosen choose(const Args& a, int64_t all, int64_t budget, ScoreBlock score_block, ScoreSpan score_span) {
-  const auto c = competition(all, a.first_blocks, a.last_blocks, a.block, a.spans);
-  const int64_t each = kSpanSlots / a.block;
+// score_of(block): as it is stored.
+template <class Args, class Score>
+Chosen choose(const Args& a, int64_t all, int64_t budget, Score score_of) {
   Chosen chosen;
-  std::vector<int32_t> spans(c.spans), kept;
-  if (c.spans) {
-    std::iota(spans.begin(), spans.end(), static_cast<int32_t>(c.first_span));
-    for (int32_t s : spans) chosen.score.push_back(score_span(s));
-    kept = best(a.spans, spans, chosen.score);
-  }
-  std::vector<int32_t> between;
-  std::vector<double> score;
+  std::vector<int32_t> order;
   for (int64_t b = a.first_blocks; b < all - a.last_blocks; b++) {
-    const int64_t span = b / each;
-    const bool competes = span >= c.first_span && span < c.first_span + c.spans;
-    if (competes && !std::binary_search(kept.begin(), kept.end(), span)) continue;
-    between.push_back(static_cast<int32_t>(b)), score.push_back(score_block(b));
+    order.push_back(static_cast<int32_t>(b));
+    chosen.score.push_back(score_of(b));
   }
-  chosen.blocks = best(budget - a.first_blocks - a.last_blocks, between, score);
+  std::stable_sort(order.begin(), order.end(), [&](int32_t x, int32_t y) {
+    return chosen.score[x - a.first_blocks] > chosen.score[y - a.first_blocks];
+  });
+  order.resize(budget - a.first_blocks - a.last_blocks);
   for (int64_t b = 0; b < all; b++)
-    if (b < a.first_blocks || b >= all - a.last_blocks) chosen.blocks.push_back(static_cast<int32_t>(b));
-  std::sort(chosen.blocks.begin(), chosen.blocks.end());
-  chosen.score.insert(chosen.score.end(), score.begin(), score.end());
+    if (b < a.first_blocks || b >= all - a.last_blocks) order.push_back(static_cast<int32_t>(b));
+  std::sort(order.begin(), order.end());
+  chosen.blocks = order;
   return chosen;
 }
 
 // What a choice must be able to do.
 template <class Args>
 bool can_choose(const Args& a, int64_t budget) {
-  const int64_t reserved = a.first_blocks + a.last_blocks;
-  return budget >= reserved && budget <= a.blocks.shape[2] &&
-         (a.spans == 0 || a.spans * (kSpanSlots / a.block) >= budget - reserved);
+  return budget >= a.first_blocks + a.last_blocks && budget <= a.blocks.shape[2];
 }
 
 }  // namespace
@@ -115,16 +93,12 @@ void kv_block_summary(const KvBlockSummary& a, Stream) {
     rows = std::max<int64_t>(rows, int64_t{entry[0]} + entry[1]);
   }
   const auto queries = read_queries(op, a.queries, a.page_table, rows, pages);
-  int64_t refreshed = 0, spans = 0;
-  for (const PagedRow& s : queries) {
+  int64_t refreshed = 0;
+  for (const PagedRow& s : queries)
     if (s.rows) refreshed += blocks_of(s.slots, kPageSlots) - (s.slots - s.rows) / kPageSlots;
-    if (a.span_summary) spans += s.slots / kSpanSlots - (s.slots - s.rows) / kSpanSlots;
-  }
   expect(refreshed == a.pages, "ref: ", op, ": pages is ", a.pages, ", the entries wrote to ", refreshed);
-  expect(spans == a.spans, "ref: ", op, ": spans is ", a.spans, ", the entries fill ", spans);
-  if (a.span_summary) expect_dense(op, "span_summary", a.span_summary, {pages, kv_heads, height, dim});
   dispatch(op, a.k_pages, [&]<class T>(T) {
-    const View<T> k_pages(a.k_pages), summary(a.summary), span_summary(a.span_summary);
+    const View<T> k_pages(a.k_pages), summary(a.summary);
     for (const PagedRow& s : queries) {
       if (s.rows == 0) continue;
       const SlotPages table{View<int32_t>(a.page_table), s.table_row};
@@ -137,15 +111,6 @@ void kv_block_summary(const KvBlockSummary& a, Stream) {
                 a.kind, begin, std::min<int64_t>(begin + a.block, s.slots),
                 [&](int64_t slot) { return k_pages(page, h, d, slot % kPageSlots); },
                 [&](int64_t row, double x) { summary(page, h, b % per_page * height + row, d) = static_cast<T>(x); });
-          }
-      if (!a.span_summary) continue;
-      for (int64_t span = (s.slots - s.rows) / kSpanSlots; span < s.slots / kSpanSlots; span++)
-        for (int64_t h = 0; h < kv_heads; h++)
-          for (int64_t d = 0; d < dim; d++) {
-            const int64_t begin = span * kSpanSlots, end = begin + kSpanSlots;
-            summarise(
-                a.kind, begin, end, [&](int64_t slot) { return k_pages(table.page(slot), h, d, slot % kPageSlots); },
-                [&](int64_t row, double x) { span_summary(table.page(end - 1), h, row, d) = static_cast<T>(x); });
           }
     }
   });
@@ -173,16 +138,15 @@ void kv_block_select(const KvBlockSelect& a, Stream) {
   for (int64_t e = 0; e < entries; e++) {
     if (!chooses(e)) continue;
     const int64_t all = blocks_of(queries[e].slots, a.block);
-    const int64_t own = competition(all, a.first_blocks, a.last_blocks, a.block, a.spans).scored();
+    const int64_t own = all - a.first_blocks - a.last_blocks;
     expect(can_choose(a, budget(e)) && own <= a.score.shape[2], "ref: ", op, ": entry ", e, " chooses ", budget(e),
-           " of ", all, " blocks, ", a.first_blocks, " first and ", a.last_blocks, " last ones always, from ", a.spans,
-           " spans; blocks is ", a.blocks.str(), ", score ", a.score.str());
+           " of ", all, " blocks, ", a.first_blocks, " first and ", a.last_blocks, " last ones always; blocks is ",
+           a.blocks.str(), ", score ", a.score.str());
     scored += own;
   }
-  if (a.spans) expect_dense(op, "span_summary", a.span_summary, {pages, kv_heads, height, dim});
   expect(scored == a.scored, "ref: ", op, ": scored is ", a.scored, ", the entries score ", scored);
   dispatch(op, a.q, [&]<class T>(T) {
-    const View<T> q(a.q), summary(a.summary), span_summary(a.span_summary), score(a.score);
+    const View<T> q(a.q), summary(a.summary), score(a.score);
     const int64_t group = heads / kv_heads;
     for (int64_t e = 0; e < entries; e++) {
       if (!chooses(e)) continue;
@@ -190,20 +154,12 @@ void kv_block_select(const KvBlockSelect& a, Stream) {
       const SlotPages table{View<int32_t>(a.page_table), s.table_row};
       const int64_t all = blocks_of(s.slots, a.block);
       for (int64_t h = 0; h < kv_heads; h++) {
-        const auto scored = [&](auto row) {
-          const auto query = [&](int64_t g, int64_t d) { return double{q(s.row, h * group + g, d)}; };
-          return static_cast<double>(static_cast<T>(block_score(a.kind, group, dim, query, row)));
-        };
-        const Chosen chosen = choose(
-            a, all, budget(e),
-            [&](int64_t b) {
-              const int64_t page = table.page(b * a.block);
-              return scored([&](int64_t row, int64_t d) { return summary(page, h, b % per_page * height + row, d); });
-            },
-            [&](int64_t span) {
-              const int64_t page = table.page((span + 1) * kSpanSlots - 1);
-              return scored([&](int64_t row, int64_t d) { return span_summary(page, h, row, d); });
-            });
+        const Chosen chosen = choose(a, all, budget(e), [&](int64_t b) {
+          const int64_t page = table.page(b * a.block);
+          return static_cast<double>(static_cast<T>(block_score(
+              a.kind, group, dim, [&](int64_t g, int64_t d) { return double{q(s.row, h * group + g, d)}; },
+              [&](int64_t row, int64_t d) { return double{summary(page, h, b % per_page * height + row, d)}; })));
+        });
         for (size_t i = 0; i < chosen.score.size(); i++) score(e, h, i) = static_cast<T>(chosen.score[i]);
         for (int32_t i = 0; i < budget(e); i++) blocks(s.table_row, h, i) = chosen.blocks[i];
       }
@@ -213,23 +169,18 @@ void kv_block_select(const KvBlockSelect& a, Stream) {
 
 namespace {
 
-int32_t rows_held(const AttnBlockSelect& a, int64_t row) { return a.holds ? View<int32_t>(a.holds)(row) : 1; }
-
 // One row and key head: scores, choice, list.
 template <class T>
 void choose_for_row(const AttnBlockSelect& a, int64_t segment, int64_t row, int64_t all, int64_t h) {
-  const View<T> q(a.q), summary(a.summary), span_summary(a.span_summary);
+  const View<T> q(a.q), summary(a.summary);
   const View<int32_t> blocks(a.blocks);
   const int64_t group = a.q.shape[1] / a.k.shape[1], height = summary_rows(a.kind), n = View<int32_t>(a.budget)(row);
-  const auto scored = [&](const View<T>& of, int64_t number) {
+  const Chosen chosen = choose(a, all, n, [&](int64_t b) {
     return static_cast<double>(static_cast<T>(block_score(
         a.kind, group, a.q.shape[2], [&](int64_t g, int64_t d) { return double{q(row, h * group + g, d)}; },
-        [&](int64_t which, int64_t d) { return double{of(segment, h, number * height + which, d)}; })));
-  };
-  const Chosen chosen = choose(
-      a, all, n, [&](int64_t b) { return scored(summary, b); }, [&](int64_t s) { return scored(span_summary, s); });
-  for (int64_t r = row; r < row + rows_held(a, row); r++)
-    for (int64_t i = 0; i < n; i++) blocks(r, h, i) = chosen.blocks[i];
+        [&](int64_t which, int64_t d) { return double{summary(segment, h, b * height + which, d)}; })));
+  });
+  for (int64_t i = 0; i < n; i++) blocks(row, h, i) = chosen.blocks[i];
 }
 
 }  // namespace
@@ -245,9 +196,7 @@ void attn_block_select(const AttnBlockSelect& a, Stream) {
   expect_shape(op, "pk", a.pk, {a.pk.shape[0], kv_heads, dim});
   expect_dense(op, "blocks", a.blocks, {rows, kv_heads, a.blocks.shape[2]});
   expect_dense(op, "summary", a.summary, {count, kv_heads, a.summary.shape[2], dim});
-  if (a.spans) expect_dense(op, "span_summary", a.span_summary, {count, kv_heads, a.span_summary.shape[2], dim});
   expect_dense(op, "budget", a.budget, {rows});
-  if (a.holds) expect_dense(op, "holds", a.holds, {rows});
   const auto segments = read_segments(op, a.segments, rows, a.pk.shape[0]);
   const View<int32_t> budget(a.budget);
   int64_t scored = 0, slots = 0;
@@ -255,42 +204,30 @@ void attn_block_select(const AttnBlockSelect& a, Stream) {
     slots += s.parent_len + s.len;
     expect((s.parent_len + s.len) / a.block * height <= a.summary.shape[2], "ref: ", op, ": ", s.parent_len + s.len,
            " slots have more blocks than summary ", a.summary.str());
-    expect(a.spans == 0 || (s.parent_len + s.len) / kSpanSlots * height <= a.span_summary.shape[2], "ref: ", op, ": ",
-           s.parent_len + s.len, " slots have more spans than span_summary ", a.span_summary.str());
     for (int64_t i = 0; i < s.len; i++) {
       const int64_t all = blocks_of(s.parent_len + i + 1, a.block), n = budget(s.row + i);
-      if (all <= n || rows_held(a, s.row + i) == 0) continue;
-      const int64_t last = i + rows_held(a, s.row + i) - 1;
-      expect(last < s.len && blocks_of(s.parent_len + last + 1, a.block) == all, "ref: ", op, ": row ", s.row + i,
-             " chooses for ", last - i + 1, " rows, not all of its segment and of ", all, " blocks");
-      for (int64_t j = i + 1; j <= last; j++)
-        expect(budget(s.row + j) == n && rows_held(a, s.row + j) == 0, "ref: ", op, ": row ", s.row + j,
-               " has the choice of row ", s.row + i, " and another budget or its own");
+      if (all <= n) continue;
       expect(can_choose(a, n), "ref: ", op, ": row ", s.row + i, " chooses ", n, " blocks, ", a.first_blocks,
-             " first and ", a.last_blocks, " last ones always, from ", a.spans, " spans; blocks is ", a.blocks.str());
-      scored += competition(all, a.first_blocks, a.last_blocks, a.block, a.spans).scored();
+             " first and ", a.last_blocks, " last ones always; blocks is ", a.blocks.str());
+      scored += all - a.first_blocks - a.last_blocks;
     }
   }
   expect(scored == a.scored && slots == a.slots, "ref: ", op, ": scored ", a.scored, " and slots ", a.slots,
          ", the segments hold ", scored, " and ", slots);
   dispatch(op, a.q, [&]<class T>(T) {
+    const View<T> summary(a.summary);
     for (int64_t i = 0; i < count; i++) {
       const SegmentRow& s = segments[i];
       const SlotView<T> k{View<T>(a.pk), View<T>(a.k), s};
-      const auto summarise_all = [&](const Tensor& t, int64_t h, int64_t size) {  // the whole blocks of so many slots
-        const View<T> summary(t);
-        for (int64_t b = 0; b < (s.parent_len + s.len) / size; b++)
+      for (int64_t h = 0; h < kv_heads; h++) {
+        for (int64_t b = 0; b < (s.parent_len + s.len) / a.block; b++)
           for (int64_t d = 0; d < dim; d++)
             summarise(
-                a.kind, b * size, (b + 1) * size, [&](int64_t slot) { return k(slot, h, d); },
+                a.kind, b * a.block, (b + 1) * a.block, [&](int64_t slot) { return k(slot, h, d); },
                 [&](int64_t row, double x) { summary(i, h, b * height + row, d) = static_cast<T>(x); });
-      };
-      for (int64_t h = 0; h < kv_heads; h++) {
-        summarise_all(a.summary, h, a.block);
-        if (a.spans) summarise_all(a.span_summary, h, kSpanSlots);
         for (int64_t r = 0; r < s.len; r++) {
           const int64_t all = blocks_of(s.parent_len + r + 1, a.block);
-          if (all > budget(s.row + r) && rows_held(a, s.row + r) > 0) choose_for_row<T>(a, i, s.row + r, all, h);
+          if (all > budget(s.row + r)) choose_for_row<T>(a, i, s.row + r, all, h);
         }
       }
     }

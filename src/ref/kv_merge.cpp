@@ -12,7 +12,7 @@ namespace {
 // One event and head, in double: keys and values by slot, and where each evicted slot goes.
 struct Head {
   std::vector<std::vector<double>> k, v;  // [slots][D]
-  std::vector<double> mass, count;
+  std::vector<double> mass;
   std::vector<int32_t> pos, kept, evicted;
   std::vector<size_t> nearest;  // of each evicted slot: index into kept
   std::vector<double> cosine;   // of each evicted slot
@@ -27,7 +27,7 @@ double length(const std::vector<double>& a) { return std::sqrt(dot(a, a)); }
 
 template <class T>
 Head read_head(const KvCompact& a, const KvEvent& e, int64_t event, int64_t h) {
-  const View<T> k(a.k_pages), v(a.v_pages), mass(a.mass_pages), count(a.count_pages);
+  const View<T> k(a.k_pages), v(a.v_pages), mass(a.mass_pages);
   const View<int32_t> keep(a.keep), pos(a.pos_pages);
   const EventPages page{View<int32_t>(a.src_pages), event};
   Head head;
@@ -37,7 +37,6 @@ Head read_head(const KvCompact& a, const KvEvent& e, int64_t event, int64_t h) {
     for (int64_t d = 0; d < a.k_pages.shape[2]; d++) key.push_back(k(p, h, d, at)), value.push_back(v(p, h, at, d));
     head.k.push_back(key), head.v.push_back(value), head.pos.push_back(pos(p, h, at));
     if (mass) head.mass.push_back(mass(p, h, at));
-    if (count) head.count.push_back(count(p, h, at));
   }
   for (int32_t j = 0; j < e.keep; j++) head.kept.push_back(keep(e.keep_row, h, j));
   for (int32_t s = e.first; s < e.slots; s++)
@@ -88,7 +87,6 @@ std::vector<double> turned(const KvMerge& a, std::vector<double> x, int32_t pos,
 template <class T>
 void add_evicted(const KvMerge& a, Head& head, size_t c, const std::vector<size_t>& from) {
   const int32_t to = head.kept[c];
-  const bool with_keys = a.keys != MergeKeys::none, turn = a.keys == MergeKeys::unrotated;
   const auto merge = [&](std::vector<double> x, auto other) {
     const std::vector<double> before = x;
     double weights = 1;
@@ -104,16 +102,12 @@ void add_evicted(const KvMerge& a, Head& head, size_t c, const std::vector<size_
     return x;
   };
   const std::vector<double> value = merge(head.v[to], [&](int32_t s) { return head.v[s]; });
-  if (with_keys && turn)
+  if (a.keys == MergeKeys::unrotated)
     head.k[to] = turned<T>(a,
                            merge(turned<T>(a, head.k[to], head.pos[to], -1),
                                  [&](int32_t s) { return turned<T>(a, head.k[s], head.pos[s], -1); }),
                            head.pos[to], 1);
-  else if (with_keys)
-    head.k[to] = merge(head.k[to], [&](int32_t s) { return head.k[s]; });
   head.v[to] = value;
-  if (!head.count.empty())
-    for (size_t e : from) head.count[to] += head.count[head.evicted[e]];
 }
 
 // The threshold of the event after it, from the heads' cosines.
@@ -147,8 +141,8 @@ void expect_merge(const KvMerge& a) {
   }
   if (!cam) return;
   expect_dense(op, "uid", a.uid, {n, 2});
-  expect(a.targets >= 1 && c.mass_pages && !c.count_pages, "ref: ", op, ": cam with ", a.targets,
-         " targets, mass_pages ", c.mass_pages.str(), ", count_pages ", c.count_pages.str());
+  expect(a.targets >= 1 && c.mass_pages, "ref: ", op, ": cam with ", a.targets, " targets, mass_pages ",
+         c.mass_pages.str());
 }
 
 }  // namespace
@@ -186,7 +180,7 @@ void kv_merge(const KvMerge& a, Stream stream) {
       }
     }
     kv_compact(c, stream);
-    const View<T> k(c.k_pages), v(c.v_pages), count(c.count_pages);
+    const View<T> k(c.k_pages), v(c.v_pages);
     for (size_t i = 0; i < events.size(); i++)
       for (int64_t h = 0; h < c.k_pages.shape[1]; h++)
         for (size_t j = 0; j < heads[i][h].kept.size(); j++) {
@@ -197,7 +191,6 @@ void kv_merge(const KvMerge& a, Stream stream) {
             k(page, h, d, at) = static_cast<T>(head.k[from][d]);
             v(page, h, at, d) = static_cast<T>(head.v[from][d]);
           }
-          if (count) count(page, h, at) = static_cast<T>(head.count[from]);
         }
   });
 }

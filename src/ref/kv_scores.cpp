@@ -144,7 +144,7 @@ void kv_window_scores(const KvWindowScores& a, Stream) {
 }
 
 // R of one event and head: keys [n][dim].
-static std::vector<double> redundancy(const std::vector<std::vector<double>>& keys, double threshold, bool zero_first) {
+static std::vector<double> redundancy(const std::vector<std::vector<double>>& keys, double threshold) {
   const int64_t n = static_cast<int64_t>(keys.size());
   std::vector<double> norm, mean(n);
   const auto dot = [&](int64_t i, int64_t j) {
@@ -156,13 +156,10 @@ static std::vector<double> redundancy(const std::vector<std::vector<double>>& ke
   for (int64_t i = 0; i < n; i++) {
     std::vector<double> row(n);
     for (int64_t j = 0; j < n; j++) row[j] = i == j ? 0 : dot(i, j) / (norm[i] * norm[j]);
-    int64_t last = -1;
+    int64_t last = 0;
     for (int64_t j = 0; j < n; j++)
       if (row[j] > threshold) last = j;
-    if (last >= 0)
-      row[last] = 0;
-    else if (zero_first)
-      row[0] = 0;
+    row[last] = 0;
     for (int64_t j = 0; j < n; j++) mean[j] += row[j] / static_cast<double>(n);
   }
   softmax(mean);
@@ -186,7 +183,7 @@ void kv_redundancy(const KvRedundancy& a, Stream) {
         std::vector<std::vector<double>> keys(e.slots - e.first, std::vector<double>(dim));
         for (int64_t s = e.first; s < e.slots; s++)
           for (int64_t d = 0; d < dim; d++) keys[s - e.first][d] = k(page(s), h, d, s % kPageSlots);
-        const auto r = redundancy(keys, a.threshold, a.zero_first_when_none);
+        const auto r = redundancy(keys, a.threshold);
         for (int64_t s = e.first; s < e.slots - e.recent; s++)
           score(i, h, s) = static_cast<T>(a.lambda * double(score(i, h, s)) - (1 - double(a.lambda)) * r[s - e.first]);
       }

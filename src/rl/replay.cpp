@@ -25,10 +25,8 @@ std::optional<BlockReads> replayed_blocks(const LearnerKeys& learner, const KvSp
                     .block = static_cast<int32_t>(kv.block),
                     .first_blocks = static_cast<int32_t>(kv.first_blocks),
                     .last_blocks = static_cast<int32_t>(kv.last_blocks),
-                    .spans = static_cast<int32_t>(kv.spans),
                     .dense_layers = kv.dense_layers,
-                    .budget = BlockBudget(kv),
-                    .chooses = [kv](int64_t before, bool first) { return chooses_blocks(kv, before, first); }};
+                    .budget = BlockBudget(kv)};
 }
 
 }  // namespace pare

@@ -117,7 +117,6 @@ void Rollout::run(Batch rows, const Sampling& sampling, const State& state) {
   const ArenaScope scope(scratch_);
   KvPolicy* const policy = sampling.dense ? nullptr : policy_.get();
   Compressor* const compressor = sampling.dense ? nullptr : compressor_.get();
-  const bool events_within = compressor && limits_.kv.attend == KvAttend::after;
   if (compressor)
     compressor->counted = [&](const PagedRun& run, int64_t evicted) {
       Pass::Count& c = pass.counts[&run - batch.runs.data()];
@@ -130,12 +129,9 @@ void Rollout::run(Batch rows, const Sampling& sampling, const State& state) {
   const Tensor positions = inputs.add("rollout.positions", {n}, batch.positions.data());
   const Tensor fed = inputs.add("rollout.fed", {std::ssize(batch.fed) / 2, 2}, batch.fed.data());
   std::optional<PagedAttention> attention;
-  if (n > 0)
-    attention.emplace(cache_, policy, events_within ? compressor : nullptr, scratch_, inputs, batch.runs, positions,
-                      model_.attention_scale());
+  if (n > 0) attention.emplace(cache_, policy, scratch_, inputs, batch.runs, positions, model_.attention_scale());
   const DrawInputs draws = draw_inputs(batch, sampling, inputs);
   inputs.upload(device);
-  if (events_within) compressor->begin(batch.runs, scratch_);
 
   const auto forward_and_draw = [&] {
     if (fed.size() > 0)
@@ -295,10 +291,9 @@ void Rollout::plan(const Model& model, const RolloutLimits& given, Arena& scratc
   int64_t slots = prompt;
   for (int64_t l = 0; l < layers; l++) slots = std::max(slots, residency.peak(l, prompt, response));
   // Rows spread over all sequences, which are where an event is due: at the end of their prompts, or after the last
-  // token of a response that may bring one.
+  // token of a response.
   const int64_t rows = std::min<int64_t>(limits.max_batched_tokens, sequences * prompt);
-  const int64_t steps = limits.kv.trigger == KvTrigger::step_mod ? std::max<int64_t>(limits.kv.buffer, 1) : 1;
-  for (const int64_t tokens : {prompt, prompt + response / steps * steps}) {
+  for (const int64_t tokens : {prompt, limits.max_context}) {
     Arena kv("kv of the largest pass", no_memory);
     Rollout rollout(model, limits, kv, scratch);
     Batch batch;

@@ -155,21 +155,13 @@ constexpr auto words_of<KvPrompt> = std::to_array<Word<KvPrompt>>({{"compress", 
                                                                    {"protect_first", KvPrompt::protect_first}});
 template <>
 constexpr auto words_of<KvScope> = std::to_array<Word<KvScope>>({{"per_head", KvScope::per_head},
-                                                                 {"per_layer", KvScope::per_layer},
-                                                                 {"layer0", KvScope::layer0}});
+                                                                 {"per_layer", KvScope::per_layer}});
 template <>
 constexpr auto words_of<KvTrigger> = std::to_array<Word<KvTrigger>>({{"buffer_full", KvTrigger::buffer_full},
-                                                                     {"step_mod", KvTrigger::step_mod},
                                                                      {"prefill_once", KvTrigger::prefill_once}});
-template <>
-constexpr auto words_of<KvAttend> = std::to_array<Word<KvAttend>>({{"before", KvAttend::before},
-                                                                   {"after", KvAttend::after}});
 template <>
 constexpr auto words_of<KvRope> = std::to_array<Word<KvRope>>({{"absolute", KvRope::absolute},
                                                                {"cache_index", KvRope::cache_index}});
-template <>
-constexpr auto words_of<KvChoose> = std::to_array<Word<KvChoose>>({{"token", KvChoose::token},
-                                                                   {"block", KvChoose::block}});
 template <>
 constexpr auto words_of<KvMergeMethod> = std::to_array<Word<KvMergeMethod>>({{"none", KvMergeMethod::none},
                                                                              {"cam", KvMergeMethod::cam},
@@ -179,8 +171,7 @@ constexpr auto words_of<KvMergeMethod> = std::to_array<Word<KvMergeMethod>>({{"n
                                                                              {"value", KvMergeMethod::value}});
 template <>
 constexpr auto words_of<MergeKeys> = std::to_array<Word<MergeKeys>>({{"none", MergeKeys::none},
-                                                                     {"unrotated", MergeKeys::unrotated},
-                                                                     {"raw", MergeKeys::raw}});
+                                                                     {"unrotated", MergeKeys::unrotated}});
 template <>
 constexpr auto words_of<GqaAgg> = std::to_array<Word<GqaAgg>>({{"max_logit", GqaAgg::max_logit},
                                                                {"mean_logit", GqaAgg::mean_logit},
@@ -431,16 +422,10 @@ std::vector<ConfigKey> kv_keys() {
           "evicting: the prompt may be evicted, is kept, or its first rollout.kv.protect_first tokens are", "pare"),
       KEY(rollout.kv.protect_first, at_least(0), "tokens", "evicting: with rollout.kv.prompt = protect_first", "pare"),
       KEY(rollout.kv.trigger, any, "",
-          "evicting: an event whenever the buffer is full; after every rollout.kv.buffer-th token of the response that "
-          "finds more than the budget; or one at the end of the prompt and none after",
-          "R-KV; Sparse-RL's code: step_mod; SnapKV: prefill_once"),
-      KEY(rollout.kv.attend, any, "",
-          "evicting: a token of the response whose turn brings an event attends before it, to everything, or after it, "
-          "to what is kept",
-          "R-KV; Sparse-RL's code: after"),
-      KEY(rollout.kv.scope, any, "",
-          "evicting: every key head chooses; all heads of a layer choose together; or the first layer chooses for all",
-          "R-KV; Sparse-RL's code: layer0"),
+          "evicting: an event whenever the buffer is full; or one at the end of the prompt and none after",
+          "R-KV; SnapKV: prefill_once"),
+      KEY(rollout.kv.scope, any, "", "evicting: every key head chooses, or all heads of a layer choose together",
+          "R-KV; TOVA: per_layer"),
       KEY(rollout.kv.window, at_least(1), "tokens",
           "snapkv, rkv, pyramidkv: newest tokens, whose queries judge the others and which always stay", "R-KV: 8"),
       KEY(rollout.kv.sinks, at_least(0), "tokens", "streaming_llm: oldest tokens that stay", "StreamingLLM: 4"),
@@ -457,8 +442,6 @@ std::vector<ConfigKey> kv_keys() {
       KEY(rollout.kv.rkv_lambda, within(0, 1), "", "rkv: weight of attention against redundancy; 1 is snapkv",
           "Sparse-RL: 0.1"),
       KEY(rollout.kv.rkv_threshold, within(-1, 1), "cosine", "rkv: above it two keys say the same", "R-KV"),
-      KEY(rollout.kv.rkv_zero_first, any, "",
-          "rkv: as in its code, a key that is like no other is not counted against the first one", "R-KV"),
       KEY(rollout.kv.h2o_normalise, any, "",
           "h2o: divide the attention that a token received by the number of tokens that could see it", "kvpress"),
       KEY(rollout.kv.pyramid_beta, above(1), "",
@@ -469,12 +452,7 @@ std::vector<ConfigKey> kv_keys() {
           "the last as they are, which bounds no memory)",
           "CaM; D2O; LOOK-M; kvpress"),
       KEY(rollout.kv.merge_keys, any, "",
-          "d2o, lookm_pivot: merge values only, keys without their rotation too, or keys as they lie",
-          "pare; raw: D2O"),
-      KEY(rollout.kv.merge_counts, any, "",
-          "h2o, streaming_llm: a kept token counts in the softmax for all that were merged into it (its score + log of "
-          "their number)",
-          "pare"),
+          "d2o, lookm_pivot: merge values only, or keys without their rotation too (D2O: keys as they lie)", "pare"),
       KEY(rollout.kv.cam_targets, at_least(1), "tokens", "cam: kept tokens that an evicted one is spread over", "CaM"),
       KEY(rollout.kv.d2o_ema, within(0, 1), "", "d2o: weight of the threshold so far against that of an event", "D2O"),
       KEY(rollout.kv.block, at_least(4), "tokens", "quest, block_topk: size of a block, 4 or 16", "Quest: 16"),
@@ -490,14 +468,6 @@ std::vector<ConfigKey> kv_keys() {
           "quest, block_topk: FROM:BLOCKS, the number of blocks read from FROM blocks of context on; replaces "
           "rollout.kv.blocks",
           "Sparrow (arXiv 2606.08446)"),
-      KEY(rollout.kv.spans, at_least(0), "spans",
-          "quest, block_topk: spans of 256 tokens, the best by the same score, whose blocks are scored, so that a long "
-          "context costs little more than a short one; 0: all blocks are scored",
-          "pare; Quest, DistillSparse: all"),
-      KEY(rollout.kv.choose, any, "",
-          "quest, block_topk: token: every token chooses the blocks that it reads; block: the first token of a block "
-          "does, and the first of a response, for those behind it, which makes choosing cost next to nothing",
-          "pare; Quest, DistillSparse: token"),
   };
 }
 

@@ -34,9 +34,8 @@ struct QueryTile {
 struct KeyHead {
   Panels k, v;
   int64_t slots;
-  int64_t width, value_width;   // the latter rounded up to 16: rows of V are as long, to be read in whole vectors
-  float scale;                  // in units of base 2, and so is the bias
-  const float* bias = nullptr;  // of each slot, added to the scaled score; null: none
+  int64_t width, value_width;  // the latter rounded up to 16: rows of V are as long, to be read in whole vectors
+  float scale;                 // in units of base 2
   // Out where not null, of a single tile: the weights, [rows][stride], each relative to the maximum after its block,
   // and those maxima, [blocks][16].
   float *weights = nullptr, *maxima = nullptr;
@@ -44,12 +43,11 @@ struct KeyHead {
 };
 
 // s[row][16 p + j]: q.k of the rows and kPanels panels of keys from panel `first` on, -infinity where a row does not
-// see the slot; highest[row]: also the maximum of them (of scaled scores if they have a bias), by lane.  V: vf, or vh
-// where the panel is one of which no row sees more than 8.
-template <int kRows, int kPanels, bool kBias, class V>
+// see the slot; highest[row]: also the maximum of them, by lane.  V: vf, or vh where the panel is one of which no row
+// sees more than 8.
+template <int kRows, int kPanels, class V>
 PARE_INLINE void score_panels(const QueryTile& t, const KeyHead& h, int64_t first, float* s, vf* highest) {
   const int64_t width = h.width;
-  const float scale = h.scale, *const bias = h.bias;  // or gcc would read them again after every store
   V acc[kRows][kPanels];
   const float *q[kRows], *b[kPanels];
   PARE_UNROLL
@@ -78,9 +76,8 @@ PARE_INLINE void score_panels(const QueryTile& t, const KeyHead& h, int64_t firs
       vf most = set1(-__builtin_inff());
       PARE_UNROLL
       for (int p = 0; p < kPanels; p++) {
-        vf z = keep(r, p, widen(acc[r][p]));
+        const vf z = keep(r, p, widen(acc[r][p]));
         store(s + r * kBlock + p * 16, z);
-        if (kBias) z = fma(z, set1(scale), load(bias + (first + p) * 16));
         most = p ? max(most, z) : z;
       }
       highest[r] = kPanels == kBlock / 16 ? most : max(highest[r], most);
@@ -136,11 +133,11 @@ PARE_INLINE void add_values(const QueryTile& t, const KeyHead& h, const float* p
 
 // Turns q.k of the kPanels panels of a block into weights relative to `next`, the maxima of the rows with this block;
 // alpha[r] is what sums so far of row r are worth beside them.
-template <int kRows, int kPanels, bool kBias>
+template <int kRows, int kPanels>
 PARE_INLINE void weigh(QueryTile& t, const KeyHead& h, float* s, const float* next, float* alpha, int64_t first) {
   if (first) store(alpha, exp2_below_63(sub(load(t.max), load(next))));  // else there is nothing yet
   store(t.max, load(next));
-  const float scale = h.scale, *const bias = h.bias;
+  const float scale = h.scale;
   float* const weights = h.weights;
   if (weights) store(h.maxima + first / kBlock * 16, load(next));
   vf sums[16];
@@ -151,8 +148,7 @@ PARE_INLINE void weigh(QueryTile& t, const KeyHead& h, float* s, const float* ne
     PARE_UNROLL
     for (int p = 0; p < kPanels; p++) {
       float* const at = s + r * kBlock + p * 16;
-      const vf minus = set1(-next[r]), offset = kBias ? add(load(bias + first + p * 16), minus) : minus;
-      const vf weight = exp2_below_63(fma(load(at), set1(scale), offset));  // absent slots: 2^-infinity is +0
+      const vf weight = exp2_below_63(fma(load(at), set1(scale), set1(-next[r])));  // absent slots: 2^-infinity is +0
       store(at, weight);
       if (weights) store(weights + r * h.stride + first + p * 16, weight);
       sums[r] = p ? add(sums[r], weight) : weight;
@@ -165,7 +161,7 @@ PARE_INLINE int64_t panels_of_block(int64_t slots, int64_t first) { return (min6
 
 // The scores of a block, s[row][kBlock], and next[row]: the maximum of row's scaled scores up to and with it.  Not
 // inlined: all registers are for its loops.
-template <int kRows, bool kBias>
+template <int kRows>
 [[gnu::noinline]] void score(const QueryTile& t, const KeyHead& h, int64_t first, float* s, float* next) {
   constexpr int kMost = most_panels(kRows);
   const int64_t slots = t.visible[kRows - 1], panels = panels_of_block(slots, first);
@@ -175,29 +171,29 @@ template <int kRows, bool kBias>
   const int64_t whole = (min64(slots - first, kBlock) + 7) / 16;
   for_pieces<kMost>(
       whole, [&](auto n, int64_t p) __attribute__((always_inline)) {
-        score_panels<kRows, n.value, kBias, vf>(t, h, first / 16 + p, s + p * 16, highest);
+        score_panels<kRows, n.value, vf>(t, h, first / 16 + p, s + p * 16, highest);
       });
-  if (whole < panels) score_panels<kRows, 1, kBias, vh>(t, h, first / 16 + whole, s + whole * 16, highest);
+  if (whole < panels) score_panels<kRows, 1, vh>(t, h, first / 16 + whole, s + whole * 16, highest);
   const vf top = reduce(highest, [](vf a, vf b) { return max(a, b); });
-  store(next, max(kBias ? top : mul(top, set1(h.scale)), load(t.max)));
+  store(next, max(mul(top, set1(h.scale)), load(t.max)));
 }
 
 // `count` tiles of as many rows each, what they see ascending, block by block: the keys and values of a block stay in
 // the nearest cache for all tiles.  Rows of `ahead` are fetched in between, few at a time.
-template <int kRows, bool kBias>
+template <int kRows>
 void attend(QueryTile* tiles, int64_t count, const KeyHead& h, Ahead& ahead) {
   alignas(64) float scores[2][kRows * kBlock], alpha[16] = {}, next[16];
   for (int64_t i = 0; i < count; i++) store(tiles[i].max, set1(-__builtin_inff())), store(tiles[i].sum, zero());
   const auto slots = [&](int64_t i) { return tiles[i].visible[kRows - 1]; };
   // The scores of the next tile come before the values of this one: they need not wait for the exponentials.
   int64_t tile = 0, first = 0, begin = 0;  // tiles before `begin` see nothing from slot `first` on
-  score<kRows, kBias>(tiles[0], h, 0, scores[0], next);
+  score<kRows>(tiles[0], h, 0, scores[0], next);
   for (int turn = 0; begin < count; turn ^= 1) {
     QueryTile& t = tiles[tile];
     float* const s = scores[turn];
     for_pieces<kBlock / 16>(
         panels_of_block(slots(tile), first), [&](auto n, int64_t) __attribute__((always_inline)) {
-          weigh<kRows, n.value, kBias>(t, h, s, next, alpha, first);
+          weigh<kRows, n.value>(t, h, s, next, alpha, first);
         });
     const int64_t block = first;
     ahead.fetch_rows(kRows);
@@ -206,7 +202,7 @@ void attend(QueryTile* tiles, int64_t count, const KeyHead& h, Ahead& ahead) {
       while (begin < count && slots(begin) <= first) begin++;
       tile = begin;
     }
-    if (begin < count) score<kRows, kBias>(tiles[tile], h, first, scores[turn ^ 1], next);
+    if (begin < count) score<kRows>(tiles[tile], h, first, scores[turn ^ 1], next);
     for_pieces<most_panels(kRows)>(
         h.value_width / 16, [&](auto n, int64_t p) __attribute__((always_inline)) {
           add_values<kRows, n.value>(t, h, s, alpha, block, p * 16);
@@ -214,21 +210,20 @@ void attend(QueryTile* tiles, int64_t count, const KeyHead& h, Ahead& ahead) {
   }
 }
 
-template <bool kBias>
 void attend(QueryTile* tiles, int64_t count, const KeyHead& h, Ahead& ahead) {
   switch (tiles->rows) {
     case 1:
-      return attend<1, kBias>(tiles, count, h, ahead);
+      return attend<1>(tiles, count, h, ahead);
     case 2:
-      return attend<2, kBias>(tiles, count, h, ahead);
+      return attend<2>(tiles, count, h, ahead);
     case 3:
-      return attend<3, kBias>(tiles, count, h, ahead);
+      return attend<3>(tiles, count, h, ahead);
     case 4:
-      return attend<4, kBias>(tiles, count, h, ahead);
+      return attend<4>(tiles, count, h, ahead);
     case 5:
-      return attend<5, kBias>(tiles, count, h, ahead);
+      return attend<5>(tiles, count, h, ahead);
     case 6:
-      return attend<6, kBias>(tiles, count, h, ahead);
+      return attend<6>(tiles, count, h, ahead);
   }
 }
 
@@ -287,7 +282,7 @@ PARE_INLINE void attend_rows(const Args& a, Queries& queries, int64_t rows, cons
       tiles[i].o = o + i * kQueryRows * h.value_width;
       queries.take(tiles[i], min64(share, rows - first));
     }
-    h.bias ? attend<true>(tiles, count, h, ahead) : attend<false>(tiles, count, h, ahead);
+    attend(tiles, count, h, ahead);
     for (int64_t i = 0; i < count; i++) {
       const QueryTile& t = tiles[i];
       then(t);
@@ -379,15 +374,8 @@ void attn_paged(const PagedArgs& a, const PagedRow& row, int64_t kv_head, float*
         store(values + slot * value_width + d, load(head.v.at(slot / 16) + slot % 16 * a.width + d, a.width - d));
     head.v = {values, nullptr, 16 * value_width};
   }
-  float* const bias = values + (value_width != a.width ? row.slots * value_width : 0);
-  for (int64_t s = 0; a.count_pages && s < row.slots; s += 16) {
-    const vf counts = load(a.count_pages + (pages[s / 16] * (a.heads / g) + kv_head) * 16);
-    // What is stored of slots that nobody uses may be NaN, which would reach those beside them.
-    store(bias + s, select(first_lanes(row.slots - s), mul(log(counts), set1(kLog2E)), zero()));
-  }
-  if (a.count_pages) head.bias = bias;
   const Mass mass{a.mass_pages, pages, a.heads / g, kv_head, a.first_mass, row.slots};
-  float* const maxima = bias + (a.count_pages ? round16(row.slots) : 0);
+  float* const maxima = values + (value_width != a.width ? row.slots * value_width : 0);
   if (a.mass_pages) {
     head.stride = round16(row.slots), head.maxima = maxima, head.weights = maxima + (row.slots + kBlock) / kBlock * 16;
     clear_new(mass, row.slots - row.rows);

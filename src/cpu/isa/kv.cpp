@@ -130,15 +130,15 @@ namespace {
 
 // What is known of the columns of S so far: lanes are columns.
 struct Columns {
-  float *sum, *last, *similar;  // sum of S; the last row above the threshold, or -1; S there
+  float *sum, *last, *similar;  // sum of S; the last row above the threshold, or `first`; S there
   vf threshold;
-  int64_t first;  // row that counts as similar where none is, or -1
+  int64_t first;
 };
 // Adds rows [row, row + n) of S, at s with `stride`, to the 16 columns at `column`.
 PARE_INLINE void add_rows_of_s(const Columns& c, int64_t column, const float* s, int64_t stride, int64_t row,
                                int64_t n) {
   vf total = load(c.sum + column), last = load(c.last + column), similar = load(c.similar + column);
-  if (row == c.first) last = set1(static_cast<float>(row)), similar = load(s);
+  if (row == c.first) similar = load(s);
   for (int64_t i = 0; i < n; i++) {
     const vf x = load(s + i * stride);
     const mask alike = less(c.threshold, x);
@@ -179,9 +179,9 @@ void kv_redundancy(const KvRedundancyArgs& a, const KvEvent& e, float* scratch) 
                   .last = a.workspace + a.row,
                   .similar = a.workspace + 2 * a.row,
                   .threshold = set1(a.threshold),
-                  .first = a.zero_first_when_none ? begin : -1};
+                  .first = begin};
   for (int64_t i = 0; i < panels * 16; i += 16)
-    store(c.sum + i, zero()), store(c.similar + i, zero()), store(c.last + i, set1(-1));
+    store(c.sum + i, zero()), store(c.similar + i, zero()), store(c.last + i, set1(static_cast<float>(begin)));
   // Rows of S that a panel holds.
   const auto low = [&](int64_t panel) { return panel ? 0 : begin; };
   const auto count = [&](int64_t panel) { return min64(end - panel * 16, 16) - low(panel); };
@@ -214,8 +214,7 @@ void kv_redundancy(const KvRedundancyArgs& a, const KvEvent& e, float* scratch) 
         add_rows_of_s(c, j * 16, across + low(i) * 16, 16, i * 16 + low(i), count(i));
       }
     }
-  for (int64_t i = begin; i < end; i++)
-    if (c.last[i] >= 0) c.sum[static_cast<int64_t>(c.last[i])] -= c.similar[i];
+  for (int64_t i = begin; i < end; i++) c.sum[static_cast<int64_t>(c.last[i])] -= c.similar[i];
   float* const r = a.workspace + 3 * a.row;
   const vf n = set1(static_cast<float>(end - begin)), lambda = set1(a.lambda), rest = set1(1 - a.lambda);
   for (int64_t i = 0; i < end; i += 16) store(r + i, div(load(c.sum + i), n));

@@ -43,20 +43,6 @@ void block_summary(float* summary, const float* k_page, int64_t width, int64_t s
   }
 }
 
-void span_summary(float* summary, const float* k_pages, const int32_t* pages, int64_t page_step, int64_t width,
-                  BlockSummary kind) {
-  for (int64_t d = 0; d < width; d += 16) {
-    const int64_t lanes = min64(16, width - d);
-    vf key[16];
-    int64_t turned = -1;  // the page that `key` holds
-    summarise(
-        summary + d, kSpanSlots, width, lanes, kind, [&](int64_t s) __attribute__((always_inline)) {
-          if (s / 16 != turned) load_turned(key, k_pages + pages[s / 16] * page_step, d, lanes), turned = s / 16;
-          return key[s % 16];
-        });
-  }
-}
-
 void segment_summary(float* summary, const AttnArgs& a, const SegmentRow& s, int64_t kv_head, Interval blocks,
                      int64_t block, BlockSummary kind) {
   const Slots<const float> keys = key_slots(a, s, kv_head);
@@ -109,7 +95,7 @@ PARE_INLINE vf scores16(const float* q, const float* const* summary, int64_t wid
 
 }  // namespace
 
-void block_scores(float* score, const BlockScoreArgs& a, const int32_t* blocks, int64_t n, float* scratch) {
+void block_scores(float* score, const BlockScoreArgs& a, int64_t first, int64_t n, float* scratch) {
   const int64_t size = summary_rows(a.kind) * a.width;
   if (a.kind == BlockSummary::mean)
     for (int64_t d = 0; d < a.width; d += 16) {
@@ -117,10 +103,10 @@ void block_scores(float* score, const BlockScoreArgs& a, const int32_t* blocks, 
       for (int64_t g = 0; g < a.group; g++) sum = add(sum, load(a.q + g * a.width + d, a.width - d));
       store(scratch + d, mul(sum, set1(1.0f / static_cast<float>(a.group))), a.width - d);
     }
-  for (int64_t first = 0; first < n; first += 16) {
+  for (int64_t begin = 0; begin < n; begin += 16) {
     const float* summary[16];
     for (int64_t i = 0; i < 16; i++) {
-      const int64_t b = blocks[min64(first + i, n - 1)], slot = b * a.block;
+      const int64_t b = first + min64(begin + i, n - 1), slot = b * a.block;
       summary[i] = a.summary + (a.pages ? a.pages[slot / 16] * a.page_step + slot % 16 / a.block * size : b * size);
     }
     vf best;
@@ -131,7 +117,7 @@ void block_scores(float* score, const BlockScoreArgs& a, const int32_t* blocks, 
       for (int64_t g = 0; g < a.group; g++)
         best = max(scores16<BlockSummary::minmax>(a.q + g * a.width, summary, a.width), best);
     }
-    store(score + first, best, n - first);
+    store(score + begin, best, n - begin);
   }
 }
 

@@ -1,8 +1,6 @@
 // Quest (Tang et al. 2024, arXiv 2406.10774) and block top-k: all keys and values stay, a decoded token reads the
 // blocks that promise most.  Quest bounds the scores of a block by the channelwise minimum and maximum of its keys;
-// block top-k takes their mean.  Both choose per key head, for the group of its query heads.  With rollout.kv.spans
-// they first choose spans of 256 tokens by the same scores, and then blocks within them; with rollout.kv.choose = block
-// a choice holds until a new block begins.
+// block top-k takes their mean.  Both choose per key head, for the group of its query heads.
 #include <algorithm>
 
 #include "kv/policies/policies.h"
@@ -15,11 +13,9 @@ class BlockSparse : public KvPolicy {
  public:
   explicit BlockSparse(const PolicyArgs& a)
       : spec_(a.spec), config_(a.config), cache_(a.cache), kind_(summary_kind(a.spec)), budget_(a.spec) {
-    const int64_t layers = spec_.choose == KvChoose::block ? config_.layers - spec_.dense_layers : 1;
     const int64_t most = cache_.max_pages() * kPageSlots / spec_.block;
-    for (int64_t l = 0; l < layers; l++)
-      lists_.push_back(a.kv.alloc("kv.block_lists", DType::i32,
-                                  {cache_.max_sequences(), config_.kv_heads, std::min(budget_.most(), most)}));
+    lists_ = a.kv.alloc("kv.block_lists", DType::i32,
+                        {cache_.max_sequences(), config_.kv_heads, std::min(budget_.most(), most)});
   }
 
   void begin(const std::vector<PagedRun>& runs, Inputs& inputs) override {
@@ -29,9 +25,9 @@ class BlockSparse : public KvPolicy {
       if (!run.decodes()) continue;  // prompts read everything
       const int64_t n = blocks_of(run.tokens, spec_.block), budget = budget_(n);
       host_budget_[run.sequence] = static_cast<int32_t>(budget);
-      if (budget >= n || !chooses_blocks(spec_, run.tokens - 1, run.tokens == run.prompt + 1)) continue;
+      if (budget >= n) continue;
       choosing_.push_back({run.row, run.rows, run.tokens, run.sequence});
-      scored_ += competition(n, spec_.first_blocks, spec_.last_blocks, spec_.block, spec_.spans).scored();
+      scored_ += n - spec_.first_blocks - spec_.last_blocks;
     }
     budget_of_ = inputs.add("kv.block_budget", {std::ssize(host_budget_)}, host_budget_.data());
     queries_ = inputs.add("kv.choosing", {std::ssize(choosing_), 4}, choosing_.empty() ? nullptr : &choosing_[0].row);
@@ -41,15 +37,11 @@ class BlockSparse : public KvPolicy {
     if (pass.layer < spec_.dense_layers) return {};
     Device& device = cache_.device();
     KvBlocks result{.blocks = {}, .budget = budget_of_, .block = static_cast<int32_t>(spec_.block), .slots = {}};
-    int64_t pages = 0, spans = 0, most = 0;
-    bool listed = false;
+    int64_t pages = 0, most = 0;
     for (const PagedRun& run : pass.runs) {
-      const int64_t n = blocks_of(run.tokens, spec_.block), budget = host_budget_[run.sequence];
-      result.slots.push_back(listed_slots(run.tokens, budget, spec_.block));
+      result.slots.push_back(listed_slots(run.tokens, host_budget_[run.sequence], spec_.block));
       pages += (run.tokens - 1) / kPageSlots - (run.tokens - run.rows) / kPageSlots + 1;
-      if (spec_.spans) spans += run.tokens / kSpanSlots - (run.tokens - run.rows) / kSpanSlots;
-      most = std::max(most, n + (spec_.spans ? run.tokens / kSpanSlots : 0));  // more tokens never take less room
-      listed = listed || budget < n;
+      most = std::max(most, blocks_of(run.tokens, spec_.block));  // more tokens never take less room
     }
     device.kv_block_summary({.summary = cache_.fields.summary,
                              .k_pages = cache_.k_pages,
@@ -57,12 +49,9 @@ class BlockSparse : public KvPolicy {
                              .queries = pass.queries,
                              .pages = pages,
                              .block = result.block,
-                             .kind = kind_,
-                             .span_summary = cache_.fields.span_summary,
-                             .spans = spans});
-    if (!listed) return {};
-    result.blocks = lists_[lists_.size() == 1 ? 0 : pass.layer - spec_.dense_layers];
-    if (choosing_.empty()) return result;
+                             .kind = kind_});
+    if (choosing_.empty()) return {};
+    result.blocks = lists_;
     const DType stat = cache_.k_pages.dtype == DType::f64 ? DType::f64 : DType::f32;
     device.kv_block_select(
         {.blocks = result.blocks,
@@ -76,9 +65,7 @@ class BlockSparse : public KvPolicy {
          .block = result.block,
          .first_blocks = static_cast<int32_t>(spec_.first_blocks),
          .last_blocks = static_cast<int32_t>(spec_.last_blocks),
-         .kind = kind_,
-         .span_summary = cache_.fields.span_summary,
-         .spans = static_cast<int32_t>(spec_.spans)});
+         .kind = kind_});
     return result;
   }
 
@@ -95,7 +82,7 @@ class BlockSparse : public KvPolicy {
   KvCache& cache_;
   const BlockSummary kind_;
   const BlockBudget budget_;
-  std::vector<Tensor> lists_;  // i32 [max_sequences, K, most]: one for all layers, or one for each that chooses
+  Tensor lists_;  // i32 [max_sequences, K, most]: of the layer at hand
   // Of the pass: blocks that each sequence may read; the runs that choose, and what they score.
   std::vector<int32_t> host_budget_;
   std::vector<PagedRow> choosing_;

@@ -22,7 +22,6 @@ class Rkv : public SnapKv {
          .work = e.work,
          .lambda = static_cast<float>(spec_.rkv_lambda),
          .threshold = static_cast<float>(spec_.rkv_threshold),
-         .zero_first_when_none = spec_.rkv_zero_first,
          .workspace = scratch.alloc("kv.redundancy", score.dtype, {shape[0], shape[1], 4, shape[2]})});
   }
 };
