@@ -30,15 +30,15 @@ struct WgmmaWeightStage {
     constexpr uint32_t kInputs = kTranspose ? kColumns : kWgmmaDepth, kOutputs = kTranspose ? kWgmmaDepth : kColumns;
     return {tensor_map<2>(op, p.x, {depth, rows}, {static_cast<uint64_t>(p.x_stride) * 2}, {kWgmmaDepth, kWgmmaRows},
                           Swizzle::bytes_128),
-            tensor_map<3>(op, p.packed, {16, inputs, (outputs + 15) / 16}, {32, inputs * 32},
-                          {16, kInputs, kOutputs / 16}, Swizzle::bytes_32)};
+            tensor_map<3>(op, p.packed, {kPanel, inputs, (outputs + kPanel - 1) / kPanel},
+                          {2 * kPanel, 2 * kPanel * inputs}, {kPanel, kInputs, kOutputs / kPanel}, Swizzle::bytes_32)};
   }
   __device__ void copy(const CUtensorMap& map_x, const CUtensorMap& map_w, int row, int column, int k, Mbarrier* full) {
     tensor_copy(x, map_x, k, row, full);
     if constexpr (kTranspose)
-      tensor_copy(w, map_w, 0, column, k / 16, full);
+      tensor_copy(w, map_w, 0, column, k / kPanel, full);
     else
-      tensor_copy(w, map_w, 0, k, column / 16, full);
+      tensor_copy(w, map_w, 0, k, column / kPanel, full);
   }
   __device__ uint64_t a(int row) const { return matrix_descriptor(x + row * kWgmmaDepth, Swizzle::bytes_128, 1024); }
   __device__ uint64_t b() const { return matrix_descriptor(w, Swizzle::bytes_32, 256, kWgmmaDepth * 32); }

@@ -67,7 +67,7 @@ TEST_P(OpTest, ThreadsDoNotChangeBits) {
 #ifdef PARE_KERNELS
 // list.h states the order of sums, and the CUDA kernels follow it: in f32 they have the bits of `cpu`.
 TEST_P(OpTest, CudaKernelsHaveTheBitsOfCpu) {
-  // Their order is their own (norm.cu, qk_norm_rope.cu).
+  // Their order is their own (norm.cu, rope.cu).
   if (std::set<std::string>{"rmsnorm_fwd", "rmsnorm_bwd", "qk_norm_rope_fwd", "qk_norm_rope_bwd"}.count(GetParam().op))
     return;
   OpRun cpu(table_cpu, DType::f32), kernels(table_kernels, DType::f32);

@@ -188,9 +188,9 @@ struct Kernels {
 extern const Kernels kernels_avx2, kernels_avx512, kernels_neon, kernels_generic;
 
 // Scratch, in floats: gemm scratch_rows * depth + 16 with scratch_rows <= kMaxScratchRows; gemm_t
-// kGemmTDepth * 16 * (panels + 1); attention as attn_scratch and attn_bwd_scratch say, for `slots` slots; of an event
-// or entry with `slots` slots, rounded up to whole pages: kv_window_scores window * group * (width + slots) + slots +
-// 2 * kernel + 64, kv_redundancy width * slots + 1280, kv_nearest (width + 17) * slots + 16 * width.
+// kGemmTDepth * kPanel * (panels + 1); attention as attn_scratch and attn_bwd_scratch say, for `slots` slots; of an
+// event or entry with `slots` slots, rounded up to whole pages: kv_window_scores window * group * (width + slots) +
+// slots + 2 * kernel + 64, kv_redundancy width * slots + 1280, kv_nearest (width + 17) * slots + 16 * width.
 // attn_paged: paged_scratch, and with mass mass_scratch more.
 constexpr int64_t kMaxScratchRows = 128, kGemmTDepth = 256;
 // gemm_transposed takes kTransposedRows rows and kTransposedDepth of the depth at a time: both operands of such a piece
@@ -198,7 +198,7 @@ constexpr int64_t kMaxScratchRows = 128, kGemmTDepth = 256;
 constexpr int64_t kTransposedRows = 256, kTransposedDepth = 256;
 constexpr int64_t gemm_transposed_scratch(int64_t rows, int64_t panels) {
   const int64_t n = rows < kTransposedRows ? rows : kTransposedRows;
-  return kTransposedDepth * (n + 4 * 16) + n * panels * 16 + 32;
+  return kTransposedDepth * (n + 4 * kPanel) + n * panels * kPanel + 32;
 }
 
 #ifdef PARE_ISA  // the instruction set that isa/*.cpp is compiled for
