@@ -7,7 +7,7 @@
 
 namespace pare::PARE_CUDA {
 
-constexpr int kSlots = 64;  // keys of a block
+constexpr int kSlots = kAttnBlock;
 constexpr int kThreads = 128, kWarps = 4;
 
 // Query rows [first, first + kRows) of a segment.

@@ -165,14 +165,14 @@ struct MassArgs {
   float scale;
 };
 
-constexpr int kBlock = 64;  // slots of a block of the online softmax
+constexpr int kAttnBlock = 64;  // slots of a block of the online softmax
 
 // The online softmax of up to 16 rows over the slots [0, end(row)), a row a half warp, in two passes: the first gives
 // the maximum and the sum of the row, the second leaves the weights of a tile in t.z and what a weight is worth in
 // `worth`, and calls add(slot).
 template <class T, class End, class Add>
 __device__ __forceinline__ void weigh_rows(const MassArgs<T>& a, const QueryTile& t, const HeadPages& pages, int count,
-                                           int last, float (*worth)[kSlots / kBlock], End end_of, Add add) {
+                                           int last, float (*worth)[kSlots / kAttnBlock], End end_of, Add add) {
   const int row = threadIdx.x / kLanes, lane = threadIdx.x % kLanes, end = row < count ? end_of(row) : 0;
   float* const z = t.z + row * QueryTile::kColumnStep;
   const float scale = a.scale * kLog2E;
@@ -183,21 +183,21 @@ __device__ __forceinline__ void weigh_rows(const MassArgs<T>& a, const QueryTile
       t.multiply(count, last - begin, 1, [&](int j) {
         return Key<T>{begin + j < last ? key_at(a.k_pages, pages, begin + j, t.depth) : nullptr, 0};
       });
-      for (int block = 0; block < kSlots && begin + block < last; block += kBlock) {
-        float x[kBlock / kLanes], next = -INFINITY, tree = 0;
-        for (int i = 0; i < kBlock / kLanes; i++) {
+      for (int block = 0; block < kSlots && begin + block < last; block += kAttnBlock) {
+        float x[kAttnBlock / kLanes], next = -INFINITY, tree = 0;
+        for (int i = 0; i < kAttnBlock / kLanes; i++) {
           const int j = block + lane + i * kLanes, slot = begin + j;
           x[i] = slot < end ? z[j] : -INFINITY;
           next = fmaxf(next, x[i] * scale);
         }
         next = fmaxf(so_far, lanes_max(next));
-        for (int i = 0; i < kBlock / kLanes; i++) tree += x[i] = exp2_f32(fmaf(x[i], scale, -next));
+        for (int i = 0; i < kAttnBlock / kLanes; i++) tree += x[i] = exp2_f32(fmaf(x[i], scale, -next));
         if (pass == 0) {
           tree = lanes_sum(tree);
           sum = begin + block ? fmaf(sum, exp2_f32(so_far - next), tree) : tree;
         } else {
-          for (int i = 0; i < kBlock / kLanes; i++) z[block + lane + i * kLanes] = x[i];
-          if (lane == 0) worth[row][block / kBlock] = exp2_f32(next - top) / sum;
+          for (int i = 0; i < kAttnBlock / kLanes; i++) z[block + lane + i * kLanes] = x[i];
+          if (lane == 0) worth[row][block / kAttnBlock] = exp2_f32(next - top) / sum;
         }
         so_far = next;
       }
@@ -213,7 +213,7 @@ __device__ __forceinline__ void weigh_rows(const MassArgs<T>& a, const QueryTile
 // blockIdx.x is the entry, blockIdx.y the key head.
 template <class T>
 __global__ void __launch_bounds__(kThreads, kTileBlocks) add_mass(const MassArgs<T> a) {
-  __shared__ float worth[kQueries][kSlots / kBlock];
+  __shared__ float worth[kQueries][kSlots / kAttnBlock];
   const PagedRow entry = a.queries[blockIdx.x];
   const int old = entry.slots - entry.rows, group = a.group, h = blockIdx.y, first = a.first[blockIdx.x];
   const HeadPages pages{a.page_table + entry.table_row * a.table_stride, a.kv_heads, h};
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(kThreads, kTileBlocks) add_mass(const MassArgs
       float sum = fresh ? 0.f : *mass;
       for (int i = 0; i < count; i++)
         if (slot < end_of(i))
-          sum = fmaf(t.z[i * QueryTile::kColumnStep + threadIdx.x], worth[i][threadIdx.x / kBlock], sum);
+          sum = fmaf(t.z[i * QueryTile::kColumnStep + threadIdx.x], worth[i][threadIdx.x / kAttnBlock], sum);
       *mass = sum;
     });
   }

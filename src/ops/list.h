@@ -1,6 +1,6 @@
 // THE op list: every operation of the project, once.  An op is a struct of named arguments with their shapes, check()
-// and cost(), in the header of its family; ref, cpu and cuda have a file of the same name.  A table implements every op
-// for one kind of device; `model`, `rollout` and `rl` know only these headers.
+// (contract.h) and cost() (cost.h), in the header of its family; ref, cpu and cuda have a file of the same name.  A
+// table implements every op for one kind of device; `model`, `rollout` and `rl` know only these headers.
 //
 // Letters: N rows (tokens), C model width, I and O inputs and outputs of a linear layer, F feed-forward width, H query
 // heads, K key/value heads, D head dim, V vocabulary, S segments or sequences, R loss rows, P parent rows.
@@ -46,6 +46,8 @@
 #include "ops/swiglu.h"
 
 namespace pare {
+
+constexpr int kAttnBlock = 64;  // slots of a block of attention
 
 #define PARE_OPS(X)                     \
   X(upload, Upload)                     \

@@ -77,10 +77,10 @@ PARE_INLINE void score_panels(const QueryTile& t, const KeyHead& h, int64_t firs
       PARE_UNROLL
       for (int p = 0; p < kPanels; p++) {
         const vf z = keep(r, p, widen(acc[r][p]));
-        store(s + r * kBlock + p * 16, z);
+        store(s + r * kAttnBlock + p * 16, z);
         most = p ? max(most, z) : z;
       }
-      highest[r] = kPanels == kBlock / 16 ? most : max(highest[r], most);
+      highest[r] = kPanels == kAttnBlock / 16 ? most : max(highest[r], most);
     }
   };
   if (t.visible[0] >= (first + kPanels) * 16)
@@ -103,7 +103,7 @@ PARE_INLINE void add_values(const QueryTile& t, const KeyHead& h, const float* p
   for (int r = 0; r < kRows; r++) PARE_UNROLL
   for (int i = 0; i < kPanels; i++)
     acc[r][i] = first ? mul(load(o + r * value_width + i * 16), set1(alpha[r])) : zero();
-  const int64_t end = min64(t.visible[kRows - 1], first + kBlock), all = min64(t.visible[0], end);
+  const int64_t end = min64(t.visible[kRows - 1], first + kAttnBlock), all = min64(t.visible[0], end);
   for (int64_t page = first; page < end; page += 16) {
     const float* values = h.v.at(page / 16) + column;
     int64_t slot = page;
@@ -113,7 +113,7 @@ PARE_INLINE void add_values(const QueryTile& t, const KeyHead& h, const float* p
       for (int i = 0; i < kPanels; i++) x[i] = load(values + i * 16), hold(x[i]);
       PARE_UNROLL
       for (int r = 0; r < kRows; r++) {
-        const vf weight = set1(p[r * kBlock]);
+        const vf weight = set1(p[r * kAttnBlock]);
         PARE_UNROLL
         for (int i = 0; i < kPanels; i++) acc[r][i] = fma(weight, x[i], acc[r][i]);
       }
@@ -121,7 +121,7 @@ PARE_INLINE void add_values(const QueryTile& t, const KeyHead& h, const float* p
     for (; slot < min64(end, page + 16); slot++, values += value_width, p++) PARE_UNROLL
     for (int r = 0; r < kRows; r++)
       if (slot < t.visible[r]) {
-        const vf weight = set1(p[r * kBlock]);
+        const vf weight = set1(p[r * kAttnBlock]);
         PARE_UNROLL
         for (int i = 0; i < kPanels; i++) acc[r][i] = fma(weight, load(values + i * 16), acc[r][i]);
       }
@@ -139,7 +139,7 @@ PARE_INLINE void weigh(QueryTile& t, const KeyHead& h, float* s, const float* ne
   store(t.max, load(next));
   const float scale = h.scale;
   float* const weights = h.weights;
-  if (weights) store(h.maxima + first / kBlock * 16, load(next));
+  if (weights) store(h.maxima + first / kAttnBlock * 16, load(next));
   vf sums[16];
   PARE_UNROLL
   for (int r = 0; r < 16; r++) sums[r] = zero();
@@ -147,7 +147,7 @@ PARE_INLINE void weigh(QueryTile& t, const KeyHead& h, float* s, const float* ne
   for (int r = 0; r < kRows; r++) {
     PARE_UNROLL
     for (int p = 0; p < kPanels; p++) {
-      float* const at = s + r * kBlock + p * 16;
+      float* const at = s + r * kAttnBlock + p * 16;
       const vf weight = exp2_below_63(fma(load(at), set1(scale), set1(-next[r])));  // absent slots: 2^-infinity is +0
       store(at, weight);
       if (weights) store(weights + r * h.stride + first + p * 16, weight);
@@ -157,9 +157,11 @@ PARE_INLINE void weigh(QueryTile& t, const KeyHead& h, float* s, const float* ne
   store(t.sum, fma(load(t.sum), load(alpha), reduce(sums, [](vf a, vf b) { return add(a, b); })));
 }
 
-PARE_INLINE int64_t panels_of_block(int64_t slots, int64_t first) { return (min64(slots - first, kBlock) + 15) / 16; }
+PARE_INLINE int64_t panels_of_block(int64_t slots, int64_t first) {
+  return (min64(slots - first, kAttnBlock) + 15) / 16;
+}
 
-// The scores of a block, s[row][kBlock], and next[row]: the maximum of row's scaled scores up to and with it.  Not
+// The scores of a block, s[row][kAttnBlock], and next[row]: the maximum of row's scaled scores up to and with it.  Not
 // inlined: all registers are for its loops.
 template <int kRows>
 [[gnu::noinline]] void score(const QueryTile& t, const KeyHead& h, int64_t first, float* s, float* next) {
@@ -168,7 +170,7 @@ template <int kRows>
   vf highest[16];
   PARE_UNROLL
   for (int r = 0; r < 16; r++) highest[r] = set1(-__builtin_inff());
-  const int64_t whole = (min64(slots - first, kBlock) + 7) / 16;
+  const int64_t whole = (min64(slots - first, kAttnBlock) + 7) / 16;
   for_pieces<kMost>(
       whole, [&](auto n, int64_t p) __attribute__((always_inline)) {
         score_panels<kRows, n.value, vf>(t, h, first / 16 + p, s + p * 16, highest);
@@ -182,7 +184,7 @@ template <int kRows>
 // the nearest cache for all tiles.  Rows of `ahead` are fetched in between, few at a time.
 template <int kRows>
 void attend(QueryTile* tiles, int64_t count, const KeyHead& h, Ahead& ahead) {
-  alignas(64) float scores[2][kRows * kBlock], alpha[16] = {}, next[16];
+  alignas(64) float scores[2][kRows * kAttnBlock], alpha[16] = {}, next[16];
   for (int64_t i = 0; i < count; i++) store(tiles[i].max, set1(-__builtin_inff())), store(tiles[i].sum, zero());
   const auto slots = [&](int64_t i) { return tiles[i].visible[kRows - 1]; };
   // The scores of the next tile come before the values of this one: they need not wait for the exponentials.
@@ -191,14 +193,14 @@ void attend(QueryTile* tiles, int64_t count, const KeyHead& h, Ahead& ahead) {
   for (int turn = 0; begin < count; turn ^= 1) {
     QueryTile& t = tiles[tile];
     float* const s = scores[turn];
-    for_pieces<kBlock / 16>(
+    for_pieces<kAttnBlock / 16>(
         panels_of_block(slots(tile), first), [&](auto n, int64_t) __attribute__((always_inline)) {
           weigh<kRows, n.value>(t, h, s, next, alpha, first);
         });
     const int64_t block = first;
     ahead.fetch_rows(kRows);
     if (++tile == count) {
-      first += kBlock;
+      first += kAttnBlock;
       while (begin < count && slots(begin) <= first) begin++;
       tile = begin;
     }
@@ -317,10 +319,10 @@ void clear_new(const Mass& mass, int64_t old) {
 // After attend() has kept the weights of a tile.
 void add_mass(const QueryTile& t, const KeyHead& h, const Mass& mass) {
   const int64_t slots = t.visible[t.rows - 1], begin = mass.first / 16 * 16;
-  for (int64_t block = begin / kBlock * kBlock; block < slots; block += kBlock) {
+  for (int64_t block = begin / kAttnBlock * kAttnBlock; block < slots; block += kAttnBlock) {
     alignas(64) float f[16];
-    store(f, div(exp2_below_63(sub(load(h.maxima + block / kBlock * 16), load(t.max))), load(t.sum)));
-    for (int64_t s = max64(block, begin); s < min64(block + kBlock, slots); s += 16)
+    store(f, div(exp2_below_63(sub(load(h.maxima + block / kAttnBlock * 16), load(t.max))), load(t.sum)));
+    for (int64_t s = max64(block, begin); s < min64(block + kAttnBlock, slots); s += 16)
       mass.change(s, mass.first, [&](vf x) {
         for (int64_t r = 0; r < t.rows; r++)
           if (s < t.visible[r]) x = fma(load(h.weights + r * h.stride + s), set1(f[r]), x);
@@ -377,7 +379,8 @@ void attn_paged(const PagedArgs& a, const PagedRow& row, int64_t kv_head, float*
   const Mass mass{a.mass_pages, pages, a.heads / g, kv_head, a.first_mass, row.slots};
   float* const maxima = values + (value_width != a.width ? row.slots * value_width : 0);
   if (a.mass_pages) {
-    head.stride = round16(row.slots), head.maxima = maxima, head.weights = maxima + (row.slots + kBlock) / kBlock * 16;
+    head.stride = round16(row.slots), head.maxima = maxima,
+    head.weights = maxima + (row.slots + kAttnBlock) / kAttnBlock * 16;
     clear_new(mass, row.slots - row.rows);
   }
   Queries queries(a.q, a.q_stride, a.width, a.heads, kv_head, g, row.row, 0, row.slots - row.rows + 1);

@@ -6,8 +6,6 @@
 
 namespace pare::PARE_ISA {
 
-constexpr int64_t kBlock = 64;  // slots of a block of the online softmax (ops.h)
-
 namespace {
 
 // Slots of a segment in the matrices of its parent and its own.  With a list the parent's are entries of it: rows from

@@ -72,7 +72,7 @@ constexpr int kScoreRows = 6, kScorePanels = 1;
 
 // What is made of the scores of a block, and what of its rows that takes.
 struct ScoreTiles {
-  float *p, *ds;  // [rows][kBlock]: weights, and gradients of scores
+  float *p, *ds;  // [rows][kAttnBlock]: weights, and gradients of scores
   const float *minus_lse, *delta;
   float scale;
 };
@@ -113,7 +113,7 @@ template <int kRows, int kPanels, class V>
                                   int64_t visible) {
   const int64_t width = x.width, slot = first + panel * 16;
   // Not by way of `out`: gcc would read these again after every store.
-  float *const p = out.p + r * kBlock + panel * 16, *const ds = out.ds + r * kBlock + panel * 16;
+  float *const p = out.p + r * kAttnBlock + panel * 16, *const ds = out.ds + r * kAttnBlock + panel * 16;
   const float *const minus_lse = out.minus_lse + r, *const delta = out.delta + r;
   const vf scale = set1(out.scale), score_scale = set1(out.scale * kLog2E);
   // What a row sees has at most the weight 1.
@@ -128,7 +128,7 @@ template <int kRows, int kPanels, class V>
   const auto each = [&](auto f) __attribute__((always_inline)) {
     PARE_UNROLL
     for (int i = 0; i < kRows; i++) PARE_UNROLL
-    for (int j = 0; j < kPanels; j++) f(i, j, i * kBlock + j * 16);
+    for (int j = 0; j < kPanels; j++) f(i, j, i * kAttnBlock + j * 16);
   };
   const bool all = visible >= (panel + kPanels) * 16;
   if (all)
@@ -149,20 +149,20 @@ template <int kRows, int kPanels, class V>
     });
 }
 
-// sums of slots [slot, slot + n) += a^T b over `depth` rows; a: [depth][kBlock].
+// sums of slots [slot, slot + n) += a^T b over `depth` rows; a: [depth][kAttnBlock].
 PARE_INLINE void add_to_slots(const Operands& x, const Slots<float>& sums, int64_t slot, int64_t n, int64_t depth,
                               const float* a, Rows<const float> b) {
   const bool in_place = x.whole && sums.even(slot, n);
   const Rows<float> c = in_place ? Rows<float>{sums.at(slot), sums.stride(slot)} : Rows<float>{x.room, x.padded};
   if (!in_place) pack_down(x.room, sums, slot, slot + n, x.width);
-  multiply_add(tile_by_columns, n, depth, a, kBlock, b, c, x.padded);
+  multiply_add(tile_by_columns, n, depth, a, kAttnBlock, b, c, x.padded);
   if (!in_place) unpack(sums, x.room, slot, slot + n, x.width);
 }
 
 // One block: row r sees `seen` + r slots of the `slots` from `first` on.
 void block(Operands& x, int64_t rows, int64_t first, int64_t slots, int64_t seen, float scale, const float* minus_lse,
            const float* delta) {
-  alignas(64) float p[kRowBlock * kBlock], ds[kRowBlock * kBlock];
+  alignas(64) float p[kRowBlock * kAttnBlock], ds[kRowBlock * kAttnBlock];
   const ScoreTiles tiles{p, ds, minus_lse, delta, scale};
   // The slots that some row of the group of r sees
   const auto reach = [&](int64_t r) { return max64(0, min64(slots, seen + r / kGroup * kGroup + kGroup - 1)); };
@@ -176,10 +176,10 @@ void block(Operands& x, int64_t rows, int64_t first, int64_t slots, int64_t seen
             });
         if (whole < panels) score_tile<row_count.value, 1, vh>(tiles, x, r, whole, first, seen + r);
         for (int64_t i = r; i < r + row_count.value; i++)
-          for (int64_t j = panels * 16; j < reach(i); j += 16) store(ds + i * kBlock + j, zero());
+          for (int64_t j = panels * 16; j < reach(i); j += 16) store(ds + i * kAttnBlock + j, zero());
       });
   const auto slot_tile = [&](int64_t s, int64_t n, int64_t begin) {  // rows from `begin` on
-    const int64_t depth = rows - begin, at = begin * kBlock + s;
+    const int64_t depth = rows - begin, at = begin * kAttnBlock + s;
     add_to_slots(x, x.dv, first + s, n, depth, p + at, x.d_o.from(begin));
     add_to_slots(x, x.dk, first + s, n, depth, ds + at, x.q.from(begin));
     x.ahead.fetch_rows(24);
@@ -192,7 +192,7 @@ void block(Operands& x, int64_t rows, int64_t first, int64_t slots, int64_t seen
     if (begin < rows) slot_tile(s, n, begin);
   });
   const auto row_tile = [&](int64_t r, int64_t n) {
-    multiply_add(tile_by_rows, n, reach(r), ds + r * kBlock, kBlock,
+    multiply_add(tile_by_rows, n, reach(r), ds + r * kAttnBlock, kAttnBlock,
                  Rows<const float>{x.k + first * x.padded, x.padded}, x.dq.from(r), x.padded, first == 0);
   };
   // Groups of rows that do not reach the last slot, and those that do.
@@ -225,8 +225,8 @@ void row_block(const AttnBwdArgs& a, const SegmentRow& s, Operands& x, int64_t h
   x.dq = x.whole ? Rows<float>{dq, a.dq_stride} : Rows<float>{x.dq_room, x.padded};
   for (int64_t r = 0; r < rows; r++) minus_lse[r] = -f.lse[(row + r) * f.heads + head];
   const int64_t seen = s.parent_len + begin + 1, end = seen + rows - 1;  // by the first row; by the last
-  for (int64_t first = 0; first < end; first += kBlock)
-    block(x, rows, first, min64(kBlock, end - first), seen - first, f.scale, minus_lse, delta);
+  for (int64_t first = 0; first < end; first += kAttnBlock)
+    block(x, rows, first, min64(kAttnBlock, end - first), seen - first, f.scale, minus_lse, delta);
   if (!x.whole) unpack(Slots<float>{nullptr, dq, 0, a.dq_stride, 0}, x.dq_room, 0, rows, f.width);
 }
 
