@@ -149,7 +149,7 @@ dim3 tile_grid(const char* op, const Packed<T>& x, int64_t n, int64_t rows) {
   return dim3(blocks(op, n / rows + x.n_segments, 1), static_cast<unsigned>(x.heads));
 }
 
-// Which blocks of slots the rows of packed sequences read (AttnBlocksFwd, AttnBlocksBwd).
+// Which blocks of slots the rows of packed sequences read (AttnFwd, AttnBwd).
 struct BlockLists {
   const int32_t *blocks, *budget;   // [N, K, max_blocks], [N]
   int kv_heads, max_blocks, block;  // block: slots of a block
@@ -163,16 +163,18 @@ struct BlockLists {
 };
 template <class A>
 BlockLists block_lists(const char* op, const A& a) {
-  const int64_t n = a.attn.q.shape[0], kv_heads = a.attn.k.shape[1];
+  const int64_t n = a.q.shape[0], kv_heads = a.k.shape[1];
   expect(a.block == 4 || a.block == 16, op, ": blocks of ", a.block, " slots, expected 4 or 16");
   expect(a.blocks.rank == 3 && is_shape(a.blocks, {n, kv_heads, a.blocks.shape[2]}) && a.blocks.contiguous() &&
              is_shape(a.budget, {n}) && a.budget.contiguous(),
          op, ": blocks ", a.blocks.str(), " and budget ", a.budget.str(), " for ", n, " rows, ", kv_heads,
          " key heads");
-  expect(!a.attn.lists, op, ": a parent is listed by slots or by blocks, not both");
+  expect(!a.lists, op, ": a parent is listed by slots or by blocks, not both");
   return {a.blocks.template as<int32_t>(), a.budget.template as<int32_t>(), static_cast<int>(kv_heads),
           static_cast<int>(a.blocks.shape[2]), a.block};
 }
+// attn_fwd with them (attn_blocks.cu).
+void attn_fwd_listed(const AttnFwd& a, Stream stream);
 
 // ---- f32: a warp per query row at a time, a lane per slot and then per column of V
 

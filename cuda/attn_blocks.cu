@@ -1,13 +1,13 @@
-// Attention of packed sequences in which a row reads only the blocks of slots that it lists, forward (AttnBlocksFwd):
+// Attention of packed sequences in which a row reads only the blocks of slots that it lists, forward (AttnFwd::blocks):
 // softmax over the listed slots, in the order of the list, as if they were all that the sequence has.  attn_bwd.cu is
 // the other direction.
 //
 // q, o [N, H, D]; k, v [N, K, D]; pk, pv [P, K, D]; lse [N, H]; blocks [N, K, max_blocks]; budget [N].  o and lse are
 // overwritten in the rows of segments; other rows are not touched.  D <= 256.
-// Order: that of attn_fwd over the listed slots, and so are the bits, in f32 and in bf16: a list of every block, or no
-// list, gives the bits of attn_fwd.  A row's bits depend on its sequence and its list only.
-// Bytes: k and v of the slots that a row reads, once for up to 16 heads of their group (from L2 for the most part),
-// which is the limit: rows share nothing, also where they have no lists.
+// Order: that of attn_fwd.cu over the listed slots, and so are the bits, in f32 and in bf16: a list of every block, or
+// no list, gives the bits of attn_fwd.cu.  A row's bits depend on its sequence and its list only. Bytes: k and v of the
+// slots that a row reads, once for up to 16 heads of their group (from L2 for the most part), which is the limit: rows
+// share nothing, also where they have no lists.
 #include "attention_mma.cuh"
 
 namespace pare::PARE_CUDA {
@@ -138,18 +138,17 @@ void run(const char* op, const Args<bf16>& a, dim3 grid, Stream stream) {
 
 }  // namespace
 
-void attn_blocks_fwd(const AttnBlocksFwd& a, Stream stream) {
-  const char* op = "attn_blocks_fwd";
-  with_act(op, a.attn.q, [&](auto type) {
+void attn_fwd_listed(const AttnFwd& a, Stream stream) {
+  const char* op = "attn_fwd";
+  with_act(op, a.q, [&](auto type) {
     using T = decltype(type);
-    const Packed<T> x = packed<T>(op, a.attn);
-    const int64_t n = a.attn.q.shape[0];
-    expect(is_shape(a.attn.o, {n, x.heads, x.d}) && a.attn.o.contiguous(), op, ": o ", a.attn.o.str(), " for q ",
-           a.attn.q.str());
+    const Packed<T> x = packed<T>(op, a);
+    const int64_t n = a.q.shape[0];
+    expect(is_shape(a.o, {n, x.heads, x.d}) && a.o.contiguous(), op, ": o ", a.o, " for q ", a.q);
     const BlockLists lists = block_lists(op, a);
     if (n == 0 || x.heads == 0 || x.n_segments == 0) return;
     const dim3 grid(blocks(op, n, 1), static_cast<unsigned>(x.kv_heads), blocks(op, x.group, kHeads));
-    run(op, Args<T>{a.attn.o.as<T>(), a.attn.lse.as<float>(), x, lists, rows_aligned16(a.attn, x)}, grid, stream);
+    run(op, Args<T>{a.o.as<T>(), a.lse.as<float>(), x, lists, rows_aligned16(a, x)}, grid, stream);
   });
 }
 

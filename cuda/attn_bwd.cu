@@ -1,5 +1,4 @@
-// Attention of packed sequences, backward: AttnBwd, and AttnBlocksBwd, in which rows see only the blocks that they
-// list.
+// Attention of packed sequences, backward (AttnBwd); rows may see only the blocks that they list.
 //   p = exp(scale * q.k) / 2^lse;  dv += p do;  ds = p (do.v - do.o) scale;  dq = ds k;  dk += ds q
 //
 // dq, q, o, d_o [N, H, D]; dk, dv, k, v [N, K, D]; dpk, dpv, pk, pv [P, K, D]; lse [N, H].  dq is overwritten in the
@@ -429,8 +428,10 @@ Args<T> arguments(const char* op, const AttnBwd& a) {
   return x;
 }
 
-// lists: of blocks, or null.
-void backward(const char* op, const AttnBwd& a, const BlockLists* lists, Stream stream) {
+}  // namespace
+
+void attn_bwd(const AttnBwd& a, Stream stream) {
+  const char* op = "attn_bwd";
   with_act(op, a.q, [&](auto type) {
     using T = decltype(type);
     Args<T> x = arguments<T>(op, a);
@@ -443,22 +444,13 @@ void backward(const char* op, const AttnBwd& a, const BlockLists* lists, Stream 
                   {blocks(op, x.rows, kKeys) + (x.one ? 0 : blocks(op, x.parent_rows, kKeys)), kv_heads},
                   {tiles(kQueries), heads}};
     launch(op, row_sums<T>, {.grid = g.rows, .block = kThreads}, stream, x);
-    if (lists) {
-      x.blocks = *lists;
+    if (a.blocks) {
+      x.blocks = block_lists(op, a);
       run<true>(op, x, g, stream);
     } else {
       run<false>(op, x, g, stream);
     }
   });
-}
-
-}  // namespace
-
-void attn_bwd(const AttnBwd& a, Stream stream) { backward("attn_bwd", a, nullptr, stream); }
-
-void attn_blocks_bwd(const AttnBlocksBwd& a, Stream stream) {
-  const BlockLists lists = block_lists("attn_blocks_bwd", a);
-  backward("attn_blocks_bwd", a.attn, &lists, stream);
 }
 
 }  // namespace pare::PARE_CUDA

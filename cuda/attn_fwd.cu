@@ -138,6 +138,7 @@ void run(const Args<bf16>& a, const AttnFwd& call, Stream stream) {
 }  // namespace
 
 void attn_fwd(const AttnFwd& a, Stream stream) {
+  if (a.blocks) return attn_fwd_listed(a, stream);
   const char* op = "attn_fwd";
   with_act(op, a.q, [&](auto type) {
     using T = decltype(type);

@@ -1,5 +1,4 @@
-// Data movement and the embedding: y[r] = x[index[r]], its transpose y[index[r]] += x[r], copies of rows by pairs, rows
-// of a weight.
+// Data movement and the embedding: copies of rows by pairs, additions y[index[r]] += x[r], rows of a weight.
 //
 // x, y [rows, C]; index i32.  The copies overwrite the rows they name.  The additions go r ascending for every element
 // of y (each rounded to y's type), without atomics: an element belongs to one thread, which walks the list.
@@ -14,13 +13,13 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kParts = 32;  // of the rows of y, by index % kParts
 
-// Pairs (src, dst); without kPairs row r of y is from row index[r].  blockIdx.x is the pair.
-template <class T, bool kVector, bool kPairs>
+// blockIdx.x is the pair (src, dst).
+template <class T, bool kVector>
 __global__ void __launch_bounds__(kThreads)
-    copy(T* y, int64_t y_stride, const T* x, int64_t x_stride, const int32_t* __restrict__ index, int width) {
+    copy(T* y, int64_t y_stride, const T* x, int64_t x_stride, const int32_t* __restrict__ pairs, int width) {
   const int i = (blockIdx.y * kThreads + threadIdx.x) * kPack<T>;
   if (i >= width) return;
-  const int64_t n = blockIdx.x, src = index[kPairs ? 2 * n : n], dst = kPairs ? index[2 * n + 1] : n;
+  const int64_t n = blockIdx.x, src = pairs[2 * n], dst = pairs[2 * n + 1];
   store_pack<kVector>(y + dst * y_stride + i, load_pack<kVector>(x + src * x_stride + i, width - i), width - i);
 }
 
@@ -49,22 +48,6 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads) add_all(float* __restrict__ y, const float* __restrict__ x, int64_t n) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i < n) y[i] += x[i];
-}
-
-template <bool kPairs>
-void copy_rows(const char* op, const Tensor& y, const Tensor& x, const Tensor& index, Stream stream) {
-  const int64_t width = y.shape[1];
-  expect(y.rank == 2 && y.stride[1] == 1 && x.dtype == y.dtype && x.stride[x.rank - 1] == 1 &&
-             x.size() == x.shape[0] * width && (x.rank == 2 || (x.rank == 3 && x.stride[1] == x.shape[2])),
-         op, ": rows of x ", x.str(), " for y ", y.str());
-  if (index.shape[0] == 0 || width == 0) return;
-  with_act(op, y, [&](auto type) {
-    using T = decltype(type);
-    const bool vector = aligned16(y, {y.stride[0], width}) && aligned16(x, {x.stride[0]});
-    launch(op, vector ? copy<T, true, kPairs> : copy<T, false, kPairs>,
-           {.grid = dim3(blocks(op, index.shape[0], 1), blocks(op, width, kThreads * kPack<T>)), .block = kThreads},
-           stream, y.as<T>(), y.stride[0], x.as<T>(), x.stride[0], index.as<int32_t>(), width);
-  });
 }
 
 template <class Y, class T>
@@ -106,8 +89,6 @@ void accumulate(const Accumulate& a, Stream stream) {
          n);
 }
 
-void gather_rows(const GatherRows& a, Stream stream) { copy_rows<false>("gather_rows", a.y, a.x, a.index, stream); }
-
 void scatter_add_rows(const ScatterAddRows& a, Stream stream) {
   with_act("scatter_add_rows", a.x, [&](auto type) {
     using T = decltype(type);
@@ -132,11 +113,23 @@ void embedding_bwd(const EmbeddingBwd& a, Stream stream) {
 }
 
 void copy_rows(const CopyRows& a, Stream stream) {
-  expect(a.index.dtype == DType::i32 && a.index.contiguous() && is_shape(a.index, {a.index.shape[0], 2}),
-         "copy_rows: index ", a.index);
+  const char* op = "copy_rows";
+  expect(a.index.dtype == DType::i32 && a.index.contiguous() && is_shape(a.index, {a.index.shape[0], 2}), op,
+         ": index ", a.index);
   Tensor y = a.y, x = a.x;
   if (y.dtype == DType::i32 && x.dtype == DType::i32) y.dtype = x.dtype = DType::f32;  // words are words
-  copy_rows<true>("copy_rows", y, x, a.index, stream);
+  const int64_t width = y.shape[1];
+  expect(y.rank == 2 && y.stride[1] == 1 && x.dtype == y.dtype && x.stride[x.rank - 1] == 1 &&
+             x.size() == x.shape[0] * width && (x.rank == 2 || (x.rank == 3 && x.stride[1] == x.shape[2])),
+         op, ": rows of x ", x, " for y ", y);
+  if (a.index.shape[0] == 0 || width == 0) return;
+  with_act(op, y, [&](auto type) {
+    using T = decltype(type);
+    const bool vector = aligned16(y, {y.stride[0], width}) && aligned16(x, {x.stride[0]});
+    launch(op, vector ? copy<T, true> : copy<T, false>,
+           {.grid = dim3(blocks(op, a.index.shape[0], 1), blocks(op, width, kThreads * kPack<T>)), .block = kThreads},
+           stream, y.as<T>(), y.stride[0], x.as<T>(), x.stride[0], a.index.as<int32_t>(), width);
+  });
 }
 
 }  // namespace pare::PARE_CUDA

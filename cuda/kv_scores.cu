@@ -1,19 +1,19 @@
 // Scores of the slots of a cache that evicts (ops/kv_ops.h: KvWindowScores, KvRedundancy, KvMassScores;
-// attention_ops.h: AttnPagedMass).
+// attention_ops.h: mass_pages of AttnPaged).
 //
 // k_pages [pages, K, D, 16] act, D <= 256; windows, q [N, H, D] act, at most 16 query heads a key head; score [E, K,
 // max_slots], mass_pages [pages, K, 16] f32.  Candidates of `score` are overwritten (kv_redundancy: changed in place),
 // nothing else of it; the mass of slots past `first` is added to, that of new slots overwritten. Order: kv_ops.h, in
 // f32 whatever the element type, so f32 has the bits of the `cpu` table.
 //
-// Queries (kv_window_scores, attn_paged_mass): a thread block has a key head of an event or entry, 16 query rows at a
-// time, a tile of 256 slots at a time.  Three passes over the keys give the maximum, the sum of exponentials and the
-// probabilities of a row; the products are computed anew in each, so no logits are stored, however many slots there
-// are.  attn_paged_mass launches attn_paged and needs two passes more: the online softmax of blocks of 64, then its
-// weights.  Sums over queries are continued in `score` and mass_pages, each slot by one thread.
+// Queries (kv_window_scores, mass): a thread block has a key head of an event or entry, 16 query rows at a time, a tile
+// of 256 slots at a time.  Three passes over the keys give the maximum, the sum of exponentials and the probabilities
+// of a row; the products are computed anew in each, so no logits are stored, however many slots there are.  Mass needs
+// two passes, after attn_paged: the online softmax of blocks of 64, then its weights.  Sums over queries are continued
+// in `score` and mass_pages, each slot by one thread.
 //
 // Bytes: K three times (twice) for every 16 rows, from L2 but for the first; limited by fused multiply-adds, 2 * H * D
-// * rows * slots a pass. A long prefill of attn_paged_mass is walked by few blocks, one a key head and sequence.
+// * rows * slots a pass. The mass of a long prefill is walked by few blocks, one a key head and sequence.
 //
 // Keys (kv_redundancy): a thread block owns 64 columns of S and walks all rows, 64 x 64 products at a time; S is never
 // stored.  2 * K * D * slots^2 operations, without tensor cores, which limit it; K once for each 64 columns, from L2.
@@ -396,18 +396,14 @@ void kv_window_scores(const KvWindowScores& a, Stream stream) {
   });
 }
 
-void attn_paged_mass(const AttnPagedMass& m, Stream stream) {
-  const char* op = "attn_paged_mass";
-  const AttnPaged& a = m.attn;
-  expect(!a.blocks, op, ": block lists");
-  attn_paged(a, stream);
+void add_attention_mass(const AttnPaged& a, Stream stream) {
+  const char* op = "attn_paged";
   expect_k_pages(op, a.k_pages);
   const int64_t group = group_of(op, a.q, a.k_pages), d = a.k_pages.shape[2], kv_heads = a.k_pages.shape[1];
   const int64_t n = a.queries.shape[0];
-  expect(a.page_table.rank == 2 && a.page_table.stride[1] == 1, op, ": page_table ", a.page_table.str());
-  expect(is_shape(a.queries, {n, 4}) && a.queries.contiguous() && kv_heads <= 65535, op, ": queries ", a.queries.str());
-  float* const mass = dense<float>(op, "mass_pages", m.mass_pages, {a.k_pages.shape[0], kv_heads, kPageSlots});
-  const int32_t* const first = dense<int32_t>(op, "first", m.first, {n});
+  expect(!a.blocks, op, ": block lists of slots that have mass");
+  float* const mass = dense<float>(op, "mass_pages", a.mass_pages, {a.k_pages.shape[0], kv_heads, kPageSlots});
+  const int32_t* const first = dense<int32_t>(op, "first", a.first, {n});
   if (n == 0) return;
   with_act(op, a.k_pages, [&](auto type) {
     using T = decltype(type);

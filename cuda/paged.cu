@@ -300,6 +300,8 @@ Pages<T> pages_of(const char* op, const Tensor& k, const Tensor& v, const Tensor
 
 }  // namespace
 
+void add_attention_mass(const AttnPaged& a, Stream stream);  // kv_scores.cu
+
 // For wide heads no kernel takes more shared memory than those of attn_paged.
 void expect_head_dim(DType act, int64_t d) {
   const Machine& m = machine();
@@ -360,6 +362,7 @@ void attn_paged(const AttnPaged& a, Stream stream) {
     const int64_t tiles = n * x.group / (sizeof(T) == 2 ? kRows16 : kRows32) + x.pages.n_queries;
     attend(x, dim3(blocks(op, tiles, 1), static_cast<unsigned>(x.pages.kv_heads)), stream);
   });
+  if (a.mass_pages) add_attention_mass(a, stream);
 }
 
 void kv_copy_pages(const KvCopyPages& a, Stream stream) {

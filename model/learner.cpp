@@ -41,18 +41,42 @@ Tensor upload_ints(const Model& model, Arena& arena, const char* name, const std
   return t;
 }
 
+// Calls fn(first, count) for equal runs of at most `chunk` of n rows: no short last run, so that learner products
+// always have many rows.
+template <class F>
+void for_chunks(int64_t n, int64_t chunk, F fn) {
+  const int64_t pieces = (n + chunk - 1) / chunk;
+  for (int64_t i = 0; i < pieces; i++) {
+    const int64_t begin = n * i / pieces, end = n * (i + 1) / pieces;
+    fn(begin, end - begin);
+  }
+}
+
+// Pairs of CopyRows that bring row rows[i] into the chunk of i.
+Tensor upload_pairs(const Model& model, Arena& arena, const char* name, const std::vector<int32_t>& rows,
+                    int64_t chunk) {
+  std::vector<int32_t> pairs;
+  for_chunks(std::ssize(rows), chunk, [&](int64_t first, int64_t n) {
+    for (int64_t i = 0; i < n; i++) pairs.insert(pairs.end(), {rows[first + i], static_cast<int32_t>(i)});
+  });
+  return upload_ints(model, arena, name, pairs).matrix(2);
+}
+
 // Rows and targets of the loss rows of a batch.
 struct LossIndex {
-  LossIndex(const Model& model, Arena& arena, const PackedBatch& batch, const std::vector<Group>& groups) {
+  LossIndex(const Model& model, Arena& arena, const PackedBatch& batch, const std::vector<Group>& groups,
+            int64_t chunk) {
     std::vector<int32_t> rows, targets;
     for (const auto& r : batch.loss_rows) {
       rows.push_back(r.row);
       targets.push_back(groups[r.group].members[r.member].tokens[r.token]);
     }
     row = upload_ints(model, arena, "loss_row", rows);
+    pairs = upload_pairs(model, arena, "loss_pairs", rows, chunk);
     target = upload_ints(model, arena, "target", targets);
   }
   Tensor row, target;  // i32 [R]
+  Tensor pairs;        // i32 [R, 2]: of upload_pairs
 };
 
 // Rows of SamplerStates::hidden of the loss rows of a batch.
@@ -64,17 +88,6 @@ std::vector<int32_t> sampler_rows(const PackedBatch& batch, const std::vector<Gr
     rows.push_back(first + r.token);
   }
   return rows;
-}
-
-// Calls fn(first, count) for equal runs of at most `chunk` of n rows: no short last run, so that learner products
-// always have many rows.
-template <class F>
-void for_chunks(int64_t n, int64_t chunk, F fn) {
-  const int64_t pieces = (n + chunk - 1) / chunk;
-  for (int64_t i = 0; i < pieces; i++) {
-    const int64_t begin = n * i / pieces, end = n * (i + 1) / pieces;
-    fn(begin, end - begin);
-  }
 }
 
 TokenOuts make_outs(const std::vector<Group>& groups) {
@@ -232,7 +245,7 @@ void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& grou
   const auto rows = static_cast<int64_t>(batch.loss_rows.size());
   if (rows == 0) return;
 
-  const LossIndex index(model_, arena, batch, groups);
+  const LossIndex index(model_, arena, batch, groups, options_.logits_chunk);
   std::vector<double> column(rows);
   const auto term = [&](const char* name, double TokenTerm::*field) {
     for (int64_t i = 0; i < rows; i++) {
@@ -259,12 +272,12 @@ void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& grou
     const Tensor h = arena.alloc("head input", model_.dtype, {n, C}),
                  dh = arena.alloc("d head input", model_.dtype, {n, C}),
                  logits = arena.alloc("logits", model_.dtype, {n, V});
-    device.gather_rows({.y = h, .x = pass.hidden, .index = cut(index.row)});
+    device.copy_rows({.y = h, .x = pass.hidden, .index = cut(index.pairs)});
     device.linear_fwd({.y = logits, .x = h, .w = model_.head, .bias = {}, .residual = {}});
     Tensor ref_logits;
     if (reference_pass) {
       ref_logits = arena.alloc("reference logits", model_.dtype, {n, V});
-      device.gather_rows({.y = dh, .x = reference_pass->hidden, .index = cut(index.row)});
+      device.copy_rows({.y = dh, .x = reference_pass->hidden, .index = cut(index.pairs)});
       device.linear_fwd({.y = ref_logits, .x = dh, .w = reference->head, .bias = {}, .residual = {}});
     }
     device.logits_loss({.logprob = cut(logprob),
@@ -329,19 +342,20 @@ TokenOuts Learner::logprobs(const Model& model, Arena& arena, const std::vector<
         pass.forward();
         const auto rows = static_cast<int64_t>(batch.loss_rows.size());
         if (rows == 0) return;
-        const LossIndex index(model, arena, batch, groups);
+        const LossIndex index(model, arena, batch, groups, options.logits_chunk);
         const Tensor logprob = arena.alloc("logprob", model.stat, {rows}),
                      entropy = arena.alloc("entropy", model.stat, {rows});
-        Tensor sampler_row, overlap, mass;
+        Tensor sampler_pairs, overlap, mass;
         if (states) {
-          sampler_row = upload_ints(model, arena, "sampler_row", sampler_rows(batch, groups));
+          sampler_pairs =
+              upload_pairs(model, arena, "sampler_pairs", sampler_rows(batch, groups), options.logits_chunk);
           overlap = arena.alloc("overlap", model.stat, {rows}), mass = arena.alloc("mass", model.stat, {rows});
         }
         for_chunks(rows, options.logits_chunk, [&](int64_t first, int64_t n) {
           const ArenaScope chunk(arena);
           const Tensor h = arena.alloc("head input", model.dtype, {n, model.config.hidden}),
                        logits = arena.alloc("logits", model.dtype, {n, model.config.vocab});
-          device.gather_rows({.y = h, .x = pass.hidden, .index = index.row.rows(first, n)});
+          device.copy_rows({.y = h, .x = pass.hidden, .index = index.pairs.rows(first, n)});
           device.linear_fwd({.y = logits, .x = h, .w = model.head, .bias = {}, .residual = {}});
           device.logprob({.logprob = logprob.rows(first, n),
                           .entropy = entropy.rows(first, n),
@@ -350,7 +364,7 @@ TokenOuts Learner::logprobs(const Model& model, Arena& arena, const std::vector<
                           .temperature = static_cast<float>(temperature)});
           if (!states) return;
           const Tensor sampler_logits = arena.alloc("sampler logits", model.dtype, {n, model.config.vocab});
-          device.gather_rows({.y = h, .x = states->hidden, .index = sampler_row.rows(first, n)});
+          device.copy_rows({.y = h, .x = states->hidden, .index = sampler_pairs.rows(first, n)});
           device.linear_fwd({.y = sampler_logits, .x = h, .w = model.head, .bias = {}, .residual = {}});
           device.overlap_probs({.overlap = overlap.rows(first, n),
                                 .mass = mass.rows(first, n),

@@ -12,7 +12,7 @@ Pass::Pass(const Model& model, Arena& arena, const PackedBatch& batch, Keep keep
   const ModelConfig& c = model.config;
   ids_ = arena.alloc("ids", DType::i32, {rows_});
   pos_ = arena.alloc("pos", DType::i32, {rows_});
-  row_index_ = arena.alloc("row_index", DType::i32, {1});
+  row_index_ = arena.alloc("row_index", DType::i32, {1, 2});
   device.upload({ids_, batch.ids.data()});
   device.upload({pos_, batch.pos.data()});
   plan_segments(batch);
@@ -170,8 +170,8 @@ void Pass::attend(int layer, const Tensor& q, const Tensor& k, const Tensor& v, 
          .last_blocks = reads.last_blocks,
          .kind = reads.kind});
   }
-  args.pairs = chosen_->pairs;
-  model_.device.attn_blocks_fwd({args, lists, chosen_->budget, reads.block});
+  args.pairs = chosen_->pairs, args.blocks = lists, args.budget = chosen_->budget, args.block = reads.block;
+  model_.device.attn_fwd(args);
 }
 
 void Pass::attend_backward(int layer, const BlockBuffers& b, const Tensor& d_o, const Tensor& dq, const Tensor& dk,
@@ -197,15 +197,17 @@ void Pass::attend_backward(int layer, const BlockBuffers& b, const Tensor& d_o, 
                .pairs = a.pairs,
                .scale = model_.attention_scale(),
                .lists = a.lists};
-  if (!chooses(layer)) return model_.device.attn_bwd(args);
-  args.pairs = chosen_->pairs;
-  model_.device.attn_blocks_bwd({args, chosen_->lists[kept], chosen_->budget, chosen_->reads.block});
+  if (chooses(layer)) {
+    args.pairs = chosen_->pairs, args.blocks = chosen_->lists[kept];
+    args.budget = chosen_->budget, args.block = chosen_->reads.block;
+  }
+  model_.device.attn_bwd(args);
 }
 
 void Pass::copy_row(const Tensor& to, int64_t to_row, const Tensor& from, int64_t from_row) {
-  const auto index = static_cast<int32_t>(from_row);
-  model_.device.upload({row_index_, &index});
-  model_.device.gather_rows({.y = to.rows(to_row, 1), .x = from, .index = row_index_});
+  const int32_t index[2] = {static_cast<int32_t>(from_row), static_cast<int32_t>(to_row)};
+  model_.device.upload({row_index_, index});
+  model_.device.copy_rows({.y = to, .x = from, .index = row_index_});
 }
 
 }  // namespace pare

@@ -225,10 +225,8 @@ struct LearnerBatch {
     AttnFwd f{};
     set(f, list, segments, lists);
     f.o = r.o.tensor(), f.lse = r.lse.tensor();
-    if (lists)
-      table.attn_blocks_fwd({f, r.blocks.tensor(), budget.tensor(), choice.block}, {});
-    else
-      table.attn_fwd(f, {});
+    if (lists) f.blocks = r.blocks.tensor(), f.budget = budget.tensor(), f.block = choice.block;
+    table.attn_fwd(f, {});
     const Buffer d_o = random_rows("d_o", n, h.heads, h.dim);
     for (const auto& part : {std::vector<int32_t>(segments.begin(), segments.begin() + cut),
                              std::vector<int32_t>(segments.begin() + cut, segments.end())}) {
@@ -238,10 +236,8 @@ struct LearnerBatch {
       set(b, some, part, lists);
       b.dq = r.dq.tensor(), b.dk = b.dpk = r.dk.tensor(), b.dv = b.dpv = r.dv.tensor(), b.d_o = d_o.tensor();
       b.o = r.o.tensor(), b.lse = r.lse.tensor();
-      if (lists)
-        table.attn_blocks_bwd({b, r.blocks.tensor(), budget.tensor(), choice.block}, {});
-      else
-        table.attn_bwd(b, {});
+      if (lists) b.blocks = r.blocks.tensor(), b.budget = budget.tensor(), b.block = choice.block;
+      table.attn_bwd(b, {});
     }
     return r;
   }

@@ -37,9 +37,12 @@ void add_rows(std::vector<OpCase>& cases) {
   for (const Rows& s : {Rows{1, 1, 1}, {5, 3, 17}, {13, 7, 64}, {3, 11, 33}}) {
     const int64_t R = s.rows, N = s.of, C = s.width;
     const std::string shape = cat("R", R, "_N", N, "_C", C);
-    cases.push_back({"gather_rows", shape, [=](OpRun& r) {
+    cases.push_back({"copy_rows", shape, [=](OpRun& r) {
                        const Tensor y = r.out("y", {R, C}), x = r.in("x", {N, C});
-                       r.call(&Table::gather_rows, GatherRows{y, x, r.index("index", {R}, below("index", R, N))});
+                       std::vector<int32_t> pairs;
+                       for (int32_t src : below("index", R, N))
+                         pairs.insert(pairs.end(), {src, static_cast<int32_t>(pairs.size() / 2)});
+                       r.call(&Table::copy_rows, CopyRows{y, x, r.index("index", {R, 2}, pairs)});
                      }});
     cases.push_back({"embedding_fwd", shape, [=](OpRun& r) {
                        const Tensor y = r.out("y", {R, C});

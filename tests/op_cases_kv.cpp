@@ -275,18 +275,17 @@ void add_mass(std::vector<OpCase>& cases) {
     }
     const KvPages pages(slots);
     cases.push_back(
-        {"attn_paged_mass", cat(s.name, "_H", s.heads, "_K", s.kv_heads, "_D", s.dim), [=](OpRun& r) {
+        {"attn_paged", cat("mass_", s.name, "_H", s.heads, "_K", s.kv_heads, "_D", s.dim), [=](OpRun& r) {
            const int64_t n = static_cast<int64_t>(s.entries.size());
-           AttnPagedMass m{};
-           AttnPaged& a = m.attn;
+           AttnPaged a{};
            a.o = r.out("o", {rows, s.heads, s.dim}), a.q = r.in("q", {rows, s.heads, s.dim}, 7);
            a.k_pages = r.in("k_pages", {pages.count, s.kv_heads, s.dim, 16}, pages.keys("k", s.kv_heads, s.dim));
            a.v_pages = r.in("v_pages", {pages.count, s.kv_heads, 16, s.dim});
            a.page_table = r.index("page_table", {n, pages.per_row}, pages.table, 2);
            a.queries = r.index("queries", {n, 4}, queries);
            a.pairs = pairs, a.slots = all, a.scale = static_cast<float>(1 / std::sqrt(double(s.dim)));
-           m.mass_pages = r.inout("mass_pages", {pages.count, s.kv_heads, 16}), m.first = r.index("first", {n}, first);
-           r.call(&Table::attn_paged_mass, m);
+           a.mass_pages = r.inout("mass_pages", {pages.count, s.kv_heads, 16}), a.first = r.index("first", {n}, first);
+           r.call(&Table::attn_paged, a);
            r.bound("o", softmax_error(s.dim, all) * 5);  // |v| < 5
            // At most one per row and head, on top of what was there.
            const double terms = double(rows * s.heads / s.kv_heads);

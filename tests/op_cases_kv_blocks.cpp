@@ -220,23 +220,22 @@ void attn_block_select(OpRun& r, const PackedBlocks& s, BlockSummary kind) {
   r.bound("summary", kind == BlockSummary::minmax ? 0 : chain(16) * 5);
 }
 
-void attn_blocks_fwd(OpRun& r, const PackedBlocks& s) {
+void listed_attn_fwd(OpRun& r, const PackedBlocks& s) {
   const Rows rows = rows_of(s);
-  AttnBlocksFwd a{};
-  set_inputs(r, s, rows, a.attn), set_lists(r, s, rows, a);
-  a.attn.o = r.out("o", {s.rows, s.heads, s.dim}), a.attn.lse = r.out("lse", {s.rows, s.heads});
-  r.call(&Table::attn_blocks_fwd, a);
+  AttnFwd a{};
+  set_inputs(r, s, rows, a), set_lists(r, s, rows, a);
+  a.o = r.out("o", {s.rows, s.heads, s.dim}), a.lse = r.out("lse", {s.rows, s.heads});
+  r.call(&Table::attn_fwd, a);
   r.bound("o", softmax_error(s.dim, s.rows + s.parent_rows) * r.max_abs("v"));
   r.bound("lse", softmax_error(s.dim, s.rows + s.parent_rows) + 4 * kRound * 16);
 }
 
-void attn_blocks_bwd(OpRun& r, const PackedBlocks& s) {
+void listed_attn_bwd(OpRun& r, const PackedBlocks& s) {
   OpRun forward(table_ref, DType::f64);
-  attn_blocks_fwd(forward, s);
+  listed_attn_fwd(forward, s);
   const Rows rows = rows_of(s);
-  AttnBlocksBwd blocks{};
-  AttnBwd& a = blocks.attn;
-  set_inputs(r, s, rows, a), set_lists(r, s, rows, blocks);
+  AttnBwd a{};
+  set_inputs(r, s, rows, a), set_lists(r, s, rows, a);
   a.o = r.in("o", {s.rows, s.heads, s.dim}, rounded_to_f32(forward.values("o")));
   a.lse = r.in("lse", {s.rows, s.heads}, rounded_to_f32(forward.values("lse")));
   a.d_o = r.in("d_o", {s.rows, s.heads, s.dim}, s.gap);
@@ -244,7 +243,7 @@ void attn_blocks_bwd(OpRun& r, const PackedBlocks& s) {
   a.dk = r.inout("dk", {s.rows, s.kv_heads, s.dim}, s.gap), a.dv = r.inout("dv", {s.rows, s.kv_heads, s.dim}, s.gap);
   a.dpk = s.parent_rows ? r.inout("dpk", {s.parent_rows, s.kv_heads, s.dim}, s.gap) : a.dk;
   a.dpv = s.parent_rows ? r.inout("dpv", {s.parent_rows, s.kv_heads, s.dim}, s.gap) : a.dv;
-  r.call(&Table::attn_blocks_bwd, blocks);
+  r.call(&Table::attn_bwd, a);
   for (const char* out : {"dq", "dk", "dv", "dpk", "dpv"})
     if (s.parent_rows || out[1] != 'p')
       r.bound(out, 4 * softmax_error(s.dim, s.rows + s.parent_rows) * (1 + r.max_abs(out)));
@@ -262,8 +261,8 @@ void add_block_cases(std::vector<OpCase>& cases) {
         {"attn_block_select", "minmax_" + name(s), [s](OpRun& r) { attn_block_select(r, s, BlockSummary::minmax); }});
     cases.push_back(
         {"attn_block_select", "mean_" + name(s), [s](OpRun& r) { attn_block_select(r, s, BlockSummary::mean); }});
-    cases.push_back({"attn_blocks_fwd", name(s), [s](OpRun& r) { attn_blocks_fwd(r, s); }});
-    cases.push_back({"attn_blocks_bwd", name(s), [s](OpRun& r) { attn_blocks_bwd(r, s); }});
+    cases.push_back({"attn_fwd", "blocks_" + name(s), [s](OpRun& r) { listed_attn_fwd(r, s); }});
+    cases.push_back({"attn_bwd", "blocks_" + name(s), [s](OpRun& r) { listed_attn_bwd(r, s); }});
   }
 }
 

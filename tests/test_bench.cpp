@@ -26,7 +26,8 @@ std::string small(const OpBench& b, int64_t flags) {
     const auto size = sizes.find(d.name);
     const bool flag = d.least == 0 && size == sizes.end();
     if (!flag && size == sizes.end()) continue;
-    s += cat(s.empty() ? "" : ",", d.name, "=", flag ? flags : size->second);
+    const int64_t value = flag ? flags : flags && d.least == 0 ? 0 : size->second;  // what may be left out is, once
+    s += cat(s.empty() ? "" : ",", d.name, "=", value);
   }
   return s;
 }

@@ -88,21 +88,20 @@ void set_unused(Call& t, const std::vector<SegmentRow>& segments, const std::vec
 }
 
 void forward(Call& t, const Case& c) {
-  AttnBlocksFwd a{};
-  set_inputs(t, c, a.attn);
-  a.attn.o = t.act_out("o", {c.rows, c.heads, c.d}), a.attn.lse = t.stat_out("lse", {c.rows, c.heads});
+  AttnFwd a{};
+  set_inputs(t, c, a);
+  a.o = t.act_out("o", {c.rows, c.heads, c.d}), a.lse = t.stat_out("lse", {c.rows, c.heads});
   if (c.block) set_lists(t, c, a);
-  c.block ? t.table.attn_blocks_fwd(a, {}) : t.table.attn_fwd(a.attn, {});
+  t.table.attn_fwd(a, {});
 }
 
 // o and lse are those of the reference, rounded.  Rows of no segment hold NaNs in every input.
-AttnBlocksBwd backward_arguments(Call& t, const Case& c) {
+AttnBwd backward_arguments(Call& t, const Case& c) {
   Call before(table_ref, DType::f64);
   forward(before, c);
-  AttnBlocksBwd blocks{};
-  AttnBwd& a = blocks.attn;
+  AttnBwd a{};
   set_inputs(t, c, a);
-  if (c.block) set_lists(t, c, blocks);
+  if (c.block) set_lists(t, c, a);
   a.o = t.act("o", {c.rows, c.heads, c.d}, c.gap), a.lse = t.stat("lse", {c.rows, c.heads});
   for (int64_t i = 0; i < t["o"].size(); i++) t["o"].set(i, from_bf16(to_bf16(static_cast<float>(before["o"].get(i)))));
   for (int64_t i = 0; i < t["lse"].size(); i++) t["lse"].set(i, static_cast<float>(before["lse"].get(i)));
@@ -112,12 +111,9 @@ AttnBlocksBwd backward_arguments(Call& t, const Case& c) {
   a.dpk = c.parent_rows ? t.act("dpk", {c.parent_rows, c.kv_heads, c.d}, c.gap) : a.dk;
   a.dpv = c.parent_rows ? t.act("dpv", {c.parent_rows, c.kv_heads, c.d}, c.gap) : a.dv;
   set_unused(t, c.segments, {"q", "k", "v", "d_o", "o", "lse"});
-  return blocks;
+  return a;
 }
-void backward(Call& t, const Case& c) {
-  const AttnBlocksBwd a = backward_arguments(t, c);
-  c.block ? t.table.attn_blocks_bwd(a, {}) : t.table.attn_bwd(a.attn, {});
-}
+void backward(Call& t, const Case& c) { t.table.attn_bwd(backward_arguments(t, c), {}); }
 
 // What roundings may cost each element of the outputs.  Products take p and ds rounded to bf16: 2^-9 of the magnitude
 // of each of their terms.  Inner products are sums in f32 of D terms, of which none is above 16: D 2^-20 in p and in
@@ -308,12 +304,12 @@ TEST(CudaAttention, GradientsAreIndependentOfPacking) {
       const Case c{
           kOther + kLen, 2, 1, 24, 0, {{0, kOther, 0, 0}, {kOther, own, first, parent}, {first, parent, 0, 0}}};
       Call packed(table_kernels, act);
-      const AttnBlocksBwd a = backward_arguments(packed, c);
+      const AttnBwd a = backward_arguments(packed, c);
       const auto place = [&](int64_t row) { return row < parent ? first + row : kOther + row - parent; };
       for (const char* name : {"q", "k", "v", "d_o", "o", "lse", "dk", "dv"})
         for (int64_t i = 0, width = inputs[name].size() / kLen; i < inputs[name].size(); i++)
           packed[name].set(place(i / width) * width + i % width, inputs[name].get(i));
-      table_kernels.attn_bwd(a.attn, {});
+      table_kernels.attn_bwd(a, {});
       for (const char* name : {"dq", "dk", "dv"}) {
         if (name[1] != 'q' && parent) continue;  // two segments see the keys
         for (int64_t row = 0, width = results[name].size() / kLen; row < kLen; row++)
@@ -353,7 +349,7 @@ std::string forward_bits(Case c, int64_t gap) {
 std::string backward_bits(Case c, int64_t gap) {
   c.gap = gap;
   Call t(table_kernels, DType::bf16);
-  const AttnBwd a = backward_arguments(t, c).attn;
+  const AttnBwd a = backward_arguments(t, c);
   set_unused_parents(t, c);
   table_kernels.attn_bwd(a, {});
   return bits_of(t, {"dq", "dk", "dv"}) + (c.parent_rows ? bits_of(t, {"dpk", "dpv"}) : "");
@@ -412,7 +408,7 @@ TEST(CudaAttention, NeighboursThatAreNotFiniteChangeNothing) {
         AttnFwd forward{};
         set_inputs(f, c, forward);
         forward.o = f.act_out("o", {c.rows, c.heads, c.d}), forward.lse = f.stat_out("lse", {c.rows, c.heads});
-        const AttnBwd backward = backward_arguments(b, c).attn;
+        const AttnBwd backward = backward_arguments(b, c);
         const auto each = [&](Call& t, const char* name,
                               auto use) {  // elements of the second segment, or of the others
           for (int64_t i = 0, width = t[name].size() / c.rows; i < t[name].size(); i++)
@@ -451,14 +447,14 @@ TEST(CudaAttention, UnsupportedArgumentsAreNamed) {
             "attn_bwd: head_dim 1 in bf16: a row of dq has no room for do.o");
   EXPECT_EQ(refusal(DType::bf16,
                     [](Call& t) {
-                      AttnBwd a = backward_arguments(t, {3, 1, 1, 8, 0, {{0, 3, 0, 0}}}).attn;
+                      AttnBwd a = backward_arguments(t, {3, 1, 1, 8, 0, {{0, 3, 0, 0}}});
                       a.scale = -1;
                       t.table.attn_bwd(a, {});
                     }),
             "attn_bwd: scale -1 is not positive");
   EXPECT_EQ(refusal(DType::bf16,
                     [](Call& t) {
-                      AttnBwd a = backward_arguments(t, {3, 1, 1, 8, 0, {{0, 3, 0, 0}}}).attn;
+                      AttnBwd a = backward_arguments(t, {3, 1, 1, 8, 0, {{0, 3, 0, 0}}});
                       a.dpk = t.act("dpk", {3, 1, 8});
                       a.dpv = a.dv.rows(1, 2);
                       t.table.attn_bwd(a, {});
@@ -466,14 +462,14 @@ TEST(CudaAttention, UnsupportedArgumentsAreNamed) {
             "attn_bwd: dpv bf16[2, 1, 8] must be [3, 1, 8] with contiguous heads");
   EXPECT_EQ(refusal(DType::bf16,
                     [](Call& t) {
-                      AttnBwd a = backward_arguments(t, {3, 1, 1, 8, 0, {{0, 3, 0, 0}}}).attn;
+                      AttnBwd a = backward_arguments(t, {3, 1, 1, 8, 0, {{0, 3, 0, 0}}});
                       a.pk = t.act("pk", {3, 1, 8});
                       t.table.attn_bwd(a, {});
                     }),
             "attn_bwd: dpk is dk, but dpv, pk, pv are not dv, k, v");
   EXPECT_EQ(refusal(DType::bf16,
                     [](Call& t) {
-                      AttnBwd a = backward_arguments(t, {3, 1, 1, 8, 0, {{0, 3, 0, 0}}}).attn;
+                      AttnBwd a = backward_arguments(t, {3, 1, 1, 8, 0, {{0, 3, 0, 0}}});
                       a.pk = a.k.rows(1, 2), a.pv = a.v.rows(1, 2), a.dpk = a.dk.rows(1, 2), a.dpv = a.dv.rows(1, 2);
                       t.table.attn_bwd(a, {});
                     }),
@@ -482,7 +478,7 @@ TEST(CudaAttention, UnsupportedArgumentsAreNamed) {
                     [](Call& t) {
                       forward(t, {3, 1, 1, 8, 0, {{0, 3, 0, 0}}, 0, {}, 8, 1});
                     }),
-            "attn_blocks_fwd: blocks of 8 slots, expected 4 or 16");
+            "attn_fwd: blocks of 8 slots, expected 4 or 16");
 }
 
 }  // namespace

@@ -205,14 +205,13 @@ void mass(Call& t, int64_t heads, int64_t kv_heads, int64_t d, const std::vector
     rows += r, all += n, pairs += int64_t(r) * (n - r) + int64_t(r) * (r + 1) / 2;
   }
   const Scene s(heads, kv_heads, d, slots);
-  AttnPagedMass m{};
-  m.mass_pages = s.slot_array(t, "mass_pages"), m.first = t.index("first", {s.count()}, first);
-  AttnPaged& a = m.attn;
+  AttnPaged a{};
+  a.mass_pages = s.slot_array(t, "mass_pages"), a.first = t.index("first", {s.count()}, first);
   a.o = t.act_out("o", {rows, heads, d}), a.q = t.act("q", {rows, heads, d}, 8);
   a.k_pages = s.k_pages(t), a.v_pages = s.v_pages(t), a.page_table = s.src_pages(t);
   a.queries = t.index("queries", {s.count(), 4}, queries);
   a.pairs = pairs, a.slots = all, a.scale = s.scale();
-  t.table.attn_paged_mass(m, {});
+  t.table.attn_paged(a, {});
 }
 
 TEST(CudaKv, Mass) {

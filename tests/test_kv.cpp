@@ -346,7 +346,7 @@ TEST(KvPolicy, TheLedgerFalls) {
       }
     }
     const bool mass = method == KvMethod::h2o;
-    const int64_t flops = real.at(mass ? "attn_paged_mass" : "attn_paged").cost.flops;
+    const int64_t flops = real.at("attn_paged").cost.flops;
     EXPECT_EQ(flops, (4 * c.head_dim + (mass ? 2 : 0)) * c.heads * pairs) << static_cast<int>(method);
     EXPECT_LT(flops, dense * 3 / 4) << static_cast<int>(method);
     if (!spec.sparse_reads()) continue;

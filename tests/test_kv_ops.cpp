@@ -170,17 +170,17 @@ TEST_P(KvOps, HeavyHittersOfTheExample) {
     k = w.values("k"), pos = w.values("pos");
 
     OpRun m(*on.table, on.act);
-    m.call(&Table::attn_paged_mass, AttnPagedMass{.attn = {.o = m.out("o", {1, 1, D}),
-                                                           .q = m.in("q", {1, 1, D}, q),
-                                                           .k_pages = m.in("k", {1, 1, D, 16}, k),
-                                                           .v_pages = m.in("v", {1, 1, 16, D}),
-                                                           .page_table = m.index("table", {1, 1}, {0}),
-                                                           .queries = m.index("queries", {1, 4}, {0, 1, slots, 0}),
-                                                           .pairs = slots,
-                                                           .slots = slots,
-                                                           .scale = 1},
-                                                  .mass_pages = m.inout("mass", {1, 1, 16}, mass),
-                                                  .first = m.index("first", {1}, {0})});
+    m.call(&Table::attn_paged, AttnPaged{.o = m.out("o", {1, 1, D}),
+                                         .q = m.in("q", {1, 1, D}, q),
+                                         .k_pages = m.in("k", {1, 1, D, 16}, k),
+                                         .v_pages = m.in("v", {1, 1, 16, D}),
+                                         .page_table = m.index("table", {1, 1}, {0}),
+                                         .queries = m.index("queries", {1, 4}, {0, 1, slots, 0}),
+                                         .pairs = slots,
+                                         .slots = slots,
+                                         .scale = 1,
+                                         .mass_pages = m.inout("mass", {1, 1, 16}, mass),
+                                         .first = m.index("first", {1}, {0})});
     mass = m.values("mass");
     if (slots == 5) {
       KvScene s{.on = on, .dim = D};
@@ -382,8 +382,7 @@ TEST_P(KvOps, MassDoesNotDependOnThePieces) {
       slots += rows;
       OpRun r(*on.table, on.act);
       const auto q = normal("q", n * H * D);
-      AttnPagedMass m{};
-      AttnPaged& a = m.attn;
+      AttnPaged a{};
       a.o = r.out("o", {rows, H, D});
       a.q = r.in("q", {rows, H, D}, {q.begin() + (slots - rows) * H * D, q.begin() + slots * H * D});
       a.k_pages = r.in("k", {pages.count, K, D, 16}, pages.keys("k", K, D));
@@ -391,10 +390,10 @@ TEST_P(KvOps, MassDoesNotDependOnThePieces) {
       a.page_table = r.index("table", {1, pages.per_row}, pages.table);
       a.queries = r.index("queries", {1, 4}, {0, rows, slots, 0});
       a.pairs = int64_t(rows) * (slots - rows) + int64_t(rows) * (rows + 1) / 2, a.slots = slots, a.scale = 0.22f;
-      m.mass_pages = r.inout("mass", {pages.count, K, 16}, mass), m.first = r.index("first", {1}, {first});
-      r.call(&Table::attn_paged_mass, m);
+      a.mass_pages = r.inout("mass", {pages.count, K, 16}, mass), a.first = r.index("first", {1}, {first});
+      r.call(&Table::attn_paged, a);
       OpRun plain(*on.table, on.act);
-      a.o = plain.out("o", {rows, H, D});
+      a.o = plain.out("o", {rows, H, D}), a.mass_pages = a.first = {};
       plain.call(&Table::attn_paged, a);
       EXPECT_EQ(plain.buffer("o").element_bytes(), r.buffer("o").element_bytes()) << "attention itself is unchanged";
       mass = r.values("mass");
@@ -478,15 +477,14 @@ TEST(KvOpsOrder, MassIsTheDefinition) {
   const KvPages pages({n});
   const std::vector<double> q = normal("q", rows * H * D), k = pages.keys("k", 1, D);
   OpRun r(table_cpu, DType::f32);
-  AttnPagedMass m{};
-  AttnPaged& a = m.attn;
+  AttnPaged a{};
   a.o = r.out("o", {rows, H, D}), a.q = r.in("q", {rows, H, D}, q), a.k_pages = r.in("k", {pages.count, 1, D, 16}, k);
   a.v_pages = r.in("v", {pages.count, 1, 16, D}), a.page_table = r.index("table", {1, pages.per_row}, pages.table);
   a.queries = r.index("queries", {1, 4}, {0, rows, n, 0});
   a.pairs = rows * (n - rows) + 3, a.slots = n, a.scale = 0.9f;
   std::vector<double> before(pages.count * 16, 0.25);
-  m.mass_pages = r.inout("mass", {pages.count, 1, 16}, before), m.first = r.index("first", {1}, {first});
-  r.call(&Table::attn_paged_mass, m);
+  a.mass_pages = r.inout("mass", {pages.count, 1, 16}, before), a.first = r.index("first", {1}, {first});
+  r.call(&Table::attn_paged, a);
   std::vector<float> mass(n, 0.25f);
   mass[n - 2] = mass[n - 1] = 0;
   const float scale = a.scale * 0x1.715476p0f;

@@ -47,13 +47,14 @@ TEST(OpGradients, Embedding) {
   });
 }
 
-TEST(OpGradients, GatherAndScatterAreTransposes) {
+TEST(OpGradients, CopyAndScatterAreTransposes) {
   const int64_t N = 5, R = 7, C = 3;
   Values x = normal("x", N * C), y(R * C), dy = normal("dy", R * C), d(N * C);
-  std::vector<int32_t> index = below("index", R, N);
+  std::vector<int32_t> index = below("index", R, N), pairs;
+  for (int32_t r = 0; r < R; r++) pairs.insert(pairs.end(), {index[r], r});
   table_ref.scatter_add_rows({view(d, {N, C}), view(dy, {R, C}), view(index, {R})}, {});
   expect_gradient("x", x, d, [&] {
-    table_ref.gather_rows({view(y, {R, C}), view(x, {N, C}), view(index, {R})}, {});
+    table_ref.copy_rows({view(y, {R, C}), view(x, {N, C}), view(pairs, {R, 2})}, {});
     return dot(y, dy);
   });
 }
@@ -208,7 +209,8 @@ TEST(OpGradients, AttentionWithBlockLists) {
     a.o = view(o, {N, H, D}), a.lse = view(lse, {N, H}), a.q = view(q, {N, H, D});
     a.k = a.pk = view(k, {N, K, D}), a.v = a.pv = view(v, {N, K, D});
     a.segments = view(segments, {2, 4}), a.pairs = pairs, a.scale = 0.6f;
-    table_ref.attn_blocks_fwd({a, view(blocks, {N, K, 3}), view(budget, {N}), 4}, {});
+    a.blocks = view(blocks, {N, K, 3}), a.budget = view(budget, {N}), a.block = 4;
+    table_ref.attn_fwd(a, {});
     return dot(o, d_o);
   };
   forward();
@@ -217,7 +219,8 @@ TEST(OpGradients, AttentionWithBlockLists) {
   a.d_o = view(d_o, {N, H, D}), a.o = view(o, {N, H, D}), a.lse = view(lse, {N, H});
   a.q = view(q, {N, H, D}), a.k = a.pk = view(k, {N, K, D}), a.v = a.pv = view(v, {N, K, D});
   a.segments = view(segments, {2, 4}), a.pairs = pairs, a.scale = 0.6f;
-  table_ref.attn_blocks_bwd({a, view(blocks, {N, K, 3}), view(budget, {N}), 4}, {});
+  a.blocks = view(blocks, {N, K, 3}), a.budget = view(budget, {N}), a.block = 4;
+  table_ref.attn_bwd(a, {});
   expect_gradient("q", q, dq, forward);
   expect_gradient("k", k, dk, forward);
   expect_gradient("v", v, dv, forward);

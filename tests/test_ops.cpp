@@ -104,10 +104,10 @@ void slightly_wrong(const SwigluFwd& a, Stream s) {
   table_ref.swiglu_fwd(a, s);
   a.y.as<float>()[0] *= 1.00001f;
 }
-void forgets_last(const GatherRows& a, Stream s) {
-  GatherRows less = a;
-  less.y = a.y.rows(0, a.y.shape[0] - 1), less.index = a.index.rows(0, a.index.shape[0] - 1);
-  table_ref.gather_rows(less, s);
+void forgets_last(const EmbeddingFwd& a, Stream s) {
+  EmbeddingFwd less = a;
+  less.y = a.y.rows(0, a.y.shape[0] - 1), less.ids = a.ids.rows(0, a.ids.shape[0] - 1);
+  table_ref.embedding_fwd(less, s);
 }
 
 TEST(OpTestList, FindsBrokenTables) {
@@ -116,10 +116,11 @@ TEST(OpTestList, FindsBrokenTables) {
   broken.rmsnorm_fwd = writes_gap;
   broken.accumulate = changes_input;
   broken.swiglu_fwd = slightly_wrong;
-  broken.gather_rows = forgets_last;
+  broken.embedding_fwd = forgets_last;
   std::map<std::string, std::string> found;
   for (const OpCase& c : all_cases()) {
-    if (!std::set<std::string>{"zero", "rmsnorm_fwd", "accumulate", "swiglu_fwd", "gather_rows"}.count(c.op)) continue;
+    if (!std::set<std::string>{"zero", "rmsnorm_fwd", "accumulate", "swiglu_fwd", "embedding_fwd"}.count(c.op))
+      continue;
     if (c.op == "rmsnorm_fwd" && c.shape != "N5_C64_gap3") continue;
     OpRun reference(table_ref, DType::f64), run(broken, DType::f32);
     c.body(reference), c.body(run);
@@ -130,7 +131,7 @@ TEST(OpTestList, FindsBrokenTables) {
   EXPECT_NE(found["rmsnorm_fwd"].find("y: written outside"), std::string::npos) << found["rmsnorm_fwd"];
   EXPECT_NE(found["accumulate"].find("x: an input was changed"), std::string::npos) << found["accumulate"];
   EXPECT_NE(found["swiglu_fwd"].find("y[0] is"), std::string::npos) << found["swiglu_fwd"];
-  EXPECT_NE(found["gather_rows"].find("nan, ref"), std::string::npos) << found["gather_rows"];
+  EXPECT_NE(found["embedding_fwd"].find("nan, ref"), std::string::npos) << found["embedding_fwd"];
 }
 
 }  // namespace

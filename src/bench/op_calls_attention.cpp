@@ -65,7 +65,7 @@ AttnBwd attn_bwd(Operands& o, const AttnFwd& f) {
   AttnBwd a{};
   a.dq = like(f.q), a.dpk = a.dk = like(f.k), a.dpv = a.dv = like(f.v), a.d_o = like(f.o);
   a.o = f.o, a.q = f.q, a.k = f.k, a.v = f.v, a.pk = f.pk, a.pv = f.pv, a.lse = f.lse, a.segments = f.segments;
-  a.pairs = f.pairs, a.scale = f.scale;
+  a.pairs = f.pairs, a.scale = f.scale, a.blocks = f.blocks, a.budget = f.budget, a.block = f.block;
   return a;
 }
 
@@ -107,39 +107,33 @@ Tensor packed_lists(Operands& o, const Dims& d, const Packed& p, const PackedBlo
   return o.list({p.rows, d["K"], d["budget"]}, lists);
 }
 
+AttnFwd listed_attn_fwd(Operands& o, const Dims& d) {
+  const Packed p = packed(d);
+  AttnFwd a = attn_fwd(o, d, p);
+  if (!d["budget"]) return a;
+  if (d["budget"] < 2) fail("lists are of 2 blocks at least");
+  const PackedBlocks b = packed_blocks(d, p);
+  a.blocks = packed_lists(o, d, p, b), a.budget = o.list({p.rows}, b.budget),
+  a.block = static_cast<int32_t>(d["block"]);
+  a.pairs = b.pairs;
+  return a;
+}
+
 void add_packed(std::vector<OpBench>& list) {
-  std::vector<Dim> dense = kPacked;
-  dense.push_back(kTensorKernel);
-  list.push_back({"attn_fwd", dense, [](Operands& o, const Dims& d) {
+  std::vector<Dim> listed = kPacked;
+  listed.insert(listed.end(), {{"budget", 0, "blocks that a row reads; 0: everything", 0}, kBlock, kTensorKernel});
+  list.push_back({"attn_fwd", listed, [](Operands& o, const Dims& d) {
                     choose_tensor_kernel(o, d);
-                    return op_call(o, &Device::attn_fwd, attn_fwd(o, d, packed(d)));
+                    return op_call(o, &Device::attn_fwd, listed_attn_fwd(o, d));
                   }});
-  list.push_back({"attn_bwd", dense, [](Operands& o, const Dims& d) {
+  list.push_back({"attn_bwd", listed, [](Operands& o, const Dims& d) {
                     choose_tensor_kernel(o, d);
-                    const AttnFwd f = attn_fwd(o, d, packed(d));
+                    const AttnFwd f = listed_attn_fwd(o, d);
                     o.device.attn_fwd(f);
                     return op_call(o, &Device::attn_bwd, attn_bwd(o, f));
                   }});
   std::vector<Dim> blocks = kPacked;
   blocks.insert(blocks.end(), {kBlock, kBudget});
-  list.push_back({"attn_blocks_fwd", blocks, [](Operands& o, const Dims& d) {
-                    const Packed p = packed(d);
-                    const PackedBlocks b = packed_blocks(d, p);
-                    AttnBlocksFwd a{attn_fwd(o, d, p), packed_lists(o, d, p, b), o.list({p.rows}, b.budget),
-                                    static_cast<int32_t>(d["block"])};
-                    a.attn.pairs = b.pairs;
-                    return op_call(o, &Device::attn_blocks_fwd, a);
-                  }});
-  list.push_back(
-      {"attn_blocks_bwd", blocks, [](Operands& o, const Dims& d) {
-         const Packed p = packed(d);
-         const PackedBlocks b = packed_blocks(d, p);
-         AttnBlocksFwd f{attn_fwd(o, d, p), packed_lists(o, d, p, b), o.list({p.rows}, b.budget),
-                         static_cast<int32_t>(d["block"])};
-         f.attn.pairs = b.pairs;
-         o.device.attn_blocks_fwd(f);
-         return op_call(o, &Device::attn_blocks_bwd, AttnBlocksBwd{attn_bwd(o, f.attn), f.blocks, f.budget, f.block});
-       }});
   blocks.push_back(kMean);
   list.push_back(
       {"attn_block_select", blocks, [](Operands& o, const Dims& d) {
@@ -203,7 +197,9 @@ void add_paged(std::vector<OpBench>& list) {
                     return op_call(o, &Device::kv_write, a);
                   }});
   std::vector<Dim> listed = kPaged;
-  listed.insert(listed.end(), {{"budget", 0, "blocks that a row reads, with T=1; 0: everything", 0}, kBlock});
+  listed.insert(listed.end(), {{"budget", 0, "blocks that a row reads, with T=1; 0: everything", 0},
+                               kBlock,
+                               {"mass", 0, "1: with the attention that slots receive (H2O)", 0}});
   list.push_back({"attn_paged", listed, [](Operands& o, const Dims& d) {
                     AttnPaged a = attn_paged(o, d);
                     if (const int64_t budget = d["budget"]) {
@@ -216,14 +212,12 @@ void add_paged(std::vector<OpBench>& list) {
                       a.block = static_cast<int32_t>(d["block"]);
                       a.pairs = a.slots = d["B"] * listed_slots(d["L"], budget, d["block"]);
                     }
+                    if (d["mass"]) {
+                      if (d["budget"]) fail("attn_paged: mass goes with budget=0");
+                      a.mass_pages = o.positive({a.k_pages.shape[0], d["K"], 16});
+                      a.first = o.indices({d["B"]}, [](int64_t) { return 0; });
+                    }
                     return op_call(o, &Device::attn_paged, a);
-                  }});
-  list.push_back({"attn_paged_mass", kPaged, [](Operands& o, const Dims& d) {
-                    AttnPagedMass a{};
-                    a.attn = attn_paged(o, d);
-                    a.mass_pages = o.positive({a.attn.k_pages.shape[0], d["K"], 16});
-                    a.first = o.indices({d["B"]}, [](int64_t) { return 0; });
-                    return op_call(o, &Device::attn_paged_mass, a);
                   }});
   std::vector<Dim> summary = kPaged;
   summary.insert(summary.end(), {kBlock, kMean});

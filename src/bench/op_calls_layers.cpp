@@ -40,11 +40,6 @@ void add_data(std::vector<OpBench>& list) {
                     return op_call(o, &Device::accumulate, Accumulate{o.stat({d["n"]}), o.stat({d["n"]})});
                   }});
   const std::vector<Dim> rows = {{"R", 1024, "rows that are moved"}, {"N", 4096, "rows there are"}, kWidth};
-  list.push_back({"gather_rows", rows, [](Operands& o, const Dims& d) {
-                    return op_call(
-                        o, &Device::gather_rows,
-                        GatherRows{o.act({d["R"], d["C"]}), o.act({d["N"], d["C"]}), random_rows(o, d["R"], d["N"])});
-                  }});
   list.push_back({"scatter_add_rows", rows, [](Operands& o, const Dims& d) {
                     return op_call(o, &Device::scatter_add_rows,
                                    ScatterAddRows{o.act({d["N"], d["C"]}), o.act({d["R"], d["C"]}),

@@ -35,8 +35,8 @@ std::vector<Way> ways() {
 
 // Ops that choose or move, beside those that every rollout has.
 bool is_choice(const std::string& op) {
-  static const std::set<std::string> ops = {"kv_window_scores", "kv_redundancy",    "kv_mass_scores",  "kv_select",
-                                            "kv_compact",       "kv_block_summary", "kv_block_select", "copy_rows"};
+  static const std::set<std::string> ops = {"kv_window_scores", "kv_redundancy",    "kv_mass_scores", "kv_select",
+                                            "kv_compact",       "kv_block_summary", "kv_block_select"};
   return ops.count(op) > 0;
 }
 
@@ -67,7 +67,7 @@ Times times_of(const Ledger& ledger) {
   Times t;
   for (const auto& [op, line] : ledger.phases.at("main")) {
     t.all += line.seconds;
-    if (op == "attn_paged" || op == "attn_paged_mass") t.attention += line.seconds;
+    if (op == "attn_paged") t.attention += line.seconds;
     if (is_choice(op)) t.choice += line.seconds;
   }
   return t;

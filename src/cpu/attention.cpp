@@ -69,6 +69,7 @@ const int32_t* parent_lists(const char* op, const Tensor& lists, int64_t kv_head
 
 void attn_fwd(const AttnFwd& a, Stream) {
   constexpr const char* op = "attn_fwd";
+  if (a.blocks) return attn_fwd_listed(a);
   AttnArgs args = attn_args(op, a);
   args.o = dense(op, "o", a.o, {a.q.shape[0], args.heads, args.width});
   const int64_t count = a.segments.shape[0], kv_heads = a.k.shape[1];
@@ -181,6 +182,7 @@ void attn_bwd(const AttnBwd& a, Stream) {
   constexpr const char* op = "attn_bwd";
   const AttnBwdArgs args = attn_bwd_args(op, a);
   const SegmentChains c = segment_chains(op, a, args);
+  if (a.blocks) return attn_bwd_listed(a, args, c);
   const int64_t room = longest(c.segments, a.segments.shape[0]), padded = round16(args.fwd.width);
   for_chains(c, a.k.shape[1], 2.5 * pair_nanoseconds(args.fwd.width) * static_cast<double>(a.pairs * args.fwd.heads),
              [&](AttnTurn turn) {
@@ -241,34 +243,32 @@ void kv_write(const KvWrite& a, Stream) {
            });
 }
 
-namespace {
-
-void attend_paged(const char* op, const AttnPaged& a, const AttnPagedMass* with_mass) {
+void attn_paged(const AttnPaged& a, Stream) {
+  constexpr const char* op = "attn_paged";
   const int64_t rows = a.q.shape[0], heads = a.q.shape[1], width = a.q.shape[2];
   const int64_t pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1];
   if (kv_heads <= 0 || heads % kv_heads)
     throw std::logic_error(cat("cpu: ", op, ": ", heads, " query heads over ", kv_heads, " key heads"));
   if (!(a.scale > 0)) throw std::logic_error(cat("cpu: ", op, ": scale ", a.scale, " is not positive"));
-  const PagedArgs args{.o = dense(op, "o", a.o, {rows, heads, width}),
-                       .lse = nullptr,
-                       .q = strided(op, "q", a.q, {rows, heads, width}),
-                       .k_pages = dense(op, "k_pages", a.k_pages, {pages, kv_heads, width, kPageSlots}),
-                       .v_pages = dense(op, "v_pages", a.v_pages, {pages, kv_heads, kPageSlots, width}),
-                       .page_table = static_cast<const int32_t*>(a.page_table.data),
-                       .head_step = width * kPageSlots,
-                       .page_step = kv_heads * width * kPageSlots,
-                       .q_stride = a.q.stride[0],
-                       .table_stride = a.page_table.stride[0],
-                       .heads = heads,
-                       .group = heads / kv_heads,
-                       .width = width,
-                       .scale = a.scale,
-                       .mass_pages = with_mass
-                                         ? dense(op, "mass_pages", with_mass->mass_pages, {pages, kv_heads, kPageSlots})
-                                         : nullptr};
-  const int32_t* const first = with_mass ? index(op, "first", with_mass->first, {a.queries.shape[0]}) : nullptr;
+  const PagedArgs args{
+      .o = dense(op, "o", a.o, {rows, heads, width}),
+      .lse = nullptr,
+      .q = strided(op, "q", a.q, {rows, heads, width}),
+      .k_pages = dense(op, "k_pages", a.k_pages, {pages, kv_heads, width, kPageSlots}),
+      .v_pages = dense(op, "v_pages", a.v_pages, {pages, kv_heads, kPageSlots, width}),
+      .page_table = static_cast<const int32_t*>(a.page_table.data),
+      .head_step = width * kPageSlots,
+      .page_step = kv_heads * width * kPageSlots,
+      .q_stride = a.q.stride[0],
+      .table_stride = a.page_table.stride[0],
+      .heads = heads,
+      .group = heads / kv_heads,
+      .width = width,
+      .scale = a.scale,
+      .mass_pages = a.mass_pages ? dense(op, "mass_pages", a.mass_pages, {pages, kv_heads, kPageSlots}) : nullptr};
+  const int32_t* const first = a.mass_pages ? index(op, "first", a.first, {a.queries.shape[0]}) : nullptr;
   const PagedRow* const list = paged_rows(op, a.queries, rows, a.page_table, pages);
-  if (a.blocks && with_mass) throw std::logic_error(cat("cpu: ", op, ": block lists of slots that have mass"));
+  if (a.blocks && a.mass_pages) throw std::logic_error(cat("cpu: ", op, ": block lists of slots that have mass"));
   BlockLists lists;
   if (a.blocks) lists = BlockLists(op, a.blocks, a.budget, a.block, a.page_table.shape[0], kv_heads);
   const int64_t n = a.queries.shape[0] * kv_heads;
@@ -290,11 +290,6 @@ void attend_paged(const char* op, const AttnPaged& a, const AttnPagedMass* with_
     }
   });
 }
-
-}  // namespace
-
-void attn_paged(const AttnPaged& a, Stream) { attend_paged("attn_paged", a, nullptr); }
-void attn_paged_mass(const AttnPagedMass& a, Stream) { attend_paged("attn_paged_mass", a.attn, &a); }
 
 void kv_copy_pages(const KvCopyPages& a, Stream) {
   constexpr const char* op = "kv_copy_pages";

@@ -120,13 +120,17 @@ void attn_block_select(const AttnBlockSelect& a, Stream) {
   });
 }
 
-void attn_blocks_fwd(const AttnBlocksFwd& blocks, Stream) {
-  constexpr const char* op = "attn_blocks_fwd";
-  const AttnFwd& a = blocks.attn;
+static void expect_one_kind_of_lists(const char* op, const Tensor& lists) {
+  if (lists) throw std::logic_error(cat("cpu: ", op, ": a parent is listed by slots or by blocks, not both"));
+}
+
+void attn_fwd_listed(const AttnFwd& a) {
+  constexpr const char* op = "attn_fwd";
+  expect_one_kind_of_lists(op, a.lists);
   AttnArgs args = attn_args(op, a);
   const int64_t rows = a.q.shape[0], width = args.width, kv_heads = a.k.shape[1];
   args.o = dense(op, "o", a.o, {rows, args.heads, width});
-  const BlockLists lists(op, blocks.blocks, blocks.budget, blocks.block, rows, kv_heads);
+  const BlockLists lists(op, a.blocks, a.budget, a.block, rows, kv_heads);
   const SegmentRow* const s = segment_rows(op, a.segments, rows, a.pk ? a.pk.shape[0] : a.k.shape[0]);
   const std::vector<Piece> pieces = pieces_of(s, a.segments.shape[0], kv_heads);
   const int64_t n = static_cast<int64_t>(pieces.size());
@@ -168,13 +172,11 @@ void attn_blocks_fwd(const AttnBlocksFwd& blocks, Stream) {
   });
 }
 
-void attn_blocks_bwd(const AttnBlocksBwd& blocks, Stream) {
-  constexpr const char* op = "attn_blocks_bwd";
-  const AttnBwd& a = blocks.attn;
-  const AttnBwdArgs args = attn_bwd_args(op, a);
+void attn_bwd_listed(const AttnBwd& a, const AttnBwdArgs& args, const SegmentChains& c) {
+  constexpr const char* op = "attn_bwd";
+  expect_one_kind_of_lists(op, a.lists);
   const int64_t width = args.fwd.width, kv_heads = a.k.shape[1];
-  const BlockLists lists(op, blocks.blocks, blocks.budget, blocks.block, a.q.shape[0], kv_heads);
-  const SegmentChains c = segment_chains(op, a, args);
+  const BlockLists lists(op, a.blocks, a.budget, a.block, a.q.shape[0], kv_heads);
   for (const int64_t i : c.order)
     for (int64_t r = 0; r < c.segments[i].len; r++) {
       const int64_t row = c.segments[i].row + r, total = c.segments[i].parent_len + r + 1;

@@ -27,25 +27,11 @@ void accumulate(const Accumulate& a, Stream) {
   parallel(n, 0.3, [&](Interval r) { k.add(y + r.begin, x + r.begin, r.end - r.begin); });
 }
 
-static void copy_rows(float* y, const float* x, const int32_t* ids, int64_t rows, int64_t width) {
-  parallel(rows, 5 + 0.2 * static_cast<double>(width), [&](Interval r) {
-    for (int64_t i = r.begin; i < r.end; i++)
-      std::memcpy(y + i * width, x + ids[i] * width, static_cast<size_t>(width) * sizeof(float));
-  });
-}
-
 // Threads divide columns: the rows that are added to may repeat.
 static void add_rows(float* y, const float* x, const int32_t* ids, int64_t rows, int64_t width) {
   const Kernels& k = cpu_kernels();
   parallel_shares(width, 16, static_cast<double>(rows) * (4 + 0.2 * static_cast<double>(width)),
                   [&](Interval c) { k.add_rows(y, width, x, width, ids, rows, c); });
-}
-
-void gather_rows(const GatherRows& a, Stream) {
-  const int64_t rows = a.index.shape[0], width = a.x.shape[1];
-  float* const y = a.y.as<float>();
-  const float* const x = a.x.as<float>();
-  copy_rows(y, x, index("gather_rows", "index", a.index, a.x.shape[0]), rows, width);
 }
 
 void scatter_add_rows(const ScatterAddRows& a, Stream) {

@@ -120,7 +120,7 @@ struct PagedArgs {
   int64_t q_stride, table_stride;  // table_stride: entries from one row of page_table to the next
   int64_t heads, group, width;
   float scale;
-  float* mass_pages = nullptr;  // AttnPagedMass: [pages][kv heads][16], or null
+  float* mass_pages = nullptr;  // AttnPaged::mass_pages: [pages][kv heads][16], or null
   int64_t first_mass = 0;       // slots below it have none
 };
 // Lists of blocks: those of a row and key head at blocks[(row * kv_heads + kv_head) * room].

@@ -52,6 +52,10 @@ struct SegmentChains {
 };
 SegmentChains segment_chains(const char* op, const AttnBwd& a, const AttnBwdArgs& args);
 
+// attn_fwd and attn_bwd of rows that have lists of blocks.
+void attn_fwd_listed(const AttnFwd& a);
+void attn_bwd_listed(const AttnBwd& a, const AttnBwdArgs& args, const SegmentChains& c);
+
 // The slots of the longest segment, rounded up to 16.
 int64_t longest(const SegmentRow* s, int64_t count);
 

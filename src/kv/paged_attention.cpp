@@ -42,16 +42,15 @@ void PagedAttention::attend(int layer, const Tensor& q, const Tensor& k, const T
                  .blocks = blocks.blocks,
                  .budget = blocks.budget,
                  .block = blocks.block};
+  if (const Tensor first = policy_ ? policy_->mass_first() : Tensor{}; first)
+    args.mass_pages = cache_.fields.mass, args.first = first;
   for (int64_t i = 0; i < runs; i++) {
     const PagedRow& row = host_[layer * runs + i];
     const int64_t slots = blocks.blocks ? blocks.slots[i] : row.slots, rows = row.rows;
     args.pairs += rows * (slots - rows) + rows * (rows + 1) / 2;
     args.slots += slots;
   }
-  if (const Tensor first = policy_ ? policy_->mass_first() : Tensor{}; first)
-    device.attn_paged_mass({.attn = args, .mass_pages = cache_.fields.mass, .first = first});
-  else
-    device.attn_paged(args);
+  device.attn_paged(args);
 }
 
 }  // namespace pare

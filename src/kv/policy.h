@@ -55,7 +55,7 @@ class KvPolicy {
   // Before the attention of a layer: what to remember of it, and what to read in it.
   virtual void observe(const KvPass& /*pass*/) {}
   virtual KvBlocks blocks(const KvPass& /*pass*/, Arena& /*scratch*/) { return {}; }
-  // i32 [runs]: protected slots of each, where the attention that slots receive is added up (AttnPagedMass).
+  // i32 [runs]: protected slots of each, where the attention that slots receive is added up (AttnPaged).
   virtual Tensor mass_first() const { return {}; }
   // Slots that a decoded token reads in the mean layer, of `resident` ones.
   virtual double slots_read(const PagedRun& /*run*/, double resident) const { return resident; }

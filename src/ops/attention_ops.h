@@ -31,15 +31,22 @@ struct AttnFwd {
   // is, for key head h, row r = lists[parent_row + s][h] of k and v, or row -1 - r of pk and pv where r is negative.
   // The rows that one segment lists for one head are distinct, and none is its own.
   Tensor lists = {};  // i32 [G, K], of all segments that have a parent; or absent
+  // Block lists (see AttnBlockSelect), not together with `lists`.  A row of more blocks than its budget sees only the
+  // slots of the blocks that its key heads list, in the order of the list, as if they were all that the sequence has:
+  // bit for bit what AttnPaged gives with the same list.  `pairs` is then the sum over own rows of
+  // listed_slots(parent_len + i + 1, budget[row], block).
+  Tensor blocks = {};  // i32 [N, K, max_blocks]: ascending, the block of the row's own slot last; or absent
+  Tensor budget = {};  // i32 [N], at least 1; present if blocks is
+  int32_t block = 0;   // slots of a block: 4 or 16
   Cost cost() const {
-    return {4 * q.shape[1] * q.shape[2] * pairs, detail::total_bytes(q, k, v, segments, lists),
+    return {4 * q.shape[1] * q.shape[2] * pairs, detail::total_bytes(q, k, v, segments, lists, blocks, budget),
             detail::total_bytes(o, lse)};
   }
   auto outputs() const { return std::array{o, lse}; }
 };
 // p = exp(scale*q.k) / 2^lse; dv += p do; ds = p (do.v - do.o); dq = scale * ds k; dk += scale * ds q.
-// Order of the chains: dq over slots ascending; dk and dv over segments in list order, then the query heads of the
-// group ascending, then own rows ascending, continued from what the accumulators hold.
+// Order of the chains: dq over the slots that a row sees, ascending; dk and dv over segments in list order, then the
+// query heads of the group ascending, then own rows ascending, continued from what the accumulators hold.
 struct AttnBwd {
   Tensor dq;                              // act [N, H, D] out; rows may be strided, heads contiguous (so for all below)
   Tensor dk, dv;                          // act [N, K, D] acc
@@ -49,9 +56,11 @@ struct AttnBwd {
   Tensor q, k, v, pk, pv, lse, segments;  // as in AttnFwd
   int64_t pairs;
   float scale;
-  Tensor lists = {};  // as in AttnFwd
+  Tensor lists = {}, blocks = {}, budget = {};  // as in AttnFwd; constants
+  int32_t block = 0;
   Cost cost() const {
-    return {10 * q.shape[1] * q.shape[2] * pairs, detail::total_bytes(q, k, v, o, d_o, lse, dk, dv, segments, lists),
+    return {10 * q.shape[1] * q.shape[2] * pairs,
+            detail::total_bytes(q, k, v, o, d_o, lse, dk, dv, segments, lists, blocks, budget),
             detail::total_bytes(dq, dk, dv)};
   }
   auto outputs() const { return std::array{dq, dk, dv, dpk, dpv}; }
@@ -102,31 +111,22 @@ struct AttnPaged {
   Tensor blocks = {};  // i32 [sequences, K, max_blocks]: ascending, the block of the newest slot last; or absent
   Tensor budget = {};  // i32 [sequences], at least 1 where there is an entry; present if blocks is
   int32_t block = 0;   // slots of a block: 4 or 16
+  // The attention that every slot receives (H2O), added up: mass[slot] = fma(p, f, mass[slot]), where p = 2^(score - m)
+  // is the slot's weight in its block of the online softmax, m the maximum so far, and f = 2^(m - M) / sum with the
+  // maximum and the sum of the whole row.  One chain over the rows of the entry ascending, then over the query heads of
+  // the group ascending, continued from what the slot holds; slots that are new in this pass start from 0.  So prefill
+  // in pieces gives the same sums.
+  Tensor mass_pages = {};  // stat [pages, K, 16] acc, or absent; slots below `first` are neither read nor written; not
+                           // together with block lists
+  Tensor first = {};       // i32 [S]: protected slots, which have no mass; present if mass_pages is
   Cost cost() const {
-    const int64_t size = static_cast<int64_t>(dtype_size(q.dtype));
-    const int64_t kv = slots * k_pages.shape[1] * k_pages.shape[2] * 2 * size;
-    return {4 * q.shape[1] * q.shape[2] * pairs, detail::total_bytes(q, queries, budget) + kv, detail::total_bytes(o)};
+    const int64_t size = static_cast<int64_t>(dtype_size(q.dtype)), kv_heads = k_pages.shape[1];
+    const int64_t kv = slots * kv_heads * k_pages.shape[2] * 2 * size;
+    const int64_t mass = mass_pages ? slots * kv_heads * static_cast<int64_t>(dtype_size(mass_pages.dtype)) : 0;
+    return {(4 * q.shape[2] + (mass_pages ? 2 : 0)) * q.shape[1] * pairs,
+            detail::total_bytes(q, queries, budget, first) + kv + mass, detail::total_bytes(o) + mass};
   }
   auto outputs() const { return std::array{o}; }
-};
-
-// AttnPaged that also adds up the attention that every slot receives (H2O): mass[slot] = fma(p, f, mass[slot]), where
-// p = 2^(score - m) is the slot's weight in its block of the online softmax, m the maximum so far, and f = 2^(m - M) /
-// sum with the maximum and the sum of the whole row.  One chain over the rows of the entry ascending, then over the
-// query heads of the group ascending, continued from what the slot holds; slots that are new in this pass start from 0.
-// So prefill in pieces gives the same sums.
-struct AttnPagedMass {
-  AttnPaged attn;     // without block lists
-  Tensor mass_pages;  // stat [pages, K, 16] acc; slots below `first` are neither read nor written
-  Tensor first;       // i32 [S]: protected slots, which are attended to but have no mass
-  Cost cost() const {
-    Cost c = attn.cost();
-    const int64_t mass = attn.slots * mass_pages.shape[1] * static_cast<int64_t>(dtype_size(mass_pages.dtype));
-    c.flops += 2 * attn.q.shape[1] * attn.pairs;
-    c.read += mass + detail::total_bytes(first), c.written += mass;
-    return c;
-  }
-  auto outputs() const { return attn.outputs(); }
 };
 
 // Selection blocks: `block` (4 or 16) consecutive slots of one sequence in one layer, the last one possibly partial.
@@ -216,34 +216,6 @@ struct AttnBlockSelect {
             keys / block * rows * size + detail::total_bytes(blocks)};
   }
   auto outputs() const { return std::array{blocks}; }
-};
-// AttnFwd in which a row with a list sees only the slots of the listed blocks, in the order of the list, as if they
-// were all that the sequence has: bit for bit what AttnPaged gives with the same list.
-struct AttnBlocksFwd {
-  AttnFwd attn;   // without lists; pairs: sum over own rows of listed_slots(parent_len + i + 1, budget[row], block)
-  Tensor blocks;  // i32 [N, K, max_blocks], as in AttnBlockSelect
-  Tensor budget;  // i32 [N]
-  int32_t block;
-  Cost cost() const {
-    Cost c = attn.cost();
-    c.read += detail::total_bytes(blocks, budget);
-    return c;
-  }
-  auto outputs() const { return attn.outputs(); }
-};
-// Its gradient for fixed lists.  The chains are those of AttnBwd without the terms of slots that a row does not list:
-// dq over the listed slots ascending; dk and dv over segments in list order, then the query heads of the group
-// ascending, then own rows ascending, continued from what the accumulators hold.
-struct AttnBlocksBwd {
-  AttnBwd attn;
-  Tensor blocks, budget;  // as in AttnBlocksFwd
-  int32_t block;
-  Cost cost() const {
-    Cost c = attn.cost();
-    c.read += detail::total_bytes(blocks, budget);
-    return c;
-  }
-  auto outputs() const { return attn.outputs(); }
 };
 
 // Page src[i] -> page dst[i], whole pages, K, V and what lies beside them.

@@ -44,20 +44,6 @@ struct Accumulate {
   Cost cost() const { return {y.size(), detail::total_bytes(y, x), detail::total_bytes(y)}; }
   auto outputs() const { return std::array{y}; }
 };
-// y[r] = x[index[r]]
-struct GatherRows {
-  Tensor y;      // act [R, C] out
-  Tensor x;      // act [N, C]
-  Tensor index;  // i32 [R], each in [0, N)
-  void check(Contract& c) const {
-    const int64_t R = index.shape[0], C = x.shape[1];
-    c.act("y", y, {R, C});
-    c.act("x", x, {x.shape[0], C});
-    c.index("index", index, {R});
-  }
-  Cost cost() const { return {0, detail::total_bytes(y, index), detail::total_bytes(y)}; }
-  auto outputs() const { return std::array{y}; }
-};
 // y[index[r]] += x[r], r ascending
 struct ScatterAddRows {
   Tensor y;      // act [N, C] acc

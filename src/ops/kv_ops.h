@@ -48,7 +48,7 @@ inline KvWork kv_work(const KvEvent* events, int64_t n) {
   return w;
 }
 
-// y[dst] = x[src] for each pair: the ring of window queries, tokens that were drawn and are the next inputs.
+// y[dst] = x[src] for each pair.
 struct CopyRows {
   Tensor y;      // act or i32 [N, C] acc: only the dst rows are written; rows may be strided
   Tensor x;      // the same type, [M, C] or [M, h, C / h]; rows may be strided; may be y
@@ -120,7 +120,7 @@ struct KvRedundancy {
   auto outputs() const { return std::array{score}; }
 };
 
-// H2O: score = mass (AttnPagedMass), or, if normalise, mass / (number of queries that saw the slot: position - pos +
+// H2O: score = mass (AttnPaged), or, if normalise, mass / (number of queries that saw the slot: position - pos +
 // 1).
 struct KvMassScores {
   Tensor score;              // stat [E, K, max_slots] out in the candidates, the rest is left alone

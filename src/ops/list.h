@@ -54,7 +54,6 @@ constexpr int kAttnBlock = 64;  // slots of a block of attention
   X(download, Download)                 \
   X(zero, Zero)                         \
   X(accumulate, Accumulate)             \
-  X(gather_rows, GatherRows)            \
   X(scatter_add_rows, ScatterAddRows)   \
   X(pack_weight, PackWeight)            \
   X(unpack_weight, UnpackWeight)        \
@@ -75,12 +74,9 @@ constexpr int kAttnBlock = 64;  // slots of a block of attention
   X(attn_bwd, AttnBwd)                  \
   X(kv_write, KvWrite)                  \
   X(attn_paged, AttnPaged)              \
-  X(attn_paged_mass, AttnPagedMass)     \
   X(kv_block_summary, KvBlockSummary)   \
   X(kv_block_select, KvBlockSelect)     \
   X(attn_block_select, AttnBlockSelect) \
-  X(attn_blocks_fwd, AttnBlocksFwd)     \
-  X(attn_blocks_bwd, AttnBlocksBwd)     \
   X(kv_copy_pages, KvCopyPages)         \
   X(copy_rows, CopyRows)                \
   X(kv_window_scores, KvWindowScores)   \

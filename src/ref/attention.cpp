@@ -131,17 +131,24 @@ void expect_pairs(const char* op, const std::vector<SegmentRow>& segments, const
   expect(counted == pairs, "ref: ", op, ": pairs is ", pairs, ", the segments hold ", counted);
 }
 
+template <class Args>
+BlockLists block_lists(const char* op, const Args& a) {
+  if (!a.blocks) return {};
+  expect(!a.lists, "ref: ", op, ": a parent is listed by slots or by blocks, not both");
+  return BlockLists(op, a.blocks, a.budget, a.block, a.q.shape[0], a.k.shape[1]);
+}
+
 }  // namespace
 
-namespace {
-
-void forward(const char* op, const AttnFwd& a, const BlockLists& lists) {
+void attn_fwd(const AttnFwd& a, Stream) {
+  constexpr const char* op = "attn_fwd";
   expect_heads(op, a.q, a.k, a.v);
   const int64_t rows = a.q.shape[0], heads = a.q.shape[1], dim = a.q.shape[2], group = heads / a.k.shape[1];
   expect_dense(op, "o", a.o, {rows, heads, dim});
   expect_dense(op, "lse", a.lse, {rows, heads});
   const auto segments = read_segments(op, a.segments, rows, (a.lists ? a.lists : a.pk).shape[0]);
   const auto parents = read_lists(op, a.lists, a.k.shape[1], rows, a.pk.shape[0], segments);
+  const BlockLists lists = block_lists(op, a);
   expect_pairs(op, segments, lists, a.pairs);
   dispatch(op, a.q, [&]<class T>(T) {
     const View<T> o(a.o), lse(a.lse), q(a.q);
@@ -156,6 +163,8 @@ void forward(const char* op, const AttnFwd& a, const BlockLists& lists) {
     }
   });
 }
+
+namespace {
 
 // One segment and query head: p and ds of all its (own row, slot) pairs, then dq, then dk and dv.
 template <class T>
@@ -197,7 +206,10 @@ void backward_head(const AttnBwd& a, const BlockLists& lists, const View<int32_t
     }
 }
 
-void backward(const char* op, const AttnBwd& a, const BlockLists& lists) {
+}  // namespace
+
+void attn_bwd(const AttnBwd& a, Stream) {
+  constexpr const char* op = "attn_bwd";
   expect_heads(op, a.q, a.k, a.v);
   const int64_t rows = a.q.shape[0], heads = a.q.shape[1], kv_heads = a.k.shape[1], dim = a.q.shape[2];
   for (const auto& [name, t] : {std::pair{"dq", &a.dq}, {"d_o", &a.d_o}, {"o", &a.o}})
@@ -209,27 +221,12 @@ void backward(const char* op, const AttnBwd& a, const BlockLists& lists) {
     if (a.pk) expect_shape(op, name, *t, {a.pk.shape[0], kv_heads, dim});
   const auto segments = read_segments(op, a.segments, rows, (a.lists ? a.lists : a.pk).shape[0]);
   const auto parents = read_lists(op, a.lists, kv_heads, rows, a.pk.shape[0], segments);
+  const BlockLists lists = block_lists(op, a);
   expect_pairs(op, segments, lists, a.pairs);
   dispatch(op, a.q, [&]<class T>(T) {
     for (const SegmentRow& s : segments)
       for (int64_t h = 0; h < heads; h++) backward_head<T>(a, lists, parents, s, h);
   });
-}
-
-}  // namespace
-
-void attn_fwd(const AttnFwd& a, Stream) { forward("attn_fwd", a, {}); }
-void attn_bwd(const AttnBwd& a, Stream) { backward("attn_bwd", a, {}); }
-
-void attn_blocks_fwd(const AttnBlocksFwd& a, Stream) {
-  constexpr const char* op = "attn_blocks_fwd";
-  expect(!a.attn.lists, "ref: ", op, ": a parent is listed by slots or by blocks, not both");
-  forward(op, a.attn, BlockLists(op, a.blocks, a.budget, a.block, a.attn.q.shape[0], a.attn.k.shape[1]));
-}
-void attn_blocks_bwd(const AttnBlocksBwd& a, Stream) {
-  constexpr const char* op = "attn_blocks_bwd";
-  expect(!a.attn.lists, "ref: ", op, ": a parent is listed by slots or by blocks, not both");
-  backward(op, a.attn, BlockLists(op, a.blocks, a.budget, a.block, a.attn.q.shape[0], a.attn.k.shape[1]));
 }
 
 std::vector<PagedRow> read_queries(const char* op, const Tensor& queries, const Tensor& page_table, int64_t rows,
@@ -307,6 +304,41 @@ void kv_write(const KvWrite& a, Stream) {
   });
 }
 
+namespace {
+
+// What AttnPaged adds to mass_pages.
+void add_mass(const char* op, const AttnPaged& a, const std::vector<PagedRow>& queries) {
+  expect(!a.blocks, "ref: ", op, ": block lists of slots that have mass");
+  const int64_t pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1];
+  const int64_t dim = a.q.shape[2], group = a.q.shape[1] / kv_heads;
+  expect_dense(op, "mass_pages", a.mass_pages, {pages, kv_heads, kPageSlots});
+  expect_dense(op, "first", a.first, {a.queries.shape[0]});
+  dispatch(op, a.q, [&]<class T>(T) {
+    const View<T> mass(a.mass_pages), q(a.q), k_pages(a.k_pages);
+    for (size_t e = 0; e < queries.size(); e++) {
+      const PagedRow& s = queries[e];
+      const int64_t first = View<int32_t>(a.first)(e), old = s.slots - s.rows;
+      expect(first >= 0, "ref: ", op, ": first[", e, "] is ", first);
+      const SlotPages table{View<int32_t>(a.page_table), s.table_row};
+      for (int64_t kv = 0; kv < kv_heads; kv++) {
+        const auto at = [&](int64_t slot) -> T& { return mass(table.page(slot), kv, slot % kPageSlots); };
+        std::vector<double> sum(s.slots);
+        for (int64_t slot = first; slot < old; slot++) sum[slot] = at(slot);
+        for (int64_t i = 0; i < s.rows; i++)
+          for (int64_t h = kv * group; h < (kv + 1) * group; h++) {
+            const auto p = probabilities(
+                &q(s.row + i, h, 0), dim, BlockLists().slots(e, kv, old + i + 1), a.scale,
+                [&](int64_t slot, int64_t d) { return k_pages(table.page(slot), kv, d, slot % kPageSlots); });
+            for (size_t slot = 0; slot < p.size(); slot++) sum[slot] += p[slot];
+          }
+        for (int64_t slot = first; slot < s.slots; slot++) at(slot) = static_cast<T>(sum[slot]);
+      }
+    }
+  });
+}
+
+}  // namespace
+
 void attn_paged(const AttnPaged& a, Stream) {
   expect_pages("attn_paged", a.k_pages, a.v_pages);
   const int64_t rows = a.q.shape[0], heads = a.q.shape[1], dim = a.q.shape[2], kv_heads = a.k_pages.shape[1];
@@ -344,39 +376,7 @@ void attn_paged(const AttnPaged& a, Stream) {
         }
     }
   });
-}
-
-void attn_paged_mass(const AttnPagedMass& a, Stream stream) {
-  constexpr const char* op = "attn_paged_mass";
-  expect(!a.attn.blocks, "ref: ", op, ": block lists");
-  attn_paged(a.attn, stream);
-  const int64_t pages = a.attn.k_pages.shape[0], kv_heads = a.attn.k_pages.shape[1];
-  const int64_t dim = a.attn.q.shape[2], group = a.attn.q.shape[1] / kv_heads;
-  expect_dense(op, "mass_pages", a.mass_pages, {pages, kv_heads, kPageSlots});
-  expect_dense(op, "first", a.first, {a.attn.queries.shape[0]});
-  const auto queries = read_queries(op, a.attn.queries, a.attn.page_table, a.attn.q.shape[0], pages);
-  dispatch(op, a.attn.q, [&]<class T>(T) {
-    const View<T> mass(a.mass_pages), q(a.attn.q), k_pages(a.attn.k_pages);
-    for (size_t e = 0; e < queries.size(); e++) {
-      const PagedRow& s = queries[e];
-      const int64_t first = View<int32_t>(a.first)(e), old = s.slots - s.rows;
-      expect(first >= 0, "ref: ", op, ": first[", e, "] is ", first);
-      const SlotPages table{View<int32_t>(a.attn.page_table), s.table_row};
-      for (int64_t kv = 0; kv < kv_heads; kv++) {
-        const auto at = [&](int64_t slot) -> T& { return mass(table.page(slot), kv, slot % kPageSlots); };
-        std::vector<double> sum(s.slots);
-        for (int64_t slot = first; slot < old; slot++) sum[slot] = at(slot);
-        for (int64_t i = 0; i < s.rows; i++)
-          for (int64_t h = kv * group; h < (kv + 1) * group; h++) {
-            const auto p = probabilities(
-                &q(s.row + i, h, 0), dim, BlockLists().slots(e, kv, old + i + 1), a.attn.scale,
-                [&](int64_t slot, int64_t d) { return k_pages(table.page(slot), kv, d, slot % kPageSlots); });
-            for (size_t slot = 0; slot < p.size(); slot++) sum[slot] += p[slot];
-          }
-        for (int64_t slot = first; slot < s.slots; slot++) at(slot) = static_cast<T>(sum[slot]);
-      }
-    }
-  });
+  if (a.mass_pages) add_mass("attn_paged", a, queries);
 }
 
 void kv_copy_pages(const KvCopyPages& a, Stream) {

@@ -24,18 +24,6 @@ void accumulate(const Accumulate& a, Stream) {
   });
 }
 
-// y[r] = x[index[r]], x [N, C]
-static void copy_rows(const char* op, const char* index_name, const Tensor& y, const Tensor& x, const Tensor& index) {
-  const int64_t rows = index.shape[0], width = x.shape[1];
-  expect_index(op, index_name, index, x.shape[0]);
-  dispatch(op, y, [&]<class T>(T) {
-    const View<T> to(y), from(x);
-    const View<int32_t> at(index);
-    for (int64_t r = 0; r < rows; r++)
-      for (int64_t c = 0; c < width; c++) to(r, c) = from(at(r), c);
-  });
-}
-
 // y[index[r]] += x[r], r ascending
 static void add_rows(const char* op, const char* index_name, const Tensor& y, const Tensor& x, const Tensor& index) {
   const int64_t rows = index.shape[0], width = y.shape[1];
@@ -48,7 +36,6 @@ static void add_rows(const char* op, const char* index_name, const Tensor& y, co
   });
 }
 
-void gather_rows(const GatherRows& a, Stream) { copy_rows("gather_rows", "index", a.y, a.x, a.index); }
 void scatter_add_rows(const ScatterAddRows& a, Stream) { add_rows("scatter_add_rows", "index", a.y, a.x, a.index); }
 
 void embedding_fwd(const EmbeddingFwd& a, Stream) {

@@ -160,11 +160,12 @@ Rollout::DrawInputs Rollout::draw_inputs(const Batch& batch, const Sampling& sam
   std::vector<int32_t> row, counter, moves;
   for (const Batch::Draw& d : batch.draws) {
     row.push_back(d.row + 1);
+    row.push_back(static_cast<int32_t>(row.size() / 2));
     counter.push_back(static_cast<int32_t>(d.uid));
     counter.push_back(static_cast<int32_t>(d.uid >> 32));
     counter.push_back(d.position);
   }
-  if (batch.keep != Batch::kKept) row.push_back(batch.keep);
+  if (batch.keep != Batch::kKept) row.insert(row.end(), {batch.keep + 1, 0});
   if (sampling.hidden) {
     const int64_t room = sampling.hidden.shape[0] / stats_.completions;
     for (int64_t i = 0; i < n; i++) {
@@ -172,7 +173,7 @@ Rollout::DrawInputs Rollout::draw_inputs(const Batch& batch, const Sampling& sam
       moves.push_back(static_cast<int32_t>(batch.draws[i].completion * room + batch.draws[i].position));
     }
   }
-  return {.row = inputs.add("rollout.index", {std::ssize(row)}, row.data()),
+  return {.row = inputs.add("rollout.index", {std::ssize(row) / 2, 2}, row.data()),
           .counter = inputs.add("rollout.counter", {n, 3}, counter.data()),
           .moves = inputs.add("rollout.hidden_index", {std::ssize(moves) / 2, 2}, moves.data())};
 }
@@ -186,10 +187,8 @@ void Rollout::draw(const Pass& pass, const DrawInputs& inputs, const Sampling& s
   const ArenaScope scope(scratch_);
   const Tensor rows = scratch_.alloc("rollout.rows", model_.dtype, {n, c.hidden});
   const Tensor logits = scratch_.alloc("rollout.logits", model_.dtype, {n, c.vocab});
-  device.gather_rows({.y = rows, .x = hidden, .index = inputs.row.rows(0, n)});
-  if (pass.batch.keep != Batch::kKept)
-    device.gather_rows(
-        {.y = hidden.rows(0, 1), .x = hidden.rows(1, hidden.shape[0] - 1), .index = inputs.row.rows(n, 1)});
+  device.copy_rows({.y = rows, .x = hidden, .index = inputs.row.rows(0, n)});
+  if (pass.batch.keep != Batch::kKept) device.copy_rows({.y = hidden, .x = hidden, .index = inputs.row.rows(n, 1)});
   if (sampling.hidden) device.copy_rows({.y = sampling.hidden, .x = rows, .index = inputs.moves});
   device.linear_fwd({.y = logits, .x = rows, .w = model_.head, .bias = {}, .residual = {}});
   device.sample({.token = state.token.rows(pass.first, n),

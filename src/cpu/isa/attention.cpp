@@ -298,7 +298,7 @@ PARE_INLINE void attend_rows(const Args& a, Queries& queries, int64_t rows, cons
   }
 }
 
-// What AttnPagedMass adds up, for one entry and key head: slots [first, slots).
+// What AttnPaged adds to mass_pages, for one entry and key head: slots [first, slots).
 struct Mass {
   float* pages;
   const int32_t* table;

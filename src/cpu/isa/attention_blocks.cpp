@@ -1,4 +1,4 @@
-// Backward of attention with lists of blocks, for one segment and one key head; attention_ops.h (AttnBlocksBwd) states
+// Backward of attention with lists of blocks, for one segment and one key head; attention_ops.h (AttnBwd) states
 // the order of the chains.  One query row at a time: its scores come 16 slots at a time, a page of the segment each,
 // then its slots one after the other.
 #include "cpu/isa/attention.h"
