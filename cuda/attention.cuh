@@ -10,11 +10,12 @@ namespace pare::PARE_CUDA {
 constexpr int kSlots = kAttnBlock;
 constexpr int kThreads = 128, kWarps = 4;
 
-// Query rows [first, first + kRows) of a segment.
-struct Tile {
-  int row, len, parent_row, parent_len;  // the segment, len times `repeat`
-  int first, entry;                      // entry: number of the segment
+// Query rows [first, first + kRows) of an entry of a list: of a segment, or of a sequence in pages (PagedRow).
+template <class Entry>
+struct TileOf : Entry {
+  int first, entry;  // entry: its number
 };
+using Tile = TileOf<SegmentRow>;
 
 struct Piece {
   int owner, index;
@@ -41,14 +42,15 @@ __device__ Piece find_piece(int n, int piece, Count count) {
   return {n, 0};
 }
 
-// Tile number `tile` of all segments, cut into tiles of kRows own rows; len 0 if there are fewer.  Each own row counts
-// `repeat` times.
-template <int kRows>
-__device__ Tile find_tile(const int4* segments, int n, int tile, int repeat = 1) {
-  const Piece p = find_piece(n, tile, [&](int i) { return (segments[i].y * repeat + kRows - 1) / kRows; });
+// Tile number `tile` of all n entries, cut into tiles of kRows query rows; an entry without rows if there are fewer.
+// Each row that an entry names counts `repeat` times.
+template <int kRows, class Entry = SegmentRow>
+__device__ TileOf<Entry> find_tile(const int4* entries, int n, int tile, int repeat = 1) {
+  // The second number of an entry says how many rows it names.
+  const Piece p = find_piece(n, tile, [&](int i) { return (entries[i].y * repeat + kRows - 1) / kRows; });
   if (p.owner == n) return {};
-  const int4 s = segments[p.owner];
-  return {s.x, s.y * repeat, s.z, s.w, p.index * kRows, p.owner};
+  const int4 e = entries[p.owner];
+  return {{e.x, e.y, e.z, e.w}, p.index * kRows, p.owner};
 }
 
 // Row stride of a [rows, heads, D] tensor with contiguous heads.

@@ -96,7 +96,7 @@ __device__ __forceinline__ const T* key_at(const T* k_pages, const HeadPages& pa
 // z[i][j] = (row i . column j) * scale, each product one chain of fused multiply-adds, d ascending.  A thread has 4 x 4
 // of them in registers.  Rows stay in shared memory, columns pass through it kDepth elements at a time.
 template <int kRows, int kColumns>
-struct Tile {
+struct DotTile {
   static_assert(kRows * kColumns == 16 * kThreads);
   static constexpr int kDepth = 32;
   static constexpr int kRowStep = kRows + 4, kColumnStep = kColumns + 4;  // multiples of 4 in other banks
@@ -106,7 +106,7 @@ struct Tile {
   float *rows, *columns, *z;  // [depth][kRowStep], [kDepth][kColumns], [kRows][kColumnStep]
   int depth;
 
-  __device__ explicit Tile(int depth) : rows(dynamic_smem<float>()), depth(depth) {
+  __device__ explicit DotTile(int depth) : rows(dynamic_smem<float>()), depth(depth) {
     columns = rows + depth * kRowStep, z = columns + kDepth * kColumns;
   }
 
@@ -146,7 +146,7 @@ struct Tile {
     __syncthreads();
   }
 };
-using KeyTile = Tile<64, 64>;  // keys with keys
+using KeyTile = DotTile<64, 64>;  // keys with keys
 // Thread blocks of a multiprocessor that registers must suffice for; for more of them ptxas would spill.
 constexpr int kTileBlocks = 2;
 

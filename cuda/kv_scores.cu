@@ -23,7 +23,7 @@ namespace pare::PARE_CUDA {
 
 namespace {
 
-using QueryTile = Tile<16, 256>;
+using QueryTile = DotTile<16, 256>;
 constexpr int kQueries = 16, kSlots = kThreads;  // rows and columns of it: a slot a thread
 
 // Softmax probabilities of up to 16 rows of logits over the slots [first, end(row)), where end ascends with the row.

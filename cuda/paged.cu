@@ -19,7 +19,7 @@ namespace pare::PARE_CUDA {
 
 namespace {
 
-// The slots of an entry: queries read as the segments of find_tile, {row, rows, slots, table_row}.
+// The pages, and the entries that are read or written: PagedRow.
 template <class T>
 struct Pages {
   T *k, *v;
@@ -47,18 +47,18 @@ struct Beside {  // absent: null
 template <class T>
 __global__ void __launch_bounds__(kThreads) write_rows(Pages<T> pages, const T* __restrict__ k, const T* __restrict__ v,
                                                        int64_t k_stride, int64_t v_stride, Beside beside) {
-  const Tile t = find_tile<1>(pages.queries, pages.n_queries, blockIdx.x);
-  if (t.len == 0) return;
-  const int slots = t.parent_row, table_row = t.parent_len, slot = slots - t.len + t.first;
+  const auto t = find_tile<1, PagedRow>(pages.queries, pages.n_queries, blockIdx.x);
+  if (t.rows == 0) return;
+  const int slot = t.slots - t.rows + t.first;
   const int64_t row = t.row + t.first;
   for (int i = threadIdx.x; i < pages.kv_heads * pages.d; i += kThreads) {
     const int h = i / pages.d, c = i % pages.d;
-    const int64_t head = pages.head(table_row, slot, h);
+    const int64_t head = pages.head(t.table_row, slot, h);
     *pages.k_at(head, slot, c) = k[row * k_stride + i];
     *pages.v_at(head, slot, c) = v[row * v_stride + i];
   }
   for (int h = threadIdx.x; h < pages.kv_heads; h += kThreads) {
-    const int64_t at = pages.head(table_row, slot, h) * kPageSlots + slot % kPageSlots;
+    const int64_t at = pages.head(t.table_row, slot, h) * kPageSlots + slot % kPageSlots;
     if (beside.pos_pages) beside.pos_pages[at] = beside.pos[row];
   }
 }
@@ -81,30 +81,27 @@ struct Args {
 template <class T, int kRows>
 struct Reads {
   const Args<T>& a;
-  const Tile t;
-  const int kv, own, total, table_row;
+  const TileOf<PagedRow> t;
+  const int kv;
   int rows = 0, slots = 0;
   const int32_t* list = nullptr;  // entries of one row may have one, of whose slots the blocks of 64 are then made
 
   __device__ __forceinline__ explicit Reads(const Args<T>& args)
       : a(args),
-        t(find_tile<kRows>(a.pages.queries, a.pages.n_queries, blockIdx.x, a.group)),
-        kv(static_cast<int>(blockIdx.y)),
-        own(t.len / a.group),
-        total(t.parent_row),
-        table_row(t.parent_len) {
-    if (t.len == 0) return;
-    rows = min(kRows, t.len - t.first);
+        t(find_tile<kRows, PagedRow>(a.pages.queries, a.pages.n_queries, blockIdx.x, a.group)),
+        kv(static_cast<int>(blockIdx.y)) {
+    if (t.rows == 0) return;
+    rows = min(kRows, t.rows * a.group - t.first);
     slots = visible(rows - 1);
-    if (!a.blocks || own != 1) return;
-    const int budget = a.budget[table_row], left_out = (total + a.block - 1) / a.block - budget;
+    if (!a.blocks || t.rows != 1) return;
+    const int budget = a.budget[t.table_row], left_out = (t.slots + a.block - 1) / a.block - budget;
     if (left_out <= 0) return;
-    list = a.blocks + (int64_t{table_row} * a.pages.kv_heads + kv) * a.max_blocks;
-    slots = total - left_out * a.block;
+    list = a.blocks + (int64_t{t.table_row} * a.pages.kv_heads + kv) * a.max_blocks;
+    slots = t.slots - left_out * a.block;
   }
   // Of a row of the tile: its slots, where it lies in q and in o.
   __device__ __forceinline__ int visible(int row) const {
-    return list ? slots : total - own + (t.first + row) / a.group + 1;
+    return list ? slots : t.slots - t.rows + (t.first + row) / a.group + 1;
   }
   __device__ __forceinline__ const T* query(int row) const {
     return a.q + (t.row + (t.first + row) / a.group) * a.q_stride + head(row) * a.pages.d;
@@ -134,11 +131,11 @@ __global__ void __launch_bounds__(kThreads) attend32(const Args<float> a) {
       const int k_slot = begin + i % kSlots, v_slot = begin + i / d, k_c = i / kSlots, v_c = i % d;
       if (k_slot < e.slots) {
         const int at = e.where(k_slot);
-        s.k[i % kSlots * (d + 1) + k_c] = *a.pages.k_at(a.pages.head(e.table_row, at, e.kv), at, k_c);
+        s.k[i % kSlots * (d + 1) + k_c] = *a.pages.k_at(a.pages.head(e.t.table_row, at, e.kv), at, k_c);
       }
       if (v_slot < e.slots) {
         const int at = e.where(v_slot);
-        s.v[i] = *a.pages.v_at(a.pages.head(e.table_row, at, e.kv), at, v_c);
+        s.v[i] = *a.pages.v_at(a.pages.head(e.t.table_row, at, e.kv), at, v_c);
       }
     }
     __syncthreads();
@@ -173,7 +170,7 @@ __device__ __forceinline__ void load_slots(const Stage<kD>& to, const Reads<bf16
   __syncwarp();  // the last block's are done with
   if (lane < kSlots / 4 && lane * 4 < present) {
     const int slot = e.where(begin + lane * 4);
-    mine[lane] = pages.table[e.table_row * pages.table_stride + slot / kPageSlots] * kPageSlots + slot % kPageSlots;
+    mine[lane] = pages.table[e.t.table_row * pages.table_stride + slot / kPageSlots] * kPageSlots + slot % kPageSlots;
   }
   __syncwarp();
   const auto head = [&](int place) { return int64_t{place / kPageSlots} * pages.kv_heads + e.kv; };
