@@ -6,7 +6,7 @@
 // query rows is larger: a V that is not finite reaches the earlier rows of that one.
 #pragma once
 #include "attention_mma.cuh"
-#include "ptx90.cuh"
+#include "ring.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -85,6 +85,34 @@ __device__ __forceinline__ void bring_slots(SlotStage<kD>& stage, const Packed<b
   }
 }
 
+// What a block that owns kRows query rows of a head computes with: the slots that they see, in blocks of kSlots.
+template <int kRows>
+struct QueryBlock : Tile {
+  int head = blockIdx.y, kv;
+  // Backwards: the later tiles of a sequence see more slots, so they take longer.
+  __device__ explicit QueryBlock(const Packed<bf16>& x)
+      : Tile(find_tile<kRows>(x.segments, x.n_segments, gridDim.x - 1 - blockIdx.x)), kv(head / x.group) {}
+  // That rows [0, end) of the tile see.
+  __device__ int slots(int end) const { return parent_len + min(len, first + end); }
+  __device__ int blocks(int end) const { return (slots(end) + kSlots - 1) / kSlots; }
+
+  // By one thread: the barriers, of the rows and of the slots.
+  template <class Slots>
+  __device__ void init(Mbarrier* rows_full, Slots& ring) const {
+    mbarrier_init(rows_full, 1);
+    ring.init((min(kRows, len - first) + 63) / 64 * 4);  // warps; a warpgroup without rows ends
+    fence_proxy_async();
+  }
+  // By a warp: brings the slots.
+  template <class Slots>
+  __device__ void bring(Slots& ring, const Packed<bf16>& x, const SlotMaps& maps) const {
+    for (int i = 0; i < blocks(kRows); i++) {
+      Mbarrier* const full = ring.await_empty(i);
+      bring_slots(ring[i], x, maps, *this, kv, i * kSlots, slots(kRows), full);
+    }
+  }
+};
+
 // Begins sum += a b^T for 64 rows of a, from `row` on.
 template <int kN, int kPanels, int kA, int kB>
 __device__ __forceinline__ void begin_dots(Accumulator<kN>& sum, const bf16 (&a)[kPanels][kA], int row,
@@ -131,8 +159,8 @@ struct WgmmaAttention {
 
   struct Shared {
     alignas(1024) HeadRows<kD, kRows> q;
-    SlotStage<kD> stages[kStages];
-    Mbarrier q_full, full[kStages], empty[kStages];
+    Ring<SlotStage<kD>, kStages> ring;
+    Mbarrier q_full;
   };
 };
 
@@ -143,33 +171,22 @@ __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads)
                const __grid_constant__ SlotMaps maps) {
 #ifdef PARE_SM90A
   using Block = WgmmaAttention<kD>;
-  constexpr int kRows = Block::kRows, kStages = Block::kStages;
   auto& s = *dynamic_smem<typename Block::Shared>();
-  // Backwards: the later tiles of a sequence see more slots, so they take longer.
-  const Tile t = find_tile<kRows>(x.segments, x.n_segments, gridDim.x - 1 - blockIdx.x);
+  const QueryBlock<Block::kRows> t(x);
   if (t.len == 0) return;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y, kv = head / x.group;
-  const auto seen = [&](int end) { return t.parent_len + min(t.len, t.first + end); };  // slots, by tile rows [0, end)
-  const auto blocks_of = [](int slots) { return (slots + kSlots - 1) / kSlots; };
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     prefetch_map(q), prefetch_maps(maps, t);
-    const int consumers = (min(kRows, t.len - t.first) + 63) / 64 * 4;  // warps; a warpgroup without rows ends
-    mbarrier_init(&s.q_full, 1);
-    for (int i = 0; i < kStages; i++) mbarrier_init(&s.full[i], 1), mbarrier_init(&s.empty[i], consumers);
-    fence_proxy_async();
+    t.init(&s.q_full, s.ring);
   }
   __syncthreads();
 
   if (warp == Block::kConsumers) {
     if (lane == 0) {
       mbarrier_arrive_expect(&s.q_full, sizeof(s.q));
-      copy_rows(s.q, q, head, t.row + t.first, &s.q_full);
+      copy_rows(s.q, q, t.head, t.row + t.first, &s.q_full);
     }
-    const int slots = seen(kRows);
-    for (int i = 0; i < blocks_of(slots); i++) {
-      mbarrier_wait(&s.empty[i % kStages], (i / kStages + 1) % 2);
-      bring_slots(s.stages[i % kStages], x, maps, t, kv, i * kSlots, slots, &s.full[i % kStages]);
-    }
+    t.bring(s.ring, x, maps);
     return;
   }
 
@@ -179,12 +196,11 @@ __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads)
   Accumulator<kSlots> scores;
   PerRow<float> fix;
   uint32_t weights[kSlots / 16][4];
-  const auto await = [&](int i) { mbarrier_wait(&s.full[i % kStages], i / kStages % 2); };
   const auto multiply_keys = [&](int i) {
     wgmma_clear(scores.registers());
-    begin_dots(scores, s.q, group, s.stages[i % kStages].k);
+    begin_dots(scores, s.q, group, s.ring[i].k);
   };
-  const auto multiply_values = [&](int i) { begin_weighted(r.acc, weights, s.stages[i % kStages].v); };
+  const auto multiply_values = [&](int i) { begin_weighted(r.acc, weights, s.ring[i].v); };
   const auto softmax = [&](int i) {
     const int before = t.parent_len + first + 1 - i * kSlots;  // slots that row 0 of the warp sees
     for_rows([&](LaneRow row) { fix[row] = r.weigh(row, scores, x.softmax(), before + row); });
@@ -194,22 +210,22 @@ __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads)
     scores.round(weights);
   };
   mbarrier_wait(&s.q_full, 0);
-  await(0);
+  s.ring.await_full(0);
   multiply_keys(0);
   wgmma_wait<0>(scores.registers());
   softmax(0);
   take_weights();
-  const int n_blocks = blocks_of(seen(group + 64));
-  if (n_blocks > 1) await(1);
+  const int n_blocks = t.blocks(group + 64);
+  if (n_blocks > 1) s.ring.await_full(1);
   for (int i = 1; i < n_blocks; i++) {
     multiply_keys(i);
     multiply_values(i - 1);
     wgmma_wait<1>(scores.registers());
     softmax(i);  // while the values are multiplied
     // Here, as a branch must lie between: ptxas would move the wait for the values to before the softmax.
-    if (i + 1 < n_blocks) await(i + 1);
+    if (i + 1 < n_blocks) s.ring.await_full(i + 1);
     wgmma_wait<0>(r.acc.registers(), weights);
-    if (lane == 0) mbarrier_arrive(&s.empty[(i - 1) % kStages]);
+    if (lane == 0) s.ring.release(i - 1);
     take_weights();
   }
   multiply_values(n_blocks - 1);
@@ -217,7 +233,7 @@ __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads)
   r.write(
       t.len - first,
       [&](int row, float log_sum) {
-        const int64_t at = int64_t{t.row + first + row} * x.heads + head;
+        const int64_t at = int64_t{t.row + first + row} * x.heads + t.head;
         if (lane % 4 == 0) lse[at] = log_sum;
         return o + at * x.d;
       },

@@ -41,9 +41,9 @@ struct WgmmaKeyGradients {
   struct Shared {
     alignas(1024) HeadRows<kD, kOwnedRows> k;
     HeadRows<kD, kOwnedRows> v;
-    Stage stages[kStages];
+    Ring<Stage, kStages> ring;
     Piece pieces[kStages];
-    Mbarrier keys_full, full[kStages], empty[kStages];
+    Mbarrier keys_full;
   };
 };
 
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     prefetch_map(t.own ? keys.k : keys.pk), prefetch_map(t.own ? keys.v : keys.pv);
     const int consumers = (t.rows + 63) / 64 * 4;  // warps; a warpgroup without keys ends
     mbarrier_init(&s.keys_full, 1);
-    for (int i = 0; i < kStages; i++) mbarrier_init(&s.full[i], 1), mbarrier_init(&s.empty[i], consumers);
+    s.ring.init(consumers);
     fence_proxy_async();
   }
   __syncthreads();
@@ -88,10 +88,9 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
               lse[i] = a.lse[int64_t{g.row + r} * x.heads + head];
               delta[i] = get_delta(a.dq.row(g.row + r) + head * x.d);
             }
-          auto& stage = s.stages[n % kStages];
+          auto& stage = s.ring[n];
           auto& piece = s.pieces[n % kStages];
-          Mbarrier* const full = &s.full[n % kStages];
-          mbarrier_wait(&s.empty[n % kStages], (n / kStages + 1) % 2);
+          Mbarrier* const full = s.ring.await_empty(n);
 #pragma unroll
           for (int i = 0; i < kQueries / 32; i++)
             piece.lse[lane + i * 32] = lse[i], piece.delta[lane + i * 32] = delta[i];
@@ -111,10 +110,10 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
           }
         }
     });
-    mbarrier_wait(&s.empty[n % kStages], (n / kStages + 1) % 2);
+    Mbarrier* const full = s.ring.await_empty(n);
     if (lane == 0) {
       s.pieces[n % kStages].begin = -1;
-      mbarrier_arrive(&s.full[n % kStages]);
+      mbarrier_arrive(full);
     }
     return;
   }
@@ -127,16 +126,16 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   uint32_t p16[kQueries / 16][4], ds16[kQueries / 16][4];
   PerRow<bool> touched = {};
   const auto await = [&](int n) {
-    mbarrier_wait(&s.full[n % kStages], n / kStages % 2);
+    s.ring.await_full(n);
     return s.pieces[n % kStages].begin >= 0;
   };
   const auto multiply_keys = [&](int n) {
     wgmma_clear(p.registers());
-    begin_dots(p, s.k, group, s.stages[n % kStages].q);
+    begin_dots(p, s.k, group, s.ring[n].q);
   };
   // p and ds of piece n, whose k.q is on its way; p while v.do is computed.
   const auto weigh = [&](int n) {
-    begin_dots(ds, s.v, group, s.stages[n % kStages].d_o);
+    begin_dots(ds, s.v, group, s.ring[n].d_o);
     const auto& piece = s.pieces[n % kStages];
     PerRow<int> first;  // the query that is the first to see the row
     for_rows([&](LaneRow row) {
@@ -150,8 +149,8 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     p.round(p16), ds.round(ds16);
   };
   const auto add = [&](int n) {
-    begin_weighted(dv, p16, s.stages[n % kStages].d_o);
-    begin_weighted(dk, ds16, s.stages[n % kStages].q);
+    begin_weighted(dv, p16, s.ring[n].d_o);
+    begin_weighted(dk, ds16, s.ring[n].q);
   };
   mbarrier_wait(&s.keys_full, 0);
   if (!await(0)) return;
@@ -164,7 +163,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     multiply_keys(n);
     wgmma_wait<1>(dv.registers(), p16), wgmma_wait<1>(dk.registers(), ds16);
     __syncwarp();  // everyone has read the piece
-    if (lane == 0) mbarrier_arrive(&s.empty[(n - 1) % kStages]);
+    if (lane == 0) s.ring.release(n - 1);
     wgmma_clear(ds.registers());
     weigh(n);
   }
@@ -186,8 +185,8 @@ struct WgmmaQueryGradients {
   struct Shared {
     alignas(1024) HeadRows<kD, kOwnedRows> q;
     HeadRows<kD, kOwnedRows> d_o;
-    SlotStage<kD> stages[kStages];
-    Mbarrier q_full, full[kStages], empty[kStages];
+    Ring<SlotStage<kD>, kStages> ring;
+    Mbarrier q_full;
   };
 };
 
@@ -198,21 +197,14 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
                           const __grid_constant__ SlotMaps keys) {
 #ifdef PARE_SM90A
   using Block = WgmmaQueryGradients<kD>;
-  constexpr int kRows = kOwnedRows, kStages = Block::kStages;
   auto& s = *dynamic_smem<typename Block::Shared>();
   const Packed<bf16>& x = a.x;
-  // Backwards: the later tiles of a sequence see more slots, so they take longer.
-  const Tile t = find_tile<kRows>(x.segments, x.n_segments, gridDim.x - 1 - blockIdx.x);
+  const QueryBlock<kOwnedRows> t(x);
   if (t.len == 0) return;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y, kv = head / x.group;
-  const auto seen = [&](int end) { return t.parent_len + min(t.len, t.first + end); };  // slots, by tile rows [0, end)
-  const auto blocks_of = [](int slots) { return (slots + kSlots - 1) / kSlots; };
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     prefetch_map(queries.q), prefetch_map(queries.d_o), prefetch_maps(keys, t);
-    const int consumers = (min(kRows, t.len - t.first) + 63) / 64 * 4;  // warps; a warpgroup without rows ends
-    mbarrier_init(&s.q_full, 1);
-    for (int i = 0; i < kStages; i++) mbarrier_init(&s.full[i], 1), mbarrier_init(&s.empty[i], consumers);
-    fence_proxy_async();
+    t.init(&s.q_full, s.ring);
   }
   __syncthreads();
 
@@ -221,31 +213,26 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     if (warp > kConsumers) return;
     if (lane == 0) {
       mbarrier_arrive_expect(&s.q_full, sizeof(s.q) + sizeof(s.d_o));
-      copy_rows(s.q, queries.q, head, t.row + t.first, &s.q_full);
-      copy_rows(s.d_o, queries.d_o, head, t.row + t.first, &s.q_full);
+      copy_rows(s.q, queries.q, t.head, t.row + t.first, &s.q_full);
+      copy_rows(s.d_o, queries.d_o, t.head, t.row + t.first, &s.q_full);
     }
-    const int slots = seen(kRows);
-    for (int i = 0; i < blocks_of(slots); i++) {
-      mbarrier_wait(&s.empty[i % kStages], (i / kStages + 1) % 2);
-      bring_slots(s.stages[i % kStages], x, keys, t, kv, i * kSlots, slots, &s.full[i % kStages]);
-    }
+    t.bring(s.ring, x, keys);
     return;
   }
 
   const int group = warp / 4 * 64, first = t.first + warp * 16;  // of the tile's rows; of the segment's
   if (t.first + group >= t.len) return;
   more_registers<kConsumerRegisters>();
-  QueryTerms terms(a, t, first, head);
+  QueryTerms terms(a, t, first, t.head);
   Accumulator<kD> dq = {};
   Accumulator<kSlots> p, ds;
   uint32_t weights[kSlots / 16][4];
-  const auto await = [&](int i) { mbarrier_wait(&s.full[i % kStages], i / kStages % 2); };
   const auto multiply_keys = [&](int i) {
     wgmma_clear(p.registers()), wgmma_clear(ds.registers());
-    begin_dots(p, s.q, group, s.stages[i % kStages].k);
-    begin_dots(ds, s.d_o, group, s.stages[i % kStages].v);
+    begin_dots(p, s.q, group, s.ring[i].k);
+    begin_dots(ds, s.d_o, group, s.ring[i].v);
   };
-  const auto add_keys = [&](int i) { begin_weighted(dq, weights, s.stages[i % kStages].k); };
+  const auto add_keys = [&](int i) { begin_weighted(dq, weights, s.ring[i].k); };
   const auto dots_to_p = [&] {
     p.for_each([&](LaneRow row, int, float& z) { z = exp2_f32(fmaf(z, x.score_scale, -terms.lse[row])); });
   };
@@ -257,15 +244,15 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     });
   };
   mbarrier_wait(&s.q_full, 0);
-  await(0);
+  s.ring.await_full(0);
   multiply_keys(0);
   wgmma_wait<1>(p.registers());
   dots_to_p();
   wgmma_wait<0>(ds.registers());
   dots_to_ds(0);
   ds.round(weights);
-  const int n_blocks = blocks_of(seen(group + 64));
-  if (n_blocks > 1) await(1);
+  const int n_blocks = t.blocks(group + 64);
+  if (n_blocks > 1) s.ring.await_full(1);
   for (int i = 1; i < n_blocks; i++) {
     multiply_keys(i);
     add_keys(i - 1);
@@ -273,15 +260,15 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     dots_to_p();
     wgmma_wait<1>(ds.registers());
     dots_to_ds(i);
-    if (i + 1 < n_blocks) await(i + 1);  // here, as in attn_wgmma
+    if (i + 1 < n_blocks) s.ring.await_full(i + 1);  // here, as in attn_wgmma
     wgmma_wait<0>(dq.registers(), weights);
-    if (lane == 0) mbarrier_arrive(&s.empty[(i - 1) % kStages]);
+    if (lane == 0) s.ring.release(i - 1);
     ds.round(weights);
   }
   add_keys(n_blocks - 1);
   wgmma_wait<0>(dq.registers(), weights);
   __syncwarp();  // everyone has read do.o, which lies in dq
-  write_query_gradients(a, t, first, head, dq);
+  write_query_gradients(a, t, first, t.head, dq);
 #else
   __trap();
 #endif

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "linear_mma.cuh"
-#include "ptx90.cuh"
+#include "ring.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -79,10 +79,7 @@ struct WgmmaBlock {
   static constexpr int kConsumers = kWgmmaRows / 64 * 4, kThreads = kConsumers * 32 + 32;
   // Shared memory: 193 KiB, or 97 KiB for each of the two blocks that then share a multiprocessor.
   static constexpr int kBlocks = kColumns == 256 || kChunks ? 1 : 2, kStages = kColumns == 256 ? 4 : kChunks ? 6 : 3;
-  struct Shared {
-    Stage stages[kStages];
-    Mbarrier full[kStages], empty[kStages];
-  };
+  using Shared = Ring<Stage, kStages>;
 };
 
 // Where the block's tile begins.
@@ -103,24 +100,22 @@ __global__ void __launch_bounds__(WgmmaBlock<kColumns, kChunks, Product>::kThrea
 #ifdef PARE_SM90A
   using Block = WgmmaBlock<kColumns, kChunks, Product>;
   using Stage = typename Block::Stage;
-  constexpr int kStages = Block::kStages;
-  auto& s = *dynamic_smem<typename Block::Shared>();
+  auto& ring = *dynamic_smem<typename Block::Shared>();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, steps = (p.depth + kWgmmaDepth - 1) / kWgmmaDepth;
   const int2 tile = first_of_tile<kColumns>(p.rows, p.columns);
   const int first_row = tile.x, first_column = tile.y;
   if (threadIdx.x == 0) {
     prefetch_map(map_a), prefetch_map(map_b);
-    for (int i = 0; i < kStages; i++) mbarrier_init(&s.full[i], 1), mbarrier_init(&s.empty[i], Block::kConsumers);
+    ring.init(Block::kConsumers);
     fence_proxy_async();
   }
   __syncthreads();
   if (warp == Block::kConsumers) {
     if (lane == 0)
       for (int i = 0; i < steps; i++) {
-        Mbarrier* const full = &s.full[i % kStages];
-        mbarrier_wait(&s.empty[i % kStages], (i / kStages + 1) % 2);
+        Mbarrier* const full = ring.await_empty(i);
         mbarrier_arrive_expect(full, sizeof(Stage));
-        s.stages[i % kStages].copy(map_a, map_b, first_row, first_column, i * kWgmmaDepth, full);
+        ring[i].copy(map_a, map_b, first_row, first_column, i * kWgmmaDepth, full);
       }
     return;
   }
@@ -129,8 +124,8 @@ __global__ void __launch_bounds__(WgmmaBlock<kColumns, kChunks, Product>::kThrea
   // Adds stage i, of which kSteps k16 steps exist: a constant, as ptxas takes products that hang on a condition one by
   // one.
   const auto add = [&]<int kSteps>(int i, std::integral_constant<int, kSteps>) {
-    const Stage& stage = s.stages[i % kStages];
-    mbarrier_wait(&s.full[i % kStages], i / kStages % 2);
+    const Stage& stage = ring[i];
+    ring.await_full(i);
     const uint64_t a = stage.a(warp / 4 * 64), b = stage.b();
     wgmma_fence();
 #pragma unroll
@@ -138,7 +133,7 @@ __global__ void __launch_bounds__(WgmmaBlock<kColumns, kChunks, Product>::kThrea
       wgmma<Stage::kMnMajorB, Stage::kMnMajorA>(sum.registers(), a + k * Stage::kNextA, b + k * Stage::kNextB);
     wgmma_commit();
     wgmma_wait<0>(sum.registers());
-    if (lane == 0) mbarrier_arrive(&s.empty[i % kStages]);
+    if (lane == 0) ring.release(i);
   };
   const int whole = p.depth / kWgmmaDepth;
   for (int i = 0; i < whole; i++) {

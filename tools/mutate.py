@@ -23,9 +23,11 @@ RULES = [  # (what to damage, replacement, label)
     (r"cp_async_wait<(k\w*Stages) - 2>\(\)", r"cp_async_wait<\1 - 1>()", "waits for one group less"),
     (r"cp_async_wait<0>\(\);", ";", "no wait"),
     (r"cp_async_commit\(\);", ";", "no commit"),
-    (r"mbarrier_wait\(.*\);", "(void)0;", "no wait for an mbarrier"),
-    (r"mbarrier_wait\((.*), (.*)\);", r"mbarrier_wait(\1, 1 - (\2));", "wrong parity"),
-    (r"mbarrier_arrive\(.*\);", "(void)0;", "no arrival"),
+    (r"(PARE_CUDA::)?mbarrier_wait\(.*?\);", "(void)0;", "no wait for an mbarrier"),
+    (r"mbarrier_wait\((.*?), (.*?)( PTX_SAME_LOC)?\);", r"mbarrier_wait(\1, 1 - (\2)\3);", "wrong parity"),
+    (r"mbarrier_arrive\(.*?\);", "(void)0;", "no arrival"),
+    (r"[\w.]*\.await_full\(.*?\);", "(void)0;", "no wait for an mbarrier"),
+    (r"[\w.]*\.release\(.*?\);", "(void)0;", "no arrival"),
     (r"(mbarrier_init\([^,]*, (?!1\))[^)]*)\)", r"\1 - 1)", "one arrival less"),
     (r"(mbarrier_arrive_expect\(.*)\);", r"\1 / 2);", "expects half the bytes"),
     (r"(mbarrier_arrive_expect\(.*)\);", r"\1 * 2);", "expects twice the bytes"),
@@ -60,7 +62,8 @@ KNOWN = {
 COMPILED = {"attention.cuh": "attn_fwd.cu", "attention_mma.cuh": "attn_fwd.cu",
             "attention_wgmma.cuh": "attn_fwd.cu", "attn_bwd.cuh": "attn_bwd.cu",
             "attn_bwd_wgmma.cuh": "attn_bwd.cu", "fragment.cuh": "attn_fwd.cu",
-            "kv_event.cuh": "kv_scores.cu", "linear_mma.cuh": "linear.cu", "linear_wgmma.cuh": "linear.cu"}
+            "kv_event.cuh": "kv_scores.cu", "linear_mma.cuh": "linear.cu", "linear_wgmma.cuh": "linear.cu",
+            "ring.cuh": "linear.cu"}
 
 FLAGS = dict(capture_output=True, text=True, errors="replace")
 

@@ -1,0 +1,31 @@
+// A ring of stages in shared memory: a producer warp fills them by tensor copies, consumer warps read them.
+#pragma once
+#include "ptx90.cuh"
+
+namespace pare::PARE_CUDA {
+
+// Filling i, from 0 on, lies in stage i % kStages.
+template <class Stage, int kStages>
+struct Ring {
+  Stage stages[kStages];
+  Mbarrier full[kStages], empty[kStages];
+
+  // By one thread, before a fence of the async proxy.  consumers: warps that release each filling.
+  __device__ void init(int consumers) {
+    for (int i = 0; i < kStages; i++) mbarrier_init(&full[i], 1), mbarrier_init(&empty[i], consumers);
+  }
+  __device__ Stage& operator[](int i) { return stages[i % kStages]; }
+
+  // Producer: waits until the stage of filling i is empty.  The barrier takes the one arrival that says it is full.
+  __device__ Mbarrier* await_empty(int i PTX_LOC) {
+    PARE_CUDA::mbarrier_wait(&empty[i % kStages], (i / kStages + 1) % 2 PTX_SAME_LOC);
+    return &full[i % kStages];
+  }
+  // Consumers: wait for filling i, and one lane of each warp releases it.
+  __device__ void await_full(int i PTX_LOC) {
+    PARE_CUDA::mbarrier_wait(&full[i % kStages], i / kStages % 2 PTX_SAME_LOC);
+  }
+  __device__ void release(int i PTX_LOC) { mbarrier_arrive(&empty[i % kStages] PTX_SAME_LOC); }
+};
+
+}  // namespace pare::PARE_CUDA
