@@ -12,7 +12,7 @@ namespace pare {
 namespace {
 
 // Host doubles to a stat tensor.
-Tensor upload_stat(const Model& model, Arena& arena, const char* name, const std::vector<double>& values) {
+Tensor upload_stat(const Model& model, Arena& arena, const char* name, std::span<const double> values) {
   const Tensor t = arena.alloc(name, model.stat, {static_cast<int64_t>(values.size())});
   if (model.stat == DType::f64) {
     model.device.upload({t, values.data()});
@@ -83,18 +83,15 @@ struct LossIndex {
 std::vector<int32_t> sampler_rows(const PackedBatch& batch, const std::vector<Group>& groups) {
   std::vector<int32_t> rows;
   for (const auto& r : batch.loss_rows) {
-    const int32_t first = groups[r.group].members[r.member].sampler_row;
-    expect(first >= 0, "a member without hidden states of its sampler");
-    rows.push_back(first + r.token);
+    const std::optional<int32_t>& first = groups[r.group].members[r.member].sampler_row;
+    expect(first.has_value(), "a member without hidden states of its sampler");
+    rows.push_back(*first + r.token);
   }
   return rows;
 }
 
-TokenOuts make_outs(const std::vector<Group>& groups) {
-  TokenOuts out(groups.size());
-  for (size_t g = 0; g < groups.size(); g++)
-    for (const Member& m : groups[g].members) out[g].emplace_back(m.tokens.size());
-  return out;
+void append(std::vector<double>& column, const std::vector<double>& rows) {
+  column.insert(column.end(), rows.begin(), rows.end());
 }
 
 void check_ids(const Model& model, const std::vector<Group>& groups) {
@@ -154,11 +151,7 @@ void for_micro_batches(const Model& model, const std::vector<Group>& groups, con
 }
 
 // What the loss rows of the largest batches name.
-std::vector<Group> one_token() {
-  Member m{{0}, {TokenTerm{}}};
-  m.sampler_row = 0;
-  return {{{0}, {m}}};
-}
+std::vector<Group> one_token() { return {{{0}, {{.tokens = {0}, .sampler_row = 0}}}}; }
 
 DType moments_type(const Model& model, const LearnerOptions& options) {
   return options.moments == DType::bf16 ? DType::bf16 : model.stat;
@@ -188,21 +181,23 @@ void Learner::zero_gradients() {
   head_pending_ = false;
 }
 
-TokenOuts Learner::accumulate(const std::vector<Group>& groups, const LossSpec& spec, const Model* reference,
-                              const BatchProgress& progress) {
-  return accumulate(groups, nullptr, spec, reference, progress);
+TokenOuts Learner::accumulate(const std::vector<Group>& groups, const TokenTerms& terms, const LossSpec& spec,
+                              const Model* reference, const BatchProgress& progress) {
+  return accumulate(groups, terms, nullptr, spec, reference, progress);
 }
 
 void Learner::plan(const BatchLimits& limits, const LossSpec& spec, const Model* reference) {
   expect(model_.device.planning(), "the largest batches are for planning");
-  accumulate(one_token(), &limits, spec, reference, {});
+  accumulate(one_token(), TokenTerms(1), &limits, spec, reference, {});
 }
 
-TokenOuts Learner::accumulate(const std::vector<Group>& groups, const BatchLimits* limits, const LossSpec& spec,
-                              const Model* reference, const BatchProgress& progress) {
+TokenOuts Learner::accumulate(const std::vector<Group>& groups, const TokenTerms& terms, const BatchLimits* limits,
+                              const LossSpec& spec, const Model* reference, const BatchProgress& progress) {
   expect((spec.kl == KlLoss::exact) == (reference != nullptr), "exact KL and a reference model come together");
   check_ids(model_, groups);
-  TokenOuts out = make_outs(groups);
+  TokenOuts out{.offsets = loss_row_offsets(groups)};
+  expect(std::ssize(terms.weight) == out.offsets.back(), terms.weight.size(), " loss terms of ", out.offsets.back(),
+         " loss rows");
   const BlockReads* const blocks = options_.blocks ? &*options_.blocks : nullptr;
   const auto keep = options_.recompute ? Pass::Keep::inputs : Pass::Keep::all;
   struct Prefix {
@@ -229,16 +224,23 @@ TokenOuts Learner::accumulate(const std::vector<Group>& groups, const BatchLimit
                                        p ? p->reference.get() : nullptr);
           ref->forward();
         }
-        head_loss(batch, groups, pass, reference, ref.get(), spec, out);
+        if (limits) {
+          TokenOuts none;
+          head_loss(batch, groups, TokenTerms(batch.loss_rows.size()), pass, reference, ref.get(), spec, none);
+        } else {
+          head_loss(batch, groups, terms, pass, reference, ref.get(), spec, out);
+        }
         pass.backward(views_);
       });
   head_pending_ = head_pending_ || model_.config.tied;
   return out;
 }
 
-// LM head, loss and their backward, a chunk of loss rows at a time: the logits of a batch never exist as a whole.
-void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& groups, const Pass& pass,
-                        const Model* reference, const Pass* reference_pass, const LossSpec& spec, TokenOuts& out) {
+// LM head, loss and their backward, a chunk of loss rows at a time: the logits of a batch never exist as a whole.  The
+// rows of the batch follow those that `out` has.
+void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& groups, const TokenTerms& terms,
+                        const Pass& pass, const Model* reference, const Pass* reference_pass, const LossSpec& spec,
+                        TokenOuts& out) {
   Device& device = model_.device;
   Arena& arena = activations_;
   const ArenaScope scope(arena);
@@ -246,21 +248,12 @@ void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& grou
   if (rows == 0) return;
 
   const LossIndex index(model_, arena, batch, groups, options_.logits_chunk);
-  std::vector<double> column(rows);
-  const auto term = [&](const char* name, double TokenTerm::*field) {
-    for (int64_t i = 0; i < rows; i++) {
-      const auto& r = batch.loss_rows[i];
-      const Member& m = groups[r.group].members[r.member];
-      expect(!m.terms.empty(), "loss rows without terms");
-      column[i] = m.terms[r.token].*field;
-    }
-    return upload_stat(model_, arena, name, column);
+  const auto term = [&](const char* name, const std::vector<double>& column) {
+    return upload_stat(model_, arena, name, std::span(column).subspan(out.logprob.size(), rows));
   };
-  const Tensor weight = term("weight", &TokenTerm::weight), kl_weight = term("kl_weight", &TokenTerm::kl_weight),
-               advantage = term("advantage", &TokenTerm::advantage),
-               old_logprob = term("old_logprob", &TokenTerm::old_logprob),
-               log_ratio = term("log_ratio", &TokenTerm::log_ratio),
-               ref_logprob = term("ref_logprob", &TokenTerm::ref_logprob);
+  const Tensor weight = term("weight", terms.weight), kl_weight = term("kl_weight", terms.kl_weight),
+               advantage = term("advantage", terms.advantage), old_logprob = term("old_logprob", terms.old_logprob),
+               log_ratio = term("log_ratio", terms.log_ratio), ref_logprob = term("ref_logprob", terms.ref_logprob);
   const Tensor logprob = arena.alloc("logprob", model_.stat, {rows}),
                entropy = arena.alloc("entropy", model_.stat, {rows}), loss = arena.alloc("loss", model_.stat, {rows}),
                kl = arena.alloc("kl", model_.stat, {rows}), clipped = arena.alloc("clipped", DType::i32, {rows});
@@ -300,14 +293,12 @@ void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& grou
     device.scatter_add_rows({.y = pass.d_hidden, .x = dh, .index = cut(index.row)});
   });
 
-  const auto lp = download_stat(model_, logprob), ent = download_stat(model_, entropy), l = download_stat(model_, loss),
-             k = download_stat(model_, kl);
-  std::vector<int32_t> clip(rows);
-  device.download({clip.data(), clipped});
-  for (int64_t i = 0; i < rows; i++) {
-    const auto& r = batch.loss_rows[i];
-    out[r.group][r.member][r.token] = {lp[i], ent[i], l[i], k[i], clip[i]};
-  }
+  append(out.logprob, download_stat(model_, logprob));
+  append(out.entropy, download_stat(model_, entropy));
+  append(out.loss, download_stat(model_, loss));
+  append(out.kl, download_stat(model_, kl));
+  out.clipped.resize(out.logprob.size());
+  device.download({out.clipped.data() + out.clipped.size() - rows, clipped});
 }
 
 TokenOuts Learner::logprobs(const Model& model, Arena& arena, const std::vector<Group>& groups, double temperature,
@@ -325,7 +316,7 @@ TokenOuts Learner::logprobs(const Model& model, Arena& arena, const std::vector<
                             const BatchLimits* limits, double temperature, const LearnerOptions& options,
                             const SamplerStates* states) {
   check_ids(model, groups);
-  TokenOuts out = make_outs(groups);
+  TokenOuts out{.offsets = loss_row_offsets(groups)};
   Device& device = model.device;
   const BlockReads* const blocks = options.blocks ? &*options.blocks : nullptr;
   using Prefix = std::unique_ptr<Pass>;
@@ -374,15 +365,11 @@ TokenOuts Learner::logprobs(const Model& model, Arena& arena, const std::vector<
                                 .lambda = states->lambda,
                                 .top_k = states->top_k});
         });
-        const auto lp = download_stat(model, logprob), ent = download_stat(model, entropy);
-        std::vector<double> common, kept;
-        if (states) common = download_stat(model, overlap), kept = download_stat(model, mass);
-        for (int64_t i = 0; i < rows; i++) {
-          const auto& r = batch.loss_rows[i];
-          TokenOut& t = out[r.group][r.member][r.token];
-          t.logprob = lp[i], t.entropy = ent[i];
-          if (states) t.overlap = common[i], t.mass = kept[i];
-        }
+        append(out.logprob, download_stat(model, logprob));
+        append(out.entropy, download_stat(model, entropy));
+        if (!states) return;
+        append(out.overlap, download_stat(model, overlap));
+        append(out.mass, download_stat(model, mass));
       });
   return out;
 }

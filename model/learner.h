@@ -2,21 +2,28 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <span>
 
 #include "model/hf/safetensors.h"
 #include "model/pass.h"
 
 namespace pare {
 
-// What one token's loss row gave.  NaN where no row was computed.
-struct TokenOut {
-  double logprob = std::numeric_limits<double>::quiet_NaN(), entropy = logprob;
-  double loss = logprob;                     // policy loss, before the weight
-  double kl = logprob;                       // KL estimate, before the coefficient
-  int clipped = 0;                           // LogitsLoss::clipped
-  double overlap = logprob, mass = logprob;  // OverlapProbs with the sampler's distribution, where its states are given
+// What the loss rows of a pass gave, [R] each.
+struct TokenOuts {
+  std::vector<int64_t> offsets;  // loss_row_offsets
+  std::vector<double> logprob = {}, entropy = {};
+  // accumulate() alone: the policy loss before its weight, the KL estimate before its coefficient.
+  std::vector<double> loss = {}, kl = {};
+  std::vector<int32_t> clipped = {};  // LogitsLoss::clipped
+  // logprobs() with the sampler's states alone: OverlapProbs with the sampler's distribution.
+  std::vector<double> overlap = {}, mass = {};
+
+  // The rows of member m, of all groups, in a column.
+  std::span<const double> of(const std::vector<double>& column, size_t m) const {
+    return std::span(column).subspan(offsets[m], offsets[m + 1] - offsets[m]);
+  }
 };
-using TokenOuts = std::vector<std::vector<std::vector<TokenOut>>>;  // [group][member][token]
 
 // What a sampler kept: the final hidden states that tokens were drawn from, and what OverlapProbs is to compare.
 struct SamplerStates {
@@ -43,8 +50,8 @@ enum class Moment { m, v };  // of AdamW
 
 using BatchProgress = std::function<void(size_t done, size_t all)>;  // micro-batches
 
-// Sums over tokens of TokenTerm-weighted losses.  The gradient is one chain per parameter over the groups in order, so
-// any split into micro-batches gives the same bits on a table that keeps the order of list.h.
+// Sums over loss rows of weighted losses (TokenTerms).  The gradient is one chain per parameter over the groups in
+// order, so any split into micro-batches gives the same bits on a table that keeps the order of list.h.
 class Learner {
  public:
   // Gradients (and, for tied embeddings, a second accumulator) from `gradients`, optimizer states from `optimizer`;
@@ -52,8 +59,8 @@ class Learner {
   Learner(Model& model, Arena& gradients, Arena& optimizer, Arena& activations, const LearnerOptions& options);
 
   // Adds the gradient of the loss to the accumulators.  `reference`: the reference model, for KlLoss::exact.
-  TokenOuts accumulate(const std::vector<Group>& groups, const LossSpec& spec, const Model* reference = nullptr,
-                       const BatchProgress& progress = {});
+  TokenOuts accumulate(const std::vector<Group>& groups, const TokenTerms& terms, const LossSpec& spec,
+                       const Model* reference = nullptr, const BatchProgress& progress = {});
   // Log-probs and entropies of the kept tokens; no gradient.  With `states` also overlap and mass, the model being p.
   static TokenOuts logprobs(const Model& model, Arena& activations, const std::vector<Group>& groups,
                             double temperature, const LearnerOptions& options, const SamplerStates* states = nullptr);
@@ -80,13 +87,13 @@ class Learner {
   std::vector<double> gradients();
 
  private:
-  TokenOuts accumulate(const std::vector<Group>& groups, const BatchLimits* limits, const LossSpec& spec,
-                       const Model* reference, const BatchProgress& progress);
+  TokenOuts accumulate(const std::vector<Group>& groups, const TokenTerms& terms, const BatchLimits* limits,
+                       const LossSpec& spec, const Model* reference, const BatchProgress& progress);
   static TokenOuts logprobs(const Model& model, Arena& activations, const std::vector<Group>& groups,
                             const BatchLimits* limits, double temperature, const LearnerOptions& options,
                             const SamplerStates* states);
-  void head_loss(const PackedBatch& batch, const std::vector<Group>& groups, const Pass& pass, const Model* reference,
-                 const Pass* reference_pass, const LossSpec& spec, TokenOuts& out);
+  void head_loss(const PackedBatch& batch, const std::vector<Group>& groups, const TokenTerms& terms, const Pass& pass,
+                 const Model* reference, const Pass* reference_pass, const LossSpec& spec, TokenOuts& out);
   void add_head_gradient();
 
   Model& model_;

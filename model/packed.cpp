@@ -35,7 +35,7 @@ class Packer {
   void losses(const Member& m, int32_t before, int32_t row, size_t group, size_t member) {
     for (size_t t = 0; t < m.tokens.size(); t++) {
       const int32_t from = t == 0 ? before : row + static_cast<int32_t>(t) - 1;
-      if (from < 0 || (!m.terms.empty() && !m.terms[t].kept)) continue;
+      if (from < 0 || (m.kept && !(*m.kept)[t])) continue;
       batch.loss_rows.push_back(
           {from, static_cast<int32_t>(group), static_cast<int32_t>(member), static_cast<int32_t>(t)});
     }
@@ -45,11 +45,22 @@ class Packer {
 void check(const Group& g) {
   expect(!g.members.empty(), "a group without members");
   for (const Member& m : g.members)
-    expect(!m.tokens.empty() && (m.terms.empty() || m.terms.size() == m.tokens.size()), "a member with ",
-           m.tokens.size(), " tokens and ", m.terms.size(), " terms");
+    expect(!m.tokens.empty() && (!m.kept || m.kept->size() == m.tokens.size()), "a member with ", m.tokens.size(),
+           " tokens, which is not what it says of each");
 }
 
 }  // namespace
+
+std::vector<int64_t> loss_row_offsets(const std::vector<Group>& groups) {
+  std::vector<int64_t> offsets = {0};
+  for (const Group& g : groups)
+    for (const Member& m : g.members) {
+      int64_t rows = 0;
+      for (size_t t = g.prefix.empty() ? 1 : 0; t < m.tokens.size(); t++) rows += !m.kept || (*m.kept)[t];
+      offsets.push_back(offsets.back() + rows);
+    }
+  return offsets;
+}
 
 int64_t packed_rows(const Group& g) {
   size_t rows = g.prefix.size();

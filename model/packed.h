@@ -9,28 +9,38 @@
 
 namespace pare {
 
-// What the loss knows about one token beside its log-prob (LogitsLoss).
-struct TokenTerm {
-  bool kept = true;  // false: neither LM head nor loss runs for it
-  double weight = 0, kl_weight = 0, advantage = 0;
-  double old_logprob = std::numeric_limits<double>::quiet_NaN();  // NaN: the log-prob of this very pass
-  double log_ratio = 0, ref_logprob = 0;
-};
-
-// One continuation of a group's prefix.  terms[t] concerns the prediction of tokens[t].
+// One continuation of a group's prefix.
 struct Member {
-  std::vector<int32_t> tokens;   // at least one
-  std::vector<TokenTerm> terms;  // one per token, or empty: every token kept, no loss terms
-  int32_t sampler_row = -1;      // of tokens[0] in SamplerStates::hidden; the rows of the others follow
+  std::vector<int32_t> tokens;                 // at least one
+  std::optional<std::vector<bool>> kept = {};  // of each token: LM head and loss run for it; none: for all
+  std::optional<int32_t> sampler_row = {};     // of tokens[0] in SamplerStates::hidden; the rows of the others follow
   // Events of the cache that it was sampled with, if they are to be replayed.  Those past its end have no effect.
   std::shared_ptr<const KvTraces> trace = {};
 };
 
-// Sequences that share a prefix.  The prefix runs once for all members.  With an empty prefix the first token of a
-// member has nothing to be predicted from: it has no loss row.
+// Sequences that share a prefix.  The prefix runs once for all members.
 struct Group {
   std::vector<int32_t> prefix;
   std::vector<Member> members;
+};
+
+// A loss row is a kept token that something predicts: with an empty prefix the first token of a member is none.
+// Columns of loss rows [R] have them in the order of groups, members and tokens.  [M + 1]: the rows of member m, of all
+// groups, are [offsets[m], offsets[m + 1]).
+std::vector<int64_t> loss_row_offsets(const std::vector<Group>& groups);
+
+// What the loss knows of its rows beside their log-probs (LogitsLoss); [R] each.
+struct TokenTerms {
+  explicit TokenTerms(size_t rows = 0)
+      : weight(rows),
+        kl_weight(rows),
+        advantage(rows),
+        old_logprob(rows, std::numeric_limits<double>::quiet_NaN()),
+        log_ratio(rows),
+        ref_logprob(rows) {}
+  std::vector<double> weight, kl_weight, advantage;
+  std::vector<double> old_logprob;  // NaN: the log-prob of this very pass
+  std::vector<double> log_ratio, ref_logprob;
 };
 
 struct PackedBatch {

@@ -18,6 +18,7 @@ inline nlohmann::json rl_golden(const char* part) {
 inline Trajectory trajectory(int group, size_t length, double score = 0) {
   Trajectory t;
   t.group = group;
+  t.prompt = {1};
   t.tokens.assign(length, 3);
   t.logprob.assign(length, -1.f);
   t.score = t.reward = score;

@@ -184,9 +184,9 @@ TEST(Corrections, Released) {
   const Update u = make_update(c, 512, update, plans);
   ASSERT_EQ(u.groups.size(), 1u);
   ASSERT_EQ(u.groups[0].members.size(), 2u);
-  EXPECT_NEAR(u.groups[0].members[0].terms[2].weight, 0.6 / mean / 3 / 4, 1e-7);  // 3 tokens left, 4 responses
-  EXPECT_NEAR(u.groups[0].members[0].terms[2].kl_weight, 1.0 / 3 / 4, 1e-7);
-  EXPECT_EQ(u.groups[0].members[1].terms[0].kl_weight, 0);
+  EXPECT_NEAR(u.terms.weight[2], 0.6 / mean / 3 / 4, 1e-7);  // 3 tokens left, 4 responses
+  EXPECT_NEAR(u.terms.kl_weight[2], 1.0 / 3 / 4, 1e-7);
+  EXPECT_EQ(u.terms.kl_weight[4], 0);  // the first token of the other
 }
 
 // Rejected responses leave what the others count unchanged: sequences and tokens (valid), or not (kept).
@@ -206,8 +206,9 @@ TEST(Corrections, DenominatorsOfRejectedResponses) {
     c.loss_agg_mode = mode, c.loss_denominator = denominator;
     const Update u = make_update(c, 512, s, std::vector<TokenPlan>{full_plan(2), full_plan(6)});
     double loss = 0;
-    for (size_t m = 0; m < u.groups[0].members.size(); m++)
-      for (const TokenTerm& t : u.groups[0].members[m].terms) loss += t.weight * losses[u.sample_of[0][m]];
+    const std::vector<int64_t> offsets = loss_row_offsets(u.groups);
+    for (size_t m = 0; m < u.sample_of.size(); m++)
+      for (int64_t r = offsets[m]; r < offsets[m + 1]; r++) loss += u.terms.weight[r] * losses[u.sample_of[m]];
     EXPECT_DOUBLE_EQ(loss, expected);
   }
 }
@@ -224,12 +225,12 @@ TEST(Corrections, ComposeWithTokenSubsets) {
   c.loss_agg_mode = LossAgg::seq_mean_token_mean;
   const Update u = make_update(c, 512, s, std::vector<TokenPlan>{rpc_plan(4, 1, 3, true), rpc_plan(4, 1, 2, true)});
   ASSERT_EQ(u.groups[0].members.size(), 1u);
-  const auto& terms = u.groups[0].members[0].terms;
-  ASSERT_EQ(terms.size(), 3u);
-  EXPECT_NEAR(terms[0].weight, 0.5 / 8, 1e-7);         // 1 / (2 responses x 4 tokens)
-  EXPECT_NEAR(terms[1].weight, 1 / 0.75 / 8, 1e-7);    // p = 3/4
-  EXPECT_NEAR(terms[2].weight, 2 / 0.5 / 8, 1e-7);     // p = 2/4, cap 2
-  EXPECT_NEAR(terms[2].kl_weight, 1 / 0.5 / 8, 1e-7);  // the cap and the ratio are the policy term's alone
+  const TokenTerms& terms = u.terms;
+  ASSERT_EQ(terms.weight.size(), 3u);
+  EXPECT_NEAR(terms.weight[0], 0.5 / 8, 1e-7);         // 1 / (2 responses x 4 tokens)
+  EXPECT_NEAR(terms.weight[1], 1 / 0.75 / 8, 1e-7);    // p = 3/4
+  EXPECT_NEAR(terms.weight[2], 2 / 0.5 / 8, 1e-7);     // p = 2/4, cap 2
+  EXPECT_NEAR(terms.kl_weight[2], 1 / 0.5 / 8, 1e-7);  // the cap and the ratio are the policy term's alone
 }
 
 // The gradient of the accepted is, bit by bit, what it is when the rejected one is there with an advantage of 0.
@@ -252,7 +253,8 @@ TEST(Corrections, VetoLeavesTheOthersGradientsBitwiseUnchanged) {
   samples[4].old_logprob[6] -= 12;
   ActorKeys c;
   const auto gradient = [&](const std::vector<Trajectory>& s) {
-    learner.accumulate(make_update(c, 512, s, plans).groups, loss_spec(c, 1));
+    const Update u = make_update(c, 512, s, plans);
+    learner.accumulate(u.groups, u.terms, loss_spec(c, 1));
     const auto g = learner.gradients();
     learner.zero_gradients();
     return g;

@@ -59,8 +59,8 @@ void expect_same_outcome(const Outcome& a, const Outcome& b) {
 
 // ---- f32: the bits of the cpu
 
-// The kernels of RMSNorm add up in an order of their own (norm.cu), all others in that of list.h.  With the norms of the
-// cpu, on copies of what lies on the device, every bit of a run is that of the cpu.
+// The kernels of RMSNorm add up in an order of their own (norm.cu), all others in that of list.h.  With the norms of
+// the cpu, on copies of what lies on the device, every bit of a run is that of the cpu.
 class OnTheHost {
  public:
   explicit OnTheHost(Stream stream) : stream_(stream) {}
@@ -244,10 +244,9 @@ TEST(EmuDevice, LogprobsHaveTheBitsOfTheCpu) {
     const auto logprobs = [&](const Table& table) {
       World w(table, c);
       w.model.set_parameters(tiny_parameters(c, 5));
-      std::vector<double> all;
-      for (const auto& group : Learner::logprobs(w.model, w.activations, groups, 0.7, {.max_rows = 50}))
-        for (const auto& member : group)
-          for (const TokenOut& t : member) all.push_back(t.logprob), all.push_back(t.entropy);
+      const TokenOuts out = Learner::logprobs(w.model, w.activations, groups, 0.7, {.max_rows = 50});
+      std::vector<double> all = out.logprob;
+      all.insert(all.end(), out.entropy.begin(), out.entropy.end());
       return all;
     };
     const auto cpu = logprobs(table_cpu), emu = logprobs(emu_with_norms_of_cpu);
@@ -293,13 +292,13 @@ std::vector<std::vector<float>> on_the_cpu(const Config& config, const std::vect
   Session session(config, table_cpu);  // act_type is that of the configuration
   session.model->set_parameters(parameters);
   std::vector<Group> groups;
-  for (const Trajectory& s : samples) groups.push_back({s.prompt, {{s.tokens, {}}}});
+  for (const Trajectory& s : samples) groups.push_back({s.prompt, {{s.tokens}}});
   const TokenOuts out = Learner::logprobs(*session.model, session.activations, groups, config.rollout.temperature,
                                           session.learner_options());
   std::vector<std::vector<float>> logprobs;
-  for (const auto& group : out) {
-    logprobs.emplace_back();
-    for (const TokenOut& t : group[0]) logprobs.back().push_back(static_cast<float>(t.logprob));
+  for (size_t i = 0; i < samples.size(); i++) {
+    const auto logprob = out.of(out.logprob, i);
+    logprobs.emplace_back(logprob.begin(), logprob.end());
   }
   return logprobs;
 }

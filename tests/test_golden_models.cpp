@@ -31,21 +31,17 @@ Computed compute(const std::string& folder, const std::vector<std::vector<int32_
   World w(table, config, dtype);
   w.model.set_parameters(load_weights(folder, config));
   Learner learner(w.model, w.gradients, w.optimizer, w.activations, {});
-  size_t predicted = 0;
-  for (const auto& ids : sequences) predicted += ids.size() - 1;
   std::vector<Group> groups;
-  for (const auto& ids : sequences) {
-    Member m{ids, std::vector<TokenTerm>(ids.size())};
-    for (TokenTerm& t : m.terms) t.weight = 1 / static_cast<double>(predicted);
-    groups.push_back({{}, {m}});
-  }
+  for (const auto& ids : sequences) groups.push_back({{}, {{ids}}});
+  TokenTerms terms(loss_row_offsets(groups).back());
+  const double weight = 1 / static_cast<double>(terms.weight.size());
+  std::fill(terms.weight.begin(), terms.weight.end(), weight);
+  const TokenOuts out = learner.accumulate(groups, terms, {.policy = PolicyLoss::nll});
   Computed c;
-  for (const auto& group : learner.accumulate(groups, {.policy = PolicyLoss::nll})) {
-    c.logprobs.emplace_back(), c.entropies.emplace_back();
-    for (size_t t = 1; t < group[0].size(); t++) {
-      c.logprobs.back().push_back(group[0][t].logprob), c.entropies.back().push_back(group[0][t].entropy);
-      c.loss -= group[0][t].logprob / static_cast<double>(predicted);
-    }
+  for (size_t i = 0; i < sequences.size(); i++) {
+    const auto logprob = out.of(out.logprob, i), entropy = out.of(out.entropy, i);
+    c.logprobs.emplace_back(logprob.begin(), logprob.end()), c.entropies.emplace_back(entropy.begin(), entropy.end());
+    for (const double x : logprob) c.loss -= x * weight;
   }
   c.gradients = learner.gradients();
   return c;

@@ -388,7 +388,7 @@ TEST(KvPolicy, CacheIndexPositionsAreThoseOfTheKeptText) {
     World world(table_cpu, c);
     world.model.set_parameters(tiny_parameters(c, 5));
     const TokenOuts out = Learner::logprobs(world.model, world.activations, {fresh}, 1, {});
-    EXPECT_NEAR(out[0][0][0].logprob, done.logprobs[t], 2e-5) << t;
+    EXPECT_NEAR(out.logprob[0], done.logprobs[t], 2e-5) << t;
     checked += sinks > 0;
     const auto tokens = static_cast<int64_t>(text.size());
     if (residency.due(0, 21, slots, tokens)) slots = spec.budget;

@@ -24,7 +24,7 @@ Result run(const Table& table, const ModelConfig& c, const std::vector<Group>& g
   w.model.set_parameters(tiny_parameters(c, 7));
   Learner learner(w.model, w.gradients, w.optimizer, w.activations, options);
   Result r;
-  r.out = learner.accumulate(groups, spec);
+  r.out = learner.accumulate(groups, random_terms(groups), spec);
   r.gradients = learner.gradients();
   EXPECT_EQ(w.activations.used(), 0u);
   return r;
@@ -33,13 +33,9 @@ Result run(const Table& table, const ModelConfig& c, const std::vector<Group>& g
 void expect_same_bits(const Result& a, const Result& b, const char* what) {
   ASSERT_EQ(a.gradients.size(), b.gradients.size());
   EXPECT_EQ(0, std::memcmp(a.gradients.data(), b.gradients.data(), a.gradients.size() * sizeof(double))) << what;
-  for (size_t g = 0; g < a.out.size(); g++)
-    for (size_t m = 0; m < a.out[g].size(); m++)
-      for (size_t t = 0; t < a.out[g][m].size(); t++) {
-        const double x = a.out[g][m][t].logprob, y = b.out[g][m][t].logprob;
-        EXPECT_TRUE(std::memcmp(&x, &y, sizeof x) == 0 || (std::isnan(x) && std::isnan(y)))
-            << what << ' ' << x << ' ' << y;
-      }
+  EXPECT_EQ(a.out.offsets, b.out.offsets) << what;
+  EXPECT_EQ(a.out.logprob, b.out.logprob) << what;
+  EXPECT_EQ(a.out.loss, b.out.loss) << what;
 }
 
 double relative_l2(const std::vector<double>& a, const std::vector<double>& b) {
@@ -92,13 +88,8 @@ TEST_P(LearnerOf, SharedPrefixEqualsRepeatedPrefix) {
   const Result shared = run(table_cpu, c, groups, {}), repeated = run(table_cpu, c, alone, {});
   EXPECT_LT(relative_l2(shared.gradients, repeated.gradients), 1e-5);
   // The log-probs are the same bits, not merely close.
-  size_t i = 0;
-  for (size_t g = 0; g < groups.size(); g++)
-    for (size_t m = 0; m < groups[g].members.size(); m++, i++)
-      for (size_t t = 0; t < groups[g].members[m].tokens.size(); t++) {
-        const double x = shared.out[g][m][t].logprob, y = repeated.out[i][0][t].logprob;
-        EXPECT_TRUE(x == y || (std::isnan(x) && std::isnan(y))) << g << ' ' << m << ' ' << t;
-      }
+  EXPECT_EQ(shared.out.offsets, repeated.out.offsets);
+  EXPECT_EQ(shared.out.logprob, repeated.out.logprob);
 }
 
 TEST_P(LearnerOf, LogprobsAloneEqualThoseOfTheLoss) {
@@ -109,12 +100,8 @@ TEST_P(LearnerOf, LogprobsAloneEqualThoseOfTheLoss) {
   w.model.set_parameters(tiny_parameters(c, 7));
   for (int64_t rows : {50, 100000}) {
     const TokenOuts out = Learner::logprobs(w.model, w.activations, groups, 1, {.max_rows = rows});
-    for (size_t g = 0; g < out.size(); g++)
-      for (size_t m = 0; m < out[g].size(); m++)
-        for (size_t t = 0; t < out[g][m].size(); t++) {
-          const double x = out[g][m][t].logprob, y = r.out[g][m][t].logprob;
-          EXPECT_TRUE(x == y || (std::isnan(x) && std::isnan(y)));
-        }
+    EXPECT_EQ(out.logprob, r.out.logprob);
+    EXPECT_EQ(out.entropy, r.out.entropy);
   }
 }
 
@@ -131,9 +118,9 @@ TEST_P(LearnerOf, GradientsAreThoseOfTheLoss) {
   auto groups = random_groups(c, 8);
   groups.resize(2);
   Rng rng(rng_key(3, RngStream::test, 2));
-  for (auto& g : groups)
-    for (auto& m : g.members)
-      for (auto& t : m.terms) t.old_logprob = -3.5 + 0.2 * rng.normal(), t.ref_logprob = -3.6 + 0.2 * rng.normal();
+  TokenTerms terms = random_terms(groups);
+  for (size_t r = 0; r < terms.weight.size(); r++)
+    terms.old_logprob[r] = -3.5 + 0.2 * rng.normal(), terms.ref_logprob[r] = -3.6 + 0.2 * rng.normal();
   const LossSpec spec{.policy = PolicyLoss::ppo,
                       .kl = KlLoss::k3,
                       .clip_low = 5,
@@ -145,24 +132,18 @@ TEST_P(LearnerOf, GradientsAreThoseOfTheLoss) {
   std::vector<float> p = tiny_parameters(c, 9);
   w.model.set_parameters(p);
   Learner learner(w.model, w.gradients, w.optimizer, w.activations, {.max_rows = 30});
-  learner.accumulate(groups, spec);
+  learner.accumulate(groups, terms, spec);
   const std::vector<double> gradient = learner.gradients();
 
   std::vector<double> values(p.begin(), p.end());
   const auto loss = [&] {
     upload_parameters(w.model, values);
-    const TokenOuts out = learner.accumulate(groups, spec);
+    const TokenOuts out = learner.accumulate(groups, terms, spec);
     learner.zero_gradients();
     double sum = 0;
-    for (size_t g = 0; g < out.size(); g++)
-      for (size_t m = 0; m < out[g].size(); m++)
-        for (size_t t = 0; t < out[g][m].size(); t++) {
-          const TokenTerm& term = groups[g].members[m].terms[t];
-          const TokenOut& o = out[g][m][t];
-          if (std::isnan(o.logprob)) continue;
-          sum += term.weight * o.loss +
-                 term.kl_weight * (double(spec.kl_coef) * o.kl - double(spec.entropy_coef) * o.entropy);
-        }
+    for (size_t r = 0; r < out.loss.size(); r++)
+      sum += terms.weight[r] * out.loss[r] +
+             terms.kl_weight[r] * (double(spec.kl_coef) * out.kl[r] - double(spec.entropy_coef) * out.entropy[r]);
     return sum;
   };
   // A few elements of every parameter tensor.
@@ -197,12 +178,12 @@ TEST(PackedBatch, RowsPairsAndOrder) {
 }
 
 TEST(PackedBatch, TokensThatAreNotKeptHaveNoLossRow) {
-  std::vector<Group> groups = {{{1}, {{{4, 5, 6}, std::vector<TokenTerm>(3)}}}};
-  groups[0].members[0].terms[1].kept = false;
+  const std::vector<Group> groups = {{{1}, {{{4, 5, 6}, std::vector<bool>{true, false, true}}}}, {{}, {{{7, 8}}}}};
   const PackedBatch b = pack_groups(groups, 0, 1);
   ASSERT_EQ(b.loss_rows.size(), 2u);
   EXPECT_EQ(b.loss_rows[1].token, 2);
   EXPECT_EQ(b.rows(), 3);
+  EXPECT_EQ(loss_row_offsets(groups), (std::vector<int64_t>{0, 2, 3}));
 }
 
 TEST(Learner, TheNullTableKeepsTheSameBooks) {
@@ -214,7 +195,7 @@ TEST(Learner, TheNullTableKeepsTheSameBooks) {
     Ledger ledger;
     w.device.ledger = &ledger;
     Learner learner(w.model, w.gradients, w.optimizer, w.activations, {.max_rows = 150});
-    learner.accumulate(groups, ppo());
+    learner.accumulate(groups, random_terms(groups), ppo());
     learner.step({});
     return std::tuple(ledger.phases, w.weights.peak(), w.gradients.peak(), w.optimizer.peak(), w.activations.peak());
   };
@@ -241,7 +222,7 @@ TEST(Learner, FlopsAreTheClosedForms) {
     Ledger ledger;
     Learner learner(w.model, w.gradients, w.optimizer, w.activations, {.max_rows = max_rows});
     w.device.ledger = &ledger;
-    learner.accumulate(groups, ppo());
+    learner.accumulate(groups, random_terms(groups), ppo());
     auto& ops = ledger.phases.at("main");
     EXPECT_EQ(ops["linear_fwd"].cost.flops, 2 * (matrices * rows + c.vocab * c.hidden * tokens));
     EXPECT_EQ(ops["linear_bwd_input"].cost.flops, 2 * (matrices * rows + c.vocab * c.hidden * tokens));

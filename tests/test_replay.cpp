@@ -111,13 +111,9 @@ TEST(Replay, ADenseLearnerDisagrees) {
     const TokenOuts out =
         Learner::logprobs(*run.session.model, run.session.activations, response_groups(samples), 1, options);
     int64_t different = 0, all = 0;
-    size_t i = 0;
-    for (const auto& group : out)
-      for (const auto& member : group) {
-        for (size_t t = 0; t < member.size(); t++, all++)
-          different += static_cast<float>(member[t].logprob) != samples[i].logprob[t];
-        i++;
-      }
+    for (size_t i = 0; i < samples.size(); i++)
+      for (size_t t = 0; t < samples[i].tokens.size(); t++, all++)
+        different += static_cast<float>(out.of(out.logprob, i)[t]) != samples[i].logprob[t];
     EXPECT_GT(different, all / 4) << method;
   }
 }
@@ -220,9 +216,8 @@ Learned learn(const Table& table, DType dtype, const ModelConfig& c, const std::
   w.model.set_parameters(tiny_parameters(c, 7));
   Learner learner(w.model, w.gradients, w.optimizer, w.activations, options);
   Learned r;
-  for (const auto& group : learner.accumulate(groups, {.policy = PolicyLoss::ppo, .entropy_coef = 0.01f}))
-    for (const auto& member : group)
-      for (const TokenOut& t : member) r.logprobs.push_back(std::isnan(t.logprob) ? 0 : t.logprob);
+  r.logprobs =
+      learner.accumulate(groups, random_terms(groups), {.policy = PolicyLoss::ppo, .entropy_coef = 0.01f}).logprob;
   r.gradients = learner.gradients();
   EXPECT_EQ(w.activations.used(), 0u);
   return r;
@@ -293,8 +288,8 @@ TEST(ReplayLearner, GradientsAreThoseOfTheLoss) {
   for (const bool quest : {false, true}) {
     std::vector<Group> groups = random_groups(c, 8);
     groups.resize(1);
-    for (Member& m : groups[0].members)
-      for (TokenTerm& t : m.terms) t.old_logprob = -3.5;
+    TokenTerms terms = random_terms(groups);
+    terms.old_logprob.assign(terms.old_logprob.size(), -3.5);
     LearnerOptions options{.max_rows = 30};
     if (quest)
       options.blocks = kQuest;
@@ -305,16 +300,15 @@ TEST(ReplayLearner, GradientsAreThoseOfTheLoss) {
     const std::vector<float> p = tiny_parameters(c, 9);
     w.model.set_parameters(p);
     Learner learner(w.model, w.gradients, w.optimizer, w.activations, options);
-    learner.accumulate(groups, spec);
+    learner.accumulate(groups, terms, spec);
     const std::vector<double> gradient = learner.gradients();
     std::vector<double> values(p.begin(), p.end());
     const auto loss = [&] {
       upload_parameters(w.model, values);
-      const TokenOuts out = learner.accumulate(groups, spec);
+      const TokenOuts out = learner.accumulate(groups, terms, spec);
       learner.zero_gradients();
       double sum = 0;
-      for (size_t m = 0; m < out[0].size(); m++)
-        for (size_t t = 0; t < out[0][m].size(); t++) sum += groups[0].members[m].terms[t].weight * out[0][m][t].loss;
+      for (size_t r = 0; r < out.loss.size(); r++) sum += terms.weight[r] * out.loss[r];
       return sum;
     };
     for (const Parameter& t : parameters(c))
@@ -343,8 +337,7 @@ TEST(ReplayAttention, EpochsListWhatTheCacheHeld) {
   };
   const auto trace = std::make_shared<const KvTraces>(
       KvTraces{{0, 5, 5, 0, bits("1010101011")}, {0, 7, 5, 1, bits("01110111")}, {0, 8, 5, 0, bits("1111111111")}});
-  const Group group{{1, 2, 3},
-                    {{.tokens = {4, 5, 6, 7, 8, 9}, .terms = {}, .trace = trace}, {.tokens = {4, 5}, .terms = {}}}};
+  const Group group{{1, 2, 3}, {{.tokens = {4, 5, 6, 7, 8, 9}, .trace = trace}, {.tokens = {4, 5}}}};
   const PackedBatch b = pack_groups({group}, 0, 1);  // rows: 0 to 4, 5, and the prompt 6 to 8
   const ReplayAttention r = replay_attention(b, 0);
   ASSERT_EQ(r.segments.size(), 5u);

@@ -117,20 +117,21 @@ void expect_learner_logprobs(const Table& table, DType dtype) {
   w.model.set_parameters(tiny_parameters(config(), 5));
   std::vector<Group> groups;
   for (const Request& r : requests) groups.push_back({r.prompt, {}});
-  TokenTerm term;
-  term.weight = 1;
-  for (const Completion& c : completions)
-    groups[c.request].members.push_back({c.tokens, std::vector<TokenTerm>(c.tokens.size(), term)});
+  for (const Completion& c : completions) groups[c.request].members.push_back({c.tokens});
+  TokenTerms terms(loss_row_offsets(groups).back());
+  std::fill(terms.weight.begin(), terms.weight.end(), 1);
   LossSpec spec{.policy = PolicyLoss::nll};
   spec.temperature = mixed_sampling().temperature;
   Learner learner(w.model, w.gradients, w.optimizer, w.activations, {.max_rows = 100});
-  const TokenOuts outs = learner.accumulate(groups, spec);
-  for (const Completion& c : completions)
+  const TokenOuts outs = learner.accumulate(groups, terms, spec);
+  for (size_t i = 0; i < completions.size(); i++) {
+    const Completion& c = completions[i];
     for (size_t t = 0; t < c.tokens.size(); t++) {
-      const auto expected = static_cast<float>(outs[c.request][c.sample][t].logprob);
+      const auto expected = static_cast<float>(outs.of(outs.logprob, i)[t]);
       EXPECT_EQ(0, std::memcmp(&expected, &c.logprobs[t], sizeof expected))
           << "request " << c.request << ", sample " << c.sample << ", token " << t;
     }
+  }
 }
 TEST(Rollout, LogprobsAreTheLearners) { expect_learner_logprobs(table_cpu, DType::f32); }
 TEST(Rollout, LogprobsAreTheLearnersInDouble) { expect_learner_logprobs(table_ref, DType::f64); }

@@ -86,11 +86,11 @@ TEST(Step, IsTheRealStep) {
 
   // The learner, on micro-batches that cut the group.
   Learner learner(w.model, w.gradients, w.optimizer, w.activations, {.max_rows = 11, .logits_chunk = 3});
-  const TokenOuts out = learner.accumulate(update.groups, loss_spec(actor, 1));
+  const TokenOuts out = learner.accumulate(update.groups, update.terms, loss_spec(actor, 1));
   at = 0;
   for (size_t k = 0; k < samples.size(); k++)
     for (size_t t = 0; t < samples[k].tokens.size(); t++, at++) {
-      EXPECT_EQ(out[0][k][t].logprob, step.logprobs[at]) << "response " << k << ", token " << t;
+      EXPECT_EQ(out.logprob[at], step.logprobs[at]) << "response " << k << ", token " << t;
       EXPECT_EQ(static_cast<float>(step.logprobs[at]), samples[k].logprob[t]);
     }
   std::vector<double> gradient, parameters;

@@ -171,8 +171,8 @@ TEST(Training, TheSamplersLogprobsGiveARatioOfOne) {
   Arena own("a second learner's gradients", host_memory, 1 << 20), moments("its moments", host_memory, 1 << 20);
   Learner learner(*s.model, own, moments, s.activations, s.learner_options());
   const auto gradients = [&] {
-    learner.accumulate(make_update(s.config.actor, s.config.data.max_response_length, samples, plans).groups,
-                       loss_spec(s.config.actor, s.config.rollout.temperature));
+    const Update u = make_update(s.config.actor, s.config.data.max_response_length, samples, plans);
+    learner.accumulate(u.groups, u.terms, loss_spec(s.config.actor, s.config.rollout.temperature));
     const auto g = learner.gradients();
     learner.zero_gradients();
     return g;

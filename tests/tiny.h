@@ -64,7 +64,7 @@ inline std::vector<int32_t> random_ids(Rng& rng, int64_t n, int64_t vocab) {
   return ids;
 }
 
-// Groups of mixed lengths with random loss terms: shared prefixes, a single member, an empty prefix, one-token members.
+// Groups of mixed lengths: shared prefixes, a single member, an empty prefix, one-token members.
 inline std::vector<Group> random_groups(const ModelConfig& c, uint64_t seed) {
   Rng rng(rng_key(seed, RngStream::test, 1));
   std::vector<Group> groups;
@@ -72,21 +72,23 @@ inline std::vector<Group> random_groups(const ModelConfig& c, uint64_t seed) {
       {17, {5, 1, 30, 16}}, {1, {9, 2}}, {23, {41}}, {0, {12}}, {66, {3, 70, 1, 17, 4}}, {5, {1, 1}}};
   for (const auto& [prefix, members] : shape) {
     Group g{random_ids(rng, prefix, c.vocab), {}};
-    for (int n : members) {
-      Member m{random_ids(rng, n, c.vocab), {}};
-      const double advantage = rng.normal();
-      for (int t = 0; t < n; t++) {
-        TokenTerm term;
-        term.weight = 0.01 * (1 + rng.uniform());
-        term.kl_weight = 0.01;
-        term.advantage = advantage;
-        m.terms.push_back(term);
-      }
-      g.members.push_back(std::move(m));
-    }
+    for (int n : members) g.members.push_back({random_ids(rng, n, c.vocab)});
     groups.push_back(std::move(g));
   }
   return groups;
+}
+
+// Loss terms of them, with one advantage for each member.
+inline TokenTerms random_terms(const std::vector<Group>& groups) {
+  Rng rng(rng_key(1, RngStream::test, 6));
+  const std::vector<int64_t> offsets = loss_row_offsets(groups);
+  TokenTerms terms(offsets.back());
+  for (size_t m = 0; m + 1 < offsets.size(); m++) {
+    const double advantage = rng.normal();
+    for (int64_t r = offsets[m]; r < offsets[m + 1]; r++)
+      terms.weight[r] = 0.01 * (1 + rng.uniform()), terms.kl_weight[r] = 0.01, terms.advantage[r] = advantage;
+  }
+  return terms;
 }
 
 }  // namespace pare::test

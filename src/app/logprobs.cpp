@@ -72,8 +72,10 @@ Result compute(const Options& o, const ModelConfig& config, DType act, const std
   if (o.grads.empty()) {
     result.tokens = Learner::logprobs(model, activation_memory, groups, 1, options);
   } else {
+    TokenTerms terms(loss_row_offsets(groups).back());
+    std::fill(terms.weight.begin(), terms.weight.end(), 1 / static_cast<double>(terms.weight.size()));
     Learner learner(model, gradient_memory, optimizer_memory, activation_memory, options);
-    result.tokens = learner.accumulate(groups, {.policy = PolicyLoss::nll});
+    result.tokens = learner.accumulate(groups, terms, {.policy = PolicyLoss::nll});
     const std::vector<double> gradients = learner.gradients();
     result.gradients.assign(gradients.begin(), gradients.end());
   }
@@ -95,14 +97,8 @@ void run(const Options& o, const CLI::App& command) {
   const DType act = act_type(where);
   const Table& table = open_table(where.trainer);
 
-  int64_t predicted = 0;
-  for (const auto& ids : sequences) predicted += static_cast<int64_t>(ids.size()) - 1;
   std::vector<Group> groups;
-  for (const auto& ids : sequences) {
-    Member m{ids, std::vector<TokenTerm>(ids.size())};
-    for (auto& term : m.terms) term.weight = 1 / static_cast<double>(predicted);
-    groups.push_back({{}, {std::move(m)}});
-  }
+  for (const auto& ids : sequences) groups.push_back({{}, {{ids}}});
 
   ArenaLimits memory = ArenaLimits::each(table.memory->total());
   compute(o, config, act, groups, {}, table_null, memory);
@@ -114,11 +110,13 @@ void run(const Options& o, const CLI::App& command) {
       named.push_back({p.name, p.shape, values_at(gradients.data() + p.offset)});
     write_safetensors(o.grads, std::move(named), DType::f32);
   }
-  for (const auto& group : out) {
-    std::vector<double> logprobs;
+  for (size_t i = 0; i < sequences.size(); i++) {
+    const auto logprobs = out.of(out.logprob, i);
     double sum = 0;
-    for (size_t t = 1; t < group[0].size(); t++) logprobs.push_back(group[0][t].logprob), sum -= logprobs.back();
-    std::cout << nlohmann::json{{"logprobs", logprobs}, {"loss", sum / static_cast<double>(logprobs.size())}} << '\n';
+    for (const double x : logprobs) sum -= x;
+    std::cout << nlohmann::json{{"logprobs", std::vector<double>(logprobs.begin(), logprobs.end())},
+                                {"loss", sum / static_cast<double>(logprobs.size())}}
+              << '\n';
   }
 }
 

@@ -21,44 +21,44 @@ Update make_update(const ActorKeys& actor, int64_t max_response_length, std::spa
                    std::span<const TokenPlan> plans) {
   const std::vector<double> factors = token_factors(actor, max_response_length, samples);
   Update update;
+  TokenTerms& terms = update.terms;
   int32_t group = -1;
   for (size_t i = 0; i < samples.size(); i++) {
     const Trajectory& s = samples[i];
     const TokenPlan& plan = plans[i];
     if (s.dropped || plan.length == 0) continue;
-    if (update.groups.empty() || s.group != group) {
-      update.groups.push_back({s.prompt, {}});
-      update.sample_of.emplace_back();
-      group = s.group;
-    }
-    Member m{{s.tokens.begin(), s.tokens.begin() + plan.length}, std::vector<TokenTerm>(plan.length), s.sampler_row};
-    m.trace = s.trace;
+    expect(!s.prompt.empty(), "a response without a prompt");
+    if (update.groups.empty() || s.group != group) update.groups.push_back({s.prompt, {}});
+    group = s.group;
+    std::vector<bool> kept(plan.length);
     for (int64_t t = 0; t < plan.length; t++) {
-      TokenTerm& term = m.terms[t];
-      term.kept = plan.weight[t] != 0;
-      term.weight = term.kl_weight = factors[i] * plan.weight[t];
-      if (!s.correction.empty()) term.weight *= s.correction[t];
-      if (!s.kl_correction.empty()) term.kl_weight *= s.kl_correction[t];
-      term.advantage = s.advantage;
-      if (!s.old_logprob.empty()) term.old_logprob = s.old_logprob[t];
-      if (!s.ref_logprob.empty()) term.ref_logprob = s.ref_logprob[t];
+      kept[t] = plan.weight[t] != 0;
+      if (!kept[t]) continue;
+      const double weight = factors[i] * plan.weight[t];
+      terms.weight.push_back(s.correction.empty() ? weight : weight * s.correction[t]);
+      terms.kl_weight.push_back(s.kl_correction.empty() ? weight : weight * s.kl_correction[t]);
+      terms.advantage.push_back(s.advantage);
+      terms.old_logprob.push_back(s.old_logprob.empty() ? std::numeric_limits<double>::quiet_NaN() : s.old_logprob[t]);
+      terms.log_ratio.push_back(0);
+      terms.ref_logprob.push_back(s.ref_logprob.empty() ? 0 : s.ref_logprob[t]);
+      update.sampler_logprob.push_back(s.logprob[t]);
     }
-    update.groups.back().members.push_back(std::move(m));
-    update.sample_of.back().push_back(i);
+    update.groups.back().members.push_back(
+        {{s.tokens.begin(), s.tokens.begin() + plan.length}, std::move(kept), s.sampler_row, s.trace});
+    update.sample_of.push_back(i);
   }
   return update;
 }
 
 void set_sequence_ratios(Update& update, const TokenOuts& now) {
-  for (size_t g = 0; g < update.groups.size(); g++)
-    for (size_t m = 0; m < update.groups[g].members.size(); m++) {
-      auto& terms = update.groups[g].members[m].terms;
-      double sum = 0;
-      int64_t n = 0;
-      for (size_t t = 0; t < terms.size(); t++)
-        if (terms[t].kept) sum += now[g][m][t].logprob - terms[t].old_logprob, n++;
-      for (TokenTerm& term : terms) term.log_ratio = n ? sum / static_cast<double>(n) : 0;
-    }
+  const std::vector<double>& old = update.terms.old_logprob;
+  for (size_t m = 0; m < update.sample_of.size(); m++) {
+    const int64_t begin = now.offsets[m], end = now.offsets[m + 1];
+    double sum = 0;
+    for (int64_t r = begin; r < end; r++) sum += now.logprob[r] - old[r];
+    std::fill(update.terms.log_ratio.begin() + begin, update.terms.log_ratio.begin() + end,
+              sum / static_cast<double>(end - begin));
+  }
 }
 
 std::vector<Group> response_groups(std::span<const Trajectory> samples,

@@ -18,7 +18,9 @@ LossSpec loss_spec(const ActorKeys& actor, double temperature);
 // to the log-prob of the learner's own pass (ratio exactly 1).
 struct Update {
   std::vector<Group> groups;
-  std::vector<std::vector<size_t>> sample_of;  // [group][member]: index in `samples`
+  TokenTerms terms;                    // [R], of the loss rows
+  std::vector<float> sampler_logprob;  // [R], Trajectory::logprob
+  std::vector<size_t> sample_of;       // [M]: of each member its index in `samples`
 };
 Update make_update(const ActorKeys& actor, int64_t max_response_length, std::span<const Trajectory> samples,
                    std::span<const TokenPlan> plans);

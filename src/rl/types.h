@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "model/replay.h"
@@ -20,7 +21,7 @@ struct Trajectory {
   std::vector<int32_t> tokens;            // the response, its EOS included
   std::vector<float> logprob;             // of each token of the response, under the distribution it was drawn from
   bool finished = false;                  // ended by an EOS; otherwise cut at the length limit
-  int32_t sampler_row = -1;               // Member::sampler_row
+  std::optional<int32_t> sampler_row;     // Member::sampler_row
   std::shared_ptr<const KvTraces> trace;  // events of its cache, where the learner is to replay them
   // From the stages, each written by one of them.
   double score = 0;                // the verifier's, before any shaping

@@ -55,20 +55,18 @@ Metrics Sft::step() {
     tokens += static_cast<int64_t>(m.tokens.size());
     groups.push_back({session_.encode_prompt(problem), {std::move(m)}});
   }
-  for (Group& g : groups) {
-    g.members[0].terms.resize(g.members[0].tokens.size());
-    for (TokenTerm& t : g.members[0].terms) t.weight = 1 / static_cast<double>(tokens);
-  }
-  const TokenOuts out = learner_.accumulate(groups, {.policy = PolicyLoss::nll}, nullptr, [&](size_t done, size_t all) {
-    if (progress) progress("update", static_cast<int64_t>(done), static_cast<int64_t>(all));
-  });
+  TokenTerms terms(loss_row_offsets(groups).back());
+  std::fill(terms.weight.begin(), terms.weight.end(), 1 / static_cast<double>(tokens));
+  const TokenOuts out =
+      learner_.accumulate(groups, terms, {.policy = PolicyLoss::nll}, nullptr, [&](size_t done, size_t all) {
+        if (progress) progress("update", static_cast<int64_t>(done), static_cast<int64_t>(all));
+      });
   Summary loss, entropy;
   Certificate certificate;
-  for (size_t i = 0; i < out.size(); i++) {
-    std::vector<float> logprobs;
-    for (const TokenOut& t : out[i][0])
-      loss.add(t.loss), entropy.add(t.entropy), logprobs.push_back(static_cast<float>(t.logprob));
-    certificate.add(uids[i], logprobs);
+  for (size_t r = 0; r < out.loss.size(); r++) loss.add(out.loss[r]), entropy.add(out.entropy[r]);
+  for (size_t i = 0; i < uids.size(); i++) {
+    const auto logprob = out.of(out.logprob, i);
+    certificate.add(uids[i], std::vector<float>(logprob.begin(), logprob.end()));
   }
   const double lr = learning_rate(c.actor.optim, step_, c.trainer.total_training_steps);
   int64_t rows = 0;
@@ -90,10 +88,9 @@ void Sft::worst_case_step() {
   step_++;
   const Phase phase(session_.device, "learner");
   const std::vector<int32_t> prompt(config_.data.max_prompt_length, session_.eos[0]);
-  Member m{std::vector<int32_t>(config_.data.max_response_length, session_.eos[0]), {}};
-  m.terms.resize(m.tokens.size());
+  const Member m{std::vector<int32_t>(config_.data.max_response_length, session_.eos[0])};
   const std::vector<Group> groups(config_.data.train_batch_size, Group{prompt, {m}});
-  learner_.accumulate(groups, {.policy = PolicyLoss::nll});
+  learner_.accumulate(groups, TokenTerms(loss_row_offsets(groups).back()), {.policy = PolicyLoss::nll});
   learner_.step(session_.optimizer_options(config_.actor.optim.lr));
 }
 

@@ -37,19 +37,13 @@ double catastrophic(const Config& config) {
 }
 
 // Of the tokens of a first update without old log-probs, which are then those of its own pass.
-void report_mismatch(const Update& update, const TokenOuts& out, std::span<const Trajectory> samples,
-                     double catastrophic, Metrics& metrics) {
+void report_mismatch(const Update& update, const TokenOuts& out, double catastrophic, Metrics& metrics) {
   Mismatch mismatch;
-  for (size_t g = 0; g < update.groups.size(); g++)
-    for (size_t m = 0; m < update.groups[g].members.size(); m++) {
-      std::vector<float> learner, sampler;
-      for (size_t t = 0; t < out[g][m].size(); t++) {
-        if (!update.groups[g].members[m].terms[t].kept) continue;
-        learner.push_back(static_cast<float>(out[g][m][t].logprob));
-        sampler.push_back(samples[update.sample_of[g][m]].logprob[t]);
-      }
-      mismatch.add(learner, sampler);
-    }
+  const std::vector<float> learner(out.logprob.begin(), out.logprob.end());
+  for (size_t m = 0; m + 1 < out.offsets.size(); m++) {
+    const auto first = static_cast<size_t>(out.offsets[m]), count = static_cast<size_t>(out.offsets[m + 1]) - first;
+    mismatch.add(std::span(learner).subspan(first, count), std::span(update.sampler_logprob).subspan(first, count));
+  }
   mismatch.report(metrics, catastrophic);
 }
 
@@ -60,34 +54,24 @@ struct UpdateTotals {
   int64_t updates = 0, skipped = 0, rows = 0, loss_rows = 0, checked = 0, mismatches = 0;
 
   void add(const Update& update, const TokenOuts& out) {
-    for (size_t g = 0; g < update.groups.size(); g++)
-      for (size_t m = 0; m < update.groups[g].members.size(); m++)
-        for (size_t t = 0; t < out[g][m].size(); t++) {
-          const TokenTerm& term = update.groups[g].members[m].terms[t];
-          const TokenOut& o = out[g][m][t];
-          if (!term.kept) continue;
-          loss_rows++;
-          pg_loss += term.weight * o.loss;
-          entropy.add(o.entropy);
-          ppo_kl.add(std::isnan(term.old_logprob) ? 0 : term.old_logprob - o.logprob);
-          kl.add(o.kl);
-          clipped.add(o.clipped == 1);
-          clipped_dual.add(o.clipped == 2);
-        }
+    const TokenTerms& terms = update.terms;
+    for (size_t r = 0; r < out.logprob.size(); r++) {
+      pg_loss += terms.weight[r] * out.loss[r];
+      entropy.add(out.entropy[r]);
+      ppo_kl.add(std::isnan(terms.old_logprob[r]) ? 0 : terms.old_logprob[r] - out.logprob[r]);
+      kl.add(out.kl[r]);
+      clipped.add(out.clipped[r] == 1);
+      clipped_dual.add(out.clipped[r] == 2);
+    }
+    loss_rows += std::ssize(out.logprob);
     for (const Group& g : update.groups) rows += packed_rows(g);
   }
 
   // The promise: what the sampler logged is, bit by bit, what the learner computes (trainer.exact = false: near that).
-  void check(const Update& update, const TokenOuts& out, std::span<const Trajectory> samples) {
-    for (size_t g = 0; g < update.groups.size(); g++)
-      for (size_t m = 0; m < update.groups[g].members.size(); m++) {
-        const Trajectory& s = samples[update.sample_of[g][m]];
-        for (size_t t = 0; t < out[g][m].size(); t++) {
-          if (!update.groups[g].members[m].terms[t].kept) continue;
-          checked++;
-          mismatches += static_cast<float>(out[g][m][t].logprob) != s.logprob[t];
-        }
-      }
+  void check(const Update& update, const TokenOuts& out) {
+    for (size_t r = 0; r < out.logprob.size(); r++)
+      mismatches += static_cast<float>(out.logprob[r]) != update.sampler_logprob[r];
+    checked += std::ssize(out.logprob);
   }
 
   void report(Metrics& m) const {
@@ -313,17 +297,16 @@ void Trainer::reference_logprobs(std::vector<Trajectory>& samples) {
   const Phase phase(session_.device, "ref");
   const TokenOuts out = Learner::logprobs(*reference_, session_.activations, response_groups(samples),
                                           config_.rollout.temperature, session_.learner_options());
-  size_t i = 0;
-  for (const auto& group : out)
-    for (const auto& member : group) {
-      for (const TokenOut& t : member) samples[i].ref_logprob.push_back(static_cast<float>(t.logprob));
-      i++;
-    }
+  for (size_t i = 0; i < samples.size(); i++) {
+    const auto logprob = out.of(out.logprob, i);
+    samples[i].ref_logprob.assign(logprob.begin(), logprob.end());
+  }
 }
 
 // Where the states of a response begin that the rollout numbers `completion`.
-int32_t Trainer::sampler_row(int64_t completion) const {
-  return sampler_states_ ? static_cast<int32_t>(completion * config_.data.max_response_length) : -1;
+std::optional<int32_t> Trainer::sampler_row(int64_t completion) const {
+  if (!sampler_states_) return {};
+  return static_cast<int32_t>(completion * config_.data.max_response_length);
 }
 
 // The policy that the ratio, the rollout correction and the KL in the reward refer to: of the samples that are not
@@ -346,17 +329,14 @@ void Trainer::old_logprobs(std::vector<Trajectory>& samples) {
   const TokenOuts out =
       Learner::logprobs(*session_.model, session_.activations, response_groups(samples, wanted),
                         config_.rollout.temperature, session_.learner_options(), sampler_states_ ? &states : nullptr);
-  size_t i = 0;
-  for (const auto& group : out)
-    for (const auto& member : group) {
-      Trajectory& s = *part[i++];
-      for (const TokenOut& t : member) {
-        s.old_logprob.push_back(static_cast<float>(t.logprob));
-        if (!sampler_states_) continue;
-        s.overlap.push_back(static_cast<float>(t.overlap));
-        s.mass.push_back(static_cast<float>(t.mass));
-      }
-    }
+  for (size_t i = 0; i < part.size(); i++) {
+    const auto logprob = out.of(out.logprob, i);
+    part[i]->old_logprob.assign(logprob.begin(), logprob.end());
+    if (!sampler_states_) continue;
+    const auto overlap = out.of(out.overlap, i), mass = out.of(out.mass, i);
+    part[i]->overlap.assign(overlap.begin(), overlap.end());
+    part[i]->mass.assign(mass.begin(), mass.end());
+  }
 }
 
 void Trainer::judge_samples(std::vector<Trajectory>& samples) {
@@ -448,20 +428,18 @@ void Trainer::update(std::vector<Trajectory>& samples, Metrics& metrics) {
       const bool first_update = totals.updates == 0;
       if (first_update) {
         // The ratio is exactly 1 by definition, so that one update per batch needs no old log-probs at all.
-        for (Group& g : u.groups)
-          for (Member& m : g.members)
-            for (TokenTerm& t : m.terms) t.old_logprob = std::numeric_limits<double>::quiet_NaN();
+        u.terms.old_logprob.assign(u.terms.old_logprob.size(), std::numeric_limits<double>::quiet_NaN());
       } else if (spec.policy == PolicyLoss::gspo) {
         set_sequence_ratios(u, Learner::logprobs(*session_.model, session_.activations, u.groups, spec.temperature,
                                                  session_.learner_options()));
       }
-      const TokenOuts out = learner_.accumulate(u.groups, spec, reference, [&](size_t done, size_t all) {
+      const TokenOuts out = learner_.accumulate(u.groups, u.terms, spec, reference, [&](size_t done, size_t all) {
         if (progress) progress("update", static_cast<int64_t>(done), static_cast<int64_t>(all));
       });
       totals.add(u, out);
-      if (first_update && checks_exact(config_)) totals.check(u, out, part);
+      if (first_update && checks_exact(config_)) totals.check(u, out);
       if (first_update && !exact_rollout(config_) && std::isnan(metrics.get("rollout_corr/kl")))
-        report_mismatch(u, out, part, catastrophic(config_), metrics);
+        report_mismatch(u, out, catastrophic(config_), metrics);
       totals.grad_norm.add(learner_.step(session_.optimizer_options(lr * scale)));
       totals.updates++;
     }

@@ -38,7 +38,7 @@ class Trainer : public Training {
   void generate(Metrics& metrics);
   void shape(Metrics& metrics);
   void reference_logprobs(std::vector<Trajectory>& samples);
-  int32_t sampler_row(int64_t completion) const;
+  std::optional<int32_t> sampler_row(int64_t completion) const;
   void judge_samples(std::vector<Trajectory>& samples);
   void old_logprobs(std::vector<Trajectory>& samples);
   void correct(std::vector<Trajectory>& samples, int64_t mini, Metrics& metrics);
