@@ -13,29 +13,29 @@ namespace {
 
 TEST(PagePool, LastInFirstOut) {
   PagePool pool(3);
-  EXPECT_EQ(pool.take(), 0);
-  EXPECT_EQ(pool.take(), 1);
-  EXPECT_EQ(pool.take(), 2);
-  EXPECT_THROW(pool.take(), std::logic_error);
-  pool.drop(1), pool.drop(0);
+  EXPECT_EQ(pool.allocate(), 0);
+  EXPECT_EQ(pool.allocate(), 1);
+  EXPECT_EQ(pool.allocate(), 2);
+  EXPECT_THROW(pool.allocate(), std::logic_error);
+  pool.release(1), pool.release(0);
   EXPECT_EQ(pool.free(), 2);
   EXPECT_EQ(pool.peak(), 3);
-  EXPECT_EQ(pool.take(), 0);
-  EXPECT_EQ(pool.take(), 1);
+  EXPECT_EQ(pool.allocate(), 0);
+  EXPECT_EQ(pool.allocate(), 1);
 }
 
 TEST(PagePool, APageIsFreedByItsLastReference) {
   PagePool pool(2);
-  const int32_t page = pool.take();
-  pool.share(page), pool.share(page);
+  const int32_t page = pool.allocate();
+  pool.retain(page), pool.retain(page);
   EXPECT_EQ(pool.references(page), 3);
-  pool.drop(page), pool.drop(page);
+  pool.release(page), pool.release(page);
   EXPECT_EQ(pool.used(), 1);
-  pool.drop(page);
+  pool.release(page);
   EXPECT_EQ(pool.used(), 0);
-  EXPECT_THROW(pool.drop(page), std::logic_error);
-  EXPECT_THROW(pool.share(page), std::logic_error);
-  EXPECT_THROW(pool.drop(2), std::logic_error);
+  EXPECT_THROW(pool.release(page), std::logic_error);
+  EXPECT_THROW(pool.retain(page), std::logic_error);
+  EXPECT_THROW(pool.release(2), std::logic_error);
 }
 
 ModelConfig small() {
@@ -92,7 +92,7 @@ class CacheWorld {
     return spec;
   }
   struct Sequence {
-    int64_t limit, promise;
+    int64_t limit, reservation;
     std::vector<std::vector<int32_t>> values;  // [layers * K]: of each slot
     int64_t slots() const { return static_cast<int64_t>(values[0].size()); }
   };
@@ -102,9 +102,9 @@ class CacheWorld {
   int64_t pages(int64_t slots) { return config_.layers * ((slots + kPageSlots - 1) / kPageSlots); }
 
   bool reserve(int64_t n) {
-    int64_t promised = 0;
-    for (const auto& [id, s] : live_) promised += s.promise;
-    const bool fits = used() + promised + n <= kPages;
+    int64_t reserved_pages = 0;
+    for (const auto& [id, s] : live_) reserved_pages += s.reservation;
+    const bool fits = used() + reserved_pages + n <= kPages;
     EXPECT_EQ(cache_.reserve(n), fits);
     refusals_ += !fits;
     return fits;
@@ -122,10 +122,10 @@ class CacheWorld {
     Sequence s = live_.at(parent);
     const int64_t n = s.slots();
     s.limit = some_slots(n);
-    s.promise = pages(s.limit) - config_.layers * (n / kPageSlots);
-    if (live_.size() == kSequences || !reserve(s.promise)) return;
-    const int id = cache_.fork(parent, s.promise);
-    if (n % kPageSlots) s.promise -= config_.layers;
+    s.reservation = pages(s.limit) - config_.layers * (n / kPageSlots);
+    if (live_.size() == kSequences || !reserve(s.reservation)) return;
+    const int id = cache_.fork(parent, s.reservation);
+    if (n % kPageSlots) s.reservation -= config_.layers;
     for (int layer = 0; layer < config_.layers; layer++)
       for (int64_t i = 0; i < (n + kPageSlots - 1) / kPageSlots; i++)
         EXPECT_EQ(cache_.pages(id, layer)[i] == cache_.pages(parent, layer)[i], i < n / kPageSlots);
@@ -137,7 +137,7 @@ class CacheWorld {
     const int64_t limit = some_slots(s.limit), more = pages(limit) - pages(s.limit);
     if (!reserve(more)) return;
     cache_.extend(id, more);
-    s.limit = limit, s.promise += more;
+    s.limit = limit, s.reservation += more;
   }
   void append(int id) {
     Sequence& s = live_.at(id);
@@ -167,9 +167,9 @@ class CacheWorld {
     }
     for (int32_t i = 0; i < n; i++, next_++)
       for (auto& values : s.values) values.push_back(next_);
-    s.promise -= pages(before + n) - pages(before);
+    s.reservation -= pages(before + n) - pages(before);
   }
-  // Every layer and head keeps slots of its own choice; the sequence's promise covers the pages that it shared.
+  // Every layer and head keeps slots of its own choice; the sequence's reservation covers the pages that it shared.
   void cut(int id) {
     Sequence& s = live_.at(id);
     const int64_t n = s.slots();
@@ -178,13 +178,13 @@ class CacheWorld {
     const auto keep = static_cast<int32_t>(1 + rng_.below(static_cast<uint32_t>(n - first)));
     if (!reserve(pages(first + keep))) return;
     cache_.extend(id, pages(first + keep));
-    s.promise += pages(first + keep);
+    s.reservation += pages(first + keep);
     const int64_t L = config_.layers, K = config_.kv_heads, width = cache_.max_pages();
     std::vector<int32_t> src(L * width), dst(L * width), lists(L * K * keep);
     std::vector<KvEvent> events;
     for (int layer = 0; layer < L; layer++) {
       const std::vector<int32_t> before = cache_.pages(id, layer);
-      const int64_t promised = cache_.reserved();
+      const int64_t reserved_pages = cache_.reserved();
       std::vector<bool> shared;
       for (int32_t page : before) shared.push_back(cache_.pool().references(page) > 1);
       cache_.cut(id, layer, first, first + keep, true, src.data() + layer * width, dst.data() + layer * width);
@@ -195,10 +195,10 @@ class CacheWorld {
         if (kept) {
           EXPECT_EQ(cache_.pages(id, layer)[i] != before[i], !whole && shared[i]);
         }
-        if (!kept && !shared[i]) s.promise++;
+        if (!kept && !shared[i]) s.reservation++;
       }
-      s.promise -= fresh, cuts_ += fresh > 0;
-      EXPECT_EQ(cache_.reserved(), promised - fresh);
+      s.reservation -= fresh, cuts_ += fresh > 0;
+      EXPECT_EQ(cache_.reserved(), reserved_pages - fresh);
       events.push_back({static_cast<int32_t>(n), first, 0, keep, layer, 0});
       for (int64_t h = 0; h < K; h++) {
         std::vector<int32_t>& values = s.values[layer * K + h];
@@ -225,7 +225,7 @@ class CacheWorld {
                         .rope = {},
                         .sinks = 0});
     cache_.drop_cut();
-    s.limit = std::min(kSlots, (pages(s.slots()) + s.promise) / config_.layers * kPageSlots);
+    s.limit = std::min(kSlots, (pages(s.slots()) + s.reservation) / config_.layers * kPageSlots);
   }
   void close(int id) {
     cache_.close(id);
@@ -246,9 +246,9 @@ class CacheWorld {
   }
   void check_books() {
     std::map<int32_t, int32_t> references;
-    int64_t promised = 0;
+    int64_t reserved_pages = 0;
     for (const auto& [id, s] : live_) {
-      promised += s.promise;
+      reserved_pages += s.reservation;
       for (int layer = 0; layer < config_.layers; layer++) {
         EXPECT_EQ(cache_.slots(id, layer), s.slots());
         for (int32_t page : cache_.pages(id, layer)) references[page]++;
@@ -258,7 +258,7 @@ class CacheWorld {
       if (cache_.pool().references(page) != references[page]) FAIL() << "references of page " << page;
     }
     EXPECT_EQ(cache_.pool().used(), used());
-    EXPECT_EQ(cache_.reserved(), promised);
+    EXPECT_EQ(cache_.reserved(), reserved_pages);
     EXPECT_LE(cache_.reserved(), cache_.pool().free());
   }
   void check_slot(int id, int layer, int h, size_t slot, int32_t value) {
@@ -305,7 +305,7 @@ TEST(KvCache, BrokenContractsAreNoticed) {
   ASSERT_TRUE(cache.reserve(3));
   const int id = cache.open(3);
   cache.append(id, 16);
-  EXPECT_THROW(cache.append(id, 1), std::logic_error) << "more pages than promised";
+  EXPECT_THROW(cache.append(id, 1), std::logic_error) << "more pages than reserved_pages";
   EXPECT_FALSE(cache.reserve(10));
   ASSERT_TRUE(cache.reserve(9));
   const int other = cache.open(9);

@@ -60,10 +60,10 @@ void KvCache::unreserve(int64_t pages) {
   reserved_ -= pages;
 }
 
-int KvCache::open(int64_t promise) {
+int KvCache::open(int64_t reservation) {
   for (size_t i = 0; i < sequences_.size(); i++)
     if (!sequences_[i].open) {
-      sequences_[i] = {.open = true, .changed = false, .promise = promise, .layers = {}};
+      sequences_[i] = {.open = true, .changed = false, .reservation = reservation, .layers = {}};
       sequences_[i].layers.resize(layers_);
       return static_cast<int>(i);
     }
@@ -72,10 +72,10 @@ int KvCache::open(int64_t promise) {
 }
 
 int32_t KvCache::take_page(Sequence& s) {
-  expect(s.promise > 0, "a sequence takes more pages than were reserved for it");
-  s.promise--;
+  expect(s.reservation > 0, "a sequence takes more pages than were reserved for it");
+  s.reservation--;
   unreserve(1);
-  return pool_.take();
+  return pool_.allocate();
 }
 
 void KvCache::put_page(int sequence, int layer, int32_t page) {
@@ -86,15 +86,15 @@ void KvCache::put_page(int sequence, int layer, int32_t page) {
   s.changed = true;
 }
 
-int KvCache::fork(int parent, int64_t promise, int64_t shared) {
+int KvCache::fork(int parent, int64_t reservation, int64_t shared) {
   const Sequence& from = at(parent);
-  const int sequence = open(promise);
+  const int sequence = open(reservation);
   std::vector<int32_t> copies;
   for (int layer = 0; layer < layers_; layer++) {
     const LayerState& state = from.layers[layer];
     const int64_t full = std::min(state.slots, shared) / kPageSlots;
     for (int64_t i = 0; i < full; i++) {
-      pool_.share(state.pages[i]);
+      pool_.retain(state.pages[i]);
       put_page(sequence, layer, state.pages[i]);
     }
     for (int64_t i = full; i < static_cast<int64_t>(state.pages.size()); i++) {
@@ -114,7 +114,7 @@ void KvCache::copy_pages(const Tensor& pairs, const std::vector<int32_t>& host) 
       {.k_pages = k_pages, .v_pages = v_pages, .pairs = pairs, .pos_pages = fields.pos, .mass_pages = fields.mass});
 }
 
-void KvCache::extend(int sequence, int64_t promise) { at(sequence).promise += promise; }
+void KvCache::extend(int sequence, int64_t reservation) { at(sequence).reservation += reservation; }
 
 void KvCache::append(int sequence, int64_t n) {
   Sequence& s = at(sequence);
@@ -162,11 +162,11 @@ void KvCache::copy_cut(Arena& scratch) {
 // Not before: a page given up by one event must not become the fresh page of another that is copied at the same time.
 void KvCache::drop_cut() {
   for (const Cut& c : cut_) {
-    pool_.drop(c.page);
+    pool_.release(c.page);
     if (c.sequence < 0) continue;
     const bool back = reserve(1);
     expect(back, "a page given up is not free");
-    at(c.sequence).promise++;
+    at(c.sequence).reservation++;
   }
   cut_.clear();
 }
@@ -174,8 +174,8 @@ void KvCache::drop_cut() {
 void KvCache::close(int sequence) {
   Sequence& s = at(sequence);
   for (const LayerState& layer : s.layers)
-    for (int32_t page : layer.pages) pool_.drop(page);
-  unreserve(s.promise);
+    for (int32_t page : layer.pages) pool_.release(page);
+  unreserve(s.reservation);
   s.open = false;
 }
 

@@ -11,21 +11,21 @@
 
 namespace pare {
 
-// A page holds kPageSlots slots of all key heads of one layer; a sequence has a list of pages per layer.  All state
-// that decides anything is on the host; the device holds the pages and a copy of the page tables.
-//
-// Nobody takes a page that was not reserved: reserve() sets pages aside, open(), fork() and extend() hand them to a
-// sequence as its promise, append() and fork() spend it, close() returns what is left.  So a sequence that was admitted
-// with its worst case never runs out of memory.
-//
-// Sequences are numbered by their row in the page tables.
-// What lies beside K and V in a page, where a policy asks for it; else absent.  Roles of types as in list.h.
+// What lies beside K and V in a page, where a policy needs it; else absent.  Roles of types as in list.h.
 struct KvFields {
   Tensor pos;      // i32 [pages, K, 16]: absolute position of the token in a slot (evicting methods)
   Tensor mass;     // stat [pages, K, 16]: attention that it received (h2o)
   Tensor summary;  // act [pages, K, 16 / block * summary_rows, D]: of its blocks (quest, block_topk)
 };
 
+// A page holds kPageSlots slots of all key heads of one layer; a sequence has a list of pages per layer.  All state
+// behind decisions lives on the host; the device holds the pages and a copy of the page tables.
+//
+// Every page is reserved before it is allocated: reserve() sets pages aside; open(), fork() and extend() hand them to a
+// sequence as its reservation; append() and fork() allocate from it; close() returns the rest.  So a sequence admitted
+// with its worst case never runs out of memory.
+//
+// A sequence's number is its row in the page tables.
 class KvCache {
  public:
   // Allocates from `arena`, named kv.*: the pages in type `dtype`, with the fields that `spec` needs, and the tables of
@@ -35,31 +35,31 @@ class KvCache {
 
   static int64_t page_bytes(const ModelConfig& config, const KvSpec& spec, DType dtype);  // all fields of one page
 
-  // Sets `pages` aside; false, and nothing is done, where fewer are free and not set aside.
+  // Sets `pages` aside.  Returns false, and changes nothing, if fewer are free and unreserved.
   bool reserve(int64_t pages);
   void unreserve(int64_t pages);
 
-  // A new empty sequence, and one that continues `parent`: it shares the full pages of the first `shared` slots and
-  // gets copies of the others, at once.  `promise`: pages, reserved before, that it may take (the copy counts).
-  int open(int64_t promise);
-  int fork(int parent, int64_t promise, int64_t shared = std::numeric_limits<int64_t>::max());
-  void extend(int sequence, int64_t promise);  // adds to the promise
-  void append(int sequence, int64_t n);        // n more slots in every layer
-  // A compression event: cuts a layer to `slots` slots.  Pages wholly below slot `first` stay; of the others, those
-  // that are shared are replaced by fresh ones (if slots before `first` lie in it, by a copy), and those past the end
-  // are given up.  src and dst: the page lists between which KvCompact moves the slots, [max pages] each.  `renew`:
-  // what is given up goes back to the sequence's promise, since it will grow again.
+  // An empty sequence, and one that continues `parent`: it shares the full pages of the first `shared` slots and copies
+  // the others at once.  `reservation`: pages, reserved before, that it may allocate (the copies count).
+  int open(int64_t reservation);
+  int fork(int parent, int64_t reservation, int64_t shared = std::numeric_limits<int64_t>::max());
+  void extend(int sequence, int64_t reservation);  // adds to its reservation
+  void append(int sequence, int64_t n);            // n more slots in every layer
+  // A compression event: cuts a layer to `slots` slots.  Pages wholly below slot `first` stay; of the others, shared
+  // ones are replaced by fresh ones (by a copy, if slots before `first` lie in it), and those past the end are
+  // released. src and dst: the page lists between which KvCompact moves the slots, [max pages] each.  `renew`: released
+  // pages return to the sequence's reservation, since it will grow again.
   void cut(int sequence, int layer, int64_t first, int64_t slots, bool renew, int32_t* src, int32_t* dst);
-  void copy_cut(Arena& scratch);  // the copies of all cuts since the last one.  Before the device moves slots
-  void drop_cut();                // gives up their pages.  After it
+  void copy_cut(Arena& scratch);  // copies for all cuts since the last one; before the device moves slots
+  void drop_cut();                // releases their pages; after it
   void close(int sequence);
 
-  // Copies page tables that changed to the device.  Before the pass that uses them.
+  // Copies changed page tables to the device; required before the pass that uses them.
   void upload_tables();
 
   int64_t slots(int sequence, int layer) const { return at(sequence).layers[layer].slots; }
   const std::vector<int32_t>& pages(int sequence, int layer) const { return at(sequence).layers[layer].pages; }
-  int64_t reserved() const { return reserved_; }  // set aside and not yet taken
+  int64_t reserved() const { return reserved_; }  // set aside and not yet allocated
   const PagePool& pool() const { return pool_; }
   void reset_peak() { pool_.reset_peak(); }
   Device& device() { return device_; }
@@ -79,7 +79,7 @@ class KvCache {
   };
   struct Sequence {
     bool open = false, changed = false;
-    int64_t promise = 0;
+    int64_t reservation = 0;
     std::vector<LayerState> layers;
   };
   int index(int sequence) const;  // itself, if open
@@ -96,7 +96,7 @@ class KvCache {
   std::vector<Sequence> sequences_;
   struct Cut {
     int32_t page;
-    int sequence;  // whose promise it goes back to; -1: nobody's
+    int sequence;  // to whose reservation it returns; -1: to none
   };
   std::vector<Cut> cut_;
   std::vector<int32_t> cut_copies_;  // (src, dst) pages

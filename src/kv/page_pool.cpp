@@ -17,7 +17,7 @@ PagePool::PagePool(int64_t pages) {
   for (int64_t i = 0; i < pages; i++) free_[i] = static_cast<int32_t>(pages - 1 - i);
 }
 
-int32_t PagePool::take() {
+int32_t PagePool::allocate() {
   expect(!free_.empty(), "all ", pages(), " pages are in use: taken without a reservation");
   const int32_t page = free_.back();
   free_.pop_back();
@@ -26,12 +26,12 @@ int32_t PagePool::take() {
   return page;
 }
 
-void PagePool::share(int32_t page) {
+void PagePool::retain(int32_t page) {
   expect(references(page) > 0, "page ", page, " is free and cannot be shared");
   references_[page]++;
 }
 
-void PagePool::drop(int32_t page) {
+void PagePool::release(int32_t page) {
   expect(references(page) > 0, "page ", page, " is free already");
   if (--references_[page] == 0) free_.push_back(page);
 }

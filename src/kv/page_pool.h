@@ -5,16 +5,16 @@
 
 namespace pare {
 
-// Page ids 0 .. pages-1 with reference counts.  The host owns the pool: which pages a sequence needs follows from its
-// length, so the device is never asked.  The free list is a stack: the page given back last is taken first (its memory
-// is warm, and a pool that was never full never touches its upper pages); a new pool gives 0, 1, 2, ...
+// Page ids 0 .. pages-1 with reference counts, on the host: the pages of a sequence follow from its length alone.  The
+// free list is a stack: the page released last is allocated first (its memory is warm, and a pool that was never full
+// never touches its upper pages).  A new pool allocates 0, 1, 2, ...
 class PagePool {
  public:
   explicit PagePool(int64_t pages);
 
-  int32_t take();                          // a free page, with one reference; none free breaks the contract
-  void share(int32_t page);                // one more reference
-  void drop(int32_t page);                 // one reference less; the last one frees the page
+  int32_t allocate();                      // a free page, with one reference; requires that one is free
+  void retain(int32_t page);               // adds a reference
+  void release(int32_t page);              // removes a reference; the last one frees the page
   int32_t references(int32_t page) const;  // 0: free
   int64_t pages() const { return static_cast<int64_t>(references_.size()); }
   int64_t free() const { return static_cast<int64_t>(free_.size()); }

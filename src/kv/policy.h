@@ -1,6 +1,5 @@
-// One way to choose what a rollout keeps or reads of its keys and values.  A policy sees every layer of every pass, may
-// remember what it needs, and answers one question: the scores of the slots of a compression event (evicting
-// policies), or the blocks that a decoded token reads (block-sparse ones).
+// Interface of KV policies.  A policy observes every layer of every pass and returns one thing: the scores of slots in
+// a compression event (evicting policies), or the blocks that a decoded token reads (block-sparse ones).
 #pragma once
 #include <memory>
 #include <vector>
@@ -50,9 +49,9 @@ class KvPolicy {
  public:
   virtual ~KvPolicy() = default;
 
-  // Before the layers of a pass: what it needs on the device, for as long as the pass lasts.
+  // Before the layers of a pass: adds its inputs, which last as long as the pass.
   virtual void begin(const std::vector<PagedRun>& /*runs*/, Inputs& /*inputs*/) {}
-  // Before the attention of a layer: what to remember of it, and what to read in it.
+  // Before the attention of a layer: records what later events need, and returns the blocks to read.
   virtual void observe(const KvPass& /*pass*/) {}
   virtual KvBlocks blocks(const KvPass& /*pass*/, Arena& /*scratch*/) { return {}; }
   // i32 [runs]: protected slots of each, where the attention that slots receive is added up (AttnPaged).
@@ -75,7 +74,7 @@ class KvPolicy {
   virtual void score(const KvEvents& /*events*/, const Tensor& /*score*/, Arena& /*scratch*/) {}
 };
 
-// The policy of `spec`; null for the dense one.  What it remembers is allocated from `kv`, named kv.*.
+// Returns the policy of `spec`, null for dense.  Allocates its state from `kv`, named kv.*.
 std::unique_ptr<KvPolicy> make_kv_policy(const KvSpec& spec, const ModelConfig& config, KvCache& cache, Arena& kv);
 
 }  // namespace pare

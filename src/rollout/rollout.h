@@ -44,27 +44,27 @@ struct RolloutStats {
 
 class Rollout {
  public:
-  // The cache is allocated from `kv` here; what generate() needs beside comes from `scratch` and is given back.
+  // Allocates the cache from `kv`.  generate() allocates the rest from `scratch` and frees it.
   Rollout(const Model& model, const RolloutLimits& limits, Arena& kv, Arena& scratch);
 
   // All samples of all requests, in order (request, sample) whatever the schedule.  The tokens and log-probs of a
   // sample depend on the model, its prompt, its uid and `sampling` only, bit by bit.  `drawn` is called for every
   // token, with the completion that ends in it so far; `progress` after every pass, or as many as are waited for.
   //
-  // RolloutLimits::lookahead passes are queued, each fed by the tokens of the one before on the device; then the host
-  // waits once, for the tokens of all.  With Sampling::trace every pass is waited for: its events are read back.
+  // Queues RolloutLimits::lookahead passes, each fed on the device by the tokens of the one before; then the host waits
+  // once, for the tokens of all.  With Sampling::trace it waits for every pass and reads back its events.
   //
-  // Refused before the start: prompts that are empty, longer than max_context less max_new_tokens, or with ids outside
-  // the vocabulary; a request that the pool cannot hold when it is alone (Exit::memory).  After an exception from an
-  // op, or from a callback that wants the call to end, the object is not to be used again.
+  // Throws before it starts for prompts that are empty, longer than max_context less max_new_tokens, or with ids
+  // outside the vocabulary, and for a request that the pool cannot hold alone (Exit::memory).  After an exception from
+  // an op or a callback the object must not be used again.
   //
   // On the `null` table every token is 0: with an empty eos every sample runs to max_new_tokens, the worst case.
   std::vector<Completion> generate(const std::vector<Request>& requests, const Sampling& sampling,
                                    const std::function<void(const RolloutStats&)>& progress = {},
                                    const std::function<void(const Completion&)>& drawn = {});
 
-  // On the null table: a pass with as many rows, draws and compression events as any that such limits allow, so that
-  // what it takes from `scratch` is the most that any generate() takes.
+  // On the null table: a pass with as many rows, draws and compression events as these limits allow.  It allocates from
+  // `scratch` the most that any generate() does.
   static void plan(const Model& model, const RolloutLimits& limits, Arena& scratch, const Tensor& hidden = {});
 
   const RolloutStats& stats() const { return stats_; }  // of the last generate()

@@ -132,7 +132,7 @@ bool Scheduler::idle() const {
 void Scheduler::start_samples(Prompt& p, int32_t draw) {
   const Request& r = requests_[p.request];
   for (; p.drawn < p.admitted; p.drawn++) {
-    const int64_t promise = own_pages(r, p.drawn);
+    const int64_t reservation = own_pages(r, p.drawn);
     const bool last = p.drawn + 1 == samples_of(r);
     int sequence = p.sequence;
     if (r.max_new_tokens == 1) {
@@ -140,9 +140,9 @@ void Scheduler::start_samples(Prompt& p, int32_t draw) {
       continue;
     }
     if (last) {
-      cache_.extend(sequence, promise);
+      cache_.extend(sequence, reservation);
     } else {
-      sequence = cache_.fork(p.sequence, promise, residency_.shared_slots(prompt_size(r)));
+      sequence = cache_.fork(p.sequence, reservation, residency_.shared_slots(prompt_size(r)));
       if (forked_) forked_(p.sequence, sequence);
     }
     running_.push_back({first_[p.request] + p.drawn, sequence, 1, draw++});

@@ -51,36 +51,36 @@ struct Batch {
   int64_t prefill = 0;   // rows of prompts
 };
 
-// A prompt is computed once, in chunks, for all its samples.  Samples are admitted strictly in order (request, sample)
-// when a place among max_sequences is free and the pool can set aside all pages that the sample may ever need beyond
-// the full pages of its prompt.  A sample of more than one token forks the prompt's cache with its first; the last one
-// takes it over.  Since a request is touched only when every sample before it was admitted, at most one prompt waits
-// for samples still to be admitted: its final hidden state is the one row that is kept between passes.
+// A prompt is computed once, in chunks, for all its samples.  Samples are admitted strictly in order (request, sample),
+// when a place among max_sequences is free and the pool can reserve all pages that the sample may ever need beyond the
+// full pages of its prompt: nothing is ever preempted.  A sample of more than one token forks the prompt's cache at its
+// first; the last sample takes the cache over.  A request starts only when all samples before it are admitted, so at
+// most one prompt waits for samples: its final hidden state is the one row kept between passes.
 //
-// Everything here follows from lengths, but for the sequences that end at an EOS: those go on, token by token as if
-// they had not ended, until settle() is told what they drew.  So batches can be made ahead of their tokens: they hold
-// rows and draws that are then of no use, within the memory that was set aside for the longest response.
+// The schedule follows from lengths alone, except for sequences that end at an EOS: they continue, token by token,
+// until settle() receives their tokens.  So batches can be scheduled ahead of their tokens; rows and draws behind an
+// EOS are discarded, and stay within the memory reserved for the longest response.
 class Scheduler {
  public:
   // forked(parent, child): called when a sequence of the cache continues another.
   Scheduler(const KvResidency& residency, const std::vector<Request>& requests, const std::vector<int32_t>& eos,
             const RolloutLimits& limits, KvCache& cache, std::function<void(int parent, int child)> forked = {});
 
-  // Sequences that the cache must be able to hold: a prompt waits beside max_sequences others.
+  // Sequences that the cache must hold: a prompt waits beside max_sequences running ones.
   static int cache_sequences(const RolloutLimits& limits) { return limits.max_sequences + 1; }
-  // Pages with which `request` can always be finished once it is alone.
+  // Pages that always suffice to finish `request` alone.
   static int64_t pages_needed(const KvResidency& residency, const Request& request);
 
   bool done() const { return finished_ == completions(); }
-  bool idle() const;  // nothing is left to put into a batch, whatever the tokens to be settled
+  bool idle() const;  // no batch is left to schedule, whatever tokens are still to be settled
   Batch next();       // appends the slots of its rows to the cache
-  // `batch`, the last of next(), was computed: its sequences hold a token more, and those of full length have ended.
+  // Records that `batch`, the last of next(), is computed: its sequences grow by a token, those of full length end.
   void advance(const Batch& batch);
-  // Then, batches in order, the tokens that it drew, in the order of its draws.  A token is kept unless its sequence
-  // had ended before: says which were.
+  // Records the tokens of a computed batch, in the order of its draws; batches in order.  Returns which were kept:
+  // those whose sequence had not ended before.
   std::vector<bool> settle(const Batch& batch, const int32_t* tokens, const float* logprobs);
 
-  int in_flight() const;  // samples admitted and not known to have ended
+  int in_flight() const;  // samples admitted, and not yet known to have ended
   int64_t completions() const { return static_cast<int64_t>(completions_.size()); }
   int64_t finished() const { return finished_; }
   const Completion& completion(int index) const { return completions_[index]; }   // so far
