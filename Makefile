@@ -46,7 +46,7 @@ $(BUILD)/.deps:
 	@mkdir -p $(@D) && touch $@
 
 # ---- sources ---------------------------------------------------------------------------------------------------------
-ROOMS := src/base src/bench src/ops src/ref src/cpu src/kv src/kv/policies src/rollout src/rl src/run model model/hf tokenizer data data/verify data/math_value
+ROOMS := src/base src/bench src/cases src/ops src/ref src/cpu src/kv src/kv/policies src/rollout src/rl src/run model model/hf tokenizer data data/verify data/math_value
 LIB_SRC := $(sort $(foreach d,$(ROOMS),$(wildcard $(d)/*.cpp)))
 APP_SRC := $(wildcard src/app/*.cpp src/app/*/*.cpp)
 TEST_SRC := $(filter-out tests/test_steps.cpp,$(wildcard tests/*.cpp))

@@ -1,34 +1,21 @@
-// The rows of the op test: one op at one shape.
+// The rows of the op test: the cases of src/cases at odd sizes.
 #pragma once
-#include <functional>
+#include <set>
 
 #include "op_harness.h"
 
 namespace pare::test {
 
-struct OpCase {
-  std::string op, shape;  // the op's name in PARE_OPS; letters, digits and underscores
-  std::function<void(OpRun&)> body;
+void run(OpRun& r, const cases::Call& call);  // and states the bounds of its outputs
+
+struct OpRow {
+  const cases::OpCase* op;
+  std::string size;           // as Dims takes it
+  std::string shape() const;  // in letters, digits and underscores
+  void run(OpRun& r) const;
 };
+inline void PrintTo(const OpRow& row, std::ostream* out) { *out << row.op->op << " " << row.size; }
 
-inline void PrintTo(const OpCase& c, std::ostream* out) { *out << c.op << " " << c.shape; }
-
-void add_data_cases(std::vector<OpCase>& cases);       // movement, embedding, optimizer
-void add_layer_cases(std::vector<OpCase>& cases);      // norm, linear, rope, swiglu
-void add_attention_cases(std::vector<OpCase>& cases);  // packed and paged
-void add_block_cases(std::vector<OpCase>& cases);      // block-sparse reads
-void add_kv_cases(std::vector<OpCase>& cases);         // a cache that evicts
-void add_logits_cases(std::vector<OpCase>& cases);     // log-probs, losses, sampling
-
-inline std::vector<OpCase> all_cases() {
-  std::vector<OpCase> cases;
-  add_data_cases(cases);
-  add_layer_cases(cases);
-  add_attention_cases(cases);
-  add_block_cases(cases);
-  add_kv_cases(cases);
-  add_logits_cases(cases);
-  return cases;
-}
+std::vector<OpRow> op_rows(const std::set<std::string>& ops = {});  // of these ops; none: of all
 
 }  // namespace pare::test

@@ -1,12 +1,13 @@
 // What the op tests stand on: buffers with red zones, and a OpRun that builds the arguments of one op call on one
 // table.
 //
-// A test writes its op call once, as a function of a OpRun.  The same function then runs on `ref` in f64 and on every
-// table under test in f32: values depend only on the names of the tensors and are rounded to f32, so all tables see the
-// same.
+// A call is written once, as a function of an OpRun: a case of src/cases, or what a test needs beside those.  The same
+// function then runs on `ref` in f64 and on every table under test in f32: values depend only on the names of the
+// tensors and are rounded to f32, so all tables see the same.
 #pragma once
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <deque>
@@ -16,9 +17,8 @@
 #include <vector>
 
 #include "base/half.h"
-#include "base/rng.h"
+#include "cases/cases.h"
 #include "kernel_memory.h"
-#include "ops/list.h"
 
 namespace pare::test {
 
@@ -32,27 +32,15 @@ inline double chain(double n) { return (2 * std::sqrt(n) + 4) * kRound; }
 // The same for a row sum of n terms in 16 lanes and a tree.
 inline double lanes(double n) { return chain(n / 16 + 5); }
 
-inline std::vector<double> rounded_to_f32(std::vector<double> v) {
-  for (double& x : v) x = static_cast<float>(x);
-  return v;
-}
-
-using Shape = std::vector<int64_t>;
+using cases::below;
+using cases::normal;
+using cases::Shape;
+using cases::Use;
 
 inline int64_t elements(const Shape& shape) {
   int64_t n = 1;
   for (int64_t s : shape) n *= s;
   return n;
-}
-
-// n values of a standard normal, times `scale`, rounded to f32; a function of `name` and n.
-inline std::vector<double> normal(const std::string& name, int64_t n, double scale = 1) {
-  uint64_t uid = 0;
-  for (char c : name) uid = mix64(uid + static_cast<unsigned char>(c));
-  Rng rng(rng_key(1, RngStream::test, 0), uid);
-  std::vector<double> v(n);
-  for (double& x : v) x = static_cast<float>(scale * rng.normal());
-  return v;
 }
 
 // Rows [outputs, inputs] in the layout of Weight::packed: panels ...
@@ -67,16 +55,6 @@ inline std::vector<double> panels(const std::vector<double>& rows, int64_t outpu
 inline std::vector<double> padded(std::vector<double> rows, int64_t outputs, int64_t inputs) {
   rows.resize(static_cast<size_t>(weight_panels(outputs) * kPanel * inputs));
   return rows;
-}
-
-// n whole numbers in [0, limit); a function of `name` and n.
-inline std::vector<int32_t> below(const std::string& name, int64_t n, int64_t limit) {
-  uint64_t uid = 1;
-  for (char c : name) uid = mix64(uid + static_cast<unsigned char>(c));
-  Rng rng(rng_key(1, RngStream::test, 0), uid);
-  std::vector<int32_t> v(n);
-  for (int32_t& x : v) x = static_cast<int32_t>(rng.below(static_cast<uint32_t>(limit)));
-  return v;
 }
 
 // A tensor with red zones of 64 bytes before and after it and of `gap` elements after each row of the first dimension.
@@ -106,13 +84,7 @@ class Buffer {
   const Tensor& tensor() const { return tensor_; }
   int64_t size() const { return tensor_.size(); }
 
-  double get(int64_t i) const {
-    const void* p = bytes_.data() + byte(i);
-    if (tensor_.dtype == DType::f64) return load<double>(p);
-    if (tensor_.dtype == DType::f32) return load<float>(p);
-    if (tensor_.dtype == DType::bf16) return bf16_to_f32(load<uint16_t>(p));
-    return load<int32_t>(p);
-  }
+  double get(int64_t i) const { return get(bytes_, i); }
   void set(int64_t i, double x) {
     void* p = bytes_.data() + byte(i);
     if (tensor_.dtype == DType::f64)
@@ -121,15 +93,14 @@ class Buffer {
       store(p, static_cast<float>(x));
     else if (tensor_.dtype == DType::bf16)
       store(p, f32_to_bf16(static_cast<float>(x)));
+    else if (tensor_.dtype == DType::u8)
+      store(p, static_cast<uint8_t>(x));
     else
       store(p, static_cast<int32_t>(x));
     KernelMemory::wrote(p, dtype_size(tensor_.dtype));
   }
-  std::vector<double> values() const {
-    std::vector<double> v(size());
-    for (int64_t i = 0; i < size(); i++) v[i] = get(i);
-    return v;
-  }
+  std::vector<double> values() const { return values(bytes_); }
+  std::vector<double> values_before() const { return values(before_); }  // as they were at the last remember()
 
   // The bytes of the elements in order, for bitwise comparison.
   std::vector<unsigned char> element_bytes() const {
@@ -152,6 +123,19 @@ class Buffer {
 
  private:
   static constexpr size_t kZone = 64;
+  double get(const KernelVector<unsigned char>& bytes, int64_t i) const {
+    const void* p = bytes.data() + byte(i);
+    if (tensor_.dtype == DType::f64) return load<double>(p);
+    if (tensor_.dtype == DType::f32) return load<float>(p);
+    if (tensor_.dtype == DType::bf16) return bf16_to_f32(load<uint16_t>(p));
+    if (tensor_.dtype == DType::u8) return load<uint8_t>(p);
+    return load<int32_t>(p);
+  }
+  std::vector<double> values(const KernelVector<unsigned char>& bytes) const {
+    std::vector<double> v(size());
+    for (int64_t i = 0; i < size(); i++) v[i] = get(bytes, i);
+    return v;
+  }
   template <class T>
   static T load(const void* p) {
     T x;
@@ -172,58 +156,37 @@ class Buffer {
 };
 
 // The tensors of one op call on one table, by name.
-class OpRun {
+class OpRun : public cases::Operands {
  public:
   // act: the type of every floating-point tensor (f64 for the reference, f32 for the tables under test).  by_rows: the
   // table reads a weight row by row, not in panels.
-  OpRun(const Table& table, DType act, bool by_rows = false) : table(table), act(act), by_rows(by_rows) {}
+  OpRun(const Table& table, DType act, bool by_rows = false) : Operands(act, act), table(table), by_rows(by_rows) {}
 
   const Table& table;
-  const DType act;
   const bool by_rows;
   bool skipped = false;               // the table does not implement the op
   std::vector<std::string> problems;  // broken red zones, changed inputs
 
-  Tensor in(const std::string& name, const Shape& shape, const std::vector<double>& v, int64_t gap = 0) {
-    return add(name, Use::in, act, shape, gap, v);
+  Weight weight(const std::string& name, int64_t outputs, int64_t inputs, Use use = Use::in) override {
+    inputs_[name] = inputs;
+    const std::vector<double> rows = normal(name, outputs * inputs);
+    return {make(name, use, act, {weight_panels(outputs), inputs, kPanel}, 0,
+                 by_rows ? padded(rows, outputs, inputs) : panels(rows, outputs, inputs)),
+            outputs};
   }
-  Tensor in(const std::string& name, const Shape& shape, int64_t gap = 0) {
-    return in(name, shape, normal(name, elements(shape)), gap);
-  }
-  Tensor index(const std::string& name, const Shape& shape, const std::vector<int32_t>& v, int64_t gap = 0) {
-    return add(name, Use::in, DType::i32, shape, gap, {v.begin(), v.end()});
-  }
-  // Overwritten: starts as NaN (indices: -1).
-  Tensor out(const std::string& name, const Shape& shape, int64_t gap = 0) {
-    return add(name, Use::out, act, shape, gap, {});
-  }
-  Tensor index_out(const std::string& name, const Shape& shape) {
-    return add(name, Use::out, DType::i32, shape, 0, {});
-  }
-  // Added to, changed in place or partly written.
-  Tensor index_inout(const std::string& name, const Shape& shape, const std::vector<int32_t>& v) {
-    return add(name, Use::out, DType::i32, shape, 0, {v.begin(), v.end()});
-  }
-  Tensor inout(const std::string& name, const Shape& shape, const std::vector<double>& v, int64_t gap = 0) {
-    return add(name, Use::out, act, shape, gap, v);
-  }
-  Tensor inout(const std::string& name, const Shape& shape, int64_t gap = 0) {
-    return inout(name, shape, normal(name, elements(shape)), gap);
-  }
-  // Of a type of its own, whatever act is.
-  Tensor inout_bf16(const std::string& name, const Shape& shape, const std::vector<double>& v) {
-    return add(name, Use::out, DType::bf16, shape, 0, v);
-  }
-  // In, and undefined afterwards.
-  Tensor scratch(const std::string& name, const Shape& shape, const std::vector<double>& v) {
-    return add(name, Use::scratch, act, shape, 0, v);
-  }
-  // A weight with the values of normal(name), row by row.
-  Weight weight(const std::string& name, int64_t outputs, int64_t inputs) {
-    return {in(name, {weight_panels(outputs), inputs, kPanel}, laid(name, outputs, inputs)), outputs};
-  }
-  Weight inout_weight(const std::string& name, int64_t outputs, int64_t inputs) {
-    return {inout(name, {weight_panels(outputs), inputs, kPanel}, laid(name, outputs, inputs)), outputs};
+  // By `ref`, rounded to f32.
+  void compute(const cases::Call& call) override {
+    std::visit(
+        [&]<class Args>(const Args& a) {
+          if constexpr (!std::is_same_v<Args, std::monostate>) {
+            (table_ref.*cases::OpOf<Args>::in_table)(a, {});
+            for (const Tensor& t : a.outputs()) {
+              Buffer& b = *entries_.at(name(t)).buffer;
+              for (int64_t i = 0; i < b.size(); i++) b.set(i, static_cast<float>(b.get(i)));
+            }
+          }
+        },
+        call);
   }
 
   template <class Args>
@@ -245,13 +208,22 @@ class OpRun {
     }
   }
 
-  // The largest error that output `name` may have against the reference: per element, or one for all.  Not stated:
-  // equal.  Called after call(); in the reference run the values are the reference's.
+  // The largest error that an output may have against the reference: per element, or one for all.  Not stated: equal.
+  // Called after call(); in the reference run the values are the reference's.
   void bound(const std::string& name, std::vector<double> b) { bounds[name] = std::move(b); }
   void bound(const std::string& name, double b) { bounds[name] = {b}; }
+  void bound(const Tensor& t, std::vector<double> b) { bound(name(t), std::move(b)); }
+  void bound(const Tensor& t, double b) { bound(name(t), b); }
   std::map<std::string, std::vector<double>> bounds;
 
+  bool has(const std::string& name) const { return entries_.count(name); }
+  const std::string& name(const Tensor& t) const {
+    for (const auto& [name, e] : entries_)
+      if (e.buffer->tensor().data == t.data) return name;
+    throw std::logic_error(cat("no operand: ", t));
+  }
   const Buffer& buffer(const std::string& name) const { return *entries_.at(name).buffer; }
+  const Buffer& buffer(const Tensor& t) const { return buffer(name(t)); }
   // In order; of a weight in panels, whatever the table's layout.
   std::vector<double> values(const std::string& name) const {
     const std::vector<double> all = buffer(name).values();
@@ -259,25 +231,41 @@ class OpRun {
     if (!by_rows || inputs == inputs_.end()) return all;
     return panels(all, static_cast<int64_t>(all.size()) / inputs->second, inputs->second);
   }
+  std::vector<double> values(const Tensor& t) const { return values(name(t)); }
   double max_abs(const std::string& name) const {
     double m = 0;
     for (double x : values(name)) m = std::fmax(m, std::fabs(x));
     return m;
   }
-  std::vector<std::string> outputs() const {
+  double max_abs(const Tensor& t) const { return max_abs(name(t)); }
+  std::vector<std::string> outputs() const { return names({Use::out, Use::inout}); }
+  std::vector<std::string> names(const std::vector<Use>& uses) const {
     std::vector<std::string> names;
     for (const auto& [name, e] : entries_)
-      if (e.use == Use::out) names.push_back(name);
+      if (std::count(uses.begin(), uses.end(), e.use)) names.push_back(name);
     return names;
+  }
+  // Of a weight without panels: row by row.
+  void set(const std::string& name, std::vector<double> v) {
+    if (const auto inputs = inputs_.find(name); inputs != inputs_.end())
+      v = panels(v, static_cast<int64_t>(v.size()) / inputs->second, inputs->second);
+    Buffer& b = *entries_.at(name).buffer;
+    for (size_t i = 0; i < v.size(); i++) b.set(static_cast<int64_t>(i), v[i]);
+  }
+
+ protected:
+  Tensor make(const std::string& name, Use use, DType dtype, const Shape& shape, int64_t gap,
+              const cases::Fill& fill) override {
+    std::vector<double> v;
+    if (fill.values) v = fill.values(name, elements(shape));
+    return add(name, use, dtype, shape, gap, v);
+  }
+  Tensor make_index(const std::string& name, Use use, const Shape& shape, int64_t gap,
+                    const std::vector<int32_t>& v) override {
+    return add(name, use, DType::i32, shape, gap, {v.begin(), v.end()});
   }
 
  private:
-  std::vector<double> laid(const std::string& name, int64_t outputs, int64_t inputs) {
-    inputs_[name] = inputs;
-    const std::vector<double> rows = normal(name, outputs * inputs);
-    return by_rows ? padded(rows, outputs, inputs) : panels(rows, outputs, inputs);
-  }
-  enum class Use { in, out, scratch };
   struct Entry {
     Use use;
     Buffer* buffer;

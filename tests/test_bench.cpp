@@ -16,28 +16,20 @@ namespace {
 using nlohmann::json;
 
 // Small sizes for an op; those that are not listed keep their defaults.
-std::string small(const OpBench& b, int64_t flags) {
+std::string small(const cases::OpCase& b, int64_t flags) {
   static const std::map<std::string, int64_t> sizes = {
       {"n", 70}, {"N", 21}, {"M", 3},     {"C", 18},     {"V", 50}, {"R", 5},     {"F", 9},
       {"H", 4},  {"K", 2},  {"D", 16},    {"G", 2},      {"S", 2},  {"L", 70},    {"P", 5},
       {"B", 3},  {"E", 3},  {"keep", 40}, {"window", 3}, {"T", 1},  {"block", 4}, {"budget", 3}};
   std::string s;
-  for (const Dim& d : b.dims) {
+  for (const cases::Dim& d : b.dims) {
     const auto size = sizes.find(d.name);
-    const bool flag = d.least == 0 && size == sizes.end();
+    const bool flag = d.least == 0 && d.shown && size == sizes.end();
     if (!flag && size == sizes.end()) continue;
     const int64_t value = flag ? flags : flags && d.least == 0 ? 0 : size->second;  // what may be left out is, once
     s += cat(s.empty() ? "" : ",", d.name, "=", value);
   }
   return s;
-}
-
-TEST(OpBenches, CoverEveryOpOnce) {
-  std::multiset<std::string> there;
-  for (const OpBench& b : op_benches()) there.insert(b.op);
-#define X(op, Args) EXPECT_EQ(there.count(#op), 1u) << #op;
-  PARE_OPS(X)
-#undef X
 }
 
 // The operands meet the op's contract, calls can be repeated without a number that is not finite, and the cost is the
@@ -48,19 +40,19 @@ TEST(OpBenches, CanBeCalledAgainAndAgain) {
   tables.push_back(&table_emu), tables.push_back(&table_emu_fast);
 #endif
   for (const Table* table : tables)
-    for (const OpBench& b : op_benches())
+    for (const cases::OpCase& b : cases::op_cases())
       for (int64_t flags : {0, 1}) {
-        const Dims dims(b.op, b.dims, small(b, flags));
+        const cases::Dims dims(b.op, b.dims, small(b, flags));
         SCOPED_TRACE(cat(table->name, " ", b.op, " ", dims.str()));
         Device planner(table_null);
         Arena nothing("operands", no_memory);
-        Operands planned(planner, DType::f32, nothing);
-        b.make(planned, dims);
+        DeviceOperands planned(planner, DType::f32, nothing);
+        make_call(planner, b, planned, dims);
 
         Device device(*table);
         Arena arena("operands", *table->memory, nothing.used());
-        Operands operands(device, DType::f32, arena);
-        const OpCall call = b.make(operands, dims);
+        DeviceOperands operands(device, DType::f32, arena);
+        const OpCall call = make_call(device, b, operands, dims);
         EXPECT_EQ(arena.used(), nothing.used());
         Ledger ledger;
         device.ledger = &ledger, device.check_nan = true;
@@ -76,11 +68,12 @@ TEST(OpBenches, CanBeCalledAgainAndAgain) {
 }
 
 TEST(OpBenches, SizesAreChecked) {
-  const OpBench& linear = op_bench("linear_fwd");
-  EXPECT_EQ(Dims("linear_fwd", linear.dims, "K=5,M=7,bias=1").str(), "M=7,N=17920,K=5,bias=1,residual=0,kernel=0");
+  const cases::OpCase& linear = cases::op_case("linear_fwd");
+  EXPECT_EQ(cases::Dims("linear_fwd", linear.dims, "K=5,M=7,bias=1").str(),
+            "M=7,N=17920,K=5,bias=1,residual=0,kernel=0");
   const auto error = [&](const std::string& shape) {
     try {
-      Dims("linear_fwd", linear.dims, shape);
+      cases::Dims("linear_fwd", linear.dims, shape);
     } catch (const Error& e) {
       EXPECT_EQ(e.code, Exit::usage);
       return std::string(e.what());
@@ -91,15 +84,15 @@ TEST(OpBenches, SizesAreChecked) {
   EXPECT_NE(error("Q=3").find("K=1536 (inputs"), std::string::npos);
   for (const char* shape : {"M=", "M", "M=x", "M=3x", "M=0", "M=-1", "M=3,,K=2", "bias=-1"})
     EXPECT_NE(error(shape), "") << shape;
-  EXPECT_THROW(op_bench("linear"), Error);
+  EXPECT_THROW(cases::op_case("linear"), Error);
 }
 
 // What does not fit, and what the op refuses, is the user's mistake.
 TEST(OpBenches, ImpossibleOperandsAreRefused) {
   const auto error = [](const char* op, const std::string& shape) {
-    const OpBench& b = op_bench(op);
+    const cases::OpCase& b = cases::op_case(op);
     try {
-      measure_op(table_cpu, DType::f32, b, Dims(op, b.dims, shape), {.rotate = false, .seconds = 0});
+      measure_op(table_cpu, DType::f32, b, cases::Dims(op, b.dims, shape), {.rotate = false, .seconds = 0});
     } catch (const Error& e) {
       EXPECT_EQ(e.code, Exit::usage);
       return std::string(e.what());
@@ -112,8 +105,8 @@ TEST(OpBenches, ImpossibleOperandsAreRefused) {
 }
 
 TEST(OpBenches, OperandsRotatePastTheCache) {
-  const OpBench& b = op_bench("swiglu_fwd");
-  const Dims dims("swiglu_fwd", b.dims, "N=100,F=100");  // smaller than any last cache
+  const cases::OpCase& b = cases::op_case("swiglu_fwd");
+  const cases::Dims dims("swiglu_fwd", b.dims, "N=100,F=100");  // smaller than any last cache
   const Measured m = measure_op(table_cpu, DType::f32, b, dims, {.rotate = true, .seconds = 0});
   EXPECT_GT(m.copies, 1);
   EXPECT_EQ(m.operand_bytes, 3 * 100 * 100 * 4);
@@ -131,8 +124,8 @@ TEST(OpBenches, OperandsRotatePastTheCache) {
 #ifdef PARE_EMU
 // As in a run, and always the same launch: a host that sets nodes would be what is timed.
 TEST(OpBenches, CallsOfASampleAreOneLaunch) {
-  const OpBench& b = op_bench("linear_fwd");
-  const Dims dims("linear_fwd", b.dims, "M=2,N=16,K=16");
+  const cases::OpCase& b = cases::op_case("linear_fwd");
+  const cases::Dims dims("linear_fwd", b.dims, "M=2,N=16,K=16");
   const cuemu::Calls before = cuemu::calls();
   const Measured m = measure_op(table_emu, DType::bf16, b, dims, {.rotate = true, .seconds = 0});
   const cuemu::Calls after = cuemu::calls();

@@ -33,83 +33,33 @@ struct Isas : testing::Test {
   ~Isas() override { set_cpu_isa(isas().back()); }
 };
 
-// Shapes beyond those of the op test: depth cut into blocks, packed operands, rows in several tiles, narrow last
-// panels.
-void add_large_linear(std::vector<OpCase>& cases, int64_t rows, int64_t inputs, int64_t outputs, int64_t gap) {
-  const std::string shape = cat("N", rows, "_I", inputs, "_O", outputs, "_gap", gap);
-  cases.push_back({"linear_fwd", shape, [=](OpRun& r) {
-                     LinearFwd a{.y = {},
-                                 .x = r.in("x", {rows, inputs}, gap),
-                                 .w = r.weight("w", outputs, inputs),
-                                 .bias = r.in("bias", {outputs}),
-                                 .residual = {}};
-                     a.y = a.residual = r.inout("y", {rows, outputs}, gap);
-                     r.call(&Table::linear_fwd, a);
-                   }});
-  cases.push_back({"linear_bwd_input", shape, [=](OpRun& r) {
-                     r.call(&Table::linear_bwd_input,
-                            {r.inout("dx", {rows, inputs}, gap), r.in("dy", {rows, outputs}, gap),
-                             r.weight("w", outputs, inputs), true});
-                   }});
-  cases.push_back({"linear_bwd_weight", shape, [=](OpRun& r) {
-                     r.call(&Table::linear_bwd_weight,
-                            {r.inout("dw", {outputs, inputs}), r.inout("dbias", {outputs}),
-                             r.in("dy", {rows, outputs}, gap), r.in("x", {rows, inputs}, gap)});
-                   }});
-}
-
-// One long segment behind a parent, in the same rows.
-void add_long_attention(std::vector<OpCase>& cases, int64_t heads, int64_t kv_heads, int64_t dim) {
-  const int64_t rows = 331, parent = 71;
-  const auto inputs = [=](OpRun& r, auto& a) {
-    a.q = r.in("q", {rows, heads, dim}, 3), a.k = a.pk = r.in("k", {rows, kv_heads, dim}, 5);
-    a.v = a.pv = r.in("v", {rows, kv_heads, dim}, 1);
-    a.segments = r.index("segments", {2, 4}, {parent, rows - parent, 0, parent, 0, parent, 0, 0});
-    a.pairs = parent * (rows - parent) + (rows - parent) * (rows - parent + 1) / 2 + parent * (parent + 1) / 2;
-    a.scale = 0.3f;
-  };
-  const std::string shape = cat("H", heads, "_K", kv_heads, "_D", dim);
-  cases.push_back({"attn_fwd", shape, [=](OpRun& r) {
-                     AttnFwd a{};
-                     inputs(r, a);
-                     a.o = r.out("o", {rows, heads, dim}), a.lse = r.out("lse", {rows, heads});
-                     r.call(&Table::attn_fwd, a);
-                   }});
-  cases.push_back({"attn_bwd", shape, [=](OpRun& r) {
-                     AttnBwd a{};
-                     inputs(r, a);
-                     a.o = r.in("o", {rows, heads, dim}), a.d_o = r.in("d_o", {rows, heads, dim});
-                     a.lse = r.in("lse", {rows, heads}, std::vector<double>(rows * heads, 7.5));
-                     a.dq = r.out("dq", {rows, heads, dim}, 2);
-                     a.dk = a.dpk = r.inout("dk", {rows, kv_heads, dim}, 4);
-                     a.dv = a.dpv = r.inout("dv", {rows, kv_heads, dim});
-                     r.call(&Table::attn_bwd, a);
-                   }});
-}
-
 // Every op, small and large shapes: the bits of every instruction set and of one, two and three threads are equal.
 TEST_F(Isas, GiveTheSameBits) {
-  std::vector<OpCase> cases = all_cases();
-  add_large_linear(cases, 67, 517, 83, 0);
-  add_large_linear(cases, 41, 96, 400, 700);
-  add_large_linear(cases, 300, 450, 33, 9);
-  add_large_linear(cases, 3, 1030, 70, 0);
-  add_large_linear(cases, 1, 129, 131, 0);
-  add_long_attention(cases, 6, 2, 32);
-  add_long_attention(cases, 5, 1, 19);
-  for (const OpCase& c : cases) {
+  std::vector<OpRow> rows = op_rows();
+  // Depth cut into blocks, packed operands, rows in several tiles, narrow last panels.
+  for (const char* size :
+       {"M=67,K=517,N=83", "M=41,K=96,N=400,gap=700", "M=300,K=450,N=33,gap=9", "M=3,K=1030,N=70", "M=1,K=129,N=131"}) {
+    rows.push_back({&cases::op_case("linear_fwd"), cat(size, ",bias=1,residual=1,in_place=1")});
+    rows.push_back({&cases::op_case("linear_bwd_input"), cat(size, ",accumulate=1")});
+    rows.push_back({&cases::op_case("linear_bwd_weight"), cat(size, ",bias=1")});
+  }
+  // One long segment behind a parent, in the same rows.
+  for (const char* heads : {"H=6,K=2,D=32", "H=5,K=1,D=19"})
+    for (const char* op : {"attn_fwd", "attn_bwd"})
+      rows.push_back({&cases::op_case(op), cat("P=71,L=260,gap=3,", heads)});
+  for (const OpRow& row : rows) {
     std::map<std::string, Bytes> first;
     for (const char* isa : isas())
       for (int n : {1, 3}) {
         set_cpu_isa(isa);
         set_threads(n);
         OpRun run(table_cpu, DType::f32);
-        c.body(run);
-        EXPECT_TRUE(run.problems.empty()) << c.op << " " << c.shape << ", " << isa << joined(run.problems);
+        row.run(run);
+        EXPECT_TRUE(run.problems.empty()) << row.op->op << " " << row.size << ", " << isa << joined(run.problems);
         for (const std::string& name : run.outputs()) {
           const Bytes bytes = run.buffer(name).element_bytes();
           EXPECT_TRUE(first.emplace(name, bytes).first->second == bytes)
-              << c.op << " " << c.shape << ": " << name << " differs, " << isa << ", " << n << " threads";
+              << row.op->op << " " << row.size << ": " << name << " differs, " << isa << ", " << n << " threads";
         }
       }
   }

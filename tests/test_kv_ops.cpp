@@ -384,7 +384,7 @@ TEST_P(KvOps, MassDoesNotDependOnThePieces) {
       const auto q = normal("q", n * H * D);
       AttnPaged a{};
       a.o = r.out("o", {rows, H, D});
-      a.q = r.in("q", {rows, H, D}, {q.begin() + (slots - rows) * H * D, q.begin() + slots * H * D});
+      a.q = r.in("q", {rows, H, D}, std::vector(q.begin() + (slots - rows) * H * D, q.begin() + slots * H * D));
       a.k_pages = r.in("k", {pages.count, K, D, 16}, pages.keys("k", K, D));
       a.v_pages = r.in("v", {pages.count, K, 16, D});
       a.page_table = r.index("table", {1, pages.per_row}, pages.table);

@@ -1,7 +1,9 @@
 // Backward ops of `ref` against central differences of its forward ops, in double.
 #include <functional>
+#include <memory>
+#include <sstream>
 
-#include "op_harness.h"
+#include "op_cases.h"
 
 namespace pare::test {
 
@@ -13,9 +15,11 @@ Tensor view(Values& v, std::initializer_list<int64_t> shape) { return make_tenso
 Tensor view(std::vector<int32_t>& v, std::initializer_list<int64_t> shape) {
   return make_tensor(v.data(), DType::i32, shape);
 }
+// Of the numbers that the ops have written: rows of no segment stay NaN.
 double dot(const Values& a, const Values& b) {
   double sum = 0;
-  for (size_t i = 0; i < a.size(); i++) sum += a[i] * b[i];
+  for (size_t i = 0; i < a.size(); i++)
+    if (!std::isnan(a[i])) sum += a[i] * b[i];
   return sum;
 }
 
@@ -35,202 +39,100 @@ void expect_gradient(const char* what, Values& x, const Values& gradient, const 
   }
 }
 
-TEST(OpGradients, Embedding) {
-  const int64_t V = 5, N = 7, C = 3;
-  Values table = normal("table", V * C), y(N * C), dy = normal("dy", N * C), d(V * C);
-  std::vector<int32_t> ids = below("ids", N, V);
-  table_ref.embedding_bwd({view(d, {V, C}), view(dy, {N, C}), view(ids, {N})}, {});
-  expect_gradient("table", table, d, [&] {
-    Values packed = panels(table, V, C);
-    table_ref.embedding_fwd({view(y, {N, C}), {view(packed, {1, C, 16}), V}, view(ids, {N})}, {});
-    return dot(y, dy);
-  });
-}
+// ---- every case of a backward op against that of its forward op
 
-TEST(OpGradients, CopyAndScatterAreTransposes) {
-  const int64_t N = 5, R = 7, C = 3;
-  Values x = normal("x", N * C), y(R * C), dy = normal("dy", R * C), d(N * C);
-  std::vector<int32_t> index = below("index", R, N), pairs;
-  for (int32_t r = 0; r < R; r++) pairs.insert(pairs.end(), {index[r], r});
-  table_ref.scatter_add_rows({view(d, {N, C}), view(dy, {R, C}), view(index, {R})}, {});
-  expect_gradient("x", x, d, [&] {
-    table_ref.copy_rows({view(y, {R, C}), view(x, {N, C}), view(pairs, {R, 2})}, {});
-    return dot(y, dy);
-  });
-}
+const std::map<std::string, std::string> kForwardOf = {
+    {"scatter_add_rows", "copy_rows"},        {"embedding_bwd", "embedding_fwd"},  {"rmsnorm_bwd", "rmsnorm_fwd"},
+    {"linear_bwd_input", "linear_fwd"},       {"linear_bwd_weight", "linear_fwd"}, {"rope_bwd", "rope_fwd"},
+    {"qk_norm_rope_bwd", "qk_norm_rope_fwd"}, {"swiglu_bwd", "swiglu_fwd"},        {"attn_bwd", "attn_fwd"}};
 
-TEST(OpGradients, Rmsnorm) {
-  const int64_t N = 6, C = 5;
-  Values x = normal("x", N * C), w = normal("w", C), y(x.size()), rstd(N), dy = normal("dy", x.size());
-  auto forward = [&] {
-    table_ref.rmsnorm_fwd({view(y, {N, C}), view(rstd, {N}), view(x, {N, C}), view(w, {C}), 1e-2f}, {});
-    return dot(y, dy);
-  };
-  forward();
-  Values dx = normal("dx", x.size()), before = dx, dw(C);
-  table_ref.rmsnorm_bwd(
-      {view(dx, {N, C}), view(dw, {C}), view(dy, {N, C}), view(x, {N, C}), view(w, {C}), view(rstd, {N}), true}, {});
-  for (size_t i = 0; i < dx.size(); i++) dx[i] -= before[i];
-  expect_gradient("x", x, dx, forward);
-  expect_gradient("w", w, dw, forward);
+using Run = std::unique_ptr<OpRun>;
+Run run_ref(const cases::OpCase& c, const std::string& size, const std::function<void(OpRun&)>& before = {}) {
+  Run r = std::make_unique<OpRun>(table_ref, DType::f64);
+  const cases::Call call = c.make(*r, cases::Dims(c.op, c.dims, size));
+  if (before) before(*r);
+  run(*r, call);
+  return r;
 }
-
-TEST(OpGradients, Linear) {
-  const int64_t N = 4, I = 5, O = 3;
-  Values x = normal("x", N * I), w = normal("w", O * I), bias = normal("bias", O), residual = normal("res", N * O);
-  Values y(N * O), dy = normal("dy", N * O);
-  auto forward = [&] {
-    Values packed = panels(w, O, I);
-    table_ref.linear_fwd(
-        {view(y, {N, O}), view(x, {N, I}), {view(packed, {1, I, 16}), O}, view(bias, {O}), view(residual, {N, O})}, {});
-    return dot(y, dy);
-  };
-  Values dx(N * I), dw(O * I), dbias(O), packed = panels(w, O, I);
-  table_ref.linear_bwd_input({view(dx, {N, I}), view(dy, {N, O}), {view(packed, {1, I, 16}), O}, false}, {});
-  table_ref.linear_bwd_weight({view(dw, {O, I}), view(dbias, {O}), view(dy, {N, O}), view(x, {N, I})}, {});
-  expect_gradient("x", x, dx, forward);
-  expect_gradient("w", w, dw, forward);
-  expect_gradient("bias", bias, dbias, forward);
-  expect_gradient("residual", residual, dy, forward);
-}
-
-// cos and sin of some angles, [positions, D].
-Values angles(int64_t positions, int64_t D) {
-  Values table(positions * D);
-  for (int64_t p = 0; p < positions; p++)
-    for (int64_t c = 0; c < D / 2; c++)
-      table[p * D + c] = std::cos(p * 0.7 / (c + 1)), table[p * D + D / 2 + c] = std::sin(p * 0.7 / (c + 1));
-  return table;
-}
-
-TEST(OpGradients, Rope) {
-  const int64_t N = 4, h = 3, D = 6, positions = 5;
-  Values x = normal("x", N * h * D), table = angles(positions, D), dy = normal("dy", N * h * D), dx = dy;
-  std::vector<int32_t> pos = below("pos", N, positions);
-  table_ref.rope_bwd({view(dx, {N, h, D}), view(table, {positions, D}), view(pos, {N})}, {});
-  expect_gradient("x", x, dx, [&] {
-    Values y = x;
-    table_ref.rope_fwd({view(y, {N, h, D}), view(table, {positions, D}), view(pos, {N})}, {});
-    return dot(y, dy);
-  });
-}
-
-TEST(OpGradients, QkNormRope) {
-  const int64_t N = 4, H = 2, h = 3, D = 6, positions = 5;
-  Values x = normal("x", N * h * D), q_norm = normal("q", D), k_norm = normal("k", D), table = angles(positions, D);
-  Values y(x.size()), rstd(N * h), dy = normal("dy", x.size());
-  std::vector<int32_t> pos = below("pos", N, positions);
-  auto forward = [&] {
-    table_ref.qk_norm_rope_fwd({view(y, {N, h, D}), view(rstd, {N, h}), view(x, {N, h, D}), view(q_norm, {D}),
-                                view(k_norm, {D}), view(table, {positions, D}), view(pos, {N}), H, 1e-2f},
-                               {});
-    return dot(y, dy);
-  };
-  forward();
-  Values dx(x.size()), dq(D), dk(D);
-  table_ref.qk_norm_rope_bwd(
-      {view(dx, {N, h, D}), view(dq, {D}), view(dk, {D}), view(dy, {N, h, D}), view(x, {N, h, D}), view(q_norm, {D}),
-       view(k_norm, {D}), view(rstd, {N, h}), view(table, {positions, D}), view(pos, {N}), H},
-      {});
-  expect_gradient("x", x, dx, forward);
-  expect_gradient("q_norm", q_norm, dq, forward);
-  expect_gradient("k_norm", k_norm, dk, forward);
-}
-
-TEST(OpGradients, Swiglu) {
-  const int64_t N = 3, F = 5;
-  Values gate_up = normal("gate_up", N * 2 * F, 2), y(N * F), dy = normal("dy", N * F), d(N * 2 * F);
-  table_ref.swiglu_bwd({view(d, {N, 2 * F}), view(dy, {N, F}), view(gate_up, {N, 2 * F})}, {});
-  expect_gradient("gate_up", gate_up, d, [&] {
-    table_ref.swiglu_fwd({view(y, {N, F}), view(gate_up, {N, 2 * F})}, {});
-    return dot(y, dy);
-  });
-}
-
-// Two members behind a shared parent of the same batch, or parents in another batch.
-void check_attention(bool other_batch, std::vector<int32_t> lists = {}) {
-  const int64_t N = 9, P = other_batch ? 6 : N, H = 4, K = 2, D = 3;
-  std::vector<int32_t> segments = other_batch ? std::vector<int32_t>{0, 4, 1, 5, 4, 5, 2, 3}
-                                              : std::vector<int32_t>{4, 2, 0, 4, 6, 3, 1, 3, 0, 4, 0, 0};
-  const int64_t S = static_cast<int64_t>(segments.size()) / 4;
-  const Tensor parents = lists.empty() ? Tensor{} : view(lists, {static_cast<int64_t>(lists.size()) / K, K});
-  int64_t pairs = 0;
-  for (int64_t i = 0; i < S; i++) {
-    const int64_t len = segments[i * 4 + 1], parent = segments[i * 4 + 3];
-    pairs += len * parent + len * (len + 1) / 2;
+// The parts of `size` that `c` has too, not in place.
+std::string common(const std::string& size, const cases::OpCase& c) {
+  std::string text;
+  std::stringstream parts(size);
+  for (std::string part; std::getline(parts, part, ',');) {
+    if (part.starts_with("R=") && std::string(c.op) == "copy_rows") part[0] = 'n';
+    if (std::any_of(c.dims.begin(), c.dims.end(),
+                    [&](const auto& d) { return part.starts_with(cat(d.name, "=")) && part != "in_place=1"; }))
+      text += (text.empty() ? "" : ",") + part;
   }
-  Values q = normal("q", N * H * D), k = normal("k", N * K * D), v = normal("v", N * K * D);
-  Values own_pk = normal("pk", P * K * D), own_pv = normal("pv", P * K * D);
-  Values &pk = other_batch ? own_pk : k, &pv = other_batch ? own_pv : v;
-  Values o(N * H * D), lse(N * H), d_o = normal("d_o", N * H * D);
-  auto forward = [&] {
-    table_ref.attn_fwd(
-        {view(o, {N, H, D}), view(lse, {N, H}), view(q, {N, H, D}), view(k, {N, K, D}), view(v, {N, K, D}),
-         view(pk, {P, K, D}), view(pv, {P, K, D}), view(segments, {S, 4}), pairs, 0.6f, parents},
-        {});
-    return dot(o, d_o);
-  };
-  forward();
-  Values dq(q.size()), dk(k.size()), dv(v.size()), own_dpk(own_pk.size()), own_dpv(own_pv.size());
-  Values &dpk = other_batch ? own_dpk : dk, &dpv = other_batch ? own_dpv : dv;
-  AttnBwd a{};
-  a.dq = view(dq, {N, H, D}), a.dk = view(dk, {N, K, D}), a.dv = view(dv, {N, K, D});
-  a.dpk = view(dpk, {P, K, D}), a.dpv = view(dpv, {P, K, D});
-  a.d_o = view(d_o, {N, H, D}), a.o = view(o, {N, H, D}), a.lse = view(lse, {N, H});
-  a.q = view(q, {N, H, D}), a.k = view(k, {N, K, D}), a.v = view(v, {N, K, D});
-  a.pk = view(pk, {P, K, D}), a.pv = view(pv, {P, K, D});
-  a.segments = view(segments, {S, 4}), a.pairs = pairs, a.scale = 0.6f, a.lists = parents;
-  table_ref.attn_bwd(a, {});
-  expect_gradient("q", q, dq, forward);
-  expect_gradient("k", k, dk, forward);
-  expect_gradient("v", v, dv, forward);
-  if (!other_batch) return;
-  expect_gradient("pk", pk, dpk, forward);
-  expect_gradient("pv", pv, dpv, forward);
+  return text;
 }
-// Blocks of 4 slots; lists are constants.
-TEST(OpGradients, AttentionWithBlockLists) {
-  const int64_t N = 19, H = 4, K = 2, D = 3;
-  std::vector<int32_t> segments = {10, 9, 0, 10, 0, 10, 0, 0}, budget(N, 9), blocks(N * K * 3, -1);
-  std::fill(budget.begin() + 12, budget.end(), 3);
-  int64_t pairs = 0;
-  for (int64_t n = 0; n < N; n++) {
-    pairs += listed_slots(n + 1, budget[n], 4);
-    if (n < 12) continue;
-    for (int32_t h = 0; h < K; h++) {  // of blocks 0 .. n / 4
-      int32_t* list = &blocks[(n * K + h) * 3];
-      list[0] = h, list[1] = n / 4 - 1, list[2] = n / 4;
+
+// With f(x) = sum over the outputs y of y . dy, the derivative of f along a random direction of each input x is that of
+// its gradient dx: every number of every tensor takes part.
+void check_gradients(const cases::OpCase& back, const std::string& size) {
+  const cases::OpCase& forth = cases::op_case(kForwardOf.at(back.op));
+  const std::string text = common(size, forth);
+  const Run forward = run_ref(forth, text);
+  const std::vector<std::string> outputs = forward->outputs();
+  const auto is_output = [&](const std::string& name) { return std::count(outputs.begin(), outputs.end(), name) > 0; };
+  const Run backward = run_ref(back, size, [&](OpRun& r) {  // what forward keeps for it is forward's
+    for (const std::string& name : r.names({Use::in}))
+      if (is_output(name)) r.set(name, forward->values(name));
+  });
+  std::map<std::string, std::string> dy;  // by output, where its gradient was; in place the name is that of the result
+  for (const std::string& y : outputs)
+    if (backward->has("d" + y)) dy[y] = "d" + y;
+  if (dy.empty()) dy["y"] = "dx";
+  std::map<std::string, Values> given;
+  for (const auto& [y, name] : dy) given[y] = backward->buffer(name).values_before();
+
+  int checked = 0;
+  for (const std::string& x : forward->names({Use::in, Use::inout})) {
+    const std::string dx = backward->has("d" + x) ? "d" + x : x;  // in place of dy, or of x
+    const auto gradients = backward->outputs();
+    if (!std::count(gradients.begin(), gradients.end(), dx)) continue;
+    Values gradient = backward->buffer(dx).values();
+    const Values before = backward->buffer(dx).values_before();
+    const bool added =
+        dx != x && std::none_of(dy.begin(), dy.end(), [&](const auto& from) { return from.second == dx; });
+    for (size_t i = 0; i < gradient.size(); i++)
+      if (added && !std::isnan(before[i])) gradient[i] -= before[i];
+    const int64_t n = static_cast<int64_t>(gradient.size());
+    // A weight's gradient has no panels, and is of its rows.
+    const Values at = forward->buffer(x).size() == n ? forward->buffer(x).values_before() : normal(x, n);
+    const Values direction = normal("direction", n);
+    const auto f = [&](double h) {
+      const Run r = run_ref(forth, text, [&](OpRun& r) {
+        Values moved = at;
+        for (size_t i = 0; i < moved.size(); i++) moved[i] += h * direction[i];
+        r.set(x, moved);
+      });
+      double sum = 0;
+      for (const auto& [y, d] : given) sum += dot(r->values(y), d);
+      return sum;
+    };
+    double magnitude = 1;
+    for (size_t i = 0; i < gradient.size(); i++)
+      magnitude += std::isnan(gradient[i]) ? 0 : std::fabs(gradient[i] * direction[i]);
+    const double h = 1e-5;
+    EXPECT_NEAR(dot(gradient, direction), (f(h) - f(-h)) / (2 * h), 1e-8 * magnitude) << x;
+    checked++;
+  }
+  EXPECT_GT(checked, 0);
+}
+
+TEST(OpGradients, AreDerivativesOfTheForwardOps) {
+  for (const cases::OpCase& c : cases::op_cases())
+    for (const std::string& size : kForwardOf.count(c.op) ? c.odd : std::vector<std::string>{}) {
+      SCOPED_TRACE(cat(c.op, " ", size));
+      check_gradients(c, size);
     }
-  }
-  Values q = normal("q", N * H * D), k = normal("k", N * K * D), v = normal("v", N * K * D);
-  Values o(N * H * D), lse(N * H), d_o = normal("d_o", N * H * D), dq(q.size()), dk(k.size()), dv(v.size());
-  auto forward = [&] {
-    AttnFwd a{};
-    a.o = view(o, {N, H, D}), a.lse = view(lse, {N, H}), a.q = view(q, {N, H, D});
-    a.k = a.pk = view(k, {N, K, D}), a.v = a.pv = view(v, {N, K, D});
-    a.segments = view(segments, {2, 4}), a.pairs = pairs, a.scale = 0.6f;
-    a.blocks = view(blocks, {N, K, 3}), a.budget = view(budget, {N}), a.block = 4;
-    table_ref.attn_fwd(a, {});
-    return dot(o, d_o);
-  };
-  forward();
-  AttnBwd a{};
-  a.dq = view(dq, {N, H, D}), a.dk = a.dpk = view(dk, {N, K, D}), a.dv = a.dpv = view(dv, {N, K, D});
-  a.d_o = view(d_o, {N, H, D}), a.o = view(o, {N, H, D}), a.lse = view(lse, {N, H});
-  a.q = view(q, {N, H, D}), a.k = a.pk = view(k, {N, K, D}), a.v = a.pv = view(v, {N, K, D});
-  a.segments = view(segments, {2, 4}), a.pairs = pairs, a.scale = 0.6f;
-  a.blocks = view(blocks, {N, K, 3}), a.budget = view(budget, {N}), a.block = 4;
-  table_ref.attn_bwd(a, {});
-  expect_gradient("q", q, dq, forward);
-  expect_gradient("k", k, dk, forward);
-  expect_gradient("v", v, dv, forward);
 }
 
-TEST(OpGradients, AttentionWithParentsInTheBatch) { check_attention(false); }
-TEST(OpGradients, AttentionWithParentsInAnotherBatch) { check_attention(true); }
-TEST(OpGradients, AttentionWithListedParents) {
-  check_attention(false, {7, 3, 1, 2, 3, 1, 2, 0});  // entries 0 to 3 and 1 to 3
-  check_attention(true, {0, 0, 8, -5, -2, -6, -4, -1, -6, -3, -1, 4});
+TEST(OpGradients, CoverEveryBackwardOp) {
+  for (const cases::OpCase& c : cases::op_cases())
+    EXPECT_EQ(std::string(c.op).find("_bwd") != std::string::npos || kForwardOf.count(c.op), kForwardOf.count(c.op))
+        << c.op;
 }
 
 // ---- the loss: every policy loss with every KL

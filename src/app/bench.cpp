@@ -39,10 +39,10 @@ void run(const Options& o, const CLI::App& command) {
     if (&table != &table_cpu || o.json || !o.shapes.empty()) fail("--device, --shape and --json are of a single --op");
     return bench_suite();
   }
-  const OpBench& bench = op_bench(o.op);
-  std::vector<Dims> shapes;
-  for (const std::string& shape : o.shapes) shapes.emplace_back(bench.op, bench.dims, shape);
-  if (shapes.empty()) shapes.emplace_back(bench.op, bench.dims, "");
+  const cases::OpCase& op = cases::op_case(o.op);
+  std::vector<cases::Dims> shapes;
+  for (const std::string& shape : o.shapes) shapes.emplace_back(op.op, op.dims, shape);
+  if (shapes.empty()) shapes.emplace_back(op.op, op.dims, "");
 
   const Ceilings ceilings = measure_ceilings(table);
   nlohmann::ordered_json report{{"device", table.open ? table.open() : cat("cpu, threads: ", threads())},
@@ -51,8 +51,8 @@ void run(const Options& o, const CLI::App& command) {
   if (!o.json)
     std::printf("%s\n%s\n%s\n\n", report["device"].get<std::string>().c_str(),
                 rate("products", ceilings.flops, "FLOP").c_str(), rate("memory", ceilings.bytes, "B").c_str());
-  for (const Dims& dims : shapes) {
-    const Measured m = measure_op(table, act_type(config), bench, dims);
+  for (const cases::Dims& dims : shapes) {
+    const Measured m = measure_op(table, act_type(config), op, dims);
     if (o.json) {
       report["rows"].push_back(to_json(m, dims, ceilings));
       continue;

@@ -221,13 +221,14 @@ double Measured::bound(const Ceilings& c) const {
   return std::max(static_cast<double>(cost.flops) / c.flops.per_second, bytes() / c.bytes.per_second);
 }
 
-Measured measure_op(const Table& table, DType act, const OpBench& bench, const Dims& dims, const MeasureOptions& o) {
-  Measured m{.op = bench.op, .shape = dims.str(), .act = act, .cost = {}, .time = {}};
+Measured measure_op(const Table& table, DType act, const cases::OpCase& op, const cases::Dims& dims,
+                    const MeasureOptions& o) {
+  Measured m{.op = op.op, .shape = dims.str(), .act = act, .cost = {}, .time = {}};
   {  // what it takes, by making it of nothing
     Device device(table_null);
     Arena arena("operands", no_memory);
-    Operands operands(device, act, arena);
-    m.cost = bench.make(operands, dims).cost;
+    DeviceOperands operands(device, act, arena);
+    m.cost = make_call(device, op, operands, dims).cost;
     m.operand_bytes = static_cast<int64_t>(arena.used());
   }
   m.copies = 1;
@@ -239,10 +240,10 @@ Measured measure_op(const Table& table, DType act, const OpBench& bench, const D
   if (all > free) fail(m.op, " ", m.shape, ": the operands are ", all, " bytes, and ", free, " are free");
   Device device(table);
   Arena arena("operands", *table.memory, all);
-  Operands operands(device, act, arena);
+  DeviceOperands operands(device, act, arena);
   std::vector<OpCall> copies;
   try {
-    for (int64_t i = 0; i < m.copies; i++) copies.push_back(bench.make(operands, dims));
+    for (int64_t i = 0; i < m.copies; i++) copies.push_back(make_call(device, op, operands, dims));
     m.time = time_of(table, device, copies, o.seconds);
   } catch (const std::logic_error& e) {  // the op's own checks of its arguments
     fail(m.op, " ", m.shape, ": ", e.what());
@@ -256,7 +257,7 @@ nlohmann::ordered_json to_json(const Rate& rate) {
   return j;
 }
 
-nlohmann::ordered_json to_json(const Measured& m, const Dims& dims, const Ceilings& c) {
+nlohmann::ordered_json to_json(const Measured& m, const cases::Dims& dims, const Ceilings& c) {
   nlohmann::ordered_json shape = nlohmann::ordered_json::object();
   for (const auto& [name, value] : dims.all()) shape[name] = value;
   const double t = m.time.median, flops = static_cast<double>(m.cost.flops), bound = m.bound(c);

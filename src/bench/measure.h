@@ -42,10 +42,10 @@ struct Measured {
 };
 
 // Throws Error(Exit::usage) for a shape that the op cannot have or that the memory does not hold.
-Measured measure_op(const Table& table, DType act, const OpBench& bench, const Dims& dims,
+Measured measure_op(const Table& table, DType act, const cases::OpCase& op, const cases::Dims& dims,
                     const MeasureOptions& o = {});
 
 nlohmann::ordered_json to_json(const Rate& rate);
-nlohmann::ordered_json to_json(const Measured& m, const Dims& dims, const Ceilings& c);
+nlohmann::ordered_json to_json(const Measured& m, const cases::Dims& dims, const Ceilings& c);
 
 }  // namespace pare

@@ -42,9 +42,9 @@ class Suite {
 };
 
 void Suite::line(const char* section, const char* op, const std::string& shape, Bound bound) {
-  const OpBench& bench = op_bench(op);
-  const Dims dims(op, bench.dims, shape);
-  const Measured m = measure_op(table_cpu, DType::f32, bench, dims, {.rotate = false, .seconds = 0.08});
+  const cases::OpCase& c = cases::op_case(op);
+  const cases::Dims dims(op, c.dims, shape);
+  const Measured m = measure_op(table_cpu, DType::f32, c, dims, {.rotate = false, .seconds = 0.08});
   const bool flops = bound == Bound::peak;
   const double amount = flops ? static_cast<double>(m.cost.flops) : m.bytes();
   const double best = flops ? peak_ * threads() : read_bandwidth(m.cost.read + m.cost.written);

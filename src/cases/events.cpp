@@ -1,0 +1,122 @@
+// Compression events: scores of slots, the choice of those that stay, and their moving together.
+#include "cases/events.h"
+
+#include <algorithm>
+
+namespace pare::cases {
+
+namespace {
+
+Tensor keys(Operands& o, const Dims& d, const Events& v) { return o.in("k_pages", v.pages.k(d), v.pages.present()); }
+
+Call kv_window_scores(Operands& o, const Dims& d) {
+  const Events v(d);
+  KvWindowScores a{};
+  a.score = o.stat_out("score", v.score(d));
+  a.windows = o.in("windows", {v.window_rows, d["H"], d["D"]}, v.regular ? 0 : 5);
+  if (v.window > 1) {
+    std::vector<int32_t> oldest(v.list.size());
+    for (size_t i = 0; i < oldest.size(); i++) oldest[i] = static_cast<int32_t>((i + 1) * 2 % v.window);
+    a.window_first = o.index("window_first", {v.count()}, oldest);
+  }
+  a.k_pages = keys(o, d, v), a.src_pages = v.put_pages(o), a.events = v.put_events(o), a.work = v.work;
+  a.window = v.window, a.aggregate = static_cast<GqaAgg>(d["aggregate"]), a.span = static_cast<SoftmaxSpan>(d["span"]);
+  a.pool = static_cast<Pool>(d["pool"]), a.kernel = d.i32("kernel"), a.scale = scale(d);
+  return a;
+}
+
+Call kv_redundancy(Operands& o, const Dims& d) {
+  const Events v(d);
+  KvRedundancy a{};
+  a.score = o.stat_inout("score", v.score(d));
+  a.k_pages = keys(o, d, v), a.src_pages = v.put_pages(o), a.events = v.put_events(o), a.work = v.work;
+  a.lambda = 0.25f, a.threshold = 0.31f;
+  a.workspace = o.stat_scratch("workspace", {v.count(), d["K"], 4, v.pages.per_row * kPageSlots});
+  return a;
+}
+
+Call kv_mass_scores(Operands& o, const Dims& d) {
+  const Events v(d);
+  KvMassScores a{};
+  a.score = o.stat_out("score", v.score(d)), a.mass_pages = o.stat_in("mass_pages", v.pages.beside(d), positive());
+  a.normalise = d["normalise"];
+  if (a.normalise) {
+    a.pos_pages = o.index("pos_pages", v.pages.beside(d), v.pages.positions(d["K"]));
+    a.position = o.index("position", {v.count()}, std::vector<int32_t>(v.list.size(), 1000));
+  }
+  a.src_pages = v.put_pages(o), a.events = v.put_events(o), a.work = v.work;
+  return a;
+}
+
+// Many scores are equal, and sums over heads are exact.
+Call kv_select(Operands& o, const Dims& d) {
+  Events v(d);
+  if (d["recent"])
+    for (KvEvent& e : v.list) e.recent = e.keep;
+  v.work = kv_work(v.list.data(), v.count());
+  KvSelect a{};
+  a.keep = o.index_out("keep", {v.count(), d["K"], v.most_kept});
+  if (!d["recent"]) a.score = o.stat_in("score", v.score(d), rounded(1, 8));
+  a.events = v.put_events(o), a.work = v.work, a.shared_heads = d["shared"];
+  return a;
+}
+
+Call kv_compact(Operands& o, const Dims& d) {
+  const Events v(d);
+  const bool turned = d["whole"] && std::all_of(v.list.begin(), v.list.end(), [](auto& e) { return e.first > 2; });
+  KvCompact a = compact(o, d, v, {}, d["fresh"], d["whole"]);
+  if (turned) a.sinks = 3, a.rope = o.stat_in("rope", {v.most_slots, d["D"]});
+  return a;
+}
+
+}  // namespace
+
+KvCompact compact(Operands& o, const Dims& d, const Events& v, const Fill& k, int64_t fresh, bool mass) {
+  KvCompact a{};
+  a.k_pages = k.values ? o.inout("k_pages", v.pages.k(d), k) : o.inout("k_pages", v.pages.k(d));
+  a.v_pages = o.inout("v_pages", v.pages.v(d));
+  std::vector<int32_t> pos = v.pages.positions(d["K"]);
+  for (size_t i = 0; v.regular && i < pos.size(); i++) pos[i] = static_cast<int32_t>(i % kPageSlots);
+  a.pos_pages = o.index_inout("pos_pages", v.pages.beside(d), pos);
+  if (mass) a.mass_pages = o.stat_inout("mass_pages", v.pages.beside(d), positive());
+  a.keep = v.put_keep(o, d), a.src_pages = a.dst_pages = v.put_pages(o);
+  if (!v.regular)
+    a.dst_pages = o.index("dst_pages", {v.count(), v.pages.per_row}, v.pages.destinations(v.list, fresh), 1);
+  a.events = v.put_events(o), a.work = v.work;
+  return a;
+}
+
+std::vector<OpCase> event_cases() {
+  const std::vector<Dim> dims = event_dims();
+  const std::vector<std::string> sizes = event_sizes();
+  const auto and_also = [&](std::initializer_list<Dim> more) {
+    std::vector<Dim> all = dims;
+    all.insert(all.end(), more);
+    return all;
+  };
+  // Query heads of each key head: 1, 2, 3 or 7.
+  std::vector<std::string> windows;
+  for (size_t i = 0; i < sizes.size(); i++) windows.push_back(cat(sizes[i], ",H=", std::array{1, 4, 2, 6, 14}[i]));
+  return {{"kv_window_scores",
+           and_also({kHeads,
+                     {"kernel", 7, "slots of a pooling window, odd"},
+                     edge("aggregate", "0 largest logit, 1 mean logit, 2 mean probability"),
+                     edge("span", "1: the softmax includes the window"),
+                     edge("pool", "1: mean")}),
+           with(windows, {"window=3,kernel=1", "window=8,kernel=7", "window=3,kernel=5,aggregate=1,span=1,pool=1",
+                          "window=3,kernel=3,aggregate=2,span=1", "window=1,kernel=33,aggregate=2,pool=1"}),
+           kv_window_scores},
+          {"kv_redundancy", dims, sizes, kv_redundancy},
+          {"kv_mass_scores", and_also({edge("normalise", "1: by the queries that saw a slot")}),
+           with(sizes, {"", "normalise=1"}), kv_mass_scores},
+          {"kv_select", and_also({edge("shared", "1: one choice for all heads"), edge("recent", "1: the newest stay")}),
+           with(sizes, {"", "shared=1", "recent=1"}), kv_select},
+          // In place, all fresh pages (but those with protected slots), every other one fresh; with all that lies
+          // beside K, V.
+          {"kv_compact",
+           and_also({edge("fresh", "pages after the event: 0 as before, 1 new ones, 2 every other one new"),
+                     edge("whole", "1: with mass, and keys of protected slots turned")}),
+           with(with(sizes, {"fresh=0", "fresh=1", "fresh=2"}), {"", "whole=1"}), kv_compact}};
+}
+
+}  // namespace pare::cases

@@ -1,0 +1,141 @@
+// Log-probs, losses, sampling.
+#include <cmath>
+
+#include "base/rng.h"
+#include "cases/cases.h"
+
+namespace pare::cases {
+
+namespace {
+
+constexpr double kScale = 2;  // of logits: they stay below 10
+const Dim kTemperature = edge("temperature", "in hundredths", 100);
+
+Tensor targets(Operands& o, const Dims& d) { return o.index("target", {d["R"]}, below("target", d["R"], d["V"])); }
+
+Call logprob(Operands& o, const Dims& d) {
+  return Logprob{o.stat_out("logprob", {d["R"]}), o.stat_out("entropy", {d["R"]}),
+                 o.in("logits", {d["R"], d["V"]}, scaled(kScale)), targets(o, d), d.share("temperature")};
+}
+
+// q near p, with ties; the top sets have some ids in common.
+Call overlap_probs(Operands& o, const Dims& d) {
+  const Shape shape{d["R"], d["V"]};
+  const Fill near([](const std::string& name, int64_t n) {
+    const std::vector<double> p = rounded(kScale, 8).values("p_logits", n);
+    std::vector<double> q = normal(name, n, kScale);
+    for (size_t i = 0; i < q.size(); i++) q[i] = i % 3 == 0 ? p[i] : std::round((p[i] + 0.3 * q[i]) * 8) / 8;
+    return q;
+  });
+  return OverlapProbs{o.stat_out("overlap", {d["R"]}),
+                      o.stat_out("mass", {d["R"]}),
+                      o.in("p_logits", shape, rounded(kScale, 8)),
+                      o.in("q_logits", shape, near),
+                      d.share("temperature"),
+                      d.share("lambda"),
+                      d.i32("top_k")};
+}
+
+// Log-probs near those of the logits, so that ratios fall on both sides of the clip range.
+Fill near_logprob(const Dims& d, double distance) {
+  return Fill([=, R = d["R"], V = d["V"], t = double(d.share("temperature"))](const std::string& name, int64_t) {
+    const std::vector<double> logits = normal("logits", R * V, kScale);
+    const std::vector<int32_t> target = below("target", R, V);
+    std::vector<double> lp = normal(name, R, distance);
+    for (int64_t r = 0; r < R; r++) {
+      double sum = 0;
+      for (int64_t v = 0; v < V; v++) sum += std::exp(logits[r * V + v] / t);
+      lp[r] = static_cast<float>(lp[r] + logits[r * V + target[r]] / t - std::log(sum));
+    }
+    return lp;
+  });
+}
+// The third row has no weight.
+const Fill kWeight(
+    [](const std::string& name, int64_t n) {
+      std::vector<double> v = positive().values(name, n);
+      if (n > 2 && name == "weight") v[2] = 0;
+      return v;
+    },
+    true);
+
+Call logits_loss(Operands& o, const Dims& d) {
+  const int64_t R = d["R"], V = d["V"];
+  LogitsLoss a{};
+  a.spec = {static_cast<PolicyLoss>(d["policy"]), static_cast<KlLoss>(d["kl"]), .2f, d.share("clip_high")};
+  a.spec.clip_c = d.share("clip_c"), a.spec.kl_coef = d.share("kl_coef"), a.spec.entropy_coef = d.share("entropy_coef");
+  a.spec.temperature = d.share("temperature");
+  a.logprob = o.stat_out("logprob", {R}), a.entropy = o.stat_out("entropy", {R}), a.loss = o.stat_out("loss", {R});
+  a.kl = o.stat_out("kl", {R}), a.clipped = o.index_out("clipped", {R});
+  a.logits = o.inout("logits", {R, V}, scaled(kScale)), a.target = targets(o, d);
+  a.weight = o.stat_in("weight", {R}, kWeight), a.kl_weight = o.stat_in("kl_weight", {R}, kWeight);
+  a.advantage = o.stat_in("advantage", {R}, scaled(1.5));
+  a.old_logprob = o.stat_in("old_logprob", {R}, d["own"] ? Fill(std::vector<double>(R, NAN)) : near_logprob(d, 0.4));
+  if (a.spec.policy == PolicyLoss::gspo) a.log_ratio = o.stat_in("log_ratio", {R}, scaled(0.3));
+  if (a.spec.kl == KlLoss::exact)
+    a.ref_logits = o.in("ref_logits", {R, V}, scaled(kScale));
+  else if (a.spec.kl != KlLoss::none)
+    a.ref_logprob = o.stat_in("ref_logprob", {R}, near_logprob(d, 0.7));
+  return a;
+}
+
+Call sample(Operands& o, const Dims& d) {
+  const int64_t R = d["R"];
+  Sample a{};
+  a.token = o.index_out("token", {R}), a.logprob = o.stat_out("logprob", {R});
+  a.logits = o.scratch("logits", {R, d["V"]}, rounded(kScale, 8));  // many ties, as in bf16
+  a.counter = o.index("counter", {R, 3}, below("counter", R * 3, INT32_MAX));
+  a.key = rng_key(7, RngStream::sample, 3), a.temperature = d["greedy"] ? 0 : d.share("temperature");
+  a.top_k = d.i32("top_k"), a.top_p = d.share("top_p");
+  return a;
+}
+
+std::vector<std::string> losses() {
+  std::vector<std::string> list = {"R=1,V=1,policy=0",
+                                   // More than the CUDA kernels take at a time.
+                                   "R=2,V=2051,policy=0,kl=4,kl_coef=30,entropy_coef=10"};
+  for (int policy = 0; policy < 4; policy++)
+    for (int kl = 0; kl < 5; kl++) {
+      const std::string spec = cat(",policy=", policy, ",kl=", kl, ",clip_high=28,clip_c=150,kl_coef=30");
+      list.push_back(cat("R=13,V=17", spec, ",entropy_coef=10,temperature=70"));
+      list.push_back(cat("R=3,V=257", spec, ",own=1"));
+    }
+  return list;
+}
+
+}  // namespace
+
+std::vector<OpCase> logits_cases() {
+  const Dim rows{"R", 256, "rows of logits"}, vocabulary{"V", 151936, "vocabulary"};
+  return {{"logprob",
+           {rows, vocabulary, kTemperature},
+           {"R=1,V=1", "R=3,V=17", "R=5,V=16,temperature=50", "R=2,V=129,temperature=130", "R=7,V=1021",
+            "R=1,V=63,temperature=300", "R=2,V=2051"},
+           logprob},
+          {"overlap_probs",
+           {rows, vocabulary, {"top_k", 0, "0: every id", 0}, edge("lambda", "in hundredths", 100), kTemperature},
+           {"R=1,V=1", "R=5,V=17", "R=3,V=129,temperature=70,lambda=250", "R=7,V=1021,temperature=130,lambda=50",
+            "R=9,V=33,top_k=5", "R=4,V=257,top_k=20,temperature=80,lambda=200", "R=2,V=16,top_k=16"},
+           overlap_probs},
+          // The logits become their gradient: a second run reads that.
+          {"logits_loss",
+           {rows, vocabulary, edge("policy", "0 nll, 1 ppo, 2 gspo, 3 cispo", 1),
+            edge("kl", "0 none, 1 k1, 2 k2, 3 k3, 4 exact"), edge("own", "1: the pass's own log-prob is the old one"),
+            edge("clip_high", "in hundredths", 20), edge("clip_c", "in hundredths"), edge("kl_coef", "in hundredths"),
+            edge("entropy_coef", "in hundredths"), kTemperature},
+           losses(),
+           logits_loss},
+          {"sample",
+           {rows,
+            vocabulary,
+            {"greedy", 0, "1: the largest logit", 0},
+            {"top_k", 0, "0: off", 0},
+            edge("top_p", "in hundredths; 100: off", 100),
+            kTemperature},
+           {"R=1,V=1", "R=5,V=17", "R=33,V=129,temperature=70", "R=33,V=129,greedy=1", "R=33,V=129,top_k=1",
+            "R=33,V=129,top_k=5,temperature=130", "R=33,V=129,top_p=60", "R=33,V=65,top_k=20,top_p=90,temperature=80",
+            "R=7,V=1021,top_k=1000,top_p=99", "R=3,V=16,top_k=16,top_p=1,temperature=200"},
+           sample}};
+}
+
+}  // namespace pare::cases

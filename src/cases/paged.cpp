@@ -1,0 +1,92 @@
+// Writing and reading pages of keys and values.
+#include "cases/layouts.h"
+
+namespace pare::cases {
+
+namespace {
+
+Call kv_write(Operands& o, const Dims& d) {
+  const Sequences s(d, d["T"]);
+  KvWrite a{};
+  a.k_pages = o.inout("k_pages", s.pages.k(d)), a.v_pages = o.inout("v_pages", s.pages.v(d));
+  a.k = o.in("k", {s.rows, d["K"], d["D"]}, d["gap"]), a.v = o.in("v", {s.rows, d["K"], d["D"]}, d["gap"]);
+  a.page_table = s.put_table(o, d), a.queries = s.put_queries(o);
+  if (!d["pos"]) return a;
+  a.pos_pages = o.index_inout("pos_pages", s.pages.beside(d), s.pages.positions(d["K"]));
+  a.pos = o.index("pos", {s.rows}, below("pos", s.rows, 1000));
+  return a;
+}
+
+Call attn_paged(Operands& o, const Dims& d) {
+  const Sequences s(d, d["T"]);
+  const int64_t H = d["H"], K = d["K"], D = d["D"];
+  AttnPaged a{};
+  a.o = o.out("o", {s.rows, H, D}), a.q = o.in("q", {s.rows, H, D}, d["gap"]);
+  a.k_pages = o.in("k_pages", s.pages.k(d), s.pages.present());
+  a.v_pages = o.in("v_pages", s.pages.v(d), s.pages.present(D));
+  a.page_table = s.put_table(o, d), a.queries = s.put_queries(o);
+  a.pairs = s.pairs, a.slots = s.slots, a.scale = scale(d);
+  std::vector<int32_t> budget = s.budget;
+  if (d["budget"]) {
+    if (d["budget"] < 2 || d["T"] != 1 || d["mass"])
+      fail("attn_paged: lists are of rows alone (T=1), of 2 blocks at least, and go with mass=0");
+    budget.assign(s.list.size(), d.i32("budget"));
+  }
+  if (d["mass"]) {
+    a.mass_pages = o.stat_inout("mass_pages", s.pages.beside(d), positive());
+    a.first = o.index("first", {s.count()}, s.first);
+  }
+  if (budget.empty()) return a;
+  std::vector<int64_t> total(s.list.size());  // by row of the table; entries of more rows read everything
+  a.slots = a.pairs = 0;
+  for (const PagedRow& e : s.list) {
+    const int64_t r = e.rows, read = r == 1 ? listed_slots(e.slots, budget[e.table_row], d["block"]) : e.slots;
+    total[e.table_row] = r == 1 ? e.slots : 0;
+    a.slots += read, a.pairs += r == 1 ? read : r * (e.slots - r) + r * (r + 1) / 2;
+  }
+  const int64_t room = *std::max_element(budget.begin(), budget.end());
+  a.blocks = o.index("blocks", {s.count(), K, room}, random_blocks(total, budget, K, room, d["block"]));
+  a.budget = o.index("budget", {s.count()}, budget), a.block = d.i32("block");
+  return a;
+}
+
+// Of 2 n pages every second one is copied, or every fourth one twice.
+Call kv_copy_pages(Operands& o, const Dims& d) {
+  const int64_t n = d["n"], K = d["K"], D = d["D"];
+  std::vector<int32_t> pairs = shuffled(2 * n);
+  for (size_t i = 2; d["twice"] && i < pairs.size(); i += 4) pairs[i] = pairs[i - 2];
+  KvCopyPages a{};
+  a.k_pages = o.inout("k_pages", {2 * n, K, D, kPageSlots}), a.v_pages = o.inout("v_pages", {2 * n, K, kPageSlots, D});
+  a.pairs = o.index("pairs", {n, 2}, pairs);
+  if (!d["beside"]) return a;
+  const Shape beside{2 * n, K, kPageSlots};
+  a.pos_pages = o.index_inout("pos_pages", beside, below("pos", 2 * n * K * kPageSlots, 99));
+  a.mass_pages = o.stat_inout("mass_pages", beside);
+  return a;
+}
+
+}  // namespace
+
+std::vector<OpCase> paged_cases() {
+  const std::vector<Dim> dims = paged_dims();
+  std::vector<Dim> write = dims, read = dims;
+  write.push_back(edge("pos", "1: with positions"));
+  read.insert(
+      read.end(),
+      {{"budget", 0, "blocks that a row reads, with T=1; 0: everything", 0}, kBlock, kFirstBlocks, kLastBlocks});
+  std::vector<std::string> sizes = paged_sizes();
+  for (const std::string& s : listed_sizes()) sizes.push_back(s);
+  for (const std::string& s : with(protected_sizes(), {"mass=1"})) sizes.push_back(s);
+  return {{"kv_write", write, with(paged_sizes(), {"", "pos=1"}), kv_write},
+          {"attn_paged", read, sizes, attn_paged},
+          {"kv_copy_pages",
+           {{"n", 256, "pages that are copied"},
+            kKvHeads,
+            kDim,
+            edge("twice", "1: some have two copies"),
+            edge("beside", "1: with what lies beside keys and values")},
+           {"n=1,K=3,D=20", "n=3,K=3,D=20,twice=1,beside=1"},
+           kv_copy_pages}};
+}
+
+}  // namespace pare::cases

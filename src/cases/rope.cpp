@@ -1,0 +1,79 @@
+// Rotary position embedding, alone and behind QK-norm.
+#include <numeric>
+
+#include "cases/cases.h"
+
+namespace pare::cases {
+
+namespace {
+
+// The rows of a text, one after the other, or at random positions.
+const Dim kPositions = edge("positions", "0: rows at positions 0, 1, ...; else at random ones below this");
+struct Positions {
+  Tensor table, pos;
+};
+Positions positions(Operands& o, const Dims& d) {
+  const int64_t N = d["N"], random = d["positions"];
+  std::vector<int32_t> pos(static_cast<size_t>(N));
+  std::iota(pos.begin(), pos.end(), 0);
+  return {o.stat_in("table", {random ? random : N, d["D"]}),
+          o.index("pos", {N}, random ? below("pos", N, random) : pos)};
+}
+
+Call rope_fwd(Operands& o, const Dims& d) {
+  const auto [table, pos] = positions(o, d);
+  return RopeFwd{o.inout("x", {d["N"], d["H"], d["D"]}, d["gap"]), table, pos};
+}
+Call rope_bwd(Operands& o, const Dims& d) {
+  const auto [table, pos] = positions(o, d);
+  return RopeBwd{o.inout("dx", {d["N"], d["H"], d["D"]}, d["gap"]), table, pos};
+}
+
+Call qk_norm_rope_fwd(Operands& o, const Dims& d) {
+  const int64_t N = d["N"], h = d["H"] + d["K"], D = d["D"], gap = d["gap"];
+  const auto [table, pos] = positions(o, d);
+  return QkNormRopeFwd{o.out("y", {N, h, D}, gap),
+                       o.stat_out("rstd", {N, h}),
+                       o.in("x", {N, h, D}, gap ? gap + 1 : 0),
+                       o.in("q_norm", {D}),
+                       o.in("k_norm", {D}),
+                       table,
+                       pos,
+                       d["H"],
+                       1e-6f};
+}
+Call qk_norm_rope_bwd(Operands& o, const Dims& d) {
+  const int64_t N = d["N"], h = d["H"] + d["K"], D = d["D"], gap = d["gap"];
+  const auto [table, pos] = positions(o, d);
+  QkNormRopeBwd a{};
+  a.dx = d["in_place"] ? o.inout("dx", {N, h, D}, gap) : o.out("dx", {N, h, D}, gap);
+  a.dy = d["in_place"] ? a.dx : o.in("dy", {N, h, D}, gap ? gap + 2 : 0);
+  a.dq_norm = o.stat_inout("dq_norm", {D}), a.dk_norm = o.stat_inout("dk_norm", {D});
+  a.x = o.in("x", {N, h, D}, gap), a.rstd = o.stat_in("rstd", {N, h}, positive());
+  a.q_norm = o.in("q_norm", {D}), a.k_norm = o.in("k_norm", {D});
+  a.table = table, a.pos = pos, a.q_heads = d["H"];
+  return a;
+}
+
+}  // namespace
+
+std::vector<OpCase> rope_cases() {
+  const Dim dim{"D", 128, "head dim, even"};
+  const std::vector<Dim> rope = {kRows, {"H", 14, "heads, of queries and keys"}, dim, kPositions, kGap};
+  const std::vector<std::string> heads =
+      with({"N=1,H=1,D=2", "N=3,H=2,D=8", "N=5,H=3,D=20,gap=7", "N=7,H=1,D=64,gap=16", "N=2,H=7,D=32,gap=1"},
+           {"positions=11"});
+  std::vector<Dim> qk = {kRows, {"H", 12, "query heads", 0}, {"K", 2, "key heads"}, dim, kPositions, kGap};
+  const std::vector<std::string> both =
+      with({"N=1,H=1,K=1,D=2", "N=3,H=2,K=1,D=8", "N=5,H=3,K=1,D=20,gap=7", "N=7,H=4,K=2,D=64,gap=16",
+            "N=3,H=5,K=3,D=34,gap=1", "N=2,H=0,K=3,D=256", "N=271,H=2,K=1,D=32,gap=32"},
+           {"positions=11"});
+  std::vector<Dim> backward = qk;
+  backward.push_back(kInPlace);
+  return {{"rope_fwd", rope, heads, rope_fwd},
+          {"rope_bwd", rope, heads, rope_bwd},
+          {"qk_norm_rope_fwd", qk, both, qk_norm_rope_fwd},
+          {"qk_norm_rope_bwd", backward, with(both, {"", "in_place=1"}), qk_norm_rope_bwd}};
+}
+
+}  // namespace pare::cases
