@@ -1,5 +1,5 @@
 // What attention of packed and of paged sequences share: finding the rows of a block, the operands of packed sequences,
-// and the arithmetic in f32, whose order ops.h states, so that both give the same bits.
+// and the arithmetic in f32, whose order list.h states, so that both give the same bits.
 #pragma once
 #include <type_traits>
 
@@ -42,6 +42,12 @@ __device__ Piece find_piece(int n, int piece, Count count) {
   return {n, 0};
 }
 
+template <class Entry>
+__device__ __forceinline__ Entry entry_at(const int4* entries, int i) {
+  const int4 e = entries[i];
+  return {e.x, e.y, e.z, e.w};
+}
+
 // Tile number `tile` of all n entries, cut into tiles of kRows query rows; an entry without rows if there are fewer.
 // Each row that an entry names counts `repeat` times.
 template <int kRows, class Entry = SegmentRow>
@@ -49,15 +55,7 @@ __device__ TileOf<Entry> find_tile(const int4* entries, int n, int tile, int rep
   // The second number of an entry says how many rows it names.
   const Piece p = find_piece(n, tile, [&](int i) { return (entries[i].y * repeat + kRows - 1) / kRows; });
   if (p.owner == n) return {};
-  const int4 e = entries[p.owner];
-  return {{e.x, e.y, e.z, e.w}, p.index * kRows, p.owner};
-}
-
-// Row stride of a [rows, heads, D] tensor with contiguous heads.
-inline int64_t row_stride(const char* op, const char* field, const Tensor& t, int64_t heads, int64_t d) {
-  expect(t.rank == 3 && t.shape[1] == heads && t.shape[2] == d && t.stride[1] == d && t.stride[2] == 1, op, ": ", field,
-         " ", t.str(), " must be [rows, ", heads, ", ", d, "] with contiguous heads");
-  return t.stride[0];
+  return {entry_at<Entry>(entries, p.owner), p.index * kRows, p.owner};
 }
 
 // ---- operands of packed sequences
@@ -79,12 +77,12 @@ struct Softmax {
 
 template <class T>
 struct Packed {
-  Matrix<const T> q;                          // [N, H, D]
-  Matrix<const T> k, v, pk, pv;               // [N, K, D], [P, K, D]
-  const int4* segments;                       // [S]: SegmentRow
-  const int32_t* lists;                       // [G, K], or null: parents are runs of rows
-  int n_segments, heads, kv_heads, group, d;  // group: query heads of a key head
-  float scale, score_scale;                   // of q.k; that with log2(e)
+  Matrix<const T> q;                                 // [N, H, D]
+  Matrix<const T> k, v, pk, pv;                      // [N, K, D], [P, K, D]
+  const int4* segments;                              // [S]: SegmentRow
+  const int32_t* lists;                              // [G, K], or null: parents are runs of rows
+  int n_segments, heads, kv_heads, group, head_dim;  // group: query heads of a key head
+  float scale, score_scale;                          // of q.k; that with log2(e)
   __device__ __forceinline__ Softmax softmax() const { return {score_scale}; }
 
   // Key or value of slot s, key head `kv`, of the segment of t.
@@ -94,45 +92,36 @@ struct Packed {
  private:
   __device__ __forceinline__ const T* at(const Matrix<const T>& own, const Matrix<const T>& parent, const Tile& t,
                                          int kv, int s) const {
-    if (s >= t.parent_len) return own.row(t.row + s - t.parent_len) + kv * d;
-    if (!lists) return parent.row(t.parent_row + s) + kv * d;
+    if (s >= t.parent_len) return own.row(t.row + s - t.parent_len) + kv * head_dim;
+    if (!lists) return parent.row(t.parent_row + s) + kv * head_dim;
     const int row = lists[int64_t{t.parent_row + s} * kv_heads + kv];
-    return (row >= 0 ? own.row(row) : parent.row(-1 - row)) + kv * d;
+    return (row >= 0 ? own.row(row) : parent.row(-1 - row)) + kv * head_dim;
   }
 };
 
 template <class T>
-Matrix<T> matrix(const char* op, const char* field, const Tensor& t, int64_t rows, int64_t heads, int64_t d) {
-  expect(is_shape(t, {rows, heads, d}) && t.stride[1] == d && t.stride[2] == 1, op, ": ", field, " ", t.str(),
-         " must be [", rows, ", ", heads, ", ", d, "] with contiguous heads");
+Matrix<T> matrix(const Tensor& t) {
   return {t.as<std::remove_const_t<T>>(), t.stride[0]};
+}
+// SegmentRow or PagedRow.
+inline const int4* entries(const char* op, const Tensor& t) {
+  expect(reinterpret_cast<uintptr_t>(t.data) % 16 == 0, op, ": a list of rows is not 16-byte aligned");
+  return reinterpret_cast<const int4*>(t.as<int32_t>());
 }
 
 // The operands that AttnFwd and AttnBwd share.
 template <class T, class A>
 Packed<T> packed(const char* op, const A& a) {
-  expect(a.q.rank == 3 && a.k.rank == 3, op, ": q ", a.q.str(), " and k ", a.k.str(), " must be [rows, heads, D]");
-  const int64_t n = a.q.shape[0], heads = a.q.shape[1], d = a.q.shape[2], kv_heads = a.k.shape[1];
-  expect(d >= 1 && d <= 256, op, ": head_dim ", d, " is not in [1, 256]");
-  expect(kv_heads > 0 && heads % kv_heads == 0 && heads <= 65535, op, ": ", heads, " query heads with ", kv_heads,
-         " key heads");
-  expect(a.scale > 0, op, ": scale ", a.scale, " is not positive");
-  expect(is_shape(a.lse, {n, heads}) && a.lse.contiguous(), op, ": lse ", a.lse.str(), " for q ", a.q.str());
-  expect(a.segments.rank == 2 && a.segments.shape[1] == 4 && a.segments.contiguous() &&
-             reinterpret_cast<uintptr_t>(a.segments.data) % 16 == 0,
-         op, ": segments ", a.segments.str(), " must be [S, 4], 16-byte aligned");
-  expect(!a.lists || (is_shape(a.lists, {a.lists.shape[0], kv_heads}) && a.lists.contiguous()), op, ": lists ",
-         a.lists.str(), " must be [G, ", kv_heads, "]");
+  const int64_t heads = a.q.shape[1], head_dim = a.q.shape[2], kv_heads = a.k.shape[1];
+  expect_heads(op, head_dim, heads);
   Packed<T> x{};
-  x.q = matrix<const T>(op, "q", a.q, n, heads, d);
-  x.k = matrix<const T>(op, "k", a.k, n, kv_heads, d), x.v = matrix<const T>(op, "v", a.v, n, kv_heads, d);
-  x.pk = matrix<const T>(op, "pk", a.pk, a.pk.shape[0], kv_heads, d);
-  x.pv = matrix<const T>(op, "pv", a.pv, a.pk.shape[0], kv_heads, d);
-  x.segments = reinterpret_cast<const int4*>(a.segments.template as<int32_t>());
+  x.q = matrix<const T>(a.q), x.k = matrix<const T>(a.k), x.v = matrix<const T>(a.v);
+  x.pk = matrix<const T>(a.pk), x.pv = matrix<const T>(a.pv);
+  x.segments = entries(op, a.segments);
   x.lists = a.lists ? a.lists.template as<int32_t>() : nullptr;
   x.n_segments = static_cast<int>(a.segments.shape[0]);
   x.heads = static_cast<int>(heads), x.kv_heads = static_cast<int>(kv_heads);
-  x.group = static_cast<int>(heads / kv_heads), x.d = static_cast<int>(d);
+  x.group = static_cast<int>(heads / kv_heads), x.head_dim = static_cast<int>(head_dim);
   x.scale = a.scale, x.score_scale = a.scale * kLog2E;
   return x;
 }
@@ -140,7 +129,7 @@ Packed<T> packed(const char* op, const A& a) {
 // Are the rows of q, k, v 16-byte aligned, and D a multiple of 16 bytes?
 template <class T, class A>
 bool rows_aligned16(const A& a, const Packed<T>& x) {
-  return aligned16(a.q, {x.q.stride, x.d}) && aligned16(a.k, {x.k.stride}) && aligned16(a.v, {x.v.stride}) &&
+  return aligned16(a.q, {x.q.stride, x.head_dim}) && aligned16(a.k, {x.k.stride}) && aligned16(a.v, {x.v.stride}) &&
          aligned16(a.pk, {x.pk.stride}) && aligned16(a.pv, {x.pv.stride});
 }
 
@@ -164,19 +153,10 @@ struct BlockLists {
   }
 };
 template <class A>
-BlockLists block_lists(const char* op, const A& a) {
-  const int64_t n = a.q.shape[0], kv_heads = a.k.shape[1];
-  expect(a.block == 4 || a.block == 16, op, ": blocks of ", a.block, " slots, expected 4 or 16");
-  expect(a.blocks.rank == 3 && is_shape(a.blocks, {n, kv_heads, a.blocks.shape[2]}) && a.blocks.contiguous() &&
-             is_shape(a.budget, {n}) && a.budget.contiguous(),
-         op, ": blocks ", a.blocks.str(), " and budget ", a.budget.str(), " for ", n, " rows, ", kv_heads,
-         " key heads");
-  expect(!a.lists, op, ": a parent is listed by slots or by blocks, not both");
-  return {a.blocks.template as<int32_t>(), a.budget.template as<int32_t>(), static_cast<int>(kv_heads),
+BlockLists block_lists(const A& a) {
+  return {a.blocks.template as<int32_t>(), a.budget.template as<int32_t>(), static_cast<int>(a.blocks.shape[1]),
           static_cast<int>(a.blocks.shape[2]), a.block};
 }
-// attn_fwd with them (attn_blocks.cu).
-void attn_fwd_listed(const AttnFwd& a, Stream stream);
 
 // ---- f32: a warp per query row at a time, a lane per slot and then per column of V
 
@@ -187,12 +167,12 @@ struct Shared32 {
       *v;    // [16][D]; [64][D + 1] (a lane reads a row: the odd stride keeps lanes in different banks); [64][D]
   float* p;  // [64] of this warp
 };
-constexpr size_t smem32(int d) {
-  return sizeof(float) * (kRows32 * d + kSlots * (d + 1) + kSlots * d + kWarps * kSlots);
+constexpr size_t smem32(int head_dim) {
+  return sizeof(float) * (kRows32 * head_dim + kSlots * (head_dim + 1) + kSlots * head_dim + kWarps * kSlots);
 }
-__device__ __forceinline__ Shared32 shared32(int d) {
-  float *q = dynamic_smem<float>(), *k = q + kRows32 * d, *v = k + kSlots * (d + 1);
-  return {q, k, v, v + kSlots * d + threadIdx.x / 32 * kSlots};
+__device__ __forceinline__ Shared32 shared32(int head_dim) {
+  float *q = dynamic_smem<float>(), *k = q + kRows32 * head_dim, *v = k + kSlots * (head_dim + 1);
+  return {q, k, v, v + kSlots * head_dim + threadIdx.x / 32 * kSlots};
 }
 
 // The query rows of this thread's warp: warp w has the rows w * kOwn32 + [0, kOwn32) of the block.
@@ -207,7 +187,7 @@ struct Rows32 {
 
   // Adds a block of slots that lies in shared memory, of which row r of `rows` sees visible(r) (possibly less than 1).
   template <class Visible>
-  __device__ __forceinline__ void add_block(const Shared32& s, int d, int rows, const Softmax& softmax,
+  __device__ __forceinline__ void add_block(const Shared32& s, int head_dim, int rows, const Softmax& softmax,
                                             Visible visible_of) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -220,7 +200,7 @@ struct Rows32 {
         const int slot = lane + 32 * h;
         float dot = 0;
         if (slot < visible)
-          for (int c = 0; c < d; c++) dot = fmaf(s.q[row * d + c], s.k[slot * (d + 1) + c], dot);
+          for (int c = 0; c < head_dim; c++) dot = fmaf(s.q[row * head_dim + c], s.k[slot * (head_dim + 1) + c], dot);
         z[h] = dot;
         if (slot < visible) m = fmaxf(m, dot);
       }
@@ -239,9 +219,9 @@ struct Rows32 {
 #pragma unroll
       for (int j = 0; j < kColumns; j++) {
         const int c = lane + 32 * j;
-        if (c >= d) continue;
+        if (c >= head_dim) continue;
         float x = acc[r][j] * alpha;
-        for (int slot = 0; slot < min(kSlots, visible); slot++) x = fmaf(s.p[slot], s.v[slot * d + c], x);
+        for (int slot = 0; slot < min(kSlots, visible); slot++) x = fmaf(s.p[slot], s.v[slot * head_dim + c], x);
         acc[r][j] = x;
       }
       __syncwarp();  // before p is overwritten
@@ -250,7 +230,7 @@ struct Rows32 {
 
   // The results to where place(row, lse) says; it is called by every lane of the row's warp.
   template <class Place>
-  __device__ __forceinline__ void write(int rows, Place place, int d) const {
+  __device__ __forceinline__ void write(int rows, Place place, int head_dim) const {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int r = 0; r < kOwn32; r++) {
@@ -259,7 +239,7 @@ struct Rows32 {
       auto* o = place(row, fmaf(log_f32(sum[r]), kLog2E, top[r]));
 #pragma unroll
       for (int j = 0; j < kColumns; j++)
-        if (lane + 32 * j < d) o[lane + 32 * j] = from_float<std::decay_t<decltype(*o)>>(acc[r][j] / sum[r]);
+        if (lane + 32 * j < head_dim) o[lane + 32 * j] = from_float<std::decay_t<decltype(*o)>>(acc[r][j] / sum[r]);
     }
   }
 };

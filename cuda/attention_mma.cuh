@@ -37,10 +37,10 @@ struct AcrossTile {
 // Fills kRows rows of dst with `rows` rows of d columns, row(i) giving the address of row i, and zeros; called by
 // kCount threads from a multiple of kCount.  vector: rows are 16-byte aligned and d is a multiple of 8.
 template <int kRows, int kCount = kThreads, int kD, class Row>
-__device__ __forceinline__ void load_tile(SharedTile<kD> dst, const bf16* any, int rows, int d, bool vector, Row row,
-                                          int thread = threadIdx.x) {
+__device__ __forceinline__ void load_tile(SharedTile<kD> dst, const bf16* any, int rows, int head_dim, bool vector,
+                                          Row row, int thread = threadIdx.x) {
   for (int i = thread; i < kRows * kD / 8; i += kCount) {
-    const int r = i / (kD / 8), c = i % (kD / 8) * 8, valid = r < rows ? max(0, min(8, d - c)) : 0;
+    const int r = i / (kD / 8), c = i % (kD / 8) * 8, valid = r < rows ? max(0, min(8, head_dim - c)) : 0;
     const bf16* src = valid ? row(r) + c : any;
     if (vector)
       cp_async_16(dst.at(r, c), src, valid * 2);
@@ -123,13 +123,13 @@ struct Rows16 {
 
   // The results of the first `rows` rows to where place(row, lse) says.
   template <class Place>
-  __device__ __forceinline__ void write(int rows, Place place, int d) {
+  __device__ __forceinline__ void write(int rows, Place place, int head_dim) {
     for_rows([&](LaneRow row) {
       const float total = quad_sum(sum[row]);
       if (row >= rows) return;
       bf16* o = place(row, fmaf(log_f32(total), kLog2E, top[row]));
       acc.for_row(row, [&](int c, float x) {
-        if (c < d) o[c] = from_float<bf16>(x / total);
+        if (c < head_dim) o[c] = from_float<bf16>(x / total);
       });
     });
   }
@@ -213,7 +213,7 @@ struct SharedRows16 {
 
   // The results of the first `rows` rows to where place(row) says.
   template <class Place>
-  __device__ __forceinline__ void write(int rows, Place place, int d) {
+  __device__ __forceinline__ void write(int rows, Place place, int head_dim) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const float total = quad_sum(sum);
     if (lane < 16 && lane % 4 == 0) shared.top[0][warp * 4 + lane / 4] = total;
@@ -223,7 +223,7 @@ struct SharedRows16 {
       bf16* const o = place(row);
       acc.for_row(row, [&](int column, float x) {
         const int c = warp * kColumns + column;
-        if (c < d) o[c] = from_float<bf16>(x / shared.top[0][row]);
+        if (c < head_dim) o[c] = from_float<bf16>(x / shared.top[0][row]);
       });
     });
   }

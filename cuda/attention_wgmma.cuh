@@ -1,5 +1,5 @@
 // Attention forward of packed sequences by tensor copies and wgmma, on compute capability 9.0: what the mma.sync kernel
-// of attn_fwd.cu computes, bit for bit, for head dims up to 128.
+// of attention_fwd.cu computes, bit for bit, for head dims up to 128.
 //
 // The order is that of Rows16, whose softmax this uses: one wgmma rounds like one mma.sync, scores and outputs are
 // chains of them over the same k16 steps, and the output is scaled between the same two products.  Only the tile of
@@ -10,16 +10,17 @@
 
 namespace pare::PARE_CUDA {
 
-// ---- what forward and backward (attn_bwd_wgmma.cuh) share
+// ---- what forward and backward (attention_bwd_wgmma.cuh) share
 
 // Rows of a head in shared memory: [row][channel] by panels of 64 channels, rows of 128 bytes.
 template <int kD, int kRows>
 using HeadRows = bf16[kD / 64][kRows * 64];
 
 // The map of [rows, heads, D], whose boxes are `box` rows of 64 channels of a head.
-inline CUtensorMap heads_map(const char* op, const Matrix<const bf16>& m, int64_t rows, int heads, int d, int box) {
+inline CUtensorMap heads_map(const char* op, const Matrix<const bf16>& m, int64_t rows, int heads, int head_dim,
+                             int box) {
   const auto size = [](int64_t i) { return static_cast<uint64_t>(i); };
-  return tensor_map<3>(op, m.p, {size(d), size(heads), size(rows)}, {size(d) * 2, size(m.stride) * 2},
+  return tensor_map<3>(op, m.p, {size(head_dim), size(heads), size(rows)}, {size(head_dim) * 2, size(m.stride) * 2},
                        {64, 1, static_cast<uint32_t>(box)}, Swizzle::bytes_128);
 }
 // Brings the rows from `row` on, by one thread.
@@ -31,10 +32,12 @@ __device__ __forceinline__ void copy_rows(bf16 (&to)[kPanels][kElements], const 
 // Brings `rows` rows of d channels and zeros, by a warp: where what lies behind must not come in.  row(i): address of
 // row i.
 template <int kPanels, int kElements, class Row>
-__device__ __forceinline__ void load_rows(bf16 (&to)[kPanels][kElements], const bf16* any, int rows, int d, Row row) {
+__device__ __forceinline__ void load_rows(bf16 (&to)[kPanels][kElements], const bf16* any, int rows, int head_dim,
+                                          Row row) {
   for (int p = 0; p < kPanels; p++)
     load_tile<kElements / 64, 32>(
-        SharedTile<64>{to[p]}, any, rows, d - p * 64, true, [&](int r) { return row(r) + p * 64; }, threadIdx.x % 32);
+        SharedTile<64>{to[p]}, any, rows, head_dim - p * 64, true, [&](int r) { return row(r) + p * 64; },
+        threadIdx.x % 32);
 }
 // Behind load_rows: all of it lies there, for wgmma too.
 __device__ __forceinline__ void loaded(Mbarrier* full) {
@@ -55,7 +58,9 @@ struct SlotMaps {
   CUtensorMap k, v, pk, pv;
 };
 inline SlotMaps slot_maps(const char* op, const Packed<bf16>& x, int64_t rows, int64_t parent_rows, int box) {
-  const auto map = [&](const Matrix<const bf16>& m, int64_t n) { return heads_map(op, m, n, x.kv_heads, x.d, box); };
+  const auto map = [&](const Matrix<const bf16>& m, int64_t n) {
+    return heads_map(op, m, n, x.kv_heads, x.head_dim, box);
+  };
   SlotMaps maps{map(x.k, rows), map(x.v, rows), {}, {}};
   if (parent_rows > 0) maps.pk = map(x.pk, parent_rows), maps.pv = map(x.pv, parent_rows);
   return maps;
@@ -79,8 +84,8 @@ __device__ __forceinline__ void bring_slots(SlotStage<kD>& stage, const Packed<b
       copy_rows(stage.v, parents ? maps.pv : maps.v, kv, row, full);
     }
   } else {  // the end of a parent or of the sequence
-    load_rows(stage.k, x.k.p, slots - begin, x.d, [&](int r) { return x.key(t, kv, begin + r); });
-    load_rows(stage.v, x.k.p, slots - begin, x.d, [&](int r) { return x.value(t, kv, begin + r); });
+    load_rows(stage.k, x.k.p, slots - begin, x.head_dim, [&](int r) { return x.key(t, kv, begin + r); });
+    load_rows(stage.v, x.k.p, slots - begin, x.head_dim, [&](int r) { return x.value(t, kv, begin + r); });
     loaded(full);
   }
 }
@@ -141,8 +146,8 @@ __device__ __forceinline__ void begin_weighted(Accumulator<kC>& sum, const uint3
 
 // Can these be copied so?  aligned: as rows_aligned16 says.  Tensor maps want whole heads between rows.
 inline bool suits_tensor_copies(const Packed<bf16>& x, bool aligned) {
-  for (const Matrix<const bf16>& m : {x.q, x.k, x.v, x.pk, x.pv}) aligned = aligned && m.stride % x.d == 0;
-  return aligned && x.d <= 128 && !x.lists;
+  for (const Matrix<const bf16>& m : {x.q, x.k, x.v, x.pk, x.pv}) aligned = aligned && m.stride % x.head_dim == 0;
+  return aligned && x.head_dim <= 128 && !x.lists;
 }
 
 // ---- forward
@@ -235,9 +240,9 @@ __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads)
       [&](int row, float log_sum) {
         const int64_t at = int64_t{t.row + first + row} * x.heads + t.head;
         if (lane % 4 == 0) lse[at] = log_sum;
-        return o + at * x.d;
+        return o + at * x.head_dim;
       },
-      x.d);
+      x.head_dim);
 #else
   __trap();
 #endif
@@ -250,7 +255,7 @@ void launch_attn_wgmma(const char* op, bf16* o, float* lse, const Packed<bf16>& 
   launch(
       op, attn_wgmma<kD>,
       {.grid = tile_grid(op, x, rows, Block::kRows), .block = Block::kThreads, .smem = sizeof(typename Block::Shared)},
-      stream, o, lse, x, heads_map(op, x.q, rows, x.heads, x.d, Block::kRows),
+      stream, o, lse, x, heads_map(op, x.q, rows, x.heads, x.head_dim, Block::kRows),
       slot_maps(op, x, rows, parent_rows, kSlots));
 }
 

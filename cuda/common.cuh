@@ -118,6 +118,12 @@ inline unsigned blocks(const char* op, int64_t n, int64_t per) {
   return static_cast<unsigned>(count);
 }
 
+// What kernels of attention and of caches can do.
+inline void expect_heads(const char* op, int64_t head_dim, int64_t heads) {
+  expect(head_dim >= 1 && head_dim <= 256, op, ": head_dim ", head_dim, " is not in [1, 256]");
+  expect(heads <= 65535, op, ": ", heads, " heads are more than one launch covers");
+}
+
 inline bool is_shape(const Tensor& t, std::initializer_list<int64_t> shape) {
   if (t.rank != static_cast<int>(shape.size())) return false;
   int i = 0;

@@ -1,6 +1,8 @@
 // What a call asks of its tensors is checked before any table sees them: also where it is only planned.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "ops/device.h"
 
 namespace pare::test {
@@ -128,6 +130,85 @@ TEST(Contract, OfALoss) {
   EXPECT_EQ(refused(), "logits_loss: ref_logprob is absent, expected f32[2]");
   a.ref_logprob = f32({2}), a.spec.temperature = 0;
   EXPECT_EQ(refused(), "logits_loss: temperature is 0, expected more than 0");
+}
+
+// Parents may lie in another batch; they are listed by slots or by blocks.
+TEST(Contract, OfAttention) {
+  const auto i32 = [](std::initializer_list<int64_t> shape) { return of(DType::i32, shape); };
+  AttnBwd a{};
+  a.q = a.o = a.d_o = a.dq = f32({5, 4, 8}), a.k = a.v = a.dk = a.dv = f32({5, 2, 8});
+  a.pk = a.pv = a.dpk = a.dpv = f32({3, 2, 8}), a.lse = f32({5, 4}), a.segments = i32({1, 4}), a.scale = 1;
+  const auto refused = [](AttnBwd b, auto change) {
+    change(b);
+    return refusal(&Device::attn_bwd, b);
+  };
+  EXPECT_EQ(refused(a, [](AttnBwd&) {}), "");
+  EXPECT_EQ(refused(a, [](AttnBwd& b) { b.k = f32({5, 3, 8}); }), "attn_bwd: 4 query heads over 3 key heads");
+  EXPECT_EQ(refused(a, [](AttnBwd& b) { b.pv = b.pv.rows(1, 2); }),
+            "attn_bwd: pv is f32[2, 2, 8], expected f32[3, 2, 8]");
+  EXPECT_EQ(refused(a, [](AttnBwd& b) { b.dpv = b.dv; }), "attn_bwd: dpv is f32[5, 2, 8], expected f32[3, 2, 8]");
+  EXPECT_EQ(refused(a, [](AttnBwd& b) { b.o = f32({5, 8, 4}); }), "attn_bwd: o is f32[5, 8, 4], expected f32[5, 4, 8]");
+  for (const float scale : {0.0f, -1.0f, NAN})
+    EXPECT_EQ(refused(a, [&](AttnBwd& b) { b.scale = scale; }),
+              cat("attn_bwd: scale is ", scale, ", expected more than 0"));
+  a.blocks = i32({5, 2, 3}), a.block = 4;
+  EXPECT_EQ(refused(a, [](AttnBwd&) {}), "attn_bwd: budget is absent, expected i32[5]");
+  a.budget = i32({5});
+  EXPECT_EQ(refused(a, [](AttnBwd&) {}), "");
+  EXPECT_EQ(refused(a, [](AttnBwd& b) { b.block = 8; }), "attn_bwd: blocks of 8 slots, expected 4 or 16");
+  EXPECT_EQ(refused(a,
+                    [&](AttnBwd& b) {
+                      b.lists = i32({3, 2});
+                    }),
+            "attn_bwd: a parent is listed by slots or by blocks, not both");
+}
+
+TEST(Contract, OfPages) {
+  const auto i32 = [](std::initializer_list<int64_t> shape) { return of(DType::i32, shape); };
+  AttnPaged a{};
+  a.o = a.q = f32({5, 4, 8}), a.k_pages = f32({9, 2, 8, 16}), a.v_pages = f32({9, 2, 16, 8}), a.scale = 1;
+  a.page_table = i32({6, 7}).columns(0, 4), a.queries = i32({3, 4});
+  EXPECT_EQ(refusal(&Device::attn_paged, a), "") << "rows of a page table may be strided";
+  a.mass_pages = f32({9, 2, 16});
+  EXPECT_EQ(refusal(&Device::attn_paged, a), "attn_paged: first is absent, expected i32[3]");
+  a.first = i32({3});
+  EXPECT_EQ(refusal(&Device::attn_paged, a), "");
+  a.blocks = i32({6, 2, 3}), a.budget = i32({6}), a.block = 16;
+  EXPECT_EQ(refusal(&Device::attn_paged, a), "attn_paged: lists of blocks of slots that have mass");
+  a.v_pages = a.k_pages;
+  EXPECT_EQ(refusal(&Device::attn_paged, a), "attn_paged: v_pages is f32[9, 2, 8, 16], expected f32[9, 2, 16, 8]");
+}
+
+TEST(Contract, OfEvents) {
+  const auto i32 = [](std::initializer_list<int64_t> shape) { return of(DType::i32, shape); };
+  KvMerge a{};
+  KvCompact& c = a.compact;
+  c.k_pages = f32({9, 2, 8, 16}), c.v_pages = f32({9, 2, 16, 8}), c.pos_pages = i32({9, 2, 16});
+  c.keep = i32({1, 2, 5}), c.src_pages = c.dst_pages = i32({1, 3}), c.events = i32({1, 6});
+  a.kind = KvMergeKind::lookm_pivot, a.links = f32({1, 2, 2, 48}), a.merged = f32({1, 2, 5, 17});
+  EXPECT_EQ(refusal(&Device::kv_merge, a), "");
+  a.kind = KvMergeKind::d2o;
+  EXPECT_EQ(refusal(&Device::kv_merge, a), "kv_merge: threshold is absent, expected f32[0]");
+  a.kind = KvMergeKind::value, a.keys = MergeKeys::unrotated;
+  EXPECT_EQ(refusal(&Device::kv_merge, a), "kv_merge: this kind of merging leaves keys alone");
+  c.sinks = 17;
+  EXPECT_EQ(refusal(&Device::kv_compact, c),
+            "kv_compact: sinks is 17, expected 0 to 16, and an even head dim where there are any: k_pages is "
+            "f32[9, 2, 8, 16]");
+  c.sinks = 2;
+  EXPECT_EQ(refusal(&Device::kv_compact, c), "kv_compact: rope is absent, expected f32[0, 8]");
+  const KvSelect select{.keep = c.keep,
+                        .score = {},
+                        .events = c.events,
+                        .work = {.slots = 9, .candidates = 7, .kept = 5},
+                        .shared_heads = false};
+  EXPECT_EQ(refusal(&Device::kv_select, select),
+            "kv_select: 5 slots stay, of which only 2 are recent, but there are no scores");
+  KvWindowScores scores{};
+  scores.score = f32({1, 2, 48}), scores.windows = f32({3, 4, 8}), scores.k_pages = c.k_pages;
+  scores.src_pages = c.src_pages, scores.events = c.events, scores.window = 3, scores.kernel = 4;
+  EXPECT_EQ(refusal(&Device::kv_window_scores, scores),
+            "kv_window_scores: window and kernel are 3 and 4, expected 1 or more, the kernel odd");
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // The CUDA kernels of a cache that evicts: values against `ref` in double, in f32 and bf16; and
-// bits.  All their arithmetic is in f32 and follows kv_ops.h, so f32 has the bits of `cpu`, and bf16 pages that hold
-// the same numbers give the same scores, choices and thresholds, and keys and values that are rounded once.
+// bits.  All their arithmetic is in f32 and follows ops/events.h, so f32 has the bits of `cpu`, and bf16 pages that
+// hold the same numbers give the same scores, choices and thresholds, and keys and values that are rounded once.
 //
 // (test_ops.cpp runs the same kernels in f32 on small shapes; these have more slots than a tile.)
 #include <algorithm>
@@ -385,31 +385,16 @@ TEST(CudaKv, EventsAreIndependent) {
 }
 
 TEST(CudaKv, UnsupportedArgumentsAreNamed) {
-  const Scene s(4, 2, 8, {{20, 0, 2, 9, 0, 0}}, 2), wide(1, 1, 257, {{20, 0, 2, 9, 0, 0}}),
-      many(34, 2, 8, {{20, 0, 2, 9, 0, 0}});
+  const KvEvent event{20, 0, 2, 9, 0, 0};
   const WindowSpec spec{GqaAgg::max_logit, SoftmaxSpan::exclude_window, Pool::max, 1};
-  WindowSpec even = spec;
-  even.kernel = 4;
-  EXPECT_EQ(refusal(DType::f32, [&](Call& t) { window_scores(t, s, even); }),
-            "kv_window_scores: kernel is 4, expected an odd number up to 513");
-  EXPECT_EQ(refusal(DType::f32, [&](Call& t) { window_scores(t, many, spec); }),
+  WindowSpec far = spec;
+  far.kernel = 515;
+  EXPECT_EQ(refusal(DType::f32, [&](Call& t) { window_scores(t, Scene(4, 2, 8, {event}, 2), far); }),
+            "kv_window_scores: kernel is 515, expected at most 513");
+  EXPECT_EQ(refusal(DType::f32, [&](Call& t) { window_scores(t, Scene(34, 2, 8, {event}), spec); }),
             "kv_window_scores: 34 query heads over 2 key heads; at most 16 can share one");
-  EXPECT_EQ(refusal(DType::f32, [&](Call& t) { redundancy(t, wide); }),
-            "kv_redundancy: k_pages f32[5, 1, 257, 16] must be [pages, K, D, 16], D at most 256");
-  EXPECT_EQ(refusal(DType::f32, [&](Call& t) { compact(t, s, 0, 17); }),
-            "kv_compact: sinks is 17, not in [0, 16], or D of k_pages f32[5, 2, 8, 16] is odd");
-  EXPECT_EQ(refusal(DType::f32, [&](Call& t) { merge(t, s, KvMergeKind::value, MergeKeys::unrotated); }),
-            "kv_merge: keys is 1, but kind 3 leaves keys alone");
-  EXPECT_EQ(refusal(DType::f32,
-                    [&](Call& t) {
-                      t.table.kv_select({.keep = t.index("keep", {1, 2, 9}, {}),
-                                         .score = {},
-                                         .events = s.event_list(t),
-                                         .work = s.work,
-                                         .shared_heads = false},
-                                        {});
-                    }),
-            "kv_select: 9 slots stay, of which only 2 are recent, but there are no scores");
+  EXPECT_EQ(refusal(DType::f32, [&](Call& t) { redundancy(t, Scene(1, 1, 257, {event})); }),
+            "kv_redundancy: head_dim 257 is not in [1, 256]");
 }
 
 }  // namespace

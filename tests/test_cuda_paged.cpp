@@ -212,28 +212,5 @@ TEST(CudaPaged, ListedBlocksHaveTheBitsOfASequenceOfTheirSlots) {
   }
 }
 
-// The largest score of a row is found before scores are scaled.
-TEST(CudaPaged, ScaleIsPositive) {
-  for (DType act : {DType::bf16, DType::f32})
-    for (const auto& [scale, words] : {std::pair{0.5f, "no error"},
-                                       {0.0f, "attn_paged: scale 0 is not positive"},
-                                       {-0.5f, "attn_paged: scale -0.5 is not positive"},
-                                       {NAN, "attn_paged: scale nan is not positive"}})
-      EXPECT_EQ(refusal(act,
-                        [&, scale = scale](Call& t) {
-                          t.table.attn_paged({.o = t.act_out("o", {1, 1, 8}),
-                                              .q = t.act("q", {1, 1, 8}),
-                                              .k_pages = t.act("k_pages", {1, 1, 8, 16}),
-                                              .v_pages = t.act("v_pages", {1, 1, 16, 8}),
-                                              .page_table = t.index("table", {1, 1}, {0}),
-                                              .queries = t.index("queries", {1, 4}, {0, 1, 1, 0}),
-                                              .pairs = 1,
-                                              .slots = 1,
-                                              .scale = scale},
-                                             {});
-                        }),
-                words);
-}
-
 }  // namespace
 }  // namespace pare::test

@@ -412,7 +412,7 @@ TEST_P(KvOps, MassDoesNotDependOnThePieces) {
   EXPECT_LT(total, double(n) * H);  // the protected slots have the rest
 }
 
-// ---- the order of sums that ops/kv_ops.h states, followed by plain loops in f32
+// ---- the order of sums that ops/events.h states, followed by plain loops in f32
 
 float sum_of_lanes(const std::vector<float>& x, int64_t first_slot) {
   float lane[16] = {};

@@ -53,16 +53,16 @@ RULES = [  # (what to damage, replacement, label)
 ]
 # Survivors that change nothing that counts: (file, text of the line, label) -> why.
 KNOWN = {
-    ("attn_fwd.cu", "cp_async_wait<0>();", "no wait"): "the groups that are left are empty",
-    ("attn_bwd_wgmma.cuh", "dv.registers(), p16", "waits for one group less"): "the other wait of the line covers it",
+    ("attention_fwd.cu", "cp_async_wait<0>();", "no wait"): "the groups that are left are empty",
+    ("attention_bwd_wgmma.cuh", "dv.registers(), p16", "waits for one group less"): "the other wait of the line covers it",
     ("linear_mma.cuh", "i < steps", "loop off by one"): "a step behind the last has no products",
 }
 
 # Headers that are damaged too, and the source that shows it.
-COMPILED = {"attention.cuh": "attn_fwd.cu", "attention_mma.cuh": "attn_fwd.cu",
-            "attention_wgmma.cuh": "attn_fwd.cu", "attn_bwd.cuh": "attn_bwd.cu",
-            "attn_bwd_wgmma.cuh": "attn_bwd.cu", "fragment.cuh": "attn_fwd.cu",
-            "kv_event.cuh": "kv_scores.cu", "linear_mma.cuh": "linear.cu", "linear_wgmma.cuh": "linear.cu",
+COMPILED = {"attention.cuh": "attention_fwd.cu", "attention_mma.cuh": "attention_fwd.cu",
+            "attention_wgmma.cuh": "attention_fwd.cu", "attention_bwd.cuh": "attention_bwd.cu",
+            "attention_bwd_wgmma.cuh": "attention_bwd.cu", "fragment.cuh": "attention_fwd.cu",
+            "events.cuh": "events_scores.cu", "linear_mma.cuh": "linear.cu", "linear_wgmma.cuh": "linear.cu",
             "ring.cuh": "linear.cu"}
 
 FLAGS = dict(capture_output=True, text=True, errors="replace")

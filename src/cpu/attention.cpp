@@ -1,23 +1,20 @@
-// Attention of packed sequences and over pages, and the ops on pages.
+// Attention of packed sequences.
+#include "cpu/attention.h"
+
 #include <cstring>
 #include <numeric>
 #include <vector>
 
 #include "cpu/paged.h"
-#include "cpu/segments.h"
 
 namespace pare::cpu {
 
-namespace {
-
-constexpr int64_t kRowsAtOnce = 256;  // own rows of a piece of work
-
-bool same_parent(const SegmentRow& a, const SegmentRow& b) {
+static bool same_parent(const SegmentRow& a, const SegmentRow& b) {
   return a.parent_row == b.parent_row && a.parent_len == b.parent_len;
 }
 
-// In an order in which neighbours share many slots: the siblings of a parent, one key head after another.
-std::vector<AttnPiece> forward_pieces(const SegmentRow* s, int64_t count, int64_t kv_heads) {
+std::vector<AttnPiece> attn_pieces(const SegmentRow* s, int64_t count, int64_t kv_heads) {
+  constexpr int64_t kRowsAtOnce = 256;  // own rows of a piece of work
   std::vector<AttnPiece> pieces;
   for (int64_t i = 0, end; i < count; i = end) {
     for (end = i + 1; end < count && same_parent(s[i], s[end]);) end++;
@@ -29,11 +26,9 @@ std::vector<AttnPiece> forward_pieces(const SegmentRow* s, int64_t count, int64_
   return pieces;
 }
 
-}  // namespace
-
 const SegmentRow* segment_rows(const char* op, const Tensor& t, int64_t rows, int64_t parent_rows) {
   static_assert(sizeof(SegmentRow) == 4 * sizeof(int32_t));
-  const auto* const s = reinterpret_cast<const SegmentRow*>(index(op, "segments", t, {t.shape[0], 4}));
+  const auto* const s = reinterpret_cast<const SegmentRow*>(t.as<int32_t>());
   for (int64_t i = 0; i < t.shape[0]; i++) {
     const bool own = s[i].row >= 0 && s[i].len >= 0 && int64_t{s[i].row} + s[i].len <= rows;
     const bool parent = s[i].parent_len == 0 || (s[i].parent_len > 0 && s[i].parent_row >= 0 &&
@@ -45,21 +40,42 @@ const SegmentRow* segment_rows(const char* op, const Tensor& t, int64_t rows, in
   return s;
 }
 
-int64_t shared_slots(const AttnPiece& a, const AttnPiece& b) {
-  if (!a.segment || !b.segment || a.kv_head != b.kv_head) return 0;
-  if (a.segment == b.segment) return a.segment->parent_len + std::min(a.rows.end, b.rows.end);
-  return same_parent(*a.segment, *b.segment) ? a.segment->parent_len : 0;
-}
+namespace {
 
+// The slots of the longest segment, rounded up to 16.
 int64_t longest(const SegmentRow* s, int64_t count) {
   int64_t slots = 0;
   for (int64_t i = 0; i < count; i++) slots = std::max<int64_t>(slots, s[i].parent_len + s[i].len);
   return round16(slots);
 }
 
+// First slots that two pieces have in common: those of one segment, or the parent of siblings.
+int64_t shared_slots(const AttnPiece& a, const AttnPiece& b) {
+  if (!a.segment || !b.segment || a.kv_head != b.kv_head) return 0;
+  if (a.segment == b.segment) return a.segment->parent_len + std::min(a.rows.end, b.rows.end);
+  return same_parent(*a.segment, *b.segment) ? a.segment->parent_len : 0;
+}
+
+// Turns the pieces of a thread into turns: calls f(turn) for each piece that was added, when the next one is known; an
+// empty piece ends them.  Room and scratch are left to f.
+class Turns {
+ public:
+  template <class F>
+  void add(const AttnPiece& next, F f) {
+    if (piece_.segment)
+      f(AttnTurn{
+          .piece = piece_, .next = next, .packed = shared_slots(before_, piece_), .room = 0, .scratch = nullptr});
+    before_ = piece_, piece_ = next;
+  }
+
+ private:
+  AttnPiece before_{}, piece_{};
+};
+
+// AttnFwd::lists, checked; null if absent.
 const int32_t* parent_lists(const char* op, const Tensor& lists, int64_t kv_heads, int64_t rows, int64_t parent_rows) {
   if (!lists) return nullptr;
-  const int32_t* const entries = index(op, "lists", lists, {lists.shape[0], kv_heads});
+  const int32_t* const entries = lists.as<int32_t>();
   for (int64_t i = 0; i < lists.size(); i++)
     if (entries[i] >= rows || -1 - int64_t{entries[i]} >= parent_rows) [[unlikely]]
       throw std::logic_error(cat("cpu: ", op, ": list entry ", i / kv_heads, " of key head ", i % kv_heads, " is ",
@@ -67,19 +83,104 @@ const int32_t* parent_lists(const char* op, const Tensor& lists, int64_t kv_head
   return entries;
 }
 
+// The operands that AttnFwd and AttnBwd share.
+template <class Args>
+AttnArgs attn_args(const char* op, const Args& a) {
+  const int64_t rows = a.q.shape[0], heads = a.q.shape[1], kv_heads = a.k.shape[1];
+  return {.o = a.o.template as<float>(),
+          .lse = a.lse.template as<float>(),
+          .q = a.q.template as<float>(),
+          .k = a.k.template as<float>(),
+          .v = a.v.template as<float>(),
+          .pk = a.pk.template as<float>(),
+          .pv = a.pv.template as<float>(),
+          .lists = parent_lists(op, a.lists, kv_heads, rows, a.pk.shape[0]),
+          .q_stride = a.q.stride[0],
+          .k_stride = a.k.stride[0],
+          .v_stride = a.v.stride[0],
+          .pk_stride = a.pk.stride[0],
+          .pv_stride = a.pv.stride[0],
+          .heads = heads,
+          .group = heads / kv_heads,
+          .head_dim = a.q.shape[2],
+          .scale = a.scale};
+}
+
+// The keys of slots [0, n) of a segment as pages without gaps, and the values.  Scratch: pages (2 n rows).
+struct SegmentPages {
+  float *keys, *values;
+};
+SegmentPages lay_out(const AttnArgs& a, const SegmentRow& s, int64_t kv_head, int64_t n, float* memory) {
+  const int64_t head_dim = a.head_dim, column = kv_head * head_dim;
+  float *const keys = memory, *const values = keys + round16(n) * head_dim;
+  const size_t bytes = static_cast<size_t>(head_dim) * sizeof(float);
+  const auto copy = [&](const float* parent, int64_t parent_stride, const float* own, int64_t own_stride) {
+    for (int64_t slot = 0; slot < n; slot++)
+      std::memcpy(values + slot * head_dim,
+                  slot < s.parent_len ? parent + (s.parent_row + slot) * parent_stride + column
+                                      : own + (s.row + slot - s.parent_len) * own_stride + column,
+                  bytes);
+  };
+  copy(a.pk, a.pk_stride, a.k, a.k_stride);
+  cpu_kernels().pack(keys, values, n, head_dim, {0, n});
+  copy(a.pv, a.pv_stride, a.v, a.v_stride);
+  return {keys, values};
+}
+
+// Of rows that have lists of blocks.
+void forward_listed(const AttnFwd& a, const AttnArgs& args, const std::vector<AttnPiece>& pieces) {
+  const int64_t n = std::ssize(pieces), head_dim = args.head_dim;
+  const BlockLists lists("attn_fwd", a.blocks, a.budget, a.block);
+  const double time = pair_nanoseconds(head_dim) * static_cast<double>(a.pairs * args.heads);
+  parallel(n, time / static_cast<double>(n), [&](Interval range) {
+    for (int64_t i = range.begin; i < range.end; i++) {
+      const AttnPiece& p = pieces[static_cast<size_t>(i)];
+      const SegmentRow& segment = *p.segment;
+      const int64_t slots = segment.parent_len + p.rows.end, pages = 2 * round16(slots) * head_dim;
+      float* const memory = scratch(pages + listed_scratch(slots, head_dim));
+      const SegmentPages laid = lay_out(args, segment, p.kv_head, slots, memory);
+      const PagedArgs paged{.o = args.o,
+                            .lse = args.lse,
+                            .q = args.q,
+                            .k_pages = laid.keys,
+                            .v_pages = laid.values,
+                            .page_table = nullptr,
+                            .head_step = 0,
+                            .page_step = head_dim * kPageSlots,
+                            .q_stride = args.q_stride,
+                            .table_stride = 0,
+                            .heads = args.heads,
+                            .group = args.group,
+                            .head_dim = head_dim,
+                            .scale = args.scale};
+      for (int32_t r = static_cast<int32_t>(p.rows.begin), end; r < p.rows.end; r = end) {
+        // A row with a list, or the rows up to the next that has one.
+        const auto listed = [&](int32_t j) { return lists.listed(segment.row + j, segment.parent_len + j + 1); };
+        end = r + 1;
+        while (!listed(r) && end < p.rows.end && !listed(end)) end++;
+        const PagedRow row{segment.row + r, end - r, segment.parent_len + end, 0};
+        if (listed(r))
+          attend_listed(paged, row, p.kv_head, lists, row.row, memory + pages);
+        else
+          cpu_kernels().attn_paged(paged, row, p.kv_head, memory + pages);
+      }
+    }
+  });
+}
+
+}  // namespace
+
 void attn_fwd(const AttnFwd& a, Stream) {
   constexpr const char* op = "attn_fwd";
-  if (a.blocks) return attn_fwd_listed(a);
-  AttnArgs args = attn_args(op, a);
-  args.o = dense(op, "o", a.o, {a.q.shape[0], args.heads, args.width});
+  const AttnArgs args = attn_args(op, a);
   const int64_t count = a.segments.shape[0], kv_heads = a.k.shape[1];
-  const Tensor& parents = a.lists ? a.lists : a.pk ? a.pk : a.k;
-  const SegmentRow* const s = segment_rows(op, a.segments, a.q.shape[0], parents.shape[0]);
-  const std::vector<AttnPiece> pieces = forward_pieces(s, count, kv_heads);
+  const SegmentRow* const s = segment_rows(op, a.segments, a.q.shape[0], (a.lists ? a.lists : a.pk).shape[0]);
+  const std::vector<AttnPiece> pieces = attn_pieces(s, count, kv_heads);
   if (pieces.empty()) return;
+  if (a.blocks) return forward_listed(a, args, pieces);
   const Kernels& k = cpu_kernels();
-  const int64_t n = std::ssize(pieces), room = longest(s, count), padded = round16(args.width);
-  const double time = pair_nanoseconds(args.width) * static_cast<double>(a.pairs * args.heads);
+  const int64_t n = std::ssize(pieces), room = longest(s, count), padded = round16(args.head_dim);
+  const double time = pair_nanoseconds(args.head_dim) * static_cast<double>(a.pairs * args.heads);
   parallel(n, time / static_cast<double>(n), [&](Interval range) {
     float* const room_of_thread = scratch((2 * room + kAttnRows) * padded);
     const auto attend = [&](AttnTurn turn) {
@@ -143,30 +244,25 @@ std::vector<int64_t> chains(const SegmentRow* s, int64_t n, const int32_t* lists
   return root;
 }
 
-}  // namespace
-
 AttnBwdArgs attn_bwd_args(const char* op, const AttnBwd& a) {
   AttnBwdArgs args{};
   args.fwd = attn_args(op, a);
-  const int64_t rows = a.q.shape[0], heads = args.fwd.heads, width = args.fwd.width, kv_heads = a.k.shape[1];
-  const Tensor &dpk = a.dpk ? a.dpk : a.dk, &dpv = a.dpv ? a.dpv : a.dv;
-  args.fwd.o = strided(op, "o", a.o, {rows, heads, width});
-  args.d_o = strided(op, "d_o", a.d_o, {rows, heads, width});
-  args.dq = strided(op, "dq", a.dq, {rows, heads, width});
-  args.dk = strided(op, "dk", a.dk, {rows, kv_heads, width});
-  args.dv = strided(op, "dv", a.dv, {rows, kv_heads, width});
-  args.dpk = strided(op, "dpk", dpk, {dpk.shape[0], kv_heads, width});
-  args.dpv = strided(op, "dpv", dpv, {dpk.shape[0], kv_heads, width});
+  args.dq = a.dq.as<float>(), args.dk = a.dk.as<float>(), args.dv = a.dv.as<float>();
+  args.dpk = a.dpk.as<float>(), args.dpv = a.dpv.as<float>(), args.d_o = a.d_o.as<float>();
   args.o_stride = a.o.stride[0], args.do_stride = a.d_o.stride[0], args.dq_stride = a.dq.stride[0];
   args.dk_stride = a.dk.stride[0], args.dv_stride = a.dv.stride[0];
-  args.dpk_stride = dpk.stride[0], args.dpv_stride = dpv.stride[0];
+  args.dpk_stride = a.dpk.stride[0], args.dpv_stride = a.dpv.stride[0];
   return args;
 }
 
+// Segments that add to common rows of dk and dv must follow one another; all others are independent.
+struct SegmentChains {
+  const SegmentRow* segments;
+  std::vector<int64_t> order, starts;  // chain c: the segments order[starts[c] .. starts[c + 1]), all of some rows
+};
 SegmentChains segment_chains(const char* op, const AttnBwd& a, const AttnBwdArgs& args) {
-  const int64_t rows = a.q.shape[0], count = a.segments.shape[0];
-  const int64_t parents = std::min(a.pk ? a.pk.shape[0] : rows, (a.dpk ? a.dpk : a.dk).shape[0]);
-  SegmentChains c{segment_rows(op, a.segments, rows, a.lists ? a.lists.shape[0] : parents), {}, {}};
+  const int64_t count = a.segments.shape[0];
+  SegmentChains c{segment_rows(op, a.segments, a.q.shape[0], (a.lists ? a.lists : a.pk).shape[0]), {}, {}};
   const std::vector<int64_t> chain =
       chains(c.segments, count, args.fwd.lists, a.k.shape[1], args.dk, args.dk_stride, args.dpk, args.dpk_stride);
   for (int64_t i = 0; i < count; i++)
@@ -178,142 +274,54 @@ SegmentChains segment_chains(const char* op, const AttnBwd& a, const AttnBwdArgs
   return c;
 }
 
+// Calls f(turn) for every segment and key head, those of one chain in list order.  Nanoseconds: of all.
+template <class F>
+void for_chains(const SegmentChains& c, int64_t kv_heads, double nanoseconds, F f) {
+  const int64_t n = (static_cast<int64_t>(c.starts.size()) - 1) * kv_heads;
+  if (n == 0) return;
+  parallel(n, nanoseconds / static_cast<double>(n), [&](Interval range) {
+    Turns turns;
+    for (int64_t i = range.begin; i < range.end; i++)
+      for (int64_t j = c.starts[i / kv_heads]; j < c.starts[i / kv_heads + 1]; j++) {
+        const SegmentRow* const s = c.segments + c.order[j];
+        turns.add({s, i % kv_heads, {0, s->len}}, f);
+      }
+    turns.add({}, f);
+  });
+}
+
+// Of rows that have lists of blocks.
+void backward_listed(const AttnBwd& a, const AttnBwdArgs& args, const SegmentChains& c) {
+  const int64_t head_dim = args.fwd.head_dim, kv_heads = a.k.shape[1];
+  const BlockLists lists("attn_bwd", a.blocks, a.budget, a.block);
+  for (const int64_t i : c.order)
+    for (int64_t r = 0; r < c.segments[i].len; r++) {
+      const int64_t row = c.segments[i].row + r, total = c.segments[i].parent_len + r + 1;
+      for (int64_t h = 0; lists.listed(row, total) && h < kv_heads; h++) lists.list(row, h, total);
+    }
+  const Kernels& k = cpu_kernels();
+  for_chains(c, kv_heads, 4 * pair_nanoseconds(head_dim) * static_cast<double>(a.pairs * args.fwd.heads),
+             [&](const AttnTurn& turn) {
+               const SegmentRow& s = *turn.piece.segment;
+               const int64_t padded = round16(head_dim), slots = round16(s.parent_len + s.len);
+               k.attn_bwd_listed(args, lists.args(), s, turn.piece.kv_head,
+                                 scratch(slots * (5 * padded + 4) + 3 * padded));
+             });
+}
+
+}  // namespace
+
 void attn_bwd(const AttnBwd& a, Stream) {
   constexpr const char* op = "attn_bwd";
   const AttnBwdArgs args = attn_bwd_args(op, a);
   const SegmentChains c = segment_chains(op, a, args);
-  if (a.blocks) return attn_bwd_listed(a, args, c);
-  const int64_t room = longest(c.segments, a.segments.shape[0]), padded = round16(args.fwd.width);
-  for_chains(c, a.k.shape[1], 2.5 * pair_nanoseconds(args.fwd.width) * static_cast<double>(a.pairs * args.fwd.heads),
+  if (a.blocks) return backward_listed(a, args, c);
+  const int64_t room = longest(c.segments, a.segments.shape[0]), padded = round16(args.fwd.head_dim);
+  for_chains(c, a.k.shape[1], 2.5 * pair_nanoseconds(args.fwd.head_dim) * static_cast<double>(a.pairs * args.fwd.heads),
              [&](AttnTurn turn) {
                turn.room = room, turn.scratch = scratch((3 * room + 3 * kAttnBwdRows + kAttnBwdSlots) * padded);
                cpu_kernels().attn_bwd(args, turn);
              });
-}
-
-const PagedRow* paged_rows(const char* op, const Tensor& queries, int64_t rows, const Tensor& table, int64_t pages) {
-  static_assert(sizeof(PagedRow) == 4 * sizeof(int32_t));
-  const auto* const list = reinterpret_cast<const PagedRow*>(index(op, "queries", queries, {queries.shape[0], 4}));
-  if (table.dtype != DType::i32 || table.rank != 2 || (table.shape[1] > 1 && table.stride[1] != 1))
-    throw std::logic_error(cat("cpu: ", op, ": page_table is ", table.str(), "; expected i32[sequences, max_pages]"));
-  const int32_t* const entries = static_cast<const int32_t*>(table.data);
-  for (int64_t i = 0; i < queries.shape[0]; i++) {
-    const PagedRow& q = list[i];
-    bool ok = q.row >= 0 && q.rows >= 0 && int64_t{q.row} + q.rows <= rows && q.rows <= q.slots && q.table_row >= 0 &&
-              q.table_row < table.shape[0] && (int64_t{q.slots} + kPageSlots - 1) / kPageSlots <= table.shape[1];
-    for (int64_t p = 0; ok && p * kPageSlots < q.slots; p++) {
-      const int32_t page = entries[q.table_row * table.stride[0] + p];
-      ok = page >= 0 && page < pages;
-    }
-    if (!ok) [[unlikely]]
-      throw std::logic_error(cat("cpu: ", op, ": entry ", i, " (row ", q.row, ", rows ", q.rows, ", slots ", q.slots,
-                                 ", table row ", q.table_row, ") does not fit ", rows, " rows, page table ",
-                                 table.str(), " and ", pages, " pages"));
-  }
-  return list;
-}
-
-void kv_write(const KvWrite& a, Stream) {
-  constexpr const char* op = "kv_write";
-  const int64_t rows = a.k.shape[0], kv_heads = a.k.shape[1], width = a.k.shape[2], pages = a.k_pages.shape[0];
-  float* const k_pages = dense(op, "k_pages", a.k_pages, {pages, kv_heads, width, kPageSlots});
-  float* const v_pages = dense(op, "v_pages", a.v_pages, {pages, kv_heads, kPageSlots, width});
-  const float* const k = strided(op, "k", a.k, {rows, kv_heads, width});
-  const float* const v = strided(op, "v", a.v, {rows, kv_heads, width});
-  const PagedRow* const list = paged_rows(op, a.queries, rows, a.page_table, pages);
-  const int32_t* const table = static_cast<const int32_t*>(a.page_table.data);
-  int32_t* const pos_pages = a.pos_pages ? index(op, "pos_pages", a.pos_pages, {pages, kv_heads, kPageSlots}) : nullptr;
-  const int32_t* const pos = pos_pages ? index(op, "pos", a.pos, {rows}) : nullptr;
-  const int64_t n = a.queries.shape[0];
-  parallel(n, static_cast<double>(rows * kv_heads * width) / static_cast<double>(std::max<int64_t>(n, 1)) + 5,
-           [&](Interval range) {
-             for (int64_t i = range.begin; i < range.end; i++)
-               for (int64_t r = 0; r < list[i].rows; r++) {
-                 const int64_t slot = list[i].slots - list[i].rows + r, row = list[i].row + r;
-                 const int64_t page = table[list[i].table_row * a.page_table.stride[0] + slot / kPageSlots];
-                 for (int64_t h = 0; h < kv_heads; h++) {
-                   const int64_t at = (page * kv_heads + h) * width * kPageSlots, s = slot % kPageSlots;
-                   const float* const key = k + row * a.k.stride[0] + h * width;
-                   for (int64_t d = 0; d < width; d++) k_pages[at + d * kPageSlots + s] = key[d];
-                   std::memcpy(v_pages + at + s * width, v + row * a.v.stride[0] + h * width,
-                               static_cast<size_t>(width) * sizeof(float));
-                   if (pos_pages) pos_pages[(page * kv_heads + h) * kPageSlots + s] = pos[row];
-                 }
-               }
-           });
-}
-
-void attn_paged(const AttnPaged& a, Stream) {
-  constexpr const char* op = "attn_paged";
-  const int64_t rows = a.q.shape[0], heads = a.q.shape[1], width = a.q.shape[2];
-  const int64_t pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1];
-  if (kv_heads <= 0 || heads % kv_heads)
-    throw std::logic_error(cat("cpu: ", op, ": ", heads, " query heads over ", kv_heads, " key heads"));
-  if (!(a.scale > 0)) throw std::logic_error(cat("cpu: ", op, ": scale ", a.scale, " is not positive"));
-  const PagedArgs args{
-      .o = dense(op, "o", a.o, {rows, heads, width}),
-      .lse = nullptr,
-      .q = strided(op, "q", a.q, {rows, heads, width}),
-      .k_pages = dense(op, "k_pages", a.k_pages, {pages, kv_heads, width, kPageSlots}),
-      .v_pages = dense(op, "v_pages", a.v_pages, {pages, kv_heads, kPageSlots, width}),
-      .page_table = static_cast<const int32_t*>(a.page_table.data),
-      .head_step = width * kPageSlots,
-      .page_step = kv_heads * width * kPageSlots,
-      .q_stride = a.q.stride[0],
-      .table_stride = a.page_table.stride[0],
-      .heads = heads,
-      .group = heads / kv_heads,
-      .width = width,
-      .scale = a.scale,
-      .mass_pages = a.mass_pages ? dense(op, "mass_pages", a.mass_pages, {pages, kv_heads, kPageSlots}) : nullptr};
-  const int32_t* const first = a.mass_pages ? index(op, "first", a.first, {a.queries.shape[0]}) : nullptr;
-  const PagedRow* const list = paged_rows(op, a.queries, rows, a.page_table, pages);
-  if (a.blocks && a.mass_pages) throw std::logic_error(cat("cpu: ", op, ": block lists of slots that have mass"));
-  BlockLists lists;
-  if (a.blocks) lists = BlockLists(op, a.blocks, a.budget, a.block, a.page_table.shape[0], kv_heads);
-  const int64_t n = a.queries.shape[0] * kv_heads;
-  if (n == 0) return;
-  const Kernels& k = cpu_kernels();
-  const double time = pair_nanoseconds(width) * static_cast<double>(a.pairs * heads);
-  parallel(n, time / static_cast<double>(n) + 50, [&](Interval range) {
-    for (int64_t i = range.begin; i < range.end; i++) {
-      const int64_t e = i / kv_heads, h = i % kv_heads;
-      const PagedRow& q = list[e];
-      if (q.rows == 1 && lists.listed(q.table_row, q.slots))
-        attend_listed(args, q, h, lists, q.table_row,
-                      scratch(listed_scratch(lists.count(q.table_row, q.slots), width)));
-      else if (q.rows) {
-        PagedArgs own = args;
-        own.first_mass = first ? std::max(first[e], 0) : 0;
-        k.attn_paged(own, q, h, scratch(paged_scratch(q.slots, width) + (first ? mass_scratch(q.slots) : 0)));
-      }
-    }
-  });
-}
-
-void kv_copy_pages(const KvCopyPages& a, Stream) {
-  constexpr const char* op = "kv_copy_pages";
-  const auto& s = a.k_pages.shape;
-  const int64_t n = a.pairs.shape[0], page = s[1] * s[2] * s[3], beside = s[1] * s[3];
-  const int32_t* const pairs = index(op, "pairs", a.pairs, {n, 2}, s[0]);
-  struct Array {
-    char* data;
-    size_t bytes;  // of a page
-  };
-  std::vector<Array> arrays;
-  const auto add = [&](void* data, int64_t elements) {
-    arrays.push_back({static_cast<char*>(data), static_cast<size_t>(elements) * 4});
-  };
-  add(dense(op, "k_pages", a.k_pages, {s[0], s[1], s[2], s[3]}), page);
-  add(dense(op, "v_pages", a.v_pages, {s[0], s[1], s[3], s[2]}), page);
-  if (a.pos_pages) add(index(op, "pos_pages", a.pos_pages, {s[0], s[1], s[3]}), beside);
-  if (a.mass_pages) add(dense(op, "mass_pages", a.mass_pages, {s[0], s[1], s[3]}), beside);
-  parallel(n, 0.4 * static_cast<double>(page) + 5, [&](Interval r) {
-    for (int64_t i = r.begin; i < r.end; i++)
-      for (const Array& x : arrays)
-        std::memcpy(x.data + static_cast<size_t>(pairs[2 * i + 1]) * x.bytes,
-                    x.data + static_cast<size_t>(pairs[2 * i]) * x.bytes, x.bytes);
-  });
 }
 
 }  // namespace pare::cpu

@@ -27,6 +27,24 @@ void accumulate(const Accumulate& a, Stream) {
   parallel(n, 0.3, [&](Interval r) { k.add(y + r.begin, x + r.begin, r.end - r.begin); });
 }
 
+void copy_rows(const CopyRows& a, Stream) {
+  const int64_t rows = a.y.shape[0], width = a.y.shape[1], n = a.index.shape[0];
+  const size_t bytes = static_cast<size_t>(width) * 4;                   // words, whatever they are
+  const int64_t y_step = a.y.stride[0] * 4, x_step = a.x.stride[0] * 4;  // bytes
+  char* const y = static_cast<char*>(a.y.data);
+  const char* const x = static_cast<const char*>(a.x.data);
+  const int32_t* const pairs = a.index.as<int32_t>();
+  for (int64_t i = 0; i < n; i++)
+    if (pairs[2 * i] < 0 || pairs[2 * i] >= a.x.shape[0] || pairs[2 * i + 1] < 0 || pairs[2 * i + 1] >= rows)
+        [[unlikely]]
+      throw std::logic_error(cat("cpu: copy_rows: pair ", i, " is (", pairs[2 * i], ", ", pairs[2 * i + 1], "), x ",
+                                 a.x.str(), ", y ", a.y.str()));
+  parallel(n, 5 + 0.2 * static_cast<double>(width), [&](Interval r) {
+    for (int64_t i = r.begin; i < r.end; i++)
+      std::memcpy(y + pairs[2 * i + 1] * y_step, x + pairs[2 * i] * x_step, bytes);
+  });
+}
+
 // Threads divide columns: the rows that are added to may repeat.
 static void add_rows(float* y, const float* x, const int32_t* ids, int64_t rows, int64_t width) {
   const Kernels& k = cpu_kernels();

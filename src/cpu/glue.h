@@ -1,7 +1,6 @@
-// What the ops of the `cpu` table share: checks of their tensors, scratch memory, and how work is cut for the threads.
+// What the ops of the `cpu` table share: checks of indices, scratch memory, and how work is cut for the threads.
 #pragma once
 #include <algorithm>
-#include <initializer_list>
 
 #include "base/thread_pool.h"
 #include "cpu/cpu.h"
@@ -12,14 +11,6 @@ namespace pare::cpu {
 #define X(op, Args) void op(const Args& a, Stream);
 PARE_OPS(X)
 #undef X
-
-// The data of a tensor, or std::logic_error naming op and tensor when type, shape or strides are not as expected.
-// strided: rows (the first dimension) may have any stride.
-float* dense(const char* op, const char* name, const Tensor& t, std::initializer_list<int64_t> shape);
-float* strided(const char* op, const char* name, const Tensor& t, std::initializer_list<int64_t> shape);
-// i32, contiguous; each of the elements in [0, limit) unless limit is negative.
-int32_t* index(const char* op, const char* name, const Tensor& t, std::initializer_list<int64_t> shape,
-               int64_t limit = -1);
 
 // The data of `t`, each of the elements in [0, limit), else std::logic_error naming op and tensor.
 int32_t* index(const char* op, const char* name, const Tensor& t, int64_t limit);

@@ -85,7 +85,7 @@ struct AttnArgs {
   const float *q, *k, *v, *pk, *pv;
   const int32_t* lists;  // AttnFwd::lists; null: parents are runs of rows
   int64_t q_stride, k_stride, v_stride, pk_stride, pv_stride;
-  int64_t heads, group, width;
+  int64_t heads, group, head_dim;
   float scale;
 };
 // Own rows of a segment, and a key head.
@@ -118,7 +118,7 @@ struct PagedArgs {
   const int32_t* page_table;       // null: page i is the i-th
   int64_t head_step, page_step;    // from the keys of one head to those of the next; from page to page
   int64_t q_stride, table_stride;  // table_stride: entries from one row of page_table to the next
-  int64_t heads, group, width;
+  int64_t heads, group, head_dim;
   float scale;
   float* mass_pages = nullptr;  // AttnPaged::mass_pages: [pages][kv heads][16], or null
   int64_t first_mass = 0;       // slots below it have none
@@ -130,21 +130,21 @@ struct BlockListArgs {
 };
 // The summaries of the blocks of a sequence for one key head, and the queries of its group.
 struct BlockScoreArgs {
-  const float* q;        // [group][width]
+  const float* q;        // [group][head_dim]
   const float* summary;  // of the head in page 0; without pages of block 0
   const int32_t* pages;  // pages[i]: of slots from 16 i on; null: the summaries of the blocks lie one behind the other
   int64_t page_step;     // from page to page; the rows of one page and head lie together
-  int64_t group, width, block;
+  int64_t group, head_dim, block;
   BlockSummary kind;
 };
 
-// Scores of slots of one event and head (kv_ops.h): score, pages and workspace are those of the event and head, k_pages
-// starts at the head.
+// Scores of slots of one event and head (ops/events.h): score, pages and workspace are those of the event and head,
+// k_pages starts at the head.
 struct KvWindowArgs {
   float* score;
   const float *windows, *k_pages;  // windows: head 0 of the group in the first row of the event's window
   const int32_t* pages;
-  int64_t window_stride, page_stride, group, width;
+  int64_t window_stride, page_stride, group, head_dim;
   int64_t window, window_first;
   GqaAgg aggregate;
   SoftmaxSpan span;
@@ -156,14 +156,14 @@ struct KvRedundancyArgs {
   float *score, *workspace;
   const float* k_pages;
   const int32_t* pages;
-  int64_t page_stride, width;
+  int64_t page_stride, head_dim;
   int64_t row;  // workspace: 4 rows of so many floats
   float lambda, threshold;
 };
 struct KvNearestArgs {
   const float* k_pages;
   const int32_t *pages, *keep;
-  int64_t page_stride, width;
+  int64_t page_stride, head_dim;
   float *nearest, *cosine;  // out, by slot, of those that are evicted: the place in `keep`, and the cosine
 };
 struct LogitsLossArgs {
@@ -189,8 +189,9 @@ extern const Kernels kernels_avx2, kernels_avx512, kernels_neon, kernels_generic
 
 // Scratch, in floats: gemm scratch_rows * depth + 16 with scratch_rows <= kMaxScratchRows; gemm_t
 // kGemmTDepth * kPanel * (panels + 1); attention as attn_scratch and attn_bwd_scratch say, for `slots` slots; of an
-// event or entry with `slots` slots, rounded up to whole pages: kv_window_scores window * group * (width + slots) +
-// slots + 2 * kernel + 64, kv_redundancy width * slots + 1280, kv_nearest (width + 17) * slots + 16 * width.
+// event or entry with `slots` slots, rounded up to whole pages: kv_window_scores window * group * (head_dim + slots) +
+// slots
+// + 2 * kernel + 64, kv_redundancy head_dim * slots + 1280, kv_nearest (head_dim + 17) * slots + 16 * head_dim.
 // attn_paged: paged_scratch, and with mass mass_scratch more.
 constexpr int64_t kMaxScratchRows = 128, kGemmTDepth = 256;
 // gemm_transposed takes kTransposedRows rows and kTransposedDepth of the depth at a time: both operands of such a piece

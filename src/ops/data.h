@@ -44,6 +44,31 @@ struct Accumulate {
   Cost cost() const { return {y.size(), detail::total_bytes(y, x), detail::total_bytes(y)}; }
   auto outputs() const { return std::array{y}; }
 };
+// y[dst] = x[src] for each pair.
+struct CopyRows {
+  Tensor y;      // act or i32 [N, C] acc: only the dst rows are written; rows may be strided
+  Tensor x;      // the same type, [M, C] or [M, h, C / h]; rows may be strided; may be y
+  Tensor index;  // i32 [n, 2]: (src, dst); no dst occurs twice, and none is a src if x is y
+  void check(Contract& c) const {
+    const int64_t C = y.shape[1];
+    const auto rows = [&](const char* name, const Tensor& t, std::initializer_list<int64_t> shape) {
+      y.dtype == DType::i32 ? c.index(name, t, shape, c.strided) : c.act(name, t, shape, c.strided);
+    };
+    rows("y", y, {y.shape[0], C});
+    if (x.rank == 3) {
+      rows("x", x, {x.shape[0], x.shape[1], x.shape[2]});
+      c.that(x.shape[1] * x.shape[2] == C, "x is ", x, ", expected rows of ", C);
+    } else {
+      rows("x", x, {x.shape[0], C});
+    }
+    c.index("index", index, {index.shape[0], 2});
+  }
+  Cost cost() const {
+    const int64_t moved = index.shape[0] * y.shape[1] * static_cast<int64_t>(dtype_size(y.dtype));
+    return {0, moved + detail::total_bytes(index), moved};
+  }
+  auto outputs() const { return std::array{y}; }
+};
 // y[index[r]] += x[r], r ascending
 struct ScatterAddRows {
   Tensor y;      // act [N, C] acc

@@ -35,13 +35,16 @@
 #include <string>
 
 #include "base/memory.h"
-#include "ops/attention_ops.h"
+#include "ops/attention.h"
+#include "ops/blocks.h"
 #include "ops/data.h"
-#include "ops/kv_ops.h"
+#include "ops/events.h"
 #include "ops/linear.h"
 #include "ops/logits.h"
+#include "ops/merge.h"
 #include "ops/norm.h"
 #include "ops/optimizer.h"
+#include "ops/paged.h"
 #include "ops/rope.h"
 #include "ops/swiglu.h"
 

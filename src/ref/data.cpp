@@ -1,5 +1,7 @@
 // Data movement and the embedding.
+#include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "ref/ref.h"
 
@@ -22,6 +24,28 @@ void accumulate(const Accumulate& a, Stream) {
     const View<T> y(a.y), x(a.x);
     for (int64_t i = 0; i < a.y.shape[0]; i++) y(i) += x(i);
   });
+}
+
+void copy_rows(const CopyRows& a, Stream) {
+  constexpr const char* op = "copy_rows";
+  const int64_t rows = a.y.shape[0], width = a.y.shape[1], n = a.index.shape[0];
+  const View<int32_t> index(a.index);
+  std::set<int32_t> written;
+  for (int64_t i = 0; i < n; i++) {
+    expect(index(i, 0) >= 0 && index(i, 0) < a.x.shape[0] && index(i, 1) >= 0 && index(i, 1) < rows, "ref: ", op,
+           ": pair ", i, " is (", index(i, 0), ", ", index(i, 1), "), x is ", a.x.str(), ", y ", a.y.str());
+    expect(written.insert(index(i, 1)).second, "ref: ", op, ": row ", index(i, 1), " is written twice");
+  }
+  if (a.x.data == a.y.data)
+    for (int64_t i = 0; i < n; i++)
+      expect(!written.count(index(i, 0)), "ref: ", op, ": row ", index(i, 0), " is read and written");
+  const auto copy = [&]<class T>(T) {
+    for (int64_t i = 0; i < n; i++) {
+      const T* from = a.x.as<T>() + index(i, 0) * a.x.stride[0];
+      std::copy(from, from + width, a.y.as<T>() + index(i, 1) * a.y.stride[0]);
+    }
+  };
+  a.y.dtype == DType::i32 ? copy(int32_t{}) : dispatch(op, a.y, copy);
 }
 
 // y[index[r]] += x[r], r ascending

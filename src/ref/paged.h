@@ -17,7 +17,4 @@ struct SlotPages {
 std::vector<PagedRow> read_queries(const char* op, const Tensor& queries, const Tensor& page_table, int64_t rows,
                                    int64_t pages);
 
-// `pairs` and `slots` as AttnPaged defines them without block lists.
-void expect_paged_work(const char* op, const std::vector<PagedRow>& queries, int64_t pairs, int64_t slots);
-
 }  // namespace pare::ref

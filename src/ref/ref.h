@@ -48,9 +48,6 @@ class View {
   std::array<int64_t, 4> stride_;
 };
 
-// What an op needs of a tensor; throw std::logic_error naming op and tensor.
-void expect_shape(const char* op, const char* name, const Tensor& t, std::initializer_list<int64_t> shape);
-void expect_dense(const char* op, const char* name, const Tensor& t, std::initializer_list<int64_t> shape);
 // Each element in [0, limit); throws std::logic_error naming op and tensor.
 void expect_index(const char* op, const char* name, const Tensor& index, int64_t limit);
 

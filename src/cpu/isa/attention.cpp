@@ -1,5 +1,5 @@
 // Attention forward, packed and paged, through one function: blocks of 64 slots, ascending, online softmax
-// (attention_ops.h states every order).  So a row computed alone from pages has the bits of the same row computed among
+// (list.h states every order).  So a row computed alone from pages has the bits of the same row computed among
 // others from a batch.
 #include "cpu/isa/attention.h"
 
@@ -8,7 +8,7 @@
 namespace pare::PARE_ISA {
 namespace {
 
-// Panels of 16 slots: K across [width][16], V down [16][value_width].  Panel j lies at base + (pages ? pages[j] : j) *
+// Panels of 16 slots: K across [head_dim][16], V down [16][value_dim].  Panel j lies at base + (pages ? pages[j] : j) *
 // step.
 struct Panels {
   const float* base;
@@ -24,18 +24,18 @@ constexpr int most_panels(int rows) { return kTileVectors / rows < kTilePanels ?
 
 struct QueryTile {
   int64_t rows;                        // at most kQueryRows
-  const float* q[kQueryRows];          // [width] each
+  const float* q[kQueryRows];          // [head_dim] each
   int64_t at[kQueryRows];              // where each row lies in o and lse, in heads of a row
   int64_t visible[kQueryRows];         // slots that each row sees, ascending, at least 1
-  float* o;                            // [rows][value_width] out
+  float* o;                            // [rows][value_dim] out
   alignas(64) float max[16], sum[16];  // out: the largest scaled score, and the sum of weights relative to it
 };
 // What the tiles of a key head read, and what they may leave beside their outputs.
 struct KeyHead {
   Panels k, v;
   int64_t slots;
-  int64_t width, value_width;  // the latter rounded up to 16: rows of V are as long, to be read in whole vectors
-  float scale;                 // in units of base 2
+  int64_t head_dim, value_dim;  // the latter rounded up to 16: rows of V are as long, to be read in whole vectors
+  float scale;                  // in units of base 2
   // Out where not null, of a single tile: the weights, [rows][stride], each relative to the maximum after its block,
   // and those maxima, [blocks][16].
   float *weights = nullptr, *maxima = nullptr;
@@ -47,7 +47,7 @@ struct KeyHead {
 // sees more than 8.
 template <int kRows, int kPanels, class V>
 PARE_INLINE void score_panels(const QueryTile& t, const KeyHead& h, int64_t first, float* s, vf* highest) {
-  const int64_t width = h.width;
+  const int64_t head_dim = h.head_dim;
   V acc[kRows][kPanels];
   const float *q[kRows], *b[kPanels];
   PARE_UNROLL
@@ -58,7 +58,7 @@ PARE_INLINE void score_panels(const QueryTile& t, const KeyHead& h, int64_t firs
   }
   PARE_UNROLL
   for (int p = 0; p < kPanels; p++) b[p] = h.k.at(first + p);
-  for (int64_t d = 0; d < width; d++) {
+  for (int64_t d = 0; d < head_dim; d++) {
     V keys[kPanels];
     PARE_UNROLL
     for (int p = 0; p < kPanels; p++) fetch(keys[p], b[p] + d * 16), hold(keys[p]);
@@ -96,18 +96,17 @@ PARE_INLINE void score_panels(const QueryTile& t, const KeyHead& h, int64_t firs
 template <int kRows, int kPanels>
 PARE_INLINE void add_values(const QueryTile& t, const KeyHead& h, const float* p, const float* alpha, int64_t first,
                             int64_t column) {
-  const int64_t value_width = h.value_width;
+  const int64_t value_dim = h.value_dim;
   vf acc[kRows][kPanels];
   float* const o = t.o + column;
   PARE_UNROLL
   for (int r = 0; r < kRows; r++) PARE_UNROLL
-  for (int i = 0; i < kPanels; i++)
-    acc[r][i] = first ? mul(load(o + r * value_width + i * 16), set1(alpha[r])) : zero();
+  for (int i = 0; i < kPanels; i++) acc[r][i] = first ? mul(load(o + r * value_dim + i * 16), set1(alpha[r])) : zero();
   const int64_t end = min64(t.visible[kRows - 1], first + kAttnBlock), all = min64(t.visible[0], end);
   for (int64_t page = first; page < end; page += 16) {
     const float* values = h.v.at(page / 16) + column;
     int64_t slot = page;
-    for (; slot < min64(all, page + 16); slot++, values += value_width, p++) {
+    for (; slot < min64(all, page + 16); slot++, values += value_dim, p++) {
       vf x[kPanels];
       PARE_UNROLL
       for (int i = 0; i < kPanels; i++) x[i] = load(values + i * 16), hold(x[i]);
@@ -118,7 +117,7 @@ PARE_INLINE void add_values(const QueryTile& t, const KeyHead& h, const float* p
         for (int i = 0; i < kPanels; i++) acc[r][i] = fma(weight, x[i], acc[r][i]);
       }
     }
-    for (; slot < min64(end, page + 16); slot++, values += value_width, p++) PARE_UNROLL
+    for (; slot < min64(end, page + 16); slot++, values += value_dim, p++) PARE_UNROLL
     for (int r = 0; r < kRows; r++)
       if (slot < t.visible[r]) {
         const vf weight = set1(p[r * kAttnBlock]);
@@ -128,7 +127,7 @@ PARE_INLINE void add_values(const QueryTile& t, const KeyHead& h, const float* p
   }
   PARE_UNROLL
   for (int r = 0; r < kRows; r++) PARE_UNROLL
-  for (int i = 0; i < kPanels; i++) store(o + r * value_width + i * 16, acc[r][i]);
+  for (int i = 0; i < kPanels; i++) store(o + r * value_dim + i * 16, acc[r][i]);
 }
 
 // Turns q.k of the kPanels panels of a block into weights relative to `next`, the maxima of the rows with this block;
@@ -206,7 +205,7 @@ void attend(QueryTile* tiles, int64_t count, const KeyHead& h, Ahead& ahead) {
     }
     if (begin < count) score<kRows>(tiles[tile], h, first, scores[turn ^ 1], next);
     for_pieces<most_panels(kRows)>(
-        h.value_width / 16, [&](auto n, int64_t p) __attribute__((always_inline)) {
+        h.value_dim / 16, [&](auto n, int64_t p) __attribute__((always_inline)) {
           add_values<kRows, n.value>(t, h, s, alpha, block, p * 16);
         });
   }
@@ -230,21 +229,21 @@ void attend(QueryTile* tiles, int64_t count, const KeyHead& h, Ahead& ahead) {
 }
 
 PARE_INLINE vf log2_sum(const QueryTile& t) { return fma(log(load(t.sum)), set1(kLog2E), load(t.max)); }
-PARE_INLINE void write_row(float* o, const QueryTile& t, int64_t r, int64_t width, int64_t value_width) {
+PARE_INLINE void write_row(float* o, const QueryTile& t, int64_t r, int64_t head_dim, int64_t value_dim) {
   const vf l = set1(t.sum[r]);
   for_vectors(
-      width, PARE_LANES_AT(d) { store(o + d, div(load(t.o + r * value_width + d), l), lanes); });
+      head_dim, PARE_LANES_AT(d) { store(o + d, div(load(t.o + r * value_dim + d), l), lanes); });
 }
 
 // The query rows of a key head, in the order (own row, head of the group): what they see ascends.
 class Queries {
  public:
   // From own row `begin` on.  Own row 0 is row `first` of q and sees `seen` slots.
-  PARE_INLINE Queries(const float* q, int64_t q_stride, int64_t width, int64_t heads, int64_t kv_head, int64_t group,
+  PARE_INLINE Queries(const float* q, int64_t q_stride, int64_t head_dim, int64_t heads, int64_t kv_head, int64_t group,
                       int64_t first, int64_t begin, int64_t seen)
-      : q_(q + (first + begin) * q_stride + kv_head * group * width),
+      : q_(q + (first + begin) * q_stride + kv_head * group * head_dim),
         q_stride_(q_stride),
-        width_(width),
+        width_(head_dim),
         heads_(heads),
         group_(group),
         at_((first + begin) * heads + kv_head * group),
@@ -275,13 +274,13 @@ template <class Args, class Then>
 PARE_INLINE void attend_rows(const Args& a, Queries& queries, int64_t rows, const KeyHead& h, float* o, Ahead& ahead,
                              Then then) {
   constexpr int64_t kNear = 6144;  // 48 KiB of keys and values: so few stay near by themselves, and o of one tile, too
-  const int64_t share = row_share(rows), most = h.weights || h.slots * h.width < kNear ? 1 : kAttnRows / kQueryRows;
+  const int64_t share = row_share(rows), most = h.weights || h.slots * h.head_dim < kNear ? 1 : kAttnRows / kQueryRows;
   QueryTile tiles[kAttnRows / kQueryRows];
   for (int64_t first = 0, count; first < rows; first += count * share) {
     // All tiles of a pass have as many rows, so a last one that has fewer goes alone.
     count = max64(1, min64(most, (rows - first) / share));
     for (int64_t i = 0; i < count; i++) {
-      tiles[i].o = o + i * kQueryRows * h.value_width;
+      tiles[i].o = o + i * kQueryRows * h.value_dim;
       queries.take(tiles[i], min64(share, rows - first));
     }
     attend(tiles, count, h, ahead);
@@ -293,7 +292,7 @@ PARE_INLINE void attend_rows(const Args& a, Queries& queries, int64_t rows, cons
         store(lse, log2_sum(t));
         for (int64_t r = 0; r < t.rows; r++) a.lse[t.at[r]] = lse[r];
       }
-      for (int64_t r = 0; r < t.rows; r++) write_row(a.o + t.at[r] * a.width, t, r, a.width, h.value_width);
+      for (int64_t r = 0; r < t.rows; r++) write_row(a.o + t.at[r] * a.head_dim, t, r, a.head_dim, h.value_dim);
     }
   }
 }
@@ -337,53 +336,53 @@ void add_mass(const QueryTile& t, const KeyHead& h, const Mass& mass) {
 void attn_fwd(const AttnArgs& a, const AttnTurn& turn) {
   const SegmentRow& s = *turn.piece.segment;
   const Interval rows = turn.piece.rows;
-  const int64_t kv_head = turn.piece.kv_head, slots = s.parent_len + rows.end, value_width = round16(a.width),
+  const int64_t kv_head = turn.piece.kv_head, slots = s.parent_len + rows.end, value_dim = round16(a.head_dim),
                 g = a.group;
-  float *keys = turn.scratch, *values = keys + turn.room * a.width, *o = values + turn.room * value_width;
-  pack_across(keys, key_slots(a, s, kv_head), turn.packed, slots, a.width);
-  pack_down(values + turn.packed * value_width, value_slots(a, s, kv_head), turn.packed, slots, a.width);
+  float *keys = turn.scratch, *values = keys + turn.room * a.head_dim, *o = values + turn.room * value_dim;
+  pack_across(keys, key_slots(a, s, kv_head), turn.packed, slots, a.head_dim);
+  pack_down(values + turn.packed * value_dim, value_slots(a, s, kv_head), turn.packed, slots, a.head_dim);
   Ahead ahead;
   if (const AttnPiece& next = turn.next; next.segment) {
     const auto add = [&](const float* matrix, int64_t stride, int64_t columns) {
       ahead.add(matrix + (next.segment->row + next.rows.begin) * stride + next.kv_head * columns, stride,
                 next.rows.end - next.rows.begin, columns);
     };
-    add(a.k, a.k_stride, a.width), add(a.v, a.v_stride, a.width), add(a.q, a.q_stride, g * a.width);
+    add(a.k, a.k_stride, a.head_dim), add(a.v, a.v_stride, a.head_dim), add(a.q, a.q_stride, g * a.head_dim);
   }
-  const KeyHead head{.k = {keys, nullptr, 16 * a.width},
-                     .v = {values, nullptr, 16 * value_width},
+  const KeyHead head{.k = {keys, nullptr, 16 * a.head_dim},
+                     .v = {values, nullptr, 16 * value_dim},
                      .slots = slots,
-                     .width = a.width,
-                     .value_width = value_width,
+                     .head_dim = a.head_dim,
+                     .value_dim = value_dim,
                      .scale = a.scale * kLog2E};
-  Queries queries(a.q, a.q_stride, a.width, a.heads, kv_head, g, s.row, rows.begin, s.parent_len + 1);
+  Queries queries(a.q, a.q_stride, a.head_dim, a.heads, kv_head, g, s.row, rows.begin, s.parent_len + 1);
   attend_rows(a, queries, (rows.end - rows.begin) * g, head, o, ahead, [](const QueryTile&) {});
 }
 
 void attn_paged(const PagedArgs& a, const PagedRow& row, int64_t kv_head, float* scratch) {
-  const int64_t value_width = round16(a.width), g = a.group, first = kv_head * a.head_step;
+  const int64_t value_dim = round16(a.head_dim), g = a.group, first = kv_head * a.head_step;
   const int32_t* const pages = a.page_table ? a.page_table + row.table_row * a.table_stride : nullptr;
-  float *o = scratch, *values = o + kAttnRows * value_width;
+  float *o = scratch, *values = o + kAttnRows * value_dim;
   KeyHead head{.k = {a.k_pages + first, pages, a.page_step},
                .v = {a.v_pages + first, pages, a.page_step},
                .slots = row.slots,
-               .width = a.width,
-               .value_width = value_width,
+               .head_dim = a.head_dim,
+               .value_dim = value_dim,
                .scale = a.scale * kLog2E};
-  if (value_width != a.width) {  // vectors would run over the end of a row: copy to longer ones
+  if (value_dim != a.head_dim) {  // vectors would run over the end of a row: copy to longer ones
     for (int64_t slot = 0; slot < row.slots; slot++)
-      for (int64_t d = 0; d < a.width; d += 16)
-        store(values + slot * value_width + d, load(head.v.at(slot / 16) + slot % 16 * a.width + d, a.width - d));
-    head.v = {values, nullptr, 16 * value_width};
+      for (int64_t d = 0; d < a.head_dim; d += 16)
+        store(values + slot * value_dim + d, load(head.v.at(slot / 16) + slot % 16 * a.head_dim + d, a.head_dim - d));
+    head.v = {values, nullptr, 16 * value_dim};
   }
   const Mass mass{a.mass_pages, pages, a.heads / g, kv_head, a.first_mass, row.slots};
-  float* const maxima = values + (value_width != a.width ? row.slots * value_width : 0);
+  float* const maxima = values + (value_dim != a.head_dim ? row.slots * value_dim : 0);
   if (a.mass_pages) {
     head.stride = round16(row.slots), head.maxima = maxima,
     head.weights = maxima + (row.slots + kAttnBlock) / kAttnBlock * 16;
     clear_new(mass, row.slots - row.rows);
   }
-  Queries queries(a.q, a.q_stride, a.width, a.heads, kv_head, g, row.row, 0, row.slots - row.rows + 1);
+  Queries queries(a.q, a.q_stride, a.head_dim, a.heads, kv_head, g, row.row, 0, row.slots - row.rows + 1);
   Ahead nothing;
   attend_rows(a, queries, row.rows * g, head, o, nothing, [&](const QueryTile& t) {
     if (a.mass_pages) add_mass(t, head, mass);

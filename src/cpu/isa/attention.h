@@ -33,7 +33,7 @@ struct Slots {
 template <class T>
 PARE_INLINE Slots<T> segment_slots(const AttnArgs& a, const SegmentRow& s, int64_t kv_head, T* parent,
                                    int64_t parent_stride, T* own, int64_t own_stride) {
-  const int64_t column = kv_head * a.width, kv_heads = a.heads / a.group;
+  const int64_t column = kv_head * a.head_dim, kv_heads = a.heads / a.group;
   Slots<T> slots{parent + column, own + s.row * own_stride + column, parent_stride, own_stride, s.parent_len};
   if (a.lists)
     slots.list = a.lists + s.parent_row * kv_heads + kv_head, slots.list_stride = kv_heads,
@@ -49,49 +49,49 @@ PARE_INLINE Slots<const float> value_slots(const AttnArgs& a, const SegmentRow& 
   return segment_slots(a, s, kv_head, a.pv, a.pv_stride, a.v, a.v_stride);
 }
 
-// Slots [first, n) across, and those that share a panel with them: panels [ceil(n / 16)][width][16]; absent slots hold
-// copies of the last.
-PARE_INLINE void pack_across(float* out, const Slots<const float>& slots, int64_t first, int64_t n, int64_t width) {
+// Slots [first, n) across, and those that share a panel with them: panels [ceil(n / 16)][head_dim][16]; absent slots
+// hold copies of the last.
+PARE_INLINE void pack_across(float* out, const Slots<const float>& slots, int64_t first, int64_t n, int64_t head_dim) {
   for (int64_t s = first / 16 * 16; s < n; s += 16) {
     const float* row[16];
     for (int64_t i = 0; i < 16; i++) row[i] = slots.at(min64(s + i, n - 1));
     for_vectors(
-        width, PARE_LANES_AT(d) {
+        head_dim, PARE_LANES_AT(d) {
           vf r[16];
           PARE_UNROLL
           for (int i = 0; i < 16; i++) r[i] = load(row[i] + d, lanes);
           transpose(r);
           PARE_UNROLL
           for (int i = 0; i < 16; i++)
-            if (i < lanes) store(out + s * width + (d + i) * 16, r[i]);
+            if (i < lanes) store(out + s * head_dim + (d + i) * 16, r[i]);
         });
   }
 }
 
-// a . b by lane; do . o is the sum of these (attention_ops.h, AttnBwd).
-PARE_INLINE vf lane_products(const float* a, const float* b, int64_t width) {
+// a . b by lane; do . o is the sum of these (AttnBwd).
+PARE_INLINE vf lane_products(const float* a, const float* b, int64_t head_dim) {
   vf acc = zero();
   for_vectors(
-      width, PARE_LANES_AT(d) { acc = fma(load(a + d, lanes), load(b + d, lanes), acc); });
+      head_dim, PARE_LANES_AT(d) { acc = fma(load(a + d, lanes), load(b + d, lanes), acc); });
   return acc;
 }
 
 PARE_INLINE int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
 
-// Slots [first, end) down: [end - first][padded width], columns past the width zero; and back.
+// Slots [first, end) down: [end - first][padded head_dim], columns at and past head_dim zero; and back.
 template <class T>
-PARE_INLINE void pack_down(float* out, const Slots<T>& slots, int64_t first, int64_t end, int64_t width) {
+PARE_INLINE void pack_down(float* out, const Slots<T>& slots, int64_t first, int64_t end, int64_t head_dim) {
   for (int64_t s = first; s < end; s++) {
     const float* const row = slots.at(s);
     for_vectors(
-        width, PARE_LANES_AT(d) { store(out, load(row + d, lanes)), out += 16; });
+        head_dim, PARE_LANES_AT(d) { store(out, load(row + d, lanes)), out += 16; });
   }
 }
-PARE_INLINE void unpack(const Slots<float>& slots, const float* from, int64_t first, int64_t end, int64_t width) {
+PARE_INLINE void unpack(const Slots<float>& slots, const float* from, int64_t first, int64_t end, int64_t head_dim) {
   for (int64_t s = first; s < end; s++) {
     float* const row = slots.at(s);
     for_vectors(
-        width, PARE_LANES_AT(d) { store(row + d, load(from), lanes), from += 16; });
+        head_dim, PARE_LANES_AT(d) { store(row + d, load(from), lanes), from += 16; });
   }
 }
 

@@ -1,4 +1,4 @@
-// Attention backward of one segment and one key head; attention_ops.h (AttnBwd) states the order of the chains.  Blocks
+// Attention backward of one segment and one key head; AttnBwd states the order of the chains.  Blocks
 // of up to 96 rows by 64 slots: weights and gradients of scores lie on the stack, made by a tile of its own; all other
 // products go through the register tile.
 // Terms of slots that a row does not see enter the chains as products with +0.
@@ -17,7 +17,8 @@ struct Rows {
   PARE_INLINE Rows from(int64_t row) const { return {first + row * stride, stride}; }
 };
 
-// c[rows][width] = start + a b over `depth` for a row tile of any width (a multiple of 16).  Start: c, or (`fresh`) +0.
+// c[rows][width] = start + a b over `depth` for a row tile of any width (a multiple of 16).  Start: c, or
+// (`fresh`) +0.
 template <class Choose>
 PARE_INLINE void multiply_add(Choose choose, int64_t rows, int64_t depth, const float* a, int64_t as,
                               Rows<const float> b, Rows<float> c, int64_t width, bool fresh = false) {
@@ -31,17 +32,17 @@ PARE_INLINE void multiply_add(Choose choose, int64_t rows, int64_t depth, const 
   }
 }
 
-// Operands of one segment and key head.  `padded`: width rounded up to 16.  What is only read is copied, for rows that
-// lie a power of two apart compete for a few sets of the L1 cache; sums are added to in place where rows are as wide as
-// that (`whole`), else by way of scratch.
+// Operands of one segment and key head.  `padded`: head_dim rounded up to 16.  What is only read is copied, for rows
+// that lie a power of two apart compete for a few sets of the L1 cache; sums are added to in place where rows are as
+// wide as that (`whole`), else by way of scratch.
 struct Operands {
-  float *k_across, *v_across;                // scratch: [slots / 16][width][16]
+  float *k_across, *v_across;                // scratch: [slots / 16][head_dim][16]
   float* k;                                  // scratch: [slots][padded]
   float *q_room, *do_room, *dq_room, *room;  // scratch: [kRowBlock][padded], `room` [kAttnBwdSlots][padded]
   Slots<float> dk, dv;
   Rows<const float> q, d_o;  // of a block of rows
   Rows<float> dq;
-  int64_t width, padded;
+  int64_t head_dim, padded;
   bool whole;
   Ahead ahead;  // what the next segment reads and writes
 };
@@ -79,7 +80,7 @@ struct ScoreTiles {
 
 // sums[i][j] = rows i of `rows` times panels j of `across`; V: vf or vh.
 template <int kRows, int kPanels, class V>
-PARE_INLINE void products(V (&sums)[kRows][kPanels], Rows<const float> rows, const float* across, int64_t width) {
+PARE_INLINE void products(V (&sums)[kRows][kPanels], Rows<const float> rows, const float* across, int64_t head_dim) {
   PARE_UNROLL
   for (int i = 0; i < kRows; i++) PARE_UNROLL
   for (int j = 0; j < kPanels; j++) fill(sums[i][j], 0);
@@ -87,10 +88,10 @@ PARE_INLINE void products(V (&sums)[kRows][kPanels], Rows<const float> rows, con
   // Three rows to a pointer, at 0, 1 and 2 strides; gcc would make one of each row, more than stay in registers, but
   // for the asm below.
   const float *x = rows.first, *y = rows.from(3).first;
-  for (int64_t d = 0; d < width; d++, across += 16) {
+  for (int64_t d = 0; d < head_dim; d++, across += 16) {
     V b[kPanels];
     PARE_UNROLL
-    for (int j = 0; j < kPanels; j++) fetch(b[j], across + j * 16 * width), hold(b[j]);
+    for (int j = 0; j < kPanels; j++) fetch(b[j], across + j * 16 * head_dim), hold(b[j]);
     PARE_UNROLL
     for (int i = 0; i < kRows; i++) {
       // Not in one expression: with -fsanitize=shift gcc 12 then computes the index in one case only.
@@ -111,7 +112,7 @@ PARE_INLINE void products(V (&sums)[kRows][kPanels], Rows<const float> rows, con
 template <int kRows, int kPanels, class V>
 [[gnu::noinline]] void score_tile(const ScoreTiles& out, const Operands& x, int64_t r, int64_t panel, int64_t first,
                                   int64_t visible) {
-  const int64_t width = x.width, slot = first + panel * 16;
+  const int64_t head_dim = x.head_dim, slot = first + panel * 16;
   // Not by way of `out`: gcc would read these again after every store.
   float *const p = out.p + r * kAttnBlock + panel * 16, *const ds = out.ds + r * kAttnBlock + panel * 16;
   const float *const minus_lse = out.minus_lse + r, *const delta = out.delta + r;
@@ -124,7 +125,7 @@ template <int kRows, int kPanels, class V>
     return mul(mul(weight, sub(d, set1(delta[i]))), scale);
   };
   V sums[kRows][kPanels];
-  products<kRows, kPanels>(sums, x.q.from(r), x.k_across + slot * width, width);
+  products<kRows, kPanels>(sums, x.q.from(r), x.k_across + slot * head_dim, head_dim);
   const auto each = [&](auto f) __attribute__((always_inline)) {
     PARE_UNROLL
     for (int i = 0; i < kRows; i++) PARE_UNROLL
@@ -138,7 +139,7 @@ template <int kRows, int kPanels, class V>
       const mask seen = first_lanes(max64(0, visible + i - (panel + j) * 16));
       store(p + at, select(seen, weight(i, widen(sums[i][j])), zero()));
     });
-  products<kRows, kPanels>(sums, x.d_o.from(r), x.v_across + slot * width, width);
+  products<kRows, kPanels>(sums, x.d_o.from(r), x.v_across + slot * head_dim, head_dim);
   if (all)
     each([&](int i, int j, int64_t at)
              __attribute__((always_inline)) { store(ds + at, gradient(load(p + at), i, widen(sums[i][j]))); });
@@ -154,9 +155,9 @@ PARE_INLINE void add_to_slots(const Operands& x, const Slots<float>& sums, int64
                               const float* a, Rows<const float> b) {
   const bool in_place = x.whole && sums.even(slot, n);
   const Rows<float> c = in_place ? Rows<float>{sums.at(slot), sums.stride(slot)} : Rows<float>{x.room, x.padded};
-  if (!in_place) pack_down(x.room, sums, slot, slot + n, x.width);
+  if (!in_place) pack_down(x.room, sums, slot, slot + n, x.head_dim);
   multiply_add(tile_by_columns, n, depth, a, kAttnBlock, b, c, x.padded);
-  if (!in_place) unpack(sums, x.room, slot, slot + n, x.width);
+  if (!in_place) unpack(sums, x.room, slot, slot + n, x.head_dim);
 }
 
 // One block: row r sees `seen` + r slots of the `slots` from `first` on.
@@ -204,10 +205,10 @@ void block(Operands& x, int64_t rows, int64_t first, int64_t slots, int64_t seen
 // Rows [begin, begin + rows) of the segment, query head `head`.
 void row_block(const AttnBwdArgs& a, const SegmentRow& s, Operands& x, int64_t head, int64_t begin, int64_t rows) {
   const AttnArgs& f = a.fwd;
-  const int64_t row = s.row + begin, column = head * f.width;
+  const int64_t row = s.row + begin, column = head * f.head_dim;
   const auto operand = [&](const float* matrix, int64_t stride, float* room) {
     const float* const in = matrix + row * stride + column;
-    pack_down(room, Slots<const float>{nullptr, in, 0, stride, 0}, 0, rows, f.width);
+    pack_down(room, Slots<const float>{nullptr, in, 0, stride, 0}, 0, rows, f.head_dim);
     return Rows<const float>{room, x.padded};
   };
   float minus_lse[kRowBlock], delta[kRowBlock];
@@ -216,7 +217,7 @@ void row_block(const AttnBwdArgs& a, const SegmentRow& s, Operands& x, int64_t h
     const float *d_o = x.d_o.from(r).first, *o = f.o + (row + r) * a.o_stride + column;
     const vf products = sums(
         rows - r, [&](int i) __attribute__((always_inline)) {
-          return lane_products(d_o + i * x.padded, o + i * a.o_stride, f.width);
+          return lane_products(d_o + i * x.padded, o + i * a.o_stride, f.head_dim);
         });
     store(delta + r, products);
   }
@@ -227,40 +228,40 @@ void row_block(const AttnBwdArgs& a, const SegmentRow& s, Operands& x, int64_t h
   const int64_t seen = s.parent_len + begin + 1, end = seen + rows - 1;  // by the first row; by the last
   for (int64_t first = 0; first < end; first += kAttnBlock)
     block(x, rows, first, min64(kAttnBlock, end - first), seen - first, f.scale, minus_lse, delta);
-  if (!x.whole) unpack(Slots<float>{nullptr, dq, 0, a.dq_stride, 0}, x.dq_room, 0, rows, f.width);
+  if (!x.whole) unpack(Slots<float>{nullptr, dq, 0, a.dq_stride, 0}, x.dq_room, 0, rows, f.head_dim);
 }
 
 }  // namespace
 
 // All rows that are the segment's own.
 PARE_INLINE static void add_rows(Ahead& ahead, const AttnBwdArgs& a, const SegmentRow& s, int64_t kv_head) {
-  const int64_t width = a.fwd.width, group = a.fwd.group * width;
+  const int64_t head_dim = a.fwd.head_dim, group = a.fwd.group * head_dim;
   const auto add = [&](const float* matrix, int64_t stride, int64_t columns) {
     ahead.add(matrix + s.row * stride + kv_head * columns, stride, s.len, columns);
   };
-  add(a.fwd.k, a.fwd.k_stride, width), add(a.fwd.v, a.fwd.v_stride, width);
-  add(a.dk, a.dk_stride, width), add(a.dv, a.dv_stride, width);
+  add(a.fwd.k, a.fwd.k_stride, head_dim), add(a.fwd.v, a.fwd.v_stride, head_dim);
+  add(a.dk, a.dk_stride, head_dim), add(a.dv, a.dv_stride, head_dim);
   add(a.d_o, a.do_stride, group), add(a.fwd.o, a.o_stride, group);
   add(a.fwd.q, a.fwd.q_stride, group), add(a.dq, a.dq_stride, group);
 }
 
 void attn_bwd(const AttnBwdArgs& a, const AttnTurn& turn) {
   const SegmentRow& s = *turn.piece.segment;
-  const int64_t kv_head = turn.piece.kv_head, slots = s.parent_len + s.len, width = a.fwd.width,
-                padded = round16(width);
+  const int64_t kv_head = turn.piece.kv_head, slots = s.parent_len + s.len, head_dim = a.fwd.head_dim,
+                padded = round16(head_dim);
   Operands x{};
-  x.width = width, x.padded = padded, x.whole = width == padded;
+  x.head_dim = head_dim, x.padded = padded, x.whole = head_dim == padded;
   if (turn.next.segment) add_rows(x.ahead, a, *turn.next.segment, turn.next.kv_head);
   float* free = turn.scratch;
   const auto take = [&](int64_t n) { return free += n, free - n; };
-  x.k_across = take(turn.room * width), x.v_across = take(turn.room * width), x.k = take(turn.room * padded);
+  x.k_across = take(turn.room * head_dim), x.v_across = take(turn.room * head_dim), x.k = take(turn.room * padded);
   x.q_room = take(kRowBlock * padded), x.do_room = take(kRowBlock * padded), x.dq_room = take(kRowBlock * padded);
   x.room = take(kAttnBwdSlots * padded);
   x.dk = segment_slots(a.fwd, s, kv_head, a.dpk, a.dpk_stride, a.dk, a.dk_stride);
   x.dv = segment_slots(a.fwd, s, kv_head, a.dpv, a.dpv_stride, a.dv, a.dv_stride);
-  pack_across(x.k_across, key_slots(a.fwd, s, kv_head), turn.packed, slots, width);
-  pack_across(x.v_across, value_slots(a.fwd, s, kv_head), turn.packed, slots, width);
-  pack_down(x.k + turn.packed * padded, key_slots(a.fwd, s, kv_head), turn.packed, slots, width);
+  pack_across(x.k_across, key_slots(a.fwd, s, kv_head), turn.packed, slots, head_dim);
+  pack_across(x.v_across, value_slots(a.fwd, s, kv_head), turn.packed, slots, head_dim);
+  pack_down(x.k + turn.packed * padded, key_slots(a.fwd, s, kv_head), turn.packed, slots, head_dim);
   // Row blocks of even size: the products with few rows cost more than their share.
   const int64_t blocks = (s.len + kRowBlock - 1) / kRowBlock;
   const int64_t rows = ((s.len + blocks - 1) / blocks + kGroup - 1) / kGroup * kGroup;

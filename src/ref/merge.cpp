@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "base/rng.h"
-#include "ref/kv.h"
+#include "ref/events.h"
 
 namespace pare::ref {
 
@@ -123,35 +123,13 @@ double next_threshold(const KvMerge& a, const std::vector<Head>& heads, int64_t 
   return next;
 }
 
-void expect_merge(const KvMerge& a) {
-  constexpr const char* op = "kv_merge";
-  const KvCompact& c = a.compact;
-  expect_k_pages(op, c.k_pages);
-  const int64_t n = c.events.shape[0], K = c.k_pages.shape[1], D = c.k_pages.shape[2];
-  const bool cam = a.kind == KvMergeKind::cam;
-  expect(c.sinks == 0, "ref: ", op, ": merging needs absolute positions, there are ", c.sinks, " turned sinks");
-  expect(a.keys == MergeKeys::none || (!cam && a.kind != KvMergeKind::value), "ref: ", op,
-         ": this kind of merging leaves keys alone");
-  expect_dense(op, "links", a.links, {n, K, 2, c.src_pages.shape[1] * kPageSlots});
-  expect_dense(op, "merged", a.merged, {n, K, c.keep.shape[2], 2 * D + 1});
-  if (a.keys == MergeKeys::unrotated) expect_dense(op, "rope", a.rope, {a.rope.shape[0], D});
-  if (a.kind == KvMergeKind::d2o) {
-    expect_dense(op, "threshold", a.threshold, {a.threshold.shape[0]});
-    expect_index(op, "threshold_row", a.threshold_row, a.threshold.shape[0]);
-  }
-  if (!cam) return;
-  expect_dense(op, "uid", a.uid, {n, 2});
-  expect(a.targets >= 1 && c.mass_pages, "ref: ", op, ": cam with ", a.targets, " targets, mass_pages ",
-         c.mass_pages.str());
-}
-
 }  // namespace
 
 void kv_merge(const KvMerge& a, Stream stream) {
-  expect_merge(a);
   const KvCompact& c = a.compact;
   const auto events = read_events("kv_merge", c.events, c.work);
   expect_compact("kv_merge", c, events);
+  if (a.kind == KvMergeKind::d2o) expect_index("kv_merge", "threshold_row", a.threshold_row, a.threshold.shape[0]);
   dispatch("kv_merge", c.k_pages, [&]<class T>(T) {
     std::vector<std::vector<Head>> heads(events.size());
     for (size_t i = 0; i < events.size(); i++) {

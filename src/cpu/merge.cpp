@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "cpu/kv.h"
+#include "cpu/events.h"
 
 namespace pare::cpu {
 
@@ -15,28 +15,28 @@ struct Head {
   const KvMerge& a;
   const KvEvent& e;
   int64_t event, h;
-  int64_t kv_heads, width;
+  int64_t kv_heads, head_dim;
   const int32_t *src, *keep;
   float *nearest, *cosine;  // by slot
-  float* merged;            // [keep][2 width + 1]: V, K, whether anything came (1 or 0)
+  float* merged;            // [keep][2 head_dim + 1]: V, K, whether anything came (1 or 0)
 
   int64_t at(int64_t slot) const { return (src[slot / kPageSlots] * kv_heads + h) * kPageSlots + slot % kPageSlots; }
-  const float* value(int64_t slot) const { return a.compact.v_pages.as<float>() + at(slot) * width; }
+  const float* value(int64_t slot) const { return a.compact.v_pages.as<float>() + at(slot) * head_dim; }
   // Turned back to position 0.
   void key(float* k, int64_t slot) const {
-    const float* from = a.compact.k_pages.as<float>() + (src[slot / kPageSlots] * kv_heads + h) * width * kPageSlots;
-    for (int64_t d = 0; d < width; d++) k[d] = from[d * kPageSlots + slot % kPageSlots];
+    const float* from = a.compact.k_pages.as<float>() + (src[slot / kPageSlots] * kv_heads + h) * head_dim * kPageSlots;
+    for (int64_t d = 0; d < head_dim; d++) k[d] = from[d * kPageSlots + slot % kPageSlots];
     turn(k, slot, -1);
   }
   // k turned by the angle of the position of `slot`, forward (sign 1) or back.
   void turn(float* k, int64_t slot, float sign) const {
-    const float* angle = a.rope.as<float>() + a.compact.pos_pages.as<int32_t>()[at(slot)] * width;
-    for (int64_t d = 0, half = width / 2; d < half; d++) {
+    const float* angle = a.rope.as<float>() + a.compact.pos_pages.as<int32_t>()[at(slot)] * head_dim;
+    for (int64_t d = 0, half = head_dim / 2; d < half; d++) {
       const float u = k[d], v = k[d + half], s = angle[half + d] * sign;
       k[d] = u * angle[d] - v * s, k[d + half] = v * angle[d] + u * s;
     }
   }
-  float* row(int64_t kept) const { return merged + kept * (2 * width + 1); }
+  float* row(int64_t kept) const { return merged + kept * (2 * head_dim + 1); }
   // Calls f(slot) for the evicted slots, ascending.
   template <class F>
   void evicted(F f) const {
@@ -50,10 +50,10 @@ struct Head {
   // The row of a kept slot that something comes to.
   float* started(int64_t kept) const {
     float* const r = row(kept);
-    if (r[2 * width] == 0) {
-      std::copy_n(value(keep[kept]), width, r);
-      if (a.keys == MergeKeys::unrotated) key(r + width, keep[kept]);
-      r[2 * width] = 1;
+    if (r[2 * head_dim] == 0) {
+      std::copy_n(value(keep[kept]), head_dim, r);
+      if (a.keys == MergeKeys::unrotated) key(r + head_dim, keep[kept]);
+      r[2 * head_dim] = 1;
     }
     return r;
   }
@@ -62,7 +62,7 @@ struct Head {
 float length(const float* x, int64_t n) { return std::sqrt(cpu_kernels().sum_squares(x, n)); }
 
 void merge_nearest(const Head& m, float threshold) {
-  const int64_t D = m.width;
+  const int64_t D = m.head_dim;
   const bool half = m.a.kind == KvMergeKind::lookm_pivot, by_value = m.a.kind == KvMergeKind::value;
   const bool keys = m.a.keys == MergeKeys::unrotated;
   std::vector<float> weights(static_cast<size_t>(m.e.keep), 1.0f), other(static_cast<size_t>(D)), own(other);
@@ -115,7 +115,7 @@ void merge_cam(const Head& m) {
     const float* const from = m.value(s);
     for (int64_t c = begin; c < begin + n; c++) {
       float* const r = m.started(c);
-      for (int64_t d = 0; d < m.width; d++) r[d] += from[d] / static_cast<float>(n);
+      for (int64_t d = 0; d < m.head_dim; d++) r[d] += from[d] / static_cast<float>(n);
     }
   });
 }
@@ -139,7 +139,7 @@ void next_threshold(const KvMerge& a, float* threshold, const Head* heads, int64
 
 // The merged row of each slot that something came to, over what compaction moved there.
 void overlay(const Head& m, const int32_t* dst) {
-  const int64_t D = m.width;
+  const int64_t D = m.head_dim;
   const KvCompact& c = m.a.compact;
   for (int64_t j = 0; j < m.e.keep; j++) {
     const float* const r = m.row(j);
@@ -159,24 +159,15 @@ void kv_merge(const KvMerge& a, Stream stream) {
   const int64_t n = c.events.shape[0], pages = c.k_pages.shape[0], K = c.k_pages.shape[1], D = c.k_pages.shape[2];
   const int64_t max_keep = c.keep.shape[2], row = c.src_pages.shape[1] * kPageSlots;
   const bool cam = a.kind == KvMergeKind::cam;
-  if (c.sinks || (a.keys != MergeKeys::none && (cam || a.kind == KvMergeKind::value)) ||
-      (cam && (a.targets < 1 || !c.mass_pages)))
-    throw std::logic_error(cat("cpu: ", op, ": ", c.sinks, " sinks, merged keys ", int(a.keys), ", targets ", a.targets,
-                               ", mass_pages ", c.mass_pages.str(), ": do not go together with kind ", int(a.kind)));
-  const float* const k_pages = k_page_data(op, c.k_pages);
-  dense(op, "v_pages", c.v_pages, {pages, K, kPageSlots, D});
-  index(op, "pos_pages", c.pos_pages, {pages, K, kPageSlots}, -1);
-  if (cam) dense(op, "mass_pages", c.mass_pages, {pages, K, kPageSlots}), index(op, "uid", a.uid, {n, 2});
-  if (a.keys == MergeKeys::unrotated) dense(op, "rope", a.rope, {a.rope.shape[0], D});
+  const float* const k_pages = c.k_pages.as<float>();
   const KvEvent* const events = read_events(op, c.events);
   const int32_t* const src = pages_before(op, c.src_pages, events, n, pages);
   const int32_t* const dst = pages_after(op, c.dst_pages, events, n, pages);
-  const int32_t* const keep = index(op, "keep", c.keep, {c.keep.shape[0], K, max_keep});
-  float* const links = dense(op, "links", a.links, {n, K, 2, row});
-  float* const merged = dense(op, "merged", a.merged, {n, K, max_keep, 2 * D + 1});
+  const int32_t* const keep = c.keep.as<int32_t>();
+  float *const links = a.links.as<float>(), *const merged = a.merged.as<float>();
   const bool d2o = a.kind == KvMergeKind::d2o;
-  float* const threshold = d2o ? dense(op, "threshold", a.threshold, {a.threshold.shape[0]}) : nullptr;
-  const int32_t* const state = d2o ? index(op, "threshold_row", a.threshold_row, {n}, a.threshold.shape[0]) : nullptr;
+  float* const threshold = d2o ? a.threshold.as<float>() : nullptr;
+  const int32_t* const state = d2o ? index(op, "threshold_row", a.threshold_row, a.threshold.shape[0]) : nullptr;
 
   std::vector<Head> heads;
   for (int64_t i = 0; i < n * K; i++) {
@@ -189,7 +180,7 @@ void kv_merge(const KvMerge& a, Stream stream) {
                      .event = i / K,
                      .h = i % K,
                      .kv_heads = K,
-                     .width = D,
+                     .head_dim = D,
                      .src = src + i / K * c.src_pages.stride[0],
                      .keep = keep + (e.keep_row * K + i % K) * max_keep,
                      .nearest = links + 2 * i * row,
@@ -209,7 +200,7 @@ void kv_merge(const KvMerge& a, Stream stream) {
                                  .pages = m.src,
                                  .keep = m.keep,
                                  .page_stride = K * D * kPageSlots,
-                                 .width = D,
+                                 .head_dim = D,
                                  .nearest = m.nearest,
                                  .cosine = m.cosine};
         kernels.kv_nearest(args, m.e, scratch((D + 17) * round16(m.e.slots) + 16 * D));

@@ -1,5 +1,5 @@
-// The ops that cut a KV cache down: scores of slots, the choice of those that stay, and their moving together.  Part of
-// THE op list (ops.h says what act, stat, in, out and acc mean, and the orders of sums that are not stated here).
+// Events of a KV cache that evicts: scores of slots, the choice of those that stay, and their moving together (roles of
+// types, and orders of sums that are not stated here: list.h).
 //
 // A compression event: one (sequence, layer) whose `slots` resident slots are cut to fewer.  Slot s of event e lies in
 // page src_pages[e][s / 16] before and in page dst_pages[e][s / 16] after, at s % 16.  Slots [0, first) are protected:
@@ -16,7 +16,7 @@
 #include <array>
 #include <cstdint>
 
-#include "ops/cost.h"
+#include "ops/paged.h"
 
 namespace pare {
 
@@ -48,17 +48,20 @@ inline KvWork kv_work(const KvEvent* events, int64_t n) {
   return w;
 }
 
-// y[dst] = x[src] for each pair.
-struct CopyRows {
-  Tensor y;      // act or i32 [N, C] acc: only the dst rows are written; rows may be strided
-  Tensor x;      // the same type, [M, C] or [M, h, C / h]; rows may be strided; may be y
-  Tensor index;  // i32 [n, 2]: (src, dst); no dst occurs twice, and none is a src if x is y
-  Cost cost() const {
-    const int64_t moved = index.shape[0] * y.shape[1] * static_cast<int64_t>(dtype_size(y.dtype));
-    return {0, moved + detail::total_bytes(index), moved};
-  }
-  auto outputs() const { return std::array{y}; }
-};
+namespace detail {
+
+inline void check_events(Contract& c, const Tensor& events) { c.index("events", events, {events.shape[0], 6}); }
+inline void check_event_pages(Contract& c, const char* name, const Tensor& pages, const Tensor& events) {
+  c.index(name, pages, {events.shape[0], pages.shape[1]}, c.strided);
+}
+inline void check_score(Contract& c, const Tensor& score, const Tensor& events, int64_t kv_heads) {
+  c.stat("score", score, {events.shape[0], kv_heads, score.shape[2]});
+}
+inline void check_keep(Contract& c, const Tensor& keep, int64_t kv_heads) {
+  c.index("keep", keep, {keep.shape[0], kv_heads, keep.shape[2]});
+}
+
+}  // namespace detail
 
 // How the query heads of a group become one: the largest or the mean logit before the softmax, or the mean probability.
 enum class GqaAgg : int32_t { max_logit, mean_logit, mean_prob };
@@ -86,6 +89,18 @@ struct KvWindowScores {
   Pool pool;
   int32_t kernel;  // odd; 1: no pooling
   float scale;
+  void check(Contract& c) const {
+    const int64_t E = events.shape[0], K = k_pages.shape[1], D = k_pages.shape[2], H = windows.shape[1];
+    detail::check_k_pages(c, k_pages);
+    c.act("windows", windows, {windows.shape[0], H, D}, c.strided);
+    detail::check_heads(c, H, K);
+    if (window_first) c.index("window_first", window_first, {E});
+    detail::check_event_pages(c, "src_pages", src_pages, events);
+    detail::check_events(c, events);
+    detail::check_score(c, score, events, K);
+    c.that(window >= 1 && kernel >= 1 && kernel % 2 == 1, "window and kernel are ", window, " and ", kernel,
+           ", expected 1 or more, the kernel odd");
+  }
   Cost cost() const {
     const int64_t K = k_pages.shape[1], D = k_pages.shape[2], act = static_cast<int64_t>(dtype_size(k_pages.dtype));
     const int64_t out = work.candidates * K * static_cast<int64_t>(dtype_size(score.dtype));
@@ -110,6 +125,14 @@ struct KvRedundancy {
   KvWork work;
   float lambda, threshold;
   Tensor workspace;  // stat [E, K, 4, max_pages * 16]
+  void check(Contract& c) const {
+    const int64_t K = k_pages.shape[1];
+    detail::check_k_pages(c, k_pages);
+    detail::check_event_pages(c, "src_pages", src_pages, events);
+    detail::check_events(c, events);
+    detail::check_score(c, score, events, K);
+    c.stat("workspace", workspace, {events.shape[0], K, 4, src_pages.shape[1] * kPageSlots});
+  }
   Cost cost() const {
     const int64_t K = k_pages.shape[1], D = k_pages.shape[2], stat = static_cast<int64_t>(dtype_size(score.dtype));
     return {2 * K * D * work.pairs,
@@ -130,6 +153,16 @@ struct KvMassScores {
   Tensor position;           // i32 [E]: absolute position of the newest token; absent unless normalise
   KvWork work;
   bool normalise;
+  void check(Contract& c) const {
+    const int64_t pages = mass_pages.shape[0], K = mass_pages.shape[1];
+    c.stat("mass_pages", mass_pages, {pages, K, kPageSlots});
+    detail::check_event_pages(c, "src_pages", src_pages, events);
+    detail::check_events(c, events);
+    detail::check_score(c, score, events, K);
+    if (!normalise) return;
+    c.index("pos_pages", pos_pages, {pages, K, kPageSlots});
+    c.index("position", position, {events.shape[0]});
+  }
   Cost cost() const {
     const int64_t n = work.candidates * mass_pages.shape[1], stat = static_cast<int64_t>(dtype_size(score.dtype));
     return {normalise ? n : 0, n * (stat + (normalise ? 4 : 0)) + detail::total_bytes(events), n * stat};
@@ -139,12 +172,19 @@ struct KvMassScores {
 
 // keep[keep_row][h] = the keep - recent candidates with the largest scores, then the last `recent` slots, ascending.
 struct KvSelect {
-  Tensor
-      keep;  // i32 [R, K, max_keep] out: the first `keep` entries of a row are slots >= first, the rest is left alone
+  Tensor keep;    // i32 [R, K, max_keep] out: the first `keep` entries of a row, slots >= first; the rest is left alone
   Tensor score;   // stat [E, K, max_slots]; absent: every event has keep == recent
   Tensor events;  // i32 [E, 6]: KvEvent; no two share a keep_row
   KvWork work;
   bool shared_heads;  // one choice for all heads of an event, by the sum of the scores over heads ascending
+  void check(Contract& c) const {
+    detail::check_keep(c, keep, keep.shape[1]);
+    detail::check_events(c, events);
+    if (score) detail::check_score(c, score, events, keep.shape[1]);
+    const int64_t recent = work.slots - work.candidates;
+    c.that(score || work.kept == recent, work.kept, " slots stay, of which only ", recent,
+           " are recent, but there are no scores");
+  }
   Cost cost() const {
     const int64_t K = keep.shape[1], stat = score ? static_cast<int64_t>(dtype_size(score.dtype)) : 0;
     return {0, work.candidates * K * stat + detail::total_bytes(events), work.kept * K * 4};
@@ -171,6 +211,19 @@ struct KvCompact {
   KvWork work;
   Tensor rope;    // stat [positions, D], as in RopeFwd; absent if sinks == 0
   int32_t sinks;  // 0: positions stay absolute
+  void check(Contract& c) const {
+    const int64_t pages = k_pages.shape[0], K = k_pages.shape[1], D = k_pages.shape[2];
+    detail::check_pages(c, k_pages, v_pages);
+    c.index("pos_pages", pos_pages, {pages, K, kPageSlots});
+    if (mass_pages) c.stat("mass_pages", mass_pages, {pages, K, kPageSlots});
+    detail::check_keep(c, keep, K);
+    detail::check_event_pages(c, "src_pages", src_pages, events);
+    detail::check_event_pages(c, "dst_pages", dst_pages, events);
+    detail::check_events(c, events);
+    c.that(sinks >= 0 && sinks <= kPageSlots && (sinks == 0 || D % 2 == 0), "sinks is ", sinks, ", expected 0 to ",
+           kPageSlots, ", and an even head dim where there are any: k_pages is ", k_pages);
+    if (sinks) c.stat("rope", rope, {rope.shape[0], D});
+  }
   Cost cost() const {
     const int64_t K = k_pages.shape[1], D = k_pages.shape[2], act = static_cast<int64_t>(dtype_size(k_pages.dtype));
     const int64_t stat = mass_pages ? static_cast<int64_t>(dtype_size(mass_pages.dtype)) : 0;
@@ -178,57 +231,6 @@ struct KvCompact {
     return {3 * turned, moved + work.kept * K * 4 + turned * act + detail::total_bytes(events), moved + turned * act};
   }
   auto outputs() const { return std::array{k_pages, v_pages}; }
-};
-
-// What becomes of the evicted slots e of an event (those of [first, slots) that `keep` does not name), head by head.
-// c(e) is the kept slot with the largest s = cosine of the keys as they lie in the pages (kn of KvRedundancy; ties: the
-// larger slot), s_e that cosine, |v| the root of the row sum of v^2.
-//
-//   lookm_pivot  every e goes to c(e);  x_c <- (x_c + sum of (x_e + x_c) / 2) / (1 + #e)     (LOOK-M, Wan et al. 2024)
-//   d2o          every e with s_e >= threshold;  x_c <- (x_c + sum of s_e x_e) / (1 + #e)    (D2O, Wan et al. 2024)
-//   value        every e with s_e > 0;  v_c <- (v_c + sum of u_e v_e) / (1 + sum of u_e),
-//                u_e = s_e |v_e| / (|v_e| + |v_c| + 1e-8)                                    (kvpress, MergingPress)
-//   cam          e gives to the next `targets` kept slots after it, n_e of them there are, if its coin falls:
-//                v_c <- v_c + sum of v_e / n_e over the e that give to c                     (CaM, Zhang et al. 2024)
-//
-// Sums are chains from x_c (weights: from 1), e ascending, fused where there is a product.
-//
-// The coin of e falls if mass_e > 0 and u * mean < mass_e, u = uniform_open(rng_word(key, uid, position of e, head))
-// and mean that of the masses of the slots that e would give to (a chain, ascending).
-//
-// threshold (D2O): one number per sequence and layer, 0 before its first event.  m is the mean of s_e over the evicted
-// slots of all heads (row sums over slots, added over heads ascending); then threshold <- m at the first event, later
-// ema_old * threshold + ema_new * m, and this event compares with the result.  Nothing evicted: it stays.
-enum class KvMergeKind : int32_t { cam, d2o, lookm_pivot, value };
-// Whether x is V only, or K too: turned back to position 0 first and then to the position of c, as RopeBwd and RopeFwd
-// turn.
-enum class MergeKeys : int32_t { none, unrotated };
-
-// KvCompact with what is evicted merged into what stays.  A slot to which nothing comes keeps its bits.
-struct KvMerge {
-  KvCompact compact;  // sinks == 0; mass_pages present for cam
-  KvMergeKind kind;
-  MergeKeys keys;        // none for cam and value, which do not touch K
-  Tensor links;          // stat [E, K, 2, max_pages * 16] workspace
-  Tensor merged;         // stat [E, K, max_keep, 2 * D + 1] workspace
-  Tensor rope;           // stat [positions, D], for unrotated keys, else absent
-  Tensor threshold;      // stat [T] acc, for d2o, else absent
-  Tensor threshold_row;  // i32 [E]: which of them is the event's; no two share one; for d2o
-  float ema_old, ema_new;
-  Tensor uid;       // i32 [E, 2]: low and high word of a name of the sequence and layer; for cam
-  uint64_t key;     // rng_key; for cam
-  int32_t targets;  // at least 1; for cam
-  Cost cost() const {
-    const KvWork& w = compact.work;
-    const int64_t K = compact.k_pages.shape[1], D = compact.k_pages.shape[2], evicted = (w.slots - w.kept) * K;
-    const int64_t act = static_cast<int64_t>(dtype_size(compact.k_pages.dtype));
-    Cost c = compact.cost();
-    c.flops +=
-        (kind == KvMergeKind::cam ? 0 : 2 * K * D * w.crossed) + 2 * evicted * D * (keys == MergeKeys::none ? 1 : 2);
-    c.read += evicted * 2 * D * act;
-    return c;
-  }
-  auto outputs() const { return std::array{threshold}; }
 };
 
 }  // namespace pare

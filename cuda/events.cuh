@@ -1,5 +1,5 @@
-// What the ops of a cache that evicts share (ops/kv_ops.h): where the slots of an event lie, and the tile of dot
-// products, in the order of ops.h, that scores are made of.
+// What the ops of a cache that evicts share (ops/events.h): where the slots of an event lie, and the tile of dot
+// products, in the order of list.h, that scores are made of.
 #pragma once
 #include "common.cuh"
 
@@ -33,30 +33,9 @@ struct Events {
   __device__ __forceinline__ HeadPages head_pages() const { return {pages + event() * page_stride, kv_heads, head()}; }
 };
 
-inline Events events_of(const char* op, const Tensor& events, const Tensor& pages, int64_t kv_heads) {
-  const int64_t n = events.shape[0];
-  expect(is_shape(events, {n, 6}) && events.contiguous() && kv_heads >= 1, op, ": events ", events.str(), " for ",
-         kv_heads, " key heads");
-  expect(!pages || (is_shape(pages, {n, pages.shape[1]}) && (pages.shape[1] <= 1 || pages.stride[1] == 1)), op,
-         ": a page list is ", pages.str(), " for ", n, " events");
+inline Events events_of(const Tensor& events, const Tensor& pages, int64_t kv_heads) {
   return {reinterpret_cast<const KvEvent*>(events.as<int32_t>()), pages ? pages.as<int32_t>() : nullptr,
-          pages.stride[0], static_cast<int>(n), static_cast<int>(kv_heads)};
-}
-
-// k_pages [pages, K, D, 16] with D <= 256.
-inline void expect_k_pages(const char* op, const Tensor& k) {
-  expect(k.rank == 4 && k.shape[3] == kPageSlots && k.contiguous() && k.shape[2] >= 1 && k.shape[2] <= 256, op,
-         ": k_pages ", k.str(), " must be [pages, K, D, 16], D at most 256");
-}
-
-// All that kv_compact asks of its arguments (kv_compact.cu).
-void expect_compact(const char* op, const KvCompact& a);
-
-// An f32 or i32 array that lies dense.
-template <class T>
-T* dense(const char* op, const char* field, const Tensor& t, std::initializer_list<int64_t> shape) {
-  expect(is_shape(t, shape) && t.contiguous(), op, ": ", field, " is ", t.str());
-  return t.as<T>();
+          pages.stride[0], static_cast<int>(events.shape[0]), static_cast<int>(kv_heads)};
 }
 
 // ---- device
@@ -89,8 +68,8 @@ template <class T>
 using UnitKey = Vector<T, kPageSlots, true>;
 
 template <class T>
-__device__ __forceinline__ const T* key_at(const T* k_pages, const HeadPages& pages, int slot, int depth) {
-  return k_pages + pages.head(slot) * depth * kPageSlots + slot % kPageSlots;
+__device__ __forceinline__ const T* key_at(const T* k_pages, const HeadPages& pages, int slot, int head_dim) {
+  return k_pages + pages.head(slot) * head_dim * kPageSlots + slot % kPageSlots;
 }
 
 // z[i][j] = (row i . column j) * scale, each product one chain of fused multiply-adds, d ascending.  A thread has 4 x 4
@@ -100,14 +79,14 @@ struct DotTile {
   static_assert(kRows * kColumns == 16 * kThreads);
   static constexpr int kDepth = 32;
   static constexpr int kRowStep = kRows + 4, kColumnStep = kColumns + 4;  // multiples of 4 in other banks
-  static constexpr size_t bytes(int64_t depth) {
-    return sizeof(float) * static_cast<size_t>(depth * kRowStep + kDepth * kColumns + kRows * kColumnStep);
+  static constexpr size_t bytes(int64_t head_dim) {
+    return sizeof(float) * static_cast<size_t>(head_dim * kRowStep + kDepth * kColumns + kRows * kColumnStep);
   }
-  float *rows, *columns, *z;  // [depth][kRowStep], [kDepth][kColumns], [kRows][kColumnStep]
-  int depth;
+  float *rows, *columns, *z;  // [head_dim][kRowStep], [kDepth][kColumns], [kRows][kColumnStep]
+  int head_dim;
 
-  __device__ explicit DotTile(int depth) : rows(dynamic_smem<float>()), depth(depth) {
-    columns = rows + depth * kRowStep, z = columns + kDepth * kColumns;
+  __device__ explicit DotTile(int head_dim) : rows(dynamic_smem<float>()), head_dim(head_dim) {
+    columns = rows + head_dim * kRowStep, z = columns + kDepth * kColumns;
   }
 
   // vector(i): a Vector.  (multiply ends with a barrier: the rows before have been read.)
@@ -115,7 +94,7 @@ struct DotTile {
   __device__ __forceinline__ void load_rows(Get vector) const {
     const int i = threadIdx.x % kRows;
     const auto x = vector(i);
-    for (int d = threadIdx.x / kRows; d < depth; d += kThreads / kRows) rows[d * kRowStep + i] = x(d);
+    for (int d = threadIdx.x / kRows; d < head_dim; d += kThreads / kRows) rows[d * kRowStep + i] = x(d);
   }
 
   // The first n_rows x n_columns products, and more up to multiples of 4; vector(j): a Vector, for all j < kColumns.
@@ -126,8 +105,8 @@ struct DotTile {
     const int j = threadIdx.x % kColumns;
     const auto y = vector(j);
     float sum[4][4] = {};
-    for (int first = 0; first < depth; first += kDepth) {
-      const int n = min(kDepth, depth - first);
+    for (int first = 0; first < head_dim; first += kDepth) {
+      const int n = min(kDepth, head_dim - first);
       if (first > 0) __syncthreads();  // the columns before have been read
       for (int d = threadIdx.x / kColumns; d < n; d += kThreads / kColumns) columns[d * kColumns + j] = y(first + d);
       __syncthreads();
@@ -146,20 +125,29 @@ struct DotTile {
     __syncthreads();
   }
 };
-using KeyTile = DotTile<64, 64>;  // keys with keys
+using KeyTile = DotTile<64, 64>;                 // keys with keys
+using QueryTile = DotTile<16, 256>;              // queries with keys, a slot a thread
+constexpr int kQueries = 16, kSlots = kThreads;  // rows and columns of it
+
+// Query heads of a key head: a tile of queries holds them all.
+inline int group_of(const char* op, int64_t heads, int64_t kv_heads) {
+  expect(heads / kv_heads <= kQueries, op, ": ", heads, " query heads over ", kv_heads, " key heads; at most ",
+         kQueries, " can share one");
+  return static_cast<int>(heads / kv_heads);
+}
 // Thread blocks of a multiprocessor that registers must suffice for; for more of them ptxas would spill.
 constexpr int kTileBlocks = 2;
 
 // norms[x][slot] = sqrt(k . k) + 1e-8 of slots [first, slots), where x counts (event, head) and `step` is a row of it.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    key_norms(Events events, const T* __restrict__ k_pages, int depth, float* __restrict__ norms, int64_t step) {
+    key_norms(Events events, const T* __restrict__ k_pages, int head_dim, float* __restrict__ norms, int64_t step) {
   const KvEvent e = events.get();
   const int slot = blockIdx.y * kThreads + threadIdx.x;
   if (slot < e.first || slot >= e.slots) return;
-  const T* k = key_at(k_pages, events.head_pages(), slot, depth);
+  const T* k = key_at(k_pages, events.head_pages(), slot, head_dim);
   float sum = 0;
-  for (int d = 0; d < depth; d++) sum = fmaf(to_float(k[d * kPageSlots]), to_float(k[d * kPageSlots]), sum);
+  for (int d = 0; d < head_dim; d++) sum = fmaf(to_float(k[d * kPageSlots]), to_float(k[d * kPageSlots]), sum);
   norms[blockIdx.x * step + slot] = sqrtf(sum) + 1e-8f;
 }
 

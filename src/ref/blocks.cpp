@@ -9,14 +9,6 @@ namespace pare::ref {
 
 namespace {
 
-void expect_block(const char* op, int32_t block) {
-  expect(block == 4 || block == 16, "ref: ", op, ": blocks of ", block, " slots, expected 4 or 16");
-}
-void expect_reserved(const char* op, int32_t first, int32_t last) {
-  expect(first >= 0 && last >= 1, "ref: ", op, ": first_blocks ", first, ", last_blocks ", last,
-         ": at least 0 and 1 expected");
-}
-
 // The summary of the keys key(slot), one channel of slots [begin, end): put(row, value).
 template <class Key, class Put>
 void summarise(BlockSummary kind, int64_t begin, int64_t end, Key key, Put put) {
@@ -33,11 +25,11 @@ void summarise(BlockSummary kind, int64_t begin, int64_t end, Key key, Put put) 
 
 // The score of a block for the queries q(head of the group, channel), by its summary row(row, channel).
 template <class Query, class Row>
-double block_score(BlockSummary kind, int64_t group, int64_t dim, Query q, Row row) {
+double block_score(BlockSummary kind, int64_t group, int64_t head_dim, Query q, Row row) {
   double highest = -INFINITY, mean = 0;
   for (int64_t g = 0; g < group; g++) {
     double bound = 0;
-    for (int64_t d = 0; d < dim; d++) {
+    for (int64_t d = 0; d < head_dim; d++) {
       if (kind == BlockSummary::minmax)
         bound += std::max(q(g, d) * row(0, d), q(g, d) * row(1, d));
       else
@@ -82,11 +74,8 @@ bool can_choose(const Args& a, int64_t budget) {
 
 void kv_block_summary(const KvBlockSummary& a, Stream) {
   constexpr const char* op = "kv_block_summary";
-  expect_block(op, a.block);
-  const int64_t pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1], dim = a.k_pages.shape[2];
+  const int64_t pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1], head_dim = a.k_pages.shape[2];
   const int64_t per_page = kPageSlots / a.block, height = summary_rows(a.kind);
-  expect_dense(op, "k_pages", a.k_pages, {pages, kv_heads, dim, kPageSlots});
-  expect_dense(op, "summary", a.summary, {pages, kv_heads, per_page * height, dim});
   int64_t rows = 0;  // of the pass: as many as the entries name
   for (int64_t i = 0; i < a.queries.shape[0]; i++) {
     const int32_t* entry = a.queries.as<int32_t>() + 4 * i;
@@ -105,7 +94,7 @@ void kv_block_summary(const KvBlockSummary& a, Stream) {
       const int64_t first_page = (s.slots - s.rows) / kPageSlots;
       for (int64_t b = first_page * per_page; b < blocks_of(s.slots, a.block); b++)
         for (int64_t h = 0; h < kv_heads; h++)
-          for (int64_t d = 0; d < dim; d++) {
+          for (int64_t d = 0; d < head_dim; d++) {
             const int64_t begin = b * a.block, page = table.page(begin);
             summarise(
                 a.kind, begin, std::min<int64_t>(begin + a.block, s.slots),
@@ -118,16 +107,9 @@ void kv_block_summary(const KvBlockSummary& a, Stream) {
 
 void kv_block_select(const KvBlockSelect& a, Stream) {
   constexpr const char* op = "kv_block_select";
-  expect_block(op, a.block), expect_reserved(op, a.first_blocks, a.last_blocks);
-  const int64_t rows = a.q.shape[0], heads = a.q.shape[1], dim = a.q.shape[2];
+  const int64_t rows = a.q.shape[0], heads = a.q.shape[1], head_dim = a.q.shape[2];
   const int64_t pages = a.summary.shape[0], kv_heads = a.summary.shape[1], entries = a.queries.shape[0];
   const int64_t per_page = kPageSlots / a.block, height = summary_rows(a.kind);
-  expect(kv_heads > 0 && heads % kv_heads == 0, "ref: ", op, ": ", heads, " query heads over ", kv_heads, " key heads");
-  expect_shape(op, "q", a.q, {rows, heads, dim});
-  expect_dense(op, "summary", a.summary, {pages, kv_heads, per_page * height, dim});
-  expect_dense(op, "blocks", a.blocks, {a.page_table.shape[0], kv_heads, a.blocks.shape[2]});
-  expect_dense(op, "score", a.score, {entries, kv_heads, a.score.shape[2]});
-  expect_dense(op, "budget", a.budget, {a.page_table.shape[0]});
   const auto queries = read_queries(op, a.queries, a.page_table, rows, pages);
   const View<int32_t> budgets(a.budget), blocks(a.blocks);
   const auto budget = [&](int64_t e) { return budgets(queries[e].table_row); };
@@ -157,7 +139,7 @@ void kv_block_select(const KvBlockSelect& a, Stream) {
         const Chosen chosen = choose(a, all, budget(e), [&](int64_t b) {
           const int64_t page = table.page(b * a.block);
           return static_cast<double>(static_cast<T>(block_score(
-              a.kind, group, dim, [&](int64_t g, int64_t d) { return double{q(s.row, h * group + g, d)}; },
+              a.kind, group, head_dim, [&](int64_t g, int64_t d) { return double{q(s.row, h * group + g, d)}; },
               [&](int64_t row, int64_t d) { return double{summary(page, h, b % per_page * height + row, d)}; })));
         });
         for (size_t i = 0; i < chosen.score.size(); i++) score(e, h, i) = static_cast<T>(chosen.score[i]);
@@ -187,16 +169,8 @@ void choose_for_row(const AttnBlockSelect& a, int64_t segment, int64_t row, int6
 
 void attn_block_select(const AttnBlockSelect& a, Stream) {
   constexpr const char* op = "attn_block_select";
-  expect_block(op, a.block), expect_reserved(op, a.first_blocks, a.last_blocks);
-  const int64_t rows = a.q.shape[0], heads = a.q.shape[1], dim = a.q.shape[2], kv_heads = a.k.shape[1];
+  const int64_t rows = a.q.shape[0], head_dim = a.q.shape[2], kv_heads = a.k.shape[1];
   const int64_t height = summary_rows(a.kind), count = a.segments.shape[0];
-  expect(kv_heads > 0 && heads % kv_heads == 0, "ref: ", op, ": ", heads, " query heads over ", kv_heads, " key heads");
-  expect_shape(op, "q", a.q, {rows, heads, dim});
-  expect_shape(op, "k", a.k, {rows, kv_heads, dim});
-  expect_shape(op, "pk", a.pk, {a.pk.shape[0], kv_heads, dim});
-  expect_dense(op, "blocks", a.blocks, {rows, kv_heads, a.blocks.shape[2]});
-  expect_dense(op, "summary", a.summary, {count, kv_heads, a.summary.shape[2], dim});
-  expect_dense(op, "budget", a.budget, {rows});
   const auto segments = read_segments(op, a.segments, rows, a.pk.shape[0]);
   const View<int32_t> budget(a.budget);
   int64_t scored = 0, slots = 0;
@@ -221,7 +195,7 @@ void attn_block_select(const AttnBlockSelect& a, Stream) {
       const SlotView<T> k{View<T>(a.pk), View<T>(a.k), s};
       for (int64_t h = 0; h < kv_heads; h++) {
         for (int64_t b = 0; b < (s.parent_len + s.len) / a.block; b++)
-          for (int64_t d = 0; d < dim; d++)
+          for (int64_t d = 0; d < head_dim; d++)
             summarise(
                 a.kind, b * a.block, (b + 1) * a.block, [&](int64_t slot) { return k(slot, h, d); },
                 [&](int64_t row, double x) { summary(i, h, b * height + row, d) = static_cast<T>(x); });

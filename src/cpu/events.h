@@ -1,18 +1,14 @@
 // What the ops of a compression event share.
 #pragma once
-#include "cpu/glue.h"
+#include "cpu/paged.h"
 
 namespace pare::cpu {
-
-constexpr int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
 
 // The events, checked.
 const KvEvent* read_events(const char* op, const Tensor& events);
 // Page lists [E, max_pages], checked against the events: in use are the pages of their slots before, or after.
 const int32_t* pages_before(const char* op, const Tensor& src, const KvEvent* events, int64_t n, int64_t pages);
 const int32_t* pages_after(const char* op, const Tensor& dst, const KvEvent* events, int64_t n, int64_t pages);
-// k_pages [pages, K, D, 16].
-float* k_page_data(const char* op, const Tensor& t);
 
 constexpr int64_t slots_after(const KvEvent& e) { return int64_t{e.first} + e.keep; }
 // Nanoseconds of one of `pieces` pieces of work.

@@ -1,16 +1,16 @@
-// Compaction with what is evicted merged into what stays (ops/kv_ops.h: KvMerge, which states the formulas).
+// Compaction with what is evicted merged into what stays (ops/events.h: KvMerge, which states the formulas).
 //
-// Shapes of pages and keep: kv_compact.cu.  links [E, K, 2, max_pages * 16] f32: by slot, of those that are evicted the
+// Shapes of pages and keep: events.cu.  links [E, K, 2, max_pages * 16] f32: by slot, of those that are evicted the
 // place in `keep` of the slot c(e) and its cosine (first: norms of keys).  merged [E, K, max_keep, 2 D + 1] f32: rows
 // of V and K of a kept slot after the merging, and whether anything came (1 or 0).  threshold is changed in place.
-// Order: kv_ops.h, in f32 whatever the element type, so f32 has the bits of the `cpu` table.  A kept slot belongs to
-// one warp, which walks the evicted slots that come to it, ascending: no atomics.
+// Order: ops/events.h, in f32 whatever the element type, so f32 has the bits of the `cpu` table.  A kept slot belongs
+// to one warp, which walks the evicted slots that come to it, ascending: no atomics.
 //
 // Launches: norms, the nearest kept slot of each evicted one (64 x 64 products at a time), for d2o the thresholds, the
 // merged rows, the compaction, and the merged rows over what it moved.  So the pages are read before anything is moved.
 // Limited by the products, 2 * K * D * evicted * kept, without tensor cores; the rest reads K and V of the evicted
 // slots once, and writes merged rows and reads them again.
-#include "kv_event.cuh"
+#include "events.cuh"
 #include "rng.cuh"
 
 namespace pare::PARE_CUDA {
@@ -50,7 +50,7 @@ struct MergeArgs {
   const int32_t *pos, *keep, *dst, *threshold_row, *uid;
   Events events;
   int64_t dst_stride, max_keep, row;  // row: of links
-  int depth;
+  int head_dim;
   float *links, *merged, *threshold;
   const float* rope;
   KvMergeKind kind;
@@ -66,7 +66,7 @@ struct MergeArgs {
   __device__ __forceinline__ float* nearest(int64_t pair) const { return links + 2 * pair * row; }
   __device__ __forceinline__ float* cosine(int64_t pair) const { return links + (2 * pair + 1) * row; }
   __device__ __forceinline__ float* merged_row(int64_t pair, int kept) const {
-    return merged + (pair * max_keep + kept) * (2 * depth + 1);
+    return merged + (pair * max_keep + kept) * (2 * head_dim + 1);
   }
 };
 
@@ -79,9 +79,9 @@ __global__ void __launch_bounds__(kThreads, kTileBlocks) find_nearest(const Merg
   if (begin >= evicted || e.keep == 0) return;
   const HeadPages pages = a.events.head_pages();
   float *const nearest = a.nearest(blockIdx.x), *const cosine = a.cosine(blockIdx.x);
-  const auto key = [&](int slot) { return UnitKey<T>{key_at(a.k, pages, slot, a.depth), cosine[slot]}; };
+  const auto key = [&](int slot) { return UnitKey<T>{key_at(a.k, pages, slot, a.head_dim), cosine[slot]}; };
   const auto evicted_slot = [&](int j) { return e.first + j + slots.kept_before(j); };
-  const KeyTile t(a.depth);
+  const KeyTile t(a.head_dim);
   t.load_rows([&](int i) { return begin + i < evicted ? key(evicted_slot(begin + i)) : UnitKey<T>{nullptr, 0}; });
   const int row = threadIdx.x / 4, part = threadIdx.x % 4;
   float best = -INFINITY;
@@ -134,19 +134,19 @@ struct WarpRow {
   float x[kColumns];
 
   template <class Get>
-  __device__ __forceinline__ void load(int depth, Get get) {
+  __device__ __forceinline__ void load(int head_dim, Get get) {
 #pragma unroll
     for (int j = 0; j < kColumns; j++) {
       const int d = threadIdx.x % 32 + 32 * j;
-      x[j] = d < depth ? get(d) : 0.f;
+      x[j] = d < head_dim ? get(d) : 0.f;
     }
   }
   template <class Put>
-  __device__ __forceinline__ void store(int depth, Put put) const {
+  __device__ __forceinline__ void store(int head_dim, Put put) const {
 #pragma unroll
     for (int j = 0; j < kColumns; j++) {
       const int d = threadIdx.x % 32 + 32 * j;
-      if (d < depth) put(d, x[j]);
+      if (d < head_dim) put(d, x[j]);
     }
   }
   // The root of the row sum of squares, in all lanes: lane i of the sum has the elements of lanes i and i + 16, in
@@ -177,22 +177,25 @@ struct Receiver {
   __device__ Receiver(const MergeArgs<T>& a, const HeadPages& pages, int slot) : a(a), pages(pages), slot(slot) {}
 
   __device__ __forceinline__ void value(Row& r, int s) const {
-    const T* const from = a.v + pages.at(s) * a.depth;
-    r.load(a.depth, [&](int d) { return to_float(from[d]); });
+    const T* const from = a.v + pages.at(s) * a.head_dim;
+    r.load(a.head_dim, [&](int d) { return to_float(from[d]); });
   }
   // The angle of a slot's position; elements d and d + D / 2 turned by it are u c - v s and v c + u s.
-  __device__ __forceinline__ const float* angle(int s) const { return a.rope + int64_t{a.pos[pages.at(s)]} * a.depth; }
-  __device__ __forceinline__ float turned(int d, const float* by, float sign, float x, float other) const {
-    const int half_depth = a.depth / 2;
-    return d < half_depth ? x * by[d] - other * (by[half_depth + d] * sign)
-                          : x * by[d - half_depth] + other * (by[d] * sign);
+  __device__ __forceinline__ const float* angle(int s) const {
+    return a.rope + int64_t{a.pos[pages.at(s)]} * a.head_dim;
   }
-  __device__ __forceinline__ int partner(int d) const { return d < a.depth / 2 ? d + a.depth / 2 : d - a.depth / 2; }
+  __device__ __forceinline__ float turned(int d, const float* by, float sign, float x, float other) const {
+    const int half_dim = a.head_dim / 2;
+    return d < half_dim ? x * by[d] - other * (by[half_dim + d] * sign) : x * by[d - half_dim] + other * (by[d] * sign);
+  }
+  __device__ __forceinline__ int partner(int d) const {
+    return d < a.head_dim / 2 ? d + a.head_dim / 2 : d - a.head_dim / 2;
+  }
   // Turned back to position 0.
   __device__ __forceinline__ void key(Row& r, int s) const {
-    const T* const from = key_at(a.k, pages, s, a.depth);
+    const T* const from = key_at(a.k, pages, s, a.head_dim);
     const float* const by = angle(s);
-    r.load(a.depth, [&](int d) {
+    r.load(a.head_dim, [&](int d) {
       return turned(d, by, -1, to_float(from[d * kPageSlots]), to_float(from[partner(d) * kPageSlots]));
     });
   }
@@ -226,16 +229,16 @@ struct Receiver {
   }
   // To a row of `merged`.
   __device__ __forceinline__ void write(float* row) {
-    const int depth = a.depth;
-    v.store(depth, [&](int d, float x) { row[d] = x / weights; });
-    if (threadIdx.x % 32 == 0) row[2 * depth] = 1;
+    const int head_dim = a.head_dim;
+    v.store(head_dim, [&](int d, float x) { row[d] = x / weights; });
+    if (threadIdx.x % 32 == 0) row[2 * head_dim] = 1;
     if (!with_keys) return;
-    k.store(depth, [&](int d, float x) { row[depth + d] = x / weights; });
+    k.store(head_dim, [&](int d, float x) { row[head_dim + d] = x / weights; });
     __syncwarp();
     const float* const by = angle(slot);
-    k.load(depth, [&](int d) { return turned(d, by, 1, row[depth + d], row[depth + partner(d)]); });
+    k.load(head_dim, [&](int d) { return turned(d, by, 1, row[head_dim + d], row[head_dim + partner(d)]); });
     __syncwarp();
-    k.store(depth, [&](int d, float x) { row[depth + d] = x; });
+    k.store(head_dim, [&](int d, float x) { row[head_dim + d] = x; });
   }
 };
 
@@ -298,57 +301,40 @@ __global__ void __launch_bounds__(kThreads, 2) merge(const MergeArgs<T> a) {
   if (to.started)
     to.write(row);
   else if (lane == 0)
-    row[2 * a.depth] = 0;
+    row[2 * a.head_dim] = 0;
 }
 
 // The merged rows over what compaction moved there; blockIdx.y: a kept slot a warp.
 template <class T>
 __global__ void __launch_bounds__(kThreads) overlay(const MergeArgs<T> a) {
   const KvEvent e = a.events.get();
-  const int kept = blockIdx.y * kWarps + threadIdx.x / 32, depth = a.depth;
+  const int kept = blockIdx.y * kWarps + threadIdx.x / 32, head_dim = a.head_dim;
   if (kept >= e.keep) return;
   const float* const row = a.merged_row(blockIdx.x, kept);
-  if (row[2 * depth] == 0) return;
+  if (row[2 * head_dim] == 0) return;
   const HeadPages dst{a.dst + a.events.event() * a.dst_stride, a.events.kv_heads, a.events.head()};
   const int64_t head = dst.head(e.first + kept);
   const int place = (e.first + kept) % kPageSlots;
-  for (int d = threadIdx.x % 32; d < depth; d += 32) {
-    a.v[(head * kPageSlots + place) * depth + d] = from_float<T>(row[d]);
-    if (a.keys == MergeKeys::unrotated) a.k[(head * depth + d) * kPageSlots + place] = from_float<T>(row[depth + d]);
+  for (int d = threadIdx.x % 32; d < head_dim; d += 32) {
+    a.v[(head * kPageSlots + place) * head_dim + d] = from_float<T>(row[d]);
+    if (a.keys == MergeKeys::unrotated)
+      a.k[(head * head_dim + d) * kPageSlots + place] = from_float<T>(row[head_dim + d]);
   }
-}
-
-void expect_kind(const char* op, const KvMerge& a) {
-  const KvCompact& c = a.compact;
-  const bool cam = a.kind == KvMergeKind::cam;
-  expect(c.sinks == 0, op, ": merging needs absolute positions, there are ", c.sinks, " turned sinks");
-  expect(a.keys == MergeKeys::none || (!cam && a.kind != KvMergeKind::value), op, ": keys is ",
-         static_cast<int>(a.keys), ", but kind ", static_cast<int>(a.kind), " leaves keys alone");
-  expect(!cam || (a.targets >= 1 && c.mass_pages), op, ": cam with ", a.targets, " targets, mass_pages ",
-         c.mass_pages.str());
-  expect(a.keys != MergeKeys::unrotated || c.k_pages.shape[2] % 2 == 0, op, ": keys of odd width ", c.k_pages.str(),
-         " cannot be turned");
 }
 
 template <class T>
-MergeArgs<T> merge_args(const char* op, const KvMerge& a, const Events& events) {
+MergeArgs<T> merge_args(const KvMerge& a, const Events& events) {
   const KvCompact& c = a.compact;
-  const int64_t n = events.count, K = events.kv_heads, D = c.k_pages.shape[2], row = c.src_pages.shape[1] * kPageSlots;
   MergeArgs<T> x{};
   x.k = c.k_pages.as<T>(), x.v = c.v_pages.as<T>(), x.pos = c.pos_pages.as<int32_t>(), x.keep = c.keep.as<int32_t>();
   x.events = events, x.dst = c.dst_pages.as<int32_t>(), x.dst_stride = c.dst_pages.stride[0];
-  x.max_keep = c.keep.shape[2], x.row = row, x.depth = static_cast<int>(D);
-  x.links = dense<float>(op, "links", a.links, {n, K, 2, row});
-  x.merged = dense<float>(op, "merged", a.merged, {n, K, c.keep.shape[2], 2 * D + 1});
-  if (a.keys == MergeKeys::unrotated) x.rope = dense<float>(op, "rope", a.rope, {a.rope.shape[0], D});
-  if (a.kind == KvMergeKind::d2o) {
-    x.threshold = dense<float>(op, "threshold", a.threshold, {a.threshold.shape[0]});
-    x.threshold_row = dense<int32_t>(op, "threshold_row", a.threshold_row, {n});
-  }
-  if (a.kind == KvMergeKind::cam) {
-    x.mass = c.mass_pages.as<float>();
-    x.uid = dense<int32_t>(op, "uid", a.uid, {n, 2});
-  }
+  x.max_keep = c.keep.shape[2], x.row = c.src_pages.shape[1] * kPageSlots,
+  x.head_dim = static_cast<int>(c.k_pages.shape[2]);
+  x.links = a.links.as<float>(), x.merged = a.merged.as<float>();
+  if (a.keys == MergeKeys::unrotated) x.rope = a.rope.as<float>();
+  if (a.kind == KvMergeKind::d2o)
+    x.threshold = a.threshold.as<float>(), x.threshold_row = a.threshold_row.as<int32_t>();
+  if (a.kind == KvMergeKind::cam) x.mass = c.mass_pages.as<float>(), x.uid = a.uid.as<int32_t>();
   x.kind = a.kind, x.keys = a.keys, x.ema_old = a.ema_old, x.ema_new = a.ema_new, x.key = a.key;
   x.targets = a.targets;
   return x;
@@ -359,25 +345,25 @@ MergeArgs<T> merge_args(const char* op, const KvMerge& a, const Events& events) 
 void kv_merge(const KvMerge& a, Stream stream) {
   const char* op = "kv_merge";
   const KvCompact& c = a.compact;
-  expect_compact(op, c);
-  expect_kind(op, a);
-  const Events events = events_of(op, c.events, c.src_pages, c.k_pages.shape[1]);
-  const int64_t row = c.src_pages.shape[1] * kPageSlots, d = c.k_pages.shape[2];
+  expect_heads(op, c.k_pages.shape[2], c.k_pages.shape[1]);
+  const Events events = events_of(c.events, c.src_pages, c.k_pages.shape[1]);
+  const int64_t row = c.src_pages.shape[1] * kPageSlots, head_dim = c.k_pages.shape[2];
   if (events.count == 0 || c.keep.shape[2] == 0 || row == 0) return;
   with_act(op, c.k_pages, [&](auto type) {
     using T = decltype(type);
-    const MergeArgs<T> x = merge_args<T>(op, a, events);
+    const MergeArgs<T> x = merge_args<T>(a, events);
     const unsigned heads = blocks(op, int64_t{events.count} * events.kv_heads, 1);
     const LaunchShape rows{.grid = dim3(heads, blocks(op, x.max_keep, kWarps)), .block = kThreads};
     if (a.kind != KvMergeKind::cam) {
       launch(op, key_norms<T>, {.grid = dim3(heads, blocks(op, row, kThreads)), .block = kThreads}, stream, events, x.k,
-             x.depth, x.links + row, 2 * row);
+             x.head_dim, x.links + row, 2 * row);
       launch(op, find_nearest<T>,
-             {.grid = dim3(heads, blocks(op, row, 64)), .block = kThreads, .smem = KeyTile::bytes(d)}, stream, x);
+             {.grid = dim3(heads, blocks(op, row, 64)), .block = kThreads, .smem = KeyTile::bytes(head_dim)}, stream,
+             x);
       if (a.kind == KvMergeKind::d2o)
         launch(op, next_threshold<T>, {.grid = static_cast<unsigned>(events.count), .block = 32}, stream, x);
     }
-    launch(op, d <= 64 ? merge<T, 2> : d <= 128 ? merge<T, 4> : merge<T, 8>, rows, stream, x);
+    launch(op, head_dim <= 64 ? merge<T, 2> : head_dim <= 128 ? merge<T, 4> : merge<T, 8>, rows, stream, x);
     kv_compact(c, stream);
     launch(op, overlay<T>, rows, stream, x);
   });

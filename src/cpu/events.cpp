@@ -1,18 +1,16 @@
-// The ops of a cache that evicts (ops/kv_ops.h): scores of slots, their choice, compaction.
-#include "cpu/kv.h"
+// Events of a cache that evicts: scores of slots, their choice, compaction.
+#include "cpu/events.h"
 
 #include <algorithm>
 #include <bit>
 #include <cstring>
 #include <vector>
 
-#include "cpu/paged.h"
-
 namespace pare::cpu {
 
 const KvEvent* read_events(const char* op, const Tensor& events) {
   static_assert(sizeof(KvEvent) == 6 * sizeof(int32_t));
-  const auto* const list = reinterpret_cast<const KvEvent*>(index(op, "events", events, {events.shape[0], 6}));
+  const auto* const list = reinterpret_cast<const KvEvent*>(events.as<int32_t>());
   for (int64_t i = 0; i < events.shape[0]; i++) {
     const KvEvent& e = list[i];
     if (e.first < 0 || e.recent < 0 || e.keep < e.recent || int64_t{e.first} + e.keep > e.slots) [[unlikely]]
@@ -27,10 +25,9 @@ namespace {
 template <class Slots>
 const int32_t* event_pages(const char* op, const char* name, const Tensor& t, const KvEvent* events, int64_t n,
                            int64_t pages, Slots slots) {
-  const bool fits = t.dtype == DType::i32 && t.rank == 2 && t.shape[0] == n && (t.shape[1] <= 1 || t.stride[1] == 1);
-  const int32_t* const list = static_cast<const int32_t*>(t.data);
+  const int32_t* const list = t.as<int32_t>();
   for (int64_t i = 0; i < n; i++) {
-    bool ok = fits && slots(events[i]) <= t.shape[1] * kPageSlots;
+    bool ok = slots(events[i]) <= t.shape[1] * kPageSlots;
     for (int64_t p = 0; ok && p * kPageSlots < slots(events[i]); p++) {
       const int32_t page = list[i * t.stride[0] + p];
       ok = page >= 0 && page < pages;
@@ -42,14 +39,14 @@ const int32_t* event_pages(const char* op, const char* name, const Tensor& t, co
   return list;
 }
 
-// score [E, K, max_slots].
-float* event_scores(const char* op, const Tensor& t, const KvEvent* events, int64_t n, int64_t kv_heads) {
-  float* const score = dense(op, "score", t, {n, kv_heads, t.shape[2]});
+// score [E, K, max_slots], with room for every event.
+float* event_scores(const char* op, const Tensor& t, const KvEvent* events) {
+  const int64_t n = t.shape[0];
   for (int64_t i = 0; i < n; i++)
     if (events[i].slots > t.shape[2]) [[unlikely]]
       throw std::logic_error(
           cat("cpu: ", op, ": score is ", t.str(), ", event ", i, " has ", events[i].slots, " slots"));
-  return score;
+  return t.as<float>();
 }
 
 }  // namespace
@@ -61,46 +58,17 @@ const int32_t* pages_after(const char* op, const Tensor& dst, const KvEvent* eve
   return event_pages(op, "dst_pages", dst, events, n, pages, slots_after);
 }
 
-float* k_page_data(const char* op, const Tensor& t) {
-  return dense(op, "k_pages", t, {t.shape[0], t.shape[1], t.shape[2], kPageSlots});
-}
-
-void copy_rows(const CopyRows& a, Stream) {
-  constexpr const char* op = "copy_rows";
-  const int64_t rows = a.y.shape[0], width = a.y.shape[1], n = a.index.shape[0];
-  Tensor to = a.y, from = a.x;
-  if (to.dtype == DType::i32 && from.dtype == DType::i32) to.dtype = from.dtype = DType::f32;  // words are words
-  float* const y = strided(op, "y", to, {rows, width});
-  const float* const x = from.rank == 3 ? strided(op, "x", from, {from.shape[0], from.shape[1], width / from.shape[1]})
-                                        : strided(op, "x", from, {from.shape[0], width});
-  const int32_t* const pairs = index(op, "index", a.index, {n, 2});
-  for (int64_t i = 0; i < n; i++)
-    if (pairs[2 * i] < 0 || pairs[2 * i] >= a.x.shape[0] || pairs[2 * i + 1] < 0 || pairs[2 * i + 1] >= rows)
-        [[unlikely]]
-      throw std::logic_error(cat("cpu: copy_rows: pair ", i, " is (", pairs[2 * i], ", ", pairs[2 * i + 1], "), x ",
-                                 a.x.str(), ", y ", a.y.str()));
-  parallel(n, 5 + 0.2 * static_cast<double>(width), [&](Interval r) {
-    for (int64_t i = r.begin; i < r.end; i++)
-      std::memcpy(y + pairs[2 * i + 1] * a.y.stride[0], x + pairs[2 * i] * a.x.stride[0],
-                  static_cast<size_t>(width) * sizeof(float));
-  });
-}
-
 // ---- scores
 
 void kv_window_scores(const KvWindowScores& a, Stream) {
   constexpr const char* op = "kv_window_scores";
   const int64_t n = a.events.shape[0], pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1];
-  const int64_t width = a.k_pages.shape[2], heads = a.windows.shape[1], rows = a.windows.shape[0];
-  if (kv_heads <= 0 || heads % kv_heads || a.kernel < 1 || a.kernel % 2 == 0 || a.window < 1)
-    throw std::logic_error(cat("cpu: ", op, ": ", heads, " query heads over ", kv_heads, " key heads, kernel ",
-                               a.kernel, ", window ", a.window));
-  const float* const k_pages = k_page_data(op, a.k_pages);
-  const float* const windows = strided(op, "windows", a.windows, {rows, heads, width});
-  const int32_t* const oldest = a.window_first ? index(op, "window_first", a.window_first, {n}, a.window) : nullptr;
+  const int64_t head_dim = a.k_pages.shape[2], heads = a.windows.shape[1], rows = a.windows.shape[0];
+  const float *const k_pages = a.k_pages.as<float>(), *const windows = a.windows.as<float>();
+  const int32_t* const oldest = a.window_first ? index(op, "window_first", a.window_first, a.window) : nullptr;
   const KvEvent* const events = read_events(op, a.events);
   const int32_t* const src = pages_before(op, a.src_pages, events, n, pages);
-  float* const score = event_scores(op, a.score, events, n, kv_heads);
+  float* const score = event_scores(op, a.score, events);
   for (int64_t i = 0; i < n; i++)
     if (a.window > events[i].recent || events[i].window_row < 0 || events[i].window_row + a.window > rows) [[unlikely]]
       throw std::logic_error(cat("cpu: ", op, ": event ", i, ": a window of ", a.window, " rows at ",
@@ -109,19 +77,19 @@ void kv_window_scores(const KvWindowScores& a, Stream) {
   if (pieces == 0) return;
   const Kernels& k = cpu_kernels();
   const double time =
-      static_cast<double>(a.work.candidates * heads * a.window) * (0.05 * static_cast<double>(width) + 1);
+      static_cast<double>(a.work.candidates * heads * a.window) * (0.05 * static_cast<double>(head_dim) + 1);
   parallel(pieces, per_piece(time, pieces), [&](Interval range) {
     for (int64_t i = range.begin; i < range.end; i++) {
       const int64_t event = i / kv_heads, h = i % kv_heads;
       const KvEvent& e = events[event];
       const KvWindowArgs args{.score = score + i * a.score.shape[2],
-                              .windows = windows + e.window_row * a.windows.stride[0] + h * group * width,
-                              .k_pages = k_pages + h * width * kPageSlots,
+                              .windows = windows + e.window_row * a.windows.stride[0] + h * group * head_dim,
+                              .k_pages = k_pages + h * head_dim * kPageSlots,
                               .pages = src + event * a.src_pages.stride[0],
                               .window_stride = a.windows.stride[0],
-                              .page_stride = kv_heads * width * kPageSlots,
+                              .page_stride = kv_heads * head_dim * kPageSlots,
                               .group = group,
-                              .width = width,
+                              .head_dim = head_dim,
                               .window = a.window,
                               .window_first = oldest ? oldest[event] : 0,
                               .aggregate = a.aggregate,
@@ -130,7 +98,7 @@ void kv_window_scores(const KvWindowScores& a, Stream) {
                               .kernel = a.kernel,
                               .scale = a.scale};
       const int64_t slots = round16(e.slots);
-      k.kv_window_scores(args, e, scratch(a.window * group * (width + slots) + slots + 2 * a.kernel + 64));
+      k.kv_window_scores(args, e, scratch(a.window * group * (head_dim + slots) + slots + 2 * a.kernel + 64));
     }
   });
 }
@@ -138,29 +106,29 @@ void kv_window_scores(const KvWindowScores& a, Stream) {
 void kv_redundancy(const KvRedundancy& a, Stream) {
   constexpr const char* op = "kv_redundancy";
   const int64_t n = a.events.shape[0], pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1];
-  const int64_t width = a.k_pages.shape[2], row = a.src_pages.shape[1] * kPageSlots;
-  const float* const k_pages = k_page_data(op, a.k_pages);
+  const int64_t head_dim = a.k_pages.shape[2], row = a.src_pages.shape[1] * kPageSlots;
+  const float* const k_pages = a.k_pages.as<float>();
   const KvEvent* const events = read_events(op, a.events);
   const int32_t* const src = pages_before(op, a.src_pages, events, n, pages);
-  float* const score = event_scores(op, a.score, events, n, kv_heads);
-  float* const workspace = dense(op, "workspace", a.workspace, {n, kv_heads, 4, row});
+  float* const score = event_scores(op, a.score, events);
+  float* const workspace = a.workspace.as<float>();
   const int64_t pieces = n * kv_heads;
   if (pieces == 0) return;
   const Kernels& k = cpu_kernels();
-  const double time = static_cast<double>(a.work.pairs * kv_heads) * (0.03 * static_cast<double>(width) + 1);
+  const double time = static_cast<double>(a.work.pairs * kv_heads) * (0.03 * static_cast<double>(head_dim) + 1);
   parallel(pieces, per_piece(time, pieces), [&](Interval range) {
     for (int64_t i = range.begin; i < range.end; i++) {
       const int64_t event = i / kv_heads, h = i % kv_heads;
       const KvRedundancyArgs args{.score = score + i * a.score.shape[2],
                                   .workspace = workspace + i * 4 * row,
-                                  .k_pages = k_pages + h * width * kPageSlots,
+                                  .k_pages = k_pages + h * head_dim * kPageSlots,
                                   .pages = src + event * a.src_pages.stride[0],
-                                  .page_stride = kv_heads * width * kPageSlots,
-                                  .width = width,
+                                  .page_stride = kv_heads * head_dim * kPageSlots,
+                                  .head_dim = head_dim,
                                   .row = row,
                                   .lambda = a.lambda,
                                   .threshold = a.threshold};
-      k.kv_redundancy(args, events[event], scratch(width * round16(events[event].slots) + 1280));
+      k.kv_redundancy(args, events[event], scratch(head_dim * round16(events[event].slots) + 1280));
     }
   });
 }
@@ -168,12 +136,12 @@ void kv_redundancy(const KvRedundancy& a, Stream) {
 void kv_mass_scores(const KvMassScores& a, Stream) {
   constexpr const char* op = "kv_mass_scores";
   const int64_t n = a.events.shape[0], pages = a.mass_pages.shape[0], kv_heads = a.mass_pages.shape[1];
-  const float* const mass = dense(op, "mass_pages", a.mass_pages, {pages, kv_heads, kPageSlots});
-  const int32_t* const pos = a.normalise ? index(op, "pos_pages", a.pos_pages, {pages, kv_heads, kPageSlots}) : nullptr;
-  const int32_t* const position = a.normalise ? index(op, "position", a.position, {n}) : nullptr;
+  const float* const mass = a.mass_pages.as<float>();
+  const int32_t* const pos = a.normalise ? a.pos_pages.as<int32_t>() : nullptr;
+  const int32_t* const position = a.normalise ? a.position.as<int32_t>() : nullptr;
   const KvEvent* const events = read_events(op, a.events);
   const int32_t* const src = pages_before(op, a.src_pages, events, n, pages);
-  float* const score = event_scores(op, a.score, events, n, kv_heads);
+  float* const score = event_scores(op, a.score, events);
   if (n == 0) return;
   parallel(n, per_piece(static_cast<double>(a.work.candidates * kv_heads), n), [&](Interval range) {
     for (int64_t i = range.begin; i < range.end; i++)
@@ -217,9 +185,9 @@ void choose(int32_t* keep, const KvEvent& e, std::vector<uint64_t>& keys, Score 
 void kv_select(const KvSelect& a, Stream) {
   constexpr const char* op = "kv_select";
   const int64_t n = a.events.shape[0], kv_heads = a.keep.shape[1], max_keep = a.keep.shape[2];
-  int32_t* const keep = index(op, "keep", a.keep, {a.keep.shape[0], kv_heads, max_keep});
+  int32_t* const keep = a.keep.as<int32_t>();
   const KvEvent* const events = read_events(op, a.events);
-  const float* const scores = a.score ? event_scores(op, a.score, events, n, kv_heads) : nullptr;
+  const float* const scores = a.score ? event_scores(op, a.score, events) : nullptr;
   for (int64_t i = 0; i < n; i++) {
     const KvEvent& e = events[i];
     if (e.keep > max_keep || e.keep_row < 0 || e.keep_row >= a.keep.shape[0] || (!scores && e.keep != e.recent))
@@ -257,14 +225,14 @@ namespace {
 struct CompactArgs {
   float *k_pages, *v_pages, *mass;
   int32_t* pos;
-  int64_t kv_heads, width;
+  int64_t kv_heads, head_dim;
 };
 
 // Slots of one head: `to` = first, first + 1, ... from keep[0], keep[1], ...  Front to back, so in place is safe: a
 // slot moves to itself or to a smaller one.
 void compact(const CompactArgs& a, const KvEvent& e, const int32_t* keep, const int32_t* src, const int32_t* dst,
              int64_t h) {
-  const int64_t width = a.width, half_page = width * kPageSlots;
+  const int64_t head_dim = a.head_dim, half_page = head_dim * kPageSlots;
   int32_t i = 0;
   while (i < e.keep && keep[i] == e.first + i && src[keep[i] / kPageSlots] == dst[keep[i] / kPageSlots]) i++;
   while (i < e.keep) {  // one dst page after the other
@@ -281,7 +249,7 @@ void compact(const CompactArgs& a, const KvEvent& e, const int32_t* keep, const 
       for (int64_t j = 0; j < n; j++) k[d + j] = keys[j][d];
     for (int64_t j = 0; j < n; j++) {
       const int64_t x = from[j] * kPageSlots + keep[i + j] % kPageSlots, y = to * kPageSlots + begin + j;
-      std::memmove(a.v_pages + y * width, a.v_pages + x * width, static_cast<size_t>(width) * sizeof(float));
+      std::memmove(a.v_pages + y * head_dim, a.v_pages + x * head_dim, static_cast<size_t>(head_dim) * sizeof(float));
       a.pos[y] = a.pos[x];
       if (a.mass) a.mass[y] = a.mass[x];
     }
@@ -290,8 +258,8 @@ void compact(const CompactArgs& a, const KvEvent& e, const int32_t* keep, const 
 }
 
 // Keys of slots [0, sinks) of a page turned forward by the angle of one row of the RoPE table.
-void turn(float* k, const float* angle, int64_t width, int64_t sinks) {
-  const int64_t half = width / 2;
+void turn(float* k, const float* angle, int64_t head_dim, int64_t sinks) {
+  const int64_t half = head_dim / 2;
   for (int64_t d = 0; d < half; d++)
     for (int64_t s = 0; s < sinks; s++) {
       float &x = k[d * kPageSlots + s], &y = k[(d + half) * kPageSlots + s];
@@ -306,23 +274,21 @@ void turn(float* k, const float* angle, int64_t width, int64_t sinks) {
 void kv_compact(const KvCompact& a, Stream) {
   constexpr const char* op = "kv_compact";
   const int64_t n = a.events.shape[0], pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1];
-  const int64_t width = a.k_pages.shape[2], max_keep = a.keep.shape[2];
-  const CompactArgs args{
-      .k_pages = k_page_data(op, a.k_pages),
-      .v_pages = dense(op, "v_pages", a.v_pages, {pages, kv_heads, kPageSlots, width}),
-      .mass = a.mass_pages ? dense(op, "mass_pages", a.mass_pages, {pages, kv_heads, kPageSlots}) : nullptr,
-      .pos = index(op, "pos_pages", a.pos_pages, {pages, kv_heads, kPageSlots}),
-      .kv_heads = kv_heads,
-      .width = width};
-  const int32_t* const keep = index(op, "keep", a.keep, {a.keep.shape[0], kv_heads, max_keep});
+  const int64_t head_dim = a.k_pages.shape[2], max_keep = a.keep.shape[2];
+  const CompactArgs args{.k_pages = a.k_pages.as<float>(),
+                         .v_pages = a.v_pages.as<float>(),
+                         .mass = a.mass_pages ? a.mass_pages.as<float>() : nullptr,
+                         .pos = a.pos_pages.as<int32_t>(),
+                         .kv_heads = kv_heads,
+                         .head_dim = head_dim};
+  const int32_t* const keep = a.keep.as<int32_t>();
   const KvEvent* const events = read_events(op, a.events);
   const int32_t* const src = pages_before(op, a.src_pages, events, n, pages);
   const int32_t* const dst = pages_after(op, a.dst_pages, events, n, pages);
-  const float* const rope = a.sinks ? dense(op, "rope", a.rope, {a.rope.shape[0], width}) : nullptr;
+  const float* const rope = a.sinks ? a.rope.as<float>() : nullptr;
   for (int64_t i = 0; i < n; i++) {
     const KvEvent& e = events[i];
-    const bool turned = a.sinks == 0 || (a.sinks > 0 && a.sinks <= kPageSlots && a.sinks <= e.first &&
-                                         e.slots - slots_after(e) < a.rope.shape[0]);
+    const bool turned = a.sinks == 0 || (a.sinks <= e.first && e.slots - slots_after(e) < a.rope.shape[0]);
     if (e.keep > max_keep || e.keep_row < 0 || e.keep_row >= a.keep.shape[0] || !turned) [[unlikely]]
       throw std::logic_error(cat("cpu: ", op, ": event ", i, " (slots ", e.slots, ", first ", e.first, ", keep ",
                                  e.keep, ", row ", e.keep_row, ") does not fit keep ", a.keep.str(), ", ", a.sinks,
@@ -330,7 +296,7 @@ void kv_compact(const KvCompact& a, Stream) {
   }
   const int64_t pieces = n * kv_heads;
   if (pieces == 0) return;
-  const double time = static_cast<double>(a.work.kept * kv_heads * width) * 1.2;
+  const double time = static_cast<double>(a.work.kept * kv_heads * head_dim) * 1.2;
   parallel(pieces, per_piece(time, pieces), [&](Interval range) {
     for (int64_t i = range.begin; i < range.end; i++) {
       const int64_t event = i / kv_heads, h = i % kv_heads;
@@ -338,8 +304,8 @@ void kv_compact(const KvCompact& a, Stream) {
       const int32_t* const to = dst + event * a.dst_pages.stride[0];
       compact(args, e, keep + (e.keep_row * kv_heads + h) * max_keep, src + event * a.src_pages.stride[0], to, h);
       if (a.sinks)
-        turn(args.k_pages + (to[0] * kv_heads + h) * width * kPageSlots, rope + (e.slots - slots_after(e)) * width,
-             width, a.sinks);
+        turn(args.k_pages + (to[0] * kv_heads + h) * head_dim * kPageSlots,
+             rope + (e.slots - slots_after(e)) * head_dim, head_dim, a.sinks);
     }
   });
 }

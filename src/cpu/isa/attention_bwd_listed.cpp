@@ -1,4 +1,4 @@
-// Backward of attention with lists of blocks, for one segment and one key head; attention_ops.h (AttnBwd) states
+// Backward of attention with lists of blocks, for one segment and one key head; AttnBwd states
 // the order of the chains.  One query row at a time: its scores come 16 slots at a time, a page of the segment each,
 // then its slots one after the other.
 #include "cpu/isa/attention.h"
@@ -38,28 +38,28 @@ ReadPages read_pages(const BlockListArgs& lists, int64_t row, int64_t kv_head, i
 
 // out[16 j + i] = x . (slot i of page pages[j]) for kPages pages: chains over the channels, side by side.
 template <int kPages>
-PARE_INLINE void products(float* out, const float* x, const float* across, const int32_t* pages, int64_t width) {
+PARE_INLINE void products(float* out, const float* x, const float* across, const int32_t* pages, int64_t head_dim) {
   vf acc[kPages];
   PARE_UNROLL
   for (int j = 0; j < kPages; j++) acc[j] = zero();
-  for (int64_t d = 0; d < width; d++) {
+  for (int64_t d = 0; d < head_dim; d++) {
     const vf a = set1(x[d]);
     PARE_UNROLL
-    for (int j = 0; j < kPages; j++) acc[j] = fma(a, load(across + (pages[j] * width + d) * 16), acc[j]);
+    for (int j = 0; j < kPages; j++) acc[j] = fma(a, load(across + (pages[j] * head_dim + d) * 16), acc[j]);
   }
   PARE_UNROLL
   for (int j = 0; j < kPages; j++) store(out + j * 16, acc[j]);
 }
-PARE_INLINE void all_products(float* out, const float* x, const float* across, const ReadPages& r, int64_t width) {
+PARE_INLINE void all_products(float* out, const float* x, const float* across, const ReadPages& r, int64_t head_dim) {
   int64_t j = 0;
-  for (; j + 4 <= r.count; j += 4) products<4>(out + j * 16, x, across, r.page + j, width);
-  for (; j < r.count; j++) products<1>(out + j * 16, x, across, r.page + j, width);
+  for (; j + 4 <= r.count; j += 4) products<4>(out + j * 16, x, across, r.page + j, head_dim);
+  for (; j < r.count; j++) products<1>(out + j * 16, x, across, r.page + j, head_dim);
 }
 
-// The operands of a segment: down [slots][padded], across [slots / 16][width][16].
+// The operands of a segment: down [slots][padded], across [slots / 16][head_dim][16].
 struct Operands {
   float *k_across, *v_across, *k, *dk, *dv;
-  int64_t width, padded;
+  int64_t head_dim, padded;
 };
 
 // dv += p do, dk += ds q and dq += ds k in 16 kVectors channels from `column` on, slots ascending.
@@ -88,44 +88,44 @@ PARE_INLINE void add_gradients(const Operands& x, const ReadPages& r, const floa
   for (int i = 0; i < kVectors; i++) store(dq + column + i * 16, sum[i]);
 }
 
-PARE_INLINE void copy_row(float* out, const float* in, int64_t width) {
+PARE_INLINE void copy_row(float* out, const float* in, int64_t head_dim) {
   for_vectors(
-      width, PARE_LANES_AT(d) { store(out + d, load(in + d, lanes)); });
+      head_dim, PARE_LANES_AT(d) { store(out + d, load(in + d, lanes)); });
 }
 
 }  // namespace
 
 // Scratch, with slots rounded up to 16: 5 slots padded + 3 padded + 4 slots.
-void attn_blocks_bwd(const AttnBwdArgs& a, const BlockListArgs& lists, const SegmentRow& s, int64_t kv_head,
+void attn_bwd_listed(const AttnBwdArgs& a, const BlockListArgs& lists, const SegmentRow& s, int64_t kv_head,
                      float* scratch) {
   const AttnArgs& f = a.fwd;
-  const int64_t slots = s.parent_len + s.len, width = f.width, padded = round16(width);
+  const int64_t slots = s.parent_len + s.len, head_dim = f.head_dim, padded = round16(head_dim);
   Operands x{};
-  x.width = width, x.padded = padded;
+  x.head_dim = head_dim, x.padded = padded;
   float* next = scratch;
   const auto take = [&](int64_t n) { return next += n, next - n; };
-  x.k_across = take(round16(slots) * width), x.v_across = take(round16(slots) * width);
+  x.k_across = take(round16(slots) * head_dim), x.v_across = take(round16(slots) * head_dim);
   x.k = take(slots * padded), x.dk = take(slots * padded), x.dv = take(slots * padded);
   float *const q = take(padded), *const d_o = take(padded), *const dq = take(padded);
   float *const p = take(round16(slots)), *const ds = take(round16(slots));
   int32_t* const pages = reinterpret_cast<int32_t*>(take(round16(slots)));
   const Slots<float> dk = segment_slots(f, s, kv_head, a.dpk, a.dpk_stride, a.dk, a.dk_stride);
   const Slots<float> dv = segment_slots(f, s, kv_head, a.dpv, a.dpv_stride, a.dv, a.dv_stride);
-  pack_across(x.k_across, key_slots(f, s, kv_head), 0, slots, width);
-  pack_across(x.v_across, value_slots(f, s, kv_head), 0, slots, width);
-  pack_down(x.k, key_slots(f, s, kv_head), 0, slots, width);
-  pack_down(x.dk, dk, 0, slots, width);
-  pack_down(x.dv, dv, 0, slots, width);
+  pack_across(x.k_across, key_slots(f, s, kv_head), 0, slots, head_dim);
+  pack_across(x.v_across, value_slots(f, s, kv_head), 0, slots, head_dim);
+  pack_down(x.k, key_slots(f, s, kv_head), 0, slots, head_dim);
+  pack_down(x.dk, dk, 0, slots, head_dim);
+  pack_down(x.dv, dv, 0, slots, head_dim);
   for (int64_t head = kv_head * f.group; head < (kv_head + 1) * f.group; head++)
     for (int64_t i = 0; i < s.len; i++) {
-      const int64_t row = s.row + i, at = head * width;
+      const int64_t row = s.row + i, at = head * head_dim;
       const ReadPages r = read_pages(lists, row, kv_head, s.parent_len + i + 1, pages, round16(slots) / 16);
-      copy_row(q, f.q + row * f.q_stride + at, width);
-      copy_row(d_o, a.d_o + row * a.do_stride + at, width);
+      copy_row(q, f.q + row * f.q_stride + at, head_dim);
+      copy_row(d_o, a.d_o + row * a.do_stride + at, head_dim);
       const float* const o = f.o + row * a.o_stride + at;
-      const vf delta = set1(sum(lane_products(d_o, o, width)));
-      all_products(p, q, x.k_across, r, width);
-      all_products(ds, d_o, x.v_across, r, width);
+      const vf delta = set1(sum(lane_products(d_o, o, head_dim)));
+      all_products(p, q, x.k_across, r, head_dim);
+      all_products(ds, d_o, x.v_across, r, head_dim);
       for (int64_t j = 0; j < r.count * 16; j += 16) {
         const vf weight = exp2_below_63(fma(load(p + j), set1(f.scale * kLog2E), set1(-f.lse[row * f.heads + head])));
         store(p + j, weight);
@@ -136,10 +136,10 @@ void attn_blocks_bwd(const AttnBwdArgs& a, const BlockListArgs& lists, const Seg
       for (; d < padded; d += 16) add_gradients<1>(x, r, p, ds, q, d_o, dq, d);
       float* const out = a.dq + row * a.dq_stride + at;
       for_vectors(
-          width, PARE_LANES_AT(c) { store(out + c, load(dq + c), lanes); });
+          head_dim, PARE_LANES_AT(c) { store(out + c, load(dq + c), lanes); });
     }
-  unpack(dk, x.dk, 0, slots, width);
-  unpack(dv, x.dv, 0, slots, width);
+  unpack(dk, x.dk, 0, slots, head_dim);
+  unpack(dv, x.dv, 0, slots, head_dim);
 }
 
 }  // namespace pare::PARE_ISA

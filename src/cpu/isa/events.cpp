@@ -1,42 +1,10 @@
-// Scores of slots (kv_ops.h): queries against keys in pages, softmax over slots, redundancy of keys.
-//
-// Arrays over slots start at a page border, at the page that holds slot `first`; so a slot's lane is slot % 16.
+// Scores of slots: queries against keys in pages, softmax over slots, redundancy of keys.
+#include "cpu/isa/events.h"
+
 #include "cpu/isa/math.h"
-#include "cpu/isa/tile.h"
-#include "cpu/kernels.h"
 
 namespace pare::PARE_ISA {
 namespace {
-
-PARE_INLINE int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
-
-// c[i][16 p + j] = a[i] . column j of panel p: `rows` rows of `width` floats against `panels` panels, one every `step`
-// floats of base in the order of `pages` (absent: as they lie).
-struct Product {
-  float* c;
-  int64_t c_stride;
-  const float* a;  // rows contiguous: row i at a + i * a_stride; columns contiguous: element k of row i at a + 16 k + i
-  int64_t a_stride;
-  bool by_columns;
-  const float* base;
-  const int32_t* pages;
-  int64_t step, width;
-};
-void multiply(const Product& m, int64_t rows, int64_t panels) {
-  const int64_t share = even_rows(rows);
-  for (int64_t p = 0, np; p < panels; p += np) {
-    np = tile_panels(share, panels - p);
-    for (int64_t r = 0; r < rows; r += share) {
-      const int64_t rn = min64(share, rows - r);
-      Tile t;
-      t.depth = m.width, t.bs = 16, t.c = m.c + r * m.c_stride + p * 16, t.cs = m.c_stride, t.start = nullptr;
-      t.a = m.by_columns ? m.a + r : m.a + r * m.a_stride;
-      t.as = m.by_columns ? 16 : m.a_stride;
-      for (int64_t i = 0; i < np; i++) t.b[i] = m.base + (m.pages ? m.pages[p + i] : p + i) * m.step;
-      (m.by_columns ? tile_by_columns(rn, np) : tile_by_rows(rn, np))(t);
-    }
-  }
-}
 
 // z[begin, end) becomes its softmax, what else its pages hold +0; `begin` lies in the first page.
 PARE_INLINE void softmax(float* z, int64_t begin, int64_t end) {
@@ -98,21 +66,22 @@ void kv_window_scores(const KvWindowArgs& a, const KvEvent& e, float* scratch) {
   if (begin >= candidates) return;
   const int64_t rows = a.window * a.group, side = round16(a.kernel / 2);
   const int64_t last = a.span == SoftmaxSpan::exclude_window ? candidates : e.slots - base, stride = round16(last);
-  float *q = scratch, *z = q + round16(rows * a.width), *raw = z + rows * stride + side;
+  float *q = scratch, *z = q + round16(rows * a.head_dim), *raw = z + rows * stride + side;
   for (int64_t t = 0; t < a.window; t++) {
     const float* from = a.windows + (a.window_first + t) % a.window * a.window_stride;
     for_vectors(
-        a.group * a.width, PARE_LANES_AT(i) { store(q + t * a.group * a.width + i, load(from + i, lanes), lanes); });
+        a.group * a.head_dim,
+        PARE_LANES_AT(i) { store(q + t * a.group * a.head_dim + i, load(from + i, lanes), lanes); });
   }
   multiply({.c = z,
             .c_stride = stride,
             .a = q,
-            .a_stride = a.width,
+            .a_stride = a.head_dim,
             .by_columns = false,
             .base = a.k_pages,
             .pages = a.pages + base / 16,
             .step = a.page_stride,
-            .width = a.width},
+            .width = a.head_dim},
            rows, stride / 16);
   for (int64_t s = 0; s < candidates; s += 16) store(raw + s, zero());
   for (int64_t t = 0; t < a.window; t++) {
@@ -149,20 +118,6 @@ PARE_INLINE void add_rows_of_s(const Columns& c, int64_t column, const float* s,
   store(c.sum + column, total), store(c.last + column, last), store(c.similar + column, similar);
 }
 
-// Keys of slots [begin, end) divided by their norms, [panels][width][16]; other lanes +0.
-template <class Args>
-void unit_keys(float* unit, const Args& a, const int32_t* pages, int64_t begin, int64_t end) {
-  for (int64_t s = 0; s < end; s += 16, pages++) {
-    const float* k = a.k_pages + *pages * a.page_stride;
-    vf square = zero();
-    for (int64_t d = 0; d < a.width; d++) square = fma(load(k + d * 16), load(k + d * 16), square);
-    const vf norm = add(sqrt(square), set1(1e-8f));
-    const mask low = first_lanes(max64(begin - s, 0)), high = first_lanes(end - s);
-    for (int64_t d = 0; d < a.width; d++, unit += 16)
-      store(unit, select(low, zero(), select(high, div(load(k + d * 16), norm), zero())));
-  }
-}
-
 }  // namespace
 
 // S is symmetric bit by bit (its elements are chains of commuting products), so a block of 16 x 16 is computed once:
@@ -173,7 +128,7 @@ void kv_redundancy(const KvRedundancyArgs& a, const KvEvent& e, float* scratch) 
   const int64_t candidates = e.slots - e.recent - e.first;
   if (candidates <= 0) return;
   constexpr int64_t kGroup = 4;  // blocks that are computed at once
-  float *unit = scratch, *s = unit + panels * a.width * 16, *across = s + 16 * kGroup * 16;
+  float *unit = scratch, *s = unit + panels * a.head_dim * 16, *across = s + 16 * kGroup * 16;
   unit_keys(unit, a, a.pages + base / 16, begin, end);
   const Columns c{.sum = a.workspace,
                   .last = a.workspace + a.row,
@@ -190,13 +145,13 @@ void kv_redundancy(const KvRedundancyArgs& a, const KvEvent& e, float* scratch) 
       const int64_t n = min64(kGroup, j + 1 - group);
       multiply({.c = s,
                 .c_stride = 16 * kGroup,
-                .a = unit + j * a.width * 16,
+                .a = unit + j * a.head_dim * 16,
                 .a_stride = 0,
                 .by_columns = true,
-                .base = unit + group * a.width * 16,
+                .base = unit + group * a.head_dim * 16,
                 .pages = nullptr,
-                .step = a.width * 16,
-                .width = a.width},
+                .step = a.head_dim * 16,
+                .width = a.head_dim},
                16, n);
       for (int64_t p = 0; p < n; p++) {
         const int64_t i = group + p;
@@ -224,51 +179,6 @@ void kv_redundancy(const KvRedundancyArgs& a, const KvEvent& e, float* scratch) 
       candidates, PARE_LANES_AT(i) {
         store(score + i, sub(mul(lambda, load(score + i, lanes)), mul(rest, load(r + begin + i, lanes))), lanes);
       });
-}
-
-void kv_nearest(const KvNearestArgs& a, const KvEvent& e, float* scratch) {
-  constexpr int64_t kRows = 16;  // evicted slots that are compared at once
-  const int64_t base = e.first / 16 * 16, begin = e.first - base, end = e.slots - base, stride = round16(end);
-  float *unit = scratch, *s = unit + stride * a.width, *place = s + kRows * stride;  // place in keep, or -1
-  float* const rows = place + stride;                                                // [kRows][width]
-  unit_keys(unit, a, a.pages + base / 16, begin, end);
-  for (int64_t i = 0; i < stride; i += 16) store(place + i, set1(-1));
-  for (int64_t j = 0; j < e.keep; j++) place[a.keep[j] - base] = static_cast<float>(j);
-  for (int64_t slot = begin; slot < end;) {
-    int64_t evicted[kRows], n = 0;
-    for (; slot < end && n < kRows; slot++) {
-      if (place[slot] >= 0) continue;
-      const float* const from = unit + slot / 16 * 16 * a.width + slot % 16;
-      for (int64_t d = 0; d < a.width; d++) rows[n * a.width + d] = from[d * 16];
-      evicted[n++] = slot;
-    }
-    if (n == 0) return;
-    multiply({.c = s,
-              .c_stride = stride,
-              .a = rows,
-              .a_stride = a.width,
-              .by_columns = false,
-              .base = unit,
-              .pages = nullptr,
-              .step = a.width * 16,
-              .width = a.width},
-             n, stride / 16);
-    for (int64_t r = 0; r < n; r++) {
-      vf best = set1(-__builtin_inff()), which = set1(-1);
-      for (int64_t i = 0; i < stride; i += 16) {
-        const vf x = load(s + r * stride + i), at = load(place + i);
-        const mask worse = less(x, best), absent = less(at, zero());
-        best = select(absent, best, select(worse, best, x));
-        which = select(absent, which, select(worse, which, at));
-      }
-      float cosine[16], kept[16];
-      store(cosine, best), store(kept, which);
-      int64_t lane = 0;
-      for (int64_t i = 1; i < 16; i++)
-        if (cosine[i] > cosine[lane] || (cosine[i] == cosine[lane] && kept[i] > kept[lane])) lane = i;
-      a.cosine[base + evicted[r]] = cosine[lane], a.nearest[base + evicted[r]] = kept[lane];
-    }
-  }
 }
 
 }  // namespace pare::PARE_ISA

@@ -1,11 +1,11 @@
 // Attention backward of packed sequences by tensor copies and wgmma, on compute capability 9.0: what key_gradients_bf16
-// and query_gradients_bf16 of attn_bwd.cu compute, bit for bit, for head dims up to 128.
+// and query_gradients_bf16 of attention_bwd.cu compute, bit for bit, for head dims up to 128.
 //
 // One wgmma rounds like one mma.sync, and every sum is a chain of them over the same k16 steps.  Only the tiles are
 // larger: what is not finite reaches the other rows of 128 keys, or query rows, and of the pieces that they go over.
 #pragma once
+#include "attention_bwd.cuh"
 #include "attention_wgmma.cuh"
-#include "attn_bwd.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -19,7 +19,8 @@ struct QueryMaps {
   CUtensorMap q, d_o;
 };
 inline QueryMaps query_maps(const char* op, const Args<bf16>& a, int box) {
-  return {heads_map(op, a.x.q, a.rows, a.x.heads, a.x.d, box), heads_map(op, a.d_o, a.rows, a.x.heads, a.x.d, box)};
+  return {heads_map(op, a.x.q, a.rows, a.x.heads, a.x.head_dim, box),
+          heads_map(op, a.d_o, a.rows, a.x.heads, a.x.head_dim, box)};
 }
 
 // ---- dk and dv: each warpgroup has 64 keys; queries come in pieces, of all segments and heads one after another
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
           for (int i = 0; i < kQueries / 32; i++)
             if (const int r = begin + lane + i * 32; r < g.len) {
               lse[i] = a.lse[int64_t{g.row + r} * x.heads + head];
-              delta[i] = get_delta(a.dq.row(g.row + r) + head * x.d);
+              delta[i] = get_delta(a.dq.row(g.row + r) + head * x.head_dim);
             }
           auto& stage = s.ring[n];
           auto& piece = s.pieces[n % kStages];
@@ -104,8 +105,9 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
               copy_rows(stage.d_o, queries.d_o, head, row, full);
             }
           } else {
-            load_rows(stage.q, x.k.p, rows, x.d, [&](int r) { return x.q.row(row + r) + head * x.d; });
-            load_rows(stage.d_o, x.k.p, rows, x.d, [&](int r) { return a.d_o.row(row + r) + head * x.d; });
+            load_rows(stage.q, x.k.p, rows, x.head_dim, [&](int r) { return x.q.row(row + r) + head * x.head_dim; });
+            load_rows(stage.d_o, x.k.p, rows, x.head_dim,
+                      [&](int r) { return a.d_o.row(row + r) + head * x.head_dim; });
             loaded(full);
           }
         }
@@ -276,7 +278,9 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
 
 // ---- host
 
-inline bool suits_wgmma(const Args<bf16>& a) { return suits_tensor_copies(a.x, a.vector) && a.d_o.stride % a.x.d == 0; }
+inline bool suits_wgmma(const Args<bf16>& a) {
+  return suits_tensor_copies(a.x, a.vector) && a.d_o.stride % a.x.head_dim == 0;
+}
 
 // The two kernels behind row_sums.
 template <int kD>

@@ -1,5 +1,5 @@
-// What the kernels of attention backward share (attn_bwd.cu, attn_bwd_wgmma.cuh): their operands, who sees what, and
-// the arithmetic of pairs in bf16.
+// What the kernels of attention backward share (attention_bwd.cu, attention_bwd_wgmma.cuh): their operands, who sees
+// what, and the arithmetic of pairs in bf16.
 #pragma once
 #include "attention_mma.cuh"
 
@@ -89,15 +89,17 @@ __device__ __forceinline__ void for_segments(const Args<T>& a, const KeyTile& t,
   const Packed<T>& x = a.x;
   const int lane = threadIdx.x % 32;
   for (int base = 0; base < x.n_segments; base += 32) {
-    const int4 s = base + lane < x.n_segments ? x.segments[base + lane] : int4{0, 0, 0, 0};
-    const auto own = [&](const int4& g) { return t.own && t.meets(g.x, g.y); };
-    const auto parents = [&](const int4& g) { return g.w > 0 && (x.lists || (t.parents && t.meets(g.z, g.w))); };
-    for (unsigned left = __ballot_sync(kAllLanes, s.y > 0 && (own(s) || parents(s))); left; left &= left - 1) {
-      const int4 g = x.segments[base + __ffs(static_cast<int>(left)) - 1];
-      const SegmentRow segment{g.x, g.y, g.z, g.w};
-      bool sees = parents(g);
+    const SegmentRow s =
+        base + lane < x.n_segments ? entry_at<SegmentRow>(x.segments, base + lane) : SegmentRow{0, 0, 0, 0};
+    const auto own = [&](const SegmentRow& g) { return t.own && t.meets(g.row, g.len); };
+    const auto parents = [&](const SegmentRow& g) {
+      return g.parent_len > 0 && (x.lists || (t.parents && t.meets(g.parent_row, g.parent_len)));
+    };
+    for (unsigned left = __ballot_sync(kAllLanes, s.len > 0 && (own(s) || parents(s))); left; left &= left - 1) {
+      const auto segment = entry_at<SegmentRow>(x.segments, base + __ffs(static_cast<int>(left)) - 1);
+      bool sees = parents(segment);
       if (x.lists) sees = mark_listed<kKeys>(listed, x.lists, x.kv_heads, t, segment, blockIdx.y);
-      if (sees || own(g)) f(segment, sees);
+      if (sees || own(segment)) f(segment, sees);
     }
   }
 }
@@ -165,11 +167,12 @@ template <int kC>
 __device__ __forceinline__ void add_key_gradients(const Args<bf16>& a, const KeyTile& t, int own, int column,
                                                   PerRow<bool> touched, Accumulator<kC>& dk,
                                                   const Accumulator<kC>& dv) {
-  const int d = a.x.d, kv = blockIdx.y;
+  const int head_dim = a.x.head_dim, kv = blockIdx.y;
   dk.for_each(dv, [&](LaneRow i, int j, float sum_k, float sum_v) {
     const int row = t.first + own + i, c = column + j;
-    if (!touched[i] || c >= d) return;
-    bf16 *at_k = (t.own ? a.dk : a.dpk).row(row) + kv * d + c, *at_v = (t.own ? a.dv : a.dpv).row(row) + kv * d + c;
+    if (!touched[i] || c >= head_dim) return;
+    bf16 *at_k = (t.own ? a.dk : a.dpk).row(row) + kv * head_dim + c,
+         *at_v = (t.own ? a.dv : a.dpv).row(row) + kv * head_dim + c;
     *at_k = from_float<bf16>(to_float(*at_k) + sum_k);
     *at_v = from_float<bf16>(to_float(*at_v) + sum_v);
   });
@@ -185,7 +188,7 @@ struct QueryTerms {
       if (first + i >= t.len) return;
       const int row = t.row + first + i;
       lse[i] = a.lse[int64_t{row} * a.x.heads + head];
-      delta[i] = get_delta(a.dq.row(row) + head * a.x.d);
+      delta[i] = get_delta(a.dq.row(row) + head * a.x.head_dim);
     });
   }
 };
@@ -194,7 +197,7 @@ __device__ __forceinline__ void write_query_gradients(const Args<bf16>& a, const
                                                       Accumulator<kD>& dq) {
   dq.for_each([&](LaneRow i, int c, float sum) {
     const int row = first + i;
-    if (row < t.len && c < a.x.d) a.dq.row(t.row + row)[head * a.x.d + c] = from_float<bf16>(sum);
+    if (row < t.len && c < a.x.head_dim) a.dq.row(t.row + row)[head * a.x.head_dim + c] = from_float<bf16>(sum);
   });
 }
 

@@ -11,14 +11,14 @@
 // a tile of query rows of one head and goes over their slots, ascending.  So each sum has one owner and one order, for
 // the price of seven matrix products where five would do.
 //
-// f32: the chains of ops.h, bit for bit the `cpu` table.
+// f32: the chains of list.h, bit for bit the `cpu` table.
 //
 // bf16: tensor cores with f32 accumulators, p and ds rounded to bf16 for their products.  What is added to a row of dk
 // is summed in f32 and rounded once, with the row.  k-steps of 16 begin at slot 0, or at the first own row of a
 // segment, and hidden pairs add nothing: the bits of a row of dq depend on its sequence only, those of dk and dv on
 // the segments that see the row.  Inputs that are not finite reach pairs of their tile that do not see them.
 // Two kernels each with the same bits: key_gradients_bf16 and query_gradients_bf16 (mma.sync) below, and those of
-// attn_bwd_wgmma.cuh for compute capability 9.0.
+// attention_bwd_wgmma.cuh for compute capability 9.0.
 //
 // Lists of blocks: pairs that are not listed are hidden, and tiles without a visible pair are skipped.
 //
@@ -26,7 +26,7 @@
 // Limited by the tensor cores and the exponentials, which overlap them with wgmma only; a prefix that many segments
 // share is the longest chain of work, so what lies in another batch comes first.  With `lists` every tile of keys
 // searches the lists of all segments.  f32 is limited by shared-memory bandwidth (for tests).
-#include "attn_bwd_wgmma.cuh"
+#include "attention_bwd_wgmma.cuh"
 #include "machine.cuh"
 
 namespace pare::PARE_CUDA {
@@ -37,12 +37,13 @@ namespace {
 template <class T>
 __global__ void __launch_bounds__(kThreads) row_sums(const Args<T> a) {
   const Tile t = find_tile<kThreads>(a.x.segments, a.x.n_segments, blockIdx.x);
-  const int rows = min(kThreads, t.len - t.first), d = a.x.d, column = blockIdx.y * d, lane = threadIdx.x % 16;
+  const int rows = min(kThreads, t.len - t.first), head_dim = a.x.head_dim, column = blockIdx.y * head_dim,
+            lane = threadIdx.x % 16;
   for (int first = 0; first < rows; first += kThreads / 16) {
     const int r = first + threadIdx.x / 16, row = t.row + t.first + min(r, rows - 1);
     const T *x = a.d_o.row(row) + column, *y = a.o.row(row) + column;
     float sum = 0;
-    for (int c = lane; c < d; c += 16) sum = fmaf(to_float(x[c]), to_float(y[c]), sum);
+    for (int c = lane; c < head_dim; c += 16) sum = fmaf(to_float(x[c]), to_float(y[c]), sum);
     for (int o = 8; o > 0; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
     if (r < rows && lane == 0) put_delta(a.dq.row(row) + column, sum);
   }
@@ -58,40 +59,42 @@ struct Tiles32 {
   float *p, *ds;       // [16][32], 0 where hidden
   float *lse, *delta;  // [16]
 };
-constexpr size_t smem_tiles32(int d) {
-  return sizeof(float) * (2 * kKeys32 * (d + 1) + 2 * kQueries32 * (d + kKeys32 + 1));
+constexpr size_t smem_tiles32(int head_dim) {
+  return sizeof(float) * (2 * kKeys32 * (head_dim + 1) + 2 * kQueries32 * (head_dim + kKeys32 + 1));
 }
-__device__ Tiles32 tiles32(int d) {
-  float *k = dynamic_smem<float>(), *v = k + kKeys32 * (d + 1), *q = v + kKeys32 * (d + 1), *d_o = q + kQueries32 * d;
-  float *p = d_o + kQueries32 * d, *ds = p + kQueries32 * kKeys32, *lse = ds + kQueries32 * kKeys32;
+__device__ Tiles32 tiles32(int head_dim) {
+  float *k = dynamic_smem<float>(), *v = k + kKeys32 * (head_dim + 1), *q = v + kKeys32 * (head_dim + 1),
+        *d_o = q + kQueries32 * head_dim;
+  float *p = d_o + kQueries32 * head_dim, *ds = p + kQueries32 * kKeys32, *lse = ds + kQueries32 * kKeys32;
   return {k, v, q, d_o, p, ds, lse, lse + kQueries32};
 }
 
 // Own rows [row, row + n) of head `head`.
 __device__ void load_queries32(const Tiles32& s, const Args<float>& a, int64_t row, int n, int head) {
-  const int d = a.x.d;
-  for (int i = threadIdx.x; i < n * d; i += kThreads) {
-    s.q[i] = a.x.q.row(row + i / d)[head * d + i % d];
-    s.d_o[i] = a.d_o.row(row + i / d)[head * d + i % d];
+  const int head_dim = a.x.head_dim;
+  for (int i = threadIdx.x; i < n * head_dim; i += kThreads) {
+    s.q[i] = a.x.q.row(row + i / head_dim)[head * head_dim + i % head_dim];
+    s.d_o[i] = a.d_o.row(row + i / head_dim)[head * head_dim + i % head_dim];
   }
   if (const int i = threadIdx.x; i < n) {
     s.lse[i] = a.lse[(row + i) * a.x.heads + head];
-    s.delta[i] = get_delta(a.dq.row(row + i) + head * d);
+    s.delta[i] = get_delta(a.dq.row(row + i) + head * head_dim);
   }
 }
 
 // p and ds of `rows` query rows; warp w has the rows w * kEach32 + [0, kEach32), lane l key l.
 template <class Visible>
 __device__ __forceinline__ void weigh32(const Tiles32& s, const Packed<float>& x, int rows, Visible visible) {
-  const int lane = threadIdx.x % 32, d = x.d;
+  const int lane = threadIdx.x % 32, head_dim = x.head_dim;
   for (int r = 0; r < kEach32; r++) {
     const int row = threadIdx.x / 32 * kEach32 + r;
     if (row >= rows) continue;
     float p = 0, ds = 0;
     if (visible(row, lane)) {
-      const float *q = s.q + row * d, *d_o = s.d_o + row * d, *k = s.k + lane * (d + 1), *v = s.v + lane * (d + 1);
+      const float *q = s.q + row * head_dim, *d_o = s.d_o + row * head_dim, *k = s.k + lane * (head_dim + 1),
+                  *v = s.v + lane * (head_dim + 1);
       float score = 0, product = 0;
-      for (int c = 0; c < d; c++) score = fmaf(q[c], k[c], score), product = fmaf(d_o[c], v[c], product);
+      for (int c = 0; c < head_dim; c++) score = fmaf(q[c], k[c], score), product = fmaf(d_o[c], v[c], product);
       p = exp2_f32(fmaf(score, x.score_scale, -s.lse[row]));
       ds = p * (product - s.delta[row]) * x.scale;
     }
@@ -108,10 +111,11 @@ __global__ void __launch_bounds__(kThreads) key_gradients_f32(const Args<float> 
   __shared__ uint64_t masks[kQueries32];
   const Packed<float>& x = a.x;
   const KeyTile t = key_tile<kKeys32>(a);
-  const int d = x.d, kv = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const Tiles32 s = tiles32(d);
-  for (int i = threadIdx.x; i < t.rows * d; i += kThreads) {
-    const int at = i / d * (d + 1) + i % d, row = t.first + i / d, c = kv * d + i % d;
+  const int head_dim = x.head_dim, kv = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const Tiles32 s = tiles32(head_dim);
+  for (int i = threadIdx.x; i < t.rows * head_dim; i += kThreads) {
+    const int at = i / head_dim * (head_dim + 1) + i % head_dim, row = t.first + i / head_dim,
+              c = kv * head_dim + i % head_dim;
     s.k[at] = (t.own ? x.k : x.pk).row(row)[c];
     s.v[at] = (t.own ? x.v : x.pv).row(row)[c];
   }
@@ -122,9 +126,9 @@ __global__ void __launch_bounds__(kThreads) key_gradients_f32(const Args<float> 
 #pragma unroll
       for (int j = 0; j < kColumns; j++) {
         const int key = warp * kKeysOfWarp + i, c = lane + 32 * j;
-        if (keys >> key & 1 && c < d)
-          f(dk[i][j], dv[i][j], (t.own ? a.dk : a.dpk).row(t.first + key) + kv * d + c,
-            (t.own ? a.dv : a.dpv).row(t.first + key) + kv * d + c, key, c);
+        if (keys >> key & 1 && c < head_dim)
+          f(dk[i][j], dv[i][j], (t.own ? a.dk : a.dpk).row(t.first + key) + kv * head_dim + c,
+            (t.own ? a.dv : a.dpv).row(t.first + key) + kv * head_dim + c, key, c);
       }
   };
   unsigned touched = 0;  // bit k: key k of the tile is seen, and its sums so far are in registers
@@ -148,8 +152,8 @@ __global__ void __launch_bounds__(kThreads) key_gradients_f32(const Args<float> 
         __syncthreads();
         for (int r = 0; r < rows; r++)
           for_elements(seen, [&](float& k, float& v, float*, float*, int key, int c) {
-            v = fmaf(s.p[r * kKeys32 + key], s.d_o[r * d + c], v);
-            k = fmaf(s.ds[r * kKeys32 + key], s.q[r * d + c], k);
+            v = fmaf(s.p[r * kKeys32 + key], s.d_o[r * head_dim + c], v);
+            k = fmaf(s.ds[r * kKeys32 + key], s.q[r * head_dim + c], k);
           });
       }
   });
@@ -162,9 +166,9 @@ __global__ void __launch_bounds__(kThreads) query_gradients_f32(const Args<float
   const Packed<float>& x = a.x;
   const Tile t = find_tile<kQueries32>(x.segments, x.n_segments, blockIdx.x);
   if (t.len == 0) return;
-  const int d = x.d, head = blockIdx.y, kv = head / x.group, lane = threadIdx.x % 32;
+  const int head_dim = x.head_dim, head = blockIdx.y, kv = head / x.group, lane = threadIdx.x % 32;
   const int rows = min(kQueries32, t.len - t.first), slots = t.parent_len + t.first + rows;
-  const Tiles32 s = tiles32(d);
+  const Tiles32 s = tiles32(head_dim);
   load_queries32(s, a, t.row + t.first, rows, head);
   float dq[kEach32][kColumns] = {};
   for (int begin = 0; begin < slots; begin += kKeys32) {
@@ -174,10 +178,10 @@ __global__ void __launch_bounds__(kThreads) query_gradients_f32(const Args<float
         }))
       continue;
     __syncthreads();  // everyone is done with the previous slots
-    for (int i = threadIdx.x; i < min(kKeys32, slots - begin) * d; i += kThreads) {
-      const int slot = i / d, c = i % d;
-      s.k[slot * (d + 1) + c] = x.key(t, kv, begin + slot)[c];
-      s.v[slot * (d + 1) + c] = x.value(t, kv, begin + slot)[c];
+    for (int i = threadIdx.x; i < min(kKeys32, slots - begin) * head_dim; i += kThreads) {
+      const int slot = i / head_dim, c = i % head_dim;
+      s.k[slot * (head_dim + 1) + c] = x.key(t, kv, begin + slot)[c];
+      s.v[slot * (head_dim + 1) + c] = x.value(t, kv, begin + slot)[c];
     }
     __syncthreads();
     weigh32(s, x, rows, [&](int row, int slot) {
@@ -190,9 +194,9 @@ __global__ void __launch_bounds__(kThreads) query_gradients_f32(const Args<float
 #pragma unroll
       for (int j = 0; j < kColumns; j++) {
         const int c = lane + 32 * j;
-        if (row < rows && c < d)
+        if (row < rows && c < head_dim)
           for (int slot = 0; slot < end; slot++)
-            dq[r][j] = fmaf(s.ds[row * kKeys32 + slot], s.k[slot * (d + 1) + c], dq[r][j]);
+            dq[r][j] = fmaf(s.ds[row * kKeys32 + slot], s.k[slot * (head_dim + 1) + c], dq[r][j]);
       }
     }
   }
@@ -201,7 +205,8 @@ __global__ void __launch_bounds__(kThreads) query_gradients_f32(const Args<float
     const int row = threadIdx.x / 32 * kEach32 + r;
 #pragma unroll
     for (int j = 0; j < kColumns; j++)
-      if (row < rows && lane + 32 * j < d) a.dq.row(t.row + t.first + row)[head * d + lane + 32 * j] = dq[r][j];
+      if (row < rows && lane + 32 * j < head_dim)
+        a.dq.row(t.row + t.first + row)[head * head_dim + lane + 32 * j] = dq[r][j];
   }
 }
 
@@ -240,15 +245,16 @@ __global__ void __launch_bounds__(kThreads) key_gradients_bf16(const Args<bf16> 
   __shared__ float lse[2][kQueries], delta[2][kQueries];
   const Packed<bf16>& x = a.x;
   const KeyTile t = key_tile<kOwned16>(a);
-  const int d = x.d, kv = blockIdx.y, own = threadIdx.x / 32 * 16, column = kColumns < kD ? blockIdx.z * kColumns : 0;
+  const int head_dim = x.head_dim, kv = blockIdx.y, own = threadIdx.x / 32 * 16,
+            column = kColumns < kD ? blockIdx.z * kColumns : 0;
   bf16* smem = dynamic_smem<bf16>();
   const SharedTile<kD> k{smem}, v{smem + kOwned16 * kD};
   const auto q = [&](int stage) { return SharedTile<kD>{smem + (2 * kOwned16 + stage * kQueries) * kD}; };
   const auto d_o = [&](int stage) { return q(2 + stage); };
-  load_tile<kOwned16>(k, x.k.p, t.rows, d, a.vector,
-                      [&](int r) { return (t.own ? x.k : x.pk).row(t.first + r) + kv * d; });
-  load_tile<kOwned16>(v, x.k.p, t.rows, d, a.vector,
-                      [&](int r) { return (t.own ? x.v : x.pv).row(t.first + r) + kv * d; });
+  load_tile<kOwned16>(k, x.k.p, t.rows, head_dim, a.vector,
+                      [&](int r) { return (t.own ? x.k : x.pk).row(t.first + r) + kv * head_dim; });
+  load_tile<kOwned16>(v, x.k.p, t.rows, head_dim, a.vector,
+                      [&](int r) { return (t.own ? x.v : x.pv).row(t.first + r) + kv * head_dim; });
   cp_async_commit();
   Accumulator<kColumns> dk = {}, dv = {};
   PerRow<bool> touched = {};
@@ -269,14 +275,14 @@ __global__ void __launch_bounds__(kThreads) key_gradients_bf16(const Args<bf16> 
           piece++;
       if (piece < pieces) {
         const int head = kv * x.group + piece / tiles, i = begin + piece % tiles * kQueries, rows = g.len - i;
-        load_tile<kQueries>(q(stage), x.k.p, rows, d, a.vector,
-                            [&](int r) { return x.q.row(g.row + i + r) + head * d; });
-        load_tile<kQueries>(d_o(stage), x.k.p, rows, d, a.vector,
-                            [&](int r) { return a.d_o.row(g.row + i + r) + head * d; });
+        load_tile<kQueries>(q(stage), x.k.p, rows, head_dim, a.vector,
+                            [&](int r) { return x.q.row(g.row + i + r) + head * head_dim; });
+        load_tile<kQueries>(d_o(stage), x.k.p, rows, head_dim, a.vector,
+                            [&](int r) { return a.d_o.row(g.row + i + r) + head * head_dim; });
         if (const int r = threadIdx.x; r < kQueries) {  // rows that are absent have q = do = 0
           const int64_t row = g.row + i + r;
           lse[stage][r] = r < rows ? a.lse[row * x.heads + head] : 0.f;
-          delta[stage][r] = r < rows ? get_delta(a.dq.row(row) + head * d) : 0.f;
+          delta[stage][r] = r < rows ? get_delta(a.dq.row(row) + head * head_dim) : 0.f;
         }
       }
       cp_async_commit();
@@ -312,14 +318,15 @@ __global__ void __launch_bounds__(kThreads) query_gradients_bf16(const Args<bf16
   const Packed<bf16>& x = a.x;
   const Tile t = find_tile<kOwned16>(x.segments, x.n_segments, blockIdx.x);
   if (t.len == 0) return;
-  const int d = x.d, head = blockIdx.y, kv = head / x.group, own = threadIdx.x / 32 * 16;
+  const int head_dim = x.head_dim, head = blockIdx.y, kv = head / x.group, own = threadIdx.x / 32 * 16;
   const int rows = min(kOwned16, t.len - t.first), slots = t.parent_len + t.first + rows, row = t.row + t.first;
   bf16* smem = dynamic_smem<bf16>();
   const SharedTile<kD> q{smem}, d_o{smem + kOwned16 * kD};
   const auto k = [&](int stage) { return SharedTile<kD>{smem + (2 * kOwned16 + stage * kCount) * kD}; };
   const auto v = [&](int stage) { return k(2 + stage); };
-  load_tile<kOwned16>(q, x.k.p, rows, d, a.vector, [&](int r) { return x.q.row(row + r) + head * d; });
-  load_tile<kOwned16>(d_o, x.k.p, rows, d, a.vector, [&](int r) { return a.d_o.row(row + r) + head * d; });
+  load_tile<kOwned16>(q, x.k.p, rows, head_dim, a.vector, [&](int r) { return x.q.row(row + r) + head * head_dim; });
+  load_tile<kOwned16>(d_o, x.k.p, rows, head_dim, a.vector,
+                      [&](int r) { return a.d_o.row(row + r) + head * head_dim; });
   QueryTerms terms(a, t, t.first + own, head);
 
   const int pieces = (slots + kCount - 1) / kCount;
@@ -332,8 +339,10 @@ __global__ void __launch_bounds__(kThreads) query_gradients_bf16(const Args<bf16
         piece++;
     if (piece < pieces) {
       const int begin = piece * kCount;
-      load_tile<kCount>(k(stage), x.k.p, slots - begin, d, a.vector, [&](int r) { return x.key(t, kv, begin + r); });
-      load_tile<kCount>(v(stage), x.k.p, slots - begin, d, a.vector, [&](int r) { return x.value(t, kv, begin + r); });
+      load_tile<kCount>(k(stage), x.k.p, slots - begin, head_dim, a.vector,
+                        [&](int r) { return x.key(t, kv, begin + r); });
+      load_tile<kCount>(v(stage), x.k.p, slots - begin, head_dim, a.vector,
+                        [&](int r) { return x.value(t, kv, begin + r); });
     }
     cp_async_commit();
     return piece;
@@ -365,23 +374,23 @@ struct Grids {
 
 template <bool kBlocks>
 void run(const char* op, const Args<float>& a, const Grids& g, Stream stream) {
-  const int d = a.x.d;
-  const size_t smem = smem_tiles32(d);
+  const int head_dim = a.x.head_dim;
+  const size_t smem = smem_tiles32(head_dim);
   launch(op,
-         d <= 64    ? key_gradients_f32<2, kBlocks>
-         : d <= 128 ? key_gradients_f32<4, kBlocks>
-                    : key_gradients_f32<8, kBlocks>,
+         head_dim <= 64    ? key_gradients_f32<2, kBlocks>
+         : head_dim <= 128 ? key_gradients_f32<4, kBlocks>
+                           : key_gradients_f32<8, kBlocks>,
          {.grid = g.keys, .block = kThreads, .smem = smem}, stream, a);
   launch(op,
-         d <= 64    ? query_gradients_f32<2, kBlocks>
-         : d <= 128 ? query_gradients_f32<4, kBlocks>
-                    : query_gradients_f32<8, kBlocks>,
+         head_dim <= 64    ? query_gradients_f32<2, kBlocks>
+         : head_dim <= 128 ? query_gradients_f32<4, kBlocks>
+                           : query_gradients_f32<8, kBlocks>,
          {.grid = g.queries, .block = kThreads, .smem = smem}, stream, a);
 }
 
 template <int kD, bool kBlocks>
 void run_tiles(const char* op, const Args<bf16>& a, const Grids& g, Stream stream) {
-  const dim3 keys(g.keys.x, g.keys.y, blocks(op, a.x.d, kColumns16<kD>));
+  const dim3 keys(g.keys.x, g.keys.y, blocks(op, a.x.head_dim, kColumns16<kD>));
   launch(op, key_gradients_bf16<kD, kBlocks>, {.grid = keys, .block = kThreads, .smem = kKeySmem<kD>}, stream, a);
   launch(op, query_gradients_bf16<kD, kBlocks>, {.grid = g.queries, .block = kThreads, .smem = kQuerySmem<kD>}, stream,
          a);
@@ -389,12 +398,12 @@ void run_tiles(const char* op, const Args<bf16>& a, const Grids& g, Stream strea
 template <bool kBlocks>
 void run(const char* op, const Args<bf16>& a, const Grids& g, Stream stream) {
   if (!kBlocks && takes_wgmma(true) && suits_wgmma(a)) {
-    a.x.d <= 64 ? launch_wgmma_gradients<64>(op, a, stream) : launch_wgmma_gradients<128>(op, a, stream);
+    a.x.head_dim <= 64 ? launch_wgmma_gradients<64>(op, a, stream) : launch_wgmma_gradients<128>(op, a, stream);
     return;
   }
-  a.x.d <= 64    ? run_tiles<64, kBlocks>(op, a, g, stream)
-  : a.x.d <= 128 ? run_tiles<128, kBlocks>(op, a, g, stream)
-                 : run_tiles<256, kBlocks>(op, a, g, stream);
+  a.x.head_dim <= 64    ? run_tiles<64, kBlocks>(op, a, g, stream)
+  : a.x.head_dim <= 128 ? run_tiles<128, kBlocks>(op, a, g, stream)
+                        : run_tiles<256, kBlocks>(op, a, g, stream);
 }
 
 // Do the rows of x and y lie in different memory?
@@ -408,12 +417,10 @@ template <class T>
 Args<T> arguments(const char* op, const AttnBwd& a) {
   Args<T> x{};
   x.x = packed<T>(op, a);
-  const int64_t n = a.q.shape[0], parents = a.pk.shape[0], heads = x.x.heads, kv_heads = x.x.kv_heads, d = x.x.d;
-  expect(sizeof(T) == 4 || d >= 2, op, ": head_dim 1 in bf16: a row of dq has no room for do.o");
-  x.d_o = matrix<const T>(op, "d_o", a.d_o, n, heads, d), x.o = matrix<const T>(op, "o", a.o, n, heads, d);
-  x.dq = matrix<T>(op, "dq", a.dq, n, heads, d);
-  x.dk = matrix<T>(op, "dk", a.dk, n, kv_heads, d), x.dv = matrix<T>(op, "dv", a.dv, n, kv_heads, d);
-  x.dpk = matrix<T>(op, "dpk", a.dpk, parents, kv_heads, d), x.dpv = matrix<T>(op, "dpv", a.dpv, parents, kv_heads, d);
+  const int64_t n = a.q.shape[0], parents = a.pk.shape[0];
+  expect(sizeof(T) == 4 || x.x.head_dim >= 2, op, ": head_dim 1 in bf16: a row of dq has no room for do.o");
+  x.d_o = matrix<const T>(a.d_o), x.o = matrix<const T>(a.o), x.dq = matrix<T>(a.dq);
+  x.dk = matrix<T>(a.dk), x.dv = matrix<T>(a.dv), x.dpk = matrix<T>(a.dpk), x.dpv = matrix<T>(a.dpv);
   x.lse = a.lse.as<float>(), x.rows = static_cast<int>(n), x.parent_rows = static_cast<int>(parents);
   const auto same = [](const Tensor& x, const Tensor& y) {
     return x.data == y.data && x.shape == y.shape && x.stride == y.stride;
@@ -445,7 +452,7 @@ void attn_bwd(const AttnBwd& a, Stream stream) {
                   {tiles(kQueries), heads}};
     launch(op, row_sums<T>, {.grid = g.rows, .block = kThreads}, stream, x);
     if (a.blocks) {
-      x.blocks = block_lists(op, a);
+      x.blocks = block_lists(a);
       run<true>(op, x, g, stream);
     } else {
       run<false>(op, x, g, stream);

@@ -1,15 +1,16 @@
-// Scores of slots: window attention (SnapKV), redundancy (R-KV), accumulated attention (H2O); and the choice by them.
+// Events of a cache that evicts: scores of slots by window attention (SnapKV), redundancy (R-KV) and accumulated
+// attention (H2O), the choice by them, and compaction.
+#include "ref/events.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <set>
-
-#include "ref/kv.h"
 
 namespace pare::ref {
 
 std::vector<KvEvent> read_events(const char* op, const Tensor& events, const KvWork& work) {
-  expect_dense(op, "events", events, {events.shape[0], 6});
   const View<int32_t> v(events);
   std::vector<KvEvent> list;
   for (int64_t i = 0; i < events.shape[0]; i++) {
@@ -36,21 +37,10 @@ void expect_event_pages(const char* op, const char* name, const Tensor& list, in
            " lies in page ", page(s), " of ", pages);
 }
 
-void expect_k_pages(const char* op, const Tensor& k_pages) {
-  expect(k_pages.rank == 4, "ref: ", op, ": k_pages is ", k_pages.str(), ", expected [pages, K, D, 16]");
-  expect_dense(op, "k_pages", k_pages, {k_pages.shape[0], k_pages.shape[1], k_pages.shape[2], kPageSlots});
-}
-
-void expect_slot_array(const char* op, const char* name, const Tensor& t, const Tensor& k_pages) {
-  expect_dense(op, name, t, {k_pages.shape[0], k_pages.shape[1], kPageSlots});
-}
-
 namespace {
 
-// score [E, K, max_slots] with room for every event.
-void expect_score(const char* op, const Tensor& score, const std::vector<KvEvent>& events, int64_t kv_heads) {
-  expect(score.rank == 3, "ref: ", op, ": score is ", score.str(), ", expected [E, K, max_slots]");
-  expect_dense(op, "score", score, {static_cast<int64_t>(events.size()), kv_heads, score.shape[2]});
+// Room for every event.
+void expect_score(const char* op, const Tensor& score, const std::vector<KvEvent>& events) {
   for (const KvEvent& e : events)
     expect(e.slots <= score.shape[2], "ref: ", op, ": an event of ", e.slots, " slots, score is ", score.str());
 }
@@ -102,13 +92,9 @@ std::vector<double> group_probability(GqaAgg aggregate, int64_t group, int64_t f
 
 void kv_window_scores(const KvWindowScores& a, Stream) {
   constexpr const char* op = "kv_window_scores";
-  expect_k_pages(op, a.k_pages);
-  const int64_t pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1], dim = a.k_pages.shape[2];
+  const int64_t pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1], head_dim = a.k_pages.shape[2];
   const auto events = read_events(op, a.events, a.work);
-  expect_score(op, a.score, events, kv_heads);
-  expect(a.windows.rank == 3 && a.windows.shape[2] == dim && a.windows.shape[1] % kv_heads == 0, "ref: ", op,
-         ": windows is ", a.windows.str(), ", k_pages ", a.k_pages.str());
-  expect(a.kernel >= 1 && a.kernel % 2 == 1, "ref: ", op, ": kernel is ", a.kernel, ", expected an odd number");
+  expect_score(op, a.score, events);
   if (a.window_first) expect_index(op, "window_first", a.window_first, a.window);
   const int64_t group = a.windows.shape[1] / kv_heads;
   dispatch(op, a.k_pages, [&]<class T>(T) {
@@ -116,8 +102,7 @@ void kv_window_scores(const KvWindowScores& a, Stream) {
     for (int64_t i = 0; i < static_cast<int64_t>(events.size()); i++) {
       const KvEvent& e = events[i];
       expect_event_pages(op, "src_pages", a.src_pages, i, e.slots, pages);
-      expect(a.window >= 1 && a.window <= e.recent && e.window_row >= 0 &&
-                 int64_t(e.window_row) + a.window <= a.windows.shape[0],
+      expect(a.window <= e.recent && e.window_row >= 0 && int64_t(e.window_row) + a.window <= a.windows.shape[0],
              "ref: ", op, ": event ", i, " has ", e.recent, " recent slots and window rows [", e.window_row, ", ",
              e.window_row + a.window, ") of ", a.windows.shape[0]);
       const EventPages page{View<int32_t>(a.src_pages), i};
@@ -129,7 +114,7 @@ void kv_window_scores(const KvWindowScores& a, Stream) {
           const int64_t end = a.span == SoftmaxSpan::exclude_window ? candidates : e.slots - a.window + t + 1;
           const auto p = group_probability(a.aggregate, group, e.first, end, [&](int64_t g, int64_t s) {
             double dot = 0;
-            for (int64_t d = 0; d < dim; d++)
+            for (int64_t d = 0; d < head_dim; d++)
               dot += double(windows(row, h * group + g, d)) * k(page(s), h, d, s % kPageSlots);
             return dot * a.scale;
           });
@@ -143,7 +128,7 @@ void kv_window_scores(const KvWindowScores& a, Stream) {
   });
 }
 
-// R of one event and head: keys [n][dim].
+// R of one event and head: keys [n][head_dim].
 static std::vector<double> redundancy(const std::vector<std::vector<double>>& keys, double threshold) {
   const int64_t n = static_cast<int64_t>(keys.size());
   std::vector<double> norm, mean(n);
@@ -168,11 +153,9 @@ static std::vector<double> redundancy(const std::vector<std::vector<double>>& ke
 
 void kv_redundancy(const KvRedundancy& a, Stream) {
   constexpr const char* op = "kv_redundancy";
-  expect_k_pages(op, a.k_pages);
-  const int64_t pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1], dim = a.k_pages.shape[2];
+  const int64_t pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1], head_dim = a.k_pages.shape[2];
   const auto events = read_events(op, a.events, a.work);
-  expect_score(op, a.score, events, kv_heads);
-  expect_dense(op, "workspace", a.workspace, {a.score.shape[0], kv_heads, 4, a.src_pages.shape[1] * kPageSlots});
+  expect_score(op, a.score, events);
   dispatch(op, a.k_pages, [&]<class T>(T) {
     const View<T> score(a.score), k(a.k_pages);
     for (int64_t i = 0; i < static_cast<int64_t>(events.size()); i++) {
@@ -180,9 +163,9 @@ void kv_redundancy(const KvRedundancy& a, Stream) {
       expect_event_pages(op, "src_pages", a.src_pages, i, e.slots, pages);
       const EventPages page{View<int32_t>(a.src_pages), i};
       for (int64_t h = 0; h < kv_heads; h++) {
-        std::vector<std::vector<double>> keys(e.slots - e.first, std::vector<double>(dim));
+        std::vector<std::vector<double>> keys(e.slots - e.first, std::vector<double>(head_dim));
         for (int64_t s = e.first; s < e.slots; s++)
-          for (int64_t d = 0; d < dim; d++) keys[s - e.first][d] = k(page(s), h, d, s % kPageSlots);
+          for (int64_t d = 0; d < head_dim; d++) keys[s - e.first][d] = k(page(s), h, d, s % kPageSlots);
         const auto r = redundancy(keys, a.threshold);
         for (int64_t s = e.first; s < e.slots - e.recent; s++)
           score(i, h, s) = static_cast<T>(a.lambda * double(score(i, h, s)) - (1 - double(a.lambda)) * r[s - e.first]);
@@ -193,15 +176,9 @@ void kv_redundancy(const KvRedundancy& a, Stream) {
 
 void kv_mass_scores(const KvMassScores& a, Stream) {
   constexpr const char* op = "kv_mass_scores";
-  expect(a.mass_pages.rank == 3, "ref: ", op, ": mass_pages is ", a.mass_pages.str(), ", expected [pages, K, 16]");
   const int64_t pages = a.mass_pages.shape[0], kv_heads = a.mass_pages.shape[1];
-  expect_dense(op, "mass_pages", a.mass_pages, {pages, kv_heads, kPageSlots});
   const auto events = read_events(op, a.events, a.work);
-  expect_score(op, a.score, events, kv_heads);
-  if (a.normalise) {
-    expect_dense(op, "pos_pages", a.pos_pages, {pages, kv_heads, kPageSlots});
-    expect_dense(op, "position", a.position, {a.events.shape[0]});
-  }
+  expect_score(op, a.score, events);
   dispatch(op, a.mass_pages, [&]<class T>(T) {
     const View<T> score(a.score), mass(a.mass_pages);
     for (int64_t i = 0; i < static_cast<int64_t>(events.size()); i++) {
@@ -226,10 +203,8 @@ void kv_mass_scores(const KvMassScores& a, Stream) {
 void kv_select(const KvSelect& a, Stream) {
   constexpr const char* op = "kv_select";
   const auto events = read_events(op, a.events, a.work);
-  expect(a.keep.rank == 3, "ref: ", op, ": keep is ", a.keep.str(), ", expected [R, K, max_keep]");
-  expect_dense(op, "keep", a.keep, {a.keep.shape[0], a.keep.shape[1], a.keep.shape[2]});
   const int64_t kv_heads = a.keep.shape[1];
-  if (a.score) expect_score(op, a.score, events, kv_heads);
+  if (a.score) expect_score(op, a.score, events);
   const View<int32_t> keep(a.keep);
   std::set<int32_t> taken;
   const auto choose = [&]<class T>(T, const Tensor& scores) {
@@ -263,6 +238,89 @@ void kv_select(const KvSelect& a, Stream) {
     dispatch(op, a.score, [&]<class T>(T t) { choose(t, a.score); });
   else
     choose(float{}, Tensor{});
+}
+
+// KvCompact: what an event writes nobody else reads or writes.
+static void expect_own_pages(const char* op, const KvCompact& a, const std::vector<KvEvent>& events) {
+  const View<int32_t> src(a.src_pages), dst(a.dst_pages);
+  std::map<int32_t, int64_t> reads, writes;  // page -> how many events
+  for (size_t i = 0; i < events.size(); i++) {
+    const KvEvent& e = events[i];
+    std::set<int32_t> own;
+    for (int64_t p = 0; p * kPageSlots < e.slots; p++)
+      if ((p + 1) * kPageSlots > e.first || (p == 0 && a.sinks)) own.insert(src(i, p));
+    for (int32_t p : own) reads[p]++;
+    for (int64_t p = 0; p * kPageSlots < e.first + e.keep; p++) {
+      const bool below = (p + 1) * kPageSlots <= e.first, both = p * kPageSlots < e.first && !below;
+      expect(!(below || both) || src(i, p) == dst(i, p), "ref: ", op, ": page ", p, " of event ", i,
+             " holds protected slots; it is ", src(i, p), " before and ", dst(i, p), " after");
+      if (below && !(p == 0 && a.sinks)) continue;
+      expect(src(i, p) == dst(i, p) || !own.count(dst(i, p)), "ref: ", op, ": page ", dst(i, p), " of event ", i,
+             " is a source in another place");
+      writes[dst(i, p)]++;
+      if (src(i, p) == dst(i, p)) reads[dst(i, p)]--;
+    }
+  }
+  for (const auto& [page, n] : writes)
+    expect(n == 1 && reads[page] == 0, "ref: ", op, ": page ", page, " is written by ", n,
+           " events and read by others: ", reads[page]);
+}
+
+// Keys of slots [0, sinks) of one page and head, turned forward by `angle` positions.
+template <class T>
+static void turn(const KvCompact& a, int64_t page, int64_t h, int64_t angle) {
+  const View<T> k(a.k_pages), rope(a.rope);
+  const int64_t half = a.k_pages.shape[2] / 2;
+  for (int64_t d = 0; d < half; d++)
+    for (int64_t s = 0; s < a.sinks; s++) {
+      const double c = rope(angle, d), sin = rope(angle, half + d), u = k(page, h, d, s), v = k(page, h, d + half, s);
+      k(page, h, d, s) = static_cast<T>(u * c - v * sin);
+      k(page, h, d + half, s) = static_cast<T>(v * c + u * sin);
+    }
+}
+
+void expect_compact(const char* op, const KvCompact& a, const std::vector<KvEvent>& events) {
+  const int64_t pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1];
+  const View<int32_t> keep(a.keep);
+  for (size_t i = 0; i < events.size(); i++) {
+    const KvEvent& e = events[i];
+    expect_event_pages(op, "src_pages", a.src_pages, i, e.slots, pages);
+    expect_event_pages(op, "dst_pages", a.dst_pages, i, e.first + e.keep, pages);
+    expect(e.keep_row >= 0 && e.keep_row < a.keep.shape[0] && e.keep <= a.keep.shape[2], "ref: ", op, ": event ", i,
+           " finds its ", e.keep, " slots in row ", e.keep_row, " of ", a.keep.str());
+    expect(a.sinks <= e.first, "ref: ", op, ": ", a.sinks, " sinks, event ", i, " protects ", e.first);
+    for (int64_t h = 0; h < kv_heads; h++)
+      for (int32_t j = 0, last = e.first - 1; j < e.keep; last = keep(e.keep_row, h, j), j++)
+        expect(keep(e.keep_row, h, j) > last && keep(e.keep_row, h, j) < e.slots, "ref: ", op, ": keep of event ", i,
+               ", head ", h, " holds slot ", keep(e.keep_row, h, j), " after ", last, "; its slots are ", e.first,
+               " to ", e.slots - 1);
+  }
+  expect_own_pages(op, a, events);
+}
+
+void kv_compact(const KvCompact& a, Stream) {
+  const auto events = read_events("kv_compact", a.events, a.work);
+  expect_compact("kv_compact", a, events);
+  const int64_t kv_heads = a.k_pages.shape[1], head_dim = a.k_pages.shape[2];
+  const View<int32_t> keep(a.keep);
+  dispatch("kv_compact", a.k_pages, [&]<class T>(T) {
+    const View<T> k(a.k_pages), v(a.v_pages), mass(a.mass_pages);
+    const View<int32_t> pos(a.pos_pages);
+    for (size_t i = 0; i < events.size(); i++) {
+      const KvEvent& e = events[i];
+      const EventPages src{View<int32_t>(a.src_pages), int64_t(i)}, dst{View<int32_t>(a.dst_pages), int64_t(i)};
+      for (int64_t h = 0; h < kv_heads; h++) {
+        for (int32_t j = 0; j < e.keep; j++) {
+          const int32_t from = keep(e.keep_row, h, j), to = e.first + j, x = from % kPageSlots, y = to % kPageSlots;
+          for (int64_t d = 0; d < head_dim; d++) k(dst(to), h, d, y) = k(src(from), h, d, x);
+          for (int64_t d = 0; d < head_dim; d++) v(dst(to), h, y, d) = v(src(from), h, x, d);
+          pos(dst(to), h, y) = pos(src(from), h, x);
+          if (mass) mass(dst(to), h, y) = mass(src(from), h, x);
+        }
+        if (a.sinks) turn<T>(a, dst(0), h, e.slots - e.first - e.keep);
+      }
+    }
+  });
 }
 
 }  // namespace pare::ref

@@ -1,15 +1,15 @@
-// Block-sparse reads (attention_ops.h: KvBlockSummary, KvBlockSelect, AttnBlockSelect): what is kept of the keys of a
+// Block-sparse reads (KvBlockSummary, KvBlockSelect, AttnBlockSelect): what is kept of the keys of a
 // block, and the choice of blocks by it, for decode steps over pages and, bit for bit the same, for the rows of packed
 // sequences.
 //
 // k_pages [pages, K, D, 16]; summary [pages, K, 16 / block * rows, D] or [S, K, max_blocks * rows, D], rows 1 (mean) or
 // 2 (min, max); score [S, K, max_scored], f32; blocks [sequences or N, K, max_listed].  Overwritten: the summaries of
 // blocks that the entries name, scores of what is scored, lists of the entries or rows that choose; nothing else.
-// Order: ops.h.  Sums in f32 whatever the element type, so f32 has the bits of the `cpu` table; a mean is rounded once.
-// Of equal scores the smaller block is taken.
-// Bytes: summaries read every key once and write 1 / block of it (twice that for min, max).  The choice reads the
-// summaries of all blocks of a row: minmax once for each query head, from L1 for the most part.  Limited by memory
-// bandwidth in decode; for packed rows, each of which reads the summaries before it, by L2.
+// Order: list.h.  Sums in f32 whatever the element type, so f32 has the bits of the `cpu` table; a mean is rounded
+// once. Of equal scores the smaller block is taken. Bytes: summaries read every key once and write 1 / block of it
+// (twice that for min, max).  The choice reads the summaries of all blocks of a row: minmax once for each query head,
+// from L1 for the most part.  Limited by memory bandwidth in decode; for packed rows, each of which reads the summaries
+// before it, by L2.
 #include "attention.cuh"
 
 namespace pare::PARE_CUDA {
@@ -40,8 +40,8 @@ __device__ __forceinline__ void summarise(BlockSummary kind, int n, Key key, Put
 struct PageTable {
   const int32_t* table;
   int64_t stride;
-  const int4* queries;  // [S]: PagedRow {row, rows, slots, table_row}
-  int n_queries, kv_heads, d, block;
+  const int4* queries;  // [S]: PagedRow
+  int n_queries, kv_heads, head_dim, block;
   BlockSummary kind;
   __device__ __forceinline__ int64_t head(int table_row, int page, int kv) const {  // number of (page, head)
     return int64_t{table[table_row * stride + page]} * kv_heads + kv;
@@ -53,20 +53,21 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     summarise_pages(T* __restrict__ summary, const T* __restrict__ k_pages, const PageTable p) {
   const Piece piece = find_piece(p.n_queries, blockIdx.x, [&](int i) {
-    const int4 q = p.queries[i];
-    return q.y ? (q.z + kPageSlots - 1) / kPageSlots - (q.z - q.y) / kPageSlots : 0;
+    const auto q = entry_at<PagedRow>(p.queries, i);
+    return q.rows ? (q.slots + kPageSlots - 1) / kPageSlots - (q.slots - q.rows) / kPageSlots : 0;
   });
   if (piece.owner == p.n_queries) return;
-  const int4 q = p.queries[piece.owner];
-  const int page = (q.z - q.y) / kPageSlots + piece.index, present = min(kPageSlots, q.z - page * kPageSlots);
-  const int64_t head = p.head(q.w, page, blockIdx.y), size = kPageSlots / p.block * height(p.kind) * p.d;
-  for (int c = threadIdx.x; c < p.d; c += kThreads) {
-    const T* key = k_pages + (head * p.d + c) * kPageSlots;
+  const auto q = entry_at<PagedRow>(p.queries, piece.owner);
+  const int page = (q.slots - q.rows) / kPageSlots + piece.index,
+            present = min(kPageSlots, q.slots - page * kPageSlots);
+  const int64_t head = p.head(q.table_row, page, blockIdx.y), size = kPageSlots / p.block * height(p.kind) * p.head_dim;
+  for (int c = threadIdx.x; c < p.head_dim; c += kThreads) {
+    const T* key = k_pages + (head * p.head_dim + c) * kPageSlots;
     T* out = summary + head * size + c;
-    for (int begin = 0; begin < present; begin += p.block, out += height(p.kind) * p.d)
+    for (int begin = 0; begin < present; begin += p.block, out += height(p.kind) * p.head_dim)
       summarise(
           p.kind, min(p.block, present - begin), [&](int i) { return to_float(key[begin + i]); },
-          [&](int row, float x) { out[row * p.d] = from_float<T>(x); });
+          [&](int row, float x) { out[row * p.head_dim] = from_float<T>(x); });
   }
 }
 
@@ -82,7 +83,7 @@ struct OfSegments {
   const T *q, *k, *pk;
   int64_t q_stride, k_stride, pk_stride;
   const int4* segments;
-  int n_segments, heads, kv_heads, d;
+  int n_segments, heads, kv_heads, head_dim;
   Rule rule;
   const int32_t* budget;
   int32_t* blocks;  // [N, K, max_listed]
@@ -90,7 +91,7 @@ struct OfSegments {
   bool vector;
   // Of block b of a segment.
   __device__ __forceinline__ T* summary_of(int segment, int kv, int b) const {
-    return summary + ((int64_t{segment} * kv_heads + kv) * room + b * height(kind)) * d;
+    return summary + ((int64_t{segment} * kv_heads + kv) * room + b * height(kind)) * head_dim;
   }
 };
 
@@ -98,35 +99,38 @@ struct OfSegments {
 template <class T>
 __global__ void __launch_bounds__(kThreads) summarise_segments(const OfSegments<T> a) {
   const int block = a.rule.block;
-  const Piece b =
-      find_piece(a.n_segments, blockIdx.x, [&](int i) { return (a.segments[i].y + a.segments[i].w) / block; });
+  const Piece b = find_piece(a.n_segments, blockIdx.x, [&](int i) {
+    const auto s = entry_at<SegmentRow>(a.segments, i);
+    return (s.len + s.parent_len) / block;
+  });
   if (b.owner == a.n_segments) return;
-  const int4 s = a.segments[b.owner];
+  const auto s = entry_at<SegmentRow>(a.segments, b.owner);
   const int kv = blockIdx.y;
   T* out = a.summary_of(b.owner, kv, b.index);
-  for (int c = threadIdx.x; c < a.d; c += kThreads)
+  for (int c = threadIdx.x; c < a.head_dim; c += kThreads)
     summarise(
         a.kind, block,
         [&](int i) {
           const int64_t slot = b.index * block + i;
-          const T* row = slot < s.w ? a.pk + (s.z + slot) * a.pk_stride : a.k + (s.x + slot - s.w) * a.k_stride;
-          return to_float(row[kv * a.d + c]);
+          const T* row = slot < s.parent_len ? a.pk + (s.parent_row + slot) * a.pk_stride
+                                             : a.k + (s.row + slot - s.parent_len) * a.k_stride;
+          return to_float(row[kv * a.head_dim + c]);
         },
-        [&](int row, float x) { out[row * a.d + c] = from_float<T>(x); });
+        [&](int row, float x) { out[row * a.head_dim + c] = from_float<T>(x); });
 }
 
 // ---- scores
 
 // The queries of a key head in shared memory, rows of round16(D) with zeros behind D; one row, their mean, for `mean`.
 template <BlockSummary kKind, class T>
-__device__ void load_queries(float* to, const T* q, int group, int d) {
-  const int padded = (d + kSide - 1) / kSide * kSide, rows = kKind == BlockSummary::mean ? 1 : group;
+__device__ void load_queries(float* to, const T* q, int group, int head_dim) {
+  const int padded = (head_dim + kSide - 1) / kSide * kSide, rows = kKind == BlockSummary::mean ? 1 : group;
   for (int i = threadIdx.x; i < rows * padded; i += kThreads) {
     const int g = i / padded, c = i % padded;
     float x = 0;
-    if (c < d && kKind == BlockSummary::minmax) x = to_float(q[g * d + c]);
-    if (c < d && kKind == BlockSummary::mean) {
-      for (int h = 0; h < group; h++) x += to_float(q[h * d + c]);
+    if (c < head_dim && kKind == BlockSummary::minmax) x = to_float(q[g * head_dim + c]);
+    if (c < head_dim && kKind == BlockSummary::mean) {
+      for (int h = 0; h < group; h++) x += to_float(q[h * head_dim + c]);
       x *= 1.f / static_cast<float>(group);
     }
     to[i] = x;
@@ -136,13 +140,13 @@ __device__ void load_queries(float* to, const T* q, int group, int d) {
 // The row sum over channels for one query, in every thread of the kSide / kPack<T> that share a block: thread `part`
 // has the lanes part * kPack + [0, kPack), 16 bytes of a summary.
 template <BlockSummary kKind, bool kVector, class T>
-__device__ __forceinline__ float score_of(const float* q, const T* summary, int part, int d) {
+__device__ __forceinline__ float score_of(const float* q, const T* summary, int part, int head_dim) {
   constexpr int n = kPack<T>;
   float lanes[n] = {};
-  for (int c = part * n; c < d; c += kSide) {
-    const Pack<T> low = load_pack<kVector>(summary + c, d - c);
+  for (int c = part * n; c < head_dim; c += kSide) {
+    const Pack<T> low = load_pack<kVector>(summary + c, head_dim - c);
     Pack<T> high = low;
-    if constexpr (kKind == BlockSummary::minmax) high = load_pack<kVector>(summary + d + c, d - c);
+    if constexpr (kKind == BlockSummary::minmax) high = load_pack<kVector>(summary + head_dim + c, head_dim - c);
 #pragma unroll
     for (int e = 0; e < n; e++) {
       const float x = q[c + e], x_low = x * to_float(low.v[e]), x_high = x * to_float(high.v[e]);
@@ -165,16 +169,16 @@ __device__ __forceinline__ float score_of(const float* q, const T* summary, int 
 
 // score[i] for i < n; q: load_queries; summary_of(i): the rows of the i-th block.
 template <BlockSummary kKind, bool kVector, class Summary>
-__device__ void score_blocks(float* score, const float* q, int group, int d, int n, Summary summary_of) {
+__device__ void score_blocks(float* score, const float* q, int group, int head_dim, int n, Summary summary_of) {
   using T = std::remove_cvref_t<decltype(*summary_of(0))>;
   constexpr int kParts = kSide / kPack<T>;
-  const int padded = (d + kSide - 1) / kSide * kSide, part = threadIdx.x % kParts;
+  const int padded = (head_dim + kSide - 1) / kSide * kSide, part = threadIdx.x % kParts;
   for (int begin = 0; begin < n; begin += kThreads / kParts) {  // whole warps: their lanes add up
     const int i = begin + threadIdx.x / kParts;
     const T* summary = summary_of(min(i, n - 1));
-    float best = kKind == BlockSummary::mean ? score_of<kKind, kVector>(q, summary, part, d) : -INFINITY;
+    float best = kKind == BlockSummary::mean ? score_of<kKind, kVector>(q, summary, part, head_dim) : -INFINITY;
     for (int g = 0; kKind == BlockSummary::minmax && g < group; g++) {
-      const float x = score_of<kKind, kVector>(q + g * padded, summary, part, d);
+      const float x = score_of<kKind, kVector>(q + g * padded, summary, part, head_dim);
       best = x > best ? x : best;
     }
     if (i < n && part == 0) score[i] = best;
@@ -258,10 +262,10 @@ __device__ void take_best(int32_t* list, int n, int first, const float* score, i
 
 // list: `budget` of `all` blocks.  q: load_queries; score: room for those between; summary_of(b): the rows of a block.
 template <BlockSummary kKind, bool kVector, class Summary>
-__device__ void choose(int32_t* list, float* score, const float* q, int group, int d, const Rule& rule, int all,
+__device__ void choose(int32_t* list, float* score, const float* q, int group, int head_dim, const Rule& rule, int all,
                        int budget, Summary summary_of) {
   const int between = all - rule.first - rule.last, n = budget - rule.first - rule.last;
-  score_blocks<kKind, kVector>(score, q, group, d, between, [&](int i) { return summary_of(rule.first + i); });
+  score_blocks<kKind, kVector>(score, q, group, head_dim, between, [&](int i) { return summary_of(rule.first + i); });
   __syncthreads();
   for (int i = threadIdx.x; i < rule.first; i += kThreads) list[i] = i;
   for (int i = threadIdx.x; i < rule.last; i += kThreads) list[rule.first + n + i] = all - rule.last + i;
@@ -285,17 +289,19 @@ struct OfPages {
 template <BlockSummary kKind, bool kVector, class T>
 __global__ void __launch_bounds__(kThreads, 6) select_paged(const OfPages<T> a) {
   const PageTable& p = a.p;
-  const int4 entry = p.queries[blockIdx.x];
-  const int all = (entry.z + p.block - 1) / p.block, budget = a.budget[entry.w], kv = blockIdx.y;
-  if (entry.y != 1 || all <= budget) return;
+  const auto entry = entry_at<PagedRow>(p.queries, blockIdx.x);
+  const int all = (entry.slots + p.block - 1) / p.block, budget = a.budget[entry.table_row], kv = blockIdx.y;
+  if (entry.rows != 1 || all <= budget) return;
   const int group = a.heads / p.kv_heads, per_page = kPageSlots / p.block, rows = height(kKind);
   float* q = dynamic_smem<float>();
-  load_queries<kKind>(q, a.q + entry.x * a.q_stride + kv * group * p.d, group, p.d);
+  load_queries<kKind>(q, a.q + entry.row * a.q_stride + kv * group * p.head_dim, group, p.head_dim);
   __syncthreads();
-  choose<kKind, kVector>(
-      a.blocks + (int64_t{entry.w} * p.kv_heads + kv) * a.max_listed,
-      a.score + (int64_t{blockIdx.x} * p.kv_heads + kv) * a.max_scored, q, group, p.d, a.rule, all, budget,
-      [&](int b) { return a.summary + (p.head(entry.w, b / per_page, kv) * per_page + b % per_page) * rows * p.d; });
+  choose<kKind, kVector>(a.blocks + (int64_t{entry.table_row} * p.kv_heads + kv) * a.max_listed,
+                         a.score + (int64_t{blockIdx.x} * p.kv_heads + kv) * a.max_scored, q, group, p.head_dim, a.rule,
+                         all, budget, [&](int b) {
+                           return a.summary + (p.head(entry.table_row, b / per_page, kv) * per_page + b % per_page) *
+                                                  rows * p.head_dim;
+                         });
 }
 
 // blockIdx.x is an own row, blockIdx.y the key head.
@@ -309,52 +315,31 @@ __global__ void __launch_bounds__(kThreads, 6) select_packed(const OfSegments<T>
   const int group = a.heads / a.kv_heads;
   float* score = dynamic_smem<float>();
   float* q = score + a.max_scored;
-  load_queries<kKind>(q, a.q + row * a.q_stride + kv * group * a.d, group, a.d);
+  load_queries<kKind>(q, a.q + row * a.q_stride + kv * group * a.head_dim, group, a.head_dim);
   __syncthreads();
-  choose<kKind, kVector>(a.blocks + (row * a.kv_heads + kv) * a.max_listed, score, q, group, a.d, a.rule, all, budget,
-                         [&](int b) { return static_cast<const T*>(a.summary_of(t.entry, kv, b)); });
+  choose<kKind, kVector>(a.blocks + (row * a.kv_heads + kv) * a.max_listed, score, q, group, a.head_dim, a.rule, all,
+                         budget, [&](int b) { return static_cast<const T*>(a.summary_of(t.entry, kv, b)); });
 }
 
 // ---- launchers
 
 constexpr size_t kSmem = 160 * 1024;
 
-size_t query_bytes(BlockSummary kind, int64_t group, int64_t d) {
-  return sizeof(float) * (kind == BlockSummary::mean ? 1 : group) * ((d + kSide - 1) / kSide * kSide);
-}
-void expect_blocks(const char* op, int32_t block, int32_t first, int32_t last) {
-  expect(block == 4 || block == 16, op, ": blocks of ", block, " slots, expected 4 or 16");
-  expect(first >= 0 && last >= 1, op, ": first_blocks ", first, ", last_blocks ", last, ", expected at least 0 and 1");
+size_t query_bytes(BlockSummary kind, int64_t group, int64_t head_dim) {
+  return sizeof(float) * (kind == BlockSummary::mean ? 1 : group) * ((head_dim + kSide - 1) / kSide * kSide);
 }
 template <class A>
-Rule rule_of(const char* op, const A& a) {
-  expect_blocks(op, a.block, a.first_blocks, a.last_blocks);
+Rule rule_of(const A& a) {
   return {a.first_blocks, a.last_blocks, a.block};
 }
-void expect_heads(const char* op, int64_t heads, int64_t kv_heads) {
-  expect(kv_heads >= 1 && kv_heads <= 65535 && heads % kv_heads == 0, op, ": ", heads, " query heads with ", kv_heads,
-         " key heads");
-}
-const int4* rows_of(const char* op, const char* field, const Tensor& t) {
-  expect(t.rank == 2 && t.shape[1] == 4 && t.contiguous() && reinterpret_cast<uintptr_t>(t.data) % 16 == 0, op, ": ",
-         field, " ", t.str(), " must be [S, 4], 16-byte aligned");
-  return reinterpret_cast<const int4*>(t.as<int32_t>());
-}
-
 template <class A>
-PageTable page_table(const char* op, const A& a, int64_t d) {
-  const int64_t kv_heads = a.summary.shape[1];
-  expect_blocks(op, a.block, 0, 1);
-  expect(is_shape(a.summary, {a.summary.shape[0], kv_heads, kPageSlots / a.block * summary_rows(a.kind), d}) &&
-             a.summary.contiguous(),
-         op, ": summary ", a.summary.str());
-  expect(a.page_table.rank == 2 && a.page_table.stride[1] == 1, op, ": page_table ", a.page_table.str());
+PageTable page_table(const char* op, const A& a) {
   return {.table = a.page_table.template as<int32_t>(),
           .stride = a.page_table.stride[0],
-          .queries = rows_of(op, "queries", a.queries),
+          .queries = entries(op, a.queries),
           .n_queries = static_cast<int>(a.queries.shape[0]),
-          .kv_heads = static_cast<int>(kv_heads),
-          .d = static_cast<int>(d),
+          .kv_heads = static_cast<int>(a.summary.shape[1]),
+          .head_dim = static_cast<int>(a.summary.shape[3]),
           .block = a.block,
           .kind = a.kind};
 }
@@ -373,12 +358,10 @@ void select(const char* op, BlockSummary kind, const LaunchShape& shape, Stream 
 
 void kv_block_summary(const KvBlockSummary& a, Stream stream) {
   const char* op = "kv_block_summary";
-  const int64_t kv_heads = a.k_pages.shape[1], d = a.k_pages.shape[2];
-  const PageTable p = page_table(op, a, d);
-  expect(is_shape(a.k_pages, {a.summary.shape[0], p.kv_heads, d, kPageSlots}) && a.k_pages.contiguous() &&
-             kv_heads <= 65535,
-         op, ": k_pages ", a.k_pages.str(), " for summary ", a.summary.str());
-  if (a.pages == 0 || kv_heads == 0 || d == 0) return;
+  const int64_t kv_heads = a.k_pages.shape[1], head_dim = a.k_pages.shape[2];
+  const PageTable p = page_table(op, a);
+  expect_heads(op, head_dim, kv_heads);
+  if (a.pages == 0 || kv_heads == 0 || head_dim == 0) return;
   with_act(op, a.k_pages, [&](auto type) {
     using T = decltype(type);
     launch(op, summarise_pages<T>,
@@ -389,29 +372,22 @@ void kv_block_summary(const KvBlockSummary& a, Stream stream) {
 
 void kv_block_select(const KvBlockSelect& a, Stream stream) {
   const char* op = "kv_block_select";
-  const Rule rule = rule_of(op, a);
-  const int64_t entries = a.queries.shape[0], heads = a.q.shape[1], d = a.q.shape[2], kv_heads = a.summary.shape[1];
-  expect_heads(op, heads, kv_heads);
-  const int64_t sequences = a.page_table.shape[0];
-  expect(is_shape(a.blocks, {sequences, kv_heads, a.blocks.shape[2]}) && a.blocks.contiguous() &&
-             is_shape(a.score, {entries, kv_heads, a.score.shape[2]}) && a.score.contiguous() &&
-             is_shape(a.budget, {sequences}),
-         op, ": blocks ", a.blocks.str(), ", score ", a.score.str(), ", budget ", a.budget.str(), " for ", entries,
-         " entries");
+  const int64_t rows = a.queries.shape[0], heads = a.q.shape[1], head_dim = a.q.shape[2], kv_heads = a.summary.shape[1];
+  expect_heads(op, head_dim, heads);
   with_act(op, a.q, [&](auto type) {
     using T = decltype(type);
     OfPages<T> x{};
-    x.p = page_table(op, a, d), x.rule = rule;
-    x.q = a.q.as<T>(), x.summary = a.summary.as<T>(), x.q_stride = row_stride(op, "q", a.q, heads, d);
+    x.p = page_table(op, a), x.rule = rule_of(a);
+    x.q = a.q.as<T>(), x.summary = a.summary.as<T>(), x.q_stride = a.q.stride[0];
     x.budget = a.budget.as<int32_t>(), x.score = a.score.as<float>(), x.blocks = a.blocks.as<int32_t>();
     x.max_scored = static_cast<int>(a.score.shape[2]), x.max_listed = static_cast<int>(a.blocks.shape[2]);
-    x.heads = static_cast<int>(heads), x.vector = aligned16(a.summary, {d});
-    if (entries == 0 || a.scored == 0) return;
-    const size_t smem = query_bytes(a.kind, heads / kv_heads, d);
+    x.heads = static_cast<int>(heads), x.vector = aligned16(a.summary, {head_dim});
+    if (rows == 0 || a.scored == 0) return;
+    const size_t smem = query_bytes(a.kind, heads / kv_heads, head_dim);
     expect(smem <= kSmem, op, ": q ", a.q.str(), " does not fit in shared memory");
     using B = BlockSummary;
     select(op, a.kind,
-           {.grid = dim3(blocks(op, entries, 1), static_cast<unsigned>(kv_heads)), .block = kThreads, .smem = smem},
+           {.grid = dim3(blocks(op, rows, 1), static_cast<unsigned>(kv_heads)), .block = kThreads, .smem = smem},
            stream, x, select_paged<B::mean, false, T>, select_paged<B::mean, true, T>,
            select_paged<B::minmax, false, T>, select_paged<B::minmax, true, T>);
   });
@@ -419,29 +395,23 @@ void kv_block_select(const KvBlockSelect& a, Stream stream) {
 
 void attn_block_select(const AttnBlockSelect& a, Stream stream) {
   const char* op = "attn_block_select";
-  const Rule rule = rule_of(op, a);
-  const int64_t n = a.q.shape[0], heads = a.q.shape[1], d = a.q.shape[2], kv_heads = a.k.shape[1];
-  const int64_t segments = a.segments.shape[0];
-  expect_heads(op, heads, kv_heads);
-  expect(is_shape(a.blocks, {n, kv_heads, a.blocks.shape[2]}) && a.blocks.contiguous() && is_shape(a.budget, {n}), op,
-         ": blocks ", a.blocks.str(), ", budget ", a.budget.str(), " for q ", a.q.str());
-  expect(is_shape(a.summary, {segments, kv_heads, a.summary.shape[2], d}) && a.summary.contiguous(), op, ": summary ",
-         a.summary.str(), " for ", segments, " segments");
+  const int64_t n = a.q.shape[0], heads = a.q.shape[1], head_dim = a.q.shape[2], kv_heads = a.k.shape[1];
+  expect_heads(op, head_dim, heads);
   const int64_t most_blocks = a.summary.shape[2] / summary_rows(a.kind);
-  const size_t smem = sizeof(float) * static_cast<size_t>(most_blocks) + query_bytes(a.kind, heads / kv_heads, d);
+  const size_t smem =
+      sizeof(float) * static_cast<size_t>(most_blocks) + query_bytes(a.kind, heads / kv_heads, head_dim);
   expect(smem <= kSmem, op, ": the scores of ", most_blocks, " blocks do not fit in shared memory");
   with_act(op, a.q, [&](auto type) {
     using T = decltype(type);
     OfSegments<T> x{};
     x.summary = a.summary.as<T>(), x.room = static_cast<int>(a.summary.shape[2]), x.kind = a.kind;
     x.q = a.q.as<T>(), x.k = a.k.as<T>(), x.pk = a.pk.as<T>();
-    x.q_stride = row_stride(op, "q", a.q, heads, d), x.k_stride = row_stride(op, "k", a.k, kv_heads, d);
-    x.pk_stride = row_stride(op, "pk", a.pk, kv_heads, d);
-    x.segments = rows_of(op, "segments", a.segments), x.n_segments = static_cast<int>(segments);
-    x.heads = static_cast<int>(heads), x.kv_heads = static_cast<int>(kv_heads), x.d = static_cast<int>(d);
-    x.rule = rule, x.budget = a.budget.as<int32_t>(), x.blocks = a.blocks.as<int32_t>();
+    x.q_stride = a.q.stride[0], x.k_stride = a.k.stride[0], x.pk_stride = a.pk.stride[0];
+    x.segments = entries(op, a.segments), x.n_segments = static_cast<int>(a.segments.shape[0]);
+    x.heads = static_cast<int>(heads), x.kv_heads = static_cast<int>(kv_heads), x.head_dim = static_cast<int>(head_dim);
+    x.rule = rule_of(a), x.budget = a.budget.as<int32_t>(), x.blocks = a.blocks.as<int32_t>();
     x.max_listed = static_cast<int>(a.blocks.shape[2]), x.max_scored = static_cast<int>(most_blocks);
-    x.vector = aligned16(a.summary, {d});
+    x.vector = aligned16(a.summary, {head_dim});
     // A segment has a summary for each whole block.
     if (const int64_t most = a.slots / a.block; most && kv_heads)
       launch(op, summarise_segments<T>,

@@ -18,11 +18,6 @@ struct EventPages {
 std::vector<KvEvent> read_events(const char* op, const Tensor& events, const KvWork& work);
 void expect_event_pages(const char* op, const char* name, const Tensor& list, int64_t event, int64_t slots,
                         int64_t pages);
-// All that KvCompact asks of its arguments.
+// What KvCompact asks of the data of its arguments.
 void expect_compact(const char* op, const KvCompact& a, const std::vector<KvEvent>& events);
-// k_pages [pages, K, D, 16], dense.
-void expect_k_pages(const char* op, const Tensor& k_pages);
-// A per-slot array [pages, K, 16] beside the pages.
-void expect_slot_array(const char* op, const char* name, const Tensor& t, const Tensor& k_pages);
-
 }  // namespace pare::ref

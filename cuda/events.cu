@@ -1,4 +1,4 @@
-// The choice of the slots that stay and their moving together (ops/kv_ops.h: KvSelect, KvCompact).
+// The choice of the slots that stay and their moving together (KvSelect, KvCompact).
 //
 // score [E, K, max_slots] f32; keep [R, K, max_keep] i32, of which the first `keep` entries of a row are overwritten;
 // k_pages [pages, K, D, 16], v_pages [pages, K, 16, D] act, and per slot pos, mass, count [pages, K, 16], of which
@@ -10,7 +10,7 @@
 // time for any number of slots, where a sort in shared memory would limit it.  Counts are whole numbers, so the order
 // in which threads add to them is of no effect.  Limited by latency. kv_compact: moves bits, so there is no rounding.
 // Bytes: K and V of the slots that change their place, read and written once; limited by memory bandwidth.
-#include "kv_event.cuh"
+#include "events.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -104,8 +104,8 @@ __global__ void __launch_bounds__(kThreads) choose(const SelectArgs a) {
 
 // ---- compaction
 
-constexpr int kMoved = 4;                             // units that a thread has in flight
-constexpr int kUnits = 16, kSlots = kMoved * kLanes;  // units of a slot, slots that a thread block moves at once
+constexpr int kMoved = 4;                                  // units that a thread has in flight
+constexpr int kUnits = 16, kMovedSlots = kMoved * kLanes;  // units of a slot, slots that a thread block moves at once
 
 template <class T>
 struct CompactArgs {
@@ -114,14 +114,14 @@ struct CompactArgs {
   const int32_t *keep, *dst;
   Events events;
   int64_t dst_stride, max_keep;
-  int depth;
+  int head_dim;
   const float* rope;
   int sinks;
 };
 
 // Slots [first, first + keep) of dst from the slots that `keep` names, the units of which at(head, place, unit) gives,
-// or null.  One block does so for its units of a head, kSlots slots at a time, ascending: all are read, then a barrier,
-// then all are written.
+// or null.  One block does so for its units of a head, kMovedSlots slots at a time, ascending: all are read, then a
+// barrier, then all are written.
 //
 // Nothing is read that has been overwritten: slot first + i comes from slot keep[i] >= first + i, as keep ascends from
 // first.  So a later round reads only slots at or past those that it writes, which are past all that earlier rounds
@@ -132,7 +132,7 @@ template <class Unit, class At>
 __device__ __forceinline__ void move_slots(const KvEvent& e, const int32_t* keep, const HeadPages& src,
                                            const HeadPages& dst, int slot_of_thread, At at) {
   const int end = e.first + e.keep;
-  for (int begin = e.first / kPageSlots * kPageSlots; begin < end; begin += kSlots) {
+  for (int begin = e.first / kPageSlots * kPageSlots; begin < end; begin += kMovedSlots) {
     Unit held[kMoved];
     Unit* place[kMoved];
 #pragma unroll
@@ -164,13 +164,13 @@ __global__ void __launch_bounds__(kThreads) compact(const CompactArgs<T> a) {
   const HeadPages dst{a.dst + a.events.event() * a.dst_stride, src.kv_heads, src.h};
   const int32_t* const keep = a.keep + (int64_t{e.keep_row} * src.kv_heads + src.h) * a.max_keep;
   constexpr int kSize = sizeof(Unit) / sizeof(T);
-  const int of_k = (a.depth + kUnits - 1) / kUnits, units = a.depth / kSize, of_v = (units + kUnits - 1) / kUnits;
+  const int of_k = (a.head_dim + kUnits - 1) / kUnits, units = a.head_dim / kSize, of_v = (units + kUnits - 1) / kUnits;
   const int part = blockIdx.y, low = threadIdx.x % kUnits, high = threadIdx.x / kUnits;
   // Neighbouring threads: neighbouring slots of K and beside it, units of V.
   if (part < of_k) {
     const int d = part * kUnits + high;
     move_slots<T>(e, keep, src, dst, low, [&](int64_t head, int place) {
-      return d < a.depth ? a.k + (head * a.depth + d) * kPageSlots + place : nullptr;
+      return d < a.head_dim ? a.k + (head * a.head_dim + d) * kPageSlots + place : nullptr;
     });
   } else if (part < of_k + of_v) {
     const int unit = (part - of_k) * kUnits + low;
@@ -189,12 +189,12 @@ template <class T>
 __global__ void __launch_bounds__(kThreads) turn_sinks(const CompactArgs<T> a) {
   const KvEvent e = a.events.get();
   const int64_t head = int64_t{a.dst[a.events.event() * a.dst_stride]} * a.events.kv_heads + a.events.head();
-  const int half = a.depth / 2;
-  const float* const angle = a.rope + int64_t{e.slots - e.first - e.keep} * a.depth;
+  const int half = a.head_dim / 2;
+  const float* const angle = a.rope + int64_t{e.slots - e.first - e.keep} * a.head_dim;
   for (int i = threadIdx.x; i < half * kPageSlots; i += kThreads) {
     const int d = i / kPageSlots, slot = i % kPageSlots;
     if (slot >= a.sinks) continue;
-    T *x = a.k + (head * a.depth + d) * kPageSlots + slot, *y = x + half * kPageSlots;
+    T *x = a.k + (head * a.head_dim + d) * kPageSlots + slot, *y = x + half * kPageSlots;
     const float u = to_float(*x), v = to_float(*y), c = angle[d], s = angle[half + d];
     *x = from_float<T>(u * c - v * s);
     *y = from_float<T>(v * c + u * s);
@@ -205,45 +205,20 @@ __global__ void __launch_bounds__(kThreads) turn_sinks(const CompactArgs<T> a) {
 
 void kv_select(const KvSelect& a, Stream stream) {
   const char* op = "kv_select";
-  expect(a.keep.rank == 3, op, ": keep is ", a.keep.str(), ", not [R, K, max_keep]");
   const int64_t kv_heads = a.keep.shape[1];
   SelectArgs args{};
-  args.events = events_of(op, a.events, {}, kv_heads);
-  args.keep = dense<int32_t>(op, "keep", a.keep, {a.keep.shape[0], kv_heads, a.keep.shape[2]});
+  args.events = events_of(a.events, {}, kv_heads), args.keep = a.keep.as<int32_t>();
   args.max_keep = a.keep.shape[2], args.shared_heads = a.shared_heads;
-  if (a.score) {
-    args.score = dense<float>(op, "score", a.score, {args.events.count, kv_heads, a.score.shape[2]});
-    args.max_slots = a.score.shape[2];
-  }
-  expect(a.score || a.work.kept == a.work.slots - a.work.candidates, op, ": ", a.work.kept,
-         " slots stay, of which only ", a.work.slots - a.work.candidates, " are recent, but there are no scores");
+  if (a.score) args.score = a.score.as<float>(), args.max_slots = a.score.shape[2];
   if (args.events.count == 0) return;
   launch(op, choose, {.grid = blocks(op, args.events.count * (a.shared_heads ? 1 : kv_heads), 1), .block = kThreads},
          stream, args);
 }
 
-void expect_compact(const char* op, const KvCompact& a) {
-  expect_k_pages(op, a.k_pages);
-  const int64_t pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1], d = a.k_pages.shape[2];
-  expect(is_shape(a.v_pages, {pages, kv_heads, kPageSlots, d}) && a.v_pages.contiguous() &&
-             a.v_pages.dtype == a.k_pages.dtype,
-         op, ": v_pages ", a.v_pages.str(), " for k_pages ", a.k_pages.str());
-  dense<int32_t>(op, "pos_pages", a.pos_pages, {pages, kv_heads, kPageSlots});
-  if (a.mass_pages) dense<float>(op, "mass_pages", a.mass_pages, {pages, kv_heads, kPageSlots});
-  expect(a.keep.rank == 3, op, ": keep is ", a.keep.str(), ", not [R, K, max_keep]");
-  dense<int32_t>(op, "keep", a.keep, {a.keep.shape[0], kv_heads, a.keep.shape[2]});
-  events_of(op, a.events, a.src_pages, kv_heads);
-  events_of(op, a.events, a.dst_pages, kv_heads);
-  expect(a.sinks >= 0 && a.sinks <= kPageSlots && (a.sinks == 0 || d % 2 == 0), op, ": sinks is ", a.sinks,
-         ", not in [0, ", kPageSlots, "], or D of k_pages ", a.k_pages.str(), " is odd");
-  if (a.sinks) dense<float>(op, "rope", a.rope, {a.rope.shape[0], d});
-}
-
 void kv_compact(const KvCompact& a, Stream stream) {
   const char* op = "kv_compact";
-  expect_compact(op, a);
-  const int64_t kv_heads = a.k_pages.shape[1], d = a.k_pages.shape[2];
-  const Events events = events_of(op, a.events, a.src_pages, kv_heads);
+  const int64_t kv_heads = a.k_pages.shape[1], head_dim = a.k_pages.shape[2];
+  const Events events = events_of(a.events, a.src_pages, kv_heads);
   if (events.count == 0) return;
   const auto words = [](const Tensor& t) { return static_cast<uint32_t*>(t.data); };
   with_act(op, a.k_pages, [&](auto type) {
@@ -257,12 +232,13 @@ void kv_compact(const KvCompact& a, Stream stream) {
                               .events = events,
                               .dst_stride = a.dst_pages.stride[0],
                               .max_keep = a.keep.shape[2],
-                              .depth = static_cast<int>(d),
+                              .head_dim = static_cast<int>(head_dim),
                               .rope = a.sinks ? a.rope.as<float>() : nullptr,
                               .sinks = a.sinks};
-    const bool vector = aligned16(a.v_pages, {d});
+    const bool vector = aligned16(a.v_pages, {head_dim});
     const unsigned heads = blocks(op, int64_t{events.count} * kv_heads, 1);
-    const unsigned parts = blocks(op, d, kUnits) + blocks(op, vector ? d / kPack<T> : d, kUnits) + 1;
+    const unsigned parts =
+        blocks(op, head_dim, kUnits) + blocks(op, vector ? head_dim / kPack<T> : head_dim, kUnits) + 1;
     launch(op, vector ? compact<T, Pack<T>> : compact<T, T>, {.grid = dim3(heads, parts), .block = kThreads}, stream,
            args);
     if (a.sinks) launch(op, turn_sinks<T>, {.grid = heads, .block = kThreads}, stream, args);

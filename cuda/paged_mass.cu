@@ -1,0 +1,129 @@
+// The attention that slots receive (AttnPaged::mass_pages), after attn_paged.
+//
+// k_pages [pages, K, D, 16], q [N, H, D] act, D <= 256, at most 16 query heads a key head; mass_pages [pages, K, 16]
+// f32.  The mass of slots past `first` is added to, that of new slots overwritten; nothing else is.
+// Order: AttnPaged, in f32 whatever the element type, so f32 has the bits of the `cpu` table.
+//
+// A thread block has a key head of an entry, 16 query rows at a time, a tile of 256 slots at a time.  It walks the keys
+// twice: the online softmax of blocks of 64, then its weights, the products being computed anew.  Sums over queries are
+// continued in mass_pages, each slot by one thread.
+// Bytes: K twice for every 16 rows, from L2 but for the first; limited by fused multiply-adds, 2 * H * D * rows * slots
+// a pass.  A long prefill is walked by few blocks, one a key head and sequence.
+#include "events.cuh"
+
+namespace pare::PARE_CUDA {
+
+namespace {
+
+template <class T>
+struct MassArgs {
+  float* mass_pages;
+  const T *q, *k_pages;
+  const int32_t* page_table;
+  const PagedRow* queries;
+  const int32_t* first;
+  int64_t q_stride, table_stride;
+  int kv_heads, head_dim, group;
+  float scale;
+};
+
+// The online softmax of up to 16 rows over the slots [0, end(row)), a row a half warp, in two passes: the first gives
+// the maximum and the sum of the row, the second leaves the weights of a tile in t.z and what a weight is worth in
+// `worth`, and calls add(slot).
+template <class T, class End, class Add>
+__device__ __forceinline__ void weigh_rows(const MassArgs<T>& a, const QueryTile& t, const HeadPages& pages, int count,
+                                           int last, float (*worth)[kSlots / kAttnBlock], End end_of, Add add) {
+  const int row = threadIdx.x / kLanes, lane = threadIdx.x % kLanes, end = row < count ? end_of(row) : 0;
+  float* const z = t.z + row * QueryTile::kColumnStep;
+  const float scale = a.scale * kLog2E;
+  float top = -INFINITY, sum = 0;
+  for (int pass = 0; pass < 2; pass++) {
+    float so_far = -INFINITY;
+    for (int begin = 0; begin < last; begin += kSlots) {
+      t.multiply(count, last - begin, 1, [&](int j) {
+        return Key<T>{begin + j < last ? key_at(a.k_pages, pages, begin + j, t.head_dim) : nullptr, 0};
+      });
+      for (int block = 0; block < kSlots && begin + block < last; block += kAttnBlock) {
+        float x[kAttnBlock / kLanes], next = -INFINITY, tree = 0;
+        for (int i = 0; i < kAttnBlock / kLanes; i++) {
+          const int j = block + lane + i * kLanes, slot = begin + j;
+          x[i] = slot < end ? z[j] : -INFINITY;
+          next = fmaxf(next, x[i] * scale);
+        }
+        next = fmaxf(so_far, lanes_max(next));
+        for (int i = 0; i < kAttnBlock / kLanes; i++) tree += x[i] = exp2_f32(fmaf(x[i], scale, -next));
+        if (pass == 0) {
+          tree = lanes_sum(tree);
+          sum = begin + block ? fmaf(sum, exp2_f32(so_far - next), tree) : tree;
+        } else {
+          for (int i = 0; i < kAttnBlock / kLanes; i++) z[block + lane + i * kLanes] = x[i];
+          if (lane == 0) worth[row][block / kAttnBlock] = exp2_f32(next - top) / sum;
+        }
+        so_far = next;
+      }
+      if (pass == 0) continue;
+      __syncthreads();
+      const int slot = begin + static_cast<int>(threadIdx.x);
+      if (slot < last) add(slot);
+    }
+    top = so_far;
+  }
+}
+
+// blockIdx.x is the entry, blockIdx.y the key head.
+template <class T>
+__global__ void __launch_bounds__(kThreads, kTileBlocks) weigh_slots(const MassArgs<T> a) {
+  __shared__ float worth[kQueries][kSlots / kAttnBlock];
+  const PagedRow entry = a.queries[blockIdx.x];
+  const int old = entry.slots - entry.rows, group = a.group, h = blockIdx.y, first = a.first[blockIdx.x];
+  const HeadPages pages{a.page_table + entry.table_row * a.table_stride, a.kv_heads, h};
+  const QueryTile t(a.head_dim);
+  for (int row = 0; row < entry.rows * group; row += kQueries) {  // in the order (own row, head of the group)
+    const int count = min(kQueries, entry.rows * group - row);
+    t.load_rows([&](int i) {
+      const int own = entry.row + (row + i) / group;
+      return Query<T>{i < count ? a.q + own * a.q_stride + (h * group + (row + i) % group) * a.head_dim : nullptr, 0};
+    });
+    const auto end_of = [&](int i) { return old + (row + i) / group + 1; };
+    weigh_rows(a, t, pages, count, end_of(count - 1), worth, end_of, [&](int slot) {
+      if (slot < first) return;
+      const bool fresh = slot >= old && (slot - old) * group >= row;  // no row before this tile saw it
+      float* const mass = a.mass_pages + pages.at(slot);
+      float sum = fresh ? 0.f : *mass;
+      for (int i = 0; i < count; i++)
+        if (slot < end_of(i))
+          sum = fmaf(t.z[i * QueryTile::kColumnStep + threadIdx.x], worth[i][threadIdx.x / kAttnBlock], sum);
+      *mass = sum;
+    });
+  }
+}
+
+}  // namespace
+
+void add_mass(const AttnPaged& a, Stream stream) {
+  const char* op = "attn_paged";
+  const int64_t n = a.queries.shape[0], kv_heads = a.k_pages.shape[1], head_dim = a.k_pages.shape[2];
+  if (n == 0) return;
+  with_act(op, a.k_pages, [&](auto type) {
+    using T = decltype(type);
+    const MassArgs<T> args{.mass_pages = a.mass_pages.as<float>(),
+                           .q = a.q.as<T>(),
+                           .k_pages = a.k_pages.as<T>(),
+                           .page_table = a.page_table.as<int32_t>(),
+                           .queries = reinterpret_cast<const PagedRow*>(a.queries.as<int32_t>()),
+                           .first = a.first.as<int32_t>(),
+                           .q_stride = a.q.stride[0],
+                           .table_stride = a.page_table.stride[0],
+                           .kv_heads = static_cast<int>(kv_heads),
+                           .head_dim = static_cast<int>(head_dim),
+                           .group = group_of(op, a.q.shape[1], kv_heads),
+                           .scale = a.scale};
+    launch(op, weigh_slots<T>,
+           {.grid = dim3(blocks(op, n, 1), static_cast<unsigned>(kv_heads)),
+            .block = kThreads,
+            .smem = QueryTile::bytes(head_dim)},
+           stream, args);
+  });
+}
+
+}  // namespace pare::PARE_CUDA

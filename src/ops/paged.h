@@ -1,0 +1,131 @@
+// Keys and values in pages, and attention over them, for the rollout (roles of types and orders of sums: list.h).
+#pragma once
+#include <array>
+#include <cstdint>
+
+#include "ops/attention.h"
+
+namespace pare {
+
+// A page holds 16 slots of all key heads of one layer.  Inside a page K lies with slots across ([D][16]: the scores of
+// 16 keys are one vector chain over d) and V with slots down ([16][D]).
+constexpr int kPageSlots = 16;
+
+// Rows of one forward pass that belong to one sequence: the newest `rows` of its `slots` slots.  Row i of them is slot
+// slots - rows + i and sees slots [0, slots - rows + i].
+struct PagedRow {
+  int32_t row, rows;  // rows [row, row + rows) of q, k, v
+  int32_t slots;      // slots in use in this layer, the new ones included
+  int32_t table_row;  // row of page_table; slot s lies in page page_table[table_row][s / 16], at s % 16
+};
+
+namespace detail {
+
+inline void check_k_pages(Contract& c, const Tensor& k_pages) {
+  c.act("k_pages", k_pages, {k_pages.shape[0], k_pages.shape[1], k_pages.shape[2], kPageSlots});
+}
+inline void check_pages(Contract& c, const Tensor& k_pages, const Tensor& v_pages) {
+  check_k_pages(c, k_pages);
+  c.act("v_pages", v_pages, {k_pages.shape[0], k_pages.shape[1], kPageSlots, k_pages.shape[2]});
+}
+inline void check_queries(Contract& c, const Tensor& page_table, const Tensor& queries) {
+  c.index("page_table", page_table, {page_table.shape[0], page_table.shape[1]}, c.strided);
+  c.index("queries", queries, {queries.shape[0], 4});
+}
+
+}  // namespace detail
+
+struct KvWrite {
+  Tensor k_pages;     // act [pages, K, D, 16] acc: only the new slots are written
+  Tensor v_pages;     // act [pages, K, 16, D] acc
+  Tensor k, v;        // act [N, K, D]; rows may be strided, heads contiguous
+  Tensor page_table;  // i32 [sequences, max_pages]; rows may be strided
+  Tensor queries;     // i32 [S, 4]: PagedRow
+  // A cache that evicts also keeps, per slot and key head, the token's position.
+  Tensor pos_pages{};  // i32 [pages, K, 16] acc: pos of the row, or absent
+  Tensor pos{};        // i32 [N], absent if pos_pages is
+  void check(Contract& c) const {
+    const int64_t N = k.shape[0], K = k_pages.shape[1], D = k_pages.shape[2];
+    detail::check_pages(c, k_pages, v_pages);
+    c.act("k", k, {N, K, D}, c.strided);
+    c.act("v", v, {N, K, D}, c.strided);
+    detail::check_queries(c, page_table, queries);
+    if (!pos_pages) return;
+    c.index("pos_pages", pos_pages, {k_pages.shape[0], K, kPageSlots});
+    c.index("pos", pos, {N});
+  }
+  Cost cost() const {
+    const int64_t n = k.shape[0] * k.shape[1];
+    return {0, detail::total_bytes(k, v, queries, pos), detail::total_bytes(k, v) + (pos_pages ? 4 * n : 0)};
+  }
+  auto outputs() const { return std::array{k_pages, v_pages}; }
+};
+struct AttnPaged {
+  Tensor o;                 // act [N, H, D] out
+  Tensor q;                 // act [N, H, D]; rows may be strided, heads contiguous
+  Tensor k_pages, v_pages;  // as in KvWrite; slots at or past PagedRow::slots are never read
+  Tensor page_table;        // i32 [sequences, max_pages]; rows may be strided
+  Tensor queries;           // i32 [S, 4]: PagedRow
+  int64_t pairs;            // sum over entries of rows * (slots - rows) + rows * (rows + 1) / 2; see below for lists
+  int64_t slots;            // sum over entries of slots (of listed_slots): what is read of K and V
+  float scale;
+  // Lists of blocks (KvBlockSelect), by table_row.  An entry of one row and of more blocks than its budget reads as
+  // many blocks as that, those that its key heads list, in the order of the list, as if their slots were all that the
+  // sequence has: the blocks of 64 of the online softmax are formed over the listed slots, and its `pairs` are
+  // listed_slots.
+  Tensor blocks = {};  // i32 [sequences, K, max_blocks]: ascending, the block of the newest slot last; or absent
+  Tensor budget = {};  // i32 [sequences], at least 1 where there is an entry; present if blocks is
+  int32_t block = 0;   // slots of a block: 4 or 16
+  // The attention that every slot receives (H2O), added up: mass[slot] = fma(p, f, mass[slot]), where p = 2^(score - m)
+  // is the slot's weight in its block of the online softmax, m the maximum so far, and f = 2^(m - M) / sum with the
+  // maximum and the sum of the whole row.  One chain over the rows of the entry ascending, then over the query heads of
+  // the group ascending, continued from what the slot holds; slots that are new in this pass start from 0.  So prefill
+  // in pieces gives the same sums.  Not together with lists of blocks.
+  Tensor mass_pages = {};  // stat [pages, K, 16] acc, or absent; slots below `first` are neither read nor written
+  Tensor first = {};       // i32 [S]: protected slots, which have no mass; present if mass_pages is
+  void check(Contract& c) const {
+    const int64_t N = q.shape[0], H = q.shape[1], K = k_pages.shape[1], D = k_pages.shape[2];
+    detail::check_pages(c, k_pages, v_pages);
+    c.act("q", q, {N, H, D}, c.strided);
+    detail::check_heads(c, H, K);
+    c.act("o", o, {N, H, D});
+    detail::check_queries(c, page_table, queries);
+    c.that(scale > 0, "scale is ", scale, ", expected more than 0");
+    if (blocks) detail::check_lists(c, blocks, budget, block, page_table.shape[0], K);
+    if (!mass_pages) return;
+    c.stat("mass_pages", mass_pages, {k_pages.shape[0], K, kPageSlots});
+    c.index("first", first, {queries.shape[0]});
+    c.that(!blocks, "lists of blocks of slots that have mass");
+  }
+  Cost cost() const {
+    const int64_t size = static_cast<int64_t>(dtype_size(q.dtype)), K = k_pages.shape[1];
+    const int64_t kv = slots * K * k_pages.shape[2] * 2 * size;
+    const int64_t mass = mass_pages ? slots * K * static_cast<int64_t>(dtype_size(mass_pages.dtype)) : 0;
+    return {(4 * q.shape[2] + (mass_pages ? 2 : 0)) * q.shape[1] * pairs,
+            detail::total_bytes(q, queries, budget, first) + kv + mass, detail::total_bytes(o) + mass};
+  }
+  auto outputs() const { return std::array{o}; }
+};
+
+// Page src[i] -> page dst[i], whole pages, K, V and what lies beside them.
+struct KvCopyPages {
+  Tensor k_pages, v_pages;  // acc: the dst pages are written
+  Tensor pairs;             // i32 [n, 2]: (src, dst); no dst is a src or occurs twice
+  Tensor pos_pages{};       // i32 [pages, K, 16] acc, or absent
+  Tensor mass_pages{};      // stat [pages, K, 16] acc, or absent
+  void check(Contract& c) const {
+    detail::check_pages(c, k_pages, v_pages);
+    c.index("pairs", pairs, {pairs.shape[0], 2});
+    if (pos_pages) c.index("pos_pages", pos_pages, {k_pages.shape[0], k_pages.shape[1], kPageSlots});
+    if (mass_pages) c.stat("mass_pages", mass_pages, {k_pages.shape[0], k_pages.shape[1], kPageSlots});
+  }
+  Cost cost() const {
+    int64_t bytes = 0;  // of a page
+    for (const Tensor& t : {k_pages, v_pages, pos_pages, mass_pages})
+      if (t) bytes += t.stride[0] * static_cast<int64_t>(dtype_size(t.dtype));
+    return {0, pairs.shape[0] * bytes, pairs.shape[0] * bytes};
+  }
+  auto outputs() const { return std::array{k_pages, v_pages}; }
+};
+
+}  // namespace pare
