@@ -8,6 +8,7 @@
 #include <set>
 #include <sstream>
 
+#include "ops/list.h"
 #include "tests/program.h"
 
 namespace pare::test {
@@ -55,7 +56,7 @@ TEST(House, TheMakefileIsReadInAMinute) {
 TEST(House, ArrowsAreThoseOfThePage) {
   const Arrows sees = arrows_of_the_page();
   ASSERT_GT(sees.size(), 10u) << "src/README.md is read in the root of the repository";
-  for (const char* room : {"run", "data", "tokenizer", "app"}) EXPECT_FALSE(sees.at("rl").contains(room)) << room;
+  EXPECT_FALSE(sees.at("rl").contains("app"));
   EXPECT_FALSE(sees.at("cuda").contains("model"));
   const std::regex include("#include \"([a-z_]+)/[^\"]+\"");
   int includes = 0;
@@ -79,6 +80,76 @@ TEST(House, ArrowsAreThoseOfThePage) {
     }
   EXPECT_GT(includes, 150);
   for (const auto& [room, seen] : sees) EXPECT_TRUE(rooms.contains(room)) << "src/README.md: there is no room " << room;
+}
+
+// The op of a line `X(op, Args)` of PARE_OPS.
+std::vector<std::pair<std::string, std::string>> ops_of_the_list() {
+  std::vector<std::pair<std::string, std::string>> ops;
+#define X(op, Args) ops.emplace_back(#op, #Args);
+  PARE_OPS(X)
+#undef X
+  return ops;
+}
+
+// The family of an op is the header in src/ops that has its struct; every other file of the recipe in src/README.md has
+// the same stem.
+TEST(House, EveryOpHasItsFiles) {
+  std::map<std::string, std::string> headers;
+  for (const auto& entry : fs::directory_iterator("src/ops"))
+    if (entry.path().extension() == ".h") headers[entry.path().stem().string()] = read_text(entry.path());
+  const std::string page = read_text("src/README.md");
+  for (const char* file : {"src/ops/FAMILY.h", "src/ref/FAMILY.cpp", "src/cpu/FAMILY.cpp", "src/cpu/isa/FAMILY.cpp",
+                           "src/cases/FAMILY.cpp", "cuda/FAMILY.cu"})
+    EXPECT_TRUE(page.contains(cat("`", file, "`"))) << "src/README.md does not name " << file;
+  std::set<std::string> families;
+  for (const auto& [op, args] : ops_of_the_list()) {
+    std::string family;
+    for (const auto& [stem, text] : headers)
+      if (text.contains("\nstruct " + args + " {")) family = stem;
+    ASSERT_FALSE(family.empty()) << args << " is in no header of src/ops";
+    families.insert(family);
+    const auto names = [&op](const std::string& file, const std::string& what) {
+      EXPECT_TRUE(fs::exists(file)) << op << ": there is no " << file;
+      if (fs::exists(file)) EXPECT_TRUE(read_text(file).contains(what)) << file << " has no " << what;
+    };
+    EXPECT_TRUE(headers[family].contains("void check(Contract&")) << op;
+    names("src/ref/" + family + ".cpp", "void " + op + "(const " + args + "&");
+    names("src/cpu/" + family + ".cpp", "void " + op + "(const " + args + "&");
+    names("src/cases/" + family + ".cpp", cat('"', op, '"'));
+    names("cuda/" + family + ".cu", "void " + op + "(const " + args + "&");
+  }
+  EXPECT_LE(families.size(), 12u);
+}
+
+// Lines of the files whose path begins with one of `paths` and with none of those behind a minus.
+int64_t lines_of(const std::string& paths) {
+  int64_t lines = 0;
+  for (const char* folder : {"src", "cuda", "model", "tokenizer", "data", "tools"})
+    for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+      const std::string file = entry.path().string(), kind = entry.path().extension().string();
+      if (!entry.is_regular_file() || file.starts_with("cuda/emu/") || file.starts_with("tools/experiments/results") ||
+          kind == ".md" || kind == ".json" || kind == ".jsonl" || kind == ".toml" || kind == ".txt" || kind == ".png")
+        continue;
+      bool counted = false;
+      std::stringstream words(paths);
+      for (std::string path; words >> path;)
+        if (path[0] == '-' ? file.starts_with(path.substr(1)) : file.starts_with(path)) counted = path[0] != '-';
+      const std::string text = counted ? read_text(file) : "";
+      lines += std::count(text.begin(), text.end(), '\n');
+    }
+  return lines;
+}
+
+TEST(House, KeepsWithinItsBudgets) {
+  const std::string page = read_text("src/README.md");
+  const std::regex row(R"(\n\| [^|`]+ \| `([^`]+)` \| ([0-9]+)( an op)? \|)");
+  int rows = 0;
+  for (auto it = std::sregex_iterator(page.begin(), page.end(), row); it != std::sregex_iterator(); ++it, rows++) {
+    const int64_t lines = lines_of((*it)[1]), ops = (*it)[3].length() ? int64_t(ops_of_the_list().size()) : 1;
+    EXPECT_GT(lines, 0) << it->str();
+    EXPECT_LE(lines, std::stoll((*it)[2]) * ops) << it->str() << ": say why in the commit, and move the figure";
+  }
+  EXPECT_GE(rows, 5);
 }
 
 }  // namespace
