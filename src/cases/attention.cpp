@@ -44,11 +44,9 @@ Call attn_bwd(Operands& o, const Dims& d) {
 }  // namespace
 
 std::vector<OpCase> attention_cases() {
-  std::vector<Dim> dims = packed_dims();
   const Dim budget{"budget", 0, "blocks that a row reads; 0: everything", 0};
-  dims.insert(dims.end(), {budget, kBlock, kKernel, kFirstBlocks, kLastBlocks});
-  std::vector<std::string> sizes = packed_sizes(false);
-  for (const std::string& s : packed_sizes(true)) sizes.push_back(s);
+  const std::vector<Dim> dims = packed_dims() + std::vector{budget, kBlock, kKernel, kFirstBlocks, kLastBlocks};
+  const std::vector<std::string> sizes = packed_sizes(false) + packed_sizes(true);
   return {{"attn_fwd", dims, sizes, attn_fwd}, {"attn_bwd", dims, sizes, attn_bwd}};
 }
 

@@ -66,12 +66,10 @@ Call attn_block_select(Operands& o, const Dims& d) {
 
 std::vector<OpCase> block_cases() {
   const std::vector<std::string> kinds = {"mean=0", "mean=1"};
-  std::vector<Dim> summary = paged_dims(), packed = packed_dims();
-  summary.insert(summary.end(), {kBlock, kMean, kFirstBlocks, kLastBlocks});
-  std::vector<Dim> select = summary;
+  const std::vector<Dim> summary = paged_dims() + std::vector{kBlock, kMean, kFirstBlocks, kLastBlocks};
+  std::vector<Dim> select = summary + std::vector{kBudget};
   select.erase(select.begin() + 2);  // T
-  select.push_back(kBudget);
-  packed.insert(packed.end(), {kBlock, kBudget, kMean, kFirstBlocks, kLastBlocks});
+  const std::vector<Dim> packed = packed_dims() + std::vector{kBlock, kBudget, kMean, kFirstBlocks, kLastBlocks};
   return {{"kv_block_summary", summary, with(listed_sizes(), kinds), kv_block_summary},
           {"kv_block_select", select, with(listed_sizes(), kinds), kv_block_select},
           {"attn_block_select", packed, with(packed_sizes(true), kinds), attn_block_select}};

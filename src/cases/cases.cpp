@@ -133,10 +133,8 @@ const std::vector<OpCase>& op_cases() {
   static const std::vector<OpCase> all = [] {
     std::vector<OpCase> list;
     for (const auto& part : {data_cases, linear_cases, norm_cases, rope_cases, swiglu_cases, attention_cases,
-                             paged_cases, block_cases, event_cases, merge_cases, logits_cases, optimizer_cases}) {
-      const std::vector<OpCase> cases = part();
-      list.insert(list.end(), cases.begin(), cases.end());
-    }
+                             paged_cases, block_cases, event_cases, merge_cases, logits_cases, optimizer_cases})
+      list = list + part();
     return list;
   }();
   return all;

@@ -187,7 +187,12 @@ inline const Dim kBlock{"block", 16, "slots of a block, 4 or 16", 4};
 inline const Dim kFirstBlocks = edge("first_blocks", "that are read anyway", 1),
                  kLastBlocks = edge("last_blocks", "that are read anyway", 1);
 
-// Each text with `more` behind it, or with each of several.
+template <class T>
+std::vector<T> operator+(std::vector<T> a, const std::vector<T>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+// Each text with each of `more` behind it.
 std::vector<std::string> with(const std::vector<std::string>& texts, const std::vector<std::string>& more);
 
 }  // namespace pare::cases

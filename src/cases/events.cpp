@@ -89,33 +89,29 @@ KvCompact compact(Operands& o, const Dims& d, const Events& v, const Fill& k, in
 std::vector<OpCase> event_cases() {
   const std::vector<Dim> dims = event_dims();
   const std::vector<std::string> sizes = event_sizes();
-  const auto and_also = [&](std::initializer_list<Dim> more) {
-    std::vector<Dim> all = dims;
-    all.insert(all.end(), more);
-    return all;
-  };
   // Query heads of each key head: 1, 2, 3 or 7.
   std::vector<std::string> windows;
   for (size_t i = 0; i < sizes.size(); i++) windows.push_back(cat(sizes[i], ",H=", std::array{1, 4, 2, 6, 14}[i]));
   return {{"kv_window_scores",
-           and_also({kHeads,
-                     {"kernel", 7, "slots of a pooling window, odd"},
-                     edge("aggregate", "0 largest logit, 1 mean logit, 2 mean probability"),
-                     edge("span", "1: the softmax includes the window"),
-                     edge("pool", "1: mean")}),
+           dims + std::vector<Dim>{kHeads,
+                                   {"kernel", 7, "slots of a pooling window, odd"},
+                                   edge("aggregate", "0 largest logit, 1 mean logit, 2 mean probability"),
+                                   edge("span", "1: the softmax includes the window"),
+                                   edge("pool", "1: mean")},
            with(windows, {"window=3,kernel=1", "window=8,kernel=7", "window=3,kernel=5,aggregate=1,span=1,pool=1",
                           "window=3,kernel=3,aggregate=2,span=1", "window=1,kernel=33,aggregate=2,pool=1"}),
            kv_window_scores},
           {"kv_redundancy", dims, sizes, kv_redundancy},
-          {"kv_mass_scores", and_also({edge("normalise", "1: by the queries that saw a slot")}),
+          {"kv_mass_scores", dims + std::vector{edge("normalise", "1: by the queries that saw a slot")},
            with(sizes, {"", "normalise=1"}), kv_mass_scores},
-          {"kv_select", and_also({edge("shared", "1: one choice for all heads"), edge("recent", "1: the newest stay")}),
+          {"kv_select",
+           dims + std::vector{edge("shared", "1: one choice for all heads"), edge("recent", "1: the newest stay")},
            with(sizes, {"", "shared=1", "recent=1"}), kv_select},
           // In place, all fresh pages (but those with protected slots), every other one fresh; with all that lies
           // beside K, V.
           {"kv_compact",
-           and_also({edge("fresh", "pages after the event: 0 as before, 1 new ones, 2 every other one new"),
-                     edge("whole", "1: with mass, and keys of protected slots turned")}),
+           dims + std::vector{edge("fresh", "pages after the event: 0 as before, 1 new ones, 2 every other one new"),
+                              edge("whole", "1: with mass, and keys of protected slots turned")},
            with(with(sizes, {"fresh=0", "fresh=1", "fresh=2"}), {"", "whole=1"}), kv_compact}};
 }
 

@@ -63,10 +63,6 @@ std::vector<int32_t> some_rows(int32_t first, int32_t n, int32_t kv_heads, bool 
     }
   return lists;
 }
-std::vector<int32_t> operator+(std::vector<int32_t> a, const std::vector<int32_t>& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
 const std::vector<PackedLayout>& packed_layouts() {
   static const std::vector<PackedLayout> all = {
       {"one", "H=1,K=1,D=8", 1, {{0, 1, 0, 0}}},

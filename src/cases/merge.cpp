@@ -35,9 +35,8 @@ Call kv_merge(Operands& o, const Dims& d) {
 }  // namespace
 
 std::vector<OpCase> merge_cases() {
-  std::vector<Dim> dims = event_dims();
-  dims.insert(dims.end(),
-              {{"kind", 1, "0 CaM, 1 D2O, 2 LOOK-M, 3 by values", 0}, edge("values_only", "1: keys are left alone")});
+  const std::vector<Dim> dims = event_dims() + std::vector{Dim{"kind", 1, "0 CaM, 1 D2O, 2 LOOK-M, 3 by values", 0},
+                                                           edge("values_only", "1: keys are left alone")};
   return {{"kv_merge", dims, with(event_sizes(), {"kind=0", "kind=1", "kind=2", "kind=2,values_only=1", "kind=3"}),
            kv_merge}};
 }

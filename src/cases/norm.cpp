@@ -29,10 +29,8 @@ Call rmsnorm_bwd(Operands& o, const Dims& d) {
 std::vector<OpCase> norm_cases() {
   const std::vector<std::string> apart = {"N=1,C=1", "N=3,C=17", "N=5,C=64,gap=3", "N=17,C=128"},
                                  shared = {"N=7,C=65", "N=2,C=130,gap=5", "N=259,C=20,gap=7"};
-  std::vector<std::string> sizes = with(shared, {"in_place=1"});
-  sizes.insert(sizes.end(), apart.begin(), apart.end());
-  std::vector<std::string> backward = with(apart, {"accumulate=1"});
-  backward.insert(backward.end(), sizes.begin(), sizes.end());
+  const std::vector<std::string> sizes = apart + with(shared, {"in_place=1"});
+  const std::vector<std::string> backward = sizes + with(apart, {"accumulate=1"});
   return {{"rmsnorm_fwd", {kRows, kWidth, kGap, kInPlace}, sizes, rmsnorm_fwd},
           {"rmsnorm_bwd", {kRows, kWidth, kGap, kInPlace, edge("accumulate", "1: adds to dx")}, backward, rmsnorm_bwd}};
 }

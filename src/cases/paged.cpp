@@ -68,15 +68,14 @@ Call kv_copy_pages(Operands& o, const Dims& d) {
 }  // namespace
 
 std::vector<OpCase> paged_cases() {
-  const std::vector<Dim> dims = paged_dims();
-  std::vector<Dim> write = dims, read = dims;
-  write.push_back(edge("pos", "1: with positions"));
-  read.insert(
-      read.end(),
-      {{"budget", 0, "blocks that a row reads, with T=1; 0: everything", 0}, kBlock, kFirstBlocks, kLastBlocks});
-  std::vector<std::string> sizes = paged_sizes();
-  for (const std::string& s : listed_sizes()) sizes.push_back(s);
-  for (const std::string& s : with(protected_sizes(), {"mass=1"})) sizes.push_back(s);
+  const std::vector<Dim> write = paged_dims() + std::vector{edge("pos", "1: with positions")};
+  const std::vector<Dim> read =
+      paged_dims() + std::vector<Dim>{{"budget", 0, "blocks that a row reads, with T=1; 0: everything", 0},
+                                      kBlock,
+                                      {"mass", 0, "1: with the attention that slots receive (H2O)", 0},
+                                      kFirstBlocks,
+                                      kLastBlocks};
+  const std::vector<std::string> sizes = paged_sizes() + listed_sizes() + with(protected_sizes(), {"mass=1"});
   return {{"kv_write", write, with(paged_sizes(), {"", "pos=1"}), kv_write},
           {"attn_paged", read, sizes, attn_paged},
           {"kv_copy_pages",

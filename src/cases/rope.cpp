@@ -63,17 +63,15 @@ std::vector<OpCase> rope_cases() {
   const std::vector<std::string> heads =
       with({"N=1,H=1,D=2", "N=3,H=2,D=8", "N=5,H=3,D=20,gap=7", "N=7,H=1,D=64,gap=16", "N=2,H=7,D=32,gap=1"},
            {"positions=11"});
-  std::vector<Dim> qk = {kRows, {"H", 12, "query heads", 0}, {"K", 2, "key heads"}, dim, kPositions, kGap};
+  const std::vector<Dim> qk = {kRows, {"H", 12, "query heads", 0}, {"K", 2, "key heads"}, dim, kPositions, kGap};
   const std::vector<std::string> both =
       with({"N=1,H=1,K=1,D=2", "N=3,H=2,K=1,D=8", "N=5,H=3,K=1,D=20,gap=7", "N=7,H=4,K=2,D=64,gap=16",
             "N=3,H=5,K=3,D=34,gap=1", "N=2,H=0,K=3,D=256", "N=271,H=2,K=1,D=32,gap=32"},
            {"positions=11"});
-  std::vector<Dim> backward = qk;
-  backward.push_back(kInPlace);
   return {{"rope_fwd", rope, heads, rope_fwd},
           {"rope_bwd", rope, heads, rope_bwd},
           {"qk_norm_rope_fwd", qk, both, qk_norm_rope_fwd},
-          {"qk_norm_rope_bwd", backward, with(both, {"", "in_place=1"}), qk_norm_rope_bwd}};
+          {"qk_norm_rope_bwd", qk + std::vector{kInPlace}, with(both, {"", "in_place=1"}), qk_norm_rope_bwd}};
 }
 
 }  // namespace pare::cases
