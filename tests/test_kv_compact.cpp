@@ -1,6 +1,7 @@
 // Compaction of pages: every way in which what is read and what is written may overlap.
 #include <numeric>
 
+#include "base/rng.h"
 #include "kv_event.h"
 
 namespace pare::test {

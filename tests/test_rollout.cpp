@@ -68,7 +68,7 @@ TEST(Rollout, PageIdsChangeNothing) {
   const auto first = g.rollout.generate(mixed_requests(), mixed_sampling());
   PagePool fresh(g.rollout.cache().pool().pages()), used = g.rollout.cache().pool();
   std::vector<int32_t> ids, fresh_ids;
-  for (int i = 0; i < 30; i++) ids.push_back(used.take()), fresh_ids.push_back(fresh.take());
+  for (int i = 0; i < 30; i++) ids.push_back(used.allocate()), fresh_ids.push_back(fresh.allocate());
   ASSERT_NE(ids, fresh_ids) << "the first run left the free list in order: nothing is tested";
   expect_same(g.rollout.generate(mixed_requests(), mixed_sampling()), first, "scrambled free list");
 }
