@@ -161,7 +161,7 @@ TEST_F(BenchProgram, SaysWhatIsWrong) {
   EXPECT_NE(o.err.find("there is no op linear; there are"), std::string::npos) << o.err;
   o = run("bench --shape M=3");
   EXPECT_EQ(o.code, 2);
-  EXPECT_NE(o.err.find("of a single --op"), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("need --op"), std::string::npos) << o.err;
 }
 
 }  // namespace

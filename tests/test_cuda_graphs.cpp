@@ -33,8 +33,9 @@ Outcome generate(const KvSpec& spec, Sampling sampling, DType dtype, const Way& 
 
 KvSpec small(KvMethod method) {
   KvSpec s;
-  s.method = method, s.budget = 10, s.buffer = 5, s.window = 3, s.sinks = 2, s.pooling_kernel = 3;
-  s.block = 4, s.blocks = 3, s.first_blocks = 1, s.last_blocks = 1, s.dense_layers = 1;
+  s.method = method, s.evict.budget = 10, s.evict.buffer = 5, s.window.size = 3, s.streaming_llm.sinks = 2,
+  s.window.pooling_kernel = 3;
+  s.blocks.size = 4, s.blocks.count = 3, s.blocks.first = 1, s.blocks.last = 1, s.blocks.dense_layers = 1;
   return s;
 }
 

@@ -132,8 +132,10 @@ TEST(EmuDevice, TheHostWaitsOnceForThePassesThatAreQueued) {
       {{3, 5, 7, 11, 13, 2, 9}, {1, 2, 3}, 40}, {{1}, {4}, 30}, {{8, 8, 6}, {5, 6}, 9}};
   for (const KvMethod method : {KvMethod::dense, KvMethod::h2o, KvMethod::rkv, KvMethod::quest}) {
     KvSpec spec;
-    spec.method = method, spec.budget = 10, spec.buffer = 5, spec.window = 3, spec.pooling_kernel = 3;
-    spec.block = 4, spec.blocks = 3, spec.first_blocks = 1, spec.last_blocks = 1, spec.dense_layers = 1;
+    spec.method = method, spec.evict.budget = 10, spec.evict.buffer = 5, spec.window.size = 3,
+    spec.window.pooling_kernel = 3;
+    spec.blocks.size = 4, spec.blocks.count = 3, spec.blocks.first = 1, spec.blocks.last = 1,
+    spec.blocks.dense_layers = 1;
     const auto run = [&](int lookahead, RolloutStats& stats, int64_t& passes, int64_t& waits) {
       Generator g(table_emu, tiny_config("qwen3", false),
                   {.max_sequences = 4, .max_batched_tokens = 21, .max_context = 60, .kv = spec, .lookahead = lookahead},

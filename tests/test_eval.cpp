@@ -245,13 +245,39 @@ TEST_F(Terminal, LinesOfARun) {
   EXPECT_EQ(titles, 2u);
 }
 
-TEST_F(Terminal, HelpHasTheKeys) {
+TEST_F(Terminal, HelpIsAPage) {
   for (const char* command : {"train", "sft"}) {
     const Outcome o = run(cat(command, " --help"));
     EXPECT_EQ(o.code, 0);
-    EXPECT_NE(o.out.find("\n\n" + config_help()), std::string::npos) << o.out;
+    EXPECT_LE(std::count(o.out.begin(), o.out.end(), '\n'), 60) << o.out;
+    for (const KeySection& section : config_sections())
+      EXPECT_NE(o.out.find(cat("\n  ", section.name, " ")), std::string::npos) << section.name;
   }
+}
+
+TEST_F(Terminal, KeysOfAGroup) {
   EXPECT_EQ(run("train --keys").out, config_reference());
+  const std::string optim = run("sft --keys actor.optim").out;
+  EXPECT_EQ(optim, config_reference("actor.optim"));
+  EXPECT_NE(optim.find("- `actor.optim.lr = "), std::string::npos) << optim;
+  EXPECT_EQ(optim.find("`actor.grad_clip"), std::string::npos) << optim;
+  EXPECT_NE(run("train --keys actor").out.find(optim), std::string::npos);
+  const Outcome unknown = run("train --keys rollout.vk");
+  EXPECT_EQ(unknown.code, static_cast<int>(Exit::usage));
+  EXPECT_EQ(unknown.err, "pare: there are no keys rollout.vk.*; the nearest group is rollout.kv\n");
+}
+
+// A key of the user's that has no effect is named; one of a preset is not.
+TEST_F(Terminal, KeysWithoutEffectAreNamed) {
+  const std::string key = "rollout.kv.streaming_llm.sinks=7 rollout.kv.method=snapkv rollout.kv.evict.budget=9";
+  const std::string note = "note     rollout.kv.streaming_llm.sinks has no effect: rollout.kv.method is snapkv\n";
+  EXPECT_EQ(run(train(cat("--dry-run ", key))).err, note);
+  EXPECT_EQ(run(cat("plan", train(key).substr(5))).err, note);
+  EXPECT_EQ(run(eval(cat("--quiet --verifier exact ", key))).err, note);
+  EXPECT_EQ(run(cat("generate --quiet --tokenizer ssa --prompt p0? --model ", tiny_folder(), "trained ", key)).err,
+            note);
+  EXPECT_EQ(
+      run(train("--dry-run rollout.kv.method=snapkv kv-tova rollout.kv.evict.budget=9 rollout.kv.method=h2o")).err, "");
 }
 
 }  // namespace

@@ -335,52 +335,62 @@ Rows kv_rows() {
   };
   const Measure logprobs = rolled_out(hash);
   const auto base = [](const std::string& method) {
-    return Overrides{"data.max_response_length=60", "rollout.kv.method=" + method, "rollout.kv.budget=12",
-                     "rollout.kv.buffer=4",         "rollout.kv.window=3",         "rollout.kv.prompt=protect",
-                     "rollout.kv.block=4",          "rollout.kv.blocks=5",         "rollout.kv.dense_layers=0"};
+    return Overrides{"data.max_response_length=60", "rollout.kv.method=" + method, "rollout.kv.evict.budget=12",
+                     "rollout.kv.evict.buffer=4",   "rollout.kv.window.size=3",    "rollout.kv.evict.prompt=protect",
+                     "rollout.kv.blocks.size=4",    "rollout.kv.blocks.count=5",   "rollout.kv.blocks.dense_layers=0"};
   };
   const Overrides snapkv = base("snapkv"), rkv = base("rkv"), streaming = base("streaming_llm"), quest = base("quest");
-  const Overrides free_streaming = streaming + Overrides{"rollout.kv.prompt=compress"};
+  const Overrides free_streaming = streaming + Overrides{"rollout.kv.evict.prompt=compress"};
   return {
       {"rollout.kv.method", {base("dense"), {"rollout.kv.method=rkv"}, resident, falls}},
-      {"rollout.kv.budget", {snapkv, {"rollout.kv.budget=20"}, peak_resident, from_to(15 + 12 + 4, 15 + 20 + 4)}},
-      {"rollout.kv.buffer", {snapkv, {"rollout.kv.buffer=9"}, peak_resident, from_to(15 + 12 + 4, 15 + 12 + 9)}},
-      {"rollout.kv.prompt", {snapkv, {"rollout.kv.prompt=compress"}, peak_resident, from_to(15 + 12 + 4, 12 + 4)}},
-      {"rollout.kv.protect_first",
-       {snapkv + Overrides{"rollout.kv.prompt=protect_first", "rollout.kv.protect_first=1"},
-        {"rollout.kv.protect_first=6"},
+      {"rollout.kv.evict.budget",
+       {snapkv, {"rollout.kv.evict.budget=20"}, peak_resident, from_to(15 + 12 + 4, 15 + 20 + 4)}},
+      {"rollout.kv.evict.buffer",
+       {snapkv, {"rollout.kv.evict.buffer=9"}, peak_resident, from_to(15 + 12 + 4, 15 + 12 + 9)}},
+      {"rollout.kv.evict.prompt",
+       {snapkv, {"rollout.kv.evict.prompt=compress"}, peak_resident, from_to(15 + 12 + 4, 12 + 4)}},
+      {"rollout.kv.evict.protect_first",
+       {snapkv + Overrides{"rollout.kv.evict.prompt=protect_first", "rollout.kv.evict.protect_first=1"},
+        {"rollout.kv.evict.protect_first=6"},
         peak_resident,
         from_to(1 + 12 + 4, 6 + 12 + 4)}},
-      {"rollout.kv.trigger",
-       {snapkv + Overrides{"rollout.kv.prompt=compress"}, {"rollout.kv.trigger=prefill_once"}, events, falls}},
-      {"rollout.kv.scope",
+      {"rollout.kv.evict.trigger",
+       {snapkv + Overrides{"rollout.kv.evict.prompt=compress"},
+        {"rollout.kv.evict.trigger=prefill_once"},
+        events,
+        falls}},
+      {"rollout.kv.evict.scope",
        {snapkv + Overrides{"model.path=", cat("model.config=", tiny_folder(), "kv_heads.json"), "model.init=fan_in"},
-        {"rollout.kv.scope=per_layer"},
+        {"rollout.kv.evict.scope=per_layer"},
         logprobs,
         differs}},
-      {"rollout.kv.window", {snapkv, {"rollout.kv.window=6"}, logprobs, differs}},
-      {"rollout.kv.sinks", {streaming, {"rollout.kv.sinks=0"}, logprobs, differs}},
-      {"rollout.kv.rope", {free_streaming, {"rollout.kv.rope=cache_index"}, logprobs, differs}},
-      {"rollout.kv.gqa_aggregation", {snapkv, {"rollout.kv.gqa_aggregation=mean_prob"}, logprobs, differs}},
-      {"rollout.kv.softmax_span", {snapkv, {"rollout.kv.softmax_span=include_window"}, logprobs, differs}},
-      {"rollout.kv.pooling", {snapkv, {"rollout.kv.pooling=avg"}, logprobs, differs}},
-      {"rollout.kv.pooling_kernel", {snapkv, {"rollout.kv.pooling_kernel=1"}, logprobs, differs}},
-      {"rollout.kv.rkv_lambda", {rkv, {"rollout.kv.rkv_lambda=1"}, logprobs, differs}},
-      {"rollout.kv.rkv_threshold", {rkv, {"rollout.kv.rkv_threshold=0.9"}, logprobs, differs}},
-      {"rollout.kv.h2o_normalise", {base("h2o"), {"rollout.kv.h2o_normalise=true"}, logprobs, differs}},
-      {"rollout.kv.pyramid_beta", {base("pyramidkv"), {"rollout.kv.pyramid_beta=2"}, logprobs, differs}},
-      {"rollout.kv.merge", {snapkv, {"rollout.kv.merge=lookm_pivot"}, logprobs, differs}},
-      {"rollout.kv.merge_keys",
-       {snapkv + Overrides{"rollout.kv.merge=d2o"}, {"rollout.kv.merge_keys=unrotated"}, logprobs, differs}},
-      {"rollout.kv.cam_targets",
-       {base("h2o") + Overrides{"rollout.kv.merge=cam"}, {"rollout.kv.cam_targets=2"}, logprobs, differs}},
-      {"rollout.kv.d2o_ema", {snapkv + Overrides{"rollout.kv.merge=d2o"}, {"rollout.kv.d2o_ema=1"}, logprobs, differs}},
-      {"rollout.kv.block", {quest, {"rollout.kv.block=16"}, read, rises}},
-      {"rollout.kv.blocks", {quest, {"rollout.kv.blocks=9"}, read, rises}},
-      {"rollout.kv.first_blocks", {quest, {"rollout.kv.first_blocks=3"}, logprobs, differs}},
-      {"rollout.kv.last_blocks", {quest, {"rollout.kv.last_blocks=1"}, logprobs, differs}},
-      {"rollout.kv.dense_layers", {quest, {"rollout.kv.dense_layers=1"}, read, rises}},
-      {"rollout.kv.block_schedule", {quest, {"rollout.kv.block_schedule=['0:5', '9:8']"}, read, rises}},
+      {"rollout.kv.window.size", {snapkv, {"rollout.kv.window.size=6"}, logprobs, differs}},
+      {"rollout.kv.streaming_llm.sinks", {streaming, {"rollout.kv.streaming_llm.sinks=0"}, logprobs, differs}},
+      {"rollout.kv.streaming_llm.rope",
+       {free_streaming, {"rollout.kv.streaming_llm.rope=cache_index"}, logprobs, differs}},
+      {"rollout.kv.window.gqa_aggregation",
+       {snapkv, {"rollout.kv.window.gqa_aggregation=mean_prob"}, logprobs, differs}},
+      {"rollout.kv.window.softmax_span",
+       {snapkv, {"rollout.kv.window.softmax_span=include_window"}, logprobs, differs}},
+      {"rollout.kv.window.pooling", {snapkv, {"rollout.kv.window.pooling=avg"}, logprobs, differs}},
+      {"rollout.kv.window.pooling_kernel", {snapkv, {"rollout.kv.window.pooling_kernel=1"}, logprobs, differs}},
+      {"rollout.kv.rkv.lambda", {rkv, {"rollout.kv.rkv.lambda=1"}, logprobs, differs}},
+      {"rollout.kv.rkv.threshold", {rkv, {"rollout.kv.rkv.threshold=0.9"}, logprobs, differs}},
+      {"rollout.kv.h2o.normalise", {base("h2o"), {"rollout.kv.h2o.normalise=true"}, logprobs, differs}},
+      {"rollout.kv.pyramidkv.beta", {base("pyramidkv"), {"rollout.kv.pyramidkv.beta=2"}, logprobs, differs}},
+      {"rollout.kv.merge.method", {snapkv, {"rollout.kv.merge.method=lookm_pivot"}, logprobs, differs}},
+      {"rollout.kv.merge.keys",
+       {snapkv + Overrides{"rollout.kv.merge.method=d2o"}, {"rollout.kv.merge.keys=unrotated"}, logprobs, differs}},
+      {"rollout.kv.merge.cam_targets",
+       {base("h2o") + Overrides{"rollout.kv.merge.method=cam"}, {"rollout.kv.merge.cam_targets=2"}, logprobs, differs}},
+      {"rollout.kv.merge.d2o_ema",
+       {snapkv + Overrides{"rollout.kv.merge.method=d2o"}, {"rollout.kv.merge.d2o_ema=1"}, logprobs, differs}},
+      {"rollout.kv.blocks.size", {quest, {"rollout.kv.blocks.size=16"}, read, rises}},
+      {"rollout.kv.blocks.count", {quest, {"rollout.kv.blocks.count=9"}, read, rises}},
+      {"rollout.kv.blocks.first", {quest, {"rollout.kv.blocks.first=3"}, logprobs, differs}},
+      {"rollout.kv.blocks.last", {quest, {"rollout.kv.blocks.last=1"}, logprobs, differs}},
+      {"rollout.kv.blocks.dense_layers", {quest, {"rollout.kv.blocks.dense_layers=1"}, read, rises}},
+      {"rollout.kv.blocks.schedule", {quest, {"rollout.kv.blocks.schedule=['0:5', '9:8']"}, read, rises}},
   };
 }
 
@@ -420,9 +430,9 @@ Rows rollout_rows() {
 }
 
 // Rollouts that read 4 tokens of the context, the newest ones, in every layer.
-const Overrides sparse = {"rollout.kv.method=quest",   "rollout.kv.block=4",
-                          "rollout.kv.blocks=1",       "rollout.kv.first_blocks=0",
-                          "rollout.kv.last_blocks=1",  "rollout.kv.dense_layers=0",
+const Overrides sparse = {"rollout.kv.method=quest",   "rollout.kv.blocks.size=4",
+                          "rollout.kv.blocks.count=1", "rollout.kv.blocks.first=0",
+                          "rollout.kv.blocks.last=1",  "rollout.kv.blocks.dense_layers=0",
                           "rollout.check_exact=false", "algorithm.rollout_correction.rollout_rs=none"};
 
 Rows correction_rows() {
@@ -511,7 +521,7 @@ Rows loss_rows() {
   const Measure gradient = metric("actor/grad_norm"), clipped = metric("actor/pg_clipfrac"),
                 kept = metric("ht/kept_fraction");
   const auto subset = [](const char* name) { return Overrides{cat("actor.token_subset=", name)}; };
-  const Overrides evicting = {"rollout.kv.method=tova", "rollout.kv.budget=3", "rollout.kv.buffer=1",
+  const Overrides evicting = {"rollout.kv.method=tova", "rollout.kv.evict.budget=3", "rollout.kv.evict.buffer=1",
                               "rollout.check_exact=false"};
   return {
       {"actor.policy_loss.loss_mode",
@@ -636,6 +646,82 @@ TEST_P(EveryKey, ChangesItsNumber) {
   EXPECT_EQ(std::memcmp(before.parameters.data(), after.parameters.data(), before.parameters.size() * sizeof(float)), 0)
       << "the key must change no result";
 }
+
+// Where the condition of a key fails, the change of its row changes nothing: neither the row's number nor a parameter.
+class ConditionalKey : public EveryKey {};
+
+// Arguments for which the condition fails, in the order in which they are tried.
+std::vector<Overrides> failing(const KeyCondition& when) {
+  if (when.key == "data.task") return {when.values[0] == "jsonl" ? ssa : tiny_jsonl()};
+  if (when.key == "model.config") return {{"model.config=", cat("model.path=", tiny_folder(), "trained")}};
+  const ConfigKey& key = config_key(when.key);
+  std::vector<std::string> values = {key.show({}), "true", "false", "0", "1"};
+  const std::string one_of = "one of ";
+  if (key.type.starts_with(one_of)) {
+    std::stringstream words(key.type.substr(one_of.size()));
+    for (std::string word; std::getline(words, word, ',');) values.push_back(word.substr(word[0] == ' '));
+  }
+  if (key.type == "string") values = {when.key == "data.reward" ? "exact" : "plain"};
+  if (key.type == "array of strings") values = {"['0:5', '9:8']"};
+  std::vector<Overrides> all;
+  for (const std::string& v : values) {
+    Config c;
+    try {
+      apply_toml(c, cat(when.key, " = ", key.type == "string" || key.type.starts_with(one_of) ? toml_quote(v) : v), "");
+    } catch (const Error&) {
+      continue;
+    }
+    if (!when.holds(c)) all.push_back({cat(when.key, "=", v)});
+  }
+  return all;
+}
+
+bool same(const Outcome& a, const Outcome& b) {
+  const bool numbers = a.number == b.number || (std::isnan(a.number) && std::isnan(b.number));
+  return numbers && a.parameters.size() == b.parameters.size() &&
+         std::memcmp(a.parameters.data(), b.parameters.data(), a.parameters.size() * sizeof(float)) == 0;
+}
+
+// The message of the error with which a configuration is refused; empty: none.
+std::string refusal(const Overrides& o) {
+  try {
+    load_config(o);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST_P(ConditionalKey, HasNoEffectWithoutItsCondition) {
+  const Row& row = rows().at(GetParam());
+  for (const KeyCondition& when : config_key(GetParam()).when) {
+    std::string refused;
+    for (const Overrides& fails : failing(when)) {
+      const Overrides base = tiny_run() + row.base + fails;
+      // What is refused has no silent effect either; but it is refused for the condition's sake.
+      refused = refusal(base) + refusal(base + row.change);
+      if (!refused.empty()) continue;
+      EXPECT_FALSE(when.holds(load_config(base + row.change)));
+      const Outcome before = row.number(base), after = row.number(base + row.change);
+      EXPECT_TRUE(same(before, after)) << fails[0] << ": " << before.number << " and " << after.number;
+      break;
+    }
+    EXPECT_TRUE(refused.empty() || refused.find(when.key) != std::string::npos) << when.key << ": " << refused;
+  }
+}
+
+std::vector<std::string> conditional_names() {
+  std::vector<std::string> list;
+  for (const ConfigKey& key : config_keys())
+    if (!key.when.empty()) list.push_back(key.name);
+  return list;
+}
+
+INSTANTIATE_TEST_SUITE_P(Config, ConditionalKey, testing::ValuesIn(conditional_names()), [](const auto& info) {
+  std::string name = info.param;
+  std::replace(name.begin(), name.end(), '.', '_');
+  return name;
+});
 
 std::vector<std::string> names() {
   std::vector<std::string> list;

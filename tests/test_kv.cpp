@@ -10,9 +10,10 @@ namespace {
 KvSpec spec_of(KvMethod method) {
   KvSpec s;
   s.method = method;
-  s.budget = 11, s.buffer = 5, s.window = 3, s.sinks = 2, s.pooling_kernel = 3, s.pyramid_beta = 3;
-  s.prompt = KvPrompt::protect;
-  s.block = 4, s.blocks = 4, s.first_blocks = 1, s.last_blocks = 1, s.dense_layers = 1;
+  s.evict.budget = 11, s.evict.buffer = 5, s.window.size = 3, s.streaming_llm.sinks = 2, s.window.pooling_kernel = 3,
+  s.pyramidkv.beta = 3;
+  s.evict.prompt = KvPrompt::protect;
+  s.blocks.size = 4, s.blocks.count = 4, s.blocks.first = 1, s.blocks.last = 1, s.blocks.dense_layers = 1;
   return s;
 }
 const std::vector<KvMethod> kEvicting = {KvMethod::streaming_llm, KvMethod::h2o, KvMethod::tova,
@@ -61,7 +62,7 @@ Life live(const KvResidency& r, int64_t prompt, int64_t fed) {
 
 TEST(KvResidency, EventsComeWhenTheBufferIsFull) {
   KvSpec spec;
-  spec.method = KvMethod::rkv, spec.budget = 512, spec.buffer = 128;
+  spec.method = KvMethod::rkv, spec.evict.budget = 512, spec.evict.buffer = 128;
   const KvResidency r(spec, 1);
   const Life a = live(r, 100, 4096);
   EXPECT_EQ(a.events.size(), 28u);
@@ -89,7 +90,8 @@ TEST(KvResidency, PeaksAreThoseOfALife) {
     for (const KvTrigger trigger : {KvTrigger::buffer_full, KvTrigger::prefill_once})
       for (const int64_t buffer : {0, 1, 7}) {
         KvSpec spec = spec_of(KvMethod::snapkv);
-        spec.prompt = prompt, spec.protect_first = 9, spec.trigger = trigger, spec.buffer = buffer;
+        spec.evict.prompt = prompt, spec.evict.protect_first = 9, spec.evict.trigger = trigger,
+        spec.evict.buffer = buffer;
         const KvResidency r(spec, 1);
         for (const int64_t n : {1, 8, 9, 10, 17, 18, 40})
           for (const int64_t fed : {0, 1, 5, 16, 50})
@@ -99,7 +101,7 @@ TEST(KvResidency, PeaksAreThoseOfALife) {
 
 TEST(KvResidency, PyramidsHaveTheMeanBudget) {
   KvSpec spec;
-  spec.method = KvMethod::pyramidkv, spec.budget = 108, spec.window = 8, spec.pyramid_beta = 20;
+  spec.method = KvMethod::pyramidkv, spec.evict.budget = 108, spec.window.size = 8, spec.pyramidkv.beta = 20;
   const KvResidency r(spec, 5);  // 100 past tokens: least 5, most 195, step 47
   for (const auto& [layer, budget] : std::vector<std::pair<int, int>>{{0, 203}, {1, 156}, {2, 109}, {3, 62}, {4, 15}})
     EXPECT_EQ(r.budget(layer), budget);
@@ -107,7 +109,7 @@ TEST(KvResidency, PyramidsHaveTheMeanBudget) {
 
 TEST(BlockBudget, FollowsItsSchedule) {
   KvSpec spec = spec_of(KvMethod::quest);
-  spec.block_schedule = {"0:4", "10:7", "30:20"};
+  spec.blocks.schedule = {"0:4", "10:7", "30:20"};
   const BlockBudget budget(spec);
   EXPECT_EQ(budget(9), 4);
   EXPECT_EQ(budget(10), 7);
@@ -115,7 +117,7 @@ TEST(BlockBudget, FollowsItsSchedule) {
   EXPECT_EQ(budget(1000), 20);
   for (const std::vector<std::string>& bad :
        std::vector<std::vector<std::string>>{{"1:4"}, {"0:1"}, {"0:4", "0:5"}, {"x"}}) {
-    spec.block_schedule = bad;
+    spec.blocks.schedule = bad;
     EXPECT_THROW(BlockBudget{spec}, Error);
   }
 }
@@ -125,7 +127,7 @@ TEST(KvPolicy, NothingToLeaveOutIsTheDenseRunBitwise) {
   for (const KvMethod method : all_methods())
     for (const KvPrompt prompt : {KvPrompt::compress, KvPrompt::protect}) {
       KvSpec spec = spec_of(method);
-      spec.budget = 1000, spec.blocks = 40, spec.prompt = prompt;
+      spec.evict.budget = 1000, spec.blocks.count = 40, spec.evict.prompt = prompt;
       Generator g(table_cpu, config(), with(kRoomy, spec));
       expect_same(g.rollout.generate(mixed_requests(), mixed_sampling()), dense,
                   cat("method ", static_cast<int>(method)));
@@ -157,7 +159,7 @@ TEST(KvPolicy, TheScheduleChangesNothing) {
     for (const KvPrompt prompt : {KvPrompt::protect, KvPrompt::compress}) {
       if (method == KvMethod::quest && prompt == KvPrompt::compress) continue;  // prompts do not concern it
       KvSpec spec = spec_of(method);
-      spec.prompt = prompt;
+      spec.evict.prompt = prompt;
       const KvResidency residency(spec, config().layers);
       int64_t least = 0;
       for (const Request& r : requests) least = std::max(least, Scheduler::pages_needed(residency, r));
@@ -182,8 +184,8 @@ TEST(KvPolicy, SharedPromptsAreChangedByNobodyElse) {
   for (const KvMethod method : kEvicting)
     for (const KvPrompt prompt : {KvPrompt::compress, KvPrompt::protect_first}) {
       KvSpec spec = spec_of(method);
-      spec.prompt = prompt, spec.protect_first = 17;
-      spec.budget = prompt == KvPrompt::compress ? 42 : 25, spec.buffer = 2;
+      spec.evict.prompt = prompt, spec.evict.protect_first = 17;
+      spec.evict.budget = prompt == KvPrompt::compress ? 42 : 25, spec.evict.buffer = 2;
       const auto alone = one_by_one(with(kAlone, spec), requests);
       const KvResidency residency(spec, config().layers);
       int64_t least = 0;
@@ -201,7 +203,7 @@ TEST(KvPolicy, SharedPromptsAreChangedByNobodyElse) {
 // A pool of the default size holds every prompt that is allowed.
 TEST(KvPolicy, TheDefaultPoolHoldsTheWorstPrompt) {
   KvSpec spec = spec_of(KvMethod::streaming_llm);
-  spec.prompt = KvPrompt::compress, spec.trigger = KvTrigger::prefill_once, spec.budget = 20;
+  spec.evict.prompt = KvPrompt::compress, spec.evict.trigger = KvTrigger::prefill_once, spec.evict.budget = 20;
   RolloutLimits limits = with({.max_sequences = 3, .max_batched_tokens = 9, .max_context = 90}, spec);
   limits.max_prompt = 34;
   Generator g(table_cpu, config(), limits);
@@ -219,9 +221,9 @@ TEST(KvPolicy, MergingDoesNotDependOnTheSchedule) {
   for (const KvMergeMethod merge :
        {KvMergeMethod::cam, KvMergeMethod::d2o, KvMergeMethod::lookm_pivot, KvMergeMethod::value}) {
     KvSpec spec = spec_of(KvMethod::h2o);
-    spec.merge = merge;
-    spec.prompt = merge == KvMergeMethod::d2o ? KvPrompt::compress : KvPrompt::protect;
-    if (merge == KvMergeMethod::d2o) spec.merge_keys = MergeKeys::unrotated;
+    spec.merge.method = merge;
+    spec.evict.prompt = merge == KvMergeMethod::d2o ? KvPrompt::compress : KvPrompt::protect;
+    if (merge == KvMergeMethod::d2o) spec.merge.keys = MergeKeys::unrotated;
     const auto alone = one_by_one(with(kAlone, spec), requests);
     expect_same(generate(with(kRoomy, spec), requests, mixed_sampling()), alone, "together");
     expect_same(generate(with({.max_sequences = 3, .max_batched_tokens = 19, .max_context = 73}, spec), requests,
@@ -230,7 +232,7 @@ TEST(KvPolicy, MergingDoesNotDependOnTheSchedule) {
     size_t different = 0;
     for (size_t i = 0; i < alone.size(); i++) different += alone[i].logprobs != evicted[i].logprobs;
     EXPECT_GE(different, 4u);
-    spec.budget = 1000;
+    spec.evict.budget = 1000;
     expect_same(generate(with(kRoomy, spec), requests, mixed_sampling()), generate(kRoomy, requests, mixed_sampling()),
                 "nothing evicted");
   }
@@ -252,7 +254,7 @@ TEST(KvPolicy, EventsFreePages) {
   for (const KvMethod method : kEvicting)
     for (const KvPrompt prompt : {KvPrompt::protect, KvPrompt::compress}) {
       KvSpec spec = spec_of(method);
-      spec.prompt = prompt, spec.budget = 20, spec.buffer = 29;
+      spec.evict.prompt = prompt, spec.evict.budget = 20, spec.evict.buffer = 29;
       Generator g(table_cpu, config(), with(kRoomy, spec));
       const KvResidency r(spec, config().layers);
       Rng rng(rng_key(1, RngStream::test, 9));
@@ -300,7 +302,7 @@ TEST(KvPolicy, MoreSequencesFitUnderABudget) {
   plain.rollout.generate(requests, sampling);
   EXPECT_EQ(plain.rollout.stats().peak_sequences, 2);
   KvSpec spec = spec_of(KvMethod::rkv);
-  spec.budget = 24, spec.buffer = 8;
+  spec.evict.budget = 24, spec.evict.buffer = 8;
   const KvResidency r(spec, config().layers);
   Generator sparse(table_cpu, config(), with(limits, spec));
   sparse.rollout.generate(requests, sampling);
@@ -339,8 +341,8 @@ TEST(KvPolicy, TheLedgerFalls) {
       int64_t slots = r.after_prefill(l, 21);
       for (int64_t tokens = 22; tokens <= 21 + 89; tokens++) {
         slots++;
-        pairs += spec.sparse_reads() && l >= spec.dense_layers
-                     ? listed_slots(tokens, budget(blocks_of(tokens, spec.block)), spec.block)
+        pairs += spec.sparse_reads() && l >= spec.blocks.dense_layers
+                     ? listed_slots(tokens, budget(blocks_of(tokens, spec.blocks.size)), spec.blocks.size)
                      : slots;
         if (r.due(l, 21, slots, tokens)) slots = r.protected_slots(21) + r.budget(l);
       }
@@ -352,12 +354,12 @@ TEST(KvPolicy, TheLedgerFalls) {
     if (!spec.sparse_reads()) continue;
     int64_t scored = 0, pages = 2;  // of the prompt, and one for each token
     for (int64_t tokens = 22; tokens <= 21 + 89; tokens++) {
-      const int64_t n = blocks_of(tokens, spec.block);
-      if (n > budget(n)) scored += n - spec.first_blocks - spec.last_blocks;
+      const int64_t n = blocks_of(tokens, spec.blocks.size);
+      if (n > budget(n)) scored += n - spec.blocks.first - spec.blocks.last;
       pages++;
     }
     const bool minmax = method == KvMethod::quest;
-    const int64_t sparse = c.layers - spec.dense_layers;
+    const int64_t sparse = c.layers - spec.blocks.dense_layers;
     EXPECT_EQ(real.at("kv_block_select").cost.flops,
               sparse * scored * c.head_dim * (minmax ? 4 * c.heads : 2 * c.kv_heads));
     EXPECT_EQ(real.at("kv_block_summary").cost.flops, sparse * pages * 16 * c.kv_heads * c.head_dim * (minmax ? 2 : 1));
@@ -370,7 +372,7 @@ TEST(KvPolicy, CacheIndexPositionsAreThoseOfTheKeptText) {
   ModelConfig c = config();
   c.layers = 1;
   KvSpec spec = spec_of(KvMethod::streaming_llm);
-  spec.prompt = KvPrompt::compress, spec.rope = KvRope::cache_index;
+  spec.evict.prompt = KvPrompt::compress, spec.streaming_llm.rope = KvRope::cache_index;
   const KvResidency residency(spec, 1);
   Rng rng(rng_key(8, RngStream::test, 9));
   const Request request{random_ids(rng, 21, c.vocab), {5}, 60};
@@ -382,7 +384,8 @@ TEST(KvPolicy, CacheIndexPositionsAreThoseOfTheKeptText) {
   std::vector<int32_t> text = request.prompt;
   int64_t slots = 21, checked = 0;
   for (size_t t = 0; t < done.tokens.size(); t++) {  // `slots` of `text` were visible when tokens[t] was drawn
-    const auto sinks = static_cast<std::ptrdiff_t>(slots < static_cast<int64_t>(text.size()) ? spec.sinks : 0);
+    const auto sinks =
+        static_cast<std::ptrdiff_t>(slots < static_cast<int64_t>(text.size()) ? spec.streaming_llm.sinks : 0);
     Group fresh{{text.begin(), text.begin() + sinks}, {{{done.tokens[t]}, {}}}};
     fresh.prefix.insert(fresh.prefix.end(), text.end() - (slots - sinks), text.end());
     World world(table_cpu, c);
@@ -391,11 +394,11 @@ TEST(KvPolicy, CacheIndexPositionsAreThoseOfTheKeptText) {
     EXPECT_NEAR(out.logprob[0], done.logprobs[t], 2e-5) << t;
     checked += sinks > 0;
     const auto tokens = static_cast<int64_t>(text.size());
-    if (residency.due(0, 21, slots, tokens)) slots = spec.budget;
+    if (residency.due(0, 21, slots, tokens)) slots = spec.evict.budget;
     slots++, text.push_back(done.tokens[t]);
   }
   EXPECT_GT(checked, 40);
-  spec.rope = KvRope::absolute;
+  spec.streaming_llm.rope = KvRope::absolute;
   EXPECT_NE(run(spec).logprobs, done.logprobs);
 }
 
@@ -405,7 +408,7 @@ TEST(KvPolicy, ScopesShareTheirChoice) {
   const Request request{random_ids(rng, 9, config().vocab), {5}, 60};
   const auto traces = [&](KvScope scope) {
     KvSpec spec = spec_of(KvMethod::rkv);
-    spec.scope = scope;
+    spec.evict.scope = scope;
     Generator g(table_cpu, config(), with(kRoomy, spec));
     std::map<int, std::vector<KvTrace>> by_tokens;
     Sampling sampling{.key = 3, .eos = {}};
@@ -452,20 +455,21 @@ TEST(KvPolicy, ContradictionsAreRefused) {
       EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
     }
   };
-  refused("rollout.kv.window = 11", KvMethod::snapkv, [](KvSpec& s) { s.window = 11; });
-  refused("rollout.kv.sinks = 11", KvMethod::streaming_llm, [](KvSpec& s) { s.sinks = 11; });
-  refused("pooling_kernel = 4", KvMethod::rkv, [](KvSpec& s) { s.pooling_kernel = 4; });
-  refused("cache_index", KvMethod::h2o, [](KvSpec& s) { s.rope = KvRope::cache_index; });
-  refused("cache_index", KvMethod::streaming_llm, [](KvSpec& s) { s.rope = KvRope::cache_index; });
-  refused("protect_first", KvMethod::h2o, [](KvSpec& s) { s.prompt = KvPrompt::protect_first; });
-  refused("prefill_once", KvMethod::snapkv, [](KvSpec& s) { s.trigger = KvTrigger::prefill_once; });
-  refused("only rollout.kv.method = \"h2o\"", KvMethod::snapkv, [](KvSpec& s) { s.merge = KvMergeMethod::cam; });
+  refused("rollout.kv.window.size = 11", KvMethod::snapkv, [](KvSpec& s) { s.window.size = 11; });
+  refused("rollout.kv.streaming_llm.sinks = 11", KvMethod::streaming_llm,
+          [](KvSpec& s) { s.streaming_llm.sinks = 11; });
+  refused("pooling_kernel = 4", KvMethod::rkv, [](KvSpec& s) { s.window.pooling_kernel = 4; });
+  refused("cache_index", KvMethod::h2o, [](KvSpec& s) { s.streaming_llm.rope = KvRope::cache_index; });
+  refused("cache_index", KvMethod::streaming_llm, [](KvSpec& s) { s.streaming_llm.rope = KvRope::cache_index; });
+  refused("protect_first", KvMethod::h2o, [](KvSpec& s) { s.evict.prompt = KvPrompt::protect_first; });
+  refused("prefill_once", KvMethod::snapkv, [](KvSpec& s) { s.evict.trigger = KvTrigger::prefill_once; });
+  refused("only rollout.kv.method = \"h2o\"", KvMethod::snapkv, [](KvSpec& s) { s.merge.method = KvMergeMethod::cam; });
   refused("values only", KvMethod::snapkv,
-          [](KvSpec& s) { s.merge = KvMergeMethod::value, s.merge_keys = MergeKeys::unrotated; });
-  refused("evicts none", KvMethod::quest, [](KvSpec& s) { s.merge = KvMergeMethod::d2o; });
-  refused("rollout.kv.block = 8", KvMethod::quest, [](KvSpec& s) { s.block = 8; });
-  refused("rollout.kv.blocks = 1", KvMethod::quest, [](KvSpec& s) { s.blocks = 1; });
-  refused("last_blocks = 0", KvMethod::block_topk, [](KvSpec& s) { s.last_blocks = 0; });
+          [](KvSpec& s) { s.merge.method = KvMergeMethod::value, s.merge.keys = MergeKeys::unrotated; });
+  refused("evicts none", KvMethod::quest, [](KvSpec& s) { s.merge.method = KvMergeMethod::d2o; });
+  refused("rollout.kv.blocks.size = 8", KvMethod::quest, [](KvSpec& s) { s.blocks.size = 8; });
+  refused("rollout.kv.blocks.count = 1", KvMethod::quest, [](KvSpec& s) { s.blocks.count = 1; });
+  refused("blocks.last = 0", KvMethod::block_topk, [](KvSpec& s) { s.blocks.last = 0; });
 }
 
 }  // namespace

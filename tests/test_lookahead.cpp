@@ -17,8 +17,9 @@ RolloutLimits ahead(RolloutLimits limits, int lookahead, const KvSpec& kv = {}) 
 KvSpec spec_of(KvMethod method) {
   KvSpec s;
   s.method = method;
-  s.budget = 11, s.buffer = 5, s.window = 3, s.sinks = 2, s.pooling_kernel = 3, s.pyramid_beta = 3;
-  s.block = 4, s.blocks = 4, s.first_blocks = 1, s.last_blocks = 1, s.dense_layers = 1;
+  s.evict.budget = 11, s.evict.buffer = 5, s.window.size = 3, s.streaming_llm.sinks = 2, s.window.pooling_kernel = 3,
+  s.pyramidkv.beta = 3;
+  s.blocks.size = 4, s.blocks.count = 4, s.blocks.first = 1, s.blocks.last = 1, s.blocks.dense_layers = 1;
   return s;
 }
 
@@ -29,23 +30,23 @@ std::vector<KvSpec> all_specs() {
                                 KvMethod::pyramidkv, KvMethod::quest, KvMethod::block_topk})
     all.push_back(spec_of(method));
   KvSpec s = spec_of(KvMethod::rkv);
-  s.scope = KvScope::per_layer, s.prompt = KvPrompt::protect;
+  s.evict.scope = KvScope::per_layer, s.evict.prompt = KvPrompt::protect;
   all.push_back(s);
   s = spec_of(KvMethod::snapkv);
-  s.trigger = KvTrigger::prefill_once;
+  s.evict.trigger = KvTrigger::prefill_once;
   all.push_back(s);
   s = spec_of(KvMethod::h2o);
-  s.merge = KvMergeMethod::d2o, s.merge_keys = MergeKeys::unrotated;
+  s.merge.method = KvMergeMethod::d2o, s.merge.keys = MergeKeys::unrotated;
   all.push_back(s);
   s = spec_of(KvMethod::h2o);
-  s.merge = KvMergeMethod::cam, s.prompt = KvPrompt::protect;
+  s.merge.method = KvMergeMethod::cam, s.evict.prompt = KvPrompt::protect;
   all.push_back(s);
   return all;
 }
 
 std::string name(const KvSpec& s) {
-  return cat("method ", static_cast<int>(s.method), ", merge ", static_cast<int>(s.merge), ", trigger ",
-             static_cast<int>(s.trigger));
+  return cat("method ", static_cast<int>(s.method), ", merge ", static_cast<int>(s.merge.method), ", trigger ",
+             static_cast<int>(s.evict.trigger));
 }
 
 void expect_same_statistics(const RolloutStats& a, const RolloutStats& b) {

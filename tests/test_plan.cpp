@@ -17,13 +17,13 @@ TEST(Plan, IsTheRealWorstStepToTheByte) {
         {"rollout.top_k=5", "rollout.allow_truncated_sampling=true", "rollout.check_exact=false", "actor.ppo_epochs=2"},
         {"rollout.max_num_seqs=3", "rollout.max_num_batched_tokens=17", "rollout.kv_cache_bytes=90000",
          "actor.optim.moments=bf16"},
-        {"rollout.kv.method=quest", "rollout.kv.block=4", "rollout.kv.blocks=6", "rollout.check_exact=false",
-         "algorithm.rollout_correction.rollout_is=tis", "algorithm.rollout_correction.acceptance=true",
-         "actor.ppo_max_token_len=150"},
-        {"learner.attention=replay", "rollout.kv.method=pyramidkv", "rollout.kv.budget=12", "rollout.kv.buffer=7",
-         "rollout.kv.pyramid_beta=3", "actor.ppo_max_token_len=180"},
-        {"learner.attention=replay", "rollout.kv.method=quest", "rollout.kv.block=4", "rollout.kv.blocks=5",
-         "rollout.kv.dense_layers=1", "model.enable_gradient_checkpointing=true"}})
+        {"rollout.kv.method=quest", "rollout.kv.blocks.size=4", "rollout.kv.blocks.count=6",
+         "rollout.check_exact=false", "algorithm.rollout_correction.rollout_is=tis",
+         "algorithm.rollout_correction.acceptance=true", "actor.ppo_max_token_len=150"},
+        {"learner.attention=replay", "rollout.kv.method=pyramidkv", "rollout.kv.evict.budget=12",
+         "rollout.kv.evict.buffer=7", "rollout.kv.pyramidkv.beta=3", "actor.ppo_max_token_len=180"},
+        {"learner.attention=replay", "rollout.kv.method=quest", "rollout.kv.blocks.size=4", "rollout.kv.blocks.count=5",
+         "rollout.kv.blocks.dense_layers=1", "model.enable_gradient_checkpointing=true"}})
     for (const char* type : {"qwen2", "llama"}) {  // tied and not
       const Config config = tiny_run(type, keys);
       const Plan plan = plan_step(config);
@@ -56,15 +56,18 @@ TEST(Plan, NoStepPassesTheMost) {
        {std::vector<std::string>{"actor.ppo_max_token_len=300", "actor.logits_chunk=23"},
         {"actor.use_kl_loss=true", "actor.kl_loss_type=exact", "actor.ppo_max_token_len=120"},
         {"actor.ppo_max_token_len=16", "model.enable_gradient_checkpointing=true", "rollout.kv.method=snapkv",
-         "rollout.check_exact=false", "rollout.kv.budget=20", "rollout.kv.buffer=1", "rollout.kv.window=8"},
-        {"rollout.kv.method=quest", "rollout.kv.block=4", "rollout.kv.blocks=6", "rollout.check_exact=false",
-         "algorithm.rollout_correction.rollout_is=tis", "algorithm.rollout_correction.acceptance=true"},
-        {"learner.attention=replay", "rollout.kv.method=pyramidkv", "rollout.kv.budget=12", "rollout.kv.buffer=7",
-         "rollout.kv.pyramid_beta=3", "actor.ppo_max_token_len=100"},
-        {"learner.attention=replay", "rollout.kv.method=rkv", "rollout.kv.budget=9", "rollout.kv.buffer=3",
+         "rollout.check_exact=false", "rollout.kv.evict.budget=20", "rollout.kv.evict.buffer=1",
+         "rollout.kv.window.size=8"},
+        {"rollout.kv.method=quest", "rollout.kv.blocks.size=4", "rollout.kv.blocks.count=6",
+         "rollout.check_exact=false", "algorithm.rollout_correction.rollout_is=tis",
+         "algorithm.rollout_correction.acceptance=true"},
+        {"learner.attention=replay", "rollout.kv.method=pyramidkv", "rollout.kv.evict.budget=12",
+         "rollout.kv.evict.buffer=7", "rollout.kv.pyramidkv.beta=3", "actor.ppo_max_token_len=100"},
+        {"learner.attention=replay", "rollout.kv.method=rkv", "rollout.kv.evict.budget=9", "rollout.kv.evict.buffer=3",
          "rollout.max_num_seqs=30", "rollout.max_num_batched_tokens=31"},
-        {"learner.attention=replay", "rollout.kv.method=block_topk", "rollout.kv.block=4", "rollout.kv.blocks=5",
-         "rollout.kv.dense_layers=1", "rollout.kv.block_schedule=[\"0:9\", \"12:4\"]"}}) {
+        {"learner.attention=replay", "rollout.kv.method=block_topk", "rollout.kv.blocks.size=4",
+         "rollout.kv.blocks.count=5", "rollout.kv.blocks.dense_layers=1",
+         "rollout.kv.blocks.schedule=[\"0:9\", \"12:4\"]"}}) {
     SCOPED_TRACE(testing::PrintToString(keys));
     const Config config = tiny_run("qwen3", keys);
     const ArenaLimits limits = training_limits(config, TrainingKind::grpo, table_null);

@@ -46,9 +46,10 @@ class WrongInput : public Program {
   }
   // A run that would take a second, with `words` added.
   std::string command(const std::string& name, const std::string& words) const {
+    const bool generated = words.find("data.task=jsonl") == std::string::npos;
     return cat("  ", name, " model.path=", model_, " data.tokenizer=ssa data.max_prompt_length=64 ",
-               "data.max_response_length=40 data.min_statements=2 data.max_statements=3 data.train_batch_size=2 "
-               "data.train_rows=8 data.val_rows=4 rollout.n=3 ",
+               "data.max_response_length=40 data.train_batch_size=2 rollout.n=3 ",
+               generated ? "data.min_statements=2 data.max_statements=3 data.train_rows=8 data.val_rows=4 " : "",
                "trainer.threads=1 trainer.total_training_steps=2 actor.optim.lr=1e-3 trainer.default_local_dir=", run_,
                " ", words);
   }

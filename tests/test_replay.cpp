@@ -20,11 +20,11 @@ const std::vector<std::string> kEvicting = {"streaming_llm", "h2o", "tova", "sna
 
 // Small enough that prompts and responses both have events, or that a row leaves out most of its blocks.
 Keys sparse(const std::string& method) {
-  return {"learner.attention=replay",    "rollout.kv.method=" + method, "rollout.kv.budget=9",
-          "rollout.kv.buffer=4",         "rollout.kv.window=3",         "rollout.kv.sinks=2",
-          "rollout.kv.pooling_kernel=3", "rollout.kv.pyramid_beta=3",   "rollout.kv.protect_first=5",
-          "rollout.kv.block=4",          "rollout.kv.blocks=3",         "rollout.kv.last_blocks=1",
-          "rollout.kv.dense_layers=1"};
+  return {"learner.attention=replay",           "rollout.kv.method=" + method, "rollout.kv.evict.budget=9",
+          "rollout.kv.evict.buffer=4",          "rollout.kv.window.size=3",    "rollout.kv.streaming_llm.sinks=2",
+          "rollout.kv.window.pooling_kernel=3", "rollout.kv.pyramidkv.beta=3", "rollout.kv.evict.protect_first=5",
+          "rollout.kv.blocks.size=4",           "rollout.kv.blocks.count=3",   "rollout.kv.blocks.last=1",
+          "rollout.kv.blocks.dense_layers=1"};
 }
 
 struct Seen {
@@ -52,8 +52,8 @@ TEST(Replay, EvictingRolloutsAreExact) {
     for (const char* prompt : {"protect", "compress", "protect_first"})
       for (const char* scope : {"per_head", "per_layer"}) {
         SCOPED_TRACE(cat(method, ' ', prompt, ' ', scope));
-        const Seen s = steps(tiny_run(
-            "qwen3", sparse(method) + Keys{cat("rollout.kv.prompt=", prompt), cat("rollout.kv.scope=", scope)}));
+        const Seen s = steps(tiny_run("qwen3", sparse(method) + Keys{cat("rollout.kv.evict.prompt=", prompt),
+                                                                     cat("rollout.kv.evict.scope=", scope)}));
         EXPECT_EQ(s.mismatches, 0);
         EXPECT_GT(s.checked, 300);
         EXPECT_GT(s.events, 60);
@@ -64,8 +64,9 @@ TEST(Replay, EvictingRolloutsAreExact) {
 TEST(Replay, ModelsTriggersAndPartsOfResponsesAreExact) {
   for (const char* type : {"qwen2", "llama"})
     for (const Keys& keys :
-         {Keys{"rollout.kv.trigger=prefill_once", "rollout.kv.prompt=compress"}, Keys{"rollout.kv.buffer=0"},
-          Keys{"actor.token_subset=rpc", "actor.rpc_min_tokens=9", "rollout.kv.prompt=compress"},
+         {Keys{"rollout.kv.evict.trigger=prefill_once", "rollout.kv.evict.prompt=compress"},
+          Keys{"rollout.kv.evict.buffer=0"},
+          Keys{"actor.token_subset=rpc", "actor.rpc_min_tokens=9", "rollout.kv.evict.prompt=compress"},
           Keys{"actor.token_subset=urs", "algorithm.adv_filter_threshold=1e-3"},
           Keys{"model.enable_gradient_checkpointing=true", "actor.ppo_max_token_len=90"}}) {
       SCOPED_TRACE(cat(type, ' ', testing::PrintToString(keys)));
@@ -79,8 +80,8 @@ TEST(Replay, ModelsTriggersAndPartsOfResponsesAreExact) {
 TEST(Replay, BlockSparseRolloutsAreExact) {
   for (const char* method : {"quest", "block_topk"})
     for (const Keys& keys :
-         {Keys{}, Keys{"rollout.kv.block=16"}, Keys{"rollout.kv.block_schedule=[\"0:2\", \"8:4\"]"},
-          Keys{"rollout.kv.dense_layers=0", "actor.ppo_max_token_len=1"}, Keys{"actor.token_subset=rpc"}}) {
+         {Keys{}, Keys{"rollout.kv.blocks.size=16"}, Keys{"rollout.kv.blocks.schedule=[\"0:2\", \"8:4\"]"},
+          Keys{"rollout.kv.blocks.dense_layers=0", "actor.ppo_max_token_len=1"}, Keys{"actor.token_subset=rpc"}}) {
       SCOPED_TRACE(cat(method, ' ', testing::PrintToString(keys)));
       const Seen s = steps(tiny_run("qwen3", sparse(method) + keys), 2);
       EXPECT_EQ(s.mismatches, 0);
@@ -91,8 +92,9 @@ TEST(Replay, BlockSparseRolloutsAreExact) {
 // Kept sets and lists of more than the 64 slots that the online softmax takes at a time.
 TEST(Replay, LongCachesAreExact) {
   for (const std::string& method : {std::string("rkv"), std::string("pyramidkv"), std::string("quest")}) {
-    const Keys keys = {"data.max_response_length=118", "rollout.kv.budget=70", "rollout.kv.buffer=9",
-                       "rollout.kv.pyramid_beta=2",    "rollout.kv.blocks=20", "rollout.kv.prompt=compress"};
+    const Keys keys = {"data.max_response_length=118", "rollout.kv.evict.budget=70",
+                       "rollout.kv.evict.buffer=9",    "rollout.kv.pyramidkv.beta=2",
+                       "rollout.kv.blocks.count=20",   "rollout.kv.evict.prompt=compress"};
     const Seen s = steps(tiny_run("qwen3", sparse(method) + keys), 2);
     EXPECT_EQ(s.mismatches, 0) << method;
     EXPECT_EQ(s.events > 0, method != "quest");
@@ -120,9 +122,9 @@ TEST(Replay, ADenseLearnerDisagrees) {
 
 TEST(Replay, SplitsThreadsAndRecomputationChangeNothing) {
   for (const Keys& keys :
-       {Keys{"rollout.kv.prompt=compress"}, Keys{"rollout.kv.method=rkv"},
-        Keys{"rollout.kv.method=pyramidkv", "rollout.kv.prompt=protect_first"}, Keys{"rollout.kv.method=quest"},
-        Keys{"rollout.kv.method=block_topk", "rollout.kv.block=16"}}) {
+       {Keys{"rollout.kv.evict.prompt=compress"}, Keys{"rollout.kv.method=rkv"},
+        Keys{"rollout.kv.method=pyramidkv", "rollout.kv.evict.prompt=protect_first"}, Keys{"rollout.kv.method=quest"},
+        Keys{"rollout.kv.method=block_topk", "rollout.kv.blocks.size=16"}}) {
     SCOPED_TRACE(testing::PrintToString(keys));
     const auto run = [&](const Keys& more) { return trained(tiny_run("qwen3", sparse("snapkv") + keys + more), 2); };
     const auto plain = run({"actor.ppo_max_token_len=100000"});
@@ -137,7 +139,7 @@ TEST(Replay, SplitsThreadsAndRecomputationChangeNothing) {
 TEST(Replay, NothingLeftOutIsTheDenseLearner) {
   const auto dense = trained(tiny_run("qwen3"), 2);
   for (const char* method : {"h2o", "snapkv", "quest"}) {
-    const Keys roomy = sparse(method) + Keys{"rollout.kv.budget=1000", "rollout.kv.blocks=100"};
+    const Keys roomy = sparse(method) + Keys{"rollout.kv.evict.budget=1000", "rollout.kv.blocks.count=100"};
     EXPECT_TRUE(same_bits(trained(tiny_run("qwen3", roomy), 2), dense)) << method;
   }
   EXPECT_TRUE(same_bits(trained(tiny_run("qwen3", {"learner.attention=replay"}), 2), dense));
@@ -149,7 +151,7 @@ TEST(Replay, TheReferenceReplaysToo) {
   for (const char* method : {"snapkv", "quest"})
     for (const char* type : {"k3", "exact"}) {
       const Keys kl = {"actor.use_kl_loss=true", cat("actor.kl_loss_type=", type), "actor.ppo_max_token_len=90",
-                       "rollout.kv.prompt=compress"};
+                       "rollout.kv.evict.prompt=compress"};
       TrainingRun run(tiny_run("qwen3", sparse(method) + kl));
       EXPECT_EQ(run.step().get("actor/kl_loss"), 0) << method << ' ' << type;
       EXPECT_GT(run.step().get("actor/kl_loss"), 0) << method << ' ' << type;
@@ -169,9 +171,11 @@ TEST(Replay, RefusesWhatItCannotReplay) {
     return text.find(part) != std::string::npos;
   };
   EXPECT_EQ(message(sparse("streaming_llm")), "");
-  EXPECT_TRUE(has(message(sparse("snapkv") + Keys{"rollout.kv.merge=value"}), "set rollout.kv.merge=none"));
-  EXPECT_TRUE(has(message(sparse("streaming_llm") + Keys{"rollout.kv.prompt=compress", "rollout.kv.rope=cache_index"}),
-                  "set rollout.kv.rope=absolute"));
+  EXPECT_TRUE(
+      has(message(sparse("snapkv") + Keys{"rollout.kv.merge.method=value"}), "set rollout.kv.merge.method=none"));
+  EXPECT_TRUE(has(message(sparse("streaming_llm") +
+                          Keys{"rollout.kv.evict.prompt=compress", "rollout.kv.streaming_llm.rope=cache_index"}),
+                  "set rollout.kv.streaming_llm.rope=absolute"));
   EXPECT_TRUE(has(message(sparse("snapkv") + Keys{"learner.attention=dense", "rollout.check_exact=true"}),
                   "learner.attention=replay"));
   Session session(tiny_run("qwen3", sparse("snapkv")));

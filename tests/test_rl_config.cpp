@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <set>
 
 #include "data/presets.h"
@@ -41,8 +42,8 @@ std::string document_message(const std::string& document) {
 
 // ---- the key table -------------------------------------------------------------------------------------------------
 
-// Values of every type and choice; one of them is allowed for each key and is not its default.
-std::string other_value(const ConfigKey& key) {
+// Values of every type and choice, as TOML; one of them is allowed for each key and is not its default.
+std::vector<std::string> some_values(const ConfigKey& key) {
   std::vector<std::string> values = {"true",        "false",          "7", "0.25",    "'some \"text\" # \\'",
                                      "[0.5, 0.25]", "[\"a\", \"b\"]", "9", "'jsonl'", "'ans'",
                                      "'k2'"};
@@ -51,7 +52,11 @@ std::string other_value(const ConfigKey& key) {
     std::stringstream words(key.type.substr(one_of.size()));
     for (std::string word; std::getline(words, word, ',');) values.push_back("'" + word.substr(word[0] == ' ') + "'");
   }
-  for (const std::string& v : values) {
+  return values;
+}
+
+std::string other_value(const ConfigKey& key) {
+  for (const std::string& v : some_values(key)) {
     Config c;
     try {
       apply_toml(c, key.name + " = " + v, "test");
@@ -81,35 +86,117 @@ TEST(ConfigKeys, EveryChangeSurvivesPrintingAndReading) {
 
 TEST(ConfigKeys, TheReferenceListsEveryKeyOnce) {
   const std::string reference = config_reference();
-  std::set<std::string> names;
+  std::string plain;  // wherever its lines are broken
+  for (const char c : reference)
+    if (c != '\n' && c != ' ') plain += c;
   for (const ConfigKey& key : config_keys()) {
-    EXPECT_TRUE(names.insert(key.name).second) << key.name;
-    EXPECT_HAS(reference, "| `" + key.name + "` | " + key.type + " | `" + key.show({}) + "` |");
+    const std::string entry = "\n- `" + key.name + " = ";
+    const size_t at = reference.find(entry);
+    ASSERT_NE(at, std::string::npos) << key.name;
+    EXPECT_EQ(reference.find(entry, at + 1), std::string::npos) << key.name;
+    std::string expected;
+    for (const char c : "`" + key.name + "=" + key.show({}) + "`(" + key.type + (key.unit.empty() ? "" : ",") +
+                            key.unit + ";" + key.source + ")" + key.meaning)
+      if (c != ' ') expected += c;
+    EXPECT_NE(plain.find(expected), std::string::npos) << expected;
     EXPECT_FALSE(key.meaning.empty() || key.source.empty()) << key.name;
   }
-  const auto count = [&](char c) { return static_cast<size_t>(std::count(reference.begin(), reference.end(), c)); };
-  EXPECT_EQ(count('\n'), names.size() + 2);
-  EXPECT_EQ(count('|'), 7 * (names.size() + 2)) << "a text has a | of its own";
+  // In Markdown a line that starts with a sign is no text; one that starts with four blanks is code.
+  std::stringstream lines(reference);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.empty() || line.starts_with("- `") || line.starts_with("### `")) continue;
+    const std::string text = line.starts_with("  ") ? line.substr(2) : line;
+    EXPECT_TRUE(std::isalnum(text[0]) || text[0] == '`' || text[0] == '(' || text[0] == '{') << line;
+    EXPECT_LE(line.size(), 100u) << line;
+  }
 }
 
-TEST(ConfigKeys, TheHelpListsEveryKeyOnce) {
-  const std::string help = config_help();
-  for (const ConfigKey& key : config_keys()) {
-    const std::string entry = "  " + key.name + "=" + key.show({});
-    const size_t at = help.find(entry);
-    ASSERT_NE(at, std::string::npos) << key.name;
-    EXPECT_EQ(help.find("  " + key.name + "=", at + 1), std::string::npos) << key.name;
-    // Its type, its unit and its meaning follow, wherever the lines are broken.
-    std::string rest = help.substr(at + entry.size(), 600), plain;
-    for (const char c : rest)
-      if (c != '\n' && c != ' ') plain += c;
-    std::string expected;
-    for (const char c : key.type + (key.unit.empty() ? "" : ", ") + key.unit + key.meaning)
-      if (c != ' ') expected += c;
-    EXPECT_EQ(plain.substr(0, expected.size()), expected);
+TEST(ConfigKeys, TheReferenceIsGroupedByCondition) {
+  const std::string kv = config_reference("rollout.kv");
+  EXPECT_TRUE(kv.starts_with("### `rollout.kv`: ")) << kv;
+  EXPECT_HAS(kv, "\nIf `rollout.kv.method` is rkv:\n\n- `rollout.kv.rkv.lambda = ");
+  EXPECT_EQ(config_reference("rollout").find(kv) == std::string::npos, false);
+  EXPECT_EQ(kv.find("`actor."), std::string::npos);
+  EXPECT_EQ(message([] { config_reference("rollout.kw"); }),
+            "there are no keys rollout.kw.*; the nearest group is rollout.kv");
+}
+
+// ---- keys without effect -------------------------------------------------------------------------------------------
+
+// An override for which the condition holds, or fails.
+std::string override_for(const KeyCondition& when, bool holds) {
+  const ConfigKey& key = config_key(when.key);
+  std::vector<std::string> values = when.values;
+  for (std::string& v : values)
+    if (v.ends_with('*')) v.back() = 'x';
+  values.push_back(key.show({}));
+  for (const std::string& v : some_values(key)) values.push_back(v);
+  for (const std::string& v : values) {
+    const std::string text = cat(when.key, "=", v);
+    try {
+      if (when.holds(read_config({text})) == holds) return text;
+    } catch (const Error&) {  // of another type
+    }
   }
-  for (size_t begin = 0; begin < help.size(); begin = help.find('\n', begin) + 1)
-    EXPECT_LE(help.find('\n', begin) - begin, 100u) << help.substr(begin, 130);
+  ADD_FAILURE() << when.key << " cannot be made to " << (holds ? "hold" : "fail");
+  return cat(when.key, "=", key.show({}));
+}
+
+std::vector<std::string> effects(const std::vector<std::string>& arguments) {
+  std::vector<std::string> notes;
+  read_config(arguments, &notes);
+  std::erase_if(notes, [](const std::string& n) { return n.find("has no effect") == std::string::npos; });
+  return notes;
+}
+
+TEST(KeysWithoutEffect, AreNotedWhereTheirConditionFails) {
+  int conditional = 0;
+  for (const ConfigKey& key : config_keys()) {
+    const std::string change = cat(key.name, "=", other_value(key));
+    std::vector<std::string> holding;
+    for (const KeyCondition& when : key.when) holding.push_back(override_for(when, true));
+    holding.push_back(change);
+    for (const std::string& n : effects(holding)) EXPECT_FALSE(n.starts_with(key.name + " ")) << n;
+    for (const KeyCondition& when : key.when) {
+      conditional++;
+      std::vector<std::string> failing = holding;
+      failing.push_back(override_for(when, false));
+      const std::vector<std::string> notes = effects(failing);
+      const auto note = std::find_if(notes.begin(), notes.end(), [&](const std::string& n) {
+        return n.starts_with(cat(key.name, " has no effect: "));
+      });
+      ASSERT_NE(note, notes.end()) << key.name << " without " << when.key;
+    }
+    // A condition is of another key that is there, and a default asks for nothing.
+    for (const KeyCondition& when : key.when) EXPECT_NE(when.key, key.name);
+    EXPECT_TRUE(effects({cat(key.name, "=", key.show({}))}).empty()) << key.name;
+  }
+  EXPECT_GT(conditional, 60);
+}
+
+TEST(KeysWithoutEffect, NameWhatTheyDependOn) {
+  using Lines = std::vector<std::string>;
+  EXPECT_EQ(effects({"rollout.kv.method=snapkv", "rollout.kv.rkv.lambda=0.7"}),
+            Lines{"rollout.kv.rkv.lambda has no effect: rollout.kv.method is snapkv"});
+  EXPECT_EQ(effects({"model.init=fan_in"}), Lines{"model.init has no effect: model.config is empty"});
+  EXPECT_EQ(effects({"algorithm.obrs.top_k=20"}), Lines{"algorithm.obrs.top_k has no effect: algorithm.obrs.enable is "
+                                                        "false"});
+}
+
+TEST(KeysWithoutEffect, ArePresetsOwnBusiness) {
+  for (const std::string& name : preset_names("toml")) {
+    EXPECT_TRUE(effects({name}).empty()) << name;
+    EXPECT_TRUE(effects({"quickstart", name}).empty()) << name;
+  }
+  // A user's value counts until a preset replaces it.
+  EXPECT_EQ(effects({"actor.rpc_min_tokens=9"}).size(), 1u);
+  EXPECT_TRUE(effects({"actor.rpc_min_tokens=9", "nat-rpc", "actor.token_subset=urs"}).empty());
+  // The configuration that a run has written holds every key.
+  const std::string file = cat(testing::TempDir(), "pare_resolved_", getpid(), ".toml");
+  std::ofstream(file) << to_toml(read_config({"quickstart-rpc", "actor.token_subset=urs"}));
+  EXPECT_TRUE(effects({file}).empty());
+  EXPECT_EQ(effects({file, "actor.det_fraction=0.2"}).size(), 1u);
+  std::filesystem::remove(file);
 }
 
 TEST(ConfigKeys, ThePageOfPresetsHasTheReference) {
@@ -120,7 +207,7 @@ TEST(ConfigKeys, ThePageOfPresetsHasTheReference) {
   ASSERT_NE(end, std::string::npos);
   const size_t text = readme.find('\n', begin) + 1;
   EXPECT_TRUE(readme.substr(text, end - text) == "\n" + config_reference() + "\n")
-      << "the table of data/presets/README.md is not that of the keys: run `make readme`";
+      << "the reference of data/presets/README.md is not that of the keys: run `make readme`";
 }
 
 // A member that is in no key would never be printed: with every key at another value, no member may be at its default.
@@ -263,6 +350,23 @@ TEST(ConfigRead, UnknownKeysNameTheNearest) {
   EXPECT_HAS(load_message({"actor_rollout_ref.actor.clip_ratio_low=1"}), "the nearest is actor.clip_ratio_low");
   EXPECT_HAS(load_message({"trainer.sed=1"}), "the nearest is trainer.seed");
   EXPECT_HAS(load_message({"rollout=1"}), "unknown key rollout");
+}
+
+TEST(ConfigRead, FlatKeysOfTheCacheNameTheNested) {
+  const std::string kv = "rollout.kv.";
+  for (const ConfigKey& key : config_keys()) {
+    if (!key.name.starts_with(kv) || key.name == kv + "method") continue;
+    const std::string member = key.name.substr(kv.size()), group = member.substr(0, member.find('.'));
+    const std::string last = member.substr(group.size() + 1);
+    const std::map<std::string, std::string> others = {
+        {"window.size", "window"},          {"h2o.normalise", "h2o_normalise"}, {"rkv.lambda", "rkv_lambda"},
+        {"rkv.threshold", "rkv_threshold"}, {"pyramidkv.beta", "pyramid_beta"}, {"merge.method", "merge"},
+        {"merge.keys", "merge_keys"},       {"blocks.size", "block"},           {"blocks.count", "blocks"},
+        {"blocks.first", "first_blocks"},   {"blocks.last", "last_blocks"},     {"blocks.schedule", "block_schedule"}};
+    const auto other = others.find(member);
+    const std::string flat = kv + (other == others.end() ? last : other->second);
+    EXPECT_EQ(load_message({flat + "=1"}), "command line: unknown key " + flat + "; the nearest is " + key.name);
+  }
 }
 
 TEST(ConfigRead, WrongTypesAndRanges) {

@@ -13,11 +13,11 @@ Keys operator+(Keys a, const Keys& b) {
   return a;
 }
 
-const Keys quest = {"rollout.kv.method=quest",   "rollout.kv.block=4",       "rollout.kv.blocks=2",
-                    "rollout.kv.first_blocks=0", "rollout.kv.last_blocks=1", "rollout.kv.dense_layers=0",
+const Keys quest = {"rollout.kv.method=quest",   "rollout.kv.blocks.size=4", "rollout.kv.blocks.count=2",
+                    "rollout.kv.blocks.first=0", "rollout.kv.blocks.last=1", "rollout.kv.blocks.dense_layers=0",
                     "rollout.check_exact=false"};
-const Keys rkv = {"rollout.kv.method=rkv",     "rollout.kv.budget=4", "rollout.kv.buffer=2",
-                  "rollout.kv.prompt=protect", "rollout.kv.window=2", "rollout.check_exact=false"};
+const Keys rkv = {"rollout.kv.method=rkv",           "rollout.kv.evict.budget=4", "rollout.kv.evict.buffer=2",
+                  "rollout.kv.evict.prompt=protect", "rollout.kv.window.size=2",  "rollout.check_exact=false"};
 
 std::string correction(const char* rest) { return cat("algorithm.rollout_correction.", rest); }
 
@@ -76,7 +76,7 @@ INSTANTIATE_TEST_SUITE_P(Presets, Sparse,
 TEST(SparseRl, PublishedPoliciesTrain) {
   for (const char* preset : {"kv-snapkv", "kv-tova"}) {
     SCOPED_TRACE(preset);
-    const Keys small = {"rollout.kv.budget=4", "rollout.kv.window=2", correction("rollout_is=tis")};
+    const Keys small = {"rollout.kv.evict.budget=4", "rollout.kv.window.size=2", correction("rollout_is=tis")};
     TrainingRun run(with_preset(preset, small));
     const Metrics m = run.step();
     const auto responses = static_cast<double>(run.trainer->samples().size());
@@ -102,8 +102,8 @@ const Keys all_corrections[] = {
 // A dense sampler, and one whose budget takes everything: xi is exactly 1 and every bit stays.
 TEST(SparseRl, CorrectionsOfWhatNeedsNoneChangeNoBit) {
   const Keys wide_rkv = {"rollout.kv.method=rkv", "rollout.check_exact=false"};
-  const Keys wide_quest = {"rollout.kv.method=quest", "rollout.kv.block=4", "rollout.kv.blocks=40",
-                           "rollout.kv.dense_layers=0", "rollout.check_exact=false"};
+  const Keys wide_quest = {"rollout.kv.method=quest", "rollout.kv.blocks.size=4", "rollout.kv.blocks.count=40",
+                           "rollout.kv.blocks.dense_layers=0", "rollout.check_exact=false"};
   for (const Keys& correct : all_corrections)
     for (const Keys& updates : {Keys{}, Keys{"actor.ppo_mini_batch_size=2", "actor.ppo_epochs=2"}}) {
       const Keys plain = updates + Keys{"actor.loss_agg_mode=seq-mean-token-mean"};
@@ -214,7 +214,7 @@ TEST(SparseRl, NoDivisionChangesABit) {
 // Overlaps come from the hidden states that the sampler kept: equal policies overlap wholly, and the sampler's own
 // probability of a drawn token follows from its state.
 TEST(SparseRl, AcceptanceOfAFullBudgetIsOne) {
-  for (const char* blocks : {"rollout.kv.blocks=40", "rollout.kv.blocks=2"}) {
+  for (const char* blocks : {"rollout.kv.blocks.count=40", "rollout.kv.blocks.count=2"}) {
     TrainingRun run(tiny_run("qwen3", quest + Keys{correction("acceptance=true"), blocks, "rollout.max_num_seqs=7"}));
     const Metrics m = run.step();
     if (std::string(blocks).ends_with("40"))

@@ -71,6 +71,22 @@ TEST_F(Streams, OutputThatCannotBeWrittenIsAnError) {
   EXPECT_TRUE(read_text(at("full/model/model.safetensors")) == read_text(at("run/model/model.safetensors")));
 }
 
+// Not as a wrong tokenizer, which is looked for in the same folder.
+TEST_F(Streams, AMissingModelIsNamedAsSuch) {
+  const std::string model = at("nowhere"), ids = write("ids.jsonl", "{\"ids\": [1, 2, 3]}\n");
+  const std::string data = tiny_folder() + "val.jsonl";
+  const std::string commands[] = {cat("eval --data ", data, " --verifier exact --model ", model),
+                                  cat("generate --prompt a --model ", model),
+                                  cat("train grpo data.reward=exact data.train_files=", data, " model.path=", model),
+                                  cat("sft grpo --dry-run data.train_files=", data, " model.path=", model),
+                                  cat("logprobs --ids ", ids, " --model ", model)};
+  for (const std::string& command : commands)
+    EXPECT_EQ(run(command).err, cat("pare: ", model, ": no such directory; expected a Hugging Face model\n"))
+        << command;
+  expect_refused(run(cat("plan grpo data.train_files=", data, " model.path=", model)),
+                 {cat("model.path: there is no ", model)});
+}
+
 TEST_F(Streams, FilesAreReplacedOnlyWhenAsked) {
   ASSERT_EQ(run(train("run")).code, 0);
   const std::string mine = write("mine", "precious"), ids = write("ids.jsonl", "{\"ids\": [1, 2, 3]}\n");

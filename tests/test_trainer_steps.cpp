@@ -127,13 +127,15 @@ void expect_every_op_called(const Table& table, const Overrides& more) {
   std::set<std::string> called;
   for (const Overrides& kv :
        {Overrides{},
-        {"rollout.kv.method=quest", "rollout.kv.block=4", "rollout.kv.blocks=2", "rollout.kv.dense_layers=0",
-         "rollout.kv.first_blocks=0", "rollout.kv.last_blocks=1", "learner.attention=replay"},
-        {"model.path=", "model.config=" + tiny_folder() + "llama.json", "rollout.kv.method=tova", "rollout.kv.budget=3",
-         "rollout.kv.buffer=2", "rollout.check_exact=false", "algorithm.rollout_correction.acceptance=true"},
-        {"rollout.kv.method=h2o", "rollout.kv.budget=3", "rollout.kv.buffer=2", "learner.attention=replay"},
-        {"rollout.kv.method=rkv", "rollout.kv.budget=3", "rollout.kv.buffer=2", "rollout.kv.window=1",
-         "rollout.kv.merge=value", "rollout.check_exact=false", "model.dtype=f32"}}) {
+        {"rollout.kv.method=quest", "rollout.kv.blocks.size=4", "rollout.kv.blocks.count=2",
+         "rollout.kv.blocks.dense_layers=0", "rollout.kv.blocks.first=0", "rollout.kv.blocks.last=1",
+         "learner.attention=replay"},
+        {"model.path=", "model.config=" + tiny_folder() + "llama.json", "rollout.kv.method=tova",
+         "rollout.kv.evict.budget=3", "rollout.kv.evict.buffer=2", "rollout.check_exact=false",
+         "algorithm.rollout_correction.acceptance=true"},
+        {"rollout.kv.method=h2o", "rollout.kv.evict.budget=3", "rollout.kv.evict.buffer=2", "learner.attention=replay"},
+        {"rollout.kv.method=rkv", "rollout.kv.evict.budget=3", "rollout.kv.evict.buffer=2", "rollout.kv.window.size=1",
+         "rollout.kv.merge.method=value", "rollout.check_exact=false", "model.dtype=f32"}}) {
     const Config config =
         load_config(tiny_run() + Overrides{"actor.use_kl_loss=true", "rollout.max_num_seqs=3"} + more + kv);
     Session session(config, table, true, training_limits(config, TrainingKind::grpo, table));

@@ -36,7 +36,7 @@ void run(const Options& o, const CLI::App& command) {
   const Table& table = open_table(config.trainer);
   set_threads(static_cast<int>(config.trainer.threads));
   if (o.op.empty()) {
-    if (&table != &table_cpu || o.json || !o.shapes.empty()) fail("--device, --shape and --json are of a single --op");
+    if (&table != &table_cpu || o.json || !o.shapes.empty()) fail("--device, --shape and --json need --op");
     return bench_suite();
   }
   const cases::OpCase& op = cases::op_case(o.op);
@@ -78,10 +78,10 @@ void run(const Options& o, const CLI::App& command) {
 
 void add_bench(CLI::App& app) {
   auto o = std::make_shared<Options>();
-  CLI::App* c = app.add_subcommand("bench", "the speed of an op; of everything on the cpu if none is named");
-  c->add_option("--op", o->op, "name in the list of src/ops/list.h");
-  c->add_option("--shape", o->shapes, "sizes, such as M=64,K=1536; the rest as in Qwen2.5-1.5B; may be repeated");
-  c->add_flag("--json", o->json, "figures for programs");
+  CLI::App* c = app.add_subcommand("bench", "speed of an op, or of everything on the cpu");
+  c->add_option("--op", o->op, "name of an op, from src/ops/list.h");
+  c->add_option("--shape", o->shapes, "sizes, such as M=64,K=1536, the others as in Qwen2.5-1.5B; repeatable");
+  c->add_flag("--json", o->json, "prints JSON");
   o->keys.add(*c);
   c->callback([o, c] { run(*o, *c); });
 }

@@ -182,8 +182,7 @@ void run(const std::vector<std::string>& directories) {
 
 void add_compare(CLI::App& app) {
   auto directories = std::make_shared<std::vector<std::string>>();
-  CLI::App* c =
-      app.add_subcommand("compare", "what runs reached and what they cost, side by side, and where they part");
+  CLI::App* c = app.add_subcommand("compare", "results and costs of runs side by side, and where they diverge");
   c->add_option("runs", *directories, "run directories of `pare train` or `pare sft`")->required();
   c->callback([directories] { run(*directories); });
 }

@@ -83,6 +83,10 @@ void print(const std::string& text) {
   std::fwrite(shown.data(), 1, shown.size(), stdout);
 }
 
+void print_notes(const std::vector<std::string>& notes) {
+  for (const std::string& n : notes) std::fprintf(stderr, "note     %s\n", printable(n).c_str());
+}
+
 void open_standard_streams() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
     if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) open("/dev/null", O_RDWR);  // the lowest number that is free: fd

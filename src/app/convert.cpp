@@ -38,10 +38,10 @@ void convert(const Options& options) {
 
 void add_convert(CLI::App& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("convert", "Make a Hugging Face folder of a llama2.c checkpoint");
-  command->add_option("--llama2c", options->checkpoint, "Checkpoint of llama2.c, version 0")->required();
-  command->add_option("--out", options->out, "Folder to create")->required();
-  command->add_option("--tokenizer", options->tokenizer, "Its tokenizer.bin, copied into the folder");
+  CLI::App* command = app.add_subcommand("convert", "Hugging Face folder of a llama2.c checkpoint");
+  command->add_option("--llama2c", options->checkpoint, "checkpoint of llama2.c, version 0")->required();
+  command->add_option("--out", options->out, "folder to create")->required();
+  command->add_option("--tokenizer", options->tokenizer, "its tokenizer.bin, which is copied into the folder");
   command->callback([options] { convert(*options); });
 }
 

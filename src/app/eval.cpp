@@ -36,7 +36,7 @@ struct Options {
   bool greedy = false, force = false, quiet = false;
 };
 
-Config configuration(const Options& o, const CLI::App& command) {
+Config configuration(const Options& o, const CLI::App& command, std::vector<std::string>& notes) {
   std::vector<std::string> arguments = {"rollout.val_kwargs.temperature=1", "rollout.val_kwargs.kv=rollout"};
   arguments.insert(arguments.end(), o.config.begin(), o.config.end());
   if (!o.data.empty()) {
@@ -47,18 +47,18 @@ Config configuration(const Options& o, const CLI::App& command) {
   arguments.push_back("rollout.check_exact=false");  // there is no learner
   for (const std::string& override : o.keys.overrides(command)) arguments.push_back(override);
   if (o.greedy) arguments.push_back("rollout.val_kwargs.temperature=0");
-  const Config c = load_config(arguments);
+  const Config c = load_config(arguments, &notes);
   if (c.data.task == "jsonl" && c.data.val_files.empty())
-    fail("no problems to evaluate on: give --data FILE.jsonl with --verifier NAME, or a preset that has some");
+    fail("no problems to evaluate: pass --data FILE.jsonl with --verifier NAME, or a preset with a validation set");
   if (c.data.task == "jsonl" && c.data.reward.empty())
-    fail("--data needs a --verifier: ", config_key("data.reward").meaning);
+    fail("--data needs --verifier, the ", config_key("data.reward").meaning);
   if (c.data.task != "jsonl" && command.count("--verifier"))
-    fail("--verifier goes with --data; the task ", c.data.task, " has its own");
+    fail("--verifier needs --data; the task ", c.data.task, " has its own");
   if (c.rollout.val_kwargs.kv == ValKv::both)
     fail("rollout.val_kwargs.kv = \"both\" is for the validation of a run; pare eval takes dense or rollout");
   if (c.rollout.val_kwargs.temperature == 0 && c.rollout.val_kwargs.n > 1)
     fail("greedy decoding gives the same response ", c.rollout.val_kwargs.n,
-         " times: leave out --n, or sample with --temperature 1");
+         " times: drop --n, or sample with --temperature 1");
   return c;
 }
 
@@ -163,9 +163,11 @@ void report(Console& console, const Config& c, const Evaluation& e, const std::v
 }
 
 void run(const Options& o, const CLI::App& command) {
-  const Config config = configuration(o, command);
+  std::vector<std::string> notes;
+  const Config config = configuration(o, command, notes);
   const ValKeys& v = config.rollout.val_kwargs;
   const std::vector<int64_t> ks = checked_ks(o, v.n);
+  print_notes(notes);
   const Table& table = open_table(config.trainer);
   Session session(config, table, false, evaluation_limits(config, table));
   ItemFile items(o.out, o.force);
@@ -200,15 +202,15 @@ void add_eval(CLI::App& app) {
   auto o = std::make_shared<Options>();
   CLI::App* c = app.add_subcommand("eval", "mean@n, pass@k, maj@n and lengths of a model on a set of problems");
   c->add_option("config", o->config, "presets or TOML files, then overrides group.key=value, as of `pare train`");
-  c->add_option("--data", o->data, "problems, one JSON object a line with prompt and answer");
+  c->add_option("--data", o->data, "problems: JSON lines with prompt and answer");
   o->keys.add(*c);
-  c->add_flag("--greedy", o->greedy, "the most probable token always, instead of sampling at temperature 1");
-  c->add_option("--k", o->k, "the k of pass@k, as in 1,4,8; powers of 2 up to n if not given")
+  c->add_flag("--greedy", o->greedy, "greedy decoding instead of sampling at temperature 1");
+  c->add_option("--k", o->k, "k of pass@k, as in 1,4,8; default: powers of 2 up to n")
       ->delimiter(',')
       ->allow_extra_args(false);
-  c->add_option("--out", o->out, "a file for the problems and their responses, one JSON object a line");
-  c->add_flag("--force", o->force, "replace that file");
-  c->add_flag("--quiet", o->quiet, "only the results");
+  c->add_option("--out", o->out, "output file: JSON lines of problems and their responses");
+  c->add_flag("--force", o->force, "replaces an output file that exists");
+  c->add_flag("--quiet", o->quiet, "prints the results only");
   c->footer(
       "Without a preset, responses are sampled at temperature 1.  The validation set of a run, with its settings:\n"
       "  pare eval quickstart --model runs/quickstart/model --n 8 --k 1,4,8");

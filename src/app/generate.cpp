@@ -27,28 +27,28 @@ using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
 struct Options {
-  Shorthands keys{{{"--model", "model.path", "Hugging Face folder"},
-                   {"--tokenizer", "data.tokenizer", "ssa, a tokenizer's file or a folder; the model's if not given"},
-                   {"--chat-format", "data.chat_template",
-                    "qwen2.5, qwen3, llama-3, deepseek-r1, plain or a text with {problem}; that of the model's chat "
-                    "template if not given"},
-                   {"--max-new-tokens", "data.max_response_length", "tokens of a response at most"},
-                   {"--n", "rollout.val_kwargs.n", "samples of each prompt"},
-                   {"--temperature", "rollout.val_kwargs.temperature", "0: greedy"},
-                   {"--top-p", "rollout.val_kwargs.top_p", "1: off"},
-                   {"--top-k", "rollout.val_kwargs.top_k", "0: off"},
-                   {"--seed", "trainer.seed"},
-                   {"--threads", "trainer.threads"},
-                   {"--device", "trainer.device"},
-                   {"--exact", "trainer.exact"},
-                   {"--dtype", "model.dtype"}}};
+  Shorthands keys{
+      {{"--model", "model.path", "Hugging Face folder"},
+       {"--tokenizer", "data.tokenizer", "ssa, a tokenizer file or a folder with one; default: the model's"},
+       {"--chat-format", "data.chat_template",
+        "qwen2.5, qwen3, llama-3, deepseek-r1, plain or a text with {problem}; default: the model's own"},
+       {"--max-new-tokens", "data.max_response_length", "longest response, in tokens"},
+       {"--n", "rollout.val_kwargs.n", "samples per prompt"},
+       {"--temperature", "rollout.val_kwargs.temperature", "0: greedy"},
+       {"--top-p", "rollout.val_kwargs.top_p", "1: off"},
+       {"--top-k", "rollout.val_kwargs.top_k", "0: off"},
+       {"--seed", "trainer.seed"},
+       {"--threads", "trainer.threads"},
+       {"--device", "trainer.device"},
+       {"--exact", "trainer.exact"},
+       {"--dtype", "model.dtype"}}};
   std::vector<std::string> config;
   std::optional<std::string> prompt, chat, system, file;
   bool greedy = false, no_thinking = false, jsonl = false, quiet = false;
   bool interactive() const { return !prompt && !chat && !file; }
 };
 
-Config configuration(const Options& o, const CLI::App& command) {
+Config configuration(const Options& o, const CLI::App& command, std::vector<std::string>& notes) {
   // A pass of 512 rows is enough for the speed of prompts, and takes little memory.
   std::vector<std::string> arguments = {"data.task=jsonl", "rollout.val_kwargs.temperature=1",
                                         "rollout.val_kwargs.kv=rollout", "rollout.max_num_seqs=64",
@@ -57,17 +57,17 @@ Config configuration(const Options& o, const CLI::App& command) {
   for (const std::string& override : o.keys.overrides(command)) arguments.push_back(override);
   if (o.greedy) arguments.push_back("rollout.val_kwargs.temperature=0");
   if (o.no_thinking) arguments.push_back("data.apply_chat_template_kwargs.enable_thinking=false");
-  Config c = read_config(arguments);
+  Config c = read_config(arguments, &notes);
   const ValKeys& v = c.rollout.val_kwargs;
   if (v.kv == ValKv::both)
     fail("rollout.val_kwargs.kv = \"both\" is for the validation of a run; pare generate takes dense or rollout");
   if (v.kv == ValKv::dense) c.rollout.kv = {};
   check_kv(c.rollout.kv);
   if (v.temperature == 0 && v.n > 1)
-    fail("greedy decoding gives the same response ", v.n, " times: leave out --n, or sample with --temperature 1");
+    fail("greedy decoding gives the same response ", v.n, " times: drop --n, or sample with --temperature 1");
   if (o.interactive() && (v.n > 1 || o.jsonl))
-    fail(o.jsonl ? "--jsonl" : "--n", " needs --prompt, --chat or --file: a conversation goes one way");
-  if (o.system && !o.chat && !o.interactive()) fail("--system goes with --chat or a conversation");
+    fail(o.jsonl ? "--jsonl" : "--n", " needs --prompt, --chat or --file: a conversation has one answer per turn");
+  if (o.system && !o.chat && !o.interactive()) fail("--system needs --chat or a conversation");
   return c;
 }
 
@@ -327,7 +327,9 @@ void converse(const Config& config, const Options& o, const Prompts& prompts) {
 }
 
 void run(const Options& o, const CLI::App& command) {
-  const Config config = configuration(o, command);
+  std::vector<std::string> notes;
+  const Config config = configuration(o, command, notes);
+  print_notes(notes);
   const Prompts prompts(config);
   if (o.interactive()) return converse(config, o, prompts);
   if (o.file) return write_samples(config, prompts, prompts.file(*o.file), o.quiet);
@@ -344,19 +346,19 @@ void run(const Options& o, const CLI::App& command) {
 
 constexpr const char* kFooter =
     R"(Without --prompt, --chat and --file, lines of standard input are answered in a conversation (or each continued by
-itself, where the model has no chat format).  Ctrl-C stops an answer, Ctrl-D ends.  All that was said is computed
-again at every turn.  A response ends with EOS, after --max-new-tokens, or with the model's positions.
+itself, if the model has no chat format).  Ctrl-C stops an answer, Ctrl-D ends the conversation, which is computed
+from its start at every turn.  A response ends at EOS, after --max-new-tokens, or at the model's last position.
 
---file: a JSON object a line with "prompt", "problem" or "question" (a text, in the model's chat format as in
+--file: JSON lines with "prompt", "problem" or "question" (a text, in the model's chat format as in
 training; --chat-format plain continues it), "messages" ([{"role", "content"}]) or "prompt_ids".
 
-With --file, --n above 1 or --jsonl, standard output has a JSON object a sample, in order:
+With --file, --n above 1 or --jsonl, standard output has one JSON object per sample, in order:
   {"prompt": as given, "sample": 0 to n-1, "text", "tokens", "logprobs": as sampled (not of --greedy),
    "finish": "eos" or "length"}
-Else it has the text alone.  Speed and KV memory go to standard error.
+Otherwise it has the text alone.  Speed and KV memory go to standard error.
 
-A sparse cache is chosen by the keys of `pare train`:
-  pare generate --model DIR --prompt TEXT rollout.kv.method=snapkv rollout.kv.budget=256 rollout.kv.buffer=64
+The keys of `pare train` select a sparse cache:
+  pare generate --model DIR --prompt TEXT rollout.kv.method=snapkv rollout.kv.evict.budget=256
 )";
 
 }  // namespace
@@ -365,17 +367,17 @@ void add_generate(CLI::App& app) {
   auto o = std::make_shared<Options>();
   CLI::App* c = app.add_subcommand("generate", "text from a model: a prompt, a chat, a file of prompts");
   c->add_option("config", o->config, "presets or TOML files, then overrides group.key=value, as of `pare train`");
-  CLI::Option* prompt = c->add_option("--prompt", o->prompt, "a text to continue");
-  CLI::Option* chat = c->add_option("--chat", o->chat, "a turn of the user, in the model's chat format");
-  CLI::Option* file = c->add_option("--file", o->file, "prompts, one JSON object a line");
+  CLI::Option* prompt = c->add_option("--prompt", o->prompt, "text to continue");
+  CLI::Option* chat = c->add_option("--chat", o->chat, "user turn, in the model's chat format");
+  CLI::Option* file = c->add_option("--file", o->file, "prompts: JSON lines");
   prompt->excludes(chat)->excludes(file);
   chat->excludes(file);
-  c->add_option("--system", o->system, "the system message of the chat");
+  c->add_option("--system", o->system, "system message of the chat");
   o->keys.add(*c);
-  c->add_flag("--greedy", o->greedy, "the most probable token always, instead of sampling at temperature 1");
-  c->add_flag("--no-thinking", o->no_thinking, "qwen3: an empty thought stands before the answer");
-  c->add_flag("--jsonl", o->jsonl, "one JSON object a sample instead of text");
-  c->add_flag("--quiet", o->quiet, "no statistics");
+  c->add_flag("--greedy", o->greedy, "greedy decoding instead of sampling at temperature 1");
+  c->add_flag("--no-thinking", o->no_thinking, "qwen3: starts the answer after an empty thought");
+  c->add_flag("--jsonl", o->jsonl, "prints JSON lines, one per sample, instead of text");
+  c->add_flag("--quiet", o->quiet, "prints no statistics");
   c->footer(kFooter);
   c->callback([o, c] { run(*o, *c); });
 }

@@ -61,7 +61,7 @@ void inspect(const std::string& path) {
 }  // namespace
 
 void add_inspect(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("inspect", "List the tensors of a safetensors file or a model folder");
+  CLI::App* command = app.add_subcommand("inspect", "tensors of a safetensors file or a model folder");
   auto path = std::make_shared<std::string>();
   command->add_option("path", *path, "FILE.safetensors or a Hugging Face model folder")->required();
   command->callback([path] { inspect(*path); });

@@ -126,10 +126,10 @@ void add_logprobs(CLI::App& app) {
   auto o = std::make_shared<Options>();
   CLI::App* c = app.add_subcommand("logprobs", "log-probs (and gradients) of given token sequences");
   c->add_option("--model", o->model, "Hugging Face folder: config.json and safetensors")->required();
-  c->add_option("--ids", o->ids, "JSONL, one {\"ids\": [...]} per line")->required();
+  c->add_option("--ids", o->ids, "JSON lines {\"ids\": [...]}")->required();
   c->add_option("--grads", o->grads,
-                "write d(mean over all predicted tokens of -log p)/d(parameter) here (safetensors)");
-  c->add_flag("--force", o->force, "replace that file");
+                "output file (safetensors) of d(mean over all predicted tokens of -log p)/d(parameter)");
+  c->add_flag("--force", o->force, "replaces an output file that exists");
   c->add_option("--max-rows", o->max_rows, "tokens of a micro-batch")->check(at_least(1));
   c->add_option("--threads", o->threads, "threads; 0: one per core")->check(CLI::Range(0, 1024));
   o->keys.add(*c);

@@ -18,8 +18,8 @@ namespace pare {
 namespace {
 
 struct Options {
-  Shorthands shorthands{{{"--device", "trainer.device", "plan for a run there; the device need not be here"},
-                         {"--exact", "trainer.exact"}}};
+  Shorthands shorthands{
+      {{"--device", "trainer.device", "device to plan for, which need not be present"}, {"--exact", "trainer.exact"}}};
   std::vector<std::string> config;
   std::string memory;
 };
@@ -152,14 +152,16 @@ void show_verdict(const Config& c, const Plan& plan, const std::string& given) {
 void run(const Options& o, const CLI::App& command) {
   std::vector<std::string> arguments = o.config;
   for (const std::string& override : o.shorthands.overrides(command)) arguments.push_back(override);
-  const Config config = load_config(arguments);
+  std::vector<std::string> notes;
+  const Config config = load_config(arguments, &notes);
   if (!o.memory.empty()) parse_bytes(o.memory);
   if (!config.model.path.empty() && !std::filesystem::exists(config.model.path)) {
     std::string shapes;
     for (const std::string& name : preset_names("json")) shapes += (shapes.empty() ? "" : ", ") + name;
     fail("model.path: there is no ", config.model.path,
-         "; a plan needs no more than the shape: give model.config, a config.json or one of ", shapes);
+         "; a plan needs the shape only: set model.config to a config.json or to one of ", shapes);
   }
+  print_notes(notes);
   const std::vector<std::string> missing = missing_files(config);
   const Plan plan = plan_step(config, TrainingKind::grpo, missing.empty());
   show_step(config, plan, missing);
@@ -174,10 +176,10 @@ void add_plan(CLI::App& app) {
   auto o = std::make_shared<Options>();
   CLI::App* c = app.add_subcommand("plan", "memory and FLOPs of a training step, before it runs");
   c->add_option("config", o->config, "presets or TOML files, then overrides group.key=value")->required();
-  c->add_option("--memory", o->memory, "what the machine has that it is planned for, as 141GB; default: this one's");
+  c->add_option("--memory", o->memory, "memory of the machine to plan for, as 141GB; default: that of this machine");
   o->shorthands.add(*c);
   c->footer(
-      "Neither weights, tokenizer, data nor the device need be here, where a shape is named:\n"
+      "With the name of a shape, a plan needs neither weights, tokenizer, data nor the device:\n"
       "  pare plan grpo model.config=qwen2.5-7b --device cuda --memory 141GB");
   c->callback([o, c] { run(*o, *c); });
 }

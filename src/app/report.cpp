@@ -70,8 +70,8 @@ void add_report(CLI::App& app) {
   CLI::App* c = app.add_subcommand("report", "runs as one self-contained HTML page: curves, costs, samples");
   c->add_option("runs", o->runs, "output directories of `pare train` or `pare sft`; the first is the baseline")
       ->required();
-  c->add_option("--out", o->out, "the file to write (default: report.html in the first run)");
-  c->add_flag("--force", o->force, "replace a file there that is no report");
+  c->add_option("--out", o->out, "output file; default: report.html in the first run");
+  c->add_flag("--force", o->force, "replaces an output file that is no report");
   c->callback([o] { report(*o); });
 }
 

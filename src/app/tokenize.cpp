@@ -99,10 +99,10 @@ void tokenize(const Options& o) {
 
 void add_tokenize(CLI::App& app) {
   auto o = std::make_shared<Options>();
-  CLI::App* c = app.add_subcommand("tokenize", "text to token ids: a JSON string a line in, a list of ids a line out");
+  CLI::App* c = app.add_subcommand("tokenize", "text to token ids: JSON lines, strings in, lists of ids out");
   c->add_option("--tokenizer", o->tokenizer, "ssa, a tokenizer file or a folder with one")->required();
   CLI::Option* decode = c->add_flag("--decode", o->decode, "reads lists of ids, prints strings");
-  CLI::Option* special = c->add_flag("--special", o->special, "put BOS in front; with --decode: show special tokens");
+  CLI::Option* special = c->add_flag("--special", o->special, "prepends BOS; with --decode: prints special tokens");
   CLI::Option* chat =
       c->add_flag("--chat", o->chat,
                   "reads conversations: [{\"role\", \"content\"}], {\"messages\"} or a user message; prints the "
@@ -113,9 +113,9 @@ void add_tokenize(CLI::App& app) {
                 "qwen2.5, qwen3, llama-3, deepseek-r1, plain or a text with {problem}; that of the tokenizer's chat "
                 "template if not given")
       ->needs(chat);
-  c->add_option("--system", o->system, "the system message of every conversation")->needs(chat);
-  c->add_flag("--no-thinking", o->no_thinking, "qwen3: an empty thought stands before the answer")->needs(chat);
-  c->add_option("--date", o->date, "llama-3: today's date in the system message")->needs(chat);
+  c->add_option("--system", o->system, "system message of every conversation")->needs(chat);
+  c->add_flag("--no-thinking", o->no_thinking, "qwen3: starts the answer after an empty thought")->needs(chat);
+  c->add_option("--date", o->date, "llama-3: date in the system message")->needs(chat);
   c->callback([o] { tokenize(*o); });
 }
 

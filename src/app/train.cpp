@@ -19,8 +19,8 @@ namespace {
 struct Options {
   Shorthands shorthands{{{"--device", "trainer.device"}, {"--exact", "trainer.exact"}}};
   std::vector<std::string> config;
-  std::string out;
-  bool force = false, resume = false, dry_run = false, keys = false, quiet = false;
+  std::string out, keys;
+  bool force = false, resume = false, dry_run = false, quiet = false;
 };
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -226,11 +226,28 @@ void run(const Options& o, const CLI::App& command, TrainingKind kind) {
     fail("--resume: which run? give its RUN/config.toml, or --out RUN (trainer.default_local_dir)");
   if (path.empty()) path = default_path(config.trainer.experiment_name);
   check_run_directory(path, start);
-  for (const std::string& n : notes) std::fprintf(stderr, "note     %s\n", printable(n).c_str());
+  print_notes(notes);
   LongWork::quiet = o.quiet;
   if (!o.dry_run) return Run(config, kind, table, start, o.quiet).run();
   check_run(config, kind, table);
   print(to_toml(config));
+}
+
+// What follows the options in the page of --help.
+std::string help_footer(const std::string& command) {
+  std::string s = command == "sft" ? R"(Examples:
+  pare sft quickstart-sft
+  pare sft quickstart-sft data.noise=0 actor.optim.lr=2e-3 --out runs/clean
+)"
+                                   : R"(Examples:
+  pare train quickstart
+  pare train quickstart dapo rollout.n=16 --out runs/dapo
+  pare train runs/quickstart/config.toml --resume trainer.total_training_steps=400
+  pare train quickstart --dry-run
+)";
+  s += "\nConfiguration keys; `pare " + command + " --keys GROUP` explains those of a group:\n";
+  for (const KeySection& section : config_sections()) s += cat("  ", pad_right(section.name, 30), section.what, "\n");
+  return s;
 }
 
 void add(CLI::App& app, const char* name, const char* what, TrainingKind kind) {
@@ -239,18 +256,21 @@ void add(CLI::App& app, const char* name, const char* what, TrainingKind kind) {
   c->add_option("config", o->config, "presets or TOML files, then overrides group.key=value");
   c->add_option("--out", o->out, "run directory (trainer.default_local_dir); default runs/NAME-TIME");
   o->shorthands.add(*c);
-  CLI::Option* force = c->add_flag("--force", o->force,
-                                   "replace the run that is in the run directory, but nothing that is not of a run");
-  c->add_flag("--resume", o->resume,
-              "continue the run in the run directory from its last whole checkpoint; without one from its beginning")
+  CLI::Option* force =
+      c->add_flag("--force", o->force, "replaces the run in the run directory, but no file that is not part of a run");
+  c->add_flag(
+       "--resume", o->resume,
+       "continues the run in the run directory from its last complete checkpoint, or from its start if there is none")
       ->excludes(force);
-  c->add_flag("--dry-run", o->dry_run, "check everything, print the resolved configuration and stop");
-  c->add_flag("--quiet", o->quiet, "only warnings, errors and the last line");
-  c->add_flag("--keys", o->keys, "print every configuration key as a Markdown table, with its source");
-  c->footer([] { return "Configuration keys, with their defaults:\n\n" + config_help(); });
+  c->add_flag("--dry-run", o->dry_run, "checks everything, prints the resolved configuration and stops");
+  c->add_flag("--quiet", o->quiet, "prints warnings, errors and the last line only");
+  c->add_option("--keys", o->keys, "prints the configuration keys, all or those of a group, and stops")
+      ->type_name("[GROUP]")
+      ->expected(0, 1);
+  c->footer([name = std::string(name)] { return help_footer(name); });
   c->callback([o, c, kind] {
-    if (o->keys) return static_cast<void>(std::printf("%s", config_reference().c_str()));
-    if (o->config.empty()) fail("give a preset (data/presets) or a TOML file; --keys lists what can be set");
+    if (c->count("--keys")) return print(config_reference(o->keys));
+    if (o->config.empty()) fail("a preset (data/presets) or a TOML file is missing; --keys lists the keys");
     run(*o, *c, kind);
   });
 }

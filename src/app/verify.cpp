@@ -86,18 +86,17 @@ void verify(const std::string& mode, double timeout) {
 
 void add_verify(CLI::App& app) {
   CLI::App* command = app.add_subcommand("verify",
-                                         "Grade responses: JSON lines {\"response\", \"gold\"} from standard "
+                                         "grades of responses: JSON lines {\"response\", \"gold\"} from standard "
                                          "input, {\"score\", \"extracted\", \"parsed\"} to standard output");
   auto mode = std::make_shared<std::string>();
-  command->add_option("--mode", *mode, "the rule set or command:PROGRAM, as for data.reward")->required();
+  command->add_option("--mode", *mode, "verifier, or command:PROGRAM, as in data.reward")->required();
   auto timeout = std::make_shared<double>(Config().data.reward_timeout);
   command
       ->add_option("--timeout", *timeout,
-                   cat("seconds that an answer of a command may take, ", *timeout, " if not given"))
+                   cat("time limit of a command for one answer, in seconds; default: ", *timeout))
       ->check(CLI::Range(1e-3, 1e6));
   command->footer(
-      "A line may have \"finished\": false for a response that was cut at its limit.  A command gets every line with\n"
-      "all that it holds.");
+      "\"finished\": false marks a response that was cut at its limit.  A command receives every line as it is.");
   command->callback([mode, timeout] { verify(*mode, *timeout); });
 }
 

@@ -21,7 +21,7 @@ struct Way {
 std::vector<Way> ways() {
   const auto of = [](KvMethod method) {
     KvSpec s;  // budget 512, buffer 128; 32 blocks of 16
-    s.method = method, s.dense_layers = 0;
+    s.method = method, s.blocks.dense_layers = 0;
     return s;
   };
   return {{"dense", {}},

@@ -10,7 +10,7 @@ constexpr size_t kEventsAtOnce = 64;  // bounds the scratch memory of a pass wit
 
 Compressor::Compressor(const Model& model, const KvSpec& spec, KvCache& cache, KvPolicy& policy, Arena& kv)
     : model_(model), spec_(spec), cache_(cache), policy_(policy), residency_(spec, model.config.layers) {
-  if (spec.merge == KvMergeMethod::d2o)
+  if (spec.merge.method == KvMergeMethod::d2o)
     threshold_ = kv.alloc("kv.merge_threshold", model.stat, {cache.max_sequences() * cache.layers()});
 }
 
@@ -72,7 +72,7 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
   const Tensor src = upload("kv.src_pages", src_pages.data(), n, width).columns(0, pages);
   const Tensor dst = upload("kv.dst_pages", dst_pages.data(), n, width).columns(0, pages);
   const Tensor keep = scratch.alloc("kv.keep", DType::i32, {n, model_.config.kv_heads, most_kept});
-  const bool renumber = spec_.rope == KvRope::cache_index;
+  const bool renumber = spec_.streaming_llm.rope == KvRope::cache_index;
   cache_.copy_cut(scratch);
   const Tensor positions = upload("kv.positions", tokens.data(), 1, n).flat();
   const Tensor oldest = upload("kv.oldest", rings.data(), 1, n).flat();
@@ -83,7 +83,7 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
                     .score = work.kept == work.slots - work.candidates ? Tensor{} : score,  // all of it is forced
                     .events = events,
                     .work = work,
-                    .shared_heads = spec_.scope == KvScope::per_layer});
+                    .shared_heads = spec_.evict.scope == KvScope::per_layer});
   move({.k_pages = cache_.k_pages,
         .v_pages = cache_.v_pages,
         .pos_pages = cache_.fields.pos,
@@ -94,7 +94,7 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
         .events = events,
         .work = work,
         .rope = renumber ? model_.rope : Tensor{},
-        .sinks = renumber ? static_cast<int32_t>(spec_.sinks) : 0},
+        .sinks = renumber ? static_cast<int32_t>(spec_.streaming_llm.sinks) : 0},
        due, scratch);
   cache_.drop_cut();
   if (!trace) return;
@@ -129,26 +129,26 @@ void Compressor::move(const KvCompact& compact, std::span<const Due> due, Arena&
   const Tensor names = scratch.alloc("kv.coin_names", DType::i32, {n, 2});
   device.upload({.dst = rows, .src = threshold_rows.data()});
   device.upload({.dst = names, .src = coins.data()});
-  const bool cam = spec_.merge == KvMergeMethod::cam, d2o = spec_.merge == KvMergeMethod::d2o;
-  const KvMergeKind kind = cam                                         ? KvMergeKind::cam
-                           : d2o                                       ? KvMergeKind::d2o
-                           : spec_.merge == KvMergeMethod::lookm_pivot ? KvMergeKind::lookm_pivot
-                                                                       : KvMergeKind::value;
+  const bool cam = spec_.merge.method == KvMergeMethod::cam, d2o = spec_.merge.method == KvMergeMethod::d2o;
+  const KvMergeKind kind = cam                                                ? KvMergeKind::cam
+                           : d2o                                              ? KvMergeKind::d2o
+                           : spec_.merge.method == KvMergeMethod::lookm_pivot ? KvMergeKind::lookm_pivot
+                                                                              : KvMergeKind::value;
   device.kv_merge(
       {.compact = compact,
        .kind = kind,
-       .keys = spec_.merge_keys,
+       .keys = spec_.merge.keys,
        .links = scratch.alloc("kv.links", model_.stat, {n, heads, 2, compact.src_pages.shape[1] * kPageSlots}),
        .merged =
            scratch.alloc("kv.merged", model_.stat, {n, heads, compact.keep.shape[2], 2 * model_.config.head_dim + 1}),
-       .rope = spec_.merge_keys == MergeKeys::unrotated ? model_.rope : Tensor{},
+       .rope = spec_.merge.keys == MergeKeys::unrotated ? model_.rope : Tensor{},
        .threshold = threshold_,
        .threshold_row = d2o ? rows : Tensor{},
-       .ema_old = static_cast<float>(spec_.d2o_ema),
-       .ema_new = static_cast<float>(1 - spec_.d2o_ema),
+       .ema_old = static_cast<float>(spec_.merge.d2o_ema),
+       .ema_new = static_cast<float>(1 - spec_.merge.d2o_ema),
        .uid = cam ? names : Tensor{},
        .key = coins_,
-       .targets = static_cast<int32_t>(spec_.cam_targets)});
+       .targets = static_cast<int32_t>(spec_.merge.cam_targets)});
 }
 
 }  // namespace pare

@@ -13,7 +13,7 @@ int64_t KvCache::page_bytes(const ModelConfig& config, const KvSpec& spec, DType
   if (spec.evicts()) bytes += slots * 4;
   if (spec.method == KvMethod::h2o) bytes += slots * stat;
   if (spec.sparse_reads())
-    bytes += kPageSlots / spec.block * config.kv_heads * summary_rows(summary_kind(spec)) * config.head_dim * act;
+    bytes += kPageSlots / spec.blocks.size * config.kv_heads * summary_rows(summary_kind(spec)) * config.head_dim * act;
   return bytes;
 }
 
@@ -36,8 +36,8 @@ KvCache::KvCache(const ModelConfig& config, const KvSpec& spec, Device& device, 
   if (spec.method == KvMethod::h2o) fields.mass = arena.alloc("kv.mass", stat, {pages, config.kv_heads, kPageSlots});
   const int64_t rows = summary_rows(summary_kind(spec));
   if (spec.sparse_reads())
-    fields.summary =
-        arena.alloc("kv.summary", dtype, {pages, config.kv_heads, kPageSlots / spec.block * rows, config.head_dim});
+    fields.summary = arena.alloc("kv.summary", dtype,
+                                 {pages, config.kv_heads, kPageSlots / spec.blocks.size * rows, config.head_dim});
 }
 
 int KvCache::index(int sequence) const {

@@ -15,12 +15,12 @@ int64_t pages_of(int64_t slots) { return (slots + kPageSlots - 1) / kPageSlots; 
 
 // PyramidKV (arXiv 2406.02069): the budgets of the layers fall linearly; their mean is `budget`.
 std::vector<int64_t> layer_budgets(const KvSpec& spec, int64_t layers) {
-  std::vector<int64_t> budget(layers, spec.budget);
+  std::vector<int64_t> budget(layers, spec.evict.budget);
   if (spec.method != KvMethod::pyramidkv || layers == 1) return budget;
-  const int64_t past = spec.budget - spec.window;
-  const auto least = static_cast<int64_t>(static_cast<double>(past) / spec.pyramid_beta);
+  const int64_t past = spec.evict.budget - spec.window.size;
+  const auto least = static_cast<int64_t>(static_cast<double>(past) / spec.pyramidkv.beta);
   const int64_t most = 2 * past - least, step = (most - least) / (layers - 1);
-  for (int64_t l = 0; l < layers; l++) budget[l] = most - l * step + spec.window;
+  for (int64_t l = 0; l < layers; l++) budget[l] = most - l * step + spec.window.size;
   return budget;
 }
 
@@ -29,10 +29,10 @@ std::vector<int64_t> layer_budgets(const KvSpec& spec, int64_t layers) {
 KvResidency::KvResidency(const KvSpec& spec, int64_t layers)
     : evicts_(spec.evicts()),
       mass_(spec.method == KvMethod::h2o),
-      trigger_(spec.trigger),
-      prompt_(spec.prompt),
-      protect_first_(spec.protect_first),
-      buffer_(std::max<int64_t>(spec.buffer, 1)),  // 0: an event after every token
+      trigger_(spec.evict.trigger),
+      prompt_(spec.evict.prompt),
+      protect_first_(spec.evict.protect_first),
+      buffer_(std::max<int64_t>(spec.evict.buffer, 1)),  // 0: an event after every token
       budget_(layer_budgets(spec, layers)) {}
 
 int64_t KvResidency::protected_slots(int64_t prompt) const {
@@ -97,19 +97,19 @@ BlockBudget::BlockBudget(const KvSpec& spec) {
     const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), x);
     return code == std::errc() && end == text.data() + text.size() && x >= 0;
   };
-  for (const std::string& text : spec.block_schedule) {
+  for (const std::string& text : spec.blocks.schedule) {
     const size_t colon = text.find(':');
     Step step{};
     if (colon == std::string::npos || !number(std::string_view(text).substr(0, colon), step.from) ||
         !number(std::string_view(text).substr(colon + 1), step.blocks) ||
-        step.blocks < spec.first_blocks + spec.last_blocks ||
+        step.blocks < spec.blocks.first + spec.blocks.last ||
         (steps_.empty() ? step.from != 0 : step.from <= steps_.back().from))
-      fail("rollout.kv.block_schedule: \"", text,
+      fail("rollout.kv.blocks.schedule: \"", text,
            "\" is not FROM:BLOCKS with FROM ascending from 0 and BLOCKS at least ",
-           spec.first_blocks + spec.last_blocks, " (rollout.kv.first_blocks + rollout.kv.last_blocks)");
+           spec.blocks.first + spec.blocks.last, " (rollout.kv.blocks.first + rollout.kv.blocks.last)");
     steps_.push_back(step);
   }
-  if (steps_.empty()) steps_.push_back({0, spec.blocks});
+  if (steps_.empty()) steps_.push_back({0, spec.blocks.count});
 }
 
 int64_t BlockBudget::operator()(int64_t n) const {
@@ -128,68 +128,73 @@ int64_t BlockBudget::most() const {
 namespace {
 
 void check_merge(const KvSpec& s) {
-  const bool values_only = s.merge == KvMergeMethod::cam || s.merge == KvMergeMethod::value;
-  if (values_only && s.merge_keys != MergeKeys::none)
-    fail("rollout.kv.merge = ", s.merge == KvMergeMethod::cam ? "\"cam\"" : "\"value\"",
-         " merges values only; set rollout.kv.merge_keys=none");
-  if (s.merge == KvMergeMethod::cam && s.method != KvMethod::h2o)
+  const bool cam = s.merge.method == KvMergeMethod::cam;
+  if ((cam || s.merge.method == KvMergeMethod::value) && s.merge.keys != MergeKeys::none)
+    fail("rollout.kv.merge.method = ", cam ? "\"cam\"" : "\"value\"",
+         " merges values only; set rollout.kv.merge.keys=none");
+  if (cam && s.method != KvMethod::h2o)
     fail(
-        "rollout.kv.merge = \"cam\" weighs tokens by the attention that they have received, which only "
-        "rollout.kv.method = \"h2o\" adds up");
-  if (s.rope == KvRope::cache_index)
+        "rollout.kv.merge.method = \"cam\" weighs tokens by the attention that they have received, which only "
+        "rollout.kv.method = \"h2o\" accumulates");
+  if (s.streaming_llm.rope == KvRope::cache_index)
     fail(
-        "rollout.kv.rope = \"cache_index\" turns kept keys, rollout.kv.merge compares them: set one of them to its "
-        "default");
+        "rollout.kv.streaming_llm.rope = \"cache_index\" rotates kept keys, which rollout.kv.merge.method compares; "
+        "set one of them to its default");
 }
 
 void check_eviction(const KvSpec& s) {
-  if (s.budget < 1) fail("rollout.kv.budget = ", s.budget, ": an evicting rollout.kv.method keeps at least 1 token");
+  const KvEvictKeys& e = s.evict;
+  const KvWindowKeys& w = s.window;
+  if (e.budget < 1)
+    fail("rollout.kv.evict.budget = ", e.budget, ": expected at least 1, since rollout.kv.method evicts tokens");
   const bool windowed = s.method == KvMethod::snapkv || s.method == KvMethod::rkv || s.method == KvMethod::pyramidkv;
-  if (windowed && (s.window < 1 || s.window >= s.budget))
-    fail("rollout.kv.window = ", s.window, " is not between 1 and rollout.kv.budget = ", s.budget,
-         " (the window's own tokens are part of the budget)");
-  if (s.method == KvMethod::streaming_llm && s.sinks >= s.budget)
-    fail("rollout.kv.sinks = ", s.sinks, " leaves no room for recent tokens in rollout.kv.budget = ", s.budget);
-  if (s.pooling_kernel < 1 || s.pooling_kernel % 2 == 0)
-    fail("rollout.kv.pooling_kernel = ", s.pooling_kernel, " is not an odd number of tokens");
-  if (s.rope == KvRope::cache_index) {
+  if (windowed && (w.size < 1 || w.size >= e.budget))
+    fail("rollout.kv.window.size = ", w.size, ": expected 1 to less than rollout.kv.evict.budget = ", e.budget,
+         ", which includes the window");
+  if (s.method == KvMethod::streaming_llm && s.streaming_llm.sinks >= e.budget)
+    fail("rollout.kv.streaming_llm.sinks = ", s.streaming_llm.sinks,
+         " leaves no room for recent tokens in rollout.kv.evict.budget = ", e.budget);
+  if (w.pooling_kernel < 1 || w.pooling_kernel % 2 == 0)
+    fail("rollout.kv.window.pooling_kernel = ", w.pooling_kernel, ": expected an odd number");
+  if (s.streaming_llm.rope == KvRope::cache_index) {
     if (s.method != KvMethod::streaming_llm)
       fail(
-          "rollout.kv.rope = \"cache_index\" renumbers the positions of a contiguous window: only rollout.kv.method = "
-          "\"streaming_llm\" has one");
-    if (s.prompt != KvPrompt::compress)
+          "rollout.kv.streaming_llm.rope = \"cache_index\" renumbers the positions of a contiguous window, which only "
+          "rollout.kv.method = \"streaming_llm\" has");
+    if (e.prompt != KvPrompt::compress)
       fail(
-          "rollout.kv.rope = \"cache_index\" renumbers all kept positions, which rollout.kv.prompt = protect forbids; "
-          "set rollout.kv.prompt=compress");
+          "rollout.kv.streaming_llm.rope = \"cache_index\" renumbers all kept positions, and rollout.kv.evict.prompt "
+          "protects those of the prompt; set rollout.kv.evict.prompt=compress");
   }
-  if (s.prompt == KvPrompt::protect_first && s.protect_first < 1)
-    fail("rollout.kv.prompt = \"protect_first\" needs rollout.kv.protect_first, which is ", s.protect_first);
-  if (s.trigger == KvTrigger::prefill_once && s.prompt == KvPrompt::protect)
-    fail("rollout.kv.trigger = \"prefill_once\" compresses the prompt, which rollout.kv.prompt = \"protect\" forbids");
-  if (s.merge != KvMergeMethod::none) check_merge(s);
-  if (s.method == KvMethod::pyramidkv && s.pyramid_beta <= 1)
-    fail("rollout.kv.pyramid_beta = ", s.pyramid_beta, ": expected more than 1");
+  if (e.prompt == KvPrompt::protect_first && e.protect_first < 1)
+    fail("rollout.kv.evict.prompt = \"protect_first\" protects rollout.kv.evict.protect_first = ", e.protect_first,
+         " tokens: expected at least 1");
+  if (e.trigger == KvTrigger::prefill_once && e.prompt == KvPrompt::protect)
+    fail(
+        "rollout.kv.evict.trigger = \"prefill_once\" compresses the prompt, which rollout.kv.evict.prompt = "
+        "\"protect\" forbids");
+  if (s.merge.method != KvMergeMethod::none) check_merge(s);
+  if (s.method == KvMethod::pyramidkv && s.pyramidkv.beta <= 1)
+    fail("rollout.kv.pyramidkv.beta = ", s.pyramidkv.beta, ": expected more than 1");
 }
 
-void check_blocks(const KvSpec& s) {
-  if (s.block != 4 && s.block != 16) fail("rollout.kv.block = ", s.block, ": expected 4 or 16 (a page)");
-  if (s.first_blocks < 0 || s.last_blocks < 1)
-    fail("rollout.kv.last_blocks = ", s.last_blocks,
-         ": the block of the newest token is always read; expected at least 1");
-  if (s.blocks < s.first_blocks + s.last_blocks)
-    fail("rollout.kv.blocks = ", s.blocks,
-         " is less than rollout.kv.first_blocks + rollout.kv.last_blocks = ", s.first_blocks + s.last_blocks,
-         ", which are part of it");
-  BlockBudget{s};  // refuses a schedule that is none
+void check_blocks(const KvBlockKeys& b) {
+  if (b.size != 4 && b.size != 16) fail("rollout.kv.blocks.size = ", b.size, ": expected 4 or 16 (a page)");
+  if (b.first < 0 || b.last < 1)
+    fail("rollout.kv.blocks.last = ", b.last, ": expected at least 1, the block of the newest token");
+  if (b.count < b.first + b.last)
+    fail("rollout.kv.blocks.count = ", b.count,
+         " is less than rollout.kv.blocks.first + rollout.kv.blocks.last = ", b.first + b.last,
+         ", which are included in it");
 }
 
 }  // namespace
 
 void check_kv(const KvSpec& s) {
   if (s.evicts()) check_eviction(s);
-  if (s.sparse_reads()) check_blocks(s);
-  if (!s.evicts() && s.merge != KvMergeMethod::none)
-    fail("rollout.kv.merge folds evicted tokens into kept ones, but rollout.kv.method evicts none");
+  if (s.sparse_reads()) check_blocks(s.blocks);
+  if (!s.evicts() && s.merge.method != KvMergeMethod::none)
+    fail("rollout.kv.merge.method merges evicted tokens into kept ones, but rollout.kv.method evicts none");
 }
 
 }  // namespace pare

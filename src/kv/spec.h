@@ -17,36 +17,67 @@ enum class KvRope { absolute, cache_index };
 enum class KvMergeMethod { none, cam, d2o, lookm_pivot, value };
 
 // The members are configuration keys (rollout.kv.*), which say what each means.
-struct KvSpec {
-  KvMethod method = KvMethod::dense;
-  // Evicting methods.
+struct KvEvictKeys {
   int64_t budget = 512, buffer = 128;
   KvPrompt prompt = KvPrompt::compress;
   int64_t protect_first = 0;
   KvTrigger trigger = KvTrigger::buffer_full;
   KvScope scope = KvScope::per_head;
-  int64_t window = 8, sinks = 4;
-  KvRope rope = KvRope::absolute;
+  bool operator==(const KvEvictKeys&) const = default;
+};
+struct KvWindowKeys {  // SnapKV's observation window: the queries that score the keys
+  int64_t size = 8;
   GqaAgg gqa_aggregation = GqaAgg::max_logit;
   SoftmaxSpan softmax_span = SoftmaxSpan::exclude_window;
   Pool pooling = Pool::max;
   int64_t pooling_kernel = 7;
-  double rkv_lambda = 0.1, rkv_threshold = 0.5;
-  bool h2o_normalise = false;
-  double pyramid_beta = 20;
-  KvMergeMethod merge = KvMergeMethod::none;
-  MergeKeys merge_keys = MergeKeys::none;
+  bool operator==(const KvWindowKeys&) const = default;
+};
+struct StreamingLlmKeys {
+  int64_t sinks = 4;
+  KvRope rope = KvRope::absolute;
+  bool operator==(const StreamingLlmKeys&) const = default;
+};
+struct H2oKeys {
+  bool normalise = false;
+  bool operator==(const H2oKeys&) const = default;
+};
+struct RkvKeys {
+  double lambda = 0.1, threshold = 0.5;
+  bool operator==(const RkvKeys&) const = default;
+};
+struct PyramidKvKeys {
+  double beta = 20;
+  bool operator==(const PyramidKvKeys&) const = default;
+};
+struct KvMergeKeys {
+  KvMergeMethod method = KvMergeMethod::none;
+  MergeKeys keys = MergeKeys::none;
   int64_t cam_targets = 16;
   double d2o_ema = 0.5;
-  // Block-sparse methods.
-  int64_t block = 16, blocks = 32, first_blocks = 1, last_blocks = 2, dense_layers = 2;
-  std::vector<std::string> block_schedule;  // "from:blocks", from ascending
+  bool operator==(const KvMergeKeys&) const = default;
+};
+struct KvBlockKeys {
+  int64_t size = 16, count = 32, first = 1, last = 2, dense_layers = 2;
+  std::vector<std::string> schedule;  // "from:count", from ascending
+  bool operator==(const KvBlockKeys&) const = default;
+};
+struct KvSpec {
+  KvMethod method = KvMethod::dense;
+  KvEvictKeys evict;
+  KvWindowKeys window;
+  StreamingLlmKeys streaming_llm;
+  H2oKeys h2o;
+  RkvKeys rkv;
+  PyramidKvKeys pyramidkv;
+  KvMergeKeys merge;
+  KvBlockKeys blocks;
   bool operator==(const KvSpec&) const = default;
 
   bool evicts() const {
     return method != KvMethod::dense && method != KvMethod::quest && method != KvMethod::block_topk;
   }
-  bool merges() const { return evicts() && merge != KvMergeMethod::none; }
+  bool merges() const { return evicts() && merge.method != KvMergeMethod::none; }
   bool sparse_reads() const { return method == KvMethod::quest || method == KvMethod::block_topk; }
 };
 
@@ -97,7 +128,7 @@ class KvResidency {
   std::vector<int64_t> budget_;
 };
 
-// Blocks that a decoded token reads of `n` (quest, block_topk): rollout.kv.blocks, or what the schedule says.
+// Blocks that a decoded token reads of `n` (quest, block_topk): rollout.kv.blocks.count, or what the schedule says.
 class BlockBudget {
  public:
   explicit BlockBudget(const KvSpec& spec);

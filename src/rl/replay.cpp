@@ -22,10 +22,10 @@ std::shared_ptr<const KvTraces> TraceRecorder::take(const Request& request, size
 std::optional<BlockReads> replayed_blocks(const LearnerKeys& learner, const KvSpec& kv) {
   if (learner.attention != LearnerAttention::replay || !kv.sparse_reads()) return std::nullopt;
   return BlockReads{.kind = summary_kind(kv),
-                    .block = static_cast<int32_t>(kv.block),
-                    .first_blocks = static_cast<int32_t>(kv.first_blocks),
-                    .last_blocks = static_cast<int32_t>(kv.last_blocks),
-                    .dense_layers = kv.dense_layers,
+                    .block = static_cast<int32_t>(kv.blocks.size),
+                    .first_blocks = static_cast<int32_t>(kv.blocks.first),
+                    .last_blocks = static_cast<int32_t>(kv.blocks.last),
+                    .dense_layers = kv.blocks.dense_layers,
                     .budget = BlockBudget(kv)};
 }
 

@@ -16,13 +16,26 @@ namespace {
 
 std::string last_part(const std::string& key) { return key.substr(key.rfind('.') + 1); }
 
+// Flat spellings of keys below rollout.kv whose last part is another.
+const std::map<std::string, std::string> flat_kv_keys = {
+    {"window", "window.size"},          {"h2o_normalise", "h2o.normalise"}, {"rkv_lambda", "rkv.lambda"},
+    {"rkv_threshold", "rkv.threshold"}, {"pyramid_beta", "pyramidkv.beta"}, {"merge", "merge.method"},
+    {"merge_keys", "merge.keys"},       {"block", "blocks.size"},           {"blocks", "blocks.count"},
+    {"first_blocks", "blocks.first"},   {"last_blocks", "blocks.last"},     {"block_schedule", "blocks.schedule"},
+};
+
 // A key whose last part is spelled as asked for, in whatever group (`lr`, `actor_rollout_ref.rollout.n`), is nearer
 // than any other.
-const std::string& nearest_key(const std::string& name) {
+std::string nearest_key(const std::string& name) {
+  const std::string kv = "rollout.kv.";
+  if (name.starts_with(kv))
+    if (const auto flat = flat_kv_keys.find(name.substr(kv.size())); flat != flat_kv_keys.end())
+      return kv + flat->second;
   const ConfigKey* best = nullptr;
   size_t best_distance = 0;
   for (const ConfigKey& k : config_keys()) {
-    const size_t distance = edit_distance(name, k.name) + (last_part(name) == last_part(k.name) ? 0 : 1000);
+    const size_t last = edit_distance(last_part(name), last_part(k.name));  // counts more: the group may be another
+    const size_t distance = edit_distance(name, k.name) + 2 * last + (last == 0 ? 0 : 1000);
     if (best == nullptr || distance < best_distance) best = &k, best_distance = distance;
   }
   return best->name;
@@ -45,6 +58,7 @@ struct Reading {
   Config config;
   // Keys whose value a preset gave, and which one; what a user's file or override gave is not here.
   std::map<std::string, std::string> presets;
+  std::set<std::string> typed;  // keys whose value a user wrote
 };
 
 // A file, or the overrides between two files: what is said at once.  `preset`: whose words these are; empty: a user's.
@@ -56,10 +70,12 @@ void apply_layer(Reading& reading, const std::vector<TomlItem>& layer, const std
     said.insert(item.key);
     if (!item.values.empty() && !item.values[0].text.empty()) given.insert(item.key);
     if (preset.empty())
-      reading.presets.erase(item.key);
+      reading.presets.erase(item.key), reading.typed.insert(item.key);
     else
-      reading.presets[item.key] = preset;
+      reading.presets[item.key] = preset, reading.typed.erase(item.key);
   }
+  // Nobody writes every key: this is the resolved configuration of a run.
+  if (said.size() == config_keys().size()) reading.typed.clear();
   ModelKeys& model = reading.config.model;
   if (given.count("model.path") && !given.count("model.config")) model.config.clear();
   if (given.count("model.config") && !given.count("model.path")) model.path.clear();
@@ -68,7 +84,7 @@ void apply_layer(Reading& reading, const std::vector<TomlItem>& layer, const std
 }
 
 [[noreturn]] void fail_unknown(const std::string& name) {
-  if (std::filesystem::is_directory(name)) fail(name, ": is a folder, expected a configuration file");
+  if (std::filesystem::is_directory(name)) fail(name, ": a folder, expected a configuration file");
   if (name.find('/') != std::string::npos || name.ends_with(".toml")) fail(name, ": no such file");
   const std::vector<std::string> presets = preset_names("toml");
   std::string known;
@@ -81,7 +97,7 @@ void apply_layer(Reading& reading, const std::vector<TomlItem>& layer, const std
 void apply_configuration(Reading& reading, const std::string& name, int depth) {
   const std::optional<std::string_view> preset = preset_text(name, "toml");
   if (!preset && !std::filesystem::is_regular_file(name)) fail_unknown(name);
-  if (depth > 8) fail(name, ": base: files start from one another in a circle");
+  if (depth > 8) fail(name, ": base: the files include one another in a circle");
   std::stringstream text;
   if (preset) {
     text << *preset;
@@ -120,7 +136,31 @@ void drop_what_does_not_hold(Reading& reading, bool alone, const std::string& la
   }
 }
 
+// A value as conditions spell it.
+std::string plain(const std::string& toml) { return toml.starts_with('"') ? toml.substr(1, toml.size() - 2) : toml; }
+
+std::string readable(const std::string& value) { return value.empty() || value == "[]" ? "empty" : value; }
+
+void note_keys_without_effect(const Reading& reading, std::vector<std::string>& notes) {
+  const Config& c = reading.config;
+  for (const ConfigKey& k : config_keys()) {
+    if (!reading.typed.count(k.name) || k.show(c) == k.show({})) continue;
+    const auto unmet = std::find_if(k.when.begin(), k.when.end(), [&](const KeyCondition& w) { return !w.holds(c); });
+    if (unmet != k.when.end())
+      notes.push_back(
+          cat(k.name, " has no effect: ", unmet->key, " is ", readable(plain(config_key(unmet->key).show(c)))));
+  }
+}
+
 }  // namespace
+
+bool KeyCondition::holds(const Config& config) const {
+  const std::string value = plain(config_key(key).show(config));
+  const bool found = std::any_of(values.begin(), values.end(), [&](const std::string& v) {
+    return v.ends_with('*') ? value.starts_with(v.substr(0, v.size() - 1)) : value == v;
+  });
+  return found != negated;
+}
 
 void apply_toml(Config& config, const std::string& document, const std::string& where) {
   for (const TomlItem& item : parse_toml(document, where)) apply(config, item);
@@ -161,6 +201,7 @@ Config read_config(const std::vector<std::string>& files_and_overrides, std::vec
   if (data.val_max_statements == 0) data.val_max_statements = data.max_statements;
   OverlongKeys& overlong = config.reward_model.overlong_buffer;
   if (overlong.enable && overlong.len == 0) overlong.len = std::max<int64_t>(config.data.max_response_length / 5, 1);
+  if (notes) note_keys_without_effect(reading, *notes);
   return config;
 }
 
@@ -176,7 +217,7 @@ void check_data(const Config& c) {
   const DataKeys& d = c.data;
   if (c.model.path.empty() == c.model.config.empty())
     fail("model.path and model.config: ", c.model.path.empty() ? "neither is given" : "both are given",
-         "; give model.path to start from weights or model.config to start from random ones");
+         "; set model.path to start from weights, or model.config to start from random ones");
   if (d.min_statements > d.max_statements)
     fail("data.min_statements = ", d.min_statements, " is more than data.max_statements = ", d.max_statements);
   if (d.val_min_statements > d.val_max_statements)
@@ -187,12 +228,12 @@ void check_data(const Config& c) {
       fail("data.task = \"jsonl\" needs data.train_files, which is empty");
     if (d.val_files.empty() && (c.trainer.test_freq > 0 || c.trainer.val_before_train))
       fail(c.trainer.test_freq > 0 ? "trainer.test_freq" : "trainer.val_before_train",
-           " asks for validation but data.val_files is empty; give it, or turn validation off");
+           " turns validation on but data.val_files is empty; set it, or turn validation off");
     if (d.reward.empty() && (c.trainer.test_freq > 0 || c.trainer.val_before_train))
       fail(c.trainer.test_freq > 0 ? "trainer.test_freq" : "trainer.val_before_train",
-           " asks for validation but data.reward is empty");
+           " turns validation on but data.reward is empty");
   } else if (!d.train_files.empty() || !d.val_files.empty()) {
-    fail(d.train_files.empty() ? "data.val_files" : "data.train_files", " is given but data.task = \"", d.task,
+    fail(d.train_files.empty() ? "data.val_files" : "data.train_files", " is set but data.task = \"", d.task,
          "\" generates its data; set data.task=jsonl");
   }
 }
@@ -217,12 +258,13 @@ void check_rollout(const Config& c) {
         "forbids; set rollout.check_exact=auto, or learner.attention=replay");
   if (replay && r.kv.merges())
     fail(
-        "learner.attention = \"replay\" replays which tokens were kept, rollout.kv.merge also changes their keys and "
-        "values; set rollout.kv.merge=none");
-  if (replay && r.kv.rope == KvRope::cache_index)
+        "learner.attention = \"replay\" replays which tokens were kept, rollout.kv.merge.method also changes their "
+        "keys "
+        "and values; set rollout.kv.merge.method=none");
+  if (replay && r.kv.streaming_llm.rope == KvRope::cache_index)
     fail(
-        "learner.attention = \"replay\" gives every token its own position, rollout.kv.rope = \"cache_index\" "
-        "renumbers them; set rollout.kv.rope=absolute");
+        "learner.attention = \"replay\" keeps the positions of tokens, rollout.kv.streaming_llm.rope = \"cache_index\" "
+        "renumbers them; set rollout.kv.streaming_llm.rope=absolute");
   if (r.n == 1)
     fail(
         "rollout.n = 1 gives groups of one, where algorithm.adv_estimator makes every advantage 0: nothing is learned");
@@ -438,28 +480,66 @@ const ConfigKey& config_key(const std::string& name) {
   throw std::logic_error(cat("there is no key ", name));
 }
 
-std::string config_help() {
+namespace {
+
+bool below(const std::string& key, const std::string& group) { return key == group || key.starts_with(group + "."); }
+
+const KeySection& section_of(const ConfigKey& key) {
+  const KeySection* best = nullptr;
+  for (const KeySection& s : config_sections())
+    if (below(key.name, s.name) && (!best || s.name.size() > best->name.size())) best = &s;
+  expect(best != nullptr, key.name, " has no section");
+  return *best;
+}
+
+std::string condition_text(const std::vector<KeyCondition>& when) {
+  std::string s;
+  for (const KeyCondition& w : when) {
+    s += cat(s.empty() ? "If `" : " and `", w.key, w.negated ? "` is not " : "` is ");
+    for (size_t i = 0; i < w.values.size(); i++)
+      s += cat(i == 0 ? "" : i + 1 < w.values.size() ? ", " : " or ", readable(w.values[i]));
+  }
+  return s + ":";
+}
+
+// The keys that matter under one condition, below its line.
+std::string reference_part(const std::vector<const ConfigKey*>& keys) {
   constexpr size_t kWidth = 100;
   const Config defaults;
-  std::string s, section;
-  for (const ConfigKey& k : config_keys()) {
-    const std::string group = k.name.substr(0, k.name.find('.'));
-    if (group != section) s += cat(section.empty() ? "" : "\n", group, "\n");
-    section = group;
-    const std::string head = "  " + pad_right(cat(k.name, "=", k.show(defaults)), 48);
-    const std::string type = k.type + (k.unit.empty() ? "" : ", " + k.unit);
-    s += head.size() + type.size() < kWidth ? head + " " + type + "\n" : head + "\n" + wrapped(type, kWidth, "      ");
-    s += wrapped(k.meaning, kWidth, "      ");
-  }
+  const std::vector<KeyCondition>& when = keys[0]->when;
+  std::string s = when.empty() ? "\n" : cat("\n", wrapped(condition_text(when), kWidth, ""), "\n");
+  for (const ConfigKey* k : keys)
+    s += cat("- `", k->name, " = ", k->show(defaults), "` (", k->type, k->unit.empty() ? "" : ", ", k->unit, "; ",
+             k->source, ")\n", wrapped(k->meaning, kWidth, "  "));
   return s;
 }
 
-std::string config_reference() {
-  const Config defaults;
-  std::string s = "| key | type | default | unit | meaning | source |\n|---|---|---|---|---|---|\n";
-  for (const ConfigKey& k : config_keys())
-    s += cat("| `", k.name, "` | ", k.type, " | `", k.show(defaults), "` | ", k.unit, " | ", k.meaning, " | ", k.source,
-             " |\n");
+}  // namespace
+
+std::string config_reference(const std::string& group) {
+  std::string s;
+  for (const KeySection& section : config_sections()) {
+    std::vector<std::vector<const ConfigKey*>> parts(1);  // those without a condition first
+    for (const ConfigKey& k : config_keys()) {
+      if (&section_of(k) != &section || !(group.empty() || below(k.name, group))) continue;
+      auto part = k.when.empty() ? parts.begin() : std::find_if(parts.begin() + 1, parts.end(), [&](const auto& p) {
+        return p[0]->when == k.when;
+      });
+      if (part == parts.end()) part = parts.insert(part, std::vector<const ConfigKey*>());
+      part->push_back(&k);
+    }
+    if (parts.size() == 1 && parts[0].empty()) continue;
+    s += cat(s.empty() ? "" : "\n", "### `", section.name, "`: ", section.what, "\n");
+    for (const auto& part : parts)
+      if (!part.empty()) s += reference_part(part);
+  }
+  if (s.empty()) {
+    std::set<std::string> groups;
+    for (const ConfigKey& k : config_keys())
+      for (size_t dot = k.name.find('.'); dot != std::string::npos; dot = k.name.find('.', dot + 1))
+        groups.insert(k.name.substr(0, dot));
+    fail("there are no keys ", group, ".*; the nearest group is ", nearest(group, {groups.begin(), groups.end()}));
+  }
   return s;
 }
 

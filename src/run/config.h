@@ -112,7 +112,8 @@ struct Config {
 // model.config of an earlier layer, and model.config that of model.path; files of data make data.task jsonl where their
 // layer does not say it.  The default_local_dir of a preset holds where the preset is given alone, but for
 // trainer.device and trainer.exact.  Without validation files a preset's test_freq and val_before_train are off;
-// `notes` gets a line for each.
+// `notes` gets a line for each, and for each key that the user gave another value than its default and that has no
+// effect in the result ("rollout.kv.streaming_llm.sinks has no effect: rollout.kv.method is snapkv").
 Config load_config(const std::vector<std::string>& files_and_overrides, std::vector<std::string>* notes = nullptr);
 // The same without looking for contradictions, which are of training: for what only generates.
 Config read_config(const std::vector<std::string>& files_and_overrides, std::vector<std::string>* notes = nullptr);
@@ -149,19 +150,34 @@ std::vector<std::string> config_warnings(const Config& config);
 std::vector<std::string> keys_that_part(const Config& run, const Config& resumed);
 
 std::string to_toml(const Config& config);  // every key; reads back as the same configuration
-std::string config_reference();             // a Markdown table of every key
-std::string config_help();                  // every key with type, default and meaning, for a terminal
+// Every key with its default, type, source and meaning, grouped by section and condition: Markdown that reads well in
+// a terminal too.  `group`: those below it alone ("rollout.kv"); throws Error(usage), naming the nearest, if none is.
+std::string config_reference(const std::string& group = "");
 
 // The key table.
+struct KeyCondition {
+  std::string key;
+  std::vector<std::string> values;  // of which it has one; as TOML, without quotes; "command:*": any that begins so
+  bool negated = false;             // of which it has none
+  bool holds(const Config& config) const;
+  bool operator==(const KeyCondition&) const = default;
+};
 struct ConfigKey {
   std::string name;                                      // dotted
   std::string type;                                      // and range, in words
   std::string unit;                                      // empty: none
   std::string meaning, source;                           // source: whose spelling and definition it is
+  std::vector<KeyCondition> when;                        // unless all of them hold, the key has no effect
   std::function<std::string(const Config&)> show;        // the value as TOML
   std::function<void(Config&, const TomlItem&)> assign;  // throws Error(usage), without the key's name
 };
 const std::vector<ConfigKey>& config_keys();
 const ConfigKey& config_key(const std::string& name);  // of a key that exists
+
+// The tables of the reference; a key belongs to the longest name in front of its own.
+struct KeySection {
+  std::string name, what;
+};
+const std::vector<KeySection>& config_sections();
 
 }  // namespace pare

@@ -1,4 +1,4 @@
-// THE key table: what every configuration key means, once.  Types and defaults are those of the members (config.h).
+// THE key table: the meaning of every configuration key, once.  Types and defaults are those of the members (config.h).
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -62,125 +62,50 @@ struct Word {
 };
 template <class E>
 constexpr std::array<Word<E>, 0> words_of;
-template <>
-constexpr auto words_of<Init> = std::to_array<Word<Init>>({{"config", Init::config}, {"fan_in", Init::fan_in}});
-template <>
-constexpr auto words_of<ActType> =
-    std::to_array<Word<ActType>>({{"auto", ActType::automatic}, {"f32", ActType::f32}, {"bf16", ActType::bf16}});
-template <>
-constexpr auto words_of<SaveType> = std::to_array<Word<SaveType>>(
-    {{"auto", SaveType::automatic}, {"f32", SaveType::f32}, {"bf16", SaveType::bf16}, {"f16", SaveType::f16}});
-template <>
-constexpr auto words_of<DeviceKind> =
-    std::to_array<Word<DeviceKind>>({{"cpu", DeviceKind::cpu}, {"cuda", DeviceKind::cuda}, {"emu", DeviceKind::emu}});
-template <>
-constexpr auto words_of<AdvEstimator> = std::to_array<Word<AdvEstimator>>({{"grpo", AdvEstimator::grpo},
-                                                                           {"rloo", AdvEstimator::rloo}});
-template <>
-constexpr auto words_of<AdvStd> = std::to_array<Word<AdvStd>>({{"sample", AdvStd::sample},
-                                                               {"population", AdvStd::population}});
-template <>
-constexpr auto words_of<LossAgg> = std::to_array<Word<LossAgg>>({{"token-mean", LossAgg::token_mean},
-                                                                 {"seq-mean-token-mean", LossAgg::seq_mean_token_mean},
-                                                                 {"group-token-mean", LossAgg::group_token_mean},
-                                                                 {"seq-mean-token-sum", LossAgg::seq_mean_token_sum},
-                                                                 {"seq-mean-token-sum-norm",
-                                                                  LossAgg::seq_mean_token_sum_norm}});
-template <>
-constexpr auto words_of<LossDenominator> = std::to_array<Word<LossDenominator>>({{"valid", LossDenominator::valid},
-                                                                                 {"kept", LossDenominator::kept}});
-template <>
-constexpr auto words_of<TokenSubset> = std::to_array<Word<TokenSubset>>(
-    {{"none", TokenSubset::none}, {"urs", TokenSubset::urs}, {"rpc", TokenSubset::rpc}, {"det", TokenSubset::det}});
-template <>
-constexpr auto words_of<LearnerAttention> =
-    std::to_array<Word<LearnerAttention>>({{"dense", LearnerAttention::dense}, {"replay", LearnerAttention::replay}});
-template <>
-constexpr auto words_of<Moments> = std::to_array<Word<Moments>>({{"f32", Moments::f32}, {"bf16", Moments::bf16}});
-template <>
-constexpr auto words_of<LrSchedule> = std::to_array<Word<LrSchedule>>({{"constant", LrSchedule::constant},
-                                                                       {"linear", LrSchedule::linear},
-                                                                       {"cosine", LrSchedule::cosine}});
-template <>
-constexpr auto words_of<PolicyLoss> = std::to_array<Word<PolicyLoss>>({{"vanilla", PolicyLoss::ppo},
-                                                                       {"gspo", PolicyLoss::gspo},
-                                                                       {"cispo", PolicyLoss::cispo}});
-template <>
-constexpr auto words_of<KlLoss> =
-    std::to_array<Word<KlLoss>>({{"k1", KlLoss::k1}, {"k2", KlLoss::k2}, {"k3", KlLoss::k3}, {"exact", KlLoss::exact}});
-
-template <>
-constexpr auto words_of<RolloutIs> = std::to_array<Word<RolloutIs>>({{"none", RolloutIs::none},
-                                                                     {"paper", RolloutIs::paper},
-                                                                     {"tis", RolloutIs::tis},
-                                                                     {"icepop", RolloutIs::icepop},
-                                                                     {"released", RolloutIs::released}});
-template <>
-constexpr auto words_of<RatioLevel> = std::to_array<Word<RatioLevel>>({{"token", RatioLevel::token},
-                                                                       {"sequence", RatioLevel::sequence},
-                                                                       {"geometric", RatioLevel::geometric}});
-template <>
-constexpr auto words_of<RolloutRs> = std::to_array<Word<RolloutRs>>({{"none", RolloutRs::none},
-                                                                     {"sequence", RolloutRs::sequence},
-                                                                     {"geometric", RolloutRs::geometric}});
-template <>
-constexpr auto words_of<GroupStatistics> =
-    std::to_array<Word<GroupStatistics>>({{"all", GroupStatistics::all}, {"accepted", GroupStatistics::accepted}});
-template <>
-constexpr auto words_of<TooFew> = std::to_array<Word<TooFew>>({{"skip", TooFew::skip}, {"scale", TooFew::scale}});
-template <>
-constexpr auto words_of<StateWeight> = std::to_array<Word<StateWeight>>({{"none", StateWeight::none},
-                                                                         {"z", StateWeight::z}});
-template <>
-constexpr auto words_of<ValKv> =
-    std::to_array<Word<ValKv>>({{"dense", ValKv::dense}, {"rollout", ValKv::rollout}, {"both", ValKv::both}});
-
-template <>
-constexpr auto words_of<OnMismatch> = std::to_array<Word<OnMismatch>>({{"fail", OnMismatch::fail},
-                                                                       {"continue", OnMismatch::carry_on}});
-
-template <>
-constexpr auto words_of<KvMethod> = std::to_array<Word<KvMethod>>({{"dense", KvMethod::dense},
-                                                                   {"streaming_llm", KvMethod::streaming_llm},
-                                                                   {"h2o", KvMethod::h2o},
-                                                                   {"tova", KvMethod::tova},
-                                                                   {"snapkv", KvMethod::snapkv},
-                                                                   {"rkv", KvMethod::rkv},
-                                                                   {"pyramidkv", KvMethod::pyramidkv},
-                                                                   {"quest", KvMethod::quest},
-                                                                   {"block_topk", KvMethod::block_topk}});
-template <>
-constexpr auto words_of<KvPrompt> = std::to_array<Word<KvPrompt>>({{"compress", KvPrompt::compress},
-                                                                   {"protect", KvPrompt::protect},
-                                                                   {"protect_first", KvPrompt::protect_first}});
-template <>
-constexpr auto words_of<KvScope> = std::to_array<Word<KvScope>>({{"per_head", KvScope::per_head},
-                                                                 {"per_layer", KvScope::per_layer}});
-template <>
-constexpr auto words_of<KvTrigger> = std::to_array<Word<KvTrigger>>({{"buffer_full", KvTrigger::buffer_full},
-                                                                     {"prefill_once", KvTrigger::prefill_once}});
-template <>
-constexpr auto words_of<KvRope> = std::to_array<Word<KvRope>>({{"absolute", KvRope::absolute},
-                                                               {"cache_index", KvRope::cache_index}});
-template <>
-constexpr auto words_of<KvMergeMethod> = std::to_array<Word<KvMergeMethod>>({{"none", KvMergeMethod::none},
-                                                                             {"cam", KvMergeMethod::cam},
-                                                                             {"d2o", KvMergeMethod::d2o},
-                                                                             {"lookm_pivot",
-                                                                              KvMergeMethod::lookm_pivot},
-                                                                             {"value", KvMergeMethod::value}});
-template <>
-constexpr auto words_of<MergeKeys> = std::to_array<Word<MergeKeys>>({{"none", MergeKeys::none},
-                                                                     {"unrotated", MergeKeys::unrotated}});
-template <>
-constexpr auto words_of<GqaAgg> = std::to_array<Word<GqaAgg>>({{"max_logit", GqaAgg::max_logit},
-                                                               {"mean_logit", GqaAgg::mean_logit},
-                                                               {"mean_prob", GqaAgg::mean_prob}});
-template <>
-constexpr auto words_of<SoftmaxSpan> = std::to_array<Word<SoftmaxSpan>>(
-    {{"exclude_window", SoftmaxSpan::exclude_window}, {"include_window", SoftmaxSpan::include_window}});
-template <>
-constexpr auto words_of<Pool> = std::to_array<Word<Pool>>({{"max", Pool::max}, {"avg", Pool::avg}});
+#define WORDS(Enum, ...)                             \
+  template <>                                        \
+  constexpr auto words_of<Enum> = [] {               \
+    using enum Enum;                                 \
+    return std::to_array<Word<Enum>>({__VA_ARGS__}); \
+  }();
+// clang-format off
+WORDS(Init, {"config", config}, {"fan_in", fan_in})
+WORDS(ActType, {"auto", automatic}, {"f32", f32}, {"bf16", bf16})
+WORDS(SaveType, {"auto", automatic}, {"f32", f32}, {"bf16", bf16}, {"f16", f16})
+WORDS(DeviceKind, {"cpu", cpu}, {"cuda", cuda}, {"emu", emu})
+WORDS(AdvEstimator, {"grpo", grpo}, {"rloo", rloo})
+WORDS(AdvStd, {"sample", sample}, {"population", population})
+WORDS(LossAgg, {"token-mean", token_mean}, {"seq-mean-token-mean", seq_mean_token_mean},
+      {"group-token-mean", group_token_mean}, {"seq-mean-token-sum", seq_mean_token_sum},
+      {"seq-mean-token-sum-norm", seq_mean_token_sum_norm})
+WORDS(LossDenominator, {"valid", valid}, {"kept", kept})
+WORDS(TokenSubset, {"none", none}, {"urs", urs}, {"rpc", rpc}, {"det", det})
+WORDS(LearnerAttention, {"dense", dense}, {"replay", replay})
+WORDS(Moments, {"f32", f32}, {"bf16", bf16})
+WORDS(LrSchedule, {"constant", constant}, {"linear", linear}, {"cosine", cosine})
+WORDS(PolicyLoss, {"vanilla", ppo}, {"gspo", gspo}, {"cispo", cispo})
+WORDS(KlLoss, {"k1", k1}, {"k2", k2}, {"k3", k3}, {"exact", exact})
+WORDS(RolloutIs, {"none", none}, {"paper", paper}, {"tis", tis}, {"icepop", icepop}, {"released", released})
+WORDS(RatioLevel, {"token", token}, {"sequence", sequence}, {"geometric", geometric})
+WORDS(RolloutRs, {"none", none}, {"sequence", sequence}, {"geometric", geometric})
+WORDS(GroupStatistics, {"all", all}, {"accepted", accepted})
+WORDS(TooFew, {"skip", skip}, {"scale", scale})
+WORDS(StateWeight, {"none", none}, {"z", z})
+WORDS(ValKv, {"dense", dense}, {"rollout", rollout}, {"both", both})
+WORDS(OnMismatch, {"fail", fail}, {"continue", carry_on})
+WORDS(KvMethod, {"dense", dense}, {"streaming_llm", streaming_llm}, {"h2o", h2o}, {"tova", tova}, {"snapkv", snapkv},
+      {"rkv", rkv}, {"pyramidkv", pyramidkv}, {"quest", quest}, {"block_topk", block_topk})
+WORDS(KvPrompt, {"compress", compress}, {"protect", protect}, {"protect_first", protect_first})
+WORDS(KvScope, {"per_head", per_head}, {"per_layer", per_layer})
+WORDS(KvTrigger, {"buffer_full", buffer_full}, {"prefill_once", prefill_once})
+WORDS(KvRope, {"absolute", absolute}, {"cache_index", cache_index})
+WORDS(KvMergeMethod, {"none", none}, {"cam", cam}, {"d2o", d2o}, {"lookm_pivot", lookm_pivot}, {"value", value})
+WORDS(MergeKeys, {"none", none}, {"unrotated", unrotated})
+WORDS(GqaAgg, {"max_logit", max_logit}, {"mean_logit", mean_logit}, {"mean_prob", mean_prob})
+WORDS(SoftmaxSpan, {"exclude_window", exclude_window}, {"include_window", include_window})
+WORDS(Pool, {"max", max}, {"avg", avg})
+// clang-format on
+#undef WORDS
 
 // ---- one type: its name, how it is read and how it is written ------------------------------------------------------
 
@@ -274,7 +199,7 @@ template <class Member>
 ConfigKey key(const char* name, Member member, Allowed allowed, const char* unit, const char* meaning,
               const char* source) {
   using T = std::remove_reference_t<decltype(member(std::declval<Config&>()))>;
-  ConfigKey k{name, type_text<T>(allowed), unit, meaning, source, {}, {}};
+  ConfigKey k{name, type_text<T>(allowed), unit, meaning, source, {}, {}, {}};
   if constexpr (is_list<T>) {
     k.show = [member](const Config& c) {
       return "[" + join(member(c), ", ", [](const auto& x) { return show(x); }) + "]";
@@ -302,343 +227,446 @@ ConfigKey key(const char* name, Member member, Allowed allowed, const char* unit
   key(                                            \
       #path, [](auto& c) -> auto& { return c.path; }, allowed, unit, meaning, source)
 
-std::vector<ConfigKey> model_and_data_keys() {
-  return {
-      KEY(model.path, any, "", "folder with config.json and safetensors to start from", "verl"),
-      KEY(model.config, any, "",
-          "config.json of a model that starts from random weights, instead of model.path, or the name of a shape in "
-          "data/presets",
-          "pare"),
-      KEY(model.init, any, "",
-          "random weights: normal with the config's initializer_range, or with 1 / sqrt(inputs) of each matrix",
-          "pare"),
-      KEY(model.dtype, any, "",
-          "of weights and activations; bf16: the optimizer keeps the weights in f32 beside it; auto: f32 on the "
-          "cpu, bf16 on cuda and emu",
-          "pare; verl: fsdp_config.model_dtype"),
-      KEY(model.enable_gradient_checkpointing, any, "",
-          "keep only the inputs of the blocks and compute the rest again in the backward: less memory, the same bits",
-          "verl"),
+// Keys that matter under the same condition.
+struct KeyGroup {
+  std::vector<KeyCondition> when;
+  std::vector<ConfigKey> keys;
+};
+using Groups = std::vector<KeyGroup>;
 
-      KEY(data.task, one_of({"ssa", "jsonl"}), "",
-          "ssa: the built-in task of short programs (generated); jsonl: prompts and answers from files, also where "
-          "only "
-          "the files are given",
-          "pare"),
-      KEY(data.variant, one_of({"default", "ans", "rep", "late"}), "", "ssa: how the teacher of `pare sft` errs",
-          "pare"),
-      KEY(data.train_files, any, "", "jsonl: training files", "verl"),
-      KEY(data.val_files, any, "", "jsonl: validation files", "verl"),
-      KEY(data.train_rows, within(1, 1e7), "prompts", "ssa: size of the fixed training set", "pare"),
-      KEY(data.train_seed, at_least(0), "", "ssa: seed of the training set", "pare"),
-      KEY(data.val_rows, within(1, 1e7), "prompts", "ssa: size of the validation set", "pare"),
-      KEY(data.val_seed, at_least(0), "", "ssa: seed of the validation set", "pare"),
-      KEY(data.min_statements, within(2, 23), "statements", "ssa: shortest program", "pare"),
-      KEY(data.max_statements, within(2, 23), "statements", "ssa: longest program (26 letters, 3 of them given)",
-          "pare"),
-      KEY(data.val_min_statements, within(0, 23), "statements",
-          "ssa: shortest program of validation; 0: as in training", "pare"),
-      KEY(data.val_max_statements, within(0, 23), "statements", "ssa: longest program of validation; 0: as in training",
-          "pare"),
-      KEY(data.noise, within(-1, 1), "probability",
-          "ssa: that the teacher writes a random digit as a statement's result; below 0: the variant's own", "pare"),
-      KEY(data.noise_ramp, within(0, 1), "part of the run",
-          "ssa: the teacher's noise grows linearly from 0 over this first part of `pare sft`", "pare"),
-      KEY(data.tokenizer, any, "",
-          "ssa, a tokenizer.json, a tokenizer.bin or a folder with one; empty: ssa for the task ssa, else the one of "
-          "model.path",
-          "verl"),
-      KEY(data.chat_template, any, "",
-          "jsonl: the format of text prompts. auto: that of the template in the tokenizer's folder, plain if there is "
-          "none; plain: the prompt after BOS; qwen2.5, qwen3, llama-3, deepseek-r1: one turn of the user and the "
-          "beginning of the assistant's; else a text with {problem}",
-          "pare; verl: model.custom_chat_template"),
-      KEY(data.apply_chat_template_kwargs.enable_thinking, any, "",
-          "qwen3: the model may think; false: an empty thought stands before its response", "verl"),
-      KEY(data.apply_chat_template_kwargs.date_string, any, "", "llama-3: today's date in the system message", "verl"),
-      KEY(data.reward, any, "",
-          "jsonl: the verifier: exact, contains, starts_with, gsm8k-strict, gsm8k-flexible, math-string, dapo, "
-          "countdown or math-value; or command:PROGRAM ARGUMENTS, a program of yours that grades lines "
-          "(data/reward_command.h); not needed by `pare sft`",
-          "pare"),
-      KEY(data.reward_timeout, above_to(0, 1e6), "seconds",
-          "command: an answer that takes longer is waited for once more, from a new process; then the run fails",
-          "pare"),
-      KEY(data.prompt_key, any, "", "jsonl: key of the prompt; empty: prompt, problem or question", "verl"),
-      KEY(data.answer_key, any, "", "jsonl: key of the answer; empty: answer, or else solution", "pare"),
-      KEY(data.train_batch_size, at_least(1), "prompts", "prompts (`pare sft`: examples) per training step", "verl"),
-      KEY(data.max_prompt_length, count(1), "tokens", "a longer prompt is an error", "verl"),
-      KEY(data.max_response_length, count(1), "tokens", "a response that reaches it is cut", "verl"),
-      KEY(data.shuffle, any, "", "a new order of the prompts in every epoch", "verl"),
+KeyCondition is(const char* key, std::vector<std::string> values) { return {key, std::move(values)}; }
+KeyCondition is_not(const char* key, const char* value) { return {key, {value}, true}; }
+
+Groups model_keys() {
+  return {
+      {{},
+       {KEY(model.path, any, "", "Hugging Face folder (config.json, safetensors) whose weights the run starts from",
+            "verl"),
+        KEY(model.config, any, "",
+            "config.json, or the name of a shape in data/presets, of a model with random weights; instead of "
+            "model.path",
+            "pare"),
+        KEY(model.dtype, any, "",
+            "type of weights and activations. bf16: the optimizer keeps an f32 copy of the weights; auto: f32 on the "
+            "cpu, bf16 on cuda and emu",
+            "pare; verl: fsdp_config.model_dtype"),
+        KEY(model.enable_gradient_checkpointing, any, "",
+            "keeps only the inputs of the transformer blocks and recomputes the rest in the backward pass: less "
+            "memory, the same bits",
+            "verl")}},
+      {{is_not("model.config", "")},
+       {KEY(model.init, any, "",
+            "distribution of the random weights: normal, with the config's initializer_range or with 1 / sqrt(fan-in) "
+            "as standard deviation",
+            "pare")}},
   };
 }
 
-std::vector<ConfigKey> rollout_keys() {
+Groups data_keys() {
+  const KeyCondition ssa = is("data.task", {"ssa"}), jsonl = is("data.task", {"jsonl"});
   return {
-      KEY(rollout.n, at_least(1), "samples", "responses per prompt: the group", "verl"),
-      KEY(rollout.temperature, above(0), "", "logits are divided by it in the sampler and in the learner", "verl"),
-      KEY(rollout.top_k, count(-1), "tokens", "sample among the k most probable only; 0 or -1: off", "verl"),
-      KEY(rollout.top_p, above_to(0, 1), "probability", "sample from the smallest set that reaches it; 1: off", "verl"),
-      KEY(rollout.allow_truncated_sampling, any, "",
-          "train although top_k or top_p is on: off-policy, because the learner's distribution is not truncated",
-          "pare"),
-      KEY(rollout.max_num_seqs, count(1), "sequences", "sequences decoded together at most", "verl"),
-      KEY(rollout.max_num_batched_tokens, count(1), "tokens", "rows of one forward of the rollout at most", "verl"),
-      KEY(rollout.kv_cache_bytes, at_least(0), "bytes", "size of the page pool; 0: what max_num_seqs sequences need",
-          "pare"),
-      KEY(rollout.check_exact, any, "",
-          "compare the sampler's log-probs with the learner's bit by bit; logs exact/mismatch_tokens. auto: where "
-          "sampler and learner attend to the same and nothing is truncated",
-          "pare"),
-      KEY(rollout.on_mismatch, any, "",
-          "an exact run in which a token differs warns at once and goes on to its end; then it ends with exit code 1 "
-          "(fail) or 0 (continue)",
-          "pare"),
-      KEY(rollout.val_kwargs.n, at_least(1), "samples", "responses per validation prompt", "verl"),
-      KEY(rollout.val_kwargs.temperature, at_least(0), "", "of validation; 0: greedy", "verl"),
-      KEY(rollout.val_kwargs.top_k, count(-1), "tokens", "of validation; 0 or -1: off", "verl"),
-      KEY(rollout.val_kwargs.top_p, above_to(0, 1), "probability", "of validation; 1: off", "verl"),
-      KEY(rollout.val_kwargs.kv, any, "",
-          "validation keeps all keys and values, or what rollout.kv says (sparse inference; the default of `pare "
-          "eval`), "
-          "or is made both ways",
-          "pare"),
+      {{},
+       {KEY(data.task, one_of({"ssa", "jsonl"}), "",
+            "source of the problems. ssa: generated short programs, a built-in task; jsonl: prompts and answers in "
+            "files (implied by data.train_files or data.val_files)",
+            "pare"),
+        KEY(data.tokenizer, any, "",
+            "ssa, a tokenizer.json, a tokenizer.bin or a folder with one; empty: ssa for the task ssa, else that of "
+            "model.path",
+            "verl"),
+        KEY(data.train_batch_size, at_least(1), "prompts", "prompts (`pare sft`: examples) per training step", "verl"),
+        KEY(data.max_prompt_length, count(1), "tokens", "longest prompt; a longer one is an error", "verl"),
+        KEY(data.max_response_length, count(1), "tokens", "longest response; generation stops there", "verl"),
+        KEY(data.shuffle, any, "", "reshuffles the prompts in every epoch", "verl")}},
+      {{ssa},
+       {KEY(data.variant, one_of({"default", "ans", "rep", "late"}), "",
+            "kind of errors that the teacher of `pare sft` makes", "pare"),
+        KEY(data.train_rows, within(1, 1e7), "prompts", "size of the training set", "pare"),
+        KEY(data.train_seed, at_least(0), "", "seed of the training set", "pare"),
+        KEY(data.val_rows, within(1, 1e7), "prompts", "size of the validation set", "pare"),
+        KEY(data.val_seed, at_least(0), "", "seed of the validation set", "pare"),
+        KEY(data.min_statements, within(2, 23), "statements", "shortest program", "pare"),
+        KEY(data.max_statements, within(2, 23), "statements", "longest program", "pare"),
+        KEY(data.val_min_statements, within(0, 23), "statements", "shortest program of validation; 0: as in training",
+            "pare"),
+        KEY(data.val_max_statements, within(0, 23), "statements", "longest program of validation; 0: as in training",
+            "pare"),
+        KEY(data.noise, within(-1, 1), "probability",
+            "chance that the teacher replaces the result of a statement by a random digit; below 0: the variant's own",
+            "pare"),
+        KEY(data.noise_ramp, within(0, 1), "part of the run",
+            "initial part of `pare sft` over which the teacher's noise grows linearly from 0", "pare")}},
+      {{jsonl},
+       {KEY(data.train_files, any, "", "training files", "verl"),
+        KEY(data.val_files, any, "", "validation files", "verl"),
+        KEY(data.prompt_key, any, "", "field of the prompt; empty: prompt, problem or question", "verl"),
+        KEY(data.answer_key, any, "", "field of the answer; empty: answer, or else solution", "pare"),
+        KEY(data.reward, any, "",
+            "verifier of the responses: exact, contains, starts_with, gsm8k-strict, gsm8k-flexible, math-string, dapo, "
+            "countdown or math-value; or command:PROGRAM ARGUMENTS, an external grader (data/reward_command.h). "
+            "`pare sft` needs none",
+            "pare"),
+        KEY(data.chat_template, any, "",
+            "chat format of text prompts. auto: the one in the tokenizer's folder, plain if there is none; plain: BOS "
+            "and the prompt; qwen2.5, qwen3, llama-3, deepseek-r1: one user turn and the start of the assistant's; "
+            "anything else: a text with {problem}",
+            "pare; verl: model.custom_chat_template")}},
+      {{jsonl, is("data.reward", {"command:*"})},
+       {KEY(data.reward_timeout, above_to(0, 1e6), "seconds",
+            "time limit of the grader for one answer; on the first timeout its process is restarted, on the second the "
+            "run fails",
+            "pare")}},
+      {{jsonl, is("data.chat_template", {"auto", "qwen3"})},
+       {KEY(data.apply_chat_template_kwargs.enable_thinking, any, "",
+            "lets qwen3 think; false: the response starts after an empty thought", "verl")}},
+      {{jsonl, is("data.chat_template", {"auto", "llama-3"})},
+       {KEY(data.apply_chat_template_kwargs.date_string, any, "", "date in the system message of llama-3", "verl")}},
   };
 }
 
-std::vector<ConfigKey> kv_keys() {
+Groups rollout_keys() {
   return {
-      KEY(rollout.kv.method, any, "",
-          "what the sampler keeps (streaming_llm, h2o, tova, snapkv, rkv, pyramidkv evict tokens) or reads (quest, "
-          "block_topk choose blocks for every token) of the keys and values; dense: everything",
-          "Sparse-RL, DistillSparse"),
-      KEY(rollout.kv.budget, at_least(1), "tokens",
-          "evicting: tokens that a compression event leaves in a layer, the newest ones included; with "
-          "rollout.kv.prompt = protect, of the response",
-          "Sparse-RL: 512"),
-      KEY(rollout.kv.buffer, at_least(0), "tokens",
-          "evicting: an event comes when this many tokens have gathered above the budget", "Sparse-RL, R-KV: 128"),
-      KEY(rollout.kv.prompt, any, "",
-          "evicting: the prompt may be evicted, is kept, or its first rollout.kv.protect_first tokens are", "pare"),
-      KEY(rollout.kv.protect_first, at_least(0), "tokens", "evicting: with rollout.kv.prompt = protect_first", "pare"),
-      KEY(rollout.kv.trigger, any, "",
-          "evicting: an event whenever the buffer is full; or one at the end of the prompt and none after",
-          "R-KV; SnapKV: prefill_once"),
-      KEY(rollout.kv.scope, any, "", "evicting: every key head chooses, or all heads of a layer choose together",
-          "R-KV; TOVA: per_layer"),
-      KEY(rollout.kv.window, at_least(1), "tokens",
-          "snapkv, rkv, pyramidkv: newest tokens, whose queries judge the others and which always stay", "R-KV: 8"),
-      KEY(rollout.kv.sinks, at_least(0), "tokens", "streaming_llm: oldest tokens that stay", "StreamingLLM: 4"),
-      KEY(rollout.kv.rope, any, "",
-          "streaming_llm: positions as in the text, or counted within the cache, which the learner does not do",
-          "StreamingLLM: cache_index"),
-      KEY(rollout.kv.gqa_aggregation, any, "",
-          "snapkv, rkv, pyramidkv, tova: how the query heads of a group become one", "R-KV; kvpress: mean_prob"),
-      KEY(rollout.kv.softmax_span, any, "",
-          "snapkv, rkv, pyramidkv, tova: the softmax runs over the tokens to choose from, or over the window too",
-          "R-KV; SnapKV: include_window"),
-      KEY(rollout.kv.pooling, any, "", "snapkv, rkv, pyramidkv: of scores over neighbours", "R-KV: max; SnapKV: avg"),
-      KEY(rollout.kv.pooling_kernel, at_least(1), "tokens", "its width, odd; 1: none", "R-KV: 7; SnapKV: 5"),
-      KEY(rollout.kv.rkv_lambda, within(0, 1), "", "rkv: weight of attention against redundancy; 1 is snapkv",
-          "Sparse-RL: 0.1"),
-      KEY(rollout.kv.rkv_threshold, within(-1, 1), "cosine", "rkv: above it two keys say the same", "R-KV"),
-      KEY(rollout.kv.h2o_normalise, any, "",
-          "h2o: divide the attention that a token received by the number of tokens that could see it", "kvpress"),
-      KEY(rollout.kv.pyramid_beta, above(1), "",
-          "pyramidkv: the last layer's budget is the mean budget divided by about this", "PyramidKV: 20"),
-      KEY(rollout.kv.merge, any, "",
-          "evicting: evicted tokens are merged into kept ones. cam: into those after it, by chance; d2o, lookm_pivot, "
-          "value: into the one with the most similar key.  In every layer (D2O's code leaves the first two and "
-          "the last as they are, which bounds no memory)",
-          "CaM; D2O; LOOK-M; kvpress"),
-      KEY(rollout.kv.merge_keys, any, "",
-          "d2o, lookm_pivot: merge values only, or keys without their rotation too (D2O: keys as they lie)", "pare"),
-      KEY(rollout.kv.cam_targets, at_least(1), "tokens", "cam: kept tokens that an evicted one is spread over", "CaM"),
-      KEY(rollout.kv.d2o_ema, within(0, 1), "", "d2o: weight of the threshold so far against that of an event", "D2O"),
-      KEY(rollout.kv.block, at_least(4), "tokens", "quest, block_topk: size of a block, 4 or 16", "Quest: 16"),
-      KEY(rollout.kv.blocks, at_least(1), "blocks",
-          "quest, block_topk: blocks that a token reads, the first and last ones included", "DistillSparse: 24, 32"),
-      KEY(rollout.kv.first_blocks, at_least(0), "blocks", "quest, block_topk: oldest blocks that are always read",
-          "DistillSparse's code"),
-      KEY(rollout.kv.last_blocks, at_least(1), "blocks", "quest, block_topk: newest blocks that are always read",
-          "DistillSparse's code"),
-      KEY(rollout.kv.dense_layers, at_least(0), "layers", "quest, block_topk: the first layers read everything",
-          "Quest, DistillSparse: 2"),
-      KEY(rollout.kv.block_schedule, any, "",
-          "quest, block_topk: FROM:BLOCKS, the number of blocks read from FROM blocks of context on; replaces "
-          "rollout.kv.blocks",
-          "Sparrow (arXiv 2606.08446)"),
+      {{},
+       {KEY(rollout.n, at_least(1), "samples", "responses per prompt, the size of a group", "verl"),
+        KEY(rollout.temperature, above(0), "", "divisor of the logits, in the sampler and in the learner", "verl"),
+        KEY(rollout.top_k, count(-1), "tokens", "number of most probable tokens to sample from; 0 or -1: off", "verl"),
+        KEY(rollout.top_p, above_to(0, 1), "probability",
+            "cumulative probability of the most probable tokens to sample from; 1: off", "verl"),
+        KEY(rollout.allow_truncated_sampling, any, "",
+            "permits training with top_k or top_p, which is off-policy: the learner's distribution is not truncated",
+            "pare"),
+        KEY(rollout.max_num_seqs, count(1), "sequences", "most sequences that are decoded together", "verl"),
+        KEY(rollout.max_num_batched_tokens, count(1), "tokens", "most rows in one forward pass of the rollout", "verl"),
+        KEY(rollout.kv_cache_bytes, at_least(0), "bytes", "size of the page pool; 0: enough for max_num_seqs sequences",
+            "pare"),
+        KEY(rollout.check_exact, any, "",
+            "compares the sampler's log-probs with the learner's bit by bit and logs exact/mismatch_tokens. auto: only "
+            "where both have the same distribution (the same attention, no truncation)",
+            "pare")}},
+      {{is("trainer.exact", {"true"})},
+       {KEY(rollout.on_mismatch, any, "",
+            "exit code of an exact run with mismatched tokens, which warns at once and runs to its end: 1 (fail) or 0 "
+            "(continue)",
+            "pare")}},
+      {{},
+       {KEY(rollout.val_kwargs.n, at_least(1), "samples", "responses per validation prompt", "verl"),
+        KEY(rollout.val_kwargs.temperature, at_least(0), "", "temperature in validation; 0: greedy", "verl"),
+        KEY(rollout.val_kwargs.kv, any, "",
+            "cache in validation: dense; as rollout.kv configures it (rollout; the default of `pare eval`); or one "
+            "pass with each (both)",
+            "pare")}},
+      {{is_not("rollout.val_kwargs.temperature", "0.0")},
+       {KEY(rollout.val_kwargs.top_k, count(-1), "tokens", "top_k in validation; 0 or -1: off", "verl"),
+        KEY(rollout.val_kwargs.top_p, above_to(0, 1), "probability", "top_p in validation; 1: off", "verl")}},
   };
 }
 
-std::vector<ConfigKey> algorithm_keys() {
+Groups kv_keys() {
+  const auto method = [](std::vector<std::string> words) { return is("rollout.kv.method", std::move(words)); };
+  const KeyCondition evicting = method({"streaming_llm", "h2o", "tova", "snapkv", "rkv", "pyramidkv"});
+  const KeyCondition scoring = method({"h2o", "tova", "snapkv", "rkv", "pyramidkv"});
+  const KeyCondition windowed = method({"snapkv", "rkv", "pyramidkv"});
+  const KeyCondition block_sparse = method({"quest", "block_topk"});
   return {
-      KEY(reward_model.overlong_buffer.enable, any, "", "penalise responses that end close to the limit", "verl, DAPO"),
-      KEY(reward_model.overlong_buffer.len, at_least(0), "tokens",
-          "the penalty grows linearly over this many tokens before data.max_response_length; 0: a fifth of that",
-          "verl, DAPO eq. 13"),
-      KEY(reward_model.overlong_buffer.penalty_factor, at_least(0), "reward", "penalty at the limit", "verl"),
-
-      KEY(algorithm.adv_estimator, any, "", "grpo: against the group's mean; rloo: against the mean of the others",
-          "verl"),
-      KEY(algorithm.norm_adv_by_std_in_grpo, any, "", "grpo: divide by the group's standard deviation",
-          "verl, Dr. GRPO"),
-      KEY(algorithm.adv_std, any, "", "grpo: standard deviation with n - 1 (sample) or n (population)", "verl: sample"),
-      KEY(algorithm.adv_eps, at_least(0), "reward", "grpo: added to the standard deviation", "verl 1e-6, TRL 1e-4"),
-      KEY(algorithm.adv_filter_threshold, at_least(0), "advantage",
-          "samples with abs(A) below it are dropped before the learner's forward; 0: off", "DASH"),
-      KEY(algorithm.use_kl_in_reward, any, "", "subtract the KL to the reference policy from the reward", "verl"),
-      KEY(algorithm.kl_penalty, one_of({"k1", "k2", "k3"}), "", "its estimator", "verl, Schulman 2020"),
-      KEY(algorithm.kl_ctrl.kl_coef, at_least(0), "", "its coefficient", "verl"),
-      KEY(algorithm.filter_groups.enable, any, "",
-          "dynamic sampling: replace groups whose scores are all equal by new prompts", "verl, DAPO"),
-      KEY(algorithm.filter_groups.max_num_gen_batches, at_least(1), "batches",
-          "generate this often at most; then the step uses what it has", "verl"),
+      {{},
+       {KEY(rollout.kv.method, any, "",
+            "policy of the sampler's cache. dense: attends to all tokens; streaming_llm, h2o, tova, snapkv, rkv and "
+            "pyramidkv evict tokens; quest and block_topk keep all and select the blocks that each token attends to",
+            "Sparse-RL, DistillSparse")}},
+      {{evicting},
+       {KEY(rollout.kv.evict.budget, at_least(1), "tokens",
+            "tokens that a compression leaves in a layer, the newest ones included, beside those of the prompt that "
+            "are "
+            "protected",
+            "Sparse-RL: 512"),
+        KEY(rollout.kv.evict.prompt, any, "",
+            "whether the prompt may be evicted: yes; no (protect); or all but its first protect_first tokens", "pare"),
+        KEY(rollout.kv.evict.trigger, any, "",
+            "time of a compression: whenever the buffer is full, or once, at the end of the prompt",
+            "R-KV; SnapKV: prefill_once"),
+        KEY(rollout.kv.merge.method, any, "",
+            "destination of evicted tokens. none: dropped; cam: spread at random over the tokens after them; d2o, "
+            "lookm_pivot, value: merged into the kept token with the most similar key, in every layer",
+            "CaM; D2O; LOOK-M; kvpress")}},
+      {{evicting, is("rollout.kv.evict.trigger", {"buffer_full"})},
+       {KEY(rollout.kv.evict.buffer, at_least(0), "tokens",
+            "tokens above the budget that trigger a compression; 0: every token does", "Sparse-RL, R-KV: 128")}},
+      {{evicting, is("rollout.kv.evict.prompt", {"protect_first"})},
+       {KEY(rollout.kv.evict.protect_first, at_least(0), "tokens",
+            "tokens at the start of the prompt that are never evicted", "pare")}},
+      {{scoring},
+       {KEY(rollout.kv.evict.scope, any, "", "heads that share a selection: none, or all of a layer",
+            "R-KV; TOVA: per_layer")}},
+      {{windowed},
+       {KEY(rollout.kv.window.size, at_least(1), "tokens",
+            "newest tokens, which are always kept and whose queries score the others", "R-KV: 8"),
+        KEY(rollout.kv.window.pooling_kernel, at_least(1), "tokens",
+            "odd number of neighbours over which scores are pooled; 1: no pooling", "R-KV: 7; SnapKV: 5")}},
+      {{windowed, is_not("rollout.kv.window.pooling_kernel", "1")},
+       {KEY(rollout.kv.window.pooling, any, "", "kind of the pooling", "R-KV: max; SnapKV: avg")}},
+      {{method({"snapkv", "rkv", "pyramidkv", "tova"})},
+       {KEY(rollout.kv.window.gqa_aggregation, any, "", "reduction over the query heads that share a key head",
+            "R-KV; kvpress: mean_prob"),
+        KEY(rollout.kv.window.softmax_span, any, "",
+            "tokens in the denominator of the softmax: the candidates alone, or the window too",
+            "R-KV; SnapKV: include_window")}},
+      {{method({"streaming_llm"})},
+       {KEY(rollout.kv.streaming_llm.sinks, at_least(0), "tokens",
+            "oldest tokens, which are always kept (attention sinks)", "StreamingLLM: 4"),
+        KEY(rollout.kv.streaming_llm.rope, any, "",
+            "positions of the rotary embedding: those of the text, or those within the cache, which the learner cannot "
+            "replay",
+            "StreamingLLM: cache_index")}},
+      {{method({"h2o"})},
+       {KEY(rollout.kv.h2o.normalise, any, "",
+            "divides the attention that a token has received by the number of queries that could see it", "kvpress")}},
+      {{method({"rkv"})},
+       {KEY(rollout.kv.rkv.lambda, within(0, 1), "", "weight of attention against redundancy; 1: snapkv",
+            "Sparse-RL: 0.1")}},
+      {{method({"rkv"}), is_not("rollout.kv.rkv.lambda", "1.0")},
+       {KEY(rollout.kv.rkv.threshold, within(-1, 1), "cosine",
+            "cosine similarity above which two keys count as redundant", "R-KV")}},
+      {{method({"pyramidkv"})},
+       {KEY(rollout.kv.pyramidkv.beta, above(1), "",
+            "ratio of the mean budget to that of the last layer, about; budgets fall linearly from layer to layer",
+            "PyramidKV: 20")}},
+      {{evicting, is("rollout.kv.merge.method", {"d2o", "lookm_pivot"})},
+       {KEY(rollout.kv.merge.keys, any, "",
+            "treatment of the keys of merged tokens: those of the kept token stay, or the unrotated keys are merged "
+            "like "
+            "the values (D2O: the rotated ones)",
+            "pare")}},
+      {{method({"h2o"}), is("rollout.kv.merge.method", {"cam"})},
+       {KEY(rollout.kv.merge.cam_targets, at_least(1), "tokens", "kept tokens over which an evicted one is spread",
+            "CaM")}},
+      {{evicting, is("rollout.kv.merge.method", {"d2o"})},
+       {KEY(rollout.kv.merge.d2o_ema, within(0, 1), "",
+            "weight of the old similarity threshold in its moving average over compressions", "D2O")}},
+      {{block_sparse},
+       {KEY(rollout.kv.blocks.size, at_least(4), "tokens", "size of a block, 4 or 16", "Quest: 16"),
+        KEY(rollout.kv.blocks.first, at_least(0), "blocks", "oldest blocks, which are always selected",
+            "DistillSparse's code"),
+        KEY(rollout.kv.blocks.last, at_least(1), "blocks", "newest blocks, which are always selected",
+            "DistillSparse's code"),
+        KEY(rollout.kv.blocks.dense_layers, at_least(0), "layers", "first layers, which attend to everything",
+            "Quest, DistillSparse: 2"),
+        KEY(rollout.kv.blocks.schedule, any, "",
+            "FROM:BLOCKS pairs, the number of blocks selected from a context of FROM blocks on; replaces "
+            "rollout.kv.blocks.count",
+            "Sparrow (arXiv 2606.08446)")}},
+      {{block_sparse, is("rollout.kv.blocks.schedule", {"[]"})},
+       {KEY(rollout.kv.blocks.count, at_least(1), "blocks",
+            "blocks that a token attends to, the first and last ones included", "DistillSparse: 24, 32")}},
   };
 }
 
-std::vector<ConfigKey> correction_keys() {
+Groups algorithm_keys() {
+  const KeyCondition grpo = is("algorithm.adv_estimator", {"grpo"});
   return {
-      KEY(algorithm.rollout_correction.veto, from_below(0, 1), "ratio",
-          "a response with a token that the learner's policy finds less probable than the sampler did, by this ratio, "
-          "is "
-          "rejected: its raw ratio is below it; 0: off",
-          "Sparse-RL: 1e-4; verl: rollout_token_veto_threshold"),
-      KEY(algorithm.rollout_correction.rollout_is, any, "",
-          "weight of a token by xi, the probability of the learner's old policy over the sampler's. paper: xi; tis: at "
-          "most rollout_is_threshold; icepop: 0 outside rollout_is_bounds; released: as Sparse-RL's code",
-          "Sparse-RL; verl"),
-      KEY(algorithm.rollout_correction.rollout_is_level, any, "",
-          "xi of the token; the product over the response; or its geometric mean", "verl: rollout_is"),
-      KEY(algorithm.rollout_correction.rollout_is_threshold, above(0), "ratio", "tis: largest weight", "verl: 2"),
-      KEY(algorithm.rollout_correction.rollout_is_bounds, at_least(0), "ratio",
-          "icepop: the smallest and largest xi that "
-          "count",
-          "IcePop; verl: 0.5_5.0"),
-      KEY(algorithm.rollout_correction.rollout_rs, any, "",
-          "reject responses whose product, or geometric mean, of xi lies outside rollout_rs_threshold", "verl"),
-      KEY(algorithm.rollout_correction.rollout_rs_threshold, at_least(0), "ratio",
-          "smallest and largest, of the learner's probability over the sampler's (verl's k1: the inverse)", "verl"),
-      KEY(algorithm.rollout_correction.group_statistics, any, "",
-          "mean and standard deviation of a group are over all its responses, or over those not rejected",
-          "Sparse-RL: all"),
-      KEY(algorithm.rollout_correction.min_accepted, within(0, 1), "part of the judged responses",
-          "an update with fewer accepted ones is skipped or scaled, since AdamW's steps do not shrink with the "
-          "gradient; "
-          "0: off",
-          "pare"),
-      KEY(algorithm.rollout_correction.too_few, any, "",
-          "skip that update, or scale its learning rate by accepted / min_accepted", "pare"),
-      KEY(algorithm.rollout_correction.acceptance, any, "",
-          "log the exact acceptance rate, the sum over the vocabulary of min(learner's, sampler's probability): the "
-          "rollout keeps the hidden state of every token",
-          "DistillSparse"),
-      KEY(algorithm.obrs.enable, any, "",
-          "rejection sampling with a budget: a token stays in the loss with probability min(1, xi / lambda)",
-          "OBRS, Jackpot"),
-      KEY(algorithm.obrs.lambda, above(0), "ratio", "more: fewer tokens stay, closer to the learner's distribution",
-          "Jackpot: 1"),
-      KEY(algorithm.obrs.cap, at_least(0), "ratio", "largest weight of a token that stays; 0: off", "Jackpot: 3"),
-      KEY(algorithm.obrs.state_weight, any, "",
-          "tokens that stay are weighted by max(lambda, xi), which is unbiased at each state; z: and by the part of "
-          "the "
-          "draws that stay there",
-          "Jackpot: z"),
-      KEY(algorithm.obrs.top_k, count(0), "tokens",
-          "z: summed over the tokens among the most probable k of learner and sampler; 0: over the vocabulary, exact",
-          "Jackpot: 20"),
+      {{},
+       {KEY(reward_model.overlong_buffer.enable, any, "", "penalises responses that end close to the limit",
+            "verl, DAPO")}},
+      {{is("reward_model.overlong_buffer.enable", {"true"})},
+       {KEY(reward_model.overlong_buffer.len, at_least(0), "tokens",
+            "tokens before data.max_response_length over which the penalty grows linearly; 0: a fifth of that length",
+            "verl, DAPO eq. 13"),
+        KEY(reward_model.overlong_buffer.penalty_factor, at_least(0), "reward", "penalty at the limit", "verl")}},
+
+      {{},
+       {KEY(algorithm.adv_estimator, any, "",
+            "baseline of the advantage. grpo: mean of the group; rloo: mean of the other responses", "verl"),
+        KEY(algorithm.adv_filter_threshold, at_least(0), "advantage",
+            "absolute advantage below which samples are dropped before the learner's forward pass; 0: off", "DASH"),
+        KEY(algorithm.use_kl_in_reward, any, "", "subtracts the KL to the reference policy from the reward", "verl"),
+        KEY(algorithm.filter_groups.enable, any, "",
+            "dynamic sampling: replaces groups whose scores are all equal by new prompts", "verl, DAPO")}},
+      {{grpo},
+       {KEY(algorithm.norm_adv_by_std_in_grpo, any, "", "divides the advantage by the group's standard deviation",
+            "verl, Dr. GRPO")}},
+      {{grpo, is("algorithm.norm_adv_by_std_in_grpo", {"true"})},
+       {KEY(algorithm.adv_std, any, "", "standard deviation with n minus 1 (sample) or n (population)", "verl: sample"),
+        KEY(algorithm.adv_eps, at_least(0), "reward", "term added to the standard deviation", "verl 1e-6, TRL 1e-4")}},
+      {{is("algorithm.use_kl_in_reward", {"true"})},
+       {KEY(algorithm.kl_penalty, one_of({"k1", "k2", "k3"}), "", "estimator of the KL in the reward",
+            "verl, Schulman 2020"),
+        KEY(algorithm.kl_ctrl.kl_coef, at_least(0), "", "coefficient of the KL in the reward", "verl")}},
+      {{is("algorithm.filter_groups.enable", {"true"})},
+       {KEY(algorithm.filter_groups.max_num_gen_batches, at_least(1), "batches",
+            "most generation batches of a step, which then uses the groups that it has", "verl")}},
   };
 }
 
-std::vector<ConfigKey> actor_keys() {
+Groups correction_keys() {
+  const KeyCondition obrs = is("algorithm.obrs.enable", {"true"});
   return {
-      KEY(actor.policy_loss.loss_mode, any, "",
-          "vanilla: PPO's clipped ratio per token; gspo: one ratio per sequence; cispo: clipped, detached ratio",
-          "verl"),
-      KEY(actor.clip_ratio_low, at_least(0), "", "the ratio is clipped to at least 1 - this", "verl"),
-      KEY(actor.clip_ratio_high, at_least(0), "", "the ratio is clipped to at most 1 + this", "verl, DAPO clip-higher"),
-      KEY(actor.clip_ratio_c, at_least(0), "", "dual clip: ratio bound for negative advantages, above 1; 0: off",
-          "verl"),
-      KEY(actor.loss_agg_mode, any, "", "how the losses of tokens become one number", "verl; group-token-mean: DAPO"),
-      KEY(actor.loss_scale_factor, at_least(0), "tokens",
-          "divisor of seq-mean-token-sum-norm; 0: data.max_response_length", "verl, Dr. GRPO"),
-      KEY(actor.loss_denominator, any, "", "sequences and tokens that count: all (valid), or without dropped samples",
-          "pare"),
-      KEY(actor.use_kl_loss, any, "", "add the KL to the reference policy to the loss", "verl"),
-      KEY(actor.kl_loss_coef, at_least(0), "", "its coefficient", "verl"),
-      KEY(actor.kl_loss_type, any, "", "its estimator; exact: over the whole vocabulary", "verl, Schulman 2020"),
-      KEY(actor.entropy_coeff, at_least(0), "", "entropy bonus", "verl"),
-      KEY(actor.ppo_epochs, at_least(1), "", "passes over the rollouts of a step", "verl; DASH PPO-Multi"),
-      KEY(actor.ppo_mini_batch_size, at_least(0), "prompts", "prompts per update of the weights; 0: all of the step",
-          "verl; DASH PPO-Mini"),
-      KEY(actor.ppo_max_token_len, at_least(1), "tokens", "rows of a micro-batch at most; a longer sequence goes alone",
-          "verl: ppo_max_token_len_per_gpu"),
-      KEY(actor.logits_chunk, at_least(1), "tokens", "rows of logits that exist at a time",
-          "slime: log_probs_chunk_size"),
-      KEY(actor.grad_clip, at_least(0), "", "norm to which the gradient is clipped; 0: off", "verl"),
-      KEY(actor.token_subset, any, "",
-          "response tokens that are trained on. urs: each with a probability; rpc: up to a random cut; det: a first "
-          "part",
-          "NAT"),
-      KEY(actor.urs_probability, above_to(0, 1), "probability", "urs: that a token is kept", "NAT"),
-      KEY(actor.rpc_min_tokens, at_least(1), "tokens", "rpc: the cut is uniform between this and the length", "NAT: C"),
-      KEY(actor.det_fraction, above_to(0, 1), "part of the response", "det: kept", "NAT: beta"),
-      KEY(actor.token_subset_ht, any, "", "urs, rpc: weight kept tokens by 1 / probability, which removes the bias",
-          "NAT, Horvitz-Thompson 1952"),
-      KEY(actor.optim.lr, at_least(0), "", "learning rate of AdamW", "verl"),
-      KEY(actor.optim.betas, from_below(0, 1), "", "decay of the two moments", "verl"),
-      KEY(actor.optim.eps, above(0), "", "added to the root of the second moment", "TRL: adam_epsilon"),
-      KEY(actor.optim.weight_decay, at_least(0), "", "decoupled", "verl"),
-      KEY(actor.optim.moments, any, "",
-          "type of the two moments: bf16 takes half the memory, rounded at random so that their means are right",
-          "pare"),
-      KEY(actor.optim.lr_warmup_steps, at_least(0), "steps", "the rate grows linearly to lr at this step", "verl"),
-      KEY(actor.optim.lr_scheduler_type, any, "", "after the warm-up", "verl"),
-      KEY(actor.optim.min_lr_ratio, within(0, 1), "part of lr", "linear, cosine: rate of the last step", "verl"),
-      KEY(actor.optim.decay_fraction, above_to(0, 1), "part of the run",
-          "linear, cosine: the decay takes this last part; 1: everything after the warm-up", "pare"),
-      KEY(learner.attention, any, "",
-          "replay: every pass of the learner, forward and backward, attends to what the sampler attended to under "
-          "rollout.kv.method, so that their log-probs agree bit by bit; dense: to everything",
-          "pare"),
+      {{},
+       {KEY(algorithm.rollout_correction.veto, from_below(0, 1), "ratio",
+            "rejects a response if xi of any token, the learner's probability over the sampler's, is below this; 0: "
+            "off",
+            "Sparse-RL: 1e-4; verl: rollout_token_veto_threshold"),
+        KEY(algorithm.rollout_correction.rollout_is, any, "",
+            "importance weight of a token, a function of xi, the probability under the learner's old policy over the "
+            "sampler's. paper: xi; tis: at most rollout_is_threshold; icepop: 0 outside rollout_is_bounds; released: "
+            "as in Sparse-RL's code",
+            "Sparse-RL; verl"),
+        KEY(algorithm.rollout_correction.rollout_rs, any, "",
+            "rejection sampling: rejects responses whose product, or geometric mean, of xi lies outside "
+            "rollout_rs_threshold",
+            "verl"),
+        KEY(algorithm.rollout_correction.group_statistics, any, "",
+            "responses that count in the mean and standard deviation of a group: all, or those not rejected",
+            "Sparse-RL: all"),
+        KEY(algorithm.rollout_correction.min_accepted, within(0, 1), "part of the judged responses",
+            "accepted part below which an update is skipped or scaled, since AdamW's steps do not shrink with the "
+            "gradient; 0: off",
+            "pare")}},
+      {{is_not("algorithm.rollout_correction.rollout_is", "none")},
+       {KEY(algorithm.rollout_correction.rollout_is_level, any, "",
+            "level of xi: of the token, the product over the response, or its geometric mean", "verl: rollout_is"),
+        KEY(algorithm.rollout_correction.rollout_is_threshold, above(0), "ratio",
+            "largest weight of tis; the logged spread of xi clamps it to [1 / this, this] for every rollout_is",
+            "verl: 2")}},
+      {{is("algorithm.rollout_correction.rollout_is", {"icepop"})},
+       {KEY(algorithm.rollout_correction.rollout_is_bounds, at_least(0), "ratio",
+            "smallest and largest xi of tokens that count", "IcePop; verl: 0.5_5.0")}},
+      {{is_not("algorithm.rollout_correction.rollout_rs", "none")},
+       {KEY(algorithm.rollout_correction.rollout_rs_threshold, at_least(0), "ratio",
+            "smallest and largest xi of an accepted response (verl's k1: the inverse)", "verl")}},
+      {{is_not("algorithm.rollout_correction.min_accepted", "0.0")},
+       {KEY(algorithm.rollout_correction.too_few, any, "",
+            "skips such an update, or scales its learning rate by accepted / min_accepted", "pare")}},
+      {{is_not("rollout.kv.method", "dense"), is("learner.attention", {"dense"})},
+       {KEY(algorithm.rollout_correction.acceptance, any, "",
+            "logs the exact acceptance rate, the sum over the vocabulary of the smaller of the learner's and the "
+            "sampler's probability; the rollout keeps the hidden state of every token",
+            "DistillSparse")}},
+      {{},
+       {KEY(algorithm.obrs.enable, any, "",
+            "budgeted rejection sampling: a token stays in the loss with probability min(1, xi / lambda)",
+            "OBRS, Jackpot")}},
+      {{obrs},
+       {KEY(algorithm.obrs.lambda, above(0), "ratio",
+            "rejection strength: a larger value keeps fewer tokens, closer to the learner's distribution",
+            "Jackpot: 1"),
+        KEY(algorithm.obrs.cap, at_least(0), "ratio", "largest weight of a kept token; 0: off", "Jackpot: 3"),
+        KEY(algorithm.obrs.state_weight, any, "",
+            "weight of a kept token: max(lambda, xi), unbiased at each state; z: times the acceptance probability of "
+            "its state",
+            "Jackpot: z")}},
+      {{obrs, is("algorithm.obrs.state_weight", {"z"})},
+       {KEY(algorithm.obrs.top_k, count(0), "tokens",
+            "most probable tokens of learner and sampler over which the acceptance probability is summed; 0: the whole "
+            "vocabulary, exact",
+            "Jackpot: 20")}},
   };
 }
 
-std::vector<ConfigKey> trainer_keys() {
+Groups actor_keys() {
   return {
-      KEY(trainer.device, any, "",
-          "where the model computes, also given by --device; emu: the CUDA kernels, emulated on the CPU, for tests",
-          "verl"),
-      KEY(trainer.exact, any, "",
-          "every sum has one order, so that the sampler's log-probs are the learner's bit by bit; false, or "
-          "--exact=off, on cuda: linear layers by cuBLASLt, and those log-probs are the same but for roundings",
-          "pare"),
-      KEY(trainer.total_training_steps, at_least(1), "steps", "of `pare train`, `pare sft`", "verl"),
-      KEY(trainer.seed, at_least(0), "", "of every random draw, but the ssa data sets have their own", "TRL"),
-      KEY(trainer.threads, within(0, 1024), "threads", "0: one per core; changes no result", "pare"),
-      KEY(trainer.test_freq, at_least(0), "steps", "validate every so often; 0: never", "verl"),
-      KEY(trainer.val_before_train, any, "", "validate before the first step", "verl"),
-      KEY(trainer.check_nan, any, "", "stop at the first op whose output is not finite", "pare"),
-      KEY(trainer.experiment_name, any, "", "name of the run; empty: that of its configuration files", "verl"),
-      KEY(trainer.default_local_dir, any, "",
-          "the run directory, also given by --out; empty: runs/ experiment_name - time (UTC), as for a preset that is "
-          "not "
-          "given alone",
-          "verl"),
-      KEY(trainer.save_freq, at_least(0), "steps",
-          "write a checkpoint every so often, at the last step and where a validation is the best so far; 0: only when "
-          "interrupted",
-          "verl"),
-      KEY(trainer.max_actor_ckpt_to_keep, at_least(0), "checkpoints",
-          "the last ones that are kept, beside the best in validation; 0: all", "verl"),
-      KEY(trainer.save_dtype, any, "",
-          "of the weights in model/, rounded to nearest; auto: that of the files of model.path, f32 where they have "
-          "several or the weights were random.  Checkpoints always hold f32",
-          "pare"),
-      KEY(trainer.samples_freq, at_least(0), "steps", "write and show the responses of a step every so often; 0: never",
-          "pare"),
-      KEY(trainer.samples_per_step, at_least(0), "responses", "the first of such a step that are written; 0: all",
-          "TRL: num_completions_to_print"),
+      {{},
+       {KEY(actor.policy_loss.loss_mode, any, "",
+            "vanilla: PPO's clipped ratio per token; gspo: one ratio per sequence; cispo: clipped, detached ratio",
+            "verl"),
+        KEY(actor.clip_ratio_low, at_least(0), "", "clip range below 1: the ratio is at least 1 minus this", "verl"),
+        KEY(actor.clip_ratio_high, at_least(0), "", "clip range above 1: the ratio is at most 1 plus this",
+            "verl, DAPO clip-higher")}},
+      {{is("actor.policy_loss.loss_mode", {"vanilla", "gspo"})},
+       {KEY(actor.clip_ratio_c, at_least(0), "",
+            "dual clip: bound, above 1, of the ratio at negative advantages; 0: off", "verl")}},
+      {{},
+       {KEY(actor.loss_agg_mode, any, "", "aggregation of token losses into one number",
+            "verl; group-token-mean: DAPO"),
+        KEY(actor.loss_denominator, any, "",
+            "sequences and tokens in the denominator: all (valid), or without dropped samples (kept)", "pare")}},
+      {{is("actor.loss_agg_mode", {"seq-mean-token-sum-norm"})},
+       {KEY(actor.loss_scale_factor, at_least(0), "tokens", "divisor of the sum; 0: data.max_response_length",
+            "verl, Dr. GRPO")}},
+      {{}, {KEY(actor.use_kl_loss, any, "", "adds the KL to the reference policy to the loss", "verl")}},
+      {{is("actor.use_kl_loss", {"true"})},
+       {KEY(actor.kl_loss_coef, at_least(0), "", "coefficient of the KL in the loss", "verl"),
+        KEY(actor.kl_loss_type, any, "", "estimator of the KL in the loss; exact: sum over the vocabulary",
+            "verl, Schulman 2020")}},
+      {{},
+       {KEY(actor.entropy_coeff, at_least(0), "", "coefficient of the entropy bonus", "verl"),
+        KEY(actor.ppo_epochs, at_least(1), "", "passes over the rollouts of a step", "verl; DASH PPO-Multi"),
+        KEY(actor.ppo_mini_batch_size, at_least(0), "prompts", "prompts per optimizer update; 0: all of the step",
+            "verl; DASH PPO-Mini"),
+        KEY(actor.ppo_max_token_len, at_least(1), "tokens",
+            "most rows of a micro-batch; a longer sequence has one of its own", "verl: ppo_max_token_len_per_gpu"),
+        KEY(actor.logits_chunk, at_least(1), "tokens", "rows of logits that are computed at a time",
+            "slime: log_probs_chunk_size"),
+        KEY(actor.grad_clip, at_least(0), "", "largest norm of the gradient; 0: off", "verl"),
+        KEY(actor.token_subset, any, "",
+            "response tokens that are trained on. none: all; urs: each with a fixed probability; rpc: those before a "
+            "random cut; det: a fixed first part",
+            "NAT")}},
+      {{is("actor.token_subset", {"urs"})},
+       {KEY(actor.urs_probability, above_to(0, 1), "probability", "probability that a token is kept", "NAT")}},
+      {{is("actor.token_subset", {"rpc"})},
+       {KEY(actor.rpc_min_tokens, at_least(1), "tokens",
+            "earliest cut; the cut is uniform between this and the length of the response", "NAT: C")}},
+      {{is("actor.token_subset", {"det"})},
+       {KEY(actor.det_fraction, above_to(0, 1), "part of the response", "part of the response that is kept",
+            "NAT: beta")}},
+      {{is("actor.token_subset", {"urs", "rpc"})},
+       {KEY(actor.token_subset_ht, any, "", "weights kept tokens by 1 / probability, which removes the bias",
+            "NAT, Horvitz-Thompson 1952")}},
+
+      {{},
+       {KEY(actor.optim.lr, at_least(0), "", "learning rate of AdamW", "verl"),
+        KEY(actor.optim.betas, from_below(0, 1), "", "decay of the two moments", "verl"),
+        KEY(actor.optim.eps, above(0), "", "term added to the root of the second moment", "TRL: adam_epsilon"),
+        KEY(actor.optim.weight_decay, at_least(0), "", "decoupled weight decay", "verl"),
+        KEY(actor.optim.moments, any, "",
+            "type of the two moments; bf16: half the memory, with unbiased stochastic rounding", "pare"),
+        KEY(actor.optim.lr_warmup_steps, at_least(0), "steps", "length of the linear warm-up", "verl"),
+        KEY(actor.optim.lr_scheduler_type, any, "", "learning-rate schedule after the warm-up", "verl")}},
+      {{is("actor.optim.lr_scheduler_type", {"linear", "cosine"})},
+       {KEY(actor.optim.min_lr_ratio, within(0, 1), "part of lr", "learning rate of the last step", "verl"),
+        KEY(actor.optim.decay_fraction, above_to(0, 1), "part of the run",
+            "final part over which the rate decays; 1: everything after the warm-up", "pare")}},
+
+      {{is_not("rollout.kv.method", "dense")},
+       {KEY(learner.attention, any, "",
+            "attention of the learner, forward and backward. dense: to all tokens; replay: to those that the sampler "
+            "attended to, so that their log-probs agree bit by bit",
+            "pare")}},
+  };
+}
+
+Groups trainer_keys() {
+  return {
+      {{},
+       {KEY(trainer.device, any, "",
+            "device of all computation; emu: the CUDA kernels, emulated on the CPU, for tests", "verl"),
+        KEY(trainer.exact, any, "",
+            "fixed order of every sum: the sampler's log-probs equal the learner's bit by bit. false (--exact=off), "
+            "cuda only: cuBLASLt in linear layers, equal but for roundings",
+            "pare"),
+        KEY(trainer.total_training_steps, at_least(1), "steps", "length of the run", "verl"),
+        KEY(trainer.seed, at_least(0), "", "seed of every random draw but those of the ssa data sets", "TRL"),
+        KEY(trainer.threads, within(0, 1024), "threads", "CPU threads; 0: one per core; changes no result", "pare"),
+        KEY(trainer.test_freq, at_least(0), "steps", "interval of validation; 0: never", "verl"),
+        KEY(trainer.val_before_train, any, "", "validates before the first step", "verl"),
+        KEY(trainer.check_nan, any, "", "stops at the first op whose output is not finite", "pare"),
+        KEY(trainer.experiment_name, any, "", "name of the run; empty: that of its configuration files", "verl"),
+        KEY(trainer.default_local_dir, any, "",
+            "run directory; empty, or a preset's own under changes to it: runs/NAME-TIME, in UTC", "verl"),
+        KEY(trainer.save_freq, at_least(0), "steps",
+            "interval of checkpoints, which are also written at the last step and at the best validation; 0: only on "
+            "interrupts",
+            "verl"),
+        KEY(trainer.max_actor_ckpt_to_keep, at_least(0), "checkpoints",
+            "newest checkpoints that are kept, beside the best in validation; 0: all", "verl"),
+        KEY(trainer.save_dtype, any, "",
+            "type of the weights in model/, rounded to nearest; auto: that of model.path, f32 if its files have "
+            "several or the weights were random. Checkpoints always hold f32",
+            "pare"),
+        KEY(trainer.samples_freq, at_least(0), "steps", "interval at which responses are written and shown; 0: never",
+            "pare")}},
+      {{is_not("trainer.samples_freq", "0")},
+       {KEY(trainer.samples_per_step, at_least(0), "responses", "responses of such a step that are written; 0: all",
+            "TRL: num_completions_to_print")}},
   };
 }
 #undef KEY
@@ -648,12 +676,35 @@ std::vector<ConfigKey> trainer_keys() {
 const std::vector<ConfigKey>& config_keys() {
   static const std::vector<ConfigKey> keys = [] {
     std::vector<ConfigKey> all;
-    for (auto&& part : {model_and_data_keys(), rollout_keys(), kv_keys(), algorithm_keys(), correction_keys(),
-                        actor_keys(), trainer_keys()})
-      all.insert(all.end(), part.begin(), part.end());
+    for (const Groups& part : {model_keys(), data_keys(), rollout_keys(), kv_keys(), algorithm_keys(),
+                               correction_keys(), actor_keys(), trainer_keys()})
+      for (const KeyGroup& group : part)
+        for (ConfigKey key : group.keys) {
+          key.when = group.when;
+          all.push_back(std::move(key));
+        }
     return all;
   }();
   return keys;
+}
+
+const std::vector<KeySection>& config_sections() {
+  static const std::vector<KeySection> sections = {
+      {"model", "the weights or the shape to start from"},
+      {"data", "problems, tokenizer, verifier, lengths"},
+      {"rollout", "sampling, and the limits of a pass"},
+      {"rollout.val_kwargs", "sampling in validation and in `pare eval`"},
+      {"rollout.kv", "sparse rollouts: the tokens that the sampler keeps or attends to"},
+      {"reward_model", "shaping of rewards"},
+      {"algorithm", "advantages and filters"},
+      {"algorithm.rollout_correction", "importance weights and rejection for sparse rollouts"},
+      {"algorithm.obrs", "budgeted rejection of tokens"},
+      {"actor", "policy loss, mini-batches, token subsets"},
+      {"actor.optim", "AdamW and its learning rate"},
+      {"learner", "attention of the learner"},
+      {"trainer", "device, steps, validation, files of a run"},
+  };
+  return sections;
 }
 
 }  // namespace pare

@@ -278,7 +278,7 @@ void Trainer::largest_batches() {
   BatchLimits limits = batch_limits(config_.rollout.n);
   if (config_.learner.attention == LearnerAttention::replay && config_.rollout.kv.evicts()) {
     const KvResidency residency(rollout.kv, session_.model_config.layers);
-    limits.interval = std::max<int64_t>(config_.rollout.kv.buffer, 1);
+    limits.interval = std::max<int64_t>(config_.rollout.kv.evict.buffer, 1);
     limits.slots = limits.prefix;
     for (int64_t l = 0; l < residency.layers(); l++)
       limits.slots = std::max(limits.slots, residency.peak(l, limits.prefix, limits.tokens));

@@ -13,7 +13,7 @@ class BlockSparse : public KvPolicy {
  public:
   explicit BlockSparse(const PolicyArgs& a)
       : spec_(a.spec), config_(a.config), cache_(a.cache), kind_(summary_kind(a.spec)), budget_(a.spec) {
-    const int64_t most = cache_.max_pages() * kPageSlots / spec_.block;
+    const int64_t most = cache_.max_pages() * kPageSlots / spec_.blocks.size;
     lists_ = a.kv.alloc("kv.block_lists", DType::i32,
                         {cache_.max_sequences(), config_.kv_heads, std::min(budget_.most(), most)});
   }
@@ -23,25 +23,25 @@ class BlockSparse : public KvPolicy {
     choosing_.clear(), scored_ = 0;
     for (const PagedRun& run : runs) {
       if (!run.decodes()) continue;  // prompts read everything
-      const int64_t n = blocks_of(run.tokens, spec_.block), budget = budget_(n);
+      const int64_t n = blocks_of(run.tokens, spec_.blocks.size), budget = budget_(n);
       host_budget_[run.sequence] = static_cast<int32_t>(budget);
       if (budget >= n) continue;
       choosing_.push_back({run.row, run.rows, run.tokens, run.sequence});
-      scored_ += n - spec_.first_blocks - spec_.last_blocks;
+      scored_ += n - spec_.blocks.first - spec_.blocks.last;
     }
     budget_of_ = inputs.add("kv.block_budget", {std::ssize(host_budget_)}, host_budget_.data());
     queries_ = inputs.add("kv.choosing", {std::ssize(choosing_), 4}, choosing_.empty() ? nullptr : &choosing_[0].row);
   }
 
   KvBlocks blocks(const KvPass& pass, Arena& scratch) override {
-    if (pass.layer < spec_.dense_layers) return {};
+    if (pass.layer < spec_.blocks.dense_layers) return {};
     Device& device = cache_.device();
-    KvBlocks result{.blocks = {}, .budget = budget_of_, .block = static_cast<int32_t>(spec_.block), .slots = {}};
+    KvBlocks result{.blocks = {}, .budget = budget_of_, .block = static_cast<int32_t>(spec_.blocks.size), .slots = {}};
     int64_t pages = 0, most = 0;
     for (const PagedRun& run : pass.runs) {
-      result.slots.push_back(listed_slots(run.tokens, host_budget_[run.sequence], spec_.block));
+      result.slots.push_back(listed_slots(run.tokens, host_budget_[run.sequence], spec_.blocks.size));
       pages += (run.tokens - 1) / kPageSlots - (run.tokens - run.rows) / kPageSlots + 1;
-      most = std::max(most, blocks_of(run.tokens, spec_.block));  // more tokens never take less room
+      most = std::max(most, blocks_of(run.tokens, spec_.blocks.size));  // more tokens never take less room
     }
     device.kv_block_summary({.summary = cache_.fields.summary,
                              .k_pages = cache_.k_pages,
@@ -63,16 +63,16 @@ class BlockSparse : public KvPolicy {
          .budget = budget_of_,
          .scored = scored_,
          .block = result.block,
-         .first_blocks = static_cast<int32_t>(spec_.first_blocks),
-         .last_blocks = static_cast<int32_t>(spec_.last_blocks),
+         .first_blocks = static_cast<int32_t>(spec_.blocks.first),
+         .last_blocks = static_cast<int32_t>(spec_.blocks.last),
          .kind = kind_});
     return result;
   }
 
   double slots_read(const PagedRun& run, double resident) const override {
-    const int64_t read = listed_slots(run.tokens, budget_(blocks_of(run.tokens, spec_.block)), spec_.block);
+    const int64_t read = listed_slots(run.tokens, budget_(blocks_of(run.tokens, spec_.blocks.size)), spec_.blocks.size);
     const auto layers = static_cast<double>(config_.layers);
-    const double sparse = std::max(0.0, layers - static_cast<double>(spec_.dense_layers)) / layers;
+    const double sparse = std::max(0.0, layers - static_cast<double>(spec_.blocks.dense_layers)) / layers;
     return resident - sparse * static_cast<double>(run.tokens - read);
   }
 

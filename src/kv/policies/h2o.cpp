@@ -25,7 +25,7 @@ class H2o : public KvPolicy {
                                     .events = e.events,
                                     .position = e.positions,
                                     .work = e.work,
-                                    .normalise = spec_.h2o_normalise});
+                                    .normalise = spec_.h2o.normalise});
   }
 
  private:

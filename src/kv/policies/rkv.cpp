@@ -8,7 +8,7 @@ namespace {
 
 class Rkv : public SnapKv {
  public:
-  explicit Rkv(const PolicyArgs& a) : SnapKv(a, a.spec.window, a.spec.pooling_kernel) {}
+  explicit Rkv(const PolicyArgs& a) : SnapKv(a, a.spec.window.size, a.spec.window.pooling_kernel) {}
 
   void score(const KvEvents& e, const Tensor& score, Arena& scratch) override {
     SnapKv::score(e, score, scratch);
@@ -20,8 +20,8 @@ class Rkv : public SnapKv {
          .src_pages = e.src_pages,
          .events = e.events,
          .work = e.work,
-         .lambda = static_cast<float>(spec_.rkv_lambda),
-         .threshold = static_cast<float>(spec_.rkv_threshold),
+         .lambda = static_cast<float>(spec_.rkv.lambda),
+         .threshold = static_cast<float>(spec_.rkv.threshold),
          .workspace = scratch.alloc("kv.redundancy", score.dtype, {shape[0], shape[1], 4, shape[2]})});
   }
 };

@@ -20,15 +20,15 @@ void SnapKv::score(const KvEvents& e, const Tensor& score, Arena&) {
                                     .events = e.events,
                                     .work = e.work,
                                     .window = window(),
-                                    .aggregate = spec_.gqa_aggregation,
-                                    .span = spec_.softmax_span,
-                                    .pool = spec_.pooling,
+                                    .aggregate = spec_.window.gqa_aggregation,
+                                    .span = spec_.window.softmax_span,
+                                    .pool = spec_.window.pooling,
                                     .kernel = static_cast<int32_t>(kernel_),
                                     .scale = scale_});
 }
 
 std::unique_ptr<KvPolicy> make_snapkv(const PolicyArgs& a) {
-  return std::make_unique<SnapKv>(a, a.spec.window, a.spec.pooling_kernel);
+  return std::make_unique<SnapKv>(a, a.spec.window.size, a.spec.window.pooling_kernel);
 }
 
 // TOVA (Oren et al. 2024, arXiv 2401.06104) per key head: the attention of the newest query alone.

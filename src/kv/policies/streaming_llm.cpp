@@ -7,7 +7,7 @@ namespace {
 
 class StreamingLlm : public KvPolicy {
  public:
-  explicit StreamingLlm(const KvSpec& spec) : sinks_(spec.sinks) {}
+  explicit StreamingLlm(const KvSpec& spec) : sinks_(spec.streaming_llm.sinks) {}
   int64_t forced_first() const override { return sinks_; }
   int64_t forced_last(int64_t budget) const override { return budget - sinks_; }
 
