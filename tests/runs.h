@@ -10,8 +10,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/thread_pool.h"
+#include "run/grpo_training.h"
 #include "run/plan.h"
-#include "run/trainer.h"
 #include "tests/tiny.h"
 
 namespace pare::test {
@@ -81,13 +81,13 @@ struct TrainingRun {
   explicit TrainingRun(const Config& config, Rewarded::Score score = digits, const Table& table = table_cpu)
       : session(config, table, true, training_limits(config, TrainingKind::grpo, table)) {
     if (score) session.train = std::make_unique<Rewarded>(std::move(session.train), std::move(score));
-    trainer = std::make_unique<Trainer>(session);
+    trainer = std::make_unique<GrpoTraining>(session);
   }
   Metrics step() { return trainer->step(); }
   std::vector<float> parameters() const { return session.model->get_parameters(); }
 
   Session session;
-  std::unique_ptr<Trainer> trainer;
+  std::unique_ptr<GrpoTraining> trainer;
 };
 
 inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {

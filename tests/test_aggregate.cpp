@@ -45,7 +45,7 @@ TEST(Aggregate, Golden) {
 TEST(Aggregate, DenominatorAfterDropping) {
   const std::vector<std::vector<double>> losses = {{1, 1}, {4, 4, 4, 4, 4, 4}};
   auto batch = batch_of({0, 1}, losses);
-  batch[1].dropped = true;
+  batch[1].filtered = true;
   const auto value = [&](LossAgg mode, LossDenominator denominator) {
     ActorKeys keys;
     keys.loss_agg_mode = mode;
@@ -71,9 +71,9 @@ TEST(Aggregate, ValidFactorsOfTheKeptDoNotDependOnTheFilter) {
   for (const auto& [name, mode] : modes) {
     ActorKeys keys;
     keys.loss_agg_mode = mode;
-    for (auto& t : batch) t.dropped = false;
+    for (auto& t : batch) t.filtered = false;
     const auto before = token_factors(keys, 9, batch);
-    batch[0].dropped = batch[3].dropped = true;
+    batch[0].filtered = batch[3].filtered = true;
     const auto after = token_factors(keys, 9, batch);
     EXPECT_EQ(after, (std::vector<double>{0, before[1], before[2], 0})) << name;
   }
@@ -91,7 +91,7 @@ TEST(Aggregate, EmptyResponsesDoNotCount) {
 
 TEST(Aggregate, NothingLeft) {
   auto batch = batch_of({0, 0}, {{1, 1}, {1}});
-  for (auto& t : batch) t.dropped = true;
+  for (auto& t : batch) t.filtered = true;
   for (const auto& [name, mode] : modes) {
     for (const auto denominator : {LossDenominator::valid, LossDenominator::kept}) {
       ActorKeys keys;

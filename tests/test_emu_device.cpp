@@ -7,7 +7,7 @@
 #include "cuda/emu/include/cuda_runtime.h"
 #include "model/hf/folder.h"
 #include "run/checkpoint.h"
-#include "run/sft.h"
+#include "run/sft_training.h"
 #include "tests/generator.h"
 #include "tests/runs.h"
 
@@ -40,7 +40,7 @@ struct Outcome {
 
 Outcome sft_step(const Config& config, const Table& table) {
   Session session(config, table, true, training_limits(config, TrainingKind::sft, table));
-  Sft sft(session);
+  SftTraining sft(session);
   const Metrics metrics = sft.step();
   return {metrics, *session.model, sft.learner()};
 }
@@ -477,7 +477,7 @@ TEST(EmuDevice, TakesThePlannedBytesAndNoMore) {
     const ArenaLimits limits = training_limits(config, TrainingKind::grpo, *table);
     Session session(config, *table, true, limits);
     EXPECT_EQ(before - table->memory->free(), limits.total());
-    Trainer trainer(session);
+    GrpoTraining trainer(session);
     trainer.worst_case_step();
     for (size_t i = 0; i < plan.memory.size(); i++) {
       const Arena& arena = *session.arenas()[i];

@@ -29,10 +29,10 @@ struct Outcome {
 using Measure = std::function<Outcome(const Overrides&)>;
 
 // A number of a session and its trainer after some steps.
-Measure trained(const std::function<double(Session&, Trainer&)>& number, int steps = 1) {
+Measure trained(const std::function<double(Session&, GrpoTraining&)>& number, int steps = 1) {
   return [=](const Overrides& o) {
     Session session(load_config(o));
-    Trainer trainer(session);
+    GrpoTraining trainer(session);
     for (int i = 0; i < steps; i++) trainer.step();
     return Outcome{number(session, trainer), session.model->get_parameters()};
   };
@@ -41,7 +41,7 @@ Measure trained(const std::function<double(Session&, Trainer&)>& number, int ste
 Measure metrics(const std::function<double(const Metrics&)>& number, int step = 1) {
   return [=](const Overrides& o) {
     Session session(load_config(o));
-    Trainer trainer(session);
+    GrpoTraining trainer(session);
     for (int i = 1; i < step; i++) trainer.step();
     const double x = number(trainer.step());
     return Outcome{x, session.model->get_parameters()};
@@ -53,11 +53,11 @@ Measure metric(const std::string& name, int step = 1) {
 Measure sft_metric(const std::string& name) {
   return [=](const Overrides& o) {
     Session session(load_config(o));
-    return Outcome{Sft(session).step().get(name)};
+    return Outcome{SftTraining(session).step().get(name)};
   };
 }
 Measure peak(Arena Session::*arena) {
-  return trained([=](Session& s, Trainer&) { return static_cast<double>((s.*arena).peak()); });
+  return trained([=](Session& s, GrpoTraining&) { return static_cast<double>((s.*arena).peak()); });
 }
 Measure session_number(const std::function<double(Session&)>& number) {
   return [=](const Overrides& o) {
@@ -74,7 +74,7 @@ double distance(const std::vector<float>& x, const std::vector<float>& from) {
 Outcome movement(const Overrides& o) {
   Session session(load_config(o));
   const std::vector<float> before = session.model->get_parameters();
-  Trainer trainer(session);
+  GrpoTraining trainer(session);
   trainer.step(), trainer.step();
   return {distance(session.model->get_parameters(), before)};
 }
@@ -83,7 +83,7 @@ double parameter_norm(Session& s) {
   return distance(p, std::vector<float>(p.size(), 0.0f));
 }
 // Names the prompts and responses of the last step.
-double fingerprint(Session&, Trainer& t) {
+double fingerprint(Session&, GrpoTraining& t) {
   uint64_t h = 0;
   for (const Trajectory& s : t.samples())
     for (const auto* ids : {&s.prompt, &s.tokens})
@@ -96,7 +96,7 @@ double prompt_fingerprint(const Task& task) {
     for (const char c : task.problem(i).prompt) h = mix64(h + static_cast<uint64_t>(c));
   return static_cast<double>(h >> 11);
 }
-double different_prompts(Session&, Trainer& t) {
+double different_prompts(Session&, GrpoTraining& t) {
   std::set<std::vector<int32_t>> prompts;
   for (const Trajectory& s : t.samples()) prompts.insert(s.prompt);
   return static_cast<double>(prompts.size());
@@ -118,7 +118,7 @@ double teacher_score(Session& s) {
   return score.mean();
 }
 double val_score(Session& s) {
-  Trainer trainer(s);
+  GrpoTraining trainer(s);
   return trainer.evaluate().get(cat("val-core/jsonl/reward/mean@", s.config.rollout.val_kwargs.n));
 }
 // A long rollout of 15 prompt tokens and 60 drawn ones, with its log-probs.
@@ -144,7 +144,7 @@ Outcome refused(const Overrides& o) {
 // 1 if a step is refused.
 Outcome step_fails(const Overrides& o) {
   Session session(load_config(o));
-  Trainer trainer(session);
+  GrpoTraining trainer(session);
   try {
     trainer.step();
   } catch (const Error&) {
@@ -160,7 +160,7 @@ Outcome nan_found_early(const Overrides& o) {
   const bool check = std::exchange(session.device.check_nan, false);
   session.model->set_parameters(p);
   session.device.check_nan = check;
-  Trainer trainer(session);
+  GrpoTraining trainer(session);
   try {
     trainer.step();
   } catch (const Error& e) {
@@ -395,12 +395,12 @@ Rows kv_rows() {
 }
 
 Rows rollout_rows() {
-  const auto passes = trained([](Session& s, Trainer&) {
+  const auto passes = trained([](Session& s, GrpoTraining&) {
     return static_cast<double>(s.ledger.phases.at("rollout").at("embedding_fwd").calls);
   });
-  const auto responses = trained([](Session&, Trainer& t) { return static_cast<double>(t.samples().size()); });
+  const auto responses = trained([](Session&, GrpoTraining& t) { return static_cast<double>(t.samples().size()); });
   const auto val_flops = session_number([](Session& s) {
-    Trainer(s).evaluate();
+    GrpoTraining(s).evaluate();
     return static_cast<double>(s.ledger.total("val").flops);
   });
   const Overrides truncated = {"rollout.allow_truncated_sampling=true", "rollout.check_exact=false"};
@@ -445,7 +445,7 @@ Rows correction_rows() {
   const Overrides obrs = sparse + Overrides{"algorithm.obrs.enable=true"};
   const Overrides z = obrs + Overrides{"algorithm.obrs.state_weight=z"};
   const auto sparse_val = session_number([](Session& s) {
-    Trainer(s).evaluate();
+    GrpoTraining(s).evaluate();
     return static_cast<double>(s.ledger.phases.at("val").contains("kv_block_select"));
   });
   return {
@@ -559,14 +559,14 @@ Rows loss_rows() {
 Rows optimizer_and_trainer_rows() {
   const Overrides linear = {"actor.optim.lr_scheduler_type=linear"};
   const Measure second_rate = metric("actor/lr", 2), last_rate = metric("actor/lr", 4);
-  const Measure norm = trained([](Session& s, Trainer&) { return parameter_norm(s); });
+  const Measure norm = trained([](Session& s, GrpoTraining&) { return parameter_norm(s); });
   const Measure optimizer_bytes =
-      trained([](Session& s, Trainer&) { return static_cast<double>(s.optimizer.entries()[0].bytes); });
+      trained([](Session& s, GrpoTraining&) { return static_cast<double>(s.optimizer.entries()[0].bytes); });
   // Where the kernels lie is not part of every build: what type they would compute with.
   const Measure element_bytes = [](const Overrides& o) {
     return Outcome{.number = static_cast<double>(dtype_size(act_type(load_config(o))))};
   };
-  const Measure thread_count = trained([](Session&, Trainer&) { return static_cast<double>(threads()); });
+  const Measure thread_count = trained([](Session&, GrpoTraining&) { return static_cast<double>(threads()); });
   const Measure steps = lines("metrics.jsonl", "training/global_step"),
                 steps_elsewhere = lines("metrics.jsonl", "training/global_step", "elsewhere"),
                 validations = lines("metrics.jsonl", "val-core/jsonl/reward/mean@1"),

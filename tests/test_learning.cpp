@@ -13,7 +13,7 @@
 // Greedy decoding after the warm-up: .969, .531, .977.  GRPO sharpens what the warm-up has learned: seed 2, whose
 // warm-up came short, gains least (.084 to .125), the others .24 or more.
 #include "run/evaluate.h"
-#include "run/sft.h"
+#include "run/sft_training.h"
 #include "tests/runs.h"
 
 namespace pare::test {
@@ -65,7 +65,7 @@ const Warm& warm_up() {
     const std::vector<std::string> keys = {cat("trainer.total_training_steps=", kSftSteps), "data.noise=0.2"};
     const Config config = small_quickstart("quickstart-sft", keys);
     Session session(config);
-    Sft sft(session);
+    SftTraining sft(session);
     for (int i = 0; i < kSftSteps; i++) sft.step();
     Warm w{session.model->get_parameters(), 0, 0};
     w.accuracy = validate(config, w.parameters);

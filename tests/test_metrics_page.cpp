@@ -2,7 +2,7 @@
 #include <regex>
 #include <set>
 
-#include "run/sft.h"
+#include "run/sft_training.h"
 #include "tests/program.h"
 #include "tests/runs.h"
 
@@ -54,7 +54,7 @@ std::set<std::string> logged() {
     collect(run.trainer->evaluate(), names);
   }
   Session session(tiny_run("qwen3", {}));
-  Sft sft(session);
+  SftTraining sft(session);
   collect(sft.step(), names);
   return names;
 }

@@ -40,9 +40,10 @@ std::vector<Trajectory> responses(const std::vector<int>& lengths, uint64_t seed
     t.tokens = random_ids(rng, n, model().vocab);
     t.advantage = rng.normal();
     t.logprob.assign(n, -3.6f);
+    std::vector<float>&old = t.old_logprob.emplace(), &ref = t.ref_logprob.emplace();
     for (int i = 0; i < n; i++) {
-      t.old_logprob.push_back(static_cast<float>(-3.6 + 0.3 * rng.normal()));
-      t.ref_logprob.push_back(static_cast<float>(-3.6 + 0.3 * rng.normal()));
+      old.push_back(static_cast<float>(-3.6 + 0.3 * rng.normal()));
+      ref.push_back(static_cast<float>(-3.6 + 0.3 * rng.normal()));
     }
     all.push_back(std::move(t));
   }
@@ -227,7 +228,7 @@ TEST(Nat, TheLedgerShowsWhatIsNotComputed) {
     Work work;
     int32_t group = -1;
     for (const Trajectory& s : run.trainer->samples()) {
-      if (s.dropped) continue;
+      if (s.dropped()) continue;
       const auto prompt = static_cast<int64_t>(s.prompt.size());
       if (s.group != group) work.add_prefix(prompt);
       group = s.group;

@@ -1,5 +1,4 @@
 // The books of a step: what is planned without computing is what a real step takes, and both are the closed forms.
-#include "rl/replay.h"
 #include "run/plan.h"
 #include "tests/runs.h"
 
@@ -28,7 +27,7 @@ TEST(Plan, IsTheRealWorstStepToTheByte) {
       const Config config = tiny_run(type, keys);
       const Plan plan = plan_step(config);
       Session session(config);
-      Trainer trainer(session);
+      GrpoTraining trainer(session);
       trainer.worst_case_step();
       SCOPED_TRACE(cat(type, ' ', testing::PrintToString(keys)));
       const auto arenas = session.arenas();
@@ -72,35 +71,32 @@ TEST(Plan, NoStepPassesTheMost) {
     const Config config = tiny_run("qwen3", keys);
     const ArenaLimits limits = training_limits(config, TrainingKind::grpo, table_null);
     size_t largest = 0;
+    double dropped = 0;
     for (int i = 0; i < 12; i++) {
       Session session(config, table_null);
-      Trainer trainer(session);
+      GrpoTraining trainer(session);
       trainer.worst_case_step();
       const bool long_ones = i % 3 == 0, short_ones = i % 3 == 1;  // else of every length
       const auto length = [&](int64_t n) { return long_ones ? n : short_ones ? up_to(3) : up_to(n); };
-      std::vector<Request> requests;
-      for (int64_t g = 0; g < config.data.train_batch_size; g++) {
-        const std::vector<int32_t> prompt(length(config.data.max_prompt_length));
-        requests.push_back({prompt, {}, static_cast<int>(length(config.data.max_response_length))});
-        for (int64_t k = 0; k < config.rollout.n; k++) requests.back().uids.push_back(sequence_uid(0, g, 0, k));
-      }
-      Arena kv("kv", no_memory);
-      Rollout rollout(*session.model, session.rollout_limits(), kv, session.activations);
-      TraceRecorder traces;
-      std::vector<Trajectory> samples;
-      for (const Completion& c :
-           rollout.generate(requests, {.eos = {}, .trace = traces.recorder(config.learner, config.rollout.kv)})) {
-        Trajectory s;
-        s.group = c.request, s.member = c.sample, s.prompt = requests[c.request].prompt;
-        s.tokens = c.tokens, s.logprob = c.logprobs;
-        s.sampler_row = keeps_sampler_states(config) ? 0 : -1;
-        s.trace = traces.take(requests[c.request], c.sample);
-        s.advantage = 1;
-        s.dropped = up_to(4) == 1;
-        samples.push_back(std::move(s));
-      }
+      const auto prompts = [&] {
+        std::vector<Request> requests;
+        for (int64_t g = 0; g < config.data.train_batch_size; g++) {
+          const std::vector<int32_t> prompt(length(config.data.max_prompt_length));
+          requests.push_back({prompt, {}, static_cast<int>(length(config.data.max_response_length))});
+          for (int64_t k = 0; k < config.rollout.n; k++) requests.back().uids.push_back(sequence_uid(0, g, 0, k));
+        }
+        return requests;
+      };
+      const auto scores = [&](auto, std::span<const Completion> completions) {
+        std::vector<double> scores(completions.size());
+        for (double& s : scores) s = static_cast<double>(up_to(3));
+        return scores;
+      };
+      GrpoKeys some = trainer.keys();
+      some.eos.clear(), some.algorithm.adv_filter_threshold = 0.7;
       Metrics metrics;
-      trainer.update(samples, metrics);
+      Grpo(some, trainer.engine(), {.prompts = prompts, .scores = scores, .progress = {}}).step(1, metrics);
+      dropped += metrics.get("filter/small_adv_fraction") / 12;
       const ArenaLimits peaks = session.peaks();
       EXPECT_LE(peaks.weights, limits.weights);
       EXPECT_LE(peaks.kv, limits.kv);
@@ -108,6 +104,8 @@ TEST(Plan, NoStepPassesTheMost) {
       largest = std::max(largest, peaks.activations);
     }
     EXPECT_GT(2 * largest, limits.activations) << "twice what is ever taken";
+    EXPECT_GT(dropped, 0.1);
+    EXPECT_LT(dropped, 0.9);
   }
 }
 

@@ -4,7 +4,7 @@
 
 #include "rl/loss.h"
 #include "rl/replay.h"
-#include "run/sft.h"
+#include "run/sft_training.h"
 #include "tests/runs.h"
 
 namespace pare::test {
@@ -179,7 +179,7 @@ TEST(Replay, RefusesWhatItCannotReplay) {
   EXPECT_TRUE(has(message(sparse("snapkv") + Keys{"learner.attention=dense", "rollout.check_exact=true"}),
                   "learner.attention=replay"));
   Session session(tiny_run("qwen3", sparse("snapkv")));
-  EXPECT_THROW(Sft{session}, Error);
+  EXPECT_THROW(SftTraining{session}, Error);
 }
 
 // ---- the learner with traces of its own ----------------------------------------------------------------------------

@@ -139,11 +139,11 @@ TEST(SparseRl, OldLogprobsAreComputedWhereTheyAreNeeded) {
     Work work;
     int32_t group = -1;
     for (const Trajectory& s : run.trainer->samples()) {
-      dropped += s.dropped;
-      EXPECT_EQ(s.verdict == Ruling::none, s.old_logprob.empty());
+      dropped += s.dropped();
+      EXPECT_EQ(s.verdict == Ruling::none, !s.old_logprob);
       if (s.verdict == Ruling::none) continue;
       judged++, tokens += static_cast<int64_t>(s.tokens.size());
-      EXPECT_EQ(s.old_logprob.size(), s.tokens.size());
+      EXPECT_EQ(s.old_logprob->size(), s.tokens.size());
       if (s.group != group) work.add_prefix(static_cast<int64_t>(s.prompt.size()));
       group = s.group;
       const auto n = static_cast<int64_t>(s.tokens.size());
@@ -173,7 +173,7 @@ TEST(SparseRl, RejectedResponsesAreNotPacked) {
   int32_t group = -1;
   for (const Trajectory& s : run.trainer->samples()) {
     rejected += s.verdict == Ruling::rejected;
-    if (s.dropped) continue;
+    if (s.dropped()) continue;
     if (s.group != group) work.add_prefix(static_cast<int64_t>(s.prompt.size()));
     group = s.group;
     const auto n = static_cast<int64_t>(s.tokens.size());
@@ -222,12 +222,12 @@ TEST(SparseRl, AcceptanceOfAFullBudgetIsOne) {
     else
       EXPECT_LT(m.get("rollout_corr/acceptance_rate_p5"), 0.99);
     for (const Trajectory& s : run.trainer->samples()) {
-      ASSERT_EQ(s.overlap.size(), s.tokens.size());
+      ASSERT_EQ(s.overlap->size(), s.tokens.size());
       for (size_t t = 0; t < s.tokens.size(); t++) {
-        EXPECT_EQ(s.overlap[t], s.mass[t]);  // lambda is 1
+        EXPECT_EQ(s.overlap->at(t), s.mass->at(t));  // lambda is 1
         // No token can differ by more than the part that the two do not have in common.
-        const double difference = std::abs(std::exp(s.logprob[t]) - std::exp(s.old_logprob[t]));
-        EXPECT_LE(difference, 1 - s.overlap[t] + 1e-5);
+        const double difference = std::abs(std::exp(s.logprob[t]) - std::exp(s.old_logprob->at(t)));
+        EXPECT_LE(difference, 1 - s.overlap->at(t) + 1e-5);
       }
     }
   }

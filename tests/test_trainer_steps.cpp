@@ -18,7 +18,7 @@ class TrainerSteps : public testing::Test {
 std::string message(const Overrides& o) {
   try {
     Session session(load_config(tiny_run() + o));
-    Trainer trainer(session);
+    GrpoTraining trainer(session);
   } catch (const Error& e) {
     EXPECT_EQ(e.code, Exit::usage);
     return e.what();
@@ -31,7 +31,7 @@ TEST_F(TrainerSteps, KlInRewardIsOfThePolicyAndNotOfTheTruncatedSampler) {
   Session session(
       load_config(tiny_run() + Overrides{"algorithm.use_kl_in_reward=true", "rollout.top_k=2",
                                          "rollout.allow_truncated_sampling=true", "rollout.check_exact=false"}));
-  Trainer trainer(session);
+  GrpoTraining trainer(session);
   EXPECT_EQ(trainer.step().get("actor/reward_kl_penalty"), 0);
   EXPECT_NE(trainer.step().get("actor/reward_kl_penalty"), 0);
   EXPECT_GT(session.ledger.total("old_log_prob").flops, 0);
@@ -40,7 +40,7 @@ TEST_F(TrainerSteps, KlInRewardIsOfThePolicyAndNotOfTheTruncatedSampler) {
 // memory/* are the arenas and nothing else, and the report's peak is their sum.
 TEST_F(TrainerSteps, MetricsHaveThePeaksOfTheArenas) {
   Session session(load_config(tiny_run()));
-  Trainer trainer(session);
+  GrpoTraining trainer(session);
   for (int step = 0; step < 3; step++) {
     const Metrics m = trainer.step();
     double sum = 0, parts = 0;
@@ -62,16 +62,19 @@ TEST_F(TrainerSteps, MetricsHaveThePeaksOfTheArenas) {
 TEST_F(TrainerSteps, AfterASkippedMiniBatchTheNextIsTheFirst) {
   Session session(load_config(tiny_run() + Overrides{"actor.optim.lr=0", "actor.ppo_mini_batch_size=2",
                                                      "algorithm.adv_filter_threshold=1e-3"}));
-  Trainer trainer(session);
-  trainer.step();
-  std::vector<Trajectory> samples = trainer.samples();
-  int64_t tokens = 0;
-  for (Trajectory& s : samples) {
-    s.advantage = s.group < 2 ? 0 : s.member % 2 ? 1 : -1;
-    if (s.group >= 2) tokens += static_cast<int64_t>(s.tokens.size());
-  }
+  GrpoTraining trainer(session);
+  const auto scores = [](auto, std::span<const Completion> completions) {
+    std::vector<double> scores;
+    for (const Completion& c : completions) scores.push_back(c.request < 2 ? 1 : c.sample % 2);
+    return scores;
+  };
+  Grpo grpo(trainer.keys(), trainer.engine(),
+            {.prompts = [&] { return trainer.next_prompts(); }, .scores = scores, .progress = {}});
   Metrics m;
-  trainer.update(samples, m);
+  grpo.step(1, m);
+  int64_t tokens = 0;
+  for (const Trajectory& s : grpo.samples())
+    if (s.group >= 2) tokens += std::ssize(s.tokens);
   EXPECT_EQ(m.get("actor/skipped_updates"), 1);
   EXPECT_EQ(m.get("actor/updates"), 1);
   EXPECT_EQ(m.get("exact/checked_tokens"), tokens);
@@ -84,7 +87,7 @@ TEST_F(TrainerSteps, DynamicSamplingThatFindsNothingIsASkippedUpdate) {
                                                      "algorithm.filter_groups.enable=true",
                                                      "algorithm.filter_groups.max_num_gen_batches=3"}));
   const auto before = session.model->get_parameters();
-  Trainer trainer(session);
+  GrpoTraining trainer(session);
   const Metrics m = trainer.step();
   EXPECT_EQ(m.get("rollout/gen_batches"), 3);
   EXPECT_EQ(m.get("rollout/groups"), 0);
@@ -97,7 +100,7 @@ TEST_F(TrainerSteps, DynamicSamplingThatFindsNothingIsASkippedUpdate) {
 // Batches are drawn until there are enough groups with a signal; those too many are thrown away.
 TEST_F(TrainerSteps, DynamicSamplingFillsTheBatchWithGroupsThatDiffer) {
   Session session(load_config(tiny_run() + Overrides{"algorithm.filter_groups.enable=true", "rollout.n=2"}));
-  Trainer trainer(session);
+  GrpoTraining trainer(session);
   const Metrics m = trainer.step();
   EXPECT_GT(m.get("rollout/gen_batches"), 1);
   EXPECT_EQ(m.get("rollout/groups"), 4);
@@ -113,7 +116,7 @@ TEST_F(TrainerSteps, DynamicSamplingFillsTheBatchWithGroupsThatDiffer) {
 TEST_F(TrainerSteps, WeightsOfTokenSubsetsAreReported) {
   Session session(
       load_config(tiny_run() + Overrides{"actor.token_subset=urs", "actor.urs_probability=0.25", "rollout.n=64"}));
-  Trainer trainer(session);
+  GrpoTraining trainer(session);
   const Metrics m = trainer.step();
   EXPECT_EQ(m.get("ht/weight_max"), 4);
   EXPECT_NEAR(m.get("ht/weight_mean"), 1, 3 * std::sqrt(3.0 / m.get("tokens/generated")));
@@ -139,7 +142,7 @@ void expect_every_op_called(const Table& table, const Overrides& more) {
     const Config config =
         load_config(tiny_run() + Overrides{"actor.use_kl_loss=true", "rollout.max_num_seqs=3"} + more + kv);
     Session session(config, table, true, training_limits(config, TrainingKind::grpo, table));
-    Trainer trainer(session);
+    GrpoTraining trainer(session);
     const auto add = [&] {
       for (const auto& [phase, ops] : session.ledger.phases)
         for (const auto& [op, line] : ops) called.insert(op);

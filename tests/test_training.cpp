@@ -4,7 +4,7 @@
 #include <set>
 
 #include "rl/loss.h"
-#include "run/sft.h"
+#include "run/sft_training.h"
 #include "tests/runs.h"
 
 namespace pare::test {
@@ -177,17 +177,18 @@ TEST(Training, TheSamplersLogprobsGiveARatioOfOne) {
     learner.zero_gradients();
     return g;
   };
-  for (Trajectory& t : samples) t.old_logprob.clear();
+  for (Trajectory& t : samples) t.old_logprob.reset();
   const auto defined = gradients();
   for (Trajectory& t : samples) t.old_logprob = t.logprob;
   EXPECT_EQ(gradients(), defined);
-  samples[0].old_logprob[0] = std::nextafter(samples[0].old_logprob[0], 0.f);
+  float& first = samples[0].old_logprob->front();
+  first = std::nextafter(first, 0.f);
   EXPECT_NE(gradients(), defined) << "one last bit of one log-prob does not matter: nothing is tested";
 }
 
 TEST(Training, SftCallsTheOpsOfTheLearner) {
   Session session(tiny_run("qwen2"));
-  Sft sft(session);
+  SftTraining sft(session);
   sft.step();
   std::set<std::string> called;
   for (const auto& [op, line] : session.ledger.phases.at("learner")) called.insert(op);

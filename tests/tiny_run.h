@@ -8,8 +8,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "run/sft.h"
-#include "run/trainer.h"
+#include "run/grpo_training.h"
+#include "run/sft_training.h"
 #include "tests/tiny_tokenizer.h"
 #include "tests/weights.h"
 
@@ -86,7 +86,7 @@ inline void make_tiny_run() {
                               Overrides{cat("model.config=", tiny_folder(), "config.json"), "model.init=fan_in",
                                         "trainer.total_training_steps=60", "data.train_batch_size=24"}));
   save_weights(tiny_folder() + "random", session.model_config, session.model->get_parameters(), DType::f32, true);
-  Sft sft(session);
+  SftTraining sft(session);
   while (sft.steps() < 60) sft.step();
   save_weights(tiny_folder() + "trained", session.model_config, session.model->get_parameters(), DType::f32, true);
 }

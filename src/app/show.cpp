@@ -226,22 +226,22 @@ void StepLines::progress(const char* stage, int64_t done, int64_t all) {
   console_.progress(cat("step ", step_ + 1, "/", config_.trainer.total_training_steps, "  ", stage), done, all);
 }
 
-void StepLines::samples(const Trainer& trainer) {
-  const auto texts = trainer.texts();
+void StepLines::samples(const std::vector<SampleText>& texts) {
   if (texts.empty()) return;
   const auto by = [&](auto less) { return std::max_element(texts.begin(), texts.end(), less); };
-  const auto best = by([](auto& a, auto& b) { return a.reward < b.reward; });
-  const auto worst = by([](auto& a, auto& b) { return a.reward > b.reward; });
-  const auto longest = by([](auto& a, auto& b) { return a.tokens < b.tokens; });
+  const auto best = by([](auto& a, auto& b) { return a.sample.reward < b.sample.reward; });
+  const auto worst = by([](auto& a, auto& b) { return a.sample.reward > b.sample.reward; });
+  const auto longest = by([](auto& a, auto& b) { return a.sample.tokens.size() < b.sample.tokens.size(); });
   const TextTable table(
       {{"", 7}, {"reward", 6}, {"advantage", 9}, {"tokens", 6}, {"", 4}, {"extracted", 20}, {"expected", 20}});
   console_.line("");
   console_.line(table.header());
   const size_t room = std::min<size_t>(console_.width(), 160) - 11;
   const auto show = [&](const char* name, const SampleText& t) {
-    console_.line(
-        table.row({name, format("%.2f", t.reward), format("%+.2f", t.advantage), cat(t.tokens), t.finished ? "" : "cut",
-                   shortened(printable(t.extracted), 20), shortened(printable(t.answer), 20)}));
+    const Trajectory& s = t.sample;
+    console_.line(table.row({name, format("%.2f", s.reward), format("%+.2f", s.advantage), cat(s.tokens.size()),
+                             s.finished ? "" : "cut", shortened(printable(t.extracted), 20),
+                             shortened(printable(t.answer), 20)}));
     console_.line("           " + shortened(printable(t.prompt), room));
     console_.line("           " + shortened(printable(t.response), room));
   };

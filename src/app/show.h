@@ -7,7 +7,6 @@
 #include "app/console.h"
 #include "run/hints.h"
 #include "run/plan.h"
-#include "run/trainer.h"
 
 namespace pare {
 
@@ -39,8 +38,8 @@ class StepLines {
  public:
   // `done`: steps made before this process.
   StepLines(Console& console, const Config& config, std::vector<StepColumn> columns, int64_t done);
-  void step(const Metrics& metrics);     // of a step, with those of a validation where there was one
-  void samples(const Trainer& trainer);  // the best, the worst and the longest response of the last step
+  void step(const Metrics& metrics);                   // of a step, with those of a validation where there was one
+  void samples(const std::vector<SampleText>& texts);  // the best, the worst and the longest response of the last step
   void progress(const char* stage, int64_t done, int64_t all);  // within the step after the last one
 
  private:

@@ -40,12 +40,11 @@ class Run {
  public:
   Run(const Config& config, TrainingKind kind, const Table& table, Start start, bool quiet)
       : config_(config),
-        kind_(kind),
+        grpo_(kind == TrainingKind::grpo),
         table_(table),
         plan_(plan_run(config, kind, table)),
         session_(config, table, true, plan_.most),
         training_(make_training(kind, session_)),
-        trainer_(dynamic_cast<Trainer*>(training_.get())),
         directory_(config.trainer.default_local_dir, start),
         resumed_(start == Start::resume),
         console_(quiet) {}
@@ -79,7 +78,7 @@ class Run {
     show_machine(console_, table_);
     show_model(console_, session_);
     show_plan(console_, session_, plan_);
-    if (trainer_) {
+    if (grpo_) {
       show_train(console_, session_, directory_.path());
       for (const std::string& w : config_warnings(config_)) console_.warning(w);
     } else {
@@ -89,7 +88,7 @@ class Run {
     if (resumed_)
       console_.line(first_ > 0 ? cat("         goes on after step ", first_, ", from ", directory_.checkpoint())
                                : "         has no checkpoint yet: begins again");
-    lines_.emplace(console_, config_, trainer_ ? train_columns() : sft_columns(), first_);
+    lines_.emplace(console_, config_, grpo_ ? train_columns() : sft_columns(), first_);
     training_->progress = [this](const char* stage, int64_t done, int64_t all) {
       // The step that has just begun is given up: it is generated again, bit for bit.  From the update on it is
       // finished, and its validation too.
@@ -113,12 +112,12 @@ class Run {
     if (val) m.add(training_->evaluate());
     directory_.log(m);
     const TrainerKeys& t = config_.trainer;
-    const bool samples = trainer_ && t.samples_freq > 0 && step % t.samples_freq == 0;
-    if (samples) directory_.log_samples(session_, *trainer_);
+    const bool samples = grpo_ && t.samples_freq > 0 && step % t.samples_freq == 0;
+    if (samples) directory_.log_samples(session_, *training_);
     const bool best = val && !(val_score(config_, m) <= state_.best_score);
     if (best) state_.best_score = val_score(config_, m), state_.best_step = step;
     state_.training = training_->state();
-    if (trainer_ && m.get("exact/checked_tokens") > 0) {
+    if (m.get("exact/checked_tokens") > 0) {
       state_.checked += static_cast<int64_t>(m.get("exact/checked_tokens"));
       state_.mismatches += static_cast<int64_t>(m.get("exact/mismatch_tokens"));
     }
@@ -130,10 +129,10 @@ class Run {
 
   void show(const Metrics& m, bool val, bool samples) {
     const int64_t step = state_.training.step, total = config_.trainer.total_training_steps;
-    if (!trainer_) console_.progress("sft", step, total);
-    const bool row = trainer_ || val || step % std::max<int64_t>(1, total / 20) == 0 || step == total;
+    if (!grpo_) console_.progress("sft", step, total);
+    const bool row = grpo_ || val || step % std::max<int64_t>(1, total / 20) == 0 || step == total;
     if (row) lines_->step(m);
-    if (samples) lines_->samples(*trainer_);
+    if (samples) lines_->samples(training_->texts());
   }
 
   // Of the whole run, so that one that is resumed is not better than one that was left alone.
@@ -159,8 +158,7 @@ class Run {
   void save() { directory_.save(session_, *training_, state_); }
 
   std::string how_to_continue() const {
-    return cat("continue with: pare ", kind_ == TrainingKind::grpo ? "train" : "sft", " ", directory_.path(),
-               "/config.toml --resume");
+    return cat("continue with: pare ", grpo_ ? "train" : "sft", " ", directory_.path(), "/config.toml --resume");
   }
 
   // state_ is that of the last border, and so are the parameters.
@@ -175,7 +173,7 @@ class Run {
   void finish() {
     show_memory(console_, session_);
     console_.result(format("done     %s%s; model in %s/model", duration(seconds_since(start_)).c_str(),
-                           trainer_ ? cat("; ", mismatches()).c_str() : "", directory_.path().c_str()));
+                           grpo_ ? cat("; ", mismatches()).c_str() : "", directory_.path().c_str()));
     if (fails())
       throw Error(Exit::failed, cat(mismatches(),
                                     "; in an exact run none may. The run is complete and its model is saved, but "
@@ -183,12 +181,11 @@ class Run {
   }
 
   const Config config_;
-  const TrainingKind kind_;
+  const bool grpo_;  // or next-token training
   const Table& table_;
   const Plan plan_;
   Session session_;
   const std::unique_ptr<Training> training_;
-  Trainer* const trainer_;  // the same, for GRPO
   RunDirectory directory_;
   const bool resumed_;
   Console console_;

@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/thread_pool.h"
-#include "run/sft.h"
-#include "run/trainer.h"
+#include "run/grpo_training.h"
+#include "run/sft_training.h"
 
 namespace pare {
 
@@ -66,7 +66,7 @@ nlohmann::json bench_training(double peak_flops) {
   nlohmann::json report{{"threads", threads()}};
   {
     Session session(load_config({"quickstart-sft", on_threads}));
-    Sft sft(session);
+    SftTraining sft(session);
     sft.step();  // memory is touched for the first time
     double tokens = 0;
     const Ledger sum = sum_of_steps(session, [&] { tokens += sft.step().get("tokens/trained"); });
@@ -75,7 +75,7 @@ nlohmann::json bench_training(double peak_flops) {
   const Config config = load_config({"quickstart", "model.config=tiny-ssa", "data.max_prompt_length=52",
                                      "data.max_response_length=84", "algorithm.adv_filter_threshold=0", on_threads});
   Session session(config);
-  Trainer trainer(session);
+  GrpoTraining trainer(session);
   trainer.worst_case_step();
   const Ledger sum = sum_of_steps(session, [&] { trainer.worst_case_step(); });
   const double samples = static_cast<double>(config.data.train_batch_size * config.rollout.n);

@@ -9,7 +9,7 @@ std::vector<double> token_factors(const ActorKeys& keys, int64_t max_response_le
   int64_t sequences = 0, tokens = 0;
   std::map<int32_t, int64_t> group_tokens;
   for (const Trajectory& s : samples) {
-    if (s.tokens.empty() || (keys.loss_denominator == LossDenominator::kept && s.dropped)) continue;
+    if (s.tokens.empty() || (keys.loss_denominator == LossDenominator::kept && s.dropped())) continue;
     const auto n = static_cast<int64_t>(s.tokens.size());
     sequences++, tokens += n, group_tokens[s.group] += n;
   }
@@ -19,7 +19,7 @@ std::vector<double> token_factors(const ActorKeys& keys, int64_t max_response_le
   std::vector<double> factors(samples.size(), 0.0);
   for (size_t i = 0; i < samples.size(); i++) {
     const Trajectory& s = samples[i];
-    if (s.dropped || s.tokens.empty()) continue;
+    if (s.dropped() || s.tokens.empty()) continue;
     switch (keys.loss_agg_mode) {
       case LossAgg::token_mean:
         factors[i] = 1 / static_cast<double>(tokens);

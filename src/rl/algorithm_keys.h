@@ -28,4 +28,7 @@ struct AlgorithmKeys {
   bool operator==(const AlgorithmKeys&) const = default;
 };
 
+// Samples are judged or weighted by what the old policy thinks of their tokens (corrections.h, obrs.h).
+inline bool corrects(const AlgorithmKeys& keys) { return corrects(keys.rollout_correction) || keys.obrs.enable; }
+
 }  // namespace pare

@@ -39,12 +39,12 @@ void finish_released(std::span<Trajectory> update) {
   }
   const double normaliser = total / static_cast<double>(tokens);
   for (Trajectory& s : update) {
-    if (s.correction.empty()) continue;
-    const auto kept = std::count_if(s.correction.begin(), s.correction.end(), [](double w) { return w != 0; });
+    if (!s.correction) continue;
+    const auto kept = std::count_if(s.correction->begin(), s.correction->end(), [](double w) { return w != 0; });
     const double denominator = static_cast<double>(s.tokens.size()) / static_cast<double>(std::max<int64_t>(kept, 1));
-    s.kl_correction.clear();
-    for (double& w : s.correction) {
-      s.kl_correction.push_back(w != 0 ? denominator : 0);
+    s.kl_correction.emplace();
+    for (double& w : *s.correction) {
+      s.kl_correction->push_back(w != 0 ? denominator : 0);
       w = w / normaliser * denominator;
     }
   }
@@ -53,10 +53,10 @@ void finish_released(std::span<Trajectory> update) {
 }  // namespace
 
 std::vector<float> log_ratios(const Trajectory& s) {
-  expect(s.old_logprob.size() == s.logprob.size(), s.old_logprob.size(), " old log-probs of ", s.logprob.size(),
-         " tokens");
+  expect(s.old_logprob && s.old_logprob->size() == s.logprob.size(), "a response without old log-probs of its ",
+         s.logprob.size(), " tokens");
   std::vector<float> d(s.logprob.size());
-  for (size_t t = 0; t < d.size(); t++) d[t] = s.old_logprob[t] - s.logprob[t];
+  for (size_t t = 0; t < d.size(); t++) d[t] = (*s.old_logprob)[t] - s.logprob[t];
   return d;
 }
 
@@ -87,12 +87,7 @@ std::vector<double> xi_weights(const RolloutCorrectionKeys& keys, std::span<cons
 
 void judge(const RolloutCorrectionKeys& keys, std::span<Trajectory> samples) {
   for (Trajectory& s : samples)
-    if (!s.dropped && !s.old_logprob.empty() && s.verdict == Ruling::none)
-      s.verdict = accepts(keys, log_ratios(s)) ? Ruling::accepted : Ruling::rejected;
-}
-
-void drop_rejected(std::span<Trajectory> samples) {
-  for (Trajectory& s : samples) s.dropped = s.dropped || s.verdict == Ruling::rejected;
+    if (!s.filtered) s.verdict = accepts(keys, log_ratios(s)) ? Ruling::accepted : Ruling::rejected;
 }
 
 void set_corrections(const RolloutCorrectionKeys& keys, std::span<Trajectory> update) {

@@ -46,6 +46,11 @@ struct RolloutCorrectionKeys {
 
 constexpr double kReleasedLow = 0.5, kReleasedHigh = 1.5;  // of Sparse-RL's code (mis.yaml)
 
+// Some response may be rejected or some token weighted.
+inline bool corrects(const RolloutCorrectionKeys& k) {
+  return k.veto > 0 || k.rollout_is != RolloutIs::none || k.rollout_rs != RolloutRs::none;
+}
+
 // log xi of each token, in f32, unclamped; old_logprob must be there.
 std::vector<float> log_ratios(const Trajectory& sample);
 
@@ -61,12 +66,10 @@ std::vector<double> raw_weights(RatioLevel level, std::span<const float> log_rat
 //   icepop   xi inside the bounds, else 0    released  min(xi, 1.5) inside [0.5, 1.5], else 0, not yet normalised
 std::vector<double> xi_weights(const RolloutCorrectionKeys& keys, std::span<const float> log_ratio);
 
-// Sets the verdict of samples that have old log-probs, are not dropped and have none yet.
+// The verdict of all samples that are not filtered, from their old log-probs.
 void judge(const RolloutCorrectionKeys& keys, std::span<Trajectory> samples);
-// Leaves rejected samples out of the update.
-void drop_rejected(std::span<Trajectory> samples);
 
-// Writes correction and kl_correction of the accepted samples of one update.
+// correction and, with `released`, kl_correction of the accepted samples of one update.
 //
 // `released`, as Sparse-RL's code does it, also divides the weights by the mean of min(xi, 1.5) over all tokens of the
 // judged responses, rejected ones too, and the sums of each response (KL and entropy too) by its tokens inside the

@@ -2,25 +2,20 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
+#include <map>
 
 namespace pare {
 
-int64_t drop_small_advantages(double threshold, std::vector<Trajectory>& samples) {
-  int64_t dropped = 0;
-  for (Trajectory& s : samples) {
-    if (s.verdict == Ruling::rejected) continue;  // left out for another reason
-    s.dropped = std::abs(s.advantage) < threshold * (1 - 1e-9);
-    dropped += s.dropped;
-  }
-  return dropped;
+void drop_small_advantages(double threshold, std::span<Trajectory> samples) {
+  for (Trajectory& s : samples)
+    if (s.verdict != Ruling::rejected && std::abs(s.advantage) < threshold * (1 - 1e-9)) s.filtered = true;
 }
 
 void drop_groups_without_signal(std::span<Trajectory> samples) {
-  std::set<int32_t> signal;
-  for (const Trajectory& s : samples)
-    if (s.advantage != 0) signal.insert(s.group);
-  for (Trajectory& s : samples) s.dropped = !signal.contains(s.group);
+  std::map<int32_t, std::vector<double>> rewards;
+  for (const Trajectory& s : samples) rewards[s.group].push_back(s.reward);
+  for (Trajectory& s : samples)
+    if (!group_is_informative(rewards.at(s.group))) s.filtered = true;
 }
 
 bool group_is_informative(std::span<const double> scores) {

@@ -13,14 +13,13 @@ struct FilterGroupsKeys {
   bool operator==(const FilterGroupsKeys&) const = default;
 };
 
-// DASH's gradient filter: sets Trajectory::dropped where |A| < threshold; an advantage within 1e-9 relative of the
-// threshold equals it and stays, so that 1 / G is not decided by rounding.  threshold 0 drops nothing.  Dropping only
-// A = 0 leaves the policy gradient unchanged (with LossDenominator::valid); a KL or entropy term changes.  Rejected
-// samples (corrections.h) stay as they are.  Returns how many are dropped.
-int64_t drop_small_advantages(double threshold, std::vector<Trajectory>& samples);
+// DASH's gradient filter: filters samples with |A| < threshold.  An advantage within 1e-9 relative of the threshold
+// equals it and stays, so that 1 / G is not decided by rounding; threshold 0 filters nothing.  Filtering only A = 0
+// leaves the policy gradient unchanged (with LossDenominator::valid); a KL or entropy term changes.  Rejected samples
+// (corrections.h) are out for another reason.
+void drop_small_advantages(double threshold, std::span<Trajectory> samples);
 
-// Sets Trajectory::dropped for the members of groups in which all advantages are 0: those of any part of such a group
-// are 0 too.
+// Filters the members of groups whose rewards are all equal: the advantages of any part of such a group are 0.
 void drop_groups_without_signal(std::span<Trajectory> samples);
 
 // DAPO's dynamic sampling keeps a group if its scores (before any shaping) are not all equal.

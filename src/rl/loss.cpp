@@ -17,6 +17,17 @@ LossSpec loss_spec(const ActorKeys& a, double temperature) {
           .temperature = static_cast<float>(temperature)};
 }
 
+AdamWOptions optimizer_options(const ActorKeys& actor, double lr, uint64_t seed) {
+  const OptimKeys& o = actor.optim;
+  return {.lr = lr,
+          .beta1 = o.betas[0],
+          .beta2 = o.betas[1],
+          .eps = o.eps,
+          .weight_decay = o.weight_decay,
+          .max_norm = actor.grad_clip,
+          .seed = seed};
+}
+
 Update make_update(const ActorKeys& actor, int64_t max_response_length, std::span<const Trajectory> samples,
                    std::span<const TokenPlan> plans) {
   const std::vector<double> factors = token_factors(actor, max_response_length, samples);
@@ -26,7 +37,7 @@ Update make_update(const ActorKeys& actor, int64_t max_response_length, std::spa
   for (size_t i = 0; i < samples.size(); i++) {
     const Trajectory& s = samples[i];
     const TokenPlan& plan = plans[i];
-    if (s.dropped || plan.length == 0) continue;
+    if (s.dropped() || plan.length == 0) continue;
     expect(!s.prompt.empty(), "a response without a prompt");
     if (update.groups.empty() || s.group != group) update.groups.push_back({s.prompt, {}});
     group = s.group;
@@ -35,12 +46,12 @@ Update make_update(const ActorKeys& actor, int64_t max_response_length, std::spa
       kept[t] = plan.weight[t] != 0;
       if (!kept[t]) continue;
       const double weight = factors[i] * plan.weight[t];
-      terms.weight.push_back(s.correction.empty() ? weight : weight * s.correction[t]);
-      terms.kl_weight.push_back(s.kl_correction.empty() ? weight : weight * s.kl_correction[t]);
+      terms.weight.push_back(s.correction ? weight * (*s.correction)[t] : weight);
+      terms.kl_weight.push_back(s.kl_correction ? weight * (*s.kl_correction)[t] : weight);
       terms.advantage.push_back(s.advantage);
-      terms.old_logprob.push_back(s.old_logprob.empty() ? std::numeric_limits<double>::quiet_NaN() : s.old_logprob[t]);
+      terms.old_logprob.push_back(s.old_logprob ? (*s.old_logprob)[t] : std::numeric_limits<double>::quiet_NaN());
       terms.log_ratio.push_back(0);
-      terms.ref_logprob.push_back(s.ref_logprob.empty() ? 0 : s.ref_logprob[t]);
+      terms.ref_logprob.push_back(s.ref_logprob ? (*s.ref_logprob)[t] : 0);
       update.sampler_logprob.push_back(s.logprob[t]);
     }
     update.groups.back().members.push_back(

@@ -11,10 +11,11 @@
 namespace pare {
 
 LossSpec loss_spec(const ActorKeys& actor, double temperature);
+AdamWOptions optimizer_options(const ActorKeys& actor, double lr, uint64_t seed);
 
 // The samples of one optimizer step, packed by group: dropped samples and tokens that their plan cuts are left out, and
 // groups of which nothing is left.  `samples` are all those of the step (denominators count them, dropped or not), the
-// members of a group next to one another.  The ratio of sample i refers to samples[i].old_logprob; where that is empty,
+// members of a group next to one another.  The ratio of sample i refers to samples[i].old_logprob; where there is none,
 // to the log-prob of the learner's own pass (ratio exactly 1).
 struct Update {
   std::vector<Group> groups;

@@ -107,6 +107,28 @@ void Mismatch::report(Metrics& m, double catastrophic) const {
   }
 }
 
+// A response with a ratio below this counts as catastrophic, whether it is rejected or not.
+static double catastrophic(const RolloutCorrectionKeys& keys) { return keys.veto > 0 ? keys.veto : 1e-4; }
+
+void report_mismatch(const RolloutCorrectionKeys& keys, std::span<const Trajectory> samples, Metrics& metrics) {
+  Mismatch mismatch;
+  for (const Trajectory& s : samples)
+    if (s.old_logprob)
+      mismatch.add(*s.old_logprob, s.logprob, s.overlap ? std::span<const float>(*s.overlap) : std::span<const float>(),
+                   std::ssize(s.prompt));
+  mismatch.report(metrics, catastrophic(keys));
+}
+
+void report_mismatch(const RolloutCorrectionKeys& keys, const Update& update, const TokenOuts& out, Metrics& metrics) {
+  Mismatch mismatch;
+  const std::vector<float> learner(out.logprob.begin(), out.logprob.end());
+  for (size_t m = 0; m + 1 < out.offsets.size(); m++) {
+    const auto first = static_cast<size_t>(out.offsets[m]), count = static_cast<size_t>(out.offsets[m + 1]) - first;
+    mismatch.add(std::span(learner).subspan(first, count), std::span(update.sampler_logprob).subspan(first, count));
+  }
+  mismatch.report(metrics, catastrophic(keys));
+}
+
 void report_corrections(const RolloutCorrectionKeys& keys, std::span<const Trajectory> samples, Metrics& m) {
   const Acceptance count = count_verdicts(samples);
   const std::string name = "rollout_corr/";
@@ -135,7 +157,8 @@ void report_corrections(const RolloutCorrectionKeys& keys, std::span<const Traje
     for (const float x : d) high += ratio(x) > top, low += ratio(x) < bottom;
     for (const double xi : raw_weights(keys.rollout_is_level, d))
       raw.add(xi), bounded_raw.add(std::clamp(xi, 1 / most, most));
-    for (const double w : s.correction) masked += w == 0, weight.add(w), applied.add(w);
+    if (s.correction)
+      for (const double w : *s.correction) masked += w == 0, weight.add(w), applied.add(w);
   }
   m.set(name + "rollout_rs_masked_fraction", part(masked, tokens));
   if (capped) m.set(name + "rollout_is_ratio_fraction_high", part(high, tokens));

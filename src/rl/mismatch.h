@@ -3,6 +3,7 @@
 #include <span>
 
 #include "rl/corrections.h"
+#include "rl/loss.h"
 #include "rl/metrics.h"
 #include "rl/types.h"
 #include "rollout/rollout.h"
@@ -28,6 +29,11 @@ class Mismatch {
   std::vector<float> log_ratio_, least_;        // of every token; the smallest of every response
   std::vector<std::vector<float>> acceptance_;  // by bin of context
 };
+
+// Of the samples that have old log-probs; of the tokens of a first update, whose old log-probs are those of its own
+// pass.
+void report_mismatch(const RolloutCorrectionKeys& keys, std::span<const Trajectory> samples, Metrics& metrics);
+void report_mismatch(const RolloutCorrectionKeys& keys, const Update& update, const TokenOuts& out, Metrics& metrics);
 
 // Of judged samples: rejection_rate, and the parts outside of the weight's bounds and left out of the loss.
 // rollout_is_{mean,min,max,std,eff_sample_size}, where rollout_is is on: verl's, of xi at rollout_is_level before it is

@@ -20,11 +20,11 @@ void set_obrs(const ObrsKeys& keys, uint64_t key, std::span<Trajectory> samples)
   for (Trajectory& s : samples) {
     if (s.verdict != Ruling::accepted) continue;
     const std::vector<float> d = log_ratios(s);
-    s.correction.assign(d.size(), 0.0);
+    std::vector<double>& correction = s.correction.emplace(d.size(), 0.0);
     for (size_t t = 0; t < d.size(); t++) {
       const double xi = std::exp(std::clamp(static_cast<double>(d[t]), -20.0, 20.0));
       const double coin = uniform_open(rng_word(key, s.uid, static_cast<uint32_t>(t), 0));
-      if (coin < obrs_accept(keys, xi)) s.correction[t] = obrs_weight(keys, xi, s.mass.empty() ? same : s.mass[t]);
+      if (coin < obrs_accept(keys, xi)) correction[t] = obrs_weight(keys, xi, s.mass ? (*s.mass)[t] : same);
     }
   }
 }

@@ -33,10 +33,11 @@ void shape_rewards(const RewardKeys& reward_model, const AlgorithmKeys& algorith
   for (Trajectory& s : samples) {
     const auto length = static_cast<int64_t>(s.tokens.size());
     s.overlong = overlong.enable ? overlong_penalty(length, max_response_length, overlong) : 0;
-    s.kl_penalty =
-        algorithm.use_kl_in_reward
-            ? kl_in_reward(algorithm.kl_penalty, s.old_logprob.empty() ? s.logprob : s.old_logprob, s.ref_logprob)
-            : 0;
+    s.kl_penalty = 0;
+    if (algorithm.use_kl_in_reward) {
+      expect(s.old_logprob && s.ref_logprob, "a KL in the reward without log-probs of policy and reference");
+      s.kl_penalty = kl_in_reward(algorithm.kl_penalty, *s.old_logprob, *s.ref_logprob);
+    }
     s.reward = s.score + s.overlong - algorithm.kl_ctrl.kl_coef * s.kl_penalty;
   }
 }

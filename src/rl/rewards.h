@@ -28,8 +28,8 @@ double overlong_penalty(int64_t length, int64_t max_response_length, const Overl
 // one log-prob per token.
 double kl_in_reward(KlLoss kind, std::span<const float> logprob, std::span<const float> ref_logprob);
 
-// overlong, kl_penalty and reward of every sample, from score, tokens and, with use_kl_in_reward, ref_logprob and the
-// log-probs of the policy (old_logprob, or logprob where that is empty).
+// overlong, kl_penalty and reward of every sample, from score, tokens and, with use_kl_in_reward, old_logprob and
+// ref_logprob.
 void shape_rewards(const RewardKeys& reward_model, const AlgorithmKeys& algorithm, int64_t max_response_length,
                    std::vector<Trajectory>& samples);
 

@@ -13,29 +13,35 @@ namespace pare {
 enum class Ruling { none, accepted, rejected };
 
 struct Trajectory {
-  // From the rollout.
-  int32_t group = 0;                      // prompt of the batch
-  int32_t member = 0;                     // response of the prompt, from 0
-  uint64_t uid = 0;                       // sequence_uid: names its random draws
-  std::vector<int32_t> prompt;            // token ids
-  std::vector<int32_t> tokens;            // the response, its EOS included
-  std::vector<float> logprob;             // of each token of the response, under the distribution it was drawn from
-  bool finished = false;                  // ended by an EOS; otherwise cut at the length limit
-  std::optional<int32_t> sampler_row;     // Member::sampler_row
-  std::shared_ptr<const KvTraces> trace;  // events of its cache, where the learner is to replay them
-  // From the stages, each written by one of them.
-  double score = 0;                // the verifier's, before any shaping
-  double overlong = 0;             // overlong penalty, <= 0
-  double kl_penalty = 0;           // KL in reward, before its coefficient
-  double reward = 0;               // score + overlong - kl_coef * kl_penalty
-  double advantage = 0;            // the same for every token
-  bool dropped = false;            // not trained on; the denominators say whether it counts
-  std::vector<float> old_logprob;  // of the policy that the ratio refers to; empty: the pass's own
-  std::vector<float> ref_logprob;  // of the reference policy; empty: no KL
+  // From the rollout and the verifier.
+  int32_t group = 0;                           // prompt of the batch
+  int32_t member = 0;                          // response of the prompt, from 0
+  uint64_t uid = 0;                            // sequence_uid: names its random draws
+  std::vector<int32_t> prompt = {};            // token ids
+  std::vector<int32_t> tokens = {};            // the response, its EOS included
+  std::vector<float> logprob = {};             // of each token of the response, in the distribution it was drawn from
+  bool finished = false;                       // ended by an EOS; otherwise cut at the length limit
+  std::optional<int32_t> sampler_row = {};     // Member::sampler_row
+  std::shared_ptr<const KvTraces> trace = {};  // events of its cache, where the learner is to replay them
+  double score = 0;                            // the verifier's, before any shaping
+  // rewards.h
+  double overlong = 0;    // overlong penalty, <= 0
+  double kl_penalty = 0;  // KL in reward, before its coefficient
+  double reward = 0;      // score + overlong - kl_coef * kl_penalty
+  // advantages.h, filters.h
+  double advantage = 0;   // the same for every token
+  bool filtered = false;  // its advantage, or any of its group, teaches too little
+  // Log-probs of each token: of the policy that the ratio refers to, none where it is that of the learner's own pass;
+  // of the reference policy, where a KL needs them.
+  std::optional<std::vector<float>> old_logprob = {}, ref_logprob = {};
+  // OverlapProbs of old policy (p) and sampler (q) at each token, where the states of the sampler are kept.
+  std::optional<std::vector<float>> overlap = {}, mass = {};
+  // corrections.h, obrs.h: factors of each token's policy loss, and of its KL and entropy terms; none: 1.
   Ruling verdict = Ruling::none;
-  std::vector<double> correction;     // factor of each token's policy loss; empty: 1
-  std::vector<double> kl_correction;  // of its KL and entropy terms; empty: 1
-  std::vector<float> overlap, mass;   // OverlapProbs of old policy (p) and sampler (q) at each token; empty: unknown
+  std::optional<std::vector<double>> correction = {}, kl_correction = {};
+
+  // Not trained on.  The denominators of the loss say whether it counts.
+  bool dropped() const { return filtered || verdict == Ruling::rejected; }
 };
 
 }  // namespace pare

@@ -283,7 +283,7 @@ void check_rollout(const Config& c) {
 void check_corrections(const Config& c) {
   const RolloutCorrectionKeys& r = c.algorithm.rollout_correction;
   const ObrsKeys& o = c.algorithm.obrs;
-  if (corrects_rollout(c) && (c.rollout.top_k > 0 || c.rollout.top_p < 1))
+  if (corrects(c.algorithm) && (c.rollout.top_k > 0 || c.rollout.top_p < 1))
     fail(c.rollout.top_k > 0 ? "rollout.top_k" : "rollout.top_p",
          " truncates the sampled distribution, outside which the ratios of ",
          o.enable ? "algorithm.obrs" : "algorithm.rollout_correction", " are undefined; turn one of them off");
@@ -372,11 +372,6 @@ bool exact_rollout(const Config& c) { return c.trainer.exact && same_distributio
 
 bool checks_exact(const Config& c) { return c.rollout.check_exact.value_or(same_distribution(c)); }
 
-bool corrects_rollout(const Config& c) {
-  const RolloutCorrectionKeys& r = c.algorithm.rollout_correction;
-  return r.veto > 0 || r.rollout_is != RolloutIs::none || r.rollout_rs != RolloutRs::none || c.algorithm.obrs.enable;
-}
-
 bool keeps_sampler_states(const Config& c) {
   const ObrsKeys& o = c.algorithm.obrs;
   return sparser_than_learner(c) &&
@@ -404,7 +399,7 @@ std::vector<std::string> config_warnings(const Config& c) {
         "trainer.exact = false: the sampler's log-probs are the learner's but for roundings, and mismatches are "
         "expected");
   const RolloutCorrectionKeys& r = c.algorithm.rollout_correction;
-  if (sparser_than_learner(c) && !corrects_rollout(c))
+  if (sparser_than_learner(c) && !corrects(c.algorithm))
     lines.push_back(
         "rollout.kv.method samples from another policy than the one that is trained, and nothing corrects "
         "for it (algorithm.rollout_correction)");

@@ -137,8 +137,6 @@ bool needs_reference(const Config& config);
 bool exact_rollout(const Config& config);
 // The sampler's log-probs are compared with the learner's.
 bool checks_exact(const Config& config);
-// Samples are judged or weighted by what the dense policy thinks of their tokens (corrections.h, obrs.h).
-bool corrects_rollout(const Config& config);
 // The rollout keeps the hidden state that each token was drawn from.
 bool keeps_sampler_states(const Config& config);
 // What is allowed but changes the objective or the estimator, one line each.

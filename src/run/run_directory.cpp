@@ -165,16 +165,15 @@ void RunDirectory::log(const Metrics& metrics) {
   logs_.at(events_log).append(tensorboard_event(step, unix_time(), metrics));
 }
 
-void RunDirectory::log_samples(const Session& session, const Trainer& trainer) {
-  const std::vector<SampleText> texts = trainer.texts();
-  const std::vector<Trajectory>& samples = trainer.samples();
+void RunDirectory::log_samples(const Session& session, const Training& training) {
+  const std::vector<SampleText> texts = training.texts();
   const auto limit = static_cast<size_t>(session.config.trainer.samples_per_step);
   std::string lines;
-  for (size_t i = 0; i < samples.size() && (limit == 0 || i < limit); i++) {
-    const Trajectory& s = samples[i];
+  for (size_t i = 0; i < texts.size() && (limit == 0 || i < limit); i++) {
+    const Trajectory& s = texts[i].sample;
     std::vector<std::string> pieces;
     for (const int32_t id : s.tokens) pieces.push_back(session.tokenizer->decode({&id, 1}));
-    const nlohmann::ordered_json line = {{"step", trainer.steps()},    {"uid", hex16(s.uid)},
+    const nlohmann::ordered_json line = {{"step", training.steps()},   {"uid", hex16(s.uid)},
                                          {"group", s.group},           {"member", s.member},
                                          {"prompt", texts[i].prompt},  {"response", texts[i].response},
                                          {"prompt_ids", s.prompt},     {"ids", s.tokens},

@@ -5,7 +5,6 @@
 
 #include "base/file.h"
 #include "run/checkpoint.h"
-#include "run/trainer.h"
 
 namespace pare {
 
@@ -34,8 +33,8 @@ class RunDirectory {
   void begin(const Config& config);                          // without what was here before
   void resume(const Config& config, const RunState& state);  // as it was when the checkpoint was written
 
-  void log(const Metrics& metrics);                                  // metrics.jsonl, events.out.tfevents.pare
-  void log_samples(const Session& session, const Trainer& trainer);  // rollouts.jsonl: of the last step
+  void log(const Metrics& metrics);                                    // metrics.jsonl, events.out.tfevents.pare
+  void log_samples(const Session& session, const Training& training);  // rollouts.jsonl: of the last step
   // checkpoints/step-N, which knows how long the logs are now; then those that need not be kept are removed.
   void save(const Session& session, Training& training, RunState state);
   bool saved(int64_t step) const;

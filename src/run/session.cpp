@@ -225,17 +225,6 @@ RolloutLimits Session::rollout_limits() const {
   return limits;
 }
 
-AdamWOptions Session::optimizer_options(double lr) const {
-  const OptimKeys& o = config.actor.optim;
-  return {.lr = lr,
-          .beta1 = o.betas[0],
-          .beta2 = o.betas[1],
-          .eps = o.eps,
-          .weight_decay = o.weight_decay,
-          .max_norm = config.actor.grad_clip,
-          .seed = static_cast<uint64_t>(config.trainer.seed)};
-}
-
 std::vector<const Arena*> Session::arenas() const { return {&weights, &gradients, &optimizer, &kv, &activations}; }
 
 ArenaLimits Session::peaks() const {

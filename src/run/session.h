@@ -39,7 +39,6 @@ struct Session {
                               std::span<const Completion> completions) const;
   LearnerOptions learner_options() const;
   RolloutLimits rollout_limits() const;
-  AdamWOptions optimizer_options(double lr) const;
   std::vector<const Arena*> arenas() const;
   ArenaLimits peaks() const;
   // memory/<arena>: the peak so far, in bytes, and nothing else; and their sum under verl's name, in GiB.

@@ -1,8 +1,8 @@
 #include "run/training.h"
 
 #include "run/evaluate.h"
-#include "run/sft.h"
-#include "run/trainer.h"
+#include "run/grpo_training.h"
+#include "run/sft_training.h"
 
 namespace pare {
 
@@ -35,8 +35,8 @@ BatchLimits Training::batch_limits(int64_t members) const {
 }
 
 std::unique_ptr<Training> make_training(TrainingKind kind, Session& session) {
-  if (kind == TrainingKind::grpo) return std::make_unique<Trainer>(session);
-  return std::make_unique<Sft>(session);
+  if (kind == TrainingKind::grpo) return std::make_unique<GrpoTraining>(session);
+  return std::make_unique<SftTraining>(session);
 }
 
 }  // namespace pare

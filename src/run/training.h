@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "rl/metrics.h"
+#include "rl/types.h"
 #include "run/session.h"
 
 namespace pare {
@@ -14,6 +15,12 @@ struct TrainingState {
   int64_t updates = 0;  // of the optimizer
   PromptStream::Cursor prompts;
   bool operator==(const TrainingState&) const = default;
+};
+
+// A response as people read it.
+struct SampleText {
+  const Trajectory& sample;
+  std::string prompt, response, extracted, answer;
 };
 
 class Training {
@@ -28,6 +35,7 @@ class Training {
   virtual void worst_case_step() = 0;
   // On the null table: the largest batches that any step or evaluation makes.
   virtual void largest_batches() = 0;
+  virtual std::vector<SampleText> texts() const { return {}; }  // the responses of the last step, if it samples any
   Metrics evaluate();  // run/evaluate.h; session.val is there, and the run samples or validates
 
   int64_t steps() const { return step_; }

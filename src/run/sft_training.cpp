@@ -1,13 +1,15 @@
-#include "run/sft.h"
+#include "run/sft_training.h"
 
 #include <algorithm>
 
+#include "rl/loss.h"
 #include "rl/schedule.h"
+#include "rl/sft.h"
 #include "run/certificate.h"
 
 namespace pare {
 
-Sft::Sft(Session& s) : Training(s, (s.val || !s.tokenizer) && validates(s.config)) {
+SftTraining::SftTraining(Session& s) : Training(s, (s.val || !s.tokenizer) && validates(s.config)) {
   if (s.config.learner.attention == LearnerAttention::replay)
     fail("learner.attention = \"replay\" replays rollouts, next-token training has none; set learner.attention=dense");
   if (!s.train || s.config.data.task != "jsonl") return;  // a teacher's draws are not known before the step
@@ -16,7 +18,7 @@ Sft::Sft(Session& s) : Training(s, (s.val || !s.tokenizer) && validates(s.config
 }
 
 // What the teacher writes, and EOS.
-std::vector<int32_t> Sft::completion(const Problem& problem, double ramp, Rng& rng) const {
+std::vector<int32_t> SftTraining::completion(const Problem& problem, double ramp, Rng& rng) const {
   const std::string text = session_.train->teach(problem, ramp, rng);
   std::vector<int32_t> ids;
   try {
@@ -31,7 +33,7 @@ std::vector<int32_t> Sft::completion(const Problem& problem, double ramp, Rng& r
   return ids;
 }
 
-Metrics Sft::step() {
+Metrics SftTraining::step() {
   const Config& c = config_;
   Metrics metrics;
   step_++;
@@ -42,59 +44,45 @@ Metrics Sft::step() {
 
   const double ramp_steps = c.data.noise_ramp * static_cast<double>(c.trainer.total_training_steps);
   const double ramp = ramp_steps > 0 ? std::min(1.0, static_cast<double>(step_) / ramp_steps) : 1.0;
-  const uint64_t key = rng_key(static_cast<uint64_t>(c.trainer.seed), RngStream::data, static_cast<uint64_t>(step_));
+  const auto seed = static_cast<uint64_t>(c.trainer.seed);
+  const uint64_t key = rng_key(seed, RngStream::data, static_cast<uint64_t>(step_));
   std::vector<Group> groups;
   std::vector<uint64_t> uids;
-  int64_t tokens = 0;
   for (int64_t i = 0; i < c.data.train_batch_size; i++) {
     const auto [epoch, row] = prompts_.next();
     const Problem problem = session_.train->problem(row);
     uids.push_back(sequence_uid(static_cast<uint64_t>(epoch), static_cast<uint64_t>(row), 0, 0));
     Rng rng(key, static_cast<uint64_t>(i));
-    Member m{completion(problem, ramp, rng), {}};
-    tokens += static_cast<int64_t>(m.tokens.size());
-    groups.push_back({session_.encode_prompt(problem), {std::move(m)}});
+    groups.push_back({session_.encode_prompt(problem), {{completion(problem, ramp, rng)}}});
   }
-  TokenTerms terms(loss_row_offsets(groups).back());
-  std::fill(terms.weight.begin(), terms.weight.end(), 1 / static_cast<double>(tokens));
+  const double lr = learning_rate(c.actor.optim, step_, c.trainer.total_training_steps);
   const TokenOuts out =
-      learner_.accumulate(groups, terms, {.policy = PolicyLoss::nll}, nullptr, [&](size_t done, size_t all) {
+      sft_step(learner_, groups, optimizer_options(c.actor, lr, seed), metrics, [&](size_t done, size_t all) {
         if (progress) progress("update", static_cast<int64_t>(done), static_cast<int64_t>(all));
       });
-  Summary loss, entropy;
   Certificate certificate;
-  for (size_t r = 0; r < out.loss.size(); r++) loss.add(out.loss[r]), entropy.add(out.entropy[r]);
   for (size_t i = 0; i < uids.size(); i++) {
     const auto logprob = out.of(out.logprob, i);
     certificate.add(uids[i], std::vector<float>(logprob.begin(), logprob.end()));
   }
-  const double lr = learning_rate(c.actor.optim, step_, c.trainer.total_training_steps);
-  int64_t rows = 0;
-  for (const Group& g : groups) rows += packed_rows(g);
   metrics.set_text("certificate", certificate.text());
-  metrics.set("train/loss", loss.mean());
-  metrics.set("actor/entropy", entropy.mean());
-  metrics.set("actor/grad_norm", learner_.step(session_.optimizer_options(lr)));
-  metrics.set("actor/lr", lr);
-  metrics.set("tokens/trained", static_cast<double>(rows));
-  metrics.set("tokens/loss", static_cast<double>(tokens));
   metrics.set("flops/learner", static_cast<double>(session_.ledger.total("learner").flops));
   session_.set_memory(metrics);
   return metrics;
 }
 
-void Sft::worst_case_step() {
+void SftTraining::worst_case_step() {
   session_.ledger.clear();
   step_++;
   const Phase phase(session_.device, "learner");
   const std::vector<int32_t> prompt(config_.data.max_prompt_length, session_.eos[0]);
   const Member m{std::vector<int32_t>(config_.data.max_response_length, session_.eos[0])};
   const std::vector<Group> groups(config_.data.train_batch_size, Group{prompt, {m}});
-  learner_.accumulate(groups, TokenTerms(loss_row_offsets(groups).back()), {.policy = PolicyLoss::nll});
-  learner_.step(session_.optimizer_options(config_.actor.optim.lr));
+  Metrics metrics;
+  sft_step(learner_, groups, optimizer_options(config_.actor, config_.actor.optim.lr, 1), metrics, {});
 }
 
-void Sft::largest_batches() {
+void SftTraining::largest_batches() {
   learner_.plan(batch_limits(1), {.policy = PolicyLoss::nll});
   if (rollout_) Rollout::plan(*session_.model, session_.rollout_limits(), session_.activations);  // of evaluations
 }

@@ -1,0 +1,322 @@
+#include "rl/grpo.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/rng.h"
+#include "rl/advantages.h"
+#include "rl/corrections.h"
+#include "rl/filters.h"
+#include "rl/mismatch.h"
+#include "rl/obrs.h"
+#include "rl/schedule.h"
+
+namespace pare {
+
+namespace {
+
+void set_summary(Metrics& metrics, const std::string& name, const Summary& s) {
+  metrics.set(name + "/mean", s.mean());
+  metrics.set(name + "/max", s.max());
+  metrics.set(name + "/min", s.min());
+}
+
+// What the samples became on their way to the updates.
+void report_samples(const AlgorithmKeys& a, std::span<const Trajectory> samples, Metrics& metrics) {
+  Summary reward, kl, advantage, filtered;
+  for (const Trajectory& s : samples) {
+    reward.add(s.reward), advantage.add(s.advantage), filtered.add(s.filtered);
+    kl.add(s.kl_penalty / static_cast<double>(s.tokens.size()));
+  }
+  set_summary(metrics, "critic/rewards", reward);
+  if (a.use_kl_in_reward) metrics.set("actor/reward_kl_penalty", kl.mean());  // per token, as verl
+  set_summary(metrics, "critic/advantages", advantage);
+  metrics.set("filter/small_adv_fraction", samples.empty() ? 0 : filtered.mean());
+}
+
+void report_plans(std::span<const Trajectory> samples, std::span<const TokenPlan> plans, Metrics& metrics) {
+  Summary kept, weight, square;  // weight: of every response token, 0 where it is left out; unbiased: its mean is 1
+  for (size_t i = 0; i < samples.size(); i++) {
+    const auto tokens = std::ssize(samples[i].tokens);
+    int64_t n = 0;
+    for (int64_t t = 0; t < tokens; t++) {
+      const double w = t < plans[i].length ? plans[i].weight[t] : 0;
+      n += w != 0, weight.add(w), square.add(w * w);
+    }
+    kept.add(static_cast<double>(n) / static_cast<double>(tokens));
+  }
+  metrics.set("ht/kept_fraction", kept.mean());
+  metrics.set("ht/weight_mean", weight.mean());
+  metrics.set("ht/weight_max", weight.max());
+  metrics.set("ht/ess", weight.mean() * weight.mean() / square.mean());  // part of the tokens
+}
+
+// What the updates of a step add up to.
+struct UpdateTotals {
+  Summary entropy, ppo_kl, kl, clipped, clipped_dual, grad_norm;
+  double pg_loss = 0;
+  int64_t updates = 0, skipped = 0, rows = 0, loss_rows = 0, checked = 0, mismatches = 0;
+
+  void add(const Update& update, const TokenOuts& out) {
+    const TokenTerms& terms = update.terms;
+    for (size_t r = 0; r < out.logprob.size(); r++) {
+      pg_loss += terms.weight[r] * out.loss[r];
+      entropy.add(out.entropy[r]);
+      ppo_kl.add(std::isnan(terms.old_logprob[r]) ? 0 : terms.old_logprob[r] - out.logprob[r]);
+      kl.add(out.kl[r]);
+      clipped.add(out.clipped[r] == 1);
+      clipped_dual.add(out.clipped[r] == 2);
+    }
+    loss_rows += std::ssize(out.logprob);
+    for (const Group& g : update.groups) rows += packed_rows(g);
+  }
+
+  // The promise: what the sampler logged is, bit by bit, what the learner computes (trainer.exact = false: near that).
+  void check(const Update& update, const TokenOuts& out) {
+    for (size_t r = 0; r < out.logprob.size(); r++)
+      mismatches += static_cast<float>(out.logprob[r]) != update.sampler_logprob[r];
+    checked += std::ssize(out.logprob);
+  }
+
+  void report(Metrics& m) const {
+    m.set("actor/pg_loss", updates ? pg_loss / static_cast<double>(updates) : 0);
+    m.set("actor/pg_clipfrac", clipped.mean());
+    m.set("actor/pg_clipfrac_lower", clipped_dual.mean());
+    m.set("actor/ppo_kl", ppo_kl.mean());
+    m.set("actor/kl_loss", kl.mean());
+    m.set("actor/entropy", entropy.mean());
+    m.set("actor/grad_norm", grad_norm.mean());
+    m.set("actor/updates", static_cast<double>(updates));
+    m.set("actor/skipped_updates", static_cast<double>(skipped));
+    m.set("tokens/trained", static_cast<double>(rows));
+    m.set("tokens/loss", static_cast<double>(loss_rows));
+    m.set("exact/checked_tokens", static_cast<double>(checked));
+    if (checked > 0) m.set("exact/mismatch_tokens", static_cast<double>(mismatches));  // else 0 would be a claim
+  }
+};
+
+std::vector<float> floats(std::span<const double> x) { return {x.begin(), x.end()}; }
+
+}  // namespace
+
+Grpo::Grpo(GrpoKeys keys, const GrpoEngine& engine, GrpoRun run)
+    : keys_(std::move(keys)), engine_(engine), run_(std::move(run)) {}
+
+uint64_t Grpo::key(RngStream stream, int64_t step) const {
+  return rng_key(keys_.seed, stream, static_cast<uint64_t>(step));
+}
+
+void Grpo::step(int64_t step, Metrics& metrics) {
+  const AlgorithmKeys& a = keys_.algorithm;
+  const RolloutCorrectionKeys& c = a.rollout_correction;
+  metrics.set("training/global_step", static_cast<double>(step));
+  const Timer timer(metrics, "timing_s/step");
+
+  // o_1 .. o_G of each prompt, and their scores.
+  samples_ = generate(step, metrics);
+
+  // R = score + penalties.
+  set_reference_logprobs(metrics);
+  if (a.use_kl_in_reward) set_old_logprobs(metrics);
+  shape_rewards(keys_.reward_model, a, keys_.max_response_length, samples_);
+
+  // A = (R - mean) / std, and which of them teach enough.  Statistics over accepted responses need the verdict first.
+  const bool judges = corrects(a), over_accepted = judges && c.group_statistics == GroupStatistics::accepted;
+  if (over_accepted) {
+    if (a.adv_filter_threshold > 0) drop_groups_without_signal(samples_);
+    set_old_logprobs(metrics);
+    judge(c, samples_);
+  }
+  set_advantages(a, samples_);
+  drop_small_advantages(a.adv_filter_threshold, samples_);
+  report_samples(a, samples_, metrics);
+
+  // pi_old and xi = pi_old / pi_sampler.  The ratio pi / pi_old of a first update is exactly 1, so that one update
+  // alone needs neither.
+  const std::vector<std::span<Trajectory>> batches = mini_batches();
+  const bool one_update = batches.size() <= 1 && keys_.actor.ppo_epochs == 1;
+  const bool on_policy = one_update && !judges && !engine_.sampler_states;
+  if (!on_policy) {
+    set_old_logprobs(metrics);
+    if (judges && !over_accepted) judge(c, samples_);
+    for (const std::span<Trajectory> batch : batches) set_corrections(c, batch);
+    if (a.obrs.enable) set_obrs(a.obrs, key(RngStream::obrs, step), samples_);
+    if (judges) report_corrections(c, samples_, metrics);
+    if (judges || !keys_.exact) report_mismatch(c, samples_, metrics);
+  }
+
+  // The tokens that are trained on, once per batch; then pi, by one update or more.
+  std::vector<TokenPlan> plans;
+  for (const Trajectory& s : samples_)
+    plans.push_back(draw_token_plan(keys_.actor, std::ssize(s.tokens), key(RngStream::token_plan, step), s.uid));
+  report_plans(samples_, plans, metrics);
+  update(step, batches, plans, on_policy, metrics);
+}
+
+// With dynamic sampling (DAPO) batches are drawn until enough groups have scores that differ, or max_num_gen_batches is
+// reached: then the step trains on fewer.
+std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
+  const Timer timer(metrics, "timing_s/gen");
+  const Phase phase(engine_.model.device, "rollout");
+  const FilterGroupsKeys& filter = keys_.algorithm.filter_groups;
+  Sampling sampling{.temperature = keys_.temperature,
+                    .top_k = keys_.top_k,
+                    .top_p = keys_.top_p,
+                    .key = key(RngStream::sample, step),
+                    .eos = keys_.eos,
+                    .hidden = engine_.sampler_states};
+  std::vector<Trajectory> samples;
+  RolloutStats stats;
+  Summary score, length, prompt_length, clipped, zero_std, all_right;
+  int64_t batches = 0;
+  int32_t groups = 0;
+  for (bool more = true; more;) {
+    const std::vector<Request> requests = run_.prompts();
+    TraceRecorder traces;
+    sampling.trace = traces.recorder(keys_.learner, keys_.kv);
+    std::vector<Completion> completions = engine_.rollout.generate(requests, sampling, [&](const RolloutStats& s) {
+      if (run_.progress) run_.progress("rollout", s.finished, s.completions);
+    });
+    const std::vector<double> scores = run_.scores(requests, completions);
+    expect(scores.size() == completions.size(), scores.size(), " scores of ", completions.size(), " responses");
+    batches++;
+    stats.add(engine_.rollout.stats());
+
+    size_t first = 0;
+    for (const Request& q : requests) {
+      const std::span group = std::span(scores).subspan(first, q.uids.size());
+      const bool informative = group_is_informative(group);
+      zero_std.add(!informative), all_right.add(!informative && group[0] > 0);
+      prompt_length.add(static_cast<double>(q.prompt.size()));
+      const bool keep = !filter.enable || (informative && groups < std::ssize(requests));
+      for (size_t k = 0; k < q.uids.size(); k++) {
+        Completion& o = completions[first + k];
+        score.add(group[k]), length.add(static_cast<double>(o.tokens.size())), clipped.add(o.finish != Finish::eos);
+        if (!keep) continue;
+        Trajectory s{.group = groups,
+                     .member = static_cast<int32_t>(k),
+                     .uid = q.uids[k],
+                     .prompt = q.prompt,
+                     .tokens = std::move(o.tokens),
+                     .logprob = std::move(o.logprobs),
+                     .finished = o.finish == Finish::eos,
+                     .trace = traces.take(q, k),
+                     .score = group[k]};
+        if (engine_.sampler_states) s.sampler_row = static_cast<int32_t>((first + k) * keys_.max_response_length);
+        samples.push_back(std::move(s));
+      }
+      groups += keep;
+      first += q.uids.size();
+    }
+    more = filter.enable && groups < std::ssize(requests) && batches < filter.max_num_gen_batches;
+  }
+  set_summary(metrics, "critic/score", score);
+  set_summary(metrics, "response_length", length);
+  metrics.set("response_length/clip_ratio", clipped.mean());
+  set_summary(metrics, "prompt_length", prompt_length);
+  metrics.set("tokens/generated", static_cast<double>(stats.decoded_tokens));
+  metrics.set("tokens/discarded", static_cast<double>(stats.discarded_tokens));
+  metrics.set("perf/graph_share", static_cast<double>(stats.graph_passes) / static_cast<double>(stats.forward_passes));
+  report_kv(stats, KvCache::page_bytes(engine_.model.config, keys_.kv, engine_.model.dtype), metrics);
+  metrics.set("rollout/gen_batches", static_cast<double>(batches));
+  metrics.set("rollout/groups", static_cast<double>(groups));
+  metrics.set("filter/zero_std_fraction", zero_std.mean());
+  metrics.set("filter/all_right_fraction", all_right.mean());
+  return samples;
+}
+
+// An exact KL in the loss computes the reference's distributions there.
+void Grpo::set_reference_logprobs(Metrics& metrics) {
+  const Timer timer(metrics, "timing_s/ref");
+  if (!engine_.reference || samples_.empty() ||
+      (keys_.actor.kl_loss_type == KlLoss::exact && !keys_.algorithm.use_kl_in_reward))
+    return;
+  const Phase phase(engine_.model.device, "ref");
+  const TokenOuts out = Learner::logprobs(*engine_.reference, engine_.activations, response_groups(samples_),
+                                          keys_.temperature, engine_.options);
+  for (size_t i = 0; i < samples_.size(); i++) samples_[i].ref_logprob = floats(out.of(out.logprob, i));
+}
+
+// The policy that the ratio, the rollout correction and the KL in the reward refer to: of the samples that are not
+// dropped and have none yet.  Exact rollouts logged it, bit by bit; others need a pass over the whole responses,
+// whatever part of them is trained on.
+void Grpo::set_old_logprobs(Metrics& metrics) {
+  const Timer timer(metrics, "timing_s/old_log_prob");
+  const auto wanted = [](const Trajectory& s) { return !s.dropped() && !s.old_logprob; };
+  if (keys_.exact) {
+    for (Trajectory& s : samples_)
+      if (wanted(s)) s.old_logprob = s.logprob;
+    return;
+  }
+  std::vector<Trajectory*> part;
+  for (Trajectory& s : samples_)
+    if (wanted(s)) part.push_back(&s);
+  if (part.empty()) return;
+  const Phase phase(engine_.model.device, "old_log_prob");
+  const ObrsKeys& obrs = keys_.algorithm.obrs;
+  const SamplerStates states{engine_.sampler_states, static_cast<float>(obrs.lambda), static_cast<int32_t>(obrs.top_k)};
+  const TokenOuts out =
+      Learner::logprobs(engine_.model, engine_.activations, response_groups(samples_, wanted), keys_.temperature,
+                        engine_.options, engine_.sampler_states ? &states : nullptr);
+  for (size_t i = 0; i < part.size(); i++) {
+    part[i]->old_logprob = floats(out.of(out.logprob, i));
+    if (!engine_.sampler_states) continue;
+    part[i]->overlap = floats(out.of(out.overlap, i)), part[i]->mass = floats(out.of(out.mass, i));
+  }
+}
+
+// The samples of each update of an epoch: whole groups.
+std::vector<std::span<Trajectory>> Grpo::mini_batches() {
+  std::vector<std::span<Trajectory>> batches;
+  const int64_t groups = keys_.actor.ppo_mini_batch_size;  // 0: all
+  for (auto first = samples_.begin(); first != samples_.end();) {
+    const auto last = std::find_if(first, samples_.end(), [&](const Trajectory& s) {
+      return groups > 0 && s.group / groups != first->group / groups;
+    });
+    batches.emplace_back(first, last);
+    first = last;
+  }
+  return batches;
+}
+
+void Grpo::update(int64_t step, std::span<const std::span<Trajectory>> batches, std::span<const TokenPlan> plans,
+                  bool on_policy, Metrics& metrics) {
+  const Timer timer(metrics, "timing_s/update_actor");
+  const Phase phase(engine_.model.device, "learner");
+  const RolloutCorrectionKeys& c = keys_.algorithm.rollout_correction;
+  const double lr = learning_rate(keys_.actor.optim, step, keys_.total_training_steps);
+  const LossSpec spec = loss_spec(keys_.actor, keys_.temperature);
+  UpdateTotals totals;
+  totals.skipped = batches.empty();  // dynamic sampling found nothing
+  for (int64_t epoch = 0; epoch < keys_.actor.ppo_epochs; epoch++)
+    for (const std::span<Trajectory> batch : batches) {
+      Update u = make_update(keys_.actor, keys_.max_response_length, batch,
+                             plans.subspan(batch.data() - samples_.data(), batch.size()));
+      const double scale = update_scale(c, count_verdicts(batch));
+      if (u.groups.empty() || scale == 0) {  // nothing was left, or too little: the step is counted, nothing is learnt
+        totals.skipped++;
+        continue;
+      }
+      const bool first = totals.updates == 0;
+      if (first)
+        u.terms.old_logprob.assign(u.terms.old_logprob.size(), std::numeric_limits<double>::quiet_NaN());
+      else if (spec.policy == PolicyLoss::gspo)
+        set_sequence_ratios(
+            u, Learner::logprobs(engine_.model, engine_.activations, u.groups, spec.temperature, engine_.options));
+      const TokenOuts out =
+          engine_.learner.accumulate(u.groups, u.terms, spec, spec.kl == KlLoss::exact ? engine_.reference : nullptr,
+                                     [&](size_t done, size_t all) {
+                                       if (run_.progress)
+                                         run_.progress("update", static_cast<int64_t>(done), static_cast<int64_t>(all));
+                                     });
+      totals.add(u, out);
+      if (first && keys_.checks) totals.check(u, out);
+      if (first && on_policy && !keys_.exact) report_mismatch(c, u, out, metrics);
+      totals.grad_norm.add(engine_.learner.step(optimizer_options(keys_.actor, lr * scale, keys_.seed)));
+      totals.updates++;
+    }
+  totals.report(metrics);
+  metrics.set("actor/lr", lr);
+}
+
+}  // namespace pare

@@ -1,0 +1,83 @@
+// Group Relative Policy Optimization (GRPO; DeepSeekMath, algorithm 1) and its variants: one step.
+//
+//   prompts q, responses o_1 .. o_G to each and their scores -> rewards R -> advantages A -> filter -> log-probs under
+//   pi_old -> rollout correction -> token plan -> updates: forward, loss, backward, AdamW
+//
+// Each stage is a file of this folder.  Where prompts and scores come from is not the algorithm's.
+#pragma once
+#include <functional>
+#include <memory>
+
+#include "model/learner.h"
+#include "rl/actor_keys.h"
+#include "rl/algorithm_keys.h"
+#include "rl/loss.h"
+#include "rl/metrics.h"
+#include "rl/replay.h"
+#include "rl/rewards.h"
+#include "rl/token_plan.h"
+#include "rl/types.h"
+#include "rollout/rollout.h"
+
+namespace pare {
+
+struct GrpoKeys {
+  AlgorithmKeys algorithm;
+  RewardKeys reward_model;
+  ActorKeys actor;
+  LearnerKeys learner;
+  KvSpec kv;  // of the sampler
+  float temperature = 1;
+  int32_t top_k = 0;  // 0: off
+  float top_p = 1;
+  std::vector<int32_t> eos;  // any of them ends a response; none: only its length does
+  int64_t max_response_length = 0, total_training_steps = 0;
+  uint64_t seed = 0;
+  bool exact = false;   // the sampler's log-probs are the policy's, bit by bit
+  bool checks = false;  // and are compared with them
+};
+
+// What computes.  All of it outlives the algorithm.
+struct GrpoEngine {
+  const Model& model;      // the policy
+  const Model* reference;  // the initial one, where a KL needs it; else null
+  Rollout& rollout;
+  Learner& learner;
+  Arena& activations;
+  LearnerOptions options;
+  Tensor sampler_states;  // act [responses of a batch * max_response_length, C], or absent: nothing needs them
+};
+
+// What the algorithm asks for.
+struct GrpoRun {
+  std::function<std::vector<Request>()> prompts;  // the next batch; as many uids each as a group has members
+  // Of each response, the verifier's, before any shaping.
+  std::function<std::vector<double>(std::span<const Request>, std::span<const Completion>)> scores;
+  // What is being done: stage, done, all.  While the stage is "rollout" no parameter has changed.
+  std::function<void(const char* stage, int64_t done, int64_t all)> progress;
+};
+
+class Grpo {
+ public:
+  Grpo(GrpoKeys keys, const GrpoEngine& engine, GrpoRun run);
+
+  // Step 1, 2, ...: every random draw is named by it.  Changes the parameters; what happened is in `metrics`.
+  void step(int64_t step, Metrics& metrics);
+  const std::vector<Trajectory>& samples() const { return samples_; }  // of the last step, by groups
+
+ private:
+  std::vector<Trajectory> generate(int64_t step, Metrics& metrics);
+  void set_reference_logprobs(Metrics& metrics);
+  void set_old_logprobs(Metrics& metrics);
+  std::vector<std::span<Trajectory>> mini_batches();
+  void update(int64_t step, std::span<const std::span<Trajectory>> batches, std::span<const TokenPlan> plans,
+              bool on_policy, Metrics& metrics);
+  uint64_t key(RngStream stream, int64_t step) const;
+
+  const GrpoKeys keys_;
+  const GrpoEngine engine_;
+  const GrpoRun run_;
+  std::vector<Trajectory> samples_;
+};
+
+}  // namespace pare

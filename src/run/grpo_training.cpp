@@ -1,0 +1,168 @@
+#include "run/grpo_training.h"
+
+#include <algorithm>
+
+namespace pare {
+
+namespace {
+
+std::unique_ptr<Model> copy_model(Session& s) {
+  auto copy = std::make_unique<Model>(s.model_config, s.device, s.weights, s.model->dtype, false);
+  if (!s.device.planning()) copy->set_parameters(s.model->reader());
+  return copy;
+}
+
+Tensor alloc_sampler_states(Session& s) {
+  const Config& c = s.config;
+  if (!keeps_sampler_states(c)) return {};
+  const int64_t rows = c.data.train_batch_size * c.rollout.n * c.data.max_response_length;
+  if (rows > std::numeric_limits<int32_t>::max())
+    fail("data.train_batch_size * rollout.n responses of data.max_response_length are ", rows,
+         " tokens, too many to keep the sampler's hidden states of");
+  return s.kv.alloc("sampler hidden states", s.model->dtype, {rows, s.model_config.hidden});
+}
+
+}  // namespace
+
+GrpoTraining::GrpoTraining(Session& s)
+    : Training(s, true),
+      reference_(needs_reference(s.config) ? copy_model(s) : nullptr),
+      sampler_states_(alloc_sampler_states(s)),
+      grpo_(keys(), engine(),
+            {.prompts = [this] { return next_prompts(); },
+             .scores = [this](auto requests, auto completions) { return scores(requests, completions); },
+             .progress =
+                 [this](const char* stage, int64_t done, int64_t all) {
+                   if (progress) progress(stage, done, all);
+                 }}) {
+  if (s.train && config_.data.task == "jsonl" && config_.data.reward.empty())
+    fail("data.reward is empty: training on the rewards of data.task = \"jsonl\" needs one");
+}
+
+GrpoKeys GrpoTraining::keys() const {
+  const Config& c = config_;
+  return {.algorithm = c.algorithm,
+          .reward_model = c.reward_model,
+          .actor = c.actor,
+          .learner = c.learner,
+          .kv = c.rollout.kv,
+          .temperature = static_cast<float>(c.rollout.temperature),
+          .top_k = static_cast<int32_t>(c.rollout.top_k),
+          .top_p = static_cast<float>(c.rollout.top_p),
+          .eos = session_.eos,
+          .max_response_length = c.data.max_response_length,
+          .total_training_steps = c.trainer.total_training_steps,
+          .seed = static_cast<uint64_t>(c.trainer.seed),
+          .exact = exact_rollout(c),
+          .checks = checks_exact(c)};
+}
+
+GrpoEngine GrpoTraining::engine() {
+  return {.model = *session_.model,
+          .reference = reference_.get(),
+          .rollout = *rollout_,
+          .learner = learner_,
+          .activations = session_.activations,
+          .options = session_.learner_options(),
+          .sampler_states = sampler_states_};
+}
+
+std::vector<Request> GrpoTraining::next_prompts() {
+  std::vector<Request> requests;
+  problems_.clear();
+  for (int64_t i = 0; i < config_.data.train_batch_size; i++) {
+    const auto [epoch, row] = prompts_.next();
+    problems_.push_back(session_.train->problem(row));
+    requests.push_back(
+        {session_.encode_prompt(problems_.back()), {}, static_cast<int>(config_.data.max_response_length)});
+    for (int64_t k = 0; k < config_.rollout.n; k++)
+      requests.back().uids.push_back(
+          sequence_uid(static_cast<uint64_t>(epoch), static_cast<uint64_t>(row), 0, static_cast<uint64_t>(k)));
+  }
+  return requests;
+}
+
+std::vector<double> GrpoTraining::scores(std::span<const Request> requests, std::span<const Completion> completions) {
+  std::vector<Reward> rewards = session_.rewards(*session_.train, problems_, completions);
+  std::vector<double> scores;
+  for (size_t i = 0; i < completions.size(); i++) {
+    const Completion& c = completions[i];
+    const uint64_t uid = requests[c.request].uids[c.sample];
+    certificate_.add(uid, c.logprobs);
+    grades_[uid] = {std::move(rewards[i].extracted), problems_[c.request].answer.value_or("")};
+    scores.push_back(rewards[i].score);
+  }
+  return scores;
+}
+
+Metrics GrpoTraining::step() {
+  step_++;
+  session_.ledger.clear();
+  grades_.clear(), certificate_ = {};
+  Metrics metrics;
+  grpo_.step(step_, metrics);
+  metrics.set_text("certificate", certificate_.text());
+  for (const char* phase : {"rollout", "learner", "old_log_prob", "ref"})
+    metrics.set(std::string("flops/") + phase, static_cast<double>(session_.ledger.total(phase).flops));
+  session_.set_memory(metrics);
+  return metrics;
+}
+
+void GrpoTraining::worst_case_step() {
+  session_.ledger.clear();
+  step_++;
+  GrpoKeys longest = keys();
+  longest.eos.clear();
+  longest.algorithm.adv_filter_threshold = 0, longest.algorithm.filter_groups.enable = false;
+  const auto prompts = [this] {
+    const std::vector<int32_t> prompt(config_.data.max_prompt_length, session_.eos[0]);
+    std::vector<Request> requests;
+    for (int64_t i = 0; i < config_.data.train_batch_size; i++) {
+      requests.push_back({prompt, {}, static_cast<int>(config_.data.max_response_length)});
+      for (int64_t k = 0; k < config_.rollout.n; k++)
+        requests.back().uids.push_back(sequence_uid(0, static_cast<uint64_t>(i), 0, static_cast<uint64_t>(k)));
+    }
+    return requests;
+  };
+  const auto scores = [](auto, std::span<const Completion> completions) {
+    std::vector<double> scores;
+    for (const Completion& c : completions) scores.push_back(c.sample % 2);
+    return scores;
+  };
+  Metrics metrics;
+  Grpo(longest, engine(), {.prompts = prompts, .scores = scores, .progress = {}}).step(step_, metrics);
+}
+
+void GrpoTraining::largest_batches() {
+  Arena& arena = session_.activations;
+  const RolloutLimits rollout = session_.rollout_limits();
+  Rollout::plan(*session_.model, rollout, arena, sampler_states_);
+  BatchLimits limits = batch_limits(config_.rollout.n);
+  if (config_.learner.attention == LearnerAttention::replay && config_.rollout.kv.evicts()) {
+    const KvResidency residency(rollout.kv, session_.model_config.layers);
+    limits.interval = std::max<int64_t>(config_.rollout.kv.evict.buffer, 1);
+    limits.slots = limits.prefix;
+    for (int64_t l = 0; l < residency.layers(); l++)
+      limits.slots = std::max(limits.slots, residency.peak(l, limits.prefix, limits.tokens));
+  }
+  const LossSpec spec = loss_spec(config_.actor, config_.rollout.temperature);
+  learner_.plan(limits, spec, spec.kl == KlLoss::exact ? reference_.get() : nullptr);
+  const SamplerStates states{sampler_states_};
+  Learner::plan_logprobs(*session_.model, arena, limits, session_.learner_options(),
+                         sampler_states_ ? &states : nullptr);
+}
+
+std::vector<SampleText> GrpoTraining::texts() const {
+  std::vector<SampleText> texts;
+  for (const Trajectory& s : samples()) {
+    const Grade& grade = grades_.at(s.uid);
+    texts.push_back({.sample = s,
+                     .prompt = session_.tokenizer->decode(s.prompt),
+                     .response = session_.tokenizer->decode(s.tokens),
+                     .extracted = grade.extracted,
+                     .answer = grade.answer});
+  }
+  return texts;
+}
+
+}  // namespace pare

@@ -1,0 +1,40 @@
+// GRPO as a run: prompts of the training set, scores of its verifier.
+#pragma once
+#include <map>
+
+#include "rl/grpo.h"
+#include "run/certificate.h"
+#include "run/training.h"
+
+namespace pare {
+
+class GrpoTraining : public Training {
+ public:
+  explicit GrpoTraining(Session& session);
+
+  Metrics step() override;
+  void worst_case_step() override;
+  void largest_batches() override;
+  std::vector<SampleText> texts() const override;
+  const std::vector<Trajectory>& samples() const { return grpo_.samples(); }  // of the last step
+
+  // For an algorithm with other prompts or scores.
+  GrpoKeys keys() const;
+  GrpoEngine engine();
+  std::vector<Request> next_prompts();
+
+ private:
+  std::vector<double> scores(std::span<const Request> requests, std::span<const Completion> completions);
+
+  const std::unique_ptr<Model> reference_;  // the initial model, where a KL needs it
+  const Tensor sampler_states_;             // GrpoEngine::sampler_states
+  Grpo grpo_;
+  std::vector<Problem> problems_;  // of the last prompts
+  struct Grade {
+    std::string extracted, answer;
+  };
+  std::map<uint64_t, Grade> grades_;  // of the responses of the last step, by uid
+  Certificate certificate_;           // of the same
+};
+
+}  // namespace pare
