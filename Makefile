@@ -180,11 +180,9 @@ mutants: $(BUILD)/check/tests/pare_emu_tests  ## damages the kernels one place a
 	@tools/mutate.py --jobs $(JOBS) $(BUILD)/mutants '$(CXX) $(filter-out -MMD -MP,$(EMUFLAGS)) $(check_FLAGS) $(check_KERNEL_FLAGS) -x c++' \
 	  '$(CXX) $(LDFLAGS) $(CHECK_OBJ) -lgtest $(LIBS)'
 
-# Types of one name that are two, in the program, its kernels and its tests: the linker compares them all.
-odr: $(BUILD)/odr.o  ## with ODR=1 from clean: is every type defined once?
+odr: $(BUILD)/odr.o  ## with ODR=1 from clean: is every type of program, kernels and tests defined once?
 $(BUILD)/odr.o: $(cpu_LIB) $(cpu_APP) $(cpu_TEST) $(cpu_EMU)
 	$(call run,odr,$(CXX) -r -flto -flinker-output=rel -Wodr -Werror=odr -Wno-lto-type-mismatch $^ -o $@)
-
 CLANG ?= clang++
 $(BUILD)/clang/% $(BUILD)/fuzz/%: CXX = $(CLANG)
 clang-check: $(clang_LIB) $(clang_APP) $(clang_TEST) $(clang_EMU) $(patsubst %.cpp,$(BUILD)/clang/%.o,$(wildcard tools/*.cpp tools/*/*.cpp))  ## does clang take every source?

@@ -82,6 +82,8 @@ TEST(House, ArrowsAreThoseOfThePage) {
   for (const auto& [room, seen] : sees) EXPECT_TRUE(rooms.contains(room)) << "src/README.md: there is no room " << room;
 }
 
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
 // The op of a line `X(op, Args)` of PARE_OPS.
 std::vector<std::pair<std::string, std::string>> ops_of_the_list() {
   std::vector<std::pair<std::string, std::string>> ops;
@@ -100,23 +102,31 @@ TEST(House, EveryOpHasItsFiles) {
   const std::string page = read_text("src/README.md");
   for (const char* file : {"src/ops/FAMILY.h", "src/ref/FAMILY.cpp", "src/cpu/FAMILY.cpp", "src/cpu/isa/FAMILY.cpp",
                            "src/cases/FAMILY.cpp", "cuda/FAMILY.cu"})
-    EXPECT_TRUE(page.contains(cat("`", file, "`"))) << "src/README.md does not name " << file;
+    EXPECT_TRUE(has(page, cat("`", file, "`"))) << "src/README.md does not name " << file;
   std::set<std::string> families;
-  for (const auto& [op, args] : ops_of_the_list()) {
+  for (const auto& line : ops_of_the_list()) {
+    const std::string &op = line.first, &args = line.second;
     std::string family;
     for (const auto& [stem, text] : headers)
-      if (text.contains("\nstruct " + args + " {")) family = stem;
+      if (has(text, "\nstruct " + args + " {")) family = stem;
     ASSERT_FALSE(family.empty()) << args << " is in no header of src/ops";
     families.insert(family);
-    const auto names = [&op](const std::string& file, const std::string& what) {
-      EXPECT_TRUE(fs::exists(file)) << op << ": there is no " << file;
-      if (fs::exists(file)) EXPECT_TRUE(read_text(file).contains(what)) << file << " has no " << what;
+    // In FAMILY.cpp, or on a GPU in any of FAMILY.cu and FAMILY_*.cu.
+    const auto names = [&op, &family](const fs::path& folder, const std::string& kind, const std::string& what) {
+      bool found = false;
+      for (const auto& entry : fs::directory_iterator(folder)) {
+        const std::string stem = entry.path().stem().string();
+        if (entry.path().extension() == kind && (stem == family || (kind == ".cu" && stem.starts_with(family + "_"))))
+          found = found || has(read_text(entry.path()), what);
+      }
+      EXPECT_TRUE(found) << op << ": no " << what << " in " << folder / (family + kind);
     };
-    EXPECT_TRUE(headers[family].contains("void check(Contract&")) << op;
-    names("src/ref/" + family + ".cpp", "void " + op + "(const " + args + "&");
-    names("src/cpu/" + family + ".cpp", "void " + op + "(const " + args + "&");
-    names("src/cases/" + family + ".cpp", cat('"', op, '"'));
-    names("cuda/" + family + ".cu", "void " + op + "(const " + args + "&");
+    EXPECT_TRUE(has(headers[family], "void check(Contract&")) << op;
+    const std::string function = "void " + op + "(const " + args + "&";
+    names("src/ref", ".cpp", function);
+    names("src/cpu", ".cpp", function);
+    names("src/cases", ".cpp", cat('"', op, '"'));
+    names("cuda", ".cu", function);
   }
   EXPECT_LE(families.size(), 12u);
 }
