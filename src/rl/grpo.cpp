@@ -193,17 +193,17 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
         Completion& o = completions[first + k];
         score.add(group[k]), length.add(static_cast<double>(o.tokens.size())), clipped.add(o.finish != Finish::eos);
         if (!keep) continue;
-        Trajectory s{.group = groups,
-                     .member = static_cast<int32_t>(k),
-                     .uid = q.uids[k],
-                     .prompt = q.prompt,
-                     .tokens = std::move(o.tokens),
-                     .logprob = std::move(o.logprobs),
-                     .finished = o.finish == Finish::eos,
-                     .trace = traces.take(q, k),
-                     .score = group[k]};
+        Trajectory& s = samples.emplace_back();
+        s.group = groups;
+        s.member = static_cast<int32_t>(k);
+        s.uid = q.uids[k];
+        s.prompt = q.prompt;
+        s.tokens = std::move(o.tokens);
+        s.logprob = std::move(o.logprobs);
+        s.finished = o.finish == Finish::eos;
+        s.trace = traces.take(q, k);
+        s.score = group[k];
         if (engine_.sampler_states) s.sampler_row = static_cast<int32_t>((first + k) * keys_.max_response_length);
-        samples.push_back(std::move(s));
       }
       groups += keep;
       first += q.uids.size();

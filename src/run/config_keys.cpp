@@ -637,8 +637,8 @@ Groups actor_keys() {
 Groups trainer_keys() {
   return {
       {{},
-       {KEY(trainer.device, any, "",
-            "device of all computation; emu: the CUDA kernels, emulated on the CPU, for tests", "verl"),
+       {KEY(trainer.device, any, "", "device of all computation; emu: the CUDA kernels, emulated on the CPU, for tests",
+            "verl"),
         KEY(trainer.exact, any, "",
             "fixed order of every sum: the sampler's log-probs equal the learner's bit by bit. false (--exact=off), "
             "cuda only: cuBLASLt in linear layers, equal but for roundings",
