@@ -53,7 +53,7 @@ __device__ __forceinline__ Entry entry_at(const int4* entries, int i) {
 template <int kRows, class Entry = SegmentRow>
 __device__ TileOf<Entry> find_tile(const int4* entries, int n, int tile, int repeat = 1) {
   // The second number of an entry says how many rows it names.
-  const Piece p = find_piece(n, tile, [&](int i) { return (entries[i].y * repeat + kRows - 1) / kRows; });
+  const Piece p = find_piece(n, tile, [&](int i) { return ceil_div(entries[i].y * repeat, kRows); });
   if (p.owner == n) return {};
   return {entry_at<Entry>(entries, p.owner), p.index * kRows, p.owner};
 }
@@ -145,9 +145,7 @@ struct BlockLists {
   const int32_t *blocks, *budget;   // [N, K, max_blocks], [N]
   int kv_heads, max_blocks, block;  // block: slots of a block
   // Has the row, which sees `total` slots, a list?
-  __device__ __forceinline__ bool listed(int64_t row, int total) const {
-    return (total + block - 1) / block > budget[row];
-  }
+  __device__ __forceinline__ bool listed(int64_t row, int total) const { return ceil_div(total, block) > budget[row]; }
   __device__ __forceinline__ const int32_t* list(int64_t row, int kv) const {
     return blocks + (row * kv_heads + kv) * max_blocks;
   }

@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(kThreads) key_gradients_bf16(const Args<bf16> 
       first[row] = first_query(t, g, own + row, x.lists ? listed : nullptr);
       touched[row] |= first[row] != kNobody;
     });
-    const int begin = first_step(t, g, parents), tiles = (g.len - begin + kQueries - 1) / kQueries;
+    const int begin = first_step(t, g, parents), tiles = ceil_div(g.len - begin, kQueries);
     const int pieces = x.group * tiles;
     const auto next = [&](int piece, int stage) {
       if constexpr (kBlocks)
@@ -329,7 +329,7 @@ __global__ void __launch_bounds__(kThreads) query_gradients_bf16(const Args<bf16
                       [&](int r) { return a.d_o.row(row + r) + head * head_dim; });
   QueryTerms terms(a, t, t.first + own, head);
 
-  const int pieces = (slots + kCount - 1) / kCount;
+  const int pieces = ceil_div(slots, kCount);
   const auto next = [&](int piece, int stage) {
     if constexpr (kBlocks)
       while (piece < pieces && !fill_masks<kOwned16>(masks[stage], [&](int r) -> uint64_t {

@@ -46,7 +46,7 @@ struct KeyTile {
 };
 template <int kKeys, class T>
 __device__ KeyTile key_tile(const Args<T>& a) {
-  const int parent_tiles = a.one ? 0 : (a.parent_rows + kKeys - 1) / kKeys, tile = blockIdx.x;
+  const int parent_tiles = a.one ? 0 : ceil_div(a.parent_rows, kKeys), tile = blockIdx.x;
   if (tile < parent_tiles) return {tile * kKeys, min(kKeys, a.parent_rows - tile * kKeys), false, true};
   const int first = (tile - parent_tiles) * kKeys;
   return {first, min(kKeys, a.rows - first), true, a.one};

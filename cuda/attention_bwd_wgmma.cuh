@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   if (threadIdx.x == 0) {
     prefetch_map(queries.q), prefetch_map(queries.d_o);
     prefetch_map(t.own ? keys.k : keys.pk), prefetch_map(t.own ? keys.v : keys.pv);
-    const int consumers = (t.rows + 63) / 64 * 4;  // warps; a warpgroup without keys ends
+    const int consumers = ceil_div(t.rows, 64) * 4;  // warps; a warpgroup without keys ends
     mbarrier_init(&s.keys_full, 1);
     s.ring.init(consumers);
     fence_proxy_async();

@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kThreads) attn_bf16(const Args<bf16> a) {
   cp_async_commit();
 
   Rows16<kD> r;
-  const int n_blocks = (slots + kSlots - 1) / kSlots;
+  const int n_blocks = ceil_div(slots, kSlots);
   for (int block = 0; block < n_blocks; block++) {
     if (block + 1 < n_blocks) load_block(block + 1);
     cp_async_commit();
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kThreads) attn_bf16(const Args<bf16> a) {
       t.len - first,
       [&](int row, float lse) {
         const int64_t at = int64_t{t.row + first + row} * x.heads + head;
-        if (threadIdx.x % 4 == 0) a.lse[at] = lse;
+        if (leads_quad()) a.lse[at] = lse;
         return a.o + at * head_dim;
       },
       head_dim);
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(32) listed_bf16(const Args<bf16> a) {
   load_block(0);
   cp_async_commit();
   Rows16<kD> r;
-  const int n_blocks = (row.slots + kSlots - 1) / kSlots;
+  const int n_blocks = ceil_div(row.slots, kSlots);
   for (int block = 0; block < n_blocks; block++) {
     if (block + 1 < n_blocks) load_block(block + 1);
     cp_async_commit();
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(32) listed_bf16(const Args<bf16> a) {
   }
   cp_async_wait<0>();
   r.write(
-      row.heads, [&](int i, float lse) { return place(a, row, i, lse, threadIdx.x % 4 == 0); }, head_dim);
+      row.heads, [&](int i, float lse) { return place(a, row, i, lse, leads_quad()); }, head_dim);
 }
 
 // ---- launchers

@@ -169,7 +169,7 @@ struct SharedRows16 {
     add_dots(s, q, 0, Mine<Keys>{k});
     for_rows([&](LaneRow row) {
       const float m = mask_row(s, row, begin, visible_of(row));
-      if (lane % 4 == 0) shared.top[warp][row] = m;
+      if (leads_quad()) shared.top[warp][row] = m;
     });
     __syncthreads();
     PerRow<float> fix;
@@ -216,7 +216,7 @@ struct SharedRows16 {
   __device__ __forceinline__ void write(int rows, Place place, int head_dim) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const float total = quad_sum(sum);
-    if (lane < 16 && lane % 4 == 0) shared.top[0][warp * 4 + lane / 4] = total;
+    if (lane < 16 && leads_quad()) shared.top[0][warp * 4 + lane / 4] = total;
     __syncthreads();
     for_rows([&](LaneRow row) {
       if (row >= rows) return;

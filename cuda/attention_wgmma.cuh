@@ -99,13 +99,13 @@ struct QueryBlock : Tile {
       : Tile(find_tile<kRows>(x.segments, x.n_segments, gridDim.x - 1 - blockIdx.x)), kv(head / x.group) {}
   // That rows [0, end) of the tile see.
   __device__ int slots(int end) const { return parent_len + min(len, first + end); }
-  __device__ int blocks(int end) const { return (slots(end) + kSlots - 1) / kSlots; }
+  __device__ int blocks(int end) const { return ceil_div(slots(end), kSlots); }
 
   // By one thread: the barriers, of the rows and of the slots.
   template <class Slots>
   __device__ void init(Mbarrier* rows_full, Slots& ring) const {
     mbarrier_init(rows_full, 1);
-    ring.init((min(kRows, len - first) + 63) / 64 * 4);  // warps; a warpgroup without rows ends
+    ring.init(ceil_div(min(kRows, len - first), 64) * 4);  // warps; a warpgroup without rows ends
     fence_proxy_async();
   }
   // By a warp: brings the slots.
@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads)
       t.len - first,
       [&](int row, float log_sum) {
         const int64_t at = int64_t{t.row + first + row} * x.heads + t.head;
-        if (lane % 4 == 0) lse[at] = log_sum;
+        if (leads_quad()) lse[at] = log_sum;
         return o + at * x.head_dim;
       },
       x.head_dim);

@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads)
     summarise_pages(T* __restrict__ summary, const T* __restrict__ k_pages, const PageTable p) {
   const Piece piece = find_piece(p.n_queries, blockIdx.x, [&](int i) {
     const auto q = entry_at<PagedRow>(p.queries, i);
-    return q.rows ? (q.slots + kPageSlots - 1) / kPageSlots - (q.slots - q.rows) / kPageSlots : 0;
+    return q.rows ? ceil_div(q.slots, kPageSlots) - (q.slots - q.rows) / kPageSlots : 0;
   });
   if (piece.owner == p.n_queries) return;
   const auto q = entry_at<PagedRow>(p.queries, piece.owner);
@@ -121,10 +121,11 @@ __global__ void __launch_bounds__(kThreads) summarise_segments(const OfSegments<
 
 // ---- scores
 
-// The queries of a key head in shared memory, rows of round16(D) with zeros behind D; one row, their mean, for `mean`.
+// The queries of a key head in shared memory, rows of D rounded up to 16 with zeros behind; one row, their mean, for
+// `mean`.
 template <BlockSummary kKind, class T>
 __device__ void load_queries(float* to, const T* q, int group, int head_dim) {
-  const int padded = (head_dim + kSide - 1) / kSide * kSide, rows = kKind == BlockSummary::mean ? 1 : group;
+  const int padded = round_up(head_dim, kSide), rows = kKind == BlockSummary::mean ? 1 : group;
   for (int i = threadIdx.x; i < rows * padded; i += kThreads) {
     const int g = i / padded, c = i % padded;
     float x = 0;
@@ -172,7 +173,7 @@ template <BlockSummary kKind, bool kVector, class Summary>
 __device__ void score_blocks(float* score, const float* q, int group, int head_dim, int n, Summary summary_of) {
   using T = std::remove_cvref_t<decltype(*summary_of(0))>;
   constexpr int kParts = kSide / kPack<T>;
-  const int padded = (head_dim + kSide - 1) / kSide * kSide, part = threadIdx.x % kParts;
+  const int padded = round_up(head_dim, kSide), part = threadIdx.x % kParts;
   for (int begin = 0; begin < n; begin += kThreads / kParts) {  // whole warps: their lanes add up
     const int i = begin + threadIdx.x / kParts;
     const T* summary = summary_of(min(i, n - 1));
@@ -237,7 +238,7 @@ __device__ void take_best(int32_t* list, int n, int first, const float* score, i
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const Least least = nth_largest(score, m, n);
   // A thread takes a run of scores; how many before it are above the least, how many equal to it?
-  const int each = (m + kThreads - 1) / kThreads;
+  const int each = ceil_div(m, kThreads);
   const int begin = min(m, static_cast<int>(threadIdx.x) * each), stop = min(m, begin + each);
   int2 own{0, 0};
   for (int i = begin; i < stop; i++) {
@@ -290,7 +291,7 @@ template <BlockSummary kKind, bool kVector, class T>
 __global__ void __launch_bounds__(kThreads, 6) select_paged(const OfPages<T> a) {
   const PageTable& p = a.p;
   const auto entry = entry_at<PagedRow>(p.queries, blockIdx.x);
-  const int all = (entry.slots + p.block - 1) / p.block, budget = a.budget[entry.table_row], kv = blockIdx.y;
+  const int all = ceil_div(entry.slots, p.block), budget = a.budget[entry.table_row], kv = blockIdx.y;
   if (entry.rows != 1 || all <= budget) return;
   const int group = a.heads / p.kv_heads, per_page = kPageSlots / p.block, rows = height(kKind);
   float* q = dynamic_smem<float>();
@@ -326,7 +327,7 @@ __global__ void __launch_bounds__(kThreads, 6) select_packed(const OfSegments<T>
 constexpr size_t kSmem = 160 * 1024;
 
 size_t query_bytes(BlockSummary kind, int64_t group, int64_t head_dim) {
-  return sizeof(float) * (kind == BlockSummary::mean ? 1 : group) * ((head_dim + kSide - 1) / kSide * kSide);
+  return sizeof(float) * (kind == BlockSummary::mean ? 1 : group) * round_up(head_dim, kSide);
 }
 template <class A>
 Rule rule_of(const A& a) {

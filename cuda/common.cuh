@@ -10,6 +10,7 @@
 
 #include <span>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -111,9 +112,19 @@ void with_act(const char* op, const Tensor& act, F f) {
   act.dtype == DType::bf16 ? f(bf16{}) : f(float{});
 }
 
+template <class N>
+__host__ __device__ constexpr N ceil_div(N n, std::type_identity_t<N> per) {
+  return (n + per - 1) / per;
+}
+// The next multiple of `per`.
+template <class N>
+__host__ __device__ constexpr N round_up(N n, std::type_identity_t<N> per) {
+  return ceil_div(n, per) * per;
+}
+
 // Blocks of `per` items that cover n; n is limited by what a grid can hold.
 inline unsigned blocks(const char* op, int64_t n, int64_t per) {
-  const int64_t count = (n + per - 1) / per;
+  const int64_t count = ceil_div(n, per);
   expect(count <= 0x7fffffff, op, ": ", n, " items are more than one launch covers");
   return static_cast<unsigned>(count);
 }

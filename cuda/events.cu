@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kThreads) compact(const CompactArgs<T> a) {
   const HeadPages dst{a.dst + a.events.event() * a.dst_stride, src.kv_heads, src.h};
   const int32_t* const keep = a.keep + (int64_t{e.keep_row} * src.kv_heads + src.h) * a.max_keep;
   constexpr int kSize = sizeof(Unit) / sizeof(T);
-  const int of_k = (a.head_dim + kUnits - 1) / kUnits, units = a.head_dim / kSize, of_v = (units + kUnits - 1) / kUnits;
+  const int of_k = ceil_div(a.head_dim, kUnits), units = a.head_dim / kSize, of_v = ceil_div(units, kUnits);
   const int part = blockIdx.y, low = threadIdx.x % kUnits, high = threadIdx.x / kUnits;
   // Neighbouring threads: neighbouring slots of K and beside it, units of V.
   if (part < of_k) {

@@ -31,6 +31,8 @@ __device__ __forceinline__ uint32_t pack2(float x, float y) {
   return u;
 }
 
+// One lane of each quad.
+__device__ __forceinline__ bool leads_quad() { return threadIdx.x % 4 == 0; }
 // Over a quad, in each of its lanes.
 __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(kAllLanes, x, 1);

@@ -35,11 +35,11 @@ class Work {
   void add(const char* op, const void* func, const LaunchShape& l, void** args, std::span<const ParamType> types) {
     Kernel k{op, func, l, args_.size(), types.size(), lines_, 0};
     for (size_t i = 0; i < types.size(); i++) {
-      k.bytes = (k.bytes + types[i].align - 1) / types[i].align * types[i].align;
+      k.bytes = round_up(k.bytes, types[i].align);
       args_.push_back(k.bytes);
       k.bytes += types[i].size;
     }
-    lines_ += (k.bytes + sizeof(Line) - 1) / sizeof(Line);
+    lines_ += ceil_div(k.bytes, sizeof(Line));
     if (memory_.size() < lines_) memory_.resize(2 * lines_);
     std::memset(at(k), 0, k.bytes);  // between parameters
     for (size_t i = 0; i < types.size(); i++) std::memcpy(at(k) + args_[k.first_arg + i], args[i], types[i].size);

@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kMmaThreads) multiply_mma(const Product p) {
   constexpr int kDown = 2;
   auto* const stages = dynamic_smem<typename Product::Stage>();
   const int warp = threadIdx.x / 32, row = warp / 2 * 32, column = warp % 2 * 32, first_row = blockIdx.y * kMmaTile,
-            first_column = blockIdx.x * kMmaTile, steps = (p.depth + kMmaTile - 1) / kMmaTile;
+            first_column = blockIdx.x * kMmaTile, steps = ceil_div(p.depth, kMmaTile);
   const auto load = [&](int i) {
     if (i < steps)
       stages[i % kBlockStages].template load<kAsync>({int(threadIdx.x), kMmaThreads}, p, first_row, first_column,

@@ -30,8 +30,8 @@ struct WgmmaWeightStage {
     constexpr uint32_t kInputs = kTranspose ? kColumns : kWgmmaDepth, kOutputs = kTranspose ? kWgmmaDepth : kColumns;
     return {tensor_map<2>(op, p.x, {depth, rows}, {static_cast<uint64_t>(p.x_stride) * 2}, {kWgmmaDepth, kWgmmaRows},
                           Swizzle::bytes_128),
-            tensor_map<3>(op, p.packed, {kPanel, inputs, (outputs + kPanel - 1) / kPanel},
-                          {2 * kPanel, 2 * kPanel * inputs}, {kPanel, kInputs, kOutputs / kPanel}, Swizzle::bytes_32)};
+            tensor_map<3>(op, p.packed, {kPanel, inputs, ceil_div(outputs, kPanel)}, {2 * kPanel, 2 * kPanel * inputs},
+                          {kPanel, kInputs, kOutputs / kPanel}, Swizzle::bytes_32)};
   }
   __device__ void copy(const CUtensorMap& map_x, const CUtensorMap& map_w, int row, int column, int k, Mbarrier* full) {
     tensor_copy(x, map_x, k, row, full);
@@ -86,7 +86,7 @@ struct WgmmaBlock {
 template <int kColumns>
 __device__ __forceinline__ int2 first_of_tile(int rows, int columns) {
   constexpr int kRowTiles = 16;  // blocks that run side by side share these rows and their columns: L2 has them
-  const int down = (rows + kWgmmaRows - 1) / kWgmmaRows, across = (columns + kColumns - 1) / kColumns,
+  const int down = ceil_div(rows, kWgmmaRows), across = ceil_div(columns, kColumns),
             band = blockIdx.x / (kRowTiles * across), i = blockIdx.x % (kRowTiles * across),
             in_band = min(kRowTiles, down - band * kRowTiles);
   return {(band * kRowTiles + i % in_band) * kWgmmaRows, i / in_band * kColumns};
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(WgmmaBlock<kColumns, kChunks, Product>::kThrea
   using Block = WgmmaBlock<kColumns, kChunks, Product>;
   using Stage = typename Block::Stage;
   auto& ring = *dynamic_smem<typename Block::Shared>();
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, steps = (p.depth + kWgmmaDepth - 1) / kWgmmaDepth;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, steps = ceil_div(p.depth, kWgmmaDepth);
   const int2 tile = first_of_tile<kColumns>(p.rows, p.columns);
   const int first_row = tile.x, first_column = tile.y;
   if (threadIdx.x == 0) {
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(WgmmaBlock<kColumns, kChunks, Product>::kThrea
     add(i, std::integral_constant<int, 4>{});
     if (kChunks && (i + 1) % (kMmaChunk / kWgmmaDepth) == 0) end_chunk();
   }
-  switch ((p.depth % kWgmmaDepth + 15) / 16) {
+  switch (ceil_div(p.depth % kWgmmaDepth, 16)) {
     case 1:
       add(whole, std::integral_constant<int, 1>{});
       break;

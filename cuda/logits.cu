@@ -256,7 +256,7 @@ __global__ void __launch_bounds__(kThreads) draw(const T* __restrict__ logits, i
   const auto uid_low = static_cast<uint32_t>(counter[0]), uid_high = static_cast<uint32_t>(counter[1]);
   const auto position = static_cast<uint32_t>(counter[2]);
   uint64_t mine = 0;
-  for (int block = threadIdx.x; block < (vocabulary + 3) / 4; block += kThreads) {
+  for (int block = threadIdx.x; block < ceil_div(vocabulary, 4); block += kThreads) {
     uint4 words{};  // word w is for id 4 * block + w
     if (!greedy) words = philox({static_cast<uint32_t>(block), position, uid_low, uid_high}, a.key);
     for (int w = 0; w < 4; w++) {

@@ -94,7 +94,7 @@ struct Reads {
     rows = min(kRows, t.rows * a.group - t.first);
     slots = visible(rows - 1);
     if (!a.blocks || t.rows != 1) return;
-    const int budget = a.budget[t.table_row], left_out = (t.slots + a.block - 1) / a.block - budget;
+    const int budget = a.budget[t.table_row], left_out = ceil_div(t.slots, a.block) - budget;
     if (left_out <= 0) return;
     list = a.blocks + (int64_t{t.table_row} * a.pages.kv_heads + kv) * a.max_blocks;
     slots = t.slots - left_out * a.block;
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(kThreads) attend16(const Args<bf16> a) {
   const auto for_blocks = [&](auto add) {
     load_slots<kD>(stage(0), e, 0);
     cp_async_commit();
-    const int n_blocks = (e.slots + kSlots - 1) / kSlots;
+    const int n_blocks = ceil_div(e.slots, kSlots);
     for (int block = 0; block < n_blocks; block++) {
       const int begin = block * kSlots;
       if (block + 1 < n_blocks) load_slots<kD>(stage(block + 1), e, begin + kSlots);

@@ -29,7 +29,7 @@ constexpr int kThreads = 128;
 template <class T, bool kVector>
 __global__ void __launch_bounds__(kThreads) rotate(T* __restrict__ x, int64_t stride, const float* __restrict__ table,
                                                    const int32_t* __restrict__ pos, int heads, int half, float sign) {
-  const int packs = (half + kPack<T> - 1) / kPack<T>, i = blockIdx.y * kThreads + threadIdx.x;
+  const int packs = ceil_div(half, kPack<T>), i = blockIdx.y * kThreads + threadIdx.x;
   if (i >= heads * packs) return;
   const int c = i % packs * kPack<T>, left = half - c;
   T* p = x + int64_t{blockIdx.x} * stride + int64_t{i / packs} * 2 * half + c;
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(kColumns* kStrands)
 
 // `lanes` for packs of `pack` elements.
 Shape shape_of(const Tensor& x, int64_t q_heads, int64_t pack) {
-  const int64_t packs = (x.shape[2] / 2 + pack - 1) / pack;
+  const int64_t packs = ceil_div(x.shape[2] / 2, pack);
   return {x.shape[0], static_cast<int>(x.shape[1]), static_cast<int>(q_heads), static_cast<int>(x.shape[2] / 2),
           static_cast<int>(std::min<uint64_t>(32, std::bit_ceil(static_cast<uint64_t>(packs))))};
 }
@@ -232,7 +232,7 @@ void rope(const char* op, const Tensor& x, const Tensor& table, const Tensor& po
   with_act(op, x, [&](auto type) {
     using T = decltype(type);
     const bool vector = aligned16(x, {x.stride[0], half});
-    const int64_t packs = x.shape[1] * ((half + kPack<T> - 1) / kPack<T>);
+    const int64_t packs = x.shape[1] * ceil_div(half, kPack<T>);
     launch(op, vector ? rotate<T, true> : rotate<T, false>,
            {.grid = dim3(blocks(op, n, 1), blocks(op, packs, kThreads)), .block = kThreads}, stream, x.as<T>(),
            x.stride[0], table.as<float>(), pos.as<int32_t>(), x.shape[1], half, sign);

@@ -90,7 +90,7 @@ TEST(EmuMachine, HeadsThatDoNotFitAreRefusedWhenTheSessionOpens) {
   }
   const Opened device(89);
   EXPECT_EQ(refusal(DType::bf16, 256), device.name +
-                                           ": heads of 256 channels in bf16 need 164352 bytes of shared memory for a "
+                                           ": heads of 256 channels in bf16 need 163840 bytes of shared memory for a "
                                            "block, which has 101376; run with --device cpu");
 }
 
