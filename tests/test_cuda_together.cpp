@@ -61,7 +61,7 @@ TEST_F(Together, ServesGridsThatDiffer) {
   device.upload({pairs, copies.data()});
   for (const int64_t n : {1, 2}) {
     Tensor k = vector(pages), v = vector(pages);
-    for (Tensor* t : {&k, &v}) *t = make_tensor(t->data, DType::f32, {4, 1, 1, 16});
+    k = make_tensor(k.data, DType::f32, {4, 1, 1, 16}), v = make_tensor(v.data, DType::f32, {4, 1, 16, 1});
     EXPECT_TRUE(device.together([&] { device.kv_copy_pages({k, v, pairs.rows(0, n)}); }));
     const std::vector<float> copied = read(k.flat());
     EXPECT_EQ(copied[2 * 16], 0);
