@@ -70,7 +70,7 @@ WARN = -Wall -Wextra -Werror $(if $(findstring clang,$(CXX)),,-Wno-restrict -Wno
 BITS := -ffp-contract=off
 INCLUDE := -Isrc -I. -I$(BUILD)
 CXXFLAGS = -std=c++20 -g1 $(WARN) $(BITS) $(INCLUDE) $(EMU_FLAG) -MMD -MP -pthread
-LDFLAGS := -pthread
+LDFLAGS := -pthread $(if $(ODR),-fno-lto)
 # Normal forms of text; exact and 256-bit arithmetic of the verifiers.
 LIBS := -lutf8proc -lmpc -lmpfr -lgmpxx -lgmp
 
@@ -135,9 +135,9 @@ $(2)/emu/%.o: %.cpp | $$(DEPS_DONE)
 $(2)/data/presets.o: $(BUILD)/data/presets.inc
 $(2)/src/app/version.o: $(BUILD)/commit.inc
 $(2)/pare: $$($(1)_LIB) $$($(1)_APP)
-	$$(call run,link $$@,$$(CXX) $$(LDFLAGS) $$($(1)_FLAGS) $$^ $$(LIBS) -o $$@)
+	$$(call run,link $$@,$$(CXX) $$($(1)_FLAGS) $$(LDFLAGS) $$^ $$(LIBS) -o $$@)
 $(2)/tests/pare_tests: $$($(1)_LIB) $$($(1)_TEST) $$($(1)_EMU)
-	$$(call run,link $$@,$$(CXX) $$(LDFLAGS) $$($(1)_FLAGS) $$^ -lgtest $$(LIBS) -o $$@)
+	$$(call run,link $$@,$$(CXX) $$($(1)_FLAGS) $$(LDFLAGS) $$^ -lgtest $$(LIBS) -o $$@)
 endef
 EMUFLAGS = -std=c++20 -g1 -march=x86-64-v3 $(WARN) $(BITS) -Wno-unknown-pragmas -fno-strict-aliasing -Icuda/emu/include $(INCLUDE) -Icuda -MMD -MP
 $(eval $(call variant,cpu,$(BUILD)))

@@ -18,7 +18,7 @@ CUDA_BIN := $(BUILD)/cuda$(if $(STATIC),/static)
 CUDA_LIBS := $(if $(STATIC),$(BUILD)/tools/static.o $(LIBS:-l%=-l:lib%.a) -Xcompiler -static-libstdc++ -Xcompiler -static-libgcc,$(LIBS))
 cuda: $(CUDA_BIN)/pare  ## build/cuda/pare, by nvcc
 $(CUDA_BIN)/pare: $(cpu_LIB) $(cpu_APP) $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.o) | $(filter %.o,$(CUDA_LIBS))
-	$(call run,link $@,$(NVCC) -Xcompiler -pthread $(GENCODE) $^ $(CUDA_LIBS) -o $@)
+	$(call run,link $@,$(NVCC) $(LDFLAGS:%=-Xcompiler %) $(GENCODE) $^ $(CUDA_LIBS) -o $@)
 cuda-tests: $(CUDA_BIN)/pare_cuda_tests  ## build/cuda/pare_cuda_tests: the tests of kernels, for a machine with a GPU
 $(BUILD)/cuda/tests/%.o: tests/%.cpp
 	$(call run,cuda: $<,$(NVCC) $(filter-out -O3,$(NVFLAGS)) -O1 -DPARE_CUDA_TESTS -c $< -o $@)
@@ -28,7 +28,7 @@ $(BUILD)/cuda/watched/%.o: %.cu
 	$(call run,cuda watched: $<,$(NVCC) $(NVFLAGS) -DPARE_WATCHDOG $(GENCODE) -c $< -o $@)
 CUDA_TEST_OBJ := $(cpu_LIB) $(KERNEL_TESTS:%=$(BUILD)/cuda/%.o) $(patsubst %.cu,$(BUILD)/cuda/%.o,$(filter-out $(WATCHED),$(CUDA_SRC))) $(WATCHED:%.cu=$(BUILD)/cuda/watched/%.o)
 $(CUDA_BIN)/pare_cuda_tests: $(CUDA_TEST_OBJ) | $(filter %.o,$(CUDA_LIBS))
-	$(call run,link $@,$(NVCC) -Xcompiler -pthread $(GENCODE) $^ -lgtest $(CUDA_LIBS) -o $@)
+	$(call run,link $@,$(NVCC) $(LDFLAGS:%=-Xcompiler %) $(GENCODE) $^ -lgtest $(CUDA_LIBS) -o $@)
 pack:  ## build/pare-gpu.tar.gz: what tools/gpu_check.sh needs on a machine with nothing but a driver
 	@$(MAKE) --no-print-directory cuda cuda-tests STATIC=1
 	@tools/pack.sh $(BUILD)
