@@ -181,7 +181,7 @@ mutants: $(BUILD)/check/tests/pare_emu_tests  ## damages the kernels one place a
 	  '$(CXX) $(LDFLAGS) $(CHECK_OBJ) -lgtest $(LIBS)'
 
 odr: $(BUILD)/odr.o  ## with ODR=1 from clean: is every type of program, kernels and tests defined once?
-$(BUILD)/odr.o: $(cpu_LIB) $(cpu_APP) $(cpu_TEST) $(cpu_EMU)
+$(BUILD)/odr.o: $(cpu_LIB) $(filter-out %/main.o,$(cpu_APP)) $(cpu_TEST) $(cpu_EMU)
 	$(call run,odr,$(CXX) -r -flto -flinker-output=rel -Wodr -Werror=odr -Wno-lto-type-mismatch $^ -o $@)
 CLANG ?= clang++
 $(BUILD)/clang/% $(BUILD)/fuzz/%: CXX = $(CLANG)
