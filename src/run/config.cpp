@@ -109,9 +109,11 @@ void apply_configuration(Reading& reading, const std::string& name, int depth) {
   std::vector<TomlItem> items = parse_toml(text.str(), preset ? "preset " + name : name);
   for (const TomlItem& item : items)
     if (item.key == "base") {
-      if (item.array || item.values[0].kind != TomlValue::Kind::string)
-        fail(item.where, ": base: expected the name of a file or preset in quotes");
-      apply_configuration(reading, item.values[0].text, depth + 1);
+      for (const TomlValue& value : item.values) {
+        if (value.kind != TomlValue::Kind::string)
+          fail(item.where, ": base: expected the name of a file or preset in quotes, or an array of names");
+        apply_configuration(reading, value.text, depth + 1);
+      }
     }
   std::erase_if(items, [](const TomlItem& item) { return item.key == "base"; });
   apply_layer(reading, items, preset ? name : "");

@@ -103,10 +103,10 @@ struct Config {
 
 // Reads the arguments from left to right, later ones win.  An argument with '=' is an override `group.key=value`; any
 // other is the name of a preset (data/presets.h) or a TOML file, so that a method is laid over a run: {"quickstart",
-// "nat-rpc", "trainer.seed=2"}.  A file may start from another one: base = "NAME".  Throws Error(usage) for unknown
-// keys and presets (naming the nearest), wrong types, values out of range and contradictions (naming both keys).  In
-// the result top_k is 0 where it is off, an enabled overlong buffer has its length, validation its numbers of
-// statements, and the run a name: that of its files ("quickstart-nat-rpc").
+// "nat-rpc", "trainer.seed=2"}.  A file may start from others: base = "NAME" or [NAMES].  Throws Error(usage) for
+// unknown keys and presets (naming the nearest), wrong types, values out of range and contradictions (naming both
+// keys).  In the result top_k is 0 where it is off, an enabled overlong buffer has its length, validation its numbers
+// of statements, and the run a name: that of its files ("quickstart-nat-rpc").
 //
 // Each file is a layer, and so are the overrides between two files.  Given alone, model.path takes the place of the
 // model.config of an earlier layer, and model.config that of model.path; files of data make data.task jsonl where their

@@ -1,0 +1,87 @@
+// The runs of the papers (data/presets/paper-*.toml, released-*.toml): planned at their true shapes, run at tiny ones;
+// and methods laid over one another.
+#include <set>
+
+#include "data/presets.h"
+#include "tests/runs.h"
+
+namespace pare::test {
+namespace {
+
+struct PaperRun {
+  std::string preset, shape, metric;  // the shape of its model; a metric that is above 0 where its method works
+  int64_t parameters;
+};
+const std::vector<PaperRun> kPaperRuns = {
+    {"paper-sparse-rl", "qwen2.5-7b", "kv/tokens_saved/mean", 7'615'616'512},
+    {"released-sparse-rl", "qwen2.5-7b", "kv/tokens_saved/mean", 7'615'616'512},
+    {"paper-dash", "qwen2.5-1.5b", "actor/kl_loss", 1'543'714'304},
+    {"released-dash", "qwen2.5-1.5b", "actor/kl_loss", 1'543'714'304},
+    {"paper-nat", "qwen2.5-7b", "ht/weight_max", 7'615'616'512},
+};
+
+TEST(PaperRuns, AreAllHere) {
+  std::set<std::string> listed, present;
+  for (const PaperRun& run : kPaperRuns) listed.insert(run.preset);
+  for (const std::string& name : preset_names("toml"))
+    if (name.starts_with("paper-") || name.starts_with("released-")) present.insert(name);
+  EXPECT_EQ(listed, present);
+}
+
+// Without weights, tokenizer or data.  (A release has the sizes of its paper, which take seconds to plan.)
+TEST(PaperRuns, ArePlannedAtTheirTrueShapes) {
+  for (const PaperRun& run : kPaperRuns) {
+    if (run.preset.starts_with("released-")) continue;
+    const Config config = load_config({run.preset, "model.config=" + run.shape, "trainer.device=cuda"});
+    const Plan plan = plan_step(config, TrainingKind::grpo, false);
+    const Parameter last = parameters(plan.model).back();
+    EXPECT_EQ(last.offset + last.size, run.parameters) << run.preset;
+    EXPECT_GT(plan.ledger.total("rollout").flops, 0) << run.preset;
+    EXPECT_GT(plan.ledger.total("learner").flops, plan.ledger.total("rollout").flops / 2) << run.preset;
+  }
+}
+
+// What is left of a run when model, data, lengths, batch and device are taken from another one.
+Config without_sizes(Config c) {
+  const Config d;
+  c.model = d.model, c.data = d.data;
+  c.rollout.max_num_seqs = 0, c.rollout.max_num_batched_tokens = 0;
+  c.rollout.kv.evict.budget = 0, c.rollout.kv.evict.buffer = 0, c.rollout.kv.window.size = 0;
+  c.rollout.kv.blocks.size = 0, c.rollout.kv.blocks.count = 0, c.rollout.kv.blocks.dense_layers = 0;
+  c.actor.ppo_mini_batch_size = 0, c.actor.ppo_max_token_len = 0, c.actor.rpc_min_tokens = 0;
+  c.trainer.device = d.trainer.device, c.trainer.total_training_steps = 0;
+  c.trainer.test_freq = 0, c.trainer.save_freq = 0;
+  c.trainer.experiment_name.clear();
+  return c;
+}
+
+TEST(PaperRuns, TheOverlayChangesSizesAlone) {
+  for (const PaperRun& run : kPaperRuns) {
+    const Config paper = load_config({run.preset}), tiny = load_config({run.preset, "tiny-overlay"});
+    EXPECT_EQ(without_sizes(tiny), without_sizes(paper)) << run.preset;
+    EXPECT_EQ(tiny.model.config, "tiny-ssa") << run.preset;
+    EXPECT_EQ(tiny.data.task, "ssa") << run.preset;
+  }
+}
+
+// With as many updates a step as the run has.
+TEST(PaperRuns, RunTinyForTwoSteps) {
+  for (const PaperRun& run : kPaperRuns) {
+    std::vector<std::string> names = {run.preset, "tiny-overlay", "trainer.threads=1"};
+    const Config paper = load_config({run.preset});
+    if (paper.actor.ppo_mini_batch_size > 0) names.push_back("actor.ppo_mini_batch_size=1");
+    TrainingRun training(load_config(names));
+    for (int step = 1; step <= 2; step++) {
+      const Metrics m = training.step();
+      EXPECT_GT(m.get("actor/grad_norm"), 0) << run.preset << ", step " << step;
+      EXPECT_EQ(m.get("actor/updates") > 1, paper.actor.ppo_mini_batch_size > 0) << run.preset;
+      if (step == 2) {
+        EXPECT_GT(m.get(run.metric), 0) << run.preset;
+      }
+      EXPECT_FALSE(m.get("exact/mismatch_tokens") > 0) << run.preset;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace pare::test
