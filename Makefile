@@ -216,6 +216,8 @@ quickstart: $(BUILD)/pare  ## trains the quickstart model and writes a report
 	$(BUILD)/pare train quickstart-rpc --force
 	$(BUILD)/pare compare runs/quickstart runs/quickstart-rpc
 	$(BUILD)/pare report runs/quickstart runs/quickstart-rpc
+demo-mismatch: $(BUILD)/pare  ## how far KV policies take the quickstart model's sampler from the model itself
+	@tools/experiments/mismatch
 
 # What is generated between marks of pages: the newest figures of a GPU, the configuration reference.
 between = @{ sed '/<!-- $(2)/q' $(1); echo; $(3); echo; sed -n '/<!-- end of $(2)/,$$p' $(1); } > $(BUILD)/page.md && cp $(BUILD)/page.md $(1)
