@@ -1,11 +1,13 @@
 // pare bench: one op alone, or what the CPU reaches.
 #include <cstdio>
+#include <fstream>
 
 #include "app/commands.h"
 #include "app/device.h"
 #include "app/shorthands.h"
 #include "base/text.h"
 #include "base/thread_pool.h"
+#include "bench/machine.h"
 #include "bench/measure.h"
 #include "bench/suite.h"
 
@@ -21,6 +23,7 @@ struct Options {
   std::string op;
   std::vector<std::string> shapes;
   bool json = false;
+  std::string machine;
 };
 
 std::string percent(double share) { return share > 0 ? format("%.1f %%", 100 * share) : "-"; }
@@ -35,6 +38,16 @@ void run(const Options& o, const CLI::App& command) {
   const Config config = read_config(o.keys.overrides(command));
   const Table& table = open_table(config.trainer);
   set_threads(static_cast<int>(config.trainer.threads));
+  if (!o.machine.empty()) {
+    if (!o.op.empty() || o.json || !o.shapes.empty())
+      fail("--machine measures every op: leave --op, --shape and --json out");
+    const std::string name = table.open ? table.open() : cat("cpu, threads: ", threads());
+    const std::string text = to_toml(measure_machine(table, name, act_type(config)));
+    std::ofstream(o.machine) << "# Written by `pare bench --machine`.\n" << text;
+    if (std::ifstream file(o.machine); !file) fail(o.machine, ": cannot be written");
+    std::printf("%s", text.c_str());
+    return;
+  }
   if (o.op.empty()) {
     if (&table != &table_cpu || o.json || !o.shapes.empty()) fail("--device, --shape and --json need --op");
     return bench_suite();
@@ -82,6 +95,7 @@ void add_bench(CLI::App& app) {
   c->add_option("--op", o->op, "name of an op, from src/ops/list.h");
   c->add_option("--shape", o->shapes, "sizes, such as M=64,K=1536, the others as in Qwen2.5-1.5B; repeatable");
   c->add_flag("--json", o->json, "prints JSON");
+  c->add_option("--machine", o->machine, "measures every op and writes this file, for `pare plan --machine`");
   o->keys.add(*c);
   c->callback([o, c] { run(*o, *c); });
 }

@@ -9,6 +9,7 @@
 
 #include "app/commands.h"
 #include "app/device.h"
+#include "app/plan_answers.h"
 #include "app/shorthands.h"
 #include "app/show.h"
 #include "data/presets.h"
@@ -21,7 +22,8 @@ struct Options {
   Shorthands shorthands{
       {{"--device", "trainer.device", "device to plan for, which need not be present"}, {"--exact", "trainer.exact"}}};
   std::vector<std::string> config;
-  std::string memory;
+  std::string memory, machine, lengths = "worst", largest, compare;
+  bool json = false;
 };
 
 constexpr size_t kWidth = 80;
@@ -118,35 +120,99 @@ void show_work(const Plan& plan) {
   std::printf("\nrows>: the fewest rows of a call of a linear layer\n");
 }
 
-// What there is for the arenas of a run, and where; 0 where nobody knows.
-size_t memory_here(const Config& c, std::string& where) {
+// Memory to plan for.
+struct Room {
+  size_t bytes = 0;   // 0: nobody knows
+  std::string where;  // "of --memory", or why nobody knows
+};
+
+// What there is for the arenas of a run: what the options say, else this machine's.
+Room find_room(const Options& o, const Config& c, const std::optional<Machine>& machine) {
+  if (!o.memory.empty()) return {parse_bytes(o.memory), "of --memory"};
+  if (machine) return {machine->memory(), "of " + machine->name};
   try {
     const Table& table = open_table(c.trainer);
     const bool host = c.trainer.device == DeviceKind::cpu;
-    where = host ? "of this machine" : "free on this device";
-    return host ? machine_memory() : table.memory->free();
+    return {host ? machine_memory() : table.memory->free(), host ? "of this machine" : "free on this device"};
   } catch (const Error& e) {
-    where = e.what();
-    return 0;
+    return {0, e.what()};
   }
 }
 
-void show_verdict(const Config& c, const Plan& plan, const std::string& given) {
-  std::string where = "of --memory";
-  const size_t memory = given.empty() ? memory_here(c, where) : parse_bytes(given), most = plan.most.total();
+void show_verdict(const Plan& plan, const Room& room) {
+  const size_t most = plan.most.total();
   std::printf("\n");
-  if (memory == 0)
-    return paragraph("takes", cat(bytes(most), " (", most, ") at most; --memory 80GB says whether that fits: ", where));
+  if (room.bytes == 0)
+    return paragraph("takes",
+                     cat(bytes(most), " (", most, ") at most; --memory 80GB says whether that fits: ", room.where));
   const auto difference = [](size_t more, size_t less) { return cat(bytes(more - less), " (", more - less, ")"); };
-  const std::string of = cat(bytes(memory), " (", memory, ") ", where);
-  if (most <= memory)
-    return paragraph("fits", cat("any step takes at most ", bytes(most), " of the ", of, ": ", difference(memory, most),
-                                 " are left"));
-  paragraph("too much", cat("a step can take ", bytes(most), ", ", difference(most, memory), " more than the ", of,
-                            plan.peak() <= memory ? "; one of the longest sequences would fit, but shorter ones fill "
-                                                    "micro-batches better: lower actor.ppo_max_token_len"
-                                                  : "; lower rollout.max_num_seqs, actor.ppo_max_token_len or "
-                                                    "data.train_batch_size"));
+  const std::string of = cat(bytes(room.bytes), " (", room.bytes, ") ", room.where);
+  if (most <= room.bytes)
+    return paragraph("fits", cat("any step takes at most ", bytes(most), " of the ", of, ": ",
+                                 difference(room.bytes, most), " are left"));
+  paragraph("too much",
+            cat("a step can take ", bytes(most), ", ", difference(most, room.bytes), " more than the ", of,
+                plan.peak() <= room.bytes ? "; one of the longest sequences would fit, but shorter ones fill "
+                                            "micro-batches better: lower actor.ppo_max_token_len"
+                                          : "; lower rollout.max_num_seqs, actor.ppo_max_token_len or "
+                                            "data.train_batch_size"));
+}
+
+std::string duration(double seconds) {
+  return seconds < 1e-3   ? format("%.3g us", seconds * 1e6)
+         : seconds < 1    ? format("%.3g ms", seconds * 1e3)
+         : seconds < 6e3  ? format("%.4g s", seconds)
+         : seconds < 36e4 ? format("%.3g h", seconds / 3600)
+                          : format("%.3g days", seconds / 86400);
+}
+
+// The share of an op in the seconds of its phase, the greatest first.
+std::string shares(const std::map<std::string, Ledger::Line>& ops) {
+  std::vector<std::pair<double, std::string>> list;
+  double all = 0;
+  for (const auto& [op, line] : ops) list.push_back({line.seconds, op}), all += line.seconds;
+  std::sort(list.rbegin(), list.rend());
+  std::string s;
+  for (size_t i = 0; i < std::min<size_t>(list.size(), 3); i++)
+    s += cat(i ? ", " : "", list[i].second, format(" %.0f %%", 100 * list[i].first / all));
+  return s;
+}
+
+std::string key_names(const Machine& machine, const std::string& source) {
+  std::string s;
+  for (const auto& [key, figure] : machine.figures)
+    if (figure.source == source) s += (s.empty() ? "" : ", ") + key;
+  return s.empty() ? "nothing" : s;
+}
+
+void show_time(const Config& c, const Ledger& ledger, const Machine& machine, double tokens, const std::string& at) {
+  std::printf("\n");
+  paragraph("time", cat("on ", machine.name, ", ", at, ", of the device alone: without grading and files"));
+  for (const auto& [phase, ops] : ledger.phases)
+    std::printf("  %-12s %10s   %s\n", phase.c_str(), duration(ledger.seconds(phase)).c_str(), shares(ops).c_str());
+  const double step = step_seconds(ledger);
+  std::printf("  %-12s %10s   %s tokens/s\n", "step", duration(step).c_str(), human(tokens / step).c_str());
+  std::printf("  %-12s %10s   %lld steps\n", "run",
+              duration(step * static_cast<double>(c.trainer.total_training_steps)).c_str(),
+              static_cast<long long>(c.trainer.total_training_steps));
+  paragraph("", cat("measured: ", key_names(machine, "measured"), "; published: ", key_names(machine, "published"),
+                    "; assumed: ", key_names(machine, "assumed")));
+}
+
+// --lengths: a number of tokens of a response, after prompts of the greatest length, or the directory of a run.
+StepLengths lengths_of(const std::string& text, const Config& c) {
+  int64_t response = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), response);
+  const bool number = error == std::errc() && end == text.data() + text.size();
+  if (number && (response < 1 || response > c.data.max_response_length))
+    fail("--lengths ", text, ": expected 1 to data.max_response_length = ", c.data.max_response_length);
+  if (number) return {c.data.max_prompt_length, response};
+  if (!std::filesystem::is_directory(text))
+    fail("--lengths ", text, ": expected worst, a number of tokens, or the directory of a run");
+  StepLengths lengths = read_lengths(text);
+  lengths.response = std::min(lengths.response, c.data.max_response_length);
+  lengths.prompt = std::min(lengths.prompt, c.data.max_prompt_length);
+  return lengths;
 }
 
 void run(const Options& o, const CLI::App& command) {
@@ -154,20 +220,40 @@ void run(const Options& o, const CLI::App& command) {
   for (const std::string& override : o.shorthands.overrides(command)) arguments.push_back(override);
   std::vector<std::string> notes;
   const Config config = load_config(arguments, &notes);
-  if (!o.memory.empty()) parse_bytes(o.memory);
+  std::optional<Machine> machine;
+  if (!o.machine.empty()) machine = read_machine(o.machine);
+  const bool worst = o.lengths == "worst";
+  const StepLengths lengths = worst ? StepLengths{config.data.max_prompt_length, config.data.max_response_length}
+                                    : lengths_of(o.lengths, config);
   if (!config.model.path.empty() && !std::filesystem::exists(config.model.path)) {
     std::string shapes;
     for (const std::string& name : preset_names("json")) shapes += (shapes.empty() ? "" : ", ") + name;
     fail("model.path: there is no ", config.model.path,
          "; a plan needs the shape only: set model.config to a config.json or to one of ", shapes);
   }
-  print_notes(notes);
+  const Room room = find_room(o, config, machine);
+  if (!o.largest.empty()) return show_largest(arguments, o.largest, room.bytes, room.where);
+  if (!o.compare.empty())
+    return show_comparison(arguments, o.compare, lengths, room.bytes, machine ? &*machine : nullptr, o.json);
   const std::vector<std::string> missing = missing_files(config);
-  const Plan plan = plan_step(config, TrainingKind::grpo, missing.empty());
+  Plan plan = plan_step(config, TrainingKind::grpo, missing.empty(), {}, machine ? &*machine : nullptr);
+  if (!worst) plan.ledger = plan_lengths(config, lengths, machine ? &*machine : nullptr);
+  if (o.json) {
+    std::printf("%s\n", plan_json(config, plan, lengths, room.bytes, machine ? &*machine : nullptr).dump(2).c_str());
+    return;
+  }
+  print_notes(notes);
   show_step(config, plan, missing);
   show_memory_table(plan);
   show_work(plan);
-  show_verdict(config, plan, o.memory);
+  if (!worst)
+    std::printf("work at %lld + %lld tokens, %.0f %% of the responses dropped before the learner\n",
+                static_cast<long long>(lengths.prompt), static_cast<long long>(lengths.response),
+                100 * lengths.dropped);
+  if (machine)
+    show_time(config, plan.ledger, *machine, generated_tokens(config, lengths),
+              cat("at ", lengths.prompt, " + ", lengths.response, " tokens"));
+  show_verdict(plan, room);
 }
 
 }  // namespace
@@ -177,10 +263,16 @@ void add_plan(CLI::App& app) {
   CLI::App* c = app.add_subcommand("plan", "memory and FLOPs of a training step, before it runs");
   c->add_option("config", o->config, "presets or TOML files, then overrides group.key=value")->required();
   c->add_option("--memory", o->memory, "memory of the machine to plan for, as 141GB; default: that of this machine");
+  c->add_option("--machine", o->machine, "a file such as data/machines/h200.toml: its memory, and seconds");
+  c->add_option("--lengths", o->lengths,
+                "of the work: worst (default), tokens of a response, or the directory of a run whose means are taken");
+  c->add_option("--largest", o->largest, "the largest value of this key that fits, such as data.max_response_length");
+  c->add_option("--compare", o->compare, "presets, such as grpo,nat-rpc: a table of what each saves and costs");
+  c->add_flag("--json", o->json, "prints JSON");
   o->shorthands.add(*c);
   c->footer(
       "With the name of a shape, a plan needs neither weights, tokenizer, data nor the device:\n"
-      "  pare plan grpo model.config=qwen2.5-7b --device cuda --memory 141GB");
+      "  pare plan grpo model.config=qwen2.5-7b --device cuda --machine data/machines/h200.toml");
   c->callback([o, c] { run(*o, *c); });
 }
 

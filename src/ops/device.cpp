@@ -59,6 +59,22 @@ bool Ledger::Line::operator==(const Line& o) const {
          min_rows == o.min_rows;
 }
 
+void Ledger::Line::scale(double factor) {
+  for (int64_t* x : {&calls, &cost.flops, &cost.read, &cost.written})
+    *x = std::llround(static_cast<double>(*x) * factor);
+  seconds *= factor;
+}
+
+void Ledger::add(const Ledger& other) {
+  for (const auto& [phase, ops] : other.phases)
+    for (const auto& [op, more] : ops) {
+      Line& line = phases[phase][op];
+      line.calls += more.calls, line.seconds += more.seconds;
+      line.cost.flops += more.cost.flops, line.cost.read += more.cost.read, line.cost.written += more.cost.written;
+      if (more.min_rows && (line.min_rows == 0 || more.min_rows < line.min_rows)) line.min_rows = more.min_rows;
+    }
+}
+
 Cost Ledger::total(const std::string& phase) const {
   Cost sum;
   if (auto it = phases.find(phase); it != phases.end())
@@ -164,7 +180,7 @@ void Device::call(const char* op, void (*fn)(const Args&, Stream), const Args& a
     Ledger::Line& line = ledger->phases[phase][op];
     const Cost c = a.cost();
     line.calls++, line.cost.flops += c.flops, line.cost.read += c.read, line.cost.written += c.written;
-    line.seconds += std::chrono::duration<double>(end - start).count();
+    line.seconds += estimate ? estimate(op, c) : std::chrono::duration<double>(end - start).count();
     if (const int64_t rows = linear_rows(a); rows && (line.min_rows == 0 || rows < line.min_rows)) line.min_rows = rows;
   }
   if (check_nan && !planning() && !partly_written<Args>) check_outputs(op, a);

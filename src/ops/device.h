@@ -18,12 +18,14 @@ struct Ledger {
     Cost cost;
     double seconds = 0;
     int64_t min_rows = 0;                // linear ops: the smallest number of rows of a call
+    void scale(double factor);           // of what adds up
     bool operator==(const Line&) const;  // seconds aside
   };
   std::map<std::string, std::map<std::string, Line>> phases;
 
   Cost total(const std::string& phase) const;
   double seconds(const std::string& phase) const;
+  void add(const Ledger& other);
   void clear() { phases.clear(); }
 };
 
@@ -37,6 +39,7 @@ class Device {
   // Decorators; all off at first.  Where the table has ranges for a profiler, every call is one.
   Ledger* ledger = nullptr;  // counts every call
   bool timed = false;        // the ledger takes seconds too (synchronous tables only)
+  std::function<double(const char* op, const Cost&)> estimate;  // gives the ledger's seconds, where nothing is timed
   bool check_nan = false;  // throws Error(Exit::non_finite) naming op, output and element when an output is not finite
   std::string phase = "main";  // heading of the ledger's lines
   bool graphs = true;          // together() launches graphs, where the table has them

@@ -1,7 +1,10 @@
 #include "run/plan.h"
 
+#include <cmath>
+
 #include "base/memory_limits.h"
 #include "model/hf/folder.h"
+#include "run/run_log.h"
 
 namespace pare {
 
@@ -11,8 +14,17 @@ size_t Plan::peak() const {
   return total;
 }
 
-Plan plan_step(const Config& config, TrainingKind kind, bool data, const std::optional<ArenaLimits>& limits) {
+static void set_machine(Session& session, const Machine* machine) {
+  if (!machine) return;
+  session.device.estimate = [machine, act = act_type(session.config)](const char* op, const Cost& cost) {
+    return machine->seconds(op, cost, act);
+  };
+}
+
+Plan plan_step(const Config& config, TrainingKind kind, bool data, const std::optional<ArenaLimits>& limits,
+               const Machine* machine) {
   Session session(config, table_null, true, limits, data);
+  set_machine(session, machine);
   const auto training = make_training(kind, session);
   training->worst_case_step();
   Plan plan{.model = session.model_config, .memory = {}, .most = {}, .ledger = session.ledger};
@@ -21,6 +33,44 @@ Plan plan_step(const Config& config, TrainingKind kind, bool data, const std::op
   plan.most = session.peaks();
   for (size_t i = 0; i < plan.memory.size(); i++) plan.memory[i].most = session.arenas()[i]->peak();
   return plan;
+}
+
+StepLengths read_lengths(const std::string& directory) {
+  const RunLog log = read_run_log(directory);
+  const auto mean = [&](const char* metric) {
+    Summary values;
+    for (size_t i = 0; i < log.steps.size(); i++)
+      if (const double x = log.at(metric, i); log.steps[i] > 0 && !std::isnan(x)) values.add(x);
+    return values.mean();
+  };
+  const StepLengths lengths{.prompt = std::lround(mean("prompt_length/mean")),
+                            .response = std::lround(mean("response_length/mean")),
+                            .dropped = mean("filter/small_adv_fraction")};
+  if (lengths.prompt < 1 || lengths.response < 1) fail(directory, ": no GRPO step in metrics.jsonl");
+  return lengths;
+}
+
+Ledger plan_lengths(const Config& config, const StepLengths& lengths, const Machine* machine) {
+  Config mean = config;
+  mean.data.max_prompt_length = lengths.prompt;
+  mean.data.max_response_length = lengths.response;
+  Session session(mean, table_null, true, {}, false);
+  set_machine(session, machine);
+  const auto training = make_training(TrainingKind::grpo, session);
+  const TokenSubset subset = config.actor.token_subset;
+  const bool random = subset == TokenSubset::rpc || subset == TokenSubset::urs;
+  const int64_t responses = config.data.train_batch_size * config.rollout.n, steps = random ? 1 + 255 / responses : 1;
+  Ledger all;
+  for (int64_t i = 0; i < steps; i++) {
+    training->worst_case_step();  // draws are named by the step
+    all.add(session.ledger);
+  }
+  for (auto& [phase, ops] : all.phases)
+    for (auto& [op, line] : ops) {
+      const bool per_response = phase != "rollout" && op != "adamw" && op != "global_norm" && op != "zero";
+      line.scale((per_response ? 1 - lengths.dropped : 1) / static_cast<double>(steps));
+    }
+  return all;
 }
 
 static std::string text(const ArenaLimits& l) {

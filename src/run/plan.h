@@ -1,5 +1,6 @@
 // What a step will cost, before it runs: the real code on a table of ops that do nothing.
 #pragma once
+#include "run/machine.h"
 #include "run/training.h"
 
 namespace pare {
@@ -14,7 +15,7 @@ struct Plan {
   ModelConfig model;
   std::vector<Memory> memory;
   ArenaLimits most;  // the same as Memory::most
-  Ledger ledger;     // of the step whose lengths are the greatest
+  Ledger ledger;     // of the step whose lengths are the greatest; its seconds are those of a machine, if one is given
   size_t peak() const;
 };
 
@@ -24,7 +25,19 @@ struct Plan {
 // activations of a real step are larger than these, and at most `most`.  Without `limits` no memory is too small for a
 // plan.  Without `data` neither tokenizer nor data files are read.
 Plan plan_step(const Config& config, TrainingKind kind = TrainingKind::grpo, bool data = true,
-               const std::optional<ArenaLimits>& limits = {});
+               const std::optional<ArenaLimits>& limits = {}, const Machine* machine = nullptr);
+
+// What the steps of a run are on the mean.
+struct StepLengths {
+  int64_t prompt, response;  // tokens
+  double dropped = 0;        // part of the responses that the learner never sees: filtered groups and advantages
+};
+// Of the run in that directory, from its metrics.
+StepLengths read_lengths(const std::string& directory);
+// The ledger of a GRPO step in which every prompt and response has these lengths and is trained on, but for the lines
+// of learner, old_log_prob and ref, which grow with the responses: those are cut by `dropped`.  Random subsets of
+// tokens (actor.token_subset) are the mean over 256 draws or more.
+Ledger plan_lengths(const Config& config, const StepLengths& lengths, const Machine* machine = nullptr);
 
 // Everything that can be wrong with a run on `table` and is known before its first step, without computing or writing:
 // files, what is in them, the shapes of the weights, every prompt, and that memory suffices: that of the table, and

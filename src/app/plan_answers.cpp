@@ -1,0 +1,192 @@
+#include "app/plan_answers.h"
+
+#include <cstdio>
+#include <sstream>
+
+#include "app/show.h"
+#include "base/error.h"
+#include "base/text.h"
+
+namespace pare {
+
+using Json = nlohmann::ordered_json;
+
+double step_seconds(const Ledger& ledger) {
+  double seconds = 0;
+  for (const auto& [phase, ops] : ledger.phases) seconds += ledger.seconds(phase);
+  return seconds;
+}
+
+double generated_tokens(const Config& c, const StepLengths& lengths) {
+  return static_cast<double>(c.data.train_batch_size * c.rollout.n * lengths.response);
+}
+
+namespace {
+
+std::string bytes(double n) { return human(n) + "B"; }
+
+Cost total(const Ledger& ledger) {
+  Cost all;
+  for (const auto& [phase, ops] : ledger.phases) {
+    const Cost c = ledger.total(phase);
+    all.flops += c.flops, all.read += c.read, all.written += c.written;
+  }
+  return all;
+}
+
+// Sequences whose keys and values find room beside everything else.
+int64_t sequences_at_a_time(const Config& c, const Plan& plan, size_t memory) {
+  const size_t rest = plan.most.total() - plan.most.kv,
+               one = plan.most.kv / static_cast<size_t>(c.rollout.max_num_seqs);
+  return memory > rest && one > 0 ? static_cast<int64_t>((memory - rest) / one) : 0;
+}
+
+Json memory_json(const Plan& plan) {
+  Json arenas;
+  for (const Plan::Memory& m : plan.memory) arenas[m.arena] = {{"longest", m.peak}, {"most", m.most}};
+  return {{"arenas", arenas}, {"longest", plan.peak()}, {"most", plan.most.total()}};
+}
+
+// The largest value that was asked for.
+constexpr int64_t kNoEnd = int64_t{1} << 30;
+
+}  // namespace
+
+Json plan_json(const Config& c, const Plan& plan, const StepLengths& lengths, size_t memory, const Machine* machine) {
+  Json phases;
+  for (const auto& [phase, ops] : plan.ledger.phases) {
+    Json lines;
+    for (const auto& [op, line] : ops) {
+      lines[op] = {
+          {"calls", line.calls}, {"flops", line.cost.flops}, {"read", line.cost.read}, {"written", line.cost.written}};
+      if (machine) lines[op]["seconds"] = line.seconds;
+    }
+    const Cost all = plan.ledger.total(phase);
+    phases[phase] = {{"flops", all.flops}, {"read", all.read}, {"written", all.written}, {"ops", lines}};
+    if (machine) phases[phase]["seconds"] = plan.ledger.seconds(phase);
+  }
+  Json j{{"memory", memory_json(plan)},
+         {"lengths", {{"prompt", lengths.prompt}, {"response", lengths.response}, {"dropped", lengths.dropped}}},
+         {"phases", phases}};
+  if (memory) j["fits"] = plan.most.total() <= memory, j["available"] = memory;
+  if (machine) {
+    const double step = step_seconds(plan.ledger);
+    Json figures;
+    for (const auto& [key, figure] : machine->figures)
+      figures[key] = {{"value", figure.value}, {"source", figure.source}};
+    j["machine"] = {{"name", machine->name}, {"figures", figures}};
+    j["seconds"] = step;
+    j["tokens_per_second"] = generated_tokens(c, lengths) / step;
+    j["hours"] = step * static_cast<double>(c.trainer.total_training_steps) / 3600;
+  }
+  return j;
+}
+
+void show_largest(const std::vector<std::string>& arguments, const std::string& key, size_t memory,
+                  const std::string& where) {
+  if (memory == 0) fail("--largest needs --memory or --machine: ", where);
+  struct Try {
+    bool fits = false;
+    Plan plan;
+    std::string error;  // of a value that no run can have
+  };
+  const auto attempt = [&](int64_t value) {
+    std::vector<std::string> all = arguments;
+    all.push_back(cat(key, "=", value));
+    Try t;
+    try {
+      t.plan = plan_step(load_config(all), TrainingKind::grpo, false);
+      t.fits = t.plan.most.total() <= memory;
+    } catch (const Error& e) {
+      t.error = e.what();
+    }
+    return t;
+  };
+  const std::string now = config_key(key).show(load_config(arguments));
+  int64_t good = 0, bad = std::max<int64_t>(std::atoll(now.c_str()), 1);
+  Try best, next = attempt(bad);
+  while (next.fits && bad < kNoEnd) best = std::move(next), good = bad, bad *= 2, next = attempt(bad);
+  while (bad - good > 1) {
+    const int64_t middle = good + (bad - good) / 2;
+    Try t = attempt(middle);
+    (t.fits ? good : bad) = middle;
+    (t.fits ? best : next) = std::move(t);
+  }
+  if (good == 0)
+    fail("no value of ", key, " fits the ", bytes(static_cast<double>(memory)), " ", where,
+         next.error.empty() ? "" : ": " + next.error);
+  std::printf("largest  %s = %lld takes %zu of %zu bytes %s\n", key.c_str(), static_cast<long long>(good),
+              best.plan.most.total(), memory, where.c_str());
+  if (!next.error.empty()) {
+    std::printf("         %lld: %s\n", static_cast<long long>(bad), next.error.c_str());
+    return;
+  }
+  size_t arena = 0;
+  const auto growth = [&](size_t i) { return next.plan.memory[i].most - best.plan.memory[i].most; };
+  for (size_t i = 1; i < next.plan.memory.size(); i++)
+    if (growth(i) > growth(arena)) arena = i;
+  std::printf("         %lld takes %zu more than there are; what grows most is %s\n", static_cast<long long>(bad),
+              next.plan.most.total() - memory, next.plan.memory[arena].arena.c_str());
+}
+
+void show_comparison(const std::vector<std::string>& arguments, const std::string& presets, const StepLengths& lengths,
+                     size_t memory, const Machine* machine, bool json) {
+  struct Row {
+    std::string name;
+    double bytes, rollout, learner, moved, seconds, sequences;
+    Json plan;
+  };
+  std::vector<std::string> names{""};
+  std::istringstream list(presets);
+  for (std::string name; std::getline(list, name, ',');) names.push_back(name);
+  std::vector<Row> rows;
+  for (const std::string& name : names) {
+    std::vector<std::string> all = arguments;
+    if (!name.empty()) all.push_back(name);
+    const Config c = load_config(all);
+    Plan plan = plan_step(c, TrainingKind::grpo, false);
+    plan.ledger = plan_lengths(c, lengths, machine);
+    const Cost cost = total(plan.ledger);
+    const auto rollout = static_cast<double>(plan.ledger.total("rollout").flops);
+    rows.push_back({.name = name.empty() ? "as it is" : name,
+                    .bytes = static_cast<double>(plan.most.total()),
+                    .rollout = rollout,
+                    .learner = static_cast<double>(cost.flops) - rollout,
+                    .moved = static_cast<double>(cost.read + cost.written),
+                    .seconds = step_seconds(plan.ledger),
+                    .sequences = static_cast<double>(sequences_at_a_time(c, plan, memory)),
+                    .plan = plan_json(c, plan, lengths, memory, machine)});
+  }
+  if (json) {
+    Json all;
+    for (Row& r : rows) all[r.name] = std::move(r.plan);
+    std::printf("%s\n", all.dump(2).c_str());
+    return;
+  }
+  std::printf(
+      "a step at %lld + %lld tokens, %.0f %% of the responses dropped before the learner:\nbytes at most, FLOP of the "
+      "rollout and of all else, bytes moved; then the multiple\n"
+      "of the first row\n\n",
+      static_cast<long long>(lengths.prompt), static_cast<long long>(lengths.response), 100 * lengths.dropped);
+  std::printf("%-13s%12s%12s%12s%12s%s%s\n", "", "bytes", "rollout", "other", "bytes moved",
+              machine ? "     seconds" : "", memory ? " at once" : "");
+  const auto cell = [&](double Row::*x, const Row& r) {
+    const double value = r.*x, first = rows[0].*x;
+    return pad_left(cat(x == &Row::seconds ? format("%.3g", value) : human(value),
+                        &r == &rows[0] ? "" : format(" %.2fx", value / first)),
+                    12);
+  };
+  for (const Row& r : rows) {
+    std::string line = pad_right(r.name, 13);
+    for (double Row::*x : {&Row::bytes, &Row::rollout, &Row::learner, &Row::moved}) line += cell(x, r);
+    if (machine) line += cell(&Row::seconds, r);
+    if (memory) line += pad_left(format("%.0f", r.sequences), 8);
+    std::printf("%s\n", line.c_str());
+  }
+  std::printf(
+      "\nat once: sequences whose keys and values fit beside the rest.  What a method saves\n"
+      "by its data (groups without signal, vetoes) is in no plan; --lengths RUN takes the\n"
+      "dropped share of a run.\n");
+}
+
+}  // namespace pare

@@ -1,0 +1,113 @@
+#include "run/machine.h"
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <sstream>
+#include <vector>
+
+#include "base/error.h"
+#include "base/nearest.h"
+#include "base/toml.h"
+#include "ops/list.h"
+
+namespace pare {
+
+namespace {
+
+const std::vector<std::string> kSources = {"measured", "published", "assumed"};
+const std::vector<std::string> kFigures = {"memory",    "reserve", "flops_f32",  "flops_bf16",
+                                           "bandwidth", "launch",  "share.other"};
+
+const std::vector<std::string>& known_keys() {
+  static const std::vector<std::string> keys = [] {
+    std::vector<std::string> all = kFigures;
+#define X(op, Args) all.push_back("share." #op);
+    PARE_OPS(X)
+#undef X
+    return all;
+  }();
+  return keys;
+}
+
+// 141e9; TOML's own 1_000 too.
+double number(const TomlItem& item) {
+  std::string text = item.array ? "" : item.values[0].text;
+  std::erase(text, '_');
+  double x = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), x);
+  if (item.array || item.values[0].kind != TomlValue::Kind::word || error != std::errc() ||
+      end != text.data() + text.size())
+    fail(item.where, ": ", item.key, ": expected a number");
+  return x;
+}
+
+}  // namespace
+
+double Machine::figure(const std::string& key) const {
+  const auto it = figures.find(key);
+  if (it == figures.end()) fail("machine ", name, " has no ", key);
+  return it->second.value;
+}
+
+static double math_seconds(const Machine& m, const Cost& c, DType act) {
+  return static_cast<double>(c.flops) / m.figure(act == DType::bf16 ? "flops_bf16" : "flops_f32");
+}
+static double memory_seconds(const Machine& m, const Cost& c) {
+  return static_cast<double>(c.read + c.written) / m.figure("bandwidth");
+}
+
+double Machine::seconds(const std::string& op, const Cost& c, DType act) const {
+  const auto it = figures.find("share." + op);
+  const double share = it == figures.end() ? figure("share.other") : it->second.value;
+  return figure("launch") + std::max(math_seconds(*this, c, act), memory_seconds(*this, c)) / share;
+}
+
+bool Machine::bound_by_memory(const Cost& c, DType act) const {
+  return memory_seconds(*this, c) > math_seconds(*this, c, act);
+}
+
+Machine read_machine(const std::string& file) {
+  std::ifstream in(file, std::ios::binary);
+  std::stringstream text;
+  text << in.rdbuf();
+  if (!in) fail(file, ": cannot be read; machines are files such as data/machines/h200.toml");
+  Machine m{.name = file, .figures = {}};
+  for (const TomlItem& item : parse_toml(text.str(), file)) {
+    if (item.key == "name") {
+      if (item.array || item.values[0].kind != TomlValue::Kind::string) fail(item.where, ": name: expected a string");
+      m.name = item.values[0].text;
+      continue;
+    }
+    const size_t dot = item.key.find('.');
+    const std::string source = item.key.substr(0, dot), key = dot == std::string::npos ? "" : item.key.substr(dot + 1);
+    if (std::find(kSources.begin(), kSources.end(), source) == kSources.end() || key.empty())
+      fail(item.where, ": ", item.key, ": expected name, or a figure below [measured], [published] or [assumed]");
+    if (std::find(known_keys().begin(), known_keys().end(), key) == known_keys().end())
+      fail(item.where, ": there is no figure ", key, "; the nearest is ", nearest(key, known_keys()));
+    const double x = number(item);
+    const bool zero = key == "reserve" || key == "launch";
+    if (!(zero ? x >= 0 : x > 0)) fail(item.where, ": ", key, ": expected a number ", zero ? ">= 0" : "> 0");
+    if (!m.figures.insert({key, {x, source}}).second) fail(item.where, ": ", key, " is there twice");
+  }
+  for (const std::string& key : kFigures)
+    if (!m.figures.contains(key)) fail(file, ": ", key, " is missing");
+  return m;
+}
+
+std::string to_toml(const Machine& m) {
+  std::ostringstream s;
+  s << "name = " << toml_quote(m.name) << '\n';
+  for (const std::string& source : kSources) {
+    bool first = true;
+    for (const auto& [key, figure] : m.figures) {
+      if (figure.source != source) continue;
+      if (first) s << "\n[" << source << "]\n";
+      first = false;
+      s << key << " = " << figure.value << '\n';
+    }
+  }
+  return s.str();
+}
+
+}  // namespace pare

@@ -1,0 +1,176 @@
+// Plans in seconds: machine files, and what `pare plan` answers with one.
+#include <nlohmann/json.hpp>
+
+#include "run/plan.h"
+#include "tests/program.h"
+
+namespace pare::test {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+const std::string kText =
+    "name = \"a box\"\n"
+    "[measured]\nmemory = 2e9\nbandwidth = 1e9\nlaunch = 0.5\n"
+    "[published]\nflops_f32 = 4e9\nflops_bf16 = 8_000_000_000\n"
+    "[assumed]\nreserve = 5e8\nshare.other = 0.5\nshare.linear_fwd = 0.25\n";
+
+std::string machine_file(const std::string& text) {
+  const std::string path = cat(testing::TempDir(), "pare_machine_", getpid(), ".toml");
+  std::ofstream(path) << text;
+  return path;
+}
+
+std::string message(const std::string& text) {
+  try {
+    read_machine(machine_file(text));
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code, Exit::usage);
+    return e.what();
+  }
+  return "no error";
+}
+
+TEST(Machine, IsARoofPerCall) {
+  const Machine m = read_machine(machine_file(kText));
+  EXPECT_EQ(m.name, "a box");
+  EXPECT_EQ(m.memory(), 1'500'000'000u);
+  EXPECT_EQ(m.figures.at("bandwidth").source, "measured");
+  EXPECT_EQ(m.figures.at("share.linear_fwd").source, "assumed");
+  const Cost math{.flops = 8'000'000'000, .read = 100, .written = 0},
+      memory{.flops = 4, .read = 1'000'000'000, .written = 1'000'000'000};
+  EXPECT_EQ(m.seconds("linear_fwd", math, DType::f32), 0.5 + 2 / 0.25);
+  EXPECT_EQ(m.seconds("linear_fwd", math, DType::bf16), 0.5 + 1 / 0.25);
+  EXPECT_EQ(m.seconds("adamw", memory, DType::bf16), 0.5 + 2 / 0.5);
+  EXPECT_EQ(m.seconds("adamw", {}, DType::f32), 0.5);
+  const Machine again = read_machine(machine_file(to_toml(m)));
+  EXPECT_EQ(to_toml(again), to_toml(m));
+  EXPECT_EQ(again.figures.size(), m.figures.size());
+}
+
+TEST(Machine, WhatIsNoFigureIsAnError) {
+  EXPECT_NE(message(kText + "bandwith = 3\n").find(":13: there is no figure bandwith; the nearest is bandwidth"),
+            std::string::npos)
+      << message(kText + "bandwith = 3\n");
+  EXPECT_NE(message(kText + "share.linear_fw = 1\n").find("nearest is share.linear_fwd"), std::string::npos);
+  EXPECT_NE(message(kText + "share.adamw = 0\n").find(":13: share.adamw: expected a number > 0"), std::string::npos);
+  EXPECT_NE(message(kText + "share.adamw = -1\n").find("> 0"), std::string::npos);
+  EXPECT_NE(message(kText + "share.adamw = 'fast'\n").find("expected a number"), std::string::npos);
+  EXPECT_NE(message(kText + "bandwidth = 2e9\n").find("bandwidth is there twice"), std::string::npos);
+  EXPECT_NE(message("memory = 3\n" + kText).find(":1: memory: expected name, or a figure below [measured]"),
+            std::string::npos);
+  EXPECT_NE(message("[measured]\nmemory = 3\n").find("reserve is missing"), std::string::npos);
+  EXPECT_THROW(read_machine("no/such.toml"), Error);
+}
+
+TEST(Machine, ThoseOfTheRepositoryAreRead) {
+  int files = 0;
+  for (const auto& entry : fs::directory_iterator("data/machines")) {
+    files++;
+    EXPECT_GT(read_machine(entry.path().string()).memory(), 30'000'000'000u) << entry.path();
+  }
+  EXPECT_GE(files, 3);
+}
+
+const std::vector<std::string> kTiny = {"model.config=tiny-ssa", "data.train_batch_size=4", "rollout.n=4",
+                                        "data.max_prompt_length=60", "data.max_response_length=80"};
+
+// Of a machine on which a call takes a second and its work nothing, the seconds are the calls.
+TEST(Plan, SecondsAreTakenPerCall) {
+  Machine m = read_machine(machine_file(kText));
+  for (const char* key : {"bandwidth", "flops_f32", "flops_bf16"}) m.figures[key].value = 1e300;
+  m.figures["launch"].value = 1;
+  const Plan plan = plan_step(load_config(kTiny), TrainingKind::grpo, false, {}, &m);
+  for (const auto& [phase, ops] : plan.ledger.phases)
+    for (const auto& [op, line] : ops) EXPECT_EQ(line.seconds, static_cast<double>(line.calls)) << phase << ' ' << op;
+  EXPECT_GT(plan.ledger.seconds("rollout"), 100);
+  EXPECT_EQ(plan_step(load_config(kTiny), TrainingKind::grpo, false).ledger.seconds("rollout"), 0);
+}
+
+// A response of T tokens is cut behind token L, uniform on {C .. T}: (C + T) / 2 - 1 rows of it on the mean.
+TEST(Plan, RandomCutsAreTheirExpectation) {
+  std::vector<std::string> cut = kTiny;
+  cut.insert(cut.end(), {"nat-rpc", "actor.rpc_min_tokens=20"});
+  const Ledger all = plan_lengths(load_config(kTiny), {60, 80}), rpc = plan_lengths(load_config(cut), {60, 80});
+  const auto rows = [](const Ledger& l) {
+    return static_cast<double>(l.phases.at("learner").at("swiglu_fwd").cost.flops);
+  };
+  const double whole = 60 + 4 * 79, expected = 60 + 4 * ((20 + 80) / 2.0 - 1);
+  EXPECT_NEAR(rows(rpc) / rows(all), expected / whole, 0.03);
+  const Ledger half = plan_lengths(load_config(kTiny), {60, 80, 0.5});
+  EXPECT_NEAR(rows(half) / rows(all), 0.5, 1e-6);
+  EXPECT_EQ(half.total("rollout").flops, all.total("rollout").flops);
+}
+
+class PlanAnswers : public Program {
+ protected:
+  const std::string tiny_ =
+      "plan model.config=tiny-ssa data.train_batch_size=4 rollout.n=4 data.max_prompt_length=60"
+      " data.max_response_length=80 rollout.max_num_seqs=16 rollout.max_num_batched_tokens=256"
+      " actor.ppo_max_token_len=512";
+};
+
+TEST_F(PlanAnswers, LargestFitsAndOneMoreDoesNot) {
+  for (const char* key : {"data.max_response_length", "rollout.max_num_seqs", "actor.ppo_max_token_len"}) {
+    const Outcome o = run(tiny_ + " --memory 14MB --largest " + key);
+    ASSERT_EQ(o.code, 0) << o.err;
+    const int64_t value = std::stoll(o.out.substr(o.out.find(" = ") + 3));
+    const auto verdict = [&](int64_t v) { return run(cat(tiny_, " ", key, "=", v, " --memory 14MB")); };
+    EXPECT_NE(verdict(value).out.find("\nfits "), std::string::npos) << o.out;
+    const Outcome more = verdict(value + 1);
+    EXPECT_TRUE(more.code != 0 || more.out.find("\ntoo much") != std::string::npos) << o.out;
+  }
+  // 288 positions end before the memory does.
+  const Outcome positions = run(tiny_ + " --memory 60GB --largest data.max_response_length");
+  EXPECT_NE(positions.out.find("data.max_response_length = 228 takes"), std::string::npos) << positions.out;
+  EXPECT_NE(positions.out.find("288 positions"), std::string::npos) << positions.out;
+  const Outcome none = run(tiny_ + " --memory 1MB --largest rollout.max_num_seqs");
+  EXPECT_EQ(none.code, 2);
+  EXPECT_NE(none.err.find("no value of rollout.max_num_seqs fits"), std::string::npos) << none.err;
+}
+
+// Its own steps, from their mean lengths: attention is quadratic in them, so nearly.
+TEST_F(PlanAnswers, LengthsOfARunAreItsBooks) {
+  const std::string run_ = cat(testing::TempDir(), "pare_lengths_", getpid());
+  const std::string config =
+      "model.config=tiny-ssa model.init=fan_in data.train_batch_size=8 rollout.n=8 data.max_prompt_length=64 "
+      "data.max_response_length=60";
+  const Outcome train = run("train " + config + " trainer.total_training_steps=3 --force --out " + run_);
+  ASSERT_EQ(train.code, 0) << train.err;
+  std::ifstream file(run_ + "/metrics.jsonl");
+  double rollout = 0, learner = 0;
+  int steps = 0;
+  for (std::string line; std::getline(file, line); steps++) {
+    const Json m = Json::parse(line);
+    rollout += m["flops/rollout"].get<double>(), learner += m["flops/learner"].get<double>();
+  }
+  ASSERT_EQ(steps, 3);
+  const Outcome o = run("plan " + config + " --json --lengths " + run_);
+  ASSERT_EQ(o.code, 0) << o.err;
+  const Json plan = Json::parse(o.out);
+  EXPECT_NEAR(plan["phases"]["rollout"]["flops"].get<double>(), rollout / 3, 0.04 * rollout / 3);
+  EXPECT_NEAR(plan["phases"]["learner"]["flops"].get<double>(), learner / 3, 0.04 * learner / 3);
+  EXPECT_EQ(run("plan " + config + " --lengths 61").code, 2);
+  EXPECT_EQ(run("plan " + config + " --lengths /no/such/run").code, 2);
+  fs::remove_all(run_);
+}
+
+TEST_F(PlanAnswers, ComparesMethods) {
+  const std::string machine = machine_file(kText);
+  const Outcome o = run(tiny_ + " --compare grpo,nat-rpc --machine " + machine);
+  ASSERT_EQ(o.code, 0) << o.err;
+  EXPECT_NE(o.out.find("\nas it is"), std::string::npos);
+  EXPECT_NE(o.out.find("\nnat-rpc"), std::string::npos);
+  std::istringstream lines(o.out);
+  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 88u) << line;
+  const Json j =
+      Json::parse(run(tiny_ + " data.max_response_length=220 --json --compare grpo,nat-rpc --machine " + machine).out);
+  EXPECT_GT(j["grpo"]["phases"]["ref"]["flops"], 0);
+  EXPECT_LT(j["nat-rpc"]["seconds"], j["as it is"]["seconds"]);
+  EXPECT_GT(j["grpo"]["seconds"], j["as it is"]["seconds"]);
+  EXPECT_EQ(j["grpo"]["available"], 1'500'000'000);
+}
+
+}  // namespace
+}  // namespace pare::test
