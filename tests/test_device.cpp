@@ -150,6 +150,30 @@ TEST(Device, NanCheckFollowsStridesAndSecondOutputs) {
   device.rmsnorm_bwd(a);  // the NaN between the rows of dx is nobody's output
 }
 
+// A copy writes some rows of a tensor; what lies in the others, and what moves within it, was there before.
+TEST(Device, NanCheckLooksAtTheRowsThatAreCopied) {
+  Device device(table_ref);
+  device.check_nan = true;
+  const int64_t C = 3;
+  std::vector<float> y(5 * (C + 1), NAN), x(4 * C, 1);
+  std::vector<int32_t> pairs = {2, 4, 0, 1};
+  const Tensor to = f32(y, {5, C + 1}).columns(0, C), index = make_tensor(pairs.data(), DType::i32, {2, 2});
+  const Tensor from = f32(x, {4, C});
+  x[1 * C] = NAN;  // a row that is left where it is
+  device.copy_rows({to, from, index});
+  x[2 * C + 1] = INFINITY;
+  try {
+    device.copy_rows({to, from, index});
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code, Exit::non_finite);
+    EXPECT_STREQ(e.what(), "copy_rows: output 0 f32[5, 3] holds inf at row 4, column 1");
+  }
+  device.copy_rows({to, from, index.rows(1, 1)});
+  pairs = {0, 2, 3, 1};
+  device.copy_rows({to, to, index});
+}
+
 TEST(Device, NanCheckReadsF64) {
   Device device(table_ref);
   device.check_nan = true;

@@ -18,20 +18,16 @@ float widened(float x) { return x; }
 double widened(double x) { return x; }
 float widened(uint16_t x) { return bf16_to_f32(x); }
 
-// `host`: a copy of all of t's memory, from its first element to its last.
+// Of the last dimension of t, whose memory, from its first element to its last, is at `host`.
 template <class T>
-void check_finite(const char* op, int output, const Tensor& t, const void* host) {
-  // Any strides: walk the rows of the last dimension.
-  const T* base = static_cast<const T*>(host);
-  const int64_t last = t.shape[t.rank - 1], rows = last ? t.size() / last : 0;
-  for (int64_t r = 0; r < rows; r++) {
-    int64_t rest = r, offset = 0;
-    for (int i = t.rank - 2; i >= 0; i--) offset += rest % t.shape[i] * t.stride[i], rest /= t.shape[i];
-    for (int64_t c = 0; c < last; c++)
-      if (const auto x = widened(base[offset + c]); !std::isfinite(x))
-        throw Error(Exit::non_finite,
-                    cat(op, ": output ", output, " ", t.str(), " holds ", x, " at row ", r, ", column ", c));
-  }
+void check_row(const char* op, int output, const Tensor& t, int64_t row, const void* host) {
+  const int64_t last = t.shape[t.rank - 1];
+  int64_t rest = row, offset = 0;
+  for (int i = t.rank - 2; i >= 0; i--) offset += rest % t.shape[i] * t.stride[i], rest /= t.shape[i];
+  for (int64_t c = 0; c < last; c++)
+    if (const auto x = widened(static_cast<const T*>(host)[offset + c]); !std::isfinite(x))
+      throw Error(Exit::non_finite,
+                  cat(op, ": output ", output, " ", t.str(), " holds ", x, " at row ", row, ", column ", c));
 }
 
 template <class Args>
@@ -47,9 +43,9 @@ int64_t linear_rows(const Args& a) {
 template <class T, class... Ts>
 constexpr bool is_any = (std::is_same_v<T, Ts> || ...);
 // KV pages and what lies beside them hold slots that were never written, scores and rings of rows likewise; only what
-// reads them is checked.
+// reads them is checked.  Of CopyRows it is the rows that are copied.
 template <class Args>
-constexpr bool partly_written = is_any<Args, PackWeight, KvWrite, KvCopyPages, KvBlockSummary, CopyRows, KvWindowScores,
+constexpr bool partly_written = is_any<Args, PackWeight, KvWrite, KvCopyPages, KvBlockSummary, KvWindowScores,
                                        KvRedundancy, KvMassScores, KvCompact>;
 
 }  // namespace
@@ -145,21 +141,32 @@ void Device::stage(const Upload& a) {
   }
 }
 
+// t's memory, from its first element to its last.
+static std::vector<char> copy(const Table& table, Stream stream, const Tensor& t) {
+  int64_t span = t.size() > 0;
+  for (int i = 0; i < t.rank && span > 0; i++) span += (t.shape[i] - 1) * t.stride[i];
+  std::vector<char> host(static_cast<size_t>(span) * dtype_size(t.dtype));
+  table.download({host.data(), make_tensor(t.data, DType::u8, {std::ssize(host)})}, stream);
+  return host;
+}
+
 template <class Args>
 void Device::check_outputs(const char* op, const Args& a) {
-  int output = 0;
+  int output = -1;
   for (const Tensor& t : a.outputs()) {
-    if (t.size() > 0 && (t.dtype == DType::f32 || t.dtype == DType::f64 || t.dtype == DType::bf16)) {
-      int64_t span = 1;
-      for (int i = 0; i < t.rank; i++) span += (t.shape[i] - 1) * t.stride[i];
-      const auto bytes = span * static_cast<int64_t>(dtype_size(t.dtype));
-      std::vector<char> host(bytes);
-      table_.download({host.data(), make_tensor(t.data, DType::u8, {bytes})}, stream_);
-      if (t.dtype == DType::f32) check_finite<float>(op, output, t, host.data());
-      if (t.dtype == DType::f64) check_finite<double>(op, output, t, host.data());
-      if (t.dtype == DType::bf16) check_finite<uint16_t>(op, output, t, host.data());
-    }
     output++;
+    const bool f32 = t.dtype == DType::f32, f64 = t.dtype == DType::f64;
+    if (t.size() == 0 || !(f32 || f64 || t.dtype == DType::bf16)) continue;
+    const auto check = f32 ? check_row<float> : f64 ? check_row<double> : check_row<uint16_t>;
+    const std::vector<char> host = copy(table_, stream_, t);
+    if constexpr (std::is_same_v<Args, CopyRows>) {
+      if (a.x.data == t.data) continue;  // what is copied within a tensor was there before
+      const std::vector<char> pairs = copy(table_, stream_, a.index);
+      for (int64_t i = 0; i < a.index.shape[0]; i++)
+        check(op, output, t, reinterpret_cast<const int32_t*>(pairs.data())[2 * i + 1], host.data());
+    } else {
+      for (int64_t row = 0; row < t.size() / t.shape[t.rank - 1]; row++) check(op, output, t, row, host.data());
+    }
   }
 }
 
