@@ -1,12 +1,11 @@
 // Pages of several sequences or events, as badly laid out as the contract allows.
 #pragma once
-#include <algorithm>
-#include <numeric>
-
 #include "cases/layouts.h"
 #include "op_harness.h"
 
 namespace pare::test {
+
+using cases::flat;
 
 struct KvPages : cases::Pages {
   KvPages() = default;
@@ -23,11 +22,5 @@ struct KvPages : cases::Pages {
     return k;
   }
 };
-
-inline std::vector<int32_t> flat(const std::vector<KvEvent>& events) {
-  std::vector<int32_t> v;
-  for (const KvEvent& e : events) v.insert(v.end(), {e.slots, e.first, e.recent, e.keep, e.keep_row, e.window_row});
-  return v;
-}
 
 }  // namespace pare::test

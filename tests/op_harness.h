@@ -217,6 +217,7 @@ class OpRun : public cases::Operands {
   std::map<std::string, std::vector<double>> bounds;
 
   bool has(const std::string& name) const { return entries_.count(name); }
+  bool is_weight(const std::string& name) const { return inputs_.count(name); }
   const std::string& name(const Tensor& t) const {
     for (const auto& [name, e] : entries_)
       if (e.buffer->tensor().data == t.data) return name;

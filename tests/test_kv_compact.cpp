@@ -168,7 +168,7 @@ TEST_P(KvCompaction, SinksFollowTheWindow) {
   a.k_pages = r.inout("k", {2, 1, D, 16}, k), a.v_pages = r.inout("v", {2, 1, 16, D});
   a.pos_pages = r.index_inout("pos", {2, 1, 16}, std::vector<int32_t>(32, 5));
   a.keep = r.index("keep", {1, 1, keep}, kept), a.src_pages = r.index("src", {1, 2}, {0, 1});
-  a.dst_pages = r.index("dst", {1, 1}, {0}), a.events = r.index("events", {1, 6}, flat({e}));
+  a.dst_pages = r.index("dst", {1, 1}, {0}), a.events = r.index("events", {1, 6}, flat(std::vector{e}));
   a.work = kv_work(&e, 1), a.rope = r.in("rope", {64, D}, table), a.sinks = sinks;
   r.call(&Table::kv_compact, a);
   ASSERT_TRUE(r.problems.empty()) << joined(r.problems);

@@ -50,7 +50,7 @@ struct Merge {
     a.compact.mass_pages = r.inout("mass", {pages, 1, 16}, mp);
     a.compact.keep = r.index("keep", {1, 1, kept}, keep);
     a.compact.src_pages = a.compact.dst_pages = r.index("pages", {1, pages}, table);
-    a.compact.events = r.index("events", {1, 6}, flat({e})), a.compact.work = kv_work(&e, 1);
+    a.compact.events = r.index("events", {1, 6}, flat(std::vector{e})), a.compact.work = kv_work(&e, 1);
     a.kind = kind, a.keys = merge_keys;
     a.links = r.scratch("links", {1, 1, 2, pages * 16}, {});
     a.merged = r.scratch("merged", {1, 1, kept, 2 * D + 1}, {});

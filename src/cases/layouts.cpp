@@ -157,12 +157,6 @@ Packed::Packed(const Dims& d) {
   }
 }
 
-Tensor Packed::put_segments(Operands& o) const {
-  std::vector<int32_t> v;
-  for (const SegmentRow& g : segments) v.insert(v.end(), {g.row, g.len, g.parent_row, g.parent_len});
-  return o.index("segments", {std::ssize(segments), 4}, v);
-}
-
 std::vector<Dim> packed_dims() {
   return {{"G", 1, "groups"},
           {"S", 1, "sequences of a group"},
@@ -299,12 +293,6 @@ Sequences::Sequences(const Dims& d, int64_t new_rows) {
   pages = Pages(by_row, d["layout"] != 0);
 }
 
-Tensor Sequences::put_queries(Operands& o) const {
-  std::vector<int32_t> v;
-  for (const PagedRow& e : list) v.insert(v.end(), {e.row, e.rows, e.slots, e.table_row});
-  return o.index("queries", {count(), 4}, v);
-}
-
 std::vector<Dim> paged_dims() {
   return {{"B", 64, "sequences"},
           {"L", 4096, "slots of a sequence, the new ones included"},
@@ -366,12 +354,6 @@ Events::Events(const Dims& d) : regular(d["layout"] == 0), window(d.i32("window"
   }
   pages = Pages(slots, !regular);
   work = kv_work(list.data(), count());
-}
-
-Tensor Events::put_events(Operands& o) const {
-  std::vector<int32_t> v;
-  for (const KvEvent& e : list) v.insert(v.end(), {e.slots, e.first, e.recent, e.keep, e.keep_row, e.window_row});
-  return o.index("events", {count(), 6}, v);
 }
 
 Tensor Events::put_keep(Operands& o, const Dims& d) const {

@@ -8,6 +8,13 @@
 
 namespace pare::cases {
 
+// Rows of numbers, SegmentRow, PagedRow or KvEvent, as an index tensor holds them.
+template <class Row>
+std::vector<int32_t> flat(const std::vector<Row>& rows) {
+  const auto* numbers = reinterpret_cast<const int32_t*>(rows.data());
+  return {numbers, numbers + rows.size() * sizeof(Row) / sizeof(int32_t)};
+}
+
 // ---- packed sequences: groups of sequences that share a prefix, or segments
 
 inline const Dim kHeads{"H", 12, "query heads"}, kKvHeads{"K", 2, "key/value heads"}, kDim{"D", 128, "head dim"};
@@ -23,7 +30,7 @@ struct Packed {
   int64_t pairs = 0, slots = 0, room = 0, chosen = 0;  // chosen: blocks of the rows that choose
   int64_t choosers = 0, most_slots = 0;
 
-  Tensor put_segments(Operands& o) const;
+  Tensor put_segments(Operands& o) const { return o.index("segments", {std::ssize(segments), 4}, flat(segments)); }
   Tensor put_budget(Operands& o) const { return o.index("budget", {rows}, budget); }
 };
 std::vector<Dim> packed_dims();
@@ -67,7 +74,7 @@ struct Sequences {
   int64_t rows = 0, pairs = 0, slots = 0;
 
   int64_t count() const { return std::ssize(list); }
-  Tensor put_queries(Operands& o) const;
+  Tensor put_queries(Operands& o) const { return o.index("queries", {count(), 4}, flat(list)); }
   Tensor put_table(Operands& o, const Dims& d) const {
     return o.index("page_table", {count(), pages.per_row}, pages.table, d["gap"]);
   }
@@ -90,7 +97,7 @@ struct Events {
 
   int64_t count() const { return std::ssize(list); }
   Shape score(const Dims& d) const { return {count(), d["K"], most_slots}; }
-  Tensor put_events(Operands& o) const;
+  Tensor put_events(Operands& o) const { return o.index("events", {count(), 6}, flat(list)); }
   Tensor put_pages(Operands& o) const {
     return o.index("src_pages", {count(), pages.per_row}, pages.table, regular ? 0 : 3);
   }
