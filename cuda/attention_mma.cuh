@@ -11,29 +11,6 @@
 
 namespace pare::PARE_CUDA {
 
-// Rows of kD bf16 in shared memory.  16-byte chunks are permuted within a row, so that the eight rows that an ldmatrix
-// reads at once fall into different banks.
-template <int kD>
-struct SharedTile {
-  bf16* p;
-  __device__ bf16* at(int row, int col) const { return p + row * kD + ((col / 8) ^ (row % 8)) * 8; }
-  // Factors of products over columns: rows row + [0, 16), columns k + [0, 16).
-  __device__ __forceinline__ void operand_a(uint32_t (&a)[4], int row, int k) const {
-    load_a<Major::k>(a, [&](int i, int j) { return at(row + i, k + j); });
-  }
-  __device__ __forceinline__ void operand_b(uint32_t (&b)[4], int row, int k) const {
-    load_b<Major::k>(b, [&](int i, int j) { return at(row + i, k + j); });
-  }
-};
-// The same for products over rows.
-template <int kD>
-struct AcrossTile {
-  SharedTile<kD> tile;
-  __device__ __forceinline__ void operand_b(uint32_t (&b)[4], int column, int k) const {
-    load_b<Major::mn>(b, [&](int i, int j) { return tile.at(k + j, column + i); });
-  }
-};
-
 // Fills kRows rows of dst with `rows` rows of d columns, row(i) giving the address of row i, and zeros; called by
 // kCount threads from a multiple of kCount.  vector: rows are 16-byte aligned and d is a multiple of 8.
 template <int kRows, int kCount = kThreads, int kD, class Row>

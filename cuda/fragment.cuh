@@ -137,4 +137,27 @@ __device__ __forceinline__ void load_b(uint32_t (&b)[4], At at PTX_LOC) {
     ldmatrix_x4<true>(b, at(lane / 16 * 8, lane % 16) PTX_SAME_LOC);
 }
 
+// Rows of kD bf16 in shared memory.  16-byte chunks are permuted within a row, so that the eight rows that an ldmatrix
+// reads at once fall into different banks.
+template <int kD>
+struct SharedTile {
+  bf16* p;
+  __device__ bf16* at(int row, int col) const { return p + row * kD + ((col / 8) ^ (row % 8)) * 8; }
+  // Factors of products over columns: rows row + [0, 16), columns k + [0, 16).
+  __device__ __forceinline__ void operand_a(uint32_t (&a)[4], int row, int k) const {
+    load_a<Major::k>(a, [&](int i, int j) { return at(row + i, k + j); });
+  }
+  __device__ __forceinline__ void operand_b(uint32_t (&b)[4], int row, int k) const {
+    load_b<Major::k>(b, [&](int i, int j) { return at(row + i, k + j); });
+  }
+};
+// The same for products over rows.
+template <int kD>
+struct AcrossTile {
+  SharedTile<kD> tile;
+  __device__ __forceinline__ void operand_b(uint32_t (&b)[4], int column, int k) const {
+    load_b<Major::mn>(b, [&](int i, int j) { return tile.at(k + j, column + i); });
+  }
+};
+
 }  // namespace pare::PARE_CUDA

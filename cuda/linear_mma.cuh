@@ -33,19 +33,18 @@ struct Loaders {
   int thread, threads;
 };
 
-// A part of a matrix in shared memory: kRows rows of kMmaTile elements.  16-byte chunks are permuted within a row, so
-// that the eight that an ldmatrix reads at once fall into different banks.
+// A part of a matrix in shared memory.
 template <int kRows>
 struct MmaRows {
   bf16 v[kRows * kMmaTile];
 
-  __device__ bf16* at(int row, int column) { return v + row * kMmaTile + ((column / 8) ^ (row % 8)) * 8; }
+  __device__ SharedTile<kMmaTile> tile() { return {v}; }
   // `from` is the first element; `rows` and `columns` of the matrix are left, the rest is zeros.
   template <bool kAsync>
   __device__ void load(Loaders l, const bf16* from, int64_t stride, int rows, int columns, const bf16* any) {
     for (int i = l.thread; i < kRows * kMmaTile / 8; i += l.threads) {
       const int r = i / 8, c = i % 8 * 8;
-      copy_eight<kAsync>(at(r, c), from + r * stride + c, r < rows ? columns - c : 0, any);
+      copy_eight<kAsync>(tile().at(r, c), from + r * stride + c, r < rows ? columns - c : 0, any);
     }
   }
 };
@@ -82,9 +81,7 @@ struct WeightStage {
     w.template load<kAsync>(l, p.packed, kTranspose ? k : column, kTranspose ? column : k,
                             kTranspose ? p.depth : p.columns, kTranspose ? p.columns : p.depth);
   }
-  __device__ void a(uint32_t (&a)[4], int row, int k) {
-    load_a<Major::k>(a, [&](int m, int i) { return x.at(row + m, k + i); });
-  }
+  __device__ void a(uint32_t (&a)[4], int row, int k) { x.tile().operand_a(a, row, k); }
   __device__ void b(uint32_t (&b)[4], int column, int k) {
     if constexpr (kTranspose)
       load_b<Major::k>(b, [&](int n, int i) { return w.at(k + i, column + n); });
@@ -102,10 +99,10 @@ struct RowStage {
     x.load<kAsync>(l, p.x + k * p.x_stride + column, p.x_stride, p.depth - k, p.columns - column, p.x);
   }
   __device__ void a(uint32_t (&a)[4], int row, int k) {
-    load_a<Major::mn>(a, [&](int m, int i) { return dy.at(k + i, row + m); });
+    load_a<Major::mn>(a, [&](int m, int i) { return dy.tile().at(k + i, row + m); });
   }
   __device__ void b(uint32_t (&b)[4], int column, int k) {
-    load_b<Major::mn>(b, [&](int n, int i) { return x.at(k + i, column + n); });
+    load_b<Major::mn>(b, [&](int n, int i) { return x.tile().at(k + i, column + n); });
   }
 };
 
