@@ -12,8 +12,8 @@ Tensor of(DType dtype, std::initializer_list<int64_t> shape) { return make_tenso
 Tensor f32(std::initializer_list<int64_t> shape) { return of(DType::f32, shape); }
 
 template <class Args>
-std::string refusal(void (Device::*op)(const Args&), const Args& a) {
-  Device device(table_null);
+std::string refusal(void (Device::*op)(const Args&), const Args& a, const Table& table = table_null) {
+  Device device(table);
   try {
     (device.*op)(a);
   } catch (const std::logic_error& e) {
@@ -57,6 +57,15 @@ TEST(Contract, RolesHaveOneTypeEach) {
   EXPECT_EQ(refusal(&Device::embedding_bwd, {f32({5, 2}), f32({3, 2}), f32({3})}),
             "embedding_bwd: ids is f32[3], expected i32[3]");
   EXPECT_EQ(refusal(&Device::accumulate, {of(wide, {3}), f32({3})}), "accumulate: x is f32[3], expected f64[3]");
+}
+
+// The cpu computes in f32 alone.
+TEST(Contract, ATableMayHaveOneType) {
+  for (const DType other : {DType::f64, DType::bf16})
+    EXPECT_EQ(refusal(&Device::swiglu_fwd, {of(other, {4, 3}), of(other, {4, 6})}, table_cpu),
+              cat("swiglu_fwd: y is ", of(other, {4, 3}), ", expected f32[4, 3]"));
+  EXPECT_EQ(refusal(&Device::accumulate, {of(DType::f64, {3}), of(DType::f64, {3})}, table_cpu),
+            "accumulate: y is f64[3], expected f32[3]");
 }
 
 TEST(Contract, RowsMayBeStridedWhereTheOpSaysSo) {

@@ -4,10 +4,10 @@
 
 namespace pare {
 
-const Table table_cpu = {"cpu",
-#define X(op, Args) cpu::op,
+const Table table_cpu = {.name = "cpu",
+#define X(op, Args) .op = cpu::op,
                          PARE_OPS(X)
 #undef X
-};
+                             .act = DType::f32};
 
 }  // namespace pare

@@ -11,8 +11,8 @@ class Contract {
  public:
   enum Layout { dense, strided };  // contiguous; or its rows (the first dimension) with any stride
 
-  // Of one call.
-  explicit Contract(const char* op) : op_(op) {}
+  // Of one call.  act: the one type that the table computes in, u8 if there are several.
+  explicit Contract(const char* op, DType act = DType::u8) : op_(op), act_(act), stat_(act) {}
 
   // Throw std::logic_error, "rmsnorm_fwd: rstd is f32[3], expected f32[4]".  All `act` of a call have one type: f32,
   // bf16 or f64; `stat` is f64 where act is, else f32.
@@ -34,14 +34,14 @@ class Contract {
 
  private:
   const char* op_;
-  DType act_ = DType::u8, stat_ = DType::u8;  // u8: none was seen
+  DType act_, stat_;  // u8: none was seen
 };
 
 // a.check(), of an op called `op`.
 template <class Args>
-void check([[maybe_unused]] const char* op, [[maybe_unused]] const Args& a) {
+void check([[maybe_unused]] const char* op, [[maybe_unused]] const Args& a, [[maybe_unused]] DType act = DType::u8) {
   if constexpr (requires(Contract c) { a.check(c); }) {
-    Contract c(op);
+    Contract c(op, act);
     a.check(c);
   }
 }

@@ -174,7 +174,7 @@ template <class Args>
 void Device::call(const char* op, void (*fn)(const Args&, Stream), const Args& a) {
   using Clock = std::chrono::steady_clock;
   const Range range(*this, op);
-  check(op, a);
+  check(op, a, table_.act);
   const auto start = timed ? Clock::now() : Clock::time_point{};
   if constexpr (std::is_same_v<Args, Upload>) {
     table_.staging ? stage(a) : fn(a, stream_);

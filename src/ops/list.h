@@ -120,6 +120,7 @@ struct Table {
 #define X(op, Args) void (*op)(const Args&, Stream);
   PARE_OPS(X)
 #undef X
+  DType act = DType::u8;                // the only one that it computes in; u8: several
   const Memory* memory = &host_memory;  // of its tensors
   // Where calls return before the work is done, which is in order: page-locked memory of the host, from which an upload
   // is queued too (from other memory it may wait).  A download waits for all that was called.
