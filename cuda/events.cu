@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads) choose(const SelectArgs a) {
   const int event = a.shared_heads ? static_cast<int>(blockIdx.x) : a.events.event();
   const KvEvent e = a.events.list[event];
   const int end = e.slots - e.recent, chosen = e.keep - e.recent, heads = a.shared_heads ? kv_heads : 1;
-  int32_t* const keep = a.keep + (int64_t{e.keep_row} * kv_heads + first_head) * a.max_keep;
+  int32_t* const keep = a.keep + (int64_t{event} * kv_heads + first_head) * a.max_keep;
   for (int i = threadIdx.x; i < e.recent; i += kThreads)
     for (int h = 0; h < heads; h++) keep[h * a.max_keep + chosen + i] = end + i;
   if (chosen == 0) return;
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kThreads) compact(const CompactArgs<T> a) {
   const KvEvent e = a.events.get();
   const HeadPages src = a.events.head_pages();
   const HeadPages dst{a.dst + a.events.event() * a.dst_stride, src.kv_heads, src.h};
-  const int32_t* const keep = a.keep + (int64_t{e.keep_row} * src.kv_heads + src.h) * a.max_keep;
+  const int32_t* const keep = a.keep + int64_t{blockIdx.x} * a.max_keep;
   constexpr int kSize = sizeof(Unit) / sizeof(T);
   const int of_k = ceil_div(a.head_dim, kUnits), units = a.head_dim / kSize, of_v = ceil_div(units, kUnits);
   const int part = blockIdx.y, low = threadIdx.x % kUnits, high = threadIdx.x / kUnits;

@@ -7,7 +7,7 @@ namespace pare::PARE_CUDA {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kLanes = 16;  // of a row sum; a slot's lane is slot % 16
-static_assert(kLanes == kPageSlots && sizeof(KvEvent) == 6 * sizeof(int32_t));
+static_assert(kLanes == kPageSlots && sizeof(KvEvent) == 5 * sizeof(int32_t));
 
 // Where the slots of one head of an event or a sequence lie.
 struct HeadPages {

@@ -59,8 +59,8 @@ struct MergeArgs {
   uint64_t key;
   int targets;
 
-  __device__ __forceinline__ Division division(const KvEvent& e, int h) const {
-    return {keep + (int64_t{e.keep_row} * events.kv_heads + h) * max_keep, e.first, e.slots, e.keep};
+  __device__ __forceinline__ Division division(const KvEvent& e, int64_t pair) const {
+    return {keep + pair * max_keep, e.first, e.slots, e.keep};
   }
   // By slot, of a pair (event, head).
   __device__ __forceinline__ float* nearest(int64_t pair) const { return links + 2 * pair * row; }
@@ -74,7 +74,7 @@ struct MergeArgs {
 template <class T>
 __global__ void __launch_bounds__(kThreads, kTileBlocks) find_nearest(const MergeArgs<T> a) {
   const KvEvent e = a.events.get();
-  const Division slots = a.division(e, a.events.head());
+  const Division slots = a.division(e, blockIdx.x);
   const int begin = 64 * blockIdx.y, evicted = slots.evicted();
   if (begin >= evicted || e.keep == 0) return;
   const HeadPages pages = a.events.head_pages();
@@ -115,8 +115,9 @@ __global__ void __launch_bounds__(32) next_threshold(const MergeArgs<T> a) {
   const int lane = threadIdx.x % kLanes;
   float sum = 0;
   for (int h = 0; h < kv_heads; h++) {
-    const Division slots = a.division(e, h);
-    const float* const cosine = a.cosine(int64_t{blockIdx.x} * kv_heads + h);
+    const int64_t pair = int64_t{blockIdx.x} * kv_heads + h;
+    const Division slots = a.division(e, pair);
+    const float* const cosine = a.cosine(pair);
     float part = 0;
     for (int slot = e.first / kLanes * kLanes + lane; slot < e.slots; slot += kLanes)
       if (slot >= e.first && !slots.stays(slot)) part += cosine[slot];
@@ -281,7 +282,7 @@ __global__ void __launch_bounds__(kThreads, 2) merge(const MergeArgs<T> a) {
   const int kept = blockIdx.y * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (kept >= e.keep) return;
   const HeadPages pages = a.events.head_pages();
-  const Division slots = a.division(e, pages.h);
+  const Division slots = a.division(e, blockIdx.x);
   const bool cam = a.kind == KvMergeKind::cam;
   const float least = a.kind == KvMergeKind::d2o ? a.threshold[a.threshold_row[a.events.event()]] : 0.f;
   // Of cam only those give that lie after the kept slot `targets` places before this one, and before this one.

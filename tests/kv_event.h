@@ -25,14 +25,14 @@ struct KvScene {
   On on;
   int64_t heads = 1, kv_heads = 1, dim = 0;
   int32_t window = 1;
-  std::vector<KvEvent> events = {};  // keep_row, window_row: set by add()
+  std::vector<KvEvent> events = {};  // window_row: set by add()
   std::vector<Rows> keys = {};       // per (event, kv head): [slots][dim]
   std::vector<double> windows = {};  // [events * window, heads, dim], oldest first unless rotated
   std::vector<int32_t> oldest = {};  // window_first, or empty
 
   // One more event.  queries: [window][heads * dim].
   void add(KvEvent e, const std::vector<Rows>& head_keys, const Rows& queries) {
-    e.keep_row = static_cast<int32_t>(events.size()), e.window_row = e.keep_row * window;
+    e.window_row = static_cast<int32_t>(events.size()) * window;
     events.push_back(e);
     keys.insert(keys.end(), head_keys.begin(), head_keys.end());
     for (const auto& q : queries) windows.insert(windows.end(), q.begin(), q.end());
@@ -70,7 +70,7 @@ struct KvScene {
     if (!oldest.empty()) a.window_first = r.index("window_first", {count()}, oldest);
     a.k_pages = r.in("k_pages", {p.count, kv_heads, dim, 16}, key_pages(p));
     a.src_pages = r.index("src_pages", {count(), p.per_row}, p.table);
-    a.events = r.index("events", {count(), 6}, flat(events)), a.work = work(), a.window = window;
+    a.events = r.index("events", {count(), 5}, flat(events)), a.work = work(), a.window = window;
     a.aggregate = spec.aggregate, a.span = spec.span, a.pool = spec.pool, a.kernel = spec.kernel, a.scale = scale;
     r.call(&Table::kv_window_scores, a);
     EXPECT_TRUE(r.problems.empty()) << joined(r.problems);
@@ -83,7 +83,7 @@ struct KvScene {
     a.score = r.inout("score", {count(), kv_heads, max_slots()}, score);
     a.k_pages = r.in("k_pages", {p.count, kv_heads, dim, 16}, key_pages(p));
     a.src_pages = r.index("src_pages", {count(), p.per_row}, p.table);
-    a.events = r.index("events", {count(), 6}, flat(events)), a.work = work();
+    a.events = r.index("events", {count(), 5}, flat(events)), a.work = work();
     a.lambda = lambda, a.threshold = threshold;
     a.workspace = r.scratch("workspace", {count(), kv_heads, 4, p.per_row * 16}, {});
     r.call(&Table::kv_redundancy, a);
@@ -95,7 +95,7 @@ struct KvScene {
     KvSelect a{};
     a.keep = r.index_out("keep", {count(), kv_heads, max_slots()});
     if (!score.empty()) a.score = r.in("score", {count(), kv_heads, max_slots()}, score);
-    a.events = r.index("events", {count(), 6}, flat(events)), a.work = work(), a.shared_heads = shared_heads;
+    a.events = r.index("events", {count(), 5}, flat(events)), a.work = work(), a.shared_heads = shared_heads;
     r.call(&Table::kv_select, a);
     EXPECT_TRUE(r.problems.empty()) << joined(r.problems);
     const auto all = r.values("keep");

@@ -53,7 +53,7 @@ class Workspace {
 
 struct Scene {
   int64_t heads, kv_heads, d;
-  std::vector<KvEvent> events;  // keep_row and window_row: set by the constructor
+  std::vector<KvEvent> events;  // window_row: set by the constructor
   int32_t window;
   KvPages pages{};
   KvWork work{};
@@ -63,7 +63,7 @@ struct Scene {
       : heads(heads), kv_heads(kv_heads), d(d), events(std::move(list)), window(window) {
     std::vector<int32_t> slots;
     for (KvEvent& e : events) {
-      e.keep_row = static_cast<int32_t>(slots.size()), e.window_row = e.keep_row * window;
+      e.window_row = static_cast<int32_t>(slots.size()) * window;
       slots.push_back(e.slots);
       max_slots = std::max<int64_t>(max_slots, e.slots), max_keep = std::max<int64_t>(max_keep, e.keep);
     }
@@ -112,7 +112,7 @@ struct Scene {
   Tensor dst_pages(Call& t, int fresh) const {
     return t.index("dst_pages", {count(), pages.per_row}, pages.destinations(events, fresh));
   }
-  Tensor event_list(Call& t) const { return t.index("events", {count(), 6}, flat(events)); }
+  Tensor event_list(Call& t) const { return t.index("events", {count(), 5}, flat(events)); }
   // Scores of the candidates, functions of (event, head, slot).
   Tensor scores(Call& t) const {
     const Tensor x = t.stat_out("score", {count(), kv_heads, max_slots});
@@ -127,16 +127,17 @@ struct Scene {
   // Ascending slots of [first, slots), the recent ones among them: another choice for each head.
   Tensor keep(Call& t) const {
     std::vector<int32_t> keep(count() * kv_heads * max_keep, -1);
-    for (const KvEvent& e : events)
+    for (int64_t i = 0; i < count(); i++)
       for (int64_t h = 0; h < kv_heads; h++) {
+        const KvEvent& e = events[i];
         std::vector<int32_t> slots(e.slots - e.first);
         std::iota(slots.begin(), slots.end(), e.first);
         const auto swap =
             below(cat("keep", h, e.slots), static_cast<int64_t>(slots.size()), e.slots - e.first - e.recent);
-        for (size_t i = 0; i + e.recent < slots.size(); i++) std::swap(slots[i], slots[swap[i]]);
+        for (size_t s = 0; s + e.recent < slots.size(); s++) std::swap(slots[s], slots[swap[s]]);
         slots.erase(slots.begin() + e.keep - e.recent, slots.end() - e.recent);
         std::sort(slots.begin(), slots.end());
-        std::copy(slots.begin(), slots.end(), keep.begin() + (e.keep_row * kv_heads + h) * max_keep);
+        std::copy(slots.begin(), slots.end(), keep.begin() + (i * kv_heads + h) * max_keep);
       }
     return t.index("keep", {count(), kv_heads, max_keep}, keep);
   }
@@ -165,12 +166,12 @@ void window_scores(Call& t, const Scene& s, const WindowSpec& w) {
 TEST(CudaKv, WindowScores) {
   const auto max = GqaAgg::max_logit, mean = GqaAgg::mean_logit, prob = GqaAgg::mean_prob;
   const auto exclude = SoftmaxSpan::exclude_window, include = SoftmaxSpan::include_window;
-  const Scene small(6, 2, 24, {{45, 3, 9, 12, 0, 0}, {16, 0, 9, 9, 0, 0}, {33, 17, 9, 10, 0, 0}}, 9);
+  const Scene small(6, 2, 24, {{45, 3, 9, 12, 0}, {16, 0, 9, 9, 0}, {33, 17, 9, 10, 0}}, 9);
   for (const WindowSpec& w :
        {WindowSpec{max, exclude, Pool::max, 7}, {mean, include, Pool::avg, 5}, {prob, include, Pool::max, 1}})
     check([&](Call& t) { window_scores(t, small, w); }, 0, w.kernel == 7);
   // Several tiles of 256 slots; as many heads a key head as can be; pools wider than a tile.
-  const Scene large(16, 1, 40, {{601, 37, 6, 12, 0, 0}, {258, 0, 3, 3, 0, 0}}, 3);
+  const Scene large(16, 1, 40, {{601, 37, 6, 12, 0}, {258, 0, 3, 3, 0}}, 3);
   for (const WindowSpec& w :
        {WindowSpec{max, exclude, Pool::max, 513}, {mean, include, Pool::max, 1}, {prob, include, Pool::avg, 301}}) {
     check([&](Call& t) { window_scores(t, large, w); }, 0, false);
@@ -188,8 +189,8 @@ void redundancy(Call& t, const Scene& s) {
 }
 
 TEST(CudaKv, Redundancy) {
-  const Scene small(1, 2, 24, {{45, 3, 9, 12, 0, 0}, {16, 16, 0, 0, 0, 0}, {65, 17, 0, 10, 0, 0}});
-  const Scene large(1, 1, 40, {{301, 37, 6, 12, 0, 0}});
+  const Scene small(1, 2, 24, {{45, 3, 9, 12, 0}, {16, 16, 0, 0, 0}, {65, 17, 0, 10, 0}});
+  const Scene large(1, 1, 40, {{301, 37, 6, 12, 0}});
   check([&](Call& t) { redundancy(t, small); });
   check_bits([&](Call& t) { redundancy(t, large); });
 }
@@ -201,7 +202,7 @@ void mass(Call& t, int64_t heads, int64_t kv_heads, int64_t d, const std::vector
   int64_t rows = 0, pairs = 0, all = 0;
   for (auto [r, n, f] : entries) {
     queries.insert(queries.end(), {int32_t(rows), r, n, int32_t(slots.size())});
-    slots.push_back({n, 0, 0, 0, 0, 0}), first.push_back(f);
+    slots.push_back({n, 0, 0, 0, 0}), first.push_back(f);
     rows += r, all += n, pairs += int64_t(r) * (n - r) + int64_t(r) * (r + 1) / 2;
   }
   const Scene s(heads, kv_heads, d, slots);
@@ -223,7 +224,7 @@ TEST(CudaKv, Mass) {
 
 TEST(CudaKv, MassScores) {
   for (bool normalise : {false, true}) {
-    const Scene s(1, 3, 8, {{300, 5, 9, 12, 0, 0}, {16, 16, 0, 0, 0, 0}});
+    const Scene s(1, 3, 8, {{300, 5, 9, 12, 0}, {16, 16, 0, 0, 0}});
     const Body body = [&](Call& t) {
       KvMassScores a{};
       a.score = t.stat_out("score", {s.count(), s.kv_heads, s.max_slots}), a.mass_pages = s.slot_array(t, "mass_pages");
@@ -247,8 +248,7 @@ TEST(CudaKv, SelectAmongManyTies) {
                                                   {tiny, -tiny, 0.f, -0.f},
                                                   {inf, -inf, 2.f, 3.f, -2.f},
                                                   {1.f, 1.0000001f, 1.0000002f}};
-  const Scene s(1, 2, 8,
-                {{2500, 3, 5, 700, 0, 0}, {300, 0, 0, 299, 0, 0}, {270, 4, 8, 9, 0, 0}, {260, 1, 2, 259, 0, 0}});
+  const Scene s(1, 2, 8, {{2500, 3, 5, 700, 0}, {300, 0, 0, 299, 0}, {270, 4, 8, 9, 0}, {260, 1, 2, 259, 0}});
   for (size_t which = 0; which < values.size(); which++)
     for (bool shared : {false, true}) {
       const Body body = [&](Call& t) {
@@ -270,7 +270,7 @@ TEST(CudaKv, SelectAmongManyTies) {
 }
 
 TEST(CudaKv, SelectAmongManyThousands) {
-  const Scene s(1, 1, 8, {{20011, 17, 8, 4096, 0, 0}});
+  const Scene s(1, 1, 8, {{20011, 17, 8, 4096, 0}});
   check(
       [&](Call& t) {
         t.table.kv_select({.keep = t.index("keep", {1, 1, s.max_keep}, {}),
@@ -299,13 +299,13 @@ void compact(Call& t, const Scene& s, int fresh, int32_t sinks) {
 TEST(CudaKv, CompactMovesBits) {
   for (int64_t d : {32, 20})
     for (int32_t kept : {290, 150, 7}) {
-      const Scene s(1, 1, d, {{311, 5, 6, kept, 0, 0}, {80, 0, 3, 7, 0, 0}});
+      const Scene s(1, 1, d, {{311, 5, 6, kept, 0}, {80, 0, 3, 7, 0}});
       for (int fresh : {0, 2}) check_bits([&](Call& t) { compact(t, s, fresh, 0); });
     }
 }
 
 TEST(CudaKv, CompactTurnsSinks) {
-  const Scene s(1, 2, 24, {{90, 5, 6, 40, 0, 0}, {33, 16, 3, 7, 0, 0}});
+  const Scene s(1, 2, 24, {{90, 5, 6, 40, 0}, {33, 16, 3, 7, 0}});
   const Body body = [&](Call& t) { compact(t, s, 0, 4); };
   check(body);
   check_bits(body);
@@ -342,8 +342,8 @@ TEST(CudaKv, Merge) {
     MergeKeys keys;
   };
   // Nothing is evicted from the second one; more than 64 slots go from the last one, and more than 64 stay.
-  const Scene s(1, 2, 24, {{50, 3, 4, 17, 0, 0}, {30, 7, 2, 23, 0, 0}, {20, 0, 0, 1, 0, 0}});
-  const Scene large(1, 1, 70, {{211, 5, 8, 97, 0, 0}});
+  const Scene s(1, 2, 24, {{50, 3, 4, 17, 0}, {30, 7, 2, 23, 0}, {20, 0, 0, 1, 0}});
+  const Scene large(1, 1, 70, {{211, 5, 8, 97, 0}});
   for (const Kind& m : {Kind{KvMergeKind::cam, MergeKeys::none},
                         {KvMergeKind::d2o, MergeKeys::unrotated},
                         {KvMergeKind::lookm_pivot, MergeKeys::unrotated},
@@ -360,11 +360,11 @@ TEST(CudaKv, Merge) {
 // Everything about an event depends on that event alone: scores, choice and what lies in the slots afterwards are the
 // same whatever the other events and the pages are.
 TEST(CudaKv, EventsAreIndependent) {
-  const KvEvent one{90, 5, 6, 40, 0, 0};
+  const KvEvent one{90, 5, 6, 40, 0};
   for (DType act : {DType::f32, DType::bf16}) {
     std::string first;
     for (const std::vector<KvEvent>& events :
-         {std::vector<KvEvent>{one}, {one, {33, 16, 8, 9, 0, 0}, {300, 0, 9, 20, 0, 0}}}) {
+         {std::vector<KvEvent>{one}, {one, {33, 16, 8, 9, 0}, {300, 0, 9, 20, 0}}}) {
       const Scene s(4, 2, 24, events, 6);
       Call t(table_kernels, act), r(table_kernels, act), c(table_kernels, act);
       window_scores(t, s, {GqaAgg::max_logit, SoftmaxSpan::exclude_window, Pool::max, 7});
@@ -385,7 +385,7 @@ TEST(CudaKv, EventsAreIndependent) {
 }
 
 TEST(CudaKv, UnsupportedArgumentsAreNamed) {
-  const KvEvent event{20, 0, 2, 9, 0, 0};
+  const KvEvent event{20, 0, 2, 9, 0};
   const WindowSpec spec{GqaAgg::max_logit, SoftmaxSpan::exclude_window, Pool::max, 1};
   WindowSpec far = spec;
   far.kernel = 515;

@@ -36,7 +36,7 @@ struct Pages {
     for (size_t i = 0; i < events.size(); i++)
       for (int64_t h = 0; h < kv_heads; h++)
         for (int64_t j = 0; j < events[i].keep; j++) {
-          const int64_t from = keep[(events[i].keep_row * kv_heads + h) * max_keep + j], to = events[i].first + j;
+          const int64_t from = keep[(i * kv_heads + h) * max_keep + j], to = events[i].first + j;
           const int64_t x = src[i * per_row + from / 16] * kv_heads + h, y = dst[i * per_row + to / 16] * kv_heads + h;
           for (int64_t d = 0; d < dim; d++) {
             after.k[(y * dim + d) * 16 + to % 16] = k[(x * dim + d) * 16 + from % 16];
@@ -58,7 +58,7 @@ struct Pages {
     a.mass_pages = r.inout("mass", {pages, kv_heads, 16}, mass);
     a.keep = r.index("keep", {rows / kv_heads / max_keep, kv_heads, max_keep}, keep);
     a.src_pages = r.index("src", {n, per_row}, src), a.dst_pages = r.index("dst", {n, per_row}, dst);
-    a.events = r.index("events", {n, 6}, flat(events)), a.work = kv_work(events.data(), n);
+    a.events = r.index("events", {n, 5}, flat(events)), a.work = kv_work(events.data(), n);
     r.call(&Table::kv_compact, a);
     EXPECT_TRUE(r.problems.empty()) << joined(r.problems);
     Pages after(pages, kv_heads, dim);
@@ -84,11 +84,11 @@ TEST_P(KvCompaction, InPlaceIsOutOfPlace) {
     KvEvent e{};
     e.slots = 1 + static_cast<int32_t>(rng.below(16 * per_row));
     e.first = static_cast<int32_t>(rng.below(std::min(e.slots, 40)));
-    e.keep = 1 + static_cast<int32_t>(rng.below(e.slots - e.first)), e.keep_row = 1;
-    std::vector<int32_t> keep(2 * K * e.keep, -1), src(per_row, -1), dst(per_row, -1);
+    e.keep = 1 + static_cast<int32_t>(rng.below(e.slots - e.first));
+    std::vector<int32_t> keep(K * e.keep, -1), src(per_row, -1), dst(per_row, -1);
     for (int64_t h = 0; h < K; h++) {
       const auto kept = choice(rng, e.first, e.slots, e.keep);
-      std::copy(kept.begin(), kept.end(), keep.begin() + (K + h) * e.keep);
+      std::copy(kept.begin(), kept.end(), keep.begin() + h * e.keep);
     }
     std::vector<int32_t> order(count);
     std::iota(order.begin(), order.end(), 0);
@@ -103,14 +103,14 @@ TEST_P(KvCompaction, InPlaceIsOutOfPlace) {
   }
 }
 
-// Two samples of one prompt: they read the pages of the prompt, and each writes its own.  They share a choice.
+// Two samples of one prompt: they read the pages of the prompt, and each writes its own.
 TEST_P(KvCompaction, SharedPagesAreReadByAll) {
   const int64_t K = 1, per_row = 3;
-  const std::vector<KvEvent> events = {{37, 0, 2, 18, 0, 0}, {40, 0, 2, 18, 0, 0}, {33, 16, 0, 2, 1, 0}};
+  const std::vector<KvEvent> events = {{37, 0, 2, 18, 0}, {40, 0, 2, 18, 0}, {33, 16, 0, 2, 0}};
   const std::vector<int32_t> src = {0, 1, 2, 0, 1, 3, 0, 4, 5}, dst = {6, 7, -1, 8, 9, -1, 0, 4, -1};
-  std::vector<int32_t> keep(2 * 18, -1);
-  for (int32_t i = 0; i < 18; i++) keep[i] = 2 * i + 1;
-  keep[18] = 20, keep[19] = 32;
+  std::vector<int32_t> keep(3 * 18, -1);
+  for (int32_t i = 0; i < 18; i++) keep[i] = 2 * i + 1, keep[18 + i] = 2 * i;
+  keep[36] = 20, keep[37] = 32;
   const Pages before(10, K, 4);
   EXPECT_TRUE(before.compacted_by(on, events, keep, 18, src, dst, per_row) ==
               before.compacted(events, keep, 18, src, dst, per_row));
@@ -118,9 +118,9 @@ TEST_P(KvCompaction, SharedPagesAreReadByAll) {
 
 TEST(KvCompactionContract, PagesOfOthersAreNotWritten) {
   const auto message = [](const std::vector<int32_t>& src, const std::vector<int32_t>& dst, int32_t first) {
-    const std::vector<KvEvent> events = {{20, first, 0, 4, 0, 0}, {20, first, 0, 4, 0, 0}};
+    const std::vector<KvEvent> events = {{20, first, 0, 4, 0}, {20, first, 0, 4, 0}};
     try {
-      Pages(6, 1, 2).compacted_by({&table_ref, DType::f64}, events, {16, 17, 18, 19}, 4, src, dst, 2);
+      Pages(6, 1, 2).compacted_by({&table_ref, DType::f64}, events, {16, 17, 18, 19, 16, 17, 18, 19}, 4, src, dst, 2);
     } catch (const std::logic_error& e) {
       return std::string(e.what());
     }
@@ -156,7 +156,7 @@ TEST_P(KvCompaction, SinksFollowTheWindow) {
     r.call(&Table::rope_fwd, RopeFwd{x, r.in("table", {64, D}, table), r.index("pos", {slots}, pos)});
     return r.values("x");
   };
-  const KvEvent e{slots, sinks, keep, keep, 0, 0};
+  const KvEvent e{slots, sinks, keep, keep, 0};
   const auto before = keys(0), after = keys(slots - sinks - keep);
   std::vector<double> k(2 * D * 16, NAN);
   for (int64_t s = 0; s < slots; s++)
@@ -168,7 +168,7 @@ TEST_P(KvCompaction, SinksFollowTheWindow) {
   a.k_pages = r.inout("k", {2, 1, D, 16}, k), a.v_pages = r.inout("v", {2, 1, 16, D});
   a.pos_pages = r.index_inout("pos", {2, 1, 16}, std::vector<int32_t>(32, 5));
   a.keep = r.index("keep", {1, 1, keep}, kept), a.src_pages = r.index("src", {1, 2}, {0, 1});
-  a.dst_pages = r.index("dst", {1, 1}, {0}), a.events = r.index("events", {1, 6}, flat(std::vector{e}));
+  a.dst_pages = r.index("dst", {1, 1}, {0}), a.events = r.index("events", {1, 5}, flat(std::vector{e}));
   a.work = kv_work(&e, 1), a.rope = r.in("rope", {64, D}, table), a.sinks = sinks;
   r.call(&Table::kv_compact, a);
   ASSERT_TRUE(r.problems.empty()) << joined(r.problems);

@@ -43,14 +43,14 @@ struct Merge {
       if (!mass.empty()) mp[s] = mass[s];
       pos[s] = static_cast<int32_t>(s);
     }
-    const KvEvent e{int32_t(n), 0, 0, int32_t(kept), 0, 0};
+    const KvEvent e{int32_t(n), 0, 0, int32_t(kept), 0};
     KvMerge a{};
     a.compact.k_pages = r.inout("k", {pages, 1, D, 16}, kp), a.compact.v_pages = r.inout("v", {pages, 1, 16, D}, vp);
     a.compact.pos_pages = r.index_inout("pos", {pages, 1, 16}, pos);
     a.compact.mass_pages = r.inout("mass", {pages, 1, 16}, mp);
     a.compact.keep = r.index("keep", {1, 1, kept}, keep);
     a.compact.src_pages = a.compact.dst_pages = r.index("pages", {1, pages}, table);
-    a.compact.events = r.index("events", {1, 6}, flat(std::vector{e})), a.compact.work = kv_work(&e, 1);
+    a.compact.events = r.index("events", {1, 5}, flat(std::vector{e})), a.compact.work = kv_work(&e, 1);
     a.kind = kind, a.keys = merge_keys;
     a.links = r.scratch("links", {1, 1, 2, pages * 16}, {});
     a.merged = r.scratch("merged", {1, 1, kept, 2 * D + 1}, {});

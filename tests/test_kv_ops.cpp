@@ -27,7 +27,7 @@ void expect_near(const std::vector<double>& is, const std::vector<double>& shoul
 // SnapKV: one key head, two query heads, a window of 2, 5 of 8 slots stay.
 KvScene snap(On on) {
   KvScene s{.on = on, .heads = 2, .kv_heads = 1, .dim = 2, .window = 2};
-  s.add({8, 0, 2, 5, 0, 0}, {{{2, 0}, {0, 1}, {1, 1}, {-1, 0}, {0, 2}, {1, 0}, {0, 0}, {0, 0}}},
+  s.add({8, 0, 2, 5, 0}, {{{2, 0}, {0, 1}, {1, 1}, {-1, 0}, {0, 2}, {1, 0}, {0, 0}, {0, 0}}},
         {{1, 0, 0, 3}, {0, 1, 0, -1}});
   return s;
 }
@@ -85,12 +85,12 @@ std::vector<double> softmax(std::vector<double> x) {
 TEST_P(KvOps, RedundancyOfTheExample) {
   const Rows keys = {{1, 0}, {0, 1}, {1, 0}, {1, 0}, {0, 1}, {-1, 0}, {0, 1}, {1, 0}};
   KvScene all{.on = on, .dim = 2};  // no recent slots: R of all is visible
-  all.add({8, 0, 0, 5, 0, 0}, {keys}, {{1, 1}});
+  all.add({8, 0, 0, 5, 0}, {keys}, {{1, 1}});
   expect_near(redundancy_of(all), {.165747, .146272, .146272, .129084, .129084, .069094, .113916, .100531}, 1e-6);
   expect_near(redundancy_of(all), softmax({.375, .25, .25, .125, .125, -.5, 0, -.125}), 1e-6);
 
   KvScene s{.on = on, .dim = 2, .window = 2};
-  s.add({8, 0, 2, 5, 0, 0}, {keys}, {{1, 1}, {1, 1}});
+  s.add({8, 0, 2, 5, 0}, {keys}, {{1, 1}, {1, 1}});
   for (int32_t kernel : {1, 7})
     for (float lambda : {0.f, 0.1f, 1.f}) {
       const auto importance = s.window_scores({.kernel = kernel}, kScale2);
@@ -107,11 +107,11 @@ TEST_P(KvOps, RedundancyWithoutTies) {
   const Rows keys = {{3, 1, 0}, {2.9f, 1.1f, .1f}, {0, 2, 1}, {.1f, 2, 1.2f},
                      {1, 0, 3}, {3, 1, .2f},       {1, 1, 1}, {0, 0, 2}};
   KvScene all{.on = on, .dim = 3};
-  all.add({8, 0, 0, 5, 0, 0}, {keys}, {{0, 0, 0}});
+  all.add({8, 0, 0, 5, 0}, {keys}, {{0, 0, 0}});
   expect_near(redundancy_of(all), softmax({.452668, .476273, .445878, .480334, .448726, .479783, .193302, .067820}),
               1e-6);
   KvScene s{.on = on, .heads = 2, .dim = 3, .window = 2};
-  s.add({8, 0, 2, 5, 0, 0}, {keys}, {{1, 0, .5f, 0, 1, 0}, {.5f, .2f, .1f, .2f, .1f, 1.5f}});
+  s.add({8, 0, 2, 5, 0}, {keys}, {{1, 0, .5f, 0, 1, 0}, {.5f, .2f, .1f, .2f, .1f, 1.5f}});
   struct Case {
     int32_t kernel;
     float lambda;
@@ -131,14 +131,14 @@ TEST_P(KvOps, RedundancyOfCopies) {
     KvScene s{.on = on, .dim = 4};
     Rows keys(n, {1, 0, 0, 0});
     keys.push_back({0, 1, 0, 0}), keys.push_back({0, 0, 1, 0});
-    s.add({static_cast<int32_t>(keys.size()), 0, 0, 1, 0, 0}, {keys}, {{0, 0, 0, 0}});
+    s.add({static_cast<int32_t>(keys.size()), 0, 0, 1, 0}, {keys}, {{0, 0, 0, 0}});
     expect_near(redundancy_of(s), softmax(means[n - 2]), 1e-6);
   }
 }
 
 TEST_P(KvOps, SinksAndTheNewest) {
   KvScene s{.on = on, .dim = 2};
-  s.add({10, 2, 4, 4, 0, 0}, {Rows(10, {0, 0})}, {{0, 0}});
+  s.add({10, 2, 4, 4, 0}, {Rows(10, {0, 0})}, {{0, 0}});
   EXPECT_EQ(s.select({}), (Keep{{6, 7, 8, 9}}));  // and slots 0 and 1, which are protected
 }
 
@@ -184,11 +184,11 @@ TEST_P(KvOps, HeavyHittersOfTheExample) {
     mass = m.values("mass");
     if (slots == 5) {
       KvScene s{.on = on, .dim = D};
-      s.add({slots, 0, 2, 4, 0, 0}, {Rows(slots, std::vector<double>(D))}, {std::vector<double>(D)});
+      s.add({slots, 0, 2, 4, 0}, {Rows(slots, std::vector<double>(D))}, {std::vector<double>(D)});
       OpRun c(*on.table, on.act);
       KvMassScores score{};
       score.score = c.out("score", {1, 1, slots}), score.mass_pages = c.in("mass", {1, 1, 16}, mass);
-      score.src_pages = c.index("src", {1, 1}, {0}), score.events = c.index("events", {1, 6}, flat(s.events));
+      score.src_pages = c.index("src", {1, 1}, {0}), score.events = c.index("events", {1, 5}, flat(s.events));
       score.work = s.work();
       c.call(&Table::kv_mass_scores, score);
       const Keep keep = s.select(c.values("score"));
@@ -223,9 +223,9 @@ TEST_P(KvOps, MassPerQueryThatSawTheSlot) {
   a.score = r.out("score", {1, 1, 4}), a.mass_pages = r.in("mass", {1, 1, 16}, std::vector<double>(16, 6));
   std::vector<int32_t> pos(16, -1);
   pos[0] = 0, pos[1] = 4, pos[2] = 10, pos[3] = 11;
-  const std::vector<KvEvent> events = {{4, 0, 1, 2, 0, 0}};
+  const std::vector<KvEvent> events = {{4, 0, 1, 2, 0}};
   a.pos_pages = r.index("pos", {1, 1, 16}, pos), a.position = r.index("position", {1}, {11});
-  a.src_pages = r.index("src", {1, 1}, {0}), a.events = r.index("events", {1, 6}, flat(events));
+  a.src_pages = r.index("src", {1, 1}, {0}), a.events = r.index("events", {1, 5}, flat(events));
   a.work = kv_work(events.data(), 1), a.normalise = true;
   r.call(&Table::kv_mass_scores, a);
   const auto score = r.values("score");
@@ -236,7 +236,7 @@ TEST_P(KvOps, MassPerQueryThatSawTheSlot) {
 
 TEST_P(KvOps, EqualScoresKeepTheNewer) {
   KvScene s{.on = on, .dim = 1};
-  s.add({9, 1, 2, 5, 0, 0}, {Rows(9, {0})}, {{0}});
+  s.add({9, 1, 2, 5, 0}, {Rows(9, {0})}, {{0}});
   const double x = NAN;  // nobody reads it
   EXPECT_EQ(s.select({x, 1, 1, 1, 1, 1, 1, x, x}), (Keep{{4, 5, 6, 7, 8}}));
   EXPECT_EQ(s.select({x, 2, 1, 1, 3, 1, 1, x, x}), (Keep{{1, 4, 6, 7, 8}}));
@@ -246,7 +246,7 @@ TEST_P(KvOps, EqualScoresKeepTheNewer) {
 
 TEST_P(KvOps, SharedHeadsChooseByTheSum) {
   KvScene s{.on = on, .heads = 2, .kv_heads = 2, .dim = 1};
-  s.add({5, 0, 1, 3, 0, 0}, {Rows(5, {0}), Rows(5, {0})}, {{0, 0}});
+  s.add({5, 0, 1, 3, 0}, {Rows(5, {0}), Rows(5, {0})}, {{0, 0}});
   const std::vector<double> score = {4, 1, 0, 3, NAN, 0, 1, 4.5, 2, NAN};
   EXPECT_EQ(s.select(score), (Keep{{0, 3, 4}, {2, 3, 4}}));
   EXPECT_EQ(s.select(score, true), (Keep{{2, 3, 4}, {2, 3, 4}}));  // sums 4 2 4.5 5
@@ -257,7 +257,7 @@ TEST_P(KvOps, SharedHeadsChooseByTheSum) {
 // Three sequences of odd lengths and everything protected that can be.
 KvScene random_scene(On on, int64_t heads, int64_t kv_heads, int64_t dim) {
   KvScene s{.on = on, .heads = heads, .kv_heads = kv_heads, .dim = dim, .window = 5};
-  for (KvEvent e : {KvEvent{70, 0, 5, 33, 0, 0}, {131, 19, 7, 60, 0, 0}, {23, 16, 5, 6, 0, 0}}) {
+  for (KvEvent e : {KvEvent{70, 0, 5, 33, 0}, {131, 19, 7, 60, 0}, {23, 16, 5, 6, 0}}) {
     std::vector<Rows> keys;
     for (int64_t h = 0; h < kv_heads; h++) keys.push_back(normal_rows(cat("keys", e.slots, h), e.slots, dim));
     s.add(e, keys, normal_rows(cat("queries", e.slots), s.window, heads * dim));
@@ -296,7 +296,7 @@ TEST_P(KvOps, KeysThatAreLikeNothingAreEquallyRedundant) {
   KvScene s{.on = on, .dim = 24};
   Rows keys(24, std::vector<double>(24));
   for (int i = 0; i < 24; i++) keys[i][i] = 1 + i;
-  s.add({24, 0, 0, 3, 0, 0}, {keys}, {std::vector<double>(24)});
+  s.add({24, 0, 0, 3, 0}, {keys}, {std::vector<double>(24)});
   for (double r : redundancy_of(s)) EXPECT_NEAR(r, 1. / 24, 1e-7);
 }
 
@@ -352,7 +352,7 @@ TEST_P(KvOps, EventsDoNotSeeEachOther) {
     const Keep keep = s.select(all);
     for (int64_t i = 0; i < s.count(); i++) {
       KvScene one = s;
-      one.events = {s.events[i]}, one.events[0].keep_row = one.events[0].window_row = 0;
+      one.events = {s.events[i]}, one.events[0].window_row = 0;
       one.keys.assign(s.keys.begin() + i * s.kv_heads, s.keys.begin() + (i + 1) * s.kv_heads);
       const int64_t part = static_cast<int64_t>(s.windows.size()) / s.count();
       one.windows.assign(s.windows.begin() + i * part, s.windows.begin() + (i + 1) * part);

@@ -319,16 +319,16 @@ namespace {
 
 struct EventLayout {
   const char *name, *sizes;
-  std::vector<KvEvent> events;  // keep_row: the place in the list; window_row: set below
+  std::vector<KvEvent> events;  // window_row: set below
 };
 // Protected slots, candidates and recent ones end inside, at and beyond page borders; one page, many, all kept.
 const std::vector<EventLayout>& event_layouts() {
   static const std::vector<EventLayout> all = {
-      {"one", "K=1,D=8", {{5, 0, 1, 3, 0, 0}}},
-      {"pages", "K=2,D=32", {{40, 0, 3, 17, 1, 0}, {16, 0, 4, 15, 0, 0}, {65, 17, 4, 30, 2, 0}}},
-      {"all_stay", "K=1,D=20", {{33, 3, 5, 30, 0, 0}, {21, 16, 5, 5, 1, 0}}},
-      {"long", "K=2,D=20", {{163, 5, 8, 96, 0, 0}, {17, 1, 4, 9, 1, 0}}},
-      {"wide", "K=2,D=64", {{80, 32, 8, 24, 0, 0}, {47, 0, 16, 31, 1, 0}}}};
+      {"one", "K=1,D=8", {{5, 0, 1, 3, 0}}},
+      {"pages", "K=2,D=32", {{40, 0, 3, 17, 0}, {16, 0, 4, 15, 0}, {65, 17, 4, 30, 0}}},
+      {"all_stay", "K=1,D=20", {{33, 3, 5, 30, 0}, {21, 16, 5, 5, 0}}},
+      {"long", "K=2,D=20", {{163, 5, 8, 96, 0}, {17, 1, 4, 9, 0}}},
+      {"wide", "K=2,D=64", {{80, 32, 8, 24, 0}, {47, 0, 16, 31, 0}}}};
   return all;
 }
 
@@ -338,7 +338,7 @@ Events::Events(const Dims& d) : regular(d["layout"] == 0), window(d.i32("window"
   if (regular) {
     if (d["window"] > d["keep"] || d["keep"] > d["L"])
       fail("window=", d["window"], ",keep=", d["keep"], ",L=", d["L"], " must not fall");
-    for (int32_t e = 0; e < d["E"]; e++) list.push_back({d.i32("L"), 0, window, d.i32("keep"), e, 0});
+    for (int64_t e = 0; e < d["E"]; e++) list.push_back({d.i32("L"), 0, window, d.i32("keep"), 0});
   } else {
     list = event_layouts()[static_cast<size_t>(d["layout"] - 1)].events;
   }
@@ -359,14 +359,14 @@ Events::Events(const Dims& d) : regular(d["layout"] == 0), window(d.i32("window"
 Tensor Events::put_keep(Operands& o, const Dims& d) const {
   const int64_t K = d["K"];
   std::vector<int32_t> all(static_cast<size_t>(count() * K * most_kept), -1);
-  for (const KvEvent& e : list)
-    for (int64_t h = 0; h < K; h++) {
-      Rng rng = choice_of(e.keep_row * K + h);
-      std::vector<int32_t> kept;
-      choose(kept, rng, e.first, e.slots - e.recent, e.keep - e.recent);
-      for (int32_t s = e.slots - e.recent; s < e.slots; s++) kept.push_back(s);
-      std::copy(kept.begin(), kept.end(), all.begin() + (e.keep_row * K + h) * most_kept);
-    }
+  for (int64_t i = 0; i < count() * K; i++) {
+    const KvEvent& e = list[static_cast<size_t>(i / K)];
+    Rng rng = choice_of(i);
+    std::vector<int32_t> kept;
+    choose(kept, rng, e.first, e.slots - e.recent, e.keep - e.recent);
+    for (int32_t s = e.slots - e.recent; s < e.slots; s++) kept.push_back(s);
+    std::copy(kept.begin(), kept.end(), all.begin() + i * most_kept);
+  }
   return o.index("keep", {count(), K, most_kept}, all);
 }
 

@@ -97,7 +97,7 @@ struct Events {
 
   int64_t count() const { return std::ssize(list); }
   Shape score(const Dims& d) const { return {count(), d["K"], most_slots}; }
-  Tensor put_events(Operands& o) const { return o.index("events", {count(), 6}, flat(list)); }
+  Tensor put_events(Operands& o) const { return o.index("events", {count(), 5}, flat(list)); }
   Tensor put_pages(Operands& o) const {
     return o.index("src_pages", {count(), pages.per_row}, pages.table, regular ? 0 : 3);
   }

@@ -9,7 +9,7 @@
 namespace pare::cpu {
 
 const KvEvent* read_events(const char* op, const Tensor& events) {
-  static_assert(sizeof(KvEvent) == 6 * sizeof(int32_t));
+  static_assert(sizeof(KvEvent) == 5 * sizeof(int32_t));
   const auto* const list = reinterpret_cast<const KvEvent*>(events.as<int32_t>());
   for (int64_t i = 0; i < events.shape[0]; i++) {
     const KvEvent& e = list[i];
@@ -190,11 +190,9 @@ void kv_select(const KvSelect& a, Stream) {
   const float* const scores = a.score ? event_scores(op, a.score, events) : nullptr;
   for (int64_t i = 0; i < n; i++) {
     const KvEvent& e = events[i];
-    if (e.keep > max_keep || e.keep_row < 0 || e.keep_row >= a.keep.shape[0] || (!scores && e.keep != e.recent))
-        [[unlikely]]
+    if (e.keep > max_keep || (!scores && e.keep != e.recent)) [[unlikely]]
       throw std::logic_error(cat("cpu: ", op, ": event ", i, " keeps ", e.keep, " slots, ", e.recent,
-                                 " of them recent, in row ", e.keep_row, " of ", a.keep.str(),
-                                 scores ? "" : ", without scores"));
+                                 " of them recent, keep is ", a.keep.str(), scores ? "" : ", without scores"));
   }
   if (n == 0) return;
   parallel(n, per_piece(8.0 * static_cast<double>(a.work.candidates * kv_heads), n), [&](Interval range) {
@@ -202,7 +200,7 @@ void kv_select(const KvSelect& a, Stream) {
     for (int64_t i = range.begin; i < range.end; i++) {
       const KvEvent& e = events[i];
       const float* const score = scores ? scores + i * kv_heads * a.score.shape[2] : nullptr;
-      int32_t* const to = keep + e.keep_row * kv_heads * max_keep;
+      int32_t* const to = keep + i * kv_heads * max_keep;
       if (!a.shared_heads) {
         for (int64_t h = 0; h < kv_heads; h++)
           choose(to + h * max_keep, e, keys, [&](int32_t s) { return score[h * a.score.shape[2] + s]; });
@@ -289,10 +287,10 @@ void kv_compact(const KvCompact& a, Stream) {
   for (int64_t i = 0; i < n; i++) {
     const KvEvent& e = events[i];
     const bool turned = a.sinks == 0 || (a.sinks <= e.first && e.slots - slots_after(e) < a.rope.shape[0]);
-    if (e.keep > max_keep || e.keep_row < 0 || e.keep_row >= a.keep.shape[0] || !turned) [[unlikely]]
+    if (e.keep > max_keep || !turned) [[unlikely]]
       throw std::logic_error(cat("cpu: ", op, ": event ", i, " (slots ", e.slots, ", first ", e.first, ", keep ",
-                                 e.keep, ", row ", e.keep_row, ") does not fit keep ", a.keep.str(), ", ", a.sinks,
-                                 " sinks and rope ", a.rope.str()));
+                                 e.keep, ") does not fit keep ", a.keep.str(), ", ", a.sinks, " sinks and rope ",
+                                 a.rope.str()));
   }
   const int64_t pieces = n * kv_heads;
   if (pieces == 0) return;
@@ -302,7 +300,7 @@ void kv_compact(const KvCompact& a, Stream) {
       const int64_t event = i / kv_heads, h = i % kv_heads;
       const KvEvent& e = events[event];
       const int32_t* const to = dst + event * a.dst_pages.stride[0];
-      compact(args, e, keep + (e.keep_row * kv_heads + h) * max_keep, src + event * a.src_pages.stride[0], to, h);
+      compact(args, e, keep + i * max_keep, src + event * a.src_pages.stride[0], to, h);
       if (a.sinks)
         turn(args.k_pages + (to[0] * kv_heads + h) * head_dim * kPageSlots,
              rope + (e.slots - slots_after(e)) * head_dim, head_dim, a.sinks);

@@ -172,9 +172,8 @@ void kv_merge(const KvMerge& a, Stream stream) {
   std::vector<Head> heads;
   for (int64_t i = 0; i < n * K; i++) {
     const KvEvent& e = events[i / K];
-    if (e.keep > max_keep || e.keep_row < 0 || e.keep_row >= c.keep.shape[0]) [[unlikely]]
-      throw std::logic_error(
-          cat("cpu: ", op, ": event ", i / K, " keeps ", e.keep, " slots, in row ", e.keep_row, " of ", c.keep.str()));
+    if (e.keep > max_keep) [[unlikely]]
+      throw std::logic_error(cat("cpu: ", op, ": event ", i / K, " keeps ", e.keep, " slots, keep is ", c.keep.str()));
     heads.push_back({.a = a,
                      .e = e,
                      .event = i / K,
@@ -182,7 +181,7 @@ void kv_merge(const KvMerge& a, Stream stream) {
                      .kv_heads = K,
                      .head_dim = D,
                      .src = src + i / K * c.src_pages.stride[0],
-                     .keep = keep + (e.keep_row * K + i % K) * max_keep,
+                     .keep = keep + i * max_keep,
                      .nearest = links + 2 * i * row,
                      .cosine = links + (2 * i + 1) * row,
                      .merged = merged + i * max_keep * (2 * D + 1)});

@@ -51,7 +51,6 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
                     .first = static_cast<int32_t>(first),
                     .recent = static_cast<int32_t>(policy_.forced_last(residency_.budget(layer))),
                     .keep = static_cast<int32_t>(kept),
-                    .keep_row = static_cast<int32_t>(i),
                     .window_row = policy_.window_row(layer, run->sequence)});
     tokens.push_back(run->tokens - 1);
     rings.push_back(run->tokens % policy_.window());
@@ -107,7 +106,7 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
     for (int64_t h = 0; h < kv_heads; h++)
       for (int64_t j = 0; j < e.keep; j++) {
         // `null` chose nothing: any slots stand for its choice.
-        const int64_t slot = device.planning() ? j : host[(e.keep_row * kv_heads + h) * keep.shape[2] + j] - e.first;
+        const int64_t slot = device.planning() ? j : host[(i * kv_heads + h) * keep.shape[2] + j] - e.first;
         t.keep[h * scored + slot] = true;
       }
     trace(*due[i].run, std::move(t));

@@ -25,7 +25,6 @@ struct KvEvent {
   int32_t first;       // protected slots
   int32_t recent;      // newest slots that always stay
   int32_t keep;        // of [first, slots): how many stay, the recent ones included; recent <= keep <= slots - first
-  int32_t keep_row;    // row of `keep` that holds its choice; events may share one
   int32_t window_row;  // first row of its window of queries
 };
 
@@ -50,15 +49,15 @@ inline KvWork kv_work(const KvEvent* events, int64_t n) {
 
 namespace detail {
 
-inline void check_events(Contract& c, const Tensor& events) { c.index("events", events, {events.shape[0], 6}); }
+inline void check_events(Contract& c, const Tensor& events) { c.index("events", events, {events.shape[0], 5}); }
 inline void check_event_pages(Contract& c, const char* name, const Tensor& pages, const Tensor& events) {
   c.index(name, pages, {events.shape[0], pages.shape[1]}, c.strided);
 }
 inline void check_score(Contract& c, const Tensor& score, const Tensor& events, int64_t kv_heads) {
   c.stat("score", score, {events.shape[0], kv_heads, score.shape[2]});
 }
-inline void check_keep(Contract& c, const Tensor& keep, int64_t kv_heads) {
-  c.index("keep", keep, {keep.shape[0], kv_heads, keep.shape[2]});
+inline void check_keep(Contract& c, const Tensor& keep, const Tensor& events, int64_t kv_heads) {
+  c.index("keep", keep, {events.shape[0], kv_heads, keep.shape[2]});
 }
 
 }  // namespace detail
@@ -81,7 +80,7 @@ struct KvWindowScores {
   Tensor window_first;  // i32 [E], each in [0, window): the oldest is row window_row + window_first; absent: 0
   Tensor k_pages;       // act [pages, K, D, 16]
   Tensor src_pages;     // i32 [E, max_pages]; rows may be strided
-  Tensor events;        // i32 [E, 6]: KvEvent
+  Tensor events;        // i32 [E, 5]: KvEvent
   KvWork work;
   int32_t window;  // rows of a window: the queries of the last `window` slots; 1 <= window <= recent of each event
   GqaAgg aggregate;
@@ -170,16 +169,16 @@ struct KvMassScores {
   auto outputs() const { return std::array{score}; }
 };
 
-// keep[keep_row][h] = the keep - recent candidates with the largest scores, then the last `recent` slots, ascending.
+// keep[e][h] = the keep - recent candidates with the largest scores, then the last `recent` slots, ascending.
 struct KvSelect {
-  Tensor keep;    // i32 [R, K, max_keep] out: the first `keep` entries of a row, slots >= first; the rest is left alone
+  Tensor keep;    // i32 [E, K, max_keep] out: the first `keep` entries of a row, slots >= first; the rest is left alone
   Tensor score;   // stat [E, K, max_slots]; absent: every event has keep == recent
-  Tensor events;  // i32 [E, 6]: KvEvent; no two share a keep_row
+  Tensor events;  // i32 [E, 5]: KvEvent
   KvWork work;
   bool shared_heads;  // one choice for all heads of an event, by the sum of the scores over heads ascending
   void check(Contract& c) const {
-    detail::check_keep(c, keep, keep.shape[1]);
     detail::check_events(c, events);
+    detail::check_keep(c, keep, events, keep.shape[1]);
     if (score) detail::check_score(c, score, events, keep.shape[1]);
     const int64_t recent = work.slots - work.candidates;
     c.that(score || work.kept == recent, work.kept, " slots stay, of which only ", recent,
@@ -192,7 +191,7 @@ struct KvSelect {
   auto outputs() const { return std::array<Tensor, 0>{}; }
 };
 
-// Slot first + i of dst = slot keep[keep_row][h][i] of src, for K, V and whatever lies beside them.  In place where a
+// Slot first + i of dst = slot keep[e][h][i] of src, for K, V and whatever lies beside them.  In place where a
 // dst page is the src page of its place; other dst pages are src or dst pages of nothing else.  What an event writes
 // no other event reads or writes: not even where both shared the page before and one has just got a fresh one.  Pages
 // wholly below `first` are not touched, and the page that holds both slot first - 1 and slot first is one in both
@@ -205,9 +204,9 @@ struct KvCompact {
   Tensor k_pages, v_pages;      // act [pages, K, D, 16] and [pages, K, 16, D] acc
   Tensor pos_pages;             // i32 [pages, K, 16] acc
   Tensor mass_pages;            // stat [pages, K, 16] acc, or absent
-  Tensor keep;                  // i32 [R, K, max_keep]
+  Tensor keep;                  // i32 [E, K, max_keep]
   Tensor src_pages, dst_pages;  // i32 [E, max_pages]; rows may be strided
-  Tensor events;                // i32 [E, 6]: KvEvent
+  Tensor events;                // i32 [E, 5]: KvEvent
   KvWork work;
   Tensor rope;    // stat [positions, D], as in RopeFwd; absent if sinks == 0
   int32_t sinks;  // 0: positions stay absolute
@@ -216,7 +215,7 @@ struct KvCompact {
     detail::check_pages(c, k_pages, v_pages);
     c.index("pos_pages", pos_pages, {pages, K, kPageSlots});
     if (mass_pages) c.stat("mass_pages", mass_pages, {pages, K, kPageSlots});
-    detail::check_keep(c, keep, K);
+    detail::check_keep(c, keep, events, K);
     detail::check_event_pages(c, "src_pages", src_pages, events);
     detail::check_event_pages(c, "dst_pages", dst_pages, events);
     detail::check_events(c, events);

@@ -14,7 +14,7 @@ std::vector<KvEvent> read_events(const char* op, const Tensor& events, const KvW
   const View<int32_t> v(events);
   std::vector<KvEvent> list;
   for (int64_t i = 0; i < events.shape[0]; i++) {
-    const KvEvent e{v(i, 0), v(i, 1), v(i, 2), v(i, 3), v(i, 4), v(i, 5)};
+    const KvEvent e{v(i, 0), v(i, 1), v(i, 2), v(i, 3), v(i, 4)};
     expect(e.first >= 0 && e.recent >= 0 && e.keep >= e.recent && int64_t(e.first) + e.keep <= e.slots, "ref: ", op,
            ": event ", i, " has ", e.slots, " slots, ", e.first, " of them protected, ", e.recent, " recent, ", e.keep,
            " to be kept");
@@ -206,14 +206,10 @@ void kv_select(const KvSelect& a, Stream) {
   const int64_t kv_heads = a.keep.shape[1];
   if (a.score) expect_score(op, a.score, events);
   const View<int32_t> keep(a.keep);
-  std::set<int32_t> taken;
   const auto choose = [&]<class T>(T, const Tensor& scores) {
     for (int64_t i = 0; i < static_cast<int64_t>(events.size()); i++) {
       const KvEvent& e = events[i];
-      expect(e.keep_row >= 0 && e.keep_row < a.keep.shape[0] && e.keep <= a.keep.shape[2] &&
-                 taken.insert(e.keep_row).second,
-             "ref: ", op, ": event ", i, " keeps ", e.keep, " in row ", e.keep_row, " of ", a.keep.str(),
-             ", which no other event has");
+      expect(e.keep <= a.keep.shape[2], "ref: ", op, ": event ", i, " keeps ", e.keep, ", keep is ", a.keep.str());
       expect(scores || e.keep == e.recent, "ref: ", op, ": event ", i, " chooses without scores");
       const int64_t end = e.slots - e.recent;
       for (int64_t h = 0; h < kv_heads; h++) {
@@ -230,7 +226,7 @@ void kv_select(const KvSelect& a, Stream) {
         for (const auto& [x, s] : best) slots.push_back(s);
         std::sort(slots.begin(), slots.end());
         for (int64_t s = end; s < e.slots; s++) slots.push_back(static_cast<int32_t>(s));
-        for (int32_t j = 0; j < e.keep; j++) keep(e.keep_row, h, j) = slots[j];
+        for (int32_t j = 0; j < e.keep; j++) keep(i, h, j) = slots[j];
       }
     }
   };
@@ -286,13 +282,12 @@ void expect_compact(const char* op, const KvCompact& a, const std::vector<KvEven
     const KvEvent& e = events[i];
     expect_event_pages(op, "src_pages", a.src_pages, i, e.slots, pages);
     expect_event_pages(op, "dst_pages", a.dst_pages, i, e.first + e.keep, pages);
-    expect(e.keep_row >= 0 && e.keep_row < a.keep.shape[0] && e.keep <= a.keep.shape[2], "ref: ", op, ": event ", i,
-           " finds its ", e.keep, " slots in row ", e.keep_row, " of ", a.keep.str());
+    expect(e.keep <= a.keep.shape[2], "ref: ", op, ": event ", i, " keeps ", e.keep, ", keep is ", a.keep.str());
     expect(a.sinks <= e.first, "ref: ", op, ": ", a.sinks, " sinks, event ", i, " protects ", e.first);
     for (int64_t h = 0; h < kv_heads; h++)
-      for (int32_t j = 0, last = e.first - 1; j < e.keep; last = keep(e.keep_row, h, j), j++)
-        expect(keep(e.keep_row, h, j) > last && keep(e.keep_row, h, j) < e.slots, "ref: ", op, ": keep of event ", i,
-               ", head ", h, " holds slot ", keep(e.keep_row, h, j), " after ", last, "; its slots are ", e.first,
+      for (int32_t j = 0, last = e.first - 1; j < e.keep; last = keep(int64_t(i), h, j), j++)
+        expect(keep(int64_t(i), h, j) > last && keep(int64_t(i), h, j) < e.slots, "ref: ", op, ": keep of event ", i,
+               ", head ", h, " holds slot ", keep(int64_t(i), h, j), " after ", last, "; its slots are ", e.first,
                " to ", e.slots - 1);
   }
   expect_own_pages(op, a, events);
@@ -311,7 +306,7 @@ void kv_compact(const KvCompact& a, Stream) {
       const EventPages src{View<int32_t>(a.src_pages), int64_t(i)}, dst{View<int32_t>(a.dst_pages), int64_t(i)};
       for (int64_t h = 0; h < kv_heads; h++) {
         for (int32_t j = 0; j < e.keep; j++) {
-          const int32_t from = keep(e.keep_row, h, j), to = e.first + j, x = from % kPageSlots, y = to % kPageSlots;
+          const int32_t from = keep(int64_t(i), h, j), to = e.first + j, x = from % kPageSlots, y = to % kPageSlots;
           for (int64_t d = 0; d < head_dim; d++) k(dst(to), h, d, y) = k(src(from), h, d, x);
           for (int64_t d = 0; d < head_dim; d++) v(dst(to), h, y, d) = v(src(from), h, x, d);
           pos(dst(to), h, y) = pos(src(from), h, x);

@@ -38,7 +38,7 @@ Head read_head(const KvCompact& a, const KvEvent& e, int64_t event, int64_t h) {
     head.k.push_back(key), head.v.push_back(value), head.pos.push_back(pos(p, h, at));
     if (mass) head.mass.push_back(mass(p, h, at));
   }
-  for (int32_t j = 0; j < e.keep; j++) head.kept.push_back(keep(e.keep_row, h, j));
+  for (int32_t j = 0; j < e.keep; j++) head.kept.push_back(keep(event, h, j));
   for (int32_t s = e.first; s < e.slots; s++)
     if (!std::binary_search(head.kept.begin(), head.kept.end(), s)) head.evicted.push_back(s);
   for (int32_t s : head.evicted) {
