@@ -95,6 +95,67 @@ TEST_F(Eval, TheNumbersAreThoseOfTheItems) {
   EXPECT_LT(estimate(mean).mean, 1);
 }
 
+// Rows to learn from: of every problem the responses that are right and finished, as they were written.
+TEST_F(Eval, KeepsWhatIsRightToLearnFrom) {
+  const std::string common = "--verifier starts_with --n 8 --seed 3 --out " + at("a.jsonl");
+  const Outcome o = run(eval(cat(common, " --keep ", at("right.jsonl")), 1, 3));  // 3 tokens: some are cut
+  ASSERT_EQ(o.code, 0) << o.err;
+  std::vector<json> expected;
+  int right = 0;
+  for (const json& p : items("a.jsonl"))
+    for (const json& r : p["responses"]) {
+      right += r["score"] == 1;
+      if (r["score"] == 1 && r["finished"])
+        expected.push_back({{"prompt", p["prompt"]}, {"answer", "a"}, {"completion", r["text"]}});
+    }
+  EXPECT_GT(expected.size(), 0u);
+  EXPECT_LT(expected.size(), static_cast<size_t>(right)) << "none was cut";
+  EXPECT_EQ(items("right.jsonl"), expected);
+  EXPECT_NE(o.out.find(cat(expected.size(), " right responses in ", at("right.jsonl"))), std::string::npos) << o.out;
+  EXPECT_EQ(run(eval(cat(common, " --force --keep ", at("right.jsonl")))).code, 0);
+  EXPECT_EQ(run(eval(cat("--verifier starts_with --keep ", at("right.jsonl")))).code, 2) << "it exists";
+}
+
+// The whole chain of SFT-M, from a teacher to a student that has never seen the task, and on from there by itself.
+TEST_F(Eval, SftMLearnsFromItsTeacher) {
+  const auto chain = [&](const std::string& teacher, const std::string& student, const std::string& out) {
+    std::vector<std::string> words = {"/usr/bin/env",
+                                      "PARE=" + program_path().string(),
+                                      "sh",
+                                      "tools/sft_m.sh",
+                                      teacher,
+                                      student,
+                                      tiny_folder() + "train.jsonl",
+                                      "starts_with",
+                                      at(out),
+                                      "data.tokenizer=ssa",
+                                      "data.max_prompt_length=16",
+                                      "data.max_response_length=12",
+                                      "rollout.val_kwargs.n=20",
+                                      "actor.optim.lr=2e-2",
+                                      "trainer.threads=1"};
+    return run(words);
+  };
+  const Outcome first = chain(tiny_folder() + "trained", tiny_folder() + "random", "first");
+  ASSERT_EQ(first.code, 0) << first.err << first.out;
+  const auto rows = std::ssize(items("first/right.jsonl"));
+  EXPECT_GT(rows, 100);
+  const auto steps = items("first/run/metrics.jsonl");
+  ASSERT_EQ(std::ssize(steps), (3 * rows + 31) / 32);
+  EXPECT_EQ(steps.back().at("actor/lr"), 0);
+  EXPECT_LT(steps.back().at("train/loss").get<double>(), 0.7 * steps.front().at("train/loss").get<double>());
+
+  const auto score = [&](const std::string& model) {
+    const Outcome o =
+        run(cat("eval --model ", model, " --tokenizer ssa --data ", tiny_folder(),
+                "val.jsonl --max-prompt-length 16 --max-response-length 12 --verifier starts_with --n 20"));
+    return value(o.out, "mean@20");
+  };
+  EXPECT_GT(score(at("first/run/model")), score(tiny_folder() + "trained") + 0.2) << "right ones alone were learnt";
+  EXPECT_EQ(chain(at("first/run/model"), at("first/run/model"), "second").code, 0);
+  EXPECT_GT(items("second/right.jsonl").size(), items("first/right.jsonl").size());
+}
+
 // What training logs before its first step is what pare eval says of the same model.
 TEST_F(Eval, AgreesWithTheValidationOfTraining) {
   const std::string keys = "rollout.val_kwargs.n=4 rollout.val_kwargs.temperature=1 trainer.seed=2 ";

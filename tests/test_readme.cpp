@@ -335,6 +335,7 @@ TEST_F(CommandLinesRun, AsThePagesPrintThem) {
       {"RUN…", "runs/quickstart runs/quickstart-rpc"},
       {"FILE|DIR", "DIR"},
       {"--verifier NAME", "--verifier exact"},
+      {"=right.jsonl", "=sft.jsonl"},  // a model of random weights has no right response
       {"--mode NAME", "--mode exact"},
       {"--op NAME --shape SIZES", "--op swiglu_fwd --shape N=64"},
       {"--tokenizer PATH", "--tokenizer DIR"},

@@ -668,6 +668,7 @@ TEST(Presets, AllAreValidAloneAndOverTheQuickstart) {
     EXPECT_NO_THROW(with({name})) << name;
     const Config run = load_config({"quickstart"}), both = load_config({"quickstart", name});
     EXPECT_NE(both, run) << name;
+    if (name.ends_with("-sft")) continue;  // examples an update and their rate are what such a method is
     EXPECT_EQ(both.data, run.data) << name;
     RolloutKeys rollout = both.rollout;
     if (name.starts_with("kv-")) rollout.kv = run.rollout.kv;

@@ -31,7 +31,7 @@ struct Options {
                    {"--device", "trainer.device"},
                    {"--exact", "trainer.exact"}}};
   std::vector<std::string> config;
-  std::string data, out;
+  std::string data, out, keep;
   std::vector<int64_t> k;
   bool greedy = false, force = false, quiet = false;
 };
@@ -72,35 +72,46 @@ std::vector<int64_t> checked_ks(const Options& o, int64_t n) {
   return o.k;
 }
 
-// A file that is there as a whole or not at all.
-class ItemFile {
+// A file of lines that is there as a whole or not at all.
+class LineFile {
  public:
-  ItemFile(const std::string& path, bool force) : path_(path), part_(path + ".part") {
+  LineFile(const std::string& path, const char* flag, bool force) : path_(path), part_(path + ".part") {
     if (path.empty()) return;
-    check_output_file(path, "--out", force);
+    check_output_file(path, flag, force);
     file_.open(part_, std::ios::binary);
     if (!file_) throw Error(Exit::failed, cat(part_, ": cannot be written"));
   }
-  ~ItemFile() {
+  ~LineFile() {
     std::error_code ignored;
     if (!path_.empty()) std::filesystem::remove(part_, ignored);
   }
-  void write(const Evaluation& evaluation) {
+  void write(const std::vector<nlohmann::ordered_json>& lines) {
     if (path_.empty()) return;
-    for (const EvaluatedProblem& p : evaluation.problems()) file_ << line(p) << '\n';
+    // A response cut inside a character is not UTF-8.
+    for (const auto& line : lines) file_ << line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
     file_.close();
     if (!file_) throw Error(Exit::failed, cat(part_, ": cannot be written to the end"));
     std::filesystem::rename(part_, path_);
   }
 
  private:
-  static std::string line(const EvaluatedProblem& p) {
-    nlohmann::ordered_json item;
+  const std::string path_, part_;
+  std::ofstream file_;
+};
+
+void put_prompt(nlohmann::ordered_json& line, const Problem& problem) {
+  if (problem.prompt_ids.empty())
+    line["prompt"] = problem.prompt;
+  else
+    line["prompt_ids"] = problem.prompt_ids;
+}
+
+std::vector<nlohmann::ordered_json> item_lines(const Evaluation& evaluation) {
+  std::vector<nlohmann::ordered_json> lines;
+  for (const EvaluatedProblem& p : evaluation.problems()) {
+    nlohmann::ordered_json& item = lines.emplace_back();
     if (!p.problem.where.empty()) item["where"] = p.problem.where;
-    if (p.problem.prompt_ids.empty())
-      item["prompt"] = p.problem.prompt;
-    else
-      item["prompt_ids"] = p.problem.prompt_ids;
+    put_prompt(item, p.problem);
     item["prompt_tokens"] = p.prompt_tokens;
     if (p.problem.answer) item["answer"] = *p.problem.answer;
     Summary score;
@@ -121,13 +132,23 @@ class ItemFile {
                                    {"finished", r.finished},
                                    {"tokens", r.tokens}});
     }
-    // A response cut inside a character is not UTF-8.
-    return item.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   }
+  return lines;
+}
 
-  const std::string path_, part_;
-  std::ofstream file_;
-};
+// Rows for `pare sft`.  A response that was cut is none to learn: a completion is followed by EOS.
+std::vector<nlohmann::ordered_json> right_lines(const Evaluation& evaluation) {
+  std::vector<nlohmann::ordered_json> lines;
+  for (const EvaluatedProblem& p : evaluation.problems())
+    for (const EvaluatedResponse& r : p.responses) {
+      if (!r.finished || r.reward.score <= 0) continue;
+      nlohmann::ordered_json& line = lines.emplace_back();
+      put_prompt(line, p.problem);
+      if (p.problem.answer) line["answer"] = *p.problem.answer;
+      line["completion"] = r.text;
+    }
+  return lines;
+}
 
 std::string estimate_line(const std::string& name, const Estimate& e) {
   return format("%-8s %.4f", name.c_str(), e.mean) + (std::isnan(e.error) ? "" : format(" ± %.4f", e.half_width()));
@@ -170,7 +191,7 @@ void run(const Options& o, const CLI::App& command) {
   print_notes(notes);
   const Table& table = open_table(config.trainer);
   Session session(config, table, false, evaluation_limits(config, table));
-  ItemFile items(o.out, o.force);
+  LineFile items(o.out, "--out", o.force), right(o.keep, "--keep", o.force);
   Console console(o.quiet);
   show_machine(console, table);
   show_model(console, session);
@@ -187,13 +208,17 @@ void run(const Options& o, const CLI::App& command) {
     console.progress("evaluation", s.finished, s.completions);
   });
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  items.write(evaluation);
+  const std::vector<nlohmann::ordered_json> kept = right_lines(evaluation);
+  items.write(item_lines(evaluation)), right.write(kept);
   console.line("");
   report(console, config, evaluation, ks);
   show_memory(console, session);
   const auto tokens = static_cast<double>(rollout.stats().decoded_tokens);
   console.line(format("done     %s, %s tokens, %s tok/s%s", duration(seconds).c_str(), human(tokens).c_str(),
-                      human(tokens / seconds).c_str(), o.out.empty() ? "" : cat("; problems in ", o.out).c_str()));
+                      human(tokens / seconds).c_str(),
+                      cat(o.out.empty() ? "" : cat("; problems in ", o.out),
+                          o.keep.empty() ? "" : cat("; ", kept.size(), " right responses in ", o.keep))
+                          .c_str()));
 }
 
 }  // namespace
@@ -209,6 +234,8 @@ void add_eval(CLI::App& app) {
       ->delimiter(',')
       ->allow_extra_args(false);
   c->add_option("--out", o->out, "output file: JSON lines of problems and their responses");
+  c->add_option("--keep", o->keep,
+                "output file: the finished responses with a score above 0 as training data of `pare sft`");
   c->add_flag("--force", o->force, "replaces an output file that exists");
   c->add_flag("--quiet", o->quiet, "prints the results only");
   c->footer(
