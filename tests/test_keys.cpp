@@ -472,6 +472,11 @@ Rows correction_rows() {
        {obrs + Overrides{"algorithm.obrs.cap=0"}, {"algorithm.obrs.cap=1"}, corr("weight_max"), falls}},
       {"algorithm.obrs.state_weight", {obrs, {"algorithm.obrs.state_weight=z"}, corr("weight_mean"), falls}},
       {"algorithm.obrs.top_k", {z, {"algorithm.obrs.top_k=1"}, corr("weight_mean"), falls}},
+      {"algorithm.oversample.by",
+       {sparse + Overrides{"algorithm.oversample.keep=2"},
+        {"algorithm.oversample.by=acceptance"},
+        trained(fingerprint),
+        differs}},
       {"rollout.val_kwargs.kv", {sparse, {"rollout.val_kwargs.kv=rollout"}, sparse_val, from_to(0, 1)}},
   };
 }
@@ -497,6 +502,11 @@ Rows algorithm_rows() {
        {overlong, {"reward_model.overlong_buffer.penalty_factor=3"}, metrics(shaping), times(3)}},
       {"algorithm.adv_estimator",
        {{"algorithm.norm_adv_by_std_in_grpo=false"}, {"algorithm.adv_estimator=rloo"}, largest, times(4.0 / 3)}},
+      {"algorithm.oversample.keep",
+       {{},
+        {"algorithm.oversample.keep=3"},
+        trained([](Session&, GrpoTraining& t) { return static_cast<double>(t.samples().size()); }),
+        from_to(16, 12)}},
       {"algorithm.norm_adv_by_std_in_grpo", {{}, {"algorithm.norm_adv_by_std_in_grpo=false"}, largest, falls}},
       {"algorithm.adv_std",
        {{"algorithm.adv_eps=0"}, {"algorithm.adv_std=population"}, largest, times(std::sqrt(4.0 / 3))}},

@@ -423,6 +423,18 @@ TEST(ConfigCheck, ContradictionsNameBothKeys) {
       {{"reward_model.overlong_buffer.enable=true", "reward_model.overlong_buffer.len=513"},
        "reward_model.overlong_buffer.len",
        "data.max_response_length"},
+      {{"algorithm.oversample.keep=9"}, "algorithm.oversample.keep", "rollout.n"},
+      {{"algorithm.oversample.keep=1"}, "algorithm.oversample.keep", "algorithm.adv_estimator"},
+      {{"algorithm.oversample.keep=4", "algorithm.adv_estimator=rloo"},
+       "algorithm.oversample.keep",
+       "algorithm.adv_estimator"},
+      {{"algorithm.oversample.keep=4", "algorithm.oversample.by=acceptance"},
+       "algorithm.oversample.by",
+       "rollout.kv.method"},
+      {{"algorithm.oversample.keep=4", "algorithm.oversample.by=acceptance", "rollout.kv.method=quest",
+        "algorithm.filter_groups.enable=true"},
+       "algorithm.oversample.by",
+       "algorithm.filter_groups.enable"},
       {{"actor.ppo_mini_batch_size=7"}, "actor.ppo_mini_batch_size", "data.train_batch_size"},
       {{"actor.ppo_mini_batch_size=128"}, "actor.ppo_mini_batch_size", "data.train_batch_size"},
       {{"actor.policy_loss.loss_mode=gspo"}, "actor.policy_loss.loss_mode", "actor.loss_agg_mode"},
@@ -498,6 +510,8 @@ TEST(ConfigCheck, Warnings) {
   EXPECT_HAS(warning({"algorithm.adv_filter_threshold=0.1", "actor.entropy_coeff=0.1"}), "actor.entropy_coeff");
   EXPECT_HAS(warning({"actor.use_kl_loss=true", "algorithm.use_kl_in_reward=true"}), "twice");
   EXPECT_HAS(warning({"actor.token_subset=det"}), "biased");
+  EXPECT_HAS(warning({"algorithm.oversample.keep=4"}), "nothing corrects for the choice");
+  EXPECT_TRUE(config_warnings(with({"algorithm.oversample.keep=8"})).empty()) << "all of them";
   EXPECT_HAS(warning({"trainer.device=cuda", "trainer.exact=false"}), "but for roundings");
   EXPECT_HAS(warning({"actor.token_subset=urs", "actor.token_subset_ht=false"}), "biased");
   EXPECT_HAS(warning({"rollout.top_k=5", "rollout.allow_truncated_sampling=true", "rollout.check_exact=false"}),

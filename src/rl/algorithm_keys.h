@@ -4,6 +4,7 @@
 #include "rl/corrections.h"
 #include "rl/filters.h"
 #include "rl/obrs.h"
+#include "rl/oversample.h"
 
 namespace pare {
 
@@ -25,6 +26,7 @@ struct AlgorithmKeys {
   FilterGroupsKeys filter_groups;
   RolloutCorrectionKeys rollout_correction;
   ObrsKeys obrs;
+  OversampleKeys oversample;
   bool operator==(const AlgorithmKeys&) const = default;
 };
 

@@ -23,11 +23,12 @@ void set_summary(Metrics& metrics, const std::string& name, const Summary& s) {
 
 // What the samples became on their way to the updates.
 void report_samples(const AlgorithmKeys& a, std::span<const Trajectory> samples, Metrics& metrics) {
-  Summary reward, kl, advantage, filtered;
+  Summary score, reward, kl, advantage, filtered;
   for (const Trajectory& s : samples) {
-    reward.add(s.reward), advantage.add(s.advantage), filtered.add(s.filtered);
+    score.add(s.score), reward.add(s.reward), advantage.add(s.advantage), filtered.add(s.filtered);
     kl.add(s.kl_penalty / static_cast<double>(s.tokens.size()));
   }
+  if (a.oversample.keep > 0) metrics.set("oversample/kept_score", score.mean());
   set_summary(metrics, "critic/rewards", reward);
   if (a.use_kl_in_reward) metrics.set("actor/reward_kl_penalty", kl.mean());  // per token, as verl
   set_summary(metrics, "critic/advantages", advantage);
@@ -114,6 +115,10 @@ void Grpo::step(int64_t step, Metrics& metrics) {
 
   // o_1 .. o_G of each prompt, and their scores.
   samples_ = generate(step, metrics);
+  if (a.oversample.keep > 0 && a.oversample.by == OversampleBy::acceptance) {
+    set_old_logprobs(metrics);
+    keep_most_accepted(a.oversample, samples_);
+  }
 
   // R = score + penalties.
   set_reference_logprobs(metrics);
@@ -185,14 +190,17 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
     size_t first = 0;
     for (const Request& q : requests) {
       const std::span group = std::span(scores).subspan(first, q.uids.size());
-      const bool informative = group_is_informative(group);
-      zero_std.add(!informative), all_right.add(!informative && group[0] > 0);
+      const std::vector<size_t> members = members_by_score(keys_.algorithm.oversample, group);
+      std::vector<double> kept_scores;
+      for (const size_t k : members) kept_scores.push_back(group[k]);
+      const bool informative = group_is_informative(kept_scores);
+      zero_std.add(!informative), all_right.add(!informative && kept_scores[0] > 0);
       prompt_length.add(static_cast<double>(q.prompt.size()));
       const bool keep = !filter.enable || (informative && groups < std::ssize(requests));
       for (size_t k = 0; k < q.uids.size(); k++) {
         Completion& o = completions[first + k];
         score.add(group[k]), length.add(static_cast<double>(o.tokens.size())), clipped.add(o.finish != Finish::eos);
-        if (!keep) continue;
+        if (!keep || !std::binary_search(members.begin(), members.end(), k)) continue;
         Trajectory& s = samples.emplace_back();
         s.group = groups;
         s.member = static_cast<int32_t>(k);

@@ -317,6 +317,27 @@ void check_corrections(const Config& c) {
          "them off");
 }
 
+void check_oversampling(const Config& c) {
+  const OversampleKeys& o = c.algorithm.oversample;
+  const std::string keep = cat("algorithm.oversample.keep = ", o.keep);
+  if (o.keep > c.rollout.n)
+    fail(keep, " is more than rollout.n = ", c.rollout.n, ", the responses of which it keeps some");
+  if (o.keep == 0 || o.keep == c.rollout.n) return;
+  if (o.keep == 1) fail(keep, " leaves groups of one, where algorithm.adv_estimator makes every advantage 0");
+  if (c.algorithm.adv_estimator == AdvEstimator::rloo)
+    fail(keep,
+         " leaves responses that are not independent, which the baseline of algorithm.adv_estimator = \"rloo\" "
+         "assumes; set algorithm.adv_estimator=grpo");
+  if (o.by != OversampleBy::acceptance) return;
+  const std::string by = "algorithm.oversample.by = \"acceptance\"";
+  if (exact_rollout(c))
+    fail(by,
+         " ranks by the ratio of learner and sampler, which is 1 where both attend to the same tokens "
+         "(rollout.kv.method, learner.attention); set algorithm.oversample.by=reward");
+  if (c.algorithm.filter_groups.enable)
+    fail(by, " chooses after the groups of algorithm.filter_groups.enable; turn one of them off");
+}
+
 void check_actor(const Config& c) {
   const ActorKeys& a = c.actor;
   if (a.clip_ratio_c != 0 && a.clip_ratio_c <= 1)
@@ -357,6 +378,7 @@ void check_config(const Config& config) {
   check_data(config);
   check_rollout(config);
   check_corrections(config);
+  check_oversampling(config);
   check_actor(config);
 }
 
@@ -373,6 +395,11 @@ static bool same_distribution(const Config& c) {
 bool exact_rollout(const Config& c) { return c.trainer.exact && same_distribution(c); }
 
 bool checks_exact(const Config& c) { return c.rollout.check_exact.value_or(same_distribution(c)); }
+
+int64_t kept_members(const Config& c) {
+  const int64_t keep = c.algorithm.oversample.keep;
+  return keep > 0 ? std::min(keep, c.rollout.n) : c.rollout.n;
+}
 
 bool keeps_sampler_states(const Config& c) {
   const ObrsKeys& o = c.algorithm.obrs;
@@ -416,6 +443,10 @@ std::vector<std::string> config_warnings(const Config& c) {
             "rollout_is_level=geometric"));
   if (c.algorithm.obrs.enable && c.algorithm.obrs.state_weight == StateWeight::z && c.algorithm.obrs.top_k > 0)
     lines.push_back("algorithm.obrs.top_k bounds Z from below");
+  if (c.algorithm.oversample.keep > 0 && c.algorithm.oversample.keep < c.rollout.n)
+    lines.push_back(
+        "algorithm.oversample.keep: nothing corrects for the choice, which the paper's successor found not to restore "
+        "training (arXiv 2606.08446, appendix A)");
   const TokenSubset subset = c.actor.token_subset;
   if (subset == TokenSubset::det || (subset != TokenSubset::none && !c.actor.token_subset_ht))
     lines.push_back(cat(subset == TokenSubset::det ? "actor.token_subset = det" : "actor.token_subset_ht = false",

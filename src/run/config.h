@@ -137,6 +137,8 @@ bool needs_reference(const Config& config);
 bool exact_rollout(const Config& config);
 // The sampler's log-probs are compared with the learner's.
 bool checks_exact(const Config& config);
+// Members of a group that are trained on: rollout.n, or algorithm.oversample.keep of them.
+int64_t kept_members(const Config& config);
 // The rollout keeps the hidden state that each token was drawn from.
 bool keeps_sampler_states(const Config& config);
 // What is allowed but changes the objective or the estimator, one line each.

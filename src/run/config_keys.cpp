@@ -91,6 +91,7 @@ WORDS(RolloutRs, {"none", none}, {"sequence", sequence}, {"geometric", geometric
 WORDS(GroupStatistics, {"all", all}, {"accepted", accepted})
 WORDS(TooFew, {"skip", skip}, {"scale", scale})
 WORDS(StateWeight, {"none", none}, {"z", z})
+WORDS(OversampleBy, {"reward", reward}, {"acceptance", acceptance})
 WORDS(ValKv, {"dense", dense}, {"rollout", rollout}, {"both", both})
 WORDS(OnMismatch, {"fail", fail}, {"continue", carry_on})
 WORDS(KvMethod, {"dense", dense}, {"streaming_llm", streaming_llm}, {"h2o", h2o}, {"tova", tova}, {"snapkv", snapkv},
@@ -479,7 +480,15 @@ Groups algorithm_keys() {
             "absolute advantage below which samples are dropped before the learner's forward pass; 0: off", "DASH"),
         KEY(algorithm.use_kl_in_reward, any, "", "subtracts the KL to the reference policy from the reward", "verl"),
         KEY(algorithm.filter_groups.enable, any, "",
-            "dynamic sampling: replaces groups whose scores are all equal by new prompts", "verl, DAPO")}},
+            "dynamic sampling: replaces groups whose scores are all equal by new prompts", "verl, DAPO"),
+        KEY(algorithm.oversample.keep, at_least(0), "samples",
+            "oversampling: responses of a group that go on, of the rollout.n that are sampled; 0: all",
+            "DistillSparse eq. 4: 8 of 12 or 16")}},
+      {{is_not("algorithm.oversample.keep", "0")},
+       {KEY(algorithm.oversample.by, any, "",
+            "responses that are kept: those with the largest scores, before any shaping, or with the largest mean of "
+            "min(1, xi)",
+            "DistillSparse")}},
       {{grpo},
        {KEY(algorithm.norm_adv_by_std_in_grpo, any, "", "divides the advantage by the group's standard deviation",
             "verl, Dr. GRPO")}},

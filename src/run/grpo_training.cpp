@@ -137,7 +137,8 @@ void GrpoTraining::largest_batches() {
   Arena& arena = session_.activations;
   const RolloutLimits rollout = session_.rollout_limits();
   Rollout::plan(*session_.model, rollout, arena, sampler_states_);
-  BatchLimits limits = batch_limits(config_.rollout.n);
+  const int64_t sampled = config_.rollout.n, kept = kept_members(config_);
+  BatchLimits limits = batch_limits(kept);
   if (config_.learner.attention == LearnerAttention::replay && config_.rollout.kv.evicts()) {
     const KvResidency residency(rollout.kv, session_.model_config.layers);
     limits.interval = std::max<int64_t>(config_.rollout.kv.evict.buffer, 1);
@@ -148,6 +149,7 @@ void GrpoTraining::largest_batches() {
   const LossSpec spec = loss_spec(config_.actor, config_.rollout.temperature);
   learner_.plan(limits, spec, spec.kl == KlLoss::exact ? reference_.get() : nullptr);
   const SamplerStates states{sampler_states_};
+  if (config_.algorithm.oversample.by == OversampleBy::acceptance) limits.members = sampled;
   Learner::plan_logprobs(*session_.model, arena, limits, session_.learner_options(),
                          sampler_states_ ? &states : nullptr);
 }
