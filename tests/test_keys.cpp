@@ -444,6 +444,10 @@ Rows correction_rows() {
   const Overrides geometric = paper + Overrides{key("rollout_rs=geometric")};
   const Overrides obrs = sparse + Overrides{"algorithm.obrs.enable=true"};
   const Overrides z = obrs + Overrides{"algorithm.obrs.state_weight=z"};
+  // One step more than an adaptation takes, and 200 tokens.
+  const Overrides adapting = sparse + Overrides{"data.train_batch_size=12", "rollout.kv.blocks.acceptance_steps=1",
+                                                "data.max_prompt_length=12"};
+  const Measure read = metric("kv/read_tokens/mean", 2);
   const auto sparse_val = session_number([](Session& s) {
     GrpoTraining(s).evaluate();
     return static_cast<double>(s.ledger.phases.at("val").contains("kv_block_select"));
@@ -471,6 +475,12 @@ Rows correction_rows() {
       {"algorithm.obrs.cap",
        {obrs + Overrides{"algorithm.obrs.cap=0"}, {"algorithm.obrs.cap=1"}, corr("weight_max"), falls}},
       {"algorithm.obrs.state_weight", {obrs, {"algorithm.obrs.state_weight=z"}, corr("weight_mean"), falls}},
+      {"rollout.kv.blocks.acceptance_target", {adapting, {"rollout.kv.blocks.acceptance_target=0.86"}, read, rises}},
+      {"rollout.kv.blocks.acceptance_steps",
+       {adapting + Overrides{"rollout.kv.blocks.acceptance_target=0.86"},
+        {"rollout.kv.blocks.acceptance_steps=2"},
+        read,
+        falls}},
       {"algorithm.obrs.top_k", {z, {"algorithm.obrs.top_k=1"}, corr("weight_mean"), falls}},
       {"algorithm.oversample.by",
        {sparse + Overrides{"algorithm.oversample.keep=2"},

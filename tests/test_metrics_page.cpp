@@ -48,7 +48,8 @@ std::set<std::string> logged() {
         {"algorithm.use_kl_in_reward=true", "actor.ppo_epochs=2", "algorithm.oversample.keep=3"},
         {"rollout.kv.method=quest", "rollout.kv.blocks.size=4", "rollout.kv.blocks.count=6",
          "rollout.check_exact=false", "algorithm.rollout_correction.rollout_is=icepop",
-         "algorithm.rollout_correction.acceptance=true", "rollout.val_kwargs.kv=both"}}) {
+         "algorithm.rollout_correction.acceptance=true", "rollout.val_kwargs.kv=both",
+         "rollout.kv.blocks.acceptance_target=0.86"}}) {
     TrainingRun run(tiny_run("qwen3", keys));
     collect(run.step(), names);
     collect(run.trainer->evaluate(), names);

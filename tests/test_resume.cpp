@@ -118,6 +118,31 @@ TEST_F(Resume, NAndNStepsAreTwoN) {
   }
 }
 
+// What the acceptance rate has made of the blocks that the sampler reads is a part of the checkpoint.
+TEST_F(Resume, BlocksByAcceptanceGoOn) {
+  const Overrides keys = {"rollout.kv.method=quest",
+                          "rollout.kv.blocks.size=4",
+                          "rollout.kv.blocks.count=1",
+                          "rollout.kv.blocks.first=0",
+                          "rollout.kv.blocks.last=1",
+                          "rollout.kv.blocks.dense_layers=0",
+                          "rollout.kv.blocks.acceptance_target=0.9",
+                          "rollout.kv.blocks.acceptance_steps=1",
+                          "data.train_batch_size=24",
+                          "trainer.samples_freq=1"};
+  expect_code(pare("train", "whole", keys + Overrides{"trainer.total_training_steps=4"}), 0);
+  expect_code(pare("train", "parts", keys + Overrides{"trainer.total_training_steps=2"}), 0);
+  expect_code(pare("train", "parts",
+                   keys + Overrides{"trainer.total_training_steps=4", "trainer.threads=2", "rollout.max_num_seqs=5",
+                                    "--resume"}),
+              0);
+  expect_same("whole", "parts");
+  const auto lines = json_lines(at("parts/metrics.jsonl"));
+  ASSERT_EQ(lines.size(), 4u);
+  EXPECT_EQ(lines[0].at("kv/blocks/context_0_63"), 1);
+  EXPECT_EQ(lines[2].at("kv/blocks/context_0_63"), 3) << "without it the second part would begin with 1";
+}
+
 // Killed at every call that changes the disk; a write is torn at a seeded place.
 TEST_F(Resume, KilledAtAnyPoint) {
   const Overrides keys = {"trainer.save_freq=1",

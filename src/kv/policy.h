@@ -54,6 +54,8 @@ class KvPolicy {
   // Before the attention of a layer: records what later events need, and returns the blocks to read.
   virtual void observe(const KvPass& /*pass*/) {}
   virtual KvBlocks blocks(const KvPass& /*pass*/, Arena& /*scratch*/) { return {}; }
+  // Block-sparse policies: the budget of the next passes.
+  virtual void set_budget(const BlockBudget& /*budget*/) {}
   // i32 [runs]: protected slots of each, where the attention that slots receive is added up (AttnPaged).
   virtual Tensor mass_first() const { return {}; }
   // Slots that a decoded token reads in the mean layer, of `resident` ones.

@@ -60,6 +60,8 @@ struct KvMergeKeys {
 struct KvBlockKeys {
   int64_t size = 16, count = 32, first = 1, last = 2, dense_layers = 2;
   std::vector<std::string> schedule;  // "from:count", from ascending
+  double acceptance_target = 0;
+  int64_t acceptance_steps = 10;
   bool operator==(const KvBlockKeys&) const = default;
 };
 struct KvSpec {
@@ -79,6 +81,7 @@ struct KvSpec {
   }
   bool merges() const { return evicts() && merge.method != KvMergeMethod::none; }
   bool sparse_reads() const { return method == KvMethod::quest || method == KvMethod::block_topk; }
+  bool adapts() const { return sparse_reads() && blocks.acceptance_target > 0; }
 };
 
 inline BlockSummary summary_kind(const KvSpec& spec) {
@@ -131,14 +134,17 @@ class KvResidency {
 // Blocks that a decoded token reads of `n` (quest, block_topk): rollout.kv.blocks.count, or what the schedule says.
 class BlockBudget {
  public:
-  explicit BlockBudget(const KvSpec& spec);
-  int64_t operator()(int64_t n) const;
-  int64_t most() const;
-
- private:
   struct Step {
     int64_t from, blocks;
+    bool operator==(const Step&) const = default;
   };
+  explicit BlockBudget(const KvSpec& spec);
+  explicit BlockBudget(std::vector<Step> steps) : steps_(std::move(steps)) {}  // one or more, from ascending from 0
+  int64_t operator()(int64_t n) const;
+  int64_t most() const;
+  const std::vector<Step>& steps() const { return steps_; }
+
+ private:
   std::vector<Step> steps_;
 };
 

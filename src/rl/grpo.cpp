@@ -5,6 +5,7 @@
 
 #include "base/rng.h"
 #include "rl/advantages.h"
+#include "rl/block_budget.h"
 #include "rl/corrections.h"
 #include "rl/filters.h"
 #include "rl/mismatch.h"
@@ -101,7 +102,11 @@ std::vector<float> floats(std::span<const double> x) { return {x.begin(), x.end(
 }  // namespace
 
 Grpo::Grpo(GrpoKeys keys, const GrpoEngine& engine, GrpoRun run)
-    : keys_(std::move(keys)), engine_(engine), run_(std::move(run)) {}
+    : keys_(std::move(keys)), engine_(engine), run_(std::move(run)) {
+  if (!adapts_blocks()) return;
+  const int64_t tokens = engine_.rollout.cache().max_pages() * kPageSlots;
+  engine_.rollout.set_block_budget(budget_by_context(keys_.kv, tokens));
+}
 
 uint64_t Grpo::key(RngStream stream, int64_t step) const {
   return rng_key(keys_.seed, stream, static_cast<uint64_t>(step));
@@ -148,6 +153,7 @@ void Grpo::step(int64_t step, Metrics& metrics) {
     if (a.obrs.enable) set_obrs(a.obrs, key(RngStream::obrs, step), samples_);
     if (judges) report_corrections(c, samples_, metrics);
     if (judges || !keys_.exact) report_mismatch(c, samples_, metrics);
+    if (adapts_blocks()) adapt_blocks(step, metrics);
   }
 
   // The tokens that are trained on, once per batch; then pi, by one update or more.
@@ -271,6 +277,16 @@ void Grpo::set_old_logprobs(Metrics& metrics) {
     if (!engine_.sampler_states) continue;
     part[i]->overlap = floats(out.of(out.overlap, i)), part[i]->mass = floats(out.of(out.mass, i));
   }
+}
+
+// Acceptance is measured where the sampler's states are kept, and moves the budgets of the steps that follow.
+bool Grpo::adapts_blocks() const { return engine_.sampler_states && keys_.kv.adapts(); }
+
+void Grpo::adapt_blocks(int64_t step, Metrics& metrics) {
+  Rollout& rollout = engine_.rollout;
+  report_budget(rollout.block_budget(), metrics);
+  if (step % keys_.kv.blocks.acceptance_steps != 0) return;
+  rollout.set_block_budget(adapted_budget(keys_.kv, rollout.block_budget(), acceptance_by_context(samples_)));
 }
 
 // The samples of each update of an epoch: whole groups.

@@ -69,6 +69,8 @@ class Grpo {
   std::vector<Trajectory> generate(int64_t step, Metrics& metrics);
   void set_reference_logprobs(Metrics& metrics);
   void set_old_logprobs(Metrics& metrics);
+  bool adapts_blocks() const;
+  void adapt_blocks(int64_t step, Metrics& metrics);
   std::vector<std::span<Trajectory>> mini_batches();
   void update(int64_t step, std::span<const std::span<Trajectory>> batches, std::span<const TokenPlan> plans,
               bool on_policy, Metrics& metrics);

@@ -14,8 +14,6 @@ constexpr int64_t kFirstBin = 64;
 
 double ratio(double log_ratio) { return std::exp(std::clamp(log_ratio, -20.0, 20.0)); }
 
-size_t bin_of(int64_t context) { return std::bit_width(static_cast<uint64_t>(context / kFirstBin)); }
-
 struct Spread {
   Summary values, squares;
   void add(double x) { values.add(x), squares.add(x * x); }
@@ -26,6 +24,10 @@ struct Spread {
 double part(int64_t count, int64_t all) { return static_cast<double>(count) / static_cast<double>(all); }
 
 }  // namespace
+
+size_t context_bin(int64_t context) { return std::bit_width(static_cast<uint64_t>(context / kFirstBin)); }
+int64_t first_context(size_t bin) { return bin == 0 ? 0 : kFirstBin << (bin - 1); }
+std::string context_name(size_t bin) { return cat("context_", first_context(bin), "_", first_context(bin + 1) - 1); }
 
 double quantile(std::vector<float>& x, double q) {
   const auto rank = static_cast<int64_t>(std::ceil(q * static_cast<double>(x.size())));
@@ -56,7 +58,7 @@ void Mismatch::add(std::span<const float> learner, std::span<const float> sample
   difference_.add(s.mean() - l.mean()), abs_difference_.add(std::abs(s.mean() - l.mean()));
   ppl_ratio_.add(std::exp(s.mean() - l.mean()));
   for (size_t t = 0; t < overlap.size(); t++) {
-    const size_t bin = bin_of(context + static_cast<int64_t>(t));
+    const size_t bin = context_bin(context + static_cast<int64_t>(t));
     if (acceptance_.size() <= bin) acceptance_.resize(bin + 1);
     acceptance_[bin].push_back(overlap[t]);
   }
@@ -102,21 +104,28 @@ void Mismatch::report(Metrics& m, double catastrophic) const {
   m.set(name + "acceptance_rate_p5", quantile(all, 0.05));
   for (size_t i = 0; i < acceptance_.size(); i++) {
     std::vector<float> bin = acceptance_[i];
-    const int64_t first = i == 0 ? 0 : kFirstBin << (i - 1), last = (kFirstBin << i) - 1;
-    if (!bin.empty()) m.set(cat(name, "acceptance_rate_p5/context_", first, "_", last), quantile(bin, 0.05));
+    if (!bin.empty()) m.set(cat(name, "acceptance_rate_p5/", context_name(i)), quantile(bin, 0.05));
   }
 }
 
 // A response with a ratio below this counts as catastrophic, whether it is rejected or not.
 static double catastrophic(const RolloutCorrectionKeys& keys) { return keys.veto > 0 ? keys.veto : 1e-4; }
 
-void report_mismatch(const RolloutCorrectionKeys& keys, std::span<const Trajectory> samples, Metrics& metrics) {
+static Mismatch mismatch_of(std::span<const Trajectory> samples) {
   Mismatch mismatch;
   for (const Trajectory& s : samples)
     if (s.old_logprob)
       mismatch.add(*s.old_logprob, s.logprob, s.overlap ? std::span<const float>(*s.overlap) : std::span<const float>(),
                    std::ssize(s.prompt));
-  mismatch.report(metrics, catastrophic(keys));
+  return mismatch;
+}
+
+std::vector<std::vector<float>> acceptance_by_context(std::span<const Trajectory> samples) {
+  return mismatch_of(samples).acceptance();
+}
+
+void report_mismatch(const RolloutCorrectionKeys& keys, std::span<const Trajectory> samples, Metrics& metrics) {
+  mismatch_of(samples).report(metrics, catastrophic(keys));
 }
 
 void report_mismatch(const RolloutCorrectionKeys& keys, const Update& update, const TokenOuts& out, Metrics& metrics) {

@@ -10,6 +10,11 @@
 
 namespace pare {
 
+// Bins of the tokens before a token: 0 to 63, 64 to 127, 128 to 255, ...
+size_t context_bin(int64_t context);
+int64_t first_context(size_t bin);
+std::string context_name(size_t bin);  // "context_64_127"
+
 class Mismatch {
  public:
   // The tokens of one response: log-probs under the learner's policy and under the sampler's, and where known
@@ -19,9 +24,11 @@ class Mismatch {
 
   // Under verl's names (rollout_corr/...): kl, k3_kl, training_ppl, rollout_ppl, log_ppl_diff, log_ppl_abs_diff,
   // ppl_ratio, chi2_token.  xi_{mean,min,max} and quantiles; the parts of tokens and responses with an xi below
-  // `catastrophic`; acceptance_rate, its 5 % quantile, and that of the tokens after 0-63, 64-127, 128-255, ... others.
+  // `catastrophic`; acceptance_rate, its 5 % quantile, and that of the tokens of each bin of contexts.
   // Nothing without responses.
   void report(Metrics& metrics, double catastrophic) const;
+
+  const std::vector<std::vector<float>>& acceptance() const { return acceptance_; }  // overlaps, by bin of context
 
  private:
   Summary kl_, k3_, square_, learner_log_ppl_, rollout_log_ppl_, learner_ppl_, rollout_ppl_, difference_,
@@ -29,6 +36,9 @@ class Mismatch {
   std::vector<float> log_ratio_, least_;        // of every token; the smallest of every response
   std::vector<std::vector<float>> acceptance_;  // by bin of context
 };
+
+// Acceptance rates of the tokens of samples, by bin of context.
+std::vector<std::vector<float>> acceptance_by_context(std::span<const Trajectory> samples);
 
 // Of the samples that have old log-probs; of the tokens of a first update, whose old log-probs are those of its own
 // pass.

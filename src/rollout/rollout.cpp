@@ -48,9 +48,15 @@ Rollout::Rollout(const Model& model, const RolloutLimits& limits, Arena& kv, Are
       cache_(model.config, limits_.kv, model.device, kv, model.dtype, limits_.kv_pages,
              Scheduler::cache_sequences(limits_), limits_.max_context),
       policy_(make_kv_policy(limits_.kv, model.config, cache_, kv)),
+      budget_(limits_.kv),
       residency_(limits_.kv, model.config.layers),
       dense_residency_({}, model.config.layers) {
   if (limits_.kv.evicts()) compressor_ = std::make_unique<Compressor>(model, limits_.kv, cache_, *policy_, kv);
+}
+
+void Rollout::set_block_budget(const BlockBudget& budget) {
+  budget_ = budget;
+  if (policy_) policy_->set_budget(budget);
 }
 
 void RolloutStats::add(const RolloutStats& o) {

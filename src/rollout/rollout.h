@@ -67,6 +67,10 @@ class Rollout {
   // `scratch` the most that any generate() does.
   static void plan(const Model& model, const RolloutLimits& limits, Arena& scratch, const Tensor& hidden = {});
 
+  // Of block-sparse methods; at first what RolloutLimits::kv says.  Between two generate()s.
+  const BlockBudget& block_budget() const { return budget_; }
+  void set_block_budget(const BlockBudget& budget);
+
   const RolloutStats& stats() const { return stats_; }  // of the last generate()
   const KvCache& cache() const { return cache_; }
 
@@ -108,6 +112,7 @@ class Rollout {
   Arena& scratch_;
   KvCache cache_;
   const std::unique_ptr<KvPolicy> policy_;  // null: dense
+  BlockBudget budget_;
   const KvResidency residency_, dense_residency_;
   std::unique_ptr<Compressor> compressor_;  // of evicting policies
   RolloutStats stats_;

@@ -47,11 +47,18 @@ void load_optimizer(const std::string& path, const Session& session, Learner& le
     }
 }
 
+json blocks_json(const std::vector<BlockBudget::Step>& steps) {
+  json list = json::array();
+  for (const BlockBudget::Step& s : steps) list.push_back({s.from, s.blocks});
+  return list;
+}
+
 json to_json(const RunState& s) {
   return {{"step", s.training.step},
           {"updates", s.training.updates},
           {"epoch", s.training.prompts.epoch},
           {"next", s.training.prompts.next},
+          {"blocks", blocks_json(s.training.blocks)},
           {"best_score", std::isnan(s.best_score) ? json() : json(s.best_score)},
           {"best_step", s.best_step},
           {"checked", s.checked},
@@ -61,7 +68,8 @@ json to_json(const RunState& s) {
 
 RunState run_state(const json& j) {
   RunState s;
-  s.training = {j.at("step"), j.at("updates"), {j.at("epoch"), j.at("next")}};
+  s.training = {j.at("step"), j.at("updates"), {j.at("epoch"), j.at("next")}, {}};
+  for (const json& step : j.value("blocks", json::array())) s.training.blocks.push_back({step.at(0), step.at(1)});
   if (!j.at("best_score").is_null()) s.best_score = j.at("best_score");
   s.best_step = j.at("best_step");
   s.checked = j.at("checked"), s.mismatches = j.at("mismatches");

@@ -312,7 +312,9 @@ void check_corrections(const Config& c) {
     fail("algorithm.obrs.cap = ", o.cap, " cuts every weight, which are at least algorithm.obrs.lambda = ", o.lambda,
          "; raise it, or set it to 0 (off)");
   if (keeps_sampler_states(c) && c.algorithm.filter_groups.enable)
-    fail(r.acceptance ? "algorithm.rollout_correction.acceptance" : "algorithm.obrs.state_weight = \"z\"",
+    fail(r.acceptance            ? "algorithm.rollout_correction.acceptance"
+         : c.rollout.kv.adapts() ? "rollout.kv.blocks.acceptance_target"
+                                 : "algorithm.obrs.state_weight = \"z\"",
          " keeps the hidden states of one generation batch, algorithm.filter_groups.enable makes several; turn one of "
          "them off");
 }
@@ -403,8 +405,8 @@ int64_t kept_members(const Config& c) {
 
 bool keeps_sampler_states(const Config& c) {
   const ObrsKeys& o = c.algorithm.obrs;
-  return sparser_than_learner(c) &&
-         (c.algorithm.rollout_correction.acceptance || (o.enable && o.state_weight == StateWeight::z));
+  return sparser_than_learner(c) && (c.algorithm.rollout_correction.acceptance || c.rollout.kv.adapts() ||
+                                     (o.enable && o.state_weight == StateWeight::z));
 }
 
 std::string tokenizer_spec(const Config& c) {

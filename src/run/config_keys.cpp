@@ -455,6 +455,13 @@ Groups kv_keys() {
             "FROM:BLOCKS pairs, the number of blocks selected from a context of FROM blocks on; replaces "
             "rollout.kv.blocks.count",
             "Sparrow (arXiv 2606.08446)")}},
+      {{block_sparse, is("learner.attention", {"dense"})},
+       {KEY(rollout.kv.blocks.acceptance_target, within(0, 1), "part",
+            "5 % quantile of the acceptance rate that the number of blocks is adapted to, for each range of context "
+            "lengths by itself; 0: off",
+            "Sparrow (arXiv 2606.08446): 0.86")}},
+      {{block_sparse, is("learner.attention", {"dense"}), is_not("rollout.kv.blocks.acceptance_target", "0.0")},
+       {KEY(rollout.kv.blocks.acceptance_steps, at_least(1), "steps", "interval of these adaptations", "pare")}},
       {{block_sparse, is("rollout.kv.blocks.schedule", {"[]"})},
        {KEY(rollout.kv.blocks.count, at_least(1), "blocks",
             "blocks that a token attends to, the first and last ones included", "DistillSparse: 24, 32")}},

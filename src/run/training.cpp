@@ -21,8 +21,15 @@ Metrics Training::evaluate() {
   });
 }
 
+TrainingState Training::state() const {
+  TrainingState state{step_, learner_.steps(), prompts_.cursor(), {}};
+  if (rollout_ && config_.rollout.kv.adapts()) state.blocks = rollout_->block_budget().steps();
+  return state;
+}
+
 void Training::resume(const TrainingState& state) {
   step_ = state.step;
+  if (!state.blocks.empty()) rollout_->set_block_budget(BlockBudget(state.blocks));
   prompts_.seek(state.prompts);
   learner_.set_steps(state.updates);
 }

@@ -14,6 +14,7 @@ struct TrainingState {
   int64_t step = 0;     // steps done
   int64_t updates = 0;  // of the optimizer
   PromptStream::Cursor prompts;
+  std::vector<BlockBudget::Step> blocks;  // rollout.kv.blocks.acceptance_target: the budget of the next step; else none
   bool operator==(const TrainingState&) const = default;
 };
 
@@ -42,7 +43,7 @@ class Training {
   Learner& learner() { return learner_; }
 
   // Only at the border of a step.  Parameters and moments are set at the session's model and the learner.
-  TrainingState state() const { return {step_, learner_.steps(), prompts_.cursor()}; }
+  TrainingState state() const;
   void resume(const TrainingState& state);
 
   // What is being done, for a progress line: stage, done, all.  While the stage is "rollout" nothing has changed since

@@ -14,8 +14,9 @@ class BlockSparse : public KvPolicy {
   explicit BlockSparse(const PolicyArgs& a)
       : spec_(a.spec), config_(a.config), cache_(a.cache), kind_(summary_kind(a.spec)), budget_(a.spec) {
     const int64_t most = cache_.max_pages() * kPageSlots / spec_.blocks.size;
-    lists_ = a.kv.alloc("kv.block_lists", DType::i32,
-                        {cache_.max_sequences(), config_.kv_heads, std::min(budget_.most(), most)});
+    lists_ =
+        a.kv.alloc("kv.block_lists", DType::i32,
+                   {cache_.max_sequences(), config_.kv_heads, spec_.adapts() ? most : std::min(budget_.most(), most)});
   }
 
   void begin(const std::vector<PagedRun>& runs, Inputs& inputs) override {
@@ -69,6 +70,8 @@ class BlockSparse : public KvPolicy {
     return result;
   }
 
+  void set_budget(const BlockBudget& budget) override { budget_ = budget; }
+
   double slots_read(const PagedRun& run, double resident) const override {
     const int64_t read = listed_slots(run.tokens, budget_(blocks_of(run.tokens, spec_.blocks.size)), spec_.blocks.size);
     const auto layers = static_cast<double>(config_.layers);
@@ -81,7 +84,7 @@ class BlockSparse : public KvPolicy {
   const ModelConfig& config_;
   KvCache& cache_;
   const BlockSummary kind_;
-  const BlockBudget budget_;
+  BlockBudget budget_;
   Tensor lists_;  // i32 [max_sequences, K, most]: of the layer at hand
   // Of the pass: blocks that each sequence may read; the runs that choose, and what they score.
   std::vector<int32_t> host_budget_;
