@@ -169,7 +169,8 @@ PackedBatch batch_of(int64_t rows, int64_t segments, int64_t loss_rows, int64_t 
 
 std::vector<LargestBatch> largest_batches(const BatchLimits& l, int64_t max_rows, int64_t logits_chunk) {
   std::vector<LargestBatch> all;
-  const int64_t own = l.members * (l.tokens - 1), longest = l.prefix + l.tokens - 1;
+  const int64_t longest = (l.sequence > 0 ? l.sequence : l.prefix + l.tokens) - 1;
+  const int64_t own = l.members * (l.tokens - 1), shared = longest - (l.tokens - 1);  // by the longest members
   // `groups` of them with `members` in all share the rows; members of one token have a loss row but none of their own.
   const auto add = [&](std::optional<PackedBatch> prefix, int64_t rows, int64_t groups, int64_t members) {
     if (rows == 0) return;
@@ -183,11 +184,17 @@ std::vector<LargestBatch> largest_batches(const BatchLimits& l, int64_t max_rows
       all.back().batch.carried = prefix.has_value();
     }
   };
-  const int64_t whole = std::min(l.groups * (l.prefix + own), std::max(max_rows, longest));
+  const int64_t whole = std::min(l.groups * (shared + own), std::max(max_rows, longest));
   const int64_t groups = std::min(l.groups, whole);
   add({}, whole, groups, groups * l.members);
-  if (l.members > 1 && l.prefix + own > max_rows)
-    add(batch_of(l.prefix, 1, 0, l.prefix), std::min(own, std::max(max_rows, l.tokens - 1)), 0, l.members);
+  const auto add_cut = [&](int64_t parent, int64_t rows) {
+    if (l.members > 1 && parent + rows > max_rows) add(batch_of(parent, 1, 0, parent), rows, 0, l.members);
+  };
+  add_cut(shared, std::min(own, std::max(max_rows, l.tokens - 1)));
+  if (l.sequence == 0) return all;
+  // What members leave, the prefix may have: memory is greatest where they just fill a batch, or have next to nothing.
+  add_cut(longest - std::min(l.tokens - 1, max_rows / l.members), std::min(own, max_rows));
+  add_cut(longest, std::min(own, l.members));
   return all;
 }
 

@@ -81,6 +81,7 @@ std::vector<MicroBatch> plan_micro_batches(const std::vector<Group>& groups, int
 struct BatchLimits {
   int64_t groups, members, prefix, tokens;  // groups; members of a group; tokens of a prefix, of a member
   int64_t interval = 0, slots = 0;          // where events are replayed: rows between two, slots of a layer
+  int64_t sequence = 0;                     // tokens of a prefix and one of its members together; 0: no less than both
 };
 // Batches that are larger, array by array, than any that such groups make.  They are for planning: none could run.
 struct LargestBatch {

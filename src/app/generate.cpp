@@ -251,7 +251,7 @@ std::string stream(Generator& generator, const Prompts& prompts, const Prompt& p
 
 std::string json_line(const Prompts& prompts, const Prompt& prompt, const Completion& c, bool greedy) {
   const bool eos = c.finish == Finish::eos;
-  Json line = {{"prompt", prompt.given}, {"sample", c.sample}};
+  Json line = {{"prompt", prompt.given}, {"row", c.request}, {"sample", c.sample}};
   if (prompts.has_tokenizer()) {
     StreamDecoder decoder(prompts.tokenizer(), prompt.ids.back());
     std::string text;
@@ -353,8 +353,8 @@ from its start at every turn.  A response ends at EOS, after --max-new-tokens, o
 training; --chat-format plain continues it), "messages" ([{"role", "content"}]) or "prompt_ids".
 
 With --file, --n above 1 or --jsonl, standard output has one JSON object per sample, in order:
-  {"prompt": as given, "sample": 0 to n-1, "text", "tokens", "logprobs": as sampled (not of --greedy),
-   "finish": "eos" or "length"}
+  {"prompt": as given, "row": its number in the file, from 0, "sample": 0 to n-1, "text", "tokens",
+   "logprobs": as sampled (not of --greedy), "finish": "eos" or "length"}
 Otherwise it has the text alone.  Speed and KV memory go to standard error.
 
 The keys of `pare train` select a sparse cache:

@@ -136,6 +136,7 @@ void show_train(Console& console, const Session& s, const std::string& path) {
   if (c.rollout.kv.method != KvMethod::dense) learn += cat("; rollouts by ", word(c, "rollout.kv.method"));
   if (r.veto > 0) learn += cat(", veto ", r.veto);
   if (r.rollout_is != RolloutIs::none) learn += cat(", xi ", word(c, "algorithm.rollout_correction.rollout_is"));
+  if (c.algorithm.rpo.enable) learn += cat("; responses continue earlier ones (rpo, cut ", word(c, "algorithm.rpo.cut"), ")");
   if (c.algorithm.obrs.enable) learn += cat(", obrs lambda ", c.algorithm.obrs.lambda);
   console.paragraph("", cat(learn, "; ", plural(updates, "update"), " a step, learning rate ", c.actor.optim.lr));
   show_rest(console, s, path);
@@ -165,8 +166,9 @@ StepColumn rate(const char* title, const char* tokens, const char* seconds) {
 
 }  // namespace
 
-std::vector<StepColumn> train_columns() {
-  return {column("reward", 6, "critic/score/mean", "%.3f"),
+std::vector<StepColumn> train_columns(const Config& config) {
+  std::vector<StepColumn> columns = {
+          column("reward", 6, "critic/score/mean", "%.3f"),
           column("len", 6, "response_length/mean", "%.1f"),
           column("entropy", 7, "actor/entropy", "%.3f"),
           column("clip", 5, "actor/pg_clipfrac", "%.3f"),
@@ -181,6 +183,8 @@ std::vector<StepColumn> train_columns() {
           rate("gen/s", "tokens/generated", "timing_s/gen"),
           rate("upd/s", "tokens/trained", "timing_s/update_actor"),
           column("s", 5, "timing_s/step", "%.2f")};
+  if (config.algorithm.rpo.enable) columns.insert(columns.begin() + 2, column("saved", 5, "rpo/saved", "%.2f"));
+  return columns;
 }
 
 std::vector<StepColumn> sft_columns() {
@@ -231,7 +235,7 @@ void StepLines::samples(const std::vector<SampleText>& texts) {
   const auto by = [&](auto less) { return std::max_element(texts.begin(), texts.end(), less); };
   const auto best = by([](auto& a, auto& b) { return a.sample.reward < b.sample.reward; });
   const auto worst = by([](auto& a, auto& b) { return a.sample.reward > b.sample.reward; });
-  const auto longest = by([](auto& a, auto& b) { return a.sample.tokens.size() < b.sample.tokens.size(); });
+  const auto longest = by([](auto& a, auto& b) { return a.sample.response_length() < b.sample.response_length(); });
   const TextTable table(
       {{"", 7}, {"reward", 6}, {"advantage", 9}, {"tokens", 6}, {"", 4}, {"extracted", 20}, {"expected", 20}});
   console_.line("");
@@ -239,7 +243,7 @@ void StepLines::samples(const std::vector<SampleText>& texts) {
   const size_t room = std::min<size_t>(console_.width(), 160) - 11;
   const auto show = [&](const char* name, const SampleText& t) {
     const Trajectory& s = t.sample;
-    console_.line(table.row({name, format("%.2f", s.reward), format("%+.2f", s.advantage), cat(s.tokens.size()),
+    console_.line(table.row({name, format("%.2f", s.reward), format("%+.2f", s.advantage), cat(s.response_length()),
                              s.finished ? "" : "cut", shortened(printable(t.extracted), 20),
                              shortened(printable(t.answer), 20)}));
     console_.line("           " + shortened(printable(t.prompt), room));

@@ -27,7 +27,7 @@ struct StepColumn {
   TextTable::Column column;
   std::function<std::string(const Metrics&)> cell;
 };
-std::vector<StepColumn> train_columns();
+std::vector<StepColumn> train_columns(const Config& config);
 std::vector<StepColumn> sft_columns();
 
 double val_score(const Config& config, const Metrics& metrics);  // mean@n of a validation; NaN where there was none

@@ -88,7 +88,7 @@ class Run {
     if (resumed_)
       console_.line(first_ > 0 ? cat("         goes on after step ", first_, ", from ", directory_.checkpoint())
                                : "         has no checkpoint yet: begins again");
-    lines_.emplace(console_, config_, grpo_ ? train_columns() : sft_columns(), first_);
+    lines_.emplace(console_, config_, grpo_ ? train_columns(config_) : sft_columns(), first_);
     training_->progress = [this](const char* stage, int64_t done, int64_t all) {
       // The step that has just begun is given up: it is generated again, bit for bit.  From the update on it is
       // finished, and its validation too.

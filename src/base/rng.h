@@ -19,7 +19,9 @@ enum class RngStream : uint32_t {
   test = 8,
   kv_merge = 9,
   obrs = 10,
-  moments = 11
+  moments = 11,
+  rpo_cut = 12,
+  rpo_update = 13
 };
 
 // A 64-bit finaliser (Steele et al., SplitMix, 2014).

@@ -24,7 +24,7 @@ std::vector<double> group_advantages(const AlgorithmKeys& keys, std::span<const 
   } else if (keys.norm_adv_by_std_in_grpo) {
     const double squares = std::inner_product(a.begin(), a.end(), a.begin(), 0.0);
     const double variance = squares / (keys.adv_std == AdvStd::sample ? count - 1 : count);
-    scale = 1 / (std::sqrt(variance) + keys.adv_eps);
+    scale = 1 / (std::max(std::sqrt(variance), keys.adv_std_floor) + keys.adv_eps);
   }
   for (double& x : a) x *= scale;
   return a;

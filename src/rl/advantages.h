@@ -9,8 +9,8 @@
 namespace pare {
 
 // Advantages of one group, R its rewards, mu their mean, in double and two passes:
-//   grpo   (R - mu) / (std + adv_eps), std with n - 1 or n (adv_std); no division if norm_adv_by_std_in_grpo is off
-//          (GRPO: DeepSeekMath eq. 3; Dr. GRPO)
+//   grpo   (R - mu) / (std + adv_eps), std with n - 1 or n (adv_std), at least adv_std_floor; no division if
+//          norm_adv_by_std_in_grpo is off   (GRPO: DeepSeekMath eq. 3; Dr. GRPO)
 //   rloo   R - mean of the others = (R - mu) n / (n - 1)   (Ahmadian et al. 2024)
 // Exactly 0 for all when all rewards are equal, so for a group of one too: rounding in mu would otherwise be blown up
 // by 1 / adv_eps.  Equal scores with different shaped rewards (length, KL) do have advantages, as in verl and TRL.

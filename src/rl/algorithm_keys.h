@@ -5,6 +5,7 @@
 #include "rl/filters.h"
 #include "rl/obrs.h"
 #include "rl/oversample.h"
+#include "rl/prefix_cache.h"
 
 namespace pare {
 
@@ -19,7 +20,7 @@ struct AlgorithmKeys {
   AdvEstimator adv_estimator = AdvEstimator::grpo;
   bool norm_adv_by_std_in_grpo = true;
   AdvStd adv_std = AdvStd::sample;
-  double adv_eps = 1e-6, adv_filter_threshold = 0;
+  double adv_std_floor = 0, adv_eps = 1e-6, adv_filter_threshold = 0;
   bool use_kl_in_reward = false;
   KlLoss kl_penalty = KlLoss::k1;
   KlCtrlKeys kl_ctrl;
@@ -27,6 +28,7 @@ struct AlgorithmKeys {
   RolloutCorrectionKeys rollout_correction;
   ObrsKeys obrs;
   OversampleKeys oversample;
+  RpoKeys rpo;
   bool operator==(const AlgorithmKeys&) const = default;
 };
 

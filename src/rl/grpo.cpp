@@ -75,9 +75,11 @@ struct UpdateTotals {
 
   // The promise: what the sampler logged is, bit by bit, what the learner computes (trainer.exact = false: near that).
   void check(const Update& update, const TokenOuts& out) {
-    for (size_t r = 0; r < out.logprob.size(); r++)
+    for (size_t r = 0; r < out.logprob.size(); r++) {
+      if (std::isnan(update.sampler_logprob[r])) continue;  // not sampled
       mismatches += static_cast<float>(out.logprob[r]) != update.sampler_logprob[r];
-    checked += std::ssize(out.logprob);
+      checked++;
+    }
   }
 
   void report(Metrics& m) const {
@@ -99,6 +101,14 @@ struct UpdateTotals {
 
 std::vector<float> floats(std::span<const double> x) { return {x.begin(), x.end()}; }
 
+// The prefix becomes a part of what is trained on.
+void include_prefix(Trajectory& s) {
+  s.given = std::ssize(s.prefix);
+  s.tokens.insert(s.tokens.begin(), s.prefix.begin(), s.prefix.end());
+  s.logprob.insert(s.logprob.begin(), s.prefix.size(), std::numeric_limits<float>::quiet_NaN());
+  s.prefix.clear();
+}
+
 }  // namespace
 
 Grpo::Grpo(GrpoKeys keys, const GrpoEngine& engine, GrpoRun run)
@@ -106,6 +116,12 @@ Grpo::Grpo(GrpoKeys keys, const GrpoEngine& engine, GrpoRun run)
   if (!adapts_blocks()) return;
   const int64_t tokens = engine_.rollout.cache().max_pages() * kPageSlots;
   engine_.rollout.set_block_budget(budget_by_context(keys_.kv, tokens));
+}
+
+std::function<void(const RolloutStats&)> Grpo::rollout_progress() const {
+  return [this](const RolloutStats& s) {
+    if (run_.progress) run_.progress("rollout", s.finished, s.completions);
+  };
 }
 
 uint64_t Grpo::key(RngStream stream, int64_t step) const {
@@ -162,6 +178,67 @@ void Grpo::step(int64_t step, Metrics& metrics) {
     plans.push_back(draw_token_plan(keys_.actor, std::ssize(s.tokens), key(RngStream::token_plan, step), s.uid));
   report_plans(samples_, plans, metrics);
   update(step, batches, plans, on_policy, metrics);
+  if (run_.cache) update_cache(step, metrics);
+}
+
+// The prompts get the beginnings of the entries of their rows, as they were before the step.  Of rows without one a
+// whole response is sampled, which lasts for the step: at its end every visited row gets one of the group's.
+void Grpo::set_prefixes(int64_t step, const Sampling& sampling, std::vector<Request>& requests) {
+  const RpoKeys& rpo = keys_.algorithm.rpo;
+  const std::vector<PromptRow> rows = run_.rows();
+  expect(rows.size() == requests.size(), rows.size(), " rows of ", requests.size(), " prompts");
+  std::vector<Request> missing;
+  std::vector<CachedResponse*> made;
+  for (size_t i = 0; i < rows.size(); i++) {
+    if (run_.cache->contains(rows[i].row)) continue;
+    const auto [entry, is_new] = first_.try_emplace(rows[i].row);
+    if (!is_new) continue;
+    missing.push_back({requests[i].prompt, {rows[i].uid}, static_cast<int>(keys_.max_response_length)});
+    made.push_back(&entry->second);
+  }
+  if (!missing.empty()) {
+    Sampling whole = sampling;
+    whole.hidden = {};
+    std::vector<Completion> completions = engine_.rollout.generate(missing, whole, rollout_progress());
+    for (Completion& c : completions) {
+      const int64_t tokens = std::ssize(c.tokens);
+      *made[c.request] = {std::move(c.tokens), c.finish == Finish::eos, NAN, NAN, step, tokens};
+    }
+  }
+  for (size_t i = 0; i < rows.size(); i++) {
+    Request& q = requests[i];
+    const auto found = run_.cache->find(rows[i].row);
+    const bool hit = found != run_.cache->end();
+    const CachedResponse& entry = hit ? found->second : first_.at(rows[i].row);
+    const int64_t cut = draw_cut(rpo, entry, key(RngStream::rpo_cut, step), q.uids[0]);
+    q.prefix.assign(entry.ids.begin(), entry.ids.end() - cut);
+    q.max_new_tokens = static_cast<int>(suffix_limit(rpo, keys_.max_response_length, std::ssize(q.prefix), cut));
+    visits_.push_back({.row = rows[i].row,
+                       .uid = q.uids[0],
+                       .hit = hit,
+                       .age = step - entry.step,
+                       .cut = cut,
+                       .prefix = std::ssize(q.prefix),
+                       .responses = std::ssize(q.uids)});
+  }
+}
+
+// Every group that was sampled writes the entry of its row, in order.
+void Grpo::update_cache(int64_t step, Metrics& metrics) {
+  AlgorithmKeys keys = keys_.algorithm;
+  keys.use_kl_in_reward = false;  // of dropped groups no log-probs were computed
+  shape_rewards(keys_.reward_model, keys, keys_.max_response_length, dropped_);
+  Summary best, score;
+  for (const PrefixVisit& v : visits_) {
+    const std::span<const Trajectory> group = std::span(v.dropped ? dropped_ : samples_).subspan(v.first, v.responses);
+    const Choice choice = draw_entry(keys.rpo, group, key(RngStream::rpo_update, step), v.uid);
+    (*run_.cache)[v.row] = cached(group, choice.member, step);
+    best.add(choice.best);
+  }
+  for (const auto& [row, entry] : *run_.cache)
+    if (!std::isnan(entry.score)) score.add(entry.score);
+  metrics.set("rpo/argmax_rate", best.mean());
+  metrics.set("rpo/cache_score", score.mean());
 }
 
 // With dynamic sampling (DAPO) batches are drawn until enough groups have scores that differ, or max_num_gen_batches is
@@ -181,13 +258,14 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
   Summary score, length, prompt_length, clipped, zero_std, all_right;
   int64_t batches = 0;
   int32_t groups = 0;
+  visits_.clear(), dropped_.clear(), first_.clear();
   for (bool more = true; more;) {
-    const std::vector<Request> requests = run_.prompts();
+    std::vector<Request> requests = run_.prompts();
+    if (run_.cache) set_prefixes(step, sampling, requests);
+    PrefixVisit* visit = run_.cache ? &visits_[visits_.size() - requests.size()] : nullptr;
     TraceRecorder traces;
     sampling.trace = traces.recorder(keys_.learner, keys_.kv);
-    std::vector<Completion> completions = engine_.rollout.generate(requests, sampling, [&](const RolloutStats& s) {
-      if (run_.progress) run_.progress("rollout", s.finished, s.completions);
-    });
+    std::vector<Completion> completions = engine_.rollout.generate(requests, sampling, rollout_progress());
     const std::vector<double> scores = run_.scores(requests, completions);
     expect(scores.size() == completions.size(), scores.size(), " scores of ", completions.size(), " responses");
     batches++;
@@ -203,17 +281,23 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
       zero_std.add(!informative), all_right.add(!informative && kept_scores[0] > 0);
       prompt_length.add(static_cast<double>(q.prompt.size()));
       const bool keep = !filter.enable || (informative && groups < std::ssize(requests));
+      std::vector<Trajectory>& to = keep ? samples : dropped_;
+      const auto before = std::ssize(to);
+      if (visit) visit->dropped = !keep, visit->first = before, visit++;
       for (size_t k = 0; k < q.uids.size(); k++) {
         Completion& o = completions[first + k];
-        score.add(group[k]), length.add(static_cast<double>(o.tokens.size())), clipped.add(o.finish != Finish::eos);
-        if (!keep || !std::binary_search(members.begin(), members.end(), k)) continue;
-        Trajectory& s = samples.emplace_back();
-        s.group = groups;
+        score.add(group[k]), length.add(static_cast<double>(q.prefix.size() + o.tokens.size()));
+        clipped.add(o.finish != Finish::eos);
+        if (!(keep || run_.cache) || !std::binary_search(members.begin(), members.end(), k)) continue;
+        Trajectory& s = to.emplace_back();
+        s.group = keep ? groups : static_cast<int32_t>(before);
         s.member = static_cast<int32_t>(k);
         s.uid = q.uids[k];
         s.prompt = q.prompt;
+        s.prefix = q.prefix;
         s.tokens = std::move(o.tokens);
         s.logprob = std::move(o.logprobs);
+        if (keys_.algorithm.rpo.prefix_loss == PrefixLoss::included) include_prefix(s);
         s.finished = o.finish == Finish::eos;
         s.trace = traces.take(q, k);
         s.score = group[k];
@@ -229,6 +313,11 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
   metrics.set("response_length/clip_ratio", clipped.mean());
   set_summary(metrics, "prompt_length", prompt_length);
   metrics.set("tokens/generated", static_cast<double>(stats.decoded_tokens));
+  if (run_.cache) {
+    int64_t init = 0;
+    for (const auto& [row, entry] : first_) init += std::ssize(entry.ids);
+    report_prefixes(visits_, stats.decoded_tokens, init, metrics);
+  }
   metrics.set("tokens/discarded", static_cast<double>(stats.discarded_tokens));
   metrics.set("perf/graph_share", static_cast<double>(stats.graph_passes) / static_cast<double>(stats.forward_passes));
   report_kv(stats, KvCache::page_bytes(engine_.model.config, keys_.kv, engine_.model.dtype), metrics);

@@ -51,10 +51,14 @@ struct GrpoEngine {
 // What the algorithm asks for.
 struct GrpoRun {
   std::function<std::vector<Request>()> prompts;  // the next batch; as many uids each as a group has members
-  // Of each response, the verifier's, before any shaping.
+  // Of each response, which is the request's prefix and the completion: the verifier's, before any shaping.
   std::function<std::vector<double>(std::span<const Request>, std::span<const Completion>)> scores;
   // What is being done: stage, done, all.  While the stage is "rollout" no parameter has changed.
   std::function<void(const char* stage, int64_t done, int64_t all)> progress;
+  // RPO: the entries that prefixes are taken from, changed at the end of a step only, and the rows of the last prompts.
+  // Null: prompts come with the prefixes they are to have.
+  PrefixCache* cache = nullptr;
+  std::function<std::vector<PromptRow>()> rows = {};
 };
 
 class Grpo {
@@ -67,6 +71,8 @@ class Grpo {
 
  private:
   std::vector<Trajectory> generate(int64_t step, Metrics& metrics);
+  void set_prefixes(int64_t step, const Sampling& sampling, std::vector<Request>& requests);
+  void update_cache(int64_t step, Metrics& metrics);
   void set_reference_logprobs(Metrics& metrics);
   void set_old_logprobs(Metrics& metrics);
   bool adapts_blocks() const;
@@ -74,12 +80,17 @@ class Grpo {
   std::vector<std::span<Trajectory>> mini_batches();
   void update(int64_t step, std::span<const std::span<Trajectory>> batches, std::span<const TokenPlan> plans,
               bool on_policy, Metrics& metrics);
+  std::function<void(const RolloutStats&)> rollout_progress() const;
   uint64_t key(RngStream stream, int64_t step) const;
 
   const GrpoKeys keys_;
   const GrpoEngine engine_;
   const GrpoRun run_;
   std::vector<Trajectory> samples_;
+  // Of a step of RPO.
+  std::vector<PrefixVisit> visits_;
+  std::vector<Trajectory> dropped_;  // of groups that dynamic sampling dropped
+  PrefixCache first_;                // entries of rows that had none
 };
 
 }  // namespace pare

@@ -6,6 +6,13 @@
 
 namespace pare {
 
+// What the members of a group share.
+static std::vector<int32_t> shared_tokens(const Trajectory& s) {
+  std::vector<int32_t> ids = s.prompt;
+  ids.insert(ids.end(), s.prefix.begin(), s.prefix.end());
+  return ids;
+}
+
 LossSpec loss_spec(const ActorKeys& a, double temperature) {
   return {.policy = a.policy_loss.loss_mode,
           .kl = a.use_kl_loss ? a.kl_loss_type : KlLoss::none,
@@ -39,7 +46,7 @@ Update make_update(const ActorKeys& actor, int64_t max_response_length, std::spa
     const TokenPlan& plan = plans[i];
     if (s.dropped() || plan.length == 0) continue;
     expect(!s.prompt.empty(), "a response without a prompt");
-    if (update.groups.empty() || s.group != group) update.groups.push_back({s.prompt, {}});
+    if (update.groups.empty() || s.group != group) update.groups.push_back({shared_tokens(s), {}});
     group = s.group;
     std::vector<bool> kept(plan.length);
     for (int64_t t = 0; t < plan.length; t++) {
@@ -78,7 +85,7 @@ std::vector<Group> response_groups(std::span<const Trajectory> samples,
   int32_t group = -1;
   for (const Trajectory& s : samples) {
     if (wanted && !wanted(s)) continue;
-    if (groups.empty() || s.group != group) groups.push_back({s.prompt, {}});
+    if (groups.empty() || s.group != group) groups.push_back({shared_tokens(s), {}});
     group = s.group;
     groups.back().members.push_back({s.tokens, {}, s.sampler_row, s.trace});
   }

@@ -116,7 +116,7 @@ static Mismatch mismatch_of(std::span<const Trajectory> samples) {
   for (const Trajectory& s : samples)
     if (s.old_logprob)
       mismatch.add(*s.old_logprob, s.logprob, s.overlap ? std::span<const float>(*s.overlap) : std::span<const float>(),
-                   std::ssize(s.prompt));
+                   std::ssize(s.prompt) + std::ssize(s.prefix));
   return mismatch;
 }
 
@@ -132,7 +132,10 @@ void report_mismatch(const RolloutCorrectionKeys& keys, const Update& update, co
   Mismatch mismatch;
   const std::vector<float> learner(out.logprob.begin(), out.logprob.end());
   for (size_t m = 0; m + 1 < out.offsets.size(); m++) {
-    const auto first = static_cast<size_t>(out.offsets[m]), count = static_cast<size_t>(out.offsets[m + 1]) - first;
+    auto first = static_cast<size_t>(out.offsets[m]);
+    const auto end = static_cast<size_t>(out.offsets[m + 1]);
+    while (first < end && std::isnan(update.sampler_logprob[first])) first++;  // not sampled
+    const size_t count = end - first;
     mismatch.add(std::span(learner).subspan(first, count), std::span(update.sampler_logprob).subspan(first, count));
   }
   mismatch.report(metrics, catastrophic(keys));

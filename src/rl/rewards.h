@@ -14,8 +14,19 @@ struct OverlongKeys {
   double penalty_factor = 1;
   bool operator==(const OverlongKeys&) const = default;
 };
+enum class LengthReference { all, correct };
+enum class LengthForm { correct_only, printed };
+
+struct LengthRewardKeys {
+  bool enable = false;
+  double alpha = 0.01;
+  LengthReference reference = LengthReference::all;
+  LengthForm form = LengthForm::correct_only;
+  bool operator==(const LengthRewardKeys&) const = default;
+};
 struct RewardKeys {
   OverlongKeys overlong_buffer;
+  LengthRewardKeys length_reward;
   bool operator==(const RewardKeys&) const = default;
 };
 
@@ -24,12 +35,18 @@ struct RewardKeys {
 // `length` counts tokens of the response, EOS included.  Needs keys.len > 0.
 double overlong_penalty(int64_t length, int64_t max_response_length, const OverlongKeys& keys);
 
+// RPO's length-aware reward (eq. 11) of one group, r its scores: clip(r sigmoid(alpha (lref - length)), .5, 1), lref
+// the mean length of all members or of those with r > 0.  A score of 0 or less stays as it is; with LengthForm::printed
+// it is clipped like the others, which makes .5 of it, as of a right answer that is as long as the mean or longer.
+std::vector<double> length_rewards(const LengthRewardKeys& keys, std::span<const double> scores,
+                                   std::span<const int64_t> lengths);
+
 // Sum over the tokens of the estimate of KL(policy || reference), `kind` k1, k2 or k3 of token_loss.h.  Both spans have
 // one log-prob per token.
 double kl_in_reward(KlLoss kind, std::span<const float> logprob, std::span<const float> ref_logprob);
 
-// overlong, kl_penalty and reward of every sample, from score, tokens and, with use_kl_in_reward, old_logprob and
-// ref_logprob.
+// length_reward, overlong, kl_penalty and reward of every sample, from score, length and, with use_kl_in_reward,
+// old_logprob and ref_logprob.  Lengths are those of whole responses; members of a group may lie anywhere.
 void shape_rewards(const RewardKeys& reward_model, const AlgorithmKeys& algorithm, int64_t max_response_length,
                    std::vector<Trajectory>& samples);
 

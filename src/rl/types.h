@@ -18,16 +18,19 @@ struct Trajectory {
   int32_t member = 0;                          // response of the prompt, from 0
   uint64_t uid = 0;                            // sequence_uid: names its random draws
   std::vector<int32_t> prompt = {};            // token ids
-  std::vector<int32_t> tokens = {};            // the response, its EOS included
-  std::vector<float> logprob = {};             // of each token of the response, in the distribution it was drawn from
+  std::vector<int32_t> prefix = {};            // the response begins with it and it is not trained on (prefix_cache.h)
+  std::vector<int32_t> tokens = {};            // the response behind its prefix, its EOS included
+  int64_t given = 0;                           // of them the first, which are trained on but were not sampled
+  std::vector<float> logprob = {};             // of each token, in the distribution it was drawn from; NaN: given
   bool finished = false;                       // ended by an EOS; otherwise cut at the length limit
   std::optional<int32_t> sampler_row = {};     // Member::sampler_row
   std::shared_ptr<const KvTraces> trace = {};  // events of its cache, where the learner is to replay them
   double score = 0;                            // the verifier's, before any shaping
   // rewards.h
-  double overlong = 0;    // overlong penalty, <= 0
-  double kl_penalty = 0;  // KL in reward, before its coefficient
-  double reward = 0;      // score + overlong - kl_coef * kl_penalty
+  double length_reward = 0;  // what the length adds to the score
+  double overlong = 0;       // overlong penalty, <= 0
+  double kl_penalty = 0;     // KL in reward, before its coefficient
+  double reward = 0;         // score + length_reward + overlong - kl_coef * kl_penalty
   // advantages.h, filters.h
   double advantage = 0;   // the same for every token
   bool filtered = false;  // its advantage, or any of its group, teaches too little
@@ -39,6 +42,10 @@ struct Trajectory {
   // corrections.h, obrs.h: factors of each token's policy loss, and of its KL and entropy terms; none: 1.
   Ruling verdict = Ruling::none;
   std::optional<std::vector<double>> correction = {}, kl_correction = {};
+
+  // Tokens that a verifier sees; of them those that were not sampled.
+  int64_t response_length() const { return static_cast<int64_t>(prefix.size() + tokens.size()); }
+  int64_t replayed() const { return static_cast<int64_t>(prefix.size()) + given; }
 
   // Not trained on.  The denominators of the loss say whether it counts.
   bool dropped() const { return filtered || verdict == Ruling::rejected; }

@@ -77,18 +77,19 @@ void Rollout::check(const std::vector<Request>& requests, const Sampling& sampli
     fail("sampling: top_p is ", sampling.top_p, ", expected more than 0 and at most 1 (off)");
   for (size_t i = 0; i < requests.size(); i++) {
     const Request& r = requests[i];
-    const auto size = static_cast<int64_t>(r.prompt.size());
+    const int64_t size = r.given_tokens();
     expect(!r.uids.empty(), "request ", i, " asks for no samples");
     if (r.max_new_tokens < 1) fail("request ", i, ": max_new_tokens is ", r.max_new_tokens, ", at least 1 is needed");
-    if (size == 0) fail("request ", i, ": the prompt is empty; a sequence starts from at least one token");
+    if (r.prompt.empty()) fail("request ", i, ": the prompt is empty; a sequence starts from at least one token");
     if (size + r.max_new_tokens > limits_.max_context)
       fail("request ", i, ": a prompt of ", size, " tokens and ", r.max_new_tokens,
            " new ones do not fit in max_context, ", limits_.max_context, " (the model has ", model_.config.max_position,
            " positions)");
-    for (int64_t t = 0; t < size; t++)
-      if (r.prompt[t] < 0 || r.prompt[t] >= model_.config.vocab)
-        fail("request ", i, ": token ", t, " of the prompt is ", r.prompt[t], ", outside the vocabulary of ",
-             model_.config.vocab);
+    for (const auto& [name, ids] : {std::pair{"prompt", &r.prompt}, {"prefix", &r.prefix}})
+      for (int64_t t = 0; t < std::ssize(*ids); t++)
+        if ((*ids)[t] < 0 || (*ids)[t] >= model_.config.vocab)
+          fail("request ", i, ": token ", t, " of the ", name, " is ", (*ids)[t], ", outside the vocabulary of ",
+               model_.config.vocab);
     const int64_t needed = Scheduler::pages_needed(sampling.dense ? dense_residency_ : residency_, r),
                   page = cache_.page_bytes(model_.config, limits_.kv, model_.dtype);
     if (needed > limits_.kv_pages)

@@ -6,7 +6,12 @@ namespace pare {
 
 namespace {
 
-int64_t prompt_size(const Request& r) { return static_cast<int64_t>(r.prompt.size()); }
+// Computed once for all samples: the prompt, and the prefix that all responses share.
+int64_t prompt_size(const Request& r) { return r.given_tokens(); }
+int32_t prompt_token(const Request& r, int64_t i) {
+  const auto n = std::ssize(r.prompt);
+  return i < n ? r.prompt[i] : r.prefix[i - n];
+}
 int samples_of(const Request& r) { return static_cast<int>(r.uids.size()); }
 
 // Tokens of a response whose keys and values are stored.
@@ -76,9 +81,9 @@ void Scheduler::decode_rows(Batch& batch) {
     if (!settled) batch.fed.insert(batch.fed.end(), {running.draw, row});
     cache_.append(running.sequence, 1);
     batch.ids.push_back(settled ? c.tokens.back() : 0);
-    batch.positions.push_back(static_cast<int32_t>(r.prompt.size()) + running.drawn - 1);
-    batch.runs.push_back({running.sequence, row, 1, batch.positions.back() + 1, static_cast<int32_t>(r.prompt.size()),
-                          r.uids[c.sample]});
+    batch.positions.push_back(static_cast<int32_t>(prompt_size(r)) + running.drawn - 1);
+    batch.runs.push_back(
+        {running.sequence, row, 1, batch.positions.back() + 1, static_cast<int32_t>(prompt_size(r)), r.uids[c.sample]});
     batch.draws.push_back({row, r.uids[c.sample], running.drawn, running.completion});
   }
 }
@@ -94,13 +99,13 @@ void Scheduler::prompt_rows(Batch& batch) {
       if (n == 0) return;
       cache_.append(p.sequence, n);
       for (int64_t i = p.filled; i < p.filled + n; i++) {
-        batch.ids.push_back(r.prompt[i]);
+        batch.ids.push_back(prompt_token(r, i));
         batch.positions.push_back(static_cast<int32_t>(i));
       }
       p.filled += n;
       batch.prefill += n;
       batch.runs.push_back(
-          {p.sequence, row, n, static_cast<int32_t>(p.filled), static_cast<int32_t>(r.prompt.size()), r.uids[0]});
+          {p.sequence, row, n, static_cast<int32_t>(p.filled), static_cast<int32_t>(prompt_size(r)), r.uids[0]});
       if (p.filled < prompt_size(r)) return;
       last = row + n - 1;
       if (p.admitted < samples_of(r)) batch.keep = last;

@@ -11,14 +11,17 @@ namespace pare {
 
 struct Request {
   std::vector<int32_t> prompt;
-  std::vector<uint64_t> uids;  // one per sample: the sequence's name in the random draws (sequence_uid)
-  int max_new_tokens;          // per sample, EOS included
+  std::vector<uint64_t> uids;        // one per sample: the sequence's name in the random draws (sequence_uid)
+  int max_new_tokens;                // per sample, EOS included
+  std::vector<int32_t> prefix = {};  // given tokens that every response begins with; computed with the prompt
+
+  int64_t given_tokens() const { return static_cast<int64_t>(prompt.size() + prefix.size()); }
 };
 
 enum class Finish { eos, length };
 struct Completion {
   int request = 0, sample = 0;
-  std::vector<int32_t> tokens;  // EOS included
+  std::vector<int32_t> tokens;  // behind the request's prefix; EOS included
   std::vector<float> logprobs;  // of each token under the distribution it was drawn from
   Finish finish = Finish::length;
 };
@@ -28,7 +31,7 @@ struct RolloutLimits {
   int max_batched_tokens;  // rows of a forward pass, at least max_sequences
   int64_t max_context;     // prompt and new tokens of a sequence
   int64_t kv_pages = 0;    // pages of the pool (16 slots of one layer); 0: as many as max_sequences may ever need
-  int64_t max_prompt = 0;  // of them, tokens of a prompt; 0: max_context - 1
+  int64_t max_prompt = 0;  // of them, tokens of a prompt and prefix; 0: max_context - 1
   KvSpec kv = {};          // what is kept and read of keys and values
   int lookahead = 1;       // forward passes that are queued before the host reads the tokens of the first
 };

@@ -147,6 +147,7 @@ void save_checkpoint(const std::string& path, const Session& session, Training& 
     FileSums sums = write_hf_files(folder, session.model_config, session.model->reader(), DType::f32);
     sums.merge(save_tokenizer(folder, session));
     sums[optimizer_name] = save_optimizer(cat(folder, "/", optimizer_name), session, training.learner());
+    sums.merge(training.save_files(folder));
     json files;
     for (const auto& [name, sum] : sums) files[name] = {{"bytes", sum.bytes}, {"xxh128", sum.xxh128}};
     const json j = {{"format", format_version},          {"run", to_json(state)},
@@ -193,6 +194,7 @@ RunState load_checkpoint(const std::string& path, Session& session, Training& tr
          " started from, which are the reference of its KL");
   session.model->set_parameters(hf_weights(path, session.model_config));
   load_optimizer(path + "/" + optimizer_name, session, training.learner());
+  training.load_files(path);
   training.resume(s.run.training);
   return s.run;
 }

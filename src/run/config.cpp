@@ -340,6 +340,38 @@ void check_oversampling(const Config& c) {
     fail(by, " chooses after the groups of algorithm.filter_groups.enable; turn one of them off");
 }
 
+void check_rpo(const Config& c) {
+  const RpoKeys& rpo = c.algorithm.rpo;
+  if (!rpo.enable) return;
+  if (c.rollout.kv.evicts())
+    fail("algorithm.rpo.enable begins responses with tokens of earlier ones, which rollout.kv.method = ",
+         config_key("rollout.kv.method").show(c),
+         " would take for the prompt when it evicts; set rollout.kv.method to dense, quest or block_topk");
+  if (kept_members(c) < c.rollout.n)
+    fail(
+        "algorithm.rpo.enable draws the next entry from all responses of a group, algorithm.oversample.keep drops "
+        "some; "
+        "turn one of them off");
+  if (rpo.prefix_loss != PrefixLoss::included) return;
+  const auto refuse = [](const std::string& what, const std::string& instead) {
+    fail("algorithm.rpo.prefix_loss = \"included\" trains on tokens that the sampler gave no log-prob, which ", what,
+         " needs; set algorithm.rpo.prefix_loss=masked, or ", instead);
+  };
+  const ActorKeys& a = c.actor;
+  if (a.ppo_epochs > 1) refuse(cat("actor.ppo_epochs = ", a.ppo_epochs), "actor.ppo_epochs=1");
+  if (a.ppo_mini_batch_size > 0 && a.ppo_mini_batch_size < c.data.train_batch_size)
+    refuse(cat("actor.ppo_mini_batch_size = ", a.ppo_mini_batch_size), "actor.ppo_mini_batch_size=0");
+  if (c.algorithm.obrs.enable) refuse("algorithm.obrs", "algorithm.obrs.enable=false");
+  if (corrects(c.algorithm.rollout_correction))
+    refuse("algorithm.rollout_correction", "turn its veto, rollout_is and rollout_rs off");
+  if (c.algorithm.rollout_correction.acceptance) refuse("algorithm.rollout_correction.acceptance", "turn that off");
+  if (c.algorithm.use_kl_in_reward) refuse("algorithm.use_kl_in_reward", "algorithm.use_kl_in_reward=false");
+  if (c.learner.attention == LearnerAttention::replay && c.rollout.kv.sparse_reads())
+    fail(
+        "algorithm.rpo.prefix_loss = \"included\" makes the prefix a part of the response, which learner.attention = "
+        "\"replay\" reads in blocks, but the sampler read all of it; set algorithm.rpo.prefix_loss=masked");
+}
+
 void check_actor(const Config& c) {
   const ActorKeys& a = c.actor;
   if (a.clip_ratio_c != 0 && a.clip_ratio_c <= 1)
@@ -382,6 +414,7 @@ void check_config(const Config& config) {
   check_corrections(config);
   check_oversampling(config);
   check_actor(config);
+  check_rpo(config);
 }
 
 // The sampler attends to less than the learner.
@@ -401,6 +434,10 @@ bool checks_exact(const Config& c) { return c.rollout.check_exact.value_or(same_
 int64_t kept_members(const Config& c) {
   const int64_t keep = c.algorithm.oversample.keep;
   return keep > 0 ? std::min(keep, c.rollout.n) : c.rollout.n;
+}
+
+bool shares_prefixes(const Config& c) {
+  return c.algorithm.rpo.enable && c.algorithm.rpo.prefix_loss == PrefixLoss::masked;
 }
 
 bool keeps_sampler_states(const Config& c) {
@@ -449,6 +486,24 @@ std::vector<std::string> config_warnings(const Config& c) {
     lines.push_back(
         "algorithm.oversample.keep: nothing corrects for the choice, which the paper's successor found not to restore "
         "training (arXiv 2606.08446, appendix A)");
+  const LengthRewardKeys& length = c.reward_model.length_reward;
+  if (length.enable && c.algorithm.adv_estimator == AdvEstimator::grpo && c.algorithm.norm_adv_by_std_in_grpo &&
+      c.algorithm.adv_std_floor == 0)
+    lines.push_back(
+        "reward_model.length_reward with algorithm.norm_adv_by_std_in_grpo: in a group of right answers one token more "
+        "or less becomes a full advantage, whatever alpha is; turn the division off, or set algorithm.adv_std_floor");
+  if (length.enable && length.form == LengthForm::printed)
+    lines.push_back(
+        "reward_model.length_reward.form = printed gives a wrong answer .5, what a right one of mean length or more "
+        "gets: nothing but the length is rewarded, and the policy collapses to short answers");
+  if (length.enable && c.algorithm.adv_filter_threshold > 0)
+    lines.push_back(
+        "reward_model.length_reward gives equally scored responses different rewards: "
+        "algorithm.adv_filter_threshold finds hardly any group without a signal");
+  const RpoKeys& rpo = c.algorithm.rpo;
+  if (rpo.enable && rpo.cut == RpoCut::fixed && rpo.max_cut > c.data.max_response_length)
+    lines.push_back(cat("algorithm.rpo.max_cut = ", rpo.max_cut, " is more than data.max_response_length = ",
+                        c.data.max_response_length, ": most cuts leave nothing of a cached response"));
   const TokenSubset subset = c.actor.token_subset;
   if (subset == TokenSubset::det || (subset != TokenSubset::none && !c.actor.token_subset_ht))
     lines.push_back(cat(subset == TokenSubset::det ? "actor.token_subset = det" : "actor.token_subset_ht = false",

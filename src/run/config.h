@@ -139,6 +139,8 @@ bool exact_rollout(const Config& config);
 bool checks_exact(const Config& config);
 // Members of a group that are trained on: rollout.n, or algorithm.oversample.keep of them.
 int64_t kept_members(const Config& config);
+// The learner computes the prefixes of responses once for a group (algorithm.rpo).
+bool shares_prefixes(const Config& config);
 // The rollout keeps the hidden state that each token was drawn from.
 bool keeps_sampler_states(const Config& config);
 // What is allowed but changes the objective or the estimator, one line each.

@@ -90,6 +90,12 @@ WORDS(RatioLevel, {"token", token}, {"sequence", sequence}, {"geometric", geomet
 WORDS(RolloutRs, {"none", none}, {"sequence", sequence}, {"geometric", geometric})
 WORDS(GroupStatistics, {"all", all}, {"accepted", accepted})
 WORDS(TooFew, {"skip", skip}, {"scale", scale})
+WORDS(LengthReference, {"all", all}, {"correct", correct})
+WORDS(LengthForm, {"correct_only", correct_only}, {"printed", printed})
+WORDS(RpoCut, {"fixed", fixed}, {"half_shortest", half_shortest}, {"length", length})
+WORDS(SuffixCap, {"max_len", max_len}, {"removed", removed})
+WORDS(PrefixLoss, {"masked", masked}, {"included", included})
+WORDS(MissingRows, {"fail", fail}, {"lazy", lazy})
 WORDS(StateWeight, {"none", none}, {"z", z})
 WORDS(OversampleBy, {"reward", reward}, {"acceptance", acceptance})
 WORDS(ValKv, {"dense", dense}, {"rollout", rollout}, {"both", both})
@@ -479,6 +485,19 @@ Groups algorithm_keys() {
             "tokens before data.max_response_length over which the penalty grows linearly; 0: a fifth of that length",
             "verl, DAPO eq. 13"),
         KEY(reward_model.overlong_buffer.penalty_factor, at_least(0), "reward", "penalty at the limit", "verl")}},
+      {{},
+       {KEY(reward_model.length_reward.enable, any, "",
+            "rewards right answers for being shorter than the mean of their group: the score times sigmoid(alpha * "
+            "(mean - length)), clipped to .5 and 1, of whole responses",
+            "RPO eq. 11")}},
+      {{is("reward_model.length_reward.enable", {"true"})},
+       {KEY(reward_model.length_reward.alpha, at_least(0), "1 / token", "steepness of the sigmoid",
+            "RPO: 0.01; its code: 0.1, in words"),
+        KEY(reward_model.length_reward.reference, any, "", "responses of the group whose mean length counts",
+            "RPO: all; its code: correct"),
+        KEY(reward_model.length_reward.form, any, "",
+            "correct_only: a score of 0 or less stays; printed: it is clipped too, which makes .5 of it",
+            "RPO's code: correct_only; RPO eq. 11: printed")}},
 
       {{},
        {KEY(algorithm.adv_estimator, any, "",
@@ -501,6 +520,8 @@ Groups algorithm_keys() {
             "verl, Dr. GRPO")}},
       {{grpo, is("algorithm.norm_adv_by_std_in_grpo", {"true"})},
        {KEY(algorithm.adv_std, any, "", "standard deviation with n minus 1 (sample) or n (population)", "verl: sample"),
+        KEY(algorithm.adv_std_floor, at_least(0), "reward",
+            "smallest standard deviation that is divided by: differences far below it stay small; 0: off", "pare"),
         KEY(algorithm.adv_eps, at_least(0), "reward", "term added to the standard deviation", "verl 1e-6, TRL 1e-4")}},
       {{is("algorithm.use_kl_in_reward", {"true"})},
        {KEY(algorithm.kl_penalty, one_of({"k1", "k2", "k3"}), "", "estimator of the KL in the reward",
@@ -574,6 +595,47 @@ Groups correction_keys() {
             "most probable tokens of learner and sampler over which the acceptance probability is summed; 0: the whole "
             "vocabulary, exact",
             "Jackpot: 20")}},
+  };
+}
+
+Groups rpo_keys() {
+  const KeyCondition on = is("algorithm.rpo.enable", {"true"});
+  return {
+      {{},
+       {KEY(
+           algorithm.rpo.enable, any, "",
+           "responses continue the beginning of an earlier response to their prompt, which is kept by row of the data: "
+           "only the rest is sampled",
+           "RPO")}},
+      {{on},
+       {KEY(algorithm.rpo.cut, any, "",
+            "most tokens that are cut off the end of the kept response; how many is drawn uniformly from 0 to this for "
+            "each prompt, and at least 1 is. fixed: max_cut; half_shortest: half of the shortest response of the "
+            "prompt's last group; length: the whole response",
+            "RPO: fixed or half_shortest")}},
+      {{on, is("algorithm.rpo.cut", {"fixed"})},
+       {KEY(algorithm.rpo.max_cut, count(1), "tokens", "most tokens that are cut", "RPO: 300, 500, 800")}},
+      {{on},
+       {KEY(algorithm.rpo.suffix_cap, any, "",
+            "most tokens that are sampled. max_len: what the beginning leaves of data.max_response_length; removed: as "
+            "many as were cut",
+            "RPO: max_len; its code: removed"),
+        KEY(algorithm.rpo.epsilon, within(0, 1), "probability",
+            "chance that a group's response of largest reward is kept; else any of the group is", "RPO: 0.1"),
+        KEY(algorithm.rpo.prefix_loss, any, "",
+            "masked: the beginning is not trained on, and lengths in denominators are those of what was sampled; "
+            "included: it is, with a ratio of 1",
+            "pare: masked; RPO: included"),
+        KEY(algorithm.rpo.cache_file, any, "",
+            "responses to begin with, JSON lines {\"row\", \"ids\" or \"text\", \"finished\"}, as of `pare generate "
+            "--file "
+            "--jsonl`; empty: one is sampled at a row's first visit",
+            "RPO")}},
+      {{on, is_not("algorithm.rpo.cache_file", "")},
+       {KEY(algorithm.rpo.missing, any, "",
+            "rows of the data that the file lacks, and rows of the file that the data lacks. fail: an error; lazy: a "
+            "response is sampled at the first visit, the others are passed over",
+            "pare")}},
   };
 }
 
@@ -693,7 +755,7 @@ const std::vector<ConfigKey>& config_keys() {
   static const std::vector<ConfigKey> keys = [] {
     std::vector<ConfigKey> all;
     for (const Groups& part : {model_keys(), data_keys(), rollout_keys(), kv_keys(), algorithm_keys(),
-                               correction_keys(), actor_keys(), trainer_keys()})
+                               correction_keys(), rpo_keys(), actor_keys(), trainer_keys()})
       for (const KeyGroup& group : part)
         for (ConfigKey key : group.keys) {
           key.when = group.when;
@@ -715,6 +777,7 @@ const std::vector<KeySection>& config_sections() {
       {"algorithm", "advantages and filters"},
       {"algorithm.rollout_correction", "importance weights and rejection for sparse rollouts"},
       {"algorithm.obrs", "budgeted rejection of tokens"},
+      {"algorithm.rpo", "responses that continue the beginning of earlier ones"},
       {"actor", "policy loss, mini-batches, token subsets"},
       {"actor.optim", "AdamW and its learning rate"},
       {"learner", "attention of the learner"},

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "run/prefix_cache_file.h"
+
 namespace pare {
 
 namespace {
@@ -34,9 +36,22 @@ GrpoTraining::GrpoTraining(Session& s)
              .progress =
                  [this](const char* stage, int64_t done, int64_t all) {
                    if (progress) progress(stage, done, all);
-                 }}) {
+                 },
+             .cache = config_.algorithm.rpo.enable ? &cache_ : nullptr,
+             .rows = [this] { return rows_; }}) {
   if (s.train && config_.data.task == "jsonl" && config_.data.reward.empty())
     fail("data.reward is empty: training on the rewards of data.task = \"jsonl\" needs one");
+  const RpoKeys& rpo = config_.algorithm.rpo;
+  if (s.train && rpo.enable && !rpo.cache_file.empty()) cache_ = read_cache_file(rpo.cache_file, s);
+}
+
+FileSums GrpoTraining::save_files(const std::string& folder) const {
+  if (!config_.algorithm.rpo.enable) return {};
+  return {{prefix_cache_name, write_prefix_cache(cat(folder, "/", prefix_cache_name), cache_)}};
+}
+
+void GrpoTraining::load_files(const std::string& folder) {
+  if (config_.algorithm.rpo.enable) cache_ = read_prefix_cache(cat(folder, "/", prefix_cache_name), session_);
 }
 
 GrpoKeys GrpoTraining::keys() const {
@@ -69,10 +84,11 @@ GrpoEngine GrpoTraining::engine() {
 
 std::vector<Request> GrpoTraining::next_prompts() {
   std::vector<Request> requests;
-  problems_.clear();
+  problems_.clear(), rows_.clear();
   for (int64_t i = 0; i < config_.data.train_batch_size; i++) {
     const auto [epoch, row] = prompts_.next();
     problems_.push_back(session_.train->problem(row));
+    rows_.push_back({row, sequence_uid(static_cast<uint64_t>(epoch), static_cast<uint64_t>(row), 1, 0)});
     requests.push_back(
         {session_.encode_prompt(problems_.back()), {}, static_cast<int>(config_.data.max_response_length)});
     for (int64_t k = 0; k < config_.rollout.n; k++)
@@ -83,7 +99,12 @@ std::vector<Request> GrpoTraining::next_prompts() {
 }
 
 std::vector<double> GrpoTraining::scores(std::span<const Request> requests, std::span<const Completion> completions) {
-  std::vector<Reward> rewards = session_.rewards(*session_.train, problems_, completions);
+  std::vector<Completion> whole(completions.begin(), completions.end());
+  for (Completion& c : whole) {
+    const std::vector<int32_t>& prefix = requests[c.request].prefix;
+    c.tokens.insert(c.tokens.begin(), prefix.begin(), prefix.end());
+  }
+  std::vector<Reward> rewards = session_.rewards(*session_.train, problems_, whole);
   std::vector<double> scores;
   for (size_t i = 0; i < completions.size(); i++) {
     const Completion& c = completions[i];
@@ -116,9 +137,13 @@ void GrpoTraining::worst_case_step() {
   longest.algorithm.adv_filter_threshold = 0, longest.algorithm.filter_groups.enable = false;
   const auto prompts = [this] {
     const std::vector<int32_t> prompt(config_.data.max_prompt_length, session_.eos[0]);
+    const int64_t response = config_.data.max_response_length;
+    // RPO: the longest suffix.
+    const int64_t sampled = longest_suffix(config_.algorithm.rpo, response);
+    const std::vector<int32_t> prefix(response - sampled, session_.eos[0]);
     std::vector<Request> requests;
     for (int64_t i = 0; i < config_.data.train_batch_size; i++) {
-      requests.push_back({prompt, {}, static_cast<int>(config_.data.max_response_length)});
+      requests.push_back({prompt, {}, static_cast<int>(sampled), prefix});
       for (int64_t k = 0; k < config_.rollout.n; k++)
         requests.back().uids.push_back(sequence_uid(0, static_cast<uint64_t>(i), 0, static_cast<uint64_t>(k)));
     }
@@ -139,6 +164,10 @@ void GrpoTraining::largest_batches() {
   Rollout::plan(*session_.model, rollout, arena, sampler_states_);
   const int64_t sampled = config_.rollout.n, kept = kept_members(config_);
   BatchLimits limits = batch_limits(kept);
+  if (shares_prefixes(config_)) {  // one may take all of a response but a token
+    limits.sequence = limits.prefix + limits.tokens;
+    limits.prefix = limits.sequence - 1;
+  }
   if (config_.learner.attention == LearnerAttention::replay && config_.rollout.kv.evicts()) {
     const KvResidency residency(rollout.kv, session_.model_config.layers);
     limits.interval = std::max<int64_t>(config_.rollout.kv.evict.buffer, 1);
@@ -158,9 +187,11 @@ std::vector<SampleText> GrpoTraining::texts() const {
   std::vector<SampleText> texts;
   for (const Trajectory& s : samples()) {
     const Grade& grade = grades_.at(s.uid);
+    std::vector<int32_t> response = s.prefix;
+    response.insert(response.end(), s.tokens.begin(), s.tokens.end());
     texts.push_back({.sample = s,
                      .prompt = session_.tokenizer->decode(s.prompt),
-                     .response = session_.tokenizer->decode(s.tokens),
+                     .response = session_.tokenizer->decode(response),
                      .extracted = grade.extracted,
                      .answer = grade.answer});
   }

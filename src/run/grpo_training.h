@@ -16,7 +16,11 @@ class GrpoTraining : public Training {
   void worst_case_step() override;
   void largest_batches() override;
   std::vector<SampleText> texts() const override;
+  FileSums save_files(const std::string& folder) const override;
+  void load_files(const std::string& folder) override;
   const std::vector<Trajectory>& samples() const { return grpo_.samples(); }  // of the last step
+
+  PrefixCache& prefix_cache() { return cache_; }
 
   // For an algorithm with other prompts or scores.
   GrpoKeys keys() const;
@@ -28,8 +32,10 @@ class GrpoTraining : public Training {
 
   const std::unique_ptr<Model> reference_;  // the initial model, where a KL needs it
   const Tensor sampler_states_;             // GrpoEngine::sampler_states
+  PrefixCache cache_;                       // empty: RPO is off, or no row was visited
   Grpo grpo_;
   std::vector<Problem> problems_;  // of the last prompts
+  std::vector<PromptRow> rows_;    // of the same
   struct Grade {
     std::string extracted, answer;
   };

@@ -33,7 +33,9 @@ std::vector<std::string> Hints::after(const Metrics& m) {
        format("%.0f %% of the groups had equal rewards (%.0f %% all right): advantages are differences within a group, "
               "so these teach nothing, and the reward stays flat while they are the rule. %s",
               100 * equal, 100 * right,
-              right > equal / 2 ? "The problems are too easy."
+              config_.algorithm.rpo.enable ? "With algorithm.rpo the beginning that is given may decide the answer: "
+                                             "cut more (algorithm.rpo.cut, max_cut)."
+              : right > equal / 2 ? "The problems are too easy."
                                 : "Are the problems too hard, or is the answer not found? Look at the samples; "
                                   "rollout.n more responses find a right one more often."));
   hint(6, m.get("response_length/clip_ratio") >= 0.5,

@@ -62,7 +62,7 @@ std::string stranger(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder, none)) {
     const std::string kind = entry.path().extension().string();
     if (!entry.is_regular_file() || (kind != ".safetensors" && kind != ".json" && kind != ".bin" && kind != ".jinja" &&
-                                     kind != ".txt" && kind != ".tmp" && kind != ".ssa"))
+                                     kind != ".jsonl" && kind != ".txt" && kind != ".tmp" && kind != ".ssa"))
       return entry.path().string();
   }
   return "";
@@ -172,16 +172,22 @@ void RunDirectory::log_samples(const Session& session, const Training& training)
   for (size_t i = 0; i < texts.size() && (limit == 0 || i < limit); i++) {
     const Trajectory& s = texts[i].sample;
     std::vector<std::string> pieces;
-    for (const int32_t id : s.tokens) pieces.push_back(session.tokenizer->decode({&id, 1}));
-    const nlohmann::ordered_json line = {{"step", training.steps()},   {"uid", hex16(s.uid)},
-                                         {"group", s.group},           {"member", s.member},
-                                         {"prompt", texts[i].prompt},  {"response", texts[i].response},
-                                         {"prompt_ids", s.prompt},     {"ids", s.tokens},
-                                         {"pieces", pieces},           {"logprobs", s.logprob},
-                                         {"score", s.score},           {"overlong", s.overlong},
-                                         {"kl_penalty", s.kl_penalty}, {"reward", s.reward},
-                                         {"advantage", s.advantage},   {"extracted", texts[i].extracted},
-                                         {"answer", texts[i].answer},  {"finish", s.finished ? "eos" : "length"}};
+    std::vector<int32_t> ids = s.prefix;
+    ids.insert(ids.end(), s.tokens.begin(), s.tokens.end());
+    for (const int32_t id : ids) pieces.push_back(session.tokenizer->decode({&id, 1}));
+    std::vector<float> logprobs(s.prefix.size(), std::numeric_limits<float>::quiet_NaN());
+    logprobs.insert(logprobs.end(), s.logprob.begin(), s.logprob.end());
+    nlohmann::ordered_json line = {{"step", training.steps()},   {"uid", hex16(s.uid)},
+                                   {"group", s.group},           {"member", s.member},
+                                   {"prompt", texts[i].prompt},  {"response", texts[i].response},
+                                   {"prompt_ids", s.prompt},     {"ids", ids},
+                                   {"pieces", pieces},           {"logprobs", logprobs},
+                                   {"score", s.score},           {"overlong", s.overlong},
+                                   {"kl_penalty", s.kl_penalty}, {"reward", s.reward},
+                                   {"advantage", s.advantage},   {"extracted", texts[i].extracted},
+                                   {"answer", texts[i].answer},  {"finish", s.finished ? "eos" : "length"}};
+    if (s.replayed() > 0) line["replayed"] = s.replayed();
+    if (s.length_reward != 0) line["length_reward"] = s.length_reward;
     // A response cut inside a character is not UTF-8.
     lines += line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + '\n';
   }

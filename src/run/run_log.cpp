@@ -96,7 +96,8 @@ RunTotals run_totals(const RunLog& log) {
       t.val_last = v;
       if (!(v <= t.val_best)) t.val_best = v, t.val_best_step = log.steps[i];
     }
-  t.generated = log.sum("tokens/generated"), t.trained = log.sum("tokens/trained"),
+  t.generated = log.sum("tokens/generated") + log.sum("rpo/init_tokens"), t.replayed = log.sum("tokens/replayed");
+  t.trained = log.sum("tokens/trained"),
   t.loss_rows = log.sum("tokens/loss");
   t.flops_rollout = log.sum("flops/rollout"), t.flops_learner = log.sum("flops/learner");
   for (const auto& [name, values] : log.series) {

@@ -146,8 +146,12 @@ void Session::check_prompts() const {
     for (int64_t row = 0; task && row < task->size(); row++) {
       const Problem problem = task->problem(row);
       const auto samples = static_cast<size_t>(task == val.get() ? config.rollout.val_kwargs.n : config.rollout.n);
-      const Request request{encode_prompt(problem), std::vector<uint64_t>(samples),
-                            static_cast<int>(config.data.max_response_length)};
+      Request request{encode_prompt(problem), std::vector<uint64_t>(samples),
+                      static_cast<int>(config.data.max_response_length)};
+      // A prefix adds at most the copies of a page that is not full.
+      if (task == train.get() && config.algorithm.rpo.enable && request.prompt.size() % kPageSlots == 0 &&
+          request.max_new_tokens > 1)
+        request.prefix = {0}, request.max_new_tokens--;
       const bool all_kept = task == val.get() && config.rollout.val_kwargs.kv != ValKv::rollout;
       const int64_t needed = Scheduler::pages_needed(all_kept ? dense : sparse, request);
       if (limits.kv_pages > 0 && needed > limits.kv_pages)
@@ -213,7 +217,8 @@ RolloutLimits Session::rollout_limits() const {
                        .max_batched_tokens = static_cast<int>(std::max(r.max_num_batched_tokens, r.max_num_seqs)),
                        .max_context = config.data.max_prompt_length + config.data.max_response_length,
                        .kv_pages = 0,
-                       .max_prompt = config.data.max_prompt_length,
+                       .max_prompt = config.data.max_prompt_length +
+                                     (config.algorithm.rpo.enable ? config.data.max_response_length - 1 : 0),
                        .kv = r.kv,
                        .lookahead = lookahead(config)};
   if (r.kv_cache_bytes > 0) {

@@ -3,13 +3,15 @@
 #include <functional>
 #include <memory>
 
+#include "base/file.h"
 #include "rl/metrics.h"
 #include "rl/types.h"
 #include "run/session.h"
 
 namespace pare {
 
-// At the border of two steps, all there is beside parameters and moments: every random draw is named by the step.
+// At the border of two steps, what there is beside parameters, moments and files: every random draw is named by the
+// step.
 struct TrainingState {
   int64_t step = 0;     // steps done
   int64_t updates = 0;  // of the optimizer
@@ -45,6 +47,9 @@ class Training {
   // Only at the border of a step.  Parameters and moments are set at the session's model and the learner.
   TrainingState state() const;
   void resume(const TrainingState& state);
+  // What else there is, in files of a checkpoint's folder.
+  virtual FileSums save_files(const std::string&) const { return {}; }
+  virtual void load_files(const std::string&) {}
 
   // What is being done, for a progress line: stage, done, all.  While the stage is "rollout" nothing has changed since
   // the last step but what state() says: an exception thrown from here then loses no finished step.

@@ -43,6 +43,7 @@ Json totals_json(const RunTotals& t) {
           {"val_best_step", t.val_best_step},
           {"val_last", exact(t.val_last)},
           {"generated", t.generated},
+          {"replayed", t.replayed},
           {"trained", t.trained},
           {"loss_rows", t.loss_rows},
           {"flops_rollout", t.flops_rollout},
@@ -70,8 +71,9 @@ Json read_samples(const std::string& path, int64_t every) {
       fail(path, ":", number_of_line + 1, ": not a JSON object");
     }
     Json sample;
-    for (const char* name : {"step", "uid", "group", "member", "prompt", "score", "overlong", "kl_penalty", "reward",
-                             "advantage", "extracted", "answer", "finish", "finished", "tokens", "ids"})
+    for (const char* name : {"step", "uid", "group", "member", "prompt", "replayed", "score", "length_reward", "overlong",
+                             "kl_penalty", "reward", "advantage", "extracted", "answer", "finish", "finished", "tokens",
+                             "ids"})
       if (const auto it = json.find(name); it != json.end()) sample[name] = *it;
     const auto pieces = json.find("pieces"), logprobs = json.find("logprobs");
     if (pieces != json.end() && pieces->is_array())

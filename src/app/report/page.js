@@ -49,7 +49,8 @@ function costs() {
     ({title, unit, sum: true, what: "running total", values: (r) => total(r, metrics(r))});
   const arenas = (r) => withPrefix(r, "memory/");
   return [
-    sum("Tokens generated", () => ["tokens/generated"], "count"),
+    sum("Tokens generated", () => ["tokens/generated", "rpo/init_tokens"], "count"),
+    line("Tokens saved by earlier responses", "rpo/saved", {what: "rpo/saved, part of the responses"}),
     sum("Tokens through the learner", () => ["tokens/trained"], "count"),
     sum("FLOPs", (r) => withPrefix(r, "flops/"), "count"),
     {
@@ -131,6 +132,12 @@ const columns = [
   },
   {head: "Best evaluation", of: (t) => t.val_best, text: (v) => v.toFixed(3), from: (t) => t.val_first},
   {head: "Tokens generated", of: (t) => t.generated, text: units.count, ratio: true},
+  {
+    head: "Tokens replayed",
+    of: (t) => t.replayed,
+    text: units.count,
+    how: "tokens of responses that were not sampled but taken from an earlier one"
+  },
   {
     head: "Tokens trained",
     of: (t) => t.trained,
@@ -265,6 +272,7 @@ function facts(s) {
     ["extracted answer", s.extracted === "" ? "none" : s.extracted],
     ["expected", s.answer],
     ["score", s.score],
+    ["length reward", s.length_reward || null],
     ["overlong penalty", s.overlong || null],
     ["KL penalty", s.kl_penalty || null],
     ["reward", s.reward],
@@ -274,6 +282,7 @@ function facts(s) {
        : finish === "length" ? "cut at the limit"
                              : finish],
     ["tokens", s.ids?.length ?? s.tokens],
+    ["of an earlier response", s.replayed || null],
     ["mean log-prob", known.length ? mean(known) : null],
     ["least likely token", known.length ? lowest(known) : null],
     ["uid", s.uid],
@@ -288,15 +297,22 @@ function response(s, scale, color) {
     const style = color === "advantage" ? (finite(s.advantage) ? tint(s.advantage, scale) : null)
       : finite(lp)                      ? tint(lp, 3)
                                         : null;
+    const replayed = s.pieces && i < (s.replayed || 0);
     const about =
       [
-        s.pieces ? `token ${i + 1} of ${pieces.length}` : null, s.ids && s.pieces ? `id ${s.ids[i]}` : null,
+        s.pieces ? `token ${i + 1} of ${pieces.length}` : null, replayed ? "of an earlier response, not sampled" : null, s.ids && s.pieces ? `id ${s.ids[i]}` : null,
         finite(lp) ? `log-prob ${plain(lp)}, p = ${Math.exp(lp).toPrecision(3)}` : null,
         finite(s.advantage) ? `advantage ${plain(s.advantage)}` : null
       ].filter(Boolean)
         .join(" \u00b7 ");
     return make(
-      "span", {style, title: about, onpointerenter: () => (info.textContent = about)}, visible(String(piece)));
+      "span", {
+        class: replayed ? "replayed" : null,
+        style: replayed ? null : style,
+        title: about,
+        onpointerenter: () => (info.textContent = about)
+      },
+      visible(String(piece)));
   }));
   const gradient = (stops) => `background: linear-gradient(90deg, ${stops.join(", ")})`;
   const legend = color === "advantage"
@@ -320,7 +336,10 @@ function response(s, scale, color) {
       make("div", {class: "text prompt"}, visible(String(s.prompt ?? ""))),
       make(
         "p", {class: "label"},
-        make("span", {}, `response, coloured by ${color === "advantage" ? "advantage" : "log-prob"}`), legend),
+        make(
+          "span", {}, `response, coloured by ${color === "advantage" ? "advantage" : "log-prob"}`,
+          s.replayed ? "; underlined: the beginning of an earlier response" : ""),
+        legend),
       text, info),
     make(
       "dl", {},

@@ -1,0 +1,108 @@
+#include "run/prefix_cache_file.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+
+#include "base/json.h"
+
+namespace pare {
+
+namespace {
+
+using nlohmann::json;
+
+json number(double x) { return std::isnan(x) ? json() : json(x); }
+double number(const json& x) { return x.is_null() ? NAN : x.get<double>(); }
+
+// Calls add(object, where) for every line.
+template <class Add>
+void read_lines(const std::string& path, Add add) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) fail(path, ": cannot be read; expected JSON lines");
+  std::string line;
+  for (int64_t number = 1; std::getline(in, line); number++) {
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    const std::string where = cat(path, ":", number);
+    const json object = parse_json(line, where);
+    try {
+      add(object, where);
+    } catch (const json::exception& e) {
+      fail(where, ": ", json_error(e));
+    }
+  }
+}
+
+void check_entry(const CachedResponse& entry, const Session& session, const std::string& where) {
+  if (entry.ids.empty()) fail(where, ": a response without a token");
+  for (size_t i = 0; i < entry.ids.size(); i++) {
+    const int32_t id = entry.ids[i];
+    if (id < 0 || id >= session.model_config.vocab)
+      fail(where, ": the token ", id, " is outside the model's vocabulary of ", session.model_config.vocab);
+    const bool last = i + 1 == entry.ids.size();
+    const bool eos = std::find(session.eos.begin(), session.eos.end(), id) != session.eos.end();
+    if (eos && !(last && entry.finished)) fail(where, ": an EOS (", id, ") that is not the end of a finished response");
+    if (last && entry.finished && !eos) fail(where, ": a finished response whose last token, ", id, ", is no EOS");
+  }
+}
+
+}  // namespace
+
+FileSum write_prefix_cache(const std::string& path, const PrefixCache& cache) {
+  std::string lines;
+  for (const auto& [row, entry] : cache)
+    lines += nlohmann::ordered_json({{"row", row},
+                                     {"ids", entry.ids},
+                                     {"finished", entry.finished},
+                                     {"score", number(entry.score)},
+                                     {"reward", number(entry.reward)},
+                                     {"step", entry.step},
+                                     {"shortest", entry.shortest}})
+                 .dump() +
+             "\n";
+  return write_file(path, lines);
+}
+
+PrefixCache read_prefix_cache(const std::string& path, const Session& session) {
+  PrefixCache cache;
+  read_lines(path, [&](const json& line, const std::string& where) {
+    CachedResponse entry{line.at("ids"),  line.at("finished"), number(line.at("score")), number(line.at("reward")),
+                         line.at("step"), line.at("shortest")};
+    check_entry(entry, session, where);
+    cache[line.at("row")] = std::move(entry);
+  });
+  return cache;
+}
+
+PrefixCache read_cache_file(const std::string& path, const Session& session) {
+  const bool strict = session.config.algorithm.rpo.missing == MissingRows::fail;
+  const int64_t rows = session.training_task().size(), limit = session.config.data.max_response_length;
+  PrefixCache cache;
+  read_lines(path, [&](const json& line, const std::string& where) {
+    const int64_t row = line.at("row");
+    if (row < 0 || row >= rows) {
+      if (!strict) return;
+      fail(where, ": row ", row, ", the training set has ", rows, " (algorithm.rpo.missing=lazy passes it over)");
+    }
+    if (cache.contains(row)) fail(where, ": a second response to row ", row, "; one is cached");
+    CachedResponse entry;
+    entry.score = entry.reward = NAN;
+    entry.finished = line.contains("finished") ? line.at("finished").get<bool>() : line.at("finish") == "eos";
+    if (line.contains("ids")) {
+      entry.ids = line.at("ids").get<std::vector<int32_t>>();
+    } else {
+      entry.ids = session.tokenizer->encode(line.at("text").get<std::string>());
+      if (entry.finished) entry.ids.push_back(session.eos[0]);
+    }
+    if (std::ssize(entry.ids) > limit) entry.ids.resize(limit), entry.finished = false;
+    check_entry(entry, session, where);
+    entry.shortest = std::ssize(entry.ids);
+    cache[row] = std::move(entry);
+  });
+  for (int64_t row = 0; strict && row < rows; row++)
+    if (!cache.contains(row))
+      fail(path, ": no response to row ", row, " of the training set (algorithm.rpo.missing=lazy samples one)");
+  return cache;
+}
+
+}  // namespace pare
