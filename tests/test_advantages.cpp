@@ -162,5 +162,17 @@ TEST(DynamicSampling, GroupsNeedTwoDifferentScores) {
   EXPECT_TRUE(group_is_informative(V{0.1, 0.1 + 1e-16, 0.1}));
 }
 
+// A deviation below the floor is divided by the floor; one above it as ever, to the bit.
+TEST(Advantages, StdFloor) {
+  AlgorithmKeys keys;
+  keys.adv_eps = 0;
+  const std::vector<double> close = {0.5, 0.5, 0.5, 0.501}, far = {0, 1, 0, 0};
+  const auto before = group_advantages(keys, far);
+  EXPECT_NEAR(group_advantages(keys, close)[3], 1.5, 1e-9);
+  keys.adv_std_floor = 0.1;
+  EXPECT_NEAR(group_advantages(keys, close)[3], 0.0075, 1e-12);
+  EXPECT_EQ(group_advantages(keys, far), before);
+}
+
 }  // namespace
 }  // namespace pare

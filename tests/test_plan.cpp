@@ -26,7 +26,11 @@ TEST(Plan, IsTheRealWorstStepToTheByte) {
         {"learner.attention=replay", "rollout.kv.method=pyramidkv", "rollout.kv.evict.budget=12",
          "rollout.kv.evict.buffer=7", "rollout.kv.pyramidkv.beta=3", "actor.ppo_max_token_len=180"},
         {"learner.attention=replay", "rollout.kv.method=quest", "rollout.kv.blocks.size=4", "rollout.kv.blocks.count=5",
-         "rollout.kv.blocks.dense_layers=1", "model.enable_gradient_checkpointing=true"}})
+         "rollout.kv.blocks.dense_layers=1", "model.enable_gradient_checkpointing=true"},
+        {"algorithm.rpo.enable=true", "actor.ppo_max_token_len=150"},
+        {"algorithm.rpo.enable=true", "algorithm.rpo.max_cut=20", "algorithm.rpo.suffix_cap=removed"},
+        {"algorithm.rpo.enable=true", "algorithm.rpo.cut=half_shortest", "algorithm.rpo.suffix_cap=removed",
+         "algorithm.rpo.prefix_loss=included", "rollout.max_num_seqs=3", "rollout.max_num_batched_tokens=17"}})
     for (const char* type : {"qwen2", "llama"}) {  // tied and not
       const Config config = tiny_run(type, keys);
       const Plan plan = plan_step(config);
@@ -74,7 +78,14 @@ TEST(Plan, NoStepPassesTheMost) {
          "rollout.max_num_seqs=30", "rollout.max_num_batched_tokens=31"},
         {"learner.attention=replay", "rollout.kv.method=block_topk", "rollout.kv.blocks.size=4",
          "rollout.kv.blocks.count=5", "rollout.kv.blocks.dense_layers=1",
-         "rollout.kv.blocks.schedule=[\"0:9\", \"12:4\"]"}}) {
+         "rollout.kv.blocks.schedule=[\"0:9\", \"12:4\"]"},
+        {"algorithm.rpo.enable=true", "actor.ppo_max_token_len=300"},
+        {"algorithm.rpo.enable=true", "actor.ppo_max_token_len=70", "actor.use_kl_loss=true",
+         "actor.kl_loss_type=exact", "data.max_prompt_length=20"},
+        {"algorithm.rpo.enable=true", "actor.ppo_max_token_len=16", "model.enable_gradient_checkpointing=true",
+         "rollout.max_num_seqs=30", "rollout.max_num_batched_tokens=31"},
+        {"algorithm.rpo.enable=true", "learner.attention=replay", "rollout.kv.method=quest", "rollout.kv.blocks.size=4",
+         "rollout.kv.blocks.count=5", "actor.ppo_max_token_len=60"}}) {
     SCOPED_TRACE(testing::PrintToString(keys));
     const Config config = tiny_run("qwen3", keys);
     const ArenaLimits limits = training_limits(config, TrainingKind::grpo, table_null);
@@ -90,7 +101,11 @@ TEST(Plan, NoStepPassesTheMost) {
         std::vector<Request> requests;
         for (int64_t g = 0; g < config.data.train_batch_size; g++) {
           const std::vector<int32_t> prompt(length(config.data.max_prompt_length));
-          requests.push_back({prompt, {}, static_cast<int>(length(config.data.max_response_length))});
+          const int64_t response = length(config.data.max_response_length);
+          // With RPO a part of it is given, now and then all but a token.
+          const int64_t sampled = !config.algorithm.rpo.enable ? response : i % 2 ? 1 : up_to(response);
+          requests.push_back(
+              {prompt, {}, static_cast<int>(sampled), std::vector<int32_t>(static_cast<size_t>(response - sampled))});
           for (int64_t k = 0; k < config.rollout.n; k++) requests.back().uids.push_back(sequence_uid(0, g, 0, k));
         }
         return requests;

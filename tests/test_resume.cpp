@@ -104,6 +104,15 @@ TEST_F(Resume, NAndNStepsAreTwoN) {
            {"train", 3, {"algorithm.filter_groups.enable=true", "rollout.n=2", "actor.ppo_mini_batch_size=2"}},
            {"train", 2, {"actor.use_kl_loss=true", "actor.kl_loss_type=exact", "algorithm.use_kl_in_reward=true"}},
            {"train", 2, random + Overrides{"actor.use_kl_loss=true", "actor.token_subset=urs", "actor.ppo_epochs=2"}},
+           {"train", 6, {"algorithm.rpo.enable=true", "algorithm.rpo.max_cut=5"}},
+           {"train",
+            4,
+            {"algorithm.rpo.enable=true", "algorithm.rpo.cut=half_shortest", "algorithm.filter_groups.enable=true",
+             "rollout.n=2", "reward_model.length_reward.enable=true",
+             cat("algorithm.rpo.cache_file=", tiny_folder(), "part.jsonl"), "algorithm.rpo.missing=lazy"}},
+           {"train",
+            4,
+            {"algorithm.rpo.enable=true", "algorithm.rpo.cut=length", "algorithm.rpo.prefix_loss=included"}},
            {"sft", 3, {}},
            {"sft", 6, random}}) {
     SCOPED_TRACE(c.kind + testing::PrintToString(c.keys));
@@ -149,6 +158,7 @@ TEST_F(Resume, KilledAtAnyPoint) {
                           "trainer.max_actor_ckpt_to_keep=1",
                           "trainer.samples_freq=2",
                           "trainer.test_freq=2",
+                          "algorithm.rpo.enable=true",
                           "trainer.total_training_steps=3",
                           cat("data.tokenizer=", tiny_folder(), "tokenizer.bin")};
   expect_code(pare("train", "whole", keys), 0);
@@ -437,7 +447,7 @@ TEST_F(Resume, ADamagedBitIsNoticed) {
   fs::copy(tiny_folder() + "trained", at("start"));
   fs::copy_file(tiny_folder() + "tokenizer.bin", at("start/tokenizer.bin"));
   const Overrides keys = {"model.path=" + at("start"), "trainer.save_freq=1", "trainer.max_actor_ckpt_to_keep=0",
-                          "trainer.samples_freq=1"};
+                          "trainer.samples_freq=1", "algorithm.rpo.enable=true"};
   expect_code(pare("train", "whole", keys), 0);
   const std::string folder = at("whole/checkpoints/step-4");
   ASSERT_EQ(checkpoint_damage(folder), "");
@@ -452,8 +462,8 @@ TEST_F(Resume, ADamagedBitIsNoticed) {
   std::vector<std::string> names;
   for (const auto& e : fs::directory_iterator(folder)) names.push_back(e.path().filename());
   std::sort(names.begin(), names.end());
-  EXPECT_EQ(names, (std::vector<std::string>{"config.json", "model.safetensors", "optimizer.safetensors", "state.json",
-                                             "tokenizer.ssa"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"config.json", "model.safetensors", "optimizer.safetensors",
+                                             "prefix_cache.jsonl", "state.json", "tokenizer.ssa"}));
   for (const std::string& name : names) {
     const std::string path = cat(folder, "/", name);
     const auto bits = static_cast<uint32_t>(8 * fs::file_size(path));

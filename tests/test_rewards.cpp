@@ -62,5 +62,46 @@ TEST(ShapeRewards, OverlongAndKl) {
   EXPECT_EQ(batch[1].score, 0);
 }
 
+// RPO eq. 11; what is not right is paid nothing for its length.
+TEST(LengthReward, Golden) {
+  LengthRewardKeys keys{.enable = true, .alpha = 0.01};
+  const int64_t lengths[] = {100, 200, 300};
+  const auto rewards = [&](std::vector<double> scores) { return length_rewards(keys, scores, lengths); };
+  const std::vector<double> right = rewards({1, 1, 1});
+  EXPECT_NEAR(right[0], 0.731059, 1e-6);
+  EXPECT_EQ(right[1], 0.5);
+  EXPECT_EQ(right[2], 0.5);
+  EXPECT_EQ(rewards({0, 0, -1}), (std::vector<double>{0, 0, -1}));
+  EXPECT_NEAR(rewards({1, 0, 0})[0], 0.731059, 1e-6);  // the mean is that of all
+  EXPECT_EQ(rewards({0, 3, 0})[1], 1);                 // 3 sigmoid(0), clipped
+  keys.reference = LengthReference::correct;
+  EXPECT_EQ(rewards({1, 0, 0})[0], 0.5);
+  EXPECT_NEAR(rewards({1, 1, 0})[0], 1 / (1 + std::exp(-0.5)), 1e-12);
+  EXPECT_EQ(rewards({0, 0, 0}), (std::vector<double>{0, 0, 0}));
+  keys.form = LengthForm::printed;
+  EXPECT_EQ(rewards({0, -1, 1}), (std::vector<double>{0.5, 0.5, 0.5}));
+  EXPECT_EQ(rewards({0, 0, 0}), (std::vector<double>{0.5, 0.5, 0.5}));
+  keys = {.enable = true, .alpha = 0};
+  EXPECT_EQ(rewards({1, 1, 1}), (std::vector<double>{0.5, 0.5, 0.5}));
+}
+
+// Equal rewards stay equal to the bit, whatever the scores were: they must leave no advantage.  The length is that of
+// the whole response.
+TEST(ShapeRewards, LengthOfTheWholeResponse) {
+  std::vector<Trajectory> batch = {trajectory(0, 30, 0.7), trajectory(1, 5, 1), trajectory(0, 30, 0.3)};
+  batch[1].prefix.assign(6, 3);
+  batch[2].prefix.assign(40, 3);
+  const RewardKeys keys{.overlong_buffer = {true, 4, 1}, .length_reward = {.enable = true, .alpha = 0.01}};
+  shape_rewards(keys, {}, 72, batch);
+  EXPECT_EQ(batch[0].reward, 0.5);
+  EXPECT_DOUBLE_EQ(batch[0].length_reward, -0.2);
+  EXPECT_EQ(batch[1].reward, 0.5);
+  EXPECT_EQ(batch[1].overlong, 0);
+  EXPECT_EQ(batch[2].overlong, -0.5);  // 70 tokens, of which 68 are free
+  EXPECT_EQ(batch[2].reward, 0.5 - 0.5);
+  shape_rewards({.length_reward = keys.length_reward}, {}, 72, batch);
+  EXPECT_EQ(batch[0].reward, batch[2].reward);
+}
+
 }  // namespace
 }  // namespace pare

@@ -466,7 +466,25 @@ TEST(ConfigCheck, ContradictionsNameBothKeys) {
         "algorithm.filter_groups.enable=true"},
        "rollout_correction.acceptance",
        "algorithm.filter_groups.enable"},
+      {{"algorithm.rpo.enable=true", "rollout.kv.method=snapkv"}, "algorithm.rpo.enable", "rollout.kv.method"},
   };
+  for (const auto& [argument, name] :
+       {std::pair{"actor.ppo_epochs=2", "actor.ppo_epochs"},
+        {"actor.ppo_mini_batch_size=32", "actor.ppo_mini_batch_size"},
+        {"algorithm.obrs.enable=true", "algorithm.obrs"},
+        {"algorithm.rollout_correction.veto=1e-4", "algorithm.rollout_correction"},
+        {"algorithm.rollout_correction.rollout_is=tis", "algorithm.rollout_correction"},
+        {"algorithm.rollout_correction.rollout_rs=geometric", "algorithm.rollout_correction"},
+        {"algorithm.rollout_correction.acceptance=true", "acceptance"},
+        {"algorithm.use_kl_in_reward=true", "algorithm.use_kl_in_reward"},
+        {"learner.attention=replay", "learner.attention"}}) {
+    const std::vector<std::string> keys = {"algorithm.rpo.enable=true", "rollout.kv.method=quest", argument};
+    EXPECT_NO_THROW(with(keys)) << argument;
+    const std::string m = load_message({keys[0], keys[1], keys[2], "algorithm.rpo.prefix_loss=included"});
+    EXPECT_HAS(m, "algorithm.rpo.prefix_loss");
+    EXPECT_HAS(m, name);
+    EXPECT_NO_THROW(with({"algorithm.rpo.prefix_loss=included", keys[1], argument})) << "it is off";
+  }
   for (const auto& [arguments, one, other] : cases) {
     const std::string m = load_message(arguments);
     EXPECT_HAS(m, one);
@@ -519,6 +537,16 @@ TEST(ConfigCheck, Warnings) {
   EXPECT_HAS(warning({"actor.token_subset=urs", "actor.token_subset_ht=false"}), "biased");
   EXPECT_HAS(warning({"rollout.top_k=5", "rollout.allow_truncated_sampling=true", "rollout.check_exact=false"}),
              "off-policy");
+  const std::string length = "reward_model.length_reward.enable=true",
+                    no_std = "algorithm.norm_adv_by_std_in_grpo=false";
+  EXPECT_HAS(warning({length}), "full advantage");
+  EXPECT_TRUE(config_warnings(with({length, no_std})).empty());
+  EXPECT_TRUE(config_warnings(with({length, "algorithm.adv_std_floor=0.1"})).empty());
+  EXPECT_TRUE(config_warnings(with({length, "algorithm.adv_estimator=rloo"})).empty());
+  EXPECT_HAS(warning({length, no_std, "reward_model.length_reward.form=printed"}), "collapses");
+  EXPECT_HAS(warning({length, no_std, "algorithm.adv_filter_threshold=0.1"}), "without a signal");
+  EXPECT_HAS(warning({"algorithm.rpo.enable=true", "algorithm.rpo.max_cut=513"}), "data.max_response_length");
+  EXPECT_TRUE(config_warnings(with({"algorithm.rpo.enable=true"})).empty());
   const std::vector<std::string> sparse = {"rollout.kv.method=quest", "rollout.check_exact=false"};
   EXPECT_HAS(warning(sparse), "nothing corrects");
   EXPECT_HAS(warning({sparse[0], sparse[1], "algorithm.rollout_correction.rollout_is=paper"}), "bounds no weight");
@@ -692,7 +720,7 @@ TEST(Presets, AllAreValidAloneAndOverTheQuickstart) {
     EXPECT_EQ(rollout, run.rollout) << name;  // with check_exact: no preset stands in the way of replay
     EXPECT_EQ(both.actor.optim, run.actor.optim) << name;
   }
-  EXPECT_GE(presets, 22);
+  EXPECT_GE(presets, 26);
 }
 
 TEST(Presets, Quickstart) {

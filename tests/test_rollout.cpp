@@ -83,6 +83,25 @@ TEST(Rollout, ASharedPromptIsComputedOnce) {
   EXPECT_LE(shared.rollout.stats().peak_pages, 2 * (2 + 5 * 2));
 }
 
+// A given beginning of the response is computed with the prompt: the same bits as if it were a part of that.
+TEST(Rollout, APrefixIsComputedAsThePromptIs) {
+  auto glued = mixed_requests();
+  auto apart = glued;
+  for (Request& r : apart) {
+    const auto cut = r.prompt.begin() + static_cast<int64_t>(r.prompt.size() + 1) / 2;
+    r.prefix.assign(cut, r.prompt.end());
+    r.prompt.erase(cut, r.prompt.end());
+  }
+  for (const RolloutLimits& limits :
+       {kRoomy, RolloutLimits{.max_sequences = 3, .max_batched_tokens = 19, .max_context = 73}}) {
+    Generator a(table_cpu, config(), limits), b(table_cpu, config(), limits);
+    expect_same(a.rollout.generate(apart, mixed_sampling()), b.rollout.generate(glued, mixed_sampling()), "prefix");
+    EXPECT_EQ(a.rollout.stats().prefill_tokens, b.rollout.stats().prefill_tokens);
+    EXPECT_EQ(a.rollout.stats().peak_pages, b.rollout.stats().peak_pages);
+    EXPECT_EQ(a.ledger.phases, b.ledger.phases);
+  }
+}
+
 TEST(Rollout, PairsAreCountedOncePerSharedPromptAndTheLastTokenIsNotFedBack) {
   const auto requests = mixed_requests();
   Generator g(table_cpu, config(), {.max_sequences = 6, .max_batched_tokens = 23, .max_context = 160});

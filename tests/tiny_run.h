@@ -80,6 +80,12 @@ inline void make_tiny_run() {
   write_tiny_file("train.jsonl", train);
   write_tiny_file("short.jsonl", short_prompts);
   write_tiny_file("val.jsonl", train.substr(0, train.find('\n', 500) + 1));
+  std::string cache;
+  for (int row = 0; row < 24; row++) {
+    if (row == 20) write_tiny_file("part.jsonl", cache);
+    cache += cat("{\"row\": ", row, R"(, "text": "a;b1", "finished": true})", "\n");
+  }
+  write_tiny_file("cache.jsonl", cache);
   write_tiny_file("never.jsonl", R"({"prompt": "p?", "answer": "ssss"})");
 
   Session session(load_config(tiny_jsonl() + tiny_sizes +

@@ -136,7 +136,8 @@ void show_train(Console& console, const Session& s, const std::string& path) {
   if (c.rollout.kv.method != KvMethod::dense) learn += cat("; rollouts by ", word(c, "rollout.kv.method"));
   if (r.veto > 0) learn += cat(", veto ", r.veto);
   if (r.rollout_is != RolloutIs::none) learn += cat(", xi ", word(c, "algorithm.rollout_correction.rollout_is"));
-  if (c.algorithm.rpo.enable) learn += cat("; responses continue earlier ones (rpo, cut ", word(c, "algorithm.rpo.cut"), ")");
+  if (c.algorithm.rpo.enable)
+    learn += cat("; responses continue earlier ones (rpo, cut ", word(c, "algorithm.rpo.cut"), ")");
   if (c.algorithm.obrs.enable) learn += cat(", obrs lambda ", c.algorithm.obrs.lambda);
   console.paragraph("", cat(learn, "; ", plural(updates, "update"), " a step, learning rate ", c.actor.optim.lr));
   show_rest(console, s, path);
@@ -168,21 +169,21 @@ StepColumn rate(const char* title, const char* tokens, const char* seconds) {
 
 std::vector<StepColumn> train_columns(const Config& config) {
   std::vector<StepColumn> columns = {
-          column("reward", 6, "critic/score/mean", "%.3f"),
-          column("len", 6, "response_length/mean", "%.1f"),
-          column("entropy", 7, "actor/entropy", "%.3f"),
-          column("clip", 5, "actor/pg_clipfrac", "%.3f"),
-          column("grad", 5, "actor/grad_norm", "%.3f"),
-          {{"mismatch", 8},
-           [](const Metrics& m) {
-             const double checked = m.get("exact/checked_tokens"), rejected = m.get("rollout_corr/rejection_rate");
-             return checked > 0               ? format("%.0f/%.0f", m.get("exact/mismatch_tokens"), checked)
-                    : std::isfinite(rejected) ? format("rej %.2f", rejected)
-                                              : "-";
-           }},
-          rate("gen/s", "tokens/generated", "timing_s/gen"),
-          rate("upd/s", "tokens/trained", "timing_s/update_actor"),
-          column("s", 5, "timing_s/step", "%.2f")};
+      column("reward", 6, "critic/score/mean", "%.3f"),
+      column("len", 6, "response_length/mean", "%.1f"),
+      column("entropy", 7, "actor/entropy", "%.3f"),
+      column("clip", 5, "actor/pg_clipfrac", "%.3f"),
+      column("grad", 5, "actor/grad_norm", "%.3f"),
+      {{"mismatch", 8},
+       [](const Metrics& m) {
+         const double checked = m.get("exact/checked_tokens"), rejected = m.get("rollout_corr/rejection_rate");
+         return checked > 0               ? format("%.0f/%.0f", m.get("exact/mismatch_tokens"), checked)
+                : std::isfinite(rejected) ? format("rej %.2f", rejected)
+                                          : "-";
+       }},
+      rate("gen/s", "tokens/generated", "timing_s/gen"),
+      rate("upd/s", "tokens/trained", "timing_s/update_actor"),
+      column("s", 5, "timing_s/step", "%.2f")};
   if (config.algorithm.rpo.enable) columns.insert(columns.begin() + 2, column("saved", 5, "rpo/saved", "%.2f"));
   return columns;
 }

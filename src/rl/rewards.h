@@ -25,8 +25,8 @@ struct LengthRewardKeys {
   bool operator==(const LengthRewardKeys&) const = default;
 };
 struct RewardKeys {
-  OverlongKeys overlong_buffer;
-  LengthRewardKeys length_reward;
+  OverlongKeys overlong_buffer = {};
+  LengthRewardKeys length_reward = {};
   bool operator==(const RewardKeys&) const = default;
 };
 

@@ -35,9 +35,9 @@ std::vector<std::string> Hints::after(const Metrics& m) {
               100 * equal, 100 * right,
               config_.algorithm.rpo.enable ? "With algorithm.rpo the beginning that is given may decide the answer: "
                                              "cut more (algorithm.rpo.cut, max_cut)."
-              : right > equal / 2 ? "The problems are too easy."
-                                : "Are the problems too hard, or is the answer not found? Look at the samples; "
-                                  "rollout.n more responses find a right one more often."));
+              : right > equal / 2          ? "The problems are too easy."
+                                  : "Are the problems too hard, or is the answer not found? Look at the samples; "
+                                    "rollout.n more responses find a right one more often."));
   hint(6, m.get("response_length/clip_ratio") >= 0.5,
        format("%.0f %% of the responses were cut at data.max_response_length = %lld before they were finished.",
               100 * m.get("response_length/clip_ratio"), static_cast<long long>(config_.data.max_response_length)));

@@ -97,8 +97,7 @@ RunTotals run_totals(const RunLog& log) {
       if (!(v <= t.val_best)) t.val_best = v, t.val_best_step = log.steps[i];
     }
   t.generated = log.sum("tokens/generated") + log.sum("rpo/init_tokens"), t.replayed = log.sum("tokens/replayed");
-  t.trained = log.sum("tokens/trained"),
-  t.loss_rows = log.sum("tokens/loss");
+  t.trained = log.sum("tokens/trained"), t.loss_rows = log.sum("tokens/loss");
   t.flops_rollout = log.sum("flops/rollout"), t.flops_learner = log.sum("flops/learner");
   for (const auto& [name, values] : log.series) {
     if (name.starts_with("flops/")) t.flops += log.sum(name);

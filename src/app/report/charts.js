@@ -105,7 +105,7 @@ const metricNames = [...new Set(runs.flatMap((r) => Object.keys(r.series)))].sor
 // What can stand on the horizontal axis.
 const axes = {
   step: {label: "step", unit: "count", of: (r) => r.steps},
-  tokens: {label: "tokens generated", unit: "count", of: (r) => total(r, ["tokens/generated"])},
+  tokens: {label: "tokens generated", unit: "count", of: (r) => total(r, ["tokens/generated", "rpo/init_tokens"])},
   flops: {label: "FLOPs", unit: "count", of: (r) => total(r, withPrefix(r, "flops/"))},
   seconds: {label: "seconds", unit: "seconds", of: (r) => total(r, ["timing_s/step", "timing_s/testing"])},
 };
