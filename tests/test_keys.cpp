@@ -533,8 +533,8 @@ Rows algorithm_rows() {
   };
 }
 
-// Of a run that refuses to begin.
-Outcome refused(const Overrides& o) {
+// Whether a run refuses to begin.
+Outcome refuses_to_begin(const Overrides& o) {
   Session session(load_config(o));
   try {
     GrpoTraining trainer(session);
@@ -559,7 +559,8 @@ Rows rpo_rows() {
       {"algorithm.rpo.epsilon", {rpo, {"algorithm.rpo.epsilon=1"}, metric("rpo/argmax_rate"), rises}},
       {"algorithm.rpo.prefix_loss", {two, {"algorithm.rpo.prefix_loss=included"}, metric("tokens/loss"), rises}},
       {"algorithm.rpo.cache_file", {rpo, {file}, metric("rpo/hit_rate"), from_to(0, 1)}},
-      {"algorithm.rpo.missing", {rpo + Overrides{part}, {"algorithm.rpo.missing=lazy"}, refused, from_to(1, 0)}},
+      {"algorithm.rpo.missing",
+       {rpo + Overrides{part}, {"algorithm.rpo.missing=lazy"}, refuses_to_begin, from_to(1, 0)}},
       {"reward_model.length_reward.enable", {{}, {"reward_model.length_reward.enable=true"}, metrics(shaping), rises}},
       {"reward_model.length_reward.alpha",
        {length, {"reward_model.length_reward.alpha=1"}, metric("critic/rewards/max"), rises}},

@@ -81,7 +81,7 @@ TEST(Plan, NoStepPassesTheMost) {
          "rollout.kv.blocks.schedule=[\"0:9\", \"12:4\"]"},
         {"algorithm.rpo.enable=true", "actor.ppo_max_token_len=300"},
         {"algorithm.rpo.enable=true", "actor.ppo_max_token_len=70", "actor.use_kl_loss=true",
-         "actor.kl_loss_type=exact", "data.max_prompt_length=20"},
+         "actor.kl_loss_type=exact"},
         {"algorithm.rpo.enable=true", "actor.ppo_max_token_len=16", "model.enable_gradient_checkpointing=true",
          "rollout.max_num_seqs=30", "rollout.max_num_batched_tokens=31"},
         {"algorithm.rpo.enable=true", "learner.attention=replay", "rollout.kv.method=quest", "rollout.kv.blocks.size=4",

@@ -342,11 +342,13 @@ TEST(Rpo, RunsWithDapoAndDash) {
       // Whatever the prefix is, half of what follows it is right.
       TrainingRun run(tiny_run("qwen3", {method, form}),
                       [](const Problem&, const Response& r) { return static_cast<double>(r.text.size() % 2); });
-      for (int i = 0; i < 2; i++) {
+      double updates = 0;
+      for (int i = 0; i < 4; i++) {
         const Metrics m = run.step();
-        EXPECT_GT(m.get("actor/updates"), 0);
-        EXPECT_EQ(m.get("exact/mismatch_tokens"), 0);
+        updates += m.get("actor/updates");
+        EXPECT_TRUE(m.get("exact/checked_tokens") == 0 || m.get("exact/mismatch_tokens") == 0);
       }
+      EXPECT_GT(updates, 0);
     }
 }
 

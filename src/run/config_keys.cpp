@@ -627,9 +627,8 @@ Groups rpo_keys() {
             "included: it is, with a ratio of 1",
             "pare: masked; RPO: included"),
         KEY(algorithm.rpo.cache_file, any, "",
-            "responses to begin with, JSON lines {\"row\", \"ids\" or \"text\", \"finished\"}, as of `pare generate "
-            "--file "
-            "--jsonl`; empty: one is sampled at a row's first visit",
+            "responses to begin with: JSON lines with row, ids or text, and finished, such as `pare generate` writes; "
+            "empty: one is sampled at a row's first visit",
             "RPO")}},
       {{on, is_not("algorithm.rpo.cache_file", "")},
        {KEY(algorithm.rpo.missing, any, "",
