@@ -5,8 +5,7 @@
 //
 // A row is that of the training set, from 0: of data.train_files the lines that are not empty, in order.  `pare
 // generate
-// --file TRAIN.jsonl --jsonl --n 1` writes such lines, of whatever model: "text" is encoded again, "tokens" are not
-// read.
+// --model DIR --file TRAIN` writes such lines, of whatever model: "text" is encoded again, "tokens" are not read.
 #pragma once
 #include <string>
 

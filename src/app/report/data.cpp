@@ -71,9 +71,9 @@ Json read_samples(const std::string& path, int64_t every) {
       fail(path, ":", number_of_line + 1, ": not a JSON object");
     }
     Json sample;
-    for (const char* name : {"step", "uid", "group", "member", "prompt", "replayed", "score", "length_reward", "overlong",
-                             "kl_penalty", "reward", "advantage", "extracted", "answer", "finish", "finished", "tokens",
-                             "ids"})
+    for (const char* name :
+         {"step", "uid", "group", "member", "prompt", "replayed", "score", "length_reward", "overlong", "kl_penalty",
+          "reward", "advantage", "extracted", "answer", "finish", "finished", "tokens", "ids"})
       if (const auto it = json.find(name); it != json.end()) sample[name] = *it;
     const auto pieces = json.find("pieces"), logprobs = json.find("logprobs");
     if (pieces != json.end() && pieces->is_array())
