@@ -49,6 +49,10 @@ TEST(Hints, OnlyWhatApplies) {
   expect_once(plain, {.number = 5, .updates = 0}, "without an update");
   expect_once(plain, {.number = 5, .equal = 0.95, .right = 0}, "95 % of the groups had equal rewards (0 % all right)");
   expect_once(plain, {.number = 5, .equal = 1, .right = 1}, "too easy");
+  Config rpo;
+  rpo.algorithm.rpo.enable = true;
+  expect_once(rpo, {}, "that of the policy alone is the validation's");
+  expect_once(rpo, {.number = 5, .equal = 0.95}, "cut more (algorithm.rpo.cut");
   expect_once(plain, {.cut = 0.75}, "75 % of the responses were cut at data.max_response_length = 512");
 }
 

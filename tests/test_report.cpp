@@ -29,7 +29,9 @@ class Report : public Program {
                 {"actor/grad_norm", step == 2 ? json(nullptr) : json(0.5)},
                 {"exact/checked_tokens", 1000},
                 {"exact/mismatch_tokens", 0},
-                {"tokens/generated", 2000},
+                {"tokens/generated", cost == 1 ? 2000 : 1200},
+                {"tokens/replayed", cost == 1 ? 0 : 700},
+                {"rpo/init_tokens", cost == 1 ? 0 : 300},
                 {"tokens/trained", 1000 * cost},
                 {"flops/rollout", 3000000000},
                 {"flops/learner", 5000000000 * cost},
@@ -56,6 +58,8 @@ class Report : public Program {
                     {"group", i / 2},
                     {"member", i % 2},
                     {"prompt", "<img src=x onerror=alert(1)>?"},
+                    {"replayed", 1},
+                    {"length_reward", -0.25},
                     {"response", hostile_ + "$"},
                     {"prompt_ids", {1, 2}},
                     {"ids", {7, 8, 2}},
@@ -120,6 +124,9 @@ TEST_F(Report, NumbersOfRunsAndGroups) {
   EXPECT_EQ(base["generated"], 80000);
   EXPECT_EQ(base["trained"], 40000);
   EXPECT_EQ(rpc["trained"], 10000);
+  EXPECT_EQ(rpc["generated"], 30000);  // with the first entries of RPO
+  EXPECT_EQ(rpc["replayed"], 14000);
+  EXPECT_EQ(base["replayed"], 0);
   EXPECT_EQ(base["flops"], 40 * 8e9);
   EXPECT_EQ(rpc["flops_learner"], 20 * 2.5e9);
   EXPECT_EQ(base["peak_bytes"], 9096);
@@ -169,6 +176,8 @@ TEST_F(Report, HostileTextStaysText) {
   EXPECT_EQ(samples[0]["pieces"][0].get<std::string>() + samples[0]["pieces"][1].get<std::string>(), hostile_);
   EXPECT_EQ(samples[0]["logprobs"], json({-0.125, -3.5, nullptr}));
   EXPECT_EQ(samples[3]["finish"], "eos");
+  EXPECT_EQ(samples[3]["replayed"], 1);
+  EXPECT_EQ(samples[3]["length_reward"], -0.25);
   EXPECT_FALSE(samples[0].contains("response"));  // the pieces are the response
 }
 
@@ -275,6 +284,7 @@ TEST_F(Browser, DrawsCurves) {
   EXPECT_NE(page.find(">0.756<"), std::string::npos);                       // reward reached: .7506 and .7606
   EXPECT_NE(page.find(">\u00d7&nbsp;0.25<"), std::string::npos);  // a quarter of the baseline's tokens trained
   EXPECT_NE(page.find("actor.token_subset"), std::string::npos);
+  EXPECT_NE(page.find("class=\"replayed\""), std::string::npos);
   // The sample that is shown, as text.
   EXPECT_NE(page.find("&lt;img src=x onerror=alert(1)&gt;?"), std::string::npos);
   EXPECT_NE(page.find("e&lt;b&gt;"), std::string::npos);

@@ -41,6 +41,11 @@ std::vector<std::string> Hints::after(const Metrics& m) {
   hint(6, m.get("response_length/clip_ratio") >= 0.5,
        format("%.0f %% of the responses were cut at data.max_response_length = %lld before they were finished.",
               100 * m.get("response_length/clip_ratio"), static_cast<long long>(config_.data.max_response_length)));
+  hint(7, first && config_.algorithm.rpo.enable,
+       "with algorithm.rpo responses begin with what an earlier one wrote: the reward is theirs, that of the policy "
+       "alone "
+       "is the validation's. saved is the part of their tokens that was not sampled; negative: first entries cost "
+       "more.");
   return hints;
 }
 
