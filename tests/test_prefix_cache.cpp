@@ -249,6 +249,29 @@ TEST(Rpo, IsExact) {
   }
 }
 
+// The smallest pool of pages that is accepted holds every prompt with every prefix.
+TEST(Rpo, TheSmallestPoolSuffices) {
+  for (const char* task : {"data.train_seed=4242", "data.train_seed=7"}) {
+    const Keys keys = rpo + Keys{task};
+    const Session roomy(tiny_run("qwen3", keys), table_null);
+    const int64_t page = KvCache::page_bytes(roomy.model_config, {}, DType::f32);
+    const auto accepted = [&](int64_t pages) {
+      try {
+        const Session session(tiny_run("qwen3", keys + Keys{cat("rollout.kv_cache_bytes=", pages * page)}), table_null);
+        return true;
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code, Exit::memory);
+        return false;
+      }
+    };
+    int64_t pages = 1;
+    while (!accepted(pages)) pages++;
+    ASSERT_GT(pages, 8);
+    TrainingRun run(tiny_run("qwen3", keys + Keys{cat("rollout.kv_cache_bytes=", pages * page)}));
+    for (int i = 0; i < 6; i++) EXPECT_EQ(run.step().get("exact/mismatch_tokens"), 0);
+  }
+}
+
 // A group of the learner is |prompt| + |prefix| + sum(|suffix| - 1) rows; each prefix is computed once.
 TEST(Rpo, TheLearnerComputesAPrefixOnce) {
   TrainingRun run(tiny_run("qwen3", rpo));
@@ -337,7 +360,7 @@ TEST(Rpo, CorrectionsAndPlansSeeTheSuffix) {
 
 TEST(Rpo, RunsWithDapoAndDash) {
   for (const char* method : {"dapo", "dash", "nat-rpc", "dr-grpo"})
-    for (const char* form : {"rpo", "rpo-length", "rpo-paper", "rpo-whole"}) {
+    for (const char* form : {"rpo", "rpo-length", "rpo-paper", "rpo-released", "rpo-whole"}) {
       SCOPED_TRACE(cat(method, ' ', form));
       // Whatever the prefix is, half of what follows it is right.
       TrainingRun run(tiny_run("qwen3", {method, form}),

@@ -720,7 +720,7 @@ TEST(Presets, AllAreValidAloneAndOverTheQuickstart) {
     EXPECT_EQ(rollout, run.rollout) << name;  // with check_exact: no preset stands in the way of replay
     EXPECT_EQ(both.actor.optim, run.actor.optim) << name;
   }
-  EXPECT_GE(presets, 26);
+  EXPECT_GE(presets, 27);
 }
 
 TEST(Presets, Quickstart) {

@@ -24,6 +24,16 @@ Tensor alloc_sampler_states(Session& s) {
   return s.kv.alloc("sampler hidden states", s.model->dtype, {rows, s.model_config.hidden});
 }
 
+// As a verifier sees them: behind their prefixes, without log-probs.
+std::vector<Completion> whole_responses(std::span<const Request> requests, std::span<const Completion> completions) {
+  std::vector<Completion> whole;
+  for (const Completion& c : completions) {
+    whole.push_back({c.request, c.sample, requests[c.request].prefix, {}, c.finish});
+    whole.back().tokens.insert(whole.back().tokens.end(), c.tokens.begin(), c.tokens.end());
+  }
+  return whole;
+}
+
 }  // namespace
 
 GrpoTraining::GrpoTraining(Session& s)
@@ -99,12 +109,9 @@ std::vector<Request> GrpoTraining::next_prompts() {
 }
 
 std::vector<double> GrpoTraining::scores(std::span<const Request> requests, std::span<const Completion> completions) {
-  std::vector<Completion> whole(completions.begin(), completions.end());
-  for (Completion& c : whole) {
-    const std::vector<int32_t>& prefix = requests[c.request].prefix;
-    c.tokens.insert(c.tokens.begin(), prefix.begin(), prefix.end());
-  }
-  std::vector<Reward> rewards = session_.rewards(*session_.train, problems_, whole);
+  const bool prefixed = config_.algorithm.rpo.enable;
+  const std::vector<Completion> whole = prefixed ? whole_responses(requests, completions) : std::vector<Completion>();
+  std::vector<Reward> rewards = session_.rewards(*session_.train, problems_, prefixed ? whole : completions);
   std::vector<double> scores;
   for (size_t i = 0; i < completions.size(); i++) {
     const Completion& c = completions[i];
