@@ -350,8 +350,18 @@ TEST(Rpo, CorrectionsAndPlansSeeTheSuffix) {
   EXPECT_GT(m.get("tokens/replayed"), 100);
   EXPECT_LT(m.get("tokens/loss"), tokens);
   EXPECT_NE(m.get("rollout_corr/kl"), 0);
-  // Contexts count the prefix: with every prompt below 64 tokens the others are behind prefixes.
-  EXPECT_FALSE(std::isnan(m.get("rollout_corr/acceptance_rate_p5/context_0_63")));
+  // The context of a token counts the prefix: prompts and suffixes alone stay below 64 tokens.
+  TrainingRun small(tiny_run(
+      "qwen3", rpo + sparse + sparse_rl +
+                   Keys{"algorithm.rpo.cut=fixed", "algorithm.rpo.max_cut=3", "algorithm.rpo.suffix_cap=removed"}));
+  const Metrics far = small.step();
+  int64_t most = 0;
+  for (const Trajectory& s : small.trainer->samples()) {
+    EXPECT_LT(s.prompt.size() + s.tokens.size(), 64u);
+    most = std::max(most, std::ssize(s.prompt) + s.response_length());
+  }
+  EXPECT_GT(most, 64);
+  EXPECT_FALSE(std::isnan(far.get("rollout_corr/acceptance_rate_p5/context_64_127")));
   const Metrics naive =
       TrainingRun(tiny_run("qwen3", rpo + sparse + Keys{"algorithm.rpo.prefix_loss=included"})).step();
   EXPECT_GT(naive.get("rollout_corr/k3_kl"), 0);  // of sampled tokens alone
