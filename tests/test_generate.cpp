@@ -145,6 +145,7 @@ TEST_F(Generate, AFileIsItsPromptsOneByOne) {
     const std::vector<json> one = rows(plain({"--file", at("one.jsonl")}));
     ASSERT_EQ(one.size(), 1u);
     EXPECT_EQ(all[i]["tokens"], one[0]["tokens"]) << i;
+    EXPECT_EQ(all[i]["row"], i);
     EXPECT_FALSE(all[i].contains("logprobs")) << "greedy draws have none";
   }
   EXPECT_EQ(all[0]["prompt"], "hello a");
@@ -155,6 +156,22 @@ TEST_F(Generate, AFileIsItsPromptsOneByOne) {
   const std::vector<json> texts = rows(plain({"--file", at("texts.jsonl")}));
   ASSERT_EQ(texts.size(), 2u);
   for (const json& t : texts) EXPECT_EQ(text(plain({"--prompt", t["prompt"]})), t["text"].get<std::string>() + "\n");
+}
+
+// What it writes of the rows of a training set is what RPO begins with.
+TEST_F(Generate, AFileIsWhatRpoBeginsWith) {
+  const std::string rows =
+      write("rows.jsonl", "{\"prompt\": \"hello\", \"answer\": \"3\"}\n\n{\"prompt\": \"a\", \"answer\": \"4\"}\n");
+  write("cache.jsonl", text({"--file", rows, "--max-new-tokens", "9", "--quiet"}));
+  const Outcome o =
+      run(cat("train model.path=", at("model"), " data.train_files=", rows, " data.reward=contains",
+              " data.train_batch_size=2 rollout.n=2 data.max_prompt_length=40 data.max_response_length=20",
+              " trainer.total_training_steps=1 trainer.threads=1 algorithm.rpo.enable=true",
+              " algorithm.rpo.max_cut=1 algorithm.rpo.cache_file=", at("cache.jsonl"), " --quiet --out ", at("run")));
+  EXPECT_EQ(o.code, 0) << o.err;
+  const json step = json::parse(read_text(at("run/metrics.jsonl")));
+  EXPECT_EQ(step["rpo/hit_rate"], 1);
+  EXPECT_GT(step["rpo/prefix_tokens"], 3);
 }
 
 // However many run together, and in however little memory.
