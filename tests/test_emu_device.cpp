@@ -266,23 +266,27 @@ TEST(EmuDevice, SftStepHasTheBitsOfTheCpu) {
 }
 
 TEST(EmuDevice, GrpoStepHasTheBitsOfTheCpu) {
-  const Config config = small_run("qwen3", "f32");
-  const auto run = [&](const Table& table) {
-    TrainingRun r(config, digits, table);
-    const Metrics metrics = r.step();
-    const Outcome o(metrics, *r.session.model, r.trainer->learner());
-    EXPECT_GT(o.metrics.get("exact/checked_tokens"), 0);
-    EXPECT_EQ(o.metrics.get("exact/mismatch_tokens"), 0);
-    EXPECT_GT(o.metrics.get("actor/grad_norm"), 0);
-    return std::pair(o, r.trainer->samples());
-  };
-  const auto [cpu, cpu_samples] = run(table_cpu);
-  const auto [emu, emu_samples] = run(emu_with_norms_of_cpu);
-  expect_same_outcome(cpu, emu);
-  ASSERT_EQ(cpu_samples.size(), emu_samples.size());
-  for (size_t i = 0; i < cpu_samples.size(); i++) {
-    EXPECT_EQ(cpu_samples[i].tokens, emu_samples[i].tokens) << i;
-    EXPECT_TRUE(same_bits(cpu_samples[i].logprob, emu_samples[i].logprob)) << i;
+  for (const std::vector<std::string>& keys :
+       {std::vector<std::string>{}, {"algorithm.rpo.enable=true", "algorithm.rpo.cut=length"}}) {
+    const Config config = small_run("qwen3", "f32", keys);
+    const auto run = [&](const Table& table) {
+      TrainingRun r(config, digits, table);
+      const Metrics metrics = r.step();
+      const Outcome o(metrics, *r.session.model, r.trainer->learner());
+      EXPECT_GT(o.metrics.get("exact/checked_tokens"), 0);
+      EXPECT_EQ(o.metrics.get("exact/mismatch_tokens"), 0);
+      EXPECT_GT(o.metrics.get("actor/grad_norm"), 0);
+      return std::pair(o, r.trainer->samples());
+    };
+    const auto [cpu, cpu_samples] = run(table_cpu);
+    const auto [emu, emu_samples] = run(emu_with_norms_of_cpu);
+    expect_same_outcome(cpu, emu);
+    ASSERT_EQ(cpu_samples.size(), emu_samples.size());
+    for (size_t i = 0; i < cpu_samples.size(); i++) {
+      EXPECT_EQ(cpu_samples[i].prefix, emu_samples[i].prefix) << i;
+      EXPECT_EQ(cpu_samples[i].tokens, emu_samples[i].tokens) << i;
+      EXPECT_TRUE(same_bits(cpu_samples[i].logprob, emu_samples[i].logprob)) << i;
+    }
   }
 }
 
