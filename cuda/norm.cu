@@ -2,7 +2,7 @@
 // dx = rstd * (dy*w - xh * mean(dy*w*xh)), dw += sum over rows of dy*xh.
 //
 // x, y, dy, dx [N, C], any stride between rows; y may be x, dx may be dy.  y, rstd and dx are overwritten (dx is added
-// to if `accumulate`), dw is added to.  Sums are in f32.
+// to if `accumulate`), dw, which may be absent, is added to.  Sums are in f32.
 // Order: one warp a row, lane l takes 16-byte packs l, l + 32, ... as one chain, then the tree of warp_sum: a row's
 // bits depend on C only.  dw: row r belongs to strand r % 128; strands are chains over rows ascending, added up in
 // order and then to dw: the same bits in every run, but not for another split into micro-batches.
@@ -134,9 +134,10 @@ void rmsnorm_bwd(const RmsnormBwd& a, Stream stream) {
     const bool vector = aligned16(a.dx, {dx.stride, c}) && aligned16(a.dy, {dy.stride, c}) &&
                         aligned16(a.x, {x.stride, c}) && aligned16(a.w, {});
     // First, because dx may overwrite dy.
-    launch(op, vector ? bwd_weight<T, true> : bwd_weight<T, false>,
-           {.grid = blocks(op, c, kPacks * kPack<T>), .block = dim3(kPacks, kStrands)}, stream, a.dw.as<float>(), dy, x,
-           a.rstd.as<float>(), rows);
+    if (a.dw)
+      launch(op, vector ? bwd_weight<T, true> : bwd_weight<T, false>,
+             {.grid = blocks(op, c, kPacks * kPack<T>), .block = dim3(kPacks, kStrands)}, stream, a.dw.as<float>(), dy,
+             x, a.rstd.as<float>(), rows);
     launch(op, vector ? bwd_input<T, true> : bwd_input<T, false>,
            {.grid = blocks(op, rows, kWarps), .block = 32 * kWarps}, stream, dx, dy, x, a.w.as<T>(), a.rstd.as<float>(),
            rows, a.accumulate);

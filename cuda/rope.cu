@@ -273,9 +273,10 @@ void qk_norm_rope_bwd(const QkNormRopeBwd& a, Stream stream) {
                         aligned16(a.x, {x.stride, s.half}) && aligned16(a.q_norm, {}) && aligned16(a.k_norm, {});
     const Angles angles{a.table.as<float>(), a.pos.as<int32_t>()};
     // First, because dx may overwrite dy.
-    launch(op, vector ? qk_bwd_weight<T, true> : qk_bwd_weight<T, false>,
-           {.grid = dim3(blocks(op, s.half, kColumns * kPack<T>), 2), .block = dim3(kColumns, kStrands)}, stream,
-           a.dq_norm.as<float>(), a.dk_norm.as<float>(), dy, x, a.rstd.as<float>(), angles, s);
+    if (a.dq_norm)
+      launch(op, vector ? qk_bwd_weight<T, true> : qk_bwd_weight<T, false>,
+             {.grid = dim3(blocks(op, s.half, kColumns * kPack<T>), 2), .block = dim3(kColumns, kStrands)}, stream,
+             a.dq_norm.as<float>(), a.dk_norm.as<float>(), dy, x, a.rstd.as<float>(), angles, s);
     launch(op, vector ? qk_bwd_input<T, true> : qk_bwd_input<T, false>,
            {.grid = blocks(op, s.rows * s.heads * s.lanes, kThreads), .block = kThreads}, stream, dx, dy, x,
            a.q_norm.as<T>(), a.k_norm.as<T>(), a.rstd.as<float>(), angles, s);

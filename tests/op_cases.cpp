@@ -50,7 +50,7 @@ double norm_error(double width, double rstd, double dy = 1) {
 void bounds(OpRun& r, const RmsnormBwd& a) {
   const double rstd = r.max_abs(a.rstd);
   r.bound(a.dx, norm_error(double(a.x.shape[1]), rstd));
-  r.bound(a.dw, added(a.x.shape[0], 4 * rstd));
+  if (a.dw) r.bound(a.dw, added(a.x.shape[0], 4 * rstd));
 }
 
 // Two products of normals, each below 16.
@@ -67,7 +67,7 @@ void bounds(OpRun& r, const QkNormRopeBwd& a) {
   const double rstd = r.max_abs(a.rstd);
   r.bound(a.dx, norm_error(double(a.x.shape[2]), rstd, 8));
   const double weight = added(a.x.shape[0] * a.x.shape[1], 32 * rstd);
-  r.bound(a.dq_norm, weight), r.bound(a.dk_norm, weight);
+  if (a.dq_norm) r.bound(a.dq_norm, weight), r.bound(a.dk_norm, weight);
 }
 
 // exp is good to a few roundings and 1 + exp(-g) loses nothing, so the products are relatively exact; below f32's

@@ -44,7 +44,8 @@ struct Dim {
 inline Dim edge(const char* name, const char* meaning, int64_t value = 0) {
   return {name, value, meaning, 0, false, {}};
 }
-inline const Dim kGap = edge("gap", "elements between rows"), kInPlace = edge("in_place", "1: in place");
+inline const Dim kGap = edge("gap", "elements between rows"), kInPlace = edge("in_place", "1: in place"),
+                 kFrozen = edge("frozen", "1: weights without gradients");
 
 class Dims {
  public:

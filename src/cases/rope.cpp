@@ -48,7 +48,7 @@ Call qk_norm_rope_bwd(Operands& o, const Dims& d) {
   QkNormRopeBwd a{};
   a.dx = d["in_place"] ? o.inout("dx", {N, h, D}, gap) : o.out("dx", {N, h, D}, gap);
   a.dy = d["in_place"] ? a.dx : o.in("dy", {N, h, D}, gap ? gap + 2 : 0);
-  a.dq_norm = o.stat_inout("dq_norm", {D}), a.dk_norm = o.stat_inout("dk_norm", {D});
+  if (!d["frozen"]) a.dq_norm = o.stat_inout("dq_norm", {D}), a.dk_norm = o.stat_inout("dk_norm", {D});
   a.x = o.in("x", {N, h, D}, gap), a.rstd = o.stat_in("rstd", {N, h}, positive());
   a.q_norm = o.in("q_norm", {D}), a.k_norm = o.in("k_norm", {D});
   a.table = table, a.pos = pos, a.q_heads = d["H"];
@@ -71,7 +71,8 @@ std::vector<OpCase> rope_cases() {
   return {{"rope_fwd", rope, heads, rope_fwd},
           {"rope_bwd", rope, heads, rope_bwd},
           {"qk_norm_rope_fwd", qk, both, qk_norm_rope_fwd},
-          {"qk_norm_rope_bwd", qk + std::vector{kInPlace}, with(both, {"", "in_place=1"}), qk_norm_rope_bwd}};
+          {"qk_norm_rope_bwd", qk + std::vector{kInPlace, kFrozen},
+           with(both, {"", "in_place=1", "in_place=1,frozen=1"}), qk_norm_rope_bwd}};
 }
 
 }  // namespace pare::cases

@@ -34,8 +34,9 @@ void rmsnorm_bwd(const RmsnormBwd& a, Stream) {
   const Kernels& k = cpu_kernels();
   const double row = 10 + 0.3 * static_cast<double>(width);
   // dw first: dx may lie where dy does
-  parallel_shares(width, 16, static_cast<double>(rows) * row / 2,
-                  [&](Interval columns) { k.rmsnorm_bwd_weight(n, columns); });
+  if (a.dw)
+    parallel_shares(width, 16, static_cast<double>(rows) * row / 2,
+                    [&](Interval columns) { k.rmsnorm_bwd_weight(n, columns); });
   parallel(rows, row, [&](Interval r) { k.rmsnorm_bwd_input(n, r); });
 }
 

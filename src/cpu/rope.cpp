@@ -62,8 +62,8 @@ void qk_norm_rope_bwd(const QkNormRopeBwd& a, Stream) {
   const Kernels& k = cpu_kernels();
   const double head = 10 + 0.5 * static_cast<double>(width);
   // One thread computes all in one pass.  Several divide the columns of the weights first: dx may lie where dy does.
-  const bool one_pass = threads() == 1;
-  if (!one_pass)
+  const bool weights = bool{a.dq_norm}, one_pass = weights && threads() == 1;
+  if (weights && !one_pass)
     parallel_shares(width, 16, static_cast<double>(rows * heads) * head / 2,
                     [&](Interval pairs) { k.qk_norm_rope_bwd_weight(n, pairs); });
   parallel(rows * heads, head, [&](Interval r) { k.qk_norm_rope_bwd(n, r, one_pass, scratch(32 * width)); });

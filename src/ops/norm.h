@@ -29,7 +29,7 @@ struct RmsnormFwd {
 // With xh = x * rstd: dx = rstd * (dy*w - xh * mean(dy*w*xh)); dw[c] += dy*xh over rows ascending.
 struct RmsnormBwd {
   Tensor dx;    // act [N, C], acc if accumulate, else out; rows may be strided; may be dy (in place) if not accumulate
-  Tensor dw;    // stat [C] acc
+  Tensor dw;    // stat [C] acc, or absent
   Tensor dy;    // act [N, C], rows may be strided
   Tensor x;     // act [N, C], rows may be strided
   Tensor w;     // act [C]
@@ -40,13 +40,15 @@ struct RmsnormBwd {
     c.act("x", x, {N, C}, c.strided);
     c.that(C > 0, "x is ", x, ", expected columns");
     c.act("dx", dx, {N, C}, c.strided);
-    c.stat("dw", dw, {C});
+    if (dw) c.stat("dw", dw, {C});
     c.act("dy", dy, {N, C}, c.strided);
     c.act("w", w, {C});
     c.stat("rstd", rstd, {N});
     c.that(!accumulate || !dx.data || dx.size() == 0 || dx.data != dy.data, "dx is dy although it accumulates");
   }
-  Cost cost() const { return {10 * x.size(), detail::total_bytes(dy, x, w, rstd, dw), detail::total_bytes(dx, dw)}; }
+  Cost cost() const {
+    return {(dw ? 10 : 8) * x.size(), detail::total_bytes(dy, x, w, rstd, dw), detail::total_bytes(dx, dw)};
+  }
   auto outputs() const { return std::array{dx, dw}; }
 };
 

@@ -71,7 +71,7 @@ struct QkNormRopeFwd {
 // dy is rotated back, then goes through RmsnormBwd: dq_norm and dk_norm are sums over rows ascending (n, then head).
 struct QkNormRopeBwd {
   Tensor dx;                // act [N, H+K, D] out, strides as in QkNormRopeFwd; may be dy (in place)
-  Tensor dq_norm, dk_norm;  // stat [D] acc
+  Tensor dq_norm, dk_norm;  // stat [D] acc, or both absent
   Tensor dy, x;             // act [N, H+K, D], strides as dx
   Tensor q_norm, k_norm;    // act [D]
   Tensor rstd;              // stat [N, H+K]
@@ -85,8 +85,7 @@ struct QkNormRopeBwd {
     c.that(0 <= q_heads && q_heads <= heads, "q_heads is ", q_heads, ", expected 0 to ", heads);
     c.act("dx", dx, {N, heads, D}, c.strided);
     c.act("dy", dy, {N, heads, D}, c.strided);
-    c.stat("dq_norm", dq_norm, {D});
-    c.stat("dk_norm", dk_norm, {D});
+    if (dq_norm || dk_norm) c.stat("dq_norm", dq_norm, {D}), c.stat("dk_norm", dk_norm, {D});
     c.stat("rstd", rstd, {N, heads});
     c.act("q_norm", q_norm, {D});
     c.act("k_norm", k_norm, {D});
@@ -94,7 +93,7 @@ struct QkNormRopeBwd {
     c.index("pos", pos, {N});
   }
   Cost cost() const {
-    return {13 * x.size(), detail::total_bytes(dy, x, q_norm, k_norm, rstd, pos, dq_norm, dk_norm),
+    return {(dq_norm ? 13 : 11) * x.size(), detail::total_bytes(dy, x, q_norm, k_norm, rstd, pos, dq_norm, dk_norm),
             detail::total_bytes(dx, dq_norm, dk_norm)};
   }
   auto outputs() const { return std::array{dx, dq_norm, dk_norm}; }

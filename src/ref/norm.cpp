@@ -24,7 +24,7 @@ void rmsnorm_bwd(const RmsnormBwd& a, Stream) {
   dispatch("rmsnorm_bwd", a.x, [&]<class T>(T) {
     const View<T> dx(a.dx), dw(a.dw), dy(a.dy), x(a.x), w(a.w), rstd(a.rstd);
     // dw before dx: dx may overwrite dy.
-    for (int64_t c = 0; c < width; c++) {
+    for (int64_t c = 0; a.dw && c < width; c++) {
       double sum = dw(c);
       for (int64_t n = 0; n < rows; n++) sum += double(dy(n, c)) * x(n, c) * rstd(n);
       dw(c) = static_cast<T>(sum);

@@ -62,7 +62,7 @@ void qk_norm_rope_bwd(const QkNormRopeBwd& a, Stream) {
     const View<int32_t> pos(a.pos);
     const auto size = static_cast<size_t>(width);
     std::vector<double> q_sum(size), k_sum(size), d(size);  // d: of the normed head
-    for (int64_t c = 0; c < width; c++) q_sum[c] = dq_norm(c), k_sum[c] = dk_norm(c);
+    for (int64_t c = 0; a.dq_norm && c < width; c++) q_sum[c] = dq_norm(c), k_sum[c] = dk_norm(c);
     for (int64_t n = 0; n < rows; n++)
       for (int64_t h = 0; h < heads; h++) {
         const View<T>& w = h < a.q_heads ? q_norm : k_norm;
@@ -80,7 +80,8 @@ void qk_norm_rope_bwd(const QkNormRopeBwd& a, Stream) {
         }
         for (int64_t c = 0; c < width; c++) dx(n, h, c) = static_cast<T>(r * (d[c] * w(c) - x(n, h, c) * r * mean));
       }
-    for (int64_t c = 0; c < width; c++) dq_norm(c) = static_cast<T>(q_sum[c]), dk_norm(c) = static_cast<T>(k_sum[c]);
+    for (int64_t c = 0; a.dq_norm && c < width; c++)
+      dq_norm(c) = static_cast<T>(q_sum[c]), dk_norm(c) = static_cast<T>(k_sum[c]);
   });
 }
 
