@@ -17,6 +17,7 @@ BlockBuffers::BlockBuffers(const Model& model, Arena& arena, int64_t rows) {
   h2 = arena.alloc("h2", model.dtype, {rows, c.hidden});
   gate_up = arena.alloc("gate_up", model.dtype, {rows, 2 * c.ffn});
   act = arena.alloc("act", model.dtype, {rows, c.ffn});
+  if (model.adapters) lora = model.adapters->buffers(arena, rows);
   q = q_columns(c, c.qk_norm ? qk : qkv);
   k = k_columns(c, c.qk_norm ? qk : qkv);
   v = v_columns(c, qkv);
@@ -40,9 +41,13 @@ void block_forward(const Model& model, int layer, const BlockBuffers& b, const T
   Device& device = model.device;
   const ModelConfig& c = model.config;
   const Layer& w = model.layers[layer];
+  const auto adapt = [&](std::initializer_list<Projection> side_by_side, const Tensor& in, const Tensor& out) {
+    if (model.adapters) model.adapters->forward(layer, side_by_side, in, b.lora, out);
+  };
 
   device.rmsnorm_fwd({.y = b.h1, .rstd = b.rstd1, .x = x, .w = w.input_norm, .eps = c.rms_eps});
   device.linear_fwd({.y = b.qkv, .x = b.h1, .w = w.qkv, .bias = w.qkv_bias, .residual = {}});
+  adapt({Projection::q, Projection::k, Projection::v}, b.h1, b.qkv);
   if (c.qk_norm)
     device.qk_norm_rope_fwd({.y = qk_columns(c, b.qk),
                              .rstd = b.rstd_qk,
@@ -57,11 +62,14 @@ void block_forward(const Model& model, int layer, const BlockBuffers& b, const T
     device.rope_fwd({.x = qk_columns(c, b.qkv), .table = model.rope, .pos = pos});
   attention.attend(layer, b.q, b.k, b.v, b.o.heads(c.heads));
   device.linear_fwd({.y = b.x_mid, .x = b.o, .w = w.o, .bias = {}, .residual = x});
+  adapt({Projection::o}, b.o, b.x_mid);
 
   device.rmsnorm_fwd({.y = b.h2, .rstd = b.rstd2, .x = b.x_mid, .w = w.post_norm, .eps = c.rms_eps});
   device.linear_fwd({.y = b.gate_up, .x = b.h2, .w = w.gate_up, .bias = {}, .residual = {}});
+  adapt({Projection::gate, Projection::up}, b.h2, b.gate_up);
   device.swiglu_fwd({.y = b.act, .gate_up = b.gate_up});
   if (y) device.linear_fwd({.y = y, .x = b.act, .w = w.down, .bias = {}, .residual = b.x_mid});
+  adapt({Projection::down}, b.act, y);
 }
 
 void block_backward(const Model& model, int layer, const BlockBuffers& b, const Tensor& x, const Tensor& pos,
@@ -71,25 +79,35 @@ void block_backward(const Model& model, int layer, const BlockBuffers& b, const 
   const ModelConfig& c = model.config;
   const Layer& w = model.layers[layer];
   const int64_t rows = dx.shape[0];
+  const auto weight_gradient = [&](const Tensor& dw, const Tensor& dbias, const Tensor& dy, const Tensor& in) {
+    if (dw) device.linear_bwd_weight({.dw = dw, .dbias = dbias, .dy = dy, .x = in});
+  };
+  const auto adapt = [&](std::initializer_list<Projection> side_by_side, const Tensor& in, const Tensor& dy,
+                         const Tensor& d_in) {
+    if (model.adapters) model.adapters->backward(layer, side_by_side, g.adapters, in, b.lora, dy, d_in, arena);
+  };
   const ArenaScope scope(arena);
   const Tensor d_h = arena.alloc("d_h", model.dtype, {rows, c.hidden});
 
   {  // dx is the gradient of x_mid + down(act)
     const ArenaScope mlp(arena);
     const Tensor d_act = arena.alloc("d_act", model.dtype, {rows, c.ffn});
-    device.linear_bwd_weight({.dw = g.down, .dbias = {}, .dy = dx, .x = b.act});
+    weight_gradient(g.down, {}, dx, b.act);
     device.linear_bwd_input({.dx = d_act, .dy = dx, .w = w.down, .accumulate = false});
+    adapt({Projection::down}, b.act, dx, d_act);
     device.swiglu_bwd({.dgate_up = b.gate_up, .dy = d_act, .gate_up = b.gate_up});
-    device.linear_bwd_weight({.dw = g.gate_up, .dbias = {}, .dy = b.gate_up, .x = b.h2});
+    weight_gradient(g.gate_up, {}, b.gate_up, b.h2);
     device.linear_bwd_input({.dx = d_h, .dy = b.gate_up, .w = w.gate_up, .accumulate = false});
+    adapt({Projection::gate, Projection::up}, b.h2, b.gate_up, d_h);
     device.rmsnorm_bwd(
         {.dx = dx, .dw = g.post_norm, .dy = d_h, .x = b.x_mid, .w = w.post_norm, .rstd = b.rstd2, .accumulate = true});
   }
   {  // dx is the gradient of x + o(attention)
     const ArenaScope attn(arena);
     const Tensor d_o = arena.alloc("d_o", model.dtype, {rows, c.q_width()});
-    device.linear_bwd_weight({.dw = g.o, .dbias = {}, .dy = dx, .x = b.o});
+    weight_gradient(g.o, {}, dx, b.o);
     device.linear_bwd_input({.dx = d_o, .dy = dx, .w = w.o, .accumulate = false});
+    adapt({Projection::o}, b.o, dx, d_o);
     const Tensor dq = q_columns(c, d_qkv), dk = k_columns(c, d_qkv), dv = v_columns(c, d_qkv);
     attention.attend_backward(layer, b, d_o.heads(c.heads), dq, dk, dv);
     const Tensor d_qk = qk_columns(c, d_qkv);
@@ -107,8 +125,9 @@ void block_backward(const Model& model, int layer, const BlockBuffers& b, const 
                                .q_heads = c.heads});
     else
       device.rope_bwd({.dx = d_qk, .table = model.rope, .pos = pos});
-    device.linear_bwd_weight({.dw = g.qkv, .dbias = g.qkv_bias, .dy = d_qkv, .x = b.h1});
+    weight_gradient(g.qkv, g.qkv_bias, d_qkv, b.h1);
     device.linear_bwd_input({.dx = d_h, .dy = d_qkv, .w = w.qkv, .accumulate = false});
+    adapt({Projection::q, Projection::k, Projection::v}, b.h1, d_qkv, d_h);
     device.rmsnorm_bwd(
         {.dx = dx, .dw = g.input_norm, .dy = d_h, .x = x, .w = w.input_norm, .rstd = b.rstd1, .accumulate = true});
   }

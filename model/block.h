@@ -15,6 +15,8 @@ struct BlockBuffers {
   Tensor x_mid;                    // [N, C]: residual stream after attention
   Tensor rstd2, h2, gate_up, act;  // [N], [N, C], [N, 2F], [N, F]
 
+  AdapterBuffers lora;  // [N, r] each: absent without adapters
+
   Tensor q, k, v;  // [N, H, D], [N, K, D], [N, K, D]: what attention reads, views of the above
 };
 
@@ -37,8 +39,8 @@ class AttentionBackward {
 };
 
 // On entry dx [N, C] is the gradient of the block's output, on return that of its input.  Adds to the parameter
-// gradients `g`.  d_qkv [N, (H+2K) D]: its k and v columns hold what other passes have added to them (zero if none);
-// overwritten. Overwrites b.gate_up; other scratch comes from `arena` and is given back.
+// gradients `g` where they are there.  d_qkv [N, (H+2K) D]: its k and v columns hold what other passes have added to
+// them (zero if none); overwritten. Overwrites b.gate_up; other scratch comes from `arena` and is given back.
 void block_backward(const Model& model, int layer, const BlockBuffers& b, const Tensor& x, const Tensor& pos,
                     AttentionBackward& attention, const LayerViews& g, const Tensor& dx, const Tensor& d_qkv,
                     Arena& arena);

@@ -161,14 +161,17 @@ DType moments_type(const Model& model, const LearnerOptions& options) {
 
 Learner::Learner(Model& model, Arena& gradients, Arena& optimizer, Arena& activations, const LearnerOptions& options)
     : model_(model),
+      trained_(model.adapters ? static_cast<const Parameters&>(*model.adapters) : model),
       activations_(activations),
       options_(options),
-      flat_(gradients.alloc("gradients", model.stat, {model.size()})),
-      views_(model.config, model.layout, flat_),
-      head_(model.config.tied ? gradients.alloc("head gradient", model.stat, {model.config.vocab, model.config.hidden})
-                              : views_.head),
-      m_(optimizer.alloc("adam m", moments_type(model, options), {model.size()})),
-      v_(optimizer.alloc("adam v", moments_type(model, options), {model.size()})),
+      flat_(gradients.alloc("gradients", model.stat, {trained_.size()})),
+      views_(model.adapters ? ParameterViews(*model.adapters, flat_)
+                            : ParameterViews(model.config, model.layout, flat_)),
+      own_head_(model.config.tied && !model.adapters),
+      head_(own_head_ ? gradients.alloc("head gradient", model.stat, {model.config.vocab, model.config.hidden})
+                      : views_.head),
+      m_(optimizer.alloc("adam m", moments_type(model, options), {trained_.size()})),
+      v_(optimizer.alloc("adam v", moments_type(model, options), {trained_.size()})),
       norm_(optimizer.alloc("gradient norm", model.stat, {1})) {
   model.device.zero({m_});
   model.device.zero({v_});
@@ -177,7 +180,7 @@ Learner::Learner(Model& model, Arena& gradients, Arena& optimizer, Arena& activa
 
 void Learner::zero_gradients() {
   model_.device.zero({flat_});
-  if (model_.config.tied) model_.device.zero({head_});
+  if (own_head_) model_.device.zero({head_});
   head_pending_ = false;
 }
 
@@ -232,7 +235,7 @@ TokenOuts Learner::accumulate(const std::vector<Group>& groups, const TokenTerms
         }
         pass.backward(views_);
       });
-  head_pending_ = head_pending_ || model_.config.tied;
+  head_pending_ = own_head_;
   return out;
 }
 
@@ -288,7 +291,7 @@ void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& grou
                         .ref_logprob = cut(ref_logprob),
                         .ref_logits = ref_logits,
                         .spec = spec});
-    device.linear_bwd_weight({.dw = head_, .dbias = {}, .dy = logits, .x = h});
+    if (head_) device.linear_bwd_weight({.dw = head_, .dbias = {}, .dy = logits, .x = h});
     device.linear_bwd_input({.dx = dh, .dy = logits, .w = model_.head, .accumulate = false});
     device.scatter_add_rows({.y = pass.d_hidden, .x = dh, .index = cut(index.row)});
   });
@@ -387,14 +390,14 @@ double Learner::step(const AdamWOptions& o) {
   add_head_gradient();
   {
     const ArenaScope scope(activations_);
-    const Tensor sums = activations_.alloc("squares of the gradient", model_.stat, {norm_blocks(model_.size())});
+    const Tensor sums = activations_.alloc("squares of the gradient", model_.stat, {norm_blocks(trained_.size())});
     device.global_norm({.norm = norm_, .sums = sums, .x = flat_});
   }
   const double norm = download_stat(model_, norm_)[0];
   if (!std::isfinite(norm))
     throw Error(Exit::non_finite, cat("the gradient norm is ", norm, " in optimizer step ", steps_ + 1));
   steps_++;
-  for (const ParameterBlock& b : model_.blocks) {
+  for (const ParameterBlock& b : trained_.blocks) {
     const auto part = [&](const Tensor& flat) {
       const Tensor t = flat.rows(b.offset, b.size());
       return b.vector ? t : t.matrix(b.weight.inputs());
@@ -405,15 +408,15 @@ double Learner::step(const AdamWOptions& o) {
                   .grad = part(flat_),
                   .norm = norm_,
                   .max_norm = static_cast<float>(o.max_norm),
-                  .lr = static_cast<float>(o.lr),
+                  .lr = static_cast<float>(o.lr * b.rate),
                   .beta1 = static_cast<float>(o.beta1),
                   .beta2 = static_cast<float>(o.beta2),
                   .eps = static_cast<float>(o.eps),
-                  .weight_decay = static_cast<float>(o.weight_decay),
+                  .weight_decay = static_cast<float>(o.weight_decay / b.rate),
                   .step = steps_,
                   .key = rng_key(o.seed, RngStream::moments, static_cast<uint64_t>(steps_)),
                   .first = b.offset,
-                  .master = model_.master ? part(model_.master) : Tensor{}});
+                  .master = trained_.master ? part(trained_.master) : Tensor{}});
   }
   zero_gradients();
   return norm;

@@ -50,8 +50,9 @@ enum class Moment { m, v };  // of AdamW
 
 using BatchProgress = std::function<void(size_t done, size_t all)>;  // micro-batches
 
-// Sums over loss rows of weighted losses (TokenTerms).  The gradient is one chain per parameter over the groups in
-// order, so any split into micro-batches gives the same bits on a table that keeps the order of list.h.
+// Sums over loss rows of weighted losses (TokenTerms).  Trains the adapters of its model if it has them, else the model.
+// The gradient is one chain per parameter over the groups in order, so any split into micro-batches gives the same bits
+// on a table that keeps the order of list.h.
 class Learner {
  public:
   // Gradients (and, for tied embeddings, a second accumulator) from `gradients`, optimizer states from `optimizer`;
@@ -76,14 +77,15 @@ class Learner {
   double step(const AdamWOptions& options);
   void zero_gradients();
 
-  // A saved optimizer: the number of updates, and the moments, elements [begin, begin + count) as parameters(config)
-  // orders them.
+  // A saved optimizer: the number of updates, and the moments, elements [begin, begin + count) in the order of
+  // trained().layout.
+  const Parameters& trained() const { return trained_; }
   int64_t steps() const { return steps_; }
   void set_steps(int64_t steps) { steps_ = steps; }
   DType moments() const { return m_.dtype; }
   void get_moment(Moment moment, int64_t begin, int64_t count, float* out) const;
   void set_moment(Moment moment, int64_t begin, int64_t count, const TensorReader& read);
-  // Gradients as parameters(config) orders them.
+  // Gradients in the same order.
   std::vector<double> gradients();
 
  private:
@@ -97,12 +99,14 @@ class Learner {
   void add_head_gradient();
 
   Model& model_;
+  const Parameters& trained_;
   Arena& activations_;
   const LearnerOptions options_;
   Tensor flat_;                // stat [parameters]
   ParameterViews views_;       // of flat_
-  Tensor head_;                // stat [V, C]: views_.head, or its own accumulator if tied
-  bool head_pending_ = false;  // the head's own accumulator holds something
+  bool own_head_;              // the head's gradient has an accumulator of its own: of tied embeddings
+  Tensor head_;                // stat [V, C]: that, or views_.head
+  bool head_pending_ = false;  // own_head_: it holds something
   Tensor m_, v_, norm_;
   int64_t steps_ = 0;
 };

@@ -4,16 +4,12 @@
 #include <cmath>
 #include <map>
 
-#include "base/half.h"
-#include "base/progress.h"
 #include "base/rng.h"
 #include "base/thread_pool.h"
 
 namespace pare {
 
 namespace {
-
-constexpr int64_t kPiece = 1 << 18;  // elements of a weight that are on their way at a time
 
 // [rows, cols] of the flat buffer from `first` on.
 Tensor matrix(const Tensor& flat, const Parameter& first, int64_t rows, int64_t cols) {
@@ -64,26 +60,17 @@ ParameterViews::ParameterViews(const ModelConfig& c, const std::vector<Parameter
   }
 }
 
+ParameterViews::ParameterViews(const Adapters& adapters, const Tensor& flat) : layers(adapters.layers.size()) {
+  for (size_t l = 0; l < layers.size(); l++) layers[l].adapters = adapters.views(l, flat);
+}
+
 Model::Model(const ModelConfig& config, Device& device, Arena& weights, DType dtype, bool trainable)
-    : config(config),
-      device(device),
-      dtype(dtype),
-      stat(dtype == DType::f64 ? DType::f64 : DType::f32),
-      layout(parameters(config)),
-      master(trainable && dtype == DType::bf16 ? weights.alloc("master parameters", stat, {size()}) : Tensor{}) {
+    : Parameters(device, weights, dtype, trainable, parameters(config)), config(config) {
   const ModelConfig& c = config;
   if (device.table().expect_head_dim) device.table().expect_head_dim(dtype, c.head_dim);
-  int64_t offset = 0, largest = 0, longest = 0;
-  const auto add_vector = [&](const std::string& name, int64_t n) {
-    blocks.push_back({.offset = offset, .vector = weights.alloc(name, dtype, {n}), .weight = {}});
-    offset += n;
-    return blocks.back().vector;
-  };
+  const auto add_vector = [&](const std::string& name, int64_t n) { return Parameters::add_vector(weights, name, n); };
   const auto add_weight = [&](const std::string& name, int64_t outputs, int64_t inputs) {
-    const Weight w{weights.alloc(name, dtype, {weight_panels(outputs), inputs, kPanel}), outputs};
-    blocks.push_back({.offset = offset, .vector = {}, .weight = w});
-    offset += w.size(), largest = std::max(largest, w.size()), longest = std::max(longest, inputs);
-    return w;
+    return Parameters::add_weight(weights, name, outputs, inputs);
   };
   embedding = add_weight("embedding", c.vocab, c.hidden);
   for (int64_t l = 0; l < c.layers; l++) {
@@ -102,9 +89,7 @@ Model::Model(const ModelConfig& config, Device& device, Arena& weights, DType dt
   }
   final_norm = add_vector("final_norm", c.hidden);
   head = c.tied ? embedding : add_weight("head", c.vocab, c.hidden);
-  expect(offset == size(), "the blocks hold ", offset, " of ", size(), " parameters");
-  // Two rows more than what is moved at a time, which may begin and end within one.
-  staging_ = weights.alloc("staging", dtype, {std::min(largest, kPiece) + 2 * longest});
+  complete(weights);
   rope = weights.alloc("rope", stat, {c.max_position, c.head_dim});
   if (stat == DType::f64) {
     const auto table = rope_table<double>(c);
@@ -113,104 +98,6 @@ Model::Model(const ModelConfig& config, Device& device, Arena& weights, DType dt
     const auto table = rope_table<float>(c);
     device.upload({rope, table.data()});
   }
-}
-
-int64_t Model::size() const { return layout.back().offset + layout.back().size; }
-
-const ParameterBlock& Model::block_of(const Parameter& parameter) const {
-  const auto after = std::upper_bound(blocks.begin(), blocks.end(), parameter.offset,
-                                      [](int64_t offset, const ParameterBlock& b) { return offset < b.offset; });
-  return *std::prev(after);
-}
-
-// [rows, inputs] of the staging memory.
-Tensor Model::staged(int64_t rows, int64_t inputs) const { return staging_.rows(0, rows * inputs).matrix(inputs); }
-
-void Model::set_parameters(const ParameterReader& read) {
-  LongWork work(cat("setting ", size(), " parameters"), size());  // read, or drawn
-  std::vector<float> host;
-  std::vector<double> wide;
-  std::vector<uint16_t> narrow;
-  // Elements of `host` from `begin` on in the order of parameters(config), to `t` and to the master.
-  const auto upload = [&](const Tensor& t, int64_t begin) {
-    const void* from = host.data();
-    if (dtype == DType::f64) wide.assign(host.begin(), host.end()), from = wide.data();
-    if (dtype == DType::bf16) {
-      narrow.resize(host.size());
-      std::transform(host.begin(), host.end(), narrow.begin(), f32_to_bf16);
-      from = narrow.data();
-    }
-    device.upload({t, from});
-    if (master) device.upload({master.rows(begin, t.size()), host.data()});
-    device.wait();  // so that no more than this piece is under way
-  };
-  for (size_t i = 0; i < layout.size(); i++) {
-    const Parameter& p = layout[i];
-    const ParameterBlock& b = block_of(p);
-    if (b.vector) {
-      host.resize(static_cast<size_t>(p.size));
-      read(i, 0, p.size, host.data());
-      upload(b.vector.rows(p.offset - b.offset, p.size), p.offset);
-      continue;
-    }
-    const int64_t inputs = b.weight.inputs(), rows = p.size / inputs, first = (p.offset - b.offset) / inputs;
-    const int64_t piece = std::max<int64_t>(1, kPiece / inputs);
-    for (int64_t r = 0, n = 0; r < rows; r += n) {
-      n = std::min(piece, rows - r);
-      host.resize(static_cast<size_t>(n * inputs));
-      read(i, r * inputs, n * inputs, host.data());
-      upload(staged(n, inputs), p.offset + r * inputs);
-      device.pack_weight({.w = b.weight, .rows = staged(n, inputs), .first = first + r});
-      work.done(p.offset + (r + n) * inputs);
-    }
-  }
-  work.done(size());
-}
-
-void Model::set_parameters(const std::vector<float>& host) {
-  expect(static_cast<int64_t>(host.size()) == size(), host.size(), " parameters given to a model of ", size());
-  set_parameters(flat_parameters(config, host.data()));
-}
-
-ParameterReader Model::reader() const {
-  if (master)
-    return [this](size_t parameter, int64_t begin, int64_t count, float* out) {
-      device.download({out, master.rows(layout[parameter].offset + begin, count)});
-    };
-  const auto download = [this](const Tensor& t, float* out) {
-    if (dtype == DType::f32) return device.download({out, t});
-    if (dtype == DType::bf16) {
-      std::vector<uint16_t> narrow(static_cast<size_t>(t.size()));
-      device.download({narrow.data(), t});
-      std::transform(narrow.begin(), narrow.end(), out, bf16_to_f32);
-      return;
-    }
-    std::vector<double> wide(static_cast<size_t>(t.size()));
-    device.download({wide.data(), t});
-    std::copy(wide.begin(), wide.end(), out);
-  };
-  return [this, download](size_t parameter, int64_t begin, int64_t count, float* out) {
-    const ParameterBlock& b = block_of(layout[parameter]);
-    const int64_t first = layout[parameter].offset - b.offset + begin, end = first + count;
-    if (b.vector) return download(b.vector.rows(first, count), out);
-    const int64_t inputs = b.weight.inputs(), most = staging_.size() / inputs;
-    std::vector<float> rows;
-    for (int64_t e = first; e < end;) {
-      const int64_t row = e / inputs, n = std::min(most, (end - 1) / inputs + 1 - row);
-      const int64_t stop = std::min(end, (row + n) * inputs);
-      device.unpack_weight({.rows = staged(n, inputs), .w = b.weight, .first = row});
-      rows.resize(static_cast<size_t>(n * inputs));
-      download(staged(n, inputs), rows.data());
-      out = std::copy(rows.begin() + (e - row * inputs), rows.begin() + (stop - row * inputs), out);
-      e = stop;
-    }
-  };
-}
-
-std::vector<float> Model::get_parameters() const {
-  std::vector<float> host(static_cast<size_t>(size()));
-  for (size_t i = 0; i < layout.size(); i++) reader()(i, 0, layout[i].size, host.data() + layout[i].offset);
-  return host;
 }
 
 float Model::attention_scale() const { return 1 / std::sqrt(static_cast<float>(config.head_dim)); }

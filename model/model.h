@@ -2,13 +2,12 @@
 #pragma once
 #include <vector>
 
-#include "base/arena.h"
-#include "model/hf/config.h"
-#include "ops/device.h"
+#include "model/lora.h"
 
 namespace pare {
 
-// The gradients of one layer as views of a flat buffer in the order of parameters(config).
+// The gradients of one layer as views of a flat buffer, those of the model (in the order of parameters(config)) or
+// those of its adapters; the others are absent.
 struct LayerViews {
   Tensor input_norm, post_norm;  // [C]
   Tensor qkv;                    // [(H + 2K) D, C]
@@ -17,9 +16,11 @@ struct LayerViews {
   Tensor o;                      // [C, H D]
   Tensor gate_up;                // [2F, C]
   Tensor down;                   // [C, F]
+  AdapterViews adapters;
 };
 struct ParameterViews {
   ParameterViews(const ModelConfig& config, const std::vector<Parameter>& layout, const Tensor& flat);
+  ParameterViews(const Adapters& adapters, const Tensor& flat);
   Tensor embedding;   // [V, C]
   Tensor final_norm;  // [C]
   Tensor head;        // [V, C]; the embedding if tied
@@ -32,46 +33,21 @@ struct Layer {
   Weight qkv, o, gate_up, down;
 };
 
-// Where parameters lie: one or more that follow one another in the order of parameters(config), as a vector or as the
-// rows of a weight.
-struct ParameterBlock {
-  int64_t offset;  // of the first, as in Parameter
-  Tensor vector;   // act [n]; or absent, and
-  Weight weight;   // [O, I]
-  int64_t size() const { return vector ? vector.size() : weight.size(); }
-};
-
-class Model {
+class Model : public Parameters {
  public:
   // Allocates parameters (act type `dtype`) from `weights`; with `trainable`, also what the optimizer needs beside
   // them, which is a master for bf16.  They are undefined until set_parameters.
   Model(const ModelConfig& config, Device& device, Arena& weights, DType dtype, bool trainable);
 
-  // Copies the parameters to the device, a piece at a time, rounded to `dtype`.
-  void set_parameters(const ParameterReader& read);
-  void set_parameters(const std::vector<float>& host);  // parameters(config) in order
-  ParameterReader reader() const;  // of the device's, or of the master where there is one; the model lives as long
-  std::vector<float> get_parameters() const;
-  int64_t size() const;  // parameters
-
   float attention_scale() const;  // 1 / sqrt(D)
 
   const ModelConfig config;
-  Device& device;
-  const DType dtype, stat;              // roles act and stat (list.h)
-  const std::vector<Parameter> layout;  // parameters(config)
-  const Tensor master;                  // stat [parameters] in the order of layout, or absent: what the optimizer
-                                        // changes where the parameters are its rounding
-  Weight embedding, head;               // [V, C]; the same if tied
-  Tensor final_norm;                    // [C]
+  Weight embedding, head;  // [V, C]; the same if tied
+  Tensor final_norm;       // [C]
   std::vector<Layer> layers;
-  std::vector<ParameterBlock> blocks;  // all of the above, in the order of parameters(config)
-  Tensor rope;                         // stat [max_position, D]: cos, then sin
-
- private:
-  const ParameterBlock& block_of(const Parameter& parameter) const;
-  Tensor staged(int64_t rows, int64_t inputs) const;
-  Tensor staging_;  // act: rows of a weight on their way
+  Tensor rope;  // stat [max_position, D]: cos, then sin
+  // Added to the linear layers by every pass; null: none.  A copy of a model shares its memory, but not this.
+  const Adapters* adapters = nullptr;
 };
 
 // Random parameters: norms 1, biases 0, matrices normal; a function of (seed, tensor, element) alone.

@@ -131,7 +131,7 @@ void Pass::backward(const ParameterViews& gradients) {
     block_backward(model_, l, buffers_of(l), input_of(l), pos_, *this, gradients.layers[l], dx,
                    d_qkv_.empty() ? d_qkv : d_qkv_[l], arena_);
   }
-  device.embedding_bwd({.dtable = gradients.embedding, .dy = dx, .ids = ids_});
+  if (gradients.embedding) device.embedding_bwd({.dtable = gradients.embedding, .dy = dx, .ids = ids_});
 }
 
 void Pass::attend(int layer, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o) {

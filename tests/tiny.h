@@ -47,14 +47,15 @@ struct World {
   Model model;
 };
 
-// Parameters that are no floats, to a model in f64 on a table of the host.
-inline void upload_parameters(Model& model, std::vector<double>& values) {
-  for (const ParameterBlock& b : model.blocks) {
+// Parameters that are no floats, to those in f64 on a table of the host.
+inline void upload_parameters(Parameters& parameters, std::vector<double>& values) {
+  for (const ParameterBlock& b : parameters.blocks) {
     double* const from = values.data() + b.offset;
     if (b.vector)
-      model.device.upload({b.vector, from});
+      parameters.device.upload({b.vector, from});
     else
-      model.device.pack_weight({b.weight, make_tensor(from, DType::f64, {b.weight.outputs(), b.weight.inputs()}), 0});
+      parameters.device.pack_weight(
+          {b.weight, make_tensor(from, DType::f64, {b.weight.outputs(), b.weight.inputs()}), 0});
   }
 }
 

@@ -21,7 +21,8 @@ enum class RngStream : uint32_t {
   obrs = 10,
   moments = 11,
   rpo_cut = 12,
-  rpo_update = 13
+  rpo_update = 13,
+  lora = 14
 };
 
 // A 64-bit finaliser (Steele et al., SplitMix, 2014).

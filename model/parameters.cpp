@@ -1,0 +1,141 @@
+#include "model/parameters.h"
+
+#include <algorithm>
+
+#include "base/half.h"
+#include "base/progress.h"
+
+namespace pare {
+
+constexpr int64_t kPiece = 1 << 18;  // elements of a weight that are on their way at a time
+
+Parameters::Parameters(Device& device, Arena& weights, DType dtype, bool trainable, std::vector<Parameter> names)
+    : device(device),
+      dtype(dtype),
+      stat(dtype == DType::f64 ? DType::f64 : DType::f32),
+      layout(std::move(names)),
+      master(trainable && dtype == DType::bf16 ? weights.alloc("master parameters", stat, {size()}) : Tensor{}) {}
+
+int64_t Parameters::next_offset() const { return blocks.empty() ? 0 : blocks.back().offset + blocks.back().size(); }
+
+Tensor Parameters::add_vector(Arena& weights, const std::string& name, int64_t n) {
+  blocks.push_back({.offset = next_offset(), .vector = weights.alloc(name, dtype, {n}), .weight = {}});
+  return blocks.back().vector;
+}
+
+Weight Parameters::add_weight(Arena& weights, const std::string& name, int64_t outputs, int64_t inputs, double rate) {
+  const Weight w{weights.alloc(name, dtype, {weight_panels(outputs), inputs, kPanel}), outputs};
+  blocks.push_back({.offset = next_offset(), .vector = {}, .weight = w, .rate = rate});
+  return w;
+}
+
+void Parameters::complete(Arena& weights) {
+  expect(next_offset() == size(), "the blocks hold ", next_offset(), " of ", size(), " parameters");
+  int64_t largest = 0, longest = 0;
+  for (const ParameterBlock& b : blocks)
+    if (!b.vector) largest = std::max(largest, b.size()), longest = std::max(longest, b.weight.inputs());
+  // Two rows more than what is moved at a time, which may begin and end within one.
+  staging_ = weights.alloc("staging", dtype, {std::min(largest, kPiece) + 2 * longest});
+}
+
+int64_t Parameters::size() const { return layout.back().offset + layout.back().size; }
+
+const ParameterBlock& Parameters::block_of(const Parameter& parameter) const {
+  const auto after = std::upper_bound(blocks.begin(), blocks.end(), parameter.offset,
+                                      [](int64_t offset, const ParameterBlock& b) { return offset < b.offset; });
+  return *std::prev(after);
+}
+
+// [rows, inputs] of the staging memory.
+Tensor Parameters::staged(int64_t rows, int64_t inputs) const { return staging_.rows(0, rows * inputs).matrix(inputs); }
+
+void Parameters::set_parameters(const ParameterReader& read) {
+  LongWork work(cat("setting ", size(), " parameters"), size());  // read, or drawn
+  std::vector<float> host;
+  std::vector<double> wide;
+  std::vector<uint16_t> narrow;
+  // Elements of `host` from `begin` on in the order of the layout, to `t` and to the master.
+  const auto upload = [&](const Tensor& t, int64_t begin) {
+    const void* from = host.data();
+    if (dtype == DType::f64) wide.assign(host.begin(), host.end()), from = wide.data();
+    if (dtype == DType::bf16) {
+      narrow.resize(host.size());
+      std::transform(host.begin(), host.end(), narrow.begin(), f32_to_bf16);
+      from = narrow.data();
+    }
+    device.upload({t, from});
+    if (master) device.upload({master.rows(begin, t.size()), host.data()});
+    device.wait();  // so that no more than this piece is under way
+  };
+  for (size_t i = 0; i < layout.size(); i++) {
+    const Parameter& p = layout[i];
+    const ParameterBlock& b = block_of(p);
+    if (b.vector) {
+      host.resize(static_cast<size_t>(p.size));
+      read(i, 0, p.size, host.data());
+      upload(b.vector.rows(p.offset - b.offset, p.size), p.offset);
+      continue;
+    }
+    const int64_t inputs = b.weight.inputs(), rows = p.size / inputs, first = (p.offset - b.offset) / inputs;
+    const int64_t piece = std::max<int64_t>(1, kPiece / inputs);
+    for (int64_t r = 0, n = 0; r < rows; r += n) {
+      n = std::min(piece, rows - r);
+      host.resize(static_cast<size_t>(n * inputs));
+      read(i, r * inputs, n * inputs, host.data());
+      upload(staged(n, inputs), p.offset + r * inputs);
+      device.pack_weight({.w = b.weight, .rows = staged(n, inputs), .first = first + r});
+      work.done(p.offset + (r + n) * inputs);
+    }
+  }
+  work.done(size());
+}
+
+void Parameters::set_parameters(const std::vector<float>& host) {
+  expect(static_cast<int64_t>(host.size()) == size(), host.size(), " parameters given to ", size());
+  set_parameters([&](size_t parameter, int64_t begin, int64_t count, float* out) {
+    std::copy_n(host.data() + layout[parameter].offset + begin, count, out);
+  });
+}
+
+ParameterReader Parameters::reader() const {
+  if (master)
+    return [this](size_t parameter, int64_t begin, int64_t count, float* out) {
+      device.download({out, master.rows(layout[parameter].offset + begin, count)});
+    };
+  const auto download = [this](const Tensor& t, float* out) {
+    if (dtype == DType::f32) return device.download({out, t});
+    if (dtype == DType::bf16) {
+      std::vector<uint16_t> narrow(static_cast<size_t>(t.size()));
+      device.download({narrow.data(), t});
+      std::transform(narrow.begin(), narrow.end(), out, bf16_to_f32);
+      return;
+    }
+    std::vector<double> wide(static_cast<size_t>(t.size()));
+    device.download({wide.data(), t});
+    std::copy(wide.begin(), wide.end(), out);
+  };
+  return [this, download](size_t parameter, int64_t begin, int64_t count, float* out) {
+    const ParameterBlock& b = block_of(layout[parameter]);
+    const int64_t first = layout[parameter].offset - b.offset + begin, end = first + count;
+    if (b.vector) return download(b.vector.rows(first, count), out);
+    const int64_t inputs = b.weight.inputs(), most = staging_.size() / inputs;
+    std::vector<float> rows;
+    for (int64_t e = first; e < end;) {
+      const int64_t row = e / inputs, n = std::min(most, (end - 1) / inputs + 1 - row);
+      const int64_t stop = std::min(end, (row + n) * inputs);
+      device.unpack_weight({.rows = staged(n, inputs), .w = b.weight, .first = row});
+      rows.resize(static_cast<size_t>(n * inputs));
+      download(staged(n, inputs), rows.data());
+      out = std::copy(rows.begin() + (e - row * inputs), rows.begin() + (stop - row * inputs), out);
+      e = stop;
+    }
+  };
+}
+
+std::vector<float> Parameters::get_parameters() const {
+  std::vector<float> host(static_cast<size_t>(size()));
+  for (size_t i = 0; i < layout.size(); i++) reader()(i, 0, layout[i].size, host.data() + layout[i].offset);
+  return host;
+}
+
+}  // namespace pare
