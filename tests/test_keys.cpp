@@ -11,6 +11,7 @@
 #include <set>
 
 #include "base/thread_pool.h"
+#include "run/checkpoint.h"
 #include "tests/sealed_state.h"
 #include "tests/tiny.h"
 #include "tests/tiny_run.h"
@@ -491,6 +492,26 @@ Rows correction_rows() {
   };
 }
 
+Rows adapter_rows() {
+  const Overrides lora = {"model.lora.rank=2"};
+  const std::string folder = tiny_folder() + "adapter";
+  const Measure adapters = [=](const Overrides& o) {
+    if (!fs::exists(folder)) {
+      Session session(load_config(tiny_run() + lora));
+      save_model(folder, session);
+    }
+    Session session(load_config(o));
+    return Outcome{session.adapters ? 1.0 : 0.0, session.model->get_parameters()};
+  };
+  return {
+      {"model.lora.rank", {{}, lora, peak(&Session::gradients), falls}},
+      {"model.lora.alpha", {lora, {"model.lora.alpha=64"}, metric("actor/grad_norm", 2), differs}},
+      {"model.lora.target_modules",
+       {lora, {"model.lora.target_modules=['q_proj', 'o_proj']"}, peak(&Session::gradients), falls}},
+      {"model.lora.adapter_path", {{}, {"model.lora.adapter_path=" + folder}, adapters, from_to(0, 1), true}},
+  };
+}
+
 // What is subtracted from the scores.
 double shaping(const Metrics& m) { return m.get("critic/score/mean") - m.get("critic/rewards/mean"); }
 
@@ -679,6 +700,8 @@ const Rows& rows() {
     Rows r;
     for (const Rows& part : {model_and_data_rows(), rollout_rows(), kv_rows(), correction_rows(), algorithm_rows(),
                              rpo_rows(), loss_rows(), optimizer_and_trainer_rows()})
+    for (const Rows& part : {model_and_data_rows(), rollout_rows(), kv_rows(), correction_rows(), adapter_rows(),
+                             algorithm_rows(), loss_rows(), optimizer_and_trainer_rows()})
       r.insert(part.begin(), part.end());
     return r;
   }();

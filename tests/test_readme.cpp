@@ -310,9 +310,10 @@ class CommandLinesRun : public Program {
     write("stdin/tokenize", "\"Hello\"\n");
     write("stdin/verify", R"({"response": "72", "gold": "72"})"
                           "\n");
-    // What `make quickstart` leaves.
-    for (const char* line : {"sft quickstart-sft --out runs/quickstart-sft", "train quickstart --out runs/quickstart",
-                             "train quickstart-rpc --out runs/quickstart-rpc"}) {
+    // What `make quickstart` leaves, and an adapter.
+    for (const char* line :
+         {"sft quickstart-sft --out runs/quickstart-sft", "train quickstart --out runs/quickstart",
+          "train quickstart-rpc --out runs/quickstart-rpc", "train quickstart model.lora.rank=2 --out adapter"}) {
       const Outcome o = typed(cat("pare ", line, tiny_sizes), "/dev/null");
       ASSERT_EQ(o.code, 0) << line << "\n" << o.err;
     }
@@ -340,6 +341,7 @@ TEST_F(CommandLinesRun, AsThePagesPrintThem) {
       {"--op NAME --shape SIZES", "--op swiglu_fwd --shape N=64"},
       {"--tokenizer PATH", "--tokenizer DIR"},
       {"--ids FILE", "--ids ids.jsonl"},
+      {"--model DIR --adapter DIR --out DIR", "--model runs/quickstart-sft/model --adapter adapter/model --out merged"},
       {"--llama2c FILE --out DIR", "--llama2c llama2c.bin --out new"}};
   size_t runs = 0;
   for (const std::string& page : pages())

@@ -70,7 +70,12 @@ class Resume : public Program {
   void expect_same(const std::string& a, const std::string& b) {
     EXPECT_EQ(timeless(at(a + "/metrics.jsonl")), timeless(at(b + "/metrics.jsonl")));
     EXPECT_EQ(read_text(at(a + "/rollouts.jsonl")), read_text(at(b + "/rollouts.jsonl")));
-    EXPECT_TRUE(read_text(at(a + "/model/model.safetensors")) == read_text(at(b + "/model/model.safetensors")));
+    int models = 0;
+    for (const char* name : {"/model/model.safetensors", "/model/adapter_model.safetensors"}) {
+      EXPECT_TRUE(read_text(at(a + name)) == read_text(at(b + name)));
+      models += fs::exists(at(a + name));
+    }
+    EXPECT_EQ(models, 1);
     const auto last = [&](const std::string& dir) {
       std::string steps;
       for (const auto& e : fs::directory_iterator(at(dir + "/checkpoints")))
@@ -113,6 +118,7 @@ TEST_F(Resume, NAndNStepsAreTwoN) {
            {"train",
             4,
             {"algorithm.rpo.enable=true", "algorithm.rpo.cut=length", "algorithm.rpo.prefix_loss=included"}},
+           {"train", 2, {"model.lora.rank=3", "model.lora.alpha=7", "actor.use_kl_loss=true"}},
            {"sft", 3, {}},
            {"sft", 6, random}}) {
     SCOPED_TRACE(c.kind + testing::PrintToString(c.keys));

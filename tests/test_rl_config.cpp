@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -47,10 +48,11 @@ std::vector<std::string> some_values(const ConfigKey& key) {
   std::vector<std::string> values = {"true",        "false",          "7", "0.25",    "'some \"text\" # \\'",
                                      "[0.5, 0.25]", "[\"a\", \"b\"]", "9", "'jsonl'", "'ans'",
                                      "'k2'"};
-  const std::string one_of = "one of ";
-  if (key.type.starts_with(one_of)) {
-    std::stringstream words(key.type.substr(one_of.size()));
-    for (std::string word; std::getline(words, word, ',');) values.push_back("'" + word.substr(word[0] == ' ') + "'");
+  for (const auto& [type, open, close] : {std::tuple{"one of ", "'", "'"}, {"array of ", "['", "']"}}) {
+    if (!key.type.starts_with(type)) continue;
+    std::stringstream words(key.type.substr(std::strlen(type)));
+    for (std::string word; std::getline(words, word, ',');)
+      values.push_back(open + word.substr(word[0] == ' ') + close);
   }
   return values;
 }

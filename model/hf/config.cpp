@@ -333,6 +333,10 @@ ModelConfig parse_model_config(const json& object, const std::string& where) {
 ModelConfig load_model_config(const std::string& directory) {
   if (!std::filesystem::is_directory(directory)) fail(directory, ": no such directory; expected a Hugging Face model");
   const std::string path = directory + "/config.json";
+  if (const std::string adapter = directory + "/adapter_config.json";
+      std::filesystem::exists(adapter) && !std::filesystem::exists(path))
+    fail(directory, ": is an adapter of the model ", read_json_file(adapter).value("base_model_name_or_path", "?"),
+         "; give that, and this folder as --adapter (model.lora.adapter_path)");
   ModelConfig config = parse_model_config(read_json_file(path), path);
   const std::string generation = directory + "/generation_config.json";
   if (std::filesystem::exists(generation)) {

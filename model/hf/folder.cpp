@@ -74,7 +74,8 @@ void check_same_head(const std::vector<SafetensorsFile>& files, const WeightSour
 void check_replaceable(const std::string& directory, bool overwrite) {
   if (!fs::exists(directory)) return;
   if (!overwrite) fail(directory, ": exists already and is not overwritten; name another folder");
-  if (!fs::exists(directory + "/config.json")) fail(directory, ": is not a model folder, so it is not overwritten");
+  if (!fs::exists(directory + "/config.json") && !fs::exists(directory + "/adapter_config.json"))
+    fail(directory, ": is not a model folder, so it is not overwritten");
   for (const auto& entry : fs::directory_iterator(directory))
     if (entry.is_directory())
       fail(directory, ": holds the folder ", entry.path().filename(), ", so it is not overwritten");
@@ -190,10 +191,15 @@ FileSums write_hf_files(const std::string& folder, const ModelConfig& config, co
   return sums;
 }
 
+void save_folder(const std::string& directory, bool overwrite,
+                 const std::function<void(const std::string& folder)>& fill) {
+  check_replaceable(directory, overwrite);
+  write_folder(directory, fill);
+}
+
 void save_hf(const std::string& directory, const ModelConfig& config, const ParameterReader& weights, DType dtype,
              bool overwrite, const std::function<void(const std::string& folder)>& more) {
-  check_replaceable(directory, overwrite);
-  write_folder(directory, [&](const std::string& folder) {
+  save_folder(directory, overwrite, [&](const std::string& folder) {
     write_hf_files(folder, config, weights, dtype);
     if (more) more(folder);
   });

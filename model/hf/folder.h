@@ -34,9 +34,11 @@ ParameterReader hf_weights(const std::string& directory, const ModelConfig& conf
 FileSums write_hf_files(const std::string& folder, const ModelConfig& config, const ParameterReader& weights,
                         DType dtype);
 
-// A folder with these, and with what `more` adds (the tokenizer), which appears whole or not at all.  An existing
-// `directory` is an error unless `overwrite`, and then only a model folder (a config.json in it, no folders) is
-// replaced.
+// A folder that `fill` writes, which appears whole or not at all.  An existing `directory` is an error unless
+// `overwrite`, and then only the folder of a model or an adapter (its config in it, no folders) is replaced.
+void save_folder(const std::string& directory, bool overwrite,
+                 const std::function<void(const std::string& folder)>& fill);
+// Such a folder with these files, and with what `more` adds (the tokenizer).
 void save_hf(const std::string& directory, const ModelConfig& config, const ParameterReader& weights, DType dtype,
              bool overwrite = false, const std::function<void(const std::string& folder)>& more = {});
 

@@ -33,6 +33,7 @@ void add_eval(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_logprobs(CLI::App& app);
+void add_merge(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_report(CLI::App& app);
 void add_sft(CLI::App& app);

@@ -18,6 +18,7 @@ namespace {
 
 struct Options {
   Shorthands keys{{{"--model", "model.path"},
+                   {"--adapter", "model.lora.adapter_path", "LoRA adapter, a folder of PEFT"},
                    {"--tokenizer", "data.tokenizer"},
                    {"--verifier", "data.reward"},
                    {"--n", "rollout.val_kwargs.n"},

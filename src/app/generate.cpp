@@ -29,6 +29,7 @@ using Clock = std::chrono::steady_clock;
 struct Options {
   Shorthands keys{
       {{"--model", "model.path", "Hugging Face folder"},
+       {"--adapter", "model.lora.adapter_path", "LoRA adapter, a PEFT folder"},
        {"--tokenizer", "data.tokenizer", "ssa, a tokenizer file or a folder with one; default: the model's"},
        {"--chat-format", "data.chat_template",
         "qwen2.5, qwen3, llama-3, deepseek-r1, plain or a text with {problem}; default: the model's own"},
@@ -101,6 +102,7 @@ class Generator {
   Device device_{table_};
   Arena weights_;
   Model model_;
+  std::unique_ptr<Adapters> adapters_;
   // Of the last generation: the time of prompts, and of the tokens that were fed back.
   RolloutLimits limits_{};
   RolloutStats stats_;
@@ -108,10 +110,17 @@ class Generator {
   double prefill_seconds_ = 0, decode_seconds_ = 0;
 };
 
-size_t weight_bytes(const ModelConfig& config, DType act) {
+std::unique_ptr<Adapters> make_adapters(const Config& config, const ModelConfig& model, Device& device,
+                                        Arena& weights) {
+  if (config.model.lora.adapter_path.empty()) return nullptr;
+  return std::make_unique<Adapters>(model, *lora_spec(config.model.lora), device, weights, act_type(config), false);
+}
+
+size_t weight_bytes(const Config& config, const ModelConfig& model_config) {
   Device device(table_null);
   Arena books("weights", no_memory);
-  const Model model(config, device, books, act, false);
+  const Model model(model_config, device, books, act_type(config), false);
+  make_adapters(config, model_config, device, books);
   return books.peak();
 }
 
@@ -124,10 +133,13 @@ Generator::Generator(const Config& config, const Prompts& prompts)
                 .key = rng_key(static_cast<uint64_t>(config.trainer.seed), RngStream::sample, 0),
                 .eos = prompts.eos},
       table_(open_table(config.trainer)),
-      weights_("weights", device_.memory(), weight_bytes(model_config_, act_type(config))),
-      model_(model_config_, device_, weights_, act_type(config), false) {
+      weights_("weights", device_.memory(), weight_bytes(config, model_config_)),
+      model_(model_config_, device_, weights_, act_type(config), false),
+      adapters_(make_adapters(config, model_config_, device_, weights_)) {
   set_threads(static_cast<int>(config.trainer.threads));
   model_.set_parameters(hf_weights(config.model.path, model_config_));
+  model_.adapters = adapters_.get();
+  if (adapters_) adapters_->set_parameters(adapter_weights(config.model.lora.adapter_path, model_config_));
 }
 
 // Room for the requests; of several samples as many at a time as half of the memory holds.
@@ -170,7 +182,8 @@ void Generator::pass(const RolloutStats& now) {
 std::vector<Completion> Generator::generate(const std::vector<Request>& requests,
                                             const std::function<void(const Completion&)>& drawn) {
   limits_ = limits(requests);
-  const ArenaLimits memory = rollout_memory(model_config_, model_.dtype, limits_, table_);
+  const ArenaLimits memory =
+      rollout_memory(model_config_, model_.dtype, adapters_ ? &adapters_->spec : nullptr, limits_, table_);
   Arena kv("kv", device_.memory(), memory.kv), scratch("scratch", device_.memory(), memory.activations);
   Rollout rollout(model_, limits_, kv, scratch);
   stats_ = {}, prefill_seconds_ = decode_seconds_ = 0, time_ = Clock::now();

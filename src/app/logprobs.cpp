@@ -9,8 +9,7 @@
 #include "app/shorthands.h"
 #include "base/json.h"
 #include "base/thread_pool.h"
-#include "model/hf/folder.h"
-#include "model/hf/safetensors.h"
+#include "model/hf/peft.h"
 #include "run/plan.h"
 
 namespace pare {
@@ -22,7 +21,10 @@ struct Options {
   int64_t max_rows = 4096;
   int threads = 0;
   bool force = false;
-  Shorthands keys{{{"--device", "trainer.device"}, {"--exact", "trainer.exact"}, {"--dtype", "model.dtype"}}};
+  Shorthands keys{{{"--adapter", "model.lora.adapter_path", "LoRA adapter, a folder of PEFT; then --grads are its own"},
+                   {"--device", "trainer.device"},
+                   {"--exact", "trainer.exact"},
+                   {"--dtype", "model.dtype"}}};
 };
 
 std::vector<std::vector<int32_t>> read_ids(const std::string& path, const ModelConfig& config) {
@@ -53,19 +55,27 @@ std::vector<std::vector<int32_t>> read_ids(const std::string& path, const ModelC
 
 struct Result {
   TokenOuts tokens;
-  std::vector<float> gradients;
+  std::vector<Parameter> trained;  // of the adapter where there is one, else of the model
+  std::vector<float> gradients;    // of those
 };
 
 // With arenas of the sizes `memory`, which are then what was needed.  No `weights`: only that, on table_null.
-Result compute(const Options& o, const ModelConfig& config, DType act, const std::vector<Group>& groups,
-               const ParameterReader& weights, const Table& table, ArenaLimits& memory) {
+Result compute(const Options& o, const ModelConfig& config, const std::string& adapter, DType act,
+               const std::vector<Group>& groups, const ParameterReader& weights, const Table& table,
+               ArenaLimits& memory) {
   Device device(table);
   Arena weight_memory("weights", device.memory(), memory.weights),
       gradient_memory("gradients", device.memory(), memory.gradients),
       optimizer_memory("optimizer", device.memory(), memory.optimizer),
       activation_memory("activations", device.memory(), memory.activations);
-  Model model(config, device, weight_memory, act, !o.grads.empty());
+  const bool trainable = !o.grads.empty();
+  Model model(config, device, weight_memory, act, trainable && adapter.empty());
   if (weights) model.set_parameters(weights);
+  std::optional<Adapters> adapters;
+  if (!adapter.empty()) {
+    model.adapters = &adapters.emplace(config, load_adapter_config(adapter), device, weight_memory, act, trainable);
+    if (weights) adapters->set_parameters(adapter_weights(adapter, config));
+  }
 
   const LearnerOptions options{.max_rows = o.max_rows};
   Result result;
@@ -76,7 +86,10 @@ Result compute(const Options& o, const ModelConfig& config, DType act, const std
     std::fill(terms.weight.begin(), terms.weight.end(), 1 / static_cast<double>(terms.weight.size()));
     Learner learner(model, gradient_memory, optimizer_memory, activation_memory, options);
     result.tokens = learner.accumulate(groups, terms, {.policy = PolicyLoss::nll});
-    const std::vector<double> gradients = learner.gradients();
+    result.trained = learner.trained().layout;
+    std::vector<double> gradients = learner.gradients();
+    for (const ParameterBlock& b : learner.trained().blocks)  // of B, not of B' = rate B
+      for (int64_t i = b.offset; i < b.offset + b.size(); i++) gradients[i] *= b.rate;
     result.gradients.assign(gradients.begin(), gradients.end());
   }
   memory = {.weights = weight_memory.peak(),
@@ -95,23 +108,25 @@ void run(const Options& o, const CLI::App& command) {
   const ParameterReader weights = hf_weights(o.model, config);
   const Config where = read_config(o.keys.overrides(command));
   const DType act = act_type(where);
+  const std::string& adapter = where.model.lora.adapter_path;
   const Table& table = open_table(where.trainer);
 
   std::vector<Group> groups;
   for (const auto& ids : sequences) groups.push_back({{}, {{ids}}});
 
   ArenaLimits memory = ArenaLimits::each(table.memory->total());
-  compute(o, config, act, groups, {}, table_null, memory);
+  compute(o, config, adapter, act, groups, {}, table_null, memory);
   check_memory(memory, table, "--max-rows");
-  const auto [out, gradients] = compute(o, config, act, groups, weights, table, memory);
+  const Result result = compute(o, config, adapter, act, groups, weights, table, memory);
   if (!o.grads.empty()) {
     std::vector<NamedTensor> named;
-    for (const Parameter& p : parameters(config))
-      named.push_back({p.name, p.shape, values_at(gradients.data() + p.offset)});
+    for (const Parameter& p : result.trained)
+      named.push_back(
+          {adapter.empty() ? p.name : peft_name(p), p.shape, values_at(result.gradients.data() + p.offset)});
     write_safetensors(o.grads, std::move(named), DType::f32);
   }
   for (size_t i = 0; i < sequences.size(); i++) {
-    const auto logprobs = out.of(out.logprob, i);
+    const auto logprobs = result.tokens.of(result.tokens.logprob, i);
     double sum = 0;
     for (const double x : logprobs) sum -= x;
     std::cout << nlohmann::json{{"logprobs", std::vector<double>(logprobs.begin(), logprobs.end())},

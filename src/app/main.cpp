@@ -62,6 +62,7 @@ int main(int argc, char** argv) {
   pare::add_tokenize(app);
   pare::add_inspect(app);
   pare::add_convert(app);
+  pare::add_merge(app);
   pare::add_verify(app);
   pare::add_bench(app);
   return run(app, argc, argv);

@@ -78,7 +78,7 @@ std::vector<std::string> missing_files(const Config& c) {
 
 void show_step(const Config& c, const Plan& plan, const std::vector<std::string>& missing) {
   const std::string device = config_key("trainer.device").show(c);  // in quotes
-  paragraph("model", model_text(plan.model));
+  paragraph("model", model_text(plan.model, lora_spec(c.model.lora)));
   paragraph("step", cat(c.data.train_batch_size, " prompts x ", c.rollout.n, " responses, at most ",
                         c.data.max_prompt_length, " + ", c.data.max_response_length, " tokens; ",
                         dtype_name(act_type(c)), " on ", device.substr(1, device.size() - 2)));

@@ -46,14 +46,22 @@ void show_machine(Console& console, const Table& table) {
                       cat(table.open(), "; ", bytes(static_cast<double>(table.memory->total())), " of memory"));
 }
 
-std::string model_text(const ModelConfig& c) {
+std::string model_text(const ModelConfig& c, const std::optional<LoraSpec>& lora) {
+  std::string with;
+  if (lora) {
+    const Parameter last = adapter_parameters(c, *lora).back();
+    with = cat("; with adapters of rank ", lora->rank, ": ", human(static_cast<double>(last.offset + last.size)),
+               " parameters");
+  }
   const Parameter last = parameters(c).back();
   return cat(c.model_type, ", ", human(static_cast<double>(last.offset + last.size)),
              " parameters: ", plural(c.layers, "layer"), ", width ", c.hidden, ", ", c.heads, "/", c.kv_heads,
-             " heads of ", c.head_dim, ", vocabulary ", c.vocab);
+             " heads of ", c.head_dim, ", vocabulary ", c.vocab, with);
 }
 
-void show_model(Console& console, const Session& s) { console.paragraph("model", model_text(s.model_config)); }
+void show_model(Console& console, const Session& s) {
+  console.paragraph("model", model_text(s.model_config, s.adapters ? std::optional(s.adapters->spec) : std::nullopt));
+}
 
 void show_plan(Console& console, const Session& s, const Plan& plan) {
   const RolloutLimits limits = s.rollout_limits();

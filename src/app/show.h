@@ -12,7 +12,8 @@ namespace pare {
 
 // ---- before the first step
 void show_machine(Console& console, const Table& table);
-std::string model_text(const ModelConfig& config);  // "qwen2, 494M parameters: 24 layers, ..."
+// "qwen2, 494M parameters: 24 layers, ...; with adapters of rank 32: 8.8M parameters"
+std::string model_text(const ModelConfig& config, const std::optional<LoraSpec>& lora);
 void show_model(Console& console, const Session& session);
 void show_plan(Console& console, const Session& session, const Plan& plan);  // the memory of a step, and what fits
 // What the run will do, and where it writes.

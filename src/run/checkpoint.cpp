@@ -23,9 +23,9 @@ constexpr const char* optimizer_name = "optimizer.safetensors";
 
 constexpr std::pair<Moment, const char*> moments[] = {{Moment::m, "adam.m."}, {Moment::v, "adam.v."}};
 
-FileSum save_optimizer(const std::string& path, const Session& session, const Learner& learner) {
+FileSum save_optimizer(const std::string& path, const Learner& learner) {
   std::vector<NamedTensor> tensors;
-  for (const Parameter& p : session.model->layout)
+  for (const Parameter& p : learner.trained().layout)
     for (const auto& [moment, prefix] : moments)
       tensors.push_back({prefix + p.name, p.shape,
                          [&learner, m = moment, offset = p.offset](int64_t begin, int64_t count, float* out) {
@@ -34,10 +34,10 @@ FileSum save_optimizer(const std::string& path, const Session& session, const Le
   return write_safetensors(path, std::move(tensors), learner.moments());
 }
 
-void load_optimizer(const std::string& path, const Session& session, Learner& learner) {
+void load_optimizer(const std::string& path, Learner& learner) {
   const SafetensorsFile file(path);
   const char* const dtype = learner.moments() == DType::bf16 ? "BF16" : "F32";
-  for (const Parameter& p : session.model->layout)
+  for (const Parameter& p : learner.trained().layout)
     for (const auto& [moment, prefix] : moments) {
       const SafetensorsTensor* t = file.find(prefix + p.name);
       if (!t || t->shape != p.shape || t->dtype != dtype)
@@ -91,7 +91,7 @@ void check_seal(const std::string& path) {
 DType saved_dtype(const Session& session) {
   switch (session.config.trainer.save_dtype) {
     case SaveType::automatic:
-      return session.weights_dtype;
+      return session.adapters ? DType::f32 : session.weights_dtype;
     case SaveType::f32:
       return DType::f32;
     case SaveType::bf16:
@@ -138,15 +138,25 @@ StateFile read_state(const std::string& folder) {
 }  // namespace
 
 void save_model(const std::string& path, const Session& session) {
-  save_hf(path, session.model_config, session.model->reader(), saved_dtype(session), true,
-          [&](const std::string& folder) { save_tokenizer(folder, session); });
+  const auto tokenizer = [&](const std::string& folder) { save_tokenizer(folder, session); };
+  const DType dtype = saved_dtype(session);
+  if (!session.adapters) return save_hf(path, session.model_config, session.model->reader(), dtype, true, tokenizer);
+  save_folder(path, true, [&](const std::string& folder) {
+    write_adapter_files(folder, *session.adapters, session.adapters->spec.alpha, session.config.model.path, dtype);
+    tokenizer(folder);
+  });
 }
 
 void save_checkpoint(const std::string& path, const Session& session, Training& training, const RunState& state) {
   write_folder(path, [&](const std::string& folder) {
-    FileSums sums = write_hf_files(folder, session.model_config, session.model->reader(), DType::f32);
+    // Adapters with alpha = rank are what lies on the device, bit by bit.
+    FileSums sums =
+        session.adapters
+            ? write_adapter_files(folder, *session.adapters, static_cast<double>(session.adapters->spec.rank),
+                                  session.config.model.path, DType::f32)
+            : write_hf_files(folder, session.model_config, session.model->reader(), DType::f32);
     sums.merge(save_tokenizer(folder, session));
-    sums[optimizer_name] = save_optimizer(cat(folder, "/", optimizer_name), session, training.learner());
+    sums[optimizer_name] = save_optimizer(cat(folder, "/", optimizer_name), training.learner());
     sums.merge(training.save_files(folder));
     json files;
     for (const auto& [name, sum] : sums) files[name] = {{"bytes", sum.bytes}, {"xxh128", sum.xxh128}};
@@ -189,11 +199,14 @@ RunState load_checkpoint(const std::string& path, Session& session, Training& tr
          s.run.training.step, " steps that ", path, " has done");
   if (session.train->size() != s.rows)
     fail("the training set has ", session.train->size(), " rows, ", path, " was written with ", s.rows);
-  if (needs_reference(config) && hex16(session.initial_weights) != s.initial_weights)
-    fail(config.model.path, ": holds other weights than those that the run of ", path,
-         " started from, which are the reference of its KL");
-  session.model->set_parameters(hf_weights(path, session.model_config));
-  load_optimizer(path + "/" + optimizer_name, session, training.learner());
+  if ((needs_reference(config) || session.adapters) && hex16(session.initial_weights) != s.initial_weights)
+    fail(config.model.path, ": holds other weights than those that the run of ", path, " started from, which are ",
+         session.adapters ? "those that its adapters belong to" : "the reference of its KL");
+  if (session.adapters)
+    session.adapters->set_parameters(adapter_weights(path, session.model_config));
+  else
+    session.model->set_parameters(hf_weights(path, session.model_config));
+  load_optimizer(path + "/" + optimizer_name, training.learner());
   training.load_files(path);
   training.resume(s.run.training);
   return s.run;

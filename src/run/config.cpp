@@ -220,6 +220,9 @@ void check_data(const Config& c) {
   if (c.model.path.empty() == c.model.config.empty())
     fail("model.path and model.config: ", c.model.path.empty() ? "neither is given" : "both are given",
          "; set model.path to start from weights, or model.config to start from random ones");
+  if (c.model.lora.rank > 0 && !c.model.lora.adapter_path.empty())
+    fail("model.lora.rank and model.lora.adapter_path are both given; leave one out: an adapter has its own rank");
+  if (c.model.lora.target_modules.empty()) fail("model.lora.target_modules is empty: no layer would have an adapter");
   if (d.min_statements > d.max_statements)
     fail("data.min_statements = ", d.min_statements, " is more than data.max_statements = ", d.max_statements);
   if (d.val_min_statements > d.val_max_statements)

@@ -25,11 +25,20 @@ enum class SaveType { automatic, f32, bf16, f16 };
 
 // A struct is a table of keys; those that a stage of src/rl reads stand with it.  A member's path is its key
 // ("actor.optim.lr"), its initial value the default; config_keys.cpp says what each means.
+struct LoraKeys {
+  int64_t rank = 0;
+  double alpha = 32;
+  std::vector<std::string> target_modules = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
+                                             "gate_proj", "up_proj", "down_proj"};
+  std::string adapter_path;
+  bool operator==(const LoraKeys&) const = default;
+};
 struct ModelKeys {
   std::string path, config;
   Init init = Init::config;
   ActType dtype = ActType::automatic;
   bool enable_gradient_checkpointing = false;
+  LoraKeys lora;
   bool operator==(const ModelKeys&) const = default;
 };
 

@@ -129,7 +129,8 @@ std::string type_text(const Allowed& a) {
   if constexpr (std::is_same_v<T, std::string>)
     return a.words.empty() ? "string" : "one of " + join(a.words, ", ", [](const std::string& w) { return w; });
   if constexpr (std::is_same_v<T, std::vector<double>>) return "two numbers, each" + range_text(a);
-  if constexpr (std::is_same_v<T, std::vector<std::string>>) return "array of strings";
+  if constexpr (std::is_same_v<T, std::vector<std::string>>)
+    return "array of " + (a.words.empty() ? "strings" : join(a.words, ", ", [](const std::string& w) { return w; }));
   if constexpr (std::is_enum_v<T>) {
     std::string s;
     for (const auto& w : words_of<T>)
@@ -266,6 +267,16 @@ Groups model_keys() {
             "distribution of the random weights: normal, with the config's initializer_range or with 1 / sqrt(fan-in) "
             "as standard deviation",
             "pare")}},
+      {{},
+       {KEY(model.lora.rank, within(0, 65536), "",
+            "rank of the adapters that are trained while the model is frozen; 0: off, the model is trained", "verl"),
+        KEY(model.lora.adapter_path, any, "",
+            "PEFT folder of adapters to start from, with their own rank, alpha and target_modules", "verl")}},
+      {{is_not("model.lora.rank", "0")},
+       {KEY(model.lora.alpha, above_to(0, 1e6), "", "the product of an adapter is scaled by alpha / rank", "verl"),
+        KEY(model.lora.target_modules,
+            one_of({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}), "",
+            "linear layers that get an adapter", "verl")}},
   };
 }
 

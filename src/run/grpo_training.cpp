@@ -8,10 +8,20 @@ namespace pare {
 
 namespace {
 
-std::unique_ptr<Model> copy_model(Session& s) {
-  auto copy = std::make_unique<Model>(s.model_config, s.device, s.weights, s.model->dtype, false);
-  if (!s.device.planning()) copy->set_parameters(s.model->reader());
-  return copy;
+// The initial model.  A frozen one shares its memory, without adapters or with a copy of those that it starts from.
+std::unique_ptr<Model> make_reference(Session& s, std::unique_ptr<Adapters>& adapters) {
+  if (!s.adapters) {
+    auto copy = std::make_unique<Model>(s.model_config, s.device, s.weights, s.model->dtype, false);
+    if (!s.device.planning()) copy->set_parameters(s.model->reader());
+    return copy;
+  }
+  if (!s.config.model.lora.adapter_path.empty()) {
+    adapters = std::make_unique<Adapters>(s.model_config, s.adapters->spec, s.device, s.weights, s.model->dtype, false);
+    if (!s.device.planning()) adapters->set_parameters(s.adapters->reader());
+  }
+  auto model = std::make_unique<Model>(*s.model);
+  model->adapters = adapters.get();
+  return model;
 }
 
 Tensor alloc_sampler_states(Session& s) {
@@ -38,7 +48,7 @@ std::vector<Completion> whole_responses(std::span<const Request> requests, std::
 
 GrpoTraining::GrpoTraining(Session& s)
     : Training(s, true),
-      reference_(needs_reference(s.config) ? copy_model(s) : nullptr),
+      reference_(needs_reference(s.config) ? make_reference(s, reference_adapters_) : nullptr),
       sampler_states_(alloc_sampler_states(s)),
       grpo_(keys(), engine(),
             {.prompts = [this] { return next_prompts(); },

@@ -30,7 +30,8 @@ class GrpoTraining : public Training {
  private:
   std::vector<double> scores(std::span<const Request> requests, std::span<const Completion> completions);
 
-  const std::unique_ptr<Model> reference_;  // the initial model, where a KL needs it
+  std::unique_ptr<Adapters> reference_adapters_;  // where the initial model has some that are not 0
+  const std::unique_ptr<Model> reference_;        // the initial model, where a KL needs it
   const Tensor sampler_states_;             // GrpoEngine::sampler_states
   PrefixCache cache_;                       // empty: RPO is off, or no row was visited
   Grpo grpo_;

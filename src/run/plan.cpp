@@ -100,6 +100,8 @@ Plan plan_run(const Config& config, TrainingKind kind, const Table& table, size_
 
 void check_run(const Config& config, TrainingKind kind, const Table& table, size_t host) {
   if (!config.model.path.empty()) match_weights(open_weights(config.model.path), load_model_config(config.model.path));
+  if (!config.model.lora.adapter_path.empty())
+    adapter_weights(config.model.lora.adapter_path, load_model_config(config.model.path));
   const Plan plan = plan_run(config, kind, table, host);
   if (table.memory != &host_memory || plan.peak() <= host) return;
   std::string parts;
@@ -116,11 +118,14 @@ ArenaLimits evaluation_limits(const Config& config, const Table& table) {
   return session.peaks();
 }
 
-ArenaLimits rollout_memory(const ModelConfig& config, DType act, const RolloutLimits& limits, const Table& table) {
+ArenaLimits rollout_memory(const ModelConfig& config, DType act, const LoraSpec* lora, const RolloutLimits& limits,
+                           const Table& table) {
   Device device(table_null);
   const size_t all = table.memory->total();
   Arena weights("weights", no_memory), kv("kv", no_memory, all), activations("activations", no_memory, all);
-  const Model model(config, device, weights, act, false);
+  Model model(config, device, weights, act, false);
+  std::optional<Adapters> adapters;
+  if (lora) model.adapters = &adapters.emplace(config, *lora, device, weights, act, false);
   const Rollout rollout(model, limits, kv, activations);
   Rollout::plan(model, limits, activations);
   const ArenaLimits memory{

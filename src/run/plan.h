@@ -53,8 +53,9 @@ inline ArenaLimits training_limits(const Config& config, TrainingKind kind, cons
   return plan_run(config, kind, table).most;
 }
 ArenaLimits evaluation_limits(const Config& config, const Table& table);
-// The same of a rollout alone: kv and activations.
-ArenaLimits rollout_memory(const ModelConfig& model, DType act, const RolloutLimits& limits, const Table& table);
+// The same of a rollout alone, of a model with adapters or (null) without: kv and activations.
+ArenaLimits rollout_memory(const ModelConfig& model, DType act, const LoraSpec* adapters, const RolloutLimits& limits,
+                           const Table& table);
 // Throws it; `lower` says what would make the run smaller.
 void check_memory(const ArenaLimits& limits, const Table& table, const char* lower);
 

@@ -44,6 +44,16 @@ ModelConfig read_shape(const std::string& file_or_name) {
   return parse_model_config(read_json_file(file_or_name), file_or_name);
 }
 
+std::optional<LoraSpec> lora_spec(const LoraKeys& keys) {
+  if (!keys.adapter_path.empty()) return load_adapter_config(keys.adapter_path);
+  if (keys.rank == 0) return std::nullopt;
+  LoraSpec spec{.rank = keys.rank, .alpha = keys.alpha, .targets = {}};
+  for (int p = 0; p < kProjections; p++)
+    spec.targets[p] = std::find(keys.target_modules.begin(), keys.target_modules.end(), projection_name(p)) !=
+                      keys.target_modules.end();
+  return spec;
+}
+
 void Session::read_data() {
   const DataKeys& d = config.data;
   const std::string spec = tokenizer_spec(config);
@@ -102,7 +112,18 @@ Session::Session(const Config& c, const Table& table, bool trainable, const std:
     if (own != eos.end()) std::rotate(eos.begin(), own, own + 1);
   }
 
-  model = std::make_unique<Model>(model_config, device, weights, act_type(c), trainable);
+  const LoraKeys& l = c.model.lora;
+  std::optional<LoraSpec> lora = lora_spec(l);
+  if (!trainable && l.adapter_path.empty()) lora.reset();
+  if (lora && trainable && data && c.model.path.empty())
+    fail(
+        "model.lora trains adapters of a model that is saved elsewhere, model.config starts from random weights, which "
+        "are not; give model.path");
+  model = std::make_unique<Model>(model_config, device, weights, act_type(c), trainable && !lora);
+  if (lora) {
+    adapters = std::make_unique<Adapters>(model_config, *lora, device, weights, act_type(c), trainable);
+    model->adapters = adapters.get();
+  }
   check_prompts();
   if (!device.planning()) {
     if (!c.model.path.empty()) weights_dtype = hf_dtype(c.model.path, model_config);
@@ -110,16 +131,24 @@ Session::Session(const Config& c, const Table& table, bool trainable, const std:
         c.model.path.empty() ? init_parameters(model_config, static_cast<uint64_t>(c.trainer.seed), c.model.init)
                              : hf_weights(c.model.path, model_config);
     std::atomic<uint64_t> hash = 0;  // a sum: the same for any order
-    model->set_parameters([&](size_t parameter, int64_t begin, int64_t count, float* out) {
-      initial(parameter, begin, count, out);
-      const auto first = static_cast<uint64_t>(model->layout[parameter].offset + begin);
-      parallel_for(count, 1 << 14, [&](int64_t b, int64_t e) {
-        uint64_t sum = 0;
-        for (int64_t i = b; i < e; i++)
-          sum += mix64((first + static_cast<uint64_t>(i)) << 32 ^ std::bit_cast<uint32_t>(out[i]));
-        hash += sum;
+    const auto set = [&](Parameters& parameters, const ParameterReader& read, int64_t before) {
+      parameters.set_parameters([&](size_t parameter, int64_t begin, int64_t count, float* out) {
+        read(parameter, begin, count, out);
+        const auto first = static_cast<uint64_t>(before + parameters.layout[parameter].offset + begin);
+        parallel_for(count, 1 << 14, [&](int64_t b, int64_t e) {
+          uint64_t sum = 0;
+          for (int64_t i = b; i < e; i++)
+            sum += mix64((first + static_cast<uint64_t>(i)) << 32 ^ std::bit_cast<uint32_t>(out[i]));
+          hash += sum;
+        });
       });
-    });
+    };
+    set(*model, initial, 0);
+    if (adapters)
+      set(*adapters,
+          l.adapter_path.empty() ? init_adapters(model_config, *lora, static_cast<uint64_t>(c.trainer.seed))
+                                 : adapter_weights(l.adapter_path, model_config),
+          model->size());
     initial_weights = hash;
   }
 }

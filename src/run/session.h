@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "data/task.h"
+#include "model/hf/peft.h"
 #include "model/learner.h"
 #include "rl/metrics.h"
 #include "rollout/rollout.h"
@@ -55,13 +56,17 @@ struct Session {
 
   Arena weights, gradients, optimizer, kv, activations;
   std::unique_ptr<Model> model;
-  DType weights_dtype = DType::f32;  // of the files that the run starts from; f32: random weights, several types
-  uint64_t initial_weights = 0;      // a hash of the parameters that the run starts from; 0 while planning
+  std::unique_ptr<Adapters> adapters;  // of the model, which is frozen; absent: it is trained itself, or has none
+  DType weights_dtype = DType::f32;    // of the files that the run starts from; f32: random weights, several types
+  uint64_t initial_weights = 0;        // a hash of the parameters that the run starts from; 0 while planning
 
  private:
   void read_data();
   void check_prompts() const;
 };
+
+// The adapters of model.lora; none: off.
+std::optional<LoraSpec> lora_spec(const LoraKeys& keys);
 
 // The model of model.config: a config.json, or the name of a shape of data/presets.
 ModelConfig read_shape(const std::string& file_or_name);

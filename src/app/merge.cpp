@@ -1,0 +1,36 @@
+// pare merge: a model with an adapter in it, as a Hugging Face folder.
+#include <cstdio>
+#include <memory>
+
+#include "app/commands.h"
+#include "base/text.h"
+#include "model/hf/peft.h"
+
+namespace pare {
+namespace {
+
+struct Options {
+  std::string model, adapter, out;
+};
+
+void merge(const Options& o) {
+  const ModelConfig config = load_model_config(o.model);
+  const DType dtype = hf_dtype(o.model, config);
+  save_hf(o.out, config, merged_weights(hf_weights(o.model, config), o.adapter, config), dtype, false,
+          [&](const std::string& folder) { copy_tokenizer(o.model, folder); });
+  std::printf("%s: %s with %s, in %s\n", printable(o.out).c_str(), printable(o.model).c_str(),
+              printable(o.adapter).c_str(), dtype_name(dtype));
+}
+
+}  // namespace
+
+void add_merge(CLI::App& app) {
+  auto o = std::make_shared<Options>();
+  CLI::App* c = app.add_subcommand("merge", "Make a Hugging Face folder of a model and a LoRA adapter");
+  c->add_option("--model", o->model, "Hugging Face folder")->required();
+  c->add_option("--adapter", o->adapter, "PEFT folder: adapter_config.json and adapter_model.safetensors")->required();
+  c->add_option("--out", o->out, "Folder to create, with the weights in the type of the model's")->required();
+  c->callback([o] { merge(*o); });
+}
+
+}  // namespace pare
