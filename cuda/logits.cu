@@ -136,10 +136,10 @@ struct LossArgs {
 };
 
 // d loss / d z at id i, times the temperature: with c the derivative by the target's log-prob, of
-// c log p[target] + entropy_weight * -entropy + kl_weight * KL(p || q).
+// c log p[target] + entropy_weight * -entropy + kl_weight * KL(p || q) or, forward, KL(q || p).
 struct Slope {
   float c, entropy_weight, kl_weight, kl;
-  bool full, exact;  // entropy or KL; KL
+  bool full, exact, forward;  // entropy or KL; KL(p || q); KL(q || p)
   int target;
 };
 template <class T>
@@ -151,11 +151,14 @@ __device__ __forceinline__ float gradient(int i, const Slope& s, const Scaled<T>
   if (i == s.target) {
     float g = s.c + p * (-s.c + s.entropy_weight * (log_p + d.entropy()));
     if (s.exact) g += p * s.kl_weight * (log_p - log_q - s.kl);
+    if (s.forward) g += s.kl_weight * (p - exp_f32(zq.at(i) - q.max) / q.sum);
     return g / temperature;
   }
   float g = fmaf(s.entropy_weight, log_p + d.entropy(), -s.c);
   if (s.exact) g = fmaf(s.kl_weight, log_p - log_q - s.kl, g);
-  return p * g / temperature;
+  g = p * g;
+  if (s.forward) g = fmaf(s.kl_weight, p - exp_f32(zq.at(i) - q.max) / q.sum, g);
+  return g / temperature;
 }
 
 template <class T>
@@ -168,12 +171,12 @@ __global__ void __launch_bounds__(kThreads) loss(const LossArgs<T> a) {
   TokenLoss<float> token =
       token_loss<float>(spec, lp, a.old_logprob ? a.old_logprob[r] : 0.f, a.log_ratio ? a.log_ratio[r] : 0.f,
                         a.advantage ? a.advantage[r] : 0.f, a.ref_logprob ? a.ref_logprob[r] : 0.f, ExpF32{});
-  const bool exact = spec.kl == KlLoss::exact;
+  const bool forward = spec.kl == KlLoss::exact_forward, exact = spec.kl == KlLoss::exact || forward;
   const Scaled<T> zq{exact ? a.ref_logits + r * a.vocabulary : z.logits, spec.temperature};
   Distribution q{};
   if (exact) {
     q = distribution(zq, a.vocabulary);
-    token.kl = kl_to(z, zq, d, q, a.vocabulary);
+    token.kl = forward ? kl_to(zq, z, q, d, a.vocabulary) : kl_to(z, zq, d, q, a.vocabulary);
   }
   if (threadIdx.x == 0) {
     a.logprob[r] = lp, a.entropy[r] = d.entropy();
@@ -185,7 +188,8 @@ __global__ void __launch_bounds__(kThreads) loss(const LossArgs<T> a) {
                 .kl_weight = kl_weight,
                 .kl = token.kl,
                 .full = spec.entropy_coef != 0 || exact,
-                .exact = exact,
+                .exact = exact && !forward,
+                .forward = forward,
                 .target = a.target[r]};
   __syncthreads();  // everyone has read the target's logit
   T* row = a.logits + r * a.vocabulary;
@@ -366,7 +370,7 @@ void logits_loss(const LogitsLoss& a, Stream stream) {
   const int64_t rows = rows_of(op, a.logits);
   const LossSpec& spec = a.spec;
   const bool policy = spec.policy != PolicyLoss::nll, gspo = spec.policy == PolicyLoss::gspo;
-  const bool exact = spec.kl == KlLoss::exact, sampled = spec.kl != KlLoss::none && !exact;
+  const bool exact = is_exact(spec.kl), sampled = spec.kl != KlLoss::none && !exact;
   const auto column = [](bool used, const Tensor& t) { return used ? t.as<float>() : nullptr; };
   if (rows == 0) return;
   with_act(op, a.logits, [&](auto type) {

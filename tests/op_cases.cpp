@@ -105,7 +105,7 @@ void bounds(OpRun& r, const OverlapProbs& a) {
 void bounds(OpRun& r, const LogitsLoss& a) {
   const LossSpec& spec = a.spec;
   const int64_t R = a.logits.shape[0], V = a.logits.shape[1];
-  const double error = logprob_error(a.logits, spec.temperature), exact = spec.kl == KlLoss::exact ? 40 : 0;
+  const double error = logprob_error(a.logits, spec.temperature), exact = is_exact(spec.kl) ? 40 : 0;
   const auto given = [&](const Tensor& t) { return t ? r.values(t) : std::vector<double>(R); };
   const std::vector<double> lp = given(a.logprob), old = given(a.old_logprob), ratio = given(a.log_ratio),
                             A = given(a.advantage), ref = given(a.ref_logprob), weight = given(a.weight),

@@ -85,7 +85,7 @@ TEST(CudaBf16, Logprob) {
 
 TEST(CudaBf16, LogitsLoss) {
   for (PolicyLoss policy : {PolicyLoss::nll, PolicyLoss::ppo, PolicyLoss::gspo, PolicyLoss::cispo})
-    for (KlLoss kl : {KlLoss::none, KlLoss::k3, KlLoss::exact})
+    for (KlLoss kl : {KlLoss::none, KlLoss::k3, KlLoss::exact, KlLoss::exact_forward})
       check(
           [&](Call& t) {
             LogitsLoss a{};
@@ -97,7 +97,7 @@ TEST(CudaBf16, LogitsLoss) {
             for (int i = 0; i < 3; i++) t["old_logprob"].set(i, -5.5 - i);  // the log-probs lie there
             if (policy == PolicyLoss::gspo) a.log_ratio = t.stat("log_ratio", {3});
             if (kl == KlLoss::k3) a.ref_logprob = t.stat("ref_logprob", {3});
-            if (kl == KlLoss::exact) a.ref_logits = t.act("ref_logits", {3, 131});
+            if (is_exact(kl)) a.ref_logits = t.act("ref_logits", {3, 131});
             a.spec = {
                 .policy = policy, .kl = kl, .clip_c = 3, .kl_coef = 0.3f, .entropy_coef = 0.1f, .temperature = 0.8f};
             t.table.logits_loss(a, {});

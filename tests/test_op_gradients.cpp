@@ -3,7 +3,9 @@
 #include <memory>
 #include <sstream>
 
+#include "base/arena.h"
 #include "op_cases.h"
+#include "ops/device.h"
 
 namespace pare::test {
 
@@ -202,11 +204,12 @@ TEST_P(LossGradients, EqualDifferences) {
   EXPECT_EQ(same, none);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, LossGradients,
-    testing::Combine(testing::Values(PolicyLoss::nll, PolicyLoss::ppo, PolicyLoss::gspo, PolicyLoss::cispo),
-                     testing::Values(KlLoss::none, KlLoss::k1, KlLoss::k2, KlLoss::k3, KlLoss::exact),
-                     testing::Values(1.0, 0.7)));
+INSTANTIATE_TEST_SUITE_P(All, LossGradients,
+                         testing::Combine(testing::Values(PolicyLoss::nll, PolicyLoss::ppo, PolicyLoss::gspo,
+                                                          PolicyLoss::cispo),
+                                          testing::Values(KlLoss::none, KlLoss::k1, KlLoss::k2, KlLoss::k3,
+                                                          KlLoss::exact, KlLoss::exact_forward),
+                                          testing::Values(1.0, 0.7)));
 
 // The exact KL is the mean of k1 over the policy's own tokens, and so is its gradient the mean of (k1 + its score
 // term).
@@ -235,6 +238,81 @@ TEST(LossValues, ExactKlIsTheMeanOfK1) {
   table_ref.logits_loss(a, {});
   EXPECT_NEAR(kl[0], mean, 1e-14);
   EXPECT_GT(kl[0], 0.01);
+}
+
+// The mean over the student's own tokens of each estimator, and of its gradient, for three tokens.  k3 estimates
+// KL(student || teacher), but its gradient is that of KL(teacher || student).
+TEST(LossValues, KlEstimatorsByEnumeration) {
+  Values z = {0.3, -0.2, 0.5}, teacher = {0.1, 0.4, -0.6};
+  const auto expect = [&](KlLoss kl_loss, double value, const Values& gradient) {
+    Values lp(3), ref_lp(3), h(3), loss(3), kl(3), none(3, 0.0), ones(3, 1.0), logits, ref_logits;
+    for (int i = 0; i < 3; i++) logits.insert(logits.end(), z.begin(), z.end());
+    for (int i = 0; i < 3; i++) ref_logits.insert(ref_logits.end(), teacher.begin(), teacher.end());
+    std::vector<int32_t> target = {0, 1, 2}, clipped(3);
+    table_ref.logprob({view(ref_lp, {3}), view(h, {3}), view(ref_logits, {3, 3}), view(target, {3}), 1}, {});
+    LogitsLoss a{};
+    a.logprob = view(lp, {3}), a.entropy = view(h, {3}), a.loss = view(loss, {3}), a.kl = view(kl, {3});
+    a.clipped = view(clipped, {3}), a.logits = view(logits, {3, 3}), a.target = view(target, {3});
+    a.weight = view(none, {3}), a.kl_weight = view(ones, {3}), a.ref_logits = view(ref_logits, {3, 3});
+    a.ref_logprob = view(ref_lp, {3}), a.spec = {.kl = kl_loss, .kl_coef = 1};
+    table_ref.logits_loss(a, {});
+    double mean = 0;
+    Values slope(3);
+    for (int i = 0; i < 3; i++) {
+      mean += std::exp(lp[i]) * kl[i];
+      for (int v = 0; v < 3; v++) slope[v] += std::exp(lp[i]) * logits[3 * i + v];
+    }
+    EXPECT_NEAR(mean, value, 1e-6) << static_cast<int>(kl_loss);
+    for (int v = 0; v < 3; v++) EXPECT_NEAR(slope[v], gradient[v], 1e-6) << static_cast<int>(kl_loss) << ' ' << v;
+  };
+  const Values reverse = {-.076782, -.218153, .294935}, forward = {.002300, -.259748, .257448};
+  expect(KlLoss::k1, .223657, {0, 0, 0});
+  expect(KlLoss::k2, .244993, reverse);
+  expect(KlLoss::k3, .223657, forward);
+  expect(KlLoss::exact, .223657, reverse);
+  expect(KlLoss::exact_forward, .215844, forward);
+}
+
+// Where student and teacher are one, nothing is left of any KL.
+TEST(LossValues, KlOfEqualLogitsIsZero) {
+  for (const Table* table : {&table_ref, &table_cpu, &table_emu})
+    for (const KlLoss kl_loss : {KlLoss::k1, KlLoss::k2, KlLoss::k3, KlLoss::exact, KlLoss::exact_forward}) {
+      const bool wide = table == &table_ref;
+      const DType dtype = wide ? DType::f64 : DType::f32;
+      constexpr int64_t R = 2, V = 37;
+      Arena arena("test", *table->memory, size_t{1} << 20);
+      Device device(*table);
+      const auto alloc = [&](const char* name, std::initializer_list<int64_t> shape, const Values& values) {
+        const Tensor t = arena.alloc(name, dtype, shape);
+        const std::vector<float> narrow(values.begin(), values.end());
+        device.upload({t, wide ? static_cast<const void*>(values.data()) : narrow.data()});
+        device.wait();
+        return t;
+      };
+      const Values z = normal("z", R * V), zero(R), one(R, 1.0);
+      LogitsLoss a{};
+      const std::vector<int32_t> ids = {3, 36};
+      a.target = arena.alloc("target", DType::i32, {R}), a.clipped = arena.alloc("clipped", DType::i32, {R});
+      device.upload({a.target, ids.data()});
+      a.logits = alloc("logits", {R, V}, z), a.ref_logits = alloc("ref_logits", {R, V}, z);
+      a.logprob = alloc("lp", {R}, zero), a.entropy = alloc("h", {R}, zero), a.loss = alloc("loss", {R}, zero);
+      a.kl = alloc("kl", {R}, one), a.weight = alloc("weight", {R}, zero), a.kl_weight = alloc("klw", {R}, one);
+      a.ref_logprob = alloc("ref_logprob", {R}, zero), a.spec = {.kl = kl_loss, .kl_coef = 1};
+      device.logprob({a.ref_logprob, a.entropy, a.logits, a.target, 1});
+      device.logits_loss(a);
+      const auto values = [&](const Tensor& t) {
+        std::vector<char> bytes(t.size() * dtype_size(dtype));
+        device.download({bytes.data(), t});
+        Values v(t.size());
+        for (size_t i = 0; i < v.size(); i++)
+          v[i] =
+              wide ? reinterpret_cast<const double*>(bytes.data())[i] : reinterpret_cast<const float*>(bytes.data())[i];
+        return v;
+      };
+      for (const double x : values(a.kl)) EXPECT_EQ(x, 0) << table->name << static_cast<int>(kl_loss);
+      if (kl_loss == KlLoss::k1) continue;  // its gradient is that of the log-prob
+      for (const double x : values(a.logits)) EXPECT_EQ(x, 0) << table->name << static_cast<int>(kl_loss);
+    }
 }
 
 }  // namespace

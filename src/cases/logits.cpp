@@ -72,7 +72,7 @@ Call logits_loss(Operands& o, const Dims& d) {
   a.advantage = o.stat_in("advantage", {R}, scaled(1.5));
   a.old_logprob = o.stat_in("old_logprob", {R}, d["own"] ? Fill(std::vector<double>(R, NAN)) : near_logprob(d, 0.4));
   if (a.spec.policy == PolicyLoss::gspo) a.log_ratio = o.stat_in("log_ratio", {R}, scaled(0.3));
-  if (a.spec.kl == KlLoss::exact)
+  if (is_exact(a.spec.kl))
     a.ref_logits = o.in("ref_logits", {R, V}, scaled(kScale));
   else if (a.spec.kl != KlLoss::none)
     a.ref_logprob = o.stat_in("ref_logprob", {R}, near_logprob(d, 0.7));
@@ -93,9 +93,10 @@ Call sample(Operands& o, const Dims& d) {
 std::vector<std::string> losses() {
   std::vector<std::string> list = {"R=1,V=1,policy=0",
                                    // More than the CUDA kernels take at a time.
-                                   "R=2,V=2051,policy=0,kl=4,kl_coef=30,entropy_coef=10"};
+                                   "R=2,V=2051,policy=0,kl=4,kl_coef=30,entropy_coef=10",
+                                   "R=2,V=2051,policy=0,kl=5,kl_coef=30"};
   for (int policy = 0; policy < 4; policy++)
-    for (int kl = 0; kl < 5; kl++) {
+    for (int kl = 0; kl < 6; kl++) {
       const std::string spec = cat(",policy=", policy, ",kl=", kl, ",clip_high=28,clip_c=150,kl_coef=30");
       list.push_back(cat("R=13,V=17", spec, ",entropy_coef=10,temperature=70"));
       list.push_back(cat("R=3,V=257", spec, ",own=1"));
@@ -120,9 +121,10 @@ std::vector<OpCase> logits_cases() {
           // The logits become their gradient: a second run reads that.
           {"logits_loss",
            {rows, vocabulary, edge("policy", "0 nll, 1 ppo, 2 gspo, 3 cispo", 1),
-            edge("kl", "0 none, 1 k1, 2 k2, 3 k3, 4 exact"), edge("own", "1: the pass's own log-prob is the old one"),
-            edge("clip_high", "in hundredths", 20), edge("clip_c", "in hundredths"), edge("kl_coef", "in hundredths"),
-            edge("entropy_coef", "in hundredths"), kTemperature},
+            edge("kl", "0 none, 1 k1, 2 k2, 3 k3, 4 exact, 5 exact_forward"),
+            edge("own", "1: the pass's own log-prob is the old one"), edge("clip_high", "in hundredths", 20),
+            edge("clip_c", "in hundredths"), edge("kl_coef", "in hundredths"), edge("entropy_coef", "in hundredths"),
+            kTemperature},
            losses(),
            logits_loss},
           {"sample",

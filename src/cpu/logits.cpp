@@ -110,7 +110,7 @@ void logits_loss(const LogitsLoss& a, Stream) {
   constexpr const char* op = "logits_loss";
   const int64_t rows = a.logits.shape[0], vocabulary = a.logits.shape[1];
   const bool policy = a.spec.policy != PolicyLoss::nll, gspo = a.spec.policy == PolicyLoss::gspo;
-  const bool exact = a.spec.kl == KlLoss::exact, sampled = a.spec.kl != KlLoss::none && !exact;
+  const bool exact = is_exact(a.spec.kl), sampled = a.spec.kl != KlLoss::none && !exact;
   const auto column = [](bool read, const Tensor& t) { return read ? t.as<float>() : nullptr; };
   const LogitsLossArgs args{.logprob = a.logprob.as<float>(),
                             .entropy = a.entropy.as<float>(),

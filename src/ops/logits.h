@@ -63,7 +63,10 @@ struct OverlapProbs {
 
 // The loss of one token as a function of its log-prob lp (token_loss.h states the formulas and their sources).
 enum class PolicyLoss : int32_t { nll, ppo, gspo, cispo };
-enum class KlLoss : int32_t { none, k1, k2, k3, exact };
+// k1, k2, k3: of the sampled token alone; over the vocabulary, p being the policy and q the reference: exact is
+// KL(p || q), with dz = p (log p - log q - KL), exact_forward is KL(q || p), with dz = p - q.
+enum class KlLoss : int32_t { none, k1, k2, k3, exact, exact_forward };
+inline bool is_exact(KlLoss kl) { return kl == KlLoss::exact || kl == KlLoss::exact_forward; }
 struct LossSpec {
   PolicyLoss policy = PolicyLoss::nll;
   KlLoss kl = KlLoss::none;
@@ -88,7 +91,7 @@ struct LogitsLoss {
   Tensor old_logprob;  // stat [R]; NaN: this pass's own log-prob, a constant (ratio exactly 1)
   Tensor log_ratio;    // stat [R] or absent; gspo: the sequence's mean log-ratio, a constant
   Tensor ref_logprob;  // stat [R] or absent; k1, k2, k3
-  Tensor ref_logits;   // act [R, V] or absent; exact
+  Tensor ref_logits;   // act [R, V] or absent; exact, exact_forward
   LossSpec spec;
   void check(Contract& c) const {
     const int64_t R = logits.shape[0], V = logits.shape[1];
@@ -107,8 +110,8 @@ struct LogitsLoss {
       c.stat("advantage", advantage, {R});
       gspo ? c.stat("log_ratio", log_ratio, {R}) : c.stat("old_logprob", old_logprob, {R});
     }
-    if (spec.kl == KlLoss::exact) c.act("ref_logits", ref_logits, {R, V});
-    if (spec.kl != KlLoss::none && spec.kl != KlLoss::exact) c.stat("ref_logprob", ref_logprob, {R});
+    if (is_exact(spec.kl)) c.act("ref_logits", ref_logits, {R, V});
+    if (spec.kl != KlLoss::none && !is_exact(spec.kl)) c.stat("ref_logprob", ref_logprob, {R});
     c.that(spec.temperature > 0, "temperature is ", spec.temperature, ", expected more than 0");
   }
   Cost cost() const {

@@ -41,9 +41,11 @@ void loss_gradient(const LogitsLoss& a, int64_t row, const std::vector<double>& 
   const double d_lp = weight * token.d_policy + kl_weight * a.spec.kl_coef * token.d_kl;
   for (int64_t v = 0; v < a.logits.shape[1]; v++) {
     const double p = std::exp(log_p[v]);
-    double d = d_lp * ((v == target) - p);                                                 // dlp/dz
-    d += kl_weight * a.spec.entropy_coef * p * (log_p[v] + entropy);                       // -dH/dz
-    if (!log_q.empty()) d += kl_weight * a.spec.kl_coef * p * (log_p[v] - log_q[v] - kl);  // dKL(p || q)/dz
+    double d = d_lp * ((v == target) - p);                                                             // dlp/dz
+    d += kl_weight * a.spec.entropy_coef * p * (log_p[v] + entropy);                                   // -dH/dz
+    if (a.spec.kl == KlLoss::exact) d += kl_weight * a.spec.kl_coef * p * (log_p[v] - log_q[v] - kl);  // dKL(p || q)/dz
+    if (a.spec.kl == KlLoss::exact_forward)
+      d += kl_weight * a.spec.kl_coef * (p - std::exp(log_q[v]));  // dKL(q || p)/dz
     logits(row, v) = static_cast<T>(d / a.spec.temperature);
   }
 }
@@ -105,7 +107,7 @@ void logits_loss(const LogitsLoss& a, Stream) {
   const int64_t rows = a.logits.shape[0], vocabulary = a.logits.shape[1];
   const LossSpec& spec = a.spec;
   const bool policy = spec.policy != PolicyLoss::nll, gspo = spec.policy == PolicyLoss::gspo;
-  const bool exact = spec.kl == KlLoss::exact, sampled_kl = spec.kl != KlLoss::none && !exact;
+  const bool exact = is_exact(spec.kl), sampled_kl = spec.kl != KlLoss::none && !exact;
   expect_index("logits_loss", "target", a.target, vocabulary);
   dispatch("logits_loss", a.logits, [&]<class T>(T) {
     const View<T> logits(a.logits), ref_logits(a.ref_logits), lp(a.logprob), entropy(a.entropy), loss(a.loss), kl(a.kl);
@@ -121,7 +123,10 @@ void logits_loss(const LogitsLoss& a, Stream) {
       std::vector<double> log_q;
       if (exact) {
         log_q = log_softmax(ref_logits, r, vocabulary, spec.temperature);
-        for (int64_t v = 0; v < vocabulary; v++) divergence += std::exp(log_p[v]) * (log_p[v] - log_q[v]);
+        const auto add = [&](const std::vector<double>& of, const std::vector<double>& to) {
+          for (int64_t v = 0; v < vocabulary; v++) divergence += std::exp(of[v]) * (of[v] - to[v]);
+        };
+        spec.kl == KlLoss::exact ? add(log_p, log_q) : add(log_q, log_p);
       }
       lp(r) = static_cast<T>(log_p[target(r)]);
       entropy(r) = static_cast<T>(h);

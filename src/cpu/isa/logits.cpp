@@ -108,25 +108,34 @@ void plain_gradient(float* row, int64_t vocabulary, int32_t target, const Distri
   row[target] = at_target;
 }
 
-// The same plus entropy_weight * -entropy + kl_weight * KL(p || q), from the logits that still lie in the row; `ref` is
-// null without KL.  Per id: p ((log p + entropy) entropy_weight + (log p - log q - kl) kl_weight - coefficient).
+// The same plus entropy_weight * -entropy + kl_weight * KL(p || q) or, `forward`, KL(q || p), from the logits that
+// still lie in the row; `ref` is null without KL.  Per id: p ((log p + entropy) entropy_weight + (log p - log q - kl)
+// kl_weight - coefficient), or forward p ((log p + entropy) entropy_weight - coefficient) + (p - q) kl_weight.
 void full_gradient(float* row, const float* ref, int64_t vocabulary, int32_t target, const Distribution& d,
-                   const Distribution& q, float kl, float coefficient, float entropy_weight, float kl_weight,
-                   float temperature) {
+                   const Distribution& q, bool forward, float kl, float coefficient, float entropy_weight,
+                   float kl_weight, float temperature) {
   const Scaled z{row, temperature}, zq{ref, temperature};
   const vf m = set1(d.max), sum = set1(d.sum), log_sum = set1(d.log_sum), h = set1(d.entropy()), t = set1(temperature);
   const float pt = exp1(z.at(target) - d.max) / d.sum;
   float at_target = coefficient + pt * (-coefficient + entropy_weight * (d.logprob(z.at(target)) + d.entropy()));
-  if (ref) at_target += pt * kl_weight * (d.logprob(z.at(target)) - q.logprob(zq.at(target)) - kl);
+  if (forward)
+    at_target += kl_weight * (pt - exp1(zq.at(target) - q.max) / q.sum);
+  else if (ref)
+    at_target += pt * kl_weight * (d.logprob(z.at(target)) - q.logprob(zq.at(target)) - kl);
   for_vectors(
       vocabulary, PARE_LANES_AT(i) {
         const vf x = sub(z.at(i, lanes), m), p = div(exp(x), sum), log_p = sub(x, log_sum);
         vf g = fma(set1(entropy_weight), add(log_p, h), set1(-coefficient));
-        if (ref) {
+        if (ref && !forward) {
           const vf log_q = sub(sub(zq.at(i, lanes), set1(q.max)), set1(q.log_sum));
           g = fma(set1(kl_weight), sub(sub(log_p, log_q), set1(kl)), g);
         }
-        store(row + i, div(mul(p, g), t), lanes);
+        vf slope = mul(p, g);
+        if (forward) {
+          const vf pq = div(exp(sub(zq.at(i, lanes), set1(q.max))), set1(q.sum));
+          slope = fma(set1(kl_weight), sub(p, pq), slope);
+        }
+        store(row + i, div(slope, t), lanes);
       });
   row[target] = at_target / temperature;
 }
@@ -145,7 +154,8 @@ float kl_to(const Scaled& z, const Scaled& zq, const Distribution& d, const Dist
 void loss_row(const LogitsLossArgs& a, int64_t r) {
   const LossSpec& spec = a.spec;
   const bool policy = spec.policy != PolicyLoss::nll, gspo = spec.policy == PolicyLoss::gspo;
-  const bool exact = spec.kl == KlLoss::exact, sampled = spec.kl != KlLoss::none && !exact;
+  const bool exact = is_exact(spec.kl), sampled = spec.kl != KlLoss::none && !exact;
+  const bool forward = spec.kl == KlLoss::exact_forward;
   const bool plain = spec.entropy_coef == 0 && !exact;
   float* const row = a.logits + r * a.vocabulary;
   const Scaled z{row, spec.temperature};
@@ -168,9 +178,9 @@ void loss_row(const LogitsLossArgs& a, int64_t r) {
   if (exact) {
     const Scaled zq{ref, spec.temperature};
     q = distribution<false>(zq, a.vocabulary, nullptr);
-    a.kl[r] = kl_to(z, zq, d, q, a.vocabulary);
+    a.kl[r] = forward ? kl_to(zq, z, q, d, a.vocabulary) : kl_to(z, zq, d, q, a.vocabulary);
   }
-  full_gradient(row, ref, a.vocabulary, a.target[r], d, q, a.kl[r], coefficient, entropy_weight, kl_weight,
+  full_gradient(row, ref, a.vocabulary, a.target[r], d, q, forward, a.kl[r], coefficient, entropy_weight, kl_weight,
                 spec.temperature);
 }
 
