@@ -196,12 +196,13 @@ void Learner::plan(const BatchLimits& limits, const LossSpec& spec, const Model*
 
 TokenOuts Learner::accumulate(const std::vector<Group>& groups, const TokenTerms& terms, const BatchLimits* limits,
                               const LossSpec& spec, const Model* reference, const BatchProgress& progress) {
-  expect((spec.kl == KlLoss::exact) == (reference != nullptr), "exact KL and a reference model come together");
+  expect(is_exact(spec.kl) == (reference != nullptr), "exact KL and a reference model come together");
   check_ids(model_, groups);
   TokenOuts out{.offsets = loss_row_offsets(groups)};
   expect(std::ssize(terms.weight) == out.offsets.back(), terms.weight.size(), " loss terms of ", out.offsets.back(),
          " loss rows");
   const BlockReads* const blocks = options_.blocks ? &*options_.blocks : nullptr;
+  const BlockReads* const reference_blocks = options_.dense_reference ? nullptr : blocks;
   const auto keep = options_.recompute ? Pass::Keep::inputs : Pass::Keep::all;
   struct Prefix {
     std::unique_ptr<Pass> pass, reference;
@@ -212,7 +213,7 @@ TokenOuts Learner::accumulate(const std::vector<Group>& groups, const TokenTerms
         Prefix p{std::make_unique<Pass>(model_, activations_, batch, Pass::Keep::prefix, blocks), nullptr};
         p.pass->forward();
         if (reference) {
-          p.reference = std::make_unique<Pass>(*reference, activations_, batch, Pass::Keep::all, blocks);
+          p.reference = std::make_unique<Pass>(*reference, activations_, batch, Pass::Keep::all, reference_blocks);
           p.reference->forward();
         }
         return p;
@@ -223,7 +224,7 @@ TokenOuts Learner::accumulate(const std::vector<Group>& groups, const TokenTerms
         pass.forward();
         std::unique_ptr<Pass> ref;
         if (reference) {
-          ref = std::make_unique<Pass>(*reference, activations_, batch, Pass::Keep::nothing, blocks,
+          ref = std::make_unique<Pass>(*reference, activations_, batch, Pass::Keep::nothing, reference_blocks,
                                        p ? p->reference.get() : nullptr);
           ref->forward();
         }

@@ -38,6 +38,7 @@ struct LearnerOptions {
   DType moments = DType::f32;             // of AdamW: bf16, or f32, which is f64 where act is
   bool recompute = false;                 // keep the inputs of blocks only, compute blocks again in the backward
   std::optional<BlockReads> blocks = {};  // what rows behind a prefix read; none: everything
+  bool dense_reference = false;           // the reference model reads everything, whatever `blocks` says
 };
 
 struct AdamWOptions {
@@ -50,16 +51,16 @@ enum class Moment { m, v };  // of AdamW
 
 using BatchProgress = std::function<void(size_t done, size_t all)>;  // micro-batches
 
-// Sums over loss rows of weighted losses (TokenTerms).  Trains the adapters of its model if it has them, else the model.
-// The gradient is one chain per parameter over the groups in order, so any split into micro-batches gives the same bits
-// on a table that keeps the order of list.h.
+// Sums over loss rows of weighted losses (TokenTerms).  Trains the adapters of its model if it has them, else the
+// model. The gradient is one chain per parameter over the groups in order, so any split into micro-batches gives the
+// same bits on a table that keeps the order of list.h.
 class Learner {
  public:
   // Gradients (and, for tied embeddings, a second accumulator) from `gradients`, optimizer states from `optimizer`;
   // activations while it works.  The arenas outlive the learner.
   Learner(Model& model, Arena& gradients, Arena& optimizer, Arena& activations, const LearnerOptions& options);
 
-  // Adds the gradient of the loss to the accumulators.  `reference`: the reference model, for KlLoss::exact.
+  // Adds the gradient of the loss to the accumulators.  `reference`: the reference model, for an exact KL.
   TokenOuts accumulate(const std::vector<Group>& groups, const TokenTerms& terms, const LossSpec& spec,
                        const Model* reference = nullptr, const BatchProgress& progress = {});
   // Log-probs and entropies of the kept tokens; no gradient.  With `states` also overlap and mass, the model being p.

@@ -19,14 +19,18 @@ std::shared_ptr<const KvTraces> TraceRecorder::take(const Request& request, size
   return std::make_shared<const KvTraces>(std::move(traces));
 }
 
+BlockReads block_reads(const KvSpec& kv) {
+  return {.kind = summary_kind(kv),
+          .block = static_cast<int32_t>(kv.blocks.size),
+          .first_blocks = static_cast<int32_t>(kv.blocks.first),
+          .last_blocks = static_cast<int32_t>(kv.blocks.last),
+          .dense_layers = kv.blocks.dense_layers,
+          .budget = BlockBudget(kv)};
+}
+
 std::optional<BlockReads> replayed_blocks(const LearnerKeys& learner, const KvSpec& kv) {
   if (learner.attention != LearnerAttention::replay || !kv.sparse_reads()) return std::nullopt;
-  return BlockReads{.kind = summary_kind(kv),
-                    .block = static_cast<int32_t>(kv.blocks.size),
-                    .first_blocks = static_cast<int32_t>(kv.blocks.first),
-                    .last_blocks = static_cast<int32_t>(kv.blocks.last),
-                    .dense_layers = kv.blocks.dense_layers,
-                    .budget = BlockBudget(kv)};
+  return block_reads(kv);
 }
 
 }  // namespace pare

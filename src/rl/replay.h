@@ -27,7 +27,9 @@ class TraceRecorder {
   std::map<uint64_t, KvTraces> prompts_, samples_;  // by uid; those of a prompt by that of its first sample
 };
 
-// Block-sparse methods: what the learner chooses again.  None where it reads everything.
+// What a token reads by a block-sparse method.
+BlockReads block_reads(const KvSpec& kv);
+// Of such methods: what the learner chooses again.  None where it reads everything.
 std::optional<BlockReads> replayed_blocks(const LearnerKeys& learner, const KvSpec& kv);
 
 }  // namespace pare

@@ -41,8 +41,9 @@ RolloutLimits checked(const RolloutLimits& given, const ModelConfig& config) {
 
 }  // namespace
 
-Rollout::Rollout(const Model& model, const RolloutLimits& limits, Arena& kv, Arena& scratch)
+Rollout::Rollout(const Model& model, const RolloutLimits& limits, Arena& kv, Arena& scratch, const Model* dense)
     : model_(model),
+      dense_model_(dense ? *dense : model),
       limits_(checked(limits, model.config)),
       scratch_(scratch),
       cache_(model.config, limits_.kv, model.device, kv, model.dtype, limits_.kv_pages,
@@ -143,7 +144,9 @@ void Rollout::run(Batch rows, const Sampling& sampling, const State& state) {
   const auto forward_and_draw = [&] {
     if (fed.size() > 0)
       device.copy_rows({.y = ids.matrix(1), .x = state.token.rows(before, first - before).matrix(1), .index = fed});
-    if (n > 0) forward_rows(model_, scratch_, ids, positions, *attention, state.hidden.rows(1, n));
+    if (n > 0)
+      forward_rows(sampling.dense ? dense_model_ : model_, scratch_, ids, positions, *attention,
+                   state.hidden.rows(1, n));
     if (!batch.draws.empty()) draw(pass, draws, sampling, state);
   };
   // Passes with prompts are of any size, and long.

@@ -15,7 +15,7 @@ struct Sampling {
   float top_p = 1;           // 1: off
   uint64_t key = 0;          // rng_key(seed, RngStream::sample, step)
   std::vector<int32_t> eos;  // any of them ends a sequence
-  bool dense = false;        // keep and read all keys and values, whatever RolloutLimits::kv says
+  bool dense = false;        // keep and read all keys and values, whatever RolloutLimits::kv says, by the dense model
   // act [completions * T, C], T >= every max_new_tokens, or absent: row completion * T + t receives the final hidden
   // state that token t was drawn from.
   Tensor hidden = {};
@@ -44,8 +44,9 @@ struct RolloutStats {
 
 class Rollout {
  public:
-  // Allocates the cache from `kv`.  generate() allocates the rest from `scratch` and frees it.
-  Rollout(const Model& model, const RolloutLimits& limits, Arena& kv, Arena& scratch);
+  // Allocates the cache from `kv`.  generate() allocates the rest from `scratch` and frees it.  `dense`: the model that
+  // Sampling::dense samples from, the same but for its adapters; null: `model`.
+  Rollout(const Model& model, const RolloutLimits& limits, Arena& kv, Arena& scratch, const Model* dense = nullptr);
 
   // All samples of all requests, in order (request, sample) whatever the schedule.  The tokens and log-probs of a
   // sample depend on the model, its prompt, its uid and `sampling` only, bit by bit.  `drawn` is called for every
@@ -107,7 +108,7 @@ class Rollout {
   void read(const State& state);
   void count(const Pass& pass, const std::vector<bool>& kept);
 
-  const Model& model_;
+  const Model &model_, &dense_model_;
   const RolloutLimits limits_;
   Arena& scratch_;
   KvCache cache_;
