@@ -492,8 +492,17 @@ Rows correction_rows() {
   };
 }
 
+// How far the adapters are from where they started, after two steps.
+Outcome adapter_movement(const Overrides& o) {
+  Session session(load_config(o));
+  const std::vector<float> before = session.adapters->get_parameters();
+  GrpoTraining trainer(session);
+  trainer.step(), trainer.step();
+  return {distance(session.adapters->get_parameters(), before)};
+}
+
 Rows adapter_rows() {
-  const Overrides lora = {"model.lora.rank=2"};
+  const Overrides lora = {"model.lora.rank=2"}, distill = sparse + lora + Overrides{"distill.enable=true"};
   const std::string folder = tiny_folder() + "adapter";
   const Measure adapters = [=](const Overrides& o) {
     if (!fs::exists(folder)) {
@@ -509,6 +518,12 @@ Rows adapter_rows() {
       {"model.lora.target_modules",
        {lora, {"model.lora.target_modules=['q_proj', 'o_proj']"}, peak(&Session::gradients), falls}},
       {"model.lora.adapter_path", {{}, {"model.lora.adapter_path=" + folder}, adapters, from_to(0, 1), true}},
+      {"distill.enable", {sparse + lora, {"distill.enable=true"}, peak(&Session::optimizer), rises}},
+      {"distill.order", {distill, {"distill.order=after"}, adapter_movement, differs}},
+      {"distill.kl_type", {distill, {"distill.kl_type=exact_forward"}, metric("distill/kl"), differs}},
+      {"distill.lambda", {distill, {"distill.lambda=5"}, metric("distill/grad_norm"), rises}},
+      {"distill.lr_scale_factor", {distill, {"distill.lr_scale_factor=1"}, metric("distill/lr"), times(0.2)}},
+      {"distill.grad_clip", {distill, {"distill.grad_clip=1e-8"}, adapter_movement, falls}},
   };
 }
 
@@ -698,10 +713,8 @@ Rows optimizer_and_trainer_rows() {
 const Rows& rows() {
   static const Rows all = [] {
     Rows r;
-    for (const Rows& part : {model_and_data_rows(), rollout_rows(), kv_rows(), correction_rows(), algorithm_rows(),
-                             rpo_rows(), loss_rows(), optimizer_and_trainer_rows()})
     for (const Rows& part : {model_and_data_rows(), rollout_rows(), kv_rows(), correction_rows(), adapter_rows(),
-                             algorithm_rows(), loss_rows(), optimizer_and_trainer_rows()})
+                             algorithm_rows(), rpo_rows(), loss_rows(), optimizer_and_trainer_rows()})
       r.insert(part.begin(), part.end());
     return r;
   }();

@@ -77,7 +77,7 @@ void check_replaceable(const std::string& directory, bool overwrite) {
   if (!fs::exists(directory + "/config.json") && !fs::exists(directory + "/adapter_config.json"))
     fail(directory, ": is not a model folder, so it is not overwritten");
   for (const auto& entry : fs::directory_iterator(directory))
-    if (entry.is_directory())
+    if (entry.is_directory() && !fs::exists(entry.path() / "adapter_config.json"))
       fail(directory, ": holds the folder ", entry.path().filename(), ", so it is not overwritten");
 }
 

@@ -35,7 +35,8 @@ FileSums write_hf_files(const std::string& folder, const ModelConfig& config, co
                         DType dtype);
 
 // A folder that `fill` writes, which appears whole or not at all.  An existing `directory` is an error unless
-// `overwrite`, and then only the folder of a model or an adapter (its config in it, no folders) is replaced.
+// `overwrite`, and then only the folder of a model or an adapter (its config in it, no
+// folders but of adapters) is replaced.
 void save_folder(const std::string& directory, bool overwrite,
                  const std::function<void(const std::string& folder)>& fill);
 // Such a folder with these files, and with what `more` adds (the tokenizer).

@@ -142,7 +142,7 @@ class Run {
                   static_cast<long long>(state_.mismatches), static_cast<long long>(state_.checked));
   }
 
-  bool broken() const { return exact_rollout(config_) && state_.mismatches > 0; }
+  bool broken() const { return exact_learner(config_) && state_.mismatches > 0; }
   bool fails() const { return broken() && config_.rollout.on_mismatch == OnMismatch::fail; }
 
   void warn_of_mismatches() {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "base/rng.h"
 #include "rl/advantages.h"
@@ -97,6 +98,17 @@ struct UpdateTotals {
     m.set("exact/checked_tokens", static_cast<double>(checked));
     if (checked > 0) m.set("exact/mismatch_tokens", static_cast<double>(mismatches));  // else 0 would be a claim
   }
+
+  // Those of phase B, whose check report() has.
+  void report_student(Metrics& m) const {
+    m.set("distill/pg_loss", updates ? pg_loss / static_cast<double>(updates) : 0);
+    m.set("distill/pg_clipfrac", clipped.mean());
+    m.set("distill/kl", kl.mean());
+    m.set("distill/entropy", entropy.mean());
+    m.set("distill/grad_norm", grad_norm.mean());
+    m.set("distill/updates", static_cast<double>(updates));
+    m.set("tokens/distilled", static_cast<double>(rows));
+  }
 };
 
 std::vector<float> floats(std::span<const double> x) { return {x.begin(), x.end()}; }
@@ -169,7 +181,6 @@ void Grpo::step(int64_t step, Metrics& metrics) {
     if (a.obrs.enable) set_obrs(a.obrs, key(RngStream::obrs, step), samples_);
     if (judges) report_corrections(c, samples_, metrics);
     if (judges || !keys_.exact) report_mismatch(c, samples_, metrics);
-    if (adapts_blocks()) adapt_blocks(step, metrics);
   }
 
   // The tokens that are trained on, once per batch; then pi, by one update or more.
@@ -178,6 +189,7 @@ void Grpo::step(int64_t step, Metrics& metrics) {
     plans.push_back(draw_token_plan(keys_.actor, std::ssize(s.tokens), key(RngStream::token_plan, step), s.uid));
   report_plans(samples_, plans, metrics);
   update(step, batches, plans, on_policy, metrics);
+  if (adapts_blocks()) adapt_blocks(step, metrics);
   if (run_.cache) update_cache(step, metrics);
 }
 
@@ -332,7 +344,7 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
 void Grpo::set_reference_logprobs(Metrics& metrics) {
   const Timer timer(metrics, "timing_s/ref");
   if (!engine_.reference || samples_.empty() ||
-      (keys_.actor.kl_loss_type == KlLoss::exact && !keys_.algorithm.use_kl_in_reward))
+      (is_exact(keys_.actor.kl_loss_type) && !keys_.algorithm.use_kl_in_reward))
     return;
   const Phase phase(engine_.model.device, "ref");
   const TokenOuts out = Learner::logprobs(*engine_.reference, engine_.activations, response_groups(samples_),
@@ -392,44 +404,80 @@ std::vector<std::span<Trajectory>> Grpo::mini_batches() {
   return batches;
 }
 
+TokenOuts Grpo::accumulate(Learner& learner, const Update& u, const LossSpec& spec, const Model* reference) {
+  return learner.accumulate(u.groups, u.terms, spec, is_exact(spec.kl) ? reference : nullptr,
+                            [&](size_t done, size_t all) {
+                              if (run_.progress)
+                                run_.progress("update", static_cast<int64_t>(done), static_cast<int64_t>(all));
+                            });
+}
+
+// Per epoch and mini-batch: the gradient of the policy, and its step.  With distillation that is phase A; phase B
+// (distill.h) stands before the step or after it.
 void Grpo::update(int64_t step, std::span<const std::span<Trajectory>> batches, std::span<const TokenPlan> plans,
                   bool on_policy, Metrics& metrics) {
-  const Timer timer(metrics, "timing_s/update_actor");
+  std::optional<Timer> timer(std::in_place, metrics, "timing_s/update_actor");
   const Phase phase(engine_.model.device, "learner");
   const RolloutCorrectionKeys& c = keys_.algorithm.rollout_correction;
+  const DistillKeys& d = keys_.distill;
   const double lr = learning_rate(keys_.actor.optim, step, keys_.total_training_steps);
   const LossSpec spec = loss_spec(keys_.actor, keys_.temperature);
-  UpdateTotals totals;
+  UpdateTotals totals, students;
+  const auto logprobs = [&](const std::vector<Group>& groups) {
+    return Learner::logprobs(engine_.model, engine_.activations, groups, keys_.temperature, engine_.options);
+  };
+  const auto learn_student = [&](const Update& u) {
+    if (u.groups.empty()) return;
+    timer.emplace(metrics, "timing_s/update_student");
+    const Phase student_phase(engine_.model.device, "distill");
+    const TokenOuts out =
+        accumulate(*engine_.student, u, student_loss_spec(keys_.actor, d, keys_.temperature), &engine_.model);
+    if (students.updates == 0 && keys_.checks) totals.check(u, out);
+    students.add(u, out);
+    AdamWOptions options = optimizer_options(keys_.actor, lr * d.lr_scale_factor, keys_.seed);
+    options.max_norm = d.grad_clip;
+    students.grad_norm.add(engine_.student->step(options));
+    students.updates++;
+    timer.emplace(metrics, "timing_s/update_actor");
+  };
   totals.skipped = batches.empty();  // dynamic sampling found nothing
   for (int64_t epoch = 0; epoch < keys_.actor.ppo_epochs; epoch++)
     for (const std::span<Trajectory> batch : batches) {
-      Update u = make_update(keys_.actor, keys_.max_response_length, batch,
-                             plans.subspan(batch.data() - samples_.data(), batch.size()));
+      const std::span<const TokenPlan> plan = plans.subspan(batch.data() - samples_.data(), batch.size());
+      Update u = make_update(keys_.actor, keys_.max_response_length, batch, plan);
       const double scale = update_scale(c, count_verdicts(batch));
-      if (u.groups.empty() || scale == 0) {  // nothing was left, or too little: the step is counted, nothing is learnt
+      const bool learns = !u.groups.empty() && scale != 0, first = totals.updates == 0;
+      TokenOuts out;
+      if (learns) {
+        if (first)
+          u.terms.old_logprob.assign(u.terms.old_logprob.size(), std::numeric_limits<double>::quiet_NaN());
+        else if (spec.policy == PolicyLoss::gspo)
+          set_sequence_ratios(u, logprobs(u.groups));
+        out = accumulate(engine_.learner, u, spec, engine_.reference);
+        totals.add(u, out);
+        if (first && keys_.checks && !engine_.student) totals.check(u, out);
+        if (first && on_policy && !keys_.exact) report_mismatch(c, u, out, metrics);
+      } else {  // nothing was left, or too little: the step is counted, nothing is learnt
         totals.skipped++;
-        continue;
+        u = Update();
       }
-      const bool first = totals.updates == 0;
-      if (first)
-        u.terms.old_logprob.assign(u.terms.old_logprob.size(), std::numeric_limits<double>::quiet_NaN());
-      else if (spec.policy == PolicyLoss::gspo)
-        set_sequence_ratios(
-            u, Learner::logprobs(engine_.model, engine_.activations, u.groups, spec.temperature, engine_.options));
-      const TokenOuts out =
-          engine_.learner.accumulate(u.groups, u.terms, spec, spec.kl == KlLoss::exact ? engine_.reference : nullptr,
-                                     [&](size_t done, size_t all) {
-                                       if (run_.progress)
-                                         run_.progress("update", static_cast<int64_t>(done), static_cast<int64_t>(all));
-                                     });
-      totals.add(u, out);
-      if (first && keys_.checks) totals.check(u, out);
-      if (first && on_policy && !keys_.exact) report_mismatch(c, u, out, metrics);
-      totals.grad_norm.add(engine_.learner.step(optimizer_options(keys_.actor, lr * scale, keys_.seed)));
-      totals.updates++;
+      Update student;
+      if (engine_.student) {
+        const Phase teacher_phase(engine_.model.device, "distill");
+        student = student_update(keys_.actor, d, keys_.max_response_length, batch, plan, u, out, first, logprobs);
+      }
+      if (d.order == DistillOrder::before) learn_student(student);
+      if (learns) {
+        totals.grad_norm.add(engine_.learner.step(optimizer_options(keys_.actor, lr * scale, keys_.seed)));
+        totals.updates++;
+      }
+      if (d.order == DistillOrder::after) learn_student(student);
     }
   totals.report(metrics);
   metrics.set("actor/lr", lr);
+  if (!engine_.student) return;
+  students.report_student(metrics);
+  metrics.set("distill/lr", lr * d.lr_scale_factor);
 }
 
 }  // namespace pare

@@ -1,7 +1,8 @@
 // Group Relative Policy Optimization (GRPO; DeepSeekMath, algorithm 1) and its variants: one step.
 //
 //   prompts q, responses o_1 .. o_G to each and their scores -> rewards R -> advantages A -> filter -> log-probs under
-//   pi_old -> rollout correction -> token plan -> updates: forward, loss, backward, AdamW
+//   pi_old -> rollout correction -> token plan -> updates: forward, loss, backward, AdamW; with distillation, of the
+//   sampler's own parameters too (distill.h)
 //
 // Each stage is a file of this folder.  Where prompts and scores come from is not the algorithm's.
 #pragma once
@@ -11,6 +12,7 @@
 #include "model/learner.h"
 #include "rl/actor_keys.h"
 #include "rl/algorithm_keys.h"
+#include "rl/distill.h"
 #include "rl/loss.h"
 #include "rl/metrics.h"
 #include "rl/replay.h"
@@ -26,6 +28,7 @@ struct GrpoKeys {
   RewardKeys reward_model;
   ActorKeys actor;
   LearnerKeys learner;
+  DistillKeys distill;
   KvSpec kv;  // of the sampler
   float temperature = 1;
   int32_t top_k = 0;  // 0: off
@@ -34,7 +37,7 @@ struct GrpoKeys {
   int64_t max_response_length = 0, total_training_steps = 0;
   uint64_t seed = 0;
   bool exact = false;   // the sampler's log-probs are the policy's, bit by bit
-  bool checks = false;  // and are compared with them
+  bool checks = false;  // they are compared with those of the learner that attends as the sampler does
 };
 
 // What computes.  All of it outlives the algorithm.
@@ -43,6 +46,7 @@ struct GrpoEngine {
   const Model* reference;  // the initial one, where a KL needs it; else null
   Rollout& rollout;
   Learner& learner;
+  Learner* student;  // of the adapters that the sampler has and the policy has not (distill.h); else null
   Arena& activations;
   LearnerOptions options;
   Tensor sampler_states;  // act [responses of a batch * max_response_length, C], or absent: nothing needs them
@@ -80,6 +84,7 @@ class Grpo {
   std::vector<std::span<Trajectory>> mini_batches();
   void update(int64_t step, std::span<const std::span<Trajectory>> batches, std::span<const TokenPlan> plans,
               bool on_policy, Metrics& metrics);
+  TokenOuts accumulate(Learner& learner, const Update& update, const LossSpec& spec, const Model* reference);
   std::function<void(const RolloutStats&)> rollout_progress() const;
   uint64_t key(RngStream stream, int64_t step) const;
 

@@ -20,31 +20,40 @@ namespace {
 constexpr int format_version = 3;  // 1: other hash of the initial weights; 2: no hashes of files
 constexpr const char* state_name = "state.json";
 constexpr const char* optimizer_name = "optimizer.safetensors";
+constexpr const char* adapter_folder = "/adapter";  // in the folder of a model whose sampler has adapters
 
 constexpr std::pair<Moment, const char*> moments[] = {{Moment::m, "adam.m."}, {Moment::v, "adam.v."}};
 
-FileSum save_optimizer(const std::string& path, const Learner& learner) {
-  std::vector<NamedTensor> tensors;
-  for (const Parameter& p : learner.trained().layout)
-    for (const auto& [moment, prefix] : moments)
-      tensors.push_back({prefix + p.name, p.shape,
-                         [&learner, m = moment, offset = p.offset](int64_t begin, int64_t count, float* out) {
-                           learner.get_moment(m, offset + begin, count, out);
-                         }});
-  return write_safetensors(path, std::move(tensors), learner.moments());
+std::vector<Learner*> learners(Training& training) {
+  std::vector<Learner*> all = {&training.learner()};
+  if (training.student()) all.push_back(training.student());
+  return all;
 }
 
-void load_optimizer(const std::string& path, Learner& learner) {
+FileSum save_optimizer(const std::string& path, Training& training) {
+  std::vector<NamedTensor> tensors;
+  for (const Learner* learner : learners(training))
+    for (const Parameter& p : learner->trained().layout)
+      for (const auto& [moment, prefix] : moments)
+        tensors.push_back({prefix + p.name, p.shape,
+                           [learner, m = moment, offset = p.offset](int64_t begin, int64_t count, float* out) {
+                             learner->get_moment(m, offset + begin, count, out);
+                           }});
+  return write_safetensors(path, std::move(tensors), training.learner().moments());
+}
+
+void load_optimizer(const std::string& path, Training& training) {
   const SafetensorsFile file(path);
-  const char* const dtype = learner.moments() == DType::bf16 ? "BF16" : "F32";
-  for (const Parameter& p : learner.trained().layout)
-    for (const auto& [moment, prefix] : moments) {
-      const SafetensorsTensor* t = file.find(prefix + p.name);
-      if (!t || t->shape != p.shape || t->dtype != dtype)
-        fail(path, ": expected ", prefix, p.name, " as ", dtype, shape_string(p.shape));
-      learner.set_moment(moment, p.offset, p.size,
-                         [&](int64_t begin, int64_t count, float* out) { file.read_f32(*t, out, begin, count); });
-    }
+  const char* const dtype = training.learner().moments() == DType::bf16 ? "BF16" : "F32";
+  for (Learner* learner : learners(training))
+    for (const Parameter& p : learner->trained().layout)
+      for (const auto& [moment, prefix] : moments) {
+        const SafetensorsTensor* t = file.find(prefix + p.name);
+        if (!t || t->shape != p.shape || t->dtype != dtype)
+          fail(path, ": expected ", prefix, p.name, " as ", dtype, shape_string(p.shape));
+        learner->set_moment(moment, p.offset, p.size,
+                            [&](int64_t begin, int64_t count, float* out) { file.read_f32(*t, out, begin, count); });
+      }
 }
 
 json blocks_json(const std::vector<BlockBudget::Step>& steps) {
@@ -56,6 +65,7 @@ json blocks_json(const std::vector<BlockBudget::Step>& steps) {
 json to_json(const RunState& s) {
   return {{"step", s.training.step},
           {"updates", s.training.updates},
+          {"student_updates", s.training.student_updates},
           {"epoch", s.training.prompts.epoch},
           {"next", s.training.prompts.next},
           {"blocks", blocks_json(s.training.blocks)},
@@ -68,7 +78,7 @@ json to_json(const RunState& s) {
 
 RunState run_state(const json& j) {
   RunState s;
-  s.training = {j.at("step"), j.at("updates"), {j.at("epoch"), j.at("next")}, {}};
+  s.training = {j.at("step"), j.at("updates"), j.value("student_updates", int64_t{0}), {j.at("epoch"), j.at("next")}, {}};
   for (const json& step : j.value("blocks", json::array())) s.training.blocks.push_back({step.at(0), step.at(1)});
   if (!j.at("best_score").is_null()) s.best_score = j.at("best_score");
   s.best_step = j.at("best_step");
@@ -91,7 +101,7 @@ void check_seal(const std::string& path) {
 DType saved_dtype(const Session& session) {
   switch (session.config.trainer.save_dtype) {
     case SaveType::automatic:
-      return session.adapters ? DType::f32 : session.weights_dtype;
+      return session.frozen() ? DType::f32 : session.weights_dtype;
     case SaveType::f32:
       return DType::f32;
     case SaveType::bf16:
@@ -140,23 +150,37 @@ StateFile read_state(const std::string& folder) {
 void save_model(const std::string& path, const Session& session) {
   const auto tokenizer = [&](const std::string& folder) { save_tokenizer(folder, session); };
   const DType dtype = saved_dtype(session);
-  if (!session.adapters) return save_hf(path, session.model_config, session.model->reader(), dtype, true, tokenizer);
-  save_folder(path, true, [&](const std::string& folder) {
-    write_adapter_files(folder, *session.adapters, session.adapters->spec.alpha, session.config.model.path, dtype);
+  const auto adapters = [&](const std::string& folder, const std::string& base, DType type) {
+    write_adapter_files(folder, *session.adapters, session.adapters->spec.alpha, base, type);
+  };
+  if (session.frozen())
+    return save_folder(path, true, [&](const std::string& folder) {
+      adapters(folder, session.config.model.path, dtype);
+      tokenizer(folder);
+    });
+  save_hf(path, session.model_config, session.model->reader(), dtype, true, [&](const std::string& folder) {
     tokenizer(folder);
+    if (session.sparse)
+      write_folder(folder + adapter_folder, [&](const std::string& inner) { adapters(inner, path, DType::f32); });
   });
 }
 
 void save_checkpoint(const std::string& path, const Session& session, Training& training, const RunState& state) {
   write_folder(path, [&](const std::string& folder) {
     // Adapters with alpha = rank are what lies on the device, bit by bit.
-    FileSums sums =
-        session.adapters
-            ? write_adapter_files(folder, *session.adapters, static_cast<double>(session.adapters->spec.rank),
-                                  session.config.model.path, DType::f32)
-            : write_hf_files(folder, session.model_config, session.model->reader(), DType::f32);
+    const auto adapters = [&](const std::string& inner, const std::string& base) {
+      return write_adapter_files(inner, *session.adapters, static_cast<double>(session.adapters->spec.rank), base,
+                                 DType::f32);
+    };
+    FileSums sums = session.frozen()
+                        ? adapters(folder, session.config.model.path)
+                        : write_hf_files(folder, session.model_config, session.model->reader(), DType::f32);
+    if (session.sparse)
+      write_folder(folder + adapter_folder, [&](const std::string& inner) {
+        for (const auto& [name, sum] : adapters(inner, path)) sums[cat(adapter_folder + 1, "/", name)] = sum;
+      });
     sums.merge(save_tokenizer(folder, session));
-    sums[optimizer_name] = save_optimizer(cat(folder, "/", optimizer_name), training.learner());
+    sums[optimizer_name] = save_optimizer(cat(folder, "/", optimizer_name), training);
     sums.merge(training.save_files(folder));
     json files;
     for (const auto& [name, sum] : sums) files[name] = {{"bytes", sum.bytes}, {"xxh128", sum.xxh128}};
@@ -199,14 +223,14 @@ RunState load_checkpoint(const std::string& path, Session& session, Training& tr
          s.run.training.step, " steps that ", path, " has done");
   if (session.train->size() != s.rows)
     fail("the training set has ", session.train->size(), " rows, ", path, " was written with ", s.rows);
-  if ((needs_reference(config) || session.adapters) && hex16(session.initial_weights) != s.initial_weights)
+  if ((needs_reference(config) || session.frozen()) && hex16(session.initial_weights) != s.initial_weights)
     fail(config.model.path, ": holds other weights than those that the run of ", path, " started from, which are ",
-         session.adapters ? "those that its adapters belong to" : "the reference of its KL");
+         session.frozen() ? "those that its adapters belong to" : "the reference of its KL");
   if (session.adapters)
-    session.adapters->set_parameters(adapter_weights(path, session.model_config));
-  else
-    session.model->set_parameters(hf_weights(path, session.model_config));
-  load_optimizer(path + "/" + optimizer_name, training.learner());
+    session.adapters->set_parameters(
+        adapter_weights(session.sparse ? path + adapter_folder : path, session.model_config));
+  if (!session.frozen()) session.model->set_parameters(hf_weights(path, session.model_config));
+  load_optimizer(path + "/" + optimizer_name, training);
   training.load_files(path);
   training.resume(s.run.training);
   return s.run;

@@ -1,7 +1,8 @@
 // A run at the border of two steps, on disk: a Hugging Face folder (weights in f32, config.json, tokenizer), or a PEFT
-// folder where adapters are trained, with optimizer.safetensors (the moments of AdamW), files of the method and
-// state.json beside them.  It is continued bit by bit.  state.json has the hash of every other file, and on its second
-// line its own, which is that of what follows this line.
+// folder where adapters alone are trained, or the first with the second in adapter/ where a sampler has adapters beside
+// the model; and optimizer.safetensors (the moments of AdamW), files of the method and state.json.  It is continued bit
+// by bit.  state.json has the hash of every other file, and on its second line its own, which is that of what follows
+// this line.
 #pragma once
 #include <cmath>
 #include <map>

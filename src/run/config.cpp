@@ -257,7 +257,7 @@ void check_rollout(const Config& c) {
          " makes the sampler's log-probs differ from the learner's, which rollout.check_exact forbids; set "
          "rollout.check_exact=auto");
   const bool replay = c.learner.attention == LearnerAttention::replay;
-  if (r.kv.method != KvMethod::dense && check && !replay)
+  if (r.kv.method != KvMethod::dense && check && !replay && !c.distill.enable)
     fail(
         "rollout.kv.method samples from another distribution than the dense learner's, which rollout.check_exact "
         "forbids; set rollout.check_exact=auto, or learner.attention=replay");
@@ -375,6 +375,43 @@ void check_rpo(const Config& c) {
         "\"replay\" reads in blocks, but the sampler read all of it; set algorithm.rpo.prefix_loss=masked");
 }
 
+void check_distill(const Config& c) {
+  const DistillKeys& d = c.distill;
+  if (!d.enable) return;
+  if (c.model.lora.rank == 0 && c.model.lora.adapter_path.empty())
+    fail(
+        "distill.enable trains adapters of the sampler, and model.lora.rank = 0 gives it none; set model.lora.rank=32");
+  if (!c.rollout.kv.sparse_reads())
+    fail(
+        "distill.enable needs a learner that attends as the sampler does, by blocks; set rollout.kv.method=quest or "
+        "block_topk");
+  if (c.learner.attention == LearnerAttention::replay)
+    fail(
+        "distill.enable has a dense learner beside the sparse one, learner.attention = \"replay\" has none; set "
+        "learner.attention=dense");
+  if (c.rollout.top_k > 0 || c.rollout.top_p < 1)
+    fail(c.rollout.top_k > 0 ? "rollout.top_k" : "rollout.top_p",
+         " truncates the sampled distribution, to which the ratios of distill.enable refer; turn one of them off");
+  if (d.order == DistillOrder::after && c.rollout.check_exact.value_or(false))
+    fail(
+        "distill.order = \"after\" takes the sparse learner to weights that the sampler had not, which "
+        "rollout.check_exact forbids; set rollout.check_exact=auto, or distill.order=before");
+  if (!c.trainer.exact && c.rollout.check_exact.value_or(false))
+    fail(
+        "distill.enable compares the sampler with the sparse learner, whose sums trainer.exact = false orders "
+        "otherwise; "
+        "set rollout.check_exact=auto");
+  if (c.actor.policy_loss.loss_mode == PolicyLoss::gspo)
+    fail(
+        "distill.enable has a ratio for each token, actor.policy_loss.loss_mode = \"gspo\" one for a sequence; set "
+        "actor.policy_loss.loss_mode=vanilla");
+  if (d.order == DistillOrder::after &&
+      (d.kl_type == DistillKl::exact_reverse || d.kl_type == DistillKl::exact_forward))
+    fail(
+        "distill.order = \"after\" compares with theta before its step, of which an exact distill.kl_type would need a "
+        "copy; set distill.order=before, or distill.kl_type=k2 or k3");
+}
+
 void check_actor(const Config& c) {
   const ActorKeys& a = c.actor;
   if (a.clip_ratio_c != 0 && a.clip_ratio_c <= 1)
@@ -418,6 +455,7 @@ void check_config(const Config& config) {
   check_oversampling(config);
   check_actor(config);
   check_rpo(config);
+  check_distill(config);
 }
 
 // The sampler attends to less than the learner.
@@ -432,7 +470,14 @@ static bool same_distribution(const Config& c) {
 
 bool exact_rollout(const Config& c) { return c.trainer.exact && same_distribution(c); }
 
-bool checks_exact(const Config& c) { return c.rollout.check_exact.value_or(same_distribution(c)); }
+// The learner of the sampler's own adapters, at the weights that it sampled with.
+static bool distills_exactly(const Config& c) { return c.distill.enable && c.distill.order == DistillOrder::before; }
+
+bool exact_learner(const Config& c) { return exact_rollout(c) || (c.trainer.exact && distills_exactly(c)); }
+
+bool checks_exact(const Config& c) {
+  return c.rollout.check_exact.value_or(same_distribution(c) || distills_exactly(c));
+}
 
 int64_t kept_members(const Config& c) {
   const int64_t keep = c.algorithm.oversample.keep;

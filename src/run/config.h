@@ -12,6 +12,7 @@
 #include "model/model.h"
 #include "rl/actor_keys.h"
 #include "rl/algorithm_keys.h"
+#include "rl/distill.h"
 #include "rl/replay.h"
 #include "rl/rewards.h"
 
@@ -106,6 +107,7 @@ struct Config {
   AlgorithmKeys algorithm;
   ActorKeys actor;
   LearnerKeys learner;
+  DistillKeys distill;
   TrainerKeys trainer;
   bool operator==(const Config&) const = default;
 };
@@ -144,12 +146,14 @@ bool needs_reference(const Config& config);
 // The sampler's distribution is, bit by bit, that of the learner: sums have one order, and nothing is left out, or both
 // leave out the same.
 bool exact_rollout(const Config& config);
-// The sampler's log-probs are compared with the learner's.
+// The sampler's log-probs are compared with those of the learner that attends as it does; in an exact run they are
+// equal, bit by bit.
 bool checks_exact(const Config& config);
 // Members of a group that are trained on: rollout.n, or algorithm.oversample.keep of them.
 int64_t kept_members(const Config& config);
 // The learner computes the prefixes of responses once for a group (algorithm.rpo).
 bool shares_prefixes(const Config& config);
+bool exact_learner(const Config& config);
 // The rollout keeps the hidden state that each token was drawn from.
 bool keeps_sampler_states(const Config& config);
 // What is allowed but changes the objective or the estimator, one line each.

@@ -85,6 +85,8 @@ WORDS(Moments, {"f32", f32}, {"bf16", bf16})
 WORDS(LrSchedule, {"constant", constant}, {"linear", linear}, {"cosine", cosine})
 WORDS(PolicyLoss, {"vanilla", ppo}, {"gspo", gspo}, {"cispo", cispo})
 WORDS(KlLoss, {"k1", k1}, {"k2", k2}, {"k3", k3}, {"exact", exact})
+WORDS(DistillOrder, {"before", before}, {"after", after})
+WORDS(DistillKl, {"k2", k2}, {"k3", k3}, {"exact_reverse", exact_reverse}, {"exact_forward", exact_forward})
 WORDS(RolloutIs, {"none", none}, {"paper", paper}, {"tis", tis}, {"icepop", icepop}, {"released", released})
 WORDS(RatioLevel, {"token", token}, {"sequence", sequence}, {"geometric", geometric})
 WORDS(RolloutRs, {"none", none}, {"sequence", sequence}, {"geometric", geometric})
@@ -269,7 +271,9 @@ Groups model_keys() {
             "pare")}},
       {{},
        {KEY(model.lora.rank, within(0, 65536), "",
-            "rank of the adapters that are trained while the model is frozen; 0: off, the model is trained", "verl"),
+            "rank of the adapters that are trained while the model is frozen (distill.enable: beside it); 0: off, the "
+            "model is trained",
+            "verl"),
         KEY(model.lora.adapter_path, any, "",
             "PEFT folder of adapters to start from, with their own rank, alpha and target_modules", "verl")}},
       {{is_not("model.lora.rank", "0")},
@@ -722,6 +726,30 @@ Groups actor_keys() {
   };
 }
 
+Groups distill_keys() {
+  const KeyCondition on = is("distill.enable", {"true"});
+  return {
+      {{is("rollout.kv.method", {"quest", "block_topk"})},
+       {KEY(distill.enable, any, "",
+            "the sampler is the trained model with adapters (model.lora), which learn the policy loss and a KL to the "
+            "dense policy through block-sparse attention; dense validation is without them",
+            "DistillSparse")}},
+      {{on},
+       {KEY(distill.order, any, "",
+            "before: the gradient of the adapters is taken at the weights that the teacher had; after: when these have "
+            "made their step, as released",
+            "pare"),
+        KEY(distill.kl_type, any, "",
+            "KL to the dense policy. k2, k3: of the sampled token, with in expectation the gradient of KL(sparse || "
+            "dense), KL(dense || sparse); exact_reverse, exact_forward: these two over the vocabulary",
+            "Sparrow: sparse_kl_loss_type"),
+        KEY(distill.lambda, at_least(0), "", "weight of that KL", "DistillSparse"),
+        KEY(distill.lr_scale_factor, above(0), "", "learning rate of the adapters, of actor.optim.lr and its schedule",
+            "Sparrow: lr_scale_factor"),
+        KEY(distill.grad_clip, at_least(0), "", "bound of the norm of their gradient; 0: off", "pare")}},
+  };
+}
+
 Groups trainer_keys() {
   return {
       {{},
@@ -765,7 +793,7 @@ const std::vector<ConfigKey>& config_keys() {
   static const std::vector<ConfigKey> keys = [] {
     std::vector<ConfigKey> all;
     for (const Groups& part : {model_keys(), data_keys(), rollout_keys(), kv_keys(), algorithm_keys(),
-                               correction_keys(), rpo_keys(), actor_keys(), trainer_keys()})
+                               correction_keys(), rpo_keys(), actor_keys(), distill_keys(), trainer_keys()})
       for (const KeyGroup& group : part)
         for (ConfigKey key : group.keys) {
           key.when = group.when;
@@ -791,6 +819,7 @@ const std::vector<KeySection>& config_sections() {
       {"actor", "policy loss, mini-batches, token subsets"},
       {"actor.optim", "AdamW and its learning rate"},
       {"learner", "attention of the learner"},
+      {"distill", "adapters of a block-sparse sampler, which learn to sample as the dense policy does"},
       {"trainer", "device, steps, validation, files of a run"},
   };
   return sections;

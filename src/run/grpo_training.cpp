@@ -10,7 +10,7 @@ namespace {
 
 // The initial model.  A frozen one shares its memory, without adapters or with a copy of those that it starts from.
 std::unique_ptr<Model> make_reference(Session& s, std::unique_ptr<Adapters>& adapters) {
-  if (!s.adapters) {
+  if (!s.frozen()) {
     auto copy = std::make_unique<Model>(s.model_config, s.device, s.weights, s.model->dtype, false);
     if (!s.device.planning()) copy->set_parameters(s.model->reader());
     return copy;
@@ -80,6 +80,7 @@ GrpoKeys GrpoTraining::keys() const {
           .reward_model = c.reward_model,
           .actor = c.actor,
           .learner = c.learner,
+          .distill = c.distill,
           .kv = c.rollout.kv,
           .temperature = static_cast<float>(c.rollout.temperature),
           .top_k = static_cast<int32_t>(c.rollout.top_k),
@@ -97,6 +98,7 @@ GrpoEngine GrpoTraining::engine() {
           .reference = reference_.get(),
           .rollout = *rollout_,
           .learner = learner_,
+          .student = student_.get(),
           .activations = session_.activations,
           .options = session_.learner_options(),
           .sampler_states = sampler_states_};
@@ -140,8 +142,10 @@ Metrics GrpoTraining::step() {
   Metrics metrics;
   grpo_.step(step_, metrics);
   metrics.set_text("certificate", certificate_.text());
-  for (const char* phase : {"rollout", "learner", "old_log_prob", "ref"})
-    metrics.set(std::string("flops/") + phase, static_cast<double>(session_.ledger.total(phase).flops));
+  std::vector<std::string> phases = {"rollout", "learner", "old_log_prob", "ref"};
+  if (student_) phases.push_back("distill");
+  for (const std::string& phase : phases)
+    metrics.set("flops/" + phase, static_cast<double>(session_.ledger.total(phase).flops));
   session_.set_memory(metrics);
   return metrics;
 }
@@ -178,7 +182,7 @@ void GrpoTraining::worst_case_step() {
 void GrpoTraining::largest_batches() {
   Arena& arena = session_.activations;
   const RolloutLimits rollout = session_.rollout_limits();
-  Rollout::plan(*session_.model, rollout, arena, sampler_states_);
+  Rollout::plan(session_.sampler(), rollout, arena, sampler_states_);
   const int64_t sampled = config_.rollout.n, kept = kept_members(config_);
   BatchLimits limits = batch_limits(kept);
   if (shares_prefixes(config_)) {  // one may take all of a response but a token
@@ -193,7 +197,11 @@ void GrpoTraining::largest_batches() {
       limits.slots = std::max(limits.slots, residency.peak(l, limits.prefix, limits.tokens));
   }
   const LossSpec spec = loss_spec(config_.actor, config_.rollout.temperature);
-  learner_.plan(limits, spec, spec.kl == KlLoss::exact ? reference_.get() : nullptr);
+  learner_.plan(limits, spec, is_exact(spec.kl) ? reference_.get() : nullptr);
+  if (student_) {
+    const LossSpec distill = student_loss_spec(config_.actor, config_.distill, config_.rollout.temperature);
+    student_->plan(limits, distill, is_exact(distill.kl) ? session_.model.get() : nullptr);
+  }
   const SamplerStates states{sampler_states_};
   if (config_.algorithm.oversample.by == OversampleBy::acceptance) limits.members = sampled;
   Learner::plan_logprobs(*session_.model, arena, limits, session_.learner_options(),

@@ -32,8 +32,8 @@ class GrpoTraining : public Training {
 
   std::unique_ptr<Adapters> reference_adapters_;  // where the initial model has some that are not 0
   const std::unique_ptr<Model> reference_;        // the initial model, where a KL needs it
-  const Tensor sampler_states_;             // GrpoEngine::sampler_states
-  PrefixCache cache_;                       // empty: RPO is off, or no row was visited
+  const Tensor sampler_states_;                   // GrpoEngine::sampler_states
+  PrefixCache cache_;                             // empty: RPO is off, or no row was visited
   Grpo grpo_;
   std::vector<Problem> problems_;  // of the last prompts
   std::vector<PromptRow> rows_;    // of the same

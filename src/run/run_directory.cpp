@@ -61,6 +61,10 @@ std::string stranger(const fs::path& folder) {
   std::error_code none;
   for (const auto& entry : fs::directory_iterator(folder, none)) {
     const std::string kind = entry.path().extension().string();
+    if (entry.is_directory() && entry.path().filename() == "adapter") {
+      if (const std::string found = stranger(entry.path()); !found.empty()) return found;
+      continue;
+    }
     if (!entry.is_regular_file() || (kind != ".safetensors" && kind != ".json" && kind != ".bin" && kind != ".jinja" &&
                                      kind != ".jsonl" && kind != ".txt" && kind != ".tmp" && kind != ".ssa"))
       return entry.path().string();

@@ -115,14 +115,16 @@ Session::Session(const Config& c, const Table& table, bool trainable, const std:
   const LoraKeys& l = c.model.lora;
   std::optional<LoraSpec> lora = lora_spec(l);
   if (!trainable && l.adapter_path.empty()) lora.reset();
-  if (lora && trainable && data && c.model.path.empty())
+  const bool distills = trainable && c.distill.enable;
+  if (lora && trainable && !distills && data && c.model.path.empty())
     fail(
         "model.lora trains adapters of a model that is saved elsewhere, model.config starts from random weights, which "
         "are not; give model.path");
-  model = std::make_unique<Model>(model_config, device, weights, act_type(c), trainable && !lora);
+  model = std::make_unique<Model>(model_config, device, weights, act_type(c), trainable && (!lora || distills));
   if (lora) {
     adapters = std::make_unique<Adapters>(model_config, *lora, device, weights, act_type(c), trainable);
-    model->adapters = adapters.get();
+    if (distills) sparse = std::make_unique<Model>(*model);
+    (distills ? sparse : model)->adapters = adapters.get();
   }
   check_prompts();
   if (!device.planning()) {
@@ -238,6 +240,13 @@ LearnerOptions Session::learner_options() const {
           .moments = config.actor.optim.moments == Moments::bf16 ? DType::bf16 : DType::f32,
           .recompute = config.model.enable_gradient_checkpointing,
           .blocks = replayed_blocks(config.learner, config.rollout.kv)};
+}
+
+LearnerOptions Session::student_options() const {
+  LearnerOptions options = learner_options();
+  options.blocks = block_reads(config.rollout.kv);
+  options.dense_reference = true;
+  return options;
 }
 
 RolloutLimits Session::rollout_limits() const {

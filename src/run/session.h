@@ -39,6 +39,9 @@ struct Session {
   std::vector<Reward> rewards(const Task& task, std::span<const Problem> problems,
                               std::span<const Completion> completions) const;
   LearnerOptions learner_options() const;
+  LearnerOptions student_options() const;  // of `sparse`: it attends as the sampler does, its teacher to everything
+  const Model& sampler() const { return sparse ? *sparse : *model; }
+  bool frozen() const { return adapters && !sparse; }  // the model is what the run started from
   RolloutLimits rollout_limits() const;
   std::vector<const Arena*> arenas() const;
   ArenaLimits peaks() const;
@@ -56,9 +59,10 @@ struct Session {
 
   Arena weights, gradients, optimizer, kv, activations;
   std::unique_ptr<Model> model;
-  std::unique_ptr<Adapters> adapters;  // of the model, which is frozen; absent: it is trained itself, or has none
-  DType weights_dtype = DType::f32;    // of the files that the run starts from; f32: random weights, several types
-  uint64_t initial_weights = 0;        // a hash of the parameters that the run starts from; 0 while planning
+  std::unique_ptr<Adapters> adapters;  // of the model, which is frozen, or of `sparse`; absent: there are none
+  std::unique_ptr<Model> sparse;     // of distillation: the model, whose memory it shares, with the adapters; or absent
+  DType weights_dtype = DType::f32;  // of the files that the run starts from; f32: random weights, several types
+  uint64_t initial_weights = 0;      // a hash of the parameters that the run starts from; 0 while planning
 
  private:
   void read_data();

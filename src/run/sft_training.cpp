@@ -12,6 +12,8 @@ namespace pare {
 SftTraining::SftTraining(Session& s) : Training(s, (s.val || !s.tokenizer) && validates(s.config)) {
   if (s.config.learner.attention == LearnerAttention::replay)
     fail("learner.attention = \"replay\" replays rollouts, next-token training has none; set learner.attention=dense");
+  if (s.sparse)
+    fail("distill.enable trains what samples, next-token training has no samples; set distill.enable=false");
   if (!s.train || s.config.data.task != "jsonl") return;  // a teacher's draws are not known before the step
   Rng rng(rng_key(0, RngStream::data, 0));
   for (int64_t row = 0; row < s.train->size(); row++) completion(s.train->problem(row), 0, rng);

@@ -9,10 +9,22 @@ namespace pare {
 Training::Training(Session& s, bool samples)
     : session_(s),
       config_(s.config),
-      rollout_(samples ? std::make_unique<Rollout>(*s.model, s.rollout_limits(), s.kv, s.activations) : nullptr),
+      rollout_(samples ? std::make_unique<Rollout>(s.sampler(), s.rollout_limits(), s.kv, s.activations, s.model.get())
+                       : nullptr),
       learner_(*s.model, s.gradients, s.optimizer, s.activations, s.learner_options()),
+      student_(s.sparse
+                   ? std::make_unique<Learner>(*s.sparse, s.gradients, s.optimizer, s.activations, student_options())
+                   : nullptr),
       prompts_(s.tokenizer ? s.training_task().size() : 1, s.config.data.shuffle,
                static_cast<uint64_t>(s.config.trainer.seed)) {}
+
+// The sampler's adapters read as many blocks as the sampler, which may adapt them; a plan: all there are.
+LearnerOptions Training::student_options() const {
+  LearnerOptions options = session_.student_options();
+  if (config_.rollout.kv.adapts())
+    options.blocks->budget = [this](int64_t n) { return session_.device.planning() ? n : rollout_->block_budget()(n); };
+  return options;
+}
 
 Metrics Training::evaluate() {
   expect(rollout_ != nullptr, "an evaluation of a run that never validates");
@@ -22,7 +34,7 @@ Metrics Training::evaluate() {
 }
 
 TrainingState Training::state() const {
-  TrainingState state{step_, learner_.steps(), prompts_.cursor(), {}};
+  TrainingState state{step_, learner_.steps(), student_ ? student_->steps() : 0, prompts_.cursor(), {}};
   if (rollout_ && config_.rollout.kv.adapts()) state.blocks = rollout_->block_budget().steps();
   return state;
 }
@@ -32,6 +44,7 @@ void Training::resume(const TrainingState& state) {
   if (!state.blocks.empty()) rollout_->set_block_budget(BlockBudget(state.blocks));
   prompts_.seek(state.prompts);
   learner_.set_steps(state.updates);
+  if (student_) student_->set_steps(state.student_updates);
 }
 
 BatchLimits Training::batch_limits(int64_t members) const {

@@ -13,8 +13,9 @@ namespace pare {
 // At the border of two steps, what there is beside parameters, moments and files: every random draw is named by the
 // step.
 struct TrainingState {
-  int64_t step = 0;     // steps done
-  int64_t updates = 0;  // of the optimizer
+  int64_t step = 0;             // steps done
+  int64_t updates = 0;          // of the optimizer
+  int64_t student_updates = 0;  // of that of the sampler's adapters
   PromptStream::Cursor prompts;
   std::vector<BlockBudget::Step> blocks;  // rollout.kv.blocks.acceptance_target: the budget of the next step; else none
   bool operator==(const TrainingState&) const = default;
@@ -43,6 +44,7 @@ class Training {
 
   int64_t steps() const { return step_; }
   Learner& learner() { return learner_; }
+  Learner* student() { return student_.get(); }  // of session.sparse; null: there is none
 
   // Only at the border of a step.  Parameters and moments are set at the session's model and the learner.
   TrainingState state() const;
@@ -59,11 +61,13 @@ class Training {
   // `samples`: there is a rollout, and memory for it.
   Training(Session& session, bool samples);
   BatchLimits batch_limits(int64_t members) const;
+  LearnerOptions student_options() const;
 
   Session& session_;
   const Config& config_;
   const std::unique_ptr<Rollout> rollout_;  // absent: nothing samples
   Learner learner_;
+  const std::unique_ptr<Learner> student_;
   PromptStream prompts_;
   int64_t step_ = 0;
 };
