@@ -136,6 +136,18 @@ TEST_F(Report, NumbersOfRunsAndGroups) {
   EXPECT_EQ(base["loss_last"], nullptr);
 }
 
+TEST_F(Report, SaysWhatASparseSamplerSavesAndItsAdaptersCost) {
+  write("distill/metrics.jsonl",
+        R"({"training/global_step": 1, "kv/tokens_saved/read": 0.5, "flops/learner": 4e9, "flops/distill": 6e9}
+{"training/global_step": 2, "kv/tokens_saved/read": 0.25, "flops/learner": 4e9, "flops/distill": 5e9}
+)");
+  const json distill = data(report(at("distill")))["runs"][0]["totals"];
+  EXPECT_EQ(distill["reads_saved"], 0.375);
+  EXPECT_EQ(distill["flops_distill"], 11e9);
+  EXPECT_EQ(distill["flops"], 19e9);
+  EXPECT_EQ(data(report(write_run("dense", 1, 3, 1)))["runs"][0]["totals"]["reads_saved"], nullptr);
+}
+
 // The total that the run itself logs.  Pages in use are part of the arena that they lie in, in older runs too, which
 // counted them among the arenas.
 TEST_F(Report, PeakMemoryCountsEveryByteOnce) {

@@ -135,6 +135,7 @@ const std::vector<Row>& rows() {
       {"tokens in the loss", [](const T& t) { return t.loss_rows; }, true},
       {"FLOP of rollouts", [](const T& t) { return t.flops_rollout; }, true},
       {"FLOP of the learner", [](const T& t) { return t.flops_learner; }, true},
+      {"FLOP of distillation", [](const T& t) { return t.flops_distill; }, true},
       {"seconds of rollouts", [](const T& t) { return t.seconds_rollout; }, false},
       {"seconds of updates", [](const T& t) { return t.seconds_update; }, false},
       {"log-probs checked", [](const T& t) { return t.checked; }, true},

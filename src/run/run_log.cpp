@@ -99,6 +99,9 @@ RunTotals run_totals(const RunLog& log) {
   t.generated = log.sum("tokens/generated") + log.sum("rpo/init_tokens"), t.replayed = log.sum("tokens/replayed");
   t.trained = log.sum("tokens/trained"), t.loss_rows = log.sum("tokens/loss");
   t.flops_rollout = log.sum("flops/rollout"), t.flops_learner = log.sum("flops/learner");
+  t.flops_distill = log.sum("flops/distill");
+  if (log.series.contains("kv/tokens_saved/read") && t.steps > 0)
+    t.reads_saved = log.sum("kv/tokens_saved/read") / static_cast<double>(t.steps);
   for (const auto& [name, values] : log.series) {
     if (name.starts_with("flops/")) t.flops += log.sum(name);
     if (!name.starts_with("memory/")) continue;

@@ -29,9 +29,10 @@ struct RunTotals {
   double reward_first = none, reward_last = none, loss_first = none, loss_last = none;
   double val_first = none, val_best = none, val_last = none;  // of the first val-core/*/mean@n
   int64_t val_best_step = 0;
-  double generated = 0, trained = 0, loss_rows = 0;             // tokens; generated: of RPO's first entries too
-  double replayed = 0;                                          // tokens of responses that were not generated
-  double flops_rollout = 0, flops_learner = 0, flops = 0;       // flops: of every phase
+  double generated = 0, trained = 0, loss_rows = 0;  // tokens; generated: of RPO's first entries too
+  double replayed = 0;                               // tokens of responses that were not generated
+  double flops_rollout = 0, flops_learner = 0, flops_distill = 0, flops = 0;  // flops: of every phase
+  double reads_saved = none;                                    // part of a dense cache's reads, mean over steps
   double peak_bytes = none;                                     // of all arenas
   double seconds = 0, seconds_rollout = 0, seconds_update = 0;  // seconds: of steps and evaluations
   double mismatches = none, checked = none;  // tokens; of those that no step checked there are no mismatches

@@ -48,6 +48,8 @@ Json totals_json(const RunTotals& t) {
           {"loss_rows", t.loss_rows},
           {"flops_rollout", t.flops_rollout},
           {"flops_learner", t.flops_learner},
+          {"flops_distill", t.flops_distill},
+          {"reads_saved", exact(t.reads_saved)},
           {"flops", t.flops},
           {"peak_bytes", exact(t.peak_bytes)},
           {"seconds", t.seconds},

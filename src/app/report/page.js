@@ -38,6 +38,7 @@ function optimisation() {
     line(
       "Mismatched tokens", "exact/mismatch_tokens",
       {unit: "count", what: "exact/mismatch_tokens: log-probs of sampler and learner with different bits"}),
+    ...each("distill/", (m) => `Sampler's adapters: ${m.replaceAll("_", " ")}`),
     ...each("rollout_corr/", (m) => `Mismatch: ${m.replaceAll("_", " ")}`),
     differs("ht/kept_fraction", 1) ? line("Tokens kept for the gradient", "ht/kept_fraction") : null,
     nonZero("filter/zero_std_fraction") ? line("Groups without a signal", "filter/zero_std_fraction") : null,
@@ -65,7 +66,8 @@ function costs() {
 }
 function stacks() {
   const known =
-    {gen: "rollout", update_actor: "update", testing: "evaluation", ref: "reference", old_log_prob: "old log-probs"};
+    {gen: "rollout", update_actor: "update", update_student: "update of adapters", testing: "evaluation",
+     ref: "reference", old_log_prob: "old log-probs"};
   const every = (prefix) => metricNames.filter((m) => m.startsWith(prefix));
   for (const p of ["timing_s/", "flops/", "memory/"]) every(p).forEach((m) => taken.add(m));
   // Parts below 1 % of the time go into "other", which also takes what no part accounts for.
@@ -147,7 +149,14 @@ const columns = [
   },
   {head: "FLOPs, rollout", of: (t) => t.flops_rollout, text: units.count, ratio: true},
   {head: "FLOPs, learner", of: (t) => t.flops_learner, text: units.count, ratio: true},
+  {head: "FLOPs, distillation", of: (t) => t.flops_distill, text: units.count, ratio: true},
   {head: "FLOPs, all", of: (t) => t.flops, text: units.count, ratio: true},
+  {
+    head: "Reads saved",
+    of: (t) => t.reads_saved || null,
+    text: (v) => `${(100 * v).toFixed(0)} %`,
+    how: "part of the keys and values of a dense cache that a sparse sampler did not read, mean over steps"
+  },
   {head: "Peak memory", of: (t) => t.peak_bytes, text: units.bytes, ratio: true},
   {head: "Time", of: (t) => t.seconds, text: units.seconds, ratio: true},
   {
