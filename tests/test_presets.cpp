@@ -18,6 +18,8 @@ const std::vector<PaperRun> kPaperRuns = {
     {"paper-dash", "qwen2.5-1.5b", "actor/kl_loss", 1'543'714'304},
     {"released-dash", "qwen2.5-1.5b", "actor/kl_loss", 1'543'714'304},
     {"paper-nat", "qwen2.5-7b", "ht/weight_max", 7'615'616'512},
+    {"paper-rpo", "deepseek-r1-distill-qwen-1.5b", "rpo/prefix_tokens", 1'777'088'000},
+    {"released-rpo", "deepseek-r1-distill-qwen-1.5b", "rpo/prefix_tokens", 1'777'088'000},
 };
 
 TEST(PaperRuns, AreAllHere) {
@@ -48,6 +50,7 @@ Config without_sizes(Config c) {
   c.rollout.max_num_seqs = 0, c.rollout.max_num_batched_tokens = 0;
   c.rollout.kv.evict.budget = 0, c.rollout.kv.evict.buffer = 0, c.rollout.kv.window.size = 0;
   c.rollout.kv.blocks.size = 0, c.rollout.kv.blocks.count = 0, c.rollout.kv.blocks.dense_layers = 0;
+  c.algorithm.rpo.max_cut = 0;
   c.actor.ppo_mini_batch_size = 0, c.actor.ppo_max_token_len = 0, c.actor.rpc_min_tokens = 0;
   c.trainer.device = d.trainer.device, c.trainer.total_training_steps = 0;
   c.trainer.test_freq = 0, c.trainer.save_freq = 0;
@@ -81,6 +84,56 @@ TEST(PaperRuns, RunTinyForTwoSteps) {
       EXPECT_FALSE(m.get("exact/mismatch_tokens") > 0) << run.preset;
     }
   }
+}
+
+// ---- methods together ----------------------------------------------------------------------------------------------
+
+struct Together {
+  std::string methods;  // laid over a run with sparse reads, or dense ones
+  bool sparse;
+  std::vector<std::string> metrics;  // above 0 in the second step: each method works
+  const char* why;
+};
+
+// The order of the stages is the answer to most of them: rewards, advantages, filter, old log-probs, correction, token
+// plan, updates.
+TEST(Methods, WorkTogether) {
+  const std::vector<Together> all = {
+      {"nat-rpc sparse-rl", true, {"ht/weight_max", "rollout_corr/xi_mean"}, "judged whole, trained on a part"},
+      {"rpo-whole sparse-rl", true, {"rpo/prefix_tokens", "rollout_corr/xi_mean"}, "xi and veto are of suffixes"},
+      {"rpo-whole dapo", false, {"rpo/prefix_tokens", "rollout/gen_batches"}, "groups that are dropped update entries"},
+      {"rpo-whole nat-rpc", false, {"rpo/prefix_tokens", "ht/weight_max"}, "a suffix is cut, |o| is the suffix"},
+      {"dash nat-urs", false, {"ht/weight_max"}, "dropped before the forward, then thinned out"},
+      {"dash sparse-rl", true, {"rollout_corr/xi_mean"}, "what the filter drops is not judged"},
+      {"dapo sparse-rl nat-rpc", true, {"rollout/gen_batches", "ht/weight_max"}, "three at once"}};
+  for (const Together& t : all) {
+    SCOPED_TRACE(t.methods + ": " + t.why);
+    std::vector<std::string> names = {t.sparse ? "quickstart-quest" : "quickstart"};
+    std::istringstream list(t.methods);
+    for (std::string m; list >> m;) names.push_back(m);
+    names.insert(names.end(), {"tiny-overlay", "data.train_rows=4", "trainer.threads=1"});
+    TrainingRun run(load_config(names));
+    run.step();
+    const Metrics m = run.step();
+    EXPECT_GT(m.get("actor/updates"), 0);
+    for (const std::string& metric : t.metrics) EXPECT_GT(m.get(metric), 0) << metric;
+    EXPECT_FALSE(m.get("exact/mismatch_tokens") > 0);
+  }
+}
+
+std::string refusal(std::vector<std::string> names) {
+  try {
+    load_config(names);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST(Methods, ThatContradictOneAnotherAreRefused) {
+  EXPECT_NE(refusal({"quickstart-rkv", "sparse-rl", "rpo"}).find("algorithm.rpo.enable"), std::string::npos);
+  EXPECT_NE(refusal({"quickstart-quest", "rpo-paper", "sparse-rl"}).find("algorithm.rpo.prefix_loss"),
+            std::string::npos);
 }
 
 }  // namespace
