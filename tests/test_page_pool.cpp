@@ -199,7 +199,7 @@ class CacheWorld {
       }
       s.reservation -= fresh, cuts_ += fresh > 0;
       EXPECT_EQ(cache_.reserved(), reserved_pages - fresh);
-      events.push_back({static_cast<int32_t>(n), first, 0, keep, layer, 0});
+      events.push_back({static_cast<int32_t>(n), first, 0, keep, 0});
       for (int64_t h = 0; h < K; h++) {
         std::vector<int32_t>& values = s.values[layer * K + h];
         std::vector<int32_t> slots(n - first), kept(values.begin(), values.begin() + first);
@@ -220,7 +220,7 @@ class CacheWorld {
                         .keep = make_tensor(lists.data(), DType::i32, {L, K, keep}),
                         .src_pages = make_tensor(src.data(), DType::i32, {L, width}),
                         .dst_pages = make_tensor(dst.data(), DType::i32, {L, width}),
-                        .events = make_tensor(events.data(), DType::i32, {L, 6}),
+                        .events = make_tensor(events.data(), DType::i32, {L, 5}),
                         .work = kv_work(events.data(), L),
                         .rope = {},
                         .sinks = 0});

@@ -78,7 +78,8 @@ json to_json(const RunState& s) {
 
 RunState run_state(const json& j) {
   RunState s;
-  s.training = {j.at("step"), j.at("updates"), j.value("student_updates", int64_t{0}), {j.at("epoch"), j.at("next")}, {}};
+  s.training = {
+      j.at("step"), j.at("updates"), j.value("student_updates", int64_t{0}), {j.at("epoch"), j.at("next")}, {}};
   for (const json& step : j.value("blocks", json::array())) s.training.blocks.push_back({step.at(0), step.at(1)});
   if (!j.at("best_score").is_null()) s.best_score = j.at("best_score");
   s.best_step = j.at("best_step");

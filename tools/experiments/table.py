@@ -46,6 +46,7 @@ def row(run):
 
     return {
         "first": val[0], "last": val[-1], "accuracy": mean(val[-2:]),
+        "sparse": mean([m[k] for m in log for k in m if re.fullmatch(r"val-core/[a-z]+_kv/reward/mean@\d+", k)][-2:]),
         "sampler": over("critic/score/mean", train[-20:]),
         "rejected": over("rollout_corr/rejection_rate"),
         "kl": over("rollout_corr/kl"),
@@ -67,7 +68,7 @@ def row(run):
 # Header, key, scale, form.
 COLUMNS = {
     "sparse": [
-        ("sampler's reward", "sampler", 1, "%.3f"), ("rejected", "rejected", 1, "%.3f"),
+        ("sparse validation", "sparse", 1, "%.3f"), ("sampler's reward", "sampler", 1, "%.3f"), ("rejected", "rejected", 1, "%.3f"),
         ("KL a token", "kl", 1, "%.4f"), ("slots saved: mean", "saved", 1, "%.3f"), ("at the peak", "peak", 1, "%.3f"),
         ("reads saved", "read", 1, "%.3f"), ("KV kB at peak", "kv", 1e-3, "%.0f"), ("gradient norm", "grad", 1, "%.3f"),
         ("length", "length", 1, "%.0f"),
