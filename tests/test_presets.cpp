@@ -19,6 +19,8 @@ const std::vector<PaperRun> kPaperRuns = {
     {"released-dash", "qwen2.5-1.5b", "actor/kl_loss", 1'543'714'304},
     {"paper-nat", "qwen2.5-7b", "ht/weight_max", 7'615'616'512},
     {"paper-rpo", "deepseek-r1-distill-qwen-1.5b", "rpo/prefix_tokens", 1'777'088'000},
+    {"paper-distill-sparse", "qwen3-4b", "distill/grad_norm", 4'022'468'096},
+    {"released-distill-sparse", "qwen3-4b", "distill/grad_norm", 4'022'468'096},
     {"released-rpo", "deepseek-r1-distill-qwen-1.5b", "rpo/prefix_tokens", 1'777'088'000},
 };
 
@@ -105,6 +107,12 @@ TEST(Methods, WorkTogether) {
       {"rpo-whole nat-rpc", false, {"rpo/prefix_tokens", "ht/weight_max"}, "a suffix is cut, |o| is the suffix"},
       {"dash nat-urs", false, {"ht/weight_max"}, "dropped before the forward, then thinned out"},
       {"dash sparse-rl", true, {"rollout_corr/xi_mean"}, "what the filter drops is not judged"},
+      {"distill-sparse sparse-rl",
+       true,
+       {"distill/grad_norm", "rollout_corr/xi_mean"},
+       "rejected ones teach the sampler"},
+      {"distill-sparse jackpot nat-rpc", true, {"distill/grad_norm", "ht/weight_max"}, "one plan of tokens for both"},
+      {"distill-sparse rpo-whole sparse-rl", true, {"distill/grad_norm", "rpo/prefix_tokens"}, "suffixes for both"},
       {"dapo sparse-rl nat-rpc", true, {"rollout/gen_batches", "ht/weight_max"}, "three at once"}};
   for (const Together& t : all) {
     SCOPED_TRACE(t.methods + ": " + t.why);

@@ -59,9 +59,9 @@ def row(run):
         "length": over("response_length/mean", train[-20:]),
         "zero": over("filter/zero_std_fraction"),
         "generated": total("tokens/generated"), "trained": total("tokens/trained"), "loss": total("tokens/loss"),
-        "rollout": total("flops/rollout"), "learner": total("flops/learner", "flops/old_log_prob", "flops/ref"),
+        "rollout": total("flops/rollout"), "learner": total("flops/learner", "flops/distill", "flops/old_log_prob", "flops/ref"),
         "gen_s": total("timing_s/gen"),
-        "learn_s": total("timing_s/update_actor", "timing_s/old_log_prob", "timing_s/ref"),
+        "learn_s": total("timing_s/update_actor", "timing_s/update_student", "timing_s/old_log_prob", "timing_s/ref"),
     }
 
 
