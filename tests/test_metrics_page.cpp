@@ -50,34 +50,34 @@ std::set<std::string> logged() {
         {"rollout.kv.method=quest", "rollout.kv.blocks.size=4", "rollout.kv.blocks.count=6",
          "rollout.check_exact=false", "algorithm.rollout_correction.rollout_is=icepop",
          "algorithm.rollout_correction.acceptance=true", "rollout.val_kwargs.kv=both",
-         "rollout.kv.blocks.acceptance_target=0.86"}, {
+         "rollout.kv.blocks.acceptance_target=0.86"},
         {"rollout.kv.method=quest", "distill.enable=true", "model.lora.rank=2"}}) {
-      TrainingRun run(tiny_run("qwen3", keys));
-      collect(run.step(), names);
-      collect(run.trainer->evaluate(), names);
-    }
-    Session session(tiny_run("qwen3", {}));
-    SftTraining sft(session);
-    collect(sft.step(), names);
-    return names;
+    TrainingRun run(tiny_run("qwen3", keys));
+    collect(run.step(), names);
+    collect(run.trainer->evaluate(), names);
+  }
+  Session session(tiny_run("qwen3", {}));
+  SftTraining sft(session);
+  collect(sft.step(), names);
+  return names;
 }
 
 TEST(MetricsPage, DefinesWhatIsLoggedAndNothingElse) {
-    const std::set<std::string> names = logged();
-    const std::vector<std::string> page = defined();
-    EXPECT_EQ(std::set<std::string>(page.begin(), page.end()).size(), page.size()) << "a name twice";
-    std::set<std::string> explained;
-    for (const std::string& entry : page) {
-      const std::regex p = pattern(entry);
-      const size_t before = explained.size();
-      bool found = false;
-      for (const std::string& name : names)
-        if (std::regex_match(name, p)) explained.insert(name), found = true;
-      EXPECT_TRUE(found) << entry << " is on the page, and no run logs it";
-      EXPECT_TRUE(!found || explained.size() > before) << entry << " is on the page twice";
-    }
+  const std::set<std::string> names = logged();
+  const std::vector<std::string> page = defined();
+  EXPECT_EQ(std::set<std::string>(page.begin(), page.end()).size(), page.size()) << "a name twice";
+  std::set<std::string> explained;
+  for (const std::string& entry : page) {
+    const std::regex p = pattern(entry);
+    const size_t before = explained.size();
+    bool found = false;
     for (const std::string& name : names)
-      EXPECT_TRUE(explained.contains(name)) << name << " is logged, and not on the page";
+      if (std::regex_match(name, p)) explained.insert(name), found = true;
+    EXPECT_TRUE(found) << entry << " is on the page, and no run logs it";
+    EXPECT_TRUE(!found || explained.size() > before) << entry << " is on the page twice";
+  }
+  for (const std::string& name : names)
+    EXPECT_TRUE(explained.contains(name)) << name << " is logged, and not on the page";
 }
 
 }  // namespace
