@@ -83,7 +83,7 @@ TEST_F(Files, LogsKeepWhatTheyAreToldTo) {
     log.append("2\n");
   }
   EXPECT_EQ(read_text(at("log")), "one\n2\n");
-  expect_failure([] { AppendFile(at("log"), 7); }, Exit::usage, "has 6 bytes, the checkpoint was written after 7");
+  expect_failure([] { AppendFile(at("log"), 7); }, Exit::usage, "has 6 bytes, but 7 when the checkpoint was written");
   EXPECT_EQ(read_text(at("log")), "one\n2\n");
   AppendFile(at("log"), 0);
   EXPECT_EQ(read_text(at("log")), "");

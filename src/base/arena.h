@@ -1,4 +1,4 @@
-// Named memory.  Every byte that ops touch comes from an arena; the ledger of a run is the list of its arenas.
+// Named memory.  Every byte that ops touch comes from an arena, so the arenas of a run account for all its memory.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -11,7 +11,7 @@ namespace pare {
 
 class Arena {
  public:
-  // Takes `limit` bytes of `memory` at once: the most that it will ever hold.  Without a limit all that there are.
+  // Reserves `limit` bytes of `memory`, the most it will ever hold; without a limit, all of the memory.
   Arena(std::string name, const Memory& memory, size_t limit);
   explicit Arena(std::string name, const Memory& memory = host_memory)
       : Arena(std::move(name), memory, memory.total()) {}
@@ -19,11 +19,11 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // A contiguous tensor, 64-byte aligned.  Not zeroed.  Throws Error(Exit::memory) naming the arena and its largest
-  // entries when `limit` would be passed.
+  // Returns a contiguous tensor, 64-byte aligned, not zeroed.  Throws Error(Exit::memory), naming the arena and its
+  // largest entries, if it would exceed `limit`.
   Tensor alloc(const std::string& name, DType dtype, std::initializer_list<int64_t> shape);
 
-  // Everything allocated since mark() was taken is given back by rewind (last in, first out).
+  // rewind() frees everything allocated since the mark (last in, first out).
   size_t mark() const { return used_; }
   void rewind(size_t mark);
 
@@ -47,7 +47,7 @@ class Arena {
   std::vector<Entry> entries_;
 };
 
-// Gives back at the end of the scope what was allocated in it.
+// Frees at the end of a scope what was allocated in it.
 class ArenaScope {
  public:
   explicit ArenaScope(Arena& arena) : arena_(arena), mark_(arena.mark()) {}

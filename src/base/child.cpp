@@ -23,14 +23,14 @@ namespace pare {
 
 namespace {
 
-constexpr size_t kErrors = 2000;  // bytes of standard error that are kept, at least
+constexpr size_t kErrors = 2000;  // at least so many bytes of standard error are kept
 
 void close_end(int& fd) {
   if (fd >= 0) close(fd);
   fd = -1;
 }
 
-// Both ends are closed in programs that are started, but for what is given to them as 0, 1 or 2.
+// Child processes inherit neither end, except as file descriptor 0, 1 or 2.
 struct Pipe {
   int read = -1, write = -1;
   Pipe() {
@@ -75,7 +75,7 @@ int spawn(pid_t& pid, const std::string& program, const std::vector<std::string>
   return failed;
 }
 
-// Where nobody reads any more a write raises SIGPIPE, which means something else to this process.
+// Writing to a pipe without a reader raises SIGPIPE, which in this process means that nobody reads its own output.
 ssize_t write_quietly(int fd, const char* data, size_t size) {
   sigset_t pipe, before, pending;
   sigemptyset(&pipe);
@@ -94,7 +94,7 @@ ssize_t write_quietly(int fd, const char* data, size_t size) {
   return n;
 }
 
-// What is there to be read.  False: the end.
+// Reads what is available.  False: end of file.
 bool read_into(int fd, std::string& text) {
   std::array<char, 1 << 14> buffer;
   const ssize_t n = read(fd, buffer.data(), buffer.size());
@@ -133,8 +133,8 @@ std::string find_program(const std::string& word) {
   fail(word, ": not executable; chmod +x ", word);
 }
 
-// The guard is a shell that waits for the end of a pipe that only this process can write to, which comes with the end
-// of this process if not before, and then kills the group, itself included.
+// The guard is a shell that reads from a pipe whose only writer is this process.  When the pipe closes, at the latest
+// with the end of this process, the guard kills the group, itself included.
 Child::Child(const std::string& program, const std::vector<std::string>& words) {
   Pipe alive, in, out, err;
   const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -149,7 +149,7 @@ Child::Child(const std::string& program, const std::vector<std::string>& words) 
     close_end(alive_);
     throw Error(Exit::failed, cat(program, " cannot be started: ", std::strerror(failed),
                                   failed == ENOEXEC  ? "; a script begins with a line such as #!/usr/bin/env python3"
-                                  : failed == ENOENT ? "; is the interpreter there that its first line names?"
+                                  : failed == ENOENT ? "; does the interpreter named in its first line exist?"
                                                      : ""));
   }
   in_ = own_end(in.write), out_ = own_end(out.read), err_ = own_end(err.read);
@@ -182,7 +182,7 @@ Child::Reply Child::ask(const std::string& line, double seconds, std::string& an
   const std::string sent = line + "\n";
   size_t written = 0;
   for (;;) {
-    // All three at a time, so that neither side waits for the other to read.  A negative descriptor is left out.
+    // All three at once, so that neither side blocks on the other.  poll() skips negative descriptors.
     pollfd fds[] = {{out_, POLLIN, 0}, {err_, POLLIN, 0}, {written < sent.size() ? in_ : -1, POLLOUT, 0}};
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
     const int ready = poll(fds, std::size(fds), static_cast<int>(std::clamp<int64_t>(left, 0, 60'000)));
@@ -191,7 +191,8 @@ Child::Reply Child::ask(const std::string& line, double seconds, std::string& an
     if (fds[2].revents) {
       const ssize_t n = write_quietly(in_, sent.data() + written, sent.size() - written);
       if (n > 0) written += static_cast<size_t>(n);
-      if (n < 0 && errno != EAGAIN && errno != EINTR) written = sent.size();  // it reads no more, but may still answer
+      if (n < 0 && errno != EAGAIN && errno != EINTR)
+        written = sent.size();  // it has stopped reading but may still answer
     }
     if (fds[1].revents) read_errors();
     if (!fds[0].revents) continue;
@@ -216,7 +217,7 @@ std::string Child::ended_by(Clock::time_point deadline) {
     int status = 0;
     const pid_t pid = waitpid(program_, &status, deadline == Clock::time_point::max() ? 0 : WNOHANG);
     if (pid > 0) end_ = end_text(status);
-    if (pid < 0 && errno != EINTR) end_ = "ended";  // this process was started to ignore the ends of its children
+    if (pid < 0 && errno != EINTR) end_ = "ended";  // this process inherited an ignored SIGCHLD
     if (pid == 0 && Clock::now() >= deadline) break;
     if (pid == 0) std::this_thread::sleep_for(1ms);
   }
@@ -224,7 +225,7 @@ std::string Child::ended_by(Clock::time_point deadline) {
 }
 
 std::string Child::last_errors() {
-  // What is in the pipe, and no more: somebody may go on writing.
+  // Only what is in the pipe now: the writer may never stop.
   pollfd more = {err_, POLLIN, 0};
   for (int i = 0; i < 64 && err_ >= 0 && poll(&more, 1, 0) > 0; i++) read_errors();
   if (errors_.size() <= kErrors) return errors_;

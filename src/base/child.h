@@ -8,42 +8,43 @@
 
 namespace pare {
 
-// The file that a shell would start for the first word of a command; an Error(usage) says why there is none.
+// Returns the file that a shell would run for the first word of a command.  Throws Error(usage), with the reason, if
+// there is none.
 std::string find_program(const std::string& word);
 
-// The program runs in a process group of its own, so that a Ctrl-C in the terminal does not reach it, with the working
-// directory and the environment of this process and none of its other files.  The whole group is gone when the Child
-// is, and also when this process ends in any other way, by SIGKILL for one.
+// The program runs in its own process group, out of reach of Ctrl-C in the terminal.  It inherits the working directory
+// and the environment of this process, but none of its open files.  The destructor kills the whole group; so does the
+// end of this process, even by SIGKILL.
 class Child {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `program`: a path; `words`: its arguments, argv[0] first.  An Error(failed) where it cannot be started.
+  // `program`: a path; `words`: its arguments, argv[0] first.  Throws Error(failed) if it cannot be started.
   Child(const std::string& program, const std::vector<std::string>& words);
-  ~Child();  // at once, whatever the program does
+  ~Child();  // kills it at once
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
   enum class Reply {
     line,
-    ended,  // the program closed its standard output, as it does at its end
+    ended,  // the program closed its standard output; a program that exits does so too
     late,
     too_long,  // more than kLongest bytes without a line end
-    unasked    // more than one line, or before it was asked: all that came is the answer
+    unasked    // more than one line, or a line before the request; `answer` holds all of it
   };
   static constexpr size_t kLongest = 1 << 20;
-  // Sends the line, which has no line end in it, and waits for that of the program.  After any reply but a line there
-  // is nothing left to ask.
+  // Sends a line, given without its line end, and waits for the program's answer.  After any reply but `line` the child
+  // must not be asked again.
   Reply ask(const std::string& line, double seconds, std::string& answer);
 
-  void hang_up();  // no line comes any more: most programs end by that
-  // Waits for the end of the program, which is then known: "exited with code 1".  Empty: it still runs.
+  void hang_up();  // closes the program's standard input, upon which most programs exit
+  // Waits for the program to exit and returns how it did: "exited with code 1".  Empty: it is still running.
   std::string ended_by(Clock::time_point deadline);
-  // The last lines that it wrote to its standard error, so far.
+  // The last lines it has written to standard error so far.
   std::string last_errors();
 
  private:
-  bool read_output();  // false: its end
+  bool read_output();  // false: end of file
   void read_errors();
 
   pid_t guard_ = -1, program_ = -1;  // the guard leads the process group

@@ -1,4 +1,4 @@
-// Errors that a user can act on: what was expected, what was found, where, and what to do.
+// Errors that a user can act on: they name what was expected, what was found, where, and what to do.
 #pragma once
 #include <sstream>
 #include <stdexcept>

@@ -42,7 +42,7 @@ struct Fault {
   }
 };
 
-// True: the call is to fail with errno.  `part` does a part of the call before a signal.
+// True: the call must fail, with errno as set here.  `part` does part of the work before a signal is raised.
 bool fault(const std::function<void(uint64_t seed)>& part) {
   static Fault f;
   f.calls++;
@@ -180,8 +180,8 @@ AppendFile::AppendFile(std::string path, uint64_t keep)
     struct stat status;
     if (::fstat(fd_, &status) != 0) fail_io(path_, "read");
     if (static_cast<uint64_t>(status.st_size) < keep)
-      fail(path_, ": has ", status.st_size, " bytes, the checkpoint was written after ", keep,
-           "; it was changed since");
+      fail(path_, ": has ", status.st_size, " bytes, but ", keep,
+           " when the checkpoint was written; the file was changed since");
     if (fault() || ::ftruncate(fd_, static_cast<off_t>(keep)) != 0) fail_io(path_, "truncated");
   } catch (...) {
     ::close(fd_);
@@ -194,7 +194,7 @@ AppendFile::~AppendFile() { ::close(fd_); }
 void AppendFile::append(std::string_view bytes) {
   try {
     write_all(fd_, path_, bytes);
-  } catch (const Error&) {  // no half a line where that can be helped
+  } catch (const Error&) {  // leave no half line behind, if possible
     [[maybe_unused]] const int ignored = ::ftruncate(fd_, static_cast<off_t>(size_));
     throw;
   }
@@ -249,7 +249,7 @@ FolderLock::FolderLock(const std::string& folder) : fd_(::open(folder.c_str(), O
   const int error = errno;
   ::close(fd_);
   if (error == EWOULDBLOCK) fail(folder, ": another process writes this run; wait for it or end it");
-  // A file system without locks: nothing can be said.
+  // The file system has no locks: go on without one.
   fd_ = -1;
 }
 

@@ -1,5 +1,5 @@
-// Writing that survives a crash: a file or folder appears whole or not at all, a log is only ever appended to.  Every
-// call to the system is checked; what fails is an Error(Exit::failed) that names the file and the reason.
+// Crash-safe writing: files and folders appear whole or not at all, logs are only appended to.  Every system call is
+// checked; a failure throws Error(Exit::failed) with the file and the reason.
 //
 // Test hook, read once from the environment: PARE_FAULT=N:E counts the calls that change the disk (write, truncate,
 // sync, rename, making a folder).  E > 0: the N-th and all later ones fail with errno E.  E < 0: the N-th raises signal
@@ -15,23 +15,23 @@
 
 namespace pare {
 
-// What a file holds, to notice damage.
+// Size and hash of a file, to detect damage.
 struct FileSum {
   uint64_t bytes = 0;
   std::string xxh128;  // Hasher::digits of them
 };
-using FileSums = std::map<std::string, FileSum>;  // by the names of the files of a folder
+using FileSums = std::map<std::string, FileSum>;  // of the files of a folder, by name
 
-// A file that is written to PATH.tmp; `finish` brings it to the disk and renames it, replacing what was at PATH.
+// Writes to PATH.tmp; `finish` syncs the file to disk and renames it, replacing PATH.
 class FileWriter {
  public:
   explicit FileWriter(std::string path);
-  ~FileWriter();  // without finish(): PATH is as it was, and nothing is left beside it
+  ~FileWriter();  // without finish(): removes PATH.tmp and leaves PATH as it was
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;
 
   void write(const void* data, size_t bytes);
-  FileSum finish();  // of what was to be written, whatever the disk makes of it
+  FileSum finish();  // returns the sum of the bytes passed in, not of those on disk
 
  private:
   void flush();
@@ -44,12 +44,12 @@ class FileWriter {
 
 FileSum write_file(const std::string& path, std::string_view content);
 FileSum copy_file(const std::string& from, const std::string& to);
-FileSum read_sum(const std::string& path);  // of what is on the disk
+FileSum read_sum(const std::string& path);  // of the bytes on disk
 
-// A log.  What is in the system's hands survives the end of the process; `sync` makes it survive that of the machine.
+// A log.  What was appended survives a crash of the process; `sync` makes it survive a crash of the machine.
 class AppendFile {
  public:
-  // Creates the file or cuts it to its first `keep` bytes; a file with fewer is an Error.
+  // Creates the file, or truncates it to `keep` bytes.  Throws an Error if it has fewer.
   AppendFile(std::string path, uint64_t keep);
   ~AppendFile();
   AppendFile(const AppendFile&) = delete;
@@ -65,18 +65,19 @@ class AppendFile {
   uint64_t size_;
 };
 
-// `fill` writes into PATH.tmp, which is then renamed to PATH.  What was there is renamed to PATH.old first and removed
-// at the end: between the two renames a crash leaves only that.
+// `fill` writes into PATH.tmp, which is then renamed to PATH.  An existing PATH is first renamed to PATH.old and
+// removed at the end; a crash between the two renames leaves only PATH.old.
 void write_folder(const std::string& path, const std::function<void(const std::string& folder)>& fill);
-// No folder that is half removed: it is renamed to PATH.old first.  Nothing happens if there is none.
+// Renames the folder to PATH.old before removing it, so that no PATH is ever half removed.  Does nothing if there is
+// none.
 void remove_folder(const std::string& path);
-// What a crash left of `path`: PATH.tmp and PATH.old.
+// Removes what a crash left behind: PATH.tmp and PATH.old.
 void remove_leftovers(const std::string& path);
 
-// While it lives, no other process (and no other lock of this one) has the folder, which exists.
+// Exclusive lock of an existing folder, against other processes and other locks of this one.
 class FolderLock {
  public:
-  explicit FolderLock(const std::string& folder);  // fails if it is taken
+  explicit FolderLock(const std::string& folder);  // throws if the folder is locked
   ~FolderLock();
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;

@@ -7,7 +7,7 @@ namespace pare {
 
 constexpr float bf16_to_f32(uint16_t h) { return std::bit_cast<float>(static_cast<uint32_t>(h) << 16); }
 
-// Rounds to nearest, ties to even; a NaN stays a (quiet) NaN, and what is too large becomes infinite.
+// Rounds to nearest, ties to even; a NaN stays a (quiet) NaN, values that are too large become infinite.
 constexpr uint16_t f32_to_bf16(float f) {
   const uint32_t b = std::bit_cast<uint32_t>(f);
   if ((b & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((b >> 16) | 0x40u);

@@ -1,6 +1,6 @@
 #include "base/hash.h"
 
-// Compiled here, for the instruction set of the program: the one of the library is slower without AVX2.
+// Compiled here, for the program's instruction set: the library's own build lacks AVX2 and is slower.
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 

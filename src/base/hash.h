@@ -1,5 +1,5 @@
-// XXH128 (Yann Collet's xxHash) of bytes in sequence.  It detects accidental damage except with probability 2^-128, and
-// is faster than any disk.  `xxh128sum FILE` prints the same digits.
+// XXH128 (Yann Collet's xxHash) of a stream of bytes.  Misses accidental damage with probability 2^-128 and is faster
+// than any disk.  `xxh128sum FILE` prints the same digits.
 #pragma once
 #include <cstddef>
 #include <memory>

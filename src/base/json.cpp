@@ -7,7 +7,7 @@ namespace {
 
 constexpr int max_depth = 100;
 
-// More brackets are open at a time, those in strings aside.
+// More than max_depth brackets are open at once, not counting those in strings.
 bool too_deep(std::string_view text) {
   int depth = 0;
   bool string = false;

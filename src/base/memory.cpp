@@ -15,7 +15,7 @@ size_t machine_memory() {
   return std::min({physical, control_group_memory(), process_memory()});
 }
 
-// In large pages where the system has them: rows of a matrix lie far apart, and small pages are looked up for each.
+// Uses huge pages where the system has them: rows of a matrix lie far apart, so small pages would miss the TLB.
 constexpr size_t kLargePage = size_t{2} << 20;
 static size_t whole_pages(size_t bytes) { return (bytes + kLargePage - 1) / kLargePage * kLargePage; }
 
@@ -25,12 +25,12 @@ static void* take_pages(size_t bytes) {
   void* const p =
       mmap(nullptr, size + kLargePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) return nullptr;
-  // What lies in front of the first large page, and behind the last, is given back.
+  // The ends outside whole huge pages are unmapped.
   char* const begin = static_cast<char*>(p);
   const size_t front = whole_pages(reinterpret_cast<uintptr_t>(p)) - reinterpret_cast<uintptr_t>(p);
   if (front > 0) munmap(begin, front);
   if (front < kLargePage) munmap(begin + front + size, kLargePage - front);
-  madvise(begin + front, size, MADV_HUGEPAGE);  // a wish: small pages do as well
+  madvise(begin + front, size, MADV_HUGEPAGE);  // a hint: small pages work too
   return begin + front;
 }
 

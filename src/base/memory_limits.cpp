@@ -16,13 +16,13 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// A file with a number; SIZE_MAX where there is none ("max").
+// The number in a file; SIZE_MAX if there is none ("max").
 size_t number_in(const fs::path& path) {
   size_t n = 0;
   return std::ifstream(path) >> n ? n : SIZE_MAX;
 }
 
-// In memory.stat of version 1, which counts the groups above too, seen or not.
+// From memory.stat of version 1, which includes ancestors, even those hidden from this process.
 size_t hierarchical_limit(const fs::path& group) {
   std::ifstream stat(group / "memory.stat");
   std::string name;
@@ -32,13 +32,14 @@ size_t hierarchical_limit(const fs::path& group) {
   return SIZE_MAX;
 }
 
-// A hierarchy of control groups that is mounted: from `top` on, at `point`.
+// A mounted hierarchy of control groups: group `top` appears at `point`.
 struct GroupMount {
   bool v1;
   std::string top, point;
 };
 
-// Those that limit memory, of /proc/self/mountinfo: "ID PARENT DEVICE TOP POINT OPTIONS ... - TYPE SOURCE OPTIONS".
+// Hierarchies that limit memory, from /proc/self/mountinfo: "ID PARENT DEVICE TOP POINT OPTIONS ... - TYPE SOURCE
+// OPTIONS".
 std::vector<GroupMount> group_mounts(const std::string& root) {
   std::vector<GroupMount> mounts;
   std::ifstream file(root + "/proc/self/mountinfo");
@@ -55,7 +56,7 @@ std::vector<GroupMount> group_mounts(const std::string& root) {
   return mounts;
 }
 
-// The group of this process in a hierarchy, of /proc/self/cgroup: "0::PATH", in version 1 "ID:CONTROLLERS:PATH".
+// The group of this process in a hierarchy, from /proc/self/cgroup: "0::PATH", in version 1 "ID:CONTROLLERS:PATH".
 std::string group_path(const std::string& root, bool v1) {
   std::ifstream file(root + "/proc/self/cgroup");
   for (std::string line; std::getline(file, line);) {
@@ -91,7 +92,7 @@ size_t control_group_memory(const std::string& root) {
   return least;
 }
 
-// Private memory counts under both limits.
+// Private memory counts towards both limits.
 static size_t soft_limit(int resource) {
   rlimit limit{};
   return getrlimit(static_cast<__rlimit_resource>(resource), &limit) != 0 || limit.rlim_cur == RLIM_INFINITY

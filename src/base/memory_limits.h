@@ -5,11 +5,11 @@
 
 namespace pare {
 
-// The least of the memory limits of this process's control group and of those above it, version 1 or 2; SIZE_MAX
-// without any.  `root`: where /proc lies and mount points begin.
+// Returns the lowest memory limit among this process's control group and its ancestors (version 1 or 2), SIZE_MAX if
+// there is none.  `root`: prefix of /proc and of mount points.
 size_t control_group_memory(const std::string& root = "");
 
-// The limits of the process (ulimit -v, ulimit -d), and what they leave now, in bytes; SIZE_MAX without any.
+// The limits of the process (ulimit -v, ulimit -d) in bytes, and what is left of them now; SIZE_MAX if there are none.
 size_t process_memory();
 size_t process_memory_left();
 

@@ -1,4 +1,4 @@
-// Progress of long work, on stderr.  Work that ends within a second shows nothing.
+// Progress of long work, on stderr.  Work shorter than a second shows nothing.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -9,11 +9,11 @@ namespace pare {
 class LongWork {
  public:
   LongWork(std::string what, int64_t all);  // "loading models/mine"
-  ~LongWork();                              // says how long it took
+  ~LongWork();                              // prints how long it took
   LongWork(const LongWork&) = delete;
   LongWork& operator=(const LongWork&) = delete;
 
-  // So far, of `all`.  A terminal has a line that is overwritten; elsewhere a line is written every ten seconds.
+  // Work done so far, of `all`.  On a terminal the line is overwritten; elsewhere one is printed every ten seconds.
   void done(int64_t n);
 
   inline static bool quiet = false;  // nothing is shown

@@ -38,7 +38,7 @@ constexpr uint64_t rng_key(uint64_t seed, RngStream stream, uint64_t step) {
   return mix64(mix64(seed ^ 0x70617265u) + (static_cast<uint64_t>(stream) << 56) + step);
 }
 
-// The name of a sequence in the counter: row of the data set in this epoch, which draw of that row, which sample.
+// Names a sequence in the counter: its row of the data set in this epoch, the draw of that row, the sample.
 constexpr uint64_t sequence_uid(uint64_t epoch, uint64_t row, uint64_t draw, uint64_t sample) {
   return mix64(mix64(mix64(epoch) + row) + (draw << 32) + sample);
 }

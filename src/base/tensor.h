@@ -66,7 +66,7 @@ struct Tensor {
   Tensor matrix(int64_t columns) const;                // contiguous: seen as [size / columns, columns]
 };
 
-// str(), but only when it is printed: contracts are checked on every call, messages are made when one is broken.
+// Prints str().  Contracts are checked on every call, so the text is only made when one is broken.
 std::ostream& operator<<(std::ostream& stream, const Tensor& t);
 
 // A contiguous view of `data`.

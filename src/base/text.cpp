@@ -53,7 +53,7 @@ struct Character {
   bool valid;
 };
 
-// The character that begins at text[at]: RFC 3629, without surrogates and overlong forms.
+// The character that begins at text[at]; no surrogates or overlong forms (RFC 3629).
 Character character(const std::string& text, size_t at) {
   const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
   const uint32_t first = byte(at);

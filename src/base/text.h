@@ -10,23 +10,23 @@ std::string human(double count);       // 1234567 -> "1.23M"
 std::string duration(double seconds);  // "12.3 s", "4 min 05 s"
 std::string clock(double seconds);     // "0:12", "4:05", "1:04:05"
 
-// Columns that a terminal gives to `text`: none to combining characters, two to East Asian wide ones and most pictures.
+// Columns that `text` takes in a terminal: none for combining characters, two for East Asian wide ones and most emoji.
 // A byte that is not UTF-8 counts as one.
 size_t display_width(const std::string& text);
 
-// Bytes of `text` in front of the first that is not UTF-8; all of them where there is none.
+// Bytes of `text` before the first that is not UTF-8; all of them if there is none.
 size_t utf8_bytes(const std::string& text);
 
-// One line without surprises: control characters, and those that change the direction of writing, as \n, \t, \x1b or
-// \u{202e}; bytes that are not UTF-8 as \xff.
+// `text` as one line that is safe to print: control characters and changes of writing direction become \n, \t, \x1b or
+// \u{202e}, bytes that are not UTF-8 become \xff.
 std::string printable(const std::string& text);
-// The same of a text of several lines: \n and \t stay.
+// The same for a text of several lines: \n and \t stay.
 std::string printable_lines(const std::string& text);
 
 // `text` where it fits into `width` columns; else its ends around " … " in `width` columns or one less, cut between
 // characters.  Expects a printable line and a width of at least 5.
 std::string shortened(const std::string& text, size_t width);
-// The beginning of a printable line, `width` columns or one less where it does not fit.
+// The beginning of a printable line: `width` columns, or one less if a wide character does not fit.
 std::string cut(const std::string& text, size_t width);
 
 // Blanks before or after a text up to `width` columns; a longer text stays as it is.

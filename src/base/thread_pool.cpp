@@ -26,9 +26,9 @@ void relax() {
 #endif
 }
 
-// Workers join a job while it is open; the caller waits only for those that joined, so one that sleeps or is not
-// scheduled delays nobody.  `state_` says it all in one word: number of the job, whether it is open, workers in it.
-// Workers spin for some tens of microseconds after a job, since ops follow one another closely, then sleep.
+// Workers join a job while it is open.  The caller waits only for those that joined, so a worker that is asleep or not
+// scheduled delays nobody.  `state_` packs into one word the number of the job, whether it is open, and its workers.
+// After a job workers spin for tens of microseconds, since ops follow closely, then sleep.
 class Pool {
  public:
   explicit Pool(int n) {
@@ -44,7 +44,7 @@ class Pool {
   int size() const { return static_cast<int>(workers_.size()) + 1; }
 
   void run(int64_t n, int64_t chunk, RangeFn fn, void* context) {
-    // No worker is in a job now, and none can join one: these are the caller's alone.
+    // No worker is in a job and none can join one, so these belong to the caller alone.
     fn_ = fn, context_ = context, n_ = n, chunk_ = chunk;
     next_.store(0, std::memory_order_relaxed);
     state_.fetch_add(kJob + kOpen);

@@ -1,12 +1,12 @@
-// One pool of threads for the whole process.  Threads divide outputs, never a sum: results do not depend on their
-// number.
+// One pool of threads for the whole process.  Threads divide outputs, never a sum, so results do not depend on how many
+// there are.
 #pragma once
 #include <cstdint>
 #include <type_traits>
 
 namespace pare {
 
-// Threads used from now on, the caller included; 0: one per core.  Not to be called while parallel_for runs.
+// Sets the number of threads, the caller included; 0: one per core.  Must not be called while parallel_for runs.
 void set_threads(int n);
 int threads();
 

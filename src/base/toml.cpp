@@ -37,7 +37,7 @@ Place place_of(const toml::exception& e) {
   return error && !error->errors().empty() ? place_of(error->errors()[0].locations().at(0).first) : Place{1, 1};
 }
 
-// This reader refuses an integer of more than 64 bits.
+// toml11 refuses integers of more than 64 bits.
 bool fits(const toml::source_location&) { return true; }
 
 // "function: what", and why.
@@ -54,7 +54,7 @@ std::string one_line(const toml::exception& e) {
 Place place_of(const toml::source_location& at) { return {at.line(), at.column()}; }
 Place place_of(const toml::exception& e) { return place_of(e.location()); }
 
-// The integer that is written there has at most 64 bits.
+// The integer at this place fits 64 bits.
 bool fits(const toml::source_location& at) {
   std::string digits = at.line_str().substr(at.column() - 1);
   std::erase(digits, '_');
@@ -65,7 +65,7 @@ bool fits(const toml::source_location& at) {
          std::errc{};
 }
 
-// In one line what the reader says in several: "[error] function: what" and, under a line of the document, "^--- why".
+// toml11's message in one line: it has several, "[error] function: what" and, below a line of the document, "^--- why".
 std::string one_line(const toml::exception& e) {
   const std::string report = e.what();
   std::string what = report.substr(0, report.find('\n'));
@@ -86,7 +86,7 @@ TomlValue value_of(const toml::value& v, const std::string& where) {
   const auto word = [](std::string text) { return TomlValue{std::move(text), TomlValue::Kind::word}; };
   if (v.is_integer()) {
     const int64_t i = v.as_integer();
-    // What does not fit is read as the nearest that does.
+    // toml11 reads an integer that does not fit as the nearest one that does.
     const bool extreme = i == std::numeric_limits<int64_t>::max() || i == std::numeric_limits<int64_t>::min();
     if (extreme && !fits(v.location())) fail(where, ": an integer of more than 64 bits");
     return word(std::to_string(i));
@@ -114,7 +114,7 @@ void flatten(const toml::value& table, const std::string& prefix, std::vector<Le
       leaves.emplace_back(prefix + name, &v);
 }
 
-// More tables and arrays than anybody needs are in one another, by brackets or by the dots of a key.
+// Tables or arrays are nested more than 64 deep, by brackets or by the dots of a key.
 bool too_deep(const std::string& document) {
   constexpr int most = 64;
   int brackets = 0, dots = 0;
@@ -138,7 +138,7 @@ bool too_deep(const std::string& document) {
   return false;
 }
 
-// What the reader must not be given is refused here: it recurses, and reads beyond a string that is not UTF-8.
+// Refuses what toml11 cannot handle: it recurses, and reads past the end of strings that are not UTF-8.
 toml::value read(const std::string& document, const std::string& where) {
   const size_t good = utf8_bytes(document);
   if (good < document.size())
@@ -173,7 +173,7 @@ std::vector<TomlItem> parse_toml(const std::string& document, const std::string&
   try {
     table = read(document, where);
   } catch (const toml::exception& e) {
-    // The end of the document is a line of its own to the reader.
+    // toml11 counts the end of the document as a line.
     const auto lines = 1 + std::count(document.begin(), document.end(), '\n');
     fail(where, ":", std::min<int64_t>(place_of(e).line, lines), ": ", one_line(e));
   }

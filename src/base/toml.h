@@ -6,8 +6,8 @@
 namespace pare {
 
 struct TomlValue {
-  // word: a number, a boolean, or the name of what configurations do not use ("a date", "a table");
-  // text: of a command line, where quotes are not needed, so that the key decides what it is
+  // word: a number, a boolean, or the name of a type that configurations do not use ("a date", "a table");
+  // text: from a command line, where strings need no quotes, so that the key decides its type
   enum class Kind { string, word, text };
   std::string text;  // of a string: without quotes, escapes resolved
   Kind kind;
@@ -20,8 +20,8 @@ struct TomlItem {
   std::string where;              // "FILE:LINE", for messages
 };
 
-// The items of a TOML document in their order.  What is not TOML is an Error with file and line.  `where` names the
-// document in messages.
+// Returns the items of a TOML document in order.  Throws an Error with file and line if it is not TOML.  `where` names
+// the document in messages.
 std::vector<TomlItem> parse_toml(const std::string& document, const std::string& where);
 
 // One "key=value" of a command line.  Strings may be given without quotes, also inside [a, b].
