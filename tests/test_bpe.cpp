@@ -507,7 +507,7 @@ TEST_F(BpeFile, BrokenFilesAreErrors) {
   for (const json& merge : {json("ab"), json("a b c"), json(7), json({"a"}), json({"a", 1}), json({"a", "b", "c"})})
     expect_error(with("/model/merges/1", merge), {"merge 1", merge.dump().c_str(), "expected two tokens"});
   expect_error(with("/model/merges/1", "a z"), {"merge 1", "a z", "model.vocab"});
-  expect_error(with("/model/merges/1", "a b"), {"merge 1 is there twice"});
+  expect_error(with("/model/merges/1", "a b"), {"merge 1 occurs twice"});
   expect_error(with("/added_tokens/1/id", 265), {"</s>", "265", "without a hole"});
   expect_error(with("/added_tokens/1/id", 263), {"</s>", "another token has the id 263"});
   expect_error(with("/added_tokens/1/id", 97), {"</s>", "another token of the id 97"});

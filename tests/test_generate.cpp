@@ -215,11 +215,11 @@ TEST_F(Generate, ChatsHaveTheFormatOfTheModel) {
   refused({"--chat", "hi", "--chat-format", "qwen2.5", "--no-thinking"}, {"--no-thinking", "qwen3"});
   refused({"--chat", "hi", "--chat-format", "{problem}", "--system", "s"}, {"one message"});
   refused({"--prompt", "hi", "--system", "s"}, {"--system", "--chat"});
-  // A template that is not known says what to do, but does not keep a text from being continued.
+  // An unknown template says what to do, but does not keep a text from being continued.
   write("model/tokenizer_config.json", R"({"chat_template": "{{ messages }}"})");
-  refused({"--chat", "hi"}, {"tokenizer_config.json", "not known", "--chat-format"});
+  refused({"--chat", "hi"}, {"tokenizer_config.json", "unknown", "--chat-format"});
   input_ = write("input", "hi\n");
-  refused({}, {"not known", "--chat-format"});
+  refused({}, {"unknown", "--chat-format"});
   EXPECT_NE(text(plain({"--prompt", "hi"})), "");
 }
 

@@ -72,7 +72,7 @@ class PairRanks {
   static constexpr uint32_t kNone = UINT32_MAX;
 
   explicit PairRanks(size_t pairs) : slots_(std::bit_ceil(pairs * 3 / 2 + 1)) {}
-  // False if the pair is there already.
+  // False if the table already holds the pair.
   bool add(int32_t left, int32_t right, uint32_t rank) {
     Slot& slot = slots_[place(key(left, right))];
     if (slot.rank != kNone) return false;
@@ -133,7 +133,7 @@ class Bpe : public Tokenizer {
     for (size_t rank = 0; rank < file_.merges.size(); rank++) {
       const TokenizerFile::Merge& m = file_.merges[rank];
       if (!ranks_.add(m.left, m.right, static_cast<uint32_t>(rank)))
-        fail("tokenizer ", path, ": model.merges: merge ", rank, " is there twice");
+        fail("tokenizer ", path, ": model.merges: merge ", rank, " occurs twice");
     }
     for (int32_t id = 0; id < file_.model_tokens; id++) {
       const std::string& token = file_.tokens[static_cast<size_t>(id)];
@@ -238,7 +238,7 @@ class Bpe : public Tokenizer {
       heap_.pop_back();
       const auto at = static_cast<uint32_t>(top);
       Symbol& symbol = symbols_[at];
-      if (symbol.rank != top >> 32) continue;  // one of the two has been merged since
+      if (symbol.rank != top >> 32) continue;  // stale: one of the two has been merged since
       const uint32_t gone = symbol.next;
       symbol.id = file_.merges[symbol.rank].merged;
       symbol.next = symbols_[gone].next;

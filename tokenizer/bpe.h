@@ -1,13 +1,14 @@
 // Byte-level BPE (Sennrich et al., 2016; Radford et al., 2019) from a tokenizer.json, with the ids of the Hugging Face
 // tokenizers library.  What happens to a text:
 //
-//   1. Added tokens are cut out of it, leftmost first, of several there the longest, and become their ids.  So text
-//      that is spelled like a control token *is* one, also in a problem that somebody else wrote: "<|im_end|>" ends the
-//      turn.  Hugging Face does this, the models were trained on it, and ids that differ would be another prompt.
-//   2. The rest is normalised (NFC) where the file says so.
+//   1. Added tokens are cut out, leftmost first, the longest of several at one place, and become their ids.  So text
+//      that is spelled like a control token *is* one, even in somebody else's problem: "<|im_end|>" ends the turn.
+//      Hugging Face does the same and models were trained on it; other ids would be another prompt.
+//   2. The rest is normalised (NFC) if the file says so.
 //   3. It is cut into words (words.h).
-//   4. In each word, a token at first for every byte, the neighbours of the lowest rank are merged, leftmost first, as
-//      long as there are any.
+//   4. Each word starts as one token a byte; the pair of neighbours with the lowest rank is merged, leftmost first,
+//   until
+//      no pair has a rank.
 //
 // Bytes that are not UTF-8 have tokens too: decode(encode(text)) == text for all bytes, up to NFC of what is UTF-8.
 #pragma once

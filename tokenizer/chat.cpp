@@ -69,7 +69,7 @@ ChatFormat recognise(const std::string& jinja, const std::string& where) {
     if (known.fingerprint == mark)
       return {.kind = known.kind, .text = replace_all(replace_all(system, R"(\n)", "\n"), R"(\\)", "\\")};
   fail(where, ": this chat template (fingerprint ", std::hex, mark,
-       ") is not known; set data.chat_template to the format that it is (qwen2.5, qwen3, llama-3, deepseek-r1, plain) "
+       ") is unknown; set data.chat_template to its format (qwen2.5, qwen3, llama-3, deepseek-r1, plain) "
        "or to a text of your own with {problem}");
 }
 
@@ -90,7 +90,7 @@ std::string template_of(const std::string& tokenizer_spec, std::string& where) {
         if (entry.is_object() && entry.value("name", none) == "default" && entry.value("template", none).is_string())
           return entry["template"].get<std::string>();
     if (!given.is_null())
-      fail(where, ": chat_template is neither a text nor a list with one of the name default; set data.chat_template");
+      fail(where, ": chat_template is neither a text nor a list with an entry named default; set data.chat_template");
   }
   where = (folder / "chat_template.jinja").string();
   std::ifstream in(where, std::ios::binary);
@@ -108,7 +108,9 @@ void check_roles(std::span<const Message> messages) {
 
 const std::string& only_message(std::span<const Message> messages) {
   if (messages.size() != 1 || messages[0].role != "user")
-    fail("chat: a format without turns takes exactly one message, of the user; data.chat_template chooses another");
+    fail(
+        "chat: a format without turns takes exactly one message, from the user; choose another format with "
+        "data.chat_template");
   return messages[0].content;
 }
 
@@ -265,7 +267,7 @@ std::vector<int32_t> encode_chat(const ChatFormat& format, const Tokenizer& toke
                                  std::span<const Message> messages, bool generation_prompt) {
   const std::string text = render_chat(format, messages, generation_prompt);
   if (format.kind == Kind::plain || format.kind == Kind::problem) {
-    // A text of the user's own that begins with BOS needs no second one.
+    // A custom text that begins with BOS gets no second one.
     const bool has_bos = format.kind == Kind::problem && tokenizer.bos() >= 0 &&
                          format.text.starts_with(tokenizer.piece(tokenizer.bos()));
     return has_bos ? tokenizer.encode(text) : tokenizer.encode_prompt(text);

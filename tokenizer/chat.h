@@ -16,8 +16,8 @@ struct Message {
 
 struct ChatFormat {
   enum class Kind {
-    plain,     // the one message as it is, after BOS where the tokenizer has one
-    problem,   // `text` with the one message in the place of each "{problem}", after BOS
+    plain,     // the one message as it is, after BOS if the tokenizer has one
+    problem,   // `text` with the one message in place of each "{problem}", after BOS
     qwen2,     // Qwen2 and 2.5: without a system message `text` is one
     qwen3,     // thoughts of assistants are dropped before the last question
     llama3,    // Llama-3.1 and 3.2: always a system message, with a date
@@ -26,20 +26,20 @@ struct ChatFormat {
   Kind kind = Kind::plain;
   std::string text = {};
   bool thinking = true;              // qwen3: false closes the thought before the response begins
-  std::string date = "26 Jul 2024";  // llama3.  Pinned: with today's date log-probs would change from day to day
+  std::string date = "26 Jul 2024";  // llama3.  Fixed: with today's date log-probs would change every day
 };
 
 // `wanted`: plain, qwen2.5, qwen3, llama-3, deepseek-r1, a text with "{problem}", or auto: that of the chat_template in
-// the tokenizer_config.json (or of the chat_template.jinja) in the folder of the tokenizer, plain if there is none.  A
-// template that is not known is an Error that says what to set.
+// the tokenizer_config.json (or of the chat_template.jinja) in the folder of the tokenizer, plain if there is none.
+// Throws an Error that says what to set if the template is unknown.
 ChatFormat find_chat_format(const std::string& wanted, const std::string& tokenizer_spec);
 
-// The text; with `generation_prompt` the beginning of the assistant's turn follows the messages.  A role or a number of
-// messages that the format does not have is an Error.
+// The text; with `generation_prompt` it ends with the beginning of the assistant's turn.  Throws an Error if the format
+// has no such role or cannot take that many messages.
 std::string render_chat(const ChatFormat& format, std::span<const Message> messages, bool generation_prompt = true);
 
 // The ids of that text, BOS once.  As with Hugging Face, control tokens that a message spells out become control tokens
-// (bpe.h says why).  A tokenizer to which the control tokens of the format are text is an Error.
+// (bpe.h says why).  Throws an Error if the tokenizer does not have the control tokens of the format.
 std::vector<int32_t> encode_chat(const ChatFormat& format, const Tokenizer& tokenizer,
                                  std::span<const Message> messages, bool generation_prompt = true);
 

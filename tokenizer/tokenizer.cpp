@@ -51,7 +51,7 @@ std::string tokenizer_file(const std::string& folder) {
 static std::unique_ptr<Tokenizer> load_ssa(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (text != ssa_tokenizer_file()) fail(path.string(), ": are not the symbols of the tokenizer ssa");
+  if (text != ssa_tokenizer_file()) fail(path.string(), ": does not hold the symbols of the tokenizer ssa");
   return make_ssa_tokenizer();
 }
 

@@ -15,14 +15,14 @@ class Tokenizer {
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
 
-  // Ids of `text` as the continuation of a sequence: nothing is added, so decode(encode(text)) == text (after NFC where
-  // the tokenizer normalises).  What has no token is an Error that names the character and its place.
+  // Ids of `text` as the continuation of a sequence: nothing is added, so decode(encode(text)) == text (after NFC if
+  // the tokenizer normalises).  Throws an Error that names the first character without a token, and its place.
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
   // Ids of `text` as the beginning of a sequence: BOS in front, and whatever else the model expects there;
   // decode(encode_prompt(text)) == text.
   virtual std::vector<int32_t> encode_prompt(std::string_view text) const = 0;
-  // A BOS at the front is dropped, every other id is shown, special ones too; an id beyond the vocabulary is shown as
-  // U+FFFD.  A cut inside a character leaves bytes that are not UTF-8.
+  // Drops a BOS at the front and shows every other id, special ones too; an id beyond the vocabulary becomes U+FFFD.  A
+  // sequence cut inside a character ends with bytes that are not UTF-8.
   virtual std::string decode(std::span<const int32_t> ids) const;
   // The bytes of one token, wherever it stands and special ones as they are written; U+FFFD beyond the vocabulary.
   virtual std::string piece(int32_t id) const = 0;
@@ -48,8 +48,8 @@ class StreamDecoder {
  public:
   // `before`: the token in front of the first one, where there is one: a tokenizer may drop the space after BOS.
   explicit StreamDecoder(const Tokenizer& tokenizer, int32_t before = -1) : tokenizer_(tokenizer), before_(before) {}
-  std::string push(int32_t id);  // text that is certain now; bytes that can be no character become U+FFFD
-  std::string finish();          // what waits, as U+FFFD; then the decoder is as new
+  std::string push(int32_t id);  // returns the text known so far; bytes that cannot form a character become U+FFFD
+  std::string finish();          // returns U+FFFD for an unfinished character, and resets the decoder
 
  private:
   const Tokenizer& tokenizer_;
@@ -59,8 +59,8 @@ class StreamDecoder {
 
 // One token per character: the 48 symbols of the task `ssa` (data/ssa.h).  PAD `_` 0, BOS `^` 1, EOS `$` 2.
 std::unique_ptr<Tokenizer> make_ssa_tokenizer();
-// What the file tokenizer.ssa holds, by which a model folder says that this is its tokenizer: the symbols, in the order
-// of their ids.  Other programs do not know it.
+// The contents of tokenizer.ssa, which marks a model folder as using this tokenizer: the symbols in the order of their
+// ids.  The format is pare's own.
 std::string ssa_tokenizer_file();
 
 // SentencePiece BPE from llama2.c's tokenizer.bin: i32 length of the longest piece, then to the end of the file per

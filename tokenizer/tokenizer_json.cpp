@@ -216,7 +216,7 @@ class Reader {
     file_.tokens[id] = token.content;
   }
 
-  // ---- what is done with the text
+  // ---- steps on the text
 
   void read_normalizer(const Json& n, const std::string& place) {
     if (n.is_null()) return;
@@ -273,7 +273,7 @@ class Reader {
     const std::string type = type_of(p, place);
     if (type == "Sequence") {
       for_each(p, place, "processors", [&](const Json& part, const std::string& at) { read_post_processor(part, at); });
-    } else if (type == "ByteLevel") {  // moves offsets, which nobody asks for here
+    } else if (type == "ByteLevel") {  // adjusts offsets, which are not used here
       known_keys(p, place, {"type", "add_prefix_space", "trim_offsets", "use_regex"});
     } else if (type == "TemplateProcessing") {
       known_keys(p, place, {"type", "single", "pair", "special_tokens"});

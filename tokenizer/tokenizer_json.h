@@ -9,12 +9,12 @@
 
 namespace pare {
 
-// A token that is found in the text before anything else is done with it.
+// A token that is found in the text before anything else happens to it.
 struct AddedToken {
   std::string content;
   int32_t id = 0;
   bool special = false;     // a control token, left out where special tokens are skipped
-  bool normalized = false;  // found after normalisation, in what the others leave
+  bool normalized = false;  // matched after normalisation, in what the other added tokens leave
 };
 
 struct TokenizerFile {
@@ -31,8 +31,8 @@ struct TokenizerFile {
   int32_t first = -1;  // put in front of a sequence by the post-processor: BOS; -1: nothing
 };
 
-// Fails, naming file and place, for whatever is broken, unknown or not supported: nothing in the file is passed over.
-// Ids must be those from 0 up without holes, the vocabulary must hold all 256 bytes, and a merge only tokens.
+// Throws, naming file and place, if anything is broken, unknown or unsupported: nothing in the file is ignored.  Ids
+// must run from 0 without gaps, the vocabulary must hold all 256 bytes, and merges may use only its tokens.
 TokenizerFile read_tokenizer_file(const std::string& path);
 
 // Fails, naming the file, if it cannot be read or is not JSON (base/json.h).

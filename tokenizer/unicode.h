@@ -9,7 +9,7 @@ namespace pare {
 // One step through bytes that should be UTF-8.
 struct Utf8Step {
   enum Kind : uint8_t { character, bad, cut };
-  Kind kind;       // bad: no character begins like this; cut: one that the end of the text cuts off
+  Kind kind;       // bad: not the beginning of a character; cut: a character cut off by the end of the text
   uint8_t length;  // bytes of the character, or of the longest part of one that is there
   char32_t value;  // of a character
 };
@@ -35,7 +35,7 @@ inline Utf8Step next_utf8(const char* p, const char* end) {
 
 // Each part that is not UTF-8 becomes one U+FFFD, as Rust's from_utf8_lossy and the WHATWG decoder have it.
 std::string lossy_utf8(std::string_view bytes);
-// Bytes at the end of the text that begin a character which is not complete: 0 to 3.
+// Bytes at the end of the text that begin an incomplete character: 0 to 3.
 size_t cut_bytes(std::string_view bytes);
 
 // `newline` is \r or \n, which are white space too.
@@ -43,10 +43,10 @@ enum class CharClass : uint8_t { other, letter, number, space, newline };
 // Classes of the code points 0 to 0x10FFFF in Unicode 16: \p{L}, \p{N}, \s (White_Space).
 const CharClass* char_classes();
 
-// Canonical composition as in the Hugging Face tokenizers library, which has the tables of Unicode 9: of a later mark
-// it takes it that nothing passes or joins it.  Bytes that are not UTF-8 stay as they are.
+// Canonical composition as in the Hugging Face tokenizers library, which has the tables of Unicode 9: marks added later
+// neither compose nor reorder.  Bytes that are not UTF-8 stay as they are.
 std::string nfc(std::string_view text);
-// False only if nfc(text) == text: no character of it is one that composition may change or join to another.
+// False only if nfc(text) == text: no character that composition may change or join to another.
 bool may_need_nfc(std::string_view text);
 
 }  // namespace pare
