@@ -20,8 +20,8 @@ namespace {
 constexpr int64_t max_width = int64_t{1} << 20, max_vocab = int64_t{1} << 24, max_layers = 4096,
                   max_positions = std::numeric_limits<int32_t>::max();
 
-// Keys that transformers (4.37 to 5) and its users' tools write and that do not touch the arithmetic of training:
-// provenance, storage types, labels of classifiers, and defaults for generate(), which never apply here.
+// Keys written by transformers (4.37 to 5) and tools around it that do not affect the arithmetic of training:
+// provenance, storage types, labels of classifiers, and defaults of generate(), which do not apply here.
 const std::set<std::string> harmless_keys = {
     "_attn_implementation",
     "_attn_implementation_autoset",
@@ -87,7 +87,7 @@ const std::set<std::string> harmless_keys = {
     "use_cache",
 };
 
-// Keys that change the arithmetic, with the one value under which they do not.
+// Keys that change the arithmetic, with the one value that leaves it alone.
 const json neutral_values = {
     {"add_cross_attention", false}, {"attention_dropout", 0},       {"hidden_act", "silu"},
     {"is_decoder", false},          {"is_encoder_decoder", false},  {"mlp_bias", false},
@@ -272,7 +272,7 @@ void read_attention_shape(Reader& in, ModelConfig& c) {
     fail(in.where(), ": ", c.heads, " heads of ", c.head_dim, " are wider than the ", max_width, " supported");
 }
 
-// Everything that must have one value for the arithmetic to be the one implemented.
+// Checks everything that must have one value for the arithmetic implemented here.
 void refuse_other_arithmetic(Reader& in, const ModelConfig& c) {
   const bool qwen2 = c.model_type == "qwen2";
   for (const auto& [key, value] : neutral_values.items()) in.must_be(key, value);
@@ -316,7 +316,7 @@ ModelConfig parse_model_config(const json& object, const std::string& where) {
   c.ffn = in.integer("intermediate_size", 1, max_width);
   c.vocab = in.integer("vocab_size", 1, max_vocab);
   read_attention_shape(in, c);
-  // Where transformers has a default, an absent key means that default.
+  // An absent key means the default of transformers, if it has one.
   c.max_position = in.integer("max_position_embeddings", 1, max_positions, llama ? 2048 : 32768);
   c.rms_eps = static_cast<float>(in.positive("rms_norm_eps", 1e-6));
   c.tied = in.boolean("tie_word_embeddings", false);

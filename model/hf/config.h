@@ -39,11 +39,10 @@ struct ModelConfig {
   int64_t qkv_width() const { return q_width() + 2 * kv_width(); }
 };
 
-// `where` names the file in errors.  Keys that change the arithmetic and are not supported are errors naming the key.
-// A key that is neither known nor known to be harmless is an error too.  Both spellings of transformers 4 and 5 are
-// read.
+// `where` names the file in errors.  Throws, naming the key, if a key changes the arithmetic in an unsupported way, or
+// is neither supported nor known to be harmless.  Reads the spellings of transformers 4 and 5.
 ModelConfig parse_model_config(const nlohmann::json& json, const std::string& where);
-// DIR/config.json; eos ids of DIR/generation_config.json, where it names any, take the place of those of config.json.
+// Reads DIR/config.json.  EOS ids in DIR/generation_config.json, if any, replace those of config.json.
 ModelConfig load_model_config(const std::string& directory);
 // A config.json that transformers 4 and 5 load (without the weights' dtype, which save_hf adds).
 nlohmann::json to_json(const ModelConfig& config);
@@ -63,10 +62,10 @@ struct Parameter {
 // o, post-attention norm, gate, up, down; final norm; lm_head unless tied.
 std::vector<Parameter> parameters(const ModelConfig& config);
 
-// Where values of parameters come from: writes elements [begin, begin + count) of parameters(config)[parameter] to
-// `out`.  So no more than a piece of a model exists a second time while it is loaded, copied or saved.
+// A source of parameters: writes elements [begin, begin + count) of parameters(config)[parameter] to `out`.  Loading,
+// copying and saving a model so need a second copy of a piece of it only.
 using ParameterReader = std::function<void(size_t parameter, int64_t begin, int64_t count, float* out)>;
-// Of a flat buffer, which must live as long.
+// Reads from a flat buffer, which must outlive the reader.
 ParameterReader flat_parameters(const ModelConfig& config, const float* values);
 
 // Angle per position of each of the D/2 rotations, rope_scaling applied.

@@ -22,7 +22,7 @@ namespace {
 constexpr const char* single_name = "model.safetensors";
 constexpr const char* index_name = "model.safetensors.index.json";
 
-// A few names of a list that may be long.
+// The first names of a list that may be long.
 std::string some(const std::vector<std::string>& names) {
   std::string s;
   for (size_t i = 0; i < names.size() && i < 4; i++) s += cat(i ? ", " : "", names[i]);
@@ -66,14 +66,14 @@ void check_same_head(const std::vector<SafetensorsFile>& files, const WeightSour
       if (a[i] != b[i] && std::bit_cast<uint32_t>(a[i]) != std::bit_cast<uint32_t>(b[i]))
         fail(files[head.file].path(), ": lm_head.weight is ", a[i], " at element ", begin + i,
              ", model.embed_tokens.weight is ", b[i],
-             "; config.json says tie_word_embeddings: true, by which they are one: set it to false or take "
-             "lm_head.weight out of the file");
+             "; with tie_word_embeddings: true in config.json they must be equal: set it to false, or remove "
+             "lm_head.weight from the file");
   }
 }
 
 void check_replaceable(const std::string& directory, bool overwrite) {
   if (!fs::exists(directory)) return;
-  if (!overwrite) fail(directory, ": exists already and is not overwritten; name another folder");
+  if (!overwrite) fail(directory, ": already exists and is not overwritten; choose another folder");
   if (!fs::exists(directory + "/config.json") && !fs::exists(directory + "/adapter_config.json"))
     fail(directory, ": is not a model folder, so it is not overwritten");
   for (const auto& entry : fs::directory_iterator(directory))

@@ -18,33 +18,32 @@ struct WeightSource {
   size_t file;                      // in `files`
   const SafetensorsTensor* tensor;  // of that file
 };
-// Where each of parameters(config), in their order, is found.  Fails, naming tensors, if one is missing, has another
-// shape or a type that is not F32, BF16 or F16, or if there are tensors this model does not have.  Rotary tables are
-// ignored, and so is an lm_head beside tied embeddings (which real files hold) if it has their values, else it fails.
+// Returns the place of each of parameters(config), in order.  Throws, naming tensors, if one is missing, has another
+// shape or a type other than F32, BF16 and F16, or does not belong to this model.  Ignores rotary tables, and the
+// lm_head that real files hold beside tied embeddings; the latter must have the same values.
 std::vector<WeightSource> match_weights(const std::vector<SafetensorsFile>& files, const ModelConfig& config);
 
-// The type of the weights of a model folder, f32 where they have several: that in which they can be saved again.
+// The type of the weights of a model folder, f32 if they have several: the type to save them in again.
 DType hf_dtype(const std::string& directory, const ModelConfig& config);
 
-// The weights of a model folder, which is checked at once; the values are read when they are asked for.  NaN and
-// infinities fail then, naming the tensor.
+// The weights of a model folder.  The folder is checked at once, values are read on demand; NaN and infinities then
+// throw, naming the tensor.
 ParameterReader hf_weights(const std::string& directory, const ModelConfig& config);
 
 // Writes config.json and model.safetensors (f32; bf16 or f16, rounded to nearest even) into a folder.
 FileSums write_hf_files(const std::string& folder, const ModelConfig& config, const ParameterReader& weights,
                         DType dtype);
 
-// A folder that `fill` writes, which appears whole or not at all.  An existing `directory` is an error unless
-// `overwrite`, and then only the folder of a model or an adapter (its config in it, no
-// folders but of adapters) is replaced.
+// Writes a folder by `fill`; it appears whole or not at all.  Throws if `directory` exists, unless `overwrite` is set and
+// it is the folder of a model or an adapter (with its config, and no folders but of adapters).
 void save_folder(const std::string& directory, bool overwrite,
                  const std::function<void(const std::string& folder)>& fill);
-// Such a folder with these files, and with what `more` adds (the tokenizer).
+// Such a folder with these files and those that `more` adds (the tokenizer).
 void save_hf(const std::string& directory, const ModelConfig& config, const ParameterReader& weights, DType dtype,
              bool overwrite = false, const std::function<void(const std::string& folder)>& more = {});
 
-// Copies the files of a tokenizer, that of a model folder or one that is named itself, and what says how it is used
-// (chat template, names of tokens) into the folder `to`, where they are found.
+// Copies the files of a tokenizer (a model folder's, or a file) and those that say how it is used (chat template, names
+// of tokens), as far as they exist, into the folder `to`.
 FileSums copy_tokenizer(const std::string& from, const std::string& to);
 
 }  // namespace pare

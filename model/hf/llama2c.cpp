@@ -46,7 +46,7 @@ ModelConfig config_of(const Header& header, const std::string& path) {
   return c;
 }
 
-// A tensor in the file: its place (in floats), and for q and k the heads whose rows change places.
+// A tensor in the file: its place (in floats), and for q and k the heads whose rows are reordered.
 struct Source {
   int64_t offset, size, rotary_heads;
 };

@@ -15,8 +15,8 @@ struct Llama2cCheckpoint {
 // The file: 7 i32 (dim, ffn, layers, heads, kv heads, vocabulary, sequence length; a negative vocabulary: lm_head is
 // not the embedding), then f32 tensors, each for all layers: embedding, input norm, q, k, v, o, post-attention norm,
 // gate, down, up, final norm, two RoPE tables (left out: they follow from theta = 1e4), lm_head if not tied.
-// Rows of q and k, where RoPE turns neighbours (2i, 2i+1), are put in the order of Hugging Face, which turns (i, i +
-// D/2). The end of a text is BOS, as these models were trained with it between stories, or EOS.
+// Rows of q and k are reordered: RoPE rotates neighbours (2i, 2i+1) here, (i, i + D/2) in Hugging Face.  A text ends
+// with EOS or with BOS, which stood between the stories that these models were trained on.
 Llama2cCheckpoint load_llama2c(const std::string& path);
 
 }  // namespace pare

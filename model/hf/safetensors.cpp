@@ -46,8 +46,7 @@ std::string in_quotes(const std::string& s) {
   return text.size() > 200 ? text.substr(0, 200) + "..." : text;
 }
 
-// Builds the list of tensors while the header is parsed, so that a hostile header costs no more memory than its
-// tensors.
+// Builds the list of tensors while parsing, so that a malicious header takes no more memory than its tensors.
 class HeaderHandler : public nlohmann::json_sax<json> {
  public:
   HeaderHandler(const std::string& path, std::vector<SafetensorsTensor>& tensors,
@@ -172,7 +171,7 @@ class HeaderHandler : public nlohmann::json_sax<json> {
     fail(path_, ": ", metadata ? "\"__metadata__\"" : "tensor " + in_quotes(tensor().name), ": ", what);
   }
 
-  // The shape's bytes must be what the offsets say, without overflow.
+  // The bytes of the shape must match the offsets, without overflow.
   void finish_tensor() {
     for (const char* needed : {"dtype", "shape", "data_offsets"})
       if (std::find(seen_.begin(), seen_.end(), needed) == seen_.end()) bad(cat("\"", needed, "\" is missing"));
@@ -231,7 +230,7 @@ std::string shape_string(const std::vector<int64_t>& shape) {
   return s + "]";
 }
 
-// An open file, closed with the last who has it.
+// An open file, closed by its last owner.
 static std::shared_ptr<const int> open_file(const std::string& path, uint64_t* size) {
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error)) fail(path, ": no such file");
@@ -248,8 +247,8 @@ static std::shared_ptr<const int> open_file(const std::string& path, uint64_t* s
 }
 
 // Calls f(data, offset, n) for the windows of bytes [at, at + bytes): n of them lie, mapped, at data; offset counts
-// from `at`.  A window is short and mapped for a moment, after a look at the size of the file: touching what lies
-// behind the end of a file that was cut short would end the process by SIGBUS.
+// from `at`.  Windows are short, and the file's size is checked before each is mapped: touching memory past the end of
+// a truncated file would end the process by SIGBUS.
 template <class F>
 void SafetensorsFile::for_windows(uint64_t at, uint64_t bytes, F f) const {
   static const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
@@ -259,7 +258,7 @@ void SafetensorsFile::for_windows(uint64_t at, uint64_t bytes, F f) const {
     struct stat status = {};
     if (::fstat(*file_, &status) != 0) fail(path_, ": cannot be read: ", std::strerror(errno));
     if (const auto size = static_cast<uint64_t>(status.st_size); size < begin + n)
-      fail(path_, ": ends at byte ", size, ", in the middle of its tensors: it was cut short while it was read");
+      fail(path_, ": ends at byte ", size, ", in the middle of its tensors: it was truncated while being read");
     void* const window =
         ::mmap(nullptr, skip + n, PROT_READ, MAP_SHARED | MAP_POPULATE, *file_, static_cast<off_t>(begin - skip));
     if (window == MAP_FAILED) fail(path_, ": cannot be mapped: ", std::strerror(errno));
@@ -284,7 +283,7 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
   std::string header(length, '\0');
   read(sizeof length, length, header.data());
   data_ = sizeof length + length;
-  // The JSON parser would skip a byte-order mark and take a zero byte for the end of the text.
+  // The JSON parser would skip a byte-order mark and end at a zero byte.
   if (const size_t start = header.find_first_not_of(" \t\r\n"); start == header.npos || header[start] != '{')
     fail(path, ": the header is not a JSON object");
   if (header.find('\0') != header.npos) fail(path, ": the header is not valid JSON: it holds a zero byte");
@@ -310,7 +309,7 @@ void SafetensorsFile::read_f32(const SafetensorsTensor& tensor, float* out, int6
   expect(begin >= 0 && begin + count <= tensor.size(), path_, ": ", tensor.name, ": elements ", begin, " to ",
          begin + count, " of ", tensor.size());
   const uint64_t width = wide ? 4 : 2, at = data_ + tensor.begin + static_cast<uint64_t>(begin) * width;
-  // Tensors may lie at any byte: elements are copied out before they are looked at.
+  // Tensors may be unaligned: elements are copied before use.
   const auto convert = [&](auto narrow, auto to_f32) {
     for_windows(at, static_cast<uint64_t>(count) * width, [&](const char* data, uint64_t offset, uint64_t n) {
       float* const to = out + offset / width;

@@ -20,9 +20,9 @@ struct SafetensorsTensor {
   int64_t size() const;           // elements
 };
 
-// An open file whose header has been checked whole: sizes agree with shapes, and the tensors fill the file without gap
-// or overlap.  Anything else fails, naming the file, before memory is taken for it.  Values are mapped a window at a
-// time when they are asked for, and take no memory; if the file has been cut short since, that fails too.
+// An open file with a valid header: sizes agree with shapes, and the tensors fill the file without gaps or overlaps.
+// Anything else throws, naming the file, before memory is allocated for it.  Values are mapped on demand, one window at
+// a time, and take no memory; reading throws if the file was truncated in the meantime.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string& path);
@@ -32,8 +32,8 @@ class SafetensorsFile {
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   const SafetensorsTensor* find(const std::string& name) const;  // nullptr if absent
 
-  // Elements [begin, begin + count) of a tensor; count -1: all from `begin` on.  F32, BF16 and F16, exactly; other
-  // types fail.  Threads may call it at the same time.
+  // Elements [begin, begin + count) of a tensor; count -1: all from `begin` on.  Converts F32, BF16 and F16 exactly and
+  // throws for other types.  Thread-safe.
   void read_f32(const SafetensorsTensor& tensor, float* out, int64_t begin = 0, int64_t count = -1) const;
 
  private:
@@ -57,8 +57,8 @@ struct NamedTensor {
   TensorReader read;
 };
 // Writes F32, or BF16 or F16 (rounded to nearest even), tensors sorted by name, a piece at a time.  The file appears
-// whole or not at all: it is written beside `path` and renamed, replacing what was there.  A finite value that would
-// become infinite is an Error(Exit::failed) that names it.
+// whole or not at all: it is written beside `path` and renamed, replacing what was there.  Throws Error(Exit::failed),
+// naming the value, if a finite one would become infinite.
 FileSum write_safetensors(const std::string& path, std::vector<NamedTensor> tensors, DType dtype);
 
 std::string shape_string(const std::vector<int64_t>& shape);  // "[97, 48]"
