@@ -20,7 +20,8 @@ namespace {
 constexpr int format_version = 3;  // 1: other hash of the initial weights; 2: no hashes of files
 constexpr const char* state_name = "state.json";
 constexpr const char* optimizer_name = "optimizer.safetensors";
-constexpr const char* adapter_folder = "/adapter";  // in the folder of a model whose sampler has adapters
+// In the folder of a model whose sampler has adapters.  It may be moved: their base is "..".
+constexpr const char* adapter_folder = "/adapter";
 
 constexpr std::pair<Moment, const char*> moments[] = {{Moment::m, "adam.m."}, {Moment::v, "adam.v."}};
 
@@ -162,7 +163,7 @@ void save_model(const std::string& path, const Session& session) {
   save_hf(path, session.model_config, session.model->reader(), dtype, true, [&](const std::string& folder) {
     tokenizer(folder);
     if (session.sparse)
-      write_folder(folder + adapter_folder, [&](const std::string& inner) { adapters(inner, path, DType::f32); });
+      write_folder(folder + adapter_folder, [&](const std::string& inner) { adapters(inner, "..", DType::f32); });
   });
 }
 
@@ -178,7 +179,7 @@ void save_checkpoint(const std::string& path, const Session& session, Training& 
                         : write_hf_files(folder, session.model_config, session.model->reader(), DType::f32);
     if (session.sparse)
       write_folder(folder + adapter_folder, [&](const std::string& inner) {
-        for (const auto& [name, sum] : adapters(inner, path)) sums[cat(adapter_folder + 1, "/", name)] = sum;
+        for (const auto& [name, sum] : adapters(inner, "..")) sums[cat(adapter_folder + 1, "/", name)] = sum;
       });
     sums.merge(save_tokenizer(folder, session));
     sums[optimizer_name] = save_optimizer(cat(folder, "/", optimizer_name), training);
