@@ -349,7 +349,7 @@ void check_rpo(const Config& c) {
   if (c.rollout.kv.evicts())
     fail("algorithm.rpo.enable begins responses with tokens of earlier ones, which rollout.kv.method = ",
          config_key("rollout.kv.method").show(c),
-         " would take for the prompt when it evicts; set rollout.kv.method to dense, quest or block_topk");
+         " would take for a part of the prompt when it evicts; set rollout.kv.method to dense, quest or block_topk");
   if (kept_members(c) < c.rollout.n)
     fail(
         "algorithm.rpo.enable draws the next entry from all responses of a group, algorithm.oversample.keep drops "
