@@ -46,7 +46,7 @@ $(BUILD)/.deps:
 	@mkdir -p $(@D) && touch $@
 
 # ---- sources ---------------------------------------------------------------------------------------------------------
-ROOMS := src/base src/bench src/cases src/ops src/ref src/cpu src/kv src/kv/policies src/rollout src/rl src/run model model/hf tokenizer data data/verify data/math_value
+ROOMS := src/base src/comm src/bench src/cases src/ops src/ref src/cpu src/kv src/kv/policies src/rollout src/rl src/run model model/hf tokenizer data data/verify data/math_value
 LIB_SRC := $(sort $(foreach d,$(ROOMS),$(wildcard $(d)/*.cpp)))
 APP_SRC := $(wildcard src/app/*.cpp src/app/*/*.cpp)
 TEST_SRC := $(filter-out tests/test_steps.cpp,$(wildcard tests/*.cpp))
@@ -147,7 +147,7 @@ $(BUILD)/fuzz/data/%.o $(BUILD)/fuzz/tokenizer/%.o: fuzz_FLAGS += $(COUNT_FLAGS)
 $(BUILD)/tests/%.o $(BUILD)/src/app/%.o: override O := 1
 
 # ---- targets ---------------------------------------------------------------------------------------------------------
-.PHONY: always $(shell sed -n 's/^\([a-z-]*\):.*  $(HASH)$(HASH) .*/\1/p' Makefile cuda/cuda.mk)
+.PHONY: always $(shell sed -n 's/^\([a-z-]*\):.*  $(HASH)$(HASH) .*/\1/p' Makefile cuda/cuda.mk src/comm/mpi/mpi.mk)
 all: $(BUILD)/pare  ## the program, build/pare
 test: $(BUILD)/tests/pare_tests $(BUILD)/pare  ## runs every test, in as many processes as there are cores
 	$< --jobs=$(JOBS) $(TEST_FLAGS)
@@ -232,7 +232,7 @@ bench: $(BUILD)/pare  ## speed as shares of what the machine can do
 $(BUILD)/make_random_model: $(cpu_LIB) $(BUILD)/tools/make_random_model.o
 	$(call run,link $@,$(CXX) $(LDFLAGS) $^ $(LIBS) -o $@)
 
-include cuda/cuda.mk
+include cuda/cuda.mk src/comm/mpi/mpi.mk
 
 deps:  ## installs the libraries that are missing
 	@tools/deps.sh $(PACKAGES)
@@ -247,6 +247,6 @@ lint:  ## clang-tidy
 clean:  ## removes build/
 	rm -rf $(BUILD)
 help:  ## this list
-	@sed -n '3,12s/^# \{0,1\}//p' Makefile; echo; sed -nE 's/^([a-z-]+):.*  ## /\1 /p' Makefile cuda/cuda.mk | sort | while read -r t what; do printf '  make %-17s %s\n' "$$t" "$$what"; done
+	@sed -n '3,12s/^# \{0,1\}//p' Makefile; echo; sed -nE 's/^([a-z-]+):.*  ## /\1 /p' Makefile cuda/cuda.mk src/comm/mpi/mpi.mk | sort | while read -r t what; do printf '  make %-17s %s\n' "$$t" "$$what"; done
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

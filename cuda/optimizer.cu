@@ -1,12 +1,11 @@
-// Global norm and AdamW (ops/optimizer.h states the formulas).
+// Sums of squares and AdamW (ops/optimizer.h states the formulas).
 //
 // AdamW: p [n] act, or the panels of a weight; m, v f32 or bf16, grad and master f32 [n] or [O, I]; m, v and master (p,
 // without one) are updated in place, p is then the master's rounding.  Every element stands alone.  Bytes an element:
 // 20 + 2 act-size, with a master 28 + act-size, with bf16 moments 8 less; limited by memory bandwidth, and that of p in
 // panels by its scattered accesses.
-// Norm: sqrt of the sum of squares, overwritten.  Order: blocks of 4096 elements, each a row sum of 16 lanes, blocks
-// added ascending in double.  Two kernels: the sums of the blocks, 4 bytes an element and limited by memory bandwidth;
-// their sum, by one thread, which takes a few nanoseconds for each.
+// Squares: sums of blocks of at most 4096 elements, each a row sum of 16 lanes; 4 bytes an element, limited by memory
+// bandwidth.
 #include <cmath>
 
 #include "common.cuh"
@@ -17,44 +16,25 @@ namespace pare::PARE_CUDA {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kLanes = 16, kElements = 4096;  // of a sum
+constexpr int kLanes = 16;  // of a sum
 
 // sums[i]: that of the squares of block i of x.
 __global__ void __launch_bounds__(kThreads)
-    sums_of_squares(float* __restrict__ sums, const float* __restrict__ x, int64_t n) {
-  const int64_t block = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes, begin = block * kElements;
+    sums_of_squares(float* __restrict__ sums, const float* __restrict__ x, int64_t n, int64_t run, int64_t blocks) {
+  const int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes;
   const int lane = threadIdx.x % kLanes;
   float sum = 0;
-  if (begin + kElements <= n) {
+  if (i < blocks) {
+    const SquareSums::Block b = SquareSums::block(i, n, run);
+    if (b.end - b.begin == kNormBlock) {
 #pragma unroll 16  // loads that are under way
-    for (int i = 0; i < kElements; i += kLanes) sum = fmaf(x[begin + i + lane], x[begin + i + lane], sum);
-  } else {
-    for (int64_t i = begin + lane; i < n; i += kLanes) sum = fmaf(x[i], x[i], sum);
+      for (int64_t k = 0; k < kNormBlock; k += kLanes) sum = fmaf(x[b.begin + k + lane], x[b.begin + k + lane], sum);
+    } else {
+      for (int64_t k = b.begin + lane; k < b.end; k += kLanes) sum = fmaf(x[k], x[k], sum);
+    }
   }
   for (int o = kLanes / 2; o > 0; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
-  if (lane == 0 && begin < n) sums[block] = sum;
-}
-
-// One block: thread 0 adds what all bring.
-__global__ void __launch_bounds__(kThreads)
-    norm_of_sums(float* __restrict__ norm, const float* __restrict__ sums, int64_t n) {
-  constexpr int kMany = 16 * kThreads;
-  __shared__ float some[kMany];
-  double total = 0;
-  for (int64_t first = 0; first < n; first += kMany) {
-#pragma unroll
-    for (int i = 0; i < kMany; i += kThreads) {
-      const int64_t at = first + i + threadIdx.x;
-      some[i + threadIdx.x] = at < n ? sums[at] : 0.f;
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-#pragma unroll 16
-      for (int i = 0; i < kMany; i++) total += some[i];  // +0 behind the last
-    }
-    __syncthreads();  // before they are overwritten
-  }
-  if (threadIdx.x == 0) *norm = static_cast<float>(sqrt(total));
+  if (lane == 0 && i < blocks) sums[i] = sum;
 }
 
 struct Step {
@@ -93,13 +73,12 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void global_norm(const GlobalNorm& a, Stream stream) {
-  const char* op = "global_norm";
-  const int64_t n = a.x.size(), sums = norm_blocks(n);
-  if (n > 0)
-    launch(op, sums_of_squares, {.grid = blocks(op, sums, kThreads / kLanes), .block = kThreads}, stream,
-           a.sums.as<float>(), a.x.as<float>(), n);
-  launch(op, norm_of_sums, {.grid = 1, .block = kThreads}, stream, a.norm.as<float>(), a.sums.as<float>(), sums);
+void square_sums(const SquareSums& a, Stream stream) {
+  const char* op = "square_sums";
+  const int64_t sums = a.sums.size();
+  if (sums == 0) return;
+  launch(op, sums_of_squares, {.grid = blocks(op, sums, kThreads / kLanes), .block = kThreads}, stream,
+         a.sums.as<float>(), a.x.as<float>(), a.x.size(), a.run, sums);
 }
 
 void adamw(const AdamW& a, Stream stream) {

@@ -29,7 +29,7 @@ struct Response {
 
 struct Reward {
   double score = 0;
-  std::vector<std::pair<const char*, double>> components;  // name, value; for the logs
+  std::vector<std::pair<std::string, double>> components;  // name, value; for the logs
   std::string extracted;                                   // what was taken for the answer
   bool parsed = false;                                     // an answer was found where it is expected
 };

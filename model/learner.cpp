@@ -153,6 +153,88 @@ void for_micro_batches(const Model& model, const std::vector<Group>& groups, con
 // What the loss rows of the largest batches name.
 std::vector<Group> one_token() { return {{{0}, {{.tokens = {0}, .sampler_row = 0}}}}; }
 
+// Those groups of an update that one slot or rank computes, as a list of their own.
+struct Part {
+  std::vector<Group> groups;
+  TokenTerms terms;
+  std::vector<size_t> members;  // of each member, its index in the whole list
+};
+
+// The groups that `wanted(g)`.  Without terms there are none.
+template <class F>
+Part part_of(const std::vector<Group>& groups, const TokenTerms* terms, const std::vector<int64_t>& offsets, F wanted) {
+  Part part;
+  size_t member = 0;
+  for (size_t g = 0; g < groups.size(); g++)
+    for (size_t m = 0; m < groups[g].members.size(); m++, member++) {
+      if (!wanted(g)) continue;
+      if (m == 0) part.groups.push_back(groups[g]);
+      part.members.push_back(member);
+      if (!terms) continue;
+      for (auto column : {&TokenTerms::weight, &TokenTerms::kl_weight, &TokenTerms::advantage, &TokenTerms::old_logprob,
+                          &TokenTerms::log_ratio, &TokenTerms::ref_logprob}) {
+        const auto first = (terms->*column).begin();
+        (part.terms.*column).insert((part.terms.*column).end(), first + offsets[member], first + offsets[member + 1]);
+      }
+    }
+  return part;
+}
+
+constexpr std::vector<double> TokenOuts::*kColumns[] = {&TokenOuts::logprob, &TokenOuts::entropy, &TokenOuts::loss,
+                                                        &TokenOuts::kl,      &TokenOuts::overlap, &TokenOuts::mass};
+
+// Calls f(column, column) for those that `from` has; `to` gets room for them.
+template <class F>
+void for_columns(TokenOuts& to, TokenOuts& from, F f) {
+  const auto pair = [&](auto& into, auto& column) {
+    into.resize(static_cast<size_t>(to.offsets.back()));
+    f(into, column);
+  };
+  for (auto column : kColumns)
+    if (!(from.*column).empty()) pair(to.*column, from.*column);
+  if (!from.clipped.empty()) pair(to.clipped, from.clipped);
+}
+
+// What a part gave, to its rows of the whole.
+void put(TokenOuts& whole, TokenOuts& own, const Part& part) {
+  for_columns(whole, own, [&](auto& into, auto& column) {
+    for (size_t m = 0; m < part.members.size(); m++)
+      std::copy(column.begin() + own.offsets[m], column.begin() + own.offsets[m + 1],
+                into.begin() + whole.offsets[part.members[m]]);
+  });
+}
+
+// Every rank gets what the others gave.  rank_of: of each member.
+void gather(Comm& comm, TokenOuts& out, const std::vector<int>& rank_of) {
+  if (comm.ranks() == 1) return;
+  const auto each = [&](auto& column, auto f) {
+    for (size_t m = 0; m < rank_of.size(); m++)
+      f(rank_of[m], std::span(column).subspan(out.offsets[m], out.offsets[m + 1] - out.offsets[m]));
+  };
+  Packed own;
+  for_columns(out, out, [&](auto&, auto& column) {
+    each(column, [&](int rank, auto rows) {
+      if (rank == comm.rank())
+        for (const auto x : rows) own.put(x);
+    });
+  });
+  std::vector<Packed> all;
+  for (std::string& bytes : comm.gather(own.bytes())) all.emplace_back(std::move(bytes));
+  for_columns(out, out, [&](auto&, auto& column) {
+    each(column, [&](int rank, auto rows) {
+      for (auto& x : rows) x = all[static_cast<size_t>(rank)].take<std::remove_reference_t<decltype(x)>>();
+    });
+  });
+}
+
+// [members]: `of_group` of the group of each.
+template <class T>
+std::vector<int> of_members(const std::vector<Group>& groups, T of_group) {
+  std::vector<int> all;
+  for (size_t g = 0; g < groups.size(); g++) all.insert(all.end(), groups[g].members.size(), of_group(g));
+  return all;
+}
+
 DType moments_type(const Model& model, const LearnerOptions& options) {
   return options.moments == DType::bf16 ? DType::bf16 : model.stat;
 }
@@ -170,9 +252,16 @@ Learner::Learner(Model& model, Arena& gradients, Arena& optimizer, Arena& activa
       own_head_(model.config.tied && !model.adapters),
       head_(own_head_ ? gradients.alloc("head gradient", model.stat, {model.config.vocab, model.config.hidden})
                       : views_.head),
-      m_(optimizer.alloc("adam m", moments_type(model, options), {trained_.size()})),
-      v_(optimizer.alloc("adam v", moments_type(model, options), {trained_.size()})),
-      norm_(optimizer.alloc("gradient norm", model.stat, {1})) {
+      sum_(options.slots > 1 ? gradients.alloc("sum of slots", model.stat, {trained_.own()}) : Tensor{}),
+      block_(options.slots > kSlotBlock && options.ordered
+                 ? gradients.alloc("sum of eight slots", model.stat, {trained_.own()})
+                 : Tensor{}),
+      m_(optimizer.alloc("adam m", moments_type(model, options), {trained_.own()})),
+      v_(optimizer.alloc("adam v", moments_type(model, options), {trained_.own()})),
+      norm_(optimizer.alloc("gradient norm", model.stat, {1})),
+      own_(blocks_between(trained_.blocks, trained_.own_begin(), trained_.own_end())) {
+  expect(options.slots % model.device.comm.ranks() == 0, options.slots, " slots for ", model.device.comm.ranks(),
+         " ranks");
   model.device.zero({m_});
   model.device.zero({v_});
   zero_gradients();
@@ -181,12 +270,119 @@ Learner::Learner(Model& model, Arena& gradients, Arena& optimizer, Arena& activa
 void Learner::zero_gradients() {
   model_.device.zero({flat_});
   if (own_head_) model_.device.zero({head_});
+  if (sum_) model_.device.zero({sum_});
   head_pending_ = false;
 }
 
 TokenOuts Learner::accumulate(const std::vector<Group>& groups, const TokenTerms& terms, const LossSpec& spec,
                               const Model* reference, const BatchProgress& progress) {
-  return accumulate(groups, terms, nullptr, spec, reference, progress);
+  if (options_.slots == 1) return accumulate(groups, terms, nullptr, spec, reference, progress);
+  Comm& comm = model_.device.comm;
+  const auto ranks = static_cast<int64_t>(comm.ranks());
+  const std::vector<int> slot_of = slots_of(groups);
+  TokenOuts out{.offsets = loss_row_offsets(groups)};
+  size_t done = 0, all = 0;
+  std::vector<Part> parts;
+  for (int64_t round = 0; round < options_.slots / ranks; round++) {
+    parts.push_back(
+        part_of(groups, &terms, out.offsets, [&](size_t g) { return slot_of[g] == round * ranks + comm.rank(); }));
+    all += plan_micro_batches(parts.back().groups, options_.max_rows).size();
+  }
+  for (int64_t round = 0; round < std::ssize(parts); round++) {
+    const Part& part = parts[static_cast<size_t>(round)];
+    size_t last = 0;
+    TokenOuts own = accumulate(part.groups, part.terms, nullptr, spec, reference, [&](size_t n, size_t) {
+      last = n;
+      if (progress) progress(done + n, all);
+    });
+    done += last;
+    put(out, own, part);
+    if (options_.ordered) add_slots(round);
+  }
+  if (!options_.ordered) add_ranks();
+  for (auto column : {&TokenOuts::logprob, &TokenOuts::entropy, &TokenOuts::loss, &TokenOuts::kl})
+    (out.*column).resize(static_cast<size_t>(out.offsets.back()));  // also where all slots of the rank are empty
+  out.clipped.resize(static_cast<size_t>(out.offsets.back()));
+  gather(comm, out, of_members(groups, [&](size_t g) { return static_cast<int>(slot_of[g] % ranks); }));
+  return out;
+}
+
+std::vector<int> Learner::slots_of(const std::vector<Group>& groups) const {
+  if (options_.balance) {
+    std::vector<int64_t> costs;
+    for (const Group& g : groups) costs.push_back(group_flops(model_.config, g, options_.recompute));
+    return deal(costs, options_.slots);
+  }
+  std::vector<int> slots;
+  for (const Group& g : groups) slots.push_back(static_cast<int>(g.slot));
+  return slots;
+}
+
+// Calls f(first, counts, piece) for pieces of the parts of all ranks, as many for each: elements [first[r], first[r] +
+// counts[r]) of the flat gradient are rank r's, and elements from `piece` on of its part.  A piece of all ranks is at
+// most 64 MiB.
+template <class F>
+void Learner::for_pieces(F f) {
+  const std::vector<int64_t>& cuts = trained_.cuts;
+  const auto ranks = static_cast<int64_t>(model_.device.comm.ranks());
+  int64_t longest = 0;
+  for (int64_t r = 0; r < ranks; r++) longest = std::max(longest, cuts[r + 1] - cuts[r]);
+  const int64_t most = (1 << 24) / ranks;
+  std::vector<int64_t> first(static_cast<size_t>(ranks)), counts(static_cast<size_t>(ranks));
+  for (int64_t at = 0; at < longest; at += most) {
+    for (int64_t r = 0; r < ranks; r++) {
+      first[r] = std::min(cuts[r] + at, cuts[r + 1]);
+      counts[r] = std::min(most, cuts[r + 1] - first[r]);
+    }
+    f(first, counts, at);
+  }
+}
+
+// The gradient of one slot of each rank, to the sums.
+void Learner::add_slots(int64_t round) {
+  Device& device = model_.device;
+  const auto ranks = static_cast<int64_t>(device.comm.ranks());
+  add_head_gradient();
+  if (ranks == 1) {
+    add(round, flat_, 0);
+  } else {
+    for_pieces([&](const std::vector<int64_t>& first, const std::vector<int64_t>& counts, int64_t at) {
+      const ArenaScope scope(activations_);
+      const int64_t n = counts[static_cast<size_t>(device.comm.rank())];
+      const Tensor slots = activations_.alloc("gradients of slots", model_.stat, {ranks * n});
+      device.all_to_all({.y = slots,
+                         .x = flat_,
+                         .first = first,
+                         .sent = counts,
+                         .received = std::vector<int64_t>(static_cast<size_t>(ranks), n),
+                         .comm = &device.comm});
+      for (int64_t r = 0; r < ranks && n > 0; r++) add(round * ranks + r, slots.rows(r * n, n), at);
+    });
+  }
+  device.zero({flat_});
+}
+
+// `gradient`: of elements from `first` on of this rank's.
+void Learner::add(int64_t slot, const Tensor& gradient, int64_t first) {
+  const auto part = [&](const Tensor& t) { return t.rows(first, gradient.size()); };
+  const bool later = slot >= kSlotBlock;  // than the first block
+  if (later && slot % kSlotBlock == 0) model_.device.zero({part(block_)});
+  model_.device.accumulate({.y = part(later ? block_ : sum_), .x = gradient});
+  if (later && (slot % kSlotBlock == kSlotBlock - 1 || slot == options_.slots - 1))
+    model_.device.accumulate({.y = part(sum_), .x = part(block_)});
+}
+
+// The gradients of all slots of each rank, by the library.
+void Learner::add_ranks() {
+  Device& device = model_.device;
+  add_head_gradient();
+  for_pieces([&](const std::vector<int64_t>& first, const std::vector<int64_t>& counts, int64_t at) {
+    device.reduce_scatter({.y = sum_.rows(at, counts[static_cast<size_t>(device.comm.rank())]),
+                           .x = flat_,
+                           .first = first,
+                           .counts = counts,
+                           .comm = &device.comm});
+  });
 }
 
 void Learner::plan(const BatchLimits& limits, const LossSpec& spec, const Model* reference) {
@@ -307,7 +503,18 @@ void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& grou
 
 TokenOuts Learner::logprobs(const Model& model, Arena& arena, const std::vector<Group>& groups, double temperature,
                             const LearnerOptions& options, const SamplerStates* states) {
-  return logprobs(model, arena, groups, nullptr, temperature, options, states);
+  Comm& comm = model.device.comm;
+  if (comm.ranks() == 1) return logprobs(model, arena, groups, nullptr, temperature, options, states);
+  const auto rank_of = [&](size_t g) { return static_cast<int>(groups[g].slot % comm.ranks()); };
+  TokenOuts out{.offsets = loss_row_offsets(groups)};
+  const Part part = part_of(groups, nullptr, out.offsets, [&](size_t g) { return rank_of(g) == comm.rank(); });
+  TokenOuts own = logprobs(model, arena, part.groups, nullptr, temperature, options, states);
+  put(out, own, part);
+  const auto rows = static_cast<size_t>(out.offsets.back());
+  out.logprob.resize(rows), out.entropy.resize(rows);
+  if (states) out.overlap.resize(rows), out.mass.resize(rows);
+  gather(comm, out, of_members(groups, rank_of));
+  return out;
 }
 
 void Learner::plan_logprobs(const Model& model, Arena& arena, const BatchLimits& limits, const LearnerOptions& options,
@@ -386,27 +593,52 @@ void Learner::add_head_gradient() {
   head_pending_ = false;
 }
 
+// Of a tensor of this rank's elements, or of flat_ where that is what it updates from.
+Tensor Learner::own(const ParameterBlock& b, const Tensor& part) const {
+  const Tensor t = part.rows(b.offset - trained_.own_begin(), b.size());
+  return b.vector ? t : t.matrix(b.weight.inputs());
+}
+
+// Squares of this rank's elements, those of all ranks added.
+double Learner::gradient_norm() {
+  Device& device = model_.device;
+  const ArenaScope scope(activations_);
+  int64_t blocks = 0;
+  for (const ParameterBlock& b : own_) blocks += norm_blocks(b.size(), b.run());
+  const Tensor sums = activations_.alloc("squares of the gradient", model_.stat, {blocks});
+  blocks = 0;
+  for (const ParameterBlock& b : own_) {
+    const int64_t n = norm_blocks(b.size(), b.run());
+    device.square_sums({.sums = sums.rows(blocks, n), .x = own(b, gradient()).flat(), .run = b.run()});
+    blocks += n;
+  }
+  Packed own;
+  own.put_all(download_stat(model_, sums));
+  double squares = 0;
+  for (std::string& bytes : device.comm.gather(own.bytes()))
+    for (const double s : Packed(std::move(bytes)).take_all<std::vector<double>>()) squares += s;
+  return std::sqrt(squares);
+}
+
 double Learner::step(const AdamWOptions& o) {
   Device& device = model_.device;
-  add_head_gradient();
-  {
-    const ArenaScope scope(activations_);
-    const Tensor sums = activations_.alloc("squares of the gradient", model_.stat, {norm_blocks(trained_.size())});
-    device.global_norm({.norm = norm_, .sums = sums, .x = flat_});
+  Comm& comm = device.comm;
+  if (!sum_) add_head_gradient();
+  double norm = gradient_norm();
+  if (model_.stat == DType::f32) {
+    const auto narrow = static_cast<float>(norm);
+    device.upload({norm_, &narrow}), norm = narrow;
+  } else {
+    device.upload({norm_, &norm});
   }
-  const double norm = download_stat(model_, norm_)[0];
   if (!std::isfinite(norm))
     throw Error(Exit::non_finite, cat("the gradient norm is ", norm, " in optimizer step ", steps_ + 1));
   steps_++;
-  for (const ParameterBlock& b : trained_.blocks) {
-    const auto part = [&](const Tensor& flat) {
-      const Tensor t = flat.rows(b.offset, b.size());
-      return b.vector ? t : t.matrix(b.weight.inputs());
-    };
+  for (const ParameterBlock& b : own_)
     device.adamw({.p = b.vector ? b.vector : b.weight.packed,
-                  .m = part(m_),
-                  .v = part(v_),
-                  .grad = part(flat_),
+                  .m = own(b, m_),
+                  .v = own(b, v_),
+                  .grad = own(b, gradient()),
                   .norm = norm_,
                   .max_norm = static_cast<float>(o.max_norm),
                   .lr = static_cast<float>(o.lr * b.rate),
@@ -417,14 +649,22 @@ double Learner::step(const AdamWOptions& o) {
                   .step = steps_,
                   .key = rng_key(o.seed, RngStream::moments, static_cast<uint64_t>(steps_)),
                   .first = b.offset,
-                  .master = trained_.master ? part(trained_.master) : Tensor{}});
+                  .master = trained_.master ? own(b, trained_.master) : Tensor{}});
+  if (comm.ranks() > 1) {
+    std::vector<int64_t> counts;
+    int64_t at = 0;
+    for (int r = 0; r < comm.ranks(); r++) {
+      const int64_t end = place_of(trained_.blocks, trained_.cuts[r + 1], trained_.packed.size());
+      counts.push_back(end - at), at = end;
+    }
+    device.all_gather({.y = trained_.packed, .counts = counts, .comm = &comm});
   }
   zero_gradients();
   return norm;
 }
 
 void Learner::get_moment(Moment moment, int64_t begin, int64_t count, float* out) const {
-  const Tensor t = (moment == Moment::m ? m_ : v_).rows(begin, count);
+  const Tensor t = (moment == Moment::m ? m_ : v_).rows(begin - trained_.own_begin(), count);
   expect(t.dtype != DType::f64, "optimizer states are saved in f32 or bf16");
   if (t.dtype == DType::f32) return model_.device.download({out, t});
   std::vector<uint16_t> narrow(static_cast<size_t>(count));
@@ -436,11 +676,14 @@ void Learner::set_moment(Moment moment, int64_t begin, int64_t count, const Tens
   const Tensor& all = moment == Moment::m ? m_ : v_;
   expect(all.dtype != DType::f64, "optimizer states are saved in f32 or bf16");
   constexpr int64_t kPiece = 1 << 18;
+  const int64_t skipped = std::max<int64_t>(0, trained_.own_begin() - begin);
+  begin += skipped - trained_.own_begin(), count = std::min(count - skipped, trained_.own() - begin);
+  if (count <= 0) return;
   std::vector<float> host(static_cast<size_t>(std::min(count, kPiece)));
   std::vector<uint16_t> narrow(all.dtype == DType::bf16 ? host.size() : 0);
   for (int64_t first = 0, n = 0; first < count; first += n) {
     n = std::min(kPiece, count - first);
-    read(first, n, host.data());
+    read(skipped + first, n, host.data());
     if (!narrow.empty()) std::transform(host.begin(), host.begin() + n, narrow.begin(), f32_to_bf16);
     model_.device.upload(
         {all.rows(begin + first, n), narrow.empty() ? static_cast<void*>(host.data()) : narrow.data()});
@@ -449,8 +692,8 @@ void Learner::set_moment(Moment moment, int64_t begin, int64_t count, const Tens
 }
 
 std::vector<double> Learner::gradients() {
-  add_head_gradient();
-  return download_stat(model_, flat_);
+  if (!sum_) add_head_gradient();
+  return download_stat(model_, gradient());
 }
 
 }  // namespace pare

@@ -39,6 +39,9 @@ struct LearnerOptions {
   bool recompute = false;                 // keep the inputs of blocks only, compute blocks again in the backward
   std::optional<BlockReads> blocks = {};  // what rows behind a prefix read; none: everything
   bool dense_reference = false;           // the reference model reads everything, whatever `blocks` says
+  int64_t slots = 1;                      // of an update (list.h); a multiple of the ranks
+  bool balance = true;                    // slots of equal FLOPs; or a group is of the slot that it was sampled in
+  bool ordered = true;                    // slots are added in order; or by the library, ranks in an order of its own
 };
 
 struct AdamWOptions {
@@ -52,18 +55,22 @@ enum class Moment { m, v };  // of AdamW
 using BatchProgress = std::function<void(size_t done, size_t all)>;  // micro-batches
 
 // Sums over loss rows of weighted losses (TokenTerms).  Trains the adapters of its model if it has them, else the
-// model. The gradient is one chain per parameter over the groups in order, so any split into micro-batches gives the
-// same bits on a table that keeps the order of list.h.
+// model.  The gradient of a slot is one chain per parameter over its groups in order, so any split into micro-batches
+// gives the same bits on a table that keeps the order of list.h.  Ranks share the slots, slot s being that of rank s
+// mod ranks, and all of them get what the loss rows gave.
 class Learner {
  public:
   // Gradients (and, for tied embeddings, a second accumulator) from `gradients`, optimizer states from `optimizer`;
   // activations while it works.  The arenas outlive the learner.
   Learner(Model& model, Arena& gradients, Arena& optimizer, Arena& activations, const LearnerOptions& options);
 
-  // Adds the gradient of the loss to the accumulators.  `reference`: the reference model, for an exact KL.
+  // Adds the gradient of the loss to the accumulators, with more than one slot once for each step().  `reference`: the
+  // reference model, for an exact KL.
   TokenOuts accumulate(const std::vector<Group>& groups, const TokenTerms& terms, const LossSpec& spec,
                        const Model* reference = nullptr, const BatchProgress& progress = {});
+  std::vector<int> slots_of(const std::vector<Group>& groups) const;  // in which accumulate() computes them
   // Log-probs and entropies of the kept tokens; no gradient.  With `states` also overlap and mass, the model being p.
+  // The rank that a group was sampled on (Group::slot) computes them, all get them.
   static TokenOuts logprobs(const Model& model, Arena& activations, const std::vector<Group>& groups,
                             double temperature, const LearnerOptions& options, const SamplerStates* states = nullptr);
 
@@ -79,14 +86,14 @@ class Learner {
   void zero_gradients();
 
   // A saved optimizer: the number of updates, and the moments, elements [begin, begin + count) in the order of
-  // trained().layout.
+  // trained().layout; get_moment is of this rank's elements, set_moment leaves the others out.
   const Parameters& trained() const { return trained_; }
   int64_t steps() const { return steps_; }
   void set_steps(int64_t steps) { steps_ = steps; }
   DType moments() const { return m_.dtype; }
   void get_moment(Moment moment, int64_t begin, int64_t count, float* out) const;
   void set_moment(Moment moment, int64_t begin, int64_t count, const TensorReader& read);
-  // Gradients in the same order.
+  // Gradients in the same order, of this rank's elements.
   std::vector<double> gradients();
 
  private:
@@ -98,17 +105,27 @@ class Learner {
   void head_loss(const PackedBatch& batch, const std::vector<Group>& groups, const TokenTerms& terms, const Pass& pass,
                  const Model* reference, const Pass* reference_pass, const LossSpec& spec, TokenOuts& out);
   void add_head_gradient();
+  void add_slots(int64_t round);
+  void add(int64_t slot, const Tensor& gradient, int64_t first);
+  void add_ranks();
+  template <class F>
+  void for_pieces(F f);
+  const Tensor& gradient() const { return sum_ ? sum_ : flat_; }  // of an update, this rank's elements
+  Tensor own(const ParameterBlock& block, const Tensor& part) const;
+  double gradient_norm();
 
   Model& model_;
   const Parameters& trained_;
   Arena& activations_;
   const LearnerOptions options_;
-  Tensor flat_;                // stat [parameters]
+  Tensor flat_;                // stat [parameters]: of the slot that is being computed
   ParameterViews views_;       // of flat_
   bool own_head_;              // the head's gradient has an accumulator of its own: of tied embeddings
   Tensor head_;                // stat [V, C]: that, or views_.head
   bool head_pending_ = false;  // own_head_: it holds something
-  Tensor m_, v_, norm_;
+  Tensor sum_, block_;         // stat [own]: of all slots, of the block of eight; absent where flat_ is all there is
+  Tensor m_, v_, norm_;        // moments [own]
+  const std::vector<ParameterBlock> own_;  // what this rank updates
   int64_t steps_ = 0;
 };
 

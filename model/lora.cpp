@@ -58,7 +58,7 @@ ParameterReader init_adapters(const ModelConfig& config, const LoraSpec& spec, u
 
 Adapters::Adapters(const ModelConfig& config, const LoraSpec& spec, Device& device, Arena& weights, DType dtype,
                    bool trainable)
-    : Parameters(device, weights, dtype, trainable, adapter_parameters(config, spec)),
+    : Parameters(device, weights, dtype, adapter_parameters(config, spec)),
       spec(spec),
       layers(static_cast<size_t>(config.layers)),
       outputs_(outputs_of(config)) {
@@ -69,7 +69,7 @@ Adapters::Adapters(const ModelConfig& config, const LoraSpec& spec, Device& devi
       layers[l][p].a = add_weight(weights, name + ".lora_A", spec.rank, inputs_of(config, p));
       layers[l][p].b = add_weight(weights, name + ".lora_B", outputs_[p], spec.rank, spec.scale());
     }
-  complete(weights);
+  complete(weights, trainable);
 }
 
 AdapterBuffers Adapters::buffers(Arena& arena, int64_t rows) const {

@@ -65,7 +65,7 @@ ParameterViews::ParameterViews(const Adapters& adapters, const Tensor& flat) : l
 }
 
 Model::Model(const ModelConfig& config, Device& device, Arena& weights, DType dtype, bool trainable)
-    : Parameters(device, weights, dtype, trainable, parameters(config)), config(config) {
+    : Parameters(device, weights, dtype, parameters(config)), config(config) {
   const ModelConfig& c = config;
   if (device.table().expect_head_dim) device.table().expect_head_dim(dtype, c.head_dim);
   const auto add_vector = [&](const std::string& name, int64_t n) { return Parameters::add_vector(weights, name, n); };
@@ -89,7 +89,7 @@ Model::Model(const ModelConfig& config, Device& device, Arena& weights, DType dt
   }
   final_norm = add_vector("final_norm", c.hidden);
   head = c.tied ? embedding : add_weight("head", c.vocab, c.hidden);
-  complete(weights);
+  complete(weights, trainable);
   rope = weights.alloc("rope", stat, {c.max_position, c.head_dim});
   if (stat == DType::f64) {
     const auto table = rope_table<double>(c);

@@ -36,7 +36,7 @@ struct Layer {
 class Model : public Parameters {
  public:
   // Allocates parameters (act type `dtype`) from `weights`; with `trainable`, also what the optimizer needs beside
-  // them, which is a master for bf16.  They are undefined until set_parameters.
+  // them, which is a master for bf16, of this rank's part.  They are undefined until set_parameters.
   Model(const ModelConfig& config, Device& device, Arena& weights, DType dtype, bool trainable);
 
   float attention_scale() const;  // 1 / sqrt(D)

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "model/hf/config.h"
 #include "model/replay.h"
 
 namespace pare {
@@ -22,6 +23,7 @@ struct Member {
 struct Group {
   std::vector<int32_t> prefix;
   std::vector<Member> members;
+  int64_t slot = 0;  // in which it was sampled
 };
 
 // A loss row is a kept token that something predicts: with an empty prefix the first token of a member is none.
@@ -61,6 +63,9 @@ struct PackedBatch {
 
 // Rows that a group takes: prefix + sum of (tokens - 1).
 int64_t packed_rows(const Group& group);
+
+// FLOPs of linear layers and attention, forward and backward, of the group; `recompute`: of a second forward too.
+int64_t group_flops(const ModelConfig& config, const Group& group, bool recompute);
 
 // Whole groups [begin, end).
 PackedBatch pack_groups(const std::vector<Group>& groups, size_t begin, size_t end);

@@ -9,28 +9,33 @@ namespace pare {
 
 constexpr int64_t kPiece = 1 << 18;  // elements of a weight that are on their way at a time
 
-Parameters::Parameters(Device& device, Arena& weights, DType dtype, bool trainable, std::vector<Parameter> names)
+Parameters::Parameters(Device& device, Arena& weights, DType dtype, std::vector<Parameter> names)
     : device(device),
       dtype(dtype),
       stat(dtype == DType::f64 ? DType::f64 : DType::f32),
       layout(std::move(names)),
-      master(trainable && dtype == DType::bf16 ? weights.alloc("master parameters", stat, {size()}) : Tensor{}) {}
+      start_(weights.mark()) {}
 
 int64_t Parameters::next_offset() const { return blocks.empty() ? 0 : blocks.back().offset + blocks.back().size(); }
 
 Tensor Parameters::add_vector(Arena& weights, const std::string& name, int64_t n) {
-  blocks.push_back({.offset = next_offset(), .vector = weights.alloc(name, dtype, {n}), .weight = {}});
+  blocks.push_back({.offset = next_offset(), .vector = {}, .weight = {}, .place = place(weights)});
+  blocks.back().vector = weights.alloc(name, dtype, {n});
   return blocks.back().vector;
 }
 
 Weight Parameters::add_weight(Arena& weights, const std::string& name, int64_t outputs, int64_t inputs, double rate) {
-  const Weight w{weights.alloc(name, dtype, {weight_panels(outputs), inputs, kPanel}), outputs};
-  blocks.push_back({.offset = next_offset(), .vector = {}, .weight = w, .rate = rate});
-  return w;
+  blocks.push_back({.offset = next_offset(), .vector = {}, .weight = {}, .rate = rate, .place = place(weights)});
+  blocks.back().weight = {weights.alloc(name, dtype, {weight_panels(outputs), inputs, kPanel}), outputs};
+  return blocks.back().weight;
 }
 
-void Parameters::complete(Arena& weights) {
+void Parameters::complete(Arena& weights, bool trainable) {
   expect(next_offset() == size(), "the blocks hold ", next_offset(), " of ", size(), " parameters");
+  const ParameterBlock& first = blocks.front();
+  packed = make_tensor((first.vector ? first.vector : first.weight.packed).data, DType::u8, {place(weights)});
+  cuts = shard_cuts(blocks, device.comm.ranks());
+  if (trainable && dtype == DType::bf16) master = weights.alloc("master parameters", stat, {own()});
   int64_t largest = 0, longest = 0;
   for (const ParameterBlock& b : blocks)
     if (!b.vector) largest = std::max(largest, b.size()), longest = std::max(longest, b.weight.inputs());
@@ -64,7 +69,9 @@ void Parameters::set_parameters(const ParameterReader& read) {
       from = narrow.data();
     }
     device.upload({t, from});
-    if (master) device.upload({master.rows(begin, t.size()), host.data()});
+    const int64_t first = std::max(begin, own_begin()), last = std::min(begin + t.size(), own_end());
+    if (master && first < last)
+      device.upload({master.rows(first - own_begin(), last - first), host.data() + (first - begin)});
     device.wait();  // so that no more than this piece is under way
   };
   for (size_t i = 0; i < layout.size(); i++) {
@@ -100,8 +107,12 @@ void Parameters::set_parameters(const std::vector<float>& host) {
 ParameterReader Parameters::reader() const {
   if (master)
     return [this](size_t parameter, int64_t begin, int64_t count, float* out) {
-      device.download({out, master.rows(layout[parameter].offset + begin, count)});
+      device.download({out, master.rows(layout[parameter].offset + begin - own_begin(), count)});
     };
+  return rounded();
+}
+
+ParameterReader Parameters::rounded() const {
   const auto download = [this](const Tensor& t, float* out) {
     if (dtype == DType::f32) return device.download({out, t});
     if (dtype == DType::bf16) {

@@ -5,48 +5,50 @@
 
 #include "base/arena.h"
 #include "model/hf/config.h"
+#include "model/shards.h"
 #include "ops/device.h"
 
 namespace pare {
-
-// Where parameters lie: one or more that follow one another in the layout, as a vector or as the rows of a weight.
-struct ParameterBlock {
-  int64_t offset;   // of the first, as in Parameter
-  Tensor vector;    // act [n]; or absent, and
-  Weight weight;    // [O, I]
-  double rate = 1;  // of learning, relative to the optimizer's
-  int64_t size() const { return vector ? vector.size() : weight.size(); }
-};
 
 class Parameters {
  public:
   // Copies the parameters to the device, a piece at a time, rounded to `dtype`.
   void set_parameters(const ParameterReader& read);
   void set_parameters(const std::vector<float>& host);  // in the order of the layout
-  ParameterReader reader() const;  // of the device's, or of the master where there is one; `this` lives as long
+  // Of the device's, or of the master where there is one, and then of this rank's elements alone; `this` lives as long.
+  ParameterReader reader() const;
+  ParameterReader rounded() const;  // of the device's
   std::vector<float> get_parameters() const;
   int64_t size() const;
+  int64_t own_begin() const { return cuts[device.comm.rank()]; }
+  int64_t own_end() const { return cuts[device.comm.rank() + 1]; }
+  int64_t own() const { return own_end() - own_begin(); }
 
   Device& device;
   const DType dtype, stat;  // roles act and stat (list.h)
   const std::vector<Parameter> layout;
-  const Tensor master;  // stat [parameters] in the order of the layout, or absent: what the optimizer changes where the
-                        // parameters are its rounding
+  Tensor master;  // stat [own()] in the order of the layout, or absent: what the optimizer changes where the parameters
+                  // are its rounding
   std::vector<ParameterBlock> blocks;  // in the order of the layout
+  Tensor packed;                       // u8: the memory of them all
+  std::vector<int64_t> cuts;           // shard_cuts: rank r's part of the optimizer
 
  protected:
-  // With `trainable` allocates what the optimizer needs beside the parameters, which is a master for bf16.
-  Parameters(Device& device, Arena& weights, DType dtype, bool trainable, std::vector<Parameter> layout);
-  // The blocks, in order, then complete().  They are undefined until set_parameters.
+  Parameters(Device& device, Arena& weights, DType dtype, std::vector<Parameter> layout);
+  // The blocks, in order, with nothing else from `weights` between them, then complete().  They are undefined until
+  // set_parameters.
   Tensor add_vector(Arena& weights, const std::string& name, int64_t n);
   Weight add_weight(Arena& weights, const std::string& name, int64_t outputs, int64_t inputs, double rate = 1);
-  void complete(Arena& weights);
+  // With `trainable` allocates what the optimizer needs beside the parameters: a master for bf16, of this rank's part.
+  void complete(Arena& weights, bool trainable);
 
  private:
   int64_t next_offset() const;
+  int64_t place(const Arena& weights) const { return static_cast<int64_t>(weights.mark() - start_); }
   const ParameterBlock& block_of(const Parameter& parameter) const;
   Tensor staged(int64_t rows, int64_t inputs) const;
-  Tensor staging_;  // act: rows of a weight on their way
+  const size_t start_;  // of the blocks, in `weights`
+  Tensor staging_;      // act: rows of a weight on their way
 };
 
 }  // namespace pare

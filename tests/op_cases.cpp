@@ -129,9 +129,7 @@ void bounds(OpRun& r, const Sample& a) {
 }
 
 // Squares: no cancellation.
-void bounds(OpRun& r, const GlobalNorm& a) {
-  for (const Tensor& t : {a.norm, a.sums}) r.bound(t, r.max_abs(t) * lanes(4096));
-}
+void bounds(OpRun& r, const SquareSums& a) { r.bound(a.sums, r.max_abs(a.sums) * lanes(kNormBlock)); }
 // A dozen roundings of sums of two terms of size m, v and lr * update (c1 <= 10, |update| < 100).  In bf16, where the
 // last of them falls otherwise, the neighbour.
 void bounds(OpRun& r, const AdamW& a) {

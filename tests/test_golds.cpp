@@ -104,7 +104,7 @@ TEST_F(Golds, RewardsSayWhatWasFound) {
   EXPECT_TRUE(right.parsed);
   EXPECT_EQ(right.extracted, "\\frac12");
   ASSERT_EQ(right.components.size(), 1u);
-  EXPECT_STREQ(right.components[0].first, "math-value");
+  EXPECT_EQ(right.components[0].first, "math-value");
   EXPECT_EQ(right.components[0].second, 1);
   const Reward cut = task.reward(task.problem(0), {"\\boxed{\\frac12}", false});
   EXPECT_EQ(cut.score, 0);

@@ -45,7 +45,7 @@ std::set<std::string> logged() {
   std::set<std::string> names;
   for (const std::vector<std::string>& keys :
        {std::vector<std::string>{"rollout.val_kwargs.n=4", "rollout.val_kwargs.temperature=1"},
-        {"algorithm.use_kl_in_reward=true", "actor.ppo_epochs=2", "algorithm.oversample.keep=3"},
+        {"algorithm.use_kl_in_reward=true", "actor.ppo_epochs=2", "algorithm.oversample.keep=3", "learner.slots=3"},
         {"algorithm.rpo.enable=true"},
         {"rollout.kv.method=quest", "rollout.kv.blocks.size=4", "rollout.kv.blocks.count=6",
          "rollout.check_exact=false", "algorithm.rollout_correction.rollout_is=icepop",

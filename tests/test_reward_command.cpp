@@ -322,7 +322,7 @@ TEST_F(RewardCommands, GetsWhatIsKnownOfTheProblem) {
   EXPECT_FALSE(task.problem(2).answer);
   const Reward reward = task.reward(task.problem(0), {"a\nb\xC3", true, 7});
   EXPECT_EQ(reward.score, 1);
-  EXPECT_STREQ(reward.components.at(0).first, "command");
+  EXPECT_EQ(reward.components.at(0).first, "command");
   task.reward(task.problem(1), {"", false, 0});
   task.reward(task.problem(2), {"\r\xE2\x80\xA8", false, 1});
   const std::string told = read_text(at("told"));

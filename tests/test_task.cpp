@@ -98,7 +98,7 @@ TEST(Ssa, RewardSaysWhatItFound) {
   EXPECT_FALSE(reward("#d3f9d3", true).parsed);
   const Reward right = reward("#d3f9", true);
   ASSERT_EQ(right.components.size(), 1u);
-  EXPECT_STREQ(right.components[0].first, "correct");
+  EXPECT_EQ(right.components[0].first, "correct");
   EXPECT_EQ(right.components[0].second, 1);
 }
 

@@ -14,7 +14,8 @@
 
 namespace pare {
 
-Console::Console(bool quiet) : quiet_(quiet), terminal_(isatty(STDOUT_FILENO)) {}
+Console::Console(bool quiet, bool silent)
+    : quiet_(quiet || silent), silent_(silent), terminal_(isatty(STDOUT_FILENO)) {}
 Console::~Console() { clear(); }
 
 size_t Console::width() const {
@@ -34,6 +35,7 @@ void Console::clear() {
 }
 
 void Console::put(const std::string& text) {
+  if (silent_) return;
   clear();
   stage_.clear();
   std::printf("%s\n", text.c_str());
@@ -53,6 +55,7 @@ void Console::paragraph(const std::string& label, const std::string& text) {
   if (!quiet_) put(labelled(label, text));
 }
 void Console::warning(const std::string& text) {
+  if (silent_) return;
   clear();
   std::fprintf(stderr, "%s\n", labelled("warning", text).c_str());
 }

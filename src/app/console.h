@@ -10,8 +10,8 @@ namespace pare {
 
 class Console {
  public:
-  // A quiet one shows results, not what happens on the way.
-  explicit Console(bool quiet = false);
+  // A quiet one shows results, not what happens on the way; a silent one nothing.
+  explicit Console(bool quiet = false, bool silent = false);
   ~Console();
   Console(const Console&) = delete;
   Console& operator=(const Console&) = delete;
@@ -30,7 +30,7 @@ class Console {
   void put(const std::string& text);
   void flush();
   std::string labelled(const std::string& label, const std::string& text) const;
-  const bool quiet_, terminal_;
+  const bool quiet_, silent_, terminal_;
   size_t shown_ = 0;  // columns of the transient line
   std::string stage_;
   std::chrono::steady_clock::time_point drawn_;

@@ -189,11 +189,12 @@ void run(const Options& o, const CLI::App& command) {
   const Config config = configuration(o, command, notes);
   const ValKeys& v = config.rollout.val_kwargs;
   const std::vector<int64_t> ks = checked_ks(o, v.n);
-  print_notes(notes);
+  const bool first = world().first();
+  if (first) print_notes(notes);
   const Table& table = open_table(config.trainer);
   Session session(config, table, false, evaluation_limits(config, table));
-  LineFile items(o.out, "--out", o.force), right(o.keep, "--keep", o.force);
-  Console console(o.quiet);
+  LineFile items(first ? o.out : "", "--out", o.force), right(first ? o.keep : "", "--keep", o.force);
+  Console console(o.quiet, !first);
   show_machine(console, table);
   show_model(console, session);
   const bool files = config.data.task == "jsonl";

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstring>
 
 #include "base/error.h"
 
@@ -13,9 +14,16 @@ namespace {
 std::atomic<bool> asked = false, told = false;  // told: by a person, or by one who will kill next
 static_assert(std::atomic<bool>::is_always_lock_free, "a signal handler must not wait");
 
+std::atomic<const char*> words = nullptr;
+
 void on_signal(int signal, siginfo_t* info, void*) {
+  if (const char* const last = words; last && (signal == SIGINT || signal == SIGTERM)) {
+    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, last, std::strlen(last));
+    _exit(static_cast<int>(Exit::interrupted));
+  }
   // A shell and the system may each send SIGHUP when a terminal closes, and SIGTERM beside it.
-  if (signal != SIGHUP && signal != SIGPIPE && told.exchange(true)) _exit(static_cast<int>(Exit::interrupted));
+  if (signal != SIGHUP && signal != SIGPIPE && signal != SIGUSR1 && told.exchange(true))
+    _exit(static_cast<int>(Exit::interrupted));
   if (signal == SIGPIPE && info->si_pid == getpid()) return;  // a write of our own, of which the writer learns
   asked = true;
 }
@@ -30,9 +38,10 @@ struct sigaction handler() {
 
 }  // namespace
 
-void catch_interrupts() {
+void catch_interrupts(const char* last_words) {
+  words = last_words;
   const struct sigaction action = handler();
-  for (const int signal : {SIGINT, SIGTERM, SIGPIPE}) sigaction(signal, &action, nullptr);
+  for (const int signal : {SIGINT, SIGTERM, SIGPIPE, SIGUSR1}) sigaction(signal, &action, nullptr);
   struct sigaction hangup = {};
   sigaction(SIGHUP, nullptr, &hangup);
   if (hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);

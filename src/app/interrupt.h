@@ -1,5 +1,6 @@
 // Signals that stop a run without losing a finished step: SIGINT (Ctrl-C) and SIGTERM, of which a second one ends the
-// process at once, and SIGHUP, when the terminal closes (unless ignored from the start, as under nohup).
+// process at once, SIGUSR1, which a scheduler sends before its limit and mpirun passes on, and SIGHUP, when the
+// terminal closes (unless ignored from the start, as under nohup).
 #pragma once
 #include <csignal>
 
@@ -7,7 +8,9 @@ namespace pare {
 
 // From now on writing into a closed pipe is an error of the write and no longer the end of the process: whoever writes
 // standard output calls ask_to_stop() then.  A SIGPIPE that another process sends asks, too.
-void catch_interrupts();
+// With `last_words` SIGINT and SIGTERM leave no time, as under mpirun, which kills next: the process writes them to
+// standard error and ends with Exit::interrupted.
+void catch_interrupts(const char* last_words = nullptr);
 void ask_to_stop();
 bool interrupted();
 

@@ -1,22 +1,35 @@
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <new>
+#include <thread>
 
 #include "app/commands.h"
 #include "app/console.h"
 #include "app/version.h"
 #include "base/error.h"
+#include "comm/comm.h"
 
 namespace {
 
-int report(pare::Exit code, const std::string& what) {
-  std::fprintf(stderr, "pare: %s\n", pare::printable_lines(what).c_str());
+// A rank that fails ends all of them.  What all find is said by rank 0, before the others come to it.
+int report(pare::Comm& comm, pare::Exit code, const std::string& what) {
+  if (!comm.first()) std::this_thread::sleep_for(std::chrono::seconds(1));
+  const std::string who = comm.ranks() > 1 ? pare::cat("rank ", comm.rank(), ": ") : "";
+  std::fprintf(stderr, "pare: %s%s\n", who.c_str(), pare::printable_lines(what).c_str());
+  if (comm.ranks() > 1) comm.abort(static_cast<int>(code));
   return static_cast<int>(code);
 }
 
 int run(CLI::App& app, int argc, char** argv) {
   using pare::Exit;
+  pare::Comm* comm = &pare::self();
+  const auto report = [&](Exit code, const std::string& what) { return ::report(*comm, code, what); };
   try {
+    comm = &pare::world();
+    const std::string command = argc > 1 ? argv[1] : "";
+    if (comm->ranks() > 1 && command != "train" && command != "sft" && command != "eval")
+      pare::fail("pare ", command, " takes one rank, ", comm->ranks(), " were started");
     try {
       app.parse(argc, argv);
     } catch (const CLI::ParseError& e) {

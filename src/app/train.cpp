@@ -9,7 +9,11 @@
 #include "app/interrupt.h"
 #include "app/shorthands.h"
 #include "app/show.h"
+#include "app/version.h"
 #include "base/progress.h"
+#include "cpu/cpu.h"
+#include "run/certificate.h"
+#include "run/ranks.h"
 #include "run/run_directory.h"
 
 namespace pare {
@@ -45,17 +49,22 @@ class Run {
         plan_(plan_run(config, kind, table)),
         session_(config, table, true, plan_.most),
         training_(make_training(kind, session_)),
-        directory_(config.trainer.default_local_dir, start),
         resumed_(start == Start::resume),
-        console_(quiet) {}
+        console_(quiet, !comm_.first()) {
+    if (comm_.first()) directory_.emplace(config.trainer.default_local_dir, start);
+  }
 
   void run() {
-    catch_interrupts();
+    if (comm_.ranks() > 1)
+      catch_interrupts(comm_.first() ? "pare: ended by a signal; the last checkpoint stands, continue with --resume\n"
+                                     : "");
+    else
+      catch_interrupts();
     begin();
     try {
       if (state_.training.step == 0 && config_.trainer.val_before_train && session_.val) validate_before();
       while (state_.training.step < config_.trainer.total_training_steps) step();
-      directory_.save_model(session_);
+      directory_ ? directory_->save_model(session_) : save_model("", session_);
     } catch (const Interrupted&) {
       stop();
     } catch (const Error& e) {
@@ -67,32 +76,32 @@ class Run {
 
  private:
   void begin() {
-    for (const std::string& d : directory_.damaged()) console_.warning(d);
-    if (directory_.checkpoint().empty()) {
-      directory_.begin(config_);
-    } else {
-      state_ = load_checkpoint(directory_.checkpoint(), session_, *training_);
-      directory_.resume(config_, state_);
-    }
+    expect_equal(comm_, facts());
+    if (directory_)
+      for (const std::string& d : directory_->damaged()) console_.warning(d);
+    const std::string checkpoint = comm_.broadcast(directory_ ? directory_->checkpoint() : "");
+    if (!checkpoint.empty()) state_ = load_checkpoint(checkpoint, session_, *training_);
+    if (directory_) checkpoint.empty() ? directory_->begin(config_) : directory_->resume(config_, state_);
     first_ = state_.training.step;
     show_machine(console_, table_);
     show_model(console_, session_);
     show_plan(console_, session_, plan_);
     if (grpo_) {
-      show_train(console_, session_, directory_.path());
+      show_train(console_, session_, path());
       for (const std::string& w : config_warnings(config_)) console_.warning(w);
     } else {
-      show_sft(console_, session_, directory_.path());
+      show_sft(console_, session_, path());
     }
     warn_of_mismatches();
     if (resumed_)
-      console_.line(first_ > 0 ? cat("         goes on after step ", first_, ", from ", directory_.checkpoint())
+      console_.line(first_ > 0 ? cat("         goes on after step ", first_, ", from ", checkpoint)
                                : "         has no checkpoint yet: begins again");
     lines_.emplace(console_, config_, grpo_ ? train_columns(config_) : sft_columns(), first_);
     training_->progress = [this](const char* stage, int64_t done, int64_t all) {
       // The step that has just begun is given up: it is generated again, bit for bit.  From the update on it is
       // finished, and its validation too.
-      if (interrupted() && std::string_view(stage) == "rollout") throw Interrupted();
+      // Ranks can agree on it between steps alone.
+      if (comm_.ranks() == 1 && interrupted() && std::string_view(stage) == "rollout") throw Interrupted();
       lines_->progress(stage, done, all);
     };
   }
@@ -101,7 +110,7 @@ class Run {
     Metrics m;
     m.set("training/global_step", 0);
     m.add(training_->evaluate());
-    directory_.log(m);
+    log(m);
     lines_->step(m);
   }
 
@@ -110,10 +119,10 @@ class Run {
     const int64_t step = training_->steps();
     const bool val = session_.val && val_due(config_, step);
     if (val) m.add(training_->evaluate());
-    directory_.log(m);
+    log(m);
     const TrainerKeys& t = config_.trainer;
     const bool samples = grpo_ && t.samples_freq > 0 && step % t.samples_freq == 0;
-    if (samples) directory_.log_samples(session_, *training_);
+    if (samples && directory_) directory_->log_samples(session_, *training_);
     const bool best = val && !(val_score(config_, m) <= state_.best_score);
     if (best) state_.best_score = val_score(config_, m), state_.best_step = step;
     state_.training = training_->state();
@@ -124,7 +133,23 @@ class Run {
     show(m, val, samples);
     warn_of_mismatches();
     if (t.save_freq > 0 && (step % t.save_freq == 0 || step == t.total_training_steps || best)) save();
-    if (interrupted() && step < t.total_training_steps) throw Interrupted();
+    if (comm_.most(interrupted()) && step < t.total_training_steps) throw Interrupted();
+  }
+
+  // What the ranks are, and the same on all of them.
+  Facts facts() const {
+    Facts all = facts_of(config_);
+    all.insert(all.end(), {{"instruction set", cpu_isa()},
+                           {"program", version()},
+                           {"hash of the initial weights", hex16(session_.initial_weights)}});
+    return all;
+  }
+
+  const std::string& path() const { return config_.trainer.default_local_dir; }
+
+  void log(const Metrics& m) {
+    expect_equal(comm_, facts_of(m));
+    if (directory_) directory_->log(m);
   }
 
   void show(const Metrics& m, bool val, bool samples) {
@@ -155,16 +180,18 @@ class Run {
         fails() ? " and will end with exit code 1 (rollout.on_mismatch=continue: with 0)." : "."));
   }
 
-  void save() { directory_.save(session_, *training_, state_); }
+  void save() {
+    directory_ ? directory_->save(session_, *training_, state_) : save_checkpoint("", session_, *training_, state_);
+  }
 
   std::string how_to_continue() const {
-    return cat("continue with: pare ", grpo_ ? "train" : "sft", " ", directory_.path(), "/config.toml --resume");
+    return cat("continue with: pare ", grpo_ ? "train" : "sft", " ", path(), "/config.toml --resume");
   }
 
   // state_ is that of the last border, and so are the parameters.
   [[noreturn]] void stop() {
     const int64_t step = state_.training.step;
-    if (step > 0 && !directory_.saved(step)) save();
+    if (step > 0 && comm_.most(directory_ && !directory_->saved(step))) save();
     throw Error(Exit::interrupted, cat(step == 0 ? "interrupted before the end of the first step"
                                                  : cat("interrupted after step ", step, ", which is saved"),
                                        "; ", how_to_continue()));
@@ -173,20 +200,21 @@ class Run {
   void finish() {
     show_memory(console_, session_);
     console_.result(format("done     %s%s; model in %s/model", duration(seconds_since(start_)).c_str(),
-                           grpo_ ? cat("; ", mismatches()).c_str() : "", directory_.path().c_str()));
+                           grpo_ ? cat("; ", mismatches()).c_str() : "", path().c_str()));
     if (fails())
       throw Error(Exit::failed, cat(mismatches(),
                                     "; in an exact run none may. The run is complete and its model is saved, but "
                                     "do not trust it (rollout.on_mismatch=continue exits with code 0)"));
   }
 
+  Comm& comm_ = world();
   const Config config_;
   const bool grpo_;  // or next-token training
   const Table& table_;
   const Plan plan_;
   Session session_;
   const std::unique_ptr<Training> training_;
-  RunDirectory directory_;
+  std::optional<RunDirectory> directory_;  // rank 0 alone has it
   const bool resumed_;
   Console console_;
   std::optional<StepLines> lines_;
@@ -221,13 +249,14 @@ void run(const Options& o, const CLI::App& command, TrainingKind kind) {
   if (!o.out.empty()) path = o.out;
   if (path.empty() && o.resume)
     fail("--resume: which run? give its RUN/config.toml, or --out RUN (trainer.default_local_dir)");
-  if (path.empty()) path = default_path(config.trainer.experiment_name);
-  check_run_directory(path, start);
-  print_notes(notes);
-  LongWork::quiet = o.quiet;
+  Comm& comm = world();
+  if (path.empty()) path = comm.broadcast(default_path(config.trainer.experiment_name));
+  if (comm.first()) check_run_directory(path, start);
+  if (comm.first()) print_notes(notes);
+  LongWork::quiet = o.quiet || !comm.first();
   if (!o.dry_run) return Run(config, kind, table, start, o.quiet).run();
   check_run(config, kind, table);
-  print(to_toml(config));
+  if (comm.first()) print(to_toml(config));
 }
 
 // What follows the options in the page of --help.

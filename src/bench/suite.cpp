@@ -76,7 +76,7 @@ void Suite::rows() {
   for (const char* op : {"qk_norm_rope_fwd", "qk_norm_rope_bwd"})
     line("rows", op, "N=1200,H=4,K=2,D=32", Bound::operands);
   for (const char* op : {"swiglu_fwd", "swiglu_bwd"}) line("rows", op, "N=1200,F=192", Bound::operands);
-  for (const char* op : {"global_norm", "adamw"}) line("rows", op, "n=126400", Bound::operands);
+  for (const char* op : {"square_sums", "adamw"}) line("rows", op, "n=126400", Bound::operands);
 }
 
 // The quickstart's groups, and one long sequence.

@@ -1,4 +1,4 @@
-// Data movement and embedding.
+// Data movement, also between ranks, and embedding.
 #include "cases/cases.h"
 
 namespace pare::cases {
@@ -10,6 +10,17 @@ Call download(Operands& o, const Dims& d) { return Download{o.host(d["n"]), o.by
 Call zero(Operands& o, const Dims& d) { return Zero{o.bytes("x", d["n"], Use::inout)}; }
 Call accumulate(Operands& o, const Dims& d) {
   return Accumulate{o.stat_inout("y", {d["n"]}), o.stat_in("x", {d["n"]})};
+}
+
+// What a rank that is alone has to send: to itself.
+Call all_to_all(Operands& o, const Dims& d) {
+  const int64_t n = d["n"], first = d["first"];
+  return AllToAll{o.stat_out("y", {n}), o.stat_in("x", {first + n + 3}), {first}, {n}, {n}, &self()};
+}
+Call all_gather(Operands& o, const Dims& d) { return AllGather{o.stat_inout("y", {d["n"]}), {d["n"]}, &self()}; }
+Call reduce_scatter(Operands& o, const Dims& d) {
+  const int64_t n = d["n"], first = d["first"];
+  return ReduceScatter{o.stat_out("y", {n}), o.stat_in("x", {first + n + 3}), {first}, {n}, &self()};
 }
 
 Tensor rows_below(Operands& o, const char* name, int64_t count, int64_t n) {
@@ -52,6 +63,8 @@ Call embedding_bwd(Operands& o, const Dims& d) {
 std::vector<OpCase> data_cases() {
   const std::vector<Dim> bytes = {{"n", 1 << 24, "bytes"}};
   const std::vector<std::string> few = {"n=1", "n=15", "n=16", "n=17", "n=67"};
+  const std::vector<Dim> parts = {{"n", 1 << 24, "elements"}, edge("first", "elements in front of them")};
+  const std::vector<std::string> cut = {"n=1", "n=16", "n=67,first=5"};
   const std::vector<Dim> rows = {{"R", 1024, "rows that are moved"}, {"N", 4096, "rows there are"}, kWidth};
   const std::vector<std::string> moved = {"R=1,N=1,C=1", "R=5,N=3,C=17", "R=13,N=7,C=64", "R=3,N=11,C=33"};
   const std::vector<Dim> table = {kRows, kWidth, {"V", 151936, "vocabulary"}};
@@ -72,6 +85,9 @@ std::vector<OpCase> data_cases() {
            {"n=1,C=1", "n=5,N=3,C=17", "n=13,N=7,C=64", "n=3,N=4,C=21,to=5,gap=2", "n=1,N=7,C=24,heads=3,to=3,gap=5",
             "n=2,C=33,to=6,gap=1,in_place=1", "n=3,N=3,C=1,to=5,tokens=1"},
            copy_rows},
+          {"all_to_all", parts, cut, all_to_all},
+          {"all_gather", {{"n", 1 << 24, "elements"}}, few, all_gather},
+          {"reduce_scatter", parts, cut, reduce_scatter},
           {"scatter_add_rows", rows, moved, scatter_add_rows},
           {"embedding_fwd", table, ids, embedding_fwd},
           {"embedding_bwd", table, ids, embedding_bwd}};

@@ -4,8 +4,9 @@ namespace pare::cases {
 
 namespace {
 
-Call global_norm(Operands& o, const Dims& d) {
-  return GlobalNorm{o.stat_out("norm", {1}), o.stat_out("sums", {norm_blocks(d["n"])}), o.stat_in("x", {d["n"]})};
+Call square_sums(Operands& o, const Dims& d) {
+  const int64_t n = d["n"], run = d["run"] ? d["run"] : n;
+  return SquareSums{o.stat_out("sums", {norm_blocks(n, run)}), o.stat_in("x", {n}), run};
 }
 
 // Where act is bf16 there is an f32 master.
@@ -28,10 +29,11 @@ Call adamw(Operands& o, const Dims& d) {
 }  // namespace
 
 std::vector<OpCase> optimizer_cases() {
-  return {{"global_norm",
-           {{"n", 1 << 25, "parameters"}},
-           {"n=1", "n=17", "n=4095", "n=4096", "n=4097", "n=9001", "n=270001"},
-           global_norm},
+  return {{"square_sums",
+           {{"n", 1 << 25, "parameters"}, edge("run", "elements after which blocks begin anew; 0: n")},
+           {"n=1", "n=17", "n=4095", "n=4096", "n=4097", "n=9001", "n=270001", "n=100,run=7", "n=8193,run=4096",
+            "n=30000,run=4097", "n=30000,run=10000", "n=5000,run=6000"},
+           square_sums},
           {"adamw",
            {{"n", 1 << 25, "parameters"},
             {"bf16_moments", 0, "1: moments in bf16", 0},

@@ -1,23 +1,20 @@
-// Global norm and AdamW.
+// Sums of squares and AdamW.
 #include <cmath>
 
 #include "cpu/glue.h"
 
 namespace pare::cpu {
 
-void global_norm(const GlobalNorm& a, Stream) {
-  constexpr int64_t kBlock = 4096;
-  const int64_t n = a.x.size(), blocks = norm_blocks(n);
-  float* const norm = a.norm.as<float>();
+void square_sums(const SquareSums& a, Stream) {
   float* const sums = a.sums.as<float>();
   const float* const x = a.x.as<float>();
   const Kernels& k = cpu_kernels();
-  parallel(blocks, 400, [&](Interval r) {
-    for (int64_t b = r.begin; b < r.end; b++) sums[b] = k.sum_squares(x + b * kBlock, std::min(kBlock, n - b * kBlock));
+  parallel(a.sums.size(), 400, [&](Interval r) {
+    for (int64_t b = r.begin; b < r.end; b++) {
+      const auto [begin, end] = SquareSums::block(b, a.x.size(), a.run);
+      sums[b] = k.sum_squares(x + begin, end - begin);
+    }
   });
-  double total = 0;
-  for (int64_t b = 0; b < blocks; b++) total += sums[b];
-  *norm = static_cast<float>(std::sqrt(total));
 }
 
 void adamw(const AdamW& a, Stream) {

@@ -7,7 +7,12 @@
 namespace pare {
 
 struct Cost {
-  int64_t flops = 0, read = 0, written = 0;  // multiply-adds x 2; bytes; bytes
+  int64_t flops = 0, read = 0, written = 0, sent = 0;  // multiply-adds x 2; bytes; bytes; bytes to other ranks
+  Cost& operator+=(const Cost& o) {
+    flops += o.flops, read += o.read, written += o.written, sent += o.sent;
+    return *this;
+  }
+  bool operator==(const Cost&) const = default;
 };
 
 namespace detail {

@@ -2,7 +2,9 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <vector>
 
+#include "comm/comm.h"
 #include "ops/contract.h"
 #include "ops/cost.h"
 #include "ops/linear.h"
@@ -110,5 +112,42 @@ struct EmbeddingBwd {
   Cost cost() const { return {dy.size(), detail::total_bytes(dy, dy, ids), detail::total_bytes(dy)}; }
   auto outputs() const { return std::array{dtable}; }
 };
+
+// ---- between ranks, which all call them in the same order
+
+// What each rank sends to this one, ranks ascending: rank q gets elements [first[q], first[q] + sent[q]) of x.
+struct AllToAll {
+  Tensor y;                                    // any type [sum of received] out
+  Tensor x;                                    // the same type [n]
+  std::vector<int64_t> first, sent, received;  // [ranks]
+  Comm* comm;
+  void check(Contract& c) const;
+  Cost cost() const;
+  auto outputs() const { return std::array{y}; }
+};
+// The parts of all ranks.
+struct AllGather {
+  Tensor y;                     // any type [sum of counts], acc: the part of this rank, in its place, is read
+  std::vector<int64_t> counts;  // [ranks]: elements of each part, ranks ascending
+  Comm* comm;
+  void check(Contract& c) const;
+  Cost cost() const;
+  auto outputs() const { return std::array{y}; }
+};
+// The sum over ranks of elements [first[r], first[r] + counts[r]) of x, on rank r, in an order of the library's own.
+struct ReduceScatter {
+  Tensor y;                            // f32 [counts[rank]] out
+  Tensor x;                            // f32 [n]
+  std::vector<int64_t> first, counts;  // [ranks]
+  Comm* comm;
+  void check(Contract& c) const;
+  Cost cost() const;
+  auto outputs() const { return std::array{y}; }
+};
+
+// The same for tensors whose memory is the host's.
+void on_host(const AllToAll& a);
+void on_host(const AllGather& a);
+void on_host(const ReduceScatter& a);
 
 }  // namespace pare

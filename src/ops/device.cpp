@@ -51,8 +51,7 @@ constexpr bool partly_written = is_any<Args, PackWeight, KvWrite, KvCopyPages, K
 }  // namespace
 
 bool Ledger::Line::operator==(const Line& o) const {
-  return calls == o.calls && cost.flops == o.cost.flops && cost.read == o.cost.read && cost.written == o.cost.written &&
-         min_rows == o.min_rows;
+  return calls == o.calls && cost == o.cost && min_rows == o.min_rows;
 }
 
 void Ledger::Line::scale(double factor) {
@@ -74,8 +73,7 @@ void Ledger::add(const Ledger& other) {
 Cost Ledger::total(const std::string& phase) const {
   Cost sum;
   if (auto it = phases.find(phase); it != phases.end())
-    for (const auto& [op, line] : it->second)
-      sum.flops += line.cost.flops, sum.read += line.cost.read, sum.written += line.cost.written;
+    for (const auto& [op, line] : it->second) sum += line.cost;
   return sum;
 }
 
@@ -175,6 +173,7 @@ void Device::call(const char* op, void (*fn)(const Args&, Stream), const Args& a
   using Clock = std::chrono::steady_clock;
   const Range range(*this, op);
   check(op, a, table_.act);
+  comm.doing.store(op, std::memory_order_relaxed), comm.calls.fetch_add(1, std::memory_order_relaxed);
   const auto start = timed ? Clock::now() : Clock::time_point{};
   if constexpr (std::is_same_v<Args, Upload>) {
     table_.staging ? stage(a) : fn(a, stream_);
@@ -186,7 +185,7 @@ void Device::call(const char* op, void (*fn)(const Args&, Stream), const Args& a
   if (ledger) {
     Ledger::Line& line = ledger->phases[phase][op];
     const Cost c = a.cost();
-    line.calls++, line.cost.flops += c.flops, line.cost.read += c.read, line.cost.written += c.written;
+    line.calls++, line.cost += c;
     line.seconds += estimate ? estimate(op, c) : std::chrono::duration<double>(end - start).count();
     if (const int64_t rows = linear_rows(a); rows && (line.min_rows == 0 || rows < line.min_rows)) line.min_rows = rows;
   }

@@ -31,7 +31,8 @@ struct Ledger {
 
 class Device {
  public:
-  explicit Device(const Table& table, Stream stream = {}) : table_(table), stream_(stream) {}
+  explicit Device(const Table& table, Stream stream = {}, Comm& comm = world())
+      : comm(comm), table_(table), stream_(stream) {}
   ~Device();  // waits, if uploads may be under way
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
@@ -44,6 +45,7 @@ class Device {
   std::string phase = "main";  // heading of the ledger's lines
   bool graphs = true;          // together() launches graphs, where the table has them
 
+  Comm& comm;  // between the ranks whose devices work together
   const char* name() const { return table_.name; }
   bool planning() const { return &table_ == &table_null; }
   const Table& table() const { return table_; }

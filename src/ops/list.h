@@ -25,6 +25,9 @@
 //               2^(old max - new max): sum = fma(sum, alpha, tree), o = o * alpha; backward, a weight is
 //               2^fma(q.k, scale log2(e), -lse), do.o a row sum
 //   parameter gradients   one chain over rows ascending, starting from the value stored in the accumulator
+//   updates     an update is dealt to slots (learner.slots), each a chain of gradients over its rows, groups ascending,
+//               from +0; slots are added ascending in blocks of eight, each from +0, and the blocks ascending, the
+//               first as it is: so no number of ranks changes a bit.  One slot is taken as it is
 //
 // Cost: flops counts multiply and add as two.  Matrix products and attention follow the closed forms 2*N*I*O and
 // 4*H*D*pairs (10*H*D*pairs backward), where `pairs` is the number of visible (query, key) pairs of one head, which the
@@ -51,6 +54,7 @@
 namespace pare {
 
 constexpr int kAttnBlock = 64;  // slots of a block of attention
+constexpr int kSlotBlock = 8;   // slots of an update that are added before they meet the others
 
 #define PARE_OPS(X)                     \
   X(upload, Upload)                     \
@@ -58,6 +62,9 @@ constexpr int kAttnBlock = 64;  // slots of a block of attention
   X(zero, Zero)                         \
   X(accumulate, Accumulate)             \
   X(scatter_add_rows, ScatterAddRows)   \
+  X(all_to_all, AllToAll)               \
+  X(all_gather, AllGather)              \
+  X(reduce_scatter, ReduceScatter)      \
   X(pack_weight, PackWeight)            \
   X(unpack_weight, UnpackWeight)        \
   X(embedding_fwd, EmbeddingFwd)        \
@@ -92,7 +99,7 @@ constexpr int kAttnBlock = 64;  // slots of a block of attention
   X(overlap_probs, OverlapProbs)        \
   X(logits_loss, LogitsLoss)            \
   X(sample, Sample)                     \
-  X(global_norm, GlobalNorm)            \
+  X(square_sums, SquareSums)            \
   X(adamw, AdamW)
 
 struct Stream;

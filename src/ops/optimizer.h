@@ -1,4 +1,4 @@
-// The norm of a gradient, and AdamW (roles of types and orders of sums: list.h).
+// The squares of a gradient, and AdamW (roles of types and orders of sums: list.h).
 #pragma once
 #include <array>
 #include <cstdint>
@@ -9,21 +9,32 @@
 
 namespace pare {
 
-// norm = sqrt(sum of squares).  Order: row sums (above) of blocks of 4096 elements in f32 chains, blocks added
-// ascending in double.
-inline int64_t norm_blocks(int64_t n) { return (n + 4095) / 4096; }
-struct GlobalNorm {
-  Tensor norm;  // stat [1] out
-  Tensor sums;  // stat [norm_blocks(n)] out: of the blocks
+// The sums whose sum is the square of a norm.  Order: row sums (list.h) of blocks of 4096 elements, which begin anew
+// every `run` elements, where a vector of parameters may be cut between ranks (model/shards.h); whoever needs the norm
+// adds the blocks ascending in double.
+constexpr int64_t kNormBlock = 4096;
+PARE_HOST_DEVICE constexpr int64_t norm_blocks(int64_t n) { return (n + kNormBlock - 1) / kNormBlock; }
+inline int64_t norm_blocks(int64_t n, int64_t run) { return n / run * norm_blocks(run) + norm_blocks(n % run); }
+struct SquareSums {
+  Tensor sums;  // stat [norm_blocks(n, run)] out
   Tensor x;     // stat [n]
+  int64_t run;
   void check(Contract& c) const {
-    const int64_t n = x.shape[0];
-    c.stat("norm", norm, {1});
-    c.stat("sums", sums, {norm_blocks(n)});
-    c.stat("x", x, {n});
+    c.that(run >= 1, "run is ", run, ", expected 1 or more");
+    c.stat("sums", sums, {norm_blocks(x.shape[0], run)});
+    c.stat("x", x, {x.shape[0]});
   }
-  Cost cost() const { return {2 * x.size(), detail::total_bytes(x, sums), detail::total_bytes(norm, sums)}; }
-  auto outputs() const { return std::array{norm, sums}; }
+  // Elements of block b.
+  struct Block {
+    int64_t begin, end;
+  };
+  PARE_HOST_DEVICE static Block block(int64_t b, int64_t n, int64_t run) {
+    const int64_t first = b / norm_blocks(run) * run, begin = first + b % norm_blocks(run) * kNormBlock;
+    const int64_t last = first + run < n ? first + run : n;
+    return {begin, begin + kNormBlock < last ? begin + kNormBlock : last};
+  }
+  Cost cost() const { return {2 * x.size(), detail::total_bytes(x), detail::total_bytes(sums)}; }
+  auto outputs() const { return std::array{sums}; }
 };
 // AdamW (Loshchilov & Hutter 2019), `master` in place of p where there is one, with g = grad * min(1, max_norm / norm):
 //   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2

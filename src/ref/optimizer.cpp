@@ -1,4 +1,4 @@
-// Global norm and AdamW.
+// Sums of squares and AdamW.
 #include <algorithm>
 #include <cmath>
 
@@ -8,17 +8,15 @@
 
 namespace pare::ref {
 
-void global_norm(const GlobalNorm& a, Stream) {
-  const int64_t n = a.x.shape[0];
-  dispatch("global_norm", a.x, [&]<class T>(T) {
-    const View<T> norm(a.norm), sums(a.sums), x(a.x);
-    double squares = 0;
-    for (int64_t b = 0; b < norm_blocks(n); b++) {
+void square_sums(const SquareSums& a, Stream) {
+  dispatch("square_sums", a.x, [&]<class T>(T) {
+    const View<T> sums(a.sums), x(a.x);
+    for (int64_t b = 0; b < a.sums.size(); b++) {
       double sum = 0;
-      for (int64_t i = b * 4096; i < std::min(n, (b + 1) * 4096); i++) sum += double(x(i)) * x(i);
-      sums(b) = static_cast<T>(sum), squares += sum;
+      const auto [begin, end] = SquareSums::block(b, a.x.size(), a.run);
+      for (int64_t i = begin; i < end; i++) sum += double(x(i)) * x(i);
+      sums(b) = static_cast<T>(sum);
     }
-    norm(0) = static_cast<T>(std::sqrt(squares));
   });
 }
 

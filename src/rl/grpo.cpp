@@ -58,6 +58,7 @@ void report_plans(std::span<const Trajectory> samples, std::span<const TokenPlan
 struct UpdateTotals {
   Summary entropy, ppo_kl, kl, clipped, clipped_dual, grad_norm;
   double pg_loss = 0;
+  Summary sampled, balanced;  // rows of a slot in which they were sampled, are trained
   int64_t updates = 0, skipped = 0, rows = 0, loss_rows = 0, checked = 0, mismatches = 0;
 
   void add(const Update& update, const TokenOuts& out) {
@@ -72,6 +73,16 @@ struct UpdateTotals {
     }
     loss_rows += std::ssize(out.logprob);
     for (const Group& g : update.groups) rows += packed_rows(g);
+  }
+
+  void add_slots(const std::vector<Group>& groups, const std::vector<int>& slot_of, int64_t slots) {
+    std::vector<int64_t> before(static_cast<size_t>(slots)), after = before;
+    for (size_t g = 0; g < groups.size(); g++) {
+      before[static_cast<size_t>(groups[g].slot)] += packed_rows(groups[g]);
+      after[static_cast<size_t>(slot_of[g])] += packed_rows(groups[g]);
+    }
+    for (const int64_t n : before) sampled.add(static_cast<double>(n));
+    for (const int64_t n : after) balanced.add(static_cast<double>(n));
   }
 
   // The promise: what the sampler logged is, bit by bit, what the learner computes (trainer.exact = false: near that).
@@ -93,6 +104,12 @@ struct UpdateTotals {
     m.set("actor/grad_norm", grad_norm.mean());
     m.set("actor/updates", static_cast<double>(updates));
     m.set("actor/skipped_updates", static_cast<double>(skipped));
+    if (sampled.count() > 0) {
+      set_summary(m, "global_seqlen", sampled);
+      m.set("global_seqlen/minmax_diff", sampled.max() - sampled.min());
+      m.set("global_seqlen/balanced_min", balanced.min());
+      m.set("global_seqlen/balanced_max", balanced.max());
+    }
     m.set("tokens/trained", static_cast<double>(rows));
     m.set("tokens/loss", static_cast<double>(loss_rows));
     m.set("exact/checked_tokens", static_cast<double>(checked));
@@ -263,8 +280,7 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
                     .top_k = keys_.top_k,
                     .top_p = keys_.top_p,
                     .key = key(RngStream::sample, step),
-                    .eos = keys_.eos,
-                    .hidden = engine_.sampler_states};
+                    .eos = keys_.eos};
   std::vector<Trajectory> samples;
   RolloutStats stats;
   Summary score, length, prompt_length, clipped, zero_std, all_right;
@@ -275,6 +291,11 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
     std::vector<Request> requests = run_.prompts();
     if (run_.cache) set_prefixes(step, sampling, requests);
     PrefixVisit* visit = run_.cache ? &visits_[visits_.size() - requests.size()] : nullptr;
+    const auto ranks = engine_.model.device.comm.ranks(), rank = engine_.model.device.comm.rank();
+    if (engine_.sampler_states) {  // all prompts have as many responses
+      const int64_t own = (std::ssize(requests) - rank + ranks - 1) / ranks * std::ssize(requests[0].uids);
+      sampling.hidden = engine_.sampler_states.rows(0, own * keys_.max_response_length);
+    }
     TraceRecorder traces;
     sampling.trace = traces.recorder(keys_.learner, keys_.kv);
     std::vector<Completion> completions = engine_.rollout.generate(requests, sampling, rollout_progress());
@@ -284,7 +305,9 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
     stats.add(engine_.rollout.stats());
 
     size_t first = 0;
+    int64_t prompt = -1;
     for (const Request& q : requests) {
+      prompt++;
       const std::span group = std::span(scores).subspan(first, q.uids.size());
       const std::vector<size_t> members = members_by_score(keys_.algorithm.oversample, group);
       std::vector<double> kept_scores;
@@ -303,6 +326,7 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
         if (!(keep || run_.cache) || !std::binary_search(members.begin(), members.end(), k)) continue;
         Trajectory& s = to.emplace_back();
         s.group = keep ? groups : static_cast<int32_t>(before);
+        s.slot = static_cast<int32_t>(prompt % keys_.learner.slots);
         s.member = static_cast<int32_t>(k);
         s.uid = q.uids[k];
         s.prompt = q.prompt;
@@ -313,7 +337,10 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
         s.finished = o.finish == Finish::eos;
         s.trace = traces.take(q, k);
         s.score = group[k];
-        if (engine_.sampler_states) s.sampler_row = static_cast<int32_t>((first + k) * keys_.max_response_length);
+        if (engine_.sampler_states) {
+          const int64_t own = prompt / ranks * std::ssize(q.uids) + static_cast<int64_t>(k);
+          s.sampler_row = static_cast<int32_t>(own * keys_.max_response_length);
+        }
       }
       groups += keep;
       first += q.uids.size();
@@ -333,6 +360,7 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
   metrics.set("tokens/discarded", static_cast<double>(stats.discarded_tokens));
   metrics.set("perf/graph_share", static_cast<double>(stats.graph_passes) / static_cast<double>(stats.forward_passes));
   report_kv(stats, KvCache::page_bytes(engine_.model.config, keys_.kv, engine_.model.dtype), metrics);
+  if (keys_.learner.slots > 1) metrics.set("timing_s/gen_wait", stats.waited / engine_.model.device.comm.ranks());
   metrics.set("rollout/gen_batches", static_cast<double>(batches));
   metrics.set("rollout/groups", static_cast<double>(groups));
   metrics.set("filter/zero_std_fraction", zero_std.mean());
@@ -455,6 +483,8 @@ void Grpo::update(int64_t step, std::span<const std::span<Trajectory>> batches, 
           set_sequence_ratios(u, logprobs(u.groups));
         out = accumulate(engine_.learner, u, spec, engine_.reference);
         totals.add(u, out);
+        if (const int64_t slots = keys_.learner.slots; slots > 1)
+          totals.add_slots(u.groups, engine_.learner.slots_of(u.groups), slots);
         if (first && keys_.checks && !engine_.student) totals.check(u, out);
         if (first && on_policy && !keys_.exact) report_mismatch(c, u, out, metrics);
       } else {  // nothing was left, or too little: the step is counted, nothing is learnt

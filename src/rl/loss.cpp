@@ -46,7 +46,7 @@ Update make_update(const ActorKeys& actor, int64_t max_response_length, std::spa
     const TokenPlan& plan = plans[i];
     if (s.dropped() || plan.length == 0) continue;
     expect(!s.prompt.empty(), "a response without a prompt");
-    if (update.groups.empty() || s.group != group) update.groups.push_back({shared_tokens(s), {}});
+    if (update.groups.empty() || s.group != group) update.groups.push_back({shared_tokens(s), {}, s.slot});
     group = s.group;
     std::vector<bool> kept(plan.length);
     for (int64_t t = 0; t < plan.length; t++) {
@@ -85,7 +85,7 @@ std::vector<Group> response_groups(std::span<const Trajectory> samples,
   int32_t group = -1;
   for (const Trajectory& s : samples) {
     if (wanted && !wanted(s)) continue;
-    if (groups.empty() || s.group != group) groups.push_back({shared_tokens(s), {}});
+    if (groups.empty() || s.group != group) groups.push_back({shared_tokens(s), {}, s.slot});
     group = s.group;
     groups.back().members.push_back({s.tokens, {}, s.sampler_row, s.trace});
   }

@@ -8,9 +8,12 @@
 namespace pare {
 
 enum class LearnerAttention { dense, replay };
+enum class Reduce { ordered, reduce_scatter };
 
 struct LearnerKeys {
   LearnerAttention attention = LearnerAttention::dense;
+  int64_t slots = 1;
+  Reduce reduce = Reduce::ordered;
   bool operator==(const LearnerKeys&) const = default;
 };
 

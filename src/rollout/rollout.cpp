@@ -64,7 +64,7 @@ void RolloutStats::add(const RolloutStats& o) {
   prefill_tokens += o.prefill_tokens, decoded_tokens += o.decoded_tokens, discarded_tokens += o.discarded_tokens;
   forward_passes += o.forward_passes, graph_passes += o.graph_passes;
   peak_pages = std::max(peak_pages, o.peak_pages), peak_sequences = std::max(peak_sequences, o.peak_sequences);
-  finished += o.finished, completions += o.completions;
+  finished += o.finished, completions += o.completions, waited += o.waited;
   resident += o.resident, dense += o.dense, read += o.read, decode_rows += o.decode_rows;
   peak_resident = std::max(peak_resident, o.peak_resident), peak_dense = std::max(peak_dense, o.peak_dense);
   events += o.events, evicted += o.evicted;
@@ -251,6 +251,37 @@ void Rollout::count(const Pass& pass, const std::vector<bool>& kept) {
 std::vector<Completion> Rollout::generate(const std::vector<Request>& requests, const Sampling& sampling,
                                           const std::function<void(const RolloutStats&)>& progress,
                                           const std::function<void(const Completion&)>& drawn) {
+  Comm& comm = model_.device.comm;
+  if (comm.ranks() == 1) return sample(requests, sampling, progress, drawn);
+  std::vector<Request> own;
+  for (size_t i = static_cast<size_t>(comm.rank()); i < requests.size(); i += static_cast<size_t>(comm.ranks()))
+    own.push_back(requests[i]);
+  Packed packed;
+  for (const Completion& c : sample(own, sampling, progress, drawn))
+    packed.put_all(c.tokens), packed.put_all(c.logprobs), packed.put(c.finish);
+  const double before = comm.waited;
+  std::vector<Packed> all;
+  for (std::string& bytes : comm.gather(packed.bytes())) all.emplace_back(std::move(bytes));
+  stats_.waited = comm.waited - before;
+  std::vector<Completion> completions;
+  for (size_t i = 0; i < requests.size(); i++)
+    for (size_t k = 0; k < requests[i].uids.size(); k++) {
+      Packed& from = all[i % all.size()];
+      Completion& c = completions.emplace_back();
+      c.request = static_cast<int>(i), c.sample = static_cast<int>(k);
+      c.tokens = from.take_all<std::vector<int32_t>>(), c.logprobs = from.take_all<std::vector<float>>();
+      c.finish = from.take<Finish>();
+    }
+  Packed stats;
+  stats.put(stats_);
+  stats_ = {};
+  for (std::string& bytes : comm.gather(stats.bytes())) stats_.add(Packed(std::move(bytes)).take<RolloutStats>());
+  return completions;
+}
+
+std::vector<Completion> Rollout::sample(const std::vector<Request>& requests, const Sampling& sampling,
+                                        const std::function<void(const RolloutStats&)>& progress,
+                                        const std::function<void(const Completion&)>& drawn) {
   check(requests, sampling);
   ArenaScope scope(scratch_);
   const State state = make_state();

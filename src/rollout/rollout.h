@@ -38,6 +38,7 @@ struct RolloutStats {
   double peak_resident = 0, peak_dense = 0;
   int64_t decode_rows = 0;          // those tokens
   int64_t events = 0, evicted = 0;  // compression events of a layer, and slots that they gave up
+  double waited = 0;                // seconds, for the slowest rank, over ranks
 
   void add(const RolloutStats& other);  // of another generate()
 };
@@ -51,6 +52,10 @@ class Rollout {
   // All samples of all requests, in order (request, sample) whatever the schedule.  The tokens and log-probs of a
   // sample depend on the model, its prompt, its uid and `sampling` only, bit by bit.  `drawn` is called for every
   // token, with the completion that ends in it so far; `progress` after every pass, or as many as are waited for.
+  //
+  // Ranks share the requests, request i being that of rank i mod ranks; all get the completions and the sums of the
+  // books.  Of `hidden` a rank fills the rows of its own, counted without the others; `drawn` and `trace` are theirs
+  // too.
   //
   // Queues RolloutLimits::lookahead passes, each fed on the device by the tokens of the one before; then the host waits
   // once, for the tokens of all.  With Sampling::trace it waits for every pass and reads back its events.
@@ -76,6 +81,9 @@ class Rollout {
   const KvCache& cache() const { return cache_; }
 
  private:
+  std::vector<Completion> sample(const std::vector<Request>& requests, const Sampling& sampling,
+                                 const std::function<void(const RolloutStats&)>& progress,
+                                 const std::function<void(const Completion&)>& drawn);
   // What lasts from pass to pass, in `scratch`.
   struct State {
     Tensor hidden;   // act [1 + rows, C]: final hidden states, the kept row first

@@ -31,14 +31,37 @@ std::vector<Learner*> learners(Training& training) {
   return all;
 }
 
-FileSum save_optimizer(const std::string& path, Training& training) {
+// The arrays of a ShardReader: the master parameters, and the moments of AdamW.
+enum Array { master, first_moment, second_moment };
+
+ShardReader shard_reader(const Parameters& trained, const Learner* learner) {
+  return {trained.device.comm, trained.cuts, [&trained, learner](int what, int64_t begin, int64_t count, float* out) {
+            if (what != master)
+              learner->get_moment(what == first_moment ? Moment::m : Moment::v, begin, count, out);
+            else
+              trained.device.download({out, trained.master.rows(begin - trained.own_begin(), count)});
+          }};
+}
+
+// On rank 0, while the others answer.
+ParameterReader parameters_of(const Model& model, ShardReader& shards) {
+  if (!model.master) return model.reader();
+  return [&](size_t parameter, int64_t begin, int64_t count, float* out) {
+    shards.read(master, model.layout[parameter].offset + begin, count, out);
+  };
+}
+
+FileSum save_optimizer(const std::string& path, Training& training, ShardReader& shards) {
   std::vector<NamedTensor> tensors;
   for (const Learner* learner : learners(training))
     for (const Parameter& p : learner->trained().layout)
       for (const auto& [moment, prefix] : moments)
         tensors.push_back({prefix + p.name, p.shape,
-                           [learner, m = moment, offset = p.offset](int64_t begin, int64_t count, float* out) {
-                             learner->get_moment(m, offset + begin, count, out);
+                           [&, learner, m = moment, offset = p.offset](int64_t begin, int64_t count, float* out) {
+                             if (learner == &training.learner())
+                               shards.read(m == Moment::m ? first_moment : second_moment, offset + begin, count, out);
+                             else
+                               learner->get_moment(m, offset + begin, count, out);
                            }});
   return write_safetensors(path, std::move(tensors), training.learner().moments());
 }
@@ -160,29 +183,35 @@ void save_model(const std::string& path, const Session& session) {
       adapters(folder, session.config.model.path, dtype);
       tokenizer(folder);
     });
-  save_hf(path, session.model_config, session.model->reader(), dtype, true, [&](const std::string& folder) {
-    tokenizer(folder);
-    if (session.sparse)
-      write_folder(folder + adapter_folder, [&](const std::string& inner) { adapters(inner, "..", DType::f32); });
-  });
+  ShardReader shards = shard_reader(*session.model, nullptr);
+  if (!session.device.comm.first()) return shards.answer();
+  save_hf(
+      path, session.model_config, parameters_of(*session.model, shards), dtype, true, [&](const std::string& folder) {
+        tokenizer(folder);
+        if (session.sparse)
+          write_folder(folder + adapter_folder, [&](const std::string& inner) { adapters(inner, "..", DType::f32); });
+      });
+  shards.done();
 }
 
 void save_checkpoint(const std::string& path, const Session& session, Training& training, const RunState& state) {
+  ShardReader shards = shard_reader(training.learner().trained(), &training.learner());
+  if (!session.device.comm.first()) return shards.answer();
   write_folder(path, [&](const std::string& folder) {
     // Adapters with alpha = rank are what lies on the device, bit by bit.
     const auto adapters = [&](const std::string& inner, const std::string& base) {
       return write_adapter_files(inner, *session.adapters, static_cast<double>(session.adapters->spec.rank), base,
                                  DType::f32);
     };
-    FileSums sums = session.frozen()
-                        ? adapters(folder, session.config.model.path)
-                        : write_hf_files(folder, session.model_config, session.model->reader(), DType::f32);
+    FileSums sums = session.frozen() ? adapters(folder, session.config.model.path)
+                                     : write_hf_files(folder, session.model_config,
+                                                      parameters_of(*session.model, shards), DType::f32);
     if (session.sparse)
       write_folder(folder + adapter_folder, [&](const std::string& inner) {
         for (const auto& [name, sum] : adapters(inner, "..")) sums[cat(adapter_folder + 1, "/", name)] = sum;
       });
     sums.merge(save_tokenizer(folder, session));
-    sums[optimizer_name] = save_optimizer(cat(folder, "/", optimizer_name), training);
+    sums[optimizer_name] = save_optimizer(cat(folder, "/", optimizer_name), training, shards);
     sums.merge(training.save_files(folder));
     json files;
     for (const auto& [name, sum] : sums) files[name] = {{"bytes", sum.bytes}, {"xxh128", sum.xxh128}};
@@ -191,6 +220,7 @@ void save_checkpoint(const std::string& path, const Session& session, Training& 
                     {"config", to_toml(session.config)}, {"files", files}};
     write_file(cat(folder, "/", state_name), sealed(j.dump(2).substr(2) + "\n"));
   });
+  shards.done();
 }
 
 std::string checkpoint_damage(const std::string& path) {

@@ -21,7 +21,7 @@ struct RunState {
   std::map<std::string, uint64_t> logs;  // bytes of every append-only file of the run
 };
 
-// Writes PATH, whole or not at all.
+// Writes PATH, whole or not at all.  All ranks call it; rank 0 alone writes, the others send what lies on them.
 void save_checkpoint(const std::string& path, const Session& session, Training& training, const RunState& state);
 
 // Empty, or what keeps the folder from being a whole checkpoint: reads all of it, as a bit may have changed anywhere.
@@ -31,7 +31,7 @@ std::string checkpoint_damage(const std::string& path);
 // of the session would have given other steps, and if data or initial model are not those of the run.
 RunState load_checkpoint(const std::string& path, Session& session, Training& training);
 
-// model/ of a finished run, its weights in the type of trainer.save_dtype.
+// model/ of a finished run, its weights in the type of trainer.save_dtype; by all ranks, as save_checkpoint.
 void save_model(const std::string& path, const Session& session);
 
 }  // namespace pare

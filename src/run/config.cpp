@@ -449,6 +449,8 @@ void check_device(const TrainerKeys& where) {
 void check_config(const Config& config) {
   act_type(config);
   check_device(config.trainer);
+  if (config.learner.reduce != Reduce::ordered && config.trainer.exact)
+    fail("learner.reduce = \"reduce_scatter\" adds gradients in an order of its own: set trainer.exact=false");
   check_data(config);
   check_rollout(config);
   check_corrections(config);
@@ -571,6 +573,9 @@ std::vector<std::string> keys_that_part(const Config& run, const Config& resumed
                                                 "algorithm.rollout_correction.acceptance",
                                                 "actor.ppo_max_token_len",
                                                 "actor.logits_chunk",
+                                                "trainer.n_gpus_per_node",
+                                                "trainer.nnodes",
+                                                "trainer.nccl_timeout",
                                                 "trainer.threads",
                                                 "trainer.test_freq",
                                                 "trainer.val_before_train",

@@ -81,6 +81,7 @@ WORDS(LossAgg, {"token-mean", token_mean}, {"seq-mean-token-mean", seq_mean_toke
 WORDS(LossDenominator, {"valid", valid}, {"kept", kept})
 WORDS(TokenSubset, {"none", none}, {"urs", urs}, {"rpc", rpc}, {"det", det})
 WORDS(LearnerAttention, {"dense", dense}, {"replay", replay})
+WORDS(Reduce, {"ordered", ordered}, {"reduce_scatter", reduce_scatter})
 WORDS(Moments, {"f32", f32}, {"bf16", bf16})
 WORDS(LrSchedule, {"constant", constant}, {"linear", linear}, {"cosine", cosine})
 WORDS(PolicyLoss, {"vanilla", ppo}, {"gspo", gspo}, {"cispo", cispo})
@@ -723,6 +724,17 @@ Groups actor_keys() {
             "attention of the learner, forward and backward. dense: to all tokens; replay: to those that the sampler "
             "attended to, so that their log-probs agree bit by bit",
             "pare")}},
+      {{},
+       {KEY(learner.slots, within(1, 4096), "",
+            "parts of an update whose gradients are added in order, so that no number of ranks changes a bit; a "
+            "multiple "
+            "of that number",
+            "pare")}},
+      {{is_not("learner.slots", "1")},
+       {KEY(learner.reduce, any, "",
+            "who adds the gradients of ranks. ordered: slot by slot; reduce_scatter: the library, in an order of its "
+            "own",
+            "pare")}},
   };
 }
 
@@ -759,9 +771,14 @@ Groups trainer_keys() {
             "fixed order of every sum: the sampler's log-probs equal the learner's bit by bit. false (--exact=off), "
             "cuda only: cuBLASLt in linear layers, equal but for roundings",
             "pare"),
+        KEY(trainer.n_gpus_per_node, within(0, 1024), "", "ranks of a node; 0: what was started", "verl"),
+        KEY(trainer.nnodes, within(0, 65536), "", "nodes; 0: what was started", "verl"),
+        KEY(trainer.nccl_timeout, at_least(1), "s", "a job whose ranks make no progress for so long ends", "verl"),
         KEY(trainer.total_training_steps, at_least(1), "steps", "length of the run", "verl"),
         KEY(trainer.seed, at_least(0), "", "seed of every random draw but those of the ssa data sets", "TRL"),
-        KEY(trainer.threads, within(0, 1024), "threads", "CPU threads; 0: one per core; changes no result", "pare"),
+        KEY(trainer.threads, within(0, 1024), "threads",
+            "CPU threads of a rank; 0: one per core, shared with the other ranks of the machine; changes no result",
+            "pare"),
         KEY(trainer.test_freq, at_least(0), "steps", "interval of validation; 0: never", "verl"),
         KEY(trainer.val_before_train, any, "", "validates before the first step", "verl"),
         KEY(trainer.check_nan, any, "", "stops at the first op whose output is not finite", "pare"),
@@ -780,6 +797,10 @@ Groups trainer_keys() {
             "pare"),
         KEY(trainer.samples_freq, at_least(0), "steps", "interval at which responses are written and shown; 0: never",
             "pare")}},
+      {{is_not("learner.slots", "1")},
+       {KEY(trainer.balance_batch, any, "",
+            "deals the groups of an update to slots of equal FLOPs; or a group is of the slot that it was sampled in",
+            "verl")}},
       {{is_not("trainer.samples_freq", "0")},
        {KEY(trainer.samples_per_step, at_least(0), "responses", "responses of such a step that are written; 0: all",
             "TRL: num_completions_to_print")}},
@@ -818,7 +839,7 @@ const std::vector<KeySection>& config_sections() {
       {"algorithm.rpo", "responses that continue the beginning of earlier ones"},
       {"actor", "policy loss, mini-batches, token subsets"},
       {"actor.optim", "AdamW and its learning rate"},
-      {"learner", "attention of the learner"},
+      {"learner", "attention of the learner, and the slots of an update"},
       {"distill", "adapters of a block-sparse sampler, which learn to sample as the dense policy does"},
       {"trainer", "device, steps, validation, files of a run"},
   };

@@ -12,12 +12,12 @@ namespace {
 std::unique_ptr<Model> make_reference(Session& s, std::unique_ptr<Adapters>& adapters) {
   if (!s.frozen()) {
     auto copy = std::make_unique<Model>(s.model_config, s.device, s.weights, s.model->dtype, false);
-    if (!s.device.planning()) copy->set_parameters(s.model->reader());
+    if (!s.device.planning()) copy->set_parameters(s.model->rounded());
     return copy;
   }
   if (!s.config.model.lora.adapter_path.empty()) {
     adapters = std::make_unique<Adapters>(s.model_config, s.adapters->spec, s.device, s.weights, s.model->dtype, false);
-    if (!s.device.planning()) adapters->set_parameters(s.adapters->reader());
+    if (!s.device.planning()) adapters->set_parameters(s.adapters->rounded());
   }
   auto model = std::make_unique<Model>(*s.model);
   model->adapters = adapters.get();
@@ -27,7 +27,9 @@ std::unique_ptr<Model> make_reference(Session& s, std::unique_ptr<Adapters>& ada
 Tensor alloc_sampler_states(Session& s) {
   const Config& c = s.config;
   if (!keeps_sampler_states(c)) return {};
-  const int64_t rows = c.data.train_batch_size * c.rollout.n * c.data.max_response_length;
+  const auto ranks = static_cast<int64_t>(s.device.comm.ranks());
+  const int64_t prompts = (c.data.train_batch_size + ranks - 1) / ranks;
+  const int64_t rows = prompts * c.rollout.n * c.data.max_response_length;
   if (rows > std::numeric_limits<int32_t>::max())
     fail("data.train_batch_size * rollout.n responses of data.max_response_length are ", rows,
          " tokens, too many to keep the sampler's hidden states of");
@@ -136,17 +138,15 @@ std::vector<double> GrpoTraining::scores(std::span<const Request> requests, std:
 }
 
 Metrics GrpoTraining::step() {
-  step_++;
-  session_.ledger.clear();
+  begin_step();
   grades_.clear(), certificate_ = {};
   Metrics metrics;
   grpo_.step(step_, metrics);
   metrics.set_text("certificate", certificate_.text());
   std::vector<std::string> phases = {"rollout", "learner", "old_log_prob", "ref"};
   if (student_) phases.push_back("distill");
-  for (const std::string& phase : phases)
-    metrics.set("flops/" + phase, static_cast<double>(session_.ledger.total(phase).flops));
-  session_.set_memory(metrics);
+  for (const std::string& phase : phases) metrics.set("flops/" + phase, static_cast<double>(session_.flops(phase)));
+  end_step(metrics);
   return metrics;
 }
 

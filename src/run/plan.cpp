@@ -67,7 +67,7 @@ Ledger plan_lengths(const Config& config, const StepLengths& lengths, const Mach
   }
   for (auto& [phase, ops] : all.phases)
     for (auto& [op, line] : ops) {
-      const bool per_response = phase != "rollout" && op != "adamw" && op != "global_norm" && op != "zero";
+      const bool per_response = phase != "rollout" && op != "adamw" && op != "square_sums" && op != "zero";
       line.scale((per_response ? 1 - lengths.dropped : 1) / static_cast<double>(steps));
     }
   return all;

@@ -13,6 +13,7 @@
 #include "data/ssa.h"
 #include "model/hf/folder.h"
 #include "rl/replay.h"
+#include "run/ranks.h"
 
 namespace pare {
 
@@ -77,16 +78,18 @@ void Session::read_data() {
 }
 
 Session::Session(const Config& c, const Table& table, bool trainable, const std::optional<ArenaLimits>& limits,
-                 bool data)
+                 bool data, Comm& comm)
     : config(c),
-      device(table),
+      device(table, {}, comm),
       weights("weights", device.memory(), limits.value_or(ArenaLimits::each(device.memory().total())).weights),
       gradients("gradients", device.memory(), limits.value_or(ArenaLimits::each(device.memory().total())).gradients),
       optimizer("optimizer", device.memory(), limits.value_or(ArenaLimits::each(device.memory().total())).optimizer),
       kv("kv", device.memory(), limits.value_or(ArenaLimits::each(device.memory().total())).kv),
       activations("activations", device.memory(),
                   limits.value_or(ArenaLimits::each(device.memory().total())).activations) {
-  set_threads(static_cast<int>(c.trainer.threads));
+  check_ranks(c, comm, trainable);
+  comm.timeout = static_cast<double>(c.trainer.nccl_timeout);
+  set_threads(c.trainer.threads == 0 ? shared_threads(comm) : static_cast<int>(c.trainer.threads));
   device.ledger = &ledger;
   device.check_nan = c.trainer.check_nan;
   expect(data || device.planning(), "a session without data can only plan");
@@ -223,14 +226,37 @@ Reward Session::reward(const Task& task, const Problem& problem, const Completio
 std::vector<Reward> Session::rewards(const Task& task, std::span<const Problem> problems,
                                      std::span<const Completion> completions) const {
   std::vector<Reward> rewards(completions.size());
+  Comm& comm = device.comm;
+  const auto rank_of = [&](size_t i) { return completions[i].request % comm.ranks(); };
   parallel_for(static_cast<int64_t>(completions.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
       const Completion& c = completions[static_cast<size_t>(i)];
       expect(static_cast<size_t>(c.request) < problems.size(), "response ", i, " answers problem ", c.request, " of ",
              problems.size());
-      rewards[static_cast<size_t>(i)] = reward(task, problems[static_cast<size_t>(c.request)], c);
+      if (rank_of(static_cast<size_t>(i)) == comm.rank())
+        rewards[static_cast<size_t>(i)] = reward(task, problems[static_cast<size_t>(c.request)], c);
     }
   });
+  if (comm.ranks() == 1) return rewards;
+  Packed own;
+  for (size_t i = 0; i < rewards.size(); i++) {
+    if (rank_of(i) != comm.rank()) continue;
+    own.put(rewards[i].score), own.put(rewards[i].parsed), own.put_all(rewards[i].extracted);
+    own.put(rewards[i].components.size());
+    for (const auto& [name, value] : rewards[i].components) own.put_all(std::string_view(name)), own.put(value);
+  }
+  std::vector<Packed> all;
+  for (std::string& bytes : comm.gather(own.bytes())) all.emplace_back(std::move(bytes));
+  for (size_t i = 0; i < rewards.size(); i++) {
+    Packed& from = all[static_cast<size_t>(rank_of(i))];
+    Reward r;
+    r.score = from.take<double>(), r.parsed = from.take<bool>(), r.extracted = from.take_all<std::string>();
+    for (auto n = from.take<size_t>(); n > 0; n--) {
+      const auto name = from.take_all<std::string>();
+      r.components.emplace_back(name, from.take<double>());
+    }
+    rewards[i] = std::move(r);
+  }
   return rewards;
 }
 
@@ -239,7 +265,12 @@ LearnerOptions Session::learner_options() const {
           .logits_chunk = config.actor.logits_chunk,
           .moments = config.actor.optim.moments == Moments::bf16 ? DType::bf16 : DType::f32,
           .recompute = config.model.enable_gradient_checkpointing,
-          .blocks = replayed_blocks(config.learner, config.rollout.kv)};
+          .blocks = replayed_blocks(config.learner, config.rollout.kv),
+          .slots = config.learner.slots,
+          // What a sampler kept ties a group to its rank.
+          .balance = config.trainer.balance_batch && config.learner.attention == LearnerAttention::dense &&
+                     !keeps_sampler_states(config),
+          .ordered = config.learner.reduce == Reduce::ordered};
 }
 
 LearnerOptions Session::student_options() const {
@@ -278,13 +309,12 @@ ArenaLimits Session::peaks() const {
           .activations = activations.peak()};
 }
 
+int64_t Session::flops(const std::string& phase) const { return device.comm.sum(ledger.total(phase).flops); }
+
 void Session::set_memory(Metrics& metrics) const {
-  double sum = 0;
-  for (const Arena* arena : arenas()) {
-    metrics.set("memory/" + arena->name(), static_cast<double>(arena->peak()));
-    sum += static_cast<double>(arena->peak());
-  }
-  metrics.set("perf/max_memory_allocated_gb", sum / (1 << 30));
+  const auto most = [&](size_t bytes) { return static_cast<double>(device.comm.most(static_cast<int64_t>(bytes))); };
+  for (const Arena* arena : arenas()) metrics.set("memory/" + arena->name(), most(arena->peak()));
+  metrics.set("perf/max_memory_allocated_gb", most(peaks().total()) / (1 << 30));
 }
 
 PromptStream::PromptStream(int64_t rows, bool shuffle, uint64_t seed) : rows_(rows), shuffle_(shuffle), seed_(seed) {

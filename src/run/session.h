@@ -25,9 +25,9 @@ struct ArenaLimits {
 struct Session {
   // On table_null nothing is computed and no memory is taken, only the books are kept.  A model that is not `trainable`
   // takes less memory.  Without limits each arena may take all that the table's memory has.  Without `data` there are
-  // neither tokenizer nor problems: for plans, on table_null.
+  // neither tokenizer nor problems: for plans, on table_null.  All ranks of `comm` make the same sessions.
   explicit Session(const Config& config, const Table& table = table_cpu, bool trainable = true,
-                   const std::optional<ArenaLimits>& limits = {}, bool data = true);
+                   const std::optional<ArenaLimits>& limits = {}, bool data = true, Comm& comm = world());
 
   const Task& training_task() const;  // train; an Error naming data.train_files where there is none
 
@@ -35,7 +35,8 @@ struct Session {
   std::vector<int32_t> encode_prompt(const Problem& problem) const;
   std::string response_text(const Completion& completion) const;  // without the closing EOS
   Reward reward(const Task& task, const Problem& problem, const Completion& completion) const;
-  // Of all responses, in order, in parallel; `problems` are those that the completions' requests count.
+  // Of all responses, in order, in parallel; `problems` are those that the completions' requests count.  Ranks share
+  // the work, as they do that of Rollout::generate; all get the rewards.
   std::vector<Reward> rewards(const Task& task, std::span<const Problem> problems,
                               std::span<const Completion> completions) const;
   LearnerOptions learner_options() const;
@@ -45,7 +46,9 @@ struct Session {
   RolloutLimits rollout_limits() const;
   std::vector<const Arena*> arenas() const;
   ArenaLimits peaks() const;
-  // memory/<arena>: the peak so far, in bytes, and nothing else; and their sum under verl's name, in GiB.
+  int64_t flops(const std::string& phase) const;  // in the ledgers of all ranks
+  // memory/<arena>: the peak so far, in bytes, and nothing else; and their sum under verl's name, in GiB.  Of the rank
+  // that has most.
   void set_memory(Metrics& metrics) const;
 
   const Config config;

@@ -38,9 +38,8 @@ std::vector<int32_t> SftTraining::completion(const Problem& problem, double ramp
 Metrics SftTraining::step() {
   const Config& c = config_;
   Metrics metrics;
-  step_++;
+  begin_step();
   metrics.set("training/global_step", static_cast<double>(step_));
-  session_.ledger.clear();
   const Phase phase(session_.device, "learner");
   const Timer timer(metrics, "timing_s/step");
 
@@ -55,7 +54,7 @@ Metrics SftTraining::step() {
     const Problem problem = session_.train->problem(row);
     uids.push_back(sequence_uid(static_cast<uint64_t>(epoch), static_cast<uint64_t>(row), 0, 0));
     Rng rng(key, static_cast<uint64_t>(i));
-    groups.push_back({session_.encode_prompt(problem), {{completion(problem, ramp, rng)}}});
+    groups.push_back({session_.encode_prompt(problem), {{completion(problem, ramp, rng)}}, i % c.learner.slots});
   }
   const double lr = learning_rate(c.actor.optim, step_, c.trainer.total_training_steps);
   const TokenOuts out =
@@ -68,8 +67,8 @@ Metrics SftTraining::step() {
     certificate.add(uids[i], std::vector<float>(logprob.begin(), logprob.end()));
   }
   metrics.set_text("certificate", certificate.text());
-  metrics.set("flops/learner", static_cast<double>(session_.ledger.total("learner").flops));
-  session_.set_memory(metrics);
+  metrics.set("flops/learner", static_cast<double>(session_.flops("learner")));
+  end_step(metrics);
   return metrics;
 }
 
@@ -79,7 +78,8 @@ void SftTraining::worst_case_step() {
   const Phase phase(session_.device, "learner");
   const std::vector<int32_t> prompt(config_.data.max_prompt_length, session_.eos[0]);
   const Member m{std::vector<int32_t>(config_.data.max_response_length, session_.eos[0])};
-  const std::vector<Group> groups(config_.data.train_batch_size, Group{prompt, {m}});
+  std::vector<Group> groups(config_.data.train_batch_size, Group{prompt, {m}});
+  for (size_t i = 0; i < groups.size(); i++) groups[i].slot = static_cast<int64_t>(i) % config_.learner.slots;
   Metrics metrics;
   sft_step(learner_, groups, optimizer_options(config_.actor, config_.actor.optim.lr, 1), metrics, {});
 }

@@ -47,6 +47,22 @@ void Training::resume(const TrainingState& state) {
   if (student_) student_->set_steps(state.student_updates);
 }
 
+void Training::begin_step() {
+  Comm& comm = session_.device.comm;
+  comm.step = ++step_, waited_ = comm.waited;
+  session_.ledger.clear();
+}
+
+void Training::end_step(Metrics& metrics) {
+  session_.set_memory(metrics);
+  Comm& comm = session_.device.comm;
+  if (config_.learner.slots == 1) return;
+  int64_t sent = 0;
+  for (const auto& phase : session_.ledger.phases) sent += session_.ledger.total(phase.first).sent;
+  metrics.set("comm/bytes", static_cast<double>(comm.sum(sent)));
+  metrics.set("comm/seconds", comm.waited - waited_);
+}
+
 BatchLimits Training::batch_limits(int64_t members) const {
   return {.groups = config_.data.train_batch_size,
           .members = members,

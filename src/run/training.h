@@ -62,6 +62,8 @@ class Training {
   Training(Session& session, bool samples);
   BatchLimits batch_limits(int64_t members) const;
   LearnerOptions student_options() const;
+  void begin_step();
+  void end_step(Metrics& metrics);  // memory, and what ranks sent one another
 
   Session& session_;
   const Config& config_;
@@ -70,6 +72,7 @@ class Training {
   const std::unique_ptr<Learner> student_;
   PromptStream prompts_;
   int64_t step_ = 0;
+  double waited_ = 0;  // Comm::waited at its beginning
 };
 
 // The run validates, before its first step or between steps.

@@ -1,4 +1,4 @@
-// Global norm and AdamW.
+// Sums of squares and AdamW.
 #include "cpu/isa/math.h"
 #include "cpu/isa/norm.h"
 #include "cpu/isa/tile.h"

@@ -1,0 +1,61 @@
+// What each rank keeps of the optimizer (ZeRO stage 1; Rajbhandari et al. 2020): weights are whole on every rank,
+// master parameters, moments and the summed gradient lie in parts; and how the groups of an update are dealt to slots.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "comm/comm.h"
+#include "ops/linear.h"
+
+namespace pare {
+
+// Where parameters lie: one or more that follow one another in the layout, as a vector or as the rows of a weight.
+struct ParameterBlock {
+  int64_t offset;     // of the first, as in Parameter
+  Tensor vector;      // act [n]; or absent, and
+  Weight weight;      // [O, I]
+  double rate = 1;    // of learning, relative to the optimizer's
+  int64_t place = 0;  // byte of Parameters::packed at which it begins
+  int64_t size() const { return vector ? vector.size() : weight.size(); }
+  // Elements between two places where it may be cut: at panels; a vector is whole.
+  int64_t run() const { return vector ? vector.size() : kPanel * weight.inputs(); }
+};
+
+// [ranks + 1]: rank r keeps elements [cuts[r], cuts[r + 1]) of the blocks, as many as any other but for a run.
+std::vector<int64_t> shard_cuts(const std::vector<ParameterBlock>& blocks, int ranks);
+// What of the blocks lies between two cuts.
+std::vector<ParameterBlock> blocks_between(const std::vector<ParameterBlock>& blocks, int64_t begin, int64_t end);
+// Byte of Parameters::packed, which has `bytes`, at a cut.
+int64_t place_of(const std::vector<ParameterBlock>& blocks, int64_t cut, int64_t bytes);
+
+// Elements of several arrays that lie in parts on the ranks, as rank 0 reads them: it asks, the others answer.
+class ShardReader {
+ public:
+  // Elements [begin, begin + count) of array `what`, which are this rank's.
+  using Read = std::function<void(int what, int64_t begin, int64_t count, float* out)>;
+  ShardReader(Comm& comm, std::vector<int64_t> cuts, Read own)
+      : comm_(comm), cuts_(std::move(cuts)), own_(std::move(own)) {}
+
+  void read(int what, int64_t begin, int64_t count, float* out);  // on rank 0, of any rank's elements
+  void done();                                                    // on rank 0: the last call
+  void answer();                                                  // on the others, until rank 0 is done
+
+ private:
+  struct Question {
+    int64_t what, begin, count;  // count -1: done
+  };
+  void ask(Question& q);
+  void move(const Question& q, float* out);
+
+  Comm& comm_;
+  const std::vector<int64_t> cuts_;
+  const Read own_;
+};
+
+// The slot of each item: by falling cost, ties to the lower index, each to the slot with the least so far, ties to the
+// lower slot; or in turn, item i to slot i mod slots, where that has no larger slot.  A function of its arguments
+// alone.
+std::vector<int> deal(const std::vector<int64_t>& costs, int64_t slots);
+
+}  // namespace pare

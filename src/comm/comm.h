@@ -1,0 +1,97 @@
+// The processes of a run, its ranks, and host memory between them.  One runs alone; mpirun, srun and their like start
+// several.  All ranks make the same calls in the same order; nothing here adds numbers but reduce().
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "base/error.h"
+
+namespace pare {
+
+class Comm {
+ public:
+  virtual ~Comm() = default;
+  virtual int rank() const = 0, ranks() const = 0;
+  virtual int node_rank() const = 0, node_ranks() const = 0;  // among those on this machine
+  virtual std::string host() const = 0;                       // the machine's name
+
+  // Sends out[q] to rank q and receives in[q] from it, [ranks] each, of any size.  Where one sends what the other does
+  // not expect both throw std::logic_error, before anything is sent.
+  struct Piece {
+    void* data = nullptr;
+    size_t bytes = 0;
+  };
+  virtual void exchange(std::span<const Piece> out, std::span<const Piece> in) = 0;
+  // y [n] of rank `root` = the sum of x [n] over ranks, in an order that the library chooses.
+  virtual void reduce(const float* x, float* y, int64_t n, int root) = 0;
+  // Ends all ranks at once, with this exit code.
+  [[noreturn]] virtual void abort(int code) = 0;
+
+  // What this rank is at, which its ops and steps say, for those that wait for it; and how long it waited for others.
+  // Where nobody has made progress for `timeout` seconds the job ends.
+  std::atomic<const char*> doing = "starting";
+  std::atomic<uint64_t> calls = 0;
+  std::atomic<int64_t> step = 0;
+  std::atomic<double> timeout = 600;
+  double waited = 0;  // seconds, in exchange()
+
+  // Made of the above.
+  bool first() const { return rank() == 0; }
+  std::vector<std::string> gather(std::string_view own);        // what each rank gives, on all of them
+  std::string broadcast(std::string_view bytes, int root = 0);  // that of the root, on all of them
+  std::vector<int64_t> gather(int64_t own);                     // the same of one number
+  int64_t sum(int64_t own), most(int64_t own);                  // over ranks
+};
+
+Comm& self();  // of one rank alone
+// Of all processes that were started together.  Error(usage) where there are several and this program was built without
+// MPI: they would be independent runs, in one folder.
+Comm& world();
+
+// Values one after the other, as bytes for another rank, which runs the same program.
+class Packed {
+ public:
+  Packed() = default;
+  explicit Packed(std::string bytes) : bytes_(std::move(bytes)) {}
+
+  template <class T>
+  void put(const T& x) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    bytes_.append(reinterpret_cast<const char*>(&x), sizeof x);
+  }
+  template <class C>
+  void put_all(const C& items) {  // a string, or a vector or span of plain values
+    put(static_cast<uint64_t>(items.size()));
+    bytes_.append(reinterpret_cast<const char*>(items.data()), items.size() * sizeof(*items.data()));
+  }
+  template <class T>
+  T take() {
+    T x;
+    take_bytes(&x, sizeof x);
+    return x;
+  }
+  template <class C>
+  C take_all() {
+    C items(take<uint64_t>(), {});
+    take_bytes(items.data(), items.size() * sizeof(*items.data()));
+    return items;
+  }
+  const std::string& bytes() const { return bytes_; }
+
+ private:
+  void take_bytes(void* to, size_t n) {
+    expect(n <= bytes_.size() - at_, "a rank sent less than was expected");
+    if (n) std::memcpy(to, bytes_.data() + at_, n);
+    at_ += n;
+  }
+  std::string bytes_;
+  size_t at_ = 0;
+};
+
+}  // namespace pare

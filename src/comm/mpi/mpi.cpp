@@ -1,0 +1,229 @@
+// Ranks by MPI: Open MPI or MPICH, version 4.
+#include <mpi.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <thread>
+
+#include "comm/comm.h"
+
+namespace pare {
+
+namespace {
+
+constexpr size_t kMost = size_t{1} << 30;  // bytes of a message: MPI counts in int
+
+class Mpi final : public Comm {
+ public:
+  Mpi() {
+    int level = 0;
+    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
+    if (level < MPI_THREAD_MULTIPLE) fail("this MPI has no MPI_THREAD_MULTIPLE");
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank_), MPI_Comm_size(MPI_COMM_WORLD, &ranks_);
+    MPI_Comm node;
+    check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node), "MPI_Comm_split_type");
+    MPI_Comm_rank(node, &node_rank_), MPI_Comm_size(node, &node_ranks_);
+    MPI_Comm_free(&node);
+    check(MPI_Comm_dup(MPI_COMM_WORLD, &pulse_), "MPI_Comm_dup");
+    hosts_ = gather(host());
+    watcher_ = std::jthread([this](std::stop_token stop) { watch(stop); });
+  }
+  ~Mpi() override {
+    exchange(std::vector<Piece>(hosts_.size()), std::vector<Piece>(hosts_.size()));  // nobody is missed who has ended
+    watcher_ = {};
+    MPI_Finalize();
+  }
+
+  int rank() const override { return rank_; }
+  int ranks() const override { return ranks_; }
+  int node_rank() const override { return node_rank_; }
+  int node_ranks() const override { return node_ranks_; }
+  std::string host() const override {
+    char name[MPI_MAX_PROCESSOR_NAME];
+    int n = 0;
+    MPI_Get_processor_name(name, &n);
+    return {name, static_cast<size_t>(n)};
+  }
+
+  void exchange(std::span<const Piece> out, std::span<const Piece> in) override {
+    const auto n = static_cast<size_t>(ranks_), own = static_cast<size_t>(rank_);
+    expect(out.size() == n && in.size() == n, "an exchange of ", out.size(), " and ", in.size(), " pieces, of ", n,
+           " ranks");
+    const auto start = std::chrono::steady_clock::now();
+    struct Sizes {
+      uint64_t sent, expected;
+    };
+    std::vector<Sizes> own_sizes(n), sizes(n);  // by the other rank; of it
+    for (size_t q = 0; q < n; q++) own_sizes[q] = {out[q].bytes, in[q].bytes};
+    std::vector<MPI_Request> requests(1);
+    check(MPI_Ialltoall(own_sizes.data(), 2, MPI_UINT64_T, sizes.data(), 2, MPI_UINT64_T, MPI_COMM_WORLD, &requests[0]),
+          "MPI_Ialltoall");
+    wait(requests);
+    for (size_t q = 0; q < n; q++) {
+      expect(sizes[q].sent == in[q].bytes, "rank ", q, " sends ", sizes[q].sent, " bytes to rank ", rank_,
+             ", which expects ", in[q].bytes);
+      expect(sizes[q].expected == out[q].bytes, "rank ", rank_, " sends ", out[q].bytes, " bytes to rank ", q,
+             ", which expects ", sizes[q].expected);
+    }
+    requests.clear();
+    for (size_t k = 1; k < n; k++) {
+      const size_t from = (own + n - k) % n, to = (own + k) % n;
+      each_message(in[from], [&](char* data, int bytes) {
+        check(MPI_Irecv(data, bytes, MPI_BYTE, static_cast<int>(from), 0, MPI_COMM_WORLD, &requests.emplace_back()),
+              "MPI_Irecv");
+      });
+      each_message(out[to], [&](char* data, int bytes) {
+        check(MPI_Isend(data, bytes, MPI_BYTE, static_cast<int>(to), 0, MPI_COMM_WORLD, &requests.emplace_back()),
+              "MPI_Isend");
+      });
+    }
+    if (in[own].bytes && in[own].data != out[own].data) std::memmove(in[own].data, out[own].data, in[own].bytes);
+    wait(requests);
+    calls++;
+    waited += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+
+  void reduce(const float* x, float* y, int64_t n, int root) override {
+    constexpr auto most = static_cast<int64_t>(kMost / sizeof(float));
+    for (int64_t at = 0, count = 0; at < n; at += count) {
+      count = std::min(most, n - at);
+      check(MPI_Reduce(x + at, y ? y + at : nullptr, static_cast<int>(count), MPI_FLOAT, MPI_SUM, root, MPI_COMM_WORLD),
+            "MPI_Reduce");
+    }
+  }
+
+  [[noreturn]] void abort(int code) override {
+    MPI_Abort(MPI_COMM_WORLD, code);
+    _exit(code);
+  }
+
+ private:
+  static void check(int code, const char* call) {
+    if (code == MPI_SUCCESS) return;
+    char text[MPI_MAX_ERROR_STRING];
+    int n = 0;
+    MPI_Error_string(code, text, &n);
+    throw Error(Exit::failed, cat(call, ": ", std::string(text, static_cast<size_t>(n))));
+  }
+
+  template <class F>
+  static void each_message(const Piece& p, F f) {
+    for (size_t at = 0; at < p.bytes; at += kMost)
+      f(static_cast<char*>(p.data) + at, static_cast<int>(std::min(kMost, p.bytes - at)));
+  }
+
+  // MPI waits by turning in a circle: whoever has no core of its own would keep another rank from its work.
+  void wait(std::vector<MPI_Request>& requests) {
+    waits_ = true;
+    for (int done = 0, turns = 0; !done; turns++) {
+      check(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");
+      if (done || turns < 100) continue;
+      turns < 1000 ? std::this_thread::yield() : std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+    waits_ = false;
+  }
+
+  // What a rank tells the others every few seconds.
+  struct Pulse {
+    uint64_t calls;
+    int64_t step;
+    char doing[32];
+    bool waits;  // for others
+  };
+  Pulse own_pulse() const {
+    Pulse p{calls, step, {}, waits_};
+    std::snprintf(p.doing, sizeof p.doing, "%s", doing.load());
+    return p;
+  }
+
+  // A thread of its own: mpirun sees a process end, but not one that is frozen, or a machine that cannot be reached.
+  void watch(const std::stop_token& stop) {
+    using Clock = std::chrono::steady_clock;
+    const auto seconds = [](Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); };
+    // Test hook: a rank that is silent for so long is lost.
+    const char* const limit = std::getenv("PARE_SILENCE");
+    const double silence = limit ? std::atof(limit) : 60;
+    struct Other {
+      Pulse pulse{}, in{}, out{};
+      MPI_Request receive = MPI_REQUEST_NULL, send = MPI_REQUEST_NULL;
+      Clock::time_point heard = Clock::now(), moved = heard;  // heard of, and of its progress
+    };
+    std::vector<Other> others(static_cast<size_t>(ranks_));
+    const auto each = [&](auto f) {
+      for (int r = 0; r < ranks_; r++)
+        if (r != rank_) f(r, others[static_cast<size_t>(r)]);
+    };
+    const auto listen = [&](int r, Other& o) { MPI_Irecv(&o.in, sizeof o.in, MPI_BYTE, r, 0, pulse_, &o.receive); };
+    each(listen);
+    Other& own = others[static_cast<size_t>(rank_)];
+    for (auto sent = Clock::time_point{}; !stop.stop_requested();) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      const Pulse now = own_pulse();
+      if (seconds(own.heard) > silence / 2)  // it was this rank that stood still, as all do in a job that is suspended
+        for (Other& o : others) o.heard = o.moved = Clock::now();
+      own.heard = Clock::now();
+      if (now.calls != own.pulse.calls) own.moved = own.heard;
+      own.pulse = now;
+      const bool due = seconds(sent) > silence / 12;
+      if (due) sent = Clock::now();
+      each([&](int r, Other& o) {
+        int done = 0;
+        MPI_Test(&o.receive, &done, MPI_STATUS_IGNORE);
+        if (done) {
+          o.heard = Clock::now();
+          if (o.in.calls != o.pulse.calls) o.moved = o.heard;
+          o.pulse = o.in;
+          listen(r, o);
+        }
+        if (!due) return;
+        MPI_Test(&o.send, &done, MPI_STATUS_IGNORE);
+        if (!done) return;
+        o.out = now;
+        MPI_Isend(&o.out, sizeof o.out, MPI_BYTE, r, 0, pulse_, &o.send);
+      });
+      // The lowest rank that is heard of speaks; the others leave it two seconds.
+      int speaker = 0;
+      while (seconds(others[static_cast<size_t>(speaker)].heard) > silence) speaker++;
+      const double later = speaker == rank_ ? 0 : 2;
+      bool moves = false;
+      for (const Other& o : others) moves = moves || seconds(o.moved) <= timeout + later;
+      for (int r = 0; r < ranks_; r++) {
+        const Other& o = others[static_cast<size_t>(r)];
+        if (seconds(o.heard) > silence + later)
+          lost(r, o.pulse, cat("has not been heard of for ", static_cast<int>(seconds(o.heard)), " s"), now);
+        if (seconds(o.moved) > timeout + later && (!o.pulse.waits || !moves))
+          lost(r, o.pulse, cat("has made no progress for ", static_cast<int>(seconds(o.moved)), " s"), now);
+      }
+    }
+    each([&](int, Other& o) {
+      for (MPI_Request* request : {&o.receive, &o.send})
+        if (*request != MPI_REQUEST_NULL) MPI_Cancel(request), MPI_Request_free(request);
+    });
+  }
+
+  [[noreturn]] void lost(int rank, const Pulse& last, const std::string& what, const Pulse& now) {
+    std::fprintf(stderr, "pare: rank %d on %s %s: it was in step %lld, at %s; rank %d is in step %lld, at %s\n", rank,
+                 hosts_[static_cast<size_t>(rank)].c_str(), what.c_str(), static_cast<long long>(last.step), last.doing,
+                 rank_, static_cast<long long>(now.step), now.doing);
+    abort(static_cast<int>(Exit::failed));
+  }
+
+  int rank_ = 0, ranks_ = 1, node_rank_ = 0, node_ranks_ = 1;
+  MPI_Comm pulse_ = MPI_COMM_NULL;
+  std::vector<std::string> hosts_;
+  std::atomic<bool> waits_ = false;
+  std::jthread watcher_;
+};
+
+}  // namespace
+
+std::unique_ptr<Comm> make_mpi_comm();
+std::unique_ptr<Comm> make_mpi_comm() { return std::make_unique<Mpi>(); }
+
+}  // namespace pare

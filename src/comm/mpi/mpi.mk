@@ -1,0 +1,16 @@
+# Ranks that mpirun starts.  `make MPI=mpich mpi` takes MPICH in place of Open MPI, into build/mpi-mpich.
+MPI ?= openmpi
+MPI_DIR := $(BUILD)/mpi$(if $(filter-out openmpi,$(MPI)),-$(MPI))
+MPI_CXX = $(if $(shell command -v mpicxx.$(MPI)),,$(error $(MPI) is missing: sudo apt-get install -y lib$(MPI)-dev $(if $(filter openmpi,$(MPI)),openmpi-bin,mpich)))\
+  OMPI_CXX=$(CXX) MPICH_CXX=$(CXX) mpicxx.$(MPI)
+$(MPI_DIR)/comm.o: src/comm/mpi/mpi.cpp
+	$(call run,mpi: $<,$(MPI_CXX) -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX $(CXXFLAGS) -O$(O) -c $< -o $@)
+MPI_OBJ = $(MPI_DIR)/comm.o $(cpu_LIB) $(filter-out $(BUILD)/emu/tests/%,$(cpu_EMU))
+mpi: $(MPI_DIR)/pare  ## build/mpi/pare: for several ranks, on cpu and emu
+$(MPI_DIR)/pare: $(MPI_OBJ) $(cpu_APP)
+	$(call run,link $@,$(MPI_CXX) $(LDFLAGS) $^ $(LIBS) -o $@)
+
+$(MPI_DIR)/tests/%: $(BUILD)/tests/mpi/%.o $(BUILD)/tests/main.o $(MPI_OBJ)
+	$(call run,link $@,$(MPI_CXX) $(LDFLAGS) $^ -lgtest $(LIBS) -o $@)
+mpi-test: $(MPI_DIR)/pare $(MPI_DIR)/tests/in_ranks $(MPI_DIR)/tests/programs  ## tests of several ranks
+	tools/mpi_test.sh mpirun.$(MPI) $(MPI_DIR)

@@ -1,0 +1,85 @@
+#include "run/ranks.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <charconv>
+#include <numeric>
+
+#include "base/hash.h"
+
+namespace pare {
+
+void check_ranks(const Config& config, Comm& comm, bool trains) {
+  const TrainerKeys& t = config.trainer;
+  const int64_t ranks = comm.ranks(), slots = config.learner.slots;
+  if (t.n_gpus_per_node > 0 && t.n_gpus_per_node != comm.node_ranks())
+    fail("trainer.n_gpus_per_node = ", t.n_gpus_per_node, ", but ", comm.node_ranks(), " ranks were started on ",
+         comm.host());
+  const int64_t nodes = comm.sum(comm.node_rank() == 0);
+  if (t.nnodes > 0 && t.nnodes != nodes)
+    fail("trainer.nnodes = ", t.nnodes, ", but ranks were started on ", nodes, " nodes");
+  if (ranks > 1 && (config.model.lora.rank > 0 || !config.model.lora.adapter_path.empty()))
+    fail("model.lora: adapters live on one rank, and ", ranks, " were started");
+  if (!trains || slots % ranks == 0) return;
+  const int64_t next = (slots + ranks - 1) / ranks * ranks, eight = std::lcm(next, int64_t{8});
+  fail("learner.slots = ", slots, " cannot be dealt to ", ranks, " ranks; ", next, " can",
+       eight == next ? std::string() : cat(", and ", eight, " if the run is to move between 1, 2, 4 and 8 ranks"));
+}
+
+int shared_threads(Comm& comm) {
+  if (comm.ranks() == 1) return 0;
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  sched_getaffinity(0, sizeof mask, &mask);
+  Packed own;
+  own.put(mask), own.put_all(comm.host());
+  cpu_set_t together;
+  CPU_ZERO(&together);
+  for (std::string& bytes : comm.gather(own.bytes())) {
+    Packed p(std::move(bytes));
+    const auto other = p.take<cpu_set_t>();
+    if (p.take_all<std::string>() == comm.host()) CPU_OR(&together, &together, &other);
+  }
+  return std::max(1, CPU_COUNT(&together) / comm.node_ranks());
+}
+
+void expect_equal(Comm& comm, const Facts& facts) {
+  Packed own;
+  for (const auto& [name, value] : facts) own.put_all(name), own.put_all(value);
+  const std::vector<std::string> hashes = comm.gather(xxh128(own.bytes()));
+  if (std::all_of(hashes.begin(), hashes.end(), [&](const std::string& h) { return h == hashes[0]; })) return;
+  std::vector<Packed> all;
+  for (std::string& bytes : comm.gather(own.bytes())) all.emplace_back(std::move(bytes));
+  for (size_t i = 0; i < facts.size(); i++) {
+    std::string name, value;
+    for (size_t r = 0; r < all.size(); r++) {
+      const auto n = all[r].take_all<std::string>(), v = all[r].take_all<std::string>();
+      if (r == 0) name = n, value = v;
+      if (n != name) throw Error(Exit::failed, cat("rank 0 has ", name, " where rank ", r, " has ", n));
+      if (v != value)
+        throw Error(Exit::failed, cat(name, " is ", value, " on rank 0 and ", v, " on rank ", r,
+                                      "; all ranks of a run must agree on it"));
+    }
+  }
+  throw Error(Exit::failed, "rank 0 has not as many values as the others");
+}
+
+Facts facts_of(const Config& config) {
+  Facts facts;
+  for (const ConfigKey& key : config_keys()) facts.emplace_back(key.name, key.show(config));
+  return facts;
+}
+
+Facts facts_of(const Metrics& metrics) {
+  Facts facts;
+  for (const auto& [name, value] : metrics.all()) {
+    if (name.starts_with("timing_s/") || name.starts_with("perf/") || name == "comm/seconds") continue;
+    char text[64];
+    facts.emplace_back(name, std::string(text, std::to_chars(text, text + sizeof text, value).ptr));
+  }
+  facts.emplace_back("certificate", metrics.text("certificate"));
+  return facts;
+}
+
+}  // namespace pare

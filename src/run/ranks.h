@@ -1,0 +1,27 @@
+// What the ranks of a run must agree on (comm/comm.h).
+#pragma once
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/comm.h"
+#include "rl/metrics.h"
+#include "run/config.h"
+
+namespace pare {
+
+// An Error(usage) where this number of ranks and nodes is not what the configuration asks for; `trains`: and where the
+// slots of an update cannot be dealt to them.
+void check_ranks(const Config& config, Comm& comm, bool trains);
+
+// Threads of this rank where nothing else is said: the cores that the ranks of this machine may use, shared.  0: alone.
+int shared_threads(Comm& comm);
+
+// Names and values that must be the same on all ranks: an Error(failed) names ranks and values of the first that is
+// not.
+using Facts = std::vector<std::pair<std::string, std::string>>;
+void expect_equal(Comm& comm, const Facts& facts);
+Facts facts_of(const Config& config);    // every key
+Facts facts_of(const Metrics& metrics);  // all but times
+
+}  // namespace pare

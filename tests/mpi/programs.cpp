@@ -1,0 +1,218 @@
+// Runs of several ranks as their users start them.
+#include <algorithm>
+#include <csignal>
+#include <thread>
+
+#include "base/json_file.h"
+#include "run/checkpoint.h"
+#include "tests/program.h"
+#include "tests/tiny_run.h"
+
+namespace pare::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+// metrics.jsonl without what depends on how the work is spread.
+std::string timeless(const std::string& path) {
+  std::string text;
+  std::ifstream in(path);
+  for (std::string row; std::getline(in, row);) {
+    auto line = nlohmann::ordered_json::parse(row);
+    for (auto it = line.begin(); it != line.end();) {
+      const bool spread = it.key().starts_with("timing_s/") || it.key().starts_with("memory/") ||
+                          it.key().starts_with("comm/") || it.key().starts_with("perf/");
+      it = spread ? line.erase(it) : std::next(it);
+    }
+    text += line.dump() + "\n";
+  }
+  return text;
+}
+
+class Ranks : public Program {
+ protected:
+  static void SetUpTestSuite() {
+    make_tiny_run();
+    // More ranks than cores, and by anyone: Open MPI asks.
+    for (const char* name :
+         {"OMPI_MCA_rmaps_base_oversubscribe", "OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"})
+      setenv(name, "1", 1);
+  }
+  static void TearDownTestSuite() { fs::remove_all(tiny_folder()); }
+
+  // A part of a job: `ranks` of the tiny run in DIR.
+  Overrides part(int ranks, const std::string& dir, const Overrides& more, const Overrides& environment = {}) {
+    return Overrides{"-n", cat(ranks), "/usr/bin/env"} + environment +
+           Overrides{program_path().string(), "train", "--out", at(dir)} + tiny_run() +
+           Overrides{"learner.slots=4", "trainer.samples_freq=1", "trainer.test_freq=2", "trainer.save_freq=1"} + more;
+  }
+  Outcome job(const Overrides& parts) {
+    const char* mpirun = std::getenv("PARE_MPIRUN");
+    Overrides all = Overrides{"/usr/bin/env", mpirun ? mpirun : "mpirun"} + parts;
+    return run(all);
+  }
+  Outcome alone(const std::string& dir, const Overrides& more) {
+    Overrides all = part(1, dir, more);
+    all.erase(all.begin(), all.begin() + 2);
+    return run(all);
+  }
+
+  void expect_same(const std::string& a, const std::string& b, int step) {
+    EXPECT_EQ(timeless(at(a + "/metrics.jsonl")), timeless(at(b + "/metrics.jsonl")));
+    EXPECT_EQ(read_text(at(a + "/rollouts.jsonl")), read_text(at(b + "/rollouts.jsonl")));
+    for (const std::string& file :
+         {std::string("/model/model.safetensors"), cat("/checkpoints/step-", step, "/model.safetensors"),
+          cat("/checkpoints/step-", step, "/optimizer.safetensors")}) {
+      EXPECT_FALSE(read_text(at(a + file)).empty()) << file;
+      EXPECT_TRUE(read_text(at(a + file)) == read_text(at(b + file))) << file;
+    }
+    EXPECT_EQ(checkpoint_damage(at(cat(b, "/checkpoints/step-", step))), "");
+  }
+};
+
+// mpirun with one rank, a program without it, and no slots: three times the same run.
+TEST_F(Ranks, OneSlotIsTheRunWithoutRanks) {
+  const Outcome one = job(part(1, "one", {"learner.slots=1"}));
+  ASSERT_EQ(one.code, 0) << one.err;
+  ASSERT_EQ(alone("alone", {"learner.slots=1"}).code, 0);
+  expect_same("alone", "one", 4);
+}
+
+TEST_F(Ranks, ResumeOnAnotherNumber) {
+  const auto until = [](int steps) { return cat("trainer.total_training_steps=", steps); };
+  ASSERT_EQ(alone("whole", {until(5)}).code, 0);
+  Outcome o = job(part(2, "moved", {until(2)}));
+  ASSERT_EQ(o.code, 0) << o.err;
+  o = job(part(4, "moved", {until(4), "--resume"}));
+  ASSERT_EQ(o.code, 0) << o.err;
+  o = alone("moved", {until(5), "--resume"});
+  ASSERT_EQ(o.code, 0) << o.err;
+  expect_same("whole", "moved", 5);
+  o = job(part(2, "moved", {until(6), "--resume", "trainer.balance_batch=false"}));
+  EXPECT_EQ(o.code, 2) << o.err;
+  EXPECT_NE(o.err.find("trainer.balance_batch"), std::string::npos) << o.err;
+}
+
+// Rank 0 alone changes the disk.  Killed while it does, the others end too, and the run goes on with another number.
+TEST_F(Ranks, KilledAtAWrite) {
+  const Overrides short_run = {"trainer.total_training_steps=2"};
+  ASSERT_EQ(alone("whole", short_run).code, 0);
+  int resumed = 0;
+  for (const int write : {12, 23, 30, 37, 45}) {
+    SCOPED_TRACE(write);
+    fs::remove_all(at("killed"));
+    const Outcome o = job(part(1, "killed", short_run, {cat("PARE_FAULT=", write, ":-", SIGKILL)}) + Overrides{":"} +
+                          part(1, "killed", short_run));
+    EXPECT_NE(o.code, 0);
+    if (!fs::exists(at("killed/config.toml"))) continue;
+    const Outcome again = job(part(write % 2 ? 4 : 1, "killed", short_run + Overrides{"--resume"}));
+    ASSERT_EQ(again.code, 0) << again.err;
+    expect_same("whole", "killed", 2);
+    resumed++;
+  }
+  EXPECT_GE(resumed, 4);
+}
+
+TEST_F(Ranks, ErrorKeepsItsExitCode) {
+  Outcome o = job(part(2, "slots", {"learner.slots=3"}));
+  EXPECT_EQ(o.code, 2);
+  EXPECT_NE(o.err.find("learner.slots = 3 cannot be dealt to 2 ranks; 4 can, and 8"), std::string::npos) << o.err;
+  o = job(part(2, "memory", {"rollout.kv_cache_bytes=1"}));
+  EXPECT_EQ(o.code, 3) << o.err;
+  Overrides lost = part(2, "lost", {"actor.optim.lr=1e30", "trainer.total_training_steps=9", "trainer.test_freq=0"});
+  std::replace(lost.begin(), lost.end(), std::string("train"), std::string("sft"));
+  o = job(lost);
+  EXPECT_EQ(o.code, 4) << o.err;
+  // A rank that is alone with its error names itself.
+  const Overrides fault = {cat("PARE_FAULT=12:", ENOSPC)};
+  o = job(part(1, "full", {}, fault) + Overrides{":"} + part(1, "full", {}));
+  EXPECT_EQ(o.code, 1) << o.err;
+  EXPECT_NE(o.err.find("pare: rank 0: " + at("full")), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("No space left on device"), std::string::npos) << o.err;
+  o = job(Overrides{"-n", "2", program_path().string(), "generate", "quickstart"});
+  EXPECT_EQ(o.code, 2) << o.err;
+}
+
+TEST_F(Ranks, OtherMachineIsRefused) {
+  Outcome o = job(part(1, "run", {}) + Overrides{":"} + part(1, "run", {"trainer.seed=2"}));
+  EXPECT_EQ(o.code, 1) << o.err;
+  EXPECT_NE(o.err.find("trainer.seed is 1 on rank 0 and 2 on rank 1"), std::string::npos) << o.err;
+  o = job(part(1, "run", {}, {"PARE_ISA=avx2"}) + Overrides{":"} + part(1, "run", {}, {"PARE_ISA=avx512"}));
+  EXPECT_NE(o.code, 0) << o.err;
+  if (o.err.find("not available here") == std::string::npos) {  // else this machine has no better one
+    EXPECT_NE(o.err.find("instruction set is avx2 on rank 0 and avx512 on rank 1"), std::string::npos) << o.err;
+  }
+}
+
+// Slurm's warning, which mpirun passes on: the last finished step is saved, by all, and the run goes on.
+TEST_F(Ranks, Usr1SavesAndEndsWith75) {
+  const Overrides endless = {"trainer.total_training_steps=1000000", "trainer.save_freq=0", "trainer.samples_freq=0",
+                             "trainer.test_freq=0"};
+  std::atomic<bool> ended = false;
+  std::thread sender([&] {
+    while (!ended && !fs::exists(at("run/metrics.jsonl"))) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    if (child_ > 0) kill(child_, SIGUSR1);
+  });
+  const Outcome o = job(part(2, "run", endless));
+  ended = true;
+  sender.join();
+  EXPECT_EQ(o.code, 75) << o.err;
+  EXPECT_NE(o.err.find("which is saved"), std::string::npos) << o.err;
+  int checkpoints = 0;
+  for (const auto& e : fs::directory_iterator(at("run/checkpoints"))) {
+    EXPECT_EQ(checkpoint_damage(e.path().string()), "");
+    checkpoints++;
+  }
+  EXPECT_EQ(checkpoints, 1);
+}
+
+// A process of the job that runs the program in DIR, found by its parent: rank `n` of those that mpirun started.
+std::vector<pid_t> processes_of(const std::string& dir) {
+  std::vector<pid_t> found;
+  for (const auto& e : fs::directory_iterator("/proc")) {
+    const std::string name = e.path().filename().string();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    const std::string words = read_text(e.path() / "cmdline");
+    if (words.starts_with(program_path().string()) && words.find(dir) != std::string::npos)
+      found.push_back(static_cast<pid_t>(std::stol(name)));
+  }
+  return found;
+}
+
+const Overrides kEndless = {"trainer.total_training_steps=1000000", "trainer.save_freq=0", "trainer.samples_freq=0",
+                            "trainer.test_freq=0"};
+
+// SIGSTOP: mpirun never notices.
+TEST_F(Ranks, FrozenRankIsNamed) {
+  std::atomic<bool> ended = false;
+  std::thread freezer([&] {
+    while (!ended && !fs::exists(at("run/metrics.jsonl"))) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    for (const pid_t p : processes_of(at("run")))
+      if (read_text(cat("/proc/", p, "/environ")).find("PARE_TEST_FROZEN=1") != std::string::npos) kill(p, SIGSTOP);
+  });
+  const auto start = std::chrono::steady_clock::now();
+  const Outcome o = job(part(1, "run", kEndless, {"PARE_SILENCE=4"}) + Overrides{":"} +
+                        part(1, "run", kEndless, {"PARE_SILENCE=4", "PARE_TEST_FROZEN=1"}));
+  ended = true;
+  freezer.join();
+  EXPECT_NE(o.code, 0);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60));
+  EXPECT_NE(o.err.find("pare: rank 1 on "), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("has not been heard of for "), std::string::npos) << o.err;
+  EXPECT_TRUE(processes_of(at("run")).empty()) << "nothing is left running";
+}
+
+// Evaluation is dealt as well; rank 0 alone writes.
+TEST_F(Ranks, EvalIsTheSame) {
+  const Overrides eval = Overrides{"eval"} + tiny_run() + Overrides{"--n", "3", "--quiet"};
+  Overrides one = Overrides{program_path().string()} + eval + Overrides{"--out", at("one.jsonl")};
+  ASSERT_EQ(run(one).code, 0);
+  const Outcome o = job(Overrides{"-n", "3", program_path().string()} + eval + Overrides{"--out", at("three.jsonl")});
+  ASSERT_EQ(o.code, 0) << o.err;
+  EXPECT_FALSE(read_text(at("one.jsonl")).empty());
+  EXPECT_EQ(read_text(at("one.jsonl")), read_text(at("three.jsonl")));
+}
+
+}  // namespace
+}  // namespace pare::test

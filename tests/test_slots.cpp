@@ -1,0 +1,185 @@
+// Slots of an update, and parts of the optimizer's state.
+#include <numeric>
+
+#include "base/rng.h"
+#include "model/shards.h"
+#include "tests/runs.h"
+
+namespace pare::test {
+namespace {
+
+int64_t largest(const std::vector<int64_t>& costs, const std::vector<int>& slot_of, int64_t slots) {
+  std::vector<int64_t> load(static_cast<size_t>(slots));
+  for (size_t i = 0; i < costs.size(); i++) load[static_cast<size_t>(slot_of[i])] += costs[i];
+  return *std::max_element(load.begin(), load.end());
+}
+
+TEST(Slots, AreDealtByCostAloneAndNeverWorseThanInTurn) {
+  EXPECT_EQ(deal({5, 9, 5, 1}, 2), (std::vector<int>{1, 0, 1, 0}));
+  EXPECT_EQ(deal({7, 7, 7}, 4), (std::vector<int>{0, 1, 2})) << "ties: the lower item, the lower slot";
+  EXPECT_EQ(deal({3, 2, 3, 2, 0, 2}, 2), (std::vector<int>{0, 1, 0, 1, 0, 1})) << "in turn 6, by falling cost 7";
+  EXPECT_EQ(deal({}, 3), std::vector<int>());
+  Rng rng(rng_key(1, RngStream::data, 0));
+  for (int round = 0; round < 300; round++) {
+    const int64_t slots = 1 + rng.below(9);
+    std::vector<int64_t> costs(rng.below(40));
+    for (int64_t& c : costs) c = 1 + rng.below(1000);
+    const std::vector<int> dealt = deal(costs, slots);
+    ASSERT_EQ(dealt.size(), costs.size());
+    for (const int s : dealt) ASSERT_TRUE(s >= 0 && s < slots);
+    std::vector<int> in_turn;
+    for (size_t i = 0; i < costs.size(); i++) in_turn.push_back(static_cast<int>(static_cast<int64_t>(i) % slots));
+    ASSERT_LE(largest(costs, dealt, slots), largest(costs, in_turn, slots));
+  }
+}
+
+// Lengths as of responses, 128 groups of eight: what the dealing is for.
+TEST(Slots, AreNearlyEqual) {
+  Rng rng(rng_key(7, RngStream::data, 0));
+  std::vector<int64_t> costs(128);
+  for (int64_t& c : costs)
+    for (int k = 0; k < 8; k++) c += static_cast<int64_t>(600 * std::exp(rng.normal()));
+  const double mean = static_cast<double>(std::accumulate(costs.begin(), costs.end(), int64_t{0})) / 8;
+  std::vector<int> in_turn(128);
+  for (int i = 0; i < 128; i++) in_turn[static_cast<size_t>(i)] = i % 8;
+  // The last group to be dealt is the smallest: by so much at most is a slot above the mean.
+  const auto smallest = static_cast<double>(*std::min_element(costs.begin(), costs.end()));
+  EXPECT_LE(static_cast<double>(largest(costs, deal(costs, 8), 8)), mean + smallest);
+  EXPECT_GT(static_cast<double>(largest(costs, in_turn, 8)), 1.05 * mean);
+}
+
+// The closed forms are those of the books.
+TEST(Slots, CostsAreThoseOfTheLedger) {
+  for (const bool recompute : {false, true}) {
+    TrainingRun run(tiny_run("qwen3", {cat("model.enable_gradient_checkpointing=", recompute ? "true" : "false"),
+                                       "actor.token_subset=urs", "data.train_batch_size=3"}));
+    Learner& learner = run.trainer->learner();
+    const std::vector<int32_t> p = {1, 5, 6, 7};
+    const std::vector<Group> groups = {{p, {{{3, 4, 5}}, {{6}}, {{7, 8, 9, 10}, {{true, false, false, true}}}}},
+                                       {{1, 2}, {{{3, 4}}}}};
+    TokenTerms terms(static_cast<size_t>(loss_row_offsets(groups).back()));
+    run.session.ledger.clear();
+    const Phase phase(run.session.device, "cost");
+    learner.accumulate(groups, terms, {});
+    int64_t flops = 0, expected = 0;
+    for (const auto& [op, line] : run.session.ledger.phases["cost"])
+      if (op.starts_with("linear_") || op.starts_with("attn_")) flops += line.cost.flops;
+    for (const Group& g : groups) expected += group_flops(run.session.model_config, g, recompute);
+    EXPECT_EQ(flops, expected) << recompute;
+  }
+}
+
+// The sum of the slots, ascending in blocks of eight, of gradients that each slot has alone.
+TEST(Slots, AreAddedInTheirOrder) {
+  for (const int64_t slots : {2, 8, 11, 19})
+    for (const char* type : {"qwen3", "llama"}) {
+      const std::vector<std::string> keys = {cat("learner.slots=", slots), "trainer.balance_batch=false"};
+      TrainingRun one(tiny_run(type)), many(tiny_run(type, keys));
+      std::vector<Group> groups;
+      Rng rng(rng_key(3, RngStream::data, 0));
+      for (int64_t g = 0; g < 13; g++) {
+        Group& group = groups.emplace_back();
+        group.prefix = {1, static_cast<int32_t>(3 + g)};
+        for (int m = 0; m < 2; m++) {
+          Member& member = group.members.emplace_back();
+          for (uint32_t t = 0; t < 1 + rng.below(9); t++)
+            member.tokens.push_back(static_cast<int32_t>(3 + rng.below(40)));
+        }
+        group.slot = g % slots;
+      }
+      TokenTerms terms(static_cast<size_t>(loss_row_offsets(groups).back()));
+      for (double& w : terms.weight) w = 0.01;
+      const LossSpec spec{.policy = PolicyLoss::nll};
+      const TokenOuts out = many.trainer->learner().accumulate(groups, terms, spec);
+
+      Learner& learner = one.trainer->learner();
+      std::vector<float> sum, block;
+      const auto add = [](std::vector<float>& to, const std::vector<float>& x) {
+        for (size_t i = 0; i < to.size(); i++) to[i] += x[i];
+      };
+      for (int64_t s = 0; s < slots; s++) {
+        std::vector<Group> own;
+        for (const Group& g : groups)
+          if (g.slot == s) own.push_back(g);
+        TokenTerms part(static_cast<size_t>(loss_row_offsets(own).back()));
+        for (double& w : part.weight) w = 0.01;
+        learner.accumulate(own, part, spec);
+        const std::vector<double> wide = learner.gradients();
+        const std::vector<float> gradient(wide.begin(), wide.end());
+        learner.zero_gradients();
+        if (sum.empty()) sum.resize(gradient.size());
+        if (s < 8) {
+          add(sum, gradient);
+          continue;
+        }
+        if (s % 8 == 0) block.assign(gradient.size(), 0);
+        add(block, gradient);
+        if (s % 8 == 7 || s == slots - 1) add(sum, block);
+      }
+      const std::vector<double> wide = many.trainer->learner().gradients();
+      EXPECT_TRUE(same_bits({wide.begin(), wide.end()}, sum)) << type << ", " << slots;
+      TokenOuts whole = learner.accumulate(groups, terms, spec);
+      EXPECT_EQ(out.logprob, whole.logprob);
+      EXPECT_EQ(out.loss, whole.loss);
+      EXPECT_EQ(out.entropy, whole.entropy);
+      EXPECT_EQ(out.clipped, whole.clipped);
+    }
+}
+
+// With other slots a run differs by roundings alone.
+TEST(Slots, ChangeRoundingsAlone) {
+  const std::vector<std::string> more = {"actor.ppo_mini_batch_size=3", "actor.use_kl_loss=true"};
+  TrainingRun one(tiny_run("qwen2", more)), six(tiny_run("qwen2", {more[0], more[1], "learner.slots=6"}));
+  const Metrics a = one.step(), b = six.step();
+  EXPECT_GT(b.get("flops/learner"), a.get("flops/learner")) << "the additions of slots";
+  EXPECT_LT(b.get("flops/learner"), 1.03 * a.get("flops/learner"));
+  EXPECT_EQ(a.get("tokens/trained"), b.get("tokens/trained"));
+  EXPECT_NEAR(a.get("actor/grad_norm"), b.get("actor/grad_norm"), 1e-4 * a.get("actor/grad_norm"));
+  const std::vector<float> p = one.parameters(), q = six.parameters();
+  EXPECT_FALSE(same_bits(p, q));
+  double most = 0;
+  for (size_t i = 0; i < p.size(); i++) most = std::max(most, std::fabs(double{p[i]} - q[i]));
+  EXPECT_LT(most, 0.02);  // two updates of 0.01 each
+}
+
+TEST(Shards, CoverEveryElementOnce) {
+  Rng rng(rng_key(2, RngStream::data, 0));
+  for (int round = 0; round < 200; round++) {
+    std::vector<ParameterBlock> blocks;
+    int64_t offset = 0, place = 0;
+    for (uint32_t i = 0; i < 1 + rng.below(12); i++) {
+      ParameterBlock b{.offset = offset, .vector = {}, .weight = {}, .place = place};
+      const int64_t n = 1 + rng.below(70), inputs = 1 + rng.below(30);
+      if (rng.below(2)) {
+        b.vector = make_tensor(nullptr, DType::bf16, {n});
+      } else {
+        b.weight = {make_tensor(nullptr, DType::bf16, {weight_panels(n), inputs, kPanel}), n};
+      }
+      place += (static_cast<int64_t>(b.vector ? b.vector.bytes() : b.weight.packed.bytes()) + 63) / 64 * 64;
+      offset += b.size();
+      blocks.push_back(b);
+    }
+    const int ranks = static_cast<int>(1 + rng.below(rng.below(4) ? 6 : 400));  // also more than there are panels
+    const std::vector<int64_t> cuts = shard_cuts(blocks, ranks);
+    ASSERT_EQ(std::ssize(cuts), ranks + 1);
+    int64_t at = 0, byte = 0, longest = 0;
+    for (const ParameterBlock& b : blocks) longest = std::max(longest, b.run());
+    for (int r = 0; r < ranks; r++) {
+      ASSERT_EQ(cuts[static_cast<size_t>(r)], at);
+      ASSERT_EQ(place_of(blocks, at, place), byte);
+      for (const ParameterBlock& b : blocks_between(blocks, at, cuts[static_cast<size_t>(r) + 1])) {
+        ASSERT_EQ(b.offset, at);
+        ASSERT_GE(b.place, byte);
+        at += b.size();
+        byte = b.place + static_cast<int64_t>(b.vector ? b.vector.bytes() : b.weight.packed.bytes());
+      }
+      ASSERT_EQ(cuts[static_cast<size_t>(r) + 1], at);
+      byte = at == offset ? place : place_of(blocks, at, place);
+      ASSERT_LE(cuts[static_cast<size_t>(r) + 1] - cuts[static_cast<size_t>(r)], offset / ranks + longest + 1);
+    }
+    ASSERT_EQ(at, offset);
+  }
+}
+
+}  // namespace
+}  // namespace pare::test
