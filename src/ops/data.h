@@ -136,8 +136,8 @@ struct AllGather {
 };
 // The sum over ranks of elements [first[r], first[r] + counts[r]) of x, on rank r, in an order of the library's own.
 struct ReduceScatter {
-  Tensor y;                            // f32 [counts[rank]] out
-  Tensor x;                            // f32 [n]
+  Tensor y;                            // stat [counts[rank]] out; of several ranks f32
+  Tensor x;                            // stat [n]
   std::vector<int64_t> first, counts;  // [ranks]
   Comm* comm;
   void check(Contract& c) const;
