@@ -90,12 +90,12 @@ avx512_FLAGS := -march=x86-64-v4 -mprefer-vector-width=512
 neon_FLAGS := -DPARE_NEON $(if $(findstring clang,$(CXX)),,-fno-schedule-insns)
 KERNEL_SRC := $(wildcard src/cpu/isa/*.cpp)
 
-# The files of data/presets as rows of a C++ table.
-PRESETS := $(filter-out %.md,$(wildcard data/presets/*))
-data/presets: ;
-$(BUILD)/data/presets.inc: data/presets $(PRESETS)
+# The files of data/presets as rows of a C++ table, and those of data/machines as NAME.machine.
+PRESETS := $(filter-out %.md,$(wildcard data/presets/* data/machines/*))
+data/presets data/machines: ;
+$(BUILD)/data/presets.inc: data/presets data/machines $(PRESETS)
 	@mkdir -p $(@D)
-	@for f in $(sort $(PRESETS)); do printf '{"%s", R"preset(' "$${f##*/}"; cat "$$f"; echo ')preset"},'; done > $@
+	@for f in $(sort $(PRESETS)); do printf '{"%s", R"preset(' "$$(echo $$f | sed -E 's,data/machines/(.*)toml,\1machine,; s,.*/,,')"; cat "$$f"; echo ')preset"},'; done > $@
 # The commit as a C++ string, written where it is another one: only the file that says it is compiled again.
 $(BUILD)/commit.inc: always
 	@mkdir -p $(@D)
@@ -144,7 +144,7 @@ $(eval $(call variant,cpu,$(BUILD)))
 $(foreach v,asan check fuzz clang,$(eval $(call variant,$(v),$(BUILD)/$(v))))
 $(BUILD)/fuzz/data/%.o $(BUILD)/fuzz/tokenizer/%.o: fuzz_FLAGS += $(COUNT_FLAGS)
 # Nothing hot in these: they compile faster.
-$(BUILD)/tests/%.o $(BUILD)/src/app/%.o: override O := 1
+$(BUILD)/tests/%.o $(BUILD)/src/app/%.o $(BUILD)/src/run/%.o: override O := 1
 
 # ---- targets ---------------------------------------------------------------------------------------------------------
 .PHONY: always $(shell sed -n 's/^\([a-z-]*\):.*  $(HASH)$(HASH) .*/\1/p' Makefile cuda/cuda.mk src/comm/mpi/mpi.mk)
@@ -233,7 +233,6 @@ $(BUILD)/make_random_model: $(cpu_LIB) $(BUILD)/tools/make_random_model.o
 	$(call run,link $@,$(CXX) $(LDFLAGS) $^ $(LIBS) -o $@)
 
 include cuda/cuda.mk src/comm/mpi/mpi.mk
-
 deps:  ## installs the libraries that are missing
 	@tools/deps.sh $(PACKAGES)
 FORMATTED := $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' 2>/dev/null)
@@ -248,5 +247,4 @@ clean:  ## removes build/
 	rm -rf $(BUILD)
 help:  ## this list
 	@sed -n '3,12s/^# \{0,1\}//p' Makefile; echo; sed -nE 's/^([a-z-]+):.*  ## /\1 /p' Makefile cuda/cuda.mk src/comm/mpi/mpi.mk | sort | while read -r t what; do printf '  make %-17s %s\n' "$$t" "$$what"; done
-
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

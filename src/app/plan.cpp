@@ -263,7 +263,7 @@ void add_plan(CLI::App& app) {
   CLI::App* c = app.add_subcommand("plan", "memory and FLOPs of a training step, before it runs");
   c->add_option("config", o->config, "presets or TOML files, then overrides group.key=value")->required();
   c->add_option("--memory", o->memory, "memory of the machine to plan for, as 141GB; default: that of this machine");
-  c->add_option("--machine", o->machine, "a file such as data/machines/h200.toml: its memory, and seconds");
+  c->add_option("--machine", o->machine, "one of data/machines, as h200, or a file: its memory, and seconds");
   c->add_option("--lengths", o->lengths,
                 "of the work: worst (default), tokens of a response, or the directory of a run whose means are taken");
   c->add_option("--largest", o->largest, "the largest value of this key that fits, such as data.max_response_length");
@@ -272,7 +272,7 @@ void add_plan(CLI::App& app) {
   o->shorthands.add(*c);
   c->footer(
       "With the name of a shape, a plan needs neither weights, tokenizer, data nor the device:\n"
-      "  pare plan grpo model.config=qwen2.5-7b --device cuda --machine data/machines/h200.toml");
+      "  pare plan grpo model.config=qwen2.5-7b --device cuda --machine h200");
   c->callback([o, c] { run(*o, *c); });
 }
 

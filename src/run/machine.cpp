@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/nearest.h"
 #include "base/toml.h"
+#include "data/presets.h"
 #include "ops/list.h"
 
 namespace pare {
@@ -68,10 +69,14 @@ bool Machine::bound_by_memory(const Cost& c, DType act) const {
 }
 
 Machine read_machine(const std::string& file) {
-  std::ifstream in(file, std::ios::binary);
   std::stringstream text;
-  text << in.rdbuf();
-  if (!in) fail(file, ": cannot be read; machines are files such as data/machines/h200.toml");
+  if (const auto known = preset_text(file, "machine")) {
+    text << *known;
+  } else if (std::ifstream in(file, std::ios::binary); !(text << in.rdbuf())) {
+    std::string names;
+    for (const std::string& name : preset_names("machine")) names += " " + name;
+    fail(file, ": cannot be read, and is none of the machines that have a name:", names);
+  }
   Machine m{.name = file, .figures = {}};
   for (const TomlItem& item : parse_toml(text.str(), file)) {
     if (item.key == "name") {

@@ -34,8 +34,8 @@ struct Machine {
   bool bound_by_memory(const Cost& cost, DType act) const;
 };
 
-// Throws Error(usage) with file and line for what is no figure: an unknown key (naming the nearest), one given twice, a
-// negative number, a share of 0; and for figures that are missing.
+// `file`: or the name of one of data/machines.  Throws Error(usage) with file and line for what is no figure: an
+// unknown key (naming the nearest), one given twice, a negative number, a share of 0; and for figures that are missing.
 Machine read_machine(const std::string& file);
 
 // The same file: reads back as the same machine.
