@@ -36,7 +36,9 @@ TEST(PaperRuns, AreAllHere) {
 TEST(PaperRuns, ArePlannedAtTheirTrueShapes) {
   for (const PaperRun& run : kPaperRuns) {
     if (run.preset.starts_with("released-")) continue;
-    const Config config = load_config({run.preset, "model.config=" + run.shape, "trainer.device=cuda"});
+    // All sequences at a time: the fewest passes to plan.
+    const Config config =
+        load_config({run.preset, "model.config=" + run.shape, "trainer.device=cuda", "rollout.max_num_seqs=1024"});
     const Plan plan = plan_step(config, TrainingKind::grpo, false);
     const Parameter last = parameters(plan.model).back();
     EXPECT_EQ(last.offset + last.size, run.parameters) << run.preset;
@@ -127,6 +129,21 @@ TEST(Methods, WorkTogether) {
     for (const std::string& metric : t.metrics) EXPECT_GT(m.get(metric), 0) << metric;
     EXPECT_FALSE(m.get("exact/mismatch_tokens") > 0);
   }
+}
+
+// Budgets that follow the acceptance move between steps; the adapters' learner reads what the sampler read.
+TEST(Methods, AdaptersReadTheBlocksOfTheirSampler) {
+  TrainingRun run(load_config({"quickstart-quest", "distill-sparse", "sparse-rl", "tiny-overlay", "trainer.threads=1",
+                               "rollout.kv.blocks.count=3", "rollout.kv.blocks.acceptance_target=0.99",
+                               "rollout.kv.blocks.acceptance_steps=1", "trainer.total_training_steps=3"}));
+  std::set<double> budgets;
+  for (int step = 0; step < 3; step++) {
+    const Metrics m = run.step();
+    budgets.insert(m.get("kv/blocks/context_64_127"));
+    EXPECT_GT(m.get("exact/checked_tokens"), 0);
+    EXPECT_EQ(m.get("exact/mismatch_tokens"), 0);
+  }
+  EXPECT_GT(budgets.size(), 1u) << "no budget moved";
 }
 
 std::string refusal(std::vector<std::string> names) {
