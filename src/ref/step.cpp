@@ -340,9 +340,13 @@ StepResult grpo_step(const StepShape& s, const StepOptions& o, StepWeights& w) {
     for (int64_t c = 0; c < s.width; c++) d_hidden[predicted_by[n]][c] += d_predicts[n][c];
   backward(s, w, batch, pass, d_hidden, r.gradient);
 
+  // Sixteen rows are summed first, and then their sums: so the rows may lie on several devices (ops/optimizer.h).
   double squares = 0;
   for (const Matrix* g : r.gradient.all())
-    for (const double x : g->data) squares += x * x;
+    for (int64_t first = 0; first < g->rows; first += 16) {
+      const double *x = (*g)[first], *end = (*g)[std::min(first + 16, g->rows)];
+      squares += dot(x, x, end - x);
+    }
   r.norm = std::sqrt(squares);
   const auto weights = w.all(), gradients = r.gradient.all();
   for (size_t i = 0; i < weights.size(); i++) adamw(o, r.norm, *gradients[i], *weights[i]);
