@@ -34,8 +34,8 @@ ParameterReader hf_weights(const std::string& directory, const ModelConfig& conf
 FileSums write_hf_files(const std::string& folder, const ModelConfig& config, const ParameterReader& weights,
                         DType dtype);
 
-// Writes a folder by `fill`; it appears whole or not at all.  Throws if `directory` exists, unless `overwrite` is set and
-// it is the folder of a model or an adapter (with its config, and no folders but of adapters).
+// Writes a folder by `fill`; it appears whole or not at all.  Throws if `directory` exists, unless `overwrite` is set
+// and it is the folder of a model or an adapter (with its config, and no folders but of adapters).
 void save_folder(const std::string& directory, bool overwrite,
                  const std::function<void(const std::string& folder)>& fill);
 // Such a folder with these files and those that `more` adds (the tokenizer).
