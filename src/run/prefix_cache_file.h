@@ -3,9 +3,9 @@
 //   {"row", "ids", "finished", "score", "reward", "step", "shortest"}    of a checkpoint
 //   {"row", "ids" or "text", "finished" or "finish"}                     given (algorithm.rpo.cache_file)
 //
-// A row is that of the training set, from 0: of data.train_files the lines that are not empty, in order.  `pare
-// generate
-// --model DIR --file TRAIN` writes such lines, of whatever model: "text" is encoded again, "tokens" are not read.
+// A row is that of the training set, from 0: of data.train_files the lines that are not empty, in order.
+// `pare generate --model DIR --file TRAIN` writes such lines, of whatever model: "text" is encoded again, "tokens" are
+// not read.
 #pragma once
 #include <string>
 
