@@ -30,9 +30,10 @@ Machine measure_machine(const Table& table, const std::string& name, DType act) 
   for (const cases::OpCase& op : cases::op_cases()) {
     const Measured one = measure(op, "", 0.3);
     const double bound = one.bound(ceilings);
-    if (bound > 0) set(cat("share.", op.op), bound / std::max(one.time.median - launch, launch), "measured");
+    if (one.time.median < 10 * launch) continue;  // it has nothing to do, as ops between ranks on one
+    if (bound > 0) set(cat("share.", op.op), bound / (one.time.median - launch), "measured");
   }
-  set("share.other", 1, "assumed");  // there are none
+  set("share.other", 1, "assumed");
   return m;
 }
 
