@@ -25,7 +25,7 @@ enum class DeviceKind { cpu, cuda, emu };
 enum class SaveType { automatic, f32, bf16, f16 };
 
 // A struct is a table of keys; those that a stage of src/rl reads stand with it.  A member's path is its key
-// ("actor.optim.lr"), its initial value the default; config_keys.cpp says what each means.
+// ("actor.optim.lr"), its initial value the default; config_keys_*.cpp say what each means.
 struct LoraKeys {
   int64_t rank = 0;
   double alpha = 32;

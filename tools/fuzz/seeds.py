@@ -9,10 +9,10 @@ import json, pathlib, re, struct, sys
 FILES = {
     "bpe": ("tests/test_bpe.cpp tests/test_tokenizer.cpp tests/test_text.cpp", "tests/test_bpe.cpp"),
     "tokenizer_file": ("tests/test_bpe.cpp", "tokenizer/tokenizer_json.cpp tests/tiny_tokenizer.h"),
-    "steps": ("tests/test_steps.cpp", "data/verify_*.cpp data/math_value/*.cpp"),
-    "verify": ("tests/test_verify.cpp", "data/verify_*.cpp data/math_value/*.cpp"),
+    "steps": ("tests/test_steps.cpp", "data/verify/*.cpp data/math_value/*.cpp"),
+    "verify": ("tests/test_verify.cpp", "data/verify/*.cpp data/math_value/*.cpp"),
     "safetensors": ("tests/test_safetensors.cpp", "model/hf/safetensors.cpp"),
-    "toml": ("tests/test_rl_config.cpp data/presets/*.toml", "src/run/config_keys.cpp"),
+    "toml": ("tests/test_rl_config.cpp data/presets/*.toml", "src/run/config_keys*.cpp src/run/config_table.h"),
 }
 LITERAL = re.compile(rb'R"\((.*?)\)"|"((?:[^"\\\n]|\\.)*)"', re.S)
 
@@ -36,7 +36,10 @@ def literals(text):
 
 
 def read(patterns):
-    return [p.read_bytes() for pattern in patterns.split() for p in sorted(pathlib.Path().glob(pattern))]
+    files = [sorted(pathlib.Path().glob(pattern)) for pattern in patterns.split()]
+    if not all(files):
+        sys.exit(f"seeds.py: of {patterns} some name no file")
+    return [p.read_bytes() for some in files for p in some]
 
 
 def vocabulary():

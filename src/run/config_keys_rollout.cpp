@@ -1,0 +1,149 @@
+// Rows of the key table: the sampler and its cache.
+#include "run/config_table.h"
+
+namespace pare::config_table {
+
+Groups rollout_keys() {
+  return {
+      {{},
+       {KEY(rollout.n, at_least(1), "samples", "responses per prompt, the size of a group", "verl"),
+        KEY(rollout.temperature, above(0), "", "divisor of the logits, in the sampler and in the learner", "verl"),
+        KEY(rollout.top_k, count(-1), "tokens", "number of most probable tokens to sample from; 0 or -1: off", "verl"),
+        KEY(rollout.top_p, above_to(0, 1), "probability",
+            "cumulative probability of the most probable tokens to sample from; 1: off", "verl"),
+        KEY(rollout.allow_truncated_sampling, any, "",
+            "permits training with top_k or top_p, which is off-policy: the learner's distribution is not truncated",
+            "pare"),
+        KEY(rollout.max_num_seqs, count(1), "sequences", "most sequences that are decoded together", "verl"),
+        KEY(rollout.max_num_batched_tokens, count(1), "tokens", "most rows in one forward pass of the rollout", "verl"),
+        KEY(rollout.kv_cache_bytes, at_least(0), "bytes", "size of the page pool; 0: enough for max_num_seqs sequences",
+            "pare"),
+        KEY(rollout.check_exact, any, "",
+            "compares the sampler's log-probs with the learner's bit by bit and logs exact/mismatch_tokens. auto: only "
+            "where both have the same distribution (the same attention, no truncation)",
+            "pare")}},
+      {{is("trainer.exact", {"true"})},
+       {KEY(rollout.on_mismatch, any, "",
+            "exit code of an exact run with mismatched tokens, which warns at once and runs to its end: 1 (fail) or 0 "
+            "(continue)",
+            "pare")}},
+      {{},
+       {KEY(rollout.val_kwargs.n, at_least(1), "samples", "responses per validation prompt", "verl"),
+        KEY(rollout.val_kwargs.temperature, at_least(0), "", "temperature in validation; 0: greedy", "verl"),
+        KEY(rollout.val_kwargs.kv, any, "",
+            "cache in validation: dense; as rollout.kv configures it (rollout; the default of `pare eval`); or one "
+            "pass with each (both)",
+            "pare")}},
+      {{is_not("rollout.val_kwargs.temperature", "0.0")},
+       {KEY(rollout.val_kwargs.top_k, count(-1), "tokens", "top_k in validation; 0 or -1: off", "verl"),
+        KEY(rollout.val_kwargs.top_p, above_to(0, 1), "probability", "top_p in validation; 1: off", "verl")}},
+  };
+}
+
+Groups kv_keys() {
+  const auto method = [](std::vector<std::string> words) { return is("rollout.kv.method", std::move(words)); };
+  const KeyCondition evicting = method({"streaming_llm", "h2o", "tova", "snapkv", "rkv", "pyramidkv"});
+  const KeyCondition scoring = method({"h2o", "tova", "snapkv", "rkv", "pyramidkv"});
+  const KeyCondition windowed = method({"snapkv", "rkv", "pyramidkv"});
+  const KeyCondition block_sparse = method({"quest", "block_topk"});
+  return {
+      {{},
+       {KEY(rollout.kv.method, any, "",
+            "policy of the sampler's cache. dense: attends to all tokens; streaming_llm, h2o, tova, snapkv, rkv and "
+            "pyramidkv evict tokens; quest and block_topk keep all and select the blocks that each token attends to",
+            "Sparse-RL, DistillSparse")}},
+      {{evicting},
+       {KEY(rollout.kv.evict.budget, at_least(1), "tokens",
+            "tokens that a compression leaves in a layer, the newest ones included, beside those of the prompt that "
+            "are "
+            "protected",
+            "Sparse-RL: 512"),
+        KEY(rollout.kv.evict.prompt, any, "",
+            "whether the prompt may be evicted: yes; no (protect); or all but its first protect_first tokens", "pare"),
+        KEY(rollout.kv.evict.trigger, any, "",
+            "time of a compression: whenever the buffer is full, or once, at the end of the prompt",
+            "R-KV; SnapKV: prefill_once"),
+        KEY(rollout.kv.merge.method, any, "",
+            "destination of evicted tokens. none: dropped; cam: spread at random over the tokens after them; d2o, "
+            "lookm_pivot, value: merged into the kept token with the most similar key, in every layer",
+            "CaM; D2O; LOOK-M; kvpress")}},
+      {{evicting, is("rollout.kv.evict.trigger", {"buffer_full"})},
+       {KEY(rollout.kv.evict.buffer, at_least(0), "tokens",
+            "tokens above the budget that trigger a compression; 0: every token does", "Sparse-RL, R-KV: 128")}},
+      {{evicting, is("rollout.kv.evict.prompt", {"protect_first"})},
+       {KEY(rollout.kv.evict.protect_first, at_least(0), "tokens",
+            "tokens at the start of the prompt that are never evicted", "pare")}},
+      {{scoring},
+       {KEY(rollout.kv.evict.scope, any, "", "heads that share a selection: none, or all of a layer",
+            "R-KV; TOVA: per_layer")}},
+      {{windowed},
+       {KEY(rollout.kv.window.size, at_least(1), "tokens",
+            "newest tokens, which are always kept and whose queries score the others", "R-KV: 8"),
+        KEY(rollout.kv.window.pooling_kernel, at_least(1), "tokens",
+            "odd number of neighbours over which scores are pooled; 1: no pooling", "R-KV: 7; SnapKV: 5")}},
+      {{windowed, is_not("rollout.kv.window.pooling_kernel", "1")},
+       {KEY(rollout.kv.window.pooling, any, "", "kind of the pooling", "R-KV: max; SnapKV: avg")}},
+      {{method({"snapkv", "rkv", "pyramidkv", "tova"})},
+       {KEY(rollout.kv.window.gqa_aggregation, any, "", "reduction over the query heads that share a key head",
+            "R-KV; kvpress: mean_prob"),
+        KEY(rollout.kv.window.softmax_span, any, "",
+            "tokens in the denominator of the softmax: the candidates alone, or the window too",
+            "R-KV; SnapKV: include_window")}},
+      {{method({"streaming_llm"})},
+       {KEY(rollout.kv.streaming_llm.sinks, at_least(0), "tokens",
+            "oldest tokens, which are always kept (attention sinks)", "StreamingLLM: 4"),
+        KEY(rollout.kv.streaming_llm.rope, any, "",
+            "positions of the rotary embedding: those of the text, or those within the cache, which the learner cannot "
+            "replay",
+            "StreamingLLM: cache_index")}},
+      {{method({"h2o"})},
+       {KEY(rollout.kv.h2o.normalise, any, "",
+            "divides the attention that a token has received by the number of queries that could see it", "kvpress")}},
+      {{method({"rkv"})},
+       {KEY(rollout.kv.rkv.lambda, within(0, 1), "", "weight of attention against redundancy; 1: snapkv",
+            "Sparse-RL: 0.1")}},
+      {{method({"rkv"}), is_not("rollout.kv.rkv.lambda", "1.0")},
+       {KEY(rollout.kv.rkv.threshold, within(-1, 1), "cosine",
+            "cosine similarity above which two keys count as redundant", "R-KV")}},
+      {{method({"pyramidkv"})},
+       {KEY(rollout.kv.pyramidkv.beta, above(1), "",
+            "ratio of the mean budget to that of the last layer, about; budgets fall linearly from layer to layer",
+            "PyramidKV: 20")}},
+      {{evicting, is("rollout.kv.merge.method", {"d2o", "lookm_pivot"})},
+       {KEY(rollout.kv.merge.keys, any, "",
+            "treatment of the keys of merged tokens: those of the kept token stay, or the unrotated keys are merged "
+            "like "
+            "the values (D2O: the rotated ones)",
+            "pare")}},
+      {{method({"h2o"}), is("rollout.kv.merge.method", {"cam"})},
+       {KEY(rollout.kv.merge.cam_targets, at_least(1), "tokens", "kept tokens over which an evicted one is spread",
+            "CaM")}},
+      {{evicting, is("rollout.kv.merge.method", {"d2o"})},
+       {KEY(rollout.kv.merge.d2o_ema, within(0, 1), "",
+            "weight of the old similarity threshold in its moving average over compressions", "D2O")}},
+      {{block_sparse},
+       {KEY(rollout.kv.blocks.size, at_least(4), "tokens", "size of a block, 4 or 16", "Quest: 16"),
+        KEY(rollout.kv.blocks.first, at_least(0), "blocks", "oldest blocks, which are always selected",
+            "DistillSparse's code"),
+        KEY(rollout.kv.blocks.last, at_least(1), "blocks", "newest blocks, which are always selected",
+            "DistillSparse's code"),
+        KEY(rollout.kv.blocks.dense_layers, at_least(0), "layers", "first layers, which attend to everything",
+            "Quest, DistillSparse: 2"),
+        KEY(rollout.kv.blocks.schedule, any, "",
+            "FROM:BLOCKS pairs, the number of blocks selected from a context of FROM blocks on; replaces "
+            "rollout.kv.blocks.count",
+            "Sparrow (arXiv 2606.08446)")}},
+      {{block_sparse, is("learner.attention", {"dense"})},
+       {KEY(rollout.kv.blocks.acceptance_target, within(0, 1), "part",
+            "target of the 5 % quantile of the acceptance rate. The number of blocks is adapted to reach it, "
+            "separately for each range of context lengths; 0: off",
+            "Sparrow (arXiv 2606.08446): 0.86")}},
+      {{block_sparse, is("learner.attention", {"dense"}), is_not("rollout.kv.blocks.acceptance_target", "0.0")},
+       {KEY(rollout.kv.blocks.acceptance_steps, at_least(1), "steps", "interval of these adaptations", "pare")}},
+      {{block_sparse, is("rollout.kv.blocks.schedule", {"[]"})},
+       {KEY(rollout.kv.blocks.count, at_least(1), "blocks",
+            "blocks that a token attends to, the first and last ones included", "DistillSparse: 24, 32")}},
+  };
+}
+
+}  // namespace pare::config_table

@@ -1,0 +1,150 @@
+// Rows of the key table: the model, the data, the run.
+#include "run/config_table.h"
+
+namespace pare::config_table {
+
+Groups model_keys() {
+  return {
+      {{},
+       {KEY(model.path, any, "", "Hugging Face folder (config.json, safetensors) whose weights the run starts from",
+            "verl"),
+        KEY(model.config, any, "",
+            "config.json, or the name of a shape in data/presets, of a model with random weights; instead of "
+            "model.path",
+            "pare"),
+        KEY(model.dtype, any, "",
+            "type of weights and activations. bf16: the optimizer keeps an f32 copy of the weights; auto: f32 on the "
+            "cpu, bf16 on cuda and emu",
+            "pare; verl: fsdp_config.model_dtype"),
+        KEY(model.enable_gradient_checkpointing, any, "",
+            "keeps only the inputs of the transformer blocks and recomputes the rest in the backward pass: less "
+            "memory, the same bits",
+            "verl")}},
+      {{is_not("model.config", "")},
+       {KEY(model.init, any, "",
+            "distribution of the random weights: normal, with the config's initializer_range or with 1 / sqrt(fan-in) "
+            "as standard deviation",
+            "pare")}},
+      {{},
+       {KEY(model.lora.rank, within(0, 65536), "",
+            "rank of the trained adapters. The model is frozen, or with distill.enable trained beside them; 0: no "
+            "adapters",
+            "verl"),
+        KEY(model.lora.adapter_path, any, "",
+            "PEFT folder of adapters to start from, with their own rank, alpha and target_modules", "verl")}},
+      {{is_not("model.lora.rank", "0")},
+       {KEY(model.lora.alpha, above_to(0, 1e6), "", "the product of an adapter is scaled by alpha / rank", "verl"),
+        KEY(model.lora.target_modules,
+            one_of({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}), "",
+            "linear layers that get an adapter", "verl")}},
+  };
+}
+
+Groups data_keys() {
+  const KeyCondition ssa = is("data.task", {"ssa"}), jsonl = is("data.task", {"jsonl"});
+  return {
+      {{},
+       {KEY(data.task, one_of({"ssa", "jsonl"}), "",
+            "source of the problems. ssa: generated short programs, a built-in task; jsonl: prompts and answers in "
+            "files (implied by data.train_files or data.val_files)",
+            "pare"),
+        KEY(data.tokenizer, any, "",
+            "ssa, a tokenizer.json, a tokenizer.bin or a folder with one; empty: ssa for the task ssa, else that of "
+            "model.path",
+            "verl"),
+        KEY(data.train_batch_size, at_least(1), "prompts", "prompts (`pare sft`: examples) per training step", "verl"),
+        KEY(data.max_prompt_length, count(1), "tokens", "longest prompt; a longer one is an error", "verl"),
+        KEY(data.max_response_length, count(1), "tokens", "longest response; generation stops there", "verl"),
+        KEY(data.shuffle, any, "", "reshuffles the prompts in every epoch", "verl")}},
+      {{ssa},
+       {KEY(data.variant, one_of({"default", "ans", "rep", "late"}), "",
+            "kind of errors that the teacher of `pare sft` makes", "pare"),
+        KEY(data.train_rows, within(1, 1e7), "prompts", "size of the training set", "pare"),
+        KEY(data.train_seed, at_least(0), "", "seed of the training set", "pare"),
+        KEY(data.val_rows, within(1, 1e7), "prompts", "size of the validation set", "pare"),
+        KEY(data.val_seed, at_least(0), "", "seed of the validation set", "pare"),
+        KEY(data.min_statements, within(2, 23), "statements", "shortest program", "pare"),
+        KEY(data.max_statements, within(2, 23), "statements", "longest program", "pare"),
+        KEY(data.val_min_statements, within(0, 23), "statements", "shortest program of validation; 0: as in training",
+            "pare"),
+        KEY(data.val_max_statements, within(0, 23), "statements", "longest program of validation; 0: as in training",
+            "pare"),
+        KEY(data.noise, within(-1, 1), "probability",
+            "chance that the teacher replaces the result of a statement by a random digit; below 0: the variant's own",
+            "pare"),
+        KEY(data.noise_ramp, within(0, 1), "part of the run",
+            "initial part of `pare sft` over which the teacher's noise grows linearly from 0", "pare")}},
+      {{jsonl},
+       {KEY(data.train_files, any, "", "training files", "verl"),
+        KEY(data.val_files, any, "", "validation files", "verl"),
+        KEY(data.prompt_key, any, "", "field of the prompt; empty: prompt, problem or question", "verl"),
+        KEY(data.answer_key, any, "", "field of the answer; empty: answer, or else solution", "pare"),
+        KEY(data.reward, any, "",
+            "verifier of the responses: exact, contains, starts_with, gsm8k-strict, gsm8k-flexible, math-string, dapo, "
+            "countdown or math-value; or command:PROGRAM ARGUMENTS, an external grader (data/reward_command.h). "
+            "`pare sft` needs none",
+            "pare"),
+        KEY(data.chat_template, any, "",
+            "chat format of text prompts. auto: the one in the tokenizer's folder, plain if there is none; plain: BOS "
+            "and the prompt; qwen2.5, qwen3, llama-3, deepseek-r1: one user turn and the start of the assistant's; "
+            "anything else: a text with {problem}",
+            "pare; verl: model.custom_chat_template")}},
+      {{jsonl, is("data.reward", {"command:*"})},
+       {KEY(data.reward_timeout, above_to(0, 1e6), "seconds",
+            "time limit of the grader for one answer; on the first timeout its process is restarted, on the second the "
+            "run fails",
+            "pare")}},
+      {{jsonl, is("data.chat_template", {"auto", "qwen3"})},
+       {KEY(data.apply_chat_template_kwargs.enable_thinking, any, "",
+            "lets qwen3 think; false: the response starts after an empty thought", "verl")}},
+      {{jsonl, is("data.chat_template", {"auto", "llama-3"})},
+       {KEY(data.apply_chat_template_kwargs.date_string, any, "", "date in the system message of llama-3", "verl")}},
+  };
+}
+
+Groups trainer_keys() {
+  return {
+      {{},
+       {KEY(trainer.device, any, "", "device of all computation; emu: the CUDA kernels, emulated on the CPU, for tests",
+            "verl"),
+        KEY(trainer.exact, any, "",
+            "fixed order of every sum: the sampler's log-probs equal the learner's bit by bit. false (--exact=off), "
+            "cuda only: cuBLASLt in linear layers, equal but for roundings",
+            "pare"),
+        KEY(trainer.n_gpus_per_node, within(0, 1024), "", "ranks per node; 0: as many as were started", "verl"),
+        KEY(trainer.nnodes, within(0, 65536), "", "nodes; 0: as many as were started", "verl"),
+        KEY(trainer.nccl_timeout, at_least(1), "s", "time without progress of any rank after which the job ends",
+            "verl"),
+        KEY(trainer.total_training_steps, at_least(1), "steps", "length of the run", "verl"),
+        KEY(trainer.seed, at_least(0), "", "seed of every random draw but those of the ssa data sets", "TRL"),
+        KEY(trainer.threads, within(0, 1024), "threads",
+            "CPU threads of a rank; 0: one per core, shared with the other ranks of the machine; changes no result",
+            "pare"),
+        KEY(trainer.test_freq, at_least(0), "steps", "interval of validation; 0: never", "verl"),
+        KEY(trainer.val_before_train, any, "", "validates before the first step", "verl"),
+        KEY(trainer.check_nan, any, "", "stops at the first op whose output is not finite", "pare"),
+        KEY(trainer.experiment_name, any, "", "name of the run; empty: that of its configuration files", "verl"),
+        KEY(trainer.default_local_dir, any, "",
+            "run directory; empty, or a preset's own under changes to it: runs/NAME-TIME, in UTC", "verl"),
+        KEY(trainer.save_freq, at_least(0), "steps",
+            "interval of checkpoints, which are also written at the last step and at the best validation; 0: only on "
+            "interrupts",
+            "verl"),
+        KEY(trainer.max_actor_ckpt_to_keep, at_least(0), "checkpoints",
+            "newest checkpoints that are kept, beside the best in validation; 0: all", "verl"),
+        KEY(trainer.save_dtype, any, "",
+            "type of the weights in model/, rounded to nearest; auto: that of model.path, f32 if its files have "
+            "several or the weights were random. Checkpoints always hold f32",
+            "pare"),
+        KEY(trainer.samples_freq, at_least(0), "steps", "interval at which responses are written and shown; 0: never",
+            "pare")}},
+      {{is_not("learner.slots", "1")},
+       {KEY(trainer.balance_batch, any, "",
+            "deals groups to slots of equal FLOPs; false: each group stays in the slot that sampled it", "verl")}},
+      {{is_not("trainer.samples_freq", "0")},
+       {KEY(trainer.samples_per_step, at_least(0), "responses", "responses of such a step that are written; 0: all",
+            "TRL: num_completions_to_print")}},
+  };
+}
+
+}  // namespace pare::config_table
