@@ -35,7 +35,7 @@ class WrongInput : public Program {
     EXPECT_EQ(o.code, static_cast<int>(code)) << words;
     EXPECT_TRUE(o.err.starts_with("pare: ")) << words << "\n" << o.err;
     EXPECT_EQ(std::count(o.err.begin(), o.err.end(), '\n'), 1) << words << "\n" << o.err;
-    EXPECT_LT(o.err.size(), 800u) << o.err;
+    EXPECT_LT(o.err.size(), 600u) << o.err;
     for (const char* internal : {"internal error", "[json.", "std::"})
       EXPECT_EQ(o.err.find(internal), std::string::npos) << words << "\n" << o.err;
     for (const std::string& part : parts)

@@ -88,9 +88,11 @@ void apply_layer(Reading& reading, const std::vector<TomlItem>& layer, const std
   if (name.find('/') != std::string::npos || name.ends_with(".toml")) fail(name, ": no such file");
   const std::vector<std::string> presets = preset_names("toml");
   std::string known;
-  for (const std::string& p : presets) known += " " + p;
+  for (const std::string& p : presets)
+    if (!p.starts_with("paper-") && !p.starts_with("released-")) known += " " + p;
   fail("expected a preset, a configuration file or group.key=value, found ", toml_quote(name),
-       "; the nearest preset is ", nearest(name, presets), "; presets:", known);
+       "; the nearest preset is ", nearest(name, presets), "; presets:", known,
+       ", and the papers' paper-* and released-*");
 }
 
 // A preset or a file, after what it starts from.
@@ -264,8 +266,7 @@ void check_rollout(const Config& c) {
   if (replay && r.kv.merges())
     fail(
         "learner.attention = \"replay\" replays which tokens were kept, rollout.kv.merge.method also changes their "
-        "keys "
-        "and values; set rollout.kv.merge.method=none");
+        "keys and values; set rollout.kv.merge.method=none");
   if (replay && r.kv.streaming_llm.rope == KvRope::cache_index)
     fail(
         "learner.attention = \"replay\" keeps the positions of tokens, rollout.kv.streaming_llm.rope = \"cache_index\" "
@@ -275,9 +276,7 @@ void check_rollout(const Config& c) {
         "rollout.n = 1 gives groups of one, where algorithm.adv_estimator makes every advantage 0: nothing is learned");
   if (r.max_num_seqs > r.max_num_batched_tokens)
     fail("rollout.max_num_seqs = ", r.max_num_seqs,
-         " sequences cannot decode together in "
-         "rollout.max_num_batched_tokens = ",
-         r.max_num_batched_tokens, " rows");
+         " sequences cannot decode together in rollout.max_num_batched_tokens = ", r.max_num_batched_tokens, " rows");
   check_kv(r.kv);
   const OverlongKeys& o = c.reward_model.overlong_buffer;
   if (o.enable && (o.len < 1 || o.len > c.data.max_response_length))
@@ -353,8 +352,7 @@ void check_rpo(const Config& c) {
   if (kept_members(c) < c.rollout.n)
     fail(
         "algorithm.rpo.enable draws the next entry from all responses of a group, algorithm.oversample.keep drops "
-        "some; "
-        "turn one of them off");
+        "some; turn one of them off");
   if (rpo.prefix_loss != PrefixLoss::included) return;
   const auto refuse = [](const std::string& what, const std::string& instead) {
     fail("algorithm.rpo.prefix_loss = \"included\" trains on tokens that the sampler gave no log-prob, which ", what,
@@ -399,8 +397,7 @@ void check_distill(const Config& c) {
   if (!c.trainer.exact && c.rollout.check_exact.value_or(false))
     fail(
         "distill.enable compares the sampler with the sparse learner, whose sums trainer.exact = false orders "
-        "otherwise; "
-        "set rollout.check_exact=auto");
+        "otherwise; set rollout.check_exact=auto");
   if (c.actor.policy_loss.loss_mode == PolicyLoss::gspo)
     fail(
         "distill.enable has a ratio for each token, actor.policy_loss.loss_mode = \"gspo\" one for a sequence; set "
