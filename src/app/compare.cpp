@@ -122,29 +122,26 @@ struct Row {
   std::function<double(const RunTotals&)> value;
   bool sum;  // printed short and beside its difference
 };
-const std::vector<Row>& rows() {
-  using T = RunTotals;
-  static const std::vector<Row> all = {
-      {"steps", [](const T& t) { return static_cast<double>(t.steps); }, true},
-      {"reward, first tenth of the run", [](const T& t) { return t.reward_first; }, false},
-      {"reward, last tenth of the run", [](const T& t) { return t.reward_last; }, false},
-      {"validation before", [](const T& t) { return t.val_first; }, false},
-      {"validation at the end", [](const T& t) { return t.val_last; }, false},
-      {"tokens generated", [](const T& t) { return t.generated; }, true},
-      {"tokens through the learner", [](const T& t) { return t.trained; }, true},
-      {"tokens in the loss", [](const T& t) { return t.loss_rows; }, true},
-      {"FLOP of rollouts", [](const T& t) { return t.flops_rollout; }, true},
-      {"FLOP of the learner", [](const T& t) { return t.flops_learner; }, true},
-      {"FLOP of distillation", [](const T& t) { return t.flops_distill; }, true},
-      {"seconds of rollouts", [](const T& t) { return t.seconds_rollout; }, false},
-      {"seconds of updates", [](const T& t) { return t.seconds_update; }, false},
-      {"log-probs checked", [](const T& t) { return t.checked; }, true},
-      {"of these different", [](const T& t) { return t.mismatches; }, true}};
-  return all;
-}
+constexpr const char* kDistillation = "FLOP of distillation";
+const std::vector<Row> kRows = {
+    {"steps", [](const RunTotals& t) { return static_cast<double>(t.steps); }, true},
+    {"reward, first tenth of the run", [](const RunTotals& t) { return t.reward_first; }, false},
+    {"reward, last tenth of the run", [](const RunTotals& t) { return t.reward_last; }, false},
+    {"validation before", [](const RunTotals& t) { return t.val_first; }, false},
+    {"validation at the end", [](const RunTotals& t) { return t.val_last; }, false},
+    {"tokens generated", [](const RunTotals& t) { return t.generated; }, true},
+    {"tokens through the learner", [](const RunTotals& t) { return t.trained; }, true},
+    {"tokens in the loss", [](const RunTotals& t) { return t.loss_rows; }, true},
+    {"FLOP of rollouts", [](const RunTotals& t) { return t.flops_rollout; }, true},
+    {"FLOP of the learner", [](const RunTotals& t) { return t.flops_learner; }, true},
+    {kDistillation, [](const RunTotals& t) { return t.flops_distill; }, true},
+    {"seconds of rollouts", [](const RunTotals& t) { return t.seconds_rollout; }, false},
+    {"seconds of updates", [](const RunTotals& t) { return t.seconds_update; }, false},
+    {"log-probs checked", [](const RunTotals& t) { return t.checked; }, true},
+    {"of these different", [](const RunTotals& t) { return t.mismatches; }, true}};
 std::string cell(const Row& row, const RunTotals& run, const RunTotals& first) {
   const double v = row.value(run), base = row.value(first);
-  if (std::isnan(v)) return run.checked == 0 && row.name == rows().back().name ? "not checked" : "-";
+  if (std::isnan(v)) return run.checked == 0 && row.name == kRows.back().name ? "not checked" : "-";
   if (!row.sum) return format("%.3f", v);
   return human(v) +
          (&run != &first && base > 0 ? format(" (%+.0f %%)", std::round((v / base - 1) * 100) + 0.0) : std::string());
@@ -153,12 +150,15 @@ std::string cell(const Row& row, const RunTotals& run, const RunTotals& first) {
 // As many runs beside one another as fit, the others below.
 void print_table(const std::vector<Run>& runs) {
   constexpr size_t titles = 30, longest_name = 22;
+  std::vector<Row> rows = kRows;
+  if (std::none_of(runs.begin(), runs.end(), [](const Run& r) { return r.totals.flops_distill > 0; }))
+    std::erase_if(rows, [](const Row& row) { return row.name == kDistillation; });
   for (size_t begin = 0, end = 0; begin < runs.size(); begin = end) {
-    std::vector<std::string> lines(1 + rows().size());
+    std::vector<std::string> lines(1 + rows.size());
     size_t used = titles;
     for (; end < runs.size(); end++) {
       std::vector<std::string> cells = {shortened(printable(runs[end].log.name), longest_name)};
-      for (const Row& row : rows()) cells.push_back(cell(row, runs[end].totals, runs[0].totals));
+      for (const Row& row : rows) cells.push_back(cell(row, runs[end].totals, runs[0].totals));
       size_t width = 0;
       for (const std::string& c : cells) width = std::max(width, display_width(c) + 2);
       if (end > begin && used + width > columns) break;
@@ -167,7 +167,7 @@ void print_table(const std::vector<Run>& runs) {
     }
     if (begin > 0) std::printf("\n");
     for (size_t i = 0; i < lines.size(); i++)
-      std::printf("%-*s%s\n", static_cast<int>(titles), i ? rows()[i - 1].name : "", lines[i].c_str());
+      std::printf("%-*s%s\n", static_cast<int>(titles), i ? rows[i - 1].name : "", lines[i].c_str());
   }
 }
 

@@ -232,6 +232,8 @@ void run(const Options& o, const CLI::App& command) {
          "; a plan needs the shape only: set model.config to a config.json or to one of ", shapes);
   }
   const Room room = find_room(o, config, machine);
+  if (!o.largest.empty() && (!o.compare.empty() || o.json || !worst))
+    fail("--largest asks what fits: leave --compare, --lengths and --json out");
   if (!o.largest.empty()) return show_largest(arguments, o.largest, room.bytes, room.where);
   if (!o.compare.empty())
     return show_comparison(arguments, o.compare, lengths, room.bytes, machine ? &*machine : nullptr, o.json);
@@ -267,7 +269,8 @@ void add_plan(CLI::App& app) {
   c->add_option("--lengths", o->lengths,
                 "of the work: worst (default), tokens of a response, or the directory of a run whose means are taken");
   c->add_option("--largest", o->largest, "the largest value of this key that fits, such as data.max_response_length");
-  c->add_option("--compare", o->compare, "presets, such as grpo,nat-rpc: a table of what each saves and costs");
+  c->add_option("--compare", o->compare,
+                "presets, such as grpo,nat-rpc, laid over the run one by one: what each saves and costs");
   c->add_flag("--json", o->json, "prints JSON");
   o->shorthands.add(*c);
   c->footer(

@@ -1,10 +1,12 @@
 #include "app/plan_answers.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <sstream>
 
 #include "app/show.h"
 #include "base/error.h"
+#include "base/nearest.h"
 #include "base/text.h"
 
 namespace pare {
@@ -23,14 +25,13 @@ double generated_tokens(const Config& c, const StepLengths& lengths) {
 
 namespace {
 
+constexpr size_t kWidth = 80;
+
 std::string bytes(double n) { return human(n) + "B"; }
 
 Cost total(const Ledger& ledger) {
   Cost all;
-  for (const auto& [phase, ops] : ledger.phases) {
-    const Cost c = ledger.total(phase);
-    all.flops += c.flops, all.read += c.read, all.written += c.written;
-  }
+  for (const auto& phase : ledger.phases) all += ledger.total(phase.first);
   return all;
 }
 
@@ -47,8 +48,10 @@ Json memory_json(const Plan& plan) {
   return {{"arenas", arenas}, {"longest", plan.peak()}, {"most", plan.most.total()}};
 }
 
-// The largest value that was asked for.
-constexpr int64_t kNoEnd = int64_t{1} << 30;
+// What --largest takes.
+const std::vector<std::string> kSizes = {
+    "data.max_prompt_length", "data.max_response_length",       "data.train_batch_size",  "rollout.n",
+    "rollout.max_num_seqs",   "rollout.max_num_batched_tokens", "actor.ppo_max_token_len"};
 
 }  // namespace
 
@@ -85,6 +88,11 @@ Json plan_json(const Config& c, const Plan& plan, const StepLengths& lengths, si
 void show_largest(const std::vector<std::string>& arguments, const std::string& key, size_t memory,
                   const std::string& where) {
   if (memory == 0) fail("--largest needs --memory or --machine: ", where);
+  if (std::find(kSizes.begin(), kSizes.end(), key) == kSizes.end()) {
+    std::string sizes;
+    for (const std::string& s : kSizes) sizes += " " + s;
+    fail("--largest ", key, ": expected a size; the nearest is ", nearest(key, kSizes), "; sizes:", sizes);
+  }
   struct Try {
     bool fits = false;
     Plan plan;
@@ -105,7 +113,14 @@ void show_largest(const std::vector<std::string>& arguments, const std::string& 
   const std::string now = config_key(key).show(load_config(arguments));
   int64_t good = 0, bad = std::max<int64_t>(std::atoll(now.c_str()), 1);
   Try best, next = attempt(bad);
-  while (next.fits && bad < kNoEnd) best = std::move(next), good = bad, bad *= 2, next = attempt(bad);
+  while (next.fits) {
+    if (good > 0 && next.plan.most.total() == best.plan.most.total()) {  // twice as large, and no byte more
+      std::printf("largest  any %s: from %lld on it takes %zu of %zu bytes %s\n", key.c_str(),
+                  static_cast<long long>(good), best.plan.most.total(), memory, where.c_str());
+      return;
+    }
+    best = std::move(next), good = bad, bad *= 2, next = attempt(bad);
+  }
   while (bad - good > 1) {
     const int64_t middle = good + (bad - good) / 2;
     Try t = attempt(middle);
@@ -142,7 +157,9 @@ void show_comparison(const std::vector<std::string>& arguments, const std::strin
   std::vector<Row> rows;
   for (const std::string& name : names) {
     std::vector<std::string> all = arguments;
-    if (!name.empty()) all.push_back(name);
+    auto at = all.end();  // under the overrides: what is typed holds for every row
+    while (at != all.begin() && at[-1].find('=') != std::string::npos) --at;
+    if (!name.empty()) all.insert(at, name);
     const Config c = load_config(all);
     Plan plan = plan_step(c, TrainingKind::grpo, false);
     plan.ledger = plan_lengths(c, lengths, machine);
@@ -163,13 +180,18 @@ void show_comparison(const std::vector<std::string>& arguments, const std::strin
     std::printf("%s\n", all.dump(2).c_str());
     return;
   }
-  std::printf(
-      "a step at %lld + %lld tokens, %.0f %% of the responses dropped before the learner:\nbytes at most, FLOP of the "
-      "rollout and of all else, bytes moved; then the multiple\n"
-      "of the first row\n\n",
-      static_cast<long long>(lengths.prompt), static_cast<long long>(lengths.response), 100 * lengths.dropped);
-  std::printf("%-13s%12s%12s%12s%12s%s%s\n", "", "bytes", "rollout", "other", "bytes moved",
-              machine ? "     seconds" : "", memory ? " at once" : "");
+  const std::string head =
+      cat("a step at ", lengths.prompt, " + ", lengths.response, " tokens, ", format("%.0f %%", 100 * lengths.dropped),
+          " of the responses dropped before the learner: bytes at most, FLOP of the rollout and of "
+          "all else, bytes moved; then the multiple of the first row");
+  std::printf("%s\n", wrapped(head, kWidth, "").c_str());
+  size_t names_width = 0;
+  for (const Row& r : rows) names_width = std::max(names_width, r.name.size());
+  std::string titles = pad_right("", names_width);
+  for (const char* title : {"bytes", "rollout", "other", "moved"}) titles += pad_left(title, 12);
+  if (machine) titles += pad_left("seconds", 12);
+  if (memory) titles += pad_left("at once", 8);
+  std::printf("%s\n", titles.c_str());
   const auto cell = [&](double Row::*x, const Row& r) {
     const double value = r.*x, first = rows[0].*x;
     return pad_left(cat(x == &Row::seconds ? format("%.3g", value) : human(value),
@@ -177,16 +199,18 @@ void show_comparison(const std::vector<std::string>& arguments, const std::strin
                     12);
   };
   for (const Row& r : rows) {
-    std::string line = pad_right(r.name, 13);
+    std::string line = pad_right(r.name, names_width);
     for (double Row::*x : {&Row::bytes, &Row::rollout, &Row::learner, &Row::moved}) line += cell(x, r);
     if (machine) line += cell(&Row::seconds, r);
     if (memory) line += pad_left(format("%.0f", r.sequences), 8);
     std::printf("%s\n", line.c_str());
   }
-  std::printf(
-      "\nat once: sequences whose keys and values fit beside the rest.  What a method saves\n"
-      "by its data (groups without signal, vetoes) is in no plan; --lengths RUN takes the\n"
-      "dropped share of a run.\n");
+  std::printf("\n%s",
+              wrapped("at once: sequences whose keys and values fit beside the rest. No plan knows what a method "
+                      "saves by its data (groups without signal, vetoes); --lengths RUN takes the dropped share "
+                      "of a run.",
+                      kWidth, "")
+                  .c_str());
 }
 
 }  // namespace pare

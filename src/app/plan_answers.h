@@ -20,7 +20,7 @@ nlohmann::ordered_json plan_json(const Config& config, const Plan& plan, const S
 void show_largest(const std::vector<std::string>& arguments, const std::string& key, size_t memory,
                   const std::string& where);
 
-// The configuration alone and with each of the presets laid over it.
+// The configuration alone and with each of the presets laid over it, under the overrides.
 void show_comparison(const std::vector<std::string>& arguments, const std::string& presets, const StepLengths& lengths,
                      size_t memory, const Machine* machine, bool json);
 
