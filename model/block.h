@@ -38,8 +38,8 @@ class AttentionBackward {
                                const Tensor& dv) = 0;
 };
 
-// On entry dx [N, C] is the gradient of the block's output, on return that of its input.  Adds to the parameter
-// gradients `g` where they are there.  d_qkv [N, (H+2K) D]: its k and v columns hold what other passes have added to
+// On entry dx [N, C] is the gradient of the block's output, on return that of its input.  Adds to those parameter
+// gradients of `g` that are present.  d_qkv [N, (H+2K) D]: its k and v columns hold what other passes have added to
 // them (zero if none); overwritten. Overwrites b.gate_up; other scratch comes from `arena` and is given back.
 void block_backward(const Model& model, int layer, const BlockBuffers& b, const Tensor& x, const Tensor& pos,
                     AttentionBackward& attention, const LayerViews& g, const Tensor& dx, const Tensor& d_qkv,

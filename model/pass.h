@@ -22,7 +22,7 @@ class Pass : AttentionContext, AttentionBackward {
        Pass* prefix = nullptr);
 
   void forward();
-  // Reads d_hidden; adds to the gradients that are there, and to those of the prefix.  d_hidden is consumed.
+  // Reads d_hidden; adds to the gradients that are present, and to those of the prefix.  d_hidden is consumed.
   void backward(const ParameterViews& gradients);
 
   // Final hidden states (after the last norm) [N, C], and one row more when a prefix is carried: its last.

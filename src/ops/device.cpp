@@ -55,7 +55,7 @@ bool Ledger::Line::operator==(const Line& o) const {
 }
 
 void Ledger::Line::scale(double factor) {
-  for (int64_t* x : {&calls, &cost.flops, &cost.read, &cost.written})
+  for (int64_t* x : {&calls, &cost.flops, &cost.read, &cost.written, &cost.sent})
     *x = std::llround(static_cast<double>(*x) * factor);
   seconds *= factor;
 }
@@ -64,8 +64,7 @@ void Ledger::add(const Ledger& other) {
   for (const auto& [phase, ops] : other.phases)
     for (const auto& [op, more] : ops) {
       Line& line = phases[phase][op];
-      line.calls += more.calls, line.seconds += more.seconds;
-      line.cost.flops += more.cost.flops, line.cost.read += more.cost.read, line.cost.written += more.cost.written;
+      line.calls += more.calls, line.cost += more.cost, line.seconds += more.seconds;
       if (more.min_rows && (line.min_rows == 0 || more.min_rows < line.min_rows)) line.min_rows = more.min_rows;
     }
 }

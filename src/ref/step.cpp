@@ -343,10 +343,8 @@ StepResult grpo_step(const StepShape& s, const StepOptions& o, StepWeights& w) {
   // Sixteen rows are summed first, and then their sums: so the rows may lie on several devices (ops/optimizer.h).
   double squares = 0;
   for (const Matrix* g : r.gradient.all())
-    for (int64_t first = 0; first < g->rows; first += 16) {
-      const double *x = (*g)[first], *end = (*g)[std::min(first + 16, g->rows)];
-      squares += dot(x, x, end - x);
-    }
+    for (int64_t first = 0; first < g->rows; first += 16)
+      squares += dot((*g)[first], (*g)[first], std::min<int64_t>(16, g->rows - first) * g->columns);
   r.norm = std::sqrt(squares);
   const auto weights = w.all(), gradients = r.gradient.all();
   for (size_t i = 0; i < weights.size(); i++) adamw(o, r.norm, *gradients[i], *weights[i]);

@@ -305,9 +305,8 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
     stats.add(engine_.rollout.stats());
 
     size_t first = 0;
-    int64_t prompt = -1;
     for (const Request& q : requests) {
-      prompt++;
+      const int64_t prompt = &q - requests.data();
       const std::span group = std::span(scores).subspan(first, q.uids.size());
       const std::vector<size_t> members = members_by_score(keys_.algorithm.oversample, group);
       std::vector<double> kept_scores;

@@ -7,15 +7,8 @@
 namespace pare {
 
 int64_t cut_limit(const RpoKeys& keys, const CachedResponse& entry) {
-  switch (keys.cut) {
-    case RpoCut::fixed:
-      return keys.max_cut;
-    case RpoCut::half_shortest:
-      return entry.shortest / 2;
-    case RpoCut::length:
-      return std::ssize(entry.ids);
-  }
-  return 0;
+  if (keys.cut == RpoCut::fixed) return keys.max_cut;
+  return keys.cut == RpoCut::half_shortest ? entry.shortest / 2 : std::ssize(entry.ids);
 }
 
 int64_t draw_cut(const RpoKeys& keys, const CachedResponse& entry, uint64_t key, uint64_t uid) {
