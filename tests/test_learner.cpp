@@ -38,12 +38,6 @@ void expect_same_bits(const Result& a, const Result& b, const char* what) {
   EXPECT_EQ(a.out.loss, b.out.loss) << what;
 }
 
-double relative_l2(const std::vector<double>& a, const std::vector<double>& b) {
-  double diff = 0, norm = 0;
-  for (size_t i = 0; i < a.size(); i++) diff += (a[i] - b[i]) * (a[i] - b[i]), norm += b[i] * b[i];
-  return std::sqrt(diff / norm);
-}
-
 class LearnerOf : public testing::TestWithParam<std::string> {
  protected:
   ModelConfig config() const { return tiny_config(GetParam(), GetParam() != "llama"); }
@@ -150,13 +144,7 @@ TEST_P(LearnerOf, GradientsAreThoseOfTheLoss) {
   for (const Parameter& t : parameters(c))
     for (int64_t j : {int64_t{0}, t.size / 2, t.size - 1}) {
       const int64_t i = t.offset + j;
-      const double h = 1e-5, keep = values[i];
-      values[i] = keep + h;
-      const double up = loss();
-      values[i] = keep - h;
-      const double down = loss();
-      values[i] = keep;
-      const double numeric = (up - down) / (2 * h);
+      const double numeric = slope(values[i], loss);
       EXPECT_NEAR(gradient[i], numeric, 1e-7 + 1e-5 * std::abs(numeric)) << t.name << '[' << j << ']';
     }
 }

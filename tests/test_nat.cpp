@@ -9,12 +9,6 @@ namespace {
 
 using Gradient = std::vector<double>;
 
-double relative_l2(const Gradient& a, const Gradient& b) {
-  double diff = 0, norm = 0;
-  for (size_t i = 0; i < a.size(); i++) diff += (a[i] - b[i]) * (a[i] - b[i]), norm += b[i] * b[i];
-  return std::sqrt(diff / norm);
-}
-
 ModelConfig model() { return tiny_config("qwen3", true); }
 
 constexpr int64_t kMaxTokens = 9;

@@ -1,5 +1,6 @@
 // Small models and batches that tests share.
 #pragma once
+#include <cmath>
 #include <memory>
 
 #include "base/rng.h"
@@ -90,6 +91,24 @@ inline TokenTerms random_terms(const std::vector<Group>& groups) {
       terms.weight[r] = 0.01 * (1 + rng.uniform()), terms.kl_weight[r] = 0.01, terms.advantage[r] = advantage;
   }
   return terms;
+}
+
+inline double relative_l2(const std::vector<double>& a, const std::vector<double>& b) {
+  double diff = 0, norm = 0;
+  for (size_t i = 0; i < a.size(); i++) diff += (a[i] - b[i]) * (a[i] - b[i]), norm += b[i] * b[i];
+  return std::sqrt(diff / norm);
+}
+
+// d f() / d x by central differences; f reads x.
+template <class F>
+double slope(double& x, F f, double h = 1e-5) {
+  const double keep = x;
+  x = keep + h;
+  const double up = f();
+  x = keep - h;
+  const double down = f();
+  x = keep;
+  return (up - down) / (2 * h);
 }
 
 }  // namespace pare::test

@@ -278,6 +278,12 @@ TEST(Ranks, NorDoesItWithTheMethods) {
   same(kRkv + Keys{kCorrection + "rollout_is=tis", kCorrection + "acceptance=true", "rollout.check_exact=false"});
   same(kRkv + Keys{"learner.attention=replay", "actor.ppo_epochs=2"});
   same({"algorithm.use_kl_in_reward=true", "model.enable_gradient_checkpointing=true"});
+  same({"algorithm.rpo.enable=true", "algorithm.rpo.cut=length", "data.train_rows=6"});
+  const Keys quest = {"rollout.kv.method=quest",     "rollout.kv.blocks.size=4", "rollout.kv.blocks.count=3",
+                      "rollout.kv.blocks.first=0",   "rollout.kv.blocks.last=1", "rollout.kv.blocks.dense_layers=0",
+                      kCorrection + "rollout_is=tis"};
+  same(quest + Keys{"algorithm.oversample.keep=3", "algorithm.oversample.by=acceptance"});
+  same(quest + Keys{"rollout.kv.blocks.acceptance_target=0.99", "rollout.kv.blocks.acceptance_steps=1"});
 }
 
 // Weights in bf16 beside masters, kernels of CUDA.
