@@ -37,6 +37,7 @@ class Mpi final : public Comm {
   ~Mpi() override {
     exchange(std::vector<Piece>(hosts_.size()), std::vector<Piece>(hosts_.size()));  // nobody is missed who has ended
     watcher_ = {};
+    MPI_Comm_free(&pulse_);
     MPI_Finalize();
   }
 
@@ -99,6 +100,7 @@ class Mpi final : public Comm {
   }
 
   [[noreturn]] void abort(int code) override {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // mpirun passes on what was said before it kills
     MPI_Abort(MPI_COMM_WORLD, code);
     _exit(code);
   }
@@ -135,9 +137,10 @@ class Mpi final : public Comm {
     int64_t step;
     char doing[32];
     bool waits;  // for others
+    bool last;   // nothing follows
   };
   Pulse own_pulse() const {
-    Pulse p{calls, step, {}, waits_};
+    Pulse p{calls, step, {}, waits_, false};
     std::snprintf(p.doing, sizeof p.doing, "%s", doing.load());
     return p;
   }
@@ -174,12 +177,12 @@ class Mpi final : public Comm {
       if (due) sent = Clock::now();
       each([&](int r, Other& o) {
         int done = 0;
-        MPI_Test(&o.receive, &done, MPI_STATUS_IGNORE);
+        if (!o.in.last) MPI_Test(&o.receive, &done, MPI_STATUS_IGNORE);
         if (done) {
           o.heard = Clock::now();
           if (o.in.calls != o.pulse.calls) o.moved = o.heard;
           o.pulse = o.in;
-          listen(r, o);
+          if (!o.in.last) listen(r, o);
         }
         if (!due) return;
         MPI_Test(&o.send, &done, MPI_STATUS_IGNORE);
@@ -201,9 +204,18 @@ class Mpi final : public Comm {
           lost(r, o.pulse, cat("has made no progress for ", static_cast<int>(seconds(o.moved)), " s"), now);
       }
     }
-    each([&](int, Other& o) {
-      for (MPI_Request* request : {&o.receive, &o.send})
-        if (*request != MPI_REQUEST_NULL) MPI_Cancel(request), MPI_Request_free(request);
+    // Every message is taken before a rank ends: MPI_Finalize of MPICH waits for that.
+    each([&](int r, Other& o) {
+      MPI_Wait(&o.send, MPI_STATUS_IGNORE);
+      o.out = own_pulse(), o.out.last = true;
+      MPI_Isend(&o.out, sizeof o.out, MPI_BYTE, r, 0, pulse_, &o.send);
+    });
+    each([&](int r, Other& o) {
+      while (!o.in.last) {
+        MPI_Wait(&o.receive, MPI_STATUS_IGNORE);
+        if (!o.in.last) listen(r, o);
+      }
+      MPI_Wait(&o.send, MPI_STATUS_IGNORE);
     });
   }
 

@@ -1,4 +1,4 @@
-# Ranks that mpirun starts.  `make MPI=mpich mpi` builds with MPICH into build/mpi-mpich; its tests do not end yet.
+# Ranks that mpirun starts.  `make MPI=mpich mpi` builds with MPICH into build/mpi-mpich.
 MPI ?= openmpi
 MPI_DIR := $(BUILD)/mpi$(if $(filter-out openmpi,$(MPI)),-$(MPI))
 MPI_CXX = $(if $(shell command -v mpicxx.$(MPI)),,$(error $(MPI) is missing: sudo apt-get install -y lib$(MPI)-dev $(if $(filter openmpi,$(MPI)),openmpi-bin,mpich)))\
