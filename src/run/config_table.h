@@ -56,10 +56,10 @@ struct Word {
   E value;
 };
 template <class E>
-constexpr std::array<Word<E>, 0> words_of;
+inline constexpr std::array<Word<E>, 0> words_of;
 #define WORDS(Enum, ...)                             \
   template <>                                        \
-  constexpr auto words_of<Enum> = [] {               \
+  inline constexpr auto words_of<Enum> = [] {        \
     using enum Enum;                                 \
     return std::to_array<Word<Enum>>({__VA_ARGS__}); \
   }();
