@@ -136,6 +136,10 @@ $(2)/data/presets.o: $(BUILD)/data/presets.inc
 $(2)/src/app/version.o: $(BUILD)/commit.inc
 $(2)/pare: $$($(1)_LIB) $$($(1)_APP)
 	$$(call run,link $$@,$$(CXX) $$($(1)_FLAGS) $$(LDFLAGS) $$^ $$(LIBS) -o $$@)
+$(2)/tests/headers.h.gch: tests/headers.h | $$(DEPS_DONE)
+	$$(call run,$(1): $$<,$$(CXX) $$(CXXFLAGS) $$(filter-out -fsyntax-only,$$($(1)_FLAGS)) -x c++-header -c $$< -o $$@)
+$$($(1)_TEST): $(2)/tests/headers.h.gch
+$$($(1)_TEST): private CXXFLAGS += -include $(2)/tests/headers.h
 $(2)/tests/pare_tests: $$($(1)_LIB) $$($(1)_TEST) $$($(1)_EMU)
 	$$(call run,link $$@,$$(CXX) $$($(1)_FLAGS) $$(LDFLAGS) $$^ -lgtest $$(LIBS) -o $$@)
 endef
@@ -144,21 +148,18 @@ $(eval $(call variant,cpu,$(BUILD)))
 $(foreach v,asan check fuzz clang,$(eval $(call variant,$(v),$(BUILD)/$(v))))
 $(BUILD)/fuzz/data/%.o $(BUILD)/fuzz/tokenizer/%.o: fuzz_FLAGS += $(COUNT_FLAGS)
 # Nothing hot in these: they compile faster.
-$(BUILD)/tests/%.o $(BUILD)/src/app/%.o $(BUILD)/src/run/%.o: override O := 1
+$(BUILD)/tests/%.o $(BUILD)/tests/%.gch $(BUILD)/src/app/%.o $(BUILD)/src/run/%.o: override O := 1
 
 # ---- targets ---------------------------------------------------------------------------------------------------------
 .PHONY: always $(shell sed -n 's/^\([a-z-]*\):.*  $(HASH)$(HASH) .*/\1/p' Makefile cuda/cuda.mk src/comm/mpi/mpi.mk)
 all: $(BUILD)/pare  ## the program, build/pare
 test: $(BUILD)/tests/pare_tests $(BUILD)/pare  ## runs every test, in as many processes as there are cores
 	$< --jobs=$(JOBS) $(TEST_FLAGS)
-
 asan: $(BUILD)/asan/tests/pare_tests $(BUILD)/asan/pare  ## every test under AddressSanitizer and UBSan
 	$< --jobs=$(JOBS) $(TEST_FLAGS)
-
 emu: $(BUILD)/emu/pare  ## build/emu/pare: with the CUDA kernels, emulated on the CPU
 $(BUILD)/emu/pare: $(cpu_LIB) $(cpu_APP) $(filter-out $(BUILD)/emu/tests/%,$(cpu_EMU))
 	$(call run,link $@,$(CXX) $(LDFLAGS) $^ $(LIBS) -o $@)
-
 arm-check: $(BUILD)/pare  ## the same bits on aarch64: cross build and some steps under qemu
 	@tools/arm_check.sh $(BUILD)/pare $(BUILD)/aarch64 $(JOBS)
 
@@ -179,7 +180,6 @@ $(BUILD)/asan/pare_op_tests: $(asan_EMU) $(filter $(call CPU_KERNELS,$(BUILD)/as
 mutants: $(BUILD)/check/tests/pare_emu_tests  ## damages the kernels one place at a time: do the tests notice?
 	@tools/mutate.py --jobs $(JOBS) $(BUILD)/mutants '$(CXX) $(filter-out -MMD -MP,$(EMUFLAGS)) $(check_FLAGS) $(check_KERNEL_FLAGS) -x c++' \
 	  '$(CXX) $(LDFLAGS) $(CHECK_OBJ) -lgtest $(LIBS)'
-
 odr: $(BUILD)/odr.o  ## with ODR=1 from clean: is every type of program, kernels and tests defined once?
 $(BUILD)/odr.o: $(cpu_LIB) $(filter-out %/main.o,$(cpu_APP)) $(cpu_TEST) $(cpu_EMU)
 	$(call run,odr,$(CXX) -r -flto -flinker-output=rel -Wodr -Werror=odr -Wno-lto-type-mismatch $^ -o $@)
@@ -224,7 +224,6 @@ between = @{ sed '/<!-- $(2)/q' $(1); echo; $(3); echo; sed -n '/<!-- end of $(2
 readme: $(BUILD)/pare  ## writes what is generated in pages
 	$(call between,tools/bench/README.md,GPU figures,tools/bench/gpu.py readme)
 	$(call between,data/presets/README.md,config reference,$(BUILD)/pare train --keys)
-
 bench: $(BUILD)/pare  ## speed as shares of what the machine can do
 	$(BUILD)/pare bench
 
