@@ -264,10 +264,12 @@ Learner::Learner(Model& model, Arena& gradients, Arena& optimizer, Arena& activa
          " ranks");
   model.device.zero({m_});
   model.device.zero({v_});
-  zero_gradients();
 }
 
-void Learner::zero_gradients() {
+// Not at the end of the update before: until now the memory may have held something else.
+void Learner::begin_update() {
+  if (update_) return;
+  update_.emplace(activations_);
   model_.device.zero({flat_});
   if (own_head_) model_.device.zero({head_});
   if (sum_) model_.device.zero({sum_});
@@ -276,6 +278,7 @@ void Learner::zero_gradients() {
 
 TokenOuts Learner::accumulate(const std::vector<Group>& groups, const TokenTerms& terms, const LossSpec& spec,
                               const Model* reference, const BatchProgress& progress) {
+  begin_update();
   if (options_.slots == 1) return accumulate(groups, terms, nullptr, spec, reference, progress);
   Comm& comm = model_.device.comm;
   const auto ranks = static_cast<int64_t>(comm.ranks());
@@ -526,6 +529,7 @@ void Learner::plan_logprobs(const Model& model, Arena& arena, const BatchLimits&
 TokenOuts Learner::logprobs(const Model& model, Arena& arena, const std::vector<Group>& groups,
                             const BatchLimits* limits, double temperature, const LearnerOptions& options,
                             const SamplerStates* states) {
+  const Turn turn(arena);
   check_ids(model, groups);
   TokenOuts out{.offsets = loss_row_offsets(groups)};
   Device& device = model.device;
@@ -623,6 +627,7 @@ double Learner::gradient_norm() {
 double Learner::step(const AdamWOptions& o) {
   Device& device = model_.device;
   Comm& comm = device.comm;
+  begin_update();
   if (!sum_) add_head_gradient();
   double norm = gradient_norm();
   if (model_.stat == DType::f32) {
@@ -659,7 +664,7 @@ double Learner::step(const AdamWOptions& o) {
     }
     device.all_gather({.y = trained_.packed, .counts = counts, .comm = &comm});
   }
-  zero_gradients();
+  update_.reset();
   return norm;
 }
 
@@ -692,6 +697,7 @@ void Learner::set_moment(Moment moment, int64_t begin, int64_t count, const Tens
 }
 
 std::vector<double> Learner::gradients() {
+  begin_update();
   if (!sum_) add_head_gradient();
   return download_stat(model_, gradient());
 }

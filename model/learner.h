@@ -2,6 +2,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "model/hf/safetensors.h"
@@ -61,11 +62,12 @@ using BatchProgress = std::function<void(size_t done, size_t all)>;  // micro-ba
 class Learner {
  public:
   // Gradients (and, for tied embeddings, a second accumulator) from `gradients`, optimizer states from `optimizer`;
-  // activations while it works.  The arenas outlive the learner.
+  // activations while it works.  The arenas outlive the learner.  Gradients and activations may share memory with what
+  // is not used from the first accumulate() of an update to its step() (Turn).
   Learner(Model& model, Arena& gradients, Arena& optimizer, Arena& activations, const LearnerOptions& options);
 
-  // Adds the gradient of the loss to the accumulators, with more than one slot once for each step().  `reference`: the
-  // reference model, for an exact KL.
+  // Adds the gradient of the loss to the accumulators, which begin an update as zeros, with more than one slot once for
+  // each step().  `reference`: the reference model, for an exact KL.
   TokenOuts accumulate(const std::vector<Group>& groups, const TokenTerms& terms, const LossSpec& spec,
                        const Model* reference = nullptr, const BatchProgress& progress = {});
   std::vector<int> slots_of(const std::vector<Group>& groups) const;  // in which accumulate() computes them
@@ -80,10 +82,10 @@ class Learner {
   static void plan_logprobs(const Model& model, Arena& activations, const BatchLimits& limits,
                             const LearnerOptions& options, const SamplerStates* states = nullptr);
 
-  // Clips by the global norm, updates the parameters, zeroes the gradients; returns the norm before clipping.  A norm
+  // Clips by the global norm, updates the parameters and ends the update; returns the norm before clipping.  A norm
   // that is not finite throws Error(Exit::non_finite) and changes nothing.
   double step(const AdamWOptions& options);
-  void zero_gradients();
+  void drop_gradients() { update_.reset(); }  // ends the update without a step
 
   // A saved optimizer: the number of updates, and the moments, elements [begin, begin + count) in the order of
   // trained().layout; get_moment is of this rank's elements, set_moment leaves the others out.
@@ -104,6 +106,7 @@ class Learner {
                             const SamplerStates* states);
   void head_loss(const PackedBatch& batch, const std::vector<Group>& groups, const TokenTerms& terms, const Pass& pass,
                  const Model* reference, const Pass* reference_pass, const LossSpec& spec, TokenOuts& out);
+  void begin_update();
   void add_head_gradient();
   void add_slots(int64_t round);
   void add(int64_t slot, const Tensor& gradient, int64_t first);
@@ -118,13 +121,14 @@ class Learner {
   const Parameters& trained_;
   Arena& activations_;
   const LearnerOptions options_;
-  Tensor flat_;                // stat [parameters]: of the slot that is being computed
-  ParameterViews views_;       // of flat_
-  bool own_head_;              // the head's gradient has an accumulator of its own: of tied embeddings
-  Tensor head_;                // stat [V, C]: that, or views_.head
-  bool head_pending_ = false;  // own_head_: it holds something
-  Tensor sum_, block_;         // stat [own]: of all slots, of the block of eight; absent where flat_ is all there is
-  Tensor m_, v_, norm_;        // moments [own]
+  Tensor flat_;                 // stat [parameters]: of the slot that is being computed
+  ParameterViews views_;        // of flat_
+  bool own_head_;               // the head's gradient has an accumulator of its own: of tied embeddings
+  Tensor head_;                 // stat [V, C]: that, or views_.head
+  bool head_pending_ = false;   // own_head_: it holds something
+  Tensor sum_, block_;          // stat [own]: of all slots, of the block of eight; absent where flat_ is all there is
+  std::optional<Turn> update_;  // while the gradients are those of one
+  Tensor m_, v_, norm_;         // moments [own]
   const std::vector<ParameterBlock> own_;  // what this rank updates
   int64_t steps_ = 0;
 };

@@ -254,7 +254,7 @@ TEST(Corrections, VetoLeavesTheOthersGradientsBitwiseUnchanged) {
     const Update u = make_update(c, 512, s, plans);
     learner.accumulate(u.groups, u.terms, loss_spec(c, 1));
     const auto g = learner.gradients();
-    learner.zero_gradients();
+    learner.drop_gradients();
     return g;
   };
   std::vector<Trajectory> vetoed = samples, silent = samples;

@@ -264,7 +264,7 @@ TEST(Distill, GradientsAreThoseOfTheLoss) {
   for (const DistillKl type : {DistillKl::k2, DistillKl::k3, DistillKl::exact_reverse, DistillKl::exact_forward}) {
     const LossSpec spec = student_loss_spec(actor, {.kl_type = type, .lambda = 0.7}, 1);
     const Model* const teacher = is_exact(spec.kl) ? &w.model : nullptr;
-    learner.zero_gradients();
+    learner.drop_gradients();
     learner.accumulate(groups, terms, spec, teacher);
     const std::vector<double> gradient = learner.gradients();
     const auto loss = [&] {

@@ -95,8 +95,7 @@ TEST_F(DryRun, SaysWhatTheRunWouldSay) {
 TEST_F(DryRun, MemoryIsThatOfAStep) {
   const Config config = load_config(tiny_run());
   for (const TrainingKind kind : {TrainingKind::grpo, TrainingKind::sft}) {
-    size_t total = 0;
-    for (const Plan::Memory& m : plan_step(config, kind).memory) total += m.peak;
+    const size_t total = plan_step(config, kind).peak();
     check_run(config, kind, table_cpu, total);
     try {
       check_run(config, kind, table_cpu, total - 1);

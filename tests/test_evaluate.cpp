@@ -32,7 +32,7 @@ class LastCharacter : public Task {
 struct Sampled {
   explicit Sampled(const std::vector<std::string>& more = {})
       : session(tiny_run("qwen3", more)),
-        rollout(*session.model, session.rollout_limits(), session.kv, session.activations) {
+        rollout(*session.model, session.rollout_limits(), session.kv, session.rollout_scratch()) {
     session.val = std::make_unique<LastCharacter>(std::move(session.val));
   }
   Session session;

@@ -126,7 +126,7 @@ double val_score(Session& s) {
 Measure rolled_out(const std::function<double(const RolloutStats&, const std::vector<float>&)>& number) {
   return [=](const Overrides& o) {
     Session session(load_config(o + Overrides{"rollout.check_exact=false"}));
-    Rollout rollout(*session.model, session.rollout_limits(), session.kv, session.activations);
+    Rollout rollout(*session.model, session.rollout_limits(), session.kv, session.rollout_scratch());
     Rng rng(rng_key(7, RngStream::test, 1));
     const Request request{random_ids(rng, 15, session.model_config.vocab), {1}, 60};
     const std::vector<Completion> done = rollout.generate({request}, {.key = 5, .eos = {}});
@@ -419,6 +419,8 @@ Rows rollout_rows() {
       {"rollout.max_num_batched_tokens",
        {ssa + Overrides{"rollout.max_num_seqs=4"}, {"rollout.max_num_batched_tokens=4"}, passes, rises, true}},
       {"rollout.kv_cache_bytes", {{}, {"rollout.kv_cache_bytes=20000"}, peak(&Session::kv), falls, true}},
+      {"rollout.free_cache_engine",
+       {{}, {"rollout.free_cache_engine=false"}, metric("perf/max_memory_allocated_gb"), rises, true}},
       {"rollout.check_exact", {{}, {"rollout.check_exact=false"}, metric("exact/checked_tokens"), falls, true}},
       {"rollout.on_mismatch", {{}, {"rollout.on_mismatch=continue"}, exit_after_a_mismatch, from_to(1, 0)}},
       {"rollout.val_kwargs.n", {{}, {"rollout.val_kwargs.n=3"}, val_flops, rises}},

@@ -55,7 +55,7 @@ struct Warm {
 double validate(const Config& config, const std::vector<float>& parameters) {
   Session session(config);
   session.model->set_parameters(parameters);
-  Rollout rollout(*session.model, session.rollout_limits(), session.kv, session.activations);
+  Rollout rollout(*session.model, session.rollout_limits(), session.kv, session.rollout_scratch());
   return evaluate(session, rollout, 0).get(kAccuracy);
 }
 

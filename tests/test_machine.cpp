@@ -114,11 +114,15 @@ class PlanAnswers : public Program {
 };
 
 TEST_F(PlanAnswers, LargestFitsAndOneMoreDoesNot) {
-  for (const char* key : {"data.max_response_length", "rollout.max_num_seqs", "actor.ppo_max_token_len"}) {
-    const Outcome o = run(tiny_ + " --memory 14MB --largest " + key);
+  for (const std::string key : {"data.max_response_length", "rollout.max_num_seqs", "actor.ppo_max_token_len"}) {
+    // From one sequence on: two fit in the memory of the training beside it, and the total stays what it is.
+    const Outcome o = run(tiny_ + " rollout.max_num_seqs=1 --memory 14MB --largest " + key);
     ASSERT_EQ(o.code, 0) << o.err;
+    ASSERT_NE(o.out.find(key + " = "), std::string::npos) << o.out;
     const int64_t value = std::stoll(o.out.substr(o.out.find(" = ") + 3));
-    const auto verdict = [&](int64_t v) { return run(cat(tiny_, " ", key, "=", v, " --memory 14MB")); };
+    const auto verdict = [&](int64_t v) {
+      return run(cat(tiny_, " rollout.max_num_seqs=1 ", key, "=", v, " --memory 14MB"));
+    };
     EXPECT_NE(verdict(value).out.find("\nfits "), std::string::npos) << o.out;
     const Outcome more = verdict(value + 1);
     EXPECT_TRUE(more.code != 0 || more.out.find("\ntoo much") != std::string::npos) << o.out;

@@ -57,7 +57,7 @@ class Gradients {
     const Update u = make_update(keys_, kMaxTokens, samples, plans);
     learner_.accumulate(u.groups, u.terms, loss_spec(keys_, 1));
     Gradient g = learner_.gradients();
-    learner_.zero_gradients();
+    learner_.drop_gradients();
     return g;
   }
 

@@ -224,6 +224,66 @@ TEST(Plan, NeedsNoMemoryOfItsOwn) {
   EXPECT_GT(static_cast<double>(plan_step(wide).most.kv), 2048.0 * 1024 * 2 * 32 * 8 * 128 * 4);
 }
 
+size_t taken_bytes = 0;
+constexpr Memory kCounted = {.take = [](size_t n) { return taken_bytes += n, host_memory.take(n); },
+                             .give = [](void* p, size_t n) { taken_bytes -= n, host_memory.give(p, n); },
+                             .free = [] { return host_memory.free(); },
+                             .total = [] { return host_memory.total(); }};
+
+// Of keys, values and the sampler's scratch on one side, gradients and activations on the other, a run plans and takes
+// the larger.
+TEST(Plan, SharedMemoryIsTheLarger) {
+  Table counted = table_cpu;
+  counted.memory = &kCounted;
+  int sampling = 0, training = 0;
+  for (const std::vector<std::string>& keys : std::vector<std::vector<std::string>>{
+           {"rollout.max_num_seqs=3", "rollout.max_num_batched_tokens=17"},
+           {"rollout.max_num_seqs=200", "actor.ppo_max_token_len=90"},
+           {"rollout.max_num_seqs=60", "rollout.kv.method=quest", "rollout.kv.blocks.size=4",
+            "rollout.kv.blocks.count=6", "rollout.check_exact=false", "algorithm.rollout_correction.rollout_is=tis",
+            "algorithm.rollout_correction.acceptance=true"},
+           {"model.lora.rank=2", "distill.enable=true", "rollout.kv.method=quest", "rollout.kv.blocks.size=4",
+            "rollout.kv.blocks.count=3", "rollout.kv.blocks.dense_layers=0"}})
+    for (const TrainingKind kind : {TrainingKind::grpo, TrainingKind::sft}) {
+      if (kind == TrainingKind::sft && keys.size() > 2) continue;
+      SCOPED_TRACE(testing::PrintToString(keys));
+      std::vector<std::string> all = keys;
+      all.insert(all.end(), {"trainer.test_freq=1", "rollout.free_cache_engine=false"});
+      const Plan apart = plan_step(tiny_run("qwen3", all), kind);
+      all.back() = "rollout.free_cache_engine=true";
+      const Config config = tiny_run("qwen3", all);
+      const Plan plan = plan_step(config, kind);
+      for (const auto& [a, b] : {std::pair{&apart.most, &plan.most}, {&apart.longest, &plan.longest}}) {
+        EXPECT_EQ(a->total(), a->weights + a->gradients + a->optimizer + a->states + a->kv + a->activations);
+        EXPECT_EQ(b->total(),
+                  b->weights + b->optimizer + b->states + std::max(b->kv + b->scratch, b->gradients + b->activations));
+        EXPECT_EQ(a->kv, b->kv);
+        EXPECT_EQ(a->gradients, b->gradients);
+        EXPECT_EQ(a->activations, std::max(b->activations, b->scratch));
+        EXPECT_LT(b->total(), a->total());
+      }
+      (plan.most.sampling() > plan.most.training() ? sampling : training)++;
+      EXPECT_EQ(plan.ledger.phases, apart.ledger.phases);
+
+      Session session(config, counted, true, plan.most);
+      EXPECT_EQ(taken_bytes, plan.most.total());
+      const auto trainer = make_training(kind, session);
+      trainer->worst_case_step();
+      EXPECT_EQ(session.peaks().total(), plan.peak());
+      const auto arenas = session.arenas();
+      ASSERT_EQ(plan.memory.size(), arenas.size());
+      for (size_t i = 0; i < arenas.size(); i++) {
+        EXPECT_EQ(plan.memory[i].arena, arenas[i]->name());
+        EXPECT_EQ(plan.memory[i].peak, arenas[i]->peak()) << arenas[i]->name();
+      }
+      trainer->evaluate();
+      EXPECT_EQ(taken_bytes, plan.most.total()) << "and nothing later";
+    }
+  EXPECT_EQ(taken_bytes, 0u);
+  EXPECT_GE(sampling, 2);
+  EXPECT_GE(training, 2);
+}
+
 size_t free_bytes = 0;
 constexpr Memory kPretended = {.take = [](size_t) -> void* { return nullptr; },
                                .give = [](void*, size_t) {},

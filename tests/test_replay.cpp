@@ -304,7 +304,7 @@ TEST(ReplayLearner, GradientsAreThoseOfTheLoss) {
     const auto loss = [&] {
       upload_parameters(w.model, values);
       const TokenOuts out = learner.accumulate(groups, terms, spec);
-      learner.zero_gradients();
+      learner.drop_gradients();
       double sum = 0;
       for (size_t r = 0; r < out.loss.size(); r++) sum += terms.weight[r] * out.loss[r];
       return sum;

@@ -37,6 +37,7 @@ class Report : public Program {
                 {"flops/learner", 5000000000 * cost},
                 {"memory/weights", 4096},
                 {"memory/kv", 1000 * std::min(step, 5)},
+                {"perf/max_memory_allocated_gb", (4096.0 + 1000 * std::min(step, 5)) / (1 << 30)},
                 {"timing_s/gen", 0.25},
                 {"timing_s/update_actor", 0.5 * cost},
                 {"timing_s/step", 0.75 + 0.5 * cost}};

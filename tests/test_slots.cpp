@@ -106,7 +106,7 @@ TEST(Slots, AreAddedInTheirOrder) {
         learner.accumulate(own, part, spec);
         const std::vector<double> wide = learner.gradients();
         const std::vector<float> gradient(wide.begin(), wide.end());
-        learner.zero_gradients();
+        learner.drop_gradients();
         if (sum.empty()) sum.resize(gradient.size());
         if (s < 8) {
           add(sum, gradient);

@@ -174,7 +174,7 @@ TEST(Training, TheSamplersLogprobsGiveARatioOfOne) {
     const Update u = make_update(s.config.actor, s.config.data.max_response_length, samples, plans);
     learner.accumulate(u.groups, u.terms, loss_spec(s.config.actor, s.config.rollout.temperature));
     const auto g = learner.gradients();
-    learner.zero_gradients();
+    learner.drop_gradients();
     return g;
   };
   for (Trajectory& t : samples) t.old_logprob.reset();

@@ -203,7 +203,7 @@ void run(const Options& o, const CLI::App& command) {
   console.paragraph(
       "sampling", cat(v.n, v.n > 1 ? " responses" : " response", " a problem of at most ",
                       config.data.max_response_length, " tokens, ", sampling_text(v), "; seed ", config.trainer.seed));
-  Rollout rollout(*session.model, session.rollout_limits(), session.kv, session.activations);
+  Rollout rollout(*session.model, session.rollout_limits(), session.kv, session.rollout_scratch());
   const auto start = std::chrono::steady_clock::now();
   const bool dense = config.rollout.val_kwargs.kv == ValKv::dense;
   const Evaluation evaluation(session, *session.val, rollout, 0, dense, [&](const RolloutStats& s) {

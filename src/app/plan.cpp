@@ -95,6 +95,9 @@ void show_memory_table(const Plan& plan) {
   std::printf("\nmemory, bytes %30s %30s\n", "longest sequences", "any lengths, at most");
   for (const Plan::Memory& m : plan.memory) row(m.arena, m.peak, m.most);
   row("total", plan.peak(), plan.most.total());
+  if (!plan.most.shared) return;
+  std::printf("\n");
+  paragraph("shared", "kv and scratch lie in the memory of gradients and activations; the total has the larger pair");
 }
 
 // Exact figures; the part of an op in the FLOPs of its phase.

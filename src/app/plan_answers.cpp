@@ -35,17 +35,23 @@ Cost total(const Ledger& ledger) {
   return all;
 }
 
-// Sequences whose keys and values find room beside everything else.
+// Sequences whose keys and values find room beside everything else that is needed with them.
 int64_t sequences_at_a_time(const Config& c, const Plan& plan, size_t memory) {
-  const size_t rest = plan.most.total() - plan.most.kv,
-               one = plan.most.kv / static_cast<size_t>(c.rollout.max_num_seqs);
+  const size_t one = plan.most.kv / static_cast<size_t>(c.rollout.max_num_seqs);
+  ArenaLimits without = plan.most;
+  without.kv = 0;
+  if (without.total() > memory) return 0;
+  if (without.shared) without.gradients = without.activations = 0;
+  const size_t rest = without.total();
   return memory > rest && one > 0 ? static_cast<int64_t>((memory - rest) / one) : 0;
 }
 
 Json memory_json(const Plan& plan) {
   Json arenas;
   for (const Plan::Memory& m : plan.memory) arenas[m.arena] = {{"longest", m.peak}, {"most", m.most}};
-  return {{"arenas", arenas}, {"longest", plan.peak()}, {"most", plan.most.total()}};
+  Json all{{"arenas", arenas}, {"longest", plan.peak()}, {"most", plan.most.total()}};
+  if (plan.most.shared) all["shared"] = {{"kv", "scratch"}, {"gradients", "activations"}};
+  return all;
 }
 
 // What --largest takes.
@@ -114,7 +120,9 @@ void show_largest(const std::vector<std::string>& arguments, const std::string& 
   int64_t good = 0, bad = std::max<int64_t>(std::atoll(now.c_str()), 1);
   Try best, next = attempt(bad);
   while (next.fits) {
-    if (good > 0 && next.plan.most.total() == best.plan.most.total()) {  // twice as large, and no byte more
+    const auto equal = [](const Plan::Memory& a, const Plan::Memory& b) { return a.most == b.most; };
+    const auto &more = next.plan.memory, &less = best.plan.memory;
+    if (good > 0 && std::equal(more.begin(), more.end(), less.begin(), equal)) {  // twice as large, and no byte more
       std::printf("largest  any %s: from %lld on it takes %zu of %zu bytes %s\n", key.c_str(),
                   static_cast<long long>(good), best.plan.most.total(), memory, where.c_str());
       return;
@@ -137,7 +145,13 @@ void show_largest(const std::vector<std::string>& arguments, const std::string& 
     return;
   }
   size_t arena = 0;
-  const auto growth = [&](size_t i) { return next.plan.memory[i].most - best.plan.memory[i].most; };
+  const ArenaLimits& most = next.plan.most;
+  const auto growth = [&](size_t i) -> size_t {
+    const std::string& name = next.plan.memory[i].arena;
+    const bool sampling = name == "kv" || name == "scratch", training = name == "gradients" || name == "activations";
+    if (most.shared && (most.sampling() > most.training() ? training : sampling)) return 0;  // has room to grow
+    return next.plan.memory[i].most - best.plan.memory[i].most;
+  };
   for (size_t i = 1; i < next.plan.memory.size(); i++)
     if (growth(i) > growth(arena)) arena = i;
   std::printf("         %lld takes %zu more than there are; what grows most is %s\n", static_cast<long long>(bad),

@@ -81,8 +81,10 @@ void show_plan(Console& console, const Session& s, const Plan& plan) {
   }
   const auto total = static_cast<double>(host ? plan.peak() : plan.most.total()),
              machine = static_cast<double>(s.device.memory().total());
-  console.paragraph("memory", cat(host ? "a step of the longest responses takes " : "the run takes ", bytes(total),
-                                  " of ", bytes(machine), ": ", arenas));
+  console.paragraph(
+      "memory",
+      cat(host ? "a step of the longest responses takes " : "the run takes ", bytes(total), " of ", bytes(machine),
+          ": ", arenas, plan.most.shared ? "; kv and scratch in the memory of gradients and activations" : ""));
   if (total > machine) console.warning("that is more memory than the machine has");
 }
 

@@ -9,15 +9,43 @@ constexpr size_t kAlign = 64;
 size_t round_up(size_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
 }  // namespace
 
-Arena::Arena(std::string name, const Memory& memory, size_t limit)
-    : name_(std::move(name)), memory_(memory), limit_(limit) {
+SharedMemory::SharedMemory(const Memory& memory, size_t bytes) : memory_(memory), bytes_(bytes) {
+  if (bytes == 0 || &memory == &no_memory) return;
+  base_ = static_cast<char*>(memory.take(bytes));
+  if (!base_) throw Error(Exit::memory, cat("the system refused ", bytes, " bytes, which arenas share"));
+}
+
+SharedMemory::~SharedMemory() {
+  if (base_) memory_.give(base_, bytes_);
+}
+
+Arena::Arena(std::string name, const Memory& memory, size_t limit, SharedMemory::Side* side)
+    : name_(std::move(name)), memory_(memory), side_(side), limit_(limit) {
   if (limit == 0 || &memory == &no_memory) return;
+  if (side) {
+    expect(round_up(limit) <= side->memory.bytes_ - side->taken, "arena '", name_, "' of ", limit,
+           " bytes is more than is left of its side");
+    base_ = side->memory.base_ + side->taken;
+    side->taken += round_up(limit);
+    return;
+  }
   base_ = static_cast<char*>(memory.take(limit));
   if (!base_) throw Error(Exit::memory, cat("arena '", name_, "': the system refused ", limit, " bytes"));
 }
 
 Arena::~Arena() {
-  if (base_) memory_.give(base_, limit_);
+  if (base_ && !side_) memory_.give(base_, limit_);
+}
+
+Turn::Turn(const Arena& arena) : side_(arena.side_) {
+  if (!side_) return;
+  for (const SharedMemory::Side& s : side_->memory.sides)
+    expect(&s == side_ || s.turns == 0, "arena '", arena.name(), "' is used while others hold its memory");
+  side_->turns++;
+}
+
+Turn::~Turn() {
+  if (side_) side_->turns--;
 }
 
 Tensor Arena::alloc(const std::string& name, DType dtype, std::initializer_list<int64_t> shape) {

@@ -9,10 +9,35 @@
 
 namespace pare {
 
+// One piece of memory for the arenas of two sides, which use it by turns (Turn): what one side holds is lost when the
+// other one has its turn.
+class SharedMemory {
+ public:
+  // Reserves `bytes` of `memory`: of the sides, what the arenas of the larger one take.
+  SharedMemory(const Memory& memory, size_t bytes);
+  ~SharedMemory();
+  SharedMemory(const SharedMemory&) = delete;
+  SharedMemory& operator=(const SharedMemory&) = delete;
+
+  struct Side {
+    SharedMemory& memory;
+    size_t taken = 0;  // bytes, by its arenas
+    int turns = 0;     // that are being had
+  };
+  Side sides[2] = {{*this}, {*this}};
+
+ private:
+  friend class Arena;
+  const Memory& memory_;
+  const size_t bytes_;
+  char* base_ = nullptr;
+};
+
 class Arena {
  public:
-  // Reserves `limit` bytes of `memory`, the most it will ever hold; without a limit, all of the memory.
-  Arena(std::string name, const Memory& memory, size_t limit);
+  // Reserves `limit` bytes of `memory`, the most it will ever hold; without a limit, all of the memory.  With a `side`
+  // they are the next ones of that side.
+  Arena(std::string name, const Memory& memory, size_t limit, SharedMemory::Side* side = nullptr);
   explicit Arena(std::string name, const Memory& memory = host_memory)
       : Arena(std::move(name), memory, memory.total()) {}
   ~Arena();
@@ -40,11 +65,26 @@ class Arena {
   const std::vector<Entry>& entries() const { return entries_; }
 
  private:
+  friend class Turn;
   std::string name_;
   const Memory& memory_;
+  SharedMemory::Side* const side_;  // null: its memory is its own
   size_t limit_, used_ = 0, peak_ = 0;
   char* base_ = nullptr;
   std::vector<Entry> entries_;
+};
+
+// While it lives, so does what the arenas of that side hold.  Throws std::logic_error where the other side has a turn.
+// Of an arena that shares nothing it is nothing.
+class Turn {
+ public:
+  explicit Turn(const Arena& arena);
+  ~Turn();
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  SharedMemory::Side* const side_;
 };
 
 // Frees at the end of a scope what was allocated in it.

@@ -283,7 +283,8 @@ std::vector<Completion> Rollout::sample(const std::vector<Request>& requests, co
                                         const std::function<void(const RolloutStats&)>& progress,
                                         const std::function<void(const Completion&)>& drawn) {
   check(requests, sampling);
-  ArenaScope scope(scratch_);
+  const Turn turn(scratch_);
+  const ArenaScope scope(scratch_);
   const State state = make_state();
   const int lookahead = sampling.trace ? 1 : limits_.lookahead;
   Scheduler scheduler(sampling.dense ? dense_residency_ : residency_, requests, sampling.eos, limits_, cache_,

@@ -45,7 +45,8 @@ struct RolloutStats {
 
 class Rollout {
  public:
-  // Allocates the cache from `kv`.  generate() allocates the rest from `scratch` and frees it.  `dense`: the model that
+  // Allocates the cache from `kv`.  generate() allocates the rest from `scratch` and frees it.  Both may share memory
+  // with what is not used meanwhile (Turn): between two generate()s they hold nothing.  `dense`: the model that
   // Sampling::dense samples from, the same but for its adapters; null: `model`.
   Rollout(const Model& model, const RolloutLimits& limits, Arena& kv, Arena& scratch, const Model* dense = nullptr);
 

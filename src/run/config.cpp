@@ -564,6 +564,7 @@ std::vector<std::string> keys_that_part(const Config& run, const Config& resumed
                                                 "rollout.max_num_seqs",
                                                 "rollout.max_num_batched_tokens",
                                                 "rollout.kv_cache_bytes",
+                                                "rollout.free_cache_engine",
                                                 "rollout.check_exact",
                                                 "rollout.on_mismatch",
                                                 "rollout.val_kwargs.kv",

@@ -80,6 +80,7 @@ struct RolloutKeys {
   double top_p = 1;
   bool allow_truncated_sampling = false;
   int64_t max_num_seqs = 256, max_num_batched_tokens = 8192, kv_cache_bytes = 0;
+  bool free_cache_engine = true;
   std::optional<bool> check_exact;  // none: auto
   OnMismatch on_mismatch = OnMismatch::fail;
   KvSpec kv;

@@ -18,6 +18,10 @@ Groups rollout_keys() {
         KEY(rollout.max_num_batched_tokens, count(1), "tokens", "most rows in one forward pass of the rollout", "verl"),
         KEY(rollout.kv_cache_bytes, at_least(0), "bytes", "size of the page pool; 0: enough for max_num_seqs sequences",
             "pare"),
+        KEY(rollout.free_cache_engine, any, "",
+            "keys and values, needed while sampling, lie in the memory of gradients and activations, needed while "
+            "training: a run takes that of the larger; false: of both. The same bits",
+            "verl"),
         KEY(rollout.check_exact, any, "",
             "compares the sampler's log-probs with the learner's bit by bit and logs exact/mismatch_tokens. auto: only "
             "where both have the same distribution (the same attention, no truncation)",

@@ -33,7 +33,7 @@ Tensor alloc_sampler_states(Session& s) {
   if (rows > std::numeric_limits<int32_t>::max())
     fail("data.train_batch_size * rollout.n responses of data.max_response_length are ", rows,
          " tokens, too many to keep the sampler's hidden states of");
-  return s.kv.alloc("sampler hidden states", s.model->dtype, {rows, s.model_config.hidden});
+  return s.states.alloc("sampler hidden states", s.model->dtype, {rows, s.model_config.hidden});
 }
 
 // As a verifier sees them: behind their prefixes, without log-probs.
@@ -182,7 +182,7 @@ void GrpoTraining::worst_case_step() {
 void GrpoTraining::largest_batches() {
   Arena& arena = session_.activations;
   const RolloutLimits rollout = session_.rollout_limits();
-  Rollout::plan(session_.sampler(), rollout, arena, sampler_states_);
+  Rollout::plan(session_.sampler(), rollout, session_.rollout_scratch(), sampler_states_);
   const int64_t sampled = config_.rollout.n, kept = kept_members(config_);
   BatchLimits limits = batch_limits(kept);
   if (shares_prefixes(config_)) {  // one may take all of a response but a token

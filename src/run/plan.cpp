@@ -8,12 +8,6 @@
 
 namespace pare {
 
-size_t Plan::peak() const {
-  size_t total = 0;
-  for (const Memory& m : memory) total += m.peak;
-  return total;
-}
-
 static void set_machine(Session& session, const Machine* machine) {
   if (!machine) return;
   session.device.estimate = [machine, act = act_type(session.config)](const char* op, const Cost& cost) {
@@ -27,7 +21,8 @@ Plan plan_step(const Config& config, TrainingKind kind, bool data, const std::op
   set_machine(session, machine);
   const auto training = make_training(kind, session);
   training->worst_case_step();
-  Plan plan{.model = session.model_config, .memory = {}, .most = {}, .ledger = session.ledger};
+  Plan plan{
+      .model = session.model_config, .memory = {}, .longest = session.peaks(), .most = {}, .ledger = session.ledger};
   for (const Arena* a : session.arenas()) plan.memory.push_back({a->name(), a->peak(), 0, a->entries()});
   training->largest_batches();
   plan.most = session.peaks();
@@ -74,8 +69,11 @@ Ledger plan_lengths(const Config& config, const StepLengths& lengths, const Mach
 }
 
 static std::string text(const ArenaLimits& l) {
-  return cat(l.total(), " bytes (weights ", l.weights, ", gradients ", l.gradients, ", optimizer ", l.optimizer,
-             ", kv ", l.kv, ", activations ", l.activations, ")");
+  return cat(
+      l.total(), " bytes (weights ", l.weights, ", gradients ", l.gradients, ", optimizer ", l.optimizer, ", kv ", l.kv,
+      ", activations ", l.activations, l.states ? cat(", states ", l.states) : "",
+      l.shared ? cat(", scratch ", l.scratch, "; kv and scratch share memory with gradients and activations") : "",
+      ")");
 }
 
 void check_memory(const ArenaLimits& l, const Table& table, const char* lower) {
@@ -104,15 +102,13 @@ void check_run(const Config& config, TrainingKind kind, const Table& table, size
     adapter_weights(config.model.lora.adapter_path, load_model_config(config.model.path));
   const Plan plan = plan_run(config, kind, table, host);
   if (table.memory != &host_memory || plan.peak() <= host) return;
-  std::string parts;
-  for (const Plan::Memory& m : plan.memory) parts += cat(parts.empty() ? "" : ", ", m.arena, ' ', m.peak);
-  throw Error(Exit::memory, cat("a step takes ", plan.peak(), " bytes (", parts, "), the machine has ", host,
+  throw Error(Exit::memory, cat("a step takes ", text(plan.longest), ", the machine has ", host,
                                 "; lower rollout.max_num_seqs, actor.ppo_max_token_len or the batch"));
 }
 
 ArenaLimits evaluation_limits(const Config& config, const Table& table) {
   Session session(config, table_null, false, ArenaLimits::each(table.memory->total()));
-  const Rollout rollout(*session.model, session.rollout_limits(), session.kv, session.activations);
+  const Rollout rollout(*session.model, session.rollout_limits(), session.kv, session.rollout_scratch());
   Rollout::plan(*session.model, session.rollout_limits(), session.activations);
   check_memory(session.peaks(), table, "rollout.max_num_seqs or rollout.max_num_batched_tokens");
   return session.peaks();

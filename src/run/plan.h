@@ -14,9 +14,9 @@ struct Plan {
   };
   ModelConfig model;
   std::vector<Memory> memory;
-  ArenaLimits most;  // the same as Memory::most
-  Ledger ledger;     // of the step whose lengths are the greatest; its seconds are those of a machine, if one is given
-  size_t peak() const;
+  ArenaLimits longest, most;  // the same as Memory::peak and Memory::most
+  Ledger ledger;  // of the step whose lengths are the greatest; its seconds are those of a machine, if one is given
+  size_t peak() const { return longest.total(); }
 };
 
 // The worst case of one training step: every prompt of max_prompt_length, every response of max_response_length,

@@ -102,13 +102,10 @@ RunTotals run_totals(const RunLog& log) {
   t.flops_distill = log.sum("flops/distill");
   if (log.series.contains("kv/tokens_saved/read") && t.steps > 0)
     t.reads_saved = log.sum("kv/tokens_saved/read") / static_cast<double>(t.steps);
-  for (const auto& [name, values] : log.series) {
+  for (const auto& [name, values] : log.series)
     if (name.starts_with("flops/")) t.flops += log.sum(name);
-    if (!name.starts_with("memory/")) continue;
-    double peak = 0;  // an arena's peak never falls
-    for (const double v : values) peak = std::fmax(peak, v);
-    t.peak_bytes = (std::isnan(t.peak_bytes) ? 0 : t.peak_bytes) + peak;
-  }
+  if (const auto peaks = log.series.find("perf/max_memory_allocated_gb"); peaks != log.series.end())
+    for (const double gb : peaks->second) t.peak_bytes = std::fmax(t.peak_bytes, gb * (1 << 30));
   t.seconds_rollout = log.sum("timing_s/gen"), t.seconds_update = log.sum("timing_s/update_actor");
   t.seconds = log.sum("timing_s/step") + log.sum("timing_s/testing");
   if (log.series.contains("exact/checked_tokens")) t.checked = log.sum("exact/checked_tokens");

@@ -77,16 +77,30 @@ void Session::read_data() {
   }
 }
 
-Session::Session(const Config& c, const Table& table, bool trainable, const std::optional<ArenaLimits>& limits,
-                 bool data, Comm& comm)
+namespace {
+
+std::unique_ptr<SharedMemory> share(const Memory& memory, const ArenaLimits& limits) {
+  return std::make_unique<SharedMemory>(memory, std::max(limits.sampling(), limits.training()));
+}
+SharedMemory::Side* side(const std::unique_ptr<SharedMemory>& shared, int which) {
+  return shared ? &shared->sides[which] : nullptr;
+}
+
+}  // namespace
+
+Session::Session(const Config& c, const Table& table, bool trainable, const std::optional<ArenaLimits>& most, bool data,
+                 Comm& comm)
     : config(c),
       device(table, {}, comm),
-      weights("weights", device.memory(), limits.value_or(ArenaLimits::each(device.memory().total())).weights),
-      gradients("gradients", device.memory(), limits.value_or(ArenaLimits::each(device.memory().total())).gradients),
-      optimizer("optimizer", device.memory(), limits.value_or(ArenaLimits::each(device.memory().total())).optimizer),
-      kv("kv", device.memory(), limits.value_or(ArenaLimits::each(device.memory().total())).kv),
-      activations("activations", device.memory(),
-                  limits.value_or(ArenaLimits::each(device.memory().total())).activations) {
+      limits(most.value_or(ArenaLimits::each(device.memory().total()))),
+      shared(trainable && c.rollout.free_cache_engine ? share(device.memory(), limits) : nullptr),
+      weights("weights", device.memory(), limits.weights),
+      gradients("gradients", device.memory(), limits.gradients, side(shared, 0)),
+      optimizer("optimizer", device.memory(), limits.optimizer),
+      kv("kv", device.memory(), limits.kv, side(shared, 1)),
+      activations("activations", device.memory(), limits.activations, side(shared, 0)),
+      states("states", device.memory(), keeps_sampler_states(c) ? limits.states : 0),
+      scratch("scratch", device.memory(), shared ? limits.scratch : 0, side(shared, 1)) {
   check_ranks(c, comm, trainable);
   comm.timeout = static_cast<double>(c.trainer.nccl_timeout);
   set_threads(c.trainer.threads == 0 ? shared_threads(comm) : static_cast<int>(c.trainer.threads));
@@ -299,14 +313,22 @@ RolloutLimits Session::rollout_limits() const {
   return limits;
 }
 
-std::vector<const Arena*> Session::arenas() const { return {&weights, &gradients, &optimizer, &kv, &activations}; }
+std::vector<const Arena*> Session::arenas() const {
+  std::vector<const Arena*> all = {&weights, &gradients, &optimizer, &kv, &activations};
+  if (shared) all.push_back(&scratch);
+  if (keeps_sampler_states(config)) all.push_back(&states);
+  return all;
+}
 
 ArenaLimits Session::peaks() const {
   return {.weights = weights.peak(),
           .gradients = gradients.peak(),
           .optimizer = optimizer.peak(),
           .kv = kv.peak(),
-          .activations = activations.peak()};
+          .activations = activations.peak(),
+          .states = states.peak(),
+          .scratch = scratch.peak(),
+          .shared = shared != nullptr};
 }
 
 int64_t Session::flops(const std::string& phase) const { return device.comm.sum(ledger.total(phase).flops); }

@@ -1,6 +1,7 @@
 // What a run works with: the model on its device, the task, the tokenizer.  Built from a configuration; everything that
 // can be wrong with files and sizes is found here, before the first step.
 #pragma once
+#include <algorithm>
 #include <memory>
 #include <optional>
 
@@ -18,8 +19,14 @@ namespace pare {
 // not touch costs address space only.
 struct ArenaLimits {
   size_t weights = 0, gradients = 0, optimizer = 0, kv = 0, activations = 0;
-  static ArenaLimits each(size_t bytes) { return {bytes, bytes, bytes, bytes, bytes}; }
-  size_t total() const { return weights + gradients + optimizer + kv + activations; }
+  size_t states = 0;    // of the sampler, that training needs too
+  size_t scratch = 0;   // of the sampler; where nothing is shared it has the activations
+  bool shared = false;  // kv and scratch lie in the memory of gradients and activations
+  static ArenaLimits each(size_t bytes) { return {bytes, bytes, bytes, bytes, bytes, bytes, bytes}; }
+  size_t sampling() const { return kv + scratch; }
+  size_t training() const { return gradients + activations; }
+  size_t saved() const { return shared ? std::min(sampling(), training()) : 0; }
+  size_t total() const { return weights + optimizer + states + sampling() + training() - saved(); }
 };
 
 struct Session {
@@ -44,11 +51,12 @@ struct Session {
   const Model& sampler() const { return sparse ? *sparse : *model; }
   bool frozen() const { return adapters && !sparse; }  // the model is what the run started from
   RolloutLimits rollout_limits() const;
-  std::vector<const Arena*> arenas() const;
+  Arena& rollout_scratch() { return shared ? scratch : activations; }
+  std::vector<const Arena*> arenas() const;  // those that there are
   ArenaLimits peaks() const;
   int64_t flops(const std::string& phase) const;  // in the ledgers of all ranks
-  // memory/<arena>: the peak so far, in bytes, and nothing else; and their sum under verl's name, in GiB.  Of the rank
-  // that has most.
+  // memory/<arena>: the peak so far, in bytes, and nothing else; and what they take together under verl's name, in GiB.
+  // Of the rank that has most.
   void set_memory(Metrics& metrics) const;
 
   const Config config;
@@ -60,7 +68,9 @@ struct Session {
   ModelConfig model_config;
   std::vector<int32_t> eos;  // any of them ends a response; the first is the tokenizer's, where it is one of them
 
-  Arena weights, gradients, optimizer, kv, activations;
+  const ArenaLimits limits;
+  const std::unique_ptr<SharedMemory> shared;  // of what trains, with rollout.free_cache_engine; else absent
+  Arena weights, gradients, optimizer, kv, activations, states, scratch;
   std::unique_ptr<Model> model;
   std::unique_ptr<Adapters> adapters;  // of the model, which is frozen, or of `sparse`; absent: there are none
   std::unique_ptr<Model> sparse;     // of distillation: the model, whose memory it shares, with the adapters; or absent

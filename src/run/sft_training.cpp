@@ -86,7 +86,8 @@ void SftTraining::worst_case_step() {
 
 void SftTraining::largest_batches() {
   learner_.plan(batch_limits(1), {.policy = PolicyLoss::nll});
-  if (rollout_) Rollout::plan(*session_.model, session_.rollout_limits(), session_.activations);  // of evaluations
+  if (rollout_)  // of evaluations
+    Rollout::plan(*session_.model, session_.rollout_limits(), session_.rollout_scratch());
 }
 
 }  // namespace pare

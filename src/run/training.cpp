@@ -9,8 +9,9 @@ namespace pare {
 Training::Training(Session& s, bool samples)
     : session_(s),
       config_(s.config),
-      rollout_(samples ? std::make_unique<Rollout>(s.sampler(), s.rollout_limits(), s.kv, s.activations, s.model.get())
-                       : nullptr),
+      rollout_(
+          samples ? std::make_unique<Rollout>(s.sampler(), s.rollout_limits(), s.kv, s.rollout_scratch(), s.model.get())
+                  : nullptr),
       learner_(*s.model, s.gradients, s.optimizer, s.activations, s.learner_options()),
       student_(s.sparse
                    ? std::make_unique<Learner>(*s.sparse, s.gradients, s.optimizer, s.activations, student_options())

@@ -48,7 +48,6 @@ function costs() {
   taken.add("tokens/generated").add("tokens/trained").add("tokens/loss").add("perf/max_memory_allocated_gb");
   const sum = (title, metrics, unit) =>
     ({title, unit, sum: true, what: "running total", values: (r) => total(r, metrics(r))});
-  const arenas = (r) => withPrefix(r, "memory/");
   return [
     sum("Tokens generated", () => ["tokens/generated", "rpo/init_tokens"], "count"),
     line("Tokens saved by earlier responses", "rpo/saved", {what: "rpo/saved, part of the responses"}),
@@ -60,7 +59,7 @@ function costs() {
       sum: true,
       zero: true,
       what: "all arenas, so far",
-      values: (r) => added(r, arenas(r))
+      values: (r) => column(r, "perf/max_memory_allocated_gb")?.map((v) => finite(v) ? v * 2 ** 30 : v)
     },
   ];
 }
