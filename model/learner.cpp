@@ -311,14 +311,16 @@ TokenOuts Learner::accumulate(const std::vector<Group>& groups, const TokenTerms
 }
 
 std::vector<int> Learner::slots_of(const std::vector<Group>& groups) const {
-  if (options_.balance) {
-    std::vector<int64_t> costs;
-    for (const Group& g : groups) costs.push_back(group_flops(model_.config, g, options_.recompute));
-    return deal(costs, options_.slots);
-  }
+  if (options_.balance) return deal(flops_of(groups), options_.slots);
   std::vector<int> slots;
   for (const Group& g : groups) slots.push_back(static_cast<int>(g.slot));
   return slots;
+}
+
+std::vector<int64_t> Learner::flops_of(const std::vector<Group>& groups) const {
+  std::vector<int64_t> flops;
+  for (const Group& g : groups) flops.push_back(group_flops(model_.config, g, options_.recompute));
+  return flops;
 }
 
 // Calls f(first, counts, piece) for pieces of the parts of all ranks, as many for each: elements [first[r], first[r] +

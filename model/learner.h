@@ -70,7 +70,9 @@ class Learner {
   // each step().  `reference`: the reference model, for an exact KL.
   TokenOuts accumulate(const std::vector<Group>& groups, const TokenTerms& terms, const LossSpec& spec,
                        const Model* reference = nullptr, const BatchProgress& progress = {});
-  std::vector<int> slots_of(const std::vector<Group>& groups) const;  // in which accumulate() computes them
+  int64_t slots() const { return options_.slots; }
+  std::vector<int> slots_of(const std::vector<Group>& groups) const;      // in which accumulate() computes them
+  std::vector<int64_t> flops_of(const std::vector<Group>& groups) const;  // of each, predicted (group_flops)
   // Log-probs and entropies of the kept tokens; no gradient.  With `states` also overlap and mass, the model being p.
   // The rank that a group was sampled on (Group::slot) computes them, all get them.
   static TokenOuts logprobs(const Model& model, Arena& activations, const std::vector<Group>& groups,

@@ -1,6 +1,7 @@
 // Hints: said where they apply, once.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 
 #include "run/hints.h"
@@ -9,7 +10,8 @@ namespace pare::test {
 namespace {
 
 struct Step {
-  double number = 1, updates = 2, grad_norm = 0.1, equal = 0.2, right = 0.1, cut = 0, lr = 1e-3;
+  double number = 1, updates = 2, grad_norm = 0.1, equal = 0.2, right = 0.1, cut = 0, lr = 1e-3, groups = NAN,
+         idle = NAN, imbalance = NAN;
 };
 
 Metrics metrics(const Step& s) {
@@ -21,6 +23,7 @@ Metrics metrics(const Step& s) {
   m.set("filter/all_right_fraction", s.right);
   m.set("response_length/clip_ratio", s.cut);
   m.set("actor/lr", s.lr);
+  m.set("slots/groups", s.groups), m.set("slots/idle", s.idle), m.set("slots/imbalance", s.imbalance);
   return m;
 }
 
@@ -53,6 +56,15 @@ TEST(Hints, OnlyWhatApplies) {
   rpo.algorithm.rpo.enable = true;
   expect_once(rpo, {}, "that of the policy alone is the validation's");
   expect_once(rpo, {.number = 5, .equal = 0.95}, "cut more (algorithm.rpo.cut");
+  Config eight;
+  eight.learner.slots = 8;
+  expect_once(eight, {.groups = 2.5, .idle = 0, .imbalance = 1.37}, "slots = 8 had 1.37 times the FLOPs of the mean");
+  EXPECT_TRUE(Hints(eight).after(metrics({.groups = 2.5, .idle = 0, .imbalance = 1.2})).empty());
+  EXPECT_TRUE(Hints(eight).after(metrics({.groups = 4, .idle = 0, .imbalance = 1.37})).empty());
+  expect_once(eight, {.groups = 0.625, .idle = 0.375, .imbalance = 2},
+              "0.62 groups for each of learner.slots = 8: 38 %");
+  eight.trainer.balance_batch = false;
+  expect_once(eight, {.groups = 3, .idle = 0, .imbalance = 1.37}, "trainer.balance_batch deals them");
   expect_once(plain, {.cut = 0.75}, "75 % of the responses were cut at data.max_response_length = 512");
 }
 

@@ -3,6 +3,7 @@
 
 #include "base/rng.h"
 #include "model/shards.h"
+#include "rl/slots.h"
 #include "tests/runs.h"
 
 namespace pare::test {
@@ -124,6 +125,39 @@ TEST(Slots, AreAddedInTheirOrder) {
       EXPECT_EQ(out.entropy, whole.entropy);
       EXPECT_EQ(out.clipped, whole.clipped);
     }
+}
+
+// What ranks wait for, and what stays idle: of the update where that is most.
+TEST(Slots, TotalsAreOfTheWorstUpdate) {
+  TrainingRun run(tiny_run("qwen3", {"learner.slots=4"}));
+  const Learner& learner = run.trainer->learner();
+  const std::vector<Group> all = random_groups(run.session.model_config, 5);
+  const std::vector<Group> six = all, five(all.begin(), all.begin() + 5), three(all.begin() + 2, all.begin() + 5);
+  SlotTotals totals;
+  double imbalance = 0;
+  for (const auto& groups : {six, three, five}) {
+    totals.add(learner, groups);
+    std::vector<int64_t> work(4);
+    const std::vector<int64_t> flops = learner.flops_of(groups);
+    for (size_t g = 0; g < groups.size(); g++) work[static_cast<size_t>(learner.slots_of(groups)[g])] += flops[g];
+    const double sum = std::accumulate(work.begin(), work.end(), 0.0);
+    imbalance = std::max(imbalance, 4 * static_cast<double>(*std::max_element(work.begin(), work.end())) / sum);
+  }
+  Metrics m;
+  totals.report(m);
+  EXPECT_EQ(m.get("slots/groups"), 0.75);
+  EXPECT_EQ(m.get("slots/idle"), 0.25);
+  EXPECT_NEAR(m.get("slots/imbalance"), imbalance, 1e-12);
+  EXPECT_GT(imbalance, 4.0 / 3);
+
+  // Fewer groups than slots are a step like any other.
+  TrainingRun idle(tiny_run("qwen3", {"learner.slots=8"}));
+  const Metrics step = idle.step();
+  EXPECT_EQ(step.get("slots/idle"), 0.25) << "6 groups";
+  EXPECT_EQ(step.get("global_seqlen/balanced_min"), 0);
+  EXPECT_EQ(step.get("actor/updates"), 1);
+  TrainingRun one(tiny_run("qwen3"));
+  EXPECT_TRUE(std::isnan(one.step().get("slots/groups")));
 }
 
 // With other slots a run differs by roundings alone.

@@ -12,6 +12,7 @@
 #include "rl/mismatch.h"
 #include "rl/obrs.h"
 #include "rl/schedule.h"
+#include "rl/slots.h"
 
 namespace pare {
 
@@ -58,7 +59,6 @@ void report_plans(std::span<const Trajectory> samples, std::span<const TokenPlan
 struct UpdateTotals {
   Summary entropy, ppo_kl, kl, clipped, clipped_dual, grad_norm;
   double pg_loss = 0;
-  Summary sampled, balanced;  // rows of a slot in which they were sampled, are trained
   int64_t updates = 0, skipped = 0, rows = 0, loss_rows = 0, checked = 0, mismatches = 0;
 
   void add(const Update& update, const TokenOuts& out) {
@@ -73,16 +73,6 @@ struct UpdateTotals {
     }
     loss_rows += std::ssize(out.logprob);
     for (const Group& g : update.groups) rows += packed_rows(g);
-  }
-
-  void add_slots(const std::vector<Group>& groups, const std::vector<int>& slot_of, int64_t slots) {
-    std::vector<int64_t> before(static_cast<size_t>(slots)), after = before;
-    for (size_t g = 0; g < groups.size(); g++) {
-      before[static_cast<size_t>(groups[g].slot)] += packed_rows(groups[g]);
-      after[static_cast<size_t>(slot_of[g])] += packed_rows(groups[g]);
-    }
-    for (const int64_t n : before) sampled.add(static_cast<double>(n));
-    for (const int64_t n : after) balanced.add(static_cast<double>(n));
   }
 
   // The promise: what the sampler logged is, bit by bit, what the learner computes (trainer.exact = false: near that).
@@ -104,12 +94,6 @@ struct UpdateTotals {
     m.set("actor/grad_norm", grad_norm.mean());
     m.set("actor/updates", static_cast<double>(updates));
     m.set("actor/skipped_updates", static_cast<double>(skipped));
-    if (sampled.count() > 0) {
-      set_summary(m, "global_seqlen", sampled);
-      m.set("global_seqlen/minmax_diff", sampled.max() - sampled.min());
-      m.set("global_seqlen/balanced_min", balanced.min());
-      m.set("global_seqlen/balanced_max", balanced.max());
-    }
     m.set("tokens/trained", static_cast<double>(rows));
     m.set("tokens/loss", static_cast<double>(loss_rows));
     m.set("exact/checked_tokens", static_cast<double>(checked));
@@ -450,6 +434,7 @@ void Grpo::update(int64_t step, std::span<const std::span<Trajectory>> batches, 
   const double lr = learning_rate(keys_.actor.optim, step, keys_.total_training_steps);
   const LossSpec spec = loss_spec(keys_.actor, keys_.temperature);
   UpdateTotals totals, students;
+  SlotTotals slots;
   const auto logprobs = [&](const std::vector<Group>& groups) {
     return Learner::logprobs(engine_.model, engine_.activations, groups, keys_.temperature, engine_.options);
   };
@@ -482,8 +467,7 @@ void Grpo::update(int64_t step, std::span<const std::span<Trajectory>> batches, 
           set_sequence_ratios(u, logprobs(u.groups));
         out = accumulate(engine_.learner, u, spec, engine_.reference);
         totals.add(u, out);
-        if (const int64_t slots = keys_.learner.slots; slots > 1)
-          totals.add_slots(u.groups, engine_.learner.slots_of(u.groups), slots);
+        slots.add(engine_.learner, u.groups);
         if (first && keys_.checks && !engine_.student) totals.check(u, out);
         if (first && on_policy && !keys_.exact) report_mismatch(c, u, out, metrics);
       } else {  // nothing was left, or too little: the step is counted, nothing is learnt
@@ -503,6 +487,7 @@ void Grpo::update(int64_t step, std::span<const std::span<Trajectory>> batches, 
       if (d.order == DistillOrder::after) learn_student(student);
     }
   totals.report(metrics);
+  slots.report(metrics);
   metrics.set("actor/lr", lr);
   if (!engine_.student) return;
   students.report_student(metrics);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "rl/slots.h"
+
 namespace pare {
 
 TokenOuts sft_step(Learner& learner, const std::vector<Group>& groups, const AdamWOptions& options, Metrics& metrics,
@@ -16,6 +18,9 @@ TokenOuts sft_step(Learner& learner, const std::vector<Group>& groups, const Ada
   for (const Group& g : groups) rows += packed_rows(g);
   metrics.set("train/loss", loss.mean());
   metrics.set("actor/entropy", entropy.mean());
+  SlotTotals slots;
+  slots.add(learner, groups);
+  slots.report(metrics);
   metrics.set("actor/grad_norm", learner.step(options));
   metrics.set("actor/lr", options.lr);
   metrics.set("tokens/trained", static_cast<double>(rows));
