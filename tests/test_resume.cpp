@@ -1,4 +1,6 @@
 // A run that is stopped, killed or out of disk, and resumed, ends with the bits of one that was left alone.
+#include <sys/stat.h>
+
 #include <csignal>
 #include <regex>
 #include <thread>
@@ -281,6 +283,43 @@ TEST_F(Resume, AfterASignalFromOutside) {
     expect_code(pare("train", "whole", end), 0);
     expect_same("whole", "stopped");
   }
+}
+
+// Slurm's warning does not kill a run that still loads: it stops before the first step that it would begin, and what
+// was saved stays.
+TEST_F(Resume, AfterAWarningWhileItLoads) {
+  const std::string rows = read_text(tiny_folder() + "val.jsonl"), pipe = at("rows.jsonl");
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  const auto ignored = signal(SIGPIPE, SIG_IGN);
+  // Reads the rows of the validation, which has none, from a pipe that opens once the signal is sent.
+  const auto fed = [&](const std::string& dir, const Overrides& more, bool warns) {
+    std::atomic<bool> ended = false;
+    std::thread feeder([&, warns]() mutable {
+      for (; !ended; usleep(20000)) {
+        const int fd = open(pipe.c_str(), O_WRONLY | O_NONBLOCK);
+        if (fd < 0) continue;  // nobody reads
+        while (child_ == 0) usleep(1000);
+        if (std::exchange(warns, false)) kill(child_, SIGUSR1);
+        EXPECT_GE(::write(fd, rows.data(), rows.size()), -1);
+        close(fd);
+      }
+    });
+    const Outcome o = pare("train", dir, more + Overrides{"data.val_files=" + pipe, "trainer.save_freq=2"});
+    ended = true;
+    feeder.join();
+    return o;
+  };
+  Outcome o = fed("stopped", {}, true);
+  expect_code(o, static_cast<int>(Exit::interrupted));
+  EXPECT_NE(o.err.find("interrupted before the end of the first step"), std::string::npos) << o.err;
+  expect_code(fed("stopped", {"--resume", "trainer.total_training_steps=2"}, false), 0);
+  o = fed("stopped", {"--resume"}, true);
+  expect_code(o, static_cast<int>(Exit::interrupted));
+  EXPECT_NE(o.err.find("interrupted after step 2, which is saved"), std::string::npos) << o.err;
+  expect_code(fed("stopped", {"--resume"}, false), 0);
+  expect_code(fed("whole", {}, false), 0);
+  expect_same("whole", "stopped");
+  signal(SIGPIPE, ignored);
 }
 
 // A terminal that closes may say so twice, and the system says SIGTERM beside it: the step is saved all the same.

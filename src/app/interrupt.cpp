@@ -47,6 +47,11 @@ void catch_interrupts(const char* last_words) {
   if (hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
 }
 
+void catch_usr1() {
+  const struct sigaction action = handler();
+  sigaction(SIGUSR1, &action, nullptr);
+}
+
 void ask_to_stop() { asked = true; }
 bool interrupted() { return asked; }
 

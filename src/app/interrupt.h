@@ -11,6 +11,8 @@ namespace pare {
 // With `last_words` SIGINT and SIGTERM leave no time, as under mpirun, which kills next: the process writes them to
 // standard error and ends with Exit::interrupted.
 void catch_interrupts(const char* last_words = nullptr);
+// While a run loads, and before catch_interrupts(): of these signals SIGUSR1 alone asks, the others do what they did.
+void catch_usr1();
 void ask_to_stop();
 bool interrupted();
 

@@ -6,6 +6,7 @@
 
 #include "app/commands.h"
 #include "app/console.h"
+#include "app/interrupt.h"
 #include "app/version.h"
 #include "base/error.h"
 #include "comm/comm.h"
@@ -25,10 +26,12 @@ int run(CLI::App& app, int argc, char** argv) {
   using pare::Exit;
   pare::Comm* comm = &pare::self();
   const auto report = [&](Exit code, const std::string& what) { return ::report(*comm, code, what); };
+  const std::string command = argc > 1 ? argv[1] : "";
+  const bool trains = command == "train" || command == "sft";
+  if (trains) pare::catch_usr1();
   try {
     comm = &pare::world();
-    const std::string command = argc > 1 ? argv[1] : "";
-    if (comm->ranks() > 1 && command != "train" && command != "sft" && command != "eval")
+    if (comm->ranks() > 1 && !trains && command != "eval")
       pare::fail("pare ", command, " takes one rank, ", comm->ranks(), " were started");
     try {
       app.parse(argc, argv);

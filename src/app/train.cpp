@@ -62,6 +62,7 @@ class Run {
       catch_interrupts();
     begin();
     try {
+      stop_if_asked();  // while it loaded
       if (state_.training.step == 0 && config_.trainer.val_before_train && session_.val) validate_before();
       while (state_.training.step < config_.trainer.total_training_steps) step();
       directory_ ? directory_->save_model(session_) : save_model("", session_);
@@ -133,16 +134,11 @@ class Run {
     show(m, val, samples);
     warn_of_mismatches();
     if (t.save_freq > 0 && (step % t.save_freq == 0 || step == t.total_training_steps || best)) save();
-    if (comm_.most(interrupted()) && step < t.total_training_steps) throw Interrupted();
+    stop_if_asked();
   }
 
-  // What the ranks are, and the same on all of them.
-  Facts facts() const {
-    Facts all = facts_of(config_);
-    all.insert(all.end(), {{"instruction set", cpu_isa()},
-                           {"program", version()},
-                           {"hash of the initial weights", hex16(session_.initial_weights)}});
-    return all;
+  void stop_if_asked() {
+    if (state_.training.step < config_.trainer.total_training_steps && comm_.most(interrupted())) throw Interrupted();
   }
 
   const std::string& path() const { return config_.trainer.default_local_dir; }
