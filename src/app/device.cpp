@@ -1,5 +1,11 @@
 #include "app/device.h"
 
+#include "app/version.h"
+#include "cpu/cpu.h"
+#include "run/certificate.h"
+#include "run/ranks.h"
+#include "run/session.h"
+
 namespace pare {
 
 // Null where they are not linked: a program has the tables that the Makefile gives it.
@@ -21,6 +27,19 @@ const Table& open_table(const TrainerKeys& where) {
          "` builds build/", cuda ? "cuda" : "emu", "/pare, which has it");
   table->open();
   return *table;
+}
+
+void check_equal_ranks(const Session& session, const Table& table) {
+  Comm& comm = session.device.comm;
+  if (comm.ranks() == 1) return;
+  Facts facts = facts_of(session.config);
+  facts.insert(facts.end(), {{"instruction set", cpu_isa()},
+                             {"device", table.open ? table.open() : table.name},
+                             {"program", version()},
+                             {"hash of the initial weights", hex16(session.initial_weights)}});
+  const Facts files = facts_of_files(session.config);
+  facts.insert(facts.end(), files.begin(), files.end());
+  expect_equal(comm, facts);
 }
 
 }  // namespace pare

@@ -193,6 +193,7 @@ void run(const Options& o, const CLI::App& command) {
   if (first) print_notes(notes);
   const Table& table = open_table(config.trainer);
   Session session(config, table, false, evaluation_limits(config, table));
+  check_equal_ranks(session, table);
   LineFile items(first ? o.out : "", "--out", o.force), right(first ? o.keep : "", "--keep", o.force);
   Console console(o.quiet, !first);
   show_machine(console, table);

@@ -9,10 +9,7 @@
 #include "app/interrupt.h"
 #include "app/shorthands.h"
 #include "app/show.h"
-#include "app/version.h"
 #include "base/progress.h"
-#include "cpu/cpu.h"
-#include "run/certificate.h"
 #include "run/ranks.h"
 #include "run/run_directory.h"
 
@@ -77,7 +74,8 @@ class Run {
 
  private:
   void begin() {
-    expect_equal(comm_, facts());
+    check_equal_ranks(session_, table_);
+    check_shared_folder(comm_, path());
     if (directory_)
       for (const std::string& d : directory_->damaged()) console_.warning(d);
     const std::string checkpoint = comm_.broadcast(directory_ ? directory_->checkpoint() : "");

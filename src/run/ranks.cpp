@@ -1,12 +1,17 @@
 #include "run/ranks.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <numeric>
 
-#include "base/hash.h"
+#include "base/file.h"
 
 namespace pare {
 
@@ -80,6 +85,45 @@ Facts facts_of(const Metrics& metrics) {
   }
   facts.emplace_back("certificate", metrics.text("certificate"));
   return facts;
+}
+
+Facts facts_of_files(const Config& config) {
+  namespace fs = std::filesystem;
+  std::vector<fs::path> files = {fs::path(config.model.path) / "config.json",
+                                 fs::path(config.model.lora.adapter_path) / "adapter_config.json", config.model.config,
+                                 config.algorithm.rpo.cache_file};
+  const fs::path tokenizer = tokenizer_spec(config);
+  const fs::path beside = fs::is_directory(tokenizer) ? tokenizer : tokenizer.parent_path();
+  files.push_back(tokenizer);
+  for (const char* name : {"tokenizer.ssa", "tokenizer.bin", "tokenizer.json", "vocab_pieces.json",
+                           "tokenizer_config.json", "chat_template.jinja"})
+    files.push_back(beside / name);
+  files.insert(files.end(), config.data.train_files.begin(), config.data.train_files.end());
+  files.insert(files.end(), config.data.val_files.begin(), config.data.val_files.end());
+  Facts facts;
+  for (const fs::path& file : files)
+    facts.emplace_back(cat("hash of ", file.string()),
+                       fs::is_regular_file(file) ? read_sum(file.string()).xxh128 : "none");
+  return facts;
+}
+
+void check_shared_folder(Comm& comm, const std::string& folder) {
+  if (comm.ranks() == 1) return;
+  const std::string file = cat(folder, "/.ranks");
+  const auto now = std::chrono::system_clock::now().time_since_epoch().count();
+  const std::string mark = comm.broadcast(cat(comm.host(), ' ', getpid(), ' ', now));
+  if (comm.first()) write_file(file, mark);
+  comm.broadcast("");  // it is there
+  std::ifstream in(file, std::ios::binary);
+  const bool seen = std::string(std::istreambuf_iterator<char>(in), {}) == mark;
+  const std::vector<int64_t> all = comm.gather(seen);
+  const std::vector<std::string> places =
+      comm.gather(cat(std::filesystem::absolute(folder).string(), " on ", comm.host()));
+  if (comm.first()) std::filesystem::remove(file);
+  for (size_t r = 0; r < all.size(); r++)
+    if (!all[r])
+      fail("rank ", r, " does not see in ", places[r], " what rank 0 writes to ", places[0],
+           ": all ranks need one folder, on a disk that their nodes share; give it as --out PATH");
 }
 
 }  // namespace pare

@@ -144,6 +144,31 @@ TEST_F(Ranks, OtherMachineIsRefused) {
   }
 }
 
+// A copy of the data that is another one; a folder that has the same name.
+TEST_F(Ranks, OtherFilesAreRefused) {
+  for (const char* node : {"a/", "b/"}) {
+    fs::create_directories(at(node));
+    fs::copy_file(tiny_folder() + "train.jsonl", at(cat(node, "train.jsonl")));
+  }
+  const auto on = [&](const char* node) {
+    Overrides all = part(1, "", {"data.train_files=train.jsonl"}, {"-C", at(node)});
+    *std::next(std::find(all.begin(), all.end(), "--out")) = "run";
+    return all;
+  };
+  Outcome o = job(on("a") + Overrides{":"} + on("b"));
+  EXPECT_EQ(o.code, 2) << o.err;
+  const std::string a = at("a/run"), b = at("b/run");
+  EXPECT_NE(o.err.find(cat("rank 1 does not see in ", b, " on ")), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find(cat(" what rank 0 writes to ", a, " on ")), std::string::npos) << o.err;
+  EXPECT_TRUE(fs::is_empty(at("a/run"))) << "nothing is left";
+  std::ofstream(at("b/train.jsonl"), std::ios::app) << R"({"prompt": "p0?", "answer": "b"})"
+                                                    << "\n";
+  o = job(on("a") + Overrides{":"} + on("b"));
+  EXPECT_EQ(o.code, 1) << o.err;
+  EXPECT_NE(o.err.find("hash of train.jsonl is "), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find(" on rank 1; all ranks of a run must agree on it"), std::string::npos) << o.err;
+}
+
 // Slurm's warning, which mpirun passes on: the last finished step is saved, by all, and the run goes on.
 TEST_F(Ranks, Usr1SavesAndEndsWith75) {
   const Overrides endless = {"trainer.total_training_steps=1000000", "trainer.save_freq=0", "trainer.samples_freq=0",
