@@ -2,7 +2,7 @@
 MPI ?= openmpi
 MPI_DIR := $(BUILD)/mpi$(if $(filter-out openmpi,$(MPI)),-$(MPI))
 MPI_CXX = $(if $(shell command -v mpicxx.$(MPI)),,$(error $(MPI) is missing: sudo apt-get install -y lib$(MPI)-dev $(if $(filter openmpi,$(MPI)),openmpi-bin,mpich)))\
-  OMPI_CXX=$(CXX) MPICH_CXX=$(CXX) mpicxx.$(MPI)
+  OMPI_CXX='$(CXX)' MPICH_CXX='$(CXX)' mpicxx.$(MPI)
 $(MPI_DIR)/comm.o: src/comm/mpi/mpi.cpp
 	$(call run,mpi: $<,$(MPI_CXX) -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX $(CXXFLAGS) -O$(O) -c $< -o $@)
 MPI_OBJ = $(MPI_DIR)/comm.o $(cpu_LIB) $(filter-out $(BUILD)/emu/tests/%,$(cpu_EMU))
