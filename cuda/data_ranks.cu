@@ -1,71 +1,63 @@
-// Data movement between ranks (ops/data.h states what goes where): through host memory and Comm, so that ranks may
-// share a device.  The host waits for the stream, twice.  Bytes: those sent and received, over the link to the host.
-#include <vector>
-
+// Data movement between ranks (ops/data.h states what goes where): what a rank sends to itself is copied, the rest
+// travels by Comm::link.  Rounding to bf16 and back reads and writes every element once.
 #include "common.cuh"
 
 namespace pare::PARE_CUDA {
 
 namespace {
 
-// Memory of the host in place of a tensor.
-struct HostCopy {
-  explicit HostCopy(const Tensor& t) : of(t), bytes(t.bytes()), tensor(t.flat()) { tensor.data = bytes.data(); }
-  void read(int64_t at, const Tensor& part, Stream stream) {
-    if (part.size() > 0) download({tensor.rows(at, part.size()).data, part}, stream);
-  }
-  void write(Stream stream) {
-    if (bytes.empty()) return;
-    upload({of, bytes.data()}, stream);
-    check_cuda(cudaStreamSynchronize(static_cast<cudaStream_t>(stream.handle)), "upload");
-  }
-  const Tensor of;
-  std::vector<char> bytes;
-  Tensor tensor;
-};
+constexpr int kThreads = 256;
 
-// The parts of x, one behind the other; `first` becomes their places.
-HostCopy parts_of(const Tensor& x, std::vector<int64_t>& first, const std::vector<int64_t>& counts, Stream stream) {
-  Tensor all = x;
-  all.shape[0] = 0;
-  for (const int64_t n : counts) all.shape[0] += n;
-  HostCopy copy(all);
-  int64_t at = 0;
-  for (size_t q = 0; q < counts.size(); q++) {
-    copy.read(at, x.rows(first[q], counts[q]), stream);
-    first[q] = at, at += counts[q];
-  }
-  return copy;
+template <class Y, class X>
+__global__ void __launch_bounds__(kThreads) convert(Y* __restrict__ y, const X* __restrict__ x, int64_t n) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < n) y[i] = from_float<Y>(to_float(x[i]));
+}
+template <class Y, class X>
+void convert_all(Y* y, const void* x, int64_t n, Stream stream) {
+  const char* op = "reduce_scatter";
+  if (n > 0)
+    launch(op, convert<Y, X>, {.grid = blocks(op, n, kThreads), .block = kThreads}, stream, y, static_cast<const X*>(x),
+           n);
+}
+
+void copy(void* to, const Comm::Piece& from, Stream stream) {
+  if (from.bytes == 0 || to == from.data) return;
+  check_cuda(
+      cudaMemcpyAsync(to, from.data, from.bytes, cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream.handle)),
+      "a copy between ranks");
+}
+
+Comm::Link& link_of(const Comm& comm) {
+  expect(comm.link != nullptr, "ops between ranks need a device that was opened with them");
+  return *comm.link;
+}
+
+void exchange(const Pieces& p, Comm& comm, Stream stream) {
+  end_gathering(stream);
+  const auto own = static_cast<size_t>(comm.rank());
+  copy(p.in[own].data, p.out[own], stream);
+  if (comm.ranks() > 1) link_of(comm).exchange(p.out, p.in, stream.handle);
 }
 
 }  // namespace
 
-void all_to_all(const AllToAll& a, Stream stream) {
-  AllToAll host = a;
-  HostCopy x = parts_of(a.x, host.first, a.sent, stream), y(a.y);
-  host.x = x.tensor, host.y = y.tensor;
-  on_host(host);
-  y.write(stream);
-}
-
-void all_gather(const AllGather& a, Stream stream) {
-  HostCopy y(a.y);
-  const auto rank = static_cast<size_t>(a.comm->rank());
-  int64_t at = 0;
-  for (size_t q = 0; q < rank; q++) at += a.counts[q];
-  y.read(at, a.y.rows(at, a.counts[rank]), stream);
-  AllGather host = a;
-  host.y = y.tensor;
-  on_host(host);
-  y.write(stream);
-}
+void all_to_all(const AllToAll& a, Stream stream) { exchange(pieces_of(a), *a.comm, stream); }
+void all_gather(const AllGather& a, Stream stream) { exchange(pieces_of(a), *a.comm, stream); }
 
 void reduce_scatter(const ReduceScatter& a, Stream stream) {
-  ReduceScatter host = a;
-  HostCopy x = parts_of(a.x, host.first, a.counts, stream), y(a.y);
-  host.x = x.tensor, host.y = y.tensor;
-  on_host(host);
-  y.write(stream);
+  end_gathering(stream);
+  const std::vector<Comm::Piece> terms = terms_of(a);
+  const Comm::Piece own = terms[static_cast<size_t>(a.comm->rank())];
+  if (a.rounded)
+    for (size_t q = 0; q < terms.size(); q++)
+      convert_all<bf16, float>(static_cast<bf16*>(terms[q].data), a.x.as<float>() + a.first[q], a.counts[q], stream);
+  void* const sum = a.rounded ? own.data : a.y.data;
+  if (a.comm->ranks() > 1)
+    link_of(*a.comm).reduce_scatter(terms, sum, a.rounded ? DType::bf16 : DType::f32, stream.handle);
+  else
+    copy(sum, own, stream);
+  if (a.rounded) convert_all<float, bf16>(a.y.as<float>(), sum, a.y.size(), stream);
 }
 
 }  // namespace pare::PARE_CUDA

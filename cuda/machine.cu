@@ -28,10 +28,10 @@ bool code_of_90a() {
   return cuemu::settings().code == 90;
 #else
   int *answer = nullptr, is = 0;
-  check_cuda(cudaMalloc(&answer, sizeof is), "device 0");
+  check_cuda(cudaMalloc(&answer, sizeof is), "the device");
   launch("the first kernel", is_of_90a, {.grid = 1, .block = 1}, {}, answer);
   check_cuda(cudaMemcpy(&is, answer, sizeof is, cudaMemcpyDeviceToHost), "the first kernel");
-  check_cuda(cudaFree(answer), "device 0");
+  check_cuda(cudaFree(answer), "the device");
   return is != 0;
 #endif
 }
@@ -77,14 +77,18 @@ void load_kernels() {
 }
 #endif
 
-Machine find_machine() {
+int count_devices() {
   int count = 0;
   const cudaError_t e = cudaGetDeviceCount(&count);
   if (e != cudaSuccess || count == 0)
     fail("no CUDA device", e == cudaSuccess ? "" : cat(" (", cudaGetErrorString(e), ")"),
          ": run on a machine that has one, or with --device cpu");
+  return count;
+}
+
+Machine find_machine(int device) {
   cudaDeviceProp p;
-  check_cuda(cudaGetDeviceProperties(&p, 0), "device 0");
+  check_cuda(cudaGetDeviceProperties(&p, device), "the device");
   Machine m{.name = cat(p.name, ", compute capability ", p.major, ".", p.minor),
             .shared_memory = p.sharedMemPerBlockOptin,
             .multiprocessors = p.multiProcessorCount,
@@ -150,16 +154,23 @@ std::string lost_arrival_report() {
 #endif
 
 const Machine& machine() {
-  if (found.name.empty()) open();
+  if (found.name.empty()) open(self(), DeviceComm::any);
   return found;
 }
 
-std::string open() {
-  found = find_machine();
+void open(Comm& comm, DeviceComm by) {
+  const int count = count_devices(), device = comm.node_rank() % count;
+  check_cuda(cudaSetDevice(device), "the device");
+  found = find_machine(device);
 #ifdef PARE_WATCHDOG
   start_watchdog();
 #endif
-  return cat(found.name, found.wgmma ? found.chooses_wgmma ? ", by wgmma" : ", by mma.sync" : "");
+  if (comm.ranks() > 1) connect(comm, by);
+}
+
+std::string describe() {
+  const Machine& m = machine();
+  return cat(m.name, m.wgmma ? m.chooses_wgmma ? ", by wgmma" : ", by mma.sync" : "");
 }
 
 void allow_shared_memory(const char* op, const void* kernel, size_t bytes) {

@@ -23,9 +23,15 @@ struct Machine {
 };
 const Machine& machine();  // as open() found it
 
-// Opens device 0, loads all kernels, and reads PARE_WGMMA.  Says what the device is; an Error(Exit::usage) if it cannot
-// be used.
-std::string open();
+// Opens the device of this rank, among those that CUDA_VISIBLE_DEVICES leaves that of its number on the machine, loads
+// all kernels, reads PARE_WGMMA, and connects several ranks.  Error(Exit::usage): it cannot be used.
+void open(Comm& comm, DeviceComm by);
+std::string describe();
+
+// link.cu.  Makes comm.link of devices that are open.  Error(Exit::usage): devices are shared that must not be, or
+// there is no NCCL.
+void connect(Comm& comm, DeviceComm by);
+std::unique_ptr<Comm::Link> make_nccl(Comm& comm);  // nccl.cu
 
 inline TensorKernel asked_for = TensorKernel::choose;  // of the probe
 

@@ -62,6 +62,7 @@ constexpr Table exact(const char* name) {
           .staging = &page_locked,
           .graphs = make_graphs,
           .open = open,
+          .describe = describe,
           .expect_head_dim = expect_head_dim,
 #ifndef CUEMU
           .range_begin = range_begin,
@@ -77,11 +78,11 @@ constexpr Table with_cublas_lt(const char* name) {
   t.pack_weight = fast::pack_weight, t.unpack_weight = fast::unpack_weight, t.embedding_fwd = fast::embedding_fwd;
   t.linear_fwd = fast::linear_fwd, t.linear_bwd_input = fast::linear_bwd_input;
   t.linear_bwd_weight = fast::linear_bwd_weight, t.adamw = fast::adamw;
-  t.open = [] {
+  t.open = [](Comm& comm, DeviceComm by) {
     fast::find_library();
-    const std::string device = open();
-    return cat(device, ", linear layers by ", fast::open_library());
+    open(comm, by);
   };
+  t.describe = [] { return cat(describe(), ", linear layers by ", fast::open_library()); };
   return t;
 }
 

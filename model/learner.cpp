@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <optional>
 
 #include "base/half.h"
@@ -253,7 +254,7 @@ Learner::Learner(Model& model, Arena& gradients, Arena& optimizer, Arena& activa
       head_(own_head_ ? gradients.alloc("head gradient", model.stat, {model.config.vocab, model.config.hidden})
                       : views_.head),
       sum_(options.slots > 1 ? gradients.alloc("sum of slots", model.stat, {trained_.own()}) : Tensor{}),
-      block_(options.slots > kSlotBlock && options.ordered
+      block_(options.slots > kSlotBlock && options.reduce == Reduce::ordered
                  ? gradients.alloc("sum of eight slots", model.stat, {trained_.own()})
                  : Tensor{}),
       m_(optimizer.alloc("adam m", moments_type(model, options), {trained_.own()})),
@@ -300,9 +301,9 @@ TokenOuts Learner::accumulate(const std::vector<Group>& groups, const TokenTerms
     });
     done += last;
     put(out, own, part);
-    if (options_.ordered) add_slots(round);
+    if (options_.reduce == Reduce::ordered) add_slots(round);
   }
-  if (!options_.ordered) add_ranks();
+  if (options_.reduce != Reduce::ordered) add_ranks();
   for (auto column : {&TokenOuts::logprob, &TokenOuts::entropy, &TokenOuts::loss, &TokenOuts::kl})
     (out.*column).resize(static_cast<size_t>(out.offsets.back()));  // also where all slots of the rank are empty
   out.clipped.resize(static_cast<size_t>(out.offsets.back()));
@@ -382,11 +383,16 @@ void Learner::add_ranks() {
   Device& device = model_.device;
   add_head_gradient();
   for_pieces([&](const std::vector<int64_t>& first, const std::vector<int64_t>& counts, int64_t at) {
+    const ArenaScope scope(activations_);
+    const int64_t all = std::accumulate(counts.begin(), counts.end(), int64_t{0});
     device.reduce_scatter({.y = sum_.rows(at, counts[static_cast<size_t>(device.comm.rank())]),
                            .x = flat_,
                            .first = first,
                            .counts = counts,
-                           .comm = &device.comm});
+                           .comm = &device.comm,
+                           .rounded = options_.reduce == Reduce::reduce_scatter_bf16
+                                          ? activations_.alloc("rounded gradients", DType::bf16, {all})
+                                          : Tensor{}});
   });
 }
 

@@ -33,6 +33,10 @@ struct SamplerStates {
   int32_t top_k = 0;
 };
 
+// How the gradients of slots become one: in the order of list.h; or each rank adds its own, and the library ranks, in
+// an order of its own, the gradients as they are or rounded to bf16.
+enum class Reduce { ordered, reduce_scatter, reduce_scatter_bf16 };
+
 struct LearnerOptions {
   int64_t max_rows = 4096;                // rows of a micro-batch
   int64_t logits_chunk = 1024;            // loss rows whose logits exist at a time
@@ -42,7 +46,7 @@ struct LearnerOptions {
   bool dense_reference = false;           // the reference model reads everything, whatever `blocks` says
   int64_t slots = 1;                      // of an update (list.h); a multiple of the ranks
   bool balance = true;                    // slots of equal FLOPs; or a group is of the slot that it was sampled in
-  bool ordered = true;                    // slots are added in order; or by the library, ranks in an order of its own
+  Reduce reduce = Reduce::ordered;
 };
 
 struct AdamWOptions {

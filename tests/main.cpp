@@ -103,7 +103,8 @@ int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
 #ifdef PARE_CUDA_TESTS
   try {
-    std::printf("on %s\n", pare::table_cuda.open().c_str());
+    pare::table_cuda.open(pare::self(), pare::DeviceComm::any);
+    std::printf("on %s\n", pare::table_cuda.describe().c_str());
   } catch (const pare::Error& e) {
     std::fprintf(stderr, "no test was run: %s\n", e.what());
     return 1;

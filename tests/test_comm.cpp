@@ -24,9 +24,8 @@ TEST(Comm, OfOneRank) {
   in.bytes = 3;
   comm.exchange({&out, 1}, {&in, 1});
   EXPECT_EQ(y[2], 3);
-  const float f[2] = {1, 2};
-  float g[2] = {};
-  comm.reduce(f, g, 2, 0);
+  float f[2] = {1, 2}, g[2] = {};
+  comm.reduce({f, sizeof f}, g, DType::f32, 0);
   EXPECT_EQ(g[1], 2);
 }
 

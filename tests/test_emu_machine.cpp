@@ -18,7 +18,8 @@ class Opened {
     cuemu::settings().arch = arch, cuemu::settings().code = code;
     wgmma.empty() ? unsetenv("PARE_WGMMA") : setenv("PARE_WGMMA", wgmma.c_str(), 1);
     try {
-      name = table_emu.open();
+      table_emu.open(self(), DeviceComm::any);
+      name = table_emu.describe();
     } catch (const Error& e) {
       error = e.what();
       EXPECT_EQ(e.code, Exit::usage) << error;
@@ -27,7 +28,7 @@ class Opened {
   ~Opened() {
     cuemu::settings() = before_;
     set_ ? setenv("PARE_WGMMA", kept_.c_str(), 1) : unsetenv("PARE_WGMMA");
-    table_emu.open();
+    table_emu.open(self(), DeviceComm::any);
   }
   std::string name, error;
 

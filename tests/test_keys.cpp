@@ -662,6 +662,21 @@ Rows loss_rows() {
   };
 }
 
+// Two ranks of one machine and one device, of which this process is both.
+class Mirror : public Comm {
+ public:
+  int rank() const override { return 0; }
+  int ranks() const override { return 2; }
+  int node_rank() const override { return 0; }
+  int node_ranks() const override { return 2; }
+  std::string host() const override { return "here"; }
+  void exchange(std::span<const Piece> out, std::span<const Piece> in) override {
+    for (const Piece& p : in) std::memcpy(p.data, out[0].data, p.bytes);
+  }
+  void reduce(const Piece&, void*, DType, int) override {}
+  [[noreturn]] void abort(int) override { std::abort(); }
+};
+
 Rows optimizer_and_trainer_rows() {
   const Overrides linear = {"actor.optim.lr_scheduler_type=linear"};
   const Measure second_rate = metric("actor/lr", 2), last_rate = metric("actor/lr", 4);
@@ -672,6 +687,17 @@ Rows optimizer_and_trainer_rows() {
   const Measure element_bytes = [](const Overrides& o) {
     return Outcome{.number = static_cast<double>(dtype_size(act_type(load_config(o))))};
   };
+#ifdef PARE_EMU
+  const Measure shares_a_device = [](const Overrides& o) {
+    Mirror comm;
+    try {
+      table_emu.open(comm, load_config(o).trainer.comm);
+    } catch (const Error&) {
+      return Outcome{.number = 0};
+    }
+    return Outcome{.number = 1};
+  };
+#endif
   const Measure thread_count = trained([](Session&, GrpoTraining&) { return static_cast<double>(threads()); });
   const Measure steps = lines("metrics.jsonl", "training/global_step"),
                 steps_elsewhere = lines("metrics.jsonl", "training/global_step", "elsewhere"),
@@ -709,6 +735,9 @@ Rows optimizer_and_trainer_rows() {
         {"trainer.nccl_timeout=7"},
         session_number([](Session& s) { return s.device.comm.timeout.load(); }),
         from_to(600, 7)}},
+#ifdef PARE_EMU
+      {"trainer.comm", {{"trainer.comm=nccl"}, {"trainer.comm=host"}, shares_a_device, from_to(0, 1)}},
+#endif
       {"trainer.threads", {{}, {"trainer.threads=2"}, thread_count, from_to(1, 2), true}},
       {"trainer.test_freq", {{}, {"trainer.test_freq=3"}, validations, from_to(0, 2)}},  // in steps 3 and 4, the last
       {"trainer.val_before_train", {{}, {"trainer.val_before_train=true"}, validations, from_to(0, 1)}},

@@ -41,7 +41,7 @@ void run(const Options& o, const CLI::App& command) {
   if (!o.machine.empty()) {
     if (!o.op.empty() || o.json || !o.shapes.empty())
       fail("--machine measures every op: leave --op, --shape and --json out");
-    const std::string name = table.open ? table.open() : cat("cpu, threads: ", threads());
+    const std::string name = table.describe ? table.describe() : cat("cpu, threads: ", threads());
     const std::string text = to_toml(measure_machine(table, name, act_type(config)));
     std::ofstream(o.machine) << "# Written by `pare bench --machine`.\n" << text;
     if (std::ifstream file(o.machine); !file) fail(o.machine, ": cannot be written");
@@ -58,7 +58,7 @@ void run(const Options& o, const CLI::App& command) {
   if (shapes.empty()) shapes.emplace_back(op.op, op.dims, "");
 
   const Ceilings ceilings = measure_ceilings(table);
-  nlohmann::ordered_json report{{"device", table.open ? table.open() : cat("cpu, threads: ", threads())},
+  nlohmann::ordered_json report{{"device", table.describe ? table.describe() : cat("cpu, threads: ", threads())},
                                 {"ceilings", {{"flops", to_json(ceilings.flops)}, {"bytes", to_json(ceilings.bytes)}}},
                                 {"rows", nlohmann::ordered_json::array()}};
   if (!o.json)

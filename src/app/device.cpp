@@ -25,7 +25,7 @@ const Table& open_table(const TrainerKeys& where) {
   if (!table)
     fail("this program was built without the device ", cuda ? "cuda" : "emu", "; `make ", cuda ? "cuda" : "emu",
          "` builds build/", cuda ? "cuda" : "emu", "/pare, which has it");
-  table->open();
+  table->open(world(), where.comm);
   return *table;
 }
 
@@ -34,8 +34,9 @@ void check_equal_ranks(const Session& session, const Table& table) {
   if (comm.ranks() == 1) return;
   Facts facts = facts_of(session.config);
   facts.insert(facts.end(), {{"instruction set", cpu_isa()},
-                             {"device", table.open ? table.open() : table.name},
                              {"program", version()},
+                             {"device", table.describe ? table.describe() : table.name},
+                             {"way between devices", comm.link ? comm.link->name() : ""},
                              {"hash of the initial weights", hex16(session.initial_weights)}});
   const Facts files = facts_of_files(session.config);
   facts.insert(facts.end(), files.begin(), files.end());

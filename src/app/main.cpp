@@ -40,6 +40,7 @@ int run(CLI::App& app, int argc, char** argv) {
       app.exit(e);  // --help, --version
     }
     pare::finish_output();
+    comm->link.reset();  // while its device is there
     return static_cast<int>(Exit::ok);
   } catch (const CLI::ParseError& e) {
     const auto commands = app.get_subcommands();

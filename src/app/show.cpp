@@ -41,9 +41,10 @@ void show_machine(Console& console, const Table& table) {
                     cat(name, ": ", plural(cores.empty() ? hardware : static_cast<int64_t>(cores.size()), "core"), ", ",
                         plural(hardware, "hardware thread"), " of which ", threads(), threads() == 1 ? " is" : " are",
                         " used; ", cpu_isa(), "; ", bytes(static_cast<double>(machine_memory())), " of memory"));
-  if (table.open)
+  if (table.describe)
     console.paragraph("device",
-                      cat(table.open(), "; ", bytes(static_cast<double>(table.memory->total())), " of memory"));
+                      cat(table.describe(), "; ", bytes(static_cast<double>(table.memory->total())), " of memory",
+                          world().link ? cat("; between ranks by ", world().link->name()) : std::string()));
 }
 
 std::string model_text(const ModelConfig& c, const std::optional<LoraSpec>& lora) {

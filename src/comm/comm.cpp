@@ -30,7 +30,9 @@ class Self : public Comm {
     expect(out[0].bytes == in[0].bytes, "rank 0 sends ", out[0].bytes, " bytes to rank 0, which expects ", in[0].bytes);
     if (in[0].bytes) std::memmove(in[0].data, out[0].data, in[0].bytes);
   }
-  void reduce(const float* x, float* y, int64_t n, int) override { std::copy_n(x, n, y); }
+  void reduce(const Piece& x, void* y, DType, int) override {
+    if (x.bytes) std::memmove(y, x.data, x.bytes);
+  }
   [[noreturn]] void abort(int code) override { _exit(code); }
 };
 

@@ -1,21 +1,44 @@
 // The processes of a run, its ranks, and host memory between them.  One runs alone; mpirun, srun and their like start
-// several.  All ranks make the same calls in the same order; nothing here adds numbers but reduce().
+// several.  All ranks make the same calls in the same order; nothing here adds numbers but what is called reduce.
 #pragma once
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <vector>
 
-#include "base/error.h"
+#include "base/tensor.h"
 
 namespace pare {
 
+// How memory of the ranks' devices travels (trainer.comm).  any: by the host where ranks of a machine have one device
+// between them, else by NCCL.
+enum class DeviceComm { any, nccl, host };
+
 class Comm {
  public:
+  struct Piece {
+    void* data = nullptr;
+    size_t bytes = 0;
+  };
+
+  // What the ops between ranks of a device are made of.  All work is in the order of `stream`, a cudaStream_t.
+  class Link {
+   public:
+    virtual ~Link() = default;
+    virtual std::string name() const = 0;  // "NCCL 2.21.5"
+    // Comm::exchange for memory of the device; pieces of the rank itself are ignored.
+    virtual void exchange(std::span<const Piece> out, std::span<const Piece> in, void* stream) = 0;
+    // y = the sum over ranks r of their x[rank], f32 or bf16, in an order that the library chooses; y may be x[rank].
+    virtual void reduce_scatter(std::span<const Piece> x, void* y, DType type, void* stream) = 0;
+    virtual void check() {}  // throws Error(failed): the link is broken
+  };
+  std::unique_ptr<Link> link;  // made with the device of this rank (Table::open); null: one rank, or no such device
+
   virtual ~Comm() = default;
   virtual int rank() const = 0, ranks() const = 0;
   virtual int node_rank() const = 0, node_ranks() const = 0;  // among those on this machine
@@ -23,13 +46,9 @@ class Comm {
 
   // Sends out[q] to rank q and receives in[q] from it, [ranks] each, of any size.  Where one sends what the other does
   // not expect both throw std::logic_error, before anything is sent.
-  struct Piece {
-    void* data = nullptr;
-    size_t bytes = 0;
-  };
   virtual void exchange(std::span<const Piece> out, std::span<const Piece> in) = 0;
-  // y [n] of rank `root` = the sum of x [n] over ranks, in an order that the library chooses.
-  virtual void reduce(const float* x, float* y, int64_t n, int root) = 0;
+  // y of rank `root` = the sum of x over ranks, f32 or bf16, in an order that the library chooses; y may be x.data.
+  virtual void reduce(const Piece& x, void* y, DType type, int root) = 0;
   // Ends all ranks at once, with this exit code.
   [[noreturn]] virtual void abort(int code) = 0;
 

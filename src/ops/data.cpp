@@ -1,6 +1,9 @@
 #include "ops/data.h"
 
+#include <cstring>
 #include <numeric>
+
+#include "base/half.h"
 
 namespace pare {
 
@@ -30,6 +33,29 @@ Comm::Piece piece(const Tensor& t, int64_t first, int64_t count) {
   const Tensor part = t.rows(first, count);
   return {part.data, part.bytes()};
 }
+// One behind the other.
+std::vector<Comm::Piece> parts(const Tensor& t, const std::vector<int64_t>& counts) {
+  std::vector<Comm::Piece> all;
+  int64_t at = 0;
+  for (const int64_t n : counts) all.push_back(piece(t, at, n)), at += n;
+  return all;
+}
+std::vector<Comm::Piece> parts(const Tensor& t, const std::vector<int64_t>& first, const std::vector<int64_t>& counts) {
+  std::vector<Comm::Piece> all;
+  for (size_t q = 0; q < counts.size(); q++) all.push_back(piece(t, first[q], counts[q]));
+  return all;
+}
+
+template <class T>
+void round_terms(const ReduceScatter& a) {
+  auto* to = static_cast<uint16_t*>(a.rounded.data);
+  for (size_t q = 0; q < a.counts.size(); q++)
+    for (int64_t i = 0; i < a.counts[q]; i++) *to++ = f32_to_bf16(static_cast<float>(a.x.as<T>()[a.first[q] + i]));
+}
+template <class T>
+void widen_sum(const ReduceScatter& a, const Comm::Piece& sum) {
+  for (int64_t i = 0; i < a.y.size(); i++) a.y.as<T>()[i] = bf16_to_f32(static_cast<const uint16_t*>(sum.data)[i]);
+}
 
 }  // namespace
 
@@ -58,38 +84,46 @@ void ReduceScatter::check(Contract& c) const {
   check_counts(c, "first", first, *comm), check_counts(c, "counts", counts, *comm);
   c.stat("y", y, {counts[static_cast<size_t>(comm->rank())]});
   c.stat("x", x, {x.shape[0]});
+  if (rounded) c.tensor("rounded", rounded, DType::bf16, {sum(counts)});
   check_parts(c, x, first, counts);
 }
 Cost ReduceScatter::cost() const {
+  const DType type = rounded ? DType::bf16 : x.dtype;
   const auto size = static_cast<int64_t>(dtype_size(x.dtype));
-  return {y.size() * (comm->ranks() - 1), sum(counts) * size, y.size() * size, others(counts, *comm, x.dtype)};
+  return {y.size() * (comm->ranks() - 1), sum(counts) * size, y.size() * size, others(counts, *comm, type)};
+}
+
+Pieces pieces_of(const AllToAll& a) { return {parts(a.x, a.first, a.sent), parts(a.y, a.received)}; }
+Pieces pieces_of(const AllGather& a) {
+  std::vector<Comm::Piece> in = parts(a.y, a.counts);
+  return {std::vector(in.size(), in[static_cast<size_t>(a.comm->rank())]), in};
+}
+std::vector<Comm::Piece> terms_of(const ReduceScatter& a) {
+  return a.rounded ? parts(a.rounded, a.counts) : parts(a.x, a.first, a.counts);
 }
 
 void on_host(const AllToAll& a) {
-  std::vector<Comm::Piece> out, in;
-  int64_t at = 0;
-  for (size_t q = 0; q < a.sent.size(); at += a.received[q], q++) {
-    out.push_back(piece(a.x, a.first[q], a.sent[q]));
-    in.push_back(piece(a.y, at, a.received[q]));
-  }
-  a.comm->exchange(out, in);
+  const Pieces p = pieces_of(a);
+  a.comm->exchange(p.out, p.in);
 }
 
 void on_host(const AllGather& a) {
-  std::vector<Comm::Piece> in;
-  int64_t at = 0;
-  for (const int64_t n : a.counts) in.push_back(piece(a.y, at, n)), at += n;
-  a.comm->exchange(std::vector(in.size(), in[static_cast<size_t>(a.comm->rank())]), in);
+  const Pieces p = pieces_of(a);
+  a.comm->exchange(p.out, p.in);
 }
 
 void on_host(const ReduceScatter& a) {
-  if (a.comm->ranks() == 1) {  // of any type
-    const Comm::Piece out = piece(a.x, a.first[0], a.counts[0]), in = piece(a.y, 0, a.counts[0]);
-    return a.comm->exchange({&out, 1}, {&in, 1});
-  }
+  const bool f64 = a.x.dtype == DType::f64;  // of one rank alone
+  if (a.rounded) f64 ? round_terms<double>(a) : round_terms<float>(a);
+  const std::vector<Comm::Piece> terms = terms_of(a);
+  const Comm::Piece own = terms[static_cast<size_t>(a.comm->rank())];
   for (int q = 0; q < a.comm->ranks(); q++)
-    a.comm->reduce(a.x.rows(a.first[q], a.counts[q]).as<float>(), a.comm->rank() == q ? a.y.as<float>() : nullptr,
-                   a.counts[q], q);
+    a.comm->reduce(terms[static_cast<size_t>(q)],
+                   a.comm->rank() != q ? nullptr
+                   : a.rounded         ? own.data
+                                       : a.y.data,
+                   a.rounded ? DType::bf16 : a.x.dtype, q);
+  if (a.rounded) f64 ? widen_sum<double>(a, own) : widen_sum<float>(a, own);
 }
 
 }  // namespace pare

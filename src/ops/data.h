@@ -140,10 +140,20 @@ struct ReduceScatter {
   Tensor x;                            // stat [n]
   std::vector<int64_t> first, counts;  // [ranks]
   Comm* comm;
+  Tensor rounded = {};  // bf16 [sum of counts] scratch: terms and sums of terms are rounded to it; or none
   void check(Contract& c) const;
   Cost cost() const;
   auto outputs() const { return std::array{y}; }
 };
+
+// What a rank sends to each and receives from each, in the memory of the tensors.
+struct Pieces {
+  std::vector<Comm::Piece> out, in;
+};
+Pieces pieces_of(const AllToAll& a);
+Pieces pieces_of(const AllGather& a);
+// The terms for each rank, rounded or as they are.
+std::vector<Comm::Piece> terms_of(const ReduceScatter& a);
 
 // The same for tensors whose memory is the host's.
 void on_host(const AllToAll& a);

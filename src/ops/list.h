@@ -133,7 +133,10 @@ struct Table {
   // is queued too (from other memory it may wait).  A download waits for all that was called.
   const Memory* staging = nullptr;
   std::unique_ptr<Graphs> (*graphs)() = nullptr;  // makes those of a Device; null: there are none
-  std::string (*open)() = nullptr;  // says what the device is, or throws Error(Exit::usage): it cannot be used
+  // Opens the device of this rank and, where there are several, its way to the others, Comm::link: all ranks call it.
+  // Error(Exit::usage): it cannot be used.
+  void (*open)(Comm& comm, DeviceComm by) = nullptr;
+  std::string (*describe)() = nullptr;  // what was opened
   // Throws Error(Exit::usage): the opened device cannot compute attention with such heads.
   void (*expect_head_dim)(DType act, int64_t d) = nullptr;
   void (*range_begin)(const char* name) = nullptr;  // for a profiler: the name of all that is called up to range_end

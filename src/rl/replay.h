@@ -8,7 +8,6 @@
 namespace pare {
 
 enum class LearnerAttention { dense, replay };
-enum class Reduce { ordered, reduce_scatter };
 
 struct LearnerKeys {
   LearnerAttention attention = LearnerAttention::dense;

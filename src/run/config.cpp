@@ -447,7 +447,8 @@ void check_config(const Config& config) {
   act_type(config);
   check_device(config.trainer);
   if (config.learner.reduce != Reduce::ordered && config.trainer.exact)
-    fail("learner.reduce = \"reduce_scatter\" adds gradients in an order of its own: set trainer.exact=false");
+    fail("learner.reduce = ", config_key("learner.reduce").show(config),
+         " adds gradients in an order of its own: set trainer.exact=false");
   check_data(config);
   check_rollout(config);
   check_corrections(config);
@@ -574,6 +575,7 @@ std::vector<std::string> keys_that_part(const Config& run, const Config& resumed
                                                 "trainer.n_gpus_per_node",
                                                 "trainer.nnodes",
                                                 "trainer.nccl_timeout",
+                                                "trainer.comm",
                                                 "trainer.threads",
                                                 "trainer.test_freq",
                                                 "trainer.val_before_train",

@@ -93,6 +93,7 @@ struct TrainerKeys {
   bool exact = true;
   bool balance_batch = true;
   int64_t n_gpus_per_node = 0, nnodes = 0, nccl_timeout = 600;
+  DeviceComm comm = DeviceComm::any;
   int64_t total_training_steps = 100, seed = 1, threads = 0, test_freq = 0;
   bool val_before_train = false, check_nan = false;
   std::string experiment_name, default_local_dir;

@@ -81,7 +81,7 @@ Groups actor_keys() {
       {{is_not("learner.slots", "1")},
        {KEY(learner.reduce, any, "",
             "order in which the gradients of ranks are added. ordered: slot by slot; reduce_scatter: the order of the "
-            "library",
+            "library; reduce_scatter_bf16: the same, rounded to bf16 on the way",
             "pare")}},
   };
 }

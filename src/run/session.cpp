@@ -284,7 +284,7 @@ LearnerOptions Session::learner_options() const {
           // What a sampler kept ties a group to its rank.
           .balance = config.trainer.balance_batch && config.learner.attention == LearnerAttention::dense &&
                      !keeps_sampler_states(config),
-          .ordered = config.learner.reduce == Reduce::ordered};
+          .reduce = config.learner.reduce};
 }
 
 LearnerOptions Session::student_options() const {

@@ -6,6 +6,7 @@
 
 #include "base/half.h"
 #include "comm/comm.h"
+#include "cuda/emu/include/cuemu.h"
 #include "run/ranks.h"
 #include "tests/runs.h"
 
@@ -34,10 +35,13 @@ TEST(Comm, GathersWhatRanksGive) {
   }
   EXPECT_EQ(comm.sum(comm.rank() + 1), comm.ranks() * (comm.ranks() + 1) / 2);
   EXPECT_EQ(comm.most(-comm.rank()), 0);
-  const std::vector<float> x(5, static_cast<float>(comm.rank()));
-  std::vector<float> y(5, -1);
-  comm.reduce(x.data(), comm.rank() == 1 ? y.data() : nullptr, 5, 1);
-  EXPECT_EQ(y[4], comm.rank() == 1 ? static_cast<float>(comm.ranks() * (comm.ranks() - 1) / 2) : -1);
+  std::vector<float> x(5, static_cast<float>(comm.rank())), y(5, -1);
+  const auto sum = static_cast<float>(comm.ranks() * (comm.ranks() - 1) / 2);
+  comm.reduce({x.data(), 20}, comm.rank() == 1 ? y.data() : nullptr, DType::f32, 1);
+  EXPECT_EQ(y[4], comm.rank() == 1 ? sum : -1);
+  uint16_t narrow[3] = {0, 0, f32_to_bf16(x[0])};  // in place
+  comm.reduce({narrow, 6}, comm.rank() == 0 ? narrow : nullptr, DType::bf16, 0);
+  EXPECT_EQ(bf16_to_f32(narrow[2]), comm.first() ? sum : x[0]);
 }
 
 // MPI counts in int.  The pages of what is sent are never touched, so they take no memory.
@@ -79,12 +83,22 @@ TEST(Comm, OtherCountsAreErrors) {
 
 // ---- ops
 
+// Sets how bytes of the emulated device travel.
+constexpr DeviceComm kWays[] = {DeviceComm::nccl, DeviceComm::host};
+void travel(DeviceComm by, const Table& table = table_emu) {
+  table.open(world(), by);
+  EXPECT_EQ(world().link->name(), by == DeviceComm::nccl ? "NCCL 2.21.5" : "the host's memory");
+}
+
 // Counts that differ, some of them 0; on every table the same.
 TEST(Comm, OpsMoveWhatTheySay) {
   Comm& comm = world();
   const int n = comm.ranks(), own = comm.rank();
   const auto sent = [](int from, int to) { return int64_t{3} * ((from + 2 * to) % 3) + (from == to); };
-  for (const Table* table : {&table_ref, &table_cpu, &table_emu}) {
+  using Way = std::pair<const Table*, DeviceComm>;
+  for (const auto& [table, by] :
+       {Way{&table_ref, {}}, {&table_cpu, {}}, {&table_emu, DeviceComm::nccl}, {&table_emu, DeviceComm::host}}) {
+    if (table->open) travel(by);
     Device device(*table, {}, comm);
     Arena arena("test", device.memory(), 1 << 20);
     const auto on_device = [&](const std::vector<float>& x) {
@@ -137,7 +151,114 @@ TEST(Comm, OpsMoveWhatTheySay) {
     const Tensor s = arena.alloc("s", DType::f32, {std::ssize(sum)});
     device.reduce_scatter({s, on_device(terms), begin, sizes, &comm});
     EXPECT_EQ(on_host(s), sum) << table->name;
+
+    // These numbers have no more than eight bits; the last few do not survive.
+    const Tensor rounded = arena.alloc("rounded", DType::bf16, {std::ssize(all)});
+    const Cost whole = ledger.phases["main"]["reduce_scatter"].cost;
+    for (float& term : terms) term = static_cast<float>(1 + static_cast<int>(term) % 7) + 1e-4f;
+    for (size_t i = 0; i < sum.size(); i++) {
+      sum[i] = 0;
+      for (int q = 0; q < n; q++) sum[i] += static_cast<float>(1 + (10 * own + static_cast<int>(i)) * (q + 1) % 7);
+    }
+    device.zero({s});
+    device.reduce_scatter({s, on_device(terms), begin, sizes, &comm, rounded});
+    EXPECT_EQ(on_host(s), sum) << table->name;
+    EXPECT_EQ(ledger.phases["main"]["reduce_scatter"].cost.sent - whole.sent, whole.sent / 2);
   }
+}
+
+// More than the page-locked memory takes at a time, to one rank alone; and a sum of as much.
+TEST(Comm, LongTensorsOfADevice) {
+  Comm& comm = world();
+  const int n = comm.ranks(), own = comm.rank(), next = (own + 1) % n, before = (own + n - 1) % n;
+  const int64_t size = (17 << 18) + 5;  // of numbers in f32: more than 16 MiB
+  const auto value = [](int rank, int64_t i) { return static_cast<float>(rank + i % 8191); };
+  for (const DeviceComm by : kWays) {
+    travel(by);
+    Device device(table_emu, {}, comm);
+    Arena arena("test", device.memory(), static_cast<size_t>(3 * 4 * size + 4096));
+    std::vector<float> x(static_cast<size_t>(size)), y(x.size());
+    for (int64_t i = 0; i < size; i++) x[static_cast<size_t>(i)] = value(own, i);
+    const Tensor from = arena.alloc("x", DType::f32, {size}), to = arena.alloc("y", DType::f32, {size});
+    device.upload({from, x.data()});
+    std::vector<int64_t> none(static_cast<size_t>(n)), sent = none, received = none, whole = none;
+    sent[static_cast<size_t>(next)] = size, received[static_cast<size_t>(before)] = size, whole[0] = size;
+    device.all_to_all({to, from, none, sent, received, &comm});
+    device.download({y.data(), to});
+    for (int64_t i = 0; i < size; i++) ASSERT_EQ(y[static_cast<size_t>(i)], value(before, i)) << i;
+    device.reduce_scatter({to.rows(0, comm.first() ? size : 0), from, none, whole, &comm});
+    device.download({y.data(), to});
+    for (int64_t i = 0; i < size; i++)
+      ASSERT_EQ(y[static_cast<size_t>(i)],
+                comm.first() ? static_cast<float>(n * (n - 1) / 2 + n * (i % 8191)) : value(before, i))
+          << i;
+  }
+}
+
+// A mistake in the calls shows on all ranks that have to do with it, and the next communicator is as good as new.
+TEST(Comm, OtherCallsOfARankShow) {
+  Comm& comm = world();
+  travel(DeviceComm::nccl);
+  {
+    Device device(table_emu, {}, comm);
+    Arena arena("test", device.memory(), 4096);
+    const Tensor x = arena.alloc("x", DType::f32, {64});
+    device.zero({x});
+    std::vector<int64_t> counts(static_cast<size_t>(comm.ranks()), 4);
+    counts[0] += comm.rank() == 1;  // of what rank 0 has, it thinks
+    device.all_gather({x.rows(0, std::accumulate(counts.begin(), counts.end(), int64_t{0})), counts, &comm});
+    try {
+      float y = 0;
+      device.download({&y, x.rows(0, 1)});
+      EXPECT_GT(comm.rank(), 1) << "NCCL would hang";
+    } catch (const Error& e) {
+      const std::string what = e.what();
+      EXPECT_NE(what.find("NCCL: group "), std::string::npos) << what;
+      if (comm.rank() == 1) {
+        EXPECT_NE(what.find("it receives i8[20] from rank 0, which sends i8[16]"), std::string::npos) << what;
+      }
+    }
+    // Whoever waits on the host hears of it too.
+    if (comm.rank() < 2) {
+      EXPECT_THROW(comm.link->check(), Error);
+    }
+  }
+  comm.link.reset();
+  EXPECT_EQ(comm.sum(1), comm.ranks());
+  travel(DeviceComm::nccl);
+}
+
+// trainer.comm, by the devices there are.
+TEST(Comm, DevicesAreSharedByTheHostAlone) {
+  const auto before = cuemu::settings();
+  const int n = world().ranks();
+  const auto name = [](DeviceComm by) -> std::string {
+    try {
+      table_emu.open(world(), by);
+      return world().link->name();
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code, Exit::usage);
+      return e.what();
+    }
+  };
+  const std::string nccl = "NCCL 2.21.5", host = "the host's memory";
+  EXPECT_EQ(name(DeviceComm::any), nccl);
+  cuemu::settings().devices = 1;
+  EXPECT_EQ(name(DeviceComm::any), host);
+  EXPECT_EQ(name(DeviceComm::host), host);
+  const std::string device = "the CUDA kernels, emulated on the CPU",
+                    end = "; NCCL needs one for each rank: start fewer, or set trainer.comm=host, by which ranks share";
+  EXPECT_EQ(name(DeviceComm::nccl),
+            cat("ranks 0 and 1 have one device between them; ", world().host(), " has 1 device: 0 ", device, end));
+  cuemu::settings().devices = 2;
+  const std::string two = n == 2 ? nccl
+                                 : cat("ranks 0 and 2 have one device between them; ", world().host(),
+                                       " has 2 devices: 0 ", device, ", 1 ", device, end);
+  EXPECT_EQ(name(DeviceComm::any), two);
+  EXPECT_EQ(name(DeviceComm::nccl), two);
+  EXPECT_EQ(name(DeviceComm::host), host);
+  cuemu::settings() = before;
+  travel(DeviceComm::nccl);
 }
 
 TEST(Ranks, FactsThatDifferAreNamed) {
@@ -287,13 +408,22 @@ TEST(Ranks, NorDoesItWithTheMethods) {
 }
 
 // Weights in bf16 beside masters, kernels of CUDA.
-TEST(Ranks, NorDoesItOnADevice) {
-  const Keys small = {"data.train_batch_size=4",   "rollout.n=2",        "data.max_response_length=12",
-                      "rollout.max_num_seqs=4",    "trainer.device=emu", "data.val_rows=2",
-                      "actor.ppo_max_token_len=90"};
-  expect_same_run(TrainingKind::grpo, slots(12) + small, table_emu, "qwen3", 1);
-  expect_same_run(TrainingKind::grpo, slots(12) + small + Keys{"actor.use_kl_loss=true", "actor.optim.moments=bf16"},
-                  table_emu, "llama", 1);
+const Keys kSmallRun = {"data.train_batch_size=4",   "rollout.n=2",        "data.max_response_length=12",
+                        "rollout.max_num_seqs=4",    "trainer.device=emu", "data.val_rows=2",
+                        "actor.ppo_max_token_len=90"};
+TEST(Ranks, NorDoesItOnADeviceByNccl) {
+  travel(DeviceComm::nccl);
+  expect_same_run(TrainingKind::grpo, slots(12) + kSmallRun, table_emu, "qwen3", 1);
+  expect_same_run(TrainingKind::grpo,
+                  slots(12) + kSmallRun + Keys{"actor.use_kl_loss=true", "actor.optim.moments=bf16"}, table_emu,
+                  "llama", 1);
+  // Ranks without work wait on the host, while others need what their devices have to send.
+  expect_same_run(TrainingKind::grpo, slots(world().ranks()) + kSmallRun + Keys{"data.train_batch_size=1"}, table_emu,
+                  "qwen3", 2);
+}
+TEST(Ranks, NorDoesItOnADeviceByTheHost) {
+  travel(DeviceComm::host);
+  expect_same_run(TrainingKind::grpo, slots(12) + kSmallRun, table_emu, "qwen3", 1);
 }
 
 // It shows that the tests above can fail.
@@ -301,15 +431,24 @@ TEST(Ranks, TheLibrarysSumIsAnother) {
   const Keys keys = {"data.train_batch_size=6", "rollout.n=2",         "data.max_response_length=12",
                      "trainer.device=emu",      "trainer.exact=false", "rollout.check_exact=false",
                      "actor.optim.lr=1e-3"};
-  const Config config = tiny_run("llama", slots(12) + keys + Keys{"learner.reduce=reduce_scatter"});
-  RankRun ranks(TrainingKind::grpo, config, table_emu_fast, world(), digits),
-      alone(TrainingKind::grpo, config, table_emu_fast, self(), digits);
-  const Metrics m = ranks.training->step(), expected = alone.training->step();
-  EXPECT_EQ(m.text("certificate"), expected.text("certificate")) << "the rollout is the same";
-  const double norm = expected.get("actor/grad_norm");
-  EXPECT_NEAR(m.get("actor/grad_norm"), norm, 1e-4 * norm);
-  const int64_t begin = ranks.session.model->own_begin(), end = ranks.session.model->own_end();
-  EXPECT_EQ(world().sum(same_bits(ranks.state(begin, end), alone.state(begin, end))), 0) << "in every part";
+  double bytes = 0;
+  for (const auto& [reduce, rounding] : {std::pair("reduce_scatter", 1e-4), {"reduce_scatter_bf16", 1e-2}}) {
+    travel(rounding == 1e-4 ? DeviceComm::nccl : DeviceComm::host, table_emu_fast);
+    const Config config = tiny_run("llama", slots(12) + keys + Keys{cat("learner.reduce=", reduce)});
+    RankRun ranks(TrainingKind::grpo, config, table_emu_fast, world(), digits),
+        alone(TrainingKind::grpo, config, table_emu_fast, self(), digits);
+    const Metrics m = ranks.training->step(), expected = alone.training->step();
+    EXPECT_EQ(m.text("certificate"), expected.text("certificate")) << "the rollout is the same";
+    const double norm = expected.get("actor/grad_norm");
+    EXPECT_NEAR(m.get("actor/grad_norm"), norm, rounding * norm);
+    const int64_t begin = ranks.session.model->own_begin(), end = ranks.session.model->own_end();
+    EXPECT_EQ(world().sum(same_bits(ranks.state(begin, end), alone.state(begin, end))), 0) << "in every part";
+    const int64_t sent = world().sum(ranks.session.ledger.phases["learner"]["reduce_scatter"].cost.sent);
+    if (rounding == 1e-4)
+      bytes = static_cast<double>(sent);
+    else
+      EXPECT_EQ(static_cast<double>(2 * sent), bytes);
+  }
 }
 
 // Parts of the optimizer are what they should be, and no rank holds more.

@@ -112,12 +112,19 @@ struct cudaKernelNodeParams {
   void** extra;  // null
 };
 
+struct cudaUUID_t {
+  char bytes[16];
+};
 struct cudaDeviceProp {
   char name[256];
+  cudaUUID_t uuid;
   size_t sharedMemPerBlockOptin;
   int major, minor, multiProcessorCount;
 };
 cudaError_t cudaGetDeviceCount(int*);
+// A process has the memory of one device, whatever its number.
+cudaError_t cudaSetDevice(int);
+cudaError_t cudaGetDevice(int*);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp*, int device);  // those of cuemu::settings().arch
 cudaError_t cudaMalloc(void** p, size_t bytes);
 cudaError_t cudaFree(void* p);

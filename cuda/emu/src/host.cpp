@@ -67,6 +67,7 @@ void catch_faults() {
 
 }  // namespace
 
+bool in_device_memory(const void* p, size_t bytes) { return find_alloc(p, bytes) != nullptr; }
 bool usable(const void* p, size_t bytes) { return kChecker ? find_alloc(p, bytes) != nullptr : !overruns(p, bytes); }
 
 namespace {
@@ -151,14 +152,25 @@ void host_wrote(const void*, size_t) {}
 
 }  // namespace cuemu
 
+static int g_device = 0;
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
+  *count = cuemu::settings().devices;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= cuemu::settings().devices) return cudaErrorInvalidValue;
+  g_device = device;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) {
+  *device = g_device;
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
-  if (device != 0) return cudaErrorInvalidValue;
+  if (device < 0 || device >= cuemu::settings().devices) return cudaErrorInvalidValue;
   const int arch = cuemu::settings().arch;
   *p = {.name = "the CUDA kernels, emulated on the CPU",
+        .uuid = {{'c', 'u', 'e', 'm', 'u', ' ', static_cast<char>(device)}},
         .sharedMemPerBlockOptin = cuemu::shared_memory_limit(),
         .major = arch / 10,
         .minor = arch % 10,

@@ -119,11 +119,13 @@ struct Alloc {
 };
 extern std::vector<Alloc> g_allocs;        // by address
 bool usable(const void* p, size_t bytes);  // by what runs on the device
+bool in_device_memory(const void* p, size_t bytes);
 // What cudaMalloc gave is out of the host's reach but while one of these lives.
 struct DeviceMemoryOpen {
   DeviceMemoryOpen();
   ~DeviceMemoryOpen();
 };
 extern cudaError_t g_error;
+void set_failed(const std::string& report);  // of work that is no kernel: nothing runs after it
 
 }  // namespace cuemu

@@ -287,6 +287,7 @@ Settings& settings() {
 }
 
 const std::string& last_report() { return g_report; }
+void set_failed(const std::string& report) { g_report = report, g_error = cudaErrorLaunchFailure; }
 
 const char* file_name(const Loc& l) {
   const char* slash = std::strrchr(l.file, '/');

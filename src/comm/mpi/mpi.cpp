@@ -10,6 +10,7 @@
 #include <memory>
 #include <thread>
 
+#include "base/half.h"
 #include "comm/comm.h"
 
 namespace pare {
@@ -31,6 +32,7 @@ class Mpi final : public Comm {
     MPI_Comm_rank(node, &node_rank_), MPI_Comm_size(node, &node_ranks_);
     MPI_Comm_free(&node);
     check(MPI_Comm_dup(MPI_COMM_WORLD, &pulse_), "MPI_Comm_dup");
+    check(MPI_Op_create(add_bf16, 1, &sum_bf16_), "MPI_Op_create");
     hosts_ = gather(host());
     watcher_ = std::jthread([this](std::stop_token stop) { watch(stop); });
   }
@@ -38,6 +40,7 @@ class Mpi final : public Comm {
     exchange(std::vector<Piece>(hosts_.size()), std::vector<Piece>(hosts_.size()));  // nobody is missed who has ended
     watcher_ = {};
     MPI_Comm_free(&pulse_);
+    MPI_Op_free(&sum_bf16_);
     MPI_Finalize();
   }
 
@@ -56,6 +59,7 @@ class Mpi final : public Comm {
     const auto n = static_cast<size_t>(ranks_), own = static_cast<size_t>(rank_);
     expect(out.size() == n && in.size() == n, "an exchange of ", out.size(), " and ", in.size(), " pieces, of ", n,
            " ranks");
+    if (link) link->check();
     const auto start = std::chrono::steady_clock::now();
     struct Sizes {
       uint64_t sent, expected;
@@ -90,13 +94,16 @@ class Mpi final : public Comm {
     waited += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
 
-  void reduce(const float* x, float* y, int64_t n, int root) override {
-    constexpr auto most = static_cast<int64_t>(kMost / sizeof(float));
-    for (int64_t at = 0, count = 0; at < n; at += count) {
-      count = std::min(most, n - at);
-      check(MPI_Reduce(x + at, y ? y + at : nullptr, static_cast<int>(count), MPI_FLOAT, MPI_SUM, root, MPI_COMM_WORLD),
+  void reduce(const Piece& x, void* y, DType type, int root) override {
+    const bool f32 = type == DType::f32;
+    size_t at = 0;
+    each_message(x, [&](char* data, int bytes) {
+      const auto count = bytes / static_cast<int>(dtype_size(type));
+      check(MPI_Reduce(x.data == y ? MPI_IN_PLACE : data, y ? static_cast<char*>(y) + at : nullptr, count,
+                       f32 ? MPI_FLOAT : MPI_UINT16_T, f32 ? MPI_SUM : sum_bf16_, root, MPI_COMM_WORLD),
             "MPI_Reduce");
-    }
+      at += static_cast<size_t>(bytes);
+    });
   }
 
   [[noreturn]] void abort(int code) override {
@@ -112,6 +119,13 @@ class Mpi final : public Comm {
     int n = 0;
     MPI_Error_string(code, text, &n);
     throw Error(Exit::failed, cat(call, ": ", std::string(text, static_cast<size_t>(n))));
+  }
+
+  static void add_bf16(void* x, void* y, int* n, MPI_Datatype*) {
+    for (int i = 0; i < *n; i++) {
+      uint16_t& sum = static_cast<uint16_t*>(y)[i];
+      sum = f32_to_bf16(bf16_to_f32(static_cast<const uint16_t*>(x)[i]) + bf16_to_f32(sum));
+    }
   }
 
   template <class F>
@@ -194,13 +208,15 @@ class Mpi final : public Comm {
       int speaker = 0;
       while (seconds(others[static_cast<size_t>(speaker)].heard) > silence) speaker++;
       const double later = speaker == rank_ ? 0 : 2;
-      bool moves = false;
-      for (const Other& o : others) moves = moves || seconds(o.moved) <= timeout + later;
+      // A rank that stands still stops all of them before long: it is the one that does not wait.
+      bool moves = false, all_wait = true;
+      for (const Other& o : others)
+        moves = moves || seconds(o.moved) <= timeout + later, all_wait = all_wait && o.pulse.waits;
       for (int r = 0; r < ranks_; r++) {
         const Other& o = others[static_cast<size_t>(r)];
         if (seconds(o.heard) > silence + later)
           lost(r, o.pulse, cat("has not been heard of for ", static_cast<int>(seconds(o.heard)), " s"), now);
-        if (seconds(o.moved) > timeout + later && (!o.pulse.waits || !moves))
+        if (!moves && (!o.pulse.waits || all_wait))
           lost(r, o.pulse, cat("has made no progress for ", static_cast<int>(seconds(o.moved)), " s"), now);
       }
     }
@@ -228,6 +244,7 @@ class Mpi final : public Comm {
 
   int rank_ = 0, ranks_ = 1, node_rank_ = 0, node_ranks_ = 1;
   MPI_Comm pulse_ = MPI_COMM_NULL;
+  MPI_Op sum_bf16_ = MPI_OP_NULL;
   std::vector<std::string> hosts_;
   std::atomic<bool> waits_ = false;
   std::jthread watcher_;

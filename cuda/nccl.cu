@@ -1,0 +1,167 @@
+// Memory of devices between ranks by NCCL, on the stream of the ops: nothing blocks but that.
+#include <algorithm>
+#include <exception>
+
+#include "library.h"
+#include "machine.cuh"
+#include "nccl.h"
+
+namespace pare::PARE_CUDA {
+
+namespace {
+
+#define PARE_NCCL(X)   \
+  X(GetVersion)        \
+  X(GetErrorString)    \
+  X(GetUniqueId)       \
+  X(CommInitRank)      \
+  X(CommDestroy)       \
+  X(CommAbort)         \
+  X(CommGetAsyncError) \
+  X(GroupStart)        \
+  X(GroupEnd)          \
+  X(Send)              \
+  X(Recv)              \
+  X(Reduce)
+
+struct Functions {
+#define X(name) decltype(&nccl##name) name;
+  PARE_NCCL(X)
+#undef X
+} functions{};
+
+const Functions& nccl() {
+  if (!functions.Reduce) {
+    Functions f{};
+#ifdef CUEMU
+#define X(name) f.name = nccl##name;
+#else
+    const Library library{"libnccl.so.2", "libnccl.so"};
+    if (!library)
+      fail("ranks compute on devices of their own, between which NCCL sends, and NCCL was not found (",
+           library.why_not(),
+           "): name its folder in LD_LIBRARY_PATH, often nvidia/nccl/lib of Python's packages; or install it, libnccl2 "
+           "of NVIDIA's packages; or set trainer.comm=host, which goes through the host's memory and takes longer");
+#define X(name)                       \
+  library.find(f.name, "nccl" #name); \
+  if (!f.name) fail("the NCCL that was found has no nccl" #name ": version 2.10 or later is needed");
+#endif
+    PARE_NCCL(X)
+#undef X
+    functions = f;
+  }
+  return functions;
+}
+#undef PARE_NCCL
+
+std::string version_text(int v) {
+  return v < 10000 ? cat(v / 1000, ".", v / 100 % 10, ".", v % 100) : cat(v / 10000, ".", v / 100 % 100, ".", v % 100);
+}
+
+// The version, which is that of all ranks.
+int agreed_version(Comm& comm) {
+  int version = 0;
+  nccl().GetVersion(&version);
+  if (version < 21000)
+    fail("NCCL ", version_text(version), " was found, 2.10 or later is needed: install a later one, libnccl2 of ",
+         "NVIDIA's packages, or set trainer.comm=host");
+  const std::vector<int64_t> all = comm.gather(version);
+  for (size_t r = 1; r < all.size(); r++)
+    if (all[r] != all[0])
+      fail("NCCL is ", version_text(static_cast<int>(all[0])), " on rank 0 and ",
+           version_text(static_cast<int>(all[r])), " on rank ", r, "; all ranks need the same");
+  return version;
+}
+
+class ByNccl final : public Comm::Link {
+ public:
+  explicit ByNccl(Comm& comm) : rank_(comm.rank()), ranks_(comm.ranks()), version_(agreed_version(comm)) {
+    ncclUniqueId id{};
+    if (comm.first()) check(nccl().GetUniqueId(&id), "ncclGetUniqueId");
+    const std::string all = comm.broadcast({id.internal, sizeof id.internal});
+    std::copy(all.begin(), all.end(), id.internal);
+    check(nccl().CommInitRank(&nccl_, ranks_, id, rank_), "ncclCommInitRank");
+    try_out();
+  }
+  ~ByNccl() override {
+    if (!nccl_) return;
+    // What ends in order waits for all ranks, which may never come.
+    broken_ || std::uncaught_exceptions() > 0 ? nccl().CommAbort(nccl_) : nccl().CommDestroy(nccl_);
+  }
+
+  std::string name() const override { return cat("NCCL ", version_text(version_)); }
+
+  void exchange(std::span<const Comm::Piece> out, std::span<const Comm::Piece> in, void* stream) override {
+    check(nccl().GroupStart(), "ncclGroupStart");
+    for (int q = 0; q < ranks_; q++) {
+      const Comm::Piece to = out[static_cast<size_t>(q)], from = in[static_cast<size_t>(q)];
+      if (q == rank_) continue;
+      const auto s = static_cast<cudaStream_t>(stream);
+      if (to.bytes > 0) check(nccl().Send(to.data, to.bytes, ncclInt8, q, nccl_, s), "ncclSend");
+      if (from.bytes > 0) check(nccl().Recv(from.data, from.bytes, ncclInt8, q, nccl_, s), "ncclRecv");
+    }
+    check(nccl().GroupEnd(), "ncclGroupEnd");
+  }
+
+  // Parts may differ in size, which ncclReduceScatter has not.
+  void reduce_scatter(std::span<const Comm::Piece> x, void* y, DType type, void* stream) override {
+    check(nccl().GroupStart(), "ncclGroupStart");
+    for (int q = 0; q < ranks_; q++) {
+      const Comm::Piece& from = x[static_cast<size_t>(q)];
+      if (from.bytes > 0)
+        check(nccl().Reduce(from.data, q == rank_ ? y : nullptr, from.bytes / dtype_size(type),
+                            type == DType::bf16 ? ncclBfloat16 : ncclFloat32, ncclSum, q, nccl_,
+                            static_cast<cudaStream_t>(stream)),
+              "ncclReduce");
+    }
+    check(nccl().GroupEnd(), "ncclGroupEnd");
+  }
+
+  void check() override {
+    ncclResult_t found = ncclSuccess;
+    check(nccl().CommGetAsyncError(nccl_, &found), "ncclCommGetAsyncError");
+    check(found, "the work between ranks");
+  }
+
+ private:
+  void check(ncclResult_t result, const char* what) {
+    if (result == ncclSuccess) return;
+    broken_ = true;
+    throw Error(Exit::failed, cat("NCCL ", version_text(version_), ", ", what, ": ", nccl().GetErrorString(result),
+                                  "; NCCL_DEBUG=INFO in the environment says more"));
+  }
+
+  // The first words between all ranks: NCCL connects them, and takes memory for that, when they first talk.
+  void try_out() {
+    const auto n = static_cast<size_t>(ranks_);
+    float* memory = nullptr;
+    const auto run = [](cudaError_t e) { check_cuda(e, "the first words between ranks"); };
+    run(cudaMalloc(&memory, 2 * n * sizeof(float)));
+    std::vector<float> words(2 * n, -1);
+    std::vector<Comm::Piece> out(n), in(n);
+    for (size_t q = 0; q < n; q++) {
+      words[q] = static_cast<float>(rank_);
+      out[q] = {memory + q, sizeof(float)}, in[q] = {memory + n + q, sizeof(float)};
+    }
+    run(cudaMemcpy(memory, words.data(), words.size() * sizeof(float), cudaMemcpyHostToDevice));
+    exchange(out, in, nullptr);
+    reduce_scatter(out, memory + rank_, DType::f32, nullptr);
+    run(cudaMemcpy(words.data(), memory, words.size() * sizeof(float), cudaMemcpyDeviceToHost));
+    run(cudaFree(memory));
+    const float sum = words[static_cast<size_t>(rank_)], expected = static_cast<float>(ranks_ * (ranks_ - 1) / 2);
+    bool right = sum == expected;
+    for (size_t q = 0; q < n; q++)
+      right = right && (q == static_cast<size_t>(rank_) || words[n + q] == static_cast<float>(q));
+    if (!right) throw Error(Exit::failed, cat(name(), ": the first words of the other ranks are not what they sent"));
+  }
+
+  const int rank_, ranks_, version_;
+  ncclComm_t nccl_ = nullptr;
+  bool broken_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Comm::Link> make_nccl(Comm& comm) { return std::make_unique<ByNccl>(comm); }
+
+}  // namespace pare::PARE_CUDA

@@ -1,0 +1,44 @@
+// What is called of NCCL: its functions are looked for at run time (cuda/nccl.cu), or stand in cuda/emu/src/nccl.cpp.
+// NVIDIA's CUDA has no header of it.
+#pragma once
+#include <cstddef>
+
+extern "C" {
+
+typedef struct CUstream_st* cudaStream_t;  // as CUDA's
+
+enum ncclResult_t {
+  ncclSuccess = 0,
+  ncclUnhandledCudaError = 1,
+  ncclSystemError = 2,
+  ncclInternalError = 3,
+  ncclInvalidArgument = 4,
+  ncclInvalidUsage = 5,
+  ncclRemoteError = 6,
+  ncclInProgress = 7,
+};
+enum ncclDataType_t { ncclInt8 = 0, ncclFloat32 = 7, ncclBfloat16 = 9 };
+enum ncclRedOp_t { ncclSum = 0 };
+struct ncclUniqueId {
+  char internal[128];
+};
+typedef struct ncclComm* ncclComm_t;
+
+ncclResult_t ncclGetVersion(int* version);  // 22105: 2.21.5
+const char* ncclGetErrorString(ncclResult_t);
+ncclResult_t ncclGetUniqueId(ncclUniqueId*);  // on one rank; the others are told it
+// All ranks of the id call it, each with its device set.
+ncclResult_t ncclCommInitRank(ncclComm_t*, int ranks, ncclUniqueId, int rank);
+ncclResult_t ncclCommDestroy(ncclComm_t);
+ncclResult_t ncclCommAbort(ncclComm_t);
+ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t*);
+// Calls between these are one: none of them waits for another.
+ncclResult_t ncclGroupStart();
+ncclResult_t ncclGroupEnd();
+// In the order of the stream.  A send and a receive of as many elements of one type meet.
+ncclResult_t ncclSend(const void*, size_t count, ncclDataType_t, int to, ncclComm_t, cudaStream_t);
+ncclResult_t ncclRecv(void*, size_t count, ncclDataType_t, int from, ncclComm_t, cudaStream_t);
+// `to`: of the root alone; it may be `from`.
+ncclResult_t ncclReduce(const void* from, void* to, size_t count, ncclDataType_t, ncclRedOp_t, int root, ncclComm_t,
+                        cudaStream_t);
+}

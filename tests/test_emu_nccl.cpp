@@ -1,0 +1,234 @@
+// The emulator's NCCL, by processes that are its ranks: what it moves and adds, and that each mistake shows.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <functional>
+#include <numeric>
+#include <vector>
+
+#include "base/half.h"
+#include "cuda/emu/include/cuda_runtime.h"
+#include "cuda/nccl.h"
+
+namespace pare::test {
+namespace {
+
+// A rank in its process.
+class NcclRank {
+ public:
+  NcclRank(int rank, int ranks, const ncclUniqueId& id, int device) : rank(rank), ranks(ranks) {
+    cudaSetDevice(device);
+    said(ncclCommInitRank(&comm, ranks, id, rank));
+  }
+  // Device memory with these values.
+  float* put(const std::vector<float>& x) {
+    void* p = nullptr;
+    cudaMalloc(&p, x.size() * sizeof(float));
+    cudaMemcpy(p, x.data(), x.size() * sizeof(float), cudaMemcpyHostToDevice);
+    return static_cast<float*>(p);
+  }
+  std::vector<float> get(const void* p, size_t n) {
+    std::vector<float> x(n);
+    if (const cudaError_t e = cudaMemcpy(x.data(), p, n * sizeof(float), cudaMemcpyDeviceToHost))
+      report += cudaGetErrorString(e);
+    return x;
+  }
+  // The result of a call, if it is none.
+  void said(ncclResult_t r) {
+    if (r) report += ncclGetErrorString(r);
+  }
+  void send(const void* p, size_t n, int to) { said(ncclSend(p, n, ncclFloat32, to, comm, nullptr)); }
+  void receive(void* p, size_t n, int from) { said(ncclRecv(p, n, ncclFloat32, from, comm, nullptr)); }
+  void reduce(const void* x, void* y, size_t n, int root, ncclDataType_t type = ncclFloat32) {
+    said(ncclReduce(x, y, n, type, ncclSum, root, comm, nullptr));
+  }
+
+  const int rank, ranks;
+  ncclComm_t comm = nullptr;
+  std::string report;
+};
+
+// What the ranks report when each has run f; on devices of their own, or all on one.
+std::vector<std::string> reports(int ranks, const std::function<void(NcclRank&)>& f, bool one_device = false) {
+  ncclUniqueId id;
+  EXPECT_EQ(ncclGetUniqueId(&id), ncclSuccess);
+  std::vector<int> pipes;
+  std::vector<pid_t> children;
+  for (int r = 0; r < ranks; r++) {
+    int ends[2];
+    EXPECT_EQ(pipe(ends), 0);
+    const pid_t child = fork();
+    if (child == 0) {
+      NcclRank rank(r, ranks, id, one_device ? 0 : r);
+      if (rank.comm) f(rank);
+      if (rank.comm) ncclCommDestroy(rank.comm);
+      const bool written = write(ends[1], rank.report.data(), rank.report.size()) == std::ssize(rank.report);
+      _exit(written ? 0 : 1);
+    }
+    close(ends[1]);
+    pipes.push_back(ends[0]), children.push_back(child);
+  }
+  std::vector<std::string> all;
+  for (int r = 0; r < ranks; r++) {
+    std::string& text = all.emplace_back();
+    char part[4096];
+    for (ssize_t n; (n = read(pipes[static_cast<size_t>(r)], part, sizeof part)) > 0;)
+      text.append(part, static_cast<size_t>(n));
+    close(pipes[static_cast<size_t>(r)]);
+    int status = 0;
+    EXPECT_EQ(waitpid(children[static_cast<size_t>(r)], &status, 0), children[static_cast<size_t>(r)]);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "rank " << r << ": " << status;
+  }
+  return all;
+}
+void expect_none(const std::vector<std::string>& reports) {
+  for (size_t r = 0; r < reports.size(); r++) EXPECT_EQ(reports[r], "") << "rank " << r;
+}
+
+// More than a socket holds, to all at once.
+TEST(EmuNccl, SendsToAll) {
+  const auto word = [](int from, int to) { return static_cast<float>(10 * from + to + 1); };
+  expect_none(reports(3, [&](NcclRank& r) {
+    const size_t n = 100003;
+    float *out[3], *in[3];
+    for (int q = 0; q < 3; q++)
+      out[q] = r.put(std::vector<float>(n, word(r.rank, q))), in[q] = r.put(std::vector<float>(n, -1));
+    r.said(ncclGroupStart());
+    for (int q = 0; q < 3; q++)
+      if (q != r.rank)
+        r.send(out[q], n - static_cast<size_t>(q), q), r.receive(in[q], n - static_cast<size_t>(r.rank), q);
+    r.said(ncclGroupEnd());
+    for (int q = 0; q < 3; q++) {
+      const std::vector<float> x = r.get(in[q], n);
+      const size_t received = q == r.rank ? 0 : n - static_cast<size_t>(r.rank);
+      for (size_t i = 0; i < n; i++)
+        if (x[i] != (i < received ? word(q, r.rank) : -1)) r.report += "another word from rank " + std::to_string(q);
+    }
+  }));
+}
+
+// 1, 2^-24 and 2^-24: the order of the ring decides whether the small ones count.
+TEST(EmuNccl, AddsInTheOrderOfTheRing) {
+  expect_none(reports(3, [&](NcclRank& r) {
+    const float tiny = 0x1p-24f, own = r.rank == 0 ? 1 : tiny;
+    float *x[3], *y = r.put({-1});
+    for (float*& p : x) p = r.put({own});
+    r.said(ncclGroupStart());
+    for (int root = 0; root < 3; root++) r.reduce(x[root], root == r.rank ? y : nullptr, 1, root);
+    r.said(ncclGroupEnd());
+    // For rank 0: (x1 + x2) + x0; for rank 1: (x2 + x0) + x1, for rank 2: (x0 + x1) + x2.
+    if (r.get(y, 1)[0] != (r.rank == 0 ? 1 + 2 * tiny : 1)) r.report += "another sum";
+    // In bf16 the sum of two is rounded before the third is added; in place.
+    const uint16_t one = f32_to_bf16(1), small = f32_to_bf16(0x1p-8f);
+    const uint16_t words[2] = {r.rank == 0 ? one : small, 0};
+    float* const z = r.put({0});
+    cudaMemcpy(z, words, sizeof words, cudaMemcpyHostToDevice);
+    r.reduce(z, z, 1, 2, ncclBfloat16);
+    uint16_t sum = 0;
+    cudaMemcpy(&sum, z, sizeof sum, cudaMemcpyDeviceToHost);
+    if (r.rank == 2 && sum != one) r.report += "bf16: another sum";
+  }));
+}
+
+TEST(Emu, NcclMismatchShows) {
+  const auto expect = [](int ranks, const std::vector<std::string>& expected,
+                         const std::function<void(NcclRank&, float*)>& f) {
+    const std::vector<std::string> all = reports(ranks, [&](NcclRank& r) {
+      float* const memory = r.put(std::vector<float>(16, 1));
+      f(r, memory);
+      r.get(memory, 1);
+      ncclResult_t state = ncclSuccess;
+      ncclCommGetAsyncError(r.comm, &state);
+      if (state && r.report.find("NCCL: group ") == std::string::npos) r.report += ncclGetErrorString(state);
+    });
+    for (size_t i = 0; i < all.size(); i++)
+      EXPECT_NE(all[i].find(expected[i]), std::string::npos) << all[i] << "\nexpected " << expected[i];
+  };
+  const std::string first = "NCCL: group 1 of rank ";
+  const auto pair = [](NcclRank& r, const auto& zero, const auto& one) { r.rank == 0 ? zero() : one(); };
+
+  const std::string memory = " of f32[4]: memory that is not the device's";
+  expect(1, {"ncclReduce" + memory}, [](NcclRank& r, float*) {
+    float host[4] = {};
+    r.reduce(host, host, 4, 0);
+  });
+  expect(2, {"ncclSend" + memory, "ncclRecv" + memory}, [&](NcclRank& r, float* p) {
+    float host[4] = {};
+    pair(
+        r, [&] { r.send(host, 4, 1); }, [&] { r.receive(p + 13, 4, 0); });  // behind its end
+  });
+  expect(2,
+         {first + "0: it sends f32[3] to rank 1, which receives f32[4]",
+          first + "1: it receives f32[4] from rank 0, which sends f32[3]"},
+         [&](NcclRank& r, float* p) {
+           pair(
+               r, [&] { r.send(p, 3, 1); }, [&] { r.receive(p, 4, 0); });
+         });
+  expect(2, {first + "0: it sends f32[3] to rank 1, which receives i8[3]", first + "1: it receives i8[3] from rank 0"},
+         [&](NcclRank& r, float* p) {
+           pair(
+               r, [&] { r.send(p, 3, 1); }, [&] { r.said(ncclRecv(p, 3, ncclInt8, 0, r.comm, nullptr)); });
+         });
+  expect(2,
+         {first + "0: it adds f32[3] for rank 0 where rank 1 adds bf16[3] for rank 0",
+          first + "1: it adds bf16[3] for rank 0 where rank 0 adds f32[3] for rank 0"},
+         [&](NcclRank& r, float* p) { r.reduce(p, p, 3, 0, r.rank == 0 ? ncclFloat32 : ncclBfloat16); });
+  expect(2,
+         {first + "0: it sends f32[3] to rank 1, which receives nothing more",
+          first + "1: it receives nothing more from rank 0, which sends f32[3]"},
+         [&](NcclRank& r, float* p) {
+           pair(
+               r, [&] { r.send(p, 3, 1); }, [&] { r.reduce(p, p, 3, 0); });
+         });
+  // In another order.
+  expect(3,
+         {first + "0: it adds f32[3] for rank 0 where rank 2 adds f32[3] for rank 1",
+          first + "1: it adds f32[3] for rank 0 where rank 2 adds f32[3] for rank 1",
+          first + "2: it adds f32[3] for rank 1 where rank 0 adds f32[3] for rank 0"},
+         [&](NcclRank& r, float* p) {
+           for (const int root : r.rank == 2 ? std::vector{1, 0} : std::vector{0, 1}) r.reduce(p, p, 3, root);
+         });
+  // Sends outside of a group, each of which waits for a receive that comes behind the other.
+  const std::string deadlock =
+      ", which receives nothing more: each waits for the other to receive, a send and its receive belong in one group";
+  expect(2, {first + "0: it sends f32[3] to rank 1" + deadlock, first + "1: it sends f32[3] to rank 0" + deadlock},
+         [&](NcclRank& r, float* p) { r.send(p, 3, 1 - r.rank), r.receive(p + 8, 3, 1 - r.rank); });
+  // Nobody sends.
+  expect(2, {first + "0: rank 1 has left, which is expected to send f32[3]", ""}, [&](NcclRank& r, float* p) {
+    if (r.rank == 0) r.receive(p, 3, 1);
+  });
+  // What is right before a mistake arrives, and nothing after it.
+  expect(2, {"NCCL: group 2 of rank 0: ", "NCCL: group 2 of rank 1: "}, [&](NcclRank& r, float* p) {
+    pair(
+        r, [&] { r.send(p, 3, 1), r.send(p, 2, 1), r.send(p, 1, 1); },
+        [&] { r.receive(p, 3, 0), r.receive(p, 1, 0), r.receive(p, 1, 0); });
+  });
+  // Another stream within a group, ranks that there are not, and one device.
+  expect(1, {"ncclSend: there is no rank 1"}, [](NcclRank& r, float* p) { r.send(p, 1, 1); });
+  expect(1, {"ncclGroupEnd without ncclGroupStart"}, [](NcclRank& r, float*) { r.said(ncclGroupEnd()); });
+  expect(1, {"ncclReduce: another stream than before in its group"}, [](NcclRank& r, float* p) {
+    cudaStream_t stream;
+    cudaStreamCreate(&stream);
+    ncclGroupStart();
+    r.reduce(p, p, 1, 0);
+    r.said(ncclReduce(p, p, 1, ncclFloat32, ncclSum, 0, r.comm, stream));
+    ncclGroupEnd();
+  });
+  for (const std::string& report : reports(
+           2, [](NcclRank&) {}, true))
+    EXPECT_EQ(report, "ncclCommInitRank: ranks 0 and 1 are on device 0, or count other ranks");
+}
+
+// Work that is queued when its communicator is given up does nothing.
+TEST(EmuNccl, WhatIsAbortedWaitsForNobody) {
+  expect_none(reports(2, [](NcclRank& r) {
+    float* const p = r.put({1});
+    if (r.rank == 0) r.receive(p, 1, 1);
+    ncclCommAbort(r.comm), r.comm = nullptr;
+    if (r.get(p, 1)[0] != 1) r.report += "it was received";
+  }));
+}
+
+}  // namespace
+}  // namespace pare::test
