@@ -1,14 +1,18 @@
 # Ranks that mpirun starts.  `make MPI=mpich mpi` builds with MPICH into build/mpi-mpich.
 MPI ?= openmpi
 MPI_DIR := $(BUILD)/mpi$(if $(filter-out openmpi,$(MPI)),-$(MPI))
+MPI_SETS = OMPI_CXX='$(CXX)' MPICH_CXX='$(CXX)'
 MPI_CXX = $(if $(shell command -v mpicxx.$(MPI)),,$(error $(MPI) is missing: sudo apt-get install -y lib$(MPI)-dev $(if $(filter openmpi,$(MPI)),openmpi-bin,mpich)))\
-  OMPI_CXX='$(CXX)' MPICH_CXX='$(CXX)' mpicxx.$(MPI)
+  $(MPI_SETS) mpicxx.$(MPI)
 $(MPI_DIR)/comm.o: src/comm/mpi/mpi.cpp
 	$(call run,mpi: $<,$(MPI_CXX) -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX $(CXXFLAGS) -O$(O) -c $< -o $@)
 MPI_OBJ = $(MPI_DIR)/comm.o $(cpu_LIB) $(filter-out $(BUILD)/emu/tests/%,$(cpu_EMU))
 mpi: $(MPI_DIR)/pare  ## build/mpi/pare: for several ranks, on cpu and emu
 $(MPI_DIR)/pare: $(MPI_OBJ) $(cpu_APP)
 	$(call run,link $@,$(MPI_CXX) $(LDFLAGS) $^ $(LIBS) -o $@)
+mpi-cuda: $(MPI_DIR)-cuda/pare  ## build/mpi-cuda/pare: for several ranks, on cpu and cuda
+$(MPI_DIR)-cuda/pare: $(MPI_DIR)/comm.o $(cpu_LIB) $(cpu_APP) $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.o)
+	$(call run,link $@,$(MPI_SETS) $(NVCC) -ccbin mpicxx.$(MPI) $(LDFLAGS:%=-Xcompiler %) $(GENCODE) $^ $(LIBS) -o $@)
 
 $(MPI_DIR)/tests/%: $(BUILD)/tests/mpi/%.o $(BUILD)/tests/main.o $(MPI_OBJ)
 	$(call run,link $@,$(MPI_CXX) $(LDFLAGS) $^ -lgtest $(LIBS) -o $@)
