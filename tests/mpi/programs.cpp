@@ -93,6 +93,25 @@ TEST_F(Ranks, ResumeOnAnotherNumber) {
   EXPECT_NE(o.err.find("trainer.balance_batch"), std::string::npos) << o.err;
 }
 
+// Devices talk by NCCL or through the host: the same run, which may change between them.
+TEST_F(Ranks, TheWayBetweenDevicesChangesNoBit) {
+  const auto run_by = [&](const std::string& way, const std::string& dir, int steps, const Overrides& more = {}) {
+    const Outcome o =
+        job(part(2, dir,
+                 {"trainer.device=emu", "data.max_response_length=6", "data.train_batch_size=2", "trainer.test_freq=0",
+                  cat("trainer.comm=", way), cat("trainer.total_training_steps=", steps)}) +
+            more);
+    ASSERT_EQ(o.code, 0) << o.err;
+    EXPECT_NE(o.out.find(way == "nccl" ? "between ranks by NCCL 2.21.5" : "between ranks by the host's memory"),
+              std::string::npos)
+        << o.out;
+  };
+  run_by("host", "whole", 2);
+  run_by("nccl", "moved", 1);
+  run_by("host", "moved", 2, {"--resume"});
+  expect_same("whole", "moved", 2);
+}
+
 // Rank 0 alone changes the disk.  Killed while it does, the others end too, and the run goes on with another number.
 TEST_F(Ranks, KilledAtAWrite) {
   const Overrides short_run = {"trainer.total_training_steps=2"};
