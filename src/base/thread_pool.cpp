@@ -114,7 +114,7 @@ class Pool {
   int64_t n_ = 0, chunk_ = 1;
 };
 
-std::unique_ptr<Pool> pool;
+thread_local std::unique_ptr<Pool> pool;
 
 }  // namespace
 

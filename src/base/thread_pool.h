@@ -1,12 +1,12 @@
-// One pool of threads for the whole process.  Threads divide outputs, never a sum, so results do not depend on how many
-// there are.
+// One pool of threads for each thread that calls: a process has one, but for ranks that are threads (comm/threads.h).
+// Threads divide outputs, never a sum, so results do not depend on how many there are.
 #pragma once
 #include <cstdint>
 #include <type_traits>
 
 namespace pare {
 
-// Sets the number of threads, the caller included; 0: one per core.  Must not be called while parallel_for runs.
+// Sets the caller's number of threads, itself included; 0: one per core.  Must not be called while parallel_for runs.
 void set_threads(int n);
 int threads();
 
