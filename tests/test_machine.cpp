@@ -44,6 +44,14 @@ TEST(Machine, IsARoofPerCall) {
   EXPECT_EQ(m.seconds("linear_fwd", math, DType::bf16), 0.5 + 1 / 0.25);
   EXPECT_EQ(m.seconds("adamw", memory, DType::bf16), 0.5 + 2 / 0.5);
   EXPECT_EQ(m.seconds("adamw", {}, DType::f32), 0.5);
+  const Cost sent{.flops = 4, .read = 1'000'000'000, .written = 0, .sent = 6'000'000'000};
+  const Machine linked = read_machine(machine_file(kText + "link = 2e9\nnetwork = 1e9\n"));
+  EXPECT_EQ(linked.seconds("all_gather", sent, DType::f32), 0.5 + 3 / 0.5);
+  EXPECT_EQ(linked.seconds("all_gather", sent, DType::f32, 0.5), 0.5 + 3 / 0.5) << "half of it beyond the node";
+  EXPECT_EQ(linked.seconds("all_gather", {.read = 1'000'000'000}, DType::f32, 0.5), 0.5 + 1 / 0.5);
+  EXPECT_THROW(m.seconds("all_gather", sent, DType::f32), Error) << "it has no link";
+  EXPECT_EQ(linked.shared_by(2).memory(), 750'000'000u);
+  EXPECT_EQ(linked.shared_by(2).seconds("linear_fwd", math, DType::f32), 0.5 + 4 / 0.25);
   const Machine again = read_machine(machine_file(to_toml(m)));
   EXPECT_EQ(to_toml(again), to_toml(m));
   EXPECT_EQ(again.figures.size(), m.figures.size());
@@ -144,6 +152,86 @@ TEST_F(PlanAnswers, LargestFitsAndOneMoreDoesNot) {
 }
 
 // Its own steps, from their mean lengths: attention is quadratic in them, so nearly.
+// Of ranks: memory of the fullest, books of rank 0 and of all, seconds of the slowest.
+TEST_F(PlanAnswers, OfRanks) {
+  const auto ranks = [&](int n) { return cat(" learner.slots=4 trainer.device=cuda trainer.n_gpus_per_node=", n); };
+  const auto json = [&](const std::string& more) {
+    const Outcome o = run(tiny_ + more + " --machine h200 --json");
+    EXPECT_EQ(o.code, 0) << o.err;
+    return Json::parse(o.code == 0 ? o.out : "{}");
+  };
+  const Json one = json(ranks(1)), four = json(ranks(4)), nodes = json(ranks(2) + " trainer.nnodes=2");
+  EXPECT_EQ(one["ranks"], 1);
+  EXPECT_EQ(four["ranks"], 4);
+  EXPECT_EQ(one["phases"]["learner"]["sent"], 0);
+  const auto& ops = four["phases"]["learner"]["ops"];
+  EXPECT_GT(ops["all_to_all"]["sent"], 0);
+  EXPECT_GT(ops["all_to_all"]["seconds"], 0);
+  EXPECT_EQ(four["phases"]["rollout"]["flops"].get<int64_t>() * 4, four["all_ranks"]["rollout"]["flops"]);
+  EXPECT_EQ(four["all_ranks"]["rollout"]["ops"]["linear_fwd"]["flops"],
+            one["phases"]["rollout"]["ops"]["linear_fwd"]["flops"]);
+  EXPECT_LT(four["memory"]["arenas"]["optimizer"]["most"],
+            0.3 * one["memory"]["arenas"]["optimizer"]["most"].get<double>());
+  EXPECT_EQ(nodes["all_ranks"], four["all_ranks"]);
+  EXPECT_GT(nodes["phases"]["learner"]["seconds"], four["phases"]["learner"]["seconds"]) << "the network is slower";
+  double seconds = 0;
+  for (const auto& phase : four["phases"]) seconds += phase["seconds"].get<double>();
+  EXPECT_NEAR(four["seconds"], seconds, 1e-9);
+
+  const Outcome text = run(tiny_ + ranks(4) + " --machine h200");
+  EXPECT_NE(text.out.find("\n  4 ranks "), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("\n  between "), std::string::npos) << text.out;
+  const Outcome slots = run(tiny_ + " learner.slots=3 trainer.n_gpus_per_node=4");
+  EXPECT_EQ(slots.code, 2);
+  EXPECT_NE(slots.err.find("learner.slots = 3 cannot be dealt to 4 ranks; 4 can"), std::string::npos) << slots.err;
+  const std::string file = machine_file(kText);
+  const Outcome unlinked = run(tiny_ + ranks(2) + " --machine " + file);
+  EXPECT_EQ(unlinked.code, 2);
+  EXPECT_NE(unlinked.err.find("machine a box has no link"), std::string::npos) << unlinked.err;
+  EXPECT_EQ(run(tiny_ + ranks(1) + " --machine " + file).code, 0);
+  // Of a host they share what there is.
+  const auto available = [&](int n) {
+    return json(cat(" learner.slots=4 trainer.n_gpus_per_node=", n))["available"].get<double>();
+  };
+  EXPECT_EQ(available(4), available(1) / 4);
+  // --largest, --compare.
+  const Outcome largest = run(tiny_ + ranks(4) + " --memory 12MB --largest rollout.max_num_seqs");
+  ASSERT_EQ(largest.code, 0) << largest.err;
+  const int64_t value = std::stoll(largest.out.substr(largest.out.find(" = ") + 3));
+  const auto fits = [&](int64_t n) {
+    return run(tiny_ + ranks(4) + cat(" --memory 12MB rollout.max_num_seqs=", n)).out.find("\nfits ") !=
+           std::string::npos;
+  };
+  EXPECT_TRUE(fits(value));
+  EXPECT_FALSE(fits(value + 1));
+  const Outcome compared = run(tiny_ + ranks(4) + " --memory 12MB --compare nat-rpc");
+  ASSERT_EQ(compared.code, 0) << compared.err;
+}
+
+// What is said to fit does, alone.
+TEST_F(PlanAnswers, NamesWhatWouldMakeItFit) {
+  const std::string plan = tiny_ + " --device cuda --memory ";
+  const auto flat = [](const std::string& text) {
+    std::istringstream words(text);
+    std::string all;
+    for (std::string word; words >> word;) all += word + " ";
+    return all;
+  };
+  const int64_t most = Json::parse(run(plan + "1GB --json").out)["memory"]["most"];
+  const Outcome o = run(plan + cat(most - 200'000));
+  const std::string text = flat(o.out), mark = "with one of these it fits: ";
+  const size_t at = text.find(mark);
+  ASSERT_NE(at, std::string::npos) << o.out;
+  std::istringstream list(text.substr(at + mark.size()));
+  int settings = 0;
+  for (std::string setting; std::getline(list, setting, ',');) {
+    settings++;
+    EXPECT_NE(run(plan + cat(most - 200'000) + " " + setting).out.find("\nfits "), std::string::npos) << setting;
+  }
+  EXPECT_GE(settings, 3) << o.out;
+  EXPECT_NE(flat(run(plan + "100kB").out).find("none of moments"), std::string::npos);
+}
+
 TEST_F(PlanAnswers, LengthsOfARunAreItsBooks) {
   const std::string run_ = cat(testing::TempDir(), "pare_lengths_", getpid());
   const std::string config =

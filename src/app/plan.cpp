@@ -82,6 +82,9 @@ void show_step(const Config& c, const Plan& plan, const std::vector<std::string>
   paragraph("step", cat(c.data.train_batch_size, " prompts x ", c.rollout.n, " responses, at most ",
                         c.data.max_prompt_length, " + ", c.data.max_response_length, " tokens; ",
                         dtype_name(act_type(c)), " on ", device.substr(1, device.size() - 2)));
+  if (const RankCount count = rank_count(c.trainer); count.all() > 1)
+    paragraph("ranks", cat(count.all(), count.nodes > 1 ? cat(" on ", count.nodes, " nodes") : "",
+                           "; memory is that of the fullest, work that of rank 0 and of all"));
   if (missing.empty()) return;
   std::string list;
   for (const std::string& m : missing) list += (list.empty() ? "" : ", ") + m;
@@ -100,7 +103,7 @@ void show_memory_table(const Plan& plan) {
   paragraph("shared", "kv and scratch lie in the memory of gradients and activations; the total has the larger pair");
 }
 
-// Exact figures; the part of an op in the FLOPs of its phase.
+// Exact figures; the part of an op in the FLOPs of its phase.  Of several ranks, those of rank 0, and the sums of all.
 void show_work(const Plan& plan) {
   const auto row = [](const std::string& name, const std::string& calls, const std::string& flops,
                       const std::string& part, const std::string& moved, const std::string& rows) {
@@ -119,6 +122,13 @@ void show_work(const Plan& plan) {
           cat(line.cost.read + line.cost.written), line.min_rows ? cat(line.min_rows) : "");
     row("  all", "", cat(all.flops), "", cat(all.read + all.written), "");
     row("", "", human(flops) + "FLOP", "", bytes(static_cast<size_t>(all.read + all.written)), "");
+    if (plan.ranks == 1) continue;
+    const Cost sum = plan.all_ranks.total(phase);
+    row("  sent to others", "", "", "", cat(all.sent), "");
+    row(cat("  ", plan.ranks, " ranks"), "", cat(sum.flops), "", cat(sum.read + sum.written), "");
+    row("", "", human(static_cast<double>(sum.flops)) + "FLOP", "", bytes(static_cast<size_t>(sum.read + sum.written)),
+        "");
+    row("  sent by all", "", "", "", cat(sum.sent), "");
   }
   std::printf("\nrows>: the fewest rows of a call of a linear layer\n");
 }
@@ -135,14 +145,16 @@ Room find_room(const Options& o, const Config& c, const std::optional<Machine>& 
   if (machine) return {machine->memory(), "of " + machine->name};
   try {
     const Table& table = open_table(c.trainer);
-    const bool host = c.trainer.device == DeviceKind::cpu;
-    return {host ? machine_memory() : table.memory->free(), host ? "of this machine" : "free on this device"};
+    if (c.trainer.device != DeviceKind::cpu) return {table.memory->free(), "free on this device"};
+    const int ranks = rank_count(c.trainer).node_ranks;
+    return {machine_memory() / static_cast<size_t>(ranks),
+            cat("of this machine", ranks > 1 ? cat(", shared by ", ranks, " ranks") : "")};
   } catch (const Error& e) {
     return {0, e.what()};
   }
 }
 
-void show_verdict(const Plan& plan, const Room& room) {
+void show_verdict(const std::vector<std::string>& arguments, const Plan& plan, const Room& room) {
   const size_t most = plan.most.total();
   std::printf("\n");
   if (room.bytes == 0)
@@ -153,12 +165,15 @@ void show_verdict(const Plan& plan, const Room& room) {
   if (most <= room.bytes)
     return paragraph("fits", cat("any step takes at most ", bytes(most), " of the ", of, ": ",
                                  difference(room.bytes, most), " are left"));
-  paragraph("too much",
-            cat("a step can take ", bytes(most), ", ", difference(most, room.bytes), " more than the ", of,
-                plan.peak() <= room.bytes ? "; one of the longest sequences would fit, but shorter ones fill "
-                                            "micro-batches better: lower actor.ppo_max_token_len"
-                                          : "; lower rollout.max_num_seqs, actor.ppo_max_token_len or "
-                                            "data.train_batch_size"));
+  std::string fits;
+  for (const std::string& setting : what_fits(arguments, plan, room.bytes))
+    fits += (fits.empty() ? "; with one of these it fits: " : ", ") + setting;
+  paragraph(
+      "too much",
+      cat("a step can take ", bytes(most), ", ", difference(most, room.bytes), " more than the ", of,
+          fits.empty()
+              ? "; none of moments in bf16, recomputation, smaller batches and up to eight times the ranks makes it fit"
+              : fits));
 }
 
 std::string duration(double seconds) {
@@ -176,8 +191,11 @@ std::string shares(const std::map<std::string, Ledger::Line>& ops) {
   for (const auto& [op, line] : ops) list.push_back({line.seconds, op}), all += line.seconds;
   std::sort(list.rbegin(), list.rend());
   std::string s;
-  for (size_t i = 0; i < std::min<size_t>(list.size(), 3); i++)
-    s += cat(i ? ", " : "", list[i].second, format(" %.0f %%", 100 * list[i].first / all));
+  for (size_t i = 0; i < std::min<size_t>(list.size(), 3); i++) {
+    const std::string share = cat(i ? ", " : "", list[i].second, format(" %.0f %%", 100 * list[i].first / all));
+    if (s.size() + share.size() > kWidth - 28) break;
+    s += share;
+  }
   return s;
 }
 
@@ -188,13 +206,21 @@ std::string key_names(const Machine& machine, const std::string& source) {
   return s.empty() ? "nothing" : s;
 }
 
-void show_time(const Config& c, const Ledger& ledger, const Machine& machine, double tokens, const std::string& at) {
+void show_time(const Config& c, const Plan& plan, const Machine& machine, double tokens, const std::string& at) {
   std::printf("\n");
   paragraph("time", cat("on ", machine.name, ", ", at, ", of the device alone: without grading and files"));
-  for (const auto& [phase, ops] : ledger.phases)
-    std::printf("  %-12s %10s   %s\n", phase.c_str(), duration(ledger.seconds(phase)).c_str(), shares(ops).c_str());
-  const double step = step_seconds(ledger);
-  std::printf("  %-12s %10s   %s tokens/s\n", "step", duration(step).c_str(), human(tokens / step).c_str());
+  const double step = step_seconds(plan);
+  for (const auto& [phase, ops] : plan.ledger.phases)
+    std::printf("  %-12s %10s   %s\n", phase.c_str(), duration(plan.seconds.at(phase)).c_str(), shares(ops).c_str());
+  if (plan.ranks > 1) {
+    double sending = 0;
+    for (const auto& [phase, ops] : plan.ledger.phases)
+      for (const auto& [op, line] : ops) sending += line.cost.sent > 0 ? line.seconds : 0;
+    std::printf("  %-12s %10s   %.2g %% of the step: ops that send\n", "between", duration(sending).c_str(),
+                100 * sending / step);
+  }
+  std::printf("  %-12s %10s   %s tokens/s%s\n", "step", duration(step).c_str(), human(tokens / step).c_str(),
+              plan.ranks > 1 ? cat(", ", human(tokens / step / plan.ranks), " a rank").c_str() : "");
   std::printf("  %-12s %10s   %lld steps\n", "run",
               duration(step * static_cast<double>(c.trainer.total_training_steps)).c_str(),
               static_cast<long long>(c.trainer.total_training_steps));
@@ -225,6 +251,11 @@ void run(const Options& o, const CLI::App& command) {
   const Config config = load_config(arguments, &notes);
   std::optional<Machine> machine;
   if (!o.machine.empty()) machine = read_machine(o.machine);
+  if (machine && config.trainer.device == DeviceKind::cpu) {  // all ranks of a node compute on it
+    const int ranks = rank_count(config.trainer).node_ranks;
+    machine = machine->shared_by(ranks);
+    if (ranks > 1) machine->name += cat(", shared by ", ranks, " ranks");
+  }
   const bool worst = o.lengths == "worst";
   const StepLengths lengths = worst ? StepLengths{config.data.max_prompt_length, config.data.max_response_length}
                                     : lengths_of(o.lengths, config);
@@ -241,8 +272,7 @@ void run(const Options& o, const CLI::App& command) {
   if (!o.compare.empty())
     return show_comparison(arguments, o.compare, lengths, room.bytes, machine ? &*machine : nullptr, o.json);
   const std::vector<std::string> missing = missing_files(config);
-  Plan plan = plan_step(config, TrainingKind::grpo, missing.empty(), {}, machine ? &*machine : nullptr);
-  if (!worst) plan.ledger = plan_lengths(config, lengths, machine ? &*machine : nullptr);
+  const Plan plan = plan_ranks(config, missing.empty(), worst ? nullptr : &lengths, machine ? &*machine : nullptr);
   if (o.json) {
     std::printf("%s\n", plan_json(config, plan, lengths, room.bytes, machine ? &*machine : nullptr).dump(2).c_str());
     return;
@@ -256,9 +286,9 @@ void run(const Options& o, const CLI::App& command) {
                 static_cast<long long>(lengths.prompt), static_cast<long long>(lengths.response),
                 100 * lengths.dropped);
   if (machine)
-    show_time(config, plan.ledger, *machine, generated_tokens(config, lengths),
+    show_time(config, plan, *machine, generated_tokens(config, lengths),
               cat("at ", lengths.prompt, " + ", lengths.response, " tokens"));
-  show_verdict(plan, room);
+  show_verdict(arguments, plan, room);
 }
 
 }  // namespace

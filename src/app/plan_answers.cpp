@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <numeric>
 #include <sstream>
 
 #include "app/show.h"
@@ -13,10 +14,10 @@ namespace pare {
 
 using Json = nlohmann::ordered_json;
 
-double step_seconds(const Ledger& ledger) {
-  double seconds = 0;
-  for (const auto& [phase, ops] : ledger.phases) seconds += ledger.seconds(phase);
-  return seconds;
+double step_seconds(const Plan& plan) {
+  double sum = 0;
+  for (const auto& [phase, seconds] : plan.seconds) sum += seconds;
+  return sum;
 }
 
 double generated_tokens(const Config& c, const StepLengths& lengths) {
@@ -35,7 +36,7 @@ Cost total(const Ledger& ledger) {
   return all;
 }
 
-// Sequences whose keys and values find room beside everything else that is needed with them.
+// Sequences whose keys and values find room beside everything else that is needed with them, on all ranks.
 int64_t sequences_at_a_time(const Config& c, const Plan& plan, size_t memory) {
   const size_t one = plan.most.kv / static_cast<size_t>(c.rollout.max_num_seqs);
   ArenaLimits without = plan.most;
@@ -43,7 +44,7 @@ int64_t sequences_at_a_time(const Config& c, const Plan& plan, size_t memory) {
   if (without.total() > memory) return 0;
   if (without.shared) without.gradients = without.activations = 0;
   const size_t rest = without.total();
-  return memory > rest && one > 0 ? static_cast<int64_t>((memory - rest) / one) : 0;
+  return memory > rest && one > 0 ? static_cast<int64_t>((memory - rest) / one) * plan.ranks : 0;
 }
 
 Json memory_json(const Plan& plan) {
@@ -54,6 +55,23 @@ Json memory_json(const Plan& plan) {
   return all;
 }
 
+Json phases_json(const Ledger& ledger, bool timed) {
+  Json phases;
+  for (const auto& [phase, ops] : ledger.phases) {
+    Json lines;
+    for (const auto& [op, line] : ops) {
+      const Cost& c = line.cost;
+      lines[op] = {
+          {"calls", line.calls}, {"flops", c.flops}, {"read", c.read}, {"written", c.written}, {"sent", c.sent}};
+      if (timed) lines[op]["seconds"] = line.seconds;
+    }
+    const Cost all = ledger.total(phase);
+    phases[phase] = {
+        {"flops", all.flops}, {"read", all.read}, {"written", all.written}, {"sent", all.sent}, {"ops", lines}};
+  }
+  return phases;
+}
+
 // What --largest takes.
 const std::vector<std::string> kSizes = {
     "data.max_prompt_length", "data.max_response_length",       "data.train_batch_size",  "rollout.n",
@@ -62,24 +80,16 @@ const std::vector<std::string> kSizes = {
 }  // namespace
 
 Json plan_json(const Config& c, const Plan& plan, const StepLengths& lengths, size_t memory, const Machine* machine) {
-  Json phases;
-  for (const auto& [phase, ops] : plan.ledger.phases) {
-    Json lines;
-    for (const auto& [op, line] : ops) {
-      lines[op] = {
-          {"calls", line.calls}, {"flops", line.cost.flops}, {"read", line.cost.read}, {"written", line.cost.written}};
-      if (machine) lines[op]["seconds"] = line.seconds;
-    }
-    const Cost all = plan.ledger.total(phase);
-    phases[phase] = {{"flops", all.flops}, {"read", all.read}, {"written", all.written}, {"ops", lines}};
-    if (machine) phases[phase]["seconds"] = plan.ledger.seconds(phase);
-  }
-  Json j{{"memory", memory_json(plan)},
+  Json j{{"ranks", plan.ranks},
+         {"memory", memory_json(plan)},
          {"lengths", {{"prompt", lengths.prompt}, {"response", lengths.response}, {"dropped", lengths.dropped}}},
-         {"phases", phases}};
+         {"phases", phases_json(plan.ledger, machine)}};
+  if (machine)
+    for (const auto& [phase, seconds] : plan.seconds) j["phases"][phase]["seconds"] = seconds;
+  if (plan.ranks > 1) j["all_ranks"] = phases_json(plan.all_ranks, false);
   if (memory) j["fits"] = plan.most.total() <= memory, j["available"] = memory;
   if (machine) {
-    const double step = step_seconds(plan.ledger);
+    const double step = step_seconds(plan);
     Json figures;
     for (const auto& [key, figure] : machine->figures)
       figures[key] = {{"value", figure.value}, {"source", figure.source}};
@@ -109,7 +119,7 @@ void show_largest(const std::vector<std::string>& arguments, const std::string& 
     all.push_back(cat(key, "=", value));
     Try t;
     try {
-      t.plan = plan_step(load_config(all), TrainingKind::grpo, false);
+      t.plan = plan_ranks(load_config(all), false);
       t.fits = t.plan.most.total() <= memory;
     } catch (const Error& e) {
       t.error = e.what();
@@ -158,6 +168,56 @@ void show_largest(const std::vector<std::string>& arguments, const std::string& 
               next.plan.most.total() - memory, next.plan.memory[arena].arena.c_str());
 }
 
+std::vector<std::string> what_fits(const std::vector<std::string>& arguments, const Plan& plan, size_t memory) {
+  const Config c = load_config(arguments);
+  const size_t excess = plan.most.total() - memory;
+  std::vector<std::string> all;
+  // The first of the settings that fits; none of them saves more than `most` bytes.
+  const auto attempt = [&](size_t most, const std::vector<std::vector<std::string>>& settings) {
+    if (most < excess) return;
+    for (const std::vector<std::string>& keys : settings) try {
+        std::vector<std::string> with = arguments;
+        with.insert(with.end(), keys.begin(), keys.end());
+        if (plan_most(load_config(with)).total() > memory) continue;
+        std::string& text = all.emplace_back();
+        for (const std::string& k : keys) text += (text.empty() ? "" : " ") + k;
+        return;
+      } catch (const Error&) {  // no run can have it
+      }
+  };
+  const auto parts = [](const char* key, int64_t value) {
+    std::vector<std::vector<std::string>> settings;
+    for (const int64_t part : {2, 4, 8})
+      if (value / part > 0) settings.push_back({cat(key, "=", value / part)});
+    return settings;
+  };
+  const ArenaLimits& m = plan.most;
+  const std::string kBf16 = "actor.optim.moments=bf16", kRecompute = "model.enable_gradient_checkpointing=true";
+  const bool bf16 = c.actor.optim.moments != Moments::bf16, recompute = !c.model.enable_gradient_checkpointing;
+  if (bf16) attempt(m.optimizer / 2, {{kBf16}});
+  if (recompute) attempt(m.activations, {{kRecompute}});
+  attempt(m.activations, parts("actor.ppo_max_token_len", c.actor.ppo_max_token_len));
+  attempt(m.kv, parts("rollout.max_num_seqs", c.rollout.max_num_seqs));
+  std::vector<std::vector<std::string>> more, together(1);
+  if (plan.ranks < 8 && c.trainer.device != DeviceKind::cpu)
+    for (const int64_t times : {2, 4, 8}) {
+      const int64_t ranks = rank_count(c.trainer).node_ranks * times, of_all = plan.ranks * times;
+      more.push_back({cat("trainer.n_gpus_per_node=", ranks)});
+      if (c.learner.slots % of_all != 0)
+        more.back().push_back(cat("learner.slots=", std::lcm(c.learner.slots, of_all)));
+    }
+  attempt(m.total(), more);
+  if (!all.empty()) return all;
+  if (bf16) together[0].push_back(kBf16);
+  if (recompute) together[0].push_back(kRecompute);
+  for (std::vector<std::string> keys : more) {
+    keys.insert(keys.begin(), together[0].begin(), together[0].end());
+    together.push_back(std::move(keys));
+  }
+  attempt(m.total(), together);
+  return all;
+}
+
 void show_comparison(const std::vector<std::string>& arguments, const std::string& presets, const StepLengths& lengths,
                      size_t memory, const Machine* machine, bool json) {
   struct Row {
@@ -175,16 +235,15 @@ void show_comparison(const std::vector<std::string>& arguments, const std::strin
     while (at != all.begin() && at[-1].find('=') != std::string::npos) --at;
     if (!name.empty()) all.insert(at, name);
     const Config c = load_config(all);
-    Plan plan = plan_step(c, TrainingKind::grpo, false);
-    plan.ledger = plan_lengths(c, lengths, machine);
-    const Cost cost = total(plan.ledger);
-    const auto rollout = static_cast<double>(plan.ledger.total("rollout").flops);
+    const Plan plan = plan_ranks(c, false, &lengths, machine);
+    const Cost cost = total(plan.all_ranks);
+    const auto rollout = static_cast<double>(plan.all_ranks.total("rollout").flops);
     rows.push_back({.name = name.empty() ? "as it is" : name,
                     .bytes = static_cast<double>(plan.most.total()),
                     .rollout = rollout,
                     .learner = static_cast<double>(cost.flops) - rollout,
                     .moved = static_cast<double>(cost.read + cost.written),
-                    .seconds = step_seconds(plan.ledger),
+                    .seconds = step_seconds(plan),
                     .sequences = static_cast<double>(sequences_at_a_time(c, plan, memory)),
                     .plan = plan_json(c, plan, lengths, memory, machine)});
   }

@@ -8,7 +8,7 @@
 
 namespace pare {
 
-double step_seconds(const Ledger& ledger);  // of all phases
+double step_seconds(const Plan& plan);  // of all phases
 double generated_tokens(const Config& config, const StepLengths& lengths);
 
 // `memory`: bytes there are; 0: not known.
@@ -19,6 +19,10 @@ nlohmann::ordered_json plan_json(const Config& config, const Plan& plan, const S
 // stops the next one.
 void show_largest(const std::vector<std::string>& arguments, const std::string& key, size_t memory,
                   const std::string& where);
+
+// Settings of which each alone makes a step fit `memory`, found by planning; where none does, several together.
+// `plan` does not fit.
+std::vector<std::string> what_fits(const std::vector<std::string>& arguments, const Plan& plan, size_t memory);
 
 // The configuration alone and with each of the presets laid over it, under the overrides.
 void show_comparison(const std::vector<std::string>& arguments, const std::string& presets, const StepLengths& lengths,

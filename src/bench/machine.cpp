@@ -18,6 +18,8 @@ Machine measure_machine(const Table& table, const std::string& name, DType act) 
   set("memory", static_cast<double>(host ? machine_memory() : table.memory->total()), "measured");
   set("reserve", host ? 0 : static_cast<double>(table.memory->total() - table.memory->free()), "measured");
   set("bandwidth", ceilings.bytes.per_second, "measured");
+  // Ranks of a host write what they send and read it again, once on either side.
+  if (host) set("link", ceilings.bytes.per_second / 4, "assumed");
   const double flops = ceilings.flops.per_second;
   set("flops_f32", host ? flops : flops / 15, host ? "measured" : "assumed");
   set("flops_bf16", flops, host ? "assumed" : "measured");

@@ -19,10 +19,12 @@ namespace {
 const std::vector<std::string> kSources = {"measured", "published", "assumed"};
 const std::vector<std::string> kFigures = {"memory",    "reserve", "flops_f32",  "flops_bf16",
                                            "bandwidth", "launch",  "share.other"};
+const std::vector<std::string> kOfRanks = {"link", "network"};
 
 const std::vector<std::string>& known_keys() {
   static const std::vector<std::string> keys = [] {
     std::vector<std::string> all = kFigures;
+    all.insert(all.end(), kOfRanks.begin(), kOfRanks.end());
 #define X(op, Args) all.push_back("share." #op);
     PARE_OPS(X)
 #undef X
@@ -47,7 +49,11 @@ double number(const TomlItem& item) {
 
 double Machine::figure(const std::string& key) const {
   const auto it = figures.find(key);
-  if (it == figures.end()) fail("machine ", name, " has no ", key);
+  if (it == figures.end())
+    fail("machine ", name, " has no ", key,
+         std::find(kOfRanks.begin(), kOfRanks.end(), key) == kOfRanks.end()
+             ? ""
+             : ", the bytes/s that a rank sends to others; give its file one, below [assumed] if nobody measured it");
   return it->second.value;
 }
 
@@ -57,15 +63,28 @@ static double math_seconds(const Machine& m, const Cost& c, DType act) {
 static double memory_seconds(const Machine& m, const Cost& c) {
   return static_cast<double>(c.read + c.written) / m.figure("bandwidth");
 }
+static double sent_seconds(const Machine& m, const Cost& c, double abroad) {
+  const auto sent = static_cast<double>(c.sent);
+  return std::max(sent > 0 && abroad < 1 ? (1 - abroad) * sent / m.figure("link") : 0,
+                  sent > 0 && abroad > 0 ? abroad * sent / m.figure("network") : 0);
+}
 
-double Machine::seconds(const std::string& op, const Cost& c, DType act) const {
+double Machine::seconds(const std::string& op, const Cost& c, DType act, double abroad) const {
   const auto it = figures.find("share." + op);
   const double share = it == figures.end() ? figure("share.other") : it->second.value;
-  return figure("launch") + std::max(math_seconds(*this, c, act), memory_seconds(*this, c)) / share;
+  return figure("launch") +
+         std::max({math_seconds(*this, c, act), memory_seconds(*this, c), sent_seconds(*this, c, abroad)}) / share;
 }
 
 bool Machine::bound_by_memory(const Cost& c, DType act) const {
   return memory_seconds(*this, c) > math_seconds(*this, c, act);
+}
+
+Machine Machine::shared_by(int n) const {
+  Machine part = *this;
+  for (const char* key : {"memory", "reserve", "flops_f32", "flops_bf16", "bandwidth", "link"})
+    if (const auto it = part.figures.find(key); it != part.figures.end()) it->second.value /= n;
+  return part;
 }
 
 Machine read_machine(const std::string& file) {

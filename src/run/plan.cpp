@@ -1,8 +1,10 @@
 #include "run/plan.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/memory_limits.h"
+#include "comm/threads.h"
 #include "model/hf/folder.h"
 #include "run/run_log.h"
 
@@ -10,19 +12,21 @@ namespace pare {
 
 static void set_machine(Session& session, const Machine* machine) {
   if (!machine) return;
-  session.device.estimate = [machine, act = act_type(session.config)](const char* op, const Cost& cost) {
-    return machine->seconds(op, cost, act);
+  const Comm& comm = session.device.comm;
+  const double abroad = comm.ranks() == 1 ? 0 : 1 - (comm.node_ranks() - 1.0) / (comm.ranks() - 1);
+  session.device.estimate = [machine, act = act_type(session.config), abroad](const char* op, const Cost& cost) {
+    return machine->seconds(op, cost, act, abroad);
   };
 }
 
 Plan plan_step(const Config& config, TrainingKind kind, bool data, const std::optional<ArenaLimits>& limits,
-               const Machine* machine) {
-  Session session(config, table_null, true, limits, data);
+               const Machine* machine, Comm& comm) {
+  Session session(config, table_null, true, limits, data, comm);
   set_machine(session, machine);
   const auto training = make_training(kind, session);
   training->worst_case_step();
-  Plan plan{
-      .model = session.model_config, .memory = {}, .longest = session.peaks(), .most = {}, .ledger = session.ledger};
+  Plan plan;
+  plan.model = session.model_config, plan.longest = session.peaks(), plan.ledger = session.ledger;
   for (const Arena* a : session.arenas()) plan.memory.push_back({a->name(), a->peak(), 0, a->entries()});
   training->largest_batches();
   plan.most = session.peaks();
@@ -45,11 +49,11 @@ StepLengths read_lengths(const std::string& directory) {
   return lengths;
 }
 
-Ledger plan_lengths(const Config& config, const StepLengths& lengths, const Machine* machine) {
+Ledger plan_lengths(const Config& config, const StepLengths& lengths, const Machine* machine, Comm& comm) {
   Config mean = config;
   mean.data.max_prompt_length = lengths.prompt;
   mean.data.max_response_length = lengths.response;
-  Session session(mean, table_null, true, {}, false);
+  Session session(mean, table_null, true, {}, false, comm);
   set_machine(session, machine);
   const auto training = make_training(TrainingKind::grpo, session);
   const TokenSubset subset = config.actor.token_subset;
@@ -66,6 +70,46 @@ Ledger plan_lengths(const Config& config, const StepLengths& lengths, const Mach
       line.scale((per_response ? 1 - lengths.dropped : 1) / static_cast<double>(steps));
     }
   return all;
+}
+
+RankCount rank_count(const TrainerKeys& t) {
+  return {std::max(1, static_cast<int>(t.nnodes)), std::max(1, static_cast<int>(t.n_gpus_per_node))};
+}
+
+ArenaLimits plan_most(const Config& config) {
+  const RankCount count = rank_count(config.trainer);
+  std::vector<ArenaLimits> most(static_cast<size_t>(count.all()));
+  run_ranks(count.nodes, count.node_ranks, [&](Comm& comm) {
+    Session session(config, table_null, true, {}, false, comm);
+    make_training(TrainingKind::grpo, session)->largest_batches();
+    most[static_cast<size_t>(comm.rank())] = session.peaks();
+  });
+  return *std::max_element(most.begin(), most.end(),
+                           [](const ArenaLimits& a, const ArenaLimits& b) { return a.total() < b.total(); });
+}
+
+Plan plan_ranks(const Config& config, bool data, const StepLengths* lengths, const Machine* machine) {
+  const RankCount count = rank_count(config.trainer);
+  std::vector<Plan> plans(static_cast<size_t>(count.all()));
+  run_ranks(count.nodes, count.node_ranks, [&](Comm& comm) {
+    Plan& plan = plans[static_cast<size_t>(comm.rank())];
+    plan = plan_step(config, TrainingKind::grpo, data && comm.first(), {}, machine, comm);
+    if (lengths) plan.ledger = plan_lengths(config, *lengths, machine, comm);
+  });
+  Ledger all;
+  std::map<std::string, double> seconds;
+  size_t fullest = 0;
+  for (size_t r = 0; r < plans.size(); r++) {
+    all.add(plans[r].ledger);
+    for (const auto& [phase, ops] : plans[r].ledger.phases)
+      seconds[phase] = std::max(seconds[phase], plans[r].ledger.seconds(phase));
+    if (plans[r].most.total() > plans[fullest].most.total()) fullest = r;
+  }
+  Ledger first = std::move(plans[0].ledger);
+  Plan plan = std::move(plans[fullest]);
+  plan.ledger = std::move(first), plan.ranks = count.all(), plan.all_ranks = std::move(all);
+  plan.seconds = std::move(seconds);
+  return plan;
 }
 
 static std::string text(const ArenaLimits& l) {

@@ -1,5 +1,7 @@
 // What a step will cost, before it runs: the real code on a table of ops that do nothing.
 #pragma once
+#include <map>
+
 #include "run/machine.h"
 #include "run/training.h"
 
@@ -17,6 +19,11 @@ struct Plan {
   ArenaLimits longest, most;  // the same as Memory::peak and Memory::most
   Ledger ledger;  // of the step whose lengths are the greatest; its seconds are those of a machine, if one is given
   size_t peak() const { return longest.total(); }
+
+  // Of plan_ranks() alone.
+  int ranks = 1;
+  Ledger all_ranks;                       // of all of them, added
+  std::map<std::string, double> seconds;  // of each phase on the rank that takes longest, for which the others wait
 };
 
 // The worst case of one training step: every prompt of max_prompt_length, every response of max_response_length,
@@ -25,7 +32,7 @@ struct Plan {
 // activations of a real step are larger than these, and at most `most`.  Without `limits` no memory is too small for a
 // plan.  Without `data` neither tokenizer nor data files are read.
 Plan plan_step(const Config& config, TrainingKind kind = TrainingKind::grpo, bool data = true,
-               const std::optional<ArenaLimits>& limits = {}, const Machine* machine = nullptr);
+               const std::optional<ArenaLimits>& limits = {}, const Machine* machine = nullptr, Comm& comm = world());
 
 // What the steps of a run are on the mean.
 struct StepLengths {
@@ -37,7 +44,22 @@ StepLengths read_lengths(const std::string& directory);
 // The ledger of a GRPO step in which every prompt and response has these lengths and is trained on, but for the lines
 // of learner, old_log_prob and ref, which grow with the responses: those are cut by `dropped`.  Random subsets of
 // tokens (actor.token_subset) are the mean over 256 draws or more.
-Ledger plan_lengths(const Config& config, const StepLengths& lengths, const Machine* machine = nullptr);
+Ledger plan_lengths(const Config& config, const StepLengths& lengths, const Machine* machine = nullptr,
+                    Comm& comm = world());
+
+// The ranks that a configuration asks for, and on how many nodes.
+struct RankCount {
+  int nodes, node_ranks;
+  int all() const { return nodes * node_ranks; }
+};
+RankCount rank_count(const TrainerKeys& keys);  // where it leaves them open: one
+// The most that a GRPO step or evaluation of the fullest of those ranks takes: Plan::most without the rest, at once.
+ArenaLimits plan_most(const Config& config);
+// The plan of a GRPO step of so many ranks, each of which runs its own code on a thread of this process: model, memory
+// and most are those of the rank whose `most` is the greatest, the ledger is that of rank 0.  With `lengths` ledgers
+// and seconds are those of plan_lengths().
+Plan plan_ranks(const Config& config, bool data, const StepLengths* lengths = nullptr,
+                const Machine* machine = nullptr);
 
 // Everything that can be wrong with a run on `table` and is known before its first step, without computing or writing:
 // files, what is in them, the shapes of the weights, every prompt, and that memory suffices: that of the table, and
