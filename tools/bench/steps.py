@@ -55,7 +55,7 @@ def steps(o, keys, ranks=1):
     out = tempfile.mkdtemp(dir=o.work)
     pare(o, "train", *keys, f"trainer.total_training_steps={o.steps + 1}", "--out", out, "--quiet", ranks=ranks)
     with open(f"{out}/metrics.jsonl", encoding="utf-8") as file:
-        rows = [row for row in map(json.loads, file) if row.get("step", 0) > 1 and "timing_s/step" in row]
+        rows = [row for row in map(json.loads, file) if row["training/global_step"] > 1 and "timing_s/step" in row]
     return out, {k: statistics.median(r[k] for r in rows) for k in rows[0] if k.startswith("timing_s/")}
 
 
