@@ -2,6 +2,7 @@
 #include <atomic>
 #include <mutex>
 
+#include "base/half.h"
 #include "comm/threads.h"
 #include "run/ranks.h"
 #include "tests/runs.h"
@@ -25,10 +26,13 @@ TEST(Threads, AreRanks) {
     }
     EXPECT_EQ(comm.broadcast(cat("of ", own), 4), "of 4");
     EXPECT_EQ(comm.sum(own), 15);
-    const std::vector<float> x(3, static_cast<float>(own));
-    std::vector<float> y(3, -1);
-    comm.reduce(x.data(), own == 1 ? y.data() : nullptr, 3, 1);
+    std::vector<float> x(3, static_cast<float>(own)), y(3, -1);
+    comm.reduce({x.data(), 12}, own == 1 ? y.data() : nullptr, DType::f32, 1);
     EXPECT_EQ(y[2], own == 1 ? 15 : -1);
+    // In place, of bf16: every sum is rounded, and 256 + 1 to 256.
+    std::vector<uint16_t> h(3, f32_to_bf16(own == 0 ? 256 : own < 3 ? 1 : 0));
+    comm.reduce({h.data(), 6}, own == 2 ? h.data() : nullptr, DType::bf16, 2);
+    EXPECT_EQ(bf16_to_f32(h[1]), own == 0 || own == 2 ? 256 : own == 1);
   });
   EXPECT_EQ(ranks, 63);
   run_ranks(1, 1, [](Comm& comm) { EXPECT_EQ(&comm, &self()); });

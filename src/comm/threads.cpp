@@ -10,6 +10,8 @@
 #include <system_error>
 #include <thread>
 
+#include "base/half.h"
+
 namespace pare {
 
 namespace {
@@ -47,7 +49,7 @@ class Room {
 
   const int ranks, node_ranks;
   std::vector<std::span<const Comm::Piece>> out, in;  // [ranks], as are the terms of a sum
-  std::vector<const float*> terms;
+  std::vector<const void*> terms;
 
  private:
   std::mutex mutex_;
@@ -80,13 +82,19 @@ class Member final : public Comm {
     calls++;
     expect(wrong.empty(), wrong);
   }
-  void reduce(const float* x, float* y, int64_t n, int root) override {
-    room_.terms[static_cast<size_t>(rank_)] = x;
+  void reduce(const Piece& x, void* y, DType type, int root) override {
+    room_.terms[static_cast<size_t>(rank_)] = x.data;
     meet();
-    for (int64_t i = 0; rank_ == root && i < n; i++) {
+    const size_t n = x.bytes / dtype_size(type);
+    for (size_t i = 0; rank_ == root && i < n; i++) {
       float sum = 0;
-      for (const float* term : room_.terms) sum += term[i];
-      y[i] = sum;
+      for (const void* term : room_.terms)
+        sum = type == DType::f32 ? sum + static_cast<const float*>(term)[i]
+                                 : rounded(sum + bf16_to_f32(static_cast<const uint16_t*>(term)[i]));
+      if (type == DType::f32)
+        static_cast<float*>(y)[i] = sum;
+      else
+        static_cast<uint16_t*>(y)[i] = f32_to_bf16(sum);
     }
     meet();
   }
@@ -98,6 +106,7 @@ class Member final : public Comm {
     room_.meet();
     waited += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
+  static float rounded(float x) { return bf16_to_f32(f32_to_bf16(x)); }
   std::string differs(size_t from, size_t to) const {
     const size_t sent = room_.out[from][to].bytes, expected = room_.in[to][from].bytes;
     if (sent == expected) return "";
