@@ -472,7 +472,7 @@ Rows correction_rows() {
       {key("group_statistics"), {veto, {key("group_statistics=accepted")}, metric("critic/advantages/max"), differs}},
       {key("min_accepted"), {veto, {key("min_accepted=1")}, metric("actor/skipped_updates"), from_to(0, 1)}},
       {key("too_few"), {veto + Overrides{key("min_accepted=1")}, {key("too_few=scale")}, movement, rises}},
-      {key("acceptance"), {sparse, {key("acceptance=true")}, peak(&Session::kv), rises, true}},
+      {key("acceptance"), {sparse, {key("acceptance=true")}, peak(&Session::states), rises, true}},
       {"algorithm.obrs.enable", {sparse, {"algorithm.obrs.enable=true"}, metric("actor/grad_norm"), differs}},
       {"algorithm.obrs.lambda", {obrs, {"algorithm.obrs.lambda=3"}, corr("rollout_rs_masked_fraction"), rises}},
       {"algorithm.obrs.cap",
