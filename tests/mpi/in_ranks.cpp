@@ -42,6 +42,9 @@ TEST(Comm, GathersWhatRanksGive) {
   uint16_t narrow[3] = {0, 0, f32_to_bf16(x[0])};  // in place
   comm.reduce({narrow, 6}, comm.rank() == 0 ? narrow : nullptr, DType::bf16, 0);
   EXPECT_EQ(bf16_to_f32(narrow[2]), comm.first() ? sum : x[0]);
+  std::vector<uint16_t> longer(20001, f32_to_bf16(x[0]));  // in place on another rank than the first, and more of it
+  comm.reduce({longer.data(), 40002}, comm.rank() == 1 ? longer.data() : nullptr, DType::bf16, 1);
+  EXPECT_EQ(bf16_to_f32(longer.back()), comm.rank() == 1 ? sum : x[0]);
 }
 
 // MPI counts in int.  The pages of what is sent are never touched, so they take no memory.

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <memory>
 #include <thread>
+#include <vector>
 
 #include "base/half.h"
 #include "comm/comm.h"
@@ -97,9 +98,11 @@ class Mpi final : public Comm {
   void reduce(const Piece& x, void* y, DType type, int root) override {
     const bool f32 = type == DType::f32;
     size_t at = 0;
+    std::vector<char> own;  // not MPI_IN_PLACE: of a long message MPICH 4.0 crashes in it, but on rank 0
     each_message(x, [&](char* data, int bytes) {
       const auto count = bytes / static_cast<int>(dtype_size(type));
-      check(MPI_Reduce(x.data == y ? MPI_IN_PLACE : data, y ? static_cast<char*>(y) + at : nullptr, count,
+      if (x.data == y) own.assign(data, data + bytes);
+      check(MPI_Reduce(x.data == y ? own.data() : data, y ? static_cast<char*>(y) + at : nullptr, count,
                        f32 ? MPI_FLOAT : MPI_UINT16_T, f32 ? MPI_SUM : sum_bf16_, root, MPI_COMM_WORLD),
             "MPI_Reduce");
       at += static_cast<size_t>(bytes);
