@@ -149,4 +149,16 @@ std::vector<float> Parameters::get_parameters() const {
   return host;
 }
 
+std::vector<double> download_stat(Device& device, const Tensor& t) {
+  std::vector<double> values(static_cast<size_t>(t.size()));
+  if (t.dtype == DType::f64) {
+    device.download({values.data(), t});
+  } else {
+    std::vector<float> narrow(values.size());
+    device.download({narrow.data(), t});
+    values.assign(narrow.begin(), narrow.end());
+  }
+  return values;
+}
+
 }  // namespace pare

@@ -51,4 +51,6 @@ class Parameters {
   Tensor staging_;      // act: rows of a weight on their way
 };
 
+std::vector<double> download_stat(Device& device, const Tensor& t);  // f32 or f64
+
 }  // namespace pare
