@@ -124,7 +124,6 @@ TEST(Plan, RanksAreTheRealOnesToTheByte) {
         std::vector<std::string> all = {"learner.slots=4"};
         all.insert(all.end(), keys.begin(), keys.end());
         const Config config = tiny_run(type, all);
-        std::vector<std::string> wrong(static_cast<size_t>(ranks));
         Ledger sum;
         std::mutex mutex;
         run_ranks(1, ranks, [&](Comm& comm) {

@@ -19,8 +19,8 @@ Groups rollout_keys() {
         KEY(rollout.kv_cache_bytes, at_least(0), "bytes", "size of the page pool; 0: enough for max_num_seqs sequences",
             "pare"),
         KEY(rollout.free_cache_engine, any, "",
-            "keys and values, needed while sampling, lie in the memory of gradients and activations, needed while "
-            "training: a run takes that of the larger; false: of both. The same bits",
+            "keys and values, used only while sampling, share memory with gradients and activations, used only while "
+            "training: a run allocates the larger of the two; false: both. Changes no bit",
             "verl"),
         KEY(rollout.check_exact, any, "",
             "compares the sampler's log-probs with the learner's bit by bit and logs exact/mismatch_tokens. auto: only "

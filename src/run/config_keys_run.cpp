@@ -116,9 +116,9 @@ Groups trainer_keys() {
         KEY(trainer.nccl_timeout, at_least(1), "s", "time without progress of any rank after which the job ends",
             "verl"),
         KEY(trainer.comm, any, "",
-            "how bytes travel between the devices of ranks. nccl: by NCCL, a device for each rank; host: through "
-            "page-locked memory and MPI, and ranks may share a device; auto: host where the ranks of a machine see one "
-            "device between them, else nccl",
+            "transport between the devices of ranks. nccl: NCCL, which needs one device per rank; host: page-locked "
+            "memory and MPI, which lets ranks share a device; auto: host where the ranks of a machine share its only "
+            "device, else nccl",
             "pare"),
         KEY(trainer.total_training_steps, at_least(1), "steps", "length of the run", "verl"),
         KEY(trainer.seed, at_least(0), "", "seed of every random draw but those of the ssa data sets", "TRL"),

@@ -49,15 +49,15 @@ std::vector<std::string> Hints::after(const Metrics& m) {
   const double idle = m.get("slots/idle"), groups = m.get("slots/groups"), largest = m.get("slots/imbalance");
   const auto slots = static_cast<long long>(config_.learner.slots);
   hint(8, idle > 0,
-       format("an update had %.2g groups for each of learner.slots = %lld: %.0f %% of the slots were idle, and so is a "
-              "rank while it has such a slot. Train on more groups at a time, or in fewer slots.",
-              groups, slots, 100 * idle));
-  hint(
-      9, groups < 4 && largest > 1.2 && !(idle > 0),
-      format("the largest of learner.slots = %lld had %.2f times the FLOPs of the mean, for which ranks wait: %.2g "
-             "groups a slot are too few to even out. With four or more they do (more groups at a time, fewer slots)%s.",
-             slots, largest, groups,
-             config_.trainer.balance_batch ? "" : "; trainer.balance_batch deals them by their FLOPs"));
+       format(
+           "an update had %.2g groups per slot (learner.slots = %lld): %.0f %% of the slots were empty and left their "
+           "ranks idle. Train on more groups per update or set fewer slots.",
+           groups, slots, 100 * idle));
+  hint(9, groups < 4 && largest > 1.2 && !(idle > 0),
+       format("the largest slot of an update had %.2f times the mean FLOPs, and all ranks wait for it: %.2g groups per "
+              "slot (learner.slots = %lld) are too few to balance. Use at least four%s.",
+              largest, groups, slots,
+              config_.trainer.balance_batch ? "" : ", or trainer.balance_batch=true, which deals groups by FLOPs"));
   return hints;
 }
 

@@ -122,8 +122,8 @@ void check_shared_folder(Comm& comm, const std::string& folder) {
   if (comm.first()) std::filesystem::remove(file);
   for (size_t r = 0; r < all.size(); r++)
     if (!all[r])
-      fail("rank ", r, " does not see in ", places[r], " what rank 0 writes to ", places[0],
-           ": all ranks need one folder, on a disk that their nodes share; give it as --out PATH");
+      fail("rank ", r, " cannot read in ", places[r], " what rank 0 wrote to ", places[0],
+           "; set --out to a folder on a disk that all nodes share");
 }
 
 }  // namespace pare
