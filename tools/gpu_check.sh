@@ -13,9 +13,9 @@ A machine with nothing but a driver takes build/pare-gpu.tar.gz, which \`make pa
 a checkout, where this script unpacks it.  Each stage is a process with a limit of its own: one that fails or hangs is
 noted and the next one runs.  What there is so far is always in DIR: log.txt, summary.json, and table.md, which ends with
 what to do next.  Exit code 0: every stage passed, or cannot run on this machine.
-PARE_GPU_CHECK_FAIL, PARE_GPU_CHECK_HANG: patterns of names of stages that are to fail or hang, to see what follows."
+PARE_CHECK_FAIL, PARE_CHECK_HANG: patterns of names of stages that are to fail or hang, to see what follows."
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." && . tools/stages.sh || exit
 device=cuda out=${OUT:-} build=build list=""
 while getopts "d:o:b:nh" option; do
   case $option in
@@ -85,32 +85,27 @@ if [ "$device" = emu ]; then
   few_steps="trainer.total_training_steps=1 data.train_batch_size=2 rollout.n=2 data.max_response_length=48"
 fi
 
-# ---- what they run, each in a shell of its own.  Exit code 3: not on this machine; 4: there is no device
-pare() { env "$cublas" "$pare" "$@"; }
+# ---- what they run, each in a shell of its own
+summary() { tools/bench/gpu.py summary "$work" "$call" "$out"; }
+pare() { env "$libraries" "$pare" "$@"; }
 # A filter that matches nothing is a failure; one whose tests are all skipped is of another device.
 tests() {
-  env "$cublas" "$tests" --gtest_brief=1 --gtest_filter="$1" | tee "$work/tests.$$" || return
-  ! grep -q "^0 passed, 0 failed, [1-9]" "$work/tests.$$" || return 3
+  env "$libraries" "$tests" --gtest_brief=1 --gtest_filter="$1" | tee "$work/tests.$$" || return
+  ! grep -q "^0 passed, 0 failed, [1-9]" "$work/tests.$$" || return $not_here
   grep -q "^[1-9][0-9]* passed" "$work/tests.$$"
 }
 shard() { GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$1 tests "$all_tests"; }
-rows() { env "$cublas" tools/bench/gpu.py rows "$work" --of "$1" --seconds "$2" --pare "$pare" --device "$device"; }
-baselines() { on_gpu && tools/bench/torch_baselines.py --out "$work/baselines.json" $(tools/bench/gpu.py baselines); }
-on_gpu() { [ "$device" = cuda ] || { echo "only on a GPU"; return 3; }; }
-has() { command -v "$1" || { echo "there is no $1 on the PATH: $2"; return 3; }; }
-
-driver() {
+rows() { env "$libraries" tools/bench/gpu.py rows "$work" --of "$1" --seconds "$2" --pare "$pare" --device "$device"; }
+baselines() {
   on_gpu || return
-  has nvidia-smi "no NVIDIA driver is installed here" || return 1
-  nvidia-smi --query-gpu=name --format=csv,noheader | sed 's/^/gpu\t/' >>"$work/facts.tsv" &&
-    nvidia-smi --query-gpu=driver_version --format=csv,noheader | sed 's/^/driver\t/' >>"$work/facts.tsv" && nvidia-smi
+  tools/bench/torch_baselines.py --out "$work/baselines.json" $(tools/bench/gpu.py baselines) || return $(($? == 3 ? not_here : 1))
 }
 
 # Whether the program starts, finds a device and launches a kernel.
 loader() {
   "$pare" --help >/dev/null || { echo "the program does not start"; return 1; }
   pare bench --device "$device" --op rope_fwd --shape N=16 && return
-  [ "$device" = cuda ] && ! nvidia-smi >/dev/null 2>&1 && { echo "there is no GPU, or no driver for it"; return 4; }
+  [ "$device" = cuda ] && ! nvidia-smi >/dev/null 2>&1 && { echo "there is no GPU, or no driver for it"; return $no_more; }
   return 1
 }
 
@@ -133,9 +128,7 @@ sanitized() {
   compute-sanitizer --target-processes all --tool "$1" --print-limit 20 --error-exitcode 7 "$tests" --gtest_brief=1 --gtest_filter="$2"
 }
 
-# A run of a model with random weights, without what is beside its steps.
-train() { pare train "$@" --device "$device" model.path= trainer.test_freq=0 trainer.val_before_train=false trainer.save_freq=0 \
-  algorithm.adv_filter_threshold=0 actor.entropy_coeff=0.01 --force; }
+train() { pare train "$@" --device "$device" $bare --force; }
 
 # Three steps with either kernel of each product, where there are two, else twice: the runs have the same bits, and so
 # have sampler and learner.
@@ -160,7 +153,7 @@ exact_and_fast() {
  "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": $((width / 8)), "vocab_size": $vocab,
  "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": true, "eos_token_id": 2}
 END
-  [ -n "$library" ] || { echo "no cuBLASLt is found here"; return 3; }
+  [ -n "$library" ] || { echo "no cuBLASLt is found here"; return $not_here; }
   for exact in on off; do
     train quickstart --exact=$exact model.config="$work/wide.json" model.init=fan_in $sizes --out "$work/exact-$exact" &&
       tools/bench/gpu.py run "$work" "8 layers of 1024, exact=$exact" "$work/exact-$exact" || return
@@ -197,7 +190,7 @@ counters() {
   on_gpu && has ncu "install Nsight Compute" || return
   pare bench --device cuda --op "$1" --shape "$2" --json >"$work/bench.json" || return
   echo "$1 $2" | tee -a "$work/counters.txt"
-  env "$cublas" tools/ncu.sh -r "$1" -b "$work/bench.json" -o "$work/ncu.csv" "$pare" bench --device cuda --op "$1" --shape "$2" |
+  env "$libraries" tools/ncu.sh -r "$1" -b "$work/bench.json" -o "$work/ncu.csv" "$pare" bench --device cuda --op "$1" --shape "$2" |
     tee -a "$work/counters.txt"
 }
 
@@ -209,15 +202,7 @@ timeline() {
 }
 
 # ---- running them
-if [ -n "$list" ]; then
-  total=0 most=0
-  stage() { printf '%4d  %s\n' "$2" "$1"; total=$((total + $2)); }
-  beside() { printf '%4d  %s\n' "$2" "$1"; most=$(($2 > most ? $2 : most)); }
-  join() { total=$((total + most)) most=0; }
-  "call_$1"
-  echo "$total seconds at most"
-  exit
-fi
+[ -z "$list" ] || { list_stages "call_$1"; exit; }
 
 call=$1 out=$(realpath -m "${out:-build/gpu-check/$call}") pack=$build/pare-gpu.tar.gz
 work=$(mktemp -d)
@@ -243,83 +228,10 @@ wgmma=1
 capability=$([ "$device" = emu ] || timeout 10 nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1)
 [ -z "$capability" ] || [ "$capability" = 9.0 ] || wgmma=0
 [ "$call" = a ] || export PARE_WGMMA=${PARE_WGMMA:-$wgmma}
-# cuBLAS, for the ceiling, lies in the toolkit or came with PyTorch; PyTorch itself must not see the other one.
-cublas=LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/cuda/lib64:$(python3 -c '
-import glob, nvidia
-print(":".join(lib for place in nvidia.__path__ for lib in glob.glob(place + "/*/lib")))' 2>/dev/null)
-library=emulated
-if [ "$device" = cuda ]; then
-  library=$(for n in 13 12; do env "$cublas" python3 -c "import ctypes; print(ctypes.CDLL('libcublasLt.so.$n'))" 2>/dev/null; done)
-  [ -n "$library" ] || all_tests='*-*Fast*'
-fi
-export library wgmma device out work pare tests cublas shards all_tests few_steps whole
-export -f $(compgen -A function)
+library=$(find_cublas_lt)
+[ -n "$library" ] || all_tests='*-*Fast*'
+export call library wgmma pare tests shards all_tests few_steps whole
 
-# Of each stage, by number: its name, limit, second of the start, and while it runs its process.
-declare -a names limits begun running
-stages=0 failed=0
-
-beside() {
-  local name=$1 limit=$2 n=$((++stages))
-  shift 2
-  [ "$device" = cuda ] || limit=$((4 * limit))
-  case $name in
-    ${PARE_GPU_CHECK_HANG:-}) set -- sleep 1000; limit=1 ;;
-    ${PARE_GPU_CHECK_FAIL:-}) set -- bash -c 'echo "a planted failure"; exit 9' ;;
-  esac
-  names[$n]=$name limits[$n]=$limit begun[$n]=$SECONDS
-  echo "==== $name: $*" >"$work/log.$n"
-  stage=${name// /-} timeout -k 2 "$limit" bash -o pipefail -c '"$@"' stage "$@" >>"$work/log.$n" 2>&1 </dev/null &
-  running[$n]=$!
-}
-
-# Until all that runs is over, or should long be: a process that waits for a driver cannot be killed.
-join() {
-  local n rc result
-  while [ ${#running[@]} -gt 0 ]; do
-    for n in "${!running[@]}"; do
-      if ! kill -0 "${running[$n]}" 2>/dev/null; then
-        wait "${running[$n]}"
-        rc=$?
-      elif [ $((SECONDS - begun[$n])) -gt $((limits[$n] + 4)) ]; then
-        rc=stuck
-      else
-        continue
-      fi
-      case $rc in
-        0) result=passed ;;
-        3) result="not possible here" ;;
-        stuck) result="would not end after ${limits[$n]} s" ;;
-        124 | 137) result="stopped after ${limits[$n]} s" ;;
-        *) result="failed ($rc)" ;;
-      esac
-      [ "$rc" = 0 ] || [ "$rc" = 3 ] || failed=1
-      unset "running[$n]"
-      printf '%s\t%s\t%s\n' "${names[$n]}" "$result" $((SECONDS - begun[$n])) >>"$work/stages.tsv"
-      echo "gpu_check: ${names[$n]}: $result, $((SECONDS - begun[$n])) s$([ "$rc" = 0 ] || tail -n 1 "$work/log.$n" | sed 's/^/: /')"
-      # The first and the last of long output: eight files of 16 MiB are what may be brought home from some machines.
-      { head -c 100000 "$work/log.$n"; tail -c +100001 "$work/log.$n" | tail -c 100000; echo; } >>"$out/log.txt"
-      tools/bench/gpu.py summary "$work" "$call" "$out" 2>>"$out/log.txt"
-      [ "$rc" != 4 ] || { echo "gpu_check: nothing else can be run"; exit 1; }
-    done
-    sleep 0.1
-  done
-}
-stage() { beside "$@"; join; }
-
-finish() {
-  [ ${#running[@]} = 0 ] || kill "${running[@]}" 2>/dev/null
-  [ ! -e "$out/table.md" ] || cat "$out/table.md"
-  rm -rf "$work"
-}
-mkdir -p "$out" && rm -f "$out"/{log.txt,summary.json,table.md,ptx_sm80.json,ptx_sm90.json,profile.nsys-rep} || exit
-trap finish EXIT
-trap 'exit 143' TERM INT
-fact() { printf '%s\t%s\n' "$1" "$2" >>"$work/facts.tsv"; }
-fact date "$(date -u +%Y-%m-%dT%H:%M:%SZ)"
-fact command "tools/gpu_check.sh -d $device $call${PARE_WGMMA:+, PARE_WGMMA=$PARE_WGMMA}"
-fact on "$device"
-fact host "$(uname -srm), $(nproc) cores"
-fact commit "$(cat commit 2>/dev/null || git describe --always --dirty --abbrev=40 2>/dev/null)"
+begin_stages "tools/gpu_check.sh -d $device $call${PARE_WGMMA:+, PARE_WGMMA=$PARE_WGMMA}" ptx_sm80.json ptx_sm90.json profile.nsys-rep
 "call_$call"
 exit $failed

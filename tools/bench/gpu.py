@@ -342,11 +342,12 @@ def table(summary):
     return "\n".join(lines) + "\n"
 
 
-def summarise(o):
+def facts_and_stages(work):
+    """What tools/stages.sh noted."""
     facts, stages = {}, []
     for name, lines in (("facts.tsv", facts), ("stages.tsv", stages)):
         try:
-            for line in open(os.path.join(o.work, name)):
+            for line in open(os.path.join(work, name)):
                 cells = line.rstrip("\n").split("\t")
                 if lines is facts:
                     facts[cells[0]] = cells[1]
@@ -354,6 +355,11 @@ def summarise(o):
                     stages.append({"name": cells[0], "result": cells[1], "seconds": int(cells[2])})
         except OSError:
             pass
+    return facts, stages
+
+
+def summarise(o):
+    facts, stages = facts_and_stages(o.work)
     measured = load(os.path.join(o.work, "rows.json"), {"rows": {}, "failed": {}, "ceilings": None, "device": None})
     baselines = load(os.path.join(o.work, "baselines.json"), {})
     text = lambda path: open(path, errors="replace").read() if os.path.exists(path) else ""
