@@ -286,7 +286,7 @@ TEST_F(Tools, EveryGoalHasAPrediction) {
   EXPECT_GT(goals.size(), 40u);
 }
 
-// ---- tools/gpu_check.sh, by programs that do nothing
+// ---- tools/gpu_check.sh and tools/node_check.sh, by programs that do nothing
 
 class Check : public Tools {
  protected:
@@ -520,6 +520,142 @@ TEST_F(GpuCheck, ThePackRunsInAnEmptyFolder) {
   EXPECT_EQ(o.code, 1) << o.err;
   EXPECT_EQ(results().at("timeline"), "failed (9)");
   EXPECT_EQ(shell("cat " + at("elsewhere/pare-gpu/commit")).out, std::string(summary()["commit"]) + "\n");
+}
+
+// A node of GPUs by stand-ins: mpirun starts one process, which says how many there would be.
+class NodeCheck : public Check {
+ protected:
+  NodeCheck() : Check("tools/node_check.sh") {}
+  void SetUp() override {
+    Check::SetUp();
+    if (IsSkipped()) return;
+    program("bin/mpirun", "#!/bin/sh\nexport RANKS=$2\nshift 2\nexec \"$@\"\n");
+    program("bin/nvidia-smi",
+            "#!/bin/sh\ncase $* in *name*) for i in 1 2 3 4 5 6 7 8; do echo NVIDIA H200; done ;; "
+            "*) echo 580.1 ;; esac\n");
+    for (const char* folder : {"build/mpi", "build/mpi-cuda"}) {
+      program(cat(folder, "/links"), R"sh(#!/bin/sh
+for op in 'all_to_all 9e10' 'reduce_scatter 3e10'; do
+  echo '{"op": "'${op% *}'", "type": "f32", "way": "NCCL 2", "ranks": '$RANKS', "bytes": 1048576, "sent": 9e5,' \
+    '"seconds": 1e-5, "bytes_per_second": '${op#* }'}'
+done
+)sh");
+      // ODD: ranks with another certificate; HEAVY: ranks with other weights; EXIT: "KEY CODE;...", how runs end.
+      program(cat(folder, "/pare"), R"sh(#!/bin/bash
+after() { local all=" $all "; all=${all#* $1 }; echo ${all%% *}; }
+command=$1 all=$*
+if [ $command = plan ]; then
+  [ $(after --machine) != none ] || { echo pare: none is no machine >&2; exit 2; }
+  fits=true phase='{"seconds": 1, "ops": {"x": {"seconds": 0.5, "sent": 8e8}, "y": {"seconds": 1, "sent": 0}}}'
+  case $all in *qwen2.5-7b*) fits=false ;; esac
+  ranks=${all#*n_gpus_per_node=}
+  echo '{"ranks": '${ranks%% *}', "seconds": 2, "memory": {"most": 9e9}, "fits": '$fits', "available": 1e10,
+    "phases": {"rollout": '$phase', "learner": '$phase'}, "all_ranks": {"rollout": {"sent": 4e9}, "learner": {"sent": 4e9}},
+    "machine": {"name": "H", "figures": {"link": {"value": 4.5e11, "source": "published"}}}}'
+else
+  IFS=';'
+  for end in $EXIT; do case $all in *${end% *}*) exit ${end#* } ;; esac; done
+  unset IFS
+  out=$(after --out) update=2 certificate=even
+  mkdir -p $out/model
+  case $all in *reduce=ordered*) update=2.1 ;; esac
+  [ "$ODD" != $RANKS ] || certificate=odd
+  for seconds in 99 4 4; do
+    echo '{"timing_s/step": '$seconds', "timing_s/update_actor": '$update', "timing_s/gen": 1, "timing_s/gen_wait": 1,' \
+      '"tokens/generated": 1, "exact/mismatch_tokens": 1, "comm/seconds": 1, "comm/bytes": 7.2e9,' \
+      '"certificate": "'$certificate'"}'
+  done >$out/metrics.jsonl
+  [ "$HEAVY" = $RANKS ] && echo heavy >$out/model/model.safetensors || echo light >$out/model/model.safetensors
+fi
+)sh");
+    }
+  }
+  Outcome on_node(const std::string& environment, const std::string& arguments) const {
+    return check("PATH=" + at("bin") + ":$PATH " + environment, arguments);
+  }
+};
+
+TEST_F(NodeCheck, TheLimitsAreNineMinutes) { expect_nine_minutes(""); }
+
+TEST_F(NodeCheck, AStageThatFailsCostsNoOther) { expect_every_failure_is_named(""); }
+
+TEST_F(NodeCheck, AStageThatHangsIsStopped) {
+  const Outcome o = on_node("PARE_CHECK_HANG=links", "-d emu");
+  EXPECT_EQ(o.code, 1) << o.err;
+  auto of = results();
+  EXPECT_EQ(of.at("driver"), "not possible here");
+  EXPECT_EQ(of.at("links"), "stopped after 1 s");
+  EXPECT_EQ(of.at("bits of 2"), "passed");
+  EXPECT_EQ(of.count("bits of 4"), 0u);
+  EXPECT_EQ(summary()["links"].size(), 0u);
+  EXPECT_NE(o.out.find("Left out: driver (not possible here); links (stopped after 1 s)"), std::string::npos) << o.out;
+  EXPECT_DOUBLE_EQ(double(summary()["price"]), 2.1 / 2 - 1);
+  EXPECT_NE(o.out.find("over `reduce_scatter_bf16`: 5.00 % of an update"), std::string::npos) << o.out;
+}
+
+TEST_F(NodeCheck, OnEightGpusEveryStageRuns) {
+  const Outcome o = on_node("", "");
+  EXPECT_EQ(o.code, 0) << o.out << o.err << read_text(at("out/log.txt"));
+  // The price asks for cuBLASLt, which this machine may lack; a 7B does not fit the stand-in.
+  for (const auto& [name, result] : results())
+    EXPECT_TRUE(name.starts_with("7B") ? result == "not possible here"
+                                       : result == "passed" || (name == "price" && result == "not possible here"))
+        << name << ": " << result << "\n"
+        << read_text(at("out/log.txt"));
+  EXPECT_EQ(summary()["machine"]["name"], "H");
+  for (const char* part : {"8 x NVIDIA H200; driver 580.1", "tools/node_check.sh -d cuda -m h200", "8 ranks by NCCL 2",
+                           "| all_to_all | f32 | 1 | 10.0 | 90.00 | 20.0 % |", "Ranks with the same bits: 1, 2, 4, 8.",
+                           // 7.2 GB of 8 ranks at 90 GB/s are 10 ms of 4 s; medians without the first step.
+                           "| 1.5B, 256 responses | 8 | 3 | 2 / 4 = 0.50 | 1 / 1 = 1.00 | 1 / 2 = 0.50 | 0 | 25.00 % | "
+                           "8000.0 / 7200.0 | 25.00 % | 0.25 % | 25.00 % |",
+                           "7B, 256 responses (not possible here)", "Commit summary.json"})
+    EXPECT_NE(o.out.find(part), std::string::npos) << part << "\n" << o.out;
+  const auto files = std::filesystem::directory_iterator(at("out"));
+  EXPECT_EQ(std::distance(begin(files), end(files)), 3);
+}
+
+TEST_F(NodeCheck, OtherBitsShow) {
+  const Outcome o = on_node("ODD=4 HEAVY=8 PARE_CHECK_FAIL='[^bl]*'", "");
+  EXPECT_EQ(o.code, 1);
+  EXPECT_EQ(results().at("bits of 2"), "passed");
+  EXPECT_EQ(results().at("bits of 4"), "failed (1)");
+  EXPECT_EQ(results().at("bits of 8"), "failed (1)");
+  const std::string log = read_text(at("out/log.txt"));
+  const size_t four = log.find("==== bits of 4"), eight = log.find("==== bits of 8");
+  EXPECT_NE(log.substr(four, eight - four).find("the certificates differ"), std::string::npos) << log;
+  EXPECT_EQ(log.find("the certificates differ", eight), std::string::npos) << log;
+  EXPECT_NE(log.find("model.safetensors differ", eight), std::string::npos) << log;
+  EXPECT_NE(o.out.find("Ranks with the same bits: 1, 2. (4: failed (1); 8: failed (1))"), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("STOP: the number of ranks changes bits"), std::string::npos) << o.out;
+}
+
+// The codes of a run are its own: memory (3) is no stage that is not possible, a NaN (4) no lost device.
+TEST_F(NodeCheck, ARunThatFailsIsAFailure) {
+  const Outcome o = on_node("EXIT='bits-1 3;learner.reduce=ordered 4'", "-d emu");
+  EXPECT_EQ(o.code, 1);
+  EXPECT_EQ(results().at("bits of 1"), "failed (3)");
+  EXPECT_EQ(results().at("price"), "failed (4)");
+  EXPECT_EQ(results().at("7B, 1024 responses"), "passed") << "it goes on";
+}
+
+TEST_F(NodeCheck, SaysWhatItNeeds) {
+  Outcome o = on_node("", "-m none");
+  EXPECT_EQ(o.code, 2);
+  EXPECT_NE(o.err.find("none is no machine"), std::string::npos) << o.err;
+  EXPECT_FALSE(std::filesystem::exists(at("out")));
+  program("bin/nvidia-smi", "#!/bin/sh\ncase $* in *name*) echo NVIDIA H100 NVL; echo NVIDIA H100 NVL ;; esac\n");
+  o = on_node("", "");
+  EXPECT_EQ(o.code, 2);
+  EXPECT_NE(o.err.find("-m MACHINE"), std::string::npos) << o.err;
+  on_node("PARE_CHECK_FAIL='[^bl]*'", "-m h100");
+  EXPECT_EQ(results().at("bits of 4"), "not possible here");
+  program("bin/nvidia-smi", "#!/bin/sh\necho NVIDIA H100 80GB HBM3\n");
+  o = on_node("", "");
+  EXPECT_EQ(o.code, 1);
+  EXPECT_EQ(results().size(), 2u);
+  EXPECT_NE(o.out.find("loader: failed (94), 0 s: GPUs here: 1; this needs two at least"), std::string::npos) << o.out;
+  std::filesystem::remove(at("build/mpi-cuda/links"));
+  EXPECT_NE(on_node("", "").err.find("links:  make mpi-cuda"), std::string::npos);
 }
 
 // `make cuda ARCH=native` asks the driver, which here is a script.
