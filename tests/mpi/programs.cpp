@@ -178,7 +178,7 @@ TEST_F(Ranks, OtherFilesAreRefused) {
   EXPECT_EQ(o.code, 2) << o.err;
   const std::string a = at("a/run"), b = at("b/run");
   EXPECT_NE(o.err.find(cat("rank 1 cannot read in ", b, " on ")), std::string::npos) << o.err;
-  EXPECT_NE(o.err.find(cat(" what rank 0 writes to ", a, " on ")), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find(cat(" what rank 0 wrote to ", a, " on ")), std::string::npos) << o.err;
   EXPECT_TRUE(fs::is_empty(at("a/run"))) << "nothing is left";
   std::ofstream(at("b/train.jsonl"), std::ios::app) << R"({"prompt": "p0?", "answer": "b"})"
                                                     << "\n";
