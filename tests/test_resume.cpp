@@ -396,7 +396,6 @@ TEST_F(Resume, AMismatchMattersToTheEnd) {
     write(name, sealed_again(state.replace(found, none.size(), cat("\"mismatches\": ", mismatches))));
     return pare("train", "run", keys + more + Overrides{"--resume", "--quiet"});
   };
-  const auto one_line = [](const std::string& text) { return std::regex_replace(text, std::regex("\\s+"), " "); };
   Outcome o = differing(3, {});
   std::string err = one_line(o.err);
   EXPECT_EQ(o.code, static_cast<int>(Exit::failed)) << o.out;
