@@ -70,7 +70,7 @@ WARN = -Wall -Wextra -Werror $(if $(findstring clang,$(CXX)),,-Wno-restrict -Wno
 BITS := -ffp-contract=off
 INCLUDE := -Isrc -I. -I$(BUILD)
 CXXFLAGS = -std=c++20 -g1 $(WARN) $(BITS) $(INCLUDE) $(EMU_FLAG) -MMD -MP -pthread
-# (Objects of ODR=1 carry both machine code, which is linked, and what `make odr` reads.)
+# (Objects of ODR=1 hold machine code, which is linked, and the intermediate code that `make odr` reads.)
 LDFLAGS := -pthread -fno-lto
 # Normal forms of text; exact and 256-bit arithmetic of the verifiers.
 LIBS := -lutf8proc -lmpc -lmpfr -lgmpxx -lgmp

@@ -28,7 +28,7 @@ inline std::string read_text(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// Text of the log as one line: where it is broken depends on the machine.
+// Returns text of the log as one line: where lines wrap depends on the names of the machine.
 inline std::string one_line(const std::string& text) { return std::regex_replace(text, std::regex("\\s+"), " "); }
 
 struct Outcome {
