@@ -173,17 +173,17 @@ quickstart() {
 
 # Steps of GRPO of a model of this shape: what they reach, and take.
 whole_model() {
-  local name=$1 config=$2 sizes="$whole trainer.total_training_steps=2" planned watch=""
+  local name=$1 config=$2 sizes="$whole trainer.total_training_steps=2" watch=""
   [ "$device" = cuda ] || { config=data/presets/tiny-ssa.json sizes=$few_steps; }
   sizes+=" model.config=$config"
-  planned=$(pare plan quickstart trainer.device="$device" model.path= $sizes | awk '$1 == "total" {print $2}') || return
+  pare plan quickstart trainer.device="$device" model.path= $sizes --json >"$work/$name.json" || return
   if [ "$device" = cuda ]; then
     while sleep 0.5; do nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits; done >"$work/$name.used" & watch=$!
   fi
   train quickstart $sizes --out "$work/$name"
   local result=$?
   [ -z "$watch" ] || kill $watch
-  [ $result = 0 ] && tools/bench/gpu.py run "$work" "$name" "$work/$name" --planned "$planned" --used "$work/$name.used"
+  [ $result = 0 ] && tools/bench/gpu.py run "$work" "$name" "$work/$name" --planned "$work/$name.json" --used "$work/$name.used"
 }
 
 counters() {

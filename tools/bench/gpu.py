@@ -4,7 +4,7 @@
     tools/bench/gpu.py baselines                NAME DIMS of the other libraries' calls, for torch_baselines.py
     tools/bench/gpu.py rows WORK --of goals|kernels --pare PROGRAM [--device cuda] [--seconds 180]
                                                 times ops: WORK/rows.json, rewritten as it grows
-    tools/bench/gpu.py run WORK NAME RUN [--planned BYTES] [--used FILE]
+    tools/bench/gpu.py run WORK NAME RUN [--planned PLAN] [--used FILE]
                                                 tokens a second, FLOPs and bytes of a run directory: WORK/runs.json
     tools/bench/gpu.py goldens OURS DEVICES     which results of PTX instructions differ; exit code 1: some do
     tools/bench/gpu.py summary WORK a|b|c OUT   OUT/summary.json and OUT/table.md
@@ -155,7 +155,7 @@ def measure_run(o):
            "different": sum(s.get("exact/mismatch_tokens") or 0 for s in steps),
            "checked": sum(s["exact/checked_tokens"] for s in steps),
            "arenas": max(s["perf/max_memory_allocated_gb"] for s in steps) * 2**30,
-           "planned": int(o.planned) if o.planned else None, "used": None}
+           "planned": load(o.planned, {})["memory"]["longest"] if o.planned else None, "used": None}
     try:
         with open(o.used or "") as f:  # MiB, twice a second, of the whole device
             run["used"] = max(map(int, f)) << 20
