@@ -255,10 +255,11 @@ TEST_F(Tools, RunsAreTokensAndFlopsASecond) {
              "\n";
   write("run/metrics.jsonl", steps);
   write("used", "100\n5120\n2048\n");
-  ASSERT_EQ(
-      python("tools/bench/gpu.py run " + at("") + " 1.5B " + at("run") + " --planned 2147483648 --used " + at("used"))
-          .code,
-      0)
+  write("plan.json", R"({"memory": {"longest": 2147483648}})");
+  ASSERT_EQ(python("tools/bench/gpu.py run " + at("") + " 1.5B " + at("run") + " --planned " + at("plan.json") +
+                   " --used " + at("used"))
+                .code,
+            0)
       << read_text(at(".err"));
   write("rows.json", R"({"rows": {}, "failed": {}, "device": null, "ceilings":
         {"flops": {"per_second": 1e15, "how": "x"}, "bytes": {"per_second": null, "how": "y"}}})");
@@ -387,7 +388,8 @@ if command == "bench":
     rate = {"per_second": 1e15, "how": "x"}
     print(json.dumps({"device": "x", "ceilings": {"flops": rate, "bytes": rate}, "rows": [row for _ in after("--shape")]}))
 elif command == "plan":
-    print("  weights 1 1B\n  total 3221225472 3.22GB")
+    assert words[-1] == "--json", words
+    print(json.dumps({"memory": {"longest": 3221225472}}))
 elif command == "compare":
     print("validation at the end   0.912\nlog-probs checked   10   10\nof these different   0   0 (+0 %)\n"
           "a and b have the same log-probs, bit for bit, in all 3 steps that both have")
