@@ -206,6 +206,9 @@ TEST_F(PlanAnswers, OfRanks) {
   EXPECT_FALSE(fits(value + 1));
   const Outcome compared = run(tiny_ + ranks(4) + " --memory 12MB --compare nat-rpc");
   ASSERT_EQ(compared.code, 0) << compared.err;
+  EXPECT_NE(one_line(compared.out).find("bytes at most on the fullest of 4 ranks; of all ranks, FLOP of the rollout"),
+            std::string::npos)
+      << compared.out;
 }
 
 // What is said to fit does, alone.

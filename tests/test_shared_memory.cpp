@@ -1,6 +1,7 @@
 // rollout.free_cache_engine: keys and values in the memory of gradients and activations, which is of one side at a
 // time.
 #include "run/plan.h"
+#include "tests/generator.h"
 #include "tests/runs.h"
 
 namespace pare::test {
@@ -38,6 +39,14 @@ TEST(SharedMemory, SidesTakeTurns) {
   const Turn turn(b);
   EXPECT_THROW(Turn{a}, std::logic_error);
   const Turn nothing(own);
+}
+
+TEST(SharedMemory, ARolloutIsOnOneSide) {
+  Generator one(table_cpu, config(), kRoomy);
+  SharedMemory shared(host_memory, 16 << 20);
+  Arena kv("kv", host_memory, 16 << 20, &shared.sides[0]), scratch("scratch", host_memory, 16 << 20, &shared.sides[1]);
+  Rollout two(one.model, kRoomy, kv, scratch);
+  EXPECT_THROW(two.generate(mixed_requests(), mixed_sampling()), std::logic_error);
 }
 
 // What each phase leaves would be lost in the other: neither begins before the other has ended.

@@ -229,6 +229,7 @@ void show_comparison(const std::vector<std::string>& arguments, const std::strin
   std::istringstream list(presets);
   for (std::string name; std::getline(list, name, ',');) names.push_back(name);
   std::vector<Row> rows;
+  int ranks = 1;
   for (const std::string& name : names) {
     std::vector<std::string> all = arguments;
     auto at = all.end();  // under the overrides: what is typed holds for every row
@@ -236,6 +237,7 @@ void show_comparison(const std::vector<std::string>& arguments, const std::strin
     if (!name.empty()) all.insert(at, name);
     const Config c = load_config(all);
     const Plan plan = plan_ranks(c, false, &lengths, machine);
+    ranks = plan.ranks;
     const Cost cost = total(plan.all_ranks);
     const auto rollout = static_cast<double>(plan.all_ranks.total("rollout").flops);
     rows.push_back({.name = name.empty() ? "as it is" : name,
@@ -255,8 +257,9 @@ void show_comparison(const std::vector<std::string>& arguments, const std::strin
   }
   const std::string head =
       cat("a step at ", lengths.prompt, " + ", lengths.response, " tokens, ", format("%.0f %%", 100 * lengths.dropped),
-          " of the responses dropped before the learner: bytes at most, FLOP of the rollout and of "
-          "all else, bytes moved; then the multiple of the first row");
+          " of the responses dropped before the learner: bytes at most",
+          ranks == 1 ? "" : cat(" on the fullest of ", ranks, " ranks; of all ranks"),
+          ", FLOP of the rollout and of all else, bytes moved; then the multiple of the first row");
   std::printf("%s\n", wrapped(head, kWidth, "").c_str());
   size_t names_width = 0;
   for (const Row& r : rows) names_width = std::max(names_width, r.name.size());

@@ -45,6 +45,7 @@ Rollout::Rollout(const Model& model, const RolloutLimits& limits, Arena& kv, Are
     : model_(model),
       dense_model_(dense ? *dense : model),
       limits_(checked(limits, model.config)),
+      kv_(kv),
       scratch_(scratch),
       cache_(model.config, limits_.kv, model.device, kv, model.dtype, limits_.kv_pages,
              Scheduler::cache_sequences(limits_), limits_.max_context),
@@ -283,7 +284,7 @@ std::vector<Completion> Rollout::sample(const std::vector<Request>& requests, co
                                         const std::function<void(const RolloutStats&)>& progress,
                                         const std::function<void(const Completion&)>& drawn) {
   check(requests, sampling);
-  const Turn turn(scratch_);
+  const Turn keys(kv_), turn(scratch_);
   const ArenaScope scope(scratch_);
   const State state = make_state();
   const int lookahead = sampling.trace ? 1 : limits_.lookahead;

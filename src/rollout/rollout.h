@@ -119,7 +119,7 @@ class Rollout {
 
   const Model &model_, &dense_model_;
   const RolloutLimits limits_;
-  Arena& scratch_;
+  Arena &kv_, &scratch_;
   KvCache cache_;
   const std::unique_ptr<KvPolicy> policy_;  // null: dense
   BlockBudget budget_;
