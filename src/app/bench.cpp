@@ -34,7 +34,7 @@ std::string rate(const char* what, const Rate& r, const char* unit) {
                           : cat(what, " not measured: ", r.how);
 }
 
-void run(const Options& o, const CLI::App& command) {
+void run(const Options& o, const Command& command) {
   const Config config = read_config(o.keys.overrides(command));
   const Table& table = open_table(config.trainer);
   set_threads(static_cast<int>(config.trainer.threads));
@@ -89,15 +89,15 @@ void run(const Options& o, const CLI::App& command) {
 
 }  // namespace
 
-void add_bench(CLI::App& app) {
+void add_bench(const Command& program) {
   auto o = std::make_shared<Options>();
-  CLI::App* c = app.add_subcommand("bench", "speed of an op, or of everything on the cpu");
-  c->add_option("--op", o->op, "name of an op, from src/ops/list.h");
-  c->add_option("--shape", o->shapes, "sizes, such as M=64,K=1536, the others as in Qwen2.5-1.5B; repeatable");
-  c->add_flag("--json", o->json, "prints JSON");
-  c->add_option("--machine", o->machine, "measures every op and writes this file, for `pare plan --machine`");
-  o->keys.add(*c);
-  c->callback([o, c] { run(*o, *c); });
+  const Command c = program.command("bench", "speed of an op, or of everything on the cpu");
+  c.option("--op", o->op, "name of an op, from src/ops/list.h");
+  c.option("--shape", o->shapes, "sizes, such as M=64,K=1536, the others as in Qwen2.5-1.5B; repeatable");
+  c.flag("--json", o->json, "prints JSON");
+  c.option("--machine", o->machine, "measures every op and writes this file, for `pare plan --machine`");
+  o->keys.add(c);
+  c.action([o, c] { run(*o, c); });
 }
 
 }  // namespace pare

@@ -181,11 +181,11 @@ void run(const std::vector<std::string>& directories) {
 
 }  // namespace
 
-void add_compare(CLI::App& app) {
+void add_compare(const Command& program) {
   auto directories = std::make_shared<std::vector<std::string>>();
-  CLI::App* c = app.add_subcommand("compare", "results and costs of runs side by side, and where they diverge");
-  c->add_option("runs", *directories, "run directories of `pare train` or `pare sft`")->required();
-  c->callback([directories] { run(*directories); });
+  const Command c = program.command("compare", "results and costs of runs side by side, and where they diverge");
+  c.option("runs", *directories, "run directories of `pare train` or `pare sft`").required();
+  c.action([directories] { run(*directories); });
 }
 
 }  // namespace pare

@@ -36,13 +36,13 @@ void convert(const Options& options) {
 
 }  // namespace
 
-void add_convert(CLI::App& app) {
+void add_convert(const Command& program) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("convert", "Hugging Face folder of a llama2.c checkpoint");
-  command->add_option("--llama2c", options->checkpoint, "checkpoint of llama2.c, version 0")->required();
-  command->add_option("--out", options->out, "folder to create")->required();
-  command->add_option("--tokenizer", options->tokenizer, "its tokenizer.bin, which is copied into the folder");
-  command->callback([options] { convert(*options); });
+  const Command command = program.command("convert", "Hugging Face folder of a llama2.c checkpoint");
+  command.option("--llama2c", options->checkpoint, "checkpoint of llama2.c, version 0").required();
+  command.option("--out", options->out, "folder to create").required();
+  command.option("--tokenizer", options->tokenizer, "its tokenizer.bin, which is copied into the folder");
+  command.action([options] { convert(*options); });
 }
 
 }  // namespace pare

@@ -37,7 +37,7 @@ struct Options {
   bool greedy = false, force = false, quiet = false;
 };
 
-Config configuration(const Options& o, const CLI::App& command, std::vector<std::string>& notes) {
+Config configuration(const Options& o, const Command& command, std::vector<std::string>& notes) {
   std::vector<std::string> arguments = {"rollout.val_kwargs.temperature=1", "rollout.val_kwargs.kv=rollout"};
   arguments.insert(arguments.end(), o.config.begin(), o.config.end());
   if (!o.data.empty()) {
@@ -53,7 +53,7 @@ Config configuration(const Options& o, const CLI::App& command, std::vector<std:
     fail("no problems to evaluate: pass --data FILE.jsonl with --verifier NAME, or a preset with a validation set");
   if (c.data.task == "jsonl" && c.data.reward.empty())
     fail("--data needs --verifier, the ", config_key("data.reward").meaning);
-  if (c.data.task != "jsonl" && command.count("--verifier"))
+  if (c.data.task != "jsonl" && command.given("--verifier"))
     fail("--verifier needs --data; the task ", c.data.task, " has its own");
   if (c.rollout.val_kwargs.kv == ValKv::both)
     fail("rollout.val_kwargs.kv = \"both\" is for the validation of a run; pare eval takes dense or rollout");
@@ -184,7 +184,7 @@ void report(Console& console, const Config& c, const Evaluation& e, const std::v
   console.paragraph("", how);
 }
 
-void run(const Options& o, const CLI::App& command) {
+void run(const Options& o, const Command& command) {
   std::vector<std::string> notes;
   const Config config = configuration(o, command, notes);
   const ValKeys& v = config.rollout.val_kwargs;
@@ -226,25 +226,23 @@ void run(const Options& o, const CLI::App& command) {
 
 }  // namespace
 
-void add_eval(CLI::App& app) {
+void add_eval(const Command& program) {
   auto o = std::make_shared<Options>();
-  CLI::App* c = app.add_subcommand("eval", "mean@n, pass@k, maj@n and lengths of a model on a set of problems");
-  c->add_option("config", o->config, "presets or TOML files, then overrides group.key=value, as of `pare train`");
-  c->add_option("--data", o->data, "problems: JSON lines with prompt and answer");
-  o->keys.add(*c);
-  c->add_flag("--greedy", o->greedy, "greedy decoding instead of sampling at temperature 1");
-  c->add_option("--k", o->k, "k of pass@k, as in 1,4,8; default: powers of 2 up to n")
-      ->delimiter(',')
-      ->allow_extra_args(false);
-  c->add_option("--out", o->out, "output file: JSON lines of problems and their responses");
-  c->add_option("--keep", o->keep,
-                "output file: the finished responses with a score above 0 as training data of `pare sft`");
-  c->add_flag("--force", o->force, "replaces an output file that exists");
-  c->add_flag("--quiet", o->quiet, "prints the results only");
-  c->footer(
+  const Command c = program.command("eval", "mean@n, pass@k, maj@n and lengths of a model on a set of problems");
+  c.option("config", o->config, "presets or TOML files, then overrides group.key=value, as of `pare train`");
+  c.option("--data", o->data, "problems: JSON lines with prompt and answer");
+  o->keys.add(c);
+  c.flag("--greedy", o->greedy, "greedy decoding instead of sampling at temperature 1");
+  c.option("--k", o->k, "k of pass@k, as in 1,4,8; default: powers of 2 up to n").list();
+  c.option("--out", o->out, "output file: JSON lines of problems and their responses");
+  c.option("--keep", o->keep,
+           "output file: the finished responses with a score above 0 as training data of `pare sft`");
+  c.flag("--force", o->force, "replaces an output file that exists");
+  c.flag("--quiet", o->quiet, "prints the results only");
+  c.footer(
       "Without a preset, responses are sampled at temperature 1.  The validation set of a run, with its settings:\n"
       "  pare eval quickstart --model runs/quickstart/model --n 8 --k 1,4,8");
-  c->callback([o, c] { run(*o, *c); });
+  c.action([o, c] { run(*o, c); });
 }
 
 }  // namespace pare

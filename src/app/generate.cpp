@@ -49,7 +49,7 @@ struct Options {
   bool interactive() const { return !prompt && !chat && !file; }
 };
 
-Config configuration(const Options& o, const CLI::App& command, std::vector<std::string>& notes) {
+Config configuration(const Options& o, const Command& command, std::vector<std::string>& notes) {
   // A pass of 512 rows is enough for the speed of prompts, and takes little memory.
   std::vector<std::string> arguments = {"data.task=jsonl", "rollout.val_kwargs.temperature=1",
                                         "rollout.val_kwargs.kv=rollout", "rollout.max_num_seqs=64",
@@ -339,7 +339,7 @@ void converse(const Config& config, const Options& o, const Prompts& prompts) {
   if (terminal) std::fputs("\n", stderr);
 }
 
-void run(const Options& o, const CLI::App& command) {
+void run(const Options& o, const Command& command) {
   std::vector<std::string> notes;
   const Config config = configuration(o, command, notes);
   print_notes(notes);
@@ -376,23 +376,23 @@ The keys of `pare train` select a sparse cache:
 
 }  // namespace
 
-void add_generate(CLI::App& app) {
+void add_generate(const Command& program) {
   auto o = std::make_shared<Options>();
-  CLI::App* c = app.add_subcommand("generate", "text from a model: a prompt, a chat, a file of prompts");
-  c->add_option("config", o->config, "presets or TOML files, then overrides group.key=value, as of `pare train`");
-  CLI::Option* prompt = c->add_option("--prompt", o->prompt, "text to continue");
-  CLI::Option* chat = c->add_option("--chat", o->chat, "user turn, in the model's chat format");
-  CLI::Option* file = c->add_option("--file", o->file, "prompts: JSON lines");
-  prompt->excludes(chat)->excludes(file);
-  chat->excludes(file);
-  c->add_option("--system", o->system, "system message of the chat");
-  o->keys.add(*c);
-  c->add_flag("--greedy", o->greedy, "greedy decoding instead of sampling at temperature 1");
-  c->add_flag("--no-thinking", o->no_thinking, "qwen3: starts the answer after an empty thought");
-  c->add_flag("--jsonl", o->jsonl, "prints JSON lines, one per sample, instead of text");
-  c->add_flag("--quiet", o->quiet, "prints no statistics");
-  c->footer(kFooter);
-  c->callback([o, c] { run(*o, *c); });
+  const Command c = program.command("generate", "text from a model: a prompt, a chat, a file of prompts");
+  c.option("config", o->config, "presets or TOML files, then overrides group.key=value, as of `pare train`");
+  const Option prompt = c.option("--prompt", o->prompt, "text to continue");
+  const Option chat = c.option("--chat", o->chat, "user turn, in the model's chat format");
+  const Option file = c.option("--file", o->file, "prompts: JSON lines");
+  prompt.excludes(chat).excludes(file);
+  chat.excludes(file);
+  c.option("--system", o->system, "system message of the chat");
+  o->keys.add(c);
+  c.flag("--greedy", o->greedy, "greedy decoding instead of sampling at temperature 1");
+  c.flag("--no-thinking", o->no_thinking, "qwen3: starts the answer after an empty thought");
+  c.flag("--jsonl", o->jsonl, "prints JSON lines, one per sample, instead of text");
+  c.flag("--quiet", o->quiet, "prints no statistics");
+  c.footer(kFooter);
+  c.action([o, c] { run(*o, c); });
 }
 
 }  // namespace pare

@@ -60,11 +60,11 @@ void inspect(const std::string& path) {
 
 }  // namespace
 
-void add_inspect(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("inspect", "tensors of a safetensors file or a model folder");
+void add_inspect(const Command& program) {
+  const Command command = program.command("inspect", "tensors of a safetensors file or a model folder");
   auto path = std::make_shared<std::string>();
-  command->add_option("path", *path, "FILE.safetensors or a Hugging Face model folder")->required();
-  command->callback([path] { inspect(*path); });
+  command.option("path", *path, "FILE.safetensors or a Hugging Face model folder").required();
+  command.action([path] { inspect(*path); });
 }
 
 }  // namespace pare

@@ -100,7 +100,7 @@ Result compute(const Options& o, const ModelConfig& config, const std::string& a
   return result;
 }
 
-void run(const Options& o, const CLI::App& command) {
+void run(const Options& o, const Command& command) {
   set_threads(o.threads);
   check_output_file(o.grads, "--grads", o.force);
   const ModelConfig config = load_model_config(o.model);
@@ -137,18 +137,18 @@ void run(const Options& o, const CLI::App& command) {
 
 }  // namespace
 
-void add_logprobs(CLI::App& app) {
+void add_logprobs(const Command& program) {
   auto o = std::make_shared<Options>();
-  CLI::App* c = app.add_subcommand("logprobs", "log-probs (and gradients) of given token sequences");
-  c->add_option("--model", o->model, "Hugging Face folder: config.json and safetensors")->required();
-  c->add_option("--ids", o->ids, "JSON lines {\"ids\": [...]}")->required();
-  c->add_option("--grads", o->grads,
-                "output file (safetensors) of d(mean over all predicted tokens of -log p)/d(parameter)");
-  c->add_flag("--force", o->force, "replaces an output file that exists");
-  c->add_option("--max-rows", o->max_rows, "tokens of a micro-batch")->check(at_least(1));
-  c->add_option("--threads", o->threads, "threads; 0: one per core")->check(CLI::Range(0, 1024));
-  o->keys.add(*c);
-  c->callback([o, c] { run(*o, *c); });
+  const Command c = program.command("logprobs", "log-probs (and gradients) of given token sequences");
+  c.option("--model", o->model, "Hugging Face folder: config.json and safetensors").required();
+  c.option("--ids", o->ids, "JSON lines {\"ids\": [...]}").required();
+  c.option("--grads", o->grads,
+           "output file (safetensors) of d(mean over all predicted tokens of -log p)/d(parameter)");
+  c.flag("--force", o->force, "replaces an output file that exists");
+  c.option("--max-rows", o->max_rows, "tokens of a micro-batch").between(1, 1e9);
+  c.option("--threads", o->threads, "threads; 0: one per core").between(0, 1024);
+  o->keys.add(c);
+  c.action([o, c] { run(*o, c); });
 }
 
 }  // namespace pare

@@ -7,7 +7,6 @@
 #include "app/commands.h"
 #include "app/console.h"
 #include "app/interrupt.h"
-#include "app/version.h"
 #include "base/error.h"
 #include "comm/comm.h"
 
@@ -22,7 +21,7 @@ int report(pare::Comm& comm, pare::Exit code, const std::string& what) {
   return static_cast<int>(code);
 }
 
-int run(CLI::App& app, int argc, char** argv) {
+int run(int argc, char** argv) {
   using pare::Exit;
   pare::Comm* comm = &pare::self();
   const auto report = [&](Exit code, const std::string& what) { return ::report(*comm, code, what); };
@@ -33,23 +32,13 @@ int run(CLI::App& app, int argc, char** argv) {
     comm = &pare::world();
     if (comm->ranks() > 1 && !trains && command != "eval")
       pare::fail("pare ", command, " takes one rank, ", comm->ranks(), " were started");
-    try {
-      app.parse(argc, argv);
-    } catch (const CLI::ParseError& e) {
-      if (e.get_exit_code() != 0) throw;
-      app.exit(e);  // --help, --version
-    }
+    using namespace pare;
+    run_command_line(argc, argv,
+                     {add_train, add_sft, add_eval, add_generate, add_plan, add_compare, add_report, add_logprobs,
+                      add_tokenize, add_inspect, add_convert, add_merge, add_verify, add_bench});
     pare::finish_output();
     comm->link.reset();  // while its device is there
     return static_cast<int>(Exit::ok);
-  } catch (const CLI::ParseError& e) {
-    const auto commands = app.get_subcommands();
-    std::string what = e.what(), place = "pare";
-    if (!commands.empty())
-      place += " " + commands[0]->get_name();
-    else if (argc > 1 && argv[1][0] != '-')
-      what = pare::cat("there is no command ", argv[1]);
-    return report(Exit::usage, pare::cat(what, "; see ", place, " --help"));
   } catch (const std::bad_alloc&) {
     return report(Exit::memory, "the machine's memory does not suffice");
   } catch (const std::filesystem::filesystem_error& e) {
@@ -65,22 +54,5 @@ int run(CLI::App& app, int argc, char** argv) {
 
 int main(int argc, char** argv) {
   pare::open_standard_streams();
-  CLI::App app{"pare: reinforcement learning for language models, pared down to C++ and CUDA"};
-  app.require_subcommand(1);
-  app.set_version_flag("--version", pare::version, "commit, compiler, instruction set, devices");
-  pare::add_train(app);
-  pare::add_sft(app);
-  pare::add_eval(app);
-  pare::add_generate(app);
-  pare::add_plan(app);
-  pare::add_compare(app);
-  pare::add_report(app);
-  pare::add_logprobs(app);
-  pare::add_tokenize(app);
-  pare::add_inspect(app);
-  pare::add_convert(app);
-  pare::add_merge(app);
-  pare::add_verify(app);
-  pare::add_bench(app);
-  return run(app, argc, argv);
+  return run(argc, argv);
 }

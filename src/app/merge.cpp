@@ -24,13 +24,13 @@ void merge(const Options& o) {
 
 }  // namespace
 
-void add_merge(CLI::App& app) {
+void add_merge(const Command& program) {
   auto o = std::make_shared<Options>();
-  CLI::App* c = app.add_subcommand("merge", "Make a Hugging Face folder of a model and a LoRA adapter");
-  c->add_option("--model", o->model, "Hugging Face folder")->required();
-  c->add_option("--adapter", o->adapter, "PEFT folder: adapter_config.json and adapter_model.safetensors")->required();
-  c->add_option("--out", o->out, "Folder to create, with the weights in the type of the model's")->required();
-  c->callback([o] { merge(*o); });
+  const Command c = program.command("merge", "Make a Hugging Face folder of a model and a LoRA adapter");
+  c.option("--model", o->model, "Hugging Face folder").required();
+  c.option("--adapter", o->adapter, "PEFT folder: adapter_config.json and adapter_model.safetensors").required();
+  c.option("--out", o->out, "Folder to create, with the weights in the type of the model's").required();
+  c.action([o] { merge(*o); });
 }
 
 }  // namespace pare

@@ -244,7 +244,7 @@ StepLengths lengths_of(const std::string& text, const Config& c) {
   return lengths;
 }
 
-void run(const Options& o, const CLI::App& command) {
+void run(const Options& o, const Command& command) {
   std::vector<std::string> arguments = o.config;
   for (const std::string& override : o.shorthands.overrides(command)) arguments.push_back(override);
   std::vector<std::string> notes;
@@ -293,23 +293,23 @@ void run(const Options& o, const CLI::App& command) {
 
 }  // namespace
 
-void add_plan(CLI::App& app) {
+void add_plan(const Command& program) {
   auto o = std::make_shared<Options>();
-  CLI::App* c = app.add_subcommand("plan", "memory and FLOPs of a training step, before it runs");
-  c->add_option("config", o->config, "presets or TOML files, then overrides group.key=value")->required();
-  c->add_option("--memory", o->memory, "memory of the machine to plan for, as 141GB; default: that of this machine");
-  c->add_option("--machine", o->machine, "one of data/machines, as h200, or a file: its memory, and seconds");
-  c->add_option("--lengths", o->lengths,
-                "of the work: worst (default), tokens of a response, or the directory of a run whose means are taken");
-  c->add_option("--largest", o->largest, "the largest value of this key that fits, such as data.max_response_length");
-  c->add_option("--compare", o->compare,
-                "presets, such as grpo,nat-rpc, laid over the run one by one: what each saves and costs");
-  c->add_flag("--json", o->json, "prints JSON");
-  o->shorthands.add(*c);
-  c->footer(
+  const Command c = program.command("plan", "memory and FLOPs of a training step, before it runs");
+  c.option("config", o->config, "presets or TOML files, then overrides group.key=value").required();
+  c.option("--memory", o->memory, "memory of the machine to plan for, as 141GB; default: that of this machine");
+  c.option("--machine", o->machine, "one of data/machines, as h200, or a file: its memory, and seconds");
+  c.option("--lengths", o->lengths,
+           "of the work: worst (default), tokens of a response, or the directory of a run whose means are taken");
+  c.option("--largest", o->largest, "the largest value of this key that fits, such as data.max_response_length");
+  c.option("--compare", o->compare,
+           "presets, such as grpo,nat-rpc, laid over the run one by one: what each saves and costs");
+  c.flag("--json", o->json, "prints JSON");
+  o->shorthands.add(c);
+  c.footer(
       "With the name of a shape, a plan needs neither weights, tokenizer, data nor the device:\n"
       "  pare plan grpo model.config=qwen2.5-7b --device cuda --machine h200");
-  c->callback([o, c] { run(*o, *c); });
+  c.action([o, c] { run(*o, c); });
 }
 
 }  // namespace pare

@@ -65,14 +65,13 @@ void report(const Options& o) {
 
 }  // namespace
 
-void add_report(CLI::App& app) {
+void add_report(const Command& program) {
   auto o = std::make_shared<Options>();
-  CLI::App* c = app.add_subcommand("report", "runs as one self-contained HTML page: curves, costs, samples");
-  c->add_option("runs", o->runs, "output directories of `pare train` or `pare sft`; the first is the baseline")
-      ->required();
-  c->add_option("--out", o->out, "output file; default: report.html in the first run");
-  c->add_flag("--force", o->force, "replaces an output file that is no report");
-  c->callback([o] { report(*o); });
+  const Command c = program.command("report", "runs as one self-contained HTML page: curves, costs, samples");
+  c.option("runs", o->runs, "output directories of `pare train` or `pare sft`; the first is the baseline").required();
+  c.option("--out", o->out, "output file; default: report.html in the first run");
+  c.flag("--force", o->force, "replaces an output file that is no report");
+  c.action([o] { report(*o); });
 }
 
 }  // namespace pare

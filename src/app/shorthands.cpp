@@ -4,22 +4,22 @@
 
 namespace pare {
 
-void Shorthands::add(CLI::App& command) {
+void Shorthands::add(const Command& command) {
   for (size_t i = 0; i < flags_.size(); i++) {
     const ConfigKey& key = config_key(flags_[i].key);
     const std::string meaning = flags_[i].meaning ? flags_[i].meaning : key.meaning;
-    command.add_option(flags_[i].name, values_[i], cat(meaning, " (", key.name, ")"))
-        ->type_name(key.type == "string"             ? "TEXT"
-                    : key.type == "boolean"          ? "on|off"
-                    : key.type.starts_with("one of") ? "WORD"
-                                                     : "NUMBER");
+    command.option(flags_[i].name, values_[i], cat(meaning, " (", key.name, ")"))
+        .type_name(key.type == "string"             ? "TEXT"
+                   : key.type == "boolean"          ? "on|off"
+                   : key.type.starts_with("one of") ? "WORD"
+                                                    : "NUMBER");
   }
 }
 
-std::vector<std::string> Shorthands::overrides(const CLI::App& command) const {
+std::vector<std::string> Shorthands::overrides(const Command& command) const {
   std::vector<std::string> all;
   for (size_t i = 0; i < flags_.size(); i++) {
-    if (command.count(flags_[i].name) == 0) continue;
+    if (!command.given(flags_[i].name)) continue;
     const std::string key = flags_[i].key, type = config_key(key).type;
     std::string value = type == "string" ? toml_quote(values_[i]) : values_[i];
     if (type == "boolean") {

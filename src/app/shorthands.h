@@ -1,8 +1,9 @@
 // Command-line options that stand for configuration keys.
 #pragma once
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
+
+#include "app/command_line.h"
 
 namespace pare {
 
@@ -14,9 +15,9 @@ class Shorthands {
   };
   explicit Shorthands(std::vector<Flag> flags) : flags_(std::move(flags)), values_(flags_.size()) {}
 
-  void add(CLI::App& command);
+  void add(const Command& command);
   // Those that were given, as overrides key=value.
-  std::vector<std::string> overrides(const CLI::App& command) const;
+  std::vector<std::string> overrides(const Command& command) const;
 
  private:
   const std::vector<Flag> flags_;

@@ -97,26 +97,26 @@ void tokenize(const Options& o) {
 
 }  // namespace
 
-void add_tokenize(CLI::App& app) {
+void add_tokenize(const Command& program) {
   auto o = std::make_shared<Options>();
-  CLI::App* c = app.add_subcommand("tokenize", "text to token ids: JSON lines, strings in, lists of ids out");
-  c->add_option("--tokenizer", o->tokenizer, "ssa, a tokenizer file or a folder with one")->required();
-  CLI::Option* decode = c->add_flag("--decode", o->decode, "reads lists of ids, prints strings");
-  CLI::Option* special = c->add_flag("--special", o->special, "prepends BOS; with --decode: prints special tokens");
-  CLI::Option* chat =
-      c->add_flag("--chat", o->chat,
-                  "reads conversations: [{\"role\", \"content\"}], {\"messages\"} or a user message; prints the "
-                  "rendered prompt as a JSON string");
-  chat->excludes(decode)->excludes(special);
-  c->add_flag("--ids", o->ids, "prints its token ids instead, as `pare generate` and training see them")->needs(chat);
-  c->add_option("--chat-format", o->chat_format,
-                "qwen2.5, qwen3, llama-3, deepseek-r1, plain or a text with {problem}; that of the tokenizer's chat "
-                "template if not given")
-      ->needs(chat);
-  c->add_option("--system", o->system, "system message of every conversation")->needs(chat);
-  c->add_flag("--no-thinking", o->no_thinking, "qwen3: starts the answer after an empty thought")->needs(chat);
-  c->add_option("--date", o->date, "llama-3: date in the system message")->needs(chat);
-  c->callback([o] { tokenize(*o); });
+  const Command c = program.command("tokenize", "text to token ids: JSON lines, strings in, lists of ids out");
+  c.option("--tokenizer", o->tokenizer, "ssa, a tokenizer file or a folder with one").required();
+  const Option decode = c.flag("--decode", o->decode, "reads lists of ids, prints strings");
+  const Option special = c.flag("--special", o->special, "prepends BOS; with --decode: prints special tokens");
+  const Option chat =
+      c.flag("--chat", o->chat,
+             "reads conversations: [{\"role\", \"content\"}], {\"messages\"} or a user message; prints the "
+             "rendered prompt as a JSON string");
+  chat.excludes(decode).excludes(special);
+  c.flag("--ids", o->ids, "prints its token ids instead, as `pare generate` and training see them").needs(chat);
+  c.option("--chat-format", o->chat_format,
+           "qwen2.5, qwen3, llama-3, deepseek-r1, plain or a text with {problem}; that of the tokenizer's chat "
+           "template if not given")
+      .needs(chat);
+  c.option("--system", o->system, "system message of every conversation").needs(chat);
+  c.flag("--no-thinking", o->no_thinking, "qwen3: starts the answer after an empty thought").needs(chat);
+  c.option("--date", o->date, "llama-3: date in the system message").needs(chat);
+  c.action([o] { tokenize(*o); });
 }
 
 }  // namespace pare

@@ -228,7 +228,7 @@ std::string default_path(const std::string& name) {
     if (const std::string free = i == 1 ? path : cat(path, "-", i); !std::filesystem::exists(free)) return free;
 }
 
-void run(const Options& o, const CLI::App& command, TrainingKind kind) {
+void run(const Options& o, const Command& command, TrainingKind kind) {
   std::vector<std::string> arguments, notes;
   for (const std::string& argument : o.config) {
     arguments.push_back(argument);
@@ -270,34 +270,33 @@ std::string help_footer(const std::string& command) {
   return s;
 }
 
-void add(CLI::App& app, const char* name, const char* what, TrainingKind kind) {
+void add(const Command& program, const char* name, const char* what, TrainingKind kind) {
   auto o = std::make_shared<Options>();
-  CLI::App* c = app.add_subcommand(name, what);
-  c->add_option("config", o->config, "presets or TOML files, then overrides group.key=value");
-  c->add_option("--out", o->out, "run directory (trainer.default_local_dir); default runs/NAME-TIME");
-  o->shorthands.add(*c);
-  CLI::Option* force =
-      c->add_flag("--force", o->force, "replaces the run in the run directory, but no file that is not part of a run");
-  c->add_flag(
-       "--resume", o->resume,
-       "continues the run in the run directory from its last complete checkpoint, or from its start if there is none")
-      ->excludes(force);
-  c->add_flag("--dry-run", o->dry_run, "checks everything, prints the resolved configuration and stops");
-  c->add_flag("--quiet", o->quiet, "prints warnings, errors and the last line only");
-  c->add_option("--keys", o->keys, "prints the configuration keys, all or those of a group, and stops")
-      ->type_name("[GROUP]")
-      ->expected(0, 1);
-  c->footer([name = std::string(name)] { return help_footer(name); });
-  c->callback([o, c, kind] {
-    if (c->count("--keys")) return print(config_reference(o->keys));
+  const Command c = program.command(name, what);
+  c.option("config", o->config, "presets or TOML files, then overrides group.key=value");
+  c.option("--out", o->out, "run directory (trainer.default_local_dir); default runs/NAME-TIME");
+  o->shorthands.add(c);
+  const Option force =
+      c.flag("--force", o->force, "replaces the run in the run directory, but no file that is not part of a run");
+  c.flag("--resume", o->resume,
+         "continues the run in the run directory from its last complete checkpoint, or from its start if there is none")
+      .excludes(force);
+  c.flag("--dry-run", o->dry_run, "checks everything, prints the resolved configuration and stops");
+  c.flag("--quiet", o->quiet, "prints warnings, errors and the last line only");
+  c.option("--keys", o->keys, "prints the configuration keys, all or those of a group, and stops")
+      .type_name("[GROUP]")
+      .value_optional();
+  c.footer(help_footer(name));
+  c.action([o, c, kind] {
+    if (c.given("--keys")) return print(config_reference(o->keys));
     if (o->config.empty()) fail("a preset (data/presets) or a TOML file is missing; --keys lists the keys");
-    run(*o, *c, kind);
+    run(*o, c, kind);
   });
 }
 
 }  // namespace
 
-void add_train(CLI::App& app) { add(app, "train", "GRPO and its variants", TrainingKind::grpo); }
-void add_sft(CLI::App& app) { add(app, "sft", "next-token training on completions", TrainingKind::sft); }
+void add_train(const Command& program) { add(program, "train", "GRPO and its variants", TrainingKind::grpo); }
+void add_sft(const Command& program) { add(program, "sft", "next-token training on completions", TrainingKind::sft); }
 
 }  // namespace pare

@@ -84,20 +84,18 @@ void verify(const std::string& mode, double timeout) {
 
 }  // namespace
 
-void add_verify(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("verify",
-                                         "grades of responses: JSON lines {\"response\", \"gold\"} from standard "
-                                         "input, {\"score\", \"extracted\", \"parsed\"} to standard output");
+void add_verify(const Command& program) {
+  const Command command = program.command("verify",
+                                          "grades of responses: JSON lines {\"response\", \"gold\"} from standard "
+                                          "input, {\"score\", \"extracted\", \"parsed\"} to standard output");
   auto mode = std::make_shared<std::string>();
-  command->add_option("--mode", *mode, "verifier, or command:PROGRAM, as in data.reward")->required();
+  command.option("--mode", *mode, "verifier, or command:PROGRAM, as in data.reward").required();
   auto timeout = std::make_shared<double>(Config().data.reward_timeout);
-  command
-      ->add_option("--timeout", *timeout,
-                   cat("time limit of a command for one answer, in seconds; default: ", *timeout))
-      ->check(CLI::Range(1e-3, 1e6));
-  command->footer(
+  command.option("--timeout", *timeout, cat("time limit of a command for one answer, in seconds; default: ", *timeout))
+      .between(1e-3, 1e6);
+  command.footer(
       "\"finished\": false marks a response that was cut at its limit.  A command receives every line as it is.");
-  command->callback([mode, timeout] { verify(*mode, *timeout); });
+  command.action([mode, timeout] { verify(*mode, *timeout); });
 }
 
 }  // namespace pare
