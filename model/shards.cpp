@@ -56,12 +56,13 @@ void ShardReader::move(const Question& q, float* out) {
   const auto ranks = static_cast<size_t>(comm_.ranks());
   std::vector<Comm::Piece> sent(ranks), received(ranks);
   std::vector<float> own;
+  const Array& array = arrays_[q.array];
   for (size_t r = 0; r < ranks; r++) {
-    const int64_t begin = std::max(q.begin, cuts_[r]), n = std::min(q.begin + q.count, cuts_[r + 1]) - begin;
+    const int64_t begin = std::max(q.begin, array.cuts[r]), n = std::min(q.begin + q.count, array.cuts[r + 1]) - begin;
     if (n <= 0) continue;
     if (static_cast<int>(r) == comm_.rank()) {
       own.resize(static_cast<size_t>(n));
-      own_(static_cast<int>(q.what), begin, n, own.data());
+      array.own(begin, n, own.data());
       sent[0] = {own.data(), own.size() * sizeof(float)};
     }
     if (comm_.first()) received[r] = {out + (begin - q.begin), static_cast<size_t>(n) * sizeof(float)};
@@ -69,9 +70,9 @@ void ShardReader::move(const Question& q, float* out) {
   comm_.exchange(sent, received);
 }
 
-void ShardReader::read(int what, int64_t begin, int64_t count, float* out) {
-  if (comm_.ranks() == 1) return own_(what, begin, count, out);
-  Question q{what, begin, count};
+void ShardReader::read(size_t array, int64_t begin, int64_t count, float* out) {
+  if (comm_.ranks() == 1) return arrays_[array].own(begin, count, out);
+  Question q{array, begin, count};
   ask(q);
   move(q, out);
 }

@@ -32,25 +32,27 @@ int64_t place_of(const std::vector<ParameterBlock>& blocks, int64_t cut, int64_t
 // Elements of several arrays that lie in parts on the ranks, as rank 0 reads them: it asks, the others answer.
 class ShardReader {
  public:
-  // Elements [begin, begin + count) of array `what`, which are this rank's.
-  using Read = std::function<void(int what, int64_t begin, int64_t count, float* out)>;
-  ShardReader(Comm& comm, std::vector<int64_t> cuts, Read own)
-      : comm_(comm), cuts_(std::move(cuts)), own_(std::move(own)) {}
+  struct Array {
+    std::vector<int64_t> cuts;  // shard_cuts
+    // Reads elements [begin, begin + count), which are this rank's.
+    std::function<void(int64_t begin, int64_t count, float* out)> own;
+  };
+  ShardReader(Comm& comm, std::vector<Array> arrays) : comm_(comm), arrays_(std::move(arrays)) {}
 
-  void read(int what, int64_t begin, int64_t count, float* out);  // on rank 0, of any rank's elements
-  void done();                                                    // on rank 0: the last call
-  void answer();                                                  // on the others, until rank 0 is done
+  void read(size_t array, int64_t begin, int64_t count, float* out);  // on rank 0, of any rank's elements
+  void done();                                                        // on rank 0: the last call
+  void answer();                                                      // on the others, until rank 0 is done
 
  private:
   struct Question {
-    int64_t what, begin, count;  // count -1: done
+    size_t array;
+    int64_t begin, count;  // count -1: done
   };
   void ask(Question& q);
   void move(const Question& q, float* out);
 
   Comm& comm_;
-  const std::vector<int64_t> cuts_;
-  const Read own_;
+  const std::vector<Array> arrays_;
 };
 
 // The slot of each item: by falling cost, ties to the lower index, each to the slot with the least so far, ties to the

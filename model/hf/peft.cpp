@@ -104,14 +104,13 @@ ParameterReader adapter_weights(const std::string& directory, const ModelConfig&
   };
 }
 
-FileSums write_adapter_files(const std::string& folder, const Adapters& adapters, double alpha, const std::string& base,
-                             DType dtype) {
+FileSums write_adapter_files(const std::string& folder, const Adapters& adapters, const ParameterReader& read,
+                             double alpha, const std::string& base, DType dtype) {
   const auto rank = static_cast<double>(adapters.spec.rank);
   std::vector<NamedTensor> tensors;
   for (const Parameter& p : adapters.layout)
     tensors.push_back({peft_name(p), p.shape,
-                       [i = tensors.size(), scale = alpha / rank, read = adapters.reader()](int64_t begin,
-                                                                                            int64_t count, float* out) {
+                       [i = tensors.size(), scale = alpha / rank, &read](int64_t begin, int64_t count, float* out) {
                          read(i, begin, count, out);
                          for (int64_t e = 0; is_b(i) && e < count; e++) out[e] = static_cast<float>(out[e] / scale);
                        }});

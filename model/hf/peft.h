@@ -16,10 +16,11 @@ std::string peft_name(const Parameter& parameter);
 // spec of the folder: exactly these tensors, in F32, BF16 or F16; anything else fails, naming tensors.
 ParameterReader adapter_weights(const std::string& directory, const ModelConfig& config);
 
-// Writes both files into a folder.  B is B' divided by alpha / r of the `alpha` given, which is that of the file: with
-// alpha = r the same adapters, bit by bit.  `base`: base_model_name_or_path.
-FileSums write_adapter_files(const std::string& folder, const Adapters& adapters, double alpha, const std::string& base,
-                             DType dtype);
+// Writes both files into a folder; `read` gives A and B' in the order of adapters.layout.  B is B' divided by alpha / r
+// of the `alpha` given, which is that of the file: with alpha = r the same adapters, bit by bit.  `base`:
+// base_model_name_or_path.
+FileSums write_adapter_files(const std::string& folder, const Adapters& adapters, const ParameterReader& read,
+                             double alpha, const std::string& base, DType dtype);
 
 // `weights`, those of a model, with W + (alpha / r) B A of an adapter folder in place of W, rounded once to f32.
 ParameterReader merged_weights(const ParameterReader& weights, const std::string& adapter, const ModelConfig& config);

@@ -31,39 +31,51 @@ std::vector<Learner*> learners(Training& training) {
   return all;
 }
 
-// The arrays of a ShardReader: the master parameters, and the moments of AdamW.
-enum Array { master, first_moment, second_moment };
+// What lies in parts on the ranks: of each set of parameters that is trained the master, and the moments of its
+// learner.
+enum Part : size_t { master, first_moment, second_moment, parts };
 
-ShardReader shard_reader(const Parameters& trained, const Learner* learner) {
-  return {trained.device.comm, trained.cuts, [&trained, learner](int what, int64_t begin, int64_t count, float* out) {
-            if (what != master)
-              learner->get_moment(what == first_moment ? Moment::m : Moment::v, begin, count, out);
-            else
-              trained.device.download({out, trained.master.rows(begin - trained.own_begin(), count)});
-          }};
+using Sets = std::vector<const Parameters*>;
+Sets trained_sets(const Session& session) {
+  if (session.frozen()) return {session.adapters.get()};
+  return session.sparse ? Sets{session.model.get(), session.adapters.get()} : Sets{session.model.get()};
 }
 
-// On rank 0, while the others answer.
-ParameterReader parameters_of(const Model& model, ShardReader& shards) {
-  if (!model.master) return model.reader();
-  return [&](size_t parameter, int64_t begin, int64_t count, float* out) {
-    shards.read(master, model.layout[parameter].offset + begin, count, out);
+// `learners`: of the sets, or none, where no moment is read.
+ShardReader shard_reader(const Sets& sets, const std::vector<Learner*>& learners) {
+  std::vector<ShardReader::Array> arrays;
+  for (size_t i = 0; i < sets.size(); i++) {
+    const Parameters* const set = sets[i];
+    arrays.push_back({set->cuts, [set](int64_t begin, int64_t count, float* out) {
+                        set->device.download({out, set->master.rows(begin - set->own_begin(), count)});
+                      }});
+    for (const Moment m : {Moment::m, Moment::v})
+      arrays.push_back(
+          {set->cuts, [m, learner = learners.empty() ? nullptr : learners[i]](
+                          int64_t begin, int64_t count, float* out) { learner->get_moment(m, begin, count, out); }});
+  }
+  return {sets[0]->device.comm, std::move(arrays)};
+}
+
+// On rank 0, while the others answer: the parameters of set `i`.
+ParameterReader parameters_of(const Sets& sets, size_t i, ShardReader& shards) {
+  const Parameters& set = *sets[i];
+  if (!set.master) return set.reader();
+  return [&, i](size_t parameter, int64_t begin, int64_t count, float* out) {
+    shards.read(i * parts + master, set.layout[parameter].offset + begin, count, out);
   };
 }
 
-FileSum save_optimizer(const std::string& path, Training& training, ShardReader& shards) {
+FileSum save_optimizer(const std::string& path, const Sets& sets, DType dtype, ShardReader& shards) {
   std::vector<NamedTensor> tensors;
-  for (const Learner* learner : learners(training))
-    for (const Parameter& p : learner->trained().layout)
+  for (size_t i = 0; i < sets.size(); i++)
+    for (const Parameter& p : sets[i]->layout)
       for (const auto& [moment, prefix] : moments)
-        tensors.push_back({prefix + p.name, p.shape,
-                           [&, learner, m = moment, offset = p.offset](int64_t begin, int64_t count, float* out) {
-                             if (learner == &training.learner())
-                               shards.read(m == Moment::m ? first_moment : second_moment, offset + begin, count, out);
-                             else
-                               learner->get_moment(m, offset + begin, count, out);
-                           }});
-  return write_safetensors(path, std::move(tensors), training.learner().moments());
+        tensors.push_back(
+            {prefix + p.name, p.shape,
+             [&, array = i * parts + (moment == Moment::m ? first_moment : second_moment), offset = p.offset](
+                 int64_t begin, int64_t count, float* out) { shards.read(array, offset + begin, count, out); }});
+  return write_safetensors(path, std::move(tensors), dtype);
 }
 
 void load_optimizer(const std::string& path, Training& training) {
@@ -173,45 +185,47 @@ StateFile read_state(const std::string& folder) {
 }  // namespace
 
 void save_model(const std::string& path, const Session& session) {
-  const auto tokenizer = [&](const std::string& folder) { save_tokenizer(folder, session); };
+  const Sets sets = trained_sets(session);
+  ShardReader shards = shard_reader(sets, {});
+  if (!session.device.comm.first()) return shards.answer();
   const DType dtype = saved_dtype(session);
   const auto adapters = [&](const std::string& folder, const std::string& base, DType type) {
-    write_adapter_files(folder, *session.adapters, session.adapters->spec.alpha, base, type);
+    write_adapter_files(folder, *session.adapters, parameters_of(sets, sets.size() - 1, shards),
+                        session.adapters->spec.alpha, base, type);
   };
   if (session.frozen())
-    return save_folder(path, true, [&](const std::string& folder) {
+    save_folder(path, true, [&](const std::string& folder) {
       adapters(folder, session.config.model.path, dtype);
-      tokenizer(folder);
+      save_tokenizer(folder, session);
     });
-  ShardReader shards = shard_reader(*session.model, nullptr);
-  if (!session.device.comm.first()) return shards.answer();
-  save_hf(
-      path, session.model_config, parameters_of(*session.model, shards), dtype, true, [&](const std::string& folder) {
-        tokenizer(folder);
-        if (session.sparse)
-          write_folder(folder + adapter_folder, [&](const std::string& inner) { adapters(inner, "..", DType::f32); });
-      });
+  else
+    save_hf(path, session.model_config, parameters_of(sets, 0, shards), dtype, true, [&](const std::string& folder) {
+      save_tokenizer(folder, session);
+      if (session.sparse)
+        write_folder(folder + adapter_folder, [&](const std::string& inner) { adapters(inner, "..", DType::f32); });
+    });
   shards.done();
 }
 
 void save_checkpoint(const std::string& path, const Session& session, Training& training, const RunState& state) {
-  ShardReader shards = shard_reader(training.learner().trained(), &training.learner());
+  const Sets sets = trained_sets(session);
+  ShardReader shards = shard_reader(sets, learners(training));
   if (!session.device.comm.first()) return shards.answer();
   write_folder(path, [&](const std::string& folder) {
     // Adapters with alpha = rank are what lies on the device, bit by bit.
     const auto adapters = [&](const std::string& inner, const std::string& base) {
-      return write_adapter_files(inner, *session.adapters, static_cast<double>(session.adapters->spec.rank), base,
-                                 DType::f32);
+      return write_adapter_files(inner, *session.adapters, parameters_of(sets, sets.size() - 1, shards),
+                                 static_cast<double>(session.adapters->spec.rank), base, DType::f32);
     };
-    FileSums sums = session.frozen() ? adapters(folder, session.config.model.path)
-                                     : write_hf_files(folder, session.model_config,
-                                                      parameters_of(*session.model, shards), DType::f32);
+    FileSums sums = session.frozen()
+                        ? adapters(folder, session.config.model.path)
+                        : write_hf_files(folder, session.model_config, parameters_of(sets, 0, shards), DType::f32);
     if (session.sparse)
       write_folder(folder + adapter_folder, [&](const std::string& inner) {
         for (const auto& [name, sum] : adapters(inner, "..")) sums[cat(adapter_folder + 1, "/", name)] = sum;
       });
     sums.merge(save_tokenizer(folder, session));
-    sums[optimizer_name] = save_optimizer(cat(folder, "/", optimizer_name), training, shards);
+    sums[optimizer_name] = save_optimizer(cat(folder, "/", optimizer_name), sets, training.learner().moments(), shards);
     sums.merge(training.save_files(folder));
     json files;
     for (const auto& [name, sum] : sums) files[name] = {{"bytes", sum.bytes}, {"xxh128", sum.xxh128}};

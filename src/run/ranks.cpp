@@ -24,8 +24,6 @@ void check_ranks(const Config& config, Comm& comm, bool trains) {
   const int64_t nodes = comm.sum(comm.node_rank() == 0);
   if (t.nnodes > 0 && t.nnodes != nodes)
     fail("trainer.nnodes = ", t.nnodes, ", but ranks were started on ", nodes, " nodes");
-  if (ranks > 1 && (config.model.lora.rank > 0 || !config.model.lora.adapter_path.empty()))
-    fail("model.lora: adapters live on one rank, and ", ranks, " were started");
   if (!trains || slots % ranks == 0) return;
   const int64_t next = (slots + ranks - 1) / ranks * ranks, eight = std::lcm(next, int64_t{8});
   fail("learner.slots = ", slots, " cannot be dealt to ", ranks, " ranks; ", next, " can",

@@ -314,25 +314,30 @@ struct RankRun {
       session.train = std::make_unique<Rewarded>(std::move(session.train), std::move(score));
     training = make_training(kind, session);
   }
-  // Of this rank's part: master or parameters, and moments.
-  std::vector<float> state(int64_t begin, int64_t end) const {
-    const Model& model = *session.model;
+  std::vector<const Learner*> learners() const {
+    std::vector<const Learner*> all = {&training->learner()};
+    if (training->student()) all.push_back(training->student());
+    return all;
+  }
+  // Elements [begin, end) of what a learner trains: master or parameters, and moments.
+  static std::vector<float> state(const Learner& learner, int64_t begin, int64_t end) {
+    const Parameters& trained = learner.trained();
     std::vector<float> all(static_cast<size_t>(3 * (end - begin)));
     for (int i = 0; i < 2; i++)
-      training->learner().get_moment(i ? Moment::m : Moment::v, begin, end - begin, all.data() + i * (end - begin));
+      learner.get_moment(i ? Moment::m : Moment::v, begin, end - begin, all.data() + i * (end - begin));
     float* out = all.data() + 2 * (end - begin);
-    for (size_t p = 0; p < model.layout.size(); p++) {
-      const int64_t first = std::max(begin, model.layout[p].offset),
-                    last = std::min(end, model.layout[p].offset + model.layout[p].size);
-      if (first < last) model.reader()(p, first - model.layout[p].offset, last - first, out), out += last - first;
+    for (size_t p = 0; p < trained.layout.size(); p++) {
+      const int64_t first = std::max(begin, trained.layout[p].offset),
+                    last = std::min(end, trained.layout[p].offset + trained.layout[p].size);
+      if (first >= last) continue;
+      trained.reader()(p, first - trained.layout[p].offset, last - first, out), out += last - first;
     }
     return all;
   }
-  std::vector<float> rounded() const {
-    const Model& model = *session.model;
-    std::vector<float> all(static_cast<size_t>(model.size()));
-    for (size_t p = 0; p < model.layout.size(); p++)
-      model.rounded()(p, 0, model.layout[p].size, all.data() + model.layout[p].offset);
+  static std::vector<float> rounded(const Parameters& trained) {
+    std::vector<float> all(static_cast<size_t>(trained.size()));
+    for (size_t p = 0; p < trained.layout.size(); p++)
+      trained.rounded()(p, 0, trained.layout[p].size, all.data() + trained.layout[p].offset);
     return all;
   }
 
@@ -365,12 +370,13 @@ void expect_same_run(TrainingKind kind, const Keys& keys, const Table& table, co
     expect_same_metrics(m, expected, what);
   }
   if (ranks.session.val) expect_same_metrics(ranks.training->evaluate(), alone.training->evaluate(), what);
-  const Model& model = *ranks.session.model;
-  EXPECT_TRUE(same_bits(ranks.rounded(), alone.rounded())) << what;
-  EXPECT_TRUE(
-      same_bits(ranks.state(model.own_begin(), model.own_end()), alone.state(model.own_begin(), model.own_end())))
-      << what;
-  EXPECT_GT(alone.training->state().updates, 0) << what;
+  for (size_t i = 0; i < ranks.learners().size(); i++) {
+    const Learner &one = *ranks.learners()[i], &other = *alone.learners()[i];
+    const int64_t begin = one.trained().own_begin(), end = one.trained().own_end();
+    EXPECT_TRUE(same_bits(RankRun::rounded(one.trained()), RankRun::rounded(other.trained()))) << what;
+    EXPECT_TRUE(same_bits(RankRun::state(one, begin, end), RankRun::state(other, begin, end))) << what;
+    EXPECT_GT(other.steps(), 0) << what;
+  }
 }
 
 Keys slots(int64_t n) { return {cat("learner.slots=", n), "trainer.val_before_train=true"}; }
@@ -408,6 +414,11 @@ TEST(Ranks, NorDoesItWithTheMethods) {
                       kCorrection + "rollout_is=tis"};
   same(quest + Keys{"algorithm.oversample.keep=3", "algorithm.oversample.by=acceptance"});
   same(quest + Keys{"rollout.kv.blocks.acceptance_target=0.99", "rollout.kv.blocks.acceptance_steps=1"});
+  // Adapters of the sampler, in fewer panels than there may be ranks, learn beside the model.
+  const Keys distill =
+      quest + Keys{"distill.enable=true", "model.lora.rank=3", "model.lora.target_modules=[\"q_proj\"]"};
+  same(distill + Keys{"rollout.kv.blocks.acceptance_target=0.99", "rollout.kv.blocks.acceptance_steps=1"});
+  same(distill + Keys{"distill.kl_type=exact_reverse", "actor.ppo_mini_batch_size=3", "actor.token_subset=rpc"});
 }
 
 // Weights in bf16 beside masters, kernels of CUDA.
@@ -445,7 +456,8 @@ TEST(Ranks, TheLibrarysSumIsAnother) {
     const double norm = expected.get("actor/grad_norm");
     EXPECT_NEAR(m.get("actor/grad_norm"), norm, rounding * norm);
     const int64_t begin = ranks.session.model->own_begin(), end = ranks.session.model->own_end();
-    EXPECT_EQ(world().sum(same_bits(ranks.state(begin, end), alone.state(begin, end))), 0) << "in every part";
+    const auto part = [&](const RankRun& run) { return RankRun::state(run.training->learner(), begin, end); };
+    EXPECT_EQ(world().sum(same_bits(part(ranks), part(alone))), 0) << "in every part";
     const int64_t sent = world().sum(ranks.session.ledger.phases["learner"]["reduce_scatter"].cost.sent);
     if (rounding == 1e-4)
       bytes = static_cast<double>(sent);

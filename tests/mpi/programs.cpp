@@ -57,12 +57,14 @@ class Ranks : public Program {
     return run(all);
   }
 
-  void expect_same(const std::string& a, const std::string& b, int step) {
+  void expect_same(const std::string& a, const std::string& b, int step,
+                   const Overrides& weights = {"model.safetensors"}) {
     EXPECT_EQ(timeless(at(a + "/metrics.jsonl")), timeless(at(b + "/metrics.jsonl")));
     EXPECT_EQ(read_text(at(a + "/rollouts.jsonl")), read_text(at(b + "/rollouts.jsonl")));
-    for (const std::string& file :
-         {std::string("/model/model.safetensors"), cat("/checkpoints/step-", step, "/model.safetensors"),
-          cat("/checkpoints/step-", step, "/optimizer.safetensors")}) {
+    const std::string checkpoint = cat("/checkpoints/step-", step, "/");
+    Overrides files = {checkpoint + "optimizer.safetensors"};
+    for (const std::string& name : weights) files = files + Overrides{"/model/" + name, checkpoint + name};
+    for (const std::string& file : files) {
       EXPECT_FALSE(read_text(at(a + file)).empty()) << file;
       EXPECT_TRUE(read_text(at(a + file)) == read_text(at(b + file))) << file;
     }
@@ -91,6 +93,28 @@ TEST_F(Ranks, ResumeOnAnotherNumber) {
   o = job(part(2, "moved", {until(6), "--resume", "trainer.balance_batch=false"}));
   EXPECT_EQ(o.code, 2) << o.err;
   EXPECT_NE(o.err.find("trainer.balance_batch"), std::string::npos) << o.err;
+}
+
+// Adapters alone, and those of a sampler beside the model: weights in bf16, so that masters lie in parts.
+TEST_F(Ranks, AdaptersResumeOnAnotherNumber) {
+  const auto moved = [&](const std::string& name, const Overrides& keys, const Overrides& weights) {
+    const auto until = [&](int steps) { return keys + Overrides{cat("trainer.total_training_steps=", steps)}; };
+    Outcome o = alone(name + "-whole", until(2));
+    ASSERT_EQ(o.code, 0) << o.err;
+    o = job(part(2, name, until(1)));
+    ASSERT_EQ(o.code, 0) << o.err;
+    o = job(part(4, name, until(2) + Overrides{"--resume"}));
+    ASSERT_EQ(o.code, 0) << o.err;
+    expect_same(name + "-whole", name, 2, weights);
+  };
+  const Overrides emulated = {"trainer.device=emu", "data.max_response_length=6", "data.train_batch_size=2",
+                              "trainer.test_freq=0", "model.lora.rank=3"};
+  moved("adapters", emulated, {"adapter_model.safetensors"});
+  moved("sampler",
+        emulated + Overrides{"distill.enable=true", "rollout.kv.method=quest", "rollout.kv.blocks.size=4",
+                             "rollout.kv.blocks.count=2", "rollout.kv.blocks.first=0", "rollout.kv.blocks.last=1",
+                             "rollout.kv.blocks.dense_layers=0"},
+        {"model.safetensors", "adapter/adapter_model.safetensors"});
 }
 
 // Devices talk by NCCL or through the host: the same run, which may change between them.
