@@ -58,6 +58,12 @@ RewardCommand::RewardCommand(const std::string& reward, double seconds)
   }
 }
 
+std::vector<std::string> RewardCommand::program_and_words() const {
+  std::vector<std::string> all = words_;
+  all[0] = program_;
+  return all;
+}
+
 RewardCommand::~RewardCommand() {
   for (const auto& child : idle_) child->hang_up();
   const auto deadline = Child::Clock::now() + std::chrono::seconds(1);

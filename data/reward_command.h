@@ -34,6 +34,9 @@ class RewardCommand {
   RewardCommand(const std::string& reward, double seconds);
   ~RewardCommand();  // the programs have a second to end by themselves
 
+  // The program, and the words of the command after it: scripts and data, where they are files.
+  std::vector<std::string> program_and_words() const;
+
   // The verdict on a line (JSON without a line end); from any number of threads.  A program that ends or is late is
   // started again, once, and asked again.  An Error(failed) shows the end of its standard error.
   Verdict grade(const std::string& line);

@@ -109,6 +109,24 @@ TEST(Threads, ChangeNoBit) {
   }
 }
 
+// A rank grades what it sampled, so another program there would show in no other rank's metrics.
+TEST(Ranks, TheProgramThatGradesIsAmongTheFacts) {
+  const std::string script = cat(testing::TempDir(), "grade_", getpid(), ".sh"), hash = cat("hash of ", script);
+  const Config config = tiny_run("qwen3", {cat("data.reward=\"command:sh ", script, " --strict\"")});
+  const auto facts = [&](const char* text) {
+    std::ofstream(script) << text;
+    return facts_of_files(config);
+  };
+  const Facts before = facts("echo 1\n"), after = facts("echo 2\n");
+  ASSERT_EQ(before.size(), after.size());
+  for (size_t i = 0; i < before.size(); i++)
+    EXPECT_EQ(before[i] != after[i], before[i].first == hash) << before[i].first;
+  EXPECT_EQ(std::count_if(after.begin(), after.end(), [&](const auto& f) { return f.first == hash; }), 1);
+  const auto shell = std::find_if(after.begin(), after.end(), [](const auto& f) { return f.first.ends_with("/sh"); });
+  ASSERT_NE(shell, after.end());
+  EXPECT_NE(shell->second, "none");
+}
+
 // ---- plans
 
 // Breaks if anything that ranks do depends on values, or on what the others computed.

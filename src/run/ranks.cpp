@@ -12,6 +12,7 @@
 #include <numeric>
 
 #include "base/file.h"
+#include "data/reward_command.h"
 
 namespace pare {
 
@@ -98,6 +99,9 @@ Facts facts_of_files(const Config& config) {
     files.push_back(beside / name);
   files.insert(files.end(), config.data.train_files.begin(), config.data.train_files.end());
   files.insert(files.end(), config.data.val_files.begin(), config.data.val_files.end());
+  if (const std::string& reward = config.data.reward; RewardCommand::is_one(reward))
+    for (const std::string& word : RewardCommand(reward, config.data.reward_timeout).program_and_words())
+      files.emplace_back(word);
   Facts facts;
   for (const fs::path& file : files)
     facts.emplace_back(cat("hash of ", file.string()),

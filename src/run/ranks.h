@@ -23,8 +23,8 @@ using Facts = std::vector<std::pair<std::string, std::string>>;
 void expect_equal(Comm& comm, const Facts& facts);
 Facts facts_of(const Config& config);    // every key
 Facts facts_of(const Metrics& metrics);  // all but times
-Facts facts_of_files(
-    const Config& config);  // hashes of what a run reads, but for weights; "none": there is no such file
+// Hashes of what a run reads, but for weights, and of the program that grades; "none": there is no such file.
+Facts facts_of_files(const Config& config);
 
 // An Error(usage) naming rank, host and folder where a rank does not see what rank 0 writes into it.
 void check_shared_folder(Comm& comm, const std::string& folder);
