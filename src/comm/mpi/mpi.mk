@@ -23,3 +23,13 @@ $(MPI_DIR)/tests/%: $(BUILD)/tests/mpi/%.o $(BUILD)/tests/main.o $(MPI_OBJ)
 	$(call run,link $@,$(MPI_CXX) $(LDFLAGS) $^ -lgtest $(LIBS) -o $@)
 mpi-test: mpi $(MPI_DIR)/tests/in_ranks $(MPI_DIR)/tests/programs  ## tests of several ranks
 	tools/mpi_test.sh mpirun.$(MPI) $(MPI_DIR)
+
+# The same on other kernels.  $(call mpi_checked,variant,flags of its program)
+define mpi_checked
+$(MPI_DIR)/tests/in_ranks_$(1): $(BUILD)/tests/mpi/in_ranks.o $(BUILD)/tests/main.o $(MPI_DIR)/comm.o $(cpu_LIB) $(filter-out $(BUILD)/$(1)/emu/tests/%,$($(1)_EMU))
+	$$(call run,link $$@,$$(MPI_CXX) $$(LDFLAGS) $(2) $$^ -lgtest $$(LIBS) -o $$@)
+endef
+$(eval $(call mpi_checked,check))
+$(eval $(call mpi_checked,asan,$$(asan_FLAGS)))
+mpi-check: $(MPI_DIR)/tests/in_ranks_check $(MPI_DIR)/tests/in_ranks_asan  ## tests of ranks on devices, their kernels as in `check` and `asan-ops`
+	tools/mpi_test.sh mpirun.$(MPI) $(MPI_DIR) checked
