@@ -135,7 +135,9 @@ TEST(Plan, RanksAreTheRealOnesToTheByte) {
        {std::vector<std::string>{},
         {"actor.use_kl_loss=true", "actor.ppo_epochs=2", "actor.ppo_mini_batch_size=3"},
         {"actor.token_subset=rpc", "actor.rpc_min_tokens=9", "learner.slots=12"},
-        {"trainer.balance_batch=false", "data.train_batch_size=3", "actor.optim.moments=bf16"}})
+        {"trainer.balance_batch=false", "data.train_batch_size=3", "actor.optim.moments=bf16"},
+        {"distill.enable=true", "model.lora.rank=3", "rollout.kv.method=quest", "rollout.kv.blocks.size=4",
+         "rollout.kv.blocks.count=3", "rollout.kv.blocks.first=0", "rollout.kv.blocks.dense_layers=0"}})
     for (const char* type : {"qwen2", "llama"})  // tied and not
       for (const int ranks : {1, 2, 4}) {
         SCOPED_TRACE(cat(type, ", ranks: ", ranks, ' ', testing::PrintToString(keys)));
