@@ -93,6 +93,20 @@ class Report : public Program {
   const std::string hostile_ = "a</script><!--<b>\x01\x1b\n\"'&\xef\xbf\xbd\xe2\x80\xa8z";
 };
 
+TEST_F(Report, SeedsMayStartFromModelsOfTheirOwn) {
+  std::string runs;
+  const auto add = [&](const std::string& name, int seed, const std::string& model) {
+    runs += " " + write_run(name, seed, 20, 1);
+    std::ofstream(at(name + "/config.toml"), std::ios::app) << "[model]\npath = \"" << model << "\"\n";
+  };
+  add("a-s1", 1, "runs/sft-s1/model"), add("a-s2", 2, "runs/sft-s2/model"), add("a-s12", 12, "runs/sft-s12/model");
+  add("b-s1", 1, "runs/sft-s12/model"), add("b-s2", 2, "runs/sft-s1/model");
+  const json groups = data(report(runs))["groups"];
+  ASSERT_EQ(groups.size(), 3u) << groups;
+  EXPECT_EQ(groups[0]["runs"], json({0, 1, 2}));
+  EXPECT_EQ(groups[0]["name"], "a");
+}
+
 TEST_F(Report, NumbersOfRunsAndGroups) {
   const std::string runs = write_run("base-seed1", 1, 40, 1) + " " + write_run("rpc-seed1", 1, 20, 0.5) + " " +
                            write_run("base-seed2", 2, 40, 1);

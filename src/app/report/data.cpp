@@ -104,8 +104,11 @@ Json read_config(const std::string& path) {
   return config;
 }
 
-// Where a run writes and what it draws: all that two seeds of one experiment differ in.
+// All but what two seeds of one experiment differ in: where they write, what they draw, and a model of each seed's own
+// (model.path = "runs/sft-s1/model" of seed 1).
 Json experiment(Json config) {
+  const std::regex seed(cat("(s|seed)[-_.]?", config.value("trainer.seed", ""), "(?![0-9])"));
+  config["model.path"] = std::regex_replace(config.value("model.path", ""), seed, "$1");
   for (const char* key : {"trainer.seed", "trainer.default_local_dir"}) config.erase(key);
   return config;
 }
