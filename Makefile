@@ -190,7 +190,7 @@ clang-check: $(clang_LIB) $(clang_APP) $(clang_TEST) $(clang_EMU) $(patsubst %.c
 
 # libFuzzer on what reads text and files of strangers (tools/fuzz), by clang under ASan and UBSan; one alone: FUZZ=verify.
 FUZZ_SECONDS ?= 60
-FUZZ := $(patsubst tools/fuzz/%.cpp,%,$(wildcard tools/fuzz/*.cpp))
+FUZZ := steps $(filter-out steps,$(patsubst tools/fuzz/%.cpp,%,$(wildcard tools/fuzz/*.cpp)))  # the longest first
 FUZZ_LIB := $(filter $(addprefix $(BUILD)/fuzz/,src/base/% data/% tokenizer/% src/kv/spec.o src/run/config%.o model/hf/safetensors.o),$(fuzz_LIB))
 NO_FUZZER = $(shell echo 'extern "C" int LLVMFuzzerTestOneInput() { return 0; }' | $(CLANG) -fsanitize=fuzzer,address -x c++ - -o /dev/null 2>&1 || echo no)
 $(if $(filter fuzz% steps,$(MAKECMDGOALS)),$(if $(NO_FUZZER),$(error $(CLANG) with libFuzzer is missing: sudo apt-get install -y clang libclang-rt-dev (Ubuntu 22.04: clang is enough))))
