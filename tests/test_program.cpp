@@ -95,7 +95,8 @@ TEST_F(WrongInput, CommandLine) {
   expect_error("logprobs --ids x", Exit::usage, {"--model", "pare logprobs --help"});
   expect_error("logprobs --model x --ids y --nosuch", Exit::usage, {"--nosuch", "pare logprobs --help"});
   for (const char* value : {"0", "-3", "many", "1e300", "nan", "2000000000000"})
-    expect_error(cat("logprobs --model x --ids y --max-rows ", value), Exit::usage, {"--max-rows", value});
+    expect_error(cat("logprobs --model x --ids y --max-rows ", value), Exit::usage,
+                 {"--max-rows: expected a number from 1 to 1000000000, found ", value});
   for (const char* help : {"--help", "train --help"}) {
     const Outcome o = run(help);
     EXPECT_EQ(o.code, 0);

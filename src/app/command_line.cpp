@@ -2,7 +2,9 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdlib>
+#include <iomanip>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -19,7 +21,9 @@ Option Option::between(double low, double high) const {
     char* end = nullptr;
     const double x = std::strtod(text.c_str(), &end);
     if (!text.empty() && *end == '\0' && x >= low && x <= high) return "";
-    return cat("expected a number from ", low, " to ", high, ", found ", text.empty() ? "nothing" : text);
+    std::ostringstream what;  // 1000000000 rather than 1e+09
+    what << std::setprecision(15) << "expected a number from " << low << " to " << high << ", found ";
+    return what.str() + (text.empty() ? "nothing" : text);
   };
   return Option(option_->check(CLI::Validator(check, "")));
 }
