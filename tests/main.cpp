@@ -1,11 +1,13 @@
 // Runs all tests and ends with one plain line of counts.  --jobs=N runs them in N processes at a time, each with a
-// share of the tests and a temporary directory of its own.
+// share of the tests and a temporary directory of its own.  There are more shares than processes, so that no core waits
+// long for the last of them.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -14,17 +16,7 @@
 #include <thread>
 #include <vector>
 #ifdef PARE_CUDA_TESTS
-#include "cuda/watchdog.h"
 #include "ops/list.h"
-
-// A lost arrival ends the context, so all that follows fails: the first failure says why.
-class Watchdog : public testing::EmptyTestEventListener {
-  void OnTestEnd(const testing::TestInfo&) override {
-    if (const std::string report = pare::cuda::lost_arrival_report(); !report.empty() && !said_)
-      std::printf("%s\n", report.c_str()), said_ = true;
-  }
-  bool said_ = false;
-};
 #endif
 
 namespace {
@@ -34,15 +26,15 @@ struct Counts {
 };
 constexpr const char* kCounts = "%d passed, %d failed, %d skipped\n";
 
-// Runs share `index` of `jobs` and copies what it prints, line by line, but for its counts, which are returned.
-Counts run_share(char** argv, int index, int jobs, std::mutex& print) {
+// Runs share `index` of `shares` and copies what it prints, line by line, but for its counts, which are returned.
+Counts run_share(char** argv, int index, int shares, std::mutex& print) {
   std::string temporary = (std::filesystem::temp_directory_path() / "pare_tests_XXXXXX").string();
   int out[2];
   if (!mkdtemp(temporary.data()) || pipe2(out, O_CLOEXEC) != 0) std::perror("pare_tests"), std::exit(1);
   const pid_t child = fork();
   if (child == 0) {
     dup2(out[1], 1), dup2(out[1], 2);
-    setenv("GTEST_TOTAL_SHARDS", std::to_string(jobs).c_str(), 1);
+    setenv("GTEST_TOTAL_SHARDS", std::to_string(shares).c_str(), 1);
     setenv("GTEST_SHARD_INDEX", std::to_string(index).c_str(), 1);
     setenv("TEST_TMPDIR", temporary.c_str(), 1);
     execv("/proc/self/exe", argv);
@@ -69,7 +61,7 @@ Counts run_share(char** argv, int index, int jobs, std::mutex& print) {
   std::filesystem::remove_all(temporary, ignored);
   if (!counted || (status != 0 && counts.failed == 0)) {
     const std::lock_guard lock(print);
-    std::printf("share %d of %d of the tests ended early, with %s %d\n", index, jobs,
+    std::printf("share %d of %d of the tests ended early, with %s %d\n", index, shares,
                 WIFSIGNALED(status) ? "signal" : "exit code",
                 WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
     counts.failed++;
@@ -79,10 +71,15 @@ Counts run_share(char** argv, int index, int jobs, std::mutex& print) {
 
 int run_shares(char** argv, int jobs) {
   std::mutex print;
-  std::vector<Counts> counts(jobs);
+  std::vector<Counts> counts(8 * jobs);
+  std::atomic<int> next = 0;
   {
-    std::vector<std::jthread> shares;
-    for (int i = 0; i < jobs; i++) shares.emplace_back([&, i] { counts[i] = run_share(argv, i, jobs, print); });
+    std::vector<std::jthread> processes;
+    for (int i = 0; i < jobs; i++)
+      processes.emplace_back([&] {
+        const int shares = static_cast<int>(counts.size());
+        for (int share; (share = next++) < shares;) counts[share] = run_share(argv, share, shares, print);
+      });
   }
   Counts all;
   for (const Counts& c : counts) all.passed += c.passed, all.failed += c.failed, all.skipped += c.skipped;
@@ -109,9 +106,6 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "no test was run: %s\n", e.what());
     return 1;
   }
-#endif
-#ifdef PARE_CUDA_TESTS
-  testing::UnitTest::GetInstance()->listeners().Append(new Watchdog);
 #endif
   const int result = RUN_ALL_TESTS();
   const testing::UnitTest& t = *testing::UnitTest::GetInstance();
