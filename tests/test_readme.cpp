@@ -353,6 +353,8 @@ TEST_F(CommandLinesRun, AsThePagesPrintThem) {
       const std::string command = w.size() > 1 ? w[1] : "";
       // What would take long is made small, and the model has no chat template.
       if (command == "train" || command == "sft" || command == "eval") line += tiny_sizes;
+      if (command == "plan") line += " data.train_batch_size=8 actor.ppo_mini_batch_size=8";
+      if (command == "bench") line += " --seconds 0.01";
       if (line.find(" --chat ") != std::string::npos) line += " --chat-format qwen2.5";
       const std::string input = at("stdin/" + command);
       SCOPED_TRACE(printed.where + ": " + printed.text + "\n  as: " + line);

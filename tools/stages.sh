@@ -111,7 +111,7 @@ join() {
       summary 2>>"$out/log.txt"
       [ "$rc" != $no_more ] || { echo "$me: nothing else can be run"; exit 1; }
     done
-    sleep 0.1
+    sleep 0.03
   done
 }
 stage() { beside "$@"; join; }

@@ -8,7 +8,7 @@
 
 namespace pare {
 
-Machine measure_machine(const Table& table, const std::string& name, DType act) {
+Machine measure_machine(const Table& table, const std::string& name, DType act, double seconds) {
   const Ceilings ceilings = measure_ceilings(table);
   if (ceilings.flops.per_second <= 0 || ceilings.bytes.per_second <= 0)
     fail("a machine needs ceilings: products ", ceilings.flops.how, ", memory ", ceilings.bytes.how);
@@ -24,13 +24,13 @@ Machine measure_machine(const Table& table, const std::string& name, DType act) 
   set("flops_f32", host ? flops : flops / 15, host ? "measured" : "assumed");
   set("flops_bf16", flops, host ? "assumed" : "measured");
 
-  const auto measure = [&](const cases::OpCase& op, const std::string& shape, double seconds) {
-    return measure_op(table, act, op, cases::Dims(op.op, op.dims, shape), {.rotate = true, .seconds = seconds});
+  const auto measure = [&](const cases::OpCase& op, const std::string& shape) {
+    return measure_op(table, act, op, cases::Dims(op.op, op.dims, shape), {.seconds = seconds});
   };
-  const double launch = measure(cases::op_case("zero"), "n=64", 0.1).time.median;
+  const double launch = measure(cases::op_case("zero"), "n=64").time.median;
   set("launch", launch, "measured");
   for (const cases::OpCase& op : cases::op_cases()) {
-    const Measured one = measure(op, "", 0.3);
+    const Measured one = measure(op, "");
     const double bound = one.bound(ceilings);
     if (one.time.median < 10 * launch) continue;  // it has nothing to do, as ops between ranks on one
     if (bound > 0) set(cat("share.", op.op), bound / (one.time.median - launch), "measured");
