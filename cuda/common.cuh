@@ -23,6 +23,9 @@
 #endif
 
 #include "math.cuh"
+#ifndef CUEMU
+#include "watchdog.h"
+#endif
 
 namespace pare {
 template <>
@@ -46,8 +49,11 @@ struct LaunchShape {
 
 inline void check_cuda(cudaError_t e, const char* what) {
   if (e == cudaSuccess) return;
-  const std::string message = cudaGetErrorString(e);
+  std::string message = cudaGetErrorString(e);
   cudaGetLastError();  // clears it
+#ifndef CUEMU
+  if (const std::string why = lost_arrival_report(); !why.empty()) message += "; " + why;
+#endif
   throw Error(Exit::failed, cat(what, ": ", message));
 }
 

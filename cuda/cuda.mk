@@ -22,11 +22,7 @@ $(CUDA_BIN)/pare: $(cpu_LIB) $(cpu_APP) $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.o) | $(f
 cuda-tests: $(CUDA_BIN)/pare_cuda_tests  ## build/cuda/pare_cuda_tests: the tests of kernels, for a machine with a GPU
 $(BUILD)/cuda/tests/%.o: tests/%.cpp
 	$(call run,cuda: $<,$(NVCC) $(filter-out -O3,$(NVFLAGS)) -O1 -DPARE_CUDA_TESTS -c $< -o $@)
-# Kernels that wait for mbarriers, with a watchdog (cuda/watchdog.h).
-WATCHED := $(shell grep -l 'ptx90.cuh\|_wgmma.cuh' cuda/*.cu) $(wildcard tests/ptx*.cu)
-$(BUILD)/cuda/watched/%.o: %.cu
-	$(call run,cuda watched: $<,$(NVCC) $(NVFLAGS) -DPARE_WATCHDOG $(GENCODE) -c $< -o $@)
-CUDA_TEST_OBJ := $(cpu_LIB) $(KERNEL_TESTS:%=$(BUILD)/cuda/%.o) $(patsubst %.cu,$(BUILD)/cuda/%.o,$(filter-out $(WATCHED),$(CUDA_SRC))) $(WATCHED:%.cu=$(BUILD)/cuda/watched/%.o)
+CUDA_TEST_OBJ := $(cpu_LIB) $(KERNEL_TESTS:%=$(BUILD)/cuda/%.o) $(patsubst %.cu,$(BUILD)/cuda/%.o,$(CUDA_SRC) $(wildcard tests/ptx*.cu))
 $(CUDA_BIN)/pare_cuda_tests: $(CUDA_TEST_OBJ) | $(filter %.o,$(CUDA_LIBS))
 	$(call run,link $@,$(NVCC) $(LDFLAGS:%=-Xcompiler %) $(GENCODE) $^ -lgtest $(CUDA_LIBS) -o $@)
 pack:  ## build/pare-gpu.tar.gz: what tools/gpu_check.sh needs on a machine with nothing but a driver

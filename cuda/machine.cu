@@ -126,9 +126,7 @@ std::vector<const void*>& source_files() {
   static std::vector<const void*> all;
   return all;
 }
-#endif
 
-#ifdef PARE_WATCHDOG
 std::vector<LostArrival**>& watched_files() {
   static std::vector<LostArrival**> all;
   return all;
@@ -162,7 +160,7 @@ void open(Comm& comm, DeviceComm by) {
   const int count = count_devices(), device = comm.node_rank() % count;
   check_cuda(cudaSetDevice(device), "the device");
   found = find_machine(device);
-#ifdef PARE_WATCHDOG
+#ifndef CUEMU
   start_watchdog();
 #endif
   if (comm.ranks() > 1) connect(comm, by);

@@ -7,12 +7,11 @@
 #include "cuemu_hopper.h"
 #else
 #include <cuda.h>
+
+#include "watchdog.h"
 #endif
 #if defined(CUEMU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define PARE_SM90A
-#endif
-#ifdef PARE_WATCHDOG
-#include "watchdog.h"
 #endif
 
 namespace pare::PARE_CUDA {
@@ -42,7 +41,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect(Mbarrier* b, unsigned byt
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(b)), "r"(bytes) : "memory");
 #endif
 }
-#ifdef PARE_WATCHDOG
+#ifndef CUEMU
 namespace {
 __device__ LostArrival* lost_arrival;  // memory of the host
 [[maybe_unused]] const bool watched = (watched_files().push_back(&lost_arrival), true);
@@ -64,8 +63,6 @@ __device__ __forceinline__ uint32_t clock_now() {
   asm volatile("mov.u32 %0, %globaltimer_hi;" : "=r"(t));
   return t;
 }
-#endif
-#ifndef CUEMU
 // May wait a while for it.
 __device__ __forceinline__ bool mbarrier_ended(const Mbarrier* b, unsigned parity) {
   uint32_t ended;
@@ -78,15 +75,13 @@ __device__ __forceinline__ bool mbarrier_ended(const Mbarrier* b, unsigned parit
 #endif
 // Waits for the end of phase 0, 2, ... (parity 0) or 1, 3, ...; the phase before the first has ended.
 __device__ __forceinline__ void mbarrier_wait(Mbarrier* b, unsigned parity PTX_LOC) {
-#if defined(CUEMU)
+#ifdef CUEMU
   cuemu::mbarrier_wait(b, parity, loc);
-#elif defined(PARE_WATCHDOG)
+#else
+  if (mbarrier_ended(b, parity)) return;
   const uint32_t start = clock_now();
   while (!mbarrier_ended(b, parity))
     if (clock_now() - start > kPatience) give_up(b, parity);
-#else
-  while (!mbarrier_ended(b, parity)) {
-  }
 #endif
 }
 // Lets tensor copies and wgmma see what this thread has written to shared memory, mbarriers too.

@@ -1,5 +1,5 @@
-// The tests of the kernels on a device are built with PARE_WATCHDOG: a wait for an mbarrier that lasts too long, as an
-// arrival was lost, is noted and ends the kernel.  Otherwise the test would hang, and say nothing.
+// A wait for an mbarrier that lasts too long, as an arrival was lost, is noted and ends the kernel, whose error then
+// says so.  Otherwise the program would hang, and say nothing.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -15,7 +15,7 @@ struct LostArrival {
 
 std::vector<LostArrival**>& watched_files();  // the variable of each, on the device
 
-// What was noted, "" if nothing: to be asked when a kernel has failed.
+// What was noted, "" if nothing; of use when a kernel has failed.
 std::string lost_arrival_report();
 
 }  // namespace pare::cuda
