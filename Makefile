@@ -15,12 +15,11 @@ O ?= 3
 BUILD := build
 JOBS ?= $(shell nproc)
 MAKEFLAGS += -j$(JOBS)
-Q := $(if $(V),,@)
 # $(call run,label,command): the recipe of a rule that makes one file.
 define run
 @mkdir -p $(@D)
 @echo '$(1)'
-$(Q)$(2)
+$(if $(V),,@)$(2)
 endef
 
 .DEFAULT_GOAL := all
@@ -110,12 +109,10 @@ asan_FLAGS := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -
 # Instrumented like for ThreadSanitizer, but linked with the checker instead; -O1 and no-tree-sra keep accesses whole.
 check_FLAGS := -O2 -DCUEMU_CHECK
 check_KERNEL_FLAGS := -O1 -fsanitize=thread $(if $(findstring clang,$(CXX)),,-fno-tree-sra)
-fuzz_FLAGS := -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
-# Calls a function at every branch (tools/fuzz/count.h); templates of std::string are compiled here, so theirs count too.
-COUNT_FLAGS := -fsanitize-coverage=trace-pc -D_GLIBCXX_EXTERN_TEMPLATE=0
+fuzz_FLAGS := -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -D_GLIBCXX_EXTERN_TEMPLATE=0
+# Data and tokenizer call a function at every branch (tools/fuzz/count.h); so do their templates of std::string, compiled here.
 COUNT_LINK := $(patsubst %,-Xlinker --wrap=%,__sanitizer_cov_trace_pc memchr memcmp memcpy memmove)
-# Nothing but whether it compiles: a stamp takes the place of the object.  Parsing is most of that, so the program's sources
-# come behind the headers of the tests, too; g++ sees whether they include what they use.
+# Nothing but whether it compiles, all behind the headers of the tests: a stamp takes the place of the object.
 clang_FLAGS := -O0 -fsyntax-only -fpch-instantiate-templates
 clang_THEN = && touch $@
 # $(call variant,name,directory)
@@ -138,20 +135,23 @@ $(2)/data/presets.o: $(BUILD)/data/presets.inc
 $(2)/src/app/version.o: $(BUILD)/commit.inc
 $(2)/pare: $$($(1)_LIB) $$($(1)_APP)
 	$$(call run,link $$@,$$(CXX) $$($(1)_FLAGS) $$(LDFLAGS) $$^ $$(LIBS) -o $$@)
-$(2)/tests/headers.h.gch: tests/headers.h | $$(DEPS_DONE)
+$(2)/%.h.gch: %.h | $$(DEPS_DONE)
 	$$(call run,$(1): $$<,$$(CXX) $$(CXXFLAGS) $$(filter-out -fsyntax-only,$$($(1)_FLAGS)) -x c++-header -c $$< -o $$@)
-$(1)_PARSED := $$($(1)_TEST) $$(if $$(filter clang,$(1)),$$(LIB_SRC:%.cpp=$(2)/%.o) $$($(1)_APP))
-$$($(1)_PARSED): $(2)/tests/headers.h.gch
-$$($(1)_PARSED): private CXXFLAGS += -include $(2)/tests/headers.h
+$$($(1)_TEST): $(2)/tests/headers.h.gch
+$$($(1)_TEST): private CXXFLAGS += -include $(2)/tests/headers.h
+$(1)_PARSED := $$(LIB_SRC:%.cpp=$(2)/%.o) $$($(1)_APP) $$(if $$($(1)_KERNEL_FLAGS),,$$($(1)_EMU))
+$(1)_HEADERS := $(2)/$(if $(filter clang,$(1)),tests/headers,src/base/std).h
+$$($(1)_PARSED): $$($(1)_HEADERS).gch
+$$($(1)_PARSED): private CXXFLAGS += -include $$($(1)_HEADERS)
 $(2)/tests/pare_tests: $$($(1)_LIB) $$($(1)_TEST) $$($(1)_EMU)
 	$$(call run,link $$@,$$(CXX) $$($(1)_FLAGS) $$(LDFLAGS) $$^ -lgtest $$(LIBS) -o $$@)
 endef
-EMUFLAGS = -std=c++20 -g1 -march=x86-64-v3 $(WARN) $(BITS) -Wno-unknown-pragmas -fno-strict-aliasing -Icuda/emu/include $(INCLUDE) -Icuda -MMD -MP
+EMUFLAGS = -Icuda/emu/include $(CXXFLAGS) -Icuda -Wno-unknown-pragmas -fno-strict-aliasing
 $(eval $(call variant,cpu,$(BUILD)))
 $(foreach v,asan check fuzz clang,$(eval $(call variant,$(v),$(BUILD)/$(v))))
-$(BUILD)/fuzz/data/%.o $(BUILD)/fuzz/tokenizer/%.o: fuzz_FLAGS += $(COUNT_FLAGS)
+$(BUILD)/fuzz/data/%.o $(BUILD)/fuzz/tokenizer/%.o: private fuzz_FLAGS += -fsanitize-coverage=trace-pc
 # Nothing hot in these: they compile faster.
-$(patsubst %,$(BUILD)/%.o,tests/% src/app/% src/run/% src/base/toml src/base/json% data/% model/hf/%) $(BUILD)/tests/%.gch: override O := 1
+$(patsubst %,$(BUILD)/%.o,tests/% src/app/% src/run/% src/base/toml src/base/json% data/% model/hf/%): private override O := 1
 
 # ---- targets ---------------------------------------------------------------------------------------------------------
 .PHONY: always $(shell sed -n 's/^\([a-z-]*\):.*  $(HASH)$(HASH) .*/\1/p' Makefile cuda/cuda.mk src/comm/mpi/mpi.mk)
@@ -186,12 +186,12 @@ $(BUILD)/odr.o: $(cpu_LIB) $(filter-out %/main.o,$(cpu_APP)) $(cpu_TEST) $(cpu_E
 	$(call run,odr,$(CXX) -r -flto -flinker-output=rel -Wodr -Werror=odr -Wno-lto-type-mismatch $^ -o $@)
 CLANG ?= clang++
 $(BUILD)/clang/% $(BUILD)/fuzz/%: CXX = $(CLANG)
-clang-check: $(clang_LIB) $(clang_APP) $(clang_TEST) $(clang_EMU) $(patsubst %.cpp,$(BUILD)/clang/%.o,$(wildcard tools/*.cpp tools/*/*.cpp))  ## does clang take every source?
 
-# libFuzzer on what reads text and files of strangers (tools/fuzz), by clang under ASan and UBSan; one alone: FUZZ=verify.
+# libFuzzer on what reads text and files of strangers (tools/fuzz), by clang (clang-check sees it here) under ASan and UBSan; one alone: FUZZ=verify.
 FUZZ_SECONDS ?= 60
 FUZZ := steps $(filter-out steps,$(patsubst tools/fuzz/%.cpp,%,$(wildcard tools/fuzz/*.cpp)))  # the longest first
 FUZZ_LIB := $(filter $(addprefix $(BUILD)/fuzz/,src/base/% data/% tokenizer/% src/kv/spec.o src/run/config%.o model/hf/safetensors.o),$(fuzz_LIB))
+clang-check: $(FUZZ_LIB) $(filter-out $(FUZZ_LIB:$(BUILD)/fuzz/%=$(BUILD)/clang/%),$(clang_LIB)) $(clang_APP) $(clang_TEST) $(clang_EMU) $(patsubst %.cpp,$(BUILD)/clang/%.o,$(wildcard tools/*.cpp tools/*/*.cpp))  ## does clang take every source?
 NO_FUZZER = $(shell echo 'extern "C" int LLVMFuzzerTestOneInput() { return 0; }' | $(CLANG) -fsanitize=fuzzer,address -x c++ - -o /dev/null 2>&1 || echo no)
 $(if $(filter fuzz% steps,$(MAKECMDGOALS)),$(if $(NO_FUZZER),$(error $(CLANG) with libFuzzer is missing: sudo apt-get install -y clang libclang-rt-dev (Ubuntu 22.04: clang is enough))))
 .PHONY: $(FUZZ:%=fuzz-%)
