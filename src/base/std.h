@@ -1,5 +1,5 @@
-// Standard headers that many sources include, parsed once for each variant of the build.  A source includes what it uses
-// all the same.
+// Standard headers that many sources include, parsed once for each variant of the build.  A source includes what it
+// uses all the same.
 #include <algorithm>
 #include <array>
 #include <cmath>
