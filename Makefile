@@ -187,7 +187,7 @@ $(BUILD)/odr.o: $(cpu_LIB) $(filter-out %/main.o,$(cpu_APP)) $(cpu_TEST) $(cpu_E
 CLANG ?= clang++
 $(BUILD)/clang/% $(BUILD)/fuzz/%: CXX = $(CLANG)
 
-# libFuzzer on what reads text and files of strangers (tools/fuzz), by clang (clang-check sees it here) under ASan and UBSan; one alone: FUZZ=verify.
+# libFuzzer on what reads text and files of strangers (tools/fuzz), under ASan and UBSan; clang-check takes what is compiled here.
 FUZZ_SECONDS ?= 60
 FUZZ := steps $(filter-out steps,$(patsubst tools/fuzz/%.cpp,%,$(wildcard tools/fuzz/*.cpp)))  # the longest first
 FUZZ_LIB := $(filter $(addprefix $(BUILD)/fuzz/,src/base/% data/% tokenizer/% src/kv/spec.o src/run/config%.o model/hf/safetensors.o),$(fuzz_LIB))
