@@ -110,7 +110,7 @@ asan_FLAGS := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -
 check_FLAGS := -O2 -DCUEMU_CHECK
 check_KERNEL_FLAGS := -O1 -fsanitize=thread $(if $(findstring clang,$(CXX)),,-fno-tree-sra)
 fuzz_FLAGS := -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -D_GLIBCXX_EXTERN_TEMPLATE=0
-# Data and tokenizer call a function at every branch (tools/fuzz/count.h); so do their templates of std::string, compiled here.
+# Data and tokenizer call a function at every branch (tools/fuzz/count.h), as do the templates of std::string that they compile.
 COUNT_LINK := $(patsubst %,-Xlinker --wrap=%,__sanitizer_cov_trace_pc memchr memcmp memcpy memmove)
 # Nothing but whether it compiles, all behind the headers of the tests: a stamp takes the place of the object.
 clang_FLAGS := -O0 -fsyntax-only -fpch-instantiate-templates
@@ -187,7 +187,7 @@ $(BUILD)/odr.o: $(cpu_LIB) $(filter-out %/main.o,$(cpu_APP)) $(cpu_TEST) $(cpu_E
 CLANG ?= clang++
 $(BUILD)/clang/% $(BUILD)/fuzz/%: CXX = $(CLANG)
 
-# libFuzzer on what reads text and files of strangers (tools/fuzz), under ASan and UBSan; clang-check takes what is compiled here.
+# libFuzzer on what reads text and files of strangers (tools/fuzz), under ASan and UBSan; clang-check includes these objects.
 FUZZ_SECONDS ?= 60
 FUZZ := steps $(filter-out steps,$(patsubst tools/fuzz/%.cpp,%,$(wildcard tools/fuzz/*.cpp)))  # the longest first
 FUZZ_LIB := $(filter $(addprefix $(BUILD)/fuzz/,src/base/% data/% tokenizer/% src/kv/spec.o src/run/config%.o model/hf/safetensors.o),$(fuzz_LIB))

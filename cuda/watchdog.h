@@ -1,5 +1,5 @@
-// A wait for an mbarrier that lasts too long, as an arrival was lost, is noted and ends the kernel, whose error then
-// says so.  Otherwise the program would hang, and say nothing.
+// A wait for an mbarrier that lasts too long, because an arrival was lost, is recorded and ends the kernel; the error
+// reports it.  Without this the program would hang silently.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -15,7 +15,7 @@ struct LostArrival {
 
 std::vector<LostArrival**>& watched_files();  // the variable of each, on the device
 
-// What was noted, "" if nothing; of use when a kernel has failed.
+// Returns the recorded wait, "" if there is none.
 std::string lost_arrival_report();
 
 }  // namespace pare::cuda

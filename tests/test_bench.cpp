@@ -155,10 +155,20 @@ TEST_F(BenchProgram, WritesJson) {
   EXPECT_NEAR(share * double(j["ceilings"]["flops"]["per_second"]), flops, 1);
 }
 
+// A sample takes about a millisecond: when three have been taken, the time is over, and three are the fewest.
+TEST_F(BenchProgram, SecondsBoundTheSamples) {
+  const Outcome o = run("bench --op linear_fwd --shape M=3,N=20,K=10 --json --threads 1 --seconds 0.001");
+  ASSERT_EQ(o.code, 0) << o.err;
+  EXPECT_EQ(json::parse(o.out)["rows"][0]["samples"], 3);
+}
+
 TEST_F(BenchProgram, SaysWhatIsWrong) {
   Outcome o = run("bench --op linear --json");
   EXPECT_EQ(o.code, 2);
   EXPECT_NE(o.err.find("there is no op linear; there are"), std::string::npos) << o.err;
+  o = run("bench --seconds 1");
+  EXPECT_EQ(o.code, 2);
+  EXPECT_NE(o.err.find("--seconds need --op"), std::string::npos) << o.err;
   o = run("bench --shape M=3");
   EXPECT_EQ(o.code, 2);
   EXPECT_NE(o.err.find("need --op"), std::string::npos) << o.err;

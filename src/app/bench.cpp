@@ -24,7 +24,7 @@ struct Options {
   std::vector<std::string> shapes;
   bool json = false;
   std::string machine;
-  double seconds = 0;  // 0: not given
+  double seconds = 1;
 };
 
 std::string percent(double share) { return share > 0 ? format("%.1f %%", 100 * share) : "-"; }
@@ -43,14 +43,15 @@ void run(const Options& o, const Command& command) {
     if (!o.op.empty() || o.json || !o.shapes.empty())
       fail("--machine measures every op: leave --op, --shape and --json out");
     const std::string name = table.describe ? table.describe() : cat("cpu, threads: ", threads());
-    const std::string text = to_toml(measure_machine(table, name, act_type(config), o.seconds > 0 ? o.seconds : 0.3));
+    const std::string text =
+        to_toml(measure_machine(table, name, act_type(config), command.given("--seconds") ? o.seconds : 0.3));
     std::ofstream(o.machine) << "# Written by `pare bench --machine`.\n" << text;
     if (std::ifstream file(o.machine); !file) fail(o.machine, ": cannot be written");
     std::printf("%s", text.c_str());
     return;
   }
   if (o.op.empty()) {
-    if (&table != &table_cpu || o.json || !o.shapes.empty() || o.seconds > 0)
+    if (&table != &table_cpu || o.json || !o.shapes.empty() || command.given("--seconds"))
       fail("--device, --shape, --json and --seconds need --op");
     return bench_suite();
   }
@@ -67,7 +68,7 @@ void run(const Options& o, const Command& command) {
     std::printf("%s\n%s\n%s\n\n", report["device"].get<std::string>().c_str(),
                 rate("products", ceilings.flops, "FLOP").c_str(), rate("memory", ceilings.bytes, "B").c_str());
   for (const cases::Dims& dims : shapes) {
-    const Measured m = measure_op(table, act_type(config), op, dims, {.seconds = o.seconds > 0 ? o.seconds : 1});
+    const Measured m = measure_op(table, act_type(config), op, dims, {.seconds = o.seconds});
     if (o.json) {
       report["rows"].push_back(to_json(m, dims, ceilings));
       continue;
