@@ -95,11 +95,15 @@ void submit(const char* op, const void* kernel, const LaunchShape&, void** args,
 // Before anything else is queued: launches what is gathered, and what follows is not.
 void end_gathering(Stream);
 
+// Dynamic shared memory that a launch may take without asking: 48 KiB less the static variables, which are 32 KiB at
+// most (tools/registers.py).
+constexpr size_t kSmemUnasked = 16 * 1024;
+
 // kernel<<<grid, block, smem, stream>>>(args...) as a function that a host compiler can parse: the arguments are
-// converted to the kernel's parameter types, errors are thrown, and more than 48 KiB of shared memory is asked for.
+// converted to the kernel's parameter types, errors are thrown, and more than kSmemUnasked is asked for.
 template <class... P, class... A>
 void launch(const char* op, void (*kernel)(P...), const LaunchShape& l, Stream stream, A&&... args) {
-  if (l.smem > 48 * 1024) allow_shared_memory(op, symbol(kernel), l.smem);
+  if (l.smem > kSmemUnasked) allow_shared_memory(op, symbol(kernel), l.smem);
   static constexpr ParamType types[] = {{sizeof(P), alignof(P)}...};
   std::tuple<P...> params(static_cast<P>(std::forward<A>(args))...);
   std::apply(

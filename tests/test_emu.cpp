@@ -265,7 +265,7 @@ TEST(Emu, OtherArchitecturesHaveNoTensorCopies) {
   }
 }
 
-// More than 48 KiB has to be asked for, and a device has so much and no more.
+// More than 16 KiB has to be asked for, and a device has so much and no more.
 TEST(Emu, SharedMemoryIsLimited) {
   Kernel* const kernel = reverse<true>;
   const void* const name = cuemu::symbol(kernel);
@@ -273,8 +273,8 @@ TEST(Emu, SharedMemoryIsLimited) {
     return cudaFuncSetAttribute(name, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   };
   const auto launch = [&](size_t bytes) { return run(kernel, 1, kN, nullptr, bytes).error; };
-  EXPECT_EQ(launch(48 * 1024), cudaSuccess);
-  EXPECT_EQ(launch(48 * 1024 + 4), cudaErrorInvalidConfiguration);
+  EXPECT_EQ(launch(16 * 1024), cudaSuccess);
+  EXPECT_EQ(launch(16 * 1024 + 4), cudaErrorInvalidConfiguration);
   for (const auto& [arch, most] :
        {std::pair{80, 163}, {86, 99}, {89, 99}, {90, 227}, {100, 227}, {120, 99}, {75, 64}}) {
     const Arch device(arch);
@@ -285,7 +285,7 @@ TEST(Emu, SharedMemoryIsLimited) {
   }
   ASSERT_EQ(ask(50 * 1024), cudaSuccess);  // also less than before
   EXPECT_EQ(launch(60 * 1024), cudaErrorInvalidConfiguration);
-  ASSERT_EQ(ask(48 * 1024), cudaSuccess);
+  ASSERT_EQ(ask(16 * 1024), cudaSuccess);
 }
 
 TEST(Emu, ArchitecturesAreReadStrictly) {

@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 
+STATIC_SMEM = 32 * 1024  # 48 KiB less kSmemUnasked of cuda/common.cuh
 COLUMNS = ("registers", "spill stores", "spill loads", "stack", "shared")  # registers a thread; the others in bytes
 
 
@@ -47,6 +48,9 @@ def read_ptxas(path):
             kernels[key]["registers"] = int(m[1])
             if m := re.search(r"(\d+) bytes smem", line):
                 kernels[key]["shared"] = int(m[1])
+                if int(m[1]) > STATIC_SMEM:
+                    sys.exit(f"registers: {path}: {key[0]} has {m[1]} bytes of static shared memory; kSmemUnasked of "
+                             f"cuda/common.cuh is for {STATIC_SMEM} at most")
     return {k: tuple(v[c] for c in COLUMNS) for k, v in kernels.items()}
 
 
