@@ -43,7 +43,7 @@ __global__ void copy_ring(float* out, const float* in) {
         mbarrier_arrive_expect(full + s, kBug == CopyBug::few_bytes    ? kBytes / 2
                                          : kBug == CopyBug::many_bytes ? kBytes * 2
                                                                        : kBytes);
-        tensor_copy(smem + s * 1024, map, 0, i * 4, full + s);
+        tensor_copy(smem + s * 1024, map, kBug == CopyBug::within_16_bytes ? 4 : 0, i * 4, full + s);
       }
   } else if (kBug != CopyBug::not_awaited) {
     for (int i = 0; i < kSteps; i++) {

@@ -41,7 +41,8 @@ void every_other(float* out, const float* in);
   X(no_init)             \
   X(no_proxy_fence)      \
   X(small_count)         \
-  X(few_bytes) X(many_bytes) X(no_empty_wait) X(no_full_wait) X(wrong_parity) X(early_arrival) X(not_awaited)
+  X(few_bytes)           \
+  X(many_bytes) X(no_empty_wait) X(no_full_wait) X(wrong_parity) X(early_arrival) X(not_awaited) X(within_16_bytes)
 #define EMU_PRODUCT_BUGS(X) \
   X(none)                   \
   X(no_proxy_fence)         \

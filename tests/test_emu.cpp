@@ -206,6 +206,7 @@ TEST(Emu, WrongUseOfTensorCopiesAndProductsShows) {
       {copy_ring<CopyBug::no_init>, ""},
       {copy_ring<CopyBug::few_bytes>, "TMA: a copy of 512 bytes for an mbarrier that expects 256 more"},
       {copy_ring<CopyBug::many_bytes>, "for the mbarrier at byte 2048: 0 more arrivals and 512 more bytes"},
+      {copy_ring<CopyBug::within_16_bytes>, "TMA: a box begins at element 4 of a row, within 16 bytes"},
       {copy_ring<CopyBug::no_full_wait>, ""},
       {copy_ring<CopyBug::wrong_parity>, ""},
       {copy_ring<CopyBug::not_awaited>, ""},

@@ -9,14 +9,18 @@ using cuuint64_t = uint64_t;
 enum CUresult { CUDA_SUCCESS = 0, CUDA_ERROR_INVALID_VALUE = 1 };
 enum CUtensorMapDataType { CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 = 9 };
 enum CUtensorMapInterleave { CU_TENSOR_MAP_INTERLEAVE_NONE = 0 };
-enum CUtensorMapSwizzle { CU_TENSOR_MAP_SWIZZLE_32B = 1, CU_TENSOR_MAP_SWIZZLE_128B = 3 };
+enum CUtensorMapSwizzle {
+  CU_TENSOR_MAP_SWIZZLE_NONE = 0,
+  CU_TENSOR_MAP_SWIZZLE_32B = 1,
+  CU_TENSOR_MAP_SWIZZLE_128B = 3
+};
 enum CUtensorMapL2promotion { CU_TENSOR_MAP_L2_PROMOTION_L2_256B = 3 };
 enum CUtensorMapFloatOOBfill { CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE = 0 };
 
 struct CUtensorMap {
   const char* data;
   uint64_t size[3], stride[3];  // by dimension, the innermost first; strides in bytes
-  uint32_t rank, box[3], span;  // span: bytes within which the swizzle permutes 16-byte chunks
+  uint32_t rank, box[3], span;  // span: bytes within which the swizzle permutes 16-byte chunks; 16 without one
   bool operator==(const CUtensorMap&) const = default;
 };
 

@@ -19,7 +19,9 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_
           .stride = {2, 0, 0},
           .rank = rank,
           .box = {1, 1, 1},
-          .span = swizzle == CU_TENSOR_MAP_SWIZZLE_32B ? 32u : 128u};
+          .span = swizzle == CU_TENSOR_MAP_SWIZZLE_NONE  ? 16u
+                  : swizzle == CU_TENSOR_MAP_SWIZZLE_32B ? 32u
+                                                         : 128u};
   for (unsigned i = 0; i < rank; i++) {
     map->size[i] = sizes[i], map->box[i] = box[i];
     if (i > 0) map->stride[i] = strides[i - 1];
@@ -28,7 +30,8 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_
         (i > 1 && map->stride[i] % map->stride[i - 1]))
       return CUDA_ERROR_INVALID_VALUE;
   }
-  return box[0] * 2 == map->span ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  const bool fits = map->span == 16 ? box[0] * 2 % 16 == 0 : box[0] * 2 == map->span;
+  return fits ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 namespace cuemu {
@@ -85,7 +88,7 @@ void for_rows(const TensorCopy& c, F f) {
       const int64_t first = std::max<int64_t>(c.at[0], 0),
                     end = std::min<int64_t>(int64_t{c.at[0]} + m.box[0], static_cast<int64_t>(m.size[0]));
       const bool some = inside(1, row) && inside(2, plane) && first < end;
-      f((size_t{z} * m.box[1] + y) * m.span, static_cast<size_t>(some ? first - c.at[0] : 0) * 2,
+      f((size_t{z} * m.box[1] + y) * m.box[0] * 2, static_cast<size_t>(some ? first - c.at[0] : 0) * 2,
         m.data + (some ? plane * static_cast<int64_t>(m.stride[2]) + row * static_cast<int64_t>(m.stride[1]) + first * 2
                        : 0),
         static_cast<size_t>(some ? end - first : 0) * 2);
@@ -324,7 +327,8 @@ void tensor_copy(void* smem, const CUtensorMap& map, const int (&at)[3], uint64_
   const size_t bytes = box_bytes(map);
   if (c.dst < g_block.smem || c.dst + bytes > g_block.smem + g_block.smem_bytes)
     fail(loc, "TMA: the target of %zu bytes is not in dynamic shared memory", bytes);
-  check_aligned(smem, 8 * map.span, "TMA, target of a copy with a swizzle", loc);
+  check_aligned(smem, 8 * map.span, "TMA, target of a copy", loc);
+  if (at[0] % 8) fail(loc, "TMA: a box begins at element %d of a row, within 16 bytes: an illegal instruction", at[0]);
   for_rows(c, [&](size_t, size_t, const char* from, size_t valid) {
     if (valid) check::async_access(from, valid, false, loc);
   });
@@ -355,9 +359,9 @@ void land_copy() {
   check::tensor_done(c, bytes);
   const auto target = static_cast<size_t>(c.dst - g_block.smem);
   for_rows(c, [&](size_t row, size_t before, const char* from, size_t valid) {
-    char line[128] = {};
+    char line[512] = {};
     if (valid) std::memcpy(line + before, from, valid);
-    for (unsigned b = 0; b < c.map.span; b += 16)
+    for (unsigned b = 0; b < c.map.box[0] * 2; b += 16)
       std::memcpy(g_block.smem + swizzled(target + row + b, c.map.span), line + b, 16);
   });
   m.bytes -= static_cast<int64_t>(bytes);
