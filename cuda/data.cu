@@ -42,7 +42,8 @@ __global__ void __launch_bounds__(kThreads)
     take(T* __restrict__ y, const T* __restrict__ table, const int32_t* __restrict__ ids, int width) {
   const int c = blockIdx.y * kThreads + threadIdx.x;
   const int64_t id = ids[blockIdx.x];
-  if (c < width) y[int64_t{blockIdx.x} * width + c] = table[kPanels ? weight_place(id, c, width) : id * width + c];
+  if (c < width)
+    y[int64_t{blockIdx.x} * width + c] = table[kPanels ? place_of_weight<T>(id, c, width) : id * width + c];
 }
 
 __global__ void __launch_bounds__(kThreads) add_all(float* __restrict__ y, const float* __restrict__ x, int64_t n) {

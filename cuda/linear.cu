@@ -1,6 +1,6 @@
 // Linear layers: y = x wT (+ bias) (+ residual), dx = dy w, dw += dyT x; and packing.
 //
-// x, y, dx, dy may have strided rows; a weight lies in panels (Weight).
+// x, y, dx, dy may have strided rows; a weight lies in panels (place_of_weight).
 // Order: f32 is one chain of fused multiply-adds per element of the result, k ascending, and has the bits of the `cpu`
 // table.  bf16 goes through the tensor cores in chunks of k (linear_mma.cuh, linear_wgmma.cuh); a call's sums are added
 // to dw and dbias once, so that these are the same in every run, but not for another split into micro-batches.  Of y
@@ -37,7 +37,7 @@ struct Forward {
 
   __device__ float a(int k, int row) const { return to_float(x[row * x_stride + k]); }
   __device__ float b(int k, int column) const {
-    return to_float(packed[kTranspose ? weight_place(k, column, columns) : weight_place(column, k, depth)]);
+    return to_float(packed[kTranspose ? place_of_weight<T>(k, column, columns) : place_of_weight<T>(column, k, depth)]);
   }
   __device__ float start(int, int) const { return 0; }
   __device__ void finish(int row, int column, float sum) const {
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kThreads)
     move_rows(T* __restrict__ packed, T* __restrict__ rows, int64_t first, int inputs, int64_t size, int64_t zeros) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= size + zeros * inputs) return;
-  T& at = packed[weight_place(first + i / inputs, i % inputs, inputs)];
+  T& at = packed[place_of_weight<T>(first + i / inputs, i % inputs, inputs)];
   if (kUnpack)
     rows[i] = at;
   else

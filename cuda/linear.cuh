@@ -5,6 +5,15 @@
 
 namespace pare::PARE_CUDA {
 
+// Where in the memory of a weight w[o][i] lies.  f32: as Weight says.  bf16: so, but that the two halves of a panel's
+// 16 outputs change places in every other four inputs, which is how shared memory wants them (the 32-byte swizzle of
+// wgmma; no bank conflicts of ldmatrix), so that they are copied as they lie, in long rows.
+template <class T>
+__host__ __device__ constexpr int64_t place_of_weight(int64_t o, int64_t i, int64_t inputs) {
+  const int64_t place = weight_place(o, i, inputs);
+  return sizeof(T) == 2 ? place ^ (i / 4 % 2 * (kPanel / 2)) : place;
+}
+
 // dbias += sum over rows of dy, as linear_bwd_weight does it; nothing where there is no dbias.
 void add_bias_gradient(const char* op, const Tensor& dbias, const Tensor& dy, Stream stream);
 

@@ -8,7 +8,8 @@
 // no kernel is needed here beside those that there are.
 //
 // cuBLASLt counts by columns: our rows [N, C], `stride` apart, are its C x N matrix with that leading dimension, and
-// y = x wT is its yT = w xT.  Sums are in f32, also those that are added to bf16, with one rounding at the end.
+// y = x wT is its yT = w xT.  Sums are in f32; before it adds a bias or a residual the library may round them to bf16
+// (seen on an H100 with few rows and with rows that begin anywhere).
 //
 // No workspace: nothing beside the arenas would have to be planned, and without it no sum is split among blocks
 // (split-K), neither in a second pass nor by taking turns.  Rows of any alignment are taken, at the speed that cuBLASLt

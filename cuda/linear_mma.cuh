@@ -48,8 +48,7 @@ struct MmaRows {
     }
   }
 };
-// kOutputs outputs and kMmaTile inputs of a weight, in panels as in memory.  The two chunks of an input's 16 outputs
-// change places in every other four inputs (banks, as above).
+// kOutputs outputs and kMmaTile inputs of a weight, as in memory (place_of_weight).
 template <int kOutputs>
 struct MmaPanels {
   bf16 v[kOutputs * kMmaTile];
@@ -61,7 +60,7 @@ struct MmaPanels {
   __device__ void load(Loaders l, const bf16* packed, int output, int input, int outputs, int inputs) {
     for (int i = l.thread; i < kOutputs * kMmaTile / 8; i += l.threads) {
       const int o = i / (2 * kMmaTile) * 16 + i % 2 * 8, n = i / 2 % kMmaTile;  // the last panel is filled with zeros
-      copy_eight<kAsync>(at(o, n), packed + weight_place(output + o, input + n, inputs),
+      copy_eight<kAsync>(at(o, n), packed + place_of_weight<bf16>(output + o, input + n, inputs),
                          output + o / 16 * 16 < outputs && input + n < inputs ? 8 : 0, packed);
     }
   }

@@ -21,24 +21,36 @@ struct WgmmaWeightStage {
   static constexpr uint64_t kNextA = 2, kNextB = (kTranspose ? kColumns : 16) * 2;
 
   alignas(1024) bf16 x[kWgmmaRows * kWgmmaDepth];  // [row][k], by rows of 128 bytes
-  bf16 w[kColumns * kWgmmaDepth];                  // [output / 16][input][output % 16], by rows of 32 bytes
+  bf16 w[kColumns * kWgmmaDepth];                  // [output / 16][input], as in memory: by rows of 32 bytes
 
   template <class Product>
   static std::pair<CUtensorMap, CUtensorMap> maps(const char* op, const Product& p) {
     const uint64_t depth = p.depth, rows = p.rows, outputs = kTranspose ? depth : p.columns,
                    inputs = kTranspose ? p.columns : depth;
+    const uint32_t together = 1u << log2_inputs(p);
     constexpr uint32_t kInputs = kTranspose ? kColumns : kWgmmaDepth, kOutputs = kTranspose ? kWgmmaDepth : kColumns;
     return {tensor_map<2>(op, p.x, {depth, rows}, {static_cast<uint64_t>(p.x_stride) * 2}, {kWgmmaDepth, kWgmmaRows},
                           Swizzle::bytes_128),
-            tensor_map<3>(op, p.packed, {kPanel, inputs, ceil_div(outputs, kPanel)}, {2 * kPanel, 2 * kPanel * inputs},
-                          {kPanel, kInputs, kOutputs / kPanel}, Swizzle::bytes_32)};
+            tensor_map<3>(op, p.packed, {kPanel * together, inputs / together, ceil_div(outputs, kPanel)},
+                          {2 * kPanel * together, 2 * kPanel * inputs},
+                          {kPanel * together, kInputs / together, kOutputs / kPanel}, Swizzle::none)};
   }
-  __device__ void copy(const CUtensorMap& map_x, const CUtensorMap& map_w, int row, int column, int k, Mbarrier* full) {
+  // Inputs of a panel that are one row of tensor copies, which take as long for a short row as for a long one.
+  template <class Product>
+  __host__ __device__ static int log2_inputs(const Product& p) {
+    const int inputs = kTranspose ? p.columns : p.depth;
+    int n = 0;
+    while (n < 4 && inputs % (2 << n) == 0) n++;
+    return n;
+  }
+  template <class Product>
+  __device__ void copy(const Product& p, const CUtensorMap& map_x, const CUtensorMap& map_w, int row, int column, int k,
+                       Mbarrier* full) {
     tensor_copy(x, map_x, k, row, full);
     if constexpr (kTranspose)
-      tensor_copy(w, map_w, 0, column, k / kPanel, full);
+      tensor_copy(w, map_w, 0, column >> log2_inputs(p), k / kPanel, full);
     else
-      tensor_copy(w, map_w, 0, k, column / kPanel, full);
+      tensor_copy(w, map_w, 0, k >> log2_inputs(p), column / kPanel, full);
   }
   __device__ uint64_t a(int row) const { return matrix_descriptor(x + row * kWgmmaDepth, Swizzle::bytes_128, 1024); }
   __device__ uint64_t b() const { return matrix_descriptor(w, Swizzle::bytes_32, 256, kWgmmaDepth * 32); }
@@ -61,7 +73,8 @@ struct WgmmaRowStage {
     };
     return {map(p.dy, p.rows, p.dy_stride), map(p.x, p.columns, p.x_stride)};
   }
-  __device__ void copy(const CUtensorMap& map_dy, const CUtensorMap& map_x, int row, int column, int k,
+  template <class Product>
+  __device__ void copy(const Product&, const CUtensorMap& map_dy, const CUtensorMap& map_x, int row, int column, int k,
                        Mbarrier* full) {
     for (int i = 0; i < kWgmmaRows / 64; i++) tensor_copy(dy[i], map_dy, row + i * 64, k, full);
     for (int i = 0; i < kColumns / 64; i++) tensor_copy(x[i], map_x, column + i * 64, k, full);
@@ -115,7 +128,7 @@ __global__ void __launch_bounds__(WgmmaBlock<kColumns, kChunks, Product>::kThrea
       for (int i = 0; i < steps; i++) {
         Mbarrier* const full = ring.await_empty(i);
         mbarrier_arrive_expect(full, sizeof(Stage));
-        ring[i].copy(map_a, map_b, first_row, first_column, i * kWgmmaDepth, full);
+        ring[i].copy(p, map_a, map_b, first_row, first_column, i * kWgmmaDepth, full);
       }
     return;
   }

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "common.cuh"
+#include "linear.cuh"
 #include "rng.cuh"
 
 namespace pare::PARE_CUDA {
@@ -59,7 +60,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= n) return;
   const float scale = s.max_norm > 0 && *norm > s.max_norm ? s.max_norm / *norm : 1.f, g = grad[i] * scale;
-  T& w = p[s.inputs ? weight_place(i / s.inputs, i % s.inputs, s.inputs) : i];
+  T& w = p[s.inputs ? place_of_weight<T>(i / s.inputs, i % s.inputs, s.inputs) : i];
   const float old = master ? master[i] : to_float(w);
   const float m1 = fmaf(s.beta1, to_float(m[i]), (1.f - s.beta1) * g),
               v1 = fmaf(s.beta2, to_float(v[i]), (1.f - s.beta2) * (g * g));

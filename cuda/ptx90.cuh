@@ -134,7 +134,7 @@ __device__ __forceinline__ void tensor_copy(void* smem, const CUtensorMap& map, 
 // K-major: a row of the matrix is a row of those; its blocks follow each other at `stride`, `leading` does not count.
 // MN-major: a k is a row, and its 16 (64) elements are neighbours in m or n; blocks of eight k follow each other at
 // `stride`, and the next 16 (64) m or n at `leading`.
-enum class Swizzle : uint64_t { bytes_32 = 3, bytes_128 = 1 };
+enum class Swizzle : uint64_t { none = 0, bytes_32 = 3, bytes_128 = 1 };
 
 __device__ __forceinline__ uint64_t matrix_descriptor(const void* smem, Swizzle swizzle, uint64_t stride,
                                                       uint64_t leading = 16) {
@@ -286,8 +286,8 @@ __device__ __forceinline__ void more_registers() {
 
 // ---- host
 // The map of a bf16 tensor, dimensions innermost first, and the box that a copy takes of it, whose innermost dimension
-// fills the swizzle.  `strides`: bytes between neighbours in the dimensions but the innermost, multiples of 16, as is
-// `data`, and each of the one before.
+// fills the swizzle, if there is one.  `strides`: bytes between neighbours in the dimensions but the innermost,
+// multiples of 16, as is `data`, and each of the one before.
 template <size_t kRank>
 CUtensorMap tensor_map(const char* op, const void* data, const uint64_t (&sizes)[kRank],
                        const uint64_t (&strides)[kRank - 1], const uint32_t (&box)[kRank], Swizzle swizzle) {
@@ -309,7 +309,9 @@ CUtensorMap tensor_map(const char* op, const void* data, const uint64_t (&sizes)
   for (size_t i = 0; i + 1 < kRank; i++) stride[i] = strides[i];
   const CUresult e = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kRank, const_cast<void*>(data), size, stride, box,
                             steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                            swizzle == Swizzle::bytes_32 ? CU_TENSOR_MAP_SWIZZLE_32B : CU_TENSOR_MAP_SWIZZLE_128B,
+                            swizzle == Swizzle::none       ? CU_TENSOR_MAP_SWIZZLE_NONE
+                            : swizzle == Swizzle::bytes_32 ? CU_TENSOR_MAP_SWIZZLE_32B
+                                                           : CU_TENSOR_MAP_SWIZZLE_128B,
                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   expect(e == CUDA_SUCCESS, op, ": cuTensorMapEncodeTiled gives error ", static_cast<int>(e));
   return map;

@@ -2,6 +2,7 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -130,6 +131,18 @@ class Call {
     for (size_t i = 0; i < v.size(); i++) b.set(static_cast<int64_t>(i), v[i]);
     return b.tensor();
   }
+  // Random numbers.  Its memory is not compared, as every table has its own order there; its rows are.
+  Weight weight(const std::string& name, int64_t outputs, int64_t inputs) {
+    const Tensor rows = act(name, {outputs, inputs});
+    const Weight w{buffers_.emplace_back(act_, Shape{weight_panels(outputs), inputs, kPanel}, 0).tensor(), outputs};
+    table.pack_weight({w, rows, 0}, {});
+    table.unpack_weight({act_out(name + " back", {outputs, inputs}), w, 0}, {});
+    return w;
+  }
+  // Nothing was written beside a tensor or a weight.
+  bool zones_intact() const {
+    return std::all_of(buffers_.begin(), buffers_.end(), [](const Buffer& b) { return b.zones_intact(); });
+  }
   ~Call() { cudaDeviceSynchronize(); }
   // These wait for the kernels.
   Buffer& operator[](const std::string& name) { return *all().at(name); }
@@ -165,7 +178,9 @@ inline void check(const Body& body, double inner = 0, bool orders = true, const 
     auto once = [&] {
       Call emu(table, act);
       body(emu);
-      for (const auto& [name, buffer] : emu.all()) {
+      const auto& all = emu.all();
+      EXPECT_TRUE(emu.zones_intact());
+      for (const auto& [name, buffer] : all) {
         EXPECT_TRUE(buffer->zones_intact()) << name;
         EXPECT_EQ(first.emplace(name, buffer->bits()).first->second, buffer->bits()) << name << " depends on the order";
         const bool rounded = buffer->tensor().dtype == DType::bf16;

@@ -9,13 +9,6 @@ namespace {
 
 using namespace kernel;
 
-// A weight [outputs, inputs] of random numbers.
-Weight weight(Call& t, const std::string& name, int64_t outputs, int64_t inputs) {
-  const Weight w{t.act_out(name + " packed", {weight_panels(outputs), inputs, kPanel}), outputs};
-  t.table.pack_weight({w, t.act(name, {outputs, inputs}), 0}, {});
-  return w;
-}
-
 TEST(CudaBf16, Linear) {
   for (const auto& shape :
        {std::array<int64_t, 4>{1, 1, 1, 0}, {5, 17, 3, 7}, {66, 63, 70, 0}, {3, 130, 16, 8}, {209, 40, 72, 0}})
@@ -23,7 +16,7 @@ TEST(CudaBf16, Linear) {
         [&](Call& t) {
           const auto& [n, i, o, gap] = shape;
           const Tensor x = t.act("x", {n, i}, gap), dy = t.act("dy", {n, o}, gap), bias = t.act("bias", {o});
-          const Weight w = weight(t, "w", o, i);
+          const Weight w = t.weight("w", o, i);
           t.table.linear_fwd({t.act_out("y", {n, o}, gap), x, w, {}, {}}, {});
           const Tensor residual = t.act("residual", {n, o}, gap);
           t.table.linear_fwd({residual, x, w, bias, residual}, {});  // in place
@@ -39,7 +32,7 @@ TEST(CudaBf16, Rows) {
     check([&](Call& t) {
       const Tensor ids = t.index("ids", {5}, {3, 0, 3, 6, 1});
       const Tensor x = t.act("x", {5, c});
-      t.table.embedding_fwd({t.act_out("embedded", {5, c}), weight(t, "tokens", 7, c), ids}, {});
+      t.table.embedding_fwd({t.act_out("embedded", {5, c}), t.weight("tokens", 7, c), ids}, {});
       t.table.embedding_bwd({t.stat("dtable", {7, c}), x, ids}, {});
       t.table.copy_rows({t.act("to", {4, c}, 3), t.act("from", {6, c}, 8), t.index("pairs", {2, 2}, {5, 0, 1, 3})}, {});
     });
@@ -171,7 +164,7 @@ TEST(CudaBf16, LinearIsChainsOfTensorCoreProducts) {
                                 {70, 1090, 5},
                                 {530, 9, 16}}) {
     Call t(table_kernels, DType::bf16);
-    const Weight w = weight(t, "w", o, i);
+    const Weight w = t.weight("w", o, i);
     const Tensor x = t.act("x", {n, i}), dy = t.act("dy", {n, o}), dw = t.stat("dw", {o, i});
     std::vector<float> dw_is;
     for (int64_t e = 0; e < o * i; e++) dw_is.push_back(static_cast<float>(t["dw"].get(e)));
@@ -221,7 +214,7 @@ TEST(CudaBf16, ChunksOfLinearLayersAreSumsOfTheirOwn) {
         return filled(t.act_out(name, {rows, columns}, gap), name, f);
       };
       const auto ones = [&](const char* name, int64_t outputs, int64_t inputs) {
-        const Weight w = weight(t, name, outputs, inputs);
+        const Weight w = t.weight(name, outputs, inputs);
         table_kernels.pack_weight({w, filled(t[name].tensor(), name, one), 0}, {});
         return w;
       };
@@ -248,7 +241,7 @@ TEST(CudaBf16, ChunksOfLinearLayersAreSumsOfTheirOwn) {
 TEST(CudaBf16, WideLinearIsOneChain) {
   const int64_t n = 17, i = 530, o = 4097;
   Call t(table_kernels, DType::bf16);
-  const Weight w = weight(t, "w", o, i);
+  const Weight w = t.weight("w", o, i);
   const Tensor x = t.act("x", {n, i});
   table_kernels.linear_fwd({t.act_out("y", {n, o}), x, w, {}, {}}, {});
   for (int64_t r : {0, 16}) {
@@ -268,7 +261,7 @@ TEST(CudaBf16, WideLinearIsOneChain) {
 TEST(CudaBf16, LinearRowsAreIndependentOfTheirNumber) {
   const int64_t n = 70, i = 1130, o = 67;
   Call t(table_kernels, DType::bf16);
-  const Weight w = weight(t, "w", o, i);
+  const Weight w = t.weight("w", o, i);
   const Tensor x = t.act("x", {n, i}), bias = t.act("bias", {o}), residual = t.act("residual", {n, o});
   table_kernels.linear_fwd({t.act_out("y", {n, o}), x, w, bias, residual}, {});
   for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {69, 1}, {3, 17}, {1, 64}, {5, 65}}) {
@@ -287,7 +280,7 @@ TEST(CudaBf16, LinearHasTheSameBitsFromEveryKernel) {
   const auto same_bits = [&](int64_t n, int64_t i, int64_t o, int64_t gap) {
     SCOPED_TRACE(cat(n, " rows, ", i, " to ", o, ", gap ", gap));
     Call t(table_kernels, DType::bf16);
-    const Weight w = weight(t, "w", o, i);
+    const Weight w = t.weight("w", o, i);
     const Tensor x = t.act("x", {n, i}, gap), dy = t.act("dy", {n, o}, gap), bias = t.act("bias", {o}),
                  residual = t.act("residual", {n, o}, gap);
     std::string y, dx;
@@ -379,7 +372,7 @@ TEST(CudaBf16, TheSamplersLogprobIsTheLearners) {
   const int64_t n = 6, width = 40, vocabulary = 1030;
   for (float temperature : {1.f, 0.7f}) {
     Call t(table_kernels, DType::bf16);
-    const Weight head = weight(t, "head", vocabulary, width);
+    const Weight head = t.weight("head", vocabulary, width);
     const Tensor hidden = t.act("hidden", {n, width});
     std::vector<int32_t> tokens;
     std::string sampled;

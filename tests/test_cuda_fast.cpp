@@ -48,26 +48,16 @@ TEST(FastOpsList, IsWhatTheTablesDifferIn) {
 
 // ---- both types, through pack_weight
 
-// The memory of weights is no tensor of a Call, as every table has its own order there; their rows are.
-struct Weights {
-  std::deque<k::Buffer> memory;
-  Weight operator()(k::Call& t, const std::string& name, int64_t outputs, int64_t inputs) {
-    const Tensor rows = t.act(name, {outputs, inputs});
-    const Weight w{memory.emplace_back(rows.dtype, Shape{weight_panels(outputs), inputs, kPanel}, 0).tensor(), outputs};
-    t.table.pack_weight({w, rows, 0}, {});
-    t.table.unpack_weight({t.act_out(name + " back", {outputs, inputs}), w, 0}, {});
-    return w;
-  }
-};
+// cuBLASLt may round a product to bf16 before it adds something: products here are below 8.
+constexpr double kRounded = 1. / 64;
 
 TEST(CudaFast, Linear) {
-  Weights weight;
   for (const auto& [n, i, o, gap] : std::vector<std::array<int64_t, 4>>{
            {1, 1, 1, 0}, {5, 17, 3, 7}, {66, 63, 70, 0}, {3, 130, 16, 8}, {80, 40, 72, 16}, {1, 8, 40, 24}})
     k::check(
         [&, n = n, i = i, o = o, gap = gap](k::Call& t) {
           const Tensor x = t.act("x", {n, i}, gap), dy = t.act("dy", {n, o}, gap), bias = t.act("bias", {o});
-          const Weight w = weight(t, "w", o, i);
+          const Weight w = t.weight("w", o, i);
           t.table.linear_fwd({t.act_out("y", {n, o}, gap), x, w, {}, {}}, {});
           t.table.linear_fwd({t.act_out("biased", {n, o}), x, w, bias, {}}, {});
           t.table.linear_fwd({t.act_out("added", {n, o}, gap), x, w, bias, t.act("other", {n, o}, gap + 1)}, {});
@@ -80,12 +70,11 @@ TEST(CudaFast, Linear) {
           t.table.embedding_fwd(
               {t.act_out("embedded", {3, i}), w, t.index("ids", {3}, {static_cast<int>(o) - 1, 0, 0})}, {});
         },
-        0, false, table_kernels_fast);
+        kRounded, false, table_kernels_fast);
 }
 
 // The same shapes at other addresses: what was chosen for aligned operands is not taken for others.
 TEST(CudaFast, LinearOfRowsThatBeginAnywhere) {
-  Weights weight;
   for (const int64_t at : {0, 1, 2, 8})
     k::check(
         [&, at](k::Call& t) {
@@ -93,28 +82,27 @@ TEST(CudaFast, LinearOfRowsThatBeginAnywhere) {
             return t.act(name, {7, 64}).columns(at, columns);
           };
           const Tensor x = part("x", 24), dy = part("dy", 40), w_bias = t.act("bias", {56}).rows(at, 40);
-          const Weight w = weight(t, "w", 40, 24);
+          const Weight w = t.weight("w", 40, 24);
           t.table.linear_fwd({part("y", 40), x, w, w_bias, part("residual", 40)}, {});
           t.table.linear_bwd_input({part("dx", 24), dy, w, true}, {});
           t.table.linear_bwd_weight({t.stat("dw", {40, 24}), t.stat("dbias", {40}), dy, x}, {});
         },
-        0, false, table_kernels_fast);
+        kRounded, false, table_kernels_fast);
 }
 
 // A sum of nothing is 0; of nothing, nothing is written.
 TEST(CudaFast, LinearOfNoRowsOutputsOrInputs) {
-  Weights weight;
   for (const auto& [n, i, o] : std::vector<std::array<int64_t, 3>>{{0, 5, 3}, {4, 0, 3}, {4, 5, 0}, {0, 0, 0}})
     k::check(
         [&, n = n, i = i, o = o](k::Call& t) {
           const Tensor x = t.act("x", {n, i}), dy = t.act("dy", {n, o});
-          const Weight w = weight(t, "w", o, i);
+          const Weight w = t.weight("w", o, i);
           t.table.linear_fwd({t.act_out("y", {n, o}), x, w, t.act("bias", {o}), t.act("residual", {n, o})}, {});
           t.table.linear_bwd_input({t.act_out("dx", {n, i}), dy, w, false}, {});
           t.table.linear_bwd_input({t.act("sum", {n, i}), dy, w, true}, {});
           t.table.linear_bwd_weight({t.stat("dw", {o, i}), t.stat("dbias", {o}), dy, x}, {});
         },
-        0, false, table_kernels_fast);
+        kRounded, false, table_kernels_fast);
 }
 
 }  // namespace

@@ -10,7 +10,8 @@
 namespace pare {
 
 // A weight w [O, I], in the one layout that all ops of a table read: panels of 16 outputs,
-// packed[o / 16][i][o % 16] = w[o][i], zeros past the last output (but see table_cuda_fast).
+// packed[o / 16][i][o % 16] = w[o][i], zeros past the last output (but see table_cuda_fast, and place_of_weight in
+// cuda/linear.cuh).
 constexpr int kPanel = 16;
 constexpr int64_t weight_panels(int64_t outputs) { return (outputs + kPanel - 1) / kPanel; }
 // Where in `packed` w[o][i] lies.
