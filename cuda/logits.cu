@@ -3,9 +3,10 @@
 //
 // logits [R, V] act, overwritten by their gradient in logits_loss; per row a token or a log-prob, an entropy and
 // losses, f32, overwritten.  A thread block works on a row. Order: the sum of exponentials is a row sum of 16 lanes:
-// all threads compute exponentials, 16 lanes add them up, a tile at a time.  So the log-prob of a token has the same
-// bits in all of them, and in f32 those of the `cpu` table. Bytes: logits read twice (sampling with top_k or top_p up
-// to 130 times, from L2 for the most part); limited by the chains of sums, V / 16 additions long.
+// all threads compute exponentials, 16 lanes add them up, a tile at a time, while the others are at the next.  So the
+// log-prob of a token has the same bits in all of them, and in f32 those of the `cpu` table. Bytes: logits read twice
+// (sampling with top_k or top_p up to 130 times, from L2 for the most part); limited by the exponentials, with few rows
+// by the chains of sums, V / 16 additions long.
 #include "common.cuh"
 #include "ops/token_loss.h"
 #include "rng.cuh"
@@ -15,22 +16,49 @@ namespace pare::PARE_CUDA {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32, kLanes = 16;
-constexpr int kTile = 1024;  // elements
+constexpr int kEach = 4, kTile = kEach * kThreads;  // elements of a thread, side by side, and of all
 
 // Numbers that are larger for larger x, and among equal ones for smaller ids; -0 counts as 0.
 __device__ __forceinline__ uint64_t rank(float x, int id) {
   return uint64_t{ordered(x)} << 32 | (0xffffffffu - static_cast<uint32_t>(id));
 }
 
-// z = logits / temperature (division by 1 is exact) of what is kept, -infinity of the rest.
+// kEach elements of a row, to or from memory at once.
+template <class T>
+struct alignas(kEach * sizeof(T)) Some {
+  T v[kEach];
+};
+template <class T>
+__device__ __forceinline__ bool at_once(const T* row, int size) {
+  return reinterpret_cast<uintptr_t>(row) % sizeof(Some<T>) == 0 && size % kEach == 0;
+}
+
+// z = logits / temperature of what is kept, -infinity of the rest.
 template <class T>
 struct Scaled {
   const T* logits;
   float temperature;
   uint64_t least = 0;  // rank of what is kept
-  __device__ __forceinline__ float at(int i) const {
-    const float x = to_float(logits[i]);
-    return least && rank(x, i) < least ? -INFINITY : x / temperature;
+  __device__ __forceinline__ float at(int i) const { return scaled(logits[i], i); }
+  // Those from `first` on, -infinity behind the last of `size`.
+  __device__ __forceinline__ Some<float> some(int first, int size) const {
+    Some<float> z;
+    if (first < size && at_once(logits, size)) {
+      const auto x = *reinterpret_cast<const Some<T>*>(logits + first);
+#pragma unroll
+      for (int e = 0; e < kEach; e++) z.v[e] = scaled(x.v[e], first + e);
+    } else {
+#pragma unroll
+      for (int e = 0; e < kEach; e++) z.v[e] = first + e < size ? at(first + e) : -INFINITY;
+    }
+    return z;
+  }
+
+ private:
+  __device__ __forceinline__ float scaled(T logit, int i) const {
+    const float x = to_float(logit);
+    if (least && rank(x, i) < least) return -INFINITY;
+    return temperature == 1 ? x : x / temperature;
   }
 };
 
@@ -59,21 +87,35 @@ struct Distribution {
 // In every thread.
 template <class T>
 __device__ Distribution distribution(const Scaled<T>& z, int vocabulary) {
-  __shared__ float room[kWarps], e[kTile], x[kTile], sums[2];
+  __shared__ Some<float> x[2][kThreads], e[2][kThreads];
+  __shared__ float room[kWarps], sums[2];
+  const int mine = kEach * threadIdx.x;
   float top = -INFINITY;
-  for (int i = threadIdx.x; i < vocabulary; i += kThreads) top = fmaxf(top, z.at(i));
+#pragma unroll 4
+  for (int first = mine; first < vocabulary; first += kTile)
+    for (const float v : z.some(first, vocabulary).v) top = fmaxf(top, v);
   Distribution d{};
   d.max = block_reduce(top, room, [](float a, float b) { return fmaxf(a, b); });
+  const auto fill = [&](int first, int stage) {
+    if (first + mine >= vocabulary) return;
+    Some<float> some = z.some(first + mine, vocabulary), powers;
+#pragma unroll
+    for (int i = 0; i < kEach; i++) some.v[i] -= d.max, powers.v[i] = exp_f32(some.v[i]);
+    x[stage][threadIdx.x] = some, e[stage][threadIdx.x] = powers;
+  };
   const int lane = threadIdx.x % kLanes;
   const bool weigh = threadIdx.x >= kLanes;  // of the first warp: lanes 0-15 add up e, 16-31 x e
   float sum = 0;
-  for (int first = 0; first < vocabulary; first += kTile) {
+  fill(0, 0);
+  for (int first = 0, stage = 0; first < vocabulary; first += kTile, stage ^= 1) {
+    __syncthreads();  // this tile is there, and the sums of the last one are done
+    fill(first + kTile, stage ^ 1);
     const int n = min(kTile, vocabulary - first);
-    for (int i = threadIdx.x; i < n; i += kThreads) x[i] = z.at(first + i) - d.max, e[i] = exp_f32(x[i]);
-    __syncthreads();
-    if (threadIdx.x < 2 * kLanes)
-      for (int i = lane; i < n; i += kLanes) sum = weigh ? fmaf(x[i], e[i], sum) : sum + e[i];
-    __syncthreads();
+    if (threadIdx.x < 2 * kLanes) {
+      const float *const xs = x[stage]->v, *const es = e[stage]->v;
+#pragma unroll 8
+      for (int i = lane; i < n; i += kLanes) sum = fmaf(weigh ? xs[i] : 1.f, es[i], sum);
+    }
   }
   if (threadIdx.x < 2 * kLanes) {
     for (int o = kLanes / 2; o > 0; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
@@ -143,9 +185,9 @@ struct Slope {
   int target;
 };
 template <class T>
-__device__ __forceinline__ float gradient(int i, const Slope& s, const Scaled<T>& z, const Scaled<T>& zq,
-                                          const Distribution& d, const Distribution& q, float temperature) {
-  const float x = z.at(i) - d.max, e = exp_f32(x);
+__device__ __forceinline__ float gradient(int i, float z, const Slope& s, const Scaled<T>& zq, const Distribution& d,
+                                          const Distribution& q, float temperature) {
+  const float x = z - d.max, e = exp_f32(x);
   if (!s.full) return i == s.target ? s.c * (1.f - e / d.sum) / temperature : e * (-s.c / d.sum / temperature);
   const float p = e / d.sum, log_p = x - d.log_sum, log_q = s.exact ? zq.at(i) - q.max - q.log_sum : 0.f;
   if (i == s.target) {
@@ -193,13 +235,41 @@ __global__ void __launch_bounds__(kThreads) loss(const LossArgs<T> a) {
                 .target = a.target[r]};
   __syncthreads();  // everyone has read the target's logit
   T* row = a.logits + r * a.vocabulary;
-  for (int i = threadIdx.x; i < a.vocabulary; i += kThreads)
-    row[i] = from_float<T>(gradient(i, s, z, zq, d, q, spec.temperature));
+  for (int first = kEach * threadIdx.x; first < a.vocabulary; first += kTile) {
+    const Some<float> some = z.some(first, a.vocabulary);
+    Some<T> g;
+#pragma unroll
+    for (int i = 0; i < kEach; i++)
+      if (first + i < a.vocabulary)
+        g.v[i] = from_float<T>(gradient(first + i, some.v[i], s, zq, d, q, spec.temperature));
+    if (at_once(row, a.vocabulary)) {
+      *reinterpret_cast<Some<T>*>(row + first) = g;
+    } else {
+#pragma unroll
+      for (int i = 0; i < kEach; i++)
+        if (first + i < a.vocabulary) row[first + i] = g.v[i];
+    }
+  }
 }
 
 // ---- sampling
 
 __device__ float gumbel(uint32_t word) { return -log_f32(-log_f32(uniform_open(word))); }
+constexpr float kMostGumbel = 16.65f;  // of the largest word 16.636
+
+// What a draw must exceed, and which words cannot make it do so, whatever the logit: most are passed over without a
+// logarithm, and their logits unread.
+struct Bar {
+  float value = -INFINITY;  // what some id has reached
+  uint32_t least_word = 0;
+
+  // -log u >= 1 - u: the Gumbel number of u is at most g where 1 - u >= exp(-g).  The margins are for rounding.
+  __device__ void raise(float reached, float largest_logit) {
+    value = reached;
+    const float g = value - largest_logit - fmaf(1e-6f, fabsf(value), 0.01f);
+    if (g > 0.001f) least_word = static_cast<uint32_t>((1.f - exp_f32(-g)) * 0x1p32f) - 1024;
+  }
+};
 
 // The largest rank r for which enough(r), which is false above it and true below.
 template <class Enough>
@@ -260,21 +330,38 @@ __global__ void __launch_bounds__(kThreads) draw(const T* __restrict__ logits, i
   const auto uid_low = static_cast<uint32_t>(counter[0]), uid_high = static_cast<uint32_t>(counter[1]);
   const auto position = static_cast<uint32_t>(counter[2]);
   uint64_t mine = 0;
-  for (int block = threadIdx.x; block < ceil_div(vocabulary, 4); block += kThreads) {
-    uint4 words{};  // word w is for id 4 * block + w
-    if (!greedy) words = philox({static_cast<uint32_t>(block), position, uid_low, uid_high}, a.key);
-    for (int w = 0; w < 4; w++) {
-      const int id = 4 * block + w;
-      if (id >= vocabulary) break;
-      const uint64_t r = rank(greedy ? z.at(id) : z.at(id) + gumbel(word_of(words, w)), id);
-      mine = r > mine ? r : mine;
+  const auto offer = [&](float value, int id) {
+    const uint64_t r = rank(value, id);
+    mine = r > mine ? r : mine;
+  };
+  Distribution d{};
+  if (greedy) {
+    for (int id = threadIdx.x; id < vocabulary; id += kThreads) offer(z.at(id), id);
+  } else {
+    d = distribution(z, vocabulary);
+    Bar bar;  // of the warp
+    for (int begin = 0; begin < vocabulary; begin += kTile) {
+      const int first = begin + kEach * threadIdx.x;  // four ids, as a block of philox has four words
+      float reached = -INFINITY;
+      if (first < vocabulary) {
+        const uint4 words = philox({static_cast<uint32_t>(first / 4), position, uid_low, uid_high}, a.key);
+        for (int w = 0; w < 4; w++) {
+          const uint32_t word = word_of(words, w);
+          if (first + w >= vocabulary || word < bar.least_word) continue;
+          const float v = z.at(first + w);
+          if (v + kMostGumbel < bar.value) continue;
+          const float value = v + gumbel(word);
+          offer(value, first + w);
+          reached = fmaxf(reached, value);
+        }
+      }
+      reached = warp_max(reached);
+      if (reached > bar.value) bar.raise(reached, d.max);
     }
   }
   mine = block_reduce(mine, best, [](uint64_t x, uint64_t y) { return x > y ? x : y; });
   const int id = static_cast<int>(0xffffffffu - static_cast<uint32_t>(mine));
-  float logprob = 0;
-  if (!greedy) logprob = distribution(z, vocabulary).logprob(z.at(id));
-  if (threadIdx.x == 0) a.token[blockIdx.x] = id, a.logprob[blockIdx.x] = logprob;
+  if (threadIdx.x == 0) a.token[blockIdx.x] = id, a.logprob[blockIdx.x] = greedy ? 0 : d.logprob(z.at(id));
 }
 
 // ---- what two distributions have in common
@@ -286,7 +373,7 @@ struct Overlap {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     overlap(const T* __restrict__ p_logits, const T* __restrict__ q_logits, const Overlap a) {
   __shared__ float apart[kTile], lost[kTile];
   __shared__ uint32_t common[kTile / 32];

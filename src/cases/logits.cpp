@@ -94,7 +94,7 @@ std::vector<std::string> losses() {
   std::vector<std::string> list = {"R=1,V=1,policy=0",
                                    // More than the CUDA kernels take at a time.
                                    "R=2,V=2051,policy=0,kl=4,kl_coef=30,entropy_coef=10",
-                                   "R=2,V=2051,policy=0,kl=5,kl_coef=30"};
+                                   "R=2,V=2052,policy=0,kl=5,kl_coef=30"};
   for (int policy = 0; policy < 4; policy++)
     for (int kl = 0; kl < 6; kl++) {
       const std::string spec = cat(",policy=", policy, ",kl=", kl, ",clip_high=28,clip_c=150,kl_coef=30");
@@ -111,7 +111,7 @@ std::vector<OpCase> logits_cases() {
   return {{"logprob",
            {rows, vocabulary, kTemperature},
            {"R=1,V=1", "R=3,V=17", "R=5,V=16,temperature=50", "R=2,V=129,temperature=130", "R=7,V=1021",
-            "R=1,V=63,temperature=300", "R=2,V=2051"},
+            "R=1,V=63,temperature=300", "R=2,V=2051", "R=2,V=2052"},
            logprob},
           {"overlap_probs",
            {rows, vocabulary, {"top_k", 0, "0: every id", 0}, edge("lambda", "in hundredths", 100), kTemperature},
@@ -136,7 +136,9 @@ std::vector<OpCase> logits_cases() {
             kTemperature},
            {"R=1,V=1", "R=5,V=17", "R=33,V=129,temperature=70", "R=33,V=129,greedy=1", "R=33,V=129,top_k=1",
             "R=33,V=129,top_k=5,temperature=130", "R=33,V=129,top_p=60", "R=33,V=65,top_k=20,top_p=90,temperature=80",
-            "R=7,V=1021,top_k=1000,top_p=99", "R=3,V=16,top_k=16,top_p=1,temperature=200"},
+            "R=7,V=1021,top_k=1000,top_p=99", "R=3,V=16,top_k=16,top_p=1,temperature=200",
+            // Most ids are passed over: by their random words alone, or by their logits.
+            "R=5,V=9001", "R=5,V=9000,temperature=5"},
            sample}};
 }
 
