@@ -110,12 +110,7 @@ Machine find_machine(int device) {
   if (set.value_or(false) && !m.wgmma)
     fail("PARE_WGMMA=1: ", is_90 ? "this program was built without the code of 9.0a; make cuda ARCH=90a"
                                  : cat(m.name, ": wgmma is of compute capability 9.0"));
-#ifdef CUEMU
-  constexpr bool kDefault = true;
-#else
-  constexpr bool kDefault = kWgmmaConfirmed;
-#endif
-  m.chooses_wgmma = m.wgmma && set.value_or(kDefault);
+  m.chooses_wgmma = m.wgmma && set.value_or(true);
   return m;
 }
 

@@ -8,11 +8,6 @@
 
 namespace pare::PARE_CUDA {
 
-// No GPU has said yet that the instructions do what the emulation does: tests/golden/ptx_sm90.json is made by the
-// model. Until one has written it, a device computes with mma.sync unless PARE_WGMMA=1 in the environment, a benchmark
-// or a test asks for wgmma.
-constexpr bool kWgmmaConfirmed = false;
-
 struct Machine {
   std::string name;      // and compute capability
   size_t shared_memory;  // bytes that a block can have

@@ -138,8 +138,6 @@ namespace pare::test::ptx {
 
 using namespace PARE_CUDA;
 
-const bool wgmma_confirmed = kWgmmaConfirmed;
-
 bool waits_for_mbarriers() { return machine().wgmma; }
 void lose_arrival() { launch("lose_arrival", wait_for, {.grid = 2, .block = 32, .smem = 16}, {}, 2); }
 void copy_box(unsigned char* out, const uint16_t* in, int64_t columns, int64_t rows, int64_t stride, int x, int y) {

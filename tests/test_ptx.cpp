@@ -310,12 +310,6 @@ TEST(Ptx, StoredResultsTellTheArchitecturesApart) {
   for (const auto& [name, bytes] : old.items()) EXPECT_EQ(bytes != now[name], name.starts_with("mma")) << name;
 }
 
-// A device multiplies with wgmma of its own accord when a device has said what wgmma does, and not before.
-TEST(Ptx, WgmmaIsConfirmedByADevice) {
-  EXPECT_EQ(ptx::wgmma_confirmed, read_golden(90)["made_by"] != "model")
-      << "set kWgmmaConfirmed of cuda/machine.cuh accordingly";
-}
-
 // A wait that nothing will end does not last for ever: on a device a watchdog ends it.
 TEST(Ptx, ALostArrivalIsReported) {
   if (!ptx::waits_for_mbarriers()) GTEST_SKIP() << "this device has no kernels that wait for mbarriers";

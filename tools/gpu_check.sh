@@ -135,7 +135,7 @@ train() { pare train "$@" --device "$device" $bare --force; }
 steps() {
   local at=$work/$stage
   PARE_WGMMA=0 train "$@" model.config=data/presets/tiny-ssa.json $few_steps --out "$at-1" &&
-    PARE_WGMMA=$wgmma train "$@" model.config=data/presets/tiny-ssa.json $few_steps --out "$at-2" || return
+    train "$@" model.config=data/presets/tiny-ssa.json $few_steps --out "$at-2" || return
   pare compare "$at-1" "$at-2" | tee "$at.txt"
   grep -q "have the same log-probs, bit for bit, in all" "$at.txt" || { echo "the two runs differ"; return 1; }
   awk '/^log-probs checked/ {checked = $3 + 0 > 0}
@@ -223,14 +223,9 @@ for program in "$pare" "$tests"; do
   [ -x "$program" ] || { echo "gpu_check: there is no $program:  $how" >&2; exit 2; }
 done
 pare=$(realpath "$pare") tests=$(realpath "$tests")
-# What is measured is wgmma, also before it is the default; other devices than those of 9.0 have not got it.
-wgmma=1
-capability=$([ "$device" = emu ] || timeout 10 nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1)
-[ -z "$capability" ] || [ "$capability" = 9.0 ] || wgmma=0
-[ "$call" = a ] || export PARE_WGMMA=${PARE_WGMMA:-$wgmma}
 library=$(find_cublas_lt)
 [ -n "$library" ] || all_tests='*-*Fast*'
-export call library wgmma pare tests shards all_tests few_steps whole
+export call library pare tests shards all_tests few_steps whole
 
 begin_stages "tools/gpu_check.sh -d $device $call${PARE_WGMMA:+, PARE_WGMMA=$PARE_WGMMA}" ptx_sm80.json ptx_sm90.json profile.nsys-rep
 "call_$call"

@@ -311,8 +311,7 @@ def what_next(call, stages, memcheck):
             return out + ([f"    {line}" for line in memcheck] or ["    nothing (see the values in log.txt)"])
         if bad:
             return out + ["Mend that, and run this again."]
-        return ["All is right. Copy ptx_sm*.json to tests/golden; with those of 9.0, wgmma becomes the default in the same "
-                "commit (`Ptx.WgmmaIsConfirmedByADevice` asks for both). Then run `tools/gpu_check.sh b`."]
+        return ["All is right. Copy ptx_sm*.json to tests/golden, and run `tools/gpu_check.sh b`."]
     if bad:
         out.append("What is not among them stands.")
     if call == "b":
