@@ -223,12 +223,14 @@ template <bool kTranspose>
 void multiply_by_weight(const char* op, bool aligned, const Forward<bf16, kTranspose>& p, Stream stream) {
   if (takes_wgmma(p.rows > 64) && aligned && p.rows > 0 && p.columns > 0 && p.depth > 0) {
     // Wide tiles where there are enough of them: they read less of shared memory for each product.
-    const int64_t wide = int64_t{blocks(op, p.rows, 128)} * blocks(op, p.columns, 256);
+    const auto tiles = [&](int columns) {
+      return int64_t{blocks(op, p.rows, kWgmmaRows)} * blocks(op, p.columns, columns);
+    };
+    const int multiprocessors = machine().multiprocessors;
     if (p.columns <= kNarrow)
-      launch_wgmma<128, true>(op, p, stream);
+      tiles(128) > multiprocessors / 2 ? launch_wgmma<128, true>(op, p, stream) : launch_wgmma<64, true>(op, p, stream);
     else
-      wide >= machine().multiprocessors ? launch_wgmma<256, false>(op, p, stream)
-                                        : launch_wgmma<128, false>(op, p, stream);
+      tiles(256) >= multiprocessors ? launch_wgmma<256, false>(op, p, stream) : launch_wgmma<128, false>(op, p, stream);
   } else {
     aligned ? multiply_by_mma<true>(op, p, stream) : multiply_by_mma<false>(op, p, stream);
   }

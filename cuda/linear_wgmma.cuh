@@ -87,7 +87,7 @@ struct WgmmaRowStage {
 // kChunks: results that are sums of chunks, which doubles the registers that hold them.
 template <int kColumns, bool kChunks, class Product>
 struct WgmmaBlock {
-  static_assert(!kChunks || kColumns == 128);
+  static_assert(!kChunks || kColumns <= 128);
   using Stage = typename Product::template WgmmaStage<kColumns>;
   static constexpr int kConsumers = kWgmmaRows / 64 * 4, kThreads = kConsumers * 32 + 32;
   // Shared memory: 193 KiB, or 97 KiB for each of the two blocks that then share a multiprocessor.

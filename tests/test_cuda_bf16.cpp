@@ -312,7 +312,8 @@ TEST(CudaBf16, LinearHasTheSameBitsFromEveryKernel) {
                                      {66, 24, 4112, 0},   // wide: one chunk, forward
                                      {130, 4104, 16, 0},  // and backward
                                      {130, 16, 4112, 8},
-                                     {2100, 8, 264, 0}})
+                                     {2100, 8, 264, 0},
+                                     {4300, 8, 264, 0}})  // in chunks by tiles of 128 columns, where others take 64
     same_bits(n, i, o, gap);
   in_all_orders([&] { same_bits(129, 136, 264, 0); });
   ask_for(TensorKernel::choose);
