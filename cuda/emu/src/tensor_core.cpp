@@ -1,12 +1,12 @@
 // The arithmetic of tensor cores on bf16, by the model of Xie et al., "MMA-Sim" (arXiv 2511.10909), which they found to
-// agree with the hardware bit for bit.
+// agree with the hardware bit for bit; so does an H100 with this (tests/golden/ptx_sm90.json).
 //
 // Of c and the products, each exact, the largest exponent counts; a product's is the sum of its factors' (it is not
-// normalised), that of a zero or a denormal the smallest of its type.  Every term is truncated to a multiple of
-// 2^(largest - F), the terms are added exactly, and the sum is truncated to a float.  On compute capability 9.0 and
-// later that is one sum of 16 products and c with F = 25, for mma.sync and wgmma alike; before it is one of k = 0..7
-// and c and then one of k = 8..15 and the result, with F = 24.  Infinities and NaN follow IEEE 754, a NaN result is
-// 0x7fffffff, what is too large for a float is an infinity, and a sum of zero is +0.
+// normalised), that of a denormal the smallest of its type; zeros do not count (seen on the H100).  Every term is
+// truncated to a multiple of 2^(largest - F), the terms are added exactly, and the sum is truncated to a float.  On
+// compute capability 9.0 and later that is one sum of 16 products and c with F = 25, for mma.sync and wgmma alike;
+// before it is one of k = 0..7 and c and then one of k = 8..15 and the result, with F = 24.  Infinities and NaN follow
+// IEEE 754, a NaN result is 0x7fffffff, what is too large for a float is an infinity, and a sum of zero is +0.
 #include <array>
 #include <bit>
 
@@ -22,6 +22,8 @@ using Ints = int32_t __attribute__((vector_size(4 * kWide)));
 
 // Floats (or bf16, their upper halves) as significand * 2^(exponent - 23), the significand a whole number.
 constexpr int kFraction = 23, kBias = 127, kNotFinite = 255 - kBias;
+constexpr int kLeast = -2 * kBias,
+              kZero = 512;  // below every product's exponent; how far the exponents of zeros are lower
 struct Numbers {
   Floats significand;
   Ints exponent;
@@ -30,7 +32,7 @@ inline Numbers split(const Ints& bits) {
   const Ints field = bits >> kFraction & 255, denormal = field == 0;
   const Ints digits = (bits & ((1 << kFraction) - 1)) | (~denormal & (1 << kFraction));
   const Ints magnitude = std::bit_cast<Ints>(__builtin_convertvector(digits, Floats));
-  return {std::bit_cast<Floats>(magnitude | (bits & INT32_MIN)), field - kBias - denormal};
+  return {std::bit_cast<Floats>(magnitude | (bits & INT32_MIN)), field - kBias - denormal - ((digits == 0) & kZero)};
 }
 inline Numbers split(const uint16_t* bf16, int step) {
   int32_t bits[kWide];
@@ -76,7 +78,7 @@ inline void add_products(float* d, const Operands& o, int first) {
   Ints bits;
   std::memcpy(&bits, d, sizeof bits);
   const Numbers c = split(bits);
-  Ints top = c.exponent, special = c.exponent == kNotFinite;
+  Ints top = c.exponent > kLeast ? c.exponent : Ints{} + kLeast, special = c.exponent == kNotFinite;
   for (int k = first; k < first + kTerms; k++) {
     const Numbers& b = o.columns[k];
     const Ints e = b.exponent + o.exponent[k];
