@@ -59,9 +59,9 @@ struct MmaPanels {
   template <bool kAsync>
   __device__ void load(Loaders l, const bf16* packed, int output, int input, int outputs, int inputs) {
     for (int i = l.thread; i < kOutputs * kMmaTile / 8; i += l.threads) {
-      const int o = i / (2 * kMmaTile) * 16 + i % 2 * 8, n = i / 2 % kMmaTile;  // the last panel is filled with zeros
-      copy_eight<kAsync>(at(o, n), packed + place_of_weight<bf16>(output + o, input + n, inputs),
-                         output + o / 16 * 16 < outputs && input + n < inputs ? 8 : 0, packed);
+      const int o = i / (2 * kMmaTile) * 16, n = i / 2 % kMmaTile;  // the last panel is filled with zeros
+      copy_eight<kAsync>(v + i * 8, packed + weight_place(output + o, input + n, inputs) + i % 2 * 8,
+                         output + o < outputs && input + n < inputs ? 8 : 0, packed);
     }
   }
 };
