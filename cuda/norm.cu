@@ -7,7 +7,7 @@
 // bits depend on C only.  dw: row r belongs to strand r % 128; strands are chains over rows ascending, added up in
 // order and then to dw: the same bits in every run, but not for another split into micro-batches.
 // Bytes: forward 2 passes over a row, of which the second hits the cache: 2 * act * N * C.  Backward 3 + 2 streams of
-// N * C.  Limited by memory bandwidth; dw by latency where C is small (C / 16 blocks in bf16).
+// N * C.  Limited by memory bandwidth; dw by latency where C is small (C / 32 blocks in bf16).
 #include "common.cuh"
 
 namespace pare::PARE_CUDA {
@@ -15,7 +15,7 @@ namespace pare::PARE_CUDA {
 namespace {
 
 constexpr int kWarps = 4;                  // rows of a block
-constexpr int kPacks = 2, kStrands = 128;  // of dw: a block owns so many packs of columns; see above
+constexpr int kPacks = 4, kStrands = 128;  // of dw: a block owns so many packs of columns; see above
 
 template <class T>
 struct Rows {
@@ -87,7 +87,6 @@ __global__ void __launch_bounds__(kPacks* kStrands)
   const int strand = threadIdx.y, i = blockIdx.x * kColumns + threadIdx.x * kPack<T>, c = x.c;
   float sum[kPack<T>] = {};
   if (i < c)
-#pragma unroll(kVector ? 4 : 1)  // so many rows in flight
     for (int64_t row = strand; row < rows; row += kStrands) {
       const Pack<T> g = load_pack<kVector>(dy.at(row) + i, c - i), p = load_pack<kVector>(x.at(row) + i, c - i);
       const float r = rstd[row];

@@ -188,7 +188,6 @@ __global__ void __launch_bounds__(kColumns* kStrands)
         const bool in = kVector || i + j < s.half;
         cos[j] = in ? angle[j] : 0, sin[j] = in ? angle[s.half + j] : 0;
       }
-#pragma unroll(kVector ? 4 : 1)  // so many heads in flight
       for (int h = first; h < end; h++) {
         const Pairs<T> g = load_pairs<kVector>(dy.at(n, h, s.half), s.half, i);
         const Pairs<T> v = load_pairs<kVector>(x.at(n, h, s.half), s.half, i);
