@@ -47,9 +47,9 @@ call_a() {
   beside "steps Quest" 70 steps quickstart-quest $replayed
   join
   stage "both kernels" 75 rows kernels 70
-  for ((i = 0; i < shards; i++)); do beside "ops $i" 110 shard $i; done
+  for ((i = 0; i < shards; i++)); do beside "ops $i" 90 shard $i; done
   join
-  for test in $wgmma_tests; do beside "memcheck $test" 90 sanitized memcheck "$test"; done
+  for test in $wgmma_tests; do beside "memcheck $test" 150 sanitized memcheck "$test"; done
   beside "racecheck ${wgmma_tests%% *}" 90 sanitized racecheck "${wgmma_tests%% *}"
   join
 }

@@ -257,8 +257,7 @@ def goals_table(summary):
 
 
 def kernels_table(rows):
-    """Both kernels of each product, and what they say of the weights' 32-byte rows: the products of a weight have them in
-    shared memory, its gradient has rows of 128 bytes, in smaller tiles."""
+    """Both kernels of each product."""
     rate = lambda call: rows[call]["flops"] / rows[call]["seconds"]["median"] * 1e-12 if call in rows else None
     show = lambda x: "-" if x is None else f"{x:.0f}"
     lines = []
@@ -268,13 +267,7 @@ def kernels_table(rows):
             lines.append([product, show(mma), show(wgmma), f"{wgmma / mma:.2f}" if mma and wgmma else "-"])
     if not lines:
         return []
-    out = grid(["TFLOP/s", "mma.sync", "wgmma", "ratio"], lines)
-    forward, gradient = (rate(both_kernels(PRODUCTS[i])[1]) for i in (0, 2))
-    if forward and gradient:
-        out += ["", f"Do TMA boxes with rows of 32 bytes stall? The forward product by wgmma, which has them, reaches "
-                    f"{forward:.0f} TFLOP/s, the gradient of the weight, which has rows of 128 bytes and smaller tiles, "
-                    f"{gradient:.0f}: " + ("yes, they do." if gradient > forward else "no.")]
-    return out
+    return grid(["TFLOP/s", "mma.sync", "wgmma", "ratio"], lines)
 
 
 def runs_table(runs, peak):
