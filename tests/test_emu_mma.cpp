@@ -91,6 +91,8 @@ TEST(EmuTensorCore, ZerosAndDenormals) {
   // A denormal factor counts with the exponent of the smallest normal number, here 1 for a product of 2^-6.
   EXPECT_EQ(sum(90, 0, {{0, 0x1p-133f, 0x1p127f}, {1, 0x1p-24f, 1}}), 0x1p-6f + 0x1p-24f);
   EXPECT_EQ(sum(90, 0, {{0, 0x1p-133f, 0x1p127f}, {1, 0x1p-25f, 1}}), 0x1p-6f);
+  // A zero does not count, whatever the other factor is.
+  EXPECT_EQ(sum(90, 0, {{0, 0, 0x1p127f}, {1, 0x1p-25f, 1}}), 0x1p-25f);
 }
 
 TEST(EmuTensorCore, OverflowInfinityAndNan) {
@@ -114,9 +116,9 @@ TEST(EmuTensorCore, OverflowInfinityAndNan) {
 
 // The rules, in double: every term and every sum of terms is exact there.
 float plain(float c, const uint16_t* a, const uint16_t* b, int n, int kept) {
-  const auto exponent = [](double x) { return x == 0 ? -126 : std::max(-126, std::ilogb(x)); };
+  const auto exponent = [](double x) { return x == 0 ? -512 : std::max(-126, std::ilogb(x)); };
   std::vector<double> terms{c};
-  int top = exponent(c);
+  int top = std::max(exponent(c), -256);
   double ieee = c;
   for (int k = 0; k < n; k++) {
     const double x = bf16_to_f32(a[k]), y = bf16_to_f32(b[k]);

@@ -222,7 +222,7 @@ TEST_F(Tools, GoalsAreRatiosBesideTheirPredictions) {
   EXPECT_NE(table.find("| 0.65 | 0.85 | 0.97 | 0.25 | 0.250 | 29 % |"), std::string::npos) << table;
 }
 
-// A size that fails costs no other size of its op, and what is measured answers what the first run is to answer.
+// A size that fails costs no other size of its op.
 TEST_F(Tools, BothKernelsOfEachProductAreTimed) {
   const std::string pare = write("pare", R"(#!/usr/bin/env python3
 import json, sys
@@ -243,8 +243,6 @@ print(json.dumps({"device": "a device", "ceilings": {"flops": rate, "bytes": rat
   ASSERT_EQ(python("tools/bench/gpu.py summary " + at("") + " a " + at("")).code, 0) << read_text(at(".err"));
   const std::string table = read_text(at("table.md"));
   EXPECT_NE(table.find("| linear_bwd_weight M=4096,N=17920,K=1536 | 100 | 400 | 4.00 |"), std::string::npos) << table;
-  EXPECT_NE(table.find("reaches 200 TFLOP/s"), std::string::npos) << table;
-  EXPECT_NE(table.find("smaller tiles, 400: yes, they do."), std::string::npos) << table;
 }
 
 // Of a run: medians of all steps but the first.
@@ -407,9 +405,10 @@ elif command in ("train", "sft"):
     open(after("--out")[0] + "/metrics.jsonl", "w").write((json.dumps(step) + "\n") * 3)
     if "model.config=data/presets/qwen2.5-1.5b.json" in words: os.system("sleep 1.2")  # until the memory is looked at
 )");
-  program("build/cuda/pare_cuda_tests", "#!/bin/sh\n[ -z \"$PARE_WRITE_GOLDENS\" ] || sed s/model/GPU/ " +
-                                            (std::filesystem::current_path() / "tests/golden/ptx_sm90.json").string() +
-                                            " >tests/golden/ptx_sm90.json\necho '5 passed, 0 failed, 0 skipped'\n");
+  program("build/cuda/pare_cuda_tests",
+          "#!/bin/sh\n[ -z \"$PARE_WRITE_GOLDENS\" ] || sed 's/\"made_by\": \".*\"/\"made_by\": \"GPU\"/' " +
+              (std::filesystem::current_path() / "tests/golden/ptx_sm90.json").string() +
+              " >tests/golden/ptx_sm90.json\necho '5 passed, 0 failed, 0 skipped'\n");
   program("bin/nvidia-smi",
           "#!/bin/sh\ncase $* in *used*) echo 4096 ;; *cap*) echo 9.0 ;; *name*) echo NVIDIA H200 ;; *) echo 580.1 ;; "
           "esac\n");
@@ -446,11 +445,6 @@ while [ $# -gt 0 ]; do [ "$1" = -o ] && echo report >$2.nsys-rep; shift; done
   out = expect_passed("c");
   EXPECT_NE(out.find("attn_paged B=8,L=16384"), std::string::npos) << out;
   EXPECT_EQ(read_text(at("out/profile.nsys-rep")), "report\n");
-  EXPECT_NE(out.find("PARE_WGMMA=1"), std::string::npos) << out;
-  // A device without wgmma.
-  program("bin/nvidia-smi", "#!/bin/sh\ncase $* in *cap*) echo 8.0 ;; *) echo NVIDIA A100 ;; esac\n");
-  out = check(environment, "-d cuda c").out;
-  EXPECT_NE(out.find("PARE_WGMMA=0"), std::string::npos) << out;
   // The device is lost: what there is says so, and all is stopped.
   program("bin/nvidia-smi", "#!/bin/sh\nexit 9\n");
   program("build/cuda/pare", "#!/bin/sh\n[ \"$1\" = --help ]\n");

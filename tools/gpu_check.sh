@@ -38,7 +38,7 @@ the_device() {
 call_a() {
   the_device
   stage "PTX" 45 tests 'Ptx.*'
-  stage "goldens" 30 goldens
+  stage "goldens" 25 goldens
   for test in $wgmma_tests; do beside "wgmma $test" 45 tests "$test"; done
   join
   beside "steps dense" 70 steps quickstart
@@ -47,7 +47,7 @@ call_a() {
   beside "steps Quest" 70 steps quickstart-quest $replayed
   join
   stage "both kernels" 75 rows kernels 70
-  for ((i = 0; i < shards; i++)); do beside "ops $i" 90 shard $i; done
+  for ((i = 0; i < shards; i++)); do beside "ops $i" 70 shard $i; done
   join
   for test in $wgmma_tests; do beside "memcheck $test" 150 sanitized memcheck "$test"; done
   beside "racecheck ${wgmma_tests%% *}" 90 sanitized racecheck "${wgmma_tests%% *}"

@@ -2,11 +2,11 @@
 // agree with the hardware bit for bit; so does an H100 with this (tests/golden/ptx_sm90.json).
 //
 // Of c and the products, each exact, the largest exponent counts; a product's is the sum of its factors' (it is not
-// normalised), that of a denormal the smallest of its type; zeros do not count (seen on the H100).  Every term is
-// truncated to a multiple of 2^(largest - F), the terms are added exactly, and the sum is truncated to a float.  On
-// compute capability 9.0 and later that is one sum of 16 products and c with F = 25, for mma.sync and wgmma alike;
-// before it is one of k = 0..7 and c and then one of k = 8..15 and the result, with F = 24.  Infinities and NaN follow
-// IEEE 754, a NaN result is 0x7fffffff, what is too large for a float is an infinity, and a sum of zero is +0.
+// normalised), that of a denormal the smallest of its type; zeros do not count (seen on the H100, taken over for 8.x).
+// Every term is truncated to a multiple of 2^(largest - F), the terms are added exactly, and the sum is truncated to a
+// float.  On compute capability 9.0 and later that is one sum of 16 products and c with F = 25, for mma.sync and wgmma
+// alike; before it is one of k = 0..7 and c and then one of k = 8..15 and the result, with F = 24.  Infinities and NaN
+// follow IEEE 754, a NaN result is 0x7fffffff, what is too large for a float is an infinity, and a sum of zero is +0.
 #include <array>
 #include <bit>
 
