@@ -2,7 +2,7 @@
 # All that only a GPU can show, in three calls of at most nine minutes, each of use alone.
 usage="usage: tools/gpu_check.sh [-d cuda|emu] [-o DIR] [-b BUILD] [-n] a|b|c
   a   is it right?  the driver, PTX instructions, goldens made by the device, kernels by wgmma alone and under
-      compute-sanitizer, all tests of ops, both kernels of each product timed, training with either
+      compute-sanitizer, all tests of ops, both kernels of each product timed, training with either, the bits of the emulator
   b   is it fast?   PyTorch's times, the goals of tools/bench/goals.json, --exact=off, the quickstart, models of 0.5B and 1.5B
   c   why not?      hardware counters of five kernels, a timeline
   -d  device (default cuda; emu rehearses this script on sizes that say nothing)
@@ -45,6 +45,10 @@ call_a() {
   beside "steps f32" 70 steps quickstart model.dtype=f32
   beside "steps R-KV" 70 steps quickstart-rkv $replayed
   beside "steps Quest" 70 steps quickstart-quest $replayed
+  beside "certificate f32" 70 certificate quickstart model.dtype=f32
+  beside "certificate bf16" 70 certificate quickstart
+  beside "certificate R-KV" 70 certificate quickstart-rkv $replayed
+  beside "certificate Quest" 70 certificate quickstart-quest $replayed
   join
   stage "both kernels" 75 rows kernels 70
   for ((i = 0; i < shards; i++)); do beside "ops $i" 70 shard $i; done
@@ -142,6 +146,12 @@ steps() {
        /^of these different/ {same = ($4 == "0" && $5 == "0")}
        END {if (!checked) print "no log-prob was checked"; if (!same) print "sampler and learner differ"
             exit !(checked && same)}' "$at.txt"
+}
+
+# After an update, log-probs have the bits of the emulator.
+certificate() {
+  train "$@" model.config=data/presets/tiny-ssa.json trainer.total_training_steps=2 data.train_batch_size=4 rollout.n=4 \
+    data.max_response_length=64 --out "$work/$stage" && tools/bench/gpu.py certificate "${stage#certificate-}" "$work/$stage"
 }
 
 # Tokens a second with exact linear layers and with those of cuBLASLt.

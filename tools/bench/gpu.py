@@ -7,6 +7,7 @@
     tools/bench/gpu.py run WORK NAME RUN [--planned PLAN] [--used FILE]
                                                 tokens a second, FLOPs and bytes of a run directory: WORK/runs.json
     tools/bench/gpu.py goldens OURS DEVICES     which results of PTX instructions differ; exit code 1: some do
+    tools/bench/gpu.py certificate NAME RUN     has the run's last step the certificate of tests/golden/steps.json?
     tools/bench/gpu.py summary WORK a|b|c OUT   OUT/summary.json and OUT/table.md
     tools/bench/gpu.py readme                   the table of the newest committed result
 
@@ -181,6 +182,15 @@ def compare_goldens(o):
     return 1 if different or not names else 0
 
 
+def compare_certificate(o):
+    with open(os.path.join(HERE, "../../tests/golden/steps.json")) as f:
+        stored = json.load(f)["certificates"][o.name]
+    with open(os.path.join(o.run, "metrics.jsonl")) as f:
+        certificate = json.loads(f.readlines()[-1])["certificate"]
+    print(f"{o.name}: certificate {certificate}, that of the emulator is {stored}")
+    return certificate != stored
+
+
 # ---- ratios
 
 def ratio(goal, rows, baselines, ceilings):
@@ -298,7 +308,7 @@ def what_next(call, stages, memcheck):
         if goldens != "passed":
             return out + [f"There are no goldens of this device ({goldens or 'not tried'}), and without them nothing tells "
                           "wrong instructions from wrong kernels: see `PTX` and `goldens` in log.txt, and run this again."]
-        kernels = of("PTX", "wgmma", "steps", "ops", "memcheck", "racecheck", "both kernels")
+        kernels = of("PTX", "wgmma", "steps", "certificate", "ops", "memcheck", "racecheck", "both kernels")
         if kernels:
             out.append("The instructions are right, kernels are wrong or hang. What the sanitizer says:")
             return out + ([f"    {line}" for line in memcheck] or ["    nothing (see the values in log.txt)"])
@@ -399,6 +409,7 @@ def main():
     run.add_argument("--planned")
     run.add_argument("--used")
     command("goldens", compare_goldens, "ours", "devices")
+    command("certificate", compare_certificate, "name", "run")
     command("summary", summarise, "work", "call", "out")
     command("readme", readme)
     o = parser.parse_args()
