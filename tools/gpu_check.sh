@@ -148,10 +148,18 @@ steps() {
             exit !(checked && same)}' "$at.txt"
 }
 
-# After an update, log-probs have the bits of the emulator.
+# After an update, log-probs have the bits of the emulator.  Of other devices than 8.x and 9.0 it knows none.
 certificate() {
+  local capability=${CUEMU_ARCH:-90}
+  [ "$device" = emu ] || capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
+  case $capability in
+    8?) capability=8.x ;;
+    90) capability=9.0 ;;
+    *) echo "compute capability $capability"; return $not_here ;;
+  esac
   train "$@" model.config=data/presets/tiny-ssa.json trainer.total_training_steps=2 data.train_batch_size=4 rollout.n=4 \
-    data.max_response_length=64 --out "$work/$stage" && tools/bench/gpu.py certificate "${stage#certificate-}" "$work/$stage"
+    data.max_response_length=64 --out "$work/$stage" &&
+    tools/bench/gpu.py certificate $capability "${stage#certificate-}" "$work/$stage"
 }
 
 # Tokens a second with exact linear layers and with those of cuBLASLt.

@@ -7,7 +7,8 @@
     tools/bench/gpu.py run WORK NAME RUN [--planned PLAN] [--used FILE]
                                                 tokens a second, FLOPs and bytes of a run directory: WORK/runs.json
     tools/bench/gpu.py goldens OURS DEVICES     which results of PTX instructions differ; exit code 1: some do
-    tools/bench/gpu.py certificate NAME RUN     has the run's last step the certificate of tests/golden/steps.json?
+    tools/bench/gpu.py certificate CAPABILITY NAME RUN
+                                                has the run's last step the certificate of tests/golden/steps.json?
     tools/bench/gpu.py summary WORK a|b|c OUT   OUT/summary.json and OUT/table.md
     tools/bench/gpu.py readme                   the table of the newest committed result
 
@@ -184,7 +185,7 @@ def compare_goldens(o):
 
 def compare_certificate(o):
     with open(os.path.join(HERE, "../../tests/golden/steps.json")) as f:
-        stored = json.load(f)["certificates"][o.name]
+        stored = json.load(f)[o.capability][o.name]
     with open(os.path.join(o.run, "metrics.jsonl")) as f:
         certificate = json.loads(f.readlines()[-1])["certificate"]
     print(f"{o.name}: certificate {certificate}, that of the emulator is {stored}")
@@ -409,7 +410,7 @@ def main():
     run.add_argument("--planned")
     run.add_argument("--used")
     command("goldens", compare_goldens, "ours", "devices")
-    command("certificate", compare_certificate, "name", "run")
+    command("certificate", compare_certificate, "capability", "name", "run")
     command("summary", summarise, "work", "call", "out")
     command("readme", readme)
     o = parser.parse_args()
