@@ -102,7 +102,7 @@ struct DotTile {
   __device__ __forceinline__ void multiply(int n_rows, int n_columns, float scale, Get vector) const {
     const int row = threadIdx.x / (kColumns / 4) * 4, column = threadIdx.x % (kColumns / 4) * 4;
     const bool mine = row < n_rows && column < n_columns;
-    const int j = threadIdx.x % kColumns, top = threadIdx.x / kColumns;
+    const int j = threadIdx.x % kColumns, depth = threadIdx.x / kColumns;
     const auto y = vector(j);
     // The next elements of the columns, which are fetched while products are computed.
     constexpr int kNext = kDepth * kColumns / kThreads, kStep = kThreads / kColumns;
@@ -110,7 +110,7 @@ struct DotTile {
     const auto fetch = [&](int first) {
 #pragma unroll
       for (int i = 0; i < kNext; i++) {
-        const int d = first + top + i * kStep;
+        const int d = first + depth + i * kStep;
         next[i] = d < head_dim ? y(d) : 0.f;
       }
     };
@@ -120,7 +120,7 @@ struct DotTile {
       const int n = min(kDepth, head_dim - first);
       if (first > 0) __syncthreads();  // the columns before have been read
 #pragma unroll
-      for (int i = 0; i < kNext; i++) columns[(top + i * kStep) * kColumns + j] = next[i];
+      for (int i = 0; i < kNext; i++) columns[(depth + i * kStep) * kColumns + j] = next[i];
       __syncthreads();
       if (first + kDepth < head_dim) fetch(first + kDepth);
       for (int d = 0; mine && d < n; d++) {

@@ -35,7 +35,8 @@ struct WgmmaWeightStage {
                           {2 * kPanel * together, 2 * kPanel * inputs},
                           {kPanel * together, kInputs / together, kOutputs / kPanel}, Swizzle::none)};
   }
-  // Inputs of a panel that are one row of tensor copies, which take as long for a short row as for a long one.
+  // log2 of how many inputs of a panel, up to 16, are one row of the tensor copies: rows of 32 bytes bounded the
+  // products.
   template <class Product>
   __host__ __device__ static int log2_inputs(const Product& p) {
     const int inputs = kTranspose ? p.columns : p.depth;

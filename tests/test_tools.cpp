@@ -161,6 +161,11 @@ TEST_F(Tools, RegistersAreComparedWithTheBaseline) {
   EXPECT_EQ(o.code, 1);
   EXPECT_EQ(o.out, "add.cu: add<float> sm_90a: registers 40 -> 41, spill stores 0 -> 16\n");
   EXPECT_NE(o.err.find("make registers-update"), std::string::npos) << o.err;
+  std::string much = ptxas(38, 0);
+  much.replace(much.find("2048"), 4, "32772");
+  o = run(much, "");
+  EXPECT_EQ(o.code, 1);
+  EXPECT_NE(o.err.find("has 32772 bytes of static shared memory"), std::string::npos) << o.err;
   o = run("", "");
   EXPECT_EQ(o.code, 1);
   EXPECT_NE(o.err.find("no kernel in these files"), std::string::npos) << o.err;
@@ -447,6 +452,9 @@ while [ $# -gt 0 ]; do [ "$1" = -o ] && echo report >$2.nsys-rep; shift; done
   out = expect_passed("c");
   EXPECT_NE(out.find("attn_paged B=8,L=16384"), std::string::npos) << out;
   EXPECT_EQ(read_text(at("out/profile.nsys-rep")), "report\n");
+  // What the kernels were asked to be stands with the figures.
+  out = check(environment + " PARE_WGMMA=0", "-d cuda c").out;
+  EXPECT_NE(out.find("PARE_WGMMA=0"), std::string::npos) << out;
   // The device is lost: what there is says so, and all is stopped.
   program("bin/nvidia-smi", "#!/bin/sh\nexit 9\n");
   program("build/cuda/pare", "#!/bin/sh\n[ \"$1\" = --help ]\n");
