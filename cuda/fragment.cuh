@@ -142,7 +142,7 @@ __device__ __forceinline__ void load_b(uint32_t (&b)[4], At at PTX_LOC) {
 template <int kD>
 struct SharedTile {
   bf16* p;
-  __device__ bf16* at(int row, int col) const { return p + row * kD + ((col / 8) ^ (row % 8)) * 8; }
+  __device__ bf16* at(unsigned row, unsigned col) const { return p + (row * kD + ((col / 8) ^ (row % 8)) * 8); }
   // Factors of products over columns: rows row + [0, 16), columns k + [0, 16).
   __device__ __forceinline__ void operand_a(uint32_t (&a)[4], int row, int k) const {
     load_a<Major::k>(a, [&](int i, int j) { return at(row + i, k + j); });

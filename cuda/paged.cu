@@ -158,41 +158,65 @@ struct Stage {
   __device__ explicit Stage(char* p) : k{reinterpret_cast<bf16*>(p)}, v{k.p + kSlots * kD} {}
 };
 
-// Fills a stage with the slots from `begin` on; zeros beyond e.slots and beyond D.
+// Four slots that begin at a multiple of four always lie together.  Where those of a lane do, of the block from `begin`
+// on.
+struct Four {
+  int page = 0, slot = 0;
+  __device__ __forceinline__ Four(const Reads<bf16, kRows16>& e, int begin) {
+    const int at = begin + static_cast<int>(threadIdx.x) % 32 * 4;
+    if (at >= min(e.slots, begin + kSlots)) return;
+    slot = e.where(at);
+    page = e.a.pages.table[e.t.table_row * e.a.pages.table_stride + slot / kPageSlots];
+  }
+};
+
+// Fills a stage with the slots from `begin` on; zeros beyond e.slots and beyond D.  `four` is the block's, and then the
+// next block's.  Few instructions a copy: where there are few sequences, a block of slots waits for them.
 template <int kD>
-__device__ __forceinline__ void load_slots(const Stage<kD>& to, const Reads<bf16, kRows16>& e, int begin) {
-  // Four slots that begin at a multiple of four always lie together.  Every warp notes for its own use where the fours
-  // of the block do: page * 16 + slot of the page.
-  __shared__ int fours[kWarps][kSlots / 4];
+__device__ __forceinline__ void load_slots(const Stage<kD>& to, const Reads<bf16, kRows16>& e, int begin, Four& four) {
+  // Every warp notes for its own use how many elements lie before each four.
+  __shared__ int64_t before_k[kWarps][kSlots / 4], before_v[kWarps][kSlots / 4];
   const Pages<const bf16>& pages = e.a.pages;
-  const int head_dim = pages.head_dim, lane = threadIdx.x % 32, present = e.slots - begin;
-  int* const mine = fours[threadIdx.x / 32];
+  const int head_dim = pages.head_dim, lane = threadIdx.x % 32, warp = threadIdx.x / 32, present = e.slots - begin;
   __syncwarp();  // the last block's are done with
-  if (lane < kSlots / 4 && lane * 4 < present) {
-    const int slot = e.where(begin + lane * 4);
-    mine[lane] = pages.table[e.t.table_row * pages.table_stride + slot / kPageSlots] * kPageSlots + slot % kPageSlots;
+  if (lane < kSlots / 4) {
+    const int64_t head = (int64_t{four.page} * pages.kv_heads + e.kv) * head_dim * kPageSlots;
+    before_k[warp][lane] = head + four.slot % kPageSlots;
+    before_v[warp][lane] = head + four.slot % kPageSlots * head_dim;
   }
   __syncwarp();
-  const auto head = [&](int place) { return int64_t{place / kPageSlots} * pages.kv_heads + e.kv; };
+  four = Four(e, begin + kSlots);
 
-  const int n = threadIdx.x % (kSlots / 8) * 8, valid = max(0, min(8, present - n));  // this thread's slots of K
-  const int low = valid ? mine[n / 4] : 0, high = valid > 4 ? mine[n / 4 + 1] : low + 4;
-  const bf16 *k_low = pages.k_at(head(low), low, 0), *k_high = pages.k_at(head(high), high, 0);
-  const bool together = high == low + 4 && low % 8 == 0;
-#pragma unroll 4
-  for (int c = threadIdx.x / (kSlots / 8); c < kD; c += kThreads / (kSlots / 8)) {
-    const int bytes = c < head_dim ? valid * 2 : 0, from = c < head_dim ? c * kPageSlots : 0;
-    if (together) {
-      cp_async_16(to.k.at(c, n), k_low + from, bytes);
-    } else {
-      cp_async_8(to.k.at(c, n), k_low + from, min(8, bytes));
-      cp_async_8(to.k.at(c, n) + 4, k_high + from, max(0, bytes - 8));
+  constexpr int kDown = kThreads / (kSlots / 8);  // channels at a time, each 8 slots a thread
+  const int n = threadIdx.x % (kSlots / 8) * 8, first = threadIdx.x / (kSlots / 8), valid = max(0, min(8, present - n));
+  const int64_t low = before_k[warp][n / 4], high = before_k[warp][n / 4 + 1];
+  const auto copy_keys = [&](auto copy) {
+#pragma unroll
+    for (int i = 0; i < kD / kDown; i++) {
+      const int c = i * kDown + first;
+      copy(to.k.at(c, n), c * kPageSlots, c < head_dim ? valid * 2 : 0);
     }
+  };
+  if (low % 8 == 0 && (valid <= 4 || high == low + 4))
+    copy_keys([&](bf16* p, int c, int bytes) { cp_async_16(p, pages.k + low + c, bytes); });
+  else
+    copy_keys([&](bf16* p, int c, int bytes) {
+      cp_async_8(p, pages.k + low + c, min(8, bytes)), cp_async_8(p + 4, pages.k + high + c, max(0, bytes - 8));
+    });
+  if (!e.a.vector) {
+    load_tile<kSlots>(to.v, pages.v, present, head_dim, false,
+                      [&](int i) { return pages.v + before_v[warp][i / 4] + i % 4 * head_dim; });
+    return;
   }
-  load_tile<kSlots>(to.v, pages.v, present, head_dim, e.a.vector, [&](int i) {
-    const int at = mine[i / 4] + i % 4;
-    return pages.v_at(head(at), at, 0);
-  });
+  constexpr int kAcross = kD / 8, kRows = kThreads / kAcross;  // copies to a row, rows at a time
+  const int row = threadIdx.x / kAcross, c = threadIdx.x % kAcross * 8, left = c < head_dim ? present : 0;
+  const bf16* const v = pages.v + row % 4 * head_dim + c;
+  int64_t before[kSlots / kRows];  // all before the first copy, which no load may pass
+#pragma unroll
+  for (int i = 0; i < kSlots / kRows; i++) before[i] = before_v[warp][(i * kRows + row) / 4];
+#pragma unroll
+  for (int i = 0; i < kSlots / kRows; i++)
+    cp_async_16(to.v.at(i * kRows + row, c), v + before[i], i * kRows + row < left ? 16 : 0);
 }
 
 template <int kD>
@@ -208,12 +232,13 @@ __global__ void __launch_bounds__(kThreads) attend16(const Args<bf16> a) {
   const auto query = [&](int row) { return e.query(row); };
   // add(stage, begin) for every block of slots, q having been asked for.
   const auto for_blocks = [&](auto add) {
-    load_slots<kD>(stage(0), e, 0);
+    Four four(e, 0);
+    load_slots<kD>(stage(0), e, 0, four);
     cp_async_commit();
     const int n_blocks = ceil_div(e.slots, kSlots);
     for (int block = 0; block < n_blocks; block++) {
       const int begin = block * kSlots;
-      if (block + 1 < n_blocks) load_slots<kD>(stage(block + 1), e, begin + kSlots);
+      if (block + 1 < n_blocks) load_slots<kD>(stage(block + 1), e, begin + kSlots, four);
       cp_async_commit();
       cp_async_wait<1>();
       __syncthreads();
