@@ -9,11 +9,11 @@
 // x, y, dy, dx [N, H+K, D], any stride between the N rows, heads contiguous; rstd [N, H+K]; dx may be dy.  y, rstd and
 // dx are overwritten, dq_norm and dk_norm [D] added to.  What lies between the norm and the rotation is in f32.
 // Order: a group of lanes a head, as many (a power of two, at most 32) as it has 16-byte packs of pairs; lane l takes
-// packs l, l + lanes, ... of both halves as one chain, then a tree over the lanes: the bits of a head depend on D only.
-// dq_norm and dk_norm: row n belongs to strand n % 256; strands are chains over their rows and heads ascending, added
-// up in order: the same bits in every run, but not for another split into micro-batches.
-// Bytes: forward 2, backward 3 + 2 streams of N * (H+K) * D; what is read twice by one head hits the cache the second
-// time.  Limited by memory bandwidth; the weights by latency, for they have few columns.
+// pack l of both halves as one chain, then a tree over the lanes: the bits of a head depend on D only.
+// dq_norm and dk_norm: head u, counted over rows, belongs to group u % (kNormParts * groups of a block), whose chain
+// ascends; the groups of a warp by a tree, the warps of a block in order, blocks in eight strands, those in order: the
+// same bits in every run, but not for another split into micro-batches.
+// Bytes: forward 2, backward 3 streams of N * (H+K) * D.  Limited by memory bandwidth.
 #include <algorithm>
 #include <bit>
 
@@ -48,8 +48,6 @@ __global__ void __launch_bounds__(kThreads) rotate(T* __restrict__ x, int64_t st
 
 // ---- behind the norm of queries and keys
 
-constexpr int kColumns = 2, kStrands = 256;  // of the weights: packs of pairs that a block owns; see above
-
 // The heads of N rows.
 template <class T>
 struct Heads {
@@ -68,25 +66,6 @@ struct Angles {
   __device__ const float* of(int64_t n, int half) const { return table + int64_t{pos[n]} * 2 * half; }
 };
 
-// The head of this thread, and its lane there.  Behind the last head only the sums over lanes are computed, of nothing;
-// reading the last head once more would meet the writes of those whose it is.
-struct Place {
-  int64_t head, n;
-  int h, lane;
-  bool live;
-  __device__ explicit Place(const Shape& s) {
-    const int64_t own = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / s.lanes, last = s.rows * s.heads - 1;
-    live = own <= last;
-    head = live ? own : last;
-    n = head / s.heads, h = static_cast<int>(head % s.heads), lane = threadIdx.x % s.lanes;
-  }
-};
-
-__device__ __forceinline__ float group_sum(float v, int lanes) {
-  for (int o = lanes / 2; o > 0; o /= 2) v += __shfl_xor_sync(kAllLanes, v, o);
-  return v;
-}
-
 // A pack of a head's first half, and that of its second half which is rotated with it.
 template <class T>
 struct Pairs {
@@ -102,121 +81,145 @@ __device__ __forceinline__ void store_pairs(T* p, const Pairs<T>& x, int half, i
   store_pack<kVector>(p + half + i, x.b, half - i);
 }
 
+// Head `head` of all, and the pairs of it that this thread has: those from i on, if `live`.  Behind the last head only
+// sums over lanes are computed, of zeros.
+struct Place {
+  int64_t n;
+  int h, i;
+  bool live;
+  __device__ __forceinline__ Place(const Shape& s, int64_t head, int pack) {
+    n = head / s.heads, h = static_cast<int>(head % s.heads), i = static_cast<int>(threadIdx.x) % s.lanes * pack;
+    live = n < s.rows && i < s.half;
+  }
+};
+
+__device__ __forceinline__ float group_sum(float v, int lanes) {
+  for (int o = lanes / 2; o > 0; o /= 2) v += __shfl_xor_sync(kAllLanes, v, o);
+  return v;
+}
+
 template <class T, bool kVector>
 __global__ void __launch_bounds__(kThreads)
     qk_fwd(Heads<T> y, float* __restrict__ rstd, Heads<const T> x, const T* __restrict__ q_norm,
            const T* __restrict__ k_norm, Angles angles, Shape s, float eps) {
-  const Place p(s);
-  const T* xh = x.at(p.n, p.h, s.half);
+  const int64_t head = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / s.lanes;
+  const Place p(s, head, kPack<T>);
+  Pairs<T> v{};
+  if (p.live) v = load_pairs<kVector>(x.at(p.n, p.h, s.half), s.half, p.i);
   float sum = 0;
-  for (int i = p.lane * kPack<T>; p.live && i < s.half; i += s.lanes * kPack<T>) {
-    const Pairs<T> v = load_pairs<kVector>(xh, s.half, i);
-    for (int j = 0; j < kPack<T>; j++) sum = fmaf(to_float(v.a.v[j]), to_float(v.a.v[j]), sum);
-    for (int j = 0; j < kPack<T>; j++) sum = fmaf(to_float(v.b.v[j]), to_float(v.b.v[j]), sum);
-  }
+  for (int j = 0; j < kPack<T>; j++) sum = fmaf(to_float(v.a.v[j]), to_float(v.a.v[j]), sum);
+  for (int j = 0; j < kPack<T>; j++) sum = fmaf(to_float(v.b.v[j]), to_float(v.b.v[j]), sum);
   const float r = 1.f / sqrtf(group_sum(sum, s.lanes) / static_cast<float>(2 * s.half) + eps);
   if (!p.live) return;
-  if (p.lane == 0) rstd[p.head] = r;
-  const T* w = p.h < s.q_heads ? q_norm : k_norm;
-  const float* angle = angles.of(p.n, s.half);
-  T* yh = y.at(p.n, p.h, s.half);
-  for (int i = p.lane * kPack<T>; i < s.half; i += s.lanes * kPack<T>) {
-    Pairs<T> v = load_pairs<kVector>(xh, s.half, i);
-    const Pairs<T> q = load_pairs<kVector>(w, s.half, i);
-    for (int j = 0; j < kPack<T>; j++) {
-      if (!kVector && i + j >= s.half) break;
-      const float cos = angle[i + j], sin = angle[s.half + i + j];
-      const float a = to_float(v.a.v[j]) * r * to_float(q.a.v[j]), b = to_float(v.b.v[j]) * r * to_float(q.b.v[j]);
-      v.a.v[j] = from_float<T>(a * cos - b * sin);
-      v.b.v[j] = from_float<T>(b * cos + a * sin);
-    }
-    store_pairs<kVector>(yh, v, s.half, i);
-  }
-}
-
-template <class T, bool kVector>
-__global__ void __launch_bounds__(kThreads)
-    qk_bwd_input(Heads<T> dx, Heads<const T> dy, Heads<const T> x, const T* __restrict__ q_norm,
-                 const T* __restrict__ k_norm, const float* __restrict__ rstd, Angles angles, Shape s) {
-  const Place p(s);
-  const T *gh = dy.at(p.n, p.h, s.half), *xh = x.at(p.n, p.h, s.half), *w = p.h < s.q_heads ? q_norm : k_norm;
-  const float* angle = angles.of(p.n, s.half);
-  const float r = rstd[p.head];
-  // f(j, x, dy, w) for the pairs of pack i, with x normed, dy rotated back and multiplied by w
-  const auto for_pairs = [&](int i, auto f) {
-    const Pairs<T> g = load_pairs<kVector>(gh, s.half, i), v = load_pairs<kVector>(xh, s.half, i),
-                   q = load_pairs<kVector>(w, s.half, i);
-    for (int j = 0; j < kPack<T>; j++) {
-      if (!kVector && i + j >= s.half) break;
-      const float cos = angle[i + j], sin = angle[s.half + i + j];
-      const float a = to_float(g.a.v[j]), b = to_float(g.b.v[j]);
-      f(j, to_float(v.a.v[j]) * r, (a * cos + b * sin) * to_float(q.a.v[j]), to_float(v.b.v[j]) * r,
-        (b * cos - a * sin) * to_float(q.b.v[j]));
-    }
-  };
-  float dot = 0;
-  for (int i = p.lane * kPack<T>; p.live && i < s.half; i += s.lanes * kPack<T>)
-    for_pairs(i, [&](int, float xa, float ga, float xb, float gb) { dot = fmaf(gb, xb, fmaf(ga, xa, dot)); });
-  const float mean = group_sum(dot, s.lanes) / static_cast<float>(2 * s.half);
-  if (!p.live) return;
-  T* dh = dx.at(p.n, p.h, s.half);
-  for (int i = p.lane * kPack<T>; i < s.half; i += s.lanes * kPack<T>) {
-    Pairs<T> d{};
-    for_pairs(i, [&](int j, float xa, float ga, float xb, float gb) {
-      d.a.v[j] = from_float<T>(r * (ga - xa * mean));
-      d.b.v[j] = from_float<T>(r * (gb - xb * mean));
-    });
-    store_pairs<kVector>(dh, d, s.half, i);
-  }
-}
-
-// blockIdx.y 0: dq_norm, 1: dk_norm
-template <class T, bool kVector>
-__global__ void __launch_bounds__(kColumns* kStrands)
-    qk_bwd_weight(float* __restrict__ dq_norm, float* __restrict__ dk_norm, Heads<const T> dy, Heads<const T> x,
-                  const float* __restrict__ rstd, Angles angles, Shape s) {
-  constexpr int kWidth = 2 * kColumns * kPack<T>;  // columns of the block: those of the first halves, then the others
-  __shared__ float part[kStrands][kWidth];
-  const int strand = threadIdx.y, i = (blockIdx.x * kColumns + threadIdx.x) * kPack<T>;
-  const int first = blockIdx.y ? s.q_heads : 0, end = blockIdx.y ? s.heads : s.q_heads;
-  float a[kPack<T>] = {}, b[kPack<T>] = {};
-  if (i < s.half)
-    for (int64_t n = strand; n < s.rows; n += kStrands) {
-      const float* angle = angles.of(n, s.half) + i;
-      float cos[kPack<T>], sin[kPack<T>];
-      for (int j = 0; j < kPack<T>; j++) {
-        const bool in = kVector || i + j < s.half;
-        cos[j] = in ? angle[j] : 0, sin[j] = in ? angle[s.half + j] : 0;
-      }
-      for (int h = first; h < end; h++) {
-        const Pairs<T> g = load_pairs<kVector>(dy.at(n, h, s.half), s.half, i);
-        const Pairs<T> v = load_pairs<kVector>(x.at(n, h, s.half), s.half, i);
-        const float r = rstd[n * s.heads + h];
-        for (int j = 0; j < kPack<T>; j++) {
-          const float ga = to_float(g.a.v[j]), gb = to_float(g.b.v[j]);
-          a[j] = fmaf(ga * cos[j] + gb * sin[j], to_float(v.a.v[j]) * r, a[j]);
-          b[j] = fmaf(gb * cos[j] - ga * sin[j], to_float(v.b.v[j]) * r, b[j]);
-        }
-      }
-    }
+  if (p.i == 0) rstd[head] = r;
+  const Pairs<T> w = load_pairs<kVector>(p.h < s.q_heads ? q_norm : k_norm, s.half, p.i);
+  const float* angle = angles.of(p.n, s.half) + p.i;
   for (int j = 0; j < kPack<T>; j++) {
-    part[strand][threadIdx.x * kPack<T> + j] = a[j];
-    part[strand][kWidth / 2 + threadIdx.x * kPack<T> + j] = b[j];
+    if (!kVector && p.i + j >= s.half) break;
+    const float cos = angle[j], sin = angle[s.half + j];
+    const float a = to_float(v.a.v[j]) * r * to_float(w.a.v[j]), b = to_float(v.b.v[j]) * r * to_float(w.b.v[j]);
+    v.a.v[j] = from_float<T>(a * cos - b * sin);
+    v.b.v[j] = from_float<T>(b * cos + a * sin);
+  }
+  store_pairs<kVector>(y.at(p.n, p.h, s.half), v, s.half, p.i);
+}
+
+constexpr int kBwdThreads = 256, kBwdWarps = kBwdThreads / 32, kMostChannels = 256;
+
+// Of the pairs of a thread: what it adds to the gradient of a weight.
+template <class T>
+struct PairSums {
+  float a[kPack<T>] = {}, b[kPack<T>] = {};
+};
+
+// parts [gridDim.x, 2, D]: what a block adds to dq_norm and dk_norm.
+template <class T, bool kVector, bool kWeights>
+__global__ void __launch_bounds__(kBwdThreads, 2)
+    qk_bwd(Heads<T> dx, float* __restrict__ parts, Heads<const T> dy, Heads<const T> x, const T* __restrict__ q_norm,
+           const T* __restrict__ k_norm, const float* __restrict__ rstd, Angles angles, Shape s) {
+  const int groups = kBwdThreads / s.lanes;
+  PairSums<T> q_sums, k_sums;
+  for (int64_t first = int64_t{blockIdx.x} * groups; first < s.rows * s.heads; first += int64_t{gridDim.x} * groups) {
+    const int64_t head = first + threadIdx.x / s.lanes;
+    const Place p(s, head, kPack<T>);
+    const bool query = p.h < s.q_heads;
+    Pairs<T> g{}, v{}, w{};
+    float cos[kPack<T>] = {}, sin[kPack<T>] = {}, r = 0;
+    if (p.live) {
+      g = load_pairs<kVector>(dy.at(p.n, p.h, s.half), s.half, p.i);
+      v = load_pairs<kVector>(x.at(p.n, p.h, s.half), s.half, p.i);
+      w = load_pairs<kVector>(query ? q_norm : k_norm, s.half, p.i);
+      r = rstd[head];
+      const float* angle = angles.of(p.n, s.half) + p.i;
+      for (int j = 0; j < kPack<T>; j++)
+        if (kVector || p.i + j < s.half) cos[j] = angle[j], sin[j] = angle[s.half + j];
+    }
+    // x normed; dy rotated back, for the weights and then multiplied by them
+    float xa[kPack<T>], xb[kPack<T>], ga[kPack<T>], gb[kPack<T>], dot = 0;
+    for (int j = 0; j < kPack<T>; j++) {
+      const float a = to_float(g.a.v[j]), b = to_float(g.b.v[j]);
+      xa[j] = to_float(v.a.v[j]) * r, xb[j] = to_float(v.b.v[j]) * r;
+      ga[j] = a * cos[j] + b * sin[j], gb[j] = b * cos[j] - a * sin[j];
+    }
+    for (int j = 0; kWeights && j < kPack<T>; j++) {
+      if (query)
+        q_sums.a[j] = fmaf(ga[j], xa[j], q_sums.a[j]), q_sums.b[j] = fmaf(gb[j], xb[j], q_sums.b[j]);
+      else
+        k_sums.a[j] = fmaf(ga[j], xa[j], k_sums.a[j]), k_sums.b[j] = fmaf(gb[j], xb[j], k_sums.b[j]);
+    }
+    for (int j = 0; j < kPack<T>; j++) {
+      ga[j] *= to_float(w.a.v[j]), gb[j] *= to_float(w.b.v[j]);
+      dot = fmaf(gb[j], xb[j], fmaf(ga[j], xa[j], dot));
+    }
+    const float mean = group_sum(dot, s.lanes) / static_cast<float>(2 * s.half);
+    if (!p.live) continue;
+    for (int j = 0; j < kPack<T>; j++) {
+      g.a.v[j] = from_float<T>(r * (ga[j] - xa[j] * mean));
+      g.b.v[j] = from_float<T>(r * (gb[j] - xb[j] * mean));
+    }
+    store_pairs<kVector>(dx.at(p.n, p.h, s.half), g, s.half, p.i);
+  }
+  if (!kWeights) return;
+  __shared__ float warps[kBwdWarps][2 * kMostChannels];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = lane % s.lanes * kPack<T>, dim = 2 * s.half;
+  for (int j = 0; j < kPack<T>; j++) {
+    const bool there = i + j < s.half;
+    for (int kind = 0; kind < 2; kind++) {
+      float a = kind ? k_sums.a[j] : q_sums.a[j], b = kind ? k_sums.b[j] : q_sums.b[j];
+      for (int o = s.lanes; o < 32; o *= 2)
+        a += __shfl_xor_sync(kAllLanes, a, o), b += __shfl_xor_sync(kAllLanes, b, o);
+      if (lane < s.lanes && there) warps[warp][kind * dim + i + j] = a, warps[warp][kind * dim + s.half + i + j] = b;
+    }
   }
   __syncthreads();
-  const int column = strand * kColumns + threadIdx.x;
-  if (column >= kWidth) return;
-  const int c = blockIdx.x * (kWidth / 2) + column % (kWidth / 2);
-  if (c >= s.half) return;
+  for (int c = threadIdx.x; c < 2 * dim; c += kBwdThreads) {
+    float sum = 0;
+    for (int w = 0; w < kBwdWarps; w++) sum += warps[w][c];
+    parts[int64_t{blockIdx.x} * 2 * dim + c] = sum;
+  }
+}
+
+// threadIdx.x: a column of dq_norm, behind them of dk_norm; threadIdx.y: a strand of blocks.
+constexpr int kColumns = 32, kStrands = 8;
+__global__ void __launch_bounds__(kColumns* kStrands)
+    add_parts(float* __restrict__ dq_norm, float* __restrict__ dk_norm, const float* __restrict__ parts, int count,
+              int dim) {
+  __shared__ float strands[kStrands][kColumns];
+  const int c = blockIdx.x * kColumns + threadIdx.x;
   float sum = 0;
-  for (int k = 0; k < kStrands; k++) sum += part[k][column];
-  float* const dw = blockIdx.y ? dk_norm : dq_norm;
-  dw[column < kWidth / 2 ? c : s.half + c] += sum;
+  if (c < 2 * dim)
+    for (int i = threadIdx.y; i < count; i += kStrands) sum += parts[int64_t{i} * 2 * dim + c];
+  strands[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || c >= 2 * dim) return;
+  for (int y = 1; y < kStrands; y++) sum += strands[y][threadIdx.x];
+  (c < dim ? dq_norm[c] : dk_norm[c - dim]) += sum;
 }
 
 // `lanes` for packs of `pack` elements.
-Shape shape_of(const Tensor& x, int64_t q_heads, int64_t pack) {
+Shape shape_of(const char* op, const Tensor& x, int64_t q_heads, int64_t pack) {
   const int64_t packs = ceil_div(x.shape[2] / 2, pack);
+  expect(x.shape[2] <= kMostChannels, op, ": heads of ", x.shape[2], " channels; at most ", kMostChannels);
   return {x.shape[0], static_cast<int>(x.shape[1]), static_cast<int>(q_heads), static_cast<int>(x.shape[2] / 2),
           static_cast<int>(std::min<uint64_t>(32, std::bit_ceil(static_cast<uint64_t>(packs))))};
 }
@@ -248,7 +251,7 @@ void qk_norm_rope_fwd(const QkNormRopeFwd& a, Stream stream) {
   const char* op = "qk_norm_rope_fwd";
   with_act(op, a.x, [&](auto type) {
     using T = decltype(type);
-    const Shape s = shape_of(a.x, a.q_heads, kPack<T>);
+    const Shape s = shape_of(op, a.x, a.q_heads, kPack<T>);
     const auto y = heads_of<T, T>(a.y);
     const auto x = heads_of<T, const T>(a.x);
     if (a.x.size() == 0) return;
@@ -264,7 +267,7 @@ void qk_norm_rope_bwd(const QkNormRopeBwd& a, Stream stream) {
   const char* op = "qk_norm_rope_bwd";
   with_act(op, a.x, [&](auto type) {
     using T = decltype(type);
-    const Shape s = shape_of(a.x, a.q_heads, kPack<T>);
+    const Shape s = shape_of(op, a.x, a.q_heads, kPack<T>);
     const auto dx = heads_of<T, T>(a.dx);
     const auto dy = heads_of<T, const T>(a.dy);
     const auto x = heads_of<T, const T>(a.x);
@@ -272,14 +275,15 @@ void qk_norm_rope_bwd(const QkNormRopeBwd& a, Stream stream) {
     const bool vector = aligned16(a.dx, {dx.stride, s.half}) && aligned16(a.dy, {dy.stride, s.half}) &&
                         aligned16(a.x, {x.stride, s.half}) && aligned16(a.q_norm, {}) && aligned16(a.k_norm, {});
     const Angles angles{a.table.as<float>(), a.pos.as<int32_t>()};
-    // First, because dx may overwrite dy.
+    const unsigned parts =
+        std::min(blocks(op, s.rows * s.heads * s.lanes, kBwdThreads), static_cast<unsigned>(kNormParts));
+    const auto kernel = vector ? (a.dq_norm ? qk_bwd<T, true, true> : qk_bwd<T, true, false>)
+                               : (a.dq_norm ? qk_bwd<T, false, true> : qk_bwd<T, false, false>);
+    launch(op, kernel, {.grid = parts, .block = kBwdThreads}, stream, dx, a.dq_norm ? a.parts.as<float>() : nullptr, dy,
+           x, a.q_norm.as<T>(), a.k_norm.as<T>(), a.rstd.as<float>(), angles, s);
     if (a.dq_norm)
-      launch(op, vector ? qk_bwd_weight<T, true> : qk_bwd_weight<T, false>,
-             {.grid = dim3(blocks(op, s.half, kColumns * kPack<T>), 2), .block = dim3(kColumns, kStrands)}, stream,
-             a.dq_norm.as<float>(), a.dk_norm.as<float>(), dy, x, a.rstd.as<float>(), angles, s);
-    launch(op, vector ? qk_bwd_input<T, true> : qk_bwd_input<T, false>,
-           {.grid = blocks(op, s.rows * s.heads * s.lanes, kThreads), .block = kThreads}, stream, dx, dy, x,
-           a.q_norm.as<T>(), a.k_norm.as<T>(), a.rstd.as<float>(), angles, s);
+      launch(op, add_parts, {.grid = blocks(op, 4 * s.half, kColumns), .block = dim3(kColumns, kStrands)}, stream,
+             a.dq_norm.as<float>(), a.dk_norm.as<float>(), a.parts.as<float>(), parts, 2 * s.half);
   });
 }
 

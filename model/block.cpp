@@ -111,10 +111,14 @@ void block_backward(const Model& model, int layer, const BlockBuffers& b, const 
     const Tensor dq = q_columns(c, d_qkv), dk = k_columns(c, d_qkv), dv = v_columns(c, d_qkv);
     attention.attend_backward(layer, b, d_o.heads(c.heads), dq, dk, dv);
     const Tensor d_qk = qk_columns(c, d_qkv);
-    if (c.qk_norm)
+    if (c.qk_norm) {
+      const Tensor parts =
+          g.q_norm ? arena.alloc("parts", g.q_norm.dtype, {norm_parts(d_qk.shape[0] * d_qk.shape[1]), 2, c.head_dim})
+                   : Tensor{};
       device.qk_norm_rope_bwd({.dx = d_qk,
                                .dq_norm = g.q_norm,
                                .dk_norm = g.k_norm,
+                               .parts = parts,
                                .dy = d_qk,
                                .x = qk_columns(c, b.qkv),
                                .q_norm = w.q_norm,
@@ -123,8 +127,9 @@ void block_backward(const Model& model, int layer, const BlockBuffers& b, const 
                                .table = model.rope,
                                .pos = pos,
                                .q_heads = c.heads});
-    else
+    } else {
       device.rope_bwd({.dx = d_qk, .table = model.rope, .pos = pos});
+    }
     weight_gradient(g.qkv, g.qkv_bias, d_qkv, b.h1);
     device.linear_bwd_input({.dx = d_h, .dy = d_qkv, .w = w.qkv, .accumulate = false});
     adapt({Projection::q, Projection::k, Projection::v}, b.h1, d_qkv, d_h);

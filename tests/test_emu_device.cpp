@@ -107,8 +107,8 @@ const Table emu_with_norms_of_cpu = [] {
   };
   t.qk_norm_rope_bwd = [](const QkNormRopeBwd& a, Stream s) {
     OnTheHost host(s);
-    table_cpu.qk_norm_rope_bwd({host(a.dx), host(a.dq_norm), host(a.dk_norm), host(a.dy), host(a.x), host(a.q_norm),
-                                host(a.k_norm), host(a.rstd), host(a.table), host(a.pos), a.q_heads},
+    table_cpu.qk_norm_rope_bwd({host(a.dx), host(a.dq_norm), host(a.dk_norm), host(a.parts), host(a.dy), host(a.x),
+                                host(a.q_norm), host(a.k_norm), host(a.rstd), host(a.table), host(a.pos), a.q_heads},
                                s);
   };
   return t;

@@ -207,10 +207,10 @@ TEST_P(OpBits, QkNormRopeIsRmsnormThenRope) {
       EXPECT_TRUE(same(fused_rstd.element_bytes(), rstd.element_bytes())) << "rstd, " << what;
       std::memcpy(in_place.tensor().data, dy.tensor().data, dy.tensor().bytes());
       for (const Buffer* to : {&d, &in_place}) {
-        const Buffer dq = f32({D}, "dq"), dk = f32({D}, "dk");
+        const Buffer dq = f32({D}, "dq"), dk = f32({D}, "dk"), parts = f32({norm_parts(N * h), 2, D});
         table.qk_norm_rope_bwd(
-            {part(*to, 0, h), dq.tensor(), dk.tensor(), part(to == &d ? dy : *to, 0, h), part(x, 0, h), w[0].tensor(),
-             w[1].tensor(), fused_rstd.tensor(), table_of.tensor(), pos.tensor(), H},
+            {part(*to, 0, h), dq.tensor(), dk.tensor(), parts.tensor(), part(to == &d ? dy : *to, 0, h), part(x, 0, h),
+             w[0].tensor(), w[1].tensor(), fused_rstd.tensor(), table_of.tensor(), pos.tensor(), H},
             {});
         EXPECT_TRUE(same(to->element_bytes(), dx.element_bytes())) << "dx, " << what;
         EXPECT_TRUE(same(dq.element_bytes(), dw[0].element_bytes())) << "dq_norm, " << what;

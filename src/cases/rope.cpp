@@ -49,6 +49,7 @@ Call qk_norm_rope_bwd(Operands& o, const Dims& d) {
   a.dx = d["in_place"] ? o.inout("dx", {N, h, D}, gap) : o.out("dx", {N, h, D}, gap);
   a.dy = d["in_place"] ? a.dx : o.in("dy", {N, h, D}, gap ? gap + 2 : 0);
   if (!d["frozen"]) a.dq_norm = o.stat_inout("dq_norm", {D}), a.dk_norm = o.stat_inout("dk_norm", {D});
+  if (!d["frozen"]) a.parts = o.stat_scratch("parts", {norm_parts(N * h), 2, D});
   a.x = o.in("x", {N, h, D}, gap), a.rstd = o.stat_in("rstd", {N, h}, positive());
   a.q_norm = o.in("q_norm", {D}), a.k_norm = o.in("k_norm", {D});
   a.table = table, a.pos = pos, a.q_heads = d["H"];

@@ -1,5 +1,6 @@
 // Rotary position embedding, alone and behind the norm of queries and keys (roles of types and orders of sums: list.h).
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -68,10 +69,14 @@ struct QkNormRopeFwd {
   }
   auto outputs() const { return std::array{y, rstd}; }
 };
+// How many partial sums the gradient of a norm's weight may be made of, at most and over so many heads.
+constexpr int64_t kNormParts = 256;
+constexpr int64_t norm_parts(int64_t heads) { return std::min(kNormParts, (heads + 7) / 8); }
 // dy is rotated back, then goes through RmsnormBwd: dq_norm and dk_norm are sums over rows ascending (n, then head).
 struct QkNormRopeBwd {
   Tensor dx;                // act [N, H+K, D] out, strides as in QkNormRopeFwd; may be dy (in place)
   Tensor dq_norm, dk_norm;  // stat [D] acc, or both absent
+  Tensor parts;             // stat [norm_parts(N * (H+K)), 2, D] workspace, or absent as they are
   Tensor dy, x;             // act [N, H+K, D], strides as dx
   Tensor q_norm, k_norm;    // act [D]
   Tensor rstd;              // stat [N, H+K]
@@ -85,7 +90,9 @@ struct QkNormRopeBwd {
     c.that(0 <= q_heads && q_heads <= heads, "q_heads is ", q_heads, ", expected 0 to ", heads);
     c.act("dx", dx, {N, heads, D}, c.strided);
     c.act("dy", dy, {N, heads, D}, c.strided);
-    if (dq_norm || dk_norm) c.stat("dq_norm", dq_norm, {D}), c.stat("dk_norm", dk_norm, {D});
+    if (dq_norm || dk_norm)
+      c.stat("dq_norm", dq_norm, {D}), c.stat("dk_norm", dk_norm, {D}),
+          c.stat("parts", parts, {norm_parts(N * heads), 2, D});
     c.stat("rstd", rstd, {N, heads});
     c.act("q_norm", q_norm, {D});
     c.act("k_norm", k_norm, {D});
