@@ -49,16 +49,14 @@ __device__ __forceinline__ float lanes_max(float v) {
   return v;
 }
 
-// A vector of a tile: element d is x[d * kStep], divided by `norm` if kUnit; null: zeros.
+// A vector of a tile: element d is x[d * kStep], divided by `norm` if kUnit; null: zeros.  Loading and converting are
+// apart, so that many loads can be under way.
 template <class T, int kStep, bool kUnit = false>
 struct Vector {
   const T* x;
   float norm;
-  __device__ __forceinline__ float operator()(int d) const {
-    if (!x) return 0;
-    const float v = to_float(x[int64_t{d} * kStep]);
-    return kUnit ? v / norm : v;
-  }
+  __device__ __forceinline__ T load(int d) const { return x ? x[int64_t{d} * kStep] : T{}; }
+  __device__ __forceinline__ float value(T v) const { return kUnit && x ? to_float(v) / norm : to_float(v); }
 };
 template <class T>
 using Query = Vector<T, 1>;
@@ -73,12 +71,16 @@ __device__ __forceinline__ const T* key_at(const T* k_pages, const HeadPages& pa
 }
 
 // z[i][j] = (row i . column j) * scale, each product one chain of fused multiply-adds, d ascending.  A thread has 4 x 4
-// of them in registers.  Rows stay in shared memory, columns pass through it kDepth elements at a time.
+// of them in registers, or twice as many.  Rows stay in shared memory, columns pass through it kDepth elements at a
+// time.
 template <int kRows, int kColumns>
 struct DotTile {
-  static_assert(kRows * kColumns == 16 * kThreads);
   static constexpr int kDepth = 32;
+  static constexpr int kGroups = kRows * kColumns / (16 * kThreads);  // of four columns that a thread has
+  static constexpr int kAcross = kColumns / (4 * kGroups);            // threads to a row
+  static_assert(kThreads / kAcross * 4 == kRows);
   static constexpr int kRowStep = kRows + 4, kColumnStep = kColumns + 4;  // multiples of 4 in other banks
+  static constexpr int kWidth = kColumns;
   static constexpr size_t bytes(int64_t head_dim) {
     return sizeof(float) * static_cast<size_t>(head_dim * kRowStep + kDepth * kColumns + kRows * kColumnStep);
   }
@@ -94,51 +96,62 @@ struct DotTile {
   __device__ __forceinline__ void load_rows(Get vector) const {
     const int i = threadIdx.x % kRows;
     const auto x = vector(i);
-    for (int d = threadIdx.x / kRows; d < head_dim; d += kThreads / kRows) rows[d * kRowStep + i] = x(d);
+#pragma unroll 4
+    for (int d = threadIdx.x / kRows; d < head_dim; d += kThreads / kRows) rows[d * kRowStep + i] = x.value(x.load(d));
   }
 
-  // The first n_rows x n_columns products, and more up to multiples of 4; vector(j): a Vector, for all j < kColumns.
+  // The first n_rows x n_columns products, and more; vector(j): a Vector, for all j < kColumns.
   template <class Get>
   __device__ __forceinline__ void multiply(int n_rows, int n_columns, float scale, Get vector) const {
-    const int row = threadIdx.x / (kColumns / 4) * 4, column = threadIdx.x % (kColumns / 4) * 4;
+    const int row = threadIdx.x / kAcross * 4, column = threadIdx.x % kAcross * 4;
     const bool mine = row < n_rows && column < n_columns;
     const int j = threadIdx.x % kColumns, depth = threadIdx.x / kColumns;
     const auto y = vector(j);
     // The next elements of the columns, which are fetched while products are computed.
     constexpr int kNext = kDepth * kColumns / kThreads, kStep = kThreads / kColumns;
-    float next[kNext];
+    decltype(y.load(0)) next[kNext];
     const auto fetch = [&](int first) {
 #pragma unroll
       for (int i = 0; i < kNext; i++) {
         const int d = first + depth + i * kStep;
-        next[i] = d < head_dim ? y(d) : 0.f;
+        next[i] = d < head_dim ? y.load(d) : decltype(y.load(0)){};
       }
     };
-    float sum[4][4] = {};
+    float sum[4][4 * kGroups] = {};
     fetch(0);
     for (int first = 0; first < head_dim; first += kDepth) {
       const int n = min(kDepth, head_dim - first);
       if (first > 0) __syncthreads();  // the columns before have been read
 #pragma unroll
-      for (int i = 0; i < kNext; i++) columns[(depth + i * kStep) * kColumns + j] = next[i];
+      for (int i = 0; i < kNext; i++) columns[(depth + i * kStep) * kColumns + j] = y.value(next[i]);
       __syncthreads();
       if (first + kDepth < head_dim) fetch(first + kDepth);
-      for (int d = 0; mine && d < n; d++) {
+      if (!mine) continue;
+#pragma unroll kGroups
+      for (int d = 0; d < n; d++) {
         const float4 a = *reinterpret_cast<const float4*>(rows + (first + d) * kRowStep + row);
-        const float4 b = *reinterpret_cast<const float4*>(columns + d * kColumns + column);
-        const float left[4] = {a.x, a.y, a.z, a.w}, right[4] = {b.x, b.y, b.z, b.w};
+        const float left[4] = {a.x, a.y, a.z, a.w};
 #pragma unroll
-        for (int i = 0; i < 16; i++) sum[i / 4][i % 4] = fmaf(left[i / 4], right[i % 4], sum[i / 4][i % 4]);
+        for (int g = 0; g < kGroups; g++) {
+          const float4 b = *reinterpret_cast<const float4*>(columns + d * kColumns + g * 4 * kAcross + column);
+          const float right[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+          for (int i = 0; i < 16; i++)
+            sum[i / 4][4 * g + i % 4] = fmaf(left[i / 4], right[i % 4], sum[i / 4][4 * g + i % 4]);
+        }
       }
     }
     if (mine)
       for (int i = 0; i < 4; i++)
-        *reinterpret_cast<float4*>(z + (row + i) * kColumnStep + column) = {sum[i][0] * scale, sum[i][1] * scale,
-                                                                            sum[i][2] * scale, sum[i][3] * scale};
+        for (int g = 0; g < kGroups; g++) {
+          const float* const s = sum[i] + 4 * g;
+          *reinterpret_cast<float4*>(z + (row + i) * kColumnStep + g * 4 * kAcross + column) = {
+              s[0] * scale, s[1] * scale, s[2] * scale, s[3] * scale};
+        }
     __syncthreads();
   }
 };
-using KeyTile = DotTile<64, 64>;                 // keys with keys
+using KeyTile = DotTile<64, 128>;                // keys with keys
 using QueryTile = DotTile<16, 256>;              // queries with keys, a slot a thread
 constexpr int kQueries = 16, kSlots = kThreads;  // rows and columns of it
 

@@ -13,7 +13,7 @@
 // Bytes: K three times for every 16 rows, from L2 but for the first; limited by fused multiply-adds, 2 * H * D * rows *
 // slots a pass.
 //
-// Keys (kv_redundancy): a thread block owns 64 columns of S and walks all rows, 64 x 64 products at a time; S is never
+// Keys (kv_redundancy): a thread block owns 64 columns of S and walks all rows, 64 x 128 products at a time; S is never
 // stored.  2 * K * D * slots^2 operations, without tensor cores, which limit it; K once for each 64 columns, from L2.
 #include "events.cuh"
 
@@ -192,13 +192,20 @@ __global__ void __launch_bounds__(kThreads, kTileBlocks) columns_of_s(const Redu
   const bool mine = threadIdx.x < 64 && column >= e.first && column < e.slots;
   float sum = 0, similar = 0;
   int last = e.first;
-  for (int row = base; row < e.slots; row += 64) {
+  for (int row = base; row < e.slots; row += KeyTile::kWidth) {
     t.multiply(64, e.slots - row, 1, [&](int j) { return key(row + j); });
-    for (int i = row; mine && i < min(row + 64, e.slots); i++) {
-      if (i < e.first) continue;
-      const float s = i == column ? 0.f : t.z[threadIdx.x * KeyTile::kColumnStep + i - row];
-      sum += s;
-      if (s > a.threshold || i == e.first) last = i, similar = s;
+    const int end = mine ? min(KeyTile::kWidth, e.slots - row) : 0;
+    for (int j = 0; j < end; j += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(t.z + threadIdx.x * KeyTile::kColumnStep + j);
+      const float values[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+      for (int k = 0; k < 4; k++) {
+        const int i = row + j + k;
+        if (i < e.first || j + k >= end) continue;
+        const float s = i == column ? 0.f : values[k];
+        sum += s;
+        if (s > a.threshold || i == e.first) last = i, similar = s;
+      }
     }
   }
   if (mine) a.values(0)[column] = sum, a.values(1)[column] = static_cast<float>(last), a.values(2)[column] = similar;

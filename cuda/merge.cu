@@ -6,7 +6,7 @@
 // Order: ops/events.h, in f32 whatever the element type, so f32 has the bits of the `cpu` table.  A kept slot belongs
 // to one warp, which walks the evicted slots that come to it, ascending: no atomics.
 //
-// Launches: norms, the nearest kept slot of each evicted one (64 x 64 products at a time), for d2o the thresholds, the
+// Launches: norms, the nearest kept slot of each evicted one (64 x 128 products at a time), for d2o the thresholds, the
 // merged rows, the compaction, and the merged rows over what it moved.  So the pages are read before anything is moved.
 // Limited by the products, 2 * K * D * evicted * kept, without tensor cores; the rest reads K and V of the evicted
 // slots once, and writes merged rows and reads them again.
@@ -86,11 +86,11 @@ __global__ void __launch_bounds__(kThreads, kTileBlocks) find_nearest(const Merg
   const int row = threadIdx.x / 4, part = threadIdx.x % 4;
   float best = -INFINITY;
   int which = -1;
-  for (int c = 0; c < e.keep; c += 64) {
+  for (int c = 0; c < e.keep; c += KeyTile::kWidth) {
     t.multiply(min(64, evicted - begin), e.keep - c, 1, [&](int j) {
       return c + j < e.keep ? key(slots.keep[c + j]) : UnitKey<T>{nullptr, 0};
     });
-    for (int i = part; begin + row < evicted && i < min(64, e.keep - c); i += 4) {
+    for (int i = part; begin + row < evicted && i < min(KeyTile::kWidth, e.keep - c); i += 4) {
       const float x = t.z[row * KeyTile::kColumnStep + i];
       if (x >= best) best = x, which = c + i;
     }
