@@ -7,6 +7,8 @@
 // log-prob of a token has the same bits in all of them, and in f32 those of the `cpu` table. Bytes: logits read twice
 // (sampling with top_k or top_p up to 130 times, from L2 for the most part); limited by the exponentials, with few rows
 // by the chains of sums, V / 16 additions long.
+#include <type_traits>
+
 #include "common.cuh"
 #include "ops/token_loss.h"
 #include "rng.cuh"
@@ -29,6 +31,20 @@ struct alignas(kEach * sizeof(T)) Some {
   T v[kEach];
 };
 template <class T>
+using Words = std::conditional_t<sizeof(T) == 2, uint2, uint4>;
+template <class T>
+__device__ __forceinline__ Words<T> words_of(const Some<T>& x) {
+  Words<T> w;
+  memcpy(&w, &x, sizeof w);
+  return w;
+}
+template <class T>
+__device__ __forceinline__ Some<T> some_of(const Words<T>& w) {
+  Some<T> x;
+  memcpy(&x, &w, sizeof x);
+  return x;
+}
+template <class T>
 __device__ __forceinline__ bool at_once(const T* row, int size) {
   return reinterpret_cast<uintptr_t>(row) % sizeof(Some<T>) == 0 && size % kEach == 0;
 }
@@ -39,26 +55,28 @@ struct Scaled {
   const T* logits;
   float temperature;
   uint64_t least = 0;  // rank of what is kept
-  __device__ __forceinline__ float at(int i) const { return scaled(logits[i], i); }
-  // Those from `first` on, -infinity behind the last of `size`.
-  __device__ __forceinline__ Some<float> some(int first, int size) const {
-    Some<float> z;
-    if (first < size && at_once(logits, size)) {
-      const auto x = *reinterpret_cast<const Some<T>*>(logits + first);
+  __device__ __forceinline__ float at(int i) const { return scaled(kept(to_float(logits[i]), i)); }
+  __device__ __forceinline__ float kept(float x, int i) const { return least && rank(x, i) < least ? -INFINITY : x; }
+  __device__ __forceinline__ float scaled(float x) const { return temperature == 1 ? x : x / temperature; }
+  // The logits from `first` on, as they lie: taken apart at the load, they would be waited for there.
+  __device__ __forceinline__ Words<T> load(int first, int size) const {
+    if (first < size && at_once(logits, size)) return *reinterpret_cast<const Words<T>*>(logits + first);
+    Some<T> x{};
 #pragma unroll
-      for (int e = 0; e < kEach; e++) z.v[e] = scaled(x.v[e], first + e);
-    } else {
-#pragma unroll
-      for (int e = 0; e < kEach; e++) z.v[e] = first + e < size ? at(first + e) : -INFINITY;
-    }
-    return z;
+    for (int e = 0; e < kEach; e++)
+      if (first + e < size) x.v[e] = logits[first + e];
+    return words_of(x);
   }
-
- private:
-  __device__ __forceinline__ float scaled(T logit, int i) const {
-    const float x = to_float(logit);
-    if (least && rank(x, i) < least) return -INFINITY;
-    return temperature == 1 ? x : x / temperature;
+  // f(first, logits from `first` on) for this thread's part of every tile; the next one is loaded meanwhile.
+  template <class F>
+  __device__ __forceinline__ void for_tiles(int size, F f) const {
+    int first = kEach * threadIdx.x;
+    Words<T> next = load(first, size);
+    for (; first < size; first += kTile) {
+      const Some<T> x = some_of<T>(next);
+      next = load(first + kTile, size);
+      f(first, x);
+    }
   }
 };
 
@@ -91,16 +109,30 @@ __device__ Distribution distribution(const Scaled<T>& z, int vocabulary) {
   __shared__ float room[kWarps], sums[2];
   const int mine = kEach * threadIdx.x;
   float top = -INFINITY;
-#pragma unroll 4
-  for (int first = mine; first < vocabulary; first += kTile)
-    for (const float v : z.some(first, vocabulary).v) top = fmaxf(top, v);
+  constexpr int kAhead = 8 / sizeof(T);  // tiles that are loaded at the same time
+  for (int first = mine; first < vocabulary; first += kAhead * kTile) {
+    Words<T> words[kAhead];
+#pragma unroll
+    for (int k = 0; k < kAhead; k++) words[k] = z.load(first + k * kTile, vocabulary);
+#pragma unroll
+    for (int i = 0; i < kAhead * kEach; i++) {
+      const int id = first + i / kEach * kTile + i % kEach;
+      if (id < vocabulary) top = fmaxf(top, z.kept(to_float(some_of<T>(words[i / kEach]).v[i % kEach]), id));
+    }
+  }
   Distribution d{};
-  d.max = block_reduce(top, room, [](float a, float b) { return fmaxf(a, b); });
+  d.max = z.scaled(block_reduce(top, room, [](float a, float b) { return fmaxf(a, b); }));
+  Words<T> next = z.load(mine, vocabulary);  // of the tile that is filled next
   const auto fill = [&](int first, int stage) {
     if (first + mine >= vocabulary) return;
-    Some<float> some = z.some(first + mine, vocabulary), powers;
+    const Some<T> logits = some_of<T>(next);
+    next = z.load(first + kTile + mine, vocabulary);
+    Some<float> some, powers;
 #pragma unroll
-    for (int i = 0; i < kEach; i++) some.v[i] -= d.max, powers.v[i] = exp_f32(some.v[i]);
+    for (int i = 0; i < kEach; i++) {  // (behind the last, what nobody adds up)
+      some.v[i] = z.scaled(z.kept(to_float(logits.v[i]), first + mine + i)) - d.max;
+      powers.v[i] = exp_f32(some.v[i]);
+    }
     x[stage][threadIdx.x] = some, e[stage][threadIdx.x] = powers;
   };
   const int lane = threadIdx.x % kLanes;
@@ -128,7 +160,7 @@ __device__ Distribution distribution(const Scaled<T>& z, int vocabulary) {
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 8)
     logprobs(float* __restrict__ logprob, float* __restrict__ entropy, const T* __restrict__ logits,
              const int32_t* __restrict__ target, int vocabulary, float temperature) {
   const Scaled<T> z{logits + int64_t{blockIdx.x} * vocabulary, temperature};
@@ -204,7 +236,7 @@ __device__ __forceinline__ float gradient(int i, float z, const Slope& s, const 
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) loss(const LossArgs<T> a) {
+__global__ void __launch_bounds__(kThreads, 4) loss(const LossArgs<T> a) {
   const int64_t r = blockIdx.x;
   const LossSpec& spec = a.spec;
   const Scaled<T> z{a.logits + r * a.vocabulary, spec.temperature};
@@ -235,13 +267,12 @@ __global__ void __launch_bounds__(kThreads) loss(const LossArgs<T> a) {
                 .target = a.target[r]};
   __syncthreads();  // everyone has read the target's logit
   T* row = a.logits + r * a.vocabulary;
-  for (int first = kEach * threadIdx.x; first < a.vocabulary; first += kTile) {
-    const Some<float> some = z.some(first, a.vocabulary);
+  z.for_tiles(a.vocabulary, [&](int first, const Some<T>& x) {
     Some<T> g;
 #pragma unroll
     for (int i = 0; i < kEach; i++)
       if (first + i < a.vocabulary)
-        g.v[i] = from_float<T>(gradient(first + i, some.v[i], s, zq, d, q, spec.temperature));
+        g.v[i] = from_float<T>(gradient(first + i, z.scaled(to_float(x.v[i])), s, zq, d, q, spec.temperature));
     if (at_once(row, a.vocabulary)) {
       *reinterpret_cast<Some<T>*>(row + first) = g;
     } else {
@@ -249,7 +280,7 @@ __global__ void __launch_bounds__(kThreads) loss(const LossArgs<T> a) {
       for (int i = 0; i < kEach; i++)
         if (first + i < a.vocabulary) row[first + i] = g.v[i];
     }
-  }
+  });
 }
 
 // ---- sampling
@@ -321,7 +352,7 @@ struct Choice {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) draw(const T* __restrict__ logits, int vocabulary, Choice a) {
+__global__ void __launch_bounds__(kThreads, 4) draw(const T* __restrict__ logits, int vocabulary, Choice a) {
   __shared__ uint64_t best[kWarps];
   const bool greedy = a.temperature == 0;
   Scaled<T> z{logits + int64_t{blockIdx.x} * vocabulary, greedy ? 1.f : a.temperature};

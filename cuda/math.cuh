@@ -8,17 +8,17 @@ namespace pare::PARE_CUDA {
 // x = n ln 2 + r, exp(r) = 1 + r + r^2 q(r).
 __device__ __forceinline__ float exp_f32(float x) {
   x = x > 89.f ? 89.f : x < -104.f ? -104.f : x;  // beyond: infinity, 0
-  const float magic = 0x1.8p23f;                  // adding it rounds to an integer
-  const float n = fmaf(x, 0x1.715476p0f, magic) - magic;
+  // Added to a small x it rounds that to an integer n; the low 9 bits of the sum are n + 254.
+  const float magic = 0x1.8p23f + 254, shifted = fmaf(x, 0x1.715476p0f, magic), n = shifted - magic;
   const float r = fmaf(-n, -0x1.05c61p-29f, fmaf(-n, 0x1.62e43p-1f, x));  // ln 2 in two parts
   float q = 1.38145986467e-3f;
   q = fmaf(q, r, 8.36871687973e-3f);
   q = fmaf(q, r, 4.16683880453e-2f);
   q = fmaf(q, r, 1.66665206317e-1f);
   q = fmaf(q, r, 4.99999934478e-1f);
-  const int k = x == x ? static_cast<int>(n) : 0, half = k >> 1;
+  const uint32_t twice = __float_as_uint(shifted), half = twice >> 1;  // rounded once, by the second factor
   const float y = 1.f + fmaf(r * r, q, r);
-  return y * __int_as_float((half + 127) << 23) * __int_as_float((k - half + 127) << 23);
+  return y * __uint_as_float(half << 23) * __uint_as_float((twice - half) << 23);
 }
 
 // 2^x for x < 63 within 1.02 units in the last place: the exponential of attention, whose scores have log2(e) in their
