@@ -22,7 +22,9 @@ $(CUDA_BIN)/pare: $(cpu_LIB) $(cpu_APP) $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.o) | $(f
 cuda-tests: $(CUDA_BIN)/pare_cuda_tests  ## build/cuda/pare_cuda_tests: the tests of kernels, for a machine with a GPU
 $(BUILD)/cuda/tests/%.o: tests/%.cpp
 	$(call run,cuda: $<,$(NVCC) $(filter-out -O3,$(NVFLAGS)) -O1 -DPARE_CUDA_TESTS -c $< -o $@)
-CUDA_TEST_OBJ := $(cpu_LIB) $(KERNEL_TESTS:%=$(BUILD)/cuda/%.o) $(patsubst %.cu,$(BUILD)/cuda/%.o,$(CUDA_SRC) $(wildcard tests/ptx*.cu))
+# (The two that know whether a GPU runs the kernels; the others are those of pare_tests.)
+CUDA_TESTS := tests/kernels tests/test_ptx
+CUDA_TEST_OBJ := $(cpu_LIB) $(CUDA_TESTS:%=$(BUILD)/cuda/%.o) $(patsubst %,$(BUILD)/%.o,$(filter-out $(CUDA_TESTS),$(KERNEL_TESTS))) $(patsubst %.cu,$(BUILD)/cuda/%.o,$(CUDA_SRC) $(wildcard tests/ptx*.cu))
 $(CUDA_BIN)/pare_cuda_tests: $(CUDA_TEST_OBJ) | $(filter %.o,$(CUDA_LIBS))
 	$(call run,link $@,$(NVCC) $(LDFLAGS:%=-Xcompiler %) $(GENCODE) $^ -lgtest $(CUDA_LIBS) -o $@)
 pack:  ## build/pare-gpu.tar.gz: what tools/gpu_check.sh needs on a machine with nothing but a driver

@@ -14,8 +14,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "kernel_memory.h"
-#include "kernel_table.h"
+#include "kernels.h"
 #include "ops/list.h"
 
 namespace pare::test::kernel {
@@ -126,6 +125,8 @@ class Call {
     return add(name, act_, shape, gap).tensor();
   }
   Tensor stat_out(const std::string& name, const Shape& shape) { return add(name, stat_, shape, 0).tensor(); }
+  // A workspace: what it holds is not compared.
+  Tensor stat_scratch(const Shape& shape) { return buffers_.emplace_back(stat_, shape, 0).tensor(); }
   Tensor index(const std::string& name, const Shape& shape, const std::vector<int32_t>& v) {
     Buffer& b = add(name, DType::i32, shape, 0);
     for (size_t i = 0; i < v.size(); i++) b.set(static_cast<int64_t>(i), v[i]);
@@ -143,11 +144,11 @@ class Call {
   bool zones_intact() const {
     return std::all_of(buffers_.begin(), buffers_.end(), [](const Buffer& b) { return b.zones_intact(); });
   }
-  ~Call() { cudaDeviceSynchronize(); }
+  ~Call() { kernel_error(); }
   // These wait for the kernels.
   Buffer& operator[](const std::string& name) { return *all().at(name); }
   const std::map<std::string, Buffer*>& all() const {
-    if (cudaDeviceSynchronize()) ADD_FAILURE() << cudaGetErrorString(cudaGetLastError());
+    EXPECT_EQ(kernel_error(), "");
     return by_name_;
   }
 

@@ -15,9 +15,6 @@
 #include <string>
 #include <thread>
 #include <vector>
-#ifdef PARE_CUDA_TESTS
-#include "ops/list.h"
-#endif
 
 namespace {
 
@@ -98,15 +95,6 @@ int main(int argc, char** argv) {
     }
   testing::GTEST_FLAG(death_test_style) = "threadsafe";  // the thread pool runs
   testing::InitGoogleTest(&argc, argv);
-#ifdef PARE_CUDA_TESTS
-  try {
-    pare::table_cuda.open(pare::self(), pare::DeviceComm::any);
-    std::printf("on %s\n", pare::table_cuda.describe().c_str());
-  } catch (const pare::Error& e) {
-    std::fprintf(stderr, "no test was run: %s\n", e.what());
-    return 1;
-  }
-#endif
   const int result = RUN_ALL_TESTS();
   const testing::UnitTest& t = *testing::UnitTest::GetInstance();
   std::printf(kCounts, t.successful_test_count(), t.failed_test_count(), t.skipped_test_count());

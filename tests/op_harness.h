@@ -18,7 +18,7 @@
 
 #include "base/half.h"
 #include "cases/cases.h"
-#include "kernel_memory.h"
+#include "kernels.h"
 
 namespace pare::test {
 

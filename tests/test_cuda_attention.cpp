@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "kernel_call.h"
-#include "kernel_table.h"
+#include "kernels.h"
 #include "ops/probe.h"
 
 namespace pare::test {

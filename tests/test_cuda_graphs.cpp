@@ -1,5 +1,5 @@
 // Decode passes as CUDA graphs: no bit of a rollout and no line of its ledger changes.
-#include "kernel_table.h"
+#include "kernels.h"
 #include "tests/generator.h"
 
 namespace pare::test {

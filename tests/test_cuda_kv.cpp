@@ -41,16 +41,6 @@ void check_bits(const Body& body) {
   }
 }
 
-// Floats that no test looks at afterwards.
-class Workspace {
- public:
-  explicit Workspace(const Call& t) : call_(t.table, &t.table == &table_ref ? DType::f64 : DType::f32) {}
-  Tensor operator()(const std::string& name, const kernel::Shape& shape) { return call_.stat_out(name, shape); }
-
- private:
-  Call call_;  // its destructor waits for the kernels
-};
-
 struct Scene {
   int64_t heads, kv_heads, d;
   std::vector<KvEvent> events;  // window_row: set by the constructor
@@ -180,11 +170,10 @@ TEST(CudaKv, WindowScores) {
 }
 
 void redundancy(Call& t, const Scene& s) {
-  Workspace work(t);
   KvRedundancy a{};
   a.score = s.scores(t), a.k_pages = s.k_pages(t), a.src_pages = s.src_pages(t), a.events = s.event_list(t);
   a.work = s.work, a.lambda = 0.25f, a.threshold = 0.31f;
-  a.workspace = work("workspace", {s.count(), s.kv_heads, 4, s.pages.per_row * 16});
+  a.workspace = t.stat_scratch({s.count(), s.kv_heads, 4, s.pages.per_row * 16});
   t.table.kv_redundancy(a, {});
 }
 
@@ -314,7 +303,6 @@ TEST(CudaKv, CompactTurnsSinks) {
 // ---- merging
 
 void merge(Call& t, const Scene& s, KvMergeKind kind, MergeKeys keys) {
-  Workspace work(t);
   KvMerge a{};
   KvCompact& c = a.compact;
   c.k_pages = s.k_pages(t), c.v_pages = s.v_pages(t), c.pos_pages = s.pos_pages(t);
@@ -322,8 +310,8 @@ void merge(Call& t, const Scene& s, KvMergeKind kind, MergeKeys keys) {
   c.keep = s.keep(t), c.src_pages = s.src_pages(t), c.dst_pages = s.dst_pages(t, 2);
   c.events = s.event_list(t), c.work = s.work;
   a.kind = kind, a.keys = keys;
-  a.links = work("links", {s.count(), s.kv_heads, 2, s.pages.per_row * 16});
-  a.merged = work("merged", {s.count(), s.kv_heads, s.max_keep, 2 * s.d + 1});
+  a.links = t.stat_scratch({s.count(), s.kv_heads, 2, s.pages.per_row * 16});
+  a.merged = t.stat_scratch({s.count(), s.kv_heads, s.max_keep, 2 * s.d + 1});
   if (keys == MergeKeys::unrotated) a.rope = t.stat("rope", {3 * s.max_slots + 3, s.d});
   if (kind == KvMergeKind::d2o) {
     a.threshold = t.stat_out("threshold", {s.count()});

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "base/arena.h"
-#include "kernel_table.h"
+#include "kernels.h"
 #include "ops/device.h"
 
 namespace pare::test {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "emu_kernels.h"
-#include "emu_orders.h"
+#include "kernels.h"
 #include "ops/list.h"
 
 namespace pare::test::emu {

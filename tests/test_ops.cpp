@@ -2,27 +2,16 @@
 #include <set>
 
 #include "base/thread_pool.h"
-#include "kernel_table.h"
+#include "kernels.h"
 #include "op_cases.h"
 
 namespace pare::test {
 
 namespace {
 
-// The tables under test.  A table may lack an op (null pointer): it is left out of the tests of that op.
-const Table* const kTables[] = {&table_ref, &table_cpu,
-#ifdef PARE_KERNELS
-                                &table_kernels
-#endif
-};
-
 // f() once; on the emulator once for each order of its threads and blocks.
-template <class F>
-void in_orders_of([[maybe_unused]] const Table* table, F f) {
-#ifdef PARE_KERNELS
-  if (table == &table_kernels) return in_all_orders(f);
-#endif
-  f();
+void in_orders_of(const Table* table, const std::function<void()>& f) {
+  table == kernels_here() ? in_all_orders(f) : f();
 }
 
 class OpTest : public testing::TestWithParam<OpRow> {};
@@ -31,7 +20,8 @@ TEST_P(OpTest, AgreesWithRef) {
   OpRun reference(table_ref, DType::f64);
   GetParam().run(reference);
   ASSERT_TRUE(reference.problems.empty()) << "ref in f64:" << joined(reference.problems);
-  for (const Table* table : kTables) {
+  for (const Table* table : {&table_ref, &table_cpu, kernels_here()}) {
+    if (!table) continue;
     std::map<std::string, std::vector<unsigned char>> first;
     in_orders_of(table, [&] {
       OpRun run(*table, DType::f32);
@@ -64,21 +54,20 @@ TEST_P(OpTest, ThreadsDoNotChangeBits) {
   }
 }
 
-#ifdef PARE_KERNELS
 // list.h states the order of sums, and the CUDA kernels follow it: in f32 they have the bits of `cpu`.
 TEST_P(OpTest, CudaKernelsHaveTheBitsOfCpu) {
+  if (!kernels_here()) GTEST_SKIP() << "no CUDA emulation on this machine";
   // Their order is their own (norm.cu, rope.cu).
   if (std::set<std::string>{"rmsnorm_fwd", "rmsnorm_bwd", "qk_norm_rope_fwd", "qk_norm_rope_bwd"}.count(
           GetParam().op->op))
     return;
-  OpRun cpu(table_cpu, DType::f32), kernels(table_kernels, DType::f32);
+  OpRun cpu(table_cpu, DType::f32), kernels(*kernels_here(), DType::f32);
   GetParam().run(kernels);
   if (kernels.skipped) return;
   GetParam().run(cpu);
   for (const std::string& name : cpu.outputs())
     EXPECT_EQ(kernels.buffer(name).element_bytes(), cpu.buffer(name).element_bytes()) << name;
 }
-#endif
 
 INSTANTIATE_TEST_SUITE_P(Ops, OpTest, testing::ValuesIn(op_rows()),
                          [](const auto& info) { return cat(info.param.op->op, "_", info.param.shape()); });

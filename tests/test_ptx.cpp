@@ -5,8 +5,7 @@
 // GPU, or "model", which is the emulator and so only as right as its reading of the manuals.  The inputs are functions
 // of a seed.  PARE_WRITE_GOLDENS=1 stores what this build computes: on a GPU, build/cuda/pare_cuda_tests writes the
 // file of its architecture with its name; emulated, build/tests/pare_tests writes both.
-#include "kernel_table.h"
-#ifdef PARE_KERNELS
+#if defined(PARE_EMU) || defined(PARE_CUDA_TESTS)
 
 #include <gtest/gtest.h>
 
@@ -22,10 +21,14 @@
 
 #include "base/file.h"
 #include "base/rng.h"
-#include "kernel_memory.h"
+#include "kernels.h"
 #include "ptx_kernels.h"
 #ifdef PARE_CUDA_TESTS
+#include <cuda_runtime.h>
+
 #include "cuda/watchdog.h"
+#else
+#include "cuda/emu/include/cuda_runtime.h"
 #endif
 
 namespace pare::test {
