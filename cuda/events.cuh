@@ -127,7 +127,7 @@ struct DotTile {
       __syncthreads();
       if (first + kDepth < head_dim) fetch(first + kDepth);
       if (!mine) continue;
-#pragma unroll kGroups
+#pragma unroll 2
       for (int d = 0; d < n; d++) {
         const float4 a = *reinterpret_cast<const float4*>(rows + (first + d) * kRowStep + row);
         const float left[4] = {a.x, a.y, a.z, a.w};
