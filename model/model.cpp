@@ -17,9 +17,11 @@ Tensor matrix(const Tensor& flat, const Parameter& first, int64_t rows, int64_t 
 }
 Tensor vector_of(const Tensor& flat, const Parameter& first, int64_t n) { return flat.rows(first.offset, n); }
 
-// cos and sin of every position, computed in double and rounded once.
+// cos and sin of every position, computed in double and rounded once; a plan, of whose time it would be most, goes
+// without.
 template <class T>
-std::vector<T> rope_table(const ModelConfig& c) {
+std::vector<T> rope_table(const ModelConfig& c, const Device& device) {
+  if (device.planning()) return {};
   const std::vector<double> inv_freq = rope_inv_freq(c);
   const int64_t half = c.head_dim / 2;
   std::vector<T> table(static_cast<size_t>(c.max_position * c.head_dim));
@@ -92,10 +94,10 @@ Model::Model(const ModelConfig& config, Device& device, Arena& weights, DType dt
   complete(weights, trainable);
   rope = weights.alloc("rope", stat, {c.max_position, c.head_dim});
   if (stat == DType::f64) {
-    const auto table = rope_table<double>(c);
+    const auto table = rope_table<double>(c, device);
     device.upload({rope, table.data()});
   } else {
-    const auto table = rope_table<float>(c);
+    const auto table = rope_table<float>(c, device);
     device.upload({rope, table.data()});
   }
 }
