@@ -105,7 +105,7 @@ $(BUILD)/commit.inc: always
 # ---- variants of the same sources: cpu (the program), asan, check (the emulator's access checker), fuzz, clang --------
 cpu_FLAGS = -O$(O) $(if $(ODR),-flto -ffat-lto-objects)
 # (-Wmaybe-uninitialized: GCC finds it in its own <regex> when sanitizers are on.)
-asan_FLAGS := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -Wno-maybe-uninitialized
+asan_FLAGS = -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer $(if $(findstring clang,$(CXX)),,-Wno-maybe-uninitialized)
 # Instrumented like for ThreadSanitizer, but linked with the checker instead; -O1 and no-tree-sra keep accesses whole.
 check_FLAGS := -O2 -DCUEMU_CHECK
 check_KERNEL_FLAGS := -O1 -fsanitize=thread $(if $(findstring clang,$(CXX)),,-fno-tree-sra)
