@@ -170,7 +170,7 @@ arm-check: $(BUILD)/pare  ## the same bits on aarch64: cross build and some step
 KERNEL_TESTS := tests/main tests/kernels tests/op_cases tests/test_ops tests/test_ptx $(patsubst %.cpp,%,$(wildcard tests/test_cuda_*.cpp))
 check: $(BUILD)/check/tests/pare_emu_tests  ## tests of kernels under the emulator's access checker
 	$< --jobs=$(JOBS) $(TEST_FLAGS)
-CHECK_OBJ := $(check_EMU) $(patsubst %,$(BUILD)/check/tests/%.o,kernels test_emu test_emu_graphs) $(patsubst %,$(BUILD)/%.o,$(filter-out tests/kernels,$(KERNEL_TESTS))) $(BUILD)/tests/test_emu_device.o $(BUILD)/tests/test_emu_nccl.o $(cpu_LIB)
+CHECK_OBJ := $(check_EMU) $(BUILD)/check/tests/test_emu.o $(BUILD)/check/tests/test_emu_graphs.o $(KERNEL_TESTS:%=$(BUILD)/%.o) $(BUILD)/tests/test_emu_device.o $(BUILD)/tests/test_emu_nccl.o $(cpu_LIB)
 $(BUILD)/check/tests/pare_emu_tests: $(CHECK_OBJ)
 	$(call run,link $@,$(CXX) $(LDFLAGS) $^ -lgtest $(LIBS) -o $@)
 # Tests of ops in every order of threads, the kernels of both tables under ASan and UBSan.

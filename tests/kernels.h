@@ -17,8 +17,7 @@ bool on_gpu();
 // Blocks until all launched kernels are done; what went wrong, or nothing.
 std::string kernel_error();
 
-// f() in forward, reverse and three random orders of the emulator's threads and blocks, one where the access checker
-// watches; once on a GPU.
+// f() in forward, reverse and three random orders of the emulator's threads and blocks; once on a GPU.
 void in_all_orders(const std::function<void()>& f);
 
 // ---- memory of the host that kernels can use: any, but page-locked on a GPU
