@@ -8,6 +8,7 @@
 // qk_norm_rope: every head of queries and keys is normed as in norm.cu and rotated; backward, it is rotated back first.
 // x, y, dy, dx [N, H+K, D], any stride between the N rows, heads contiguous; rstd [N, H+K]; dx may be dy.  y, rstd and
 // dx are overwritten, dq_norm and dk_norm [D] added to.  What lies between the norm and the rotation is in f32.
+// D <= 256, as in attention: a lane holds one pack of pairs.
 // Order: a group of lanes a head, as many (a power of two, at most 32) as it has 16-byte packs of pairs; lane l takes
 // pack l of both halves as one chain, then a tree over the lanes: the bits of a head depend on D only.
 // dq_norm and dk_norm: head u, counted over rows, belongs to group u % (kNormParts * groups of a block), whose chain
@@ -125,6 +126,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 constexpr int kBwdThreads = 256, kBwdWarps = kBwdThreads / 32, kMostChannels = 256;
+static_assert(norm_parts(kBwdWarps) == 1 && norm_parts(kBwdWarps + 1) == 2);  // a block has a group a warp, at least
 
 // Of the pairs of a thread: what it adds to the gradient of a weight.
 template <class T>

@@ -144,7 +144,7 @@ class Call {
   bool zones_intact() const {
     return std::all_of(buffers_.begin(), buffers_.end(), [](const Buffer& b) { return b.zones_intact(); });
   }
-  ~Call() { kernel_error(); }
+  ~Call() { EXPECT_EQ(kernel_error(), ""); }
   // These wait for the kernels.
   Buffer& operator[](const std::string& name) { return *all().at(name); }
   const std::map<std::string, Buffer*>& all() const {

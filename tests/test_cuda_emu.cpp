@@ -92,21 +92,34 @@ std::vector<int32_t> positions(int64_t rows) {
   return pos;
 }
 
+// dy is 0 but in each row number i * every.
+void qk_norm_rope(Call& t, int64_t n, int64_t H, int64_t K, int64_t d, int64_t gap, bool in_place, int64_t every = 1) {
+  const int64_t h = H + K;
+  const Tensor x = t.act("x", {n, h, d}, gap), q = t.act("q_norm", {d}), k = t.act("k_norm", {d});
+  const Tensor table = t.stat("table", {9, d}), pos = t.index("pos", {n}, positions(n));
+  const Tensor rstd = t.stat_out("rstd", {n, h});
+  t.table.qk_norm_rope_fwd({t.act_out("y", {n, h, d}), rstd, x, q, k, table, pos, H, 1e-2f}, {});
+  const Tensor dx = t.act("dx", {n, h, d}, gap), dy = in_place ? dx : t.act("dy", {n, h, d}, 8);
+  auto& values = t[in_place ? "dx" : "dy"];
+  for (int64_t i = 0; i < values.size(); i++)
+    if (i / (h * d) % every) values.set(i, 0);
+  t.table.qk_norm_rope_bwd({dx, t.stat("dq_norm", {d}), t.stat("dk_norm", {d}),
+                            t.stat_scratch({norm_parts(n * h), 2, d}), dy, x, q, k, rstd, table, pos, H},
+                           {});
+}
+constexpr double kNormInner = 1. / 128;  // as of rmsnorm_bwd
+
 TEST(CudaEmu, QkNormRope) {
   for (const auto& [n, H, K, d, gap] : kQkNormRope)
     for (const bool in_place : {false, true})
-      check(
-          [&, n = n, H = H, h = H + K, d = d, gap = gap](Call& t) {
-            const Tensor x = t.act("x", {n, h, d}, gap), q = t.act("q_norm", {d}), k = t.act("k_norm", {d});
-            const Tensor table = t.stat("table", {9, d}), pos = t.index("pos", {n}, positions(n));
-            const Tensor rstd = t.stat_out("rstd", {n, h});
-            t.table.qk_norm_rope_fwd({t.act_out("y", {n, h, d}), rstd, x, q, k, table, pos, H, 1e-2f}, {});
-            const Tensor dx = t.act("dx", {n, h, d}, gap), dy = in_place ? dx : t.act("dy", {n, h, d}, 8);
-            t.table.qk_norm_rope_bwd({dx, t.stat("dq_norm", {d}), t.stat("dk_norm", {d}),
-                                      t.stat_scratch({norm_parts(n * h), 2, d}), dy, x, q, k, rstd, table, pos, H},
-                                     {});
-          },
-          1. / 128);  // as of rmsnorm_bwd
+      check([&, n = n, H = H, K = K, d = d, gap = gap](Call& t) { qk_norm_rope(t, n, H, K, d, gap, in_place); },
+            kNormInner);
+}
+
+// More heads than all blocks together have groups for: these go on from head to head, in f32 and, twice as many, bf16.
+// Rows far apart add to the gradients of the weights, so that few are added up and each would be missed.
+TEST(CudaEmu, QkNormRopeOfManyHeads) {
+  check([](Call& t) { qk_norm_rope(t, 1381, 2, 1, 250, 0, true, 97); }, kNormInner, false);
 }
 
 TEST(CudaEmu, QkNormRopeOfARowIsIndependentOfTheBatch) {
@@ -250,6 +263,8 @@ TEST(CudaEmu, UnsupportedArgumentsAreNamed) {
                       t.table.rmsnorm_fwd({x, t.stat("rstd", {3}), x, t.act("w", {4}), 1e-6f}, {});
                     }),
             "rmsnorm_fwd: act is bf16 or f32, not i32[3, 4]");
+  EXPECT_EQ(refusal(DType::f32, [](Call& t) { qk_norm_rope(t, 1, 1, 1, 258, 0, true); }),
+            "qk_norm_rope_fwd: heads of 258 channels; at most 256");
 }
 
 }  // namespace

@@ -69,7 +69,7 @@ struct QkNormRopeFwd {
   }
   auto outputs() const { return std::array{y, rstd}; }
 };
-// How many partial sums the gradient of a norm's weight may be made of, at most and over so many heads.
+// Most partial sums that the gradient of a norm's weight is made of: in all, and for so many heads.
 constexpr int64_t kNormParts = 256;
 constexpr int64_t norm_parts(int64_t heads) { return std::min(kNormParts, (heads + 7) / 8); }
 // dy is rotated back, then goes through RmsnormBwd: dq_norm and dk_norm are sums over rows ascending (n, then head).
