@@ -67,17 +67,6 @@ struct Scaled {
       if (first + e < size) x.v[e] = logits[first + e];
     return words_of(x);
   }
-  // f(first, logits from `first` on) for this thread's part of every tile; the next one is loaded meanwhile.
-  template <class F>
-  __device__ __forceinline__ void for_tiles(int size, F f) const {
-    int first = kEach * threadIdx.x;
-    Words<T> next = load(first, size);
-    for (; first < size; first += kTile) {
-      const Some<T> x = some_of<T>(next);
-      next = load(first + kTile, size);
-      f(first, x);
-    }
-  }
 };
 
 // In every thread: op over the values of all threads.  `room` has kWarps elements.
@@ -267,7 +256,10 @@ __global__ void __launch_bounds__(kThreads, 4) loss(const LossArgs<T> a) {
                 .target = a.target[r]};
   __syncthreads();  // everyone has read the target's logit
   T* row = a.logits + r * a.vocabulary;
-  z.for_tiles(a.vocabulary, [&](int first, const Some<T>& x) {
+  Words<T> next = z.load(kEach * threadIdx.x, a.vocabulary);  // the next tile is loaded while one is computed
+  for (int first = kEach * threadIdx.x; first < a.vocabulary; first += kTile) {
+    const Some<T> x = some_of<T>(next);
+    next = z.load(first + kTile, a.vocabulary);
     Some<T> g;
 #pragma unroll
     for (int i = 0; i < kEach; i++)
@@ -280,7 +272,7 @@ __global__ void __launch_bounds__(kThreads, 4) loss(const LossArgs<T> a) {
       for (int i = 0; i < kEach; i++)
         if (first + i < a.vocabulary) row[first + i] = g.v[i];
     }
-  });
+  }
 }
 
 // ---- sampling

@@ -155,8 +155,7 @@ TEST_F(BenchProgram, WritesJson) {
   EXPECT_NEAR(share * double(j["ceilings"]["flops"]["per_second"]), flops, 1);
 }
 
-// A call takes longer than a millisecond: when the first sample has been taken, the time is over, and three are the
-// fewest.
+// Three calls take longer than a millisecond, however fast the machine: three samples, the fewest, end it.
 TEST_F(BenchProgram, SecondsBoundTheSamples) {
   const Outcome o = run("bench --op linear_fwd --shape M=128,N=1024,K=1024 --json --threads 1 --seconds 0.001");
   ASSERT_EQ(o.code, 0) << o.err;
