@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "common.cuh"
+#include "ops/attention.h"
 
 namespace pare::PARE_CUDA {
 

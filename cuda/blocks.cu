@@ -11,6 +11,7 @@
 // from L1 for the most part.  Limited by memory bandwidth in decode; for packed rows, each of which reads the summaries
 // before it, by L2.
 #include "attention.cuh"
+#include "ops/blocks.h"
 
 namespace pare::PARE_CUDA {
 

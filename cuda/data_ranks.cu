@@ -1,6 +1,7 @@
 // Data movement between ranks (ops/data.h states what goes where): what a rank sends to itself is copied, the rest
 // travels by Comm::link.  Rounding to bf16 and back reads and writes every element once.
 #include "common.cuh"
+#include "ops/data.h"
 
 namespace pare::PARE_CUDA {
 

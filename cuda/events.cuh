@@ -2,6 +2,7 @@
 // products, in the order of list.h, that scores are made of.
 #pragma once
 #include "common.cuh"
+#include "ops/events.h"
 
 namespace pare::PARE_CUDA {
 

@@ -2,6 +2,8 @@
 // cuBLASLt, for `--exact=off` (linear_lt.cu).  What one takes from the other.
 #pragma once
 #include "common.cuh"
+#include "ops/data.h"
+#include "ops/optimizer.h"
 
 namespace pare::PARE_CUDA {
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "linear_mma.cuh"
+#include "ops/linear.h"
 #include "ring.cuh"
 
 namespace pare::PARE_CUDA {

@@ -11,6 +11,7 @@
 // Limited by the products, 2 * K * D * evicted * kept, without tensor cores; the rest reads K and V of the evicted
 // slots once, and writes merged rows and reads them again.
 #include "events.cuh"
+#include "ops/merge.h"
 #include "rng.cuh"
 
 namespace pare::PARE_CUDA {

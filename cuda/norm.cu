@@ -9,6 +9,7 @@
 // Bytes: forward 2 passes over a row, of which the second hits the cache: 2 * act * N * C.  Backward 3 + 2 streams of
 // N * C.  Limited by memory bandwidth; dw by latency where C is small (C / 32 blocks in bf16).
 #include "common.cuh"
+#include "ops/norm.h"
 
 namespace pare::PARE_CUDA {
 

@@ -14,6 +14,7 @@
 // does: few sequences do not fill the device.
 #include "attention_mma.cuh"
 #include "machine.cuh"
+#include "ops/paged.h"
 
 namespace pare::PARE_CUDA {
 

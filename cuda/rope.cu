@@ -19,6 +19,7 @@
 #include <bit>
 
 #include "common.cuh"
+#include "ops/rope.h"
 
 namespace pare::PARE_CUDA {
 

@@ -5,6 +5,7 @@
 // dgate_up may be gate_up.  Every element stands alone: its bits depend on nothing else.  Computed in f32, rounded
 // once. Bytes: 3 elements per output forward, 5 per dy backward.  Limited by memory bandwidth.
 #include "common.cuh"
+#include "ops/swiglu.h"
 
 namespace pare::PARE_CUDA {
 

@@ -1,5 +1,10 @@
 #include "model/block.h"
 
+#include "ops/data.h"
+#include "ops/norm.h"
+#include "ops/rope.h"
+#include "ops/swiglu.h"
+
 namespace pare {
 
 BlockBuffers::BlockBuffers(const Model& model, Arena& arena, int64_t rows) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "ops/data.h"
+
 namespace pare {
 
 namespace {

@@ -5,6 +5,8 @@
 #include "base/half.h"
 #include "base/rng.h"
 #include "model/learner.h"
+#include "ops/data.h"
+#include "ops/optimizer.h"
 
 namespace pare {
 

@@ -6,6 +6,7 @@
 
 #include "base/rng.h"
 #include "base/thread_pool.h"
+#include "ops/data.h"
 
 namespace pare {
 

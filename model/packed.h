@@ -7,6 +7,7 @@
 
 #include "model/hf/config.h"
 #include "model/replay.h"
+#include "ops/attention.h"
 
 namespace pare {
 

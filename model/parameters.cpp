@@ -4,6 +4,7 @@
 
 #include "base/half.h"
 #include "base/progress.h"
+#include "ops/data.h"
 
 namespace pare {
 

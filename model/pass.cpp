@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "ops/data.h"
+#include "ops/norm.h"
+
 namespace pare {
 
 Pass::Pass(const Model& model, Arena& arena, const PackedBatch& batch, Keep keep, const BlockReads* blocks,

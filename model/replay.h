@@ -4,6 +4,8 @@
 #include <functional>
 #include <vector>
 
+#include "ops/attention.h"
+#include "ops/blocks.h"
 #include "ops/list.h"
 
 namespace pare {

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "op_harness.h"
+#include "ops/attention.h"
+#include "ops/blocks.h"
 
 namespace pare::test {
 

@@ -15,6 +15,7 @@
 
 #include "base/rng.h"
 #include "kernels.h"
+#include "ops/linear.h"
 #include "ops/list.h"
 
 namespace pare::test::kernel {

@@ -1,6 +1,7 @@
 // Cases of the library as rows of the op test: the error bounds of their outputs.
 #include "op_cases.h"
 
+#include "ops/families.h"
 #include "ops/token_loss.h"
 
 namespace pare::test {

@@ -19,6 +19,7 @@
 #include "base/half.h"
 #include "cases/cases.h"
 #include "kernels.h"
+#include "ops/data.h"
 
 namespace pare::test {
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "ops/device.h"
+#include "ops/families.h"
 
 namespace pare::test {
 namespace {

@@ -7,6 +7,7 @@
 
 #include "kernel_call.h"
 #include "kernels.h"
+#include "ops/attention.h"
 #include "ops/probe.h"
 
 namespace pare::test {

@@ -1,6 +1,9 @@
 // CUDA kernels in bf16 that test_ops.cpp runs in f32 only: values against `ref` in double from the same bf16 inputs,
 // and the bits that rollout and learner must share.
 #include "kernel_call.h"
+#include "ops/data.h"
+#include "ops/logits.h"
+#include "ops/paged.h"
 #include "ops/probe.h"
 #include "ptx_kernels.h"
 

@@ -3,6 +3,9 @@
 #include <numeric>
 
 #include "kernel_call.h"
+#include "ops/attention.h"
+#include "ops/blocks.h"
+#include "ops/logits.h"
 
 namespace pare::test {
 namespace {

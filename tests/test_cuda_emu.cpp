@@ -1,6 +1,12 @@
 // The CUDA kernels, in f32 and bf16: values against `ref` in double, bits against the promises of
 // each kernel file.  (test_ops.cpp runs the same kernels in f32 through the test that every table passes.)
 #include "kernel_call.h"
+#include "ops/attention.h"
+#include "ops/data.h"
+#include "ops/norm.h"
+#include "ops/optimizer.h"
+#include "ops/rope.h"
+#include "ops/swiglu.h"
 
 namespace pare::test {
 namespace {

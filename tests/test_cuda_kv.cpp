@@ -9,6 +9,7 @@
 
 #include "kernel_call.h"
 #include "kv_pages.h"
+#include "ops/merge.h"
 
 namespace pare::test {
 namespace {

@@ -3,6 +3,8 @@
 #include <numeric>
 
 #include "kernel_call.h"
+#include "ops/attention.h"
+#include "ops/paged.h"
 
 namespace pare::test {
 namespace {

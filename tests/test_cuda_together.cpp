@@ -3,7 +3,10 @@
 
 #include "base/arena.h"
 #include "kernels.h"
+#include "ops/attention.h"
+#include "ops/data.h"
 #include "ops/device.h"
+#include "ops/paged.h"
 
 namespace pare::test {
 namespace {

@@ -2,7 +2,9 @@
 #include <cmath>
 
 #include "op_harness.h"
+#include "ops/attention.h"
 #include "ops/device.h"
+#include "ops/norm.h"
 
 namespace pare::test {
 

@@ -10,6 +10,7 @@
 
 #include "emu_kernels.h"
 #include "kernels.h"
+#include "ops/linear.h"
 #include "ops/list.h"
 
 namespace pare::test::emu {

@@ -6,6 +6,8 @@
 #include "base/half.h"
 #include "cuda/emu/include/cuda_runtime.h"
 #include "model/hf/folder.h"
+#include "ops/norm.h"
+#include "ops/rope.h"
 #include "run/checkpoint.h"
 #include "run/sft_training.h"
 #include "tests/generator.h"

@@ -3,6 +3,7 @@
 
 #include "base/rng.h"
 #include "kv_event.h"
+#include "ops/rope.h"
 
 namespace pare::test {
 

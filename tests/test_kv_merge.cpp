@@ -2,6 +2,7 @@
 #include <numeric>
 
 #include "kv_event.h"
+#include "ops/merge.h"
 
 namespace pare::test {
 

@@ -6,6 +6,7 @@
 
 #include "base/half.h"
 #include "base/thread_pool.h"
+#include "ops/optimizer.h"
 #include "tests/tiny.h"
 
 namespace pare::test {

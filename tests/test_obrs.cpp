@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "base/rng.h"
+#include "ops/logits.h"
 #include "rl/obrs.h"
 #include "tests/rl_golden.h"
 

@@ -4,6 +4,12 @@
 
 #include "base/thread_pool.h"
 #include "op_harness.h"
+#include "ops/attention.h"
+#include "ops/logits.h"
+#include "ops/norm.h"
+#include "ops/optimizer.h"
+#include "ops/paged.h"
+#include "ops/rope.h"
 
 namespace pare::test {
 

@@ -6,6 +6,7 @@
 #include "base/arena.h"
 #include "op_cases.h"
 #include "ops/device.h"
+#include "ops/logits.h"
 
 namespace pare::test {
 

@@ -4,6 +4,9 @@
 #include "base/thread_pool.h"
 #include "kernels.h"
 #include "op_cases.h"
+#include "ops/data.h"
+#include "ops/norm.h"
+#include "ops/swiglu.h"
 
 namespace pare::test {
 

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <set>
 
+#include "ops/norm.h"
 #include "rl/loss.h"
 #include "run/sft_training.h"
 #include "tests/runs.h"

@@ -5,6 +5,7 @@
 
 #include "base/rng.h"
 #include "model/learner.h"
+#include "ops/data.h"
 #include "tests/weights.h"
 
 namespace pare::test {

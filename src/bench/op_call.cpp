@@ -4,6 +4,7 @@
 
 #include "base/half.h"
 #include "base/rng.h"
+#include "ops/data.h"
 
 namespace pare {
 

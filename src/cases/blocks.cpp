@@ -1,4 +1,5 @@
 // Summaries of blocks, and the choice of those that are read.
+
 #include "cases/layouts.h"
 
 namespace pare::cases {

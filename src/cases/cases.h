@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "ops/families.h"
 #include "ops/list.h"
 #include "ops/probe.h"
 

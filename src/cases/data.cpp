@@ -1,4 +1,5 @@
 // Data movement, also between ranks, and embedding.
+
 #include "cases/cases.h"
 
 namespace pare::cases {

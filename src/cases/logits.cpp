@@ -1,4 +1,5 @@
 // Log-probs, losses, sampling.
+
 #include <cmath>
 
 #include "base/rng.h"

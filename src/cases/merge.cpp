@@ -1,4 +1,5 @@
 // Events that merge what they evict.
+
 #include <numeric>
 
 #include "cases/events.h"

@@ -1,4 +1,5 @@
 // RMSNorm.
+
 #include "cases/cases.h"
 
 namespace pare::cases {

@@ -1,3 +1,4 @@
+
 #include "cases/cases.h"
 
 namespace pare::cases {

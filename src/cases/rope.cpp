@@ -1,4 +1,5 @@
 // Rotary position embedding, alone and behind QK-norm.
+
 #include <numeric>
 
 #include "cases/cases.h"

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "cpu/glue.h"
+#include "ops/attention.h"
 
 namespace pare::cpu {
 

@@ -1,6 +1,7 @@
 // What the ops of a compression event share.
 #pragma once
 #include "cpu/paged.h"
+#include "ops/events.h"
 
 namespace pare::cpu {
 

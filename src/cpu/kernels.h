@@ -5,7 +5,12 @@
 #pragma once
 #include <cstdint>
 
+#include "ops/attention.h"
+#include "ops/blocks.h"
+#include "ops/events.h"
+#include "ops/linear.h"
 #include "ops/list.h"
+#include "ops/logits.h"
 
 namespace pare {
 

@@ -1,5 +1,7 @@
 // Merging of evicted slots into kept ones: where each goes, the merged rows in the workspace, the compaction, and the
 // merged rows over what it moved.
+#include "ops/merge.h"
+
 #include <cmath>
 #include <vector>
 

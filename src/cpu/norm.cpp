@@ -1,4 +1,6 @@
 // RMSNorm.
+#include "ops/norm.h"
+
 #include "cpu/glue.h"
 
 namespace pare::cpu {

@@ -1,4 +1,6 @@
 // Rotary position embedding, alone and behind the norm of queries and keys.
+#include "ops/rope.h"
+
 #include "cpu/glue.h"
 
 namespace pare::cpu {

@@ -1,4 +1,6 @@
 // SwiGLU.
+#include "ops/swiglu.h"
+
 #include "cpu/glue.h"
 
 namespace pare::cpu {

@@ -1,5 +1,7 @@
 #include "kv/kv_cache.h"
 
+#include "ops/data.h"
+
 namespace pare {
 
 namespace {

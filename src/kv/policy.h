@@ -6,6 +6,7 @@
 
 #include "kv/kv_cache.h"
 #include "kv/spec.h"
+#include "ops/events.h"
 #include "ops/inputs.h"
 
 namespace pare {

@@ -4,7 +4,10 @@
 #include <string>
 #include <vector>
 
+#include "ops/blocks.h"
+#include "ops/events.h"
 #include "ops/list.h"
+#include "ops/merge.h"
 
 namespace pare {
 

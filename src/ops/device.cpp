@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/half.h"
+#include "ops/families.h"
 
 namespace pare {
 

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "ops/cost.h"
 #include "ops/list.h"
 
 namespace pare {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/arena.h"
+#include "ops/data.h"
 #include "ops/device.h"
 
 namespace pare {

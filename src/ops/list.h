@@ -38,18 +38,8 @@
 #include <string>
 
 #include "base/memory.h"
-#include "ops/attention.h"
-#include "ops/blocks.h"
-#include "ops/data.h"
-#include "ops/events.h"
-#include "ops/linear.h"
-#include "ops/logits.h"
-#include "ops/merge.h"
-#include "ops/norm.h"
-#include "ops/optimizer.h"
-#include "ops/paged.h"
-#include "ops/rope.h"
-#include "ops/swiglu.h"
+#include "base/tensor.h"
+#include "comm/comm.h"
 
 namespace pare {
 
@@ -101,6 +91,11 @@ constexpr int kSlotBlock = 8;   // slots of an update that are added before they
   X(sample, Sample)                     \
   X(square_sums, SquareSums)            \
   X(adamw, AdamW)
+
+// Each is defined in the header of its family; code that calls an op includes that header.
+#define X(op, Args) struct Args;
+PARE_OPS(X)
+#undef X
 
 struct Stream;
 

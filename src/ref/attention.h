@@ -5,6 +5,7 @@
 #include <numbers>
 #include <vector>
 
+#include "ops/attention.h"
 #include "ref/ref.h"
 
 namespace pare::ref {

@@ -1,4 +1,6 @@
 // Block-sparse reads: summaries of blocks of keys, and the choice of blocks by them.
+#include "ops/blocks.h"
+
 #include <algorithm>
 #include <cmath>
 

@@ -1,4 +1,6 @@
 // Data movement and the embedding.
+#include "ops/data.h"
+
 #include <algorithm>
 #include <cstring>
 #include <set>

@@ -2,6 +2,7 @@
 #pragma once
 #include <vector>
 
+#include "ops/events.h"
 #include "ref/ref.h"
 
 namespace pare::ref {

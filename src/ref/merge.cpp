@@ -1,4 +1,6 @@
 // Merging of evicted slots into kept ones.
+#include "ops/merge.h"
+
 #include <algorithm>
 #include <cmath>
 

@@ -1,4 +1,6 @@
 // RMSNorm (Zhang & Sennrich 2019).
+#include "ops/norm.h"
+
 #include <cmath>
 
 #include "ref/ref.h"

@@ -1,4 +1,6 @@
 // Sums of squares and AdamW.
+#include "ops/optimizer.h"
+
 #include <algorithm>
 #include <cmath>
 

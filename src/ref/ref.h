@@ -5,6 +5,7 @@
 #pragma once
 #include <initializer_list>
 
+#include "ops/linear.h"
 #include "ops/list.h"
 
 namespace pare::ref {

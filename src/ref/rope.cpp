@@ -1,5 +1,7 @@
 // Rotary position embedding (Su et al. 2021); with the RMSNorm of the heads of queries and keys before it, as in Qwen3
 // (Yang et al. 2025).
+#include "ops/rope.h"
+
 #include <cmath>
 #include <vector>
 

@@ -1,4 +1,6 @@
 // SwiGLU (Shazeer 2020).
+#include "ops/swiglu.h"
+
 #include <cmath>
 
 #include "ref/ref.h"

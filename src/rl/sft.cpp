@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ops/data.h"
 #include "rl/slots.h"
 
 namespace pare {

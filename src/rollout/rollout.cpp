@@ -5,6 +5,8 @@
 #include <cstring>
 #include <optional>
 
+#include "ops/logits.h"
+
 namespace pare {
 
 namespace {

@@ -7,6 +7,7 @@
 #include "base/half.h"
 #include "comm/comm.h"
 #include "cuda/emu/include/cuemu.h"
+#include "ops/data.h"
 #include "run/ranks.h"
 #include "tests/runs.h"
 

@@ -3,6 +3,7 @@
 #include "cpu/isa/math.h"
 #include "cpu/isa/tile.h"
 #include "cpu/kernels.h"
+#include "ops/attention.h"
 
 namespace pare::PARE_ISA {
 
