@@ -1,9 +1,9 @@
-// Compaction with what is evicted merged into what stays (ops/events.h: KvMerge, which states the formulas).
+// Compaction with what is evicted merged into what stays (ops/merge.h: KvMerge, which states the formulas).
 //
 // Shapes of pages and keep: events.cu.  links [E, K, 2, max_pages * 16] f32: by slot, of those that are evicted the
 // place in `keep` of the slot c(e) and its cosine (first: norms of keys).  merged [E, K, max_keep, 2 D + 1] f32: rows
 // of V and K of a kept slot after the merging, and whether anything came (1 or 0).  threshold is changed in place.
-// Order: ops/events.h, in f32 whatever the element type, so f32 has the bits of the `cpu` table.  A kept slot belongs
+// Order: ops/merge.h, in f32 whatever the element type, so f32 has the bits of the `cpu` table.  A kept slot belongs
 // to one warp, which walks the evicted slots that come to it, ascending: no atomics.
 //
 // Launches: norms, the nearest kept slot of each evicted one (64 x 128 products at a time), for d2o the thresholds, the

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "ops/data.h"
+#include "ops/logits.h"
 
 namespace pare {
 

@@ -7,7 +7,7 @@
 
 #include "model/hf/safetensors.h"
 #include "model/pass.h"
-#include "ops/logits.h"
+#include "ops/options.h"
 
 namespace pare {
 

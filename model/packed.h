@@ -7,7 +7,7 @@
 
 #include "model/hf/config.h"
 #include "model/replay.h"
-#include "ops/attention.h"
+#include "ops/rows.h"
 
 namespace pare {
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "ops/attention.h"
+#include "ops/blocks.h"
 #include "ops/data.h"
 #include "ops/norm.h"
 

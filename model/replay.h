@@ -4,9 +4,9 @@
 #include <functional>
 #include <vector>
 
-#include "ops/attention.h"
-#include "ops/blocks.h"
-#include "ops/list.h"
+#include "ops/device.h"
+#include "ops/options.h"
+#include "ops/rows.h"
 
 namespace pare {
 

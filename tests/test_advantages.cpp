@@ -34,7 +34,7 @@ TEST(Advantages, Golden) {
   }
 }
 
-// algorithms TV-9: G = 4, one success.
+// G = 4, one success.
 TEST(Advantages, OneOfFour) {
   const std::vector<double> r = {0, 1, 0, 0};
   EXPECT_EQ(advantages(estimator("grpo_none"), r), (std::vector<double>{-.25, .75, -.25, -.25}));

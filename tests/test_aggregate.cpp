@@ -41,7 +41,7 @@ TEST(Aggregate, Golden) {
   }
 }
 
-// algorithms section 5: lengths 2 and 6, token losses 1 and 4, the second sequence dropped.
+// Lengths 2 and 6, token losses 1 and 4, the second sequence dropped.
 TEST(Aggregate, DenominatorAfterDropping) {
   const std::vector<std::vector<double>> losses = {{1, 1}, {4, 4, 4, 4, 4, 4}};
   auto batch = batch_of({0, 1}, losses);

@@ -41,7 +41,6 @@ void expect_near(const std::vector<double>& found, const std::vector<double>& ex
     EXPECT_NEAR(found[i], expected[i], 1e-6 * (1 + expected[i])) << "token " << i;
 }
 
-// TV-11
 const std::vector<double> kXi = {1, 0.4, 0.6, 1.4, 1.6, 3, 8e-5};
 
 TEST(Corrections, TokenWeights) {
@@ -112,7 +111,7 @@ TEST(Corrections, GoldenRatios) {
   }
 }
 
-// TV-8: two binary actions.  Token weights keep the sampler's distribution of first actions when they weigh the second:
+// Two binary actions.  Token weights keep the sampler's distribution of first actions when they weigh the second:
 // the product over the sequence gives the true gradient, token weights do not, and nobody should "fix" that.
 TEST(Corrections, TokenWeightsAreBiasedAndTheProductIsNot) {
   const double d1 = 0.6, d2[2] = {0.3, 0.7}, s1 = 0.5, s2[2] = {0.6, 0.4};
@@ -352,7 +351,7 @@ TEST(MismatchMetrics, WeightsUnderVerlsNamesAreVerls) {
   EXPECT_NEAR(get("weight_eff_sample_size"), 2.25 / 2.5, 1e-6);
 }
 
-// TV-14: tokens saved both ways (decision 40), by the residency of budget 512 and buffer 128 after a prompt of 100.
+// Tokens saved both ways, by the residency of budget 512 and buffer 128 after a prompt of 100.
 TEST(MismatchMetrics, TokensSavedBothWays) {
   for (const auto& [n, mean, peak] : {std::tuple{512, 0.0, 0.0}, {4096, 0.7445, 0.8475}}) {
     RolloutStats s;

@@ -4,6 +4,7 @@
 #include <fstream>
 
 #include "cuda/emu/include/cuda_runtime.h"
+#include "ops/attention.h"
 #include "run/plan.h"
 #include "tests/generator.h"
 #include "tests/runs.h"

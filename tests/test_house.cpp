@@ -131,6 +131,76 @@ TEST(House, EveryOpHasItsFiles) {
   EXPECT_LE(families.size(), 12u);
 }
 
+// The file that `include` names in `from`, if it is one of the project.
+fs::path included(const std::string& include, const fs::path& from) {
+  for (const fs::path& folder : {from.parent_path(), fs::path("src"), fs::path(".")})
+    if (fs::exists(folder / include)) return (folder / include).lexically_normal();
+  return {};
+}
+
+// Adds to `seen` the headers that `file` includes, directly or not.
+void add_headers(const fs::path& file, std::set<fs::path>& seen) {
+  static const std::regex include("#include \"([^\"]+)\"");
+  static std::map<fs::path, std::vector<fs::path>> direct;
+  auto [it, first] = direct.try_emplace(file);
+  if (first) {
+    const std::string text = read_text(file);
+    for (auto i = std::sregex_iterator(text.begin(), text.end(), include); i != std::sregex_iterator(); ++i)
+      if (const fs::path header = included((*i)[1], file); !header.empty()) it->second.push_back(header);
+  }
+  for (const fs::path& header : std::vector<fs::path>(it->second))
+    if (seen.insert(header).second) add_headers(header, seen);
+}
+
+// A change of an op's header recompiles the sources that call the op, not the program.
+TEST(House, AFamilyConcernsTheSourcesThatCallIt) {
+  std::map<std::string, int> sources;
+  int all = 0;
+  for (const char* folder : {"src", "model", "tokenizer", "data"})
+    for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+      if (entry.path().extension() != ".cpp") continue;
+      all++;
+      std::set<fs::path> headers;
+      add_headers(entry.path(), headers);
+      for (const fs::path& header : headers)
+        if (header.parent_path() == "src/ops") sources[header.stem()]++;
+    }
+  EXPECT_GT(all, 150);
+  for (const char* family : {"merge", "norm", "optimizer", "rope", "swiglu"}) {
+    EXPECT_GT(sources[family], 5) << family;
+    EXPECT_LE(sources[family], 30) << family;
+  }
+  for (const char* family : {"attention", "blocks", "data", "events", "logits", "paged"})
+    EXPECT_LE(sources[family], all / 3) << family;
+  EXPECT_GT(sources["list"], all / 2);
+}
+
+// One name in namespace pare is one type: two definitions would be one to the linker (`make odr` compares members).
+TEST(House, ATypeIsDefinedOnce) {
+  std::map<std::string, std::set<std::string>> files;
+  const std::regex type("^(?:struct|class|enum class|enum) ([A-Z]\\w*)[^;(]*\\{");
+  for (const char* folder : {"src", "model", "tokenizer", "data", "tests"})
+    for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+      const fs::path& file = entry.path();
+      if (file.extension() != ".cpp" && file.extension() != ".h") continue;
+      std::stringstream text(read_text(file));
+      std::string space;  // of the line, by the lines that open a namespace
+      std::smatch match;
+      for (std::string line; std::getline(text, line);) {
+        if (line.starts_with("namespace")) space += line;
+        if (line.starts_with("}  // namespace")) space = space.substr(0, space.rfind("namespace"));
+        if (std::regex_search(line, match, type) && !space.ends_with("namespace {"))
+          files[space + " " + match[1].str()].insert(file.string());
+      }
+    }
+  EXPECT_GT(files.size(), 300u);
+  for (const auto& [name, defined] : files) {
+    std::string all;
+    for (const std::string& file : defined) all += " " + file;
+    EXPECT_EQ(defined.size(), 1u) << name << all;
+  }
+}
+
 // Lines of the files whose path begins with one of `paths` and with none of those behind a minus.
 int64_t lines_of(const std::string& paths) {
   int64_t lines = 0;

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/thread_pool.h"
+#include "ops/attention.h"
 #include "tests/generator.h"
 
 namespace pare::test {

@@ -43,7 +43,6 @@ double kl(const std::vector<double>& p, const std::vector<double>& q) {
   return sum;
 }
 
-// TV-5
 TEST(Obrs, GoldenAcceptanceNormaliserAndDivergence) {
   const std::vector<double> p = {0.5, 0.3, 0.2}, q = {0.2, 0.3, 0.5}, f = {1, -2, 5};
   EXPECT_NEAR(kl(p, q), 0.274887, 1e-6);

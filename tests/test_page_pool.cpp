@@ -7,6 +7,7 @@
 
 #include "base/rng.h"
 #include "kv/kv_cache.h"
+#include "ops/events.h"
 
 namespace pare::test {
 namespace {

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "base/thread_pool.h"
+#include "ops/logits.h"
 #include "tests/generator.h"
 
 namespace pare::test {

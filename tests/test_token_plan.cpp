@@ -52,7 +52,7 @@ double expected_rpc(const std::vector<double>& losses, int64_t c, bool horvitz_t
   return sum / static_cast<double>(n - first + 1);
 }
 
-// algorithms TV-6.
+// The minima of tests/golden (tools/make_rl_golden.py).
 TEST(TokenPlan, GoldenRpc) {
   const auto minima = rl_golden("rpc");
   for (const auto& [c, golden] : minima.items()) {

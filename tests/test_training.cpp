@@ -4,6 +4,7 @@
 #include <set>
 
 #include "ops/norm.h"
+#include "ops/paged.h"
 #include "rl/loss.h"
 #include "run/sft_training.h"
 #include "tests/runs.h"

@@ -68,7 +68,4 @@ using ParameterReader = std::function<void(size_t parameter, int64_t begin, int6
 // Reads from a flat buffer, which must outlive the reader.
 ParameterReader flat_parameters(const ModelConfig& config, const float* values);
 
-// Angle per position of each of the D/2 rotations, rope_scaling applied.
-std::vector<double> rope_inv_freq(const ModelConfig& config);
-
 }  // namespace pare

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "ops/data.h"
+#include "ops/merge.h"
+
 namespace pare {
 
 namespace {

@@ -8,7 +8,6 @@
 #include "kv/policy.h"
 #include "model/model.h"
 #include "model/replay.h"
-#include "ops/events.h"
 
 namespace pare {
 

@@ -1,5 +1,6 @@
 #include "kv/kv_cache.h"
 
+#include "ops/blocks.h"
 #include "ops/data.h"
 
 namespace pare {

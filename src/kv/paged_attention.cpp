@@ -1,5 +1,8 @@
 #include "kv/paged_attention.h"
 
+#include "ops/inputs.h"
+#include "ops/paged.h"
+
 namespace pare {
 
 PagedAttention::PagedAttention(KvCache& cache, KvPolicy* policy, Arena& scratch, Inputs& inputs,

@@ -5,7 +5,7 @@
 #include "kv/kv_cache.h"
 #include "kv/policy.h"
 #include "model/model.h"
-#include "ops/paged.h"
+#include "ops/rows.h"
 
 namespace pare {
 

@@ -6,10 +6,11 @@
 
 #include "kv/kv_cache.h"
 #include "kv/spec.h"
-#include "ops/events.h"
-#include "ops/inputs.h"
+#include "ops/rows.h"
 
 namespace pare {
+
+class Inputs;  // ops/inputs.h
 
 // Rows [row, row + rows) of a forward pass are the newest tokens of one sequence.
 struct PagedRun {

@@ -4,10 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/blocks.h"
-#include "ops/events.h"
-#include "ops/list.h"
-#include "ops/merge.h"
+#include "ops/options.h"
 
 namespace pare {
 
@@ -91,12 +88,11 @@ inline BlockSummary summary_kind(const KvSpec& spec) {
   return spec.method == KvMethod::quest ? BlockSummary::minmax : BlockSummary::mean;
 }
 
-// What contradicts itself is an error that names both keys.
+// Throws Error(usage), naming both keys, if two settings contradict each other.
 void check_kv(const KvSpec& spec);
 
-// How many slots each layer of a sequence holds, and when it is compressed (algorithms: the prompt is prefilled in
-// full; then, whenever the slots that are not protected have grown to budget + buffer, an event cuts them to the
-// budget).  A dense cache is the case without events.
+// How many slots each layer of a sequence holds, and when it is compressed: the prompt is prefilled in full; then,
+// whenever the slots that are not protected have grown to budget + buffer, an event cuts them to the budget.  A dense cache is the case without events.
 //
 // A sequence: `prompt` tokens, then `fed` tokens of the response whose keys and values are appended (the last token of
 // a response never is).

@@ -5,16 +5,9 @@
 
 #include "ops/contract.h"
 #include "ops/cost.h"
+#include "ops/rows.h"
 
 namespace pare {
-
-// A segment is a run of rows of one sequence.  Its slots are first those of its parent's rows (all of them visible to
-// every row), then its own (causal): own row i sees slots [0, parent_len + i].  Segments are disjoint in q; rows of q
-// that lie in no segment are not touched.
-struct SegmentRow {
-  int32_t row, len;                // own rows [row, row + len) of q, k, v
-  int32_t parent_row, parent_len;  // rows of pk, pv (or of lists), none of them its own; parent_len 0: no parent
-};
 
 // Selection blocks: `block` (4 or 16) consecutive slots of one sequence in one layer, the last one possibly partial.
 constexpr int64_t blocks_of(int64_t slots, int64_t block) { return (slots + block - 1) / block; }

@@ -4,16 +4,11 @@
 #include <array>
 #include <cstdint>
 
+#include "ops/options.h"
 #include "ops/paged.h"
 
 namespace pare {
 
-// What is kept of the keys of a block to choose by, and the score of a block for a key head:
-//   minmax  channelwise min and max; max over the heads q of the group of sum_c max(q_c min_c, q_c max_c), which bounds
-//           every q.k from above (Quest, Tang et al. 2024, section 3.2)
-//   mean    of the keys; its dot product with the mean of the group's q (block top-k)
-// Scores carry no softmax scale.
-enum class BlockSummary : int32_t { minmax, mean };
 constexpr int64_t summary_rows(BlockSummary kind) { return kind == BlockSummary::minmax ? 2 : 1; }
 
 namespace detail {

@@ -16,36 +16,10 @@
 #include <array>
 #include <cstdint>
 
+#include "ops/options.h"
 #include "ops/paged.h"
 
 namespace pare {
-
-struct KvEvent {
-  int32_t slots;       // resident before
-  int32_t first;       // protected slots
-  int32_t recent;      // newest slots that always stay
-  int32_t keep;        // of [first, slots): how many stay, the recent ones included; recent <= keep <= slots - first
-  int32_t window_row;  // first row of its window of queries
-};
-
-// Sums over a list of events, for the costs (the events themselves lie on the device).
-struct KvWork {
-  int64_t slots = 0;       // of slots - first
-  int64_t candidates = 0;  // of slots - first - recent
-  int64_t kept = 0;        // of keep
-  int64_t pairs = 0;       // of (slots - first)^2
-  int64_t crossed = 0;     // of (slots - first - keep) * keep
-  bool operator==(const KvWork&) const = default;
-};
-inline KvWork kv_work(const KvEvent* events, int64_t n) {
-  KvWork w;
-  for (const KvEvent* e = events; e < events + n; e++) {
-    const int64_t slots = e->slots - e->first;
-    w.slots += slots, w.candidates += slots - e->recent, w.kept += e->keep, w.pairs += slots * slots;
-    w.crossed += (slots - e->keep) * e->keep;
-  }
-  return w;
-}
 
 namespace detail {
 
@@ -61,12 +35,6 @@ inline void check_keep(Contract& c, const Tensor& keep, const Tensor& events, in
 }
 
 }  // namespace detail
-
-// How the query heads of a group become one: the largest or the mean logit before the softmax, or the mean probability.
-enum class GqaAgg : int32_t { max_logit, mean_logit, mean_prob };
-// What the softmax of a window's query runs over: the candidates; or every slot from `first` to the query's own.
-enum class SoftmaxSpan : int32_t { exclude_window, include_window };
-enum class Pool : int32_t { max, avg };
 
 // Attention of the newest `window` tokens to the candidates (SnapKV; R-KV's importance; TOVA with window 1):
 //   z[t][g][s] = (q[t][g] . k[s]) * scale;  a = max over g, or (sum over g ascending) / G;  p = softmax over the span

@@ -7,6 +7,7 @@
 
 #include "ops/contract.h"
 #include "ops/cost.h"
+#include "ops/options.h"
 
 namespace pare {
 
@@ -61,20 +62,6 @@ struct OverlapProbs {
   auto outputs() const { return std::array{overlap, mass}; }
 };
 
-// The loss of one token as a function of its log-prob lp (token_loss.h states the formulas and their sources).
-enum class PolicyLoss : int32_t { nll, ppo, gspo, cispo };
-// k1, k2, k3: of the sampled token alone; over the vocabulary, p being the policy and q the reference: exact is
-// KL(p || q), with dz = p (log p - log q - KL), exact_forward is KL(q || p), with dz = p - q.
-enum class KlLoss : int32_t { none, k1, k2, k3, exact, exact_forward };
-inline bool is_exact(KlLoss kl) { return kl == KlLoss::exact || kl == KlLoss::exact_forward; }
-struct LossSpec {
-  PolicyLoss policy = PolicyLoss::nll;
-  KlLoss kl = KlLoss::none;
-  float clip_low = 0.2f, clip_high = 0.2f;  // ratio kept in [1 - clip_low, 1 + clip_high]
-  float clip_c = 0;                         // dual clip for negative advantages; 0: off
-  float kl_coef = 0, entropy_coef = 0;
-  float temperature = 1;
-};
 // Row r adds weight * policy loss + kl_weight * (kl_coef * kl - entropy_coef * entropy) to the loss.  Overwrites the
 // logits by the gradient of that sum with respect to them.
 struct LogitsLoss {

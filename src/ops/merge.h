@@ -28,10 +28,6 @@ namespace pare {
 // slots of all heads (row sums over slots, added over heads ascending); then threshold <- m at the first event, later
 // ema_old * threshold + ema_new * m, and this event compares with the result.  Nothing evicted: it stays.
 enum class KvMergeKind : int32_t { cam, d2o, lookm_pivot, value };
-// Whether x is V only, or K too: turned back to position 0 first and then to the position of c, as RopeBwd and RopeFwd
-// turn.
-enum class MergeKeys : int32_t { none, unrotated };
-
 // KvCompact with what is evicted merged into what stays.  A slot to which nothing comes keeps its bits.
 struct KvMerge {
   KvCompact compact;  // sinks == 0; mass_pages present for cam

@@ -7,18 +7,6 @@
 
 namespace pare {
 
-// A page holds 16 slots of all key heads of one layer.  Inside a page K lies with slots across ([D][16]: the scores of
-// 16 keys are one vector chain over d) and V with slots down ([16][D]).
-constexpr int kPageSlots = 16;
-
-// Rows of one forward pass that belong to one sequence: the newest `rows` of its `slots` slots.  Row i of them is slot
-// slots - rows + i and sees slots [0, slots - rows + i].
-struct PagedRow {
-  int32_t row, rows;  // rows [row, row + rows) of q, k, v
-  int32_t slots;      // slots in use in this layer, the new ones included
-  int32_t table_row;  // row of page_table; slot s lies in page page_table[table_row][s / 16], at s % 16
-};
-
 namespace detail {
 
 inline void check_k_pages(Contract& c, const Tensor& k_pages) {

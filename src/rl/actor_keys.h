@@ -1,6 +1,6 @@
 // The keys of [actor], which the stages between the advantages and the update share.
 #pragma once
-#include "ops/logits.h"
+#include "ops/options.h"
 #include "rl/schedule.h"
 
 namespace pare {

@@ -1,6 +1,6 @@
 // The keys of [algorithm], which the stages between the rollout and the advantages share.
 #pragma once
-#include "ops/logits.h"
+#include "ops/options.h"
 #include "rl/corrections.h"
 #include "rl/filters.h"
 #include "rl/obrs.h"

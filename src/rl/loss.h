@@ -1,5 +1,5 @@
-// From samples to what the learner packs: every per-token factor becomes one coefficient (algorithms: the order is
-// filter, token plan, denominators, loss).
+// From samples to what the learner packs: every per-token factor becomes one coefficient in the order
+// filter, token plan, denominators, loss.
 #pragma once
 #include <functional>
 #include <span>

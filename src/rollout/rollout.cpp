@@ -5,6 +5,7 @@
 #include <cstring>
 #include <optional>
 
+#include "ops/inputs.h"
 #include "ops/logits.h"
 
 namespace pare {

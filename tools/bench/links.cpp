@@ -14,6 +14,7 @@
 #include "app/device.h"
 #include "base/half.h"
 #include "base/text.h"
+#include "ops/data.h"
 #include "ops/device.h"
 
 namespace pare {

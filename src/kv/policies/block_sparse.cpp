@@ -4,6 +4,8 @@
 #include <algorithm>
 
 #include "kv/policies/policies.h"
+#include "ops/blocks.h"
+#include "ops/inputs.h"
 
 namespace pare {
 

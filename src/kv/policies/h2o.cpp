@@ -1,6 +1,8 @@
 // H2O (Zhang et al. 2023, arXiv 2306.14048): heavy hitters, the tokens with the largest attention received so far, and
 // as many recent ones.
 #include "kv/policies/policies.h"
+#include "ops/events.h"
+#include "ops/inputs.h"
 
 namespace pare {
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "ops/inputs.h"
+
 namespace pare {
 
 QueryWindow::QueryWindow(const ModelConfig& config, KvCache& cache, Arena& kv, int64_t window)

@@ -1,6 +1,7 @@
 // R-KV (Cai et al. 2025, arXiv 2505.24133): importance as in SnapKV against redundancy, the mean cosine similarity of a
 // key to all others.
 #include "kv/policies/snapkv.h"
+#include "ops/events.h"
 
 namespace pare {
 

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "ops/events.h"
+
 namespace pare {
 
 SnapKv::SnapKv(const PolicyArgs& a, int64_t window, int64_t kernel)

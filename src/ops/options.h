@@ -1,0 +1,39 @@
+// Options of ops that a configuration names.
+#pragma once
+#include <cstdint>
+
+namespace pare {
+
+// Summary of the keys of a block, and the score of a block for a key head:
+//   minmax  channelwise min and max; max over the heads q of the group of sum_c max(q_c min_c, q_c max_c), which bounds
+//           every q.k from above (Quest, Tang et al. 2024, section 3.2)
+//   mean    of the keys; its dot product with the mean of the group's q (block top-k)
+// Scores carry no softmax scale.
+enum class BlockSummary : int32_t { minmax, mean };
+
+// How the query heads of a group become one: the largest or the mean logit before the softmax, or the mean probability.
+enum class GqaAgg : int32_t { max_logit, mean_logit, mean_prob };
+// Slots of the softmax of a window's query: the candidates, or every slot from `first` to the query's own.
+enum class SoftmaxSpan : int32_t { exclude_window, include_window };
+enum class Pool : int32_t { max, avg };
+
+// Rows that are merged (KvMerge): V only, or K too, rotated back to position 0 (RopeBwd) and then to the position of the
+// kept slot (RopeFwd).
+enum class MergeKeys : int32_t { none, unrotated };
+
+// The loss of one token as a function of its log-prob lp (token_loss.h states the formulas and their sources).
+enum class PolicyLoss : int32_t { nll, ppo, gspo, cispo };
+// k1, k2, k3: of the sampled token alone; over the vocabulary, p being the policy and q the reference: exact is
+// KL(p || q), with dz = p (log p - log q - KL), exact_forward is KL(q || p), with dz = p - q.
+enum class KlLoss : int32_t { none, k1, k2, k3, exact, exact_forward };
+inline bool is_exact(KlLoss kl) { return kl == KlLoss::exact || kl == KlLoss::exact_forward; }
+struct LossSpec {
+  PolicyLoss policy = PolicyLoss::nll;
+  KlLoss kl = KlLoss::none;
+  float clip_low = 0.2f, clip_high = 0.2f;  // ratio kept in [1 - clip_low, 1 + clip_high]
+  float clip_c = 0;                         // dual clip for negative advantages; 0: off
+  float kl_coef = 0, entropy_coef = 0;
+  float temperature = 1;
+};
+
+}  // namespace pare
