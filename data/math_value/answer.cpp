@@ -65,7 +65,8 @@ bool is_name(Tokens t) {
     letters |= t[i].kind == Kind::letter || t[i].kind == Kind::word || t[i].kind == Kind::text;
     if (t[i].kind == Kind::command && !opens(t[i]) && !closes(t[i])) {
       if (is_function(t[i].text.c_str()) || t[i].text == "frac" || t[i].text == "sqrt" || t[i].text == "pi" ||
-          t[i].text == "degree" || t[i].text == "infty" || t[i].text == "pm" || t[i].text == "binom")
+          t[i].text == "degree" || t[i].text == "infty" || t[i].text == "pm" || t[i].text == "binom" ||
+          is_fold(t[i].text.c_str()))
         return false;
       letters = true;
     }
@@ -124,8 +125,9 @@ class Reader {
     a.text = plain(t);
     if (t.empty() || nesting > kNesting) return a;
     using Step = bool (Reader::*)(Tokens, int, Answer&);
-    for (const Step step : {&Reader::quoted, &Reader::member, &Reader::list, &Reader::relation, &Reader::bracket,
-                            &Reader::ratio, &Reader::matrix, &Reader::numeral, &Reader::signs, &Reader::scalar}) {
+    for (const Step step :
+         {&Reader::quoted, &Reader::member, &Reader::list, &Reader::relation, &Reader::reals, &Reader::without,
+          &Reader::bracket, &Reader::ratio, &Reader::matrix, &Reader::numeral, &Reader::signs, &Reader::scalar}) {
       Answer b = a;
       if ((this->*step)(t, nesting, b)) return b;
     }
@@ -164,7 +166,138 @@ class Reader {
     const auto at = places(t, separates);
     if (at.empty() || at.size() > kItems) return false;
     a.kind = A::list;
-    return items(split(t, at), nesting, a);
+    if (!items(split(t, at), nesting, a)) return false;
+    const auto joins = [&](size_t i) { return t[i].command("cup") || t[i].is(Kind::separator, "or"); };
+    if (std::all_of(at.begin(), at.end(), joins)) unite(a);
+    return true;
+  }
+
+  // The order of two ends of intervals; nothing if it is unknown.
+  std::optional<int> compare(const Answer& x, const Answer& y) {
+    const auto side = [](const Answer& e) { return e.kind == A::infinity ? (e.negative ? -1 : 1) : 0; };
+    if (side(x) != 0 || side(y) != 0) return side(x) - side(y);
+    if (!effort_.spend(1) || !x.value.constant || !y.value.constant || !x.value[0] || !y.value[0]) return {};
+    const MaybeNumber d = subtract(*x.value[0], *y.value[0]);
+    return d ? sign(*d) : std::nullopt;
+  }
+
+  static bool is_end(const Answer& a) { return a.kind == A::infinity || (a.kind == A::value && a.value.constant); }
+  static bool is_interval(const Answer& a) {
+    return a.kind == A::tuple && a.items.size() == 2 && (a.open == '(' || a.open == '[') &&
+           (a.close == ')' || a.close == ']') && is_end(a.items[0]) && is_end(a.items[1]);
+  }
+
+  // A union of intervals and sets of numbers in its one form: ascending intervals with a gap between any two; [a, a] is
+  // the number a.  Other lists stay as they are.
+  void unite(Answer& a) {
+    std::vector<Answer> all;
+    for (const Answer& item : a.items) {
+      if (item.name != a.items[0].name || !item.unit.empty()) return;
+      if (is_interval(item)) {
+        all.push_back(item);
+      } else if (item.kind == A::set && std::all_of(item.items.begin(), item.items.end(), is_end)) {
+        for (const Answer& x : item.items) all.push_back(tuple(x, x, false, false));
+      } else {
+        return;
+      }
+    }
+    if (std::none_of(a.items.begin(), a.items.end(), is_interval)) return;
+    std::vector<Answer> apart;
+    while (!all.empty()) {
+      size_t first = 0;
+      for (size_t i = 1; i < all.size(); i++) {
+        const std::optional<int> c = compare(all[i].items[0], all[first].items[0]);
+        if (!c) return;
+        if (*c < 0 || (*c == 0 && all[i].open == '[')) first = i;
+      }
+      Answer next = std::move(all[first]);
+      all.erase(all.begin() + static_cast<std::ptrdiff_t>(first));
+      if (!apart.empty()) {
+        Answer& last = apart.back();
+        const std::optional<int> gap = compare(next.items[0], last.items[1]);
+        const std::optional<int> further = compare(next.items[1], last.items[1]);
+        if (!gap || !further) return;
+        if (*gap < 0 || (*gap == 0 && (next.open == '[' || last.close == ']'))) {
+          if (*further > 0) last.items[1] = next.items[1], last.close = next.close;
+          if (*further == 0 && next.close == ']') last.close = ']';
+          continue;
+        }
+      }
+      apart.push_back(std::move(next));
+    }
+    becomes(pieces(std::move(apart)), a.items[0].name, a);
+  }
+
+  static Answer pieces(std::vector<Answer> intervals) {
+    for (Answer& x : intervals) x.name.clear();
+    if (intervals.size() == 1) return intervals[0];
+    Answer a;
+    a.kind = intervals.empty() ? A::set : A::list;
+    a.items = std::move(intervals);
+    return a;
+  }
+
+  // \mathbb{R}, its positive numbers and the like.
+  bool reals(Tokens t, int, Answer& a) {
+    const auto end = [](int sign) { return sign == 0 ? endpoint_of(kZero) : infinite(sign < 0); };
+    const auto interval = [&](int low, int high, bool closed) {
+      return tuple(end(low), end(high), low != 0 || !closed, high != 0 || !closed);
+    };
+    constexpr const char* kAll[] = {"all real numbers",        "all reals",
+                                    "the real numbers",        "real numbers",
+                                    "set of all real numbers", "the set of all real numbers"};
+    const std::string low = lower(a.text);
+    const bool words = std::any_of(std::begin(kAll), std::end(kAll), [&](const char* s) { return low == s; });
+    if (!words && !t[0].command("reals")) return false;
+    std::string kind;
+    for (const Token& x : t.subspan(words ? t.size() : 1))
+      if (!x.symbol("{") && !x.symbol("}") && !x.symbol("_") && !x.symbol("^")) kind += x.text;
+    if (kind.empty() && (words || t.size() == 1))
+      becomes(interval(-1, 1, false), "", a);
+    else if (kind == "+" || kind == ">0")
+      becomes(interval(0, 1, false), "", a);
+    else if (kind == "-" || kind == "<0")
+      becomes(interval(-1, 0, false), "", a);
+    else if (kind == "ge0" || kind == "le0")
+      becomes(kind[0] == 'g' ? interval(0, 1, true) : interval(-1, 0, true), "", a);
+    else if (kind == "*")
+      becomes(pieces({interval(-1, 0, false), interval(0, 1, false)}), "", a);
+    else
+      return false;
+    return true;
+  }
+
+  // Intervals without some numbers: \mathbb{R} \setminus \{2\}, also with a minus sign.
+  bool without(Tokens t, int nesting, Answer& a) {
+    size_t at = npos;
+    for (size_t i = 1; i + 1 < t.size() && at == npos; i++)
+      if (t[i].command("setminus") ||
+          (t[i].symbol("-") && t[i + 1].symbol("\\{") && (t[i - 1].command("reals") || closes(t[i - 1]))))
+        at = i;
+    if (at == npos || places(t.subspan(0, at + 1), [](const Token&) { return true; }).back() != at) return false;
+    const Answer left = read(t.first(at), nesting + 1), right = read(t.subspan(at + 1), nesting + 1);
+    std::vector<Answer> all = left.kind == A::list ? left.items : std::vector<Answer>{left};
+    if (right.kind != A::set || !std::all_of(all.begin(), all.end(), is_interval) ||
+        !std::all_of(right.items.begin(), right.items.end(), is_end))
+      return false;
+    for (const Answer& x : right.items) {
+      std::vector<Answer> rest;
+      for (const Answer& piece : all) {
+        const std::optional<int> low = compare(piece.items[0], x), high = compare(x, piece.items[1]);
+        if (!low || !high) return false;
+        const bool strict_low = piece.open == '(', strict_high = piece.close == ')';
+        if (*low > 0 || *high > 0) {
+          rest.push_back(piece);
+          continue;
+        }
+        if (*low < 0) rest.push_back(tuple(piece.items[0], x, strict_low, true));
+        if (*high < 0) rest.push_back(tuple(x, piece.items[1], true, strict_high));
+      }
+      all = std::move(rest);
+      if (all.size() > kItems) return false;
+    }
+    becomes(pieces(std::move(all)), left.name, a);
+    return true;
   }
 
   // The items of a list, without empty ones ("2, and 3"); those of a list inside are its own.
