@@ -87,9 +87,9 @@ class Halves : public LastCharacter {
   using LastCharacter::LastCharacter;
   Reward reward(const Problem& p, const Response& r) const override {
     Reward reward = LastCharacter::reward(p, r);
-    const size_t kind = r.text.size() % 5;
-    reward.extracted = kind < 2 ? "3" : kind < 4 ? "0.5" : "1/2";
-    reward.parsed = true, reward.score = kind >= 2;
+    const int kind = std::accumulate(r.text.begin(), r.text.end(), 0) % 10;
+    reward.extracted = kind < 4 ? "3" : kind < 7 ? "0.5" : "1/2";
+    reward.parsed = true, reward.score = kind >= 4;
     return reward;
   }
   std::vector<size_t> first_equal(std::span<const std::string> answers) const override {
@@ -98,7 +98,7 @@ class Halves : public LastCharacter {
 };
 
 TEST(Evaluation, EqualAnswersVoteTogether) {
-  Sampled s({"rollout.val_kwargs.n=12", "rollout.val_kwargs.temperature=1"});
+  Sampled s({"rollout.val_kwargs.n=20", "rollout.val_kwargs.temperature=1"});
   s.session.val = std::make_unique<Halves>(std::move(s.session.val));
   const Evaluation e(s.session, *s.session.val, s.rollout, 0, true);
   int apart = 0;
