@@ -361,6 +361,7 @@ TEST(MathValue, SameValues) {
       {"(0,\\pi]", "[0,\\pi]\\setminus\\{0\\}"},
       {"[0,3)", "[2,3)\\cup[0,2]"},
       {"[0,1]", "(0,1]\\cup\\{0\\}"},
+      {"(1,3),(2,5)", "(2,5) or (1,3)"},
       // functions
       {"\\frac{\\pi}{2}", "\\arcsin 1"},
       {"-\\frac{\\pi}{2}", "\\arcsin(-1)"},
@@ -499,6 +500,7 @@ TEST(MathValue, DifferentValues) {
       {"(0,2)", "(0,1)\\cup(1,2)"},
       {"[0,1]", "(0,1)\\cup\\{0\\}"},
       {"(1,2),(2,3)", "(1,3)"},
+      {"(1,3) or (2,5)", "(1,5)"},
       {"\\frac{\\pi}{2}", "\\arcsin(1-10^{-9})"},
       {"-\\frac{\\pi}{4}", "\\operatorname{arccot}(-1)"},
       {"\\frac{3\\pi}{4}", "\\operatorname{arccot}(-1)"},

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "data/math_value/real_set.h"
 #include "data/text.h"
 
 namespace pare::math_value {
@@ -167,65 +168,10 @@ class Reader {
     if (at.empty() || at.size() > kItems) return false;
     a.kind = A::list;
     if (!items(split(t, at), nesting, a)) return false;
-    const auto joins = [&](size_t i) { return t[i].command("cup") || t[i].is(Kind::separator, "or"); };
-    if (std::all_of(at.begin(), at.end(), joins)) unite(a);
+    if (std::all_of(at.begin(), at.end(), [&](size_t i) { return t[i].command("cup"); }))
+      if (std::optional<std::vector<Answer>> parts = united(a.items, effort_))
+        becomes(pieces(std::move(*parts)), a.items[0].name, a);
     return true;
-  }
-
-  // The order of two ends of intervals; nothing if it is unknown.
-  std::optional<int> compare(const Answer& x, const Answer& y) {
-    const auto side = [](const Answer& e) { return e.kind == A::infinity ? (e.negative ? -1 : 1) : 0; };
-    if (side(x) != 0 || side(y) != 0) return side(x) - side(y);
-    if (!effort_.spend(1) || !x.value.constant || !y.value.constant || !x.value[0] || !y.value[0]) return {};
-    const MaybeNumber d = subtract(*x.value[0], *y.value[0]);
-    return d ? sign(*d) : std::nullopt;
-  }
-
-  static bool is_end(const Answer& a) { return a.kind == A::infinity || (a.kind == A::value && a.value.constant); }
-  static bool is_interval(const Answer& a) {
-    return a.kind == A::tuple && a.items.size() == 2 && (a.open == '(' || a.open == '[') &&
-           (a.close == ')' || a.close == ']') && is_end(a.items[0]) && is_end(a.items[1]);
-  }
-
-  // A union of intervals and sets of numbers in its one form: ascending intervals with a gap between any two; [a, a] is
-  // the number a.  Other lists stay as they are.
-  void unite(Answer& a) {
-    std::vector<Answer> all;
-    for (const Answer& item : a.items) {
-      if (item.name != a.items[0].name || !item.unit.empty()) return;
-      if (is_interval(item)) {
-        all.push_back(item);
-      } else if (item.kind == A::set && std::all_of(item.items.begin(), item.items.end(), is_end)) {
-        for (const Answer& x : item.items) all.push_back(tuple(x, x, false, false));
-      } else {
-        return;
-      }
-    }
-    if (std::none_of(a.items.begin(), a.items.end(), is_interval)) return;
-    std::vector<Answer> apart;
-    while (!all.empty()) {
-      size_t first = 0;
-      for (size_t i = 1; i < all.size(); i++) {
-        const std::optional<int> c = compare(all[i].items[0], all[first].items[0]);
-        if (!c) return;
-        if (*c < 0 || (*c == 0 && all[i].open == '[')) first = i;
-      }
-      Answer next = std::move(all[first]);
-      all.erase(all.begin() + static_cast<std::ptrdiff_t>(first));
-      if (!apart.empty()) {
-        Answer& last = apart.back();
-        const std::optional<int> gap = compare(next.items[0], last.items[1]);
-        const std::optional<int> further = compare(next.items[1], last.items[1]);
-        if (!gap || !further) return;
-        if (*gap < 0 || (*gap == 0 && (next.open == '[' || last.close == ']'))) {
-          if (*further > 0) last.items[1] = next.items[1], last.close = next.close;
-          if (*further == 0 && next.close == ']') last.close = ']';
-          continue;
-        }
-      }
-      apart.push_back(std::move(next));
-    }
-    becomes(pieces(std::move(apart)), a.items[0].name, a);
   }
 
   static Answer pieces(std::vector<Answer> intervals) {
@@ -241,7 +187,7 @@ class Reader {
   bool reals(Tokens t, int, Answer& a) {
     const auto end = [](int sign) { return sign == 0 ? endpoint_of(kZero) : infinite(sign < 0); };
     const auto interval = [&](int low, int high, bool closed) {
-      return tuple(end(low), end(high), low != 0 || !closed, high != 0 || !closed);
+      return interval_of(end(low), end(high), low != 0 || !closed, high != 0 || !closed);
     };
     constexpr const char* kAll[] = {"all real numbers",        "all reals",
                                     "the real numbers",        "real numbers",
@@ -276,27 +222,10 @@ class Reader {
         at = i;
     if (at == npos || places(t.subspan(0, at + 1), [](const Token&) { return true; }).back() != at) return false;
     const Answer left = read(t.first(at), nesting + 1), right = read(t.subspan(at + 1), nesting + 1);
-    std::vector<Answer> all = left.kind == A::list ? left.items : std::vector<Answer>{left};
-    if (right.kind != A::set || !std::all_of(all.begin(), all.end(), is_interval) ||
-        !std::all_of(right.items.begin(), right.items.end(), is_end))
-      return false;
-    for (const Answer& x : right.items) {
-      std::vector<Answer> rest;
-      for (const Answer& piece : all) {
-        const std::optional<int> low = compare(piece.items[0], x), high = compare(x, piece.items[1]);
-        if (!low || !high) return false;
-        const bool strict_low = piece.open == '(', strict_high = piece.close == ')';
-        if (*low > 0 || *high > 0) {
-          rest.push_back(piece);
-          continue;
-        }
-        if (*low < 0) rest.push_back(tuple(piece.items[0], x, strict_low, true));
-        if (*high < 0) rest.push_back(tuple(x, piece.items[1], true, strict_high));
-      }
-      all = std::move(rest);
-      if (all.size() > kItems) return false;
-    }
-    becomes(pieces(std::move(all)), left.name, a);
+    std::optional<std::vector<Answer>> rest =
+        without_points(left.kind == A::list ? left.items : std::vector<Answer>{left}, right, effort_);
+    if (!rest || rest->size() > kItems) return false;
+    becomes(pieces(std::move(*rest)), left.name, a);
     return true;
   }
 
@@ -395,15 +324,6 @@ class Reader {
     a.negative = negative;
     return a;
   }
-  static Answer tuple(Answer low, Answer high, bool strict_low, bool strict_high) {
-    Answer a;
-    a.kind = A::tuple;
-    a.open = strict_low ? '(' : '[';
-    a.close = strict_high ? ')' : ']';
-    a.items = {std::move(low), std::move(high)};
-    return a;
-  }
-
   // slope (x - zero)
   struct Line {
     std::string name;
@@ -437,8 +357,8 @@ class Reader {
   // Where the line is between two heights.
   static Answer between(const Line& line, const Answer& low, const Answer& high, bool strict_low, bool strict_high) {
     Answer a = endpoint(line, low), b = endpoint(line, high);
-    if (sign(line.slope) > 0) return tuple(std::move(a), std::move(b), strict_low, strict_high);
-    return tuple(std::move(b), std::move(a), strict_high, strict_low);
+    if (sign(line.slope) > 0) return interval_of(std::move(a), std::move(b), strict_low, strict_high);
+    return interval_of(std::move(b), std::move(a), strict_high, strict_low);
   }
 
   static void becomes(Answer b, const std::string& name, Answer& a) {
@@ -507,7 +427,7 @@ class Reader {
       Answer b;
       b.kind = A::list;
       const Answer zero = endpoint_of(Samples(line->zero));
-      b.items = {tuple(infinite(true), zero, true, true), tuple(zero, infinite(false), true, true)};
+      b.items = {interval_of(infinite(true), zero, true, true), interval_of(zero, infinite(false), true, true)};
       becomes(std::move(b), line->name, a);
     }
     return true;
