@@ -236,4 +236,8 @@ Reward JsonlTask::reward(const Problem& problem, const Response& response) const
   return reward;
 }
 
+std::vector<size_t> JsonlTask::first_equal(std::span<const std::string> answers) const {
+  return verifier_ && verifier_->first_equal ? verifier_->first_equal(answers) : Task::first_equal(answers);
+}
+
 }  // namespace pare

@@ -34,6 +34,7 @@ class JsonlTask : public Task {
   // The row's completion; a row without one is an Error.
   std::string teach(const Problem& problem, double ramp, Rng& rng) const override;
   Reward reward(const Problem& problem, const Response& response) const override;
+  std::vector<size_t> first_equal(std::span<const std::string> answers) const override;
 
  private:
   void read(const std::string& path);

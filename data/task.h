@@ -1,7 +1,9 @@
 // A task: problems, a teacher's responses for SFT, and rewards.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -45,6 +47,14 @@ class Task {
   // often as the task says.  Draws come from `rng`.
   virtual std::string teach(const Problem& problem, double ramp, Rng& rng) const = 0;
   virtual Reward reward(const Problem& problem, const Response& response) const = 0;
+  // For each extracted answer the index of the first one that counts as the same, its own if none does: the same text,
+  // or what the reward compares.
+  virtual std::vector<size_t> first_equal(std::span<const std::string> answers) const {
+    std::vector<size_t> first;
+    for (const std::string& a : answers)
+      first.push_back(static_cast<size_t>(std::find(answers.begin(), answers.end(), a) - answers.begin()));
+    return first;
+  }
 };
 
 }  // namespace pare

@@ -2,6 +2,7 @@
 #include <map>
 #include <numeric>
 
+#include "data/verify/verify.h"
 #include "run/evaluate.h"
 #include "tests/runs.h"
 
@@ -78,6 +79,40 @@ TEST(Evaluation, NumbersAreThoseOfTheResponses) {
   const auto lengths = e.lengths();
   EXPECT_TRUE(std::is_sorted(lengths.begin(), lengths.end()));
   EXPECT_EQ(std::accumulate(lengths.begin(), lengths.end(), 0.0), static_cast<double>(tokens));
+}
+
+// Answers that the verifier takes for equal vote together, and the first of them speaks.
+class Halves : public LastCharacter {
+ public:
+  using LastCharacter::LastCharacter;
+  Reward reward(const Problem& p, const Response& r) const override {
+    Reward reward = LastCharacter::reward(p, r);
+    const int kind = std::accumulate(r.text.begin(), r.text.end(), 0) % 10;
+    reward.extracted = kind < 4 ? "3" : kind < 7 ? "0.5" : "1/2";
+    reward.parsed = true, reward.score = kind >= 4;
+    return reward;
+  }
+  std::vector<size_t> first_equal(std::span<const std::string> answers) const override {
+    return find_verifier("math-value").first_equal(answers);
+  }
+};
+
+TEST(Evaluation, EqualAnswersVoteTogether) {
+  Sampled s({"rollout.val_kwargs.n=20", "rollout.val_kwargs.temperature=1"});
+  s.session.val = std::make_unique<Halves>(std::move(s.session.val));
+  const Evaluation e(s.session, *s.session.val, s.rollout, 0, true);
+  int apart = 0;
+  for (const EvaluatedProblem& p : e.problems()) {
+    std::map<std::string, int> votes;
+    for (const EvaluatedResponse& r : p.responses) votes[r.reward.extracted]++;
+    const int halves = votes["0.5"] + votes["1/2"];
+    if (halves == votes["3"]) continue;
+    EXPECT_EQ(p.responses[p.majority].reward.score, halves > votes["3"]);
+    apart += halves > votes["3"] && std::max(votes["0.5"], votes["1/2"]) < votes["3"];
+    for (size_t i = 0; i < p.majority; i++)
+      EXPECT_NE(p.responses[i].reward.score, p.responses[p.majority].reward.score) << "not the first";
+  }
+  EXPECT_GT(apart, 0) << "no problem in which it matters";
 }
 
 TEST(Evaluation, MetricsOfTrainingAreTheSameNumbers) {

@@ -1,5 +1,6 @@
 // The cache manager under its policies: what is promised about memory, bits and books.
 #include <algorithm>
+#include <map>
 
 #include "base/thread_pool.h"
 #include "ops/attention.h"
@@ -42,16 +43,16 @@ struct Life {
   int64_t slots = 0, peak = 0;
   bool at_prefill = false;
 };
-Life live(const KvResidency& r, int64_t prompt, int64_t fed) {
+Life live(const KvResidency& r, int64_t prompt, int64_t fed, int64_t layer = 0) {
   Life life;
   life.slots = prompt;
   const auto event = [&](int64_t tokens) {
-    if (!r.due(0, prompt, life.slots, tokens)) return false;
-    life.slots = r.protected_slots(prompt) + r.budget(0);
+    if (!r.due(layer, prompt, life.slots, tokens)) return false;
+    life.slots = r.protected_slots(prompt) + r.budget(layer, prompt);
     return true;
   };
   life.at_prefill = event(prompt);
-  EXPECT_EQ(life.slots, r.after_prefill(0, prompt));
+  EXPECT_EQ(life.slots, r.after_prefill(layer, prompt));
   life.peak = life.slots;
   for (int64_t t = 1; t <= fed; t++) {
     life.slots++;
@@ -93,10 +94,15 @@ TEST(KvResidency, PeaksAreThoseOfALife) {
         KvSpec spec = spec_of(KvMethod::snapkv);
         spec.evict.prompt = prompt, spec.evict.protect_first = 9, spec.evict.trigger = trigger,
         spec.evict.buffer = buffer;
-        const KvResidency r(spec, 1);
-        for (const int64_t n : {1, 8, 9, 10, 17, 18, 40})
-          for (const int64_t fed : {0, 1, 5, 16, 50})
-            EXPECT_EQ(r.peak(0, n, fed), live(r, n, fed).peak) << n << " " << fed << " " << buffer;
+        for (const KvMethod method : {KvMethod::snapkv, KvMethod::pyramidkv}) {
+          spec.method = method;
+          const KvResidency r(spec, 4);
+          for (int64_t layer = 0; layer < 4; layer++)
+            for (const int64_t n : {1, 8, 9, 10, 17, 18, 40})
+              for (const int64_t fed : {0, 1, 5, 16, 50})
+                EXPECT_EQ(r.peak(layer, n, fed), live(r, n, fed, layer).peak)
+                    << layer << " " << n << " " << fed << " " << buffer;
+        }
       }
 }
 
@@ -105,7 +111,42 @@ TEST(KvResidency, PyramidsHaveTheMeanBudget) {
   spec.method = KvMethod::pyramidkv, spec.evict.budget = 108, spec.window.size = 8, spec.pyramidkv.beta = 20;
   const KvResidency r(spec, 5);  // 100 past tokens: least 5, most 195, step 47
   for (const auto& [layer, budget] : std::vector<std::pair<int, int>>{{0, 203}, {1, 156}, {2, 109}, {3, 62}, {4, 15}})
-    EXPECT_EQ(r.budget(layer), budget);
+    EXPECT_EQ(r.budget(layer, 1000), budget);
+}
+
+// The lengths that the published code (KVCache-Factory, pyramidkv_utils.py) keeps of a prompt, layer by layer.
+TEST(KvResidency, PyramidsOfAPromptArePublished) {
+  KvSpec spec;
+  spec.method = KvMethod::pyramidkv, spec.evict.budget = 108, spec.window.size = 8, spec.pyramidkv.beta = 20;
+  spec.evict.trigger = KvTrigger::prefill_once;
+  const KvResidency r(spec, 5);
+  for (const auto& [prompt, kept] : std::map<int64_t, std::vector<int64_t>>{{14, {14, 14, 14, 14, 14}},
+                                                                            {107, {107, 107, 107, 107, 107}},
+                                                                            {108, {108, 108, 108, 108, 108}},
+                                                                            {109, {108, 108, 108, 108, 108}},
+                                                                            {199, {108, 108, 108, 108, 108}},
+                                                                            {200, {200, 154, 108, 62, 16}},
+                                                                            {202, {202, 155, 108, 61, 14}},
+                                                                            {203, {203, 156, 109, 62, 15}},
+                                                                            {5000, {203, 156, 109, 62, 15}}})
+    for (int64_t l = 0; l < 5; l++) EXPECT_EQ(r.after_prefill(l, prompt), kept[l]) << prompt << " layer " << l;
+}
+
+// What fits the mean budget is left alone, although the last layers hold less: the run is the dense one.
+TEST(KvPolicy, PyramidsLeaveAloneWhatFits) {
+  Rng rng(rng_key(7, RngStream::test, 9));
+  const Request request{random_ids(rng, 40, config().vocab), {5}, 30};
+  const Sampling greedy{.temperature = 0, .key = 3, .eos = {}};
+  const auto dense = generate(kRoomy, {request}, greedy);
+  for (const KvTrigger trigger : {KvTrigger::prefill_once, KvTrigger::buffer_full})
+    for (const int64_t budget : {69, 70, 400}) {
+      KvSpec spec = spec_of(KvMethod::pyramidkv);
+      spec.evict.prompt = KvPrompt::compress, spec.evict.trigger = trigger, spec.evict.budget = budget;
+      EXPECT_LT(KvResidency(spec, config().layers).budget(config().layers - 1, 1000), budget);
+      Generator g(table_cpu, config(), with(kRoomy, spec));
+      expect_same(g.rollout.generate({request}, greedy), dense, cat("budget ", budget));
+      EXPECT_EQ(g.rollout.stats().events, 0);
+    }
 }
 
 TEST(BlockBudget, FollowsItsSchedule) {
@@ -272,7 +313,7 @@ TEST(KvPolicy, EventsFreePages) {
         for (int l = 0; l < config().layers; l++) {
           if (tokens > 37) slots[l]++;
           if (tokens > 37) resident += static_cast<double>(slots[l]) / config().layers;
-          if (r.due(l, 37, slots[l], tokens)) slots[l] = r.protected_slots(37) + r.budget(l), events++;
+          if (r.due(l, 37, slots[l], tokens)) slots[l] = r.protected_slots(37) + r.budget(l, 37), events++;
           pages += (slots[l] + kPageSlots - 1) / kPageSlots;
         }
         if (tokens > 37) dense += static_cast<double>(tokens);
@@ -345,7 +386,7 @@ TEST(KvPolicy, TheLedgerFalls) {
         pairs += spec.sparse_reads() && l >= spec.blocks.dense_layers
                      ? listed_slots(tokens, budget(blocks_of(tokens, spec.blocks.size)), spec.blocks.size)
                      : slots;
-        if (r.due(l, 21, slots, tokens)) slots = r.protected_slots(21) + r.budget(l);
+        if (r.due(l, 21, slots, tokens)) slots = r.protected_slots(21) + r.budget(l, 21);
       }
     }
     const bool mass = method == KvMethod::h2o;

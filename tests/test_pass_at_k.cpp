@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <string>
 #include <vector>
 
 #include "run/pass_at_k.h"
@@ -65,9 +66,13 @@ TEST(BestAtK, OfScoresOfAnySize) {
 }
 
 size_t vote(const std::vector<const char*>& answers) {
-  std::vector<std::optional<std::string>> all;
-  for (const char* a : answers) all.push_back(a ? std::optional<std::string>(a) : std::nullopt);
-  return majority(all);
+  std::vector<std::string> seen;
+  std::vector<std::optional<size_t>> votes;
+  for (const char* a : answers) {
+    if (a) seen.push_back(a);
+    votes.push_back(a ? std::optional<size_t>(std::find(seen.begin(), seen.end(), a) - seen.begin()) : std::nullopt);
+  }
+  return majority(votes);
 }
 
 TEST(Majority, MostFrequentThenFirst) {

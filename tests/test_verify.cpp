@@ -181,6 +181,18 @@ TEST(Countdown, EvaluatesAsPythonDoes) {
   EXPECT_FALSE(makes("9**9**9", R"({"target": 1, "numbers": [9, 9, 9]})")) << "too large to wait for";
 }
 
+// A right value of other numbers, as many as there should be, and values near the target.
+TEST(Countdown, TakesTheNumbersGivenAndTheTargetItself) {
+  for (const char* e : {"10+4+1", "5+5+5", "3+3+9", "35-13-7", "7+5+2+1", "15*1/1"}) EXPECT_EQ(countdown(e), 0.1) << e;
+  const auto near = [](const char* e, const char* numbers) {
+    return countdown(e, cat("{\"target\": 24, \"numbers\": ", numbers, "}"));
+  };
+  EXPECT_EQ(near("24+9/1000", "[24, 9, 1000]"), 0.1);
+  EXPECT_EQ(near("24-1/1000", "[24, 1, 1000]"), 0.1);
+  EXPECT_EQ(near("24+1/99000", "[24, 1, 99000]"), 0.1);
+  EXPECT_EQ(near("24+1/101000", "[24, 1, 101000]"), 1) << "TinyZero's tolerance, 1e-5";
+}
+
 TEST(Countdown, FindsTheEquation) {
   const std::string gold = R"({"target": 15, "numbers": [3, 5, 7]})";
   EXPECT_EQ(grade("countdown", "<answer>3+5+7</answer>", gold).score, 0) << "no Assistant:";
@@ -325,7 +337,59 @@ TEST(MathValue, SameValues) {
       {"(1,2),(3,4)", "(1,2),(3,4),(1,2)"},
       {"(1,2),(1,2)", "(1,2),(1,2)"},
       {"(1,2),(1,2),(3,4)", "(3,4),(1,2)"},
-      {"\\{1,1,2\\}", "\\{1,2\\}"}};
+      {"\\{1,1,2\\}", "\\{1,2\\}"},
+      // TeX's infix commands
+      {"\\frac12", "{1\\over2}"},
+      {"\\frac34", "3 \\over 4"},
+      {"-\\frac{x+1}{2}", "-{x+1\\over 2}"},
+      {"\\frac32", "1{1\\over2}"},
+      {"\\frac43", "{1\\over{3\\over4}}"},
+      {"(\\frac12,\\frac23]", "({1\\over2},{2\\over3}]"},
+      {"\\frac12", "x = 1\\over2"},
+      {"120", "{10 \\choose 3}"},
+      {"40", "{{10\\choose 3}\\over 3}"},
+      {"\\binom{n}{k}", "{n\\choose k}"},
+      // sets of real numbers
+      {"(-\\infty,\\infty)", "\\mathbb{R}"},
+      {"(-\\infty,\\infty)", "R"},
+      {"\\mathbb R", "x \\in (-\\infty,\\infty)"},
+      {"\\mathbb R", "\\text{all real numbers}"},
+      {"\\mathbb R", "(-\\infty,1]\\cup(1,\\infty)"},
+      {"(0,\\infty)", "\\mathbb{R}^{+}"},
+      {"(-\\infty,2)\\cup(2,\\infty)", "\\mathbb{R}\\setminus\\{2\\}"},
+      {"\\mathbb{R}-\\{3,-1\\}", "(-\\infty,-1)\\cup(-1,3)\\cup(3,\\infty)"},
+      {"(0,\\pi]", "[0,\\pi]\\setminus\\{0\\}"},
+      {"[0,3)", "[2,3)\\cup[0,2]"},
+      {"[0,1]", "(0,1]\\cup\\{0\\}"},
+      {"(1,3),(2,5)", "(2,5) or (1,3)"},
+      // functions
+      {"\\frac{\\pi}{2}", "\\arcsin 1"},
+      {"-\\frac{\\pi}{2}", "\\arcsin(-1)"},
+      {"0", "\\arccos 1"},
+      {"\\frac{2\\pi}{3}", "\\arccos\\left(-\\frac12\\right)"},
+      {"\\pi", "\\arctan 1+\\arctan 2+\\arctan 3"},
+      {"\\frac{\\pi}{4}", "\\operatorname{arccot} 1"},
+      {"\\frac{\\pi}{3}", "\\sec^{-1} 2"},
+      {"\\frac{\\pi}{6}", "\\operatorname{arccsc}(2)"},
+      {"\\frac{\\pi}{4}", "\\operatorname{arctg} 1"},
+      {"\\frac53", "\\coth(\\ln 2)"},
+      {"\\ln 2", "\\operatorname{arcsinh}\\frac34"},
+      {"\\ln 2", "\\operatorname{arcosh}\\frac54"},
+      {"0", "\\operatorname{arcosh} 1"},
+      {"\\ln 2", "\\tanh^{-1}\\frac35"},
+      {"2", "\\max(1,2)"},
+      {"\\sqrt3", "\\max\\left\\{1,\\sqrt3,-2\\right\\}"},
+      {"-2", "\\text{min}(1, -2)"},
+      {"6", "\\gcd(12,18)"},
+      {"13", "2\\gcd(12,18,30)+1"},
+      {"12", "\\operatorname{lcm}(4, 6)"},
+      {"12", "\\text{LCM}(4, 6)"},
+      {"5\\text{ min}", "5 min"},
+      {"-3", "\\operatorname{floor}(-2.5)"},
+      {"4", "ceil(3.2)"},
+      {"3", "⌊π⌋"},
+      {"105", "7!!"},
+      {"3", "\\root 3 \\of {27}"}};
   for (const auto& [gold, answer] : equal) EXPECT_EQ(boxed("math-value", answer, gold), 1) << gold << " | " << answer;
 }
 
@@ -419,7 +483,35 @@ TEST(MathValue, DifferentValues) {
       {"(1,22)", "1.22"},
       {"(1,2),(3,4)", "(1,2),(1,2)"},
       {"\\{1,1,2\\}", "\\{1,2,3\\}"},
-      {"1,1,2", "1,2"}};
+      {"1,1,2", "1,2"},
+      {"\\frac12", "{2\\over1}"},
+      {"\\frac12", "1{1\\over2}"},
+      {"\\frac16", "1\\over2\\over3"},
+      {"x+\\frac12", "{x+1\\over2}"},
+      {"120", "{3 \\choose 10}"},
+      {"\\mathbb R", "(-\\infty,0)\\cup(0,\\infty)"},
+      {"\\mathbb R", "\\mathbb Z"},
+      {"\\mathbb R", "\\mathbb R^2"},
+      {"\\mathbb R", "r"},
+      {"(0,\\infty)", "\\mathbb{R}"},
+      {"\\mathbb{R}\\setminus\\{2\\}", "\\mathbb{R}"},
+      {"\\mathbb{R}\\setminus\\{2\\}", "\\mathbb{R}\\setminus\\{-2\\}"},
+      {"\\mathbb{R}\\setminus\\{2\\}", "\\{2\\}"},
+      {"(0,2)", "(0,1)\\cup(1,2)"},
+      {"[0,1]", "(0,1)\\cup\\{0\\}"},
+      {"(1,2),(2,3)", "(1,3)"},
+      {"(1,3) or (2,5)", "(1,5)"},
+      {"\\frac{\\pi}{2}", "\\arcsin(1-10^{-9})"},
+      {"-\\frac{\\pi}{4}", "\\operatorname{arccot}(-1)"},
+      {"\\frac{3\\pi}{4}", "\\operatorname{arccot}(-1)"},
+      {"2", "\\min(1,2)"},
+      {"2", "\\max(x,2)"},
+      {"a", "\\max(a,b)"},
+      {"(1,2)", "\\max(1,2)"},
+      {"5\\text{ min}", "5\\text{ max}"},
+      {"6", "\\operatorname{lcm}(12,18)"},
+      {"1", "\\gcd(1/2,1/3)"},
+      {"720", "3!!"}};
   for (const auto& [gold, answer] : different)
     EXPECT_EQ(boxed("math-value", answer, gold), 0) << gold << " | " << answer;
 }
@@ -432,6 +524,15 @@ TEST(MathValue, TakesTheFinalAnswer) {
         "thought </think> \\boxed{42}", "We get 6 * 7.\nTherefore $x = 42$.", "There are 42 of them.", "\\boxed 42",
         "42"})
     EXPECT_EQ(grade("math-value", text, "42").score, 1) << text;
+  for (const char* text :
+       {"I was told to use \\boxed. The answer is \\boxed{42}.", "\\boxed is for the last line, so: \\boxed{42}",
+        "It is \\boxed{42}. As asked I used \\boxed{} for it.", "\\boxed{42} in \\boxed", "\\fbox{42}, and \\fbox{}",
+        "\\boxed{42} \\boxed{\\text{ }}", "\\boxed{42}, as \\boxed{...}", "\\boxed{42}. I put \\boxed on it.",
+        "\\boxed{ \\boxed{42}}", "\\boxed{}: $\\fbox{ 42 }$", "Use \\boxed{: \\boxed{42}",
+        "The answer is 42 (no \\boxed)", "\\boxed{41}, no: $\\boxed 42$. See \\boxed{}",
+        "`\\boxed{}`\n\nThe answer is $42$."})
+    EXPECT_EQ(grade("math-value", text, "42").score, 1) << text;
+  EXPECT_EQ(grade("math-value", "\\boxed x", "x").score, 1);
   EXPECT_EQ(grade("math-value", "\\boxed{1} and \\boxed{2}", "1, 2").score, 1);
   EXPECT_EQ(grade("math-value", "$y_1 = \\boxed{1}$ and $y_2 = \\boxed{2}$", "y_1=1, y_2=2").score, 1);
   EXPECT_EQ(grade("math-value", "$\\boxed{28}$ percent", "28\\%").score, 1);
@@ -442,12 +543,47 @@ TEST(MathValue, NeverTakesACutResponseOrAnIntermediateValue) {
     EXPECT_EQ(grade("math-value", text, "42", false).score, 0) << text;
     EXPECT_FALSE(grade("math-value", text, "42", false).found);
   }
-  for (const char* text :
-       {"", "   ", "<think> we compute 6*7 = 42 and", "<think>\\boxed{42}</think> I am done.", "<think> \\boxed{42}",
-        "\\boxed{42} hmm no \\boxed{41}", "\\boxed{42} so \\boxed{4", "\\boxed{42", "The result is 42 because 6 * 7",
-        "First 42, then 43.", "\\boxed{42}, \\boxed{43}", "\\boxed{42 \\text{ or } 43}", "The answer is 42 or 43.",
-        "Answer: 42\nAnswer: 43", "#### 42\n#### 43", "42\n\nSo the sum is $43$.", "\\boxed{}", "</think>"})
+  for (const char* text : {"",
+                           "   ",
+                           "<think> we compute 6*7 = 42 and",
+                           "<think>\\boxed{42}</think> I am done.",
+                           "<think> \\boxed{42}",
+                           "\\boxed{42} hmm no \\boxed{41}",
+                           "\\boxed{42} so \\boxed{4",
+                           "\\boxed{42",
+                           "The result is 42 because 6 * 7",
+                           "First 42, then 43.",
+                           "\\boxed{42}, \\boxed{43}",
+                           "\\boxed{42 \\text{ or } 43}",
+                           "The answer is 42 or 43.",
+                           "Answer: 42\nAnswer: 43",
+                           "#### 42\n#### 43",
+                           "42\n\nSo the sum is $43$.",
+                           "\\boxed{}",
+                           "</think>",
+                           "\\boxed{42} no, \\boxed 41",
+                           "\\boxed{42} no, \\boxed{41} in \\boxed{}",
+                           "\\boxed{42} so \\boxed{"})
     EXPECT_EQ(grade("math-value", text, "42").score, 0) << text;
+}
+
+// ---- answers that vote together
+
+TEST(FirstEqual, IsWhatTheVerifierTakesForEqual) {
+  const auto first = [](const char* mode, const std::vector<std::string>& answers) {
+    return find_verifier(mode).first_equal(answers);
+  };
+  using Votes = std::vector<size_t>;
+  EXPECT_EQ(first("math-value", {"3", "0.5", "1/2", "\\frac12", "3.0", "x", "50\\%", "0.5"}),
+            (Votes{0, 1, 1, 1, 0, 5, 1, 1}));
+  EXPECT_EQ(first("math-value", {"5", "5\\text{ cm}", "5\\text{ m}", "6"}), (Votes{0, 0, 0, 3}));
+  EXPECT_EQ(first("math-value", {"5\\text{ cm}", "5\\text{ m}", "5"}), (Votes{0, 1, 0})) << "to the first of two";
+  EXPECT_EQ(first("math-value", {"(1,2)", "(2,1)", "\\{1,2\\}", "2,1"}), (Votes{0, 1, 2, 1}));
+  EXPECT_EQ(first("math-string", {"1/2", "\\frac{1}{2}", "\\frac12", "0.50", "0.5"}), (Votes{0, 0, 0, 3, 0}));
+  EXPECT_EQ(first("math-value", {}), Votes{});
+  // These extract what they compare.
+  EXPECT_EQ(grade("gsm8k-strict", "#### 1,000", "1").extracted, grade("gsm8k-strict", "#### 1000", "1").extracted);
+  EXPECT_EQ(grade("dapo", "Answer: 1,000", "1").extracted, grade("dapo", "Answer: $1000$", "1").extracted);
 }
 
 // ---- the data of other graders

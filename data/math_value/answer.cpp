@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "data/math_value/real_set.h"
 #include "data/text.h"
 
 namespace pare::math_value {
@@ -65,7 +66,8 @@ bool is_name(Tokens t) {
     letters |= t[i].kind == Kind::letter || t[i].kind == Kind::word || t[i].kind == Kind::text;
     if (t[i].kind == Kind::command && !opens(t[i]) && !closes(t[i])) {
       if (is_function(t[i].text.c_str()) || t[i].text == "frac" || t[i].text == "sqrt" || t[i].text == "pi" ||
-          t[i].text == "degree" || t[i].text == "infty" || t[i].text == "pm" || t[i].text == "binom")
+          t[i].text == "degree" || t[i].text == "infty" || t[i].text == "pm" || t[i].text == "binom" ||
+          is_fold(t[i].text.c_str()))
         return false;
       letters = true;
     }
@@ -124,8 +126,9 @@ class Reader {
     a.text = plain(t);
     if (t.empty() || nesting > kNesting) return a;
     using Step = bool (Reader::*)(Tokens, int, Answer&);
-    for (const Step step : {&Reader::quoted, &Reader::member, &Reader::list, &Reader::relation, &Reader::bracket,
-                            &Reader::ratio, &Reader::matrix, &Reader::numeral, &Reader::signs, &Reader::scalar}) {
+    for (const Step step :
+         {&Reader::quoted, &Reader::member, &Reader::list, &Reader::relation, &Reader::reals, &Reader::without,
+          &Reader::bracket, &Reader::ratio, &Reader::matrix, &Reader::numeral, &Reader::signs, &Reader::scalar}) {
       Answer b = a;
       if ((this->*step)(t, nesting, b)) return b;
     }
@@ -164,7 +167,66 @@ class Reader {
     const auto at = places(t, separates);
     if (at.empty() || at.size() > kItems) return false;
     a.kind = A::list;
-    return items(split(t, at), nesting, a);
+    if (!items(split(t, at), nesting, a)) return false;
+    if (std::all_of(at.begin(), at.end(), [&](size_t i) { return t[i].command("cup"); }))
+      if (std::optional<std::vector<Answer>> parts = united(a.items, effort_))
+        becomes(pieces(std::move(*parts)), a.items[0].name, a);
+    return true;
+  }
+
+  static Answer pieces(std::vector<Answer> intervals) {
+    for (Answer& x : intervals) x.name.clear();
+    if (intervals.size() == 1) return intervals[0];
+    Answer a;
+    a.kind = intervals.empty() ? A::set : A::list;
+    a.items = std::move(intervals);
+    return a;
+  }
+
+  // \mathbb{R}, its positive numbers and the like.
+  bool reals(Tokens t, int, Answer& a) {
+    const auto end = [](int sign) { return sign == 0 ? endpoint_of(kZero) : infinite(sign < 0); };
+    const auto interval = [&](int low, int high, bool closed) {
+      return interval_of(end(low), end(high), low != 0 || !closed, high != 0 || !closed);
+    };
+    constexpr const char* kAll[] = {"all real numbers",        "all reals",
+                                    "the real numbers",        "real numbers",
+                                    "set of all real numbers", "the set of all real numbers"};
+    const std::string low = lower(a.text);
+    const bool words = std::any_of(std::begin(kAll), std::end(kAll), [&](const char* s) { return low == s; });
+    if (!words && !t[0].command("reals")) return false;
+    std::string kind;
+    for (const Token& x : t.subspan(words ? t.size() : 1))
+      if (!x.symbol("{") && !x.symbol("}") && !x.symbol("_") && !x.symbol("^")) kind += x.text;
+    if (kind.empty() && (words || t.size() == 1))
+      becomes(interval(-1, 1, false), "", a);
+    else if (kind == "+" || kind == ">0")
+      becomes(interval(0, 1, false), "", a);
+    else if (kind == "-" || kind == "<0")
+      becomes(interval(-1, 0, false), "", a);
+    else if (kind == "ge0" || kind == "le0")
+      becomes(kind[0] == 'g' ? interval(0, 1, true) : interval(-1, 0, true), "", a);
+    else if (kind == "*")
+      becomes(pieces({interval(-1, 0, false), interval(0, 1, false)}), "", a);
+    else
+      return false;
+    return true;
+  }
+
+  // Intervals without some numbers: \mathbb{R} \setminus \{2\}, also with a minus sign.
+  bool without(Tokens t, int nesting, Answer& a) {
+    size_t at = npos;
+    for (size_t i = 1; i + 1 < t.size() && at == npos; i++)
+      if (t[i].command("setminus") ||
+          (t[i].symbol("-") && t[i + 1].symbol("\\{") && (t[i - 1].command("reals") || closes(t[i - 1]))))
+        at = i;
+    if (at == npos || places(t.subspan(0, at + 1), [](const Token&) { return true; }).back() != at) return false;
+    const Answer left = read(t.first(at), nesting + 1), right = read(t.subspan(at + 1), nesting + 1);
+    std::optional<std::vector<Answer>> rest =
+        without_points(left.kind == A::list ? left.items : std::vector<Answer>{left}, right, effort_);
+    if (!rest || rest->size() > kItems) return false;
+    becomes(pieces(std::move(*rest)), left.name, a);
+    return true;
   }
 
   // The items of a list, without empty ones ("2, and 3"); those of a list inside are its own.
@@ -262,15 +324,6 @@ class Reader {
     a.negative = negative;
     return a;
   }
-  static Answer tuple(Answer low, Answer high, bool strict_low, bool strict_high) {
-    Answer a;
-    a.kind = A::tuple;
-    a.open = strict_low ? '(' : '[';
-    a.close = strict_high ? ')' : ']';
-    a.items = {std::move(low), std::move(high)};
-    return a;
-  }
-
   // slope (x - zero)
   struct Line {
     std::string name;
@@ -304,8 +357,8 @@ class Reader {
   // Where the line is between two heights.
   static Answer between(const Line& line, const Answer& low, const Answer& high, bool strict_low, bool strict_high) {
     Answer a = endpoint(line, low), b = endpoint(line, high);
-    if (sign(line.slope) > 0) return tuple(std::move(a), std::move(b), strict_low, strict_high);
-    return tuple(std::move(b), std::move(a), strict_high, strict_low);
+    if (sign(line.slope) > 0) return interval_of(std::move(a), std::move(b), strict_low, strict_high);
+    return interval_of(std::move(b), std::move(a), strict_high, strict_low);
   }
 
   static void becomes(Answer b, const std::string& name, Answer& a) {
@@ -374,7 +427,7 @@ class Reader {
       Answer b;
       b.kind = A::list;
       const Answer zero = endpoint_of(Samples(line->zero));
-      b.items = {tuple(infinite(true), zero, true, true), tuple(zero, infinite(false), true, true)};
+      b.items = {interval_of(infinite(true), zero, true, true), interval_of(zero, infinite(false), true, true)};
       becomes(std::move(b), line->name, a);
     }
     return true;

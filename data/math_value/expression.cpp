@@ -111,8 +111,8 @@ class Parser {
     if (t.kind == Kind::command) {
       if (of_function && is_function(t.text.c_str())) return false;
       return t.text == "frac" || t.text == "sqrt" || t.text == "pi" || t.text == "binom" || t.text == "lfloor" ||
-             t.text == "lceil" || t.text == "sum" || t.text == "prod" || is_function(t.text.c_str()) ||
-             is_greek(t.text);
+             t.text == "lceil" || t.text == "sum" || t.text == "prod" || t.text == "floor" || t.text == "ceil" ||
+             t.text == "root" || is_function(t.text.c_str()) || is_fold(t.text.c_str()) || is_greek(t.text);
     }
     return t.symbol("(") || t.symbol("{") || (t.symbol("[") && !of_function) || (t.symbol("|") && bars_ == 0);
   }
@@ -154,7 +154,9 @@ class Parser {
   Result postfix() {
     Result x = atom();
     for (; x; at_++) {
-      if (at_symbol("!"))
+      if (at_symbol("!") && at_ + 1 < t_.size() && t_[at_ + 1].symbol("!"))
+        at_++, x = unary(double_factorial, *x, 5);
+      else if (at_symbol("!"))
         x = unary(factorial, *x, 5);
       else if (at_command("degree"))
         x = binary(math_value::multiply, *x, Samples(divide(pi(), mpq_class(180))));
@@ -281,10 +283,12 @@ class Parser {
     if (t.text == "sqrt") return square_root();
     if (t.text == "sum" || t.text == "prod") return series(t.text == "prod");
     if (t.text == "pi") return Samples(pi());
-    if (t.text == "lfloor" || t.text == "lceil") {
-      const bool up = t.text == "lceil";
-      Result x = sum();
-      if (!x || !take_command(up ? "rceil" : "rfloor")) return {};
+    if (t.text == "root") return root_of();
+    if (is_fold(t.text.c_str())) return folded(t.text);
+    if (t.text == "lfloor" || t.text == "lceil" || t.text == "floor" || t.text == "ceil") {
+      const bool up = t.text.ends_with("ceil"), called = t.text[0] != 'l';
+      Result x = called ? argument_in_parentheses() : sum();
+      if (!x || (!called && !take_command(up ? "rceil" : "rfloor"))) return {};
       if (up) x = negated(*x);
       x = x ? unary(floor, *x) : x;
       return x && up ? negated(*x) : x;
@@ -360,6 +364,32 @@ class Parser {
     return x ? unary([n](const Number& v) { return root(v, n); }, *x, 20) : Result();
   }
 
+  // \root 3 \of {27}
+  Result root_of() {
+    if (!at_number(at_) || t_[at_].text.size() > 3) return {};
+    const unsigned long n = std::stoul(t_[at_++].text);
+    if (!take_command("of")) return {};
+    const Result x = argument();
+    return x ? unary([n](const Number& v) { return root(v, n); }, *x, 20) : Result();
+  }
+
+  Result argument_in_parentheses() { return at_symbol("(") || at_symbol("{") ? bracket(t_[at_]) : Result(); }
+
+  // max(a, b, ...) or \max\{a, b, ...\}, of constants: of variables the four points do not tell the larger one.
+  Result folded(const std::string& name) {
+    const char* const close = at_symbol("(") ? ")" : at_symbol("\\{") ? "\\}" : nullptr;
+    if (!close || ++depth_ > kDepth) return {};
+    Result all;
+    do {
+      at_++;
+      const Result x = sum();
+      if (!x || !x->constant) return {};
+      all = all ? binary([&](const Number& a, const Number& b) { return fold(name.c_str(), a, b); }, *all, *x, 5) : x;
+    } while (all && at_symbol(","));
+    depth_--;
+    return all && take_symbol(close) ? all : Result();
+  }
+
   Result function(const std::string& name) {
     std::optional<Samples> base, exponent;
     bool inverse = false;
@@ -369,7 +399,7 @@ class Parser {
     if (take_symbol("^")) {
       const bool braces = at_symbol("{");
       if (braces && at_ + 3 < t_.size() && t_[at_ + 1].symbol("-") && t_[at_ + 2].is(Kind::number, "1") &&
-          t_[at_ + 3].symbol("}") && (name == "sin" || name == "cos" || name == "tan")) {
+          t_[at_ + 3].symbol("}") && is_function(("arc" + name).c_str())) {
         inverse = true;
         at_ += 4;
       } else if (!(exponent = argument())) {

@@ -33,36 +33,77 @@ class Finder {
   size_t hit_;
 };
 
-// All boxes, outermost only.
+bool understood(std::string_view s) { return s.size() <= 300 && understood(read_answer(s)); }
+
+// What \boxed without braces holds: an answer, up to the end of the sentence.  Words in a row are prose about boxes,
+// and so is all else that is no answer; nothing then.
+std::string_view bare_content(std::string_view s) {
+  for (size_t i = 0; i < s.size(); i++) {
+    const bool stop = s[i] == '.' || s[i] == ',' || s[i] == ';' || s[i] == '!' || s[i] == '?';
+    if (stop && (i + 1 == s.size() || space_size(s, i + 1))) s = s.substr(0, i);
+  }
+  while (!s.empty() && (s.back() == ' ' || s.back() == '*' || s.back() == '\\')) s.remove_suffix(1);
+  for (size_t i = 0; i + 1 < s.size(); i++)
+    if (is_letter(s[i]) && is_letter(s[i + 1])) {
+      size_t begin = i;
+      while (i + 1 < s.size() && is_letter(s[i + 1])) i++;
+      if (begin == 0 || s[begin - 1] != '\\') return {};
+    }
+  return understood(s) ? s : std::string_view();
+}
+
+// An empty box, or one that only shows its place: \boxed{...}.
+bool is_blank(std::string_view content) {
+  const std::vector<Token> tokens = lex(content, content.size());
+  return std::all_of(tokens.begin(), tokens.end(), [](const Token& t) {
+    for (const char* mark : {".", "\u2026", "_", "?", "{", "}"})
+      if (t.symbol(mark)) return true;
+    for (const char* mark : {"dots", "ldots", "cdots", "square", "Box"})
+      if (t.command(mark)) return true;
+    return false;
+  });
+}
+
+// For every opening brace the place of the one that closes it, or none.
+std::vector<size_t> closing_braces(std::string_view s) {
+  std::vector<size_t> close(s.size(), none), open;
+  for (size_t i = 0; i < s.size(); i++) {
+    if (s[i] == '{') open.push_back(i);
+    if (s[i] != '}' || open.empty()) continue;
+    close[open.back()] = i;
+    open.pop_back();
+  }
+  return close;
+}
+
+// The boxes that hold something, outermost only.  The last one may stay open.
 std::vector<Box> boxes(std::string_view s) {
   std::vector<Box> found;
   Finder boxed(s, "\\boxed"), fbox(s, "\\fbox"), dollar(s, "$"), line(s, "\n");
+  if (std::min(boxed.from(0), fbox.from(0)) == none) return found;
+  const std::vector<size_t> close = closing_braces(s);
   for (size_t at = 0;;) {
     const size_t b = boxed.from(at), f = fbox.from(at), begin = std::min(b, f);
     if (begin == none) return found;
-    size_t open = begin + (begin == b ? 6 : 5);
-    if (open < s.size() && is_letter(s[open])) {  // another command
-      at = open;
+    at = begin + (begin == b ? 6 : 5);
+    if (at < s.size() && is_letter(s[at])) continue;  // another command
+    while (at < s.size() && s[at] == ' ') at++;
+    if (at == s.size()) return found;
+    const size_t next = std::min(boxed.from(at), fbox.from(at));
+    if (s[at] != '{') {  // \boxed 42
+      const size_t end = std::min({dollar.from(at), line.from(at), next, s.size()});
+      const std::string_view content = bare_content(s.substr(at, end - at));
+      if (content.empty()) continue;
+      at += content.size();
+      found.push_back({begin, at, content, true});
       continue;
     }
-    while (open < s.size() && s[open] == ' ') open++;
-    int depth = 0;
-    size_t end = open;
-    bool closed = false;
-    if (open < s.size() && s[open] != '{') {  // \boxed 42
-      end = std::min({dollar.from(open), line.from(open), s.size()});
-      found.push_back({begin, end, s.substr(open, end - open), true});
-      at = end;
-      continue;
-    }
-    for (; end < s.size() && !closed; end++) {
-      depth += s[end] == '{';
-      depth -= s[end] == '}';
-      closed = depth == 0;
-    }
-    found.push_back(
-        {begin, end, s.substr(std::min(open + 1, s.size())).substr(0, closed ? end - open - 2 : none), closed});
-    at = end;
+    const size_t end = close[at];
+    const std::string_view content = s.substr(at + 1, end == none ? none : end - at - 1);
+    // A brace that stays open in front of another box is prose: "use \boxed{: \boxed{42}".
+    if (end == none && next != none) continue;
+    at = end == none ? s.size() : end + 1;
+    if (end == none || !is_blank(content)) found.push_back({begin, at, content, end != none});
   }
 }
 
@@ -205,8 +246,6 @@ std::vector<std::string> numbers(std::string_view s) {
   }
   return found;
 }
-
-bool understood(std::string_view s) { return s.size() <= 300 && understood(read_answer(s)); }
 
 // The answer that a sentence gives: its only formula, all of it, what comes behind its verb, or its only number.
 Found stated(std::string_view s) {

@@ -8,7 +8,8 @@ namespace pare::math_value {
 
 // The final answer of a finished response, as text.  Looked for behind </think> only, and not at all in a thought that
 // does not end; in this order:
-//   the last \boxed{}, with the boxes before it that are joined to it by "and" or a comma; not if a box stays open
+//   the last \boxed{} that holds something, with the boxes before it that are joined to it by "and" or a comma; none if
+//   it stays open.  The word \boxed, an empty box and \boxed{...} are no boxes
 //   what follows "####", or is in the last <answer></answer>
 //   what follows the last "answer is" or "Answer:", to the end of the sentence
 //   the only formula of the last sentence, or its only number

@@ -49,35 +49,74 @@ constexpr Pair kReplaced[] = {{"{,}", ","},
                               {"）", ")"},
                               {"；", ";"},
                               {"≈", "\\approx "},
+                              {"ℝ", "\\mathbb{R}"},
+                              {"∖", "\\setminus "},
+                              {"⌊", "\\lfloor "},
+                              {"⌋", "\\rfloor "},
+                              {"⌈", "\\lceil "},
+                              {"⌉", "\\rceil "},
                               {"∅", "\\emptyset "},
                               {"\\!\\!", "\\!"}};
 
-constexpr Pair kSynonyms[] = {{"dfrac", "frac"},   {"tfrac", "frac"},
-                              {"cfrac", "frac"},   {"leq", "le"},
-                              {"leqslant", "le"},  {"geq", "ge"},
-                              {"geqslant", "ge"},  {"neq", "ne"},
-                              {"lt", "<"},         {"gt", ">"},
-                              {"times", "*"},      {"cdot", "*"},
-                              {"div", "/"},        {"lbrace", "\\{"},
-                              {"rbrace", "\\}"},   {"lvert", "|"},
-                              {"rvert", "|"},      {"vert", "|"},
-                              {"mid", "|"},        {"langle", "("},
-                              {"rangle", ")"},     {"varnothing", "emptyset"},
-                              {"dbinom", "binom"}, {"tbinom", "binom"},
-                              {"asin", "arcsin"},  {"acos", "arccos"},
-                              {"atan", "arctan"},  {"approxeq", "approx"},
-                              {"simeq", "approx"}, {"lbrack", "["},
-                              {"rbrack", "]"},     {"colon", ":"},
-                              {"land", "and"},     {"lor", "or"},
-                              {"cosec", "csc"},    {"lg", "log"}};
+constexpr Pair kSynonyms[] = {{"dfrac", "frac"},
+                              {"tfrac", "frac"},
+                              {"cfrac", "frac"},
+                              {"leq", "le"},
+                              {"leqslant", "le"},
+                              {"geq", "ge"},
+                              {"geqslant", "ge"},
+                              {"neq", "ne"},
+                              {"lt", "<"},
+                              {"gt", ">"},
+                              {"times", "*"},
+                              {"cdot", "*"},
+                              {"div", "/"},
+                              {"lbrace", "\\{"},
+                              {"rbrace", "\\}"},
+                              {"lvert", "|"},
+                              {"rvert", "|"},
+                              {"vert", "|"},
+                              {"mid", "|"},
+                              {"langle", "("},
+                              {"rangle", ")"},
+                              {"varnothing", "emptyset"},
+                              {"dbinom", "binom"},
+                              {"tbinom", "binom"},
+                              {"asin", "arcsin"},
+                              {"acos", "arccos"},
+                              {"atan", "arctan"},
+                              {"approxeq", "approx"},
+                              {"simeq", "approx"},
+                              {"lbrack", "["},
+                              {"rbrack", "]"},
+                              {"colon", ":"},
+                              {"land", "and"},
+                              {"lor", "or"},
+                              {"cosec", "csc"},
+                              {"lg", "log"},
+                              {"tg", "tan"},
+                              {"ctg", "cot"},
+                              {"cotg", "cot"},
+                              {"arctg", "arctan"},
+                              {"arcctg", "arccot"},
+                              {"sh", "sinh"},
+                              {"ch", "cosh"},
+                              {"th", "tanh"},
+                              {"sfrac", "frac"},
+                              {"nicefrac", "frac"},
+                              {"smallsetminus", "setminus"},
+                              {"backslash", "setminus"},
+                              {"Bbb", "mathbb"},
+                              {"R", "reals"},
+                              {"Reals", "reals"}};
 
 constexpr const char* kDropped[] = {
-    "left",   "right",  "big",        "Big",    "bigg",           "Bigg",      "bigl",         "bigr",
-    "Bigl",   "Bigr",   "biggl",      "biggr",  "Biggl",          "Biggr",     "displaystyle", "textstyle",
-    "limits", "quad",   "qquad",      "boxed",  "fbox",           "mathbf",    "boldsymbol",   "bm",
-    "mathit", "mathsf", "mathtt",     "vec",    "overrightarrow", "hat",       "widehat",      "bar",
-    "bf",     "rm",     "it",         "hline",  "boldmath",       "thinspace", "space",        "middle",
-    "hfill",  "color",  "ensuremath", "mathbb", "mathcal",        "angle",     "triangle",     "therefore"};
+    "left",   "right",  "big",        "Big",     "bigg",           "Bigg",      "bigl",         "bigr",
+    "Bigl",   "Bigr",   "biggl",      "biggr",   "Biggl",          "Biggr",     "displaystyle", "textstyle",
+    "limits", "quad",   "qquad",      "boxed",   "fbox",           "mathbf",    "boldsymbol",   "bm",
+    "mathit", "mathsf", "mathtt",     "vec",     "overrightarrow", "hat",       "widehat",      "bar",
+    "bf",     "rm",     "it",         "hline",   "boldmath",       "thinspace", "space",        "middle",
+    "hfill",  "color",  "ensuremath", "mathcal", "angle",          "triangle",  "therefore"};
 
 constexpr const char* kTextCommands[] = {"text",   "textnormal", "textbf", "textit",     "textsl",      "textup",
                                          "textsc", "textrm",     "textmd", "textsf",     "emph",        "texttt",
@@ -87,9 +126,18 @@ constexpr const char* kTextCommands[] = {"text",   "textnormal", "textbf", "text
 constexpr const char* kUnits[] = {"cm", "mm",  "km", "kg", "mg", "ft", "mph", "kph", "hr",  "hrs", "min", "sec",
                                   "lb", "lbs", "oz", "yd", "mi", "pm", "am",  "ml",  "yes", "no",  "odd"};
 
+// Functions only in front of their arguments: "5 min" has none.
+constexpr const char* kCalled[] = {"max", "min", "gcd", "lcm", "floor", "ceil"};
+
 template <class Words>
 bool among(const Words& words, std::string_view s) {
   return std::any_of(std::begin(words), std::end(words), [&](const char* w) { return s == w; });
+}
+
+std::string spelling(const std::string& name) {
+  for (const Pair& p : kSynonyms)
+    if (name == p.from) return p.to;
+  return name;
 }
 
 bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
@@ -200,10 +248,20 @@ class Lexer {
       put(out, Kind::command, "infty");
     else if (w == "pi" || w == "sqrt" || (w.size() > 1 && is_function(w.c_str())))
       put(out, Kind::command, w);
+    else if (among(kCalled, low) && arguments_follow())
+      put(out, Kind::command, low);
     else if (w.size() > 1 && (w.size() > 3 || capitals || among(kUnits, low)))
       put(out, Kind::word, w);
     else
       for (const char c : w) put(out, Kind::letter, std::string(1, c));
+  }
+
+  bool arguments_follow() const {
+    std::string_view rest = s_.substr(at_);
+    while (!rest.empty() && is_space(rest[0])) rest.remove_prefix(1);
+    for (const std::string_view size : {"\\left", "\\big", "\\Big"})
+      if (rest.starts_with(size)) rest.remove_prefix(size.size());
+    return rest.starts_with("(") || rest.starts_with("\\{");
   }
 
   // {...} at at_ (white space in front of it left out): its content.
@@ -243,12 +301,7 @@ class Lexer {
     while (end < s_.size() && is_letter(s_[end])) end++;
     std::string name(s_.substr(at_ + 1, end - at_ - 1));
     at_ = end;
-    for (const Pair& p : kSynonyms)
-      if (name == p.from) {
-        name = p.to;
-        break;
-      }
-    return command(out, name);
+    return command(out, spelling(name));
   }
 
   bool command(std::vector<Token>& out, const std::string& name) {
@@ -259,6 +312,7 @@ class Lexer {
       return true;
     }
     if (among(kTextCommands, name)) return text(out, name);
+    if (name == "mathbb") return blackboard(out);
     if (name == "begin" || name == "end") {
       std::string_view environment;
       if (!group(environment)) return false;
@@ -277,8 +331,21 @@ class Lexer {
     return true;
   }
 
+  // \mathbb{R} is the set of real numbers; other letters stay letters.
+  bool blackboard(std::vector<Token>& out) {
+    const size_t begin = at_;
+    std::string_view content;
+    if (!group(content)) content = s_.substr(std::min(at_, s_.size()), 1), at_ += content.size();
+    if (trim(content) == "R")
+      put(out, Kind::command, "reals");
+    else
+      at_ = begin, space_ = true;
+    return true;
+  }
+
   bool text(std::vector<Token>& out, const std::string& name) {
     std::string_view content;
+    if (name == "operatorname" && peek(0) == '*') at_++;
     if (!group(content)) return true;  // "\mathrm x"
     content = trim(content);
     if (content.empty()) return true;
@@ -286,10 +353,15 @@ class Lexer {
     const auto separates = [](char c) { return c == ' ' || c == ',' || c == '.'; };
     while (!words.empty() && separates(words.back())) words.pop_back();
     while (!words.empty() && separates(words.front())) words.erase(0, 1);
+    if (name == "operatorname") words = spelling(words);
     const bool letters = std::any_of(words.begin(), words.end(), is_letter);
     const bool single = words.size() == 1 && name == "mathrm";
     const bool known =
         among(std::initializer_list<const char*>{"and", "or", "percent", "pct", "degrees", "degree"}, lower(words));
+    if (among(kCalled, lower(words)) && (name == "operatorname" || arguments_follow())) {
+      put(out, Kind::command, lower(words));
+      return true;
+    }
     if ((!letters || single || known || is_function(words.c_str())) && nesting_ < 8) {
       Lexer inner(words, limit_, nesting_ + 1);
       inner.space_ = space_;
@@ -336,12 +408,54 @@ bool braces_match(const std::vector<Token>& tokens) {
   return depth == 0;
 }
 
+// TeX's {a \over b} is \frac{a}{b}, {a \choose b} is \binom{a}{b}: both take all of the group that they stand in.
+// Commas, relations and the cells of a matrix end a group here as well, so that x = 1 \over 2 is what it looks like. Of
+// two in one group, an error in TeX, the first one stays.
+void infix_to_prefix(std::vector<Token>& t) {
+  const auto ends = [](const Token& x) {
+    for (const char* s : {",", ";", "=", "<", ">", "&", "\\\\"})
+      if (x.symbol(s)) return true;
+    for (const char* s : {"le", "ge", "ne", "approx", "cup", "in", "over", "choose"})
+      if (x.command(s)) return true;
+    return x.kind == Kind::separator;
+  };
+  for (size_t at = 0; at < t.size(); at++) {
+    const bool over = t[at].command("over");
+    if (!over && !t[at].command("choose")) continue;
+    size_t begin = at, end = at + 1;
+    for (int depth = 0; begin > 0; begin--) {
+      const Token& x = t[begin - 1];
+      depth += closes(x) - opens(x);
+      if (depth < 0 || (depth == 0 && !closes(x) && !opens(x) && ends(x))) break;
+    }
+    for (int depth = 0; end < t.size(); end++) {
+      const Token& x = t[end];
+      depth += opens(x) - closes(x);
+      if (depth < 0 || (depth == 0 && !closes(x) && !opens(x) && ends(x))) break;
+    }
+    if ((end < t.size() && (t[end].command("over") || t[end].command("choose"))) ||
+        (begin > 0 && (t[begin - 1].command("over") || t[begin - 1].command("choose"))))
+      continue;
+    const bool braces = begin > 0 && t[begin - 1].symbol("{") && end < t.size() && t[end].symbol("}");
+    const Token open{Kind::symbol, "{", false}, close{Kind::symbol, "}", false};
+    std::vector<Token> prefix{{Kind::command, over ? "frac" : "binom", t[begin - braces].space}, open};
+    prefix.insert(prefix.end(), t.begin() + begin, t.begin() + at);
+    prefix.insert(prefix.end(), {close, open});
+    prefix.insert(prefix.end(), t.begin() + at + 1, t.begin() + end);
+    prefix.push_back(close);
+    t.erase(t.begin() + (begin - braces), t.begin() + (end + braces));
+    t.insert(t.begin() + (begin - braces), prefix.begin(), prefix.end());
+    at = begin - braces;  // the parts may hold others
+  }
+}
+
 }  // namespace
 
 std::vector<Token> lex(std::string_view s, size_t limit) {
   std::vector<Token> tokens;
   const std::string prepared = prepare(s);
   if (!Lexer(prepared, limit, 0).run(tokens) || tokens.size() > limit || !braces_match(tokens)) return {};
+  infix_to_prefix(tokens);
   return tokens;
 }
 

@@ -29,8 +29,8 @@ struct Token {
 using Tokens = std::span<const Token>;
 
 // Spaces, dollars, \left, \right, fonts and decorations are gone; synonyms have one spelling (\dfrac is frac, <= is le,
-// ** is ^); "1,000", "1 000" and "1{,}000" are one number outside of brackets.  At most `limit` tokens; more, or braces
-// that do not match: no tokens.
+// ** is ^), TeX's infix commands are prefix (1\over2 is \frac{1}{2}); "1,000", "1 000" and "1{,}000" are one number
+// outside of brackets.  At most `limit` tokens; more, or braces that do not match: no tokens.
 std::vector<Token> lex(std::string_view s, size_t limit);
 
 // The place of the bracket that closes the one at `open`; npos: none does.  Any closing bracket closes any opening one,

@@ -197,6 +197,14 @@ MaybeNumber factorial(const Number& x) {
   return checked(mpq_class(f));
 }
 
+MaybeNumber double_factorial(const Number& x) {
+  const mpq_class* q = exact(x);
+  if (!q || q->get_den() != 1 || *q < 0 || *q > 1000) return {};
+  mpz_class f;
+  mpz_2fac_ui(f.get_mpz_t(), q->get_num().get_ui());
+  return checked(mpq_class(f));
+}
+
 MaybeNumber binomial(const Number& n, const Number& k) {
   const mpq_class *a = exact(n), *b = exact(k);
   if (!a || !b || a->get_den() != 1 || b->get_den() != 1 || *a < 0 || *b < 0 || *a > 1000000) return {};
@@ -242,9 +250,47 @@ MaybeNumber arctan(const Wide& z) {
 MaybeNumber arcsin(const Wide& z) {
   const Wide i = wide(imaginary_unit());
   const MaybeNumber square = subtract(mpq_class(1), product(z, z));
+  // At 1 and -1, where the root below would lose half of the bits.
+  if (square && is_zero(*square) && sign(z)) return multiply(pi(), mpq_class(*sign(z), 2));
   const MaybeNumber x = square ? add(product(i, z), square_root(wide(*square))) : square;
   return x && !is_zero(*x) ? subtract(mpq_class(0), product(i, logarithm(wide(*x)))) : std::nullopt;
 }
+
+// log(z + sqrt(z^2 + c)): arsinh for c = 1, arcosh of z >= 1 for c = -1.
+MaybeNumber area(const Wide& z, int c) {
+  const MaybeNumber square = add(product(z, z), mpq_class(c));
+  const MaybeNumber x = square ? add(z, square_root(wide(*square))) : square;
+  return x && !is_zero(*x) ? checked(logarithm(wide(*x))) : std::nullopt;
+}
+MaybeNumber arcosh(const Wide& z) {
+  const MaybeNumber above = subtract(z, mpq_class(1));
+  if (above && is_zero(*above)) return mpq_class(0);
+  return above && sign(*above).value_or(-1) >= 0 ? area(z, -1) : std::nullopt;
+}
+// (log(1 + z) - log(1 - z)) / 2
+MaybeNumber artanh(const Wide& z) {
+  const MaybeNumber plus = add(mpq_class(1), z), minus = subtract(mpq_class(1), z);
+  if (!plus || !minus || is_zero(*plus) || is_zero(*minus)) return {};
+  const MaybeNumber difference = subtract(logarithm(wide(*plus)), logarithm(wide(*minus)));
+  return difference ? multiply(*difference, mpq_class(1, 2)) : difference;
+}
+MaybeNumber arccos(const Wide& z) {
+  const MaybeNumber x = arcsin(z), half = divide(pi(), mpq_class(2));
+  return x ? subtract(*half, *x) : x;
+}
+MaybeNumber arccot(const Wide& z) {
+  const int s = sign(z).value_or(-1);
+  if (s < 0) return {};
+  const MaybeNumber x = arctan(z), half = divide(pi(), mpq_class(2));
+  return x ? subtract(*half, *x) : x;
+}
+// f(1 / z)
+template <MaybeNumber (*f)(const Wide&)>
+MaybeNumber of_inverse(const Wide& z) {
+  const MaybeNumber inverse = divide(mpq_class(1), z);
+  return inverse ? f(wide(*inverse)) : inverse;
+}
+MaybeNumber arsinh(const Wide& z) { return area(z, 1); }
 
 struct Function {
   const char* name;
@@ -258,15 +304,32 @@ constexpr Function kFunctions[] = {
     {"sec", [](const Wide& z) { return divide(mpq_class(1), wave(mpc_cos, mpc_sin, z)); }},
     {"csc", [](const Wide& z) { return divide(mpq_class(1), wave(mpc_sin, mpc_cos, z)); }},
     {"arcsin", arcsin},
-    {"arccos",
-     [](const Wide& z) {
-       const MaybeNumber x = arcsin(z), half = divide(pi(), mpq_class(2));
-       return x ? subtract(*half, *x) : x;
-     }},
+    {"arccos", arccos},
     {"arctan", arctan},
+    {"arccot", arccot},
+    {"arcsec", of_inverse<arccos>},
+    {"arccsc", of_inverse<arcsin>},
+    {"asin", arcsin},
+    {"acos", arccos},
+    {"atan", arctan},
+    {"acot", arccot},
+    {"asec", of_inverse<arccos>},
+    {"acsc", of_inverse<arcsin>},
     {"sinh", [](const Wide& z) { return checked(wave(mpc_sinh, mpc_cosh, z)); }},
     {"cosh", [](const Wide& z) { return checked(wave(mpc_cosh, mpc_sinh, z)); }},
     {"tanh", [](const Wide& z) { return divide(wave(mpc_sinh, mpc_cosh, z), wave(mpc_cosh, mpc_sinh, z)); }},
+    {"coth", [](const Wide& z) { return divide(wave(mpc_cosh, mpc_sinh, z), wave(mpc_sinh, mpc_cosh, z)); }},
+    {"sech", [](const Wide& z) { return divide(mpq_class(1), wave(mpc_cosh, mpc_sinh, z)); }},
+    {"csch", [](const Wide& z) { return divide(mpq_class(1), wave(mpc_sinh, mpc_cosh, z)); }},
+    {"arsinh", arsinh},
+    {"arcosh", arcosh},
+    {"artanh", artanh},
+    {"arcsinh", arsinh},
+    {"arccosh", arcosh},
+    {"arctanh", artanh},
+    {"asinh", arsinh},
+    {"acosh", arcosh},
+    {"atanh", artanh},
     {"ln", [](const Wide& z) { return checked(logarithm(z)); }},
     {"log", [](const Wide& z) { return divide(logarithm(z), logarithm(Wide(mpq_class(10)))); }},
     {"exp", [](const Wide& z) { return checked(exponential(z)); }},
@@ -282,9 +345,29 @@ const Function* find_function(const char* name) {
 
 bool is_function(const char* name) { return find_function(name) != nullptr; }
 
+bool is_fold(const char* name) {
+  for (const char* f : {"max", "min", "gcd", "lcm"})
+    if (std::strcmp(f, name) == 0) return true;
+  return false;
+}
+
+MaybeNumber fold(const char* function, const Number& a, const Number& b) {
+  if (function[0] == 'm') {
+    const MaybeNumber d = subtract(a, b);
+    if (!d || !sign(a) || !sign(b) || !sign(*d)) return {};
+    return (*sign(*d) >= 0) == (std::strcmp(function, "max") == 0) ? a : b;
+  }
+  const mpq_class *x = exact(a), *y = exact(b);
+  if (!x || !y || x->get_den() != 1 || y->get_den() != 1) return {};
+  mpz_class r;
+  (function[0] == 'g' ? mpz_gcd : mpz_lcm)(r.get_mpz_t(), x->get_num_mpz_t(), y->get_num_mpz_t());
+  return checked(mpq_class(r));
+}
+
 MaybeNumber apply(const char* function, const Number& x) {
   const Function* f = find_function(function);
-  const bool log = function[0] == 'l', grows = function[0] == 'e' || std::strchr(function, 'h');
+  const bool log = function[0] == 'l', inverse = function[0] == 'a';
+  const bool grows = function[0] == 'e' || (!inverse && std::strchr(function, 'h'));
   if (!f || (log && is_zero(x))) return {};
   const Wide z = wide(x);
   // What the arguments of the others may be keeps their results in range and their cost small.

@@ -48,10 +48,16 @@ MaybeNumber factorial(const Number& x);
 MaybeNumber binomial(const Number& n, const Number& k);
 MaybeNumber absolute(const Number& x);
 MaybeNumber floor(const Number& x);
-// By name: sin, cos, tan, cot, sec, csc, arcsin, arccos, arctan, sinh, cosh, tanh, ln, log (base 10), exp.  Nothing
-// for another name.
+// n!!, the product of n, n - 2, ... down to 1 or 2.
+MaybeNumber double_factorial(const Number& x);
+// By name: sin, cos, tan, cot, sec, csc, sinh, cosh, tanh, coth, sech, csch and their inverses (arcsin or asin, arsinh,
+// arcsinh or asinh), ln, log (base 10), exp.  Nothing for another name, and for arccot of negative numbers, which has
+// two conventions.
 MaybeNumber apply(const char* function, const Number& x);
 bool is_function(const char* name);
+// By name: max, min of reals; gcd, lcm of integers.  Nothing for other numbers.
+MaybeNumber fold(const char* function, const Number& a, const Number& b);
+bool is_fold(const char* name);
 
 Number pi();
 Number euler();

@@ -45,6 +45,14 @@ bool same_words(const std::string& a, const std::string& b) {
   return words(a) && words(b) && lower(a) == lower(b);
 }
 
+// The real line, and a letter that means it.
+bool is_line(const Answer& a) {
+  return a.kind == A::tuple && a.open == '(' && a.close == ')' && a.items.size() == 2 &&
+         a.items[0].kind == A::infinity && a.items[0].negative && a.items[1].kind == A::infinity &&
+         !a.items[1].negative;
+}
+bool is_letter_of_line(const Answer& a) { return a.kind == A::value && a.text == "R"; }
+
 bool is_group(const Answer& a) { return a.kind == A::list || a.kind == A::set; }
 
 }  // namespace
@@ -55,6 +63,7 @@ bool same(const Answer& gold, const Answer& answer) {
   if (!gold.name.empty() && !answer.name.empty() && gold.name != answer.name)
     return gold.difference && answer.difference && proportional(*gold.difference, *answer.difference, false);
   if (!gold.unit.empty() && !answer.unit.empty() && gold.unit != answer.unit) return false;
+  if ((is_line(gold) && is_letter_of_line(answer)) || (is_letter_of_line(gold) && is_line(answer))) return true;
   if (gold.kind == A::value && answer.kind == A::value) return equal(gold.value, answer.value);
   if (!gold.text.empty() && gold.text == answer.text) return true;
   if (is_group(gold) && is_group(answer)) return same_in_any_order(gold, answer);

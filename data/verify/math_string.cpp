@@ -3,6 +3,7 @@
 //
 // The answer is the content of the last \boxed{} (or \fbox), by counting braces.  Both sides are rewritten by the steps
 // of normalise() and compared as strings; where a step cannot be done on one side, as they stand.
+#include <map>
 #include <optional>
 
 #include "data/text.h"
@@ -121,6 +122,14 @@ Verdict grade_math_string(std::string_view response, bool, std::string_view gold
   const std::optional<std::string> a = normalise(*answer), b = normalise(gold);
   const bool equal = a && b ? *a == *b : *answer == gold;
   return {equal ? 1.0 : 0.0, std::string(*answer), a ? *a : std::string(*answer), true};
+}
+
+std::vector<size_t> first_equal_math_string(std::span<const std::string> answers) {
+  std::map<std::string, size_t> seen;
+  std::vector<size_t> first;
+  for (const std::string& a : answers)
+    first.push_back(seen.emplace(normalise(a).value_or(a), first.size()).first->second);
+  return first;
 }
 
 }  // namespace pare

@@ -14,10 +14,10 @@ constexpr Verifier kVerifiers[] = {
     {"starts_with", Gold::text, false, "", grade_starts_with},
     {"gsm8k-strict", Gold::math, false, "", grade_gsm8k_strict},
     {"gsm8k-flexible", Gold::math, false, "", grade_gsm8k_flexible},
-    {"math-string", Gold::math, false, "", grade_math_string},
+    {"math-string", Gold::math, false, "", grade_math_string, first_equal_math_string},
     {"dapo", Gold::math, false, "", grade_dapo},
     {"countdown", Gold::countdown, false, "Assistant:", grade_countdown},
-    {"math-value", Gold::math, false, "", grade_math_value},
+    {"math-value", Gold::math, false, "", grade_math_value, first_equal_math_value},
 };
 
 }  // namespace

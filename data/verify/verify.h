@@ -32,6 +32,9 @@ struct Verifier {
   // the same verdict, always: effort is bounded by counts, not by time.  A countdown gold that cannot be read is an
   // Error; no response is.
   Verdict (*grade)(std::string_view response, bool finished, std::string_view gold);
+
+  // Task::first_equal for answers that this rule set extracted; null: the same text.
+  std::vector<size_t> (*first_equal)(std::span<const std::string> answers) = nullptr;
 };
 
 // exact           the finished text is the gold, white space around both aside
@@ -65,5 +68,8 @@ Verdict grade_math_string(std::string_view response, bool finished, std::string_
 Verdict grade_dapo(std::string_view response, bool finished, std::string_view gold);
 Verdict grade_countdown(std::string_view response, bool finished, std::string_view gold);
 Verdict grade_math_value(std::string_view response, bool finished, std::string_view gold);
+
+std::vector<size_t> first_equal_math_string(std::span<const std::string> answers);  // once normalised
+std::vector<size_t> first_equal_math_value(std::span<const std::string> answers);   // by value
 
 }  // namespace pare

@@ -49,10 +49,10 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
     const auto& [run, layer] = due[i];
     const auto slots = static_cast<int32_t>(cache_.slots(run->sequence, layer));
     const int64_t first = residency_.protected_slots(run->prompt) + policy_.forced_first();
-    const int64_t kept = residency_.budget(layer) - policy_.forced_first();
+    const int64_t budget = residency_.budget(layer, run->prompt), kept = budget - policy_.forced_first();
     list.push_back({.slots = slots,
                     .first = static_cast<int32_t>(first),
-                    .recent = static_cast<int32_t>(policy_.forced_last(residency_.budget(layer))),
+                    .recent = static_cast<int32_t>(policy_.forced_last(budget)),
                     .keep = static_cast<int32_t>(kept),
                     .window_row = policy_.window_row(layer, run->sequence)});
     tokens.push_back(run->tokens - 1);

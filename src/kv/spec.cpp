@@ -14,14 +14,19 @@ namespace {
 
 int64_t pages_of(int64_t slots) { return (slots + kPageSlots - 1) / kPageSlots; }
 
-// PyramidKV (arXiv 2406.02069): the budgets of the layers fall linearly; their mean is `budget`.
+// PyramidKV (arXiv 2406.02069, and its code): from `most` in the first layer budgets fall linearly, with the mean
+// `past`; both without the window.
+int64_t pyramid(int64_t past, int64_t most, int64_t layer, int64_t layers) {
+  const int64_t step = (most - (2 * past - most)) / (layers - 1);
+  return most - layer * step;
+}
+
 std::vector<int64_t> layer_budgets(const KvSpec& spec, int64_t layers) {
   std::vector<int64_t> budget(layers, spec.evict.budget);
   if (spec.method != KvMethod::pyramidkv || layers == 1) return budget;
   const int64_t past = spec.evict.budget - spec.window.size;
   const auto least = static_cast<int64_t>(static_cast<double>(past) / spec.pyramidkv.beta);
-  const int64_t most = 2 * past - least, step = (most - least) / (layers - 1);
-  for (int64_t l = 0; l < layers; l++) budget[l] = most - l * step + spec.window.size;
+  for (int64_t l = 0; l < layers; l++) budget[l] = pyramid(past, 2 * past - least, l, layers) + spec.window.size;
   return budget;
 }
 
@@ -34,6 +39,8 @@ KvResidency::KvResidency(const KvSpec& spec, int64_t layers)
       prompt_(spec.evict.prompt),
       protect_first_(spec.evict.protect_first),
       buffer_(std::max<int64_t>(spec.evict.buffer, 1)),  // 0: an event after every token
+      mean_(spec.evict.budget),
+      window_(spec.window.size),
       budget_(layer_budgets(spec, layers)) {}
 
 int64_t KvResidency::protected_slots(int64_t prompt) const {
@@ -41,26 +48,33 @@ int64_t KvResidency::protected_slots(int64_t prompt) const {
   return prompt_ == KvPrompt::compress ? 0 : std::min(protect_first_, prompt);
 }
 
+int64_t KvResidency::budget(int64_t layer, int64_t prompt) const {
+  if (trigger_ != KvTrigger::prefill_once || budget_[0] == budget_[layers() - 1]) return budget_[layer];
+  const int64_t past = mean_ - window_, own = prompt - protected_slots(prompt);
+  if (own <= mean_ || own < 2 * past) return mean_;
+  return pyramid(past, std::min(budget_[0] - window_, own - window_), layer, layers()) + window_;
+}
+
 bool KvResidency::due(int64_t layer, int64_t prompt, int64_t slots, int64_t tokens) const {
   if (!evicts_ || tokens < prompt) return false;
   const int64_t free = slots - protected_slots(prompt);
   switch (trigger_) {
     case KvTrigger::buffer_full:
-      return free >= limit(layer);
+      return free >= limit(layer) && tokens - protected_slots(prompt) > mean_;
     case KvTrigger::prefill_once:
-      return tokens == prompt && free > budget_[layer];
+      return tokens == prompt && free > budget(layer, prompt);
   }
   return false;
 }
 
 int64_t KvResidency::after_prefill(int64_t layer, int64_t prompt) const {
-  return due(layer, prompt, prompt, prompt) ? protected_slots(prompt) + budget_[layer] : prompt;
+  return due(layer, prompt, prompt, prompt) ? protected_slots(prompt) + budget(layer, prompt) : prompt;
 }
 
 int64_t KvResidency::first_event(int64_t layer, int64_t prompt) const {
-  const int64_t free = after_prefill(layer, prompt) - protected_slots(prompt);
   if (!evicts_ || trigger_ == KvTrigger::prefill_once) return std::numeric_limits<int64_t>::max();
-  return limit(layer) - free;
+  const int64_t own = prompt - protected_slots(prompt), free = after_prefill(layer, prompt) - protected_slots(prompt);
+  return std::max(limit(layer) - free, mean_ + 1 - own);
 }
 
 // Until the first event the slots grow, and from the budget again to each later one.

@@ -94,6 +94,11 @@ void check_kv(const KvSpec& spec);
 // How many slots each layer of a sequence holds, and when it is compressed: the prompt is prefilled in full; then,
 // whenever the slots that are not protected have grown to budget + buffer, an event cuts them to the budget.  A dense cache is the case without events.
 //
+// PyramidKV's budgets fall from layer to layer, with rollout.kv.evict.budget as their mean.  A sequence that fits the
+// mean is left alone in every layer, as published; later events cut every layer to its own budget.  At the end of a
+// prompt (prefill_once) the budgets depend on its length n, as published: with C = budget - window, they are equal if n
+// < 2 C, and the first layer keeps no more than n.
+//
 // A sequence: `prompt` tokens, then `fed` tokens of the response whose keys and values are appended (the last token of
 // a response never is).
 class KvResidency {
@@ -101,7 +106,8 @@ class KvResidency {
   KvResidency(const KvSpec& spec, int64_t layers);
 
   int64_t layers() const { return static_cast<int64_t>(budget_.size()); }
-  int64_t budget(int64_t layer) const { return budget_[layer]; }  // kept by an event beyond what is protected
+  // Slots that an event keeps beyond the protected ones.
+  int64_t budget(int64_t layer, int64_t prompt) const;
   int64_t protected_slots(int64_t prompt) const;
   // Slots of a prompt whose full pages its samples share: all, but for h2o, which writes to what may be evicted.
   int64_t shared_slots(int64_t prompt) const { return mass_ ? protected_slots(prompt) : prompt; }
@@ -126,7 +132,7 @@ class KvResidency {
   const bool evicts_, mass_;
   const KvTrigger trigger_;
   const KvPrompt prompt_;
-  const int64_t protect_first_, buffer_;
+  const int64_t protect_first_, buffer_, mean_, window_;
   std::vector<int64_t> budget_;
 };
 

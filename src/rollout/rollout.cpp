@@ -332,13 +332,28 @@ void Rollout::plan(const Model& model, const RolloutLimits& given, Arena& scratc
   const int64_t sequence_pages = layers * (limits.max_context / kPageSlots + 1);
   limits.kv_pages = sequences * sequence_pages;
   const KvResidency residency(limits.kv, layers);
-  const int64_t prompt = limits.max_prompt, response = limits.max_context - prompt;
-  int64_t slots = prompt;
-  for (int64_t l = 0; l < layers; l++) slots = std::max(slots, residency.peak(l, prompt, response));
+  const int64_t longest = limits.max_prompt;
+  int64_t slots = longest;
+  for (int64_t l = 0; l < layers; l++)
+    slots = std::max(slots, residency.peak(l, longest, limits.max_context - longest));
+  // The longest prompt at whose end most layers are compressed.  PyramidKV's first layers keep all of some longer ones.
+  const auto due = [&](int64_t prompt) {
+    int64_t n = 0;
+    for (int64_t l = 0; l < layers; l++) n += residency.due(l, prompt, prompt, prompt);
+    return n;
+  };
+  int64_t crowded = longest;
+  for (int64_t prompt = longest; prompt > 0 && due(crowded) < layers; prompt--)
+    if (due(prompt) > due(crowded)) crowded = prompt;
   // Rows spread over all sequences, which are where an event is due: at the end of their prompts, or after the last
   // token of a response.
-  const int64_t rows = std::min<int64_t>(limits.max_batched_tokens, sequences * prompt);
-  for (const int64_t tokens : {prompt, limits.max_context}) {
+  struct Point {
+    int64_t tokens, prompt, slots;
+  };
+  std::vector<Point> points = {{longest, longest, slots}, {limits.max_context, longest, slots}};
+  if (crowded != longest) points.push_back({crowded, crowded, crowded});
+  for (const auto& [tokens, prompt, held] : points) {
+    const int64_t rows = std::min<int64_t>(limits.max_batched_tokens, sequences * prompt);
     Arena kv("kv of the largest pass", no_memory);
     Rollout rollout(model, limits, kv, scratch);
     Batch batch;
@@ -346,7 +361,7 @@ void Rollout::plan(const Model& model, const RolloutLimits& given, Arena& scratc
     for (int64_t i = 0; i < sequences; i++) {
       rollout.cache_.reserve(sequence_pages);
       const int sequence = rollout.cache_.open(sequence_pages);
-      rollout.cache_.append(sequence, std::min(slots, limits.max_context));
+      rollout.cache_.append(sequence, std::min(held, limits.max_context));
       const int64_t begin = rows * i / sequences, end = rows * (i + 1) / sequences;
       if (begin < end)
         batch.runs.push_back({sequence, static_cast<int32_t>(begin), static_cast<int32_t>(end - begin),

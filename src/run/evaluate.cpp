@@ -37,10 +37,15 @@ Evaluation::Evaluation(const Session& session, const Task& task, Rollout& rollou
         {std::move(c.tokens), text, std::move(rewards[i]), c.finish == Finish::eos});
   }
   for (EvaluatedProblem& p : problems_) {
-    std::vector<std::optional<std::string>> answers;
+    std::vector<std::string> answers;
     for (const EvaluatedResponse& r : p.responses)
-      answers.push_back(r.reward.parsed ? std::optional(r.reward.extracted) : std::nullopt);
-    p.majority = pare::majority(answers);
+      if (r.reward.parsed) answers.push_back(r.reward.extracted);
+    const std::vector<size_t> first = task.first_equal(answers);
+    std::vector<std::optional<size_t>> votes;
+    auto next = first.begin();
+    for (const EvaluatedResponse& r : p.responses)
+      votes.push_back(r.reward.parsed ? std::optional(*next++) : std::nullopt);
+    p.majority = pare::majority(votes);
   }
 }
 

@@ -18,7 +18,7 @@ struct EvaluatedProblem {
   Problem problem;
   int64_t prompt_tokens = 0;
   std::vector<EvaluatedResponse> responses;
-  size_t majority = 0;  // the response that speaks for the majority (pass_at_k.h); answers: what the reward extracted
+  size_t majority = 0;  // the response that speaks for the majority (pass_at_k.h), by Task::first_equal
 };
 
 class Evaluation {

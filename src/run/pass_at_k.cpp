@@ -29,15 +29,15 @@ double best_at_k(std::span<const double> scores, int64_t k) {
   return best;
 }
 
-size_t majority(std::span<const std::optional<std::string>> answers) {
-  expect(!answers.empty(), "majority: no responses");
-  std::map<std::string, int64_t> votes;
-  for (const auto& a : answers)
-    if (a) votes[*a]++;
+size_t majority(std::span<const std::optional<size_t>> votes) {
+  expect(!votes.empty(), "majority: no responses");
+  std::map<size_t, int64_t> count;
+  for (const auto& v : votes)
+    if (v) count[*v]++;
   size_t winner = 0;
   int64_t most = 0;
-  for (size_t i = 0; i < answers.size(); i++)
-    if (answers[i] && votes[*answers[i]] > most) winner = i, most = votes[*answers[i]];
+  for (size_t i = 0; i < votes.size(); i++)
+    if (votes[i] && count[*votes[i]] > most) winner = i, most = count[*votes[i]];
   return winner;
 }
 

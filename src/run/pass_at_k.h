@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string>
 
 namespace pare {
 
@@ -16,10 +15,10 @@ double pass_at_k(int64_t n, int64_t c, int64_t k);
 // pass_at_k.  1 <= k <= scores.size().
 double best_at_k(std::span<const double> scores, int64_t k);
 
-// The response that speaks for the majority: the first one with the answer that occurs most often.  Of answers that
-// occur equally often the one that came first wins.  Responses without an answer have no vote; where none has one, the
-// result is 0.  Needs at least one response.
-size_t majority(std::span<const std::optional<std::string>> answers);
+// The response that speaks for the majority: the first one with the answer that occurs most often.  A vote is the
+// number of an answer, equal for equal answers.  Of answers that occur equally often the one that came first wins.
+// Responses without an answer have no vote; if none has one, the result is 0.  Needs at least one response.
+size_t majority(std::span<const std::optional<size_t>> votes);
 
 // The mean over problems and its standard error.  A problem's value is made of all its responses: they are one cluster,
 // however many there are, so that what they have in common is not counted as certainty.

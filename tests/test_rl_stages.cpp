@@ -1,0 +1,243 @@
+// Stages of a GRPO step that count what another stage left: corrections by update, the rate of an update with few
+// accepted responses, groups that are dropped before something is computed about them.
+#include <cmath>
+#include <map>
+
+#include "rl/corrections.h"
+#include "rl/loss.h"
+#include "rl/mismatch.h"
+#include "rl/obrs.h"
+#include "rl/token_plan.h"
+#include "tests/rl_golden.h"
+#include "tests/runs.h"
+
+namespace pare::test {
+namespace {
+
+using Keys = std::vector<std::string>;
+
+Keys operator+(Keys a, const Keys& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+// A sampler that reads a few blocks only: its policy is not the learner's.
+const Keys sparse = {"rollout.kv.method=quest",   "rollout.kv.blocks.size=4", "rollout.kv.blocks.count=2",
+                     "rollout.kv.blocks.first=0", "rollout.kv.blocks.last=1", "rollout.kv.blocks.dense_layers=0",
+                     "rollout.check_exact=false"};
+
+std::string correction(const char* rest) { return cat("algorithm.rollout_correction.", rest); }
+
+// A step of a run whose scores are a function of (request, sample) and whose keys may be changed.
+struct Step {
+  using Score = std::function<double(int request, int sample)>;
+  explicit Step(
+      const Keys& keys, const Score& score = [](int, int sample) { return sample % 2; },
+      const std::function<void(GrpoKeys&)>& change = {})
+      : run(tiny_run("qwen3", keys)), keys(run.trainer->keys()) {
+    if (change) change(this->keys);
+    const auto scores = [score](auto, std::span<const Completion> completions) {
+      std::vector<double> all;
+      for (const Completion& c : completions) all.push_back(score(c.request, c.sample));
+      return all;
+    };
+    const auto prompts = [this] {
+      std::vector<Request> requests = run.trainer->next_prompts();
+      for (size_t i = 0; i < requests.size(); i++)
+        for (const uint64_t uid : requests[i].uids) place[uid] = static_cast<int>(i);
+      return requests;
+    };
+    grpo = std::make_unique<Grpo>(this->keys, run.trainer->engine(),
+                                  GrpoRun{.prompts = prompts, .scores = scores, .progress = {}});
+    grpo->step(1, metrics);
+  }
+  TrainingRun run;
+  GrpoKeys keys;
+  std::map<uint64_t, int> place;  // of a response: the number of its prompt in the batch
+  std::unique_ptr<Grpo> grpo;
+  Metrics metrics;
+};
+
+// too_few = scale: the parameters move as with the rate times accepted / (min_accepted * judged).
+TEST(Stages, TooFewAcceptedScaleTheRate) {
+  const Keys all = sparse + Keys{correction("veto=0.04")};
+  const Step scaled(all + Keys{correction("min_accepted=1"), correction("too_few=scale")});
+  const double rate = 1 - scaled.metrics.get("rollout_corr/rejection_rate");
+  ASSERT_GT(rate, 0);
+  ASSERT_LT(rate, 1);
+  const Acceptance count = count_verdicts(scaled.grpo->samples());
+  const double scale = static_cast<double>(count.accepted) / static_cast<double>(count.judged);
+  const Step slower(
+      all, [](int, int sample) { return sample % 2; }, [&](GrpoKeys&k) { k.actor.optim.lr *= scale; }),
+      full(all);
+  EXPECT_TRUE(same_bits(scaled.run.parameters(), slower.run.parameters()));
+  EXPECT_FALSE(same_bits(scaled.run.parameters(), full.run.parameters()));
+}
+
+// GSPO's ratio is the geometric mean over the sequence (Zheng et al. 2025, arXiv 2507.18071, eq. 7).
+TEST(Stages, SequenceRatiosAreMeans) {
+  std::vector<Trajectory> s = {trajectory(0, 3), trajectory(0, 2)};
+  s[0].old_logprob = {-1.f, -2.f, -3.f}, s[1].old_logprob = {-0.5f, -0.25f};
+  const std::vector<TokenPlan> plans = {full_plan(3), full_plan(2)};
+  Update u = make_update(ActorKeys(), 512, s, plans);
+  const TokenOuts now{.offsets = {0, 3, 5}, .logprob = {-1.5, -2.25, -2.5, -1, -0.75}};
+  set_sequence_ratios(u, now);
+  EXPECT_EQ(u.terms.log_ratio, (std::vector<double>{-0.25 / 3, -0.25 / 3, -0.25 / 3, -0.5, -0.5}));
+}
+
+TEST(Stages, WeightsOfTheKlHaveTheirOwnCorrection) {
+  std::vector<Trajectory> s = {trajectory(0, 2), trajectory(0, 2)};
+  s[0].correction = {3, 0}, s[0].kl_correction = {2, 0};
+  const std::vector<TokenPlan> plans = {full_plan(2), full_plan(2)};
+  const TokenTerms terms = make_update(ActorKeys(), 512, s, plans).terms;
+  const double plain = terms.weight[2];
+  ASSERT_GT(plain, 0);
+  EXPECT_EQ(terms.weight, (std::vector<double>{3 * plain, 0, plain, plain}));
+  EXPECT_EQ(terms.kl_weight, (std::vector<double>{2 * plain, 0, plain, plain}));
+}
+
+// exp sees log-ratios within +-20, of tokens and of sequences.
+TEST(Stages, RatiosAreClamped) {
+  const double most = std::exp(20.0), least = std::exp(-20.0);
+  EXPECT_EQ(raw_weights(RatioLevel::token, std::vector<float>{50, -50, 800, -800, 20, 19.5f}),
+            (std::vector<double>{most, least, most, least, most, std::exp(19.5)}));
+  EXPECT_EQ(raw_weights(RatioLevel::sequence, std::vector<float>{15, 15}), (std::vector<double>{most, most}));
+  EXPECT_EQ(raw_weights(RatioLevel::geometric, std::vector<float>{-30, -40}), (std::vector<double>{least, least}));
+}
+
+// A response of which no token lies inside the bounds counts nothing, and no NaN.
+TEST(Stages, ReleasedWeightsOfNothingAreZero) {
+  RolloutCorrectionKeys k;
+  k.rollout_is = RolloutIs::released;
+  std::vector<Trajectory> s = {trajectory(0, 2), trajectory(0, 2)};
+  s[0].old_logprob = {1.f, 2.f}, s[1].old_logprob = {-1.f, -1.f};
+  judge(k, s);
+  set_corrections(k, s);
+  EXPECT_EQ(s[0].correction, (std::vector<double>{0, 0}));
+  EXPECT_EQ(s[0].kl_correction, (std::vector<double>{0, 0}));
+  EXPECT_NEAR(s[1].correction->at(0), 1 / 1.25, 1e-12);
+}
+
+TEST(Stages, WeightsOfRejectionAreClamped) {
+  std::vector<Trajectory> s = {trajectory(0, 3)};
+  s[0].old_logprob = {799.f, 49.f, -1.f}, s[0].verdict = Ruling::accepted;
+  ObrsKeys k;
+  k.enable = true, k.lambda = 1, k.cap = 0;
+  set_obrs(k, 1, s);
+  EXPECT_EQ(s[0].correction, (std::vector<double>{std::exp(20.0), std::exp(20.0), 1}));
+}
+
+TEST(Stages, MismatchOfAnythingIsFinite) {
+  Mismatch mismatch;
+  mismatch.add(std::vector<float>{-1, -900, -1}, std::vector<float>{-900, -1, -1}, {}, 0);
+  Metrics m;
+  mismatch.report(m, 1e-4);
+  EXPECT_EQ(m.get("rollout_corr/xi_max"), std::exp(20.0));
+  EXPECT_EQ(m.get("rollout_corr/xi_min"), std::exp(-20.0));
+  EXPECT_NEAR(m.get("rollout_corr/chi2_token"), (std::exp(40.0) + std::exp(-40.0) + 1) / 3 - 1, 1);
+  EXPECT_NEAR(m.get("rollout_corr/k3_kl"), (std::exp(20.0) - 900 + std::exp(-20.0) + 898) / 3, 1);
+}
+
+// Groups of an update, and those of a pass over whole responses, keep the slot of their samples.
+TEST(Stages, GroupsKeepTheirSlots) {
+  std::vector<Trajectory> s;
+  for (int group = 0; group < 4; group++)
+    for (int k = 0; k < 2; k++) s.push_back(trajectory(group, 3)), s.back().slot = 3 - group, s.back().advantage = 1;
+  s[0].filtered = s[1].filtered = true;
+  const std::vector<TokenPlan> plans(s.size(), full_plan(3));
+  const Update u = make_update(ActorKeys(), 512, s, plans);
+  const std::vector<Group> whole = response_groups(s);
+  ASSERT_EQ(u.groups.size(), 3u);
+  ASSERT_EQ(whole.size(), 4u);
+  for (size_t i = 0; i < 3; i++) EXPECT_EQ(u.groups[i].slot, static_cast<int>(2 - i));
+  for (size_t i = 0; i < 4; i++) EXPECT_EQ(whole[i].slot, static_cast<int>(3 - i));
+}
+
+// `released` divides by a mean over the update, not over the step.
+TEST(Stages, CorrectionsAreNormalisedByUpdate) {
+  const Step step(sparse + Keys{correction("rollout_is=released"), "actor.loss_agg_mode=seq-mean-token-mean",
+                                "actor.ppo_mini_batch_size=2"});
+  const std::vector<Trajectory>& samples = step.grpo->samples();
+  EXPECT_EQ(step.metrics.get("actor/updates"), 3);
+  std::vector<Trajectory> whole = samples;
+  for (Trajectory& s : whole) s.correction.reset(), s.kl_correction.reset();
+  std::vector<Trajectory> parts = whole;
+  for (size_t at = 0; at < parts.size(); at += 10)
+    set_corrections(step.keys.algorithm.rollout_correction, std::span(parts).subspan(at, 10));
+  set_corrections(step.keys.algorithm.rollout_correction, whole);
+  size_t differ = 0;
+  for (size_t i = 0; i < samples.size(); i++) {
+    EXPECT_EQ(samples[i].correction, parts[i].correction) << i;
+    EXPECT_EQ(samples[i].kl_correction, parts[i].kl_correction) << i;
+    differ += samples[i].correction != whole[i].correction;
+  }
+  EXPECT_GT(differ, samples.size() / 2);
+}
+
+// A response keeps the slot of the prompt that it was sampled for, by whose rank its trace is held, also if prompts
+// before it were dropped.
+TEST(Stages, SlotsAreThoseOfThePrompts) {
+  const Step step(
+      Keys{"algorithm.filter_groups.enable=true", "algorithm.filter_groups.max_num_gen_batches=4", "learner.slots=3"},
+      [](int request, int sample) { return request % 3 == 0 ? 1 : sample % 2; });
+  ASSERT_EQ(step.grpo->samples().size(), 30u);
+  EXPECT_EQ(step.metrics.get("rollout/gen_batches"), 2);
+  bool moved = false;
+  for (const Trajectory& s : step.grpo->samples()) {
+    EXPECT_EQ(s.slot, step.place.at(s.uid) % 3);
+    moved |= s.slot != s.group % 3;
+  }
+  EXPECT_TRUE(moved);
+}
+
+// Statistics over the accepted judge before the filter; groups whose scores are equal are out before that.
+TEST(Stages, GroupsWithoutSignalAreNotJudged) {
+  const auto score = [](int request, int sample) { return request < 4 ? 1 : sample % 2; };
+  const Keys all = sparse + Keys{correction("veto=0.04"), correction("group_statistics=accepted")};
+  const Step filtered(all + Keys{"algorithm.adv_filter_threshold=1e-3"}, score), unfiltered(all, score);
+  for (const Trajectory& s : filtered.grpo->samples()) {
+    EXPECT_EQ(s.verdict == Ruling::none, s.group < 4);
+    EXPECT_EQ(s.old_logprob.has_value(), s.group >= 4);
+  }
+  for (const Trajectory& s : unfiltered.grpo->samples()) EXPECT_NE(s.verdict, Ruling::none);
+  EXPECT_EQ(count_verdicts(filtered.grpo->samples()).judged, 10);
+}
+
+// The coins of OBRS are not those of URS, nor of another step or seed.
+TEST(Stages, CoinsOfRejectionAndOfTokenSubsetsDiffer) {
+  const Step step(sparse + Keys{"algorithm.obrs.enable=true", "algorithm.obrs.lambda=2", correction("veto=1e-9"),
+                                "actor.token_subset=urs", "actor.urs_probability=0.5", "trainer.seed=7"});
+  int64_t tokens = 0, kept = 0, accepted = 0, both = 0;
+  double share = 0;
+  for (const Trajectory& s : step.grpo->samples()) {
+    ASSERT_EQ(s.verdict, Ruling::accepted);
+    const std::vector<float> d = log_ratios(s);
+    const TokenPlan plan =
+        draw_token_plan(step.keys.actor, std::ssize(s.tokens), rng_key(7, RngStream::token_plan, 1), s.uid);
+    int64_t own = 0;
+    for (size_t t = 0; t < s.tokens.size(); t++) {
+      const double coin = uniform_open(rng_word(rng_key(7, RngStream::obrs, 1), s.uid, static_cast<uint32_t>(t), 0));
+      const bool accepts = coin < obrs_accept(step.keys.algorithm.obrs, std::exp(static_cast<double>(d[t])));
+      EXPECT_EQ(s.correction->at(t) != 0, accepts);
+      tokens++, own += plan.weight[t] != 0, accepted += accepts, both += accepts && plan.weight[t] != 0;
+    }
+    kept += own, share += static_cast<double>(own) / static_cast<double>(s.tokens.size());
+  }
+  const auto n = static_cast<double>(step.grpo->samples().size());
+  EXPECT_NEAR(step.metrics.get("ht/kept_fraction"), share / n, 1e-12) << "of this stream";
+  const double all = static_cast<double>(tokens),
+               p = static_cast<double>(kept) / all * static_cast<double>(accepted) / all;
+  EXPECT_NEAR(static_cast<double>(both) / all, p, 4 * std::sqrt(p / all)) << "independent";
+}
+
+TEST(Stages, TruncatedSamplingIsNotExact) {
+  const auto exact = [](const Keys& keys) { return exact_rollout(load_config(Keys{"quickstart"} + keys)); };
+  const std::string allowed = "rollout.allow_truncated_sampling=true";
+  EXPECT_TRUE(exact({}));
+  EXPECT_FALSE(exact({allowed, "rollout.top_k=5"}));
+  EXPECT_FALSE(exact({allowed, "rollout.top_p=0.9"}));
+  EXPECT_FALSE(checks_exact(load_config({"quickstart", allowed, "rollout.top_p=0.9"})));
+}
+
+}  // namespace
+}  // namespace pare::test
