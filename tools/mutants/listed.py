@@ -1,0 +1,64 @@
+"""Mutants that no rule makes, those that change nothing, and those of a clean build."""
+# By file: (text, which the file holds once, what stands in its place or in that of [[this]], what the change is).
+LISTED = {
+    "data/verify/countdown.cpp": [
+        ("numbers_of(*equation) == puzzle.numbers", "numbers_of(*equation).size() == puzzle.numbers.size()",
+         "numbers only counted"),
+        ("std::abs(complex_of(*difference)) < 1e-5", "std::abs(complex_of(*difference)) < 1e-2", "near misses are right"),
+    ],
+    "src/rl/grpo.cpp": [
+        ("lr * scale", "lr", "too few accepted: the rate is not scaled"),
+        ("prompt % keys_.learner.slots", "groups % keys_.learner.slots", "slot by group, not by prompt"),
+        ("for (const std::span<Trajectory> batch : batches) set_corrections(c, batch);", "set_corrections(c, samples_);",
+         "corrections of the step, not of each batch"),
+        ("s.kl_penalty / static_cast<double>(s.tokens.size())", "s.kl_penalty", "penalty not by token"),
+        ("if (a.adv_filter_threshold > 0) drop_groups_without_signal(samples_);", "", "groups without signal are judged"),
+        ("terms.old_logprob[r] - out.logprob[r]", "out.logprob[r] - terms.old_logprob[r]", "KL of the wrong sign"),
+        ("batches.size() <= 1 && keys_.actor.ppo_epochs == 1", "batches.size() <= 1", "later epochs taken for the first"),
+    ],
+    "src/rl/loss.cpp": [
+        ("sum / static_cast<double>(end - begin)", "sum", "sum instead of mean"),
+        ("s.kl_correction ? weight * (*s.kl_correction)[t] : weight", "weight", "KL weight without its correction"),
+        (".seed = [[seed]]", "0", "every seed rounds alike"),
+        ("kept[t] = plan.weight[t] != 0;", "kept[t] = true;", "tokens that the plan leaves out are trained"),
+    ],
+    "src/rl/mismatch.cpp": [
+        ("keys.veto > 0 ? keys.veto : 1e-4", "1e-4", "veto ignored"),
+        ("if (s.verdict == Ruling::rejected) masked += n;", "", "rejected tokens are not masked ones"),
+    ],
+    "src/rl/corrections.cpp": [
+        ("std::exp(std::clamp(log_ratio, -20.0, 20.0))", "std::exp(log_ratio)", "log-ratio not clamped"),
+    ],
+    "src/kv/compressor.cpp": [
+        ("run->tokens - 1", "run->tokens", "position of the event off by one"),
+        ("run->tokens % policy_.window()", "(run->tokens + 1) % policy_.window()", "ring starts one query late"),
+        ("sequence_uid(d.run->uid, static_cast<uint64_t>(d.layer), 0, 0)", "sequence_uid(d.run->uid, 0, 0, 0)",
+         "the same coins in every layer"),
+    ],
+    "src/run/config.cpp": [
+        ("c.rollout.top_k <= 0 && c.rollout.top_p >= 1", "c.rollout.top_k <= 0", "top_p counts as exact"),
+        ("run.data.noise_ramp > 0", "false", "steps may change under a noise ramp"),
+    ],
+    "src/run/checkpoint.cpp": [
+        ("needs_reference(config) || session.frozen()", "needs_reference(config)", "adapters on another base"),
+    ],
+    "src/run/sft_training.cpp": [("i % c.learner.slots", "int64_t{0}", "all groups in slot 0")],
+    "src/run/run_directory.cpp": [
+        ("if (step > state.training.step) remove_folder(step_path(step));", "", "damaged later checkpoints stay"),
+    ],
+    "src/rollout/rollout.cpp": [
+        ("comm.waited - before", "comm.waited", "cumulative over steps"),
+    ],
+    "model/learner.cpp": [("length - 1 > model.config.max_position", "length > model.config.max_position",
+                           "the longest sequence is refused")],
+    "model/lora.cpp": [("2 * static_cast<uint64_t>(begin + b)", "2 * static_cast<uint64_t>(b)", "pieces of A alike")],
+    "tokenizer/chat.cpp": [
+        ("i + 1 == messages.size() || !thought.empty()", "true", "empty thoughts of earlier answers stay"),
+    ],
+}
+
+# Survivors that change nothing that counts: (file, part of the line, label) -> why.
+KNOWN = {}
+
+# Those of a clean build: (file, part of the line, label, the tests that notice it).
+SAMPLE = []
