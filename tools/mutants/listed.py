@@ -58,7 +58,48 @@ LISTED = {
 }
 
 # Survivors that change nothing that counts: (file, part of the line, label) -> why.
-KNOWN = {}
+RANKS = "as it is on one rank; tests/mpi runs several"
+KNOWN = {
+    ("tokenizer/bpe.cpp", "if (!begins_[", "guard dropped"): "only time: no added token begins with such a byte",
+    ("tokenizer/unicode.cpp", "if (byte < 0x80) return 0;", "guard dropped"): "an ASCII character is not cut either way",
+    ("tokenizer/tokenizer_json.cpp", "for (int b = 0; b < 256; b++)", "constant"):
+        "256 is byte 0 again",
+    ("model/learner_update.cpp", "begin - trained_.own_begin(), count", "sign"): RANKS,
+    ("model/learner_update.cpp", "trained_.own_begin() - begin", "limit dropped"): RANKS,
+    ("model/learner_update.cpp", "std::min(count - skipped, trained_.own() - begin)", "limit dropped"): RANKS,
+    ("model/learner_update.cpp", "std::min(count, kPiece)", "limit dropped"): "a buffer larger than its use",
+    ("model/parameters.cpp", "std::max(begin, own_begin())", "limit dropped"): RANKS,
+    ("model/parameters.cpp", "int64_t largest = 0, longest = 0", "constant"): "every matrix is larger than 1",
+    ("model/shards.cpp", "if (comm_.first())", "always"): RANKS,
+    ("src/run/ranks.cpp", "for (size_t r = 0; r < all.size(); r++)", "last skipped"): RANKS,
+    ("src/rollout/rollout.cpp", "if (comm.ranks() == 1) return sample", "guard dropped"):
+        "of one rank the parts are the whole: only a copy",
+    ("src/rollout/rollout.cpp", "comm.waited - before", "cumulative over steps"): RANKS,
+    ("model/packed.cpp", "MicroBatch batch{g, g + 1, {}};", "sign"): "the end of a group that is cut is not read",
+    ("model/packed.cpp", "int64_t used = 0;", "constant"): "written before it is read",
+    ("model/hf/config.cpp", "max_vocab - 1", "sign"): "ids beyond the largest vocabulary that there may be",
+    ("model/hf/config.cpp", 'j["attention_bias"] = false', "never"): "the meaning of the absent key",
+    ("model/hf/safetensors.cpp", "if (window == MAP_FAILED)", "guard dropped"): "an open file cannot be mapped without address space",
+    ("src/run/config.cpp", "s.name.size() > best->name.size()", "bound"):
+        "two sections that hold the same key have names of different lengths",
+    ("src/run/sft_training.cpp", "Rng rng(rng_key(0, RngStream::data, 0))", "other stream"): "at ramp 0 nothing is drawn",
+    ("src/run/sft_training.cpp", "Rng rng(rng_key(0, RngStream::data, 0))", "part of a key dropped"):
+        "at ramp 0 nothing is drawn",
+    ("data/jsonl.cpp", "if (rows->bad())", "sign"): "an error of the disk, in the sentence that reports it",
+    ("src/base/memory.cpp", "if (front < kLargePage) munmap", "statement dropped"): "address space, no memory",
+}
 
 # Those of a clean build: (file, part of the line, label, the tests that notice it).
-SAMPLE = []
+SAMPLE = [
+    ("src/kv/spec.cpp", "if (first > fed) return start + fed;", "guard dropped", "KvResidency.PeaksAreThoseOfALife"),
+    ("src/rl/aggregate.cpp", "1 / (n_sequences * static_cast", "divisor dropped", "Aggregate.Golden"),
+    ("src/rl/advantages.cpp", "AdvStd::sample ? count - 1", "sign", "Advantages.Golden"),
+    ("src/rl/corrections.cpp", "double mean(", "divisor dropped", "Corrections.GoldenRatios"),
+    ("src/rollout/rollout.cpp", "if (!batch.draws.empty()) draw(", "never", "Rollout.PairsAreCountedOncePerSharedPrompt*"),
+    ("src/run/hints.cpp", "if (applies && said_", "operand dropped", "Hints.OnlyWhatApplies"),
+    ("model/shards.cpp", "cuts.push_back(std::min(", "limit dropped", "Shards.CoverEveryElementOnce"),
+    ("tokenizer/sentencepiece.cpp", "for (int32_t id = kEos + 1;", "sign",
+     "SentencePieceFile.SpecialPiecesDoNotComeOutOfText"),
+    ("tokenizer/bpe.cpp", "for (uint32_t i = 0; i + 1 < n; i++) {", "sign", "BpeFile.MergesByRankLeftmostFirst"),
+    ("data/verify/dapo.cpp", "last = i;", "never", "Dapo.ReadsTheLastAnswerLine"),
+]
