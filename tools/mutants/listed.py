@@ -86,6 +86,17 @@ KNOWN = {
     ("src/run/sft_training.cpp", "Rng rng(rng_key(0, RngStream::data, 0))", "part of a key dropped"):
         "at ramp 0 nothing is drawn",
     ("data/jsonl.cpp", "if (rows->bad())", "sign"): "an error of the disk, in the sentence that reports it",
+    ("tokenizer/bpe.cpp", "if (word.size() > WordCache::Slot::kBytes)", "guard dropped"):
+        "what it overwrites is compared, differs, and is computed anew",
+    ("model/lora.cpp", "rng_key(seed, RngStream::lora, 0)", "other stream"):
+        "step 0 of the other stream is of `pare generate` alone",
+    ("model/shards.cpp", "in_turn[i] = static_cast<int>", "constant"): "the first is in slot 0 as the list begins",
+    ("src/run/sft_training.cpp", "uids.push_back(sequence_uid(", "part of a key dropped"):
+        "names within a hash, the same in every run that is compared",
+    ("src/base/thread_pool.cpp", "spins < kSpins", "operand dropped"): "only time",
+    ("src/base/thread_pool.cpp", "__builtin_ia32_pause();", "statement dropped"): "only time",
+    ("src/base/thread_pool.cpp", "std::min<int64_t>((n + grain - 1) / grain", "limit dropped"): "only time",
+    ("src/base/progress.cpp", "now - drawn_ < wait", "bound"): "a line that is drawn a tick later",
     ("src/base/memory.cpp", "if (front < kLargePage) munmap", "statement dropped"): "address space, no memory",
 }
 

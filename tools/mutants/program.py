@@ -238,7 +238,7 @@ def main():
     parser.add_argument("--share", type=float, default=1, help="part of the usual number: 20 takes nearly all there are")
     parser.add_argument("--survivors", action="store_true", help="only those that survived the last run")
     parser.add_argument("--sample", action="store_true", help="the ten of listed.py, each with the tests named there")
-    parser.add_argument("--patience", type=float, default=600, help="seconds of tests for a mutant, fastest first")
+    parser.add_argument("--patience", type=float, default=60, help="seconds of tests that a mutant meets")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("directory")
     parser.add_argument("compile")
@@ -276,8 +276,7 @@ def main():
                 unknown += not why
             json.dump(results, open(path, "w"), indent=0)
     usual = [m.key() for m in every if m.taken(1)]
-    if not args.sample:
-        print(table(results))
+    print(f"{len(mutants) - unknown} of {len(mutants)} mutants noticed" if args.sample else table(results))
     if args.share == 1 and all(key in results for key in usual):  # nothing is missing: for the page
         page = re.split(r"(?<=mutants by room -->\n)", open(PAGE).read())
         page[1] = f"\n{table(results)}\n\n<!-- end of mutants by room -->\n"
