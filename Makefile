@@ -154,7 +154,8 @@ $(BUILD)/fuzz/data/%.o $(BUILD)/fuzz/tokenizer/%.o: private fuzz_FLAGS += -fsani
 $(patsubst %,$(BUILD)/%.o,tests/% src/app/% src/run/% src/base/toml src/base/json% data/% model/hf/%): private override O := 1
 
 # ---- targets ---------------------------------------------------------------------------------------------------------
-.PHONY: always $(shell sed -n 's/^\([a-z-]*\):.*  $(HASH)$(HASH) .*/\1/p' Makefile cuda/cuda.mk src/comm/mpi/mpi.mk)
+PARTS := cuda/cuda.mk src/comm/mpi/mpi.mk tools/mutants/mutants.mk
+.PHONY: always $(shell sed -n 's/^\([a-z-]*\):.*  $(HASH)$(HASH) .*/\1/p' Makefile $(PARTS))
 all: $(BUILD)/pare  ## the program, build/pare
 test: $(BUILD)/tests/pare_tests $(BUILD)/pare  ## runs every test, in as many processes as there are cores
 	$< --jobs=$(JOBS) $(TEST_FLAGS)
@@ -179,8 +180,6 @@ asan-ops: $(BUILD)/asan/pare_op_tests  ## tests of ops, their kernels under Addr
 CPU_KERNELS = $(foreach d,src/cpu $(ISAS),$(1)/$(d)/%)
 $(BUILD)/asan/pare_op_tests: $(asan_EMU) $(filter $(call CPU_KERNELS,$(BUILD)/asan),$(asan_LIB)) $(KERNEL_TESTS:%=$(BUILD)/%.o) $(filter-out $(call CPU_KERNELS,$(BUILD)),$(cpu_LIB))
 	$(call run,link $@,$(CXX) $(LDFLAGS) $(asan_FLAGS) $^ -lgtest $(LIBS) -o $@)
-mutants: $(BUILD)/check/tests/pare_emu_tests  ## damages the kernels one place at a time: do the tests notice?
-	@tools/mutate.py --jobs $(JOBS) $(BUILD)/mutants '$(CXX) $(filter-out -MMD -MP,$(EMUFLAGS)) $(check_FLAGS) $(check_KERNEL_FLAGS) -x c++' '$(CXX) $(LDFLAGS) $(CHECK_OBJ) -lgtest $(LIBS)'
 odr: $(BUILD)/odr.o  ## with ODR=1 from clean: is every type of program, kernels and tests defined once?
 $(BUILD)/odr.o: $(cpu_LIB) $(filter-out %/main.o,$(cpu_APP)) $(cpu_TEST) $(cpu_EMU)
 	$(call run,odr,$(CXX) -r -flto -flinker-output=rel -Wodr -Werror=odr -Wno-lto-type-mismatch $^ -o $@)
@@ -232,7 +231,7 @@ bench: $(BUILD)/pare  ## speed as shares of what the machine can do
 $(BUILD)/make_random_model: $(cpu_LIB) $(BUILD)/tools/make_random_model.o
 	$(call run,link $@,$(CXX) $(LDFLAGS) $^ $(LIBS) -o $@)
 
-include cuda/cuda.mk src/comm/mpi/mpi.mk
+include $(PARTS)
 deps:  ## installs the libraries that are missing
 	@tools/deps.sh $(PACKAGES)
 FORMATTED := $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' 2>/dev/null)
@@ -246,5 +245,5 @@ lint:  ## clang-tidy
 clean:  ## removes build/
 	rm -rf $(BUILD)
 help:  ## this list
-	@sed -n '3,12s/^# \{0,1\}//p' Makefile; echo; sed -nE 's/^([a-z-]+):.*  ## /\1 /p' Makefile cuda/cuda.mk src/comm/mpi/mpi.mk | sort | while read -r t what; do printf '  make %-17s %s\n' "$$t" "$$what"; done
+	@sed -n '3,12s/^# \{0,1\}//p' Makefile; echo; sed -nE 's/^([a-z-]+):.*  ## /\1 /p' Makefile $(PARTS) | sort | while read -r t what; do printf '  make %-17s %s\n' "$$t" "$$what"; done
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

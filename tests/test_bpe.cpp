@@ -299,6 +299,21 @@ TEST_F(BpeFile, LongWords) {
   EXPECT_EQ(t->encode(std::string(1 << 20, '\n')), Ids(1 << 20, '\n'));
 }
 
+// Short words are kept with their ids, longer ones are not: all give the same ids when they come again.
+TEST_F(BpeFile, WordsOfEveryLengthComeAgain) {
+  MergeList merges;
+  for (std::string half = "a"; half.size() < 64; half += half) merges.emplace_back(half, half);
+  const auto t = load(tokenizer_json(merges));
+  for (int again = 0; again < 2; again++)
+    for (int n = 1; n <= 300; n++) {
+      Ids ids(static_cast<size_t>(n / 64), 261);
+      for (int bit = 5; bit > 0; bit--)
+        if (n >> bit & 1) ids.push_back(255 + bit);
+      if (n & 1) ids.push_back('a');
+      EXPECT_EQ(t->encode(std::string(static_cast<size_t>(n), 'a')), ids) << n << " letters";
+    }
+}
+
 TEST_F(BpeFile, IgnoreMergesTakesWholeWords) {
   json file = tokenizer_json({{"a", "b"}, {"c", "d"}, {"ab", "cd"}});
   file["model"]["merges"].erase(2);  // "abcd" is a token that no merge makes

@@ -129,6 +129,25 @@ TEST_F(Chat, RolesThatThereAreNot) {
     EXPECT_THROW(render_chat(find_chat_format(name, ""), std::vector<Message>{{"tool", "x"}}), Error);
 }
 
+// A format without turns would lose what is said besides the user's message.
+TEST_F(Chat, AFormatWithoutTurnsTakesOneMessageOfTheUser) {
+  for (const char* name : {"plain", "Solve {problem}."}) {
+    const ChatFormat f = find_chat_format(name, "");
+    EXPECT_NO_THROW(render_chat(f, kQuestion));
+    EXPECT_THROW(render_chat(f, kTalk), Error) << name;
+    EXPECT_THROW(render_chat(f, std::vector<Message>{{"system", "x"}}), Error) << name;
+    EXPECT_THROW(render_chat(f, std::vector<Message>{{"user", "x"}, {"assistant", "y"}}), Error) << name;
+  }
+}
+
+// As the template of Qwen3: behind the last question, an answer without thoughts gets empty ones if it is the last.
+TEST_F(Chat, Qwen3AnswersInARow) {
+  const std::vector<Message> row = {{"user", "q"}, {"assistant", "a"}, {"assistant", "b"}};
+  EXPECT_EQ(render_chat(find_chat_format("qwen3", ""), row, false),
+            "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n"
+            "<|im_start|>assistant\n<think>\n\n</think>\n\nb<|im_end|>\n");
+}
+
 TEST_F(Chat, UnknownTemplatesAreErrors) {
   EXPECT_EQ(find_chat_format("auto", folder_).kind, Kind::plain) << "there is none";
   EXPECT_EQ(find_chat_format("auto", "ssa").kind, Kind::plain);

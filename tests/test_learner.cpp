@@ -87,6 +87,44 @@ TEST_P(LearnerOf, SharedPrefixEqualsRepeatedPrefix) {
   EXPECT_EQ(shared.out.logprob, repeated.out.logprob);
 }
 
+// The last token of a sequence is only predicted: it takes no position.
+TEST(Learner, SequencesUpToTheLastPositionAndIdsOfTheVocabulary) {
+  const ModelConfig c = tiny_config("qwen2", true);
+  World w(table_cpu, c);
+  w.model.set_parameters(tiny_parameters(c, 7));
+  const auto logprobs = [&](int64_t tokens, int32_t first, int32_t last) {
+    std::vector<int32_t> response(static_cast<size_t>(tokens - 1), 3);
+    response.back() = last;
+    return Learner::logprobs(w.model, w.activations, {{{first}, {{response}}}}, 1, {}).logprob.size();
+  };
+  EXPECT_EQ(logprobs(c.max_position + 1, 0, 36), 160u);
+  EXPECT_THROW(logprobs(c.max_position + 2, 0, 0), Error);
+  for (const int32_t id : {-1, 37}) {
+    EXPECT_THROW(logprobs(5, id, 0), Error) << id;
+    EXPECT_THROW(logprobs(5, 0, id), Error) << id;
+  }
+}
+
+// Moments are read and written in pieces; those behind the first piece are as they were saved.
+TEST(Learner, MomentsOfMoreThanOnePieceComeBack) {
+  ModelConfig c = tiny_config("qwen2", true);
+  c.vocab = 9001;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    World w(table_cpu, c);
+    Learner learner(w.model, w.gradients, w.optimizer, w.activations, {.moments = dtype});
+    const int64_t first = 5, count = c.vocab * c.hidden;                       // 1.2 pieces
+    const auto value = [](int64_t i) { return static_cast<float>(i % 251); };  // a number of bf16
+    learner.set_moment(Moment::v, first, count, [&](int64_t begin, int64_t n, float* out) {
+      for (int64_t i = 0; i < n; i++) out[i] = value(begin + i);
+    });
+    std::vector<float> found(static_cast<size_t>(count));
+    learner.get_moment(Moment::v, first, count, found.data());
+    int64_t others = 0;
+    for (int64_t i = 0; i < count; i++) others += found[static_cast<size_t>(i)] != value(i);
+    EXPECT_EQ(others, 0);
+  }
+}
+
 TEST_P(LearnerOf, LogprobsAloneEqualThoseOfTheLoss) {
   const ModelConfig c = config();
   const auto groups = random_groups(c, 5);

@@ -201,6 +201,20 @@ TEST_F(SentencePieceFile, FallsBackToBytes) {
   expect_mentions(message([&] { t->encode("x"); }), {"\"x\"", "at byte 0"});
 }
 
+TEST_F(SentencePieceFile, PiecesThatLookLikeBytesAreText) {
+  const auto t = load(with({{"<0x41)", -1}, {"<1x41>", -1}, {"abc41>", -1}, {"<0x4g>", -1}, {"<0x41>1", -1}}));
+  EXPECT_EQ(t->decode(Ids{7, 8, 9, 10, 11}), "<0x41)<1x41>abc41><0x4g><0x41>1");
+}
+
+TEST_F(SentencePieceFile, TheFirstThreePiecesAreSpecial) {
+  const auto t = load(kBase);
+  for (int32_t id = -1; id <= 7; id++) EXPECT_EQ(t->is_special(id), id >= 0 && id < 3) << id;
+}
+
+TEST_F(SentencePieceFile, AFileThatCannotBeOpenedIsNamedAsSuch) {
+  expect_mentions(message([&] { load_sentencepiece(path()); }), {path().c_str(), "cannot be opened"});
+}
+
 TEST_F(SentencePieceFile, SpecialPiecesDoNotComeOutOfText) {
   const auto t = load(with({{"<", -9},
                             {"s", -9},

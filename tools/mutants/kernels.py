@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Mutation test of the emulator's access checker: damages barriers, waits, masks and bounds of the kernels, one place at
-a time, and expects the tests of the damaged kernel to fail.  `make mutants` gives it its arguments.
+a time, and expects the tests of the damaged kernel to fail.  `make kernel-mutants` gives it its arguments.
 
-    tools/mutate.py [--only TEXT] DIRECTORY 'COMPILE COMMAND' 'LINK COMMAND'
+    tools/mutants/kernels.py [--only TEXT] DIRECTORY 'COMPILE COMMAND' 'LINK COMMAND'
 
 The compile command lacks "-c SOURCE -o OBJECT"; the link command lacks "-o PROGRAM" and names the objects of the
 program with the kernels, of which one at a time is replaced.  Exits with 1 if a mutant survives that KNOWN does not list.

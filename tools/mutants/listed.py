@@ -1,0 +1,116 @@
+"""Mutants that no rule makes, those that change nothing, and those of a clean build."""
+# By file: (text, which the file holds once, what stands in its place or in that of [[this]], what the change is).
+LISTED = {
+    "data/verify/countdown.cpp": [
+        ("numbers_of(*equation) == puzzle.numbers", "numbers_of(*equation).size() == puzzle.numbers.size()",
+         "numbers only counted"),
+        ("std::abs(complex_of(*difference)) < 1e-5", "std::abs(complex_of(*difference)) < 1e-2", "near misses are right"),
+    ],
+    "src/rl/grpo.cpp": [
+        ("lr * scale", "lr", "too few accepted: the rate is not scaled"),
+        ("prompt % keys_.learner.slots", "groups % keys_.learner.slots", "slot by group, not by prompt"),
+        ("for (const std::span<Trajectory> batch : batches) set_corrections(c, batch);", "set_corrections(c, samples_);",
+         "corrections of the step, not of each batch"),
+        ("s.kl_penalty / static_cast<double>(s.tokens.size())", "s.kl_penalty", "penalty not by token"),
+        ("if (a.adv_filter_threshold > 0) drop_groups_without_signal(samples_);", "", "groups without signal are judged"),
+        ("terms.old_logprob[r] - out.logprob[r]", "out.logprob[r] - terms.old_logprob[r]", "KL of the wrong sign"),
+        ("batches.size() <= 1 && keys_.actor.ppo_epochs == 1", "batches.size() <= 1", "later epochs taken for the first"),
+    ],
+    "src/rl/loss.cpp": [
+        ("sum / static_cast<double>(end - begin)", "sum", "sum instead of mean"),
+        ("s.kl_correction ? weight * (*s.kl_correction)[t] : weight", "weight", "KL weight without its correction"),
+        (".seed = [[seed]]", "0", "every seed rounds alike"),
+        ("kept[t] = plan.weight[t] != 0;", "kept[t] = true;", "tokens that the plan leaves out are trained"),
+    ],
+    "src/rl/mismatch.cpp": [
+        ("keys.veto > 0 ? keys.veto : 1e-4", "1e-4", "veto ignored"),
+        ("if (s.verdict == Ruling::rejected) masked += n;", "", "rejected tokens are not masked ones"),
+    ],
+    "src/rl/corrections.cpp": [
+        ("std::exp(std::clamp(log_ratio, -20.0, 20.0))", "std::exp(log_ratio)", "log-ratio not clamped"),
+    ],
+    "src/kv/compressor.cpp": [
+        ("run->tokens - 1", "run->tokens", "position of the event off by one"),
+        ("run->tokens % policy_.window()", "(run->tokens + 1) % policy_.window()", "ring starts one query late"),
+        ("sequence_uid(d.run->uid, static_cast<uint64_t>(d.layer), 0, 0)", "sequence_uid(d.run->uid, 0, 0, 0)",
+         "the same coins in every layer"),
+    ],
+    "src/run/config.cpp": [
+        ("c.rollout.top_k <= 0 && c.rollout.top_p >= 1", "c.rollout.top_k <= 0", "top_p counts as exact"),
+        ("run.data.noise_ramp > 0", "false", "steps may change under a noise ramp"),
+    ],
+    "src/run/checkpoint.cpp": [
+        ("needs_reference(config) || session.frozen()", "needs_reference(config)", "adapters on another base"),
+    ],
+    "src/run/sft_training.cpp": [("i % c.learner.slots", "int64_t{0}", "all groups in slot 0")],
+    "src/run/run_directory.cpp": [
+        ("if (step > state.training.step) remove_folder(step_path(step));", "", "damaged later checkpoints stay"),
+    ],
+    "src/rollout/rollout.cpp": [
+        ("comm.waited - before", "comm.waited", "cumulative over steps"),
+    ],
+    "model/learner.cpp": [("length - 1 > model.config.max_position", "length > model.config.max_position",
+                           "the longest sequence is refused")],
+    "model/lora.cpp": [("2 * static_cast<uint64_t>(begin + b)", "2 * static_cast<uint64_t>(b)", "pieces of A alike")],
+    "tokenizer/chat.cpp": [
+        ("i + 1 == messages.size() || !thought.empty()", "true", "empty thoughts of earlier answers stay"),
+    ],
+}
+
+# Survivors that change nothing that counts: (file, part of the line, label) -> why.
+RANKS = "as it is on one rank; tests/mpi runs several"
+KNOWN = {
+    ("tokenizer/bpe.cpp", "if (!begins_[", "guard dropped"): "only time: no added token begins with such a byte",
+    ("tokenizer/unicode.cpp", "if (byte < 0x80) return 0;", "guard dropped"): "an ASCII character is not cut either way",
+    ("tokenizer/tokenizer_json.cpp", "for (int b = 0; b < 256; b++)", "constant"):
+        "256 is byte 0 again",
+    ("model/learner_update.cpp", "begin - trained_.own_begin(), count", "sign"): RANKS,
+    ("model/learner_update.cpp", "trained_.own_begin() - begin", "limit dropped"): RANKS,
+    ("model/learner_update.cpp", "std::min(count - skipped, trained_.own() - begin)", "limit dropped"): RANKS,
+    ("model/learner_update.cpp", "std::min(count, kPiece)", "limit dropped"): "a buffer larger than its use",
+    ("model/parameters.cpp", "std::max(begin, own_begin())", "limit dropped"): RANKS,
+    ("model/parameters.cpp", "int64_t largest = 0, longest = 0", "constant"): "every matrix is larger than 1",
+    ("model/shards.cpp", "if (comm_.first())", "always"): RANKS,
+    ("src/run/ranks.cpp", "for (size_t r = 0; r < all.size(); r++)", "last skipped"): RANKS,
+    ("src/rollout/rollout.cpp", "if (comm.ranks() == 1) return sample", "guard dropped"):
+        "of one rank the parts are the whole: only a copy",
+    ("src/rollout/rollout.cpp", "comm.waited - before", "cumulative over steps"): RANKS,
+    ("model/packed.cpp", "MicroBatch batch{g, g + 1, {}};", "sign"): "the end of a group that is cut is not read",
+    ("model/packed.cpp", "int64_t used = 0;", "constant"): "written before it is read",
+    ("model/hf/config.cpp", "max_vocab - 1", "sign"): "ids beyond the largest vocabulary that there may be",
+    ("model/hf/config.cpp", 'j["attention_bias"] = false', "never"): "the meaning of the absent key",
+    ("model/hf/safetensors.cpp", "if (window == MAP_FAILED)", "guard dropped"): "an open file cannot be mapped without address space",
+    ("src/run/config.cpp", "s.name.size() > best->name.size()", "bound"):
+        "two sections that hold the same key have names of different lengths",
+    ("src/run/sft_training.cpp", "Rng rng(rng_key(0, RngStream::data, 0))", "other stream"): "at ramp 0 nothing is drawn",
+    ("src/run/sft_training.cpp", "Rng rng(rng_key(0, RngStream::data, 0))", "part of a key dropped"):
+        "at ramp 0 nothing is drawn",
+    ("data/jsonl.cpp", "if (rows->bad())", "sign"): "an error of the disk, in the sentence that reports it",
+    ("tokenizer/bpe.cpp", "if (word.size() > WordCache::Slot::kBytes)", "guard dropped"):
+        "what it overwrites is compared, differs, and is computed anew",
+    ("model/lora.cpp", "rng_key(seed, RngStream::lora, 0)", "other stream"):
+        "step 0 of the other stream is of `pare generate` alone",
+    ("model/shards.cpp", "in_turn[i] = static_cast<int>", "constant"): "the first is in slot 0 as the list begins",
+    ("src/run/sft_training.cpp", "uids.push_back(sequence_uid(", "part of a key dropped"):
+        "names within a hash, the same in every run that is compared",
+    ("src/base/thread_pool.cpp", "spins < kSpins", "operand dropped"): "only time",
+    ("src/base/thread_pool.cpp", "__builtin_ia32_pause();", "statement dropped"): "only time",
+    ("src/base/thread_pool.cpp", "std::min<int64_t>((n + grain - 1) / grain", "limit dropped"): "only time",
+    ("src/base/progress.cpp", "now - drawn_ < wait", "bound"): "a line that is drawn a tick later",
+    ("src/base/memory.cpp", "if (front < kLargePage) munmap", "statement dropped"): "address space, no memory",
+}
+
+# Those of a clean build: (file, part of the line, label, the tests that notice it).
+SAMPLE = [
+    ("src/kv/spec.cpp", "if (first > fed) return start + fed;", "guard dropped", "KvResidency.PeaksAreThoseOfALife"),
+    ("src/rl/aggregate.cpp", "1 / (n_sequences * static_cast", "divisor dropped", "Aggregate.Golden"),
+    ("src/rl/advantages.cpp", "AdvStd::sample ? count - 1", "sign", "Advantages.Golden"),
+    ("src/rl/corrections.cpp", "double mean(", "divisor dropped", "Corrections.GoldenRatios"),
+    ("src/rollout/rollout.cpp", "if (!batch.draws.empty()) draw(", "never", "Rollout.PairsAreCountedOncePerSharedPrompt*"),
+    ("src/run/hints.cpp", "if (applies && said_", "operand dropped", "Hints.OnlyWhatApplies"),
+    ("model/shards.cpp", "cuts.push_back(std::min(", "limit dropped", "Shards.CoverEveryElementOnce"),
+    ("tokenizer/sentencepiece.cpp", "for (int32_t id = kEos + 1;", "sign",
+     "SentencePieceFile.SpecialPiecesDoNotComeOutOfText"),
+    ("tokenizer/bpe.cpp", "for (uint32_t i = 0; i + 1 < n; i++) {", "sign", "BpeFile.MergesByRankLeftmostFirst"),
+    ("data/verify/dapo.cpp", "last = i;", "never", "Dapo.ReadsTheLastAnswerLine"),
+]
