@@ -70,6 +70,16 @@ TEST(Machine, WhatIsNoFigureIsAnError) {
             std::string::npos);
   EXPECT_NE(message("[measured]\nmemory = 3\n").find("reserve is missing"), std::string::npos);
   EXPECT_THROW(read_machine("no/such.toml"), Error);
+  std::string full = kText;
+  full.replace(full.find("reserve = 5e8"), 13, "reserve = 3e9");
+  EXPECT_NE(message(full).find("reserve = 3e+09 leaves nothing of memory = 2e+09"), std::string::npos) << message(full);
+  EXPECT_NE(message(kText + "share.adamw = inf\n").find("at most 1e18"), std::string::npos);
+}
+
+TEST(Machine, ANamePrintsAsText) {
+  std::string text = kText;
+  text.replace(text.find("a box"), 5, "a\\u001b[2J\\u202ebox\\n");
+  EXPECT_EQ(read_machine(machine_file(text)).name, R"(a\x1b[2J\u{202e}box\n)");
 }
 
 TEST(Machine, ThoseOfTheRepositoryAreRead) {

@@ -31,7 +31,7 @@ constexpr size_t kWidth = 80;
 void paragraph(const std::string& label, const std::string& text) {
   const std::string blanks(9, ' ');
   std::printf("%s%s", pad_right(label, blanks.size()).c_str(),
-              wrapped(text, kWidth, blanks).substr(blanks.size()).c_str());
+              wrapped(printable(text), kWidth, blanks).substr(blanks.size()).c_str());
 }
 
 std::string bytes(size_t n) { return human(static_cast<double>(n)) + "B"; }
