@@ -150,8 +150,13 @@ TEST_F(PlanAnswers, LargestFitsAndOneMoreDoesNot) {
   EXPECT_NE(positions.out.find("data.max_response_length = 228 takes"), std::string::npos) << positions.out;
   EXPECT_NE(positions.out.find("288 positions"), std::string::npos) << positions.out;
   // A batch is worked off in pieces: its number of prompts costs no memory.
-  const Outcome any = run(tiny_ + " --memory 60MB --largest data.train_batch_size");
-  EXPECT_NE(any.out.find("any data.train_batch_size: from "), std::string::npos) << any.out;
+  for (const std::string key : {"data.train_batch_size", "rollout.n"}) {
+    const Outcome any = run(tiny_ + " --device cuda --memory 60MB --largest " + key);
+    EXPECT_NE(any.out.find(cat("any ", key, ": from ")), std::string::npos) << any.out;
+    const Outcome host = run(tiny_ + " --memory 60MB --largest " + key);  // which holds the responses
+    EXPECT_NE(host.out.find(key + " = "), std::string::npos) << host.out;
+    EXPECT_NE(host.out.find("what grows most is responses"), std::string::npos) << host.out;
+  }
   const Outcome wrong = run(tiny_ + " --memory 60MB --largest rollout.max_num_seq");
   EXPECT_EQ(wrong.code, 2);
   EXPECT_NE(wrong.err.find("the nearest is rollout.max_num_seqs"), std::string::npos) << wrong.err;
