@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <mutex>
 #include <regex>
 #include <string>
 #include <vector>
@@ -93,9 +94,17 @@ class Program : public testing::Test {
     return {code, out, read_text(err)};
   }
 
+  // Sends the program a signal, if it runs: kill(0, ...) would reach the tests themselves, and the number of a program
+  // that has ended another process.
+  void send(int signal) const {
+    const std::lock_guard lock(child_mutex_);
+    if (child_ > 0) kill(child_, signal);
+  }
+
   std::filesystem::path root_;
   std::string input_ = "/dev/null";       // what the program reads from standard input
-  mutable std::atomic<pid_t> child_ = 0;  // the program, while it runs: for a thread that sends it a signal
+  mutable std::atomic<pid_t> child_ = 0;  // the program, while it runs; 0: none
+  mutable std::mutex child_mutex_;        // held from its start, and its end, until child_ says so
 
  private:
   static std::vector<std::string> split(const std::string& words) {
@@ -124,8 +133,9 @@ class Program : public testing::Test {
     posix_spawnattr_setsigdefault(&attributes, &defaults);
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
     pid_t pid = 0;
-    child_ = 0;
+    const std::lock_guard lock(child_mutex_);
     const int failed = posix_spawn(&pid, argv[0], &files, &attributes, argv.data(), environ);
+    child_ = failed == 0 ? pid : 0;
     posix_spawnattr_destroy(&attributes);
     posix_spawn_file_actions_destroy(&files);
     EXPECT_EQ(failed, 0) << argv[0];
@@ -133,7 +143,10 @@ class Program : public testing::Test {
   }
   int wait(pid_t pid) const {
     int status = 0;
-    child_ = pid;
+    siginfo_t end = {};
+    EXPECT_EQ(waitid(P_PID, static_cast<id_t>(pid), &end, WEXITED | WNOWAIT), 0);
+    const std::lock_guard lock(child_mutex_);
+    child_ = 0;
     EXPECT_EQ(waitpid(pid, &status, 0), pid);
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   }

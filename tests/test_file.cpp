@@ -1,12 +1,23 @@
 // Files that are whole or not there.  What happens when the process dies or the disk is full: test_resume.cpp.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <filesystem>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/progress.h"
 #include "tests/program.h"
+
+static std::string flushed;  // the activities in which fsync was called
+
+// In place of the library's.
+extern "C" int fsync(int fd) {
+  flushed += pare::Activity::current() + "\n";
+  return static_cast<int>(syscall(SYS_fsync, fd));
+}
 
 namespace pare::test {
 namespace {
@@ -109,6 +120,38 @@ TEST_F(Files, FoldersAreOldOrNew) {
   remove_folder(at("made/f/"));
   remove_folder(at("made/f"));
   EXPECT_EQ(entries("made"), 0u);
+}
+
+// Whoever may write into the folder of a run must not choose the file that pare overwrites elsewhere.
+TEST_F(Files, LinksRedirectNothing) {
+  write_file(at("other"), "theirs");
+  fs::create_symlink(at("other"), at("a.tmp"));
+  write_file(at("a"), "ours");
+  EXPECT_EQ(read_text(at("a")), "ours");
+  EXPECT_FALSE(fs::exists(fs::symlink_status(at("a.tmp"))));
+  fs::create_symlink(at("other"), at("log"));
+  expect_failure([] { AppendFile log(at("log"), 0); }, Exit::failed, "log: a symbolic link");
+  fs::create_symlink(at("none"), at("dangling"));
+  expect_failure([] { AppendFile log(at("dangling"), 0); }, Exit::failed, "dangling: a symbolic link");
+  EXPECT_FALSE(fs::exists(at("none")));
+  fs::create_symlink(at("other"), at("b"));  // replaced itself, not what it names
+  write_file(at("b"), "ours");
+  EXPECT_TRUE(fs::is_regular_file(fs::symlink_status(at("b"))));
+  EXPECT_EQ(read_text(at("other")), "theirs");
+  ASSERT_EQ(mkfifo(at("pipe").c_str(), 0600), 0);
+  expect_failure([] { AppendFile log(at("pipe"), 0); }, Exit::failed, "pipe: ");
+  // The folder may lie behind a link.
+  fs::create_directories(at("far")), fs::create_directory_symlink(at("far"), at("near"));
+  write_file(at("near/a"), "x");
+  AppendFile(at("near/log"), 0).append("y");
+  EXPECT_EQ(read_text(at("far/a")) + read_text(at("far/log")), "xy");
+}
+
+TEST_F(Files, WorkOnTheDiskIsAnActivity) {
+  flushed.clear();
+  write_file(at("a"), "x");
+  EXPECT_EQ(flushed, "flushing " + at("a") + "\nflushing " + at("").substr(0, at("").size() - 1) + "\n");
+  EXPECT_EQ(Activity::current(), "");
 }
 
 TEST_F(Files, OneWriterAFolder) {

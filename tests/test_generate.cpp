@@ -278,7 +278,7 @@ TEST_F(Generate, CtrlCStopsTheAnswerOnly) {
       const size_t out = read_text(at(".stdout")).size(), err = read_text(at(".stderr")).size();
       lines << "tell me\n" << std::flush;
       wait_for(".stdout", out + 20);
-      if (!ended) kill(child_, SIGINT);
+      if (!ended) send(SIGINT);
       wait_for(".stderr", err + 1);  // the statistics: back at the prompt
     }
   });

@@ -70,6 +70,16 @@ TEST(Machine, WhatIsNoFigureIsAnError) {
             std::string::npos);
   EXPECT_NE(message("[measured]\nmemory = 3\n").find("reserve is missing"), std::string::npos);
   EXPECT_THROW(read_machine("no/such.toml"), Error);
+  std::string full = kText;
+  full.replace(full.find("reserve = 5e8"), 13, "reserve = 3e9");
+  EXPECT_NE(message(full).find("reserve = 3e+09 leaves nothing of memory = 2e+09"), std::string::npos) << message(full);
+  EXPECT_NE(message(kText + "share.adamw = inf\n").find("at most 1e18"), std::string::npos);
+}
+
+TEST(Machine, ANamePrintsAsText) {
+  std::string text = kText;
+  text.replace(text.find("a box"), 5, "a\\u001b[2J\\u202ebox\\n");
+  EXPECT_EQ(read_machine(machine_file(text)).name, R"(a\x1b[2J\u{202e}box\n)");
 }
 
 TEST(Machine, ThoseOfTheRepositoryAreRead) {
@@ -140,8 +150,13 @@ TEST_F(PlanAnswers, LargestFitsAndOneMoreDoesNot) {
   EXPECT_NE(positions.out.find("data.max_response_length = 228 takes"), std::string::npos) << positions.out;
   EXPECT_NE(positions.out.find("288 positions"), std::string::npos) << positions.out;
   // A batch is worked off in pieces: its number of prompts costs no memory.
-  const Outcome any = run(tiny_ + " --memory 60MB --largest data.train_batch_size");
-  EXPECT_NE(any.out.find("any data.train_batch_size: from "), std::string::npos) << any.out;
+  for (const std::string key : {"data.train_batch_size", "rollout.n"}) {
+    const Outcome any = run(tiny_ + " --device cuda --memory 60MB --largest " + key);
+    EXPECT_NE(any.out.find(cat("any ", key, ": from ")), std::string::npos) << any.out;
+    const Outcome host = run(tiny_ + " --memory 60MB --largest " + key);  // which holds the responses
+    EXPECT_NE(host.out.find(key + " = "), std::string::npos) << host.out;
+    EXPECT_NE(host.out.find("what grows most is responses"), std::string::npos) << host.out;
+  }
   const Outcome wrong = run(tiny_ + " --memory 60MB --largest rollout.max_num_seq");
   EXPECT_EQ(wrong.code, 2);
   EXPECT_NE(wrong.err.find("the nearest is rollout.max_num_seqs"), std::string::npos) << wrong.err;

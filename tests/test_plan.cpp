@@ -1,4 +1,6 @@
 // The books of a step: what is planned without computing is what a real step takes, and both are the closed forms.
+#include <array>
+
 #include "run/plan.h"
 #include "tests/runs.h"
 
@@ -52,6 +54,52 @@ TEST(Plan, IsTheRealWorstStepToTheByte) {
       EXPECT_EQ(plan.ledger.phases, session.ledger.phases);
       EXPECT_GT(plan.ledger.total("rollout").flops, 0);
     }
+}
+
+// Of many groups that are alike the plan makes few, and counts what all would take.
+TEST(Plan, FewGroupsTellOfAll) {
+  for (const std::vector<std::string>& keys :
+       {std::vector<std::string>{"actor.ppo_max_token_len=400"},
+        {"actor.ppo_max_token_len=90", "rollout.max_num_seqs=4", "rollout.max_num_batched_tokens=40"},
+        {"actor.ppo_mini_batch_size=3", "actor.ppo_epochs=2", "actor.use_kl_loss=true"},
+        {"rollout.n=7", "rollout.max_num_seqs=5", "rollout.max_num_batched_tokens=19", "rollout.kv_cache_bytes=90000"},
+        {"rollout.n=23", "rollout.max_num_seqs=4", "rollout.max_num_batched_tokens=31"},
+        {"learner.slots=4", "actor.ppo_max_token_len=200", "actor.use_kl_loss=true", "actor.kl_loss_type=exact"},
+        {"learner.slots=2", "learner.reduce=ordered", "trainer.balance_batch=false"},
+        {"rollout.kv.method=snapkv", "rollout.check_exact=false", "rollout.kv.evict.budget=20",
+         "rollout.kv.evict.buffer=3", "rollout.kv.window.size=8", "rollout.max_num_seqs=6"},
+        {"learner.attention=replay", "rollout.kv.method=quest", "rollout.kv.blocks.size=4", "rollout.kv.blocks.count=5",
+         "rollout.kv.blocks.dense_layers=1"},
+        {"algorithm.oversample.keep=2", "actor.ppo_epochs=2"},
+        {"algorithm.rpo.enable=true", "algorithm.rpo.prefix_loss=included", "algorithm.rpo.cut=half_shortest",
+         "algorithm.rpo.suffix_cap=removed"}}) {
+    SCOPED_TRACE(testing::PrintToString(keys));
+    std::vector<std::string> all = keys;
+    all.push_back("data.train_batch_size=27");
+    const Config config = tiny_run("qwen3", all);
+    Session few(config, table_null), whole(config);
+    GrpoTraining(few).worst_case_step();
+    GrpoTraining(whole).worst_case_step();
+    EXPECT_EQ(few.ledger.phases, whole.ledger.phases);
+    const auto a = few.arenas(), b = whole.arenas();
+    for (size_t i = 0; i < a.size(); i++) EXPECT_EQ(a[i]->peak(), b[i]->peak()) << a[i]->name();
+  }
+}
+
+// A batch of more prompts adds to the ledger what each of them takes, and to the memory of no arena.
+TEST(Plan, ManyPromptsAddTheSameEach) {
+  const auto flops = [](int64_t prompts) {
+    const Plan plan = plan_step(tiny_run("qwen3", {cat("data.train_batch_size=", prompts), "rollout.n=16",
+                                                   "rollout.max_num_seqs=16", "actor.ppo_max_token_len=128"}));
+    return std::pair(plan.most.total(),
+                     std::array{plan.ledger.total("rollout").flops, plan.ledger.total("learner").read});
+  };
+  const auto [bytes, few] = flops(1000);
+  const auto [same, more] = flops(2000);
+  const auto [again, most] = flops(3000);
+  EXPECT_EQ(bytes, same);
+  EXPECT_EQ(bytes, again);
+  for (size_t i = 0; i < few.size(); i++) EXPECT_EQ(most[i] - more[i], more[i] - few[i]) << i;
 }
 
 // What a device is given: prompts and responses of any lengths, responses dropped, groups cut, and rollouts with any

@@ -333,6 +333,34 @@ TEST_F(WrongInput, NumbersThatExplode) {
   EXPECT_FALSE(fs::exists(run_ + "/model"));
 }
 
+TEST_F(WrongInput, ArgumentsThatAreNotUtf8) {
+  for (const std::string& words : {"report " + run_ + " --out " + run_ + "/\xff.html", std::string("plan \xc3"),
+                                   std::string("train quickstart trainer.seed=\xff --out x"),
+                                   std::string("train quickstart --out \x80"), std::string("\xfe\xff")})
+    expect_error(words, Exit::usage, {"bytes that are not UTF-8", "argument "});
+}
+
+TEST_F(WrongInput, LongArgumentsAreShortInMessages) {
+  const std::string value(100'000, 'x');
+  for (const std::string& words :
+       {"plan " + value, "plan quickstart trainer.seed=" + value, "plan quickstart " + value + "=1", value,
+        "plan quickstart rollout.n=[" + std::string(50'000, ',') + "]"}) {
+    const Outcome o = run(words);
+    EXPECT_EQ(o.code, 2) << o.err.substr(0, 300);
+    EXPECT_TRUE(o.err.starts_with("pare: ")) << o.err.substr(0, 300);
+    EXPECT_LT(o.err.size(), 6000u);
+    EXPECT_EQ(o.err.find("internal"), std::string::npos);
+  }
+}
+
+// A signal reaches the program or nothing: with the number 0 it would reach the tests.
+TEST_F(WrongInput, SignalsAreForAProgramThatRuns) {
+  send(SIGKILL);
+  EXPECT_EQ(run("--version").code, 0);
+  send(SIGKILL);
+  EXPECT_EQ(child_, 0);
+}
+
 // Every verdict of the corpus, as a user gets it.
 TEST_F(WrongInput, SafetensorsCorpus) {
   const fs::path corpus = "../shared/data/safetensors_corpus";

@@ -246,6 +246,42 @@ TEST_F(Report, WrongRunsAreOneError) {
   refused(at("a"), Exit::usage, "rollouts.jsonl:2");
 }
 
+// What a run never writes is left out, or is an error of one line.
+TEST_F(Report, ValuesOfOtherTypes) {
+  for (const char* seed : {"((((", "[", "a|b*", "-1", "\\"}) {
+    write_run("a", 1, 3, 1), write_run("b", 2, 3, 1);
+    for (const char* name : {"a", "b"})
+      write(cat(name, "/config.toml"), cat("[trainer]\nseed = '", seed, "'\n[model]\npath = 'runs/s1/model'\n"));
+    EXPECT_EQ(data(report(at("a") + " " + at("b")))["groups"].size(), 1u) << seed;
+  }
+  write("a/config.toml", "trainer.seed = [[1], {a = 2}]\nmodel = 1\n");
+  write("a/rollouts.jsonl", R"({"step":"x","uid":[],"ids":3,"pieces":{},"logprobs":"n","response":7,"score":{}})"
+                            "\n");
+  EXPECT_EQ(data(report(at("a")))["runs"][0]["samples"][0]["response"], 7);
+  for (const std::string metrics :
+       {R"({"training/global_step":1e300})", R"({"training/global_step":"1"})", R"({"training/global_step":1.5})",
+        R"({"training/global_step":99999999999999999999})", R"({"training/global_step":[1]})"}) {
+    write("b/metrics.jsonl", metrics + "\n");
+    for (const char* command : {"report ", "compare "}) {
+      const Outcome o = run(command + at("b"));
+      EXPECT_EQ(o.code, 2) << metrics << o.err;
+      EXPECT_NE(o.err.find("metrics.jsonl:1: no whole number training/global_step"), std::string::npos) << o.err;
+    }
+  }
+  // Two runs that part, and responses that say nothing usable about it.
+  for (const char* name : {"a", "b"}) {
+    write(cat(name, "/metrics.jsonl"), cat(R"({"training/global_step":1,"certificate":")", name, "\",\"x\":{}}\n"));
+    write(cat(name, "/rollouts.jsonl"), R"({"step":1,"uid":7}
+{"step":"1","uid":"u"}
+{"step":1,"uid":"u","group":0,"member":0,"ids":"abc","logprobs":[1],"pieces":[]}
+{"step":1,"uid":"v","group":0,"member":0,"ids":[1,2],"logprobs":[1],"pieces":["a"]}
+)");
+  }
+  const Outcome o = run("compare " + at("a") + " " + at("b"));
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_NE(one_line(o.out).find("no responses of this step"), std::string::npos) << o.out;
+}
+
 // What headless Chromium makes of a page.
 class Browser : public Report {
  protected:

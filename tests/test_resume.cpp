@@ -270,7 +270,7 @@ TEST_F(Resume, AfterASignalFromOutside) {
     std::thread sender([&] {
       while (!ended && read_text(at("stopped/metrics.jsonl")).find("\"training/global_step\":3") == std::string::npos)
         usleep(1000);
-      if (!ended) kill(child_, signal);
+      if (!ended) send(signal);
     });
     const Outcome o = pare("train", "stopped", endless);
     ended = true;
@@ -299,7 +299,7 @@ TEST_F(Resume, AfterAWarningWhileItLoads) {
         const int fd = open(pipe.c_str(), O_WRONLY | O_NONBLOCK);
         if (fd < 0) continue;  // nobody reads
         while (child_ == 0) usleep(1000);
-        if (std::exchange(warns, false)) kill(child_, SIGUSR1);
+        if (std::exchange(warns, false)) send(SIGUSR1);
         EXPECT_GE(::write(fd, rows.data(), rows.size()), -1);
         close(fd);
       }
@@ -329,7 +329,7 @@ TEST_F(Resume, AfterAHangupSaidTwice) {
   std::thread sender([&] {
     while (!ended && read_text(at("stopped/metrics.jsonl")).find("\"training/global_step\":3") == std::string::npos)
       usleep(1000);
-    if (!ended) kill(child_, SIGHUP), kill(child_, SIGHUP), kill(child_, SIGTERM);
+    if (!ended) send(SIGHUP), send(SIGHUP), send(SIGTERM);
   });
   const Outcome o = pare("train", "stopped", keys + Overrides{"trainer.total_training_steps=1000000"});
   ended = true;
@@ -443,7 +443,7 @@ TEST_F(Resume, AfterTwoSignals) {
   std::thread sender([&] {
     while (!ended && read_text(at("stopped/metrics.jsonl")).find("\"training/global_step\":5") == std::string::npos)
       usleep(1000);
-    if (!ended) kill(child_, SIGTERM), kill(child_, SIGINT);
+    if (!ended) send(SIGTERM), send(SIGINT);
   });
   const Outcome o = pare("train", "stopped", keys + Overrides{"trainer.total_training_steps=1000000"});
   ended = true;

@@ -496,16 +496,18 @@ TEST_F(RewardCommandRuns, AFailureEndsTheRunAndSaysHowToGoOn) {
 // Ctrl-C twice, and SIGKILL: nobody is there to end the graders.
 TEST_F(RewardCommandRuns, NoGraderOutlivesTheRun) {
   const std::string grader = "data.reward=" + script(
-                                                  "sleep 1000 & echo $! $$ >> \"$dir/started\"\ntrap '' INT TERM\n"
+                                                  "setsid sleep 1000 & echo $! >> \"$dir/started\"\n"
+                                                  "(setsid sh -c 'sleep 1000 & echo $! >> \"$0/started\"' \"$dir\" &)\n"
+                                                  "set -m\nsleep 1000 & echo $! $$ >> \"$dir/started\"\n"
+                                                  "set +m\ntrap '' INT TERM\n"
                                                   "while :; do sleep 1000; done");
   for (const bool interrupt : {true, false}) {
     fs::remove(at("started"));
-    child_ = 0;
     std::atomic<bool> over = false;
     std::thread sender([&] {
       while (starts() == 0 || child_ == 0) std::this_thread::sleep_for(1ms);
       // Two signals that come together are one.
-      for (; !over; std::this_thread::sleep_for(50ms)) kill(child_, interrupt ? SIGINT : SIGKILL);
+      for (; !over; std::this_thread::sleep_for(50ms)) send(interrupt ? SIGINT : SIGKILL);
     });
     const Outcome o = pare("train", {grader, "--out", at("run"), "--force"});
     over = true;

@@ -297,6 +297,28 @@ TEST(ConfigRead, WhatIsNotTomlNamesFileAndLine) {
   for (const auto& [document, part] : cases) EXPECT_HAS(document_message(document), part) << "\nin: " << document;
 }
 
+// Both took minutes once, as the place of each value was counted from the beginning of the document.
+TEST(ConfigRead, LargeTomlTakesLinearTime) {
+  std::string document;
+  for (int i = 0; i < 10'000; i++) document += cat("a.key", i, " = ", i, "\n");
+  const std::vector<TomlItem> items = parse_toml(document + "b = \"" + std::string(2'000'000, 'x') + "\"", "f.toml");
+  ASSERT_EQ(items.size(), 10'001u);
+  for (int i = 0; i < 10'000; i++) {
+    ASSERT_EQ(items[static_cast<size_t>(i)].where, cat("f.toml:", i + 1));
+    ASSERT_EQ(items[static_cast<size_t>(i)].key, cat("a.key", i));
+  }
+  EXPECT_EQ(items.back().values[0].text.size(), 2'000'000u);
+  std::string array = "a = [1";
+  for (int i = 0; i < 20'000; i++) array += i % 10 ? ",9223372036854775807" : ",\n9223372036854775807";
+  EXPECT_EQ(parse_toml(array + "]", "f.toml")[0].values.size(), 20'001u);
+  for (const char* open : {"a = [", "a = {k=1"}) {  // toml11 itself takes quadratic time on a line
+    std::string line = open;
+    for (int i = 0; i < 20'000; i++) line += *(line.end() - 1) == '1' ? cat(",k", i, "=1") : "1,";
+    EXPECT_HAS(document_message("\n" + line), "f.toml:2: too many values on lines of ");
+  }
+  EXPECT_HAS(document_message(std::string(1'000'000, 'k') + " = 1"), "f.toml:1: unknown key kkk");
+}
+
 TEST(ConfigRead, SixtyFourBitsAreEnough) {
   for (const char* most : {"9223372036854775807", "+9_223_372_036_854_775_807", "0x7fff_ffff_ffff_ffff"}) {
     Config c;

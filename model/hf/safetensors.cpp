@@ -252,6 +252,7 @@ static std::shared_ptr<const int> open_file(const std::string& path, uint64_t* s
 template <class F>
 void SafetensorsFile::for_windows(uint64_t at, uint64_t bytes, F f) const {
   static const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+  const Activity reading("reading " + path_);
   for (uint64_t done = 0, n = 0; done < bytes; done += n) {
     n = std::min(bytes - done, window_bytes);
     const uint64_t begin = at + done, skip = begin % page;

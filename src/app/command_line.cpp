@@ -10,6 +10,7 @@
 
 #include "app/version.h"
 #include "base/error.h"
+#include "base/text.h"
 
 namespace pare {
 
@@ -53,6 +54,10 @@ void Command::footer(const std::string& text) const { app_->footer(text); }
 void Command::action(const std::function<void()>& run) const { app_->callback(run); }
 
 void run_command_line(int argc, char** argv, std::initializer_list<void (*)(const Command& program)> commands) {
+  for (int i = 1; i < argc; i++)
+    if (const std::string text = argv[i]; utf8_bytes(text) < text.size())
+      fail("argument ", i, ", ", shortened(printable(text), 60),
+           ": bytes that are not UTF-8; pare takes names of files and texts in UTF-8 only");
   CLI::App app{"pare: reinforcement learning for language models, pared down to C++ and CUDA"};
   app.require_subcommand(1);
   app.set_version_flag("--version", version, "commit, compiler, instruction set, devices");

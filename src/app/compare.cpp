@@ -41,12 +41,20 @@ struct Responses {
   std::vector<std::string> order;
   std::map<std::string, nlohmann::json> of;
 };
+bool is_response(const nlohmann::json& j) {
+  for (const char* name : {"uid", "group", "member", "ids", "logprobs", "pieces"})
+    if (!j.contains(name)) return false;
+  const size_t tokens = j["ids"].size();
+  return j["uid"].is_string() && j["ids"].is_array() && j["logprobs"].is_array() && j["pieces"].is_array() &&
+         j["logprobs"].size() == tokens && j["pieces"].size() >= tokens;
+}
 Responses read_responses(const RunLog& run, int64_t step) {
   Responses responses;
   std::ifstream file(std::filesystem::path(run.path) / "rollouts.jsonl");
   for (std::string line; std::getline(file, line);) {
     auto json = try_parse_json(line);
-    if (!json.is_object() || json.value("step", int64_t{0}) != step || !json.contains("uid")) continue;
+    const bool whole = json.is_object() && json.contains("step") && json["step"] == step && is_response(json);
+    if (!whole) continue;
     const std::string uid = json["uid"];
     responses.order.push_back(uid);
     responses.of[uid] = std::move(json);

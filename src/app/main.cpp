@@ -2,7 +2,9 @@
 #include <cstdio>
 #include <filesystem>
 #include <new>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "app/commands.h"
 #include "app/console.h"
@@ -16,9 +18,21 @@ namespace {
 int report(pare::Comm& comm, pare::Exit code, const std::string& what) {
   if (!comm.first()) std::this_thread::sleep_for(std::chrono::seconds(1));
   const std::string who = comm.ranks() > 1 ? pare::cat("rank ", comm.rank(), ": ") : "";
-  std::fprintf(stderr, "pare: %s%s\n", who.c_str(), pare::printable_lines(what).c_str());
+  constexpr size_t most = 4000;  // a message may repeat a value of megabytes; what is wrong with it stands at the end
+  const std::string text =
+      what.size() > most ? what.substr(0, most / 2) + " ... " + what.substr(what.size() - most / 2) : what;
+  std::fprintf(stderr, "pare: %s%s\n", who.c_str(), pare::printable_lines(text).c_str());
   if (comm.ranks() > 1) comm.abort(static_cast<int>(code));
   return static_cast<int>(code);
+}
+
+// Before any of them exchanges something else.
+void check_command(pare::Comm& comm, const std::string& command) {
+  const std::vector<std::string> all = comm.gather(command);
+  for (size_t r = 1; r < all.size(); r++)
+    if (all[r] != all[0])
+      pare::fail("rank 0 was started as pare ", all[0], " and rank ", r, " as pare ", all[r],
+                 "; all ranks of a job run the same command");
 }
 
 int run(int argc, char** argv) {
@@ -32,6 +46,7 @@ int run(int argc, char** argv) {
     comm = &pare::world();
     if (comm->ranks() > 1 && !trains && command != "eval")
       pare::fail("pare ", command, " takes one rank, ", comm->ranks(), " were started");
+    check_command(*comm, command);
     using namespace pare;
     run_command_line(argc, argv,
                      {add_train, add_sft, add_eval, add_generate, add_plan, add_compare, add_report, add_logprobs,

@@ -31,7 +31,7 @@ constexpr size_t kWidth = 80;
 void paragraph(const std::string& label, const std::string& text) {
   const std::string blanks(9, ' ');
   std::printf("%s%s", pad_right(label, blanks.size()).c_str(),
-              wrapped(text, kWidth, blanks).substr(blanks.size()).c_str());
+              wrapped(printable(text), kWidth, blanks).substr(blanks.size()).c_str());
 }
 
 std::string bytes(size_t n) { return human(static_cast<double>(n)) + "B"; }
@@ -97,7 +97,8 @@ void show_memory_table(const Plan& plan) {
   };
   std::printf("\nmemory, bytes %30s %30s\n", "longest sequences", "any lengths, at most");
   for (const Plan::Memory& m : plan.memory) row(m.arena, m.peak, m.most);
-  row("total", plan.peak(), plan.most.total());
+  if (plan.responses) row("responses", plan.responses, plan.responses);
+  row("total", plan.peak() + plan.responses, plan.needed());
   if (!plan.most.shared) return;
   std::printf("\n");
   paragraph("shared", "kv and scratch lie in the memory of gradients and activations; the total has the larger pair");
@@ -155,7 +156,7 @@ Room find_room(const Options& o, const Config& c, const std::optional<Machine>& 
 }
 
 void show_verdict(const std::vector<std::string>& arguments, const Plan& plan, const Room& room) {
-  const size_t most = plan.most.total();
+  const size_t most = plan.needed();
   std::printf("\n");
   if (room.bytes == 0)
     return paragraph("takes",

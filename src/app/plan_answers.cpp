@@ -50,7 +50,8 @@ int64_t sequences_at_a_time(const Config& c, const Plan& plan, size_t memory) {
 Json memory_json(const Plan& plan) {
   Json arenas;
   for (const Plan::Memory& m : plan.memory) arenas[m.arena] = {{"longest", m.peak}, {"most", m.most}};
-  Json all{{"arenas", arenas}, {"longest", plan.peak()}, {"most", plan.most.total()}};
+  Json all{{"arenas", arenas}, {"longest", plan.peak() + plan.responses}, {"most", plan.needed()}};
+  if (plan.responses) all["responses"] = plan.responses;
   if (plan.most.shared) all["shared"] = {{"kv", "scratch"}, {"gradients", "activations"}};
   return all;
 }
@@ -77,6 +78,13 @@ const std::vector<std::string> kSizes = {
     "data.max_prompt_length", "data.max_response_length",       "data.train_batch_size",  "rollout.n",
     "rollout.max_num_seqs",   "rollout.max_num_batched_tokens", "actor.ppo_max_token_len"};
 
+using Parts = std::vector<std::pair<std::string, size_t>>;
+Parts parts_of(const ArenaLimits& l, size_t responses) {
+  return {{"weights", l.weights}, {"gradients", l.gradients},     {"optimizer", l.optimizer},
+          {"kv", l.kv},           {"activations", l.activations}, {"states", l.states},
+          {"scratch", l.scratch}, {"responses", responses}};
+}
+
 }  // namespace
 
 Json plan_json(const Config& c, const Plan& plan, const StepLengths& lengths, size_t memory, const Machine* machine) {
@@ -87,7 +95,7 @@ Json plan_json(const Config& c, const Plan& plan, const StepLengths& lengths, si
   if (machine)
     for (const auto& [phase, seconds] : plan.seconds) j["phases"][phase]["seconds"] = seconds;
   if (plan.ranks > 1) j["all_ranks"] = phases_json(plan.all_ranks, false);
-  if (memory) j["fits"] = plan.most.total() <= memory, j["available"] = memory;
+  if (memory) j["fits"] = plan.needed() <= memory, j["available"] = memory;
   if (machine) {
     const double step = step_seconds(plan);
     Json figures;
@@ -111,7 +119,9 @@ void show_largest(const std::vector<std::string>& arguments, const std::string& 
   }
   struct Try {
     bool fits = false;
-    Plan plan;
+    ArenaLimits most;
+    Parts parts;
+    size_t bytes = 0;
     std::string error;  // of a value that no run can have
   };
   const auto attempt = [&](int64_t value) {
@@ -119,8 +129,11 @@ void show_largest(const std::vector<std::string>& arguments, const std::string& 
     all.push_back(cat(key, "=", value));
     Try t;
     try {
-      t.plan = plan_ranks(load_config(all), false);
-      t.fits = t.plan.most.total() <= memory;
+      const Config c = load_config(all);
+      t.parts = parts_of(t.most = plan_most(c), planned_responses(c));
+      for (const auto& part : t.parts) t.bytes += part.second;
+      t.bytes -= t.most.saved();
+      t.fits = t.bytes <= memory;
     } catch (const Error& e) {
       t.error = e.what();
     }
@@ -130,11 +143,9 @@ void show_largest(const std::vector<std::string>& arguments, const std::string& 
   int64_t good = 0, bad = std::max<int64_t>(std::atoll(now.c_str()), 1);
   Try best, next = attempt(bad);
   while (next.fits) {
-    const auto equal = [](const Plan::Memory& a, const Plan::Memory& b) { return a.most == b.most; };
-    const auto &more = next.plan.memory, &less = best.plan.memory;
-    if (good > 0 && std::equal(more.begin(), more.end(), less.begin(), equal)) {  // twice as large, and no byte more
+    if (good > 0 && next.parts == best.parts) {  // twice as large, and no byte more
       std::printf("largest  any %s: from %lld on it takes %zu of %zu bytes %s\n", key.c_str(),
-                  static_cast<long long>(good), best.plan.most.total(), memory, where.c_str());
+                  static_cast<long long>(good), best.bytes, memory, printable(where).c_str());
       return;
     }
     best = std::move(next), good = bad, bad *= 2, next = attempt(bad);
@@ -148,29 +159,30 @@ void show_largest(const std::vector<std::string>& arguments, const std::string& 
   if (good == 0)
     fail("no value of ", key, " fits the ", bytes(static_cast<double>(memory)), " ", where,
          next.error.empty() ? "" : ": " + next.error);
-  std::printf("largest  %s = %lld takes %zu of %zu bytes %s\n", key.c_str(), static_cast<long long>(good),
-              best.plan.most.total(), memory, where.c_str());
+  std::printf("largest  %s = %lld takes %zu of %zu bytes %s\n", key.c_str(), static_cast<long long>(good), best.bytes,
+              memory, printable(where).c_str());
   if (!next.error.empty()) {
     std::printf("         %lld: %s\n", static_cast<long long>(bad), next.error.c_str());
     return;
   }
-  size_t arena = 0;
-  const ArenaLimits& most = next.plan.most;
-  const auto growth = [&](size_t i) -> size_t {
-    const std::string& name = next.plan.memory[i].arena;
+  std::string grows;
+  size_t growth = 0;
+  const ArenaLimits& most = next.most;
+  const Parts &before = best.parts, &after = next.parts;
+  for (size_t i = 0; i < after.size(); i++) {
+    const std::string& name = after[i].first;
     const bool sampling = name == "kv" || name == "scratch", training = name == "gradients" || name == "activations";
-    if (most.shared && (most.sampling() > most.training() ? training : sampling)) return 0;  // has room to grow
-    return next.plan.memory[i].most - best.plan.memory[i].most;
-  };
-  for (size_t i = 1; i < next.plan.memory.size(); i++)
-    if (growth(i) > growth(arena)) arena = i;
+    if (most.shared && (most.sampling() > most.training() ? training : sampling)) continue;  // has room to grow
+    const size_t more = after[i].second - std::min(before[i].second, after[i].second);
+    if (grows.empty() || more > growth) grows = name, growth = more;
+  }
   std::printf("         %lld takes %zu more than there are; what grows most is %s\n", static_cast<long long>(bad),
-              next.plan.most.total() - memory, next.plan.memory[arena].arena.c_str());
+              next.bytes - memory, grows.c_str());
 }
 
 std::vector<std::string> what_fits(const std::vector<std::string>& arguments, const Plan& plan, size_t memory) {
   const Config c = load_config(arguments);
-  const size_t excess = plan.most.total() - memory;
+  const size_t excess = plan.needed() - memory;
   std::vector<std::string> all;
   // The first of the settings that fits; none of them saves more than `most` bytes.
   const auto attempt = [&](size_t most, const std::vector<std::vector<std::string>>& settings) {
@@ -178,7 +190,8 @@ std::vector<std::string> what_fits(const std::vector<std::string>& arguments, co
     for (const std::vector<std::string>& keys : settings) try {
         std::vector<std::string> with = arguments;
         with.insert(with.end(), keys.begin(), keys.end());
-        if (plan_most(load_config(with)).total() > memory) continue;
+        const Config c = load_config(with);
+        if (plan_most(c).total() + planned_responses(c) > memory) continue;
         std::string& text = all.emplace_back();
         for (const std::string& k : keys) text += (text.empty() ? "" : " ") + k;
         return;
@@ -241,7 +254,7 @@ void show_comparison(const std::vector<std::string>& arguments, const std::strin
     const Cost cost = total(plan.all_ranks);
     const auto rollout = static_cast<double>(plan.all_ranks.total("rollout").flops);
     rows.push_back({.name = name.empty() ? "as it is" : name,
-                    .bytes = static_cast<double>(plan.most.total()),
+                    .bytes = static_cast<double>(plan.needed()),
                     .rollout = rollout,
                     .learner = static_cast<double>(cost.flops) - rollout,
                     .moved = static_cast<double>(cost.read + cost.written),

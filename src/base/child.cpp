@@ -9,11 +9,13 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -24,6 +26,36 @@ namespace pare {
 namespace {
 
 constexpr size_t kErrors = 2000;  // at least so many bytes of standard error are kept
+
+// A variable in the environment of a child, by which its descendants are found.
+constexpr std::string_view kMark = "PARE_CHILD=";
+
+// The guard reads the session of the program from a pipe whose only writer is this process.  When the pipe closes, at
+// the latest with the end of this process, it kills the processes of that session, and those that have the mark in
+// their environment, in whatever session: until there are none.
+constexpr const char* kGuard = R"(mark=$1
+read -r session
+read -r _
+for round in 1 2 3 4 5 6 7 8 9 10; do
+  found=
+  for stat in /proc/[0-9]*/stat; do
+    { read -r line < "$stat"; } 2>/dev/null || continue
+    set -- ${line##*) }
+    [ "$4" = "$session" ] && [ "$1" != Z ] || continue
+    pid=${stat#/proc/}
+    kill -9 "${pid%/stat}" && found=1
+  done
+  for file in $(grep -lszxF -e "$mark" /proc/[0-9]*/environ); do
+    pid=${file#/proc/}
+    kill -9 "${pid%/environ}" && found=1
+  done
+  [ "$found" ] || break
+done)";
+
+std::string new_mark() {
+  static std::atomic<uint64_t> count = 0;
+  return cat(kMark, getpid(), '-', Child::Clock::now().time_since_epoch().count(), '-', count++);
+}
 
 void close_end(int& fd) {
   if (fd >= 0) close(fd);
@@ -48,12 +80,16 @@ int own_end(int& fd) {
   return std::exchange(fd, -1);
 }
 
-// Starts a program in a process group (0: its own).  Returns errno.
-int spawn(pid_t& pid, const std::string& program, const std::vector<std::string>& words, pid_t group, int in, int out,
-          int err) {
-  std::vector<char*> argv;
+// Starts a program in a session of its own, with `mark` added to the environment unless it is empty.  Returns errno.
+int spawn(pid_t& pid, const std::string& program, const std::vector<std::string>& words, const std::string& mark,
+          int in, int out, int err) {
+  std::vector<char*> argv, environment;
   for (const std::string& w : words) argv.push_back(const_cast<char*>(w.c_str()));
   argv.push_back(nullptr);
+  for (char** variable = environ; variable && *variable; variable++)
+    if (!std::string_view(*variable).starts_with(kMark)) environment.push_back(*variable);
+  if (!mark.empty()) environment.push_back(const_cast<char*>(mark.c_str()));
+  environment.push_back(nullptr);
   posix_spawn_file_actions_t files;
   posix_spawn_file_actions_init(&files);
   posix_spawn_file_actions_adddup2(&files, in, STDIN_FILENO);
@@ -62,14 +98,13 @@ int spawn(pid_t& pid, const std::string& program, const std::vector<std::string>
   posix_spawn_file_actions_addclosefrom_np(&files, STDERR_FILENO + 1);
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-  posix_spawnattr_setpgroup(&attributes, group);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
   sigset_t signals;
   sigemptyset(&signals);
   posix_spawnattr_setsigmask(&attributes, &signals);
   sigaddset(&signals, SIGPIPE);
   posix_spawnattr_setsigdefault(&attributes, &signals);
-  const int failed = posix_spawn(&pid, program.c_str(), &files, &attributes, argv.data(), environ);
+  const int failed = posix_spawn(&pid, program.c_str(), &files, &attributes, argv.data(), environment.data());
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&files);
   return failed;
@@ -133,35 +168,38 @@ std::string find_program(const std::string& word) {
   fail(word, ": not executable; chmod +x ", word);
 }
 
-// The guard is a shell that reads from a pipe whose only writer is this process.  When the pipe closes, at the latest
-// with the end of this process, the guard kills the group, itself included.
 Child::Child(const std::string& program, const std::vector<std::string>& words) {
   Pipe alive, in, out, err;
   const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-  int failed = spawn(guard_, "/bin/sh", {"sh", "-c", "read -r _; kill -9 0"}, 0, alive.read, null, null);
+  const std::string mark = new_mark();
+  int failed = spawn(guard_, "/bin/sh", {"sh", "-c", kGuard, "sh", mark}, "", alive.read, null, null);
   if (null >= 0) close(null);
   if (failed) throw Error(Exit::failed, cat("/bin/sh cannot be started: ", std::strerror(failed)));
   alive_ = own_end(alive.write);
-  failed = spawn(program_, program, words, guard_, in.read, out.write, err.write);
+  failed = spawn(program_, program, words, mark, in.read, out.write, err.write);
   if (failed) {
-    kill(-guard_, SIGKILL);
-    waitpid(guard_, nullptr, 0);
-    close_end(alive_);
+    end_guard();
     throw Error(Exit::failed, cat(program, " cannot be started: ", std::strerror(failed),
                                   failed == ENOEXEC  ? "; a script begins with a line such as #!/usr/bin/env python3"
                                   : failed == ENOENT ? "; does the interpreter named in its first line exist?"
                                                      : ""));
   }
+  const std::string session = cat(program_, '\n');
+  write_quietly(alive_, session.data(), session.size());  // without it the guard has the mark
   in_ = own_end(in.write), out_ = own_end(out.read), err_ = own_end(err.read);
 }
 
 Child::~Child() {
-  kill(-guard_, SIGKILL);
-  if (end_.empty()) kill(program_, SIGKILL);  // which may have left the group
+  if (end_.empty()) kill(program_, SIGKILL);
   ended_by(Clock::time_point::max());
+  end_guard();
+  for (int* fd : {&in_, &out_, &err_}) close_end(*fd);
+}
+
+void Child::end_guard() {
+  close_end(alive_);
   while (waitpid(guard_, nullptr, 0) < 0 && errno == EINTR) {
   }
-  for (int* fd : {&in_, &out_, &err_, &alive_}) close_end(*fd);
 }
 
 bool Child::read_output() { return read_into(out_, answers_); }

@@ -12,9 +12,10 @@ namespace pare {
 // there is none.
 std::string find_program(const std::string& word);
 
-// The program runs in its own process group, out of reach of Ctrl-C in the terminal.  It inherits the working directory
-// and the environment of this process, but none of its open files.  The destructor kills the whole group; so does the
-// end of this process, even by SIGKILL.
+// The program runs in its own session, out of reach of Ctrl-C in the terminal.  It inherits the working directory and
+// the environment of this process, with a variable PARE_CHILD added, but none of its open files.  The destructor kills
+// it and all of its descendants, also those in sessions of their own unless they dropped that variable; so does the end
+// of this process, even by SIGKILL.
 class Child {
  public:
   using Clock = std::chrono::steady_clock;
@@ -46,8 +47,9 @@ class Child {
  private:
   bool read_output();  // false: end of file
   void read_errors();
+  void end_guard();  // it ends the descendants of the program first
 
-  pid_t guard_ = -1, program_ = -1;  // the guard leads the process group
+  pid_t guard_ = -1, program_ = -1;
   int in_ = -1, out_ = -1, err_ = -1, alive_ = -1;
   std::string answers_, errors_, end_;
 };

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -13,9 +14,11 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <thread>
 #include <utility>
 
 #include "base/error.h"
+#include "base/progress.h"
 #include "base/rng.h"
 
 namespace pare {
@@ -47,6 +50,10 @@ bool fault(const std::function<void(uint64_t seed)>& part) {
   static Fault f;
   f.calls++;
   if (f.at == 0 || f.calls < f.at) return false;
+  if (f.what >= 1000) {
+    if (f.calls == f.at) std::this_thread::sleep_for(std::chrono::milliseconds(f.what - 1000));
+    return false;
+  }
   if (f.what > 0) return errno = f.what, true;
   if (f.calls == f.at) part(static_cast<uint64_t>(f.at)), std::raise(-f.what);
   return false;
@@ -65,6 +72,7 @@ void raw_write(int fd, const std::string& path, std::string_view bytes) {
 }
 
 void write_all(int fd, const std::string& path, std::string_view bytes) {
+  const Activity writing("writing " + path);
   const bool failed = fault([&](uint64_t seed) {
     const size_t part = mix64(seed) % (bytes.size() + 1);
     raw_write(fd, path, bytes.substr(0, part));
@@ -75,11 +83,13 @@ void write_all(int fd, const std::string& path, std::string_view bytes) {
 }
 
 void sync_fd(int fd, const std::string& path) {
+  const Activity flushing("flushing " + path);
   if (fault() || ::fsync(fd) != 0) fail_io(path, "brought to the disk");
 }
 
 void sync_folder(const fs::path& folder) {
   const std::string path = folder.empty() ? "." : folder.string();
+  const Activity flushing("flushing " + path);
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) fail_io(path, "opened");
   const bool good = !fault() && ::fsync(fd) == 0;
@@ -90,11 +100,18 @@ void sync_folder(const fs::path& folder) {
   if (!good && error != EINVAL) fail_io(path, "brought to the disk");
 }
 
+// A new file in the place of what was left there: a link is removed, never followed.
+int open_new(const std::string& path) {
+  ::unlink(path.c_str());
+  return ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+}
+
 void rename_path(const std::string& from, const std::string& to) {
   if (fault() || ::rename(from.c_str(), to.c_str()) != 0) fail_io(to, "replaced");
 }
 
 void remove_quietly(const std::string& path) {
+  const Activity removing("removing " + path);
   std::error_code ignored;
   fs::remove_all(path, ignored);
 }
@@ -106,10 +123,7 @@ std::string without_slash(std::string path) {
 
 }  // namespace
 
-FileWriter::FileWriter(std::string path)
-    : path_(std::move(path)),
-      beside_(path_ + ".tmp"),
-      fd_(::open(beside_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
+FileWriter::FileWriter(std::string path) : path_(std::move(path)), beside_(path_ + ".tmp"), fd_(open_new(beside_)) {
   if (fd_ < 0) fail_io(path_, "written");
 }
 
@@ -136,6 +150,7 @@ void FileWriter::write(const void* data, size_t bytes) {
 }
 
 FileSum FileWriter::finish() {
+  const Activity writing("writing " + path_);  // a network disk writes when the file is closed
   flush();
   sync_fd(fd_, path_);
   rename_path(beside_, path_);
@@ -151,6 +166,7 @@ FileSum write_file(const std::string& path, std::string_view content) {
 }
 
 FileSum copy_file(const std::string& from, const std::string& to) {
+  const Activity copying("copying " + from);
   std::ifstream in(from, std::ios::binary);
   const std::string content{std::istreambuf_iterator<char>(in), {}};
   if (!in) fail(from, ": cannot be read");
@@ -158,6 +174,7 @@ FileSum copy_file(const std::string& from, const std::string& to) {
 }
 
 FileSum read_sum(const std::string& path) {
+  const Activity hashing("hashing " + path);
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) fail_io(path, "opened");
   std::string buffer(buffer_bytes, '\0');
@@ -174,11 +191,17 @@ FileSum read_sum(const std::string& path) {
 }
 
 AppendFile::AppendFile(std::string path, uint64_t keep)
-    : path_(std::move(path)), fd_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)), size_(keep) {
+    : path_(std::move(path)),
+      // Neither through a link, nor waiting for the reader of a pipe.
+      fd_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666)),
+      size_(keep) {
+  if (fd_ < 0 && errno == ELOOP)
+    throw Error(Exit::failed, cat(path_, ": a symbolic link, which a log is not written through; move the file here"));
   if (fd_ < 0) fail_io(path_, "written");
   try {
     struct stat status;
     if (::fstat(fd_, &status) != 0) fail_io(path_, "read");
+    if (!S_ISREG(status.st_mode)) throw Error(Exit::failed, cat(path_, ": not a regular file"));
     if (static_cast<uint64_t>(status.st_size) < keep)
       fail(path_, ": has ", status.st_size, " bytes, but ", keep,
            " when the checkpoint was written; the file was changed since");

@@ -1,9 +1,10 @@
 // Crash-safe writing: files and folders appear whole or not at all, logs are only appended to.  Every system call is
-// checked; a failure throws Error(Exit::failed) with the file and the reason.
+// checked; a failure throws Error(Exit::failed) with the file and the reason.  No file is written through a symbolic
+// link; the folders on the way to it may be links.
 //
 // Test hook, read once from the environment: PARE_FAULT=N:E counts the calls that change the disk (write, truncate,
 // sync, rename, making a folder).  E > 0: the N-th and all later ones fail with errno E.  E < 0: the N-th raises signal
-// -E, a write after a part of its bytes.
+// -E, a write after a part of its bytes.  E >= 1000: the N-th takes E - 1000 milliseconds longer.
 #pragma once
 #include <cstdint>
 #include <functional>

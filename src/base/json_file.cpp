@@ -8,12 +8,14 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/progress.h"
 
 namespace pare {
 
 using nlohmann::json;
 
 json read_json_file(const std::string& path) {
+  const Activity reading("reading " + path);
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error)) fail(path, ": no such file");
   std::ifstream in(path, std::ios::binary);

@@ -23,8 +23,9 @@ size_t edit_distance(const std::string& a, const std::string& b) {
 
 const std::string& nearest(const std::string& name, const std::vector<std::string>& candidates) {
   expect(!candidates.empty(), "nearest: no candidates for ", name);
+  const std::string begin = name.substr(0, 200);  // of a name that is no mistyped one
   return *std::min_element(candidates.begin(), candidates.end(), [&](const std::string& a, const std::string& b) {
-    return edit_distance(name, a) < edit_distance(name, b);
+    return edit_distance(begin, a) < edit_distance(begin, b);
   });
 }
 

@@ -3,8 +3,44 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <mutex>
+#include <vector>
 
 namespace pare {
+
+namespace {
+
+struct Activities {
+  std::mutex mutex;
+  std::vector<const Activity*> open;
+  uint64_t begun = 0;
+};
+Activities& activities() {  // never destroyed: the watcher of the ranks outlives static objects
+  static Activities& all = *new Activities;
+  return all;
+}
+
+}  // namespace
+
+Activity::Activity(std::string what) : what_(std::move(what)) {
+  const std::lock_guard lock(activities().mutex);
+  activities().open.push_back(this), activities().begun++;
+}
+
+Activity::~Activity() {
+  const std::lock_guard lock(activities().mutex);
+  std::erase(activities().open, this);
+}
+
+std::string Activity::current() {
+  const std::lock_guard lock(activities().mutex);
+  return activities().open.empty() ? "" : activities().open.back()->what_;
+}
+
+uint64_t Activity::begun() {
+  const std::lock_guard lock(activities().mutex);
+  return activities().begun;
+}
 
 LongWork::LongWork(std::string what, int64_t all)
     : what_(std::move(what)), all_(all), terminal_(isatty(STDERR_FILENO)), start_(Clock::now()), drawn_(start_) {}

@@ -6,6 +6,22 @@
 
 namespace pare {
 
+// Work of the host that may take long and calls no op: grading, reading, hashing, flushing to the disk.  Ranks that
+// wait for this one count it as progress, and name it.  From any thread.
+class Activity {
+ public:
+  explicit Activity(std::string what);  // "hashing models/mine/model.safetensors"
+  ~Activity();
+  Activity(const Activity&) = delete;
+  Activity& operator=(const Activity&) = delete;
+
+  static std::string current();  // the latest that has not ended; empty: none
+  static uint64_t begun();       // how many have begun in this process
+
+ private:
+  const std::string what_;
+};
+
 class LongWork {
  public:
   LongWork(std::string what, int64_t all);  // "loading models/mine"

@@ -23,22 +23,17 @@ std::string number_text(double x) {
   return t.find_first_of(".ein") == std::string::npos ? t + ".0" : t;
 }
 
-// Lines and columns count from 1.
-struct Place {
-  size_t line, column;
-};
-
 #if TOML11_VERSION_MAJOR >= 4
 
-Place place_of(const toml::source_location& at) { return {at.first_line_number(), at.first_column_number()}; }
+size_t offset_of(const toml::value& v) { return v.location().first_offset(); }
 
-Place place_of(const toml::exception& e) {
+size_t line_of(const toml::exception& e) {
   const auto* error = dynamic_cast<const toml::syntax_error*>(&e);
-  return error && !error->errors().empty() ? place_of(error->errors()[0].locations().at(0).first) : Place{1, 1};
+  return error && !error->errors().empty() ? error->errors()[0].locations().at(0).first.first_line_number() : 1;
 }
 
 // toml11 refuses integers of more than 64 bits.
-bool fits(const toml::source_location&) { return true; }
+bool fits(const toml::value&) { return true; }
 
 // "function: what", and why.
 std::string one_line(const toml::exception& e) {
@@ -51,12 +46,20 @@ std::string one_line(const toml::exception& e) {
 
 #else
 
-Place place_of(const toml::source_location& at) { return {at.line(), at.column()}; }
-Place place_of(const toml::exception& e) { return place_of(e.location()); }
+// The region of a value: its location() would count the lines before it and copy its own, whatever their length.
+const toml::detail::region& region_of(const toml::value& v) {
+  const auto* region = dynamic_cast<const toml::detail::region*>(toml::detail::get_region(v));
+  expect(region != nullptr, "a value of TOML without its place");
+  return *region;
+}
 
-// The integer at this place fits 64 bits.
-bool fits(const toml::source_location& at) {
-  std::string digits = at.line_str().substr(at.column() - 1);
+size_t offset_of(const toml::value& v) { return static_cast<size_t>(region_of(v).first() - region_of(v).begin()); }
+
+size_t line_of(const toml::exception& e) { return e.location().line(); }
+
+// The integer, as it is written, fits 64 bits.
+bool fits(const toml::value& v) {
+  std::string digits = region_of(v).str();
   std::erase(digits, '_');
   if (digits.starts_with('+')) digits.erase(0, 1);
   const int base = digits.starts_with("0x") ? 16 : digits.starts_with("0o") ? 8 : digits.starts_with("0b") ? 2 : 10;
@@ -88,7 +91,7 @@ TomlValue value_of(const toml::value& v, const std::string& where) {
     const int64_t i = v.as_integer();
     // toml11 reads an integer that does not fit as the nearest one that does.
     const bool extreme = i == std::numeric_limits<int64_t>::max() || i == std::numeric_limits<int64_t>::min();
-    if (extreme && !fits(v.location())) fail(where, ": an integer of more than 64 bits");
+    if (extreme && !fits(v)) fail(where, ": an integer of more than 64 bits");
     return word(std::to_string(i));
   }
   if (v.is_floating()) return word(number_text(v.as_floating()));
@@ -105,13 +108,17 @@ TomlItem item_of(std::string key, const toml::value& v, std::string where) {
   return item;
 }
 
-using Leaf = std::pair<std::string, const toml::value*>;
+struct Leaf {
+  std::string key;
+  const toml::value* value;
+  size_t offset;  // in the document
+};
 void flatten(const toml::value& table, const std::string& prefix, std::vector<Leaf>& leaves) {
   for (const auto& [name, v] : table.as_table())
     if (v.is_table())
       flatten(v, prefix + name + ".", leaves);
     else
-      leaves.emplace_back(prefix + name, &v);
+      leaves.push_back({prefix + name, &v, offset_of(v)});
 }
 
 // Tables or arrays are nested more than 64 deep, by brackets or by the dots of a key.
@@ -138,13 +145,29 @@ bool too_deep(const std::string& document) {
   return false;
 }
 
-// Refuses what toml11 cannot handle: it recurses, and reads past the end of strings that are not UTF-8.
+// Looks through all of a line for the comments of each of its values.
+void check_line_lengths(const std::string& document, const std::string& where) {
+  constexpr size_t most = 100'000'000;  // bytes that it looks at: a second
+  size_t work = 0, number = 1;
+  for (size_t begin = 0, end = 0; begin < document.size(); begin = end + 1, number++) {
+    end = std::min(document.find('\n', begin), document.size());
+    const auto line = std::string_view(document).substr(begin, end - begin);
+    work += line.size() * static_cast<size_t>(std::count(line.begin(), line.end(), ','));
+    if (work > most)
+      fail(where, ":", number, ": too many values on lines of ", line.size(),
+           " bytes; write each value on a line of its own");
+  }
+}
+
+// Refuses what toml11 cannot handle: it recurses, takes quadratic time, and reads past the end of strings that are not
+// UTF-8.
 toml::value read(const std::string& document, const std::string& where) {
   const size_t good = utf8_bytes(document);
   if (good < document.size())
     fail(where, ":", 1 + std::count(document.begin(), document.begin() + static_cast<std::ptrdiff_t>(good), '\n'),
          ": a byte that is not UTF-8");
   if (too_deep(document)) fail(where, ": nested too deeply");
+  check_line_lengths(document, where);
   std::istringstream stream(document);
   return toml::parse(stream);
 }
@@ -175,18 +198,18 @@ std::vector<TomlItem> parse_toml(const std::string& document, const std::string&
   } catch (const toml::exception& e) {
     // toml11 counts the end of the document as a line.
     const auto lines = 1 + std::count(document.begin(), document.end(), '\n');
-    fail(where, ":", std::min<int64_t>(place_of(e).line, lines), ": ", one_line(e));
+    fail(where, ":", std::min<int64_t>(static_cast<int64_t>(line_of(e)), lines), ": ", one_line(e));
   }
   std::vector<Leaf> leaves;
   flatten(table, "", leaves);
-  const auto begin = [](const Leaf& leaf) {
-    const Place at = place_of(leaf.second->location());
-    return std::pair(at.line, at.column);
-  };
-  std::sort(leaves.begin(), leaves.end(), [&](const Leaf& a, const Leaf& b) { return begin(a) < begin(b); });
+  std::sort(leaves.begin(), leaves.end(), [](const Leaf& a, const Leaf& b) { return a.offset < b.offset; });
   std::vector<TomlItem> items;
-  for (const Leaf& leaf : leaves)
-    items.push_back(item_of(leaf.first, *leaf.second, cat(where, ":", begin(leaf).first)));
+  size_t line = 1, counted = 0;
+  for (Leaf& leaf : leaves) {
+    line += static_cast<size_t>(std::count(document.data() + counted, document.data() + leaf.offset, '\n'));
+    counted = leaf.offset;
+    items.push_back(item_of(std::move(leaf.key), *leaf.value, cat(where, ":", line)));
+  }
   return items;
 }
 

@@ -264,7 +264,8 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
                     .top_k = keys_.top_k,
                     .top_p = keys_.top_p,
                     .key = key(RngStream::sample, step),
-                    .eos = keys_.eos};
+                    .eos = keys_.eos,
+                    .planned = run_.planned};
   std::vector<Trajectory> samples;
   RolloutStats stats;
   Summary score, length, prompt_length, clipped, zero_std, all_right;
@@ -298,7 +299,8 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
       const bool informative = group_is_informative(kept_scores);
       zero_std.add(!informative), all_right.add(!informative && kept_scores[0] > 0);
       prompt_length.add(static_cast<double>(q.prompt.size()));
-      const bool keep = !filter.enable || (informative && groups < std::ssize(requests));
+      const bool planned = run_.planned == 0 || groups < run_.planned;
+      const bool keep = planned && (!filter.enable || (informative && groups < std::ssize(requests)));
       std::vector<Trajectory>& to = keep ? samples : dropped_;
       const auto before = std::ssize(to);
       if (visit) visit->dropped = !keep, visit->first = before, visit++;

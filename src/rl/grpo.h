@@ -63,6 +63,7 @@ struct GrpoRun {
   // Null: prompts come with the prefixes they are to have.
   PrefixCache* cache = nullptr;
   std::function<std::vector<PromptRow>()> rows = {};
+  int64_t planned = 0;  // Sampling::planned; these alone are trained on
 };
 
 class Grpo {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <optional>
+#include <utility>
 
 #include "ops/inputs.h"
 #include "ops/logits.h"
@@ -300,7 +301,14 @@ std::vector<Completion> Rollout::sample(const std::vector<Request>& requests, co
   stats_ = {.completions = scheduler.completions()};
   if (compressor_) compressor_->reset(sampling.key), compressor_->trace = sampling.trace;
   cache_.reset_peak();
+  Seen seen;
+  int64_t samples = 0;
+  for (const Request& r : requests) samples += std::ssize(r.uids);
+  const bool planned = sampling.planned > 0 && !requests.empty();
+  // Events of the cache are wanted of those that are returned.
+  const int64_t before = !planned ? samples : sampling.trace ? sampling.planned * std::ssize(requests[0].uids) : 0;
   while (!scheduler.done()) {
+    if (scheduler.finished() >= before) skip_alike(scheduler, seen, samples);
     passes_.clear();
     do {
       run(scheduler.next(), sampling, state);
@@ -322,7 +330,46 @@ std::vector<Completion> Rollout::sample(const std::vector<Request>& requests, co
   }
   expect(cache_.pool().used() == 0 && cache_.reserved() == 0, "the rollout left ", cache_.pool().used(),
          " pages in use and ", cache_.reserved(), " reserved");
-  return scheduler.take_completions();
+  std::vector<Completion> completions = scheduler.take_completions();
+  for (Completion& c : completions) {
+    if (c.request >= sampling.planned) break;
+    const auto n = static_cast<size_t>(requests[c.request].max_new_tokens);
+    c.tokens.resize(n), c.logprobs.resize(n);
+  }
+  return completions;
+}
+
+void repeat(Ledger& ledger, const Ledger& before, int64_t times) {
+  for (auto& [phase, ops] : ledger.phases)
+    for (auto& [op, line] : ops) {
+      Ledger::Line then;
+      if (const auto p = before.phases.find(phase); p != before.phases.end())
+        if (const auto o = p->second.find(op); o != p->second.end()) then = o->second;
+      line.calls += times * (line.calls - then.calls);
+      for (int64_t Cost::*x : {&Cost::flops, &Cost::read, &Cost::written, &Cost::sent})
+        line.cost.*x += times * (line.cost.*x - then.cost.*x);
+      line.seconds += static_cast<double>(times) * (line.seconds - then.seconds);
+    }
+}
+
+// Where the scheduler is as it was, what has been done since will be done again: as often as samples are left for.
+void Rollout::skip_alike(Scheduler& scheduler, Seen& seen, int64_t all) {
+  Ledger& ledger = *model_.device.ledger;
+  const Scheduler::Alike now = scheduler.alike();
+  if (std::exchange(seen.admitted, now.admitted) == now.admitted) return;
+  const auto skip = [&](const std::vector<int64_t>& key, int64_t left) {
+    if (key.empty()) return;
+    const auto [before, is_new] = seen.states.try_emplace(key, now.admitted, ledger);
+    if (is_new) return;
+    const int64_t period = now.admitted - before->second.first, times = period > 0 ? left / period : 0;
+    if (times == 0) return;
+    repeat(ledger, before->second.second, times);
+    scheduler.skip(times * period);
+    seen.states.clear();
+  };
+  skip(now.samples, scheduler.samples_left());
+  if (const Scheduler::Alike then = scheduler.alike(); then.admitted == now.admitted)
+    skip(now.requests, all - now.admitted);
 }
 
 void Rollout::plan(const Model& model, const RolloutLimits& given, Arena& scratch, const Tensor& hidden) {

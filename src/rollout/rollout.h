@@ -1,6 +1,7 @@
 // Generation, by the learner's forward pass and kernels, over paged keys and values.
 #pragma once
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -20,6 +21,9 @@ struct Sampling {
   // state that token t was drawn from.
   Tensor hidden = {};
   std::function<void(const PagedRun&, KvTrace)> trace = {};  // called with what each event of the cache kept
+  // On the null table, with requests that are all alike and end by their length: tokens and log-probs of the first so
+  // many requests alone are returned, the others have none.  Passes that come again are counted without being made.
+  int64_t planned = 0;
 };
 
 // Of one generate(); FLOPs and bytes are in the device's ledger, those of discarded tokens too.
@@ -42,6 +46,9 @@ struct RolloutStats {
 
   void add(const RolloutStats& other);  // of another generate()
 };
+
+// Adds to the ledger so many times what was added since it was `before`.
+void repeat(Ledger& ledger, const Ledger& before, int64_t times);
 
 class Rollout {
  public:
@@ -103,6 +110,11 @@ class Rollout {
     };
     std::vector<Count> counts;
   };
+  // By Scheduler::alike: samples admitted, and the ledger.  Of the moments after some were.
+  struct Seen {
+    std::map<std::vector<int64_t>, std::pair<int64_t, Ledger>> states;
+    int64_t admitted = -1;
+  };
   // What the draws of a pass read, beside the hidden states.
   struct DrawInputs {
     Tensor row;      // i32 [draws], and one more where a row is kept: rows of State::hidden; that of the pass
@@ -116,6 +128,7 @@ class Rollout {
   void draw(const Pass& pass, const DrawInputs& inputs, const Sampling& sampling, const State& state);
   void read(const State& state);
   void count(const Pass& pass, const std::vector<bool>& kept);
+  void skip_alike(Scheduler& scheduler, Seen& seen, int64_t all);
 
   const Model &model_, &dense_model_;
   const RolloutLimits limits_;

@@ -52,6 +52,56 @@ Scheduler::Scheduler(const KvResidency& residency, const std::vector<Request>& r
   }
 }
 
+Scheduler::Alike Scheduler::alike() const {
+  Alike a{.samples = {}, .requests = {0}, .admitted = 0};
+  const int request = prompts_.empty() ? next_request_ : prompts_.back().request;
+  const int64_t n = samples_of(requests_[0]), now = prompts_.empty() ? 0 : prompts_.back().admitted;
+  a.admitted = prompts_.empty() ? n * request : n * request + now;
+  bool one = !prompts_.empty() && prompts_.size() == 1 && now < n;
+  std::vector<int64_t> state = {1, cache_.pool().used(), cache_.reserved()};
+  for (const Prompt& p : prompts_) {
+    state.insert(state.end(), {request - p.request, p.filled, p.admitted - p.drawn});
+    a.requests.push_back(p.admitted);
+  }
+  a.requests.insert(a.requests.end(), state.begin(), state.end()), a.samples = std::move(state);
+  for (const Running& r : running_) {
+    const Completion& c = completions_[r.completion];
+    one = one && c.request == request;
+    a.samples.insert(a.samples.end(), {now - c.sample, r.drawn});
+    a.requests.insert(a.requests.end(), {request - c.request, c.sample, r.drawn});
+  }
+  if (one)
+    a.samples.push_back(request);
+  else
+    a.samples.clear();
+  return a;
+}
+
+int64_t Scheduler::samples_left() const {
+  return prompts_.empty() ? 0
+                          : std::max(0, samples_of(requests_[prompts_.back().request]) - 1 - prompts_.back().admitted);
+}
+
+void Scheduler::skip(int64_t samples) {
+  const int64_t n = samples_of(requests_[0]), whole = samples % n == 0 ? samples / n : 0;
+  const auto later = [&](int completion) { return static_cast<int>(completion + samples); };
+  // The last first: a place may be that of another one.
+  std::vector<int> moved;
+  for (const Running& r : running_) moved.push_back(r.completion);
+  std::sort(moved.rbegin(), moved.rend());
+  for (const int c : moved) {
+    std::swap(completions_[later(c)].tokens, completions_[c].tokens);
+    std::swap(completions_[later(c)].logprobs, completions_[c].logprobs);
+  }
+  for (Running& r : running_) r.completion = later(r.completion);
+  for (Prompt& p : prompts_) {
+    p.request += static_cast<int>(whole);
+    if (whole == 0) p.admitted += static_cast<int>(samples), p.drawn += static_cast<int>(samples);
+  }
+  next_request_ += static_cast<int>(whole);
+  finished_ += samples;
+}
+
 int Scheduler::in_flight() const {
   size_t n = running_.size();
   for (const Prompt& p : prompts_) n += p.admitted - p.drawn;

@@ -83,6 +83,20 @@ class Scheduler {
   // those whose sequence had not ended before.
   std::vector<bool> settle(const Batch& batch, const int32_t* tokens, const float* logprobs);
 
+  // Of requests that are all alike: work that comes again need not be scheduled again.  Between batches whose tokens
+  // are all settled, alike() says everything that decides the batches to come, but for how many samples are left: of
+  // two equal ones the second continues as the first did, `admitted` samples later.  Empty: in neither way.
+  //   of samples: within one request, before its last sample; of requests: at the beginning of one
+  struct Alike {
+    std::vector<int64_t> samples, requests;
+    int64_t admitted = 0;  // of all requests
+  };
+  Alike alike() const;
+  // Goes on as if so many more samples, whole requests or samples of the current one, had been admitted, and as many
+  // had ended, whose completions stay empty.
+  void skip(int64_t samples);
+  int64_t samples_left() const;  // of the current request, but for its last one
+
   int in_flight() const;  // samples admitted, and not yet known to have ended
   int64_t completions() const { return static_cast<int64_t>(completions_.size()); }
   int64_t finished() const { return finished_; }

@@ -84,7 +84,8 @@ void apply_layer(Reading& reading, const std::vector<TomlItem>& layer, const std
 }
 
 [[noreturn]] void fail_unknown(const std::string& name) {
-  if (std::filesystem::is_directory(name)) fail(name, ": a folder, expected a configuration file");
+  std::error_code ignored;
+  if (std::filesystem::is_directory(name, ignored)) fail(name, ": a folder, expected a configuration file");
   if (name.find('/') != std::string::npos || name.ends_with(".toml")) fail(name, ": no such file");
   const std::vector<std::string> presets = preset_names("toml");
   std::string known;
@@ -98,7 +99,8 @@ void apply_layer(Reading& reading, const std::vector<TomlItem>& layer, const std
 // A preset or a file, after what it starts from.
 void apply_configuration(Reading& reading, const std::string& name, int depth) {
   const std::optional<std::string_view> preset = preset_text(name, "toml");
-  if (!preset && !std::filesystem::is_regular_file(name)) fail_unknown(name);
+  std::error_code ignored;  // such as of a name that is too long
+  if (!preset && !std::filesystem::is_regular_file(name, ignored)) fail_unknown(name);
   if (depth > 8) fail(name, ": base: the files include one another in a circle");
   std::stringstream text;
   if (preset) {

@@ -1,6 +1,8 @@
 #include "run/grpo_training.h"
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 #include "run/prefix_cache_file.h"
 
@@ -151,19 +153,44 @@ Metrics GrpoTraining::step() {
 }
 
 void GrpoTraining::worst_case_step() {
-  session_.ledger.clear();
   step_++;
+  const int64_t all = config_.data.train_batch_size, period = plan_period(), few = all % period + period;
+  session_.ledger.clear();
+  if (!session_.device.planning() || config_.actor.token_subset != TokenSubset::none || few + period >= all)
+    return worst_case_step(all, 0);
+  worst_case_step(few, few);
+  const Ledger before = std::exchange(session_.ledger, {});
+  worst_case_step(all, few + period);
+  auto rollout = session_.ledger.phases.extract("rollout");  // whole already
+  repeat(session_.ledger, before, (all - few - period) / period);
+  session_.ledger.phases.insert(std::move(rollout));
+}
+
+// So many groups more, and the learner does so much more: whole micro-batches of every slot, and whole updates.
+int64_t GrpoTraining::plan_period() const {
+  const Config& c = config_;
+  const int64_t response = c.data.max_response_length, suffix = longest_suffix(c.algorithm.rpo, response);
+  int64_t period = std::max<int64_t>(c.actor.ppo_mini_batch_size, 1);
+  for (const int64_t members : {c.rollout.n, kept_members(c)})
+    for (const int64_t own : {response, suffix}) {  // the prefix of RPO is of the group, or of its members
+      const int64_t rows = c.data.max_prompt_length + (response - own) + members * (own - 1);
+      period = std::lcm(period, c.learner.slots * std::max<int64_t>(c.actor.ppo_max_token_len / rows, 1));
+    }
+  return period;
+}
+
+void GrpoTraining::worst_case_step(int64_t groups, int64_t planned) {
   GrpoKeys longest = keys();
   longest.eos.clear();
   longest.algorithm.adv_filter_threshold = 0, longest.algorithm.filter_groups.enable = false;
-  const auto prompts = [this] {
+  const auto prompts = [this, groups] {
     const std::vector<int32_t> prompt(config_.data.max_prompt_length, session_.eos[0]);
     const int64_t response = config_.data.max_response_length;
     // RPO: the longest suffix.
     const int64_t sampled = longest_suffix(config_.algorithm.rpo, response);
     const std::vector<int32_t> prefix(response - sampled, session_.eos[0]);
     std::vector<Request> requests;
-    for (int64_t i = 0; i < config_.data.train_batch_size; i++) {
+    for (int64_t i = 0; i < groups; i++) {
       requests.push_back({prompt, {}, static_cast<int>(sampled), prefix});
       for (int64_t k = 0; k < config_.rollout.n; k++)
         requests.back().uids.push_back(sequence_uid(0, static_cast<uint64_t>(i), 0, static_cast<uint64_t>(k)));
@@ -176,7 +203,8 @@ void GrpoTraining::worst_case_step() {
     return scores;
   };
   Metrics metrics;
-  Grpo(longest, engine(), {.prompts = prompts, .scores = scores, .progress = {}}).step(step_, metrics);
+  Grpo(longest, engine(), {.prompts = prompts, .scores = scores, .progress = {}, .planned = planned})
+      .step(step_, metrics);
 }
 
 void GrpoTraining::largest_batches() {

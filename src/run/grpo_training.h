@@ -13,6 +13,7 @@ class GrpoTraining : public Training {
   explicit GrpoTraining(Session& session);
 
   Metrics step() override;
+  // On the null table the groups, which are all alike, are not all there: few give the ledger of all, exactly.
   void worst_case_step() override;
   void largest_batches() override;
   std::vector<SampleText> texts() const override;
@@ -28,6 +29,8 @@ class GrpoTraining : public Training {
   std::vector<Request> next_prompts();
 
  private:
+  int64_t plan_period() const;
+  void worst_case_step(int64_t groups, int64_t planned);  // of so many groups; planned: GrpoRun::planned
   std::vector<double> scores(std::span<const Request> requests, std::span<const Completion> completions);
 
   std::unique_ptr<Adapters> reference_adapters_;  // where the initial model has some that are not 0

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/nearest.h"
+#include "base/text.h"
 #include "base/toml.h"
 #include "data/presets.h"
 #include "ops/list.h"
@@ -96,11 +97,11 @@ Machine read_machine(const std::string& file) {
     for (const std::string& name : preset_names("machine")) names += " " + name;
     fail(file, ": cannot be read, and is none of the machines that have a name:", names);
   }
-  Machine m{.name = file, .figures = {}};
+  Machine m{.name = printable(file), .figures = {}};
   for (const TomlItem& item : parse_toml(text.str(), file)) {
     if (item.key == "name") {
       if (item.array || item.values[0].kind != TomlValue::Kind::string) fail(item.where, ": name: expected a string");
-      m.name = item.values[0].text;
+      m.name = printable(item.values[0].text);
       continue;
     }
     const size_t dot = item.key.find('.');
@@ -111,11 +112,14 @@ Machine read_machine(const std::string& file) {
       fail(item.where, ": there is no figure ", key, "; the nearest is ", nearest(key, known_keys()));
     const double x = number(item);
     const bool zero = key == "reserve" || key == "launch";
-    if (!(zero ? x >= 0 : x > 0)) fail(item.where, ": ", key, ": expected a number ", zero ? ">= 0" : "> 0");
+    if (!(zero ? x >= 0 : x > 0) || x > 1e18)
+      fail(item.where, ": ", key, ": expected a number ", zero ? ">= 0" : "> 0", ", at most 1e18");
     if (!m.figures.insert({key, {x, source}}).second) fail(item.where, ": ", key, " is there twice");
   }
   for (const std::string& key : kFigures)
     if (!m.figures.contains(key)) fail(file, ": ", key, " is missing");
+  if (!(m.figure("reserve") < m.figure("memory")))
+    fail(file, ": reserve = ", m.figure("reserve"), " leaves nothing of memory = ", m.figure("memory"));
   return m;
 }
 

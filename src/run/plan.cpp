@@ -76,6 +76,10 @@ RankCount rank_count(const TrainerKeys& t) {
   return {std::max(1, static_cast<int>(t.nnodes)), std::max(1, static_cast<int>(t.n_gpus_per_node))};
 }
 
+size_t planned_responses(const Config& config) {
+  return config.trainer.device == DeviceKind::cpu ? response_memory(config) : 0;
+}
+
 ArenaLimits plan_most(const Config& config) {
   const RankCount count = rank_count(config.trainer);
   std::vector<ArenaLimits> most(static_cast<size_t>(count.all()));
@@ -108,7 +112,7 @@ Plan plan_ranks(const Config& config, bool data, const StepLengths* lengths, con
   Ledger first = std::move(plans[0].ledger);
   Plan plan = std::move(plans[fullest]);
   plan.ledger = std::move(first), plan.ranks = count.all(), plan.all_ranks = std::move(all);
-  plan.seconds = std::move(seconds);
+  plan.seconds = std::move(seconds), plan.responses = planned_responses(config);
   return plan;
 }
 

@@ -19,11 +19,13 @@ struct Plan {
   ArenaLimits longest, most;  // the same as Memory::peak and Memory::most
   Ledger ledger;  // of the step whose lengths are the greatest; its seconds are those of a machine, if one is given
   size_t peak() const { return longest.total(); }
+  size_t needed() const { return most.total() + responses; }  // of the machine that is planned for
 
   // Of plan_ranks() alone.
   int ranks = 1;
   Ledger all_ranks;                       // of all of them, added
   std::map<std::string, double> seconds;  // of each phase on the rank that takes longest, for which the others wait
+  size_t responses = 0;                   // planned_responses()
 };
 
 // The worst case of one training step: every prompt of max_prompt_length, every response of max_response_length,
@@ -55,6 +57,8 @@ struct RankCount {
 RankCount rank_count(const TrainerKeys& keys);  // where it leaves them open: one
 // The most that a GRPO step or evaluation of the fullest of those ranks takes: Plan::most without the rest, at once.
 ArenaLimits plan_most(const Config& config);
+// response_memory(), which lies in the memory that is planned for on the CPU alone; 0 on other devices.
+size_t planned_responses(const Config& config);
 // The plan of a GRPO step of so many ranks, each of which runs its own code on a thread of this process: model, memory
 // and most are those of the rank whose `most` is the greatest, the ledger is that of rank 0.  With `lengths` ledgers
 // and seconds are those of plan_lengths().

@@ -59,7 +59,8 @@ RunLog read_run_log(const std::string& directory) {
       fail(path, ":", number, ": not a JSON object");
     }
     const auto step = json.find("training/global_step");
-    if (step == json.end() || !step->is_number()) fail(path, ":", number, ": no number training/global_step");
+    if (step == json.end() || !step->is_number_integer())
+      fail(path, ":", number, ": no whole number training/global_step");
     auto& row = rows[step->get<int64_t>()];
     for (const auto& [name, value] : json.items())
       if (value.is_number())  // the first: of older runs, and part of memory/kv

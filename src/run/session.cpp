@@ -7,6 +7,7 @@
 
 #include "base/json_file.h"
 #include "base/nearest.h"
+#include "base/progress.h"
 #include "base/thread_pool.h"
 #include "data/jsonl.h"
 #include "data/presets.h"
@@ -108,7 +109,10 @@ Session::Session(const Config& c, const Table& table, bool trainable, const std:
   device.check_nan = c.trainer.check_nan;
   expect(data || device.planning(), "a session without data can only plan");
   model_config = read_model_config(c.model);  // first: a folder that is not there is no wrong tokenizer
-  if (data) read_data();
+  if (data) {
+    const Activity reading("reading tokenizer and data");
+    read_data();
+  }
 
   if (data && tokenizer->vocab_size() > model_config.vocab)
     fail("the tokenizer has ", tokenizer->vocab_size(), " tokens, the model's vocabulary only ", model_config.vocab);
@@ -172,10 +176,21 @@ Session::Session(const Config& c, const Table& table, bool trainable, const std:
   }
 }
 
+size_t response_memory(const Config& c) {
+  // A token of a response: 8 bytes as it is sampled, which may have grown to 16; 32 of log-probs and corrections, 8 of
+  // its weight, 8 as it is packed, 48 of loss terms, 36 of what they gave.  Ranks copy terms and results of their
+  // slots.
+  const double token = c.learner.slots == 1 ? 160 : 256, response = 640;
+  const auto prompt = static_cast<double>(8 * c.data.max_prompt_length);
+  const double bytes = static_cast<double>(c.data.train_batch_size) * static_cast<double>(c.rollout.n) *
+                       (response + prompt + token * static_cast<double>(c.data.max_response_length));
+  return bytes < 9e18 ? static_cast<size_t>(bytes) : SIZE_MAX / 4;
+}
+
 void check_response_memory(const Config& c, size_t memory) {
   const double responses = static_cast<double>(c.data.train_batch_size) * static_cast<double>(c.rollout.n);
-  const double bytes = responses * static_cast<double>(sizeof(Completion) + 8 * c.data.max_response_length);
-  if (bytes > static_cast<double>(memory))
+  const size_t bytes = response_memory(c);
+  if (bytes > memory)
     throw Error(Exit::memory,
                 cat("data.train_batch_size * rollout.n = ", responses, " responses of ", c.data.max_response_length,
                     " tokens take ", bytes, " bytes, the machine has ", memory));
@@ -188,6 +203,7 @@ const Task& Session::training_task() const {
 
 // Every prompt, and that the page pool can hold it with its response.
 void Session::check_prompts() const {
+  const Activity checking("checking the prompts");
   const RolloutLimits limits = rollout_limits();
   const KvResidency sparse(limits.kv, model_config.layers), dense({}, model_config.layers);
   for (const Task* task : {train.get(), val.get()})
@@ -242,6 +258,7 @@ std::vector<Reward> Session::rewards(const Task& task, std::span<const Problem> 
   std::vector<Reward> rewards(completions.size());
   Comm& comm = device.comm;
   const auto rank_of = [&](size_t i) { return completions[i].request % comm.ranks(); };
+  auto grading = std::make_unique<const Activity>("grading");
   parallel_for(static_cast<int64_t>(completions.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
       const Completion& c = completions[static_cast<size_t>(i)];
@@ -251,6 +268,7 @@ std::vector<Reward> Session::rewards(const Task& task, std::span<const Problem> 
         rewards[static_cast<size_t>(i)] = reward(task, problems[static_cast<size_t>(c.request)], c);
     }
   });
+  grading.reset();  // before the ranks wait for one another
   if (comm.ranks() == 1) return rewards;
   Packed own;
   for (size_t i = 0; i < rewards.size(); i++) {

@@ -89,6 +89,9 @@ std::optional<LoraSpec> lora_spec(const LoraKeys& keys);
 ModelConfig read_shape(const std::string& file_or_name);
 
 // What a step must keep of its responses on the host, at the least, is an Error(Exit::memory) where `memory` is less.
+// Bytes that a rank holds on the host at most, outside of arenas, for the responses of a step: tokens, log-probs, and
+// the columns of the loss.  An upper bound.
+size_t response_memory(const Config& config);
 void check_response_memory(const Config& config, size_t memory = machine_memory());
 
 // Rows of a data set in the order of training: epoch after epoch, each shuffled by (seed, epoch).

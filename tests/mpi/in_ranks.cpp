@@ -2,7 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <csignal>
+#include <cstdlib>
 #include <numeric>
+#include <string_view>
 
 #include "base/half.h"
 #include "comm/comm.h"
@@ -10,6 +13,26 @@
 #include "ops/data.h"
 #include "run/ranks.h"
 #include "tests/runs.h"
+
+// In place of MPI's: a rank that is asked to by PARE_TEST_FREEZE stops there (StruckRank of programs.cpp).
+extern "C" {
+int PMPI_Init_thread(int*, char***, int, int*);
+int PMPI_Finalize();
+static void freeze(std::string_view place) {
+  const char* const asked = std::getenv("PARE_TEST_FREEZE");
+  if (asked && asked == place) std::raise(SIGSTOP);
+}
+int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
+  freeze("before MPI_Init");
+  const int code = PMPI_Init_thread(argc, argv, required, provided);
+  freeze("after MPI_Init");
+  return code;
+}
+int MPI_Finalize() {
+  freeze("before MPI_Finalize");
+  return PMPI_Finalize();
+}
+}
 
 namespace pare::test {
 namespace {

@@ -177,6 +177,17 @@ TEST_F(Ranks, ErrorKeepsItsExitCode) {
   EXPECT_EQ(o.code, 2) << o.err;
 }
 
+TEST_F(Ranks, OtherCommandIsRefused) {
+  Overrides other = part(1, "run", {});
+  std::replace(other.begin(), other.end(), std::string("train"), std::string("sft"));
+  const Outcome o = job(part(1, "run", {}) + Overrides{":"} + other);
+  EXPECT_EQ(o.code, 2) << o.err;
+  EXPECT_NE(o.err.find("rank 0 was started as pare train and rank 1 as pare sft; all ranks of a job run the same"),
+            std::string::npos)
+      << o.err;
+  EXPECT_FALSE(fs::exists(at("run/metrics.jsonl")));
+}
+
 TEST_F(Ranks, OtherMachineIsRefused) {
   Outcome o = job(part(1, "run", {}) + Overrides{":"} + part(1, "run", {"trainer.seed=2"}));
   EXPECT_EQ(o.code, 1) << o.err;
@@ -221,7 +232,7 @@ TEST_F(Ranks, Usr1SavesAndEndsWith75) {
   std::thread sender([&] {
     while (!ended && !fs::exists(at("run/metrics.jsonl"))) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
-    if (child_ > 0) kill(child_, SIGUSR1);
+    send(SIGUSR1);
   });
   const Outcome o = job(part(2, "run", endless));
   ended = true;
@@ -284,6 +295,81 @@ TEST_F(StruckRank, FrozenRankIsNamed) {
   EXPECT_NE(o.err.find("pare: rank 1 on "), std::string::npos) << o.err;
   EXPECT_NE(o.err.find("has not been heard of for "), std::string::npos) << o.err;
   EXPECT_TRUE(processes_of(at("run")).empty()) << "nothing is left running";
+}
+
+// ---- ranks that stop where few messages are exchanged: the others name them
+
+// Rank 1 stops itself in a call of MPI (tests/mpi/in_ranks.cpp).
+TEST_F(StruckRank, FrozenInACallOfMpiIsNamed) {
+  const std::string tests = program_path().parent_path() / "tests/in_ranks";
+  for (const std::string call : {"before MPI_Init", "after MPI_Init", "before MPI_Finalize"}) {
+    SCOPED_TRACE(call);
+    const auto rank = [&](const Overrides& environment) {
+      return Overrides{"-n", "1", "/usr/bin/env", "PARE_SILENCE=3"} + environment +
+             Overrides{tests, "--gtest_filter=Comm.OtherCountsAreErrors"};
+    };
+    const Outcome o = job(rank({}) + Overrides{":"} + rank({"PARE_TEST_FREEZE=" + call}));
+    EXPECT_NE(o.code, 0);
+    EXPECT_NE(o.err.find("pare: rank 1 "), std::string::npos) << o.err;
+    const bool pulse = call == "after MPI_Init";
+    EXPECT_NE(o.err.find(pulse ? "has not been heard of for " : "stopped (by SIGSTOP?): the others have waited "),
+              std::string::npos)
+        << o.err;
+  }
+}
+
+// Wherever in its start rank 1 stops.
+TEST_F(StruckRank, FrozenAtItsStartIsNamed) {
+  for (const int milliseconds : {0, 120, 350}) {
+    SCOPED_TRACE(milliseconds);
+    fs::remove_all(at("run"));
+    std::atomic<bool> ended = false;
+    std::thread striker([&] {
+      while (!ended && processes_of(at("run")).size() < 2) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+      for (const pid_t p : processes_of(at("run")))
+        if (read_text(cat("/proc/", p, "/environ")).find("PARE_TEST_STRUCK=1") != std::string::npos) kill(p, SIGSTOP);
+    });
+    const Outcome o = job(part(1, "run", kEndless, {"PARE_SILENCE=3"}) + Overrides{":"} +
+                          part(1, "run", kEndless, {"PARE_SILENCE=3", "PARE_TEST_STRUCK=1"}));
+    ended = true;
+    striker.join();
+    EXPECT_NE(o.code, 0);
+    EXPECT_NE(o.err.find("pare: rank 1 "), std::string::npos) << o.err;
+    EXPECT_TRUE(processes_of(at("run")).empty()) << "nothing is left running";
+  }
+}
+
+// A disk that is slower than trainer.nccl_timeout is waited for, and named.
+TEST_F(Ranks, SlowDiskIsWaitedFor) {
+  const Overrides keys = {"trainer.nccl_timeout=1", "trainer.total_training_steps=2"};
+  const Outcome o = job(part(1, "run", keys, {"PARE_FAULT=30:4500"}) + Overrides{":"} + part(1, "run", keys));
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_TRUE(std::regex_search(o.err, std::regex("pare: the ranks have waited 1 s for rank 0 on [^\n]*: it is at "
+                                                  "(writing|flushing) ")))
+      << o.err;
+}
+
+TEST_F(Ranks, SlowGraderIsWaitedFor) {
+  const std::string grader = write("grader.sh", "sleep 3.5\nwhile read -r line; do echo '{\"score\": 1}'; done\n");
+  const Outcome o = job(part(2, "run",
+                             {"data.reward=command:sh " + grader, "trainer.nccl_timeout=1",
+                              "trainer.total_training_steps=1", "trainer.test_freq=0"}));
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_NE(o.err.find("it is at grading"), std::string::npos) << o.err;
+}
+
+// Rank 0 stops at a write: of the first files, of a checkpoint, of the last ones.
+TEST_F(StruckRank, FrozenWhileSavingIsNamed) {
+  for (const int write : {12, 45}) {
+    SCOPED_TRACE(write);
+    fs::remove_all(at("run"));
+    const Overrides short_run = {"trainer.total_training_steps=2"}, quick = {"PARE_SILENCE=3"};
+    const Outcome o = job(part(1, "run", short_run, quick + Overrides{cat("PARE_FAULT=", write, ":-", SIGSTOP)}) +
+                          Overrides{":"} + part(1, "run", short_run, quick));
+    EXPECT_NE(o.code, 0);
+    EXPECT_NE(o.err.find("pare: rank 0 on "), std::string::npos) << o.err;
+  }
 }
 
 // Evaluation is dealt as well; rank 0 alone writes.

@@ -81,7 +81,7 @@ Json read_samples(const std::string& path, int64_t every) {
     if (pieces != json.end() && pieces->is_array())
       sample["pieces"] = *pieces;  // their concatenation is the response
     else
-      sample["response"] = json.value("response", "");
+      sample["response"] = json.contains("response") ? json["response"] : nlohmann::json("");
     if (logprobs != json.end() && logprobs->is_array()) {
       Json& column = sample["logprobs"] = Json::array();
       for (const auto& v : *logprobs) column.push_back(v.is_number() ? number(v.get<double>()) : Json(nullptr));
@@ -107,8 +107,10 @@ Json read_config(const std::string& path) {
 // All but what two seeds of one experiment differ in: where they write, what they draw, and a model of each seed's own
 // (model.path = "runs/sft-s1/model" of seed 1).
 Json experiment(Json config) {
-  const std::regex seed(cat("(s|seed)[-_.]?", config.value("trainer.seed", ""), "(?![0-9])"));
-  config["model.path"] = std::regex_replace(config.value("model.path", ""), seed, "$1");
+  const std::string seed = config.value("trainer.seed", "");
+  if (!seed.empty() && seed.find_first_not_of("0123456789") == std::string::npos)
+    config["model.path"] =
+        std::regex_replace(config.value("model.path", ""), std::regex(cat("(s|seed)[-_.]?", seed, "(?![0-9])")), "$1");
   for (const char* key : {"trainer.seed", "trainer.default_local_dir"}) config.erase(key);
   return config;
 }

@@ -4,14 +4,23 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cctype>
 #include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <memory>
+#include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "base/half.h"
+#include "base/progress.h"
+#include "base/text.h"
 #include "comm/comm.h"
 
 namespace pare {
@@ -19,29 +28,125 @@ namespace pare {
 namespace {
 
 constexpr size_t kMost = size_t{1} << 30;  // bytes of a message: MPI counts in int
+constexpr int kData = 0, kPulse = 1;       // tags of messages
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+
+// Seconds after which a silent rank is lost.  PARE_SILENCE: for tests.
+double silence_limit() {
+  const char* const limit = std::getenv("PARE_SILENCE");
+  return limit ? std::atof(limit) : 60;
+}
+
+// Ranks of this job on this machine that are stopped, such as by SIGSTOP: " 1 2".
+std::string stopped_ranks() {
+  namespace fs = std::filesystem;
+  const auto value = [](const std::string& environment, const std::string& name) -> std::string {
+    const size_t at = ('\0' + environment).find('\0' + name + '=');
+    return at == std::string::npos ? "" : environment.c_str() + at + name.size() + 1;
+  };
+  const auto read = [](const fs::path& path) {
+    std::ifstream in(path, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  const auto job = [&](const std::string& environment, const std::string& parent) {
+    const std::string space = value(environment, "PMIX_NAMESPACE");
+    return space.empty() ? parent : space;  // MPICH: the children of one launcher
+  };
+  const std::string own = job(read("/proc/self/environ"), cat(getppid()));
+  std::string ranks;
+  std::error_code gone;
+  for (fs::directory_iterator process("/proc", gone), end; !gone && process != end; process.increment(gone)) {
+    if (!std::isdigit(static_cast<unsigned char>(process->path().filename().string()[0]))) continue;
+    const std::string stat = read(process->path() / "stat");
+    char state = 0;
+    int parent = 0;
+    const size_t name_end = stat.rfind(')');
+    if (name_end == std::string::npos || std::sscanf(stat.c_str() + name_end, ") %c %d", &state, &parent) != 2)
+      continue;
+    if (state != 'T') continue;
+    const std::string environment = read(process->path() / "environ");
+    if (job(environment, cat(parent)) != own) continue;
+    for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"})
+      if (const std::string rank = value(environment, name); !rank.empty()) {
+        ranks += " " + rank;
+        break;
+      }
+  }
+  return ranks;
+}
+
+// Ends this process, and by that the job, if a call in which all ranks meet does not return: before MPI_Init and after
+// MPI_Finalize they cannot tell each other how they are.
+class FrozenGuard {
+ public:
+  explicit FrozenGuard(const char* call) : thread_([call](const std::stop_token& stop) { watch(stop, call); }) {}
+
+ private:
+  static void watch(const std::stop_token& stop, const char* call) {
+    const double silence = silence_limit();
+    auto begin = Clock::now(), last = begin, good = begin;  // good: when no rank was seen stopped
+    std::mutex mutex;
+    std::condition_variable_any wake;
+    std::unique_lock lock(mutex);
+    const auto ended = [&] { return stop.stop_requested(); };
+    while (!wake.wait_for(lock, stop, std::chrono::milliseconds(500), ended)) {
+      if (seconds_since(last) > silence / 2) begin = good = Clock::now();  // this process itself stood still
+      last = Clock::now();
+      const std::string stopped = seconds_since(begin) < silence / 2 ? "" : stopped_ranks();
+      if (stopped.empty()) good = Clock::now();
+      const bool frozen = seconds_since(good) > silence / 2;
+      if (!frozen && seconds_since(begin) <= 10 * silence) continue;
+      char host[256] = {};
+      gethostname(host, sizeof host - 1);
+      const auto waited = static_cast<int>(seconds_since(begin));
+      const std::string what =
+          frozen ? cat(stopped.find(' ', 1) == std::string::npos ? "rank" : "ranks", stopped, " on ", printable(host),
+                       " stopped (by SIGSTOP?): the others have waited ", waited, " s in ", call)
+                 : cat(call, " on ", printable(host), " has not returned for ", waited,
+                       " s: a rank on another machine is frozen or cannot be reached");
+      std::fprintf(stderr, "pare: %s\n", what.c_str());
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));  // mpirun passes it on
+      _exit(static_cast<int>(Exit::failed));
+    }
+  }
+  std::jthread thread_;
+};
 
 class Mpi final : public Comm {
  public:
   Mpi() {
     int level = 0;
-    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
+    {
+      const FrozenGuard guard("MPI_Init");
+      check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
+    }
     if (level < MPI_THREAD_MULTIPLE) fail("this MPI has no MPI_THREAD_MULTIPLE");
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank_), MPI_Comm_size(MPI_COMM_WORLD, &ranks_);
+    watcher_ = std::jthread([this](std::stop_token stop) { watch(stop); });
     MPI_Comm node;
     check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node), "MPI_Comm_split_type");
     MPI_Comm_rank(node, &node_rank_), MPI_Comm_size(node, &node_ranks_);
     MPI_Comm_free(&node);
-    check(MPI_Comm_dup(MPI_COMM_WORLD, &pulse_), "MPI_Comm_dup");
     check(MPI_Op_create(add_bf16, 1, &sum_bf16_), "MPI_Op_create");
     hosts_ = gather(host());
-    watcher_ = std::jthread([this](std::stop_token stop) { watch(stop); });
+    hosts_known_ = true;
   }
   ~Mpi() override {
-    exchange(std::vector<Piece>(hosts_.size()), std::vector<Piece>(hosts_.size()));  // nobody is missed who has ended
+    doing = "ending";
+    const std::vector<Piece> nothing(static_cast<size_t>(ranks_));
+    try {
+      exchange(nothing, nothing);  // no rank is missed that has ended
+    } catch (const std::exception& e) {
+      std::fprintf(stderr, "pare: rank %d ends, and other ranks do not: %s\n", rank_, e.what());
+      abort(static_cast<int>(Exit::failed));
+    }
     watcher_ = {};
-    MPI_Comm_free(&pulse_);
     MPI_Op_free(&sum_bf16_);
+    const FrozenGuard guard("MPI_Finalize");
     MPI_Finalize();
   }
 
@@ -61,7 +166,7 @@ class Mpi final : public Comm {
     expect(out.size() == n && in.size() == n, "an exchange of ", out.size(), " and ", in.size(), " pieces, of ", n,
            " ranks");
     if (link) link->check();
-    const auto start = std::chrono::steady_clock::now();
+    const auto start = Clock::now();
     struct Sizes {
       uint64_t sent, expected;
     };
@@ -81,18 +186,18 @@ class Mpi final : public Comm {
     for (size_t k = 1; k < n; k++) {
       const size_t from = (own + n - k) % n, to = (own + k) % n;
       each_message(in[from], [&](char* data, int bytes) {
-        check(MPI_Irecv(data, bytes, MPI_BYTE, static_cast<int>(from), 0, MPI_COMM_WORLD, &requests.emplace_back()),
+        check(MPI_Irecv(data, bytes, MPI_BYTE, static_cast<int>(from), kData, MPI_COMM_WORLD, &requests.emplace_back()),
               "MPI_Irecv");
       });
       each_message(out[to], [&](char* data, int bytes) {
-        check(MPI_Isend(data, bytes, MPI_BYTE, static_cast<int>(to), 0, MPI_COMM_WORLD, &requests.emplace_back()),
+        check(MPI_Isend(data, bytes, MPI_BYTE, static_cast<int>(to), kData, MPI_COMM_WORLD, &requests.emplace_back()),
               "MPI_Isend");
       });
     }
     if (in[own].bytes && in[own].data != out[own].data) std::memmove(in[own].data, out[own].data, in[own].bytes);
     wait(requests);
     calls++;
-    waited += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    waited += seconds_since(start);
   }
 
   void reduce(const Piece& x, void* y, DType type, int root) override {
@@ -152,104 +257,139 @@ class Mpi final : public Comm {
   struct Pulse {
     uint64_t calls;
     int64_t step;
-    char doing[32];
+    char doing[128];
     bool waits;  // for others
+    bool busy;   // an Activity of the host goes on
     bool last;   // nothing follows
   };
   Pulse own_pulse() const {
-    Pulse p{calls, step, {}, waits_, false};
-    std::snprintf(p.doing, sizeof p.doing, "%s", doing.load());
+    const std::string activity = Activity::current();
+    Pulse p{calls + Activity::begun(), step, {}, waits_, !activity.empty(), false};
+    std::snprintf(p.doing, sizeof p.doing, "%s", activity.empty() ? doing.load() : activity.c_str());
     return p;
+  }
+
+  struct Other {
+    Pulse pulse{}, in{}, out{};
+    MPI_Request receive = MPI_REQUEST_NULL, send = MPI_REQUEST_NULL;
+    Clock::time_point heard = Clock::now(), moved = heard;  // heard of, and of its progress
+  };
+  void listen(int r, Other& o) { MPI_Irecv(&o.in, sizeof o.in, MPI_BYTE, r, kPulse, MPI_COMM_WORLD, &o.receive); }
+  void send(int r, Other& o, const Pulse& pulse) {
+    o.out = pulse;
+    MPI_Isend(&o.out, sizeof o.out, MPI_BYTE, r, kPulse, MPI_COMM_WORLD, &o.send);
+  }
+  // Takes the pulse that has come, if any.
+  void hear(int r, Other& o) {
+    int done = 0;
+    if (!o.in.last) MPI_Test(&o.receive, &done, MPI_STATUS_IGNORE);
+    if (!done) return;
+    o.heard = Clock::now();
+    if (o.in.calls != o.pulse.calls) o.moved = o.heard;
+    o.pulse = o.in;
+    if (!o.in.last) listen(r, o);
   }
 
   // A thread of its own: mpirun sees a process end, but not one that is frozen, or a machine that cannot be reached.
   void watch(const std::stop_token& stop) {
-    using Clock = std::chrono::steady_clock;
-    const auto seconds = [](Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); };
-    // Test hook: a rank that is silent for so long is lost.
-    const char* const limit = std::getenv("PARE_SILENCE");
-    const double silence = limit ? std::atof(limit) : 60;
-    struct Other {
-      Pulse pulse{}, in{}, out{};
-      MPI_Request receive = MPI_REQUEST_NULL, send = MPI_REQUEST_NULL;
-      Clock::time_point heard = Clock::now(), moved = heard;  // heard of, and of its progress
-    };
+    const double silence = silence_limit();
     std::vector<Other> others(static_cast<size_t>(ranks_));
     const auto each = [&](auto f) {
       for (int r = 0; r < ranks_; r++)
         if (r != rank_) f(r, others[static_cast<size_t>(r)]);
     };
-    const auto listen = [&](int r, Other& o) { MPI_Irecv(&o.in, sizeof o.in, MPI_BYTE, r, 0, pulse_, &o.receive); };
-    each(listen);
+    each([&](int r, Other& o) { listen(r, o); });
     Other& own = others[static_cast<size_t>(rank_)];
     for (auto sent = Clock::time_point{}; !stop.stop_requested();) {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       const Pulse now = own_pulse();
-      if (seconds(own.heard) > silence / 2)  // it was this rank that stood still, as all do in a job that is suspended
+      if (seconds_since(own.heard) > silence / 2)  // this rank itself stood still, as all do in a suspended job
         for (Other& o : others) o.heard = o.moved = Clock::now();
       own.heard = Clock::now();
       if (now.calls != own.pulse.calls) own.moved = own.heard;
       own.pulse = now;
-      const bool due = seconds(sent) > silence / 12;
+      const bool due = seconds_since(sent) > silence / 12;
       if (due) sent = Clock::now();
       each([&](int r, Other& o) {
+        hear(r, o);
         int done = 0;
-        if (!o.in.last) MPI_Test(&o.receive, &done, MPI_STATUS_IGNORE);
-        if (done) {
-          o.heard = Clock::now();
-          if (o.in.calls != o.pulse.calls) o.moved = o.heard;
-          o.pulse = o.in;
-          if (!o.in.last) listen(r, o);
-        }
-        if (!due) return;
-        MPI_Test(&o.send, &done, MPI_STATUS_IGNORE);
-        if (!done) return;
-        o.out = now;
-        MPI_Isend(&o.out, sizeof o.out, MPI_BYTE, r, 0, pulse_, &o.send);
+        if (due) MPI_Test(&o.send, &done, MPI_STATUS_IGNORE);
+        if (done) send(r, o, now);
       });
-      // The lowest rank that is heard of speaks; the others leave it two seconds.
-      int speaker = 0;
-      while (seconds(others[static_cast<size_t>(speaker)].heard) > silence) speaker++;
-      const double later = speaker == rank_ ? 0 : 2;
-      // A rank that stands still stops all of them before long: it is the one that does not wait.
-      bool moves = false, all_wait = true;
-      for (const Other& o : others)
-        moves = moves || seconds(o.moved) <= timeout + later, all_wait = all_wait && o.pulse.waits;
-      for (int r = 0; r < ranks_; r++) {
-        const Other& o = others[static_cast<size_t>(r)];
-        if (seconds(o.heard) > silence + later)
-          lost(r, o.pulse, cat("has not been heard of for ", static_cast<int>(seconds(o.heard)), " s"), now);
-        if (!moves && (!o.pulse.waits || all_wait))
-          lost(r, o.pulse, cat("has made no progress for ", static_cast<int>(seconds(o.moved)), " s"), now);
-      }
+      judge(others, silence, now);
     }
     // Every message is taken before a rank ends: MPI_Finalize of MPICH waits for that.
+    const auto until = [&](int r, Other& o, auto done) {
+      for (const auto begin = Clock::now(); !done();) {
+        if (seconds_since(begin) > silence + 2 * rank_)
+          lost(r, o.pulse, cat("has not ended for ", static_cast<int>(seconds_since(begin)), " s"), own.pulse);
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    };
+    const auto is_sent = [](Other& o) {
+      int done = 0;
+      MPI_Test(&o.send, &done, MPI_STATUS_IGNORE);
+      return done != 0;
+    };
     each([&](int r, Other& o) {
-      MPI_Wait(&o.send, MPI_STATUS_IGNORE);
-      o.out = own_pulse(), o.out.last = true;
-      MPI_Isend(&o.out, sizeof o.out, MPI_BYTE, r, 0, pulse_, &o.send);
+      until(r, o, [&] { return is_sent(o); });
+      Pulse last = own_pulse();
+      last.last = true;
+      send(r, o, last);
     });
     each([&](int r, Other& o) {
-      while (!o.in.last) {
-        MPI_Wait(&o.receive, MPI_STATUS_IGNORE);
-        if (!o.in.last) listen(r, o);
-      }
-      MPI_Wait(&o.send, MPI_STATUS_IGNORE);
+      until(r, o, [&] { return hear(r, o), o.in.last; });
+      until(r, o, [&] { return is_sent(o); });
     });
   }
 
+  // Ends the job if a rank is silent, or none makes progress.  The lowest rank that is heard of speaks; the others
+  // leave it two seconds.
+  void judge(std::vector<Other>& others, double silence, const Pulse& now) {
+    int speaker = 0;
+    while (seconds_since(others[static_cast<size_t>(speaker)].heard) > silence) speaker++;
+    const double later = speaker == rank_ ? 0 : 2;
+    bool moves = false, all_wait = true;
+    for (const Other& o : others) {
+      moves = moves || seconds_since(o.moved) <= timeout + later;
+      all_wait = all_wait && o.pulse.waits;
+    }
+    for (int r = 0; r < ranks_; r++)
+      if (const Other& o = others[static_cast<size_t>(r)]; seconds_since(o.heard) > silence + later)
+        lost(r, o.pulse, cat("has not been heard of for ", static_cast<int>(seconds_since(o.heard)), " s"), now);
+    if (moves) return;
+    // A slow grader or disk is no standstill, but it is told.
+    for (size_t r = 0; r < others.size(); r++) {
+      if (!others[r].pulse.busy) continue;
+      if (speaker == rank_)
+        std::fprintf(stderr, "pare: the ranks have waited %d s for %s: it is at %s\n",
+                     static_cast<int>(seconds_since(others[r].moved)), name(static_cast<int>(r)).c_str(),
+                     printable(others[r].pulse.doing).c_str());
+      for (Other& o : others) o.moved = Clock::now();
+      return;
+    }
+    // A rank that stands still stops all of them before long: it is the one that does not wait.
+    for (int r = 0; r < ranks_; r++)
+      if (const Other& o = others[static_cast<size_t>(r)]; !o.pulse.waits || all_wait)
+        lost(r, o.pulse, cat("has made no progress for ", static_cast<int>(seconds_since(o.moved)), " s"), now);
+  }
+
+  std::string name(int rank) const {
+    return cat("rank ", rank, hosts_known_ ? " on " + printable(hosts_[static_cast<size_t>(rank)]) : "");
+  }
+
   [[noreturn]] void lost(int rank, const Pulse& last, const std::string& what, const Pulse& now) {
-    std::fprintf(stderr, "pare: rank %d on %s %s: it was in step %lld, at %s; rank %d is in step %lld, at %s\n", rank,
-                 hosts_[static_cast<size_t>(rank)].c_str(), what.c_str(), static_cast<long long>(last.step), last.doing,
-                 rank_, static_cast<long long>(now.step), now.doing);
+    std::fprintf(stderr, "pare: %s %s: it was in step %lld, at %s; rank %d is in step %lld, at %s\n",
+                 name(rank).c_str(), what.c_str(), static_cast<long long>(last.step),
+                 last.doing[0] ? printable(last.doing).c_str() : "its start", rank_, static_cast<long long>(now.step),
+                 printable(now.doing).c_str());
     abort(static_cast<int>(Exit::failed));
   }
 
   int rank_ = 0, ranks_ = 1, node_rank_ = 0, node_ranks_ = 1;
-  MPI_Comm pulse_ = MPI_COMM_NULL;
   MPI_Op sum_bf16_ = MPI_OP_NULL;
-  std::vector<std::string> hosts_;
-  std::atomic<bool> waits_ = false;
+  std::vector<std::string> hosts_;  // read by the watcher once it is known
+  std::atomic<bool> hosts_known_ = false, waits_ = false;
   std::jthread watcher_;
 };
 
