@@ -155,8 +155,10 @@ void set_told(const Json& row, const std::string& line, const std::string& wante
   const char* usual = key_in(row, {"answer", "solution"});
   const Json gold = wanted.empty() ? (usual ? row[usual] : Json()) : row[wanted];
   if (!gold.is_null()) problem.answer = gold.is_string() ? gold.get<std::string>() : gold.dump();
-  problem.told = problem.prompt_ids.empty() ? cat("\"prompt\": ", Json(problem.prompt).dump())
-                                            : cat("\"prompt_ids\": ", Json(problem.prompt_ids).dump());
+  const Json said = {{{"role", "user"}, {"content", problem.prompt}}};
+  problem.told = problem.prompt_ids.empty()
+                     ? cat("\"prompt\": ", Json(problem.prompt).dump(), ", \"messages\": ", said.dump())
+                     : cat("\"prompt_ids\": ", Json(problem.prompt_ids).dump());
   const size_t begin = line.find('{'), end = line.rfind('}') + 1;  // without a byte order mark and white space
   problem.told += cat(", \"gold\": ", gold.dump(), ", \"row\": ", line.substr(begin, end - begin));
   // White space in JSON, and for some readers the end of a line.

@@ -2,7 +2,9 @@
 
 #include <wordexp.h>
 
+#include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -46,6 +48,17 @@ Verdict verdict_of(const std::string& answer) {
   return verdict;
 }
 
+// The end of what a program wrote to its standard error, indented; empty: nothing.
+std::string errors_of(Child& child) {
+  std::string errors;
+  const std::string all = child.last_errors();
+  for (size_t begin = 0, end; begin < all.size(); begin = end + 1) {
+    end = std::min(all.find('\n', begin), all.size());
+    errors += cat("    ", printable(all.substr(begin, end - begin)), "\n");
+  }
+  return errors;
+}
+
 }  // namespace
 
 RewardCommand::RewardCommand(const std::string& reward, double seconds)
@@ -80,12 +93,7 @@ std::unique_ptr<Child> RewardCommand::idle_or_new() {
 }
 
 void RewardCommand::give_up(Child& child, const std::string& line, const std::string& what) {
-  std::string errors;
-  const std::string all = child.last_errors();
-  for (size_t begin = 0, end; begin < all.size(); begin = end + 1) {
-    end = std::min(all.find('\n', begin), all.size());
-    errors += cat("    ", printable(all.substr(begin, end - begin)), "\n");
-  }
+  const std::string errors = errors_of(child);
   const std::lock_guard lock(mutex_);
   if (failure_.empty())
     failure_ = cat("the reward ", command_, " ", what,
@@ -93,6 +101,21 @@ void RewardCommand::give_up(Child& child, const std::string& line, const std::st
                                   : cat("; its standard error ends with\n", errors, "and it"),
                    " was asked ", shortened(printable(line), kShown));
   throw Error(Exit::failed, failure_);
+}
+
+void RewardCommand::note_restart(Child& child, const std::string& what) {
+  const std::string errors = errors_of(child);
+  restarts_++;
+  const std::lock_guard lock(mutex_);
+  if (warning_.empty())
+    warning_ = cat("the reward ", command_, " ", what, " and was started again",
+                   errors.empty() ? "; it wrote nothing to its standard error"
+                                  : "; its standard error ends with\n" + errors.substr(0, errors.size() - 1));
+}
+
+std::string RewardCommand::take_warning() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(warning_, "");
 }
 
 Verdict RewardCommand::grade(const std::string& line) {
@@ -122,6 +145,7 @@ Verdict RewardCommand::grade(const std::string& line) {
         what = cat("gave no answer within ", seconds_, " s (data.reward_timeout; does it flush every line?)");
     }
     if (again) give_up(*child, line, what + ", also when it was started again");
+    note_restart(*child, what);
     child = start();
   }
 }

@@ -2,11 +2,13 @@
 //
 // It is started once for each thread that grades, when the first response is there.  Each line of its standard input is
 // an object, to which it answers with one line on its standard output before it gets the next:
-//   {"prompt": "...", "gold": "...", "row": {...}, "response": "...", "finished": true, "tokens": 57}
+//   {"prompt": "...", "messages": [...], "gold": "...", "row": {...}, "response": "...", "finished": true, "tokens":
+//   57}
 //   {"score": 1.0, "extracted": "..."}
 // prompt     the text of the problem without chat format; "prompt_ids" in its place where the data has ids
+// messages   the conversation that the chat format renders: [{"role": "user", "content": "..."}]; absent with ids
 // gold       the answer of the row as it stands there, of any type; null where the row has none
-// row        the row of the data, as it stands in the file
+// row        the row of the data, as it stands in the file, every field of it
 // response   text without the closing EOS; what is not UTF-8 in it (a character cut in the middle) as U+FFFD
 // finished   the response ended with an EOS instead of being cut at data.max_response_length
 // tokens     of the response, that EOS included
@@ -15,6 +17,7 @@
 // Which process gets a response depends on threads and time, and a resumed run asks again: for a run that can be
 // reproduced the answer is a function of the line.
 #pragma once
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -40,12 +43,17 @@ class RewardCommand {
   // The verdict on a line (JSON without a line end); from any number of threads.  A program that ends or is late is
   // started again, once, and asked again.  An Error(failed) shows the end of its standard error.
   Verdict grade(const std::string& line);
+  // How often a program was started again, so far.
+  int64_t restarts() const { return restarts_; }
+  // The first reason for it since the last call, with the end of the program's standard error; empty: none.
+  std::string take_warning();
   // One verdict for each, in order, on all threads.
   std::vector<Verdict> grade_all(const std::vector<std::string>& lines);
 
  private:
   std::unique_ptr<Child> start() const { return std::make_unique<Child>(program_, words_); }
   std::unique_ptr<Child> idle_or_new();
+  void note_restart(Child& child, const std::string& what);
   [[noreturn]] void give_up(Child& child, const std::string& line, const std::string& what);
 
   const std::string command_;
@@ -54,7 +62,8 @@ class RewardCommand {
   std::string program_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Child>> idle_;  // no more than were asked at the same time
-  std::string failure_;                       // of the first that gave up
+  std::string failure_, warning_;             // of the first that gave up; take_warning()
+  std::atomic<int64_t> restarts_ = 0;
 };
 
 }  // namespace pare

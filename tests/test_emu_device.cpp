@@ -529,7 +529,7 @@ TEST(EmuDevice, WhatDoesNotFitIsRefusedBeforeTheStart) {
   } catch (const Error& e) {
     EXPECT_EQ(e.code, Exit::memory);
     for (const std::string& part :
-         {cat("takes ", needed, " bytes"), std::string("activations "), cat(needed - 1, " free")})
+         {std::string(", 1B (1) more than the "), std::string("activations "), cat("(", needed - 1, ") free")})
       EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
   }
   EXPECT_THROW(Arena("more", *table_emu.memory, needed + left), Error);

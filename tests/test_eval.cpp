@@ -210,6 +210,30 @@ TEST_F(Eval, WrongInput) {
   EXPECT_EQ(run(eval(good + "--out " + at("none/items.jsonl"))).code, 1);
 }
 
+// The grader sends Ctrl-C in the middle: problems that have all their responses are results, in the files too.
+TEST_F(Eval, CtrlCKeepsWhatIsFinished) {
+  write("grade.sh",
+        cat("#!/bin/sh\nwhile read -r line; do echo x >> ", at("graded"), "\n", "[ $(wc -l < ", at("graded"),
+            ") = 9 ] && kill -INT $PPID\n", "echo '{\"score\": 1, \"extracted\": \"a\"}'; done\n"));
+  fs::permissions(at("grade.sh"), fs::perms::owner_all);
+  const std::string words = eval(cat("--verifier command:", at("grade.sh"), " --n 4 rollout.max_num_seqs=4 --out ",
+                                     at("items.jsonl"), " --keep ", at("right.jsonl")));
+  const Outcome o = run(words);
+  EXPECT_EQ(o.code, 75) << o.err;
+  EXPECT_NE(o.err.find("pare: interrupted: "), std::string::npos) << o.err;
+  const std::vector<json> kept = items("items.jsonl");
+  ASSERT_FALSE(kept.empty());
+  size_t rows = 0;
+  std::ifstream data(tiny_folder() + "val.jsonl");
+  for (std::string line; std::getline(data, line);) rows++;
+  EXPECT_LT(kept.size(), rows);
+  for (const json& p : kept) EXPECT_EQ(p["responses"].size(), 4u);
+  EXPECT_FALSE(items("right.jsonl").empty());
+  EXPECT_EQ(value(o.out, "mean@4"), 1);
+  EXPECT_NE(one_line(o.out).find(cat("over ", kept.size(), " problems")), std::string::npos) << o.out;
+  EXPECT_NE(o.err.find(cat(kept.size(), " of ", rows, " problems")), std::string::npos) << o.err;
+}
+
 // ---- the terminal
 
 const char* const kShown =
@@ -314,6 +338,80 @@ TEST_F(Terminal, HelpIsAPage) {
     for (const KeySection& section : config_sections())
       EXPECT_NE(o.out.find(cat("\n  ", section.name, " ")), std::string::npos) << section.name;
   }
+}
+
+// Or the page says what comes first.
+TEST_F(Terminal, TheFirstExampleOfHelpWorksInAnEmptyFolder) {
+  int examples = 0;
+  for (const char* command : {"train", "sft", "eval", "generate", "plan", "compare", "report", "logprobs", "tokenize",
+                              "inspect", "convert", "merge", "verify", "bench"}) {
+    const std::string help = run(cat(command, " --help")).out;
+    const size_t begin = help.find("\n  pare ");
+    if (begin == std::string::npos) continue;
+    examples++;
+    const std::string line = help.substr(begin + 8, help.find('\n', begin + 1) - begin - 8);
+    const bool trains = line.starts_with("train ") || line.starts_with("sft ");
+    fs::create_directories(at("empty"));
+    const int code = std::system(cat("cd ", at("empty"), " && ", program_path().string(), " ", line,
+                                     trains ? " --dry-run" : "", " > ", at("out"), " 2>&1 < /dev/null")
+                                     .c_str());
+    if (code == 0) continue;
+    EXPECT_NE(help.substr(0, begin).find("first"), std::string::npos) << line << "\n" << read_text(at("out"));
+  }
+  EXPECT_GE(examples, 5);
+  // A model that a preset would make is named with the command that makes it.
+  const int code =
+      std::system(cat("cd ", at("empty"), " && ", program_path().string(), " train quickstart 2> ", at("out")).c_str());
+  EXPECT_EQ(WEXITSTATUS(code), 2);
+  EXPECT_NE(read_text(at("out")).find("first make it: pare sft quickstart-sft"), std::string::npos);
+}
+
+// A row longer than 80 columns would break on a terminal.
+TEST_F(Terminal, TablesAndTheLastLinesFitEightyColumns) {
+  const Outcome o = run(train(cat(kShown, " algorithm.rpo.enable=true")));
+  ASSERT_EQ(o.code, 0) << o.err;
+  std::istringstream text(o.out);
+  size_t rows = 0;
+  for (std::string line; std::getline(text, line);) {
+    const bool table = line.starts_with(" step ") || (line.size() > 5 && std::isdigit(line[4]) && line[5] == ' ');
+    EXPECT_TRUE(!(table || line.starts_with("exact ")) || display_width(line) < 80) << line;
+    EXPECT_TRUE(!line.starts_with("done ") || line.find("checked") == std::string::npos) << line;
+    rows += table;
+  }
+  EXPECT_GT(rows, 4u);
+  EXPECT_NE(o.out.find("saved"), std::string::npos);
+}
+
+// On a terminal an error is wrapped between words.
+TEST_F(Terminal, ErrorsFitTheTerminal) {
+  if (!has_terminals()) GTEST_SKIP() << "no pseudo-terminals here";
+  const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+  ASSERT_TRUE(terminal >= 0 && grantpt(terminal) == 0 && unlockpt(terminal) == 0);
+  const winsize size{.ws_row = 24, .ws_col = 60, .ws_xpixel = 0, .ws_ypixel = 0};
+  ASSERT_EQ(ioctl(terminal, TIOCSWINSZ, &size), 0);
+  const std::string name = ptsname(terminal);
+  const int held = open(name.c_str(), O_RDWR | O_NOCTTY);
+  const int code =
+      std::system(cat(program_path().string(), " ", train("actor.token_subset=dett"), " 2> ", name).c_str());
+  EXPECT_EQ(WEXITSTATUS(code), 2);
+  std::string all(4096, '\0');
+  all.resize(static_cast<size_t>(read(terminal, all.data(), all.size())));
+  close(held), close(terminal);
+  EXPECT_TRUE(all.starts_with("pare: command line: actor.token_subset")) << all;
+  std::istringstream text(all);
+  int lines = 0;
+  for (std::string line; std::getline(text, line, '\n'); lines++)
+    EXPECT_LE(display_width(line.substr(0, line.find('\r'))), 60u) << line;
+  EXPECT_GT(lines, 1);
+}
+
+// The text of the row and not its template; its tokens in rollouts.jsonl are all visible.
+TEST_F(Terminal, SamplesShowTheRow) {
+  const Outcome o = run(train(kShown));
+  ASSERT_EQ(o.code, 0) << o.err;
+  EXPECT_EQ(o.out.find("           ^"), std::string::npos) << "BOS\n" << o.out;
+  for (const json& sample : items("run/rollouts.jsonl"))
+    for (const auto& piece : sample["pieces"]) EXPECT_NE(piece, "") << sample;
 }
 
 TEST_F(Terminal, KeysOfAGroup) {

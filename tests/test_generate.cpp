@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <csignal>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <thread>
 
 #include "base/text.h"
@@ -339,6 +340,28 @@ TEST_F(Generate, SaysWhatTheCacheHolds) {
   const std::string file = write("kv.toml", "[rollout.kv]\nmethod = \"snapkv\"\nevict.budget = 16\nevict.buffer = 8\n");
   EXPECT_EQ(out({file}), out(snapkv));
   EXPECT_EQ(out({file, "rollout.val_kwargs.kv=dense"}), unchanged);
+}
+
+// The reader of the first line sends Ctrl-C: every line that is there is whole.
+TEST_F(Generate, CtrlCKeepsTheSamplesThatAreFinished) {
+  std::string rows;
+  for (int i = 0; i < 3000; i++) rows += "{\"prompt\": \"xyz a\"}\n";
+  write("rows.jsonl", rows);
+  write("stop.sh",
+        cat("mkfifo ", at("pipe"), "\n", program_path().string(), " generate --model ", at("model"),
+            " --threads 1 --max-new-tokens 100 --file ", at("rows.jsonl"), " rollout.max_num_seqs=3 > ", at("pipe"),
+            " 2> ", at("err"), " &\npid=$!\n{ read -r first; kill -INT $pid; echo \"$first\"; cat; } < ", at("pipe"),
+            " > ", at("out.jsonl"), "\nwait $pid\n"));
+  const int code = std::system(("sh " + at("stop.sh")).c_str());
+  EXPECT_EQ(WEXITSTATUS(code), 75) << read_text(at("err"));
+  std::istringstream out(read_text(at("out.jsonl")));
+  std::set<int> seen;
+  for (std::string line; std::getline(out, line);)
+    EXPECT_TRUE(seen.insert(json::parse(line)["row"].get<int>()).second) << line;
+  EXPECT_GE(seen.size(), 1u);
+  EXPECT_LT(seen.size(), 3000u);
+  EXPECT_NE(read_text(at("err")).find(cat("interrupted: ", seen.size(), " of 3000 samples")), std::string::npos)
+      << read_text(at("err"));
 }
 
 TEST_F(Generate, WrongInput) {

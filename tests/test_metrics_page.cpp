@@ -43,10 +43,14 @@ void collect(const Metrics& m, std::set<std::string>& names) {
 // Runs that log everything that can be logged.
 std::set<std::string> logged() {
   std::set<std::string> names;
+  const std::string rows = testing::TempDir() + "pare_metrics_rows.jsonl";
+  std::ofstream(rows) << "{\"prompt\": \"a4b9;?a>\"}\n";
   for (const std::vector<std::string>& keys :
        {std::vector<std::string>{"rollout.val_kwargs.n=4", "rollout.val_kwargs.temperature=1"},
         {"algorithm.use_kl_in_reward=true", "actor.ppo_epochs=2", "algorithm.oversample.keep=3", "learner.slots=3"},
         {"algorithm.rpo.enable=true"},
+        {"data.train_files=" + rows, "data.val_files=" + rows, "data.tokenizer=ssa",
+         "data.reward=command:sh -c 'while read -r line; do echo \"{\\\"score\\\": 1}\"; done'"},
         {"rollout.kv.method=quest", "rollout.kv.blocks.size=4", "rollout.kv.blocks.count=6",
          "rollout.check_exact=false", "algorithm.rollout_correction.rollout_is=icepop",
          "algorithm.rollout_correction.acceptance=true", "rollout.val_kwargs.kv=both",

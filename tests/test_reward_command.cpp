@@ -156,12 +156,16 @@ TEST_F(RewardCommands, ACrashIsMendedOnce) {
   // Ends in the middle of the first request that it ever gets, and in that of every process with n = 7.
   const std::string reward = script(std::string(kNoteStart) +
                                     "while read -r line; do\n"
-                                    "  [ -e \"$dir/crashed\" ] || { touch \"$dir/crashed\"; exit 9; }\n"
+                                    "  [ -e \"$dir/crashed\" ] || { touch \"$dir/crashed\"; echo dying >&2; exit 9; }\n"
                                     "  case $line in *7}) echo \"cannot do $line\" >&2; kill -SEGV $$;; esac\n"
                                     "  echo '{\"score\": 5}'\ndone");
   RewardCommand command(reward, 60);
   EXPECT_EQ(command.grade(R"({"n": 1})").score, 5);
   EXPECT_EQ(starts(), 2);
+  EXPECT_EQ(command.restarts(), 1);
+  EXPECT_SAYS(command.take_warning(),
+              "exited with code 9 and was started again; its standard error ends with\n    dying");
+  EXPECT_EQ(command.take_warning(), "") << "said once";
   EXPECT_EQ(command.grade(R"({"n": 2})").score, 5);
   EXPECT_EQ(starts(), 2);
   try {
@@ -327,12 +331,14 @@ TEST_F(RewardCommands, GetsWhatIsKnownOfTheProblem) {
   task.reward(task.problem(2), {"\r\xE2\x80\xA8", false, 1});
   const std::string told = read_text(at("told"));
   EXPECT_EQ(told,
-            "{\"prompt\": \"2 \\\"+\\\" 2\", \"gold\": \"4\", \"row\": {\"prompt\": \"2 \\\"+\\\" 2\", \"answer\": "
+            "{\"prompt\": \"2 \\\"+\\\" 2\", \"messages\": [{\"content\":\"2 \\\"+\\\" "
+            "2\",\"role\":\"user\"}], \"gold\": \"4\", \"row\": {\"prompt\": \"2 \\\"+\\\" 2\", \"answer\": "
             "\"4\",  \"tests\": [1.50, {\"a\": null}], \"id\": 123456789012345678901234567890}, \"response\": "
             "\"a\\nb\xEF\xBF\xBD\", \"finished\": true, \"tokens\": 7}\n"
             "{\"prompt_ids\": [1,2], \"gold\": {\"x\":[1]}, \"row\": {\"ids\": [1, 2], \"solution\": {\"x\": [1]}}, "
             "\"response\": \"\", \"finished\": false, \"tokens\": 0}\n"
-            "{\"prompt\": \"free\", \"gold\": null, \"row\": {\"question\": \"free\"}, \"response\": "
+            "{\"prompt\": \"free\", \"messages\": [{\"content\":\"free\",\"role\":\"user\"}], \"gold\": null, \"row\": "
+            "{\"question\": \"free\"}, \"response\": "
             "\"\\r\xE2\x80\xA8\", \"finished\": false, \"tokens\": 1}\n");
   EXPECT_THROW(JsonlTask({rows}, "command:x", "", "expected", command), Error) << "a key that the rows have not got";
 }
@@ -409,6 +415,24 @@ TEST_F(RewardCommandRuns, ARunHasTheBitsOfTheSameRewardBuiltIn) {
   const Outcome other = pare("train", keys + Overrides{itself("contains"), "--out", at("parts"), "--resume"});
   EXPECT_EQ(other.code, 2);
   EXPECT_SAYS(other.err, "data.reward");
+}
+
+// A traceback on standard error, and the number in the metrics of the step; the run goes on.
+TEST_F(RewardCommandRuns, ACrashIsAWarningWithItsTracebackAndAMetric) {
+  const std::string reward = script(
+      "while read -r line; do\n"
+      "  [ -e \"$dir/crashed\" ] || { touch \"$dir/crashed\"; printf 'Traceback:\\n  KeyError: 7\\n' >&2; exit 1; }\n"
+      "  echo '{\"score\": 1}'\ndone");
+  const Outcome o = pare("train", {"data.reward=" + reward, "--quiet", "--out", at("run")});
+  ASSERT_EQ(o.code, 0) << o.err;
+  EXPECT_SAYS(one_line(o.err), "exited with code 1 and was started again; its standard error ends with");
+  EXPECT_SAYS(o.err, "\n    Traceback:\n      KeyError: 7\n");
+  std::vector<double> restarts;
+  std::ifstream in(at("run/metrics.jsonl"));
+  for (std::string line; std::getline(in, line);)
+    if (const Json step = Json::parse(line); step["training/global_step"] > 0)
+      restarts.push_back(step["reward/restarts"]);
+  EXPECT_EQ(restarts, (std::vector<double>{1, 0, 0, 0}));
 }
 
 TEST_F(RewardCommandRuns, EvalAndVerifyTakeTheSameCommand) {

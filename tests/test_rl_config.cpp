@@ -554,6 +554,8 @@ TEST(ConfigCheck, Warnings) {
   EXPECT_HAS(warning({"algorithm.adv_filter_threshold=0.1", "actor.use_kl_loss=true"}), "actor.use_kl_loss");
   EXPECT_HAS(warning({"algorithm.adv_filter_threshold=0.1", "actor.entropy_coeff=0.1"}), "actor.entropy_coeff");
   EXPECT_HAS(warning({"actor.use_kl_loss=true", "algorithm.use_kl_in_reward=true"}), "twice");
+  EXPECT_HAS(warning({"actor.use_kl_loss=true", "actor.kl_loss_type=k1"}), "expected gradient is 0");
+  EXPECT_TRUE(config_warnings(with({"actor.kl_loss_type=k1"})).empty()) << "no KL in the loss";
   EXPECT_HAS(warning({"actor.token_subset=det"}), "biased");
   EXPECT_HAS(warning({"algorithm.oversample.keep=4"}), "nothing corrects for the choice");
   EXPECT_TRUE(config_warnings(with({"algorithm.oversample.keep=8"})).empty()) << "all of them";

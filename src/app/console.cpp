@@ -18,10 +18,11 @@ Console::Console(bool quiet, bool silent)
     : quiet_(quiet || silent), silent_(silent), terminal_(isatty(STDOUT_FILENO)) {}
 Console::~Console() { clear(); }
 
-size_t Console::width() const {
+size_t Console::width() const { return terminal_ ? columns(STDOUT_FILENO) : 120; }
+
+size_t Console::columns(int terminal) {
   winsize size{};
-  if (!terminal_) return 120;
-  return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+  return ioctl(terminal, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
 void Console::flush() {
@@ -57,7 +58,9 @@ void Console::paragraph(const std::string& label, const std::string& text) {
 void Console::warning(const std::string& text) {
   if (silent_) return;
   clear();
-  std::fprintf(stderr, "%s\n", labelled("warning", text).c_str());
+  const size_t end = std::min(text.find('\n'), text.size());
+  std::fprintf(stderr, "%s%s\n", labelled("warning", text.substr(0, end)).c_str(),
+               printable_lines(text.substr(end)).c_str());
 }
 
 void Console::progress(const std::string& what, int64_t done, int64_t all) {

@@ -20,10 +20,12 @@ class Console {
   void result(const std::string& text);  // one that stays also when quiet: results, the end of a run
   // Lines that fit the terminal, `label` in front of the first and nine blanks in front of the others.
   void paragraph(const std::string& label, const std::string& text);
-  void warning(const std::string& text);  // such a paragraph on standard error, also when quiet
+  // Such a paragraph on standard error, also when quiet; lines of `text` after the first are printed as they are.
+  void warning(const std::string& text);
   // A bar, overwritten by what comes next.  `what` is at the same time the stage: within one, not every call is shown.
   void progress(const std::string& what, int64_t done, int64_t all);
-  size_t width() const;  // columns of the terminal; 120 where there is none
+  size_t width() const;                 // columns of the terminal; 120 where there is none
+  static size_t columns(int terminal);  // of the terminal behind a file descriptor
 
  private:
   void clear();

@@ -8,8 +8,10 @@
 
 #include "app/commands.h"
 #include "app/device.h"
+#include "app/interrupt.h"
 #include "app/shorthands.h"
 #include "app/show.h"
+#include "base/progress.h"
 #include "run/evaluate.h"
 
 namespace pare {
@@ -190,6 +192,7 @@ void run(const Options& o, const Command& command) {
   const ValKeys& v = config.rollout.val_kwargs;
   const std::vector<int64_t> ks = checked_ks(o, v.n);
   const bool first = world().first();
+  LongWork::quiet = o.quiet || !first;
   if (first) print_notes(notes);
   const Table& table = open_table(config.trainer);
   Session session(config, table, false, evaluation_limits(config, table));
@@ -205,12 +208,23 @@ void run(const Options& o, const Command& command) {
       "sampling", cat(v.n, v.n > 1 ? " responses" : " response", " a problem of at most ",
                       config.data.max_response_length, " tokens, ", sampling_text(v), "; seed ", config.trainer.seed));
   Rollout rollout(*session.model, session.rollout_limits(), session.kv, session.rollout_scratch());
+  if (world().ranks() == 1) catch_interrupts();
   const auto start = std::chrono::steady_clock::now();
   const bool dense = config.rollout.val_kwargs.kv == ValKv::dense;
-  const Evaluation evaluation(session, *session.val, rollout, 0, dense, [&](const RolloutStats& s) {
-    console.progress("evaluation", s.finished, s.completions);
-  });
+  const Evaluation evaluation = [&] {
+    LongWork work("evaluation", session.val->size() * v.n, false);
+    return Evaluation(session, *session.val, rollout, 0, dense, [&](const EvaluationProgress& p) {
+      work.done(p.finished, rollout_note(work, p.finished, p.responses, p.tokens) +
+                                (std::isnan(p.score) ? "" : format(", mean %.3f", p.score)));
+      return world().ranks() > 1 || !interrupted();
+    });
+  }();
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  warn_of_restarts(console, session);
+  const size_t problems = static_cast<size_t>(session.val->size()), finished = evaluation.problems().size();
+  const std::string stopped = cat("interrupted: ", finished, " of ", problems, " problems have all their responses",
+                                  finished > 0 ? "; the results are of these only" : ", so that there are no results");
+  if (finished == 0) throw Error(Exit::interrupted, stopped);
   const std::vector<nlohmann::ordered_json> kept = right_lines(evaluation);
   items.write(item_lines(evaluation)), right.write(kept);
   console.line("");
@@ -222,6 +236,7 @@ void run(const Options& o, const Command& command) {
                       cat(o.out.empty() ? "" : cat("; problems in ", o.out),
                           o.keep.empty() ? "" : cat("; ", kept.size(), " right responses in ", o.keep))
                           .c_str()));
+  if (finished < problems) throw Error(Exit::interrupted, stopped);
 }
 
 }  // namespace
@@ -240,7 +255,9 @@ void add_eval(const Command& program) {
   c.flag("--force", o->force, "replaces an output file that exists");
   c.flag("--quiet", o->quiet, "prints the results only");
   c.footer(
-      "Without a preset, responses are sampled at temperature 1.  The validation set of a run, with its settings:\n"
+      "Without a preset, responses are sampled at temperature 1.  Ctrl-C keeps the problems whose responses are all "
+      "finished.\n"
+      "The validation set of a run, with its settings; first `pare sft quickstart-sft` and `pare train quickstart`:\n"
       "  pare eval quickstart --model runs/quickstart/model --n 8 --k 1,4,8");
   c.action([o, c] { run(*o, c); });
 }

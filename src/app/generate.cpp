@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <iostream>
 #include <map>
@@ -13,10 +14,13 @@
 #include "app/interrupt.h"
 #include "app/prompts.h"
 #include "app/shorthands.h"
+#include "app/show.h"
+#include "base/progress.h"
 #include "base/rng.h"
 #include "base/text.h"
 #include "base/thread_pool.h"
 #include "model/hf/folder.h"
+#include "run/fit.h"
 #include "run/plan.h"
 
 namespace pare {
@@ -86,12 +90,14 @@ class Generator {
 
   // All samples of all requests; `drawn` is called for every token.
   std::vector<Completion> generate(const std::vector<Request>& requests,
-                                   const std::function<void(const Completion&)>& drawn);
+                                   const std::function<void(const Completion&)>& drawn,
+                                   const std::function<void(const RolloutStats&)>& progress = {});
   // A line about the last generation: what it computed, how fast, in how much memory.
   std::string statistics(const std::vector<Request>& requests, const std::vector<Completion>& done) const;
 
  private:
-  RolloutLimits limits(const std::vector<Request>& requests) const;
+  RolloutLimits limits(const std::vector<Request>& requests, const RolloutKeys& keys) const;
+  ArenaLimits memory(const std::vector<Request>& requests) const;  // of kv and activations; fits
   int64_t dense_pages(const std::vector<Request>& requests, const std::vector<Completion>& done) const;
   void pass(const RolloutStats& now);
 
@@ -116,11 +122,14 @@ std::unique_ptr<Adapters> make_adapters(const Config& config, const ModelConfig&
   return std::make_unique<Adapters>(model, *lora_spec(config.model.lora), device, weights, act_type(config), false);
 }
 
-size_t weight_bytes(const Config& config, const ModelConfig& model_config) {
+// Bytes of the weights, which fit.
+size_t weight_bytes(const Config& config, const ModelConfig& model_config, const Table& table) {
   Device device(table_null);
   Arena books("weights", no_memory);
   const Model model(model_config, device, books, act_type(config), false);
   make_adapters(config, model_config, device, books);
+  if (const Room room = room_on(table); books.peak() > room.bytes)
+    does_not_fit("the weights take", {.weights = books.peak()}, room, {});
   return books.peak();
 }
 
@@ -133,7 +142,7 @@ Generator::Generator(const Config& config, const Prompts& prompts)
                 .key = rng_key(static_cast<uint64_t>(config.trainer.seed), RngStream::sample, 0),
                 .eos = prompts.eos},
       table_(open_table(config.trainer)),
-      weights_("weights", device_.memory(), weight_bytes(config, model_config_)),
+      weights_("weights", device_.memory(), weight_bytes(config, model_config_, table_)),
       model_(model_config_, device_, weights_, act_type(config), false),
       adapters_(make_adapters(config, model_config_, device_, weights_)) {
   set_threads(static_cast<int>(config.trainer.threads));
@@ -143,8 +152,7 @@ Generator::Generator(const Config& config, const Prompts& prompts)
 }
 
 // Room for the requests; of several samples as many at a time as half of the memory holds.
-RolloutLimits Generator::limits(const std::vector<Request>& requests) const {
-  const RolloutKeys& r = config_.rollout;
+RolloutLimits Generator::limits(const std::vector<Request>& requests, const RolloutKeys& r) const {
   const KvResidency residency(r.kv, model_config_.layers);
   RolloutLimits l{.max_sequences = 1, .max_batched_tokens = 1, .max_context = 2, .kv = r.kv};
   int64_t samples = 0, longest = 0;  // pages of the longest sequence alone
@@ -163,9 +171,24 @@ RolloutLimits Generator::limits(const std::vector<Request>& requests) const {
                            ? r.kv_cache_bytes / page
                            : std::max(longest, static_cast<int64_t>(device_.memory().free() / 2) / page);
   if (room == 0)
-    throw Error(Exit::memory, cat("rollout.kv_cache_bytes = ", r.kv_cache_bytes, " holds no page; one takes ", page));
+    throw Error(Exit::memory, cat("does not fit: rollout.kv_cache_bytes = ", r.kv_cache_bytes,
+                                  " holds no page of keys and values, of which one takes ", page, " bytes; raise it"));
   l.kv_pages = std::min(room, l.max_sequences * longest);
   return l;
+}
+
+ArenaLimits Generator::memory(const std::vector<Request>& requests) const {
+  const Room room = room_on(table_);
+  const auto needed = [&](const RolloutKeys& keys) {
+    return rollout_memory(model_config_, model_.dtype, adapters_ ? &adapters_->spec : nullptr, limits(requests, keys));
+  };
+  const ArenaLimits all = needed(config_.rollout);
+  if (all.total() > room.bytes)
+    does_not_fit(
+        "beside the weights it takes", all, room,
+        what_fits(config_, {"rollout.kv_cache_bytes", "rollout.max_num_seqs", "rollout.max_num_batched_tokens"}, {},
+                  [&](const Config& c) { return needed(c.rollout).total() <= room.bytes; }));
+  return all;
 }
 
 // The time since the last pass; that of a pass with rows of both is divided as its rows are.
@@ -180,17 +203,18 @@ void Generator::pass(const RolloutStats& now) {
 }
 
 std::vector<Completion> Generator::generate(const std::vector<Request>& requests,
-                                            const std::function<void(const Completion&)>& drawn) {
-  limits_ = limits(requests);
-  const ArenaLimits memory =
-      rollout_memory(model_config_, model_.dtype, adapters_ ? &adapters_->spec : nullptr, limits_, table_);
-  Arena kv("kv", device_.memory(), memory.kv), scratch("scratch", device_.memory(), memory.activations);
+                                            const std::function<void(const Completion&)>& drawn,
+                                            const std::function<void(const RolloutStats&)>& progress) {
+  limits_ = limits(requests, config_.rollout);
+  const ArenaLimits arenas = memory(requests);
+  Arena kv("kv", device_.memory(), arenas.kv), scratch("scratch", device_.memory(), arenas.activations);
   Rollout rollout(model_, limits_, kv, scratch);
   stats_ = {}, prefill_seconds_ = decode_seconds_ = 0, time_ = Clock::now();
   return rollout.generate(
       requests, sampling_,
       [&](const RolloutStats& now) {
         pass(now);
+        if (progress) progress(now);
         if (interrupted()) throw Stopped();
       },
       drawn);
@@ -283,8 +307,10 @@ void write_samples(const Config& config, const Prompts& prompts, const std::vect
   double bytes = 0;
   for (const Prompt& p : given) bytes += static_cast<double>(n) * (sizeof(Completion) + 8.0 * p.max_new_tokens);
   if (bytes > static_cast<double>(machine_memory()))
-    throw Error(Exit::memory, cat("the responses, ", n, " of each prompt, take ", bytes, " bytes; the machine has ",
-                                  machine_memory()));
+    throw Error(Exit::memory,
+                cat("does not fit: the responses, ", n, " of each prompt, take ", bytes, " bytes; the machine has ",
+                    machine_memory(), "; --n ",
+                    std::floor(static_cast<double>(machine_memory()) * static_cast<double>(n) / bytes), " fits"));
   Generator generator(config, prompts);
   std::vector<Request> requests;
   for (size_t r = 0; r < given.size(); r++) {
@@ -293,17 +319,33 @@ void write_samples(const Config& config, const Prompts& prompts, const std::vect
   }
   const bool greedy = config.rollout.val_kwargs.temperature == 0;
   std::map<int64_t, std::string> waiting;
-  int64_t next = 0;
-  const auto done = generator.generate(requests, [&](const Completion& c) {
+  int64_t next = 0, finished = 0;
+  const int64_t samples = n * std::ssize(given);
+  std::optional<LongWork> work(std::in_place, "generation", samples, false);
+  const auto drawn = [&](const Completion& c) {
     const Prompt& prompt = given[static_cast<size_t>(c.request)];
     if (c.finish != Finish::eos && static_cast<int>(c.tokens.size()) < prompt.max_new_tokens) return;
     waiting[c.request * n + c.sample] = json_line(prompts, prompt, c, greedy);
+    finished++;
     for (auto first = waiting.begin(); first != waiting.end() && first->first == next; next++) {
+      work->hide();
       put(first->second);
       first = waiting.erase(first);
     }
-  });
-  if (!quiet) std::fprintf(stderr, "%s\n", generator.statistics(requests, done).c_str());
+  };
+  catch_interrupts();
+  try {
+    const auto done = generator.generate(requests, drawn, [&](const RolloutStats& s) {
+      work->done(s.finished, rollout_note(*work, s.finished, samples, s.decoded_tokens));
+    });
+    work.reset();
+    if (!quiet) std::fprintf(stderr, "%s\n", generator.statistics(requests, done).c_str());
+  } catch (const Stopped&) {
+    work.reset();
+    for (const auto& [place, line] : waiting) put(line);
+    throw Error(Exit::interrupted,
+                cat("interrupted: ", finished, " of ", samples, " samples are finished and written"));
+  }
 }
 
 // Lines of standard input, each answered, with what was said before where the chat format has turns.
@@ -343,6 +385,7 @@ void run(const Options& o, const Command& command) {
   std::vector<std::string> notes;
   const Config config = configuration(o, command, notes);
   print_notes(notes);
+  LongWork::quiet = o.quiet;
   const Prompts prompts(config);
   if (o.interactive()) return converse(config, o, prompts);
   if (o.file) return write_samples(config, prompts, prompts.file(*o.file), o.quiet);
@@ -368,9 +411,11 @@ training; --chat-format plain continues it), "messages" ([{"role", "content"}]) 
 With --file, --n above 1 or --jsonl, standard output has one JSON object per sample, in order:
   {"prompt": as given, "row": its number in the file, from 0, "sample": 0 to n-1, "text", "tokens",
    "logprobs": as sampled (not of --greedy), "finish": "eos" or "length"}
-Otherwise it has the text alone.  Speed and KV memory go to standard error.
+Otherwise it has the text alone.  Progress, speed and KV memory go to standard error.  Ctrl-C writes the samples that
+are finished.
 
-The keys of `pare train` select a sparse cache:
+The keys of `pare train` select a sparse cache (first a model: DIR is a Hugging Face folder, or
+runs/NAME/model of a run):
   pare generate --model DIR --prompt TEXT rollout.kv.method=snapkv rollout.kv.evict.budget=256
 )";
 

@@ -10,7 +10,7 @@
 #include "base/json.h"
 #include "base/thread_pool.h"
 #include "model/hf/peft.h"
-#include "run/plan.h"
+#include "run/fit.h"
 
 namespace pare {
 
@@ -114,9 +114,20 @@ void run(const Options& o, const Command& command) {
   std::vector<Group> groups;
   for (const auto& ids : sequences) groups.push_back({{}, {{ids}}});
 
-  ArenaLimits memory = ArenaLimits::each(table.memory->total());
-  compute(o, config, adapter, act, groups, {}, table_null, memory);
-  check_memory(memory, table, "--max-rows");
+  const auto needed = [&](int64_t rows) {
+    Options with = o;
+    with.max_rows = rows;
+    ArenaLimits all = ArenaLimits::each(SIZE_MAX / 16);
+    compute(with, config, adapter, act, groups, {}, table_null, all);
+    return all;
+  };
+  const Room room = room_on(table);
+  ArenaLimits memory = needed(o.max_rows);
+  if (memory.total() > room.bytes) {
+    const int64_t rows = largest_that_fits(o.max_rows, [&](int64_t n) { return needed(n).total() <= room.bytes; });
+    does_not_fit("it takes", memory, room,
+                 rows > 0 ? std::vector<std::string>{cat("--max-rows ", rows)} : std::vector<std::string>());
+  }
   const Result result = compute(o, config, adapter, act, groups, weights, table, memory);
   if (!o.grads.empty()) {
     std::vector<NamedTensor> named;

@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -10,6 +12,7 @@
 #include "app/console.h"
 #include "app/interrupt.h"
 #include "base/error.h"
+#include "base/memory.h"
 #include "comm/comm.h"
 
 namespace {
@@ -19,9 +22,16 @@ int report(pare::Comm& comm, pare::Exit code, const std::string& what) {
   if (!comm.first()) std::this_thread::sleep_for(std::chrono::seconds(1));
   const std::string who = comm.ranks() > 1 ? pare::cat("rank ", comm.rank(), ": ") : "";
   constexpr size_t most = 4000;  // a message may repeat a value of megabytes; what is wrong with it stands at the end
-  const std::string text =
+  const std::string shown =
       what.size() > most ? what.substr(0, most / 2) + " ... " + what.substr(what.size() - most / 2) : what;
-  std::fprintf(stderr, "pare: %s%s\n", who.c_str(), pare::printable_lines(text).c_str());
+  std::string text = pare::cat("pare: ", who, pare::printable_lines(shown));
+  if (isatty(STDERR_FILENO) && text.find('\n') == std::string::npos) {  // of several lines, some are no sentences
+    const std::string blanks(6, ' ');
+    text =
+        pare::wrapped(text, std::min<size_t>(pare::Console::columns(STDERR_FILENO), 120), blanks).substr(blanks.size());
+    text.pop_back();
+  }
+  std::fprintf(stderr, "%s\n", text.c_str());
   if (comm.ranks() > 1) comm.abort(static_cast<int>(code));
   return static_cast<int>(code);
 }
@@ -55,7 +65,10 @@ int run(int argc, char** argv) {
     comm->link.reset();  // while its device is there
     return static_cast<int>(Exit::ok);
   } catch (const std::bad_alloc&) {
-    return report(Exit::memory, "the machine's memory does not suffice");
+    return report(Exit::memory,
+                  pare::cat("does not fit: memory ran out, of which there are ",
+                            pare::human(static_cast<double>(pare::machine_memory())),
+                            "B (ulimit, control groups); pare plan says what a step takes and what fits"));
   } catch (const std::filesystem::filesystem_error& e) {
     return report(Exit::failed, pare::cat(e.path1().string(), ": ", e.code().message()));
   } catch (const pare::Error& e) {

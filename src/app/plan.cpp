@@ -134,47 +134,37 @@ void show_work(const Plan& plan) {
   std::printf("\nrows>: the fewest rows of a call of a linear layer\n");
 }
 
-// Memory to plan for.
-struct Room {
-  size_t bytes = 0;   // 0: nobody knows
-  std::string where;  // "of --memory", or why nobody knows
-};
-
 // What there is for the arenas of a run: what the options say, else this machine's.
 Room find_room(const Options& o, const Config& c, const std::optional<Machine>& machine) {
   if (!o.memory.empty()) return {parse_bytes(o.memory), "of --memory"};
   if (machine) return {machine->memory(), "of " + machine->name};
   try {
     const Table& table = open_table(c.trainer);
-    if (c.trainer.device != DeviceKind::cpu) return {table.memory->free(), "free on this device"};
+    Room room = room_on(table);
     const int ranks = rank_count(c.trainer).node_ranks;
-    return {machine_memory() / static_cast<size_t>(ranks),
-            cat("of this machine", ranks > 1 ? cat(", shared by ", ranks, " ranks") : "")};
+    if (c.trainer.device == DeviceKind::cpu && ranks > 1)
+      room.bytes /= static_cast<size_t>(ranks), room.where += cat(", shared by ", ranks, " ranks");
+    return room;
   } catch (const Error& e) {
     return {0, e.what()};
   }
 }
 
-void show_verdict(const std::vector<std::string>& arguments, const Plan& plan, const Room& room) {
+bool fits(const Plan& plan, const Room& room) { return room.bytes == 0 || plan.needed() <= room.bytes; }
+
+void show_verdict(const Config& config, const Plan& plan, const Room& room) {
   const size_t most = plan.needed();
-  std::printf("\n");
   if (room.bytes == 0)
     return paragraph("takes",
                      cat(bytes(most), " (", most, ") at most; --memory 80GB says whether that fits: ", room.where));
-  const auto difference = [](size_t more, size_t less) { return cat(bytes(more - less), " (", more - less, ")"); };
-  const std::string of = cat(bytes(room.bytes), " (", room.bytes, ") ", room.where);
-  if (most <= room.bytes)
-    return paragraph("fits", cat("any step takes at most ", bytes(most), " of the ", of, ": ",
-                                 difference(room.bytes, most), " are left"));
-  std::string fits;
-  for (const std::string& setting : what_fits(arguments, plan, room.bytes))
-    fits += (fits.empty() ? "; with one of these it fits: " : ", ") + setting;
-  paragraph(
-      "too much",
-      cat("a step can take ", bytes(most), ", ", difference(most, room.bytes), " more than the ", of,
-          fits.empty()
-              ? "; none of moments in bf16, recomputation, smaller batches and up to eight times the ranks makes it fit"
-              : fits));
+  if (fits(plan, room))
+    return paragraph("fits", cat("any step takes at most ", bytes(most), " of the ", room.size(), ": ",
+                                 bytes(room.bytes - most), " (", room.bytes - most, ") are left"));
+  const std::vector<std::string> settings = settings_that_fit(config, room.bytes);
+  paragraph("too much", excess_text("a step can take", most, room, settings) +
+                            (settings.empty() ? "; none of moments in bf16, recomputation, smaller batches and up to "
+                                                "eight times the ranks makes it fit"
+                                              : ""));
 }
 
 std::string duration(double seconds) {
@@ -274,11 +264,15 @@ void run(const Options& o, const Command& command) {
     return show_comparison(arguments, o.compare, lengths, room.bytes, machine ? &*machine : nullptr, o.json);
   const std::vector<std::string> missing = missing_files(config);
   const Plan plan = plan_ranks(config, missing.empty(), worst ? nullptr : &lengths, machine ? &*machine : nullptr);
+  const auto end = [&] {
+    if (!fits(plan, room)) throw Error(Exit::memory, cat("the plan does not fit the ", room.size()));
+  };
   if (o.json) {
     std::printf("%s\n", plan_json(config, plan, lengths, room.bytes, machine ? &*machine : nullptr).dump(2).c_str());
-    return;
+    return end();
   }
   print_notes(notes);
+  show_verdict(config, plan, room);
   show_step(config, plan, missing);
   show_memory_table(plan);
   show_work(plan);
@@ -289,7 +283,7 @@ void run(const Options& o, const Command& command) {
   if (machine)
     show_time(config, plan, *machine, generated_tokens(config, lengths),
               cat("at ", lengths.prompt, " + ", lengths.response, " tokens"));
-  show_verdict(arguments, plan, room);
+  end();
 }
 
 }  // namespace
@@ -309,7 +303,7 @@ void add_plan(const Command& program) {
   o->shorthands.add(c);
   c.footer(
       "With the name of a shape, a plan needs neither weights, tokenizer, data nor the device:\n"
-      "  pare plan grpo model.config=qwen2.5-7b --device cuda --machine h200");
+      "  pare plan grpo model.config=qwen2.5-1.5b --device cuda --machine h200");
   c.action([o, c] { run(*o, c); });
 }
 

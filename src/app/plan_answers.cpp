@@ -180,55 +180,21 @@ void show_largest(const std::vector<std::string>& arguments, const std::string& 
               next.bytes - memory, grows.c_str());
 }
 
-std::vector<std::string> what_fits(const std::vector<std::string>& arguments, const Plan& plan, size_t memory) {
-  const Config c = load_config(arguments);
-  const size_t excess = plan.needed() - memory;
-  std::vector<std::string> all;
-  // The first of the settings that fits; none of them saves more than `most` bytes.
-  const auto attempt = [&](size_t most, const std::vector<std::vector<std::string>>& settings) {
-    if (most < excess) return;
-    for (const std::vector<std::string>& keys : settings) try {
-        std::vector<std::string> with = arguments;
-        with.insert(with.end(), keys.begin(), keys.end());
-        const Config c = load_config(with);
-        if (plan_most(c).total() + planned_responses(c) > memory) continue;
-        std::string& text = all.emplace_back();
-        for (const std::string& k : keys) text += (text.empty() ? "" : " ") + k;
-        return;
-      } catch (const Error&) {  // no run can have it
-      }
-  };
-  const auto parts = [](const char* key, int64_t value) {
-    std::vector<std::vector<std::string>> settings;
-    for (const int64_t part : {2, 4, 8})
-      if (value / part > 0) settings.push_back({cat(key, "=", value / part)});
-    return settings;
-  };
-  const ArenaLimits& m = plan.most;
-  const std::string kBf16 = "actor.optim.moments=bf16", kRecompute = "model.enable_gradient_checkpointing=true";
-  const bool bf16 = c.actor.optim.moments != Moments::bf16, recompute = !c.model.enable_gradient_checkpointing;
-  if (bf16) attempt(m.optimizer / 2, {{kBf16}});
-  if (recompute) attempt(m.activations, {{kRecompute}});
-  attempt(m.activations, parts("actor.ppo_max_token_len", c.actor.ppo_max_token_len));
-  attempt(m.kv, parts("rollout.max_num_seqs", c.rollout.max_num_seqs));
-  std::vector<std::vector<std::string>> more, together(1);
-  if (plan.ranks < 8 && c.trainer.device != DeviceKind::cpu)
+std::vector<std::string> settings_that_fit(const Config& c, size_t memory) {
+  std::vector<std::vector<std::string>> choices = frugal_settings(c);
+  const RankCount count = rank_count(c.trainer);
+  if (count.all() < 8 && c.trainer.device != DeviceKind::cpu) {
+    std::vector<std::string>& more = choices.emplace_back();
     for (const int64_t times : {2, 4, 8}) {
-      const int64_t ranks = rank_count(c.trainer).node_ranks * times, of_all = plan.ranks * times;
-      more.push_back({cat("trainer.n_gpus_per_node=", ranks)});
-      if (c.learner.slots % of_all != 0)
-        more.back().push_back(cat("learner.slots=", std::lcm(c.learner.slots, of_all)));
+      const int64_t of_all = count.all() * times;
+      more.push_back(cat("trainer.n_gpus_per_node=", count.node_ranks * times));
+      if (c.learner.slots % of_all != 0) more.back() += cat(" learner.slots=", std::lcm(c.learner.slots, of_all));
     }
-  attempt(m.total(), more);
-  if (!all.empty()) return all;
-  if (bf16) together[0].push_back(kBf16);
-  if (recompute) together[0].push_back(kRecompute);
-  for (std::vector<std::string> keys : more) {
-    keys.insert(keys.begin(), together[0].begin(), together[0].end());
-    together.push_back(std::move(keys));
   }
-  attempt(m.total(), together);
-  return all;
+  return what_fits(
+      c,
+      {"actor.ppo_max_token_len", "rollout.max_num_seqs", "rollout.max_num_batched_tokens", "rollout.kv_cache_bytes"},
+      choices, [&](const Config& with) { return plan_most(with).total() + planned_responses(with) <= memory; });
 }
 
 void show_comparison(const std::vector<std::string>& arguments, const std::string& presets, const StepLengths& lengths,

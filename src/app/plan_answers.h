@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "run/fit.h"
 #include "run/plan.h"
 
 namespace pare {
@@ -20,9 +21,8 @@ nlohmann::ordered_json plan_json(const Config& config, const Plan& plan, const S
 void show_largest(const std::vector<std::string>& arguments, const std::string& key, size_t memory,
                   const std::string& where);
 
-// Settings of which each alone makes a step fit `memory`, found by planning; where none does, several together.
-// `plan` does not fit.
-std::vector<std::string> what_fits(const std::vector<std::string>& arguments, const Plan& plan, size_t memory);
+// What makes a step fit `memory` (what_fits), more ranks included; `config` does not fit.
+std::vector<std::string> settings_that_fit(const Config& config, size_t memory);
 
 // The configuration alone and with each of the presets laid over it, under the overrides.
 void show_comparison(const std::vector<std::string>& arguments, const std::string& presets, const StepLengths& lengths,

@@ -97,6 +97,18 @@ void show_memory(Console& console, const Session& s) {
   console.paragraph("memory", arenas);
 }
 
+void warn_of_restarts(Console& console, const Session& s) {
+  if (!s.reward_command) return;
+  for (const std::string& warning : s.device.comm.gather(s.reward_command->take_warning()))
+    if (!warning.empty()) console.warning(warning);
+}
+
+std::string rollout_note(const LongWork& work, int64_t finished, int64_t responses, int64_t tokens) {
+  const double seconds = work.seconds(), left = static_cast<double>(responses - finished);
+  return cat(finished, " of ", responses, " responses, ", human(static_cast<double>(tokens) / std::max(seconds, 1e-9)),
+             " tok/s, ETA ", finished > 0 ? clock(seconds * left / static_cast<double>(finished)) : "-");
+}
+
 std::string sampling_text(const ValKeys& v) {
   if (v.temperature == 0) return "greedy";
   return format("temperature %g", v.temperature) + (v.top_k > 0 ? cat(", top-k ", v.top_k) : "") +
@@ -195,7 +207,10 @@ std::vector<StepColumn> train_columns(const Config& config) {
       rate("gen/s", "tokens/generated", "timing_s/gen"),
       rate("upd/s", "tokens/trained", "timing_s/update_actor"),
       column("s", 5, "timing_s/step", "%.2f")};
-  if (config.algorithm.rpo.enable) columns.insert(columns.begin() + 2, column("saved", 5, "rpo/saved", "%.2f"));
+  if (config.algorithm.rpo.enable) {  // in place of the last rate: the table stays within 80 columns
+    columns.erase(columns.end() - 2);
+    columns.insert(columns.begin() + 2, column("saved", 5, "rpo/saved", "%.2f"));
+  }
   return columns;
 }
 
@@ -258,7 +273,7 @@ void StepLines::samples(const std::vector<SampleText>& texts) {
     console_.line(table.row({name, format("%.2f", s.reward), format("%+.2f", s.advantage), cat(s.response_length()),
                              s.finished ? "" : "cut", shortened(printable(t.extracted), 20),
                              shortened(printable(t.answer), 20)}));
-    console_.line("           " + shortened(printable(t.prompt), room));
+    console_.line("           " + shortened(printable(t.problem), room));
     console_.line("           " + shortened(printable(t.response), room));
   };
   show("best", *best);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "app/console.h"
+#include "base/progress.h"
 #include "run/hints.h"
 #include "run/plan.h"
 
@@ -19,11 +20,14 @@ void show_plan(Console& console, const Session& session, const Plan& plan);  // 
 // What the run will do, and where it writes.
 void show_train(Console& console, const Session& session, const std::string& path);
 void show_sft(Console& console, const Session& session, const std::string& path);
+// "12 of 80 responses, 1.2k tok/s, ETA 0:35".
+std::string rollout_note(const LongWork& work, int64_t finished, int64_t responses, int64_t tokens);
 std::string sampling_text(const ValKeys& keys);  // "greedy", "temperature 0.6, top-p 0.95"
 
 // ---- at every step
-// --------------------------------------------------------------------------------------------------- A column of the
-// table of steps; the cell of a metric that is absent is "-".
+// A reward command that ended or was late and was started again, on any rank, since the last call; all ranks call it.
+void warn_of_restarts(Console& console, const Session& session);
+// A column of the table of steps; the cell of a metric that is absent is "-".
 struct StepColumn {
   TextTable::Column column;
   std::function<std::string(const Metrics&)> cell;

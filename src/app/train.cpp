@@ -111,6 +111,7 @@ class Run {
     m.add(training_->evaluate());
     log(m);
     lines_->step(m);
+    warn_of_restarts(console_, session_);
   }
 
   void step() {
@@ -131,6 +132,7 @@ class Run {
     }
     show(m, val, samples);
     warn_of_mismatches();
+    warn_of_restarts(console_, session_);
     if (t.save_freq > 0 && (step % t.save_freq == 0 || step == t.total_training_steps || best)) save();
     stop_if_asked();
   }
@@ -156,7 +158,7 @@ class Run {
 
   // Of the whole run, so that one that is resumed is not better than one that was left alone.
   std::string mismatches() const {
-    if (state_.checked == 0) return "log-probs of sampler and learner were not checked against one another";
+    if (state_.checked == 0) return "log-probs of sampler and learner were not compared";
     return format("%lld of %lld checked tokens differ between sampler and learner",
                   static_cast<long long>(state_.mismatches), static_cast<long long>(state_.checked));
   }
@@ -193,8 +195,8 @@ class Run {
 
   void finish() {
     show_memory(console_, session_);
-    console_.result(format("done     %s%s; model in %s/model", duration(seconds_since(start_)).c_str(),
-                           grpo_ ? cat("; ", mismatches()).c_str() : "", path().c_str()));
+    if (grpo_) console_.line("exact    " + mismatches());
+    console_.result(cat("done     ", duration(seconds_since(start_)), "; model in ", path(), "/model"));
     if (fails())
       throw Error(Exit::failed, cat(mismatches(),
                                     "; in an exact run none may. The run is complete and its model is saved, but "
@@ -259,7 +261,8 @@ std::string help_footer(const std::string& command) {
   pare sft quickstart-sft
   pare sft quickstart-sft data.noise=0 actor.optim.lr=2e-3 --out runs/clean
 )"
-                                   : R"(Examples:
+                                   : R"(Examples, of which the first makes the model that the others start from:
+  pare sft quickstart-sft
   pare train quickstart
   pare train quickstart dapo rollout.n=16 --out runs/dapo
   pare train runs/quickstart/config.toml --resume trainer.total_training_steps=400

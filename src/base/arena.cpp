@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/arena_error.h"
+
 namespace pare {
 
 namespace {
@@ -12,7 +14,7 @@ size_t round_up(size_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
 SharedMemory::SharedMemory(const Memory& memory, size_t bytes) : memory_(memory), bytes_(bytes) {
   if (bytes == 0 || &memory == &no_memory) return;
   base_ = static_cast<char*>(memory.take(bytes));
-  if (!base_) throw Error(Exit::memory, cat("the system refused ", bytes, " bytes, which arenas share"));
+  if (!base_) throw ArenaError(cat("the system refused ", bytes, " bytes, which arenas share"));
 }
 
 SharedMemory::~SharedMemory() {
@@ -30,7 +32,7 @@ Arena::Arena(std::string name, const Memory& memory, size_t limit, SharedMemory:
     return;
   }
   base_ = static_cast<char*>(memory.take(limit));
-  if (!base_) throw Error(Exit::memory, cat("arena '", name_, "': the system refused ", limit, " bytes"));
+  if (!base_) throw ArenaError(cat("arena '", name_, "': the system refused ", limit, " bytes"));
 }
 
 Arena::~Arena() {
@@ -57,8 +59,8 @@ Tensor Arena::alloc(const std::string& name, DType dtype, std::initializer_list<
     std::string list;
     for (size_t i = 0; i < std::min<size_t>(largest.size(), 5); i++)
       list += cat(i ? ", " : "; the largest entries: ", largest[i].name, " ", largest[i].bytes);
-    throw Error(Exit::memory, cat("arena '", name_, "': ", name, " ", t.str(), " needs ", bytes, " bytes, but ", used_,
-                                  " of ", limit_, " are in use", list));
+    throw ArenaError(cat("arena '", name_, "': ", name, " ", t.str(), " needs ", bytes, " bytes, but ", used_, " of ",
+                         limit_, " are in use", list));
   }
   if (base_) t.data = base_ + used_;
   entries_.push_back({name, used_, bytes});

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <mutex>
 #include <vector>
@@ -42,17 +43,26 @@ uint64_t Activity::begun() {
   return activities().begun;
 }
 
-LongWork::LongWork(std::string what, int64_t all)
-    : what_(std::move(what)), all_(all), terminal_(isatty(STDERR_FILENO)), start_(Clock::now()), drawn_(start_) {}
+LongWork::LongWork(std::string what, int64_t all, bool ends)
+    : what_(std::move(what)),
+      all_(all),
+      terminal_(isatty(STDERR_FILENO)),
+      ends_(ends),
+      start_(Clock::now()),
+      drawn_(start_) {}
 
 LongWork::~LongWork() {
-  const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
-  if (quiet || seconds < 1) return;
-  std::fprintf(stderr, "%s%s: %s %.1f s%s\n", terminal_ ? "\r" : "", what_.c_str(),
-               whole_ ? "done in" : "stopped after", seconds, terminal_ ? "    " : "");
+  hide();
+  if (quiet || !ends_ || seconds() < 1) return;
+  std::fprintf(stderr, "%s: %s %.1f s\n", what_.c_str(), whole_ ? "done in" : "stopped after", seconds());
 }
 
-void LongWork::done(int64_t n) {
+void LongWork::hide() {
+  if (shown_ > 0) std::fprintf(stderr, "\r%*s\r", static_cast<int>(shown_), "");
+  shown_ = 0;
+}
+
+void LongWork::done(int64_t n, const std::string& note) {
   whole_ = n == all_;
   const auto now = Clock::now();
   const auto wait = !terminal_         ? std::chrono::milliseconds(10'000)
@@ -60,8 +70,15 @@ void LongWork::done(int64_t n) {
                                        : std::chrono::milliseconds(100);
   if (quiet || whole_ || now - drawn_ < wait) return;
   drawn_ = now;
-  std::fprintf(stderr, "%s%s: %3.0f %%%s", terminal_ ? "\r" : "", what_.c_str(),
-               100 * static_cast<double>(n) / static_cast<double>(all_), terminal_ ? "" : "\n");
+  const double percent = 100 * static_cast<double>(n) / static_cast<double>(all_);
+  std::string line(what_.size() + note.size() + 32, '\0');
+  line.resize(static_cast<size_t>(std::snprintf(line.data(), line.size(), "%s: %3.0f %%%s%s", what_.c_str(), percent,
+                                                note.empty() ? "" : ", ", note.c_str())));
+  if (!terminal_) return static_cast<void>(std::fprintf(stderr, "%s\n", line.c_str()));
+  line.resize(std::min<size_t>(line.size(), 79));
+  const size_t before = shown_;
+  shown_ = line.size();
+  std::fprintf(stderr, "\r%s%*s", line.c_str(), static_cast<int>(std::max(before, shown_) - shown_), "");
 }
 
 }  // namespace pare

@@ -24,13 +24,17 @@ class Activity {
 
 class LongWork {
  public:
-  LongWork(std::string what, int64_t all);  // "loading models/mine"
-  ~LongWork();                              // prints how long it took
+  // "loading models/mine".  `ends`: at its end it prints how long it took.
+  LongWork(std::string what, int64_t all, bool ends = true);
+  ~LongWork();
   LongWork(const LongWork&) = delete;
   LongWork& operator=(const LongWork&) = delete;
 
-  // Work done so far, of `all`.  On a terminal the line is overwritten; elsewhere one is printed every ten seconds.
-  void done(int64_t n);
+  // Work done so far, of `all`, with a note about it.  On a terminal the line, at most 79 columns, is overwritten;
+  // elsewhere one is printed every ten seconds.
+  void done(int64_t n, const std::string& note = "");
+  void hide();  // erases that line of a terminal, for other output
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
 
   inline static bool quiet = false;  // nothing is shown
 
@@ -38,10 +42,11 @@ class LongWork {
   using Clock = std::chrono::steady_clock;
   const std::string what_;
   const int64_t all_;
-  const bool terminal_;
+  const bool terminal_, ends_;
   const Clock::time_point start_;
   Clock::time_point drawn_;
   bool whole_ = false;
+  size_t shown_ = 0;  // columns of the line that will be overwritten
 };
 
 }  // namespace pare

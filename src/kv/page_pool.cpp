@@ -2,16 +2,16 @@
 
 #include <algorithm>
 
-#include "base/error.h"
+#include "base/arena_error.h"
 
 namespace pare {
 
 PagePool::PagePool(int64_t pages) {
   expect(pages >= 1, "a pool of ", pages, " pages");
   if (pages > INT32_MAX)
-    throw Error(Exit::memory, cat(pages,
-                                  " pages of keys and values are more than can be numbered; lower "
-                                  "rollout.max_num_seqs or the lengths, or set rollout.kv_cache_bytes"));
+    throw ArenaError(cat(pages,
+                         " pages of keys and values are more than can be numbered; lower rollout.max_num_seqs or the "
+                         "lengths, or set rollout.kv_cache_bytes"));
   references_.assign(pages, 0);
   free_.resize(pages);
   for (int64_t i = 0; i < pages; i++) free_[i] = static_cast<int32_t>(pages - 1 - i);

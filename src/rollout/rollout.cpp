@@ -99,10 +99,10 @@ void Rollout::check(const std::vector<Request>& requests, const Sampling& sampli
     const int64_t needed = Scheduler::pages_needed(sampling.dense ? dense_residency_ : residency_, r),
                   page = cache_.page_bytes(model_.config, limits_.kv, model_.dtype);
     if (needed > limits_.kv_pages)
-      throw Error(Exit::memory,
-                  cat("request ", i, ": one sequence of ", size, " prompt and ", r.max_new_tokens, " new tokens needs ",
-                      needed, " KV pages (", needed * page, " bytes), the pool has ", limits_.kv_pages, " (",
-                      limits_.kv_pages * page, " bytes): enlarge the pool or shorten the sequences"));
+      throw Error(Exit::memory, cat("does not fit: request ", i, ": one sequence of ", size, " prompt and ",
+                                    r.max_new_tokens, " new tokens needs ", needed, " KV pages (", needed * page,
+                                    " bytes), the pool has ", limits_.kv_pages, " (", limits_.kv_pages * page,
+                                    " bytes): enlarge the pool (rollout.kv_cache_bytes) or shorten the sequences"));
   }
 }
 

@@ -508,6 +508,10 @@ std::vector<std::string> config_warnings(const Config& c) {
   if (c.algorithm.adv_filter_threshold > 0 && (c.actor.use_kl_loss || c.actor.entropy_coeff > 0))
     lines.push_back(cat("algorithm.adv_filter_threshold also takes the dropped samples out of the term of ", extra,
                         ": the objective changes"));
+  if (c.actor.use_kl_loss && c.actor.kl_loss_type == KlLoss::k1)
+    lines.push_back(
+        "actor.kl_loss_type = k1: as a loss its expected gradient is 0, so that it adds noise and does not hold the "
+        "policy to the reference; take k2, k3 or exact, or k1 in the reward (algorithm.use_kl_in_reward)");
   if (c.actor.use_kl_loss && c.algorithm.use_kl_in_reward)
     lines.push_back("actor.use_kl_loss and algorithm.use_kl_in_reward are both on: the KL counts twice");
   if (c.rollout.top_k > 0 || c.rollout.top_p < 1)

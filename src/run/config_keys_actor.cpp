@@ -26,7 +26,9 @@ Groups actor_keys() {
       {{}, {KEY(actor.use_kl_loss, any, "", "adds the KL to the reference policy to the loss", "verl")}},
       {{is("actor.use_kl_loss", {"true"})},
        {KEY(actor.kl_loss_coef, at_least(0), "", "coefficient of the KL in the loss", "verl"),
-        KEY(actor.kl_loss_type, any, "", "estimator of the KL in the loss; exact: sum over the vocabulary",
+        KEY(actor.kl_loss_type, any, "",
+            "estimator of the KL in the loss; k1: its expected gradient is 0, so that nothing holds the policy to the "
+            "reference; exact: sum over the vocabulary",
             "verl, Schulman 2020")}},
       {{},
        {KEY(actor.entropy_coeff, at_least(0), "", "coefficient of the entropy bonus", "verl"),

@@ -2,22 +2,82 @@
 
 #include <algorithm>
 
+#include "base/thread_pool.h"
+
 namespace pare {
 
+namespace {
+
+struct Stopped {};  // thrown out of a rollout
+
+// Grades the responses of one rank as they finish, some at a time.
+class Grader {
+ public:
+  Grader(const Session& session, const Task& task, const std::vector<Problem>& problems, int64_t n, int64_t limit)
+      : session_(session), task_(task), problems_(problems), n_(n), limit_(limit) {
+    done_.resize(problems.size() * static_cast<size_t>(n));
+  }
+
+  void drawn(const Completion& c) {
+    if (c.finish != Finish::eos && std::ssize(c.tokens) < limit_) return;
+    waiting_.push_back(c);
+    if (std::ssize(waiting_) >= std::max(16, threads())) grade();
+  }
+  void grade() {
+    std::vector<EvaluatedResponse> responses(waiting_.size());
+    parallel_for(std::ssize(waiting_), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; i++) {
+        const Completion& c = waiting_[static_cast<size_t>(i)];
+        responses[static_cast<size_t>(i)] = {c.tokens, session_.response_text(c),
+                                             session_.reward(task_, problems_[static_cast<size_t>(c.request)], c),
+                                             c.finish == Finish::eos};
+      }
+    });
+    for (size_t i = 0; i < waiting_.size(); i++) {
+      score_.add(responses[i].reward.score);
+      done_[static_cast<size_t>(waiting_[i].request * n_ + waiting_[i].sample)] = std::move(responses[i]);
+    }
+    waiting_.clear();
+  }
+  double score() const { return score_.mean(); }
+  std::vector<std::optional<EvaluatedResponse>>& done() { return done_; }
+
+ private:
+  const Session& session_;
+  const Task& task_;
+  const std::vector<Problem>& problems_;
+  const int64_t n_, limit_;
+  std::vector<Completion> waiting_;
+  std::vector<std::optional<EvaluatedResponse>> done_;  // by (request, sample)
+  Summary score_;
+};
+
+// By the votes of the responses with an answer; equal ones, as the task has it, vote together.
+size_t majority_of(const Task& task, const std::vector<EvaluatedResponse>& responses) {
+  std::vector<std::string> answers;
+  for (const EvaluatedResponse& r : responses)
+    if (r.reward.parsed) answers.push_back(r.reward.extracted);
+  const std::vector<size_t> first = task.first_equal(answers);
+  std::vector<std::optional<size_t>> votes;
+  auto next = first.begin();
+  for (const EvaluatedResponse& r : responses) votes.push_back(r.reward.parsed ? std::optional(*next++) : std::nullopt);
+  return majority(votes);
+}
+
+}  // namespace
+
 Evaluation::Evaluation(const Session& session, const Task& task, Rollout& rollout, int64_t step, bool dense,
-                       const std::function<void(const RolloutStats&)>& progress) {
+                       const std::function<bool(const EvaluationProgress&)>& go_on) {
   const Config& config = session.config;
   const ValKeys& v = config.rollout.val_kwargs;
   const Phase phase(session.model->device, "val");
   std::vector<Request> requests;
+  std::vector<Problem> problems;
   for (int64_t row = 0; row < task.size(); row++) {
-    EvaluatedProblem p;
-    p.problem = task.problem(row);
-    requests.push_back({session.encode_prompt(p.problem), {}, static_cast<int>(config.data.max_response_length)});
+    problems.push_back(task.problem(row));
+    requests.push_back({session.encode_prompt(problems.back()), {}, static_cast<int>(config.data.max_response_length)});
     for (int64_t k = 0; k < v.n; k++)
       requests.back().uids.push_back(sequence_uid(0, static_cast<uint64_t>(row), 0, static_cast<uint64_t>(k)));
-    p.prompt_tokens = static_cast<int64_t>(requests.back().prompt.size());
-    problems_.push_back(std::move(p));
   }
   const Sampling sampling{
       .temperature = static_cast<float>(v.temperature),
@@ -26,26 +86,35 @@ Evaluation::Evaluation(const Session& session, const Task& task, Rollout& rollou
       .key = rng_key(static_cast<uint64_t>(config.trainer.seed), RngStream::eval, static_cast<uint64_t>(step)),
       .eos = session.eos,
       .dense = dense};
-  std::vector<Completion> completions = rollout.generate(requests, sampling, progress);
-  std::vector<Problem> problems;
-  for (const EvaluatedProblem& p : problems_) problems.push_back(p.problem);
-  std::vector<Reward> rewards = session.rewards(task, problems, completions);
-  for (size_t i = 0; i < completions.size(); i++) {
-    Completion& c = completions[i];
-    const std::string text = session.response_text(c);
-    problems_[c.request].responses.push_back(
-        {std::move(c.tokens), text, std::move(rewards[i]), c.finish == Finish::eos});
+  const bool alone = session.device.comm.ranks() == 1;
+  Grader grader(session, task, problems, v.n, config.data.max_response_length);
+  std::vector<std::optional<EvaluatedResponse>>& done = grader.done();
+  try {
+    const std::vector<Completion> completions = rollout.generate(
+        requests, sampling,
+        [&](const RolloutStats& s) {
+          if (go_on && !go_on({s.finished, s.completions, s.decoded_tokens, grader.score()})) throw Stopped();
+        },
+        [&](const Completion& c) {
+          if (alone) grader.drawn(c);
+        });
+    if (!alone) {
+      std::vector<Reward> rewards = session.rewards(task, problems, completions);
+      for (size_t i = 0; i < completions.size(); i++)
+        done[i] = {completions[i].tokens, session.response_text(completions[i]), std::move(rewards[i]),
+                   completions[i].finish == Finish::eos};
+    }
+  } catch (const Stopped&) {
   }
-  for (EvaluatedProblem& p : problems_) {
-    std::vector<std::string> answers;
-    for (const EvaluatedResponse& r : p.responses)
-      if (r.reward.parsed) answers.push_back(r.reward.extracted);
-    const std::vector<size_t> first = task.first_equal(answers);
-    std::vector<std::optional<size_t>> votes;
-    auto next = first.begin();
-    for (const EvaluatedResponse& r : p.responses)
-      votes.push_back(r.reward.parsed ? std::optional(*next++) : std::nullopt);
-    p.majority = pare::majority(votes);
+  grader.grade();
+  for (size_t p = 0; p < problems.size(); p++) {
+    EvaluatedProblem of{
+        .problem = problems[p], .prompt_tokens = static_cast<int64_t>(requests[p].prompt.size()), .responses = {}};
+    for (size_t k = p * static_cast<size_t>(v.n); k < (p + 1) * static_cast<size_t>(v.n); k++)
+      if (done[k]) of.responses.push_back(std::move(*done[k]));
+    if (std::ssize(of.responses) < v.n) continue;  // stopped before
+    of.majority = majority_of(task, of.responses);
+    problems_.push_back(std::move(of));
   }
 }
 
@@ -105,10 +174,13 @@ std::vector<int64_t> default_ks(int64_t n) {
 }
 
 static void evaluate(const Session& session, Rollout& rollout, int64_t step, bool dense, const std::string& task,
-                     const std::function<void(const RolloutStats&)>& progress, Metrics& metrics) {
+                     const std::function<void(const EvaluationProgress&)>& progress, Metrics& metrics) {
   const Evaluation e = [&] {
     const Timer timer(metrics, "timing_s/testing");
-    return Evaluation(session, *session.val, rollout, step, dense, progress);
+    return Evaluation(session, *session.val, rollout, step, dense, [&](const EvaluationProgress& p) {
+      if (progress) progress(p);
+      return true;
+    });
   }();
   const std::string core = cat("val-core/", task, "/reward/"), aux = cat("val-aux/", task, "/");
   const int64_t n = session.config.rollout.val_kwargs.n;
@@ -128,7 +200,7 @@ static void evaluate(const Session& session, Rollout& rollout, int64_t step, boo
 }
 
 Metrics evaluate(const Session& session, Rollout& rollout, int64_t step,
-                 const std::function<void(const RolloutStats&)>& progress) {
+                 const std::function<void(const EvaluationProgress&)>& progress) {
   const ValKv kv = session.config.rollout.val_kwargs.kv;
   const std::string& task = session.config.data.task;
   Metrics metrics;

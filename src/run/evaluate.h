@@ -21,12 +21,21 @@ struct EvaluatedProblem {
   size_t majority = 0;  // the response that speaks for the majority (pass_at_k.h), by Task::first_equal
 };
 
+// How far an evaluation is.
+struct EvaluationProgress {
+  int64_t finished = 0, responses = 0;  // responses: all of them
+  int64_t tokens = 0;                   // sampled
+  double score = 0;                     // mean over the responses that were graded; NaN: none yet
+};
+
 class Evaluation {
  public:
   // Samples every problem of `task` as rollout.val_kwargs of the session's configuration says, with all keys and values
-  // (`dense`) or as rollout.kv has it.  The draws are named by (trainer.seed, step, problem, response).
+  // (`dense`) or as rollout.kv has it.  The draws are named by (trainer.seed, step, problem, response).  One rank
+  // grades responses as they finish.  If `go_on` returns false, only the problems are kept whose responses are all
+  // finished; one rank alone may be stopped, and its `rollout` must not be used again.
   Evaluation(const Session& session, const Task& task, Rollout& rollout, int64_t step, bool dense,
-             const std::function<void(const RolloutStats&)>& progress = {});
+             const std::function<bool(const EvaluationProgress&)>& go_on = {});
 
   const std::vector<EvaluatedProblem>& problems() const { return problems_; }
   Estimate mean() const;                        // mean@n
@@ -48,6 +57,6 @@ std::vector<int64_t> default_ks(int64_t n);
 // lengths and the part of responses that was cut.  With rollout.val_kwargs.kv = both, <task> is dense and <task>_kv is
 // as rollout.kv has it.
 Metrics evaluate(const Session& session, Rollout& rollout, int64_t step,
-                 const std::function<void(const RolloutStats&)>& progress = {});
+                 const std::function<void(const EvaluationProgress&)>& progress = {});
 
 }  // namespace pare

@@ -133,7 +133,8 @@ std::vector<double> GrpoTraining::scores(std::span<const Request> requests, std:
     const Completion& c = completions[i];
     const uint64_t uid = requests[c.request].uids[c.sample];
     certificate_.add(uid, c.logprobs);
-    grades_[uid] = {std::move(rewards[i].extracted), problems_[c.request].answer.value_or("")};
+    const Problem& problem = problems_[c.request];
+    grades_[uid] = {std::move(rewards[i].extracted), problem.answer.value_or(""), problem.prompt};
     scores.push_back(rewards[i].score);
   }
   return scores;
@@ -145,6 +146,11 @@ Metrics GrpoTraining::step() {
   Metrics metrics;
   grpo_.step(step_, metrics);
   metrics.set_text("certificate", certificate_.text());
+  if (const RewardCommand* command = session_.reward_command.get()) {
+    metrics.set("reward/restarts",
+                static_cast<double>(session_.device.comm.sum(command->restarts() - counted_restarts_)));
+    counted_restarts_ = command->restarts();
+  }
   std::vector<std::string> phases = {"rollout", "learner", "old_log_prob", "ref"};
   if (student_) phases.push_back("distill");
   for (const std::string& phase : phases) metrics.set("flops/" + phase, static_cast<double>(session_.flops(phase)));
@@ -243,6 +249,7 @@ std::vector<SampleText> GrpoTraining::texts() const {
     std::vector<int32_t> response = s.prefix;
     response.insert(response.end(), s.tokens.begin(), s.tokens.end());
     texts.push_back({.sample = s,
+                     .problem = grade.problem.empty() ? session_.tokenizer->decode(s.prompt) : grade.problem,
                      .prompt = session_.tokenizer->decode(s.prompt),
                      .response = session_.tokenizer->decode(response),
                      .extracted = grade.extracted,

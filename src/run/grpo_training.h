@@ -41,10 +41,11 @@ class GrpoTraining : public Training {
   std::vector<Problem> problems_;  // of the last prompts
   std::vector<PromptRow> rows_;    // of the same
   struct Grade {
-    std::string extracted, answer;
+    std::string extracted, answer, problem;
   };
   std::map<uint64_t, Grade> grades_;  // of the responses of the last step, by uid
   Certificate certificate_;           // of the same
+  int64_t counted_restarts_ = 0;      // of the reward command, in metrics so far
 };
 
 }  // namespace pare

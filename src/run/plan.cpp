@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/memory_limits.h"
+#include "base/arena_error.h"
 #include "comm/threads.h"
 #include "model/hf/folder.h"
+#include "run/fit.h"
 #include "run/run_log.h"
 
 namespace pare {
@@ -80,12 +81,12 @@ size_t planned_responses(const Config& config) {
   return config.trainer.device == DeviceKind::cpu ? response_memory(config) : 0;
 }
 
-ArenaLimits plan_most(const Config& config) {
+ArenaLimits plan_most(const Config& config, TrainingKind kind, const std::optional<ArenaLimits>& limits) {
   const RankCount count = rank_count(config.trainer);
   std::vector<ArenaLimits> most(static_cast<size_t>(count.all()));
   run_ranks(count.nodes, count.node_ranks, [&](Comm& comm) {
-    Session session(config, table_null, true, {}, false, comm);
-    make_training(TrainingKind::grpo, session)->largest_batches();
+    Session session(config, table_null, true, limits, false, comm);
+    make_training(kind, session)->largest_batches();
     most[static_cast<size_t>(comm.rank())] = session.peaks();
   });
   return *std::max_element(most.begin(), most.end(),
@@ -116,31 +117,74 @@ Plan plan_ranks(const Config& config, bool data, const StepLengths* lengths, con
   return plan;
 }
 
-static std::string text(const ArenaLimits& l) {
-  return cat(
-      l.total(), " bytes (weights ", l.weights, ", gradients ", l.gradients, ", optimizer ", l.optimizer, ", kv ", l.kv,
-      ", activations ", l.activations, l.states ? cat(", states ", l.states) : "",
-      l.shared ? cat(", scratch ", l.scratch, "; kv and scratch share memory with gradients and activations") : "",
-      ")");
+namespace {
+
+// A plan that needs more than this many times the memory is not carried out: its own books would be too large.
+constexpr size_t kFarTooMuch = 16;
+
+ArenaLimits each_far(size_t memory) {
+  return ArenaLimits::each(memory < SIZE_MAX / 64 ? kFarTooMuch * memory : SIZE_MAX / 16);
 }
 
-void check_memory(const ArenaLimits& l, const Table& table, const char* lower) {
-  // Of the host a run takes address space, which becomes memory as it is filled.
-  const bool host = table.memory == &host_memory;
-  const size_t free = host ? process_memory_left() : table.memory->free();
-  if (l.total() > free)
-    throw Error(Exit::memory, cat("the run takes ", text(l), ", ",
-                                  host ? "the limits of the process (ulimit -v, ulimit -d) leave " : "the device has ",
-                                  free, host ? "" : " free", "; lower ", lower));
+const std::vector<std::string> kSamplingSizes = {"rollout.max_num_seqs", "rollout.max_num_batched_tokens",
+                                                 "rollout.kv_cache_bytes"};
+
+// The settings of a run that fit `memory`.  Planned by as many ranks as there are.
+std::vector<std::string> what_fits_a_run(Config config, TrainingKind kind, size_t memory) {
+  const Comm& comm = world();
+  if (comm.ranks() > 1)
+    config.trainer.n_gpus_per_node = comm.node_ranks(),
+    config.trainer.nnodes = comm.ranks() / std::max(1, comm.node_ranks());
+  std::vector<std::string> sizes = {"actor.ppo_max_token_len"};
+  if (kind == TrainingKind::grpo || validates(config))
+    sizes.insert(sizes.begin(), kSamplingSizes.begin(), kSamplingSizes.end());
+  return what_fits(config, sizes, frugal_settings(config), [&](const Config& c) {
+    return plan_most(c, kind, ArenaLimits::each(memory)).total() + planned_responses(c) <= memory;
+  });
 }
 
-constexpr const char* kLower = "rollout.max_num_seqs, rollout.max_num_batched_tokens or actor.ppo_max_token_len";
+[[noreturn]] void far_too_large(const Room& room, const std::vector<std::string>& fits) {
+  std::string text;
+  for (const std::string& f : fits) text += (text.empty() ? "; with one of these it fits: " : ", ") + f;
+  throw Error(Exit::memory, cat("does not fit: it takes more than ", kFarTooMuch, " times the ", room.size(), text));
+}
+
+size_t sum_of_evaluation(const Config& config, const std::optional<ArenaLimits>& limits, ArenaLimits& peaks) {
+  Session session(config, table_null, false, limits);
+  const Rollout rollout(*session.model, session.rollout_limits(), session.kv, session.rollout_scratch());
+  Rollout::plan(*session.model, session.rollout_limits(), session.activations);
+  peaks = session.peaks();
+  return peaks.total();
+}
+
+}  // namespace
+
+std::vector<std::vector<std::string>> frugal_settings(const Config& config) {
+  std::vector<std::vector<std::string>> all;
+  if (config.actor.optim.moments != Moments::bf16) all.push_back({"actor.optim.moments=bf16"});
+  if (!config.model.enable_gradient_checkpointing) all.push_back({"model.enable_gradient_checkpointing=true"});
+  return all;
+}
 
 Plan plan_run(const Config& config, TrainingKind kind, const Table& table, size_t host) {
   check_response_memory(config, host);
-  const size_t all = table.memory == &host_memory ? host : table.memory->total();
-  Plan plan = plan_step(config, kind, true, ArenaLimits::each(all));
-  check_memory(plan.most, table, kLower);
+  const bool on_host = table.memory == &host_memory;
+  Room room = room_on(table);
+  // On a device, and under a limit of the process, arenas count as a whole.  Else they take address space, which
+  // becomes memory as it is filled: all of it by weights, gradients and moments, the rest by the lengths of responses.
+  const bool whole = !on_host || room.bytes < std::min(host, machine_memory());
+  if (!whole) room = {host, "of this machine"};
+  Plan plan;
+  try {
+    plan = plan_step(config, kind, true, each_far(room.bytes));
+  } catch (const ArenaError&) {
+    far_too_large(room, what_fits_a_run(config, kind, room.bytes));
+  }
+  const ArenaLimits& most = plan.most;
+  size_t needed = most.weights + most.gradients + most.optimizer + most.states;
+  for (const Plan::Memory& m : plan.memory) needed = std::max(needed, m.most);
+  if (whole) needed = most.total();
+  if (needed > room.bytes) does_not_fit("a step can take", most, room, what_fits_a_run(config, kind, room.bytes));
   return plan;
 }
 
@@ -150,32 +194,38 @@ void check_run(const Config& config, TrainingKind kind, const Table& table, size
     adapter_weights(config.model.lora.adapter_path, load_model_config(config.model.path));
   const Plan plan = plan_run(config, kind, table, host);
   if (table.memory != &host_memory || plan.peak() <= host) return;
-  throw Error(Exit::memory, cat("a step takes ", text(plan.longest), ", the machine has ", host,
-                                "; lower rollout.max_num_seqs, actor.ppo_max_token_len or the batch"));
+  does_not_fit("a step of the longest responses takes", plan.longest, {host, "of this machine"},
+               what_fits_a_run(config, kind, host));
 }
 
 ArenaLimits evaluation_limits(const Config& config, const Table& table) {
-  Session session(config, table_null, false, ArenaLimits::each(table.memory->total()));
-  const Rollout rollout(*session.model, session.rollout_limits(), session.kv, session.rollout_scratch());
-  Rollout::plan(*session.model, session.rollout_limits(), session.activations);
-  check_memory(session.peaks(), table, "rollout.max_num_seqs or rollout.max_num_batched_tokens");
-  return session.peaks();
+  const Room room = room_on(table);
+  const auto fits = [&] {
+    return what_fits(config, kSamplingSizes, {}, [&](const Config& c) {
+      ArenaLimits peaks;
+      return sum_of_evaluation(c, ArenaLimits::each(room.bytes), peaks) <= room.bytes;
+    });
+  };
+  ArenaLimits peaks;
+  try {
+    sum_of_evaluation(config, each_far(room.bytes), peaks);
+  } catch (const ArenaError&) {
+    far_too_large(room, fits());
+  }
+  if (peaks.total() > room.bytes) does_not_fit("the evaluation takes", peaks, room, fits());
+  return peaks;
 }
 
 ArenaLimits rollout_memory(const ModelConfig& config, DType act, const LoraSpec* lora, const RolloutLimits& limits,
-                           const Table& table) {
+                           size_t each) {
   Device device(table_null);
-  const size_t all = table.memory->total();
-  Arena weights("weights", no_memory), kv("kv", no_memory, all), activations("activations", no_memory, all);
+  Arena weights("weights", no_memory), kv("kv", no_memory, each), activations("activations", no_memory, each);
   Model model(config, device, weights, act, false);
   std::optional<Adapters> adapters;
   if (lora) model.adapters = &adapters.emplace(config, *lora, device, weights, act, false);
   const Rollout rollout(model, limits, kv, activations);
   Rollout::plan(model, limits, activations);
-  const ArenaLimits memory{
-      .weights = 0, .gradients = 0, .optimizer = 0, .kv = kv.peak(), .activations = activations.peak()};
-  check_memory(memory, table, "rollout.max_num_seqs, rollout.max_num_batched_tokens or rollout.kv_cache_bytes");
-  return memory;
+  return {.weights = 0, .gradients = 0, .optimizer = 0, .kv = kv.peak(), .activations = activations.peak()};
 }
 
 }  // namespace pare

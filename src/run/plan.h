@@ -55,8 +55,9 @@ struct RankCount {
   int all() const { return nodes * node_ranks; }
 };
 RankCount rank_count(const TrainerKeys& keys);  // where it leaves them open: one
-// The most that a GRPO step or evaluation of the fullest of those ranks takes: Plan::most without the rest, at once.
-ArenaLimits plan_most(const Config& config);
+// The most that a step or evaluation of the fullest of those ranks takes: Plan::most without the rest, at once.
+ArenaLimits plan_most(const Config& config, TrainingKind kind = TrainingKind::grpo,
+                      const std::optional<ArenaLimits>& limits = {});
 // response_memory(), which lies in the memory that is planned for on the CPU alone; 0 on other devices.
 size_t planned_responses(const Config& config);
 // The plan of a GRPO step of so many ranks, each of which runs its own code on a thread of this process: model, memory
@@ -71,18 +72,20 @@ Plan plan_ranks(const Config& config, bool data, const StepLengths* lengths = nu
 // would fill more than the host has, which a run only warns of, since its responses may be shorter.
 void check_run(const Config& config, TrainingKind kind, const Table& table, size_t host = machine_memory());
 
-// The plan of a run on `table`.  More than can be had is an Error(Exit::memory), as is an arena that alone is more than
-// all there is, `host` bytes on the host.
+// The plan of a run on `table`.  More than can be had is an Error(memory) that says what would fit (fit.h).  On the
+// host, `host` bytes, that is a step whose weights, gradients and moments, or any arena alone, are more than all there
+// is, or one beyond the limits of the process.
 Plan plan_run(const Config& config, TrainingKind kind, const Table& table, size_t host = machine_memory());
-// What the session of a run on `table` is to be given, and that of an evaluation.
+// The settings that take less memory for more time, as what_fits() takes them.
+std::vector<std::vector<std::string>> frugal_settings(const Config& config);
+// Limits for the session of a run on `table`, and for that of an evaluation, which does not fit likewise.
 inline ArenaLimits training_limits(const Config& config, TrainingKind kind, const Table& table) {
   return plan_run(config, kind, table).most;
 }
 ArenaLimits evaluation_limits(const Config& config, const Table& table);
-// The same of a rollout alone, of a model with adapters or (null) without: kv and activations.
+// Bytes of kv and activations of a rollout alone, of a model with adapters or (null) without.  Throws ArenaError if one
+// of them is more than `each`.
 ArenaLimits rollout_memory(const ModelConfig& model, DType act, const LoraSpec* adapters, const RolloutLimits& limits,
-                           const Table& table);
-// Throws it; `lower` says what would make the run smaller.
-void check_memory(const ArenaLimits& limits, const Table& table, const char* lower);
+                           size_t each = SIZE_MAX);
 
 }  // namespace pare

@@ -178,7 +178,7 @@ void RunDirectory::log_samples(const Session& session, const Training& training)
     std::vector<std::string> pieces;
     std::vector<int32_t> ids = s.prefix;
     ids.insert(ids.end(), s.tokens.begin(), s.tokens.end());
-    for (const int32_t id : ids) pieces.push_back(session.tokenizer->decode({&id, 1}));
+    for (const int32_t id : ids) pieces.push_back(session.tokenizer->piece(id));
     std::vector<float> logprobs(s.prefix.size(), std::numeric_limits<float>::quiet_NaN());
     logprobs.insert(logprobs.end(), s.logprob.begin(), s.logprob.end());
     nlohmann::ordered_json line = {{"step", training.steps()},   {"uid", hex16(s.uid)},

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <cmath>
 #include <filesystem>
 
 #include "base/json_file.h"
@@ -30,7 +31,14 @@ std::unique_ptr<Task> make_ssa(const DataKeys& d, bool val) {
 }
 
 ModelConfig read_model_config(const ModelKeys& m) {
-  if (!m.path.empty()) return load_model_config(m.path);
+  if (!m.path.empty()) {
+    const std::filesystem::path path(m.path);
+    const std::string run = path.parent_path().filename().string();
+    if (!std::filesystem::exists(path) && path == std::filesystem::path("runs") / run / "model" &&
+        preset_text(run, "toml"))
+      fail(m.path, ": no such directory; first make it: pare ", run.ends_with("-sft") ? "sft " : "train ", run);
+    return load_model_config(m.path);
+  }
   if (m.config.empty()) fail("model.path (a Hugging Face folder) or model.config (a config.json) is needed");
   return read_shape(m.config);
 }
@@ -67,11 +75,10 @@ void Session::read_data() {
     train = make_ssa(d, false);
     val = make_ssa(d, true);
   } else {
-    std::shared_ptr<RewardCommand> command;
-    if (RewardCommand::is_one(d.reward)) command = std::make_shared<RewardCommand>(d.reward, d.reward_timeout);
+    if (RewardCommand::is_one(d.reward)) reward_command = std::make_shared<RewardCommand>(d.reward, d.reward_timeout);
     const auto read = [&](const std::vector<std::string>& files) -> std::unique_ptr<Task> {
       if (files.empty()) return nullptr;
-      return std::make_unique<JsonlTask>(files, d.reward, d.prompt_key, d.answer_key, command);
+      return std::make_unique<JsonlTask>(files, d.reward, d.prompt_key, d.answer_key, reward_command);
     };
     train = read(d.train_files);
     val = read(d.val_files);
@@ -192,8 +199,9 @@ void check_response_memory(const Config& c, size_t memory) {
   const size_t bytes = response_memory(c);
   if (bytes > memory)
     throw Error(Exit::memory,
-                cat("data.train_batch_size * rollout.n = ", responses, " responses of ", c.data.max_response_length,
-                    " tokens take ", bytes, " bytes, the machine has ", memory));
+                cat("does not fit: data.train_batch_size * rollout.n = ", responses, " responses of ",
+                    c.data.max_response_length, " tokens take ", bytes, " bytes, the machine has ", memory, "; ",
+                    std::floor(static_cast<double>(memory) * responses / bytes), " such responses fit"));
 }
 
 const Task& Session::training_task() const {
@@ -219,10 +227,12 @@ void Session::check_prompts() const {
       const bool all_kept = task == val.get() && config.rollout.val_kwargs.kv != ValKv::rollout;
       const int64_t needed = Scheduler::pages_needed(all_kept ? dense : sparse, request);
       if (limits.kv_pages > 0 && needed > limits.kv_pages)
-        throw Error(Exit::memory,
-                    cat(problem.where, ": the prompt and a response of data.max_response_length need ",
-                        needed * KvCache::page_bytes(model_config, config.rollout.kv, model->dtype),
-                        " bytes of keys and values, rollout.kv_cache_bytes is ", config.rollout.kv_cache_bytes));
+        throw Error(
+            Exit::memory,
+            cat("does not fit: ", problem.where, ": the prompt and a response of data.max_response_length need ",
+                needed * KvCache::page_bytes(model_config, config.rollout.kv, model->dtype),
+                " bytes of keys and values, rollout.kv_cache_bytes is ", config.rollout.kv_cache_bytes,
+                "; raise it to that, or lower data.max_response_length"));
     }
 }
 
@@ -326,7 +336,9 @@ RolloutLimits Session::rollout_limits() const {
     const int64_t page = KvCache::page_bytes(model_config, config.rollout.kv, model->dtype);
     limits.kv_pages = r.kv_cache_bytes / page;
     if (limits.kv_pages == 0)
-      throw Error(Exit::memory, cat("rollout.kv_cache_bytes = ", r.kv_cache_bytes, " holds no page; one takes ", page));
+      throw Error(Exit::memory,
+                  cat("does not fit: rollout.kv_cache_bytes = ", r.kv_cache_bytes,
+                      " holds no page of keys and values, of which one takes ", page, " bytes; raise it"));
   }
   return limits;
 }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "data/reward_command.h"
 #include "data/task.h"
 #include "model/hf/peft.h"
 #include "model/learner.h"
@@ -64,7 +65,8 @@ struct Session {
   Ledger ledger;
   std::unique_ptr<Tokenizer> tokenizer;  // absent: without data
   ChatFormat chat;
-  std::unique_ptr<Task> train, val;  // absent: without data; jsonl without train_files, without val_files
+  std::shared_ptr<RewardCommand> reward_command;  // of data.reward = "command:..."; absent: another one
+  std::unique_ptr<Task> train, val;               // absent: without data; jsonl without train_files, without val_files
   ModelConfig model_config;
   std::vector<int32_t> eos;  // any of them ends a response; the first is the tokenizer's, where it is one of them
 

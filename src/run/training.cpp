@@ -29,8 +29,8 @@ LearnerOptions Training::student_options() const {
 
 Metrics Training::evaluate() {
   expect(rollout_ != nullptr, "an evaluation of a run that never validates");
-  return pare::evaluate(session_, *rollout_, step_, [&](const RolloutStats& s) {
-    if (progress) progress("evaluation", s.finished, s.completions);
+  return pare::evaluate(session_, *rollout_, step_, [&](const EvaluationProgress& p) {
+    if (progress) progress("evaluation", p.finished, p.responses);
   });
 }
 

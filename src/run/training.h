@@ -24,6 +24,7 @@ struct TrainingState {
 // A response as people read it.
 struct SampleText {
   const Trajectory& sample;
+  std::string problem;  // the row's text, without chat format
   std::string prompt, response, extracted, answer;
 };
 

@@ -85,12 +85,39 @@ function stacks() {
   const restTotal = runs.reduce((s, r) => s + (rest(r) || []).reduce((a, v) => a + (v || 0), 0), 0);
   const parts = (prefix) => (r) =>
     every(prefix).map((m) => ({name: m.slice(prefix.length).replaceAll("_", " "), values: column(r, m)}));
+  // Kv and scratch may lie in the memory of gradients and activations: then the larger pair is what is taken.
+  const pairs = [["kv", "scratch"], ["gradients", "activations"]];
+  const arenas = (r) => {
+    const all = parts("memory/")(r), total = column(r, "perf/max_memory_allocated_gb");
+    const at = (list, i) => list.reduce((s, p) => s + (p.values?.[i] || 0), 0);
+    const end = r.steps.findLastIndex((_, i) => finite(total?.[i]));
+    if (end < 0 || at(all, end) <= total[end] * 2 ** 30 * 1.000001) return all;
+    const [a, b] = pairs.map((names) => all.filter((p) => names.includes(p.name)));
+    return all.map((p) => ({
+      ...p,
+      values: p.values?.map((v, i) => {
+        const [less, more] = at(a, i) < at(b, i) ? [a, b] : [b, a];
+        return less.includes(p) && more.length ? 0 : v;
+      })
+    }));
+  };
+  const shares = runs.some((r) => {
+    const all = parts("memory/")(r), kept = arenas(r);
+    return kept.some((p, j) => p.values?.some((v, i) => v !== all[j].values[i]));
+  });
   const average = (points) => ({x: 0, v: points[0].v.map((_, j) => mean(points.map((p) => p.v[j])))});
   const last = (points) => points.at(-1);
   return [
     {title: "Time of a step", unit: "seconds", parts: timeParts, rest: average, restText: "mean"},
     {title: "FLOPs of a step", unit: "flop", parts: parts("flops/"), rest: average, restText: "mean"},
-    {title: "Peak memory by arena", unit: "bytes", parts: parts("memory/"), rest: last, restText: "end"},
+    {
+      title: "Peak memory by arena",
+      unit: "bytes",
+      what: shares ? "kv and scratch share memory with gradients and activations: the larger pair is shown" : null,
+      parts: arenas,
+      rest: last,
+      restText: "end"
+    },
   ];
 }
 const grid = (nodes) => make("div", {class: "grid"}, ...nodes.filter(Boolean));
@@ -248,10 +275,11 @@ function bar() {
 const redraw = () => charts.forEach((c) => c.node.clientWidth && c.draw());
 
 // ---- samples -------------------------------------------------------------------------------------------------------
-// Spaces stay, a line break is also shown as one, control characters (those of text direction too) read as escapes.
+// Spaces stay, a line break is also shown as one; control characters, those of text direction and others that take no
+// room read as escapes.
 const visible = (text) => text.replace(/\n/g, "\u21b5\n")
                             .replace(
-                              /[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u200e\u200f\u2028-\u202e\u2066-\u2069]/g,
+                              /[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]/g,
                               (c) => "\\u" + c.charCodeAt(0).toString(16).padStart(4, "0"));
 const tint = (v, scale) =>
   `--tint: var(${v < 0 ? "--down" : "--up"}); --a: ${Math.min(1, Math.abs(v) / scale).toFixed(3) * 0.55}`;
@@ -320,7 +348,7 @@ function response(s, scale, color) {
         title: about,
         onpointerenter: () => (info.textContent = about)
       },
-      visible(String(piece)));
+      visible(String(piece)) || `\u27e8id ${s.ids?.[i] ?? "?"}\u27e9`);
   }));
   const gradient = (stops) => `background: linear-gradient(90deg, ${stops.join(", ")})`;
   const legend = color === "advantage"
