@@ -11,9 +11,9 @@ namespace pare {
 class JsonlTask : public Task {
  public:
   // The rows of all files (or presets, data/presets.h), one after another.  `reward` names a verifier; empty: the rows
-  // are for training on completions only.  `prompt_key` and `answer_key` name the keys to read instead of the usual ones,
-  // or paths to them; empty: the usual ones.  `command` grades in place of a verifier: then rows need no answer.  A row that cannot be used,
-  // and a file without rows, is an Error naming file, line and key.
+  // are for training on completions only.  `prompt_key` and `answer_key` name the keys to read instead of the usual
+  // ones, or paths to them; empty: the usual ones.  `command` grades in place of a verifier: then rows need no answer.
+  // A row that cannot be used, and a file without rows, is an Error naming file, line and key.
   JsonlTask(const std::vector<std::string>& paths, const std::string& reward, std::string prompt_key = "",
             std::string answer_key = "", std::shared_ptr<RewardCommand> command = nullptr);
 

@@ -337,7 +337,7 @@ static void check_model_folder(const std::string& path) {
   if (fs::is_regular_file(path)) {
     const std::string foreign = foreign_model_file(path);
     fail(path, ": ",
-         foreign.empty() ? "is a file; expected the folder with config.json, safetensors and the tokenizer" : foreign);
+         foreign.empty() ? "is a file; expected the folder that holds config.json and safetensors" : foreign);
   }
   if (!fs::is_directory(path)) {
     std::string name = path;
@@ -349,7 +349,8 @@ static void check_model_folder(const std::string& path) {
     fail(path, ": no such directory; expected a Hugging Face model");
   }
   if (fs::exists(path + "/config.json") || fs::exists(path + "/adapter_config.json")) return;
-  if (fs::exists(path + "/model/config.json")) fail(path, ": is a run; its model is ", path, "/model");
+  if (fs::exists(path + "/config.toml") && fs::exists(path + "/model/config.json"))
+    fail(path, ": is a run; its model is ", path, "/model");
   for (const auto& entry : fs::directory_iterator(path))
     if (entry.is_regular_file())
       if (const std::string foreign = foreign_model_file(entry.path().string()); !foreign.empty())
