@@ -90,8 +90,8 @@ avx512_FLAGS := -march=x86-64-v4 -mprefer-vector-width=512
 neon_FLAGS := -DPARE_NEON $(if $(findstring clang,$(CXX)),,-fno-schedule-insns)
 KERNEL_SRC := $(wildcard src/cpu/isa/*.cpp)
 
-# The files of data/presets as rows of a C++ table, and those of data/machines as NAME.machine.
-PRESETS := $(filter-out %.md,$(wildcard data/presets/* data/machines/*))
+# The files of data/presets as rows of a C++ table, those of data/machines as NAME.machine, and the page of data files.
+PRESETS := $(filter-out %.md,$(wildcard data/presets/* data/machines/*)) data/formats.md
 data/presets data/machines: ;
 $(BUILD)/data/presets.inc: data/presets data/machines $(PRESETS)
 	@mkdir -p $(@D)

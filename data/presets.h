@@ -1,7 +1,7 @@
 // The files of data/presets, which are in the program, so that it finds them wherever it runs: runs and methods
-// (NAME.toml), shapes of models (NAME.json), problems (NAME.jsonl); and machines, data/machines/NAME.toml
-// (NAME.machine).  A name that is one of theirs means the one in the program, whatever files lie around; anything else
-// is a path, and ./NAME is always one.
+// (NAME.toml), shapes of models (NAME.json), problems (NAME.jsonl); machines, data/machines/NAME.toml (NAME.machine);
+// and the page data/formats.md.  A name that is one of theirs means the one in the program, whatever files lie around;
+// anything else is a path, and ./NAME is always one.
 #pragma once
 #include <optional>
 #include <string>

@@ -38,7 +38,7 @@ Verdict verdict_of(const std::string& answer) {
   const nlohmann::json row = try_parse_json(answer);
   if (!row.is_object() || !row.contains("score") || !row["score"].is_number() ||
       !std::isfinite(row["score"].get<double>()))
-    fail("expected one object {\"score\": NUMBER}, the number finite");
+    fail("expected one object {\"score\": NUMBER}, each key once, the number finite");
   Verdict verdict;
   verdict.score = row["score"].get<double>();
   if (!row.contains("extracted") || row["extracted"].is_null()) return verdict;

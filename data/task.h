@@ -9,15 +9,19 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "base/rng.h"
+#include "tokenizer/chat.h"
 
 namespace pare {
 
 struct Problem {
   std::string prompt;                     // text without BOS
+  std::vector<Message> messages;          // the prompt as a conversation in place of the text; else empty
   std::vector<int32_t> prompt_ids;        // given by a data set in place of the text (BOS included); else empty
   std::optional<std::string> answer;      // what the reward compares with
   std::optional<std::string> completion;  // a finished response given by the data set
+  std::optional<Message> reply;           // the same as a turn of the assistant
   std::string where;                      // names the problem in messages: "rows.jsonl:17"
   std::string told;                       // what a RewardCommand is told of it: members of an object; else empty
 };
@@ -55,6 +59,8 @@ class Task {
       first.push_back(static_cast<size_t>(std::find(answers.begin(), answers.end(), a) - answers.begin()));
     return first;
   }
+  // Keeps these problems alone, in this order, which become 0, 1, ...  A generator has none to leave out.
+  virtual void keep(const std::vector<int64_t>& rows) { expect(rows.empty(), "a generator keeps all its problems"); }
 };
 
 }  // namespace pare

@@ -43,5 +43,14 @@ TEST(Json, WhatIsNoneSaysWhy) {
   }
 }
 
+// A parser that keeps the last of two values hides the first.
+TEST(Json, KeysOccurOnce) {
+  EXPECT_EQ(error(R"({"a": 1, "b": {"a": 2, "c": [{"a": 3}, {"a": 4}]}})"), "no error");
+  for (const char* text : {R"({"a": 1, "a": 1})", R"([{"b": {"a": 1, "c": 2, "a": 3}}])", R"({"\u0061": 1, "a": 2})"}) {
+    EXPECT_EQ(error(text), "f.json: key \"a\" occurs twice in one object");
+    EXPECT_TRUE(try_parse_json(text).is_discarded()) << text;
+  }
+}
+
 }  // namespace
 }  // namespace pare

@@ -95,7 +95,7 @@ TEST_F(Jsonl, BadRowsAreErrors) {
   expect_error("{\"prompt_ids\": [1], \"ids\": [1], \"answer\": \"a\"}", 1, "exactly one");
   expect_error("{\"prompt\": \"\", \"answer\": \"a\"}", 1, "empty");
   expect_error("{\"prompt\": 7, \"answer\": \"a\"}", 1, "expected a string");
-  expect_error("{\"prompt\": [{\"role\": \"user\"}], \"answer\": \"a\"}", 1, "array");
+  expect_error("{\"prompt\": [{\"role\": \"user\"}], \"answer\": \"a\"}", 1, "message 1 is not");
   expect_error("{\"prompt\": null, \"answer\": \"a\"}", 1, "null");
   expect_error("{\"ids\": [], \"answer\": \"a\"}", 1, "empty");
   expect_error("{\"ids\": \"1 2\", \"answer\": \"a\"}", 1, "string");

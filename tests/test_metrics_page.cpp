@@ -60,6 +60,12 @@ std::set<std::string> logged() {
     collect(run.step(), names);
     collect(run.trainer->evaluate(), names);
   }
+  const auto rows = std::filesystem::path(testing::TempDir()) / cat("pare_metrics_page_", getpid(), ".jsonl");
+  std::ofstream(rows) << R"({"prompt": "a", "completion": "b"})";
+  Session held_out(tiny_run("qwen3", {cat("data.train_files=", rows.string()), cat("data.val_files=", rows.string()),
+                                      "data.tokenizer=ssa", "trainer.test_freq=1"}));
+  collect(SftTraining(held_out).evaluate(), names);
+  std::filesystem::remove(rows);
   Session session(tiny_run("qwen3", {}));
   SftTraining sft(session);
   collect(sft.step(), names);

@@ -539,6 +539,16 @@ TEST(PrefixCacheFile, OfAnotherModel) {
   EXPECT_NE(error(R"({"row":0,"ids":[7]})").find(":1: "), std::string::npos);
   EXPECT_NE(error(R"({"ids":[7],"finished":false})").find("row"), std::string::npos);
   EXPECT_NE(error("[]").find(":1: "), std::string::npos);
+  // Nothing is cut off or wrapped into a number that fits.
+  for (const char* row : {"0.9", "0.0", "-1", "\"0\"", "18446744073709551616", "18446744073709551615", "true", "null"})
+    EXPECT_NE(error(cat(R"({"row":)", row, R"(,"ids":[7],"finished":false})")).find(":1: \"row\" is "),
+              std::string::npos)
+        << row << ": " << error(cat(R"({"row":)", row, R"(,"ids":[7],"finished":false})"));
+  for (const char* id : {"7.5", "-1", "4294967303", "18446744073709551615", "2147483648", "\"7\"", "true"})
+    EXPECT_NE(error(cat(R"({"row":0,"ids":[)", id, R"(],"finished":false})")).find(":1: a token of \"ids\" is "),
+              std::string::npos)
+        << id;
+  EXPECT_NE(error(R"({"row":0,"row":1,"ids":[7],"finished":false})").find("occurs twice"), std::string::npos);
 }
 
 // A run begins with the responses of the file.

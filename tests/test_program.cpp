@@ -128,8 +128,7 @@ TEST_F(WrongInput, Configuration) {
   expect_error(train("actor.ppo_mini_batch_size=3"), Exit::usage, {"ppo_mini_batch_size", "train_batch_size = 2"});
   expect_error(train("data.task=ssa data.train_files=x"), Exit::usage, {"data.train_files", "data.task"});
   expect_error(train(jsonl() + "trainer.test_freq=1"), Exit::usage, {"trainer.test_freq", "data.val_files"});
-  expect_error(sft(jsonl() + "data.reward= trainer.test_freq=1 data.val_files=x"), Exit::usage,
-               {"trainer.test_freq", "data.reward"});
+  expect_error(sft(jsonl() + "data.reward= trainer.test_freq=1"), Exit::usage, {"trainer.test_freq", "data.val_files"});
   expect_error(train(jsonl() + "data.reward="), Exit::usage, {"data.reward"});
   expect_error(train(jsonl() + "data.reward=exakt"), Exit::usage, {"exakt", "exact"});
   expect_error("plan " + train("trainer.sed=2").substr(8), Exit::usage, {"nearest is trainer.seed"});

@@ -4,10 +4,12 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <regex>
 #include <set>
 
 #include "data/presets.h"
 #include "run/session.h"
+#include "run/unknown_key.h"
 
 namespace pare {
 namespace {
@@ -349,7 +351,8 @@ TEST(ConfigRead, DeepTomlIsRefused) {
 
 // TOML that configurations have no use for is an error of the key.
 TEST(ConfigRead, OtherTomlIsRefused) {
-  EXPECT_EQ(document_message("\n[[actor]]\nclip_ratio_c = 3"), "f.toml:2: unknown key actor; the nearest is data.task");
+  EXPECT_EQ(document_message("\n[[actor]]\nclip_ratio_c = 3"),
+            "f.toml:2: unknown key actor; `pare train --keys actor` lists the keys of that group");
   EXPECT_HAS(document_message("actor.optim.betas = [[0.9], 0.98]"),
              "f.toml:1: actor.optim.betas: expected two numbers");
   EXPECT_HAS(document_message("data.train_files = ['a', { b = 1 }]"), "found [\"a\", a table]");
@@ -374,6 +377,51 @@ TEST(ConfigRead, UnknownKeysNameTheNearest) {
   EXPECT_HAS(load_message({"actor_rollout_ref.actor.clip_ratio_low=1"}), "the nearest is actor.clip_ratio_low");
   EXPECT_HAS(load_message({"trainer.sed=1"}), "the nearest is trainer.seed");
   EXPECT_HAS(load_message({"rollout=1"}), "unknown key rollout");
+  EXPECT_HAS(load_message({"data.max_response_lenght=1"}), "the nearest is data.max_response_length");
+  EXPECT_HAS(load_message({"trainr.seed=1"}), "the nearest is trainer.seed");
+  // Never a key that changes something else because its letters are near.
+  for (const char* key : {"trainer.total_epoch_count", "trainer.ppo_epochs", "data.seed_offset", "trainer.n",
+                          "model.top_p", "enable", "trainer.clip", "xyz", "data.beta"}) {
+    const std::string what = load_message({cat(key, "=1")});
+    EXPECT_EQ(what.find("nearest"), std::string::npos) << what;
+    EXPECT_HAS(what, "lists the keys");
+  }
+}
+
+// What users of verl, TRL and OpenRLHF type.
+TEST(ConfigRead, ForeignKeysNameWhatTakesTheirPlace) {
+  const std::pair<const char*, const char*> typed[] = {
+      {"learning_rate", "is actor.optim.lr here"},
+      {"num_generations", "is rollout.n here"},
+      {"max_completion_length", "is data.max_response_length here"},
+      {"num_train_epochs", "is trainer.total_epochs here"},
+      {"gradient_checkpointing", "is model.enable_gradient_checkpointing here"},
+      {"beta", "actor.use_kl_loss=true"},
+      {"per_device_train_batch_size", "data.train_batch_size"},
+      {"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", "is not needed"},
+      {"actor_rollout_ref.rollout.tensor_model_parallel_size", "does not exist here"},
+      {"actor_rollout_ref.model.lora_rank", "is model.lora.rank here"},
+      {"actor_rollout_ref.actor.optim.lr", "actor.optim.lr"},
+      {"actor_rollout_ref.rollout.n", "rollout.n"},
+      {"critic.optim.lr", "does not exist here"},
+      {"trainer.logger", "is not needed"},
+      {"data.truncation", "data.filter_overlong_prompts"},
+      {"n_samples_per_prompt", "is rollout.n here"},
+      {"generate_max_len", "is data.max_response_length here"},
+  };
+  for (const auto& [key, says] : typed) EXPECT_HAS(load_message({cat(key, "=1")}), says);
+  // Every key that the table names is one.
+  std::set<std::string> known;
+  for (const ConfigKey& k : config_keys()) known.insert(k.name);
+  const std::regex dotted("\\b(model|data|rollout|reward_model|algorithm|actor|learner|trainer)\\.[a-z_.]*[a-z_]");
+  int named = 0;
+  for (const auto& [key, here] : foreign_keys()) {
+    EXPECT_FALSE(known.contains(key)) << key << " is a key of pare's own";
+    for (auto it = std::sregex_iterator(here.begin(), here.end(), dotted); it != std::sregex_iterator(); ++it, named++)
+      EXPECT_TRUE(known.contains(it->str()) || it->str() == "data.reward") << key << ": " << here;
+    EXPECT_TRUE(here.find(' ') != std::string::npos || known.contains(here)) << key << ": " << here;
+  }
+  EXPECT_GT(named, 80);
 }
 
 TEST(ConfigRead, FlatKeysOfTheCacheNameTheNested) {

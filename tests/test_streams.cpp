@@ -199,7 +199,7 @@ TEST_F(Streams, AMissingModelIsNoWrongTokenizer) {
   fs::create_directories(at("empty"));
   for (const auto& [folder, what] : {std::pair{at("none"), "no such directory"},
                                      {at("empty"), "config.json"},
-                                     {write("file", ""), "no such directory"}})
+                                     {write("file", ""), "is a file; expected the folder"}})
     for (const std::string& command :
          {"eval --model " + folder, cat("eval --data ", tiny_folder(), "val.jsonl --verifier exact --model ", folder),
           "generate --prompt x --model " + folder, "eval quickstart --model " + folder,

@@ -86,6 +86,7 @@ inline void make_tiny_run() {
     cache += cat("{\"row\": ", row, R"(, "text": "a;b1", "finished": true})", "\n");
   }
   write_tiny_file("cache.jsonl", cache);
+  write_tiny_file("empty.toml", "");
   write_tiny_file("never.jsonl", R"({"prompt": "p?", "answer": "ssss"})");
 
   Session session(load_config(tiny_jsonl() + tiny_sizes +

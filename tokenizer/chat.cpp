@@ -227,7 +227,24 @@ std::vector<const char*> control_tokens(Kind kind) {
   return {};
 }
 
+std::string text_member(const nlohmann::ordered_json& message, const char* key) {
+  const auto& value = message[key];
+  if (!value.is_string()) fail("\"", key, "\" is of type ", value.type_name(), ", expected a string");
+  return value.get<std::string>();
+}
+
 }  // namespace
+
+std::vector<Message> messages_of(const nlohmann::ordered_json& list) {
+  if (!list.is_array() || list.empty()) fail("\"messages\" is not a list of {\"role\", \"content\"}");
+  std::vector<Message> all;
+  for (const nlohmann::ordered_json& m : list) {
+    if (!m.is_object() || !m.contains("role") || !m.contains("content"))
+      fail("message ", all.size() + 1, " is not {\"role\", \"content\"}");
+    all.push_back({text_member(m, "role"), text_member(m, "content")});
+  }
+  return all;
+}
 
 ChatFormat find_chat_format(const std::string& wanted, const std::string& tokenizer_spec) {
   if (wanted == "plain") return {};

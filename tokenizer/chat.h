@@ -2,6 +2,7 @@
 // templates of the supported families are functions here, and a template in a model folder is recognised by its exact
 // text or not at all.
 #pragma once
+#include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,6 +14,9 @@ namespace pare {
 struct Message {
   std::string role, content;  // system, user or assistant
 };
+
+// [{"role", "content"}, ...], else an Error.
+std::vector<Message> messages_of(const nlohmann::ordered_json& list);
 
 struct ChatFormat {
   enum class Kind {

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/foreign_file.h"
 #include "base/json_file.h"
 
 namespace pare {
@@ -330,8 +331,35 @@ ModelConfig parse_model_config(const json& object, const std::string& where) {
   return c;
 }
 
+// Says what to do with what is given in place of a Hugging Face folder.
+static void check_model_folder(const std::string& path) {
+  namespace fs = std::filesystem;
+  if (fs::is_regular_file(path)) {
+    const std::string foreign = foreign_model_file(path);
+    fail(path, ": ",
+         foreign.empty() ? "is a file; expected the folder that holds config.json and safetensors" : foreign);
+  }
+  if (!fs::is_directory(path)) {
+    std::string name = path;
+    for (const std::string_view prefix : {"https://huggingface.co/", "hf://"})
+      if (name.starts_with(prefix)) name.erase(0, prefix.size());
+    if (is_hub_name(name) && !fs::is_directory(fs::path(name).parent_path()))
+      fail(path, ": no such folder; a model of the Hugging Face Hub is downloaded with\n  hf download ", name,
+           " --local-dir ", fs::path(name).filename().string(), "\nand its folder given as the model");
+    fail(path, ": no such directory; expected a Hugging Face model");
+  }
+  if (fs::exists(path + "/config.json") || fs::exists(path + "/adapter_config.json")) return;
+  if (fs::exists(path + "/config.toml") && fs::exists(path + "/model/config.json"))
+    fail(path, ": is a run; its model is ", path, "/model");
+  for (const auto& entry : fs::directory_iterator(path))
+    if (entry.is_regular_file())
+      if (const std::string foreign = foreign_model_file(entry.path().string()); !foreign.empty())
+        fail(entry.path().string(), ": ", foreign);
+  fail(path, ": has no config.json; expected a Hugging Face model");
+}
+
 ModelConfig load_model_config(const std::string& directory) {
-  if (!std::filesystem::is_directory(directory)) fail(directory, ": no such directory; expected a Hugging Face model");
+  check_model_folder(directory);
   const std::string path = directory + "/config.json";
   if (const std::string adapter = directory + "/adapter_config.json";
       std::filesystem::exists(adapter) && !std::filesystem::exists(path))

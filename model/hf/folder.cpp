@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "base/file.h"
+#include "base/foreign_file.h"
 #include "base/json_file.h"
 #include "base/thread_pool.h"
 
@@ -91,7 +92,17 @@ std::vector<SafetensorsFile> open_weights(const std::string& directory) {
     files.emplace_back(single);
     return files;
   }
-  if (!fs::exists(index)) fail(directory, ": neither ", single_name, " nor ", index_name, " is there");
+  if (!fs::exists(index)) {
+    std::string shard;
+    for (const auto& entry : fs::directory_iterator(directory)) {
+      const std::string file = entry.path().string();
+      if (const std::string foreign = entry.is_regular_file() ? foreign_model_file(file) : ""; !foreign.empty())
+        fail(file, ": ", foreign);
+      if (file.ends_with(".safetensors")) shard = entry.path().filename().string();
+    }
+    fail(directory, ": neither ", single_name, " nor ", index_name, " is there",
+         shard.empty() ? "" : cat(", only ", shard, "; fetch the index too, or give a single file that name"));
+  }
   const std::map<std::string, std::string> map = read_index(index);
   std::map<std::string, size_t> opened;
   for (const auto& [tensor, name] : map) {

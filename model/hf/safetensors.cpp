@@ -14,6 +14,7 @@
 #include <limits>
 #include <span>
 
+#include "base/foreign_file.h"
 #include "base/half.h"
 #include "base/json.h"
 #include "base/progress.h"
@@ -271,6 +272,7 @@ void SafetensorsFile::for_windows(uint64_t at, uint64_t bytes, F f) const {
 SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
   uint64_t size = 0, length = 0;
   file_ = open_file(path, &size);
+  if (const std::string foreign = foreign_model_file(path); !foreign.empty()) fail(path, ": ", foreign);
   if (size < sizeof length) fail(path, ": ", size, " bytes are too few for a safetensors file");
   const auto read = [&](uint64_t at, uint64_t bytes, void* out) {
     for_windows(at, bytes, [&](const char* data, uint64_t offset, uint64_t n) {

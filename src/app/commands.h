@@ -20,6 +20,7 @@ void add_compare(const Command& program);
 void add_convert(const Command& program);
 void add_eval(const Command& program);
 void add_generate(const Command& program);
+void add_help(const Command& program);
 void add_inspect(const Command& program);
 void add_logprobs(const Command& program);
 void add_merge(const Command& program);

@@ -103,7 +103,9 @@ class LineFile {
 };
 
 void put_prompt(nlohmann::ordered_json& line, const Problem& problem) {
-  if (problem.prompt_ids.empty())
+  if (!problem.messages.empty())
+    for (const Message& m : problem.messages) line["prompt"].push_back({{"role", m.role}, {"content", m.content}});
+  else if (problem.prompt_ids.empty())
     line["prompt"] = problem.prompt;
   else
     line["prompt_ids"] = problem.prompt_ids;
@@ -204,6 +206,7 @@ void run(const Options& o, const Command& command) {
   const bool files = config.data.task == "jsonl";
   console.paragraph("data", cat(files ? config.data.val_files[0] : config.data.task, ": ", session.val->size(),
                                 " problems, verifier ", files ? config.data.reward : config.data.task));
+  for (const std::string& note : session.notes) console.paragraph("note", note);
   console.paragraph(
       "sampling", cat(v.n, v.n > 1 ? " responses" : " response", " a problem of at most ",
                       config.data.max_response_length, " tokens, ", sampling_text(v), "; seed ", config.trainer.seed));
@@ -245,7 +248,7 @@ void add_eval(const Command& program) {
   auto o = std::make_shared<Options>();
   const Command c = program.command("eval", "mean@n, pass@k, maj@n and lengths of a model on a set of problems");
   c.option("config", o->config, "presets or TOML files, then overrides group.key=value, as of `pare train`");
-  c.option("--data", o->data, "problems: JSON lines with prompt and answer");
+  c.option("--data", o->data, "problems: JSON lines with prompt and answer (`pare help data`)");
   o->keys.add(c);
   c.flag("--greedy", o->greedy, "greedy decoding instead of sampling at temperature 1");
   c.option("--k", o->k, "k of pass@k, as in 1,4,8; default: powers of 2 up to n").list();

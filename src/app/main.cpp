@@ -60,7 +60,7 @@ int run(int argc, char** argv) {
     using namespace pare;
     run_command_line(argc, argv,
                      {add_train, add_sft, add_eval, add_generate, add_plan, add_compare, add_report, add_logprobs,
-                      add_tokenize, add_inspect, add_convert, add_merge, add_verify, add_bench});
+                      add_tokenize, add_inspect, add_convert, add_merge, add_verify, add_bench, add_help});
     pare::finish_output();
     comm->link.reset();  // while its device is there
     return static_cast<int>(Exit::ok);

@@ -212,9 +212,10 @@ void show_time(const Config& c, const Plan& plan, const Machine& machine, double
   }
   std::printf("  %-12s %10s   %s tokens/s%s\n", "step", duration(step).c_str(), human(tokens / step).c_str(),
               plan.ranks > 1 ? cat(", ", human(tokens / step / plan.ranks), " a rank").c_str() : "");
-  std::printf("  %-12s %10s   %lld steps\n", "run",
-              duration(step * static_cast<double>(c.trainer.total_training_steps)).c_str(),
-              static_cast<long long>(c.trainer.total_training_steps));
+  if (c.trainer.total_training_steps > 0)  // of epochs without the data nobody knows them
+    std::printf("  %-12s %10s   %lld steps\n", "run",
+                duration(step * static_cast<double>(c.trainer.total_training_steps)).c_str(),
+                static_cast<long long>(c.trainer.total_training_steps));
   paragraph("", cat("measured: ", key_names(machine, "measured"), "; published: ", key_names(machine, "published"),
                     "; assumed: ", key_names(machine, "assumed")));
 }
@@ -239,7 +240,7 @@ void run(const Options& o, const Command& command) {
   std::vector<std::string> arguments = o.config;
   for (const std::string& override : o.shorthands.overrides(command)) arguments.push_back(override);
   std::vector<std::string> notes;
-  const Config config = load_config(arguments, &notes);
+  Config config = load_config(arguments, &notes);
   std::optional<Machine> machine;
   if (!o.machine.empty()) machine = read_machine(o.machine);
   if (machine && config.trainer.device == DeviceKind::cpu) {  // all ranks of a node compute on it
@@ -263,6 +264,7 @@ void run(const Options& o, const Command& command) {
   if (!o.compare.empty())
     return show_comparison(arguments, o.compare, lengths, room.bytes, machine ? &*machine : nullptr, o.json);
   const std::vector<std::string> missing = missing_files(config);
+  if (missing.empty()) resolve_steps(config, TrainingKind::grpo);
   const Plan plan = plan_ranks(config, missing.empty(), worst ? nullptr : &lengths, machine ? &*machine : nullptr);
   const auto end = [&] {
     if (!fits(plan, room)) throw Error(Exit::memory, cat("the plan does not fit the ", room.size()));

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/foreign_file.h"
 #include "base/json.h"
 
 namespace pare {
@@ -30,17 +31,6 @@ std::vector<int32_t> ids_of(const Json& value, const std::string& key) {
 }
 
 }  // namespace
-
-std::vector<Message> messages_of(const Json& value) {
-  if (!value.is_array() || value.empty()) fail("\"messages\" is not a list of {\"role\", \"content\"}");
-  std::vector<Message> all;
-  for (const Json& m : value) {
-    if (!m.is_object() || !m.contains("role") || !m.contains("content"))
-      fail("message ", all.size() + 1, " is not {\"role\", \"content\"}");
-    all.push_back({text_of(m["role"], "role"), text_of(m["content"], "content")});
-  }
-  return all;
-}
 
 Prompts::Prompts(const Config& config)
     : model(load_model_config(model_path(config))), config_(config), tokenizer_spec_(tokenizer_spec(config)) {
@@ -114,17 +104,22 @@ Prompt Prompts::row(const Json& row) const {
 std::vector<Prompt> Prompts::file(const std::string& path) const {
   std::error_code ignored;
   std::ifstream in(path, std::ios::binary);
-  if (!in || std::filesystem::is_directory(path, ignored)) fail(path, ": cannot be read; expected JSON lines");
+  const auto foreign = [&](const std::string& otherwise) {
+    const std::string what = foreign_rows(path);
+    return what.empty() ? otherwise : cat(path, ": ", what);
+  };
+  if (!in || std::filesystem::is_directory(path, ignored))
+    fail(foreign(cat(path, ": cannot be read; expected JSON lines")));
   std::vector<Prompt> all;
   std::string line;
   for (int64_t number = 1; std::getline(in, line); number++) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     const std::string where = cat(path, ":", number);
-    const Json json = parse_json(line, where);
     try {
-      all.push_back(row(json));
+      all.push_back(row(parse_json(line, where)));
     } catch (const Error& e) {
-      fail(where, ": ", e.what());
+      const std::string what = cat(std::string_view(e.what()).starts_with(where) ? "" : where + ": ", e.what());
+      fail(all.empty() ? foreign(what) : what);
     }
   }
   if (all.empty()) fail(path, ": has no rows");

@@ -21,6 +21,7 @@ std::string number(const char* pattern, double x) { return std::isnan(x) ? "-" :
 }  // namespace
 
 double val_score(const Config& c, const Metrics& m) {
+  if (validates_by_loss(c)) return -m.get("val/loss");
   return m.get(cat("val-core/", c.data.task, "/reward/mean@", c.rollout.val_kwargs.n));
 }
 
@@ -125,13 +126,20 @@ std::string word(const Config& c, const char* key) {
   return text.starts_with('"') ? text.substr(1, text.size() - 2) : text;
 }
 
+std::string steps_text(const Config& c) {
+  const std::string steps = plural(c.trainer.total_training_steps, "step");
+  return c.trainer.total_epochs > 0 ? cat(steps, " (", plural(c.trainer.total_epochs, "epoch"), ")") : steps;
+}
+
 void show_rest(Console& console, const Session& s, const std::string& path) {
   const Config& c = s.config;
   std::string line;
   if (s.val && validates(c)) {
-    line += cat("validation on ", plural(s.val->size(), "problem"),
-                c.rollout.val_kwargs.n > 1 ? cat(" x ", c.rollout.val_kwargs.n, " responses") : "", ", ",
-                sampling_text(c.rollout.val_kwargs), ",");
+    line += validates_by_loss(c)
+                ? cat("held-out loss of ", plural(s.val->size(), "completion"))
+                : cat("validation on ", plural(s.val->size(), "problem"),
+                      c.rollout.val_kwargs.n > 1 ? cat(" x ", c.rollout.val_kwargs.n, " responses") : "", ", ",
+                      sampling_text(c.rollout.val_kwargs), ",");
     if (c.trainer.val_before_train) line += " before the first step";
     if (c.trainer.val_before_train && c.trainer.test_freq > 0) line += " and";
     if (c.trainer.test_freq > 0) line += cat(" after every ", c.trainer.test_freq, " steps");
@@ -144,11 +152,10 @@ void show_rest(Console& console, const Session& s, const std::string& path) {
 
 void show_train(Console& console, const Session& s, const std::string& path) {
   const Config& c = s.config;
-  console.paragraph(
-      "run", cat(plural(c.trainer.total_training_steps, "step"), " of ", plural(c.data.train_batch_size, "prompt"),
-                 " x ", plural(c.rollout.n, "response"), " of at most ", c.data.max_response_length,
-                 " tokens at temperature ", c.rollout.temperature, "; ", s.train->size(), " prompts, rewards by ",
-                 c.data.task == "jsonl" ? c.data.reward : c.data.task));
+  console.paragraph("run", cat(steps_text(c), " of ", plural(c.data.train_batch_size, "prompt"), " x ",
+                               plural(c.rollout.n, "response"), " of at most ", c.data.max_response_length,
+                               " tokens at temperature ", c.rollout.temperature, "; ", s.train->size(),
+                               " prompts, rewards by ", c.data.task == "jsonl" ? c.data.reward : c.data.task));
   const int64_t mini = c.actor.ppo_mini_batch_size > 0 ? c.actor.ppo_mini_batch_size : c.data.train_batch_size;
   const int64_t updates = c.actor.ppo_epochs * (c.data.train_batch_size / mini);
   std::string learn = cat(word(c, "algorithm.adv_estimator"), " advantages, ", word(c, "actor.policy_loss.loss_mode"),
@@ -168,9 +175,8 @@ void show_train(Console& console, const Session& s, const std::string& path) {
 
 void show_sft(Console& console, const Session& s, const std::string& path) {
   const Config& c = s.config;
-  console.paragraph(
-      "run", cat(plural(c.trainer.total_training_steps, "step"), " of ", plural(c.data.train_batch_size, "completion"),
-                 " out of ", s.train->size(), ", learning rate ", c.actor.optim.lr));
+  console.paragraph("run", cat(steps_text(c), " of ", plural(c.data.train_batch_size, "completion"), " out of ",
+                               s.train->size(), ", learning rate ", c.actor.optim.lr));
   show_rest(console, s, path);
 }
 
@@ -241,7 +247,7 @@ void StepLines::step(const Metrics& m) {
   step_ = static_cast<int64_t>(m.get("training/global_step"));
   if (step_ == before_) start_ = Clock::now();  // the validation before the first step
   const double val = val_score(config_, m);
-  if (!std::isnan(val)) validation_ = val;
+  if (!std::isnan(val)) validation_ = std::abs(val);  // a loss stands as it is
   std::vector<std::string> cells = {cat(step_), number("%.3f", validation_)};
   for (const StepColumn& c : columns_) cells.push_back(c.cell(m));
   const double elapsed = std::chrono::duration<double>(Clock::now() - start_).count();

@@ -91,6 +91,7 @@ class Run {
     } else {
       show_sft(console_, session_, path());
     }
+    for (const std::string& note : session_.notes) console_.paragraph("note", note);
     warn_of_mismatches();
     if (resumed_)
       console_.line(first_ > 0 ? cat("         goes on after step ", first_, ", from ", checkpoint)
@@ -250,9 +251,10 @@ void run(const Options& o, const Command& command, TrainingKind kind) {
   if (comm.first()) check_run_directory(path, start);
   if (comm.first()) print_notes(notes);
   LongWork::quiet = o.quiet || !comm.first();
+  resolve_steps(config, kind);
   if (!o.dry_run) return Run(config, kind, table, start, o.quiet).run();
-  check_run(config, kind, table);
-  if (comm.first()) print(to_toml(config));
+  const Plan plan = check_run(config, kind, table);
+  if (comm.first()) print_notes(plan.notes), print(to_toml(config));
 }
 
 // What follows the options in the page of --help.
@@ -268,6 +270,7 @@ std::string help_footer(const std::string& command) {
   pare train runs/quickstart/config.toml --resume trainer.total_training_steps=400
   pare train quickstart --dry-run
 )";
+  s += "\n`pare help data` describes the rows of data files.\n";
   s += "\nConfiguration keys; `pare " + command + " --keys GROUP` explains those of a group:\n";
   for (const KeySection& section : config_sections()) s += cat("  ", pad_right(section.name, 30), section.what, "\n");
   return s;

@@ -1,5 +1,8 @@
 #include "base/json.h"
 
+#include <unordered_set>
+#include <vector>
+
 #include "base/error.h"
 
 namespace pare {
@@ -22,21 +25,42 @@ bool too_deep(std::string_view text) {
   return false;
 }
 
+// Parses text that is not too deep; `twice` becomes a key that occurs twice in one object.
+nlohmann::json parse(std::string_view text, bool throws, std::string& twice) {
+  using Event = nlohmann::json::parse_event_t;
+  std::vector<std::unordered_set<std::string>> open;  // keys seen in each object that is not closed yet
+  const auto see = [&](int, Event event, nlohmann::json& value) {
+    if (event == Event::object_start) open.emplace_back();
+    if (event == Event::object_end) open.pop_back();
+    if (event == Event::key && !open.back().insert(value.get_ref<const std::string&>()).second) twice = value.dump();
+    return true;
+  };
+  return nlohmann::json::parse(text, see, throws);
+}
+
 }  // namespace
 
-nlohmann::json parse_json(std::string_view text, const std::string& where,
-                          const nlohmann::json::parser_callback_t& callback) {
+nlohmann::json parse_json(std::string_view text, const std::string& where) {
+  if (text.starts_with("version https://git-lfs.github.com/spec/"))
+    fail(where, ": is a pointer of Git LFS, the file itself was not downloaded; run `git lfs pull` in its folder");
   if (too_deep(text)) fail(where, ": JSON nested deeper than ", max_depth);
+  std::string twice;
+  nlohmann::json value;
   try {
-    return nlohmann::json::parse(text, callback);
+    value = parse(text, true, twice);
   } catch (const nlohmann::json::exception& e) {
     fail(where, ": not JSON: ", json_error(e));
   }
+  if (!twice.empty()) fail(where, ": key ", twice, " occurs twice in one object");
+  return value;
 }
 
 nlohmann::json try_parse_json(std::string_view text) {
-  return too_deep(text) ? nlohmann::json(nlohmann::json::value_t::discarded)
-                        : nlohmann::json::parse(text, nullptr, false);
+  const nlohmann::json none(nlohmann::json::value_t::discarded);
+  if (too_deep(text)) return none;
+  std::string twice;
+  nlohmann::json value = parse(text, false, twice);
+  return twice.empty() ? value : none;
 }
 
 std::string json_error(const std::exception& e) {

@@ -6,10 +6,10 @@
 
 namespace pare {
 
-// Parses `text`.  Throws an Error that begins with `where` if it is not JSON, or nested more than 100 deep: copying,
-// comparing and printing a value recurse.  `callback`: see nlohmann::json::parse.
-nlohmann::json parse_json(std::string_view text, const std::string& where,
-                          const nlohmann::json::parser_callback_t& callback = nullptr);
+// Parses `text`.  Throws an Error that begins with `where` if it is not JSON, if a key occurs twice in an object (a
+// parser that keeps the last value would hide the first), or if it is nested more than 100 deep: copying, comparing and
+// printing a value recurse.
+nlohmann::json parse_json(std::string_view text, const std::string& where);
 // The same, but returns a value with is_discarded() instead of throwing.
 nlohmann::json try_parse_json(std::string_view text);
 

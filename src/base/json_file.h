@@ -1,4 +1,4 @@
-// Reads JSON files.  Duplicate keys are errors: a parser that keeps the last value would hide the first one.
+// Reads JSON files.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>

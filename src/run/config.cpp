@@ -10,36 +10,12 @@
 #include "base/nearest.h"
 #include "base/text.h"
 #include "data/presets.h"
+#include "run/unknown_key.h"
 
 namespace pare {
 namespace {
 
 std::string last_part(const std::string& key) { return key.substr(key.rfind('.') + 1); }
-
-// Flat spellings of keys below rollout.kv whose last part is another.
-const std::map<std::string, std::string> flat_kv_keys = {
-    {"window", "window.size"},          {"h2o_normalise", "h2o.normalise"}, {"rkv_lambda", "rkv.lambda"},
-    {"rkv_threshold", "rkv.threshold"}, {"pyramid_beta", "pyramidkv.beta"}, {"merge", "merge.method"},
-    {"merge_keys", "merge.keys"},       {"block", "blocks.size"},           {"blocks", "blocks.count"},
-    {"first_blocks", "blocks.first"},   {"last_blocks", "blocks.last"},     {"block_schedule", "blocks.schedule"},
-};
-
-// A key whose last part is spelled as asked for, in whatever group (`lr`, `actor_rollout_ref.rollout.n`), is nearer
-// than any other.
-std::string nearest_key(const std::string& name) {
-  const std::string kv = "rollout.kv.";
-  if (name.starts_with(kv))
-    if (const auto flat = flat_kv_keys.find(name.substr(kv.size())); flat != flat_kv_keys.end())
-      return kv + flat->second;
-  const ConfigKey* best = nullptr;
-  size_t best_distance = 0;
-  for (const ConfigKey& k : config_keys()) {
-    const size_t last = edit_distance(last_part(name), last_part(k.name));  // counts more: the group may be another
-    const size_t distance = edit_distance(name, k.name) + 2 * last + (last == 0 ? 0 : 1000);
-    if (best == nullptr || distance < best_distance) best = &k, best_distance = distance;
-  }
-  return best->name;
-}
 
 void apply(Config& config, const TomlItem& item) {
   for (const ConfigKey& k : config_keys()) {
@@ -50,7 +26,7 @@ void apply(Config& config, const TomlItem& item) {
       fail(item.where, ": ", k.name, ": ", e.what());
     }
   }
-  fail(item.where, ": unknown key ", item.key, "; the nearest is ", nearest_key(item.key));
+  fail(item.where, ": unknown key ", item.key, about_unknown_key(item.key));
 }
 
 // What has been read so far.
@@ -79,6 +55,10 @@ void apply_layer(Reading& reading, const std::vector<TomlItem>& layer, const std
   ModelKeys& model = reading.config.model;
   if (given.count("model.path") && !given.count("model.config")) model.config.clear();
   if (given.count("model.config") && !given.count("model.path")) model.path.clear();
+  TrainerKeys& trainer = reading.config.trainer;
+  const bool steps = said.count("trainer.total_training_steps");
+  if (said.count("trainer.total_epochs") && trainer.total_epochs > 0 && !steps) trainer.total_training_steps = 0;
+  if (steps && !said.count("trainer.total_epochs")) trainer.total_epochs = 0;
   if ((given.count("data.train_files") || given.count("data.val_files")) && !said.count("data.task"))
     reading.config.data.task = "jsonl";
 }
@@ -149,6 +129,9 @@ std::string readable(const std::string& value) { return value.empty() || value =
 
 void note_keys_without_effect(const Reading& reading, std::vector<std::string>& notes) {
   const Config& c = reading.config;
+  if (reading.typed.count("trainer.total_epochs") && c.trainer.total_epochs > 0 && c.trainer.total_training_steps > 0)
+    notes.push_back(
+        cat("trainer.total_epochs has no effect: trainer.total_training_steps is ", c.trainer.total_training_steps));
   for (const ConfigKey& k : config_keys()) {
     if (!reading.typed.count(k.name) || k.show(c) == k.show({})) continue;
     const auto unmet = std::find_if(k.when.begin(), k.when.end(), [&](const KeyCondition& w) { return !w.holds(c); });
@@ -238,9 +221,6 @@ void check_data(const Config& c) {
     if (d.val_files.empty() && (c.trainer.test_freq > 0 || c.trainer.val_before_train))
       fail(c.trainer.test_freq > 0 ? "trainer.test_freq" : "trainer.val_before_train",
            " turns validation on but data.val_files is empty; set it, or turn validation off");
-    if (d.reward.empty() && (c.trainer.test_freq > 0 || c.trainer.val_before_train))
-      fail(c.trainer.test_freq > 0 ? "trainer.test_freq" : "trainer.val_before_train",
-           " turns validation on but data.reward is empty");
   } else if (!d.train_files.empty() || !d.val_files.empty()) {
     fail(d.train_files.empty() ? "data.val_files" : "data.train_files", " is set but data.task = \"", d.task,
          "\" generates its data; set data.task=jsonl");
@@ -451,6 +431,8 @@ void check_config(const Config& config) {
   if (config.learner.reduce != Reduce::ordered && config.trainer.exact)
     fail("learner.reduce = ", config_key("learner.reduce").show(config),
          " adds gradients in an order of its own: set trainer.exact=false");
+  if (config.trainer.total_training_steps == 0 && config.trainer.total_epochs == 0)
+    fail("neither trainer.total_training_steps nor trainer.total_epochs is given; set one of them");
   check_data(config);
   check_rollout(config);
   check_corrections(config);
@@ -583,6 +565,7 @@ std::vector<std::string> keys_that_part(const Config& run, const Config& resumed
                                                 "trainer.nccl_timeout",
                                                 "trainer.comm",
                                                 "trainer.threads",
+                                                "trainer.total_epochs",
                                                 "trainer.test_freq",
                                                 "trainer.val_before_train",
                                                 "trainer.check_nan",

@@ -58,9 +58,9 @@ struct DataKeys {
   ChatTemplateKeys apply_chat_template_kwargs;
   std::string reward;
   double reward_timeout = 60;
-  std::string prompt_key, answer_key;
+  std::string prompt_key, answer_key, system_prompt;
   int64_t train_batch_size = 64, max_prompt_length = 512, max_response_length = 512;
-  bool shuffle = true;
+  bool filter_overlong_prompts = false, shuffle = true;
   bool operator==(const DataKeys&) const = default;
 };
 
@@ -94,7 +94,8 @@ struct TrainerKeys {
   bool balance_batch = true;
   int64_t n_gpus_per_node = 0, nnodes = 0, nccl_timeout = 600;
   DeviceComm comm = DeviceComm::any;
-  int64_t total_training_steps = 100, seed = 1, threads = 0, test_freq = 0;
+  int64_t total_epochs = 0, total_training_steps = 100;  // steps 0: total_epochs gives them (resolve_steps)
+  int64_t seed = 1, threads = 0, test_freq = 0;
   bool val_before_train = false, check_nan = false;
   std::string experiment_name, default_local_dir;
   int64_t save_freq = 50, max_actor_ckpt_to_keep = 2;
@@ -129,6 +130,7 @@ struct Config {
 // trainer.device and trainer.exact.  Without validation files a preset's test_freq and val_before_train are off;
 // `notes` gets a line for each, and for each key that the user gave another value than its default and that has no
 // effect in the result ("rollout.kv.streaming_llm.sinks has no effect: rollout.kv.method is snapkv").
+// Likewise trainer.total_epochs and trainer.total_training_steps, but given together the steps count, as in verl.
 Config load_config(const std::vector<std::string>& files_and_overrides, std::vector<std::string>* notes = nullptr);
 // The same without looking for contradictions, which are of training: for what only generates.
 Config read_config(const std::vector<std::string>& files_and_overrides, std::vector<std::string>* notes = nullptr);

@@ -53,7 +53,8 @@ Groups data_keys() {
             "model.path",
             "verl"),
         KEY(data.train_batch_size, at_least(1), "prompts", "prompts (`pare sft`: examples) per training step", "verl"),
-        KEY(data.max_prompt_length, count(1), "tokens", "longest prompt; a longer one is an error", "verl"),
+        KEY(data.max_prompt_length, count(1), "tokens",
+            "longest prompt; a longer one is an error, or is left out with data.filter_overlong_prompts", "verl"),
         KEY(data.max_response_length, count(1), "tokens", "longest response; generation stops there", "verl"),
         KEY(data.shuffle, any, "", "reshuffles the prompts in every epoch", "verl")}},
       {{ssa},
@@ -77,8 +78,20 @@ Groups data_keys() {
       {{jsonl},
        {KEY(data.train_files, any, "", "training files", "verl"),
         KEY(data.val_files, any, "", "validation files", "verl"),
-        KEY(data.prompt_key, any, "", "field of the prompt; empty: prompt, problem or question", "verl"),
-        KEY(data.answer_key, any, "", "field of the answer; empty: answer, or else solution", "pare"),
+        KEY(data.prompt_key, any, "",
+            "field of the prompt, or a path such as extra_info.question; empty: prompt, problem, question, messages, "
+            "conversations, prompt_ids or ids (`pare help data`)",
+            "verl"),
+        KEY(data.answer_key, any, "",
+            "field of the answer, or a path; empty: reward_model.ground_truth, or else answer, or else solution",
+            "pare"),
+        KEY(data.system_prompt, any, "", "system message of rows that have none; empty: none", "verifiers"),
+        KEY(data.filter_overlong_prompts, any, "",
+            "leaves out rows whose prompt is longer than data.max_prompt_length, in training and validation, and says "
+            "how many; in `pare sft` also those whose completion is longer than data.max_response_length. false: such "
+            "a "
+            "row is an error",
+            "verl"),
         KEY(data.reward, any, "",
             "verifier of the responses: exact, contains, starts_with, gsm8k-strict, gsm8k-flexible, math-string, dapo, "
             "countdown or math-value; or command:PROGRAM ARGUMENTS, an external grader (data/reward_command.h). "
@@ -120,7 +133,12 @@ Groups trainer_keys() {
             "memory and MPI, which lets ranks share a device; auto: host where the ranks of a machine share its only "
             "device, else nccl",
             "pare"),
-        KEY(trainer.total_training_steps, at_least(1), "steps", "length of the run", "verl"),
+        KEY(trainer.total_epochs, within(0, 1e6), "epochs",
+            "length of the run in passes over the training set, each rows / data.train_batch_size steps, rounded "
+            "down; without effect where trainer.total_training_steps is given with it; 0: that alone counts",
+            "verl"),
+        KEY(trainer.total_training_steps, at_least(1), "steps",
+            "length of the run; config.toml of a run has the steps that trainer.total_epochs amounts to", "verl"),
         KEY(trainer.seed, at_least(0), "", "seed of every random draw but those of the ssa data sets", "TRL"),
         KEY(trainer.threads, within(0, 1024), "threads",
             "CPU threads of a rank; 0: one per core, shared with the other ranks of the machine; changes no result",

@@ -188,6 +188,7 @@ int64_t GrpoTraining::plan_period() const {
 void GrpoTraining::worst_case_step(int64_t groups, int64_t planned) {
   GrpoKeys longest = keys();
   longest.eos.clear();
+  longest.total_training_steps = std::max(longest.total_training_steps, step_);  // a plan may not know them
   longest.algorithm.adv_filter_threshold = 0, longest.algorithm.filter_groups.enable = false;
   const auto prompts = [this, groups] {
     const std::vector<int32_t> prompt(config_.data.max_prompt_length, session_.eos[0]);

@@ -27,7 +27,8 @@ Plan plan_step(const Config& config, TrainingKind kind, bool data, const std::op
   const auto training = make_training(kind, session);
   training->worst_case_step();
   Plan plan;
-  plan.model = session.model_config, plan.longest = session.peaks(), plan.ledger = session.ledger;
+  plan.notes = session.notes, plan.model = session.model_config, plan.longest = session.peaks(),
+  plan.ledger = session.ledger;
   for (const Arena* a : session.arenas()) plan.memory.push_back({a->name(), a->peak(), 0, a->entries()});
   training->largest_batches();
   plan.most = session.peaks();
@@ -188,12 +189,12 @@ Plan plan_run(const Config& config, TrainingKind kind, const Table& table, size_
   return plan;
 }
 
-void check_run(const Config& config, TrainingKind kind, const Table& table, size_t host) {
+Plan check_run(const Config& config, TrainingKind kind, const Table& table, size_t host) {
   if (!config.model.path.empty()) match_weights(open_weights(config.model.path), load_model_config(config.model.path));
   if (!config.model.lora.adapter_path.empty())
     adapter_weights(config.model.lora.adapter_path, load_model_config(config.model.path));
-  const Plan plan = plan_run(config, kind, table, host);
-  if (table.memory != &host_memory || plan.peak() <= host) return;
+  Plan plan = plan_run(config, kind, table, host);
+  if (table.memory != &host_memory || plan.peak() <= host) return plan;
   does_not_fit("a step of the longest responses takes", plan.longest, {host, "of this machine"},
                what_fits_a_run(config, kind, host));
 }

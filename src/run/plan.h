@@ -16,7 +16,8 @@ struct Plan {
   };
   ModelConfig model;
   std::vector<Memory> memory;
-  ArenaLimits longest, most;  // the same as Memory::peak and Memory::most
+  std::vector<std::string> notes;  // Session::notes
+  ArenaLimits longest, most;       // the same as Memory::peak and Memory::most
   Ledger ledger;  // of the step whose lengths are the greatest; its seconds are those of a machine, if one is given
   size_t peak() const { return longest.total(); }
   size_t needed() const { return most.total() + responses; }  // of the machine that is planned for
@@ -69,8 +70,8 @@ Plan plan_ranks(const Config& config, bool data, const StepLengths* lengths = nu
 // Everything that can be wrong with a run on `table` and is known before its first step, without computing or writing:
 // files, what is in them, the shapes of the weights, every prompt, and that memory suffices: that of the table, and
 // `host` bytes for what lies on the host.  Throws what the run would throw; and where a step of the greatest lengths
-// would fill more than the host has, which a run only warns of, since its responses may be shorter.
-void check_run(const Config& config, TrainingKind kind, const Table& table, size_t host = machine_memory());
+// would fill more than the host has, which a run only warns of, since its responses may be shorter.  Returns the plan.
+Plan check_run(const Config& config, TrainingKind kind, const Table& table, size_t host = machine_memory());
 
 // The plan of a run on `table`.  More than can be had is an Error(memory) that says what would fit (fit.h).  On the
 // host, `host` bytes, that is a step whose weights, gradients and moments, or any arena alone, are more than all there

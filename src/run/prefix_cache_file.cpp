@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <limits>
 
 #include "base/json.h"
 
@@ -11,6 +12,20 @@ namespace pare {
 namespace {
 
 using nlohmann::json;
+
+// A whole number of [0, most]; nlohmann would cut a fraction off and wrap the rest.
+int64_t whole(const json& x, const char* what, int64_t most) {
+  if (!x.is_number_integer() || x < 0 || x > most)
+    fail(what, " is ", x.dump(), ", expected a whole number from 0 to ", most);
+  return x.get<int64_t>();
+}
+std::vector<int32_t> token_ids(const json& list) {
+  if (!list.is_array()) fail("\"ids\" is of type ", list.type_name(), ", expected a list of token ids");
+  std::vector<int32_t> ids;
+  for (const json& id : list)
+    ids.push_back(static_cast<int32_t>(whole(id, "a token of \"ids\"", std::numeric_limits<int32_t>::max())));
+  return ids;
+}
 
 json number(double x) { return std::isnan(x) ? json() : json(x); }
 double number(const json& x) { return x.is_null() ? NAN : x.get<double>(); }
@@ -29,6 +44,9 @@ void read_lines(const std::string& path, Add add) {
       add(object, where);
     } catch (const json::exception& e) {
       fail(where, ": ", json_error(e));
+    } catch (const Error& e) {
+      if (std::string_view(e.what()).starts_with(where)) throw;
+      throw Error(e.code, cat(where, ": ", e.what()));
     }
   }
 }
@@ -66,21 +84,31 @@ FileSum write_prefix_cache(const std::string& path, const PrefixCache& cache) {
 PrefixCache read_prefix_cache(const std::string& path, const Session& session) {
   PrefixCache cache;
   read_lines(path, [&](const json& line, const std::string& where) {
-    CachedResponse entry{line.at("ids"),  line.at("finished"), number(line.at("score")), number(line.at("reward")),
-                         line.at("step"), line.at("shortest")};
+    constexpr int64_t any = std::numeric_limits<int64_t>::max();
+    CachedResponse entry{token_ids(line.at("ids")),
+                         line.at("finished"),
+                         number(line.at("score")),
+                         number(line.at("reward")),
+                         whole(line.at("step"), "\"step\"", any),
+                         whole(line.at("shortest"), "\"shortest\"", any)};
     check_entry(entry, session, where);
-    cache[line.at("row")] = std::move(entry);
+    cache[whole(line.at("row"), "\"row\"", any)] = std::move(entry);
   });
   return cache;
 }
 
 PrefixCache read_cache_file(const std::string& path, const Session& session) {
+  if (session.left_out > 0)
+    fail(
+        "algorithm.rpo.cache_file counts all rows of data.train_files, of which data.filter_overlong_prompts leaves "
+        "out ",
+        session.left_out, "; remove those from the training files");
   const bool strict = session.config.algorithm.rpo.missing == MissingRows::fail;
   const int64_t rows = session.training_task().size(), limit = session.config.data.max_response_length;
   PrefixCache cache;
   read_lines(path, [&](const json& line, const std::string& where) {
-    const int64_t row = line.at("row");
-    if (row < 0 || row >= rows) {
+    const int64_t row = whole(line.at("row"), "\"row\"", std::numeric_limits<int64_t>::max());
+    if (row >= rows) {
       if (!strict) return;
       fail(where, ": row ", row, ", the training set has ", rows, " (algorithm.rpo.missing=lazy passes it over)");
     }
@@ -89,7 +117,7 @@ PrefixCache read_cache_file(const std::string& path, const Session& session) {
     entry.score = entry.reward = NAN;
     entry.finished = line.contains("finished") ? line.at("finished").get<bool>() : line.at("finish") == "eos";
     if (line.contains("ids")) {
-      entry.ids = line.at("ids").get<std::vector<int32_t>>();
+      entry.ids = token_ids(line.at("ids"));
     } else {
       entry.ids = session.tokenizer->encode(line.at("text").get<std::string>());
       if (entry.finished) entry.ids.push_back(session.eos[0]);

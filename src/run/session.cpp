@@ -209,46 +209,123 @@ const Task& Session::training_task() const {
   return *train;
 }
 
+void Session::keep_fitting(Task& task, const std::function<std::string(const Problem&)>& excess) {
+  const int64_t rows = task.size();
+  std::vector<int64_t> kept;
+  std::string first, where;
+  for (int64_t row = 0; row < rows; row++) {
+    const Problem problem = task.problem(row);
+    const std::string what = excess(problem);
+    if (what.empty()) kept.push_back(row);
+    if (!what.empty() && first.empty()) first = what, where = problem.where;
+  }
+  if (first.empty()) return;
+  const int64_t out = rows - static_cast<int64_t>(kept.size());
+  if (config.data.task != "jsonl") fail(first);
+  const std::string set = &task == val.get() ? "validation" : "training";
+  if (!config.data.filter_overlong_prompts)
+    fail(where, ": ", first, out > 1 ? cat(" (", out, " of ", rows, " ", set, " rows are too long)") : std::string(),
+         "; raise it, or leave such rows out with data.filter_overlong_prompts=true");
+  if (kept.empty()) fail(where, ": ", first, "; data.filter_overlong_prompts leaves out all ", rows, " ", set, " rows");
+  notes.push_back(cat("data.filter_overlong_prompts leaves out ", out, " of ", rows, " ", set,
+                      " rows; the first: ", where, ": ", first));
+  if (&task == train.get()) left_out += out;
+  task.keep(kept);
+}
+
 // Every prompt, and that the page pool can hold it with its response.
-void Session::check_prompts() const {
+void Session::check_prompts() {
   const Activity checking("checking the prompts");
   const RolloutLimits limits = rollout_limits();
   const KvResidency sparse(limits.kv, model_config.layers), dense({}, model_config.layers);
-  for (const Task* task : {train.get(), val.get()})
-    for (int64_t row = 0; task && row < task->size(); row++) {
-      const Problem problem = task->problem(row);
-      const auto samples = static_cast<size_t>(task == val.get() ? config.rollout.val_kwargs.n : config.rollout.n);
-      Request request{encode_prompt(problem), std::vector<uint64_t>(samples),
-                      static_cast<int>(config.data.max_response_length)};
-      // A prefix adds at most the copies of a page that is not full.
-      if (task == train.get() && config.algorithm.rpo.enable && request.prompt.size() % kPageSlots == 0 &&
-          request.max_new_tokens > 1)
-        request.prefix = {0}, request.max_new_tokens--;
-      const bool all_kept = task == val.get() && config.rollout.val_kwargs.kv != ValKv::rollout;
-      const int64_t needed = Scheduler::pages_needed(all_kept ? dense : sparse, request);
-      if (limits.kv_pages > 0 && needed > limits.kv_pages)
-        throw Error(
-            Exit::memory,
-            cat("does not fit: ", problem.where, ": the prompt and a response of data.max_response_length need ",
-                needed * KvCache::page_bytes(model_config, config.rollout.kv, model->dtype),
-                " bytes of keys and values, rollout.kv_cache_bytes is ", config.rollout.kv_cache_bytes,
-                "; raise it to that, or lower data.max_response_length"));
-    }
+  const auto check_pages = [&](const Problem& problem, std::vector<int32_t> prompt, bool training) {
+    const auto samples = static_cast<size_t>(training ? config.rollout.n : config.rollout.val_kwargs.n);
+    Request request{std::move(prompt), std::vector<uint64_t>(samples),
+                    static_cast<int>(config.data.max_response_length)};
+    // A prefix adds at most the copies of a page that is not full.
+    if (training && config.algorithm.rpo.enable && request.prompt.size() % kPageSlots == 0 &&
+        request.max_new_tokens > 1)
+      request.prefix = {0}, request.max_new_tokens--;
+    const bool all_kept = !training && config.rollout.val_kwargs.kv != ValKv::rollout;
+    const int64_t needed = Scheduler::pages_needed(all_kept ? dense : sparse, request);
+    if (limits.kv_pages > 0 && needed > limits.kv_pages)
+      throw Error(Exit::memory,
+                  cat("does not fit: ", problem.where, ": the prompt and a response of data.max_response_length need ",
+                      needed * KvCache::page_bytes(model_config, config.rollout.kv, model->dtype),
+                      " bytes of keys and values, rollout.kv_cache_bytes is ", config.rollout.kv_cache_bytes,
+                      "; raise it to that, or lower data.max_response_length"));
+  };
+  for (Task* task : {train.get(), val.get()})
+    if (task)
+      keep_fitting(*task, [&](const Problem& problem) {
+        std::vector<int32_t> ids = prompt_of_any_length(problem);
+        if (const auto size = static_cast<int64_t>(ids.size()); size > config.data.max_prompt_length)
+          return cat("the prompt has ", size, " tokens, data.max_prompt_length is ", config.data.max_prompt_length);
+        check_pages(problem, std::move(ids), task == train.get());
+        return std::string();
+      });
 }
 
-std::vector<int32_t> Session::encode_prompt(const Problem& problem) const {
+std::vector<Message> Session::conversation(const Problem& problem) const {
+  std::vector<Message> all = problem.messages;
+  if (all.empty()) all = {{"user", problem.prompt}};
+  const std::string& system = config.data.system_prompt;
+  if (!system.empty() && config.data.task == "jsonl" && all[0].role != "system")
+    all.insert(all.begin(), {"system", system});
+  return all;
+}
+
+std::vector<int32_t> Session::prompt_of_any_length(const Problem& problem) const {
   std::vector<int32_t> ids = problem.prompt_ids;
   try {
-    if (ids.empty()) ids = encode_chat(chat, *tokenizer, std::vector<Message>{{"user", problem.prompt}});
+    if (!ids.empty() && !config.data.system_prompt.empty())
+      fail("data.system_prompt has no place in a prompt of token ids");
+    if (ids.empty()) ids = encode_chat(chat, *tokenizer, conversation(problem));
   } catch (const Error& e) {
     fail(problem.where, ": ", e.what());
   }
-  if (static_cast<int64_t>(ids.size()) > config.data.max_prompt_length)
-    fail(problem.where, ": the prompt has ", ids.size(), " tokens, data.max_prompt_length is ",
-         config.data.max_prompt_length);
   for (const int32_t id : ids)
     if (id < 0 || id >= model_config.vocab)
       fail(problem.where, ": the prompt has the token ", id, ", the model's vocabulary is ", model_config.vocab);
+  return ids;
+}
+
+std::vector<int32_t> Session::encode_prompt(const Problem& problem) const {
+  std::vector<int32_t> ids = prompt_of_any_length(problem);
+  if (static_cast<int64_t>(ids.size()) > config.data.max_prompt_length)
+    fail(problem.where, ": the prompt has ", ids.size(), " tokens, data.max_prompt_length is ",
+         config.data.max_prompt_length);
+  return ids;
+}
+
+// A template may write more than the text (qwen3: an empty thought).  Where what it writes does not go on from its own
+// prompt (deepseek-r1 drops the thought that its prompt opens), the text stands as it is.
+std::string Session::reply_text(const Problem& problem) const {
+  const std::string& content = problem.reply->content;
+  if (chat.kind == ChatFormat::Kind::plain || chat.kind == ChatFormat::Kind::problem) return content;
+  std::vector<Message> messages = conversation(problem);
+  const std::string prompt = render_chat(chat, messages), thought = "<think>\n";
+  messages.push_back(*problem.reply);
+  const std::string whole = render_chat(chat, messages, false);
+  if (whole.starts_with(prompt))
+    for (const int32_t id : eos) {
+      const std::string end = tokenizer->piece(id);
+      const size_t at = whole.rfind(end);
+      if (at != std::string::npos && at >= prompt.size() &&
+          whole.find_first_not_of(" \n", at + end.size()) == std::string::npos)
+        return whole.substr(prompt.size(), at - prompt.size());
+    }
+  return prompt.ends_with(thought) && content.starts_with(thought) ? content.substr(thought.size()) : content;
+}
+
+std::vector<int32_t> Session::encode_completion(const Problem& problem, const std::string& text) const {
+  std::vector<int32_t> ids;
+  try {
+    ids = tokenizer->encode(problem.reply ? reply_text(problem) : text);
+  } catch (const Error& e) {
+    fail(problem.where, ": ", e.what());
+  }
+  ids.push_back(eos[0]);
   return ids;
 }
 

@@ -39,8 +39,15 @@ struct Session {
 
   const Task& training_task() const;  // train; an Error naming data.train_files where there is none
 
-  // The ids of the problem, or its text in the chat format of the run.
+  // The ids of the problem, or its conversation in the chat format of the run.  Throws an Error where they are more
+  // than data.max_prompt_length.
   std::vector<int32_t> encode_prompt(const Problem& problem) const;
+  // What the problem's row teaches: its completion as it stands, or its reply as the chat format renders that after the
+  // prompt, and EOS.
+  std::vector<int32_t> encode_completion(const Problem& problem, const std::string& text) const;
+  // Keeps the rows of `task` that fit.  `excess`: how a row is too long ("the prompt has 7 tokens, data.max_... is 5"),
+  // else empty.  Throws at the first such row, unless data.filter_overlong_prompts leaves it out, which `notes` says.
+  void keep_fitting(Task& task, const std::function<std::string(const Problem&)>& excess);
   std::string response_text(const Completion& completion) const;  // without the closing EOS
   Reward reward(const Task& task, const Problem& problem, const Completion& completion) const;
   // Of all responses, in order, in parallel; `problems` are those that the completions' requests count.  Ranks share
@@ -67,6 +74,8 @@ struct Session {
   ChatFormat chat;
   std::shared_ptr<RewardCommand> reward_command;  // of data.reward = "command:..."; absent: another one
   std::unique_ptr<Task> train, val;               // absent: without data; jsonl without train_files, without val_files
+  int64_t left_out = 0;                           // rows of train_files, by data.filter_overlong_prompts
+  std::vector<std::string> notes;                 // on the data, for the log
   ModelConfig model_config;
   std::vector<int32_t> eos;  // any of them ends a response; the first is the tokenizer's, where it is one of them
 
@@ -81,7 +90,10 @@ struct Session {
 
  private:
   void read_data();
-  void check_prompts() const;
+  std::vector<Message> conversation(const Problem& problem) const;
+  std::string reply_text(const Problem& problem) const;
+  std::vector<int32_t> prompt_of_any_length(const Problem& problem) const;
+  void check_prompts();
 };
 
 // The adapters of model.lora; none: off.

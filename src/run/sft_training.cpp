@@ -9,30 +9,69 @@
 
 namespace pare {
 
-SftTraining::SftTraining(Session& s) : Training(s, (s.val || !s.tokenizer) && validates(s.config)) {
+// How the completion is too long; empty: it is not.
+static std::string excess(const Config& c, const std::vector<int32_t>& completion) {
+  const int64_t most = c.data.max_response_length;
+  if (std::ssize(completion) <= most) return "";
+  return cat("the completion has ", completion.size(), " tokens, data.max_response_length is ", most);
+}
+
+// The same session, without the rows whose completions are too long, before anything counts rows.
+static Session& with_fitting_completions(Session& s) {
+  if (s.config.data.task != "jsonl") return s;  // a teacher's draws are not known before the step
+  for (Task* task : {s.train.get(), validates_by_loss(s.config) ? s.val.get() : nullptr}) {
+    if (!task) continue;
+    Rng rng(rng_key(0, RngStream::data, 0));
+    int64_t turns = 0;
+    s.keep_fitting(*task, [&](const Problem& p) {
+      const auto of_assistant = [](const Message& m) { return m.role == "assistant"; };
+      turns += std::any_of(p.messages.begin(), p.messages.end(), of_assistant);
+      return excess(s.config, s.encode_completion(p, task->teach(p, 0, rng)));
+    });
+    if (turns > 0 && task == s.train.get())
+      s.notes.push_back(cat(turns,
+                            " training rows have several turns of the assistant: the last is learnt, the others "
+                            "are its context"));
+  }
+  return s;
+}
+
+SftTraining::SftTraining(Session& s)
+    : Training(with_fitting_completions(s),
+               (s.val || !s.tokenizer) && validates(s.config) && !validates_by_loss(s.config)) {
   if (s.config.learner.attention == LearnerAttention::replay)
     fail("learner.attention = \"replay\" replays rollouts, next-token training has none; set learner.attention=dense");
   if (s.sparse)
     fail("distill.enable trains what samples, next-token training has no samples; set distill.enable=false");
-  if (!s.train || s.config.data.task != "jsonl") return;  // a teacher's draws are not known before the step
-  Rng rng(rng_key(0, RngStream::data, 0));
-  for (int64_t row = 0; row < s.train->size(); row++) completion(s.train->problem(row), 0, rng);
 }
 
-// What the teacher writes, and EOS.
-std::vector<int32_t> SftTraining::completion(const Problem& problem, double ramp, Rng& rng) const {
-  const std::string text = session_.train->teach(problem, ramp, rng);
-  std::vector<int32_t> ids;
-  try {
-    ids = session_.tokenizer->encode(text);
-  } catch (const Error& e) {
-    fail(problem.where, ": ", e.what());
+// The problem, and what the teacher writes.
+Group SftTraining::group(const Task& task, const Problem& problem, double ramp, Rng& rng, int64_t slot) const {
+  std::vector<int32_t> completion = session_.encode_completion(problem, task.teach(problem, ramp, rng));
+  if (const std::string what = excess(config_, completion); !what.empty()) fail(problem.where, ": ", what);
+  return {session_.encode_prompt(problem), {{std::move(completion)}}, slot};
+}
+
+Metrics SftTraining::evaluate() {
+  if (!validates_by_loss(config_)) return Training::evaluate();
+  Metrics metrics;
+  const Timer timer(metrics, "timing_s/testing");
+  const Phase phase(session_.device, "val");
+  const Task& task = *session_.val;
+  Rng rng(rng_key(0, RngStream::data, 0));  // rows of a file need no draws
+  Summary loss;
+  for (int64_t begin = 0; begin < task.size(); begin += config_.data.train_batch_size) {
+    const int64_t end = std::min(begin + config_.data.train_batch_size, task.size());
+    std::vector<Group> groups;
+    for (int64_t row = begin; row < end; row++)
+      groups.push_back(group(task, task.problem(row), 0, rng, row % config_.learner.slots));
+    const TokenOuts out =
+        Learner::logprobs(*session_.model, session_.activations, groups, 1, session_.learner_options());
+    for (const double logprob : out.logprob) loss.add(-logprob);
+    if (progress) progress("evaluation", end, task.size());
   }
-  ids.push_back(session_.eos[0]);
-  if (static_cast<int64_t>(ids.size()) > config_.data.max_response_length)
-    fail(problem.where, ": the completion has ", ids.size(), " tokens, data.max_response_length is ",
-         config_.data.max_response_length);
-  return ids;
+  metrics.set("val/loss", loss.mean());
+  return metrics;
 }
 
 Metrics SftTraining::step() {
@@ -54,7 +93,7 @@ Metrics SftTraining::step() {
     const Problem problem = session_.train->problem(row);
     uids.push_back(sequence_uid(static_cast<uint64_t>(epoch), static_cast<uint64_t>(row), 0, 0));
     Rng rng(key, static_cast<uint64_t>(i));
-    groups.push_back({session_.encode_prompt(problem), {{completion(problem, ramp, rng)}}, i % c.learner.slots});
+    groups.push_back(group(*session_.train, problem, ramp, rng, i % c.learner.slots));
   }
   const double lr = learning_rate(c.actor.optim, step_, c.trainer.total_training_steps);
   const TokenOuts out =
@@ -86,6 +125,8 @@ void SftTraining::worst_case_step() {
 
 void SftTraining::largest_batches() {
   learner_.plan(batch_limits(1), {.policy = PolicyLoss::nll});
+  if (validates(config_) && validates_by_loss(config_))
+    Learner::plan_logprobs(*session_.model, session_.activations, batch_limits(1), session_.learner_options());
   if (rollout_)  // of evaluations
     Rollout::plan(*session_.model, session_.rollout_limits(), session_.rollout_scratch());
 }

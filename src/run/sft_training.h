@@ -10,11 +10,13 @@ class SftTraining : public Training {
  public:
   explicit SftTraining(Session& session);  // fails where a completion cannot be learnt from
   Metrics step() override;
+  // With validates_by_loss(): val/loss, the mean of -log p over all tokens of the completions of session.val.
+  Metrics evaluate() override;
   void worst_case_step() override;
   void largest_batches() override;
 
  private:
-  std::vector<int32_t> completion(const Problem& problem, double ramp, Rng& rng) const;
+  Group group(const Task& task, const Problem& problem, double ramp, Rng& rng, int64_t slot) const;
 };
 
 }  // namespace pare

@@ -71,6 +71,19 @@ BatchLimits Training::batch_limits(int64_t members) const {
           .tokens = config_.data.max_response_length};
 }
 
+void resolve_steps(Config& config, TrainingKind kind) {
+  if (config.trainer.total_training_steps > 0) return;
+  Config one = config;  // rank, each for itself
+  one.trainer.n_gpus_per_node = one.trainer.nnodes = 0;
+  Session session(one, table_null, true, {}, true, self());
+  make_training(kind, session);  // leaves rows out
+  const int64_t rows = session.training_task().size(), batch = config.data.train_batch_size;
+  if (rows < batch)
+    fail("trainer.total_epochs = ", config.trainer.total_epochs, ": the training set has ", rows,
+         " rows, less than a batch; set data.train_batch_size to at most that, or trainer.total_training_steps");
+  config.trainer.total_training_steps = config.trainer.total_epochs * (rows / batch);
+}
+
 std::unique_ptr<Training> make_training(TrainingKind kind, Session& session) {
   if (kind == TrainingKind::grpo) return std::make_unique<GrpoTraining>(session);
   return std::make_unique<SftTraining>(session);

@@ -41,7 +41,7 @@ class Training {
   // On the null table: the largest batches that any step or evaluation makes.
   virtual void largest_batches() = 0;
   virtual std::vector<SampleText> texts() const { return {}; }  // the responses of the last step, if it samples any
-  Metrics evaluate();  // run/evaluate.h; session.val is there, and the run samples or validates
+  virtual Metrics evaluate();  // run/evaluate.h; session.val is there, and the run samples or validates
 
   int64_t steps() const { return step_; }
   Learner& learner() { return learner_; }
@@ -78,8 +78,14 @@ class Training {
 
 // The run validates, before its first step or between steps.
 inline bool validates(const Config& c) { return c.trainer.test_freq > 0 || c.trainer.val_before_train; }
+// Next-token training validates by the loss of the rows of data.val_files, where no verifier grades responses to them.
+inline bool validates_by_loss(const Config& c) { return c.data.task == "jsonl" && c.data.reward.empty(); }
 
 enum class TrainingKind { grpo, sft };
 std::unique_ptr<Training> make_training(TrainingKind kind, Session& session);
+
+// Sets trainer.total_training_steps where trainer.total_epochs gives it, as verl counts: epochs x floor(rows / batch).
+// Batches run on into the next epoch, so that no row is left out; the last ones may be.
+void resolve_steps(Config& config, TrainingKind kind);
 
 }  // namespace pare

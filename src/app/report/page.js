@@ -20,6 +20,7 @@ function learning() {
     shaped ? line("Shaped reward", "critic/rewards/mean") : null,
     ...each("val-core/", (m) => `Evaluation: ${m}`),
     line("Loss", "train/loss", {what: "train/loss, nats a token"}),
+    line("Held-out loss", "val/loss", {what: "val/loss, nats a token"}),
     line("Response length", "response_length/mean", {unit: "count", what: "response_length/mean, tokens"}),
     nonZero("response_length/clip_ratio") ? line("Cut at the length limit", "response_length/clip_ratio") : null,
     line("Entropy", "actor/entropy", {what: "actor/entropy, nats a token"}),
