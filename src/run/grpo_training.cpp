@@ -141,7 +141,7 @@ Metrics GrpoTraining::step() {
   begin_step();
   grades_.clear(), certificate_ = {};
   Metrics metrics;
-  grpo_.step(step_, metrics);
+  grpo_.step(step_, metrics, drawn_);
   metrics.set_text("certificate", certificate_.text());
   std::vector<std::string> phases = {"rollout", "learner", "old_log_prob", "ref"};
   if (student_) phases.push_back("distill");
