@@ -100,12 +100,13 @@ TEST_F(Ranks, StartFromACheckpointOnAnotherNumber) {
   const auto until = [](int steps) { return cat("trainer.total_training_steps=", steps); };
   const Overrides keys = {"trainer.device=emu", "data.max_response_length=6", "data.train_batch_size=2",
                           "trainer.test_freq=0", "actor.optim.moments=bf16"};
+  const std::string from = at("first/checkpoints/step-1");
   ASSERT_EQ(alone("whole", keys + Overrides{until(3)}).code, 0);
   Outcome o = job(part(2, "first", keys + Overrides{until(1)}));
   ASSERT_EQ(o.code, 0) << o.err;
-  o = job(part(4, "second", keys + Overrides{until(1), "--from", at("first/checkpoints/step-1")}));
+  o = job(part(4, "second", keys + Overrides{until(1), "--from", from}));
   ASSERT_EQ(o.code, 0) << o.err;
-  o = job(part(2, "second", keys + Overrides{until(2), "--resume"}));
+  o = job(part(2, "second", keys + Overrides{until(2), "--resume", "trainer.from_checkpoint=" + from}));
   ASSERT_EQ(o.code, 0) << o.err;
   for (const char* file : {"model.safetensors", "optimizer.safetensors"})
     EXPECT_TRUE(read_text(at(cat("whole/checkpoints/step-3/", file))) ==
