@@ -25,8 +25,9 @@ TEST_F(DryRun, PrintsTheResolvedConfigurationAndWritesNothing) {
   for (const char* kind : {"train", "sft"}) {
     const Outcome o = pare(kind, {"--dry-run"});
     EXPECT_EQ(o.code, 0) << o.err;
-    EXPECT_EQ(o.out, to_toml(load_config(tiny_run() + Overrides{cat("trainer.default_local_dir=", at("run")),
-                                                                "trainer.experiment_name="})));
+    EXPECT_EQ(o.out,
+              to_toml(load_config(tiny_run() + Overrides{cat("trainer.default_local_dir=", at("run")),
+                                                         "trainer.experiment_name=", cat("trainer.command=", kind)})));
     EXPECT_FALSE(fs::exists(at("run")));
   }
 }

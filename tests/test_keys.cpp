@@ -10,6 +10,7 @@
 #include <map>
 #include <set>
 
+#include "base/json_file.h"
 #include "base/thread_pool.h"
 #include "run/checkpoint.h"
 #include "tests/sealed_state.h"
@@ -195,6 +196,24 @@ Outcome exit_after_a_mismatch(const Overrides& o) {
   std::string command = program.string() + " train --resume --out " + tiny_folder() + "run";
   for (const std::string& x : o) command += " '" + x + "'";
   return {static_cast<double>(WEXITSTATUS(std::system((command + " >/dev/null 2>&1").c_str())))};
+}
+
+// The exit code of a dry run.
+Outcome dry_run_code(const Overrides& o) {
+  const fs::path program = fs::read_symlink("/proc/self/exe").parent_path().parent_path() / "pare";
+  fs::remove_all(tiny_folder() + "run");
+  std::string command = program.string() + " train --dry-run --out " + tiny_folder() + "run";
+  for (const std::string& x : o) command += " '" + x + "'";
+  return {static_cast<double>(WEXITSTATUS(std::system((command + " >/dev/null 2>&1").c_str())))};
+}
+
+// Updates that the optimizer has made at the end of a run; start/ is the checkpoint of another one, after two.
+Outcome updates(const Overrides& o) {
+  run_program(tiny_run() + Overrides{"trainer.total_training_steps=2"});
+  fs::remove_all(tiny_folder() + "start");
+  fs::rename(tiny_folder() + "run/checkpoints/step-2", tiny_folder() + "start");
+  run_program(o);
+  return {read_json_file(tiny_folder() + "run/checkpoints/step-4/state.json")["run"]["updates"].get<double>()};
 }
 
 // Runs the program and counts the entries of a folder whose names start with `start`.
@@ -753,6 +772,9 @@ Rows optimizer_and_trainer_rows() {
       {"trainer.samples_freq", {{}, {"trainer.samples_freq=2"}, responses, from_to(0, 32)}},
       {"trainer.samples_per_step",
        {{"trainer.samples_freq=2"}, {"trainer.samples_per_step=5"}, responses, from_to(32, 10)}},
+      {"trainer.command", {{"trainer.command=train"}, {"trainer.command=sft"}, dry_run_code, from_to(0, 2)}},
+      {"trainer.from_checkpoint",
+       {{}, {cat("trainer.from_checkpoint=", tiny_folder(), "start")}, updates, from_to(4, 6)}},
       {"trainer.experiment_name",
        {{"trainer.default_local_dir="}, {"trainer.experiment_name=abc"}, folders("runs", "abc-"), from_to(0, 1)}},
       {"trainer.save_freq", {{}, {"trainer.save_freq=1"}, folders("run/checkpoints", "step-"), from_to(1, 2)}},

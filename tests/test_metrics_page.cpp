@@ -69,6 +69,7 @@ std::set<std::string> logged() {
   Session session(tiny_run("qwen3", {}));
   SftTraining sft(session);
   collect(sft.step(), names);
+  names.insert("accepted_changes");  // of `pare train`: ResumeInputs.AcceptedChangesAreWrittenDown
   return names;
 }
 

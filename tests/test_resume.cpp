@@ -612,6 +612,21 @@ TEST_F(Resume, MoreStepsNeedAConstantRate) {
   EXPECT_NE(o.err.find("trainer.total_training_steps"), std::string::npos) << o.err;
 }
 
+// So do those of a teacher whose noise grows over a part of the run.
+TEST_F(Resume, MoreStepsNeedNoNoiseRamp) {
+  const Overrides teacher = {"data.task=ssa",        "data.train_files=[]",         "data.val_files=[]",
+                             "data.reward=",         "data.max_prompt_length=64",   "data.train_rows=12",
+                             "data.val_rows=12",     "data.max_response_length=80", "data.min_statements=2",
+                             "data.max_statements=4"};
+  for (const char* ramp : {"0", "1"}) {
+    const Overrides keys = teacher + Overrides{cat("data.noise_ramp=", ramp)};
+    expect_code(pare("sft", ramp, keys), 0);
+    const Outcome o = pare("sft", ramp, keys + Overrides{"--resume", "trainer.total_training_steps=8"});
+    expect_code(o, *ramp == '1' ? static_cast<int>(Exit::usage) : 0);
+    EXPECT_EQ(o.err.find("trainer.total_training_steps") != std::string::npos, *ramp == '1') << o.err;
+  }
+}
+
 // Two last ones and the best in validation, which gets worse: other answers are trained.
 TEST_F(Resume, TheBestCheckpointIsKept) {
   std::string rows = read_text(tiny_folder() + "train.jsonl");

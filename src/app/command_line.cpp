@@ -29,6 +29,7 @@ Option Option::between(double low, double high) const {
   return Option(option_->check(CLI::Validator(check, "")));
 }
 Option Option::list() const { return Option(option_->delimiter(',')->allow_extra_args(false)); }
+Option Option::repeatable() const { return Option(option_->allow_extra_args(false)); }
 Option Option::value_optional() const { return Option(option_->expected(0, 1)); }
 Option Option::type_name(const std::string& name) const { return Option(option_->type_name(name)); }
 

@@ -20,6 +20,7 @@ class Option {
   Option excludes(const Option& other) const;
   Option between(double low, double high) const;  // for numbers
   Option list() const;                            // one value, its parts separated by commas
+  Option repeatable() const;                      // one value each time it is given
   Option value_optional() const;
   Option type_name(const std::string& name) const;  // in the page of --help
 

@@ -20,7 +20,8 @@ namespace {
 struct Options {
   Shorthands shorthands{{{"--device", "trainer.device"}, {"--exact", "trainer.exact"}}};
   std::vector<std::string> config;
-  std::string out, keys;
+  std::vector<std::string> accepted;  // --accept-changed
+  std::string out, from, keys;
   bool force = false, resume = false, dry_run = false, quiet = false;
 };
 
@@ -39,16 +40,18 @@ struct Interrupted {};
 // A run from its beginning, or from its last checkpoint, to its end.
 class Run {
  public:
-  Run(const Config& config, TrainingKind kind, const Table& table, Start start, bool quiet)
+  Run(const Config& config, TrainingKind kind, const Table& table, Start start, const Options& options)
       : config_(config),
         grpo_(kind == TrainingKind::grpo),
         table_(table),
+        inputs_{read_inputs(config), options.accepted},
+        checkpoint_(find_checkpoint(start)),
         plan_(plan_run(config, kind, table)),
         session_(config, table, true, plan_.most),
         training_(make_training(kind, session_)),
         resumed_(start == Start::resume),
-        console_(quiet, !comm_.first()) {
-    if (comm_.first()) directory_.emplace(config.trainer.default_local_dir, start);
+        console_(options.quiet, !comm_.first()) {
+    if (comm_.first() && !directory_) directory_.emplace(path(), start);
   }
 
   void run() {
@@ -73,14 +76,39 @@ class Run {
   }
 
  private:
+  // The checkpoint to continue from, if there is one; what does not fit it is said before anything is loaded.
+  std::string find_checkpoint(Start start) {
+    if (comm_.first() && start == Start::resume) directory_.emplace(path(), start);
+    const std::string checkpoint = comm_.broadcast(directory_ ? directory_->checkpoint() : "");
+    if (!checkpoint.empty())
+      check_resumable(checkpoint, config_, inputs_);
+    else if (const std::string& from = config_.trainer.from_checkpoint; !from.empty())
+      check_startable(from, config_, comm_.first());
+    return checkpoint;
+  }
+
+  // Parameters, moments and state_ before the first step.
+  void load(std::vector<std::string>& notes) {
+    const std::string& from = config_.trainer.from_checkpoint;
+    if (!checkpoint_.empty()) {
+      state_ = load_checkpoint(checkpoint_, session_, *training_, inputs_, &notes);
+      for (const AcceptedChange& c : state_.accepted)
+        if (c.step == state_.training.step) accepted_ += cat(accepted_.empty() ? "" : ", ", c.path, " (", c.name, ")");
+      if (!accepted_.empty()) notes.push_back(cat("accepted that these have changed: ", accepted_));
+    } else if (!from.empty()) {
+      state_.training = start_from(from, session_, *training_, inputs_.files);
+    }
+    state_.inputs = inputs_.files;
+  }
+
   void begin() {
     check_equal_ranks(session_, table_);
     check_shared_folder(comm_, path());
     if (directory_)
       for (const std::string& d : directory_->damaged()) console_.warning(d);
-    const std::string checkpoint = comm_.broadcast(directory_ ? directory_->checkpoint() : "");
-    if (!checkpoint.empty()) state_ = load_checkpoint(checkpoint, session_, *training_);
-    if (directory_) checkpoint.empty() ? directory_->begin(config_) : directory_->resume(config_, state_);
+    std::vector<std::string> notes;
+    load(notes);
+    if (directory_) checkpoint_.empty() ? directory_->begin(config_) : directory_->resume(config_, state_);
     first_ = state_.training.step;
     show_machine(console_, table_);
     show_model(console_, session_);
@@ -92,10 +120,15 @@ class Run {
       show_sft(console_, session_, path());
     }
     for (const std::string& note : session_.notes) console_.paragraph("note", note);
+    for (const std::string& n : notes) console_.warning(n);
     warn_of_mismatches();
     if (resumed_)
-      console_.line(first_ > 0 ? cat("         goes on after step ", first_, ", from ", checkpoint)
+      console_.line(first_ > 0 ? cat("         goes on after step ", first_, ", from ", checkpoint_)
                                : "         has no checkpoint yet: begins again");
+    if (const TrainingState& t = state_.training; first_ == 0 && !config_.trainer.from_checkpoint.empty())
+      console_.line(cat("         starts from ", config_.trainer.from_checkpoint, ": weights, moments, ", t.updates,
+                        " updates; ",
+                        t.prompts == PromptStream::Cursor() ? "data from their beginning" : "data go on"));
     lines_.emplace(console_, config_, grpo_ ? train_columns(config_) : sft_columns(), first_);
     training_->progress = [this](const char* stage, int64_t done, int64_t all) {
       // The step that has just begun is given up: it is generated again, bit for bit.  From the update on it is
@@ -120,6 +153,7 @@ class Run {
     const int64_t step = training_->steps();
     const bool val = session_.val && val_due(config_, step);
     if (val) m.add(training_->evaluate());
+    if (!accepted_.empty()) m.set_text("accepted_changes", std::exchange(accepted_, ""));
     log(m);
     const TrainerKeys& t = config_.trainer;
     const bool samples = grpo_ && t.samples_freq > 0 && step % t.samples_freq == 0;
@@ -208,15 +242,18 @@ class Run {
   const Config config_;
   const bool grpo_;  // or next-token training
   const Table& table_;
+  const ResumeInputs inputs_;
+  std::optional<RunDirectory> directory_;  // rank 0 alone has it
+  const std::string checkpoint_;           // to continue from; empty: none
   const Plan plan_;
   Session session_;
   const std::unique_ptr<Training> training_;
-  std::optional<RunDirectory> directory_;  // rank 0 alone has it
   const bool resumed_;
   Console console_;
   std::optional<StepLines> lines_;
-  RunState state_;     // at the border of the last finished step
-  int64_t first_ = 0;  // steps done before this process
+  RunState state_;        // at the border of the last finished step
+  std::string accepted_;  // changes of inputs, until a step has logged them
+  int64_t first_ = 0;     // steps done before this process
   bool warned_ = false;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
@@ -231,28 +268,54 @@ std::string default_path(const std::string& name) {
     if (const std::string free = i == 1 ? path : cat(path, "-", i); !std::filesystem::exists(free)) return free;
 }
 
+const char* word(RunCommand command) { return command == RunCommand::sft ? "sft" : "train"; }
+
+// Fails if the configuration, or the run that is to be continued, belongs to the other command.
+void check_command(const Options& o, RunCommand given, RunCommand own, const std::string& run) {
+  if (const RunCommand there = o.resume ? command_of_run(run) : RunCommand::any; there != RunCommand::any)
+    given = there;
+  if (given == RunCommand::any || given == own) return;
+  std::string line = cat("pare ", word(given));
+  for (const std::string& argument : o.config) line += " " + shell_word(argument);
+  for (const auto& [option, value] : {std::pair{" --out ", &o.out}, {" --from ", &o.from}})
+    if (!value->empty()) line += option + shell_word(*value);
+  if (o.resume) line += " --resume";
+  fail(o.resume ? cat(run, " holds a run") : "the configuration is that of a run", " of `pare ", word(given),
+       "`, not of `pare ", word(own), "`; type: ", line,
+       o.resume ? std::string() : cat(", or add trainer.command=", word(own), " to use its keys all the same"));
+}
+
 void run(const Options& o, const Command& command, TrainingKind kind) {
   std::vector<std::string> arguments, notes;
   for (const std::string& argument : o.config) {
     arguments.push_back(argument);
-    if (const std::string folder = folder_of_config(argument); !folder.empty())
-      arguments.push_back(cat("trainer.default_local_dir=", toml_quote(folder)));
+    const std::string folder = folder_of_config(argument);
+    if (folder.empty()) continue;
+    // A new run from a checkpoint of this one has a directory of its own.
+    arguments.push_back(cat("trainer.default_local_dir=", toml_quote(o.from.empty() ? folder : "")));
+    if (const RunCommand of = command_of_run(folder); of != RunCommand::any)  // which an older run did not write down
+      arguments.push_back(cat("trainer.command=", word(of)));
   }
+  if (!o.from.empty()) arguments.push_back(cat("trainer.from_checkpoint=", toml_quote(o.from)));
   for (const std::string& override : o.shorthands.overrides(command)) arguments.push_back(override);
   Config config = load_config(arguments, &notes);
+  const RunCommand own = kind == TrainingKind::sft ? RunCommand::sft : RunCommand::train;
   const Table& table = open_table(config.trainer);
   const Start start = o.resume ? Start::resume : o.force ? Start::replace : Start::fresh;
   std::string& path = config.trainer.default_local_dir;
   if (!o.out.empty()) path = o.out;
   if (path.empty() && o.resume)
     fail("--resume: which run? give its RUN/config.toml, or --out RUN (trainer.default_local_dir)");
+  check_command(o, config.trainer.command, own, path);
+  config.trainer.command = own;
   Comm& comm = world();
   if (path.empty()) path = comm.broadcast(default_path(config.trainer.experiment_name));
   if (comm.first()) check_run_directory(path, start);
   if (comm.first()) print_notes(notes);
   LongWork::quiet = o.quiet || !comm.first();
   resolve_steps(config, kind);
-  if (!o.dry_run) return Run(config, kind, table, start, o.quiet).run();
+  if (!o.dry_run) return Run(config, kind, table, start, o).run();
+  if (const std::string& from = config.trainer.from_checkpoint; !from.empty()) check_startable(from, config, true);
   const Plan plan = check_run(config, kind, table);
   if (comm.first()) print_notes(plan.notes), print(to_toml(config));
 }
@@ -268,6 +331,7 @@ std::string help_footer(const std::string& command) {
   pare train quickstart
   pare train quickstart dapo rollout.n=16 --out runs/dapo
   pare train runs/quickstart/config.toml --resume trainer.total_training_steps=400
+  pare train runs/quickstart/config.toml actor.optim.lr=1e-4 --from runs/quickstart/checkpoints/step-200
   pare train quickstart --dry-run
 )";
   s += "\n`pare help data` describes the rows of data files.\n";
@@ -284,9 +348,19 @@ void add(const Command& program, const char* name, const char* what, TrainingKin
   o->shorthands.add(c);
   const Option force =
       c.flag("--force", o->force, "replaces the run in the run directory, but no file that is not part of a run");
-  c.flag("--resume", o->resume,
-         "continues the run in the run directory from its last complete checkpoint, or from its start if there is none")
-      .excludes(force);
+  const Option resume = c.flag("--resume", o->resume,
+                               "continues the run in the run directory from its last complete checkpoint, or from its "
+                               "start if there is none");
+  resume.excludes(force);
+  c.option("--accept-changed", o->accepted,
+           "with --resume: continues although this file, which the run reads, has changed; may be repeated")
+      .repeatable()
+      .type_name("FILE")
+      .needs(resume);
+  c.option("--from", o->from,
+           "starts a new run with the weights and moments of RUN/checkpoints/step-N (trainer.from_checkpoint)")
+      .type_name("CHECKPOINT")
+      .excludes(resume);
   c.flag("--dry-run", o->dry_run, "checks everything, prints the resolved configuration and stops");
   c.flag("--quiet", o->quiet, "prints warnings, errors and the last line only");
   c.option("--keys", o->keys, "prints the configuration keys, all or those of a group, and stops")

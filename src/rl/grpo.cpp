@@ -138,10 +138,11 @@ std::function<void(const RolloutStats&)> Grpo::rollout_progress() const {
 }
 
 uint64_t Grpo::key(RngStream stream, int64_t step) const {
-  return rng_key(keys_.seed, stream, static_cast<uint64_t>(step));
+  return rng_key(keys_.seed, stream, static_cast<uint64_t>(step + drawn_));
 }
 
-void Grpo::step(int64_t step, Metrics& metrics) {
+void Grpo::step(int64_t step, Metrics& metrics, int64_t drawn) {
+  drawn_ = drawn;
   const AlgorithmKeys& a = keys_.algorithm;
   const RolloutCorrectionKeys& c = a.rollout_correction;
   metrics.set("training/global_step", static_cast<double>(step));

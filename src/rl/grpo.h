@@ -70,8 +70,8 @@ class Grpo {
  public:
   Grpo(GrpoKeys keys, const GrpoEngine& engine, GrpoRun run);
 
-  // Step 1, 2, ...: every random draw is named by it.  Changes the parameters; what happened is in `metrics`.
-  void step(int64_t step, Metrics& metrics);
+  // Step 1, 2, ...; every random draw is named by step + drawn.  Changes the parameters; what happened is in `metrics`.
+  void step(int64_t step, Metrics& metrics, int64_t drawn = 0);
   const std::vector<Trajectory>& samples() const { return samples_; }  // of the last step, by groups
 
  private:
@@ -93,6 +93,7 @@ class Grpo {
   const GrpoEngine engine_;
   const GrpoRun run_;
   std::vector<Trajectory> samples_;
+  int64_t drawn_ = 0;  // of the step
   // Of a step of RPO.
   std::vector<PrefixVisit> visits_;
   std::vector<Trajectory> dropped_;  // of groups that dynamic sampling dropped

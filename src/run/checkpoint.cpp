@@ -78,14 +78,15 @@ FileSum save_optimizer(const std::string& path, const Sets& sets, DType dtype, S
   return write_safetensors(path, std::move(tensors), dtype);
 }
 
-void load_optimizer(const std::string& path, Training& training) {
+// `exact`: of the type that they had, so that no bit changes; else either.
+void load_optimizer(const std::string& path, Training& training, bool exact) {
   const SafetensorsFile file(path);
   const char* const dtype = training.learner().moments() == DType::bf16 ? "BF16" : "F32";
   for (Learner* learner : learners(training))
     for (const Parameter& p : learner->trained().layout)
       for (const auto& [moment, prefix] : moments) {
         const SafetensorsTensor* t = file.find(prefix + p.name);
-        if (!t || t->shape != p.shape || t->dtype != dtype)
+        if (!t || t->shape != p.shape || (exact && t->dtype != dtype))
           fail(path, ": expected ", prefix, p.name, " as ", dtype, shape_string(p.shape));
         learner->set_moment(moment, p.offset, p.size,
                             [&](int64_t begin, int64_t count, float* out) { file.read_f32(*t, out, begin, count); });
@@ -95,6 +96,27 @@ void load_optimizer(const std::string& path, Training& training) {
 json blocks_json(const std::vector<BlockBudget::Step>& steps) {
   json list = json::array();
   for (const BlockBudget::Step& s : steps) list.push_back({s.from, s.blocks});
+  return list;
+}
+
+json to_json(const std::vector<Input>& inputs) {
+  json j = json::object();
+  for (const Input& i : inputs)
+    if (!i.digest.empty()) j[i.name] = {{"path", i.path}, {"xxh128", i.digest}};
+  return j;
+}
+
+std::vector<Input> inputs_of(const json& run, const char* name) {
+  std::vector<Input> inputs;
+  const json list = run.value(name, json::object());
+  for (const auto& [part, i] : list.items()) inputs.push_back({part, "", "", i.at("path"), i.at("xxh128")});
+  return inputs;
+}
+
+json to_json(const std::vector<AcceptedChange>& changes) {
+  json list = json::array();
+  for (const AcceptedChange& c : changes)
+    list.push_back({{"step", c.step}, {"name", c.name}, {"path", c.path}, {"before", c.before}, {"now", c.now}});
   return list;
 }
 
@@ -109,7 +131,11 @@ json to_json(const RunState& s) {
           {"best_step", s.best_step},
           {"checked", s.checked},
           {"mismatches", s.mismatches},
-          {"logs", s.logs}};
+          {"logs", s.logs},
+          {"drawn", s.training.drawn},
+          {"inputs", to_json(s.inputs)},
+          {"weights", to_json(s.weights)},
+          {"accepted", to_json(s.accepted)}};
 }
 
 RunState run_state(const json& j) {
@@ -121,6 +147,10 @@ RunState run_state(const json& j) {
   s.best_step = j.at("best_step");
   s.checked = j.at("checked"), s.mismatches = j.at("mismatches");
   s.logs = j.at("logs").get<std::map<std::string, uint64_t>>();
+  s.training.drawn = j.value("drawn", int64_t{0});
+  s.inputs = inputs_of(j, "inputs"), s.weights = inputs_of(j, "weights");
+  for (const json& c : j.value("accepted", json::array()))
+    s.accepted.push_back({c.at("step"), c.at("name"), c.at("path"), c.at("before"), c.at("now")});
   return s;
 }
 
@@ -153,6 +183,21 @@ FileSums save_tokenizer(const std::string& folder, const Session& session) {
   const std::string spec = tokenizer_spec(session.config);
   if (spec != "ssa") return copy_tokenizer(spec, folder);
   return {{"tokenizer.ssa", write_file(folder + "/tokenizer.ssa", ssa_tokenizer_file())}};
+}
+
+// Weights that the session started from, as inputs.
+std::vector<Input> read_weights(const Session& s) {
+  const ModelKeys& m = s.config.model;
+  std::vector<Input> weights = {{"model.path/weights", m.path.empty() ? "model.config" : "model.path",
+                                 s.frozen()                  ? "base of its adapters"
+                                 : needs_reference(s.config) ? "reference of its KL"
+                                                             : "initial weights",
+                                 m.path.empty() ? m.config : m.path, hex16(s.base_weights)}};
+  if (!m.lora.adapter_path.empty())
+    weights.push_back({"model.lora.adapter_path/weights", "model.lora.adapter_path",
+                       needs_reference(s.config) ? "reference of its KL" : "initial adapters", m.lora.adapter_path,
+                       hex16(s.initial_weights - s.base_weights)});
+  return weights;
 }
 
 // state.json of a checkpoint; fails if it is not what save_checkpoint writes.
@@ -229,7 +274,9 @@ void save_checkpoint(const std::string& path, const Session& session, Training& 
     sums.merge(training.save_files(folder));
     json files;
     for (const auto& [name, sum] : sums) files[name] = {{"bytes", sum.bytes}, {"xxh128", sum.xxh128}};
-    const json j = {{"format", format_version},          {"run", to_json(state)},
+    RunState run = state;
+    run.weights = read_weights(session);
+    const json j = {{"format", format_version},          {"run", to_json(run)},
                     {"rows", session.train->size()},     {"initial_weights", hex16(session.initial_weights)},
                     {"config", to_toml(session.config)}, {"files", files}};
     write_file(cat(folder, "/", state_name), sealed(j.dump(2).substr(2) + "\n"));
@@ -255,31 +302,183 @@ std::string checkpoint_damage(const std::string& path) {
   }
 }
 
-RunState load_checkpoint(const std::string& path, Session& session, Training& training) {
-  const StateFile s = read_state(path);
-  const Config& config = session.config;
-  if (const auto keys = keys_that_part(s.config, config); !keys.empty()) {
-    std::string list;
-    for (const std::string& k : keys) list += (list.empty() ? "" : ", ") + k;
-    fail(path, " was written with other values of ", list, ": it cannot be continued bit by bit; ",
-         "give the run's own config.toml, or start a new run");
+namespace {
+
+std::string word(RunCommand command) { return command == RunCommand::sft ? "sft" : "train"; }
+
+// Of the run that the checkpoint lies in.
+std::string config_of(const std::string& checkpoint) {
+  return (fs::path(checkpoint).parent_path().parent_path() / "config.toml").string();
+}
+
+void check_configuration(const std::string& path, const StateFile& s, const Config& config, bool by_content) {
+  const RunCommand own = s.config.trainer.command, given = config.trainer.command;
+  if (own != RunCommand::any && given != RunCommand::any && own != given)
+    fail(path, " is a checkpoint of `pare ", word(own), "`; continue with: pare ", word(own), " ",
+         shell_word(config_of(path)), " --resume");
+  if (const auto keys = keys_that_part(s.config, config, by_content && !s.run.inputs.empty()); !keys.empty()) {
+    std::string list, overrides;
+    for (const std::string& k : keys) {
+      list += (list.empty() ? "" : ", ") + k;
+      overrides += " " + shell_word(cat(k, "=", config_key(k).show(config)));
+    }
+    fail(path, " was written with other values of ", list, ", so the run cannot be continued bit by bit; ",
+         "start a new one from its weights and moments: pare ", word(given), " ", shell_word(config_of(path)),
+         overrides, " --from ", shell_word(path));
   }
   if (config.trainer.total_training_steps < s.run.training.step)
     fail("trainer.total_training_steps = ", config.trainer.total_training_steps, " is less than the ",
          s.run.training.step, " steps that ", path, " has done");
-  if (session.train->size() != s.rows)
-    fail("the training set has ", session.train->size(), " rows, ", path, " was written with ", s.rows);
-  if ((needs_reference(config) || session.frozen()) && hex16(session.initial_weights) != s.initial_weights)
-    fail(config.model.path, ": holds other weights than those that the run of ", path, " started from, which are ",
-         session.frozen() ? "those that its adapters belong to" : "the reference of its KL");
+}
+
+// Weights that are in the checkpoint only matter where they were given anew: the user expects them to.
+bool matters(const InputChange& change, const Session& s, const std::vector<Input>& before) {
+  const bool adapters = change.input.key == "model.lora.adapter_path";
+  if (needs_reference(s.config) || (s.frozen() && !adapters)) return true;
+  return std::none_of(before.begin(), before.end(), [&](const Input& i) {
+    return i.name == change.input.name && same_path(i.path, change.input.path);
+  });
+}
+
+// Compares all that the run read, and accepts what may differ.
+void check_inputs(const std::string& path, RunState& run, const Session& session, const ResumeInputs& inputs,
+                  std::vector<std::string>* notes) {
+  std::vector<InputChange> changes = input_changes(run.inputs, inputs.files);
+  for (const InputChange& change : input_changes(run.weights, read_weights(session))) {
+    if (matters(change, session, run.weights))
+      changes.push_back(change);
+    else if (notes)
+      notes->push_back(cat(change.input.path, " (", change.input.key,
+                           ") holds other weights than those that the run started from; no later step reads them"));
+  }
+  refuse_changes(changes, inputs.accepted, path);
+  for (const auto& [input, before] : changes)
+    run.accepted.push_back({run.training.step, input.name, input.path, before, input.digest});
+}
+
+void load_parameters(const std::string& path, Session& session) {
   if (session.adapters)
     session.adapters->set_parameters(
         adapter_weights(session.sparse ? path + adapter_folder : path, session.model_config));
   if (!session.frozen()) session.model->set_parameters(hf_weights(path, session.model_config));
-  load_optimizer(path + "/" + optimizer_name, training);
+}
+
+}  // namespace
+
+void check_resumable(const std::string& path, const Config& config, const ResumeInputs& inputs) {
+  const StateFile s = read_state(path);
+  check_configuration(path, s, config, true);
+  for (const std::string& file : inputs.accepted) {
+    const auto is = [&](const Input& i) { return same_path(i.path, file); };
+    const auto any = [&](const std::vector<Input>& list) { return std::any_of(list.begin(), list.end(), is); };
+    if (!any(inputs.files) && !any(s.run.inputs) && !any(s.run.weights))
+      fail("--accept-changed ", file, ": the run reads no such file");
+  }
+  if (!s.run.inputs.empty()) refuse_changes(input_changes(s.run.inputs, inputs.files), inputs.accepted, path);
+}
+
+RunState load_checkpoint(const std::string& path, Session& session, Training& training, const ResumeInputs& inputs,
+                         std::vector<std::string>* notes) {
+  const StateFile s = read_state(path);
+  const Config& config = session.config;
+  check_configuration(path, s, config, !inputs.files.empty());
+  RunState run = s.run;
+  if (!inputs.files.empty() && !run.inputs.empty()) {
+    check_inputs(path, run, session, inputs, notes);
+  } else {
+    if ((needs_reference(config) || session.frozen()) && hex16(session.initial_weights) != s.initial_weights)
+      fail(config.model.path, " (model.path): holds other weights than those that the run of ", path,
+           " started from, which are the ", session.frozen() ? "base of its adapters" : "reference of its KL");
+    if (notes)
+      notes->push_back(cat(path,
+                           " was written by an older program, without hashes of data, tokenizer and model files: "
+                           "whether they have changed since cannot be seen"));
+  }
+  run.inputs = inputs.files;
+  if (session.train->size() != s.rows)
+    fail("the training set has ", session.train->size(), " rows, ", path, " was written with ", s.rows,
+         ": its order would be another one; start a new run from its weights and moments: --from ", shell_word(path));
+  load_parameters(path, session);
+  load_optimizer(path + "/" + optimizer_name, training, true);
   training.load_files(path);
-  training.resume(s.run.training);
-  return s.run;
+  training.resume(run.training);
+  return run;
+}
+
+namespace {
+
+std::string trained_parameters(const Config& c) {
+  if (c.model.lora.rank == 0 && c.model.lora.adapter_path.empty()) return "a whole model";
+  return c.distill.enable ? "a model and adapters of its sampler" : "adapters";
+}
+
+// The model and the shape of its adapters are those of the checkpoint.
+void check_start(const std::string& path, const StateFile& s, const Session& session) {
+  if (session.adapters) {
+    const LoraSpec theirs = load_adapter_config(session.sparse ? path + adapter_folder : path),
+                   &ours = session.adapters->spec;
+    if (theirs.rank != ours.rank || theirs.targets != ours.targets)
+      fail("--from ", path, ": its adapters have rank ", theirs.rank, ", those of this run rank ", ours.rank,
+           "; model.lora.rank and model.lora.target_modules must be those of its run");
+  }
+  if (session.frozen()) {
+    for (const Input& base : s.run.weights)
+      if (base.name == "model.path/weights" && base.digest != hex16(session.base_weights))
+        fail("--from ", path, ": its adapters are those of another base than ", session.config.model.path,
+             " (model.path)");
+    return;
+  }
+  json theirs = to_json(load_model_config(path)), ours = to_json(session.model_config);
+  for (const auto& [key, value] : ours.items())
+    if (!key.ends_with("_token_id") && theirs.value(key, json()) != value)
+      fail("--from ", path, ": its model has ", key, " = ", theirs.value(key, json()).dump(), ", that of this run ",
+           value.dump(), " (", session.config.model.path.empty() ? "model.config" : "model.path", ")");
+}
+
+// The training rows and their order are those of the checkpoint's run.
+bool same_rows(const StateFile& s, const Session& session, const std::vector<Input>& inputs) {
+  if (session.train->size() != s.rows) return false;
+  for (const char* key :
+       {"data.task", "data.shuffle", "data.train_seed", "data.min_statements", "data.max_statements", "trainer.seed"})
+    if (config_key(key).show(s.config) != config_key(key).show(session.config)) return false;
+  const auto changes = input_changes(s.run.inputs, inputs);
+  return std::none_of(changes.begin(), changes.end(),
+                      [](const InputChange& c) { return c.input.name.starts_with("data.train_files["); });
+}
+
+}  // namespace
+
+void check_startable(const std::string& path, const Config& config, bool reads) {
+  if (!fs::exists(fs::path(path) / state_name))
+    fail("--from ", path, ": no checkpoint (it has no ", state_name, "); expected RUN/checkpoints/step-N");
+  if (const std::string damage = reads ? checkpoint_damage(path) : ""; !damage.empty())
+    fail("--from ", path, ": the checkpoint is not whole: ", damage);
+  const Config theirs = read_state(path).config;
+  const RunCommand own = theirs.trainer.command;
+  if (own != RunCommand::any && own != config.trainer.command)
+    fail("--from ", path, ": a checkpoint of `pare ", word(own), "`, whose moments are those of another objective; ",
+         "start from its weights alone: model.path=", shell_word(path));
+  if (const std::string was = trained_parameters(theirs), is = trained_parameters(config); was != is)
+    fail("--from ", path, ": its run trains ", was, ", this one trains ", is,
+         " (model.lora.rank, model.lora.adapter_path, distill.enable)");
+}
+
+TrainingState start_from(const std::string& path, Session& session, Training& training,
+                         const std::vector<Input>& inputs) {
+  const StateFile s = read_state(path);
+  check_start(path, s, session);
+  load_parameters(path, session);
+  load_optimizer(path + "/" + optimizer_name, training, false);
+  const TrainingState& before = s.run.training;
+  TrainingState state{.step = 0,
+                      .updates = before.updates,
+                      .student_updates = before.student_updates,
+                      .prompts = {},
+                      .blocks = {},
+                      .drawn = before.drawn + before.step};
+  if (same_rows(s, session, inputs)) state.prompts = before.prompts;
+  training.resume(state);
+  return state;
 }
 
 }  // namespace pare

@@ -8,17 +8,27 @@
 #include <map>
 #include <string>
 
+#include "run/inputs.h"
 #include "run/training.h"
 
 namespace pare {
 
-// What a run carries on.
+// A change of an input that --accept-changed let pass, after `step`.
+struct AcceptedChange {
+  int64_t step;
+  std::string name, path, before, now;  // digests; empty: no such file
+};
+
+// State saved in a checkpoint.
 struct RunState {
   TrainingState training;
   double best_score = NAN;               // of the validations after a step; NaN without any
   int64_t best_step = 0;                 // and the step it came after
   int64_t checked = 0, mismatches = 0;   // exact/*_tokens of all steps
   std::map<std::string, uint64_t> logs;  // bytes of every append-only file of the run
+  std::vector<Input> inputs;             // read by the run; empty: an older program did not record them
+  std::vector<Input> weights;            // that it started from; save_checkpoint records those of its session
+  std::vector<AcceptedChange> accepted;
 };
 
 // Writes PATH, whole or not at all.  All ranks call it; rank 0 alone writes, the others send what lies on them.
@@ -27,9 +37,34 @@ void save_checkpoint(const std::string& path, const Session& session, Training& 
 // Empty, or what keeps the folder from being a whole checkpoint: reads all of it, as a bit may have changed anywhere.
 std::string checkpoint_damage(const std::string& path);
 
-// Sets parameters, moments and counters to those of a whole checkpoint.  Fails, naming the keys, if the configuration
-// of the session would have given other steps, and if data or initial model are not those of the run.
-RunState load_checkpoint(const std::string& path, Session& session, Training& training);
+// Inputs of a run that resumes, as they are now, and the paths of those that may differ.
+struct ResumeInputs {
+  std::vector<Input> files = {};
+  std::vector<std::string> accepted = {};  // --accept-changed
+};
+
+// Throws Error(usage), naming keys, files and what to do, if the steps of a whole checkpoint cannot be continued with
+// this configuration and these files.  Needs no session: a model that is not loaded is no time lost.
+void check_resumable(const std::string& path, const Config& config, const ResumeInputs& inputs);
+
+// Sets parameters, moments and counters to those of a whole checkpoint.  Fails as check_resumable does, and if weights
+// that the run still needs (the base of its adapters, the reference of its KL) have changed.  The state has the inputs
+// of now and all accepted changes.  Without files nothing is known of them: then their paths must be those of the run.
+// `notes` gets a line for each thing that could not be checked or does not matter.
+RunState load_checkpoint(const std::string& path, Session& session, Training& training, const ResumeInputs& inputs = {},
+                         std::vector<std::string>* notes = nullptr);
+
+// Throws Error(usage) if there is no whole checkpoint at `path` for a new run of this configuration: of the same
+// command, and of the same kind of parameters.  `reads`: all of it, to find damage.
+void check_startable(const std::string& path, const Config& config, bool reads);
+
+// The beginning of a new run at step 0: parameters, moments and their count of updates are those of a whole checkpoint
+// of another one.  Where the training rows, their order and the seed are the same, the rows go on behind those that
+// were used.  Random draws go on in any case: with the same keys and a constant learning rate, steps have the bits of
+// those that the other run would make next.  Throws Error(usage) if its model, or rank and layers of its adapters, are
+// not those of the session.
+TrainingState start_from(const std::string& path, Session& session, Training& training,
+                         const std::vector<Input>& inputs);
 
 // model/ of a finished run, its weights in the type of trainer.save_dtype; by all ranks, as save_checkpoint.
 void save_model(const std::string& path, const Session& session);

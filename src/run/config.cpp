@@ -547,7 +547,7 @@ std::vector<std::string> config_warnings(const Config& c) {
   return lines;
 }
 
-std::vector<std::string> keys_that_part(const Config& run, const Config& resumed) {
+std::vector<std::string> keys_that_part(const Config& run, const Config& resumed, bool by_content) {
   static const std::vector<std::string> free = {"model.enable_gradient_checkpointing",
                                                 "data.reward_timeout",
                                                 "rollout.max_num_seqs",
@@ -560,6 +560,7 @@ std::vector<std::string> keys_that_part(const Config& run, const Config& resumed
                                                 "algorithm.rollout_correction.acceptance",
                                                 "actor.ppo_max_token_len",
                                                 "actor.logits_chunk",
+                                                "trainer.command",
                                                 "trainer.n_gpus_per_node",
                                                 "trainer.nnodes",
                                                 "trainer.nccl_timeout",
@@ -576,9 +577,15 @@ std::vector<std::string> keys_that_part(const Config& run, const Config& resumed
                                                 "trainer.save_dtype",
                                                 "trainer.samples_freq",
                                                 "trainer.samples_per_step"};
+  static const std::vector<std::string> paths = {
+      "model.path",     "model.config",   "model.lora.adapter_path", "data.train_files",
+      "data.val_files", "data.tokenizer", "algorithm.rpo.cache_file"};
+  const auto in = [](const std::vector<std::string>& list, const std::string& name) {
+    return std::find(list.begin(), list.end(), name) != list.end();
+  };
   std::vector<std::string> keys;
   for (const ConfigKey& k : config_keys()) {
-    if (k.show(run) == k.show(resumed) || std::find(free.begin(), free.end(), k.name) != free.end()) continue;
+    if (k.show(run) == k.show(resumed) || in(free, k.name) || (by_content && in(paths, k.name))) continue;
     const bool steps_matter = run.actor.optim.lr_scheduler_type != LrSchedule::constant || run.data.noise_ramp > 0;
     if (k.name == "trainer.total_training_steps" && !steps_matter) continue;
     keys.push_back(k.name);

@@ -22,6 +22,7 @@ enum class ValKv { dense, rollout, both };
 enum class OnMismatch { fail, carry_on };
 enum class ActType { automatic, f32, bf16 };
 enum class DeviceKind { cpu, cuda, emu };
+enum class RunCommand { any, train, sft };
 enum class SaveType { automatic, f32, bf16, f16 };
 
 // A struct is a table of keys; those that a stage of src/rl reads stand with it.  A member's path is its key
@@ -89,6 +90,7 @@ struct RolloutKeys {
 };
 
 struct TrainerKeys {
+  RunCommand command = RunCommand::any;
   DeviceKind device = DeviceKind::cpu;
   bool exact = true;
   bool balance_batch = true;
@@ -97,7 +99,7 @@ struct TrainerKeys {
   int64_t total_epochs = 0, total_training_steps = 100;  // steps 0: total_epochs gives them (resolve_steps)
   int64_t seed = 1, threads = 0, test_freq = 0;
   bool val_before_train = false, check_nan = false;
-  std::string experiment_name, default_local_dir;
+  std::string experiment_name, default_local_dir, from_checkpoint;
   int64_t save_freq = 50, max_actor_ckpt_to_keep = 2;
   SaveType save_dtype = SaveType::automatic;
   int64_t samples_freq = 10, samples_per_step = 0;
@@ -167,8 +169,8 @@ std::vector<std::string> config_warnings(const Config& config);
 
 // Names the keys by which two configurations differ and which change a bit of the steps that a run has done: such a
 // run cannot be continued.  What only moves, watches or splits the work may differ, and the number of steps where no
-// earlier step depends on it.
-std::vector<std::string> keys_that_part(const Config& run, const Config& resumed);
+// earlier step depends on it; `by_content`: and the keys that say where files lie, since the files are compared.
+std::vector<std::string> keys_that_part(const Config& run, const Config& resumed, bool by_content = false);
 
 std::string to_toml(const Config& config);  // every key; reads back as the same configuration
 // Every key with its default, type, source and meaning, grouped by section and condition: Markdown that reads well in

@@ -118,7 +118,11 @@ Groups data_keys() {
 Groups trainer_keys() {
   return {
       {{},
-       {KEY(trainer.device, any, "", "device of all computation; emu: the CUDA kernels, emulated on the CPU, for tests",
+       {KEY(trainer.command, any, "",
+            "command that the configuration belongs to, `pare train` or `pare sft`: the other one refuses it. A run "
+            "writes its own into config.toml; any: both take it",
+            "pare"),
+        KEY(trainer.device, any, "", "device of all computation; emu: the CUDA kernels, emulated on the CPU, for tests",
             "verl"),
         KEY(trainer.exact, any, "",
             "fixed order of every sum: the sampler's log-probs equal the learner's bit by bit. false (--exact=off), "
@@ -149,6 +153,10 @@ Groups trainer_keys() {
         KEY(trainer.experiment_name, any, "", "name of the run; empty: that of its configuration files", "verl"),
         KEY(trainer.default_local_dir, any, "",
             "run directory; empty, or a preset's own under changes to it: runs/NAME-TIME, in UTC", "verl"),
+        KEY(trainer.from_checkpoint, any, "",
+            "checkpoint of another run (RUN/checkpoints/step-N) whose weights and moments the run starts from; "
+            "`--from`. Empty: the weights of model.path or model.config",
+            "pare"),
         KEY(trainer.save_freq, at_least(0), "steps",
             "interval of checkpoints, which are also written at the last step and at the best validation; 0: only on "
             "interrupts",

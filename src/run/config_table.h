@@ -67,6 +67,7 @@ inline constexpr std::array<Word<E>, 0> words_of;
 WORDS(KlLoss, {"k1", k1}, {"k2", k2}, {"k3", k3}, {"exact", exact})
 WORDS(Init, {"config", config}, {"fan_in", fan_in})
 WORDS(ActType, {"auto", automatic}, {"f32", f32}, {"bf16", bf16})
+WORDS(RunCommand, {"any", any}, {"train", train}, {"sft", sft})
 WORDS(SaveType, {"auto", automatic}, {"f32", f32}, {"bf16", bf16}, {"f16", f16})
 WORDS(DeviceKind, {"cpu", cpu}, {"cuda", cuda}, {"emu", emu})
 WORDS(ValKv, {"dense", dense}, {"rollout", rollout}, {"both", both})

@@ -144,7 +144,7 @@ Metrics GrpoTraining::step() {
   begin_step();
   grades_.clear(), certificate_ = {};
   Metrics metrics;
-  grpo_.step(step_, metrics);
+  grpo_.step(step_, metrics, drawn_);
   metrics.set_text("certificate", certificate_.text());
   if (const RewardCommand* command = session_.reward_command.get()) {
     metrics.set("reward/restarts",

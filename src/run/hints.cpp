@@ -17,7 +17,9 @@ std::vector<std::string> Hints::after(const Metrics& m) {
   hint(0, updates == 1,
        "one update per step is on-policy: the ratio is exactly 1, so a policy loss near 0, clip 0 and ppo_kl 0 are "
        "right and the gradient is not 0. The reward says whether it learns.");
-  hint(1, learnt && first && (actor.use_kl_loss || config_.algorithm.use_kl_in_reward),
+  hint(1,
+       learnt && first && config_.trainer.from_checkpoint.empty() &&
+           (actor.use_kl_loss || config_.algorithm.use_kl_in_reward),
        "the KL to the reference policy starts at 0, because the policy still is the reference.");
   hint(2, learnt && actor.grad_clip > 0 && m.get("actor/grad_norm") > actor.grad_clip,
        format("grad is the norm before clipping: above actor.grad_clip = %g the gradient is scaled down to that.",

@@ -12,7 +12,7 @@
 #include <numeric>
 
 #include "base/file.h"
-#include "data/reward_command.h"
+#include "run/inputs.h"
 
 namespace pare {
 
@@ -87,25 +87,9 @@ Facts facts_of(const Metrics& metrics) {
 }
 
 Facts facts_of_files(const Config& config) {
-  namespace fs = std::filesystem;
-  std::vector<fs::path> files = {fs::path(config.model.path) / "config.json",
-                                 fs::path(config.model.lora.adapter_path) / "adapter_config.json", config.model.config,
-                                 config.algorithm.rpo.cache_file};
-  const fs::path tokenizer = tokenizer_spec(config);
-  const fs::path beside = fs::is_directory(tokenizer) ? tokenizer : tokenizer.parent_path();
-  files.push_back(tokenizer);
-  for (const char* name : {"tokenizer.ssa", "tokenizer.bin", "tokenizer.json", "vocab_pieces.json",
-                           "tokenizer_config.json", "chat_template.jinja"})
-    files.push_back(beside / name);
-  files.insert(files.end(), config.data.train_files.begin(), config.data.train_files.end());
-  files.insert(files.end(), config.data.val_files.begin(), config.data.val_files.end());
-  if (const std::string& reward = config.data.reward; RewardCommand::is_one(reward))
-    for (const std::string& word : RewardCommand(reward, config.data.reward_timeout).program_and_words())
-      files.emplace_back(word);
   Facts facts;
-  for (const fs::path& file : files)
-    facts.emplace_back(cat("hash of ", file.string()),
-                       fs::is_regular_file(file) ? read_sum(file.string()).xxh128 : "none");
+  for (const Input& input : read_inputs(config))
+    facts.emplace_back(cat("hash of ", input.path), input.digest.empty() ? "none" : input.digest);
   return facts;
 }
 

@@ -4,9 +4,12 @@
 #include <charconv>
 #include <chrono>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "run/certificate.h"
+#include "run/run_log.h"
 #include "run/tensorboard.h"
 
 namespace pare {
@@ -113,6 +116,20 @@ std::string folder_of_config(const std::string& path) {
   if (fs::path(path).filename() != config_file) return "";
   const std::string folder = fs::path(path).parent_path().string();
   return exists(folder, events_log) ? folder.empty() ? "." : folder : "";
+}
+
+RunCommand command_of_run(const std::string& path) {
+  try {
+    std::ifstream in(fs::path(path) / config_file, std::ios::binary);
+    Config config;
+    apply_toml(config, std::string(std::istreambuf_iterator<char>(in), {}), config_file);
+    if (config.trainer.command != RunCommand::any) return config.trainer.command;
+    const RunLog log = read_run_log(path);
+    if (log.series.contains("train/loss")) return RunCommand::sft;
+    return log.series.contains("critic/score/mean") ? RunCommand::train : RunCommand::any;
+  } catch (const Error&) {  // who reads the files names what is wrong with them
+    return RunCommand::any;
+  }
 }
 
 RunDirectory::RunDirectory(const std::string& path, Start start)

@@ -18,6 +18,9 @@ void check_run_directory(const std::string& path, Start start);
 // The folder of the run whose config.toml this is, wherever it was moved; empty: it is no such file.
 std::string folder_of_config(const std::string& path);
 
+// The command whose run is in the directory; of a run that an older program wrote, as its metrics tell.  any: unknown.
+RunCommand command_of_run(const std::string& path);
+
 class RunDirectory {
  public:
   // Makes the directory, if need be, and keeps other processes out of it.  Nothing in it changes before begin() or

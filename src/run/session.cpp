@@ -174,6 +174,7 @@ Session::Session(const Config& c, const Table& table, bool trainable, const std:
       });
     };
     set(*model, initial, 0);
+    base_weights = hash;
     if (adapters)
       set(*adapters,
           l.adapter_path.empty() ? init_adapters(model_config, *lora, static_cast<uint64_t>(c.trainer.seed))

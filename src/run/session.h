@@ -87,6 +87,7 @@ struct Session {
   std::unique_ptr<Model> sparse;     // of distillation: the model, whose memory it shares, with the adapters; or absent
   DType weights_dtype = DType::f32;  // of the files that the run starts from; f32: random weights, several types
   uint64_t initial_weights = 0;      // a hash of the parameters that the run starts from; 0 while planning
+  uint64_t base_weights = 0;         // the same of those of the model, without adapters
 
  private:
   void read_data();

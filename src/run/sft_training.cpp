@@ -85,7 +85,7 @@ Metrics SftTraining::step() {
   const double ramp_steps = c.data.noise_ramp * static_cast<double>(c.trainer.total_training_steps);
   const double ramp = ramp_steps > 0 ? std::min(1.0, static_cast<double>(step_) / ramp_steps) : 1.0;
   const auto seed = static_cast<uint64_t>(c.trainer.seed);
-  const uint64_t key = rng_key(seed, RngStream::data, static_cast<uint64_t>(step_));
+  const uint64_t key = rng_key(seed, RngStream::data, static_cast<uint64_t>(step_ + drawn_));
   std::vector<Group> groups;
   std::vector<uint64_t> uids;
   for (int64_t i = 0; i < c.data.train_batch_size; i++) {

@@ -29,19 +29,19 @@ LearnerOptions Training::student_options() const {
 
 Metrics Training::evaluate() {
   expect(rollout_ != nullptr, "an evaluation of a run that never validates");
-  return pare::evaluate(session_, *rollout_, step_, [&](const EvaluationProgress& p) {
+  return pare::evaluate(session_, *rollout_, step_ + drawn_, [&](const EvaluationProgress& p) {
     if (progress) progress("evaluation", p.finished, p.responses);
   });
 }
 
 TrainingState Training::state() const {
-  TrainingState state{step_, learner_.steps(), student_ ? student_->steps() : 0, prompts_.cursor(), {}};
+  TrainingState state{step_, learner_.steps(), student_ ? student_->steps() : 0, prompts_.cursor(), {}, drawn_};
   if (rollout_ && config_.rollout.kv.adapts()) state.blocks = rollout_->block_budget().steps();
   return state;
 }
 
 void Training::resume(const TrainingState& state) {
-  step_ = state.step;
+  step_ = state.step, drawn_ = state.drawn;
   if (!state.blocks.empty()) rollout_->set_block_budget(BlockBudget(state.blocks));
   prompts_.seek(state.prompts);
   learner_.set_steps(state.updates);

@@ -18,6 +18,7 @@ struct TrainingState {
   int64_t student_updates = 0;  // of that of the sampler's adapters
   PromptStream::Cursor prompts;
   std::vector<BlockBudget::Step> blocks;  // rollout.kv.blocks.acceptance_target: the budget of the next step; else none
+  int64_t drawn = 0;  // steps of the runs before this one (--from): the draws of a step are those of step + drawn
   bool operator==(const TrainingState&) const = default;
 };
 
@@ -72,7 +73,7 @@ class Training {
   Learner learner_;
   const std::unique_ptr<Learner> student_;
   PromptStream prompts_;
-  int64_t step_ = 0;
+  int64_t step_ = 0, drawn_ = 0;
   double waited_ = 0;  // Comm::waited at its beginning
 };
 

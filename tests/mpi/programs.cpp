@@ -95,6 +95,40 @@ TEST_F(Ranks, ResumeOnAnotherNumber) {
   EXPECT_NE(o.err.find("trainer.balance_batch"), std::string::npos) << o.err;
 }
 
+// A new run from a checkpoint goes on as the run would have, on any number of ranks.
+TEST_F(Ranks, StartFromACheckpointOnAnotherNumber) {
+  const auto until = [](int steps) { return cat("trainer.total_training_steps=", steps); };
+  const Overrides keys = {"trainer.device=emu", "data.max_response_length=6", "data.train_batch_size=2",
+                          "trainer.test_freq=0", "actor.optim.moments=bf16"};
+  const std::string from = at("first/checkpoints/step-1");
+  ASSERT_EQ(alone("whole", keys + Overrides{until(3)}).code, 0);
+  Outcome o = job(part(2, "first", keys + Overrides{until(1)}));
+  ASSERT_EQ(o.code, 0) << o.err;
+  o = job(part(4, "second", keys + Overrides{until(1), "--from", from}));
+  ASSERT_EQ(o.code, 0) << o.err;
+  o = job(part(2, "second", keys + Overrides{until(2), "--resume", "trainer.from_checkpoint=" + from}));
+  ASSERT_EQ(o.code, 0) << o.err;
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"})
+    EXPECT_TRUE(read_text(at(cat("whole/checkpoints/step-3/", file))) ==
+                read_text(at(cat("second/checkpoints/step-2/", file))))
+        << file;
+}
+
+// All ranks refuse to resume on other data; what is accepted goes on.
+TEST_F(Ranks, ChangedFilesAreNoticed) {
+  const std::string file = write("rows.jsonl", read_text(tiny_folder() + "train.jsonl"));
+  const Overrides keys = {"data.train_files=" + file, "trainer.total_training_steps=1"};
+  ASSERT_EQ(job(part(2, "run", keys)).code, 0);
+  std::string rows = read_text(file);
+  write("rows.jsonl", rows.replace(rows.find("\"a\""), 3, "\"b\""));
+  const Overrides more = keys + Overrides{"--resume", "trainer.total_training_steps=2"};
+  Outcome o = job(part(2, "run", more));
+  EXPECT_EQ(o.code, 2) << o.err;
+  EXPECT_NE(o.err.find(file + " (data.train_files: training problems) has changed"), std::string::npos) << o.err;
+  o = job(part(4, "run", more + Overrides{"--accept-changed", file}));
+  EXPECT_EQ(o.code, 0) << o.err;
+}
+
 // Adapters alone, and those of a sampler beside the model: weights in bf16, so that masters lie in parts.
 TEST_F(Ranks, AdaptersResumeOnAnotherNumber) {
   const auto moved = [&](const std::string& name, const Overrides& keys, const Overrides& weights) {
