@@ -236,6 +236,7 @@ void run(const Options& o, const Command& command, TrainingKind kind) {
       arguments.push_back(cat("trainer.default_local_dir=", toml_quote(folder)));
   }
   for (const std::string& override : o.shorthands.overrides(command)) arguments.push_back(override);
+  if (!o.out.empty()) check_utf8(o.out, "--out");
   Config config = load_config(arguments, &notes);
   const Table& table = open_table(config.trainer);
   const Start start = o.resume ? Start::resume : o.force ? Start::replace : Start::fresh;
