@@ -113,8 +113,17 @@ class Run {
     lines_->step(m);
   }
 
+  Metrics train() {
+    try {
+      return training_->step();
+    } catch (const Error& e) {
+      if (e.code == Exit::non_finite) stop_at_nonfinite(e);
+      throw;
+    }
+  }
+
   void step() {
-    Metrics m = training_->step();
+    Metrics m = train();
     const int64_t step = training_->steps();
     const bool val = session_.val && val_due(config_, step);
     if (val) m.add(training_->evaluate());
@@ -131,6 +140,7 @@ class Run {
     }
     show(m, val, samples);
     warn_of_mismatches();
+    warn_of_dropped_updates(m);
     if (t.save_freq > 0 && (step % t.save_freq == 0 || step == t.total_training_steps || best)) save();
     stop_if_asked();
   }
@@ -174,6 +184,16 @@ class Run {
         fails() ? " and will end with exit code 1 (rollout.on_mismatch=continue: with 0)." : "."));
   }
 
+  void warn_of_dropped_updates(const Metrics& m) {
+    for (const char* who : {"actor", "distill"})
+      if (const double dropped = m.get(cat(who, "/nonfinite_updates")); dropped > 0)
+        console_.warning(
+            format("step %lld dropped %g %s update%s: the gradient norm was not finite "
+                   "(trainer.skip_nonfinite = %lld)",
+                   static_cast<long long>(state_.training.step), dropped, who, dropped > 1 ? "s" : "",
+                   static_cast<long long>(config_.trainer.skip_nonfinite)));
+  }
+
   void save() {
     directory_ ? directory_->save(session_, *training_, state_) : save_checkpoint("", session_, *training_, state_);
   }
@@ -189,6 +209,17 @@ class Run {
     throw Error(Exit::interrupted, cat(step == 0 ? "interrupted before the end of the first step"
                                                  : cat("interrupted after step ", step, ", which is saved"),
                                        "; ", how_to_continue()));
+  }
+
+  // The step cannot be finished.  The one before is saved, unless updates of this one have changed it, or, by
+  // trainer.check_nan, one rank alone has stopped.
+  [[noreturn]] void stop_at_nonfinite(const Error& e) {
+    const int64_t step = state_.training.step;
+    const bool alone = comm_.ranks() > 1 && config_.trainer.check_nan;
+    if (step == 0 || alone || !training_->at(state_.training)) throw e;
+    if (comm_.most(directory_ && !directory_->saved(step))) save();
+    throw Error(e.code, cat(e.what(), "; step ", step, " is saved, ", how_to_continue(),
+                            "; trainer.skip_nonfinite=1 there drops an update that is not finite"));
   }
 
   void finish() {

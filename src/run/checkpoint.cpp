@@ -1,5 +1,7 @@
 #include "run/checkpoint.h"
 
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -57,12 +59,21 @@ ShardReader shard_reader(const Sets& sets, const std::vector<Learner*>& learners
   return {sets[0]->device.comm, std::move(arrays)};
 }
 
-// On rank 0, while the others answer: the parameters of set `i`.
+// On rank 0, while the others answer: the parameters of set `i`.  A folder of weights that are not finite could not be
+// read back.
 ParameterReader parameters_of(const Sets& sets, size_t i, ShardReader& shards) {
   const Parameters& set = *sets[i];
-  if (!set.master) return set.reader();
-  return [&, i](size_t parameter, int64_t begin, int64_t count, float* out) {
-    shards.read(i * parts + master, set.layout[parameter].offset + begin, count, out);
+  const ParameterReader narrow = set.master ? ParameterReader() : set.reader();
+  return [&set, &shards, narrow, i](size_t parameter, int64_t begin, int64_t count, float* out) {
+    const Parameter& p = set.layout[parameter];
+    if (narrow)
+      narrow(parameter, begin, count, out);
+    else
+      shards.read(i * parts + master, p.offset + begin, count, out);
+    const float* const bad = std::find_if_not(out, out + count, [](float x) { return std::isfinite(x); });
+    if (bad != out + count)
+      throw Error(Exit::non_finite, cat("the weights are not finite and are not saved: ", p.name, " holds ", *bad,
+                                        "; a smaller actor.optim.lr may help"));
   };
 }
 
@@ -102,6 +113,8 @@ json to_json(const RunState& s) {
   return {{"step", s.training.step},
           {"updates", s.training.updates},
           {"student_updates", s.training.student_updates},
+          {"skipped", s.training.skipped},
+          {"student_skipped", s.training.student_skipped},
           {"epoch", s.training.prompts.epoch},
           {"next", s.training.prompts.next},
           {"blocks", blocks_json(s.training.blocks)},
@@ -114,8 +127,13 @@ json to_json(const RunState& s) {
 
 RunState run_state(const json& j) {
   RunState s;
-  s.training = {
-      j.at("step"), j.at("updates"), j.value("student_updates", int64_t{0}), {j.at("epoch"), j.at("next")}, {}};
+  s.training = {.step = j.at("step"),
+                .updates = j.at("updates"),
+                .student_updates = j.value("student_updates", int64_t{0}),
+                .skipped = j.value("skipped", int64_t{0}),
+                .student_skipped = j.value("student_skipped", int64_t{0}),
+                .prompts = {j.at("epoch"), j.at("next")},
+                .blocks = {}};
   for (const json& step : j.value("blocks", json::array())) s.training.blocks.push_back({step.at(0), step.at(1)});
   if (!j.at("best_score").is_null()) s.best_score = j.at("best_score");
   s.best_step = j.at("best_step");

@@ -581,6 +581,7 @@ std::vector<std::string> keys_that_part(const Config& run, const Config& resumed
                                                 "trainer.test_freq",
                                                 "trainer.val_before_train",
                                                 "trainer.check_nan",
+                                                "trainer.skip_nonfinite",
                                                 "trainer.experiment_name",
                                                 "trainer.default_local_dir",
                                                 "trainer.save_freq",

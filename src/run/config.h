@@ -96,6 +96,7 @@ struct TrainerKeys {
   DeviceComm comm = DeviceComm::any;
   int64_t total_training_steps = 100, seed = 1, threads = 0, test_freq = 0;
   bool val_before_train = false, check_nan = false;
+  int64_t skip_nonfinite = 0;
   std::string experiment_name, default_local_dir;
   int64_t save_freq = 50, max_actor_ckpt_to_keep = 2;
   SaveType save_dtype = SaveType::automatic;
