@@ -66,7 +66,7 @@ class Run {
     } catch (const Interrupted&) {
       stop();
     } catch (const Error& e) {
-      if (e.code != Exit::failed) throw;
+      if (e.code != Exit::failed || (directory_ && !directory_->in_place())) throw;
       throw Error(e.code, cat(e.what(), "; the last whole checkpoint is kept, ", how_to_continue()));
     }
     finish();
@@ -80,7 +80,9 @@ class Run {
       for (const std::string& d : directory_->damaged()) console_.warning(d);
     const std::string checkpoint = comm_.broadcast(directory_ ? directory_->checkpoint() : "");
     if (!checkpoint.empty()) state_ = load_checkpoint(checkpoint, session_, *training_);
-    if (directory_) checkpoint.empty() ? directory_->begin(config_) : directory_->resume(config_, state_);
+    if (directory_ && checkpoint.empty()) directory_->begin(config_);
+    if (directory_ && !checkpoint.empty())
+      for (const std::string& note : directory_->resume(config_, state_)) console_.warning(note);
     first_ = state_.training.step;
     show_machine(console_, table_);
     show_model(console_, session_);

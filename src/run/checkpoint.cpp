@@ -5,12 +5,14 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <set>
 
 #include "base/file.h"
 #include "base/json.h"
 #include "base/json_file.h"
 #include "model/hf/folder.h"
 #include "run/certificate.h"
+#include "run/prefix_cache_file.h"
 
 namespace pare {
 
@@ -202,6 +204,32 @@ StateFile read_state(const std::string& folder) {
 
 }  // namespace
 
+bool is_saved_file(const std::string& path) {
+  static const std::set<std::string> names = {"config.json",
+                                              "generation_config.json",
+                                              "model.safetensors",
+                                              "adapter_config.json",
+                                              "adapter_model.safetensors",
+                                              "tokenizer.ssa",
+                                              "tokenizer.bin",
+                                              "vocab_pieces.json",
+                                              "vocab_pieces.bin",
+                                              "vocab_pieces.ssa",
+                                              "tokenizer.json",
+                                              "tokenizer_config.json",
+                                              "chat_template.jinja",
+                                              "special_tokens_map.json",
+                                              "vocab.json",
+                                              "merges.txt",
+                                              optimizer_name,
+                                              state_name,
+                                              prefix_cache_name};
+  const std::string folder = cat(adapter_folder + 1, "/");
+  std::string name = path.starts_with(folder) ? path.substr(folder.size()) : path;
+  if (name.ends_with(".tmp")) name.resize(name.size() - 4);  // of a write that was cut off
+  return path == folder || names.contains(name);
+}
+
 void save_model(const std::string& path, const Session& session) {
   const Sets sets = trained_sets(session);
   ShardReader shards = shard_reader(sets, {});
@@ -211,17 +239,16 @@ void save_model(const std::string& path, const Session& session) {
     write_adapter_files(folder, *session.adapters, parameters_of(sets, sets.size() - 1, shards),
                         session.adapters->spec.alpha, base, type);
   };
-  if (session.frozen())
-    save_folder(path, true, [&](const std::string& folder) {
+  const auto fill = [&](const std::string& folder) {
+    if (session.frozen())
       adapters(folder, session.config.model.path, dtype);
-      save_tokenizer(folder, session);
-    });
-  else
-    save_hf(path, session.model_config, parameters_of(sets, 0, shards), dtype, true, [&](const std::string& folder) {
-      save_tokenizer(folder, session);
-      if (session.sparse)
-        write_folder(folder + adapter_folder, [&](const std::string& inner) { adapters(inner, "..", DType::f32); });
-    });
+    else
+      write_hf_files(folder, session.model_config, parameters_of(sets, 0, shards), dtype);
+    save_tokenizer(folder, session);
+    if (session.sparse)
+      write_folder(folder + adapter_folder, [&](const std::string& inner) { adapters(inner, "..", DType::f32); });
+  };
+  write_folder(path, fill, is_saved_file);
   shards.done();
 }
 
@@ -229,29 +256,33 @@ void save_checkpoint(const std::string& path, const Session& session, Training& 
   const Sets sets = trained_sets(session);
   ShardReader shards = shard_reader(sets, learners(training));
   if (!session.device.comm.first()) return shards.answer();
-  write_folder(path, [&](const std::string& folder) {
-    // Adapters with alpha = rank are what lies on the device, bit by bit.
-    const auto adapters = [&](const std::string& inner, const std::string& base) {
-      return write_adapter_files(inner, *session.adapters, parameters_of(sets, sets.size() - 1, shards),
-                                 static_cast<double>(session.adapters->spec.rank), base, DType::f32);
-    };
-    FileSums sums = session.frozen()
-                        ? adapters(folder, session.config.model.path)
-                        : write_hf_files(folder, session.model_config, parameters_of(sets, 0, shards), DType::f32);
-    if (session.sparse)
-      write_folder(folder + adapter_folder, [&](const std::string& inner) {
-        for (const auto& [name, sum] : adapters(inner, "..")) sums[cat(adapter_folder + 1, "/", name)] = sum;
-      });
-    sums.merge(save_tokenizer(folder, session));
-    sums[optimizer_name] = save_optimizer(cat(folder, "/", optimizer_name), sets, training.learner().moments(), shards);
-    sums.merge(training.save_files(folder));
-    json files;
-    for (const auto& [name, sum] : sums) files[name] = {{"bytes", sum.bytes}, {"xxh128", sum.xxh128}};
-    const json j = {{"format", format_version},          {"run", to_json(state)},
-                    {"rows", session.train->size()},     {"initial_weights", hex16(session.initial_weights)},
-                    {"config", to_toml(session.config)}, {"files", files}};
-    write_file(cat(folder, "/", state_name), sealed(j.dump(2).substr(2) + "\n"));
-  });
+  write_folder(
+      path,
+      [&](const std::string& folder) {
+        // Adapters with alpha = rank are what lies on the device, bit by bit.
+        const auto adapters = [&](const std::string& inner, const std::string& base) {
+          return write_adapter_files(inner, *session.adapters, parameters_of(sets, sets.size() - 1, shards),
+                                     static_cast<double>(session.adapters->spec.rank), base, DType::f32);
+        };
+        FileSums sums = session.frozen()
+                            ? adapters(folder, session.config.model.path)
+                            : write_hf_files(folder, session.model_config, parameters_of(sets, 0, shards), DType::f32);
+        if (session.sparse)
+          write_folder(folder + adapter_folder, [&](const std::string& inner) {
+            for (const auto& [name, sum] : adapters(inner, "..")) sums[cat(adapter_folder + 1, "/", name)] = sum;
+          });
+        sums.merge(save_tokenizer(folder, session));
+        sums[optimizer_name] =
+            save_optimizer(cat(folder, "/", optimizer_name), sets, training.learner().moments(), shards);
+        sums.merge(training.save_files(folder));
+        json files;
+        for (const auto& [name, sum] : sums) files[name] = {{"bytes", sum.bytes}, {"xxh128", sum.xxh128}};
+        const json j = {{"format", format_version},          {"run", to_json(state)},
+                        {"rows", session.train->size()},     {"initial_weights", hex16(session.initial_weights)},
+                        {"config", to_toml(session.config)}, {"files", files}};
+        write_file(cat(folder, "/", state_name), sealed(j.dump(2).substr(2) + "\n"));
+      },
+      is_saved_file);
   shards.done();
 }
 
@@ -269,6 +300,7 @@ std::string checkpoint_damage(const std::string& path) {
         return cat(name, " is damaged: its XXH128 is ", found.xxh128, ", it was written with ", sum.xxh128);
     return "";
   } catch (const Error& e) {
+    if (e.code == Exit::failed) throw;  // the disk cannot be read: nobody knows what is there
     return e.what();
   }
 }
