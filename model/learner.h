@@ -52,8 +52,9 @@ struct LearnerOptions {
 
 struct AdamWOptions {
   double lr = 1e-6, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
-  double max_norm = 1;  // 0: no clipping
-  uint64_t seed = 1;    // of the rounding of bf16 moments
+  double max_norm = 1;         // 0: no clipping
+  uint64_t seed = 1;           // of the rounding of bf16 moments
+  int64_t skip_nonfinite = 0;  // updates in a row that may be dropped
 };
 
 enum class Moment { m, v };  // of AdamW
@@ -89,8 +90,9 @@ class Learner {
   static void plan_logprobs(const Model& model, Arena& activations, const BatchLimits& limits,
                             const LearnerOptions& options, const SamplerStates* states = nullptr);
 
-  // Clips by the global norm, updates the parameters and ends the update; returns the norm before clipping.  A norm
-  // that is not finite throws Error(Exit::non_finite) and changes nothing.
+  // Clips by the global norm, updates the parameters and ends the update; returns the norm before clipping.  If that is
+  // not finite, the update is dropped and nothing changes; after options.skip_nonfinite of them in a row the next one
+  // throws Error(Exit::non_finite).
   double step(const AdamWOptions& options);
   void drop_gradients() { update_.reset(); }  // ends the update without a step
 
@@ -98,7 +100,8 @@ class Learner {
   // trained().layout; get_moment is of this rank's elements, set_moment leaves the others out.
   const Parameters& trained() const { return trained_; }
   int64_t steps() const { return steps_; }
-  void set_steps(int64_t steps) { steps_ = steps; }
+  int64_t skipped() const { return skipped_; }  // updates dropped in a row, up to now
+  void set_steps(int64_t steps, int64_t skipped) { steps_ = steps, skipped_ = skipped; }
   DType moments() const { return m_.dtype; }
   void get_moment(Moment moment, int64_t begin, int64_t count, float* out) const;
   void set_moment(Moment moment, int64_t begin, int64_t count, const TensorReader& read);
@@ -137,7 +140,7 @@ class Learner {
   std::optional<Turn> update_;  // while the gradients are those of one
   Tensor m_, v_, norm_;         // moments [own]
   const std::vector<ParameterBlock> own_;  // what this rank updates
-  int64_t steps_ = 0;
+  int64_t steps_ = 0, skipped_ = 0;
 };
 
 }  // namespace pare

@@ -139,9 +139,16 @@ double Learner::step(const AdamWOptions& o) {
   } else {
     device.upload({norm_, &norm});
   }
-  if (!std::isfinite(norm))
-    throw Error(Exit::non_finite, cat("the gradient norm is ", norm, " in optimizer step ", steps_ + 1));
-  steps_++;
+  // All ranks have the norm, so that all of them drop the update.
+  if (!std::isfinite(norm)) {
+    if (skipped_ >= o.skip_nonfinite)
+      throw Error(Exit::non_finite, cat("the gradient norm is ", norm, " in optimizer step ", steps_ + 1,
+                                        skipped_ > 0 ? cat(", after ", skipped_, " that were dropped") : ""));
+    skipped_++;
+    drop_gradients();
+    return norm;
+  }
+  steps_++, skipped_ = 0;
   for (const ParameterBlock& b : own_)
     device.adamw({.p = b.vector ? b.vector : b.weight.packed,
                   .m = own(b, m_),

@@ -154,6 +154,75 @@ TEST_F(Files, WorkOnTheDiskIsAnActivity) {
   EXPECT_EQ(Activity::current(), "");
 }
 
+// What the program does not name stays: beside a new folder, where one is removed, and from what a crash left.
+TEST_F(Files, FilesOfOthersKeepTheirPlace) {
+  const Owned owned = [](const std::string& path) {
+    return path == "a" || path == "b" || path == "sub/" || path == "sub/a";
+  };
+  const auto fill = [](const std::string& folder) {
+    write_file(folder + "/b", "new");
+    fs::create_directories(folder + "/sub");
+    write_file(folder + "/sub/a", "new");
+  };
+  const auto put = [](const std::string& name, const std::string& text) {
+    fs::create_directories(fs::path(at(name)).parent_path());
+    write_file(at(name), text);
+  };
+  const auto put_all = [&](const std::string& folder) {
+    for (const char* name : {"a", "sub/a"}) put(folder + "/" + name, "old");
+    for (const char* name : {"notes", "sub/notes", "plots/x/y", "sub/plots/z"}) put(folder + "/" + name, name);
+    fs::create_directories(at(folder + "/empty"));
+    fs::create_symlink("/nowhere", at(folder + "/link"));
+  };
+  const auto expect_others = [](size_t more) {
+    for (const char* name : {"notes", "sub/notes", "plots/x/y", "sub/plots/z"})
+      EXPECT_EQ(read_text(at(cat("f/", name))), name);
+    EXPECT_TRUE(fs::is_directory(at("f/empty")));
+    EXPECT_EQ(fs::read_symlink(at("f/link")), "/nowhere");
+    EXPECT_EQ(entries("f"), 5 + more);
+    EXPECT_EQ(entries(), 1u);
+  };
+  put_all("f");
+  write_folder(at("f"), fill, owned);
+  expect_others(1);
+  EXPECT_EQ(read_text(at("f/sub/a")), "new");
+  EXPECT_EQ(read_text(at("f/b")), "new");
+  remove_folder(at("f/"), owned);
+  expect_others(0);
+  EXPECT_FALSE(fs::exists(at("f/sub/a")));
+
+  for (const char* left : {"f.old", "f.tmp"}) {
+    fs::remove_all(at("f"));
+    put_all(left);
+    remove_leftovers(at("f"), owned);
+    expect_others(0);
+  }
+  put("f.old/plots/more", "more");  // folders that both have become one
+  put("f.old/a", "old");
+  write_folder(at("f"), fill, owned);
+  expect_others(1);
+  EXPECT_EQ(read_text(at("f/plots/more")), "more");
+  EXPECT_FALSE(fs::exists(at("f/a")));
+
+  put("f.old/notes", "others");  // two of one name: neither is lost
+  expect_failure([&] { remove_leftovers(at("f"), owned); }, Exit::failed, "have the same name");
+  EXPECT_EQ(read_text(at("f/notes")), "notes");
+  EXPECT_EQ(read_text(at("f.old/notes")), "others");
+}
+
+TEST_F(Files, AMovedFolderIsNotInPlace) {
+  fs::create_directories(at("run"));
+  const FolderLock lock(at("run"));
+  EXPECT_TRUE(lock.in_place());
+  fs::rename(at("run"), at("moved"));
+  EXPECT_FALSE(lock.in_place());
+  fs::create_directories(at("run"));
+  EXPECT_FALSE(lock.in_place()) << "another folder of the name";
+  fs::remove_all(at("run"));
+  fs::rename(at("moved"), at("run"));
+  EXPECT_TRUE(lock.in_place());
+}
+
 TEST_F(Files, OneWriterAFolder) {
   {
     FolderLock lock(at(""));

@@ -172,6 +172,21 @@ Outcome nan_found_early(const Overrides& o) {
   ADD_FAILURE() << "a step with a NaN parameter passed";
   return {NAN};
 }
+// Steps that a NaN parameter lets pass.
+Outcome steps_of_nan(const Overrides& o) {
+  Session session(load_config(o));
+  auto p = session.model->get_parameters();
+  p.back() = NAN;
+  session.model->set_parameters(p);
+  GrpoTraining trainer(session);
+  int steps = 0;
+  try {
+    for (; steps < 9; steps++) trainer.step();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code, Exit::non_finite) << e.what();
+  }
+  return {static_cast<double>(steps)};
+}
 
 // Runs the program in the folder of the tiny run.
 void run_program(const Overrides& o) {
@@ -767,6 +782,7 @@ Rows optimizer_and_trainer_rows() {
       {"trainer.test_freq", {{}, {"trainer.test_freq=3"}, validations, from_to(0, 2)}},  // in steps 3 and 4, the last
       {"trainer.val_before_train", {{}, {"trainer.val_before_train=true"}, validations, from_to(0, 1)}},
       {"trainer.check_nan", {{}, {"trainer.check_nan=true"}, nan_found_early, from_to(0, 1)}},
+      {"trainer.skip_nonfinite", {{}, {"trainer.skip_nonfinite=3"}, steps_of_nan, from_to(0, 3)}},
       {"trainer.default_local_dir",
        {{}, {cat("trainer.default_local_dir=", tiny_folder(), "elsewhere")}, steps_elsewhere, from_to(-1, 4)}},
       {"trainer.samples_freq", {{}, {"trainer.samples_freq=2"}, responses, from_to(0, 32)}},

@@ -233,7 +233,7 @@ TEST_F(Resume, OutOfDiskAtAnyPoint) {
     const bool begun = fs::exists(at("full/config.toml"));
     std::error_code none;
     for (const auto& e : fs::directory_iterator(at("full/checkpoints"), none))
-      EXPECT_EQ(checkpoint_damage(e.path().string()), "");
+      EXPECT_TRUE(e.path().extension() == ".old" || checkpoint_damage(e.path().string()).empty()) << e.path();
     expect_code(pare("train", "full", begun ? keys + Overrides{"--resume"} : keys), 0);
     expect_same("whole", "full");
     if (HasFailure()) break;
@@ -589,8 +589,6 @@ TEST_F(Resume, WhatCannotBeContinuedSaysWhy) {
     fs::remove_all(path), fs::rename(aside, path);
   }
   EXPECT_EQ(read_text(at("run/metrics.jsonl")), metrics);
-  fs::resize_file(at("run/metrics.jsonl"), 10);
-  refused({}, {"metrics.jsonl: has 10 bytes"});
 
   // Without a checkpoint a finished run is not begun again unasked.
   expect_code(pare("train", "other", keys + Overrides{"trainer.save_freq=0"}), 0);
@@ -598,8 +596,8 @@ TEST_F(Resume, WhatCannotBeContinuedSaysWhy) {
   expect_code(o, static_cast<int>(Exit::usage));
   EXPECT_NE(o.err.find("finished run without a checkpoint"), std::string::npos) << o.err;
   // A new run in the place of an old one does not go on from the old one's checkpoints.
-  const Outcome killed = pare("train", "run", keys + Overrides{"--force"}, cat(12, ":-", SIGKILL));
-  EXPECT_EQ(killed.code, 128 + SIGKILL);
+  for (int point = 12; fs::exists(at("run/model/model.safetensors")); point++)
+    ASSERT_EQ(pare("train", "run", keys + Overrides{"--force"}, cat(point, ":-", SIGKILL)).code, 128 + SIGKILL);
   expect_code(pare("train", "run", keys + Overrides{"--resume", "actor.optim.lr=1e-3"}), 0);
 }
 

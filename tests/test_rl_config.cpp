@@ -7,6 +7,7 @@
 #include <regex>
 #include <set>
 
+#include "base/text.h"
 #include "data/presets.h"
 #include "run/session.h"
 #include "run/unknown_key.h"
@@ -293,7 +294,7 @@ TEST(ConfigRead, WhatIsNotTomlNamesFileAndLine) {
       {"rollout.n = 9223372036854775807_0", "integer"},
       {"rollout.n = 9_223_372_036_854_775_808", "integer"},
       {"rollout.n = 0x8000000000000000", "integer"},
-      {"\nmodel.path = '\xff:\\n' # i\r\n", "f.toml:2: a byte that is not UTF-8"},
+      {"\nmodel.path = '\xff:\\n' # i\r\n", "f.toml:2: the byte 0xff is not UTF-8"},
       {"rollout.n = 4\nrollout.temperature = 1\nrollout.n = 4\n", "f.toml:3: "},
   };
   for (const auto& [document, part] : cases) EXPECT_HAS(document_message(document), part) << "\nin: " << document;
@@ -831,6 +832,73 @@ TEST(Presets, OverlongBufferIsAFifthUnlessGiven) {
   EXPECT_EQ(load_config({"quickstart", "dapo"}).reward_model.overlong_buffer.len, 28);
   EXPECT_EQ(load_config({"quickstart", "dapo", "reward_model.overlong_buffer.len=9"}).reward_model.overlong_buffer.len,
             9);
+}
+
+// ---- strings -------------------------------------------------------------------------------------------------------
+
+std::string utf8(uint32_t c) {
+  const auto tail = [&](int shift) { return static_cast<char>(0x80 | (c >> shift & 0x3f)); };
+  if (c < 0x80) return {static_cast<char>(c)};
+  if (c < 0x800) return {static_cast<char>(0xc0 | c >> 6), tail(0)};
+  if (c < 0x10000) return {static_cast<char>(0xe0 | c >> 12), tail(6), tail(0)};
+  return {static_cast<char>(0xf0 | c >> 18), tail(12), tail(6), tail(0)};
+}
+
+std::vector<const ConfigKey*> text_keys() {
+  std::vector<const ConfigKey*> keys;
+  for (const ConfigKey& k : config_keys())
+    if (k.type == "string" || k.type == "array of strings") keys.push_back(&k);
+  return keys;
+}
+
+// Every key that takes a text, with every byte of ASCII, the ends of the ranges of UTF-8 and signs that parsers trip
+// over: what is written reads back, as a document and as an override.
+TEST(ConfigText, EveryCharacterReadsBack) {
+  std::vector<std::string> texts = {"", " a ", "\r\n", "a\r\nb\r\n", "'''\"\"\"\\", "\\u0041\\", "#=[]{}.,"};
+  std::string all;
+  std::vector<uint32_t> signs = {0x7ff, 0x800, 0x2028, 0xd7ff, 0xe000, 0xfeff, 0xfffd, 0xffff, 0x10000, 0x10ffff};
+  for (uint32_t c = 0; c < 256; c++) signs.push_back(c);
+  for (const uint32_t c : signs) texts.push_back("a" + utf8(c) + "b"), texts.push_back(utf8(c)), all += utf8(c);
+  texts.push_back(all);
+  const std::vector<const ConfigKey*> keys = text_keys();
+  ASSERT_GE(keys.size(), 12u);
+  const auto set = [](Config& c, const ConfigKey& k, const std::string& text) {
+    const bool list = k.type != "string";
+    k.assign(c, {k.name, list, std::vector(list ? 2 : 1, TomlValue{text, TomlValue::Kind::string}), ""});
+  };
+  for (size_t first = 0; first <= texts.size(); first += keys.size()) {  // at last one text for all keys
+    Config written, read;
+    const auto text = [&](size_t k) { return texts[std::min(first + k, texts.size() - 1)]; };
+    for (size_t k = 0; k < keys.size(); k++) set(written, *keys[k], first + keys.size() > texts.size() ? all : text(k));
+    apply_toml(read, to_toml(written), "config.toml");
+    EXPECT_TRUE(read == written) << testing::PrintToString(text(0));
+    for (const ConfigKey* k : keys) EXPECT_EQ(k->show(read), k->show(written)) << k->name;
+  }
+  for (size_t i = 0; i < texts.size(); i++) {
+    const TomlItem item = parse_toml_override(keys[i % keys.size()]->name + "=" + toml_quote(texts[i]));
+    ASSERT_FALSE(item.values.empty());
+    EXPECT_EQ(item.values[0].text, texts[i]);
+  }
+}
+
+// What is not UTF-8 could not be read back: it is refused by the name of its key, as a word, quoted and in an array.
+TEST(ConfigText, WhatIsNotUtf8IsRefused) {
+  std::vector<std::string> bad = {"\xc0\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe2\x82", "\xf0\x9f\x98"};
+  for (int c = 0x80; c < 0x100; c++) bad.push_back({static_cast<char>(c)});
+  const std::vector<const ConfigKey*> keys = text_keys();
+  for (size_t i = 0; i < bad.size(); i++) {
+    const std::string &key = keys[i % keys.size()]->name, &b = bad[i];
+    for (const std::string& value : {b, "a" + b + "b", "\"" + b + "\"", "['a', '" + b + "']"}) {
+      const std::string said = message([&] { read_config({key + "=" + value}); });
+      EXPECT_HAS(said, "command line: " + key + ": byte ");
+      EXPECT_HAS(said, format(" is 0x%02x, which is not UTF-8", static_cast<unsigned char>(b[0])));
+    }
+  }
+  EXPECT_HAS(message([] { read_config({"data.\xffreward=x"}); }), "byte 6 is 0xff");
+  const std::string file = testing::TempDir() + "pare_\xfe.toml";
+  std::ofstream(file) << "trainer.seed = 3\n";
+  EXPECT_HAS(message([&] { read_config({file}); }), "byte 6 is 0xfe");
+  std::filesystem::remove(file);
 }
 
 }  // namespace

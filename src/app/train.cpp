@@ -69,7 +69,7 @@ class Run {
     } catch (const Interrupted&) {
       stop();
     } catch (const Error& e) {
-      if (e.code != Exit::failed) throw;
+      if (e.code != Exit::failed || (directory_ && !directory_->in_place())) throw;
       throw Error(e.code, cat(e.what(), "; the last whole checkpoint is kept, ", how_to_continue()));
     }
     finish();
@@ -108,7 +108,9 @@ class Run {
       for (const std::string& d : directory_->damaged()) console_.warning(d);
     std::vector<std::string> notes;
     load(notes);
-    if (directory_) checkpoint_.empty() ? directory_->begin(config_) : directory_->resume(config_, state_);
+    if (directory_ && checkpoint_.empty()) directory_->begin(config_);
+    if (directory_ && !checkpoint_.empty())
+      for (std::string& note : directory_->resume(config_, state_)) notes.push_back(std::move(note));
     first_ = state_.training.step;
     show_machine(console_, table_);
     show_model(console_, session_);
@@ -148,8 +150,17 @@ class Run {
     warn_of_restarts(console_, session_);
   }
 
+  Metrics train() {
+    try {
+      return training_->step();
+    } catch (const Error& e) {
+      if (e.code == Exit::non_finite) stop_at_nonfinite(e);
+      throw;
+    }
+  }
+
   void step() {
-    Metrics m = training_->step();
+    Metrics m = train();
     const int64_t step = training_->steps();
     const bool val = session_.val && val_due(config_, step);
     if (val) m.add(training_->evaluate());
@@ -168,6 +179,7 @@ class Run {
     show(m, val, samples);
     warn_of_mismatches();
     warn_of_restarts(console_, session_);
+    warn_of_dropped_updates(m);
     if (t.save_freq > 0 && (step % t.save_freq == 0 || step == t.total_training_steps || best)) save();
     stop_if_asked();
   }
@@ -211,6 +223,16 @@ class Run {
         fails() ? " and will end with exit code 1 (rollout.on_mismatch=continue: with 0)." : "."));
   }
 
+  void warn_of_dropped_updates(const Metrics& m) {
+    for (const char* who : {"actor", "distill"})
+      if (const double dropped = m.get(cat(who, "/nonfinite_updates")); dropped > 0)
+        console_.warning(
+            format("step %lld dropped %g %s update%s: the gradient norm was not finite "
+                   "(trainer.skip_nonfinite = %lld)",
+                   static_cast<long long>(state_.training.step), dropped, who, dropped > 1 ? "s" : "",
+                   static_cast<long long>(config_.trainer.skip_nonfinite)));
+  }
+
   void save() {
     directory_ ? directory_->save(session_, *training_, state_) : save_checkpoint("", session_, *training_, state_);
   }
@@ -226,6 +248,17 @@ class Run {
     throw Error(Exit::interrupted, cat(step == 0 ? "interrupted before the end of the first step"
                                                  : cat("interrupted after step ", step, ", which is saved"),
                                        "; ", how_to_continue()));
+  }
+
+  // The step cannot be finished.  The one before is saved, unless updates of this one have changed it, or, by
+  // trainer.check_nan, one rank alone has stopped.
+  [[noreturn]] void stop_at_nonfinite(const Error& e) {
+    const int64_t step = state_.training.step;
+    const bool alone = comm_.ranks() > 1 && config_.trainer.check_nan;
+    if (step == 0 || alone || !training_->at(state_.training)) throw e;
+    if (comm_.most(directory_ && !directory_->saved(step))) save();
+    throw Error(e.code, cat(e.what(), "; step ", step, " is saved, ", how_to_continue(),
+                            "; trainer.skip_nonfinite=1 there drops an update that is not finite"));
   }
 
   void finish() {
@@ -298,6 +331,7 @@ void run(const Options& o, const Command& command, TrainingKind kind) {
   }
   if (!o.from.empty()) arguments.push_back(cat("trainer.from_checkpoint=", toml_quote(o.from)));
   for (const std::string& override : o.shorthands.overrides(command)) arguments.push_back(override);
+  if (!o.out.empty()) check_utf8(o.out, "--out");
   Config config = load_config(arguments, &notes);
   const RunCommand own = kind == TrainingKind::sft ? RunCommand::sft : RunCommand::train;
   const Table& table = open_table(config.trainer);

@@ -16,6 +16,7 @@
 #include <iterator>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "base/progress.h"
@@ -114,6 +115,43 @@ void remove_quietly(const std::string& path) {
   const Activity removing("removing " + path);
   std::error_code ignored;
   fs::remove_all(path, ignored);
+}
+
+// Removes what `owned` names at `path` below `from`, and moves the rest to the same place below `to`.
+void clear(const fs::path& from, const fs::path& to, const std::string& path, const Owned& owned) {
+  std::vector<fs::directory_entry> entries;
+  for (const auto& entry : fs::directory_iterator(from / path)) entries.push_back(entry);
+  for (const auto& entry : entries) {
+    const bool folder = entry.is_directory() && !entry.is_symlink();
+    const std::string name = path + entry.path().filename().string() + (folder ? "/" : "");
+    const fs::path target = to / (path + entry.path().filename().string());
+    const bool taken = fs::exists(fs::symlink_status(target));
+    if (folder && (owned(name) || (taken && fs::is_directory(target)))) {
+      clear(from, to, name, owned);
+    } else if (!folder && owned(name)) {
+      if (!fault()) remove_quietly(entry.path());
+    } else if (taken) {
+      throw Error(Exit::failed, cat(entry.path().string(), " and ", target.string(),
+                                    " have the same name; move one of them to another place"));
+    } else {
+      fs::create_directories(target.parent_path());
+      rename_path(entry.path(), target);
+      sync_folder(target.parent_path());
+    }
+  }
+  std::error_code ignored;
+  fs::remove(from / path, ignored);
+}
+
+// Removes the folder `from`, whose place `to` takes, but for what is not the program's.
+void retire(const std::string& from, const std::string& to, const Owned& owned) {
+  if (!fs::is_directory(fs::symlink_status(from))) return;
+  if (!owned) return remove_quietly(from);
+  try {
+    clear(from, to, "", owned);
+  } catch (const fs::filesystem_error& e) {
+    throw Error(Exit::failed, cat(from, ": cannot be emptied: ", e.code().message()));
+  }
 }
 
 std::string without_slash(std::string path) {
@@ -226,11 +264,11 @@ void AppendFile::append(std::string_view bytes) {
 
 void AppendFile::sync() { sync_fd(fd_, path_); }
 
-void write_folder(const std::string& path, const std::function<void(const std::string& folder)>& fill) {
+void write_folder(const std::string& path, const std::function<void(const std::string& folder)>& fill,
+                  const Owned& owned) {
   const std::string target = without_slash(path), beside = target + ".tmp", old = target + ".old";
   try {
-    fs::remove_all(beside);
-    fs::remove_all(old);
+    remove_leftovers(target, owned);
     fs::create_directories(fs::path(target).parent_path().empty() ? "." : fs::path(target).parent_path());
     if (fault() || ::mkdir(beside.c_str(), 0777) != 0) fail_io(beside, "made");
     fill(beside);
@@ -243,7 +281,7 @@ void write_folder(const std::string& path, const std::function<void(const std::s
       throw;
     }
     sync_folder(fs::path(target).parent_path());
-    remove_quietly(old);
+    retire(old, target, owned);
   } catch (const fs::filesystem_error& e) {
     remove_quietly(beside);
     throw Error(Exit::failed, cat(target, ": cannot be written: ", e.code().message()));
@@ -253,31 +291,34 @@ void write_folder(const std::string& path, const std::function<void(const std::s
   }
 }
 
-void remove_folder(const std::string& path) {
+void remove_folder(const std::string& path, const Owned& owned) {
   const std::string target = without_slash(path), old = target + ".old";
-  if (!fs::exists(target)) return;
-  remove_quietly(old);
+  if (!fs::is_directory(fs::symlink_status(target))) return;
+  remove_leftovers(target, owned);
   rename_path(target, old);
   sync_folder(fs::path(target).parent_path());
-  remove_quietly(old);
+  retire(old, target, owned);
 }
 
-void remove_leftovers(const std::string& path) {
-  for (const char* suffix : {".tmp", ".old"}) remove_quietly(path + suffix);
+void remove_leftovers(const std::string& path, const Owned& owned) {
+  for (const char* suffix : {".tmp", ".old"}) retire(path + suffix, path, owned);
 }
 
-FolderLock::FolderLock(const std::string& folder) : fd_(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+FolderLock::FolderLock(const std::string& folder)
+    : folder_(folder), fd_(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
   if (fd_ < 0) fail_io(folder, "opened");
-  if (::flock(fd_, LOCK_EX | LOCK_NB) == 0) return;
-  const int error = errno;
+  // A file system without locks has other errors: go on without one.
+  if (::flock(fd_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
   ::close(fd_);
-  if (error == EWOULDBLOCK) fail(folder, ": another process writes this run; wait for it or end it");
-  // The file system has no locks: go on without one.
-  fd_ = -1;
+  fail(folder, ": another process writes this run; wait for it or end it");
 }
 
-FolderLock::~FolderLock() {
-  if (fd_ >= 0) ::close(fd_);
+FolderLock::~FolderLock() { ::close(fd_); }
+
+bool FolderLock::in_place() const {
+  struct stat held, found;
+  return ::fstat(fd_, &held) == 0 && ::stat(folder_.c_str(), &found) == 0 && held.st_dev == found.st_dev &&
+         held.st_ino == found.st_ino;
 }
 
 }  // namespace pare

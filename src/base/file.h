@@ -3,8 +3,9 @@
 // link; the folders on the way to it may be links.
 //
 // Test hook, read once from the environment: PARE_FAULT=N:E counts the calls that change the disk (write, truncate,
-// sync, rename, making a folder).  E > 0: the N-th and all later ones fail with errno E.  E < 0: the N-th raises signal
-// -E, a write after a part of its bytes.  E >= 1000: the N-th takes E - 1000 milliseconds longer.
+// sync, rename, making a folder, removing a file of a folder that is replaced).  E > 0: the N-th and all later ones
+// fail with errno E.  E < 0: the N-th raises signal -E, a write after a part of its bytes.  E >= 1000: the N-th takes
+// E - 1000 milliseconds longer.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -66,14 +67,21 @@ class AppendFile {
   uint64_t size_;
 };
 
+// True for a path relative to a folder, with a '/' at its end if it is a folder's, that the program writes there
+// itself. Other files are somebody else's: they are moved to the folder that takes the place of theirs, and never
+// removed. Empty: all are the program's.
+using Owned = std::function<bool(const std::string& path)>;
+
 // `fill` writes into PATH.tmp, which is then renamed to PATH.  An existing PATH is first renamed to PATH.old and
 // removed at the end; a crash between the two renames leaves only PATH.old.
-void write_folder(const std::string& path, const std::function<void(const std::string& folder)>& fill);
-// Renames the folder to PATH.old before removing it, so that no PATH is ever half removed.  Does nothing if there is
-// none.
-void remove_folder(const std::string& path);
-// Removes what a crash left behind: PATH.tmp and PATH.old.
-void remove_leftovers(const std::string& path);
+void write_folder(const std::string& path, const std::function<void(const std::string& folder)>& fill,
+                  const Owned& owned = {});
+// Renames the folder to PATH.old before removing it, so that no PATH is ever half removed; then PATH holds what is
+// somebody else's, if anything is.  Does nothing if there is none.
+void remove_folder(const std::string& path, const Owned& owned = {});
+// Removes what a crash left behind: PATH.tmp and PATH.old.  Throws if a file of somebody else's in them has the name of
+// one in PATH.
+void remove_leftovers(const std::string& path, const Owned& owned = {});
 
 // Exclusive lock of an existing folder, against other processes and other locks of this one.
 class FolderLock {
@@ -83,8 +91,11 @@ class FolderLock {
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
 
+  bool in_place() const;  // the path still leads to the folder: it was neither moved nor removed
+
  private:
-  int fd_;
+  const std::string folder_;
+  const int fd_;
 };
 
 }  // namespace pare

@@ -165,7 +165,7 @@ toml::value read(const std::string& document, const std::string& where) {
   const size_t good = utf8_bytes(document);
   if (good < document.size())
     fail(where, ":", 1 + std::count(document.begin(), document.begin() + static_cast<std::ptrdiff_t>(good), '\n'),
-         ": a byte that is not UTF-8");
+         format(": the byte 0x%02x is not UTF-8", static_cast<unsigned char>(document[good])));
   if (too_deep(document)) fail(where, ": nested too deeply");
   check_line_lengths(document, where);
   std::istringstream stream(document);
@@ -216,6 +216,8 @@ std::vector<TomlItem> parse_toml(const std::string& document, const std::string&
 TomlItem parse_toml_override(const std::string& argument) {
   const size_t equals = argument.find('=');
   if (equals == std::string::npos) fail("expected group.key=value, found ", toml_quote(argument));
+  check_utf8(argument.substr(0, equals), "command line");
+  check_utf8(argument.substr(equals + 1), cat("command line: ", argument.substr(0, equals)));
   const std::string value = trimmed(std::string_view(argument).substr(equals + 1));
   TomlItem item;
   if (auto toml = quoted_or_array(value)) {
@@ -246,10 +248,19 @@ std::string toml_quote(const std::string& text) {
       s += "\\n";
     else if (c == '\t')
       s += "\\t";
+    else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)
+      s += format("\\u%04X", c);
     else
       s += c;
   }
   return s + '"';
+}
+
+void check_utf8(const std::string& text, const std::string& where) {
+  const size_t good = utf8_bytes(text);
+  if (good == text.size()) return;
+  fail(where, ": byte ", good + 1, format(" is 0x%02x", static_cast<unsigned char>(text[good])),
+       ", which is not UTF-8: no configuration file can hold it");
 }
 
 }  // namespace pare

@@ -27,6 +27,9 @@ std::vector<TomlItem> parse_toml(const std::string& document, const std::string&
 // One "key=value" of a command line.  Strings may be given without quotes, also inside [a, b].
 TomlItem parse_toml_override(const std::string& argument);
 
-std::string toml_quote(const std::string& text);  // a TOML string that reads back as `text`
+// A TOML string that reads back as `text`, which is UTF-8.
+std::string toml_quote(const std::string& text);
+// Throws Error(usage), naming the first byte that is not UTF-8, if there is one.
+void check_utf8(const std::string& text, const std::string& where);
 
 }  // namespace pare

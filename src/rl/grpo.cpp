@@ -59,7 +59,7 @@ void report_plans(std::span<const Trajectory> samples, std::span<const TokenPlan
 struct UpdateTotals {
   Summary entropy, ppo_kl, kl, clipped, clipped_dual, grad_norm;
   double pg_loss = 0;
-  int64_t updates = 0, skipped = 0, rows = 0, loss_rows = 0, checked = 0, mismatches = 0;
+  int64_t updates = 0, skipped = 0, nonfinite = 0, rows = 0, loss_rows = 0, checked = 0, mismatches = 0;
 
   void add(const Update& update, const TokenOuts& out) {
     const TokenTerms& terms = update.terms;
@@ -82,6 +82,16 @@ struct UpdateTotals {
       mismatches += static_cast<float>(out.logprob[r]) != update.sampler_logprob[r];
       checked++;
     }
+  }
+
+  // What Learner::step returned.
+  void add_norm(double norm) {
+    if (!std::isfinite(norm)) {
+      nonfinite++;
+      return;
+    }
+    grad_norm.add(norm);
+    updates++;
   }
 
   void report(Metrics& m) const {
@@ -449,10 +459,9 @@ void Grpo::update(int64_t step, std::span<const std::span<Trajectory>> batches, 
         accumulate(*engine_.student, u, student_loss_spec(keys_.actor, d, keys_.temperature), &engine_.model);
     if (students.updates == 0 && keys_.checks) totals.check(u, out);
     students.add(u, out);
-    AdamWOptions options = optimizer_options(keys_.actor, lr * d.lr_scale_factor, keys_.seed);
+    AdamWOptions options = optimizer_options(keys_.actor, lr * d.lr_scale_factor, keys_.seed, keys_.skip_nonfinite);
     options.max_norm = d.grad_clip;
-    students.grad_norm.add(engine_.student->step(options));
-    students.updates++;
+    students.add_norm(engine_.student->step(options));
     timer.emplace(metrics, "timing_s/update_actor");
   };
   totals.skipped = batches.empty();  // dynamic sampling found nothing
@@ -483,18 +492,20 @@ void Grpo::update(int64_t step, std::span<const std::span<Trajectory>> batches, 
         student = student_update(keys_.actor, d, keys_.max_response_length, batch, plan, u, out, first, logprobs);
       }
       if (d.order == DistillOrder::before) learn_student(student);
-      if (learns) {
-        totals.grad_norm.add(engine_.learner.step(optimizer_options(keys_.actor, lr * scale, keys_.seed)));
-        totals.updates++;
-      }
+      if (learns)
+        totals.add_norm(
+            engine_.learner.step(optimizer_options(keys_.actor, lr * scale, keys_.seed, keys_.skip_nonfinite)));
       if (d.order == DistillOrder::after) learn_student(student);
     }
   totals.report(metrics);
   slots.report(metrics);
   metrics.set("actor/lr", lr);
+  const bool skips = keys_.skip_nonfinite > 0;
+  if (skips) metrics.set("actor/nonfinite_updates", static_cast<double>(totals.nonfinite));
   if (!engine_.student) return;
   students.report_student(metrics);
   metrics.set("distill/lr", lr * d.lr_scale_factor);
+  if (skips) metrics.set("distill/nonfinite_updates", static_cast<double>(students.nonfinite));
 }
 
 }  // namespace pare

@@ -36,8 +36,9 @@ struct GrpoKeys {
   std::vector<int32_t> eos;  // any of them ends a response; none: only its length does
   int64_t max_response_length = 0, total_training_steps = 0;
   uint64_t seed = 0;
-  bool exact = false;   // the sampler's log-probs are the policy's, bit by bit
-  bool checks = false;  // they are compared with those of the learner that attends as the sampler does
+  int64_t skip_nonfinite = 0;  // AdamWOptions
+  bool exact = false;          // the sampler's log-probs are the policy's, bit by bit
+  bool checks = false;         // they are compared with those of the learner that attends as the sampler does
 };
 
 // What computes.  All of it outlives the algorithm.

@@ -24,7 +24,7 @@ LossSpec loss_spec(const ActorKeys& a, double temperature) {
           .temperature = static_cast<float>(temperature)};
 }
 
-AdamWOptions optimizer_options(const ActorKeys& actor, double lr, uint64_t seed) {
+AdamWOptions optimizer_options(const ActorKeys& actor, double lr, uint64_t seed, int64_t skip_nonfinite) {
   const OptimKeys& o = actor.optim;
   return {.lr = lr,
           .beta1 = o.betas[0],
@@ -32,7 +32,8 @@ AdamWOptions optimizer_options(const ActorKeys& actor, double lr, uint64_t seed)
           .eps = o.eps,
           .weight_decay = o.weight_decay,
           .max_norm = actor.grad_clip,
-          .seed = seed};
+          .seed = seed,
+          .skip_nonfinite = skip_nonfinite};
 }
 
 Update make_update(const ActorKeys& actor, int64_t max_response_length, std::span<const Trajectory> samples,

@@ -11,7 +11,7 @@
 namespace pare {
 
 LossSpec loss_spec(const ActorKeys& actor, double temperature);
-AdamWOptions optimizer_options(const ActorKeys& actor, double lr, uint64_t seed);
+AdamWOptions optimizer_options(const ActorKeys& actor, double lr, uint64_t seed, int64_t skip_nonfinite = 0);
 
 // The samples of one optimizer step, packed by group: dropped samples and tokens that their plan cuts are left out, and
 // groups of which nothing is left.  `samples` are all those of the step (denominators count them, dropped or not), the

@@ -1,6 +1,7 @@
 #include "rl/sft.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "ops/data.h"
 #include "rl/slots.h"
@@ -22,7 +23,9 @@ TokenOuts sft_step(Learner& learner, const std::vector<Group>& groups, const Ada
   SlotTotals slots;
   slots.add(learner, groups);
   slots.report(metrics);
-  metrics.set("actor/grad_norm", learner.step(options));
+  const double norm = learner.step(options);
+  metrics.set("actor/grad_norm", norm);
+  if (options.skip_nonfinite > 0) metrics.set("actor/nonfinite_updates", !std::isfinite(norm));
   metrics.set("actor/lr", options.lr);
   metrics.set("tokens/trained", static_cast<double>(rows));
   metrics.set("tokens/loss", tokens);

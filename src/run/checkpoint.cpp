@@ -1,14 +1,18 @@
 #include "run/checkpoint.h"
 
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <set>
 
 #include "base/file.h"
 #include "base/json.h"
 #include "base/json_file.h"
 #include "model/hf/folder.h"
 #include "run/certificate.h"
+#include "run/prefix_cache_file.h"
 
 namespace pare {
 
@@ -57,12 +61,21 @@ ShardReader shard_reader(const Sets& sets, const std::vector<Learner*>& learners
   return {sets[0]->device.comm, std::move(arrays)};
 }
 
-// On rank 0, while the others answer: the parameters of set `i`.
+// On rank 0, while the others answer: the parameters of set `i`.  A folder of weights that are not finite could not be
+// read back.
 ParameterReader parameters_of(const Sets& sets, size_t i, ShardReader& shards) {
   const Parameters& set = *sets[i];
-  if (!set.master) return set.reader();
-  return [&, i](size_t parameter, int64_t begin, int64_t count, float* out) {
-    shards.read(i * parts + master, set.layout[parameter].offset + begin, count, out);
+  const ParameterReader narrow = set.master ? ParameterReader() : set.reader();
+  return [&set, &shards, narrow, i](size_t parameter, int64_t begin, int64_t count, float* out) {
+    const Parameter& p = set.layout[parameter];
+    if (narrow)
+      narrow(parameter, begin, count, out);
+    else
+      shards.read(i * parts + master, p.offset + begin, count, out);
+    const float* const bad = std::find_if_not(out, out + count, [](float x) { return std::isfinite(x); });
+    if (bad != out + count)
+      throw Error(Exit::non_finite, cat("the weights are not finite and are not saved: ", p.name, " holds ", *bad,
+                                        "; a smaller actor.optim.lr may help"));
   };
 }
 
@@ -124,6 +137,8 @@ json to_json(const RunState& s) {
   return {{"step", s.training.step},
           {"updates", s.training.updates},
           {"student_updates", s.training.student_updates},
+          {"skipped", s.training.skipped},
+          {"student_skipped", s.training.student_skipped},
           {"epoch", s.training.prompts.epoch},
           {"next", s.training.prompts.next},
           {"blocks", blocks_json(s.training.blocks)},
@@ -140,8 +155,13 @@ json to_json(const RunState& s) {
 
 RunState run_state(const json& j) {
   RunState s;
-  s.training = {
-      j.at("step"), j.at("updates"), j.value("student_updates", int64_t{0}), {j.at("epoch"), j.at("next")}, {}};
+  s.training = {.step = j.at("step"),
+                .updates = j.at("updates"),
+                .student_updates = j.value("student_updates", int64_t{0}),
+                .skipped = j.value("skipped", int64_t{0}),
+                .student_skipped = j.value("student_skipped", int64_t{0}),
+                .prompts = {j.at("epoch"), j.at("next")},
+                .blocks = {}};
   for (const json& step : j.value("blocks", json::array())) s.training.blocks.push_back({step.at(0), step.at(1)});
   if (!j.at("best_score").is_null()) s.best_score = j.at("best_score");
   s.best_step = j.at("best_step");
@@ -229,6 +249,32 @@ StateFile read_state(const std::string& folder) {
 
 }  // namespace
 
+bool is_saved_file(const std::string& path) {
+  static const std::set<std::string> names = {"config.json",
+                                              "generation_config.json",
+                                              "model.safetensors",
+                                              "adapter_config.json",
+                                              "adapter_model.safetensors",
+                                              "tokenizer.ssa",
+                                              "tokenizer.bin",
+                                              "vocab_pieces.json",
+                                              "vocab_pieces.bin",
+                                              "vocab_pieces.ssa",
+                                              "tokenizer.json",
+                                              "tokenizer_config.json",
+                                              "chat_template.jinja",
+                                              "special_tokens_map.json",
+                                              "vocab.json",
+                                              "merges.txt",
+                                              optimizer_name,
+                                              state_name,
+                                              prefix_cache_name};
+  const std::string folder = cat(adapter_folder + 1, "/");
+  std::string name = path.starts_with(folder) ? path.substr(folder.size()) : path;
+  if (name.ends_with(".tmp")) name.resize(name.size() - 4);  // of a write that was cut off
+  return path == folder || names.contains(name);
+}
+
 void save_model(const std::string& path, const Session& session) {
   const Sets sets = trained_sets(session);
   ShardReader shards = shard_reader(sets, {});
@@ -238,17 +284,16 @@ void save_model(const std::string& path, const Session& session) {
     write_adapter_files(folder, *session.adapters, parameters_of(sets, sets.size() - 1, shards),
                         session.adapters->spec.alpha, base, type);
   };
-  if (session.frozen())
-    save_folder(path, true, [&](const std::string& folder) {
+  const auto fill = [&](const std::string& folder) {
+    if (session.frozen())
       adapters(folder, session.config.model.path, dtype);
-      save_tokenizer(folder, session);
-    });
-  else
-    save_hf(path, session.model_config, parameters_of(sets, 0, shards), dtype, true, [&](const std::string& folder) {
-      save_tokenizer(folder, session);
-      if (session.sparse)
-        write_folder(folder + adapter_folder, [&](const std::string& inner) { adapters(inner, "..", DType::f32); });
-    });
+    else
+      write_hf_files(folder, session.model_config, parameters_of(sets, 0, shards), dtype);
+    save_tokenizer(folder, session);
+    if (session.sparse)
+      write_folder(folder + adapter_folder, [&](const std::string& inner) { adapters(inner, "..", DType::f32); });
+  };
+  write_folder(path, fill, is_saved_file);
   shards.done();
 }
 
@@ -256,31 +301,35 @@ void save_checkpoint(const std::string& path, const Session& session, Training& 
   const Sets sets = trained_sets(session);
   ShardReader shards = shard_reader(sets, learners(training));
   if (!session.device.comm.first()) return shards.answer();
-  write_folder(path, [&](const std::string& folder) {
-    // Adapters with alpha = rank are what lies on the device, bit by bit.
-    const auto adapters = [&](const std::string& inner, const std::string& base) {
-      return write_adapter_files(inner, *session.adapters, parameters_of(sets, sets.size() - 1, shards),
-                                 static_cast<double>(session.adapters->spec.rank), base, DType::f32);
-    };
-    FileSums sums = session.frozen()
-                        ? adapters(folder, session.config.model.path)
-                        : write_hf_files(folder, session.model_config, parameters_of(sets, 0, shards), DType::f32);
-    if (session.sparse)
-      write_folder(folder + adapter_folder, [&](const std::string& inner) {
-        for (const auto& [name, sum] : adapters(inner, "..")) sums[cat(adapter_folder + 1, "/", name)] = sum;
-      });
-    sums.merge(save_tokenizer(folder, session));
-    sums[optimizer_name] = save_optimizer(cat(folder, "/", optimizer_name), sets, training.learner().moments(), shards);
-    sums.merge(training.save_files(folder));
-    json files;
-    for (const auto& [name, sum] : sums) files[name] = {{"bytes", sum.bytes}, {"xxh128", sum.xxh128}};
-    RunState run = state;
-    run.weights = read_weights(session);
-    const json j = {{"format", format_version},          {"run", to_json(run)},
-                    {"rows", session.train->size()},     {"initial_weights", hex16(session.initial_weights)},
-                    {"config", to_toml(session.config)}, {"files", files}};
-    write_file(cat(folder, "/", state_name), sealed(j.dump(2).substr(2) + "\n"));
-  });
+  write_folder(
+      path,
+      [&](const std::string& folder) {
+        // Adapters with alpha = rank are what lies on the device, bit by bit.
+        const auto adapters = [&](const std::string& inner, const std::string& base) {
+          return write_adapter_files(inner, *session.adapters, parameters_of(sets, sets.size() - 1, shards),
+                                     static_cast<double>(session.adapters->spec.rank), base, DType::f32);
+        };
+        FileSums sums = session.frozen()
+                            ? adapters(folder, session.config.model.path)
+                            : write_hf_files(folder, session.model_config, parameters_of(sets, 0, shards), DType::f32);
+        if (session.sparse)
+          write_folder(folder + adapter_folder, [&](const std::string& inner) {
+            for (const auto& [name, sum] : adapters(inner, "..")) sums[cat(adapter_folder + 1, "/", name)] = sum;
+          });
+        sums.merge(save_tokenizer(folder, session));
+        sums[optimizer_name] =
+            save_optimizer(cat(folder, "/", optimizer_name), sets, training.learner().moments(), shards);
+        sums.merge(training.save_files(folder));
+        json files;
+        for (const auto& [name, sum] : sums) files[name] = {{"bytes", sum.bytes}, {"xxh128", sum.xxh128}};
+        RunState run = state;
+        run.weights = read_weights(session);
+        const json j = {{"format", format_version},          {"run", to_json(run)},
+                        {"rows", session.train->size()},     {"initial_weights", hex16(session.initial_weights)},
+                        {"config", to_toml(session.config)}, {"files", files}};
+        write_file(cat(folder, "/", state_name), sealed(j.dump(2).substr(2) + "\n"));
+      },
+      is_saved_file);
   shards.done();
 }
 
@@ -298,6 +347,7 @@ std::string checkpoint_damage(const std::string& path) {
         return cat(name, " is damaged: its XXH128 is ", found.xxh128, ", it was written with ", sum.xxh128);
     return "";
   } catch (const Error& e) {
+    if (e.code == Exit::failed) throw;  // the disk cannot be read: nobody knows what is there
     return e.what();
   }
 }

@@ -31,10 +31,14 @@ struct RunState {
   std::vector<AcceptedChange> accepted;
 };
 
+// True for a path that save_checkpoint or save_model writes, relative to their folder (Owned, base/file.h).
+bool is_saved_file(const std::string& path);
+
 // Writes PATH, whole or not at all.  All ranks call it; rank 0 alone writes, the others send what lies on them.
 void save_checkpoint(const std::string& path, const Session& session, Training& training, const RunState& state);
 
 // Empty, or what keeps the folder from being a whole checkpoint: reads all of it, as a bit may have changed anywhere.
+// Throws Error(failed) if the disk cannot be read.
 std::string checkpoint_damage(const std::string& path);
 
 // Inputs of a run that resumes, as they are now, and the paths of those that may differ.

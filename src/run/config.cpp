@@ -184,6 +184,7 @@ Config read_config(const std::vector<std::string>& files_and_overrides, std::vec
   Config& config = reading.config;
   for (int64_t* top_k : {&config.rollout.top_k, &config.rollout.val_kwargs.top_k})
     *top_k = std::max<int64_t>(*top_k, 0);
+  check_utf8(name, "the names of the configuration files, which name the run");
   if (config.trainer.experiment_name.empty()) config.trainer.experiment_name = name;
   DataKeys& data = config.data;
   if (data.val_min_statements == 0) data.val_min_statements = data.min_statements;
@@ -570,6 +571,7 @@ std::vector<std::string> keys_that_part(const Config& run, const Config& resumed
                                                 "trainer.test_freq",
                                                 "trainer.val_before_train",
                                                 "trainer.check_nan",
+                                                "trainer.skip_nonfinite",
                                                 "trainer.experiment_name",
                                                 "trainer.default_local_dir",
                                                 "trainer.save_freq",

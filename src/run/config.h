@@ -99,6 +99,7 @@ struct TrainerKeys {
   int64_t total_epochs = 0, total_training_steps = 100;  // steps 0: total_epochs gives them (resolve_steps)
   int64_t seed = 1, threads = 0, test_freq = 0;
   bool val_before_train = false, check_nan = false;
+  int64_t skip_nonfinite = 0;
   std::string experiment_name, default_local_dir, from_checkpoint;
   int64_t save_freq = 50, max_actor_ckpt_to_keep = 2;
   SaveType save_dtype = SaveType::automatic;

@@ -150,6 +150,11 @@ Groups trainer_keys() {
         KEY(trainer.test_freq, at_least(0), "steps", "interval of validation; 0: never", "verl"),
         KEY(trainer.val_before_train, any, "", "validates before the first step", "verl"),
         KEY(trainer.check_nan, any, "", "stops at the first op whose output is not finite", "pare"),
+        KEY(trainer.skip_nonfinite, at_least(0), "updates",
+            "drops an update whose gradient norm is infinite or NaN, and goes on, up to this many in a row; the next "
+            "one "
+            "ends the run",
+            "pare; optax: apply_if_finite"),
         KEY(trainer.experiment_name, any, "", "name of the run; empty: that of its configuration files", "verl"),
         KEY(trainer.default_local_dir, any, "",
             "run directory; empty, or a preset's own under changes to it: runs/NAME-TIME, in UTC", "verl"),

@@ -93,6 +93,7 @@ GrpoKeys GrpoTraining::keys() const {
           .max_response_length = c.data.max_response_length,
           .total_training_steps = c.trainer.total_training_steps,
           .seed = static_cast<uint64_t>(c.trainer.seed),
+          .skip_nonfinite = c.trainer.skip_nonfinite,
           .exact = exact_rollout(c),
           .checks = checks_exact(c)};
 }

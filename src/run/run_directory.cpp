@@ -1,5 +1,8 @@
 #include "run/run_directory.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
 #include <chrono>
@@ -7,8 +10,11 @@
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
 
 #include "run/certificate.h"
+#include "run/resumed_logs.h"
 #include "run/run_log.h"
 #include "run/tensorboard.h"
 
@@ -31,18 +37,46 @@ double unix_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// Steps of the checkpoints, ascending; what a crash left (step-3.tmp) is none.
+// A file of the folder is one that the program writes there.
+bool holds_saved_files(const fs::path& folder) {
+  std::error_code none;
+  const fs::directory_iterator entries(folder, none);
+  return std::any_of(begin(entries), end(entries), [](const fs::directory_entry& entry) {
+    return entry.is_regular_file() && is_saved_file(entry.path().filename().string());
+  });
+}
+
+// The step of step-N; none: another name.
+std::optional<int64_t> step_of(const std::string& name) {
+  int64_t step = 0;
+  if (name.size() <= 5) return std::nullopt;
+  const char *first = name.data() + 5, *last = name.data() + name.size();
+  if (!name.starts_with("step-") || std::from_chars(first, last, step).ptr != last) return std::nullopt;
+  return name == cat("step-", step) ? std::optional(step) : std::nullopt;
+}
+
+// Steps of the checkpoints, ascending; what a crash left (step-3.tmp) is none, nor is a folder that holds a user's
+// files alone.
 std::vector<int64_t> checkpoint_steps(const std::string& path) {
   std::vector<int64_t> steps;
   std::error_code none;
-  for (const auto& entry : fs::directory_iterator(fs::path(path) / "checkpoints", none)) {
-    const std::string name = entry.path().filename().string();
-    int64_t step = 0;
-    const char *begin = name.data() + 5, *end = name.data() + name.size();
-    if (name.starts_with("step-") && std::from_chars(begin, end, step).ptr == end) steps.push_back(step);
-  }
+  for (const auto& entry : fs::directory_iterator(fs::path(path) / "checkpoints", none))
+    if (const auto step = step_of(entry.path().filename().string()); step && holds_saved_files(entry.path()))
+      steps.push_back(*step);
   std::sort(steps.begin(), steps.end());
   return steps;
+}
+
+// The name without what marks the leftovers of a crash.
+std::string without_suffix(const std::string& name) {
+  return name.ends_with(".tmp") || name.ends_with(".old") ? name.substr(0, name.size() - 4) : name;
+}
+
+// Owned (base/file.h), of checkpoints/.
+bool is_checkpoint_file(const std::string& path) {
+  const size_t slash = path.find('/');
+  if (slash == path.npos || !step_of(without_suffix(path.substr(0, slash)))) return false;
+  return slash + 1 == path.size() || is_saved_file(path.substr(slash + 1));
 }
 
 bool exists(const std::string& path, const char* name) {
@@ -59,63 +93,86 @@ std::string make_directory(const std::string& path) {
   throw Error(wrong_path ? Exit::usage : Exit::failed, cat(path, ": cannot be created: ", error.message()));
 }
 
-// What lies in `folder` that a run does not write: models and checkpoints are files of a few kinds; empty: nothing.
-std::string stranger(const fs::path& folder) {
+// A folder in the place of a file, or the other way round, would be in the way of the file.
+void check_names(const fs::path& folder, const std::string& path) {
   std::error_code none;
-  for (const auto& entry : fs::directory_iterator(folder, none)) {
-    const std::string kind = entry.path().extension().string();
-    if (entry.is_directory() && entry.path().filename() == "adapter") {
-      if (const std::string found = stranger(entry.path()); !found.empty()) return found;
-      continue;
-    }
-    if (!entry.is_regular_file() || (kind != ".safetensors" && kind != ".json" && kind != ".bin" && kind != ".jinja" &&
-                                     kind != ".jsonl" && kind != ".txt" && kind != ".tmp" && kind != ".ssa"))
-      return entry.path().string();
+  for (const auto& entry : fs::directory_iterator(folder / path, none)) {
+    const std::string name = path + entry.path().filename().string();
+    const bool inside = entry.is_directory() && !entry.is_symlink();
+    if (is_saved_file(name + (inside ? "" : "/")))
+      fail(entry.path().string(), " is ", inside ? "a folder" : "no folder",
+           ", and a run writes another thing of this name; move it, or choose another --out");
+    if (inside && is_saved_file(name + "/")) check_names(folder, name + "/");
   }
-  return "";
 }
 
-void check_replaceable(const std::string& path) {
-  const fs::path model = fs::path(path) / "model", checkpoints = fs::path(path) / "checkpoints";
-  std::string found = stranger(model);
-  for (const fs::path& folder : {model, checkpoints})
-    if (fs::exists(folder) && !fs::is_directory(folder)) found = folder.string();
+// What a save would fail on is an Error before the run: it replaces folders by renaming them, and writes beside them.
+void check_folder(const fs::path& folder, const fs::path& parent) {
+  const fs::file_status status = fs::symlink_status(folder);
+  if (!fs::exists(status)) return;
+  if (!fs::is_directory(status))
+    fail(folder.string(), " is ", fs::is_symlink(status) ? "a link" : "no folder",
+         ", so a run cannot write its own there; move it, or choose another --out");
+  struct stat inside, outside;
+  if (::stat(folder.c_str(), &inside) != 0 || ::stat(parent.c_str(), &outside) != 0 ||
+      inside.st_dev != outside.st_dev || ::access(folder.c_str(), R_OK | W_OK | X_OK) != 0)
+    fail(folder.string(), " is on another disk than ", parent.string(),
+         " or not writable, so a run cannot replace it; move it, or choose another --out");
+}
+
+void check_folders(const fs::path& path, Start start) {
+  const std::string model = path / "model", checkpoints = path / "checkpoints";
+  for (const char* suffix : {"", ".tmp", ".old"}) check_folder(model + suffix, path);
+  if (start == Start::replace)
+    for (const char* suffix : {"", ".old"}) check_folder(checkpoints + suffix, path);
+  else if (fs::exists(checkpoints) && !fs::is_directory(checkpoints))
+    fail(checkpoints, " is no folder; move it, or choose another --out");
+  check_names(model, "");
   std::error_code none;
-  for (const auto& entry : fs::directory_iterator(checkpoints, none)) {
-    const bool checkpoint = entry.is_directory() && entry.path().filename().string().starts_with("step-");
-    if (found.empty()) found = checkpoint ? stranger(entry.path()) : entry.path().string();
-  }
-  if (!found.empty()) fail(found, " is not of a run, so --force does not remove it; move it, or choose another --out");
+  for (const auto& entry : fs::directory_iterator(checkpoints, none))
+    if (step_of(without_suffix(entry.path().filename().string()))) {
+      check_folder(entry.path(), checkpoints);
+      check_names(entry.path(), "");
+    }
+}
+
+// The directory is that of a run, which may have lost a file.
+bool is_run(const std::string& path) {
+  const std::vector<int64_t> steps = checkpoint_steps(path);
+  const auto has_state = [&](int64_t step) {
+    return exists(path, cat("checkpoints/step-", step, "/state.json").c_str());
+  };
+  return exists(path, events_log) || (exists(path, config_file) && std::any_of(steps.begin(), steps.end(), has_state));
 }
 
 }  // namespace
 
 void check_run_directory(const std::string& path, Start start) {
-  const bool marked = exists(path, events_log), begun = marked && exists(path, config_file);
+  const bool marked = is_run(path), begun = marked && exists(path, config_file);
   const bool checkpoints = !checkpoint_steps(path).empty();
   if (start == Start::resume) {
     if (!checkpoints && !begun)
       fail(path, " holds no run: there is nothing to resume; leave out --resume to begin one there");
-    if (!checkpoints && exists(path, "model"))
+    if (!checkpoints && holds_saved_files(fs::path(path) / "model"))
       fail(path, " holds a finished run without a checkpoint: there is nothing to resume; --force replaces it");
-    return;
+    return check_folders(path, start);
   }
   for (const char* name : {config_file, metrics_log, rollouts_log, report_file, "checkpoints", "model"})
     for (const char* suffix : {"", ".tmp", ".old"})
       if (const std::string file = cat(name, suffix); !marked && exists(path, file.c_str()))
         fail(path, "/", file, " is not of a run (there is no ", events_log,
              "), so it is not replaced; move it, or choose another --out");
-  if (start == Start::replace) return check_replaceable(path);
   for (const char* name : {config_file, "model"})
-    if (checkpoints || exists(path, name))
+    if (start == Start::fresh && (checkpoints || exists(path, name)))
       fail(path, " holds a run already (", checkpoints ? "checkpoints" : name,
            "); choose another --out, --resume to continue it, or --force to replace it");
+  check_folders(path, start);
 }
 
 std::string folder_of_config(const std::string& path) {
   if (fs::path(path).filename() != config_file) return "";
   const std::string folder = fs::path(path).parent_path().string();
-  return exists(folder, events_log) ? folder.empty() ? "." : folder : "";
+  return is_run(folder) ? folder.empty() ? "." : folder : "";
 }
 
 RunCommand command_of_run(const std::string& path) {
@@ -148,27 +205,53 @@ RunDirectory::RunDirectory(const std::string& path, Start start)
 }
 
 void RunDirectory::begin(const Config& config) {
-  for (const char* name : {"checkpoints", "model"}) {
-    remove_folder((fs::path(path_) / name).string());
-    remove_leftovers((fs::path(path_) / name).string());
-  }
+  const std::string checkpoints = cat(path_, "/checkpoints"), model = cat(path_, "/model");
+  remove_folder(checkpoints, is_checkpoint_file);
+  remove_folder(model, is_saved_file);
+  remove_what_crashes_leave();
   std::error_code none;
   fs::remove(fs::path(path_) / report_file, none);  // of another run
   open_logs({});
-  fs::create_directories(fs::path(path_) / "checkpoints");
+  fs::create_directories(checkpoints);
   write_file((fs::path(path_) / config_file).string(), to_toml(config));
 }
 
-void RunDirectory::resume(const Config& config, const RunState& state) {
-  std::error_code none;
-  for (const auto& entry : fs::directory_iterator(fs::path(path_) / "checkpoints", none))
-    if (const fs::path name = entry.path(); name.extension() == ".tmp" || name.extension() == ".old")
-      fs::remove_all(name, none);
+std::vector<std::string> RunDirectory::resume(const Config& config, const RunState& state) {
+  remove_what_crashes_leave();
   for (const int64_t step : checkpoint_steps(path_))
-    if (step > state.training.step) remove_folder(step_path(step));  // not whole
-  remove_leftovers((fs::path(path_) / "model").string());
-  open_logs(state.logs);
+    if (step > state.training.step) remove_folder(step_path(step), is_saved_file);  // not whole
+  prune(config, state);
+  std::vector<std::string> notes;
+  std::map<std::string, uint64_t> sizes;
+  for (const char* name : logs) {
+    const auto size = state.logs.find(name);
+    const uint64_t expected = size == state.logs.end() ? 0 : size->second;
+    const std::string file = (fs::path(path_) / name).string();
+    const ResumedLog log =
+        name == events_log
+            ? resume_events(file, expected)
+            : resume_lines(file, name == metrics_log ? "training/global_step" : "step", expected, state.training.step);
+    sizes[name] = log.bytes;
+    if (!log.note.empty()) notes.push_back(log.note);
+  }
+  open_logs(sizes);
   write_file((fs::path(path_) / config_file).string(), to_toml(config));
+  return notes;
+}
+
+void RunDirectory::remove_what_crashes_leave() {
+  remove_leftovers(cat(path_, "/checkpoints"), is_checkpoint_file);
+  remove_leftovers(cat(path_, "/model"), is_saved_file);
+  std::error_code none;
+  for (const char* name : {"/.ranks", "/.ranks.tmp"}) fs::remove(path_ + name, none);
+  for (const char* name : {config_file, metrics_log, rollouts_log, report_file})
+    fs::remove(cat(path_, "/", name, ".tmp"), none);
+  std::set<int64_t> steps;
+  for (const auto& entry : fs::directory_iterator(fs::path(path_) / "checkpoints", none)) {
+    const std::string name = entry.path().filename().string();
+    if (const auto step = step_of(without_suffix(name)); step && !step_of(name)) steps.insert(*step);
+  }
+  for (const int64_t step : steps) remove_leftovers(step_path(step), is_saved_file);
 }
 
 void RunDirectory::open_logs(const std::map<std::string, uint64_t>& sizes) {
@@ -217,21 +300,37 @@ void RunDirectory::log_samples(const Session& session, const Training& training)
 
 std::string RunDirectory::step_path(int64_t step) const { return cat(path_, "/checkpoints/step-", step); }
 
-bool RunDirectory::saved(int64_t step) const { return exists(path_, cat("checkpoints/step-", step).c_str()); }
+bool RunDirectory::saved(int64_t step) const {
+  const std::vector<int64_t> steps = checkpoint_steps(path_);
+  return std::find(steps.begin(), steps.end(), step) != steps.end();
+}
+
+void RunDirectory::check_in_place(const std::string& what) const {
+  if (!in_place())
+    throw Error(Exit::failed, cat(path_, ": the run's folder was moved or removed while the run went on, so ", what,
+                                  " cannot be saved; where it was moved to, `pare ... FOLDER/config.toml --resume` "
+                                  "continues from its last checkpoint"));
+}
 
 void RunDirectory::save(const Session& session, Training& training, RunState state) {
+  check_in_place(cat("step ", state.training.step));
   for (auto& [name, log] : logs_) {
     log.sync();
     state.logs[name] = log.size();
   }
   save_checkpoint(step_path(state.training.step), session, training, state);
-  const auto keep = static_cast<size_t>(session.config.trainer.max_actor_ckpt_to_keep);
+  prune(session.config, state);
+}
+
+void RunDirectory::prune(const Config& config, const RunState& state) {
+  const auto keep = static_cast<size_t>(config.trainer.max_actor_ckpt_to_keep);
   const std::vector<int64_t> steps = checkpoint_steps(path_);
   for (size_t i = 0; keep > 0 && i + keep < steps.size(); i++)
-    if (steps[i] != state.best_step) remove_folder(step_path(steps[i]));
+    if (steps[i] != state.best_step) remove_folder(step_path(steps[i]), is_saved_file);
 }
 
 void RunDirectory::save_model(const Session& session) const {
+  check_in_place("the model");
   pare::save_model((fs::path(path_) / "model").string(), session);
 }
 

@@ -9,10 +9,11 @@
 namespace pare {
 
 // What becomes of a run that is in the directory: it is an error, it is replaced, or it is continued.  A run without a
-// checkpoint is continued from its beginning; where nothing has begun, there is nothing to continue.
+// checkpoint is continued from its beginning; where nothing has begun, there is nothing to continue.  Files that a run
+// does not write keep their place and name in all cases.
 enum class Start { fresh, replace, resume };
 
-// An Error if `start` does not allow a run to be written to `path`.  Nothing allows to replace what is not of a run.
+// An Error if `start` does not allow a run to be written to `path`, or something there would keep it from being saved.
 void check_run_directory(const std::string& path, Start start);
 
 // The folder of the run whose config.toml this is, wherever it was moved; empty: it is no such file.
@@ -33,11 +34,14 @@ class RunDirectory {
   // Newer ones that are not whole, and why.
   const std::vector<std::string>& damaged() const { return damaged_; }
 
-  void begin(const Config& config);                          // without what was here before
-  void resume(const Config& config, const RunState& state);  // as it was when the checkpoint was written
+  void begin(const Config& config);  // without the run that was here before
+  // As it was when the checkpoint was written.  Returns a note for each log that is not what it was then.
+  std::vector<std::string> resume(const Config& config, const RunState& state);
 
   void log(const Metrics& metrics);                                    // metrics.jsonl, events.out.tfevents.pare
   void log_samples(const Session& session, const Training& training);  // rollouts.jsonl: of the last step
+  // The path still leads to the folder.  If not, saving is an Error.
+  bool in_place() const { return lock_.in_place(); }
   // checkpoints/step-N, which knows how long the logs are now; then those that need not be kept are removed.
   void save(const Session& session, Training& training, RunState state);
   bool saved(int64_t step) const;
@@ -45,6 +49,9 @@ class RunDirectory {
 
  private:
   void open_logs(const std::map<std::string, uint64_t>& sizes);
+  void remove_what_crashes_leave();
+  void prune(const Config& config, const RunState& state);
+  void check_in_place(const std::string& what) const;
   std::string step_path(int64_t step) const;
 
   const std::string path_;

@@ -96,10 +96,11 @@ Metrics SftTraining::step() {
     groups.push_back(group(*session_.train, problem, ramp, rng, i % c.learner.slots));
   }
   const double lr = learning_rate(c.actor.optim, step_, c.trainer.total_training_steps);
-  const TokenOuts out =
-      sft_step(learner_, groups, optimizer_options(c.actor, lr, seed), metrics, [&](size_t done, size_t all) {
-        if (progress) progress("update", static_cast<int64_t>(done), static_cast<int64_t>(all));
-      });
+  const TokenOuts out = sft_step(learner_, groups, optimizer_options(c.actor, lr, seed, c.trainer.skip_nonfinite),
+                                 metrics, [&](size_t done, size_t all) {
+                                   if (progress)
+                                     progress("update", static_cast<int64_t>(done), static_cast<int64_t>(all));
+                                 });
   Certificate certificate;
   for (size_t i = 0; i < uids.size(); i++) {
     const auto logprob = out.of(out.logprob, i);

@@ -68,6 +68,25 @@ uint32_t crc32c(std::string_view bytes) {
   return ~crc;
 }
 
+size_t tensorboard_whole(std::string_view bytes) {
+  const auto number = [&]<class T>(size_t at, T) {
+    T value = 0;
+    for (size_t i = 0; i < sizeof value; i++) value |= static_cast<T>(static_cast<uint8_t>(bytes[at + i])) << (8 * i);
+    return value;
+  };
+  constexpr size_t head = 12, tail = 4;  // length and its CRC; CRC
+  size_t whole = 0;
+  while (bytes.size() - whole >= head + tail) {
+    const auto length = number(whole, uint64_t{});
+    if (number(whole + 8, uint32_t{}) != masked_crc(bytes.substr(whole, 8)) ||
+        length > bytes.size() - whole - head - tail ||
+        number(whole + head + length, uint32_t{}) != masked_crc(bytes.substr(whole + head, length)))
+      break;
+    whole += head + length + tail;
+  }
+  return whole;
+}
+
 std::string tensorboard_header(double wall_time) { return record(event(wall_time) + message(3, "brain.Event:2")); }
 
 std::string tensorboard_event(int64_t step, double wall_time, const Metrics& metrics) {

@@ -19,6 +19,8 @@ uint32_t crc32c(std::string_view bytes);
 // What a file begins with.  Times are seconds since 1970.
 std::string tensorboard_header(double wall_time);
 
+// Bytes of the whole records that `bytes` begins with, by their lengths and CRCs.
+size_t tensorboard_whole(std::string_view bytes);
 // One record with every metric that is finite, as fp32.
 std::string tensorboard_event(int64_t step, double wall_time, const Metrics& metrics);
 

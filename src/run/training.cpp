@@ -35,17 +35,27 @@ Metrics Training::evaluate() {
 }
 
 TrainingState Training::state() const {
-  TrainingState state{step_, learner_.steps(), student_ ? student_->steps() : 0, prompts_.cursor(), {}, drawn_};
+  TrainingState state{.step = step_,
+                      .updates = learner_.steps(),
+                      .skipped = learner_.skipped(),
+                      .prompts = prompts_.cursor(),
+                      .blocks = {},
+                      .drawn = drawn_};
+  if (student_) state.student_updates = student_->steps(), state.student_skipped = student_->skipped();
   if (rollout_ && config_.rollout.kv.adapts()) state.blocks = rollout_->block_budget().steps();
   return state;
+}
+
+bool Training::at(const TrainingState& s) const {
+  return learner_.steps() == s.updates && (!student_ || student_->steps() == s.student_updates);
 }
 
 void Training::resume(const TrainingState& state) {
   step_ = state.step, drawn_ = state.drawn;
   if (!state.blocks.empty()) rollout_->set_block_budget(BlockBudget(state.blocks));
   prompts_.seek(state.prompts);
-  learner_.set_steps(state.updates);
-  if (student_) student_->set_steps(state.student_updates);
+  learner_.set_steps(state.updates, state.skipped);
+  if (student_) student_->set_steps(state.student_updates, state.student_skipped);
 }
 
 void Training::begin_step() {

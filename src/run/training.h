@@ -13,9 +13,10 @@ namespace pare {
 // At the border of two steps, what there is beside parameters, moments and files: every random draw is named by the
 // step.
 struct TrainingState {
-  int64_t step = 0;             // steps done
-  int64_t updates = 0;          // of the optimizer
-  int64_t student_updates = 0;  // of that of the sampler's adapters
+  int64_t step = 0;                          // steps done
+  int64_t updates = 0;                       // of the optimizer
+  int64_t student_updates = 0;               // of that of the sampler's adapters
+  int64_t skipped = 0, student_skipped = 0;  // updates dropped in a row, up to now (trainer.skip_nonfinite)
   PromptStream::Cursor prompts;
   std::vector<BlockBudget::Step> blocks;  // rollout.kv.blocks.acceptance_target: the budget of the next step; else none
   int64_t drawn = 0;  // steps of the runs before this one (--from): the draws of a step are those of step + drawn
@@ -50,6 +51,7 @@ class Training {
 
   // Only at the border of a step.  Parameters and moments are set at the session's model and the learner.
   TrainingState state() const;
+  bool at(const TrainingState& state) const;  // parameters and moments are those of this border
   void resume(const TrainingState& state);
   // What else there is, in files of a checkpoint's folder.
   virtual FileSums save_files(const std::string&) const { return {}; }

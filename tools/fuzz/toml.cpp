@@ -1,4 +1,5 @@
 // Configurations: the bytes are a file of one, and an override of the command line.
+#include "base/text.h"
 #include "run/config.h"
 #include "tools/fuzz/fuzz.h"
 
@@ -11,9 +12,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     fuzz::accepted([&] { check_config(config); });
   });
   if (text.find('\0') == text.npos) fuzz::accepted([&] { parse_toml_override(text); });
-  // Quoted, any text without control characters is a string that reads back.
-  bool plain = true;
-  for (const char c : text) plain &= (c >= ' ' && c < '\x7f') || c == '\n' || c == '\t';
-  if (plain) fuzz::check(parse_toml_override("key=" + toml_quote(text)).values.at(0).text == text, "toml_quote");
+  // Quoted, any UTF-8 is a string that reads back.
+  if (utf8_bytes(text) == text.size())
+    fuzz::check(parse_toml_override("key=" + toml_quote(text)).values.at(0).text == text, "toml_quote");
   return 0;
 }

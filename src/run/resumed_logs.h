@@ -1,0 +1,22 @@
+// The append-only logs of a run that goes on from a checkpoint.  A log that is not what it was when the checkpoint was
+// written (lost, cut, edited) keeps what can be read of it: results of a run are worth more than their log.
+#pragma once
+#include <cstdint>
+#include <string>
+
+namespace pare {
+
+struct ResumedLog {
+  uint64_t bytes = 0;  // with which it goes on; what lies behind them is to be cut off
+  std::string note;    // empty, or how it differs from what the checkpoint expects
+};
+
+// Of JSON lines, whose member `step_key` is the step that they belong to.  The first `bytes` bytes were there when the
+// checkpoint of step `last` was written.  If they are not whole lines of steps up to `last`, the file is written again
+// with all of its lines that are.
+ResumedLog resume_lines(const std::string& path, const std::string& step_key, uint64_t bytes, int64_t last);
+
+// Of TensorBoard events: the whole records that the file begins with, `bytes` bytes at the most.
+ResumedLog resume_events(const std::string& path, uint64_t bytes);
+
+}  // namespace pare
