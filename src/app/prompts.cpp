@@ -31,17 +31,6 @@ std::vector<int32_t> ids_of(const Json& value, const std::string& key) {
 
 }  // namespace
 
-std::vector<Message> messages_of(const Json& value) {
-  if (!value.is_array() || value.empty()) fail("\"messages\" is not a list of {\"role\", \"content\"}");
-  std::vector<Message> all;
-  for (const Json& m : value) {
-    if (!m.is_object() || !m.contains("role") || !m.contains("content"))
-      fail("message ", all.size() + 1, " is not {\"role\", \"content\"}");
-    all.push_back({text_of(m["role"], "role"), text_of(m["content"], "content")});
-  }
-  return all;
-}
-
 Prompts::Prompts(const Config& config)
     : model(load_model_config(model_path(config))), config_(config), tokenizer_spec_(tokenizer_spec(config)) {
   if (tokenizer_spec_ != config.model.path || !tokenizer_file(tokenizer_spec_).empty())
@@ -90,7 +79,10 @@ Prompt Prompts::text(const std::string& text) const { return checked(text, token
 
 Prompt Prompts::messages(const std::vector<Message>& messages) const {
   Json given = Json::array();
-  for (const Message& m : messages) given.push_back({{"role", m.role}, {"content", m.content}});
+  for (const Message& m : messages) {
+    given.push_back({{"role", m.role}, {"content", m.content}});
+    if (m.reasoning_content) given.back()["reasoning_content"] = *m.reasoning_content;
+  }
   return checked(std::move(given), encode_chat(chat(), tokenizer(), messages));
 }
 
@@ -104,7 +96,7 @@ Prompt Prompts::row(const Json& row) const {
   }
   if (key.empty()) fail("has no \"prompt\", \"problem\", \"question\", \"messages\" or \"prompt_ids\"");
   const Json& value = row[key];
-  if (key == "messages") return messages(messages_of(value));
+  if (key == "messages") return messages(row_messages(row));
   if (key == "prompt_ids" || key == "ids") return checked(value, ids_of(value, key));
   Prompt prompt = messages({{"user", text_of(value, key)}});
   prompt.given = value;

@@ -11,9 +11,6 @@
 
 namespace pare {
 
-// [{"role", "content"}, ...], else an Error.
-std::vector<Message> messages_of(const nlohmann::ordered_json& value);
-
 struct Prompt {
   nlohmann::ordered_json given;  // a text, messages [{"role", "content"}] or token ids
   std::vector<int32_t> ids;      // BOS included

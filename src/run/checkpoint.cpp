@@ -149,10 +149,36 @@ DType saved_dtype(const Session& session) {
   return DType::f32;
 }
 
+// The template of the folder of the tokenizer is not the format of the run.
+bool has_other_template(const Session& session, const std::string& spec) {
+  if (session.config.data.task == "ssa" || session.config.data.chat_template == "auto") return false;
+  try {
+    const ChatFormat own = find_chat_format("auto", spec);
+    return own.kind != session.chat.kind || own.text != session.chat.text;
+  } catch (const Error&) {  // an unknown one
+    return true;
+  }
+}
+
+// With the chat template that the run used.
 FileSums save_tokenizer(const std::string& folder, const Session& session) {
   const std::string spec = tokenizer_spec(session.config);
-  if (spec != "ssa") return copy_tokenizer(spec, folder);
-  return {{"tokenizer.ssa", write_file(folder + "/tokenizer.ssa", ssa_tokenizer_file())}};
+  if (spec == "ssa") return {{"tokenizer.ssa", write_file(folder + "/tokenizer.ssa", ssa_tokenizer_file())}};
+  FileSums sums = copy_tokenizer(spec, folder);
+  if (!has_other_template(session, spec)) return sums;
+  fs::remove_all(folder + "/additional_chat_templates");
+  std::erase_if(sums, [](const auto& file) { return file.first.starts_with("additional_chat_templates/"); });
+  const Tokenizer& tokenizer = *session.tokenizer;
+  sums["chat_template.jinja"] =
+      write_file(folder + "/chat_template.jinja",
+                 chat_jinja(session.chat, tokenizer.bos() < 0 ? "" : tokenizer.piece(tokenizer.bos())));
+  return sums;
+}
+
+// The files of the model that are copied.
+FileSums save_model_files(const std::string& folder, const Session& session) {
+  const std::string& model = session.config.model.path;
+  return model.empty() ? FileSums() : copy_generation_config(model, folder);
 }
 
 // state.json of a checkpoint; fails if it is not what save_checkpoint writes.
@@ -201,6 +227,7 @@ void save_model(const std::string& path, const Session& session) {
   else
     save_hf(path, session.model_config, parameters_of(sets, 0, shards), dtype, true, [&](const std::string& folder) {
       save_tokenizer(folder, session);
+      save_model_files(folder, session);
       if (session.sparse)
         write_folder(folder + adapter_folder, [&](const std::string& inner) { adapters(inner, "..", DType::f32); });
     });
@@ -225,6 +252,7 @@ void save_checkpoint(const std::string& path, const Session& session, Training& 
         for (const auto& [name, sum] : adapters(inner, "..")) sums[cat(adapter_folder + 1, "/", name)] = sum;
       });
     sums.merge(save_tokenizer(folder, session));
+    if (!session.frozen()) sums.merge(save_model_files(folder, session));
     sums[optimizer_name] = save_optimizer(cat(folder, "/", optimizer_name), sets, training.learner().moments(), shards);
     sums.merge(training.save_files(folder));
     json files;

@@ -89,13 +89,15 @@ Facts facts_of(const Metrics& metrics) {
 Facts facts_of_files(const Config& config) {
   namespace fs = std::filesystem;
   std::vector<fs::path> files = {fs::path(config.model.path) / "config.json",
+                                 fs::path(config.model.path) / "generation_config.json",
                                  fs::path(config.model.lora.adapter_path) / "adapter_config.json", config.model.config,
                                  config.algorithm.rpo.cache_file};
   const fs::path tokenizer = tokenizer_spec(config);
   const fs::path beside = fs::is_directory(tokenizer) ? tokenizer : tokenizer.parent_path();
   files.push_back(tokenizer);
-  for (const char* name : {"tokenizer.ssa", "tokenizer.bin", "tokenizer.json", "vocab_pieces.json",
-                           "tokenizer_config.json", "chat_template.jinja"})
+  for (const char* name :
+       {"tokenizer.ssa", "tokenizer.bin", "tokenizer.json", "vocab_pieces.json", "tokenizer_config.json",
+        "special_tokens_map.json", "chat_template.jinja", "additional_chat_templates/default.jinja"})
     files.push_back(beside / name);
   files.insert(files.end(), config.data.train_files.begin(), config.data.train_files.end());
   files.insert(files.end(), config.data.val_files.begin(), config.data.val_files.end());
