@@ -6,6 +6,7 @@
 #include "base/text.h"
 #include "model/hf/files.h"
 #include "model/hf/folder.h"
+#include "run/session.h"
 #include "tests/program.h"
 #include "tests/tiny.h"
 #include "tests/tiny_tokenizer.h"
@@ -167,6 +168,113 @@ TEST_F(SavedFolders, HaveATemplateOfTheChosenFormat) {
       EXPECT_FALSE(fs::exists(at(cat(folder, "/additional_chat_templates")))) << "one of them might win";
     }
   }
+}
+
+// <|im_end|> ends the turns of the format, but config.json has another EOS.
+TEST_F(SavedFolders, AnEndOfTurnThatIsNoEosIsSaidAndCanStop) {
+  write("model/generation_config.json", R"({"eos_token_id": 256})");
+  const std::string said = "the chat format ends a turn by <|im_end|> (id 257), which is no EOS of the model";
+  const auto outcome = [&](Words words, const Words& more) {
+    words.insert(words.begin(), program_path().string());
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome o = run(words);
+    EXPECT_EQ(o.code, 0) << o.err;
+    return o;
+  };
+  const Words rl = {"train",
+                    "--quiet",
+                    "--force",
+                    "--out",
+                    at("rl"),
+                    "model.path=" + at("model"),
+                    "data.train_files=" + at("rows.jsonl"),
+                    "data.reward=contains",
+                    "data.train_batch_size=1",
+                    "data.max_prompt_length=100",
+                    "data.max_response_length=24",
+                    "trainer.total_training_steps=1",
+                    "trainer.samples_freq=1",
+                    "trainer.threads=1",
+                    "rollout.n=64"};
+  const auto finishes = [&] {
+    std::map<std::string, int> count;
+    std::istringstream lines(text_of(at("rl/rollouts.jsonl")));
+    for (std::string line; std::getline(lines, line);) {
+      const json row = json::parse(line);
+      const std::vector<int32_t> ids = row["ids"];
+      const std::string finish = row["finish"], text = row["response"];
+      count[finish]++;
+      if (finish == "stop") {
+        EXPECT_TRUE(ids.back() == 257 || text.ends_with("e")) << text;
+        EXPECT_EQ(std::count(ids.begin(), ids.end(), 257), ids.back() == 257);
+      }
+    }
+    return count;
+  };
+  EXPECT_NE(outcome(rl, {}).err.find(said), std::string::npos);
+  EXPECT_EQ(finishes()["stop"], 0);
+  const Words stops = {"rollout.stop_token_ids=[257]", "rollout.stop=e"};
+  EXPECT_EQ(outcome(rl, stops).err.find(said), std::string::npos);
+  EXPECT_GT(finishes()["stop"], 2);
+
+  const Words eval = {"eval",
+                      "--quiet",
+                      "--force",
+                      "--model",
+                      at("model"),
+                      "--data",
+                      at("rows.jsonl"),
+                      "--verifier",
+                      "contains",
+                      "--n",
+                      "64",
+                      "--out",
+                      at("eval.jsonl"),
+                      "data.max_prompt_length=100",
+                      "data.max_response_length=24",
+                      "trainer.threads=1"};
+  EXPECT_NE(outcome(eval, {}).err.find(said), std::string::npos);
+  EXPECT_EQ(outcome(eval, stops).err.find(said), std::string::npos);
+  int stopped = 0;
+  const json evaluated = json::parse(text_of(at("eval.jsonl")));
+  for (const json& r : evaluated["responses"]) {
+    stopped += r["finish"] == "stop";
+    EXPECT_EQ(r["finished"], r["finish"] != "length");
+  }
+  EXPECT_GT(stopped, 3);
+
+  const Words generate = {"generate", "--model", at("model"), "--threads",        "1", "--chat", "a",
+                          "--jsonl",  "--n",     "64",        "--max-new-tokens", "24"};
+  EXPECT_NE(outcome(generate, {}).err.find(said), std::string::npos);
+  const Outcome o = outcome(generate, stops);
+  EXPECT_EQ(o.err.find(said), std::string::npos);
+  std::istringstream lines(o.out);
+  stopped = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const json row = json::parse(line);
+    const std::string text = row["text"];
+    if (row["finish"] != "stop") continue;
+    stopped++;
+    EXPECT_TRUE(row["tokens"].back() == 257 || text.ends_with("e")) << row;
+    EXPECT_EQ(text.find("<|im_end|>"), std::string::npos) << row;
+  }
+  EXPECT_GT(stopped, 3);
+}
+
+// Next-token training ends a completion by the end of turn if that stops, else by EOS.
+TEST_F(SavedFolders, CompletionsEndAsResponsesDo) {
+  write("model/generation_config.json", R"({"eos_token_id": 256})");
+  const auto end = [&](const Words& more) {
+    Words words = {"model.path=" + at("model"),  "data.train_files=" + at("rows.jsonl"), "data.reward=contains",
+                   "data.max_prompt_length=100", "data.max_response_length=24",          "trainer.threads=1"};
+    words.insert(words.end(), more.begin(), more.end());
+    const Session session(load_config(words));
+    return session.end;
+  };
+  EXPECT_EQ(end({}), 256);
+  EXPECT_EQ(end({"rollout.stop_token_ids=[7,257]"}), 257);
+  EXPECT_EQ(end({"rollout.stop_token_ids=[7]"}), 256);
+  EXPECT_EQ(end({"rollout.stop_token_ids=[257]", "data.chat_template=plain"}), 257) << "the tokenizer's EOS";
 }
 
 }  // namespace

@@ -327,7 +327,7 @@ TEST(ConfigRead, DeepTomlIsRefused) {
 
 // TOML that configurations have no use for is an error of the key.
 TEST(ConfigRead, OtherTomlIsRefused) {
-  EXPECT_EQ(document_message("\n[[actor]]\nclip_ratio_c = 3"), "f.toml:2: unknown key actor; the nearest is data.task");
+  EXPECT_EQ(document_message("\n[[actor]]\nclip_ratio_c = 3"), "f.toml:2: unknown key actor; the nearest is rollout.stop");
   EXPECT_HAS(document_message("actor.optim.betas = [[0.9], 0.98]"),
              "f.toml:1: actor.optim.betas: expected two numbers");
   EXPECT_HAS(document_message("data.train_files = ['a', { b = 1 }]"), "found [\"a\", a table]");

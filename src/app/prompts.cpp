@@ -39,6 +39,13 @@ Prompts::Prompts(const Config& config)
     fail("the tokenizer has ", tokenizer_->vocab_size(), " tokens, the model's vocabulary only ", model.vocab);
   eos = model.eos_ids;
   if (eos.empty() && tokenizer_ && tokenizer_->eos() >= 0) eos = {tokenizer_->eos()};
+  stop = make_stop(config.rollout, tokenizer_.get(), model.vocab);
+}
+
+std::vector<std::string> Prompts::notes() const {
+  if (!tokenizer_) return {};
+  const std::string note = turn_end_note(chat_ ? *chat_ : ChatFormat{}, *tokenizer_, eos, stop);
+  return note.empty() ? std::vector<std::string>() : std::vector{note};
 }
 
 const Tokenizer& Prompts::tokenizer() const {

@@ -82,6 +82,7 @@ class Run {
     if (!checkpoint.empty()) state_ = load_checkpoint(checkpoint, session_, *training_);
     if (directory_) checkpoint.empty() ? directory_->begin(config_) : directory_->resume(config_, state_);
     first_ = state_.training.step;
+    if (comm_.first()) print_notes(session_notes(session_));
     show_machine(console_, table_);
     show_model(console_, session_);
     show_plan(console_, session_, plan_);

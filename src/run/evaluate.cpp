@@ -25,6 +25,7 @@ Evaluation::Evaluation(const Session& session, const Task& task, Rollout& rollou
       .top_p = static_cast<float>(v.top_p),
       .key = rng_key(static_cast<uint64_t>(config.trainer.seed), RngStream::eval, static_cast<uint64_t>(step)),
       .eos = session.eos,
+      .stop = session.stop,
       .dense = dense};
   std::vector<Completion> completions = rollout.generate(requests, sampling, progress);
   std::vector<Problem> problems;
@@ -33,8 +34,7 @@ Evaluation::Evaluation(const Session& session, const Task& task, Rollout& rollou
   for (size_t i = 0; i < completions.size(); i++) {
     Completion& c = completions[i];
     const std::string text = session.response_text(c);
-    problems_[c.request].responses.push_back(
-        {std::move(c.tokens), text, std::move(rewards[i]), c.finish == Finish::eos});
+    problems_[c.request].responses.push_back({std::move(c.tokens), text, std::move(rewards[i]), c.finish});
   }
   for (EvaluatedProblem& p : problems_) {
     std::vector<std::optional<std::string>> answers;
@@ -81,7 +81,7 @@ std::vector<double> Evaluation::lengths() const {
 int64_t Evaluation::truncated() const {
   int64_t count = 0;
   for (const EvaluatedProblem& p : problems_)
-    for (const EvaluatedResponse& r : p.responses) count += !r.finished;
+    for (const EvaluatedResponse& r : p.responses) count += !r.finished();
   return count;
 }
 

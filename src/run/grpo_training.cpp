@@ -88,6 +88,7 @@ GrpoKeys GrpoTraining::keys() const {
           .top_k = static_cast<int32_t>(c.rollout.top_k),
           .top_p = static_cast<float>(c.rollout.top_p),
           .eos = session_.eos,
+          .stop = session_.stop,
           .max_response_length = c.data.max_response_length,
           .total_training_steps = c.trainer.total_training_steps,
           .seed = static_cast<uint64_t>(c.trainer.seed),
@@ -154,7 +155,7 @@ void GrpoTraining::worst_case_step() {
   session_.ledger.clear();
   step_++;
   GrpoKeys longest = keys();
-  longest.eos.clear();
+  longest.eos.clear(), longest.stop = {};
   longest.algorithm.adv_filter_threshold = 0, longest.algorithm.filter_groups.enable = false;
   const auto prompts = [this] {
     const std::vector<int32_t> prompt(config_.data.max_prompt_length, session_.eos[0]);

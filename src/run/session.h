@@ -11,6 +11,7 @@
 #include "rl/metrics.h"
 #include "rollout/rollout.h"
 #include "run/config.h"
+#include "run/stop.h"
 #include "tokenizer/chat.h"
 
 namespace pare {
@@ -40,7 +41,7 @@ struct Session {
 
   // The ids of the problem, or its text in the chat format of the run.
   std::vector<int32_t> encode_prompt(const Problem& problem) const;
-  std::string response_text(const Completion& completion) const;  // without the closing EOS
+  std::string response_text(const Completion& completion) const;  // of text_tokens()
   Reward reward(const Task& task, const Problem& problem, const Completion& completion) const;
   // Of all responses, in order, in parallel; `problems` are those that the completions' requests count.  Ranks share
   // the work, as they do that of Rollout::generate; all get the rewards.
@@ -67,6 +68,9 @@ struct Session {
   std::unique_ptr<Task> train, val;  // absent: without data; jsonl without train_files, without val_files
   ModelConfig model_config;
   std::vector<int32_t> eos;  // any of them ends a response; the first is the tokenizer's, where it is one of them
+
+  Stop stop;         // other ends of a response
+  int32_t end = -1;  // ends a completion that is given as a text: eos[0], or the end of a turn if it is a stop token
 
   const ArenaLimits limits;
   const std::unique_ptr<SharedMemory> shared;  // of what trains, with rollout.free_cache_engine; else absent

@@ -19,7 +19,7 @@ SftTraining::SftTraining(Session& s) : Training(s, (s.val || !s.tokenizer) && va
   for (int64_t row = 0; row < s.train->size(); row++) completion(s.train->problem(row), 0, rng);
 }
 
-// What the teacher writes, and EOS.
+// What the teacher writes, and its end (Session::end).
 std::vector<int32_t> SftTraining::completion(const Problem& problem, double ramp, Rng& rng) const {
   const std::string text = session_.train->teach(problem, ramp, rng);
   std::vector<int32_t> ids;
@@ -28,7 +28,7 @@ std::vector<int32_t> SftTraining::completion(const Problem& problem, double ramp
   } catch (const Error& e) {
     fail(problem.where, ": ", e.what());
   }
-  ids.push_back(session_.eos[0]);
+  ids.push_back(session_.end);
   if (static_cast<int64_t>(ids.size()) > config_.data.max_response_length)
     fail(problem.where, ": the completion has ", ids.size(), " tokens, data.max_response_length is ",
          config_.data.max_response_length);
