@@ -258,7 +258,10 @@ void set_told(const Json& row, const std::string& line, const std::string& wante
   std::vector<Message> said = problem.messages;
   if (said.empty()) said = {{"user", problem.prompt}};
   Json messages = Json::array();
-  for (const Message& m : said) messages.push_back({{"role", m.role}, {"content", m.content}});
+  for (const Message& m : said) {
+    messages.push_back({{"role", m.role}, {"content", m.content}});
+    if (m.reasoning_content) messages.back()["reasoning_content"] = *m.reasoning_content;
+  }
   if (!problem.prompt_ids.empty())
     problem.told = cat("\"prompt_ids\": ", Json(problem.prompt_ids).dump());
   else if (!problem.messages.empty())

@@ -10,7 +10,7 @@
 // gold       the answer of the row as it stands there, of any type; null where the row has none
 // row        the row of the data, as it stands in the file, every field of it
 // response   text without the closing EOS; what is not UTF-8 in it (a character cut in the middle) as U+FFFD
-// finished   the response ended with an EOS instead of being cut at data.max_response_length
+// finished   the response ended with an EOS or a stop instead of being cut at data.max_response_length
 // tokens     of the response, that EOS included
 // score      a finite number; extracted (may be absent or null): the answer that it found, for maj@n and logs
 //

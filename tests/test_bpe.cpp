@@ -391,7 +391,7 @@ TEST_F(BpeFile, Bos) {
   write_config(
       {{"add_bos_token", true}, {"bos_token", {{"content", "<s>"}}}, {"eos_token", "</s>"}, {"pad_token", nullptr}});
   t = load(file);
-  EXPECT_EQ(t->encode_prompt("abc"), (Ids{263, 258}));
+  EXPECT_EQ(t->encode_prompt("abc"), Ids{258}) << "transformers 5 ignores add_bos_token";
   EXPECT_EQ(t->eos(), 264);
   EXPECT_EQ(t->pad(), -1);
   write_config({{"add_bos_token", false}, {"bos_token", "<s>"}, {"pad_token", "</s>"}});
@@ -400,8 +400,27 @@ TEST_F(BpeFile, Bos) {
   EXPECT_EQ(t->pad(), 264);
   write_config({{"eos_token", "<none>"}});
   expect_error(file, {"tokenizer_config.json", "eos_token", "<none>"});
-  write_config({{"add_eos_token", true}});
-  expect_error(file, {"add_eos_token"});
+  for (const json& wrong : {json(7), json::array(), json({{"content", 1}}), json(true)}) {
+    write_config({{"pad_token", wrong}});
+    expect_error(file, {"tokenizer_config.json", "pad_token"});
+  }
+  const auto write_map = [&](const json& map) { std::ofstream(folder_ + "special_tokens_map.json") << map.dump(); };
+  write_map({{"eos_token", {{"content", "<s>"}, {"lstrip", false}}}});
+  write_config({{"eos_token", "</s>"}, {"pad_token", "</s>"}});
+  EXPECT_EQ(load(file)->eos(), 263) << "the map of older folders wins";
+  EXPECT_EQ(load(file)->pad(), 264);
+  write_config({{"eos_token", "</s>"}, {"added_tokens_decoder", json::object()}});
+  EXPECT_EQ(load(file)->eos(), 264);
+  std::filesystem::remove(folder_ + "tokenizer_config.json");
+  EXPECT_EQ(load(file)->eos(), 263);
+  write_map({{"eos_token", "<none>"}});
+  expect_error(file, {"special_tokens_map.json", "eos_token", "<none>"});
+  write_map(json::array());
+  expect_error(file, {"special_tokens_map.json", "expected an object"});
+  std::filesystem::remove(folder_ + "special_tokens_map.json");
+  file["post_processor"] = bos_template("<s>", 263);
+  write_config({{"add_bos_token", false}, {"add_eos_token", true}});
+  EXPECT_EQ(load(file)->encode_prompt("abc"), (Ids{263, 258})) << "the post-processor decides";
 }
 
 TEST_F(BpeFile, AnyBytesComeBack) {

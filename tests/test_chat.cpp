@@ -97,6 +97,150 @@ TEST_F(Chat, DeepSeek) {
       "\n\nd<｜end▁of▁sentence｜>");
 }
 
+// Of each family random conversations that transformers rendered (tools/make_chat_golden.py), by the published template
+// and by the one that pare writes.
+TEST_F(Chat, RendersAsTransformers) {
+  const json golden = json::parse(text_of("tests/golden/chat.json"));
+  for (const auto& [name, family] : golden["families"].items()) {
+    ChatFormat format = find_chat_format(name, "");
+    const std::string written = chat_jinja(format, "");
+    EXPECT_EQ(written.substr(written.find('\n') + 1), family["jinja"]) << "run tools/make_chat_golden.py";
+    int two_answers = 0;
+    for (const json& row : family["rows"]) {
+      format.thinking = row["thinking"];
+      const std::vector<Message> messages = messages_of(nlohmann::ordered_json(row["messages"]));
+      EXPECT_EQ(render_chat(format, messages, row["prompt"]), row["rendered"]) << name << row["messages"];
+      for (size_t i = 1; i < messages.size(); i++)
+        two_answers += messages[i - 1].role == "assistant" && messages[i].role == "assistant";
+    }
+    EXPECT_GE(two_answers, 5) << name;
+  }
+  for (const json& row : golden["texts"]) {
+    const std::string jinja = chat_jinja(find_chat_format(row["text"], ""), row["bos"]);
+    EXPECT_EQ(jinja.substr(jinja.find('\n') + 1), row["jinja"]);
+  }
+}
+
+TEST_F(Chat, Qwen3KeepsTheEmptyThoughtOfTheLastAnswerAlone) {
+  const std::vector<Message> talk = {{"user", "q"}, {"assistant", "a"}, {"assistant", "\nb"}};
+  EXPECT_EQ(render_chat(find_chat_format("qwen3", ""), talk, false),
+            "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n<|im_start|>assistant\n<think>\n\n"
+            "</think>\n\nb<|im_end|>\n");
+}
+
+// A template that pare wrote is recognised as the format that it was written for.
+TEST_F(Chat, RecognisesItsOwnTemplates) {
+  std::vector<ChatFormat> formats;
+  for (const char* name :
+       {"plain", "qwen2.5", "qwen3", "llama-3", "deepseek-r1", "Q: {problem}", "it's \\ #} -#}\n{problem}\x01\xc3\xa9"})
+    formats.push_back(find_chat_format(name, ""));
+  formats.push_back({.kind = Kind::qwen2, .text = "Think #} 'first'.\n"});
+  formats.push_back({.kind = Kind::llama3, .date = "01 Jan 2025"});
+  for (const ChatFormat& f : formats)
+    for (const char* bos : {"", "<s>"}) {
+      write("chat_template.jinja", chat_jinja(f, bos));
+      const ChatFormat found = find_chat_format("auto", folder_);
+      EXPECT_EQ(found.kind, f.kind) << f.text;
+      EXPECT_EQ(found.text, f.text);
+      EXPECT_EQ(found.date, f.date);
+      write("chat_template.jinja", chat_jinja(f, bos) + " ");
+      EXPECT_EQ(error("auto").find("unknown") == std::string::npos, false) << "changed";
+    }
+  for (const char* broken : {"{#- pare: ", "{#- pare: 7 -#}\n", "{#- pare: {\"data.chat_template\":\"auto\"} -#}\nx",
+                             "{#- pare: {\"data.chat_template\":[1]} -#}\nx", "{#- pare: {\"data.chat_templ -#}\nx"}) {
+    write("chat_template.jinja", broken);
+    EXPECT_NE(error("auto").find("unknown"), std::string::npos) << broken;
+  }
+}
+
+// As transformers 5.24 reads a folder.
+TEST_F(Chat, FilesOfTemplatesWinOverTheConfig) {
+  const std::string qwen3 = chat_jinja({.kind = Kind::qwen3}, ""), deepseek = chat_jinja({.kind = Kind::deepseek}, "");
+  const std::string llama = chat_jinja({.kind = Kind::llama3}, "");
+  const auto kind = [&] { return find_chat_format("auto", folder_).kind; };
+  const auto config = [&](const json& value) {
+    write("tokenizer_config.json", json({{"chat_template", value}}).dump());
+  };
+  config(qwen3);
+  EXPECT_EQ(kind(), Kind::qwen3);
+  write("chat_template.jinja", deepseek);
+  for (const json& other : {json(qwen3), json(""), json(), json("{{ unknown }}"), json(7)}) {
+    config(other);
+    EXPECT_EQ(kind(), Kind::deepseek) << other;
+  }
+  EXPECT_EQ(find_chat_format("auto", folder_ + "tokenizer.json").kind, Kind::deepseek) << "beside a file";
+  write("chat_template.jinja", "");
+  EXPECT_NE(error("auto").find("chat_template.jinja: the chat template is empty"), std::string::npos) << error("auto");
+  write("chat_template.jinja", deepseek);
+  fs::create_directories(folder_ + "additional_chat_templates");
+  write("additional_chat_templates/tool_use.jinja", "{{ tools }}");
+  EXPECT_EQ(kind(), Kind::deepseek) << "others are not the default";
+  write("additional_chat_templates/default.jinja", llama);
+  EXPECT_EQ(kind(), Kind::llama3);
+  fs::remove(folder_ + "additional_chat_templates/default.jinja");
+  fs::remove(folder_ + "chat_template.jinja");
+  config(qwen3);
+  EXPECT_NE(error("auto").find("chat_template.jinja, the default one, is missing"), std::string::npos) << error("auto");
+  fs::remove_all(folder_ + "additional_chat_templates");
+  config(json::array({{{"name", "default"}, {"template", qwen3}}, {{"name", "default"}, {"template", llama}}}));
+  EXPECT_EQ(kind(), Kind::llama3) << "the last of a name";
+  config({{"default", deepseek}, {"tool_use", "x"}});
+  EXPECT_EQ(kind(), Kind::deepseek);
+  config("");
+  EXPECT_NE(error("auto").find("tokenizer_config.json: the chat template is empty"), std::string::npos);
+  for (const json& broken :
+       {json::array({7, {{"name", 1}}, {{"name", "default"}, {"template", 3}}}), json({{"default", 1}}), json(true)}) {
+    config(broken);
+    EXPECT_NE(error("auto").find("set data.chat_template"), std::string::npos) << broken;
+  }
+}
+
+// Keys that no format renders are errors that name them, unless they say nothing.
+TEST_F(Chat, NothingInAMessageIsDropped) {
+  using Row = nlohmann::ordered_json;
+  const auto refused = [](const Row& row) -> std::string {
+    try {
+      render_chat(ChatFormat{.kind = Kind::qwen3}, row.is_array() ? messages_of(row) : row_messages(row));
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  };
+  const Row user = {{"role", "user"}, {"content", "q"}};
+  for (const auto& [key, value] : std::map<std::string, Row>{{"tool_calls", Row::array({{{"name", "f"}}})},
+                                                             {"name", "Ann"},
+                                                             {"tool_call_id", "7"},
+                                                             {"weight", 0},
+                                                             {"train", true},
+                                                             {"refusal", "no"}}) {
+    Row message = user;
+    message[key] = value;
+    EXPECT_NE(refused(Row::array({user, message})).find("message 2 has the key \"" + key + "\""), std::string::npos)
+        << refused(Row::array({user, message}));
+    for (const Row& nothing : {Row(), Row(false), Row(""), Row::array(), Row::object()}) {
+      message[key] = nothing;
+      EXPECT_EQ(refused(Row::array({message})), "") << message;
+    }
+  }
+  for (const char* key : {"tools", "functions", "documents"}) {
+    EXPECT_NE(refused({{"messages", Row::array({user})}, {key, Row::array({1})}}).find(key), std::string::npos);
+    EXPECT_EQ(refused({{"messages", Row::array({user})}, {key, nullptr}}), "");
+  }
+  const Row parts = {{"role", "user"}, {"content", Row::array({{{"type", "text"}, {"text", "q"}}})}};
+  EXPECT_NE(refused(Row::array({parts})).find("\"content\" is of type array"), std::string::npos);
+  EXPECT_NE(refused(Row::array({{{"role", "assistant"}, {"content", "a"}, {"reasoning_content", 1}}})).find("string"),
+            std::string::npos);
+  for (const char* key : {"role", "content"}) {
+    Row message = user;
+    message.erase(key);
+    EXPECT_NE(refused(Row::array({message})).find("message 1"), std::string::npos);
+  }
+  const std::vector<Message> thought = {{"user", "q"}, {"assistant", "a", "t"}};
+  for (const char* name : {"qwen2.5", "llama-3", "deepseek-r1"})
+    EXPECT_THROW(render_chat(find_chat_format(name, ""), thought), Error) << name;
+  EXPECT_THROW(render_chat(ChatFormat{.kind = Kind::qwen3}, std::vector<Message>{{"user", "q", "t"}}), Error);
+}
+
 TEST_F(Chat, TextsOfTheUser) {
   write("tokenizer.json", [] {
     json file = tokenizer_json({}, {"<s>"});

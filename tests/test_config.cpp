@@ -82,15 +82,103 @@ TEST(Config, Qwen3HeadDim) {
   EXPECT_FALSE(c.qkv_bias);
   EXPECT_EQ(c.q_width(), 60);
   EXPECT_EQ(c.qkv_width(), 100);
-  j["head_dim"] = nullptr;
-  EXPECT_EQ(parse_model_config(j, "c.json").head_dim, 2);
+}
+
+// The defaults of Qwen2Config, Qwen3Config and LlamaConfig, as transformers 5.24 prints them.
+TEST(Config, AbsentKeysAreTheDefaultsOfTheClass) {
+  struct Row {
+    const char* type;
+    int64_t head_dim, kv_heads, max_position;
+    std::vector<int32_t> eos;
+    int32_t bos;
+  };
+  for (const Row& row :
+       {Row{"qwen2", 4, 32, 32768, {}, -1}, Row{"qwen3", 128, 32, 32768, {}, -1}, Row{"llama", 4, 64, 2048, {2}, 1}}) {
+    json least = {{"model_type", row.type}, {"hidden_size", 64 * 4},     {"intermediate_size", 7},
+                  {"num_hidden_layers", 2}, {"num_attention_heads", 64}, {"vocab_size", 11}};
+    const ModelConfig c = parse_model_config(least, "c.json");
+    EXPECT_EQ(c.head_dim, row.head_dim) << row.type;
+    EXPECT_EQ(c.kv_heads, row.kv_heads) << row.type;
+    EXPECT_EQ(c.max_position, row.max_position) << row.type;
+    EXPECT_EQ(c.eos_ids, row.eos) << row.type;
+    EXPECT_EQ(c.bos_id, row.bos) << row.type;
+    EXPECT_EQ(c.pad_id, -1);
+    EXPECT_EQ(c.rms_eps, 1e-6f);
+    EXPECT_EQ(c.rope_theta, 1e4);
+    EXPECT_FALSE(c.rope_scaling);
+    EXPECT_FALSE(c.tied);
+    EXPECT_EQ(c.initializer_range, 0.02);
+    // null where the class has it: of key/value heads as many as heads, of EOS and BOS none.
+    for (const char* key : {"num_key_value_heads", "eos_token_id", "bos_token_id", "rope_scaling", "rope_parameters"})
+      least[key] = nullptr;
+    const ModelConfig null = parse_model_config(least, "c.json");
+    EXPECT_EQ(null.kv_heads, 64) << row.type;
+    EXPECT_TRUE(null.eos_ids.empty()) << row.type;
+    EXPECT_EQ(null.bos_id, -1) << row.type;
+    // What is written says all of it.
+    const ModelConfig again = parse_model_config(to_json(c), "c.json");
+    EXPECT_EQ(again.head_dim, c.head_dim);
+    EXPECT_EQ(again.kv_heads, c.kv_heads);
+    EXPECT_EQ(again.max_position, c.max_position);
+    EXPECT_EQ(again.eos_ids, c.eos_ids);
+    EXPECT_EQ(again.bos_id, c.bos_id);
+  }
+  json few = qwen2();
+  few.erase("num_key_value_heads");
+  expect_names(refusal(few), "32 is the default of qwen2 in transformers");
+}
+
+// No value of any key ends in an internal error or in the words of the JSON library.
+TEST(Config, WrongTypesOfEveryKeyAreNamed) {
+  json all = llama();
+  all.update(to_json(parse_model_config(llama(), "c.json")));
+  all["rope_scaling"] = llama3_scaling();
+  for (const char* key : {"sliding_window", "layer_types", "rope_parameters", "pruned_heads", "partial_rotary_factor"})
+    all[key] = nullptr;
+  const json values[] = {nullptr,
+                         true,
+                         -1,
+                         0.5,
+                         1e300,
+                         "x",
+                         "",
+                         json::array(),
+                         json::object(),
+                         1e18,
+                         json::array({nullptr}),
+                         json::array({"x"}),
+                         json({{"a", 1}}),
+                         uint64_t{1} << 63};
+  const auto tried = [](const json& j) {
+    try {
+      parse_model_config(j, "c.json");
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code, Exit::usage) << j;
+      EXPECT_EQ(std::string(e.what()).find("json.exception"), std::string::npos) << e.what();
+      EXPECT_NE(std::string(e.what()).find("c.json"), std::string::npos) << e.what();
+    }
+  };
+  for (const auto& [key, was] : all.items())
+    for (const json& value : values) {
+      json j = all;
+      j[key] = value;
+      EXPECT_NO_THROW(tried(j)) << key << " = " << value;
+    }
+  const json scaling = llama3_scaling();
+  for (const auto& [key, was] : scaling.items())
+    for (const json& value : values) {
+      json j = all;
+      j["rope_scaling"][key] = value;
+      EXPECT_NO_THROW(tried(j)) << "rope_scaling." << key << " = " << value;
+    }
+  for (const json& value : values) EXPECT_NO_THROW(tried(value)) << value;
 }
 
 TEST(Config, AbsentAndNullKeys) {
   json j = llama();
-  for (const char* key : {"num_key_value_heads", "rms_norm_eps", "rope_theta", "tie_word_embeddings", "eos_token_id"})
-    j.erase(key);
-  for (const char* key : {"rope_scaling", "bos_token_id", "head_dim", "sliding_window", "quantization_config"})
+  for (const char* key : {"num_key_value_heads", "rms_norm_eps", "rope_theta", "tie_word_embeddings"}) j.erase(key);
+  for (const char* key :
+       {"rope_scaling", "bos_token_id", "eos_token_id", "head_dim", "sliding_window", "quantization_config"})
     j[key] = nullptr;
   const ModelConfig c = parse_model_config(j, "c.json");
   EXPECT_EQ(c.kv_heads, 6);
@@ -266,6 +354,23 @@ TEST(Config, GenerationConfigReplacesEos) {
   EXPECT_EQ(load_model_config(directory).eos_ids, (std::vector<int32_t>{5, 9}));
   write("generation_config.json", R"({"eos_token_id": null})");
   EXPECT_EQ(load_model_config(directory).eos_ids, (std::vector<int32_t>{5}));
+  for (const char* wrong : {R"({"eos_token_id": "x"})", R"({"eos_token_id": [null]})", R"({"eos_token_id": {}})",
+                            R"({"eos_token_id": 1.5})", "[]", "7", "{"}) {
+    write("generation_config.json", wrong);
+    try {
+      load_model_config(directory);
+      ADD_FAILURE() << wrong;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code, Exit::usage);
+      EXPECT_NE(std::string(e.what()).find("generation_config.json"), std::string::npos) << e.what();
+    }
+  }
+  std::filesystem::remove(directory / "config.json");
+  for (const char* adapter :
+       {"{}", R"({"base_model_name_or_path": null})", "[1]", R"({"base_model_name_or_path": 3})"}) {
+    write("adapter_config.json", adapter);
+    EXPECT_THROW(load_model_config(directory), Error) << adapter;
+  }
   write("config.json", R"({"model_type": "qwen2", "model_type": "qwen3"})");
   EXPECT_THROW(load_model_config(directory), Error);
   write("config.json", R"({"model_type": "qwen2")");

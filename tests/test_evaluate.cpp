@@ -55,8 +55,8 @@ TEST(Evaluation, NumbersAreThoseOfTheResponses) {
     for (const EvaluatedResponse& r : p.responses) {
       scores.push_back(r.reward.score);
       mean += r.reward.score / 40;
-      cut += !r.finished, unparsed += !r.reward.parsed, tokens += static_cast<int64_t>(r.tokens.size());
-      EXPECT_EQ(r.finished, r.tokens.back() == 2);
+      cut += !r.finished(), unparsed += !r.reward.parsed, tokens += static_cast<int64_t>(r.tokens.size());
+      EXPECT_EQ(r.finished(), r.tokens.back() == 2);
       if (r.reward.parsed) votes[r.reward.extracted]++;
     }
     best3 += best_at_k(scores, 3) / 8;

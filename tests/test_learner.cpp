@@ -39,6 +39,26 @@ void expect_same_bits(const Result& a, const Result& b, const char* what) {
   EXPECT_EQ(a.out.loss, b.out.loss) << what;
 }
 
+// The last token of a sequence is never fed: one token more than there are positions is the most.
+TEST(Learner, TakesSequencesUpToTheLastPosition) {
+  const ModelConfig c = tiny_config("qwen3", true);
+  Rng rng(rng_key(3, RngStream::test, 9));
+  const auto of_length = [&](int64_t length) {
+    const int64_t prefix = length / 3;
+    return std::vector<Group>{{random_ids(rng, static_cast<int>(prefix), c.vocab),
+                               {{random_ids(rng, static_cast<int>(length - prefix), c.vocab)}}}};
+  };
+  const Result longest = run(table_cpu, c, of_length(c.max_position + 1), {.max_rows = 400});
+  EXPECT_TRUE(std::all_of(longest.out.logprob.begin(), longest.out.logprob.end(), [](double x) { return x < 0; }));
+  try {
+    run(table_cpu, c, of_length(c.max_position + 2), {.max_rows = 400});
+    ADD_FAILURE();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code, Exit::usage);
+    EXPECT_NE(std::string(e.what()).find(cat("a sequence of ", c.max_position + 2, " tokens")), std::string::npos);
+  }
+}
+
 class LearnerOf : public testing::TestWithParam<std::string> {
  protected:
   ModelConfig config() const { return tiny_config(GetParam(), GetParam() != "llama"); }

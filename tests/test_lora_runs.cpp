@@ -203,6 +203,8 @@ TEST_F(LoraRun, SettingsThatChangeTheArithmeticAreErrors) {
                                                                                       {"lora_bias", true},
                                                                                       {"bias", "all"},
                                                                                       {"peft_type", "IA3"},
+                                                                                      {"peft_type", nullptr},
+                                                                                      {"r", 2.5},
                                                                                       {"modules_to_save", {"lm_head"}},
                                                                                       {"rank_pattern", {{"q_proj", 3}}},
                                                                                       {"layers_to_transform", 1},
@@ -213,6 +215,12 @@ TEST_F(LoraRun, SettingsThatChangeTheArithmeticAreErrors) {
                                                                                       {"lora_alpha", "1"},
                                                                                       {"a_setting_of_tomorrow", 1}})
     EXPECT_NE(with(key, value).find(key), std::string::npos) << key << ": " << with(key, value);
+  // No value of any key ends in the words of the JSON library.
+  for (const auto& [key, was] : good.items())
+    for (const nlohmann::json& value :
+         {nlohmann::json(), nlohmann::json(true), nlohmann::json(-1), nlohmann::json(1e300), nlohmann::json("x"),
+          nlohmann::json::array({nullptr}), nlohmann::json::object()})
+      EXPECT_EQ(with(key, value).find("json.exception"), std::string::npos) << key << " = " << value;
 }
 
 TEST_F(LoraRun, TensorsMustBeThoseOfTheModel) {

@@ -281,31 +281,36 @@ class Bpe : public Tokenizer {
   mutable std::vector<uint64_t> heap_;
 };
 
+// The object in a file beside the tokenizer; empty if there is no such file.
+nlohmann::json object_beside(const std::string& tokenizer_json, const char* name, std::string& path) {
+  path = (std::filesystem::path(tokenizer_json).parent_path() / name).string();
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) return nlohmann::json::object();
+  nlohmann::json object = parse_json_file(path);
+  if (!object.is_object()) fail(path, ": expected an object");
+  return object;
+}
+
 }  // namespace
 
 std::unique_ptr<Tokenizer> load_bpe(const std::string& tokenizer_json) {
   TokenizerFile file = read_tokenizer_file(tokenizer_json);
-  int32_t bos = file.first, eos = -1, pad = -1;
-  const std::string config_path =
-      (std::filesystem::path(tokenizer_json).parent_path() / "tokenizer_config.json").string();
-  std::error_code ignored;
-  if (std::filesystem::exists(config_path, ignored)) {
-    const nlohmann::json config = parse_json_file(config_path);
-    if (!config.is_object()) fail(config_path, ": expected an object");
-    // "eos_token": null, "</s>" or {"content": "</s>", ...}
-    const auto id_of = [&](const char* key) -> int32_t {
-      if (!config.contains(key) || config[key].is_null()) return -1;
-      const nlohmann::json& value = config[key];
-      const nlohmann::json& text = value.is_object() && value.contains("content") ? value["content"] : value;
-      for (const AddedToken& token : file.added)
-        if (text == token.content) return token.id;
-      fail(config_path, ": ", key, " is ", value.dump(), ", which is none of the added_tokens of ", tokenizer_json);
-    };
-    const auto is_true = [&](const char* key) { return config.contains(key) && config[key] == true; };
-    eos = id_of("eos_token"), pad = id_of("pad_token");
-    if (is_true("add_eos_token")) fail(config_path, ": add_eos_token = true is not supported");
-    if (bos < 0 && is_true("add_bos_token")) bos = id_of("bos_token");
-  }
+  std::string config_path, map_path;
+  const nlohmann::json config = object_beside(tokenizer_json, "tokenizer_config.json", config_path);
+  nlohmann::json map = object_beside(tokenizer_json, "special_tokens_map.json", map_path);
+  if (config.contains("added_tokens_decoder")) map.clear();
+  // "eos_token": null, "</s>" or {"content": "</s>", ...}
+  const auto id_of = [&](const char* key) -> int32_t {
+    const nlohmann::json& object = map.contains(key) ? map : config;
+    if (!object.contains(key) || object[key].is_null()) return -1;
+    const nlohmann::json& value = object[key];
+    const nlohmann::json& text = value.is_object() && value.contains("content") ? value["content"] : value;
+    for (const AddedToken& token : file.added)
+      if (text == token.content) return token.id;
+    fail(map.contains(key) ? map_path : config_path, ": ", key, " is ", value.dump(),
+         ", which is none of the added_tokens of ", tokenizer_json);
+  };
+  const int32_t bos = file.first, eos = id_of("eos_token"), pad = id_of("pad_token");
   return std::make_unique<Bpe>(std::move(file), tokenizer_json, bos, eos, pad);
 }
 

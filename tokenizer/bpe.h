@@ -19,8 +19,9 @@
 
 namespace pare {
 
-// BOS comes from the post-processor of the file, or from "bos_token" of the tokenizer_config.json beside it if that
-// says "add_bos_token": true; EOS and PAD from "eos_token" and "pad_token" there.
+// As in transformers 5: BOS comes from the post-processor of the file, whatever "add_bos_token" of the
+// tokenizer_config.json beside it says; EOS and PAD from "eos_token" and "pad_token" there, or of the
+// special_tokens_map.json if the tokenizer_config.json has no "added_tokens_decoder".
 std::unique_ptr<Tokenizer> load_bpe(const std::string& tokenizer_json);
 
 }  // namespace pare

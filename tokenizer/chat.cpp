@@ -5,8 +5,10 @@
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/error.h"
+#include "tokenizer/chat_jinja.h"
 #include "tokenizer/tokenizer_json.h"
 #include "tokenizer/unicode.h"
 
@@ -63,6 +65,8 @@ std::string default_system(const std::string& jinja) {
 }
 
 ChatFormat recognise(const std::string& jinja, const std::string& where) {
+  if (jinja.empty()) fail(where, ": the chat template is empty, so every prompt would be; set data.chat_template");
+  if (const auto own = own_format(jinja)) return *own;
   const std::string system = default_system(jinja);
   const uint64_t mark = fingerprint(system.empty() ? jinja : replace_all(jinja, system, ""));
   for (const KnownTemplate& known : kKnown)
@@ -73,37 +77,63 @@ ChatFormat recognise(const std::string& jinja, const std::string& where) {
        "or to a text of your own with {problem}");
 }
 
-// The template of a model folder; empty: there is none.  `where`: the file that holds it.
-std::string template_of(const std::string& tokenizer_spec, std::string& where) {
+std::string text_of_file(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) fail(path, ": cannot be read");
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// The chat_template of tokenizer_config.json: a text, or several by name, of which the last of a name counts.
+std::optional<std::string> template_in(const nlohmann::json& given, const std::string& where) {
+  if (given.is_null()) return std::nullopt;
+  if (given.is_string()) return given.get<std::string>();
+  std::optional<std::string> found;
+  if (given.is_object() && given.contains("default") && given["default"].is_string()) found = given["default"];
+  if (given.is_array())
+    for (const nlohmann::json& entry : given) {
+      const auto is = [&](const char* key) {
+        return entry.is_object() && entry.contains(key) && entry[key].is_string();
+      };
+      if (is("name") && is("template") && entry["name"] == "default") found = entry["template"];
+    }
+  if (!found)
+    fail(where, ": chat_template is neither a text nor a list with an entry named default; set data.chat_template");
+  return found;
+}
+
+// The default template of a model folder, if there is one.  `where`: the file that holds it.
+std::optional<std::string> template_of(const std::string& tokenizer_spec, std::string& where) {
   namespace fs = std::filesystem;
+  if (tokenizer_spec == "ssa") return std::nullopt;
   std::error_code ignored;
   const fs::path path(tokenizer_spec), folder = fs::is_directory(path, ignored) ? path : path.parent_path();
-  if (tokenizer_spec == "ssa") return "";
+  bool others = false;
+  for (const auto& entry : fs::directory_iterator(folder / "additional_chat_templates", ignored))
+    others |= entry.path().extension() == ".jinja";
+  for (const fs::path& file : {folder / "additional_chat_templates/default.jinja", folder / "chat_template.jinja"})
+    if (fs::exists(file, ignored)) return text_of_file(where = file.string());
+  if (others)
+    fail((folder / "additional_chat_templates").string(), ": holds templates, but ",
+         (folder / "chat_template.jinja").string(), ", the default one, is missing; set data.chat_template");
   where = (folder / "tokenizer_config.json").string();
-  if (fs::exists(where, ignored)) {
-    const nlohmann::json config = parse_json_file(where);
-    const nlohmann::json none,
-        &given = config.is_object() && config.contains("chat_template") ? config["chat_template"] : none;
-    if (given.is_string()) return given.get<std::string>();
-    if (given.is_array())  // several by name
-      for (const auto& entry : given)
-        if (entry.is_object() && entry.value("name", none) == "default" && entry.value("template", none).is_string())
-          return entry["template"].get<std::string>();
-    if (!given.is_null())
-      fail(where, ": chat_template is neither a text nor a list with an entry named default; set data.chat_template");
-  }
-  where = (folder / "chat_template.jinja").string();
-  std::ifstream in(where, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
+  if (!fs::exists(where, ignored)) return std::nullopt;
+  const nlohmann::json config = parse_json_file(where);
+  return config.is_object() && config.contains("chat_template") ? template_in(config["chat_template"], where)
+                                                                : std::nullopt;
 }
 
 // ---- rendering -----------------------------------------------------------------------------------------------------
 
-void check_roles(std::span<const Message> messages) {
+void check_messages(Kind kind, std::span<const Message> messages) {
   expect(!messages.empty(), "a conversation without messages");
-  for (const Message& m : messages)
+  for (const Message& m : messages) {
     if (m.role != "system" && m.role != "user" && m.role != "assistant")
       fail("chat: the role \"", m.role, "\" is not supported; there are system, user and assistant");
+    if (m.reasoning_content && (kind != Kind::qwen3 || m.role != "assistant"))
+      fail(
+          "chat: \"reasoning_content\" is rendered for assistants of the format qwen3 only; write the thought into "
+          "\"content\", or remove the key");
+  }
 }
 
 const std::string& only_message(std::span<const Message> messages) {
@@ -152,12 +182,14 @@ std::string qwen3(bool thinking, std::span<const Message> messages, bool generat
     const Message& m = messages[i];
     std::string_view content = m.content, thought;
     if (m.role == "assistant") {
-      if (const size_t end = content.find("</think>"); end != std::string_view::npos) {
+      if (m.reasoning_content) {
+        thought = *m.reasoning_content;
+      } else if (const size_t end = content.find("</think>"); end != std::string_view::npos) {
         thought = lstrip(after_last(rstrip(content.substr(0, end)), "<think>"));
         content = lstrip(after_last(content, "</think>"));
       }
       if (i > question && (i + 1 == messages.size() || !thought.empty())) {
-        text += qwen_turn(m.role, cat("<think>\n", rstrip(thought), "\n</think>\n\n", lstrip(content)));
+        text += qwen_turn(m.role, cat("<think>\n", rstrip(lstrip(thought)), "\n</think>\n\n", lstrip(content)));
         continue;
       }
     }
@@ -227,9 +259,16 @@ std::vector<const char*> control_tokens(Kind kind) {
   return {};
 }
 
+// Null, false, or an empty text, list or object: nothing is lost without it.
+bool says_nothing(const nlohmann::ordered_json& value) {
+  return value.is_null() || value == false || value == "" || (value.is_structured() && value.empty());
+}
+
 std::string text_member(const nlohmann::ordered_json& message, const char* key) {
   const auto& value = message[key];
-  if (!value.is_string()) fail("\"", key, "\" is of type ", value.type_name(), ", expected a string");
+  if (!value.is_string())
+    fail("\"", key, "\" is of type ", value.type_name(), ", expected a string",
+         value.is_array() ? ": join its parts" : "");
   return value.get<std::string>();
 }
 
@@ -238,31 +277,66 @@ std::string text_member(const nlohmann::ordered_json& message, const char* key) 
 std::vector<Message> messages_of(const nlohmann::ordered_json& list) {
   if (!list.is_array() || list.empty()) fail("\"messages\" is not a list of {\"role\", \"content\"}");
   std::vector<Message> all;
-  for (const nlohmann::ordered_json& m : list) {
+  for (const auto& m : list) {
+    const size_t number = all.size() + 1;
     if (!m.is_object() || !m.contains("role") || !m.contains("content"))
-      fail("message ", all.size() + 1, " is not {\"role\", \"content\"}");
+      fail("message ", number, " is not {\"role\", \"content\"}");
+    for (const auto& [key, value] : m.items())
+      if (key != "role" && key != "content" && key != "reasoning_content" && !says_nothing(value))
+        fail("message ", number, " has the key ", nlohmann::json(key).dump(),
+             ", which is not rendered; write it into \"content\" as the template would, or remove it");
     all.push_back({text_member(m, "role"), text_member(m, "content")});
+    if (m.contains("reasoning_content") && !m["reasoning_content"].is_null())
+      all.back().reasoning_content = text_member(m, "reasoning_content");
   }
   return all;
 }
 
+std::vector<Message> row_messages(const nlohmann::ordered_json& row) {
+  for (const char* key : {"tools", "functions", "documents"})
+    if (row.contains(key) && !says_nothing(row[key]))
+      fail("has \"", key, "\", which no chat format here renders; write them into the system message, or remove them");
+  return messages_of(row.at("messages"));
+}
+
+std::optional<ChatFormat> named_format(const std::string& name) {
+  if (name == "plain") return ChatFormat{};
+  if (name == "qwen2.5") return ChatFormat{.kind = Kind::qwen2, .text = kQwenSystem};
+  if (name == "qwen3") return ChatFormat{.kind = Kind::qwen3};
+  if (name == "llama-3") return ChatFormat{.kind = Kind::llama3};
+  if (name == "deepseek-r1") return ChatFormat{.kind = Kind::deepseek};
+  if (name.find(kProblem) != std::string::npos) return ChatFormat{.kind = Kind::problem, .text = name};
+  return std::nullopt;
+}
+
 ChatFormat find_chat_format(const std::string& wanted, const std::string& tokenizer_spec) {
-  if (wanted == "plain") return {};
-  if (wanted == "qwen2.5") return {.kind = Kind::qwen2, .text = kQwenSystem};
-  if (wanted == "qwen3") return {.kind = Kind::qwen3};
-  if (wanted == "llama-3") return {.kind = Kind::llama3};
-  if (wanted == "deepseek-r1") return {.kind = Kind::deepseek};
-  if (wanted.find(kProblem) != std::string::npos) return {.kind = Kind::problem, .text = wanted};
+  if (const auto named = named_format(wanted)) return *named;
   if (wanted != "auto")
     fail("data.chat_template is \"", wanted,
          "\", expected auto, plain, qwen2.5, qwen3, llama-3, deepseek-r1 or a text with {problem}");
   std::string where;
-  const std::string jinja = template_of(tokenizer_spec, where);
-  return jinja.empty() ? ChatFormat{} : recognise(jinja, where);
+  const std::optional<std::string> jinja = template_of(tokenizer_spec, where);
+  return jinja ? recognise(*jinja, where) : ChatFormat{};
+}
+
+std::string end_of_turn(const ChatFormat& format) {
+  switch (format.kind) {
+    case Kind::qwen2:
+    case Kind::qwen3:
+      return "<|im_end|>";
+    case Kind::llama3:
+      return "<|eot_id|>";
+    case Kind::deepseek:
+      return "<｜end▁of▁sentence｜>";
+    case Kind::plain:
+    case Kind::problem:
+      break;
+  }
+  return "";
 }
 
 std::string render_chat(const ChatFormat& format, std::span<const Message> messages, bool generation_prompt) {
-  check_roles(messages);
+  check_messages(format.kind, messages);
   switch (format.kind) {
     case Kind::plain:
       return only_message(messages);

@@ -3,6 +3,7 @@
 // text or not at all.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -12,11 +13,15 @@
 namespace pare {
 
 struct Message {
-  std::string role, content;  // system, user or assistant
+  std::string role, content;                          // system, user or assistant
+  std::optional<std::string> reasoning_content = {};  // an assistant's thought, apart from its answer (qwen3)
 };
 
-// [{"role", "content"}, ...], else an Error.
+// Reads [{"role", "content"}, ...].  Throws an Error that names the key if a message has one that no format renders
+// (tool_calls, name, ...) and that is neither null nor empty.
 std::vector<Message> messages_of(const nlohmann::ordered_json& list);
+// Reads the "messages" of a row.  Throws an Error if the row has "tools", "functions" or "documents" too.
+std::vector<Message> row_messages(const nlohmann::ordered_json& row);
 
 struct ChatFormat {
   enum class Kind {
@@ -33,13 +38,21 @@ struct ChatFormat {
   std::string date = "26 Jul 2024";  // llama3.  Fixed: with today's date log-probs would change every day
 };
 
-// `wanted`: plain, qwen2.5, qwen3, llama-3, deepseek-r1, a text with "{problem}", or auto: that of the chat_template in
-// the tokenizer_config.json (or of the chat_template.jinja) in the folder of the tokenizer, plain if there is none.
-// Throws an Error that says what to set if the template is unknown.
+// `wanted`: plain, qwen2.5, qwen3, llama-3, deepseek-r1, a text with "{problem}", or auto: the format of the default
+// template in the folder of the tokenizer, plain if there is none.  As in transformers 5, the templates of
+// chat_template.jinja and additional_chat_templates/ replace those of tokenizer_config.json.  Throws an Error that says
+// what to set if the template is unknown.
 ChatFormat find_chat_format(const std::string& wanted, const std::string& tokenizer_spec);
 
+// A Jinja template of the format, which find_chat_format recognises.  `bos`: the text of the BOS that encode_chat puts
+// in front of formats without turns; empty: there is none.
+std::string chat_jinja(const ChatFormat& format, const std::string& bos);
+
+// The control token that ends an assistant's turn; empty: the format has no turns.
+std::string end_of_turn(const ChatFormat& format);
+
 // The text; with `generation_prompt` it ends with the beginning of the assistant's turn.  Throws an Error if the format
-// has no such role or cannot take that many messages.
+// has no such role, does not render a reasoning_content, or cannot take that many messages.
 std::string render_chat(const ChatFormat& format, std::span<const Message> messages, bool generation_prompt = true);
 
 // The ids of that text, BOS once.  As with Hugging Face, control tokens that a message spells out become control tokens

@@ -111,6 +111,11 @@ class Reader {
 
   const std::string& where() const { return where_; }
 
+  bool has_null(const std::string& key) const {
+    const auto it = object_.find(key);
+    return it != object_.end() && it->is_null();
+  }
+
   // The value, or nullptr where the key is absent or null.
   const json* get(const std::string& key) {
     known_.insert(key);
@@ -245,10 +250,10 @@ void read_rope(Reader& in, ModelConfig& c) {
   c.rope_scaling = rope.llama3;
 }
 
-// An integer, a list of integers, or absent.
-std::vector<int32_t> read_eos(Reader& in) {
+// An integer, a list of integers, or null; `absent` if there is no such key.
+std::vector<int32_t> read_eos(Reader& in, const std::vector<int32_t>& absent = {}) {
   const json* value = in.get("eos_token_id");
-  if (!value) return {};
+  if (!value) return in.has_null("eos_token_id") ? std::vector<int32_t>() : absent;
   const json list = value->is_array() ? *value : json::array({*value});
   std::vector<int32_t> ids;
   for (const json& id : list) {
@@ -259,15 +264,19 @@ std::vector<int32_t> read_eos(Reader& in) {
 }
 
 void read_attention_shape(Reader& in, ModelConfig& c) {
+  const bool llama = c.model_type == "llama", qwen3 = c.model_type == "qwen3";
   c.heads = in.integer("num_attention_heads", 1, max_width);
-  c.kv_heads = in.integer("num_key_value_heads", 1, c.heads, c.heads);
+  const bool of_class = !llama && !in.get("num_key_value_heads") && !in.has_null("num_key_value_heads");
+  c.kv_heads = of_class ? 32 : in.integer("num_key_value_heads", 1, c.heads, c.heads);
   if (c.heads % c.kv_heads)
     fail(in.where(), ": \"num_attention_heads\" = ", c.heads,
-         " is not a multiple of \"num_key_value_heads\" = ", c.kv_heads);
-  if (!in.get("head_dim") && c.hidden % c.heads)
+         " is not a multiple of \"num_key_value_heads\" = ", c.kv_heads,
+         of_class ? cat(", which is absent: ", c.kv_heads, " is the default of ", c.model_type, " in transformers")
+                  : "");
+  if (!qwen3 && !in.get("head_dim") && c.hidden % c.heads)
     fail(in.where(), ": \"head_dim\" is absent and \"hidden_size\" = ", c.hidden,
          " is not a multiple of \"num_attention_heads\" = ", c.heads);
-  c.head_dim = in.integer("head_dim", 1, max_width, c.hidden / c.heads);
+  c.head_dim = in.integer("head_dim", 1, max_width, qwen3 ? 128 : c.hidden / c.heads);
   if (c.head_dim % 2) fail(in.where(), ": the head dimension is ", c.head_dim, "; rotary positions need an even one");
   if (c.q_width() > max_width)
     fail(in.where(), ": ", c.heads, " heads of ", c.head_dim, " are wider than the ", max_width, " supported");
@@ -317,13 +326,15 @@ ModelConfig parse_model_config(const json& object, const std::string& where) {
   c.ffn = in.integer("intermediate_size", 1, max_width);
   c.vocab = in.integer("vocab_size", 1, max_vocab);
   read_attention_shape(in, c);
-  // An absent key means the default of transformers, if it has one.
+  // An absent key means the default of the model's class in transformers 5.24; for those of the weights' shapes, which
+  // every file has, it is an error.
   c.max_position = in.integer("max_position_embeddings", 1, max_positions, llama ? 2048 : 32768);
   c.rms_eps = static_cast<float>(in.positive("rms_norm_eps", 1e-6));
   c.tied = in.boolean("tie_word_embeddings", false);
   c.initializer_range = in.positive("initializer_range", 0.02);
-  c.eos_ids = read_eos(in);
-  c.bos_id = static_cast<int32_t>(in.integer("bos_token_id", -1, max_vocab - 1, -1));
+  c.eos_ids = read_eos(in, llama ? std::vector<int32_t>{2} : std::vector<int32_t>());
+  const bool absent_bos = !in.get("bos_token_id") && !in.has_null("bos_token_id");
+  c.bos_id = llama && absent_bos ? 1 : static_cast<int32_t>(in.integer("bos_token_id", -1, max_vocab - 1, -1));
   c.pad_id = static_cast<int32_t>(in.integer("pad_token_id", -1, max_vocab - 1, -1));
   read_rope(in, c);
   refuse_other_arithmetic(in, c);
@@ -362,9 +373,12 @@ ModelConfig load_model_config(const std::string& directory) {
   check_model_folder(directory);
   const std::string path = directory + "/config.json";
   if (const std::string adapter = directory + "/adapter_config.json";
-      std::filesystem::exists(adapter) && !std::filesystem::exists(path))
-    fail(directory, ": is an adapter of the model ", read_json_file(adapter).value("base_model_name_or_path", "?"),
+      std::filesystem::exists(adapter) && !std::filesystem::exists(path)) {
+    const json object = read_json_file(adapter);
+    const json* base = Reader(object, adapter).get("base_model_name_or_path");
+    fail(directory, ": is an adapter of the model ", base && base->is_string() ? base->get<std::string>() : "?",
          "; give that, and this folder as --adapter (model.lora.adapter_path)");
+  }
   ModelConfig config = parse_model_config(read_json_file(path), path);
   const std::string generation = directory + "/generation_config.json";
   if (std::filesystem::exists(generation)) {

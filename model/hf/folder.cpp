@@ -7,11 +7,13 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 
 #include "base/file.h"
 #include "base/foreign_file.h"
 #include "base/json_file.h"
 #include "base/thread_pool.h"
+#include "model/hf/files.h"
 
 namespace pare {
 
@@ -78,7 +80,8 @@ void check_replaceable(const std::string& directory, bool overwrite) {
   if (!fs::exists(directory + "/config.json") && !fs::exists(directory + "/adapter_config.json"))
     fail(directory, ": is not a model folder, so it is not overwritten");
   for (const auto& entry : fs::directory_iterator(directory))
-    if (entry.is_directory() && !fs::exists(entry.path() / "adapter_config.json"))
+    if (entry.is_directory() && entry.path().filename() != "additional_chat_templates" &&
+        !fs::exists(entry.path() / "adapter_config.json"))
       fail(directory, ": holds the folder ", entry.path().filename(), ", so it is not overwritten");
 }
 
@@ -216,23 +219,49 @@ void save_hf(const std::string& directory, const ModelConfig& config, const Para
   });
 }
 
-FileSums copy_tokenizer(const std::string& from, const std::string& to) {
-  const bool folder = fs::is_directory(from);
-  const fs::path beside = folder ? fs::path(from) : fs::path(from).parent_path();
-  std::vector<std::string> names = {"tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json"};
-  if (folder)
-    for (const char* name :
-         {"tokenizer.ssa", "tokenizer.bin", "vocab_pieces.json", "tokenizer.json", "vocab.json", "merges.txt"})
-      names.push_back(name);
+// The files of a folder that a name of folder_files() stands for.
+static std::vector<std::string> files_named(const fs::path& folder, const std::string& name) {
+  const size_t star = name.find('*'), slash = name.find('/');
+  std::error_code ignored;
+  if (star == std::string::npos)
+    return fs::exists(folder / name, ignored) ? std::vector{name} : std::vector<std::string>();
+  std::vector<std::string> found;
+  for (const auto& entry : fs::directory_iterator(folder / name.substr(0, slash), ignored))
+    if (const std::string path = cat(name.substr(0, slash), "/", entry.path().filename().string());
+        path.size() >= name.size() - 1 && path.starts_with(name.substr(0, star)) &&
+        path.ends_with(name.substr(star + 1)))
+      found.push_back(path);
+  return found;
+}
+
+static FileSums copy_files(const fs::path& from, const std::string& to, FolderFile::Part part,
+                           const std::set<std::string>& besides = {}) {
   FileSums sums;
-  for (const std::string& name : names)
-    if (fs::exists(beside / name)) sums[name] = copy_file((beside / name).string(), cat(to, "/", name));
-  if (folder) return sums;
+  for (const FolderFile& file : folder_files())
+    if (file.part == part && file.saved == FolderFile::Saved::copied && !besides.contains(file.name))
+      for (const std::string& name : files_named(from, file.name)) {
+        fs::create_directories((fs::path(to) / name).parent_path());
+        sums[name] = copy_file((from / name).string(), cat(to, "/", name));
+      }
+  return sums;
+}
+
+FileSums copy_tokenizer(const std::string& from, const std::string& to) {
+  using enum FolderFile::Part;
+  if (fs::is_directory(from)) return copy_files(from, to, tokenizer);
   const fs::path file(from);
+  // Another tokenizer may lie beside the file.
+  FileSums sums = copy_files(file.parent_path(), to, tokenizer,
+                             {"tokenizer.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
+                              "tokenizer.bin", "vocab_pieces.json", "tokenizer.ssa"});
   const std::string kind = file.extension() == ".json" || file.extension() == ".ssa" ? file.extension() : ".bin";
   const std::string name = (file.filename() == "vocab_pieces.json" ? "vocab_pieces" : "tokenizer") + kind;
   sums[name] = copy_file(from, cat(to, "/", name));
   return sums;
+}
+
+FileSums copy_generation_config(const std::string& model, const std::string& to) {
+  return copy_files(model, to, FolderFile::Part::model);
 }
 
 }  // namespace pare

@@ -42,8 +42,10 @@ void save_folder(const std::string& directory, bool overwrite,
 void save_hf(const std::string& directory, const ModelConfig& config, const ParameterReader& weights, DType dtype,
              bool overwrite = false, const std::function<void(const std::string& folder)>& more = {});
 
-// Copies the files of a tokenizer (a model folder's, or a file) and those that say how it is used (chat template, names
-// of tokens), as far as they exist, into the folder `to`.
+// Copies the files of a tokenizer (a model folder's, or a file and those beside it that say how it is used) that exist
+// into the folder `to`: those of folder_files().
 FileSums copy_tokenizer(const std::string& from, const std::string& to);
+// Copies generation_config.json of a model, if it has one.
+FileSums copy_generation_config(const std::string& model, const std::string& to);
 
 }  // namespace pare

@@ -53,7 +53,7 @@ LoraSpec load_adapter_config(const std::string& directory) {
   for (const auto& [key, value] : file.items())
     if (!harmless_keys.contains(key) && !is_neutral(value))
       fail(path, ": ", key, " = ", value.dump(), " is not supported");
-  if (file.value("peft_type", "LORA") != "LORA")
+  if (file.contains("peft_type") && file["peft_type"] != "LORA")
     fail(path, ": peft_type = ", file["peft_type"].dump(), ", expected \"LORA\"");
   if (file.contains("bias") && !is_neutral(file["bias"]) && file["bias"] != "none")
     fail(path, ": bias = ", file["bias"].dump(), " is not supported, only \"none\"");
@@ -66,6 +66,7 @@ LoraSpec load_adapter_config(const std::string& directory) {
       fail(path, ": ", key, ": expected a number from ", low, " to 1e6");
     return file[key].get<double>();
   };
+  if (const double r = number("r", 1); r != std::floor(r)) fail(path, ": r = ", r, ", expected an integer");
   LoraSpec spec{.rank = static_cast<int64_t>(number("r", 1)), .alpha = number("lora_alpha", 0), .targets = {}};
   if (!(spec.alpha > 0)) fail(path, ": lora_alpha = 0 leaves nothing of the adapter");
   if (!file.contains("target_modules") || !file["target_modules"].is_array() || file["target_modules"].empty())

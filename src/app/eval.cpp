@@ -134,7 +134,8 @@ std::vector<nlohmann::ordered_json> item_lines(const Evaluation& evaluation) {
                                    {"parsed", r.reward.parsed},
                                    {"score", r.reward.score},
                                    {"components", components},
-                                   {"finished", r.finished},
+                                   {"finished", r.finished()},
+                                   {"finish", finish_name(r.finish)},
                                    {"tokens", r.tokens}});
     }
   }
@@ -146,7 +147,7 @@ std::vector<nlohmann::ordered_json> right_lines(const Evaluation& evaluation) {
   std::vector<nlohmann::ordered_json> lines;
   for (const EvaluatedProblem& p : evaluation.problems())
     for (const EvaluatedResponse& r : p.responses) {
-      if (!r.finished || r.reward.score <= 0) continue;
+      if (!r.finished() || r.reward.score <= 0) continue;
       nlohmann::ordered_json& line = lines.emplace_back();
       put_prompt(line, p.problem);
       if (p.problem.answer) line["answer"] = *p.problem.answer;
@@ -199,6 +200,7 @@ void run(const Options& o, const Command& command) {
   const Table& table = open_table(config.trainer);
   Session session(config, table, false, evaluation_limits(config, table));
   check_equal_ranks(session, table);
+  if (first) print_notes(session_notes(session));
   LineFile items(first ? o.out : "", "--out", o.force), right(first ? o.keep : "", "--keep", o.force);
   Console console(o.quiet, !first);
   show_machine(console, table);

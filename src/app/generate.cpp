@@ -140,7 +140,8 @@ Generator::Generator(const Config& config, const Prompts& prompts)
                 .top_k = static_cast<int32_t>(config.rollout.val_kwargs.top_k),
                 .top_p = static_cast<float>(config.rollout.val_kwargs.top_p),
                 .key = rng_key(static_cast<uint64_t>(config.trainer.seed), RngStream::sample, 0),
-                .eos = prompts.eos},
+                .eos = prompts.eos,
+                .stop = prompts.stop},
       table_(open_table(config.trainer)),
       weights_("weights", device_.memory(), weight_bytes(config, model_config_, table_)),
       model_(model_config_, device_, weights_, act_type(config), false),
@@ -233,7 +234,7 @@ int64_t Generator::dense_pages(const std::vector<Request>& requests, const std::
   Arena books("kv", no_memory);
   KvCache cache(model_config_, {}, device, books, model_.dtype, limits.kv_pages, Scheduler::cache_sequences(limits),
                 limits.max_context);
-  Scheduler scheduler(residency, requests, sampling_.eos, limits, cache);
+  Scheduler scheduler(residency, requests, sampling_.eos, limits, cache, {}, sampling_.stop);
   while (!scheduler.done()) {
     const Batch batch = scheduler.next();
     std::vector<int32_t> tokens;
@@ -275,7 +276,7 @@ std::string stream(Generator& generator, const Prompts& prompts, const Prompt& p
   try {
     generator.generate({request}, [&](const Completion& c) {
       answer.tokens.push_back(c.tokens.back());
-      if (c.finish != Finish::eos) write(decoder.push(c.tokens.back()));
+      if (text_tokens(c, prompts.stop, prompts.tokenizer()) == c.tokens.size()) write(decoder.push(c.tokens.back()));
     });
   } catch (const Stopped&) {
   }
@@ -287,17 +288,17 @@ std::string stream(Generator& generator, const Prompts& prompts, const Prompt& p
 }
 
 std::string json_line(const Prompts& prompts, const Prompt& prompt, const Completion& c, bool greedy) {
-  const bool eos = c.finish == Finish::eos;
   Json line = {{"prompt", prompt.given}, {"row", c.request}, {"sample", c.sample}};
   if (prompts.has_tokenizer()) {
     StreamDecoder decoder(prompts.tokenizer(), prompt.ids.back());
     std::string text;
-    for (size_t i = 0; i + eos < c.tokens.size(); i++) text += decoder.push(c.tokens[i]);
+    const size_t shown = text_tokens(c, prompts.stop, prompts.tokenizer());
+    for (size_t i = 0; i < shown; i++) text += decoder.push(c.tokens[i]);
     line["text"] = text + decoder.finish();
   }
   line["tokens"] = c.tokens;
   if (!greedy) line["logprobs"] = c.logprobs;
-  line["finish"] = eos ? "eos" : "length";
+  line["finish"] = finish_name(c.finish);
   return line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
@@ -324,7 +325,7 @@ void write_samples(const Config& config, const Prompts& prompts, const std::vect
   std::optional<LongWork> work(std::in_place, "generation", samples, false);
   const auto drawn = [&](const Completion& c) {
     const Prompt& prompt = given[static_cast<size_t>(c.request)];
-    if (c.finish != Finish::eos && static_cast<int>(c.tokens.size()) < prompt.max_new_tokens) return;
+    if (!c.finished() && static_cast<int>(c.tokens.size()) < prompt.max_new_tokens) return;
     waiting[c.request * n + c.sample] = json_line(prompts, prompt, c, greedy);
     finished++;
     for (auto first = waiting.begin(); first != waiting.end() && first->first == next; next++) {
@@ -354,6 +355,7 @@ void converse(const Config& config, const Options& o, const Prompts& prompts) {
   const bool turns = kind != ChatFormat::Kind::plain && kind != ChatFormat::Kind::problem;
   if (o.system && !turns) fail("--system needs a chat format that has turns; choose one with --chat-format");
   prompts.tokenizer();
+  print_notes(prompts.notes());
   Generator generator(config, prompts);
   const bool terminal = isatty(STDIN_FILENO);
   if (terminal && !o.quiet)
@@ -388,13 +390,18 @@ void run(const Options& o, const Command& command) {
   LongWork::quiet = o.quiet;
   const Prompts prompts(config);
   if (o.interactive()) return converse(config, o, prompts);
-  if (o.file) return write_samples(config, prompts, prompts.file(*o.file), o.quiet);
+  if (o.file) {
+    const std::vector<Prompt> given = prompts.file(*o.file);
+    print_notes(prompts.notes());
+    return write_samples(config, prompts, given, o.quiet);
+  }
   if (o.chat && prompts.chat().kind == ChatFormat::Kind::plain)
     fail("--chat: ", config.model.path, " has no chat template; choose a format with --chat-format, or use --prompt");
   std::vector<Message> messages;
   if (o.system) messages.push_back({"system", *o.system});
   if (o.chat) messages.push_back({"user", *o.chat});
   const Prompt prompt = o.chat ? prompts.messages(messages) : prompts.text(*o.prompt);
+  print_notes(prompts.notes());
   if (o.jsonl || config.rollout.val_kwargs.n > 1) return write_samples(config, prompts, {prompt}, o.quiet);
   Generator generator(config, prompts);
   stream(generator, prompts, prompt, sequence_uid(0, 0, 0, 0), o.quiet);
@@ -403,14 +410,15 @@ void run(const Options& o, const Command& command) {
 constexpr const char* kFooter =
     R"(Without --prompt, --chat and --file, lines of standard input are answered in a conversation (or each continued by
 itself, if the model has no chat format).  Ctrl-C stops an answer, Ctrl-D ends the conversation, which is computed
-from its start at every turn.  A response ends at EOS, after --max-new-tokens, or at the model's last position.
+from its start at every turn.  A response ends at EOS, at rollout.stop_token_ids or rollout.stop, after
+--max-new-tokens, or at the model's last position.
 
 --file: JSON lines with "prompt", "problem" or "question" (a text, in the model's chat format as in
 training; --chat-format plain continues it), "messages" ([{"role", "content"}]) or "prompt_ids".
 
 With --file, --n above 1 or --jsonl, standard output has one JSON object per sample, in order:
   {"prompt": as given, "row": its number in the file, from 0, "sample": 0 to n-1, "text", "tokens",
-   "logprobs": as sampled (not of --greedy), "finish": "eos" or "length"}
+   "logprobs": as sampled (not of --greedy), "finish": "eos", "stop" or "length"}
 Otherwise it has the text alone.  Progress, speed and KV memory go to standard error.  Ctrl-C writes the samples that
 are finished.
 

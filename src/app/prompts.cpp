@@ -40,6 +40,13 @@ Prompts::Prompts(const Config& config)
     fail("the tokenizer has ", tokenizer_->vocab_size(), " tokens, the model's vocabulary only ", model.vocab);
   eos = model.eos_ids;
   if (eos.empty() && tokenizer_ && tokenizer_->eos() >= 0) eos = {tokenizer_->eos()};
+  stop = make_stop(config.rollout, tokenizer_.get(), model.vocab);
+}
+
+std::vector<std::string> Prompts::notes() const {
+  if (!tokenizer_) return {};
+  const std::string note = turn_end_note(chat_ ? *chat_ : ChatFormat{}, *tokenizer_, eos, stop);
+  return note.empty() ? std::vector<std::string>() : std::vector{note};
 }
 
 const Tokenizer& Prompts::tokenizer() const {
@@ -80,7 +87,10 @@ Prompt Prompts::text(const std::string& text) const { return checked(text, token
 
 Prompt Prompts::messages(const std::vector<Message>& messages) const {
   Json given = Json::array();
-  for (const Message& m : messages) given.push_back({{"role", m.role}, {"content", m.content}});
+  for (const Message& m : messages) {
+    given.push_back({{"role", m.role}, {"content", m.content}});
+    if (m.reasoning_content) given.back()["reasoning_content"] = *m.reasoning_content;
+  }
   return checked(std::move(given), encode_chat(chat(), tokenizer(), messages));
 }
 
@@ -94,7 +104,7 @@ Prompt Prompts::row(const Json& row) const {
   }
   if (key.empty()) fail("has no \"prompt\", \"problem\", \"question\", \"messages\" or \"prompt_ids\"");
   const Json& value = row[key];
-  if (key == "messages") return messages(messages_of(value));
+  if (key == "messages") return messages(row_messages(row));
   if (key == "prompt_ids" || key == "ids") return checked(value, ids_of(value, key));
   Prompt prompt = messages({{"user", text_of(value, key)}});
   prompt.given = value;

@@ -7,6 +7,7 @@
 
 #include "model/hf/config.h"
 #include "run/config.h"
+#include "run/stop.h"
 #include "tokenizer/chat.h"
 
 namespace pare {
@@ -30,10 +31,12 @@ class Prompts {
 
   const ChatFormat& chat() const;  // of data.chat_template; an Error where the model's template is not known
   const Tokenizer& tokenizer() const;
+  std::vector<std::string> notes() const;  // on how the prompts that were made are answered
   bool has_tokenizer() const { return tokenizer_ != nullptr; }
 
   const ModelConfig model;
   std::vector<int32_t> eos;  // any of them ends a sequence; empty: none is known
+  Stop stop;                 // as does any of these
 
  private:
   Prompt checked(nlohmann::ordered_json given, std::vector<int32_t> ids) const;

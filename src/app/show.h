@@ -65,4 +65,7 @@ class StepLines {
 // ---- at the end
 void show_memory(Console& console, const Session& session);  // what the arenas held at most
 
+// Notes on how responses end, of a session with data.
+std::vector<std::string> session_notes(const Session& session);
+
 }  // namespace pare

@@ -69,7 +69,7 @@ class Chat {
     if (row.is_string())
       all = {{"user", row.get<std::string>()}};
     else
-      all = messages_of(row.is_object() && row.contains("messages") ? row["messages"] : row);
+      all = row.is_object() && row.contains("messages") ? row_messages(row) : messages_of(row);
     if (!options_.system) return all;
     if (all[0].role == "system") fail("has a system message, and --system gives one");
     all.insert(all.begin(), {"system", *options_.system});

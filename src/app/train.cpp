@@ -112,6 +112,7 @@ class Run {
     if (directory_ && !checkpoint_.empty())
       for (std::string& note : directory_->resume(config_, state_)) notes.push_back(std::move(note));
     first_ = state_.training.step;
+    if (comm_.first()) print_notes(session_notes(session_));
     show_machine(console_, table_);
     show_model(console_, session_);
     show_plan(console_, session_, plan_);

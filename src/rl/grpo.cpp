@@ -226,7 +226,7 @@ void Grpo::set_prefixes(int64_t step, const Sampling& sampling, std::vector<Requ
     std::vector<Completion> completions = engine_.rollout.generate(missing, whole, rollout_progress());
     for (Completion& c : completions) {
       const int64_t tokens = std::ssize(c.tokens);
-      *made[c.request] = {std::move(c.tokens), c.finish == Finish::eos, NAN, NAN, step, tokens};
+      *made[c.request] = {std::move(c.tokens), c.finished(), NAN, NAN, step, tokens};
     }
   }
   for (size_t i = 0; i < rows.size(); i++) {
@@ -276,6 +276,7 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
                     .top_p = keys_.top_p,
                     .key = key(RngStream::sample, step),
                     .eos = keys_.eos,
+                    .stop = keys_.stop,
                     .planned = run_.planned};
   std::vector<Trajectory> samples;
   RolloutStats stats;
@@ -318,7 +319,7 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
       for (size_t k = 0; k < q.uids.size(); k++) {
         Completion& o = completions[first + k];
         score.add(group[k]), length.add(static_cast<double>(q.prefix.size() + o.tokens.size()));
-        clipped.add(o.finish != Finish::eos);
+        clipped.add(!o.finished());
         if (!(keep || run_.cache) || !std::binary_search(members.begin(), members.end(), k)) continue;
         Trajectory& s = to.emplace_back();
         s.group = keep ? groups : static_cast<int32_t>(before);
@@ -330,7 +331,7 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
         s.tokens = std::move(o.tokens);
         s.logprob = std::move(o.logprobs);
         if (keys_.algorithm.rpo.prefix_loss == PrefixLoss::included) include_prefix(s);
-        s.finished = o.finish == Finish::eos;
+        s.finished = o.finished();
         s.trace = traces.take(q, k);
         s.score = group[k];
         if (engine_.sampler_states) {

@@ -33,7 +33,8 @@ struct GrpoKeys {
   float temperature = 1;
   int32_t top_k = 0;  // 0: off
   float top_p = 1;
-  std::vector<int32_t> eos;  // any of them ends a response; none: only its length does
+  std::vector<int32_t> eos;  // any of them ends a response, as does `stop`; none: only its length does
+  Stop stop = {};
   int64_t max_response_length = 0, total_training_steps = 0;
   uint64_t seed = 0;
   int64_t skip_nonfinite = 0;  // AdamWOptions

@@ -292,12 +292,14 @@ std::vector<Completion> Rollout::sample(const std::vector<Request>& requests, co
   const ArenaScope scope(scratch_);
   const State state = make_state();
   const int lookahead = sampling.trace ? 1 : limits_.lookahead;
-  Scheduler scheduler(sampling.dense ? dense_residency_ : residency_, requests, sampling.eos, limits_, cache_,
-                      [&](int parent, int child) {
-                        if (sampling.dense) return;
-                        if (policy_) policy_->forked(parent, child);
-                        if (compressor_) compressor_->forked(parent, child);
-                      });
+  Scheduler scheduler(
+      sampling.dense ? dense_residency_ : residency_, requests, sampling.eos, limits_, cache_,
+      [&](int parent, int child) {
+        if (sampling.dense) return;
+        if (policy_) policy_->forked(parent, child);
+        if (compressor_) compressor_->forked(parent, child);
+      },
+      sampling.stop);
   stats_ = {.completions = scheduler.completions()};
   if (compressor_) compressor_->reset(sampling.key), compressor_->trace = sampling.trace;
   cache_.reset_peak();

@@ -16,6 +16,7 @@ struct Sampling {
   float top_p = 1;           // 1: off
   uint64_t key = 0;          // rng_key(seed, RngStream::sample, step)
   std::vector<int32_t> eos;  // any of them ends a sequence
+  Stop stop = {};            // as does any of these
   bool dense = false;        // keep and read all keys and values, whatever RolloutLimits::kv says, by the dense model
   // act [completions * T, C], T >= every max_new_tokens, or absent: row completion * T + t receives the final hidden
   // state that token t was drawn from.
@@ -72,7 +73,8 @@ class Rollout {
   // outside the vocabulary, and for a request that the pool cannot hold alone (Exit::memory).  After an exception from
   // an op or a callback the object must not be used again.
   //
-  // On the `null` table every token is 0: with an empty eos every sample runs to max_new_tokens, the worst case.
+  // On the `null` table every token is 0: with neither eos nor stop every sample runs to max_new_tokens, the worst
+  // case.
   std::vector<Completion> generate(const std::vector<Request>& requests, const Sampling& sampling,
                                    const std::function<void(const RolloutStats&)>& progress = {},
                                    const std::function<void(const Completion&)>& drawn = {});

@@ -24,7 +24,23 @@ int64_t pages_of_sample(const KvResidency& residency, const Request& r, int samp
                                      : residency.sample_pages(prompt_size(r), fed(r));
 }
 
+bool contains(const std::vector<int32_t>& ids, int32_t id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
 }  // namespace
+
+const char* finish_name(Finish finish) {
+  return finish == Finish::eos ? "eos" : finish == Finish::stop ? "stop" : "length";
+}
+
+std::optional<Finish> end_of(const std::vector<int32_t>& eos, const Stop& stop, std::span<const int32_t> prefix,
+                             std::span<const int32_t> tokens) {
+  if (tokens.empty()) return std::nullopt;
+  if (contains(eos, tokens.back())) return Finish::eos;
+  if (contains(stop.token_ids, tokens.back()) || (stop.text && stop.text(prefix, tokens))) return Finish::stop;
+  return std::nullopt;
+}
 
 int64_t Scheduler::pages_needed(const KvResidency& residency, const Request& request) {
   return residency.prompt_pages(prompt_size(request)) + pages_of_sample(residency, request, 0);
@@ -36,13 +52,14 @@ int64_t Scheduler::own_pages(const Request& request, int sample) const {
 
 Scheduler::Scheduler(const KvResidency& residency, const std::vector<Request>& requests,
                      const std::vector<int32_t>& eos, const RolloutLimits& limits, KvCache& cache,
-                     std::function<void(int, int)> forked)
+                     std::function<void(int, int)> forked, Stop stop)
     : residency_(residency),
       requests_(requests),
       eos_(eos),
       limits_(limits),
       cache_(cache),
-      forked_(std::move(forked)) {
+      forked_(std::move(forked)),
+      stop_(std::move(stop)) {
   for (int r = 0; r < static_cast<int>(requests.size()); r++) {
     first_.push_back(static_cast<int>(completions_.size()));
     for (int s = 0; s < samples_of(requests[r]); s++) {
@@ -50,6 +67,7 @@ Scheduler::Scheduler(const KvResidency& residency, const std::vector<Request>& r
       completions_.back().request = r, completions_.back().sample = s;
     }
   }
+  ended_.resize(completions_.size());
 }
 
 Scheduler::Alike Scheduler::alike() const {
@@ -172,10 +190,10 @@ Batch Scheduler::next() {
   return batch;
 }
 
-bool Scheduler::ended(int completion) const {
-  const Completion& c = completions_[completion];
-  return !c.tokens.empty() && (std::find(eos_.begin(), eos_.end(), c.tokens.back()) != eos_.end() ||
-                               static_cast<int>(c.tokens.size()) == requests_[c.request].max_new_tokens);
+std::optional<Finish> Scheduler::finish_of(const Completion& c) const {
+  const Request& r = requests_[c.request];
+  if (const auto end = end_of(eos_, stop_, r.prefix, c.tokens)) return end;
+  return static_cast<int>(c.tokens.size()) == r.max_new_tokens ? std::optional(Finish::length) : std::nullopt;
 }
 
 bool Scheduler::idle() const {
@@ -227,15 +245,17 @@ std::vector<bool> Scheduler::settle(const Batch& batch, const int32_t* tokens, c
   std::vector<bool> kept;
   for (size_t i = 0; i < batch.draws.size(); i++) {
     const int completion = batch.draws[i].completion;
-    kept.push_back(!ended(completion));
+    kept.push_back(!ended_[completion]);
     if (!kept.back()) continue;
     Completion& c = completions_[completion];
     c.tokens.push_back(tokens[i]);
     c.logprobs.push_back(logprobs[i]);
-    if (!ended(completion)) continue;
+    const std::optional<Finish> finish = finish_of(c);
+    if (!finish) continue;
     finished_++;
-    if (std::find(eos_.begin(), eos_.end(), tokens[i]) == eos_.end()) continue;
-    c.finish = Finish::eos;
+    ended_[completion] = true;
+    c.finish = *finish;
+    if (!c.finished()) continue;
     // Unless it would have been the last token anyway.
     std::erase_if(running_, [&](const Running& running) {
       if (running.completion != completion) return false;

@@ -2,6 +2,8 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "kv/kv_cache.h"
@@ -18,13 +20,27 @@ struct Request {
   int64_t given_tokens() const { return static_cast<int64_t>(prompt.size() + prefix.size()); }
 };
 
-enum class Finish { eos, length };
+enum class Finish { eos, stop, length };
+const char* finish_name(Finish finish);  // "eos", "stop" or "length"
+
 struct Completion {
   int request = 0, sample = 0;
-  std::vector<int32_t> tokens;  // behind the request's prefix; EOS included
+  std::vector<int32_t> tokens;  // behind the request's prefix; EOS or the stop token included
   std::vector<float> logprobs;  // of each token under the distribution it was drawn from
   Finish finish = Finish::length;
+  bool finished() const { return finish != Finish::length; }  // not cut at its limit
 };
+
+// Ends a response besides EOS.
+struct Stop {
+  std::vector<int32_t> token_ids = {};
+  // Returns whether the last of the tokens completes a stop string in the text of prefix and tokens; null: there are no
+  // stop strings.
+  std::function<bool(std::span<const int32_t> prefix, std::span<const int32_t> tokens)> text = {};
+};
+// How a response with these tokens ends, if it does: an EOS counts before a stop token, a stop token before a string.
+std::optional<Finish> end_of(const std::vector<int32_t>& eos, const Stop& stop, std::span<const int32_t> prefix,
+                             std::span<const int32_t> tokens);
 
 struct RolloutLimits {
   int max_sequences;       // generated at the same time
@@ -60,14 +76,15 @@ struct Batch {
 // first; the last sample takes the cache over.  A request starts only when all samples before it are admitted, so at
 // most one prompt waits for samples: its final hidden state is the one row kept between passes.
 //
-// The schedule follows from lengths alone, except for sequences that end at an EOS: they continue, token by token,
-// until settle() receives their tokens.  So batches can be scheduled ahead of their tokens; rows and draws behind an
-// EOS are discarded, and stay within the memory reserved for the longest response.
+// The schedule follows from lengths alone, except for sequences that end at an EOS or a stop: they continue, token by
+// token, until settle() receives their tokens.  So batches can be scheduled ahead of their tokens; rows and draws
+// behind an end are discarded, and stay within the memory reserved for the longest response.
 class Scheduler {
  public:
   // forked(parent, child): called when a sequence of the cache continues another.
   Scheduler(const KvResidency& residency, const std::vector<Request>& requests, const std::vector<int32_t>& eos,
-            const RolloutLimits& limits, KvCache& cache, std::function<void(int parent, int child)> forked = {});
+            const RolloutLimits& limits, KvCache& cache, std::function<void(int parent, int child)> forked = {},
+            Stop stop = {});
 
   // Sequences that the cache must hold: a prompt waits beside max_sequences running ones.
   static int cache_sequences(const RolloutLimits& limits) { return limits.max_sequences + 1; }
@@ -113,7 +130,7 @@ class Scheduler {
     int completion, sequence;
     int32_t drawn, draw;  // tokens, settled or not; the last one's place among the draws of its batch
   };
-  bool ended(int completion) const;
+  std::optional<Finish> finish_of(const Completion& c) const;
   void admit();
   void decode_rows(Batch& batch);
   void prompt_rows(Batch& batch);
@@ -127,7 +144,9 @@ class Scheduler {
   const RolloutLimits& limits_;
   KvCache& cache_;
   const std::function<void(int, int)> forked_;
+  const Stop stop_;
   std::vector<Completion> completions_;
+  std::vector<bool> ended_;       // of each completion
   std::vector<int> first_;        // of each request: its first completion
   int next_request_ = 0;          // the request whose samples are being admitted
   std::vector<Prompt> prompts_;   // in order of admission

@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/json_file.h"
+#include "model/hf/files.h"
 #include "model/hf/folder.h"
 #include "run/certificate.h"
 #include "run/prefix_cache_file.h"
@@ -199,10 +200,36 @@ DType saved_dtype(const Session& session) {
   return DType::f32;
 }
 
+// The template of the folder of the tokenizer is not the format of the run.
+bool has_other_template(const Session& session, const std::string& spec) {
+  if (session.config.data.task == "ssa" || session.config.data.chat_template == "auto") return false;
+  try {
+    const ChatFormat own = find_chat_format("auto", spec);
+    return own.kind != session.chat.kind || own.text != session.chat.text;
+  } catch (const Error&) {  // an unknown one
+    return true;
+  }
+}
+
+// With the chat template that the run used.
 FileSums save_tokenizer(const std::string& folder, const Session& session) {
   const std::string spec = tokenizer_spec(session.config);
-  if (spec != "ssa") return copy_tokenizer(spec, folder);
-  return {{"tokenizer.ssa", write_file(folder + "/tokenizer.ssa", ssa_tokenizer_file())}};
+  if (spec == "ssa") return {{"tokenizer.ssa", write_file(folder + "/tokenizer.ssa", ssa_tokenizer_file())}};
+  FileSums sums = copy_tokenizer(spec, folder);
+  if (!has_other_template(session, spec)) return sums;
+  fs::remove_all(folder + "/additional_chat_templates");
+  std::erase_if(sums, [](const auto& file) { return file.first.starts_with("additional_chat_templates/"); });
+  const Tokenizer& tokenizer = *session.tokenizer;
+  sums["chat_template.jinja"] =
+      write_file(folder + "/chat_template.jinja",
+                 chat_jinja(session.chat, tokenizer.bos() < 0 ? "" : tokenizer.piece(tokenizer.bos())));
+  return sums;
+}
+
+// The files of the model that are copied.
+FileSums save_model_files(const std::string& folder, const Session& session) {
+  const std::string& model = session.config.model.path;
+  return model.empty() ? FileSums() : copy_generation_config(model, folder);
 }
 
 // Weights that the session started from, as inputs.
@@ -250,29 +277,16 @@ StateFile read_state(const std::string& folder) {
 }  // namespace
 
 bool is_saved_file(const std::string& path) {
-  static const std::set<std::string> names = {"config.json",
-                                              "generation_config.json",
-                                              "model.safetensors",
-                                              "adapter_config.json",
-                                              "adapter_model.safetensors",
-                                              "tokenizer.ssa",
-                                              "tokenizer.bin",
-                                              "vocab_pieces.json",
-                                              "vocab_pieces.bin",
-                                              "vocab_pieces.ssa",
-                                              "tokenizer.json",
-                                              "tokenizer_config.json",
-                                              "chat_template.jinja",
-                                              "special_tokens_map.json",
-                                              "vocab.json",
-                                              "merges.txt",
-                                              optimizer_name,
-                                              state_name,
-                                              prefix_cache_name};
-  const std::string folder = cat(adapter_folder + 1, "/");
-  std::string name = path.starts_with(folder) ? path.substr(folder.size()) : path;
+  const std::string adapter = cat(adapter_folder + 1, "/"), templates = "additional_chat_templates/";
+  if (path == adapter || path == templates) return true;
+  std::string name = path.starts_with(adapter) ? path.substr(adapter.size()) : path;
   if (name.ends_with(".tmp")) name.resize(name.size() - 4);  // of a write that was cut off
-  return path == folder || names.contains(name);
+  if (name.starts_with(templates)) return name.ends_with(".jinja") && name.find('/', templates.size()) == name.npos;
+  for (const char* own : {optimizer_name, state_name, prefix_cache_name, "vocab_pieces.bin", "vocab_pieces.ssa"})
+    if (name == own) return true;
+  const auto files = folder_files();
+  return std::any_of(files.begin(), files.end(),
+                     [&](const FolderFile& f) { return f.saved != FolderFile::Saved::no && name == f.name; });
 }
 
 void save_model(const std::string& path, const Session& session) {
@@ -290,6 +304,7 @@ void save_model(const std::string& path, const Session& session) {
     else
       write_hf_files(folder, session.model_config, parameters_of(sets, 0, shards), dtype);
     save_tokenizer(folder, session);
+    if (!session.frozen()) save_model_files(folder, session);
     if (session.sparse)
       write_folder(folder + adapter_folder, [&](const std::string& inner) { adapters(inner, "..", DType::f32); });
   };
@@ -317,6 +332,7 @@ void save_checkpoint(const std::string& path, const Session& session, Training& 
             for (const auto& [name, sum] : adapters(inner, "..")) sums[cat(adapter_folder + 1, "/", name)] = sum;
           });
         sums.merge(save_tokenizer(folder, session));
+        if (!session.frozen()) sums.merge(save_model_files(folder, session));
         sums[optimizer_name] =
             save_optimizer(cat(folder, "/", optimizer_name), sets, training.learner().moments(), shards);
         sums.merge(training.save_files(folder));

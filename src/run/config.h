@@ -79,6 +79,8 @@ struct RolloutKeys {
   double temperature = 1;
   int64_t top_k = 0;
   double top_p = 1;
+  std::vector<int64_t> stop_token_ids;
+  std::vector<std::string> stop;
   bool allow_truncated_sampling = false;
   int64_t max_num_seqs = 256, max_num_batched_tokens = 8192, kv_cache_bytes = 0;
   bool free_cache_engine = true;

@@ -127,6 +127,7 @@ std::string type_text(const Allowed& a) {
   if constexpr (std::is_same_v<T, double>) return "number" + range_text(a);
   if constexpr (std::is_same_v<T, std::string>)
     return a.words.empty() ? "string" : "one of " + join(a.words, ", ", [](const std::string& w) { return w; });
+  if constexpr (std::is_same_v<T, std::vector<int64_t>>) return "array of integers" + range_text(a);
   if constexpr (std::is_same_v<T, std::vector<double>>) return "two numbers, each" + range_text(a);
   if constexpr (std::is_same_v<T, std::vector<std::string>>)
     return "array of " + (a.words.empty() ? "strings" : join(a.words, ", ", [](const std::string& w) { return w; }));
@@ -217,7 +218,7 @@ ConfigKey key(const char* name, Member member, Allowed allowed, const char* unit
     };
     k.assign = [member, allowed, type = k.type](Config& c, const TomlItem& item) {
       T list(item.values.size());
-      bool good = item.array || std::is_same_v<T, std::vector<std::string>>;
+      bool good = item.array || !std::is_same_v<T, std::vector<double>>;
       for (size_t i = 0; i < list.size(); i++) good = good && read(item.values[i], allowed, list[i]);
       if (std::is_same_v<T, std::vector<double>> && list.size() != 2) good = false;
       if (!good) fail("expected ", type, ", found ", found_text(item));

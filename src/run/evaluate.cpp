@@ -19,7 +19,7 @@ class Grader {
   }
 
   void drawn(const Completion& c) {
-    if (c.finish != Finish::eos && std::ssize(c.tokens) < limit_) return;
+    if (!c.finished() && std::ssize(c.tokens) < limit_) return;
     waiting_.push_back(c);
     if (std::ssize(waiting_) >= std::max(16, threads())) grade();
   }
@@ -30,7 +30,7 @@ class Grader {
         const Completion& c = waiting_[static_cast<size_t>(i)];
         responses[static_cast<size_t>(i)] = {c.tokens, session_.response_text(c),
                                              session_.reward(task_, problems_[static_cast<size_t>(c.request)], c),
-                                             c.finish == Finish::eos};
+                                             c.finish};
       }
     });
     for (size_t i = 0; i < waiting_.size(); i++) {
@@ -85,6 +85,7 @@ Evaluation::Evaluation(const Session& session, const Task& task, Rollout& rollou
       .top_p = static_cast<float>(v.top_p),
       .key = rng_key(static_cast<uint64_t>(config.trainer.seed), RngStream::eval, static_cast<uint64_t>(step)),
       .eos = session.eos,
+      .stop = session.stop,
       .dense = dense};
   const bool alone = session.device.comm.ranks() == 1;
   Grader grader(session, task, problems, v.n, config.data.max_response_length);
@@ -102,7 +103,7 @@ Evaluation::Evaluation(const Session& session, const Task& task, Rollout& rollou
       std::vector<Reward> rewards = session.rewards(task, problems, completions);
       for (size_t i = 0; i < completions.size(); i++)
         done[i] = {completions[i].tokens, session.response_text(completions[i]), std::move(rewards[i]),
-                   completions[i].finish == Finish::eos};
+                   completions[i].finish};
     }
   } catch (const Stopped&) {
   }
@@ -155,7 +156,7 @@ std::vector<double> Evaluation::lengths() const {
 int64_t Evaluation::truncated() const {
   int64_t count = 0;
   for (const EvaluatedProblem& p : problems_)
-    for (const EvaluatedResponse& r : p.responses) count += !r.finished;
+    for (const EvaluatedResponse& r : p.responses) count += !r.finished();
   return count;
 }
 

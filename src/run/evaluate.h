@@ -11,7 +11,8 @@ struct EvaluatedResponse {
   std::vector<int32_t> tokens;  // EOS included
   std::string text;             // without the closing EOS
   Reward reward;
-  bool finished = false;  // by an EOS; otherwise cut at data.max_response_length
+  Finish finish = Finish::length;  // length: cut at data.max_response_length
+  bool finished() const { return finish != Finish::length; }
 };
 
 struct EvaluatedProblem {

@@ -90,6 +90,7 @@ GrpoKeys GrpoTraining::keys() const {
           .top_k = static_cast<int32_t>(c.rollout.top_k),
           .top_p = static_cast<float>(c.rollout.top_p),
           .eos = session_.eos,
+          .stop = session_.stop,
           .max_response_length = c.data.max_response_length,
           .total_training_steps = c.trainer.total_training_steps,
           .seed = static_cast<uint64_t>(c.trainer.seed),
@@ -188,7 +189,7 @@ int64_t GrpoTraining::plan_period() const {
 
 void GrpoTraining::worst_case_step(int64_t groups, int64_t planned) {
   GrpoKeys longest = keys();
-  longest.eos.clear();
+  longest.eos.clear(), longest.stop = {};
   longest.total_training_steps = std::max(longest.total_training_steps, step_);  // a plan may not know them
   longest.algorithm.adv_filter_threshold = 0, longest.algorithm.filter_groups.enable = false;
   const auto prompts = [this, groups] {

@@ -58,9 +58,11 @@ void check_entry(const CachedResponse& entry, const Session& session, const std:
     if (id < 0 || id >= session.model_config.vocab)
       fail(where, ": the token ", id, " is outside the model's vocabulary of ", session.model_config.vocab);
     const bool last = i + 1 == entry.ids.size();
-    const bool eos = std::find(session.eos.begin(), session.eos.end(), id) != session.eos.end();
-    if (eos && !(last && entry.finished)) fail(where, ": an EOS (", id, ") that is not the end of a finished response");
-    if (last && entry.finished && !eos) fail(where, ": a finished response whose last token, ", id, ", is no EOS");
+    const auto end = end_of(session.eos, session.stop, {}, std::span(entry.ids).first(i + 1));
+    if (end && !(last && entry.finished))
+      fail(where, ": an EOS or stop (", id, ") that is not the end of a finished response");
+    if (last && entry.finished && !end)
+      fail(where, ": a finished response whose last token, ", id, ", is no EOS and no stop");
   }
 }
 
@@ -115,12 +117,12 @@ PrefixCache read_cache_file(const std::string& path, const Session& session) {
     if (cache.contains(row)) fail(where, ": a second response to row ", row, "; one is cached");
     CachedResponse entry;
     entry.score = entry.reward = NAN;
-    entry.finished = line.contains("finished") ? line.at("finished").get<bool>() : line.at("finish") == "eos";
+    entry.finished = line.contains("finished") ? line.at("finished").get<bool>() : line.at("finish") != "length";
     if (line.contains("ids")) {
       entry.ids = token_ids(line.at("ids"));
     } else {
       entry.ids = session.tokenizer->encode(line.at("text").get<std::string>());
-      if (entry.finished) entry.ids.push_back(session.eos[0]);
+      if (entry.finished && !end_of({}, session.stop, {}, entry.ids)) entry.ids.push_back(session.end);
     }
     if (std::ssize(entry.ids) > limit) entry.ids.resize(limit), entry.finished = false;
     check_entry(entry, session, where);

@@ -269,6 +269,11 @@ void RunDirectory::log(const Metrics& metrics) {
   logs_.at(events_log).append(tensorboard_event(step, unix_time(), metrics));
 }
 
+static const char* finish_of(const Session& session, const Trajectory& s) {
+  if (!s.finished) return finish_name(Finish::length);
+  return finish_name(*end_of(session.eos, session.stop, s.prefix, s.tokens));
+}
+
 void RunDirectory::log_samples(const Session& session, const Training& training) {
   const std::vector<SampleText> texts = training.texts();
   const auto limit = static_cast<size_t>(session.config.trainer.samples_per_step);
@@ -289,7 +294,7 @@ void RunDirectory::log_samples(const Session& session, const Training& training)
                                    {"score", s.score},           {"overlong", s.overlong},
                                    {"kl_penalty", s.kl_penalty}, {"reward", s.reward},
                                    {"advantage", s.advantage},   {"extracted", texts[i].extracted},
-                                   {"answer", texts[i].answer},  {"finish", s.finished ? "eos" : "length"}};
+                                   {"answer", texts[i].answer},  {"finish", finish_of(session, s)}};
     if (s.replayed() > 0) line["replayed"] = s.replayed();
     if (s.length_reward != 0) line["length_reward"] = s.length_reward;
     // A response cut inside a character is not UTF-8.

@@ -138,6 +138,11 @@ Session::Session(const Config& c, const Table& table, bool trainable, const std:
   if (data) {
     const auto own = std::find(eos.begin(), eos.end(), tokenizer->eos());
     if (own != eos.end()) std::rotate(eos.begin(), own, own + 1);
+    stop = make_stop(c.rollout, tokenizer.get(), model_config.vocab);
+    end = eos[0];
+    if (const auto turn = turn_end(chat, *tokenizer);
+        turn && std::find(stop.token_ids.begin(), stop.token_ids.end(), *turn) != stop.token_ids.end())
+      end = *turn;
   }
 
   const LoraKeys& l = c.model.lora;
@@ -326,19 +331,17 @@ std::vector<int32_t> Session::encode_completion(const Problem& problem, const st
   } catch (const Error& e) {
     fail(problem.where, ": ", e.what());
   }
-  ids.push_back(eos[0]);
+  ids.push_back(end);
   return ids;
 }
 
 std::string Session::response_text(const Completion& completion) const {
-  std::vector<int32_t> ids = completion.tokens;
-  if (completion.finish == Finish::eos) ids.pop_back();
-  return tokenizer->decode(ids);
+  return tokenizer->decode(std::span(completion.tokens).first(text_tokens(completion, stop, *tokenizer)));
 }
 
 Reward Session::reward(const Task& task, const Problem& problem, const Completion& completion) const {
-  return task.reward(problem, {response_text(completion), completion.finish == Finish::eos,
-                               static_cast<int64_t>(completion.tokens.size())});
+  return task.reward(
+      problem, {response_text(completion), completion.finished(), static_cast<int64_t>(completion.tokens.size())});
 }
 
 std::vector<Reward> Session::rewards(const Task& task, std::span<const Problem> problems,

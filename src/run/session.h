@@ -12,6 +12,7 @@
 #include "rl/metrics.h"
 #include "rollout/rollout.h"
 #include "run/config.h"
+#include "run/stop.h"
 #include "tokenizer/chat.h"
 
 namespace pare {
@@ -48,7 +49,7 @@ struct Session {
   // Keeps the rows of `task` that fit.  `excess`: how a row is too long ("the prompt has 7 tokens, data.max_... is 5"),
   // else empty.  Throws at the first such row, unless data.filter_overlong_prompts leaves it out, which `notes` says.
   void keep_fitting(Task& task, const std::function<std::string(const Problem&)>& excess);
-  std::string response_text(const Completion& completion) const;  // without the closing EOS
+  std::string response_text(const Completion& completion) const;  // of text_tokens()
   Reward reward(const Task& task, const Problem& problem, const Completion& completion) const;
   // Of all responses, in order, in parallel; `problems` are those that the completions' requests count.  Ranks share
   // the work, as they do that of Rollout::generate; all get the rewards.
@@ -78,6 +79,9 @@ struct Session {
   std::vector<std::string> notes;                 // on the data, for the log
   ModelConfig model_config;
   std::vector<int32_t> eos;  // any of them ends a response; the first is the tokenizer's, where it is one of them
+
+  Stop stop;         // other ends of a response
+  int32_t end = -1;  // ends a completion that is given as a text: eos[0], or the end of a turn if it is a stop token
 
   const ArenaLimits limits;
   const std::unique_ptr<SharedMemory> shared;  // of what trains, with rollout.free_cache_engine; else absent

@@ -316,6 +316,7 @@ function facts(s) {
     ["advantage", s.advantage],
     ["finish",
      finish === "eos"        ? "end of sequence"
+       : finish === "stop"   ? "stop token or text"
        : finish === "length" ? "cut at the limit"
                              : finish],
     ["tokens", s.ids?.length ?? s.tokens],
