@@ -60,12 +60,13 @@ std::set<std::string> logged() {
     collect(run.step(), names);
     collect(run.trainer->evaluate(), names);
   }
-  const auto rows = std::filesystem::path(testing::TempDir()) / cat("pare_metrics_page_", getpid(), ".jsonl");
-  std::ofstream(rows) << R"({"prompt": "a", "completion": "b"})";
-  Session held_out(tiny_run("qwen3", {cat("data.train_files=", rows.string()), cat("data.val_files=", rows.string()),
-                                      "data.tokenizer=ssa", "trainer.test_freq=1"}));
+  const auto examples = std::filesystem::path(testing::TempDir()) / cat("pare_metrics_examples_", getpid(), ".jsonl");
+  std::ofstream(examples) << R"({"prompt": "a", "completion": "b"})";
+  Session held_out(
+      tiny_run("qwen3", {cat("data.train_files=", examples.string()), cat("data.val_files=", examples.string()),
+                         "data.tokenizer=ssa", "trainer.test_freq=1"}));
   collect(SftTraining(held_out).evaluate(), names);
-  std::filesystem::remove(rows);
+  std::filesystem::remove(examples);
   Session session(tiny_run("qwen3", {}));
   SftTraining sft(session);
   collect(sft.step(), names);

@@ -9,6 +9,7 @@
 #include "app/interrupt.h"
 #include "app/shorthands.h"
 #include "app/show.h"
+#include "base/foreign_file.h"
 #include "base/progress.h"
 #include "run/ranks.h"
 #include "run/run_directory.h"

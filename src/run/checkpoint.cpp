@@ -8,10 +8,12 @@
 #include <set>
 
 #include "base/file.h"
+#include "base/foreign_file.h"
 #include "base/json.h"
 #include "base/json_file.h"
 #include "model/hf/files.h"
 #include "model/hf/folder.h"
+#include "ops/data.h"
 #include "run/certificate.h"
 #include "run/prefix_cache_file.h"
 

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "base/file.h"
+#include "base/foreign_file.h"
 #include "data/presets.h"
 #include "data/reward_command.h"
 #include "tokenizer/tokenizer.h"
@@ -103,16 +104,6 @@ std::vector<InputChange> input_changes(const std::vector<Input>& before, const s
 bool same_path(const std::string& a, const std::string& b) {
   std::error_code none;
   return a == b || fs::weakly_canonical(fs::absolute(a), none) == fs::weakly_canonical(fs::absolute(b), none);
-}
-
-std::string shell_word(const std::string& word) {
-  const bool plain = !word.empty() && word.find_first_not_of(
-                                          "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-                                          "0123456789_-+=.,:/@%") == word.npos;
-  if (plain) return word;
-  std::string quoted = "'";
-  for (const char c : word) quoted += c == '\'' ? "'\\''" : std::string(1, c);
-  return quoted + "'";
 }
 
 void refuse_changes(const std::vector<InputChange>& changes, const std::vector<std::string>& accepted,

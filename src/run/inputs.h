@@ -35,7 +35,4 @@ void refuse_changes(const std::vector<InputChange>& changes, const std::vector<s
 
 bool same_path(const std::string& a, const std::string& b);
 
-// A word of a command line as a shell reads it.
-std::string shell_word(const std::string& word);
-
 }  // namespace pare
