@@ -154,7 +154,7 @@ $(BUILD)/fuzz/data/%.o $(BUILD)/fuzz/tokenizer/%.o: private fuzz_FLAGS += -fsani
 $(patsubst %,$(BUILD)/%.o,tests/% src/app/% src/run/% src/base/toml src/base/json% data/% model/hf/%): private override O := 1
 
 # ---- targets ---------------------------------------------------------------------------------------------------------
-PARTS := cuda/cuda.mk src/comm/mpi/mpi.mk tools/mutants/mutants.mk
+PARTS := tests/tests.mk cuda/cuda.mk src/comm/mpi/mpi.mk tools/mutants/mutants.mk
 .PHONY: always $(shell sed -n 's/^\([a-z-]*\):.*  $(HASH)$(HASH) .*/\1/p' Makefile $(PARTS))
 all: $(BUILD)/pare  ## the program, build/pare
 test: $(BUILD)/tests/pare_tests $(BUILD)/pare  ## runs every test, in as many processes as there are cores
@@ -167,22 +167,6 @@ $(BUILD)/emu/pare: $(cpu_LIB) $(cpu_APP) $(filter-out $(BUILD)/emu/tests/%,$(cpu
 arm-check: $(BUILD)/pare  ## the same bits on aarch64: cross build and some steps under qemu
 	@tools/arm_check.sh $(BUILD)/pare $(BUILD)/aarch64 $(JOBS)
 
-# The tests that run kernels, the kernels under the access checker, the rest of the program as it is.
-KERNEL_TESTS := tests/main tests/kernels tests/op_cases tests/test_ops tests/test_ptx $(patsubst %.cpp,%,$(wildcard tests/test_cuda_*.cpp))
-check: $(BUILD)/check/tests/pare_emu_tests  ## tests of kernels under the emulator's access checker
-	$< --jobs=$(JOBS) $(TEST_FLAGS)
-CHECK_OBJ := $(check_EMU) $(BUILD)/check/tests/test_emu.o $(BUILD)/check/tests/test_emu_graphs.o $(KERNEL_TESTS:%=$(BUILD)/%.o) $(BUILD)/tests/test_emu_device.o $(BUILD)/tests/test_emu_nccl.o $(cpu_LIB)
-$(BUILD)/check/tests/pare_emu_tests: $(CHECK_OBJ)
-	$(call run,link $@,$(CXX) $(LDFLAGS) $^ -lgtest $(LIBS) -o $@)
-# Tests of ops in every order of threads, the kernels of both tables under ASan and UBSan.
-asan-ops: $(BUILD)/asan/pare_op_tests  ## tests of ops, their kernels under AddressSanitizer and UBSan
-	$< --jobs=$(JOBS) --gtest_filter='*AgreesWithRef*' $(TEST_FLAGS)
-CPU_KERNELS = $(foreach d,src/cpu $(ISAS),$(1)/$(d)/%)
-$(BUILD)/asan/pare_op_tests: $(asan_EMU) $(filter $(call CPU_KERNELS,$(BUILD)/asan),$(asan_LIB)) $(KERNEL_TESTS:%=$(BUILD)/%.o) $(filter-out $(call CPU_KERNELS,$(BUILD)),$(cpu_LIB))
-	$(call run,link $@,$(CXX) $(LDFLAGS) $(asan_FLAGS) $^ -lgtest $(LIBS) -o $@)
-odr: $(BUILD)/odr.o  ## with ODR=1 from clean: is every type of program, kernels and tests defined once?
-$(BUILD)/odr.o: $(cpu_LIB) $(filter-out %/main.o,$(cpu_APP)) $(cpu_TEST) $(cpu_EMU)
-	$(call run,odr,$(CXX) -r -flto -flinker-output=rel -Wodr -Werror=odr -Wno-lto-type-mismatch $^ -o $@)
 CLANG ?= clang++
 $(BUILD)/clang/% $(BUILD)/fuzz/%: CXX = $(CLANG)
 

@@ -178,7 +178,7 @@ TEST(House, AFamilyConcernsTheSourcesThatCallIt) {
 // One name in namespace pare is one type: two definitions would be one to the linker (`make odr` compares members).
 TEST(House, ATypeIsDefinedOnce) {
   std::map<std::string, std::set<std::string>> files;
-  const std::regex type("^(?:struct|class|enum class|enum) ([A-Z]\\w*)[^;(]*\\{");
+  const std::regex type("^(?:struct|class|enum class|enum) ([A-Z]\\w*)(?: final)?(?: : [^;(]*)? \\{");
   for (const char* folder : {"src", "model", "tokenizer", "data", "tests"})
     for (const auto& entry : fs::recursive_directory_iterator(folder)) {
       const fs::path& file = entry.path();
@@ -187,7 +187,7 @@ TEST(House, ATypeIsDefinedOnce) {
       std::string space;  // of the line, by the lines that open a namespace
       std::smatch match;
       for (std::string line; std::getline(text, line);) {
-        if (line.starts_with("namespace")) space += line;
+        if (line.starts_with("namespace") && line.ends_with('{')) space += line;
         if (line.starts_with("}  // namespace")) space = space.substr(0, space.rfind("namespace"));
         if (std::regex_search(line, match, type) && !space.ends_with("namespace {"))
           files[space + " " + match[1].str()].insert(file.string());

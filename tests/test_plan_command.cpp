@@ -127,12 +127,12 @@ TEST_F(PlanCommand, SaysByHowMuchItFits) {
 // The verdict comes first and is the exit code, in JSON too; each setting that it names fits.
 TEST_F(PlanCommand, WhatDoesNotFitEndsWithThree) {
   const std::string plan = "plan quickstart model.path= model.config=tiny-ssa";
-  EXPECT_TRUE(run(plan + " --memory 22MB").out.starts_with("fits "));
-  const std::string tight = plan + " --memory 21MB";
+  EXPECT_TRUE(run(plan + " --memory 24MB").out.starts_with("fits "));
+  const std::string tight = plan + " --memory 22MB";
   const Outcome o = run(tight);
   EXPECT_EQ(o.code, 3);
   EXPECT_TRUE(o.out.starts_with("too much ")) << o.out;
-  EXPECT_NE(o.err.find("does not fit the 21.0MB (21000000) of --memory"), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("does not fit the 22.0MB (22000000) of --memory"), std::string::npos) << o.err;
   EXPECT_EQ(run(tight + " --json").code, 3);
   const std::string text = flat(o.out), list = after(text, "with one of these it fits: ");
   std::istringstream settings(list.substr(0, list.find(" model ")));

@@ -318,9 +318,9 @@ TEST_F(WrongInput, TooLittleMemory) {
   for (const char* bytes : {"1", "30000"})
     expect_error(train(cat("rollout.kv_cache_bytes=", bytes)), Exit::memory, {"rollout.kv_cache_bytes", bytes});
   // As `pare plan` says it: how much, of how much, and what fits.
-  expect_error(train("rollout.max_num_seqs=900000000 rollout.max_num_batched_tokens=900000000"), Exit::memory,
+  expect_error(train("rollout.max_num_seqs=90000000 rollout.max_num_batched_tokens=90000000"), Exit::memory,
                {"does not fit: ", "of this machine"});
-  expect_error(train("rollout.max_num_seqs=900000"), Exit::memory,
+  expect_error(train("rollout.max_num_seqs=900000 rollout.max_num_batched_tokens=900000"), Exit::memory,
                {"does not fit: ", "of this machine", "with one of these it fits: ", "rollout.max_num_seqs="});
   expect_error(train("rollout.kv_cache_bytes=90000000000000"), Exit::memory,
                {"does not fit: ", "of this machine", "rollout.kv_cache_bytes="});

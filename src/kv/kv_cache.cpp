@@ -64,8 +64,9 @@ void KvCache::unreserve(int64_t pages) {
 }
 
 int KvCache::open(int64_t reservation) {
-  for (size_t i = 0; i < sequences_.size(); i++)
+  for (size_t i = lowest_closed_; i < sequences_.size(); i++)
     if (!sequences_[i].open) {
+      lowest_closed_ = i + 1;
       sequences_[i] = {.open = true, .changed = false, .reservation = reservation, .layers = {}};
       sequences_[i].layers.resize(layers_);
       return static_cast<int>(i);
@@ -180,6 +181,7 @@ void KvCache::close(int sequence) {
     for (int32_t page : layer.pages) pool_.release(page);
   unreserve(s.reservation);
   s.open = false;
+  lowest_closed_ = std::min(lowest_closed_, static_cast<size_t>(sequence));
 }
 
 void KvCache::upload_tables() {

@@ -94,6 +94,7 @@ class KvCache {
   PagePool pool_;
   int64_t reserved_ = 0;
   std::vector<Sequence> sequences_;
+  size_t lowest_closed_ = 0;  // the sequences below are open
   struct Cut {
     int32_t page;
     int sequence;  // to whose reservation it returns; -1: to none

@@ -164,7 +164,8 @@ void GrpoTraining::worst_case_step() {
   step_++;
   const int64_t all = config_.data.train_batch_size, period = plan_period(), few = all % period + period;
   session_.ledger.clear();
-  if (!session_.device.planning() || config_.actor.token_subset != TokenSubset::none || few + period >= all)
+  if (!session_.device.planning() || config_.distill.enable || config_.actor.token_subset != TokenSubset::none ||
+      few + period >= all)
     return worst_case_step(all, 0);
   worst_case_step(few, few);
   const Ledger before = std::exchange(session_.ledger, {});
