@@ -173,7 +173,7 @@ $(BUILD)/clang/% $(BUILD)/fuzz/%: CXX = $(CLANG)
 # libFuzzer on what reads text and files of strangers (tools/fuzz), under ASan and UBSan; clang-check includes these objects.
 FUZZ_SECONDS ?= 60
 FUZZ := steps $(filter-out steps,$(patsubst tools/fuzz/%.cpp,%,$(wildcard tools/fuzz/*.cpp)))  # the longest first
-FUZZ_LIB := $(filter $(addprefix $(BUILD)/fuzz/,src/base/% data/% tokenizer/% src/kv/spec.o src/run/config%.o model/hf/safetensors.o),$(fuzz_LIB))
+FUZZ_LIB := $(filter $(addprefix $(BUILD)/fuzz/,src/base/% data/% tokenizer/% src/kv/spec.o src/run/config%.o src/run/unknown_key.o model/hf/safetensors.o),$(fuzz_LIB))
 clang-check: $(FUZZ_LIB) $(filter-out $(FUZZ_LIB:$(BUILD)/fuzz/%=$(BUILD)/clang/%),$(clang_LIB)) $(clang_APP) $(clang_TEST) $(clang_EMU) $(patsubst %.cpp,$(BUILD)/clang/%.o,$(wildcard tools/*.cpp tools/*/*.cpp))  ## does clang take every source?
 NO_FUZZER = $(shell echo 'extern "C" int LLVMFuzzerTestOneInput() { return 0; }' | $(CLANG) -fsanitize=fuzzer,address -x c++ - -o /dev/null 2>&1 || echo no)
 $(if $(filter fuzz% steps,$(MAKECMDGOALS)),$(if $(NO_FUZZER),$(error $(CLANG) with libFuzzer is missing: sudo apt-get install -y clang libclang-rt-dev (Ubuntu 22.04: clang is enough))))

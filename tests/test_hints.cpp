@@ -46,7 +46,7 @@ TEST(Hints, OnlyWhatApplies) {
   expect_once(plain, {.updates = 1}, "ratio is exactly 1");
   expect_once(kl, {}, "KL to the reference policy starts at 0");
   EXPECT_TRUE(Hints(kl).after(metrics({.number = 2})).empty());  // after a resume
-  kl.trainer.from_checkpoint = "checkpoints/step-2";  // whose policy has left it
+  kl.trainer.from_checkpoint = "checkpoints/step-2";             // whose policy has left it
   EXPECT_TRUE(Hints(kl).after(metrics({})).empty());
   expect_once(warm, {.lr = 1e-7}, "reaches 1e-06 in step 10");
   expect_once(plain, {.grad_norm = 3}, "actor.grad_clip = 1");

@@ -269,7 +269,7 @@ TEST_F(ResumeInputs, ARunKnowsItsCommand) {
     EXPECT_NE(read_text(config).find(cat("\ncommand = \"", own, "\"\n")), std::string::npos);
     EXPECT_NE(state(checkpoint)["config"].get<std::string>().find(cat("command = \"", own, "\"")), std::string::npos);
     const std::string before = read_text(at(cat(own, "/metrics.jsonl")));
-    const auto refused = [&] {
+    const auto refused = [&, own = std::string(own), other = std::string(other)] {
       const std::string line = cat("type: pare ", own, " ", config);
       expect_refused(words({other, config, "--resume", "trainer.total_training_steps=5"}),
                      {line + " trainer.total_training_steps=5 --resume", cat("of `pare ", own, "`")});

@@ -92,7 +92,8 @@ inline BlockSummary summary_kind(const KvSpec& spec) {
 void check_kv(const KvSpec& spec);
 
 // How many slots each layer of a sequence holds, and when it is compressed: the prompt is prefilled in full; then,
-// whenever the slots that are not protected have grown to budget + buffer, an event cuts them to the budget.  A dense cache is the case without events.
+// whenever the slots that are not protected have grown to budget + buffer, an event cuts them to the budget.  A dense
+// cache is the case without events.
 //
 // PyramidKV's budgets fall from layer to layer, with rollout.kv.evict.budget as their mean.  A sequence that fits the
 // mean is left alone in every layer, as published; later events cut every layer to its own budget.  At the end of a

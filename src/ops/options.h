@@ -17,8 +17,8 @@ enum class GqaAgg : int32_t { max_logit, mean_logit, mean_prob };
 enum class SoftmaxSpan : int32_t { exclude_window, include_window };
 enum class Pool : int32_t { max, avg };
 
-// Rows that are merged (KvMerge): V only, or K too, rotated back to position 0 (RopeBwd) and then to the position of the
-// kept slot (RopeFwd).
+// Rows that are merged (KvMerge): V only, or K too, rotated back to position 0 (RopeBwd) and then to the position of
+// the kept slot (RopeFwd).
 enum class MergeKeys : int32_t { none, unrotated };
 
 // The loss of one token as a function of its log-prob lp (token_loss.h states the formulas and their sources).

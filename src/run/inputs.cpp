@@ -111,7 +111,8 @@ void refuse_changes(const std::vector<InputChange>& changes, const std::vector<s
   std::string list, options;
   size_t refused = 0;
   for (const auto& [input, before] : changes) {
-    if (std::any_of(accepted.begin(), accepted.end(), [&](const auto& a) { return same_path(a, input.path); }))
+    if (std::any_of(accepted.begin(), accepted.end(),
+                    [&path = input.path](const auto& a) { return same_path(a, path); }))
       continue;
     refused++;
     list += cat(list.empty() ? "" : ", ", input.path, " (", input.key, ": ", input.feeds, ") ",
