@@ -299,6 +299,20 @@ std::string_view last_sentence(std::string_view s) {
   return last;
 }
 
+// Boxes that hold nothing are words about boxes.
+std::string without_box_commands(std::string_view s) {
+  std::string kept;
+  for (size_t at = 0; at < s.size();) {
+    const std::string_view rest = s.substr(at);
+    const size_t size = rest.starts_with("\\boxed") ? 6 : rest.starts_with("\\fbox") ? 5 : 0;
+    if (size == 0 || (size < rest.size() && is_letter(rest[size])))
+      kept += s[at++];
+    else
+      at += size;
+  }
+  return kept;
+}
+
 }  // namespace
 
 std::string boxed_gold(std::string_view gold) {
@@ -316,6 +330,8 @@ Found extract(std::string_view response) {
   s = trim(s.substr(0, s.rfind("I hope it is correct")));
   if (s.empty()) return {};
   if (const std::vector<Box> all = boxes(s); !all.empty()) return boxed(s, all);
+  const std::string words = without_box_commands(s);
+  s = trim(words);
   if (const size_t at = s.rfind("####"); at != none) {
     const std::string_view line = s.substr(at + 4);
     return std::string(without_emphasis(line.substr(0, line.find('\n'))));
