@@ -403,7 +403,7 @@ TEST_F(Resume, AMismatchMattersToTheEnd) {
        {"warning AFTER STEP 2, 3 of ", "exit code 1", " pare: 3 of ", "rollout.on_mismatch=continue"})
     EXPECT_NE(err.find(part), std::string::npos) << part << "\n" << err;
   EXPECT_EQ(err.find("warning"), err.rfind("warning")) << "once: " << err;
-  EXPECT_NE(o.out.find("exact    3 of "), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("model in "), std::string::npos) << o.out;
   EXPECT_TRUE(fs::exists(at("run/model/model.safetensors"))) << "the run is finished and saved";
   EXPECT_EQ(checkpoint_damage(at("run/checkpoints/step-4")), "");
   EXPECT_EQ(pare("train", "run", keys + Overrides{"--resume"}).code, static_cast<int>(Exit::failed)) << "and stays so";

@@ -265,7 +265,7 @@ class Run {
 
   void finish() {
     show_memory(console_, session_);
-    if (grpo_) console_.result("exact    " + mismatches());
+    if (grpo_) console_.line("exact    " + mismatches());
     console_.result(cat("done     ", duration(seconds_since(start_)), "; model in ", path(), "/model"));
     if (fails())
       throw Error(Exit::failed, cat(mismatches(),
