@@ -44,7 +44,7 @@ LISTED = {
     ],
     "src/run/sft_training.cpp": [("i % c.learner.slots", "int64_t{0}", "all groups in slot 0")],
     "src/run/run_directory.cpp": [
-        ("if (step > state.training.step) remove_folder(step_path(step));", "", "damaged later checkpoints stay"),
+        ("if (step > state.training.step) remove_folder(step_path(step), is_saved_file);", "", "damaged later checkpoints stay"),
     ],
     "src/rollout/rollout.cpp": [
         ("comm.waited - before", "comm.waited", "cumulative over steps"),
