@@ -186,7 +186,7 @@ std::string countdown_prompt(const std::string& gold) {
              "Assistant: <think>");
 }
 
-// What a mathematical answer is: see data/formats.md.  `worked`: the text is a solution that has the answer in it.
+// Mathematical answers: data/formats.md.  `worked`: the text is a solution that has the answer in it.
 std::string math_gold(std::string_view text, bool worked, const std::string& key, const std::string& where) {
   const std::string_view mark = "####";
   std::string_view gold = text;

@@ -97,7 +97,7 @@ TEST_F(Chat, DeepSeek) {
       "\n\nd<｜end▁of▁sentence｜>");
 }
 
-// Of each family random conversations that transformers rendered (tools/make_chat_golden.py), by the published template
+// Random conversations of each family that transformers rendered (tools/make_chat_golden.py), by the published template
 // and by the one that pare writes.
 TEST_F(Chat, RendersAsTransformers) {
   const json golden = json::parse(text_of("tests/golden/chat.json"));

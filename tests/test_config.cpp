@@ -115,7 +115,7 @@ TEST(Config, AbsentKeysAreTheDefaultsOfTheClass) {
     EXPECT_EQ(null.kv_heads, 64) << row.type;
     EXPECT_TRUE(null.eos_ids.empty()) << row.type;
     EXPECT_EQ(null.bos_id, -1) << row.type;
-    // What is written says all of it.
+    // The written text is complete.
     const ModelConfig again = parse_model_config(to_json(c), "c.json");
     EXPECT_EQ(again.head_dim, c.head_dim);
     EXPECT_EQ(again.kv_heads, c.kv_heads);

@@ -18,7 +18,7 @@
 namespace pare::test {
 namespace {
 
-// What rounds moments in bf16: the key of every call of adamw, by step, and the elements that it covers.
+// Rounding of moments in bf16: the key of every call of adamw, by step, and the elements that it covers.
 struct Rounding {
   std::map<int64_t, std::set<uint64_t>> keys;
   std::map<int64_t, std::map<int64_t, int64_t>> elements;  // step: first, count
@@ -176,8 +176,8 @@ TEST(Events, PositionIsThatOfTheNewestToken) {
   EXPECT_GT(events, 10);
 }
 
-// The rows of a window are the queries in the order in which they were written, the oldest first, wherever the ring
-// begins.
+// The rows of a window are the queries in the order in which they were written, the oldest first,
+// wherever the ring begins.
 TEST(Events, WindowsBeginWithTheOldestQuery) {
   static std::map<const void*, int64_t> written;  // row of the ring: when
   static int64_t clock, windows, rotated;

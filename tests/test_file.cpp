@@ -154,7 +154,7 @@ TEST_F(Files, WorkOnTheDiskIsAnActivity) {
   EXPECT_EQ(Activity::current(), "");
 }
 
-// What the program does not name stays: beside a new folder, where one is removed, and from what a crash left.
+// Files that the program does not name stay: beside a new folder, where one is removed, and from what a crash left.
 TEST_F(Files, FilesOfOthersKeepTheirPlace) {
   const Owned owned = [](const std::string& path) {
     return path == "a" || path == "b" || path == "sub/" || path == "sub/a";

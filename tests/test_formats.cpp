@@ -161,7 +161,7 @@ TEST_F(Formats, LineEndsAndMarksOfOtherSystems) {
   EXPECT_EQ(task.problem(2).where, at("rows.jsonl") + ":6");
 }
 
-// What the command in the message makes of the file is read again.
+// The file that the command in the message writes can be read.
 TEST_F(Formats, TablesAndArraysAreConvertedByThePrintedLine) {
   if (std::system("python3 -c ''") != 0) GTEST_SKIP() << "no python3";
   std::string utf16 = "\xff\xfe";
@@ -218,7 +218,7 @@ TEST_F(Formats, BinaryFilesAreRecognisedByTheirContent) {
   EXPECT_EQ(foreign_rows(at("none.jsonl")), "");
 }
 
-// What people give as a model and is none.
+// Paths that people give as a model by mistake.
 TEST_F(Formats, ModelsOfOtherFormatsSayWhatToDo) {
   const auto refused = [&](const std::string& path, const std::vector<std::string>& says) {
     try {

@@ -132,7 +132,7 @@ TEST(KvResidency, PyramidsOfAPromptArePublished) {
     for (int64_t l = 0; l < 5; l++) EXPECT_EQ(r.after_prefill(l, prompt), kept[l]) << prompt << " layer " << l;
 }
 
-// What fits the mean budget is left alone, although the last layers hold less: the run is the dense one.
+// A prompt that fits the mean budget is left alone, although the last layers hold less: the run is the dense one.
 TEST(KvPolicy, PyramidsLeaveAloneWhatFits) {
   Rng rng(rng_key(7, RngStream::test, 9));
   const Request request{random_ids(rng, 40, config().vocab), {5}, 30};

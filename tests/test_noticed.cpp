@@ -108,7 +108,7 @@ TEST(SftRun, EveryStepHasMistakesOfItsOwn) {
 
 // ---- sums
 
-// Of a step that draws several batches the numbers of all of them are reported.
+// A step that draws several batches reports the numbers of all of them.
 TEST(RolloutNumbers, AddUpOverBatches) {
   RolloutStats one;
   one.prefill_tokens = 1, one.decoded_tokens = 2, one.discarded_tokens = 3, one.forward_passes = 4,
@@ -203,7 +203,7 @@ TEST(BlockSchedule, StepsThatAreNoNumbersAreErrors) {
 
 // ---- corrections
 
-// Of a response whose tokens are all left out the weights are 0, not 0 / 0.
+// A response whose tokens are all left out has weights 0, not 0 / 0.
 TEST(ReleasedWeights, OfAResponseWithoutAKeptTokenAreZero) {
   RolloutCorrectionKeys keys;
   keys.rollout_is = RolloutIs::released;

@@ -56,7 +56,7 @@ TEST(Plan, IsTheRealWorstStepToTheByte) {
     }
 }
 
-// Of many groups that are alike the plan makes few, and counts what all would take.
+// The plan makes few of many identical groups and counts all of them.
 TEST(Plan, FewGroupsTellOfAll) {
   for (const std::vector<std::string>& keys :
        {std::vector<std::string>{"actor.ppo_max_token_len=400"},

@@ -246,7 +246,7 @@ TEST_F(Report, WrongRunsAreOneError) {
   refused(at("a"), Exit::usage, "rollouts.jsonl:2");
 }
 
-// What a run never writes is left out, or is an error of one line.
+// Values that a run never writes are left out, or are an error of one line.
 TEST_F(Report, ValuesOfOtherTypes) {
   for (const char* seed : {"((((", "[", "a|b*", "-1", "\\"}) {
     write_run("a", 1, 3, 1), write_run("b", 2, 3, 1);

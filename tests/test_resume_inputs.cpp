@@ -17,7 +17,7 @@ class ResumeInputs : public Program {
   static void SetUpTestSuite() { make_tiny_run(); }
   static void TearDownTestSuite() { fs::remove_all(tiny_folder()); }
 
-  // What the run reads, in the folder in/.
+  // Inputs of the run, in the folder in/.
   void make_inputs() {
     fs::remove_all(at("in"));
     const Session session(load_config(

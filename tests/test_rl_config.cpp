@@ -389,7 +389,7 @@ TEST(ConfigRead, UnknownKeysNameTheNearest) {
   }
 }
 
-// What users of verl, TRL and OpenRLHF type.
+// Keys that users of verl, TRL and OpenRLHF type.
 TEST(ConfigRead, ForeignKeysNameWhatTakesTheirPlace) {
   const std::pair<const char*, const char*> typed[] = {
       {"learning_rate", "is actor.optim.lr here"},
@@ -881,7 +881,8 @@ TEST(ConfigText, EveryCharacterReadsBack) {
   }
 }
 
-// What is not UTF-8 could not be read back: it is refused by the name of its key, as a word, quoted and in an array.
+// Text that is not UTF-8 could not be read back: it is refused by the name of its key, as a word, quoted and in an
+// array.
 TEST(ConfigText, WhatIsNotUtf8IsRefused) {
   std::vector<std::string> bad = {"\xc0\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe2\x82", "\xf0\x9f\x98"};
   for (int c = 0x80; c < 0x100; c++) bad.push_back({static_cast<char>(c)});

@@ -162,7 +162,7 @@ TEST_F(RunFolder, NoKillLosesWhatTheUserPutThere) {
   EXPECT_GE(points, 40);
 }
 
-// What would be in the way of a save is said before the first step, and stays.
+// An obstacle to a save is reported before the first step, and stays.
 TEST_F(RunFolder, WhatWouldBlockASaveIsSaidAtTheStart) {
   ASSERT_EQ(tiny({"trainer.total_training_steps=2"}).code, 0);
   fs::create_directories(at("elsewhere"));
@@ -283,7 +283,7 @@ TEST_F(RunFolder, AFolderThatIsMovedOrRemovedEndsTheRun) {
   }
 }
 
-// What a kill leaves goes with the resume: a checkpoint that should have been pruned, damaged ones behind the last
+// Leftovers of a kill go with the resume: a checkpoint that should have been pruned, damaged ones behind the last
 // whole one, files that were being written.
 TEST_F(RunFolder, AResumeTidiesUp) {
   const Overrides all = {"trainer.save_freq=1", "trainer.max_actor_ckpt_to_keep=0"};

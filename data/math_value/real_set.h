@@ -11,7 +11,7 @@ Answer interval_of(Answer low, Answer high, bool strict_low, bool strict_high);
 // the number a.  Nothing if there is no interval, something else, or an order that is unknown.
 std::optional<std::vector<Answer>> united(const std::vector<Answer>& parts, Effort& effort);
 
-// What is left of intervals without a set of numbers; nothing as above.
+// Returns intervals without a set of numbers; nothing as above.
 std::optional<std::vector<Answer>> without_points(std::vector<Answer> intervals, const Answer& points, Effort& effort);
 
 }  // namespace pare::math_value

@@ -6,7 +6,7 @@
 namespace pare {
 
 struct FolderFile {
-  // Of a model, of its tokenizer, or of an adapter.  A saved model has the files of model and tokenizer, a saved
+  // Owner: a model, its tokenizer, or an adapter.  A saved model has the files of model and tokenizer, a saved
   // adapter those of adapter and tokenizer.
   enum class Part { model, tokenizer, adapter, none };
   enum class Saved { written, copied, no };

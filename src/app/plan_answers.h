@@ -21,7 +21,7 @@ nlohmann::ordered_json plan_json(const Config& config, const Plan& plan, const S
 void show_largest(const std::vector<std::string>& arguments, const std::string& key, size_t memory,
                   const std::string& where);
 
-// What makes a step fit `memory` (what_fits), more ranks included; `config` does not fit.
+// Settings that make a step fit `memory` (what_fits), more ranks included; `config` does not fit.
 std::vector<std::string> settings_that_fit(const Config& config, size_t memory);
 
 // The configuration alone and with each of the presets laid over it, under the overrides.

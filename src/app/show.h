@@ -35,7 +35,7 @@ struct StepColumn {
 std::vector<StepColumn> train_columns(const Config& config);
 std::vector<StepColumn> sft_columns();
 
-// Of a validation, the higher the better: mean@n, or minus the held-out loss; NaN where there was none.
+// Score of a validation, higher is better: mean@n, or minus the held-out loss; NaN where there was none.
 double val_score(const Config& config, const Metrics& metrics);
 
 // The lines of a run: a row per step between its number and the time that is left, with the last validation reward, and

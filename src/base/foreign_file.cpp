@@ -139,7 +139,7 @@ std::string foreign_folder(const std::string& path) {
   return "is a folder, expected a file of JSON lines";
 }
 
-// Of a folder of a model.
+// A model folder.
 std::string by_transformers(const std::string& what, const std::string& path) {
   const std::string folder = fs::path(path).parent_path().string(), from = folder.empty() ? "." : folder;
   return convert(what,

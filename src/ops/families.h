@@ -1,5 +1,5 @@
-// All families of ops, for code that handles every op of PARE_OPS.  Other code includes only the families that it
-// calls.
+// All families of ops, for code that handles every op of PARE_OPS.  Other code includes the
+// families that it calls.
 #pragma once
 #include "ops/attention.h"
 #include "ops/blocks.h"

@@ -73,8 +73,8 @@ class Rollout {
   // outside the vocabulary, and for a request that the pool cannot hold alone (Exit::memory).  After an exception from
   // an op or a callback the object must not be used again.
   //
-  // On the `null` table every token is 0: with neither eos nor stop every sample runs to max_new_tokens, the worst
-  // case.
+  // On the `null` table every token is 0: with neither eos nor stop every sample runs to
+  // max_new_tokens, the worst case.
   std::vector<Completion> generate(const std::vector<Request>& requests, const Sampling& sampling,
                                    const std::function<void(const RolloutStats&)>& progress = {},
                                    const std::function<void(const Completion&)>& drawn = {});

@@ -100,7 +100,7 @@ class Scheduler {
   // those whose sequence had not ended before.
   std::vector<bool> settle(const Batch& batch, const int32_t* tokens, const float* logprobs);
 
-  // Of requests that are all alike: work that comes again need not be scheduled again.  Between batches whose tokens
+  // For identical requests: repeated work need not be scheduled again.  Between batches whose tokens
   // are all settled, alike() says everything that decides the batches to come, but for how many samples are left: of
   // two equal ones the second continues as the first did, `admitted` samples later.  Empty: in neither way.
   //   of samples: within one request, before its last sample; of requests: at the beginning of one

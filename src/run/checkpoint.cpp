@@ -374,7 +374,7 @@ namespace {
 
 std::string word(RunCommand command) { return command == RunCommand::sft ? "sft" : "train"; }
 
-// Of the run that the checkpoint lies in.
+// The run that holds the checkpoint.
 std::string config_of(const std::string& checkpoint) {
   return (fs::path(checkpoint).parent_path().parent_path() / "config.toml").string();
 }

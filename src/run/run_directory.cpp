@@ -106,7 +106,7 @@ void check_names(const fs::path& folder, const std::string& path) {
   }
 }
 
-// What a save would fail on is an Error before the run: it replaces folders by renaming them, and writes beside them.
+// Throws before the run if a save would fail: a save replaces folders by renaming them, and writes beside them.
 void check_folder(const fs::path& folder, const fs::path& parent) {
   const fs::file_status status = fs::symlink_status(folder);
   if (!fs::exists(status)) return;

@@ -191,8 +191,8 @@ Session::Session(const Config& c, const Table& table, bool trainable, const std:
 
 size_t response_memory(const Config& c) {
   // A token of a response: 8 bytes as it is sampled, which may have grown to 16; 32 of log-probs and corrections, 8 of
-  // its weight, 8 as it is packed, 48 of loss terms, 36 of what they gave.  Ranks copy terms and results of their
-  // slots.
+  // its weight, 8 as it is packed, 48 of loss terms, 36 of what they gave.  Ranks copy terms and
+  // results of their slots.
   const double token = c.learner.slots == 1 ? 160 : 256, response = 640;
   const auto prompt = static_cast<double>(8 * c.data.max_prompt_length);
   const double bytes = static_cast<double>(c.data.train_batch_size) * static_cast<double>(c.rollout.n) *

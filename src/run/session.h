@@ -43,8 +43,8 @@ struct Session {
   // The ids of the problem, or its conversation in the chat format of the run.  Throws an Error where they are more
   // than data.max_prompt_length.
   std::vector<int32_t> encode_prompt(const Problem& problem) const;
-  // What the problem's row teaches: its completion as it stands, or its reply as the chat format renders that after the
-  // prompt, and EOS.
+  // Returns the ids that the problem's row teaches: its completion as it stands, or its reply as the chat format
+  // renders that after the prompt, and EOS.
   std::vector<int32_t> encode_completion(const Problem& problem, const std::string& text) const;
   // Keeps the rows of `task` that fit.  `excess`: how a row is too long ("the prompt has 7 tokens, data.max_... is 5"),
   // else empty.  Throws at the first such row, unless data.filter_overlong_prompts leaves it out, which `notes` says.
