@@ -497,6 +497,7 @@ TEST(MathValue, DifferentValues) {
       {"\\mathbb{R}\\setminus\\{2\\}", "\\mathbb{R}"},
       {"\\mathbb{R}\\setminus\\{2\\}", "\\mathbb{R}\\setminus\\{-2\\}"},
       {"\\mathbb{R}\\setminus\\{2\\}", "\\{2\\}"},
+      {"(1,2)", "((1,2)\\setminus\\{1\\}"},  // a bracket stays open
       {"(0,2)", "(0,1)\\cup(1,2)"},
       {"[0,1]", "(0,1)\\cup\\{0\\}"},
       {"(1,2),(2,3)", "(1,3)"},

@@ -216,11 +216,11 @@ class Reader {
   // Intervals without some numbers: \mathbb{R} \setminus \{2\}, also with a minus sign.
   bool without(Tokens t, int nesting, Answer& a) {
     size_t at = npos;
-    for (size_t i = 1; i + 1 < t.size() && at == npos; i++)
-      if (t[i].command("setminus") ||
-          (t[i].symbol("-") && t[i + 1].symbol("\\{") && (t[i - 1].command("reals") || closes(t[i - 1]))))
+    for (const size_t i : places(t, [](const Token& x) { return x.command("setminus") || x.symbol("-"); }))
+      if (at == npos && i > 0 && i + 1 < t.size() &&
+          (t[i].command("setminus") || (t[i + 1].symbol("\\{") && (t[i - 1].command("reals") || closes(t[i - 1])))))
         at = i;
-    if (at == npos || places(t.subspan(0, at + 1), [](const Token&) { return true; }).back() != at) return false;
+    if (at == npos) return false;
     const Answer left = read(t.first(at), nesting + 1), right = read(t.subspan(at + 1), nesting + 1);
     std::optional<std::vector<Answer>> rest =
         without_points(left.kind == A::list ? left.items : std::vector<Answer>{left}, right, effort_);
