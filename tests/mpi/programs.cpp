@@ -375,10 +375,19 @@ TEST_F(StruckRank, FrozenAtItsStartIsNamed) {
 }
 
 // A disk that is slower than trainer.nccl_timeout is waited for, and named.
+TEST_F(Ranks, SlowDiskIsWaitedFor) {
+  const Overrides keys = {"trainer.nccl_timeout=1", "trainer.total_training_steps=2"};
+  const Outcome o = job(part(1, "run", keys, {"PARE_FAULT=30:4500"}) + Overrides{":"} + part(1, "run", keys));
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_TRUE(std::regex_search(o.err, std::regex("pare: the ranks have waited [0-9]+ s for rank 0 on [^\n]*: it is at "
+                                                  "(writing|flushing) ")))
+      << o.err;
+}
+
 TEST_F(Ranks, SlowGraderIsWaitedFor) {
-  const std::string grader = write("grader.sh", "sleep 6.5\nwhile read -r line; do echo '{\"score\": 1}'; done\n");
+  const std::string grader = write("grader.sh", "sleep 3.5\nwhile read -r line; do echo '{\"score\": 1}'; done\n");
   const Outcome o = job(part(2, "run",
-                             {"data.reward=command:sh " + grader, "trainer.nccl_timeout=2",
+                             {"data.reward=command:sh " + grader, "trainer.nccl_timeout=1",
                               "trainer.total_training_steps=1", "trainer.test_freq=0"}));
   EXPECT_EQ(o.code, 0) << o.err;
   EXPECT_NE(o.err.find("it is at grading"), std::string::npos) << o.err;

@@ -308,7 +308,7 @@ class Mpi final : public Comm {
       own.heard = Clock::now();
       if (now.calls != own.pulse.calls) own.moved = own.heard;
       own.pulse = now;
-      const bool due = seconds_since(sent) > silence / 12;
+      const bool due = seconds_since(sent) > std::min(silence / 12, timeout / 4);
       if (due) sent = Clock::now();
       each([&](int r, Other& o) {
         hear(r, o);
@@ -343,15 +343,16 @@ class Mpi final : public Comm {
     });
   }
 
-  // Ends the job if a rank is silent, or none makes progress.  The lowest rank that is heard of speaks; the others
-  // leave it two seconds.
+  // Ends the job if a rank is silent, or if every rank has said for `timeout` that it makes no progress: on a busy
+  // machine a pulse comes late and tells of the past.  The lowest rank that is heard of speaks; the others leave it two
+  // seconds.
   void judge(std::vector<Other>& others, double silence, const Pulse& now) {
     int speaker = 0;
     while (seconds_since(others[static_cast<size_t>(speaker)].heard) > silence) speaker++;
     const double later = speaker == rank_ ? 0 : 2;
     bool moves = false, all_wait = true;
     for (const Other& o : others) {
-      moves = moves || seconds_since(o.moved) <= timeout + later;
+      moves = moves || std::chrono::duration<double>(o.heard - o.moved).count() <= timeout + later;
       all_wait = all_wait && o.pulse.waits;
     }
     for (int r = 0; r < ranks_; r++)
