@@ -288,10 +288,11 @@ TokenOuts Learner::accumulate(const std::vector<Group>& groups, const TokenTerms
 }
 
 std::vector<int> Learner::slots_of(const std::vector<Group>& groups) const {
-  if (options_.balance) return deal(flops_of(groups), options_.slots);
+  std::vector<int64_t> flops;
   std::vector<int> slots;
-  for (const Group& g : groups) slots.push_back(static_cast<int>(g.slot));
-  return slots;
+  for (const Group& g : groups)
+    flops.push_back(group_flops(model_.config, g, 0)), slots.push_back(static_cast<int>(g.slot));
+  return options_.balance ? deal(flops, options_.slots) : slots;
 }
 
 std::vector<int64_t> Learner::flops_of(const std::vector<Group>& groups) const {
@@ -314,7 +315,6 @@ TokenOuts Learner::accumulate(const std::vector<Group>& groups, const TokenTerms
          " loss rows");
   const BlockReads* const blocks = options_.blocks ? &*options_.blocks : nullptr;
   const BlockReads* const reference_blocks = options_.dense_reference ? nullptr : blocks;
-  const auto keep = options_.recompute ? Pass::Keep::inputs : Pass::Keep::all;
   struct Prefix {
     std::unique_ptr<Pass> pass, reference;
   };
@@ -331,7 +331,8 @@ TokenOuts Learner::accumulate(const std::vector<Group>& groups, const TokenTerms
       },
       [&](Prefix& p) { p.pass->backward(views_); },
       [&](const PackedBatch& batch, Prefix* p) {
-        Pass pass(model_, activations_, batch, keep, blocks, p ? p->pass.get() : nullptr);
+        Pass pass(model_, activations_, batch, Pass::Keep::all, blocks, p ? p->pass.get() : nullptr,
+                  options_.recompute);
         pass.forward();
         std::unique_ptr<Pass> ref;
         if (reference) {

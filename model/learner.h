@@ -42,7 +42,7 @@ struct LearnerOptions {
   int64_t max_rows = 4096;                // rows of a micro-batch
   int64_t logits_chunk = 1024;            // loss rows whose logits exist at a time
   DType moments = DType::f32;             // of AdamW: bf16, or f32, which is f64 where act is
-  bool recompute = false;                 // keep the inputs of blocks only, compute blocks again in the backward
+  int64_t recompute = 0;                  // first blocks that keep their input only, and are computed twice
   std::optional<BlockReads> blocks = {};  // what rows behind a prefix read; none: everything
   bool dense_reference = false;           // the reference model reads everything, whatever `blocks` says
   int64_t slots = 1;                      // of an update (list.h); a multiple of the ranks
@@ -77,7 +77,8 @@ class Learner {
   TokenOuts accumulate(const std::vector<Group>& groups, const TokenTerms& terms, const LossSpec& spec,
                        const Model* reference = nullptr, const BatchProgress& progress = {});
   int64_t slots() const { return options_.slots; }
-  std::vector<int> slots_of(const std::vector<Group>& groups) const;      // in which accumulate() computes them
+  // In which accumulate() computes them.  Blocks that are computed twice count once: they change no bit.
+  std::vector<int> slots_of(const std::vector<Group>& groups) const;
   std::vector<int64_t> flops_of(const std::vector<Group>& groups) const;  // of each, predicted (group_flops)
   // Log-probs and entropies of the kept tokens; no gradient.  With `states` also overlap and mass, the model being p.
   // The rank that a group was sampled on (Group::slot) computes them, all get them.

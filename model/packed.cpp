@@ -68,7 +68,7 @@ int64_t packed_rows(const Group& g) {
   return static_cast<int64_t>(rows);
 }
 
-int64_t group_flops(const ModelConfig& c, const Group& g, bool recompute) {
+int64_t group_flops(const ModelConfig& c, const Group& g, int64_t recompute) {
   const int64_t rows = packed_rows(g), losses = loss_row_offsets({g}).back();
   const auto prefix = static_cast<int64_t>(g.prefix.size());
   int64_t pairs = prefix * (prefix + 1) / 2;
@@ -77,8 +77,8 @@ int64_t group_flops(const ModelConfig& c, const Group& g, bool recompute) {
     pairs += own * prefix + own * (own + 1) / 2;
   }
   const int64_t down = c.hidden * c.ffn, layer = c.qkv_width() * c.hidden + c.hidden * c.q_width() + 3 * down;
-  const int64_t again = recompute ? 2 * rows * (layer - down) + 4 * c.q_width() * pairs : 0;  // without its output
-  return c.layers * (6 * rows * layer + 14 * c.q_width() * pairs + again) + 6 * losses * c.hidden * c.vocab;
+  const int64_t again = 2 * rows * (layer - down) + 4 * c.q_width() * pairs;  // of a block, without its output
+  return c.layers * (6 * rows * layer + 14 * c.q_width() * pairs) + recompute * again + 6 * losses * c.hidden * c.vocab;
 }
 
 PackedBatch pack_groups(const std::vector<Group>& groups, size_t begin, size_t end) {

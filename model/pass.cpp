@@ -10,9 +10,16 @@
 namespace pare {
 
 Pass::Pass(const Model& model, Arena& arena, const PackedBatch& batch, Keep keep, const BlockReads* blocks,
-           Pass* prefix)
-    : model_(model), arena_(arena), keep_(keep), prefix_(prefix), rows_(batch.rows()) {
+           Pass* prefix, int64_t recompute)
+    : model_(model),
+      arena_(arena),
+      keep_(keep),
+      prefix_(prefix),
+      rows_(batch.rows()),
+      share_(keep == Keep::nothing ? model.config.layers - 1 : recompute) {
   expect(batch.carried == (prefix != nullptr), "a carried prefix and its batch come together");
+  expect(recompute == 0 || (keep == Keep::all && recompute < model.config.layers), recompute, " of ",
+         model.config.layers, " blocks to compute again");
   Device& device = model.device;
   const ModelConfig& c = model.config;
   ids_ = arena.alloc("ids", DType::i32, {rows_});
@@ -24,10 +31,9 @@ Pass::Pass(const Model& model, Arena& arena, const PackedBatch& batch, Keep keep
 
   hidden = arena.alloc("hidden", model.dtype, {rows_ + (prefix ? 1 : 0), c.hidden});
   rstd_ = arena.alloc("rstd", model.stat, {rows_});
-  const bool every_block = keep == Keep::all || keep == Keep::prefix;
   for (int64_t l = 0; l < (keep == Keep::nothing ? 1 : c.layers + 1); l++)
     inputs_.push_back(arena.alloc("x", model.dtype, {rows_, c.hidden}));
-  for (int64_t l = 0; l < (every_block ? c.layers : 1); l++) {
+  for (int64_t l = share_; l < c.layers; l++) {
     blocks_.emplace_back(model, arena, rows_);
     lse_of_.push_back(arena.alloc("lse", model.stat, {rows_, c.heads}));
   }
@@ -131,7 +137,7 @@ void Pass::backward(const ParameterViews& gradients) {
                       .accumulate = false});
   for (int l = layers - 1; l >= 0; l--) {
     const Range range(device, "layer", l);
-    if (keep_ == Keep::inputs) block_forward(model_, l, buffers_of(l), input_of(l), pos_, *this, {});
+    if (l < share_) block_forward(model_, l, buffers_of(l), input_of(l), pos_, *this, {});
     if (d_qkv_.empty()) device.zero({d_qkv});
     block_backward(model_, l, buffers_of(l), input_of(l), pos_, *this, gradients.layers[l], dx,
                    d_qkv_.empty() ? d_qkv : d_qkv_[l], arena_);
@@ -141,7 +147,7 @@ void Pass::backward(const ParameterViews& gradients) {
 
 void Pass::attend(int layer, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o) {
   const BlockBuffers* parent = prefix_ ? &prefix_->buffers_of(layer) : nullptr;
-  const size_t kept = lse_of_.size() == 1 ? 0 : layer;
+  const size_t kept = place_of(layer);
   const LayerAttention& a = attention_of(layer);
   AttnFwd args{.o = o,
                .lse = lse_of_[kept],
@@ -183,7 +189,7 @@ void Pass::attend_backward(int layer, const BlockBuffers& b, const Tensor& d_o, 
                            const Tensor& dv) {
   const ModelConfig& c = model_.config;
   const BlockBuffers* parent = prefix_ ? &prefix_->buffers_of(layer) : nullptr;
-  const size_t kept = lse_of_.size() == 1 ? 0 : layer;
+  const size_t kept = place_of(layer);
   const LayerAttention& a = attention_of(layer);
   AttnBwd args{.dq = dq,
                .dk = dk,

@@ -1,5 +1,6 @@
 // One packed batch through the model: the forward pass, and the backward pass from the gradient of its hidden states.
 #pragma once
+#include <algorithm>
 #include <optional>
 
 #include "model/block.h"
@@ -10,16 +11,17 @@ namespace pare {
 class Pass : AttentionContext, AttentionBackward {
  public:
   // What the forward keeps for the backward.
-  //   all      everything
-  //   inputs   the input of each block; the backward computes the block again (bitwise the same)
+  //   all      everything, but of the first `recompute` blocks their inputs only: the backward computes these blocks
+  //            again (bitwise the same)
   //   nothing  there will be no backward
   //   prefix   everything, and room for what batches of members add to the gradients of this prefix
-  enum class Keep { all, inputs, nothing, prefix };
+  enum class Keep { all, nothing, prefix };
 
   // `prefix`: the pass of the carried prefix when batch.carried.  `blocks`: what rows behind a prefix read; null:
   // everything that the traces of the batch leave them.  All memory comes from `arena`, which the caller rewinds.
+  // recompute: 0 to layers - 1.
   Pass(const Model& model, Arena& arena, const PackedBatch& batch, Keep keep, const BlockReads* blocks = nullptr,
-       Pass* prefix = nullptr);
+       Pass* prefix = nullptr, int64_t recompute = 0);
 
   void forward();
   // Reads d_hidden; adds to the gradients that are present, and to those of the prefix.  d_hidden is consumed.
@@ -33,12 +35,15 @@ class Pass : AttentionContext, AttentionBackward {
   void attend_backward(int layer, const BlockBuffers& b, const Tensor& d_o, const Tensor& dq, const Tensor& dk,
                        const Tensor& dv) override;
   Tensor input_of(int layer) const { return inputs_[keep_ == Keep::nothing ? 0 : layer]; }
-  const BlockBuffers& buffers_of(int layer) const { return blocks_[blocks_.size() == 1 ? 0 : layer]; }
+  // Where the layer's buffers are: the first share_ + 1 layers have one set, which holds the last of them after the
+  // forward.
+  size_t place_of(int layer) const { return static_cast<size_t>(std::max<int64_t>(0, layer - share_)); }
+  const BlockBuffers& buffers_of(int layer) const { return blocks_[place_of(layer)]; }
   // Rows of the pass that choose their blocks, and what the ops want to know of them.
   struct ChosenBlocks {
     BlockReads reads;
     Tensor budget;              // i32 [N]
-    std::vector<Tensor> lists;  // i32 [N, K, room] per kept block
+    std::vector<Tensor> lists;  // i32 [N, K, room], by place_of(layer)
     int64_t pairs = 0, scored = 0, slots = 0, longest = 0;
   };
   void plan_segments(const PackedBatch& batch);
@@ -50,7 +55,7 @@ class Pass : AttentionContext, AttentionBackward {
   Arena& arena_;
   const Keep keep_;
   Pass* const prefix_;
-  const int64_t rows_;
+  const int64_t rows_, share_;
   Tensor ids_, pos_, rstd_, row_index_;
   struct LayerAttention {
     Tensor segments, lists;
@@ -60,8 +65,8 @@ class Pass : AttentionContext, AttentionBackward {
   std::vector<LayerAttention> attention_;  // one for all layers unless a cache's events are replayed
   std::optional<ChosenBlocks> chosen_;     // if any row chooses
   std::vector<Tensor> inputs_;             // [N, C] of each block and of the last norm
-  std::vector<BlockBuffers> blocks_;       // one for all layers unless everything is kept
-  std::vector<Tensor> lse_of_;             // [N, H] per kept block
+  std::vector<BlockBuffers> blocks_;       // by place_of(layer)
+  std::vector<Tensor> lse_of_;             // [N, H] likewise
   std::vector<Tensor> d_qkv_;              // [N, (H+2K) D] per layer with Keep::prefix
 };
 

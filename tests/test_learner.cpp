@@ -17,6 +17,7 @@ LossSpec ppo() { return {.policy = PolicyLoss::ppo, .entropy_coef = 0.01f}; }
 struct Result {
   std::vector<double> gradients;
   TokenOuts out;
+  size_t peak = 0;  // of activations, bytes
 };
 
 Result run(const Table& table, const ModelConfig& c, const std::vector<Group>& groups, const LearnerOptions& options,
@@ -27,6 +28,7 @@ Result run(const Table& table, const ModelConfig& c, const std::vector<Group>& g
   Result r;
   r.out = learner.accumulate(groups, random_terms(groups), spec);
   r.gradients = learner.gradients();
+  r.peak = w.activations.peak();
   EXPECT_EQ(w.activations.used(), 0u);
   return r;
 }
@@ -77,10 +79,17 @@ TEST_P(LearnerOf, AnySplitIntoMicroBatchesGivesTheSameBits) {
 }
 
 TEST_P(LearnerOf, RecomputationGivesTheSameBits) {
-  const ModelConfig c = config();
+  ModelConfig c = config();
+  c.layers = 4;
   const auto groups = random_groups(c, 2);
   const Result plain = run(table_cpu, c, groups, {.max_rows = 101});
-  expect_same_bits(run(table_cpu, c, groups, {.max_rows = 101, .recompute = true}), plain, "recompute");
+  size_t peak = plain.peak;
+  for (const int64_t blocks : {1, 2, 3}) {
+    const Result again = run(table_cpu, c, groups, {.max_rows = 101, .recompute = blocks});
+    expect_same_bits(again, plain, "recompute");
+    EXPECT_LT(again.peak, peak) << blocks;
+    peak = again.peak;
+  }
 }
 
 TEST_P(LearnerOf, ThreadsDoNotChangeBits) {

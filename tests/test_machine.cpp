@@ -128,7 +128,7 @@ class PlanAnswers : public Program {
   const std::string tiny_ =
       "plan model.config=tiny-ssa data.train_batch_size=4 rollout.n=4 data.max_prompt_length=60"
       " data.max_response_length=80 rollout.max_num_seqs=16 rollout.max_num_batched_tokens=256"
-      " actor.ppo_max_token_len=512";
+      " actor.ppo_max_token_len=512 actor.logits_chunk=1024 model.enable_gradient_checkpointing=false";
 };
 
 TEST_F(PlanAnswers, LargestFitsAndOneMoreDoesNot) {

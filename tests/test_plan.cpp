@@ -1,6 +1,7 @@
 // The books of a step: what is planned without computing is what a real step takes, and both are the closed forms.
 #include <array>
 
+#include "run/fit.h"
 #include "run/plan.h"
 #include "tests/runs.h"
 
@@ -351,7 +352,7 @@ TEST(Plan, DryRunAsksTheDevice) {
     }
     return "";
   };
-  const Config config = tiny_run("qwen3");
+  const Config config = tiny_run("qwen3", {"model.enable_gradient_checkpointing=false"});
   for (const TrainingKind kind : {TrainingKind::grpo, TrainingKind::sft}) {
     const size_t most = plan_step(config, kind).most.total();
     EXPECT_EQ(training_limits(config, kind, table_cpu).total(), most) << "the host's arenas too";
@@ -371,9 +372,67 @@ TEST(Plan, DryRunAsksTheDevice) {
   EXPECT_NE(error(large, TrainingKind::grpo, machine_memory()).find("free on this device"), std::string::npos);
 }
 
+TEST(Plan, RecomputesAsFewBlocksAsMemoryNeeds) {
+  const Config config = load_config({"grpo", "model.config=qwen2.5-0.5b", "data.train_batch_size=2", "rollout.n=2",
+                                     "rollout.max_num_seqs=2", "rollout.max_num_batched_tokens=64",
+                                     "rollout.free_cache_engine=false", "trainer.device=cuda"});
+  const auto taken = [&](int64_t blocks) {
+    Config c = config;
+    c.fitted.recompute = blocks;
+    return plan_most(c).total();
+  };
+  const auto fitted = [&](size_t memory) {
+    return fit_memory(config, [&](const Config& c) { return plan_fits(c, memory); }).fitted.recompute;
+  };
+  EXPECT_EQ(fitted(taken(0)), 0);
+  EXPECT_EQ(fitted(taken(0) - 1), 1);
+  EXPECT_EQ(fitted(taken(17)), 17);
+  EXPECT_EQ(fitted(taken(17) - 1), 18);
+  EXPECT_EQ(fitted(taken(23)), 23) << "of 24";
+  EXPECT_EQ(fitted(1000), 23);
+  Config all = config;
+  all.model.enable_gradient_checkpointing = true;
+  EXPECT_EQ(plan_most(all).total(), taken(23));
+  EXPECT_EQ(fit_memory(config).fitted, (Fitted{.recompute = 23, .logits_chunk = 256}));
+  // Fewer rows of logits only then; a key that states one of them leaves the other.
+  const auto rows = [&](Config c, size_t memory) {
+    return fit_memory(c, [&](const Config& with) { return plan_fits(with, memory); }).fitted;
+  };
+  EXPECT_EQ(rows(config, taken(23) - 1), (Fitted{.recompute = 23, .logits_chunk = 1024})) << "there are 2048 rows";
+  EXPECT_EQ(rows(all, taken(23) - 1), (Fitted{.recompute = 0, .logits_chunk = 1024}));
+  Config some = config;
+  some.actor.logits_chunk = 100;
+  EXPECT_EQ(rows(some, 1000), (Fitted{.recompute = 23}));
+  some.model.enable_gradient_checkpointing = false;
+  EXPECT_EQ(rows(some, 1000), Fitted());
+  EXPECT_EQ(
+      fitted_text(fit_memory(config), {1000, "of --memory"}),
+      "the learner recomputes 23 of 24 blocks and computes 256 rows of logits at a time to fit the 1.00kB (1000) of "
+      "--memory");
+  EXPECT_EQ(fitted_text(all, {1000, "of --memory"}), "");
+}
+
+// A run has the choice of its plan.
+TEST(Plan, ARunRecomputesWhatItsPlanDoes) {
+  Table device = table_null;
+  device.memory = &kPretended;
+  const Config config = tiny_run("qwen3", {"rollout.free_cache_engine=false", "trainer.device=cuda"});
+  for (const TrainingKind kind : {TrainingKind::grpo, TrainingKind::sft}) {
+    const size_t most = plan_step(config, kind).most.total();
+    free_bytes = most;
+    EXPECT_EQ(plan_run(config, kind, device).config.fitted.recompute, 0);
+    free_bytes = most - 1;
+    const Plan plan = plan_run(config, kind, device);
+    EXPECT_EQ(plan.config.fitted.recompute, 1);
+    EXPECT_LT(plan.most.total(), most);
+    EXPECT_NE(plan.notes.back().find("recomputes 1 of 2 blocks to fit"), std::string::npos) << plan.notes.back();
+    EXPECT_EQ(Session(plan.config, table_null, true, plan.most).learner_options().recompute, 1);
+  }
+}
+
 // What no machine of that size can fill, whatever the lengths.
 TEST(Plan, AnArenaLargerThanTheHostIsRefused) {
-  const Config config = tiny_run("qwen3");
+  const Config config = tiny_run("qwen3", {"model.enable_gradient_checkpointing=false", "actor.logits_chunk=1024"});
   size_t largest = 0;
   for (const Plan::Memory& m : plan_step(config).memory) largest = std::max(largest, m.most);
   EXPECT_GT(plan_run(config, TrainingKind::grpo, table_cpu, largest).most.total(), largest);

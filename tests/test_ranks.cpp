@@ -223,14 +223,14 @@ TEST(Plan, IsHonestAboutScaling) {
     return plan_ranks(load_config({"model.config=qwen2.5-7b", "trainer.device=cuda", "rollout.n=8", "learner.slots=8",
                                    "data.max_prompt_length=128", "data.max_response_length=48",
                                    "model.enable_gradient_checkpointing=true", "actor.ppo_max_token_len=16384",
-                                   cat("data.train_batch_size=", responses / 8), "rollout.max_num_seqs=1024",
-                                   cat("trainer.n_gpus_per_node=", ranks)}),
+                                   "actor.logits_chunk=1024", cat("data.train_batch_size=", responses / 8),
+                                   "rollout.max_num_seqs=1024", cat("trainer.n_gpus_per_node=", ranks)}),
                       false, nullptr, &machine);
   };
   const Plan few = plan(128, 1), few_on_eight = plan(128, 8), many = plan(1024, 1), many_on_eight = plan(1024, 8);
   EXPECT_LT(few.seconds.at("rollout"), 2 * few_on_eight.seconds.at("rollout"));
   EXPECT_GT(many.seconds.at("rollout"), 4 * many_on_eight.seconds.at("rollout"));
-  EXPECT_GT(few.seconds.at("learner"), 4 * few_on_eight.seconds.at("learner")) << "the update is shared";
+  EXPECT_GT(few.seconds.at("learner"), 3.5 * few_on_eight.seconds.at("learner")) << "the update is shared";
   const int64_t weights = 2 * 7'615'616'512 - 2 * 152'064 * 3584;  // but for the embedding, of which rows are read
   EXPECT_GE(few_on_eight.ledger.total("rollout").read, 48 * weights);
   EXPECT_GE(few_on_eight.all_ranks.total("rollout").read, 8 * 48 * weights);

@@ -81,8 +81,7 @@ CudaPaged.EveryPassHasTheBitsOfTheWholeSequence CudaGraphs.ChangeNoBitOfARollout
 all_tests='*' shards=8
 replayed="learner.attention=replay rollout.check_exact=true"
 few_steps="trainer.total_training_steps=3"
-whole="data.train_batch_size=32 data.max_response_length=256 rollout.max_num_seqs=256 actor.ppo_max_token_len=8192
-actor.logits_chunk=1024 model.enable_gradient_checkpointing=true"
+whole="data.train_batch_size=32 data.max_response_length=256 rollout.max_num_seqs=256 actor.ppo_max_token_len=8192"
 if [ "$device" = emu ]; then
   wgmma_tests="Ptx.WarpgroupsMultiplyLikeWarps CudaBf16.WideLinearIsOneChain"
   all_tests='*AgreesWithRef*rope*' shards=2

@@ -88,7 +88,7 @@ steps() {
   local more=$*
   local at="$work/$stage${more:+-${more//[^a-z0-9]/-}}"
   local keys="model.config=$shape data.train_batch_size=$((responses / 8)) rollout.n=8 data.max_response_length=256
-    rollout.max_num_seqs=256 actor.ppo_max_token_len=8192 actor.logits_chunk=1024 model.enable_gradient_checkpointing=true"
+    rollout.max_num_seqs=256 actor.ppo_max_token_len=8192"
   [ "$device" = cuda ] || { keys="model.config=data/presets/tiny-ssa.json $few" count=2; }
   keys+=" learner.slots=$ranks trainer.n_gpus_per_node=$ranks trainer.total_training_steps=$count $more"
   plan() { "$pare" plan quickstart --device "$device" $bare $keys --machine "$machine" --json "$@"; }

@@ -265,6 +265,7 @@ void run(const Options& o, const Command& command) {
     return show_comparison(arguments, o.compare, lengths, room.bytes, machine ? &*machine : nullptr, o.json);
   const std::vector<std::string> missing = missing_files(config);
   if (missing.empty()) resolve_steps(config, TrainingKind::grpo);
+  if (room.bytes > 0) config = fit_memory(config, [&](const Config& c) { return plan_fits(c, room.bytes); });
   const Plan plan = plan_ranks(config, missing.empty(), worst ? nullptr : &lengths, machine ? &*machine : nullptr);
   const auto end = [&] {
     if (!fits(plan, room)) throw Error(Exit::memory, cat("the plan does not fit the ", room.size()));
@@ -275,6 +276,8 @@ void run(const Options& o, const Command& command) {
   }
   print_notes(notes);
   show_verdict(config, plan, room);
+  if (const std::string text = fitted_text(config, room); !text.empty() && fits(plan, room))
+    paragraph("learner", text.substr(sizeof "the learner"));
   show_step(config, plan, missing);
   show_memory_table(plan);
   show_work(plan);

@@ -129,7 +129,7 @@ void show_largest(const std::vector<std::string>& arguments, const std::string& 
     all.push_back(cat(key, "=", value));
     Try t;
     try {
-      const Config c = load_config(all);
+      const Config c = fit_memory(load_config(all));
       t.parts = parts_of(t.most = plan_most(c), planned_responses(c));
       for (const auto& part : t.parts) t.bytes += part.second;
       t.bytes -= t.most.saved();
@@ -194,7 +194,7 @@ std::vector<std::string> settings_that_fit(const Config& c, size_t memory) {
   return what_fits(
       c,
       {"actor.ppo_max_token_len", "rollout.max_num_seqs", "rollout.max_num_batched_tokens", "rollout.kv_cache_bytes"},
-      choices, [&](const Config& with) { return plan_most(with).total() + planned_responses(with) <= memory; });
+      choices, [&](const Config& with) { return plan_fits(with, memory); });
 }
 
 void show_comparison(const std::vector<std::string>& arguments, const std::string& presets, const StepLengths& lengths,
@@ -214,7 +214,8 @@ void show_comparison(const std::vector<std::string>& arguments, const std::strin
     auto at = all.end();  // under the overrides: what is typed holds for every row
     while (at != all.begin() && at[-1].find('=') != std::string::npos) --at;
     if (!name.empty()) all.insert(at, name);
-    const Config c = load_config(all);
+    Config c = load_config(all);
+    if (memory) c = fit_memory(c, [&](const Config& with) { return plan_fits(with, memory); });
     const Plan plan = plan_ranks(c, false, &lengths, machine);
     ranks = plan.ranks;
     const Cost cost = total(plan.all_ranks);

@@ -48,7 +48,7 @@ class Run {
         inputs_{read_inputs(config), options.accepted},
         checkpoint_(find_checkpoint(start)),
         plan_(plan_run(config, kind, table)),
-        session_(config, table, true, plan_.most),
+        session_(plan_.config, table, true, plan_.most),
         training_(make_training(kind, session_)),
         resumed_(start == Start::resume),
         console_(options.quiet, !comm_.first()) {
@@ -123,7 +123,7 @@ class Run {
     } else {
       show_sft(console_, session_, path());
     }
-    for (const std::string& note : session_.notes) console_.paragraph("note", note);
+    for (const std::string& note : plan_.notes) console_.paragraph("note", note);
     for (const std::string& n : notes) console_.warning(n);
     warn_of_mismatches();
     if (resumed_)

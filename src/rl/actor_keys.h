@@ -23,7 +23,7 @@ struct ActorKeys {
   double kl_loss_coef = 1e-3;
   KlLoss kl_loss_type = KlLoss::k3;
   double entropy_coeff = 0;
-  int64_t ppo_epochs = 1, ppo_mini_batch_size = 0, ppo_max_token_len = 16384, logits_chunk = 1024;
+  int64_t ppo_epochs = 1, ppo_mini_batch_size = 0, ppo_max_token_len = 16384, logits_chunk = 0;
   double grad_clip = 1;
   TokenSubset token_subset = TokenSubset::none;
   double urs_probability = 0.5;

@@ -39,7 +39,7 @@ struct ModelKeys {
   std::string path, config;
   Init init = Init::config;
   ActType dtype = ActType::automatic;
-  bool enable_gradient_checkpointing = false;
+  std::optional<bool> enable_gradient_checkpointing = {};  // none: auto
   LoraKeys lora;
   bool operator==(const ModelKeys&) const = default;
 };
@@ -109,6 +109,13 @@ struct TrainerKeys {
   bool operator==(const TrainerKeys&) const = default;
 };
 
+// What takes memory and changes no result but the order of sums, where the keys leave it open (fit_memory).  No keys.
+struct Fitted {
+  int64_t recompute = 0;        // blocks, by model.enable_gradient_checkpointing
+  int64_t logits_chunk = 4096;  // rows, by actor.logits_chunk
+  bool operator==(const Fitted&) const = default;
+};
+
 struct Config {
   ModelKeys model;
   DataKeys data;
@@ -119,6 +126,7 @@ struct Config {
   LearnerKeys learner;
   DistillKeys distill;
   TrainerKeys trainer;
+  Fitted fitted;
   bool operator==(const Config&) const = default;
 };
 

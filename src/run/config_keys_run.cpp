@@ -18,8 +18,8 @@ Groups model_keys() {
             "pare; verl: fsdp_config.model_dtype"),
         KEY(model.enable_gradient_checkpointing, any, "",
             "keeps only the inputs of the transformer blocks and recomputes the rest in the backward pass: less "
-            "memory, the same bits",
-            "verl")}},
+            "memory, the same bits. auto: of as few blocks as memory needs",
+            "verl; pare: auto")}},
       {{is_not("model.config", "")},
        {KEY(model.init, any, "",
             "distribution of the random weights: normal, with the config's initializer_range or with 1 / sqrt(fan-in) "

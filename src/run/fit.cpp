@@ -51,6 +51,40 @@ int64_t largest_that_fits(int64_t value, const std::function<bool(int64_t)>& fit
   return good;
 }
 
+Config fit_memory(Config config, const std::function<bool(const Config&)>& fits) {
+  const bool recomputes = !config.model.enable_gradient_checkpointing, chunks = config.actor.logits_chunk == 0;
+  if (!recomputes && !chunks) return config;
+  std::vector<Fitted> choices = {Fitted()};  // each takes less than the one before
+  const int64_t most = read_model_config(config.model).layers - 1;
+  while (recomputes && choices.back().recompute < most) choices.push_back({.recompute = choices.back().recompute + 1});
+  while (chunks && choices.back().logits_chunk > 256) {
+    choices.push_back(choices.back());
+    choices.back().logits_chunk /= 2;
+  }
+  const auto fitting = [&](const Fitted& choice) {
+    config.fitted = choice;
+    return fits(config);
+  };
+  if (fits && fitting(choices[0])) return config;
+  auto first = choices.begin() + 1, last = choices.end() - 1;  // what precedes `first` does not fit
+  while (fits && first < last) {
+    const auto middle = first + (last - first) / 2;
+    fitting(*middle) ? last = middle : first = middle + 1;
+  }
+  config.fitted = *last;
+  return config;
+}
+
+std::string fitted_text(const Config& config, const Room& room) {
+  const auto& [blocks, rows] = config.fitted;
+  std::string text;
+  if (blocks > 0) text = cat(" recomputes ", blocks, " of ", read_model_config(config.model).layers, " blocks");
+  if (rows < Fitted().logits_chunk) text += cat(blocks ? " and" : "", " computes ", rows, " rows of logits at a time");
+  if (!text.empty()) return cat("the learner", text, " to fit the ", room.size());
+  if (config.model.enable_gradient_checkpointing) return "";
+  return cat("the learner recomputes no block: ", room.bytes ? "all activations fit" : "the memory is unknown");
+}
+
 std::vector<std::string> what_fits(const Config& config, const std::vector<std::string>& sizes,
                                    const std::vector<std::vector<std::string>>& choices,
                                    const std::function<bool(const Config&)>& fits) {

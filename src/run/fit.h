@@ -20,6 +20,12 @@ Room room_on(const Table& table);
 // Halves `value` until `fits` holds, then returns the largest value below it that fits; 0: none does.
 int64_t largest_that_fits(int64_t value, const std::function<bool(int64_t)>& fits);
 
+// The same with the first choice of Fitted that fits: nothing recomputed, one block, two and so on, then fewer rows of
+// logits; the last if none does, or without `fits`.  What the keys state is left alone.
+Config fit_memory(Config config, const std::function<bool(const Config&)>& fits = {});
+// "the learner recomputes 12 of 28 blocks to fit the 80.0GB (80000000000) of --memory"; empty: the keys state all.
+std::string fitted_text(const Config& config, const Room& room);
+
 // Settings of which each alone makes `config` fit, found by planning; if none does, several together.  `sizes`: keys of
 // numbers, for which the largest value that fits is found.  `choices`: lists of settings ("key=value key=value"), of
 // each of which the first that fits is named.  `fits` may throw an Error for a configuration that no run can have.

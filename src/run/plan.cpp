@@ -27,7 +27,7 @@ Plan plan_step(const Config& config, TrainingKind kind, bool data, const std::op
   const auto training = make_training(kind, session);
   training->worst_case_step();
   Plan plan;
-  plan.notes = session.notes, plan.model = session.model_config, plan.longest = session.peaks(),
+  plan.config = config, plan.notes = session.notes, plan.model = session.model_config, plan.longest = session.peaks(),
   plan.ledger = session.ledger;
   for (const Arena* a : session.arenas()) plan.memory.push_back({a->name(), a->peak(), 0, a->entries()});
   training->largest_batches();
@@ -94,6 +94,14 @@ ArenaLimits plan_most(const Config& config, TrainingKind kind, const std::option
                            [](const ArenaLimits& a, const ArenaLimits& b) { return a.total() < b.total(); });
 }
 
+bool plan_fits(const Config& config, size_t memory, TrainingKind kind) {
+  try {
+    return plan_most(config, kind, ArenaLimits::each(memory)).total() + planned_responses(config) <= memory;
+  } catch (const ArenaError&) {
+    return false;
+  }
+}
+
 Plan plan_ranks(const Config& config, bool data, const StepLengths* lengths, const Machine* machine) {
   const RankCount count = rank_count(config.trainer);
   std::vector<Plan> plans(static_cast<size_t>(count.all()));
@@ -130,18 +138,21 @@ ArenaLimits each_far(size_t memory) {
 const std::vector<std::string> kSamplingSizes = {"rollout.max_num_seqs", "rollout.max_num_batched_tokens",
                                                  "rollout.kv_cache_bytes"};
 
-// The settings of a run that fit `memory`.  Planned by as many ranks as there are.
-std::vector<std::string> what_fits_a_run(Config config, TrainingKind kind, size_t memory) {
+// By as many ranks as there are.
+bool run_fits(Config config, TrainingKind kind, size_t memory) {
   const Comm& comm = world();
   if (comm.ranks() > 1)
     config.trainer.n_gpus_per_node = comm.node_ranks(),
     config.trainer.nnodes = comm.ranks() / std::max(1, comm.node_ranks());
+  return plan_fits(config, memory, kind);
+}
+
+// The settings of a run that fit `memory`.
+std::vector<std::string> what_fits_a_run(const Config& config, TrainingKind kind, size_t memory) {
   std::vector<std::string> sizes = {"actor.ppo_max_token_len"};
   if (kind == TrainingKind::grpo || validates(config))
     sizes.insert(sizes.begin(), kSamplingSizes.begin(), kSamplingSizes.end());
-  return what_fits(config, sizes, frugal_settings(config), [&](const Config& c) {
-    return plan_most(c, kind, ArenaLimits::each(memory)).total() + planned_responses(c) <= memory;
-  });
+  return what_fits(config, sizes, frugal_settings(config), [&](const Config& c) { return run_fits(c, kind, memory); });
 }
 
 [[noreturn]] void far_too_large(const Room& room, const std::vector<std::string>& fits) {
@@ -163,18 +174,19 @@ size_t sum_of_evaluation(const Config& config, const std::optional<ArenaLimits>&
 std::vector<std::vector<std::string>> frugal_settings(const Config& config) {
   std::vector<std::vector<std::string>> all;
   if (config.actor.optim.moments != Moments::bf16) all.push_back({"actor.optim.moments=bf16"});
-  if (!config.model.enable_gradient_checkpointing) all.push_back({"model.enable_gradient_checkpointing=true"});
+  if (config.model.enable_gradient_checkpointing == false) all.push_back({"model.enable_gradient_checkpointing=true"});
   return all;
 }
 
-Plan plan_run(const Config& config, TrainingKind kind, const Table& table, size_t host) {
-  check_response_memory(config, host);
+Plan plan_run(const Config& wanted, TrainingKind kind, const Table& table, size_t host) {
+  check_response_memory(wanted, host);
   const bool on_host = table.memory == &host_memory;
   Room room = room_on(table);
   // On a device, and under a limit of the process, arenas count as a whole.  Else they take address space, which
   // becomes memory as it is filled: all of it by weights, gradients and moments, the rest by the lengths of responses.
   const bool whole = !on_host || room.bytes < std::min(host, machine_memory());
   if (!whole) room = {host, "of this machine"};
+  const Config config = fit_memory(wanted, [&](const Config& c) { return run_fits(c, kind, room.bytes); });
   Plan plan;
   try {
     plan = plan_step(config, kind, true, each_far(room.bytes));
@@ -186,6 +198,7 @@ Plan plan_run(const Config& config, TrainingKind kind, const Table& table, size_
   for (const Plan::Memory& m : plan.memory) needed = std::max(needed, m.most);
   if (whole) needed = most.total();
   if (needed > room.bytes) does_not_fit("a step can take", most, room, what_fits_a_run(config, kind, room.bytes));
+  if (config.fitted != Fitted()) plan.notes.push_back(fitted_text(config, room));
   return plan;
 }
 

@@ -8,6 +8,7 @@
 namespace pare {
 
 struct Plan {
+  Config config;  // that was planned, which for a run has Fitted
   struct Memory {
     std::string arena;
     size_t peak;                        // bytes, in the step whose lengths are the greatest
@@ -16,7 +17,7 @@ struct Plan {
   };
   ModelConfig model;
   std::vector<Memory> memory;
-  std::vector<std::string> notes;  // Session::notes
+  std::vector<std::string> notes;  // Session::notes, and of plan_run() fitted_text() if memory is short
   ArenaLimits longest, most;       // the same as Memory::peak and Memory::most
   Ledger ledger;  // of the step whose lengths are the greatest; its seconds are those of a machine, if one is given
   size_t peak() const { return longest.total(); }
@@ -59,6 +60,8 @@ RankCount rank_count(const TrainerKeys& keys);  // where it leaves them open: on
 // The most that a step or evaluation of the fullest of those ranks takes: Plan::most without the rest, at once.
 ArenaLimits plan_most(const Config& config, TrainingKind kind = TrainingKind::grpo,
                       const std::optional<ArenaLimits>& limits = {});
+// Does the fullest rank find room in `memory`, with its responses?
+bool plan_fits(const Config& config, size_t memory, TrainingKind kind = TrainingKind::grpo);
 // response_memory(), which lies in the memory that is planned for on the CPU alone; 0 on other devices.
 size_t planned_responses(const Config& config);
 // The plan of a GRPO step of so many ranks, each of which runs its own code on a thread of this process: model, memory
@@ -73,9 +76,9 @@ Plan plan_ranks(const Config& config, bool data, const StepLengths* lengths = nu
 // would fill more than the host has, which a run only warns of, since its responses may be shorter.  Returns the plan.
 Plan check_run(const Config& config, TrainingKind kind, const Table& table, size_t host = machine_memory());
 
-// The plan of a run on `table`.  More than can be had is an Error(memory) that says what would fit (fit.h).  On the
-// host, `host` bytes, that is a step whose weights, gradients and moments, or any arena alone, are more than all there
-// is, or one beyond the limits of the process.
+// The plan of a run on `table`, of Plan::config.  More than can be had is an Error(memory) that says what would fit
+// (fit.h).  On the host, `host` bytes, that is a step whose weights, gradients and moments, or any arena alone, are more
+// than all there is, or one beyond the limits of the process.
 Plan plan_run(const Config& config, TrainingKind kind, const Table& table, size_t host = machine_memory());
 // The settings that take less memory for more time, as what_fits() takes them.
 std::vector<std::vector<std::string>> frugal_settings(const Config& config);

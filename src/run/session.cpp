@@ -30,6 +30,8 @@ std::unique_ptr<Task> make_ssa(const DataKeys& d, bool val) {
                                    val ? d.val_rows : d.train_rows);
 }
 
+}  // namespace
+
 ModelConfig read_model_config(const ModelKeys& m) {
   if (!m.path.empty()) {
     const std::filesystem::path path(m.path);
@@ -42,8 +44,6 @@ ModelConfig read_model_config(const ModelKeys& m) {
   if (m.config.empty()) fail("model.path (a Hugging Face folder) or model.config (a config.json) is needed");
   return read_shape(m.config);
 }
-
-}  // namespace
 
 ModelConfig read_shape(const std::string& file_or_name) {
   if (const auto shape = preset_text(file_or_name, "json"))
@@ -384,10 +384,13 @@ std::vector<Reward> Session::rewards(const Task& task, std::span<const Problem> 
 }
 
 LearnerOptions Session::learner_options() const {
+  const std::optional<bool>& checkpointing = config.model.enable_gradient_checkpointing;
   return {.max_rows = config.actor.ppo_max_token_len,
-          .logits_chunk = config.actor.logits_chunk,
+          .logits_chunk = config.actor.logits_chunk > 0 ? config.actor.logits_chunk : config.fitted.logits_chunk,
           .moments = config.actor.optim.moments == Moments::bf16 ? DType::bf16 : DType::f32,
-          .recompute = config.model.enable_gradient_checkpointing,
+          .recompute = !checkpointing   ? config.fitted.recompute
+                       : *checkpointing ? model_config.layers - 1
+                                        : 0,
           .blocks = replayed_blocks(config.learner, config.rollout.kv),
           .slots = config.learner.slots,
           // What a sampler kept ties a group to its rank.
