@@ -109,6 +109,9 @@ TEST_F(Files, FoldersAreOldOrNew) {
   expect_failure([] { write_folder(at("made/f"), [](const std::string&) { fail("half way"); }); }, Exit::usage,
                  "half way");
   EXPECT_EQ(read_text(at("made/f/old")), "old");
+  expect_failure([] { write_folder(at("made/f"), [](const std::string& folder) { fs::remove_all(folder); }); },
+                 Exit::failed, "made/f: cannot be replaced: No such file");
+  EXPECT_EQ(read_text(at("made/f/old")), "old") << "back in its place";
   fs::create_directories(at("made/f.tmp/garbage")), fs::create_directories(at("made/f.old/garbage"));
   write_folder(at("made/f"), fill("new"));
   EXPECT_EQ(entries("made/f"), 1u);

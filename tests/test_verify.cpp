@@ -22,6 +22,12 @@ Verdict grade(const char* mode, const std::string& response, const std::string& 
   return find_verifier(mode).grade(response, finished, gold);
 }
 
+std::string repeat(const std::string& s, int n) {
+  std::string all;
+  for (int i = 0; i < n; i++) all += s;
+  return all;
+}
+
 std::vector<Json> rows(const std::string& name) {
   std::vector<Json> all;
   std::ifstream in("../shared/data/" + name);
@@ -106,7 +112,7 @@ TEST(MathString, Normalises) {
   for (const auto& [a, b] : equal) EXPECT_EQ(boxed("math-string", a, b), 1) << a << " | " << b;
   const std::pair<const char*, const char*> different[] = {{"42.0", "42"},   {"1,000", "1000"}, {"2/4", "1/2"},
                                                            {"x^{2}", "x^2"}, {"$9$", "9"},      {"007", "7"},
-                                                           {"xyz=7", "7"},   {"03/4", "3/4"}};
+                                                           {"xyz=7", "7"},   {"03/4", "3/4"},   {"7/7", "7"}};
   for (const auto& [a, b] : different) EXPECT_EQ(boxed("math-string", a, b), 0) << a << " | " << b;
 }
 
@@ -134,6 +140,8 @@ TEST(Dapo, ReadsTheLastAnswerLine) {
   for (const char* text : {"Answer: 42", "answer : $42$", "ANSWER:\n\n42", "Answer: 41\nAnswer: 42",
                            "Answer: \\boxed{42}", "Answer: x = 42", "Answer: 42 cm", "Answer: an 42"})
     EXPECT_EQ(grade("dapo", text, "42").score, 1) << text;
+  for (const std::string space : {"\t", "\x1c", "\u0085", "\u00a0", "\u1680", "\u2003", "\u2028", "\u202f", "\u3000"})
+    EXPECT_EQ(grade("dapo", "Answer" + space + ":" + space + "42" + space, "42").score, 1) << "Python's white space";
   for (const char* text :
        {"42", "**Answer**: 42", "**Answer: 42**", "Answer:", "Answer: 42\nAnswer: 41", "Answer: 42."})
     EXPECT_EQ(grade("dapo", text, "42").score, -1) << text;
@@ -148,6 +156,7 @@ TEST(Dapo, Normalises) {
                                                        {"\\sqrt2", "\\sqrt{2}"},
                                                        {"10,000", "10000"},
                                                        {"\\text{even}", "even"},
+                                                       {"n\\text{ odd}", "nodd"},
                                                        {"5\\text{ inches}", "5"},
                                                        {"a 5", "5"},
                                                        {"$\\frac{1}{2}$ of it", "\\frac{1}{2}"},
@@ -213,6 +222,7 @@ TEST(MathValue, SameValues) {
       {"42", "42.0"},
       {"1000", "1,000"},
       {"1000", "10**3"},
+      {"1000", "10^+3"},
       {"1000", "1 000"},
       {"0.5", "\\frac12"},
       {"\\frac{3}{2}", "1\\frac{1}{2}"},
@@ -223,6 +233,7 @@ TEST(MathValue, SameValues) {
       {"1000000", "1\\,000\\,000"},
       {"2\\sqrt{3}", "\\sqrt{12}"},
       {"\\sqrt[3]{2}", "2^{1/3}"},
+      {"6", "(\\sqrt[64]{3^{64}})!"},
       {"-2", "\\sqrt[3]{-8}"},
       {"\\frac{\\pi}{2}", "\\pi/2"},
       {"\\frac{1}{\\sqrt2}", "\\frac{\\sqrt{2}}{2}"},
@@ -232,6 +243,9 @@ TEST(MathValue, SameValues) {
       {"28\\%", "28 percent"},
       {"120", "5!"},
       {"120", "\\binom{10}{3}"},
+      {"0", "\\binom{3}{5}"},
+      {"1", "0^0"},
+      {"1", "(\\pi-\\pi)^0"},
       {"3", "\\log_2 8"},
       {"1500", "1.5\\times10^{3}"},
       {"\\frac12", "\\sin 30^\\circ"},
@@ -271,6 +285,9 @@ TEST(MathValue, SameValues) {
       {"1,2", "2 \\text{ and } 1"},
       {"\\{1,2\\}", "2, 1"},
       {"1\\pm\\sqrt2", "1-\\sqrt2, 1+\\sqrt2"},
+      {"1\\pm\\sqrt2", "1\\mp\\sqrt2"},
+      {"1-\\sqrt2,\\sqrt2-1", "\\pm1\\mp\\sqrt2"},
+      {"2,9^{9^9}", "9^{9^9}, 2"},  // too large to compute: as text
       {"\\emptyset", "\\{\\}"},
       {"(1,2),(3,4)", "(3,4),(1,2)"},
       {"a=4,b=5", "4,5"},
@@ -280,10 +297,13 @@ TEST(MathValue, SameValues) {
       {"[-2,7]", "-2\\le x\\le 7"},
       {"x>5", "5 < x"},
       {"x \\in [0,1)", "[0,1)"},
+      {"\\infty", "infinity"},
       {"(-\\infty,-3]\\cup[2,\\infty)", "x \\le -3 \\text{ or } x \\ge 2"},
       {"|x|<2", "(-2,2)"},
       {"x+y<3", "3 > y+x"},
       {"2x+4y-3=0", "y=-\\frac12x+\\frac34"},
+      {"y=2x+1", "2x-y=-1"},
+      {"y+\\operatorname{arccot}x=1", "2y+2\\operatorname{arccot}x=2"},
       {"x\\neq 5", "x != 5"},
       // matrices, numerals
       {"\\begin{pmatrix}1/2\\\\0\\end{pmatrix}", "\\begin{bmatrix}0.5\\\\0\\end{bmatrix}"},
@@ -296,6 +316,8 @@ TEST(MathValue, SameValues) {
       {"0", "\\sqrt{3+2\\sqrt2}-1-\\sqrt2"},
       {"\\sqrt2\\cdot 10^{100}", "10^{100}\\sqrt2"},
       {"3", "\\lfloor\\log_2 8\\rfloor"},
+      {"30\\ln 10", "\\ln(10^{30})"},
+      {"10^{50}\\sqrt2+i\\sqrt3", "\\frac{2\\cdot10^{50}}{\\sqrt2}+\\sqrt{-3}"},
       {"1+x^{2023}", "x^{2023}+1"},
       {"10^{-100000}", "10^{-100000}"},
       // one normal form of inequalities
@@ -320,6 +342,7 @@ TEST(MathValue, SameValues) {
       {"7", "\\textnormal{7}"},
       {"\\textnormal{even}", "\\text{even}"},
       {"5", "5\\textnormal{ cm}"},
+      {"5\\text{ cm}^2", "5\\text{ cm}^{2}"},
       {"(3,4)", "(3,4)\\text{ cm}"},
       {"(3,4)\\text{ units}", "(3,4)"},
       {"[0,5]", "[0,5]\\text{ m}"},
@@ -403,9 +426,15 @@ TEST(MathValue, DifferentValues) {
       {"123", "1,23"},
       {"11/2", "1 1/2"},
       {"1", "1\\sqrt{19}"},
+      {"6x", "2 3x"},
+      {"x", "\\text{x}+1"},
+      {"2", "\\sqrt[n]{2}"},
+      {"2", "\\sqrt[99999999999999999999]{2}"},
+      {"2", "\\root n \\of {2}"},
       {"10\\%", "10"},
       {"i", "-i"},
       {"1+\\sqrt5", "1-\\sqrt5"},
+      {"1-\\sqrt5", "1\\mp\\sqrt5"},
       {"p-q", "q-p"},
       {"x", "y"},
       {"x+1", "x+2"},
@@ -431,6 +460,7 @@ TEST(MathValue, DifferentValues) {
       {"x+y<3", "x+y>3"},
       {"12:00", "1:00"},
       {"\\begin{pmatrix}1&2\\end{pmatrix}", "\\begin{pmatrix}1\\\\2\\end{pmatrix}"},
+      {"\\begin{pmatrix}1\\\\2\\\\3\\end{pmatrix}", "\\begin{pmatrix}1&2\\\\3\\end{pmatrix}"},
       {"4210_5", "4210"},
       {"4210_5", "4210_6"},
       {"\\text{Evelyn}", "Evelny"},
@@ -446,9 +476,11 @@ TEST(MathValue, DifferentValues) {
       {"\\sum_{k=0}^n x^k", "\\sum_{k=0}^n x^n"},
       {"\\sum_{k=0}^n a_k", "\\sum_{k=0}^n a_n"},
       {"\\sum_{k=1}^2 a_k", "2a_k"},
+      {"\\sum_{k=1}^2 a_{k}", "2a_k"},
       {"\\prod_{k=1}^n 2x", "2\\prod_{k=1}^n x"},
       {"e^{-150}", "e^{-151}"},
       {"0", "e^{-150}"},
+      {"0", "\\sqrt{\\sqrt{1+10^{-90}}-1}"},
       {"e^{-150}", "0"},
       {"e^{-200}+1", "1"},
       {"0", "10^{-100000}"},
@@ -523,7 +555,8 @@ TEST(MathValue, TakesTheFinalAnswer) {
         "**Answer**: 42", "**Answer: 42**", "Final Answer: The final answer is $42$. I hope it is correct.",
         "<think>41 or 43</think> <answer>42</answer>", "<think>\\boxed{41}</think>\\boxed{42}",
         "thought </think> \\boxed{42}", "We get 6 * 7.\nTherefore $x = 42$.", "There are 42 of them.", "\\boxed 42",
-        "42"})
+        "42", "The answer is `42`.", "*Answer: 42*", "The answer is 42. It is 6 * 7, as 42 / 7 is 6.",
+        "\\boxed{41} then \\boxed{42}"})
     EXPECT_EQ(grade("math-value", text, "42").score, 1) << text;
   for (const char* text :
        {"I was told to use \\boxed. The answer is \\boxed{42}.", "\\boxed is for the last line, so: \\boxed{42}",
@@ -534,7 +567,11 @@ TEST(MathValue, TakesTheFinalAnswer) {
         "`\\boxed{}`\n\nThe answer is $42$."})
     EXPECT_EQ(grade("math-value", text, "42").score, 1) << text;
   EXPECT_EQ(grade("math-value", "\\boxed x", "x").score, 1);
-  EXPECT_EQ(grade("math-value", "\\boxed{1} and \\boxed{2}", "1, 2").score, 1);
+  for (const char* text : {"\\boxed{1} and \\boxed{2}", "\\boxed{1} or \\boxed{2}",
+                           "\\boxed{1} and $\\overrightarrow{ABCDEFGHIJ} = \\boxed{2}$"}) {
+    EXPECT_EQ(grade("math-value", text, "1, 2").score, 1) << text;
+    EXPECT_EQ(grade("math-value", text, "2").score, 0) << text;
+  }
   EXPECT_EQ(grade("math-value", "$y_1 = \\boxed{1}$ and $y_2 = \\boxed{2}$", "y_1=1, y_2=2").score, 1);
   EXPECT_EQ(grade("math-value", "$\\boxed{28}$ percent", "28\\%").score, 1);
 }
@@ -566,6 +603,29 @@ TEST(MathValue, NeverTakesACutResponseOrAnIntermediateValue) {
                            "\\boxed{42} no, \\boxed{41} in \\boxed{}",
                            "\\boxed{42} so \\boxed{"})
     EXPECT_EQ(grade("math-value", text, "42").score, 0) << text;
+  EXPECT_FALSE(grade("math-value", "The answer is somewhere from 40 to 44, I think", "42").found);
+  EXPECT_EQ(grade("math-value", "####", "").score, 0) << "nothing is no answer";
+  EXPECT_EQ(grade("math-value", "#### ;", ".").score, 0);
+}
+
+// The limits of data/math_value/README.md: an answer beyond them is text.
+TEST(MathValue, ReadsAsMuchAsItsLimitsAllow) {
+  const auto nested = [](int n) { return repeat("1+(", n) + "0" + repeat(")", n); };
+  EXPECT_EQ(boxed("math-value", nested(39), "39"), 1);
+  EXPECT_EQ(boxed("math-value", nested(41), "41"), 0);
+  const auto matrix = [](int columns, const char* first) {
+    const std::string row = repeat("&1", columns - 1) + "\\\\1";
+    return cat("\\begin{pmatrix}", first, repeat(row, 7), repeat("&1", columns - 1), "\\end{pmatrix}");
+  };
+  EXPECT_EQ(boxed("math-value", matrix(8, "2/2"), matrix(8, "1")), 1);
+  EXPECT_EQ(boxed("math-value", matrix(9, "2/2"), matrix(9, "1")), 0);
+  // Operations count more with functions, variables and long numbers.
+  const auto sum = [](const std::string& term, int n) { return term + repeat("+" + term, n - 1); };
+  for (const auto& [term, many] :
+       {std::pair(repeat("\\sin", 30) + " x", 15), std::pair(std::string("3^{60000}"), 99)}) {
+    EXPECT_EQ(boxed("math-value", sum(term, 2), "2\\cdot" + term), 1) << term;
+    EXPECT_EQ(boxed("math-value", sum(term, many), cat(many, "\\cdot", term)), 0) << term;
+  }
 }
 
 // ---- answers that vote together
@@ -688,11 +748,6 @@ std::string gold_for(const std::string& mode, const std::string& gold) {
 }
 
 TEST(HostileText, EndsSoonAndWithAVerdict) {
-  const auto repeat = [](const std::string& s, int n) {
-    std::string all;
-    for (int i = 0; i < n; i++) all += s;
-    return all;
-  };
   std::vector<std::string> texts;
   for (const char* piece :
        {"(",       "[",        "{",          "\\{",      "|",       "-",      "+",        "^",

@@ -145,12 +145,12 @@ bool joins(std::string_view s, std::string& name) {
     while (letters < s.size() && is_letter(s[letters])) letters++;
     s.remove_prefix(letters);
     skip_marks(s);
-    if (letters == 0 || s.starts_with(",") || s.starts_with(";") || !conjunction()) return false;
+    if (s.starts_with(",") || s.starts_with(";") || !conjunction()) return false;
   }
   skip_marks(s);
   if (s.empty()) return true;
   const size_t equals = s.find('=');
-  if (equals == none || equals > 20) return false;
+  if (equals == none) return false;
   name = std::string(trim(s.substr(0, equals)));
   s.remove_prefix(equals + 1);
   skip_marks(s);

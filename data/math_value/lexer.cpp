@@ -55,8 +55,7 @@ constexpr Pair kReplaced[] = {{"{,}", ","},
                               {"⌋", "\\rfloor "},
                               {"⌈", "\\lceil "},
                               {"⌉", "\\rceil "},
-                              {"∅", "\\emptyset "},
-                              {"\\!\\!", "\\!"}};
+                              {"∅", "\\emptyset "}};
 
 constexpr Pair kSynonyms[] = {{"dfrac", "frac"},
                               {"tfrac", "frac"},
@@ -286,9 +285,9 @@ class Lexer {
     const char next = peek(1);
     if (!is_letter(next)) {
       at_ += next ? 2 : 1;
-      if (next == '!' || next == ',' || next == ';' || next == ':' || is_space(next) || next == '(' || next == ')' ||
-          next == '[' || next == ']' || next == '\0') {
-        space_ |= next != '!';
+      if (next == ',' || next == ';' || next == ':' || is_space(next) || next == '(' || next == ')' || next == '[' ||
+          next == ']' || next == '\0') {
+        space_ = true;
         return true;
       }
       if (next == '{') brackets_++;

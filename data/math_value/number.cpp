@@ -87,9 +87,8 @@ Wide wave(Unary f, Unary slope, const Wide& a) {
   return with_error(result(f, a), a.error + std::max<mpfr_exp_t>(magnitude(result(slope, a)), a.error) + 1);
 }
 
-// q^n; nothing: too long, or 0^-1.
+// q^n, n != 0; nothing: too long, or 0^-1.
 std::optional<mpq_class> integer_power(const mpq_class& q, const mpz_class& n) {
-  if (n == 0) return mpq_class(1);
   if (q == 0) return n > 0 ? std::optional<mpq_class>(0) : std::nullopt;
   const mpz_class m = abs(n);
   if (m > kRationalBits || bits(q) * m.get_ui() > 2 * kRationalBits) return {};

@@ -98,6 +98,11 @@ KNOWN = {
     ("src/base/thread_pool.cpp", "std::min<int64_t>((n + grain - 1) / grain", "limit dropped"): "only time",
     ("src/base/progress.cpp", "now - drawn_ < wait", "bound"): "a line that is drawn a tick later",
     ("src/base/memory.cpp", "if (front < kLargePage) munmap", "statement dropped"): "address space, no memory",
+    ("data/math_value/answer.cpp", "const bool negative = !t.empty()", "operand dropped"):
+        "the token after an empty factor is the \\begin of its matrix, never a minus sign",
+    ("data/math_value/extract.cpp", "s.size() <= 300", "bound"): "a bound on work: 299 bytes would do as well",
+    ("data/math_value/number.cpp", "std::max(a.error, b.error) + 1);", "sign"):
+        "an error bound two bits too small, far less than the 32 bits of kSlack",
 }
 
 # Those of a clean build: (file, part of the line, label, the tests that notice it).
