@@ -177,7 +177,7 @@ double countdown(const std::string& equation, const std::string& gold = R"({"tar
 TEST(Countdown, EvaluatesAsPythonDoes) {
   for (const char* e : {"3+5+7", " ( 3 + 5 ) + 7 ", "7+5 - -3", "+3+5+7", "((3))+5+7"}) EXPECT_EQ(countdown(e), 1) << e;
   for (const char* e : {"3+5", "3+5+7+0", "3*5", "3+5+7)", "(3+5+7", "3 5 7", "3++", "", "3.5+7", "3+5=7", "3(5)7",
-                        "...", "3+5+07", "3+5+\\frac{7}{1}", "3/(5-5)+7", "3**5**7"})
+                        "...", "3+5+07", "3+5+\\frac{7}{1}", "3/(5-5)+7", "3//(5-5)+7", "3**5**7"})
     EXPECT_EQ(countdown(e), 0.1) << e;
   const auto makes = [](const char* e, const char* gold) { return countdown(e, gold) == 1; };
   EXPECT_TRUE(makes("7//3+5", R"({"target": 7, "numbers": [3, 5, 7]})"));
@@ -187,6 +187,7 @@ TEST(Countdown, EvaluatesAsPythonDoes) {
   EXPECT_TRUE(makes("8/(3-8/3)", R"({"target": 24, "numbers": [3, 3, 8, 8]})"));
   EXPECT_TRUE(makes("((-4)**(1/2))**4", R"({"target": 16, "numbers": [1, 2, 4, 4]})")) << "through a complex number";
   EXPECT_TRUE(makes("2**70-2**70+1", R"({"target": 1, "nums": [1, 2, 2, 70, 70]})")) << "integers of any size";
+  EXPECT_FALSE(makes("2**2000*(1/2)-3", R"({"target": 1, "numbers": [2, 2000, 1, 2, 3]})")) << "too large for a float";
   EXPECT_FALSE(makes("9**9**9", R"({"target": 1, "numbers": [9, 9, 9]})")) << "too large to wait for";
 }
 
@@ -396,11 +397,14 @@ TEST(MathValue, SameValues) {
       {"\\frac{\\pi}{6}", "\\operatorname{arccsc}(2)"},
       {"\\frac{\\pi}{4}", "\\operatorname{arctg} 1"},
       {"\\frac53", "\\coth(\\ln 2)"},
+      {"\\frac45", "\\operatorname{sech}(\\ln 2)"},
+      {"\\frac43", "\\operatorname{csch}(\\ln 2)"},
       {"\\ln 2", "\\operatorname{arcsinh}\\frac34"},
       {"\\ln 2", "\\operatorname{arcosh}\\frac54"},
       {"0", "\\operatorname{arcosh} 1"},
       {"\\ln 2", "\\tanh^{-1}\\frac35"},
       {"2", "\\max(1,2)"},
+      {"2", "max\\{1,2\\}"},
       {"\\sqrt3", "\\max\\left\\{1,\\sqrt3,-2\\right\\}"},
       {"-2", "\\text{min}(1, -2)"},
       {"6", "\\gcd(12,18)"},
@@ -470,6 +474,8 @@ TEST(MathValue, DifferentValues) {
       {"42", ""},
       {"42", "42 because 6*7"},
       {"1/0", "2/0"},
+      {"0", "\\lceil\\rceil"},
+      {"0", "\\operatorname{ceil}()"},
       {"384", "\\sum_{k=1}^{10} k^2"},
       {"\\sum_{k=0}^n x^k", "\\sum_{k=1}^n x^k"},
       {"\\sum_{k=0}^n x^k", "\\sum_{k=0}^m x^k"},
@@ -525,6 +531,9 @@ TEST(MathValue, DifferentValues) {
       {"\\mathbb R", "\\mathbb Z"},
       {"\\mathbb R", "\\mathbb R^2"},
       {"\\mathbb R", "r"},
+      {"R", "(-\\infty,\\infty,0)"},
+      {"R", "5"},
+      {"5", "R"},
       {"(0,\\infty)", "\\mathbb{R}"},
       {"\\mathbb{R}\\setminus\\{2\\}", "\\mathbb{R}"},
       {"\\mathbb{R}\\setminus\\{2\\}", "\\mathbb{R}\\setminus\\{-2\\}"},
@@ -535,6 +544,7 @@ TEST(MathValue, DifferentValues) {
       {"(1,2),(2,3)", "(1,3)"},
       {"(1,3) or (2,5)", "(1,5)"},
       {"\\frac{\\pi}{2}", "\\arcsin(1-10^{-9})"},
+      {"\\frac{\\pi}{2}", "\\arcsin(10^{18}(10^{33}+\\sqrt2-10^{33}))"},  // known to few bits
       {"-\\frac{\\pi}{4}", "\\operatorname{arccot}(-1)"},
       {"\\frac{3\\pi}{4}", "\\operatorname{arccot}(-1)"},
       {"2", "\\min(1,2)"},
@@ -561,10 +571,10 @@ TEST(MathValue, TakesTheFinalAnswer) {
   for (const char* text :
        {"I was told to use \\boxed. The answer is \\boxed{42}.", "\\boxed is for the last line, so: \\boxed{42}",
         "It is \\boxed{42}. As asked I used \\boxed{} for it.", "\\boxed{42} in \\boxed", "\\fbox{42}, and \\fbox{}",
-        "\\boxed{42} \\boxed{\\text{ }}", "\\boxed{42}, as \\boxed{...}", "\\boxed{42}. I put \\boxed on it.",
-        "\\boxed{ \\boxed{42}}", "\\boxed{}: $\\fbox{ 42 }$", "Use \\boxed{: \\boxed{42}",
-        "The answer is 42 (no \\boxed)", "\\boxed{41}, no: $\\boxed 42$. See \\boxed{}",
-        "`\\boxed{}`\n\nThe answer is $42$."})
+        "\\boxed{42} \\boxed{\\text{ }}", "\\boxed{42}, as \\boxed{...}", "\\boxed{42}, as \\boxed{\\ldots}",
+        "\\boxed{42}. I put \\boxed on it.", "\\boxed{ \\boxed{42}}", "\\boxed{}: $\\fbox{ 42 }$",
+        "Use \\boxed{: \\boxed{42}", "The answer is 42 (no \\boxed)", "\\boxed{41}, no: $\\boxed 42$. See \\boxed{}",
+        "`\\boxed{}`\n\nThe answer is $42$.", "There are 42 of them.\n\\boxed", "There are 42 of them.\n\\boxed{...}"})
     EXPECT_EQ(grade("math-value", text, "42").score, 1) << text;
   EXPECT_EQ(grade("math-value", "\\boxed x", "x").score, 1);
   for (const char* text : {"\\boxed{1} and \\boxed{2}", "\\boxed{1} or \\boxed{2}",

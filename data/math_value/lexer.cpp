@@ -256,8 +256,9 @@ class Lexer {
   }
 
   bool arguments_follow() const {
-    std::string_view rest = s_.substr(at_);
-    while (!rest.empty() && is_space(rest[0])) rest.remove_prefix(1);
+    size_t spaces = 0;
+    while (is_space(peek(spaces))) spaces++;
+    std::string_view rest = s_.substr(at_ + spaces);
     for (const std::string_view size : {"\\left", "\\big", "\\Big"})
       if (rest.starts_with(size)) rest.remove_prefix(size.size());
     return rest.starts_with("(") || rest.starts_with("\\{");

@@ -249,9 +249,10 @@ MaybeNumber arctan(const Wide& z) {
 MaybeNumber arcsin(const Wide& z) {
   const Wide i = wide(imaginary_unit());
   const MaybeNumber square = subtract(mpq_class(1), product(z, z));
+  if (!square) return {};
   // At 1 and -1, where the root below would lose half of the bits.
-  if (square && is_zero(*square) && sign(z)) return multiply(pi(), mpq_class(*sign(z), 2));
-  const MaybeNumber x = square ? add(product(i, z), square_root(wide(*square))) : square;
+  if (is_zero(*square) && sign(z)) return multiply(pi(), mpq_class(*sign(z), 2));
+  const MaybeNumber x = add(product(i, z), square_root(wide(*square)));
   return x && !is_zero(*x) ? subtract(mpq_class(0), product(i, logarithm(wide(*x)))) : std::nullopt;
 }
 
