@@ -177,7 +177,7 @@ double countdown(const std::string& equation, const std::string& gold = R"({"tar
 TEST(Countdown, EvaluatesAsPythonDoes) {
   for (const char* e : {"3+5+7", " ( 3 + 5 ) + 7 ", "7+5 - -3", "+3+5+7", "((3))+5+7"}) EXPECT_EQ(countdown(e), 1) << e;
   for (const char* e : {"3+5", "3+5+7+0", "3*5", "3+5+7)", "(3+5+7", "3 5 7", "3++", "", "3.5+7", "3+5=7", "3(5)7",
-                        "...", "3+5+07", "3+5+\\frac{7}{1}", "3/(5-5)+7", "3//(5-5)+7", "3**5**7"})
+                        "...", "3+5+07", "3+5+\\frac{7}{1}", "3/(5-5)+7", "3**5**7"})
     EXPECT_EQ(countdown(e), 0.1) << e;
   const auto makes = [](const char* e, const char* gold) { return countdown(e, gold) == 1; };
   EXPECT_TRUE(makes("7//3+5", R"({"target": 7, "numbers": [3, 5, 7]})"));
@@ -187,6 +187,9 @@ TEST(Countdown, EvaluatesAsPythonDoes) {
   EXPECT_TRUE(makes("8/(3-8/3)", R"({"target": 24, "numbers": [3, 3, 8, 8]})"));
   EXPECT_TRUE(makes("((-4)**(1/2))**4", R"({"target": 16, "numbers": [1, 2, 4, 4]})")) << "through a complex number";
   EXPECT_TRUE(makes("2**70-2**70+1", R"({"target": 1, "nums": [1, 2, 2, 70, 70]})")) << "integers of any size";
+  for (const char* e : {"3/(5-5)", "3//(5-5)", "(1/3)//(5-5)"})
+    EXPECT_EQ(countdown(e, cat(R"({"target": 1, "numbers": [)", e[0] == '3' ? "3, 5, 5" : "1, 3, 5, 5", "]}")), 0.1)
+        << e;
   EXPECT_FALSE(makes("2**2000*(1/2)-3", R"({"target": 1, "numbers": [2, 2000, 1, 2, 3]})")) << "too large for a float";
   EXPECT_FALSE(makes("9**9**9", R"({"target": 1, "numbers": [9, 9, 9]})")) << "too large to wait for";
 }
@@ -538,6 +541,9 @@ TEST(MathValue, DifferentValues) {
       {"\\mathbb{R}\\setminus\\{2\\}", "\\mathbb{R}"},
       {"\\mathbb{R}\\setminus\\{2\\}", "\\mathbb{R}\\setminus\\{-2\\}"},
       {"\\mathbb{R}\\setminus\\{2\\}", "\\{2\\}"},
+      {"\\mathbb{R}\\setminus\\{1,2\\}", "\\mathbb{R}\\setminus[1,2]"},
+      {"(-\\infty,a)\\cup(a,b)\\cup(b,\\infty)", "\\mathbb{R}\\setminus\\{a,b\\}"},  // a < b is not known
+      {"(-\\infty,b)\\cup(b,a)\\cup(a,\\infty)", "\\mathbb{R}\\setminus\\{a,b\\}"},
       {"(1,2)", "((1,2)\\setminus\\{1\\}"},  // a bracket stays open
       {"(0,2)", "(0,1)\\cup(1,2)"},
       {"[0,1]", "(0,1)\\cup\\{0\\}"},
@@ -651,6 +657,8 @@ TEST(FirstEqual, IsWhatTheVerifierTakesForEqual) {
   EXPECT_EQ(first("math-value", {"5\\text{ cm}", "5\\text{ m}", "5"}), (Votes{0, 1, 0})) << "to the first of two";
   EXPECT_EQ(first("math-value", {"(1,2)", "(2,1)", "\\{1,2\\}", "2,1"}), (Votes{0, 1, 2, 1}));
   EXPECT_EQ(first("math-string", {"1/2", "\\frac{1}{2}", "\\frac12", "0.50", "0.5"}), (Votes{0, 0, 0, 3, 0}));
+  EXPECT_EQ(first("math-value", {"1,2", "\\{1,1,2\\}"}), (Votes{0, 0})) << "the set as a gold";
+  EXPECT_EQ(first("math-value", {"\\{1,1,2\\}", "1,2"}), (Votes{0, 0}));
   EXPECT_EQ(first("math-value", {}), Votes{});
   // These extract what they compare.
   EXPECT_EQ(grade("gsm8k-strict", "#### 1,000", "1").extracted, grade("gsm8k-strict", "#### 1000", "1").extracted);

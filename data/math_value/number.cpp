@@ -251,7 +251,7 @@ MaybeNumber arcsin(const Wide& z) {
   const MaybeNumber square = subtract(mpq_class(1), product(z, z));
   if (!square) return {};
   // At 1 and -1, where the root below would lose half of the bits.
-  if (is_zero(*square) && sign(z)) return multiply(pi(), mpq_class(*sign(z), 2));
+  if (const std::optional<int> side = sign(z); side && is_zero(*square)) return multiply(pi(), mpq_class(*side, 2));
   const MaybeNumber x = add(product(i, z), square_root(wide(*square)));
   return x && !is_zero(*x) ? subtract(mpq_class(0), product(i, logarithm(wide(*x)))) : std::nullopt;
 }
