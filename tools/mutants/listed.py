@@ -100,6 +100,8 @@ KNOWN = {
     ("src/base/memory.cpp", "if (front < kLargePage) munmap", "statement dropped"): "address space, no memory",
     ("data/math_value/answer.cpp", "const bool negative = !t.empty()", "operand dropped"):
         "the token after an empty factor is the \\begin of its matrix, never a minus sign",
+    ("src/base/file.cpp", "std::chrono::milliseconds(f.what - 1000)", "sign"):
+        "a longer pause of the test hook, which tests/mpi uses",
     ("data/math_value/answer.cpp", "right = read(t.subspan(at + 1), nesting + 1)", "sign"):
         "a bound on recursion: brackets around what is taken away may nest two deeper",
     ("data/math_value/extract.cpp", "if (std::min(boxed.from(0), fbox.from(0)) == none)", "guard dropped"):
