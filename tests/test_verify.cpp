@@ -620,6 +620,7 @@ TEST(MathValue, NeverTakesACutResponseOrAnIntermediateValue) {
                            "\\boxed{42} so \\boxed{"})
     EXPECT_EQ(grade("math-value", text, "42").score, 0) << text;
   EXPECT_FALSE(grade("math-value", "The answer is somewhere from 40 to 44, I think", "42").found);
+  EXPECT_FALSE(grade("math-value", "\\boxed{}", "42").found);
   EXPECT_EQ(grade("math-value", "####", "").score, 0) << "nothing is no answer";
   EXPECT_EQ(grade("math-value", "#### ;", ".").score, 0);
 }

@@ -331,10 +331,10 @@ Found extract(std::string_view response) {
   if (s.find(begin) != none) return {};
   // The end that Minerva's examples teach, and what a model writes behind it.
   s = trim(s.substr(0, s.rfind("I hope it is correct")));
-  if (s.empty()) return {};
   if (const std::vector<Box> all = boxes(s); !all.empty()) return boxed(s, all);
   const std::string words = without_boxes(s);
   s = trim(words);
+  if (s.empty()) return {};
   if (const size_t at = s.rfind("####"); at != none) {
     const std::string_view line = s.substr(at + 4);
     return std::string(without_emphasis(line.substr(0, line.find('\n'))));
