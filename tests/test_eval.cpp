@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/progress.h"
 #include "base/text.h"
 #include "run/pass_at_k.h"
 #include "tests/program.h"
@@ -403,6 +404,29 @@ TEST_F(Terminal, ErrorsFitTheTerminal) {
   for (std::string line; std::getline(text, line, '\n'); lines++)
     EXPECT_LE(display_width(line.substr(0, line.find('\r'))), 60u) << line;
   EXPECT_GT(lines, 1);
+}
+
+// A line of progress is overwritten in its place, and nothing of it stays under other output.
+TEST_F(Terminal, ProgressErasesItself) {
+  if (!has_terminals()) GTEST_SKIP() << "no pseudo-terminals here";
+  const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+  ASSERT_TRUE(terminal >= 0 && grantpt(terminal) == 0 && unlockpt(terminal) == 0);
+  const int held = open(ptsname(terminal), O_RDWR | O_NOCTTY), errors = dup(STDERR_FILENO);
+  dup2(held, STDERR_FILENO);
+  {
+    LongWork work("loading", 100);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1001));
+    work.done(50, "a note");
+    std::this_thread::sleep_for(std::chrono::milliseconds(101));
+    work.done(60);
+  }
+  dup2(errors, STDERR_FILENO), close(errors);
+  std::string all(4096, '\0');
+  all.resize(static_cast<size_t>(read(terminal, all.data(), all.size())));
+  close(held), close(terminal);
+  const std::string line(14, ' '), rest(8, ' ');  // as wide as "loading:  60 %" and ", a note"
+  EXPECT_TRUE(all.starts_with("\rloading:  50 %, a note\rloading:  60 %" + rest + "\r" + line + "\rloading: stopped"))
+      << all;
 }
 
 // The text of the row and not its template; its tokens in rollouts.jsonl are all visible.

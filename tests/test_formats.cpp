@@ -203,7 +203,7 @@ TEST_F(Formats, BinaryFilesAreRecognisedByTheirContent) {
       {"a.jsonl.zst", "\x28\xb5\x2f\xfd", "\n  zstd -d "},
       {"a.zip", "PK\x03\x04", "unzip"},
       {"a.xlsx", "PK\x03\x04", "read_excel"},
-      {"p.jsonl", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n", "lfs pull"},
+      {"p.jsonl", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n", "git -C "},
       {"a.html", "<!DOCTYPE html><html>", "HTML page"},
   };
   for (const auto& [name, text, says] : files) {
@@ -211,6 +211,8 @@ TEST_F(Formats, BinaryFilesAreRecognisedByTheirContent) {
     EXPECT_NE(what.find(says), std::string::npos) << name << ": " << what;
     EXPECT_NE(what.find(at(name)), std::string::npos) << what;
   }
+  const std::string folder = std::filesystem::path(at("p.jsonl")).parent_path();
+  EXPECT_NE(foreign_rows(at("p.jsonl")).find("\n  git -C " + folder + " lfs pull"), std::string::npos);
   std::filesystem::create_directories(at("saved"));
   write("saved/dataset_info.json", "{}");
   EXPECT_NE(foreign_rows(at("saved")).find("load_from_disk"), std::string::npos);

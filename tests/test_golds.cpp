@@ -60,6 +60,7 @@ TEST_F(Golds, KeysChooseWhatIsRead) {
   EXPECT_EQ(p.prompt, "q");
   EXPECT_EQ(p.answer, "145");
   EXPECT_EQ(problem(row).prompt, "p");
+  EXPECT_EQ(problem(R"({"problem": "p", "a": {"b": {"c": "3"}}})", "math-value", "", "a.b.c").answer, "3");
   EXPECT_EQ(problem(R"({"question": "q", "answer": "3"})").prompt, "q");
   EXPECT_EQ(problem(R"({"problem": "q", "problem_ids": [1], "answer": "3"})").prompt, "q");
 }

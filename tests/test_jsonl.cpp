@@ -95,6 +95,7 @@ TEST_F(Jsonl, BadRowsAreErrors) {
   expect_error("{\"prompt_ids\": [1], \"ids\": [1], \"answer\": \"a\"}", 1, "exactly one");
   expect_error("{\"prompt\": \"\", \"answer\": \"a\"}", 1, "empty");
   expect_error("{\"prompt\": 7, \"answer\": \"a\"}", 1, "expected a string");
+  expect_error("{\"prompt\": {\"text\": {}}, \"answer\": \"a\"}", 1, "\"prompt\" is of type object");
   expect_error("{\"prompt\": [{\"role\": \"user\"}], \"answer\": \"a\"}", 1, "message 1 is not");
   expect_error("{\"prompt\": null, \"answer\": \"a\"}", 1, "null");
   expect_error("{\"ids\": [], \"answer\": \"a\"}", 1, "empty");
@@ -113,7 +114,12 @@ TEST_F(Jsonl, BadRowsAreErrors) {
 TEST_F(Jsonl, FilesWithoutRowsAreErrors) {
   expect_error("", 0, "no rows");
   expect_error("\n\n  \r\n", 0, "no rows");
-  EXPECT_THROW(JsonlTask({testing::TempDir() + "pare_no_such_file.jsonl"}, "exact"), Error);
+  try {
+    JsonlTask({testing::TempDir() + "pare_no_such_file.jsonl"}, "exact");
+    ADD_FAILURE() << "no error";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("no_such_file.jsonl: cannot be read;"), std::string::npos) << e.what();
+  }
   EXPECT_THROW(JsonlTask({testing::TempDir()}, "exact"), Error);
 }
 

@@ -75,6 +75,11 @@ TEST_F(ControlGroups, Version1) {
   group("5:cpu,cpuacct:/other\n4:memory:/user/job\n0::/user\n");
   write("sys/fs/cgroup/memory/user/job/memory.stat", "cache 5\nhierarchical_memory_limit 1500000000\ntotal_rss 7\n");
   EXPECT_EQ(limit(), 1500000000u);
+  mounts(
+      "41 22 0:31 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+      "43 22 0:31 / /host/memory rw - cgroup cgroup rw,memory\n");
+  write("host/memory/user/job/memory.stat", "hierarchical_memory_limit 9223372036854771712\n");
+  EXPECT_EQ(limit(), 1500000000u) << "the least of all mounts";
   // Unlimited, as the kernel writes it, is more than any machine has.
   write("sys/fs/cgroup/memory/user/job/memory.stat", "hierarchical_memory_limit 9223372036854771712\n");
   EXPECT_GT(limit(), size_t{1} << 60);

@@ -342,6 +342,7 @@ TEST(ConfigRead, DeepTomlIsRefused) {
         repeat("a.", 100'000) + "a = 1", "[" + repeat("a . ", 100'000) + "a]", "a = " + repeat("[\n#]\n", 100'000)})
     EXPECT_HAS(document_message(document), "f.toml: nested too deeply") << document.substr(0, 20);
   EXPECT_HAS(load_message({"data.train_files=" + repeat("[", 100'000) + repeat("]", 100'000)}), "nested too deeply");
+  EXPECT_EQ(parse_toml("a = [" + repeat("[1],", 100) + "]", "f.toml").size(), 1u) << "many, but not deep";
   Config c;
   const std::string brackets = repeat("[", 100);
   apply_toml(c,

@@ -271,6 +271,8 @@ TEST_F(Safetensors, RefusedHeaders) {
            "{\"" + std::string(100000, 'n') + "\":{\"dtype\":\"F32\"}}",
        })
     EXPECT_NE(refusal(header, one), "") << header.substr(0, 100);
+  EXPECT_NE(refusal("{\"a\":3}").find("tensor \"a\": expected an object, found a number"), std::string::npos);
+  EXPECT_NE(refusal("{\"__metadata__\":[]}").find("\"__metadata__\": expected an object"), std::string::npos);
   EXPECT_NE(refusal("{}", "x"), "");
   EXPECT_NE(refusal(tensor(R"("dtype":"F32","shape":[1],"data_offsets":[0,4])"), "xxxxx"), "");
   EXPECT_NE(refusal(tensor(R"("dtype":"F32","shape":[1],"data_offsets":[0,4])"), "xxx"), "");

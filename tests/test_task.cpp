@@ -326,6 +326,8 @@ TEST(Ssa, OtherSizes) {
   const Problem problem = longest.problem(0);
   EXPECT_NE(problem.prompt.find(";z"), std::string::npos);
   EXPECT_EQ(longest.reward(problem, {longest.teach(problem, 0, rng), true}).score, 1);
+  config.max_statements = 24;
+  EXPECT_THROW(SsaTask(config, 2), Error) << "no letter is left";
 }
 
 TEST(Ssa, WrongSettingsAreErrors) {
@@ -335,7 +337,6 @@ TEST(Ssa, WrongSettingsAreErrors) {
     SsaTask task(config, 1);
   };
   EXPECT_NO_THROW(with([](SsaConfig&) {}));
-  EXPECT_THROW(with([](SsaConfig& c) { c.max_statements = 24; }), Error);
   EXPECT_THROW(with([](SsaConfig& c) { c.max_statements = 5; }), Error);
   EXPECT_THROW(with([](SsaConfig& c) { c.queries = 7; }), Error);
   EXPECT_THROW(with([](SsaConfig& c) { c.queries = 0; }), Error);

@@ -22,6 +22,12 @@ Verdict grade(const char* mode, const std::string& response, const std::string& 
   return find_verifier(mode).grade(response, finished, gold);
 }
 
+std::string repeat(const std::string& s, int n) {
+  std::string all;
+  for (int i = 0; i < n; i++) all += s;
+  return all;
+}
+
 std::vector<Json> rows(const std::string& name) {
   std::vector<Json> all;
   std::ifstream in("../shared/data/" + name);
@@ -106,7 +112,7 @@ TEST(MathString, Normalises) {
   for (const auto& [a, b] : equal) EXPECT_EQ(boxed("math-string", a, b), 1) << a << " | " << b;
   const std::pair<const char*, const char*> different[] = {{"42.0", "42"},   {"1,000", "1000"}, {"2/4", "1/2"},
                                                            {"x^{2}", "x^2"}, {"$9$", "9"},      {"007", "7"},
-                                                           {"xyz=7", "7"},   {"03/4", "3/4"}};
+                                                           {"xyz=7", "7"},   {"03/4", "3/4"},   {"7/7", "7"}};
   for (const auto& [a, b] : different) EXPECT_EQ(boxed("math-string", a, b), 0) << a << " | " << b;
 }
 
@@ -134,6 +140,8 @@ TEST(Dapo, ReadsTheLastAnswerLine) {
   for (const char* text : {"Answer: 42", "answer : $42$", "ANSWER:\n\n42", "Answer: 41\nAnswer: 42",
                            "Answer: \\boxed{42}", "Answer: x = 42", "Answer: 42 cm", "Answer: an 42"})
     EXPECT_EQ(grade("dapo", text, "42").score, 1) << text;
+  for (const std::string space : {"\t", "\x1c", "\u0085", "\u00a0", "\u1680", "\u2003", "\u2028", "\u202f", "\u3000"})
+    EXPECT_EQ(grade("dapo", "Answer" + space + ":" + space + "42" + space, "42").score, 1) << "Python's white space";
   for (const char* text :
        {"42", "**Answer**: 42", "**Answer: 42**", "Answer:", "Answer: 42\nAnswer: 41", "Answer: 42."})
     EXPECT_EQ(grade("dapo", text, "42").score, -1) << text;
@@ -148,6 +156,7 @@ TEST(Dapo, Normalises) {
                                                        {"\\sqrt2", "\\sqrt{2}"},
                                                        {"10,000", "10000"},
                                                        {"\\text{even}", "even"},
+                                                       {"n\\text{ odd}", "nodd"},
                                                        {"5\\text{ inches}", "5"},
                                                        {"a 5", "5"},
                                                        {"$\\frac{1}{2}$ of it", "\\frac{1}{2}"},
@@ -178,6 +187,10 @@ TEST(Countdown, EvaluatesAsPythonDoes) {
   EXPECT_TRUE(makes("8/(3-8/3)", R"({"target": 24, "numbers": [3, 3, 8, 8]})"));
   EXPECT_TRUE(makes("((-4)**(1/2))**4", R"({"target": 16, "numbers": [1, 2, 4, 4]})")) << "through a complex number";
   EXPECT_TRUE(makes("2**70-2**70+1", R"({"target": 1, "nums": [1, 2, 2, 70, 70]})")) << "integers of any size";
+  for (const char* e : {"3/(5-5)", "3//(5-5)", "(1/3)//(5-5)"})
+    EXPECT_EQ(countdown(e, cat(R"({"target": 1, "numbers": [)", e[0] == '3' ? "3, 5, 5" : "1, 3, 5, 5", "]}")), 0.1)
+        << e;
+  EXPECT_FALSE(makes("2**2000*(1/2)-3", R"({"target": 1, "numbers": [2, 2000, 1, 2, 3]})")) << "too large for a float";
   EXPECT_FALSE(makes("9**9**9", R"({"target": 1, "numbers": [9, 9, 9]})")) << "too large to wait for";
 }
 
@@ -213,6 +226,7 @@ TEST(MathValue, SameValues) {
       {"42", "42.0"},
       {"1000", "1,000"},
       {"1000", "10**3"},
+      {"1000", "10^+3"},
       {"1000", "1 000"},
       {"0.5", "\\frac12"},
       {"\\frac{3}{2}", "1\\frac{1}{2}"},
@@ -223,6 +237,7 @@ TEST(MathValue, SameValues) {
       {"1000000", "1\\,000\\,000"},
       {"2\\sqrt{3}", "\\sqrt{12}"},
       {"\\sqrt[3]{2}", "2^{1/3}"},
+      {"6", "(\\sqrt[64]{3^{64}})!"},
       {"-2", "\\sqrt[3]{-8}"},
       {"\\frac{\\pi}{2}", "\\pi/2"},
       {"\\frac{1}{\\sqrt2}", "\\frac{\\sqrt{2}}{2}"},
@@ -232,6 +247,9 @@ TEST(MathValue, SameValues) {
       {"28\\%", "28 percent"},
       {"120", "5!"},
       {"120", "\\binom{10}{3}"},
+      {"0", "\\binom{3}{5}"},
+      {"1", "0^0"},
+      {"1", "(\\pi-\\pi)^0"},
       {"3", "\\log_2 8"},
       {"1500", "1.5\\times10^{3}"},
       {"\\frac12", "\\sin 30^\\circ"},
@@ -271,6 +289,9 @@ TEST(MathValue, SameValues) {
       {"1,2", "2 \\text{ and } 1"},
       {"\\{1,2\\}", "2, 1"},
       {"1\\pm\\sqrt2", "1-\\sqrt2, 1+\\sqrt2"},
+      {"1\\pm\\sqrt2", "1\\mp\\sqrt2"},
+      {"1-\\sqrt2,\\sqrt2-1", "\\pm1\\mp\\sqrt2"},
+      {"2,9^{9^9}", "9^{9^9}, 2"},  // too large to compute: as text
       {"\\emptyset", "\\{\\}"},
       {"(1,2),(3,4)", "(3,4),(1,2)"},
       {"a=4,b=5", "4,5"},
@@ -280,10 +301,13 @@ TEST(MathValue, SameValues) {
       {"[-2,7]", "-2\\le x\\le 7"},
       {"x>5", "5 < x"},
       {"x \\in [0,1)", "[0,1)"},
+      {"\\infty", "infinity"},
       {"(-\\infty,-3]\\cup[2,\\infty)", "x \\le -3 \\text{ or } x \\ge 2"},
       {"|x|<2", "(-2,2)"},
       {"x+y<3", "3 > y+x"},
       {"2x+4y-3=0", "y=-\\frac12x+\\frac34"},
+      {"y=2x+1", "2x-y=-1"},
+      {"y+\\operatorname{arccot}x=1", "2y+2\\operatorname{arccot}x=2"},
       {"x\\neq 5", "x != 5"},
       // matrices, numerals
       {"\\begin{pmatrix}1/2\\\\0\\end{pmatrix}", "\\begin{bmatrix}0.5\\\\0\\end{bmatrix}"},
@@ -296,6 +320,8 @@ TEST(MathValue, SameValues) {
       {"0", "\\sqrt{3+2\\sqrt2}-1-\\sqrt2"},
       {"\\sqrt2\\cdot 10^{100}", "10^{100}\\sqrt2"},
       {"3", "\\lfloor\\log_2 8\\rfloor"},
+      {"30\\ln 10", "\\ln(10^{30})"},
+      {"10^{50}\\sqrt2+i\\sqrt3", "\\frac{2\\cdot10^{50}}{\\sqrt2}+\\sqrt{-3}"},
       {"1+x^{2023}", "x^{2023}+1"},
       {"10^{-100000}", "10^{-100000}"},
       // one normal form of inequalities
@@ -320,6 +346,7 @@ TEST(MathValue, SameValues) {
       {"7", "\\textnormal{7}"},
       {"\\textnormal{even}", "\\text{even}"},
       {"5", "5\\textnormal{ cm}"},
+      {"5\\text{ cm}^2", "5\\text{ cm}^{2}"},
       {"(3,4)", "(3,4)\\text{ cm}"},
       {"(3,4)\\text{ units}", "(3,4)"},
       {"[0,5]", "[0,5]\\text{ m}"},
@@ -373,11 +400,14 @@ TEST(MathValue, SameValues) {
       {"\\frac{\\pi}{6}", "\\operatorname{arccsc}(2)"},
       {"\\frac{\\pi}{4}", "\\operatorname{arctg} 1"},
       {"\\frac53", "\\coth(\\ln 2)"},
+      {"\\frac45", "\\operatorname{sech}(\\ln 2)"},
+      {"\\frac43", "\\operatorname{csch}(\\ln 2)"},
       {"\\ln 2", "\\operatorname{arcsinh}\\frac34"},
       {"\\ln 2", "\\operatorname{arcosh}\\frac54"},
       {"0", "\\operatorname{arcosh} 1"},
       {"\\ln 2", "\\tanh^{-1}\\frac35"},
       {"2", "\\max(1,2)"},
+      {"2", "max\\{1,2\\}"},
       {"\\sqrt3", "\\max\\left\\{1,\\sqrt3,-2\\right\\}"},
       {"-2", "\\text{min}(1, -2)"},
       {"6", "\\gcd(12,18)"},
@@ -403,9 +433,15 @@ TEST(MathValue, DifferentValues) {
       {"123", "1,23"},
       {"11/2", "1 1/2"},
       {"1", "1\\sqrt{19}"},
+      {"6x", "2 3x"},
+      {"x", "\\text{x}+1"},
+      {"2", "\\sqrt[n]{2}"},
+      {"2", "\\sqrt[99999999999999999999]{2}"},
+      {"2", "\\root n \\of {2}"},
       {"10\\%", "10"},
       {"i", "-i"},
       {"1+\\sqrt5", "1-\\sqrt5"},
+      {"1-\\sqrt5", "1\\mp\\sqrt5"},
       {"p-q", "q-p"},
       {"x", "y"},
       {"x+1", "x+2"},
@@ -431,6 +467,7 @@ TEST(MathValue, DifferentValues) {
       {"x+y<3", "x+y>3"},
       {"12:00", "1:00"},
       {"\\begin{pmatrix}1&2\\end{pmatrix}", "\\begin{pmatrix}1\\\\2\\end{pmatrix}"},
+      {"\\begin{pmatrix}1\\\\2\\\\3\\end{pmatrix}", "\\begin{pmatrix}1&2\\\\3\\end{pmatrix}"},
       {"4210_5", "4210"},
       {"4210_5", "4210_6"},
       {"\\text{Evelyn}", "Evelny"},
@@ -440,15 +477,19 @@ TEST(MathValue, DifferentValues) {
       {"42", ""},
       {"42", "42 because 6*7"},
       {"1/0", "2/0"},
+      {"0", "\\lceil\\rceil"},
+      {"0", "\\operatorname{ceil}()"},
       {"384", "\\sum_{k=1}^{10} k^2"},
       {"\\sum_{k=0}^n x^k", "\\sum_{k=1}^n x^k"},
       {"\\sum_{k=0}^n x^k", "\\sum_{k=0}^m x^k"},
       {"\\sum_{k=0}^n x^k", "\\sum_{k=0}^n x^n"},
       {"\\sum_{k=0}^n a_k", "\\sum_{k=0}^n a_n"},
       {"\\sum_{k=1}^2 a_k", "2a_k"},
+      {"\\sum_{k=1}^2 a_{k}", "2a_k"},
       {"\\prod_{k=1}^n 2x", "2\\prod_{k=1}^n x"},
       {"e^{-150}", "e^{-151}"},
       {"0", "e^{-150}"},
+      {"0", "\\sqrt{\\sqrt{1+10^{-90}}-1}"},
       {"e^{-150}", "0"},
       {"e^{-200}+1", "1"},
       {"0", "10^{-100000}"},
@@ -493,16 +534,23 @@ TEST(MathValue, DifferentValues) {
       {"\\mathbb R", "\\mathbb Z"},
       {"\\mathbb R", "\\mathbb R^2"},
       {"\\mathbb R", "r"},
+      {"R", "(-\\infty,\\infty,0)"},
+      {"R", "5"},
+      {"5", "R"},
       {"(0,\\infty)", "\\mathbb{R}"},
       {"\\mathbb{R}\\setminus\\{2\\}", "\\mathbb{R}"},
       {"\\mathbb{R}\\setminus\\{2\\}", "\\mathbb{R}\\setminus\\{-2\\}"},
       {"\\mathbb{R}\\setminus\\{2\\}", "\\{2\\}"},
+      {"\\mathbb{R}\\setminus\\{1,2\\}", "\\mathbb{R}\\setminus[1,2]"},
+      {"(-\\infty,a)\\cup(a,b)\\cup(b,\\infty)", "\\mathbb{R}\\setminus\\{a,b\\}"},  // a < b is not known
+      {"(-\\infty,b)\\cup(b,a)\\cup(a,\\infty)", "\\mathbb{R}\\setminus\\{a,b\\}"},
       {"(1,2)", "((1,2)\\setminus\\{1\\}"},  // a bracket stays open
       {"(0,2)", "(0,1)\\cup(1,2)"},
       {"[0,1]", "(0,1)\\cup\\{0\\}"},
       {"(1,2),(2,3)", "(1,3)"},
       {"(1,3) or (2,5)", "(1,5)"},
       {"\\frac{\\pi}{2}", "\\arcsin(1-10^{-9})"},
+      {"\\frac{\\pi}{2}", "\\arcsin(10^{18}(10^{33}+\\sqrt2-10^{33}))"},  // known to few bits
       {"-\\frac{\\pi}{4}", "\\operatorname{arccot}(-1)"},
       {"\\frac{3\\pi}{4}", "\\operatorname{arccot}(-1)"},
       {"2", "\\min(1,2)"},
@@ -523,18 +571,23 @@ TEST(MathValue, TakesTheFinalAnswer) {
         "**Answer**: 42", "**Answer: 42**", "Final Answer: The final answer is $42$. I hope it is correct.",
         "<think>41 or 43</think> <answer>42</answer>", "<think>\\boxed{41}</think>\\boxed{42}",
         "thought </think> \\boxed{42}", "We get 6 * 7.\nTherefore $x = 42$.", "There are 42 of them.", "\\boxed 42",
-        "42"})
+        "42", "The answer is `42`.", "*Answer: 42*", "The answer is 42. It is 6 * 7, as 42 / 7 is 6.",
+        "\\boxed{41} then \\boxed{42}"})
     EXPECT_EQ(grade("math-value", text, "42").score, 1) << text;
   for (const char* text :
        {"I was told to use \\boxed. The answer is \\boxed{42}.", "\\boxed is for the last line, so: \\boxed{42}",
         "It is \\boxed{42}. As asked I used \\boxed{} for it.", "\\boxed{42} in \\boxed", "\\fbox{42}, and \\fbox{}",
-        "\\boxed{42} \\boxed{\\text{ }}", "\\boxed{42}, as \\boxed{...}", "\\boxed{42}. I put \\boxed on it.",
-        "\\boxed{ \\boxed{42}}", "\\boxed{}: $\\fbox{ 42 }$", "Use \\boxed{: \\boxed{42}",
-        "The answer is 42 (no \\boxed)", "\\boxed{41}, no: $\\boxed 42$. See \\boxed{}",
-        "`\\boxed{}`\n\nThe answer is $42$."})
+        "\\boxed{42} \\boxed{\\text{ }}", "\\boxed{42}, as \\boxed{...}", "\\boxed{42}, as \\boxed{\\ldots}",
+        "\\boxed{42}. I put \\boxed on it.", "\\boxed{ \\boxed{42}}", "\\boxed{}: $\\fbox{ 42 }$",
+        "Use \\boxed{: \\boxed{42}", "The answer is 42 (no \\boxed)", "\\boxed{41}, no: $\\boxed 42$. See \\boxed{}",
+        "`\\boxed{}`\n\nThe answer is $42$.", "There are 42 of them.\n\\boxed", "There are 42 of them.\n\\boxed{...}"})
     EXPECT_EQ(grade("math-value", text, "42").score, 1) << text;
   EXPECT_EQ(grade("math-value", "\\boxed x", "x").score, 1);
-  EXPECT_EQ(grade("math-value", "\\boxed{1} and \\boxed{2}", "1, 2").score, 1);
+  for (const char* text : {"\\boxed{1} and \\boxed{2}", "\\boxed{1} or \\boxed{2}",
+                           "\\boxed{1} and $\\overrightarrow{ABCDEFGHIJ} = \\boxed{2}$"}) {
+    EXPECT_EQ(grade("math-value", text, "1, 2").score, 1) << text;
+    EXPECT_EQ(grade("math-value", text, "2").score, 0) << text;
+  }
   EXPECT_EQ(grade("math-value", "$y_1 = \\boxed{1}$ and $y_2 = \\boxed{2}$", "y_1=1, y_2=2").score, 1);
   EXPECT_EQ(grade("math-value", "$\\boxed{28}$ percent", "28\\%").score, 1);
 }
@@ -566,6 +619,30 @@ TEST(MathValue, NeverTakesACutResponseOrAnIntermediateValue) {
                            "\\boxed{42} no, \\boxed{41} in \\boxed{}",
                            "\\boxed{42} so \\boxed{"})
     EXPECT_EQ(grade("math-value", text, "42").score, 0) << text;
+  EXPECT_FALSE(grade("math-value", "The answer is somewhere from 40 to 44, I think", "42").found);
+  EXPECT_FALSE(grade("math-value", "\\boxed{}", "42").found);
+  EXPECT_EQ(grade("math-value", "####", "").score, 0) << "nothing is no answer";
+  EXPECT_EQ(grade("math-value", "#### ;", ".").score, 0);
+}
+
+// The limits of data/math_value/README.md: an answer beyond them is text.
+TEST(MathValue, ReadsAsMuchAsItsLimitsAllow) {
+  const auto nested = [](int n) { return repeat("1+(", n) + "0" + repeat(")", n); };
+  EXPECT_EQ(boxed("math-value", nested(39), "39"), 1);
+  EXPECT_EQ(boxed("math-value", nested(41), "41"), 0);
+  const auto matrix = [](int columns, const char* first) {
+    const std::string row = repeat("&1", columns - 1) + "\\\\1";
+    return cat("\\begin{pmatrix}", first, repeat(row, 7), repeat("&1", columns - 1), "\\end{pmatrix}");
+  };
+  EXPECT_EQ(boxed("math-value", matrix(8, "2/2"), matrix(8, "1")), 1);
+  EXPECT_EQ(boxed("math-value", matrix(9, "2/2"), matrix(9, "1")), 0);
+  // Operations count more with functions, variables and long numbers.
+  const auto sum = [](const std::string& term, int n) { return term + repeat("+" + term, n - 1); };
+  for (const auto& [term, many] :
+       {std::pair(repeat("\\sin", 30) + " x", 15), std::pair(std::string("3^{60000}"), 99)}) {
+    EXPECT_EQ(boxed("math-value", sum(term, 2), "2\\cdot" + term), 1) << term;
+    EXPECT_EQ(boxed("math-value", sum(term, many), cat(many, "\\cdot", term)), 0) << term;
+  }
 }
 
 // ---- answers that vote together
@@ -581,6 +658,8 @@ TEST(FirstEqual, IsWhatTheVerifierTakesForEqual) {
   EXPECT_EQ(first("math-value", {"5\\text{ cm}", "5\\text{ m}", "5"}), (Votes{0, 1, 0})) << "to the first of two";
   EXPECT_EQ(first("math-value", {"(1,2)", "(2,1)", "\\{1,2\\}", "2,1"}), (Votes{0, 1, 2, 1}));
   EXPECT_EQ(first("math-string", {"1/2", "\\frac{1}{2}", "\\frac12", "0.50", "0.5"}), (Votes{0, 0, 0, 3, 0}));
+  EXPECT_EQ(first("math-value", {"1,2", "\\{1,1,2\\}"}), (Votes{0, 0})) << "the set as a gold";
+  EXPECT_EQ(first("math-value", {"\\{1,1,2\\}", "1,2"}), (Votes{0, 0}));
   EXPECT_EQ(first("math-value", {}), Votes{});
   // These extract what they compare.
   EXPECT_EQ(grade("gsm8k-strict", "#### 1,000", "1").extracted, grade("gsm8k-strict", "#### 1000", "1").extracted);
@@ -688,11 +767,6 @@ std::string gold_for(const std::string& mode, const std::string& gold) {
 }
 
 TEST(HostileText, EndsSoonAndWithAVerdict) {
-  const auto repeat = [](const std::string& s, int n) {
-    std::string all;
-    for (int i = 0; i < n; i++) all += s;
-    return all;
-  };
   std::vector<std::string> texts;
   for (const char* piece :
        {"(",       "[",        "{",          "\\{",      "|",       "-",      "+",        "^",

@@ -66,8 +66,8 @@ bool is_name(Tokens t) {
     letters |= t[i].kind == Kind::letter || t[i].kind == Kind::word || t[i].kind == Kind::text;
     if (t[i].kind == Kind::command && !opens(t[i]) && !closes(t[i])) {
       if (is_function(t[i].text.c_str()) || t[i].text == "frac" || t[i].text == "sqrt" || t[i].text == "pi" ||
-          t[i].text == "degree" || t[i].text == "infty" || t[i].text == "pm" || t[i].text == "binom" ||
-          is_fold(t[i].text.c_str()))
+          t[i].text == "degree" || t[i].text == "infty" || t[i].text == "pm" || t[i].text == "mp" ||
+          t[i].text == "binom" || is_fold(t[i].text.c_str()))
         return false;
       letters = true;
     }
@@ -83,7 +83,7 @@ bool is_name(Tokens t) {
 std::string base_name(Tokens t) {
   const std::string all = plain(t);
   const size_t open = all.find('(');
-  return open == 0 || open == std::string::npos ? all : all.substr(0, open);
+  return open == 0 ? all : all.substr(0, open);
 }
 
 // Where a token outside of all brackets fulfils a condition.
@@ -258,7 +258,7 @@ class Reader {
         at.resize(i);
         terms.resize(i + 1);
         if (i == 0) {
-          a = read(terms[0], nesting + 1);
+          a = read(terms[0], nesting);
           return true;
         }
       }
@@ -464,7 +464,6 @@ class Reader {
     const auto at = places(t, [](const Token& x) { return x.symbol(":"); });
     if (at.empty() || at.size() > 4) return false;
     a.kind = A::tuple;
-    a.open = a.close = ':';
     // 5:00x is no time, though 00x is zero.
     const auto number = [](const Answer& x) {
       return x.kind == A::value && (x.value.constant || !equal(x.value, kZero));
@@ -567,9 +566,10 @@ class Reader {
     return true;
   }
 
-  // 1 \pm \sqrt{2} is two values.
+  // 1 \pm \sqrt{2} and 1 \mp \sqrt{2} are two values.
   bool signs(Tokens t, int, Answer& a) {
-    if (std::none_of(t.begin(), t.end(), [](const Token& x) { return x.command("pm"); })) return false;
+    if (std::none_of(t.begin(), t.end(), [](const Token& x) { return x.command("pm") || x.command("mp"); }))
+      return false;
     a.kind = A::list;
     for (const bool minus_sign : {false, true}) {
       size_t used = 0;

@@ -25,7 +25,7 @@ struct Answer {
   std::optional<Samples> difference;  // left minus right (inequality: the larger side minus the smaller one)
   std::vector<Answer> items;          // of list, set, tuple, matrix
   size_t columns = 0;                 // of a matrix
-  char open = 0, close = 0;           // of a tuple; ':' of a ratio
+  char open = 0, close = 0;           // brackets of a tuple; a ratio has none
   bool negative = false;              // infinity
   char relation = 0;                  // inequality: '<', 'l' (less or equal), '!' (not equal)
 };

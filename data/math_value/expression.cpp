@@ -202,9 +202,9 @@ class Parser {
 
   Result repeating(mpq_class q, const std::string& digits) {
     at_++;
-    if (!at_symbol("{") || !at_number(at_ + 1) || at_ + 2 >= t_.size() || !t_[at_ + 2].symbol("}")) return {};
-    const std::string& period = t_[at_ + 1].text;
-    at_ += 3;
+    if (!take_symbol("{") || !at_number(at_)) return {};
+    const std::string& period = t_[at_++].text;
+    if (!take_symbol("}")) return {};
     mpz_class scale, nines;
     mpz_ui_pow_ui(scale.get_mpz_t(), 10, digits.size() - digits.find('.') - 1);
     mpz_ui_pow_ui(nines.get_mpz_t(), 10, period.size());
@@ -496,8 +496,8 @@ bool proportional(const Samples& a, const Samples& b, bool positive) {
   for (size_t i = 0; i < Samples::kPoints; i++) {
     if (a[i].has_value() != b[i].has_value()) return false;
     if (!a[i]) continue;
-    const MaybeNumber r = divide(*a[i], *b[i]);
-    if (!r || is_zero(*r) || (ratio && !equal(*ratio, *r))) return false;
+    const Number r = divide(*a[i], *b[i]).value_or(mpq_class(0));
+    if (is_zero(r) || (ratio && !equal(*ratio, r))) return false;
     ratio = r;
     same++;
   }

@@ -88,9 +88,8 @@ std::vector<Box> boxes(std::string_view s) {
     at = begin + (begin == b ? 6 : 5);
     if (at < s.size() && is_letter(s[at])) continue;  // another command
     while (at < s.size() && s[at] == ' ') at++;
-    if (at == s.size()) return found;
     const size_t next = std::min(boxed.from(at), fbox.from(at));
-    if (s[at] != '{') {  // \boxed 42
+    if (s.substr(at, 1) != "{") {  // \boxed 42
       const size_t end = std::min({dollar.from(at), line.from(at), next, s.size()});
       const std::string_view content = bare_content(s.substr(at, end - at));
       if (content.empty()) continue;
@@ -145,12 +144,12 @@ bool joins(std::string_view s, std::string& name) {
     while (letters < s.size() && is_letter(s[letters])) letters++;
     s.remove_prefix(letters);
     skip_marks(s);
-    if (letters == 0 || s.starts_with(",") || s.starts_with(";") || !conjunction()) return false;
+    if (s.starts_with(",") || s.starts_with(";") || !conjunction()) return false;
   }
   skip_marks(s);
   if (s.empty()) return true;
   const size_t equals = s.find('=');
-  if (equals == none || equals > 20) return false;
+  if (equals == none) return false;
   name = std::string(trim(s.substr(0, equals)));
   s.remove_prefix(equals + 1);
   skip_marks(s);
@@ -299,16 +298,20 @@ std::string_view last_sentence(std::string_view s) {
   return last;
 }
 
-// Boxes that hold nothing are words about boxes.
-std::string without_box_commands(std::string_view s) {
+// Boxes that hold nothing are words about boxes; there are no others here.
+std::string without_boxes(std::string_view s) {
+  const std::vector<size_t> close = closing_braces(s);
   std::string kept;
   for (size_t at = 0; at < s.size();) {
     const std::string_view rest = s.substr(at);
     const size_t size = rest.starts_with("\\boxed") ? 6 : rest.starts_with("\\fbox") ? 5 : 0;
-    if (size == 0 || (size < rest.size() && is_letter(rest[size])))
+    if (size == 0 || (size < rest.size() && is_letter(rest[size]))) {
       kept += s[at++];
-    else
-      at += size;
+      continue;
+    }
+    at += size;
+    const size_t next = s.find_first_not_of(' ', at);
+    if (next != none && s[next] == '{' && close[next] != none) at = close[next] + 1;
   }
   return kept;
 }
@@ -328,10 +331,10 @@ Found extract(std::string_view response) {
   if (s.find(begin) != none) return {};
   // The end that Minerva's examples teach, and what a model writes behind it.
   s = trim(s.substr(0, s.rfind("I hope it is correct")));
-  if (s.empty()) return {};
   if (const std::vector<Box> all = boxes(s); !all.empty()) return boxed(s, all);
-  const std::string words = without_box_commands(s);
+  const std::string words = without_boxes(s);
   s = trim(words);
+  if (s.empty()) return {};
   if (const size_t at = s.rfind("####"); at != none) {
     const std::string_view line = s.substr(at + 4);
     return std::string(without_emphasis(line.substr(0, line.find('\n'))));

@@ -55,8 +55,7 @@ constexpr Pair kReplaced[] = {{"{,}", ","},
                               {"⌋", "\\rfloor "},
                               {"⌈", "\\lceil "},
                               {"⌉", "\\rceil "},
-                              {"∅", "\\emptyset "},
-                              {"\\!\\!", "\\!"}};
+                              {"∅", "\\emptyset "}};
 
 constexpr Pair kSynonyms[] = {{"dfrac", "frac"},
                               {"tfrac", "frac"},
@@ -257,8 +256,9 @@ class Lexer {
   }
 
   bool arguments_follow() const {
-    std::string_view rest = s_.substr(at_);
-    while (!rest.empty() && is_space(rest[0])) rest.remove_prefix(1);
+    size_t spaces = 0;
+    while (is_space(peek(spaces))) spaces++;
+    std::string_view rest = s_.substr(at_ + spaces);
     for (const std::string_view size : {"\\left", "\\big", "\\Big"})
       if (rest.starts_with(size)) rest.remove_prefix(size.size());
     return rest.starts_with("(") || rest.starts_with("\\{");
@@ -286,9 +286,9 @@ class Lexer {
     const char next = peek(1);
     if (!is_letter(next)) {
       at_ += next ? 2 : 1;
-      if (next == '!' || next == ',' || next == ';' || next == ':' || is_space(next) || next == '(' || next == ')' ||
-          next == '[' || next == ']' || next == '\0') {
-        space_ |= next != '!';
+      if (next == ',' || next == ';' || next == ':' || is_space(next) || next == '(' || next == ')' || next == '[' ||
+          next == ']' || next == '\0') {
+        space_ = true;
         return true;
       }
       if (next == '{') brackets_++;

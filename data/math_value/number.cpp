@@ -87,9 +87,8 @@ Wide wave(Unary f, Unary slope, const Wide& a) {
   return with_error(result(f, a), a.error + std::max<mpfr_exp_t>(magnitude(result(slope, a)), a.error) + 1);
 }
 
-// q^n; nothing: too long, or 0^-1.
+// q^n, n != 0; nothing: too long, or 0^-1.
 std::optional<mpq_class> integer_power(const mpq_class& q, const mpz_class& n) {
-  if (n == 0) return mpq_class(1);
   if (q == 0) return n > 0 ? std::optional<mpq_class>(0) : std::nullopt;
   const mpz_class m = abs(n);
   if (m > kRationalBits || bits(q) * m.get_ui() > 2 * kRationalBits) return {};
@@ -250,9 +249,10 @@ MaybeNumber arctan(const Wide& z) {
 MaybeNumber arcsin(const Wide& z) {
   const Wide i = wide(imaginary_unit());
   const MaybeNumber square = subtract(mpq_class(1), product(z, z));
+  if (!square) return {};
   // At 1 and -1, where the root below would lose half of the bits.
-  if (square && is_zero(*square) && sign(z)) return multiply(pi(), mpq_class(*sign(z), 2));
-  const MaybeNumber x = square ? add(product(i, z), square_root(wide(*square))) : square;
+  if (const std::optional<int> side = sign(z); side && is_zero(*square)) return multiply(pi(), mpq_class(*side, 2));
+  const MaybeNumber x = add(product(i, z), square_root(wide(*square)));
   return x && !is_zero(*x) ? subtract(mpq_class(0), product(i, logarithm(wide(*x)))) : std::nullopt;
 }
 

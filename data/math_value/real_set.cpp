@@ -18,8 +18,8 @@ std::optional<int> compare(const Answer& x, const Answer& y, Effort& effort) {
 
 bool is_end(const Answer& a) { return a.kind == A::infinity || (a.kind == A::value && a.value.constant); }
 bool is_interval(const Answer& a) {
-  return a.kind == A::tuple && a.items.size() == 2 && (a.open == '(' || a.open == '[') &&
-         (a.close == ')' || a.close == ']') && is_end(a.items[0]) && is_end(a.items[1]);
+  return a.kind == A::tuple && a.items.size() == 2 && (a.close == ')' || a.close == ']') && is_end(a.items[0]) &&
+         is_end(a.items[1]);
 }
 bool are_numbers(const Answer& a) { return a.kind == A::set && std::all_of(a.items.begin(), a.items.end(), is_end); }
 

@@ -64,7 +64,7 @@ Result power(const Complex& a, const Complex& b) {
   const double r = std::abs(a), angle = std::arg(a);
   const double length = std::pow(r, b.real()) * std::exp(-angle * b.imag());
   const Complex x = std::polar(1.0, angle * b.real() + b.imag() * std::log(r)) * length;
-  return std::isfinite(x.real()) && std::isfinite(x.imag()) ? Result(x) : std::nullopt;
+  return std::isfinite(x.real()) ? Result(x) : std::nullopt;  // an infinite length makes neither part finite
 }
 
 Result power(double a, double b) {

@@ -120,7 +120,7 @@ Verdict grade_math_string(std::string_view response, bool, std::string_view gold
   const std::optional<std::string_view> answer = boxed(response);
   if (!answer) return {};
   const std::optional<std::string> a = normalise(*answer), b = normalise(gold);
-  const bool equal = a && b ? *a == *b : *answer == gold;
+  const bool equal = *answer == gold || (a && a == b);
   return {equal ? 1.0 : 0.0, std::string(*answer), a ? *a : std::string(*answer), true};
 }
 

@@ -192,7 +192,7 @@ std::string foreign_rows(const std::string& path) {
     return convert("is UTF-16, expected UTF-8", cat("iconv -f ", encoding, " -t UTF-8 ", shell_word(path), " > ",
                                                     shell_word(renamed(path, ".jsonl"))));
   std::string text = head.starts_with("\xef\xbb\xbf") ? head.substr(3) : head;
-  text.erase(0, std::min(text.find_first_not_of(" \t\r\n"), text.size()));
+  text.erase(0, text.find_first_not_of(" \t\r\n"));
   std::string lower = text.substr(0, 16);
   std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
   if (lower.starts_with("<!doctype") || lower.starts_with("<html"))

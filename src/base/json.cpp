@@ -64,9 +64,8 @@ nlohmann::json try_parse_json(std::string_view text) {
 }
 
 std::string json_error(const std::exception& e) {
-  const std::string text = e.what();
-  const size_t prefix = text.find("] ");  // "[json.exception.parse_error.101] "
-  return text.substr(prefix == std::string::npos ? 0 : prefix + 2, 200);
+  const std::string text = e.what();  // "[json.exception.parse_error.101] ..."
+  return text.substr(text.find("] ") + 2, 200);
 }
 
 }  // namespace pare

@@ -7,6 +7,8 @@
 #include <mutex>
 #include <vector>
 
+#include "base/text.h"
+
 namespace pare {
 
 namespace {
@@ -71,9 +73,7 @@ void LongWork::done(int64_t n, const std::string& note) {
   if (quiet || whole_ || now - drawn_ < wait) return;
   drawn_ = now;
   const double percent = 100 * static_cast<double>(n) / static_cast<double>(all_);
-  std::string line(what_.size() + note.size() + 32, '\0');
-  line.resize(static_cast<size_t>(std::snprintf(line.data(), line.size(), "%s: %3.0f %%%s%s", what_.c_str(), percent,
-                                                note.empty() ? "" : ", ", note.c_str())));
+  std::string line = format("%s: %3.0f %%%s%s", what_.c_str(), percent, note.empty() ? "" : ", ", note.c_str());
   if (!terminal_) return static_cast<void>(std::fprintf(stderr, "%s\n", line.c_str()));
   line.resize(std::min<size_t>(line.size(), 79));
   const size_t before = shown_;

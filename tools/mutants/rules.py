@@ -155,7 +155,8 @@ def places(text):
         named = re.search(r"\bconstexpr (?=[\w:]+ \w+ = )", line)
         if named:
             at = m.start() - len(line) + named.start()
-            yield m.start(), "named constant", [(at, at + 10, None, "const "), (m.start(), m.end(), *choose(other))]
+            chosen = (f"(::pare::mutant::chosen == {{n}} ? ({other}) : (", "))")  # on() would be a constant expression
+            yield m.start(), "named constant", [(at, at + 10, None, "const "), (m.start(), m.end(), *chosen)]
         else:
             yield m.start(), "constant", [(m.start(), m.end(), *choose(other))]
     for m in re.finditer(r"(?:^ +|\) )((?!return|throw|delete|else|using|expect\b|fail\b|static|goto)"
