@@ -421,9 +421,10 @@ TEST_F(Terminal, ProgressErasesItself) {
     work.done(60);
   }
   dup2(errors, STDERR_FILENO), close(errors);
-  std::string all(4096, '\0');
-  all.resize(static_cast<size_t>(read(terminal, all.data(), all.size())));
-  close(held), close(terminal);
+  close(held);
+  std::string all, some(4096, '\0');
+  for (ssize_t n; (n = read(terminal, some.data(), some.size())) > 0;) all.append(some, 0, static_cast<size_t>(n));
+  close(terminal);
   const std::string line(14, ' '), rest(8, ' ');  // as wide as "loading:  60 %" and ", a note"
   EXPECT_TRUE(all.starts_with("\rloading:  50 %, a note\rloading:  60 %" + rest + "\r" + line + "\rloading: stopped"))
       << all;

@@ -63,7 +63,7 @@ nlohmann::json try_parse_json(std::string_view text) {
   return twice.empty() ? value : none;
 }
 
-std::string json_error(const std::exception& e) {
+std::string json_error(const nlohmann::json::exception& e) {
   const std::string text = e.what();  // "[json.exception.parse_error.101] ..."
   return text.substr(text.find("] ") + 2, 200);
 }

@@ -14,6 +14,6 @@ nlohmann::json parse_json(std::string_view text, const std::string& where);
 nlohmann::json try_parse_json(std::string_view text);
 
 // The JSON library's message without its error number, of bounded length.
-std::string json_error(const std::exception& e);
+std::string json_error(const nlohmann::json::exception& e);
 
 }  // namespace pare

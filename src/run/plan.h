@@ -77,8 +77,8 @@ Plan plan_ranks(const Config& config, bool data, const StepLengths* lengths = nu
 Plan check_run(const Config& config, TrainingKind kind, const Table& table, size_t host = machine_memory());
 
 // The plan of a run on `table`, of Plan::config.  More than can be had is an Error(memory) that says what would fit
-// (fit.h).  On the host, `host` bytes, that is a step whose weights, gradients and moments, or any arena alone, are more
-// than all there is, or one beyond the limits of the process.
+// (fit.h).  On the host, `host` bytes, that is a step whose weights, gradients and moments, or any arena alone, are
+// more than all there is, or one beyond the limits of the process.
 Plan plan_run(const Config& config, TrainingKind kind, const Table& table, size_t host = machine_memory());
 // The settings that take less memory for more time, as what_fits() takes them.
 std::vector<std::vector<std::string>> frugal_settings(const Config& config);
