@@ -164,9 +164,9 @@ template <int kColumns, bool kBlocks>
 __global__ void __launch_bounds__(kThreads) query_gradients_f32(const Args<float> a) {
   __shared__ uint64_t masks[kQueries32];
   const Packed<float>& x = a.x;
-  const Tile t = find_tile<kQueries32>(x.segments, x.n_segments, blockIdx.x);
+  const HeadTile<kQueries32> t(x);
   if (t.len == 0) return;
-  const int head_dim = x.head_dim, head = blockIdx.y, kv = head / x.group, lane = threadIdx.x % 32;
+  const int head_dim = x.head_dim, head = t.head, kv = t.kv, lane = threadIdx.x % 32;
   const int rows = min(kQueries32, t.len - t.first), slots = t.parent_len + t.first + rows;
   const Tiles32 s = tiles32(head_dim);
   load_queries32(s, a, t.row + t.first, rows, head);
@@ -310,15 +310,14 @@ constexpr int kSlots16 = kD <= 128 ? 64 : 32;  // slots of a stage
 template <int kD>
 constexpr size_t kQuerySmem = (2 * kOwned16 + 4 * kSlots16<kD>)*kD * sizeof(bf16);
 
-// blockIdx.y is the query head.
 template <int kD, bool kBlocks>
 __global__ void __launch_bounds__(kThreads) query_gradients_bf16(const Args<bf16> a) {
   constexpr int kCount = kSlots16<kD>;
   __shared__ uint64_t masks[2][kOwned16];
   const Packed<bf16>& x = a.x;
-  const Tile t = find_tile<kOwned16>(x.segments, x.n_segments, blockIdx.x);
+  const HeadTile<kOwned16> t(x);
   if (t.len == 0) return;
-  const int head_dim = x.head_dim, head = blockIdx.y, kv = head / x.group, own = threadIdx.x / 32 * 16;
+  const int head_dim = x.head_dim, head = t.head, kv = t.kv, own = threadIdx.x / 32 * 16;
   const int rows = min(kOwned16, t.len - t.first), slots = t.parent_len + t.first + rows, row = t.row + t.first;
   bf16* smem = dynamic_smem<bf16>();
   const SharedTile<kD> q{smem}, d_o{smem + kOwned16 * kD};
@@ -446,10 +445,9 @@ void attn_bwd(const AttnBwd& a, Stream stream) {
     constexpr int kKeys = sizeof(T) == 2 ? kOwned16 : kKeys32, kQueries = sizeof(T) == 2 ? kOwned16 : kQueries32;
     const auto heads = static_cast<unsigned>(x.x.heads), kv_heads = static_cast<unsigned>(x.x.kv_heads);
     // Segments are disjoint in q: together they have at most all rows, and each wastes at most one tile.
-    const auto tiles = [&](int rows) { return blocks(op, x.rows / rows + x.x.n_segments, 1); };
-    const Grids g{{tiles(kThreads), heads},
+    const Grids g{{blocks(op, x.rows / kThreads + x.x.n_segments, 1), heads},
                   {blocks(op, x.rows, kKeys) + (x.one ? 0 : blocks(op, x.parent_rows, kKeys)), kv_heads},
-                  {tiles(kQueries), heads}};
+                  tile_grid(op, x.x, x.rows, kQueries)};
     launch(op, row_sums<T>, {.grid = g.rows, .block = kThreads}, stream, x);
     if (a.blocks) {
       x.blocks = block_lists(a);

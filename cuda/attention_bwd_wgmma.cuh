@@ -192,7 +192,6 @@ struct WgmmaQueryGradients {
   };
 };
 
-// blockIdx.y is the query head.
 template <int kD>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     query_gradients_wgmma(const Args<bf16> a, const __grid_constant__ QueryMaps queries,

@@ -42,9 +42,9 @@ struct Args {
 template <int kColumns>
 __global__ void __launch_bounds__(kThreads) attn_f32(const Args<float> a) {
   const Packed<float>& x = a.x;
-  const Tile t = find_tile<kRows32>(x.segments, x.n_segments, blockIdx.x);
+  const HeadTile<kRows32> t(x);
   if (t.len == 0) return;
-  const int head_dim = x.head_dim, head = blockIdx.y, kv = head / x.group;
+  const int head_dim = x.head_dim, head = t.head, kv = t.kv;
   const int rows = min(kRows32, t.len - t.first), slots = t.parent_len + t.first + rows;
   const Shared32 s = shared32(head_dim);
   for (int i = threadIdx.x; i < rows * head_dim; i += kThreads)
@@ -77,10 +77,9 @@ constexpr int kRows16 = 64;
 template <int kD>
 __global__ void __launch_bounds__(kThreads) attn_bf16(const Args<bf16> a) {
   const Packed<bf16>& x = a.x;
-  const Tile t = find_tile<kRows16>(x.segments, x.n_segments, blockIdx.x);
+  const HeadTile<kRows16> t(x);
   if (t.len == 0) return;
-  const int first = t.first + threadIdx.x / 32 * 16, head_dim = x.head_dim, head = blockIdx.y,
-            kv = head / x.group;  // of the warp
+  const int first = t.first + threadIdx.x / 32 * 16, head_dim = x.head_dim, head = t.head, kv = t.kv;  // of the warp
   const int rows = min(kRows16, t.len - t.first), slots = t.parent_len + t.first + rows;
   bf16* smem = dynamic_smem<bf16>();
   const SharedTile<kD> sq{smem};

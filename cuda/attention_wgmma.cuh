@@ -92,11 +92,8 @@ __device__ __forceinline__ void bring_slots(SlotStage<kD>& stage, const Packed<b
 
 // What a block that owns kRows query rows of a head computes with: the slots that they see, in blocks of kSlots.
 template <int kRows>
-struct QueryBlock : Tile {
-  int head = blockIdx.y, kv;
-  // Backwards: the later tiles of a sequence see more slots, so they take longer.
-  __device__ explicit QueryBlock(const Packed<bf16>& x)
-      : Tile(find_tile<kRows>(x.segments, x.n_segments, gridDim.x - 1 - blockIdx.x)), kv(head / x.group) {}
+struct QueryBlock : HeadTile<kRows> {
+  using HeadTile<kRows>::HeadTile, HeadTile<kRows>::kv, Tile::parent_len, Tile::len, Tile::first;
   // That rows [0, end) of the tile see.
   __device__ int slots(int end) const { return parent_len + min(len, first + end); }
   __device__ int blocks(int end) const { return ceil_div(slots(end), kSlots); }
