@@ -338,6 +338,38 @@ TEST(KvCache, OnlyChangedTablesAreUploaded) {
   EXPECT_EQ(uploads_after(a, 1), 1);
 }
 
+// Tables that lie near each other go in one upload, far ones by themselves.
+TEST(KvCache, NeighbouringTablesShareAnUpload) {
+  ModelConfig config = small();
+  config.layers = 1;
+  Device device(table_cpu);
+  Ledger ledger;
+  device.ledger = &ledger;
+  Arena arena("kv", host_memory, size_t{4} << 20);
+  constexpr int64_t kPages = 1000;  // of a sequence: 4000 bytes of a table, of which 16 lie between two uploads
+  KvCache cache(config, {}, device, arena, DType::f32, 200, 40, kPages * 16);
+  ASSERT_TRUE(cache.reserve(200));
+  std::vector<int> all;
+  for (int i = 0; i < 40; i++) all.push_back(cache.open(5));
+  const auto uploads_after = [&](std::initializer_list<int> sequences) {
+    const int64_t before = ledger.phases["main"]["upload"].calls;
+    for (const int i : sequences) cache.append(all[static_cast<size_t>(i)], 16);
+    cache.upload_tables();
+    const Tensor table = cache.page_table(0);
+    for (const int s : all) {
+      const std::vector<int32_t>& pages = cache.pages(s, 0);
+      EXPECT_TRUE(std::equal(pages.begin(), pages.end(), table.rows(s, 1).as<int32_t>())) << s;
+    }
+    return ledger.phases["main"]["upload"].calls - before;
+  };
+  EXPECT_EQ(uploads_after({0, 1, 2, 3}), 1);
+  EXPECT_EQ(uploads_after({5}), 1);
+  EXPECT_EQ(uploads_after({3, 20}), 1) << "16 between them";
+  EXPECT_EQ(uploads_after({3, 21}), 2) << "17";
+  EXPECT_EQ(uploads_after({39, 1, 38}), 2);
+  EXPECT_EQ(uploads_after({}), 0);
+}
+
 TEST(KvCache, MemoryIsInTheBooks) {
   const ModelConfig config = small();
   Device device(table_null);

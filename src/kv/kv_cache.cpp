@@ -185,10 +185,20 @@ void KvCache::close(int sequence) {
 }
 
 void KvCache::upload_tables() {
-  for (size_t i = 0; i < sequences_.size(); i++)
-    if (sequences_[i].open && std::exchange(sequences_[i].changed, false))
-      device_.upload({.dst = table_.rows(static_cast<int64_t>(i), 1),
-                      .src = host_table_.data() + static_cast<int64_t>(i) * layers_ * max_pages_});
+  constexpr int64_t kCall = int64_t{64} << 10;  // bytes whose copy takes about as long as one more call
+  const int64_t width = layers_ * max_pages_, gap = kCall / (width * 4);
+  int64_t first = 0, end = 0;
+  const auto upload = [&] {
+    if (end > first)
+      device_.upload({.dst = table_.rows(first, end - first), .src = host_table_.data() + first * width});
+  };
+  for (int64_t i = 0; i < std::ssize(sequences_); i++) {
+    Sequence& s = sequences_[static_cast<size_t>(i)];
+    if (!s.open || !std::exchange(s.changed, false)) continue;
+    if (end == first || i - end > gap) upload(), first = i;
+    end = i + 1;
+  }
+  upload();
 }
 
 }  // namespace pare

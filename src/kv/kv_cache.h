@@ -102,7 +102,7 @@ class KvCache {
   std::vector<Cut> cut_;
   std::vector<int32_t> cut_copies_;  // (src, dst) pages
   std::vector<int32_t> host_table_;
-  Tensor table_;   // i32 [max_sequences, layers * max pages]: one upload brings a sequence up to date
+  Tensor table_;   // i32 [max_sequences, layers * max pages]: one upload brings neighbouring sequences up to date
   Tensor copies_;  // i32 [max copies, 2]: the (src, dst) pages of a fork
 };
 
