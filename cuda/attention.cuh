@@ -134,23 +134,22 @@ bool rows_aligned16(const A& a, const Packed<T>& x) {
          aligned16(a.pk, {x.pk.stride}) && aligned16(a.pv, {x.pv.stride});
 }
 
-// A tile of kRows query rows of a head.  Tiles of all heads begin with the last ones of the last segment: these see
-// most slots, and what takes longest must not begin last.
+// A tile of kRows query rows of a head, blockIdx.x.  Tiles of all heads begin with the last ones of the last segment:
+// these see most slots, and what takes longest must not begin last.
 template <int kRows>
 struct HeadTile : Tile {
-  int head, kv;
+  int head = blockIdx.x, kv;
   template <class T>
   __device__ explicit HeadTile(const Packed<T>& x)
-      : Tile(find_tile<kRows>(x.segments, x.n_segments,
-                              static_cast<int>(gridDim.x / x.heads - 1 - blockIdx.x / x.heads))),
-        head(static_cast<int>(blockIdx.x % x.heads)),
-        kv(head / x.group) {}
+      : Tile(find_tile<kRows>(x.segments, x.n_segments, gridDim.y - 1 - blockIdx.y)), kv(head / x.group) {}
 };
 // Blocks for them.  Segments are disjoint in q: together they have at most its n rows, and each wastes at most one
 // tile.
 template <class T>
-unsigned tile_grid(const char* op, const Packed<T>& x, int64_t n, int64_t rows) {
-  return blocks(op, (n / rows + x.n_segments) * x.heads, 1);
+dim3 tile_grid(const char* op, const Packed<T>& x, int64_t n, int64_t rows) {
+  const unsigned tiles = blocks(op, n / rows + x.n_segments, 1);
+  expect(tiles <= 65535, op, ": ", n, " rows in ", x.n_segments, " segments are more than one launch covers");
+  return dim3(static_cast<unsigned>(x.heads), tiles);
 }
 
 // Which blocks of slots the rows of packed sequences read (AttnFwd, AttnBwd).
