@@ -6,10 +6,11 @@
 // to dw and dbias once, so that these are the same in every run, but not for another split into micro-batches.  Of y
 // and dx, a row's bits depend on nothing but the row and the weight.
 //
-// Bytes: every operand once for each 64 rows or columns of the result (wgmma: 128, or 256 columns), from L2 for the
-// most part.  Limited by the tensor cores, with few rows by the weight's bytes; in f32 by the multiply-adds of the CUDA
-// cores.
+// Bytes: every operand once for each 64 rows or columns of the result (wgmma: 128 rows, 64 to 256 columns), from L2 for
+// the most part.  Limited by the tensor cores, with few rows by the weight's bytes; in f32 by the multiply-adds of the
+// CUDA cores.
 #include "linear.cuh"
+#include "linear_tiles.h"
 #include "linear_wgmma.cuh"
 #include "machine.cuh"
 
@@ -218,19 +219,26 @@ void multiply_by_mma(const char* op, const Forward<bf16, true>& p, Stream stream
 }
 
 // ---- which kernel multiplies in bf16 (on compute capability 9.0 the bits are the same)
+template <class Product>
+int wgmma_tile(const Product& p, std::initializer_list<int> widths) {
+  return best_tile(widths, p.rows, p.columns, p.depth, machine().multiprocessors);
+}
 // aligned: rows of x and of the weight begin at multiples of 16 bytes.
 template <bool kTranspose>
 void multiply_by_weight(const char* op, bool aligned, const Forward<bf16, kTranspose>& p, Stream stream) {
   if (takes_wgmma(p.rows > 64) && aligned && p.rows > 0 && p.columns > 0 && p.depth > 0) {
-    // Wide tiles where there are enough of them: they read less of shared memory for each product.
-    const auto tiles = [&](int columns) {
-      return int64_t{blocks(op, p.rows, kWgmmaRows)} * blocks(op, p.columns, columns);
-    };
-    const int multiprocessors = machine().multiprocessors;
-    if (p.columns <= kNarrow)
-      tiles(128) > multiprocessors / 2 ? launch_wgmma<128, true>(op, p, stream) : launch_wgmma<64, true>(op, p, stream);
-    else
-      tiles(256) >= multiprocessors ? launch_wgmma<256, false>(op, p, stream) : launch_wgmma<128, false>(op, p, stream);
+    switch (const bool narrow = p.columns <= kNarrow; wgmma_tile(p, narrow ? kNarrowTiles : kWideTiles)) {
+      case 64:
+        return launch_wgmma<64, true>(op, p, stream);
+      case 128:
+        return narrow ? launch_wgmma<128, true>(op, p, stream) : launch_wgmma<128, false>(op, p, stream);
+      case 144:
+        return launch_wgmma<144, false>(op, p, stream);
+      case 192:
+        return launch_wgmma<192, true>(op, p, stream);
+      default:
+        return launch_wgmma<256, false>(op, p, stream);
+    }
   } else {
     aligned ? multiply_by_mma<true>(op, p, stream) : multiply_by_mma<false>(op, p, stream);
   }
@@ -238,7 +246,8 @@ void multiply_by_weight(const char* op, bool aligned, const Forward<bf16, kTrans
 // aligned: rows of dy and x do.
 void multiply_rows(const char* op, bool aligned, const WeightGradient<bf16>& p, Stream stream) {
   if (takes_wgmma(p.rows > 64 && p.columns > 64) && aligned && p.rows > 0 && p.columns > 0)
-    launch_wgmma<128, true>(op, p, stream);
+    wgmma_tile(p, kGradientTiles) == 192 ? launch_wgmma<192, true>(op, p, stream)
+                                         : launch_wgmma<128, true>(op, p, stream);
   else
     aligned ? multiply_on_tensor_cores<true>(op, p, stream) : multiply_on_tensor_cores<false>(op, p, stream);
 }

@@ -86,14 +86,18 @@ struct WgmmaRowStage {
 };
 
 // A block computes kWgmmaRows rows and kColumns columns: two warpgroups 64 rows each, and a warp that copies for them.
-// kChunks: results that are sums of chunks, which doubles the registers that hold them.
+// kChunks: results that are sums of chunks, which doubles the registers that hold them; of 192 columns they take more
+// than a third of those of the block, which the warpgroup of the copying warp gives up.
 template <int kColumns, bool kChunks, class Product>
 struct WgmmaBlock {
-  static_assert(!kChunks || kColumns <= 128);
+  static_assert(!kChunks || kColumns <= 192);
   using Stage = typename Product::template WgmmaStage<kColumns>;
-  static constexpr int kConsumers = kWgmmaRows / 64 * 4, kThreads = kConsumers * 32 + 32;
-  // Shared memory: 193 KiB, or 97 KiB for each of the two blocks that then share a multiprocessor.
-  static constexpr int kBlocks = kColumns == 256 || kChunks ? 1 : 2, kStages = kColumns == 256 ? 4 : kChunks ? 6 : 3;
+  static constexpr bool kGives = kChunks && kColumns > 128;
+  static constexpr int kConsumers = kWgmmaRows / 64 * 4, kThreads = kConsumers * 32 + (kGives ? 128 : 32);
+  // Shared memory: 161 to 205 KiB, or 97 KiB for each of the two blocks that then share a multiprocessor.
+  static constexpr int kBlocks = kColumns > 128 || kChunks ? 1 : 2, kStages = kBlocks == 2      ? 3
+                                                                              : kColumns <= 144 ? 6
+                                                                                                : 4;
   using Shared = Ring<Stage, kStages>;
 };
 
@@ -125,8 +129,9 @@ __global__ void __launch_bounds__(WgmmaBlock<kColumns, kChunks, Product>::kThrea
     fence_proxy_async();
   }
   __syncthreads();
-  if (warp == Block::kConsumers) {
-    if (lane == 0)
+  if (warp >= Block::kConsumers) {
+    if constexpr (Block::kGives) fewer_registers<40>();
+    if (lane == 0 && warp == Block::kConsumers)
       for (int i = 0; i < steps; i++) {
         Mbarrier* const full = ring.await_empty(i);
         mbarrier_arrive_expect(full, sizeof(Stage));
@@ -134,6 +139,7 @@ __global__ void __launch_bounds__(WgmmaBlock<kColumns, kChunks, Product>::kThrea
       }
     return;
   }
+  if constexpr (Block::kGives) more_registers<232>();
   Accumulator<kColumns> sum = {}, total = {};
   const auto end_chunk = [&] { total += sum, sum = {}; };
   // Adds stage i, of which kSteps k16 steps exist: a constant, as ptxas takes products that hang on a condition one by
@@ -179,7 +185,7 @@ __global__ void __launch_bounds__(WgmmaBlock<kColumns, kChunks, Product>::kThrea
   };
   // What results are added to is loaded before the first of them is stored, behind which the compiler would have to
   // leave the loads: for all at once where the registers of `sum` are free, else pair by pair.
-  if constexpr (kChunks) {
+  if constexpr (kChunks && !Block::kGives) {
     decltype(p.before_pair(0, 0)) before[kColumns / 4];
     for_pairs([&](int i, int r, int c, float2) { before[i] = p.before_pair(r, c); });
     for_pairs([&](int i, int r, int c, float2 x) { p.finish_pair(r, c, x, before[i]); });

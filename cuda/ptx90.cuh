@@ -208,11 +208,14 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[kN], uint32_t (&a)[kSteps]
   WGMMA_D32                                                                            \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define WGMMA_D128                                                                               \
-  WGMMA_D64                                                                                      \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "           \
-  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "             \
-  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+#define WGMMA_D72 WGMMA_D64 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define WGMMA_D96                                                            \
+  WGMMA_D72                                                                  \
+  ", %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, " \
+  "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define WGMMA_D128                                                                                 \
+  WGMMA_D96                                                                                        \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define WGMMA(n, d, factors)                                                                                \
   "{\n.reg .pred add;\nsetp.ne.b32 add, 1, 0;\nwgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" d \
@@ -225,7 +228,7 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[kN], uint32_t (&a)[kSteps]
 template <bool kMnMajorB, bool kMnMajorA = false, int kRegisters>
 __device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b PTX_LOC) {
   constexpr int kN = 2 * kRegisters;
-  static_assert(kN == 64 || kN == 128 || kN == 256);
+  static_assert(kN == 64 || kN == 128 || kN == 144 || kN == 192 || kN == 256);
 #ifdef CUEMU
   cuemu::wgmma(d, kN, a, b, kMnMajorA, kMnMajorB, loc);
 #else
@@ -236,6 +239,14 @@ __device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint64_t a, uint64
   else if constexpr (kN == 128)
     asm volatile(WGMMA("128", WGMMA_D64, "%64, %65, add, 1, 1, %66, %67")
                  : D32(0), D32(32)
+                 : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}));
+  else if constexpr (kN == 144)
+    asm volatile(WGMMA("144", WGMMA_D72, "%72, %73, add, 1, 1, %74, %75")
+                 : D32(0), D32(32), D8(64)
+                 : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}));
+  else if constexpr (kN == 192)
+    asm volatile(WGMMA("192", WGMMA_D96, "%96, %97, add, 1, 1, %98, %99")
+                 : D32(0), D32(32), D32(64)
                  : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}));
   else
     asm volatile(WGMMA("256", WGMMA_D128, "%128, %129, add, 1, 1, %130, %131")
@@ -264,6 +275,8 @@ __device__ __forceinline__ void wgmma(float (&d)[kRegisters], const uint32_t (&a
 #undef D8
 #undef WGMMA
 #undef WGMMA_D128
+#undef WGMMA_D96
+#undef WGMMA_D72
 #undef WGMMA_D64
 #undef WGMMA_D32
 

@@ -1,5 +1,8 @@
 // CUDA kernels in bf16 that test_ops.cpp runs in f32 only: values against `ref` in double from the same bf16 inputs,
 // and the bits that rollout and learner must share.
+#include <set>
+
+#include "cuda/linear_tiles.h"
 #include "kernel_call.h"
 #include "ops/data.h"
 #include "ops/logits.h"
@@ -274,14 +277,47 @@ TEST(CudaBf16, LinearRowsAreIndependentOfTheirNumber) {
   }
 }
 
+constexpr int kEmulated = 20;  // multiprocessors of the emulated device
+
+int tile_columns(int64_t rows, int64_t columns, int64_t depth, int multiprocessors) {
+  return best_tile(columns > 4096 ? kWideTiles : kNarrowTiles, rows, columns, depth, multiprocessors);
+}
+
+// The products of a layer of Qwen2.5-1.5B on 132 multiprocessors: one wave in place of two, or the fewest bytes.
+TEST(CudaBf16, TilesAreThoseOfTheModelOfTheirTime) {
+  struct Product {
+    int64_t rows, columns, depth;
+    int tile;
+  };
+  for (const Product& p : {Product{256, 17920, 1536, 144},
+                           {1024, 17920, 1536, 256},
+                           {4096, 17920, 1536, 256},
+                           {256, 1536, 8960, 64},
+                           {1024, 1536, 8960, 128},
+                           {4096, 1536, 8960, 192},
+                           {4096, 1536, 17920, 192},
+                           {256, 151936, 1536, 256}})
+    EXPECT_EQ(tile_columns(p.rows, p.columns, p.depth, 132), p.tile) << p.rows << " x " << p.columns;
+  // Measured on an H100, us (tools/bench/results/h100.md), at 1755 MHz.
+  const auto us = [](const Product& p) { return tile_clocks(p.rows, p.columns, p.depth, p.tile, 132) / 1755; };
+  EXPECT_NEAR(us({256, 17920, 1536, 256}), 55.7, 0.1 * 55.7);
+  EXPECT_NEAR(us({256, 1536, 8960, 64}), 42.2, 0.1 * 42.2);
+  EXPECT_NEAR(us({4096, 17920, 1536, 256}), 449, 0.1 * 449);
+  EXPECT_NEAR(us({4096, 1536, 17920, 128}), 425, 0.1 * 425);
+  EXPECT_NEAR(us({17920, 1536, 4096, 128}), 481, 0.1 * 481);
+}
+
 // With more than 64 rows another kernel may multiply (wgmma on compute capability 9.0): each row has the bits that it
 // has among 64.  On a device that kernel is asked for, whatever the device would choose.
 TEST(CudaBf16, LinearHasTheSameBitsFromEveryKernel) {
   const Probe* const probe = table_kernels.probe;
   const auto ask_for = [&](TensorKernel kernel) { return !probe || probe->tensor_kernel(kernel); };
   if (!ask_for(TensorKernel::wgmma)) GTEST_SKIP() << "this device has one kernel";
+  std::set<std::pair<bool, int>> tiles;  // wide, columns: those that the emulator takes
   const auto same_bits = [&](int64_t n, int64_t i, int64_t o, int64_t gap) {
     SCOPED_TRACE(cat(n, " rows, ", i, " to ", o, ", gap ", gap));
+    for (const auto& [columns, depth] : {std::pair{o, i}, {i, o}})
+      if (n > 64) tiles.insert({columns > 4096, tile_columns(n, columns, depth, kEmulated)});
     Call t(table_kernels, DType::bf16);
     const Weight w = t.weight("w", o, i);
     const Tensor x = t.act("x", {n, i}, gap), dy = t.act("dy", {n, o}, gap), bias = t.act("bias", {o}),
@@ -315,10 +351,26 @@ TEST(CudaBf16, LinearHasTheSameBitsFromEveryKernel) {
                                      {66, 24, 4112, 0},   // wide: one chunk, forward
                                      {130, 4104, 16, 0},  // and backward
                                      {130, 16, 4112, 8},
+                                     {66, 4112, 24, 0},
+                                     {260, 8, 4112, 0},
                                      {2100, 8, 264, 0},
-                                     {4300, 8, 264, 0}})  // in chunks by tiles of 128 columns, where others take 64
+                                     {1290, 8, 384, 0},
+                                     {1200, 8, 384, 0},
+                                     {1200, 384, 8, 0}})
     same_bits(n, i, o, gap);
+  if (probe)  // more multiprocessors take wide tiles for larger products alone
+    for (const auto& [n, i, o] : {std::array<int64_t, 3>{4300, 8, 264},
+                                  {4300, 8, 512},
+                                  {4300, 512, 8},
+                                  {130, 8, 9000},
+                                  {130, 9000, 8},
+                                  {130, 8, 16896},
+                                  {130, 16896, 8}})
+      same_bits(n, i, o, 0);
   in_all_orders([&] { same_bits(129, 136, 264, 0); });
+  const std::set<std::pair<bool, int>> all = {{false, 64}, {false, 128}, {false, 192},
+                                              {true, 128}, {true, 144},  {true, 256}};
+  EXPECT_EQ(tiles, all);
   ask_for(TensorKernel::choose);
 }
 
@@ -364,8 +416,12 @@ TEST(CudaBf16, WeightGradientHasTheSameBitsFromEveryKernel) {
                                              {20, 8, 300, 0, 0},  // narrow: in the emulation by mma.sync
                                              {20, 300, 9, 0, 0},
                                              {20, 17, 24, 8, 0},
-                                             {33, 136, 2120, 0, 0}})
+                                             {33, 136, 2120, 0, 0},
+                                             {530, 136, 2120, 8, 1},
+                                             {20, 192, 2560, 0, 0}})
     same_bits(n, i, o, gap, offset);
+  for (const int64_t i : {136, 192}) EXPECT_EQ(best_tile(kGradientTiles, 2120, i, 20, kEmulated), 192);
+  if (probe) same_bits(20, 192, 8576, 0, 0);
   in_all_orders([&] { same_bits(500, 72, 136, 0, 0), same_bits(20, 71, 66, 0, 0); });
   ask_for(TensorKernel::choose);
 }
