@@ -36,6 +36,10 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 PRODUCTS = ["linear_fwd M=4096,N=17920,K=1536", "linear_bwd_input M=4096,N=17920,K=1536",
             "linear_bwd_weight M=4096,N=17920,K=1536", "linear_fwd M=256,N=17920,K=1536", "linear_fwd M=256,N=1536,K=8960",
             "attn_fwd L=4096", "attn_fwd L=16384", "attn_bwd L=4096", "attn_bwd L=16384"]
+# Rows without a goal, for the model of cuda/linear_tiles.h: the depth tells a stage from the ends of a tile, the number of
+# busy multiprocessors (72, 96, 132, 264 tiles of 128 x 128) whether L2 limits.
+QUESTIONS = [f"linear_fwd M=4096,N=17920,K={k},kernel=2" for k in (768, 1536, 3072, 6144)] + \
+            [f"linear_fwd M={m},N=1536,K=17920" for m in (768, 1024, 1408, 2816)]
 # Sizes of a rehearsal, for the emulator: of each op its first call only.
 TINY = {"linear": "M=80,N=80,K=80", "attn_fwd": "L=64", "attn_bwd": "L=64", "attn_paged": "B=2,L=64",
         "kv_block_select": "B=2,L=64,budget=2", "logits_loss": "R=2,V=64", "logprob": "R=2,V=64", "sample": "R=2,V=64",
@@ -100,7 +104,7 @@ def measure_rows(o):
     """A process for all sizes of an op, and one for each if that fails: so a size that fails does not cost the others."""
     path, end = os.path.join(o.work, "rows.json"), time.monotonic() + o.seconds
     result = {"rows": {}, "failed": {}, "ceilings": None, "device": None}
-    wanted = [call for goal in goals() for call in calls(goal)] if o.of == "goals" else \
+    wanted = [call for goal in goals() for call in calls(goal)] + QUESTIONS if o.of == "goals" else \
         [call for product in PRODUCTS for call in both_kernels(product)]
     if o.device != "cuda":
         wanted = list({split(call)[0] + str(split(call)[2]) + call.partition(",kernel")[2]: call for call in wanted}.values())
