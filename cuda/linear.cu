@@ -27,8 +27,8 @@ constexpr int kThreads = kSide * kSide;
 template <class T, bool kTranspose>
 struct Forward {
   using Stage = WeightStage<kMmaTile, kMmaTile, kTranspose>;
-  template <int kColumns>
-  using WgmmaStage = WgmmaWeightStage<kColumns, kTranspose>;
+  template <int kRows, int kColumns>
+  using WgmmaStage = WgmmaWeightStage<kRows, kColumns, kTranspose>;
 
   T* y;
   const T *x, *packed, *bias, *residual;  // bias and residual may be null; residual may be y
@@ -70,8 +70,8 @@ struct Forward {
 template <class T>
 struct WeightGradient {
   using Stage = RowStage;
-  template <int kColumns>
-  using WgmmaStage = WgmmaRowStage<kColumns>;
+  template <int kRows, int kColumns>
+  using WgmmaStage = WgmmaRowStage<kRows, kColumns>;
   static constexpr bool kContinues = std::is_same_v<T, float>;
 
   float* dw;
@@ -219,26 +219,30 @@ void multiply_by_mma(const char* op, const Forward<bf16, true>& p, Stream stream
 }
 
 // ---- which kernel multiplies in bf16 (on compute capability 9.0 the bits are the same)
-template <class Product>
-int wgmma_tile(const Product& p, std::initializer_list<int> widths) {
-  return best_tile(widths, p.rows, p.columns, p.depth, machine().multiprocessors);
+template <bool kChunks, class Product>
+void multiply_by_wgmma(const char* op, std::initializer_list<WgmmaTile> tiles, const Product& p, Stream stream) {
+  const WgmmaTile tile = best_tile(tiles, p.rows, p.columns, p.depth, machine().multiprocessors);
+  const auto take = [&]<int kRows, int kColumns>() {
+    if (tile == WgmmaTile{kRows, kColumns}) launch_wgmma<kRows, kColumns, kChunks>(op, p, stream);
+  };
+  take.template operator()<128, 128>();
+  if constexpr (!kChunks) {
+    take.template operator()<128, 144>();
+    take.template operator()<128, 256>();
+  } else {
+    take.template operator()<128, 192>();
+    if constexpr (!std::is_same_v<Product, WeightGradient<bf16>>) {
+      take.template operator()<64, 64>();
+      take.template operator()<128, 64>();
+    }
+  }
 }
 // aligned: rows of x and of the weight begin at multiples of 16 bytes.
 template <bool kTranspose>
 void multiply_by_weight(const char* op, bool aligned, const Forward<bf16, kTranspose>& p, Stream stream) {
   if (takes_wgmma(p.rows > 64) && aligned && p.rows > 0 && p.columns > 0 && p.depth > 0) {
-    switch (const bool narrow = p.columns <= kNarrow; wgmma_tile(p, narrow ? kNarrowTiles : kWideTiles)) {
-      case 64:
-        return launch_wgmma<64, true>(op, p, stream);
-      case 128:
-        return narrow ? launch_wgmma<128, true>(op, p, stream) : launch_wgmma<128, false>(op, p, stream);
-      case 144:
-        return launch_wgmma<144, false>(op, p, stream);
-      case 192:
-        return launch_wgmma<192, true>(op, p, stream);
-      default:
-        return launch_wgmma<256, false>(op, p, stream);
-    }
+    p.columns <= kNarrow ? multiply_by_wgmma<true>(op, kNarrowTiles, p, stream)
+                         : multiply_by_wgmma<false>(op, kWideTiles, p, stream);
   } else {
     aligned ? multiply_by_mma<true>(op, p, stream) : multiply_by_mma<false>(op, p, stream);
   }
@@ -246,8 +250,7 @@ void multiply_by_weight(const char* op, bool aligned, const Forward<bf16, kTrans
 // aligned: rows of dy and x do.
 void multiply_rows(const char* op, bool aligned, const WeightGradient<bf16>& p, Stream stream) {
   if (takes_wgmma(p.rows > 64 && p.columns > 64) && aligned && p.rows > 0 && p.columns > 0)
-    wgmma_tile(p, kGradientTiles) == 192 ? launch_wgmma<192, true>(op, p, stream)
-                                         : launch_wgmma<128, true>(op, p, stream);
+    multiply_by_wgmma<true>(op, kGradientTiles, p, stream);
   else
     aligned ? multiply_on_tensor_cores<true>(op, p, stream) : multiply_on_tensor_cores<false>(op, p, stream);
 }

@@ -11,18 +11,18 @@
 
 namespace pare::PARE_CUDA {
 
-constexpr int kWgmmaRows = 128, kWgmmaDepth = 64;  // rows of a block, and k of a stage
+constexpr int kWgmmaDepth = 64;  // k of a stage
 
 // What is held of the operands for kWgmmaDepth values of k, how it gets there by tensor copies, and the matrices that
-// wgmma finds there: kWgmmaRows rows of x and kColumns columns of a weight ...
-template <int kColumns, bool kTranspose>
+// wgmma finds there: kRows rows of x and kColumns columns of a weight ...
+template <int kRows, int kColumns, bool kTranspose>
 struct WgmmaWeightStage {
   static constexpr bool kMnMajorA = false, kMnMajorB = !kTranspose;
   // From one k16 step to the next, in units of 16 bytes: along a row of x, to the next 16 inputs or the next panel.
   static constexpr uint64_t kNextA = 2, kNextB = (kTranspose ? kColumns : 16) * 2;
 
-  alignas(1024) bf16 x[kWgmmaRows * kWgmmaDepth];  // [row][k], by rows of 128 bytes
-  bf16 w[kColumns * kWgmmaDepth];                  // [output / 16][input], as in memory: by rows of 32 bytes
+  alignas(1024) bf16 x[kRows * kWgmmaDepth];  // [row][k], by rows of 128 bytes
+  bf16 w[kColumns * kWgmmaDepth];             // [output / 16][input], as in memory: by rows of 32 bytes
 
   template <class Product>
   static std::pair<CUtensorMap, CUtensorMap> maps(const char* op, const Product& p) {
@@ -30,7 +30,7 @@ struct WgmmaWeightStage {
                    inputs = kTranspose ? p.columns : depth;
     const uint32_t together = 1u << log2_inputs(p);
     constexpr uint32_t kInputs = kTranspose ? kColumns : kWgmmaDepth, kOutputs = kTranspose ? kWgmmaDepth : kColumns;
-    return {tensor_map<2>(op, p.x, {depth, rows}, {static_cast<uint64_t>(p.x_stride) * 2}, {kWgmmaDepth, kWgmmaRows},
+    return {tensor_map<2>(op, p.x, {depth, rows}, {static_cast<uint64_t>(p.x_stride) * 2}, {kWgmmaDepth, kRows},
                           Swizzle::bytes_128),
             tensor_map<3>(op, p.packed, {kPanel * together, inputs / together, ceil_div(outputs, kPanel)},
                           {2 * kPanel * together, 2 * kPanel * inputs},
@@ -57,14 +57,14 @@ struct WgmmaWeightStage {
   __device__ uint64_t a(int row) const { return matrix_descriptor(x + row * kWgmmaDepth, Swizzle::bytes_128, 1024); }
   __device__ uint64_t b() const { return matrix_descriptor(w, Swizzle::bytes_32, 256, kWgmmaDepth * 32); }
 };
-// ... or kWgmmaRows columns of dy and kColumns of x.
-template <int kColumns>
+// ... or kRows columns of dy and kColumns of x.
+template <int kRows, int kColumns>
 struct WgmmaRowStage {
   static constexpr bool kMnMajorA = true, kMnMajorB = true;
   static constexpr uint64_t kNextA = 128, kNextB = 128;  // 16 rows
 
   static constexpr int kPanel = kWgmmaDepth * 64;  // [k][64], by rows of 128 bytes
-  alignas(1024) bf16 dy[kWgmmaRows / 64][kPanel];
+  alignas(1024) bf16 dy[kRows / 64][kPanel];
   bf16 x[kColumns / 64][kPanel];
 
   template <class Product>
@@ -78,22 +78,22 @@ struct WgmmaRowStage {
   template <class Product>
   __device__ void copy(const Product&, const CUtensorMap& map_dy, const CUtensorMap& map_x, int row, int column, int k,
                        Mbarrier* full) {
-    for (int i = 0; i < kWgmmaRows / 64; i++) tensor_copy(dy[i], map_dy, row + i * 64, k, full);
+    for (int i = 0; i < kRows / 64; i++) tensor_copy(dy[i], map_dy, row + i * 64, k, full);
     for (int i = 0; i < kColumns / 64; i++) tensor_copy(x[i], map_x, column + i * 64, k, full);
   }
   __device__ uint64_t a(int row) const { return matrix_descriptor(dy[row / 64], Swizzle::bytes_128, 1024); }
   __device__ uint64_t b() const { return matrix_descriptor(x, Swizzle::bytes_128, 1024, kPanel * 2); }
 };
 
-// A block computes kWgmmaRows rows and kColumns columns: two warpgroups 64 rows each, and a warp that copies for them.
+// A block computes kRows rows and kColumns columns: warpgroups of 64 rows each, and a warp that copies for them.
 // kChunks: results that are sums of chunks, which doubles the registers that hold them; of 192 columns they take more
 // than a third of those of the block, which the warpgroup of the copying warp gives up.
-template <int kColumns, bool kChunks, class Product>
+template <int kRows, int kColumns, bool kChunks, class Product>
 struct WgmmaBlock {
   static_assert(!kChunks || kColumns <= 192);
-  using Stage = typename Product::template WgmmaStage<kColumns>;
+  using Stage = typename Product::template WgmmaStage<kRows, kColumns>;
   static constexpr bool kGives = kChunks && kColumns > 128;
-  static constexpr int kConsumers = kWgmmaRows / 64 * 4, kThreads = kConsumers * 32 + (kGives ? 128 : 32);
+  static constexpr int kConsumers = kRows / 64 * 4, kThreads = kConsumers * 32 + (kGives ? 128 : 32);
   // Shared memory: 161 to 205 KiB, or 97 KiB for each of the two blocks that then share a multiprocessor.
   static constexpr int kBlocks = kColumns > 128 || kChunks ? 1 : 2, kStages = kBlocks == 2      ? 3
                                                                               : kColumns <= 144 ? 6
@@ -102,26 +102,26 @@ struct WgmmaBlock {
 };
 
 // Where the block's tile begins.
-template <int kColumns>
+template <int kRows, int kColumns>
 __device__ __forceinline__ int2 first_of_tile(int rows, int columns) {
   constexpr int kRowTiles = 16;  // blocks that run side by side share these rows and their columns: L2 has them
-  const int down = ceil_div(rows, kWgmmaRows), across = ceil_div(columns, kColumns),
+  const int down = ceil_div(rows, kRows), across = ceil_div(columns, kColumns),
             band = blockIdx.x / (kRowTiles * across), i = blockIdx.x % (kRowTiles * across),
             in_band = min(kRowTiles, down - band * kRowTiles);
-  return {(band * kRowTiles + i % in_band) * kWgmmaRows, i / in_band * kColumns};
+  return {(band * kRowTiles + i % in_band) * kRows, i / in_band * kColumns};
 }
 
-template <int kColumns, bool kChunks, class Product>
-__global__ void __launch_bounds__(WgmmaBlock<kColumns, kChunks, Product>::kThreads,
-                                  WgmmaBlock<kColumns, kChunks, Product>::kBlocks)
+template <int kRows, int kColumns, bool kChunks, class Product>
+__global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kChunks, Product>::kThreads,
+                                  WgmmaBlock<kRows, kColumns, kChunks, Product>::kBlocks)
     multiply_wgmma(const Product p, const __grid_constant__ CUtensorMap map_a,
                    const __grid_constant__ CUtensorMap map_b) {
 #ifdef PARE_SM90A
-  using Block = WgmmaBlock<kColumns, kChunks, Product>;
+  using Block = WgmmaBlock<kRows, kColumns, kChunks, Product>;
   using Stage = typename Block::Stage;
   auto& ring = *dynamic_smem<typename Block::Shared>();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, steps = ceil_div(p.depth, kWgmmaDepth);
-  const int2 tile = first_of_tile<kColumns>(p.rows, p.columns);
+  const int2 tile = first_of_tile<kRows, kColumns>(p.rows, p.columns);
   const int first_row = tile.x, first_column = tile.y;
   if (threadIdx.x == 0) {
     prefetch_map(map_a), prefetch_map(map_b);
@@ -197,12 +197,12 @@ __global__ void __launch_bounds__(WgmmaBlock<kColumns, kChunks, Product>::kThrea
 #endif
 }
 
-template <int kColumns, bool kChunks, class Product>
+template <int kRows, int kColumns, bool kChunks, class Product>
 void launch_wgmma(const char* op, const Product& p, Stream stream) {
-  using Block = WgmmaBlock<kColumns, kChunks, Product>;
+  using Block = WgmmaBlock<kRows, kColumns, kChunks, Product>;
   const auto [a, b] = Block::Stage::maps(op, p);
-  launch(op, multiply_wgmma<kColumns, kChunks, Product>,
-         {.grid = blocks(op, int64_t{blocks(op, p.rows, kWgmmaRows)} * blocks(op, p.columns, kColumns), 1),
+  launch(op, multiply_wgmma<kRows, kColumns, kChunks, Product>,
+         {.grid = blocks(op, int64_t{blocks(op, p.rows, kRows)} * blocks(op, p.columns, kColumns), 1),
           .block = Block::kThreads,
           .smem = sizeof(typename Block::Shared)},
          stream, p, a, b);

@@ -279,7 +279,7 @@ TEST(CudaBf16, LinearRowsAreIndependentOfTheirNumber) {
 
 constexpr int kEmulated = 20;  // multiprocessors of the emulated device
 
-int tile_columns(int64_t rows, int64_t columns, int64_t depth, int multiprocessors) {
+WgmmaTile tile_of(int64_t rows, int64_t columns, int64_t depth, int multiprocessors) {
   return best_tile(columns > 4096 ? kWideTiles : kNarrowTiles, rows, columns, depth, multiprocessors);
 }
 
@@ -287,24 +287,24 @@ int tile_columns(int64_t rows, int64_t columns, int64_t depth, int multiprocesso
 TEST(CudaBf16, TilesAreThoseOfTheModelOfTheirTime) {
   struct Product {
     int64_t rows, columns, depth;
-    int tile;
+    WgmmaTile tile;
   };
-  for (const Product& p : {Product{256, 17920, 1536, 144},
-                           {1024, 17920, 1536, 256},
-                           {4096, 17920, 1536, 256},
-                           {256, 1536, 8960, 64},
-                           {1024, 1536, 8960, 128},
-                           {4096, 1536, 8960, 192},
-                           {4096, 1536, 17920, 192},
-                           {256, 151936, 1536, 256}})
-    EXPECT_EQ(tile_columns(p.rows, p.columns, p.depth, 132), p.tile) << p.rows << " x " << p.columns;
+  for (const Product& p : {Product{256, 17920, 1536, {128, 144}},
+                           {1024, 17920, 1536, {128, 256}},
+                           {4096, 17920, 1536, {128, 256}},
+                           {256, 1536, 8960, {64, 64}},
+                           {1024, 1536, 8960, {128, 128}},
+                           {4096, 1536, 8960, {128, 192}},
+                           {4096, 1536, 17920, {128, 192}},
+                           {256, 151936, 1536, {128, 256}}})
+    EXPECT_EQ(tile_of(p.rows, p.columns, p.depth, 132), p.tile) << p.rows << " x " << p.columns;
   // Measured on an H100, us (tools/bench/results/h100.md), at 1755 MHz.
   const auto us = [](const Product& p) { return tile_clocks(p.rows, p.columns, p.depth, p.tile, 132) / 1755; };
-  EXPECT_NEAR(us({256, 17920, 1536, 256}), 55.7, 0.1 * 55.7);
-  EXPECT_NEAR(us({256, 1536, 8960, 64}), 42.2, 0.1 * 42.2);
-  EXPECT_NEAR(us({4096, 17920, 1536, 256}), 449, 0.1 * 449);
-  EXPECT_NEAR(us({4096, 1536, 17920, 128}), 425, 0.1 * 425);
-  EXPECT_NEAR(us({17920, 1536, 4096, 128}), 481, 0.1 * 481);
+  EXPECT_NEAR(us({256, 17920, 1536, {128, 256}}), 55.7, 0.1 * 55.7);
+  EXPECT_NEAR(us({256, 1536, 8960, {128, 64}}), 42.2, 0.1 * 42.2);
+  EXPECT_NEAR(us({4096, 17920, 1536, {128, 256}}), 449, 0.1 * 449);
+  EXPECT_NEAR(us({4096, 1536, 17920, {128, 128}}), 425, 0.1 * 425);
+  EXPECT_NEAR(us({17920, 1536, 4096, {128, 128}}), 481, 0.1 * 481);
 }
 
 // With more than 64 rows another kernel may multiply (wgmma on compute capability 9.0): each row has the bits that it
@@ -313,11 +313,14 @@ TEST(CudaBf16, LinearHasTheSameBitsFromEveryKernel) {
   const Probe* const probe = table_kernels.probe;
   const auto ask_for = [&](TensorKernel kernel) { return !probe || probe->tensor_kernel(kernel); };
   if (!ask_for(TensorKernel::wgmma)) GTEST_SKIP() << "this device has one kernel";
-  std::set<std::pair<bool, int>> tiles;  // wide, columns: those that the emulator takes
+  std::set<std::array<int, 3>> tiles;  // wide, rows, columns: those that the emulator takes
   const auto same_bits = [&](int64_t n, int64_t i, int64_t o, int64_t gap) {
     SCOPED_TRACE(cat(n, " rows, ", i, " to ", o, ", gap ", gap));
     for (const auto& [columns, depth] : {std::pair{o, i}, {i, o}})
-      if (n > 64) tiles.insert({columns > 4096, tile_columns(n, columns, depth, kEmulated)});
+      if (n > 64) {
+        const WgmmaTile tile = tile_of(n, columns, depth, kEmulated);
+        tiles.insert({columns > 4096, tile.rows, tile.columns});
+      }
     Call t(table_kernels, DType::bf16);
     const Weight w = t.weight("w", o, i);
     const Tensor x = t.act("x", {n, i}, gap), dy = t.act("dy", {n, o}, gap), bias = t.act("bias", {o}),
@@ -368,8 +371,8 @@ TEST(CudaBf16, LinearHasTheSameBitsFromEveryKernel) {
                                   {130, 16896, 8}})
       same_bits(n, i, o, 0);
   in_all_orders([&] { same_bits(129, 136, 264, 0); });
-  const std::set<std::pair<bool, int>> all = {{false, 64}, {false, 128}, {false, 192},
-                                              {true, 128}, {true, 144},  {true, 256}};
+  const std::set<std::array<int, 3>> all = {{0, 64, 64},   {0, 128, 64},  {0, 128, 128}, {0, 128, 192},
+                                            {1, 128, 128}, {1, 128, 144}, {1, 128, 256}};
   EXPECT_EQ(tiles, all);
   ask_for(TensorKernel::choose);
 }
@@ -420,7 +423,7 @@ TEST(CudaBf16, WeightGradientHasTheSameBitsFromEveryKernel) {
                                              {530, 136, 2120, 8, 1},
                                              {20, 192, 2560, 0, 0}})
     same_bits(n, i, o, gap, offset);
-  for (const int64_t i : {136, 192}) EXPECT_EQ(best_tile(kGradientTiles, 2120, i, 20, kEmulated), 192);
+  for (const int64_t i : {136, 192}) EXPECT_EQ(best_tile(kGradientTiles, 2120, i, 20, kEmulated).columns, 192);
   if (probe) same_bits(20, 192, 8576, 0, 0);
   in_all_orders([&] { same_bits(500, 72, 136, 0, 0), same_bits(20, 71, 66, 0, 0); });
   ask_for(TensorKernel::choose);
