@@ -172,6 +172,7 @@ TEST(Slots, TotalsAreOfTheWorstUpdate) {
   TrainingRun idle(tiny_run("qwen3", {"learner.slots=8"}));
   const Metrics step = idle.step();
   EXPECT_EQ(step.get("slots/idle"), 0.25) << "6 groups";
+  EXPECT_EQ(step.get("global_seqlen/min"), 0);
   EXPECT_EQ(step.get("global_seqlen/balanced_min"), 0);
   EXPECT_EQ(step.get("actor/updates"), 1);
   TrainingRun one(tiny_run("qwen3"));
