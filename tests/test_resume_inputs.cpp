@@ -205,6 +205,13 @@ TEST_F(ResumeInputs, InputsMayMove) {
   expect_refused(words(resume), {at("in/model/config.json"), "is gone", "model.path=PATH"});
   expect_ok(words(resume + places));
   EXPECT_TRUE(weights("parts") == weights("whole"));
+  // The place of now is the one that names a change.
+  fs::copy_file(at("moved/val.jsonl"), at("in/val.jsonl"));
+  edit(at("in/val.jsonl"), "\"a\"", "\"b\"");
+  const Overrides changed =
+      resume + places + Overrides{"trainer.total_training_steps=5", "data.val_files=" + at("in/val.jsonl")};
+  expect_refused(words(changed), {at("in/val.jsonl"), "has changed"});
+  expect_ok(words(changed + Overrides{"--accept-changed", at("in/val.jsonl")}));
 }
 
 TEST_F(ResumeInputs, AnOlderCheckpointIsContinuedWithANote) {
@@ -257,6 +264,18 @@ TEST_F(ResumeInputs, WeightsThatStillMatterAreCompared) {
         expect_refused(pare("train", "run", more + Overrides{"model.path=" + at("in/other")}), {at("in/other")});
       }
     }
+}
+
+// Adapters given anew are expected to be used: others than those that the run started from are none of its own.
+TEST_F(ResumeInputs, OtherInitialAdaptersAreRefused) {
+  const Overrides one = tiny_run() + Overrides{"trainer.total_training_steps=1"};
+  expect_ok(pare("train", "lora", one + Overrides{"model.lora.rank=2"}));
+  expect_ok(pare("train", "run", one + Overrides{"model.lora.adapter_path=" + at("lora/model")}));
+  fs::copy(at("run/model"), at("other"));
+  expect_refused(
+      pare("train", "run",
+           one + Overrides{"model.lora.adapter_path=" + at("other"), "--resume", "trainer.total_training_steps=2"}),
+      {at("other"), "model.lora.adapter_path: initial adapters"});
 }
 
 // ---- the command of a run
@@ -368,7 +387,7 @@ TEST_F(ResumeInputs, TheRefusalOfAChangedKeyNamesTheLine) {
           " data.max_response_length=10 'data.answer_key=\"answer\"' rollout.n=3 actor.optim.lr=0.001 "
           "--from ",
           at("run/checkpoints/step-4"));
-  expect_refused(o, {"actor.optim.lr", "rollout.n", line});
+  expect_refused(o, {"other values of data.max_response_length, data.answer_key, rollout.n, actor.optim.lr,", line});
   std::vector<std::string> shell = {"/bin/sh", "-c",
                                     cat("cd ", at("."), " && ", program_path().parent_path().string(), "/", line)};
   expect_ok(run(shell));
@@ -425,6 +444,7 @@ TEST_F(ResumeInputs, WhatCannotBeStartedFromSaysWhy) {
   expect_refused(from("sft", run), {"`pare train`", "model.path=" + run});
   expect_refused(from("train", lora), {"trains adapters", "a whole model", "model.lora.rank"});
   expect_refused(from("train", run, {"model.lora.rank=3"}), {"trains a whole model", "trains adapters"});
+  expect_refused(from("train", lora, kQuest), {"trains adapters", "a model and adapters of its sampler"});
   expect_refused(from("train", lora, {"model.lora.rank=4"}), {"rank 3", "rank 4"});
   expect_refused(from("train", lora, {"model.lora.rank=3", cat("model.path=", tiny_folder(), "random")}),
                  {"another base", "model.path"});

@@ -178,6 +178,7 @@ TEST_F(RunFolder, WhatWouldBlockASaveIsSaidAtTheStart) {
                                                         {"model/config.json", "folder"},
                                                         {"model/tokenizer.ssa", "folder"},
                                                         {"model/adapter", "file"},
+                                                        {"model/additional_chat_templates", "file"},
                                                         {"checkpoints/step-3", "file"},
                                                         {"checkpoints/step-3", "link"},
                                                         {"checkpoints/step-3.tmp", "file"},
