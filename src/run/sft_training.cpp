@@ -125,7 +125,7 @@ void SftTraining::worst_case_step() {
 }
 
 void SftTraining::largest_batches() {
-  learner_.plan(batch_limits(1), {.policy = PolicyLoss::nll});
+  learner_.plan(batch_limits(1), LossSpec());
   if (validates(config_) && validates_by_loss(config_))
     Learner::plan_logprobs(*session_.model, session_.activations, batch_limits(1), session_.learner_options());
   if (rollout_)  // of evaluations
