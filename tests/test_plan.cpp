@@ -364,6 +364,9 @@ TEST(Plan, DryRunAsksTheDevice) {
     free_bytes = 2 * most;
     EXPECT_NE(error(config, kind, 1000).find("the machine has 1000"), std::string::npos) << "the responses";
   }
+  const size_t responses = planned_responses(config);
+  EXPECT_NO_THROW(check_response_memory(config, responses)) << "to the byte";
+  EXPECT_THROW(check_response_memory(config, responses - 1), Error);
   const Config large = load_config({"model.config=" + fourteen_billion(), "data.train_batch_size=2",
                                     "data.max_response_length=64", "trainer.device=cuda"});
   free_bytes = size_t{400} << 30;

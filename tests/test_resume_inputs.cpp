@@ -65,11 +65,12 @@ class ResumeInputs : public Program {
     fs::copy(at(from), at(to), fs::copy_options::recursive);
   }
   nlohmann::json state(const std::string& checkpoint) { return read_json_file(at(checkpoint + "/state.json")); }
-  // As a program wrote it that knew nothing of these members of "run" and of these keys.
+  // As a program wrote it that knew nothing of these members of "run", of these keys and of a log of responses.
   void make_older(const std::string& checkpoint, const std::vector<std::string>& members) {
     std::string text = read_text(at(checkpoint + "/state.json"));
     nlohmann::ordered_json j = nlohmann::ordered_json::parse(text);
     for (const std::string& m : members) j["run"].erase(m);
+    j["run"]["logs"].erase("rollouts.jsonl");
     j.erase("xxh128");
     std::string config = j["config"];
     for (const char* key : {"command = ", "from_checkpoint = "})
@@ -224,6 +225,7 @@ TEST_F(ResumeInputs, AnOlderCheckpointIsContinuedWithANote) {
   const Outcome o = pare("train", "run", more);
   expect_ok(o);
   EXPECT_NE(one_line(o.err).find("written by an older program, without hashes"), std::string::npos) << o.err;
+  EXPECT_EQ(o.err.find("rollouts.jsonl"), std::string::npos) << o.err;
   EXPECT_FALSE(state("run/checkpoints/step-3")["run"]["inputs"].empty());
 }
 

@@ -381,6 +381,7 @@ TEST(ConfigRead, UnknownKeysNameTheNearest) {
   EXPECT_HAS(load_message({"rollout=1"}), "unknown key rollout");
   EXPECT_HAS(load_message({"data.max_response_lenght=1"}), "the nearest is data.max_response_length");
   EXPECT_HAS(load_message({"trainr.seed=1"}), "the nearest is trainer.seed");
+  EXPECT_HAS(load_message({"min_statements=1"}), "the nearest is data.min_statements") << "not data.max_statements";
   // Never a key that changes something else because its letters are near.
   for (const char* key : {"trainer.total_epoch_count", "trainer.ppo_epochs", "data.seed_offset", "trainer.n",
                           "model.top_p", "enable", "trainer.clip", "xyz", "data.beta"}) {

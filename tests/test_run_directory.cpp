@@ -189,9 +189,10 @@ TEST_F(RunFolder, WhatWouldBlockASaveIsSaidAtTheStart) {
     fs::remove_all(at("run/" + name));
     for (const auto& [kind, make] : ways)
       if (kind == how) make(at("run/" + name));
+    const char* const is = how == "folder" ? " is a folder" : how == "link" ? " is a link" : " is no folder";
     const auto before = files("run");
     for (const char* start : {"--resume", "--force"}) {
-      refused(tiny({start, "trainer.total_training_steps=4"}), {at("run/" + name), "move it"});
+      refused(tiny({start, "trainer.total_training_steps=4"}), {at("run/" + name), is, "move it"});
       EXPECT_EQ(files("run"), before);
     }
     fs::remove_all(at("run"));

@@ -195,6 +195,20 @@ TEST(Slots, ChangeRoundingsAlone) {
   EXPECT_LT(most, 0.02);  // two updates of 0.01 each
 }
 
+// A rank replays what it sampled, and reads the states of its own sampler: groups stay where they were sampled.
+TEST(Slots, GroupsStayWithWhatTheSamplerKept) {
+  const auto balances = [](std::vector<std::string> keys) {
+    keys.insert(keys.end(), {"rollout.kv.blocks.size=4", "rollout.kv.blocks.count=5", "learner.slots=3"});
+    return Session(tiny_run("qwen3", keys), table_null).learner_options().balance;
+  };
+  EXPECT_TRUE(balances({}));
+  EXPECT_FALSE(balances({"trainer.balance_batch=false"}));
+  EXPECT_FALSE(balances({"rollout.kv.method=quest", "learner.attention=replay"}));
+  EXPECT_FALSE(
+      balances({"rollout.kv.method=quest", "rollout.check_exact=false", "algorithm.rollout_correction.rollout_is=tis",
+                "algorithm.rollout_correction.acceptance=true"}));
+}
+
 TEST(Shards, CoverEveryElementOnce) {
   Rng rng(rng_key(2, RngStream::data, 0));
   for (int round = 0; round < 200; round++) {
