@@ -72,6 +72,7 @@ TEST(Rpo, TheLimitOfACut) {
   keys.enable = true, keys.suffix_cap = SuffixCap::removed;
   EXPECT_EQ(suffix_limit(keys, 50, 20, 7), 7);
   EXPECT_EQ(longest_suffix(keys, 50), 25);
+  EXPECT_EQ(longest_suffix(keys, 3), 1);
   EXPECT_EQ(longest_suffix(keys, 1), 1);
   keys.cut = RpoCut::fixed;
   EXPECT_EQ(longest_suffix(keys, 50), 30);

@@ -465,7 +465,6 @@ TEST(ConfigRead, WrongTypesAndRanges) {
   EXPECT_HAS(load_message({"data.train_files=[a,'b']"}), "quote all strings");
   EXPECT_HAS(load_message({"data.reward='exact"}), "not complete");
   EXPECT_HAS(load_message({"data.min_statements=1"}), ">= 2 and <= 23");
-  EXPECT_HAS(load_message({"data.val_min_statements=24"}), ">= 0 and <= 23");
 }
 
 TEST(ConfigRead, AFailedValueChangesNothing) {
