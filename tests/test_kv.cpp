@@ -100,9 +100,11 @@ TEST(KvResidency, PeaksAreThoseOfALife) {
           const KvResidency r(spec, 4);
           for (int64_t layer = 0; layer < 4; layer++)
             for (const int64_t n : {1, 8, 9, 10, 17, 18, 40})
-              for (const int64_t fed : {0, 1, 5, 16, 50})
+              for (const int64_t fed : {0, 1, 5, 16, 50}) {
                 EXPECT_EQ(r.peak(layer, n, fed), live(r, n, fed, layer).peak)
                     << layer << " " << n << " " << fed << " " << buffer;
+                EXPECT_LE(r.peak(layer, n, fed), r.peak(0, n, fed)) << "what plans rely on";
+              }
         }
       }
 }
