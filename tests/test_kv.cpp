@@ -512,7 +512,7 @@ TEST(KvPolicy, BlockListsHoldTheBudgetOrTheSequence) {
   EXPECT_EQ(bytes(40), bytes(1000)) << "160 tokens are 40 blocks of 4";
 }
 
-// A compressor on a cache of its own, which leaves nothing of prompts alone.
+// A compressor on a cache of its own, with sequences that are prompts and nothing else.
 struct Compression {
   explicit Compression(KvPrompt prompt) : spec(spec_of(KvMethod::snapkv)) {
     spec.evict.prompt = prompt, spec.evict.protect_first = 5;
@@ -537,7 +537,7 @@ struct Compression {
   std::optional<Compressor> compressor;
 };
 
-// However many sequences are due together.
+// The scratch memory of a pass is bounded, however many sequences are due together.
 TEST(KvCompressor, ManyEventsTakeTheMemoryOfAFew) {
   Compression few(KvPrompt::compress), many(KvPrompt::compress);
   std::vector<PagedRun> runs;

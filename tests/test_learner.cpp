@@ -41,8 +41,8 @@ void expect_same_bits(const Result& a, const Result& b, const char* what) {
   EXPECT_EQ(a.out.loss, b.out.loss) << what;
 }
 
-// plan() takes what the largest micro-batches take, and hardly more.  Where prefix and member share a length, a cut
-// group does not fill both of its batches at once.
+// plan() takes what the largest micro-batches take, and hardly more.  If prefix and member share a length, a cut group
+// does not fill both of its batches at once.
 TEST(Learner, ThePlannedBatchesAreTheLargest) {
   ModelConfig c = tiny_config("qwen3", true);
   c.layers = 4;

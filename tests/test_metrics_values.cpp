@@ -246,7 +246,7 @@ TEST(MetricValues, CatastrophicIsBelowTheVeto) {
   }
 }
 
-// Counts are written as such; what is no count, or too large to be one exactly, as a number.
+// Counts are written as integers, other numbers and counts too large to be exact as decimals.
 TEST(MetricValues, AreWrittenInFull) {
   Metrics m;
   m.set("flops", 123456789012345), m.set("half", 0.5), m.set("huge", 1e300), m.set("low", -1e18), m.set("none", NAN);

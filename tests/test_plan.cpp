@@ -475,8 +475,8 @@ TEST(Plan, TheMostIsMoreThanTheLongestSequencesTake) {
   EXPECT_GT(plan.most.activations, 5 * peak_of(plan, "activations") / 4);
 }
 
-// Where groups, or parts of them, fill micro-batches, no lengths take more than the longest; events that are replayed
-// are bounded a little too high.
+// If groups, or parts of them, fill micro-batches, no lengths take more than the longest.  The bound on replayed events
+// is a little too high.
 TEST(Plan, TheMostIsTheLongestWhereBatchesAreFull) {
   const auto replay = [](const char* method, const char* rows) {
     return std::vector<std::string>{"learner.attention=replay",    cat("rollout.kv.method=", method),

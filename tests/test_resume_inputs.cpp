@@ -206,7 +206,7 @@ TEST_F(ResumeInputs, InputsMayMove) {
   expect_refused(words(resume), {at("in/model/config.json"), "is gone", "model.path=PATH"});
   expect_ok(words(resume + places));
   EXPECT_TRUE(weights("parts") == weights("whole"));
-  // The place of now is the one that names a change.
+  // --accept-changed takes the present path of a file.
   fs::copy_file(at("moved/val.jsonl"), at("in/val.jsonl"));
   edit(at("in/val.jsonl"), "\"a\"", "\"b\"");
   const Overrides changed =

@@ -91,7 +91,7 @@ TEST_F(Sft, HeldOutLossIsLoggedAndChoosesTheBest) {
   EXPECT_NE(message(held_out(), TrainingKind::grpo).find("data.reward is empty"), std::string::npos);
 }
 
-// Of the model before the step, and of completions alone.
+// Loss and entropy are those of the model before the step, over the tokens of completions.
 TEST_F(Sft, AStepLogsItsLossAndItsEntropy) {
   Session session(load_config(held_out({"data.train_batch_size=24"})));
   std::vector<Group> groups;
