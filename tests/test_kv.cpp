@@ -613,6 +613,7 @@ TEST(KvPolicy, ContradictionsAreRefused) {
     }
   };
   refused("rollout.kv.window.size = 11", KvMethod::snapkv, [](KvSpec& s) { s.window.size = 11; });
+  refused("rollout.kv.window.size = 0", KvMethod::snapkv, [](KvSpec& s) { s.window.size = 0; });
   refused("rollout.kv.streaming_llm.sinks = 11", KvMethod::streaming_llm,
           [](KvSpec& s) { s.streaming_llm.sinks = 11; });
   refused("pooling_kernel = 4", KvMethod::rkv, [](KvSpec& s) { s.window.pooling_kernel = 4; });

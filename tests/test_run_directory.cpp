@@ -388,6 +388,9 @@ TEST_F(RunFolder, AMovedRunGoesOnWhereItLies) {
   // A copy of the configuration alone is the user's.
   write("copy/config.toml", read_text(at("again/config.toml")));
   refused(train({"copy/config.toml", "--resume", "trainer.default_local_dir=copy"}), {"copy holds no run"});
+  write("mine/config.toml", "[trainer]\ndefault_local_dir = \"fourth\"\n");
+  EXPECT_EQ(train(tiny_run() + Overrides{"mine/config.toml"}).code, 0);
+  EXPECT_EQ(steps("fourth"), 4u);
 }
 
 }  // namespace

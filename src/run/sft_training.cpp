@@ -37,8 +37,7 @@ static Session& with_fitting_completions(Session& s) {
 }
 
 SftTraining::SftTraining(Session& s)
-    : Training(with_fitting_completions(s),
-               (s.val || !s.tokenizer) && validates(s.config) && !validates_by_loss(s.config)) {
+    : Training(with_fitting_completions(s), validates(s.config) && !validates_by_loss(s.config)) {
   if (s.config.learner.attention == LearnerAttention::replay)
     fail("learner.attention = \"replay\" replays rollouts, next-token training has none; set learner.attention=dense");
   if (s.sparse)

@@ -67,6 +67,7 @@ KNOWN = {
     ("model/learner_update.cpp", "begin - trained_.own_begin(), count", "sign"): RANKS,
     ("model/learner_update.cpp", "trained_.own_begin() - begin", "limit dropped"): RANKS,
     ("model/learner_update.cpp", "std::min(count - skipped, trained_.own() - begin)", "limit dropped"): RANKS,
+    ("model/learner_update.cpp", "std::min(count - skipped, trained_.own() - begin)", "sign"): RANKS,
     ("model/learner_update.cpp", "std::min(count, kPiece)", "limit dropped"): "a buffer larger than its use",
     ("model/parameters.cpp", "std::max(begin, own_begin())", "limit dropped"): RANKS,
     ("model/parameters.cpp", "int64_t largest = 0, longest = 0", "constant"): "every matrix is larger than 1",
