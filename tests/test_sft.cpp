@@ -117,6 +117,8 @@ TEST_F(Sft, AStepLogsItsLossAndItsEntropy) {
   EXPECT_NEAR(m.get("train/loss"), loss / tokens, 1e-6);
   EXPECT_NEAR(m.get("actor/entropy"), entropy / tokens, 1e-6);
   EXPECT_GT(entropy / tokens, 0.1);
+  sft.evaluate();
+  EXPECT_EQ(session.kv.peak(), 0u) << "a held-out loss samples nothing";
 }
 
 TEST_F(Sft, EverySlotHasWorkWithoutBalancing) {
