@@ -51,7 +51,7 @@ TEST(Learner, ThePlannedBatchesAreTheLargest) {
         return std::min<int64_t>(n, 2);
       }};
   const auto tokens = [](int64_t n) { return std::vector<int32_t>(static_cast<size_t>(n)); };
-  for (LearnerOptions options : std::vector<LearnerOptions>{{}, {.recompute = true}, {.blocks = reads}})
+  for (LearnerOptions options : std::vector<LearnerOptions>{{}, {.recompute = 3}, {.blocks = reads}})
     for (const int64_t sequence : {0, 12})
       for (const int64_t max_rows : {5, 14, 300})
         for (const int64_t members : {1, 2, 4}) {
