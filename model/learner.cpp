@@ -112,10 +112,13 @@ void for_micro_batches(const Model& model, const std::vector<Group>& groups, con
         arena.alloc("segments", DType::i32, {b.epochs, 4});
         arena.alloc("kept slots", DType::i32, {b.kept, model.config.kv_heads});
       }
-      std::optional<Prefix> prefix;
-      if (b.prefix) prefix.emplace(make_prefix(*b.prefix));
-      run(b.batch, prefix ? &*prefix : nullptr);
-      if (prefix) end_prefix(*prefix);
+      if (!b.prefix) {
+        run(b.batch, static_cast<Prefix*>(nullptr));
+        continue;
+      }
+      Prefix prefix = make_prefix(*b.prefix);
+      run(b.batch, &prefix);
+      end_prefix(prefix);
     }
     return;
   }

@@ -235,6 +235,13 @@ TEST(Distill, TheStudentTakesWhatTheTeacherRejects) {
       EXPECT_NEAR(u.terms.weight[r], 1 / static_cast<double>(tokens), 1e-12);  // token-mean, over all
     }
   }
+  // The loss computes a KL of whole distributions itself.
+  for (const DistillKl kl : {DistillKl::exact_reverse, DistillKl::exact_forward}) {
+    DistillKeys exact = config.distill;
+    exact.kl_type = kl;
+    student_update(config.actor, exact, 50, samples, plans, dense, teacher, false,
+                   [](const std::vector<Group>&) -> TokenOuts { throw std::logic_error("T is not needed"); });
+  }
 }
 
 // The gradient of each KL by phi, through the sparse student, by central differences in double: theta and T stay.

@@ -45,6 +45,7 @@ TEST(Draws, RoundingOfMomentsDiffersInSeedStepAndElement) {
     for (const auto& [step, keys] : r.keys) {
       ASSERT_EQ(keys.size(), 1u) << "one key a step";
       EXPECT_TRUE(all.insert(*keys.begin()).second) << "seed " << seed << ", step " << step;
+      EXPECT_EQ(*keys.begin(), rng_key(std::stoull(seed), RngStream::moments, static_cast<uint64_t>(step)));
     }
     for (const auto& [step, blocks] : r.elements) {
       int64_t end = 0;

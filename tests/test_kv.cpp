@@ -1,6 +1,7 @@
 // The cache manager under its policies: what is promised about memory, bits and books.
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "base/thread_pool.h"
 #include "ops/attention.h"
@@ -99,9 +100,11 @@ TEST(KvResidency, PeaksAreThoseOfALife) {
           const KvResidency r(spec, 4);
           for (int64_t layer = 0; layer < 4; layer++)
             for (const int64_t n : {1, 8, 9, 10, 17, 18, 40})
-              for (const int64_t fed : {0, 1, 5, 16, 50})
+              for (const int64_t fed : {0, 1, 5, 16, 50}) {
                 EXPECT_EQ(r.peak(layer, n, fed), live(r, n, fed, layer).peak)
                     << layer << " " << n << " " << fed << " " << buffer;
+                EXPECT_LE(r.peak(layer, n, fed), r.peak(0, n, fed)) << "what plans rely on";
+              }
         }
       }
 }
@@ -157,8 +160,15 @@ TEST(BlockBudget, FollowsItsSchedule) {
   EXPECT_EQ(budget(10), 7);
   EXPECT_EQ(budget(29), 7);
   EXPECT_EQ(budget(1000), 20);
-  for (const std::vector<std::string>& bad :
-       std::vector<std::vector<std::string>>{{"1:4"}, {"0:1"}, {"0:4", "0:5"}, {"x"}}) {
+  for (const std::vector<std::string>& bad : std::vector<std::vector<std::string>>{{"1:4"},
+                                                                                   {"0:1"},
+                                                                                   {"0:4", "0:5"},
+                                                                                   {"x"},
+                                                                                   {"-1:4"},
+                                                                                   {"0:-4"},
+                                                                                   {"0:4x"},
+                                                                                   {"99999999999999999999:4"},
+                                                                                   {"0:99999999999999999999"}}) {
     spec.blocks.schedule = bad;
     EXPECT_THROW(BlockBudget{spec}, Error);
   }
@@ -176,6 +186,7 @@ TEST(KvPolicy, NothingToLeaveOutIsTheDenseRunBitwise) {
       EXPECT_EQ(g.rollout.stats().events, 0);
       EXPECT_EQ(g.rollout.stats().resident, g.rollout.stats().dense);
       EXPECT_EQ(g.rollout.stats().read, g.rollout.stats().dense);
+      EXPECT_FALSE(g.ledger.phases.at("main").contains("kv_block_select")) << "there is nothing to choose from";
     }
 }
 
@@ -378,7 +389,7 @@ TEST(KvPolicy, TheLedgerFalls) {
     }
     const KvResidency r(spec, c.layers);
     const BlockBudget budget(spec);
-    int64_t pairs = c.layers * 21 * 22 / 2;
+    int64_t pairs = c.layers * 21 * 22 / 2, compared = 0;
     for (int64_t l = 0; l < c.layers; l++) {
       int64_t slots = r.after_prefill(l, 21);
       for (int64_t tokens = 22; tokens <= 21 + 89; tokens++) {
@@ -386,13 +397,18 @@ TEST(KvPolicy, TheLedgerFalls) {
         pairs += spec.sparse_reads() && l >= spec.blocks.dense_layers
                      ? listed_slots(tokens, budget(blocks_of(tokens, spec.blocks.size)), spec.blocks.size)
                      : slots;
-        if (r.due(l, 21, slots, tokens)) slots = r.protected_slots(21) + r.budget(l, 21);
+        if (!r.due(l, 21, slots, tokens)) continue;
+        compared += (slots - 21) * (slots - 21);
+        slots = 21 + r.budget(l, 21);
       }
     }
     const bool mass = method == KvMethod::h2o;
     const int64_t flops = real.at("attn_paged").cost.flops;
     EXPECT_EQ(flops, (4 * c.head_dim + (mass ? 2 : 0)) * c.heads * pairs) << static_cast<int>(method);
     EXPECT_LT(flops, dense * 3 / 4) << static_cast<int>(method);
+    if (method == KvMethod::rkv) {
+      EXPECT_EQ(real.at("kv_redundancy").cost.flops, 2 * c.kv_heads * c.head_dim * compared);
+    }
     if (!spec.sparse_reads()) continue;
     int64_t scored = 0, pages = 2;  // of the prompt, and one for each token
     for (int64_t tokens = 22; tokens <= 21 + 89; tokens++) {
@@ -485,6 +501,105 @@ TEST(KvPolicy, ScopesShareTheirChoice) {
   EXPECT_TRUE(layers_differ);
 }
 
+// Lists of blocks have room for the budget, and for no more blocks than a sequence has.
+TEST(KvPolicy, BlockListsHoldTheBudgetOrTheSequence) {
+  const auto bytes = [](int64_t count) {
+    KvSpec spec = spec_of(KvMethod::quest);
+    spec.blocks.count = count;
+    return Generator(table_null, config(), with(kRoomy, spec)).kv.peak();
+  };
+  EXPECT_LT(bytes(4), bytes(40));
+  EXPECT_EQ(bytes(40), bytes(1000)) << "160 tokens are 40 blocks of 4";
+}
+
+// A compressor on a cache of its own, with sequences that are prompts and nothing else.
+struct Compression {
+  explicit Compression(KvPrompt prompt) : spec(spec_of(KvMethod::snapkv)) {
+    spec.evict.prompt = prompt, spec.evict.protect_first = 5;
+    world.device.ledger = &ledger;
+    cache.emplace(world.model.config, spec, world.device, kv, DType::f32, 1000, 80, 160);
+    policy = make_kv_policy(spec, world.model.config, *cache, kv);
+    compressor.emplace(world.model, spec, *cache, *policy, kv);
+    cache->reserve(1000);
+  }
+  // A sequence of so many tokens, all of the prompt.
+  PagedRun open(int32_t tokens) {
+    const int sequence = cache->open(12);
+    cache->append(sequence, tokens);
+    return {sequence, 0, tokens, tokens, tokens, 0};
+  }
+  KvSpec spec;
+  Ledger ledger;
+  World world{table_cpu, config()};
+  Arena kv{"kv", *table_cpu.memory, roomy(table_cpu)}, scratch{"scratch", *table_cpu.memory, roomy(table_cpu)};
+  std::optional<KvCache> cache;
+  std::unique_ptr<KvPolicy> policy;
+  std::optional<Compressor> compressor;
+};
+
+// The scratch memory of a pass is bounded, however many sequences are due together.
+TEST(KvCompressor, ManyEventsTakeTheMemoryOfAFew) {
+  Compression few(KvPrompt::compress), many(KvPrompt::compress);
+  std::vector<PagedRun> runs;
+  for (int i = 0; i < 80; i++) runs.push_back(many.open(33));
+  many.compressor->compress(runs, many.scratch);
+  runs.resize(32);
+  for (PagedRun& run : runs) run = few.open(33);
+  few.compressor->compress(runs, few.scratch);
+  EXPECT_EQ(many.scratch.peak(), few.scratch.peak());
+  for (int i = 0; i < 80; i++) EXPECT_EQ(many.cache->slots(i, 1), 11);
+}
+
+// Pages that siblings still read are replaced.  Their slots are copied only if they stay where they are.
+TEST(KvCompressor, SharedPagesAreCopiedForProtectedSlotsAlone) {
+  for (const KvPrompt prompt : {KvPrompt::compress, KvPrompt::protect_first}) {
+    Compression c(prompt);
+    const PagedRun parent = c.open(48);
+    PagedRun child = parent;
+    child.sequence = c.cache->fork(parent.sequence, 12, 48);
+    c.compressor->compress({child}, c.scratch);
+    EXPECT_EQ(c.ledger.phases.at("main").contains("kv_copy_pages"), prompt == KvPrompt::protect_first);
+    EXPECT_EQ(c.cache->slots(child.sequence, 0), prompt == KvPrompt::compress ? 11 : 16);
+    EXPECT_EQ(c.cache->slots(parent.sequence, 0), 48);
+  }
+}
+
+// plan() finds the most that any generate() takes, and hardly more: events may come at other lengths.
+TEST(KvPolicy, ThePlannedPassIsTheLargest) {
+  std::vector<KvSpec> specs = {{}};
+  for (const KvMethod method : {KvMethod::h2o, KvMethod::rkv, KvMethod::pyramidkv, KvMethod::quest})
+    for (const KvPrompt prompt : {KvPrompt::protect, KvPrompt::compress}) {
+      specs.push_back(spec_of(method));
+      specs.back().evict.prompt = prompt;
+    }
+  for (const KvSpec& spec : specs)
+    for (const auto& [sequences, rows, lookahead] : {std::tuple{5, 29, 1}, {5, 29, 8}, {3, 3, 8}}) {
+      RolloutLimits limits{.max_sequences = sequences,
+                           .max_batched_tokens = rows,
+                           .max_context = 73,
+                           .max_prompt = 40,
+                           .lookahead = lookahead};
+      limits.kv = spec;
+      Device device(table_null);
+      Arena weights("weights", no_memory), most("most", no_memory);
+      Rollout::plan(Model(config(), device, weights, DType::f32, false), limits, most);
+      size_t largest = 0;
+      for (const size_t prompt : {13u, 17u, 33u, 40u})
+        for (const uint64_t samples : {1u, 8u}) {
+          Generator g(table_null, config(), limits);
+          std::vector<Request> requests(9, {std::vector<int32_t>(prompt, 1), {}, 73 - static_cast<int>(prompt)});
+          for (Request& r : requests)
+            for (uint64_t k = 0; k < samples; k++) r.uids.push_back(k);
+          g.rollout.generate(requests, {.key = 3, .eos = {}});
+          largest = std::max(largest, g.scratch.peak());
+        }
+      SCOPED_TRACE(cat("method ", static_cast<int>(spec.method), ", prompts ", static_cast<int>(spec.evict.prompt),
+                       ", ", sequences, " sequences, ", rows, " rows, lookahead ", lookahead));
+      EXPECT_LE(largest, most.peak());
+      EXPECT_LE(most.peak(), largest + (spec.method == KvMethod::dense ? 0 : largest / 64));
+    }
+}
+
 TEST(KvPolicy, ContradictionsAreRefused) {
   const auto refused = [](const std::string& part, KvMethod method, void (*change)(KvSpec&)) {
     KvSpec spec = spec_of(method);
@@ -498,6 +613,7 @@ TEST(KvPolicy, ContradictionsAreRefused) {
     }
   };
   refused("rollout.kv.window.size = 11", KvMethod::snapkv, [](KvSpec& s) { s.window.size = 11; });
+  refused("rollout.kv.window.size = 0", KvMethod::snapkv, [](KvSpec& s) { s.window.size = 0; });
   refused("rollout.kv.streaming_llm.sinks = 11", KvMethod::streaming_llm,
           [](KvSpec& s) { s.streaming_llm.sinks = 11; });
   refused("pooling_kernel = 4", KvMethod::rkv, [](KvSpec& s) { s.window.pooling_kernel = 4; });

@@ -41,6 +41,46 @@ void expect_same_bits(const Result& a, const Result& b, const char* what) {
   EXPECT_EQ(a.out.loss, b.out.loss) << what;
 }
 
+// plan() takes what the largest micro-batches take, and hardly more.  If prefix and member share a length, a cut group
+// does not fill both of its batches at once.
+TEST(Learner, ThePlannedBatchesAreTheLargest) {
+  ModelConfig c = tiny_config("qwen3", true);
+  c.layers = 4;
+  const BlockReads reads{
+      .kind = {}, .block = 4, .first_blocks = 0, .last_blocks = 1, .dense_layers = 0, .budget = [](int64_t n) {
+        return std::min<int64_t>(n, 2);
+      }};
+  const auto tokens = [](int64_t n) { return std::vector<int32_t>(static_cast<size_t>(n)); };
+  for (LearnerOptions options : std::vector<LearnerOptions>{{}, {.recompute = 3}, {.blocks = reads}})
+    for (const int64_t sequence : {0, 12})
+      for (const int64_t max_rows : {5, 14, 300})
+        for (const int64_t members : {1, 2, 4}) {
+          const BatchLimits limits{
+              .groups = 3, .members = members, .prefix = sequence ? 11 : 9, .tokens = 7, .sequence = sequence};
+          World w(table_null, c);
+          options.max_rows = max_rows, options.logits_chunk = 4;
+          Learner learner(w.model, w.gradients, w.optimizer, w.activations, options);
+          learner.plan(limits, ppo());
+          const size_t planned = w.activations.peak();
+          w.activations.reset_peak();
+          for (const size_t groups : {1u, 3u})
+            for (int64_t of = 1; of <= members; of++)
+              for (int64_t prefix = 1; prefix <= limits.prefix; prefix++)
+                for (int64_t n = 1; n <= (sequence ? std::min<int64_t>(7, sequence - prefix) : 7); n++)
+                  for (int64_t last = 1; last <= n; last++) {
+                    std::vector<Group> all(groups,
+                                           {tokens(prefix), std::vector<Member>(static_cast<size_t>(of), {tokens(n)})});
+                    all.back().members.back().tokens.resize(static_cast<size_t>(last));
+                    learner.accumulate(all, TokenTerms(loss_row_offsets(all).back()), ppo());
+                    learner.drop_gradients();
+                  }
+          const size_t largest = w.activations.peak();
+          SCOPED_TRACE(cat("sequences of ", sequence, ", ", max_rows, " rows, ", members, " members"));
+          EXPECT_LE(largest, planned);
+          EXPECT_LE(planned, largest + largest / (sequence && max_rows < 300 ? 8 : 100));
+        }
+}
+
 // The last token of a sequence is never fed: one token more than there are positions is the most.
 TEST(Learner, TakesSequencesUpToTheLastPosition) {
   const ModelConfig c = tiny_config("qwen3", true);

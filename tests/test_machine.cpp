@@ -74,6 +74,7 @@ TEST(Machine, WhatIsNoFigureIsAnError) {
   full.replace(full.find("reserve = 5e8"), 13, "reserve = 3e9");
   EXPECT_NE(message(full).find("reserve = 3e+09 leaves nothing of memory = 2e+09"), std::string::npos) << message(full);
   EXPECT_NE(message(kText + "share.adamw = inf\n").find("at most 1e18"), std::string::npos);
+  EXPECT_EQ(message(kText + "share.adamw = 1e18\n"), "no error");
 }
 
 TEST(Machine, ANamePrintsAsText) {

@@ -159,7 +159,8 @@ TEST(MetricValues, OfTheSamplesOfEachStep) {
                        {"kv/read_tokens/mean", resident.mean()},
                        {"kv/tokens_saved/mean", 0},
                        {"kv/events", 0},
-                       {"kv/evicted_tokens", 0}});
+                       {"kv/evicted_tokens", 0},
+                       {"perf/graph_share", 0}});
     double parts = 0;
     for (const char* part : {"gen", "ref", "update_actor"}) parts += m.get(cat("timing_s/", part));
     EXPECT_LE(parts, m.get("timing_s/step")) << "seconds of this step alone";
@@ -215,6 +216,24 @@ TEST(MetricValues, MaskedFractionCountsRejectedTokens) {
                      {"rollout_corr/weight_mean", 4 / 5.0}});
 }
 
+// A ratio at a bound is neither above nor below it.
+TEST(MetricValues, FractionsOutsideTheBounds) {
+  RolloutCorrectionKeys keys;
+  keys.rollout_is_threshold = 1, keys.rollout_is_bounds = {1, 1};
+  for (const RolloutIs form : {RolloutIs::tis, RolloutIs::icepop}) {
+    keys.rollout_is = form;
+    std::vector<Trajectory> s = {with_ratios({1, 2, 1, 0.5}), with_ratios({3})};
+    judge(keys, s);
+    set_corrections(keys, s);
+    Metrics m;
+    report_corrections(keys, s, m);
+    EXPECT_EQ(m.get("rollout_corr/rollout_is_ratio_fraction_high"), 2 / 5.0);
+    if (form == RolloutIs::tis) continue;
+    EXPECT_EQ(m.get("rollout_corr/rollout_is_ratio_fraction_low"), 1 / 5.0);
+    EXPECT_EQ(m.get("rollout_corr/rollout_rs_masked_fraction"), 3 / 5.0);
+  }
+}
+
 TEST(MetricValues, CatastrophicIsBelowTheVeto) {
   const std::vector<Trajectory> s = {with_ratios({1, 0.4, 0.3}), with_ratios({0.6, 1}), with_ratios({1e-5, 1, 1})};
   for (const auto& [veto, tokens, sequences] : {std::tuple{0.5, 3 / 8.0, 2 / 3.0}, {0.0, 1 / 8.0, 1 / 3.0}}) {
@@ -225,6 +244,13 @@ TEST(MetricValues, CatastrophicIsBelowTheVeto) {
     expect_metrics(m, {{"rollout_corr/catastrophic_token_fraction", tokens},
                        {"rollout_corr/catastrophic_seq_fraction", sequences}});
   }
+}
+
+// Counts are written as integers, other numbers and counts too large to be exact as decimals.
+TEST(MetricValues, AreWrittenInFull) {
+  Metrics m;
+  m.set("flops", 123456789012345), m.set("half", 0.5), m.set("huge", 1e300), m.set("low", -1e18), m.set("none", NAN);
+  EXPECT_EQ(m.json(), R"({"flops":123456789012345,"half":0.5,"huge":1e+300,"low":-1e+18,"none":null})");
 }
 
 // The wait of one generate(), not of all of them so far: the first is delayed on one rank.

@@ -364,6 +364,9 @@ TEST(Plan, DryRunAsksTheDevice) {
     free_bytes = 2 * most;
     EXPECT_NE(error(config, kind, 1000).find("the machine has 1000"), std::string::npos) << "the responses";
   }
+  const size_t responses = planned_responses(config);
+  EXPECT_NO_THROW(check_response_memory(config, responses)) << "to the byte";
+  EXPECT_THROW(check_response_memory(config, responses - 1), Error);
   const Config large = load_config({"model.config=" + fourteen_billion(), "data.train_batch_size=2",
                                     "data.max_response_length=64", "trainer.device=cuda"});
   free_bytes = size_t{400} << 30;
@@ -470,6 +473,42 @@ TEST(Plan, TheMostIsMoreThanTheLongestSequencesTake) {
   const Plan plan = plan_step(config);
   for (const Plan::Memory& m : plan.memory) EXPECT_GE(m.most, m.peak) << m.arena;
   EXPECT_GT(plan.most.activations, 5 * peak_of(plan, "activations") / 4);
+}
+
+// If groups, or parts of them, fill micro-batches, no lengths take more than the longest.  The bound on replayed events
+// is a little too high.
+TEST(Plan, TheMostIsTheLongestWhereBatchesAreFull) {
+  const auto replay = [](const char* method, const char* rows) {
+    return std::vector<std::string>{"learner.attention=replay",    cat("rollout.kv.method=", method),
+                                    "rollout.kv.evict.budget=12",  "rollout.kv.evict.buffer=7",
+                                    "rollout.kv.pyramidkv.beta=3", cat("actor.ppo_max_token_len=", rows)};
+  };
+  for (std::vector<std::string> keys : {std::vector<std::string>{"actor.ppo_max_token_len=98"},  // 2 of 5 members
+                                        {"actor.ppo_max_token_len=285"},                         // a group
+                                        replay("pyramidkv", "98"),
+                                        replay("pyramidkv", "285"),
+                                        replay("rkv", "98")}) {
+    SCOPED_TRACE(testing::PrintToString(keys));
+    const bool replays = keys.size() > 1;
+    keys.insert(keys.end(), {"rollout.max_num_seqs=4", "rollout.max_num_batched_tokens=8"});
+    const Plan plan = plan_step(tiny_run("qwen3", keys));
+    const size_t most = plan.most.activations, longest = plan.longest.activations;
+    EXPECT_LE(longest, most);
+    EXPECT_LE(most, longest + longest / (replays ? 20 : 1000));
+  }
+}
+
+// An evaluation may take all that the device has.
+TEST(Plan, AnEvaluationFitsToTheByte) {
+  Table device = table_null;
+  device.memory = &kPretended;
+  const Config config = tiny_run("qwen3");
+  free_bytes = size_t{1} << 40;
+  const size_t all = evaluation_limits(config, device).total();
+  free_bytes = all;
+  EXPECT_EQ(evaluation_limits(config, device).total(), all);
+  free_bytes = all - 1;
+  EXPECT_THROW(evaluation_limits(config, device), Error);
 }
 
 // Next-token training samples for validations only.

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <set>
 
 #include "rl/loss.h"
 #include "rl/prefix_cache.h"
@@ -71,6 +72,8 @@ TEST(Rpo, TheLimitOfACut) {
   keys.enable = true, keys.suffix_cap = SuffixCap::removed;
   EXPECT_EQ(suffix_limit(keys, 50, 20, 7), 7);
   EXPECT_EQ(longest_suffix(keys, 50), 25);
+  EXPECT_EQ(longest_suffix(keys, 3), 1);
+  EXPECT_EQ(longest_suffix(keys, 1), 1);
   keys.cut = RpoCut::fixed;
   EXPECT_EQ(longest_suffix(keys, 50), 30);
   EXPECT_EQ(longest_suffix(keys, 20), 20);
@@ -98,6 +101,15 @@ TEST(Rpo, TheEntryIsTheBestOrAny) {
   EXPECT_EQ(none, 0);
   EXPECT_LT(chi_square(any, std::vector<double>(5, 0.2)), 18.5);  // 4 degrees of freedom: .001
   EXPECT_NEAR(static_cast<double>(draws(0.1).second), 1000, 4 * std::sqrt(900));
+  std::set<size_t> of_steps, of_rows;
+  RpoKeys keys;
+  keys.epsilon = 0;
+  for (uint64_t i = 0; i < 40; i++) {
+    of_steps.insert(draw_entry(keys, group, rng_key(1, RngStream::rpo_update, i), 3).member);
+    of_rows.insert(draw_entry(keys, group, rng_key(1, RngStream::rpo_update, 7), i).member);
+  }
+  EXPECT_EQ(of_steps.size(), 5u);
+  EXPECT_EQ(of_rows.size(), 5u);
   const CachedResponse e = cached(group, 3, 12);
   EXPECT_EQ(e.ids, std::vector<int32_t>(7, 3));
   EXPECT_EQ(e.shortest, 1);
@@ -329,6 +341,70 @@ TEST(Rpo, DroppedGroupsUpdateTheCache) {
   }
   EXPECT_GT(6 * batches, groups);
   for (const auto& [row, e] : run.trainer->prefix_cache()) EXPECT_FALSE(e.ids.empty());
+}
+
+// Entries of a file have no score until their rows were sampled.  The stream of the step decides which response
+// follows each.
+TEST(Rpo, TheCacheScoresWhatWasSampled) {
+  TrainingRun run(tiny_run("qwen3", rpo + Keys{"algorithm.rpo.epsilon=0.5", "trainer.seed=3"}));
+  PrefixCache& cache = run.trainer->prefix_cache();
+  for (int64_t row = 0; row < 16; row++) cache[row] = {{7}, false, NAN, NAN, 0, 1};
+  const Metrics m = run.step();
+  const auto row_of = rows_by_uid(16);
+  Summary score, best;
+  for (const auto group : groups_of(run.trainer->samples(), 5)) {
+    const uint64_t uid = group[0].uid;
+    const Choice choice =
+        draw_entry(run.session.config.algorithm.rpo, group, rng_key(3, RngStream::rpo_update, 1), uid);
+    EXPECT_EQ(cache.at(row_of.at(uid)).ids, response(group[choice.member]));
+    score.add(group[choice.member].score), best.add(choice.best);
+  }
+  EXPECT_GT(best.mean() * (1 - best.mean()), 0) << "both kinds";
+  EXPECT_EQ(m.get("rpo/argmax_rate"), best.mean());
+  EXPECT_NEAR(m.get("rpo/cache_score"), score.mean(), 1e-12);
+}
+
+// The reward of an entry is that of a response among its own group's, also if dynamic sampling drops all groups.
+TEST(Rpo, DroppedGroupsHaveLengthRewardsOfTheirOwn) {
+  TrainingRun run(tiny_run(
+      "qwen3", rpo + Keys{"algorithm.filter_groups.enable=true", "algorithm.filter_groups.max_num_gen_batches=1",
+                          "reward_model.length_reward.enable=true"}));
+  PrefixCache cache;
+  std::map<int64_t, std::map<std::vector<int32_t>, double>> rewards;  // by row and response
+  const auto scores = [&](std::span<const Request> requests, std::span<const Completion> completions) {
+    for (size_t i = 0; i < requests.size(); i++) {
+      std::vector<std::vector<int32_t>> group;
+      std::vector<int64_t> lengths;
+      for (const Completion& c : completions.subspan(5 * i, 5)) {
+        group.push_back(requests[i].prefix);
+        group.back().insert(group.back().end(), c.tokens.begin(), c.tokens.end());
+        lengths.push_back(std::ssize(group.back()));
+      }
+      const std::vector<double> all =
+          length_rewards(run.session.config.reward_model.length_reward, std::vector<double>(5, 1), lengths);
+      for (size_t k = 0; k < 5; k++) rewards[static_cast<int64_t>(i)][group[k]] = all[k];
+    }
+    return std::vector<double>(completions.size(), 1);
+  };
+  const auto rows = [] {
+    std::vector<PromptRow> rows;
+    for (int64_t i = 0; i < 6; i++) rows.push_back({i, 1000 + static_cast<uint64_t>(i)});
+    return rows;
+  };
+  Grpo grpo(run.trainer->keys(), run.trainer->engine(),
+            {.prompts = [&] { return run.trainer->next_prompts(); },
+             .scores = scores,
+             .progress = {},
+             .cache = &cache,
+             .rows = rows});
+  Metrics m;
+  grpo.step(1, m);
+  EXPECT_EQ(m.get("rollout/groups"), 0);
+  ASSERT_EQ(cache.size(), 6u);
+  for (const auto& [row, e] : cache) {
+    ASSERT_TRUE(rewards[row].contains(e.ids)) << row;
+    EXPECT_EQ(e.reward, rewards[row][e.ids]) << row;
+  }
 }
 
 // What corrects the sampler's policy, and NAT's plan, see the suffix; lengths and rewards the whole.

@@ -116,6 +116,7 @@ TEST_F(WrongInput, Configuration) {
   expect_error(train("rollout.n=2.5"), Exit::usage, {"rollout.n", "2.5"});
   expect_error(train("actor.optim.lr=nan"), Exit::usage, {"actor.optim.lr", "nan"});
   expect_error(train("trainer.threads=1000000"), Exit::usage, {"trainer.threads"});
+  expect_error(train("data.val_min_statements=24"), Exit::usage, {"data.val_min_statements", ">= 0 and <= 23"});
   expect_error(train("rollout.max_num_seqs=5000000000"), Exit::usage, {"rollout.max_num_seqs"});
   expect_error(train(write("bad.toml", "[data]\nrows = 3\n")), Exit::usage, {"bad.toml:2", "data.rows"});
   expect_error(train(write("bad.toml", "[data\nshuffle = true\n")), Exit::usage, {"bad.toml:1"});

@@ -109,6 +109,13 @@ TEST(Threads, ChangeNoBit) {
   }
 }
 
+// Ranks that differ in their times alone agree.
+TEST(Ranks, TimesAreNoFacts) {
+  Metrics m;
+  for (const char* name : {"timing_s/step", "perf/throughput", "comm/seconds", "actor/lr"}) m.set(name, 0.5);
+  EXPECT_EQ(facts_of(m), (Facts{{"actor/lr", "0.5"}, {"certificate", ""}}));
+}
+
 // A rank grades what it sampled, so another program there would show in no other rank's metrics.
 TEST(Ranks, TheProgramThatGradesIsAmongTheFacts) {
   const std::string script = cat(testing::TempDir(), "grade_", getpid(), ".sh"), hash = cat("hash of ", script);

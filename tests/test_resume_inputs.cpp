@@ -65,11 +65,12 @@ class ResumeInputs : public Program {
     fs::copy(at(from), at(to), fs::copy_options::recursive);
   }
   nlohmann::json state(const std::string& checkpoint) { return read_json_file(at(checkpoint + "/state.json")); }
-  // As a program wrote it that knew nothing of these members of "run" and of these keys.
+  // As a program wrote it that knew nothing of these members of "run", of these keys and of a log of responses.
   void make_older(const std::string& checkpoint, const std::vector<std::string>& members) {
     std::string text = read_text(at(checkpoint + "/state.json"));
     nlohmann::ordered_json j = nlohmann::ordered_json::parse(text);
     for (const std::string& m : members) j["run"].erase(m);
+    j["run"]["logs"].erase("rollouts.jsonl");
     j.erase("xxh128");
     std::string config = j["config"];
     for (const char* key : {"command = ", "from_checkpoint = "})
@@ -205,6 +206,13 @@ TEST_F(ResumeInputs, InputsMayMove) {
   expect_refused(words(resume), {at("in/model/config.json"), "is gone", "model.path=PATH"});
   expect_ok(words(resume + places));
   EXPECT_TRUE(weights("parts") == weights("whole"));
+  // --accept-changed takes the present path of a file.
+  fs::copy_file(at("moved/val.jsonl"), at("in/val.jsonl"));
+  edit(at("in/val.jsonl"), "\"a\"", "\"b\"");
+  const Overrides changed =
+      resume + places + Overrides{"trainer.total_training_steps=5", "data.val_files=" + at("in/val.jsonl")};
+  expect_refused(words(changed), {at("in/val.jsonl"), "has changed"});
+  expect_ok(words(changed + Overrides{"--accept-changed", at("in/val.jsonl")}));
 }
 
 TEST_F(ResumeInputs, AnOlderCheckpointIsContinuedWithANote) {
@@ -217,6 +225,7 @@ TEST_F(ResumeInputs, AnOlderCheckpointIsContinuedWithANote) {
   const Outcome o = pare("train", "run", more);
   expect_ok(o);
   EXPECT_NE(one_line(o.err).find("written by an older program, without hashes"), std::string::npos) << o.err;
+  EXPECT_EQ(o.err.find("rollouts.jsonl"), std::string::npos) << o.err;
   EXPECT_FALSE(state("run/checkpoints/step-3")["run"]["inputs"].empty());
 }
 
@@ -257,6 +266,18 @@ TEST_F(ResumeInputs, WeightsThatStillMatterAreCompared) {
         expect_refused(pare("train", "run", more + Overrides{"model.path=" + at("in/other")}), {at("in/other")});
       }
     }
+}
+
+// Adapters given anew are expected to be used: others than those that the run started from are none of its own.
+TEST_F(ResumeInputs, OtherInitialAdaptersAreRefused) {
+  const Overrides one = tiny_run() + Overrides{"trainer.total_training_steps=1"};
+  expect_ok(pare("train", "lora", one + Overrides{"model.lora.rank=2"}));
+  expect_ok(pare("train", "run", one + Overrides{"model.lora.adapter_path=" + at("lora/model")}));
+  fs::copy(at("run/model"), at("other"));
+  expect_refused(
+      pare("train", "run",
+           one + Overrides{"model.lora.adapter_path=" + at("other"), "--resume", "trainer.total_training_steps=2"}),
+      {at("other"), "model.lora.adapter_path: initial adapters"});
 }
 
 // ---- the command of a run
@@ -368,7 +389,7 @@ TEST_F(ResumeInputs, TheRefusalOfAChangedKeyNamesTheLine) {
           " data.max_response_length=10 'data.answer_key=\"answer\"' rollout.n=3 actor.optim.lr=0.001 "
           "--from ",
           at("run/checkpoints/step-4"));
-  expect_refused(o, {"actor.optim.lr", "rollout.n", line});
+  expect_refused(o, {"other values of data.max_response_length, data.answer_key, rollout.n, actor.optim.lr,", line});
   std::vector<std::string> shell = {"/bin/sh", "-c",
                                     cat("cd ", at("."), " && ", program_path().parent_path().string(), "/", line)};
   expect_ok(run(shell));
@@ -425,6 +446,7 @@ TEST_F(ResumeInputs, WhatCannotBeStartedFromSaysWhy) {
   expect_refused(from("sft", run), {"`pare train`", "model.path=" + run});
   expect_refused(from("train", lora), {"trains adapters", "a whole model", "model.lora.rank"});
   expect_refused(from("train", run, {"model.lora.rank=3"}), {"trains a whole model", "trains adapters"});
+  expect_refused(from("train", lora, kQuest), {"trains adapters", "a model and adapters of its sampler"});
   expect_refused(from("train", lora, {"model.lora.rank=4"}), {"rank 3", "rank 4"});
   expect_refused(from("train", lora, {"model.lora.rank=3", cat("model.path=", tiny_folder(), "random")}),
                  {"another base", "model.path"});

@@ -381,6 +381,7 @@ TEST(ConfigRead, UnknownKeysNameTheNearest) {
   EXPECT_HAS(load_message({"rollout=1"}), "unknown key rollout");
   EXPECT_HAS(load_message({"data.max_response_lenght=1"}), "the nearest is data.max_response_length");
   EXPECT_HAS(load_message({"trainr.seed=1"}), "the nearest is trainer.seed");
+  EXPECT_HAS(load_message({"min_statements=1"}), "the nearest is data.min_statements") << "not data.max_statements";
   // Never a key that changes something else because its letters are near.
   for (const char* key : {"trainer.total_epoch_count", "trainer.ppo_epochs", "data.seed_offset", "trainer.n",
                           "model.top_p", "enable", "trainer.clip", "xyz", "data.beta"}) {
@@ -581,6 +582,7 @@ TEST(ConfigCheck, LogprobsAreCheckedWhereTheyCanBeEqual) {
   for (const char* run : {"quickstart-quest", "quickstart-rkv"}) {
     EXPECT_FALSE(checks({run})) << run;
     EXPECT_TRUE(checks({run, "learner.attention=replay"})) << run;
+    EXPECT_TRUE(checks({run, "learner.attention=replay", "rollout.check_exact=true"})) << run;
     EXPECT_TRUE(checks({run, "naive-sparse", "learner.attention=replay"})) << run;
     EXPECT_FALSE(checks({run, "rollout.check_exact=false", "learner.attention=replay"})) << run << ": set by hand";
     EXPECT_TRUE(checks({run, "rollout.check_exact=false", "rollout.check_exact=auto", "learner.attention=replay"}));

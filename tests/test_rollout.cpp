@@ -181,6 +181,22 @@ TEST(Rollout, DrawsAreNamedByUidAndPosition) {
   EXPECT_EQ(counters_seen, expected);
 }
 
+// Planning makes the passes of a few samples and of a few requests, however many there are, and counts all of them.
+TEST(Rollout, PassesThatComeAgainAreCountedWithoutBeingMade) {
+  const auto made = [](int64_t requests, int64_t samples) {
+    const ModelConfig c = config();
+    Generator g(table_null, c, {.max_sequences = 6, .max_batched_tokens = 30, .max_context = 73});
+    std::vector<Request> all(static_cast<size_t>(requests), {std::vector<int32_t>(20, 1), {}, 30});
+    for (Request& r : all) r.uids.resize(static_cast<size_t>(samples));
+    int64_t passes = 0;
+    g.rollout.generate(all, {.key = 3, .eos = {}, .planned = 2}, [&](const RolloutStats&) { passes++; });
+    EXPECT_EQ(g.ledger.phases["main"]["embedding_fwd"].cost.written, requests * (20 + samples * 29) * c.hidden * 4);
+    return passes;
+  };
+  EXPECT_EQ(made(200, 3), made(400, 3));
+  EXPECT_EQ(made(8, 60), made(8, 120));
+}
+
 TEST(Rollout, EndsAtEosOrAtTheLimit) {
   const auto requests = mixed_requests();
   const Sampling sampling = mixed_sampling();

@@ -178,6 +178,7 @@ TEST_F(RunFolder, WhatWouldBlockASaveIsSaidAtTheStart) {
                                                         {"model/config.json", "folder"},
                                                         {"model/tokenizer.ssa", "folder"},
                                                         {"model/adapter", "file"},
+                                                        {"model/additional_chat_templates", "file"},
                                                         {"checkpoints/step-3", "file"},
                                                         {"checkpoints/step-3", "link"},
                                                         {"checkpoints/step-3.tmp", "file"},
@@ -188,9 +189,10 @@ TEST_F(RunFolder, WhatWouldBlockASaveIsSaidAtTheStart) {
     fs::remove_all(at("run/" + name));
     for (const auto& [kind, make] : ways)
       if (kind == how) make(at("run/" + name));
+    const char* const is = how == "folder" ? " is a folder" : how == "link" ? " is a link" : " is no folder";
     const auto before = files("run");
     for (const char* start : {"--resume", "--force"}) {
-      refused(tiny({start, "trainer.total_training_steps=4"}), {at("run/" + name), "move it"});
+      refused(tiny({start, "trainer.total_training_steps=4"}), {at("run/" + name), is, "move it"});
       EXPECT_EQ(files("run"), before);
     }
     fs::remove_all(at("run"));
@@ -355,6 +357,7 @@ TEST_F(RunFolder, NothingToResumeIsAnError) {
 TEST_F(RunFolder, ARunWithoutACheckpointBeginsAgain) {
   ASSERT_EQ(tiny({"trainer.save_freq=0"}).code, 0);
   const std::string model = read_text(at("run/model/model.safetensors"));
+  write("run/checkpoints/best/config.json", "{}");  // a copy that the user made is none either
   refused(tiny({"--resume"}), {"finished run without a checkpoint"});
   fs::remove_all(at("run/model"));  // as if it had been killed before
   const Outcome o = tiny({"--resume"});
@@ -385,6 +388,9 @@ TEST_F(RunFolder, AMovedRunGoesOnWhereItLies) {
   // A copy of the configuration alone is the user's.
   write("copy/config.toml", read_text(at("again/config.toml")));
   refused(train({"copy/config.toml", "--resume", "trainer.default_local_dir=copy"}), {"copy holds no run"});
+  write("mine/config.toml", "[trainer]\ndefault_local_dir = \"fourth\"\n");
+  EXPECT_EQ(train(tiny_run() + Overrides{"mine/config.toml"}).code, 0);
+  EXPECT_EQ(steps("fourth"), 4u);
 }
 
 }  // namespace

@@ -1,4 +1,6 @@
 // Next-token training as a run: held-out loss, epochs, rows that do not fit, slots.
+#include <cmath>
+
 #include "base/text.h"
 #include "run/sft_training.h"
 #include "tests/program.h"
@@ -87,6 +89,36 @@ TEST_F(Sft, HeldOutLossIsLoggedAndChoosesTheBest) {
             std::string::npos)
       << state.dump();
   EXPECT_NE(message(held_out(), TrainingKind::grpo).find("data.reward is empty"), std::string::npos);
+}
+
+// Loss and entropy are those of the model before the step, over the tokens of completions.
+TEST_F(Sft, AStepLogsItsLossAndItsEntropy) {
+  Session session(load_config(held_out({"data.train_batch_size=24"})));
+  std::vector<Group> groups;
+  Rng rng(1);
+  for (int64_t row = 0; row < 24; row++) {
+    const Problem p = session.train->problem(row);
+    groups.push_back({session.encode_prompt(p), {{session.encode_completion(p, session.train->teach(p, 0, rng))}}});
+  }
+  SftTraining sft(session);
+  const TokenOuts out = Learner::logprobs(*session.model, session.activations, groups, 1, session.learner_options());
+  double loss = 0, entropy = 0;
+  for (size_t r = 0; r < out.logprob.size(); r++) loss -= out.logprob[r], entropy += out.entropy[r];
+  const auto tokens = static_cast<double>(out.logprob.size());
+  TokenTerms terms(out.logprob.size());
+  std::fill(terms.weight.begin(), terms.weight.end(), 1 / tokens);
+  sft.learner().accumulate(groups, terms, {.policy = PolicyLoss::nll});
+  double squares = 0;
+  for (const double g : sft.learner().gradients()) squares += g * g;
+  sft.learner().drop_gradients();
+  const Metrics m = sft.step();
+  EXPECT_EQ(m.get("tokens/loss"), tokens);
+  EXPECT_NEAR(m.get("actor/grad_norm"), std::sqrt(squares), 1e-5);
+  EXPECT_NEAR(m.get("train/loss"), loss / tokens, 1e-6);
+  EXPECT_NEAR(m.get("actor/entropy"), entropy / tokens, 1e-6);
+  EXPECT_GT(entropy / tokens, 0.1);
+  sft.evaluate();
+  EXPECT_EQ(session.kv.peak(), 0u) << "a held-out loss samples nothing";
 }
 
 TEST_F(Sft, EverySlotHasWorkWithoutBalancing) {

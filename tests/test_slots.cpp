@@ -172,6 +172,7 @@ TEST(Slots, TotalsAreOfTheWorstUpdate) {
   TrainingRun idle(tiny_run("qwen3", {"learner.slots=8"}));
   const Metrics step = idle.step();
   EXPECT_EQ(step.get("slots/idle"), 0.25) << "6 groups";
+  EXPECT_EQ(step.get("global_seqlen/min"), 0);
   EXPECT_EQ(step.get("global_seqlen/balanced_min"), 0);
   EXPECT_EQ(step.get("actor/updates"), 1);
   TrainingRun one(tiny_run("qwen3"));
@@ -192,6 +193,20 @@ TEST(Slots, ChangeRoundingsAlone) {
   double most = 0;
   for (size_t i = 0; i < p.size(); i++) most = std::max(most, std::fabs(double{p[i]} - q[i]));
   EXPECT_LT(most, 0.02);  // two updates of 0.01 each
+}
+
+// A rank replays what it sampled, and reads the states of its own sampler: groups stay where they were sampled.
+TEST(Slots, GroupsStayWithWhatTheSamplerKept) {
+  const auto balances = [](std::vector<std::string> keys) {
+    keys.insert(keys.end(), {"rollout.kv.blocks.size=4", "rollout.kv.blocks.count=5", "learner.slots=3"});
+    return Session(tiny_run("qwen3", keys), table_null).learner_options().balance;
+  };
+  EXPECT_TRUE(balances({}));
+  EXPECT_FALSE(balances({"trainer.balance_batch=false"}));
+  EXPECT_FALSE(balances({"rollout.kv.method=quest", "learner.attention=replay"}));
+  EXPECT_FALSE(
+      balances({"rollout.kv.method=quest", "rollout.check_exact=false", "algorithm.rollout_correction.rollout_is=tis",
+                "algorithm.rollout_correction.acceptance=true"}));
 }
 
 TEST(Shards, CoverEveryElementOnce) {

@@ -118,6 +118,17 @@ TEST_F(TrainerSteps, DynamicSamplingFillsTheBatchWithGroupsThatDiffer) {
   EXPECT_EQ(trainer.texts().size(), 8u);
 }
 
+// A problem that is given by its ids is logged as the text of its prompt.
+TEST_F(TrainerSteps, TextsNameTheProblem) {
+  std::string rows;
+  for (int i = 0; i < 4; i++) rows += "{\"prompt_ids\": [7, 8], \"answer\": \"a\"}\n";
+  write_tiny_file("ids.jsonl", rows);
+  Session session(load_config(tiny_run() + Overrides{cat("data.train_files=", tiny_folder(), "ids.jsonl")}));
+  GrpoTraining trainer(session);
+  trainer.step();
+  for (const SampleText& t : trainer.texts()) EXPECT_EQ(t.problem, session.tokenizer->decode(std::vector{7, 8}));
+}
+
 // Horvitz-Thompson weights have mean 1 over all tokens of a response, in expectation; without them they do not.
 TEST_F(TrainerSteps, WeightsOfTokenSubsetsAreReported) {
   Session session(

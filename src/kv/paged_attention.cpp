@@ -12,7 +12,7 @@ PagedAttention::PagedAttention(KvCache& cache, KvPolicy* policy, Arena& scratch,
     for (const PagedRun& run : runs)
       host_.push_back({run.row, run.rows, static_cast<int32_t>(cache.slots(run.sequence, layer)), run.sequence});
   static_assert(sizeof(PagedRow) == 4 * sizeof(int32_t));
-  queries_ = inputs.add("kv.queries", {std::ssize(host_), 4}, &host_.data()->row);
+  queries_ = inputs.add("kv.queries", {std::ssize(host_), 4}, reinterpret_cast<const int32_t*>(host_.data()));
   cache.upload_tables();
   if (policy_) policy_->begin(runs, inputs);
 }

@@ -77,11 +77,11 @@ int64_t KvResidency::first_event(int64_t layer, int64_t prompt) const {
   return std::max(limit(layer) - free, mean_ + 1 - own);
 }
 
-// Until the first event the slots grow, and from the budget again to each later one.
+// Until the first event the slots grow.  From the budget they grow again to each later one, to no more than before.
 int64_t KvResidency::peak(int64_t layer, int64_t prompt, int64_t fed) const {
   const int64_t start = after_prefill(layer, prompt), first = first_event(layer, prompt);
   if (first > fed) return start + fed;
-  return std::max(start + first, protected_slots(prompt) + budget_[layer] + std::min(buffer_, fed - first));
+  return start + first;
 }
 
 int64_t KvResidency::prompt_pages(int64_t prompt) const { return layers() * pages_of(prompt); }
@@ -110,7 +110,7 @@ int64_t KvResidency::last_sample_pages(int64_t prompt, int64_t fed, int64_t samp
 BlockBudget::BlockBudget(const KvSpec& spec) {
   const auto number = [](std::string_view text, int64_t& x) {
     const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), x);
-    return code == std::errc() && end == text.data() + text.size() && x >= 0;
+    return code == std::errc() && end == text.data() + text.size();
   };
   for (const std::string& text : spec.blocks.schedule) {
     const size_t colon = text.find(':');

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <optional>
 #include <utility>
 
 #include "ops/inputs.h"
@@ -141,8 +140,7 @@ void Rollout::run(Batch rows, const Sampling& sampling, const State& state) {
   const Tensor ids = inputs.add("rollout.ids", {n}, batch.ids.data());
   const Tensor positions = inputs.add("rollout.positions", {n}, batch.positions.data());
   const Tensor fed = inputs.add("rollout.fed", {std::ssize(batch.fed) / 2, 2}, batch.fed.data());
-  std::optional<PagedAttention> attention;
-  if (n > 0) attention.emplace(cache_, policy, scratch_, inputs, batch.runs, positions, model_.attention_scale());
+  PagedAttention attention(cache_, policy, scratch_, inputs, batch.runs, positions, model_.attention_scale());
   const DrawInputs draws = draw_inputs(batch, sampling, inputs);
   inputs.upload(device);
 
@@ -150,7 +148,7 @@ void Rollout::run(Batch rows, const Sampling& sampling, const State& state) {
     if (fed.size() > 0)
       device.copy_rows({.y = ids.matrix(1), .x = state.token.rows(before, first - before).matrix(1), .index = fed});
     if (n > 0)
-      forward_rows(sampling.dense ? dense_model_ : model_, scratch_, ids, positions, *attention,
+      forward_rows(sampling.dense ? dense_model_ : model_, scratch_, ids, positions, attention,
                    state.hidden.rows(1, n));
     if (!batch.draws.empty()) draw(pass, draws, sampling, state);
   };

@@ -75,7 +75,7 @@ Scheduler::Alike Scheduler::alike() const {
   const int request = prompts_.empty() ? next_request_ : prompts_.back().request;
   const int64_t n = samples_of(requests_[0]), now = prompts_.empty() ? 0 : prompts_.back().admitted;
   a.admitted = prompts_.empty() ? n * request : n * request + now;
-  bool one = !prompts_.empty() && prompts_.size() == 1 && now < n;
+  bool one = prompts_.size() == 1;
   std::vector<int64_t> state = {1, cache_.pool().used(), cache_.reserved()};
   for (const Prompt& p : prompts_) {
     state.insert(state.end(), {request - p.request, p.filled, p.admitted - p.drawn});

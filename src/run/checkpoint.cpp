@@ -462,7 +462,6 @@ RunState load_checkpoint(const std::string& path, Session& session, Training& tr
                            " was written by an older program, without hashes of data, tokenizer and model files: "
                            "whether they have changed since cannot be seen"));
   }
-  run.inputs = inputs.files;
   if (session.train->size() != s.rows)
     fail("the training set has ", session.train->size(), " rows, ", path, " was written with ", s.rows,
          ": its order would be another one; start a new run from its weights and moments: --from ", shell_word(path));

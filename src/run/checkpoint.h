@@ -53,7 +53,7 @@ void check_resumable(const std::string& path, const Config& config, const Resume
 
 // Sets parameters, moments and counters to those of a whole checkpoint.  Fails as check_resumable does, and if weights
 // that the run still needs (the base of its adapters, the reference of its KL) have changed.  The state has the inputs
-// of now and all accepted changes.  Without files nothing is known of them: then their paths must be those of the run.
+// of then and all accepted changes.  Without files nothing is known of them: then their paths must be those of the run.
 // `notes` gets a line for each thing that could not be checked or does not matter.
 RunState load_checkpoint(const std::string& path, Session& session, Training& training, const ResumeInputs& inputs = {},
                          std::vector<std::string>* notes = nullptr);

@@ -230,9 +230,8 @@ void GrpoTraining::largest_batches() {
   if (config_.learner.attention == LearnerAttention::replay && config_.rollout.kv.evicts()) {
     const KvResidency residency(rollout.kv, session_.model_config.layers);
     limits.interval = std::max<int64_t>(config_.rollout.kv.evict.buffer, 1);
-    limits.slots = limits.prefix;
-    for (int64_t l = 0; l < residency.layers(); l++)
-      limits.slots = std::max(limits.slots, residency.peak(l, limits.prefix, limits.tokens));
+    // No layer holds more than the first, whose budget is the largest (PyramidKV).
+    limits.slots = std::max(limits.prefix, residency.peak(0, limits.prefix, limits.tokens));
   }
   const LossSpec spec = loss_spec(config_.actor, config_.rollout.temperature);
   learner_.plan(limits, spec, is_exact(spec.kl) ? reference_.get() : nullptr);

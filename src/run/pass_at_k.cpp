@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <map>
 #include <vector>
 
@@ -42,13 +41,12 @@ size_t majority(std::span<const std::optional<size_t>> votes) {
 }
 
 Estimate estimate(std::span<const double> problems) {
-  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
   const auto count = static_cast<double>(problems.size());
   double sum = 0, squares = 0;
   for (const double x : problems) sum += x;
   const double mean = sum / count;
   for (const double x : problems) squares += (x - mean) * (x - mean);
-  return {problems.empty() ? nan : mean, problems.size() < 2 ? nan : std::sqrt(squares / (count * (count - 1)))};
+  return {mean, std::sqrt(squares / (count * (count - 1)))};  // NaN where there are too few: 0 / 0
 }
 
 }  // namespace pare

@@ -20,7 +20,7 @@ namespace {
 // The step of a line; -1: it is none of the log.
 int64_t step_of(const std::string& line, const std::string& key) {
   const nlohmann::json json = try_parse_json(line);
-  if (!json.is_object() || !json.contains(key) || !json[key].is_number_integer()) return -1;
+  if (!json.contains(key) || !json[key].is_number_integer()) return -1;
   return json[key].get<int64_t>();
 }
 

@@ -37,8 +37,7 @@ static Session& with_fitting_completions(Session& s) {
 }
 
 SftTraining::SftTraining(Session& s)
-    : Training(with_fitting_completions(s),
-               (s.val || !s.tokenizer) && validates(s.config) && !validates_by_loss(s.config)) {
+    : Training(with_fitting_completions(s), validates(s.config) && !validates_by_loss(s.config)) {
   if (s.config.learner.attention == LearnerAttention::replay)
     fail("learner.attention = \"replay\" replays rollouts, next-token training has none; set learner.attention=dense");
   if (s.sparse)
@@ -125,7 +124,7 @@ void SftTraining::worst_case_step() {
 }
 
 void SftTraining::largest_batches() {
-  learner_.plan(batch_limits(1), {.policy = PolicyLoss::nll});
+  learner_.plan(batch_limits(1), LossSpec());
   if (validates(config_) && validates_by_loss(config_))
     Learner::plan_logprobs(*session_.model, session_.activations, batch_limits(1), session_.learner_options());
   if (rollout_)  // of evaluations

@@ -67,6 +67,7 @@ KNOWN = {
     ("model/learner_update.cpp", "begin - trained_.own_begin(), count", "sign"): RANKS,
     ("model/learner_update.cpp", "trained_.own_begin() - begin", "limit dropped"): RANKS,
     ("model/learner_update.cpp", "std::min(count - skipped, trained_.own() - begin)", "limit dropped"): RANKS,
+    ("model/learner_update.cpp", "std::min(count - skipped, trained_.own() - begin)", "sign"): RANKS,
     ("model/learner_update.cpp", "std::min(count, kPiece)", "limit dropped"): "a buffer larger than its use",
     ("model/parameters.cpp", "std::max(begin, own_begin())", "limit dropped"): RANKS,
     ("model/parameters.cpp", "int64_t largest = 0, longest = 0", "constant"): "every matrix is larger than 1",
@@ -96,6 +97,17 @@ KNOWN = {
     ("src/base/thread_pool.cpp", "spins < kSpins", "operand dropped"): "only time",
     ("src/base/thread_pool.cpp", "__builtin_ia32_pause();", "statement dropped"): "only time",
     ("src/base/thread_pool.cpp", "std::min<int64_t>((n + grain - 1) / grain", "limit dropped"): "only time",
+    ("src/rollout/rollout.cpp", "batch.keep = 0;", "statement dropped"):
+        "less than the run of one more sequence, which no pass with a kept row has",
+    ("src/rl/prefix_cache.cpp", "uniform_open(rng.next()) > keys.epsilon", "bound"):
+        "at most one of 2^23 values equals epsilon",
+    ("src/rl/rewards.cpp", "if (excess <= 0) return 0;", "bound"): "an excess of 0 costs 0 either way",
+    ("src/run/checkpoint.cpp", "set.master ? ParameterReader() : set.reader()", "choice"): RANKS,
+    ("src/run/fit.cpp", "if (left >= machine)", "bound"): "a limit of exactly the machine's memory, in the name of the limit",
+    ("src/run/plan.cpp", "memory < SIZE_MAX / 64", "bound"): "a memory of exactly 2^58 bytes, which no machine has",
+    ("model/packed.cpp", "std::min(rows, longest)", "limit dropped"): "contexts of no token and less, which read no list",
+    ("model/parameters.cpp", "std::min(largest, kPiece) + 2 * longest", "factor dropped"):
+        "more and smaller pieces: no matrix has rows of 2^18 elements",
     ("src/base/progress.cpp", "now - drawn_ < wait", "bound"): "a line that is drawn a tick later",
     ("src/base/memory.cpp", "if (front < kLargePage) munmap", "statement dropped"): "address space, no memory",
     ("data/math_value/answer.cpp", "const bool negative = !t.empty()", "operand dropped"):
