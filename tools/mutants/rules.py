@@ -201,7 +201,8 @@ def mutants(file, listed):
     def make(at, label, edits):
         start, end = text.rfind("\n", 0, at) + 1, text.find("\n", at)
         m = Mutant(file, text.count("\n", 0, at) + 1, text[start:end].strip(), label, edits)
-        m.seen = counts[m.key()] = counts.get(m.key(), -1) + 1
+        key = m.key()  # before `seen` is set
+        m.seen = counts[key] = counts.get(key, -1) + 1
         return m
     for was, becomes, label in listed:
         before, _, rest = was.rpartition("[[")
