@@ -12,6 +12,7 @@
 #include "base/thread_pool.h"
 #include "run/grpo_training.h"
 #include "run/plan.h"
+#include "tests/keys.h"
 #include "tests/tiny.h"
 
 namespace pare::test {

@@ -6,13 +6,7 @@
 namespace pare::test {
 namespace {
 
-using Keys = std::vector<std::string>;
 using Steps = std::vector<BlockBudget::Step>;
-
-Keys operator+(Keys a, const Keys& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
 
 KvSpec quest(double target) {
   KvSpec kv;

@@ -12,12 +12,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-using Keys = std::vector<std::string>;
-Keys operator+(Keys a, const Keys& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 // Rows read fewer blocks than there are, in the second layer.
 const Keys kDistill = {"distill.enable=true",        "model.lora.rank=3",         "model.lora.alpha=6",
                        "rollout.kv.method=quest",    "rollout.kv.blocks.size=4",  "rollout.kv.blocks.count=3",

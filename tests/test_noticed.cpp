@@ -27,8 +27,6 @@ namespace pare::test {
 namespace {
 
 namespace fs = std::filesystem;
-using Keys = std::vector<std::string>;
-
 double score(const char* mode, const std::string& response, const std::string& gold) {
   return find_verifier(mode).grade(response, true, gold).score;
 }

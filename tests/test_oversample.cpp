@@ -10,13 +10,7 @@
 namespace pare::test {
 namespace {
 
-using Keys = std::vector<std::string>;
 using Members = std::vector<size_t>;
-
-Keys operator+(Keys a, const Keys& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
 
 const Keys sparse = {"rollout.kv.method=quest",   "rollout.kv.blocks.size=4", "rollout.kv.blocks.count=2",
                      "rollout.kv.blocks.first=0", "rollout.kv.blocks.last=1", "rollout.kv.blocks.dense_layers=0"};

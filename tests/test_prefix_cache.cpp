@@ -13,12 +13,6 @@
 
 namespace pare::test {
 namespace {
-
-using Keys = std::vector<std::string>;
-Keys operator+(Keys a, const Keys& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
 const Keys rpo = {"algorithm.rpo.enable=true", "algorithm.rpo.cut=length"};
 
 CachedResponse entry(int64_t tokens, int64_t shortest) {

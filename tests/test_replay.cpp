@@ -10,12 +10,6 @@
 namespace pare::test {
 namespace {
 
-using Keys = std::vector<std::string>;
-Keys operator+(Keys a, const Keys& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 const std::vector<std::string> kEvicting = {"streaming_llm", "h2o", "tova", "snapkv", "rkv", "pyramidkv"};
 
 // Small enough that prompts and responses both have events, or that a row leaves out most of its blocks.

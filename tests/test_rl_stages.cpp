@@ -14,13 +14,6 @@
 namespace pare::test {
 namespace {
 
-using Keys = std::vector<std::string>;
-
-Keys operator+(Keys a, const Keys& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 // A sampler that reads a few blocks only: its policy is not the learner's.
 const Keys sparse = {"rollout.kv.method=quest",   "rollout.kv.blocks.size=4", "rollout.kv.blocks.count=2",
                      "rollout.kv.blocks.first=0", "rollout.kv.blocks.last=1", "rollout.kv.blocks.dense_layers=0",

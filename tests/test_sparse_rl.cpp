@@ -6,13 +6,6 @@
 namespace pare::test {
 namespace {
 
-using Keys = std::vector<std::string>;
-
-Keys operator+(Keys a, const Keys& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 const Keys quest = {"rollout.kv.method=quest",   "rollout.kv.blocks.size=4", "rollout.kv.blocks.count=2",
                     "rollout.kv.blocks.first=0", "rollout.kv.blocks.last=1", "rollout.kv.blocks.dense_layers=0",
                     "rollout.check_exact=false"};

@@ -10,17 +10,13 @@
 
 #include "run/grpo_training.h"
 #include "run/sft_training.h"
+#include "tests/keys.h"
 #include "tests/tiny_tokenizer.h"
 #include "tests/weights.h"
 
 namespace pare::test {
 
-using Overrides = std::vector<std::string>;
-
-inline Overrides operator+(Overrides a, const Overrides& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
+using Overrides = Keys;
 
 inline std::string tiny_folder() { return cat(testing::TempDir(), "pare_tiny_run_", getpid(), "/"); }
 
