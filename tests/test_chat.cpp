@@ -171,6 +171,18 @@ TEST_F(Chat, FilesOfTemplatesWinOverTheConfig) {
   EXPECT_EQ(find_chat_format("auto", folder_ + "tokenizer.json").kind, Kind::deepseek) << "beside a file";
   write("chat_template.jinja", "");
   EXPECT_NE(error("auto").find("chat_template.jinja: the chat template is empty"), std::string::npos) << error("auto");
+  for (const char* end : {"\r\n", "\r"}) {
+    std::string text = deepseek;
+    for (size_t i = 0; (i = text.find('\n', i)) != text.npos; i += 2) text.replace(i, 1, end);
+    write("chat_template.jinja", text);
+    EXPECT_EQ(kind(), Kind::deepseek) << "line ends of other systems";
+  }
+  write("chat_template.jinja", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n");
+  EXPECT_NE(error("auto").find("lfs pull"), std::string::npos) << error("auto");
+  fs::remove(folder_ + "chat_template.jinja");
+  fs::create_directory(folder_ + "chat_template.jinja");
+  EXPECT_NE(error("auto").find("chat_template.jinja: cannot be read"), std::string::npos) << error("auto");
+  fs::remove(folder_ + "chat_template.jinja");
   write("chat_template.jinja", deepseek);
   fs::create_directories(folder_ + "additional_chat_templates");
   write("additional_chat_templates/tool_use.jinja", "{{ tools }}");

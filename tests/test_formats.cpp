@@ -245,7 +245,7 @@ TEST_F(Formats, ModelsOfOtherFormatsSayWhatToDo) {
   refused(folder("run", {{"config.toml", ""}, {"model/config.json", config}}), {"is a run; its model is", "run/model"});
   refused(folder("lfs", {{"config.json", config}, {"model.safetensors", pointer}}),
           {"model.safetensors", "pointer of Git LFS", "lfs pull"});
-  refused(folder("lfs_config", {{"config.json", pointer}}), {"config.json", "git lfs pull"});
+  refused(folder("lfs_config", {{"config.json", pointer}}), {"config.json", "lfs pull"});
   refused(folder("bin", {{"config.json", config}, {"pytorch_model.bin", "PK\x03\x04"}}),
           {"pytorch_model.bin", "checkpoint of PyTorch", "save_pretrained"});
   refused(folder("pth", {{"params.json", "{}"}, {"consolidated.00.pth", "PK\x03\x04"}}),
@@ -269,9 +269,16 @@ TEST(ForeignFile, WordsOfAShell) {
     pclose(shell);
     EXPECT_EQ(out, word[0] == '-' ? cat("./", word) : word);
   }
-  for (const char* name : {"Qwen/Qwen2.5-0.5B", "meta-llama/Llama-3.2-1B"}) EXPECT_TRUE(is_hub_name(name));
-  for (const char* name : {"gpt2", "./a/b", "/a/b", "a/b/c", "~/a", "a/", "a b/c", "../x"})
-    EXPECT_FALSE(is_hub_name(name)) << name;
+}
+
+TEST(ForeignFile, NamesOnTheHub) {
+  for (const char* name :
+       {"Qwen/Q-2.5_b", "Qwen/Q-2.5_b/", "https://huggingface.co/Qwen/Q-2.5_b", "hf://Qwen/Q-2.5_b",
+        "https://huggingface.co/Qwen/Q-2.5_b/tree/main", "https://huggingface.co/datasets/Qwen/Q-2.5_b"})
+    EXPECT_EQ(hub_name(name), "Qwen/Q-2.5_b") << name;
+  for (const char* name :
+       {"gpt2", "./a/b", "/a/b", "a/b/c", "~/a", "a/", "a b/c", "../x", "https://huggingface.co/a", ""})
+    EXPECT_EQ(hub_name(name), "") << name;
 }
 
 }  // namespace

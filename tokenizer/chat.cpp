@@ -8,8 +8,9 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/foreign_file.h"
+#include "base/json_file.h"
 #include "tokenizer/chat_jinja.h"
-#include "tokenizer/tokenizer_json.h"
 #include "tokenizer/unicode.h"
 
 namespace pare {
@@ -77,10 +78,14 @@ ChatFormat recognise(const std::string& jinja, const std::string& where) {
        "or to a text of your own with {problem}");
 }
 
+// With line ends as transformers reads them.
 std::string text_of_file(const std::string& path) {
+  std::error_code ignored;
   std::ifstream in(path, std::ios::binary);
-  if (!in) fail(path, ": cannot be read");
-  return {std::istreambuf_iterator<char>(in), {}};
+  if (!in || !std::filesystem::is_regular_file(path, ignored)) fail(path, ": cannot be read");
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  if (const std::string pointer = lfs_pointer(path, text); !pointer.empty()) fail(path, ": ", pointer);
+  return replace_all(replace_all(text, "\r\n", "\n"), "\r", "\n");
 }
 
 // The chat_template of tokenizer_config.json: a text, or several by name, of which the last of a name counts.
@@ -117,7 +122,7 @@ std::optional<std::string> template_of(const std::string& tokenizer_spec, std::s
          (folder / "chat_template.jinja").string(), ", the default one, is missing; set data.chat_template");
   where = (folder / "tokenizer_config.json").string();
   if (!fs::exists(where, ignored)) return std::nullopt;
-  const nlohmann::json config = parse_json_file(where);
+  const nlohmann::json config = read_json_file(where);
   return config.is_object() && config.contains("chat_template") ? template_in(config["chat_template"], where)
                                                                 : std::nullopt;
 }
