@@ -212,7 +212,8 @@ TEST_F(Chat, NothingInAMessageIsDropped) {
   using Row = nlohmann::ordered_json;
   const auto refused = [](const Row& row) -> std::string {
     try {
-      render_chat(ChatFormat{.kind = Kind::qwen3}, row.is_array() ? messages_of(row) : row_messages(row));
+      if (row.is_object()) refuse_unrendered(row);
+      render_chat(ChatFormat{.kind = Kind::qwen3}, messages_of(row.is_array() ? row : row["messages"]));
     } catch (const Error& e) {
       return e.what();
     }
@@ -238,6 +239,12 @@ TEST_F(Chat, NothingInAMessageIsDropped) {
     EXPECT_NE(refused({{"messages", Row::array({user})}, {key, Row::array({1})}}).find(key), std::string::npos);
     EXPECT_EQ(refused({{"messages", Row::array({user})}, {key, nullptr}}), "");
   }
+  for (const Row& value : {Row(true), Row(false), Row::object({{"enable_thinking", false}})})
+    for (const char* key : {"enable_thinking", "chat_template_kwargs"})
+      EXPECT_NE(refused({{"messages", Row::array({user})}, {key, value}}).find("data.apply_chat_template_kwargs"),
+                std::string::npos);
+  for (const Row& nothing : {Row(), Row::object()})
+    EXPECT_EQ(refused({{"messages", Row::array({user})}, {"chat_template_kwargs", nothing}}), "");
   const Row parts = {{"role", "user"}, {"content", Row::array({{{"type", "text"}, {"text", "q"}}})}};
   EXPECT_NE(refused(Row::array({parts})).find("\"content\" is of type array"), std::string::npos);
   EXPECT_NE(refused(Row::array({{{"role", "assistant"}, {"content", "a"}, {"reasoning_content", 1}}})).find("string"),

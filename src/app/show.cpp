@@ -289,9 +289,4 @@ void StepLines::samples(const std::vector<SampleText>& texts) {
   rows_ = 0;
 }
 
-std::vector<std::string> session_notes(const Session& session) {
-  const std::string note = turn_end_note(session.chat, *session.tokenizer, session.eos, session.stop);
-  return note.empty() ? std::vector<std::string>() : std::vector{note};
-}
-
 }  // namespace pare

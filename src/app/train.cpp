@@ -113,7 +113,7 @@ class Run {
     if (directory_ && !checkpoint_.empty())
       for (std::string& note : directory_->resume(config_, state_)) notes.push_back(std::move(note));
     first_ = state_.training.step;
-    if (comm_.first()) print_notes(session_notes(session_));
+    if (comm_.first()) print_notes(plan_.notes);
     show_machine(console_, table_);
     show_model(console_, session_);
     show_plan(console_, session_, plan_);
@@ -123,7 +123,6 @@ class Run {
     } else {
       show_sft(console_, session_, path());
     }
-    for (const std::string& note : plan_.notes) console_.paragraph("note", note);
     for (const std::string& n : notes) console_.warning(n);
     warn_of_mismatches();
     if (resumed_)

@@ -94,7 +94,7 @@ Groups data_keys() {
             "verl"),
         KEY(data.reward, any, "",
             "verifier of the responses: exact, contains, starts_with, gsm8k-strict, gsm8k-flexible, math-string, dapo, "
-            "countdown or math-value; or command:PROGRAM ARGUMENTS, an external grader (data/reward_command.h). "
+            "countdown or math-value; or command:PROGRAM ARGUMENTS, an external grader (`pare help data`). "
             "`pare sft` needs none",
             "pare"),
         KEY(data.chat_template, any, "",
