@@ -436,6 +436,14 @@ TEST_F(RewardCommandRuns, ACrashIsAWarningWithItsTracebackAndAMetric) {
   EXPECT_EQ(restarts, (std::vector<double>{1, 0, 0, 0}));
 }
 
+TEST_F(RewardCommandRuns, ScoresBelowZeroAreShownAsTheyAre) {
+  const std::string reward = script("while read -r line; do echo '{\"score\": -0.25}'; done");
+  const Outcome o = pare(
+      "train", {"data.reward=" + reward, "trainer.test_freq=1", "trainer.total_training_steps=1", "--out", at("run")});
+  ASSERT_EQ(o.code, 0) << o.err;
+  EXPECT_SAYS(o.out, "\n    1 -0.250 -0.250 ");
+}
+
 TEST_F(RewardCommandRuns, EvalAndVerifyTakeTheSameCommand) {
   const auto eval = [&](const std::string& verifier, const std::string& out) {
     std::vector<std::string> arguments = {program_path().string(),
