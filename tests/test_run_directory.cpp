@@ -82,6 +82,7 @@ TEST_F(RunFolder, WhatIsNotOfARunIsNeverReplaced) {
 const std::vector<const char*> foreign = {"notes.md",
                                           "model/README.md",
                                           "model/eval.jsonl",
+                                          "model/vocab_pieces.bin",
                                           "model/results.json",
                                           "model/plots/a.png",
                                           "model/adapter/notes.txt",

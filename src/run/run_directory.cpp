@@ -312,9 +312,9 @@ bool RunDirectory::saved(int64_t step) const {
 
 void RunDirectory::check_in_place(const std::string& what) const {
   if (!in_place())
-    throw Error(Exit::failed, cat(path_, ": the run's folder was moved or removed while the run went on, so ", what,
-                                  " cannot be saved; where it was moved to, `pare ... FOLDER/config.toml --resume` "
-                                  "continues from its last checkpoint"));
+    throw Error(Exit::failed, cat(path_, ": the run's folder was moved or removed during the run, so ", what,
+                                  " cannot be saved; if it was moved, `pare ... FOLDER/config.toml --resume` continues "
+                                  "from its last checkpoint"));
 }
 
 void RunDirectory::save(const Session& session, Training& training, RunState state) {
