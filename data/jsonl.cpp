@@ -331,7 +331,12 @@ void JsonlTask::read(const std::string& path) {
     }
   }
   if (rows->bad()) fail("data ", path, ": reading stopped after ", problems_.size() - before, " rows");
-  if (problems_.size() == before) fail("data ", path, ": has no rows");
+  std::error_code ignored;
+  if (problems_.size() == before)
+    fail("data ", path, ": has no rows",
+         std::filesystem::is_other(path, ignored)
+             ? "; it is no file, and data are read more than once: write it into one"
+             : "");
 }
 
 Problem JsonlTask::problem(int64_t index) const {

@@ -121,6 +121,12 @@ TEST_F(Jsonl, FilesWithoutRowsAreErrors) {
     EXPECT_NE(std::string(e.what()).find("no_such_file.jsonl: cannot be read;"), std::string::npos) << e.what();
   }
   EXPECT_THROW(JsonlTask({testing::TempDir()}, "exact"), Error);
+  try {
+    JsonlTask({"/dev/null"}, "exact");
+    ADD_FAILURE();
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("has no rows; it is no file"), std::string::npos) << e.what();
+  }
 }
 
 double score(const char* name, std::string_view answer, std::string_view text, bool finished = true) {

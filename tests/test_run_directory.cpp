@@ -1,4 +1,6 @@
 // The folder of a run: what is replaced and what never, and where a run goes on that was moved.
+#include <sys/stat.h>
+
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -170,12 +172,16 @@ TEST_F(RunFolder, WhatWouldBlockASaveIsSaidAtTheStart) {
   const std::vector<std::pair<std::string, std::function<void(const std::string&)>>> ways = {
       {"file", [](const std::string& path) { std::ofstream(path) << "precious"; }},
       {"folder", [](const std::string& path) { fs::create_directories(path + "/x"); }},
+      {"pipe", [](const std::string& path) { ASSERT_EQ(mkfifo(path.c_str(), 0600), 0); }},
       {"link", [&](const std::string& path) { fs::create_directory_symlink(at("elsewhere"), path); }}};
   for (const auto& [name, how] :
        std::vector<std::pair<std::string, std::string>>{{"model", "file"},
                                                         {"model", "link"},
                                                         {"model.tmp", "file"},
                                                         {"model.old", "link"},
+                                                        {"metrics.jsonl", "folder"},
+                                                        {"metrics.jsonl", "link"},
+                                                        {"rollouts.jsonl", "pipe"},
                                                         {"model/config.json", "folder"},
                                                         {"model/tokenizer.ssa", "folder"},
                                                         {"model/adapter", "file"},
