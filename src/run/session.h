@@ -40,14 +40,15 @@ struct Session {
 
   const Task& training_task() const;  // train; an Error naming data.train_files where there is none
 
-  // The ids of the problem, or its conversation in the chat format of the run.  Throws an Error where they are more
-  // than data.max_prompt_length.
+  // Returns the ids of the problem, or of its conversation in the chat format of the run.  Throws an Error if they are
+  // more than data.max_prompt_length.
   std::vector<int32_t> encode_prompt(const Problem& problem) const;
   // Returns the ids that the problem's row teaches: its completion as it stands, or its reply as the chat format
   // renders that after the prompt, and EOS.
   std::vector<int32_t> encode_completion(const Problem& problem, const std::string& text) const;
-  // Keeps the rows of `task` that fit.  `excess`: how a row is too long ("the prompt has 7 tokens, data.max_... is 5"),
-  // else empty.  Throws at the first such row, unless data.filter_overlong_prompts leaves it out, which `notes` says.
+  // Keeps the rows of `task` that fit.  `excess` returns how a row is too long ("the prompt has 7 tokens, data.max_...
+  // is 5"), or an empty text.  Throws at the first such row; with data.filter_overlong_prompts it is left out, and
+  // `notes` has their number.
   void keep_fitting(Task& task, const std::function<std::string(const Problem&)>& excess);
   std::string response_text(const Completion& completion) const;  // of text_tokens()
   Reward reward(const Task& task, const Problem& problem, const Completion& completion) const;
