@@ -104,7 +104,6 @@ struct Session {
 // The adapters of model.lora; none: off.
 std::optional<LoraSpec> lora_spec(const LoraKeys& keys);
 
-ModelConfig read_model_config(const ModelKeys& keys);  // of the run's model
 // The model of model.config: a config.json, or the name of a shape of data/presets.
 ModelConfig read_shape(const std::string& file_or_name);
 // The model of model.path, or else of model.config.
