@@ -196,7 +196,9 @@ TEST_F(RunFolder, WhatWouldBlockASaveIsSaidAtTheStart) {
     fs::remove_all(at("run/" + name));
     for (const auto& [kind, make] : ways)
       if (kind == how) make(at("run/" + name));
-    const char* const is = how == "folder" ? " is a folder" : how == "link" ? " is a link" : " is no folder";
+    const std::map<std::string, const char*> says = {
+        {"file", " is no folder"}, {"folder", " is a folder"}, {"pipe", " is no file"}, {"link", " is a link"}};
+    const char* const is = says.at(how);
     const auto before = files("run");
     for (const char* start : {"--resume", "--force"}) {
       refused(tiny({start, "trainer.total_training_steps=4"}), {at("run/" + name), is, "move it"});

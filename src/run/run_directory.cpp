@@ -124,7 +124,10 @@ void check_folder(const fs::path& folder, const fs::path& parent) {
 void check_file(const fs::path& file) {
   const fs::file_status status = fs::symlink_status(file);
   if (fs::exists(status) && !fs::is_regular_file(status))
-    fail(file.string(), " is ", fs::is_symlink(status) ? "a link" : "no regular file",
+    fail(file.string(), " is ",
+         fs::is_symlink(status)     ? "a link"
+         : fs::is_directory(status) ? "a folder"
+                                    : "no file",
          ", so a run cannot write its own there; move it, or choose another --out");
 }
 
