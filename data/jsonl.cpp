@@ -43,19 +43,17 @@ std::unique_ptr<std::istream> open_rows(const std::string& path) {
   return file;
 }
 
-// Keys of a row: the one asked for, or else the usual ones.
-struct Keys {
-  std::string prompt, answer;
-};
-
 constexpr const char* verl_answer = "reward_model.ground_truth";
 const std::initializer_list<const char*> kPrompts = {"prompt",        "problem",    "question", "messages",
                                                      "conversations", "prompt_ids", "ids"};
 
-// Of these keys the one that the row has; nothing: none.
+// Tables have a null in each column that a row lacks.
+bool has(const Json& row, const char* key) { return row.contains(key) && !row[key].is_null(); }
+
+// The first of these keys that the row has; null: it has none.
 const char* key_in(const Json& row, std::initializer_list<const char*> keys) {
   for (const char* key : keys)
-    if (row.contains(key)) return key;
+    if (has(row, key)) return key;
   return nullptr;
 }
 
@@ -72,27 +70,31 @@ const Json* find(const Json& row, const std::string& path) {
   return value;
 }
 
-// ShareGPT's {"from", "value"} as {"role", "content"}.
-Json from_sharegpt(const Json& list, const std::string& key, const std::string& where) {
+// ShareGPT's {"from", "value"} as {"role", "content"}; another list as it is.
+Json from_sharegpt(const Json& list) {
   static const std::map<std::string, const char*> roles = {{"system", "system"},     {"human", "user"},
                                                            {"user", "user"},         {"gpt", "assistant"},
                                                            {"chatgpt", "assistant"}, {"assistant", "assistant"}};
+  if (!list[0].is_object() || !list[0].contains("from")) return list;
   Json messages = Json::array();
   for (const Json& turn : list) {
-    const auto from = turn.is_object() ? turn.find("from") : turn.end();
-    if (!turn.is_object() || from == turn.end()) return list;
-    const auto role = from->is_string() ? roles.find(from->get<std::string>()) : roles.end();
-    if (role == roles.end() || turn.size() > 2 || !turn.contains("value"))
-      fail(where, ": turn ", messages.size() + 1, " of \"", key, "\" is ", turn.dump().substr(0, 100),
+    const Json from = turn.is_object() ? turn.value("from", Json()) : Json();
+    const auto role = from.is_string() ? roles.find(from.get<std::string>()) : roles.end();
+    Json message = turn;
+    if (role == roles.end() || !message.contains("value") || !message["value"].is_string())
+      fail("turn ", messages.size() + 1, " is ", turn.dump().substr(0, 100),
            ", expected {\"from\": \"human\", \"gpt\" or \"system\", \"value\": TEXT}");
-    messages.push_back({{"role", role->second}, {"content", turn["value"]}});
+    message["role"] = role->second, message["content"] = turn["value"];
+    message.erase("from"), message.erase("value");
+    messages.push_back(std::move(message));
   }
   return messages;
 }
 
-std::vector<Message> conversation(const Json& value, const std::string& key, const std::string& where) {
+std::vector<Message> read_messages(const Json& value, const std::string& key, const std::string& where) {
   try {
-    return messages_of(from_sharegpt(value, key, where));
+    if (value.empty()) fail("is empty");
+    return messages_of(from_sharegpt(value));
   } catch (const Error& e) {
     fail(where, ": \"", key, "\": ", e.what());
   }
@@ -111,7 +113,7 @@ void set_messages(std::vector<Message> messages, const std::string& key, const s
 
 void set_prompt(const Json& row, const std::string& wanted, const std::string& where, Problem& problem) {
   if (wanted.empty() &&
-      std::count_if(kPrompts.begin(), kPrompts.end(), [&](const char* k) { return row.contains(k); }) != 1)
+      std::count_if(kPrompts.begin(), kPrompts.end(), [&](const char* k) { return has(row, k); }) != 1)
     fail(where,
          ": expected exactly one of \"prompt\", \"problem\", \"question\", \"messages\", \"conversations\", "
          "\"prompt_ids\" and \"ids\"; data.prompt_key names another, or one of several");
@@ -121,7 +123,12 @@ void set_prompt(const Json& row, const std::string& wanted, const std::string& w
   if (key == "prompt_ids" || key == "ids") {
     problem.prompt_ids = ids_of(*value, key, where);
   } else if (value->is_array() && !value->empty() && value->front().is_object()) {
-    set_messages(conversation(*value, key, where), key, where, problem);
+    set_messages(read_messages(*value, key, where), key, where, problem);
+    try {
+      refuse_unrendered(row);
+    } catch (const Error& e) {
+      fail(where, ": ", e.what());
+    }
   } else {
     if (!value->is_string())
       fail(where, ": \"", key, "\" is of type ", value->type_name(),
@@ -129,13 +136,14 @@ void set_prompt(const Json& row, const std::string& wanted, const std::string& w
     problem.prompt = value->get<std::string>();
     if (problem.prompt.empty()) fail(where, ": \"", key, "\" is empty");
   }
-  // Part of what a template renders, which only its own text could say.
-  for (const char* rendered : {"tools", "chat_template_kwargs"})
-    if (const auto it = row.find(rendered);
-        it != row.end() && !problem.messages.empty() && !it->is_null() && !it->empty())
-      fail(where, ": \"", rendered,
-           "\" would change the prompt, and is not rendered; remove it from the row, or write the rendered prompt with "
-           "data.chat_template=plain");
+}
+
+void add_system(const std::string& text, const std::string& where, Problem& problem) {
+  if (text.empty()) return;
+  if (!problem.prompt_ids.empty()) fail(where, ": data.system_prompt has no place in a prompt of token ids");
+  std::vector<Message> messages = conversation(problem);
+  if (messages[0].role != "system") messages.insert(messages.begin(), {"system", text});
+  problem.messages = std::move(messages);
 }
 
 // A text, or TRL's list of messages that ends with the assistant's.
@@ -150,7 +158,7 @@ void set_completion(const Json& row, const std::string& where, Problem& problem)
   }
   if (!it->is_array())
     fail(where, ": \"completion\" is of type ", it->type_name(), ", expected a string or a list of messages");
-  std::vector<Message> turns = conversation(*it, "completion", where);
+  std::vector<Message> turns = read_messages(*it, "completion", where);
   if (turns.back().role != "assistant") fail(where, ": \"completion\" does not end with a turn of the assistant");
   problem.reply = std::move(turns.back());
   turns.pop_back();
@@ -232,7 +240,7 @@ Answer find_answer(const Json& row, const std::string& wanted, const std::string
     return {wanted, value};
   }
   for (const char* key : {verl_answer, "answer", "solution"})
-    if (const Json* value = find(row, key)) return {key, value};
+    if (const Json* value = find(row, key); value && !value->is_null()) return {key, value};
   return {"", nullptr};
 }
 
@@ -255,42 +263,37 @@ void set_told(const Json& row, const std::string& line, const std::string& wante
   const Json* value = find_answer(row, wanted, where).value;
   const Json gold = value ? *value : Json();
   if (!gold.is_null()) problem.answer = gold.is_string() ? gold.get<std::string>() : gold.dump();
-  std::vector<Message> said = problem.messages;
-  if (said.empty()) said = {{"user", problem.prompt}};
-  Json messages = Json::array();
-  for (const Message& m : said) {
-    messages.push_back({{"role", m.role}, {"content", m.content}});
-    if (m.reasoning_content) messages.back()["reasoning_content"] = *m.reasoning_content;
-  }
-  if (!problem.prompt_ids.empty())
-    problem.told = cat("\"prompt_ids\": ", Json(problem.prompt_ids).dump());
-  else if (!problem.messages.empty())
-    problem.told = cat("\"messages\": ", messages.dump());
-  else
-    problem.told = cat("\"prompt\": ", Json(problem.prompt).dump(), ", \"messages\": ", messages.dump());
+  if (!problem.prompt.empty()) problem.told = cat("\"prompt\": ", Json(problem.prompt).dump(), ", ");
+  problem.told += problem.prompt_ids.empty() ? cat("\"messages\": ", to_json(conversation(problem)).dump())
+                                             : cat("\"prompt_ids\": ", Json(problem.prompt_ids).dump());
   const size_t begin = line.find('{'), end = line.rfind('}') + 1;  // without a byte order mark and white space
   problem.told += cat(", \"gold\": ", gold.dump(), ", \"row\": ", line.substr(begin, end - begin));
   // White space in JSON, and for some readers the end of a line.
   std::replace(problem.told.begin(), problem.told.end(), '\r', ' ');
 }
 
-Problem problem_of(const std::string& line, const std::string& where, const Verifier* verifier, const Keys& keys,
-                   bool command) {
-  const Json row = parse_json(line, where);
+Json row_of(const std::string& line, const std::string& where) {
+  Json row = parse_json(line, where);
   if (!row.is_object()) fail(where, ": is of type ", row.type_name(), ", expected an object {\"prompt\": ...}");
+  return row;
+}
+
+Problem problem_of(const std::string& line, const std::string& where, const Verifier* verifier, const RowKeys& keys,
+                   bool command) {
+  const Json row = row_of(line, where);
   Problem problem;
   problem.where = where;
   const bool countdown = verifier && verifier->gold_kind == Verifier::Gold::countdown;
   const bool prompted = !countdown || !keys.prompt.empty() || key_in(row, kPrompts);
   if (prompted) set_prompt(row, keys.prompt, where, problem);
   set_completion(row, where, problem);
-  if (countdown)
-    problem.answer = countdown_gold(row, keys.answer, where);
-  else if (command)
-    set_told(row, line, keys.answer, where, problem);
-  else if (verifier)
-    set_answer(row, keys.answer, *verifier, where, problem);
+  if (countdown) problem.answer = countdown_gold(row, keys.answer, where);
   if (!prompted) problem.prompt = countdown_prompt(*problem.answer);
+  add_system(keys.system, where, problem);
+  if (command)
+    set_told(row, line, keys.answer, where, problem);
+  else if (verifier && !countdown)
+    set_answer(row, keys.answer, *verifier, where, problem);
   if (!verifier && !command && !problem.completion && !problem.reply)
     fail(where, ": no \"completion\" and no turn of an assistant to learn from, and no reward was chosen");
   return problem;
@@ -298,9 +301,17 @@ Problem problem_of(const std::string& line, const std::string& where, const Veri
 
 }  // namespace
 
-JsonlTask::JsonlTask(const std::vector<std::string>& paths, const std::string& reward, std::string prompt_key,
-                     std::string answer_key, std::shared_ptr<RewardCommand> command)
-    : prompt_key_(std::move(prompt_key)), answer_key_(std::move(answer_key)), command_(std::move(command)) {
+Problem read_prompt(const std::string& line, const RowKeys& keys, const std::string& where) {
+  Problem problem;
+  problem.where = where;
+  set_prompt(row_of(line, where), keys.prompt, where, problem);
+  add_system(keys.system, where, problem);
+  return problem;
+}
+
+JsonlTask::JsonlTask(const std::vector<std::string>& paths, const std::string& reward, RowKeys keys,
+                     std::shared_ptr<RewardCommand> command)
+    : keys_(std::move(keys)), command_(std::move(command)) {
   if (!command_ && !reward.empty()) verifier_ = &find_verifier(reward);
   for (const std::string& path : paths) read(path);
 }
@@ -312,8 +323,7 @@ void JsonlTask::read(const std::string& path) {
   for (int64_t number = 1; std::getline(*rows, line); number++) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     try {
-      problems_.push_back(
-          problem_of(line, cat(path, ":", number), verifier_, {prompt_key_, answer_key_}, command_ != nullptr));
+      problems_.push_back(problem_of(line, cat(path, ":", number), verifier_, keys_, command_ != nullptr));
     } catch (const Error& e) {
       const std::string foreign = problems_.size() == before ? foreign_rows(path) : "";
       if (foreign.empty()) throw;
@@ -321,7 +331,12 @@ void JsonlTask::read(const std::string& path) {
     }
   }
   if (rows->bad()) fail("data ", path, ": reading stopped after ", problems_.size() - before, " rows");
-  if (problems_.size() == before) fail("data ", path, ": has no rows");
+  std::error_code ignored;
+  if (problems_.size() == before)
+    fail("data ", path, ": has no rows",
+         std::filesystem::is_other(path, ignored)
+             ? "; it is no file, and data are read more than once: write it into one"
+             : "");
 }
 
 Problem JsonlTask::problem(int64_t index) const {

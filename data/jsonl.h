@@ -8,14 +8,23 @@
 
 namespace pare {
 
+// How rows are read: keys, or paths to them, in place of the usual ones, and the system message of rows without one.
+// Empty: the usual keys, no system message.
+struct RowKeys {
+  std::string prompt, answer, system;
+};
+
+// Reads the prompt of a line: a text, token ids, or a conversation, whose last turn of the assistant becomes the reply.
+// Throws an Error that begins with `where`.
+Problem read_prompt(const std::string& line, const RowKeys& keys, const std::string& where);
+
 class JsonlTask : public Task {
  public:
   // The rows of all files (or presets, data/presets.h), one after another.  `reward` names a verifier; empty: the rows
-  // are for training on completions only.  `prompt_key` and `answer_key` name the keys to read instead of the usual
-  // ones, or paths to them; empty: the usual ones.  `command` grades in place of a verifier: then rows need no answer.
-  // A row that cannot be used, and a file without rows, is an Error naming file, line and key.
-  JsonlTask(const std::vector<std::string>& paths, const std::string& reward, std::string prompt_key = "",
-            std::string answer_key = "", std::shared_ptr<RewardCommand> command = nullptr);
+  // are for training on completions only.  `command` grades in place of a verifier: then rows need no answer.  A row
+  // that cannot be used, and a file without rows, is an Error naming file, line and key.
+  JsonlTask(const std::vector<std::string>& paths, const std::string& reward, RowKeys keys = {},
+            std::shared_ptr<RewardCommand> command = nullptr);
 
   int64_t size() const override { return static_cast<int64_t>(problems_.size()); }
   Problem problem(int64_t index) const override;
@@ -28,7 +37,7 @@ class JsonlTask : public Task {
  private:
   void read(const std::string& path);
 
-  const std::string prompt_key_, answer_key_;
+  const RowKeys keys_;
   const Verifier* verifier_ = nullptr;
   const std::shared_ptr<RewardCommand> command_;
   std::vector<Problem> problems_;

@@ -1,18 +1,7 @@
 // A reward that a program of the user's gives: data.reward = "command:PROGRAM ARGUMENTS...".
 //
-// It is started once for each thread that grades, when the first response is there.  Each line of its standard input is
-// an object, to which it answers with one line on its standard output before it gets the next:
-//   {"prompt": "...", "messages": [...], "gold": "...", "row": {...}, "response": "...", "finished": true, "tokens":
-//   57}
-//   {"score": 1.0, "extracted": "..."}
-// prompt     the text of the problem without chat format; "prompt_ids" in its place where the data has ids
-// messages   the conversation that the chat format renders: [{"role": "user", "content": "..."}]; absent with ids
-// gold       the answer of the row as it stands there, of any type; null where the row has none
-// row        the row of the data, as it stands in the file, every field of it
-// response   text without the closing EOS; what is not UTF-8 in it (a character cut in the middle) as U+FFFD
-// finished   the response ended with an EOS or a stop instead of being cut at data.max_response_length
-// tokens     of the response, that EOS included
-// score      a finite number; extracted (may be absent or null): the answer that it found, for maj@n and logs
+// It is started once for each thread that grades, when the first response is there.  It answers each line of its
+// standard input, an object, with one line on its standard output before it gets the next (data/formats.md).
 //
 // Which process gets a response depends on threads and time, and a resumed run asks again: for a run that can be
 // reproduced the answer is a function of the line.

@@ -17,7 +17,7 @@ namespace pare {
 
 struct Problem {
   std::string prompt;                     // text without BOS
-  std::vector<Message> messages;          // the prompt as a conversation in place of the text; else empty
+  std::vector<Message> messages;          // the prompt as a conversation, if it is one or has a system message
   std::vector<int32_t> prompt_ids;        // given by a data set in place of the text (BOS included); else empty
   std::optional<std::string> answer;      // what the reward compares with
   std::optional<std::string> completion;  // a finished response given by the data set
@@ -25,6 +25,15 @@ struct Problem {
   std::string where;                      // names the problem in messages: "rows.jsonl:17"
   std::string told;                       // what a RewardCommand is told of it: members of an object; else empty
 };
+
+// The conversation that a chat format renders.  Empty messages: the text, as a turn of the user.
+inline std::vector<Message> conversation(const Problem& problem) {
+  return problem.messages.empty() ? std::vector<Message>{{"user", problem.prompt}} : problem.messages;
+}
+// The text that people read: the prompt, or the last turn of a conversation; empty: the data set gives ids.
+inline std::string problem_text(const Problem& problem) {
+  return problem.prompt.empty() && !problem.messages.empty() ? problem.messages.back().content : problem.prompt;
+}
 
 // What a reward sees of a rollout: its text without the closing EOS, and whether there was one.
 struct Response {

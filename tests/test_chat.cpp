@@ -171,6 +171,18 @@ TEST_F(Chat, FilesOfTemplatesWinOverTheConfig) {
   EXPECT_EQ(find_chat_format("auto", folder_ + "tokenizer.json").kind, Kind::deepseek) << "beside a file";
   write("chat_template.jinja", "");
   EXPECT_NE(error("auto").find("chat_template.jinja: the chat template is empty"), std::string::npos) << error("auto");
+  for (const char* end : {"\r\n", "\r"}) {
+    std::string text = deepseek;
+    for (size_t i = 0; (i = text.find('\n', i)) != text.npos; i += 2) text.replace(i, 1, end);
+    write("chat_template.jinja", text);
+    EXPECT_EQ(kind(), Kind::deepseek) << "line ends of other systems";
+  }
+  write("chat_template.jinja", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n");
+  EXPECT_NE(error("auto").find("lfs pull"), std::string::npos) << error("auto");
+  fs::remove(folder_ + "chat_template.jinja");
+  fs::create_directory(folder_ + "chat_template.jinja");
+  EXPECT_NE(error("auto").find("chat_template.jinja: cannot be read"), std::string::npos) << error("auto");
+  fs::remove(folder_ + "chat_template.jinja");
   write("chat_template.jinja", deepseek);
   fs::create_directories(folder_ + "additional_chat_templates");
   write("additional_chat_templates/tool_use.jinja", "{{ tools }}");
@@ -200,7 +212,8 @@ TEST_F(Chat, NothingInAMessageIsDropped) {
   using Row = nlohmann::ordered_json;
   const auto refused = [](const Row& row) -> std::string {
     try {
-      render_chat(ChatFormat{.kind = Kind::qwen3}, row.is_array() ? messages_of(row) : row_messages(row));
+      if (row.is_object()) refuse_unrendered(row);
+      render_chat(ChatFormat{.kind = Kind::qwen3}, messages_of(row.is_array() ? row : row["messages"]));
     } catch (const Error& e) {
       return e.what();
     }
@@ -226,6 +239,12 @@ TEST_F(Chat, NothingInAMessageIsDropped) {
     EXPECT_NE(refused({{"messages", Row::array({user})}, {key, Row::array({1})}}).find(key), std::string::npos);
     EXPECT_EQ(refused({{"messages", Row::array({user})}, {key, nullptr}}), "");
   }
+  for (const Row& value : {Row(true), Row(false), Row::object({{"enable_thinking", false}})})
+    for (const char* key : {"enable_thinking", "chat_template_kwargs"})
+      EXPECT_NE(refused({{"messages", Row::array({user})}, {key, value}}).find("data.apply_chat_template_kwargs"),
+                std::string::npos);
+  for (const Row& nothing : {Row(), Row::object()})
+    EXPECT_EQ(refused({{"messages", Row::array({user})}, {"chat_template_kwargs", nothing}}), "");
   const Row parts = {{"role", "user"}, {"content", Row::array({{{"type", "text"}, {"text", "q"}}})}};
   EXPECT_NE(refused(Row::array({parts})).find("\"content\" is of type array"), std::string::npos);
   EXPECT_NE(refused(Row::array({{{"role", "assistant"}, {"content", "a"}, {"reasoning_content", 1}}})).find("string"),

@@ -22,7 +22,7 @@ class Formats : public Program {
   }
   Problem problem(const std::string& row, const std::string& reward, const std::string& prompt_key = "",
                   const std::string& answer_key = "") const {
-    return JsonlTask({write("row.jsonl", row)}, reward, prompt_key, answer_key).problem(0);
+    return JsonlTask({write("row.jsonl", row)}, reward, RowKeys{prompt_key, answer_key, ""}).problem(0);
   }
   std::string error(const std::string& name, const std::string& text, const std::string& reward = "exact") const {
     try {
@@ -96,6 +96,38 @@ TEST_F(Formats, ConversationsAsPublished) {
             problem(R"({"prompt": "p", "answer": "7"})", "exact").answer);
 }
 
+// Tables that became JSON lines have every column in every row.
+TEST_F(Formats, NullsAreAbsent) {
+  const Problem p = problem(
+      R"({"prompt": null, "messages": null, "question": "Q", "reward_model": {"ground_truth": null}, "answer": null, "solution": "S", "completion": null, "tools": null})",
+      "exact");
+  EXPECT_EQ(p.prompt, "Q");
+  EXPECT_EQ(p.answer, "S");
+  EXPECT_FALSE(p.completion);
+  const Problem talk = problem(
+      R"({"conversations": [{"from": "human", "value": "a", "weight": null}], "prompt": null, "answer": 1})", "exact");
+  EXPECT_EQ(text_of(talk.messages), "user=a|");
+  EXPECT_EQ(problem_text(talk), "a");
+}
+
+// A grader and the chat format get the same conversation.
+TEST_F(Formats, TheSystemMessageIsPartOfTheProblem) {
+  const auto with_system = [&](const std::string& row) {
+    return JsonlTask({write("row.jsonl", row)}, "exact", RowKeys{"", "", "S"}).problem(0);
+  };
+  const Problem text = with_system(R"({"prompt": "Q", "answer": 1})");
+  EXPECT_EQ(text_of(conversation(text)), "system=S|user=Q|");
+  EXPECT_EQ(problem_text(text), "Q");
+  EXPECT_EQ(text_of(conversation(with_system(R"({"messages": [{"role": "user", "content": "Q"}], "answer": 1})"))),
+            "system=S|user=Q|");
+  EXPECT_EQ(
+      text_of(conversation(with_system(
+          R"({"messages": [{"role": "system", "content": "T"}, {"role": "user", "content": "Q"}], "answer": 1})"))),
+      "system=T|user=Q|");
+  EXPECT_EQ(text_of(conversation(problem(R"({"prompt": "Q", "answer": 1})", "exact"))), "user=Q|");
+  EXPECT_THROW(with_system(R"({"ids": [1], "answer": 1})"), Error);
+}
+
 TEST_F(Formats, TheLastTurnOfTheAssistantIsTaught) {
   const std::map<std::string, std::string> rows = {
       {R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})", "user=a|>b"},
@@ -135,12 +167,22 @@ TEST_F(Formats, WrongRowsAreErrors) {
       {R"({"messages": [{"role": "user"}], "answer": "a"})", "message 1 is not"},
       {R"({"messages": [{"role": "user", "content": 7}], "answer": "a"})", "\"content\" is of type number"},
       {R"({"conversations": [{"from": "human", "value": "a"}, {"from": "narrator", "value": "b"}], "answer": "a"})",
-       "turn 2 of \"conversations\""},
+       "\"conversations\": turn 2 is {\"from\":\"narrator\""},
+      {R"({"conversations": [{"from": "human", "value": "a"}, {"role": "user", "content": "b"}], "answer": "a"})",
+       "\"conversations\": turn 2 is"},
+      {R"({"conversations": [{"from": "human", "value": "a", "loss": 1}], "answer": "a"})", "has the key \"loss\""},
+      {R"({"prompt": "p", "completion": []})", "\"completion\": is empty"},
+      {R"({"prompt": null, "answer": "a"})", "exactly one"},
+      {R"({"prompt": "p", "answer": null})", "no \"answer\""},
       {R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "completion": "c"})",
        "remove one of them"},
       {R"({"prompt": "p", "completion": [{"role": "user", "content": "b"}]})", "does not end with a turn"},
       {R"({"prompt": "p", "completion": 7})", "\"completion\" is of type number"},
       {R"({"messages": [{"role": "user", "content": "a"}], "tools": [{"name": "f"}], "answer": "a"})", "\"tools\""},
+      {R"({"conversations": [{"from": "human", "value": "a"}], "functions": "f", "answer": "a"})", "\"functions\""},
+      {R"({"prompt": [{"role": "user", "content": "a"}], "documents": [1], "answer": "a"})", "\"documents\""},
+      {R"({"prompt": [{"role": "user", "content": "a"}], "enable_thinking": false, "answer": "a"})",
+       "\"enable_thinking\""},
       {R"({"prompt": "p", "reward_model": {"ground_truth": true}})",
        "\"reward_model.ground_truth\" is of type boolean"},
   };
@@ -245,7 +287,7 @@ TEST_F(Formats, ModelsOfOtherFormatsSayWhatToDo) {
   refused(folder("run", {{"config.toml", ""}, {"model/config.json", config}}), {"is a run; its model is", "run/model"});
   refused(folder("lfs", {{"config.json", config}, {"model.safetensors", pointer}}),
           {"model.safetensors", "pointer of Git LFS", "lfs pull"});
-  refused(folder("lfs_config", {{"config.json", pointer}}), {"config.json", "git lfs pull"});
+  refused(folder("lfs_config", {{"config.json", pointer}}), {"config.json", "lfs pull"});
   refused(folder("bin", {{"config.json", config}, {"pytorch_model.bin", "PK\x03\x04"}}),
           {"pytorch_model.bin", "checkpoint of PyTorch", "save_pretrained"});
   refused(folder("pth", {{"params.json", "{}"}, {"consolidated.00.pth", "PK\x03\x04"}}),
@@ -269,9 +311,16 @@ TEST(ForeignFile, WordsOfAShell) {
     pclose(shell);
     EXPECT_EQ(out, word[0] == '-' ? cat("./", word) : word);
   }
-  for (const char* name : {"Qwen/Qwen2.5-0.5B", "meta-llama/Llama-3.2-1B"}) EXPECT_TRUE(is_hub_name(name));
-  for (const char* name : {"gpt2", "./a/b", "/a/b", "a/b/c", "~/a", "a/", "a b/c", "../x"})
-    EXPECT_FALSE(is_hub_name(name)) << name;
+}
+
+TEST(ForeignFile, NamesOnTheHub) {
+  for (const char* name :
+       {"Qwen/Q-2.5_b", "Qwen/Q-2.5_b/", "https://huggingface.co/Qwen/Q-2.5_b", "hf://Qwen/Q-2.5_b",
+        "https://huggingface.co/Qwen/Q-2.5_b/tree/main", "https://huggingface.co/datasets/Qwen/Q-2.5_b"})
+    EXPECT_EQ(hub_name(name), "Qwen/Q-2.5_b") << name;
+  for (const char* name :
+       {"gpt2", "./a/b", "/a/b", "a/b/c", "~/a", "a/", "a b/c", "../x", "https://huggingface.co/a", ""})
+    EXPECT_EQ(hub_name(name), "") << name;
 }
 
 }  // namespace

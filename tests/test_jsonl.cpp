@@ -97,14 +97,14 @@ TEST_F(Jsonl, BadRowsAreErrors) {
   expect_error("{\"prompt\": 7, \"answer\": \"a\"}", 1, "expected a string");
   expect_error("{\"prompt\": {\"text\": {}}, \"answer\": \"a\"}", 1, "\"prompt\" is of type object");
   expect_error("{\"prompt\": [{\"role\": \"user\"}], \"answer\": \"a\"}", 1, "message 1 is not");
-  expect_error("{\"prompt\": null, \"answer\": \"a\"}", 1, "null");
+  expect_error("{\"prompt\": null, \"answer\": \"a\"}", 1, "exactly one");
   expect_error("{\"ids\": [], \"answer\": \"a\"}", 1, "empty");
   expect_error("{\"ids\": \"1 2\", \"answer\": \"a\"}", 1, "string");
   for (const char* id :
        {"-1", "2147483648", "4294967296", "18446744073709551615", "1.0", "\"1\"", "null", "[1]", "true"})
     expect_error(std::string("{\"ids\": [3, ") + id + "], \"answer\": \"a\"}", 1, "element 1");
   expect_error("{\"prompt\": \"p\", \"answer\": true}", 1, "boolean");
-  expect_error("{\"prompt\": \"p\", \"answer\": null}", 1, "null");
+  expect_error("{\"prompt\": \"p\", \"answer\": null}", 1, "no \"answer\"");
   expect_error("{\"prompt\": \"p\"}", 1, "no \"answer\"");
   expect_error("{\"prompt\": \"p\", \"answer\": \"a\", \"completion\": 1}", 1, "completion");
   expect_error("{\"prompt\": \"p\", \"answer\": \" \"}", 1, "empty answer", "contains");
@@ -121,6 +121,12 @@ TEST_F(Jsonl, FilesWithoutRowsAreErrors) {
     EXPECT_NE(std::string(e.what()).find("no_such_file.jsonl: cannot be read;"), std::string::npos) << e.what();
   }
   EXPECT_THROW(JsonlTask({testing::TempDir()}, "exact"), Error);
+  try {
+    JsonlTask({"/dev/null"}, "exact");
+    ADD_FAILURE();
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("has no rows; it is no file"), std::string::npos) << e.what();
+  }
 }
 
 double score(const char* name, std::string_view answer, std::string_view text, bool finished = true) {

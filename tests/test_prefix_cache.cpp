@@ -619,6 +619,12 @@ TEST(PrefixCacheFile, OfAnotherModel) {
               std::string::npos)
         << id;
   EXPECT_NE(error(R"({"row":0,"row":1,"ids":[7],"finished":false})").find("occurs twice"), std::string::npos);
+  for (const char* finish : {R"("cut")", R"("")", "1", "null", "true"})
+    EXPECT_NE(error(cat(R"({"row":0,"text":"d3","finish":)", finish, "}")).find(":1: \"finish\" is "),
+              std::string::npos)
+        << finish;
+  EXPECT_NE(error(R"({"row":0,"ids":[7]})").find("finished"), std::string::npos);
+  EXPECT_NE(error("[7]").find(":1: is of type array"), std::string::npos);
 }
 
 // A run begins with the responses of the file.

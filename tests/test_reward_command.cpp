@@ -319,7 +319,7 @@ TEST_F(RewardCommands, GetsWhatIsKnownOfTheProblem) {
       "{\"ids\": [1, 2], \"solution\": {\"x\": [1]}}\n{\"question\": \"free\"}\n");
   const auto command = std::make_shared<RewardCommand>(
       script("while read -r line; do printf '%s\\n' \"$line\" >> \"$dir/told\"; echo '{\"score\": 1}'; done"), 60);
-  const JsonlTask task({rows}, "command:x", "", "", command);
+  const JsonlTask task({rows}, "command:x", {}, command);
   ASSERT_EQ(task.size(), 3);
   EXPECT_EQ(task.problem(0).answer, "4");
   EXPECT_EQ(task.problem(1).answer, R"({"x":[1]})");
@@ -331,16 +331,17 @@ TEST_F(RewardCommands, GetsWhatIsKnownOfTheProblem) {
   task.reward(task.problem(2), {"\r\xE2\x80\xA8", false, 1});
   const std::string told = read_text(at("told"));
   EXPECT_EQ(told,
-            "{\"prompt\": \"2 \\\"+\\\" 2\", \"messages\": [{\"content\":\"2 \\\"+\\\" "
-            "2\",\"role\":\"user\"}], \"gold\": \"4\", \"row\": {\"prompt\": \"2 \\\"+\\\" 2\", \"answer\": "
+            "{\"prompt\": \"2 \\\"+\\\" 2\", \"messages\": [{\"role\":\"user\",\"content\":\"2 \\\"+\\\" "
+            "2\"}], \"gold\": \"4\", \"row\": {\"prompt\": \"2 \\\"+\\\" 2\", \"answer\": "
             "\"4\",  \"tests\": [1.50, {\"a\": null}], \"id\": 123456789012345678901234567890}, \"response\": "
             "\"a\\nb\xEF\xBF\xBD\", \"finished\": true, \"tokens\": 7}\n"
             "{\"prompt_ids\": [1,2], \"gold\": {\"x\":[1]}, \"row\": {\"ids\": [1, 2], \"solution\": {\"x\": [1]}}, "
             "\"response\": \"\", \"finished\": false, \"tokens\": 0}\n"
-            "{\"prompt\": \"free\", \"messages\": [{\"content\":\"free\",\"role\":\"user\"}], \"gold\": null, \"row\": "
+            "{\"prompt\": \"free\", \"messages\": [{\"role\":\"user\",\"content\":\"free\"}], \"gold\": null, \"row\": "
             "{\"question\": \"free\"}, \"response\": "
             "\"\\r\xE2\x80\xA8\", \"finished\": false, \"tokens\": 1}\n");
-  EXPECT_THROW(JsonlTask({rows}, "command:x", "", "expected", command), Error) << "a key that the rows have not got";
+  EXPECT_THROW(JsonlTask({rows}, "command:x", RowKeys{"", "expected", ""}, command), Error)
+      << "a key that the rows have not got";
 }
 
 // The example in data/README.md, and what it makes of responses.
@@ -433,6 +434,14 @@ TEST_F(RewardCommandRuns, ACrashIsAWarningWithItsTracebackAndAMetric) {
     if (const Json step = Json::parse(line); step["training/global_step"] > 0)
       restarts.push_back(step["reward/restarts"]);
   EXPECT_EQ(restarts, (std::vector<double>{1, 0, 0, 0}));
+}
+
+TEST_F(RewardCommandRuns, ScoresBelowZeroAreShownAsTheyAre) {
+  const std::string reward = script("while read -r line; do echo '{\"score\": -0.25}'; done");
+  const Outcome o = pare(
+      "train", {"data.reward=" + reward, "trainer.test_freq=1", "trainer.total_training_steps=1", "--out", at("run")});
+  ASSERT_EQ(o.code, 0) << o.err;
+  EXPECT_SAYS(o.out, "\n    1 -0.250 -0.250 ");
 }
 
 TEST_F(RewardCommandRuns, EvalAndVerifyTakeTheSameCommand) {

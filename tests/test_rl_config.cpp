@@ -276,6 +276,8 @@ TEST(ConfigRead, Overrides) {
   EXPECT_EQ(c.rollout.top_k, 0);
   Config one = with({"data.task=jsonl", "data.train_files=a.jsonl"});
   EXPECT_EQ(one.data.train_files, (std::vector<std::string>{"a.jsonl"}));
+  EXPECT_TRUE(with({"rollout.stop=a", "rollout.stop="}).rollout.stop.empty());
+  EXPECT_EQ(with({"rollout.stop=\"\""}).rollout.stop, (std::vector<std::string>{""}));
 }
 
 TEST(ConfigRead, WhatIsNotTomlNamesFileAndLine) {
@@ -658,6 +660,7 @@ TEST(ConfigFiles, LaterArgumentsWinAndBasesComeFirst) {
   EXPECT_EQ(c.trainer.seed, 5);
   EXPECT_EQ(c.actor.token_subset, TokenSubset::rpc);
   EXPECT_EQ(with({"trainer.seed=5", file}).trainer.seed, 3);
+  EXPECT_EQ(with({write_file("pare_lr=1e-3.toml", "trainer.seed = 8")}).trainer.seed, 8);
   write_file("pare_base.toml", "base = \"" + file + "\"");
   EXPECT_HAS(load_message({file}), "circle");
   // Several bases are layers from left to right.

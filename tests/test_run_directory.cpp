@@ -1,4 +1,6 @@
 // The folder of a run: what is replaced and what never, and where a run goes on that was moved.
+#include <sys/stat.h>
+
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -82,6 +84,7 @@ TEST_F(RunFolder, WhatIsNotOfARunIsNeverReplaced) {
 const std::vector<const char*> foreign = {"notes.md",
                                           "model/README.md",
                                           "model/eval.jsonl",
+                                          "model/vocab_pieces.bin",
                                           "model/results.json",
                                           "model/plots/a.png",
                                           "model/adapter/notes.txt",
@@ -169,12 +172,16 @@ TEST_F(RunFolder, WhatWouldBlockASaveIsSaidAtTheStart) {
   const std::vector<std::pair<std::string, std::function<void(const std::string&)>>> ways = {
       {"file", [](const std::string& path) { std::ofstream(path) << "precious"; }},
       {"folder", [](const std::string& path) { fs::create_directories(path + "/x"); }},
+      {"pipe", [](const std::string& path) { ASSERT_EQ(mkfifo(path.c_str(), 0600), 0); }},
       {"link", [&](const std::string& path) { fs::create_directory_symlink(at("elsewhere"), path); }}};
   for (const auto& [name, how] :
        std::vector<std::pair<std::string, std::string>>{{"model", "file"},
                                                         {"model", "link"},
                                                         {"model.tmp", "file"},
                                                         {"model.old", "link"},
+                                                        {"metrics.jsonl", "folder"},
+                                                        {"metrics.jsonl", "link"},
+                                                        {"rollouts.jsonl", "pipe"},
                                                         {"model/config.json", "folder"},
                                                         {"model/tokenizer.ssa", "folder"},
                                                         {"model/adapter", "file"},
@@ -189,7 +196,9 @@ TEST_F(RunFolder, WhatWouldBlockASaveIsSaidAtTheStart) {
     fs::remove_all(at("run/" + name));
     for (const auto& [kind, make] : ways)
       if (kind == how) make(at("run/" + name));
-    const char* const is = how == "folder" ? " is a folder" : how == "link" ? " is a link" : " is no folder";
+    const std::map<std::string, const char*> says = {
+        {"file", " is no folder"}, {"folder", " is a folder"}, {"pipe", " is no file"}, {"link", " is a link"}};
+    const char* const is = says.at(how);
     const auto before = files("run");
     for (const char* start : {"--resume", "--force"}) {
       refused(tiny({start, "trainer.total_training_steps=4"}), {at("run/" + name), is, "move it"});

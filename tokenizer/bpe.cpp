@@ -10,6 +10,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "base/json_file.h"
 #include "base/rng.h"
 #include "tokenizer/tokenizer_json.h"
 
@@ -286,7 +287,7 @@ nlohmann::json object_beside(const std::string& tokenizer_json, const char* name
   path = (std::filesystem::path(tokenizer_json).parent_path() / name).string();
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) return nlohmann::json::object();
-  nlohmann::json object = parse_json_file(path);
+  nlohmann::json object = read_json_file(path);
   if (!object.is_object()) fail(path, ": expected an object");
   return object;
 }

@@ -8,8 +8,9 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/foreign_file.h"
+#include "base/json_file.h"
 #include "tokenizer/chat_jinja.h"
-#include "tokenizer/tokenizer_json.h"
 #include "tokenizer/unicode.h"
 
 namespace pare {
@@ -77,10 +78,14 @@ ChatFormat recognise(const std::string& jinja, const std::string& where) {
        "or to a text of your own with {problem}");
 }
 
+// With line ends as transformers reads them.
 std::string text_of_file(const std::string& path) {
+  std::error_code ignored;
   std::ifstream in(path, std::ios::binary);
-  if (!in) fail(path, ": cannot be read");
-  return {std::istreambuf_iterator<char>(in), {}};
+  if (!in || !std::filesystem::is_regular_file(path, ignored)) fail(path, ": cannot be read");
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  if (const std::string pointer = lfs_pointer(path, text); !pointer.empty()) fail(path, ": ", pointer);
+  return replace_all(replace_all(text, "\r\n", "\n"), "\r", "\n");
 }
 
 // The chat_template of tokenizer_config.json: a text, or several by name, of which the last of a name counts.
@@ -117,7 +122,7 @@ std::optional<std::string> template_of(const std::string& tokenizer_spec, std::s
          (folder / "chat_template.jinja").string(), ", the default one, is missing; set data.chat_template");
   where = (folder / "tokenizer_config.json").string();
   if (!fs::exists(where, ignored)) return std::nullopt;
-  const nlohmann::json config = parse_json_file(where);
+  const nlohmann::json config = read_json_file(where);
   return config.is_object() && config.contains("chat_template") ? template_in(config["chat_template"], where)
                                                                 : std::nullopt;
 }
@@ -264,10 +269,10 @@ bool says_nothing(const nlohmann::ordered_json& value) {
   return value.is_null() || value == false || value == "" || (value.is_structured() && value.empty());
 }
 
-std::string text_member(const nlohmann::ordered_json& message, const char* key) {
+std::string text_member(const nlohmann::ordered_json& message, const char* key, size_t number) {
   const auto& value = message[key];
   if (!value.is_string())
-    fail("\"", key, "\" is of type ", value.type_name(), ", expected a string",
+    fail("message ", number, ": \"", key, "\" is of type ", value.type_name(), ", expected a string",
          value.is_array() ? ": join its parts" : "");
   return value.get<std::string>();
 }
@@ -285,18 +290,31 @@ std::vector<Message> messages_of(const nlohmann::ordered_json& list) {
       if (key != "role" && key != "content" && key != "reasoning_content" && !says_nothing(value))
         fail("message ", number, " has the key ", nlohmann::json(key).dump(),
              ", which is not rendered; write it into \"content\" as the template would, or remove it");
-    all.push_back({text_member(m, "role"), text_member(m, "content")});
+    all.push_back({text_member(m, "role", number), text_member(m, "content", number)});
     if (m.contains("reasoning_content") && !m["reasoning_content"].is_null())
-      all.back().reasoning_content = text_member(m, "reasoning_content");
+      all.back().reasoning_content = text_member(m, "reasoning_content", number);
   }
   return all;
 }
 
-std::vector<Message> row_messages(const nlohmann::ordered_json& row) {
+nlohmann::ordered_json to_json(const std::vector<Message>& messages) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const Message& m : messages) {
+    list.push_back({{"role", m.role}, {"content", m.content}});
+    if (m.reasoning_content) list.back()["reasoning_content"] = *m.reasoning_content;
+  }
+  return list;
+}
+
+void refuse_unrendered(const nlohmann::ordered_json& row) {
   for (const char* key : {"tools", "functions", "documents"})
     if (row.contains(key) && !says_nothing(row[key]))
-      fail("has \"", key, "\", which no chat format here renders; write them into the system message, or remove them");
-  return messages_of(row.at("messages"));
+      fail("has \"", key, "\", which no chat format here renders; write it into the system message, or remove it");
+  for (const char* key : {"chat_template_kwargs", "enable_thinking"})
+    if (row.contains(key) && !row[key].is_null() && !(row[key].is_structured() && row[key].empty()))
+      fail("has \"", key,
+           "\", which is not read from rows; set data.apply_chat_template_kwargs for all rows, and remove "
+           "it");
 }
 
 std::optional<ChatFormat> named_format(const std::string& name) {

@@ -20,8 +20,10 @@ struct Message {
 // Reads [{"role", "content"}, ...].  Throws an Error that names the key if a message has one that no format renders
 // (tool_calls, name, ...) and that is neither null nor empty.
 std::vector<Message> messages_of(const nlohmann::ordered_json& list);
-// Reads the "messages" of a row.  Throws an Error if the row has "tools", "functions" or "documents" too.
-std::vector<Message> row_messages(const nlohmann::ordered_json& row);
+// The list that messages_of reads.
+nlohmann::ordered_json to_json(const std::vector<Message>& messages);
+// Throws an Error that names the key if a row with a conversation has more that templates render, such as "tools".
+void refuse_unrendered(const nlohmann::ordered_json& row);
 
 struct ChatFormat {
   enum class Kind {

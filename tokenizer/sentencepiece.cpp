@@ -11,8 +11,8 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "base/json_file.h"
 #include "tokenizer/tokenizer.h"
-#include "tokenizer/tokenizer_json.h"
 
 namespace pare {
 namespace {
@@ -77,7 +77,7 @@ Vocabulary read_vocabulary(const std::string& path) {
 }
 
 Vocabulary read_pieces(const std::string& path) {
-  const nlohmann::json rows = parse_json_file(path);
+  const nlohmann::json rows = read_json_file(path);
   if (!rows.is_array()) fail(path, ": is of type ", rows.type_name(), ", expected a list of pieces");
   Vocabulary v;
   for (const auto& row : rows) {

@@ -2,15 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
-#include <fstream>
 #include <initializer_list>
-#include <iterator>
 #include <limits>
 #include <unordered_map>
 
 #include "base/error.h"
-#include "base/json.h"
+#include "base/json_file.h"
 #include "tokenizer/unicode.h"
 
 namespace pare {
@@ -314,13 +311,6 @@ class Reader {
 
 }  // namespace
 
-Json parse_json_file(const std::string& path) {
-  std::error_code ignored;
-  std::ifstream in(path, std::ios::binary);
-  if (!in || std::filesystem::is_directory(path, ignored)) fail(path, ": cannot be read");
-  return parse_json(std::string{std::istreambuf_iterator<char>(in), {}}, path);
-}
-
-TokenizerFile read_tokenizer_file(const std::string& path) { return Reader(path).read(parse_json_file(path)); }
+TokenizerFile read_tokenizer_file(const std::string& path) { return Reader(path).read(read_json_file(path)); }
 
 }  // namespace pare

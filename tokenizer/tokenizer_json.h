@@ -35,7 +35,4 @@ struct TokenizerFile {
 // must run from 0 without gaps, the vocabulary must hold all 256 bytes, and merges may use only its tokens.
 TokenizerFile read_tokenizer_file(const std::string& path);
 
-// Fails, naming the file, if it cannot be read or is not JSON (base/json.h).
-nlohmann::json parse_json_file(const std::string& path);
-
 }  // namespace pare

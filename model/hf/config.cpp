@@ -351,10 +351,8 @@ static void check_model_folder(const std::string& path) {
          foreign.empty() ? "is a file; expected the folder that holds config.json and safetensors" : foreign);
   }
   if (!fs::is_directory(path)) {
-    std::string name = path;
-    for (const std::string_view prefix : {"https://huggingface.co/", "hf://"})
-      if (name.starts_with(prefix)) name.erase(0, prefix.size());
-    if (is_hub_name(name) && !fs::is_directory(fs::path(name).parent_path()))
+    const std::string name = hub_name(path);
+    if (!name.empty() && !fs::is_directory(fs::path(name).parent_path()))
       fail(path, ": no such folder; a model of the Hugging Face Hub is downloaded with\n  hf download ", name,
            " --local-dir ", fs::path(name).filename().string(), "\nand its folder given as the model");
     fail(path, ": no such directory; expected a Hugging Face model");

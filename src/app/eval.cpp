@@ -104,7 +104,7 @@ class LineFile {
 
 void put_prompt(nlohmann::ordered_json& line, const Problem& problem) {
   if (!problem.messages.empty())
-    for (const Message& m : problem.messages) line["prompt"].push_back({{"role", m.role}, {"content", m.content}});
+    line["prompt"] = to_json(problem.messages);
   else if (problem.prompt_ids.empty())
     line["prompt"] = problem.prompt;
   else
@@ -200,7 +200,7 @@ void run(const Options& o, const Command& command) {
   const Table& table = open_table(config.trainer);
   Session session(config, table, false, evaluation_limits(config, table));
   check_equal_ranks(session, table);
-  if (first) print_notes(session_notes(session));
+  if (first) print_notes(session.notes);
   LineFile items(first ? o.out : "", "--out", o.force), right(first ? o.keep : "", "--keep", o.force);
   Console console(o.quiet, !first);
   show_machine(console, table);
@@ -208,7 +208,6 @@ void run(const Options& o, const Command& command) {
   const bool files = config.data.task == "jsonl";
   console.paragraph("data", cat(files ? config.data.val_files[0] : config.data.task, ": ", session.val->size(),
                                 " problems, verifier ", files ? config.data.reward : config.data.task));
-  for (const std::string& note : session.notes) console.paragraph("note", note);
   console.paragraph(
       "sampling", cat(v.n, v.n > 1 ? " responses" : " response", " a problem of at most ",
                       config.data.max_response_length, " tokens, ", sampling_text(v), "; seed ", config.trainer.seed));

@@ -413,8 +413,8 @@ itself, if the model has no chat format).  Ctrl-C stops an answer, Ctrl-D ends t
 from its start at every turn.  A response ends at EOS, at rollout.stop_token_ids or rollout.stop, after
 --max-new-tokens, or at the model's last position.
 
---file: JSON lines with "prompt", "problem" or "question" (a text, in the model's chat format as in
-training; --chat-format plain continues it), "messages" ([{"role", "content"}]) or "prompt_ids".
+--file: JSON lines as in training (`pare help data`): "prompt", "problem" or "question" (a text, in the model's chat
+format; --chat-format plain continues it), "messages" ([{"role", "content"}]) or "prompt_ids".
 
 With --file, --n above 1 or --jsonl, standard output has one JSON object per sample, in order:
   {"prompt": as given, "row": its number in the file, from 0, "sample": 0 to n-1, "text", "tokens",

@@ -31,6 +31,7 @@ int report(pare::Comm& comm, pare::Exit code, const std::string& what) {
         pare::wrapped(text, std::min<size_t>(pare::Console::columns(STDERR_FILENO), 120), blanks).substr(blanks.size());
     text.pop_back();
   }
+  std::fflush(stdout);  // the error comes last
   std::fprintf(stderr, "%s\n", text.c_str());
   if (comm.ranks() > 1) comm.abort(static_cast<int>(code));
   return static_cast<int>(code);

@@ -36,10 +36,10 @@ void merge(const Options& o) {
 
 void add_merge(const Command& program) {
   auto o = std::make_shared<Options>();
-  const Command c = program.command("merge", "Make a Hugging Face folder of a model and a LoRA adapter");
+  const Command c = program.command("merge", "a model with a LoRA adapter in it, as a Hugging Face folder");
   c.option("--model", o->model, "Hugging Face folder").required();
   c.option("--adapter", o->adapter, "PEFT folder: adapter_config.json and adapter_model.safetensors").required();
-  c.option("--out", o->out, "Folder to create").required();
+  c.option("--out", o->out, "folder to create").required();
   c.option("--dtype", o->dtype, "type of the weights: f32, bf16 or f16; that of the model's if not given");
   c.action([o] { merge(*o); });
 }

@@ -6,6 +6,7 @@
 
 #include "base/foreign_file.h"
 #include "base/json.h"
+#include "data/jsonl.h"
 
 namespace pare {
 
@@ -16,18 +17,6 @@ namespace {
 const std::string& model_path(const Config& c) {
   if (c.model.path.empty()) fail("which model? give --model DIR, a Hugging Face folder");
   return c.model.path;
-}
-
-std::string text_of(const Json& value, const std::string& key) {
-  if (!value.is_string()) fail("\"", key, "\" is of type ", value.type_name(), ", expected a string");
-  return value.get<std::string>();
-}
-
-std::vector<int32_t> ids_of(const Json& value, const std::string& key) {
-  const auto is_id = [](const Json& v) { return v.is_number_integer() && v >= 0 && v <= INT32_MAX; };
-  if (!value.is_array() || !std::all_of(value.begin(), value.end(), is_id))
-    fail("\"", key, "\" is not a list of token ids");
-  return value.get<std::vector<int32_t>>();
 }
 
 }  // namespace
@@ -86,28 +75,14 @@ Prompt Prompts::checked(Json given, std::vector<int32_t> ids) const {
 Prompt Prompts::text(const std::string& text) const { return checked(text, tokenizer().encode_prompt(text)); }
 
 Prompt Prompts::messages(const std::vector<Message>& messages) const {
-  Json given = Json::array();
-  for (const Message& m : messages) {
-    given.push_back({{"role", m.role}, {"content", m.content}});
-    if (m.reasoning_content) given.back()["reasoning_content"] = *m.reasoning_content;
-  }
-  return checked(std::move(given), encode_chat(chat(), tokenizer(), messages));
+  return checked(to_json(messages), encode_chat(chat(), tokenizer(), messages));
 }
 
-Prompt Prompts::row(const Json& row) const {
-  if (!row.is_object()) fail("is of type ", row.type_name(), ", expected an object {\"prompt\": ...}");
-  std::string key;
-  for (const char* k : {"prompt", "problem", "question", "messages", "prompt_ids", "ids"}) {
-    if (!row.contains(k)) continue;
-    if (!key.empty()) fail("has \"", key, "\" and \"", k, "\", expected one of them");
-    key = k;
-  }
-  if (key.empty()) fail("has no \"prompt\", \"problem\", \"question\", \"messages\" or \"prompt_ids\"");
-  const Json& value = row[key];
-  if (key == "messages") return messages(row_messages(row));
-  if (key == "prompt_ids" || key == "ids") return checked(value, ids_of(value, key));
-  Prompt prompt = messages({{"user", text_of(value, key)}});
-  prompt.given = value;
+Prompt Prompts::row(const std::string& line, const std::string& where) const {
+  const Problem problem = read_prompt(line, {config_.data.prompt_key, "", config_.data.system_prompt}, where);
+  if (!problem.prompt_ids.empty()) return checked(problem.prompt_ids, problem.prompt_ids);
+  Prompt prompt = messages(conversation(problem));
+  if (problem.messages.empty()) prompt.given = problem.prompt;
   return prompt;
 }
 
@@ -126,7 +101,7 @@ std::vector<Prompt> Prompts::file(const std::string& path) const {
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     const std::string where = cat(path, ":", number);
     try {
-      all.push_back(row(parse_json(line, where)));
+      all.push_back(row(line, where));
     } catch (const Error& e) {
       const std::string what = cat(std::string_view(e.what()).starts_with(where) ? "" : where + ": ", e.what());
       fail(all.empty() ? foreign(what) : what);

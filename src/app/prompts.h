@@ -25,8 +25,7 @@ class Prompts {
 
   Prompt text(const std::string& text) const;                   // to be continued
   Prompt messages(const std::vector<Message>& messages) const;  // to be answered
-  // A JSON object a line: "prompt", "problem" or "question", a text that gets the chat format of the model as in
-  // training; "messages", a conversation; or "prompt_ids" (or "ids"), tokens as they are.
+  // Rows as in training (data/formats.md): texts and conversations get the chat format of the model.
   std::vector<Prompt> file(const std::string& path) const;
 
   const ChatFormat& chat() const;  // of data.chat_template; an Error where the model's template is not known
@@ -40,7 +39,7 @@ class Prompts {
 
  private:
   Prompt checked(nlohmann::ordered_json given, std::vector<int32_t> ids) const;
-  Prompt row(const nlohmann::ordered_json& row) const;
+  Prompt row(const std::string& line, const std::string& where) const;
 
   const Config& config_;
   const std::string tokenizer_spec_;

@@ -247,7 +247,7 @@ void StepLines::step(const Metrics& m) {
   step_ = static_cast<int64_t>(m.get("training/global_step"));
   if (step_ == before_) start_ = Clock::now();  // the validation before the first step
   const double val = val_score(config_, m);
-  if (!std::isnan(val)) validation_ = std::abs(val);  // a loss stands as it is
+  if (!std::isnan(val)) validation_ = validates_by_loss(config_) ? -val : val;
   std::vector<std::string> cells = {cat(step_), number("%.3f", validation_)};
   for (const StepColumn& c : columns_) cells.push_back(c.cell(m));
   const double elapsed = std::chrono::duration<double>(Clock::now() - start_).count();
@@ -287,11 +287,6 @@ void StepLines::samples(const std::vector<SampleText>& texts) {
   if (longest != best && longest != worst) show("longest", *longest);
   console_.line("");
   rows_ = 0;
-}
-
-std::vector<std::string> session_notes(const Session& session) {
-  const std::string note = turn_end_note(session.chat, *session.tokenizer, session.eos, session.stop);
-  return note.empty() ? std::vector<std::string>() : std::vector{note};
 }
 
 }  // namespace pare

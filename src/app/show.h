@@ -65,7 +65,4 @@ class StepLines {
 // ---- at the end
 void show_memory(Console& console, const Session& session);  // what the arenas held at most
 
-// Notes on how responses end, of a session with data.
-std::vector<std::string> session_notes(const Session& session);
-
 }  // namespace pare

@@ -66,10 +66,11 @@ class Chat {
  private:
   std::vector<Message> messages(const Json& row) const {
     std::vector<Message> all;
+    if (row.is_object()) refuse_unrendered(row);
     if (row.is_string())
       all = {{"user", row.get<std::string>()}};
     else
-      all = row.is_object() && row.contains("messages") ? row_messages(row) : messages_of(row);
+      all = messages_of(row.is_object() && row.contains("messages") ? row["messages"] : row);
     if (!options_.system) return all;
     if (all[0].role == "system") fail("has a system message, and --system gives one");
     all.insert(all.begin(), {"system", *options_.system});

@@ -113,7 +113,7 @@ class Run {
     if (directory_ && !checkpoint_.empty())
       for (std::string& note : directory_->resume(config_, state_)) notes.push_back(std::move(note));
     first_ = state_.training.step;
-    if (comm_.first()) print_notes(session_notes(session_));
+    if (comm_.first()) print_notes(plan_.notes);
     show_machine(console_, table_);
     show_model(console_, session_);
     show_plan(console_, session_, plan_);
@@ -123,7 +123,6 @@ class Run {
     } else {
       show_sft(console_, session_, path());
     }
-    for (const std::string& note : plan_.notes) console_.paragraph("note", note);
     for (const std::string& n : notes) console_.warning(n);
     warn_of_mismatches();
     if (resumed_)
@@ -260,7 +259,9 @@ class Run {
     if (step == 0 || alone || !training_->at(state_.training)) throw e;
     if (comm_.most(directory_ && !directory_->saved(step))) save();
     throw Error(e.code, cat(e.what(), "; step ", step, " is saved, ", how_to_continue(),
-                            "; trainer.skip_nonfinite=1 there drops an update that is not finite"));
+                            config_.trainer.skip_nonfinite == 0
+                                ? "; trainer.skip_nonfinite=1 there drops an update that is not finite"
+                                : "; a greater trainer.skip_nonfinite there drops more of them"));
   }
 
   void finish() {
@@ -303,21 +304,23 @@ std::string default_path(const std::string& name) {
     if (const std::string free = i == 1 ? path : cat(path, "-", i); !std::filesystem::exists(free)) return free;
 }
 
-const char* word(RunCommand command) { return command == RunCommand::sft ? "sft" : "train"; }
-
 // Fails if the configuration, or the run that is to be continued, belongs to the other command.
 void check_command(const Options& o, RunCommand given, RunCommand own, const std::string& run) {
   if (const RunCommand there = o.resume ? command_of_run(run) : RunCommand::any; there != RunCommand::any)
     given = there;
   if (given == RunCommand::any || given == own) return;
-  std::string line = cat("pare ", word(given));
+  std::string line = cat("pare ", command_name(given));
   for (const std::string& argument : o.config) line += " " + shell_word(argument);
   for (const auto& [option, value] : {std::pair{" --out ", &o.out}, {" --from ", &o.from}})
     if (!value->empty()) line += option + shell_word(*value);
+  // Presets of this command do not continue a run of the other.
+  const auto is_of_run = [](const std::string& argument) { return !folder_of_config(argument).empty(); };
+  if (o.resume && std::none_of(o.config.begin(), o.config.end(), is_of_run))
+    line = cat("pare ", command_name(given), " ", shell_word(run + "/config.toml"));
   if (o.resume) line += " --resume";
-  fail(o.resume ? cat(run, " holds a run") : "the configuration is that of a run", " of `pare ", word(given),
-       "`, not of `pare ", word(own), "`; type: ", line,
-       o.resume ? std::string() : cat(", or add trainer.command=", word(own), " to use its keys all the same"));
+  fail(o.resume ? cat(run, " holds a run") : "the configuration is that of a run", " of `pare ", command_name(given),
+       "`, not of `pare ", command_name(own), "`; type: ", line,
+       o.resume ? std::string() : cat(", or add trainer.command=", command_name(own), " to use its keys all the same"));
 }
 
 void run(const Options& o, const Command& command, TrainingKind kind) {
@@ -329,7 +332,7 @@ void run(const Options& o, const Command& command, TrainingKind kind) {
     // A new run from a checkpoint of this one has a directory of its own.
     arguments.push_back(cat("trainer.default_local_dir=", toml_quote(o.from.empty() ? folder : "")));
     if (const RunCommand of = command_of_run(folder); of != RunCommand::any)  // which an older run did not write down
-      arguments.push_back(cat("trainer.command=", word(of)));
+      arguments.push_back(cat("trainer.command=", command_name(of)));
   }
   if (!o.from.empty()) arguments.push_back(cat("trainer.from_checkpoint=", toml_quote(o.from)));
   for (const std::string& override : o.shorthands.overrides(command)) arguments.push_back(override);

@@ -43,13 +43,6 @@ std::string by_python(const std::string& what, const std::string& imports, const
                      "]\" ", shell_word(path), " > ", shell_word(renamed(path, ".jsonl"))));
 }
 
-bool is_pointer(const std::string& head) { return head.starts_with("version https://git-lfs.github.com/spec/"); }
-std::string fetch_pointer(const std::string& path) {
-  const std::string folder = fs::path(path).parent_path().string();
-  return cat("is a pointer of Git LFS, the file itself was not downloaded; fetch it with\n  git -C ",
-             shell_word(folder.empty() ? "." : folder), " lfs pull");
-}
-
 struct Packed {
   std::string_view magic, name, unpack, ending;
 };
@@ -160,26 +153,39 @@ std::string shell_word(const std::string& word) {
   return quoted + "'";
 }
 
-bool is_hub_name(const std::string& text) {
-  const size_t slash = text.find('/');
-  if (slash == std::string::npos || slash == 0 || slash + 1 == text.size() || text[0] == '.' || text[0] == '~')
-    return false;
-  return std::all_of(text.begin(), text.end(), [&, slashes = 0](unsigned char c) mutable {
-    return std::isalnum(c) || c == '-' || c == '_' || c == '.' || (c == '/' && slashes++ == 0);
-  });
+std::string hub_name(const std::string& text) {
+  std::string name = text;
+  for (const std::string_view prefix : {"https://", "http://", "huggingface.co/", "hf.co/", "hf://", "datasets/"})
+    if (name.starts_with(prefix)) name.erase(0, prefix.size());
+  const bool address = name != text;
+  const size_t slash = name.find('/'), end = std::min(name.find('/', slash + 1), name.size());
+  if (slash == std::string::npos || slash == 0 || slash + 1 >= end || name[0] == '.' || name[0] == '~') return "";
+  if (!address && end + 1 < name.size()) return "";  // a path of several folders
+  name.resize(end);                                  // without /tree/main
+  const auto valid = [](unsigned char c) {
+    return std::isalnum(c) || std::string_view("-_./").find(c) != std::string_view::npos;
+  };
+  return std::all_of(name.begin(), name.end(), valid) ? name : "";
+}
+
+std::string lfs_pointer(const std::string& path, std::string_view text) {
+  if (!text.starts_with("version https://git-lfs.github.com/spec/")) return "";
+  const std::string folder = fs::path(path).parent_path().string();
+  return cat("is a pointer of Git LFS, the file itself was not downloaded; fetch it with\n  git -C ",
+             shell_word(folder.empty() ? "." : folder), " lfs pull");
 }
 
 std::string foreign_rows(const std::string& path) {
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) return foreign_folder(path);
-  if (!fs::exists(path, ignored))
-    return is_hub_name(path) && fs::path(path).extension() != ".jsonl" &&
-                   !fs::is_directory(fs::path(path).parent_path(), ignored)
-               ? cat("no such file; if it is a data set of the Hugging Face Hub, download it with\n  hf download ",
-                     path, " --repo-type dataset --local-dir ", fs::path(path).filename().string())
-               : "";
+  if (!fs::exists(path, ignored)) {
+    const std::string name = hub_name(path);
+    if (name.empty() || name.ends_with(".jsonl") || fs::is_directory(fs::path(path).parent_path(), ignored)) return "";
+    return cat("no such file; if it is a data set of the Hugging Face Hub, download it with\n  hf download ", name,
+               " --repo-type dataset --local-dir ", name.substr(name.find('/') + 1));
+  }
   const std::string head = head_of(path, 1 << 16);
-  if (is_pointer(head)) return fetch_pointer(path);
+  if (const std::string pointer = lfs_pointer(path, head); !pointer.empty()) return pointer;
   if (head.starts_with("PAR1"))
     return by_python("is a parquet file", "pyarrow.parquet as p", "p.read_table(sys.argv[1]).to_pylist()", path);
   if (head.starts_with("ARROW1"))
@@ -208,7 +214,7 @@ std::string foreign_rows(const std::string& path) {
 
 std::string foreign_model_file(const std::string& path) {
   const std::string head = head_of(path, 512), ending = fs::path(path).extension().string();
-  if (is_pointer(head)) return fetch_pointer(path);
+  if (const std::string pointer = lfs_pointer(path, head); !pointer.empty()) return pointer;
   if (head.starts_with("GGUF") || ending == ".gguf")
     return "is GGUF, weights for llama.cpp; pare reads safetensors: download the folder that they were made from with\n"
            "  hf download OWNER/NAME --local-dir DIR";

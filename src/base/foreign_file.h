@@ -1,6 +1,7 @@
 // Recognises files of other formats by their content, to say how to convert them.
 #pragma once
 #include <string>
+#include <string_view>
 
 namespace pare {
 
@@ -13,8 +14,11 @@ std::string foreign_rows(const std::string& path);
 // HDF5, an archive.
 std::string foreign_model_file(const std::string& path);
 
-// The shape of a name on the Hugging Face Hub: OWNER/NAME.
-bool is_hub_name(const std::string& text);
+// The same for a pointer of Git LFS alone, by the beginning of the file at `path`.
+std::string lfs_pointer(const std::string& path, std::string_view text);
+
+// OWNER/NAME of a name or address on the Hugging Face Hub; empty: the text is neither.
+std::string hub_name(const std::string& text);
 
 // The word as a POSIX shell reads it back.
 std::string shell_word(const std::string& word);

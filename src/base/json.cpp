@@ -41,8 +41,6 @@ nlohmann::json parse(std::string_view text, bool throws, std::string& twice) {
 }  // namespace
 
 nlohmann::json parse_json(std::string_view text, const std::string& where) {
-  if (text.starts_with("version https://git-lfs.github.com/spec/"))
-    fail(where, ": is a pointer of Git LFS, the file itself was not downloaded; run `git lfs pull` in its folder");
   if (too_deep(text)) fail(where, ": JSON nested deeper than ", max_depth);
   std::string twice;
   nlohmann::json value;

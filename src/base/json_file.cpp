@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "base/error.h"
+#include "base/foreign_file.h"
 #include "base/json.h"
 #include "base/progress.h"
 
@@ -18,7 +19,9 @@ json read_json_file(const std::string& path) {
   if (!std::filesystem::is_regular_file(path, error)) fail(path, ": no such file");
   std::ifstream in(path, std::ios::binary);
   if (!in) fail(path, ": cannot be opened for reading");
-  return parse_json(std::string{std::istreambuf_iterator<char>(in), {}}, path);
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  if (const std::string pointer = lfs_pointer(path, text); !pointer.empty()) fail(path, ": ", pointer);
+  return parse_json(text, path);
 }
 
 }  // namespace pare

@@ -284,7 +284,7 @@ bool is_saved_file(const std::string& path) {
   std::string name = path.starts_with(adapter) ? path.substr(adapter.size()) : path;
   if (name.ends_with(".tmp")) name.resize(name.size() - 4);  // of a write that was cut off
   if (name.starts_with(templates)) return name.ends_with(".jinja") && name.find('/', templates.size()) == name.npos;
-  for (const char* own : {optimizer_name, state_name, prefix_cache_name, "vocab_pieces.bin", "vocab_pieces.ssa"})
+  for (const char* own : {optimizer_name, state_name, prefix_cache_name})
     if (name == own) return true;
   const auto files = folder_files();
   return std::any_of(files.begin(), files.end(),
@@ -372,8 +372,6 @@ std::string checkpoint_damage(const std::string& path) {
 
 namespace {
 
-std::string word(RunCommand command) { return command == RunCommand::sft ? "sft" : "train"; }
-
 // The run that holds the checkpoint.
 std::string config_of(const std::string& checkpoint) {
   return (fs::path(checkpoint).parent_path().parent_path() / "config.toml").string();
@@ -382,7 +380,7 @@ std::string config_of(const std::string& checkpoint) {
 void check_configuration(const std::string& path, const StateFile& s, const Config& config, bool by_content) {
   const RunCommand own = s.config.trainer.command, given = config.trainer.command;
   if (own != RunCommand::any && given != RunCommand::any && own != given)
-    fail(path, " is a checkpoint of `pare ", word(own), "`; continue with: pare ", word(own), " ",
+    fail(path, " is a checkpoint of `pare ", command_name(own), "`; continue with: pare ", command_name(own), " ",
          shell_word(config_of(path)), " --resume");
   if (const auto keys = keys_that_part(s.config, config, by_content && !s.run.inputs.empty()); !keys.empty()) {
     std::string list, overrides;
@@ -391,7 +389,7 @@ void check_configuration(const std::string& path, const StateFile& s, const Conf
       overrides += " " + shell_word(cat(k, "=", config_key(k).show(config)));
     }
     fail(path, " was written with other values of ", list, ", so the run cannot be continued bit by bit; ",
-         "start a new one from its weights and moments: pare ", word(given), " ", shell_word(config_of(path)),
+         "start a new one from its weights and moments: pare ", command_name(given), " ", shell_word(config_of(path)),
          overrides, " --from ", shell_word(path));
   }
   if (config.trainer.total_training_steps < s.run.training.step)
@@ -479,27 +477,30 @@ std::string trained_parameters(const Config& c) {
   return c.distill.enable ? "a model and adapters of its sampler" : "adapters";
 }
 
-// The model and the shape of its adapters are those of the checkpoint.
-void check_start(const std::string& path, const StateFile& s, const Session& session) {
-  if (session.adapters) {
-    const LoraSpec theirs = load_adapter_config(session.sparse ? path + adapter_folder : path),
-                   &ours = session.adapters->spec;
-    if (theirs.rank != ours.rank || theirs.targets != ours.targets)
-      fail("--from ", path, ": its adapters have rank ", theirs.rank, ", those of this run rank ", ours.rank,
+// The shapes of model and adapters are those of the checkpoint.
+void check_shapes(const std::string& path, const Config& c) {
+  const std::optional<LoraSpec> ours = lora_spec(c.model.lora);
+  if (ours) {
+    const LoraSpec theirs = load_adapter_config(c.distill.enable ? path + adapter_folder : path);
+    if (theirs.rank != ours->rank || theirs.targets != ours->targets)
+      fail("--from ", path, ": its adapters have rank ", theirs.rank, ", those of this run rank ", ours->rank,
            "; model.lora.rank and model.lora.target_modules must be those of its run");
   }
-  if (session.frozen()) {
-    for (const Input& base : s.run.weights)
-      if (base.name == "model.path/weights" && base.digest != hex16(session.base_weights))
-        fail("--from ", path, ": its adapters are those of another base than ", session.config.model.path,
-             " (model.path)");
-    return;
-  }
-  json theirs = to_json(load_model_config(path)), ours = to_json(session.model_config);
-  for (const auto& [key, value] : ours.items())
+  if (ours && !c.distill.enable) return;  // the checkpoint has no model
+  const json theirs = to_json(load_model_config(path)), model = to_json(read_model_config(c.model));
+  for (const auto& [key, value] : model.items())
     if (!key.ends_with("_token_id") && theirs.value(key, json()) != value)
       fail("--from ", path, ": its model has ", key, " = ", theirs.value(key, json()).dump(), ", that of this run ",
-           value.dump(), " (", session.config.model.path.empty() ? "model.config" : "model.path", ")");
+           value.dump(), " (", c.model.path.empty() ? "model.config" : "model.path", ")");
+}
+
+// The base of its adapters is that of the checkpoint.
+void check_base(const std::string& path, const StateFile& s, const Session& session) {
+  if (!session.frozen()) return;
+  for (const Input& base : s.run.weights)
+    if (base.name == "model.path/weights" && base.digest != hex16(session.base_weights))
+      fail("--from ", path, ": its adapters are those of another base than ", session.config.model.path,
+           " (model.path)");
 }
 
 // The training rows and their order are those of the checkpoint's run.
@@ -523,17 +524,19 @@ void check_startable(const std::string& path, const Config& config, bool reads) 
   const Config theirs = read_state(path).config;
   const RunCommand own = theirs.trainer.command;
   if (own != RunCommand::any && own != config.trainer.command)
-    fail("--from ", path, ": a checkpoint of `pare ", word(own), "`, whose moments are those of another objective; ",
+    fail("--from ", path, ": a checkpoint of `pare ", command_name(own),
+         "`, whose moments are those of another objective; ",
          "start from its weights alone: model.path=", shell_word(path));
   if (const std::string was = trained_parameters(theirs), is = trained_parameters(config); was != is)
     fail("--from ", path, ": its run trains ", was, ", this one trains ", is,
          " (model.lora.rank, model.lora.adapter_path, distill.enable)");
+  check_shapes(path, config);
 }
 
 TrainingState start_from(const std::string& path, Session& session, Training& training,
                          const std::vector<Input>& inputs) {
   const StateFile s = read_state(path);
-  check_start(path, s, session);
+  check_base(path, s, session);
   load_parameters(path, session);
   load_optimizer(path + "/" + optimizer_name, training, false);
   const TrainingState& before = s.run.training;

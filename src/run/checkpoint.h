@@ -59,14 +59,13 @@ RunState load_checkpoint(const std::string& path, Session& session, Training& tr
                          std::vector<std::string>* notes = nullptr);
 
 // Throws Error(usage) if there is no whole checkpoint at `path` for a new run of this configuration: of the same
-// command, and of the same kind of parameters.  `reads`: all of it, to find damage.
+// command, with the same model, rank and layers of adapters.  `reads`: all of it, to find damage.
 void check_startable(const std::string& path, const Config& config, bool reads);
 
 // The beginning of a new run at step 0: parameters, moments and their count of updates are those of a whole checkpoint
 // of another one.  Where the training rows, their order and the seed are the same, the rows go on behind those that
 // were used.  Random draws go on in any case: with the same keys and a constant learning rate, steps have the bits of
-// those that the other run would make next.  Throws Error(usage) if its model, or rank and layers of its adapters, are
-// not those of the session.
+// those that the other run would make next.  Throws Error(usage) if its adapters belong to another base.
 TrainingState start_from(const std::string& path, Session& session, Training& training,
                          const std::vector<Input>& inputs);
 

@@ -167,7 +167,8 @@ Config read_config(const std::vector<std::string>& files_and_overrides, std::vec
   };
   for (const std::string& argument : files_and_overrides) {
     if (argument.starts_with('=')) fail("expected group.key=value, found ", toml_quote(argument));
-    if (argument.find('=') == std::string::npos) {
+    std::error_code ignored;
+    if (argument.find('=') == std::string::npos || std::filesystem::is_regular_file(argument, ignored)) {
       lay_overrides();
       apply_configuration(reading, argument, 0);
       last = argument;

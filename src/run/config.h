@@ -23,6 +23,7 @@ enum class OnMismatch { fail, carry_on };
 enum class ActType { automatic, f32, bf16 };
 enum class DeviceKind { cpu, cuda, emu };
 enum class RunCommand { any, train, sft };
+constexpr const char* command_name(RunCommand command) { return command == RunCommand::sft ? "sft" : "train"; }
 enum class SaveType { automatic, f32, bf16, f16 };
 
 // A struct is a table of keys; those that a stage of src/rl reads stand with it.  A member's path is its key

@@ -12,12 +12,11 @@ Groups rollout_keys() {
         KEY(rollout.top_p, above_to(0, 1), "probability",
             "cumulative probability of the most probable tokens to sample from; 1: off", "verl"),
         KEY(rollout.stop_token_ids, within(0, 2147483647), "",
-            "token ids that end a response as EOS does: the token is part of it, and trained on; the text is without "
-            "it "
-            "if the token is special",
+            "token ids that end a response as EOS does: the token is part of it and trained on, but not part of "
+            "the text if it is special",
             "vLLM"),
         KEY(rollout.stop, any, "",
-            "texts that end a response with the token that completes one; the text of the response has it", "vLLM"),
+            "texts that end a response, with the token that completes one of them; they are part of its text", "vLLM"),
         KEY(rollout.allow_truncated_sampling, any, "",
             "permits training with top_k or top_p, which is off-policy: the learner's distribution is not truncated",
             "pare"),

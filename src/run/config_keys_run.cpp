@@ -87,14 +87,14 @@ Groups data_keys() {
             "pare"),
         KEY(data.system_prompt, any, "", "system message of rows that have none; empty: none", "verifiers"),
         KEY(data.filter_overlong_prompts, any, "",
-            "leaves out rows whose prompt is longer than data.max_prompt_length, in training and validation, and says "
-            "how many; in `pare sft` also those whose completion is longer than data.max_response_length. false: such "
-            "a "
-            "row is an error",
+            "leaves out rows whose prompt is longer than data.max_prompt_length, in training and validation, and "
+            "prints their number; in `pare sft` also rows whose completion is longer than data.max_response_length. "
+            "false: "
+            "such a row is an error",
             "verl"),
         KEY(data.reward, any, "",
             "verifier of the responses: exact, contains, starts_with, gsm8k-strict, gsm8k-flexible, math-string, dapo, "
-            "countdown or math-value; or command:PROGRAM ARGUMENTS, an external grader (data/reward_command.h). "
+            "countdown or math-value; or command:PROGRAM ARGUMENTS, an external grader (`pare help data`). "
             "`pare sft` needs none",
             "pare"),
         KEY(data.chat_template, any, "",
@@ -119,8 +119,8 @@ Groups trainer_keys() {
   return {
       {{},
        {KEY(trainer.command, any, "",
-            "command that the configuration belongs to, `pare train` or `pare sft`: the other one refuses it. A run "
-            "writes its own into config.toml; any: both take it",
+            "command that the configuration belongs to, `pare train` or `pare sft`; the other one refuses it. A run "
+            "records its own in config.toml. any: both accept it",
             "pare"),
         KEY(trainer.device, any, "", "device of all computation; emu: the CUDA kernels, emulated on the CPU, for tests",
             "verl"),
@@ -138,11 +138,11 @@ Groups trainer_keys() {
             "device, else nccl",
             "pare"),
         KEY(trainer.total_epochs, within(0, 1e6), "epochs",
-            "length of the run in passes over the training set, each rows / data.train_batch_size steps, rounded "
-            "down; without effect where trainer.total_training_steps is given with it; 0: that alone counts",
+            "length of the run in passes over the training set, each of rows / data.train_batch_size steps, rounded "
+            "down; ignored if trainer.total_training_steps is given as well; 0: off",
             "verl"),
         KEY(trainer.total_training_steps, at_least(1), "steps",
-            "length of the run; config.toml of a run has the steps that trainer.total_epochs amounts to", "verl"),
+            "length of the run; the config.toml of a run has the steps computed from trainer.total_epochs", "verl"),
         KEY(trainer.seed, at_least(0), "", "seed of every random draw but those of the ssa data sets", "TRL"),
         KEY(trainer.threads, within(0, 1024), "threads",
             "CPU threads of a rank; 0: one per core, shared with the other ranks of the machine; changes no result",
@@ -151,8 +151,7 @@ Groups trainer_keys() {
         KEY(trainer.val_before_train, any, "", "validates before the first step", "verl"),
         KEY(trainer.check_nan, any, "", "stops at the first op whose output is not finite", "pare"),
         KEY(trainer.skip_nonfinite, at_least(0), "updates",
-            "drops an update whose gradient norm is infinite or NaN, and goes on, up to this many in a row; the next "
-            "one "
+            "drops an update whose gradient norm is infinite or NaN, and continues, up to this many in a row; one more "
             "ends the run",
             "pare; optax: apply_if_finite"),
         KEY(trainer.experiment_name, any, "", "name of the run; empty: that of its configuration files", "verl"),

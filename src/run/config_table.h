@@ -217,7 +217,8 @@ ConfigKey key(const char* name, Member member, Allowed allowed, const char* unit
       return "[" + join(member(c), ", ", [](const auto& x) { return show(x); }) + "]";
     };
     k.assign = [member, allowed, type = k.type](Config& c, const TomlItem& item) {
-      T list(item.values.size());
+      const bool none = !item.array && item.values[0].kind == TomlValue::Kind::text && item.values[0].text.empty();
+      T list(none ? 0 : item.values.size());
       bool good = item.array || !std::is_same_v<T, std::vector<double>>;
       for (size_t i = 0; i < list.size(); i++) good = good && read(item.values[i], allowed, list[i]);
       if (std::is_same_v<T, std::vector<double>> && list.size() != 2) good = false;

@@ -136,7 +136,7 @@ std::vector<double> GrpoTraining::scores(std::span<const Request> requests, std:
     const uint64_t uid = requests[c.request].uids[c.sample];
     certificate_.add(uid, c.logprobs);
     const Problem& problem = problems_[c.request];
-    grades_[uid] = {std::move(rewards[i].extracted), problem.answer.value_or(""), problem.prompt};
+    grades_[uid] = {std::move(rewards[i].extracted), problem.answer.value_or(""), problem_text(problem)};
     scores.push_back(rewards[i].score);
   }
   return scores;

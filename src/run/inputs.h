@@ -19,7 +19,7 @@ struct Input {
 // counts as absent: it cannot be read twice.  Parts of the program (presets, the tokenizer ssa) are listed too.
 std::vector<Input> read_inputs(const Config& config);
 
-// An input that is not what it was, and its digest then; empty: there was none.
+// An input that has changed, and its digest before; empty: it did not exist.
 struct InputChange {
   Input input;
   std::string before;

@@ -27,6 +27,14 @@ std::vector<int32_t> token_ids(const json& list) {
   return ids;
 }
 
+// "finished" of a cache, or "finish" of the samples of pare generate.
+bool is_finished(const json& line) {
+  if (line.contains("finished") || !line.contains("finish")) return line.at("finished").get<bool>();
+  for (const Finish finish : {Finish::eos, Finish::stop, Finish::length})
+    if (line["finish"] == finish_name(finish)) return finish != Finish::length;
+  fail("\"finish\" is ", line["finish"].dump(), ", expected \"eos\", \"stop\" or \"length\"");
+}
+
 json number(double x) { return std::isnan(x) ? json() : json(x); }
 double number(const json& x) { return x.is_null() ? NAN : x.get<double>(); }
 
@@ -40,6 +48,7 @@ void read_lines(const std::string& path, Add add) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     const std::string where = cat(path, ":", number);
     const json object = parse_json(line, where);
+    if (!object.is_object()) fail(where, ": is of type ", object.type_name(), ", expected an object");
     try {
       add(object, where);
     } catch (const json::exception& e) {
@@ -117,7 +126,7 @@ PrefixCache read_cache_file(const std::string& path, const Session& session) {
     if (cache.contains(row)) fail(where, ": a second response to row ", row, "; one is cached");
     CachedResponse entry;
     entry.score = entry.reward = NAN;
-    entry.finished = line.contains("finished") ? line.at("finished").get<bool>() : line.at("finish") != "length";
+    entry.finished = is_finished(line);
     if (line.contains("ids")) {
       entry.ids = token_ids(line.at("ids"));
     } else {

@@ -77,7 +77,9 @@ ResumedLog resume_events(const std::string& path, uint64_t bytes) {
   text.resize(std::min<uint64_t>(text.size(), bytes));
   const uint64_t whole = tensorboard_whole(text);
   if (whole == bytes) return {bytes, ""};
-  return {whole, cat(difference(path, bytes), "; its curves go on behind its first ", whole, " bytes")};
+  return {whole,
+          cat(difference(path, bytes), whole == 0 ? "; its curves begin at the next step"
+                                                  : cat("; its curves go on after the first ", whole, " bytes"))};
 }
 
 }  // namespace pare

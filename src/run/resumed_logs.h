@@ -1,5 +1,5 @@
-// The append-only logs of a run that goes on from a checkpoint.  A log that is not what it was when the checkpoint was
-// written (lost, cut, edited) keeps what can be read of it: results of a run are worth more than their log.
+// Append-only logs of a run that continues from a checkpoint.  A log that was lost, cut or edited since keeps its
+// readable part: the run is worth more than its log.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -7,7 +7,7 @@
 namespace pare {
 
 struct ResumedLog {
-  uint64_t bytes = 0;  // with which it goes on; what lies behind them is to be cut off
+  uint64_t bytes = 0;  // to keep; the rest is to be cut off
   std::string note;    // empty, or how it differs from what the checkpoint expects
 };
 

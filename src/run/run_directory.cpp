@@ -120,8 +120,20 @@ void check_folder(const fs::path& folder, const fs::path& parent) {
          " or not writable, so a run cannot replace it; move it, or choose another --out");
 }
 
+// Nor is a log written through a link, and a pipe would be waited for.
+void check_file(const fs::path& file) {
+  const fs::file_status status = fs::symlink_status(file);
+  if (fs::exists(status) && !fs::is_regular_file(status))
+    fail(file.string(), " is ",
+         fs::is_symlink(status)     ? "a link"
+         : fs::is_directory(status) ? "a folder"
+                                    : "no file",
+         ", so a run cannot write its own there; move it, or choose another --out");
+}
+
 void check_folders(const fs::path& path, Start start) {
   const std::string model = path / "model", checkpoints = path / "checkpoints";
+  for (const char* name : logs) check_file(path / name);
   for (const char* suffix : {"", ".tmp", ".old"}) check_folder(model + suffix, path);
   if (start == Start::replace)
     for (const char* suffix : {"", ".old"}) check_folder(checkpoints + suffix, path);
@@ -312,9 +324,9 @@ bool RunDirectory::saved(int64_t step) const {
 
 void RunDirectory::check_in_place(const std::string& what) const {
   if (!in_place())
-    throw Error(Exit::failed, cat(path_, ": the run's folder was moved or removed while the run went on, so ", what,
-                                  " cannot be saved; where it was moved to, `pare ... FOLDER/config.toml --resume` "
-                                  "continues from its last checkpoint"));
+    throw Error(Exit::failed, cat(path_, ": the run's folder was moved or removed during the run, so ", what,
+                                  " cannot be saved; if it was moved, `pare ... FOLDER/config.toml --resume` continues "
+                                  "from its last checkpoint"));
 }
 
 void RunDirectory::save(const Session& session, Training& training, RunState state) {

@@ -9,8 +9,8 @@
 namespace pare {
 
 // What becomes of a run that is in the directory: it is an error, it is replaced, or it is continued.  A run without a
-// checkpoint is continued from its beginning; where nothing has begun, there is nothing to continue.  Files that a run
-// does not write keep their place and name in all cases.
+// checkpoint is continued from its beginning; a directory without a run is an error.  Files that a run does not write
+// keep their place and name in all cases.
 enum class Start { fresh, replace, resume };
 
 // An Error if `start` does not allow a run to be written to `path`, or something there would keep it from being saved.
@@ -19,7 +19,7 @@ void check_run_directory(const std::string& path, Start start);
 // The folder of the run whose config.toml this is, wherever it was moved; empty: it is no such file.
 std::string folder_of_config(const std::string& path);
 
-// The command whose run is in the directory; of a run that an older program wrote, as its metrics tell.  any: unknown.
+// The command of the run in the directory, inferred from its metrics if an older program wrote it.  any: unknown.
 RunCommand command_of_run(const std::string& path);
 
 class RunDirectory {
@@ -35,7 +35,7 @@ class RunDirectory {
   const std::vector<std::string>& damaged() const { return damaged_; }
 
   void begin(const Config& config);  // without the run that was here before
-  // As it was when the checkpoint was written.  Returns a note for each log that is not what it was then.
+  // Restores the directory as of the checkpoint.  Returns a note for each log that has changed since.
   std::vector<std::string> resume(const Config& config, const RunState& state);
 
   void log(const Metrics& metrics);                                    // metrics.jsonl, events.out.tfevents.pare

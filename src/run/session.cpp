@@ -78,7 +78,8 @@ void Session::read_data() {
     if (RewardCommand::is_one(d.reward)) reward_command = std::make_shared<RewardCommand>(d.reward, d.reward_timeout);
     const auto read = [&](const std::vector<std::string>& files) -> std::unique_ptr<Task> {
       if (files.empty()) return nullptr;
-      return std::make_unique<JsonlTask>(files, d.reward, d.prompt_key, d.answer_key, reward_command);
+      return std::make_unique<JsonlTask>(files, d.reward, RowKeys{d.prompt_key, d.answer_key, d.system_prompt},
+                                         reward_command);
     };
     train = read(d.train_files);
     val = read(d.val_files);
@@ -143,6 +144,7 @@ Session::Session(const Config& c, const Table& table, bool trainable, const std:
     if (const auto turn = turn_end(chat, *tokenizer);
         turn && std::find(stop.token_ids.begin(), stop.token_ids.end(), *turn) != stop.token_ids.end())
       end = *turn;
+    if (const std::string note = turn_end_note(chat, *tokenizer, eos, stop); !note.empty()) notes.push_back(note);
   }
 
   const LoraKeys& l = c.model.lora;
@@ -272,20 +274,9 @@ void Session::check_prompts() {
       });
 }
 
-std::vector<Message> Session::conversation(const Problem& problem) const {
-  std::vector<Message> all = problem.messages;
-  if (all.empty()) all = {{"user", problem.prompt}};
-  const std::string& system = config.data.system_prompt;
-  if (!system.empty() && config.data.task == "jsonl" && all[0].role != "system")
-    all.insert(all.begin(), {"system", system});
-  return all;
-}
-
 std::vector<int32_t> Session::prompt_of_any_length(const Problem& problem) const {
   std::vector<int32_t> ids = problem.prompt_ids;
   try {
-    if (!ids.empty() && !config.data.system_prompt.empty())
-      fail("data.system_prompt has no place in a prompt of token ids");
     if (ids.empty()) ids = encode_chat(chat, *tokenizer, conversation(problem));
   } catch (const Error& e) {
     fail(problem.where, ": ", e.what());

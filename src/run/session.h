@@ -40,14 +40,15 @@ struct Session {
 
   const Task& training_task() const;  // train; an Error naming data.train_files where there is none
 
-  // The ids of the problem, or its conversation in the chat format of the run.  Throws an Error where they are more
-  // than data.max_prompt_length.
+  // Returns the ids of the problem, or of its conversation in the chat format of the run.  Throws an Error if they are
+  // more than data.max_prompt_length.
   std::vector<int32_t> encode_prompt(const Problem& problem) const;
   // Returns the ids that the problem's row teaches: its completion as it stands, or its reply as the chat format
   // renders that after the prompt, and EOS.
   std::vector<int32_t> encode_completion(const Problem& problem, const std::string& text) const;
-  // Keeps the rows of `task` that fit.  `excess`: how a row is too long ("the prompt has 7 tokens, data.max_... is 5"),
-  // else empty.  Throws at the first such row, unless data.filter_overlong_prompts leaves it out, which `notes` says.
+  // Keeps the rows of `task` that fit.  `excess` returns how a row is too long ("the prompt has 7 tokens, data.max_...
+  // is 5"), or an empty text.  Throws at the first such row; with data.filter_overlong_prompts it is left out, and
+  // `notes` has their number.
   void keep_fitting(Task& task, const std::function<std::string(const Problem&)>& excess);
   std::string response_text(const Completion& completion) const;  // of text_tokens()
   Reward reward(const Task& task, const Problem& problem, const Completion& completion) const;
@@ -76,7 +77,7 @@ struct Session {
   std::shared_ptr<RewardCommand> reward_command;  // of data.reward = "command:..."; absent: another one
   std::unique_ptr<Task> train, val;               // absent: without data; jsonl without train_files, without val_files
   int64_t left_out = 0;                           // rows of train_files, by data.filter_overlong_prompts
-  std::vector<std::string> notes;                 // on the data, for the log
+  std::vector<std::string> notes;                 // on the data and how responses end, for the user
   ModelConfig model_config;
   std::vector<int32_t> eos;  // any of them ends a response; the first is the tokenizer's, where it is one of them
 
@@ -95,7 +96,6 @@ struct Session {
 
  private:
   void read_data();
-  std::vector<Message> conversation(const Problem& problem) const;
   std::string reply_text(const Problem& problem) const;
   std::vector<int32_t> prompt_of_any_length(const Problem& problem) const;
   void check_prompts();
@@ -104,14 +104,15 @@ struct Session {
 // The adapters of model.lora; none: off.
 std::optional<LoraSpec> lora_spec(const LoraKeys& keys);
 
-ModelConfig read_model_config(const ModelKeys& keys);  // of the run's model
 // The model of model.config: a config.json, or the name of a shape of data/presets.
 ModelConfig read_shape(const std::string& file_or_name);
+// The model of model.path, or else of model.config.
+ModelConfig read_model_config(const ModelKeys& keys);
 
-// What a step must keep of its responses on the host, at the least, is an Error(Exit::memory) where `memory` is less.
 // Bytes that a rank holds on the host at most, outside of arenas, for the responses of a step: tokens, log-probs, and
 // the columns of the loss.  An upper bound.
 size_t response_memory(const Config& config);
+// Throws Error(memory) if `memory` is less.
 void check_response_memory(const Config& config, size_t memory = machine_memory());
 
 // Rows of a data set in the order of training: epoch after epoch, each shuffled by (seed, epoch).

@@ -81,14 +81,14 @@ class Training {
 
 // The run validates, before its first step or between steps.
 inline bool validates(const Config& c) { return c.trainer.test_freq > 0 || c.trainer.val_before_train; }
-// Next-token training validates by the loss of the rows of data.val_files, where no verifier grades responses to them.
+// Next-token training validates by the loss of data.val_files unless a verifier grades responses to them.
 inline bool validates_by_loss(const Config& c) { return c.data.task == "jsonl" && c.data.reward.empty(); }
 
 enum class TrainingKind { grpo, sft };
 std::unique_ptr<Training> make_training(TrainingKind kind, Session& session);
 
-// Sets trainer.total_training_steps where trainer.total_epochs gives it, as verl counts: epochs x floor(rows / batch).
-// Batches run on into the next epoch, so that no row is left out; the last ones may be.
+// Sets trainer.total_training_steps if only trainer.total_epochs is given, as verl counts: epochs x floor(rows /
+// batch). Batches run on into the next epoch; only rows at the end of the run are left out.
 void resolve_steps(Config& config, TrainingKind kind);
 
 }  // namespace pare

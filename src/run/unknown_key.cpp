@@ -147,8 +147,7 @@ const std::map<std::string, std::string>& foreign_keys() {
       {"num_iterations", "actor.ppo_epochs"},
       {"loss_type",
        "is actor.loss_agg_mode here (grpo: seq-mean-token-mean, dapo: token-mean, dr_grpo: seq-mean-token-sum-norm; "
-       "the "
-       "presets of these names set the rest)"},
+       "the presets of these names set the rest)"},
       {"scale_rewards", "algorithm.norm_adv_by_std_in_grpo"},
       {"importance_sampling_level", "is actor.policy_loss.loss_mode=gspo here for sequences"},
       {"mask_truncated_completions", "does not exist here; reward_model.overlong_buffer.enable punishes long ones"},
