@@ -224,6 +224,22 @@ TEST_F(Generate, ChatsHaveTheFormatOfTheModel) {
   EXPECT_NE(text(plain({"--prompt", "hi"})), "");
 }
 
+// Conversations of every kind that training reads, and a key of one's own.
+TEST_F(Generate, ReadsTheRowsOfTraining) {
+  const auto of = [&](const std::string& row, Words more = {}) {
+    more.insert(more.end(), {"--file", write("row.jsonl", row), "--chat-format", "qwen2.5"});
+    const std::vector<json> all = rows(plain(more));
+    EXPECT_EQ(all.size(), 1u) << row;
+    return all.empty() ? json() : all[0]["tokens"];
+  };
+  const json want = of(messages_row({{"system", "s"}, {"user", "one"}}));
+  EXPECT_EQ(of(R"({"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "one"}]})"), want);
+  EXPECT_EQ(of(R"({"conversations": [{"from": "system", "value": "s"}, {"from": "human", "value": "one"}]})"), want);
+  EXPECT_EQ(of(R"({"prompt": "one"})", {"data.system_prompt=s"}), want);
+  EXPECT_EQ(of(R"({"prompt": "two", "text": "one"})", {"data.system_prompt=s", "data.prompt_key=text"}), want);
+  EXPECT_NE(of(R"({"prompt": "one"})"), want);
+}
+
 TEST_F(Generate, AConversationKeepsWhatWasSaid) {
   input_ = write("input", "one\n  \ntwo\nthree");
   const Words common = {"--chat-format", "qwen2.5", "--system", "s"};
