@@ -186,7 +186,9 @@ Plan plan_run(const Config& wanted, TrainingKind kind, const Table& table, size_
   // becomes memory as it is filled: all of it by weights, gradients and moments, the rest by the lengths of responses.
   const bool whole = !on_host || room.bytes < std::min(host, machine_memory());
   if (!whole) room = {host, "of this machine"};
-  const Config config = fit_memory(wanted, [&](const Config& c) { return run_fits(c, kind, room.bytes); });
+  // Ranks agree, as the bits of a run must not depend on which of them has least memory.
+  const Config config =
+      fit_memory(wanted, [&](const Config& c) { return world().most(run_fits(c, kind, room.bytes) ? 0 : 1) == 0; });
   Plan plan;
   try {
     plan = plan_step(config, kind, true, each_far(room.bytes));
