@@ -71,6 +71,7 @@ TEST_F(Golds, BadRowsAreErrors) {
   expect_error(R"({"problem": "p", "answer": null})", "no \"answer\" and no");
   expect_error(R"({"problem": "p", "answer": []})", "\"answer\" is of type array");
   expect_error(R"({"problem": "p", "answer": [["1"]]})", "array of arrays");
+  expect_error(R"({"problem": "p", "answer": [1, true]})", ":1: \"answer\" is of type boolean");
   expect_error(R"({"problem": "p", "answer": ""})", "\"answer\" has an empty answer");
   expect_error(R"({"problem": "p", "answer": "work\n####"})", "\"answer\" has an empty answer");
   expect_error(R"({"problem": "p", "solution": "no box"})", "\"solution\" has no answer in it");

@@ -262,6 +262,8 @@ TEST(MathValue, SameValues) {
       {"\\frac{x+2}{7}", "\\frac{x}{7}+\\frac{2}{7}"},
       {"|x|", "\\sqrt{x^2}"},
       {"\\lfloor 7/2 \\rfloor", "3"},
+      {"4", "\\lceil 7/2 \\rceil"},
+      {"5", "\\|-5\\|"},
       {"a_1+a_2", "a_{2}+a_{1}"},
       {"385", "\\sum_{k=1}^{10} k^2"},
       {"120", "\\prod_{i=1}^5 i"},
@@ -284,6 +286,11 @@ TEST(MathValue, SameValues) {
       {"204", "\\mathbf{204}"},
       {"x = 11", "x = 5+6 = 11"},
       {"1/3", "1/3 \\approx 0.333"},
+      {"6", "\\gcd(12,18) = x"},
+      {"\\text{blue whale}", "Blue Whale"},
+      {"5\\text{ cm}", "5~\\text{cm}"},
+      {"42", "42\\"},
+      {"42", "$42$"},
       // several
       {"(1,2)", "\\left( 1, 2 \\right)"},
       {"1,2", "2 \\text{ and } 1"},
@@ -296,12 +303,14 @@ TEST(MathValue, SameValues) {
       {"(1,2),(3,4)", "(3,4),(1,2)"},
       {"a=4,b=5", "4,5"},
       {"7:32", "7:32"},
+      {"x=\\pm2", "x=\\pm2;"},
       // intervals and relations
       {"(-\\infty,2]", "x \\le 2"},
       {"[-2,7]", "-2\\le x\\le 7"},
       {"x>5", "5 < x"},
       {"x \\in [0,1)", "[0,1)"},
       {"\\infty", "infinity"},
+      {"(-\\infty,2]", "(-oo,2]"},
       {"(-\\infty,-3]\\cup[2,\\infty)", "x \\le -3 \\text{ or } x \\ge 2"},
       {"|x|<2", "(-2,2)"},
       {"x+y<3", "3 > y+x"},
@@ -411,6 +420,7 @@ TEST(MathValue, SameValues) {
       {"\\sqrt3", "\\max\\left\\{1,\\sqrt3,-2\\right\\}"},
       {"-2", "\\text{min}(1, -2)"},
       {"6", "\\gcd(12,18)"},
+      {"2", "\\operatorname{max}\\bigl(1,2\\bigr)"},
       {"13", "2\\gcd(12,18,30)+1"},
       {"12", "\\operatorname{lcm}(4, 6)"},
       {"12", "\\text{LCM}(4, 6)"},
@@ -451,7 +461,10 @@ TEST(MathValue, DifferentValues) {
       {"2^{98}", "2^{99}"},
       {"3^{2023}", "3^{2024}"},
       {"70\\text{ cm}", "70\\text{ m}"},
+      {"70\\text{ cm}", "(70)\\text{ m}"},
+      {"5", "5\\text{ feet }3\\text{ inches}"},
       {"x=7", "y=7"},
+      {"120", "n! = 120"},
       {"m=3,b=4", "m=4,b=3"},
       {"7", "7 \\text{ or } 8"},
       {"7", "7, 8"},
@@ -535,6 +548,7 @@ TEST(MathValue, DifferentValues) {
       {"\\mathbb R", "\\mathbb R^2"},
       {"\\mathbb R", "r"},
       {"R", "(-\\infty,\\infty,0)"},
+      {"R", "[-\\infty,\\infty)"},
       {"R", "5"},
       {"5", "R"},
       {"(0,\\infty)", "\\mathbb{R}"},
@@ -580,11 +594,15 @@ TEST(MathValue, TakesTheFinalAnswer) {
         "\\boxed{42} \\boxed{\\text{ }}", "\\boxed{42}, as \\boxed{...}", "\\boxed{42}, as \\boxed{\\ldots}",
         "\\boxed{42}. I put \\boxed on it.", "\\boxed{ \\boxed{42}}", "\\boxed{}: $\\fbox{ 42 }$",
         "Use \\boxed{: \\boxed{42}", "The answer is 42 (no \\boxed)", "\\boxed{41}, no: $\\boxed 42$. See \\boxed{}",
-        "`\\boxed{}`\n\nThe answer is $42$.", "There are 42 of them.\n\\boxed", "There are 42 of them.\n\\boxed{...}"})
+        "\\boxed 42; not 41", "`\\boxed{}`\n\nThe answer is $42$.", "There are 42 of them.\n\\boxed",
+        "There are 42 of them.\n\\boxed{...}"})
     EXPECT_EQ(grade("math-value", text, "42").score, 1) << text;
   EXPECT_EQ(grade("math-value", "\\boxed x", "x").score, 1);
-  for (const char* text : {"\\boxed{1} and \\boxed{2}", "\\boxed{1} or \\boxed{2}",
-                           "\\boxed{1} and $\\overrightarrow{ABCDEFGHIJ} = \\boxed{2}$"}) {
+  EXPECT_EQ(grade("math-value", "The answer is **even**.", "even").score, 1);
+  EXPECT_EQ(grade("math-value", "There are 4.5 of them.", "4.5").score, 1);
+  for (const char* text :
+       {"\\boxed{1} and \\boxed{2}", "\\boxed{1} or \\boxed{2}", "\\boxed{1},\\,\\boxed{2}",
+        "\\boxed{1}\\text{or}\\boxed{2}", "\\boxed{1} and $\\overrightarrow{ABCDEFGHIJ} = \\boxed{2}$"}) {
     EXPECT_EQ(grade("math-value", text, "1, 2").score, 1) << text;
     EXPECT_EQ(grade("math-value", text, "2").score, 0) << text;
   }
@@ -620,6 +638,9 @@ TEST(MathValue, NeverTakesACutResponseOrAnIntermediateValue) {
                            "\\boxed{42} so \\boxed{"})
     EXPECT_EQ(grade("math-value", text, "42").score, 0) << text;
   EXPECT_FALSE(grade("math-value", "The answer is somewhere from 40 to 44, I think", "42").found);
+  EXPECT_FALSE(
+      grade("math-value", "The answer is left to the reader, who will surely find it with what was shown above", "42")
+          .found);
   EXPECT_FALSE(grade("math-value", "\\boxed{}", "42").found);
   EXPECT_EQ(grade("math-value", "####", "").score, 0) << "nothing is no answer";
   EXPECT_EQ(grade("math-value", "#### ;", ".").score, 0);

@@ -116,6 +116,12 @@ KNOWN = {
         "a longer pause of the test hook, which tests/mpi uses",
     ("data/math_value/answer.cpp", "right = read(t.subspan(at + 1), nesting + 1)", "sign"):
         "a bound on recursion: brackets around what is taken away may nest two deeper",
+    ("data/math_value/answer.cpp", "if (depth == 0 && !closes(t[i]) && holds(t[i]))", "operand dropped"):
+        "superfluous: no condition that is asked for holds for a closing bracket",
+    ("data/math_value/same.cpp", "|| comma == 0 ||", "operand dropped"):
+        "the place of a comma in front is 0, which is returned either way: it only keeps the next line within the text",
+    ("data/ssa.cpp", "hash != std::string_view::npos && found == *problem.answer", "operand dropped"):
+        "superfluous: without # the text found is empty, which no answer is, as a problem has at least one query",
     ("data/math_value/extract.cpp", "if (std::min(boxed.from(0), fbox.from(0)) == none)", "guard dropped"):
         "only time: the loop returns the same",
     ("data/math_value/extract.cpp", "s.size() <= 300", "bound"): "a bound on work: 299 bytes would do as well",
