@@ -145,6 +145,7 @@ TEST_F(Chat, RecognisesItsOwnTemplates) {
       EXPECT_EQ(found.date, f.date);
       write("chat_template.jinja", chat_jinja(f, bos) + " ");
       EXPECT_EQ(error("auto").find("unknown") == std::string::npos, false) << "changed";
+      EXPECT_EQ(chat_jinja(f, end_of_turn(f).empty() ? "" : bos), chat_jinja(f, "")) << "turns have a BOS of their own";
     }
   for (const char* broken : {"{#- pare: ", "{#- pare: 7 -#}\n", "{#- pare: {\"data.chat_template\":\"auto\"} -#}\nx",
                              "{#- pare: {\"data.chat_template\":[1]} -#}\nx", "{#- pare: {\"data.chat_templ -#}\nx"}) {
@@ -200,8 +201,8 @@ TEST_F(Chat, FilesOfTemplatesWinOverTheConfig) {
   EXPECT_EQ(kind(), Kind::deepseek);
   config("");
   EXPECT_NE(error("auto").find("tokenizer_config.json: the chat template is empty"), std::string::npos);
-  for (const json& broken :
-       {json::array({7, {{"name", 1}}, {{"name", "default"}, {"template", 3}}}), json({{"default", 1}}), json(true)}) {
+  for (const json& broken : {json::array({7, {{"name", 1}}, {{"name", "default"}, {"template", 3}}}),
+                             json({{"default", 1}}), json({{"tool_use", "x"}}), json(true)}) {
     config(broken);
     EXPECT_NE(error("auto").find("set data.chat_template"), std::string::npos) << broken;
   }

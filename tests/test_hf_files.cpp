@@ -160,8 +160,8 @@ TEST_F(SavedFolders, HaveATemplateOfTheChosenFormat) {
                                                                          {"plain", ChatFormat::Kind::plain},
                                                                          {"Q: {problem}\n", ChatFormat::Kind::problem}};
   for (const auto& [name, kind] : formats) {
-    train("sft", "chosen", {"data.chat_template=" + name, "--force"});
-    for (const char* folder : {"chosen/model", "chosen/checkpoints/step-1"}) {
+    train("sft", "own", {"data.chat_template=" + name, "--force"});  // over the templates of the run before
+    for (const char* folder : {"own/model", "own/checkpoints/step-1"}) {
       const ChatFormat saved = find_chat_format("auto", at(folder)), used = find_chat_format(name, "");
       EXPECT_EQ(saved.kind, kind) << name;
       EXPECT_EQ(saved.text, used.text) << name;

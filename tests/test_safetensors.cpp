@@ -227,6 +227,22 @@ TEST_F(Safetensors, AcceptedHeaders) {
     EXPECT_EQ(refusal(header, one), "") << header;
 }
 
+// The types of the format and the bits of an element: eight elements fill as many bytes.
+TEST_F(Safetensors, EveryTypeHasItsSize) {
+  const std::pair<std::vector<const char*>, size_t> types[] = {
+      {{"F4"}, 4},
+      {{"F6_E2M3", "F6_E3M2"}, 6},
+      {{"BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"}, 8},
+      {{"I16", "U16", "F16", "BF16"}, 16},
+      {{"I32", "U32", "F32"}, 32},
+      {{"I64", "U64", "F64", "C64"}, 64}};
+  for (const auto& [names, bits] : types)
+    for (const char* name : names) {
+      const std::string header = cat(R"({"a":{"dtype":")", name, R"(","shape":[8],"data_offsets":[0,)", bits, "]}}");
+      EXPECT_EQ(refusal(header, std::string(bits, '\0')), "") << name;
+    }
+}
+
 TEST_F(Safetensors, RefusedHeaders) {
   const std::string one(4, '\0');
   auto tensor = [](const std::string& body) { return R"({"a":{)" + body + "}}"; };

@@ -62,6 +62,8 @@ RANKS = "as it is on one rank; tests/mpi runs several"
 KNOWN = {
     ("tokenizer/bpe.cpp", "if (!begins_[", "guard dropped"): "only time: no added token begins with such a byte",
     ("tokenizer/unicode.cpp", "if (byte < 0x80) return 0;", "guard dropped"): "an ASCII character is not cut either way",
+    ("tokenizer/chat.cpp", "const bool has_bos = format.kind == Kind::problem", "operand dropped"):
+        "the test for a BOS is superfluous: without one `encode` and `encode_prompt` return the same",
     ("tokenizer/tokenizer_json.cpp", "for (int b = 0; b < 256; b++)", "constant"):
         "256 is byte 0 again",
     ("model/learner_update.cpp", "begin - trained_.own_begin(), count", "sign"): RANKS,
@@ -77,6 +79,9 @@ KNOWN = {
         "of one rank the parts are the whole: only a copy",
     ("src/rollout/rollout.cpp", "comm.waited - before", "cumulative over steps"): RANKS,
     ("model/packed.cpp", "MicroBatch batch{g, g + 1, {}};", "sign"): "the end of a group that is cut is not read",
+    ("model/packed.cpp", "b.segments.assign(segments,", "constant"):
+        "the last number, of keys: the largest batches are planned for their memory, never computed, and one key more "
+        "takes no more of it",
     ("model/packed.cpp", "int64_t used = 0;", "constant"): "written before it is read",
     ("model/hf/config.cpp", "max_vocab - 1", "sign"): "ids beyond the largest vocabulary that there may be",
     ("model/hf/config.cpp", 'j["attention_bias"] = false', "never"): "the meaning of the absent key",
@@ -95,6 +100,11 @@ KNOWN = {
     ("src/run/sft_training.cpp", "uids.push_back(sequence_uid(", "part of a key dropped"):
         "names within a hash, the same in every run that is compared",
     ("src/base/thread_pool.cpp", "spins < kSpins", "operand dropped"): "only time",
+    ("src/base/thread_pool.cpp", "while (state & kOpen && state / kJob == seen", "operand dropped"):
+        "the second comparison of jobs counts if the next job opens between the load and the exchange of a worker: a "
+        "window of a few instructions",
+    ("src/base/thread_pool.cpp", "if (inside || n <= grain || threads() == 1)", "operand dropped"):
+        "the test for one thread only saves time: without workers the caller runs every range itself",
     ("src/base/thread_pool.cpp", "__builtin_ia32_pause();", "statement dropped"): "only time",
     ("src/base/thread_pool.cpp", "std::min<int64_t>((n + grain - 1) / grain", "limit dropped"): "only time",
     ("src/rollout/rollout.cpp", "batch.keep = 0;", "statement dropped"):
