@@ -172,7 +172,7 @@ def record(mutants, args):
         open(lines, "w").close()
         names = list(part)
         while names:  # a failed test ends its share: the others run on without it
-            run_tests(args, names, 1800, PARE_MUTANT_REACHED=bytes, PARE_MUTANT_TESTS=lines)
+            run_tests(args, names, 1800, PARE_MUTANT_REACHED=os.path.abspath(bytes), PARE_MUTANT_TESTS=lines)
             done = {l.split()[0] for l in open(lines)}
             left = [n for n in names if n not in done]
             names = left if len(left) < len(names) else left[1:]
