@@ -143,8 +143,7 @@ struct HeadTile : Tile {
   __device__ explicit HeadTile(const Packed<T>& x)
       : Tile(find_tile<kRows>(x.segments, x.n_segments, gridDim.y - 1 - blockIdx.y)), kv(head / x.group) {}
 };
-// Blocks for them.  Segments are disjoint in q: together they have at most its n rows, and each wastes at most one
-// tile.
+// Blocks for them.  Segments are disjoint in q: they have at most its n rows together, and waste at most a tile each.
 template <class T>
 dim3 tile_grid(const char* op, const Packed<T>& x, int64_t n, int64_t rows) {
   const unsigned tiles = blocks(op, n / rows + x.n_segments, 1);

@@ -18,7 +18,7 @@ struct WgmmaTile {
   int rows, columns;
   bool operator==(const WgmmaTile&) const = default;
 };
-// Those that there are: of results that are sums of chunks, of others, and of gradients of weights.
+// The tiles that there are: of results that are sums of chunks, of others, and of gradients of weights.
 constexpr std::initializer_list<WgmmaTile> kNarrowTiles = {{64, 64}, {128, 64}, {128, 128}, {128, 192}},
                                            kWideTiles = {{128, 128}, {128, 144}, {128, 256}},
                                            kGradientTiles = {{128, 128}, {128, 192}};

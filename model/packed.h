@@ -65,8 +65,7 @@ struct PackedBatch {
 // Rows that a group takes: prefix + sum of (tokens - 1).
 int64_t packed_rows(const Group& group);
 
-// FLOPs of linear layers and attention, forward and backward, of the group, and of a second forward of `recompute`
-// blocks.
+// FLOPs of linear layers and attention of the group: forward, backward and a second forward of `recompute` blocks.
 int64_t group_flops(const ModelConfig& config, const Group& group, int64_t recompute);
 
 // Whole groups [begin, end).

@@ -110,7 +110,7 @@ struct TrainerKeys {
   bool operator==(const TrainerKeys&) const = default;
 };
 
-// What takes memory and changes no result but the order of sums, where the keys leave it open (fit_memory).  No keys.
+// Choices between memory and time that keys leave open (fit_memory); no keys.  They change orders of sums at most.
 struct Fitted {
   int64_t recompute = 0;        // blocks, by model.enable_gradient_checkpointing
   int64_t logits_chunk = 4096;  // rows, by actor.logits_chunk

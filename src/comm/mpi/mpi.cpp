@@ -344,8 +344,7 @@ class Mpi final : public Comm {
   }
 
   // Ends the job if a rank is silent, or if every rank has said for `timeout` that it makes no progress: on a busy
-  // machine a pulse comes late and tells of the past.  The lowest rank that is heard of speaks; the others leave it two
-  // seconds.
+  // machine a pulse comes late and tells of the past.  The lowest rank that is heard of speaks, others 2 s later.
   void judge(std::vector<Other>& others, double silence, const Pulse& now) {
     int speaker = 0;
     while (seconds_since(others[static_cast<size_t>(speaker)].heard) > silence) speaker++;
