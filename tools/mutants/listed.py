@@ -130,6 +130,10 @@ KNOWN = {
         "superfluous: no condition that is asked for holds for a closing bracket",
     ("data/math_value/same.cpp", "|| comma == 0 ||", "operand dropped"):
         "the place of a comma in front is 0, which is returned either way: it only keeps the next line within the text",
+    ("tokenizer/chat.cpp", "if (!in || !std::filesystem::is_regular_file(path", "operand dropped"):
+        "a file without the right to read it, which no test of root has: Chat.* holds the folder",
+    ("model/hf/safetensors.cpp", '{"F8_E5M2", 8}, {"F8_E4M3", 8}', "constant"):
+        "Safetensors.EveryTypeHasItsSize notices it, unseen by the record: the table is made before any test",
     ("data/ssa.cpp", "hash != std::string_view::npos && found == *problem.answer", "operand dropped"):
         "superfluous: without # the text found is empty, which no answer is, as a problem has at least one query",
     ("data/math_value/extract.cpp", "if (std::min(boxed.from(0), fbox.from(0)) == none)", "guard dropped"):
