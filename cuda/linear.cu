@@ -222,8 +222,11 @@ void multiply_by_mma(const char* op, const Forward<bf16, true>& p, Stream stream
 template <bool kChunks, class Product>
 void multiply_by_wgmma(const char* op, std::initializer_list<WgmmaTile> tiles, const Product& p, Stream stream) {
   const WgmmaTile tile = best_tile(tiles, p.rows, p.columns, p.depth, machine().multiprocessors);
+  bool taken = false;
   const auto take = [&]<int kRows, int kColumns>() {
-    if (tile == WgmmaTile{kRows, kColumns}) launch_wgmma<kRows, kColumns, kChunks>(op, p, stream);
+    if (tile != WgmmaTile{kRows, kColumns}) return;
+    launch_wgmma<kRows, kColumns, kChunks>(op, p, stream);
+    taken = true;
   };
   take.template operator()<128, 128>();
   if constexpr (!kChunks) {
@@ -236,6 +239,7 @@ void multiply_by_wgmma(const char* op, std::initializer_list<WgmmaTile> tiles, c
       take.template operator()<128, 64>();
     }
   }
+  expect(taken, op, ": no kernel has tiles of ", tile.rows, " x ", tile.columns);
 }
 // aligned: rows of x and of the weight begin at multiples of 16 bytes.
 template <bool kTranspose>

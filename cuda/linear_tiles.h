@@ -1,4 +1,4 @@
-// Which tile of the wgmma kernels a product takes (linear_wgmma.cuh), by a model of its time.  The bits are the same.
+// Chooses the tile of a product by wgmma (linear_wgmma.cuh), by a model of its time.  The bits do not depend on it.
 //
 // A tile goes through k in stages of 64.  A stage takes the longest of three: the tensor cores (rows x columns x 64
 // products at 2048 a clock), the way of its operands into the multiprocessor, and their way out of L2, which all busy

@@ -35,7 +35,7 @@ class Pass : AttentionContext, AttentionBackward {
   void attend_backward(int layer, const BlockBuffers& b, const Tensor& d_o, const Tensor& dq, const Tensor& dk,
                        const Tensor& dv) override;
   Tensor input_of(int layer) const { return inputs_[keep_ == Keep::nothing ? 0 : layer]; }
-  // The place of the layer's buffers.  The first share_ + 1 layers have one set, the last of them after the forward.
+  // The place of the layer's buffers.  The first share_ + 1 layers share a set, which the last of them fills.
   size_t place_of(int layer) const { return static_cast<size_t>(std::max<int64_t>(0, layer - share_)); }
   const BlockBuffers& buffers_of(int layer) const { return blocks_[place_of(layer)]; }
   // Rows of the pass that choose their blocks, and what the ops want to know of them.

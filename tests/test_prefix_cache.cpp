@@ -609,7 +609,7 @@ TEST(PrefixCacheFile, OfAnotherModel) {
   EXPECT_NE(error(R"({"row":0,"ids":[7]})").find(":1: "), std::string::npos);
   EXPECT_NE(error(R"({"ids":[7],"finished":false})").find("row"), std::string::npos);
   EXPECT_NE(error("[]").find(":1: "), std::string::npos);
-  // Nothing is cut off or wrapped into a number that fits.
+  // A number that does not fit is refused, neither cut off nor wrapped.
   for (const char* row : {"0.9", "0.0", "-1", "\"0\"", "18446744073709551616", "18446744073709551615", "true", "null"})
     EXPECT_NE(error(cat(R"({"row":)", row, R"(,"ids":[7],"finished":false})")).find(":1: \"row\" is "),
               std::string::npos)

@@ -892,8 +892,7 @@ TEST(ConfigText, EveryCharacterReadsBack) {
   }
 }
 
-// Text that is not UTF-8 could not be read back: it is refused by the name of its key, as a word, quoted and in an
-// array.
+// Text that is not UTF-8 could not be read back.  It is refused, with the name of its key: words, strings and arrays.
 TEST(ConfigText, WhatIsNotUtf8IsRefused) {
   std::vector<std::string> bad = {"\xc0\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe2\x82", "\xf0\x9f\x98"};
   for (int c = 0x80; c < 0x100; c++) bad.push_back({static_cast<char>(c)});

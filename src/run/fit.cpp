@@ -54,7 +54,7 @@ int64_t largest_that_fits(int64_t value, const std::function<bool(int64_t)>& fit
 Config fit_memory(Config config, const std::function<bool(const Config&)>& fits) {
   const bool recomputes = !config.model.enable_gradient_checkpointing, chunks = config.actor.logits_chunk == 0;
   if (!recomputes && !chunks) return config;
-  std::vector<Fitted> choices = {Fitted()};  // each takes less than the one before
+  std::vector<Fitted> choices = {Fitted()};  // none takes more than the one before
   const int64_t most = read_model_config(config.model).layers - 1;
   while (recomputes && choices.back().recompute < most) choices.push_back({.recompute = choices.back().recompute + 1});
   while (chunks && choices.back().logits_chunk > 256) {
