@@ -2,11 +2,16 @@
 // LogitsLoss, Sample).
 //
 // logits [R, V] act, overwritten by their gradient in logits_loss; per row a token or a log-prob, an entropy and
-// losses, f32, overwritten.  A thread block works on a row. Order: the sum of exponentials is a row sum of 16 lanes:
-// all threads compute exponentials, 16 lanes add them up, a tile at a time, while the others are at the next.  So the
-// log-prob of a token has the same bits in all of them, and in f32 those of the `cpu` table. Bytes: logits read twice
-// (sampling with top_k or top_p up to 130 times, from L2 for the most part); limited by the exponentials, with few rows
-// by the chains of sums, V / 16 additions long.
+// losses, f32, overwritten.  A thread block works on a row.  V is 2^20 at most: the sums of all tiles of a row lie in
+// shared memory.
+//
+// Order: list.h's of sums over the vocabulary, so the log-prob of a token has the same bits in all of them, and in f32
+// those of the `cpu` table.  Half a warp has a tile of 128 ids, lane j the ids j + 16 i.  It adds up exponentials
+// relative to the tile's maximum, so one pass over the logits gives both.  Then all threads compute the factors that
+// make the sums of tiles relative to the maximum of the row, and two lanes add them up.
+//
+// Bytes: logits read once, twice by draws and losses (sampling with top_k or top_p up to 130 times more, from L2 for
+// the most part); limited by the exponentials, with few rows by the chains of sums, V / 128 additions long.
 #include <type_traits>
 
 #include "common.cuh"
@@ -18,7 +23,10 @@ namespace pare::PARE_CUDA {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32, kLanes = 16;
-constexpr int kEach = 4, kTile = kEach * kThreads;  // elements of a thread, side by side, and of all
+constexpr int kEach = 4, kStep = kEach * kThreads;  // elements of a thread, side by side, and of all
+constexpr int kIds = kVocabTile / kLanes;           // of a tile in a lane
+constexpr int kTilesAtATime = kThreads / kLanes;
+constexpr int64_t kMostIds = 1 << 20;
 
 // Numbers that are larger for larger x, and among equal ones for smaller ids; -0 counts as 0.
 __device__ __forceinline__ uint64_t rank(float x, int id) {
@@ -91,56 +99,78 @@ struct Distribution {
   __device__ float entropy() const { return log_sum - weighted / sum; }
 };
 
-// In every thread.
+// In every lane: the last step of a row sum.
+__device__ __forceinline__ float tree(float lane_sum) {
+  for (int o = kLanes / 2; o > 0; o /= 2) lane_sum += __shfl_xor_sync(kAllLanes, lane_sum, o);
+  return lane_sum;
+}
+
+// Three numbers of each tile of the vocabulary, in dynamic shared memory.
+struct Tiles {
+  int count;
+  float *top, *sum, *weighted;  // [count]
+  __device__ explicit Tiles(int vocabulary)
+      : count(ceil_div(vocabulary, kVocabTile)), top(dynamic_smem<float>()), sum(top + count), weighted(sum + count) {}
+  static size_t bytes(int64_t vocabulary) { return 3 * sizeof(float) * ceil_div(vocabulary, kVocabTile); }
+  // f(tile) by half a warp each.  Whole warps call it, so one tile may lie behind the last.
+  template <class F>
+  __device__ __forceinline__ void for_each(F f) const {
+    for (int begin = threadIdx.x / 32 * 2; begin < count; begin += kTilesAtATime) f(begin + threadIdx.x % 32 / kLanes);
+  }
+};
+
+// In every thread.  Overwrites the numbers of tiles, and has finished with them at its end.
 template <class T>
 __device__ Distribution distribution(const Scaled<T>& z, int vocabulary) {
-  __shared__ Some<float> x[2][kThreads], e[2][kThreads];
   __shared__ float room[kWarps], sums[2];
-  const int mine = kEach * threadIdx.x;
-  float top = -INFINITY;
-  constexpr int kAhead = 8 / sizeof(T);  // tiles that are loaded at the same time
-  for (int first = mine; first < vocabulary; first += kAhead * kTile) {
-    Words<T> words[kAhead];
-#pragma unroll
-    for (int k = 0; k < kAhead; k++) words[k] = z.load(first + k * kTile, vocabulary);
-#pragma unroll
-    for (int i = 0; i < kAhead * kEach; i++) {
-      const int id = first + i / kEach * kTile + i % kEach;
-      if (id < vocabulary) top = fmaxf(top, z.kept(to_float(some_of<T>(words[i / kEach]).v[i % kEach]), id));
-    }
-  }
-  Distribution d{};
-  d.max = z.scaled(block_reduce(top, room, [](float a, float b) { return fmaxf(a, b); }));
-  Words<T> next = z.load(mine, vocabulary);  // of the tile that is filled next
-  const auto fill = [&](int first, int stage) {
-    if (first + mine >= vocabulary) return;
-    const Some<T> logits = some_of<T>(next);
-    next = z.load(first + kTile + mine, vocabulary);
-    Some<float> some, powers;
-#pragma unroll
-    for (int i = 0; i < kEach; i++) {  // (behind the last, what nobody adds up)
-      some.v[i] = z.scaled(z.kept(to_float(logits.v[i]), first + mine + i)) - d.max;
-      powers.v[i] = exp_f32(some.v[i]);
-    }
-    x[stage][threadIdx.x] = some, e[stage][threadIdx.x] = powers;
-  };
+  const Tiles tiles(vocabulary);
   const int lane = threadIdx.x % kLanes;
-  const bool weigh = threadIdx.x >= kLanes;  // of the first warp: lanes 0-15 add up e, 16-31 x e
-  float sum = 0;
-  fill(0, 0);
-  for (int first = 0, stage = 0; first < vocabulary; first += kTile, stage ^= 1) {
-    __syncthreads();  // this tile is there, and the sums of the last one are done
-    fill(first + kTile, stage ^ 1);
-    const int n = min(kTile, vocabulary - first);
-    if (threadIdx.x < 2 * kLanes) {
-      const float *const xs = x[stage]->v, *const es = e[stage]->v;
-#pragma unroll 8
-      for (int i = lane; i < n; i += kLanes) sum = fmaf(weigh ? xs[i] : 1.f, es[i], sum);
+  T next[kIds];  // of the tile that comes next: loaded while one is computed
+  const auto load = [&](int tile) {
+#pragma unroll
+    for (int i = 0; i < kIds; i++) {
+      const int id = tile * kVocabTile + lane + kLanes * i;
+      next[i] = id < vocabulary ? z.logits[id] : from_float<T>(-INFINITY);
     }
+  };
+  float top = -INFINITY;
+  load(threadIdx.x / kLanes);
+  tiles.for_each([&](int tile) {
+    const int first = tile * kVocabTile + lane;
+    float x[kIds], m = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kIds; i++) {
+      x[i] = z.scaled(z.kept(to_float(next[i]), first + kLanes * i));
+      m = fmaxf(m, x[i]);
+    }
+    load(tile + kTilesAtATime);
+    for (int o = kLanes / 2; o > 0; o /= 2) m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, o));
+    top = fmaxf(top, m);
+    const float base = m == -INFINITY ? 0.f : m;  // exp(-infinity - 0) is +0: such a tile adds nothing
+    float sum = 0, weighted = 0;
+#pragma unroll
+    for (int i = 0; i < kIds; i++) {
+      const float below = x[i] - base, e = exp_f32(below);  // +0 behind the last
+      sum += e;
+      weighted = fmaf(first + kLanes * i < vocabulary ? below : 0.f, e, weighted);
+    }
+    sum = tree(sum), weighted = tree(weighted);
+    if (lane == 0 && tile < tiles.count) tiles.top[tile] = m, tiles.sum[tile] = sum, tiles.weighted[tile] = weighted;
+  });
+  Distribution d{};
+  d.max = block_reduce(top, room, [](float a, float b) { return fmaxf(a, b); });
+  for (int t = threadIdx.x; t < tiles.count; t += kThreads) {
+    const float below = tiles.top[t] - d.max;
+    tiles.weighted[t] = fmaf(below, tiles.sum[t], tiles.weighted[t]);
+    tiles.top[t] = exp_f32(below);
   }
-  if (threadIdx.x < 2 * kLanes) {
-    for (int o = kLanes / 2; o > 0; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
-    if (lane == 0) sums[weigh] = sum;
+  __syncthreads();
+  if (threadIdx.x < 2) {
+    const float* const parts = threadIdx.x ? tiles.weighted : tiles.sum;
+    float total = 0;
+#pragma unroll 8
+    for (int t = 0; t < tiles.count; t++) total = fmaf(parts[t], tiles.top[t], total);
+    sums[threadIdx.x] = total;
   }
   __syncthreads();
   d.sum = sums[0], d.weighted = sums[1];
@@ -149,7 +179,7 @@ __device__ Distribution distribution(const Scaled<T>& z, int vocabulary) {
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads, 8)
+__global__ void __launch_bounds__(kThreads, 4)
     logprobs(float* __restrict__ logprob, float* __restrict__ entropy, const T* __restrict__ logits,
              const int32_t* __restrict__ target, int vocabulary, float temperature) {
   const Scaled<T> z{logits + int64_t{blockIdx.x} * vocabulary, temperature};
@@ -161,27 +191,31 @@ __global__ void __launch_bounds__(kThreads, 8)
 
 // ---- losses
 
-// KL(p || q), in every thread: the row sum of p (log p - log q).
+// KL(p || q), in every thread: the sum of p (log p - log q).
 template <class T>
 __device__ float kl_to(const Scaled<T>& z, const Scaled<T>& zq, const Distribution& d, const Distribution& q,
                        int vocabulary) {
-  __shared__ float p[kTile], ratio[kTile], total;
-  float sum = 0;
-  for (int first = 0; first < vocabulary; first += kTile) {
-    const int n = min(kTile, vocabulary - first);
-    for (int i = threadIdx.x; i < n; i += kThreads) {
-      const float x = z.at(first + i) - d.max;
-      p[i] = exp_f32(x) / d.sum;
-      ratio[i] = x - d.log_sum - (zq.at(first + i) - q.max - q.log_sum);
+  __shared__ float total;
+  const Tiles tiles(vocabulary);
+  const int lane = threadIdx.x % kLanes;
+  tiles.for_each([&](int tile) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kIds; i++) {
+      const int id = tile * kVocabTile + lane + kLanes * i;
+      if (id >= vocabulary) break;
+      const float x = z.at(id) - d.max, ratio = x - d.log_sum - (zq.at(id) - q.max - q.log_sum);
+      sum = fmaf(exp_f32(x) / d.sum, ratio, sum);
     }
-    __syncthreads();
-    if (threadIdx.x < kLanes)
-      for (int i = threadIdx.x; i < n; i += kLanes) sum = fmaf(p[i], ratio[i], sum);
-    __syncthreads();
+    sum = tree(sum);
+    if (lane == 0 && tile < tiles.count) tiles.sum[tile] = sum;
+  });
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    float sum = 0;
+    for (int t = 0; t < tiles.count; t++) sum += tiles.sum[t];
+    total = sum;
   }
-  if (threadIdx.x < 32)
-    for (int o = kLanes / 2; o > 0; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
-  if (threadIdx.x == 0) total = sum;
   __syncthreads();
   return total;
 }
@@ -257,9 +291,9 @@ __global__ void __launch_bounds__(kThreads, 4) loss(const LossArgs<T> a) {
   __syncthreads();  // everyone has read the target's logit
   T* row = a.logits + r * a.vocabulary;
   Words<T> next = z.load(kEach * threadIdx.x, a.vocabulary);  // the next tile is loaded while one is computed
-  for (int first = kEach * threadIdx.x; first < a.vocabulary; first += kTile) {
+  for (int first = kEach * threadIdx.x; first < a.vocabulary; first += kStep) {
     const Some<T> x = some_of<T>(next);
-    next = z.load(first + kTile, a.vocabulary);
+    next = z.load(first + kStep, a.vocabulary);
     Some<T> g;
 #pragma unroll
     for (int i = 0; i < kEach; i++)
@@ -363,7 +397,7 @@ __global__ void __launch_bounds__(kThreads, 4) draw(const T* __restrict__ logits
   } else {
     d = distribution(z, vocabulary);
     Bar bar;  // of the warp
-    for (int begin = 0; begin < vocabulary; begin += kTile) {
+    for (int begin = 0; begin < vocabulary; begin += kStep) {
       const int first = begin + kEach * threadIdx.x;  // four ids, as a block of philox has four words
       float reached = -INFINITY;
       if (first < vocabulary) {
@@ -398,20 +432,22 @@ struct Overlap {
 template <class T>
 __global__ void __launch_bounds__(kThreads, 4)
     overlap(const T* __restrict__ p_logits, const T* __restrict__ q_logits, const Overlap a) {
-  __shared__ float apart[kTile], lost[kTile];
-  __shared__ uint32_t common[kTile / 32];
+  constexpr int kTiles = kStep / kVocabTile;
+  __shared__ float apart[kStep], lost[kStep], parts[2][kTiles];
+  __shared__ uint32_t common[kStep / 32];
   const int64_t r = blockIdx.x;
   const Scaled<T> zp{p_logits + r * a.vocabulary, a.temperature}, zq{q_logits + r * a.vocabulary, a.temperature};
   const Distribution p = distribution(zp, a.vocabulary), q = distribution(zq, a.vocabulary);
   uint64_t least_p = 0, least_q = 0;
   if (a.top_k) least_p = least_kept(zp, a.vocabulary, a.top_k, 1), least_q = least_kept(zq, a.vocabulary, a.top_k, 1);
-  // Two row sums as in distribution(): lanes 0-15 of the first warp add up `apart`, 16-31 `lost`.  With top_k a chain
+  // The sums of `apart` and of `lost` in the first two threads, each of their tiles by half a warp.  With top_k a chain
   // over the ids that both have among their largest, in thread 0.
-  const bool second = threadIdx.x >= kLanes;
-  float sum = 0, chain = 0;
-  for (int first = 0; first < a.vocabulary; first += kTile) {
-    const int n = min(kTile, a.vocabulary - first);
-    for (int i = threadIdx.x; i < kTile; i += kThreads) {  // by whole warps
+  static_assert(2 * kTiles == kThreads / kLanes);
+  const int half = threadIdx.x / kLanes, lane = threadIdx.x % kLanes, tile = half % kTiles, which = half / kTiles;
+  float total = 0, chain = 0;
+  for (int first = 0; first < a.vocabulary; first += kStep) {
+    const int n = min(kStep, a.vocabulary - first);
+    for (int i = threadIdx.x; i < kStep; i += kThreads) {  // by whole warps
       const int id = first + i;
       bool both = false;
       if (i < n) {
@@ -425,23 +461,26 @@ __global__ void __launch_bounds__(kThreads, 4)
       if (threadIdx.x % 32 == 0) common[i / 32] = set;
     }
     __syncthreads();
-    if (threadIdx.x < 2 * kLanes)
-      for (int i = threadIdx.x % kLanes; i < n; i += kLanes) sum += second ? lost[i] : apart[i];
+    float sum = 0;
+    for (int i = tile * kVocabTile + lane; i < min(n, (tile + 1) * kVocabTile); i += kLanes)
+      sum += which ? lost[i] : apart[i];
+    sum = tree(sum);
+    if (lane == 0) parts[which][tile] = sum;
     if (threadIdx.x == 0 && a.top_k)
-      for (int w = 0; w < kTile / 32; w++)
+      for (int w = 0; w < kStep / 32; w++)
         for (uint32_t left = common[w]; left; left &= left - 1)
           chain += lost[w * 32 + __ffs(static_cast<int>(left)) - 1];
     __syncthreads();
+    if (threadIdx.x < 2)
+      for (int t = 0; t < kTiles; t++) total += parts[threadIdx.x][t];  // +0 behind the last
   }
-  if (threadIdx.x >= 2 * kLanes) return;
-  for (int o = kLanes / 2; o > 0; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
-  if (threadIdx.x == 0) a.overlap[r] = 1.f - sum;
-  if (threadIdx.x == (a.top_k ? 0 : kLanes)) a.mass[r] = a.top_k ? chain : 1.f - sum;
+  if (threadIdx.x == 0) a.overlap[r] = 1.f - total;
+  if (threadIdx.x == (a.top_k ? 0 : 1)) a.mass[r] = a.top_k ? chain : 1.f - total;
 }
 
 int64_t rows_of(const char* op, const Tensor& logits) {
-  expect(logits.shape[1] > 0 && logits.shape[1] <= 1 << 30, op, ": logits ", logits,
-         " have more columns than are numbered");
+  expect(logits.shape[1] > 0 && logits.shape[1] <= kMostIds, op, ": logits ", logits, " have more than the ", kMostIds,
+         " columns whose sums fit in shared memory");
   return logits.shape[0];
 }
 
@@ -453,8 +492,9 @@ void logprob(const Logprob& a, Stream stream) {
   if (rows == 0) return;
   with_act(op, a.logits, [&](auto type) {
     using T = decltype(type);
-    launch(op, logprobs<T>, {.grid = blocks(op, rows, 1), .block = kThreads}, stream, a.logprob.as<float>(),
-           a.entropy.as<float>(), a.logits.as<T>(), a.target.as<int32_t>(), a.logits.shape[1], a.temperature);
+    launch(op, logprobs<T>, {.grid = blocks(op, rows, 1), .block = kThreads, .smem = Tiles::bytes(a.logits.shape[1])},
+           stream, a.logprob.as<float>(), a.entropy.as<float>(), a.logits.as<T>(), a.target.as<int32_t>(),
+           a.logits.shape[1], a.temperature);
   });
 }
 
@@ -470,8 +510,8 @@ void overlap_probs(const OverlapProbs& a, Stream stream) {
                   .top_k = a.top_k < vocabulary ? a.top_k : 0};
   with_act(op, a.p_logits, [&](auto type) {
     using T = decltype(type);
-    launch(op, overlap<T>, {.grid = blocks(op, rows, 1), .block = kThreads}, stream, a.p_logits.as<T>(),
-           a.q_logits.as<T>(), x);
+    launch(op, overlap<T>, {.grid = blocks(op, rows, 1), .block = kThreads, .smem = Tiles::bytes(vocabulary)}, stream,
+           a.p_logits.as<T>(), a.q_logits.as<T>(), x);
   });
 }
 
@@ -501,7 +541,8 @@ void logits_loss(const LogitsLoss& a, Stream stream) {
                            .ref_logits = exact ? a.ref_logits.as<T>() : nullptr,
                            .spec = spec,
                            .vocabulary = static_cast<int>(a.logits.shape[1])};
-    launch(op, loss<T>, {.grid = blocks(op, rows, 1), .block = kThreads}, stream, args);
+    launch(op, loss<T>, {.grid = blocks(op, rows, 1), .block = kThreads, .smem = Tiles::bytes(a.logits.shape[1])},
+           stream, args);
   });
 }
 
@@ -519,7 +560,8 @@ void sample(const Sample& a, Stream stream) {
                  .restricted = a.temperature > 0 && ((a.top_k > 0 && a.top_k < vocabulary) || a.top_p < 1)};
   with_act(op, a.logits, [&](auto type) {
     using T = decltype(type);
-    launch(op, draw<T>, {.grid = blocks(op, rows, 1), .block = kThreads}, stream, a.logits.as<T>(), vocabulary, c);
+    launch(op, draw<T>, {.grid = blocks(op, rows, 1), .block = kThreads, .smem = Tiles::bytes(vocabulary)}, stream,
+           a.logits.as<T>(), vocabulary, c);
   });
 }
 

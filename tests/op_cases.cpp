@@ -88,9 +88,10 @@ void bounds(OpRun& r, const SwigluBwd& a) {
 }
 
 // z = logits / temperature, logits below 10, loses 2 roundings of |z|, the sum of exponentials has one sign, its
-// logarithm is below 8.
+// logarithm is below 8.  The sum of a tile goes through 8 + 4 roundings, a factor has those of z and of an exponential.
 double logprob_error(const Tensor& logits, double temperature, double largest = 10) {
-  return lanes(double(logits.shape[1])) + kRound * (4 * largest / temperature + 16);
+  const auto V = static_cast<double>(logits.shape[1]);
+  return std::min(lanes(V), chain(V / kVocabTile + 16)) + kRound * (4 * largest / temperature + 16);
 }
 void bounds(OpRun& r, const Logprob& a) {
   const double error = logprob_error(a.logits, a.temperature);

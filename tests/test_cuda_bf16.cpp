@@ -71,7 +71,7 @@ TEST(CudaBf16, PagesAreWrittenAndCopied) {
 }
 
 TEST(CudaBf16, Logprob) {
-  for (const auto& row : {std::pair<int64_t, float>{1, 1.f}, {17, 0.5f}, {1031, 1.3f}})
+  for (const auto& row : {std::pair<int64_t, float>{1, 1.f}, {127, 0.5f}, {128, 1.f}, {129, 0.7f}, {1000, 1.3f}})
     check([&](Call& t) {
       const auto& [vocabulary, temperature] = row;
       const Tensor logits = t.act("logits", {3, vocabulary});
@@ -432,8 +432,9 @@ TEST(CudaBf16, WeightGradientHasTheSameBitsFromEveryKernel) {
 // The promise: what the sampler records for a token is what the learner computes from the same hidden row, however
 // many rows share the pass.
 TEST(CudaBf16, TheSamplersLogprobIsTheLearners) {
-  const int64_t n = 6, width = 40, vocabulary = 1030;
-  for (float temperature : {1.f, 0.7f}) {
+  for (int64_t vocabulary : {1, 127, 128, 129, 1000, 151936}) {
+    const int64_t n = vocabulary > 1000 ? 2 : 6, width = vocabulary > 1000 ? 16 : 40;
+    const float temperature = vocabulary % 2 ? 0.7f : 1;
     Call t(table_kernels, DType::bf16);
     const Weight head = t.weight("head", vocabulary, width);
     const Tensor hidden = t.act("hidden", {n, width});

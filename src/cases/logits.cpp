@@ -100,7 +100,7 @@ std::vector<std::string> losses() {
     for (int kl = 0; kl < 6; kl++) {
       const std::string spec = cat(",policy=", policy, ",kl=", kl, ",clip_high=28,clip_c=150,kl_coef=30");
       list.push_back(cat("R=13,V=17", spec, ",entropy_coef=10,temperature=70"));
-      list.push_back(cat("R=3,V=257", spec, ",own=1"));
+      list.push_back(cat("R=3,V=", kl % 2 ? 257 : 128, spec, ",own=1"));
     }
   return list;
 }
@@ -112,12 +112,13 @@ std::vector<OpCase> logits_cases() {
   return {{"logprob",
            {rows, vocabulary, kTemperature},
            {"R=1,V=1", "R=3,V=17", "R=5,V=16,temperature=50", "R=2,V=129,temperature=130", "R=7,V=1021",
-            "R=1,V=63,temperature=300", "R=2,V=2051", "R=2,V=2052"},
+            "R=1,V=63,temperature=300", "R=2,V=127", "R=2,V=128,temperature=70", "R=2,V=1000", "R=2,V=4099"},
            logprob},
           {"overlap_probs",
            {rows, vocabulary, {"top_k", 0, "0: every id", 0}, edge("lambda", "in hundredths", 100), kTemperature},
            {"R=1,V=1", "R=5,V=17", "R=3,V=129,temperature=70,lambda=250", "R=7,V=1021,temperature=130,lambda=50",
-            "R=9,V=33,top_k=5", "R=4,V=257,top_k=20,temperature=80,lambda=200", "R=2,V=16,top_k=16"},
+            "R=9,V=33,top_k=5", "R=4,V=257,top_k=20,temperature=80,lambda=200", "R=2,V=16,top_k=16", "R=2,V=127",
+            "R=2,V=128,top_k=127"},
            overlap_probs},
           // The logits become their gradient: a second run reads that.
           {"logits_loss",

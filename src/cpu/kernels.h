@@ -197,7 +197,7 @@ extern const Kernels kernels_avx2, kernels_avx512, kernels_neon, kernels_generic
 // event or entry with `slots` slots, rounded up to whole pages: kv_window_scores window * group * (head_dim + slots) +
 // slots
 // + 2 * kernel + 64, kv_redundancy head_dim * slots + 1280, kv_nearest (head_dim + 17) * slots + 16 * head_dim.
-// attn_paged: paged_scratch, and with mass mass_scratch more.
+// attn_paged: paged_scratch, and with mass mass_scratch more.  Those of logits: 3 for each tile of the vocabulary.
 constexpr int64_t kMaxScratchRows = 128, kGemmTDepth = 256;
 // gemm_transposed takes kTransposedRows rows and kTransposedDepth of the depth at a time: both operands of such a piece
 // in its layouts, and accumulators.

@@ -13,6 +13,14 @@ namespace {
 
 constexpr double kLogitNanoseconds = 1.5;
 
+// Scratch of the kernels, of each thread.
+float* scratch_of(int64_t vocabulary) {
+  thread_local std::vector<float> scratch;
+  const auto tiles = static_cast<size_t>((vocabulary + kVocabTile - 1) / kVocabTile);
+  if (scratch.size() < 3 * tiles) scratch.resize(3 * tiles);
+  return scratch.data();
+}
+
 // Turns a row of logits into logits / temperature, those outside the top_k and top_p sets into -infinity.
 void restrict(float* row, int64_t vocabulary, const Sample& a) {
   thread_local std::vector<int32_t> ids;
@@ -64,8 +72,9 @@ void logprob(const Logprob& a, Stream) {
   float* const entropy = a.entropy.as<float>();
   const int32_t* const target = index(op, "target", a.target, vocabulary);
   const Kernels& k = cpu_kernels();
-  parallel(rows, kLogitNanoseconds * static_cast<double>(vocabulary),
-           [&](Interval r) { k.logprob(lp, entropy, logits, target, vocabulary, a.temperature, r); });
+  parallel(rows, kLogitNanoseconds * static_cast<double>(vocabulary), [&](Interval r) {
+    k.logprob(lp, entropy, logits, target, vocabulary, a.temperature, r, scratch_of(vocabulary));
+  });
 }
 
 // Ids among the top_k largest of both rows, ascending.
@@ -101,7 +110,7 @@ void overlap_probs(const OverlapProbs& a, Stream) {
         const std::vector<int32_t>& common = common_ids(pi, qi, vocabulary, a.top_k);
         ids = common.data(), n = static_cast<int64_t>(common.size());
       }
-      k.overlap(overlap + i, mass + i, pi, qi, vocabulary, a.temperature, a.lambda, ids, n);
+      k.overlap(overlap + i, mass + i, pi, qi, vocabulary, a.temperature, a.lambda, ids, n, scratch_of(vocabulary));
     }
   });
 }
@@ -129,7 +138,8 @@ void logits_loss(const LogitsLoss& a, Stream) {
                             .spec = a.spec,
                             .vocabulary = vocabulary};
   const Kernels& k = cpu_kernels();
-  parallel(rows, 2 * kLogitNanoseconds * static_cast<double>(vocabulary), [&](Interval r) { k.logits_loss(args, r); });
+  parallel(rows, 2 * kLogitNanoseconds * static_cast<double>(vocabulary),
+           [&](Interval r) { k.logits_loss(args, r, scratch_of(vocabulary)); });
 }
 
 void sample(const Sample& a, Stream) {
@@ -144,7 +154,8 @@ void sample(const Sample& a, Stream) {
     for (int64_t i = r.begin; i < r.end; i++) {
       float* const row = logits + i * vocabulary;
       if (restricted) restrict(row, vocabulary, a);
-      token[i] = k.sample(row, vocabulary, restricted ? 1 : a.temperature, a.key, counter + 3 * i, lp + i);
+      token[i] = k.sample(row, vocabulary, restricted ? 1 : a.temperature, a.key, counter + 3 * i, lp + i,
+                          scratch_of(vocabulary));
     }
   });
 }

@@ -11,9 +11,12 @@
 
 namespace pare {
 
+// Sums over the vocabulary are made by tiles of so many ids, from id 0; the last may be shorter.
+constexpr int kVocabTile = 128;
+
 // z = logits / temperature; lse = max z + log(sum exp(z - max)); logprob = z[target] - max - log(sum); the entropy of
 // the distribution is log(sum) - sum((z - max) exp(z - max)) / sum.  One function computes these for sampler and
-// learner.
+// learner, in the order that list.h states.
 struct Logprob {
   Tensor logprob;  // stat [R] out
   Tensor entropy;  // stat [R] out
@@ -40,7 +43,7 @@ struct Logprob {
 //   or
 //                                                  with top_k those among the top_k largest logits of both (ties: lower
 //                                                  id first), which bounds it from below
-// The maxima and sums of exponentials are those of Logprob.  Over every id the sums are computed as 1 - the row sum of
+// The maxima and sums of exponentials are those of Logprob.  Over every id the sums are computed as 1 - the sum of
 // max(q - p, 0), so that equal logits give exactly 1; over top_k ids as one chain, ids ascending.
 struct OverlapProbs {
   Tensor overlap, mass;       // stat [R] out

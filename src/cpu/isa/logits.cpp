@@ -1,5 +1,8 @@
 // What turns logits into numbers.  One function computes the maximum and the sum of exponentials of a row for
-// log-probs, losses and sampling, so the log-prob of a token is bitwise the same in all three.
+// log-probs, losses and sampling, so the log-prob of a token is bitwise the same in all three.  It reads the row once:
+// the exponentials of a tile are relative to the tile's own maximum, and factors bring the sums of tiles together.
+#include "ops/logits.h"
+
 #include "cpu/isa/math.h"
 #include "cpu/kernels.h"
 #include "ops/token_loss.h"
@@ -36,27 +39,60 @@ struct Distribution {
   PARE_INLINE float entropy() const { return log_sum - weighted / sum; }
 };
 
-// The row is [vocabulary]; with `keep` the exponentials exp(z - max) are written there (it may be the row itself).
+// f(first, n) for each tile of n ids.
+template <class F>
+PARE_INLINE void for_tiles(int64_t vocabulary, F f) {
+  for (int64_t first = 0; first < vocabulary; first += kVocabTile) f(first, min64(kVocabTile, vocabulary - first));
+}
+
+// scratch: as kernels.h says.
 template <bool kEntropy>
-PARE_INLINE Distribution distribution(const Scaled& z, int64_t vocabulary, float* keep) {
-  const vf low = set1(-__builtin_inff());
-  vf top = low;
-  for_vectors(
-      vocabulary, PARE_LANES_AT(i) { top = max(top, select(first_lanes(lanes), z.at(i, lanes), low)); });
+PARE_INLINE Distribution distribution(const Scaled& z, int64_t vocabulary, float* scratch) {
+  const int64_t tiles = (vocabulary + kVocabTile - 1) / kVocabTile;
+  float *const tops = scratch, *const sums = tops + tiles, *const weighted = sums + tiles;
+  constexpr float kLow = -__builtin_inff();
+  // z of the tile that is summed up, and of the next, whose maximum is found meanwhile.
+  alignas(64) float x[2][kVocabTile];
+  const auto read = [&](int64_t tile) __attribute__((always_inline)) {
+    const int64_t first = tile * kVocabTile;
+    vf top = set1(kLow);
+    for_vectors(
+        min64(kVocabTile, vocabulary - first), PARE_LANES_AT(i) {
+          const vf zi = select(first_lanes(lanes), z.at(first + i, lanes), set1(kLow));
+          store(x[tile % 2] + i, zi);
+          top = max(top, zi);
+        });
+    tops[tile] = highest(top);
+  };
   Distribution d{};
-  d.max = highest(top);
-  const vf m = set1(d.max);
-  vf sums = zero(), weighted = zero();
+  d.max = kLow;
+  read(0);
+  for (int64_t tile = 0; tile < tiles; tile++) {
+    if (tile + 1 < tiles) read(tile + 1);
+    const float m = tops[tile];
+    const vf base = set1(m == kLow ? 0 : m);  // exp(-infinity - 0) is +0: such a tile adds nothing
+    vf e_sum = zero(), xe_sum = zero();
+    for_vectors(
+        min64(kVocabTile, vocabulary - tile * kVocabTile), PARE_LANES_AT(i) {
+          const vf below = sub(load(x[tile % 2] + i), base), e = exp(below);  // +0 behind the last
+          e_sum = add(e_sum, e);
+          if (kEntropy) xe_sum = fma(select(first_lanes(lanes), below, zero()), e, xe_sum);
+        });
+    sums[tile] = sum(e_sum);
+    if (kEntropy) weighted[tile] = sum(xe_sum);
+    d.max = m > d.max ? m : d.max;
+  }
   for_vectors(
-      vocabulary, PARE_LANES_AT(i) {
-        const vf x = sub(z.at(i, lanes), m), e = select(first_lanes(lanes), exp(x), zero());
-        sums = add(sums, e);
-        if (kEntropy) weighted = fma(x, e, weighted);
-        if (keep) store(keep + i, e, lanes);
+      tiles, PARE_LANES_AT(t) {
+        const vf below = sub(load(tops + t, lanes), set1(d.max));
+        if (kEntropy) store(weighted + t, fma(below, load(sums + t, lanes), load(weighted + t, lanes)), lanes);
+        store(tops + t, exp(below), lanes);
       });
-  d.sum = sum(sums);
+  for (int64_t t = 0; t < tiles; t++) {
+    d.sum = __builtin_fmaf(sums[t], tops[t], d.sum);
+    if (kEntropy) d.weighted = __builtin_fmaf(weighted[t], tops[t], d.weighted);
+  }
   d.log_sum = log1(d.sum);
-  if (kEntropy) d.weighted = sum(weighted);
   return d;
 }
 
@@ -98,18 +134,19 @@ struct Exp {
   float operator()(float x) const { return exp1(x); }
 };
 
-// Gradient of coefficient * logprob, from the exponentials that lie in the row.
+// Gradient of coefficient * logprob, in place of the logits.
 void plain_gradient(float* row, int64_t vocabulary, int32_t target, const Distribution& d, float coefficient,
                     float temperature) {
-  const float at_target = coefficient * (1 - row[target] / d.sum) / temperature;
-  const vf factor = set1(-coefficient / d.sum / temperature);
+  const Scaled z{row, temperature};
+  const float at_target = coefficient * (1 - exp1(z.at(target) - d.max) / d.sum) / temperature;
+  const vf m = set1(d.max), factor = set1(-coefficient / d.sum / temperature);
   for_vectors(
-      vocabulary, PARE_LANES_AT(i) { store(row + i, mul(load(row + i, lanes), factor), lanes); });
+      vocabulary, PARE_LANES_AT(i) { store(row + i, mul(exp(sub(z.at(i, lanes), m)), factor), lanes); });
   row[target] = at_target;
 }
 
-// The same plus entropy_weight * -entropy + kl_weight * KL(p || q) or, `forward`, KL(q || p), from the logits that
-// still lie in the row; `ref` is null without KL.  Per id: p ((log p + entropy) entropy_weight + (log p - log q - kl)
+// The same plus entropy_weight * -entropy + kl_weight * KL(p || q) or, `forward`, KL(q || p); `ref` is null without
+// KL.  Per id: p ((log p + entropy) entropy_weight + (log p - log q - kl)
 // kl_weight - coefficient), or forward p ((log p + entropy) entropy_weight - coefficient) + (p - q) kl_weight.
 void full_gradient(float* row, const float* ref, int64_t vocabulary, int32_t target, const Distribution& d,
                    const Distribution& q, bool forward, float kl, float coefficient, float entropy_weight,
@@ -141,17 +178,22 @@ void full_gradient(float* row, const float* ref, int64_t vocabulary, int32_t tar
 }
 
 float kl_to(const Scaled& z, const Scaled& zq, const Distribution& d, const Distribution& q, int64_t vocabulary) {
-  vf acc = zero();
-  for_vectors(
-      vocabulary, PARE_LANES_AT(i) {
-        const vf x = sub(z.at(i, lanes), set1(d.max)), p = div(exp(x), set1(d.sum)), log_p = sub(x, set1(d.log_sum));
-        const vf log_q = sub(sub(zq.at(i, lanes), set1(q.max)), set1(q.log_sum));
-        acc = select(first_lanes(lanes), fma(p, sub(log_p, log_q), acc), acc);
-      });
-  return sum(acc);
+  float total = 0;
+  for_tiles(vocabulary, [&](int64_t first, int64_t n) {
+    vf acc = zero();
+    for_vectors(
+        n, PARE_LANES_AT(i) {
+          const vf x = sub(z.at(first + i, lanes), set1(d.max)), p = div(exp(x), set1(d.sum));
+          const vf log_p = sub(x, set1(d.log_sum));
+          const vf log_q = sub(sub(zq.at(first + i, lanes), set1(q.max)), set1(q.log_sum));
+          acc = select(first_lanes(lanes), fma(p, sub(log_p, log_q), acc), acc);
+        });
+    total += sum(acc);
+  });
+  return total;
 }
 
-void loss_row(const LogitsLossArgs& a, int64_t r) {
+void loss_row(const LogitsLossArgs& a, int64_t r, float* scratch) {
   const LossSpec& spec = a.spec;
   const bool policy = spec.policy != PolicyLoss::nll, gspo = spec.policy == PolicyLoss::gspo;
   const bool exact = is_exact(spec.kl), sampled = spec.kl != KlLoss::none && !exact;
@@ -160,7 +202,7 @@ void loss_row(const LogitsLossArgs& a, int64_t r) {
   float* const row = a.logits + r * a.vocabulary;
   const Scaled z{row, spec.temperature};
   const float at_target = z.at(a.target[r]);
-  const Distribution d = distribution<true>(z, a.vocabulary, plain ? row : nullptr);
+  const Distribution d = distribution<true>(z, a.vocabulary, scratch);
   const float logprob = d.logprob(at_target);
   const TokenLoss<float> token =
       token_loss<float>(spec, logprob, policy && !gspo ? a.old_logprob[r] : 0, gspo ? a.log_ratio[r] : 0,
@@ -177,7 +219,7 @@ void loss_row(const LogitsLossArgs& a, int64_t r) {
   Distribution q{};
   if (exact) {
     const Scaled zq{ref, spec.temperature};
-    q = distribution<false>(zq, a.vocabulary, nullptr);
+    q = distribution<false>(zq, a.vocabulary, scratch);
     a.kl[r] = forward ? kl_to(zq, z, q, d, a.vocabulary) : kl_to(z, zq, d, q, a.vocabulary);
   }
   full_gradient(row, ref, a.vocabulary, a.target[r], d, q, forward, a.kl[r], coefficient, entropy_weight, kl_weight,
@@ -187,30 +229,34 @@ void loss_row(const LogitsLossArgs& a, int64_t r) {
 }  // namespace
 
 void logprob(float* logprob, float* entropy, const float* logits, const int32_t* target, int64_t vocabulary,
-             float temperature, Interval rows) {
+             float temperature, Interval rows, float* scratch) {
   for (int64_t r = rows.begin; r < rows.end; r++) {
     const Scaled z{logits + r * vocabulary, temperature};
-    const Distribution d = distribution<true>(z, vocabulary, nullptr);
+    const Distribution d = distribution<true>(z, vocabulary, scratch);
     logprob[r] = d.logprob(z.at(target[r]));
     entropy[r] = d.entropy();
   }
 }
 
 void overlap(float* overlap, float* mass, const float* p, const float* q, int64_t vocabulary, float temperature,
-             float lambda, const int32_t* common, int64_t n_common) {
+             float lambda, const int32_t* common, int64_t n_common, float* scratch) {
   const Scaled zp{p, temperature}, zq{q, temperature};
-  const Distribution dp = distribution<false>(zp, vocabulary, nullptr);
-  const Distribution dq = distribution<false>(zq, vocabulary, nullptr);
-  vf apart = zero(), lost = zero();
-  for_vectors(
-      vocabulary, PARE_LANES_AT(i) {
-        const vf pi = div(exp(sub(zp.at(i, lanes), set1(dp.max))), set1(dp.sum));
-        const vf qi = div(exp(sub(zq.at(i, lanes), set1(dq.max))), set1(dq.sum));
-        const vf pl = div(pi, set1(lambda));
-        apart = add(apart, select(first_lanes(lanes), max(sub(qi, pi), zero()), zero()));
-        lost = add(lost, select(first_lanes(lanes), max(sub(qi, pl), zero()), zero()));
-      });
-  *overlap = 1 - sum(apart), *mass = 1 - sum(lost);
+  const Distribution dp = distribution<false>(zp, vocabulary, scratch);
+  const Distribution dq = distribution<false>(zq, vocabulary, scratch);
+  float apart = 0, lost = 0;
+  for_tiles(vocabulary, [&](int64_t first, int64_t n) {
+    vf apart_here = zero(), lost_here = zero();
+    for_vectors(
+        n, PARE_LANES_AT(i) {
+          const vf pi = div(exp(sub(zp.at(first + i, lanes), set1(dp.max))), set1(dp.sum));
+          const vf qi = div(exp(sub(zq.at(first + i, lanes), set1(dq.max))), set1(dq.sum));
+          const vf pl = div(pi, set1(lambda));
+          apart_here = add(apart_here, select(first_lanes(lanes), max(sub(qi, pi), zero()), zero()));
+          lost_here = add(lost_here, select(first_lanes(lanes), max(sub(qi, pl), zero()), zero()));
+        });
+    apart += sum(apart_here), lost += sum(lost_here);
+  });
+  *overlap = 1 - apart, *mass = 1 - lost;
   if (n_common < 0) return;
   float chain = 0;
   for (int64_t i = 0; i < n_common; i++) {
@@ -220,12 +266,12 @@ void overlap(float* overlap, float* mass, const float* p, const float* q, int64_
   *mass = chain;
 }
 
-void logits_loss(const LogitsLossArgs& a, Interval rows) {
-  for (int64_t r = rows.begin; r < rows.end; r++) loss_row(a, r);
+void logits_loss(const LogitsLossArgs& a, Interval rows, float* scratch) {
+  for (int64_t r = rows.begin; r < rows.end; r++) loss_row(a, r, scratch);
 }
 
 int32_t sample(const float* logits, int64_t vocabulary, float temperature, uint64_t key, const int32_t* counter,
-               float* logprob) {
+               float* logprob, float* scratch) {
   const vf low = set1(-__builtin_inff());
   constexpr uint32_t kLanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const vi lane = iload(kLanes);
@@ -240,7 +286,7 @@ int32_t sample(const float* logits, int64_t vocabulary, float temperature, uint6
     }
   }
   const int32_t id = best.result();
-  *logprob = temperature == 0 ? 0 : distribution<false>(z, vocabulary, nullptr).logprob(z.at(id));
+  *logprob = temperature == 0 ? 0 : distribution<false>(z, vocabulary, scratch).logprob(z.at(id));
   return id;
 }
 
