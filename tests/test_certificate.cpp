@@ -117,6 +117,14 @@ TEST_F(Certificates, CompareSaysWhereRunsPart) {
   }
   ASSERT_FALSE(expected.empty());
   expect_last(cat(at("a"), " ", at("faster")), {expected});
+
+  // Of another arithmetic, by a program that writes it down and by one that did not.
+  const std::string text = read_text(at("faster/metrics.jsonl")), member = cat(",\"arithmetic\":\"", kArithmetic, '"');
+  for (const auto& [other, number] : {std::pair{",\"arithmetic\":\"77\"", 77}, {"", 1}}) {
+    write("faster/metrics.jsonl", std::regex_replace(text, std::regex(member), other));
+    expect_last(cat(at("a"), " ", at("faster")),
+                {"part at step 2", cat("computed with arithmetic ", kArithmetic, " and ", number, ","), expected});
+  }
 }
 
 // What is written of a response is all there is to know about it.

@@ -229,6 +229,47 @@ TEST_F(ResumeInputs, AnOlderCheckpointIsContinuedWithANote) {
   EXPECT_FALSE(state("run/checkpoints/step-3")["run"]["inputs"].empty());
 }
 
+// A checkpoint knows the arithmetic of its run.  Programs that did not write it down had the first.
+TEST_F(ResumeInputs, ACheckpointOfAnotherArithmeticIsRefused) {
+  for (const auto& [keys, weights] :
+       {std::pair{Overrides{}, "model.path="}, {Overrides{"model.lora.rank=3"}, "model.lora.adapter_path="}}) {
+    SCOPED_TRACE(weights);
+    fs::remove_all(at("run"));
+    expect_ok(pare("train", "run", tiny_run() + keys));
+    const std::string checkpoint = at("run/checkpoints/step-4"), state = "run/checkpoints/step-4/state.json";
+    const std::string text = read_text(at(state)), line = cat("  \"arithmetic\": ", kArithmetic, ",\n");
+    const size_t found = text.find(line);
+    ASSERT_NE(found, text.npos) << text;
+    const auto files = [&] {
+      std::map<std::string, std::string> all;
+      for (const auto& e : fs::recursive_directory_iterator(at("run")))
+        all[e.path().string()] = e.is_directory() ? "" : read_text(e.path().string());
+      return all;
+    };
+    const Overrides resume = {"train", at("run/config.toml"), "--resume", "trainer.total_training_steps=5"};
+    const std::string from = cat("pare train ", at("run/config.toml"), " --from ", checkpoint);
+    const std::string next = cat("  \"arithmetic\": ", kArithmetic + 1, ",\n");
+    for (const auto& [member, number] : {std::pair{std::string(), 1}, {next, kArithmetic + 1}}) {
+      std::string other = text;
+      write(state, sealed_again(other.replace(found, line.size(), member)));
+      EXPECT_EQ(checkpoint_damage(checkpoint), "");
+      const auto before = files();
+      expect_refused(words(resume), {cat(checkpoint, " was written by a program with arithmetic ", number,
+                                         ", this one has arithmetic ", kArithmetic),
+                                     from, weights + checkpoint});
+      EXPECT_TRUE(files() == before) << "something was changed";
+    }
+    // The two ways on.
+    std::vector<std::string> shell = {"/bin/sh", "-c",
+                                      cat("cd ", at("."), " && ", program_path().parent_path().string(), "/", from)};
+    expect_ok(run(shell));
+    fs::remove_all(at("new"));
+    expect_ok(pare("train", "new", tiny_run() + Overrides{weights + checkpoint}));
+    write(state, text);
+    expect_ok(words(resume));
+  }
+}
+
 // The base of adapters and the reference of a KL are read at every start, other weights are in the checkpoint.
 TEST_F(ResumeInputs, WeightsThatStillMatterAreCompared) {
   struct Case {

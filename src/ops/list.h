@@ -46,6 +46,11 @@ namespace pare {
 constexpr int kAttnBlock = 64;  // slots of a block of attention
 constexpr int kSlotBlock = 8;   // slots of an update that are added before they meet the others
 
+// The number of the arithmetic of all tables but `ref`.  Raise it when an order of sums above, or a function such as an
+// exponential, changes a bit of a run.  Checkpoints and certificates state it, and no run is resumed in another one.
+// 2: sums over the vocabulary by tiles of 128 ids; 1 (also that of checkpoints without a number): of the whole row.
+constexpr int kArithmetic = 2;
+
 #define PARE_OPS(X)                     \
   X(upload, Upload)                     \
   X(download, Download)                 \

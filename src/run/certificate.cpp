@@ -5,7 +5,9 @@
 #include <bit>
 #include <cstdio>
 
+#include "base/error.h"
 #include "base/rng.h"
+#include "ops/list.h"
 
 namespace pare {
 
@@ -21,6 +23,11 @@ std::string Certificate::text() const {
   uint64_t h = sorted.size();
   for (const auto& [uid, tokens] : sorted) h = mix64(mix64(h ^ uid) ^ tokens);
   return hex16(h);
+}
+
+void Certificate::write(Metrics& metrics) const {
+  metrics.set_text("certificate", text());
+  metrics.set_text("arithmetic", cat(kArithmetic));
 }
 
 std::string hex16(uint64_t x) {

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "rl/metrics.h"
+
 namespace pare {
 
 // A hash over (uid, position, bits of the log-prob) of every token, sequences sorted by uid: the order in which they
@@ -14,6 +16,8 @@ class Certificate {
  public:
   void add(uint64_t uid, std::span<const float> logprobs);
   std::string text() const;  // 16 hexadecimal digits
+  // Sets `certificate`, and `arithmetic`: that of the program, without which certificates do not compare.
+  void write(Metrics& metrics) const;
 
  private:
   std::vector<std::pair<uint64_t, uint64_t>> sequences_;  // uid, hash of its tokens

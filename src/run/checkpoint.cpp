@@ -254,8 +254,9 @@ struct StateFile {
   RunState run;
   Config config;
   std::string initial_weights;
-  int64_t rows = 0;  // of the training set
-  FileSums files;    // the other files of the folder
+  int arithmetic = 1;  // of programs that did not record it
+  int64_t rows = 0;    // of the training set
+  FileSums files;      // the other files of the folder
 };
 StateFile read_state(const std::string& folder) {
   const std::string path = cat(folder, "/", state_name);
@@ -268,6 +269,7 @@ StateFile read_state(const std::string& folder) {
     StateFile s;
     s.run = run_state(j.at("run"));
     s.initial_weights = j.at("initial_weights"), s.rows = j.at("rows");
+    s.arithmetic = j.value("arithmetic", s.arithmetic);
     for (const auto& [name, sum] : j.at("files").items()) s.files[name] = {sum.at("bytes"), sum.at("xxh128")};
     apply_toml(s.config, j.at("config").get<std::string>(), path);
     return s;
@@ -342,9 +344,13 @@ void save_checkpoint(const std::string& path, const Session& session, Training& 
         for (const auto& [name, sum] : sums) files[name] = {{"bytes", sum.bytes}, {"xxh128", sum.xxh128}};
         RunState run = state;
         run.weights = read_weights(session);
-        const json j = {{"format", format_version},          {"run", to_json(run)},
-                        {"rows", session.train->size()},     {"initial_weights", hex16(session.initial_weights)},
-                        {"config", to_toml(session.config)}, {"files", files}};
+        const json j = {{"format", format_version},
+                        {"arithmetic", kArithmetic},
+                        {"run", to_json(run)},
+                        {"rows", session.train->size()},
+                        {"config", to_toml(session.config)},
+                        {"initial_weights", hex16(session.initial_weights)},
+                        {"files", files}};
         write_file(cat(folder, "/", state_name), sealed(j.dump(2).substr(2) + "\n"));
       },
       is_saved_file);
@@ -382,6 +388,13 @@ void check_configuration(const std::string& path, const StateFile& s, const Conf
   if (own != RunCommand::any && given != RunCommand::any && own != given)
     fail(path, " is a checkpoint of `pare ", command_name(own), "`; continue with: pare ", command_name(own), " ",
          shell_word(config_of(path)), " --resume");
+  const bool adapters = lora_spec(config.model.lora) && !config.distill.enable;
+  if (s.arithmetic != kArithmetic)
+    fail(path, " was written by a program with arithmetic ", s.arithmetic, ", this one has arithmetic ", kArithmetic,
+         " (other orders of sums), so the run cannot be continued bit by bit; continue with a program of that "
+         "arithmetic, or start a new run from its weights and moments: pare ",
+         command_name(given), " ", shell_word(config_of(path)), " --from ", shell_word(path),
+         ", or from its weights alone: ", adapters ? "model.lora.adapter_path=" : "model.path=", shell_word(path));
   if (const auto keys = keys_that_part(s.config, config, by_content && !s.run.inputs.empty()); !keys.empty()) {
     std::string list, overrides;
     for (const std::string& k : keys) {

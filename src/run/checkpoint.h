@@ -2,7 +2,7 @@
 // folder where adapters alone are trained, or the first with the second in adapter/ where a sampler has adapters beside
 // the model; and optimizer.safetensors (the moments of AdamW), files of the method and state.json.  It is continued bit
 // by bit.  state.json has the hash of every other file, and on its second line its own, which is that of what follows
-// this line.
+// this line; and the arithmetic (kArithmetic, ops/list.h) of the program, which continues no run of another one.
 #pragma once
 #include <cmath>
 #include <map>
@@ -63,9 +63,10 @@ RunState load_checkpoint(const std::string& path, Session& session, Training& tr
 void check_startable(const std::string& path, const Config& config, bool reads);
 
 // The beginning of a new run at step 0: parameters, moments and their count of updates are those of a whole checkpoint
-// of another one.  Where the training rows, their order and the seed are the same, the rows go on behind those that
-// were used.  Random draws go on in any case: with the same keys and a constant learning rate, steps have the bits of
-// those that the other run would make next.  Throws Error(usage) if its adapters belong to another base.
+// of another one, of any arithmetic.  Where the training rows, their order and the seed are the same, the rows go on
+// behind those that were used.  Random draws go on in any case: with the same keys and a constant learning rate, steps
+// have the bits of those that the other run would make next in this arithmetic.  Throws Error(usage) if its adapters
+// belong to another base.
 TrainingState start_from(const std::string& path, Session& session, Training& training,
                          const std::vector<Input>& inputs);
 

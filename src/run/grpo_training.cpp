@@ -147,7 +147,7 @@ Metrics GrpoTraining::step() {
   grades_.clear(), certificate_ = {};
   Metrics metrics;
   grpo_.step(step_, metrics, drawn_);
-  metrics.set_text("certificate", certificate_.text());
+  certificate_.write(metrics);
   if (const RewardCommand* command = session_.reward_command.get()) {
     metrics.set("reward/restarts",
                 static_cast<double>(session_.device.comm.sum(command->restarts() - counted_restarts_)));

@@ -65,8 +65,11 @@ RunLog read_run_log(const std::string& directory) {
     for (const auto& [name, value] : json.items())
       if (value.is_number())  // the first: of older runs, and part of memory/kv
         row[name == "memory/kv_pages" ? "perf/kv_peak_bytes" : name] = value.get<double>();
-    if (const auto c = json.find("certificate"); c != json.end() && c->is_string())
+    if (const auto c = json.find("certificate"); c != json.end() && c->is_string()) {
       log.certificates[step->get<int64_t>()] = c->get<std::string>();
+      const auto a = json.find("arithmetic");
+      log.arithmetic[step->get<int64_t>()] = a != json.end() && a->is_string() ? a->get<std::string>() : "1";
+    }
   }
   if (rows.empty()) fail(path, ": no step in it yet");
 

@@ -13,6 +13,7 @@ struct RunLog {
   std::vector<int64_t> steps;                         // ascending; an evaluation before the first step is step 0
   std::map<std::string, std::vector<double>> series;  // metric -> a value for each of `steps`, NaN where it has none
   std::map<int64_t, std::string> certificates;        // of the steps that have one
+  std::map<int64_t, std::string> arithmetic;          // of the same; 1 where an older program did not record it
 
   double at(const std::string& metric, size_t i) const;  // NaN if absent
   double sum(const std::string& metric) const;           // of the values there are, 0 without any

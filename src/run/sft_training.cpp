@@ -105,7 +105,7 @@ Metrics SftTraining::step() {
     const auto logprob = out.of(out.logprob, i);
     certificate.add(uids[i], std::vector<float>(logprob.begin(), logprob.end()));
   }
-  metrics.set_text("certificate", certificate.text());
+  certificate.write(metrics);
   metrics.set("flops/learner", static_cast<double>(session_.flops("learner")));
   end_step(metrics);
   return metrics;
