@@ -74,6 +74,8 @@ struct Softmax {
   __device__ __forceinline__ float score(float dot) const { return dot * scale; }
   // Relative to a slot with the score `max`.
   __device__ __forceinline__ float weight(float dot, float max) const { return exp2_f32(fmaf(dot, scale, -max)); }
+  // The same in bf16.
+  __device__ __forceinline__ float cubic(float dot, float max) const { return exp2_cubic(fmaf(dot, scale, -max)); }
 };
 
 template <class T>

@@ -5,7 +5,7 @@
 // rows of segments; dk, dv, dpk, dpv are added to in the rows that a segment sees; no other row is touched.  D <= 256;
 // bf16 also needs D >= 2.  dpk and dpv are dk and dv themselves, or lie apart from them.
 //
-// Three kernels, without workspace and atomics.  row_sums leaves do.o in the first four bytes of each row of dq, until
+// Three kernels, without atomics.  row_sums leaves do.o in the first four bytes of each row of dq, until
 // query_gradients overwrites it.  key_gradients: a block owns a tile of rows of dk and dv of one key head, and goes
 // over the segments in list order, the heads of the group and the own rows, ascending.  query_gradients: a block owns
 // a tile of query rows of one head and goes over their slots, ascending.  So each sum has one owner and one order, for
@@ -13,12 +13,13 @@
 //
 // f32: the chains of list.h, bit for bit the `cpu` table.
 //
-// bf16: tensor cores with f32 accumulators, p and ds rounded to bf16 for their products.  What is added to a row of dk
-// is summed in f32 and rounded once, with the row.  k-steps of 16 begin at slot 0, or at the first own row of a
-// segment, and hidden pairs add nothing: the bits of a row of dq depend on its sequence only, those of dk and dv on
-// the segments that see the row.  Inputs that are not finite reach pairs of their tile that do not see them.
-// Two kernels each with the same bits: key_gradients_bf16 and query_gradients_bf16 (mma.sync) below, and those of
-// attention_bwd_wgmma.cuh for compute capability 9.0.
+// bf16: tensor cores with f32 accumulators, p and ds / scale rounded to bf16 for their products.  A row of dk and dv is
+// the sum of parts (list.h), which `work` holds while a later one is computed; what is added to it is rounded once,
+// with the row.  k-steps of 16 begin at slot 0, or at the first own row of a segment, and hidden pairs add nothing: the
+// bits of a row of dq depend on its sequence only, those of dk and dv on the segments that see the row.  Inputs that
+// are not finite reach pairs of their tile that do not see them. Two kernels each with the same bits:
+// key_gradients_bf16 and query_gradients_bf16 (mma.sync) below, and those of attention_bwd_wgmma.cuh for compute
+// capability 9.0.
 //
 // Lists of blocks: pairs that are not listed are hidden, and tiles without a visible pair are skipped.
 //
@@ -257,6 +258,9 @@ __global__ void __launch_bounds__(kThreads) key_gradients_bf16(const Args<bf16> 
                       [&](int r) { return (t.own ? x.v : x.pv).row(t.first + r) + kv * head_dim; });
   cp_async_commit();
   Accumulator<kColumns> dk = {}, dv = {};
+  PartSums<kColumns, kThreads> before(a.work, (int64_t{blockIdx.x} * gridDim.y + blockIdx.y) * gridDim.z + blockIdx.z,
+                                      threadIdx.x);
+  bool some = false;  // of a part
   PerRow<bool> touched = {};
   for_segments<kOwned16>(a, t, listed, [&](const SegmentRow& g, bool parents) {
     PerRow<int> first;
@@ -264,8 +268,9 @@ __global__ void __launch_bounds__(kThreads) key_gradients_bf16(const Args<bf16> 
       first[row] = first_query(t, g, own + row, x.lists ? listed : nullptr);
       touched[row] |= first[row] != kNobody;
     });
-    const int begin = first_step(t, g, parents), tiles = ceil_div(g.len - begin, kQueries);
+    const int begin = first_piece<kQueries>(t, g, parents), tiles = ceil_div(g.len - begin, kQueries);
     const int pieces = x.group * tiles;
+    int last_part = -1;
     const auto next = [&](int piece, int stage) {
       if constexpr (kBlocks)
         while (piece < pieces && !fill_masks<kQueries>(masks[stage], [&](int r) -> uint64_t {
@@ -289,19 +294,23 @@ __global__ void __launch_bounds__(kThreads) key_gradients_bf16(const Args<bf16> 
       return piece;
     };
     two_stages(pieces, next, [&](int piece, int stage) {
+      const int part = piece / tiles * tiles + (begin + piece % tiles * kQueries) / kRun;  // of the segment
+      if (some && part != last_part) before.end_part(dk, dv);
+      some = true, last_part = part;
       Accumulator<kQueries> p = {}, ds = {};
       add_dots(p, k, own, q(stage));
-      dots_to_p(p, lse[stage], x.score_scale, [&](LaneRow row, int query) {
+      dots_to_p(p, lse[stage], x.softmax(), [&](LaneRow row, int query) {
         const bool visible = begin + piece % tiles * kQueries + query >= first[row];
         return visible && (!kBlocks || (masks[stage][query] >> (own + row) & 1));
       });
       add_weighted(dv, p, d_o(stage), column);
       add_dots(ds, v, own, d_o(stage));
-      dots_to_ds(ds, p, delta[stage], x.scale);
+      dots_to_ds(ds, p, delta[stage]);
       add_weighted(dk, ds, q(stage), column);
     });
   });
   cp_async_wait<0>();
+  before.add(dk, dv);
   add_key_gradients(a, t, own, column, touched, dk, dv);
 }
 
@@ -355,8 +364,7 @@ __global__ void __launch_bounds__(kThreads) query_gradients_bf16(const Args<bf16
       const int i = own + row;
       bool visible = piece * kCount + slot <= t.parent_len + t.first + i;
       if (kBlocks) visible = visible && (masks[stage][i] >> slot & 1);
-      const float weight = exp2_f32(fmaf(dot, x.score_scale, -terms.lse[row]));
-      const float w = weight * (z - terms.delta[row]) * x.scale;
+      const float w = x.softmax().cubic(dot, terms.lse[row]) * (z - terms.delta[row]);
       z = visible ? w : 0.f;
     });
     add_weighted(dq, ds, k(stage));
@@ -431,6 +439,7 @@ Args<T> arguments(const char* op, const AttnBwd& a) {
   else
     expect(apart(a.dpk, a.dk) && apart(a.dpv, a.dv), op, ": dpk and dpv overlap dk and dv, but are not the same");
   x.vector = rows_aligned16(a, x.x) && aligned16(a.d_o, {x.d_o.stride});
+  if constexpr (sizeof(T) == 2) x.work = a.work.as<float>();
   return x;
 }
 

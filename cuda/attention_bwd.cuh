@@ -17,6 +17,7 @@ struct Args {
   int rows, parent_rows;           // N, P
   bool one;                        // dpk and dpv are dk and dv
   bool vector;                     // rows of q, o, d_o, k, v are 16-byte aligned and D is a multiple of 8
+  float* work;                     // AttnBwd::work
 };
 
 // delta = do.o of a row, in the first bytes of its row of dq.
@@ -77,9 +78,12 @@ __device__ bool mark_listed(int* listed, const int32_t* lists, int kv_heads, con
   return __any_sync(kAllLanes, listed[lane] | listed[kKeys - 32 + lane]);
 }
 
-// The own row of segment g at which the k-steps over its queries begin: they do not depend on where the tile does.
-__device__ __forceinline__ int first_step(const KeyTile& t, const SegmentRow& g, bool parents) {
-  return parents ? 0 : max(0, t.first - g.row) / 16 * 16;
+// The own row of segment g at which the pieces of kQueries queries begin, of which none lies in two runs.
+constexpr int kRun = 1024;  // own rows of a part of dk and dv (list.h)
+template <int kQueries>
+__device__ __forceinline__ int first_piece(const KeyTile& t, const SegmentRow& g, bool parents) {
+  static_assert(kRun % kQueries == 0);
+  return parents ? 0 : max(0, t.first - g.row) / kQueries * kQueries;
 }
 
 // Calls f(segment, parents) for the segments that see the tile, in list order; parents: may the tile hold rows of its
@@ -144,23 +148,54 @@ __device__ __forceinline__ bool fill_masks(uint64_t* masks, F of) {
 
 // ---- bf16: a warp's 16 keys (rows) and some queries (columns)
 
-// k.q to p, 0 where hidden.  visible(row, query); lse: [queries]; scale: with log2(e).
+// k.q to p, 0 where hidden.  visible(row, query); lse: [queries].
 template <int kN, class Visible>
-__device__ __forceinline__ void dots_to_p(Accumulator<kN>& p, const float* lse, float scale, Visible visible) {
+__device__ __forceinline__ void dots_to_p(Accumulator<kN>& p, const float* lse, const Softmax& softmax,
+                                          Visible visible) {
   p.for_each([&](LaneRow row, int query, float& x) {
-    const float w = exp2_f32(fmaf(x, scale, -lse[query]));
+    const float w = softmax.cubic(x, lse[query]);
     x = visible(row, query) ? w : 0.f;
   });
 }
-// v.do to ds.  delta: [queries].
+// v.do to ds / scale.  delta: [queries].
 template <int kN>
-__device__ __forceinline__ void dots_to_ds(Accumulator<kN>& ds, const Accumulator<kN>& p, const float* delta,
-                                           float scale) {
+__device__ __forceinline__ void dots_to_ds(Accumulator<kN>& ds, const Accumulator<kN>& p, const float* delta) {
   ds.for_each(p, [&](LaneRow, int query, float& x, float w) {
     const float difference = x - delta[query];
-    x = w != 0 ? w * difference * scale : 0.f;  // a hidden v may hold anything
+    x = w != 0 ? w * difference : 0.f;  // a hidden v may hold anything
   });
 }
+
+// Sums of the parts of dk and dv before the one that registers hold.  kThreads threads of a block have some.
+template <int kColumns, int kThreads>
+class PartSums {
+  static constexpr int kEach = kColumns / 2;  // registers of dk, and of dv
+  float* const work_;
+  bool any_ = false;
+
+ public:
+  // block: its number; thread: among those that have sums.
+  __device__ PartSums(float* work, int64_t block, int thread) : work_(work + block * 2 * kEach * kThreads + thread) {}
+  // Behind the last part but one: takes in a part, and the next one begins with 0.
+  __device__ __forceinline__ void end_part(Accumulator<kColumns>& dk, Accumulator<kColumns>& dv) {
+    add(dk, dv);
+#pragma unroll
+    for (int i = 0; i < 2 * kEach; i++) {
+      float& x = i < kEach ? dk.registers()[i] : dv.registers()[i - kEach];
+      work_[i * kThreads] = x, x = 0;
+    }
+    any_ = true;
+  }
+  // dk and dv become the sums of all parts.
+  __device__ __forceinline__ void add(Accumulator<kColumns>& dk, Accumulator<kColumns>& dv) const {
+    if (!any_) return;
+#pragma unroll
+    for (int i = 0; i < kEach; i++) {
+      dk.registers()[i] = work_[i * kThreads] + dk.registers()[i];
+      dv.registers()[i] = work_[(kEach + i) * kThreads] + dv.registers()[i];
+    }
+  }
+};
 
 // Adds the sums of columns [column, column + kC) to the warp's 16 rows of the tile from `own` on that are touched.
 template <int kC>
@@ -173,7 +208,7 @@ __device__ __forceinline__ void add_key_gradients(const Args<bf16>& a, const Key
     if (!touched[i] || c >= head_dim) return;
     bf16 *at_k = (t.own ? a.dk : a.dpk).row(row) + kv * head_dim + c,
          *at_v = (t.own ? a.dv : a.dpv).row(row) + kv * head_dim + c;
-    *at_k = from_float<bf16>(to_float(*at_k) + sum_k);
+    *at_k = from_float<bf16>(to_float(*at_k) + sum_k * a.x.scale);
     *at_v = from_float<bf16>(to_float(*at_v) + sum_v);
   });
 }
@@ -197,7 +232,8 @@ __device__ __forceinline__ void write_query_gradients(const Args<bf16>& a, const
                                                       Accumulator<kD>& dq) {
   dq.for_each([&](LaneRow i, int c, float sum) {
     const int row = first + i;
-    if (row < t.len && c < a.x.head_dim) a.dq.row(t.row + row)[head * a.x.head_dim + c] = from_float<bf16>(sum);
+    if (row < t.len && c < a.x.head_dim)
+      a.dq.row(t.row + row)[head * a.x.head_dim + c] = from_float<bf16>(sum * a.x.scale);
   });
 }
 

@@ -36,7 +36,8 @@ struct WgmmaKeyGradients {
   };
   struct Piece {
     SegmentRow segment;
-    int begin;  // its own row at which the piece begins; -1: there is no piece any more
+    int begin;   // its own row at which the piece begins; -1: there is no piece any more
+    bool first;  // of a part
     float lse[kQueries], delta[kQueries];
   };
   struct Shared {
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     int n = 0;
     for_segments<kOwnedRows>(a, t, nullptr, [&](const SegmentRow& g, bool parents) {
       for (int head = kv * x.group; head < (kv + 1) * x.group; head++)
-        for (int begin = first_step(t, g, parents); begin < g.len; begin += kQueries, n++) {
+        for (int start = first_piece<kQueries>(t, g, parents), begin = start; begin < g.len; begin += kQueries, n++) {
           float lse[kQueries / 32] = {}, delta[kQueries / 32] = {};  // rows that are absent have q = do = 0
 #pragma unroll
           for (int i = 0; i < kQueries / 32; i++)
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
 #pragma unroll
           for (int i = 0; i < kQueries / 32; i++)
             piece.lse[lane + i * 32] = lse[i], piece.delta[lane + i * 32] = delta[i];
-          if (lane == 0) piece.segment = g, piece.begin = begin;
+          if (lane == 0) piece.segment = g, piece.begin = begin, piece.first = begin == start || begin % kRun == 0;
           __syncwarp();
           const int row = g.row + begin, rows = g.len - begin;
           if (rows >= kQueries) {
@@ -105,10 +106,11 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
               copy_rows(stage.d_o, queries.d_o, head, row, full);
             }
           } else {
-            load_rows(stage.q, x.k.p, rows, x.head_dim, [&](int r) { return x.q.row(row + r) + head * x.head_dim; });
-            load_rows(stage.d_o, x.k.p, rows, x.head_dim,
+            load_rows(stage.q, 0, x.k.p, rows, x.head_dim, [&](int r) { return x.q.row(row + r) + head * x.head_dim; });
+            load_rows(stage.d_o, 0, x.k.p, rows, x.head_dim,
                       [&](int r) { return a.d_o.row(row + r) + head * x.head_dim; });
-            loaded(full);
+            loaded();
+            if (lane == 0) mbarrier_arrive(full);
           }
         }
     });
@@ -124,6 +126,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   if (group >= t.rows) return;
   more_registers<kConsumerRegisters>();
   Accumulator<kD> dk = {}, dv = {};
+  PartSums<kD, kConsumers * 32> before(a.work, int64_t{blockIdx.x} * gridDim.y + blockIdx.y, threadIdx.x);
   Accumulator<kQueries> p, ds;
   uint32_t p16[kQueries / 16][4], ds16[kQueries / 16][4];
   PerRow<bool> touched = {};
@@ -145,9 +148,9 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
       touched[row] |= first[row] != kNobody;
     });
     wgmma_wait<1>(p.registers());
-    dots_to_p(p, piece.lse, x.score_scale, [&](LaneRow row, int query) { return piece.begin + query >= first[row]; });
+    dots_to_p(p, piece.lse, x.softmax(), [&](LaneRow row, int query) { return piece.begin + query >= first[row]; });
     wgmma_wait<0>(ds.registers());
-    dots_to_ds(ds, p, piece.delta, x.scale);
+    dots_to_ds(ds, p, piece.delta);
     p.round(p16), ds.round(ds16);
   };
   const auto add = [&](int n) {
@@ -164,6 +167,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     add(n - 1);
     multiply_keys(n);
     wgmma_wait<1>(dv.registers(), p16), wgmma_wait<1>(dk.registers(), ds16);
+    if (s.pieces[n % kStages].first) before.end_part(dk, dv);
     __syncwarp();  // everyone has read the piece
     if (lane == 0) s.ring.release(n - 1);
     wgmma_clear(ds.registers());
@@ -171,6 +175,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   }
   add(n - 1);
   wgmma_wait<0>(dv.registers(), p16), wgmma_wait<0>(dk.registers(), ds16);
+  before.add(dk, dv);
   add_key_gradients(a, t, own, 0, touched, dk, dv);
 #else
   __trap();
@@ -182,12 +187,18 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
 template <int kD>
 struct WgmmaQueryGradients {
   static constexpr int kStages = 4;  // with the queries 96 or 192 KiB of shared memory
-  static_assert(kStages >= 3);       // as in WgmmaAttention
+  // A warpgroup awaits block i + 1 before it releases block i - 1.  It leaves its last block, behind which the tile has
+  // at most one for the other.
+  static_assert(kStages >= 3);
 
+  struct Stage {  // a block of slots
+    alignas(1024) HeadRows<kD, kSlots> k;
+    HeadRows<kD, kSlots> v;
+  };
   struct Shared {
     alignas(1024) HeadRows<kD, kOwnedRows> q;
     HeadRows<kD, kOwnedRows> d_o;
-    Ring<SlotStage<kD>, kStages> ring;
+    Ring<Stage, kStages> ring;
     Mbarrier q_full;
   };
 };
@@ -205,9 +216,12 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     prefetch_map(queries.q), prefetch_map(queries.d_o), prefetch_maps(keys, t);
-    t.init(&s.q_full, s.ring);
+    mbarrier_init(&s.q_full, 1);
+    s.ring.init(t.readers(), 2);
+    fence_proxy_async();
   }
   __syncthreads();
+  const auto blocks = [&](int end) { return ceil_div(t.slots(end), kSlots); };  // that rows [0, end) see
 
   if (warp >= kConsumers) {
     fewer_registers<kProducerRegisters>();
@@ -217,7 +231,11 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
       copy_rows(s.q, queries.q, t.head, t.row + t.first, &s.q_full);
       copy_rows(s.d_o, queries.d_o, t.head, t.row + t.first, &s.q_full);
     }
-    t.bring(s.ring, x, keys);
+    for (int i = 0; i < blocks(kOwnedRows); i++) {
+      Mbarrier* const full = s.ring.await_empty(i);
+      t.bring_keys(s.ring[i].k, x, keys, i * kSlots, full);
+      t.bring_values(s.ring[i].v, x, keys, i * kSlots, full);
+    }
     return;
   }
 
@@ -235,12 +253,12 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   };
   const auto add_keys = [&](int i) { begin_weighted(dq, weights, s.ring[i].k); };
   const auto dots_to_p = [&] {
-    p.for_each([&](LaneRow row, int, float& z) { z = exp2_f32(fmaf(z, x.score_scale, -terms.lse[row])); });
+    p.for_each([&](LaneRow row, int, float& z) { z = x.softmax().cubic(z, terms.lse[row]); });
   };
   const auto dots_to_ds = [&](int i) {
     ds.for_each(p, [&](LaneRow row, int column, float& z, float weight) {
       const int slot = i * kSlots + column;
-      const float w = weight * (z - terms.delta[row]) * x.scale;
+      const float w = weight * (z - terms.delta[row]);
       z = slot <= t.parent_len + first + row ? w : 0.f;
     });
   };
@@ -252,7 +270,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   wgmma_wait<0>(ds.registers());
   dots_to_ds(0);
   ds.round(weights);
-  const int n_blocks = t.blocks(group + 64);
+  const int n_blocks = blocks(group + 64);
   if (n_blocks > 1) s.ring.await_full(1);
   for (int i = 1; i < n_blocks; i++) {
     multiply_keys(i);

@@ -4,17 +4,14 @@
 //
 // q, o [N, H, D]; k, v [N, K, D]; pk, pv [P, K, D]; lists [G, K]; lse [N, H].  o and lse are overwritten in the rows of
 // segments; other rows are not touched.  D <= 256.
-// Order: slots in blocks of 64 aligned to slot 0 (parent first), blocks ascending, online softmax.  A block that is
-// hidden from a row leaves it exactly as it was.  So a row's bits depend on its sequence only, not on where its rows
-// lie, what else is in the batch, or where the parent ends.
-// f32: as list.h states it, bit for bit the `cpu` table.
-// bf16: tensor cores with f32 accumulators, p rounded to bf16 for the product with V; k-steps of 16 ascending.  A
-// hidden slot of a visible tile enters with weight 0, so a V that is not finite reaches earlier rows of its tile.
-// Two kernels with the same bits: attn_bf16 (mma.sync) below, and attention_wgmma.cuh for compute capability 9.0.
+// Order: that of list.h, f32 with the bits of the `cpu` table.  A block that is hidden from a row leaves it exactly as
+// it was.  So a row's bits depend on its sequence only, not on where its rows lie, what else is in the batch, or where
+// the parent ends. bf16: a hidden slot of a visible tile enters with weight 0, so a V that is not finite reaches
+// earlier rows of its tile.  Two kernels with the same bits: attn_bf16 (mma.sync) below, and attention_wgmma.cuh for
+// compute capability 9.0.
 //
-// Lists of blocks: softmax over the listed slots, in the order of the list, as if they were all that the sequence has,
-// in the same order and so with the same bits: a list of every block, or no list, gives those of attention without
-// lists.  A row's bits depend on its sequence and its list only.
+// Lists of blocks: softmax over the listed slots; a row whose budget leaves nothing out has the bits of attention
+// without lists.  A row's bits depend on its sequence and its list only.
 //
 // Bytes: q and o once, k and v once per tile of query rows (from L2 for the most part).  Limited by the tensor cores
 // and the exponentials, which overlap them with wgmma only; f32 by shared-memory bandwidth (for tests).
@@ -70,9 +67,17 @@ __global__ void __launch_bounds__(kThreads) attn_f32(const Args<float> a) {
       head_dim);
 }
 
-// ---- bf16: four warps of 16 query rows, two stages of K and V
+// ---- bf16: four warps of 16 query rows
 
 constexpr int kRows16 = 64;
+// The memory of `rows` query rows and a tile of keys and values.
+template <int kD>
+struct Tiles16 {
+  static constexpr size_t bytes(int rows) { return sizeof(bf16) * (rows * kD + kBlock16 * (kD + kValues16<kD>)); }
+  SharedTile<kD> q, k;
+  SharedTile<kValues16<kD>> v;
+  __device__ explicit Tiles16(int rows) : q{dynamic_smem<bf16>()}, k{q.p + rows * kD}, v{k.p + kBlock16 * kD} {}
+};
 
 template <int kD>
 __global__ void __launch_bounds__(kThreads) attn_bf16(const Args<bf16> a) {
@@ -80,43 +85,36 @@ __global__ void __launch_bounds__(kThreads) attn_bf16(const Args<bf16> a) {
   const HeadTile<kRows16> t(x);
   if (t.len == 0) return;
   const int first = t.first + threadIdx.x / 32 * 16, head_dim = x.head_dim, head = t.head, kv = t.kv;  // of the warp
-  const int rows = min(kRows16, t.len - t.first), slots = t.parent_len + t.first + rows;
-  bf16* smem = dynamic_smem<bf16>();
-  const SharedTile<kD> sq{smem};
-  auto stage = [&](int i) { return SharedTile<kD>{smem + (1 + i) * 64 * kD}; };  // k: 0, 1; v: 2, 3
-  auto load_block = [&](int block) {
-    const int begin = block * kSlots, present = slots - begin;
-    load_tile<kSlots>(stage(block % 2), x.q.p, present, head_dim, a.vector,
-                      [&](int r) { return x.key(t, kv, begin + r); });
-    load_tile<kSlots>(stage(2 + block % 2), x.q.p, present, head_dim, a.vector,
-                      [&](int r) { return x.value(t, kv, begin + r); });
-  };
-  load_tile<kRows16>(sq, x.q.p, rows, head_dim, a.vector,
+  const int rows = min(kRows16, t.len - t.first), slots = t.parent_len + t.first + rows,
+            channel = blockIdx.z * kValues16<kD>;
+  const Tiles16<kD> s(kRows16);
+  load_tile<kRows16>(s.q, x.q.p, rows, head_dim, a.vector,
                      [&](int r) { return x.q.row(t.row + t.first + r) + head * head_dim; });
-  load_block(0);
-  cp_async_commit();
-
-  Rows16<kD> r;
-  const int n_blocks = ceil_div(slots, kSlots);
-  for (int block = 0; block < n_blocks; block++) {
-    if (block + 1 < n_blocks) load_block(block + 1);
-    cp_async_commit();
-    cp_async_wait<1>();
-    __syncthreads();
-    const int begin = block * kSlots;
-    r.add_block(sq, first - t.first, stage(block % 2), stage(2 + block % 2), x.softmax(),
-                [&](int i) { return t.parent_len + first + i + 1 - begin; });
-    __syncthreads();  // everyone is done with this stage before the block after next lands in it
-  }
-  cp_async_wait<0>();
+  typename Rows16<kD, kValues16<kD>>::Total total;
+  Rows16<kD, kValues16<kD>> r(total);
+  for_tiles([&](int i) { return i * kBlock16 < slots; },
+            [&](int i) {
+              load_tile<kBlock16>(s.k, x.q.p, slots - i * kBlock16, head_dim, a.vector,
+                                  [&](int r) { return x.key(t, kv, i * kBlock16 + r); });
+            },
+            [&](int i) {
+              load_tile<kBlock16>(s.v, x.q.p, slots - i * kBlock16, head_dim - channel, a.vector,
+                                  [&](int r) { return x.value(t, kv, i * kBlock16 + r) + channel; });
+            },
+            [&](int i) { r.score(s.q, first - t.first, s.k, slots - i * kBlock16); },
+            [&](int i) {
+              if (ends_cut(i)) r.end_cut();
+              r.weigh(x.softmax(), [&](int row) { return t.parent_len + first + row + 1 - i * kBlock16; });
+            },
+            [&](int i) { r.add(s.v, slots - i * kBlock16); });
   r.write(
       t.len - first,
       [&](int row, float lse) {
         const int64_t at = int64_t{t.row + first + row} * x.heads + head;
-        if (leads_quad()) a.lse[at] = lse;
-        return a.o + at * head_dim;
+        if (leads_quad() && channel == 0) a.lse[at] = lse;
+        return a.o + at * head_dim + channel;
       },
-      head_dim);
+      head_dim - channel);
 }
 
 // ---- rows that read only the blocks of slots that they list, or, without a list, everything
@@ -129,23 +127,22 @@ static_assert(kHeads == kRows32);
 struct Row {
   Tile t;
   int row, kv, head, heads;  // head: the first one
-  int slots, block;          // that it reads, and of a selection block
+  int total, block, budget;  // slots that it sees; slots of a selection block; entries of its list
   const int32_t* list;       // null: it reads everything
-  // Where slot i of those that it reads lies in the sequence.
+  // In f32 the listed slots are all that there is: how many, and where slot i of them lies in the sequence.
+  __device__ int slots() const { return list ? budget * block - (block - 1 - (total - 1) % block) : total; }
   __device__ int slot(int i) const { return list ? list[i / block] * block + i % block : i; }
 };
 template <class T>
-__device__ Row find_row(const Args<T>& a) {
+__device__ Row find_row(const Args<T>& a, int z) {
   const Packed<T>& x = a.x;
   Row r{};
   r.t = find_tile<1>(x.segments, x.n_segments, blockIdx.x);
-  r.row = r.t.row + r.t.first, r.kv = blockIdx.y, r.head = r.kv * x.group + blockIdx.z * kHeads;
-  r.heads = min(kHeads, x.group - static_cast<int>(blockIdx.z) * kHeads);
-  r.slots = r.t.parent_len + r.t.first + 1, r.block = a.blocks.block;
-  if (r.t.len && a.blocks.listed(r.row, r.slots)) {
-    r.list = a.blocks.list(r.row, r.kv);
-    r.slots = a.blocks.budget[r.row] * r.block - (r.block - 1 - (r.slots - 1) % r.block);
-  }
+  r.row = r.t.row + r.t.first, r.kv = blockIdx.y, r.head = r.kv * x.group + z * kHeads;
+  r.heads = min(kHeads, x.group - z * kHeads);
+  r.total = r.t.parent_len + r.t.first + 1, r.block = a.blocks.block;
+  if (r.t.len && a.blocks.listed(r.row, r.total))
+    r.list = a.blocks.list(r.row, r.kv), r.budget = a.blocks.budget[r.row];
   return r;
 }
 
@@ -161,64 +158,90 @@ __device__ __forceinline__ T* place(const Args<T>& a, const Row& r, int i, float
 template <int kColumns>
 __global__ void __launch_bounds__(kThreads) listed_f32(const Args<float> a) {
   const Packed<float>& x = a.x;
-  const Row row = find_row(a);
+  const Row row = find_row(a, blockIdx.z);
   if (row.t.len == 0) return;
-  const int head_dim = x.head_dim;
+  const int head_dim = x.head_dim, slots = row.slots();
   const Shared32 s = shared32(head_dim);
   for (int i = threadIdx.x; i < row.heads * head_dim; i += kThreads) s.q[i] = x.q.row(row.row)[row.head * head_dim + i];
   Rows32<kColumns> r;
-  for (int begin = 0; begin < row.slots; begin += kSlots) {
+  for (int begin = 0; begin < slots; begin += kSlots) {
     __syncthreads();  // everyone is done with the previous block
-    for (int i = threadIdx.x; i < min(kSlots, row.slots - begin) * head_dim; i += kThreads) {
+    for (int i = threadIdx.x; i < min(kSlots, slots - begin) * head_dim; i += kThreads) {
       const int slot = row.slot(begin + i / head_dim);
       s.k[i / head_dim * (head_dim + 1) + i % head_dim] = x.key(row.t, row.kv, slot)[i % head_dim];
       s.v[i] = x.value(row.t, row.kv, slot)[i % head_dim];
     }
     __syncthreads();
-    r.add_block(s, head_dim, row.heads, x.softmax(), [&](int) { return row.slots - begin; });
+    r.add_block(s, head_dim, row.heads, x.softmax(), [&](int) { return slots - begin; });
   }
   r.write(
       row.heads, [&](int i, float lse) { return place(a, row, i, lse, threadIdx.x % 32 == 0); }, head_dim);
 }
 
-// One warp: the heads of a row are one tile of the tensor cores.  Two stages of K and V.
+// One warp: the heads of a row are one tile of the tensor cores.
 template <int kD>
 __global__ void __launch_bounds__(32) listed_bf16(const Args<bf16> a) {
+  constexpr int kParts = kD / kValues16<kD>;
   const Packed<bf16>& x = a.x;
-  const Row row = find_row(a);
+  const Row row = find_row(a, blockIdx.z / kParts);
   if (row.t.len == 0) return;
-  const int head_dim = x.head_dim;
-  bf16* smem = dynamic_smem<bf16>();
-  const SharedTile<kD> q{smem};
-  const auto stage = [&](int i) { return SharedTile<kD>{smem + (kHeads + i * kSlots) * kD}; };  // k: 0, 1; v: 2, 3
-  const auto load_block = [&](int block) {
-    const int begin = block * kSlots, present = row.slots - begin;
-    load_tile<kSlots, 32>(stage(block % 2), x.q.p, present, head_dim, a.vector,
-                          [&](int i) { return x.key(row.t, row.kv, row.slot(begin + i)); });
-    load_tile<kSlots, 32>(stage(2 + block % 2), x.q.p, present, head_dim, a.vector,
-                          [&](int i) { return x.value(row.t, row.kv, row.slot(begin + i)); });
-  };
-  load_tile<kHeads, 32>(q, x.q.p, row.heads, head_dim, a.vector,
+  const int head_dim = x.head_dim, channel = blockIdx.z % kParts * kValues16<kD>;
+  const Tiles16<kD> s(kHeads);
+  load_tile<kHeads, 32>(s.q, x.q.p, row.heads, head_dim, a.vector,
                         [&](int i) { return x.q.row(row.row) + (row.head + i) * head_dim; });
-  load_block(0);
-  cp_async_commit();
-  Rows16<kD> r;
-  const int n_blocks = ceil_div(row.slots, kSlots);
-  for (int block = 0; block < n_blocks; block++) {
-    if (block + 1 < n_blocks) load_block(block + 1);
-    cp_async_commit();
-    cp_async_wait<1>();
-    __syncwarp();
-    r.add_block(q, 0, stage(block % 2), stage(2 + block % 2), x.softmax(),
-                [&](int) { return row.slots - block * kSlots; });
-    __syncwarp();  // everyone is done with this stage before the block after next lands in it
+  typename Rows16<kD, kValues16<kD>>::Total total;
+  Rows16<kD, kValues16<kD>> r(total);
+  const auto key = [&](int slot) { return x.key(row.t, row.kv, slot); };
+  const auto value = [&](int slot) { return x.value(row.t, row.kv, slot) + channel; };
+  if (row.list) {
+    ListedTiles tiles{row.list, row.budget, row.block, row.total};
+    ListedTile now, coming;
+    const auto at = [&](const ListedTile& tile, auto address) {
+      return [=](int i) { return counts(tile.listed, i) ? address(tile.slot(i)) : nullptr; };
+    };
+    for_tiles([&](int) { return tiles.left(); },
+              [&](int) {
+                coming = tiles.take();
+                load_tile<kSlots, 32>(s.k, x.q.p, kSlots, head_dim, a.vector, at(coming, key));
+              },
+              [&](int) {
+                now = coming;
+                load_tile<kSlots, 32>(s.v, x.q.p, kSlots, head_dim - channel, a.vector, at(now, value));
+              },
+              [&](int) { r.score_pages(s.q, s.k); }, [](int) {},
+              [&](int) { r.add_pages(s.v, x.softmax(), now.listed); });
+  } else {
+    const auto begin = [](int i) { return i * kBlock16; };
+    for_tiles([&](int i) { return begin(i) < row.total; },
+              [&](int i) {
+                load_tile<kBlock16, 32>(s.k, x.q.p, row.total - begin(i), head_dim, a.vector,
+                                        [&](int r) { return key(begin(i) + r); });
+              },
+              [&](int i) {
+                load_tile<kBlock16, 32>(s.v, x.q.p, row.total - begin(i), head_dim - channel, a.vector,
+                                        [&](int r) { return value(begin(i) + r); });
+              },
+              [&](int i) { r.score(s.q, 0, s.k, row.total - begin(i)); },
+              [&](int i) {
+                if (ends_cut(i)) r.end_cut();
+                r.weigh(x.softmax(), [&](int) { return row.total - begin(i); });
+              },
+              [&](int i) { r.add(s.v, row.total - begin(i)); });
   }
-  cp_async_wait<0>();
   r.write(
-      row.heads, [&](int i, float lse) { return place(a, row, i, lse, leads_quad()); }, head_dim);
+      row.heads, [&](int i, float lse) { return place(a, row, i, lse, leads_quad() && channel == 0) + channel; },
+      head_dim - channel);
 }
 
 // ---- launchers
+
+// f<kD>() for the least kD that has room for a head.
+template <class F>
+void with_padded(int head_dim, F f) {
+  head_dim <= 64    ? f.template operator()<64>()
+  : head_dim <= 128 ? f.template operator()<128>()
+                    : f.template operator()<256>();
+}
 
 void run(const Args<float>& a, const AttnFwd& call, Stream stream) {
   launch(
@@ -232,18 +255,17 @@ void run(const Args<float>& a, const AttnFwd& call, Stream stream) {
 
 void run(const Args<bf16>& a, const AttnFwd& call, Stream stream) {
   const int64_t n = call.q.shape[0], parents = call.pk.shape[0];
-  const int padded = a.x.head_dim <= 64 ? 64 : a.x.head_dim <= 128 ? 128 : 256;
   if (takes_wgmma(true) && suits_tensor_copies(a.x, a.vector)) {
-    padded == 64 ? launch_attn_wgmma<64>("attn_fwd", a.o, a.lse, a.x, n, parents, stream)
-                 : launch_attn_wgmma<128>("attn_fwd", a.o, a.lse, a.x, n, parents, stream);
+    a.x.head_dim <= 64 ? launch_attn_wgmma<64>("attn_fwd", a.o, a.lse, a.x, n, parents, stream)
+                       : launch_attn_wgmma<128>("attn_fwd", a.o, a.lse, a.x, n, parents, stream);
     return;
   }
-  launch("attn_fwd",
-         padded == 64    ? attn_bf16<64>
-         : padded == 128 ? attn_bf16<128>
-                         : attn_bf16<256>,
-         {.grid = tile_grid("attn_fwd", a.x, n, kRows16), .block = kThreads, .smem = 5 * 64 * padded * sizeof(bf16)},
-         stream, a);
+  with_padded(a.x.head_dim, [&]<int kD>() {
+    dim3 grid = tile_grid("attn_fwd", a.x, n, kRows16);
+    grid.z = kD / kValues16<kD>;
+    launch("attn_fwd", attn_bf16<kD>, {.grid = grid, .block = kThreads, .smem = Tiles16<kD>::bytes(kRows16)}, stream,
+           a);
+  });
 }
 
 void run_listed(const Args<float>& a, dim3 grid, Stream stream) {
@@ -255,12 +277,10 @@ void run_listed(const Args<float>& a, dim3 grid, Stream stream) {
 }
 
 void run_listed(const Args<bf16>& a, dim3 grid, Stream stream) {
-  const int padded = a.x.head_dim <= 64 ? 64 : a.x.head_dim <= 128 ? 128 : 256;
-  launch("attn_fwd",
-         padded == 64    ? listed_bf16<64>
-         : padded == 128 ? listed_bf16<128>
-                         : listed_bf16<256>,
-         {.grid = grid, .block = 32, .smem = (kHeads + 4 * kSlots) * padded * sizeof(bf16)}, stream, a);
+  with_padded(a.x.head_dim, [&]<int kD>() {
+    grid.z *= kD / kValues16<kD>;
+    launch("attn_fwd", listed_bf16<kD>, {.grid = grid, .block = 32, .smem = Tiles16<kD>::bytes(kHeads)}, stream, a);
+  });
 }
 
 }  // namespace

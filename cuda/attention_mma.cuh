@@ -1,24 +1,24 @@
 // Products of attention on tensor cores: rows of bf16 in shared memory, 16 rows of results a warp, f32 accumulators.
 //
-// A product's k-steps are 16 long and ascend; a term that is 0 leaves a sum as it is, so hidden pairs change no bit.
-// Attention forward, packed and paged (Rows16): q k^T over channels, those beyond D zero; times scale; online
-// softmax over blocks of 64 slots ascending, in f32, in which each of a row's four lanes adds up its own columns over
-// all blocks and the four are added at the end; weights rounded to bf16, times V.  So a row's bits depend on the slots
-// that it sees, not on where in a tile it lies, nor on other rows.
+// The order of sums is that of bf16 in list.h.  A product's k-steps are 16 long and ascend, over channels (zeros beyond
+// D) and over slots, which are steps of whole pages.  A term that is 0 leaves a sum as it is, so hidden pairs change no
+// bit: the bits of a row depend on the slots that it sees, not on its place in a tile, nor on other rows.
 #pragma once
 #include "attention.cuh"
 #include "fragment.cuh"
 
 namespace pare::PARE_CUDA {
 
-// Fills kRows rows of dst with `rows` rows of d columns, row(i) giving the address of row i, and zeros; called by
-// kCount threads from a multiple of kCount.  vector: rows are 16-byte aligned and d is a multiple of 8.
+// Fills kRows rows of dst with `rows` rows of d columns, row(i) giving the address of row i or null, and zeros; called
+// by kCount threads from a multiple of kCount.  vector: rows are 16-byte aligned and d is a multiple of 8.
 template <int kRows, int kCount = kThreads, int kD, class Row>
 __device__ __forceinline__ void load_tile(SharedTile<kD> dst, const bf16* any, int rows, int head_dim, bool vector,
                                           Row row, int thread = threadIdx.x) {
   for (int i = thread; i < kRows * kD / 8; i += kCount) {
-    const int r = i / (kD / 8), c = i % (kD / 8) * 8, valid = r < rows ? max(0, min(8, head_dim - c)) : 0;
-    const bf16* src = valid ? row(r) + c : any;
+    const int r = i / (kD / 8), c = i % (kD / 8) * 8;
+    const bf16* const from = r < rows ? row(r) : nullptr;
+    const int valid = from ? max(0, min(8, head_dim - c)) : 0;
+    const bf16* const src = valid ? from + c : any;
     if (vector)
       cp_async_16(dst.at(r, c), src, valid * 2);
     else
@@ -59,151 +59,428 @@ __device__ __forceinline__ void add_weighted(Accumulator<kC>& sum, const Accumul
   }
 }
 
-// Hides from a row the slots from `visible` on; the greatest q.k of the others.  s: q.k of the slots from `begin` on.
-template <int kN>
-__device__ __forceinline__ float mask_row(Accumulator<kN>& s, LaneRow row, int begin, int visible) {
-  float m = -INFINITY;
-  s.for_row(row, [&](int column, float& x) {
-    if (begin + column >= visible) x = -INFINITY;
-    m = fmaxf(m, x);
-  });
-  return quad_max(m);
+constexpr int kBlock16 = 128, kCut16 = 1024;  // slots of a block and of a cut of dense rows
+// Does a cut end before block i?
+__device__ __forceinline__ bool ends_cut(int i) { return i > 0 && i % (kCut16 / kBlock16) == 0; }
+constexpr float kRise =
+    64;  // log2 units: a page whose largest score is as much higher sets what weights are relative to
+
+// What sums over the slots so far and those of a cut count together.
+struct CutFactors {
+  float before, cut;
+};
+// top, sum: of the cuts so far, then with another.
+__device__ __forceinline__ CutFactors merge_cut(float& top, float& sum, float cut_top, float cut_sum) {
+  const float next = fmaxf(top, cut_top);
+  const CutFactors f{exp2_f32(top - next), exp2_f32(cut_top - next)};
+  top = next, sum = sum * f.before + cut_sum * f.cut;
+  return f;
+}
+// `largest`: the largest score of the next listed page of a row.  What sums so far count from there on.
+__device__ __forceinline__ float rise(float& top, float largest) {
+  if (!(largest > top + kRise)) return 1;
+  const float fix = exp2_f32(top - largest);
+  top = largest;
+  return fix;
 }
 
-// The online softmax of a warp's 16 query rows.
-template <int kD>
-struct Rows16 {
-  Accumulator<kD> acc = {};
-  PerRow<float> top = {-INFINITY, -INFINITY}, sum = {};
+// Keys from `first` on, as a factor of products.
+template <class Keys>
+struct From {
+  Keys k;
+  int first;
+  __device__ __forceinline__ void operand_b(uint32_t (&x)[4], int n, int c) const { k.operand_b(x, first + n, c); }
+};
 
-  // Adds a block of slots; q holds the rows of the warp from `row` on.  Row i of the 16 sees the first visible_of(i)
-  // slots of the block (possibly less than 1).
-  template <class Keys, class Visible>
-  __device__ __forceinline__ void add_block(SharedTile<kD> q, int row, Keys k, SharedTile<kD> v, const Softmax& softmax,
-                                            Visible visible_of) {
-    Accumulator<kSlots> s = {};
-    add_dots(s, q, row, k);
-    for_rows([&](LaneRow r) { acc.scale(r, weigh(r, s, softmax, visible_of(r))); });
-    add_weighted(acc, s, v);
+// Which of a tile of 64 listed slots count: bit i for slot i.
+using Listed = uint64_t;
+__device__ __forceinline__ bool counts(Listed listed, int slot) { return listed >> slot & 1; }
+
+// Four pages that hold slots of a row's list, fewer at its end.
+struct ListedTile {
+  int page[kSlots / kPageSlots];
+  Listed listed;
+  // Where slot i of the tile lies in the sequence.
+  __device__ __forceinline__ int slot(int i) const {
+    const int low = i < 16 ? page[0] : page[1], high = i < 48 ? page[2] : page[3];
+    return (i < 32 ? low : high) * kPageSlots + i % kPageSlots;
   }
+};
+// The pages that a list of blocks names, ascending.
+struct ListedTiles {
+  const int32_t* list;
+  int n, block, total;  // entries; slots of a block; slots that the row sees
+  int next = 0;         // entry
+  __device__ __forceinline__ bool left() const { return next < n; }
+  // By a warp, a lane an entry.
+  __device__ ListedTile take() {
+    constexpr int kPages = kSlots / kPageSlots;
+    const int lane = threadIdx.x % 32, in_page = kPageSlots / block;
+    const bool there = lane < kSlots / 4 && next + lane < n;
+    const int entry = there ? list[next + lane] : 0, page = entry / in_page;
+    const bool same = __shfl_up_sync(kAllLanes, page, 1) == page && lane > 0;
+    unsigned firsts = __ballot_sync(kAllLanes, there && !same);
+    const int place = __popc(firsts & ((2u << lane) - 1)) - 1;
+    const bool mine = there && place < kPages;
+    ListedTile t{};
+    if (mine)
+      t.listed = ~Listed{0} >> (64 - min(block, total - entry * block))
+                                   << (place * kPageSlots + entry % in_page * block);
+    for (int o = 1; o < 32; o *= 2) t.listed |= __shfl_xor_sync(kAllLanes, t.listed, o);
+    for (int& p : t.page)
+      p = __shfl_sync(kAllLanes, page, max(0, __ffs(static_cast<int>(firsts)) - 1)), firsts &= firsts - 1;
+    next += __popc(__ballot_sync(kAllLanes, mine));
+    return t;
+  }
+};
 
-  // Of a row, which sees `visible` slots: q.k to weights.  What acc has to be scaled by before they are added.
-  __device__ __forceinline__ float weigh(LaneRow row, Accumulator<kSlots>& s, const Softmax& softmax, int visible) {
-    const float m = fmaxf(top[row], softmax.score(mask_row(s, row, 0, visible)));
-    const float fix = exp2_f32(top[row] - m);
+// The online softmax of a warp's 16 query rows, without their outputs.
+struct SoftmaxRows {
+  PerRow<float> top = {-INFINITY, -INFINITY}, sum = {};  // of this cut; of its sum what the lane adds up
+  PerRow<float> whole_top, whole_sum;                    // of the cuts before, then of all
+  bool cuts = false;                                     // is there one before?
+
+  // q.k of a block to weights, of a row that sees `visible` slots of it (possibly less than 1; kMasked: or not all).
+  // Returns what the outputs have to be scaled by before the block is added.
+  template <bool kMasked>
+  __device__ __forceinline__ float weigh(LaneRow row, Accumulator<kBlock16>& s, const Softmax& softmax, int visible) {
+    float m = -INFINITY;
+    s.for_row(row, [&](int slot, float x) {
+      if (!kMasked || slot < visible) m = fmaxf(m, x);
+    });
+    m = fmaxf(top[row], softmax.score(quad_max(m)));
+    const float fix = kMasked && visible <= 0 ? 1.f : exp2_f32(top[row] - m);
     top[row] = m;
     float part = 0;
-    s.for_row(row, [&](int, float& x) { part += x = softmax.weight(x, m); });
+    s.for_row(row, [&](int slot, float& x) {
+      const float weight = softmax.cubic(x, m);
+      part += x = !kMasked || slot < visible ? weight : 0.f;
+    });
     sum[row] = sum[row] * fix + part;
     return fix;
   }
 
-  // The results of the first `rows` rows to where place(row, lse) says.
-  template <class Place>
-  __device__ __forceinline__ void write(int rows, Place place, int head_dim) {
+  // The sums of the cut, and 0 in their place.
+  __device__ __forceinline__ PerRow<float> take_sums() {
+    PerRow<float> all;
+    for_rows([&](LaneRow row) { all[row] = quad_sum(sum[row]), sum[row] = 0; });
+    return all;
+  }
+  // Ends a cut: o, its outputs, go into those of the cuts before, total(i) for o[i], and are 0 afterwards.
+  template <int kN, class Total>
+  __device__ __forceinline__ void end_cut(PerRow<float> sums, float (&o)[kN], Total total) {
+    PerRow<CutFactors> f = {};
+    PerRow<bool> seen;
     for_rows([&](LaneRow row) {
-      const float total = quad_sum(sum[row]);
-      if (row >= rows) return;
-      bf16* o = place(row, fmaf(log_f32(total), kLog2E, top[row]));
-      acc.for_row(row, [&](int c, float x) {
-        if (c < head_dim) o[c] = from_float<bf16>(x / total);
-      });
+      seen[row] = sums[row] != 0;  // else the row ends before it
+      if (!cuts)
+        whole_top[row] = top[row], whole_sum[row] = sums[row];
+      else if (seen[row])
+        f[row] = merge_cut(whole_top[row], whole_sum[row], top[row], sums[row]);
+      top[row] = -INFINITY;
     });
+#pragma unroll
+    for (int i = 0; i < kN; i++) {
+      float& to = total(i);
+      if (!cuts)
+        to = o[i];
+      else if (seen.v[i / 2 % 2])
+        to = to * f.v[i / 2 % 2].before + o[i] * f.v[i / 2 % 2].cut;
+      o[i] = 0;
+    }
+    cuts = true;
+  }
+  // Behind the last block: o becomes the outputs of all cuts, before the division.
+  template <int kN, class Total>
+  __device__ __forceinline__ void finish(PerRow<float> sums, float (&o)[kN], Total total) {
+    if (cuts) {
+      end_cut(sums, o, total);
+#pragma unroll
+      for (int i = 0; i < kN; i++) o[i] = total(i);
+    } else {
+      whole_top = top, whole_sum = sums;
+    }
+  }
+  __device__ __forceinline__ float log_sum(LaneRow row) const {
+    return fmaf(log_f32(whole_sum.v[row.i]), kLog2E, whole_top.v[row.i]);
   }
 };
 
-// The same for 16 rows that four warps share, as in decoding: of a block each warp takes 16 slots of the scores and
-// weights and a fourth of the channels of the values.  The same sums in the same order, so the same bits.
+// The results of the first `n` of the 16 rows to where place(row, lse) says.
+template <int kV, class Place>
+__device__ __forceinline__ void write_rows(Accumulator<kV>& acc, SoftmaxRows& rows, int n, Place place, int channels) {
+  for_rows([&](LaneRow row) {
+    if (row >= n) return;
+    bf16* const o = place(row, rows.log_sum(row));
+    const float part = 1.f / rows.whole_sum[row];
+    acc.for_row(row, [&](int c, float x) {
+      if (c < channels) o[c] = from_float<bf16>(x * part);
+    });
+  });
+}
+
+// A warp's 16 query rows.  kV: channels of V, from `channel` on, that it computes.
+template <int kD, int kV = kD>
+struct Rows16 {
+  Accumulator<kV> acc = {};
+  // Outputs of the cuts before, by register.  They lie in memory: registers would be missed elsewhere.
+  using Total = float[kV / 2];
+  float* const total;
+  Accumulator<kBlock16> s;
+  SoftmaxRows rows;
+
+  __device__ __forceinline__ explicit Rows16(Total& t) : total(in_memory(t)) {}
+
+  // A block of slots, of which `present` exist: score(), weigh(), add().  q holds the rows of the warp from `row` on.
+  template <class Keys>
+  __device__ __forceinline__ void score(SharedTile<kD> q, int row, Keys k, int present) {
+    s = {};
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+      if (h * kSlots < present) add_dots(s.half(h), q, row, From<Keys>{k, h * kSlots});
+  }
+  // Row i of the 16 sees the first visible_of(i) slots of the block (possibly less than 1).
+  template <class Visible>
+  __device__ __forceinline__ void weigh(const Softmax& softmax, Visible visible_of) {
+    for_rows([&](LaneRow r) { acc.scale(r, rows.weigh<true>(r, s, softmax, visible_of(r))); });
+  }
+  __device__ __forceinline__ void add(SharedTile<kV> v, int present) {
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+      if (h * kSlots < present) add_weighted(acc, s.half(h), SharedTile<kV>{v.p + h * kSlots * kV});
+  }
+  __device__ __forceinline__ void end_cut() {
+    rows.end_cut(rows.take_sums(), acc.registers(), [&](int i) -> float& { return total[i]; });
+  }
+
+  // The same for four pages of which the slots `listed` count, for every row: score_pages(), add_pages().
+  template <class Keys>
+  __device__ __forceinline__ void score_pages(SharedTile<kD> q, Keys k) {
+    s.half(0) = {};
+    add_dots(s.half(0), q, 0, k);
+  }
+  __device__ __forceinline__ void add_pages(SharedTile<kV> v, const Softmax& softmax, Listed listed) {
+#pragma unroll
+    for (int page = 0; page < kSlots / kPageSlots; page++) {
+      Accumulator<kPageSlots>& x = reinterpret_cast<Accumulator<kPageSlots>&>(s.tile[page * 2]);
+      const Listed mine = listed >> page * kPageSlots;
+      PerRow<float> fix;
+      for_rows([&](LaneRow row) {
+        float m = -INFINITY;
+        x.for_row(row, [&](int slot, float z) {
+          if (counts(mine, slot)) m = fmaxf(m, z);
+        });
+        fix[row] = rise(rows.top[row], softmax.score(quad_max(m)));
+      });
+      if (__any_sync(kAllLanes, fix.v[0] != 1 || fix.v[1] != 1))
+        for_rows([&](LaneRow row) { acc.scale(row, fix[row]), rows.sum[row] *= fix[row]; });
+      for_rows([&](LaneRow row) {
+        x.for_row(row, [&](int slot, float& z) {
+          const float weight = softmax.cubic(z, rows.top[row]);
+          rows.sum[row] += z = counts(mine, slot) ? weight : 0.f;
+        });
+      });
+      add_weighted(acc, x, SharedTile<kV>{v.p + page * kPageSlots * kV});
+    }
+  }
+
+  // The results of the first `n` rows to where place(row, lse) says.
+  template <class Place>
+  __device__ __forceinline__ void write(int n, Place place, int channels) {
+    rows.finish(rows.take_sums(), acc.registers(), [&](int i) -> float& { return total[i]; });
+    write_rows(acc, rows, n, place, channels);
+  }
+};
+
+// The same for 16 rows that four warps share, as in decoding: of the scores and weights each warp takes a fourth of the
+// slots, of the values a fourth of the channels.  The same sums in the same order, so the same bits.  All warps call
+// these together, with a __syncthreads() between score() and weigh(), weigh() and add(), add() and score().
 template <int kD>
 struct SharedRows16 {
-  static constexpr int kStride = kSlots + 8;  // of weights: no bank conflicts
+  static constexpr int kColumns = kD / kWarps, kMine = kBlock16 / kWarps;
   struct Memory {
-    float weights[16][kStride], top[kWarps][16];
+    float weights[16][kBlock16 + 8];  // (the stride: no bank conflicts)
+    float top[kWarps][16], sum[16];   // the largest score of each warp's slots; sums of a cut
   };
-  static constexpr int kColumns = kD / kWarps;
+  using Total = float[kColumns / 2];  // as in Rows16
   Memory& shared;
   Accumulator<kColumns> acc = {};
-  PerRow<float> top = {-INFINITY, -INFINITY};
+  float* const total;
+  Accumulator<kMine> s;
+  SoftmaxRows rows;
+  PerRow<float> fix;
   float sum = 0;  // lanes below 16: of row 4 * warp + lane / 4, what its lane % 4 adds up
 
-  __device__ explicit SharedRows16(Memory& m) : shared(m) {}
+  __device__ SharedRows16(Memory& m, Total& t) : shared(m), total(in_memory(t)) {}
 
-  // The keys of a warp.
-  template <class B>
-  struct Mine {
-    B b;
-    __device__ __forceinline__ void operand_b(uint32_t (&x)[4], int n, int k) const {
-      b.operand_b(x, static_cast<int>(threadIdx.x) / 32 * 16 + n, k);
-    }
-  };
-
-  // Called by all warps; the arguments are those of Rows16::add_block.
   template <class Keys, class Visible>
-  __device__ __forceinline__ void add_block(SharedTile<kD> q, Keys k, SharedTile<kD> v, const Softmax& softmax,
-                                            Visible visible_of) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, begin = warp * 16;
-    Accumulator<16> s = {};
-    add_dots(s, q, 0, Mine<Keys>{k});
+  __device__ __forceinline__ void score(SharedTile<kD> q, Keys k, int present, const Softmax& softmax,
+                                        Visible visible_of) {
+    const int begin = warp() * kMine;
+    s = {};
+    if (begin < present) add_dots(s, q, 0, From<Keys>{k, begin});
+    share_tops(s, softmax, [&](LaneRow row, int slot) { return begin + slot < visible_of(row); });
+  }
+  template <class Visible>
+  __device__ __forceinline__ void weigh(const Softmax& softmax, Visible visible_of) {
     for_rows([&](LaneRow row) {
-      const float m = mask_row(s, row, begin, visible_of(row));
-      if (leads_quad()) shared.top[warp][row] = m;
-    });
-    __syncthreads();
-    PerRow<float> fix;
-    for_rows([&](LaneRow row) {
-      float m = -INFINITY;
+      float m = rows.top[row];
       for (int w = 0; w < kWarps; w++) m = fmaxf(m, shared.top[w][row]);
-      m = fmaxf(top[row], softmax.score(m));
-      fix[row] = exp2_f32(top[row] - m);
-      top[row] = m;
+      fix[row] = visible_of(row) > 0 ? exp2_f32(rows.top[row] - m) : 1.f;
+      rows.top[row] = m;
     });
-    s.for_pairs([&](LaneRow row, int column, float2 x) {
-      *reinterpret_cast<float2*>(&shared.weights[row][begin + column]) =
-          make_float2(softmax.weight(x.x, top[row]), softmax.weight(x.y, top[row]));
-    });
-    __syncthreads();
-    const float mine = __shfl_sync(kAllLanes, warp < 2 ? fix.v[0] : fix.v[1], (warp % 2 * 4 + lane / 4) % 8 * 4);
-    if (lane < 16) {
-      float part = 0;
-#pragma unroll
-      for (int n = 0; n < kSlots / 8; n++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) part += shared.weights[warp * 4 + lane / 4][lane_column(n) + e];
-      sum = sum * mine + part;
-    }
+    share_weights(s, softmax, rows.top, [&](LaneRow row, int slot) { return slot < visible_of(row); });
+  }
+  __device__ __forceinline__ void add(SharedTile<kD> v, int present) {
+    const float mine = of_my_sum(fix);
+    float part = 0;
+    add_weights<kBlock16>(part, 0);
+    sum = sum * mine + part;
     for_rows([&](LaneRow row) { acc.scale(row, fix[row]); });
 #pragma unroll
-    for (int k = 0; k < kSlots; k += 16) {
-      uint32_t x[4];
-      make_a(x, [&](int row, int slot) {
-        const float2 w = *reinterpret_cast<const float2*>(&shared.weights[row][k + slot]);
-        return pack2(w.x, w.y);
-      });
+    for (int k = 0; k < kBlock16; k += kPageSlots)
+      if (k < present) add_page(v, k);
+  }
+  __device__ __forceinline__ void end_cut() {
+    const PerRow<float> sums = take_sums();
+    rows.end_cut(sums, acc.registers(), [&](int i) -> float& { return total[i]; });
+  }
+
+  template <class Keys>
+  __device__ __forceinline__ void score_pages(SharedTile<kD> q, Keys k, const Softmax& softmax, Listed listed) {
+    s.half(0) = {};
+    add_dots(s.half(0), q, 0, From<Keys>{k, warp() * kPageSlots});
+    share_tops(s.half(0), softmax, [&](LaneRow, int slot) { return counts(listed, warp() * kPageSlots + slot); });
+  }
+  __device__ __forceinline__ void weigh_pages(const Softmax& softmax, Listed listed) {
+    PerRow<float> m;  // of this warp's page
+    for_rows([&](LaneRow row) {
+      m[row] = rows.top[row];
+      for (int page = 0; page <= warp(); page++) rise(m[row], shared.top[page][row]);
+    });
+    share_weights(s.half(0), softmax, m, [&](LaneRow, int slot) { return counts(listed, slot); });
+  }
+  __device__ __forceinline__ void add_pages(SharedTile<kD> v) {
+    float m = of_my_sum(rows.top);
+    for (int page = 0; page < kWarps; page++) {
+      if (threadIdx.x % 32 < 16) sum *= rise(m, shared.top[page][my_row()]);
+      add_weights<kPageSlots>(sum, page * kPageSlots);
+    }
 #pragma unroll
-      for (int c = 0; c < kColumns; c += 16) {
-        uint32_t y[4];
-        AcrossTile<kD>{v}.operand_b(y, warp * kColumns + c, k);
-        acc.add_product(c, x, y);
-      }
+    for (int page = 0; page < kWarps; page++) {
+      for_rows([&](LaneRow row) { fix[row] = rise(rows.top[row], shared.top[page][row]); });
+      if (__any_sync(kAllLanes, fix.v[0] != 1 || fix.v[1] != 1))
+        for_rows([&](LaneRow row) { acc.scale(row, fix[row]); });
+      add_page(v, page * kPageSlots);
     }
   }
 
-  // The results of the first `rows` rows to where place(row) says.
+  // The results of the first `n` rows to where place(row) says.
   template <class Place>
-  __device__ __forceinline__ void write(int rows, Place place, int head_dim) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const float total = quad_sum(sum);
-    if (lane < 16 && leads_quad()) shared.top[0][warp * 4 + lane / 4] = total;
-    __syncthreads();
+  __device__ __forceinline__ void write(int n, Place place, int channels) {
+    const PerRow<float> sums = take_sums();
+    rows.finish(sums, acc.registers(), [&](int i) -> float& { return total[i]; });
+    const int first = warp() * kColumns;
+    write_rows(
+        acc, rows, n, [&](int row, float) { return place(row) + first; }, channels - first);
+  }
+
+ private:
+  static_assert(kWarps * kPageSlots == kSlots);
+  static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
+  static __device__ __forceinline__ int my_row() { return warp() * 4 + threadIdx.x % 32 / 4; }  // of lanes below 16
+
+  template <int kN, class Sees>
+  __device__ __forceinline__ void share_tops(Accumulator<kN>& x, const Softmax& softmax, Sees sees) {
     for_rows([&](LaneRow row) {
-      if (row >= rows) return;
-      bf16* const o = place(row);
-      acc.for_row(row, [&](int column, float x) {
-        const int c = warp * kColumns + column;
-        if (c < head_dim) o[c] = from_float<bf16>(x / shared.top[0][row]);
+      float m = -INFINITY;
+      x.for_row(row, [&](int slot, float z) {
+        if (sees(row, slot)) m = fmaxf(m, z);
       });
+      m = quad_max(m);
+      if (leads_quad()) shared.top[warp()][row] = softmax.score(m);
     });
   }
+  // sees(row, slot): slots of the tile.
+  template <int kN, class Sees>
+  __device__ __forceinline__ void share_weights(const Accumulator<kN>& x, const Softmax& softmax, PerRow<float> m,
+                                                Sees sees) {
+    x.for_pairs([&](LaneRow row, int column, float2 z) {
+      const int slot = warp() * kN + column;
+      const float2 w = make_float2(softmax.cubic(z.x, m[row]), softmax.cubic(z.y, m[row]));
+      *reinterpret_cast<float2*>(&shared.weights[row][slot]) =
+          make_float2(sees(row, slot) ? w.x : 0.f, sees(row, slot + 1) ? w.y : 0.f);
+    });
+  }
+  // to += the weights of kN slots from `first` on that this lane adds up.
+  template <int kN>
+  __device__ __forceinline__ void add_weights(float& to, int first) {
+    if (threadIdx.x % 32 >= 16) return;
+#pragma unroll
+    for (int n = 0; n < kN / 8; n++)
+#pragma unroll
+      for (int e = 0; e < 2; e++) to += shared.weights[my_row()][first + lane_column(n) + e];
+  }
+  // acc += the weights of the page at slot `k` of the tile, times its values.
+  __device__ __forceinline__ void add_page(SharedTile<kD> v, int k) {
+    uint32_t x[4];
+    make_a(x, [&](int row, int slot) {
+      const float2 w = *reinterpret_cast<const float2*>(&shared.weights[row][k + slot]);
+      return pack2(w.x, w.y);
+    });
+#pragma unroll
+    for (int c = 0; c < kColumns; c += 16) {
+      uint32_t y[4];
+      AcrossTile<kD>{v}.operand_b(y, warp() * kColumns + c, k);
+      acc.add_product(c, x, y);
+    }
+  }
+  // In lanes below 16: that of their row.
+  __device__ __forceinline__ float of_my_sum(PerRow<float> x) const {
+    return __shfl_sync(kAllLanes, warp() < 2 ? x.v[0] : x.v[1], my_row() % 8 * 4);
+  }
+  // The sums of the cut, in every thread for its rows, and 0 in their place.
+  __device__ __forceinline__ PerRow<float> take_sums() {
+    const float all = quad_sum(sum);
+    sum = 0;
+    if (threadIdx.x % 32 < 16 && leads_quad()) shared.sum[my_row()] = all;
+    __syncthreads();
+    PerRow<float> sums;
+    for_rows([&](LaneRow row) { sums[row] = shared.sum[row]; });
+    return sums;
+  }
 };
+
+// Channels of V that a block computes of 16 rows a warp: of heads of 256, blocks side by side take half of them each.
+template <int kD>
+constexpr int kValues16 = kD <= 128 ? kD : 128;
+
+// Computes tiles of slots, 0 and those that follow while more(i); keys and values of all lie in one place each: while
+// one of the two is used, the other arrives.  load_keys(i) and load_values(i) begin to load; score(i) reads the keys,
+// add(i) the values.
+template <class More, class LoadKeys, class LoadValues, class Score, class Weigh, class Add>
+__device__ __forceinline__ void for_tiles(More more, LoadKeys load_keys, LoadValues load_values, Score score,
+                                          Weigh weigh, Add add) {
+  load_keys(0);
+  cp_async_commit();
+  bool go = true;
+  for (int i = 0; go; i++) {
+    load_values(i);
+    cp_async_commit();
+    cp_async_wait<1>();
+    __syncthreads();  // the keys are there
+    score(i);
+    __syncthreads();  // everyone is done with them
+    go = more(i + 1);
+    if (go) load_keys(i + 1);
+    cp_async_commit();
+    weigh(i);
+    cp_async_wait<1>();
+    __syncthreads();  // the values are there
+    add(i);
+    __syncthreads();  // everyone is done with them
+  }
+  cp_async_wait<0>();
+}
 
 }  // namespace pare::PARE_CUDA

@@ -1,9 +1,9 @@
 // Attention forward of packed sequences by tensor copies and wgmma, on compute capability 9.0: what the mma.sync kernel
 // of attention_fwd.cu computes, bit for bit, for head dims up to 128.
 //
-// The order is that of Rows16, whose softmax this uses: one wgmma rounds like one mma.sync, scores and outputs are
-// chains of them over the same k16 steps, and the output is scaled between the same two products.  Only the tile of
-// query rows is larger: a V that is not finite reaches the earlier rows of that one.
+// The order is that of Rows16, with its softmax: one wgmma rounds like one mma.sync, scores and outputs are chains of
+// them over the same k16 steps, and the output is scaled between the same two products.  Only the tile of query rows is
+// larger: a V that is not finite reaches the earlier rows of that one.
 #pragma once
 #include "attention_mma.cuh"
 #include "ring.cuh"
@@ -23,41 +23,39 @@ inline CUtensorMap heads_map(const char* op, const Matrix<const bf16>& m, int64_
   return tensor_map<3>(op, m.p, {size(head_dim), size(heads), size(rows)}, {size(head_dim) * 2, size(m.stride) * 2},
                        {64, 1, static_cast<uint32_t>(box)}, Swizzle::bytes_128);
 }
-// Brings the rows from `row` on, by one thread.
+// Brings a box of rows from `row` on to those from `first` on, by one thread.
 template <int kPanels, int kElements>
 __device__ __forceinline__ void copy_rows(bf16 (&to)[kPanels][kElements], const CUtensorMap& map, int head, int row,
-                                          Mbarrier* full) {
-  for (int p = 0; p < kPanels; p++) tensor_copy(to[p], map, p * 64, head, row, full);
+                                          Mbarrier* full, int first = 0) {
+  for (int p = 0; p < kPanels; p++) tensor_copy(to[p] + first * 64, map, p * 64, head, row, full);
 }
-// Brings `rows` rows of d channels and zeros, by a warp: where what lies behind must not come in.  row(i): address of
-// row i.
+// Brings `rows` rows of d channels and zeros to the 64 rows from `first` on, by a warp: where what lies behind must not
+// come in.  row(i): address of row i.
 template <int kPanels, int kElements, class Row>
-__device__ __forceinline__ void load_rows(bf16 (&to)[kPanels][kElements], const bf16* any, int rows, int head_dim,
-                                          Row row) {
+__device__ __forceinline__ void load_rows(bf16 (&to)[kPanels][kElements], int first, const bf16* any, int rows,
+                                          int head_dim, Row row) {
   for (int p = 0; p < kPanels; p++)
-    load_tile<kElements / 64, 32>(
-        SharedTile<64>{to[p]}, any, rows, head_dim - p * 64, true, [&](int r) { return row(r) + p * 64; },
+    load_tile<64, 32>(
+        SharedTile<64>{to[p] + first * 64}, any, rows, head_dim - p * 64, true, [&](int r) { return row(r) + p * 64; },
         threadIdx.x % 32);
 }
 // Behind load_rows: all of it lies there, for wgmma too.
-__device__ __forceinline__ void loaded(Mbarrier* full) {
+__device__ __forceinline__ void loaded() {
   cp_async_commit();
   cp_async_wait<0>();
   fence_proxy_async();
   __syncwarp();
-  if (threadIdx.x % 32 == 0) mbarrier_arrive(full);
 }
 
-// A block of keys and values.
-template <int kD>
-struct SlotStage {
-  alignas(1024) HeadRows<kD, kSlots> k;
-  HeadRows<kD, kSlots> v;
+// Keys or values of kRows slots.
+template <int kD, int kRows>
+struct Slots {
+  alignas(1024) HeadRows<kD, kRows> rows;
 };
 struct SlotMaps {
   CUtensorMap k, v, pk, pv;
 };
-inline SlotMaps slot_maps(const char* op, const Packed<bf16>& x, int64_t rows, int64_t parent_rows, int box) {
+inline SlotMaps slot_maps(const char* op, const Packed<bf16>& x, int64_t rows, int64_t parent_rows, int box = kSlots) {
   const auto map = [&](const Matrix<const bf16>& m, int64_t n) {
     return heads_map(op, m, n, x.kv_heads, x.head_dim, box);
   };
@@ -70,48 +68,58 @@ __device__ __forceinline__ void prefetch_maps(const SlotMaps& maps, const Tile& 
   prefetch_map(maps.k), prefetch_map(maps.v);
   if (t.parent_len > 0) prefetch_map(maps.pk), prefetch_map(maps.pv);
 }
-// Brings the block of slots from `begin` on, of `slots` slots, by a warp.
-template <int kD>
-__device__ __forceinline__ void bring_slots(SlotStage<kD>& stage, const Packed<bf16>& x, const SlotMaps& maps,
-                                            const Tile& t, int kv, int begin, int slots, Mbarrier* full) {
-  const int end = begin + kSlots;
-  const bool parents = end <= t.parent_len;
-  if (parents || (begin >= t.parent_len && end <= t.parent_len + t.len)) {  // rows that follow one another
-    const int row = begin + (parents ? t.parent_row : t.row - t.parent_len);
-    if (threadIdx.x % 32 == 0) {
-      mbarrier_arrive_expect(full, sizeof(stage));
-      copy_rows(stage.k, parents ? maps.pk : maps.k, kv, row, full);
-      copy_rows(stage.v, parents ? maps.pv : maps.v, kv, row, full);
-    }
-  } else {  // the end of a parent or of the sequence
-    load_rows(stage.k, x.k.p, slots - begin, x.head_dim, [&](int r) { return x.key(t, kv, begin + r); });
-    load_rows(stage.v, x.k.p, slots - begin, x.head_dim, [&](int r) { return x.value(t, kv, begin + r); });
-    loaded(full);
+// Brings keys or values of the slots from `begin` on, of `slots`, and zeros, by a warp, with one arrival at `full`.
+// row(i): address of slot i's.
+template <int kPanels, int kElements, class Row>
+__device__ __forceinline__ void bring_slots(bf16 (&to)[kPanels][kElements], const Packed<bf16>& x,
+                                            const CUtensorMap& own, const CUtensorMap& parent, const Tile& t, int kv,
+                                            int begin, int slots, Mbarrier* full, Row row) {
+  constexpr int kPieces = kElements / (kSlots * 64);
+  const auto from_parent = [&](int i) { return begin + (i + 1) * kSlots <= t.parent_len; };
+  const auto follows = [&](int i) {  // rows that follow one another
+    const int first = begin + i * kSlots;
+    return from_parent(i) || (first >= t.parent_len && first + kSlots <= t.parent_len + t.len);
+  };
+  int copied = 0;
+  for (int i = 0; i < kPieces; i++) {
+    copied += follows(i);
+    if (!follows(i))  // the end of a parent or of the sequence
+      load_rows(to, i * kSlots, x.k.p, slots - begin - i * kSlots, x.head_dim,
+                [&](int r) { return row(begin + i * kSlots + r); });
   }
+  if (copied < kPieces) loaded();
+  if (threadIdx.x % 32 != 0) return;
+  if (copied == 0) {
+    mbarrier_arrive(full);
+    return;
+  }
+  mbarrier_arrive_expect(full, copied * sizeof(to) / kPieces);
+  for (int i = 0; i < kPieces; i++)
+    if (follows(i))
+      copy_rows(to, from_parent(i) ? parent : own, kv,
+                begin + i * kSlots + (from_parent(i) ? t.parent_row : t.row - t.parent_len), full, i * kSlots);
 }
 
-// What a block that owns kRows query rows of a head computes with: the slots that they see, in blocks of kSlots.
+// What a block that owns kRows query rows of a head computes with: the slots that they see.
 template <int kRows>
 struct QueryBlock : HeadTile<kRows> {
   using HeadTile<kRows>::HeadTile, HeadTile<kRows>::kv, Tile::parent_len, Tile::len, Tile::first;
   // That rows [0, end) of the tile see.
   __device__ int slots(int end) const { return parent_len + min(len, first + end); }
-  __device__ int blocks(int end) const { return ceil_div(slots(end), kSlots); }
-
-  // By one thread: the barriers, of the rows and of the slots.
-  template <class Slots>
-  __device__ void init(Mbarrier* rows_full, Slots& ring) const {
-    mbarrier_init(rows_full, 1);
-    ring.init(ceil_div(min(kRows, len - first), 64) * 4);  // warps; a warpgroup without rows ends
-    fence_proxy_async();
+  // Warps that read what is brought; a warpgroup without rows ends.
+  __device__ int readers() const { return ceil_div(min(kRows, len - first), 64) * 4; }
+  // By a warp: keys, or values, of the slots from `begin` on.
+  template <int kPanels, int kElements>
+  __device__ void bring_keys(bf16 (&to)[kPanels][kElements], const Packed<bf16>& x, const SlotMaps& maps, int begin,
+                             Mbarrier* full) const {
+    bring_slots(to, x, maps.k, maps.pk, *this, kv, begin, slots(kRows), full,
+                [&](int i) { return x.key(*this, kv, i); });
   }
-  // By a warp: brings the slots.
-  template <class Slots>
-  __device__ void bring(Slots& ring, const Packed<bf16>& x, const SlotMaps& maps) const {
-    for (int i = 0; i < blocks(kRows); i++) {
-      Mbarrier* const full = ring.await_empty(i);
-      bring_slots(ring[i], x, maps, *this, kv, i * kSlots, slots(kRows), full);
-    }
+  template <int kPanels, int kElements>
+  __device__ void bring_values(bf16 (&to)[kPanels][kElements], const Packed<bf16>& x, const SlotMaps& maps, int begin,
+                               Mbarrier* full) const {
+    bring_slots(to, x, maps.v, maps.pv, *this, kv, begin, slots(kRows), full,
+                [&](int i) { return x.value(*this, kv, i); });
   }
 };
 
@@ -149,26 +157,27 @@ inline bool suits_tensor_copies(const Packed<bf16>& x, bool aligned) {
 
 // ---- forward
 
-// A block computes query rows of a head, each warpgroup 64, with a warp that brings keys and values for them: as many
-// as registers allow.
+// A block computes query rows of a head, each warpgroup 64.  A warp of another brings keys and values for them, and
+// that warpgroup leaves them its registers: scores of 128 slots and 128 channels of the output alone take 128 a thread.
 template <int kD>
 struct WgmmaAttention {
-  static constexpr int kRows = kD == 64 ? 192 : 128, kConsumers = kRows / 16, kThreads = kConsumers * 32 + 32;
-  static constexpr int kStages = 4;  // with the queries 88 or 160 KiB of shared memory
-  // A warpgroup awaits block i + 1 before it releases block i - 1.  It does not release its last block, behind which
-  // the tile has at most one for each other warpgroup.
-  static_assert(kStages >= 3 && kStages >= kRows / 64);
+  static constexpr int kRows = 128, kConsumers = kRows / 16, kThreads = (kConsumers + 4) * 32;
+  static constexpr int kConsumerRegisters = 216, kProducerRegisters = 72;
+  // Block i + 1 of the keys is awaited while block i of the values is used.  A warpgroup leaves its last blocks, behind
+  // which the tile has at most one for the others.
+  static constexpr int kStages = 2;
 
-  struct Shared {
+  struct Shared {  // 112 or 224 KiB
     alignas(1024) HeadRows<kD, kRows> q;
-    Ring<SlotStage<kD>, kStages> ring;
+    Ring<Slots<kD, kBlock16>, kStages> k, v;
+    float total[kD / 2][kConsumers * 32];  // outputs of the cuts before, by register and thread
     Mbarrier q_full;
   };
 };
 
 // o and lse as in attn_fwd.
 template <int kD>
-__global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads)
+__global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads, 1)
     attn_wgmma(bf16* o, float* lse, const Packed<bf16> x, const __grid_constant__ CUtensorMap q,
                const __grid_constant__ SlotMaps maps) {
 #ifdef PARE_SM90A
@@ -179,61 +188,96 @@ __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     prefetch_map(q), prefetch_maps(maps, t);
-    t.init(&s.q_full, s.ring);
+    mbarrier_init(&s.q_full, 1);
+    s.k.init(t.readers()), s.v.init(t.readers());
+    fence_proxy_async();
   }
   __syncthreads();
+  const auto blocks = [&](int end) { return ceil_div(t.slots(end), kBlock16); };  // that rows [0, end) see
 
-  if (warp == Block::kConsumers) {
+  if (warp >= Block::kConsumers) {
+    fewer_registers<Block::kProducerRegisters>();
+    if (warp > Block::kConsumers) return;
     if (lane == 0) {
       mbarrier_arrive_expect(&s.q_full, sizeof(s.q));
       copy_rows(s.q, q, t.head, t.row + t.first, &s.q_full);
     }
-    t.bring(s.ring, x, maps);
+    const int n = blocks(Block::kRows);
+    for (int i = 0; i <= n; i++) {  // in the order in which stages become empty
+      if (i < n) {
+        Mbarrier* const full = s.k.await_empty(i);
+        t.bring_keys(s.k[i].rows, x, maps, i * kBlock16, full);
+      }
+      if (i > 0) {
+        Mbarrier* const full = s.v.await_empty(i - 1);
+        t.bring_values(s.v[i - 1].rows, x, maps, (i - 1) * kBlock16, full);
+      }
+    }
     return;
   }
 
   const int group = warp / 4 * 64, first = t.first + warp * 16;  // of the tile's rows; of the segment's
   if (t.first + group >= t.len) return;
-  Rows16<kD> r;
-  Accumulator<kSlots> scores;
+  more_registers<Block::kConsumerRegisters>();
+  SoftmaxRows r;
+  Accumulator<kD> acc = {};
+  Accumulator<kBlock16> scores;
   PerRow<float> fix;
-  uint32_t weights[kSlots / 16][4];
+  uint32_t weights[kBlock16 / 16][4];
+  const auto total = [&](int i) -> float& { return s.total[i][threadIdx.x]; };
   const auto multiply_keys = [&](int i) {
     wgmma_clear(scores.registers());
-    begin_dots(scores, s.q, group, s.ring[i].k);
+    begin_dots(scores, s.q, group, s.k[i].rows);
   };
-  const auto multiply_values = [&](int i) { begin_weighted(r.acc, weights, s.ring[i].v); };
-  const auto softmax = [&](int i) {
-    const int before = t.parent_len + first + 1 - i * kSlots;  // slots that row 0 of the warp sees
-    for_rows([&](LaneRow row) { fix[row] = r.weigh(row, scores, x.softmax(), before + row); });
+  const auto multiply_values = [&](int i) { begin_weighted(acc, weights, s.v[i].rows); };
+  const auto softmax = [&](int i, auto masked) {
+    const int before = t.parent_len + first + 1 - i * kBlock16;  // slots that row 0 of the warp sees
+    for_rows([&](LaneRow row) {
+      fix[row] = r.template weigh<decltype(masked)::value>(row, scores, x.softmax(), before + row);
+    });
   };
   const auto take_weights = [&] {
-    for_rows([&](LaneRow row) { r.acc.scale(row, fix[row]); });
+    for_rows([&](LaneRow row) { acc.scale(row, fix[row]); });
     scores.round(weights);
   };
-  mbarrier_wait(&s.q_full, 0);
-  s.ring.await_full(0);
-  multiply_keys(0);
-  wgmma_wait<0>(scores.registers());
-  softmax(0);
-  take_weights();
-  const int n_blocks = t.blocks(group + 64);
-  if (n_blocks > 1) s.ring.await_full(1);
-  for (int i = 1; i < n_blocks; i++) {
+  const int n_blocks = blocks(group + 64);
+  const auto await_keys = [&](int i) {
+    if (i < n_blocks) s.k.await_full(i);
+  };
+  const auto turn = [&](int i, auto masked) {
     multiply_keys(i);
+    s.v.await_full(i - 1);
     multiply_values(i - 1);
     wgmma_wait<1>(scores.registers());
-    softmax(i);  // while the values are multiplied
+    if (lane == 0) s.k.release(i);
+    if (ends_cut(i)) {
+      wgmma_wait<0>(acc.registers(), weights);
+      r.end_cut(r.take_sums(), acc.registers(), total);
+    }
+    softmax(i, masked);  // while the values are multiplied
     // Here, as a branch must lie between: ptxas would move the wait for the values to before the softmax.
-    if (i + 1 < n_blocks) s.ring.await_full(i + 1);
-    wgmma_wait<0>(r.acc.registers(), weights);
-    if (lane == 0) s.ring.release(i - 1);
+    await_keys(i + 1);
+    wgmma_wait<0>(acc.registers(), weights);
+    if (lane == 0) s.v.release(i - 1);
     take_weights();
-  }
+  };
+  mbarrier_wait(&s.q_full, 0);
+  await_keys(0);
+  multiply_keys(0);
+  wgmma_wait<0>(scores.registers());
+  if (lane == 0) s.k.release(0);
+  softmax(0, std::true_type{});
+  await_keys(1);
+  take_weights();
+  int i = 1;
+  for (const int whole = (t.parent_len + t.first + group + 1) / kBlock16; i < whole; i++) turn(i, std::false_type{});
+  for (; i < n_blocks; i++) turn(i, std::true_type{});
+  s.v.await_full(n_blocks - 1);
   multiply_values(n_blocks - 1);
-  wgmma_wait<0>(r.acc.registers(), weights);
-  r.write(
-      t.len - first,
+  wgmma_wait<0>(acc.registers(), weights);
+  r.finish(r.take_sums(), acc.registers(), total);
+  write_rows(
+      acc, r, t.len - first,
       [&](int row, float log_sum) {
         const int64_t at = int64_t{t.row + first + row} * x.heads + t.head;
         if (leads_quad()) lse[at] = log_sum;
@@ -253,7 +297,7 @@ void launch_attn_wgmma(const char* op, bf16* o, float* lse, const Packed<bf16>& 
       op, attn_wgmma<kD>,
       {.grid = tile_grid(op, x, rows, Block::kRows), .block = Block::kThreads, .smem = sizeof(typename Block::Shared)},
       stream, o, lse, x, heads_map(op, x.q, rows, x.heads, x.head_dim, Block::kRows),
-      slot_maps(op, x, rows, parent_rows, kSlots));
+      slot_maps(op, x, rows, parent_rows));
 }
 
 }  // namespace pare::PARE_CUDA

@@ -24,6 +24,16 @@ __device__ __forceinline__ void for_rows(F f) {
 // The first of the two neighbouring columns that a lane holds in tile n of eight columns.
 __device__ __forceinline__ int lane_column(int n) { return n * 8 + threadIdx.x % 4 * 2; }
 
+// The array, of which the compiler no longer knows that registers could hold it.
+template <class T, int kN>
+__device__ __forceinline__ T* in_memory(T (&x)[kN]) {
+  T* p = x;
+#ifndef CUEMU
+  asm volatile("" : "+l"(p));
+#endif
+  return p;
+}
+
 __device__ __forceinline__ uint32_t pack2(float x, float y) {
   const __nv_bfloat162 v = __floats2bfloat162_rn(x, y);
   uint32_t u;
@@ -96,6 +106,10 @@ struct Accumulator {
   __device__ __forceinline__ void round(uint32_t (&a)[kColumns / 16][4]) const {
 #pragma unroll
     for (int i = 0; i < kColumns / 16; i++) round(a[i], i * 16);
+  }
+  // Columns i kColumns / 2 and following, as many.
+  __device__ __forceinline__ Accumulator<kColumns / 2>& half(int i) {
+    return reinterpret_cast<Accumulator<kColumns / 2>&>(tile[i * (kTiles / 2)]);
   }
   // As wgmma takes them.
   __device__ __forceinline__ float (&registers())[kTiles * 4] { return reinterpret_cast<float(&)[kTiles * 4]>(tile); }

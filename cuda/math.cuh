@@ -38,6 +38,18 @@ __device__ __forceinline__ float exp2_f32(float x) {
 }
 constexpr float kLog2E = 0x1.715476p0f;
 
+// 2^x for x < 127 within 1.02e-4 of it: the weights of attention in bf16, which are rounded to 2^-9 anyway.  2^0 is 1: a
+// constant term that is not would be multiplied in at every block.  Below -126 the result is 2^-126; of NaN it is
+// nothing that bf16 rounds to a finite number.  x = n + r, 2^r = 1 + r q(r).
+__device__ __forceinline__ float exp2_cubic(float x) {
+  x = x < -126.f ? -126.f : x;
+  const float magic = 0x1.8p23f, shifted = x + magic, r = x - (shifted - magic);
+  float q = 0x1.c2a214p-5f;
+  q = fmaf(q, r, 0x1.f00c4ep-3f);
+  q = fmaf(q, r, 0x1.62f5fap-1f);
+  return __uint_as_float((__float_as_uint(shifted) << 23) + __float_as_uint(fmaf(q, r, 1.f)));
+}
+
 // log(x) = e ln 2 + log(1 + f), 1 + f in [sqrt(1/2), sqrt(2)), log(1 + f) = f - f^2 / 2 + f^3 q(f).
 // log(0) is -infinity, of negative numbers NaN.
 __device__ __forceinline__ float log_f32(float x) {

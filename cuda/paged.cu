@@ -10,8 +10,8 @@
 // and are not read.
 //
 // Bytes: K and V of the listed slots once for each 64 (f32: 16) query rows of a key head; limited by memory bandwidth
-// in decode, where the four warps of a tile share its blocks.  A tile walks its slots alone, in one chain as attn_fwd
-// does: few sequences do not fill the device.
+// in decode, where the four warps of a tile share its blocks.  A tile walks its slots alone: few sequences do not fill
+// the device.
 #include "attention_mma.cuh"
 #include "machine.cuh"
 #include "ops/paged.h"
@@ -85,7 +85,7 @@ struct Reads {
   const TileOf<PagedRow> t;
   const int kv;
   int rows = 0, slots = 0;
-  const int32_t* list = nullptr;  // entries of one row may have one, of whose slots the blocks of 64 are then made
+  const int32_t* list = nullptr;  // entries of one row may have one; in f32 its slots are all that there is
 
   __device__ __forceinline__ explicit Reads(const Args<T>& args)
       : a(args),
@@ -146,129 +146,208 @@ __global__ void __launch_bounds__(kThreads) attend32(const Args<float> a) {
       e.rows, [&](int row, float) { return e.result(row); }, head_dim);
 }
 
-// ---- bf16: four warps of 16 query rows, two stages of K and V
+// ---- bf16: four warps of 16 query rows, or that share 16
 
 constexpr int kRows16 = 64;
 
-// What a block of 64 slots is staged in.
+// The memory of a block: query rows, and behind the first 16 of them what warps share; a tile of keys and one of
+// values.
 template <int kD>
-struct Stage {
-  static constexpr int kBytes = 2 * 64 * kD * 2;
-  SharedTile<kSlots> k;  // [kD][64]: slots across, as in pages
-  SharedTile<kD> v;      // [64][kD]
-  __device__ explicit Stage(char* p) : k{reinterpret_cast<bf16*>(p)}, v{k.p + kSlots * kD} {}
+struct Tiles16 {
+  static constexpr size_t kKeys = 2 * kBlock16 * kD,
+                          kRowBytes = std::max<size_t>(2 * kRows16 * kD,
+                                                       2 * 16 * kD + sizeof(typename SharedRows16<kD>::Memory)),
+                          kBytes = kRowBytes + 2 * kKeys;
+  char* const p = dynamic_smem<char>();
+  __device__ SharedTile<kD> q() const { return {reinterpret_cast<bf16*>(p)}; }
+  __device__ auto& shared() const { return reinterpret_cast<typename SharedRows16<kD>::Memory&>(p[2 * 16 * kD]); }
+  template <int kSlots>
+  __device__ AcrossTile<kSlots> k() const {  // [kD][kSlots]
+    return {{reinterpret_cast<bf16*>(p + kRowBytes)}};
+  }
+  template <int kV>
+  __device__ SharedTile<kV> v() const {  // [kSlots][kV]
+    return {reinterpret_cast<bf16*>(p + kRowBytes + kKeys)};
+  }
 };
 
-// Four slots that begin at a multiple of four always lie together.  Where those of a lane do, of the block from `begin`
-// on.
+// Four slots that begin at a multiple of four always lie together.  Where those of a lane do, of a tile, and how many
+// of them count.
 struct Four {
-  int page = 0, slot = 0;
-  __device__ __forceinline__ Four(const Reads<bf16, kRows16>& e, int begin) {
-    const int at = begin + static_cast<int>(threadIdx.x) % 32 * 4;
-    if (at >= min(e.slots, begin + kSlots)) return;
-    slot = e.where(at);
-    page = e.a.pages.table[e.t.table_row * e.a.pages.table_stride + slot / kPageSlots];
-  }
+  int page, slot, valid;  // page: of the cache; slot: of the first, in the sequence
 };
-
-// Fills a stage with the slots from `begin` on; zeros beyond e.slots and beyond D.  `four` is the block's, and then the
-// next block's.  Few instructions a copy: where there are few sequences, a block of slots waits for them.
-template <int kD>
-__device__ __forceinline__ void load_slots(const Stage<kD>& to, const Reads<bf16, kRows16>& e, int begin, Four& four) {
-  // Every warp notes for its own use how many elements lie before each four.
-  __shared__ int64_t before_k[kWarps][kSlots / 4], before_v[kWarps][kSlots / 4];
-  const Pages<const bf16>& pages = e.a.pages;
-  const int head_dim = pages.head_dim, lane = threadIdx.x % 32, warp = threadIdx.x / 32, present = e.slots - begin;
-  __syncwarp();  // the last block's are done with
-  if (lane < kSlots / 4) {
-    const int64_t head = (int64_t{four.page} * pages.kv_heads + e.kv) * head_dim * kPageSlots;
-    before_k[warp][lane] = head + four.slot % kPageSlots;
-    before_v[warp][lane] = head + four.slot % kPageSlots * head_dim;
-  }
-  __syncwarp();
-  four = Four(e, begin + kSlots);
-
-  constexpr int kDown = kThreads / (kSlots / 8);  // channels at a time, each 8 slots a thread
-  const int n = threadIdx.x % (kSlots / 8) * 8, first = threadIdx.x / (kSlots / 8), valid = max(0, min(8, present - n));
-  const int64_t low = before_k[warp][n / 4], high = before_k[warp][n / 4 + 1];
-  const auto copy_keys = [&](auto copy) {
-#pragma unroll
-    for (int i = 0; i < kD / kDown; i++) {
-      const int c = i * kDown + first;
-      copy(to.k.at(c, n), c * kPageSlots, c < head_dim ? valid * 2 : 0);
-    }
-  };
-  if (low % 8 == 0 && (valid <= 4 || high == low + 4))
-    copy_keys([&](bf16* p, int c, int bytes) { cp_async_16(p, pages.k + low + c, bytes); });
-  else
-    copy_keys([&](bf16* p, int c, int bytes) {
-      cp_async_8(p, pages.k + low + c, min(8, bytes)), cp_async_8(p + 4, pages.k + high + c, max(0, bytes - 8));
-    });
-  if (!e.a.vector) {
-    load_tile<kSlots>(to.v, pages.v, present, head_dim, false,
-                      [&](int i) { return pages.v + before_v[warp][i / 4] + i % 4 * head_dim; });
-    return;
-  }
-  constexpr int kAcross = kD / 8, kRows = kThreads / kAcross;  // copies to a row, rows at a time
-  const int row = threadIdx.x / kAcross, c = threadIdx.x % kAcross * 8, left = c < head_dim ? present : 0;
-  const bf16* const v = pages.v + row % 4 * head_dim + c;
-  int64_t before[kSlots / kRows];  // all before the first copy, which no load may pass
-#pragma unroll
-  for (int i = 0; i < kSlots / kRows; i++) before[i] = before_v[warp][(i * kRows + row) / 4];
-#pragma unroll
-  for (int i = 0; i < kSlots / kRows; i++)
-    cp_async_16(to.v.at(i * kRows + row, c), v + before[i], i * kRows + row < left ? 16 : 0);
+__device__ __forceinline__ Four four_at(const Reads<bf16, kRows16>& e, int slot, int valid) {
+  return {valid > 0 ? e.a.pages.table[e.t.table_row * e.a.pages.table_stride + slot / kPageSlots] : 0, slot, valid};
+}
+// Those of the block from `begin` on; of a tile of listed slots.
+__device__ __forceinline__ Four four_of(const Reads<bf16, kRows16>& e, int begin) {
+  const int slot = begin + static_cast<int>(threadIdx.x) % 32 * 4;
+  return four_at(e, slot, max(0, min(4, e.slots - slot)));
+}
+__device__ __forceinline__ Four four_of(const Reads<bf16, kRows16>& e, const ListedTile& tile) {
+  const int i = static_cast<int>(threadIdx.x) % 32 * 4;
+  return i < kSlots ? four_at(e, tile.slot(i), __popc(static_cast<unsigned>(tile.listed >> i & 15))) : Four{};
 }
 
+// Fills tiles with the slots of the tile of which each lane has a Four; zeros where they do not count and beyond D. Few
+// instructions a copy: with few sequences, a block of slots waits for them.
 template <int kD>
-__global__ void __launch_bounds__(kThreads) attend16(const Args<bf16> a) {
-  const Reads<bf16, kRows16> e(a);
-  if (e.rows == 0) return;
-  const int head_dim = a.pages.head_dim, first = threadIdx.x / 32 * 16;  // row of the warp
-  bf16* smem = dynamic_smem<bf16>();
-  const SharedTile<kD> q{smem};
-  const auto stage = [&](int block) {
-    return Stage<kD>(reinterpret_cast<char*>(smem + kRows16 * kD) + block % 2 * Stage<kD>::kBytes);
+class Loader {
+  static constexpr int kFours = kBlock16 / 4;
+  // Every warp notes for its own use how many elements lie before each four, and how many of it count.
+  struct Notes {
+    int64_t k[kFours], v[kFours];
+    int valid[kFours];
   };
-  const auto query = [&](int row) { return e.query(row); };
-  // add(stage, begin) for every block of slots, q having been asked for.
-  const auto for_blocks = [&](auto add) {
-    Four four(e, 0);
-    load_slots<kD>(stage(0), e, 0, four);
-    cp_async_commit();
-    const int n_blocks = ceil_div(e.slots, kSlots);
-    for (int block = 0; block < n_blocks; block++) {
-      const int begin = block * kSlots;
-      if (block + 1 < n_blocks) load_slots<kD>(stage(block + 1), e, begin + kSlots, four);
-      cp_async_commit();
-      cp_async_wait<1>();
-      __syncthreads();
-      add(stage(block), begin);
-      __syncthreads();  // everyone is done with this stage before the block after next lands in it
+  const Reads<bf16, kRows16>& e_;
+  Notes& notes_;
+
+ public:
+  using Memory = Notes[kWarps];
+  __device__ Loader(const Reads<bf16, kRows16>& e, Memory& m) : e_(e), notes_(m[threadIdx.x / 32]) {}
+
+  // Of the tile that is loaded from here on.
+  __device__ __forceinline__ void note(const Four& four) {
+    const int head_dim = e_.a.pages.head_dim, lane = threadIdx.x % 32;
+    __syncwarp();  // the last tile's are done with
+    const int64_t head = (int64_t{four.page} * e_.a.pages.kv_heads + e_.kv) * head_dim * kPageSlots;
+    notes_.k[lane] = head + four.slot % kPageSlots;
+    notes_.v[lane] = head + four.slot % kPageSlots * head_dim;
+    notes_.valid[lane] = four.valid;
+    __syncwarp();
+  }
+  template <int kTile>
+  __device__ __forceinline__ void keys(AcrossTile<kTile> to) const {
+    constexpr int kDown = kThreads / (kTile / 8);  // channels at a time, each 8 slots a thread
+    const Pages<const bf16>& pages = e_.a.pages;
+    const int n = threadIdx.x % (kTile / 8) * 8, first = threadIdx.x / (kTile / 8);
+    const int64_t low = notes_.k[n / 4], high = notes_.k[n / 4 + 1];
+    const int of_low = notes_.valid[n / 4] * 2, of_high = notes_.valid[n / 4 + 1] * 2;  // bytes
+    const auto copy_keys = [&](auto copy) {
+#pragma unroll
+      for (int i = 0; i < kD / kDown; i++) {
+        const int c = i * kDown + first;
+        copy(to.tile.at(c, n), c * kPageSlots, c < pages.head_dim);
+      }
+    };
+    if (low % 8 == 0 && (of_high == 0 || (high == low + 4 && of_low == 8)))
+      copy_keys([&](bf16* p, int c, bool there) { cp_async_16(p, pages.k + low + c, there ? of_low + of_high : 0); });
+    else
+      copy_keys([&](bf16* p, int c, bool there) {
+        cp_async_8(p, pages.k + low + c, there ? of_low : 0);
+        cp_async_8(p + 4, pages.k + high + c, there ? of_high : 0);
+      });
+  }
+  // Channels [channel, channel + kV) of kTile slots.
+  template <int kTile, int kV>
+  __device__ __forceinline__ void values(SharedTile<kV> to, int channel) const {
+    const int head_dim = e_.a.pages.head_dim;
+    const auto there = [&](int slot) { return slot % 4 < notes_.valid[slot / 4]; };
+    const bf16* const all = e_.a.pages.v + channel;
+    if (!e_.a.vector) {
+      load_tile<kTile>(to, all, kTile, head_dim - channel, false,
+                       [&](int i) { return there(i) ? all + notes_.v[i / 4] + i % 4 * head_dim : nullptr; });
+      return;
     }
-    cp_async_wait<0>();
-  };
+    constexpr int kAcross = kV / 8, kRows = kThreads / kAcross;  // copies to a row, rows at a time
+    const int row = threadIdx.x / kAcross, c = threadIdx.x % kAcross * 8;
+    const bf16* const v = all + row % 4 * head_dim + c;
+    int64_t before[kTile / kRows];  // all before the first copy, which no load may pass
+    unsigned copied = 0;
+#pragma unroll
+    for (int i = 0; i < kTile / kRows; i++) {
+      before[i] = notes_.v[(i * kRows + row) / 4];
+      copied |= unsigned{channel + c < head_dim && there(i * kRows + row)} << i;
+    }
+#pragma unroll
+    for (int i = 0; i < kTile / kRows; i++)
+      cp_async_16(to.at(i * kRows + row, c), v + before[i], copied >> i & 1 ? 16 : 0);
+  }
+};
+
+template <int kD>
+__global__ void __launch_bounds__(kThreads, kD == 64 ? 2 : 1) attend16(const Args<bf16> a) {
+  __shared__ typename Loader<kD>::Memory notes;
+  const Reads<bf16, kRows16> e(a);
+  const bool few = e.rows <= 16;  // decoding: the warps share the rows, and memory behind them
+  if (e.rows == 0 || (few && blockIdx.z > 0)) return;
+  const int head_dim = a.pages.head_dim;
+  const Tiles16<kD> s;
+  Loader<kD> loader(e, notes);
   const Softmax softmax{a.scale * kLog2E};
-  if (e.rows <= 16) {  // decoding: the warps share the rows, and memory behind them
-    using Rows = SharedRows16<kD>;
-    static_assert(sizeof(typename Rows::Memory) <= sizeof(bf16) * (kRows16 - 16) * kD);
-    load_tile<16>(q, a.q, e.rows, head_dim, a.vector, query);
-    Rows r(*reinterpret_cast<typename Rows::Memory*>(smem + 16 * kD));
-    for_blocks([&](const Stage<kD>& s, int begin) {
-      r.add_block(q, AcrossTile<kSlots>{s.k}, s.v, softmax, [&](int i) { return e.visible(i) - begin; });
-    });
+  const auto query = [&](int row) { return e.query(row); };
+  const auto begin = [](int i) { return i * kBlock16; };
+  const auto k = s.template k<kBlock16>();
+  // The blocks of slots, one after another.
+  const auto for_blocks = [&](auto load_values, auto score, auto weigh, auto add) {
+    Four four = four_of(e, 0);
+    for_tiles([&](int i) { return begin(i) < e.slots; },
+              [&](int i) {
+                loader.note(four);
+                loader.keys(k);
+                four = four_of(e, begin(i + 1));
+              },
+              load_values, score, weigh, add);
+  };
+  if (few) {
+    load_tile<16>(s.q(), a.q, e.rows, head_dim, a.vector, query);
+    typename SharedRows16<kD>::Total total;
+    SharedRows16<kD> r(s.shared(), total);
+    const SharedTile<kD> v = s.template v<kD>();
+    if (e.list) {
+      const auto listed_k = s.template k<kSlots>();
+      ListedTiles tiles{e.list, a.budget[e.t.table_row], a.block, e.t.slots};
+      Listed of_values, of_keys, next;
+      Four four;
+      bool left = true;
+      const auto take = [&] {
+        left = tiles.left();
+        if (!left) return;
+        const ListedTile tile = tiles.take();
+        next = tile.listed, four = four_of(e, tile);
+      };
+      take();
+      for_tiles([&](int) { return left; },
+                [&](int) {
+                  of_keys = next;
+                  loader.note(four);
+                  loader.keys(listed_k);
+                  take();
+                },
+                [&](int) {
+                  of_values = of_keys;
+                  loader.template values<kSlots>(v, 0);
+                },
+                [&](int) { r.score_pages(s.q(), listed_k, softmax, of_values); },
+                [&](int) { r.weigh_pages(softmax, of_values); }, [&](int) { r.add_pages(v); });
+    } else {
+      const auto visible = [&](int i) { return [&, i](int row) { return e.visible(row) - begin(i); }; };
+      for_blocks([&](int) { loader.template values<kBlock16>(v, 0); },
+                 [&](int i) { r.score(s.q(), k, e.slots - begin(i), softmax, visible(i)); },
+                 [&](int i) {
+                   if (ends_cut(i)) r.end_cut();
+                   r.weigh(softmax, visible(i));
+                 },
+                 [&](int i) { r.add(v, e.slots - begin(i)); });
+    }
     r.write(
         e.rows, [&](int i) { return e.result(i); }, head_dim);
   } else {
-    load_tile<kRows16>(q, a.q, e.rows, head_dim, a.vector, query);
-    Rows16<kD> r;
-    for_blocks([&](const Stage<kD>& s, int begin) {
-      if (first < e.rows)
-        r.add_block(q, first, AcrossTile<kSlots>{s.k}, s.v, softmax,
-                    [&](int i) { return e.visible(first + i) - begin; });
-    });
+    constexpr int kV = kValues16<kD>;
+    const int first = threadIdx.x / 32 * 16, channel = blockIdx.z * kV;
+    load_tile<kRows16>(s.q(), a.q, e.rows, head_dim, a.vector, query);
+    typename Rows16<kD, kV>::Total total;
+    Rows16<kD, kV> r(total);
+    const SharedTile<kV> v = s.template v<kV>();
+    for_blocks([&](int) { loader.template values<kBlock16>(v, channel); },
+               [&](int i) { r.score(s.q(), first, k, e.slots - begin(i)); },
+               [&](int i) {
+                 if (ends_cut(i)) r.end_cut();
+                 r.weigh(softmax, [&](int row) { return e.visible(first + row) - begin(i); });
+               },
+               [&](int i) { r.add(v, e.slots - begin(i)); });
     r.write(
-        e.rows - first, [&](int i, float) { return e.result(first + i); }, head_dim);
+        e.rows - first, [&](int i, float) { return e.result(first + i) + channel; }, head_dim - channel);
   }
 }
 
@@ -281,10 +360,9 @@ void attend(const Args<float>& a, dim3 grid, Stream stream) {
          {.grid = grid, .block = kThreads, .smem = smem32(head_dim)}, stream, a);
 }
 template <int kD>
-constexpr size_t kSmem16 = sizeof(bf16) * kRows16* kD + 2 * Stage<kD>::kBytes;
-template <int kD>
 void attend(const Args<bf16>& a, dim3 grid, Stream stream) {
-  launch("attn_paged", attend16<kD>, {.grid = grid, .block = kThreads, .smem = kSmem16<kD>}, stream, a);
+  grid.z = kD / kValues16<kD>;
+  launch("attn_paged", attend16<kD>, {.grid = grid, .block = kThreads, .smem = Tiles16<kD>::kBytes}, stream, a);
 }
 void attend(const Args<bf16>& a, dim3 grid, Stream stream) {
   const int head_dim = a.pages.head_dim;
@@ -324,9 +402,9 @@ void expect_head_dim(DType act, int64_t head_dim) {
   expect(act == DType::f32 || act == DType::bf16, "expect_head_dim: act ", dtype_name(act));
   if (head_dim > 256) fail(m.name, ": heads of ", head_dim, " channels, but the kernels are written for 256 at most");
   const size_t bytes = act == DType::f32 ? smem32(static_cast<int>(head_dim))
-                       : head_dim <= 64  ? kSmem16<64>
-                       : head_dim <= 128 ? kSmem16<128>
-                                         : kSmem16<256>;
+                       : head_dim <= 64  ? Tiles16<64>::kBytes
+                       : head_dim <= 128 ? Tiles16<128>::kBytes
+                                         : Tiles16<256>::kBytes;
   if (bytes > m.shared_memory)
     fail(m.name, ": heads of ", head_dim, " channels in ", dtype_name(act), " need ", bytes,
          " bytes of shared memory for a block, which has ", m.shared_memory, "; run with --device cpu");

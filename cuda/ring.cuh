@@ -10,13 +10,14 @@ struct Ring {
   Stage stages[kStages];
   Mbarrier full[kStages], empty[kStages];
 
-  // By one thread, before a fence of the async proxy.  consumers: warps that release each filling.
-  __device__ void init(int consumers) {
-    for (int i = 0; i < kStages; i++) mbarrier_init(&full[i], 1), mbarrier_init(&empty[i], consumers);
+  // By one thread, before a fence of the async proxy.  consumers: warps that release each filling; arrivals: that say
+  // that a stage is full.
+  __device__ void init(int consumers, int arrivals = 1) {
+    for (int i = 0; i < kStages; i++) mbarrier_init(&full[i], arrivals), mbarrier_init(&empty[i], consumers);
   }
   __device__ Stage& operator[](int i) { return stages[i % kStages]; }
 
-  // Producer: waits until the stage of filling i is empty.  The barrier takes the one arrival that says it is full.
+  // Producer: waits until the stage of filling i is empty.  The barrier takes the arrivals that say it is full.
   __device__ Mbarrier* await_empty(int i PTX_LOC) {
     PARE_CUDA::mbarrier_wait(&empty[i % kStages], (i / kStages + 1) % 2 PTX_SAME_LOC);
     return &full[i % kStages];

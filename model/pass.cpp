@@ -212,6 +212,10 @@ void Pass::attend_backward(int layer, const BlockBuffers& b, const Tensor& d_o, 
     args.pairs = chosen_->pairs, args.blocks = chosen_->lists[kept];
     args.budget = chosen_->budget, args.block = chosen_->reads.block;
   }
+  const ArenaScope scope(arena_);
+  if (model_.dtype == DType::bf16)
+    args.work = arena_.alloc("sums of dk and dv", model_.stat,
+                             {attn_bwd_work(rows_, prefix_ ? args.pk.shape[0] : 0, c.kv_heads, c.head_dim)});
   model_.device.attn_bwd(args);
 }
 

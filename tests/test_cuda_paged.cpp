@@ -2,6 +2,7 @@
 // probs.  In both types, for any division of a sequence into passes, any pages, batches and groups.
 #include <numeric>
 
+#include "base/text.h"
 #include "kernel_call.h"
 #include "ops/attention.h"
 #include "ops/paged.h"
@@ -155,8 +156,8 @@ TEST(CudaPaged, BitsDoNotDependOnTheOrderOfThreads) {
   });
 }
 
-// A row with a list reads the listed slots as if they were all that there is.
-TEST(CudaPaged, ListedBlocksHaveTheBitsOfASequenceOfTheirSlots) {
+// A row with a list has the bits that attn_fwd gives it with the same list.
+TEST(CudaPaged, ListedBlocksHaveTheBitsOfTheLearner) {
   struct Case {
     PagedShape s;
     int32_t block, slots;
@@ -165,52 +166,92 @@ TEST(CudaPaged, ListedBlocksHaveTheBitsOfASequenceOfTheirSlots) {
   for (const Case& c : {Case{{2, 2, 64, 0}, 16, 200, {0, 2, 3, 7, 9, 12}},
                         {{7, 1, 32, 0}, 16, 161, {10}},
                         {{3, 2, 80, 0}, 4, 130, {0, 1, 2, 3, 5, 6, 7, 9, 10, 14, 17, 18, 21, 22, 23, 26, 28, 30, 32}},
-                        {{1, 2, 24, 0}, 4, 67, {1, 8, 16}}}) {
-    const PagedShape& s = c.s;
-    const int64_t pages = c.slots / 16 + 1, budget = static_cast<int64_t>(c.list.size());
+                        {{2, 1, 200, 0}, 4, 70, {0, 3, 4, 9, 17}},
+                        {{1, 2, 24, 0}, 4, 67, {1, 8, 16}}})
+    for (DType act : {DType::bf16, DType::f32}) {
+      const PagedShape& s = c.s;
+      const int64_t pages = c.slots / 16 + 1, budget = std::ssize(c.list);
+      Call t(table_kernels, act);
+      const Tensor q = t.act("q", {c.slots, s.heads(), s.d});
+      const Tensor k = t.act("k", {c.slots, s.kv_heads, s.d}), v = t.act("v", {c.slots, s.kv_heads, s.d});
+      std::vector<int32_t> table(pages), list;
+      for (int32_t p = 0; p < pages; p++) table[p] = static_cast<int32_t>(pages - 1 - p);
+      for (int32_t h = 0; h < s.kv_heads; h++)
+        for (int32_t b : c.list) list.push_back(b == c.list.back() ? b : b + h);
+      const Tensor k_pages = t.act_out("k_pages", {pages, s.kv_heads, s.d, 16});
+      const Tensor v_pages = t.act_out("v_pages", {pages, s.kv_heads, 16, s.d});
+      const Tensor page_table = t.index("table", {1, pages}, table);
+      table_kernels.kv_write({k_pages, v_pages, k, v, page_table, t.index("all", {1, 4}, {0, c.slots, c.slots, 0})},
+                             {});
+      const Tensor o = t.act_out("o", {c.slots, s.heads(), s.d});
+      table_kernels.attn_paged({.o = o,
+                                .q = q,
+                                .k_pages = k_pages,
+                                .v_pages = v_pages,
+                                .page_table = page_table,
+                                .queries = t.index("queries", {1, 4}, {c.slots - 1, 1, c.slots, 0}),
+                                .pairs = 0,
+                                .slots = 0,
+                                .scale = s.scale(),
+                                .blocks = t.index("list", {1, s.kv_heads, budget}, list),
+                                .budget = t.index("budget", {1}, {static_cast<int32_t>(budget)}),
+                                .block = c.block},
+                               {});
+      AttnFwd a{};
+      a.o = t.act_out("o of rows", {c.slots, s.heads(), s.d}), a.lse = t.stat_out("lse", {c.slots, s.heads()});
+      a.q = q, a.k = a.pk = k, a.v = a.pv = v, a.pairs = 1, a.scale = s.scale();
+      a.segments = t.index("segments", {1, 4}, {c.slots - 1, 1, 0, c.slots - 1});
+      std::vector<int32_t> lists(c.slots * list.size(), -1), budgets(c.slots, static_cast<int32_t>(budget));
+      std::copy(list.begin(), list.end(), lists.end() - std::ssize(list));
+      a.blocks = t.index("lists", {c.slots, s.kv_heads, budget}, lists);
+      a.budget = t.index("budgets", {c.slots}, budgets), a.block = c.block;
+      table_kernels.attn_fwd(a, {});
+      const int64_t width = s.heads() * s.d, last = (c.slots - 1) * width;
+      EXPECT_EQ(t["o"].bits(last, last + width), t["o of rows"].bits(last, last + width))
+          << "block " << c.block << ", " << c.slots << " slots, D " << s.d;
+    }
+}
+
+// Around the ends of blocks of 128 slots and of cuts of 1024, rows alone, some together, and in the packed sequence.
+TEST(CudaPaged, EndsOfBlocksAndCuts) {
+  const PagedShape s{3, 2, 40, 0};
+  for (int32_t border : {128, 1024, 2048}) {
+    constexpr int32_t kRows = 4;  // that see border - 1 to border + 2 slots
+    const int32_t n = border + 2, first = n - kRows, pages = n / 16 + 1;
     Call t(table_kernels, DType::bf16);
-    const Tensor o = t.act_out("o", {1, s.heads(), s.d}), q = t.act("q", {1, s.heads(), s.d});
-    const Tensor k = t.act("k", {c.slots, s.kv_heads, s.d}), v = t.act("v", {c.slots, s.kv_heads, s.d});
-    std::vector<int32_t> table(pages), lists;
-    for (int32_t p = 0; p < pages; p++) table[p] = static_cast<int32_t>(pages - 1 - p);
-    for (int32_t h = 0; h < s.kv_heads; h++)
-      for (int32_t b : c.list) lists.push_back(b == c.list.back() ? b : b + h);
+    const Tensor q = t.act("q", {n, s.heads(), s.d});
+    const Tensor k = t.act("k", {n, s.kv_heads, s.d}), v = t.act("v", {n, s.kv_heads, s.d});
+    table_kernels.attn_fwd({t.act_out("o", {n, s.heads(), s.d}), t.stat_out("lse", {n, s.heads()}), q, k, v, k, v,
+                            t.index("segments", {1, 4}, {first, kRows, 0, first}), 1, s.scale()},
+                           {});
+    std::vector<int32_t> table(pages);
+    for (int32_t p = 0; p < pages; p++) table[p] = (p * 5 + 3) % pages;
+    if (pages % 5 == 0) std::iota(table.begin(), table.end(), 0);
     const Tensor k_pages = t.act_out("k_pages", {pages, s.kv_heads, s.d, 16});
     const Tensor v_pages = t.act_out("v_pages", {pages, s.kv_heads, 16, s.d});
     const Tensor page_table = t.index("table", {1, pages}, table);
-    table_kernels.kv_write({k_pages, v_pages, k, v, page_table, t.index("all", {1, 4}, {0, c.slots, c.slots, 0})}, {});
-    table_kernels.attn_paged({.o = o,
-                              .q = q,
-                              .k_pages = k_pages,
-                              .v_pages = v_pages,
-                              .page_table = page_table,
-                              .queries = t.index("queries", {1, 4}, {0, 1, c.slots, 0}),
-                              .pairs = 0,
-                              .slots = 0,
-                              .scale = s.scale(),
-                              .blocks = t.index("blocks", {1, s.kv_heads, budget}, lists),
-                              .budget = t.index("budget", {1}, {static_cast<int32_t>(budget)}),
-                              .block = c.block},
-                             {});
-    const int32_t kept = static_cast<int32_t>(listed_slots(c.slots, budget, c.block));
-    for (int64_t h = 0; h < s.kv_heads; h++) {  // the listed slots of this head, packed; the query is the last row
-      Call packed(table_kernels, DType::bf16);
-      const Tensor pk = packed.act("k", {kept, 1, s.d}), pv = packed.act("v", {kept, 1, s.d});
-      const Tensor pq = packed.act("q", {kept, s.group, s.d});
-      for (int32_t i = 0; i < kept; i++) {
-        const int64_t slot = lists[h * budget + i / c.block] * c.block + i % c.block;
-        for (int64_t d = 0; d < s.d; d++)
-          for (const char* name : {"k", "v"})
-            packed[name].set(i * s.d + d, t[name].get((slot * s.kv_heads + h) * s.d + d));
-      }
-      const int64_t width = s.group * s.d;
-      for (int64_t i = 0; i < width; i++) packed["q"].set((kept - 1) * width + i, t["q"].get(h * width + i));
-      table_kernels.attn_fwd({packed.act_out("o", {kept, s.group, s.d}), packed.stat_out("lse", {kept, s.group}), pq,
-                              pk, pv, pk, pv, packed.index("segments", {1, 4}, {0, kept, 0, 0}), 1, s.scale()},
-                             {});
-      EXPECT_EQ(t["o"].bits(h * width, (h + 1) * width), packed["o"].bits((kept - 1) * width, kept * width))
-          << "block " << c.block << ", key head " << h;
-    }
+    table_kernels.kv_write({k_pages, v_pages, k, v, page_table, t.index("all", {1, 4}, {0, n, n, 0})}, {});
+    const auto paged = [&](const char* name, const std::vector<int32_t>& queries) {
+      table_kernels.attn_paged({.o = t.act_out(name, {n, s.heads(), s.d}),
+                                .q = q,
+                                .k_pages = k_pages,
+                                .v_pages = v_pages,
+                                .page_table = page_table,
+                                .queries = t.index(cat(name, " queries"), {std::ssize(queries) / 4, 4}, queries),
+                                .pairs = 0,
+                                .slots = 0,
+                                .scale = s.scale()},
+                               {});
+      const int64_t width = s.heads() * s.d;
+      for (int64_t row = first; row < n; row++)
+        EXPECT_EQ(t[name].bits(row * width, (row + 1) * width), t["o"].bits(row * width, (row + 1) * width))
+            << name << ", " << row + 1 << " slots";
+    };
+    std::vector<int32_t> alone;
+    for (int32_t i = first; i < n; i++) alone.insert(alone.end(), {i, 1, i + 1, 0});
+    paged("alone", alone);
+    paged("together", {first, kRows, n, 0});
+    paged("prefill", {n - 20, 20, n, 0});  // more than 16 rows of a key head
   }
 }
 

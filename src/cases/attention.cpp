@@ -38,6 +38,9 @@ Call attn_bwd(Operands& o, const Dims& d) {
   a.d_o = o.in("do", like(f.o), gap), a.o = f.o, a.lse = f.lse;
   a.q = f.q, a.k = f.k, a.v = f.v, a.pk = f.pk, a.pv = f.pv, a.segments = f.segments;
   a.pairs = f.pairs, a.scale = f.scale, a.lists = f.lists, a.blocks = f.blocks, a.budget = f.budget, a.block = f.block;
+  if (a.q.dtype == DType::bf16)
+    a.work =
+        o.stat_scratch("work", {attn_bwd_work(f.q.shape[0], apart ? f.pk.shape[0] : 0, f.k.shape[1], f.q.shape[2])});
   return a;
 }
 

@@ -67,8 +67,8 @@ struct AttnFwd {
   // The rows that one segment lists for one head are distinct, and none is its own.
   Tensor lists = {};  // i32 [G, K], of all segments that have a parent; or absent
   // Lists of blocks (AttnBlockSelect), not together with `lists`.  A row of more blocks than its budget sees only the
-  // slots of the blocks that its key heads list, in the order of the list, as if they were all that the sequence has:
-  // bit for bit what AttnPaged gives with the same list.  `pairs` is then the sum over own rows of
+  // slots of the blocks that its key heads list: bit for bit what AttnPaged gives with the same list.  `pairs` is then
+  // the sum over own rows of
   // listed_slots(parent_len + i + 1, budget[row], block).
   Tensor blocks = {};  // i32 [N, K, max_blocks]: ascending, the block of the row's own slot last; or absent
   Tensor budget = {};  // i32 [N], at least 1; present if blocks is
@@ -83,9 +83,14 @@ struct AttnFwd {
   }
   auto outputs() const { return std::array{o, lse}; }
 };
+// Elements of AttnBwd::work for N rows, and P rows of parents that are not among them.
+constexpr int64_t attn_bwd_work(int64_t rows, int64_t parents, int64_t kv_heads, int64_t head_dim) {
+  const auto tiles = [](int64_t n) { return (n + 127) / 128; };  // of keys, whose heads are padded
+  return 2 * (tiles(rows) + tiles(parents)) * 128 * kv_heads * (head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256);
+}
 // p = exp(scale*q.k) / 2^lse; dv += p do; ds = p (do.v - do.o); dq = scale * ds k; dk += scale * ds q.
-// Order of the chains: dq over the slots that a row sees, ascending; dk and dv over segments in list order, then the
-// query heads of the group ascending, then own rows ascending, continued from what the accumulators hold.
+// Order of the chains in f32: dq over the slots that a row sees, ascending; dk and dv over segments in list order, then
+// the query heads of the group ascending, then own rows ascending, continued from what the accumulators hold.
 struct AttnBwd {
   Tensor dq;                              // act [N, H, D] out; rows may be strided, heads contiguous (so for all below)
   Tensor dk, dv;                          // act [N, K, D] acc
@@ -97,6 +102,7 @@ struct AttnBwd {
   float scale;
   Tensor lists = {}, blocks = {}, budget = {};  // as in AttnFwd; constants
   int32_t block = 0;
+  Tensor work = {};  // stat [attn_bwd_work(N, P or 0, K, D)] or more, scratch, in bf16; else absent
   void check(Contract& c) const {
     const int64_t N = q.shape[0], H = q.shape[1], D = q.shape[2], K = k.shape[1], P = pk.shape[0];
     detail::check_packed(c, *this);
@@ -107,6 +113,10 @@ struct AttnBwd {
     c.act("dpv", dpv, {P, K, D}, c.strided);
     c.act("d_o", d_o, {N, H, D}, c.strided);
     c.act("o", o, {N, H, D}, c.strided);
+    if (q.dtype != DType::bf16) return;
+    const int64_t least = attn_bwd_work(N, dpk.data == dk.data ? 0 : P, K, D);
+    c.stat("work", work, {work.shape[0]});
+    c.that(work.size() >= least, "work has ", work.size(), " elements, expected ", least, " at least");
   }
   Cost cost() const {
     return {10 * q.shape[1] * q.shape[2] * pairs,

@@ -13,21 +13,57 @@
 // Tensors may have strided rows where an op says so; otherwise they are contiguous.  Outputs never overlap inputs
 // unless the op says "in place".
 //
-// Order of sums (the definition that makes decode, prefill and learner agree bit by bit; `cpu` and every other f32
-// table of one architecture family follow it, `ref` sums in double):
-//   linear      one chain of fused multiply-adds per output element, k ascending from +0; then + bias; then + residual
+// Orders of sums: the definition that makes decode, prefill and learner agree bit by bit, for any batch, layout of
+// pages, micro-batch, slot and number of ranks, and whatever kernel computes them.  `ref` sums in double.  A chain adds
+// to one sum, term by term.
+//
+// In both types:
 //   row sums    16 lanes, lane i takes elements i, i+16, ... ascending as one chain from +0 (fused multiply-adds for
 //               sums of products); then the tree ((l0+l8)+(l4+l12)) ... : lanes i and i+8, then i+4, i+2, i+1
-//   attention   keys in blocks of 64 slots aligned to slot 0 of the sequence (parent first), blocks ascending, online
-//               softmax; inside a block: q.k is a chain over d, a weight is 2^fma(q.k, scale log2(e), -max), max that
-//               of q.k * scale log2(e), the sum of weights is the row-sum tree over 64 lanes (absent slots are exactly
-//               +0), the weighted V is one chain over slots ascending; a new block scales what is there by alpha =
-//               2^(old max - new max): sum = fma(sum, alpha, tree), o = o * alpha; backward, a weight is
-//               2^fma(q.k, scale log2(e), -lse), do.o a row sum
-//   parameter gradients   one chain over rows ascending, starting from the value stored in the accumulator
+//   vocabulary  by tiles of 128 ids from id 0, the last may be shorter; exponentials are relative to the tile's maximum
+//               m_t: s is the row sum of exp(z - m_t), w that of (z - m_t) exp(z - m_t); with m the largest m_t, tiles
+//               ascending from +0: sum = fma(s, exp(m_t - m), sum), weighted = fma(fma(m_t - m, s, w),
+//               exp(m_t - m), weighted); a tile of -infinity adds nothing.  Other sums over ids (KL, overlaps) are row
+//               sums of tiles, added ascending from +0.  So the product that makes logits can sum its own tiles
 //   updates     an update is dealt to slots (learner.slots), each a chain of gradients over its rows, groups ascending,
 //               from +0; slots are added ascending in blocks of eight, each from +0, and the blocks ascending, the
 //               first as it is: so no number of ranks changes a bit.  One slot is taken as it is
+//
+// In f32, which `cpu` and the other f32 tables of one architecture family share:
+//   linear      one chain of fused multiply-adds per output element, k ascending from +0; then + bias; then + residual
+//   attention   keys in blocks of 64 slots aligned to slot 0 of the sequence (parent first; of a list its slots, as if
+//               they were all that there is), blocks ascending, online softmax; inside a block: q.k is a chain over d,
+//               a weight is 2^fma(q.k, scale log2(e), -max), max that of q.k * scale log2(e), the sum of weights is the
+//               row-sum tree over 64 lanes (absent slots are exactly +0), the weighted V is one chain over slots
+//               ascending; a new block scales what is there by alpha = 2^(old max - new max): sum = fma(sum, alpha,
+//               tree), o = o * alpha; backward, a weight is 2^fma(q.k, scale log2(e), -lse), do.o a row sum
+//   parameter gradients   one chain over rows ascending, starting from the value stored in the accumulator
+//
+// In bf16 sums are f32.  A product is a chain of steps: a tensor core adds 16 products to what it holds at once.
+//   linear      k in parts of one length (linear_part: by the shape of the weight, at most 4096), a chain each from +0;
+//               parts ascending from +0; then + bias; then + residual.  So decoding can compute the parts of a narrow
+//               layer side by side, and no chain, which truncates, grows long
+//   dw          rows of the call in parts of 4096, a chain each, added to dw ascending.  So rows may come in calls of
+//               4096, and one chain fits wide tiles
+//   attention   the score of a slot is q.k * scale log2(e), q.k a product over d; its weight is 2^fma(q.k,
+//               scale log2(e), -m) by a polynomial of degree 3, +0 where hidden, and rounded to bf16 for the product
+//               with V, a step a page; lane i of four adds the weights of slots with slot % 8 / 2 == i, ascending; a
+//               row ends with (l0+l1)+(l2+l3) and one reciprocal.
+//               Dense rows: cuts at multiples of 1024 slots of the sequence (parent first), in a cut blocks of 128
+//               slots ascending; m is the running maximum of the cut; the lanes of a block begin at +0; a new block
+//               scales lanes and o by alpha = 2^(old m - new m) before it is added.  A cut ends with its sum s; cuts
+//               ascending, the first as it is: M' = max(M, m), S = S 2^(M - M') + s 2^(m - M'), O alike.  So any
+//               number of thread blocks can share a long row, and tiles of 128 suit training.
+//               Rows with a list of blocks: pages that hold a listed slot, ascending; m becomes the largest score of a
+//               page if that is more than m + 64 (from -infinity on), which scales lanes and o, and else stays; a lane
+//               goes on from what it holds.  So the bits do not depend on the tiles that a kernel takes.
+//               Backward, p is that polynomial of fma(q.k, scale log2(e), -lse); ds = p (do.v - do.o) is rounded to
+//               bf16, and scale multiplies the sums.  dq is a product over slots.  dk and dv of a key are the sums of
+//               parts, ascending from the first: segments in list order, heads of the group, runs of 1024 own rows from
+//               the segment's first; a product each from +0.  So parts of a shared prompt can be computed side by side
+//   RMSNorm dw  1024 strands, row r in strand r % 1024: a chain each; eight neighbours are added ascending, those 128
+//               sums ascending from +0, then to dw.  So a pass over the rows can hold a strand in a warp
+//   masses, events, merging   ops/paged.h, events.h, merge.h; products of queries and keys as here
 //
 // Cost: flops counts multiply and add as two.  Matrix products and attention follow the closed forms 2*N*I*O and
 // 4*H*D*pairs (10*H*D*pairs backward), where `pairs` is the number of visible (query, key) pairs of one head, which the
@@ -43,12 +79,12 @@
 
 namespace pare {
 
-constexpr int kAttnBlock = 64;  // slots of a block of attention
+constexpr int kAttnBlock = 64;  // slots of a block of attention in f32
 constexpr int kSlotBlock = 8;   // slots of an update that are added before they meet the others
 
 // The number of the arithmetic of all tables but `ref`.  Raise it when an order of sums above, or a function such as an
 // exponential, changes a bit of a run.  Checkpoints and certificates state it, and no run is resumed in another one.
-// 2: sums over the vocabulary by tiles of 128 ids; 1 (also that of checkpoints without a number): of the whole row.
+// 1: checkpoints without a number.  2: the vocabulary by tiles, and the orders of bf16 above.
 constexpr int kArithmetic = 2;
 
 #define PARE_OPS(X)                     \

@@ -58,9 +58,7 @@ struct AttnPaged {
   int64_t slots;            // sum over entries of slots (of listed_slots): what is read of K and V
   float scale;
   // Lists of blocks (KvBlockSelect), by table_row.  An entry of one row and of more blocks than its budget reads as
-  // many blocks as that, those that its key heads list, in the order of the list, as if their slots were all that the
-  // sequence has: the blocks of 64 of the online softmax are formed over the listed slots, and its `pairs` are
-  // listed_slots.
+  // many blocks as that, those that its key heads list, and its `pairs` are listed_slots.
   Tensor blocks = {};  // i32 [sequences, K, max_blocks]: ascending, the block of the newest slot last; or absent
   Tensor budget = {};  // i32 [sequences], at least 1 where there is an entry; present if blocks is
   int32_t block = 0;   // slots of a block: 4 or 16
