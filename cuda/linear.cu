@@ -2,13 +2,14 @@
 //
 // x, y, dx, dy may have strided rows; a weight lies in panels (place_of_weight).
 // Order: f32 is one chain of fused multiply-adds per element of the result, k ascending, and has the bits of the `cpu`
-// table.  bf16 goes through the tensor cores in chunks of k (linear_mma.cuh, linear_wgmma.cuh); a call's sums are added
-// to dw and dbias once, so that these are the same in every run, but not for another split into micro-batches.  Of y
-// and dx, a row's bits depend on nothing but the row and the weight.
+// table.  bf16 goes through the tensor cores in parts of k (linear_part; linear_mma.cuh, linear_wgmma.cuh).  Of y and
+// dx, a row's bits depend on nothing but the row and the weight.  The parts of dw are each 4096 rows of a call, one
+// launch, and are added to it ascending: calls that are cut at multiples of 4096 rows give the same bits, other splits
+// into micro-batches do not.  A call's sums are added to dbias once.
 //
-// Bytes: every operand once for each 64 rows or columns of the result (wgmma: 128 rows, 64 to 256 columns), from L2 for
-// the most part.  Limited by the tensor cores, with few rows by the weight's bytes; in f32 by the multiply-adds of the
-// CUDA cores.
+// Bytes: every operand once for each 64 rows or columns of the result (few rows: 16; wgmma: 128 rows, up to 256
+// columns), from L2 for the most part.  Limited by the tensor cores, with few rows by the weight's bytes; in f32 by the
+// multiply-adds of the CUDA cores.
 #include "linear.cuh"
 #include "linear_tiles.h"
 #include "linear_wgmma.cuh"
@@ -26,15 +27,16 @@ constexpr int kThreads = kSide * kSide;
 // sums over k of x[row][k] and w[k][column].
 template <class T, bool kTranspose>
 struct Forward {
-  using Stage = WeightStage<kMmaTile, kMmaTile, kTranspose>;
+  template <int kRows>
+  using Stage = WeightStage<kRows, kMmaTile, kTranspose>;
   template <int kRows, int kColumns>
   using WgmmaStage = WgmmaWeightStage<kRows, kColumns, kTranspose>;
 
   T* y;
   const T *x, *packed, *bias, *residual;  // bias and residual may be null; residual may be y
   int64_t y_stride, x_stride, residual_stride;
-  int rows, columns, depth, chunk;
-  bool pairs;  // y and residual have 4-byte words in even columns
+  int rows, columns, depth, part;  // values of k in a part
+  bool pairs;                      // y and residual have 4-byte words in even columns
 
   __device__ float a(int k, int row) const { return to_float(x[row * x_stride + k]); }
   __device__ float b(int k, int column) const {
@@ -69,6 +71,7 @@ struct Forward {
 // dw[o][i] += sum over rows n of dy[n][o] and x[n][i]; in f32 the chain continues what is there.
 template <class T>
 struct WeightGradient {
+  template <int kRows>
   using Stage = RowStage;
   template <int kRows, int kColumns>
   using WgmmaStage = WgmmaRowStage<kRows, kColumns>;
@@ -77,8 +80,9 @@ struct WeightGradient {
   float* dw;
   const T *dy, *x;
   int64_t dy_stride, x_stride;
-  int rows, columns, depth, chunk;  // outputs, inputs, rows of x
-  bool pairs;                       // dw has 8-byte words in even columns
+  int rows, columns, depth;                 // outputs, inputs, rows of x
+  static constexpr int part = kLinearPart;  // a launch in bf16 has no more rows
+  bool pairs;                               // dw has 8-byte words in even columns
 
   __device__ float a(int k, int row) const { return to_float(dy[k * dy_stride + row]); }
   __device__ float b(int k, int column) const { return to_float(x[k * x_stride + column]); }
@@ -180,7 +184,6 @@ __global__ void __launch_bounds__(kThreads)
 template <class Product>
 void multiply_all(const char* op, void (*kernel)(Product), LaunchShape block, dim3 tile, const Product& p,
                   Stream stream) {
-  if (p.rows == 0 || p.columns == 0) return;
   const unsigned rows = blocks(op, p.rows, tile.y);
   expect(rows <= 65535, op, ": ", p.rows, " rows are more than one launch covers");
   block.grid = dim3(blocks(op, p.columns, tile.x), rows);
@@ -191,72 +194,68 @@ void multiply_on_cuda_cores(const char* op, const Product& p, Stream stream) {
   multiply_all(op, multiply<kAlongDepth, Product>, {.grid = {}, .block = kThreads}, dim3(kTile, kTile), p, stream);
 }
 // kAsync: rows of the operands begin at multiples of 16 bytes.
-template <bool kAsync, class Product>
-void multiply_on_tensor_cores(const char* op, const Product& p, Stream stream) {
-  multiply_all(op, multiply_mma<kAsync, Product>,
-               {.grid = {}, .block = kMmaThreads, .smem = kBlockStages * sizeof(typename Product::Stage)},
-               dim3(kMmaTile, kMmaTile), p, stream);
+template <int kRows, bool kAsync, class Product>
+void launch_mma(const char* op, const Product& p, Stream stream) {
+  multiply_all(op, multiply_mma<kRows, kAsync, Product>,
+               {.grid = {},
+                .block = kMmaThreads,
+                .smem = MmaBlock<kRows>::kStages * sizeof(typename Product::template Stage<kRows>)},
+               dim3(kMmaTile, kRows), p, stream);
 }
-template <bool kChunks, bool kAsync>
-void multiply_few_rows(const char* op, const Forward<bf16, false>& p, Stream stream) {
-  multiply_all(op, multiply_few<kChunks, kAsync, Forward<bf16, false>>,
-               {.grid = {}, .block = kMmaThreads, .smem = sizeof(FewShared)},
-               dim3(kFewColumns * (kChunks ? 1 : kFewWarps), kFewRows), p, stream);
-}
-template <bool kAsync>
-void multiply_by_mma(const char* op, const Forward<bf16, false>& p, Stream stream) {
-  // Blocks of 64 x 64 would leave most of a GPU idle where both sides are short.
-  if (p.columns <= kNarrow && p.rows <= 64)
-    multiply_few_rows<true, kAsync>(op, p, stream);
-  else if (p.rows <= kFewRows)
-    multiply_few_rows<false, kAsync>(op, p, stream);
-  else
-    multiply_on_tensor_cores<kAsync>(op, p, stream);
-}
-template <bool kAsync>
-void multiply_by_mma(const char* op, const Forward<bf16, true>& p, Stream stream) {
-  multiply_on_tensor_cores<kAsync>(op, p, stream);
+template <bool kAsync, bool kTranspose>
+void multiply_by_mma(const char* op, const Forward<bf16, kTranspose>& p, Stream stream) {
+  if constexpr (!kTranspose) {
+    // Blocks of 64 x 64 would leave most of a GPU idle where both sides are short.
+    if (p.rows <= kFewRows || (p.rows <= kMmaTile && ceil_div(p.columns, kMmaTile) < machine().multiprocessors)) {
+      if (p.part >= p.depth) return launch_mma<kFewRows, kAsync>(op, p, stream);
+      const unsigned warps = std::min(kFewWarps, ceil_div(p.depth, p.part));
+      return multiply_all(op, multiply_few<kAsync, Forward<bf16, false>>,
+                          {.grid = {}, .block = warps * 32, .smem = warps * sizeof(FewWarp)},
+                          dim3(kFewColumns, kFewRows), p, stream);
+    }
+  }
+  launch_mma<kMmaTile, kAsync>(op, p, stream);
 }
 
 // ---- which kernel multiplies in bf16 (on compute capability 9.0 the bits are the same)
-template <bool kChunks, class Product>
+template <bool kParts, class Product>
 void multiply_by_wgmma(const char* op, std::initializer_list<WgmmaTile> tiles, const Product& p, Stream stream) {
+  constexpr bool kGradient = std::is_same_v<Product, WeightGradient<bf16>>;
   const WgmmaTile tile = best_tile(tiles, p.rows, p.columns, p.depth, machine().multiprocessors);
   bool taken = false;
   const auto take = [&]<int kRows, int kColumns>() {
     if (tile != WgmmaTile{kRows, kColumns}) return;
-    launch_wgmma<kRows, kColumns, kChunks>(op, p, stream);
+    launch_wgmma<kRows, kColumns, kParts>(op, p, stream);
     taken = true;
   };
-  take.template operator()<128, 128>();
-  if constexpr (!kChunks) {
-    take.template operator()<128, 144>();
-    take.template operator()<128, 256>();
-  } else {
-    take.template operator()<128, 192>();
-    if constexpr (!std::is_same_v<Product, WeightGradient<bf16>>) {
-      take.template operator()<64, 64>();
-      take.template operator()<128, 64>();
-    }
+  if constexpr (!kGradient) {
+    take.template operator()<64, 64>();
+    take.template operator()<128, 64>();
+    if constexpr (!kParts) take.template operator()<128, 144>();
   }
+  take.template operator()<128, 128>();
+  take.template operator()<128, 192>();
+  if constexpr (!kParts) take.template operator()<128, 256>();
   expect(taken, op, ": no kernel has tiles of ", tile.rows, " x ", tile.columns);
 }
 // aligned: rows of x and of the weight begin at multiples of 16 bytes.
 template <bool kTranspose>
 void multiply_by_weight(const char* op, bool aligned, const Forward<bf16, kTranspose>& p, Stream stream) {
-  if (takes_wgmma(p.rows > 64) && aligned && p.rows > 0 && p.columns > 0 && p.depth > 0) {
-    p.columns <= kNarrow ? multiply_by_wgmma<true>(op, kNarrowTiles, p, stream)
-                         : multiply_by_wgmma<false>(op, kWideTiles, p, stream);
+  const bool parts = p.part < p.depth;
+  // For few rows mma.sync computes 16 at a time and the parts side by side, in more blocks.
+  if (takes_wgmma(kTranspose || !parts || p.rows > kMmaTile) && aligned && p.depth > 0) {
+    parts ? multiply_by_wgmma<true>(op, kPartsTiles, p, stream)
+          : multiply_by_wgmma<false>(op, kOnePartTiles, p, stream);
   } else {
     aligned ? multiply_by_mma<true>(op, p, stream) : multiply_by_mma<false>(op, p, stream);
   }
 }
 // aligned: rows of dy and x do.
 void multiply_rows(const char* op, bool aligned, const WeightGradient<bf16>& p, Stream stream) {
-  if (takes_wgmma(p.rows > 64 && p.columns > 64) && aligned && p.rows > 0 && p.columns > 0)
-    multiply_by_wgmma<true>(op, kGradientTiles, p, stream);
+  if (takes_wgmma(p.rows > 64 && p.columns > 64) && aligned)
+    multiply_by_wgmma<false>(op, kGradientTiles, p, stream);
   else
-    aligned ? multiply_on_tensor_cores<true>(op, p, stream) : multiply_on_tensor_cores<false>(op, p, stream);
+    aligned ? launch_mma<kMmaTile, true>(op, p, stream) : launch_mma<kMmaTile, false>(op, p, stream);
 }
 
 // y [rows, columns] = x [rows, depth] times w or its transpose.
@@ -264,12 +263,13 @@ template <class T, bool kTranspose>
 void forward(const char* op, const Tensor& y, const Tensor& x, const Weight& w, const Tensor& bias,
              const Tensor& residual, Stream stream) {
   const int64_t rows = y.shape[0], columns = y.shape[1], depth = x.shape[1];
+  if (rows == 0 || columns == 0) return;
   Forward<T, kTranspose> p{};
   p.y = y.as<T>(), p.x = x.as<T>(), p.packed = w.packed.as<T>();
   p.bias = bias ? bias.as<T>() : nullptr, p.residual = residual ? residual.as<T>() : nullptr;
   p.y_stride = y.stride[0], p.x_stride = x.stride[0], p.residual_stride = residual.stride[0];
   p.rows = static_cast<int>(rows), p.columns = static_cast<int>(columns), p.depth = static_cast<int>(depth);
-  p.chunk = linear_chunk(p.columns);
+  p.part = static_cast<int>(linear_part(columns, depth));
   const auto even = [](const Tensor& t) {
     return reinterpret_cast<uintptr_t>(t.data) % 4 == 0 && t.stride[0] % 2 == 0;
   };
@@ -315,16 +315,21 @@ void linear_bwd_weight(const LinearBwdWeight& a, Stream stream) {
   if (rows == 0) return;
   with_act(op, a.dy, [&](auto type) {
     using T = decltype(type);
+    if (outputs == 0 || inputs == 0) return;
     WeightGradient<T> p{};
-    p.dw = a.dw.as<float>(), p.dy = a.dy.as<T>(), p.x = a.x.as<T>();
-    p.dy_stride = a.dy.stride[0], p.x_stride = a.x.stride[0];
-    p.rows = static_cast<int>(outputs), p.columns = static_cast<int>(inputs), p.depth = static_cast<int>(rows),
-    p.chunk = kMmaChunk;
+    p.dw = a.dw.as<float>(), p.dy_stride = a.dy.stride[0], p.x_stride = a.x.stride[0];
+    p.rows = static_cast<int>(outputs), p.columns = static_cast<int>(inputs);
     p.pairs = reinterpret_cast<uintptr_t>(p.dw) % 8 == 0 && inputs % 2 == 0;
-    if constexpr (std::is_same_v<T, bf16>) {
-      multiply_rows(op, aligned16(a.dy, {p.dy_stride}) && aligned16(a.x, {p.x_stride}), p, stream);
-    } else {
-      multiply_on_cuda_cores<false>(op, p, stream);
+    const int64_t most = p.kContinues ? rows : p.part;
+    for (int64_t first = 0; first < rows; first += most) {
+      const int64_t n = std::min(most, rows - first);
+      const Tensor dy = a.dy.rows(first, n), x = a.x.rows(first, n);
+      p.dy = dy.as<T>(), p.x = x.as<T>(), p.depth = static_cast<int>(n);
+      if constexpr (std::is_same_v<T, bf16>) {
+        multiply_rows(op, aligned16(dy, {p.dy_stride}) && aligned16(x, {p.x_stride}), p, stream);
+      } else {
+        multiply_on_cuda_cores<false>(op, p, stream);
+      }
     }
   });
   add_bias_gradient(op, a.dbias, a.dy, stream);

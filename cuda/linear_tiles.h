@@ -18,10 +18,12 @@ struct WgmmaTile {
   int rows, columns;
   bool operator==(const WgmmaTile&) const = default;
 };
-// The tiles that there are: of results that are sums of chunks, of others, and of gradients of weights.
-constexpr std::initializer_list<WgmmaTile> kNarrowTiles = {{64, 64}, {128, 64}, {128, 128}, {128, 192}},
-                                           kWideTiles = {{128, 128}, {128, 144}, {128, 256}},
-                                           kGradientTiles = {{128, 128}, {128, 192}};
+// The tiles that there are: of results whose k is one part (linear_part), of those with several, and of gradients of
+// weights.
+constexpr std::initializer_list<WgmmaTile> kOnePartTiles = {{64, 64},   {128, 64},  {128, 128},
+                                                            {128, 144}, {128, 192}, {128, 256}},
+                                           kPartsTiles = {{64, 64}, {128, 64}, {128, 128}, {128, 192}},
+                                           kGradientTiles = {{128, 128}, {128, 192}, {128, 256}};
 
 // Clocks of a product of `rows` x `columns` results over `depth` values of k, on so many multiprocessors.
 inline double tile_clocks(int64_t rows, int64_t columns, int64_t depth, WgmmaTile t, int multiprocessors) {

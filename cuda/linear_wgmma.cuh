@@ -1,8 +1,9 @@
 // Products of a linear layer by tensor copies and wgmma, on compute capability 9.0: what linear_mma.cuh computes, bit
 // for bit, for more rows.
 //
-// The sums of a chunk are a chain of wgmma over k16 steps, ascending from +0, and one wgmma rounds like one mma.sync.
+// The sum of a part is a chain of wgmma over k16 steps, ascending from +0, and one wgmma rounds like one mma.sync.
 #pragma once
+#include <algorithm>
 #include <utility>
 
 #include "linear_mma.cuh"
@@ -86,18 +87,17 @@ struct WgmmaRowStage {
 };
 
 // A block computes kRows rows and kColumns columns: warpgroups of 64 rows each, and a warp that copies for them.
-// kChunks: results that are sums of chunks, which doubles the registers that hold them; of 192 columns they take more
-// than a third of those of the block, which the warpgroup of the copying warp gives up.
-template <int kRows, int kColumns, bool kChunks, class Product>
+// kParts: k has several parts (linear_part), which doubles the registers that hold results; of 192 columns they take
+// more than a third of those of the block, which the warpgroup of the copying warp gives up.
+template <int kRows, int kColumns, bool kParts, class Product>
 struct WgmmaBlock {
-  static_assert(!kChunks || kColumns <= 192);
+  static_assert(!kParts || kColumns <= 192);
   using Stage = typename Product::template WgmmaStage<kRows, kColumns>;
-  static constexpr bool kGives = kChunks && kColumns > 128;
+  static constexpr bool kGives = kParts && kColumns > 128;
   static constexpr int kConsumers = kRows / 64 * 4, kThreads = kConsumers * 32 + (kGives ? 128 : 32);
-  // Shared memory: 161 to 205 KiB, or 97 KiB for each of the two blocks that then share a multiprocessor.
-  static constexpr int kBlocks = kColumns > 128 || kChunks ? 1 : 2, kStages = kBlocks == 2      ? 3
-                                                                              : kColumns <= 144 ? 6
-                                                                                                : 4;
+  // Up to 205 KiB of shared memory, or 97 for each of the two blocks that then share a multiprocessor.
+  static constexpr int kBlocks = kColumns > 64 || kParts ? 1 : 2,
+                       kStages = std::min<int>(6, (kBlocks == 2 ? 96 : 204) * 1024 / sizeof(Stage));
   using Shared = Ring<Stage, kStages>;
 };
 
@@ -111,13 +111,13 @@ __device__ __forceinline__ int2 first_of_tile(int rows, int columns) {
   return {(band * kRowTiles + i % in_band) * kRows, i / in_band * kColumns};
 }
 
-template <int kRows, int kColumns, bool kChunks, class Product>
-__global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kChunks, Product>::kThreads,
-                                  WgmmaBlock<kRows, kColumns, kChunks, Product>::kBlocks)
+template <int kRows, int kColumns, bool kParts, class Product>
+__global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::kThreads,
+                                  WgmmaBlock<kRows, kColumns, kParts, Product>::kBlocks)
     multiply_wgmma(const Product p, const __grid_constant__ CUtensorMap map_a,
                    const __grid_constant__ CUtensorMap map_b) {
 #ifdef PARE_SM90A
-  using Block = WgmmaBlock<kRows, kColumns, kChunks, Product>;
+  using Block = WgmmaBlock<kRows, kColumns, kParts, Product>;
   using Stage = typename Block::Stage;
   auto& ring = *dynamic_smem<typename Block::Shared>();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, steps = ceil_div(p.depth, kWgmmaDepth);
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kChunks, Product>:
   }
   if constexpr (Block::kGives) more_registers<232>();
   Accumulator<kColumns> sum = {}, total = {};
-  const auto end_chunk = [&] { total += sum, sum = {}; };
+  const auto end_part = [&] { total += sum, sum = {}; };
   // Adds stage i, of which kSteps k16 steps exist: a constant, as ptxas takes products that hang on a condition one by
   // one.
   const auto add = [&]<int kSteps>(int i, std::integral_constant<int, kSteps>) {
@@ -157,9 +157,9 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kChunks, Product>:
     if (lane == 0) ring.release(i);
   };
   const int whole = p.depth / kWgmmaDepth;
-  for (int i = 0; i < whole; i++) {
+  for (int i = 0, left = p.part / kWgmmaDepth; i < whole; i++) {
     add(i, std::integral_constant<int, 4>{});
-    if (kChunks && (i + 1) % (kMmaChunk / kWgmmaDepth) == 0) end_chunk();
+    if (kParts && --left == 0) end_part(), left = p.part / kWgmmaDepth;
   }
   switch (ceil_div(p.depth % kWgmmaDepth, 16)) {
     case 1:
@@ -174,34 +174,35 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kChunks, Product>:
     case 4:
       add(whole, std::integral_constant<int, 4>{});
   }
-  end_chunk();
-  const auto for_pairs = [&](auto f) {
+  end_part();
+  // f(i, row, column, pair) for the pairs i in [first, first + kTogether).
+  constexpr int kPairs = kColumns / 4, kTogether = kColumns > 192 ? 8 : 16;
+  const auto for_pairs = [&](int first, auto f) {
     int i = 0;
     total.for_pairs([&](int row, int column, float2 x) {
       const int r = first_row + warp * 16 + row, c = first_column + column;
-      if (r < p.rows && c < p.columns) f(i, r, c, x);
+      if (i >= first && i < first + kTogether && r < p.rows && c < p.columns) f(i - first, r, c, x);
       i++;
     });
   };
-  // What results are added to is loaded before the first of them is stored, behind which the compiler would have to
-  // leave the loads: for all at once where the registers of `sum` are free, else pair by pair.
-  if constexpr (kChunks && !Block::kGives) {
-    decltype(p.before_pair(0, 0)) before[kColumns / 4];
-    for_pairs([&](int i, int r, int c, float2) { before[i] = p.before_pair(r, c); });
-    for_pairs([&](int i, int r, int c, float2 x) { p.finish_pair(r, c, x, before[i]); });
-  } else {
-    for_pairs([&](int, int r, int c, float2 x) { p.finish_pair(r, c, x, p.before_pair(r, c)); });
+  // What some pairs are added to is loaded before the first of them is stored, behind which the compiler would have to
+  // leave the loads.
+#pragma unroll
+  for (int first = 0; first < kPairs; first += kTogether) {
+    decltype(p.before_pair(0, 0)) before[kTogether];
+    for_pairs(first, [&](int i, int r, int c, float2) { before[i] = p.before_pair(r, c); });
+    for_pairs(first, [&](int i, int r, int c, float2 x) { p.finish_pair(r, c, x, before[i]); });
   }
 #else
   __trap();
 #endif
 }
 
-template <int kRows, int kColumns, bool kChunks, class Product>
+template <int kRows, int kColumns, bool kParts, class Product>
 void launch_wgmma(const char* op, const Product& p, Stream stream) {
-  using Block = WgmmaBlock<kRows, kColumns, kChunks, Product>;
+  using Block = WgmmaBlock<kRows, kColumns, kParts, Product>;
   const auto [a, b] = Block::Stage::maps(op, p);
-  launch(op, multiply_wgmma<kRows, kColumns, kChunks, Product>,
+  launch(op, multiply_wgmma<kRows, kColumns, kParts, Product>,
          {.grid = blocks(op, int64_t{blocks(op, p.rows, kRows)} * blocks(op, p.columns, kColumns), 1),
           .block = Block::kThreads,
           .smem = sizeof(typename Block::Shared)},

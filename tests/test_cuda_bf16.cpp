@@ -1,7 +1,8 @@
 // CUDA kernels in bf16 that test_ops.cpp runs in f32 only: values against `ref` in double from the same bf16 inputs,
 // and the bits that rollout and learner must share.
-#include <set>
+#include <cstdlib>
 
+#include "comm/comm.h"
 #include "cuda/linear_tiles.h"
 #include "kernel_call.h"
 #include "ops/data.h"
@@ -125,34 +126,57 @@ TEST(CudaBf16, Sample) {
         0, c.top_k == 9);
 }
 
-// left [rows][depth] times right [columns][depth], transposed: for each result and `chunk` of k one chain of products
-// of 16 by the tensor cores, k ascending; the chains added up in order.
-std::vector<float> chains(const std::vector<uint16_t>& left, const std::vector<uint16_t>& right, int64_t rows,
-                          int64_t columns, int64_t depth, int64_t chunk = 512) {
-  std::vector<float> y(static_cast<size_t>(rows * columns));
+// Products by mma.sync, by wgmma where that can compute, or by whatever the device takes.  False: it has mma.sync
+// alone. The emulated device is opened again, and chooses wgmma where a GPU would.
+bool ask_for(TensorKernel kernel) {
+  if (const Probe* const probe = table_kernels.probe) return probe->tensor_kernel(kernel);
+  static const std::optional<std::string> set =
+      std::getenv("PARE_WGMMA") ? std::optional<std::string>(std::getenv("PARE_WGMMA")) : std::nullopt;
+  if (kernel == TensorKernel::mma)
+    setenv("PARE_WGMMA", "0", 1);
+  else
+    set ? setenv("PARE_WGMMA", set->c_str(), 1) : unsetenv("PARE_WGMMA");
+  table_kernels.open(self(), DeviceComm::any);
+  return true;
+}
+
+// left [rows][depth] times right [columns][depth], transposed, for each `part` of k: chains of products of 16 by the
+// tensor cores, k ascending, from +0.
+std::vector<std::vector<float>> chains(const std::vector<uint16_t>& left, const std::vector<uint16_t>& right,
+                                       int64_t rows, int64_t columns, int64_t depth, int64_t part) {
+  const int64_t parts = (depth + part - 1) / part, across = (columns + 7) / 8, tiles = (rows + 15) / 16 * across;
   Call t(table_kernels, DType::bf16);
-  float* const d = t.stat("sum", {16, 8}).as<float>();
-  const Tensor a = t.act("a", {16, 16}), b = t.act("b", {8, 16});
-  for (int64_t i = 0; i < rows; i += 16)
-    for (int64_t j = 0; j < columns; j += 8)
-      for (int64_t k = 0; k < depth; k += 16) {
-        const auto fill = [&](const char* name, const std::vector<uint16_t>& from, int64_t first, int64_t n) {
-          Buffer& to = t[name];
-          for (int64_t e = 0; e < to.size(); e++) {
-            const int64_t r = first + e / 16, c = k + e % 16;
-            to.set(e, r < n && c < depth ? from_bf16(from[r * depth + c]) : 0.f);
+  float* const d = t.stat("sum", {parts * tiles, 16, 8}).as<float>();
+  auto *const a = static_cast<uint16_t*>(t.act("a", {parts * tiles, 16, 16}).data),
+              *const b = static_cast<uint16_t*>(t.act("b", {parts * tiles, 8, 16}).data);
+  std::fill_n(d, parts * tiles * 128, 0.f);
+  for (int64_t k = 0; k < std::min(part, depth); k += 16) {
+    for (int64_t p = 0; p < parts; p++)
+      for (int64_t i = 0; i < tiles; i++) {
+        const auto fill = [&](uint16_t* to, int64_t n, const std::vector<uint16_t>& from, int64_t first, int64_t all) {
+          for (int64_t e = 0; e < n * 16; e++) {
+            const int64_t r = first + e / 16, c = p * part + k + e % 16;
+            to[e] = r < all && k + e % 16 < part && c < depth ? from[r * depth + c] : 0;
           }
         };
-        fill("a", left, i, rows), fill("b", right, j, columns);
-        if (k % chunk == 0)
-          for (int e = 0; e < 128; e++) t["sum"].set(e, 0);
-        ptx::multiply(d, static_cast<const uint16_t*>(a.data), static_cast<const uint16_t*>(b.data), 1);
-        if (k % chunk == chunk - 16 || k + 16 >= depth)
-          for (int64_t e = 0; e < 128; e++)
-            if (i + e / 8 < rows && j + e % 8 < columns)
-              y[(i + e / 8) * columns + j + e % 8] += static_cast<float>(t["sum"].get(e));
+        fill(a + (p * tiles + i) * 256, 16, left, i / across * 16, rows);
+        fill(b + (p * tiles + i) * 128, 8, right, i % across * 8, columns);
       }
-  return y;
+    ptx::multiply(d, a, b, static_cast<int>(parts * tiles));
+    EXPECT_EQ(kernel_error(), "");
+  }
+  std::vector<std::vector<float>> sums(parts, std::vector<float>(rows * columns));
+  for (int64_t p = 0; p < parts; p++)
+    for (int64_t r = 0; r < rows; r++)
+      for (int64_t c = 0; c < columns; c++)
+        sums[p][r * columns + c] = d[(p * tiles + r / 16 * across + c / 8) * 128 + r % 16 * 8 + c % 8];
+  return sums;
+}
+// x + the parts, ascending.
+std::vector<float> added(std::vector<float> x, const std::vector<std::vector<float>>& parts) {
+  for (const std::vector<float>& p : parts)
+    for (size_t e = 0; e < x.size(); e++) x[e] += p[e];
+  return x;
 }
 std::string rounded(const std::vector<float>& x) {
   std::vector<uint16_t> y;
@@ -160,15 +184,30 @@ std::string rounded(const std::vector<float>& x) {
   return {reinterpret_cast<const char*>(y.data()), y.size() * 2};
 }
 
+std::vector<uint16_t> values(Call& t, const char* name) {
+  std::vector<uint16_t> v(t[name].size());
+  std::memcpy(v.data(), t[name].bits().data(), v.size() * 2);
+  return v;
+}
+
 TEST(CudaBf16, LinearIsChainsOfTensorCoreProducts) {
-  for (const auto& [n, i, o] : {std::array<int64_t, 3>{1, 1, 1},
-                                {3, 24, 17},
-                                {66, 72, 7},
-                                {17, 330, 24},
-                                {2, 24, 530},
-                                {1, 2600, 9},
-                                {70, 1090, 5},
-                                {530, 9, 16}}) {
+  struct Shape {
+    int64_t rows, inputs, outputs, part_of_y = 4096, part_of_dx = 4096;  // at most 2048 of k are one part
+  };
+  for (const auto& [n, i, o, part_of_y, part_of_dx] : {Shape{1, 1, 1},      {3, 24, 17},
+                                                       {66, 72, 7},         {17, 330, 24},
+                                                       {2, 24, 530},        {70, 1090, 5},
+                                                       {1, 2047, 9},        {1, 9, 2048},
+                                                       {1, 2049, 9, 320},  // 8 parts of 257, rounded up: 7
+                                                       {70, 2049, 5, 320},  {5, 7, 2049, 4096, 320},
+                                                       {3, 4095, 7, 512},   {1, 4096, 7, 512},
+                                                       {17, 4097, 5, 576},  {2, 5, 4097, 4096, 576},
+                                                       {1, 8191, 3, 1024},  {1, 8192, 3, 1024},
+                                                       {2, 8193, 3, 1088},  {1, 3, 8193, 4096, 1088},
+                                                       {2, 33000, 1, 3712},  // 9 parts
+                                                       {530, 9, 16},        {4095, 3, 5},
+                                                       {4096, 5, 3},        {4097, 9, 16},  // 2 of dw
+                                                       {8200, 3, 5}}) {
     Call t(table_kernels, DType::bf16);
     const Weight w = t.weight("w", o, i);
     const Tensor x = t.act("x", {n, i}), dy = t.act("dy", {n, o}), dw = t.stat("dw", {o, i});
@@ -177,11 +216,6 @@ TEST(CudaBf16, LinearIsChainsOfTensorCoreProducts) {
     table_kernels.linear_fwd({t.act_out("y", {n, o}), x, w, {}, {}}, {});
     table_kernels.linear_bwd_input({t.act_out("dx", {n, i}), dy, w, false}, {});
     table_kernels.linear_bwd_weight({dw, {}, dy, x}, {});
-    const auto values = [&](const char* name) {
-      std::vector<uint16_t> v(t[name].size());
-      std::memcpy(v.data(), t[name].bits().data(), v.size() * 2);
-      return v;
-    };
     const auto across = [](const std::vector<uint16_t>& v, int64_t rows) {
       const int64_t columns = static_cast<int64_t>(v.size()) / rows;
       std::vector<uint16_t> to(v.size());
@@ -189,115 +223,176 @@ TEST(CudaBf16, LinearIsChainsOfTensorCoreProducts) {
       return to;
     };
     const std::string shape = cat(n, " rows, ", i, " to ", o);
-    EXPECT_EQ(t["y"].bits(), rounded(chains(values("x"), values("w"), n, o, i))) << shape;
-    EXPECT_EQ(t["dx"].bits(), rounded(chains(values("dy"), across(values("w"), o), n, i, o))) << shape;
-    const std::vector<float> added = chains(across(values("dy"), n), across(values("x"), n), o, i, n);
-    for (size_t e = 0; e < dw_is.size(); e++) dw_is[e] += added[e];
+    const auto zeros = [n = n](int64_t columns) { return std::vector<float>(n * columns); };
+    EXPECT_EQ(t["y"].bits(), rounded(added(zeros(o), chains(values(t, "x"), values(t, "w"), n, o, i, part_of_y))))
+        << shape;
+    EXPECT_EQ(t["dx"].bits(),
+              rounded(added(zeros(i), chains(values(t, "dy"), across(values(t, "w"), o), n, i, o, part_of_dx))))
+        << shape;
+    dw_is = added(dw_is, chains(across(values(t, "dy"), n), across(values(t, "x"), n), o, i, n, 4096));
     EXPECT_EQ(t["dw"].bits(), std::string(reinterpret_cast<const char*>(dw_is.data()), dw_is.size() * 4)) << shape;
   }
 }
 
-// 2^30 in the first chunk of k, -2^30 in the second, and ones in the others, which a chain with either would lose.
-TEST(CudaBf16, ChunksOfLinearLayersAreSumsOfTheirOwn) {
-  constexpr int64_t width = 9, side = 72;  // of y and dx, and of dw
-  for (const auto& [n, depth] : {std::pair<int64_t, int64_t>{1, 2104}, {17, 2104}, {66, 1096}})
+// Of every number of parts side by side, where it begins and ends.
+TEST(CudaBf16, PartsOfLinearLayersFollowFromTheirShape) {
+  struct Shape {
+    int64_t columns, depth, part;
+  };
+  for (const Shape& s : {Shape{1, 2560, 320},  {1024, 2560, 320},   // 8
+                         {1025, 2560, 384},    {1152, 2560, 384},   // 7
+                         {1153, 2560, 448},    {1280, 2560, 448},   // 6
+                         {1281, 2560, 512},    {1536, 2560, 512},   // 5
+                         {1537, 2560, 640},    {2048, 2560, 640},   // 4
+                         {2049, 2560, 896},    {2688, 2560, 896},   // 3
+                         {2689, 2560, 1280},   {4096, 2560, 1280},  // 2
+                         {4097, 2560, 2560},   {4096, 2048, 2048},  {4097, 4096, 4096}, {4097, 4097, 2112},
+                         {1536, 8960, 1792},   {1536, 17920, 3584},   // Qwen2.5-1.5B: down, dx of gate-up
+                         {1536, 151936, 4032}, {896, 4864, 640},      // dx of the head; 0.5B: down
+                         {3584, 3584, 1792},   {3584, 18944, 3840}})  // 7B: o, down
+    EXPECT_EQ(linear_part(s.columns, s.depth), s.part) << s.columns << " columns, " << s.depth;
+}
+
+// The last columns of results of many.
+TEST(CudaBf16, PartsOfLinearLayersFollowFromTheirColumns) {
+  constexpr int64_t depth = 2049, some = 9;
+  ask_for(TensorKernel::mma);  // whose emulation computes 16 rows, not 64
+  for (const auto& [columns, part] :
+       {std::pair<int64_t, int64_t>{1536, 448}, {1537, 576}, {4096, 1088}, {4097, 4096}}) {  // 5, 4, 2 parts, and one
+    Call t(table_kernels, DType::bf16);
+    const Tensor packed = t.act_out("packed", {weight_panels(columns), depth, kPanel});
+    std::memset(packed.data, 0, packed.bytes());
+    KernelMemory::wrote(packed.data, packed.bytes());
+    const Weight w{packed, columns};
+    const Tensor x = t.act("x", {1, depth});
+    table_kernels.pack_weight({w, t.act("rows", {some, depth}), columns - some}, {});
+    table_kernels.linear_fwd({t.act_out("y", {1, columns}), x, w, {}, {}}, {});
+    EXPECT_EQ(t["y"].bits(columns - some, columns),
+              rounded(added(std::vector<float>(some), chains(values(t, "x"), values(t, "rows"), 1, some, depth, part))))
+        << columns;
+  }
+  ask_for(TensorKernel::choose);
+}
+
+// 2^30 in the first part of k, -2^30 in the second, and ones in the others, which a chain with either would lose.
+TEST(CudaBf16, PartsOfLinearLayersAreSumsOfTheirOwn) {
+  constexpr int64_t width = 9;
+  // 2^30 at k = 0, -2^30 at the second part, and ones from the third on, at both ends of each.
+  const auto value = [](int64_t part, int64_t depth, int64_t k) {
+    const bool edge = k % part == 0 || k % part == part - 1 || k == depth - 1;
+    return k == 0 ? 0x1p30 : k == part ? -0x1p30 : k >= 2 * part && edge ? 1. : 0.;
+  };
+  const auto sum = [&](int64_t part, int64_t depth) {
+    double sum = 0;
+    for (int64_t k = 0; k < depth; k++) sum += value(part, depth, k);
+    return sum;
+  };
+  const auto filled = [](Call& t, const Tensor& x, const char* name, auto f) {  // f(row, column)
+    for (int64_t e = 0; e < t[name].size(); e++) t[name].set(e, f(e / x.shape[1], e % x.shape[1]));
+    return x;
+  };
+  const auto one = [](int64_t, int64_t) { return 1.; };
+  const auto expect_everywhere = [](Call& t, const char* name, double value) {
+    for (int64_t e = 0; e < t[name].size(); e++) ASSERT_EQ(t[name].get(e), value) << name << "[" << e << "]";
+  };
+  struct Shape {
+    int64_t rows, depth, part;
+  };
+  for (const auto& [n, depth, part] : {Shape{1, 2104, 320}, {17, 2104, 320}, {66, 2104, 320}, {3, 8200, 1088}})
     for (int64_t gap : {0, 1}) {  // rows that begin at multiples of 16 bytes, or anywhere
-      const auto value = [last = depth - 1](int64_t k) {
-        const bool edge = k % 512 == 0 || k % 512 == 511 || k == last;
-        return k == 0 ? 0x1p30 : k == 512 ? -0x1p30 : k >= 1024 && edge ? 1. : 0.;
-      };
-      double sum = 0;
-      for (int64_t k = 0; k < depth; k++) sum += value(k);
+      SCOPED_TRACE(cat(n, " rows, depth ", depth, ", gap ", gap));
       Call t(table_kernels, DType::bf16);
-      const auto filled = [&](const Tensor& x, const char* name, auto f) {  // f(row, column)
-        for (int64_t e = 0; e < t[name].size(); e++) t[name].set(e, f(e / x.shape[1], e % x.shape[1]));
-        return x;
-      };
-      const auto one = [](int64_t, int64_t) { return 1.; };
-      const auto along = [&](int64_t, int64_t k) { return value(k); };
-      const auto down = [&](int64_t k, int64_t) { return value(k); };
-      const auto act = [&](const char* name, int64_t rows, int64_t columns, auto f) {
-        return filled(t.act_out(name, {rows, columns}, gap), name, f);
+      const auto along = [&, part = part, depth = depth](int64_t, int64_t k) { return value(part, depth, k); };
+      const auto act = [&](const char* name, int64_t rows, int64_t columns) {
+        return filled(t, t.act_out(name, {rows, columns}, gap), name, along);
       };
       const auto ones = [&](const char* name, int64_t outputs, int64_t inputs) {
         const Weight w = t.weight(name, outputs, inputs);
-        table_kernels.pack_weight({w, filled(t[name].tensor(), name, one), 0}, {});
+        table_kernels.pack_weight({w, filled(t, t[name].tensor(), name, one), 0}, {});
         return w;
       };
-      table_kernels.linear_fwd({t.act_out("y", {n, width}), act("x", n, depth, along), ones("w", width, depth), {}, {}},
-                               {});
+      table_kernels.linear_fwd({t.act_out("y", {n, width}), act("x", n, depth), ones("w", width, depth), {}, {}}, {});
       table_kernels.linear_bwd_input(
-          {t.act_out("dx", {n, width}), act("dy", n, depth, along), ones("wT", depth, width), false}, {});
-      const auto expect_everywhere = [&, n = n](const char* name, double value) {
-        for (int64_t e = 0; e < t[name].size(); e++)
-          ASSERT_EQ(t[name].get(e), value) << name << "[" << e << "], " << n << " rows, gap " << gap;
-      };
-      expect_everywhere("y", sum), expect_everywhere("dx", sum);
-      if (n <= 64) continue;
-      table_kernels.linear_bwd_weight({filled(t.stat("dw", {side, side}), "dw", one),
-                                       {},
-                                       act("rows of dy", depth, side, down),
-                                       act("rows of x", depth, side, one)},
-                                      {});
-      expect_everywhere("dw", 1 + sum);
+          {t.act_out("dx", {n, width}), act("dy", n, depth), ones("wT", depth, width), false}, {});
+      expect_everywhere(t, "y", sum(part, depth)), expect_everywhere(t, "dx", sum(part, depth));
     }
+  // dw loses what it holds to the first part, as the parts are added to it one by one.
+  for (const auto& [side, gap] : {std::pair<int64_t, int64_t>{72, 0}, {9, 0}, {9, 1}}) {
+    SCOPED_TRACE(cat("dw, ", side, " x ", side, ", gap ", gap));
+    constexpr int64_t rows = 8200;
+    Call t(table_kernels, DType::bf16);
+    const auto down = [&](int64_t k, int64_t) { return value(4096, rows, k); };
+    const Tensor dy = filled(t, t.act_out("dy", {rows, side}, gap), "dy", down);
+    const Tensor x = filled(t, t.act_out("x", {rows, side}, gap), "x", one);
+    table_kernels.linear_bwd_weight({filled(t, t.stat("dw", {side, side}), "dw", one), {}, dy, x}, {});
+    expect_everywhere(t, "dw", sum(4096, rows));
+  }
 }
 
-// Beyond 4096 columns k is one chunk.
-TEST(CudaBf16, WideLinearIsOneChain) {
-  const int64_t n = 17, i = 530, o = 4097;
-  Call t(table_kernels, DType::bf16);
-  const Weight w = t.weight("w", o, i);
-  const Tensor x = t.act("x", {n, i});
-  table_kernels.linear_fwd({t.act_out("y", {n, o}), x, w, {}, {}}, {});
-  for (int64_t r : {0, 16}) {
-    table_kernels.linear_fwd({t.act_out("row", {1, o}), x.rows(r, 1), w, {}, {}}, {});
-    EXPECT_EQ(t["row"].bits(), t["y"].bits(r * o, (r + 1) * o));
-  }
-  const auto some = [&](const char* name, int64_t begin, int64_t end) {
-    std::vector<uint16_t> v(static_cast<size_t>(end - begin));
-    std::memcpy(v.data(), t[name].bits(begin, end).data(), v.size() * 2);
-    return v;
+// Calls that are cut at multiples of 4096 rows give dw the bits of one; another cut does not.
+TEST(CudaBf16, WeightGradientsContinueAfter4096Rows) {
+  const int64_t n = 8200, i = 9, o = 16;
+  const auto bits = [&](std::initializer_list<int64_t> cuts) {
+    Call t(table_kernels, DType::bf16);
+    const Tensor dy = t.act("dy", {n, o}), x = t.act("x", {n, i}), dw = t.stat("dw", {o, i});
+    int64_t first = 0;
+    for (const int64_t end : cuts) {
+      table_kernels.linear_bwd_weight({dw, {}, dy.rows(first, end - first), x.rows(first, end - first)}, {});
+      first = end;
+    }
+    return t["dw"].bits();
   };
-  const int64_t from = 4080;  // columns
-  EXPECT_EQ(t["y"].bits(from, o),
-            rounded(chains(some("x", 0, i), some("w", from * i, o * i), 1, o - from, i, 1 << 30)));
+  const std::string whole = bits({n});
+  EXPECT_EQ(bits({4096, n}), whole);
+  EXPECT_EQ(bits({4096, 8192, n}), whole);
+  EXPECT_EQ(bits({8192, n}), whole);
+  EXPECT_NE(bits({4095, n}), whole);
 }
 
 TEST(CudaBf16, LinearRowsAreIndependentOfTheirNumber) {
-  const int64_t n = 70, i = 1130, o = 67;
-  Call t(table_kernels, DType::bf16);
-  const Weight w = t.weight("w", o, i);
-  const Tensor x = t.act("x", {n, i}), bias = t.act("bias", {o}), residual = t.act("residual", {n, o});
-  table_kernels.linear_fwd({t.act_out("y", {n, o}), x, w, bias, residual}, {});
-  for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {69, 1}, {3, 17}, {1, 64}, {5, 65}}) {
-    table_kernels.linear_fwd(
-        {t.act_out("some", {count, o}), x.rows(first, count), w, bias, residual.rows(first, count)}, {});
-    EXPECT_EQ(t["some"].bits(), t["y"].bits(first * o, (first + count) * o)) << count << " rows from " << first;
-  }
+  const int64_t n = 70, o = 67;
+  for (const TensorKernel kernel : {TensorKernel::choose, TensorKernel::mma})
+    for (const int64_t i : {136, 2200})
+      for (const int64_t gap : {0, 1}) {
+        ask_for(kernel);
+        Call t(table_kernels, DType::bf16);
+        const Weight w = t.weight("w", o, i);
+        const Tensor x = t.act("x", {n, i}, gap), bias = t.act("bias", {o}), residual = t.act("residual", {n, o});
+        table_kernels.linear_fwd({t.act_out("y", {n, o}), x, w, bias, residual}, {});
+        for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {69, 1}, {3, 17}, {1, 64}, {5, 65}}) {
+          table_kernels.linear_fwd(
+              {t.act_out("some", {count, o}), x.rows(first, count), w, bias, residual.rows(first, count)}, {});
+          EXPECT_EQ(t["some"].bits(), t["y"].bits(first * o, (first + count) * o)) << count << " rows from " << first;
+        }
+      }
+  ask_for(TensorKernel::choose);
 }
 
-constexpr int kEmulated = 20;  // multiprocessors of the emulated device
-
-WgmmaTile tile_of(int64_t rows, int64_t columns, int64_t depth, int multiprocessors) {
-  return best_tile(columns > 4096 ? kWideTiles : kNarrowTiles, rows, columns, depth, multiprocessors);
-}
-
-// The products of a layer of Qwen2.5-1.5B on 132 multiprocessors: one wave in place of two, or the fewest bytes.
+// The products of a layer of Qwen2.5-1.5B and one of the 0.5B on 132 multiprocessors: one wave in place of two, or the
+// fewest bytes.
 TEST(CudaBf16, TilesAreThoseOfTheModelOfTheirTime) {
   struct Product {
     int64_t rows, columns, depth;
     WgmmaTile tile;
   };
   for (const Product& p : {Product{256, 17920, 1536, {128, 144}},
-                           {1024, 17920, 1536, {128, 256}},
+                           {1024, 17920, 1536, {128, 192}},
                            {4096, 17920, 1536, {128, 256}},
-                           {256, 1536, 8960, {64, 64}},
+                           {4096, 2048, 1536, {128, 256}},
+                           {4096, 1536, 1536, {128, 192}},
+                           {16, 1536, 1536, {64, 64}},
+                           {4096, 1152, 896, {128, 144}},
+                           {256, 151936, 1536, {128, 256}}}) {
+    EXPECT_EQ(best_tile(kOnePartTiles, p.rows, p.columns, p.depth, 132), p.tile) << p.rows << " x " << p.columns;
+    EXPECT_EQ(linear_part(p.columns, p.depth), p.depth);
+  }
+  for (const Product& p : {Product{256, 1536, 8960, {64, 64}},
                            {1024, 1536, 8960, {128, 128}},
                            {4096, 1536, 8960, {128, 192}},
-                           {4096, 1536, 17920, {128, 192}},
-                           {256, 151936, 1536, {128, 256}}})
-    EXPECT_EQ(tile_of(p.rows, p.columns, p.depth, 132), p.tile) << p.rows << " x " << p.columns;
+                           {4096, 1536, 17920, {128, 192}}})
+    EXPECT_EQ(best_tile(kPartsTiles, p.rows, p.columns, p.depth, 132), p.tile) << p.rows << " x " << p.columns;
+  for (const Product& p : {Product{17920, 1536, 4096, {128, 256}}, {1536, 1536, 4096, {128, 192}}})
+    EXPECT_EQ(best_tile(kGradientTiles, p.rows, p.columns, p.depth, 132), p.tile) << p.rows << " x " << p.columns;
   // Measured on an H100, us (tools/bench/results/h100.md), at 1755 MHz.
   const auto us = [](const Product& p) { return tile_clocks(p.rows, p.columns, p.depth, p.tile, 132) / 1755; };
   EXPECT_NEAR(us({256, 17920, 1536, {128, 256}}), 55.7, 0.1 * 55.7);
@@ -307,41 +402,33 @@ TEST(CudaBf16, TilesAreThoseOfTheModelOfTheirTime) {
   EXPECT_NEAR(us({17920, 1536, 4096, {128, 128}}), 481, 0.1 * 481);
 }
 
-// With more than 64 rows another kernel may multiply (wgmma on compute capability 9.0): each row has the bits that it
-// has among 64.  On a device that kernel is asked for, whatever the device would choose.
+// The bits of a row do not depend on the kernel: mma.sync, or wgmma on compute capability 9.0.
 TEST(CudaBf16, LinearHasTheSameBitsFromEveryKernel) {
-  const Probe* const probe = table_kernels.probe;
-  const auto ask_for = [&](TensorKernel kernel) { return !probe || probe->tensor_kernel(kernel); };
   if (!ask_for(TensorKernel::wgmma)) GTEST_SKIP() << "this device has one kernel";
-  std::set<std::array<int, 3>> tiles;  // wide, rows, columns: those that the emulator takes
   const auto same_bits = [&](int64_t n, int64_t i, int64_t o, int64_t gap) {
     SCOPED_TRACE(cat(n, " rows, ", i, " to ", o, ", gap ", gap));
-    for (const auto& [columns, depth] : {std::pair{o, i}, {i, o}})
-      if (n > 64) {
-        const WgmmaTile tile = tile_of(n, columns, depth, kEmulated);
-        tiles.insert({columns > 4096, tile.rows, tile.columns});
-      }
-    Call t(table_kernels, DType::bf16);
-    const Weight w = t.weight("w", o, i);
-    const Tensor x = t.act("x", {n, i}, gap), dy = t.act("dy", {n, o}, gap), bias = t.act("bias", {o}),
-                 residual = t.act("residual", {n, o}, gap);
-    std::string y, dx;
-    ask_for(TensorKernel::mma);
-    for (int64_t first = 0; first < n; first += 64) {
-      const int64_t count = std::min<int64_t>(64, n - first);
-      table_kernels.linear_fwd(
-          {t.act_out("some y", {count, o}), x.rows(first, count), w, bias, residual.rows(first, count)}, {});
-      table_kernels.linear_bwd_input({t.act_out("some dx", {count, i}), dy.rows(first, count), w, false}, {});
-      y += t["some y"].bits(), dx += t["some dx"].bits();
+    std::string bits;
+    for (const TensorKernel kernel : {TensorKernel::mma, TensorKernel::wgmma}) {
+      ask_for(kernel);
+      Call t(table_kernels, DType::bf16);
+      const Weight w = t.weight("w", o, i);
+      const Tensor x = t.act("x", {n, i}, gap), dy = t.act("dy", {n, o}, gap), bias = t.act("bias", {o}),
+                   residual = t.act("residual", {n, o}, gap);
+      table_kernels.linear_fwd({t.act_out("y", {n, o}, gap), x, w, bias, residual}, {});
+      table_kernels.linear_bwd_input({t.act_out("dx", {n, i}, gap), dy, w, false}, {});
+      const std::string both = t["y"].bits() + t["dx"].bits();
+      if (kernel == TensorKernel::mma)
+        bits = both;
+      else
+        EXPECT_EQ(both, bits);
+      for (const char* name : {"y", "dx"}) EXPECT_TRUE(t[name].zones_intact()) << name;
     }
-    ask_for(TensorKernel::wgmma);
-    table_kernels.linear_fwd({t.act_out("y", {n, o}, gap), x, w, bias, residual}, {});
-    table_kernels.linear_bwd_input({t.act_out("dx", {n, i}, gap), dy, w, false}, {});
-    EXPECT_EQ(t["y"].bits(), y);
-    EXPECT_EQ(t["dx"].bits(), dx);
-    for (const char* name : {"y", "dx"}) EXPECT_TRUE(t[name].zones_intact()) << name;
   };
-  for (const auto& [n, i, o, gap] : {std::array<int64_t, 4>{65, 8, 8, 0},
+  for (const auto& [n, i, o, gap] : {std::array<int64_t, 4>{1, 8, 24, 0},
+                                     {16, 40, 8, 8},
+                                     {17, 1040, 8, 0},
+                                     {64, 16, 72, 0},
+                                     {65, 8, 8, 0},
                                      {66, 16, 16, 8},
                                      {80, 17, 9, 7},
                                      {100, 24, 130, 0},  // rows of dy begin anywhere
@@ -350,38 +437,32 @@ TEST(CudaBf16, LinearHasTheSameBitsFromEveryKernel) {
                                      {200, 48, 600, 8},
                                      {257, 328, 24, 0},
                                      {300, 120, 328, 0},
-                                     {67, 1090, 24, 0},   // chunks of k
-                                     {66, 24, 4112, 0},   // wide: one chunk, forward
-                                     {130, 4104, 16, 0},  // and backward
-                                     {130, 16, 4112, 8},
-                                     {66, 4112, 24, 0},
-                                     {260, 8, 4112, 0},
-                                     {2100, 8, 264, 0},
-                                     {1290, 8, 384, 0},
-                                     {1200, 8, 384, 0},
-                                     {1200, 384, 8, 0}})
+                                     {66, 24, 4112, 0},  // wide y; dx of 8 parts
+                                     {3, 4104, 16, 8},   // and the other way
+                                     {70, 2048, 8, 0},   // one part, and 7
+                                     {70, 2056, 8, 0},
+                                     {65, 8, 4104, 0},
+                                     {2100, 8, 264, 0}})
     same_bits(n, i, o, gap);
-  if (probe)  // more multiprocessors take wide tiles for larger products alone
+  if (table_kernels.probe)  // more multiprocessors take wide tiles for larger products alone
     for (const auto& [n, i, o] : {std::array<int64_t, 3>{4300, 8, 264},
                                   {4300, 8, 512},
                                   {4300, 512, 8},
                                   {130, 8, 9000},
                                   {130, 9000, 8},
                                   {130, 8, 16896},
-                                  {130, 16896, 8}})
+                                  {130, 16896, 8},
+                                  {4300, 2056, 200},
+                                  {4300, 200, 2056},
+                                  {1100, 2056, 1536},
+                                  {1100, 1536, 2056}})
       same_bits(n, i, o, 0);
-  in_all_orders([&] { same_bits(129, 136, 264, 0); });
-  const std::set<std::array<int, 3>> all = {{0, 64, 64},   {0, 128, 64},  {0, 128, 128}, {0, 128, 192},
-                                            {1, 128, 128}, {1, 128, 144}, {1, 128, 256}};
-  EXPECT_EQ(tiles, all);
+  in_all_orders([&] { same_bits(129, 136, 264, 0), same_bits(70, 2120, 24, 0); });
   ask_for(TensorKernel::choose);
 }
 
-// So has the gradient of a weight.  Rows that begin anywhere are for mma.sync alone, in the emulation too, where no
-// kernel can be asked for.
+// So has the gradient of a weight.  Rows that begin anywhere are for mma.sync alone.
 TEST(CudaBf16, WeightGradientHasTheSameBitsFromEveryKernel) {
-  const Probe* const probe = table_kernels.probe;
-  const auto ask_for = [&](TensorKernel kernel) { return !probe || probe->tensor_kernel(kernel); };
   if (!ask_for(TensorKernel::wgmma)) GTEST_SKIP() << "this device has one kernel";
   // dw begins `offset` elements behind a multiple of 16 bytes, and holds something.
   const auto same_bits = [&](int64_t n, int64_t i, int64_t o, int64_t gap, int64_t offset) {
@@ -413,19 +494,15 @@ TEST(CudaBf16, WeightGradientHasTheSameBitsFromEveryKernel) {
                                              {127, 72, 300, 8, 0},
                                              {129, 200, 136, 0, 0},
                                              {300, 131, 67, 0, 3},
-                                             {512, 72, 72, 0, 0},  // chunks of n
-                                             {530, 80, 70, 8, 0},
-                                             {1100, 66, 67, 0, 0},
-                                             {20, 8, 300, 0, 0},  // narrow: in the emulation by mma.sync
+                                             {20, 8, 300, 0, 0},  // narrow: mma.sync, unless asked for the other
                                              {20, 300, 9, 0, 0},
                                              {20, 17, 24, 8, 0},
                                              {33, 136, 2120, 0, 0},
-                                             {530, 136, 2120, 8, 1},
-                                             {20, 192, 2560, 0, 0}})
+                                             {20, 192, 2560, 0, 0},
+                                             {4100, 66, 67, 0, 0}})  // two parts
     same_bits(n, i, o, gap, offset);
-  for (const int64_t i : {136, 192}) EXPECT_EQ(best_tile(kGradientTiles, 2120, i, 20, kEmulated).columns, 192);
-  if (probe) same_bits(20, 192, 8576, 0, 0);
-  in_all_orders([&] { same_bits(500, 72, 136, 0, 0), same_bits(20, 71, 66, 0, 0); });
+  if (table_kernels.probe) same_bits(20, 192, 8576, 0, 0), same_bits(100, 2048, 8576, 8, 1);
+  in_all_orders([&] { same_bits(300, 72, 136, 0, 0), same_bits(20, 71, 66, 0, 0); });
   ask_for(TensorKernel::choose);
 }
 

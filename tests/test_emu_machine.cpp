@@ -4,9 +4,11 @@
 #include <fstream>
 
 #include "cuda/emu/include/cuda_runtime.h"
+#include "cuda/linear_tiles.h"
 #include "ops/attention.h"
 #include "run/plan.h"
 #include "tests/generator.h"
+#include "tests/kernel_call.h"
 #include "tests/runs.h"
 
 namespace pare::test {
@@ -132,6 +134,48 @@ Step grpo_step(const Config& config) {
   const cuemu::Calls& now = cuemu::calls();
   return {m.text("certificate"), run.parameters(), now.tensor_copies - before.tensor_copies,
           now.cold_copies - before.cold_copies};
+}
+
+// Products with a weight and their gradients, on a device of one multiprocessor, where the best tile is that of the
+// result.
+TEST(EmuMachine, EveryTileHasTheBitsOfMmaSync) {
+  const auto bits = [](const char* wgmma, auto product) {
+    const Opened device(90, wgmma);
+    const uint64_t before = cuemu::calls().tensor_copies;
+    kernel::Call t(table_kernels, DType::bf16);
+    product(t);
+    const std::string result = t["result"].bits();
+    EXPECT_EQ(cuemu::calls().tensor_copies > before, *wgmma == '1');
+    return result;
+  };
+  const auto expect_same = [&](auto product) { EXPECT_EQ(bits("1", product), bits("0", product)); };
+  cuemu::settings().multiprocessors = 1;
+  for (const auto& [tiles, depth] : {std::pair{kOnePartTiles, 40}, {kPartsTiles, 2088}})
+    for (const WgmmaTile& tile : tiles) {
+      SCOPED_TRACE(cat(tile.rows, " x ", tile.columns, ", depth ", depth));
+      const int64_t n = tile.rows - 1, columns = tile.columns - 8, k = depth;
+      EXPECT_EQ(linear_part(columns, k) < k, k > 2048);
+      EXPECT_EQ(best_tile(tiles, n, columns, k, 1), tile);
+      if (n > 64 || k <= 2048)
+        expect_same([&](kernel::Call& t) {  // else y is for mma.sync alone
+          const Tensor y = t.act_out("result", {n, columns}), x = t.act("x", {n, k});
+          t.table.linear_fwd({y, x, t.weight("w", columns, k), t.act("bias", {columns}), t.act("r", {n, columns})}, {});
+        });
+      expect_same([&](kernel::Call& t) {
+        const Tensor dx = t.act("result", {n, columns}), dy = t.act("dy", {n, k});
+        t.table.linear_bwd_input({dx, dy, t.weight("w", k, columns), true}, {});
+      });
+    }
+  for (const WgmmaTile& tile : kGradientTiles) {
+    SCOPED_TRACE(cat("dw, ", tile.rows, " x ", tile.columns));
+    EXPECT_EQ(best_tile(kGradientTiles, tile.rows - 8, tile.columns - 8, 75, 1), tile);
+    expect_same([&](kernel::Call& t) {
+      const Tensor dy = t.act("dy", {75, tile.rows - 8}), x = t.act("x", {75, tile.columns - 8});
+      t.table.linear_bwd_weight({t.stat("result", {tile.rows - 8, tile.columns - 8}), {}, dy, x}, {});
+    });
+  }
+  cuemu::settings().multiprocessors = cuemu::Settings().multiprocessors;
+  const Opened device(90);
 }
 
 TEST(EmuMachine, AGrpoStepHasTheSameBitsWithEitherKernel) {

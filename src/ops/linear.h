@@ -1,5 +1,6 @@
 // Weights and linear layers (roles of types and orders of sums: list.h).
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -56,6 +57,19 @@ struct UnpackWeight {
 
 // ---- layers
 
+// The order of sums in bf16: k is cut into parts, and each part is one chain of tensor-core products over k16 steps
+// from +0.  The parts of y and dx are added up ascending from +0; those of dw, kLinearPart rows of a call each, are
+// added to dw one by one.  No part is longer.
+constexpr int64_t kLinearPart = 4096;
+// Values of k in a part of y or dx with so many columns, a multiple of 64; the last part may be shorter.  Where results
+// are wide or k is short there is one part; else up to 8, of which two rows of 128 x 128 tiles make at most 128 blocks.
+constexpr int64_t linear_part(int64_t columns, int64_t depth) {
+  const auto parts_of = [](int64_t all, int64_t each) { return (all + each - 1) / each; };
+  const int64_t side_by_side =
+      columns > 4096 || depth <= 2048 ? 1 : std::clamp<int64_t>(128 / (2 * parts_of(columns, 128)), 1, 8);
+  return parts_of(parts_of(depth, std::max(side_by_side, parts_of(depth, kLinearPart))), 64) * 64;
+}
+
 // y = x wT (+ bias) (+ residual)
 struct LinearFwd {
   Tensor y;         // act [N, O] out, rows may be strided; may be residual (in place)
@@ -77,7 +91,7 @@ struct LinearFwd {
   }
   auto outputs() const { return std::array{y}; }
 };
-// dx = dy w: one chain over o ascending, from +0 or, if accumulate, added once to what dx holds
+// dx = dy w: a sum over o ascending from +0, which is added once to what dx holds if accumulate
 struct LinearBwdInput {
   Tensor dx;  // act [N, I] out, or acc if accumulate; rows may be strided
   Tensor dy;  // act [N, O], rows may be strided
@@ -94,7 +108,8 @@ struct LinearBwdInput {
   }
   auto outputs() const { return std::array{dx}; }
 };
-// dw += dyT x; dbias += sum over rows of dy.  Chains over rows ascending, continued from what the accumulators hold.
+// dw += dyT x; dbias += sum over rows of dy.  Chains over rows ascending, in f32 continued from what the accumulators
+// hold, in bf16 of the parts above.
 struct LinearBwdWeight {
   Tensor dw;     // stat [O, I] acc
   Tensor dbias;  // stat [O] acc, or absent

@@ -174,7 +174,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
         .sharedMemPerBlockOptin = cuemu::shared_memory_limit(),
         .major = arch / 10,
         .minor = arch % 10,
-        .multiProcessorCount = 20};
+        .multiProcessorCount = cuemu::settings().multiprocessors};
   return cudaSuccess;
 }
 
