@@ -4,8 +4,10 @@
 // x, y, dy, dx [N, C], any stride between rows; y may be x, dx may be dy.  y, rstd and dx are overwritten (dx is added
 // to if `accumulate`), dw, which may be absent, is added to.  Sums are in f32.
 // Order: one warp a row, lane l takes 16-byte packs l, l + 32, ... as one chain, then the tree of warp_sum: a row's
-// bits depend on C only.  dw: row r belongs to strand r % 128; strands are chains over rows ascending, added up in
-// order and then to dw: the same bits in every run, but not for another split into micro-batches.
+// bits depend on C only.  dw in bf16: row r belongs to strand r % 1024, and a strand is a chain over its rows ascending
+// from +0; strands 8g to 8g + 7 are added up in order, the first as it is, the 128 sums of g in order from +0, and that
+// once to dw.  dw in f32: the same with strands r % 128, each its own g.  The bits are the same in every run, but not
+// for another split into micro-batches.
 // Bytes: forward 2 passes over a row, of which the second hits the cache: 2 * act * N * C.  Backward 3 + 2 streams of
 // N * C.  Limited by memory bandwidth; dw by latency where C is small (C / 32 blocks in bf16).
 #include "common.cuh"
@@ -15,8 +17,8 @@ namespace pare::PARE_CUDA {
 
 namespace {
 
-constexpr int kWarps = 4;                  // rows of a block
-constexpr int kPacks = 4, kStrands = 128;  // of dw: a block owns so many packs of columns; see above
+constexpr int kWarps = 4;                 // rows of a block
+constexpr int kPacks = 4, kGroups = 128;  // of dw: a block owns so many packs of columns, and groups of strands
 
 template <class T>
 struct Rows {
@@ -79,26 +81,33 @@ __global__ void __launch_bounds__(32 * kWarps)
   }
 }
 
+// A thread adds up the strands of a group, whose rows are neighbours.
 template <class T, bool kVector>
-__global__ void __launch_bounds__(kPacks* kStrands)
-    bwd_weight(float* __restrict__ dw, Rows<const T> dy, Rows<const T> x, const float* __restrict__ rstd,
-               int64_t rows) {
-  constexpr int kColumns = kPacks * kPack<T>;
-  __shared__ float part[kStrands][kColumns];
-  const int strand = threadIdx.y, i = blockIdx.x * kColumns + threadIdx.x * kPack<T>, c = x.c;
-  float sum[kPack<T>] = {};
+__global__ void __launch_bounds__(kPacks* kGroups) bwd_weight(float* __restrict__ dw, Rows<const T> dy, Rows<const T> x,
+                                                              const float* __restrict__ rstd, int64_t rows) {
+  constexpr int kColumns = kPacks * kPack<T>, kStrands = sizeof(T) == 2 ? 8 : 1;  // of a group
+  __shared__ float part[kGroups][kColumns];
+  const int group = threadIdx.y, i = blockIdx.x * kColumns + threadIdx.x * kPack<T>, c = x.c;
+  float sum[kStrands][kPack<T>] = {};
   if (i < c)
-    for (int64_t row = strand; row < rows; row += kStrands) {
-      const Pack<T> g = load_pack<kVector>(dy.at(row) + i, c - i), p = load_pack<kVector>(x.at(row) + i, c - i);
-      const float r = rstd[row];
-      for (int j = 0; j < kPack<T>; j++) sum[j] = fmaf(to_float(g.v[j]), to_float(p.v[j]) * r, sum[j]);
-    }
-  for (int j = 0; j < kPack<T>; j++) part[strand][threadIdx.x * kPack<T> + j] = sum[j];
+    for (int64_t first = group * kStrands; first < rows; first += kGroups * kStrands)
+#pragma unroll
+      for (int s = 0; s < kStrands; s++)
+        if (const int64_t row = first + s; row < rows) {
+          const Pack<T> g = load_pack<kVector>(dy.at(row) + i, c - i), p = load_pack<kVector>(x.at(row) + i, c - i);
+          const float r = rstd[row];
+          for (int j = 0; j < kPack<T>; j++) sum[s][j] = fmaf(to_float(g.v[j]), to_float(p.v[j]) * r, sum[s][j]);
+        }
+  for (int j = 0; j < kPack<T>; j++) {
+#pragma unroll
+    for (int s = 1; s < kStrands; s++) sum[0][j] += sum[s][j];
+    part[group][threadIdx.x * kPack<T> + j] = sum[0][j];
+  }
   __syncthreads();
-  const int column = strand * kPacks + threadIdx.x, to = blockIdx.x * kColumns + column;
+  const int column = group * kPacks + threadIdx.x, to = blockIdx.x * kColumns + column;
   if (column >= kColumns || to >= c) return;
   float total = 0;
-  for (int s = 0; s < kStrands; s++) total += part[s][column];
+  for (int g = 0; g < kGroups; g++) total += part[g][column];
   dw[to] += total;
 }
 
@@ -137,7 +146,7 @@ void rmsnorm_bwd(const RmsnormBwd& a, Stream stream) {
     // First, because dx may overwrite dy.
     if (a.dw)
       launch(op, vector ? bwd_weight<T, true> : bwd_weight<T, false>,
-             {.grid = blocks(op, c, kPacks * kPack<T>), .block = dim3(kPacks, kStrands)}, stream, a.dw.as<float>(), dy,
+             {.grid = blocks(op, c, kPacks * kPack<T>), .block = dim3(kPacks, kGroups)}, stream, a.dw.as<float>(), dy,
              x, a.rstd.as<float>(), rows);
     launch(op, vector ? bwd_input<T, true> : bwd_input<T, false>,
            {.grid = blocks(op, rows, kWarps), .block = 32 * kWarps}, stream, dx, dy, x, a.w.as<T>(), a.rstd.as<float>(),
