@@ -1,7 +1,7 @@
 // What the ops of a cache that evicts share (ops/events.h): where the slots of an event lie, and the tile of dot
 // products, in the order of list.h, that scores are made of.
 #pragma once
-#include "common.cuh"
+#include "fragment.cuh"
 #include "ops/events.h"
 
 namespace pare::PARE_CUDA {
@@ -56,7 +56,8 @@ template <class T, int kStep, bool kUnit = false>
 struct Vector {
   const T* x;
   float norm;
-  __device__ __forceinline__ T load(int d) const { return x ? x[int64_t{d} * kStep] : T{}; }
+  __device__ __forceinline__ const T* at(int d) const { return x + int64_t{d} * kStep; }
+  __device__ __forceinline__ T load(int d) const { return x ? *at(d) : T{}; }
   __device__ __forceinline__ float value(T v) const { return kUnit && x ? to_float(v) / norm : to_float(v); }
 };
 template <class T>
@@ -71,10 +72,11 @@ __device__ __forceinline__ const T* key_at(const T* k_pages, const HeadPages& pa
   return k_pages + pages.head(slot) * head_dim * kPageSlots + slot % kPageSlots;
 }
 
-// z[i][j] = (row i . column j) * scale, each product one chain of fused multiply-adds, d ascending.  A thread has 4 x 4
-// of them in registers, or twice as many.  Rows stay in shared memory, columns pass through it kDepth elements at a
-// time.
-template <int kRows, int kColumns>
+// z[i][j] = (row i . column j) * scale.  Rows stay in shared memory, columns pass through it kDepth elements at a time.
+//
+// f32: each product one chain of fused multiply-adds, d ascending.  A thread has 4 x 4 of them in registers, or twice
+// as many.
+template <class T, int kRows, int kColumns>
 struct DotTile {
   static constexpr int kDepth = 32;
   static constexpr int kGroups = kRows * kColumns / (16 * kThreads);  // of four columns that a thread has
@@ -101,13 +103,14 @@ struct DotTile {
     for (int d = threadIdx.x / kRows; d < head_dim; d += kThreads / kRows) rows[d * kRowStep + i] = x.value(x.load(d));
   }
 
-  // The first n_rows x n_columns products, and more; vector(j): a Vector, for all j < kColumns.
-  template <class Get>
+  // The first n_rows x n_columns products, and more.  vector(j): a Vector, for j < n_columns.  kTogether: those of
+  // eight columns lie together, from each multiple of eight on.
+  template <bool kTogether = true, class Get>
   __device__ __forceinline__ void multiply(int n_rows, int n_columns, float scale, Get vector) const {
     const int row = threadIdx.x / kAcross * 4, column = threadIdx.x % kAcross * 4;
     const bool mine = row < n_rows && column < n_columns;
     const int j = threadIdx.x % kColumns, depth = threadIdx.x / kColumns;
-    const auto y = vector(j);
+    const auto y = j < n_columns ? vector(j) : decltype(vector(j)){};
     // The next elements of the columns, which are fetched while products are computed.
     constexpr int kNext = kDepth * kColumns / kThreads, kStep = kThreads / kColumns;
     decltype(y.load(0)) next[kNext];
@@ -152,8 +155,97 @@ struct DotTile {
     __syncthreads();
   }
 };
-using KeyTile = DotTile<64, 128>;                // keys with keys
-using QueryTile = DotTile<16, 256>;              // queries with keys, a slot a thread
+
+// bf16: each product one chain of k16 steps on tensor cores, d ascending; elements past D are zeros.  A warp has 16
+// rows of them.  Rows and columns lie side by side in shared memory, an element a line, as slots do in pages; eight
+// elements between lines keep the eight that ldmatrix reads at once in other banks.
+template <int kRows, int kColumns>
+struct DotTile<bf16, kRows, kColumns> {
+  static constexpr int kDepth = 64, kPad = 8;
+  static constexpr int kDown = kRows / 16, kAcross = kWarps / kDown;  // warps
+  static constexpr int kOwn = kColumns / kAcross;                     // columns of a warp
+  static constexpr int kRowStep = kRows + kPad, kLineStep = kColumns + kPad, kColumnStep = kColumns + 8;
+  static constexpr int kWidth = kColumns;
+  static constexpr size_t bytes(int64_t head_dim) {
+    return sizeof(bf16) * static_cast<size_t>(round_up(head_dim, 16) * kRowStep + kDepth * kLineStep) +
+           sizeof(float) * kRows * kColumnStep;
+  }
+  bf16 *rows, *columns;  // [head_dim, up to a multiple of 16][kRowStep], [kDepth][kLineStep]
+  float* z;              // [kRows][kColumnStep]
+  int head_dim, depth;   // depth: that multiple
+
+  __device__ explicit DotTile(int head_dim)
+      : rows(dynamic_smem<bf16>()), head_dim(head_dim), depth(round_up(head_dim, 16)) {
+    columns = rows + depth * kRowStep, z = reinterpret_cast<float*>(columns + kDepth * kLineStep);
+  }
+
+  template <class Get>
+  __device__ __forceinline__ void load_rows(Get vector) const {
+    const int i = threadIdx.x % kRows;
+    const auto x = vector(i);
+#pragma unroll 4
+    for (int d = threadIdx.x / kRows; d < depth; d += kThreads / kRows)
+      rows[d * kRowStep + i] = d < head_dim ? x.load(d) : bf16{};
+  }
+
+  template <bool kTogether = true, class Get>
+  __device__ __forceinline__ void multiply(int n_rows, int n_columns, float scale, Get vector) const {
+    const int warp = threadIdx.x / 32, row = warp % kDown * 16, column = warp / kDown * kOwn;
+    const bool mine = row < n_rows && column < n_columns;
+    // Eight columns from j on of a line, which is fetched while products are computed.
+    constexpr int kEights = kColumns / 8, kStep = kThreads / kEights, kNext = kDepth / kStep;
+    const int j = threadIdx.x % kEights * 8, line = threadIdx.x / kEights, present = n_columns - j;
+    constexpr int kVectors = kTogether ? 1 : 8;
+    decltype(vector(0)) y[kVectors] = {};
+    if (present > 0)
+      for (int e = 0; e < kVectors; e++) y[e] = vector(min(j + e, n_columns - 1));
+    Pack<bf16> next[kNext];
+    const auto fetch = [&](int first) {
+#pragma unroll
+      for (int i = 0; i < kNext; i++) {
+        const int d = first + line + i * kStep;
+        next[i] = {};
+        if (d >= head_dim || present <= 0) continue;
+        if constexpr (!kTogether)
+          for (int e = 0; e < 8; e++) next[i].v[e] = *y[e].at(d);
+        else if (present >= 8)
+          next[i] = load_pack<true>(y[0].at(d), 8);
+        else
+          next[i] = load_pack<false>(y[0].at(d), present);
+      }
+    };
+    Accumulator<kOwn> sum = {};
+    fetch(0);
+    for (int first = 0; first < depth; first += kDepth) {
+      const int n = min(kDepth, depth - first);
+      if (first > 0) __syncthreads();  // the columns before have been read
+#pragma unroll
+      for (int i = 0; i < kNext; i++) store_pack<true>(columns + (line + i * kStep) * kLineStep + j, next[i], 8);
+      __syncthreads();
+      if (first + kDepth < depth) fetch(first + kDepth);
+      if (!mine) continue;
+      for (int d = 0; d < n; d += 16) {
+        uint32_t a[4];
+        load_a<Major::mn>(a, [&](int i, int k) { return rows + (first + d + k) * kRowStep + row + i; });
+#pragma unroll
+        for (int c = 0; c < kOwn; c += 16) {
+          uint32_t b[4];
+          load_b<Major::mn>(b, [&](int i, int k) { return columns + (d + k) * kLineStep + column + c + i; });
+          sum.add_product(c, a, b);
+        }
+      }
+    }
+    if (mine)
+      sum.for_pairs([&](LaneRow i, int c, float2 x) {
+        *reinterpret_cast<float2*>(z + (row + i) * kColumnStep + column + c) = {x.x * scale, x.y * scale};
+      });
+    __syncthreads();
+  }
+};
+template <class T>
+using KeyTile = DotTile<T, 64, 128>;  // keys with keys
+template <class T>
+using QueryTile = DotTile<T, 16, 256>;           // queries with keys, a slot a thread
 constexpr int kQueries = 16, kSlots = kThreads;  // rows and columns of it
 
 // Query heads of a key head: a tile of queries holds them all.
@@ -165,17 +257,19 @@ inline int group_of(const char* op, int64_t heads, int64_t kv_heads) {
 // Thread blocks of a multiprocessor that registers must suffice for; for more of them ptxas would spill.
 constexpr int kTileBlocks = 2;
 
-// norms[x][slot] = sqrt(k . k) + 1e-8 of slots [first, slots), where x counts (event, head) and `step` is a row of it.
+// norms[x][slot] = sqrt(k . k) + 1e-8, in bf16 1 / that, of slots [first, slots) and those before them in their page; x
+// counts (event, head), and `step` is a row of it.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     key_norms(Events events, const T* __restrict__ k_pages, int head_dim, float* __restrict__ norms, int64_t step) {
   const KvEvent e = events.get();
   const int slot = blockIdx.y * kThreads + threadIdx.x;
-  if (slot < e.first || slot >= e.slots) return;
+  if (slot < e.first / kPageSlots * kPageSlots || slot >= e.slots) return;
   const T* k = key_at(k_pages, events.head_pages(), slot, head_dim);
   float sum = 0;
   for (int d = 0; d < head_dim; d++) sum = fmaf(to_float(k[d * kPageSlots]), to_float(k[d * kPageSlots]), sum);
-  norms[blockIdx.x * step + slot] = sqrtf(sum) + 1e-8f;
+  const float norm = sqrtf(sum) + 1e-8f;
+  norms[blockIdx.x * step + slot] = sizeof(T) == 2 ? 1.f / norm : norm;
 }
 
 }  // namespace pare::PARE_CUDA

@@ -3,18 +3,19 @@
 // k_pages [pages, K, D, 16] act, D <= 256; windows [rows, H, D] act, at most 16 query heads a key head; score [E, K,
 // max_slots], mass_pages [pages, K, 16] f32.  Candidates of `score` are overwritten (kv_redundancy: changed in place),
 // nothing else.
-// Order: ops/events.h, in f32 whatever the element type, so f32 has the bits of the `cpu` table.
+// Order: ops/events.h.  f32 has the bits of the `cpu` table; in bf16 products are on tensor cores, all else in f32.
 //
 // Queries (kv_window_scores): a thread block has a key head of an event, 16 query rows at a time, a tile of 256 slots
 // at a time.  Three passes over the keys give the maximum, the sum of exponentials and the probabilities of a row; the
 // products are computed anew in each, so no logits are stored, however many slots there are.  Sums over queries are
 // continued in `score`, each slot by one thread.
 //
-// Bytes: K three times for every 16 rows, from L2 but for the first; limited by fused multiply-adds, 2 * H * D * rows *
-// slots a pass.
+// Bytes: K three times for every 16 rows, from L2 but for the first; limited by latency, the loads of a tile and the
+// work on its logits following one another.
 //
 // Keys (kv_redundancy): a thread block owns 64 columns of S and walks all rows, 64 x 128 products at a time; S is never
-// stored.  2 * K * D * slots^2 operations, without tensor cores, which limit it; K once for each 64 columns, from L2.
+// stored.  2 * K * D * slots^2 operations; K once for each 64 columns, from L2.  Limited by the instructions of the
+// sums over S in bf16, of the products in f32.
 #include "events.cuh"
 
 namespace pare::PARE_CUDA {
@@ -26,18 +27,17 @@ namespace {
 // them.  Both it and add(slot) are called by the thread of a slot below `last`, whose column of t.z begins at
 // threadIdx.x: of logits, then of probabilities.
 template <class T, class End, class Combine, class Add>
-__device__ __forceinline__ void softmax_rows(const QueryTile& t, const T* k_pages, const HeadPages& pages, int first,
+__device__ __forceinline__ void softmax_rows(const QueryTile<T>& t, const T* k_pages, const HeadPages& pages, int first,
                                              int last, int products, int rows, float scale, End end_of, Combine combine,
                                              Add add) {
   const int row = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int end = row < rows ? end_of(row) : 0;
-  float* const z = t.z + row * QueryTile::kColumnStep;
+  float* const z = t.z + row * QueryTile<T>::kColumnStep;
   float top = -INFINITY, sum = 0;
   for (int pass = 0; pass < 3; pass++) {
     for (int begin = first / kPageSlots * kPageSlots; begin < last; begin += kSlots) {
       t.multiply(products, last - begin, scale, [&](int j) {
-        const int slot = begin + j;
-        return Key<T>{slot >= first && slot < last ? key_at(k_pages, pages, slot, t.head_dim) : nullptr, 0};
+        return Key<T>{key_at(k_pages, pages, begin + j, t.head_dim), 0};
       });
       const int slot = begin + static_cast<int>(threadIdx.x);
       if (rows < products) {
@@ -102,16 +102,16 @@ __global__ void __launch_bounds__(kThreads, kTileBlocks) window_scores(const Win
   const HeadPages pages = a.events.head_pages();
   const int oldest = a.window_first ? a.window_first[a.events.event()] : 0;
   float* const score = a.score + blockIdx.x * a.max_slots;
-  const QueryTile t(a.head_dim);
+  const QueryTile<T> t(a.head_dim);
   const bool prob = a.aggregate == GqaAgg::mean_prob, best = a.aggregate == GqaAgg::max_logit;
   const bool exclude = a.span == SoftmaxSpan::exclude_window;
   const auto aggregate = [&](float* z, int to, int from, bool largest) {  // a column: row `to` from `group` rows
-    float x = z[from * QueryTile::kColumnStep];
+    float x = z[from * QueryTile<T>::kColumnStep];
     for (int g = 1; g < group; g++) {
-      const float next = z[(from + g) * QueryTile::kColumnStep];
+      const float next = z[(from + g) * QueryTile<T>::kColumnStep];
       x = largest ? fmaxf(x, next) : x + next;
     }
-    z[to * QueryTile::kColumnStep] = largest ? x : x / static_cast<float>(group);
+    z[to * QueryTile<T>::kColumnStep] = largest ? x : x / static_cast<float>(group);
   };
   for (int first_t = 0, count; first_t < a.window; first_t += count) {
     count = min(kQueries / group, a.window - first_t);  // queries at once, with all their heads
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kThreads, kTileBlocks) window_scores(const Win
           float sum = first_t ? score[slot] : 0.f;
           for (int i = 0; i < count; i++) {
             if (prob) aggregate(column, i, i * group, false);
-            sum += column[i * QueryTile::kColumnStep];
+            sum += column[i * QueryTile<T>::kColumnStep];
           }
           score[slot] = first_t + count == a.window ? sum / static_cast<float>(a.window) : sum;
         });
@@ -173,8 +173,8 @@ struct RedundancyArgs {
   __device__ __forceinline__ float* values(int i) const { return workspace + (blockIdx.x * int64_t{4} + i) * row; }
 };
 
-// The columns of S of 64 slots, a thread a column; blockIdx.y says which.  S is symmetric bit by bit, so the products
-// of a column's own key are those of the row.
+// The columns of S of 64 slots; blockIdx.y says which.  S is symmetric bit by bit, so the products of a column's own
+// key are those of the row.
 template <class T>
 __global__ void __launch_bounds__(kThreads, kTileBlocks) columns_of_s(const RedundancyArgs<T> a) {
   const KvEvent e = a.events.get();
@@ -182,33 +182,42 @@ __global__ void __launch_bounds__(kThreads, kTileBlocks) columns_of_s(const Redu
   if (begin >= e.slots || e.first >= e.slots - e.recent) return;
   const HeadPages pages = a.events.head_pages();
   const float* norms = a.values(3);
-  const KeyTile t(a.head_dim);
-  const auto key = [&](int slot) {
-    if (slot < e.first || slot >= e.slots) return UnitKey<T>{nullptr, 0};
-    return UnitKey<T>{key_at(a.k_pages, pages, slot, a.head_dim), norms[slot]};
-  };
-  t.load_rows([&](int i) { return key(begin + i); });
-  const int column = begin + static_cast<int>(threadIdx.x);
-  const bool mine = threadIdx.x < 64 && column >= e.first && column < e.slots;
+  const KeyTile<T> t(a.head_dim);
+  const auto key = [&](int slot) { return UnitKey<T>{key_at(a.k_pages, pages, slot, a.head_dim), norms[slot]}; };
+  t.load_rows([&](int i) { return begin + i < e.slots ? key(begin + i) : UnitKey<T>{}; });
+  constexpr int kChains = sizeof(T) == 2 ? 4 : 1;  // of a column, a thread each
+  const int own = threadIdx.x / kChains, chain = threadIdx.x % kChains, column = begin + own;
+  const bool mine = own < 64 && column >= e.first && column < e.slots;
+  const float inverse = mine ? norms[column] : 0.f;
   float sum = 0, similar = 0;
-  int last = e.first;
-  for (int row = base; row < e.slots; row += KeyTile::kWidth) {
+  int last = -1;
+  for (int row = base; row < e.slots; row += KeyTile<T>::kWidth) {
     t.multiply(64, e.slots - row, 1, [&](int j) { return key(row + j); });
-    const int end = mine ? min(KeyTile::kWidth, e.slots - row) : 0;
-    for (int j = 0; j < end; j += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(t.z + threadIdx.x * KeyTile::kColumnStep + j);
-      const float values[4] = {four.x, four.y, four.z, four.w};
+    const int end = mine ? min(KeyTile<T>::kWidth, e.slots - row) : 0;
+    for (int j = 2 * chain; j < end; j += 2 * kChains) {
+      const float2 two = *reinterpret_cast<const float2*>(t.z + own * KeyTile<T>::kColumnStep + j);
 #pragma unroll
-      for (int k = 0; k < 4; k++) {
+      for (int k = 0; k < 2; k++) {
         const int i = row + j + k;
         if (i < e.first || j + k >= end) continue;
-        const float s = i == column ? 0.f : values[k];
+        float s = k ? two.y : two.x;
+        if (kChains == 4) s *= inverse * norms[i];
+        if (i == column) s = 0;
         sum += s;
         if (s > a.threshold || i == e.first) last = i, similar = s;
       }
     }
   }
-  if (mine) a.values(0)[column] = sum, a.values(1)[column] = static_cast<float>(last), a.values(2)[column] = similar;
+  if (kChains == 4) {
+    sum = quad_sum(sum);
+    for (int o = 1; o < 4; o *= 2) {
+      const int later = __shfl_xor_sync(kAllLanes, last, o);
+      const float there = __shfl_xor_sync(kAllLanes, similar, o);
+      if (later > last) last = later, similar = there;
+    }
+  }
+  if (!mine || chain > 0) return;
+  a.values(0)[column] = sum, a.values(1)[column] = static_cast<float>(last), a.values(2)[column] = similar;
 }
 
 // r of a slot: the sum of its column without the rows to which it is the last similar one, a thread a slot.
@@ -265,6 +274,7 @@ void kv_window_scores(const KvWindowScores& a, Stream stream) {
   if (events.count == 0) return;
   with_act(op, a.k_pages, [&](auto type) {
     using T = decltype(type);
+    expect(sizeof(T) == 4 || aligned16(a.k_pages, {}), op, ": pages must be 16-byte aligned");
     const WindowArgs<T> args{.score = a.score.as<float>(),
                              .windows = a.windows.as<T>(),
                              .k_pages = a.k_pages.as<T>(),
@@ -283,7 +293,7 @@ void kv_window_scores(const KvWindowScores& a, Stream stream) {
     launch(op, window_scores<T>,
            {.grid = blocks(op, int64_t{events.count} * events.kv_heads, 1),
             .block = kThreads,
-            .smem = QueryTile::bytes(head_dim)},
+            .smem = QueryTile<T>::bytes(head_dim)},
            stream, args);
   });
 }
@@ -310,6 +320,7 @@ void kv_redundancy(const KvRedundancy& a, Stream stream) {
   if (events.count == 0 || row == 0) return;
   with_act(op, a.k_pages, [&](auto type) {
     using T = decltype(type);
+    expect(sizeof(T) == 4 || aligned16(a.k_pages, {}), op, ": pages must be 16-byte aligned");
     const RedundancyArgs<T> args{.score = a.score.as<float>(),
                                  .workspace = workspace,
                                  .k_pages = a.k_pages.as<T>(),
@@ -323,7 +334,7 @@ void kv_redundancy(const KvRedundancy& a, Stream stream) {
     launch(op, key_norms<T>, {.grid = dim3(heads, runs), .block = kThreads}, stream, events, args.k_pages,
            args.head_dim, workspace + 3 * row, 4 * row);
     launch(op, columns_of_s<T>,
-           {.grid = dim3(heads, blocks(op, row, 64)), .block = kThreads, .smem = KeyTile::bytes(head_dim)}, stream,
+           {.grid = dim3(heads, blocks(op, row, 64)), .block = kThreads, .smem = KeyTile<T>::bytes(head_dim)}, stream,
            args);
     launch(op, column_means<T>, {.grid = dim3(heads, runs), .block = kThreads}, stream, args);
     launch(op, weigh_redundancy<T>, {.grid = heads, .block = kThreads}, stream, args);

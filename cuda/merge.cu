@@ -1,15 +1,18 @@
 // Compaction with what is evicted merged into what stays (ops/merge.h: KvMerge, which states the formulas).
 //
 // Shapes of pages and keep: events.cu.  links [E, K, 2, max_pages * 16] f32: by slot, of those that are evicted the
-// place in `keep` of the slot c(e) and its cosine (first: norms of keys).  merged [E, K, max_keep, 2 D + 1] f32: rows
-// of V and K of a kept slot after the merging, and whether anything came (1 or 0).  threshold is changed in place.
-// Order: ops/merge.h, in f32 whatever the element type, so f32 has the bits of the `cpu` table.  A kept slot belongs
-// to one warp, which walks the evicted slots that come to it, ascending: no atomics.
+// place in `keep` of the slot c(e) and its cosine (first: norms of keys, in bf16 1 / norm).  merged f32 [E, K,
+// max_keep, 2 D + 1]: rows of V and K of a kept slot after the merging, and whether anything came (1 or 0).  threshold
+// is changed in place.
+//
+// Order: ops/merge.h.  f32 has the bits of the `cpu` table.  In bf16 the cosines come from products on tensor cores,
+// all else is in f32.  A kept slot belongs to one warp, which walks the evicted slots that come to it, ascending: no
+// atomics.
 //
 // Launches: norms, the nearest kept slot of each evicted one (64 x 128 products at a time), for d2o the thresholds, the
 // merged rows, the compaction, and the merged rows over what it moved.  So the pages are read before anything is moved.
-// Limited by the products, 2 * K * D * evicted * kept, without tensor cores; the rest reads K and V of the evicted
-// slots once, and writes merged rows and reads them again.
+// Limited by the products, 2 * K * D * evicted * kept, in bf16 by gathering the kept keys for them; the rest reads K
+// and V of the evicted slots once, and writes merged rows and reads them again.
 #include "events.cuh"
 #include "ops/merge.h"
 #include "rng.cuh"
@@ -82,17 +85,17 @@ __global__ void __launch_bounds__(kThreads, kTileBlocks) find_nearest(const Merg
   float *const nearest = a.nearest(blockIdx.x), *const cosine = a.cosine(blockIdx.x);
   const auto key = [&](int slot) { return UnitKey<T>{key_at(a.k, pages, slot, a.head_dim), cosine[slot]}; };
   const auto evicted_slot = [&](int j) { return e.first + j + slots.kept_before(j); };
-  const KeyTile t(a.head_dim);
-  t.load_rows([&](int i) { return begin + i < evicted ? key(evicted_slot(begin + i)) : UnitKey<T>{nullptr, 0}; });
+  const KeyTile<T> t(a.head_dim);
+  t.load_rows([&](int i) { return begin + i < evicted ? key(evicted_slot(begin + i)) : UnitKey<T>{}; });
   const int row = threadIdx.x / 4, part = threadIdx.x % 4;
+  const float inverse = begin + row < evicted ? cosine[evicted_slot(begin + row)] : 0.f;
   float best = -INFINITY;
   int which = -1;
-  for (int c = 0; c < e.keep; c += KeyTile::kWidth) {
-    t.multiply(min(64, evicted - begin), e.keep - c, 1, [&](int j) {
-      return c + j < e.keep ? key(slots.keep[c + j]) : UnitKey<T>{nullptr, 0};
-    });
-    for (int i = part; begin + row < evicted && i < min(KeyTile::kWidth, e.keep - c); i += 4) {
-      const float x = t.z[row * KeyTile::kColumnStep + i];
+  for (int c = 0; c < e.keep; c += KeyTile<T>::kWidth) {
+    t.template multiply<false>(min(64, evicted - begin), e.keep - c, 1, [&](int j) { return key(slots.keep[c + j]); });
+    for (int i = part; begin + row < evicted && i < min(KeyTile<T>::kWidth, e.keep - c); i += 4) {
+      float x = t.z[row * KeyTile<T>::kColumnStep + i];
+      if (sizeof(T) == 2) x *= inverse * cosine[slots.keep[c + i]];
       if (x >= best) best = x, which = c + i;
     }
   }
@@ -360,7 +363,7 @@ void kv_merge(const KvMerge& a, Stream stream) {
       launch(op, key_norms<T>, {.grid = dim3(heads, blocks(op, row, kThreads)), .block = kThreads}, stream, events, x.k,
              x.head_dim, x.links + row, 2 * row);
       launch(op, find_nearest<T>,
-             {.grid = dim3(heads, blocks(op, row, 64)), .block = kThreads, .smem = KeyTile::bytes(head_dim)}, stream,
+             {.grid = dim3(heads, blocks(op, row, 64)), .block = kThreads, .smem = KeyTile<T>::bytes(head_dim)}, stream,
              x);
       if (a.kind == KvMergeKind::d2o)
         launch(op, next_threshold<T>, {.grid = static_cast<unsigned>(events.count), .block = 32}, stream, x);

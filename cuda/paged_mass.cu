@@ -31,17 +31,18 @@ struct MassArgs {
 // the maximum and the sum of the row, the second leaves the weights of a tile in t.z and what a weight is worth in
 // `worth`, and calls add(slot).
 template <class T, class End, class Add>
-__device__ __forceinline__ void weigh_rows(const MassArgs<T>& a, const QueryTile& t, const HeadPages& pages, int count,
-                                           int last, float (*worth)[kSlots / kAttnBlock], End end_of, Add add) {
+__device__ __forceinline__ void weigh_rows(const MassArgs<T>& a, const QueryTile<T>& t, const HeadPages& pages,
+                                           int count, int last, float (*worth)[kSlots / kAttnBlock], End end_of,
+                                           Add add) {
   const int row = threadIdx.x / kLanes, lane = threadIdx.x % kLanes, end = row < count ? end_of(row) : 0;
-  float* const z = t.z + row * QueryTile::kColumnStep;
+  float* const z = t.z + row * QueryTile<T>::kColumnStep;
   const float scale = a.scale * kLog2E;
   float top = -INFINITY, sum = 0;
   for (int pass = 0; pass < 2; pass++) {
     float so_far = -INFINITY;
     for (int begin = 0; begin < last; begin += kSlots) {
       t.multiply(count, last - begin, 1, [&](int j) {
-        return Key<T>{begin + j < last ? key_at(a.k_pages, pages, begin + j, t.head_dim) : nullptr, 0};
+        return Key<T>{key_at(a.k_pages, pages, begin + j, t.head_dim), 0};
       });
       for (int block = 0; block < kSlots && begin + block < last; block += kAttnBlock) {
         float x[kAttnBlock / kLanes], next = -INFINITY, tree = 0;
@@ -77,7 +78,7 @@ __global__ void __launch_bounds__(kThreads, kTileBlocks) weigh_slots(const MassA
   const PagedRow entry = a.queries[blockIdx.x];
   const int old = entry.slots - entry.rows, group = a.group, h = blockIdx.y, first = a.first[blockIdx.x];
   const HeadPages pages{a.page_table + entry.table_row * a.table_stride, a.kv_heads, h};
-  const QueryTile t(a.head_dim);
+  const QueryTile<T> t(a.head_dim);
   for (int row = 0; row < entry.rows * group; row += kQueries) {  // in the order (own row, head of the group)
     const int count = min(kQueries, entry.rows * group - row);
     t.load_rows([&](int i) {
@@ -92,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, kTileBlocks) weigh_slots(const MassA
       float sum = fresh ? 0.f : *mass;
       for (int i = 0; i < count; i++)
         if (slot < end_of(i))
-          sum = fmaf(t.z[i * QueryTile::kColumnStep + threadIdx.x], worth[i][threadIdx.x / kAttnBlock], sum);
+          sum = fmaf(t.z[i * QueryTile<T>::kColumnStep + threadIdx.x], worth[i][threadIdx.x / kAttnBlock], sum);
       *mass = sum;
     });
   }
@@ -121,7 +122,7 @@ void add_mass(const AttnPaged& a, Stream stream) {
     launch(op, weigh_slots<T>,
            {.grid = dim3(blocks(op, n, 1), static_cast<unsigned>(kv_heads)),
             .block = kThreads,
-            .smem = QueryTile::bytes(head_dim)},
+            .smem = QueryTile<T>::bytes(head_dim)},
            stream, args);
   });
 }

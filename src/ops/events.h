@@ -9,9 +9,11 @@
 // Sources: SnapKV (Li et al. 2024), R-KV (Cai et al. 2025), H2O (Zhang et al. 2023), TOVA (Oren et al. 2024),
 // StreamingLLM (Xiao et al. 2023).
 //
-// Order of sums: a sum over slots is a row sum whose lane is slot % 16 (absent lanes are +0), so it does not depend on
-// the pages.  Everything about an event depends on that event alone.  Scores are compared as numbers (-0 equals 0);
-// where two are equal the larger slot wins.  Kept slots are always stored in ascending order.
+// Order of sums: a product of a query or a key with a key is a chain over d ascending from +0, of fused multiply-adds
+// in f32, of k16 steps on tensor cores in bf16.  A sum over slots is a row sum whose lane is slot % 16 (absent lanes
+// are +0), so it does not depend on the pages.  Everything about an event depends on that event alone.  Scores are
+// compared as numbers (-0 equals 0); where two are equal the larger slot wins.  Kept slots are always stored in
+// ascending order.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -85,6 +87,9 @@ struct KvWindowScores {
 //   last[i] = the largest j with S[i][j] > threshold; `first` where there is none, as in the released code
 //   r[j] = (sum over i of S[i][j] - sum over i with last[i] == j of S[i][j]) / n;  R = softmax of r
 // Both sums over i are chains, i ascending; the second one goes on from the first.
+// In bf16, S[i][j] = (k[i] . k[j]) * (c[i] * c[j]), where c[i] = 1 / (sqrt(k[i] . k[i]) + 1e-8) and the sum under the
+// root is a chain of fused multiply-adds.  The first sum over i has four chains, i belongs to chain i % 8 / 2, and they
+// are added (l0 + l1) + (l2 + l3).
 struct KvRedundancy {
   Tensor score;              // stat [E, K, max_slots] acc: in and out in the candidates, the rest is left alone
   Tensor k_pages;            // act [pages, K, D, 16]

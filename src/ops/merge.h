@@ -9,7 +9,7 @@
 namespace pare {
 
 // What becomes of the evicted slots e of an event (those of [first, slots) that `keep` does not name), head by head.
-// c(e) is the kept slot with the largest s = cosine of the keys as they lie in the pages (kn of KvRedundancy; ties: the
+// c(e) is the kept slot with the largest s = cosine of the keys as they lie in the pages (S of KvRedundancy; ties: the
 // larger slot), s_e that cosine, |v| the root of the row sum of v^2.
 //
 //   lookm_pivot  every e goes to c(e);  x_c <- (x_c + sum of (x_e + x_c) / 2) / (1 + #e)     (LOOK-M, Wan et al. 2024)

@@ -1,0 +1,242 @@
+// Scores of compression events in bf16 (ops/events.h): the products of tensor cores, and the sums over them, against a
+// plain statement of their order, bit for bit; and which slots stay, against f32.
+#include <algorithm>
+#include <numeric>
+
+#include "kernel_call.h"
+#include "kv_pages.h"
+#include "ops/merge.h"
+#include "ptx_kernels.h"
+
+namespace pare::test {
+namespace {
+
+using kernel::Call;
+using kernel::from_bf16;
+using kernel::to_bf16;
+
+using Rows = std::vector<std::vector<float>>;
+
+// Rows that bf16 holds.
+Rows rows(const std::string& name, int64_t count, int64_t d) {
+  const auto v = normal(name, count * d);
+  Rows r(count, std::vector<float>(d));
+  for (int64_t i = 0; i < count * d; i++) r[i / d][i % d] = from_bf16(to_bf16(static_cast<float>(v[i])));
+  return r;
+}
+
+// left[i] . right[j]: a chain of steps of 16 products on tensor cores, channels ascending, those beyond the last zero.
+Rows dots(const Rows& left, const Rows& right) {
+  const int64_t d = std::ssize(left[0]), m = std::ssize(left), n = std::ssize(right);
+  const int64_t down = (m + 15) / 16, across = (n + 7) / 8, tiles = down * across;
+  Call t(table_kernels, DType::bf16);
+  const Tensor a = t.act_out("a", {tiles, 16, 16}), b = t.act_out("b", {tiles, 8, 16});
+  const Tensor sum = t.stat_out("sum", {tiles, 16, 8});
+  kernel::Buffer& is = t["sum"];
+  for (int64_t i = 0; i < is.size(); i++) is.set(i, 0);
+  for (int64_t k = 0; k < d; k += 16) {
+    const auto fill = [&](const char* name, const Rows& from, int64_t height, auto first_of) {
+      kernel::Buffer& to = t[name];
+      for (int64_t i = 0; i < to.size(); i++) {
+        const int64_t row = first_of(i / (16 * height)) + i / 16 % height, c = k + i % 16;
+        to.set(i, row < std::ssize(from) && c < d ? from[row][c] : 0);
+      }
+    };
+    fill("a", left, 16, [&](int64_t tile) { return tile / across * 16; });
+    fill("b", right, 8, [&](int64_t tile) { return tile % across * 8; });
+    ptx::multiply(sum.as<float>(), static_cast<const uint16_t*>(a.data), static_cast<const uint16_t*>(b.data),
+                  static_cast<int>(tiles));
+  }
+  t.all();  // waits
+  Rows z(m, std::vector<float>(n));
+  for (int64_t i = 0; i < m; i++)
+    for (int64_t j = 0; j < n; j++)
+      z[i][j] = static_cast<float>(is.get((i / 16 * across + j / 8) * 128 + i % 16 * 8 + j % 8));
+  return z;
+}
+
+// dot * (1 / |left| * 1 / |right|)
+Rows cosines(const Rows& left, const Rows& right) {
+  const auto inverse = [](const std::vector<float>& k) {
+    float sum = 0;
+    for (float x : k) sum = std::fma(x, x, sum);
+    return 1.f / (std::sqrt(sum) + 1e-8f);
+  };
+  Rows z = dots(left, right);
+  for (size_t i = 0; i < left.size(); i++)
+    for (size_t j = 0; j < right.size(); j++) z[i][j] *= inverse(left[i]) * inverse(right[j]);
+  return z;
+}
+
+// One event of one key head.
+struct Scene {
+  KvEvent event;
+  Rows keys, queries;  // [slots], [window * heads]
+  int64_t heads = 1;
+  KvPages pages = KvPages({event.slots, 40});  // of the other sequence nothing is used
+
+  int64_t d() const { return std::ssize(keys[0]); }
+  int32_t window() const { return static_cast<int32_t>(std::ssize(queries) / heads); }
+  KvWork work() const { return kv_work(&event, 1); }
+  Tensor events(Call& t) const { return t.index("events", {1, 5}, flat(std::vector{event})); }
+  Tensor src_pages(Call& t) const {
+    return t.index("src_pages", {1, pages.per_row}, {pages.table.begin(), pages.table.begin() + pages.per_row});
+  }
+  Tensor k_pages(Call& t) const {
+    const Tensor k = t.act_out("k_pages", {pages.count, 1, d(), 16});
+    kernel::Buffer& to = t["k_pages"];
+    for (int32_t s = 0; s < event.slots; s++)
+      for (int64_t c = 0; c < d(); c++) to.set((pages.page(0, s) * d() + c) * 16 + s % 16, keys[s][c]);
+    return k;
+  }
+};
+
+void window_scores(Call& t, const Scene& s, GqaAgg aggregate, SoftmaxSpan span, int32_t kernel, float scale) {
+  KvWindowScores a{};
+  a.score = t.stat_out("score", {1, 1, s.event.slots});
+  a.windows = t.act_out("windows", {s.window(), s.heads, s.d()});
+  for (int64_t i = 0; i < a.windows.size(); i++) t["windows"].set(i, s.queries[i / s.d()][i % s.d()]);
+  a.k_pages = s.k_pages(t), a.src_pages = s.src_pages(t), a.events = s.events(t), a.work = s.work();
+  a.window = s.window(), a.aggregate = aggregate, a.span = span, a.pool = Pool::max, a.kernel = kernel, a.scale = scale;
+  t.table.kv_window_scores(a, {});
+}
+
+// The score that is there is changed.
+void redundancy(Call& t, const Scene& s, float lambda, float threshold) {
+  KvRedundancy a{};
+  a.score = t["score"].tensor(), a.k_pages = s.k_pages(t), a.src_pages = s.src_pages(t), a.events = s.events(t);
+  a.work = s.work(), a.lambda = lambda, a.threshold = threshold;
+  a.workspace = t.stat_out("workspace", {1, 1, 4, s.pages.per_row * 16});
+  t.table.kv_redundancy(a, {});
+}
+
+const std::pair<int64_t, KvEvent> kCases[] = {{20, {301, 37, 6, 160, 0}},
+                                              {64, {150, 5, 9, 20, 0}},
+                                              {80, {64, 0, 3, 3, 0}},
+                                              {128, {150, 5, 9, 90, 0}},
+                                              {256, {301, 37, 6, 160, 0}}};
+
+TEST(CudaEvents, RedundancyIsOfTensorCoreProductsInFourChains) {
+  const float threshold = 0.12f;
+  for (const auto& [d, e] : kCases) {
+    const Scene s{e, rows("keys", e.slots, d), {}};
+    Call t(table_kernels, DType::bf16);
+    t.stat("score", {1, 1, e.slots});
+    redundancy(t, s, 0.25f, threshold);
+    const Rows z = cosines(s.keys, s.keys);
+    const auto similarity = [&](int i, int j) { return i == j ? 0.f : z[i][j]; };
+    std::vector<float> sum(e.slots), similar(e.slots);
+    std::vector<int> last(e.slots);
+    int found = 0;
+    for (int j = e.first; j < e.slots; j++) {
+      float chain[4] = {};
+      for (int i = e.first; i < e.slots; i++) {
+        const float x = similarity(i, j);
+        chain[i % 8 / 2] += x;
+        if (x > threshold || i == e.first) last[j] = i, similar[j] = x;
+      }
+      sum[j] = (chain[0] + chain[1]) + (chain[2] + chain[3]);
+      found += similar[j] > threshold;
+    }
+    EXPECT_GT(found, e.slots / 2) << "a threshold that means something";
+    for (int j = e.first; j < e.slots; j++) {
+      float r = sum[j];
+      for (int i = e.first; i < e.slots; i++)
+        if (last[i] == j) r -= similar[i];
+      const auto is = [&](int row) { return static_cast<float>(t["workspace"].get(row * s.pages.per_row * 16 + j)); };
+      const std::string where = cat("slot ", j, " of ", e.slots, " with ", d, " channels");
+      ASSERT_EQ(is(0), sum[j]) << where;
+      ASSERT_EQ(is(1), last[j]) << where;
+      ASSERT_EQ(is(2), similar[j]) << where;
+      ASSERT_EQ(is(3), r / static_cast<float>(e.slots - e.first)) << where;
+    }
+  }
+}
+
+// Logits that are chains of tensor-core products, and from there on f32: keys that are the logits themselves, of which
+// each query has a channel, give the same scores.
+TEST(CudaEvents, WindowScoresAreOfTensorCoreProducts) {
+  for (const auto& [d, e] : kCases)
+    for (const auto& [aggregate, span] : {std::pair{GqaAgg::max_logit, SoftmaxSpan::exclude_window},
+                                          {GqaAgg::mean_logit, SoftmaxSpan::include_window},
+                                          {GqaAgg::mean_prob, SoftmaxSpan::include_window}}) {
+      const int64_t heads = 6, queries = heads * e.recent;
+      const float scale = 1 / std::sqrt(static_cast<float>(d));
+      const Scene s{e, rows("keys", e.slots, d), rows("queries", queries, d), heads};
+      Call t(table_kernels, DType::bf16);
+      window_scores(t, s, aggregate, span, 5, scale);
+      Rows logits = dots(s.keys, s.queries), channels(queries, std::vector<float>(queries));
+      for (auto& row : logits)
+        for (float& x : row) x *= scale;
+      for (int64_t i = 0; i < queries; i++) channels[i][i] = 1;
+      Call f32(table_cpu, DType::f32);
+      window_scores(f32, {e, logits, channels, heads}, aggregate, span, 5, 1);
+      ASSERT_EQ(t["score"].bits(), f32["score"].bits()) << e.slots << " slots, " << d << " channels";
+    }
+}
+
+TEST(CudaEvents, TheNearestKeptSlotIsByTensorCoreProducts) {
+  for (const auto& [d, e] : kCases) {
+    Scene s{e, rows("keys", e.slots, d), {}};
+    for (int i = 0; i < e.slots; i++) s.keys[i] = s.keys[i - i % 3];  // ties
+    std::vector<int32_t> keep(e.slots - e.first);
+    std::iota(keep.begin(), keep.end(), e.first);
+    const auto rank = below(cat("keep", e.slots), e.slots, 1 << 30);
+    std::stable_sort(keep.begin(), keep.end() - e.recent, [&](int i, int j) { return rank[i] < rank[j]; });
+    keep.erase(keep.begin() + e.keep - e.recent, keep.end() - e.recent);
+    std::sort(keep.begin(), keep.end());
+    Call t(table_kernels, DType::bf16);
+    KvMerge a{};
+    KvCompact& c = a.compact;
+    c.k_pages = s.k_pages(t), c.v_pages = t.act("v_pages", {s.pages.count, 1, 16, d});
+    c.pos_pages = t.index("pos_pages", {s.pages.count, 1, 16}, std::vector<int32_t>(s.pages.count * 16));
+    c.keep = t.index("keep", {1, 1, e.keep}, keep), c.src_pages = c.dst_pages = s.src_pages(t);
+    c.events = s.events(t), c.work = s.work();
+    a.kind = KvMergeKind::value, a.keys = MergeKeys::none;
+    a.links = t.stat_out("links", {1, 1, 2, s.pages.per_row * 16});
+    a.merged = t.stat_scratch({1, 1, e.keep, 2 * d + 1});
+    t.table.kv_merge(a, {});
+    const Rows z = cosines(s.keys, s.keys);
+    for (int i = e.first; i < e.slots; i++) {
+      if (std::binary_search(keep.begin(), keep.end(), i)) continue;
+      int best = 0;
+      for (int j = 0; j < e.keep; j++)
+        if (z[i][keep[j]] >= z[i][keep[best]]) best = j;
+      ASSERT_EQ(t["links"].get(i), best) << i << " of " << e.slots << " slots, " << d << " channels";
+      ASSERT_EQ(static_cast<float>(t["links"].get(s.pages.per_row * 16 + i)), z[i][keep[best]]);
+    }
+  }
+}
+
+// R-KV in bf16 keeps what it keeps with the same keys in f32.
+TEST(CudaEvents, KeptSetsAreThoseOfF32) {
+  int same = 0, differing = 0;
+  const int seeds = 40, directions = 24;
+  for (int seed = 0; seed < seeds; seed++) {
+    const KvEvent e{200, 0, 8, 150, 0};
+    const int64_t d = 64;
+    // As keys of a head are: a mean, and bunches about it.
+    const Rows mean = rows(cat("mean", seed), 1, d), bunch = rows(cat("bunch", seed), directions, d);
+    Rows keys = rows(cat("noise", seed), e.slots, d);
+    const auto which = below(cat("which", seed), e.slots, directions);
+    for (int i = 0; i < e.slots; i++)
+      for (int64_t c = 0; c < d; c++)
+        keys[i][c] = from_bf16(to_bf16(1.2f * mean[0][c] + 0.9f * bunch[which[i]][c] + 0.6f * keys[i][c]));
+    const Scene s{e, keys, rows(cat("queries", seed), 8 * 2, d), 2};
+    std::vector<int32_t> kept[2];
+    for (int i = 0; i < 2; i++) {
+      Call t(i ? table_kernels : table_cpu, i ? DType::bf16 : DType::f32);
+      window_scores(t, s, GqaAgg::max_logit, SoftmaxSpan::exclude_window, 7, 1 / std::sqrt(static_cast<float>(d)));
+      redundancy(t, s, 0.1f, seed % 2 ? 0.5f : 0.8f);
+      t.table.kv_select({t.index("keep", {1, 1, e.keep}, {}), t["score"].tensor(), s.events(t), s.work(), false}, {});
+      for (int k = 0; k < e.keep; k++) kept[i].push_back(static_cast<int32_t>(t["keep"].get(k)));
+    }
+    std::vector<int32_t> lost;
+    std::set_difference(kept[0].begin(), kept[0].end(), kept[1].begin(), kept[1].end(), std::back_inserter(lost));
+    same += lost.empty(), differing += static_cast<int>(lost.size());
+  }
+  EXPECT_GE(same, 40) << differing << " slots differ";
+}
+
+}  // namespace
+}  // namespace pare::test
