@@ -3,8 +3,8 @@
 #pragma once
 #include <type_traits>
 
-#include "common.cuh"
 #include "ops/attention.h"
+#include "softmax.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -66,16 +66,6 @@ struct Matrix {  // [rows, heads, D], heads contiguous
   T* p;
   int64_t stride;  // between rows, in elements
   __device__ __forceinline__ T* row(int64_t r) const { return p + r * stride; }
-};
-
-// What slots weigh.  scale: of q.k, with log2(e).
-struct Softmax {
-  float scale;
-  __device__ __forceinline__ float score(float dot) const { return dot * scale; }
-  // Relative to a slot with the score `max`.
-  __device__ __forceinline__ float weight(float dot, float max) const { return exp2_f32(fmaf(dot, scale, -max)); }
-  // The same in bf16.
-  __device__ __forceinline__ float cubic(float dot, float max) const { return exp2_cubic(fmaf(dot, scale, -max)); }
 };
 
 template <class T>

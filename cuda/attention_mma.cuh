@@ -59,23 +59,9 @@ __device__ __forceinline__ void add_weighted(Accumulator<kC>& sum, const Accumul
   }
 }
 
-constexpr int kBlock16 = 128, kCut16 = 1024;  // slots of a block and of a cut of dense rows
-// Does a cut end before block i?
-__device__ __forceinline__ bool ends_cut(int i) { return i > 0 && i % (kCut16 / kBlock16) == 0; }
 constexpr float kRise =
     64;  // log2 units: a page whose largest score is as much higher sets what weights are relative to
 
-// What sums over the slots so far and those of a cut count together.
-struct CutFactors {
-  float before, cut;
-};
-// top, sum: of the cuts so far, then with another.
-__device__ __forceinline__ CutFactors merge_cut(float& top, float& sum, float cut_top, float cut_sum) {
-  const float next = fmaxf(top, cut_top);
-  const CutFactors f{exp2_f32(top - next), exp2_f32(cut_top - next)};
-  top = next, sum = sum * f.before + cut_sum * f.cut;
-  return f;
-}
 // `largest`: the largest score of the next listed page of a row.  What sums so far count from there on.
 __device__ __forceinline__ float rise(float& top, float largest) {
   if (!(largest > top + kRise)) return 1;

@@ -161,7 +161,7 @@ struct DotTile {
 // elements between lines keep the eight that ldmatrix reads at once in other banks.
 template <int kRows, int kColumns>
 struct DotTile<bf16, kRows, kColumns> {
-  static constexpr int kDepth = 64, kPad = 8;
+  static constexpr int kDepth = 8192 / kColumns, kPad = 8;
   static constexpr int kDown = kRows / 16, kAcross = kWarps / kDown;  // warps
   static constexpr int kOwn = kColumns / kAcross;                     // columns of a warp
   static constexpr int kRowStep = kRows + kPad, kLineStep = kColumns + kPad, kColumnStep = kColumns + 8;

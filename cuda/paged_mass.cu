@@ -2,14 +2,15 @@
 //
 // k_pages [pages, K, D, 16], q [N, H, D] act, D <= 256, at most 16 query heads a key head; mass_pages [pages, K, 16]
 // f32.  The mass of slots past `first` is added to, that of new slots overwritten; nothing else is.
-// Order: AttnPaged, in f32 whatever the element type, so f32 has the bits of the `cpu` table.
+// Order: AttnPaged.  f32 has the bits of the `cpu` table; in bf16 products are on tensor cores, all else in f32.
 //
 // A thread block has a key head of an entry, 16 query rows at a time, a tile of 256 slots at a time.  It walks the keys
-// twice: the online softmax of blocks of 64, then its weights, the products being computed anew.  Sums over queries are
-// continued in mass_pages, each slot by one thread.
-// Bytes: K twice for every 16 rows, from L2 but for the first; limited by fused multiply-adds, 2 * H * D * rows * slots
-// a pass.  A long prefill is walked by few blocks, one a key head and sequence.
+// twice: the online softmax, then its weights, the products being computed anew.  Sums over queries are continued in
+// mass_pages, each slot by one thread.
+// Bytes: K twice for every 16 rows, from L2 but for the first; limited by latency, in f32 by fused multiply-adds, 2 * H
+// * D * rows * slots a pass.  A long prefill is walked by few blocks, one a key head and sequence.
 #include "events.cuh"
+#include "softmax.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -27,38 +28,63 @@ struct MassArgs {
   float scale;
 };
 
-// The online softmax of up to 16 rows over the slots [0, end(row)), a row a half warp, in two passes: the first gives
-// the maximum and the sum of the row, the second leaves the weights of a tile in t.z and what a weight is worth in
-// `worth`, and calls add(slot).
+template <class T>
+constexpr int kBlock = sizeof(T) == 2 ? kBlock16 : kAttnBlock;  // slots of a block of the online softmax
+template <class T>
+using Worth = float[kQueries][kSlots / kBlock<T>];  // of a weight of a row in each block of a tile
+
+// The online softmax of up to 16 rows over the slots [0, end(row)), where end ascends with the row, a row a half warp,
+// in two passes: the first gives the maximum and the sum of the row, the second leaves the weights of a tile in t.z and
+// what a weight is worth in `worth`, and calls add(slot).
 template <class T, class End, class Add>
 __device__ __forceinline__ void weigh_rows(const MassArgs<T>& a, const QueryTile<T>& t, const HeadPages& pages,
-                                           int count, int last, float (*worth)[kSlots / kAttnBlock], End end_of,
-                                           Add add) {
+                                           int count, int last, Worth<T>& worth, End end_of, Add add) {
+  constexpr bool k16 = sizeof(T) == 2;
+  constexpr int kOwn = kBlock<T> / kLanes;
   const int row = threadIdx.x / kLanes, lane = threadIdx.x % kLanes, end = row < count ? end_of(row) : 0;
   float* const z = t.z + row * QueryTile<T>::kColumnStep;
-  const float scale = a.scale * kLog2E;
-  float top = -INFINITY, sum = 0;
+  const Softmax softmax{a.scale * kLog2E};
+  float top = -INFINITY, sum = 0;  // of the row; in bf16 lane 0 has the sum
   for (int pass = 0; pass < 2; pass++) {
-    float so_far = -INFINITY;
+    float so_far = -INFINITY, part = 0;  // of the cut; part: what each of four lanes adds up
     for (int begin = 0; begin < last; begin += kSlots) {
       t.multiply(count, last - begin, 1, [&](int j) {
         return Key<T>{key_at(a.k_pages, pages, begin + j, t.head_dim), 0};
       });
-      for (int block = 0; block < kSlots && begin + block < last; block += kAttnBlock) {
-        float x[kAttnBlock / kLanes], next = -INFINITY, tree = 0;
-        for (int i = 0; i < kAttnBlock / kLanes; i++) {
-          const int j = block + lane + i * kLanes, slot = begin + j;
-          x[i] = slot < end ? z[j] : -INFINITY;
-          next = fmaxf(next, x[i] * scale);
+      for (int block = 0; block < kSlots && begin + block < last; block += kBlock<T>) {
+        if (k16 && ends_cut((begin + block) / kBlock16)) {
+          if (pass == 0) merge_cut(top, sum, so_far, quad_sum(part));
+          so_far = -INFINITY, part = 0;
+        }
+        const int from = block + lane, visible = end - begin;
+        float x[kOwn], next = -INFINITY;
+        for (int i = 0; i < kOwn; i++) {
+          x[i] = from + i * kLanes < visible ? z[from + i * kLanes] : -INFINITY;
+          next = fmaxf(next, softmax.score(x[i]));
         }
         next = fmaxf(so_far, lanes_max(next));
-        for (int i = 0; i < kAttnBlock / kLanes; i++) tree += x[i] = exp2_f32(fmaf(x[i], scale, -next));
-        if (pass == 0) {
+        for (int i = 0; i < kOwn; i++) {
+          const float weight = k16 ? softmax.cubic(x[i], next) : softmax.weight(x[i], next);
+          x[i] = from + i * kLanes < visible ? weight : 0.f;
+          if (k16 || pass == 1) z[from + i * kLanes] = x[i];
+        }
+        const float fix = next > so_far ? exp2_f32(so_far - next) : 1.f;
+        if (pass == 0 && k16) {
+          __syncwarp();
+          float more = 0;
+          if (lane < 4)
+            for (int j = block + 2 * lane; j < block + kBlock<T>; j += 8) {
+              const float2 two = *reinterpret_cast<const float2*>(z + j);
+              more += two.x, more += two.y;
+            }
+          part = part * fix + more;
+        } else if (pass == 0) {
+          float tree = 0;
+          for (float weight : x) tree += weight;
           tree = lanes_sum(tree);
-          sum = begin + block ? fmaf(sum, exp2_f32(so_far - next), tree) : tree;
-        } else {
-          for (int i = 0; i < kAttnBlock / kLanes; i++) z[block + lane + i * kLanes] = x[i];
-          if (lane == 0) worth[row][block / kAttnBlock] = exp2_f32(next - top) / sum;
+          sum = begin + block ? fmaf(sum, fix, tree) : tree;
+        } else if (lane == 0) {
+          worth[row][block / kBlock<T>] = k16 ? exp2_f32(next - top) * (1.f / sum) : exp2_f32(next - top) / sum;
         }
         so_far = next;
       }
@@ -67,14 +93,18 @@ __device__ __forceinline__ void weigh_rows(const MassArgs<T>& a, const QueryTile
       const int slot = begin + static_cast<int>(threadIdx.x);
       if (slot < last) add(slot);
     }
-    top = so_far;
+    if (pass == 1) return;
+    if (k16)
+      merge_cut(top, sum, so_far, quad_sum(part));
+    else
+      top = so_far;
   }
 }
 
 // blockIdx.x is the entry, blockIdx.y the key head.
 template <class T>
 __global__ void __launch_bounds__(kThreads, kTileBlocks) weigh_slots(const MassArgs<T> a) {
-  __shared__ float worth[kQueries][kSlots / kAttnBlock];
+  __shared__ Worth<T> worth;
   const PagedRow entry = a.queries[blockIdx.x];
   const int old = entry.slots - entry.rows, group = a.group, h = blockIdx.y, first = a.first[blockIdx.x];
   const HeadPages pages{a.page_table + entry.table_row * a.table_stride, a.kv_heads, h};
@@ -93,7 +123,7 @@ __global__ void __launch_bounds__(kThreads, kTileBlocks) weigh_slots(const MassA
       float sum = fresh ? 0.f : *mass;
       for (int i = 0; i < count; i++)
         if (slot < end_of(i))
-          sum = fmaf(t.z[i * QueryTile<T>::kColumnStep + threadIdx.x], worth[i][threadIdx.x / kAttnBlock], sum);
+          sum = fmaf(t.z[i * QueryTile<T>::kColumnStep + threadIdx.x], worth[i][threadIdx.x / kBlock<T>], sum);
       *mass = sum;
     });
   }

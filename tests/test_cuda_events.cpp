@@ -1,6 +1,9 @@
-// Scores of compression events in bf16 (ops/events.h): the products of tensor cores, and the sums over them, against a
-// plain statement of their order, bit for bit; and which slots stay, against f32.
+// Scores of compression events in bf16 (ops/events.h) and the attention that slots receive (ops/paged.h): products of
+// tensor cores, and the sums over them, against a plain statement of their order, bit for bit; and which slots stay,
+// against f32.
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "kernel_call.h"
@@ -236,6 +239,164 @@ TEST(CudaEvents, KeptSetsAreThoseOfF32) {
     same += lost.empty(), differing += static_cast<int>(lost.size());
   }
   EXPECT_GE(same, 40) << differing << " slots differ";
+}
+
+// ---- the attention that slots receive
+
+constexpr int64_t kHeads = 3;  // of the one key head
+
+// Whose last `rows` slots are new.
+struct Sequence {
+  int32_t rows, slots, first;
+  Rows keys, queries;
+  Sequence(int32_t rows, int32_t slots, int32_t first, int64_t d)
+      : rows(rows),
+        slots(slots),
+        first(first),
+        keys(test::rows(cat("keys of ", slots), slots, d)),
+        queries(test::rows(cat("queries of ", slots), rows * kHeads, d)) {}
+  float before(int slot) const { return static_cast<float>(slot % 7); }  // the mass that an old slot has
+};
+float scale_of(const Sequence& s) { return 1.5f / std::sqrt(static_cast<float>(s.keys[0].size())); }
+
+struct Paged {
+  Call t;
+  std::vector<Sequence> list;
+  KvPages pages;
+
+  Paged(const Table& table, DType act, std::vector<Sequence> l) : t(table, act), list(std::move(l)) {
+    const int64_t d = std::ssize(list[0].keys[0]);
+    std::vector<int32_t> slots;
+    for (const Sequence& s : list) slots.push_back(s.slots);
+    pages = KvPages(slots);
+    t.act_out("k_pages", {pages.count, 1, d, 16}), t.act("v_pages", {pages.count, 1, 16, d});
+    t.stat_out("mass_pages", {pages.count, 1, 16});
+    kernel::Buffer &k = t["k_pages"], &mass = t["mass_pages"];
+    for (size_t i = 0; i < list.size(); i++)
+      for (int32_t s = 0; s < list[i].slots; s++) {
+        for (int64_t c = 0; c < d; c++) k.set((pages.page(i, s) * d + c) * 16 + s % 16, list[i].keys[s][c]);
+        if (s >= list[i].first && s < list[i].slots - list[i].rows)
+          mass.set(pages.page(i, s) * 16 + s % 16, list[i].before(s));
+      }
+  }
+  // Of the rows of each sequence those from `begin` on, at most `count`.
+  void attend(int32_t begin = 0, int32_t count = 1 << 20) {
+    const int64_t d = std::ssize(list[0].keys[0]), n = std::ssize(list);
+    std::vector<PagedRow> queries;
+    std::vector<int32_t> first;
+    Rows q;
+    AttnPaged a{};
+    for (const Sequence& s : list) {
+      const int32_t rows = std::min(s.rows - begin, count), slots = s.slots - s.rows + begin + rows;
+      queries.push_back(
+          {static_cast<int32_t>(std::ssize(q) / kHeads), rows, slots, static_cast<int32_t>(first.size())});
+      q.insert(q.end(), s.queries.begin() + begin * kHeads, s.queries.begin() + (begin + rows) * kHeads);
+      first.push_back(s.first);
+      a.pairs += int64_t{rows} * (slots - rows) + int64_t{rows} * (rows + 1) / 2, a.slots += slots;
+    }
+    const int64_t rows = std::ssize(q) / kHeads;
+    a.q = t.act_out("q", {rows, kHeads, d}), a.o = t.act_out("o", {rows, kHeads, d});
+    kernel::Buffer& to = t["q"];
+    for (int64_t i = 0; i < to.size(); i++) to.set(i, q[i / d][i % d]);
+    a.k_pages = t["k_pages"].tensor(), a.v_pages = t["v_pages"].tensor();
+    a.page_table = t.index("page_table", {n, pages.per_row}, pages.table);
+    a.queries = t.index("queries", {n, 4}, flat(queries)), a.scale = scale_of(list[0]);
+    a.mass_pages = t["mass_pages"].tensor(), a.first = t.index("first", {n}, first);
+    t.table.attn_paged(a, {});
+  }
+  std::vector<double> mass(size_t i) {
+    const kernel::Buffer& mass = t["mass_pages"];
+    std::vector<double> v;
+    for (int32_t s = list[i].first; s < list[i].slots; s++) v.push_back(mass.get(pages.page(i, s) * 16 + s % 16));
+    return v;
+  }
+};
+
+// 2^x as attention in bf16 takes it of maxima, and of weights.
+float exp2_accurate(float x) {
+  Call t(table_kernels, DType::f32);
+  const Tensor y = t.stat_out("x", {1});
+  t["x"].set(0, x);
+  ptx::exp2_in_place(y.as<float>(), 1);
+  return static_cast<float>(t["x"].get(0));
+}
+float exp2_cubic(float x) {
+  x = std::max(x, -126.f);
+  const float n = std::nearbyint(x), r = x - n;
+  const float q = std::fma(std::fma(0x1.c2a214p-5f, r, 0x1.f00c4ep-3f), r, 0x1.62f5fap-1f);
+  return std::ldexp(std::fma(q, r, 1.f), static_cast<int>(n));
+}
+
+std::vector<double> masses(const Sequence& s) {
+  const int old = s.slots - s.rows;
+  const float inf = std::numeric_limits<float>::infinity(), scale = scale_of(s) * 0x1.715476p0f;
+  std::vector<float> mass(s.slots);
+  for (int slot = 0; slot < old; slot++) mass[slot] = s.before(slot);
+  const Rows z = dots(s.queries, s.keys);
+  for (int row = 0; row < std::ssize(s.queries); row++) {  // (own row, head of the group)
+    const int end = old + row / static_cast<int>(kHeads) + 1;
+    std::vector<float> weight(end), top;  // top: by block
+    float all_top = -inf, all = 0;
+    for (int cut = 0; cut < end; cut += 1024) {
+      float m = -inf, lanes[4] = {};
+      for (int block = cut; block < std::min(cut + 1024, end); block += 128) {
+        const float before = m;
+        for (int i = block; i < std::min(block + 128, end); i++) m = std::max(m, z[row][i] * scale);
+        float part[4] = {};
+        for (int i = block; i < std::min(block + 128, end); i++)
+          part[i % 8 / 2] += weight[i] = exp2_cubic(std::fma(z[row][i], scale, -m));
+        const float fix = exp2_accurate(before - m);
+        for (int l = 0; l < 4; l++) lanes[l] = lanes[l] * fix + part[l];
+        top.push_back(m);
+      }
+      const float sum = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]), next = std::max(all_top, m);
+      all = cut == 0 ? sum : all * exp2_accurate(all_top - next) + sum * exp2_accurate(m - next);
+      all_top = next;
+    }
+    for (int block = 0; block < end; block += 128) {
+      const float worth = exp2_accurate(top[block / 128] - all_top) * (1.f / all);
+      for (int i = block; i < std::min(block + 128, end); i++) mass[i] = std::fma(weight[i], worth, mass[i]);
+    }
+  }
+  return {mass.begin() + s.first, mass.end()};
+}
+
+TEST(CudaEvents, MassesAreTheWeightsOfAttention) {
+  for (int64_t d : {20, 128}) {
+    Paged p(table_kernels, DType::bf16,
+            {{1, 2100, 5, d}, {7, 1028, 16, d}, {9, 129, 0, d}, {1, 1024, 0, d}, {1, 1025, 37, d}, {3, 3, 0, d}});
+    p.attend();
+    for (size_t i = 0; i < p.list.size(); i++)
+      EXPECT_EQ(p.mass(i), masses(p.list[i])) << p.list[i].slots << " slots, " << d << " channels";
+  }
+}
+
+// Against sums in double.  Each row gives 1 in all, whatever its weights are.
+TEST(CudaEvents, MassesAreThoseOfRef) {
+  const std::vector<Sequence> list = {{1, 2100, 0, 64}, {23, 300, 0, 64}, {5, 5, 0, 64}};
+  Paged is(table_kernels, DType::bf16, list), should(table_ref, DType::f64, list);
+  is.attend(), should.attend();
+  for (size_t i = 0; i < list.size(); i++) {
+    const Sequence& s = list[i];
+    const std::vector<double> got = is.mass(i), exact = should.mass(i);
+    double given = 0;
+    for (int slot = 0; slot < s.slots; slot++) {
+      const double old = slot < s.slots - s.rows ? s.before(slot) : 0;
+      given += got[slot] - old;
+      ASSERT_NEAR(got[slot], exact[slot], 2e-4 * (exact[slot] - old) + 1e-6 * exact[slot]) << slot << " of " << s.slots;
+    }
+    EXPECT_NEAR(given, static_cast<double>(s.rows * kHeads), 1e-5 * s.rows * kHeads);
+  }
+}
+
+// Not of how many rows come at once, of what else does, or of where the pages lie.
+TEST(CudaEvents, MassesDependOnTheSequenceAlone) {
+  const Sequence one(21, 1040, 5, 20);
+  Paged together(table_kernels, DType::bf16, {{2, 40, 0, 20}, one, {30, 300, 16, 20}}),
+      alone(table_kernels, DType::bf16, {one});
+  together.attend();
+  for (int32_t begin : {0, 1, 13}) alone.attend(begin, begin == 0 ? 1 : begin == 1 ? 12 : 8);
+  EXPECT_EQ(alone.mass(0), together.mass(1));
 }
 
 }  // namespace

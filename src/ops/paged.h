@@ -64,7 +64,8 @@ struct AttnPaged {
   int32_t block = 0;   // slots of a block: 4 or 16
   // The attention that every slot receives (H2O), added up: mass[slot] = fma(p, f, mass[slot]), where p = 2^(score - m)
   // is the slot's weight in its block of the online softmax, m the maximum so far, and f = 2^(m - M) / sum with the
-  // maximum and the sum of the whole row.  One chain over the rows of the entry ascending, then over the query heads of
+  // maximum and the sum of the whole row.  In bf16, p is the weight before it is rounded, m the maximum so far in the
+  // cut, and f = 2^(m - M) * (1 / sum).  One chain over the rows of the entry ascending, then over the query heads of
   // the group ascending, continued from what the slot holds; slots that are new in this pass start from 0.  So prefill
   // in pieces gives the same sums.  Not together with lists of blocks.
   Tensor mass_pages = {};  // stat [pages, K, 16] acc, or absent; slots below `first` are neither read nor written

@@ -1,0 +1,33 @@
+// What slots weigh in attention (list.h): shared by its kernels and by that of the masses of slots.
+#pragma once
+#include "common.cuh"
+
+namespace pare::PARE_CUDA {
+
+constexpr int kBlock16 = 128, kCut16 = 1024;  // slots of a block and of a cut of dense rows in bf16
+// Does a cut end before block i?
+__device__ __forceinline__ bool ends_cut(int i) { return i > 0 && i % (kCut16 / kBlock16) == 0; }
+
+// scale: of q.k, with log2(e).
+struct Softmax {
+  float scale;
+  __device__ __forceinline__ float score(float dot) const { return dot * scale; }
+  // Relative to a slot with the score `max`.
+  __device__ __forceinline__ float weight(float dot, float max) const { return exp2_f32(fmaf(dot, scale, -max)); }
+  // The same in bf16.
+  __device__ __forceinline__ float cubic(float dot, float max) const { return exp2_cubic(fmaf(dot, scale, -max)); }
+};
+
+// What sums over the slots so far and those of a cut count together.
+struct CutFactors {
+  float before, cut;
+};
+// top, sum: of the cuts so far, then with another.
+__device__ __forceinline__ CutFactors merge_cut(float& top, float& sum, float cut_top, float cut_sum) {
+  const float next = fmaxf(top, cut_top);
+  const CutFactors f{exp2_f32(top - next), exp2_f32(cut_top - next)};
+  top = next, sum = sum * f.before + cut_sum * f.cut;
+  return f;
+}
+
+}  // namespace pare::PARE_CUDA
