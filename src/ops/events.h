@@ -9,11 +9,10 @@
 // Sources: SnapKV (Li et al. 2024), R-KV (Cai et al. 2025), H2O (Zhang et al. 2023), TOVA (Oren et al. 2024),
 // StreamingLLM (Xiao et al. 2023).
 //
-// Order of sums: a product of a query or a key with a key is a chain over d ascending from +0, of fused multiply-adds
-// in f32, of k16 steps on tensor cores in bf16.  A sum over slots is a row sum whose lane is slot % 16 (absent lanes
-// are +0), so it does not depend on the pages.  Everything about an event depends on that event alone.  Scores are
-// compared as numbers (-0 equals 0); where two are equal the larger slot wins.  Kept slots are always stored in
-// ascending order.
+// Order of sums: products of queries and keys, and of keys, are those of attention.  A sum over slots is a row sum
+// whose lane is slot % 16 (absent lanes are +0), so it does not depend on the pages.  Everything about an event depends
+// on that event alone.  Scores are compared as numbers (-0 equals 0); where two are equal the larger slot wins.  Kept
+// slots are always stored in ascending order.
 #pragma once
 #include <array>
 #include <cstdint>
