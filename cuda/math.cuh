@@ -38,8 +38,8 @@ __device__ __forceinline__ float exp2_f32(float x) {
 }
 constexpr float kLog2E = 0x1.715476p0f;
 
-// 2^x for x < 127 within 1.02e-4 of it: the weights of attention in bf16, which are rounded to 2^-9 anyway.  2^0 is 1: a
-// constant term that is not would be multiplied in at every block.  Below -126 the result is 2^-126; of NaN it is
+// 2^x for x < 127 within 1.02e-4 of it: the weights of attention in bf16, which are rounded to 2^-9 anyway.  2^0 is 1:
+// a constant term that is not would be multiplied in at every block.  Below -126 the result is 2^-126; of NaN it is
 // nothing that bf16 rounds to a finite number.  x = n + r, 2^r = 1 + r q(r).
 __device__ __forceinline__ float exp2_cubic(float x) {
   x = x < -126.f ? -126.f : x;

@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 
+#include "exponentials.h"
 #include "kernel_call.h"
 #include "kv_pages.h"
 #include "ops/merge.h"
@@ -15,6 +16,8 @@ namespace pare::test {
 namespace {
 
 using kernel::Call;
+using kernel::exp2_accurate;
+using kernel::exp2_cubic;
 using kernel::from_bf16;
 using kernel::to_bf16;
 
@@ -311,21 +314,6 @@ struct Paged {
     return v;
   }
 };
-
-// 2^x as attention in bf16 takes it of maxima, and of weights.
-float exp2_accurate(float x) {
-  Call t(table_kernels, DType::f32);
-  const Tensor y = t.stat_out("x", {1});
-  t["x"].set(0, x);
-  ptx::exp2_in_place(y.as<float>(), 1);
-  return static_cast<float>(t["x"].get(0));
-}
-float exp2_cubic(float x) {
-  x = std::max(x, -126.f);
-  const float n = std::nearbyint(x), r = x - n;
-  const float q = std::fma(std::fma(0x1.c2a214p-5f, r, 0x1.f00c4ep-3f), r, 0x1.62f5fap-1f);
-  return std::ldexp(std::fma(q, r, 1.f), static_cast<int>(n));
-}
 
 std::vector<double> masses(const Sequence& s) {
   const int old = s.slots - s.rows;

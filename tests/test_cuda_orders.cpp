@@ -1,5 +1,6 @@
 // Orders of sums of attention in bf16 (list.h), stated once more by loops over slots: the kernels have their bits. What
 // a tensor core adds up is asked of one (ptx::multiply).
+#include "exponentials.h"
 #include "kernel_call.h"
 #include "ops/attention.h"
 #include "ops/paged.h"
@@ -33,21 +34,6 @@ class TensorCore {
   Call call_{table_kernels, DType::bf16};
   const Tensor d_ = call_.stat("d", {16, 8}), a_ = call_.act("a", {16, 16}), b_ = call_.act("b", {8, 16});
 };
-
-float exp2_of(float x) {
-  Call call(table_kernels, DType::f32);
-  const Tensor t = call.stat("x", {1});
-  call["x"].set(0, x);
-  ptx::exp2_in_place(t.as<float>(), 1);
-  return static_cast<float>(call["x"].get(0));
-}
-// The weights: 2^x by a polynomial of degree 3.
-float cubic(float x) {
-  x = std::max(x, -126.f);
-  const float n = std::nearbyint(x), r = x - n;
-  return std::ldexp(std::fma(std::fma(std::fma(0x1.c2a214p-5f, r, 0x1.f00c4ep-3f), r, 0x1.62f5fap-1f), r, 1.f),
-                    static_cast<int>(n));
-}
 
 // One query row, and what it attends to.
 struct Row {
@@ -90,7 +76,7 @@ class Naive {
         const size_t end = std::min(n, block + 128);
         float next = s.top;
         for (size_t i = block; i < end; i++) next = std::max(next, score(i));
-        const float alpha = exp2_of(s.top - next);
+        const float alpha = exp2_accurate(s.top - next);
         s.top = next;
         float lane[4] = {};
         for (size_t i = block; i < end; i++) lane[i % 8 / 2] += weight(i, next);
@@ -103,7 +89,7 @@ class Naive {
         std::copy(s.o, s.o + kD, o);
         continue;
       }
-      const float next = std::max(top, s.top), before = exp2_of(top - next), here = exp2_of(s.top - next);
+      const float next = std::max(top, s.top), before = exp2_accurate(top - next), here = exp2_accurate(s.top - next);
       top = next, sum = sum * before + s.sum() * here;
       for (int c = 0; c < kD; c++) o[c] = o[c] * before + s.o[c] * here;
     }
@@ -120,7 +106,7 @@ class Naive {
         if (counts(i)) any = true, most = std::max(most, score(i));
       if (!any) continue;
       if (most > s.top + 64) {
-        s.scale(exp2_of(s.top - most));
+        s.scale(exp2_accurate(s.top - most));
         s.top = most, rises++;
       }
       for (size_t i = page; i < page + 16; i++) s.lane[i % 8 / 2] += counts(i) ? weight(i, s.top) : 0.f;
@@ -131,7 +117,7 @@ class Naive {
   int rises = 0;
 
  private:
-  float weight(size_t slot, float top) const { return cubic(std::fma(dots_[slot], kScale * kLog2E, -top)); }
+  float weight(size_t slot, float top) const { return exp2_cubic(std::fma(dots_[slot], kScale * kLog2E, -top)); }
   template <class Counts>
   void add_page(Sums& s, size_t page, Counts counts) {
     uint16_t w[16], v[kD][16];
