@@ -59,10 +59,9 @@ __device__ __forceinline__ void add_weighted(Accumulator<kC>& sum, const Accumul
   }
 }
 
-constexpr float kRise =
-    64;  // log2 units: a page whose largest score is as much higher sets what weights are relative to
-
-// `largest`: the largest score of the next listed page of a row.  What sums so far count from there on.
+// By how much, in log2 units, the largest score of a page must exceed what weights are relative to, to take its place.
+constexpr float kRise = 64;
+// `largest`: the largest score of the next listed page of a row.  Returns what sums so far count from there on.
 __device__ __forceinline__ float rise(float& top, float largest) {
   if (!(largest > top + kRise)) return 1;
   const float fix = exp2_f32(top - largest);

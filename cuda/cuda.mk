@@ -34,5 +34,8 @@ pack:  ## build/pare-gpu.tar.gz: what tools/gpu_check.sh needs on a machine with
 PTXAS := $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.ptxas)
 registers: $(PTXAS)  ## registers and spills of every kernel against cuda/registers.txt
 	@tools/registers.py $(UPDATE) cuda/registers.txt $$($(NVCC) --version | sed -n 's/.*release \([0-9.]*\).*/\1/p') $^
-registers-update: UPDATE := --update
+sass: $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.o)  ## instructions of a turn of the hot loops against cuda/budgets.txt
+	@tools/sass.py $(UPDATE) cuda/budgets.txt $$($(NVCC) --version | sed -n 's/.*release \([0-9.]*\).*/\1/p') $(BUILD)/cuda/cuda
+registers-update sass-update: UPDATE := --update
 registers-update: registers  ## accepts those of today
+sass-update: sass  ## accepts those of today

@@ -172,6 +172,55 @@ TEST_F(Tools, RegistersAreComparedWithTheBaseline) {
   EXPECT_EQ(python("tools/registers.py " + baseline + " 12.4 " + write("add.ptxas", ptxas(90, 0))).code, 0);
 }
 
+// Of a kernel whose turn, between two labels, has a branch around some of it, an inner loop, and cold code behind the
+// end.
+TEST_F(Tools, TurnsOfHotLoopsAreComparedWithTheBaseline) {
+  const auto listing = [](bool longer) {
+    std::string out = "\t\tFunction : _ZN4pare4cuda3addEv\n";
+    int address = 0;
+    const auto put = [&](const std::string& text) {
+      char line[80];
+      std::snprintf(line, sizeof line, "        /*%04x*/                   %s ;\n", address, text.c_str());
+      out += line, address += 16;
+    };
+    put("MOV R1, c[0x0][0x28]");                       // 00
+    put("BAR.SYNC.DEFER_BLOCKING 0x0");                // 10: the turn
+    put("@P1 BRA 0xa0");                               // 20: rarely
+    put("HMMA.16816.F32.BF16 R4, R8, R12, R4");        // 30: an inner loop
+    put("@P0 BRA 0x30");                               // 40
+    put(longer ? "FADD R2, R2, R2" : "@P2 BRA 0x10");  // 50
+    put(longer ? "@P2 BRA 0x10" : "EXIT");             // 60
+    put(longer ? "EXIT" : "NOP");                      // 70
+    put("NOP"), put("NOP");                            // 80, 90
+    put("FMUL R3, R3, R3");                            // a0: cold
+    put("BRA 0x30");                                   // b0
+    put("BRA 0xc0");                                   // c0: no product
+    return out;
+  };
+  if (std::system("c++filt --version >/dev/null 2>&1") != 0) GTEST_SKIP() << "no c++filt";
+  write("add.o", "");
+  const std::string baseline = write("budgets.txt", "# nvcc 13.0; x\nadd.cu  add  7\n");
+  const auto run = [&](bool longer, const std::string& options) {
+    const std::string tool = write("cuobjdump", "#!/bin/sh\ncat <<'end'\n" + listing(longer) + "end\n");
+    std::filesystem::permissions(tool, std::filesystem::perms::owner_all);
+    setenv("CUOBJDUMP", tool.c_str(), 1);
+    const Outcome o = python("tools/sass.py " + options + " " + baseline + " 13.0 " + at(""));
+    unsetenv("CUOBJDUMP");
+    return o;
+  };
+  Outcome o = run(false, "");
+  EXPECT_EQ(o.code, 0) << o.out << o.err;
+  o = run(true, "");
+  EXPECT_EQ(o.code, 1);
+  EXPECT_EQ(o.out, "add.cu: add: instructions of a turn [7] -> [8]\n");
+  EXPECT_NE(o.err.find("make sass-update"), std::string::npos) << o.err;
+  EXPECT_EQ(run(true, "--update").code, 0);
+  EXPECT_NE(read_text(baseline).find(" 8\n"), std::string::npos) << read_text(baseline);
+  EXPECT_EQ(run(true, "").code, 0);
+  write("budgets.txt", "# nvcc 13.0; x\nadd.cu  subtract  7\n");
+  EXPECT_NE(run(false, "").err.find("no kernel subtract"), std::string::npos);
+}
+
 // Ratios by hand: goals of memory, of products, and those without what they need; beside what was predicted.
 TEST_F(Tools, GoalsAreRatiosBesideTheirPredictions) {
   const auto row = [](double seconds, double flops, double bytes) {
