@@ -1,5 +1,7 @@
 // Orders of sums of attention in bf16 (list.h), stated once more by loops over slots: the kernels have their bits. What
 // a tensor core adds up is asked of one (ptx::multiply).
+#include <numeric>
+
 #include "exponentials.h"
 #include "kernel_call.h"
 #include "ops/attention.h"
@@ -189,6 +191,26 @@ TEST(CudaOrders, DenseRowsWhoseScoresRise) {
     const Row row = s.last();
     s.expect(Naive(row).dense());
   }
+}
+
+// Where the parent ends, and whether its rows are a run or a list of slots, changes no bit of the last row.
+TEST(CudaOrders, DenseRowsDoNotDependOnTheirParent) {
+  constexpr int32_t n = 1100;
+  std::string bits;
+  for (int32_t own : {1, 70, 140})
+    for (bool list : {false, true}) {
+      Sequence s(n);
+      AttnFwd a = s.forward();
+      a.segments = s.call.index("parts", {1, 4}, {n - own, own, 0, n - own});
+      a.pairs = int64_t{own} * (n - own) + own * (own + 1) / 2;
+      std::vector<int32_t> rows(n - own);
+      std::iota(rows.begin(), rows.end(), 0);
+      if (list) a.lists = s.call.index("lists", {n - own, 1}, rows);
+      table_kernels.attn_fwd(a, {});
+      const std::string is = s.call["o"].bits((n - 1) * kD, n * kD) + s.call["lse"].bits(n - 1, n);
+      if (bits.empty()) bits = is;
+      EXPECT_EQ(is, bits) << own << " own rows, " << (list ? "a list" : "a run");
+    }
 }
 
 // Rows with a list go page by page.  step: from page to page of the only channel of the keys that counts, 0: random
