@@ -322,9 +322,19 @@ TEST_F(Tools, RunsAreTokensAndFlopsASecond) {
         {"flops": {"per_second": 1e15, "how": "x"}, "bytes": {"per_second": null, "how": "y"}}})");
   ASSERT_EQ(python("tools/bench/gpu.py summary " + at("") + " b " + at("")).code, 0) << read_text(at(".err"));
   const std::string table = read_text(at("table.md"));
-  EXPECT_NE(table.find("| 1.5B | 4 | 8.00 | 500 | 500 | 5.0 % | 10.0 % | 2.00 | 1.50 | 5.00 | 4 of 40 |"),
+  EXPECT_NE(table.find("| 1.5B | 4 | 8.00 | 500 | 500 | 5.0 % | 10.0 % | 2.00 | 1.50 | 5.00 | 4 of 40 | - |"),
             std::string::npos)
       << table;
+  // Next-token training samples nothing.
+  const json step = {
+      {"timing_s/step", 2.0}, {"tokens/trained", 3000}, {"flops/learner", 4e14}, {"perf/max_memory_allocated_gb", 1}};
+  write("sft/metrics.jsonl", step.dump() + "\n");
+  ASSERT_EQ(python("tools/bench/gpu.py run " + at("") + " tokens " + at("sft") + " --peer 'x 1 tokens/s'").code, 0);
+  ASSERT_EQ(python("tools/bench/gpu.py summary " + at("") + " c " + at("")).code, 0) << read_text(at(".err"));
+  EXPECT_NE(read_text(at("table.md"))
+                .find("| tokens | 1 | 2.00 | - | 1500 | - | 20.0 % | - | 1.00 | - | 0 of 0 | x 1 tokens/s |"),
+            std::string::npos)
+      << read_text(at("table.md"));
 }
 
 TEST_F(Tools, EveryGoalHasAPrediction) {

@@ -4,7 +4,7 @@ usage="usage: tools/gpu_check.sh [-d cuda|emu] [-o DIR] [-b BUILD] [-n] a|b|c
   a   is it right?  the driver, PTX instructions, goldens made by the device, kernels by wgmma alone and under
       compute-sanitizer, all tests of ops, both kernels of each product timed, training with either, the bits of the emulator
   b   is it fast?   PyTorch's times, the goals of tools/bench/goals.json, --exact=off, the quickstart, models of 0.5B and 1.5B
-  c   why not?      hardware counters of five kernels, a timeline
+  c   why not?      hardware counters of five kernels, a timeline; next-token training as llmq measures it
   -d  device (default cuda; emu rehearses this script on sizes that say nothing)
   -o  folder of what comes out, at most eight files (default \$OUT, else build/gpu-check/CALL)
   -b  folder of the programs (default build)
@@ -74,6 +74,8 @@ call_c() {
   stage "counters: decode tail" 60 counters attn_paged B=8,L=16384
   stage "counters: loss" 60 counters logits_loss R=1024
   stage "timeline" 60 timeline
+  stage "llmq 0.5B" 45 training_rows 0.5B data/presets/qwen2.5-0.5b.json 149000
+  stage "llmq 1.5B" 60 training_rows 1.5B data/presets/qwen2.5-1.5b.json 59000
 }
 wgmma_tests="CudaBf16.LinearHasTheSameBitsFromEveryKernel CudaBf16.WeightGradientHasTheSameBitsFromEveryKernel \
 CudaAttention.ForwardHasTheSameBitsFromEveryKernel CudaAttention.BackwardHasTheSameBitsFromEveryKernel \
@@ -201,6 +203,24 @@ whole_model() {
   local result=$?
   [ -z "$watch" ] || kill $watch
   [ $result = 0 ] && tools/bench/gpu.py run "$work" "$name" "$work/$name" --planned "$work/$name.json" --used "$work/$name.used"
+}
+
+# Next-token training of a model of this shape on rows of 1024 random tokens, beside the tokens a second that llmq publishes
+# (its README at b77d969: one H100, bf16, T=1024, AdamW; its batches are not those of here).
+training_rows() {
+  local name=$1 config=$2 peer=$3 rows=128 tokens=1024 steps=4
+  [ "$device" = cuda ] || { config=data/presets/tiny-ssa.json rows=2 tokens=100 steps=1; }
+  python3 - $rows $((tokens - 2)) >"$work/rows.jsonl" <<'END' || return
+import random, sys
+for _ in range(int(sys.argv[1])):
+    text = "".join(random.choice("0123456789") for _ in range(int(sys.argv[2])))
+    print(f'{{"prompt_ids": [1], "completion": "{text}"}}')
+END
+  pare sft quickstart-sft --device "$device" model.path= model.config="$config" data.task=jsonl data.tokenizer=ssa \
+    data.train_files="$work/rows.jsonl" data.noise_ramp=0 data.train_batch_size=$rows data.max_response_length=$tokens \
+    data.max_prompt_length=8 actor.ppo_max_token_len=16384 trainer.total_training_steps=$steps trainer.test_freq=0 \
+    trainer.val_before_train=false trainer.save_freq=0 --out "$work/$stage" --force &&
+    tools/bench/gpu.py run "$work" "next tokens, $name" "$work/$stage" --peer "llmq $peer tokens/s"
 }
 
 counters() {

@@ -4,8 +4,9 @@
     tools/bench/gpu.py baselines                NAME DIMS of the other libraries' calls, for torch_baselines.py
     tools/bench/gpu.py rows WORK --of goals|kernels --pare PROGRAM [--device cuda] [--seconds 180]
                                                 times ops: WORK/rows.json, rewritten as it grows
-    tools/bench/gpu.py run WORK NAME RUN [--planned PLAN] [--used FILE]
-                                                tokens a second, FLOPs and bytes of a run directory: WORK/runs.json
+    tools/bench/gpu.py run WORK NAME RUN [--planned PLAN] [--used FILE] [--peer TEXT]
+                                                tokens a second, FLOPs and bytes of a run directory: WORK/runs.json;
+                                                what a peer has published stands beside them
     tools/bench/gpu.py goldens OURS DEVICES     which results of PTX instructions differ; exit code 1: some do
     tools/bench/gpu.py certificate CAPABILITY NAME RUN
                                                 has the run's last step the certificate of tests/golden/steps.json?
@@ -150,18 +151,20 @@ def best_ceilings(a, b):
 def measure_run(o):
     """The medians of all steps but the first, which makes graphs and loads kernels."""
     with open(os.path.join(o.run, "metrics.jsonl")) as f:
-        steps = [s for s in map(json.loads, f) if "timing_s/gen" in s]
+        steps = [s for s in map(json.loads, f) if "timing_s/step" in s]
     later = steps[1:] or steps
+    sampled = "timing_s/gen" in later[0]  # next-token training samples nothing, and its steps are updates
     median = lambda top, bottom: statistics.median(s[top] / s[bottom] for s in later)
+    update = "timing_s/update_actor" if sampled else "timing_s/step"
     run = {"name": o.name, "steps": len(steps), "seconds": statistics.median(s["timing_s/step"] for s in later),
-           "rollout_tokens": median("tokens/generated", "timing_s/gen"),
-           "learner_tokens": median("tokens/trained", "timing_s/update_actor"),
-           "rollout_flops": median("flops/rollout", "timing_s/gen"),
-           "learner_flops": median("flops/learner", "timing_s/update_actor"),
+           "rollout_tokens": median("tokens/generated", "timing_s/gen") if sampled else None,
+           "learner_tokens": median("tokens/trained", update),
+           "rollout_flops": median("flops/rollout", "timing_s/gen") if sampled else None,
+           "learner_flops": median("flops/learner", update),
            "different": sum(s.get("exact/mismatch_tokens") or 0 for s in steps),
-           "checked": sum(s["exact/checked_tokens"] for s in steps),
+           "checked": sum(s.get("exact/checked_tokens") or 0 for s in steps),
            "arenas": max(s["perf/max_memory_allocated_gb"] for s in steps) * 2**30,
-           "planned": load(o.planned, {})["memory"]["longest"] if o.planned else None, "used": None}
+           "planned": load(o.planned, {})["memory"]["longest"] if o.planned else None, "used": None, "peer": o.peer}
     try:
         with open(o.used or "") as f:  # MiB, twice a second, of the whole device
             run["used"] = max(map(int, f)) << 20
@@ -287,13 +290,14 @@ def kernels_table(rows):
 
 def runs_table(runs, peak):
     """Model FLOPs over the time, as a share of what the fastest product reaches."""
-    share = lambda flops: f"{100 * flops / peak:.1f} %" if peak else "-"
+    share = lambda flops: f"{100 * flops / peak:.1f} %" if peak and flops is not None else "-"
+    rate = lambda tokens: "-" if tokens is None else f"{tokens:.0f}"
     size = lambda n: "-" if n is None else f"{n / 2**30:.2f}"
     return grid(["run", "steps", "s a step", "rollout tokens/s", "learner tokens/s", "rollout MFU", "learner MFU",
-                 "planned GiB", "arenas GiB", "device GiB", "tokens that differ"],
-                [[r["name"], r["steps"], f"{r['seconds']:.2f}", f"{r['rollout_tokens']:.0f}", f"{r['learner_tokens']:.0f}",
+                 "planned GiB", "arenas GiB", "device GiB", "tokens that differ", "published"],
+                [[r["name"], r["steps"], f"{r['seconds']:.2f}", rate(r["rollout_tokens"]), rate(r["learner_tokens"]),
                   share(r["rollout_flops"]), share(r["learner_flops"]), size(r["planned"]), size(r["arenas"]),
-                  size(r["used"]), f"{r['different']:.0f} of {r['checked']:.0f}"] for r in runs]) if runs else []
+                  size(r["used"]), f"{r['different']:.0f} of {r['checked']:.0f}", r.get("peer") or "-"] for r in runs]) if runs else []
 
 
 def what_next(call, stages, memcheck):
@@ -341,8 +345,8 @@ def table(summary):
     lines += grid(["stage", "result", "seconds"], [[s["name"], s["result"], s["seconds"]] for s in summary["stages"]])
     if summary["call"] == "a":
         lines += kernels_table(summary["rows"])
+    lines += runs_table(summary["runs"], ((summary["ceilings"] or {}).get("flops") or {}).get("per_second"))
     if summary["call"] == "b":
-        lines += runs_table(summary["runs"], ((summary["ceilings"] or {}).get("flops") or {}).get("per_second"))
         lines += goals_table(summary)
     if summary["counters"]:
         lines += ["", "```", summary["counters"].rstrip(), "```"]
@@ -413,6 +417,7 @@ def main():
     run = command("run", measure_run, "work", "name", "run")
     run.add_argument("--planned")
     run.add_argument("--used")
+    run.add_argument("--peer")
     command("goldens", compare_goldens, "ours", "devices")
     command("certificate", compare_certificate, "capability", "name", "run")
     command("summary", summarise, "work", "call", "out")
