@@ -315,6 +315,24 @@ TEST(ResumedKeys, MoreStepsPartWhereTheyShapeTheSteps) {
   EXPECT_TRUE(parts([](Config& c) { c.actor.optim.lr_scheduler_type = LrSchedule::constant, c.data.noise_ramp = 1; }));
 }
 
+// In bf16 gradients of weights are summed call by call, in parts of 4096 rows.
+TEST(ResumedKeys, RowsOfACallPartInBf16) {
+  const auto parts = [](DeviceKind device, const std::function<void(Config&)>& change) {
+    Config run;
+    run.trainer.device = device;
+    Config resumed = run;
+    change(resumed);
+    return !keys_that_part(run, resumed).empty();
+  };
+  for (const DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda, DeviceKind::emu}) {
+    const bool bf16 = device != DeviceKind::cpu;
+    EXPECT_EQ(parts(device, [](Config& c) { c.actor.ppo_max_token_len++; }), bf16);
+    EXPECT_EQ(parts(device, [](Config& c) { c.actor.logits_chunk = 1000; }), bf16);
+    EXPECT_FALSE(parts(device, [](Config& c) { c.actor.logits_chunk = 8192; }));
+    EXPECT_FALSE(parts(device, [](Config& c) { c.rollout.max_num_seqs++; }));
+  }
+}
+
 TEST(ExperimentName, IsThatOfThePresetUnlessGiven) {
   EXPECT_EQ(load_config({"quickstart"}).trainer.experiment_name, "quickstart");
   EXPECT_EQ(load_config({"quickstart", "trainer.experiment_name=mine"}).trainer.experiment_name, "mine");

@@ -10,6 +10,7 @@
 #include "base/nearest.h"
 #include "base/text.h"
 #include "data/presets.h"
+#include "ops/linear.h"
 #include "run/unknown_key.h"
 
 namespace pare {
@@ -586,9 +587,16 @@ std::vector<std::string> keys_that_part(const Config& run, const Config& resumed
   const auto in = [](const std::vector<std::string>& list, const std::string& name) {
     return std::find(list.begin(), list.end(), name) != list.end();
   };
+  // In bf16 the sum of a weight's gradient depends on the rows of each call (list.h).
+  const auto rows_matter = [&](const std::string& name) {
+    if (act_type(run) != DType::bf16) return false;
+    const bool whole = run.actor.logits_chunk % kLinearPart == 0 && resumed.actor.logits_chunk % kLinearPart == 0;
+    return name == "actor.ppo_max_token_len" || (name == "actor.logits_chunk" && !whole);
+  };
   std::vector<std::string> keys;
   for (const ConfigKey& k : config_keys()) {
-    if (k.show(run) == k.show(resumed) || in(free, k.name) || (by_content && in(paths, k.name))) continue;
+    if (k.show(run) == k.show(resumed) || (by_content && in(paths, k.name))) continue;
+    if (in(free, k.name) && !rows_matter(k.name)) continue;
     const bool steps_matter = run.actor.optim.lr_scheduler_type != LrSchedule::constant || run.data.noise_ramp > 0;
     if (k.name == "trainer.total_training_steps" && !steps_matter) continue;
     keys.push_back(k.name);

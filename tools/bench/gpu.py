@@ -293,11 +293,13 @@ def runs_table(runs, peak):
     share = lambda flops: f"{100 * flops / peak:.1f} %" if peak and flops is not None else "-"
     rate = lambda tokens: "-" if tokens is None else f"{tokens:.0f}"
     size = lambda n: "-" if n is None else f"{n / 2**30:.2f}"
+    published = any(r.get("peer") for r in runs)
     return grid(["run", "steps", "s a step", "rollout tokens/s", "learner tokens/s", "rollout MFU", "learner MFU",
-                 "planned GiB", "arenas GiB", "device GiB", "tokens that differ", "published"],
+                 "planned GiB", "arenas GiB", "device GiB", "tokens that differ"] + ["published"] * published,
                 [[r["name"], r["steps"], f"{r['seconds']:.2f}", rate(r["rollout_tokens"]), rate(r["learner_tokens"]),
                   share(r["rollout_flops"]), share(r["learner_flops"]), size(r["planned"]), size(r["arenas"]),
-                  size(r["used"]), f"{r['different']:.0f} of {r['checked']:.0f}", r.get("peer") or "-"] for r in runs]) if runs else []
+                  size(r["used"]), f"{r['different']:.0f} of {r['checked']:.0f}"] + [r.get("peer") or "-"] * published
+                 for r in runs]) if runs else []
 
 
 def what_next(call, stages, memcheck):
