@@ -6,9 +6,11 @@
 // segments; other rows are not touched.  D <= 256.
 // Order: that of list.h, f32 with the bits of the `cpu` table.  A block that is hidden from a row leaves it exactly as
 // it was.  So a row's bits depend on its sequence only, not on where its rows lie, what else is in the batch, or where
-// the parent ends. bf16: a hidden slot of a visible tile enters with weight 0, so a V that is not finite reaches
-// earlier rows of its tile.  Two kernels with the same bits: attn_bf16 (mma.sync) below, and attention_wgmma.cuh for
-// compute capability 9.0.
+// the parent ends.
+//
+// bf16: a hidden slot of a visible tile enters with weight 0, so a V that is not finite reaches earlier rows of its
+// tile.  Two kernels have the same bits: attn_bf16 (mma.sync) below, and on compute capability 9.0 the one of
+// attention_wgmma.cuh.
 //
 // Lists of blocks: softmax over the listed slots; a row whose budget leaves nothing out has the bits of attention
 // without lists.  A row's bits depend on its sequence and its list only.

@@ -100,7 +100,7 @@ __device__ __forceinline__ void bring_slots(bf16 (&to)[kPanels][kElements], cons
                 begin + i * kSlots + (from_parent(i) ? t.parent_row : t.row - t.parent_len), full, i * kSlots);
 }
 
-// What a block that owns kRows query rows of a head computes with: the slots that they see.
+// A tile of kRows query rows of a head, and the slots that they see.
 template <int kRows>
 struct QueryBlock : HeadTile<kRows> {
   using HeadTile<kRows>::HeadTile, HeadTile<kRows>::kv, Tile::parent_len, Tile::len, Tile::first;

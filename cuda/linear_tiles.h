@@ -18,8 +18,7 @@ struct WgmmaTile {
   int rows, columns;
   bool operator==(const WgmmaTile&) const = default;
 };
-// The tiles that there are: of results whose k is one part (linear_part), of those with several, and of gradients of
-// weights.
+// The tiles for results whose k is one part (linear_part), for those with several, and for gradients of weights.
 constexpr std::initializer_list<WgmmaTile> kOnePartTiles = {{64, 64},   {128, 64},  {128, 128},
                                                             {128, 144}, {128, 192}, {128, 256}},
                                            kPartsTiles = {{64, 64}, {128, 64}, {128, 128}, {128, 192}},

@@ -185,8 +185,7 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
       i++;
     });
   };
-  // What some pairs are added to is loaded before the first of them is stored, behind which the compiler would have to
-  // leave the loads.
+  // Each group of pairs loads its addends before it stores a sum: the compiler cannot move a load above a store.
 #pragma unroll
   for (int first = 0; first < kPairs; first += kTogether) {
     decltype(p.before_pair(0, 0)) before[kTogether];

@@ -6,8 +6,7 @@
 // is changed in place.
 //
 // Order: ops/merge.h.  f32 has the bits of the `cpu` table.  In bf16 the cosines come from products on tensor cores,
-// all else is in f32.  A kept slot belongs to one warp, which walks the evicted slots that come to it, ascending: no
-// atomics.
+// all else is in f32.  One warp owns a kept slot and walks the evicted slots that come to it, ascending: no atomics.
 //
 // Launches: norms, the nearest kept slot of each evicted one (64 x 128 products at a time), for d2o the thresholds, the
 // merged rows, the compaction, and the merged rows over what it moved.  So the pages are read before anything is moved.

@@ -150,8 +150,7 @@ __global__ void __launch_bounds__(kThreads) attend32(const Args<float> a) {
 
 constexpr int kRows16 = 64;
 
-// The memory of a block: query rows, and behind the first 16 of them what warps share; a tile of keys and one of
-// values.
+// The memory of a block: query rows (behind the first 16, what warps share), a tile of keys and one of values.
 template <int kD>
 struct Tiles16 {
   static constexpr size_t kKeys = 2 * kBlock16 * kD,
@@ -179,7 +178,7 @@ struct Four {
 __device__ __forceinline__ Four four_at(const Reads<bf16, kRows16>& e, int slot, int valid) {
   return {valid > 0 ? e.a.pages.table[e.t.table_row * e.a.pages.table_stride + slot / kPageSlots] : 0, slot, valid};
 }
-// Those of the block from `begin` on; of a tile of listed slots.
+// A lane's four of the block from `begin` on, or of a tile of listed slots.
 __device__ __forceinline__ Four four_of(const Reads<bf16, kRows16>& e, int begin) {
   const int slot = begin + static_cast<int>(threadIdx.x) % 32 * 4;
   return four_at(e, slot, max(0, min(4, e.slots - slot)));
@@ -206,7 +205,7 @@ class Loader {
   using Memory = Notes[kWarps];
   __device__ Loader(const Reads<bf16, kRows16>& e, Memory& m) : e_(e), notes_(m[threadIdx.x / 32]) {}
 
-  // Of the tile that is loaded from here on.
+  // Notes the tile that keys() and values() load.
   __device__ __forceinline__ void note(const Four& four) {
     const int head_dim = e_.a.pages.head_dim, lane = threadIdx.x % 32;
     __syncwarp();  // the last tile's are done with

@@ -1,4 +1,4 @@
-// What slots weigh in attention (list.h): shared by its kernels and by that of the masses of slots.
+// Weights of slots in attention (list.h), for its kernels and the one of masses.
 #pragma once
 #include "common.cuh"
 
@@ -18,7 +18,7 @@ struct Softmax {
   __device__ __forceinline__ float cubic(float dot, float max) const { return exp2_cubic(fmaf(dot, scale, -max)); }
 };
 
-// What sums over the slots so far and those of a cut count together.
+// Factors of the sums so far and of those of a cut, when the cut is merged.
 struct CutFactors {
   float before, cut;
 };

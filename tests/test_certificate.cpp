@@ -118,7 +118,7 @@ TEST_F(Certificates, CompareSaysWhereRunsPart) {
   ASSERT_FALSE(expected.empty());
   expect_last(cat(at("a"), " ", at("faster")), {expected});
 
-  // Of another arithmetic, by a program that writes it down and by one that did not.
+  // The same run in another arithmetic, by a program that records it and by one that does not.
   const std::string text = read_text(at("faster/metrics.jsonl")), member = cat(",\"arithmetic\":\"", kArithmetic, '"');
   for (const auto& [other, number] : {std::pair{",\"arithmetic\":\"77\"", 77}, {"", 1}}) {
     write("faster/metrics.jsonl", std::regex_replace(text, std::regex(member), other));

@@ -235,7 +235,7 @@ TEST(CudaBf16, LinearIsChainsOfTensorCoreProducts) {
   }
 }
 
-// Of every number of parts side by side, where it begins and ends.
+// The shapes at which each number of parts side by side begins and ends.
 TEST(CudaBf16, PartsOfLinearLayersFollowFromTheirShape) {
   struct Shape {
     int64_t columns, depth, part;

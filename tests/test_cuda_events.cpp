@@ -282,7 +282,7 @@ struct Paged {
           mass.set(pages.page(i, s) * 16 + s % 16, list[i].before(s));
       }
   }
-  // Of the rows of each sequence those from `begin` on, at most `count`.
+  // Attends with at most `count` rows of each sequence, from row `begin` on.
   void attend(int32_t begin = 0, int32_t count = 1 << 20) {
     const int64_t d = std::ssize(list[0].keys[0]), n = std::ssize(list);
     std::vector<PagedRow> queries;

@@ -136,8 +136,7 @@ Step grpo_step(const Config& config) {
           now.cold_copies - before.cold_copies};
 }
 
-// Products with a weight and their gradients, on a device of one multiprocessor, where the best tile is that of the
-// result.
+// Products with a weight and their gradients.  On one multiprocessor the best tile is the one of the result's size.
 TEST(EmuMachine, EveryTileHasTheBitsOfMmaSync) {
   const auto bits = [](const char* wgmma, auto product) {
     const Opened device(90, wgmma);

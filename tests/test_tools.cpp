@@ -172,8 +172,7 @@ TEST_F(Tools, RegistersAreComparedWithTheBaseline) {
   EXPECT_EQ(python("tools/registers.py " + baseline + " 12.4 " + write("add.ptxas", ptxas(90, 0))).code, 0);
 }
 
-// Of a kernel whose turn, between two labels, has a branch around some of it, an inner loop, and cold code behind the
-// end.
+// The kernel's turn has a branch around a part of it, an inner loop, and cold code behind its end.
 TEST_F(Tools, TurnsOfHotLoopsAreComparedWithTheBaseline) {
   const auto listing = [](bool longer) {
     std::string out = "\t\tFunction : _ZN4pare4cuda3addEv\n";

@@ -28,7 +28,7 @@ float tree(std::array<float, 16> lane) {
     for (size_t i = 0; i < half; i++) lane[i] += lane[i + half];
   return lane[0];
 }
-// Of 16 lanes, each a chain of add(sum, id) over the ids of [begin, end) that are its own.
+// A row sum of 16 lanes: each is a chain of add(sum, id) over its own ids in [begin, end).
 template <class Add>
 float row_sum(size_t begin, size_t end, Add add) {
   std::array<float, 16> lane{};
@@ -97,7 +97,7 @@ Row logits_of(const std::string& name, int64_t vocabulary, int kind) {
   return row;
 }
 
-// What a table has computed, the same in all of them.
+// Rows of logits, the same for every table.
 struct Rows {
   int64_t count, vocabulary;
   std::vector<Row> p, q;  // logits
