@@ -37,10 +37,40 @@ std::string convert(const std::string& what, const std::string& command) {
 // A line of Python that prints rows, each as JSON.
 std::string by_python(const std::string& what, const std::string& imports, const std::string& rows,
                       const std::string& path) {
-  const std::string needs = imports.starts_with("pyarrow") ? " (pip install pyarrow)" : "";
-  return convert(what + needs,
-                 cat("python3 -c \"import json, sys, ", imports, "; [print(json.dumps(r, default=str)) for r in ", rows,
-                     "]\" ", shell_word(path), " > ", shell_word(renamed(path, ".jsonl"))));
+  return convert(what, cat("python3 -c \"import json, sys, ", imports, "; [print(json.dumps(r, default=str)) for r in ",
+                           rows, "]\" ", shell_word(path), " > ", shell_word(renamed(path, ".jsonl"))));
+}
+
+// Tables in binary files.
+struct Tabular {
+  std::string_view magic, what, imports, rows;
+};
+constexpr std::array tabular_formats = {
+    Tabular{"PAR1", "is a parquet file (pip install pyarrow)", "pyarrow.parquet as p",
+            "p.read_table(sys.argv[1]).to_pylist()"},
+    Tabular{"ARROW1", "is an Arrow file (pip install pyarrow)", "pyarrow as a",
+            "a.ipc.open_file(sys.argv[1]).read_all().to_pylist()"},
+    Tabular{"\xff\xff\xff\xff", "is an Arrow stream (pip install pyarrow)", "pyarrow as a",
+            "a.ipc.open_stream(sys.argv[1]).read_all().to_pylist()"},
+    Tabular{"Obj\x01", "is an Avro file (pip install fastavro)", "fastavro",
+            "fastavro.reader(open(sys.argv[1], 'rb'))"},
+    Tabular{"\x89HDF", "is an HDF5 file (pip install pandas tables)", "pandas",
+            "pandas.read_hdf(sys.argv[1]).to_dict('records')"},
+    Tabular{"SQLite format 3", "is an SQLite database", "sqlite3; d = sqlite3.connect(sys.argv[1])",
+            "[dict(zip([c[0] for c in t.description], v)) for (n,) in d.execute('select name from sqlite_master where "
+            "type = \\'table\\'') for t in [d.execute('select * from ' + n)] for v in t]"},
+};
+std::string tabular(const std::string& path, const std::string& head) {
+  for (const Tabular& t : tabular_formats)
+    if (head.starts_with(t.magic))
+      return by_python(std::string(t.what), std::string(t.imports), std::string(t.rows), path);
+  const std::string ending = fs::path(path).extension().string();
+  const bool protocol = head.size() > 1 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5;
+  if (protocol || ending == ".pkl" || ending == ".pickle")
+    return by_python("is a pickle, which runs code when it is loaded: only if you trust it",
+                     "pickle; d = pickle.load(open(sys.argv[1], 'rb'))",
+                     "(d.to_dict('records') if hasattr(d, 'to_dict') else d)", path);
+  return "";
 }
 
 struct Packed {
@@ -115,6 +145,13 @@ std::string one_value(const std::string& path, const std::string& text) {
     if (value.contains(key) && value[key].is_array() && !value[key].empty() && value[key][0].is_object())
       return by_python(cat("is one JSON object with its rows under \"", key, "\""), "io",
                        cat("json.load(open(sys.argv[1], encoding='utf-8-sig'))['", key, "']"), path);
+  // As pandas writes a table: {"prompt": {"0": …}, …}.
+  const auto column = [](const nlohmann::json& v) { return v.is_object() && v.contains("0"); };
+  if (std::all_of(value.begin(), value.end(), column) && !value.empty())
+    return by_python("is one JSON object of columns", "io",
+                     "(lambda d: [dict(zip(d, v)) for v in zip(*(c.values() for c in d.values()))])(json.load("
+                     "open(sys.argv[1], encoding='utf-8-sig')))",
+                     path);
   if (text.find('\n') < text.find_last_not_of(" \t\r\n"))
     return by_python("is one JSON object over several lines, expected one a line", "io",
                      "[json.load(open(sys.argv[1], encoding='utf-8-sig'))]", path);
@@ -186,17 +223,13 @@ std::string foreign_rows(const std::string& path) {
   }
   const std::string head = head_of(path, 1 << 16);
   if (const std::string pointer = lfs_pointer(path, head); !pointer.empty()) return pointer;
-  if (head.starts_with("PAR1"))
-    return by_python("is a parquet file", "pyarrow.parquet as p", "p.read_table(sys.argv[1]).to_pylist()", path);
-  if (head.starts_with("ARROW1"))
-    return by_python("is an Arrow file", "pyarrow as a", "a.ipc.open_file(sys.argv[1]).read_all().to_pylist()", path);
-  if (head.starts_with(std::string_view("\xff\xff\xff\xff", 4)))
-    return by_python("is an Arrow stream", "pyarrow as a", "a.ipc.open_stream(sys.argv[1]).read_all().to_pylist()",
-                     path);
+  if (const std::string t = tabular(path, head); !t.empty()) return t;
   if (const std::string p = packed(path, head); !p.empty()) return p;
   if (const std::string encoding = utf16(head); !encoding.empty())
     return convert("is UTF-16, expected UTF-8", cat("iconv -f ", encoding, " -t UTF-8 ", shell_word(path), " > ",
                                                     shell_word(renamed(path, ".jsonl"))));
+  if (head.find('\0') != std::string::npos)
+    return "is a binary file of an unknown format, expected JSON lines (pare help data)";
   std::string text = head.starts_with("\xef\xbb\xbf") ? head.substr(3) : head;
   text.erase(0, text.find_first_not_of(" \t\r\n"));
   std::string lower = text.substr(0, 16);
@@ -209,6 +242,12 @@ std::string foreign_rows(const std::string& path) {
     const std::string all{std::istreambuf_iterator<char>(in), {}};
     return one_value(path, all.substr(all.starts_with("\xef\xbb\xbf") ? 3 : 0));
   }
+  const std::string ending = fs::path(path).extension().string();
+  if (text.starts_with("---") || text.starts_with("- ") || ending == ".yaml" || ending == ".yml")
+    return by_python("is a YAML file (pip install pyyaml)", "yaml",
+                     "(r for d in yaml.safe_load_all(open(sys.argv[1], encoding='utf-8-sig')) for r in (d if "
+                     "isinstance(d, list) else [d]))",
+                     path);
   return table(path, text.substr(0, text.find_first_of("\r\n")));
 }
 
