@@ -379,6 +379,21 @@ TEST_F(RunFolder, ARunWithoutACheckpointBeginsAgain) {
   EXPECT_TRUE(read_text(at("run/model/model.safetensors")) == model);
 }
 
+// --out names a run as well as its config.toml does.
+TEST_F(RunFolder, OutAloneNamesTheRunToResume) {
+  ASSERT_EQ(tiny({"trainer.total_training_steps=2"}).code, 0);
+  fs::rename(at("run"), at("a=b"));
+  EXPECT_EQ(train({"--out", at("a=b"), "--resume"}).code, 0);
+  EXPECT_EQ(steps("a=b"), 2u);
+  EXPECT_EQ(train({"trainer.total_training_steps=4", "--out", at("a=b"), "--resume"}).code, 0);
+  EXPECT_EQ(steps("a=b"), 4u);
+  refused(train({"--out", at("none"), "--resume"}), {at("none"), "holds no run"});
+  refused(train({"--resume"}), {"which run?", "RUN/config.toml", "--out RUN"});
+  refused(train({at("."), "--resume"}), {"a folder, expected a configuration file"});
+  fs::rename(at("a=b"), at("run"));
+  refused(train({at("run"), "--resume"}), {"a folder", at("run/config.toml")});
+}
+
 TEST_F(RunFolder, AMovedRunGoesOnWhereItLies) {
   ASSERT_EQ(tiny({"trainer.total_training_steps=2"}).code, 0);
   fs::rename(at("run"), at("moved"));

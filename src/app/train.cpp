@@ -323,9 +323,23 @@ void check_command(const Options& o, RunCommand given, RunCommand own, const std
        o.resume ? std::string() : cat(", or add trainer.command=", command_name(own), " to use its keys all the same"));
 }
 
+// The arguments; if --resume has --out and no model, they are overrides of the configuration of the run there.
+std::vector<std::string> with_own_config(const Options& o) {
+  std::vector<std::string> arguments = o.config;
+  std::error_code ignored;
+  const auto adds_to_a_run = [&](const std::string& argument) {
+    return argument.find('=') != std::string::npos && !std::filesystem::is_regular_file(argument, ignored) &&
+           !argument.starts_with("model.path=") && !argument.starts_with("model.config=");
+  };
+  if (!o.resume || o.out.empty() || !std::all_of(arguments.begin(), arguments.end(), adds_to_a_run)) return arguments;
+  check_run_directory(o.out, Start::resume);
+  arguments.insert(arguments.begin(), (std::filesystem::path(o.out) / "config.toml").string());
+  return arguments;
+}
+
 void run(const Options& o, const Command& command, TrainingKind kind) {
   std::vector<std::string> arguments, notes;
-  for (const std::string& argument : o.config) {
+  for (const std::string& argument : with_own_config(o)) {
     arguments.push_back(argument);
     const std::string folder = folder_of_config(argument);
     if (folder.empty()) continue;
@@ -408,7 +422,10 @@ void add(const Command& program, const char* name, const char* what, TrainingKin
   c.footer(help_footer(name));
   c.action([o, c, kind] {
     if (c.given("--keys")) return print(config_reference(o->keys));
-    if (o->config.empty()) fail("a preset (data/presets) or a TOML file is missing; --keys lists the keys");
+    if (o->config.empty() && o->resume && o->out.empty())
+      fail("--resume: which run? give its RUN/config.toml, or --out RUN");
+    if (o->config.empty() && !o->resume)
+      fail("a preset (data/presets) or a TOML file is missing; --keys lists the keys");
     run(*o, c, kind);
   });
 }

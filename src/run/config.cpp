@@ -66,7 +66,11 @@ void apply_layer(Reading& reading, const std::vector<TomlItem>& layer, const std
 
 [[noreturn]] void fail_unknown(const std::string& name) {
   std::error_code ignored;
-  if (std::filesystem::is_directory(name, ignored)) fail(name, ": a folder, expected a configuration file");
+  if (std::filesystem::is_directory(name, ignored)) {
+    const std::string own = (std::filesystem::path(name) / "config.toml").string();
+    const bool run = std::filesystem::exists(own, ignored);
+    fail(name, ": a folder, expected a configuration file", run ? cat(" such as ", own) : "");
+  }
   if (name.find('/') != std::string::npos || name.ends_with(".toml")) fail(name, ": no such file");
   const std::vector<std::string> presets = preset_names("toml");
   std::string known;
