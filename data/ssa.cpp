@@ -184,7 +184,7 @@ Reward SsaTask::reward(const Problem& problem, const Response& response) const {
   const std::string& found = reward.extracted;
   reward.parsed = response.finished && found.size() == problem.answer->size();
   for (size_t i = 0; i < found.size(); i++) reward.parsed &= i % 2 == 0 ? is_letter(found[i]) : is_digit(found[i]);
-  reward.score = response.finished && hash != std::string_view::npos && found == *problem.answer ? 1 : 0;
+  reward.score = response.finished && found == *problem.answer ? 1 : 0;  // no answer is empty
   reward.components = {{"correct", reward.score}};
   return reward;
 }

@@ -279,6 +279,9 @@ TEST(Config, UnsupportedArithmeticNamesTheKey) {
       {"eos_token_id", "5"},
       {"eos_token_id", {1, -2}},
       {"eos_token_id", 2.0},
+      {"eos_token_id", {1, 1 << 24}},
+      {"bos_token_id", 1 << 24},
+      {"pad_token_id", 1 << 24},
   };
   for (const auto& [key, value] : common) {
     json j = qwen2();

@@ -377,8 +377,7 @@ std::vector<int32_t> encode_chat(const ChatFormat& format, const Tokenizer& toke
   const std::string text = render_chat(format, messages, generation_prompt);
   if (format.kind == Kind::plain || format.kind == Kind::problem) {
     // A custom text that begins with BOS gets no second one.
-    const bool has_bos = format.kind == Kind::problem && tokenizer.bos() >= 0 &&
-                         format.text.starts_with(tokenizer.piece(tokenizer.bos()));
+    const bool has_bos = format.kind == Kind::problem && format.text.starts_with(tokenizer.piece(tokenizer.bos()));
     return has_bos ? tokenizer.encode(text) : tokenizer.encode_prompt(text);
   }
   for (const char* control : control_tokens(format.kind))

@@ -86,7 +86,7 @@ std::string base_name(Tokens t) {
   return open == 0 ? all : all.substr(0, open);
 }
 
-// Where a token outside of all brackets fulfils a condition.
+// Where a token outside of all brackets fulfils a condition, which none that closes a bracket does.
 template <class F>
 std::vector<size_t> places(Tokens t, F&& holds) {
   std::vector<size_t> found;
@@ -94,7 +94,7 @@ std::vector<size_t> places(Tokens t, F&& holds) {
   for (size_t i = 0; i < t.size(); i++) {
     depth += opens(t[i]);
     depth -= closes(t[i]);
-    if (depth == 0 && !closes(t[i]) && holds(t[i])) found.push_back(i);
+    if (depth == 0 && holds(t[i])) found.push_back(i);
   }
   return found;
 }

@@ -62,8 +62,6 @@ RANKS = "as it is on one rank; tests/mpi runs several"
 KNOWN = {
     ("tokenizer/bpe.cpp", "if (!begins_[", "guard dropped"): "only time: no added token begins with such a byte",
     ("tokenizer/unicode.cpp", "if (byte < 0x80) return 0;", "guard dropped"): "an ASCII character is not cut either way",
-    ("tokenizer/chat.cpp", "const bool has_bos = format.kind == Kind::problem", "operand dropped"):
-        "the test for a BOS is superfluous: without one `encode` and `encode_prompt` return the same",
     ("tokenizer/tokenizer_json.cpp", "for (int b = 0; b < 256; b++)", "constant"):
         "256 is byte 0 again",
     ("model/learner_update.cpp", "begin - trained_.own_begin(), count", "sign"): RANKS,
@@ -83,7 +81,6 @@ KNOWN = {
         "the last number, of keys: the largest batches are planned for their memory, never computed, and one key more "
         "takes no more of it",
     ("model/packed.cpp", "int64_t used = 0;", "constant"): "written before it is read",
-    ("model/hf/config.cpp", "max_vocab - 1", "sign"): "ids beyond the largest vocabulary that there may be",
     ("model/hf/config.cpp", 'j["attention_bias"] = false', "never"): "the meaning of the absent key",
     ("model/hf/safetensors.cpp", "if (window == MAP_FAILED)", "guard dropped"): "an open file cannot be mapped without address space",
     ("src/run/config.cpp", "s.name.size() > best->name.size()", "bound"):
@@ -126,16 +123,12 @@ KNOWN = {
         "a longer pause of the test hook, which tests/mpi uses",
     ("data/math_value/answer.cpp", "right = read(t.subspan(at + 1), nesting + 1)", "sign"):
         "a bound on recursion: brackets around what is taken away may nest two deeper",
-    ("data/math_value/answer.cpp", "if (depth == 0 && !closes(t[i]) && holds(t[i]))", "operand dropped"):
-        "superfluous: no condition that is asked for holds for a closing bracket",
     ("data/math_value/same.cpp", "|| comma == 0 ||", "operand dropped"):
         "the place of a comma in front is 0, which is returned either way: it only keeps the next line within the text",
     ("tokenizer/chat.cpp", "if (!in || !std::filesystem::is_regular_file(path", "operand dropped"):
         "a file without the right to read it, which no test of root has: Chat.* holds the folder",
     ("model/hf/safetensors.cpp", '{"F8_E5M2", 8}, {"F8_E4M3", 8}', "constant"):
         "Safetensors.EveryTypeHasItsSize notices it, unseen by the record: the table is made before any test",
-    ("data/ssa.cpp", "hash != std::string_view::npos && found == *problem.answer", "operand dropped"):
-        "superfluous: without # the text found is empty, which no answer is, as a problem has at least one query",
     ("data/math_value/extract.cpp", "if (std::min(boxed.from(0), fbox.from(0)) == none)", "guard dropped"):
         "only time: the loop returns the same",
     ("data/math_value/extract.cpp", "s.size() <= 300", "bound"): "a bound on work: 299 bytes would do as well",
