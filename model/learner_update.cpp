@@ -4,6 +4,7 @@
 
 #include "base/half.h"
 #include "base/rng.h"
+#include "base/text.h"
 #include "model/learner.h"
 #include "ops/data.h"
 #include "ops/optimizer.h"
@@ -142,7 +143,7 @@ double Learner::step(const AdamWOptions& o) {
   // All ranks have the norm, so that all of them drop the update.
   if (!std::isfinite(norm)) {
     if (skipped_ >= o.skip_nonfinite)
-      throw Error(Exit::non_finite, cat("the gradient norm is ", norm, " in optimizer step ", steps_ + 1,
+      throw Error(Exit::non_finite, cat("the gradient norm is ", number_text(norm), " in optimizer step ", steps_ + 1,
                                         skipped_ > 0 ? cat(", after ", skipped_, " that were dropped") : ""));
     skipped_++;
     drop_gradients();

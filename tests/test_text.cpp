@@ -1,12 +1,19 @@
 // Lines for people: widths of UTF-8, escapes, cuts.
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "base/text.h"
 
 namespace pare::test {
 namespace {
 
 TEST(Text, Numbers) {
+  const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(number_text(nan), "nan");
+  EXPECT_EQ(number_text(-nan), "nan");
+  EXPECT_EQ(number_text(-inf), "-inf");
+  EXPECT_EQ(number_text(-0.25), "-0.25");
   EXPECT_EQ(human(0), "0");
   EXPECT_EQ(human(999), "999");
   EXPECT_EQ(human(999.6), "1.00k");

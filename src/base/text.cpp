@@ -21,6 +21,8 @@ std::string format(const char* pattern, ...) {
   return text;
 }
 
+std::string number_text(double x) { return cat(std::isnan(x) ? std::abs(x) : x); }
+
 std::string human(double count) {
   const char* unit[] = {"", "k", "M", "G", "T", "P", "E"};
   int i = 0;

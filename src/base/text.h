@@ -6,6 +6,8 @@
 namespace pare {
 
 std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
+// As a stream prints it, but a NaN has no sign: that bit only tells which instruction made it.
+std::string number_text(double x);
 std::string human(double count);       // 1234567 -> "1.23M"
 std::string duration(double seconds);  // "12.3 s", "4 min 05 s"
 std::string clock(double seconds);     // "0:12", "4:05", "1:04:05"

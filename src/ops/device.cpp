@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/half.h"
+#include "base/text.h"
 #include "ops/families.h"
 
 namespace pare {
@@ -27,8 +28,8 @@ void check_row(const char* op, int output, const Tensor& t, int64_t row, const v
   for (int i = t.rank - 2; i >= 0; i--) offset += rest % t.shape[i] * t.stride[i], rest /= t.shape[i];
   for (int64_t c = 0; c < last; c++)
     if (const auto x = widened(static_cast<const T*>(host)[offset + c]); !std::isfinite(x))
-      throw Error(Exit::non_finite,
-                  cat(op, ": output ", output, " ", t.str(), " holds ", x, " at row ", row, ", column ", c));
+      throw Error(Exit::non_finite, cat(op, ": output ", output, " ", t.str(), " holds ", number_text(x), " at row ",
+                                        row, ", column ", c));
 }
 
 template <class Args>

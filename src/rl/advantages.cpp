@@ -5,13 +5,16 @@
 #include <map>
 #include <numeric>
 
+#include "base/text.h"
+
 namespace pare {
 
 std::vector<double> group_advantages(const AlgorithmKeys& keys, std::span<const double> rewards) {
   const size_t n = rewards.size();
   for (size_t i = 0; i < n; i++)
     if (!std::isfinite(rewards[i]))
-      throw Error(Exit::non_finite, cat("the reward of member ", i, " of a group is not finite: ", rewards[i]));
+      throw Error(Exit::non_finite,
+                  cat("the reward of member ", i, " of a group is not finite: ", number_text(rewards[i])));
   std::vector<double> a(n, 0.0);
   const auto [low, high] = std::minmax_element(rewards.begin(), rewards.end());
   if (n == 0 || *low == *high) return a;

@@ -11,6 +11,7 @@
 #include "base/foreign_file.h"
 #include "base/json.h"
 #include "base/json_file.h"
+#include "base/text.h"
 #include "model/hf/files.h"
 #include "model/hf/folder.h"
 #include "ops/data.h"
@@ -77,8 +78,8 @@ ParameterReader parameters_of(const Sets& sets, size_t i, ShardReader& shards) {
       shards.read(i * parts + master, p.offset + begin, count, out);
     const float* const bad = std::find_if_not(out, out + count, [](float x) { return std::isfinite(x); });
     if (bad != out + count)
-      throw Error(Exit::non_finite, cat("the weights are not finite and are not saved: ", p.name, " holds ", *bad,
-                                        "; a smaller actor.optim.lr may help"));
+      throw Error(Exit::non_finite, cat("the weights are not finite and are not saved: ", p.name, " holds ",
+                                        number_text(*bad), "; a smaller actor.optim.lr may help"));
   };
 }
 
