@@ -367,6 +367,9 @@ TEST(Plan, DryRunAsksTheDevice) {
   const size_t responses = planned_responses(config);
   EXPECT_NO_THROW(check_response_memory(config, responses)) << "to the byte";
   EXPECT_THROW(check_response_memory(config, responses - 1), Error);
+  Config sft = config;
+  sft.trainer.command = RunCommand::sft;
+  EXPECT_EQ(planned_responses(sft) * static_cast<size_t>(config.rollout.n), responses) << "a completion a row";
   const Config large = load_config({"model.config=" + fourteen_billion(), "data.train_batch_size=2",
                                     "data.max_response_length=64", "trainer.device=cuda"});
   free_bytes = size_t{400} << 30;

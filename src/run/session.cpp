@@ -191,25 +191,31 @@ Session::Session(const Config& c, const Table& table, bool trainable, const std:
   }
 }
 
+// Of a step; `pare sft` has a completion a row.
+static double responses_of(const Config& c) {
+  const int64_t each = c.trainer.command == RunCommand::sft ? 1 : c.rollout.n;
+  return static_cast<double>(c.data.train_batch_size) * static_cast<double>(each);
+}
+
 size_t response_memory(const Config& c) {
   // A token of a response: 8 bytes as it is sampled, which may have grown to 16; 32 of log-probs and corrections, 8 of
   // its weight, 8 as it is packed, 48 of loss terms, 36 of what they gave.  Ranks copy terms and
   // results of their slots.
   const double token = c.learner.slots == 1 ? 160 : 256, response = 640;
   const auto prompt = static_cast<double>(8 * c.data.max_prompt_length);
-  const double bytes = static_cast<double>(c.data.train_batch_size) * static_cast<double>(c.rollout.n) *
-                       (response + prompt + token * static_cast<double>(c.data.max_response_length));
+  const double bytes = responses_of(c) * (response + prompt + token * static_cast<double>(c.data.max_response_length));
   return bytes < 9e18 ? static_cast<size_t>(bytes) : SIZE_MAX / 4;
 }
 
 void check_response_memory(const Config& c, size_t memory) {
-  const double responses = static_cast<double>(c.data.train_batch_size) * static_cast<double>(c.rollout.n);
+  const double responses = responses_of(c);
   const size_t bytes = response_memory(c);
+  const bool sft = c.trainer.command == RunCommand::sft;
   if (bytes > memory)
-    throw Error(Exit::memory,
-                cat("does not fit: data.train_batch_size * rollout.n = ", responses, " responses of ",
-                    c.data.max_response_length, " tokens take ", bytes, " bytes, the machine has ", memory, "; ",
-                    std::floor(static_cast<double>(memory) * responses / bytes), " such responses fit"));
+    throw Error(Exit::memory, cat("does not fit: data.train_batch_size", sft ? "" : " * rollout.n", " = ", responses,
+                                  sft ? " completions of " : " responses of ", c.data.max_response_length,
+                                  " tokens take ", bytes, " bytes, the machine has ", memory, "; ",
+                                  std::floor(static_cast<double>(memory) * responses / bytes), " of them fit"));
 }
 
 const Task& Session::training_task() const {
