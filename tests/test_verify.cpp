@@ -385,6 +385,10 @@ TEST(MathValue, SameValues) {
       {"120", "{10 \\choose 3}"},
       {"40", "{{10\\choose 3}\\over 3}"},
       {"\\binom{n}{k}", "{n\\choose k}"},
+      {"\\frac{n(n-1)}{2}", "{n \\choose 2}"},
+      {"\\frac{x^2+x}{2}", "\\binom{x+1}{2}"},
+      {"1", "\\binom{n}{0}"},
+      {"-\\frac18", "\\binom{1/2}{2}"},
       // sets of real numbers
       {"(-\\infty,\\infty)", "\\mathbb{R}"},
       {"(-\\infty,\\infty)", "R"},
@@ -446,6 +450,7 @@ TEST(MathValue, DifferentValues) {
       {"6x", "2 3x"},
       {"x", "\\text{x}+1"},
       {"2", "\\sqrt[n]{2}"},
+      {"\\frac{n^2}{2}", "\\binom{n}{2}"},
       {"2", "\\sqrt[99999999999999999999]{2}"},
       {"2", "\\root n \\of {2}"},
       {"10\\%", "10"},

@@ -206,7 +206,18 @@ MaybeNumber double_factorial(const Number& x) {
 
 MaybeNumber binomial(const Number& n, const Number& k) {
   const mpq_class *a = exact(n), *b = exact(k);
-  if (!a || !b || a->get_den() != 1 || b->get_den() != 1 || *a < 0 || *b < 0 || *a > 1000000) return {};
+  if (!b || b->get_den() != 1 || *b < 0) return {};
+  if (!a || a->get_den() != 1 || *a < 0) {  // as a variable is: n (n - 1) ... (n - k + 1) / k!
+    if (*b > 20) return {};
+    MaybeNumber c = Number(mpq_class(1));
+    for (int i = 0; c && i < *b; i++) {
+      const MaybeNumber factor = subtract(n, mpq_class(i));
+      const MaybeNumber product = factor ? multiply(*c, *factor) : std::nullopt;
+      c = product ? divide(*product, mpq_class(i + 1)) : std::nullopt;
+    }
+    return c;
+  }
+  if (*a > 1000000) return {};
   if (*b > *a) return mpq_class(0);
   const mpz_class least = std::min(b->get_num(), mpz_class(a->get_num() - b->get_num()));
   if (least > 1000) return {};

@@ -45,6 +45,7 @@ MaybeNumber power(const Number& base, const Number& exponent);
 // The n-th root, n >= 1: of a negative real the real one where n is odd, else the principal one.
 MaybeNumber root(const Number& x, unsigned long n);
 MaybeNumber factorial(const Number& x);
+// n is any number, k >= 0 an integer.
 MaybeNumber binomial(const Number& n, const Number& k);
 MaybeNumber absolute(const Number& x);
 MaybeNumber floor(const Number& x);
