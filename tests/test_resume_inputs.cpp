@@ -125,7 +125,10 @@ const Change kChanges[] = {
      edits("<|im_end|>", "<|im_start|>")},
     {"no special tokens", "model/tokenizer_config.json", "model.path", "special tokens", "is gone",
      [](auto& p) { fs::remove(p); }},
+    {"special tokens by name", "model/special_tokens_map.json", "model.path", "special tokens", "is new", puts("{}")},
     {"chat template", "model/chat_template.jinja", "model.path", "chat template", "is new", puts("{{ messages }}")},
+    {"default template", "model/additional_chat_templates/default.jinja", "model.path", "chat template", "is new",
+     puts("{{ messages }}")},
     {"EOS", "model/config.json", "model.path", "EOS", "has changed",
      edits("\"eos_token_id\": 2", "\"eos_token_id\": 3")},
     {"theta", "model/config.json", "model.path", "arithmetic", "has changed", edits("10000.0", "500000.0")},
@@ -153,8 +156,12 @@ TEST_F(ResumeInputs, EveryKindOfChangeIsNoticedAndNamed) {
                    {path, "(" + change.key + ": ", change.feeds, change.how, "step-2",
                     change.how == "is gone" ? "=PATH)" : "", "--accept-changed " + path});
   }
-  EXPECT_EQ(read_text(at("run/metrics.jsonl")), metrics) << "nothing was done";
   restart("kept", "in");
+  expect_refused(pare("train", "run",
+                      all + Overrides{"--resume", "trainer.total_training_steps=3",
+                                      cat("data.train_files=", at("in/train.jsonl"))}),
+                 {at("in/more.jsonl"), "read before"});
+  EXPECT_EQ(read_text(at("run/metrics.jsonl")), metrics) << "nothing was done";
   expect_ok(pare("train", "run", all + Overrides{"--resume", "trainer.total_training_steps=3"}));
 }
 

@@ -193,6 +193,11 @@ TEST_F(Sft, RowsThatDoNotFitAreErrorsOrLeftOut) {
   SftTraining sft(session);
   EXPECT_EQ(session.train->size(), 12);
   EXPECT_EQ(session.left_out, 12);
+  Rng rng(1);
+  for (int64_t row = 0; row < session.val->size(); row++) {
+    const Problem p = session.val->problem(row);
+    EXPECT_LE(session.encode_completion(p, session.val->teach(p, 0, rng)).size(), 4u) << "validation " << row;
+  }
   ASSERT_FALSE(session.notes.empty());
   EXPECT_TRUE(
       session.notes[0].starts_with("data.filter_overlong_prompts leaves out 12 of 24 training rows; the first:"))

@@ -228,8 +228,6 @@ std::string foreign_rows(const std::string& path) {
   if (const std::string encoding = utf16(head); !encoding.empty())
     return convert("is UTF-16, expected UTF-8", cat("iconv -f ", encoding, " -t UTF-8 ", shell_word(path), " > ",
                                                     shell_word(renamed(path, ".jsonl"))));
-  if (head.find('\0') != std::string::npos)
-    return "is a binary file of an unknown format, expected JSON lines (pare help data)";
   std::string text = head.starts_with("\xef\xbb\xbf") ? head.substr(3) : head;
   text.erase(0, text.find_first_not_of(" \t\r\n"));
   std::string lower = text.substr(0, 16);
@@ -242,6 +240,8 @@ std::string foreign_rows(const std::string& path) {
     const std::string all{std::istreambuf_iterator<char>(in), {}};
     return one_value(path, all.substr(all.starts_with("\xef\xbb\xbf") ? 3 : 0));
   }
+  if (head.find('\0') != std::string::npos)
+    return "is a binary file of an unknown format, expected JSON lines (pare help data)";
   const std::string ending = fs::path(path).extension().string();
   if (text.starts_with("---") || text.starts_with("- ") || ending == ".yaml" || ending == ".yml")
     return by_python("is a YAML file (pip install pyyaml)", "yaml",
