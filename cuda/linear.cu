@@ -11,9 +11,9 @@
 // columns), from L2 for the most part.  Limited by the tensor cores, with few rows by the weight's bytes; in f32 by the
 // multiply-adds of the CUDA cores.
 #include "linear.cuh"
-#include "linear_tiles.h"
 #include "linear_wgmma.cuh"
 #include "machine.cuh"
+#include "ops/linear_tiles.h"
 
 namespace pare::PARE_CUDA {
 

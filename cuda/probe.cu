@@ -125,10 +125,16 @@ bool ask_for(TensorKernel kernel) {
   return true;
 }
 
+int multiprocessors() { return machine().multiprocessors; }
+
 }  // namespace
 
-const Probe probe = {
-    .cache_bytes = cache_bytes, .seconds = seconds, .flops = flops, .bytes = bytes, .tensor_kernel = ask_for};
+const Probe probe = {.multiprocessors = multiprocessors,
+                     .cache_bytes = cache_bytes,
+                     .seconds = seconds,
+                     .flops = flops,
+                     .bytes = bytes,
+                     .tensor_kernel = ask_for};
 
 }  // namespace pare::cuda
 #endif

@@ -56,6 +56,7 @@ void Pass::plan_segments(const PackedBatch& batch) {
   const auto segments = [&](const std::vector<SegmentRow>& s) {
     return upload("segments", s.data(), static_cast<int64_t>(s.size()), 4);
   };
+  extent_ = attn_extent(batch.segments, batch.carried, batch.pairs);
   const LayerAttention whole{segments(batch.segments), {}, batch.pairs};
   const bool replays =
       std::any_of(batch.traces.begin(), batch.traces.end(), [](const auto& t) { return t != nullptr; });
@@ -159,7 +160,8 @@ void Pass::attend(int layer, const Tensor& q, const Tensor& k, const Tensor& v, 
                .segments = a.segments,
                .pairs = a.pairs,
                .scale = model_.attention_scale(),
-               .lists = a.lists};
+               .lists = a.lists,
+               .extent = extent_};
   if (!chooses(layer)) return model_.device.attn_fwd(args);
   const BlockReads& reads = chosen_->reads;
   const Tensor& lists = chosen_->lists[kept];
@@ -207,7 +209,8 @@ void Pass::attend_backward(int layer, const BlockBuffers& b, const Tensor& d_o, 
                .segments = a.segments,
                .pairs = a.pairs,
                .scale = model_.attention_scale(),
-               .lists = a.lists};
+               .lists = a.lists,
+               .extent = extent_};
   if (chooses(layer)) {
     args.pairs = chosen_->pairs, args.blocks = chosen_->lists[kept];
     args.budget = chosen_->budget, args.block = chosen_->reads.block;

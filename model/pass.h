@@ -5,6 +5,7 @@
 
 #include "model/block.h"
 #include "model/packed.h"
+#include "ops/attention.h"
 
 namespace pare {
 
@@ -61,6 +62,7 @@ class Pass : AttentionContext, AttentionBackward {
     int64_t pairs;
   };
   const LayerAttention& attention_of(int layer) const { return attention_[attention_.size() == 1 ? 0 : layer]; }
+  AttnExtent extent_;                      // without replay, for estimates
   std::vector<LayerAttention> attention_;  // one for all layers unless a cache's events are replayed
   std::optional<ChosenBlocks> chosen_;     // if any row chooses
   std::vector<Tensor> inputs_;             // [N, C] of each block and of the last norm

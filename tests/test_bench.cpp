@@ -162,6 +162,19 @@ TEST_F(BenchProgram, SecondsBoundTheSamples) {
   EXPECT_EQ(json::parse(o.out)["rows"][0]["samples"], 3);
 }
 
+// The time of a machine that is not here, without its program: that of a plan.
+TEST_F(BenchProgram, PredictsACall) {
+  const Outcome o = run("bench --predict h100 --device cuda --op attn_bwd --shape L=4096 --shape L=16384 --json");
+  ASSERT_EQ(o.code, 0) << o.err;
+  const json j = json::parse(o.out);
+  ASSERT_EQ(j.size(), 2u);
+  EXPECT_NEAR(j[0]["stretch"], 2.79, 0.02) << "64 blocks for 132 multiprocessors, the first twice the mean";
+  EXPECT_NEAR(double(j[0]["seconds"]) / 1.2586e-3, 1, 0.2) << "as an H100 took";
+  EXPECT_NEAR(double(j[1]["seconds"]) / 6.4072e-3, 1, 0.2);
+  EXPECT_EQ(run("bench --predict h100").code, 2);
+  EXPECT_EQ(run("bench --predict no-such --op zero").code, 2);
+}
+
 TEST_F(BenchProgram, SaysWhatIsWrong) {
   Outcome o = run("bench --op linear --json");
   EXPECT_EQ(o.code, 2);

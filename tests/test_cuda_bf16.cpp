@@ -3,9 +3,9 @@
 #include <cstdlib>
 
 #include "comm/comm.h"
-#include "cuda/linear_tiles.h"
 #include "kernel_call.h"
 #include "ops/data.h"
+#include "ops/linear_tiles.h"
 #include "ops/logits.h"
 #include "ops/norm.h"
 #include "ops/paged.h"

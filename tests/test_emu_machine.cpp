@@ -4,8 +4,8 @@
 #include <fstream>
 
 #include "cuda/emu/include/cuda_runtime.h"
-#include "cuda/linear_tiles.h"
 #include "ops/attention.h"
+#include "ops/linear_tiles.h"
 #include "run/plan.h"
 #include "tests/generator.h"
 #include "tests/kernel_call.h"

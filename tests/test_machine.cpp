@@ -1,6 +1,8 @@
 // Plans in seconds: machine files, and what `pare plan` answers with one.
 #include <nlohmann/json.hpp>
 
+#include "bench/measure.h"
+#include "ops/linear_tiles.h"
 #include "run/plan.h"
 #include "tests/program.h"
 
@@ -47,14 +49,87 @@ TEST(Machine, IsARoofPerCall) {
   const Cost sent{.flops = 4, .read = 1'000'000'000, .written = 0, .sent = 6'000'000'000};
   const Machine linked = read_machine(machine_file(kText + "link = 2e9\nnetwork = 1e9\n"));
   EXPECT_EQ(linked.seconds("all_gather", sent, DType::f32), 0.5 + 3 / 0.5);
-  EXPECT_EQ(linked.seconds("all_gather", sent, DType::f32, 0.5), 0.5 + 3 / 0.5) << "half of it beyond the node";
-  EXPECT_EQ(linked.seconds("all_gather", {.read = 1'000'000'000}, DType::f32, 0.5), 0.5 + 1 / 0.5);
+  EXPECT_EQ(linked.seconds("all_gather", sent, DType::f32, {}, 0.5), 0.5 + 3 / 0.5) << "half of it beyond the node";
+  EXPECT_EQ(linked.seconds("all_gather", {.read = 1'000'000'000}, DType::f32, {}, 0.5), 0.5 + 1 / 0.5);
   EXPECT_THROW(m.seconds("all_gather", sent, DType::f32), Error) << "it has no link";
   EXPECT_EQ(linked.shared_by(2).memory(), 750'000'000u);
   EXPECT_EQ(linked.shared_by(2).seconds("linear_fwd", math, DType::f32), 0.5 + 4 / 0.25);
   const Machine again = read_machine(machine_file(to_toml(m)));
   EXPECT_EQ(to_toml(again), to_toml(m));
   EXPECT_EQ(again.figures.size(), m.figures.size());
+}
+
+TEST(Machine, WaitsForTheLongestBlock) {
+  const Machine m = read_machine(machine_file(kText + "multiprocessors = 8\n"));
+  EXPECT_EQ(m.multiprocessors(), 8);
+  EXPECT_EQ(read_machine(machine_file(kText)).multiprocessors(), 1);
+  const Cost both{.flops = 8'000'000'000, .read = 1'000'000'000};
+  EXPECT_EQ(m.seconds("linear_fwd", both, DType::bf16, {.flops = 3}), 0.5 + 3 / 0.25);
+  EXPECT_EQ(m.seconds("linear_fwd", both, DType::bf16, {.bytes = 5}), 0.5 + 5 / 0.25);
+}
+
+// Of a call with these operands, on an H100.
+Stretch stretch_on_132(const std::string& op, const std::string& shape) {
+  const cases::OpCase& c = cases::op_case(op);
+  return size_op(DType::bf16, c, cases::Dims(c.op, c.dims, shape)).stretch(132);
+}
+
+// One tile of queries, of keys or of a page table is a block, whatever else runs at the same time.
+TEST(Machine, AttentionIsDividedAsItsKernelsDo) {
+  EXPECT_NEAR(stretch_on_132("attn_bwd", "L=16384").flops, 1.02, 0.02);
+  EXPECT_NEAR(stretch_on_132("attn_bwd", "L=4096").flops, 2.79, 0.02) << "64 blocks, the first has twice the mean";
+  EXPECT_NEAR(stretch_on_132("attn_bwd", "G=1,S=8,L=1024,P=512").flops, 5.2, 0.3) << "eight members read one prompt";
+  EXPECT_NEAR(stretch_on_132("attn_bwd", "L=4096,budget=64").flops, 6.37, 0.05) << "hidden pairs are computed";
+  EXPECT_EQ(stretch_on_132("attn_fwd", "L=4096").flops, 1);
+  EXPECT_NEAR(stretch_on_132("attn_fwd", "L=128").flops, 132 / 12.0 * 128 * 128 / 8256, 1e-9)
+      << "12 blocks, each a square of pairs of which half count";
+  EXPECT_NEAR(stretch_on_132("attn_fwd", "L=4096,budget=64").flops, 82.0 / 6, 1e-9);
+  EXPECT_NEAR(stretch_on_132("attn_paged", "B=8,L=16384").bytes, 132 / 16.0, 1e-9) << "16 blocks";
+  EXPECT_EQ(stretch_on_132("attn_paged", "B=256,L=640").bytes, 1);
+  EXPECT_EQ(stretch_on_132("swiglu_fwd", "N=64").flops, 1);
+}
+
+// What is in the results: the tiles of products were fewer, the others' division is that of today.
+Stretch then(const std::string& op, const std::string& shape, const Json& dims) {
+  const auto of = [&](const char* dim) { return dims.at(dim).get<int64_t>(); };
+  const std::initializer_list<WgmmaTile> tiles = {{128, 64}, {128, 128}, {128, 256}};
+  if (op == "linear_fwd" && of("M") > 64) return {.flops = tile_stretch(tiles, of("M"), of("N"), of("K"), 132)};
+  if (op == "linear_bwd_input" && of("M") > 64) return {.flops = tile_stretch(tiles, of("M"), of("K"), of("N"), 132)};
+  if (op == "linear_bwd_weight") return {.flops = tile_stretch({{128, 256}}, of("N"), of("K"), of("M"), 132)};
+  return op.starts_with("attn_") ? stretch_on_132(op, shape) : Stretch{};
+}
+
+// data/machines/h100.toml, with the division of work that plans count, against what an H100 took.
+TEST(Machine, GivesTheRowsOfAnH100) {
+  const std::map<std::string, std::string> other = {
+      {"attn_fwd L=4096", "tiles began in the order of heads, not longest first"},
+      {"attn_fwd L=4096,kernel=2", "likewise"},
+      {"kv_select E=256", "a chain of latencies"},
+      {"kv_compact E=256", "likewise"},
+      {"linear_fwd M=16,N=2048,K=1536", "less than a wave of one-row kernels"},
+      {"linear_fwd M=16,N=1536,K=1536", "likewise"},
+      {"linear_fwd M=16,N=1536,K=8960", "likewise"},
+      {"linear_bwd_input M=16,N=17920,K=1536", "no step computes it, and no kernel is made for it"},
+      {"rope_fwd N=16384,H=14,D=128", "half of its bytes stay in L2"},
+  };
+  std::ifstream in("tools/bench/results/h100.json");
+  const Json results = Json::parse(in);
+  const Machine m = read_machine("h100");
+  int within = 0;
+  std::map<std::string, std::string> unseen = other;
+  for (const auto& [name, row] : results.at("rows").items()) {
+    if (name.find("kernel=1") != std::string::npos || name.find("--exact=off") != std::string::npos) continue;
+    const Cost cost{.flops = row.at("flops"), .read = row.at("bytes_read"), .written = row.at("bytes_written")};
+    const double took = row.at("seconds").at("median");
+    const double ratio = m.seconds(row.at("op"), cost, DType::bf16,
+                                   then(row.at("op"), name.substr(name.find(' ') + 1), row.at("shape"))) /
+                         took;
+    const bool close = ratio > 0.8 && ratio < 1.25;
+    EXPECT_NE(close, other.contains(name)) << name << ": " << ratio;
+    within += close, unseen.erase(name);
+  }
+  EXPECT_GE(within, 35);
+  EXPECT_TRUE(unseen.empty()) << unseen.begin()->first << " is no row";
 }
 
 TEST(Machine, WhatIsNoFigureIsAnError) {

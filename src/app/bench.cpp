@@ -23,7 +23,7 @@ struct Options {
   std::string op;
   std::vector<std::string> shapes;
   bool json = false;
-  std::string machine;
+  std::string machine, predict;
   double seconds = 1;
 };
 
@@ -35,8 +35,38 @@ std::string rate(const char* what, const Rate& r, const char* unit) {
                           : cat(what, " not measured: ", r.how);
 }
 
+std::vector<cases::Dims> shapes_of(const Options& o, const cases::OpCase& op) {
+  std::vector<cases::Dims> shapes;
+  for (const std::string& shape : o.shapes) shapes.emplace_back(op.op, op.dims, shape);
+  if (shapes.empty()) shapes.emplace_back(op.op, op.dims, "");
+  return shapes;
+}
+
+// What a machine that is not here would take.
+void predict(const Options& o, DType act) {
+  const Machine machine = read_machine(o.predict);
+  const cases::OpCase& op = cases::op_case(o.op);
+  auto report = nlohmann::ordered_json::array();
+  for (const cases::Dims& dims : shapes_of(o, op)) {
+    const Sized call = size_op(act, op, dims);
+    const int n = machine.multiprocessors();
+    const Stretch stretch = n > 1 ? call.stretch(n) : Stretch{};
+    const double t = machine.seconds(op.op, call.cost, act, stretch), longest = std::max(stretch.flops, stretch.bytes);
+    if (o.json)
+      report.push_back({{"op", op.op}, {"shape", dims.str()}, {"seconds", t}, {"stretch", longest}});
+    else
+      std::printf("%s %s %s\n  time    %12s us       predicted for %s; its longest part takes %.2f times an even one\n",
+                  op.op, dims.str().c_str(), dtype_name(act), micro(t).c_str(), machine.name.c_str(), longest);
+  }
+  if (o.json) std::printf("%s\n", report.dump(2).c_str());
+}
+
 void run(const Options& o, const Command& command) {
   const Config config = read_config(o.keys.overrides(command));
+  if (!o.predict.empty()) {
+    if (o.op.empty() || !o.machine.empty()) fail("--predict needs --op, and nothing is measured: leave --machine out");
+    return predict(o, act_type(config));
+  }
   const Table& table = open_table(config.trainer);
   set_threads(static_cast<int>(config.trainer.threads));
   if (!o.machine.empty()) {
@@ -56,10 +86,6 @@ void run(const Options& o, const Command& command) {
     return bench_suite();
   }
   const cases::OpCase& op = cases::op_case(o.op);
-  std::vector<cases::Dims> shapes;
-  for (const std::string& shape : o.shapes) shapes.emplace_back(op.op, op.dims, shape);
-  if (shapes.empty()) shapes.emplace_back(op.op, op.dims, "");
-
   const Ceilings ceilings = measure_ceilings(table);
   nlohmann::ordered_json report{{"device", table.describe ? table.describe() : cat("cpu, threads: ", threads())},
                                 {"ceilings", {{"flops", to_json(ceilings.flops)}, {"bytes", to_json(ceilings.bytes)}}},
@@ -67,7 +93,7 @@ void run(const Options& o, const Command& command) {
   if (!o.json)
     std::printf("%s\n%s\n%s\n\n", report["device"].get<std::string>().c_str(),
                 rate("products", ceilings.flops, "FLOP").c_str(), rate("memory", ceilings.bytes, "B").c_str());
-  for (const cases::Dims& dims : shapes) {
+  for (const cases::Dims& dims : shapes_of(o, op)) {
     const Measured m = measure_op(table, act_type(config), op, dims, {.seconds = o.seconds});
     if (o.json) {
       report["rows"].push_back(to_json(m, dims, ceilings));
@@ -99,6 +125,7 @@ void add_bench(const Command& program) {
   c.option("--shape", o->shapes, "sizes, such as M=64,K=1536, the others as in Qwen2.5-1.5B; repeatable");
   c.flag("--json", o->json, "prints JSON");
   c.option("--machine", o->machine, "measures every op and writes this file, for `pare plan --machine`");
+  c.option("--predict", o->predict, "a machine file: prints the time that plans count for a call, and runs none");
   c.option("--seconds", o->seconds, "time of an op, but for three samples at least (default 1, with --machine 0.3)")
       .between(1e-3, 3600);
   o->keys.add(c);

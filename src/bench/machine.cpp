@@ -24,6 +24,9 @@ Machine measure_machine(const Table& table, const std::string& name, DType act, 
   set("flops_f32", host ? flops : flops / 15, host ? "measured" : "assumed");
   set("flops_bf16", flops, host ? "assumed" : "measured");
 
+  const int multiprocessors = table.probe ? table.probe->multiprocessors() : 1;
+  if (multiprocessors > 1) set("multiprocessors", multiprocessors, "measured");
+
   const auto measure = [&](const cases::OpCase& op, const std::string& shape) {
     return measure_op(table, act, op, cases::Dims(op.op, op.dims, shape), {.seconds = seconds});
   };
@@ -31,7 +34,7 @@ Machine measure_machine(const Table& table, const std::string& name, DType act, 
   set("launch", launch, "measured");
   for (const cases::OpCase& op : cases::op_cases()) {
     const Measured one = measure(op, "");
-    const double bound = one.bound(ceilings);
+    const double bound = one.bound(ceilings, multiprocessors > 1 ? one.stretch(multiprocessors) : Stretch{});
     if (one.time.median < 10 * launch) continue;  // it has nothing to do, as ops between ranks on one
     if (bound > 0) set(cat("share.", op.op), bound / (one.time.median - launch), "measured");
   }

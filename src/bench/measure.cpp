@@ -216,22 +216,25 @@ Timing time_of(const Table& table, Device& device, const std::vector<OpCall>& co
 
 }  // namespace
 
-double Measured::bound(const Ceilings& c) const {
+double Measured::bound(const Ceilings& c, const Stretch& s) const {
   if (c.flops.per_second <= 0 || c.bytes.per_second <= 0) return 0;
-  return std::max(static_cast<double>(cost.flops) / c.flops.per_second, bytes() / c.bytes.per_second);
+  return std::max(s.flops * static_cast<double>(cost.flops) / c.flops.per_second,
+                  s.bytes * bytes() / c.bytes.per_second);
+}
+
+Sized size_op(DType act, const cases::OpCase& op, const cases::Dims& dims) {
+  Device device(table_null);
+  Arena arena("operands", no_memory);
+  DeviceOperands operands(device, act, arena);
+  const OpCall call = make_call(device, op, operands, dims);
+  return {call.cost, call.stretch, static_cast<int64_t>(arena.used())};
 }
 
 Measured measure_op(const Table& table, DType act, const cases::OpCase& op, const cases::Dims& dims,
                     const MeasureOptions& o) {
-  Measured m{.op = op.op, .shape = dims.str(), .act = act, .cost = {}, .time = {}};
-  {  // what it takes, by making it of nothing
-    Device device(table_null);
-    Arena arena("operands", no_memory);
-    DeviceOperands operands(device, act, arena);
-    m.cost = make_call(device, op, operands, dims).cost;
-    m.operand_bytes = static_cast<int64_t>(arena.used());
-  }
-  m.copies = 1;
+  const Sized sized = size_op(act, op, dims);
+  Measured m{.op = op.op, .shape = dims.str(), .act = act, .cost = sized.cost, .stretch = sized.stretch, .time = {}};
+  m.operand_bytes = sized.operand_bytes, m.copies = 1;
   if (o.rotate && (table.probe || &table == &table_cpu)) {  // of the others the speed means nothing
     const int64_t cache = table.probe ? table.probe->cache_bytes() : last_cache_bytes();
     m.copies = std::clamp<int64_t>(2 * cache / std::max<int64_t>(m.operand_bytes, 1) + 1, 1, 4096);

@@ -30,15 +30,24 @@ struct MeasureOptions {
   double seconds = 1;  // at least three samples, at most 30, and no more after so long
 };
 
+// A call that is not made.
+struct Sized {
+  Cost cost;
+  std::function<Stretch(int)> stretch;
+  int64_t operand_bytes;
+};
+Sized size_op(DType act, const cases::OpCase& op, const cases::Dims& dims);
+
 struct Measured {
   std::string op, shape;
   DType act;
-  Cost cost;  // of a call
+  Cost cost;                            // of a call
+  std::function<Stretch(int)> stretch;  // likewise
   Timing time;
   int64_t copies = 0, operand_bytes = 0;  // of a copy
   double bytes() const { return static_cast<double>(cost.read + cost.written); }
-  // Seconds that the call takes at best; 0: not known.
-  double bound(const Ceilings& c) const;
+  // Seconds that the call takes at best, with its work divided as the kernels do if `s` says how; 0: not known.
+  double bound(const Ceilings& c, const Stretch& s = {}) const;
 };
 
 // Throws Error(Exit::usage) for a shape that the op cannot have or that the memory does not hold.

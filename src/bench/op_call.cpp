@@ -94,7 +94,8 @@ OpCall make_call(Device& device, const cases::OpCase& op, DeviceOperands& operan
   OpCall made{[&device, call] { call_any(device, call); }, {}};
   std::visit(
       [&]<class Args>(const Args& a) {
-        if constexpr (!std::is_same_v<Args, std::monostate>) made.cost = a.cost();
+        if constexpr (!std::is_same_v<Args, std::monostate>)
+          made.cost = a.cost(), made.stretch = [a](int n) { return stretch_of(a, n); };
       },
       call);
   return made;

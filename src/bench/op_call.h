@@ -34,6 +34,7 @@ class DeviceOperands : public cases::Operands {
 struct OpCall {
   std::function<void()> run;  // may be repeated; on a queued table it returns at once
   Cost cost;                  // of one run, as the ledger counts it
+  std::function<Stretch(int)> stretch = {};
 };
 // `operands` are of `device`; both must outlive the call.
 OpCall make_call(Device& device, const cases::OpCase& op, DeviceOperands& operands, const cases::Dims& dims);

@@ -17,6 +17,7 @@ AttnFwd forward(Operands& o, const Dims& d, bool made) {
   a.pk = p.parent_rows ? o.in("pk", {p.parent_rows, K, D}, gap ? gap + 2 : 0) : a.k;
   a.pv = p.parent_rows ? o.in("pv", {p.parent_rows, K, D}, gap ? gap + 2 : 0) : a.v;
   a.segments = p.put_segments(o), a.pairs = p.pairs, a.scale = scale(d);
+  a.extent = attn_extent(p.segments, p.parent_rows > 0, p.dense_pairs);
   if (!p.lists.empty()) a.lists = o.index("lists", {std::ssize(p.lists) / K, K}, p.lists);
   if (p.budget.empty()) return a;
   a.blocks = o.index("blocks", {N, K, p.room}, random_blocks(p.seen, p.budget, K, p.room, d["block"]));
@@ -38,6 +39,7 @@ Call attn_bwd(Operands& o, const Dims& d) {
   a.d_o = o.in("do", like(f.o), gap), a.o = f.o, a.lse = f.lse;
   a.q = f.q, a.k = f.k, a.v = f.v, a.pk = f.pk, a.pv = f.pv, a.segments = f.segments;
   a.pairs = f.pairs, a.scale = f.scale, a.lists = f.lists, a.blocks = f.blocks, a.budget = f.budget, a.block = f.block;
+  a.extent = f.extent;
   if (a.q.dtype == DType::bf16)
     a.work =
         o.stat_scratch("work", {attn_bwd_work(f.q.shape[0], apart ? f.pk.shape[0] : 0, f.k.shape[1], f.q.shape[2])});

@@ -148,7 +148,7 @@ Packed::Packed(const Dims& d) {
     if (!budgets.empty() && budgets[i] < INT32_MAX) room = std::max<int64_t>(room, budgets[i]);
     for (int32_t j = 0; j < g.len; j++) {
       const int64_t all = seen[g.row + j] = g.parent_len + j + 1;
-      pairs += all;
+      pairs += all, dense_pairs += all;
       if (budgets.empty()) continue;
       const int32_t reads = budget[g.row + j] = layout && j < g.len / 3 ? INT32_MAX : budgets[i];
       pairs += listed_slots(all, reads, d["block"]) - all;

@@ -28,7 +28,7 @@ struct Packed {
   std::vector<int64_t> seen;                           // slots that each row sees; 0 for rows of no segment
   std::vector<int32_t> budget;                         // of each row, or none: INT32_MAX for those that read everything
   int64_t pairs = 0, slots = 0, room = 0, chosen = 0;  // chosen: blocks of the rows that choose
-  int64_t choosers = 0, most_slots = 0;
+  int64_t choosers = 0, most_slots = 0, dense_pairs = 0;  // dense_pairs: without budgets
 
   Tensor put_segments(Operands& o) const { return o.index("segments", {std::ssize(segments), 4}, flat(segments)); }
   Tensor put_budget(Operands& o) const { return o.index("budget", {rows}, budget); }

@@ -26,6 +26,9 @@ Call attn_paged(Operands& o, const Dims& d) {
   a.v_pages = o.in("v_pages", s.pages.v(d), s.pages.present(D));
   a.page_table = s.put_table(o, d), a.queries = s.put_queries(o);
   a.pairs = s.pairs, a.slots = s.slots, a.scale = scale(d);
+  const auto widest = [&](int64_t rows, int64_t slots) {
+    a.most_pairs = std::max(a.most_pairs, paged_block_pairs(rows, slots, H / K));
+  };
   std::vector<int32_t> budget = s.budget;
   if (d["budget"]) {
     if (d["budget"] < 2 || d["T"] != 1 || d["mass"])
@@ -36,12 +39,16 @@ Call attn_paged(Operands& o, const Dims& d) {
     a.mass_pages = o.stat_inout("mass_pages", s.pages.beside(d), positive());
     a.first = o.index("first", {s.count()}, s.first);
   }
-  if (budget.empty()) return a;
+  if (budget.empty()) {
+    for (const PagedRow& e : s.list) widest(e.rows, e.slots);
+    return a;
+  }
   std::vector<int64_t> total(s.list.size());  // by row of the table; entries of more rows read everything
   a.slots = a.pairs = 0;
   for (const PagedRow& e : s.list) {
     const int64_t r = e.rows, read = r == 1 ? listed_slots(e.slots, budget[e.table_row], d["block"]) : e.slots;
     total[e.table_row] = r == 1 ? e.slots : 0;
+    widest(r, read);
     a.slots += read, a.pairs += r == 1 ? read : r * (e.slots - r) + r * (r + 1) / 2;
   }
   const int64_t room = *std::max_element(budget.begin(), budget.end());

@@ -52,6 +52,7 @@ void PagedAttention::attend(int layer, const Tensor& q, const Tensor& k, const T
     const int64_t slots = blocks.blocks ? blocks.slots[i] : row.slots, rows = row.rows;
     args.pairs += rows * (slots - rows) + rows * (rows + 1) / 2;
     args.slots += slots;
+    args.most_pairs = std::max(args.most_pairs, paged_block_pairs(rows, slots, q.shape[1] / k.shape[1]));
   }
   device.attn_paged(args);
 }

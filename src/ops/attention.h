@@ -2,6 +2,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <span>
 
 #include "ops/contract.h"
 #include "ops/cost.h"
@@ -33,6 +34,10 @@ inline void check_lists(Contract& c, const Tensor& blocks, const Tensor& budget,
   c.index("budget", budget, {rows});
 }
 
+inline double part(int64_t of, int64_t whole) {
+  return whole > 0 ? std::min(1.0, static_cast<double>(of) / static_cast<double>(whole)) : 0;
+}
+
 // What AttnFwd and AttnBwd share.
 template <class Args>
 void check_packed(Contract& c, const Args& a) {
@@ -52,6 +57,15 @@ void check_packed(Contract& c, const Args& a) {
 }
 
 }  // namespace detail
+
+// The host's knowledge of the segments of a call, for estimates of its time; zeros are taken for even work.
+struct AttnExtent {
+  int64_t longest = 0;  // slots before and in the longest segment
+  int64_t readers = 0;  // rows that see the key which most rows see
+  int64_t pairs = 0;    // visible pairs, whatever lists of blocks hide of them
+};
+// apart: parents lie among the rows of another batch.
+AttnExtent attn_extent(std::span<const SegmentRow> segments, bool apart, int64_t pairs);
 
 struct AttnFwd {
   Tensor o;         // act [N, H, D] out
@@ -73,6 +87,7 @@ struct AttnFwd {
   Tensor blocks = {};  // i32 [N, K, max_blocks]: ascending, the block of the row's own slot last; or absent
   Tensor budget = {};  // i32 [N], at least 1; present if blocks is
   int32_t block = 0;   // slots of a block: 4 or 16
+  AttnExtent extent = {};
   void check(Contract& c) const {
     detail::check_packed(c, *this);
     c.act("o", o, {q.shape[0], q.shape[1], q.shape[2]});
@@ -80,6 +95,12 @@ struct AttnFwd {
   Cost cost() const {
     return {4 * q.shape[1] * q.shape[2] * pairs, detail::total_bytes(q, k, v, segments, lists, blocks, budget),
             detail::total_bytes(o, lse)};
+  }
+  // A block has 128 rows of a head.  With lists of blocks a warp has one row of a key head, and issues 82 / group times
+  // the instructions of a pair: 1639 for 64 slots, beside 640 for 16 rows of them, on half as many warps.
+  Stretch stretch(int multiprocessors) const {
+    if (blocks) return {.flops = 82.0 / static_cast<double>(q.shape[1] / k.shape[1])};
+    return {.flops = std::max(1.0, multiprocessors * detail::part(128 * extent.longest, pairs * q.shape[1]))};
   }
   auto outputs() const { return std::array{o, lse}; }
 };
@@ -102,6 +123,7 @@ struct AttnBwd {
   float scale;
   Tensor lists = {}, blocks = {}, budget = {};  // as in AttnFwd; constants
   int32_t block = 0;
+  AttnExtent extent = {};
   Tensor work = {};  // stat [attn_bwd_work(N, P or 0, K, D)] or more, scratch, in bf16; else absent
   void check(Contract& c) const {
     const int64_t N = q.shape[0], H = q.shape[1], D = q.shape[2], K = k.shape[1], P = pk.shape[0];
@@ -122,6 +144,14 @@ struct AttnBwd {
     return {10 * q.shape[1] * q.shape[2] * pairs,
             detail::total_bytes(q, k, v, o, d_o, lse, dk, dv, segments, lists, blocks, budget),
             detail::total_bytes(dq, dk, dv)};
+  }
+  // Of 14 products of a pair, 8 lie with the keys: a block has 128 of a key head, and walks over all rows that see
+  // them. Lists of blocks hide pairs, of which nearly all are computed: some row of a tile sees each slot.
+  Stretch stretch(int multiprocessors) const {
+    constexpr double kOfKeys = 8.0 / 14;
+    const double chain = multiprocessors * detail::part(128 * extent.readers, extent.pairs * k.shape[1]);
+    const double hidden = blocks ? static_cast<double>(extent.pairs) / static_cast<double>(pairs) : 1;
+    return {.flops = hidden * (1 - kOfKeys + kOfKeys * std::max(1.0, chain))};
   }
   auto outputs() const { return std::array{dq, dk, dv, dpk, dpv}; }
 };

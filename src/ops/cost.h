@@ -1,5 +1,6 @@
 // What an op costs.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 #include "base/tensor.h"
@@ -14,6 +15,20 @@ struct Cost {
   }
   bool operator==(const Cost&) const = default;
 };
+
+// The time of a call's FLOPs and of its bytes on so many multiprocessors, over that of work which is divided evenly:
+// the CUDA kernels give each block a tile, and the longest tile, or the last of several waves, is waited for.
+struct Stretch {
+  double flops = 1, bytes = 1;
+};
+// Of a call with these arguments.
+template <class Args>
+Stretch stretch_of(const Args& a, int multiprocessors) {
+  if constexpr (requires { a.stretch(multiprocessors); })
+    return a.stretch(multiprocessors);
+  else
+    return {};
+}
 
 namespace detail {
 template <class... T>

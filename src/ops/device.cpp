@@ -187,7 +187,8 @@ void Device::call(const char* op, void (*fn)(const Args&, Stream), const Args& a
     Ledger::Line& line = ledger->phases[phase][op];
     const Cost c = a.cost();
     line.calls++, line.cost += c;
-    line.seconds += estimate ? estimate(op, c) : std::chrono::duration<double>(end - start).count();
+    line.seconds += estimate ? estimate(op, c, [&](int n) { return stretch_of(a, n); })
+                             : std::chrono::duration<double>(end - start).count();
     if (const int64_t rows = linear_rows(a); rows && (line.min_rows == 0 || rows < line.min_rows)) line.min_rows = rows;
   }
   if (check_nan && !planning() && !partly_written<Args>) check_outputs(op, a);

@@ -41,7 +41,8 @@ class Device {
   // Decorators; all off at first.  Where the table has ranges for a profiler, every call is one.
   Ledger* ledger = nullptr;  // counts every call
   bool timed = false;        // the ledger takes seconds too (synchronous tables only)
-  std::function<double(const char* op, const Cost&)> estimate;  // gives the ledger's seconds, where nothing is timed
+  // Gives the ledger's seconds if calls are not timed.
+  std::function<double(const char* op, const Cost&, const std::function<Stretch(int)>& stretch)> estimate;
   bool check_nan = false;  // throws Error(Exit::non_finite) naming op, output and element when an output is not finite
   std::string phase = "main";  // heading of the ledger's lines
   bool graphs = true;          // together() launches graphs, where the table has them

@@ -7,6 +7,7 @@
 #include "base/host_device.h"
 #include "ops/contract.h"
 #include "ops/cost.h"
+#include "ops/linear_tiles.h"
 
 namespace pare {
 
@@ -70,6 +71,15 @@ constexpr int64_t linear_part(int64_t columns, int64_t depth) {
   return parts_of(parts_of(depth, std::max(side_by_side, parts_of(depth, kLinearPart))), 64) * 64;
 }
 
+namespace detail {
+// Of y and dx.  Up to 64 rows are not tiles of wgmma, and take the time of the weight's bytes.
+inline Stretch stretch_of_product(int64_t rows, int64_t columns, int64_t depth, int multiprocessors) {
+  if (rows <= 64) return {};
+  const bool parts = linear_part(columns, depth) < depth;
+  return {.flops = tile_stretch(parts ? kPartsTiles : kOnePartTiles, rows, columns, depth, multiprocessors)};
+}
+}  // namespace detail
+
 // y = x wT (+ bias) (+ residual)
 struct LinearFwd {
   Tensor y;         // act [N, O] out, rows may be strided; may be residual (in place)
@@ -89,6 +99,9 @@ struct LinearFwd {
     return {2 * x.shape[0] * w.inputs() * w.outputs(), detail::total_bytes(x, w, bias, residual),
             detail::total_bytes(y)};
   }
+  Stretch stretch(int multiprocessors) const {
+    return detail::stretch_of_product(x.shape[0], w.outputs(), w.inputs(), multiprocessors);
+  }
   auto outputs() const { return std::array{y}; }
 };
 // dx = dy w: a sum over o ascending from +0, which is added once to what dx holds if accumulate
@@ -105,6 +118,9 @@ struct LinearBwdInput {
   Cost cost() const {
     return {2 * dy.shape[0] * w.inputs() * w.outputs(),
             detail::total_bytes(dy, w) + (accumulate ? detail::total_bytes(dx) : 0), detail::total_bytes(dx)};
+  }
+  Stretch stretch(int multiprocessors) const {
+    return detail::stretch_of_product(dy.shape[0], w.inputs(), w.outputs(), multiprocessors);
   }
   auto outputs() const { return std::array{dx}; }
 };
@@ -125,6 +141,9 @@ struct LinearBwdWeight {
   Cost cost() const {
     return {2 * dy.shape[0] * dy.shape[1] * x.shape[1], detail::total_bytes(dy, x, dw, dbias),
             detail::total_bytes(dw, dbias)};
+  }
+  Stretch stretch(int multiprocessors) const {
+    return {.flops = tile_stretch(kGradientTiles, dy.shape[1], x.shape[1], dy.shape[0], multiprocessors)};
   }
   auto outputs() const { return std::array{dw, dbias}; }
 };

@@ -48,6 +48,10 @@ struct KvWrite {
   }
   auto outputs() const { return std::array{k_pages, v_pages}; }
 };
+// Pairs of a block of the CUDA kernel: up to 64 (row, query head) of an entry that read a key head.
+constexpr int64_t paged_block_pairs(int64_t rows, int64_t slots, int64_t group) {
+  return std::min<int64_t>(64, rows * group) * slots;
+}
 struct AttnPaged {
   Tensor o;                 // act [N, H, D] out
   Tensor q;                 // act [N, H, D]; rows may be strided, heads contiguous
@@ -59,9 +63,10 @@ struct AttnPaged {
   float scale;
   // Lists of blocks (KvBlockSelect), by table_row.  An entry of one row and of more blocks than its budget reads as
   // many blocks as that, those that its key heads list, and its `pairs` are listed_slots.
-  Tensor blocks = {};  // i32 [sequences, K, max_blocks]: ascending, the block of the newest slot last; or absent
-  Tensor budget = {};  // i32 [sequences], at least 1 where there is an entry; present if blocks is
-  int32_t block = 0;   // slots of a block: 4 or 16
+  Tensor blocks = {};      // i32 [sequences, K, max_blocks]: ascending, the block of the newest slot last; or absent
+  Tensor budget = {};      // i32 [sequences], at least 1 where there is an entry; present if blocks is
+  int32_t block = 0;       // slots of a block: 4 or 16
+  int64_t most_pairs = 0;  // of a block of the kernel (paged_block_pairs), the one that has most; 0: even work
   // The attention that every slot receives (H2O), added up: mass[slot] = fma(p, f, mass[slot]), where p = 2^(score - m)
   // is the slot's weight in its block of the online softmax, m the maximum so far, and f = 2^(m - M) / sum with the
   // maximum and the sum of the whole row.  In bf16, p is the weight before it is rounded, m the maximum so far in the
@@ -90,6 +95,10 @@ struct AttnPaged {
     const int64_t mass = mass_pages ? slots * K * static_cast<int64_t>(dtype_size(mass_pages.dtype)) : 0;
     return {(4 * q.shape[2] + (mass_pages ? 2 : 0)) * q.shape[1] * pairs,
             detail::total_bytes(q, queries, budget, first) + kv + mass, detail::total_bytes(o) + mass};
+  }
+  Stretch stretch(int multiprocessors) const {
+    const double longest = std::max(1.0, multiprocessors * detail::part(most_pairs, pairs * q.shape[1]));
+    return {.flops = longest, .bytes = longest};
   }
   auto outputs() const { return std::array{o}; }
 };

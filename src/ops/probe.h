@@ -16,6 +16,7 @@ struct Rate {
 enum class TensorKernel { choose, mma, wgmma };
 
 struct Probe {
+  int (*multiprocessors)();                               // blocks of a kernel run on them side by side
   int64_t (*cache_bytes)();                               // of the last cache before the memory
   double (*seconds)(const std::function<void()>& queue);  // of what `queue` queues, by the device's own clock
   Rate (*flops)();                                        // the fastest matrix product there is: bf16

@@ -26,6 +26,7 @@ const std::vector<std::string>& known_keys() {
   static const std::vector<std::string> keys = [] {
     std::vector<std::string> all = kFigures;
     all.insert(all.end(), kOfRanks.begin(), kOfRanks.end());
+    all.push_back("multiprocessors");
 #define X(op, Args) all.push_back("share." #op);
     PARE_OPS(X)
 #undef X
@@ -70,11 +71,17 @@ static double sent_seconds(const Machine& m, const Cost& c, double abroad) {
                   sent > 0 && abroad > 0 ? abroad * sent / m.figure("network") : 0);
 }
 
-double Machine::seconds(const std::string& op, const Cost& c, DType act, double abroad) const {
+int Machine::multiprocessors() const {
+  const auto it = figures.find("multiprocessors");
+  return it == figures.end() ? 1 : static_cast<int>(it->second.value);
+}
+
+double Machine::seconds(const std::string& op, const Cost& c, DType act, const Stretch& stretch, double abroad) const {
   const auto it = figures.find("share." + op);
   const double share = it == figures.end() ? figure("share.other") : it->second.value;
-  return figure("launch") +
-         std::max({math_seconds(*this, c, act), memory_seconds(*this, c), sent_seconds(*this, c, abroad)}) / share;
+  return figure("launch") + std::max({stretch.flops * math_seconds(*this, c, act),
+                                      stretch.bytes * memory_seconds(*this, c), sent_seconds(*this, c, abroad)}) /
+                                share;
 }
 
 bool Machine::bound_by_memory(const Cost& c, DType act) const {

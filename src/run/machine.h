@@ -21,17 +21,20 @@ struct Machine {
   };
   std::string name;
   // memory (bytes), reserve (bytes of it that a run does not get), flops_f32, flops_bf16 (FLOP/s), bandwidth (bytes/s,
-  // reads plus writes), launch (seconds of a call that does nothing), share.OP, share.other (ops without a line); and,
-  // needed by plans of several ranks alone, link and network (bytes/s that a device sends within its node and beyond).
+  // reads plus writes), launch (seconds of a call that does nothing), share.OP, share.other (ops without a line);
+  // multiprocessors, of a GPU; and, needed by plans of several ranks alone, link and network (bytes/s that a device
+  // sends within its node and beyond).
   std::map<std::string, Figure> figures;
 
   // Throws Error(usage), naming the key, where there is none.
   double figure(const std::string& key) const;
+  int multiprocessors() const;  // 1: of a device whose kernels divide all work evenly
   // Bytes that a run can have.
   size_t memory() const { return static_cast<size_t>(figure("memory") - figure("reserve")); }
-  // Of a call of `op`: launch + max(FLOP / FLOP/s, bytes / bandwidth, sent / link, sent / network) / share.  `abroad`:
-  // the part of what is sent that leaves the node.
-  double seconds(const std::string& op, const Cost& cost, DType act, double abroad = 0) const;
+  // Of a call of `op`: launch + max(stretch FLOP / FLOP/s, stretch bytes / bandwidth, sent / link, sent / network) /
+  // share.  `abroad`: the part of what is sent that leaves the node.
+  double seconds(const std::string& op, const Cost& cost, DType act, const Stretch& stretch = {},
+                 double abroad = 0) const;
   // Is the time of the call that of its bytes?
   bool bound_by_memory(const Cost& cost, DType act) const;
   // What each of `n` processes has that compute on it at the same time.

@@ -15,8 +15,10 @@ static void set_machine(Session& session, const Machine* machine) {
   if (!machine) return;
   const Comm& comm = session.device.comm;
   const double abroad = comm.ranks() == 1 ? 0 : 1 - (comm.node_ranks() - 1.0) / (comm.ranks() - 1);
-  session.device.estimate = [machine, act = act_type(session.config), abroad](const char* op, const Cost& cost) {
-    return machine->seconds(op, cost, act, abroad);
+  session.device.estimate = [machine, act = act_type(session.config), abroad](
+                                const char* op, const Cost& cost, const std::function<Stretch(int)>& stretch) {
+    const int n = machine->multiprocessors();
+    return machine->seconds(op, cost, act, n > 1 ? stretch(n) : Stretch{}, abroad);
   };
 }
 

@@ -1,4 +1,5 @@
-// Chooses the tile of a product by wgmma (linear_wgmma.cuh), by a model of its time.  The bits do not depend on it.
+// Chooses the tile of a product by wgmma (cuda/linear_wgmma.cuh), by a model of its time, which plans use too.  The
+// bits do not depend on the tile.
 //
 // A tile goes through k in stages of 64.  A stage takes the longest of three: the tensor cores (rows x columns x 64
 // products at 2048 a clock), the way of its operands into the multiprocessor, and their way out of L2, which all busy
@@ -39,6 +40,15 @@ inline WgmmaTile best_tile(std::initializer_list<WgmmaTile> tiles, int64_t rows,
                            int multiprocessors) {
   const auto clocks = [&](WgmmaTile t) { return tile_clocks(rows, columns, depth, t, multiprocessors); };
   return *std::min_element(tiles.begin(), tiles.end(), [&](WgmmaTile a, WgmmaTile b) { return clocks(a) < clocks(b); });
+}
+
+// The least clocks, over those of tensor cores that are all busy.
+inline double tile_stretch(std::initializer_list<WgmmaTile> tiles, int64_t rows, int64_t columns, int64_t depth,
+                           int multiprocessors) {
+  const double busy = static_cast<double>(rows) * static_cast<double>(columns) * static_cast<double>(depth) / 2048;
+  const double clocks =
+      tile_clocks(rows, columns, depth, best_tile(tiles, rows, columns, depth, multiprocessors), multiprocessors);
+  return busy > 0 ? clocks * multiprocessors / busy : 1;
 }
 
 }  // namespace pare
