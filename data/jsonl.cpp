@@ -304,8 +304,14 @@ Problem problem_of(const std::string& line, const std::string& where, const Veri
 Problem read_prompt(const std::string& line, const RowKeys& keys, const std::string& where) {
   Problem problem;
   problem.where = where;
-  set_prompt(row_of(line, where), keys.prompt, where, problem);
+  const Json row = row_of(line, where);
+  set_prompt(row, keys.prompt, where, problem);
   add_system(keys.system, where, problem);
+  if (const auto most = row.find("max_tokens"); most != row.end()) {
+    if (!most->is_number_integer() || *most < 1 || *most > INT32_MAX)
+      fail(where, ": max_tokens is ", most->dump().substr(0, 100), ", expected a positive integer");
+    problem.max_tokens = *most;
+  }
   return problem;
 }
 

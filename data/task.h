@@ -22,6 +22,7 @@ struct Problem {
   std::optional<std::string> answer;      // what the reward compares with
   std::optional<std::string> completion;  // a finished response given by the data set
   std::optional<Message> reply;           // the same as a turn of the assistant
+  int64_t max_tokens = 0;                 // of a response to `pare generate`; 0: the row does not say
   std::string where;                      // names the problem in messages: "rows.jsonl:17"
   std::string told;                       // what a RewardCommand is told of it: members of an object; else empty
 };

@@ -129,6 +129,19 @@ TEST_F(Generate, StreamsTheTextThatSamplesHave) {
   EXPECT_EQ(rows(many), std::vector<json>{samples[0]});
 }
 
+TEST_F(Generate, ARowLimitsItsResponse) {
+  std::string file;
+  for (const int most : {3, 1, 1000, 13})
+    file += json{{"prompt_ids", {70, 71, 72}}, {"max_tokens", most}}.dump() + "\n";
+  write("limits.jsonl", file);
+  const std::vector<json> all = rows(plain({"--file", at("limits.jsonl")}));
+  ASSERT_EQ(all.size(), 4u);
+  const std::vector<int> longest = all[2]["tokens"];
+  ASSERT_EQ(longest.size(), 12u) << "the limit of all";
+  for (const auto& [row, tokens] : {std::pair{0, 3}, {1, 1}, {3, 12}})
+    EXPECT_EQ(all[row]["tokens"].get<std::vector<int>>(), std::vector(longest.begin(), longest.begin() + tokens));
+}
+
 TEST_F(Generate, AFileIsItsPromptsOneByOne) {
   const Ids ids = {70, 71, 256, 0, 72};
   const std::vector<Message> talk = {{"system", "s"}, {"user", "u"}, {"assistant", "v"}, {"user", "w"}};
@@ -410,6 +423,8 @@ TEST_F(Generate, WrongInput) {
   reject("{\"prompt_ids\": [1, -1]}", {"bad.jsonl:3", "prompt_ids"});
   reject("{\"prompt_ids\": [1, 260]}", {"bad.jsonl:3", "260"});
   reject("{\"prompt_ids\": []}", {"bad.jsonl:3", "empty"});
+  for (const char* most : {"0", "-1", "1.5", "\"3\"", "null", "9999999999"})
+    reject(cat("{\"prompt\": \"x\", \"max_tokens\": ", most, "}"), {"bad.jsonl:3: max_tokens is", most});
   write("bad.jsonl", "\n");
   refused({"--file", at("bad.jsonl")}, {"bad.jsonl", "no rows"});
   EXPECT_EQ(generate({"--prompt", "x"}, "none").code, 2);

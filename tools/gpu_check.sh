@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# All that only a GPU can show, in three calls of at most nine minutes, each of use alone.
-usage="usage: tools/gpu_check.sh [-d cuda|emu] [-o DIR] [-b BUILD] [-n] a|b|c
+# All that only a GPU can show, in four calls of at most nine minutes, each of use alone.
+usage="usage: tools/gpu_check.sh [-d cuda|emu] [-o DIR] [-b BUILD] [-n] a|b|c|e
   a   is it right?  the driver, PTX instructions, goldens made by the device, kernels by wgmma alone and under
       compute-sanitizer, all tests of ops, both kernels of each product timed, training with either, the bits of the emulator
   b   is it fast?   PyTorch's times, the goals of tools/bench/goals.json, --exact=off, the quickstart, models of 0.5B and 1.5B
-  c   why not?      hardware counters of five kernels, a timeline; next-token training as llmq measures it
+  c   why not?      hardware counters of five kernels, a timeline
+  e   beside whom?  the workloads by which llmq, nano-vllm and prime-rl publish their speed, beside their figures
   -d  device (default cuda; emu rehearses this script on sizes that say nothing)
   -o  folder of what comes out, at most eight files (default \$OUT, else build/gpu-check/CALL)
   -b  folder of the programs (default build)
@@ -28,7 +29,7 @@ while getopts "d:o:b:nh" option; do
   esac
 done
 shift $((OPTIND - 1))
-[[ $# = 1 && $1 =~ ^[abc]$ && $device =~ ^(cuda|emu)$ ]] || { echo "$usage" >&2; exit 2; }
+[[ $# = 1 && $1 =~ ^[abce]$ && $device =~ ^(cuda|emu)$ ]] || { echo "$usage" >&2; exit 2; }
 
 # ---- the stages: name, seconds at most, command.  Those of one block run at the same time.  What is worth most comes first.
 the_device() {
@@ -74,8 +75,17 @@ call_c() {
   stage "counters: decode tail" 60 counters attn_paged B=8,L=16384
   stage "counters: loss" 60 counters logits_loss R=1024
   stage "timeline" 60 timeline
-  stage "llmq 0.5B" 45 training_rows 0.5B data/presets/qwen2.5-0.5b.json 149000
-  stage "llmq 1.5B" 60 training_rows 1.5B data/presets/qwen2.5-1.5b.json 59000
+}
+# llmq: its README at b77d969, on one H100.  nano-vllm and vLLM 0.10.2: on an A800, whose products have a third of the H100's
+# FLOP/s and two thirds of its bytes/s.  prime-rl: its documentation of the trainer, on one H100, 12.5 and 19.6 GiB.
+call_e() {
+  the_device
+  stage "llmq 0.5B" 45 training_rows qwen2.5-0.5b 128 1024 "llmq 149000 tokens/s"
+  stage "llmq 1.5B" 60 training_rows qwen2.5-1.5b 128 1024 "llmq 59000 tokens/s"
+  stage "nano-vllm 0.5B" 90 sampled_rows qwen2.5-0.5b "A800: vLLM 17700, nano-vllm 24100 tokens/s"
+  stage "nano-vllm 0.6B" 90 sampled_rows qwen3-0.6b "A800: vLLM 17700, nano-vllm 24100 tokens/s of Qwen2-0.5B"
+  stage "prime-rl 16k" 90 training_rows qwen3-0.6b 8 16384 "prime-rl 11900 tokens/s"
+  stage "prime-rl 64k" 100 training_rows qwen3-0.6b 2 65536 "prime-rl 10100 tokens/s"
 }
 wgmma_tests="CudaBf16.LinearHasTheSameBitsFromEveryKernel CudaBf16.WeightGradientHasTheSameBitsFromEveryKernel \
 CudaAttention.ForwardHasTheSameBitsFromEveryKernel CudaAttention.BackwardHasTheSameBitsFromEveryKernel \
@@ -205,22 +215,50 @@ whole_model() {
   [ $result = 0 ] && tools/bench/gpu.py run "$work" "$name" "$work/$name" --planned "$work/$name.json" --used "$work/$name.used"
 }
 
-# Next-token training of a model of this shape on rows of 1024 random tokens, beside the tokens a second that llmq publishes
-# (its README at b77d969: one H100, bf16, T=1024, AdamW; its batches are not those of here).
+# A config.json with this preset's shapes, for so many positions; of a rehearsal, a small one.
+shapes_of() {
+  [ "$device" = cuda ] || set -- tiny-ssa "$2"
+  sed "s/\"max_position_embeddings\": [0-9]*/\"max_position_embeddings\": $2/" "data/presets/$1.json"
+}
+
+# Next-token training of a model of this shape on rows of so many random tokens.
 training_rows() {
-  local name=$1 config=$2 peer=$3 rows=128 tokens=1024 steps=4
-  [ "$device" = cuda ] || { config=data/presets/tiny-ssa.json rows=2 tokens=100 steps=1; }
+  local config=$1 rows=$2 tokens=$3 peer=$4 steps=4
+  [ "$device" = cuda ] || rows=2 tokens=100 steps=1
+  shapes_of "$config" $((tokens + 8)) >"$work/$stage.json"
   python3 - $rows $((tokens - 2)) >"$work/rows.jsonl" <<'END' || return
 import random, sys
 for _ in range(int(sys.argv[1])):
     text = "".join(random.choice("0123456789") for _ in range(int(sys.argv[2])))
     print(f'{{"prompt_ids": [1], "completion": "{text}"}}')
 END
-  pare sft quickstart-sft --device "$device" model.path= model.config="$config" data.task=jsonl data.tokenizer=ssa \
-    data.train_files="$work/rows.jsonl" data.noise_ramp=0 data.train_batch_size=$rows data.max_response_length=$tokens \
-    data.max_prompt_length=8 actor.ppo_max_token_len=16384 trainer.total_training_steps=$steps trainer.test_freq=0 \
-    trainer.val_before_train=false trainer.save_freq=0 --out "$work/$stage" --force &&
-    tools/bench/gpu.py run "$work" "next tokens, $name" "$work/$stage" --peer "llmq $peer tokens/s"
+  pare sft quickstart-sft --device "$device" model.path= model.config="$work/$stage.json" data.task=jsonl \
+    data.tokenizer=ssa data.train_files="$work/rows.jsonl" data.noise_ramp=0 data.train_batch_size=$rows \
+    data.max_response_length=$tokens data.max_prompt_length=8 actor.ppo_max_token_len=$((tokens > 16384 ? tokens : 16384)) \
+    trainer.total_training_steps=$steps trainer.test_freq=0 trainer.val_before_train=false trainer.save_freq=0 \
+    --out "$work/$stage" --force &&
+    tools/bench/gpu.py run "$work" "next tokens, $config, rows of $tokens" "$work/$stage" --peer "$peer"
+}
+
+# nano-vllm's bench.py: 256 prompts and responses of 100 to 1024 tokens, drawn by its seed, all at once.
+sampled_rows() {
+  local config=$1 peer=$2 rows=256 longest=1024
+  [ "$device" = cuda ] || rows=3 longest=110
+  training_rows "$config" 1 128 "" >"$work/$stage.log" || { cat "$work/$stage.log"; return 1; }  # makes a model to load
+  python3 - $rows $longest >"$work/rows.jsonl" <<'END' || return
+import json, random, sys
+random.seed(0)
+rows, longest = map(int, sys.argv[1:])
+prompts = [[random.randint(0, 10000) for _ in range(random.randint(100, longest))] for _ in range(rows)]
+for prompt in prompts:
+    print(json.dumps({"prompt_ids": [i % 40 for i in prompt] if rows < 256 else prompt,
+                      "max_tokens": random.randint(100, longest)}))
+END
+  pare generate --device "$device" --model "$work/$stage/model" --file "$work/rows.jsonl" --temperature 0.6 \
+    --max-new-tokens $longest rollout.max_num_seqs=$rows >/dev/null 2>"$work/$stage.log"
+  local result=$?
+  cat "$work/$stage.log"
+  [ $result = 0 ] && tools/bench/gpu.py generated "$work" "nano-vllm's rows, $config" "$work/$stage.log" --peer "$peer"
 }
 
 counters() {

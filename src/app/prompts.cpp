@@ -60,7 +60,7 @@ const ChatFormat& Prompts::chat() const {
   return *chat_;
 }
 
-Prompt Prompts::checked(Json given, std::vector<int32_t> ids) const {
+Prompt Prompts::checked(Json given, std::vector<int32_t> ids, int64_t max_tokens) const {
   const auto size = static_cast<int64_t>(ids.size());
   if (ids.empty()) fail("the prompt is empty, and there is no BOS to begin with: a sequence needs at least one token");
   for (const int32_t id : ids)
@@ -68,7 +68,7 @@ Prompt Prompts::checked(Json given, std::vector<int32_t> ids) const {
   if (size >= model.max_position)
     fail("the prompt has ", size, " tokens, which leaves none of the model's ", model.max_position,
          " positions for a response");
-  const int64_t room = std::min(config_.data.max_response_length, model.max_position - size);
+  const int64_t room = std::min({config_.data.max_response_length, model.max_position - size, max_tokens});
   return {std::move(given), std::move(ids), static_cast<int>(room)};
 }
 
@@ -80,8 +80,10 @@ Prompt Prompts::messages(const std::vector<Message>& messages) const {
 
 Prompt Prompts::row(const std::string& line, const std::string& where) const {
   const Problem problem = read_prompt(line, {config_.data.prompt_key, "", config_.data.system_prompt}, where);
-  if (!problem.prompt_ids.empty()) return checked(problem.prompt_ids, problem.prompt_ids);
-  Prompt prompt = messages(conversation(problem));
+  const int64_t most = problem.max_tokens ? problem.max_tokens : INT64_MAX;
+  if (!problem.prompt_ids.empty()) return checked(problem.prompt_ids, problem.prompt_ids, most);
+  const std::vector<Message> turns = conversation(problem);
+  Prompt prompt = checked(to_json(turns), encode_chat(chat(), tokenizer(), turns), most);
   if (problem.messages.empty()) prompt.given = problem.prompt;
   return prompt;
 }

@@ -15,7 +15,7 @@ namespace pare {
 struct Prompt {
   nlohmann::ordered_json given;  // a text, messages [{"role", "content"}] or token ids
   std::vector<int32_t> ids;      // BOS included
-  int max_new_tokens;            // data.max_response_length, less where the model's positions end before
+  int max_new_tokens;  // data.max_response_length or less: the row's max_tokens, or the end of the model's positions
 };
 
 // The side of a model that needs no weights: whatever is wrong with a prompt is found before they are read.
@@ -38,7 +38,7 @@ class Prompts {
   Stop stop;                 // as does any of these
 
  private:
-  Prompt checked(nlohmann::ordered_json given, std::vector<int32_t> ids) const;
+  Prompt checked(nlohmann::ordered_json given, std::vector<int32_t> ids, int64_t max_tokens = INT64_MAX) const;
   Prompt row(const std::string& line, const std::string& where) const;
 
   const Config& config_;

@@ -4,13 +4,18 @@
     tools/bench/gpu.py baselines                NAME DIMS of the other libraries' calls, for torch_baselines.py
     tools/bench/gpu.py rows WORK --of goals|kernels --pare PROGRAM [--device cuda] [--seconds 180]
                                                 times ops: WORK/rows.json, rewritten as it grows
+    tools/bench/gpu.py predict --pare PROGRAM [--machine h100]
+                                                the time that `pare plan` counts for each call of the goals, and grids
+                                                whose longest part takes more than 1.15 times an even one
     tools/bench/gpu.py run WORK NAME RUN [--planned PLAN] [--used FILE] [--peer TEXT]
                                                 tokens a second, FLOPs and bytes of a run directory: WORK/runs.json;
                                                 what a peer has published stands beside them
+    tools/bench/gpu.py generated WORK NAME LOG --peer TEXT
+                                                the same of what `pare generate` wrote to standard error
     tools/bench/gpu.py goldens OURS DEVICES     which results of PTX instructions differ; exit code 1: some do
     tools/bench/gpu.py certificate CAPABILITY NAME RUN
                                                 has the run's last step the certificate of tests/golden/steps.json?
-    tools/bench/gpu.py summary WORK a|b|c OUT   OUT/summary.json and OUT/table.md
+    tools/bench/gpu.py summary WORK a|b|c|e OUT   OUT/summary.json and OUT/table.md
     tools/bench/gpu.py readme                   the table of the newest committed result
 
 A ratio is the time of the other side over ours: 1 is as fast, more is better.  The other side is
@@ -26,6 +31,7 @@ import argparse
 import glob
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -148,6 +154,17 @@ def best_ceilings(a, b):
     return {k: max(a[k], b[k], key=lambda r: r["per_second"] or 0) for k in b}
 
 
+def predict(o):
+    for call in dict.fromkeys(c for g in goals() for c in calls(g)):
+        op, shape, *options = call.split(" ")
+        if options:  # another library's order of sums, which no machine file knows
+            continue
+        command = [o.pare, "bench", "--predict", o.machine, "--op", op, "--shape", shape, "--device", "cuda", "--json"]
+        row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)[0]
+        uneven = f"  uneven: {row['stretch']:.2f}" if row["stretch"] > 1.15 else ""
+        print(f"{call:46} {1e6 * row['seconds']:10.1f} us{uneven}")
+
+
 def measure_run(o):
     """The medians of all steps but the first, which makes graphs and loads kernels."""
     with open(os.path.join(o.run, "metrics.jsonl")) as f:
@@ -170,7 +187,23 @@ def measure_run(o):
             run["used"] = max(map(int, f)) << 20
     except (OSError, ValueError):
         pass
-    path = os.path.join(o.work, "runs.json")
+    add_run(o.work, run)
+
+
+def measure_generated(o):
+    """New tokens a second of prefill and decoding together, as engines for serving count them."""
+    with open(o.log) as f:
+        parts = re.findall(r"(\d+) (prompt|new) tokens, ([\d.]+) ?([kM]?) ?tok/s", f.read())
+    scale = {"": 1, "k": 1e3, "M": 1e6}
+    seconds = sum(int(n) / (float(rate) * scale[unit]) for n, _, rate, unit in parts)
+    new = next(int(n) for n, kind, *_ in parts if kind == "new")
+    nothing = dict.fromkeys(["learner_tokens", "rollout_flops", "learner_flops", "planned", "used"])
+    add_run(o.work, {"name": o.name, "steps": 1, "seconds": seconds, "rollout_tokens": new / seconds, "different": 0,
+                     "checked": 0, "arenas": None, "peer": o.peer} | nothing)
+
+
+def add_run(work, run):
+    path = os.path.join(work, "runs.json")
     save(path, load(path, []) + [run])
     print(run)
 
@@ -331,6 +364,8 @@ def what_next(call, stages, memcheck):
     if call == "b":
         return out + ["Commit summary.json as tools/bench/results/NAME.json, `make readme` puts its figures into tools/bench/README.md, "
                       "and run `tools/gpu_check.sh c` for what misses its goal."]
+    if call == "e":
+        return out + ["Commit summary.json as tools/bench/results/NAME.json; the hardware of the figures beside is named there."]
     return out + ["Compare the counters with what predicted.json gives as causes."]
 
 
@@ -416,10 +451,15 @@ def main():
     rows.add_argument("--pare", required=True)
     rows.add_argument("--device", default="cuda")
     rows.add_argument("--seconds", type=float, default=180)
+    predicted = command("predict", predict)
+    predicted.add_argument("--pare", default="build/pare")
+    predicted.add_argument("--machine", default="h100")
     run = command("run", measure_run, "work", "name", "run")
     run.add_argument("--planned")
     run.add_argument("--used")
-    run.add_argument("--peer")
+    generated = command("generated", measure_generated, "work", "name", "log")
+    for measured in (run, generated):
+        measured.add_argument("--peer")
     command("goldens", compare_goldens, "ours", "devices")
     command("certificate", compare_certificate, "capability", "name", "run")
     command("summary", summarise, "work", "call", "out")
