@@ -501,9 +501,11 @@ TEST_F(BpeFile, WhatIsNotSupportedIsNamed) {
   expect_error(with("/pre_tokenizer", {{"type", "Metaspace"}}), {"pre_tokenizer", "Metaspace"});
   expect_error(with("/pre_tokenizer/pretokenizers/0/pattern/Regex", "\\w+"),
                {"pretokenizers[0].pattern", "\\\\w+", "regular expression", "not supported"});
-  expect_error(with("/pre_tokenizer/pretokenizers/0/pattern", {{"String", " "}}), {"pattern.String"});
-  expect_error(with("/pre_tokenizer/pretokenizers/0/behavior", "Removed"), {"behavior", "Removed"});
-  expect_error(with("/pre_tokenizer/pretokenizers/0/invert", true), {"invert"});
+  expect_error(with("/pre_tokenizer/pretokenizers/0/pattern", {{"String", ""}}), {"pattern", "not empty"});
+  expect_error(with("/pre_tokenizer/pretokenizers/0/pattern", {{"String", " "}, {"Regex", " "}}), {"pattern", "one"});
+  expect_error(with("/pre_tokenizer/pretokenizers/0/behavior", "Removed"), {"behavior", "Removed", "everything"});
+  expect_error(with("/pre_tokenizer/pretokenizers/0/behavior", "Split"), {"behavior", "Split"});
+  expect_error(with("/pre_tokenizer/pretokenizers/0/invert", 1), {"invert", "true or false"});
   expect_error(with("/pre_tokenizer/pretokenizers/1/add_prefix_space", true), {"add_prefix_space"});
   expect_error(with("/pre_tokenizer/pretokenizers/2", {{"type", "Digits"}}), {"pretokenizers[2]", "Digits"});
   expect_error(with("/post_processor", {{"type", "BertProcessing"}}), {"post_processor", "BertProcessing"});
@@ -515,7 +517,6 @@ TEST_F(BpeFile, WhatIsNotSupportedIsNamed) {
   expect_error(with("/decoder", nullptr), {"decoder"});
   expect_error(with("/model/type", "Unigram"), {"model.type", "Unigram"});
   expect_error(with("/model/dropout", 0.1), {"model.dropout", "0.1"});
-  expect_error(with("/model/unk_token", "<unk>"), {"model.unk_token"});
   expect_error(with("/model/continuing_subword_prefix", "##"), {"continuing_subword_prefix"});
   expect_error(with("/model/byte_fallback", true), {"byte_fallback"});
   expect_error(with("/model/other", 1), {"model.other"});
@@ -534,10 +535,6 @@ TEST_F(BpeFile, BrokenFilesAreErrors) {
     expect_error(with("/model/vocab/a", id), {"model.vocab", "\"a\"", id.dump().c_str()});
   expect_error(with("/model/vocab/a", 98), {"two tokens have the id 98"});
   expect_error(with("/model/vocab/\u4e2d", 263), {"\u4e2d", "byte-level alphabet"});
-  json no_byte = good;
-  no_byte["model"]["vocab"].erase("a");
-  no_byte["model"]["vocab"]["aaa"] = 97;
-  expect_error(no_byte, {"no token for the byte 97"});
   for (const json& merge : {json("ab"), json("a b c"), json(7), json({"a"}), json({"a", 1}), json({"a", "b", "c"})})
     expect_error(with("/model/merges/1", merge), {"merge 1", merge.dump().c_str(), "expected two tokens"});
   expect_error(with("/model/merges/1", "a z"), {"merge 1", "a z", "model.vocab"});
@@ -638,7 +635,12 @@ TEST_F(BpeFile, SurvivesMutations) {
     for (uint32_t n = rng.below(60); n > 0; n--)
       bytes += static_cast<char>(rng.below(2) ? rng.below(256) : "ab <s>/1\n"[rng.below(9)]);
     std::string decoded;
-    for (const int32_t id : t->encode(bytes)) decoded += t->piece(id);
+    try {
+      for (const int32_t id : t->encode(bytes)) decoded += t->piece(id);
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find("no token for the byte"), std::string::npos) << e.what();
+      continue;
+    }
     EXPECT_EQ(nfc(decoded), nfc(bytes)) << "round " << i;
   }
   EXPECT_GT(read, 200);

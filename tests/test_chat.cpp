@@ -103,6 +103,7 @@ TEST_F(Chat, RendersAsTransformers) {
   const json golden = json::parse(text_of("tests/golden/chat.json"));
   for (const auto& [name, family] : golden["families"].items()) {
     ChatFormat format = find_chat_format(name, "");
+    if (family["system"].is_string()) format.system = family["system"];
     const std::string written = chat_jinja(format, "");
     EXPECT_EQ(written.substr(written.find('\n') + 1), family["jinja"]) << "run tools/make_chat_golden.py";
     int two_answers = 0;
@@ -134,7 +135,8 @@ TEST_F(Chat, RecognisesItsOwnTemplates) {
   for (const char* name :
        {"plain", "qwen2.5", "qwen3", "llama-3", "deepseek-r1", "Q: {problem}", "it's \\ #} -#}\n{problem}\x01\xc3\xa9"})
     formats.push_back(find_chat_format(name, ""));
-  formats.push_back({.kind = Kind::qwen2, .text = "Think #} 'first'.\n"});
+  formats.push_back(find_chat_format("chatml", ""));
+  for (const char* system : {"Think #} 'first'.\n", ""}) formats.push_back({.kind = Kind::chatml, .system = system});
   formats.push_back({.kind = Kind::llama3, .date = "01 Jan 2025"});
   for (const ChatFormat& f : formats)
     for (const char* bos : {"", "<s>"}) {
@@ -142,6 +144,7 @@ TEST_F(Chat, RecognisesItsOwnTemplates) {
       const ChatFormat found = find_chat_format("auto", folder_);
       EXPECT_EQ(found.kind, f.kind) << f.text;
       EXPECT_EQ(found.text, f.text);
+      EXPECT_EQ(found.system, f.system);
       EXPECT_EQ(found.date, f.date);
       write("chat_template.jinja", chat_jinja(f, bos) + " ");
       EXPECT_EQ(error("auto").find("unknown") == std::string::npos, false) << "changed";
@@ -256,7 +259,7 @@ TEST_F(Chat, NothingInAMessageIsDropped) {
     EXPECT_NE(refused(Row::array({message})).find("message 1"), std::string::npos);
   }
   const std::vector<Message> thought = {{"user", "q"}, {"assistant", "a", "t"}};
-  for (const char* name : {"qwen2.5", "llama-3", "deepseek-r1"})
+  for (const char* name : {"chatml", "qwen2.5", "llama-3", "deepseek-r1"})
     EXPECT_THROW(render_chat(find_chat_format(name, ""), thought), Error) << name;
   EXPECT_THROW(render_chat(ChatFormat{.kind = Kind::qwen3}, std::vector<Message>{{"user", "q", "t"}}), Error);
 }
@@ -289,7 +292,7 @@ TEST_F(Chat, SpelledControlTokensAreControlTokens) {
 }
 
 TEST_F(Chat, RolesThatThereAreNot) {
-  for (const char* name : {"qwen2.5", "qwen3", "llama-3", "deepseek-r1"})
+  for (const char* name : {"chatml", "qwen2.5", "qwen3", "llama-3", "deepseek-r1"})
     EXPECT_THROW(render_chat(find_chat_format(name, ""), std::vector<Message>{{"tool", "x"}}), Error);
 }
 
@@ -327,9 +330,11 @@ TEST_F(Chat, UnknownTemplatesAreErrors) {
   EXPECT_EQ(find_chat_format("auto", folder_).kind, Kind::plain);
   write("chat_template.jinja", "{{ x }}");
   EXPECT_NE(error("auto").find("chat_template.jinja"), std::string::npos);
-  const std::string what = error("chatml");
-  for (const char* part : {"chatml", "qwen2.5", "llama-3", "deepseek-r1", "plain", "{problem}"})
-    EXPECT_NE(what.find(part), std::string::npos) << what;
+  for (const std::string& what : {error("auto"), error("llama-2\x1b")})
+    for (const char* part : {"chatml", "qwen2.5", "qwen3", "llama-3", "deepseek-r1", "plain", "{problem}"})
+      EXPECT_NE(what.find(part), std::string::npos) << what;
+  EXPECT_NE(error("auto").find("\"data.chat_template=Question: {problem}"), std::string::npos) << error("auto");
+  EXPECT_NE(error("llama-2\x1b").find("\"llama-2\\x1b\""), std::string::npos) << error("llama-2\x1b");
 }
 
 TEST_F(Chat, RecognisesQwen2AndItsDefaultSystemMessage) {
@@ -341,17 +346,62 @@ TEST_F(Chat, RecognisesQwen2AndItsDefaultSystemMessage) {
            R"( + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %})";
   };
   const ChatFormat f = recognised(jinja("You are a helpful assistant."));
-  EXPECT_EQ(f.kind, Kind::qwen2);
-  EXPECT_EQ(f.text, "You are a helpful assistant.");
-  EXPECT_EQ(recognised(jinja(R"(Use \\boxed{}.\nThink.)")).text, "Use \\boxed{}.\nThink.");
+  EXPECT_EQ(f.kind, Kind::chatml);
+  EXPECT_EQ(f.system, "You are a helpful assistant.");
+  EXPECT_EQ(recognised(jinja(R"(Use \\boxed{}.\nThink.)")).system, "Use \\boxed{}.\nThink.");
+  EXPECT_EQ(render_chat(recognised(jinja("")), kQuestion),
+            "<|im_start|>system\n<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n");
   EXPECT_THROW(recognised(jinja("Yes.") + "{{ 'x' }}"), Error);
   EXPECT_THROW(recognised(jinja("' + date + '")), Error) << "no text";
+}
+
+// SmolLM2's template: lines inside its literals end as they do.  The format is `chatml` with its own system message,
+// under `auto` as well as under its name; ChatML without a default system message has none.
+TEST_F(Chat, ChatmlHasTheSystemMessageOfTheTemplate) {
+  const std::string turns =
+      "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+      "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+  const std::string smollm =
+      "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+      "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}"
+      "{% endif %}" +
+      turns;
+  const std::string question = "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n";
+  const ChatFormat f = recognised(smollm);
+  EXPECT_EQ(render_chat(f, kQuestion),
+            "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n" +
+                question);
+  EXPECT_EQ(described(f),
+            "chatml, system message \"You are a helpful AI assistant named SmolLM, trained by Hugging Face\"");
+  EXPECT_EQ(find_chat_format("chatml", folder_).system, f.system);
+  EXPECT_EQ(find_chat_format("qwen2.5", folder_).system, find_chat_format("qwen2.5", "").system);
+  EXPECT_EQ(render_chat(find_chat_format("chatml", ""), kQuestion), question);
+  for (const std::string& without :
+       {"{% for message in messages %}" + turns,
+        "{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false "
+        "%}{% endif %}{% for message in messages %}" +
+            turns}) {
+    EXPECT_EQ(render_chat(recognised(without), kQuestion), question);
+    EXPECT_EQ(described(recognised(without)), "chatml, no system message");
+  }
+  write("tokenizer_config.json", json({{"chat_template", "{{ unknown }}"}}).dump());
+  EXPECT_EQ(described(find_chat_format("chatml", folder_)), "chatml, no system message");
+  EXPECT_THROW(recognised("\n" + smollm + "{{ 'x' }}"), Error);
+}
+
+TEST_F(Chat, DescribesFormats) {
+  EXPECT_EQ(described(find_chat_format("plain", "")), "plain");
+  EXPECT_EQ(described(find_chat_format("Q:\n{problem}", "")), "\"Q:\\n{problem}\"");
+  EXPECT_EQ(described(find_chat_format("llama-3", "")), "llama-3, date 26 Jul 2024");
+  EXPECT_EQ(described({.kind = Kind::qwen3, .thinking = false}), "qwen3, without thoughts");
+  EXPECT_EQ(described(find_chat_format("deepseek-r1", "")), "deepseek-r1");
+  EXPECT_EQ(described(find_chat_format("qwen2.5", "")).find("qwen2.5, system message \"You are Qwen"), 0u);
 }
 
 // The files of the real templates: recognised as they are, and not when one word is changed.
 TEST_F(Chat, RecognisesTheRealTemplates) {
   if (!fs::exists(kTemplates)) GTEST_SKIP() << kTemplates << " is not on this machine";
-  const std::map<std::string, Kind> files = {{"Qwen-Qwen2.5-7B-Instruct", Kind::qwen2},
+  const std::map<std::string, Kind> files = {{"Qwen-Qwen2.5-7B-Instruct", Kind::chatml},
                                              {"Qwen-Qwen3-0.6B", Kind::qwen3},
                                              {"meta-llama-Llama-3.1-8B-Instruct", Kind::llama3},
                                              {"meta-llama-Llama-3.2-3B-Instruct", Kind::llama3},
@@ -366,8 +416,8 @@ TEST_F(Chat, RecognisesTheRealTemplates) {
     changed.replace(changed.rfind("add_generation_prompt"), 3, "sub");
     EXPECT_THROW(recognised(changed), Error) << name;
   }
-  EXPECT_EQ(recognised(text_of(kTemplates + "Qwen-Qwen2.5-7B-Instruct.jinja")).text,
-            find_chat_format("qwen2.5", "").text);
+  EXPECT_EQ(recognised(text_of(kTemplates + "Qwen-Qwen2.5-7B-Instruct.jinja")).system,
+            find_chat_format("qwen2.5", "").system);
   EXPECT_THROW(recognised(text_of(kTemplates + "Qwen-QwQ-32B.jinja")), Error) << "not supported";
 }
 

@@ -156,7 +156,7 @@ TEST_F(SavedFolders, HaveATemplateOfTheChosenFormat) {
   train("sft", "own", {"data.chat_template=qwen3"});
   expect_copies("own/model");
   EXPECT_TRUE(fs::exists(at("own/model/additional_chat_templates/tool_use.jinja")));
-  const std::vector<std::pair<std::string, ChatFormat::Kind>> formats = {{"qwen2.5", ChatFormat::Kind::qwen2},
+  const std::vector<std::pair<std::string, ChatFormat::Kind>> formats = {{"qwen2.5", ChatFormat::Kind::chatml},
                                                                          {"plain", ChatFormat::Kind::plain},
                                                                          {"Q: {problem}\n", ChatFormat::Kind::problem}};
   for (const auto& [name, kind] : formats) {

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/json_file.h"
 #include "base/rng.h"
+#include "base/text.h"
 #include "tokenizer/tokenizer_json.h"
 
 namespace pare {
@@ -129,42 +130,46 @@ class Bpe : public Tokenizer {
   Bpe(TokenizerFile file, const std::string& path, int32_t bos, int32_t eos, int32_t pad)
       : Tokenizer(static_cast<int32_t>(file.tokens.size()), bos, eos, pad),
         file_(std::move(file)),
+        path_(path),
+        lacks_bytes_(std::count(file_.byte_ids.begin(), file_.byte_ids.end(), -1) > 0),
         ranks_(file_.merges.size()),
-        special_(file_.tokens.size(), false) {
+        special_(file_.tokens.size(), false),
+        is_added_(file_.tokens.size(), false) {
     for (size_t rank = 0; rank < file_.merges.size(); rank++) {
       const TokenizerFile::Merge& m = file_.merges[rank];
       if (!ranks_.add(m.left, m.right, static_cast<uint32_t>(rank)))
         fail("tokenizer ", path, ": model.merges: merge ", rank, " occurs twice");
     }
-    for (int32_t id = 0; id < file_.model_tokens; id++) {
-      const std::string& token = file_.tokens[static_cast<size_t>(id)];
-      if (token.size() == 1) byte_ids_[static_cast<uint8_t>(token[0])] = id;
-      if (file_.ignore_merges) ids_.emplace(token, id);
-    }
+    for (int32_t id = 0; file_.ignore_merges && id < file_.model_tokens; id++)
+      ids_.emplace(file_.tokens[static_cast<size_t>(id)], id);
     for (const AddedToken& token : file_.added) {
       if (token.normalized)
-        normalized_.add(file_.nfc ? nfc(token.content) : token.content, token.id);
+        normalized_.add(normalized(token.content, true), token.id);
       else
         added_.add(token.content, token.id);
       special_[static_cast<size_t>(token.id)] = token.special;
+      is_added_[static_cast<size_t>(token.id)] = true;
     }
   }
 
-  std::vector<int32_t> encode(std::string_view text) const override {
-    std::vector<int32_t> ids;
-    ids.reserve(text.size() / 4 + 8);
-    const std::lock_guard lock(mutex_);
-    around(added_, text, ids, [&](std::string_view part) {
-      if (!file_.nfc || !may_need_nfc(part)) return encode_normalized(part, ids);
-      encode_normalized(nfc(part), ids);
-    });
+  std::vector<int32_t> encode(std::string_view text) const override { return encode(text, false); }
+
+  std::vector<int32_t> encode_prompt(std::string_view text) const override {
+    std::vector<int32_t> ids = encode(text, true);
+    if (bos() >= 0) ids.insert(ids.begin(), bos());
     return ids;
   }
 
-  std::vector<int32_t> encode_prompt(std::string_view text) const override {
-    std::vector<int32_t> ids = encode(text);
-    if (bos() >= 0) ids.insert(ids.begin(), bos());
-    return ids;
+  std::string decode(std::span<const int32_t> ids) const override {
+    if (!file_.characters) return Tokenizer::decode(ids);
+    std::string text;
+    for (size_t i = 0; i < ids.size(); i++) {
+      if (i == 0 && ids[i] == bos()) continue;
+      const std::string bytes = piece(ids[i]);
+      const bool spaced = i > 0 && added(ids[i - 1]) && bytes.starts_with(' ') && ids[i] != file_.byte_ids[' '];
+      text.append(bytes, spaced ? 1 : 0);
+    }
+    return text;
   }
 
   std::string piece(int32_t id) const override {
@@ -176,6 +181,28 @@ class Bpe : public Tokenizer {
   }
 
  private:
+  bool added(int32_t id) const { return id >= 0 && id < vocab_size() && is_added_[static_cast<size_t>(id)]; }
+
+  // `begins`: whether a sequence does.
+  std::vector<int32_t> encode(std::string_view text, bool begins) const {
+    std::vector<int32_t> ids;
+    ids.reserve(text.size() / 4 + 8);
+    const std::lock_guard lock(mutex_);
+    around(added_, text, ids, [&](std::string_view part) {
+      const auto before = static_cast<size_t>(part.data() - text.data());
+      if (!file_.characters && !(file_.nfc && may_need_nfc(part))) return encode_normalized(part, before, ids);
+      encode_normalized(normalized(part, begins || before > 0), before, ids);
+    });
+    return ids;
+  }
+
+  std::string normalized(std::string_view text, bool spaced) const {
+    if (!file_.characters) return file_.nfc ? nfc(text) : std::string(text);
+    std::string marked = spaced ? "▁" : "";
+    for (const char c : text) c == ' ' ? marked += "▁" : marked += c;
+    return marked;
+  }
+
   // Ids of the added tokens in `text`, and whatever `rest` makes of the parts between them.
   template <class F>
   static void around(const AddedTokens& tokens, std::string_view text, std::vector<int32_t>& ids, F rest) {
@@ -187,15 +214,36 @@ class Bpe : public Tokenizer {
     }
   }
 
-  void encode_normalized(std::string_view text, std::vector<int32_t>& ids) const {
-    around(normalized_, text, ids, [&](std::string_view part) { cut(part, 0, ids); });
+  // `before`: bytes in front of it in what encode was given.
+  void encode_normalized(std::string_view text, size_t before, std::vector<int32_t>& ids) const {
+    around(normalized_, text, ids, [&](std::string_view part) {
+      check_bytes(part, before + static_cast<size_t>(part.data() - text.data()));
+      cut(part, 0, ids);
+    });
   }
 
-  // By the patterns from `level` on.
+  // Is there a token for each?
+  void check_bytes(std::string_view text, size_t before) const {
+    if (!lacks_bytes_) return;
+    for (size_t i = 0; i < text.size(); i++)
+      if (const auto byte = static_cast<uint8_t>(text[i]); file_.byte_ids[byte] < 0) {
+        const size_t begin = i - std::min<size_t>(i, 20);
+        fail("tokenizer ", path_, ": the vocabulary has no token for the byte ", format("0x%02x", byte),
+             " at position ", before + i, ", in \"", printable(std::string(text.substr(begin, i + 20 - begin))),
+             "\"; remove the character from the text");
+      }
+  }
+
+  // By the splits from `level` on.
   void cut(std::string_view text, size_t level, std::vector<int32_t>& ids) const {
-    if (level == file_.patterns.size()) return encode_word(text, ids);
+    if (level == file_.splits.size()) return encode_word(text, ids);
+    const WordSplit& split = file_.splits[level];
+    if (!matches_everything(split.pattern) || split.behavior != WordSplit::Behavior::isolated) {
+      for (const std::string_view word : split_words(split, text)) cut(word, level + 1, ids);
+      return;
+    }
     for (const char *p = text.data(), *end = p + text.size(); p < end;) {
-      const char* next = word_end(file_.patterns[level], p, end);
+      const char* next = word_end(split.pattern, p, end);
       cut({p, static_cast<size_t>(next - p)}, level + 1, ids);
       p = next;
     }
@@ -223,11 +271,11 @@ class Bpe : public Tokenizer {
     if (file_.ignore_merges)
       if (const auto it = ids_.find(word); it != ids_.end()) return ids.push_back(it->second);
     expect(word.size() < UINT32_MAX, "a word of ", word.size(), " bytes");
-    const auto n = static_cast<uint32_t>(word.size());
-    symbols_.resize(n);
+    symbols_.clear();
     heap_.clear();
-    for (uint32_t i = 0; i < n; i++)
-      symbols_[i] = {byte_ids_[static_cast<uint8_t>(word[i])], PairRanks::kNone, i - 1, i + 1};
+    for (const char *p = word.data(), *end = p + word.size(); p < end;) p = begin_symbols(p, end);
+    const auto n = static_cast<uint32_t>(symbols_.size());
+    for (uint32_t i = 0; i < n; i++) symbols_[i].previous = i - 1, symbols_[i].next = i + 1;
     for (uint32_t i = 0; i + 1 < n; i++) {
       symbols_[i].rank = ranks_.find(symbols_[i].id, symbols_[i + 1].id);
       if (symbols_[i].rank != PairRanks::kNone) heap_.push_back(uint64_t{symbols_[i].rank} << 32 | i);
@@ -251,6 +299,18 @@ class Bpe : public Tokenizer {
     for (uint32_t i = 0; i < n; i = symbols_[i].next) ids.push_back(symbols_[i].id);
   }
 
+  // Of the first byte, or character, of a word; returns its end.
+  const char* begin_symbols(const char* p, const char* end) const {
+    const size_t length = file_.characters ? next_utf8(p, end).length : 1;
+    if (file_.characters)
+      if (const auto it = file_.character_ids.find(std::string(p, length)); it != file_.character_ids.end()) {
+        symbols_.push_back({.id = it->second});
+        return p + length;
+      }
+    for (size_t i = 0; i < length; i++) symbols_.push_back({.id = file_.byte_ids[static_cast<uint8_t>(p[i])]});
+    return p + length;
+  }
+
   void rank_pair(uint32_t at, uint32_t n) const {
     Symbol& symbol = symbols_[at];
     symbol.rank = symbol.next < n ? ranks_.find(symbol.id, symbols_[symbol.next].id) : PairRanks::kNone;
@@ -261,8 +321,8 @@ class Bpe : public Tokenizer {
 
   struct Symbol {
     int32_t id;
-    uint32_t rank;            // of the pair that this one and the next are
-    uint32_t previous, next;  // `n` and beyond: none
+    uint32_t rank = PairRanks::kNone;  // of the pair that this one and the next are
+    uint32_t previous = 0, next = 0;   // the number of symbols and beyond: none
   };
   struct Hash {
     using is_transparent = void;
@@ -270,10 +330,11 @@ class Bpe : public Tokenizer {
   };
 
   const TokenizerFile file_;
+  const std::string path_;
+  const bool lacks_bytes_;
   PairRanks ranks_;
-  std::vector<bool> special_;
+  std::vector<bool> special_, is_added_;
   AddedTokens added_, normalized_;
-  std::array<int32_t, 256> byte_ids_{};
   std::unordered_map<std::string_view, int32_t, Hash, std::equal_to<>> ids_;  // of the model, for ignore_merges
 
   mutable std::mutex mutex_;  // of what follows: encode may be called from many threads

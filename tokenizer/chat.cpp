@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/foreign_file.h"
 #include "base/json_file.h"
+#include "base/text.h"
 #include "tokenizer/chat_jinja.h"
 #include "tokenizer/unicode.h"
 
@@ -20,6 +21,7 @@ using Kind = ChatFormat::Kind;
 
 constexpr const char* kQwenSystem = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.";
 constexpr std::string_view kProblem = "{problem}";
+constexpr const char* kNames = "plain, chatml, qwen2.5, qwen3, llama-3, deepseek-r1";
 
 std::string replace_all(std::string text, std::string_view what, std::string_view by) {
   for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + by.size()))
@@ -29,24 +31,29 @@ std::string replace_all(std::string text, std::string_view what, std::string_vie
 
 // ---- which format a template is ------------------------------------------------------------------------------------
 
-// Of the template without white space around it (FNV-1a, Fowler, Noll and Vo).
-uint64_t fingerprint(std::string_view text) {
+std::string_view trimmed(std::string_view text) {
   constexpr std::string_view space = " \t\r\n";
   text.remove_prefix(std::min(text.find_first_not_of(space), text.size()));
-  text = text.substr(0, text.find_last_not_of(space) + 1);
+  return text.substr(0, text.find_last_not_of(space) + 1);
+}
+
+// Of the template without white space around it (FNV-1a, Fowler, Noll and Vo).
+uint64_t fingerprint(std::string_view text) {
   uint64_t hash = 0xcbf29ce484222325ull;
-  for (const char c : text) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3ull;
+  for (const char c : trimmed(text)) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3ull;
   return hash;
 }
 
 struct KnownTemplate {
-  uint64_t fingerprint;  // for Qwen2 and 2.5 of the template with an empty default system message
+  uint64_t fingerprint;  // of ChatML: of the template with an empty default system message
   Kind kind;
   const char* of;
 };
 constexpr KnownTemplate kKnown[] = {
-    {0xdbc23851eea954b9, Kind::qwen2, "Qwen2"},
-    {0xc73efc1fda3307ad, Kind::qwen2, "Qwen2.5"},
+    {0xdbc23851eea954b9, Kind::chatml, "Qwen2, SmolLM2"},
+    {0xc73efc1fda3307ad, Kind::chatml, "Qwen2.5"},
+    {0xa41d6bae9b9141bc, Kind::chatml, "SmolLM, and others without a default system message"},
+    {0x17fde6ecda9c7c01, Kind::chatml, "Hermes 2 and others: the same behind a default of add_generation_prompt"},
     {0x2bfdb7aa9754484e, Kind::qwen3, "Qwen3, first release"},
     {0x959a4551391a6549, Kind::qwen3, "Qwen3, revised"},
     {0xcc0368e1ffb6b958, Kind::llama3, "Llama-3.1"},
@@ -54,28 +61,41 @@ constexpr KnownTemplate kKnown[] = {
     {0x845fdf813c637ee2, Kind::deepseek, "DeepSeek-R1-Distill-Qwen and -Llama"},
 };
 
-// The default system message that Qwen2's and 2.5's templates hold, as Jinja writes it: Instruct, base and Math models
-// differ in nothing else.  Empty: there is none.
-std::string default_system(const std::string& jinja) {
+// The default system message that a template of ChatML holds, as Jinja writes it: Instruct, base and Math models differ
+// in nothing else.
+std::optional<std::string> default_system(const std::string& jinja) {
   constexpr std::string_view before = R"('<|im_start|>system\n)", after = R"(<|im_end|>\n')";
   for (size_t at = jinja.find(before); at != std::string::npos; at = jinja.find(before, at + 1)) {
     const size_t begin = at + before.size(), end = jinja.find(after, begin);
     if (end != std::string::npos && jinja.find('\'', begin) > end) return jinja.substr(begin, end - begin);
   }
-  return "";
+  return std::nullopt;
+}
+
+std::optional<ChatFormat> known_format(const std::string& jinja) {
+  if (const auto own = own_format(jinja)) return own;
+  // Inside a literal of Jinja a line may end as \n or as it does.
+  for (const std::string& text : {jinja, replace_all(std::string(trimmed(jinja)), "\n", R"(\n)")}) {
+    const std::optional<std::string> system = default_system(text);
+    const uint64_t mark = fingerprint(system && !system->empty() ? replace_all(text, *system, "") : text);
+    for (const KnownTemplate& known : kKnown) {
+      if (known.fingerprint != mark) continue;
+      ChatFormat format = {.kind = known.kind};
+      if (system && known.kind == Kind::chatml)
+        format.system = replace_all(replace_all(*system, R"(\n)", "\n"), R"(\\)", "\\");
+      return format;
+    }
+  }
+  return std::nullopt;
 }
 
 ChatFormat recognise(const std::string& jinja, const std::string& where) {
   if (jinja.empty()) fail(where, ": the chat template is empty, so every prompt would be; set data.chat_template");
-  if (const auto own = own_format(jinja)) return *own;
-  const std::string system = default_system(jinja);
-  const uint64_t mark = fingerprint(system.empty() ? jinja : replace_all(jinja, system, ""));
-  for (const KnownTemplate& known : kKnown)
-    if (known.fingerprint == mark)
-      return {.kind = known.kind, .text = replace_all(replace_all(system, R"(\n)", "\n"), R"(\\)", "\\")};
-  fail(where, ": this chat template (fingerprint ", std::hex, mark,
-       ") is unknown; set data.chat_template to its format (qwen2.5, qwen3, llama-3, deepseek-r1, plain) "
-       "or to a text of your own with {problem}");
+  if (const auto known = known_format(jinja)) return *known;
+  fail(where, ": this chat template (fingerprint ", std::hex, fingerprint(jinja),
+       ") is unknown; set data.chat_template to its format (", kNames,
+       "), or write it as a text with {problem} in place of the user's message:\n  "
+       "\"data.chat_template=Question: {problem}\\nAnswer:\"");
 }
 
 // With line ends as transformers reads them.
@@ -153,9 +173,10 @@ std::string qwen_turn(const std::string& role, std::string_view content) {
   return cat("<|im_start|>", role, "\n", content, "<|im_end|>\n");
 }
 
-std::string qwen2(const std::string& system, std::span<const Message> messages, bool generation_prompt) {
+std::string chatml(const std::optional<std::string>& system, std::span<const Message> messages,
+                   bool generation_prompt) {
   std::string text;
-  if (messages[0].role != "system") text += qwen_turn("system", system);
+  if (system && messages[0].role != "system") text += qwen_turn("system", *system);
   for (const Message& m : messages) text += qwen_turn(m.role, m.content);
   return text += generation_prompt ? "<|im_start|>assistant\n" : "";
 }
@@ -250,7 +271,7 @@ std::string deepseek(std::span<const Message> messages, bool generation_prompt) 
 // Tokens without which the format is only text.
 std::vector<const char*> control_tokens(Kind kind) {
   switch (kind) {
-    case Kind::qwen2:
+    case Kind::chatml:
     case Kind::qwen3:
       return {"<|im_start|>", "<|im_end|>"};
     case Kind::llama3:
@@ -319,7 +340,8 @@ void refuse_unrendered(const nlohmann::ordered_json& row) {
 
 std::optional<ChatFormat> named_format(const std::string& name) {
   if (name == "plain") return ChatFormat{};
-  if (name == "qwen2.5") return ChatFormat{.kind = Kind::qwen2, .text = kQwenSystem};
+  if (name == "chatml") return ChatFormat{.kind = Kind::chatml};
+  if (name == "qwen2.5") return ChatFormat{.kind = Kind::chatml, .system = kQwenSystem};
   if (name == "qwen3") return ChatFormat{.kind = Kind::qwen3};
   if (name == "llama-3") return ChatFormat{.kind = Kind::llama3};
   if (name == "deepseek-r1") return ChatFormat{.kind = Kind::deepseek};
@@ -328,18 +350,30 @@ std::optional<ChatFormat> named_format(const std::string& name) {
 }
 
 ChatFormat find_chat_format(const std::string& wanted, const std::string& tokenizer_spec) {
-  if (const auto named = named_format(wanted)) return *named;
-  if (wanted != "auto")
-    fail("data.chat_template is \"", wanted,
-         "\", expected auto, plain, qwen2.5, qwen3, llama-3, deepseek-r1 or a text with {problem}");
   std::string where;
+  if (const auto named = named_format(wanted)) {
+    if (wanted != "chatml" || tokenizer_spec.empty()) return *named;
+    const auto known = known_format(template_of(tokenizer_spec, where).value_or(""));
+    return known && known->kind == Kind::chatml ? *known : *named;
+  }
+  if (wanted != "auto")
+    fail("data.chat_template is \"", printable(wanted), "\", expected auto, ", kNames, " or a text with {problem}");
   const std::optional<std::string> jinja = template_of(tokenizer_spec, where);
   return jinja ? recognise(*jinja, where) : ChatFormat{};
 }
 
+std::string described(const ChatFormat& format) {
+  std::string text = format.kind == Kind::problem ? cat("\"", printable(format.text), "\"") : format_name(format);
+  if (format.kind == Kind::chatml)
+    text += format.system ? cat(", system message \"", printable(*format.system), "\"") : ", no system message";
+  if (format.kind == Kind::qwen3 && !format.thinking) text += ", without thoughts";
+  if (format.kind == Kind::llama3) text += cat(", date ", printable(format.date));
+  return text;
+}
+
 std::string end_of_turn(const ChatFormat& format) {
   switch (format.kind) {
-    case Kind::qwen2:
+    case Kind::chatml:
     case Kind::qwen3:
       return "<|im_end|>";
     case Kind::llama3:
@@ -360,8 +394,8 @@ std::string render_chat(const ChatFormat& format, std::span<const Message> messa
       return only_message(messages);
     case Kind::problem:
       return replace_all(format.text, kProblem, only_message(messages));
-    case Kind::qwen2:
-      return qwen2(format.text, messages, generation_prompt);
+    case Kind::chatml:
+      return chatml(format.system, messages, generation_prompt);
     case Kind::qwen3:
       return qwen3(format.thinking, messages, generation_prompt);
     case Kind::llama3:

@@ -29,19 +29,21 @@ struct ChatFormat {
   enum class Kind {
     plain,     // the one message as it is, after BOS if the tokenizer has one
     problem,   // `text` with the one message in place of each "{problem}", after BOS
-    qwen2,     // Qwen2 and 2.5: without a system message `text` is one
+    chatml,    // Qwen2 and 2.5, SmolLM2: without a system message `system` is one
     qwen3,     // thoughts of assistants are dropped before the last question
     llama3,    // Llama-3.1 and 3.2: always a system message, with a date
     deepseek,  // the R1 distills: the prompt opens the thought; BOS in the template
   };
   Kind kind = Kind::plain;
   std::string text = {};
+  std::optional<std::string> system = {};
   bool thinking = true;              // qwen3: false closes the thought before the response begins
   std::string date = "26 Jul 2024";  // llama3.  Fixed: with today's date log-probs would change every day
 };
 
-// `wanted`: plain, qwen2.5, qwen3, llama-3, deepseek-r1, a text with "{problem}", or auto: the format of the default
-// template in the folder of the tokenizer, plain if there is none.  As in transformers 5, the templates of
+// `wanted`: plain, chatml, qwen2.5, qwen3, llama-3, deepseek-r1, a text with "{problem}", or auto: the format of the
+// default template in the folder of the tokenizer, plain if there is none.  chatml has the default system message of
+// that template if it is ChatML, else none; qwen2.5 is ChatML with Qwen's.  As in transformers 5, the templates of
 // chat_template.jinja and additional_chat_templates/ replace those of tokenizer_config.json.  Throws an Error that says
 // what to set if the template is unknown.
 ChatFormat find_chat_format(const std::string& wanted, const std::string& tokenizer_spec);
@@ -49,6 +51,9 @@ ChatFormat find_chat_format(const std::string& wanted, const std::string& tokeni
 // A Jinja template of the format, which find_chat_format recognises.  `bos`: the text of the BOS that encode_chat puts
 // in front of formats without turns; empty: there is none.
 std::string chat_jinja(const ChatFormat& format, const std::string& bos);
+
+// The format in words: its name, and what it adds to messages.
+std::string described(const ChatFormat& format);
 
 // The control token that ends an assistant's turn; empty: the format has no turns.
 std::string end_of_turn(const ChatFormat& format);

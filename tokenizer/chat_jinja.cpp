@@ -37,10 +37,11 @@ std::string with(std::string text, std::string_view name, const std::string& val
   return text;
 }
 
-constexpr const char* kQwen2 = R"({%- if messages[0].role != 'system' %}
+constexpr const char* kSystem = R"({%- if messages[0].role != 'system' %}
     {{- '<|im_start|>system\n' + SYSTEM + '<|im_end|>\n' }}
 {%- endif %}
-{%- for message in messages %}
+)";
+constexpr const char* kChatml = R"({%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}
@@ -109,27 +110,10 @@ constexpr const char* kDeepSeek = R"({%- set last = namespace(system='') %}
     {{- '<｜Assistant｜><think>\n' }}
 {%- endif %})";
 
-const char* word_of(Kind kind) {
-  switch (kind) {
-    case Kind::qwen2:
-      return "qwen2.5";
-    case Kind::qwen3:
-      return "qwen3";
-    case Kind::llama3:
-      return "llama-3";
-    case Kind::deepseek:
-      return "deepseek-r1";
-    case Kind::plain:
-    case Kind::problem:
-      break;
-  }
-  return "plain";
-}
-
 std::string body(const ChatFormat& format, const std::string& bos) {
   switch (format.kind) {
-    case Kind::qwen2:
-      return with(kQwen2, "SYSTEM", literal(format.text));
+    case Kind::chatml:
+      return (format.system ? with(kSystem, "SYSTEM", literal(*format.system)) : "") + kChatml;
     case Kind::qwen3:
       return kQwen3;
     case Kind::llama3:
@@ -146,17 +130,37 @@ std::string body(const ChatFormat& format, const std::string& bos) {
   return cat("{{- ", with(text, "{problem}", "' + messages[0].content + '"), " }}");
 }
 
-}  // namespace
-
-std::string chat_jinja(const ChatFormat& format, const std::string& bos) {
-  const bool turns = !end_of_turn(format).empty();
-  Json says = {{"data.chat_template", format.kind == Kind::problem ? format.text : word_of(format.kind)}};
-  if (!turns) says["bos"] = bos;
-  if (format.kind == Kind::qwen2) says["system"] = format.text;
+std::string jinja_of(const ChatFormat& format, const std::string& name, const std::string& bos) {
+  Json says = {{"data.chat_template", name}};
+  if (end_of_turn(format).empty()) says["bos"] = bos;
+  if (format.system) says["system"] = *format.system;
   if (format.kind == Kind::llama3) says["date_string"] = format.date;
   // The end of a comment inside its JSON is escaped.
   return cat(kBefore, with(says.dump(-1, ' ', false, Json::error_handler_t::replace), "#}", "\\u0023}"), kAfter,
              body(format, bos));
+}
+
+}  // namespace
+
+const char* format_name(const ChatFormat& format) {
+  switch (format.kind) {
+    case Kind::chatml:
+      return format.system == named_format("qwen2.5")->system ? "qwen2.5" : "chatml";
+    case Kind::qwen3:
+      return "qwen3";
+    case Kind::llama3:
+      return "llama-3";
+    case Kind::deepseek:
+      return "deepseek-r1";
+    case Kind::plain:
+    case Kind::problem:
+      break;
+  }
+  return "plain";
+}
+
+std::string chat_jinja(const ChatFormat& format, const std::string& bos) {
+  return jinja_of(format, format.kind == Kind::problem ? format.text : format_name(format), bos);
 }
 
 std::optional<ChatFormat> own_format(const std::string& jinja) {
@@ -166,11 +170,12 @@ std::optional<ChatFormat> own_format(const std::string& jinja) {
   const auto text = [&](const char* key) {
     return says.is_object() && says.contains(key) && says[key].is_string() ? says[key].get<std::string>() : "";
   };
-  std::optional<ChatFormat> format = named_format(text("data.chat_template"));
+  const std::string name = text("data.chat_template");
+  std::optional<ChatFormat> format = named_format(name);
   if (!format) return std::nullopt;
-  if (format->kind == Kind::qwen2) format->text = text("system");
+  if (format->kind == Kind::chatml && says.contains("system")) format->system = text("system");
   if (format->kind == Kind::llama3) format->date = text("date_string");
-  return chat_jinja(*format, text("bos")) == jinja ? format : std::nullopt;
+  return jinja_of(*format, name, text("bos")) == jinja ? format : std::nullopt;
 }
 
 }  // namespace pare

@@ -48,9 +48,31 @@ class ByteAlphabet {
   std::array<int16_t, 256 + 68> bytes_;
 };
 
+// The byte of a token `<0xNN>`, or -1.
+int fallback_byte(std::string_view token) {
+  constexpr std::string_view digits = "0123456789ABCDEF";
+  if (token.size() != 6 || !token.starts_with("<0x") || token[5] != '>') return -1;
+  const size_t high = digits.find(token[3]), low = digits.find(token[4]);
+  return high > 15 || low > 15 ? -1 : static_cast<int>(16 * high + low);
+}
+
+// Of files with byte_fallback: the one normalizer and the one decoder that are read.
+const Json& spaces_marked() {
+  static const Json json = Json::parse(
+      R"({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"},
+          {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]})");
+  return json;
+}
+const Json& spaces_restored() {
+  static const Json json = Json::parse(
+      R"({"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+          {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]})");
+  return json;
+}
+
 class Reader {
  public:
-  explicit Reader(std::string path) : path_(std::move(path)) {}
+  explicit Reader(std::string path) : path_(std::move(path)) { file_.byte_ids.fill(-1); }
 
   TokenizerFile read(const Json& root) {
     known_keys(root, "",
@@ -61,13 +83,11 @@ class Reader {
     only(root, "", "padding", {nullptr});
     read_model(member(root, "", "model"));
     if (root.contains("added_tokens")) read_added(root["added_tokens"]);
-    if (root.contains("normalizer")) read_normalizer(root["normalizer"], "normalizer");
-    if (root.contains("pre_tokenizer")) read_pre_tokenizer(root["pre_tokenizer"], "pre_tokenizer");
-    if (!byte_level_) unsupported("pre_tokenizer", "without ByteLevel");
+    if (file_.characters)
+      read_character_steps(root);
+    else
+      read_byte_level_steps(root);
     if (root.contains("post_processor")) read_post_processor(root["post_processor"], "post_processor");
-    const Json& decoder = member(root, "", "decoder");
-    if (type_of(decoder, "decoder") != "ByteLevel") unsupported("decoder", shown(decoder));
-    known_keys(decoder, "decoder", {"type", "add_prefix_space", "trim_offsets", "use_regex"});
     return std::move(file_);
   }
 
@@ -117,13 +137,15 @@ class Reader {
                 "byte_fallback", "ignore_merges", "vocab", "merges"});
     only(model, "model", "type", {"BPE"});
     only(model, "model", "dropout", {nullptr, 0});
-    only(model, "model", "unk_token", {nullptr});
     only(model, "model", "continuing_subword_prefix", {nullptr, ""});
     only(model, "model", "end_of_word_suffix", {nullptr, ""});
-    only(model, "model", "fuse_unk", {false});
-    only(model, "model", "byte_fallback", {false});
+    flag(model, "model", "fuse_unk", false);
+    file_.characters = flag(model, "model", "byte_fallback", false);
     file_.ignore_merges = flag(model, "model", "ignore_merges", false);
+    if (file_.characters && file_.ignore_merges) unsupported("model.ignore_merges", "= true with byte_fallback");
     read_vocabulary(member(model, "model", "vocab"));
+    for (size_t b = 0; file_.characters && b < 256; b++)
+      if (file_.byte_ids[b] < 0) bad("model.vocab has no token for the byte ", b, ", with byte_fallback");
     read_merges(member(model, "model", "merges"));
   }
 
@@ -141,15 +163,39 @@ class Reader {
             ": as many as there are tokens");
       const auto i = id.get<size_t>();
       if (seen[i]) bad("model.vocab: two tokens have the id ", i);
-      if (!alphabet_.to_bytes(token, bytes) || bytes.empty())
+      if (!spelled(token, bytes) || bytes.empty())
         bad("model.vocab: ", shown(token), " is not written in the byte-level alphabet");
       seen[i] = true;
-      file_.tokens[i] = bytes;
+      ids_.emplace(bytes, id.get<int32_t>());
+      place_token(bytes, id.get<int32_t>());
     }
-    ids_.reserve(n);
-    for (size_t i = 0; i < n; i++) ids_.emplace(file_.tokens[i], static_cast<int32_t>(i));
-    for (int b = 0; b < 256; b++)
-      if (!ids_.contains(std::string(1, static_cast<char>(b)))) bad("model.vocab has no token for the byte ", b);
+  }
+
+  // The token in the alphabet of ids_: bytes, or what stands in the file.  False: it is not byte-level.
+  bool spelled(std::string_view token, std::string& as) const {
+    if (!file_.characters) return alphabet_.to_bytes(token, as);
+    as = token;
+    return true;
+  }
+
+  void place_token(const std::string& token, int32_t id) {
+    std::string& text = file_.tokens[static_cast<size_t>(id)] = token;
+    int byte = token.size() == 1 ? static_cast<uint8_t>(token[0]) : -1;
+    if (file_.characters) {
+      byte = fallback_byte(token);
+      text = byte < 0 ? spaced(token) : std::string(1, static_cast<char>(byte));
+      if (next_utf8(token.data(), token.data() + token.size()).length == token.size())
+        file_.character_ids.emplace(token, id);
+    }
+    if (byte >= 0) file_.byte_ids[static_cast<size_t>(byte)] = id;
+  }
+
+  // A token of characters as it is decoded.
+  static std::string spaced(std::string token) {
+    constexpr std::string_view mark = "▁";
+    for (size_t at = token.find(mark); at != std::string::npos; at = token.find(mark, at))
+      token.replace(at, mark.size(), " ");
+    return token;
   }
 
   void read_merges(const Json& merges) {
@@ -169,8 +215,8 @@ class Reader {
       } else {
         bad("model.merges: merge ", file_.merges.size(), " is ", shown(merge), ", expected two tokens");
       }
-      if (!alphabet_.to_bytes(a, left) || !alphabet_.to_bytes(b, right) || !ids_.contains(left) ||
-          !ids_.contains(right) || !ids_.contains(left + right))
+      if (!spelled(a, left) || !spelled(b, right) || !ids_.contains(left) || !ids_.contains(right) ||
+          !ids_.contains(left + right))
         bad("model.merges: merge ", file_.merges.size(), ", ", shown(merge),
             ": its parts and what they become must be in model.vocab");
       file_.merges.push_back({ids_.at(left), ids_.at(right), ids_.at(left + right)});
@@ -204,16 +250,36 @@ class Reader {
 
   void place_added(const AddedToken& token, const std::string& place) {
     const auto id = static_cast<size_t>(token.id);
+    const std::string text = file_.characters ? spaced(token.content) : token.content;
     if (token.id < file_.model_tokens) {
-      if (file_.tokens[id] != token.content) bad(place, ": the vocabulary has another token of the id ", id);
+      if (file_.tokens[id] != text) bad(place, ": the vocabulary has another token of the id ", id);
       return;
     }
     if (file_.tokens.size() <= id) file_.tokens.resize(id + 1);
     if (!file_.tokens[id].empty()) bad(place, ": another token has the id ", id);
-    file_.tokens[id] = token.content;
+    file_.tokens[id] = text;
   }
 
   // ---- steps on the text
+
+  void read_byte_level_steps(const Json& root) {
+    if (root.contains("normalizer")) read_normalizer(root["normalizer"], "normalizer");
+    if (root.contains("pre_tokenizer")) read_pre_tokenizer(root["pre_tokenizer"], "pre_tokenizer");
+    if (!byte_level_) unsupported("pre_tokenizer", "without ByteLevel");
+    const Json& decoder = member(root, "", "decoder");
+    if (type_of(decoder, "decoder") != "ByteLevel") unsupported("decoder", shown(decoder));
+    known_keys(decoder, "decoder", {"type", "add_prefix_space", "trim_offsets", "use_regex"});
+  }
+
+  void read_character_steps(const Json& root) {
+    const auto must_be = [&](const char* key, const Json& steps) {
+      if (const Json& given = root.contains(key) ? root[key] : Json(); given != steps)
+        unsupported(key, cat(shown(given), " with byte_fallback (only ", shown(steps), ")"));
+    };
+    must_be("normalizer", spaces_marked());
+    must_be("pre_tokenizer", nullptr);
+    must_be("decoder", spaces_restored());
+  }
 
   void read_normalizer(const Json& n, const std::string& place) {
     if (n.is_null()) return;
@@ -247,22 +313,50 @@ class Reader {
     } else if (type == "ByteLevel") {
       known_keys(p, place, {"type", "add_prefix_space", "trim_offsets", "use_regex"});
       if (flag(p, place, "add_prefix_space", true)) unsupported(place + ".add_prefix_space", "= true");
-      if (flag(p, place, "use_regex", true)) file_.patterns.push_back(WordPattern::gpt2);
+      if (flag(p, place, "use_regex", true)) file_.splits.push_back({WordPattern::gpt2});
       byte_level_ = true;
+    } else if (type == "Digits") {
+      known_keys(p, place, {"type", "individual_digits"});
+      const bool individual = flag(p, place, "individual_digits", false);
+      file_.splits.push_back({individual ? WordPattern::number : WordPattern::numbers});
     } else if (type == "Split") {
-      known_keys(p, place, {"type", "pattern", "behavior", "invert"});
-      only(p, place, "behavior", {"Isolated"});
-      only(p, place, "invert", {false});
-      const Json& pattern = member(p, place, "pattern");
-      known_keys(pattern, place + ".pattern", {"Regex"});
-      const Json& regex = member(pattern, place + ".pattern", "Regex");
-      const auto known = regex.is_string() ? find_word_pattern(regex.get_ref<const std::string&>()) : std::nullopt;
-      if (!known)
-        unsupported(place + ".pattern", shown(regex) + ": it is none of the known regular expressions, so it");
-      file_.patterns.push_back(*known);
+      read_split(p, place);
     } else {
       unsupported(place, shown(p));
     }
+  }
+
+  void read_split(const Json& p, const std::string& place) {
+    using enum WordSplit::Behavior;
+    known_keys(p, place, {"type", "pattern", "behavior", "invert"});
+    WordSplit split = read_pattern(member(p, place, "pattern"), place + ".pattern");
+    split.invert = flag(p, place, "invert", false);
+    const Json& behavior = member(p, place, "behavior");
+    bool known = false;
+    for (const auto& [name, value] : {std::pair("Isolated", isolated),
+                                      {"Removed", removed},
+                                      {"MergedWithPrevious", merged_with_previous},
+                                      {"MergedWithNext", merged_with_next},
+                                      {"Contiguous", contiguous}})
+      if (behavior == name) split.behavior = value, known = true;
+    if (!known) unsupported(place + ".behavior", "= " + shown(behavior));
+    if (matches_everything(split.pattern) && split.behavior == removed && !split.invert)
+      unsupported(place + ".behavior", "= \"Removed\": the pattern matches everything, so a text without words");
+    file_.splits.push_back(split);
+  }
+
+  WordSplit read_pattern(const Json& pattern, const std::string& place) const {
+    known_keys(pattern, place, {"Regex", "String"});
+    if (pattern.contains("String")) {
+      const Json& text = pattern["String"];
+      if (pattern.size() != 1 || !text.is_string() || text.get_ref<const std::string&>().empty())
+        bad(place, " is ", shown(pattern), ", expected one text that is not empty");
+      return {.pattern = WordPattern::literal, .literal = text.get<std::string>()};
+    }
+    const Json& regex = member(pattern, place, "Regex");
+    const auto known = regex.is_string() ? find_word_pattern(regex.get_ref<const std::string&>()) : std::nullopt;
+    if (!known) unsupported(place, shown(regex) + ": it is none of the known regular expressions, so it");
+    return {.pattern = *known};
   }
 
   void read_post_processor(const Json& p, const std::string& place) {

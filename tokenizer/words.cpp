@@ -1,5 +1,7 @@
 #include "tokenizer/words.h"
 
+#include <algorithm>
+
 namespace pare {
 namespace {
 
@@ -100,13 +102,64 @@ constexpr std::string_view kQwen2 =
 constexpr std::string_view kLlama3 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
+// The first match in [p, end), p < end; empty, at `end`: there is none.
+std::string_view find_match(const WordSplit& split, const char* p, const char* end) {
+  const Scanner s(end);
+  if (matches_everything(split.pattern)) return {p, static_cast<size_t>(word_end(split.pattern, p, end) - p)};
+  if (split.pattern == WordPattern::literal) {
+    const char* at = std::search(p, end, split.literal.begin(), split.literal.end());
+    return {at, at == end ? 0 : split.literal.size()};
+  }
+  while (p < end && s.at(p).kind != CharClass::number) p += s.at(p).length;
+  const size_t most = split.pattern == WordPattern::number ? 1 : split.pattern == WordPattern::three ? 3 : SIZE_MAX;
+  return {p, static_cast<size_t>(s.skip(CharClass::number, p, most) - p)};
+}
+
+struct Part {
+  std::string_view text;
+  bool match;
+};
+
+// Matches and the texts between them, in order.
+std::vector<Part> parts_of(const WordSplit& split, std::string_view text) {
+  std::vector<Part> parts;
+  for (const char *p = text.data(), *end = p + text.size(); p < end;) {
+    const std::string_view match = find_match(split, p, end);
+    if (match.data() > p) parts.push_back({{p, static_cast<size_t>(match.data() - p)}, split.invert});
+    if (!match.empty()) parts.push_back({match, !split.invert});
+    p = match.data() + match.size();
+  }
+  return parts;
+}
+
 }  // namespace
 
 std::optional<WordPattern> find_word_pattern(std::string_view regex) {
   if (regex == kGpt2) return WordPattern::gpt2;
   if (regex == kQwen2) return WordPattern::qwen2;
   if (regex == kLlama3) return WordPattern::llama3;
+  if (regex == R"(\p{N})") return WordPattern::number;
+  if (regex == R"(\p{N}+)") return WordPattern::numbers;
+  if (regex == R"(\p{N}{1,3})") return WordPattern::three;
   return std::nullopt;
+}
+
+std::vector<std::string_view> split_words(const WordSplit& split, std::string_view text) {
+  using enum WordSplit::Behavior;
+  std::vector<std::string_view> words;
+  bool before = false;  // the part before is a match
+  for (const Part& part : parts_of(split, text)) {
+    const bool joined = split.behavior == merged_with_previous ? part.match && !before
+                        : split.behavior == merged_with_next   ? !part.match && before
+                                                               : split.behavior == contiguous && part.match == before;
+    before = part.match;
+    if (part.match && split.behavior == removed) continue;
+    if (joined && !words.empty())
+      words.back() = {words.back().data(), words.back().size() + part.text.size()};
+    else
+      words.push_back(part.text);
+  }
+  return words;
 }
 
 const char* word_end(WordPattern pattern, const char* p, const char* end) {

@@ -3,8 +3,9 @@
 
     python tools/make_chat_golden.py TEMPLATES tests/golden/chat.json
 
-needs transformers and jinja2.  TEMPLATES is a folder with the published templates (FILES); each conversation is rendered
-by the published template and by the one that pare writes (tokenizer/chat_jinja.cpp), which must agree.
+needs transformers and jinja2.  TEMPLATES is a folder with the published templates (FILES; SmolLM2's is the
+chat_template of the folder that tools/get_smollm2.sh makes); each conversation is rendered by the published template
+and by the one that pare writes (tokenizer/chat_jinja.cpp), which must agree.
 """
 import json
 import pathlib
@@ -15,10 +16,13 @@ import sys
 from transformers.utils.chat_template_utils import render_jinja_template
 
 FILES = {"qwen2.5": "Qwen-Qwen2.5-7B-Instruct", "qwen3": "Qwen-Qwen3-0.6B",
-         "llama-3": "meta-llama-Llama-3.2-3B-Instruct", "deepseek-r1": "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B"}
-BODIES = {"qwen2.5": "kQwen2", "qwen3": "kQwen3", "llama-3": "kLlama3", "deepseek-r1": "kDeepSeek"}
+         "llama-3": "meta-llama-Llama-3.2-3B-Instruct", "deepseek-r1": "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+         "chatml": "HuggingFaceTB-SmolLM2-135M-Instruct"}
+BODIES = {"qwen2.5": ["kSystem", "kChatml"], "qwen3": ["kQwen3"], "llama-3": ["kLlama3"],
+          "deepseek-r1": ["kDeepSeek"], "chatml": ["kSystem", "kChatml"]}
 BOS = {"llama-3": "<|begin_of_text|>", "deepseek-r1": "<｜begin▁of▁sentence｜>"}
-SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+SYSTEMS = {"qwen2.5": "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
+           "chatml": "You are a helpful AI assistant named SmolLM, trained by Hugging Face"}
 DATE = "26 Jul 2024"
 PARTS = ["a", "1+1?", " ", "\n", "\n\n", "<think>", "</think>", "<think>\nx\n</think>\n\n", "\u3000é", "\t", "{{ x }}", "'"]
 TEXTS = ["Q: {problem}\nA:", "{problem}", "<s>{problem};{problem}", "it's \\boxed{} {% if %} #} -#} {problem}\t\x01\r\u2028é"]
@@ -32,8 +36,10 @@ def literal(text):
 
 def own_bodies():
     source = (pathlib.Path(__file__).parent.parent / "tokenizer/chat_jinja.cpp").read_text()
-    found = {name: re.search(rf'{body} = R"\((.*?)\)";', source, re.S).group(1) for name, body in BODIES.items()}
-    return {name: text.replace("SYSTEM", literal(SYSTEM)).replace("DATE", literal(DATE)) for name, text in found.items()}
+    found = {name: "".join(re.search(rf'{body} = R"\((.*?)\)";', source, re.S).group(1) for body in bodies)
+             for name, bodies in BODIES.items()}
+    return {name: text.replace("SYSTEM", literal(SYSTEMS.get(name, ""))).replace("DATE", literal(DATE))
+            for name, text in found.items()}
 
 
 def content(rng):
@@ -70,7 +76,7 @@ def main(templates, out, count=24):
             rendered = render(published, messages, prompt, thinking, family)
             assert rendered == render(body, messages, prompt, thinking, family), (family, messages)
             rows.append({"messages": messages, "prompt": prompt, "thinking": thinking, "rendered": rendered})
-        golden["families"][family] = {"jinja": body, "rows": rows}
+        golden["families"][family] = {"jinja": body, "system": SYSTEMS.get(family), "rows": rows}
     for text in TEXTS:
         for bos in ("", "<s>"):
             first = "" if text.startswith(bos) else bos

@@ -208,7 +208,7 @@ bool has_other_template(const Session& session, const std::string& spec) {
   if (session.config.data.task == "ssa" || session.config.data.chat_template == "auto") return false;
   try {
     const ChatFormat own = find_chat_format("auto", spec);
-    return own.kind != session.chat.kind || own.text != session.chat.text;
+    return own.kind != session.chat.kind || own.text != session.chat.text || own.system != session.chat.system;
   } catch (const Error&) {  // an unknown one
     return true;
   }
