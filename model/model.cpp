@@ -18,21 +18,32 @@ Tensor matrix(const Tensor& flat, const Parameter& first, int64_t rows, int64_t 
 }
 Tensor vector_of(const Tensor& flat, const Parameter& first, int64_t n) { return flat.rows(first.offset, n); }
 
-// cos and sin of every position, computed in double and rounded once; a plan, of whose time it would be most, goes
-// without.
+// cos and sin of every position times `factor`, computed in double and rounded once; a plan, of whose time it would be
+// most, goes without.
 template <class T>
-std::vector<T> rope_table(const ModelConfig& c, const Device& device) {
-  if (device.planning()) return {};
+std::vector<T> rope_values(const ModelConfig& c, double factor) {
   const std::vector<double> inv_freq = rope_inv_freq(c);
   const int64_t half = c.head_dim / 2;
   std::vector<T> table(static_cast<size_t>(c.max_position * c.head_dim));
   for (int64_t p = 0; p < c.max_position; p++)
     for (int64_t i = 0; i < half; i++) {
       const double angle = static_cast<double>(p) * inv_freq[i];
-      table[p * c.head_dim + i] = static_cast<T>(std::cos(angle));
-      table[p * c.head_dim + half + i] = static_cast<T>(std::sin(angle));
+      table[p * c.head_dim + i] = static_cast<T>(std::cos(angle) * factor);
+      table[p * c.head_dim + half + i] = static_cast<T>(std::sin(angle) * factor);
     }
   return table;
+}
+
+Tensor rope_table(const char* name, const ModelConfig& c, double factor, Device& device, Arena& weights, DType stat) {
+  const Tensor rope = weights.alloc(name, stat, {c.max_position, c.head_dim});
+  const auto upload = [&](const auto& values) { device.upload({rope, values.data()}); };
+  if (device.planning())
+    device.upload({rope, nullptr});
+  else if (stat == DType::f64)
+    upload(rope_values<double>(c, factor));
+  else
+    upload(rope_values<float>(c, factor));
+  return rope;
 }
 
 }  // namespace
@@ -93,14 +104,8 @@ Model::Model(const ModelConfig& config, Device& device, Arena& weights, DType dt
   final_norm = add_vector("final_norm", c.hidden);
   head = c.tied ? embedding : add_weight("head", c.vocab, c.hidden);
   complete(weights, trainable);
-  rope = weights.alloc("rope", stat, {c.max_position, c.head_dim});
-  if (stat == DType::f64) {
-    const auto table = rope_table<double>(c, device);
-    device.upload({rope, table.data()});
-  } else {
-    const auto table = rope_table<float>(c, device);
-    device.upload({rope, table.data()});
-  }
+  rope = rope_table("rope", c, c.attention_factor(), device, weights, stat);
+  rotation = c.attention_factor() == 1 ? rope : rope_table("rotation", c, 1, device, weights, stat);
 }
 
 float Model::attention_scale() const { return 1 / std::sqrt(static_cast<float>(config.head_dim)); }

@@ -45,7 +45,9 @@ class Model : public Parameters {
   Weight embedding, head;  // [V, C]; the same if tied
   Tensor final_norm;       // [C]
   std::vector<Layer> layers;
-  Tensor rope;  // stat [max_position, D]: cos, then sin
+  Tensor rope;  // stat [max_position, D]: cos, then sin, times the attention factor
+  // The same without the factor, which turns keys that are in a cache; `rope` itself if the factor is 1.
+  Tensor rotation;
   // Added to the linear layers by every pass; null: none.  A copy of a model shares its memory, but not this.
   const Adapters* adapters = nullptr;
 };

@@ -84,7 +84,43 @@ TEST(Config, Qwen3HeadDim) {
   EXPECT_EQ(c.qkv_width(), 100);
 }
 
-// The defaults of Qwen2Config, Qwen3Config and LlamaConfig, as transformers 5.24 prints them.
+// The arithmetic of Llama, if there is no sliding window; transformers takes 4096 for an absent one.
+TEST(Config, Mistral) {
+  json j = llama();
+  j["model_type"] = "mistral";
+  j["architectures"] = {"MistralForCausalLM"};
+  expect_names(refusal(j), "\"sliding_window\" is absent");
+  j["sliding_window"] = 4096;
+  expect_names(refusal(j), "\"sliding_window\" = 4096");
+  j["sliding_window"] = nullptr;
+  const ModelConfig c = parse_model_config(j, "c.json");
+  EXPECT_FALSE(c.qkv_bias);
+  EXPECT_FALSE(c.qk_norm);
+  EXPECT_EQ(c.max_position, 131072);
+  const json saved = to_json(c);
+  EXPECT_EQ(saved["architectures"], json({"MistralForCausalLM"}));
+  EXPECT_TRUE(saved.contains("sliding_window") && saved["sliding_window"].is_null());
+  EXPECT_FALSE(saved.contains("mlp_bias"));
+  EXPECT_EQ(to_json(parse_model_config(saved, "c.json")), saved);
+  j["architectures"] = {"LlamaForCausalLM"};
+  expect_names(refusal(j), "MistralForCausalLM");
+}
+
+TEST(Config, OtherClassesSayWhatDiffers) {
+  for (const auto& [type, why] : {std::pair("smollm3", "no rotary positions"),
+                                  {"phi3", "one matrix"},
+                                  {"granite", "multipliers"},
+                                  {"qwen3_moe", "experts"},
+                                  {"gpt2", "mistral"}}) {
+    json j = llama();
+    j["model_type"] = type;
+    const std::string what = refusal(j);
+    expect_names(what, why);
+    expect_names(what, "only qwen2, qwen3, llama, mistral");
+  }
+}
+
+// The defaults of Qwen2Config, Qwen3Config, LlamaConfig and MistralConfig, as transformers 5.24 prints them.
 TEST(Config, AbsentKeysAreTheDefaultsOfTheClass) {
   struct Row {
     const char* type;
@@ -92,10 +128,11 @@ TEST(Config, AbsentKeysAreTheDefaultsOfTheClass) {
     std::vector<int32_t> eos;
     int32_t bos;
   };
-  for (const Row& row :
-       {Row{"qwen2", 4, 32, 32768, {}, -1}, Row{"qwen3", 128, 32, 32768, {}, -1}, Row{"llama", 4, 64, 2048, {2}, 1}}) {
-    json least = {{"model_type", row.type}, {"hidden_size", 64 * 4},     {"intermediate_size", 7},
-                  {"num_hidden_layers", 2}, {"num_attention_heads", 64}, {"vocab_size", 11}};
+  for (const Row& row : {Row{"qwen2", 4, 32, 32768, {}, -1}, Row{"qwen3", 128, 32, 32768, {}, -1},
+                         Row{"llama", 4, 64, 2048, {2}, 1}, Row{"mistral", 4, 8, 131072, {2}, 1}}) {
+    json least = {{"model_type", row.type},   {"hidden_size", 64 * 4},     {"intermediate_size", 7},
+                  {"num_hidden_layers", 2},   {"num_attention_heads", 64}, {"vocab_size", 11},
+                  {"sliding_window", nullptr}};
     const ModelConfig c = parse_model_config(least, "c.json");
     EXPECT_EQ(c.head_dim, row.head_dim) << row.type;
     EXPECT_EQ(c.kv_heads, row.kv_heads) << row.type;
@@ -221,7 +258,7 @@ TEST(Config, RopeSpellings) {
 }
 
 TEST(Config, RopeRefusals) {
-  for (const char* type : {"yarn", "dynamic", "linear", "mrope", "longrope"})
+  for (const char* type : {"dynamic", "linear", "mrope", "longrope"})
     for (const char* key : {"type", "rope_type"}) {
       json j = qwen2();
       j["rope_scaling"] = {{key, type}, {"factor", 4.0}};
@@ -264,7 +301,7 @@ TEST(Config, UnsupportedArithmeticNamesTheKey) {
       {"layer_types", {"full_attention", "sliding_attention"}},
       {"layer_types", {"full_attention"}},
       {"architectures", {"Qwen2ForSequenceClassification"}},
-      {"model_type", "mistral"},
+      {"model_type", "gemma"},
       {"head_dim", 3},
       {"hidden_size", 12.0},
       {"hidden_size", -12},

@@ -3,9 +3,11 @@
 #include <sstream>
 
 #include "base/foreign_file.h"
+#include "base/hub_cache.h"
 #include "data/jsonl.h"
 #include "data/presets.h"
 #include "model/hf/folder.h"
+#include "run/config.h"
 #include "tests/program.h"
 #include "tests/tiny.h"
 
@@ -293,7 +295,7 @@ TEST_F(Formats, ModelsOfOtherFormatsSayWhatToDo) {
     for (const auto& [file, text] : files) write(name + "/" + file, text);
     return at(name);
   };
-  refused("Qwen/Qwen2.5-0.5B", {"hf download Qwen/Qwen2.5-0.5B --local-dir Qwen2.5-0.5B"});
+  refused("Qwen/Qwen2.5-0.5B", {"hf download Qwen/Qwen2.5-0.5B --local-dir Qwen2.5-0.5B", "no such model in "});
   refused("https://huggingface.co/Qwen/Qwen3-0.6B", {"hf download Qwen/Qwen3-0.6B "});
   refused(at("no/such"), {"no such directory"});
   refused(folder("run", {{"config.toml", ""}, {"model/config.json", config}}), {"is a run; its model is", "run/model"});
@@ -313,6 +315,62 @@ TEST_F(Formats, ModelsOfOtherFormatsSayWhatToDo) {
   refused(folder("adapter", {{"adapter_config.json", "{\"base_model_name_or_path\": \"Qwen/Qwen3-0.6B\"}"}}),
           {"is an adapter", "--adapter"});
   refused(write("bin/config.json", config), {"is a file; expected the folder"});
+}
+
+// What huggingface_hub downloaded: models--OWNER--NAME/refs/main names the folder of snapshots/.
+TEST_F(Formats, ModelsComeFromTheCacheOfTheHub) {
+  const char* variables[] = {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HOME"};
+  std::map<std::string, std::string> before;
+  for (const char* v : variables) {
+    if (const char* value = std::getenv(v)) before[v] = value;
+    unsetenv(v);
+  }
+  const auto cached = [&](const std::string& cache) {
+    const std::string folder = at(cache + "/models--Own-er--Na.me/");
+    std::filesystem::create_directories(folder + "refs");
+    std::filesystem::create_directories(folder + "snapshots/0f1e");
+    std::ofstream(folder + "refs/main") << "0f1e\n";
+    std::ofstream(folder + "snapshots/0f1e/config.json") << to_json(tiny_config("qwen2", true)).dump();
+    return folder + "snapshots/0f1e";
+  };
+  const std::string home = cached("home/.cache/huggingface/hub"), xdg = cached("xdg/huggingface/hub"),
+                    hf = cached("hf/hub"), old = cached("home/old"), hub = cached("hub");
+  EXPECT_EQ(in_hub_cache("Own-er/Na.me"), "Own-er/Na.me");
+  for (const auto& [variable, value, found] : {std::tuple("HOME", at("home"), home),
+                                               {"XDG_CACHE_HOME", at("xdg"), xdg},
+                                               {"HF_HOME", at("hf"), hf},
+                                               {"HUGGINGFACE_HUB_CACHE", "~/old", old},
+                                               {"HF_HUB_CACHE", at("hub"), hub}}) {
+    setenv(variable, value.c_str(), 1);
+    EXPECT_EQ(in_hub_cache("Own-er/Na.me"), found) << variable;
+  }
+  EXPECT_EQ(in_hub_cache("https://huggingface.co/Own-er/Na.me"), hub);
+  EXPECT_EQ(load_model_config(in_hub_cache("Own-er/Na.me")).model_type, "qwen2");
+  std::vector<std::string> notes;
+  const Config config = read_config({"model.path=Own-er/Na.me", "data.tokenizer=Own-er/Na.me"}, &notes);
+  EXPECT_EQ(config.model.path, hub);
+  EXPECT_EQ(config.data.tokenizer, hub);
+  EXPECT_NE(notes.at(0).find("Own-er/Na.me is " + hub + ", from the cache"), std::string::npos) << notes[0];
+  for (const char* other : {"Own-er/Other", "Na.me", "", "ssa", "./Own-er/Na.me", "../hub/x"})
+    EXPECT_EQ(in_hub_cache(other), other);
+  try {
+    load_model_config("Own-er/Other");
+    ADD_FAILURE();
+  } catch (const Error& e) {
+    const std::string what = e.what();
+    EXPECT_NE(what.find("no such model in " + at("hub")), std::string::npos) << what;
+    EXPECT_NE(what.find("\n  hf download Own-er/Other --local-dir Other\n"), std::string::npos) << what;
+  }
+  for (const char* ref : {"", "1234", "../snapshots/0f1e", "0f1e/..", "main"}) {
+    std::ofstream(at("hub/models--Own-er--Na.me/refs/main")) << ref;
+    EXPECT_EQ(in_hub_cache("Own-er/Na.me"), "Own-er/Na.me") << ref;
+  }
+  for (const char* v : variables) {
+    if (before.contains(v))
+      setenv(v, before[v].c_str(), 1);
+    else
+      unsetenv(v);
+  }
 }
 
 TEST(ForeignFile, WordsOfAShell) {

@@ -296,6 +296,9 @@ TEST_F(SentencePieceFile, FactoryFindsOrExplains) {
   EXPECT_EQ(make_tokenizer(directory_)->vocab_size(), 7);
   EXPECT_EQ(make_tokenizer(path())->vocab_size(), 7);
   expect_mentions(message([&] { make_tokenizer(directory_ + "/none"); }), {"no such file", "supported"});
+  expect_mentions(message([&] { make_tokenizer("Owner/Na.me"); }), {"hf download Owner/Na.me --local-dir Na.me"});
+  write("GGUF\x03");
+  expect_mentions(message([&] { make_tokenizer(path()); }), {"tokenizer.bin", "is GGUF", "safetensors"});
 }
 
 // ---- stories260K

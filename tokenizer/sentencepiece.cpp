@@ -11,6 +11,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "base/foreign_file.h"
 #include "base/json_file.h"
 #include "tokenizer/tokenizer.h"
 
@@ -47,6 +48,7 @@ Vocabulary read_vocabulary(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) fail(path, ": cannot be opened");
   const std::string bytes{std::istreambuf_iterator<char>(in), {}};
+  if (bytes.starts_with("GGUF")) fail(path, ": ", foreign_model_file(path));
   size_t at = 0;
   const auto take = [&](auto& value, const char* what) {
     if (bytes.size() - at < sizeof value) fail(path, ": ends at byte ", bytes.size(), " inside the ", what);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/hub_cache.h"
 #include "tokenizer/bpe.h"
 #include "tokenizer/unicode.h"
 
@@ -57,11 +58,12 @@ static std::unique_ptr<Tokenizer> load_ssa(const fs::path& path) {
 
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& spec) {
   constexpr const char* kSupported =
-      "supported: \"ssa\", a tokenizer.json (byte-level BPE), a llama2.c tokenizer.bin, a vocab_pieces.json, or a "
+      "supported: \"ssa\", a tokenizer.json (BPE), a llama2.c tokenizer.bin, a vocab_pieces.json, or a "
       "directory that contains one of these";
   if (spec == "ssa") return make_ssa_tokenizer();
   std::error_code ignored;
   fs::path path(spec);
+  if (const std::string how = how_to_download(spec); !how.empty()) fail("tokenizer ", spec, ": ", how);
   if (!fs::exists(path, ignored)) fail("tokenizer \"", spec, "\": no such file; ", kSupported);
   if (fs::is_directory(path, ignored)) {
     path = tokenizer_file(spec);

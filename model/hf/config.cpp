@@ -1,5 +1,6 @@
 #include "model/hf/config.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <filesystem>
@@ -9,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/foreign_file.h"
+#include "base/hub_cache.h"
 #include "base/json_file.h"
 
 namespace pare {
@@ -48,6 +50,7 @@ const std::set<std::string> harmless_keys = {
     "forced_eos_token_id",
     "gradient_checkpointing",
     "id2label",
+    "is_llama_config",
     "label2id",
     "length_penalty",
     "max_length",
@@ -79,6 +82,7 @@ const std::set<std::string> harmless_keys = {
     "top_p",
     "torch_dtype",
     "torchscript",
+    "transformers.js_config",
     "transformers_version",
     "typical_p",
     "unk_token_id",
@@ -97,6 +101,45 @@ const json neutral_values = {
     {"use_sliding_window", false},
 };
 
+// A model type, its class, and the defaults of transformers 5.24 for absent keys; of those for the weights' shapes,
+// which every file has, absence is an error.
+struct ModelClass {
+  const char *type, *architecture;
+  bool qkv_bias, qk_norm;
+  int64_t kv_heads, head_dim;  // 0: as many as heads; hidden / heads
+  int64_t max_position;
+  int32_t eos, bos;  // -1: none
+};
+constexpr ModelClass classes[] = {
+    {"qwen2", "Qwen2ForCausalLM", true, false, 32, 0, 32768, -1, -1},
+    {"qwen3", "Qwen3ForCausalLM", false, true, 32, 128, 32768, -1, -1},
+    {"llama", "LlamaForCausalLM", false, false, 0, 0, 2048, 2, 1},
+    {"mistral", "MistralForCausalLM", false, false, 8, 0, 131072, 2, 1},
+};
+
+// Types that look like one of those, and what differs.
+constexpr std::pair<const char*, const char*> other_types[] = {
+    {"ernie4_5", "its rotary pairs are neighbours"},
+    {"gemma", "it scales the embeddings and adds 1 to the weights of its norms"},
+    {"granite", "it has multipliers of embeddings, attention, residuals and logits"},
+    {"helium", "its rotary pairs are neighbours"},
+    {"ministral", "some of its layers have a sliding window"},
+    {"ministral3", "it scales queries by their positions"},
+    {"mixtral", "it has experts"},
+    {"phi3", "its q, k and v, and gate and up, are one matrix each"},
+    {"qwen2_moe", "it has experts"},
+    {"qwen3_moe", "it has experts"},
+    {"seed_oss", "it trains with dropout in its residuals"},
+    {"smollm3", "some of its layers have no rotary positions"},
+};
+
+// Of a type that check_type has seen.
+const ModelClass& class_of(const std::string& type) {
+  const ModelClass* m = classes;
+  while (m->type != type) expect(++m < std::end(classes), "no model is of the type ", type);
+  return *m;
+}
+
 bool is_integer(const json& value, int64_t low, int64_t high) {
   if (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(max_positions)) return false;
   return value.is_number_integer() && value.get<int64_t>() >= low && value.get<int64_t>() <= high;
@@ -111,10 +154,8 @@ class Reader {
 
   const std::string& where() const { return where_; }
 
-  bool has_null(const std::string& key) const {
-    const auto it = object_.find(key);
-    return it != object_.end() && it->is_null();
-  }
+  // Null is not absent.
+  bool absent(const std::string& key) const { return !object_.contains(key); }
 
   // The value, or nullptr where the key is absent or null.
   const json* get(const std::string& key) {
@@ -193,16 +234,41 @@ class Reader {
 struct Rope {
   std::optional<double> theta;
   std::optional<RopeLlama3> llama3;
-  bool operator==(const Rope& o) const {
-    const auto fields = [](const RopeLlama3& r) {
-      return std::tuple(r.factor, r.low_freq_factor, r.high_freq_factor, r.original_max_position_embeddings);
-    };
-    return llama3.has_value() == o.llama3.has_value() && (!llama3 || fields(*llama3) == fields(*o.llama3));
-  }
+  std::optional<RopeYarn> yarn;
+  bool scales_like(const Rope& o) const { return llama3 == o.llama3 && yarn == o.yarn; }
 };
 
+RopeLlama3 read_llama3(Reader& in) {
+  RopeLlama3 r;
+  r.factor = in.positive("factor");
+  r.low_freq_factor = in.positive("low_freq_factor");
+  r.high_freq_factor = in.positive("high_freq_factor");
+  r.original_max_position_embeddings = in.positive("original_max_position_embeddings");
+  if (r.low_freq_factor >= r.high_freq_factor)
+    in.wrong("low_freq_factor", r.low_freq_factor, cat("less than \"high_freq_factor\", ", r.high_freq_factor));
+  return r;
+}
+
+// As transformers 5.24 (_compute_yarn_parameters).
+RopeYarn read_yarn(Reader& in, const ModelConfig& c) {
+  RopeYarn r;
+  r.factor = in.positive("factor");
+  if (r.factor < 1) in.wrong("factor", r.factor, "at least 1");
+  r.original_max_position_embeddings =
+      in.positive("original_max_position_embeddings", static_cast<double>(c.max_position));
+  r.beta_fast = in.positive("beta_fast", 32);
+  r.beta_slow = in.positive("beta_slow", 1);
+  if (r.beta_fast < r.beta_slow) in.wrong("beta_fast", r.beta_fast, cat("at least \"beta_slow\", ", r.beta_slow));
+  r.truncate = in.boolean("truncate", true);
+  const auto scale = [&](double m) { return 0.1 * m * std::log(r.factor) + 1; };
+  const bool both = in.get("mscale") && in.get("mscale_all_dim");
+  const double inferred = both ? scale(in.positive("mscale")) / scale(in.positive("mscale_all_dim")) : scale(1);
+  r.attention_factor = in.positive("attention_factor", inferred);
+  return r;
+}
+
 // `object` is rope_scaling (transformers 4) or rope_parameters (5): a kind under "rope_type" or, older, "type".
-Rope parse_rope(const json& object, const std::string& where) {
+Rope parse_rope(const json& object, const std::string& where, const ModelConfig& c) {
   Reader in(object, where);
   const json* kind = in.get("rope_type");
   const json* older = in.get("type");
@@ -211,22 +277,27 @@ Rope parse_rope(const json& object, const std::string& where) {
   Rope rope;
   if (in.get("rope_theta")) rope.theta = in.positive("rope_theta");
   in.must_be("partial_rotary_factor", 1);
-  if (kind && *kind == "llama3") {
-    RopeLlama3 r;
-    r.factor = in.positive("factor");
-    r.low_freq_factor = in.positive("low_freq_factor");
-    r.high_freq_factor = in.positive("high_freq_factor");
-    r.original_max_position_embeddings = in.positive("original_max_position_embeddings");
-    if (r.low_freq_factor >= r.high_freq_factor)
-      in.wrong("low_freq_factor", r.low_freq_factor, cat("less than \"high_freq_factor\", ", r.high_freq_factor));
-    rope.llama3 = r;
-  } else if (kind && *kind != "default") {
-    in.unsupported(in.get("rope_type") ? "rope_type" : "type", *kind, "only \"default\" and \"llama3\"");
-  } else if (!kind && !rope.theta) {
+  if (kind && *kind == "llama3")
+    rope.llama3 = read_llama3(in);
+  else if (kind && *kind == "yarn")
+    rope.yarn = read_yarn(in, c);
+  else if (kind && *kind != "default")
+    in.unsupported(in.get("rope_type") ? "rope_type" : "type", *kind, "only \"default\", \"llama3\" and \"yarn\"");
+  else if (!kind && !rope.theta)
     in.missing("rope_type");
-  }
   in.refuse_unread({});
   return rope;
+}
+
+// The positions to which YaRN extends a model; files state either these or the original ones.
+void extend_positions(Reader& in, ModelConfig& c) {
+  if (c.rope_theta <= 1) in.wrong("rope_theta", c.rope_theta, "above 1 with YaRN");
+  const double positions = std::round(c.yarn->factor * c.yarn->original_max_position_embeddings);
+  if (positions > static_cast<double>(max_positions))
+    fail(in.where(), ": \"factor\" = ", c.yarn->factor,
+         " and \"original_max_position_embeddings\" = ", c.yarn->original_max_position_embeddings, " make more than ",
+         max_positions, " positions");
+  c.max_position = std::max(c.max_position, static_cast<int64_t>(positions));
 }
 
 void read_rope(Reader& in, ModelConfig& c) {
@@ -238,22 +309,24 @@ void read_rope(Reader& in, ModelConfig& c) {
   std::optional<Rope> seen;
   for (const auto& [key, value] : {std::pair("rope_scaling", scaling), std::pair("rope_parameters", parameters)}) {
     if (!value) continue;
-    const Rope r = parse_rope(*value, cat(in.where(), ", in \"", key, "\""));
+    const Rope r = parse_rope(*value, cat(in.where(), ", in \"", key, "\""), c);
     if (r.theta && rope.theta && *r.theta != *rope.theta)
       fail(in.where(), ": \"rope_theta\" is given twice, as ", *rope.theta, " and as ", *r.theta);
-    if (seen && !(*seen == r)) fail(in.where(), ": \"rope_scaling\" and \"rope_parameters\" contradict each other");
+    if (seen && !seen->scales_like(r))
+      fail(in.where(), ": \"rope_scaling\" and \"rope_parameters\" contradict each other");
     if (r.theta) rope.theta = r.theta;
-    rope.llama3 = r.llama3;
+    rope.llama3 = r.llama3, rope.yarn = r.yarn;
     seen = r;
   }
   c.rope_theta = rope.theta.value_or(1e4);
-  c.rope_scaling = rope.llama3;
+  c.rope_scaling = rope.llama3, c.yarn = rope.yarn;
+  if (c.yarn) extend_positions(in, c);
 }
 
 // An integer, a list of integers, or null; `absent` if there is no such key.
 std::vector<int32_t> read_eos(Reader& in, const std::vector<int32_t>& absent = {}) {
   const json* value = in.get("eos_token_id");
-  if (!value) return in.has_null("eos_token_id") ? std::vector<int32_t>() : absent;
+  if (!value) return in.absent("eos_token_id") ? absent : std::vector<int32_t>();
   const json list = value->is_array() ? *value : json::array({*value});
   std::vector<int32_t> ids;
   for (const json& id : list) {
@@ -264,42 +337,52 @@ std::vector<int32_t> read_eos(Reader& in, const std::vector<int32_t>& absent = {
 }
 
 void read_attention_shape(Reader& in, ModelConfig& c) {
-  const bool llama = c.model_type == "llama", qwen3 = c.model_type == "qwen3";
+  const ModelClass& m = class_of(c.model_type);
   c.heads = in.integer("num_attention_heads", 1, max_width);
-  const bool of_class = !llama && !in.get("num_key_value_heads") && !in.has_null("num_key_value_heads");
-  c.kv_heads = of_class ? 32 : in.integer("num_key_value_heads", 1, c.heads, c.heads);
+  const bool of_class = m.kv_heads > 0 && in.absent("num_key_value_heads");
+  c.kv_heads = of_class ? m.kv_heads : in.integer("num_key_value_heads", 1, c.heads, c.heads);
   if (c.heads % c.kv_heads)
     fail(in.where(), ": \"num_attention_heads\" = ", c.heads,
          " is not a multiple of \"num_key_value_heads\" = ", c.kv_heads,
          of_class ? cat(", which is absent: ", c.kv_heads, " is the default of ", c.model_type, " in transformers")
                   : "");
-  if (!qwen3 && !in.get("head_dim") && c.hidden % c.heads)
+  if (m.head_dim == 0 && !in.get("head_dim") && c.hidden % c.heads)
     fail(in.where(), ": \"head_dim\" is absent and \"hidden_size\" = ", c.hidden,
          " is not a multiple of \"num_attention_heads\" = ", c.heads);
-  c.head_dim = in.integer("head_dim", 1, max_width, qwen3 ? 128 : c.hidden / c.heads);
+  c.head_dim = in.integer("head_dim", 1, max_width, m.head_dim ? m.head_dim : c.hidden / c.heads);
   if (c.head_dim % 2) fail(in.where(), ": the head dimension is ", c.head_dim, "; rotary positions need an even one");
   if (c.q_width() > max_width)
     fail(in.where(), ": ", c.heads, " heads of ", c.head_dim, " are wider than the ", max_width, " supported");
 }
 
+void check_type(Reader& in, const std::string& type) {
+  std::string supported, why;
+  for (const ModelClass& m : classes) {
+    if (m.type == type) return;
+    supported += cat(&m == classes ? "only " : ", ", m.type);
+  }
+  for (const auto& [name, differs] : other_types)
+    if (type == name) why = cat("; ", differs);
+  in.unsupported("model_type", type, supported + why);
+}
+
 // Checks everything that must have one value for the arithmetic implemented here.
 void refuse_other_arithmetic(Reader& in, const ModelConfig& c) {
-  const bool qwen2 = c.model_type == "qwen2";
+  const ModelClass& m = class_of(c.model_type);
   for (const auto& [key, value] : neutral_values.items()) in.must_be(key, value);
-  in.must_be("attention_bias", qwen2);
+  in.must_be("attention_bias", m.qkv_bias);
   const json* window = in.get("sliding_window");  // Qwen files give a size and leave use_sliding_window false
-  if (window && c.model_type == "llama") in.unsupported("sliding_window", *window, "only null");
+  if (window && !m.qkv_bias && !m.qk_norm) in.unsupported("sliding_window", *window, "only null");
+  if (c.model_type == "mistral" && in.absent("sliding_window"))
+    fail(in.where(), ": \"sliding_window\" is absent, which is 4096 in transformers; only null is supported");
   if (const json* types = in.get("layer_types")) {
     if (!types->is_array() || static_cast<int64_t>(types->size()) != c.layers)
       in.wrong("layer_types", *types, cat("a list of ", c.layers, " names"));
     for (const json& type : *types)
       if (type != "full_attention") in.unsupported("layer_types", type, "only \"full_attention\" in every layer");
   }
-  const std::string expected = qwen2                     ? "Qwen2ForCausalLM"
-                               : c.model_type == "qwen3" ? "Qwen3ForCausalLM"
-                                                         : "LlamaForCausalLM";
-  if (const json* names = in.get("architectures"); names && *names != json::array({expected}))
-    in.unsupported("architectures", *names, cat("only [\"", expected, "\"]"));
+  if (const json* names = in.get("architectures"); names && *names != json::array({m.architecture}))
+    in.unsupported("architectures", *names, cat("only [\"", m.architecture, "\"]"));
 }
 
 // The shortest decimal number that is this float, so that 1e-6f is written as 1e-06.
@@ -317,24 +400,22 @@ ModelConfig parse_model_config(const json& object, const std::string& where) {
   Reader in(object, where);
   ModelConfig c;
   c.model_type = in.text("model_type");
-  const bool llama = c.model_type == "llama";
-  c.qkv_bias = c.model_type == "qwen2";
-  c.qk_norm = c.model_type == "qwen3";
-  if (!c.qkv_bias && !c.qk_norm && !llama) in.unsupported("model_type", c.model_type, "only qwen2, qwen3 and llama");
+  check_type(in, c.model_type);
+  const ModelClass& m = class_of(c.model_type);
+  c.qkv_bias = m.qkv_bias;
+  c.qk_norm = m.qk_norm;
   c.hidden = in.integer("hidden_size", 1, max_width);
   c.layers = in.integer("num_hidden_layers", 1, max_layers);
   c.ffn = in.integer("intermediate_size", 1, max_width);
   c.vocab = in.integer("vocab_size", 1, max_vocab);
   read_attention_shape(in, c);
-  // An absent key means the default of the model's class in transformers 5.24; for those of the weights' shapes, which
-  // every file has, it is an error.
-  c.max_position = in.integer("max_position_embeddings", 1, max_positions, llama ? 2048 : 32768);
+  c.max_position = in.integer("max_position_embeddings", 1, max_positions, m.max_position);
   c.rms_eps = static_cast<float>(in.positive("rms_norm_eps", 1e-6));
   c.tied = in.boolean("tie_word_embeddings", false);
   c.initializer_range = in.positive("initializer_range", 0.02);
-  c.eos_ids = read_eos(in, llama ? std::vector<int32_t>{2} : std::vector<int32_t>());
-  const bool absent_bos = !in.get("bos_token_id") && !in.has_null("bos_token_id");
-  c.bos_id = llama && absent_bos ? 1 : static_cast<int32_t>(in.integer("bos_token_id", -1, max_vocab - 1, -1));
+  c.eos_ids = read_eos(in, m.eos >= 0 ? std::vector<int32_t>{m.eos} : std::vector<int32_t>());
+  c.bos_id =
+      in.absent("bos_token_id") ? m.bos : static_cast<int32_t>(in.integer("bos_token_id", -1, max_vocab - 1, -1));
   c.pad_id = static_cast<int32_t>(in.integer("pad_token_id", -1, max_vocab - 1, -1));
   read_rope(in, c);
   refuse_other_arithmetic(in, c);
@@ -351,10 +432,7 @@ static void check_model_folder(const std::string& path) {
          foreign.empty() ? "is a file; expected the folder that holds config.json and safetensors" : foreign);
   }
   if (!fs::is_directory(path)) {
-    const std::string name = hub_name(path);
-    if (!name.empty() && !fs::is_directory(fs::path(name).parent_path()))
-      fail(path, ": no such folder; a model of the Hugging Face Hub is downloaded with\n  hf download ", name,
-           " --local-dir ", fs::path(name).filename().string(), "\nand its folder given as the model");
+    if (const std::string how = how_to_download(path); !how.empty()) fail(path, ": ", how);
     fail(path, ": no such directory; expected a Hugging Face model");
   }
   if (fs::exists(path + "/config.json") || fs::exists(path + "/adapter_config.json")) return;
@@ -388,12 +466,9 @@ ModelConfig load_model_config(const std::string& directory) {
 }
 
 json to_json(const ModelConfig& c) {
-  const bool qwen2 = c.model_type == "qwen2", llama = c.model_type == "llama";
+  const ModelClass& m = class_of(c.model_type);
   json j = {
-      {"architectures",
-       {qwen2   ? "Qwen2ForCausalLM"
-        : llama ? "LlamaForCausalLM"
-                : "Qwen3ForCausalLM"}},
+      {"architectures", {m.architecture}},
       {"attention_dropout", 0.0},
       {"head_dim", c.head_dim},
       {"hidden_act", "silu"},
@@ -412,9 +487,10 @@ json to_json(const ModelConfig& c) {
       {"use_cache", true},
       {"vocab_size", c.vocab},
   };
-  if (!qwen2) j["attention_bias"] = false;
-  if (llama) j["mlp_bias"] = false;
-  if (!llama) j["use_sliding_window"] = false;
+  if (c.model_type == "llama" || c.qk_norm) j["attention_bias"] = false;
+  if (c.model_type == "llama") j["mlp_bias"] = false;
+  if (c.qkv_bias || c.qk_norm) j["use_sliding_window"] = false;
+  if (c.model_type == "mistral") j["sliding_window"] = nullptr;
   if (c.rope_scaling) {
     const RopeLlama3& r = *c.rope_scaling;
     j["rope_scaling"] = {{"rope_type", "llama3"},
@@ -422,10 +498,22 @@ json to_json(const ModelConfig& c) {
                          {"low_freq_factor", r.low_freq_factor},
                          {"high_freq_factor", r.high_freq_factor},
                          {"original_max_position_embeddings", r.original_max_position_embeddings}};
+  }
+  if (c.yarn) {
+    const RopeYarn& r = *c.yarn;
+    j["rope_scaling"] = {{"rope_type", "yarn"},
+                         {"factor", r.factor},
+                         {"attention_factor", r.attention_factor},
+                         {"beta_fast", r.beta_fast},
+                         {"beta_slow", r.beta_slow},
+                         {"original_max_position_embeddings", r.original_max_position_embeddings}};
+    if (!r.truncate) j["rope_scaling"]["truncate"] = false;
+  }
+  if (!j["rope_scaling"].is_null()) {
     // transformers checks that this one is an integer
-    const auto whole = static_cast<int64_t>(r.original_max_position_embeddings);
-    if (static_cast<double>(whole) == r.original_max_position_embeddings)
-      j["rope_scaling"]["original_max_position_embeddings"] = whole;
+    json& original = j["rope_scaling"]["original_max_position_embeddings"];
+    if (const double positions = original; std::floor(positions) == positions)
+      original = static_cast<int64_t>(positions);
   }
   j["bos_token_id"] = c.bos_id < 0 ? json() : json(c.bos_id);
   j["pad_token_id"] = c.pad_id < 0 ? json() : json(c.pad_id);
@@ -433,11 +521,30 @@ json to_json(const ModelConfig& c) {
   return j;
 }
 
+// For YaRN: the part of the factor that pair `i` gets, from 0 at the first of the pairs that blend to 1 at the last.
+static double yarn_ramp(const ModelConfig& c, double i) {
+  const RopeYarn& r = *c.yarn;
+  const double d = static_cast<double>(c.head_dim);
+  const auto pair_of = [&](double turns) {
+    return d * std::log(r.original_max_position_embeddings / (turns * 2 * std::numbers::pi)) /
+           (2 * std::log(c.rope_theta));
+  };
+  double low = pair_of(r.beta_fast), high = pair_of(r.beta_slow);
+  if (r.truncate) low = std::floor(low), high = std::ceil(high);
+  low = std::max(low, 0.0), high = std::min(high, d - 1);
+  if (low == high) high += 0.001;
+  return std::clamp((i - low) / (high - low), 0.0, 1.0);
+}
+
 std::vector<double> rope_inv_freq(const ModelConfig& config) {
   std::vector<double> frequency(static_cast<size_t>(config.head_dim / 2));
   for (size_t i = 0; i < frequency.size(); i++) {
     double& f = frequency[i];
     f = std::pow(config.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(config.head_dim));
+    if (config.yarn) {
+      const double ramp = yarn_ramp(config, static_cast<double>(i));
+      f = f / config.yarn->factor * ramp + f * (1 - ramp);
+    }
     if (!config.rope_scaling) continue;
     const RopeLlama3& r = *config.rope_scaling;
     const double turns = r.original_max_position_embeddings * f / (2 * std::numbers::pi);  // original / wavelength

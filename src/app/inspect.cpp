@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "app/commands.h"
+#include "base/hub_cache.h"
 #include "base/text.h"
 #include "model/hf/folder.h"
 
@@ -37,8 +38,9 @@ void print_files(const std::vector<SafetensorsFile>& files) {
                 static_cast<unsigned long long>(sum.elements), static_cast<unsigned long long>(sum.bytes));
 }
 
-void inspect(const std::string& path) {
-  if (!std::filesystem::is_directory(path)) {
+void inspect(const std::string& given) {
+  const std::string path = in_hub_cache(given);
+  if (!std::filesystem::is_directory(path) && how_to_download(path).empty()) {
     std::vector<SafetensorsFile> files;
     files.emplace_back(path);
     print_files(files);

@@ -7,6 +7,7 @@
 #include "app/commands.h"
 #include "app/device.h"
 #include "app/shorthands.h"
+#include "base/hub_cache.h"
 #include "base/json.h"
 #include "base/thread_pool.h"
 #include "model/hf/peft.h"
@@ -103,9 +104,10 @@ Result compute(const Options& o, const ModelConfig& config, const std::string& a
 void run(const Options& o, const Command& command) {
   set_threads(o.threads);
   check_output_file(o.grads, "--grads", o.force);
-  const ModelConfig config = load_model_config(o.model);
+  const std::string model = in_hub_cache(o.model);
+  const ModelConfig config = load_model_config(model);
   const auto sequences = read_ids(o.ids, config);
-  const ParameterReader weights = hf_weights(o.model, config);
+  const ParameterReader weights = hf_weights(model, config);
   const Config where = read_config(o.keys.overrides(command));
   const DType act = act_type(where);
   const std::string& adapter = where.model.lora.adapter_path;

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "app/commands.h"
+#include "base/hub_cache.h"
 #include "base/text.h"
 #include "model/hf/peft.h"
 
@@ -20,7 +21,8 @@ DType dtype_of(const Options& o, const ModelConfig& config) {
   fail("--dtype is \"", o.dtype, "\", expected f32, bf16 or f16");
 }
 
-void merge(const Options& o) {
+void merge(Options o) {
+  o.model = in_hub_cache(o.model);
   const ModelConfig config = load_model_config(o.model);
   const DType dtype = dtype_of(o, config);
   save_hf(o.out, config, merged_weights(hf_weights(o.model, config), o.adapter, config), dtype, false,

@@ -7,6 +7,7 @@
 #include "app/commands.h"
 #include "app/console.h"
 #include "app/prompts.h"
+#include "base/hub_cache.h"
 #include "base/json.h"
 #include "tokenizer/chat.h"
 #include "tokenizer/unicode.h"
@@ -82,7 +83,8 @@ class Chat {
   ChatFormat format_;
 };
 
-void tokenize(const Options& o) {
+void tokenize(Options o) {
+  o.tokenizer = in_hub_cache(o.tokenizer);
   const auto tokenizer = make_tokenizer(o.tokenizer);
   const std::optional<Chat> chat = o.chat ? std::optional<Chat>(std::in_place, o, *tokenizer) : std::nullopt;
   std::string line;
@@ -111,7 +113,7 @@ void add_tokenize(const Command& program) {
   chat.excludes(decode).excludes(special);
   c.flag("--ids", o->ids, "prints its token ids instead, as `pare generate` and training see them").needs(chat);
   c.option("--chat-format", o->chat_format,
-           "qwen2.5, qwen3, llama-3, deepseek-r1, plain or a text with {problem}; that of the tokenizer's chat "
+           "chatml, qwen2.5, qwen3, llama-3, deepseek-r1, plain or a text with {problem}; that of the tokenizer's chat "
            "template if not given")
       .needs(chat);
   c.option("--system", o->system, "system message of every conversation").needs(chat);

@@ -95,7 +95,7 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
         .dst_pages = dst,
         .events = events,
         .work = work,
-        .rope = renumber ? model_.rope : Tensor{},
+        .rope = renumber ? model_.rotation : Tensor{},
         .sinks = renumber ? static_cast<int32_t>(spec_.streaming_llm.sinks) : 0},
        due, scratch);
   cache_.drop_cut();
@@ -143,7 +143,7 @@ void Compressor::move(const KvCompact& compact, std::span<const Due> due, Arena&
        .links = scratch.alloc("kv.links", model_.stat, {n, heads, 2, compact.src_pages.shape[1] * kPageSlots}),
        .merged =
            scratch.alloc("kv.merged", model_.stat, {n, heads, compact.keep.shape[2], 2 * model_.config.head_dim + 1}),
-       .rope = spec_.merge.keys == MergeKeys::unrotated ? model_.rope : Tensor{},
+       .rope = spec_.merge.keys == MergeKeys::unrotated ? model_.rotation : Tensor{},
        .threshold = threshold_,
        .threshold_row = d2o ? rows : Tensor{},
        .ema_old = static_cast<float>(spec_.merge.d2o_ema),

@@ -7,6 +7,7 @@
 #include <set>
 #include <sstream>
 
+#include "base/hub_cache.h"
 #include "base/nearest.h"
 #include "base/text.h"
 #include "data/presets.h"
@@ -190,6 +191,10 @@ Config read_config(const std::vector<std::string>& files_and_overrides, std::vec
   Config& config = reading.config;
   for (int64_t* top_k : {&config.rollout.top_k, &config.rollout.val_kwargs.top_k})
     *top_k = std::max<int64_t>(*top_k, 0);
+  for (std::string* path : {&config.model.path, &config.data.tokenizer}) {
+    const std::string given = std::exchange(*path, in_hub_cache(*path));
+    if (notes && given != *path) notes->push_back(cat(given, " is ", *path, ", from the cache of the Hub"));
+  }
   check_utf8(name, "the names of the configuration files, which name the run");
   if (config.trainer.experiment_name.empty()) config.trainer.experiment_name = name;
   DataKeys& data = config.data;
