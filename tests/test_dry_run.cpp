@@ -44,7 +44,8 @@ TEST_F(DryRun, SaysWhatOfAPresetIsOff) {
   EXPECT_EQ(o.code, 0) << o.err;
   EXPECT_EQ(o.err,
             "note     trainer.test_freq = 40 of the preset quickstart is off: data.val_files is empty\n"
-            "note     trainer.val_before_train = true of the preset quickstart is off: data.val_files is empty\n");
+            "note     trainer.val_before_train = true of the preset quickstart is off: data.val_files is empty\n"
+            "note     prompts are in the chat format plain\n");
   EXPECT_NE(o.out.find("\ntest_freq = 0\n"), std::string::npos) << o.out;
 }
 

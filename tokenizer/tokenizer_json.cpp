@@ -318,7 +318,7 @@ class Reader {
     } else if (type == "Digits") {
       known_keys(p, place, {"type", "individual_digits"});
       const bool individual = flag(p, place, "individual_digits", false);
-      file_.splits.push_back({individual ? WordPattern::number : WordPattern::numbers});
+      file_.splits.push_back({individual ? WordPattern::digit : WordPattern::digits});
     } else if (type == "Split") {
       read_split(p, place);
     } else {

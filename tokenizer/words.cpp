@@ -102,17 +102,32 @@ constexpr std::string_view kQwen2 =
 constexpr std::string_view kLlama3 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
+// Numbers of Unicode 17 that char::is_numeric of the Rust in tokenizers 0.23.3 knows, and its regular expressions do
+// not.
+bool is_newer_number(char32_t c) { return (c >= 0x11de0 && c <= 0x11de9) || (c >= 0x16ff4 && c <= 0x16ff6); }
+
+// In characters, of a pattern of numbers.
+size_t longest_match(WordPattern pattern) {
+  if (pattern == WordPattern::number || pattern == WordPattern::digit) return 1;
+  return pattern == WordPattern::three ? 3 : SIZE_MAX;
+}
+
 // The first match in [p, end), p < end; empty, at `end`: there is none.
 std::string_view find_match(const WordSplit& split, const char* p, const char* end) {
-  const Scanner s(end);
   if (matches_everything(split.pattern)) return {p, static_cast<size_t>(word_end(split.pattern, p, end) - p)};
   if (split.pattern == WordPattern::literal) {
     const char* at = std::search(p, end, split.literal.begin(), split.literal.end());
     return {at, at == end ? 0 : split.literal.size()};
   }
-  while (p < end && s.at(p).kind != CharClass::number) p += s.at(p).length;
-  const size_t most = split.pattern == WordPattern::number ? 1 : split.pattern == WordPattern::three ? 3 : SIZE_MAX;
-  return {p, static_cast<size_t>(s.skip(CharClass::number, p, most) - p)};
+  const bool rust = split.pattern == WordPattern::digit || split.pattern == WordPattern::digits;
+  const auto is_number = [&](const Utf8Step& c) {
+    return char_classes()[c.value] == CharClass::number || (rust && is_newer_number(c.value));
+  };
+  while (p < end && !is_number(next_utf8(p, end))) p += next_utf8(p, end).length;
+  const char* q = p;
+  for (size_t most = longest_match(split.pattern); most > 0 && q < end && is_number(next_utf8(q, end)); most--)
+    q += next_utf8(q, end).length;
+  return {p, static_cast<size_t>(q - p)};
 }
 
 struct Part {

@@ -18,6 +18,8 @@ enum class WordPattern {
   number,   // one \p{N}
   numbers,  // all that stand together
   three,    // up to three
+  digit,    // one character of Digits, which has 13 numbers of Unicode 17 beside \p{N}
+  digits,   // all that stand together
   literal,  // a text
 };
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 PATTERNS = [{"String": "ab"}, {"String": " "}, {"Regex": r"\p{N}"}, {"Regex": r"\p{N}+"}, {"Regex": r"\p{N}{1,3}"},
             {"Regex": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"}]
 BEHAVIORS = ["Isolated", "Removed", "MergedWithPrevious", "MergedWithNext", "Contiguous"]
-SPLIT_TEXTS = ["abab 12345 x٣²ab  ab", "7ab", "é 12ababab34 ½ "]
+SPLIT_TEXTS = ["abab 12345 x٣²ab  ab", "7ab", "é 12ababab34 ½ \U00011de9"]
 PARTS = ["a", "b", "ab", "abc", " ", "  ", "\n", "é", "e\u0301", "\u6f22", "\U0001f600", "\u2581", "<s>", "</s>", "<0x41>",
          "x", " a", "1", "23"]
 

@@ -36,7 +36,7 @@ struct Options {
        {"--adapter", "model.lora.adapter_path", "LoRA adapter, a PEFT folder"},
        {"--tokenizer", "data.tokenizer", "ssa, a tokenizer file or a folder with one; default: the model's"},
        {"--chat-format", "data.chat_template",
-        "qwen2.5, qwen3, llama-3, deepseek-r1, plain or a text with {problem}; default: the model's own"},
+        "chatml, qwen2.5, qwen3, llama-3, deepseek-r1, plain or a text with {problem}; default: the model's own"},
        {"--max-new-tokens", "data.max_response_length", "longest response, in tokens"},
        {"--n", "rollout.val_kwargs.n", "samples per prompt"},
        {"--temperature", "rollout.val_kwargs.temperature", "0: greedy"},

@@ -146,6 +146,7 @@ void show_rest(Console& console, const Session& s, const std::string& path) {
     line += "; ";
   }
   console.paragraph("", cat(line, "writes to ", path));
+  if (c.data.task != "ssa") console.paragraph("prompts", "in the chat format " + described(s.chat));
 }
 
 }  // namespace

@@ -370,7 +370,10 @@ void run(const Options& o, const Command& command, TrainingKind kind) {
   if (!o.dry_run) return Run(config, kind, table, start, o).run();
   if (const std::string& from = config.trainer.from_checkpoint; !from.empty()) check_startable(from, config, true);
   const Plan plan = check_run(config, kind, table);
-  if (comm.first()) print_notes(plan.notes), print(to_toml(config));
+  if (!comm.first()) return;
+  print_notes(plan.notes);
+  if (config.data.task != "ssa") print_notes({cat("prompts are in the chat format ", described(chat_format(config)))});
+  print(to_toml(config));
 }
 
 // What follows the options in the page of --help.

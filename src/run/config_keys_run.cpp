@@ -6,7 +6,10 @@ namespace pare::config_table {
 Groups model_keys() {
   return {
       {{},
-       {KEY(model.path, any, "", "Hugging Face folder (config.json, safetensors) whose weights the run starts from",
+       {KEY(model.path, any, "",
+            "Hugging Face folder (config.json, safetensors) whose weights the run starts from; or OWNER/NAME of a "
+            "model in the "
+            "cache of the Hugging Face Hub",
             "verl"),
         KEY(model.config, any, "",
             "config.json, or the name of a shape in data/presets, of a model with random weights; instead of "
@@ -99,8 +102,10 @@ Groups data_keys() {
             "pare"),
         KEY(data.chat_template, any, "",
             "chat format of text prompts. auto: the one in the tokenizer's folder, plain if there is none; plain: BOS "
-            "and the prompt; qwen2.5, qwen3, llama-3, deepseek-r1: one user turn and the start of the assistant's; "
-            "anything else: a text with {problem}",
+            "and the prompt; chatml (with the system message of the folder's template, if that is ChatML), qwen2.5, "
+            "qwen3, "
+            "llama-3, deepseek-r1: one user turn and the start of the assistant's; anything else: a text with "
+            "{problem}",
             "pare; verl: model.custom_chat_template")}},
       {{jsonl, is("data.reward", {"command:*"})},
        {KEY(data.reward_timeout, above_to(0, 1e6), "seconds",

@@ -64,13 +64,19 @@ std::optional<LoraSpec> lora_spec(const LoraKeys& keys) {
   return spec;
 }
 
+ChatFormat chat_format(const Config& c) {
+  const DataKeys& d = c.data;
+  ChatFormat chat = find_chat_format(d.task == "ssa" ? "plain" : d.chat_template, tokenizer_spec(c));
+  chat.thinking = d.apply_chat_template_kwargs.enable_thinking;
+  chat.date = d.apply_chat_template_kwargs.date_string;
+  return chat;
+}
+
 void Session::read_data() {
   const DataKeys& d = config.data;
   const std::string spec = tokenizer_spec(config);
   tokenizer = make_tokenizer(spec);
-  chat = find_chat_format(d.task == "ssa" ? "plain" : d.chat_template, spec);
-  chat.thinking = d.apply_chat_template_kwargs.enable_thinking;
-  chat.date = d.apply_chat_template_kwargs.date_string;
+  chat = chat_format(config);
   if (d.task == "ssa") {
     train = make_ssa(d, false);
     val = make_ssa(d, true);

@@ -31,6 +31,9 @@ struct ArenaLimits {
   size_t total() const { return weights + optimizer + states + sampling() + training() - saved(); }
 };
 
+// The format of text prompts; plain of the task ssa.
+ChatFormat chat_format(const Config& config);
+
 struct Session {
   // On table_null nothing is computed and no memory is taken, only the books are kept.  A model that is not `trainable`
   // takes less memory.  Without limits each arena may take all that the table's memory has.  Without `data` there are
@@ -72,8 +75,8 @@ struct Session {
   const Config config;
   Device device;
   Ledger ledger;
-  std::unique_ptr<Tokenizer> tokenizer;  // absent: without data
-  ChatFormat chat;
+  std::unique_ptr<Tokenizer> tokenizer;           // absent: without data
+  ChatFormat chat;                                // of text prompts
   std::shared_ptr<RewardCommand> reward_command;  // of data.reward = "command:..."; absent: another one
   std::unique_ptr<Task> train, val;               // absent: without data; jsonl without train_files, without val_files
   int64_t left_out = 0;                           // rows of train_files, by data.filter_overlong_prompts
