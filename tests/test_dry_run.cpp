@@ -32,6 +32,15 @@ TEST_F(DryRun, PrintsTheResolvedConfigurationAndWritesNothing) {
   }
 }
 
+TEST_F(DryRun, TheChatFormatIsStatedAtTheStart) {
+  const std::string key = "data.chat_template=q:{problem}", says = "in the chat format \"q:{problem}\"";
+  EXPECT_NE(pare("sft", {key, "--dry-run"}).err.find("note     prompts are " + says), std::string::npos);
+  for (const char* kind : {"train", "sft"}) {
+    const Outcome o = pare(kind, {key, "--force"});
+    EXPECT_NE((o.out + o.err).find("prompts  " + says), std::string::npos) << o.out << o.err;
+  }
+}
+
 // What a preset asks for and the data cannot give is said, beside the configuration.
 TEST_F(DryRun, SaysWhatOfAPresetIsOff) {
   std::vector<std::string> arguments = {program_path().string(), "train", "quickstart"};

@@ -455,13 +455,15 @@ TEST_F(Terminal, KeysOfAGroup) {
 TEST_F(Terminal, KeysWithoutEffectAreNamed) {
   const std::string key = "rollout.kv.streaming_llm.sinks=7 rollout.kv.method=snapkv rollout.kv.evict.budget=9";
   const std::string note = "note     rollout.kv.streaming_llm.sinks has no effect: rollout.kv.method is snapkv\n";
-  EXPECT_EQ(run(train(cat("--dry-run ", key))).err, note);
+  const std::string format = "note     prompts are in the chat format plain\n";
+  EXPECT_EQ(run(train(cat("--dry-run ", key))).err, note + format);
   EXPECT_EQ(run(cat("plan", train(key).substr(5))).err, note);
   EXPECT_EQ(run(eval(cat("--quiet --verifier exact ", key))).err, note);
   EXPECT_EQ(run(cat("generate --quiet --tokenizer ssa --prompt p0? --model ", tiny_folder(), "trained ", key)).err,
             note);
   EXPECT_EQ(
-      run(train("--dry-run rollout.kv.method=snapkv kv-tova rollout.kv.evict.budget=9 rollout.kv.method=h2o")).err, "");
+      run(train("--dry-run rollout.kv.method=snapkv kv-tova rollout.kv.evict.budget=9 rollout.kv.method=h2o")).err,
+      format);
 }
 
 }  // namespace

@@ -165,6 +165,7 @@ TEST_F(SavedFolders, HaveATemplateOfTheChosenFormat) {
       const ChatFormat saved = find_chat_format("auto", at(folder)), used = find_chat_format(name, "");
       EXPECT_EQ(saved.kind, kind) << name;
       EXPECT_EQ(saved.text, used.text) << name;
+      EXPECT_EQ(saved.system, used.system) << name;
       EXPECT_FALSE(fs::exists(at(cat(folder, "/additional_chat_templates")))) << "one of them might win";
     }
   }

@@ -94,8 +94,8 @@ ChatFormat recognise(const std::string& jinja, const std::string& where) {
   if (const auto known = known_format(jinja)) return *known;
   fail(where, ": this chat template (fingerprint ", std::hex, fingerprint(jinja),
        ") is unknown; set data.chat_template to its format (", kNames,
-       "), or write it as a text with {problem} in place of the user's message:\n  "
-       "\"data.chat_template=Question: {problem}\\nAnswer:\"");
+       "), or to a text with {problem} in place of the user's message: "
+       "data.chat_template='\"Question: {problem}\\nAnswer:\"'");
 }
 
 // With line ends as transformers reads them.

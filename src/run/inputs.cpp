@@ -35,7 +35,7 @@ void add_tokenizer(const Config& c, std::vector<Input>& inputs) {
   const std::string found = folder ? tokenizer_file(spec) : spec;
   const std::string file = found.empty() ? (fs::path(spec) / "tokenizer.json").string() : found;
   inputs.push_back({"tokenizer", key, "tokenizer", file, digest_of(file)});
-  const bool chat = c.data.task == "jsonl" && c.data.chat_template == "auto";
+  const bool chat = c.data.task == "jsonl" && (c.data.chat_template == "auto" || c.data.chat_template == "chatml");
   const auto beside = [&](const char* name, const char* feeds) {
     const std::string path = (fs::path(file).parent_path() / name).string();
     inputs.push_back({cat("tokenizer/", name), key, feeds, path, digest_of(path)});
