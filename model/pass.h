@@ -5,7 +5,6 @@
 
 #include "model/block.h"
 #include "model/packed.h"
-#include "ops/attention.h"
 
 namespace pare {
 

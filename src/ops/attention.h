@@ -2,7 +2,6 @@
 #pragma once
 #include <array>
 #include <cstdint>
-#include <span>
 
 #include "ops/contract.h"
 #include "ops/cost.h"
@@ -57,15 +56,6 @@ void check_packed(Contract& c, const Args& a) {
 }
 
 }  // namespace detail
-
-// The host's knowledge of the segments of a call, for estimates of its time; zeros are taken for even work.
-struct AttnExtent {
-  int64_t longest = 0;  // slots before and in the longest segment
-  int64_t readers = 0;  // rows that see the key which most rows see
-  int64_t pairs = 0;    // visible pairs, whatever lists of blocks hide of them
-};
-// apart: parents lie among the rows of another batch.
-AttnExtent attn_extent(std::span<const SegmentRow> segments, bool apart, int64_t pairs);
 
 struct AttnFwd {
   Tensor o;         // act [N, H, D] out

@@ -1,6 +1,7 @@
 // Rows of the index tensors that name sequences: of a packed batch, of a pass over pages, of a compression event.
 #pragma once
 #include <cstdint>
+#include <span>
 
 namespace pare {
 
@@ -11,6 +12,15 @@ struct SegmentRow {
   int32_t row, len;                // own rows [row, row + len) of q, k, v
   int32_t parent_row, parent_len;  // rows of pk, pv (or of lists), none of them its own; parent_len 0: no parent
 };
+
+// The host's knowledge of the segments of a call, for estimates of its time; zeros are taken for even work.
+struct AttnExtent {
+  int64_t longest = 0;  // slots before and in the longest segment
+  int64_t readers = 0;  // rows that see the key which most rows see
+  int64_t pairs = 0;    // visible pairs, whatever lists of blocks hide of them
+};
+// apart: parents lie among the rows of another batch.
+AttnExtent attn_extent(std::span<const SegmentRow> segments, bool apart, int64_t pairs);
 
 // A page holds 16 slots of all key heads of one layer.  Inside a page K lies with slots across ([D][16]: the scores of
 // 16 keys are one vector chain over d) and V with slots down ([16][D]).

@@ -1,4 +1,4 @@
-#include "ops/attention.h"
+#include "ops/rows.h"
 
 #include <map>
 
