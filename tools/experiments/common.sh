@@ -21,10 +21,10 @@ one() {
 }
 export -f one resume
 
-run_sft() {  # ARGUMENTS: the model that each seed starts from
+run_sft() {  # ARGUMENTS: the model that each seed starts from, by the preset SFT
   for seed in $SEEDS; do
     # shellcheck disable=SC2046
-    [ -d "$OUT/sft-s$seed/model" ] || "$PARE" sft quickstart-sft "$@" trainer.seed="$seed" --out "$OUT/sft-s$seed" $(resume "sft-s$seed") --quiet
+    [ -d "$OUT/sft-s$seed/model" ] || "$PARE" sft ${SFT:-quickstart-sft} "$@" trainer.seed="$seed" --out "$OUT/sft-s$seed" $(resume "sft-s$seed") --quiet
   done
 }
 run_all() {
