@@ -1,4 +1,4 @@
-// Data movement and the embedding: copies of rows by pairs, additions y[index[r]] += x[r], rows of a weight.
+// Data movement and the embedding: copies of rows by pairs, additions y[index[r]] += x[r], rows of a weight, hashes.
 //
 // x, y [rows, C]; index i32.  The copies overwrite the rows they name.  The additions go r ascending for every element
 // of y (each rounded to y's type), without atomics: an element belongs to one thread, which walks the list.
@@ -51,6 +51,23 @@ __global__ void __launch_bounds__(kThreads) add_all(float* __restrict__ y, const
   if (i < n) y[i] += x[i];
 }
 
+// Block r hashes run r, its threads every kThreads-th number; sums of integers have no order.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    hash(uint2* __restrict__ hashes, const T* __restrict__ x, int64_t n, int64_t run, uint64_t first, bool each) {
+  const int64_t begin = blockIdx.x * run, end = min(begin + run, n);
+  if (!each) first += begin;
+  uint64_t sum = 0;
+  for (int64_t i = begin + threadIdx.x; i < end; i += kThreads)
+    sum += HashRuns::element(first + (i - begin), __float_as_uint(to_float(x[i])));
+  __shared__ uint2 sums[kThreads];
+  sums[threadIdx.x] = make_uint2(static_cast<unsigned>(sum), static_cast<unsigned>(sum >> 32));
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int t = 1; t < kThreads; t++) sum += uint64_t{sums[t].y} << 32 | sums[t].x;
+  hashes[blockIdx.x] = make_uint2(static_cast<unsigned>(sum), static_cast<unsigned>(sum >> 32));
+}
+
 template <class Y, class T>
 void add_rows(const char* op, const Tensor& y, const Tensor& x, const Tensor& index, Stream stream) {
   const int64_t rows = x.shape[0], width = y.shape[1];
@@ -80,6 +97,16 @@ void download(const Download& a, Stream stream) {
 void zero(const Zero& a, Stream stream) {
   end_gathering(stream);
   check_cuda(cudaMemsetAsync(a.x.data, 0, a.x.bytes(), static_cast<cudaStream_t>(stream.handle)), "zero");
+}
+
+void hash_runs(const HashRuns& a, Stream stream) {
+  const char* op = "hash_runs";
+  if (a.runs() == 0) return;
+  with_act(op, a.x, [&](auto type) {
+    using T = decltype(type);
+    launch(op, hash<T>, {.grid = blocks(op, a.runs(), 1), .block = kThreads}, stream,
+           reinterpret_cast<uint2*>(a.hash.as<int32_t>()), a.x.as<T>(), a.x.size(), a.run, a.first, a.each);
+  });
 }
 
 void accumulate(const Accumulate& a, Stream stream) {

@@ -183,6 +183,7 @@ void for_columns(TokenOuts& to, TokenOuts& from, F f) {
   for (auto column : kColumns)
     if (!(from.*column).empty()) pair(to.*column, from.*column);
   if (!from.clipped.empty()) pair(to.clipped, from.clipped);
+  if (!from.hash.empty()) pair(to.hash, from.hash);
 }
 
 // What a part gave, to its rows of the whole.
@@ -286,6 +287,7 @@ TokenOuts Learner::accumulate(const std::vector<Group>& groups, const TokenTerms
   for (auto column : {&TokenOuts::logprob, &TokenOuts::entropy, &TokenOuts::loss, &TokenOuts::kl})
     (out.*column).resize(static_cast<size_t>(out.offsets.back()));  // also where all slots of the rank are empty
   out.clipped.resize(static_cast<size_t>(out.offsets.back()));
+  if (options_.hashes) out.hash.resize(out.clipped.size());
   gather(comm, out, of_members(groups, [&](size_t g) { return static_cast<int>(slot_of[g] % ranks); }));
   return out;
 }
@@ -375,7 +377,8 @@ void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& grou
                log_ratio = term("log_ratio", terms.log_ratio), ref_logprob = term("ref_logprob", terms.ref_logprob);
   const Tensor logprob = arena.alloc("logprob", model_.stat, {rows}),
                entropy = arena.alloc("entropy", model_.stat, {rows}), loss = arena.alloc("loss", model_.stat, {rows}),
-               kl = arena.alloc("kl", model_.stat, {rows}), clipped = arena.alloc("clipped", DType::i32, {rows});
+               kl = arena.alloc("kl", model_.stat, {rows}), clipped = arena.alloc("clipped", DType::i32, {rows}),
+               hash = options_.hashes ? arena.alloc("hashes of logits", DType::i32, {rows, 2}) : Tensor{};
 
   const int64_t V = model_.config.vocab, C = model_.config.hidden;
   for_chunks(rows, options_.logits_chunk, [&](int64_t first, int64_t n) {
@@ -386,6 +389,7 @@ void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& grou
                  logits = arena.alloc("logits", model_.dtype, {n, V});
     device.copy_rows({.y = h, .x = pass.hidden, .index = cut(index.pairs)});
     device.linear_fwd({.y = logits, .x = h, .w = model_.head, .bias = {}, .residual = {}});
+    if (hash) device.hash_runs({.hash = cut(hash), .x = logits.flat(), .run = V, .each = true});
     Tensor ref_logits;
     if (reference_pass) {
       ref_logits = arena.alloc("reference logits", model_.dtype, {n, V});
@@ -418,6 +422,9 @@ void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& grou
   append(out.kl, download_stat(model_.device, kl));
   out.clipped.resize(out.logprob.size());
   device.download({out.clipped.data() + out.clipped.size() - rows, clipped});
+  if (!hash) return;
+  out.hash.resize(out.logprob.size());
+  device.download({out.hash.data() + out.hash.size() - rows, hash});
 }
 
 TokenOuts Learner::logprobs(const Model& model, Arena& arena, const std::vector<Group>& groups, double temperature,

@@ -18,6 +18,7 @@ struct TokenOuts {
   // accumulate() alone: the policy loss before its weight, the KL estimate before its coefficient.
   std::vector<double> loss = {}, kl = {};
   std::vector<int32_t> clipped = {};  // LogitsLoss::clipped
+  std::vector<uint64_t> hash = {};    // LearnerOptions::hashes
   // logprobs() with the sampler's states alone: OverlapProbs with the sampler's distribution.
   std::vector<double> overlap = {}, mass = {};
 
@@ -48,6 +49,7 @@ struct LearnerOptions {
   int64_t slots = 1;                      // of an update (list.h); a multiple of the ranks
   bool balance = true;                    // slots of equal FLOPs; or a group is of the slot that it was sampled in
   Reduce reduce = Reduce::ordered;
+  bool hashes = false;  // accumulate() hashes the logits of every loss row (HashRuns::each)
 };
 
 struct AdamWOptions {

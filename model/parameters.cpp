@@ -8,7 +8,8 @@
 
 namespace pare {
 
-constexpr int64_t kPiece = 1 << 18;  // elements of a weight that are on their way at a time
+constexpr int64_t kPiece = 1 << 18;                         // elements of a weight that are on their way at a time
+constexpr int64_t kHashRun = 1 << 14, kHashRuns = 1 << 10;  // elements of a run that is hashed; runs at a time
 
 Parameters::Parameters(Device& device, Arena& weights, DType dtype, std::vector<Parameter> names)
     : device(device),
@@ -42,6 +43,7 @@ void Parameters::complete(Arena& weights, bool trainable) {
     if (!b.vector) largest = std::max(largest, b.size()), longest = std::max(longest, b.weight.inputs());
   // Two rows more than what is moved at a time, which may begin and end within one.
   staging_ = weights.alloc("staging", dtype, {std::min(largest, kPiece) + 2 * longest});
+  if (trainable) hashes_ = weights.alloc("hashes", DType::i32, {std::min(kHashRuns, size() / kHashRun + 1), 2});
 }
 
 int64_t Parameters::size() const { return layout.back().offset + layout.back().size; }
@@ -148,6 +150,44 @@ std::vector<float> Parameters::get_parameters() const {
   std::vector<float> host(static_cast<size_t>(size()));
   for (size_t i = 0; i < layout.size(); i++) reader()(i, 0, layout[i].size, host.data() + layout[i].offset);
   return host;
+}
+
+// Of elements that follow one another.
+uint64_t Parameters::hash(const Tensor& x, uint64_t first) const {
+  uint64_t sum = 0;
+  std::vector<uint32_t> words;
+  const int64_t most = hashes_.shape[0] * kHashRun;
+  for (int64_t begin = 0; begin < x.size(); begin += most) {
+    const HashRuns a{.hash = hashes_,
+                     .x = x.rows(begin, std::min(most, x.size() - begin)),
+                     .run = kHashRun,
+                     .first = first + static_cast<uint64_t>(begin)};
+    const Tensor hash = hashes_.rows(0, a.runs());
+    device.hash_runs({.hash = hash, .x = a.x, .run = a.run, .first = a.first});
+    words.resize(static_cast<size_t>(hash.size()));
+    device.download({words.data(), hash});
+    for (size_t i = 0; i < words.size(); i += 2) sum += uint64_t{words[i + 1]} << 32 | words[i];
+  }
+  return sum;
+}
+
+uint64_t Parameters::hash(uint64_t first) const {
+  if (master) return hash(master, first + static_cast<uint64_t>(own_begin()));
+  uint64_t sum = 0;
+  for (const ParameterBlock& b : blocks_between(blocks, own_begin(), own_end())) {
+    const auto offset = first + static_cast<uint64_t>(b.offset);
+    if (b.vector) {
+      sum += hash(b.vector, offset);
+      continue;
+    }
+    const int64_t inputs = b.weight.inputs(), rows = b.weight.outputs(), most = staging_.size() / inputs;
+    for (int64_t row = 0, n = 0; row < rows; row += n) {
+      n = std::min(most, rows - row);
+      device.unpack_weight({.rows = staged(n, inputs), .w = b.weight, .first = row});
+      sum += hash(staged(n, inputs).flat(), offset + static_cast<uint64_t>(row * inputs));
+    }
+  }
+  return sum;
 }
 
 std::vector<double> download_stat(Device& device, const Tensor& t) {

@@ -20,6 +20,9 @@ class Parameters {
   ParameterReader rounded() const;  // of the device's
   std::vector<float> get_parameters() const;
   int64_t size() const;
+  // The sum modulo 2^64 of HashRuns::element(first + i, x) over this rank's elements i of the layout, of the master
+  // where there is one.  The sum over ranks is that of one rank: it depends on the values alone.
+  uint64_t hash(uint64_t first = 0) const;
   int64_t own_begin() const { return cuts[device.comm.rank()]; }
   int64_t own_end() const { return cuts[device.comm.rank() + 1]; }
   int64_t own() const { return own_end() - own_begin(); }
@@ -47,8 +50,10 @@ class Parameters {
   int64_t place(const Arena& weights) const { return static_cast<int64_t>(weights.mark() - start_); }
   const ParameterBlock& block_of(const Parameter& parameter) const;
   Tensor staged(int64_t rows, int64_t inputs) const;
+  uint64_t hash(const Tensor& x, uint64_t first) const;
   const size_t start_;  // of the blocks, in `weights`
   Tensor staging_;      // act: rows of a weight on their way
+  Tensor hashes_;       // i32: of runs of parameters
 };
 
 std::vector<double> download_stat(Device& device, const Tensor& t);  // f32 or f64

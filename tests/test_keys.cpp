@@ -442,6 +442,8 @@ Rows rollout_rows() {
     GrpoTraining(s).evaluate();
     return static_cast<double>(s.ledger.total("val").flops);
   });
+  const auto hashed = trained(
+      [](Session& s, GrpoTraining&) { return static_cast<double>(s.ledger.phases.at("rollout")["hash_runs"].calls); });
   const Overrides truncated = {"rollout.allow_truncated_sampling=true", "rollout.check_exact=false"};
   const Overrides sampled_val = {"rollout.val_kwargs.temperature=1", "rollout.val_kwargs.n=4"};
   // Among few tokens the responses of a group are all the same: no signal in any.
@@ -463,6 +465,7 @@ Rows rollout_rows() {
       {"rollout.free_cache_engine",
        {{}, {"rollout.free_cache_engine=false"}, metric("perf/max_memory_allocated_gb"), rises, true}},
       {"rollout.check_exact", {{}, {"rollout.check_exact=false"}, metric("exact/checked_tokens"), falls, true}},
+      {"exact.full", {{}, {"exact.full=true"}, hashed, rises, true}},
       {"rollout.on_mismatch", {{}, {"rollout.on_mismatch=continue"}, exit_after_a_mismatch, from_to(1, 0)}},
       {"rollout.val_kwargs.n", {{}, {"rollout.val_kwargs.n=3"}, val_flops, rises}},
       {"rollout.val_kwargs.temperature",

@@ -289,5 +289,32 @@ TEST(Training, TheCheckSeesAnotherOrderOfSums) {
   EXPECT_GT(mismatches(attention), 0);
 }
 
+// A logit of a token that is hardly ever drawn has another bit, where a pass is one of the sampler's.
+void linear_with_another_logit(const LinearFwd& a, Stream stream) {
+  table_cpu.linear_fwd(a, stream);
+  const bool logits = a.w.outputs() == 48, sampler = a.y.shape[0] <= 4;  // rollout.max_num_seqs
+  if (!logits || !sampler) return;
+  for (int64_t r = 0; r < a.y.shape[0]; r++) {
+    float* const row = a.y.as<float>() + r * a.y.stride[0];
+    *std::min_element(row, row + 48) *= 1 + 0x1p-23f;
+  }
+}
+
+// The log-prob of the token that was drawn says little about the others.
+TEST(Training, TheFullCheckSeesEveryLogit) {
+  const auto share = [](const Table& table, bool full) {
+    const Config config = tiny_run("qwen3", {"rollout.max_num_seqs=4", cat("exact.full=", full ? "true" : "false")});
+    TrainingRun run(config, digits, table);
+    const Metrics m = run.step();
+    EXPECT_GT(m.get("exact/checked_tokens"), 300);
+    return m.get("exact/mismatch_tokens") / m.get("exact/checked_tokens");
+  };
+  Table other = table_cpu;
+  other.linear_fwd = linear_with_another_logit;
+  EXPECT_EQ(share(table_cpu, true), 0);
+  EXPECT_EQ(share(other, true), 1);
+  EXPECT_LT(share(other, false), 0.5);
+}
+
 }  // namespace
 }  // namespace pare::test

@@ -5,6 +5,8 @@
 #include <array>
 #include <cstdint>
 
+#include "base/host_device.h"
+
 namespace pare {
 
 // What a draw is for.  Never renumber: a saved run continues with the same draws.
@@ -26,7 +28,7 @@ enum class RngStream : uint32_t {
 };
 
 // A 64-bit finaliser (Steele et al., SplitMix, 2014).
-constexpr uint64_t mix64(uint64_t x) {
+PARE_HOST_DEVICE constexpr uint64_t mix64(uint64_t x) {
   x += 0x9e3779b97f4a7c15ull;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;

@@ -48,6 +48,13 @@ Call copy_rows(Operands& o, const Dims& d) {
   a.index = o.index("index", {n, 2}, pairs);
   return a;
 }
+Call hash_runs(Operands& o, const Dims& d) {
+  HashRuns a{};
+  a.x = o.in("x", {d["n"]}), a.run = d["run"], a.each = d["each"];
+  a.first = static_cast<uint64_t>(d["first"]);
+  a.hash = o.index_out("hash", {a.runs(), 2});
+  return a;
+}
 Call scatter_add_rows(Operands& o, const Dims& d) {
   return ScatterAddRows{o.inout("dx", {d["N"], d["C"]}), o.in("dy", {d["R"], d["C"]}),
                         rows_below(o, "index", d["R"], d["N"])};
@@ -88,6 +95,14 @@ std::vector<OpCase> data_cases() {
            {"n=1,C=1", "n=5,N=3,C=17", "n=13,N=7,C=64", "n=3,N=4,C=21,to=5,gap=2", "n=1,N=7,C=24,heads=3,to=3,gap=5",
             "n=2,C=33,to=6,gap=1,in_place=1", "n=3,N=3,C=1,to=5,tokens=1"},
            copy_rows},
+          {"hash_runs",
+           {{"n", 1 << 24, "numbers"},
+            {"run", 1 << 14, "numbers of a run"},
+            edge("first", "the first number's number"),
+            edge("each", "1: numbers count from 0 in every run")},
+           {"n=1,run=1", "n=17,run=5", "n=300,run=129", "n=260,run=300,first=4294967235", "n=39,run=13,each=1",
+            "n=1000,run=333,first=7,each=1"},
+           hash_runs},
           {"all_to_all", parts, cut, all_to_all},
           {"all_gather", {{"n", 1 << 24, "elements"}}, few, all_gather},
           {"reduce_scatter",

@@ -1,6 +1,7 @@
 // Data movement and the embedding.
 #include "ops/data.h"
 
+#include <bit>
 #include <cstring>
 
 #include "cpu/glue.h"
@@ -48,6 +49,22 @@ void copy_rows(const CopyRows& a, Stream) {
   parallel(n, 5 + 0.2 * static_cast<double>(width), [&](Interval r) {
     for (int64_t i = r.begin; i < r.end; i++)
       std::memcpy(y + pairs[2 * i + 1] * y_step, x + pairs[2 * i] * x_step, bytes);
+  });
+}
+
+void hash_runs(const HashRuns& a, Stream) {
+  const int64_t n = a.x.size();
+  const float* const x = a.x.as<float>();
+  int32_t* const hash = a.hash.as<int32_t>();
+  parallel(a.runs(), static_cast<double>(a.run), [&](Interval runs) {
+    for (int64_t r = runs.begin; r < runs.end; r++) {
+      const int64_t begin = r * a.run, end = std::min(begin + a.run, n);
+      const uint64_t first = a.first + static_cast<uint64_t>(a.each ? 0 : begin);
+      uint64_t sum = 0;
+      for (int64_t i = begin; i < end; i++)
+        sum += HashRuns::element(first + static_cast<uint64_t>(i - begin), std::bit_cast<uint32_t>(x[i]));
+      hash[2 * r] = static_cast<int32_t>(sum), hash[2 * r + 1] = static_cast<int32_t>(sum >> 32);
+    }
   });
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/rng.h"
 #include "comm/comm.h"
 #include "ops/contract.h"
 #include "ops/cost.h"
@@ -84,6 +85,24 @@ struct ScatterAddRows {
   }
   Cost cost() const { return {x.size(), detail::total_bytes(x, x, index), detail::total_bytes(x)}; }
   auto outputs() const { return std::array{y}; }
+};
+// Hashes of the bits of runs of numbers: the sum modulo 2^64 of element(i, x) over the numbers x of a run, so that
+// parts of a run may be added in any order.  i counts from `first`, or in each run from 0.
+struct HashRuns {
+  Tensor hash;         // i32 [runs(), 2] out: the low and the high word of each run
+  Tensor x;            // act or f32 [n]; bf16 and f64 count as the f32 that they become
+  int64_t run;         // numbers of a run; the last may have fewer
+  uint64_t first = 0;  // i of x[0]
+  bool each = false;   // i begins anew in every run
+  PARE_HOST_DEVICE static constexpr uint64_t element(uint64_t i, uint32_t bits) { return mix64(i << 32 ^ bits); }
+  int64_t runs() const { return (x.shape[0] + run - 1) / run; }
+  void check(Contract& c) const {
+    c.that(run >= 1, "run is ", run, ", expected 1 or more");
+    c.act("x", x, {x.shape[0]});
+    c.index("hash", hash, {runs(), 2});
+  }
+  Cost cost() const { return {0, detail::total_bytes(x), detail::total_bytes(hash)}; }  // of integers, no FLOPs
+  auto outputs() const { return std::array{hash}; }
 };
 
 // ---- embedding

@@ -120,6 +120,7 @@ constexpr int kArithmetic = 2;
   X(attn_block_select, AttnBlockSelect) \
   X(kv_copy_pages, KvCopyPages)         \
   X(copy_rows, CopyRows)                \
+  X(hash_runs, HashRuns)                \
   X(kv_window_scores, KvWindowScores)   \
   X(kv_redundancy, KvRedundancy)        \
   X(kv_mass_scores, KvMassScores)       \

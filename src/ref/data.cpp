@@ -2,6 +2,7 @@
 #include "ops/data.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <set>
 
@@ -52,6 +53,20 @@ void copy_rows(const CopyRows& a, Stream) {
     }
   };
   a.y.dtype == DType::i32 ? copy(int32_t{}) : dispatch(op, a.y, copy);
+}
+
+void hash_runs(const HashRuns& a, Stream) {
+  dispatch("hash_runs", a.x, [&]<class T>(T) {
+    const View<T> x(a.x);
+    const View<int32_t> hash(a.hash);
+    for (int64_t r = 0; r < a.runs(); r++) {
+      uint64_t sum = 0;
+      for (int64_t i = r * a.run; i < std::min((r + 1) * a.run, a.x.shape[0]); i++)
+        sum += HashRuns::element(a.first + static_cast<uint64_t>(a.each ? i - r * a.run : i),
+                                 std::bit_cast<uint32_t>(static_cast<float>(x(i))));
+      hash(r, 0) = static_cast<int32_t>(sum), hash(r, 1) = static_cast<int32_t>(sum >> 32);
+    }
+  });
 }
 
 // y[index[r]] += x[r], r ascending

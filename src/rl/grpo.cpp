@@ -79,7 +79,8 @@ struct UpdateTotals {
   void check(const Update& update, const TokenOuts& out) {
     for (size_t r = 0; r < out.logprob.size(); r++) {
       if (std::isnan(update.sampler_logprob[r])) continue;  // not sampled
-      mismatches += static_cast<float>(out.logprob[r]) != update.sampler_logprob[r];
+      const bool full = update.sampler_hash.empty() || out.hash[r] == update.sampler_hash[r];
+      mismatches += static_cast<float>(out.logprob[r]) != update.sampler_logprob[r] || !full;
       checked++;
     }
   }
@@ -129,6 +130,7 @@ void include_prefix(Trajectory& s) {
   s.given = std::ssize(s.prefix);
   s.tokens.insert(s.tokens.begin(), s.prefix.begin(), s.prefix.end());
   s.logprob.insert(s.logprob.begin(), s.prefix.size(), std::numeric_limits<float>::quiet_NaN());
+  if (!s.hashes.empty()) s.hashes.insert(s.hashes.begin(), s.prefix.size(), 0);
   s.prefix.clear();
 }
 
@@ -277,6 +279,7 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
                     .key = key(RngStream::sample, step),
                     .eos = keys_.eos,
                     .stop = keys_.stop,
+                    .hashes = keys_.full,
                     .planned = run_.planned};
   std::vector<Trajectory> samples;
   RolloutStats stats;
@@ -330,6 +333,7 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
         s.prefix = q.prefix;
         s.tokens = std::move(o.tokens);
         s.logprob = std::move(o.logprobs);
+        s.hashes = std::move(o.hashes);
         if (keys_.algorithm.rpo.prefix_loss == PrefixLoss::included) include_prefix(s);
         s.finished = o.finished();
         s.trace = traces.take(q, k);

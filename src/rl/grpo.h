@@ -39,6 +39,7 @@ struct GrpoKeys {
   uint64_t seed = 0;
   int64_t skip_nonfinite = 0;  // AdamWOptions
   bool exact = false;          // the sampler's log-probs are the policy's, bit by bit
+  bool full = false;           // so is the whole distribution of every token (exact.full)
   bool checks = false;         // they are compared with those of the learner that attends as the sampler does
 };
 

@@ -61,6 +61,7 @@ Update make_update(const ActorKeys& actor, int64_t max_response_length, std::spa
       terms.log_ratio.push_back(0);
       terms.ref_logprob.push_back(s.ref_logprob ? (*s.ref_logprob)[t] : 0);
       update.sampler_logprob.push_back(s.logprob[t]);
+      if (!s.hashes.empty()) update.sampler_hash.push_back(s.hashes[t]);
     }
     update.groups.back().members.push_back(
         {{s.tokens.begin(), s.tokens.begin() + plan.length}, std::move(kept), s.sampler_row, s.trace});

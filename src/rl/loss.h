@@ -21,6 +21,7 @@ struct Update {
   std::vector<Group> groups;
   TokenTerms terms;                    // [R], of the loss rows
   std::vector<float> sampler_logprob;  // [R], Trajectory::logprob
+  std::vector<uint64_t> sampler_hash;  // [R], Trajectory::hashes, or none
   std::vector<size_t> sample_of;       // [M]: of each member its index in `samples`
 };
 Update make_update(const ActorKeys& actor, int64_t max_response_length, std::span<const Trajectory> samples,

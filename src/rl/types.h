@@ -23,6 +23,7 @@ struct Trajectory {
   std::vector<int32_t> tokens = {};            // the response behind its prefix, its EOS included
   int64_t given = 0;                           // of them the first, which are trained on but were not sampled
   std::vector<float> logprob = {};             // of each token, in the distribution it was drawn from; NaN: given
+  std::vector<uint64_t> hashes = {};           // Completion::hashes; 0: given
   bool finished = false;                       // ended by an EOS or a stop; otherwise cut at the length limit
   std::optional<int32_t> sampler_row = {};     // Member::sampler_row
   std::shared_ptr<const KvTraces> trace = {};  // events of its cache, where the learner is to replay them

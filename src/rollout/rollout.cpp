@@ -105,7 +105,7 @@ void Rollout::check(const std::vector<Request>& requests, const Sampling& sampli
   }
 }
 
-Rollout::State Rollout::make_state() const {
+Rollout::State Rollout::make_state(bool hashes) const {
   const int64_t draws = int64_t{limits_.lookahead} * limits_.max_sequences;
   const auto width = static_cast<int64_t>(dtype_size(model_.stat));
   const Tensor hidden =
@@ -114,7 +114,8 @@ Rollout::State Rollout::make_state() const {
   return {.hidden = hidden,
           .drawn = drawn,
           .logprob = make_tensor(drawn.data, model_.stat, {draws}),
-          .token = make_tensor(drawn.rows(draws * width, draws * 4).data, DType::i32, {draws})};
+          .token = make_tensor(drawn.rows(draws * width, draws * 4).data, DType::i32, {draws}),
+          .hash = hashes ? scratch_.alloc("rollout.hashes", DType::i32, {draws, 2}) : Tensor{}};
 }
 
 // Queues one pass over the model and the draws that follow it.
@@ -204,6 +205,8 @@ void Rollout::draw(const Pass& pass, const DrawInputs& inputs, const Sampling& s
   if (pass.batch.keep != Batch::kKept) device.copy_rows({.y = hidden, .x = hidden, .index = inputs.row.rows(n, 1)});
   if (sampling.hidden) device.copy_rows({.y = sampling.hidden, .x = rows, .index = inputs.moves});
   device.linear_fwd({.y = logits, .x = rows, .w = model_.head, .bias = {}, .residual = {}});
+  if (state.hash)
+    device.hash_runs({.hash = state.hash.rows(pass.first, n), .x = logits.flat(), .run = c.vocab, .each = true});
   device.sample({.token = state.token.rows(pass.first, n),
                  .logprob = state.logprob.rows(pass.first, n),
                  .logits = logits,
@@ -228,6 +231,9 @@ void Rollout::read(const State& state) {
   } else {
     std::memcpy(logprobs_.data(), host.data(), state.logprob.bytes());
   }
+  if (!state.hash) return;
+  hashes_.resize(n);
+  model_.device.download({.dst = hashes_.data(), .src = state.hash});
 }
 
 // The books of a pass, but for what came after the end of a sequence.
@@ -261,7 +267,7 @@ std::vector<Completion> Rollout::generate(const std::vector<Request>& requests, 
     own.push_back(requests[i]);
   Packed packed;
   for (const Completion& c : sample(own, sampling, progress, drawn))
-    packed.put_all(c.tokens), packed.put_all(c.logprobs), packed.put(c.finish);
+    packed.put_all(c.tokens), packed.put_all(c.logprobs), packed.put_all(c.hashes), packed.put(c.finish);
   const double before = comm.waited;
   std::vector<Packed> all;
   for (std::string& bytes : comm.gather(packed.bytes())) all.emplace_back(std::move(bytes));
@@ -273,7 +279,7 @@ std::vector<Completion> Rollout::generate(const std::vector<Request>& requests, 
       Completion& c = completions.emplace_back();
       c.request = static_cast<int>(i), c.sample = static_cast<int>(k);
       c.tokens = from.take_all<std::vector<int32_t>>(), c.logprobs = from.take_all<std::vector<float>>();
-      c.finish = from.take<Finish>();
+      c.hashes = from.take_all<std::vector<uint64_t>>(), c.finish = from.take<Finish>();
     }
   Packed stats;
   stats.put(stats_);
@@ -288,7 +294,7 @@ std::vector<Completion> Rollout::sample(const std::vector<Request>& requests, co
   check(requests, sampling);
   const Turn keys(kv_), turn(scratch_);
   const ArenaScope scope(scratch_);
-  const State state = make_state();
+  const State state = make_state(sampling.hashes);
   const int lookahead = sampling.trace ? 1 : limits_.lookahead;
   Scheduler scheduler(
       sampling.dense ? dense_residency_ : residency_, requests, sampling.eos, limits_, cache_,
@@ -318,7 +324,8 @@ std::vector<Completion> Rollout::sample(const std::vector<Request>& requests, co
     if (std::any_of(passes_.begin(), passes_.end(), [](const Pass& p) { return !p.batch.draws.empty(); })) read(state);
     for (const Pass& pass : passes_) {
       const std::vector<bool> kept =
-          scheduler.settle(pass.batch, tokens_.data() + pass.first, logprobs_.data() + pass.first);
+          scheduler.settle(pass.batch, tokens_.data() + pass.first, logprobs_.data() + pass.first,
+                           sampling.hashes ? hashes_.data() + pass.first : nullptr);
       count(pass, kept);
       if (drawn)
         for (size_t i = 0; i < kept.size(); i++)
@@ -335,6 +342,7 @@ std::vector<Completion> Rollout::sample(const std::vector<Request>& requests, co
     if (c.request >= sampling.planned) break;
     const auto n = static_cast<size_t>(requests[c.request].max_new_tokens);
     c.tokens.resize(n), c.logprobs.resize(n);
+    if (sampling.hashes) c.hashes.resize(n);
   }
   return completions;
 }
@@ -372,7 +380,7 @@ void Rollout::skip_alike(Scheduler& scheduler, Seen& seen, int64_t all) {
     skip(now.requests, all - now.admitted);
 }
 
-void Rollout::plan(const Model& model, const RolloutLimits& given, Arena& scratch, const Tensor& hidden) {
+void Rollout::plan(const Model& model, const RolloutLimits& given, Arena& scratch, const Tensor& hidden, bool hashes) {
   expect(model.device.planning(), "the largest pass is for planning");
   RolloutLimits limits = checked(given, model.config);
   const int64_t sequences = Scheduler::cache_sequences(limits), layers = model.config.layers;
@@ -418,7 +426,7 @@ void Rollout::plan(const Model& model, const RolloutLimits& given, Arena& scratc
     batch.keep = 0;
     rollout.stats_.completions = 1;
     const ArenaScope round(scratch);
-    const State state = rollout.make_state();
+    const State state = rollout.make_state(hashes);
     if (limits.lookahead > 1) {
       rollout.passes_.push_back({.batch = batch, .first = 0, .counts = {}});
       batch.fed.resize(2 * std::min<size_t>(rows, limits.max_sequences));

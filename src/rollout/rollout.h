@@ -21,6 +21,7 @@ struct Sampling {
   // act [completions * T, C], T >= every max_new_tokens, or absent: row completion * T + t receives the final hidden
   // state that token t was drawn from.
   Tensor hidden = {};
+  bool hashes = false;                                       // Completion::hashes
   std::function<void(const PagedRun&, KvTrace)> trace = {};  // called with what each event of the cache kept
   // On the null table, with requests that are all alike and end by their length: tokens and log-probs of the first so
   // many requests alone are returned, the others have none.  Passes that come again are counted without being made.
@@ -81,7 +82,8 @@ class Rollout {
 
   // On the null table: a pass with as many rows, draws and compression events as these limits allow.  It allocates from
   // `scratch` the most that any generate() does.
-  static void plan(const Model& model, const RolloutLimits& limits, Arena& scratch, const Tensor& hidden = {});
+  static void plan(const Model& model, const RolloutLimits& limits, Arena& scratch, const Tensor& hidden = {},
+                   bool hashes = false);
 
   // Of block-sparse methods; at first what RolloutLimits::kv says.  Between two generate()s.
   const BlockBudget& block_budget() const { return budget_; }
@@ -100,6 +102,7 @@ class Rollout {
     Tensor drawn;    // u8: the next two as one piece of memory
     Tensor logprob;  // stat [lookahead * max_sequences]: of the passes that are queued, one after another
     Tensor token;    // i32, likewise
+    Tensor hash;     // i32 [.., 2], likewise; absent without Sampling::hashes
   };
   // One that is queued.
   struct Pass {
@@ -123,7 +126,7 @@ class Rollout {
     Tensor counter;  // i32 [draws, 3]: as in Sample
     Tensor moves;    // i32 [draws, 2]: (draw, row of Sampling::hidden), or none
   };
-  State make_state() const;
+  State make_state(bool hashes) const;
   void check(const std::vector<Request>& requests, const Sampling& sampling) const;
   void run(Batch batch, const Sampling& sampling, const State& state);
   DrawInputs draw_inputs(const Batch& batch, const Sampling& sampling, Inputs& inputs) const;
@@ -143,6 +146,7 @@ class Rollout {
   RolloutStats stats_;
   std::vector<Pass> passes_;
   std::vector<int32_t> tokens_;  // of all queued passes, once they are read
+  std::vector<uint64_t> hashes_;
   std::vector<float> logprobs_;
 };
 

@@ -241,7 +241,8 @@ void Scheduler::advance(const Batch& batch) {
   std::erase_if(prompts_, [&](const Prompt& p) { return p.drawn == samples_of(requests_[p.request]); });
 }
 
-std::vector<bool> Scheduler::settle(const Batch& batch, const int32_t* tokens, const float* logprobs) {
+std::vector<bool> Scheduler::settle(const Batch& batch, const int32_t* tokens, const float* logprobs,
+                                    const uint64_t* hashes) {
   std::vector<bool> kept;
   for (size_t i = 0; i < batch.draws.size(); i++) {
     const int completion = batch.draws[i].completion;
@@ -250,6 +251,7 @@ std::vector<bool> Scheduler::settle(const Batch& batch, const int32_t* tokens, c
     Completion& c = completions_[completion];
     c.tokens.push_back(tokens[i]);
     c.logprobs.push_back(logprobs[i]);
+    if (hashes) c.hashes.push_back(hashes[i]);
     const std::optional<Finish> finish = finish_of(c);
     if (!finish) continue;
     finished_++;

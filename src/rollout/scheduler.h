@@ -28,6 +28,7 @@ struct Completion {
   std::vector<int32_t> tokens;  // behind the request's prefix; EOS or the stop token included
   std::vector<float> logprobs;  // of each token under the distribution it was drawn from
   Finish finish = Finish::length;
+  std::vector<uint64_t> hashes = {};  // of the logits that each token was drawn from (HashRuns::each), or none
   bool finished() const { return finish != Finish::length; }  // not cut at its limit
 };
 
@@ -98,7 +99,8 @@ class Scheduler {
   void advance(const Batch& batch);
   // Records the tokens of a computed batch, in the order of its draws; batches in order.  Returns which were kept:
   // those whose sequence had not ended before.
-  std::vector<bool> settle(const Batch& batch, const int32_t* tokens, const float* logprobs);
+  std::vector<bool> settle(const Batch& batch, const int32_t* tokens, const float* logprobs,
+                           const uint64_t* hashes = nullptr);
 
   // For identical requests: repeated work need not be scheduled again.  Between batches whose tokens
   // are all settled, alike() says everything that decides the batches to come, but for how many samples are left: of

@@ -452,6 +452,13 @@ void check_config(const Config& config) {
   check_actor(config);
   check_rpo(config);
   check_distill(config);
+  if (config.exact.full && !(exact_learner(config) && checks_exact(config)))
+    fail("exact.full compares the sampler's distributions with the learner's, which this run does not hold equal (",
+         !config.trainer.exact                         ? "trainer.exact = false"
+         : !config.rollout.check_exact.value_or(true)  ? "rollout.check_exact = false"
+         : config.rollout.kv.method != KvMethod::dense ? "rollout.kv.method, without learner.attention = \"replay\""
+                                                       : "rollout.top_k or rollout.top_p",
+         "); set exact.full=false");
 }
 
 // The sampler attends to less than the learner.
@@ -559,7 +566,10 @@ std::vector<std::string> config_warnings(const Config& c) {
   return lines;
 }
 
-std::vector<std::string> keys_that_part(const Config& run, const Config& resumed, bool by_content) {
+namespace {
+
+// Keys that change no bit of a step.
+const std::vector<std::string>& free_keys() {
   static const std::vector<std::string> free = {"model.enable_gradient_checkpointing",
                                                 "data.reward_timeout",
                                                 "rollout.max_num_seqs",
@@ -569,6 +579,7 @@ std::vector<std::string> keys_that_part(const Config& run, const Config& resumed
                                                 "rollout.check_exact",
                                                 "rollout.on_mismatch",
                                                 "rollout.val_kwargs.kv",
+                                                "exact.full",
                                                 "algorithm.rollout_correction.acceptance",
                                                 "actor.ppo_max_token_len",
                                                 "actor.logits_chunk",
@@ -590,12 +601,42 @@ std::vector<std::string> keys_that_part(const Config& run, const Config& resumed
                                                 "trainer.save_dtype",
                                                 "trainer.samples_freq",
                                                 "trainer.samples_per_step"};
+  return free;
+}
+
+// Keys that say where files lie.
+const std::vector<std::string>& path_keys() {
   static const std::vector<std::string> paths = {
       "model.path",     "model.config",   "model.lora.adapter_path", "data.train_files",
       "data.val_files", "data.tokenizer", "algorithm.rpo.cache_file"};
-  const auto in = [](const std::vector<std::string>& list, const std::string& name) {
-    return std::find(list.begin(), list.end(), name) != list.end();
-  };
+  return paths;
+}
+
+bool in(const std::vector<std::string>& list, const std::string& name) {
+  return std::find(list.begin(), list.end(), name) != list.end();
+}
+
+// The number of steps shapes each of them.
+bool steps_matter(const Config& c) {
+  return c.actor.optim.lr_scheduler_type != LrSchedule::constant || c.data.noise_ramp > 0;
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, std::string>> keys_of_bits(const Config& c) {
+  // The type of the model, its weights and the rows of a call are compared by themselves.
+  static const std::vector<std::string> others = {"trainer.device", "model.dtype", "trainer.from_checkpoint"};
+  std::vector<std::pair<std::string, std::string>> keys;
+  for (const ConfigKey& k : config_keys()) {
+    const bool rows = k.name == "actor.ppo_max_token_len" && act_type(c) == DType::bf16;
+    if ((in(free_keys(), k.name) && !rows) || in(path_keys(), k.name) || in(others, k.name)) continue;
+    if (k.name == "trainer.total_training_steps" && !steps_matter(c)) continue;
+    keys.emplace_back(k.name, k.show(c));
+  }
+  return keys;
+}
+
+std::vector<std::string> keys_that_part(const Config& run, const Config& resumed, bool by_content) {
   // In bf16 the sum of a weight's gradient depends on the rows of each call (list.h).
   const auto rows_matter = [&](const std::string& name) {
     if (act_type(run) != DType::bf16) return false;
@@ -604,10 +645,9 @@ std::vector<std::string> keys_that_part(const Config& run, const Config& resumed
   };
   std::vector<std::string> keys;
   for (const ConfigKey& k : config_keys()) {
-    if (k.show(run) == k.show(resumed) || (by_content && in(paths, k.name))) continue;
-    if (in(free, k.name) && !rows_matter(k.name)) continue;
-    const bool steps_matter = run.actor.optim.lr_scheduler_type != LrSchedule::constant || run.data.noise_ramp > 0;
-    if (k.name == "trainer.total_training_steps" && !steps_matter) continue;
+    if (k.show(run) == k.show(resumed) || (by_content && in(path_keys(), k.name))) continue;
+    if (in(free_keys(), k.name) && !rows_matter(k.name)) continue;
+    if (k.name == "trainer.total_training_steps" && !steps_matter(run)) continue;
     keys.push_back(k.name);
   }
   return keys;

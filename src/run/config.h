@@ -66,6 +66,11 @@ struct DataKeys {
   bool operator==(const DataKeys&) const = default;
 };
 
+struct ExactKeys {
+  bool full = false;
+  bool operator==(const ExactKeys&) const = default;
+};
+
 struct ValKeys {
   int64_t n = 1;
   double temperature = 0;
@@ -126,6 +131,7 @@ struct Config {
   ActorKeys actor;
   LearnerKeys learner;
   DistillKeys distill;
+  ExactKeys exact;
   TrainerKeys trainer;
   Fitted fitted;
   bool operator==(const Config&) const = default;
@@ -185,6 +191,10 @@ std::vector<std::string> config_warnings(const Config& config);
 // run cannot be continued.  What only moves, watches or splits the work may differ, and the number of steps where no
 // earlier step depends on it; `by_content`: and the keys that say where files lie, since the files are compared.
 std::vector<std::string> keys_that_part(const Config& run, const Config& resumed, bool by_content = false);
+
+// The keys that decide on the bits of a run, with their values as TOML: none that only moves, watches or splits the
+// work, says where files lie or chooses the device; the number of steps where they depend on it.
+std::vector<std::pair<std::string, std::string>> keys_of_bits(const Config& config);
 
 std::string to_toml(const Config& config);  // every key; reads back as the same configuration
 // Every key with its default, type, source and meaning, grouped by section and condition: Markdown that reads well in

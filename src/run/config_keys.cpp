@@ -8,8 +8,9 @@ const std::vector<ConfigKey>& config_keys() {
   static const std::vector<ConfigKey> keys = [] {
     std::vector<ConfigKey> all;
     using namespace config_table;
-    for (const Groups& part : {model_keys(), data_keys(), rollout_keys(), kv_keys(), algorithm_keys(),
-                               correction_keys(), rpo_keys(), actor_keys(), distill_keys(), trainer_keys()})
+    for (const Groups& part :
+         {model_keys(), data_keys(), rollout_keys(), kv_keys(), algorithm_keys(), correction_keys(), rpo_keys(),
+          actor_keys(), distill_keys(), exact_keys(), trainer_keys()})
       for (const KeyGroup& group : part)
         for (const ConfigKey& key : group.keys) all.push_back(key), all.back().when = group.when;
     return all;
@@ -33,6 +34,7 @@ const std::vector<KeySection>& config_sections() {
       {"actor.optim", "AdamW and its learning rate"},
       {"learner", "attention of the learner, slots of an update"},
       {"distill", "adapters of a block-sparse sampler, which learn to sample as the dense policy does"},
+      {"exact", "what is compared between sampler and learner"},
       {"trainer", "device, steps, validation, files of a run"},
   };
   return sections;

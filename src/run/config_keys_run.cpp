@@ -120,6 +120,16 @@ Groups data_keys() {
   };
 }
 
+Groups exact_keys() {
+  return {
+      {{},
+       {KEY(exact.full, any, "",
+            "compares the whole distribution of every token, not only the log-prob of the drawn one: the bits of all "
+            "logits of sampler and learner, by a hash. A token that differs counts in exact/mismatch_tokens",
+            "pare")}},
+  };
+}
+
 Groups trainer_keys() {
   return {
       {{},

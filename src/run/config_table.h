@@ -252,6 +252,6 @@ inline KeyCondition is_not(const char* key, const char* value) { return {key, {v
 
 // The rows of the table, by section.
 Groups model_keys(), data_keys(), rollout_keys(), kv_keys(), algorithm_keys(), correction_keys(), rpo_keys();
-Groups actor_keys(), distill_keys(), trainer_keys();
+Groups actor_keys(), distill_keys(), exact_keys(), trainer_keys();
 
 }  // namespace pare::config_table

@@ -96,6 +96,7 @@ GrpoKeys GrpoTraining::keys() const {
           .seed = static_cast<uint64_t>(c.trainer.seed),
           .skip_nonfinite = c.trainer.skip_nonfinite,
           .exact = exact_rollout(c),
+          .full = c.exact.full,
           .checks = checks_exact(c)};
 }
 
@@ -220,7 +221,7 @@ void GrpoTraining::worst_case_step(int64_t groups, int64_t planned) {
 void GrpoTraining::largest_batches() {
   Arena& arena = session_.activations;
   const RolloutLimits rollout = session_.rollout_limits();
-  Rollout::plan(session_.sampler(), rollout, session_.rollout_scratch(), sampler_states_);
+  Rollout::plan(session_.sampler(), rollout, session_.rollout_scratch(), sampler_states_, config_.exact.full);
   const int64_t sampled = config_.rollout.n, kept = kept_members(config_);
   BatchLimits limits = batch_limits(kept);
   if (shares_prefixes(config_)) {  // one may take all of a response but a token

@@ -399,7 +399,8 @@ LearnerOptions Session::learner_options() const {
           // What a sampler kept ties a group to its rank.
           .balance = config.trainer.balance_batch && config.learner.attention == LearnerAttention::dense &&
                      !keeps_sampler_states(config),
-          .reduce = config.learner.reduce};
+          .reduce = config.learner.reduce,
+          .hashes = config.exact.full};
 }
 
 LearnerOptions Session::student_options() const {
