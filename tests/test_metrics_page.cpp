@@ -71,6 +71,7 @@ std::set<std::string> logged() {
   SftTraining sft(session);
   collect(sft.step(), names);
   names.insert("accepted_changes");  // of `pare train`: ResumeInputs.AcceptedChangesAreWrittenDown
+  names.insert("chain");             // likewise: Audits.TheChainIsOfTheBitsAlone
   return names;
 }
 

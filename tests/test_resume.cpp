@@ -72,7 +72,8 @@ class Resume : public Program {
   // Everything that two runs promise to share.
   void expect_same(const std::string& a, const std::string& b) {
     EXPECT_EQ(timeless(at(a + "/metrics.jsonl")), timeless(at(b + "/metrics.jsonl")));
-    EXPECT_EQ(read_text(at(a + "/rollouts.jsonl")), read_text(at(b + "/rollouts.jsonl")));
+    for (const char* log : {"/rollouts.jsonl", "/certificates.jsonl"})
+      EXPECT_EQ(read_text(at(a + log)), read_text(at(b + log)));
     int models = 0;
     for (const char* name :
          {"/model/model.safetensors", "/model/adapter_model.safetensors", "/model/adapter/adapter_model.safetensors"}) {
@@ -202,11 +203,11 @@ TEST_F(Resume, KilledAtAnyPoint) {
     expect_same("whole", "killed");
     EXPECT_EQ(std::distance(fs::directory_iterator(at("killed/checkpoints")), fs::directory_iterator()),
               std::distance(fs::directory_iterator(at("whole/checkpoints")), fs::directory_iterator()));
-    EXPECT_EQ(std::distance(fs::directory_iterator(at("killed")), fs::directory_iterator()), 6);
+    EXPECT_EQ(std::distance(fs::directory_iterator(at("killed")), fs::directory_iterator()), 7);
     if (HasFailure()) break;
   }
   EXPECT_GE(points, 50);
-  EXPECT_LT(before, 8);
+  EXPECT_LT(before, 9);
   RecordProperty("points", points);
 }
 
@@ -227,7 +228,7 @@ TEST_F(Resume, OutOfDiskAtAnyPoint) {
     expect_code(o, static_cast<int>(Exit::failed));
     EXPECT_TRUE(o.err.starts_with("pare: " + at("full"))) << o.err;
     EXPECT_NE(o.err.find(full ? "No space left on device" : "Read-only file system"), std::string::npos) << o.err;
-    if (n > 8) {
+    if (n > 10) {
       EXPECT_NE(o.err.find("--resume"), std::string::npos) << o.err;
     }
     const bool begun = fs::exists(at("full/config.toml"));

@@ -15,6 +15,7 @@ inline void check_output_file(const std::string& path, const char* option, bool 
     fail(path, " exists; choose another ", option, ", or --force to replace it");
 }
 
+void add_audit(const Command& program);
 void add_bench(const Command& program);
 void add_compare(const Command& program);
 void add_convert(const Command& program);

@@ -55,13 +55,14 @@ int run(int argc, char** argv) {
   if (trains) pare::catch_usr1();
   try {
     comm = &pare::world();
-    if (comm->ranks() > 1 && !trains && command != "eval")
+    if (comm->ranks() > 1 && !trains && command != "eval" && command != "audit")
       pare::fail("pare ", command, " takes one rank, ", comm->ranks(), " were started");
     check_command(*comm, command);
     using namespace pare;
-    run_command_line(argc, argv,
-                     {add_train, add_sft, add_eval, add_generate, add_plan, add_compare, add_report, add_logprobs,
-                      add_tokenize, add_inspect, add_convert, add_merge, add_verify, add_bench, add_help});
+    run_command_line(
+        argc, argv,
+        {add_train, add_sft, add_eval, add_generate, add_plan, add_compare, add_audit, add_report, add_logprobs,
+         add_tokenize, add_inspect, add_convert, add_merge, add_verify, add_bench, add_help});
     pare::finish_output();
     comm->link.reset();  // while its device is there
     return static_cast<int>(Exit::ok);

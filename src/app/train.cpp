@@ -12,6 +12,7 @@
 #include "base/foreign_file.h"
 #include "base/progress.h"
 #include "run/ranks.h"
+#include "run/record.h"
 #include "run/run_directory.h"
 
 namespace pare {
@@ -112,6 +113,7 @@ class Run {
     if (directory_ && checkpoint_.empty()) directory_->begin(config_);
     if (directory_ && !checkpoint_.empty())
       for (std::string& note : directory_->resume(config_, state_)) notes.push_back(std::move(note));
+    start_record();
     first_ = state_.training.step;
     if (comm_.first()) print_notes(plan_.notes);
     show_machine(console_, table_);
@@ -142,11 +144,29 @@ class Run {
     };
   }
 
+  // certificates.jsonl begins with the run; one that was lost, cut or never written, where the run goes on.
+  void start_record() {
+    const bool goes_on = directory_ && !state_.chain.empty() && directory_->record_chain() == state_.chain;
+    if (comm_.most(directory_ && !goes_on) == 0) return;
+    const TrainingState& t = state_.training;
+    const RecordLine line = start_line(session_, t.step, t.drawn, inputs_.files, state_.chain);
+    state_.chain = line.chain;
+    if (directory_) directory_->record(line);
+  }
+
+  // Inputs that were accepted as they are now, since the last line of certificates.jsonl.
+  std::vector<Input> changed_inputs() const {
+    std::vector<Input> changed;
+    for (const AcceptedChange& c : state_.accepted)
+      if (c.step == state_.training.step) changed.push_back({c.name, "", "", c.path, c.now});
+    return changed;
+  }
+
   void validate_before() {
     Metrics m;
     m.set("training/global_step", 0);
     m.add(training_->evaluate());
-    log(m);
+    log(m, nullptr);
     lines_->step(m);
     warn_of_restarts(console_, session_);
   }
@@ -166,7 +186,7 @@ class Run {
     const bool val = session_.val && val_due(config_, step);
     if (val) m.add(training_->evaluate());
     if (!accepted_.empty()) m.set_text("accepted_changes", std::exchange(accepted_, ""));
-    log(m);
+    log(m, &training_->record());
     const TrainerKeys& t = config_.trainer;
     const bool samples = grpo_ && t.samples_freq > 0 && step % t.samples_freq == 0;
     if (samples && directory_) directory_->log_samples(session_, *training_);
@@ -191,9 +211,14 @@ class Run {
 
   const std::string& path() const { return config_.trainer.default_local_dir; }
 
-  void log(const Metrics& m) {
+  void log(Metrics& m, const StepRecord* record) {
     expect_equal(comm_, facts_of(m));
-    if (directory_) directory_->log(m);
+    const RecordLine line = step_line(m, record, changed_inputs(), state_.chain);
+    state_.chain = line.chain;
+    m.set_text("chain", line.chain);
+    if (!directory_) return;
+    directory_->log(m);
+    directory_->record(line);
   }
 
   void show(const Metrics& m, bool val, bool samples) {

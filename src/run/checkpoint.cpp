@@ -154,7 +154,8 @@ json to_json(const RunState& s) {
           {"drawn", s.training.drawn},
           {"inputs", to_json(s.inputs)},
           {"weights", to_json(s.weights)},
-          {"accepted", to_json(s.accepted)}};
+          {"accepted", to_json(s.accepted)},
+          {"chain", s.chain}};
 }
 
 RunState run_state(const json& j) {
@@ -173,6 +174,7 @@ RunState run_state(const json& j) {
   s.logs = j.at("logs").get<std::map<std::string, uint64_t>>();
   s.training.drawn = j.value("drawn", int64_t{0});
   s.inputs = inputs_of(j, "inputs"), s.weights = inputs_of(j, "weights");
+  s.chain = j.value("chain", "");
   for (const json& c : j.value("accepted", json::array()))
     s.accepted.push_back({c.at("step"), c.at("name"), c.at("path"), c.at("before"), c.at("now")});
   return s;
@@ -377,6 +379,8 @@ std::string checkpoint_damage(const std::string& path) {
   }
 }
 
+std::string checkpoint_chain(const std::string& path) { return read_state(path).run.chain; }
+
 namespace {
 
 // The run that holds the checkpoint.
@@ -477,6 +481,12 @@ RunState load_checkpoint(const std::string& path, Session& session, Training& tr
   if (session.train->size() != s.rows)
     fail("the training set has ", session.train->size(), " rows, ", path, " was written with ", s.rows,
          ": its order would be another one; start a new run from its weights and moments: --from ", shell_word(path));
+  restore_checkpoint(path, session, training);
+  return run;
+}
+
+RunState restore_checkpoint(const std::string& path, Session& session, Training& training) {
+  RunState run = read_state(path).run;
   load_parameters(path, session);
   load_optimizer(path + "/" + optimizer_name, training, true);
   training.load_files(path);

@@ -29,6 +29,7 @@ struct RunState {
   std::vector<Input> inputs;             // read by the run; empty: an older program did not record them
   std::vector<Input> weights;            // that it started from; save_checkpoint records those of its session
   std::vector<AcceptedChange> accepted;
+  std::string chain;  // of the last line of certificates.jsonl; empty: an older program wrote none
 };
 
 // True for a path that save_checkpoint or save_model writes, relative to their folder (Owned, base/file.h).
@@ -40,6 +41,9 @@ void save_checkpoint(const std::string& path, const Session& session, Training& 
 // Empty, or what keeps the folder from being a whole checkpoint: reads all of it, as a bit may have changed anywhere.
 // Throws Error(failed) if the disk cannot be read.
 std::string checkpoint_damage(const std::string& path);
+
+// RunState::chain of a whole checkpoint.
+std::string checkpoint_chain(const std::string& path);
 
 // Inputs of a run that resumes, as they are now, and the paths of those that may differ.
 struct ResumeInputs {
@@ -57,6 +61,9 @@ void check_resumable(const std::string& path, const Config& config, const Resume
 // `notes` gets a line for each thing that could not be checked or does not matter.
 RunState load_checkpoint(const std::string& path, Session& session, Training& training, const ResumeInputs& inputs = {},
                          std::vector<std::string>* notes = nullptr);
+
+// The same without comparing anything, for a caller that has.
+RunState restore_checkpoint(const std::string& path, Session& session, Training& training);
 
 // Throws Error(usage) if there is no whole checkpoint at `path` for a new run of this configuration: of the same
 // command, with the same model, rank and layers of adapters.  `reads`: all of it, to find damage.

@@ -136,10 +136,13 @@ std::vector<double> GrpoTraining::scores(std::span<const Request> requests, std:
     const Completion& c = completions[i];
     const uint64_t uid = requests[c.request].uids[c.sample];
     certificate_.add(uid, c.logprobs);
+    record_.add_response(uid, c.tokens, c.logprobs);
     const Problem& problem = problems_[c.request];
     grades_[uid] = {std::move(rewards[i].extracted), problem.answer.value_or(""), problem_text(problem)};
     scores.push_back(rewards[i].score);
   }
+  for (const Request& r : requests) record_.add_prompt(r);
+  record_.scores.insert(record_.scores.end(), scores.begin(), scores.end());
   return scores;
 }
 
@@ -149,6 +152,7 @@ Metrics GrpoTraining::step() {
   Metrics metrics;
   grpo_.step(step_, metrics, drawn_);
   certificate_.write(metrics);
+  record_.set_advantages(grpo_.samples());
   if (const RewardCommand* command = session_.reward_command.get()) {
     metrics.set("reward/restarts",
                 static_cast<double>(session_.device.comm.sum(command->restarts() - counted_restarts_)));

@@ -13,6 +13,7 @@
 #include <optional>
 #include <set>
 
+#include "base/json.h"
 #include "run/certificate.h"
 #include "run/resumed_logs.h"
 #include "run/run_log.h"
@@ -27,9 +28,10 @@ namespace {
 // The append-only files.  A checkpoint holds their sizes, and a resumed run cuts them to these.
 constexpr const char* metrics_log = "metrics.jsonl";
 constexpr const char* rollouts_log = "rollouts.jsonl";
+constexpr const char* record_log = "certificates.jsonl";
 constexpr const char* events_log = "events.out.tfevents.pare";
 // The first is the first thing that a run writes: it marks the directory as that of a run.
-constexpr const char* logs[] = {events_log, metrics_log, rollouts_log};
+constexpr const char* logs[] = {events_log, metrics_log, rollouts_log, record_log};
 constexpr const char* config_file = "config.toml";
 constexpr const char* report_file = "report.html";
 
@@ -55,8 +57,8 @@ std::optional<int64_t> step_of(const std::string& name) {
   return name == cat("step-", step) ? std::optional(step) : std::nullopt;
 }
 
-// Steps of the checkpoints, ascending; what a crash left (step-3.tmp) is none, nor is a folder that holds a user's
-// files alone.
+}  // namespace
+
 std::vector<int64_t> checkpoint_steps(const std::string& path) {
   std::vector<int64_t> steps;
   std::error_code none;
@@ -66,6 +68,8 @@ std::vector<int64_t> checkpoint_steps(const std::string& path) {
   std::sort(steps.begin(), steps.end());
   return steps;
 }
+
+namespace {
 
 // The name without what marks the leftovers of a crash.
 std::string without_suffix(const std::string& name) {
@@ -169,7 +173,7 @@ void check_run_directory(const std::string& path, Start start) {
       fail(path, " holds a finished run without a checkpoint: there is nothing to resume; --force replaces it");
     return check_folders(path, start);
   }
-  for (const char* name : {config_file, metrics_log, rollouts_log, report_file, "checkpoints", "model"})
+  for (const char* name : {config_file, metrics_log, rollouts_log, record_log, report_file, "checkpoints", "model"})
     for (const char* suffix : {"", ".tmp", ".old"})
       if (const std::string file = cat(name, suffix); !marked && exists(path, file.c_str()))
         fail(path, "/", file, " is not of a run (there is no ", events_log,
@@ -256,7 +260,7 @@ void RunDirectory::remove_what_crashes_leave() {
   remove_leftovers(cat(path_, "/model"), is_saved_file);
   std::error_code none;
   for (const char* name : {"/.ranks", "/.ranks.tmp"}) fs::remove(path_ + name, none);
-  for (const char* name : {config_file, metrics_log, rollouts_log, report_file})
+  for (const char* name : {config_file, metrics_log, rollouts_log, record_log, report_file})
     fs::remove(cat(path_, "/", name, ".tmp"), none);
   std::set<int64_t> steps;
   for (const auto& entry : fs::directory_iterator(fs::path(path_) / "checkpoints", none)) {
@@ -274,6 +278,16 @@ void RunDirectory::open_logs(const std::map<std::string, uint64_t>& sizes) {
   AppendFile& events = logs_.at(events_log);
   if (events.size() == 0) events.append(tensorboard_header(unix_time()));
 }
+
+std::string RunDirectory::record_chain() const {
+  std::ifstream in(fs::path(path_) / record_log, std::ios::binary);
+  std::string last;
+  for (std::string line; std::getline(in, line);) last = line;
+  const nlohmann::json values = try_parse_json(last);
+  return values.is_object() ? values.value("chain", "") : "";
+}
+
+void RunDirectory::record(const RecordLine& line) { logs_.at(record_log).append(line.text + "\n"); }
 
 void RunDirectory::log(const Metrics& metrics) {
   logs_.at(metrics_log).append(metrics.json() + "\n");

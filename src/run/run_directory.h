@@ -22,6 +22,10 @@ std::string folder_of_config(const std::string& path);
 // The command of the run in the directory, inferred from its metrics if an older program wrote it.  any: unknown.
 RunCommand command_of_run(const std::string& path);
 
+// Steps of the run's checkpoints, ascending; what a crash left (step-3.tmp) is none, nor is a folder that holds a
+// user's files alone.
+std::vector<int64_t> checkpoint_steps(const std::string& path);
+
 class RunDirectory {
  public:
   // Makes the directory, if need be, and keeps other processes out of it.  Nothing in it changes before begin() or
@@ -38,7 +42,9 @@ class RunDirectory {
   // Restores the directory as of the checkpoint.  Returns a note for each log that has changed since.
   std::vector<std::string> resume(const Config& config, const RunState& state);
 
-  void log(const Metrics& metrics);                                    // metrics.jsonl, events.out.tfevents.pare
+  std::string record_chain() const;     // of the last line of certificates.jsonl; empty: there is none
+  void record(const RecordLine& line);  // appends one
+  void log(const Metrics& metrics);     // metrics.jsonl, events.out.tfevents.pare
   void log_samples(const Session& session, const Training& training);  // rollouts.jsonl: of the last step
   // The path still leads to the folder.  If not, saving is an Error.
   bool in_place() const { return lock_.in_place(); }

@@ -103,7 +103,10 @@ Metrics SftTraining::step() {
   Certificate certificate;
   for (size_t i = 0; i < uids.size(); i++) {
     const auto logprob = out.of(out.logprob, i);
-    certificate.add(uids[i], std::vector<float>(logprob.begin(), logprob.end()));
+    const std::vector<float> narrow(logprob.begin(), logprob.end());
+    certificate.add(uids[i], narrow);
+    record_.add_prompt({groups[i].prefix, {uids[i]}, 0});
+    record_.add_response(uids[i], groups[i].members[0].tokens, narrow);
   }
   certificate.write(metrics);
   metrics.set("flops/learner", static_cast<double>(session_.flops("learner")));

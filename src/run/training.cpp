@@ -62,9 +62,15 @@ void Training::begin_step() {
   Comm& comm = session_.device.comm;
   comm.step = ++step_, waited_ = comm.waited;
   session_.ledger.clear();
+  record_ = {};
 }
 
 void Training::end_step(Metrics& metrics) {
+  {
+    const Timer timer(metrics, "timing_s/hash");
+    const Phase phase(session_.device, "hash");
+    record_.weights = weights_hash(session_);
+  }
   session_.set_memory(metrics);
   Comm& comm = session_.device.comm;
   if (config_.learner.slots == 1) return;

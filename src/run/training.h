@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "rl/metrics.h"
 #include "rl/types.h"
+#include "run/record.h"
 #include "run/session.h"
 
 namespace pare {
@@ -45,6 +46,7 @@ class Training {
   virtual std::vector<SampleText> texts() const { return {}; }  // the responses of the last step, if it samples any
   virtual Metrics evaluate();  // run/evaluate.h; session.val is there, and the run samples or validates
 
+  const StepRecord& record() const { return record_; }  // of the last step
   int64_t steps() const { return step_; }
   Learner& learner() { return learner_; }
   Learner* student() { return student_.get(); }  // of session.sparse; null: there is none
@@ -67,7 +69,7 @@ class Training {
   BatchLimits batch_limits(int64_t members) const;
   LearnerOptions student_options() const;
   void begin_step();
-  void end_step(Metrics& metrics);  // memory, and what ranks sent one another
+  void end_step(Metrics& metrics);  // hash of the weights, memory, and what ranks sent one another
 
   Session& session_;
   const Config& config_;
@@ -75,6 +77,7 @@ class Training {
   Learner learner_;
   const std::unique_ptr<Learner> student_;
   PromptStream prompts_;
+  StepRecord record_;
   int64_t step_ = 0, drawn_ = 0;
   double waited_ = 0;  // Comm::waited at its beginning
 };

@@ -60,7 +60,8 @@ class Ranks : public Program {
   void expect_same(const std::string& a, const std::string& b, int step,
                    const Overrides& weights = {"model.safetensors"}) {
     EXPECT_EQ(timeless(at(a + "/metrics.jsonl")), timeless(at(b + "/metrics.jsonl")));
-    EXPECT_EQ(read_text(at(a + "/rollouts.jsonl")), read_text(at(b + "/rollouts.jsonl")));
+    for (const char* log : {"/rollouts.jsonl", "/certificates.jsonl"})
+      EXPECT_EQ(read_text(at(a + log)), read_text(at(b + log)));
     const std::string checkpoint = cat("/checkpoints/step-", step, "/");
     Overrides files = {checkpoint + "optimizer.safetensors"};
     for (const std::string& name : weights) files = files + Overrides{"/model/" + name, checkpoint + name};
@@ -112,6 +113,38 @@ TEST_F(Ranks, StartFromACheckpointOnAnotherNumber) {
     EXPECT_TRUE(read_text(at(cat("whole/checkpoints/step-3/", file))) ==
                 read_text(at(cat("second/checkpoints/step-2/", file))))
         << file;
+}
+
+// Whoever computed a step, anyone can compute it again: on the CPU, and emulated on another number of threads.
+TEST_F(Ranks, AnAuditTakesAnyNumber) {
+  const auto audited = [&](int ranks, const std::string& dir, const std::string& step, const Overrides& more = {}) {
+    const Overrides words = Overrides{program_path().string(), "audit", at(dir), "--step", step} + more;
+    Overrides by_ranks = Overrides{"-n", cat(ranks)} + words, by_one = words;
+    const Outcome o = ranks > 1 ? job(by_ranks) : run(by_one);
+    EXPECT_EQ(o.code, 0) << ranks << ": " << o.err;
+    EXPECT_NE(o.out.find(cat("step ", step, ": ")), std::string::npos) << o.out;
+    EXPECT_EQ(std::count(o.out.begin(), o.out.end(), '\n'), 2) << "rank 0 alone prints: " << o.out;
+  };
+  const Overrides three = {"trainer.total_training_steps=3"};
+  ASSERT_EQ(alone("alone", three).code, 0);
+  ASSERT_EQ(job(part(2, "two", three)).code, 0);
+  expect_same("alone", "two", 3);
+  for (const char* dir : {"alone", "two"}) {
+    for (const int ranks : {1, 2, 4}) audited(ranks, dir, "3");
+    audited(2, dir, "1", {"trainer.threads=1"});
+  }
+  const Overrides emulated = {"trainer.device=emu",  "data.max_response_length=6", "data.train_batch_size=2",
+                              "trainer.test_freq=0", "trainer.threads=2",          "trainer.total_training_steps=2"};
+  ASSERT_EQ(job(part(2, "emu", emulated)).code, 0);
+  audited(1, "emu", "2", {"trainer.threads=1"});
+  audited(4, "emu", "1", {"trainer.threads=3"});
+
+  // What differs is said once.
+  std::string text = read_text(at("two/config.toml"));
+  write("two/config.toml", text.replace(text.find("seed = 1"), 8, "seed = 3"));
+  const Outcome o = job({"-n", "2", program_path().string(), "audit", at("two"), "--step", "3"});
+  EXPECT_EQ(o.code, 1);
+  EXPECT_NE(o.err.find("config.toml was edited: trainer.seed is 3, the run had 1"), std::string::npos) << o.err;
 }
 
 // All ranks refuse to resume on other data; what is accepted goes on.

@@ -1,0 +1,71 @@
+// pare audit: steps of a run, computed again and compared with what the run recorded.
+#include "run/audit.h"
+
+#include <cstdio>
+
+#include "app/commands.h"
+#include "app/console.h"
+#include "app/device.h"
+#include "app/shorthands.h"
+#include "base/progress.h"
+#include "comm/comm.h"
+#include "run/plan.h"
+
+namespace pare {
+
+namespace {
+
+struct Options {
+  Shorthands shorthands{{{"--device", "trainer.device"}}};
+  std::vector<std::string> arguments;  // the run, then overrides
+  int64_t step = 0;
+  bool all = false;
+};
+
+void run(const Options& o, const Command& command) {
+  if (o.arguments.empty()) fail("the run's directory is missing");
+  if (o.all == (o.step > 0)) fail("which steps? --step N computes one again, --all compares what is recorded of all");
+  const std::string folder = o.arguments[0];
+  std::vector<std::string> overrides(o.arguments.begin() + 1, o.arguments.end());
+  for (const std::string& override : o.shorthands.overrides(command)) overrides.push_back(override);
+  for (const std::string& override : overrides)
+    if (override.find('=') == override.npos) fail(override, ": expected key=value; one run is audited at a time");
+  LongWork::quiet = true;
+  Console console(false, !world().first());
+  const Audit audit(folder, overrides);
+  audit.compare_files(o.all ? audit.last() : o.step);
+  if (o.all) {
+    audit.compare_checkpoints();
+    console.result(cat(folder, ": steps ", audit.first(), " to ", audit.last(), " hold together: ", audit.chain()));
+    return;
+  }
+  const Table& table = open_table(audit.config().trainer);
+  const Plan plan = plan_run(audit.config(), audit.kind(), table);
+  Session session(plan.config, table, true, plan.most);
+  check_equal_ranks(session, table);
+  const auto training = make_training(audit.kind(), session);
+  audit.recompute(o.step, session, *training, [&](const std::string& line) { console.result(line); });
+}
+
+}  // namespace
+
+void add_audit(const Command& program) {
+  auto o = std::make_shared<Options>();
+  const Command c = program.command("audit", "a step of a run, computed again and compared bit by bit");
+  c.option("run", o->arguments,
+           "directory of `pare train` or `pare sft`, then overrides group.key=value that change no bit");
+  c.option("--step", o->step, "computes this step again, from the last whole checkpoint before it or from the start");
+  c.flag(
+      "--all", o->all,
+      "compares configuration, inputs, metrics, responses and checkpoints of all steps with what is recorded of them, "
+      "and computes nothing");
+  o->shorthands.add(c);
+  c.footer(R"(Examples:
+  pare audit runs/quickstart --step 40
+  pare audit runs/quickstart --step 40 trainer.threads=1
+  pare audit runs/quickstart --all
+)");
+  c.action([o, c] { run(*o, c); });
+}
+
+}  // namespace pare
