@@ -1,7 +1,7 @@
 // A run's folder holds what anyone needs to compute a step again and to see that it has the same bits; and whatever is
 // changed in it afterwards is named as what it is.
 #include <nlohmann/json.hpp>
-#include <sstream>
+#include <regex>
 
 #include "base/hash.h"
 #include "base/thread_pool.h"
@@ -162,11 +162,11 @@ TEST_F(Audits, OneFlippedBitIsNamed) {
   const std::string model = at("start");
   fs::copy(tiny_folder() + "trained", model);
   train("run", {"data.train_files=" + data, "model.path=" + model, "trainer.samples_freq=1"});
-  const auto changed = [&](const std::function<void()>& change, const Overrides& parts, bool all = true) {
+  const auto changed = [&](const std::function<void()>& change, const Overrides& parts, bool all = true, int step = 3) {
     fs::remove_all(at("copy"));
     fs::copy(at("run"), at("copy"), fs::copy_options::recursive);
     change();
-    expect_named(audit("copy", "--step 3"), parts);
+    expect_named(audit("copy", cat("--step ", step)), parts);
     if (all) expect_named(audit("copy", "--all"), parts);
   };
   changed([&] { flip_before_end("copy/checkpoints/step-2/model.safetensors", 40); },
@@ -182,6 +182,13 @@ TEST_F(Audits, OneFlippedBitIsNamed) {
   changed([&] { flip("copy/rollouts.jsonl", "\"logprobs\":[", 5); },
           {"rollouts.jsonl, step 1, response ", ": its tokens or log-probs are not those of certificates.jsonl"});
   changed([&] { flip("copy/rollouts.jsonl", "\"score\":"); }, {"rollouts.jsonl, step 1, response ", ": score is "});
+  changed(
+      [&] {
+        auto lines = lines_of(at("copy/rollouts.jsonl"));
+        lines[0]["advantage"] = lines[0]["advantage"].get<double>() + 0.25;
+        write("copy/rollouts.jsonl", text_of(lines));
+      },
+      {"step 1, advantages: response ", ": rollouts.jsonl has "}, false, 1);
   changed(
       [&] {
         auto lines = lines_of(at("copy/certificates.jsonl"));
@@ -248,6 +255,8 @@ TEST_F(Audits, AForgedStepIsNamedByStageAndToken) {
 TEST_F(Audits, WhatCannotBeAuditedIsSaid) {
   train("run", {});
   expect_named(run("audit"), {"the run's directory is missing"}, 2);
+  expect_named(audit("nothing", "--step 1"), {at("nothing") + " holds no run"}, 2);
+  expect_same("run/config.toml", "--step 1", {"step 1: 16 responses"});
   expect_named(audit("run", ""), {"--step N", "--all"}, 2);
   expect_named(audit("run", "--step 2 --all"), {"--step N", "--all"}, 2);
   expect_named(audit("run", "--step 5"), {"has no record of step 5: certificates.jsonl has steps 1 to 4"}, 2);
@@ -296,6 +305,33 @@ TEST_F(Audits, ARunFromACheckpoint) {
   fs::remove_all(at("first"));
   expect_named(audit("second", "--step 1"), {"no checkpoint", at("first/checkpoints/step-2")}, 2);
   expect_same("second", "--step 3", {"from     checkpoints/step-2"});
+}
+
+// The table of the page, by its command; `make mpi-test` and `make arm-check` hold the rows of ranks and aarch64.
+TEST_F(Audits, TheTableOfOneHash) {
+  const std::string page = read_text("src/app/README.md");
+  const size_t begin = page.find("    build/pare train quickstart model.path="), end = page.find("--out runs/hash");
+  ASSERT_TRUE(begin != page.npos && end != page.npos);
+  const std::string command =
+      std::regex_replace(page.substr(begin + 15, end - begin - 15), std::regex("[\\\\\\s]+"), " ");
+  const auto row = [&](const std::string& beginning) {
+    const size_t at = page.find(beginning);
+    EXPECT_NE(at, page.npos) << beginning;
+    return page.substr(at, page.find('\n', at) - at);
+  };
+  const auto certificate = [&](const std::string& keys) {
+    const Outcome o = run(cat(command, keys, " --force --out ", at("hash")));
+    EXPECT_EQ(o.code, 0) << o.err;
+    return cat("| `", lines_of(at("hash/metrics.jsonl")).back().at("certificate").get<std::string>(), "` |");
+  };
+  for (const char* keys :
+       {"trainer.threads=1", "trainer.threads=4", "rollout.max_num_seqs=3", "actor.ppo_max_token_len=200",
+        "exact.full=true", "model.enable_gradient_checkpointing=true"})
+    EXPECT_TRUE(row("| CPU | 1 thread").ends_with(certificate(keys))) << keys;
+  EXPECT_TRUE(row("| CPU, `learner.slots=4` |").ends_with(certificate("learner.slots=4")));
+  const std::string golden = nlohmann::json::parse(read_text("tests/golden/steps.json")).at("9.0").at("f32");
+  for (const char* device : {"| CUDA, `--device emu` |", "| CUDA | an H100"})
+    EXPECT_TRUE(row(device).ends_with(cat("| `", golden, "` |"))) << device;
 }
 
 // ---- the hash of weights

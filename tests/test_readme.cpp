@@ -336,6 +336,8 @@ TEST_F(CommandLinesRun, AsThePagesPrintThem) {
       {"CONFIG…", "quickstart"},
       {"[key=value…]", "trainer.seed=2"},
       {"RUN…", "runs/quickstart runs/quickstart-rpc"},
+      {"RUN --step N", "runs/quickstart --step 1"},
+      {"--step 40", "--step 1"},
       {"FILE|DIR", "DIR"},
       {"--verifier NAME", "--verifier exact"},
       {"=right.jsonl", "=sft.jsonl"},  // a model of random weights has no right response

@@ -310,14 +310,14 @@ TEST_F(RunFolder, AResumeTidiesUp) {
   fs::remove(at("run/checkpoints/step-4/optimizer.safetensors"));
   fs::remove(at("run/checkpoints/step-3/state.json"));
   for (const char* name :
-       {".ranks", ".ranks.tmp", "config.toml.tmp", "metrics.jsonl.tmp", "report.html.tmp",
+       {".ranks", ".ranks.tmp", "config.toml.tmp", "metrics.jsonl.tmp", "certificates.jsonl.tmp", "report.html.tmp",
         "checkpoints/step-2.tmp/model.safetensors.tmp", "model.tmp/config.json", "checkpoints/step-7.old/state.json"})
     write(cat("run/", name), "x");
   const Outcome o =
       tiny({"--resume", "trainer.save_freq=0", "trainer.total_training_steps=2", "trainer.max_actor_ckpt_to_keep=1"});
   EXPECT_EQ(o.code, 0) << o.err;
   EXPECT_EQ(checkpoints(), (std::set<std::string>{"step-2"})) << "of which step-1 is older, step-3 and 4 are damaged";
-  EXPECT_EQ(std::distance(fs::directory_iterator(at("run")), fs::directory_iterator()), 6);
+  EXPECT_EQ(std::distance(fs::directory_iterator(at("run")), fs::directory_iterator()), 7);
   EXPECT_EQ(steps("run"), 2u);
 }
 

@@ -10,6 +10,7 @@
 #include "base/progress.h"
 #include "comm/comm.h"
 #include "run/plan.h"
+#include "run/run_directory.h"
 
 namespace pare {
 
@@ -25,7 +26,8 @@ struct Options {
 void run(const Options& o, const Command& command) {
   if (o.arguments.empty()) fail("the run's directory is missing");
   if (o.all == (o.step > 0)) fail("which steps? --step N computes one again, --all compares what is recorded of all");
-  const std::string folder = o.arguments[0];
+  const std::string of_config = folder_of_config(o.arguments[0]);  // that of RUN/config.toml
+  const std::string folder = of_config.empty() ? o.arguments[0] : of_config;
   std::vector<std::string> overrides(o.arguments.begin() + 1, o.arguments.end());
   for (const std::string& override : o.shorthands.overrides(command)) overrides.push_back(override);
   for (const std::string& override : overrides)

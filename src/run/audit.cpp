@@ -28,6 +28,13 @@ template <class... Parts>
 
 std::string in(const std::string& run, const std::string& name) { return (fs::path(run) / name).string(); }
 
+std::vector<Recorded> record_of(const std::string& run) {
+  const std::string path = in(run, "certificates.jsonl");
+  if (!fs::exists(path) && !fs::exists(in(run, "config.toml")))
+    fail(run, " holds no run: expected the directory of `pare train` or `pare sft`");
+  return read_record(path);
+}
+
 // The value of the record, or the default of a key that an older program did not have.
 std::string recorded_value(const Recorded& start, const std::string& key) {
   const ordered_json& keys = start.values.at("config");
@@ -59,25 +66,17 @@ std::vector<float> logprobs_of(const ordered_json& values) {
   return logprobs;
 }
 
-// A response as rollouts.jsonl has it, or as it was computed.
-struct Sampled {
-  std::vector<int32_t> ids;
-  std::vector<float> logprobs;
-  double advantage = 0;
+std::string token_text(const Sampled& s, size_t t) {
+  return t < s.ids.size() ? format("%d (log-prob %.9g)", s.ids[t], static_cast<double>(s.logprobs[t])) : "none";
+}
 
-  std::string token(size_t t) const {
-    return t < ids.size() ? format("%d (log-prob %.9g)", ids[t], static_cast<double>(logprobs[t])) : "none";
-  }
-};
-
-using SampledStep = std::map<std::string, Sampled>;  // by uid
-
-SampledStep written(const std::string& run, int64_t step) {
-  SampledStep all;
-  for_lines(in(run, "rollouts.jsonl"), "step", [&](int64_t of, const ordered_json& line) {
-    if (of == step)
-      all[line.at("uid")] = {line.at("ids").get<std::vector<int32_t>>(), logprobs_of(line.at("logprobs")),
-                             line.at("advantage").is_number() ? line.at("advantage").get<double>() : NAN};
+// Steps after `first` up to `last`.
+std::map<int64_t, SampledStep> written(const std::string& run, int64_t first, int64_t last) {
+  std::map<int64_t, SampledStep> all;
+  for_lines(in(run, "rollouts.jsonl"), "step", [&](int64_t step, const ordered_json& line) {
+    if (step > first && step <= last)
+      all[step][line.at("uid")] = {line.at("ids").get<std::vector<int32_t>>(), logprobs_of(line.at("logprobs")),
+                                   line.at("advantage").is_number() ? line.at("advantage").get<double>() : NAN};
   });
   return all;
 }
@@ -126,7 +125,7 @@ void compare_scores(const std::string& where, const Config& config, const ordere
 }  // namespace
 
 Audit::Audit(const std::string& run, const std::vector<std::string>& overrides)
-    : run_(run), lines_(read_record(in(run, "certificates.jsonl"))), start_(lines_.front()) {
+    : run_(run), lines_(record_of(run)), start_(lines_.front()) {
   const std::string file = in(run, "config.toml");
   if (!fs::exists(file)) differs(file, " is missing; the run cannot be recomputed without it");
   own_ = load_config({file});
@@ -313,14 +312,16 @@ void Audit::recompute(int64_t step, Session& session, Training& training,
       fail("step ", step, " can be recomputed from step ", before, " alone, and files that the run reads were changed ",
            "(--accept-changed) after step ", s - 1, "; no checkpoint between them is left");
   say(cat("from     ", before == 0 ? "the start" : cat("checkpoints/step-", before)));
+  auto old = written(run_, before, step);
   while (training.steps() < step) {
     Metrics metrics = training.step();
     const Recorded& recorded = line(training.steps());
     const auto validated = [](const auto& item) { return item.key().starts_with("val"); };
     const auto logged = recorded.values.at("metrics").items();
-    if (training.steps() == step && std::any_of(logged.begin(), logged.end(), validated))
+    if (training.steps() == step && session.val && validates(config_) &&
+        std::any_of(logged.begin(), logged.end(), validated))
       metrics.add(training.evaluate());
-    compare_step(recorded, training, metrics);
+    compare_step(recorded, old[training.steps()], training, metrics);
     const bool sft = kind() == TrainingKind::sft;
     say(cat("step ", training.steps(), ": ", training.record().responses.size(),
             sft ? " completions, " : " responses, ",
@@ -330,7 +331,9 @@ void Audit::recompute(int64_t step, Session& session, Training& training,
   if (!damage.empty()) differs("the steps have the same bits, but ", damage);
 }
 
-void Audit::compare_step(const Recorded& recorded, const Training& training, const Metrics& metrics) const {
+// `old`: what rollouts.jsonl has of the step.
+void Audit::compare_step(const Recorded& recorded, const SampledStep& old, const Training& training,
+                         const Metrics& metrics) const {
   const StepRecord& now = training.record();
   const ordered_json& was = recorded.values;
   const std::string where = cat("step ", recorded.step, ", ");
@@ -339,13 +342,15 @@ void Audit::compare_step(const Recorded& recorded, const Training& training, con
       differs(where, stage, ": recorded ", old, ", recomputed ", hex16(hash), " (hashes)");
   };
   same("prompts", "prompts", now.prompts);
-  SampledStep old = written(run_, recorded.step), is = computed(training);
+  SampledStep is = computed(training);
   const auto& responses = was.at("responses");
   for (size_t i = 0; i < std::max(responses.size(), now.responses.size()); i++) {
     if (i >= responses.size() || i >= now.responses.size())
       differs(where, "responses: recorded ", responses.size(), ", recomputed ", now.responses.size());
     if (responses[i] == hex16(now.responses[i])) continue;
-    const Sampled &x = old[hex16(now.uids[i])], &y = is[hex16(now.uids[i])];
+    const std::string uid = hex16(now.uids[i]);
+    const auto found = old.find(uid);
+    const Sampled x = found == old.end() ? Sampled() : found->second, y = is[uid];
     const size_t t = first_difference(x, y);
     differs(where,
             kind() == TrainingKind::sft ? "log-probs: " : "responses: ", response_name(config_, i, now.uids[i], kind()),
@@ -353,14 +358,14 @@ void Audit::compare_step(const Recorded& recorded, const Training& training, con
             x.ids.empty() || y.ids.empty() || t == std::max(x.ids.size(), y.ids.size())
                 ? cat("recorded only as a hash, ", responses[i].get<std::string>(), ", recomputed ",
                       hex16(now.responses[i]))
-                : cat("token ", t, ": recorded ", x.token(t), ", recomputed ", y.token(t)));
+                : cat("token ", t, ": recorded ", token_text(x, t), ", recomputed ", token_text(y, t)));
   }
   if (was.contains("scores")) compare_scores(where, config_, was.at("scores"), now);
-  for (const auto& [uid, response] : is)
-    if (const auto x = old.find(uid);
-        x != old.end() && !x->second.ids.empty() && x->second.advantage != response.advantage)
-      differs(where, "advantages: response ", uid, ": rollouts.jsonl has ", ordered_json(x->second.advantage).dump(),
-              ", recomputed ", ordered_json(response.advantage).dump());
+  for (const auto& [uid, x] : old) {
+    const std::string then = ordered_json(x.advantage).dump(), again = ordered_json(is[uid].advantage).dump();
+    if (then != again)
+      differs(where, "advantages: response ", uid, ": rollouts.jsonl has ", then, ", recomputed ", again);
+  }
   same("advantages", "advantages", now.advantages);
   const ordered_json values = ordered_json::parse(metrics.json());
   const auto compare_metric = [&](const std::string& name) {

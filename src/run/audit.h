@@ -1,6 +1,7 @@
 // Whether a run is what its folder says: the chain of certificates.jsonl, and steps that are computed again.
 #pragma once
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -8,6 +9,14 @@
 #include "run/training.h"
 
 namespace pare {
+
+// A response as rollouts.jsonl has it, or as it was computed; those of a step by uid.
+struct Sampled {
+  std::vector<int32_t> ids;
+  std::vector<float> logprobs;
+  double advantage = 0;
+};
+using SampledStep = std::map<std::string, Sampled>;
 
 // All ranks make the same calls.  A difference is an Error(failed) that names file or stage and both values; a run that
 // cannot be audited is an Error(usage).
@@ -45,7 +54,8 @@ class Audit {
   void compare_metrics(int64_t last) const;
   void compare_rollouts(int64_t last) const;
   void compare_inputs(int64_t last) const;
-  void compare_step(const Recorded& recorded, const Training& training, const Metrics& metrics) const;
+  void compare_step(const Recorded& recorded, const SampledStep& old, const Training& training,
+                    const Metrics& metrics) const;
 
   const std::string run_;
   const std::vector<Recorded> lines_;

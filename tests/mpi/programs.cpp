@@ -125,7 +125,7 @@ TEST_F(Ranks, AnAuditTakesAnyNumber) {
     EXPECT_NE(o.out.find(cat("step ", step, ": ")), std::string::npos) << o.out;
     EXPECT_EQ(std::count(o.out.begin(), o.out.end(), '\n'), 2) << "rank 0 alone prints: " << o.out;
   };
-  const Overrides three = {"trainer.total_training_steps=3"};
+  const Overrides three = {"trainer.total_training_steps=3", "exact.full=true"};
   ASSERT_EQ(alone("alone", three).code, 0);
   ASSERT_EQ(job(part(2, "two", three)).code, 0);
   expect_same("alone", "two", 3);
@@ -134,7 +134,8 @@ TEST_F(Ranks, AnAuditTakesAnyNumber) {
     audited(2, dir, "1", {"trainer.threads=1"});
   }
   const Overrides emulated = {"trainer.device=emu",  "data.max_response_length=6", "data.train_batch_size=2",
-                              "trainer.test_freq=0", "trainer.threads=2",          "trainer.total_training_steps=2"};
+                              "trainer.test_freq=0", "trainer.threads=2",          "trainer.total_training_steps=2",
+                              "exact.full=true"};
   ASSERT_EQ(job(part(2, "emu", emulated)).code, 0);
   audited(1, "emu", "2", {"trainer.threads=1"});
   audited(4, "emu", "1", {"trainer.threads=3"});
