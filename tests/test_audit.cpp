@@ -196,7 +196,10 @@ TEST_F(Audits, OneFlippedBitIsNamed) {
         write("copy/certificates.jsonl", text_of(lines));
       },
       {"certificates.jsonl:3 (step 3) does not continue the line before it (step 1)"});
-  changed([&] { fs::remove(at("copy/metrics.jsonl")); }, {"metrics.jsonl has no line of step 1"});
+  fs::remove_all(at("copy"));
+  fs::copy(at("run"), at("copy"), fs::copy_options::recursive);
+  fs::remove(at("copy/metrics.jsonl"));
+  expect_named(audit("copy", "--all"), {"metrics.jsonl has no line of step 1"});
   changed([&] { flip("rows.jsonl", "\"answer\": \""); },
           {data + " (data.train_files: training problems) has changed since step "});
   write("rows.jsonl", read_text(tiny_folder() + "train.jsonl"));
@@ -223,6 +226,8 @@ TEST_F(Audits, AForgedStepIsNamedByStageAndToken) {
   forged(3, hash("advantages"), {"step 3, advantages: recorded 0123456789abcdef"});
   forged(3, hash("weights"), {"step 3, weights after the step: recorded 0123456789abcdef"});
   forged(2, hash("weights"), {"step 2, weights after the step: recorded 0123456789abcdef"});
+
+  forged(3, [](ordered_json& line) { line.erase("metrics"); }, {"certificates.jsonl is not what a run writes: "});
 
   // A metric and a token, each changed wherever they are written.
   fs::remove_all(at("copy"));

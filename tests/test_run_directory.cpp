@@ -215,6 +215,7 @@ TEST_F(RunFolder, ARunGoesOnWithoutItsLogs) {
   ASSERT_EQ(tiny(first).code, 0);
   fs::rename(at("run"), at("start"));
   const std::string metrics = read_text(at("start/metrics.jsonl")), rollouts = read_text(at("start/rollouts.jsonl"));
+  const std::string record = read_text(at("start/certificates.jsonl"));
   const std::string events = read_text(at("start/events.out.tfevents.pare"));
   const auto lines = [](const std::string& text, size_t begin, size_t end) {
     std::istringstream in(text);
@@ -230,7 +231,7 @@ TEST_F(RunFolder, ARunGoesOnWithoutItsLogs) {
     size_t left;                      // lines of steps 1 to 3
     bool said;
   };
-  const char *m = "metrics.jsonl", *r = "rollouts.jsonl", *e = "events.out.tfevents.pare";
+  const char *m = "metrics.jsonl", *r = "rollouts.jsonl", *e = "events.out.tfevents.pare", *h = "certificates.jsonl";
   for (const Case& c : std::vector<Case>{
            {m, "whole", metrics, 3, false},
            {m, "gone", {}, 0, true},
@@ -248,6 +249,10 @@ TEST_F(RunFolder, ARunGoesOnWithoutItsLogs) {
            {r, "gone", {}, 3, true},
            {r, "cut in a line", rollouts.substr(0, rollouts.size() / 2), 3, true},
            {r, "garbage", std::string(rollouts.size(), '\n'), 3, true},
+           {h, "gone", {}, 3, true},
+           {h, "cut in a line", record.substr(0, record.size() - 20), 3, true},
+           {h, "without the first", lines(record, 1, 4), 3, true},
+           {h, "garbage", std::string(record.size(), '\n'), 3, true},
            {e, "gone", {}, 3, true},
            {e, "empty", "", 3, true},
            {e, "cut", events.substr(0, events.size() - 5), 3, true},
@@ -270,6 +275,8 @@ TEST_F(RunFolder, ARunGoesOnWithoutItsLogs) {
     EXPECT_EQ(tensorboard_whole(left), left.size());
     EXPECT_GT(left.size(), 100u);
     EXPECT_EQ(tiny({"--resume", "trainer.samples_freq=1", "trainer.total_training_steps=5"}).err, "") << "said once";
+    const Outcome audited = run(cat("audit ", at("run"), " --step 5"));
+    EXPECT_EQ(audited.code, 0) << audited.err;
   }
 }
 

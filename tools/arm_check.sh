@@ -56,5 +56,6 @@ for isa in neon generic; do
   for file in -sft/timeless -sft/model/model.safetensors /timeless /rollouts.jsonl /model/model.safetensors; do
     cmp "$folder/here$file" "$folder/$isa$file"
   done
+  PARE_ISA=$isa qemu-aarch64 "$folder/pare" audit "$folder/here" --step 3
 done
 echo "aarch64: the bits of this machine, by NEON and by portable code ($(grep -c certificate "$folder/here/timeless") steps of GRPO)"

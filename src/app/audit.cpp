@@ -7,6 +7,7 @@
 #include "app/console.h"
 #include "app/device.h"
 #include "app/shorthands.h"
+#include "base/json.h"
 #include "base/progress.h"
 #include "comm/comm.h"
 #include "run/plan.h"
@@ -23,11 +24,7 @@ struct Options {
   bool all = false;
 };
 
-void run(const Options& o, const Command& command) {
-  if (o.arguments.empty()) fail("the run's directory is missing");
-  if (o.all == (o.step > 0)) fail("which steps? --step N computes one again, --all compares what is recorded of all");
-  const std::string of_config = folder_of_config(o.arguments[0]);  // that of RUN/config.toml
-  const std::string folder = of_config.empty() ? o.arguments[0] : of_config;
+void run_audit(const Options& o, const Command& command, const std::string& folder) {
   std::vector<std::string> overrides(o.arguments.begin() + 1, o.arguments.end());
   for (const std::string& override : o.shorthands.overrides(command)) overrides.push_back(override);
   for (const std::string& override : overrides)
@@ -35,7 +32,7 @@ void run(const Options& o, const Command& command) {
   LongWork::quiet = true;
   Console console(false, !world().first());
   const Audit audit(folder, overrides);
-  audit.compare_files(o.all ? audit.last() : o.step);
+  audit.compare_files(o.all ? audit.last() : o.step, o.all);
   if (o.all) {
     audit.compare_checkpoints();
     console.result(cat(folder, ": steps ", audit.first(), " to ", audit.last(), " hold together: ", audit.chain()));
@@ -47,6 +44,18 @@ void run(const Options& o, const Command& command) {
   check_equal_ranks(session, table);
   const auto training = make_training(audit.kind(), session);
   audit.recompute(o.step, session, *training, [&](const std::string& line) { console.result(line); });
+}
+
+void run(const Options& o, const Command& command) {
+  if (o.arguments.empty()) fail("the run's directory is missing");
+  if (o.all == (o.step > 0)) fail("which steps? --step N computes one again, --all compares what is recorded of all");
+  const std::string of_config = folder_of_config(o.arguments[0]);  // that of RUN/config.toml
+  const std::string folder = of_config.empty() ? o.arguments[0] : of_config;
+  try {
+    run_audit(o, command, folder);
+  } catch (const nlohmann::json::exception& e) {  // hashes hold, and yet
+    throw Error(Exit::failed, cat(folder, "/certificates.jsonl is not what a run writes: ", json_error(e)));
+  }
 }
 
 }  // namespace

@@ -113,7 +113,7 @@ class Run {
     if (directory_ && checkpoint_.empty()) directory_->begin(config_);
     if (directory_ && !checkpoint_.empty())
       for (std::string& note : directory_->resume(config_, state_)) notes.push_back(std::move(note));
-    start_record();
+    start_record(notes);
     first_ = state_.training.step;
     if (comm_.first()) print_notes(plan_.notes);
     show_machine(console_, table_);
@@ -145,10 +145,12 @@ class Run {
   }
 
   // certificates.jsonl begins with the run; one that was lost, cut or never written, where the run goes on.
-  void start_record() {
-    const bool goes_on = directory_ && !state_.chain.empty() && directory_->record_chain() == state_.chain;
-    if (comm_.most(directory_ && !goes_on) == 0) return;
+  void start_record(std::vector<std::string>& notes) {
     const TrainingState& t = state_.training;
+    const std::string problem = directory_ ? directory_->record_problem(state_.chain) : "";
+    if (comm_.most(!problem.empty()) == 0) return;
+    if (!state_.chain.empty())
+      notes.push_back(cat(problem, "; it begins again after step ", t.step, ", and no earlier step can be audited"));
     const RecordLine line = start_line(session_, t.step, t.drawn, inputs_.files, state_.chain);
     state_.chain = line.chain;
     if (directory_) directory_->record(line);

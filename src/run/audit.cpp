@@ -17,7 +17,7 @@
 namespace pare {
 
 namespace fs = std::filesystem;
-using nlohmann::ordered_json;
+using nlohmann::json;
 
 namespace {
 
@@ -37,7 +37,7 @@ std::vector<Recorded> record_of(const std::string& run) {
 
 // The value of the record, or the default of a key that an older program did not have.
 std::string recorded_value(const Recorded& start, const std::string& key) {
-  const ordered_json& keys = start.values.at("config");
+  const json& keys = start.values.at("config");
   return keys.contains(key) ? keys.at(key).get<std::string>() : config_key(key).show(Config());
 }
 
@@ -47,20 +47,19 @@ void for_lines(const std::string& path, const char* step_key, F visit) {
   std::ifstream in(path, std::ios::binary);
   std::string text;
   for (int number = 1; std::getline(in, text) && !in.eof(); number++) {
-    const ordered_json line = ordered_json::parse(text, nullptr, false);
+    const json line = try_parse_json(text);
     const auto step = line.is_object() ? line.find(step_key) : line.end();
     if (!line.is_object() || step == line.end() || !step->is_number_integer())
       differs(path, ":", number, " is no line that a run wrote");
     try {
       visit(step->get<int64_t>(), line);
-    } catch (const std::exception& e) {
-      if (dynamic_cast<const Error*>(&e)) throw;
-      differs(path, ":", number, " is no line that a run wrote: ", e.what());
+    } catch (const json::exception& e) {
+      differs(path, ":", number, " is no line that a run wrote: ", json_error(e));
     }
   }
 }
 
-std::vector<float> logprobs_of(const ordered_json& values) {
+std::vector<float> logprobs_of(const json& values) {
   std::vector<float> logprobs;
   for (const auto& x : values) logprobs.push_back(x.is_number() ? x.get<float>() : NAN);
   return logprobs;
@@ -73,7 +72,7 @@ std::string token_text(const Sampled& s, size_t t) {
 // Steps after `first` up to `last`.
 std::map<int64_t, SampledStep> written(const std::string& run, int64_t first, int64_t last) {
   std::map<int64_t, SampledStep> all;
-  for_lines(in(run, "rollouts.jsonl"), "step", [&](int64_t step, const ordered_json& line) {
+  for_lines(in(run, "rollouts.jsonl"), "step", [&](int64_t step, const json& line) {
     if (step > first && step <= last)
       all[step][line.at("uid")] = {line.at("ids").get<std::vector<int32_t>>(), logprobs_of(line.at("logprobs")),
                                    line.at("advantage").is_number() ? line.at("advantage").get<double>() : NAN};
@@ -114,10 +113,9 @@ std::string with_commas(int64_t n) {
   return s;
 }
 
-void compare_scores(const std::string& where, const Config& config, const ordered_json& recorded,
-                    const StepRecord& now) {
+void compare_scores(const std::string& where, const Config& config, const json& recorded, const StepRecord& now) {
   for (size_t i = 0; i < now.scores.size(); i++)
-    if (ordered_json(now.scores[i]).dump() != (i < recorded.size() ? recorded[i].dump() : ""))
+    if (json(now.scores[i]).dump() != (i < recorded.size() ? recorded[i].dump() : ""))
       differs(where, "scores: ", response_name(config, i, now.uids[i], TrainingKind::grpo), ": recorded ",
               i < recorded.size() ? recorded[i].dump() : "none", ", recomputed ", now.scores[i]);
 }
@@ -164,7 +162,7 @@ const Recorded& Audit::line(int64_t step) const {
   return *found;
 }
 
-void Audit::compare_files(int64_t last) const {
+void Audit::compare_files(int64_t last, bool complete) const {
   if (last < first() || last > this->last())
     fail(run_, " has no record of step ", last, ": certificates.jsonl ",
          first() > this->last() ? "has none yet" : cat("has steps ", first(), " to ", this->last()));
@@ -174,7 +172,7 @@ void Audit::compare_files(int64_t last) const {
       edited += cat(edited.empty() ? "" : "; ", key, " is ", value, ", the run had ", was);
   if (!edited.empty()) differs(in(run_, "config.toml"), " was edited: ", edited);
   compare_inputs(last);
-  compare_metrics(last);
+  compare_metrics(last, complete);
   compare_rollouts(last);
 }
 
@@ -194,14 +192,15 @@ void Audit::compare_inputs(int64_t last) const {
             " since step ", last, " was computed");
 }
 
-void Audit::compare_metrics(int64_t last) const {
+void Audit::compare_metrics(int64_t last, bool complete) const {
   const std::string path = in(run_, "metrics.jsonl");
-  std::map<int64_t, ordered_json> logged;
-  for_lines(path, "training/global_step", [&](int64_t step, const ordered_json& line) { logged[step] = line; });
+  std::map<int64_t, json> logged;
+  for_lines(path, "training/global_step", [&](int64_t step, const json& line) { logged[step] = line; });
   for (const Recorded& r : lines_) {
     if (r.start || r.step > last) continue;
     const auto found = logged.find(r.step);
-    if (found == logged.end()) differs(path, " has no line of step ", r.step);
+    if (found == logged.end() && complete) differs(path, " has no line of step ", r.step);
+    if (found == logged.end()) continue;  // a log that was lost is said when the run is resumed
     for (const auto& [name, value] : r.values.at("metrics").items()) {
       const std::string now = found->second.contains(name) ? found->second.at(name).dump() : "missing";
       if (now != value.dump())
@@ -216,7 +215,7 @@ void Audit::compare_metrics(int64_t last) const {
 // What is written of responses has the recorded hashes and scores.
 void Audit::compare_rollouts(int64_t last) const {
   const std::string path = in(run_, "rollouts.jsonl");
-  for_lines(path, "step", [&](int64_t step, const ordered_json& l) {
+  for_lines(path, "step", [&](int64_t step, const json& l) {
     if (step > last || step <= start_.step) return;
     const std::string uid = l.at("uid");
     const auto ids = l.at("ids").get<std::vector<int32_t>>();
@@ -226,7 +225,7 @@ void Audit::compare_rollouts(int64_t last) const {
       differs(path, ", step ", step, ", response ", uid, " is cut");
     const std::string hash = hex16(response_hash(std::stoull(uid, nullptr, 16), std::span(ids).subspan(given),
                                                  std::span(logprobs).subspan(given)));
-    const ordered_json& values = line(step).values;
+    const json& values = line(step).values;
     const auto& responses = values.at("responses");
     const auto found = std::find(responses.begin(), responses.end(), hash);
     if (found == responses.end())
@@ -335,7 +334,7 @@ void Audit::recompute(int64_t step, Session& session, Training& training,
 void Audit::compare_step(const Recorded& recorded, const SampledStep& old, const Training& training,
                          const Metrics& metrics) const {
   const StepRecord& now = training.record();
-  const ordered_json& was = recorded.values;
+  const json& was = recorded.values;
   const std::string where = cat("step ", recorded.step, ", ");
   const auto same = [&](const char* stage, const char* name, uint64_t hash) {
     if (const std::string old = was.at(name).get<std::string>(); old != hex16(hash))
@@ -362,14 +361,14 @@ void Audit::compare_step(const Recorded& recorded, const SampledStep& old, const
   }
   if (was.contains("scores")) compare_scores(where, config_, was.at("scores"), now);
   for (const auto& [uid, x] : old) {
-    const std::string then = ordered_json(x.advantage).dump(), again = ordered_json(is[uid].advantage).dump();
+    const std::string then = json(x.advantage).dump(), again = json(is[uid].advantage).dump();
     if (then != again)
       differs(where, "advantages: response ", uid, ": rollouts.jsonl has ", then, ", recomputed ", again);
   }
   same("advantages", "advantages", now.advantages);
-  const ordered_json values = ordered_json::parse(metrics.json());
+  const json values = json::parse(metrics.json());
   const auto compare_metric = [&](const std::string& name) {
-    const ordered_json& logged = was.at("metrics");
+    const json& logged = was.at("metrics");
     if (logged.contains(name) && values.contains(name) && logged.at(name).dump() != values.at(name).dump())
       differs(where, name.ends_with("grad_norm") ? "update: " : "metrics: ", name, ": recorded ",
               logged.at(name).dump(), ", recomputed ", values.at(name).dump());

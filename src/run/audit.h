@@ -34,8 +34,8 @@ class Audit {
   const std::string& chain() const { return lines_.back().chain; }
 
   // Compares configuration, inputs and, up to step `last`, which must be one of the record, metrics.jsonl and
-  // rollouts.jsonl with certificates.jsonl.
-  void compare_files(int64_t last) const;
+  // rollouts.jsonl with certificates.jsonl.  `complete`: metrics.jsonl must have every step.
+  void compare_files(int64_t last, bool complete) const;
   // Of every checkpoint, and reads all of it.
   void compare_checkpoints() const;
 
@@ -51,7 +51,7 @@ class Audit {
   void check_weights(const std::string& path, const Recorded& at, const Session& session) const;
   int64_t begin(int64_t step, Session& session, Training& training,
                 const std::function<void(const std::string&)>& say) const;
-  void compare_metrics(int64_t last) const;
+  void compare_metrics(int64_t last, bool complete) const;
   void compare_rollouts(int64_t last) const;
   void compare_inputs(int64_t last) const;
   void compare_step(const Recorded& recorded, const SampledStep& old, const Training& training,

@@ -124,24 +124,25 @@ std::vector<Recorded> read_record(const std::string& path) {
     fail(path,
          " is not there: a program without certificates made this run, or the file was lost; run it again to "
          "have it audited");
+  std::vector<std::string> texts;
+  for (std::string text; std::getline(in, text) && !in.eof();) texts.push_back(text);
+  if (texts.empty()) fail(path, " is empty: the run has no step yet");
+  size_t first = texts.size() - 1;  // the last start, or where there is none, the first line
+  while (first > 0 && texts[first].find(R"(,"config":{)") == std::string::npos) first--;
   std::vector<Recorded> lines;
-  std::string text;
-  for (int number = 1; std::getline(in, text) && !in.eof(); number++) {
-    Recorded line{.chain = chain_of(text), .values = {}};
-    const auto refuse = [&](const auto&... what) { throw Error(Exit::failed, cat(path, ":", number, what...)); };
+  for (size_t i = first; i < texts.size(); i++) {
+    Recorded line{.chain = chain_of(texts[i]), .values = {}};
+    const auto refuse = [&](const auto&... what) { throw Error(Exit::failed, cat(path, ":", i + 1, what...)); };
     if (line.chain.empty()) refuse(" was changed: the line has not the hash at its end");
-    line.values = ordered_json::parse(text);
+    line.values = try_parse_json(texts[i]);
+    if (!line.values.is_object()) refuse(" is no line that a run wrote");
     line.step = line.values.at("step"), line.start = line.values.contains("config");
-    if (line.start) lines.clear();  // what is before it is not what it goes on from
-    if (lines.empty() && !line.start)
-      refuse(": the first line is that of step ", line.step, ", lines before it are gone");
-    const std::string previous = line.values.at("previous");
-    if (!lines.empty() && previous != lines.back().chain)
+    if (lines.empty() && !line.start) refuse(" is of step ", line.step, ": lines before it are gone");
+    if (const std::string previous = line.values.at("previous"); !lines.empty() && previous != lines.back().chain)
       refuse(" (step ", line.step, ") does not continue the line before it (step ", lines.back().step,
              "): lines were changed or are gone");
     lines.push_back(std::move(line));
   }
-  if (lines.empty()) fail(path, " is empty: the run has no step yet");
   return lines;
 }
 

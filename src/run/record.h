@@ -57,7 +57,7 @@ struct Recorded {
   int64_t step = 0;
   bool start = false;
   std::string chain;
-  nlohmann::ordered_json values;
+  nlohmann::json values;
 };
 // The lines of a file from its last start on; a line without its end (a run that still goes, or was killed) is left
 // out.  Throws Error(failed) naming the line at which the chain does not hold, and Error(usage) if there is no such

@@ -279,12 +279,15 @@ void RunDirectory::open_logs(const std::map<std::string, uint64_t>& sizes) {
   if (events.size() == 0) events.append(tensorboard_header(unix_time()));
 }
 
-std::string RunDirectory::record_chain() const {
-  std::ifstream in(fs::path(path_) / record_log, std::ios::binary);
-  std::string last;
-  for (std::string line; std::getline(in, line);) last = line;
-  const nlohmann::json values = try_parse_json(last);
-  return values.is_object() ? values.value("chain", "") : "";
+std::string RunDirectory::record_problem(const std::string& chain) const {
+  const std::string path = (fs::path(path_) / record_log).string();
+  try {
+    return read_record(path).back().chain == chain ? "" : cat(path, " does not end at the checkpoint");
+  } catch (const Error& e) {
+    return e.what();
+  } catch (const nlohmann::json::exception& e) {
+    return cat(path, ": ", json_error(e));
+  }
 }
 
 void RunDirectory::record(const RecordLine& line) { logs_.at(record_log).append(line.text + "\n"); }

@@ -42,9 +42,10 @@ class RunDirectory {
   // Restores the directory as of the checkpoint.  Returns a note for each log that has changed since.
   std::vector<std::string> resume(const Config& config, const RunState& state);
 
-  std::string record_chain() const;     // of the last line of certificates.jsonl; empty: there is none
-  void record(const RecordLine& line);  // appends one
-  void log(const Metrics& metrics);     // metrics.jsonl, events.out.tfevents.pare
+  // Why certificates.jsonl does not go on from the line with this chain; empty: it does.
+  std::string record_problem(const std::string& chain) const;
+  void record(const RecordLine& line);                                 // another line of it
+  void log(const Metrics& metrics);                                    // metrics.jsonl, events.out.tfevents.pare
   void log_samples(const Session& session, const Training& training);  // rollouts.jsonl: of the last step
   // The path still leads to the folder.  If not, saving is an Error.
   bool in_place() const { return lock_.in_place(); }
