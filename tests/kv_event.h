@@ -1,6 +1,7 @@
 // A compression of one or more sequences, op by op, on any table: what the tests of the eviction ops are written with.
 #pragma once
 #include "kv_pages.h"
+#include "ops/events.h"
 
 namespace pare::test {
 

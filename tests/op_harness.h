@@ -175,20 +175,7 @@ class OpRun : public cases::Operands {
                  by_rows ? padded(rows, outputs, inputs) : panels(rows, outputs, inputs)),
             outputs};
   }
-  // By `ref`, rounded to f32.
-  void compute(const cases::Call& call) override {
-    std::visit(
-        [&]<class Args>(const Args& a) {
-          if constexpr (!std::is_same_v<Args, std::monostate>) {
-            (table_ref.*cases::OpOf<Args>::in_table)(a, {});
-            for (const Tensor& t : a.outputs()) {
-              Buffer& b = *entries_.at(name(t)).buffer;
-              for (int64_t i = 0; i < b.size(); i++) b.set(i, static_cast<float>(b.get(i)));
-            }
-          }
-        },
-        call);
-  }
+  void compute(const cases::Call& call) override;  // by `ref`, rounded to f32 (op_cases.cpp)
 
   template <class Args>
   void call(void (*Table::*op)(const Args&, Stream), const Args& a) {

@@ -168,10 +168,10 @@ TEST(House, AFamilyConcernsTheSourcesThatCallIt) {
   EXPECT_GT(all, 150);
   for (const char* family : {"merge", "norm", "optimizer", "rope", "swiglu"}) {
     EXPECT_GT(sources[family], 5) << family;
-    EXPECT_LE(sources[family], 30) << family;
+    EXPECT_LE(sources[family], 9) << family;
   }
   for (const char* family : {"attention", "blocks", "data", "events", "logits", "paged"})
-    EXPECT_LE(sources[family], all / 3) << family;
+    EXPECT_LE(sources[family], all / 4) << family;
   EXPECT_GT(sources["list"], all / 2);
 }
 

@@ -4,7 +4,7 @@
 
 #include "base/half.h"
 #include "base/rng.h"
-#include "ops/data.h"
+#include "cases/call.h"
 
 namespace pare {
 
@@ -29,13 +29,12 @@ const void* block_of(DType dtype, bool positive) {
   return positive ? b0.data() : b.data();
 }
 
-void call(Device&, std::monostate) {}
 #define X(op, Args) \
   void call(Device& device, const Args& a) { device.op(a); }
 PARE_OPS(X)
 #undef X
 void call_any(Device& device, const cases::Call& a) {
-  std::visit([&](const auto& args) { call(device, args); }, a);
+  cases::visit(a, [&](const auto& args, auto) { call(device, args); });
 }
 
 }  // namespace
@@ -92,12 +91,8 @@ void DeviceOperands::choose(TensorKernel kernel) {
 OpCall make_call(Device& device, const cases::OpCase& op, DeviceOperands& operands, const cases::Dims& dims) {
   const cases::Call call = op.make(operands, dims);
   OpCall made{[&device, call] { call_any(device, call); }, {}};
-  std::visit(
-      [&]<class Args>(const Args& a) {
-        if constexpr (!std::is_same_v<Args, std::monostate>)
-          made.cost = a.cost(), made.stretch = [a](int n) { return stretch_of(a, n); };
-      },
-      call);
+  cases::visit(
+      call, [&](const auto& a, auto) { made.cost = a.cost(), made.stretch = [a](int n) { return stretch_of(a, n); }; });
   return made;
 }
 

@@ -1,4 +1,6 @@
 // Attention of packed sequences.
+#include "ops/attention.h"
+
 #include "cases/layouts.h"
 
 namespace pare::cases {

@@ -1,5 +1,7 @@
 // Summaries of blocks, and the choice of those that are read.
 
+#include "ops/blocks.h"
+
 #include "cases/layouts.h"
 
 namespace pare::cases {

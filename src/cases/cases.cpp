@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/rng.h"
+#include "ops/linear.h"
 
 namespace pare::cases {
 

@@ -1,32 +1,24 @@
 // A case is the operands of one op for a size: the op test compares tables on them, the gradients of backward ops are
 // checked on them, `pare bench` measures on them.
 #pragma once
+#include <any>
 #include <deque>
 #include <functional>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
-#include "ops/families.h"
 #include "ops/list.h"
 #include "ops/probe.h"
 
+namespace pare {
+struct Weight;  // ops/linear.h
+}
+
 namespace pare::cases {
 
-// The arguments of some op, and by their type its place in a table.
-#define X(op, Args) , Args
-using Call = std::variant<std::monostate PARE_OPS(X)>;
-#undef X
-template <class Args>
-struct OpOf;
-#define X(op, Args)                              \
-  template <>                                    \
-  struct OpOf<Args> {                            \
-    static constexpr auto in_table = &Table::op; \
-  };
-PARE_OPS(X)
-#undef X
+// The arguments of some op, one of the structs of PARE_OPS (visit: call.h).
+using Call = std::any;
 
 // ---- sizes
 

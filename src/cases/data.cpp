@@ -1,5 +1,7 @@
 // Data movement, also between ranks, and embedding.
 
+#include "ops/data.h"
+
 #include "cases/cases.h"
 
 namespace pare::cases {

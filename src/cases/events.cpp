@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "ops/events.h"
+
 namespace pare::cases {
 
 namespace {

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/rng.h"
+#include "ops/attention.h"
 
 namespace pare::cases {
 

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cases/cases.h"
+#include "ops/rows.h"
 
 namespace pare::cases {
 

@@ -1,4 +1,6 @@
 // Weights and linear layers.
+#include "ops/linear.h"
+
 #include "cases/cases.h"
 
 namespace pare::cases {

@@ -1,5 +1,7 @@
 // Log-probs, losses, sampling.
 
+#include "ops/logits.h"
+
 #include <cmath>
 
 #include "base/rng.h"

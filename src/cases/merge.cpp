@@ -1,5 +1,7 @@
 // Events that merge what they evict.
 
+#include "ops/merge.h"
+
 #include <numeric>
 
 #include "cases/events.h"

@@ -1,5 +1,7 @@
 // RMSNorm.
 
+#include "ops/norm.h"
+
 #include "cases/cases.h"
 
 namespace pare::cases {

@@ -1,4 +1,6 @@
 
+#include "ops/optimizer.h"
+
 #include "cases/cases.h"
 
 namespace pare::cases {

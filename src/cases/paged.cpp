@@ -1,4 +1,6 @@
 // Writing and reading pages of keys and values.
+#include "ops/paged.h"
+
 #include "cases/layouts.h"
 
 namespace pare::cases {

@@ -1,5 +1,7 @@
 // Rotary position embedding, alone and behind QK-norm.
 
+#include "ops/rope.h"
+
 #include <numeric>
 
 #include "cases/cases.h"

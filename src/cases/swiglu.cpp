@@ -1,4 +1,6 @@
 
+#include "ops/swiglu.h"
+
 #include "cases/cases.h"
 
 namespace pare::cases {
