@@ -279,7 +279,8 @@ def main():
     print(f"{len(mutants) - unknown} of {len(mutants)} mutants noticed" if args.sample else table(results))
     if args.share == 1 and all(key in results for key in usual):  # nothing is missing: for the page
         page = re.split(r"(?<=mutants by room -->\n)", open(PAGE).read())
-        page[1] = f"\n{table(results)}\n\n<!-- end of mutants by room -->\n"
+        commit = called("git describe --always --dirty --abbrev=7 --exclude='*'").stdout.strip()
+        page[1] = f"\nAt commit {commit}:\n\n{table(results)}\n\n<!-- end of mutants by room -->\n"
         with open(PAGE, "w") as f:
             f.write("".join(page))
     return unknown > 0
