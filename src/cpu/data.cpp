@@ -1,7 +1,6 @@
 // Data movement and the embedding.
 #include "ops/data.h"
 
-#include <bit>
 #include <cstring>
 
 #include "cpu/glue.h"
@@ -56,13 +55,12 @@ void hash_runs(const HashRuns& a, Stream) {
   const int64_t n = a.x.size();
   const float* const x = a.x.as<float>();
   int32_t* const hash = a.hash.as<int32_t>();
+  const Kernels& k = cpu_kernels();
   parallel(a.runs(), static_cast<double>(a.run), [&](Interval runs) {
     for (int64_t r = runs.begin; r < runs.end; r++) {
       const int64_t begin = r * a.run, end = std::min(begin + a.run, n);
       const uint64_t first = a.first + static_cast<uint64_t>(a.each ? 0 : begin);
-      uint64_t sum = 0;
-      for (int64_t i = begin; i < end; i++)
-        sum += HashRuns::element(first + static_cast<uint64_t>(i - begin), std::bit_cast<uint32_t>(x[i]));
+      const uint64_t sum = k.hash_run(x + begin, end - begin, first);
       hash[2 * r] = static_cast<int32_t>(sum), hash[2 * r + 1] = static_cast<int32_t>(sum >> 32);
     }
   });

@@ -1,4 +1,8 @@
-// Sums of rows.
+// Sums of rows, and hashes.
+#include "ops/data.h"
+
+#include <bit>
+
 #include "cpu/isa/vec.h"
 #include "cpu/kernels.h"
 
@@ -13,6 +17,13 @@ void add_rows(float* y, int64_t y_stride, const float* x, int64_t x_stride, cons
               Interval columns) {
   for (int64_t r = 0; r < rows; r++)
     add(y + index[r] * y_stride + columns.begin, x + r * x_stride + columns.begin, columns.end - columns.begin);
+}
+
+uint64_t hash_run(const float* x, int64_t n, uint64_t first) {
+  uint64_t sum = 0;
+  for (int64_t i = 0; i < n; i++)
+    sum += HashRuns::element(first + static_cast<uint64_t>(i), std::bit_cast<uint32_t>(x[i]));
+  return sum;
 }
 
 }  // namespace pare::PARE_ISA
