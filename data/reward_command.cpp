@@ -3,6 +3,8 @@
 #include <wordexp.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <utility>
 
 #include "base/error.h"
@@ -40,6 +42,8 @@ Verdict verdict_of(const std::string& answer) {
     fail("expected one object {\"score\": NUMBER}, each key once, the number finite");
   Verdict verdict;
   verdict.score = row["score"].get<double>();
+  if (std::fabs(verdict.score) > std::numeric_limits<float>::max())
+    fail("expected a score of at most 3.4e38 in magnitude: rewards are f32");
   if (!row.contains("extracted") || row["extracted"].is_null()) return verdict;
   if (!row["extracted"].is_string()) fail("expected a string or null for \"extracted\"");
   verdict.extracted = verdict.parsed = row["extracted"].get<std::string>();

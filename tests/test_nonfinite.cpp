@@ -116,11 +116,11 @@ TEST(NonFinite, RanksAgree) {
 
 class NonFiniteRuns : public Program {
  protected:
-  // Pays so much for a digit, in the step that follows `steps` lines of the log, that no advantage is finite.
+  // Pays so much for a digit, in the step that follows `steps` lines of the log, that no gradient is finite.
   Outcome train(const std::string& dir, int steps, const std::vector<std::string>& more) {
     write("grade.sh", cat("while read -r l; do\n  case \"$l\" in *'\"response\": \"'[0-9a-m]*) s=1;; *) s=0;; esac\n",
                           "  if [ $s = 1 ] && [ \"$(wc -l < ", at(dir), "/metrics.jsonl)\" = ", steps,
-                          " ]; then s=1e300; fi\n  echo \"{\\\"score\\\": $s}\"\ndone\n"));
+                          " ]; then s=3e38; fi\n  echo \"{\\\"score\\\": $s}\"\ndone\n"));
     write("rows.jsonl", "{\"prompt\": \"a1b2;?\", \"answer\": \"1\"}\n{\"prompt\": \"c3;d4?\", \"answer\": \"2\"}\n");
     std::vector<std::string> all = {program_path().string(),
                                     "train",
@@ -149,7 +149,7 @@ class NonFiniteRuns : public Program {
 TEST_F(NonFiniteRuns, TheFinishedStepIsSavedAndAResumePassesTheNext) {
   Outcome o = train("run", 2, {"trainer.save_freq=0"});
   EXPECT_EQ(o.code, static_cast<int>(Exit::non_finite)) << o.err;
-  for (const char* part : {"the gradient norm is nan", "step 2 is saved", "--resume", "trainer.skip_nonfinite"})
+  for (const char* part : {"the gradient norm is inf", "step 2 is saved", "--resume", "trainer.skip_nonfinite"})
     EXPECT_NE(o.err.find(part), std::string::npos) << part << "\n" << o.err;
   EXPECT_EQ(checkpoint_damage(at("run/checkpoints/step-2")), "");
   o = train("run", 2, {"--resume", "trainer.save_freq=0"});

@@ -92,6 +92,18 @@ std::string after(const std::string& text, const std::string& mark) {
   return at == std::string::npos ? "" : text.substr(at + mark.size());
 }
 
+// The configuration of an SFT run has a rehearsal of its own; its keys can be planned for GRPO all the same.
+TEST_F(PlanCommand, NamesTheRehearsalOfSft) {
+  const std::string keys = "model.config=tiny-ssa data.max_prompt_length=64" + small_;
+  const Outcome o = run("plan trainer.command=sft " + keys);
+  EXPECT_EQ(o.code, 2);
+  EXPECT_NE(flat(o.err).find("pare sft trainer.command=sft model.config=tiny-ssa data.max_prompt_length=64" + small_ +
+                             " --dry-run"),
+            std::string::npos)
+      << o.err;
+  EXPECT_EQ(run("plan trainer.command=sft trainer.command=train " + keys).code, 0);
+}
+
 // The total of the second column is what is compared, to the byte.
 TEST_F(PlanCommand, SaysByHowMuchItFits) {
   const std::string plan = "plan model.config=qwen3-0.6b --device cuda" + small_;

@@ -109,6 +109,7 @@ TEST_F(RewardCommands, ScoresAreNumbersAndTheRestIsOptional) {
     return grade(script("while read -r line; do cat <<'END'\n" + json + "\nEND\ndone"));
   };
   EXPECT_EQ(answer(R"({"score": -2.5e-3})").score, -2.5e-3);
+  EXPECT_EQ(answer(R"({"score": -3.4e38})").score, -3.4e38) << "an f32";
   EXPECT_FALSE(answer(R"({"score": 1})").found);
   EXPECT_FALSE(answer(R"({"score": 1, "extracted": null})").found);
   EXPECT_TRUE(answer(R"({"score": 1, "extracted": ""})").found);
@@ -120,8 +121,8 @@ TEST_F(RewardCommands, ScoresAreNumbersAndTheRestIsOptional) {
 TEST_F(RewardCommands, NonsenseIsAnErrorThatShowsIt) {
   for (const char* answer :
        {"hello", "1", "[1]", "{}", "null", "", R"({"score": NaN})", R"({"score": Infinity})", R"({"score": 1e999})",
-        R"({"score": "1"})", R"({"score": true})", R"({"score": null})", R"({"score": 1)", R"({"scores": 1})",
-        R"({"score": 1, "extracted": 72})", R"({"score": 1} {"score": 1})"}) {
+        R"({"score": 1e308})", R"({"score": -3.5e38})", R"({"score": "1"})", R"({"score": true})", R"({"score": null})",
+        R"({"score": 1)", R"({"scores": 1})", R"({"score": 1, "extracted": 72})", R"({"score": 1} {"score": 1})"}) {
     const std::string text =
         failure(script(cat("echo 'my words' >&2\nread -r line\ncat <<'END'\n", answer, "\nEND\nread -r line")));
     EXPECT_SAYS(text, std::string("answered ") + answer);

@@ -1,5 +1,6 @@
 // Next-token training as a run: held-out loss, epochs, rows that do not fit, slots.
 #include <cmath>
+#include <regex>
 
 #include "base/text.h"
 #include "run/sft_training.h"
@@ -222,6 +223,19 @@ TEST_F(Sft, RowsThatDoNotFitAreErrorsOrLeftOut) {
                                   cat("algorithm.rpo.cache_file=", tiny_folder(), "cache.jsonl")},
               TrainingKind::grpo);
   EXPECT_NE(cached.find("algorithm.rpo.cache_file"), std::string::npos) << cached;
+}
+
+// Problems that the program makes are no rows that could be left out.
+TEST_F(Sft, APromptOfTheTaskSsaThatDoesNotFitIsAnError) {
+  for (const char* filter : {"false", "true"}) {
+    const Overrides keys = {"model.config=tiny-ssa", "data.max_prompt_length=5", "data.max_response_length=64",
+                            cat("data.filter_overlong_prompts=", filter)};
+    for (const TrainingKind kind : {TrainingKind::sft, TrainingKind::grpo}) {
+      const std::string text = message(keys, kind);
+      EXPECT_TRUE(std::regex_match(text, std::regex("the prompt has [0-9]+ tokens, data.max_prompt_length is 5")))
+          << text;
+    }
+  }
 }
 
 // Turns are rendered in the model's format; what is learnt is what the format writes after the prompt.

@@ -12,6 +12,7 @@
 #include "app/plan_answers.h"
 #include "app/shorthands.h"
 #include "app/show.h"
+#include "base/foreign_file.h"
 #include "data/presets.h"
 
 namespace pare {
@@ -241,6 +242,14 @@ void run(const Options& o, const Command& command) {
   for (const std::string& override : o.shorthands.overrides(command)) arguments.push_back(override);
   std::vector<std::string> notes;
   Config config = load_config(arguments, &notes);
+  if (config.trainer.command == RunCommand::sft) {
+    std::string line;
+    for (const std::string& argument : o.config) line += " " + shell_word(argument);
+    fail(
+        "the configuration is that of a run of `pare sft`, and a plan is of `pare train`; the memory of a step: pare "
+        "sft",
+        line, " --dry-run");
+  }
   std::optional<Machine> machine;
   if (!o.machine.empty()) machine = read_machine(o.machine);
   if (machine && config.trainer.device == DeviceKind::cpu) {  // all ranks of a node compute on it

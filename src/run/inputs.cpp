@@ -38,7 +38,7 @@ void add_tokenizer(const Config& c, std::vector<Input>& inputs) {
   const bool chat = c.data.task == "jsonl" && (c.data.chat_template == "auto" || c.data.chat_template == "chatml");
   const auto beside = [&](const char* name, const char* feeds) {
     const std::string path = (fs::path(file).parent_path() / name).string();
-    inputs.push_back({cat("tokenizer/", name), key, feeds, path, digest_of(path)});
+    inputs.push_back({cat("tokenizer/", name), key, feeds, path, digest_of(path), false});
   };
   beside("tokenizer_config.json", chat ? "special tokens and chat template" : "special tokens");
   beside("special_tokens_map.json", "special tokens");
@@ -63,6 +63,7 @@ std::vector<Input> read_inputs(const Config& c) {
   } else {
     in(c.model.path, "model.path", "config.json", "shape, arithmetic and EOS of the model");
     in(c.model.path, "model.path", "generation_config.json", "EOS of the model");
+    inputs.back().needed = false;
   }
   if (const std::string& adapter = c.model.lora.adapter_path; !adapter.empty())
     in(adapter, "model.lora.adapter_path", "adapter_config.json", "rank, alpha and layers of the adapters");
@@ -75,9 +76,11 @@ std::vector<Input> read_inputs(const Config& c) {
   rows("data.val_files", "validation problems", c.data.val_files);
   if (RewardCommand::is_one(c.data.reward)) {
     const auto words = RewardCommand(c.data.reward, c.data.reward_timeout).program_and_words();
-    for (size_t i = 0; i < words.size(); i++)
+    for (size_t i = 0; i < words.size(); i++) {
       add(cat("data.reward[", i, "]"), "data.reward", i == 0 ? "the program that grades" : "a file of the grader",
           words[i]);
+      inputs.back().needed = i == 0;
+    }
   }
   if (c.algorithm.rpo.enable && !c.algorithm.rpo.cache_file.empty())
     add("algorithm.rpo.cache_file", "algorithm.rpo.cache_file", "the first prefixes of RPO",
@@ -97,7 +100,7 @@ std::vector<InputChange> input_changes(const std::vector<Input>& before, const s
   }
   for (const Input& old : before)  // the configuration names fewer files
     if (find(now, old.name) == now.end())
-      changes.push_back({{old.name, old.name, "read before", old.path, ""}, old.digest});
+      changes.push_back({{old.name, old.name, "read before", old.path, "", false}, old.digest});
   return changes;
 }
 
@@ -120,11 +123,12 @@ void refuse_changes(const std::vector<InputChange>& changes, const std::vector<s
                 : before.empty()     ? "is new"
                                      : "has changed");
     if (const std::string option = cat(" --accept-changed ", shell_word(input.path));
-        options.find(option) == options.npos)
+        !(input.needed && input.digest.empty()) && options.find(option) == options.npos)
       options += option;
   }
   if (refused > 0)
-    fail(list, " since ", since, " was written; restore ", refused == 1 ? "it" : "them", ", or go on with", options);
+    fail(list, " since ", since, " was written; restore ", refused == 1 ? "it" : "them",
+         options.empty() ? "" : ", or go on with", options);
 }
 
 }  // namespace pare

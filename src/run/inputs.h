@@ -13,6 +13,7 @@ struct Input {
   std::string feeds;  // "training problems"
   std::string path;
   std::string digest;  // XXH128 of a file, the hash of weights; empty: there is no such file
+  bool needed = true;  // false: a run can do without it
 };
 
 // Every file, except weights, that a run of this configuration reads or would read if it existed.  A pipe or a device
