@@ -6,6 +6,7 @@
 #   V=1             print the commands
 #   JOBS=1          processes at a time (default: one per core)
 #   O=1             optimisation level of the CPU program (default 3)
+#   UNITY=1         tests joined to some translation units: a third less to compile from clean, more after a change
 #   PREFIX=/usr/local  where `make install` puts bin/pare, below DESTDIR
 #   FUZZ_SECONDS=60 time of each target of `make fuzz`
 #   CLANG=clang++   clang of `make fuzz` and `make clang-check`
@@ -60,6 +61,17 @@ else
 $(info note: no CUDA emulation on $(MACHINE): the tests leave the CUDA kernels out)
 EMU_SRC :=
 TEST_SRC := $(filter-out tests/test_emu%.cpp tests/test_cuda_%.cpp,$(TEST_SRC))
+endif
+# The tests that run kernels, but for those that are compiled with them.
+KERNEL_TEST_SRC := $(filter tests/test_ops.cpp tests/test_vocab_sums.cpp tests/test_cuda_%.cpp,$(TEST_SRC))
+# Joined to translation units, but for those that are linked alone.
+ifdef UNITY
+unite = $(shell tests/unity.sh $(BUILD)/unity $(1) $(2))
+ALONE := $(filter-out tests/test_%.cpp,$(TEST_SRC)) $(filter tests/test_emu%.cpp tests/test_ptx.cpp,$(TEST_SRC))
+OTHERS := $(call unite,others,$(filter-out $(ALONE) $(KERNEL_TEST_SRC),$(TEST_SRC)))
+KERNEL_TEST_SRC := $(call unite,kernels,$(KERNEL_TEST_SRC))
+TEST_SRC := $(ALONE) $(KERNEL_TEST_SRC) $(OTHERS)
+vpath tests/unity_%.cpp $(BUILD)/unity
 endif
 
 # What g++ 12 and 13 say of memory in inlined std::vector code is false (GCC bugs 105651, 107852); ASan watches it.
@@ -138,7 +150,7 @@ $(2)/pare: $$($(1)_LIB) $$($(1)_APP)
 $(2)/%.h.gch: %.h | $$(DEPS_DONE)
 	$$(call run,$(1): $$<,$$(CXX) $$(CXXFLAGS) $$(filter-out -fsyntax-only,$$($(1)_FLAGS)) -x c++-header -c $$< -o $$@)
 $$($(1)_TEST): $(2)/tests/headers.h.gch
-$$($(1)_TEST): private CXXFLAGS += -include $(2)/tests/headers.h
+$$($(1)_TEST): private CXXFLAGS += -Itests -include $(2)/tests/headers.h
 $(1)_PARSED := $$(LIB_SRC:%.cpp=$(2)/%.o) $$($(1)_APP) $$(if $$($(1)_KERNEL_FLAGS),,$$($(1)_EMU))
 $(1)_HEADERS := $(2)/$(if $(filter clang,$(1)),tests/headers,src/base/std).h
 $$($(1)_PARSED): $$($(1)_HEADERS).gch
@@ -234,5 +246,5 @@ lint:  ## clang-tidy
 clean:  ## removes build/
 	rm -rf $(BUILD)
 help:  ## this list
-	@sed -n '3,12s/^# \{0,1\}//p' Makefile; echo; sed -nE 's/^([a-z-]+):.*  ## /\1 /p' Makefile $(PARTS) | sort | while read -r t what; do printf '  make %-17s %s\n' "$$t" "$$what"; done
+	@sed -n '3,13s/^# \{0,1\}//p' Makefile; echo; sed -nE 's/^([a-z-]+):.*  ## /\1 /p' Makefile $(PARTS) | sort | while read -r t what; do printf '  make %-17s %s\n' "$$t" "$$what"; done
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -24,7 +24,7 @@ using kernel::to_bf16;
 using Rows = std::vector<std::vector<float>>;
 
 // Rows that bf16 holds.
-Rows rows(const std::string& name, int64_t count, int64_t d) {
+Rows vectors(const std::string& name, int64_t count, int64_t d) {
   const auto v = normal(name, count * d);
   Rows r(count, std::vector<float>(d));
   for (int64_t i = 0; i < count * d; i++) r[i / d][i % d] = from_bf16(to_bf16(static_cast<float>(v[i])));
@@ -125,7 +125,7 @@ const std::pair<int64_t, KvEvent> kCases[] = {{20, {301, 37, 6, 160, 0}},
 TEST(CudaEvents, RedundancyIsOfTensorCoreProductsInFourChains) {
   const float threshold = 0.12f;
   for (const auto& [d, e] : kCases) {
-    const Scene s{e, rows("keys", e.slots, d), {}};
+    const Scene s{e, vectors("keys", e.slots, d), {}};
     Call t(table_kernels, DType::bf16);
     t.stat("score", {1, 1, e.slots});
     redundancy(t, s, 0.25f, threshold);
@@ -168,7 +168,7 @@ TEST(CudaEvents, WindowScoresAreOfTensorCoreProducts) {
                                           {GqaAgg::mean_prob, SoftmaxSpan::include_window}}) {
       const int64_t heads = 6, queries = heads * e.recent;
       const float scale = 1 / std::sqrt(static_cast<float>(d));
-      const Scene s{e, rows("keys", e.slots, d), rows("queries", queries, d), heads};
+      const Scene s{e, vectors("keys", e.slots, d), vectors("queries", queries, d), heads};
       Call t(table_kernels, DType::bf16);
       window_scores(t, s, aggregate, span, 5, scale);
       Rows logits = dots(s.keys, s.queries), channels(queries, std::vector<float>(queries));
@@ -183,7 +183,7 @@ TEST(CudaEvents, WindowScoresAreOfTensorCoreProducts) {
 
 TEST(CudaEvents, TheNearestKeptSlotIsByTensorCoreProducts) {
   for (const auto& [d, e] : kCases) {
-    Scene s{e, rows("keys", e.slots, d), {}};
+    Scene s{e, vectors("keys", e.slots, d), {}};
     for (int i = 0; i < e.slots; i++) s.keys[i] = s.keys[i - i % 3];  // ties
     std::vector<int32_t> keep(e.slots - e.first);
     std::iota(keep.begin(), keep.end(), e.first);
@@ -222,13 +222,13 @@ TEST(CudaEvents, KeptSetsAreThoseOfF32) {
     const KvEvent e{200, 0, 8, 150, 0};
     const int64_t d = 64;
     // As keys of a head are: a mean, and bunches about it.
-    const Rows mean = rows(cat("mean", seed), 1, d), bunch = rows(cat("bunch", seed), directions, d);
-    Rows keys = rows(cat("noise", seed), e.slots, d);
+    const Rows mean = vectors(cat("mean", seed), 1, d), bunch = vectors(cat("bunch", seed), directions, d);
+    Rows keys = vectors(cat("noise", seed), e.slots, d);
     const auto which = below(cat("which", seed), e.slots, directions);
     for (int i = 0; i < e.slots; i++)
       for (int64_t c = 0; c < d; c++)
         keys[i][c] = from_bf16(to_bf16(1.2f * mean[0][c] + 0.9f * bunch[which[i]][c] + 0.6f * keys[i][c]));
-    const Scene s{e, keys, rows(cat("queries", seed), 8 * 2, d), 2};
+    const Scene s{e, keys, vectors(cat("queries", seed), 8 * 2, d), 2};
     std::vector<int32_t> kept[2];
     for (int i = 0; i < 2; i++) {
       Call t(i ? table_kernels : table_cpu, i ? DType::bf16 : DType::f32);
@@ -256,8 +256,8 @@ struct Sequence {
       : rows(rows),
         slots(slots),
         first(first),
-        keys(test::rows(cat("keys of ", slots), slots, d)),
-        queries(test::rows(cat("queries of ", slots), rows * kHeads, d)) {}
+        keys(vectors(cat("keys of ", slots), slots, d)),
+        queries(vectors(cat("queries of ", slots), rows * kHeads, d)) {}
   float before(int slot) const { return static_cast<float>(slot % 7); }  // the mass that an old slot has
 };
 float scale_of(const Sequence& s) { return 1.5f / std::sqrt(static_cast<float>(s.keys[0].size())); }

@@ -11,6 +11,7 @@ namespace pare::test {
 namespace {
 
 using namespace kernel;
+using kernel::Buffer;  // op_harness.h has another
 
 struct PagedShape {
   int64_t group, kv_heads, d, gap;

@@ -74,7 +74,7 @@ std::string other_value(const ConfigKey& key) {
 }
 
 TEST(ConfigKeys, EveryChangeSurvivesPrintingAndReading) {
-  std::set<std::string> documents = {to_toml({})};
+  std::set<std::string> documents = {to_toml(Config{})};
   for (const ConfigKey& key : config_keys()) {
     const std::string value = other_value(key);
     ASSERT_NE(value, "") << key.name << ": " << key.type;

@@ -1,5 +1,5 @@
 # The tests that run kernels, the kernels under the access checker, the rest of the program as it is.
-KERNEL_TESTS := tests/main tests/kernels tests/op_cases tests/test_ops tests/test_vocab_sums tests/test_ptx $(patsubst %.cpp,%,$(wildcard tests/test_cuda_*.cpp))
+KERNEL_TESTS := tests/main tests/kernels tests/op_cases tests/test_ptx $(KERNEL_TEST_SRC:.cpp=)
 check: $(BUILD)/check/tests/pare_emu_tests  ## tests of kernels under the emulator's access checker
 	$< --jobs=$(JOBS) $(TEST_FLAGS)
 CHECK_OBJ := $(check_EMU) $(BUILD)/check/tests/test_emu.o $(BUILD)/check/tests/test_emu_graphs.o $(KERNEL_TESTS:%=$(BUILD)/%.o) $(BUILD)/tests/test_emu_device.o $(BUILD)/tests/test_emu_nccl.o $(cpu_LIB)
