@@ -152,7 +152,7 @@ std::vector<float> Parameters::get_parameters() const {
   return host;
 }
 
-// Of elements that follow one another.
+// The hash of elements that follow one another.
 uint64_t Parameters::hash(const Tensor& x, uint64_t first) const {
   uint64_t sum = 0;
   std::vector<uint32_t> words;

@@ -1,5 +1,5 @@
-// YaRN against transformers (tools/make_yarn_golden.py), and what is computed with keys that its attention factor is
-// in.
+// YaRN against transformers (tools/make_yarn_golden.py), and computation with keys that are scaled by its attention
+// factor.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -102,8 +102,8 @@ constexpr std::string_view kQwen2 =
 constexpr std::string_view kLlama3 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-// Numbers of Unicode 17 that char::is_numeric of the Rust in tokenizers 0.23.3 knows, and its regular expressions do
-// not.
+// Numbers of Unicode 17 that char::is_numeric of the Rust in tokenizers 0.23.3 knows, but its regular expressions do
+// not know.
 bool is_newer_number(char32_t c) { return (c >= 0x11de0 && c <= 0x11de9) || (c >= 0x16ff4 && c <= 0x16ff6); }
 
 // In characters, of a pattern of numbers.

@@ -2,7 +2,8 @@
 # RL on a real language model, for a person to watch: SmolLM2-135M learns to add numbers of two digits (`pare train
 # smollm2-sums`); then its answers before and after are shown side by side.
 #
-#   tools/real.sh [key=value...]     keys of `pare train`, such as trainer.device=cuda or trainer.seed=2
+#   tools/real.sh [key=value...]     keys of `pare train`, such as trainer.seed=2; on a GPU
+#   PARE=build/cuda/pare tools/real.sh trainer.device=cuda
 set -euo pipefail
 cd "$(dirname "$0")/.."
 pare=${PARE:-build/pare} out=runs/real

@@ -133,7 +133,7 @@ constexpr std::pair<const char*, const char*> other_types[] = {
     {"smollm3", "some of its layers have no rotary positions"},
 };
 
-// Of a type that check_type has seen.
+// The class of a type that check_type has let pass.
 const ModelClass& class_of(const std::string& type) {
   const ModelClass* m = classes;
   while (m->type != type) expect(++m < std::end(classes), "no model is of the type ", type);

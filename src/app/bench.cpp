@@ -42,7 +42,7 @@ std::vector<cases::Dims> shapes_of(const Options& o, const cases::OpCase& op) {
   return shapes;
 }
 
-// What a machine that is not here would take.
+// Prints the time of calls on a machine that is not here.
 void predict(const Options& o, DType act) {
   const Machine machine = read_machine(o.predict);
   const cases::OpCase& op = cases::op_case(o.op);

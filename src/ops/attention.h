@@ -135,7 +135,7 @@ struct AttnBwd {
             detail::total_bytes(q, k, v, o, d_o, lse, dk, dv, segments, lists, blocks, budget),
             detail::total_bytes(dq, dk, dv)};
   }
-  // Of 14 products of a pair, 8 lie with the keys: a block has 128 of a key head, and walks over all rows that see
+  // The keys have 8 of the 14 products of a pair: a block has 128 keys of a head, and walks over all rows that see
   // them. Lists of blocks hide pairs, of which nearly all are computed: some row of a tile sees each slot.
   Stretch stretch(int multiprocessors) const {
     constexpr double kOfKeys = 8.0 / 14;

@@ -21,7 +21,7 @@ struct Cost {
 struct Stretch {
   double flops = 1, bytes = 1;
 };
-// Of a call with these arguments.
+// The stretch of a call with these arguments.
 template <class Args>
 Stretch stretch_of(const Args& a, int multiprocessors) {
   if constexpr (requires { a.stretch(multiprocessors); })

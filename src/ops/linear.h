@@ -72,7 +72,7 @@ constexpr int64_t linear_part(int64_t columns, int64_t depth) {
 }
 
 namespace detail {
-// Of y and dx.  Up to 64 rows are not tiles of wgmma, and take the time of the weight's bytes.
+// The stretch of y and dx.  Up to 64 rows are not tiles of wgmma, and take the time of the weight's bytes.
 inline Stretch stretch_of_product(int64_t rows, int64_t columns, int64_t depth, int multiprocessors) {
   if (rows <= 64) return {};
   const bool parts = linear_part(columns, depth) < depth;

@@ -212,7 +212,7 @@ void Audit::compare_metrics(int64_t last, bool complete) const {
   }
 }
 
-// What is written of responses has the recorded hashes and scores.
+// Responses in rollouts.jsonl have the recorded hashes and scores.
 void Audit::compare_rollouts(int64_t last) const {
   const std::string path = in(run_, "rollouts.jsonl");
   for_lines(path, "step", [&](int64_t step, const json& l) {
@@ -238,7 +238,7 @@ void Audit::compare_rollouts(int64_t last) const {
   });
 }
 
-// What is wrong with a checkpoint; empty: it is whole, and that of its step.
+// The fault of a checkpoint; empty: it is whole, and that of its step.
 std::string Audit::checkpoint_problem(int64_t step) const {
   const std::string path = in(run_, cat("checkpoints/step-", step)), damage = checkpoint_damage(path);
   if (!damage.empty()) return cat(path, " is not whole: ", damage);
@@ -263,7 +263,7 @@ void Audit::check_base(const Session& session) const {
             ": the weights are not those that the run started from: their hash is ", hash, ", recorded ", was);
 }
 
-// What the session holds now, from `path`, is what the run held at that line.
+// The session holds, from `path`, the weights that the run held at that line.
 void Audit::check_weights(const std::string& path, const Recorded& at, const Session& session) const {
   if (const std::string hash = hex16(weights_hash(session)), was = at.values.at("weights"); hash != was)
     differs(path, ": the weights are not those that the run had after step ", at.step, ": their hash is ", hash,

@@ -36,7 +36,7 @@ class Audit {
   // Compares configuration, inputs and, up to step `last`, which must be one of the record, metrics.jsonl and
   // rollouts.jsonl with certificates.jsonl.  `complete`: metrics.jsonl must have every step.
   void compare_files(int64_t last, bool complete) const;
-  // Of every checkpoint, and reads all of it.
+  // Reads all of every checkpoint, and compares it with its line.
   void compare_checkpoints() const;
 
   // Computes from the last whole checkpoint before `step`, or the start, up to it, and compares every step.  `say`

@@ -151,8 +151,8 @@ struct Config {
 // `notes` gets a line for each, and for each key that the user gave another value than its default and that has no
 // effect in the result ("rollout.kv.streaming_llm.sinks has no effect: rollout.kv.method is snapkv").
 // A model.path or data.tokenizer OWNER/NAME that is no folder but in the cache of the Hugging Face Hub becomes its
-// folder. Likewise trainer.total_epochs and trainer.total_training_steps, but given together the steps count, as in
-// verl.
+// folder. Likewise trainer.total_epochs and trainer.total_training_steps, but given together the steps count,
+// as in verl.
 Config load_config(const std::vector<std::string>& files_and_overrides, std::vector<std::string>* notes = nullptr);
 // The same without looking for contradictions, which are of training: for what only generates.
 Config read_config(const std::vector<std::string>& files_and_overrides, std::vector<std::string>* notes = nullptr);

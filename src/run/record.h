@@ -60,8 +60,8 @@ struct Recorded {
   nlohmann::json values;
 };
 // The lines of a file from its last start on; a line without its end (a run that still goes, or was killed) is left
-// out.  Throws Error(failed) naming the line at which the chain does not hold, and Error(usage) if there is no such
-// file.
+// out.  Throws Error(failed) naming the line at which the chain does not hold, and Error(usage) if the file is
+// not there.
 std::vector<Recorded> read_record(const std::string& path);
 
 }  // namespace pare
