@@ -15,7 +15,7 @@ answers() {  # NAME MODEL KEYS...
   "$pare" eval smollm2-sums --model "$model" "$@" --greedy --out "$out/$name.jsonl"
 }
 answers before build/smollm2 "$@"
-"$pare" train smollm2-sums "$@" --force
+"$pare" train smollm2-sums "$@" --out $out/run --force
 answers after $out/run/model "$@"
 "$pare" report $out/run --out $out/report.html
 python3 - $out <<'END'
