@@ -12,7 +12,7 @@ tools/smollm2_rows.py sums $out
 answers() {  # NAME MODEL KEYS...
   local name=$1 model=$2
   shift 2
-  "$pare" eval smollm2-sums --model "$model" "$@" --greedy --out "$out/$name.jsonl"
+  "$pare" eval smollm2-sums --model "$model" "$@" --greedy --out "$out/$name.jsonl" --force
 }
 answers before build/smollm2 "$@"
 "$pare" train smollm2-sums "$@" --out $out/run --force
