@@ -225,7 +225,7 @@ shapes_of() {
 training_rows() {
   local config=$1 rows=$2 tokens=$3 peer=$4 steps=4
   [ "$device" = cuda ] || rows=2 tokens=100 steps=1
-  shapes_of "$config" $((tokens + 8)) >"$work/$stage.json"
+  shapes_of "$config" $((tokens > 4096 ? tokens + 8 : 4096)) >"$work/$stage.json"
   python3 - $rows $((tokens - 2)) >"$work/rows.jsonl" <<'END' || return
 import random, sys
 for _ in range(int(sys.argv[1])):
