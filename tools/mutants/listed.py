@@ -37,7 +37,7 @@ LISTED = {
     ],
     "src/run/config.cpp": [
         ("c.rollout.top_k <= 0 && c.rollout.top_p >= 1", "c.rollout.top_k <= 0", "top_p counts as exact"),
-        ("run.data.noise_ramp > 0", "false", "steps may change under a noise ramp"),
+        ("c.data.noise_ramp > 0", "false", "steps may change under a noise ramp"),
     ],
     "src/run/checkpoint.cpp": [
         ("needs_reference(config) || session.frozen()", "needs_reference(config)", "adapters on another base"),
