@@ -275,7 +275,7 @@ TEST_F(Audits, WhatCannotBeAuditedIsSaid) {
   fs::remove(at("run/certificates.jsonl"));
   expect_named(audit("run", "--step 2"), {"certificates.jsonl is not there"}, 2);
 
-  // What an older program left, or a run that lost the file, has a record from where it goes on.
+  // A run of an older program, or one that lost the file, has a record from the step at which it goes on.
   train("run", {"--resume", "trainer.total_training_steps=6"});
   expect_named(audit("run", "--step 3"), {"has no record of step 3: certificates.jsonl has steps 5 to 6"}, 2);
   expect_same("run", "--step 6", {"from     checkpoints/step-4", "step 6: 16 responses"});

@@ -317,7 +317,7 @@ TEST_F(Formats, ModelsOfOtherFormatsSayWhatToDo) {
   refused(write("bin/config.json", config), {"is a file; expected the folder"});
 }
 
-// What huggingface_hub downloaded: models--OWNER--NAME/refs/main names the folder of snapshots/.
+// A download by huggingface_hub: models--OWNER--NAME/refs/main names the folder of snapshots/.
 TEST_F(Formats, ModelsComeFromTheCacheOfTheHub) {
   const char* variables[] = {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HOME"};
   std::map<std::string, std::string> before;

@@ -68,7 +68,7 @@ TEST(Machine, WaitsForTheLongestBlock) {
   EXPECT_EQ(m.seconds("linear_fwd", both, DType::bf16, {.bytes = 5}), 0.5 + 5 / 0.25);
 }
 
-// Of a call with these operands, on an H100.
+// The stretch of a call with these operands on an H100.
 Stretch stretch_on_132(const std::string& op, const std::string& shape) {
   const cases::OpCase& c = cases::op_case(op);
   return size_op(DType::bf16, c, cases::Dims(c.op, c.dims, shape)).stretch(132);

@@ -1,5 +1,4 @@
-// YaRN against transformers (tools/make_yarn_golden.py), and computation with keys that are scaled by its attention
-// factor.
+// YaRN against transformers (tools/make_yarn_golden.py), and keys that its attention factor has scaled.
 #include <gtest/gtest.h>
 
 #include <cmath>

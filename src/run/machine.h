@@ -31,8 +31,8 @@ struct Machine {
   int multiprocessors() const;  // 1: of a device whose kernels divide all work evenly
   // Bytes that a run can have.
   size_t memory() const { return static_cast<size_t>(figure("memory") - figure("reserve")); }
-  // Of a call of `op`: launch + max(stretch FLOP / FLOP/s, stretch bytes / bandwidth, sent / link, sent / network) /
-  // share.  `abroad`: the part of what is sent that leaves the node.
+  // Returns launch + max(stretch FLOP / FLOP/s, stretch bytes / bandwidth, sent / link, sent / network) / share for a
+  // call of `op`.  `abroad`: the part of `sent` that leaves the node.
   double seconds(const std::string& op, const Cost& cost, DType act, const Stretch& stretch = {},
                  double abroad = 0) const;
   // Is the time of the call that of its bytes?

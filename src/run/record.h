@@ -35,7 +35,7 @@ struct StepRecord {
   void set_advantages(std::span<const Trajectory> samples);
 };
 uint64_t response_hash(uint64_t uid, std::span<const int32_t> tokens, std::span<const float> logprobs);
-// Of the parameters that are trained, adapters counted behind the model (Parameters::hash).  All ranks call it.
+// Hashes the trained parameters, adapters counted behind the model (Parameters::hash).  All ranks call it.
 uint64_t weights_hash(const Session& session);
 
 // True for a metric whose value the bits of the run decide: not clocks, memory, traffic or work done twice.
@@ -47,7 +47,7 @@ struct RecordLine {
 // The start, after `step` steps; drawn: TrainingState::drawn.
 RecordLine start_line(const Session& session, int64_t step, int64_t drawn, const std::vector<Input>& inputs,
                       const std::string& previous);
-// What was logged after a step; a validation before the first step has no `record`.  `changed`: inputs that were
+// The line of a logged step; a validation before the first step has no `record`.  `changed`: inputs that were
 // accepted as they are now (--accept-changed) since the line before.
 RecordLine step_line(const Metrics& metrics, const StepRecord* record, const std::vector<Input>& changed,
                      const std::string& previous);

@@ -197,7 +197,7 @@ Session::Session(const Config& c, const Table& table, bool trainable, const std:
   }
 }
 
-// Of a step; `pare sft` has a completion a row.
+// The number of responses of a step; `pare sft` has a completion a row.
 static double responses_of(const Config& c) {
   const int64_t each = c.trainer.command == RunCommand::sft ? 1 : c.rollout.n;
   return static_cast<double>(c.data.train_batch_size) * static_cast<double>(each);

@@ -140,7 +140,7 @@ TEST_F(Ranks, AnAuditTakesAnyNumber) {
   audited(1, "emu", "2", {"trainer.threads=1"});
   audited(4, "emu", "1", {"trainer.threads=3"});
 
-  // What differs is said once.
+  // One message names the difference.
   std::string text = read_text(at("two/config.toml"));
   write("two/config.toml", text.replace(text.find("seed = 1"), 8, "seed = 3"));
   const Outcome o = job({"-n", "2", program_path().string(), "audit", at("two"), "--step", "3"});

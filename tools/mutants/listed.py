@@ -37,6 +37,8 @@ LISTED = {
     ],
     "src/run/config.cpp": [
         ("c.rollout.top_k <= 0 && c.rollout.top_p >= 1", "c.rollout.top_k <= 0", "top_p counts as exact"),
+    ],
+    "src/run/config_bits.cpp": [
         ("c.data.noise_ramp > 0", "false", "steps may change under a noise ramp"),
     ],
     "src/run/checkpoint.cpp": [
