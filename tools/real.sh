@@ -4,21 +4,23 @@
 #
 #   tools/real.sh [key=value...]     keys of `pare train`, such as trainer.seed=2; on a GPU
 #   PARE=build/cuda/pare tools/real.sh trainer.device=cuda
+#   MODEL (build/smollm2) is the model's folder, OUT (runs/real) that of the results
 set -euo pipefail
 cd "$(dirname "$0")/.."
-pare=${PARE:-build/pare} out=runs/real
-[ -e build/smollm2/config.json ] || tools/get_smollm2.sh build/smollm2
-tools/smollm2_rows.py sums $out
+pare=${PARE:-build/pare} out=${OUT:-runs/real} model=${MODEL:-build/smollm2}
+[ -e "$model/config.json" ] || tools/get_smollm2.sh "$model"
+tools/smollm2_rows.py sums "$out"
+set -- data.train_files="$out/train.jsonl" data.val_files="$out/val.jsonl" "$@"
 answers() {  # NAME MODEL KEYS...
-  local name=$1 model=$2
+  local name=$1 of=$2
   shift 2
-  "$pare" eval smollm2-sums --model "$model" "$@" --greedy --out "$out/$name.jsonl" --force
+  "$pare" eval smollm2-sums --model "$of" "$@" --greedy --out "$out/$name.jsonl" --force
 }
-answers before build/smollm2 "$@"
-"$pare" train smollm2-sums "$@" --out $out/run --force
-answers after $out/run/model "$@"
-"$pare" report $out/run --out $out/report.html
-python3 - $out <<'END'
+answers before "$model" "$@"
+"$pare" train smollm2-sums model.path="$model" "$@" --out "$out/run" --force
+answers after "$out/run/model" "$@"
+"$pare" report "$out/run" --out "$out/report.html"
+python3 - "$out" <<'END'
 import json, sys
 before, after = ([json.loads(line) for line in open(f"{sys.argv[1]}/{name}.jsonl")] for name in ("before", "after"))
 def show(row):

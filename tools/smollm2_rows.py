@@ -3,8 +3,8 @@
 DIR/sft.jsonl.
 
 sums     "38 + 27 =" behind three sums that are answered; the response is a number
-columns  the sum of two numbers of seven digits, a column at a time from the right, each with its carry, then the answer:
-         about 90 tokens, each of which needs two digits of the prompt; sft.jsonl holds solutions
+columns  the sum of two numbers of four digits, a column at a time from the right, each with its carry, then the answer:
+         about 50 tokens, each of which needs two digits of the prompt; sft.jsonl holds solutions
 
 No problem is in two files, nor among the examples of another one.
 """
@@ -36,7 +36,7 @@ def columns(draw):
     def row(a, b, solved=False):
         prompt = f"{a} + {b}:"
         return {"prompt": prompt, "completion": solution(a, b)} if solved else {"prompt": prompt, "answer": str(a + b)}
-    numbers = draw.sample(range(10**6, 10**7), 2 * (128 + 1024 + 1536))
+    numbers = draw.sample(range(10**3, 10**4), 2 * (128 + 1024 + 1024))
     pairs = list(zip(numbers[::2], numbers[1::2]))
     return {"val": [row(*p) for p in pairs[:128]], "train": [row(*p) for p in pairs[128:1152]],
             "sft": [row(*p, solved=True) for p in pairs[1152:]]}

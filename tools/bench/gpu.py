@@ -12,6 +12,8 @@
                                                 what a peer has published stands beside them
     tools/bench/gpu.py generated WORK NAME LOG --peer TEXT
                                                 the same of what `pare generate` wrote to standard error
+    tools/bench/gpu.py peer WORK NAME FILE --of train|generate
+                                                the same of what peers.py printed
     tools/bench/gpu.py goldens OURS DEVICES     which results of PTX instructions differ; exit code 1: some do
     tools/bench/gpu.py certificate CAPABILITY NAME RUN
                                                 has the run's last step the certificate of tests/golden/steps.json?
@@ -190,6 +192,11 @@ def measure_run(o):
     add_run(o.work, run)
 
 
+# Of a run of which only its speed is known.
+NOTHING = dict.fromkeys(["rollout_tokens", "learner_tokens", "rollout_flops", "learner_flops", "planned", "used", "arenas",
+                         "peer"]) | {"different": 0, "checked": 0}
+
+
 def measure_generated(o):
     """New tokens a second of prefill and decoding together, as engines for serving count them."""
     with open(o.log) as f:
@@ -197,9 +204,15 @@ def measure_generated(o):
     scale = {"": 1, "k": 1e3, "M": 1e6}
     seconds = sum(int(n) / (float(rate) * scale[unit]) for n, _, rate, unit in parts)
     new = next(int(n) for n, kind, *_ in parts if kind == "new")
-    nothing = dict.fromkeys(["learner_tokens", "rollout_flops", "learner_flops", "planned", "used"])
-    add_run(o.work, {"name": o.name, "steps": 1, "seconds": seconds, "rollout_tokens": new / seconds, "different": 0,
-                     "checked": 0, "arenas": None, "peer": o.peer} | nothing)
+    add_run(o.work, NOTHING | {"name": o.name, "steps": 1, "seconds": seconds, "rollout_tokens": new / seconds, "peer": o.peer})
+
+
+def measure_peer(o):
+    with open(o.file) as f:
+        peer = json.loads(f.readlines()[-1])
+    add_run(o.work, NOTHING | {"name": f"{peer['name']} ({peer['how']}): {o.name}", "steps": peer["steps"],
+                               "seconds": peer["seconds"],
+                               "learner_tokens" if o.of == "train" else "rollout_tokens": peer["tokens"]})
 
 
 def add_run(work, run):
@@ -460,6 +473,8 @@ def main():
     generated = command("generated", measure_generated, "work", "name", "log")
     for measured in (run, generated):
         measured.add_argument("--peer")
+    peer = command("peer", measure_peer, "work", "name", "file")
+    peer.add_argument("--of", choices=["train", "generate"], required=True)
     command("goldens", compare_goldens, "ours", "devices")
     command("certificate", compare_certificate, "capability", "name", "run")
     command("summary", summarise, "work", "call", "out")
