@@ -84,6 +84,16 @@ struct Accumulator {
     for (int n = 0; n < kTiles; n++)
       for_rows([&](LaneRow row) { f(row, lane_column(n), make_float2(tile[n][row.i * 2], tile[n][row.i * 2 + 1])); });
   }
+  // To each such pair its f(row, column) is added.
+  template <class F>
+  __device__ __forceinline__ void add_pairs(F f) {
+#pragma unroll
+    for (int n = 0; n < kTiles; n++)
+      for_rows([&](LaneRow row) {
+        const float2 x = f(row, lane_column(n));
+        tile[n][row.i * 2] += x.x, tile[n][row.i * 2 + 1] += x.y;
+      });
+  }
 
   __device__ __forceinline__ void scale(LaneRow row, float factor) {
     for_row(row, [&](int, float& x) { x *= factor; });

@@ -28,7 +28,7 @@ constexpr int kThreads = kSide * kSide;
 template <class T, bool kTranspose>
 struct Forward {
   template <int kRows>
-  using Stage = WeightStage<kRows, kMmaTile, kTranspose>;
+  using Stage = WeightStage<kRows, kTranspose>;
   template <int kRows, int kColumns>
   using WgmmaStage = WgmmaWeightStage<kRows, kColumns, kTranspose>;
 
@@ -37,7 +37,16 @@ struct Forward {
   int64_t y_stride, x_stride, residual_stride;
   int rows, columns, depth, part;  // values of k in a part
   bool pairs;                      // y and residual have 4-byte words in even columns
+  // Of LinearParts, where each part of k is for a block of its own; else null.
+  float* sums;
+  unsigned* arrivals;
 
+  // The number of such parts, or 0.
+  __host__ __device__ int apart() const { return !kTranspose && sums ? ceil_div(depth, part) : 0; }
+  // The sums of a part at an even column and the next.
+  __device__ float2* sum_of_part(int part, int row, int column) const requires(!kTranspose) {
+    return reinterpret_cast<float2*>(sums + (int64_t{part} * rows + row) * round_up(columns, 2) + column);
+  }
   __device__ float a(int k, int row) const { return to_float(x[row * x_stride + k]); }
   __device__ float b(int k, int column) const {
     return to_float(packed[kTranspose ? place_of_weight<T>(k, column, columns) : place_of_weight<T>(column, k, depth)]);
@@ -84,6 +93,7 @@ struct WeightGradient {
   static constexpr int part = kLinearPart;  // a launch in bf16 has no more rows
   bool pairs;                               // dw has 8-byte words in even columns
 
+  __host__ __device__ static constexpr int apart() { return 0; }
   __device__ float a(int k, int row) const { return to_float(dy[k * dy_stride + row]); }
   __device__ float b(int k, int column) const { return to_float(x[k * x_stride + column]); }
   __device__ float start(int row, int column) const { return dw[int64_t{row} * columns + column]; }
@@ -186,7 +196,7 @@ void multiply_all(const char* op, void (*kernel)(Product), LaunchShape block, di
                   Stream stream) {
   const unsigned rows = blocks(op, p.rows, tile.y);
   expect(rows <= 65535, op, ": ", p.rows, " rows are more than one launch covers");
-  block.grid = dim3(blocks(op, p.columns, tile.x), rows);
+  block.grid = dim3(blocks(op, p.columns, tile.x), rows, std::max(1, p.apart()));
   launch(op, kernel, block, stream, p);
 }
 template <bool kAlongDepth, class Product>
@@ -206,13 +216,9 @@ template <bool kAsync, bool kTranspose>
 void multiply_by_mma(const char* op, const Forward<bf16, kTranspose>& p, Stream stream) {
   if constexpr (!kTranspose) {
     // Blocks of 64 x 64 would leave most of a GPU idle where both sides are short.
-    if (p.rows <= kFewRows || (p.rows <= kMmaTile && ceil_div(p.columns, kMmaTile) < machine().multiprocessors)) {
-      if (p.part >= p.depth) return launch_mma<kFewRows, kAsync>(op, p, stream);
-      const unsigned warps = std::min(kFewWarps, ceil_div(p.depth, p.part));
-      return multiply_all(op, multiply_few<kAsync, Forward<bf16, false>>,
-                          {.grid = {}, .block = warps * 32, .smem = warps * sizeof(FewWarp)},
-                          dim3(kFewColumns, kFewRows), p, stream);
-    }
+    const int blocks_of_64_rows = ceil_div(p.columns, kMmaTile) * std::max(1, p.apart());
+    if (p.rows <= kFewRows || (p.rows <= kMmaTile && blocks_of_64_rows < machine().multiprocessors))
+      return launch_mma<kFewRows, kAsync>(op, p, stream);
   }
   launch_mma<kMmaTile, kAsync>(op, p, stream);
 }
@@ -221,34 +227,38 @@ void multiply_by_mma(const char* op, const Forward<bf16, kTranspose>& p, Stream 
 template <bool kParts, class Product>
 void multiply_by_wgmma(const char* op, std::initializer_list<WgmmaTile> tiles, const Product& p, Stream stream) {
   constexpr bool kGradient = std::is_same_v<Product, WeightGradient<bf16>>;
-  const WgmmaTile tile = best_tile(tiles, p.rows, p.columns, p.depth, machine().multiprocessors);
+  const WgmmaTile tile =
+      best_tile(tiles, p.rows, p.columns, p.depth, machine().multiprocessors, std::max(1, p.apart()));
   bool taken = false;
   const auto take = [&]<int kRows, int kColumns>() {
     if (tile != WgmmaTile{kRows, kColumns}) return;
     launch_wgmma<kRows, kColumns, kParts>(op, p, stream);
     taken = true;
   };
-  if constexpr (!kGradient) {
+  if constexpr (!kGradient && !kParts) {
+    take.template operator()<64, 32>();
     take.template operator()<64, 64>();
-    take.template operator()<128, 64>();
-    if constexpr (!kParts) take.template operator()<128, 144>();
+    take.template operator()<128, 144>();
+    take.template operator()<256, 144>();
   }
+  if constexpr (!kGradient) take.template operator()<128, 64>();
   take.template operator()<128, 128>();
   take.template operator()<128, 192>();
-  if constexpr (!kParts) take.template operator()<128, 256>();
+  if constexpr (!kParts) {
+    take.template operator()<128, 256>();
+    take.template operator()<256, 192>();
+  }
   expect(taken, op, ": no kernel has tiles of ", tile.rows, " x ", tile.columns);
 }
 // aligned: rows of x and of the weight begin at multiples of 16 bytes.
 template <bool kTranspose>
 void multiply_by_weight(const char* op, bool aligned, const Forward<bf16, kTranspose>& p, Stream stream) {
-  const bool parts = p.part < p.depth;
-  // For few rows mma.sync computes 16 at a time and the parts side by side, in more blocks.
-  if (takes_wgmma(kTranspose || !parts || p.rows > kMmaTile) && aligned && p.depth > 0) {
-    parts ? multiply_by_wgmma<true>(op, kPartsTiles, p, stream)
-          : multiply_by_wgmma<false>(op, kOnePartTiles, p, stream);
-  } else {
+  if (!takes_wgmma(true) || !aligned || p.depth == 0)
     aligned ? multiply_by_mma<true>(op, p, stream) : multiply_by_mma<false>(op, p, stream);
-  }
+  else if (p.part < p.depth && !p.apart())
+    multiply_by_wgmma<true>(op, kPartsTiles, p, stream);
+  else
+    multiply_by_wgmma<false>(op, kOnePartTiles, p, stream);
 }
 // aligned: rows of dy and x do.
 void multiply_rows(const char* op, bool aligned, const WeightGradient<bf16>& p, Stream stream) {
@@ -261,7 +271,7 @@ void multiply_rows(const char* op, bool aligned, const WeightGradient<bf16>& p, 
 // y [rows, columns] = x [rows, depth] times w or its transpose.
 template <class T, bool kTranspose>
 void forward(const char* op, const Tensor& y, const Tensor& x, const Weight& w, const Tensor& bias,
-             const Tensor& residual, Stream stream) {
+             const Tensor& residual, const LinearParts& parts, Stream stream) {
   const int64_t rows = y.shape[0], columns = y.shape[1], depth = x.shape[1];
   if (rows == 0 || columns == 0) return;
   Forward<T, kTranspose> p{};
@@ -270,6 +280,8 @@ void forward(const char* op, const Tensor& y, const Tensor& x, const Weight& w, 
   p.y_stride = y.stride[0], p.x_stride = x.stride[0], p.residual_stride = residual.stride[0];
   p.rows = static_cast<int>(rows), p.columns = static_cast<int>(columns), p.depth = static_cast<int>(depth);
   p.part = static_cast<int>(linear_part(columns, depth));
+  if (const int64_t n = linear_parts_apart(rows, columns, depth); parts.sums && n > 0)
+    p.sums = parts.sums.as<float>(), p.arrivals = reinterpret_cast<unsigned*>(parts.arrivals.as<int32_t>());
   const auto even = [](const Tensor& t) {
     return reinterpret_cast<uintptr_t>(t.data) % 4 == 0 && t.stride[0] % 2 == 0;
   };
@@ -299,13 +311,14 @@ void pack_weight(const PackWeight& a, Stream stream) { move<false>("pack_weight"
 void unpack_weight(const UnpackWeight& a, Stream stream) { move<true>("unpack_weight", a.w, a.rows, a.first, stream); }
 
 void linear_fwd(const LinearFwd& a, Stream stream) {
-  with_act("linear_fwd", a.x,
-           [&](auto type) { forward<decltype(type), false>("linear_fwd", a.y, a.x, a.w, a.bias, a.residual, stream); });
+  with_act("linear_fwd", a.x, [&](auto type) {
+    forward<decltype(type), false>("linear_fwd", a.y, a.x, a.w, a.bias, a.residual, a.parts, stream);
+  });
 }
 
 void linear_bwd_input(const LinearBwdInput& a, Stream stream) {
   with_act("linear_bwd_input", a.dy, [&](auto type) {
-    forward<decltype(type), true>("linear_bwd_input", a.dx, a.dy, a.w, {}, a.accumulate ? a.dx : Tensor{}, stream);
+    forward<decltype(type), true>("linear_bwd_input", a.dx, a.dy, a.w, {}, a.accumulate ? a.dx : Tensor{}, {}, stream);
   });
 }
 

@@ -6,6 +6,9 @@
 // bits of a row of y and dx depend on nothing but the row and the weight.  (Steps behind the last k would add products
 // of zeros, and are left out.)  Parts can be computed side by side, which decoding with a narrow layer needs, and they
 // bound the length of chains, which truncate at every step.
+//
+// Side by side: a block for each tile and part (blockIdx.z) stores the sums of its part in memory, the last block of a
+// tile to arrive adds all of them, ascending.  So neither the order of arrival nor its own place changes a bit.
 #pragma once
 #include "fragment.cuh"
 
@@ -40,10 +43,9 @@ struct MmaRows {
     }
   }
 };
-// kOutputs outputs and kMmaTile inputs of a weight, as in memory (place_of_weight).
-template <int kOutputs>
+// kMmaTile outputs and as many inputs of a weight, as in memory (place_of_weight).
 struct MmaPanels {
-  bf16 v[kOutputs * kMmaTile];
+  bf16 v[kMmaTile * kMmaTile];
 
   __device__ bf16* at(int output, int input) {
     return v + (output / 16 * kMmaTile + input) * 16 + ((output / 8 ^ input / 4) & 1) * 8;
@@ -51,7 +53,7 @@ struct MmaPanels {
   template <int kThreads, bool kAsync>
   __device__ void load(int thread, const bf16* packed, int output, int input, int outputs, int inputs) {
 #pragma unroll
-    for (int j = 0; j < kOutputs * kMmaTile / 8 / kThreads; j++) {
+    for (int j = 0; j < kMmaTile * kMmaTile / 8 / kThreads; j++) {
       const int i = j * kThreads + thread, o = i / (2 * kMmaTile) * 16, n = i / 2 % kMmaTile;
       copy_eight<kAsync>(v + i * 8, packed + weight_place(output + o, input + n, inputs) + i % 2 * 8,
                          output + o < outputs && input + n < inputs ? 8 : 0, packed);  // the last panel has zeros
@@ -60,12 +62,11 @@ struct MmaPanels {
 };
 
 // What is held of the operands for kMmaTile values of k, and how a warp takes its 16 x 16 parts from there: kRows rows
-// of x and kColumns outputs (kTranspose: inputs, as many as a stage has) of a weight ...
-template <int kRows, int kColumns, bool kTranspose>
+// of x and kMmaTile outputs (kTranspose: inputs) of a weight ...
+template <int kRows, bool kTranspose>
 struct WeightStage {
-  static_assert(!kTranspose || kColumns == kMmaTile);
   MmaRows<kRows> x;
-  MmaPanels<kColumns> w;
+  MmaPanels w;
 
   template <int kThreads, bool kAsync, class Product>
   __device__ void load(int thread, const Product& p, int row, int column, int k) {
@@ -116,6 +117,74 @@ __device__ __forceinline__ void multiply_stage(Accumulator<kColumns> (&sum)[kDow
   }
 }
 
+// The values of k that a block adds up: the first, and their number.
+template <class Product>
+__device__ __forceinline__ int2 depth_of_block(const Product& p) {
+  if (!p.apart()) return {0, p.depth};
+  const int first = static_cast<int>(blockIdx.z) * p.part;
+  return {first, min(p.part, p.depth - first)};
+}
+// Returns true in the last block of a tile to arrive, in which all threads then see the sums of every part.  Called by
+// all threads of a block, when they have stored its sums.
+template <class Product>
+__device__ __forceinline__ bool is_last_part(const Product& p, int tile) {
+  __shared__ bool last;
+  __threadfence();  // the sums come before the arrival
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    last = atomicInc(&p.arrivals[tile], gridDim.z - 1) == gridDim.z - 1;  // the last one sets it back to 0
+    __threadfence();                                                      // and the arrival before what is then read
+  }
+  __syncthreads();
+  return last;
+}
+// Finishes the results of a warp: total[m] has those of 16 rows from row + m kNext on, and columns from `column` on.
+template <int kNext, int kDown, int kColumns, class Product>
+__device__ __forceinline__ void finish_tile(const Product& p, Accumulator<kColumns> (&total)[kDown], int row,
+                                            int column, [[maybe_unused]] int tile) {
+  const auto exists = [&](int r, int c) { return r < p.rows && c < p.columns; };
+  if constexpr (requires { p.sum_of_part(0, 0, 0); })
+    if (p.apart()) {
+#pragma unroll
+      for (int m = 0; m < kDown; m++)
+        total[m].for_pairs([&](int i, int j, float2 x) {
+          const int r = row + m * kNext + i, c = column + j;
+          if (exists(r, c)) *p.sum_of_part(blockIdx.z, r, c) = x;
+        });
+      if (!is_last_part(p, tile)) return;
+#pragma unroll
+      for (int m = 0; m < kDown; m++) {
+        total[m] = {};
+#pragma unroll 1  // the pairs of one part are loads enough
+        for (int part = 0; part < p.apart(); part++)
+          total[m].add_pairs([&](int i, int j) {
+            const int r = row + m * kNext + i, c = column + j;
+            return exists(r, c) ? *p.sum_of_part(part, r, c) : float2{};
+          });
+      }
+    }
+  // Groups of pairs load their addends before they store a sum: the compiler cannot move a load above a store.
+  constexpr int kPairs = kColumns / 4, kTogether = kColumns * kDown > 192 ? 8 : 16;
+#pragma unroll
+  for (int m = 0; m < kDown; m++) {
+    // f(i, row, column, pair) for the pairs i in [first, first + kTogether).
+    const auto for_pairs = [&](int first, auto f) {
+      int n = 0;
+      total[m].for_pairs([&](int i, int j, float2 x) {
+        const int r = row + m * kNext + i, c = column + j;
+        if (n >= first && n < first + kTogether && exists(r, c)) f(n - first, r, c, x);
+        n++;
+      });
+    };
+#pragma unroll
+    for (int first = 0; first < kPairs; first += kTogether) {
+      decltype(p.before_pair(0, 0)) before[kTogether];
+      for_pairs(first, [&](int i, int r, int c, float2) { before[i] = p.before_pair(r, c); });
+      for_pairs(first, [&](int i, int r, int c, float2 x) { p.finish_pair(r, c, x, before[i]); });
+    }
+  }
+}
+
 // A block computes kRows x 64 results: 64 rows by warps of 32 x 32, or, for few rows as in decoding, where the weight's
 // bytes limit, 16 by warps of 16 x 16.
 constexpr int kFewRows = 16;
@@ -131,12 +200,13 @@ __global__ void __launch_bounds__(kMmaThreads, 3) multiply_mma(const Product p) 
   using Block = MmaBlock<kRows>;
   constexpr int kDown = Block::kDown, kColumns = Block::kColumns, kStages = Block::kStages;
   auto* const stages = dynamic_smem<typename Product::template Stage<kRows>>();
+  const auto [first_k, depth] = depth_of_block(p);
   const int warp = threadIdx.x / 32, row = warp / Block::kAcross * kDown * 16,
             column = warp % Block::kAcross * kColumns, first_row = blockIdx.y * kRows,
-            first_column = blockIdx.x * kMmaTile, steps = ceil_div(p.depth, kMmaTile);
-  const auto load = [&](int i) {
+            first_column = blockIdx.x * kMmaTile, steps = ceil_div(depth, kMmaTile);
+  const auto load = [&, k = first_k](int i) {
     if (i < steps)
-      stages[i % kStages].template load<kMmaThreads, kAsync>(threadIdx.x, p, first_row, first_column, i * kMmaTile);
+      stages[i % kStages].template load<kMmaThreads, kAsync>(threadIdx.x, p, first_row, first_column, k + i * kMmaTile);
     cp_async_commit();
   };
   Accumulator<kColumns> total[kDown] = {};
@@ -147,66 +217,12 @@ __global__ void __launch_bounds__(kMmaThreads, 3) multiply_mma(const Product p) 
       cp_async_wait<kStages - 2>();
       __syncthreads();  // stage i is there, and everyone is done with the one before
       load(i + kStages - 1);
-      multiply_stage(sum, stages[i % kStages], row, column, p.depth - i * kMmaTile);
+      multiply_stage(sum, stages[i % kStages], row, column, depth - i * kMmaTile);
     }
 #pragma unroll
     for (int m = 0; m < kDown; m++) total[m] += sum[m];
   }
-#pragma unroll
-  for (int m = 0; m < kDown; m++)
-    total[m].for_each([&](int i, int j, float x) {
-      const int r = first_row + row + 16 * m + i, c = first_column + column + j;
-      if (r < p.rows && c < p.columns) p.finish(r, c, x);
-    });
-}
-
-// For few rows and several parts: a block computes 16 rows and 16 columns, its warps a part each, with stages of their
-// own, in rounds where the parts are more than the warps.
-constexpr int kFewColumns = 16, kFewWarps = 8, kFewStages = 3;
-struct FewWarp {
-  WeightStage<kFewRows, kFewColumns, false> stages[kFewStages];
-
-  // The sums of a part lie in the first stage, when no copy is under way.
-  using Sums = float[kFewRows][kFewColumns];
-  static_assert(sizeof(Sums) <= sizeof(stages[0]));
-  __device__ Sums& sums() { return reinterpret_cast<Sums&>(stages[0]); }
-};
-static_assert(kFewWarps * sizeof(FewWarp) <= 99 * 1024, "devices of 8.6 have no more");
-template <bool kAsync, class Product>
-__global__ void __launch_bounds__(32 * kFewWarps) multiply_few(const Product p) {
-  auto* const shared = dynamic_smem<FewWarp>();
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32,
-            first_row = blockIdx.y * kFewRows, first_column = blockIdx.x * kFewColumns;
-  auto& stages = shared[warp].stages;
-  const int r = threadIdx.x / 4, c = threadIdx.x % 4 * 4;  // the first 64 threads add up four results each, from here
-  float total[4] = {};
-  for (int first = 0; first < p.depth; first += warps * p.part) {
-    const int begin = first + warp * p.part, depth = min(p.part, p.depth - begin), steps = ceil_div(depth, kMmaTile);
-    const auto load = [&](int i) {
-      if (i < steps)
-        stages[i % kFewStages].template load<32, kAsync>(lane, p, first_row, first_column, begin + i * kMmaTile);
-      cp_async_commit();
-    };
-    Accumulator<kFewColumns> sum[1] = {};
-    for (int i = 0; i < kFewStages - 1; i++) load(i);
-    for (int i = 0; i < steps; i++) {
-      cp_async_wait<kFewStages - 2>();
-      __syncwarp();  // stage i is there, and the warp is done with the one before
-      load(i + kFewStages - 1);
-      multiply_stage(sum, stages[i % kFewStages], 0, 0, depth - i * kMmaTile);
-    }
-    __syncwarp();  // everyone has read the last stages
-    sum[0].for_pairs([&](int i, int j, float2 x) { *reinterpret_cast<float2*>(&shared[warp].sums()[i][j]) = x; });
-    __syncthreads();
-    for (int w = 0; r < kFewRows && w < warps && first + w * p.part < p.depth; w++)
-#pragma unroll
-      for (int j = 0; j < 4; j++) total[j] += shared[w].sums()[r][c + j];
-    __syncthreads();
-  }
-#pragma unroll
-  for (int j = 0; j < 4; j++)
-    if (r < kFewRows && first_row + r < p.rows && first_column + c + j < p.columns)
-      p.finish(first_row + r, first_column + c + j, total[j]);
+  finish_tile<16>(p, total, first_row + row, first_column + column, blockIdx.y * gridDim.x + blockIdx.x);
 }
 
 }  // namespace pare::PARE_CUDA

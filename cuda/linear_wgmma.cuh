@@ -86,15 +86,16 @@ struct WgmmaRowStage {
   __device__ uint64_t b() const { return matrix_descriptor(x, Swizzle::bytes_128, 1024, kPanel * 2); }
 };
 
-// A block computes kRows rows and kColumns columns: warpgroups of 64 rows each, and a warp that copies for them.
-// kParts: k has several parts (linear_part), which doubles the registers that hold results; of 192 columns they take
-// more than a third of those of the block, which the warpgroup of the copying warp gives up.
+// A block computes kRows rows and kColumns columns: one or two warpgroups, of kDown times 64 rows each, and a warp that
+// copies for them.  kParts: it adds up several parts of k (linear_part), which doubles the registers that hold results.
+// Where those are more than 128 a thread, the warpgroup of the copying warp gives up some of its own.
 template <int kRows, int kColumns, bool kParts, class Product>
 struct WgmmaBlock {
-  static_assert(!kParts || kColumns <= 192);
   using Stage = typename Product::template WgmmaStage<kRows, kColumns>;
-  static constexpr bool kGives = kParts && kColumns > 128;
-  static constexpr int kConsumers = kRows / 64 * 4, kThreads = kConsumers * 32 + (kGives ? 128 : 32);
+  static constexpr int kDown = kRows > 128 ? 2 : 1, kSums = kColumns / 2 * kDown * (kParts ? 2 : 1);
+  static_assert(kSums <= 192);
+  static constexpr bool kGives = kSums > 128;
+  static constexpr int kConsumers = kRows / kDown / 64 * 4, kThreads = kConsumers * 32 + (kGives ? 128 : 32);
   // Up to 205 KiB of shared memory, or 97 for each of the two blocks that then share a multiprocessor.
   static constexpr int kBlocks = kColumns > 64 || kParts ? 1 : 2,
                        kStages = std::min<int>(6, (kBlocks == 2 ? 96 : 204) * 1024 / sizeof(Stage));
@@ -120,9 +121,11 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
   using Block = WgmmaBlock<kRows, kColumns, kParts, Product>;
   using Stage = typename Block::Stage;
   auto& ring = *dynamic_smem<typename Block::Shared>();
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, steps = ceil_div(p.depth, kWgmmaDepth);
+  constexpr int kDown = Block::kDown;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int2 tile = first_of_tile<kRows, kColumns>(p.rows, p.columns);
   const int first_row = tile.x, first_column = tile.y;
+  const auto [first_k, depth] = depth_of_block(p);
   if (threadIdx.x == 0) {
     prefetch_map(map_a), prefetch_map(map_b);
     ring.init(Block::kConsumers);
@@ -132,36 +135,47 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
   if (warp >= Block::kConsumers) {
     if constexpr (Block::kGives) fewer_registers<40>();
     if (lane == 0 && warp == Block::kConsumers)
-      for (int i = 0; i < steps; i++) {
+      for (int i = 0; i * kWgmmaDepth < depth; i++) {
         Mbarrier* const full = ring.await_empty(i);
         mbarrier_arrive_expect(full, sizeof(Stage));
-        ring[i].copy(p, map_a, map_b, first_row, first_column, i * kWgmmaDepth, full);
+        ring[i].copy(p, map_a, map_b, first_row, first_column, first_k + i * kWgmmaDepth, full);
       }
+    __syncwarp();
+    if constexpr (requires { p.sum_of_part(0, 0, 0); })
+      if (p.apart()) is_last_part(p, blockIdx.x);
     return;
   }
   if constexpr (Block::kGives) more_registers<232>();
-  Accumulator<kColumns> sum = {}, total = {};
-  const auto end_part = [&] { total += sum, sum = {}; };
+  Accumulator<kColumns> sum[kDown] = {}, total[kDown] = {};
+  const auto end_part = [&] {
+#pragma unroll
+    for (int m = 0; m < kDown; m++) total[m] += sum[m], sum[m] = {};
+  };
   // Adds stage i, of which kSteps k16 steps exist: a constant, as ptxas takes products that hang on a condition one by
   // one.
   const auto add = [&]<int kSteps>(int i, std::integral_constant<int, kSteps>) {
     const Stage& stage = ring[i];
     ring.await_full(i);
-    const uint64_t a = stage.a(warp / 4 * 64), b = stage.b();
+    const uint64_t b = stage.b();
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < kSteps; k++)
-      wgmma<Stage::kMnMajorB, Stage::kMnMajorA>(sum.registers(), a + k * Stage::kNextA, b + k * Stage::kNextB);
+    for (int m = 0; m < kDown; m++) {
+      const uint64_t a = stage.a((warp / 4 * kDown + m) * 64);
+#pragma unroll
+      for (int k = 0; k < kSteps; k++)
+        wgmma<Stage::kMnMajorB, Stage::kMnMajorA>(sum[m].registers(), a + k * Stage::kNextA, b + k * Stage::kNextB);
+    }
     wgmma_commit();
-    wgmma_wait<0>(sum.registers());
+#pragma unroll
+    for (int m = 0; m < kDown; m++) wgmma_wait<0>(sum[m].registers());
     if (lane == 0) ring.release(i);
   };
-  const int whole = p.depth / kWgmmaDepth;
+  const int whole = depth / kWgmmaDepth;
   for (int i = 0, left = p.part / kWgmmaDepth; i < whole; i++) {
     add(i, std::integral_constant<int, 4>{});
     if (kParts && --left == 0) end_part(), left = p.part / kWgmmaDepth;
   }
-  switch (ceil_div(p.depth % kWgmmaDepth, 16)) {
+  switch (ceil_div(depth % kWgmmaDepth, 16)) {
     case 1:
       add(whole, std::integral_constant<int, 1>{});
       break;
@@ -175,23 +189,7 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
       add(whole, std::integral_constant<int, 4>{});
   }
   end_part();
-  // f(i, row, column, pair) for the pairs i in [first, first + kTogether).
-  constexpr int kPairs = kColumns / 4, kTogether = kColumns > 192 ? 8 : 16;
-  const auto for_pairs = [&](int first, auto f) {
-    int i = 0;
-    total.for_pairs([&](int row, int column, float2 x) {
-      const int r = first_row + warp * 16 + row, c = first_column + column;
-      if (i >= first && i < first + kTogether && r < p.rows && c < p.columns) f(i - first, r, c, x);
-      i++;
-    });
-  };
-  // Each group of pairs loads its addends before it stores a sum: the compiler cannot move a load above a store.
-#pragma unroll
-  for (int first = 0; first < kPairs; first += kTogether) {
-    decltype(p.before_pair(0, 0)) before[kTogether];
-    for_pairs(first, [&](int i, int r, int c, float2) { before[i] = p.before_pair(r, c); });
-    for_pairs(first, [&](int i, int r, int c, float2 x) { p.finish_pair(r, c, x, before[i]); });
-  }
+  finish_tile<64>(p, total, first_row + warp / 4 * kDown * 64 + warp % 4 * 16, first_column, blockIdx.x);
 #else
   __trap();
 #endif
@@ -202,7 +200,8 @@ void launch_wgmma(const char* op, const Product& p, Stream stream) {
   using Block = WgmmaBlock<kRows, kColumns, kParts, Product>;
   const auto [a, b] = Block::Stage::maps(op, p);
   launch(op, multiply_wgmma<kRows, kColumns, kParts, Product>,
-         {.grid = blocks(op, int64_t{blocks(op, p.rows, kRows)} * blocks(op, p.columns, kColumns), 1),
+         {.grid = dim3(blocks(op, int64_t{blocks(op, p.rows, kRows)} * blocks(op, p.columns, kColumns), 1), 1,
+                       std::max(1, p.apart())),
           .block = Block::kThreads,
           .smem = sizeof(typename Block::Shared)},
          stream, p, a, b);

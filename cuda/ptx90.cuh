@@ -201,9 +201,8 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[kN], uint32_t (&a)[kSteps]
 // registers.  Register i of thread t of the warpgroup is element (t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8,
 // i / 4 * 8 + t % 4 * 2 + i % 2) of d; a[i] has element (t / 32 * 16 + t % 32 / 4 + i % 2 * 8, i / 2 * 8 + t % 4 * 2)
 // of a and the next in k.  So each of four warps has 16 rows, laid out as mma_16816 has them.
-#define WGMMA_D32                                                          \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define WGMMA_D16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define WGMMA_D32 WGMMA_D16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define WGMMA_D64                                                                      \
   WGMMA_D32                                                                            \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
@@ -228,11 +227,15 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[kN], uint32_t (&a)[kSteps]
 template <bool kMnMajorB, bool kMnMajorA = false, int kRegisters>
 __device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b PTX_LOC) {
   constexpr int kN = 2 * kRegisters;
-  static_assert(kN == 64 || kN == 128 || kN == 144 || kN == 192 || kN == 256);
+  static_assert(kN == 32 || kN == 64 || kN == 128 || kN == 144 || kN == 192 || kN == 256);
 #ifdef CUEMU
   cuemu::wgmma(d, kN, a, b, kMnMajorA, kMnMajorB, loc);
 #else
-  if constexpr (kN == 64)
+  if constexpr (kN == 32)
+    asm volatile(WGMMA("32", WGMMA_D16, "%16, %17, add, 1, 1, %18, %19")
+                 : D8(0), D8(8)
+                 : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}));
+  else if constexpr (kN == 64)
     asm volatile(WGMMA("64", WGMMA_D32, "%32, %33, add, 1, 1, %34, %35")
                  : D32(0)
                  : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}));
@@ -279,6 +282,7 @@ __device__ __forceinline__ void wgmma(float (&d)[kRegisters], const uint32_t (&a
 #undef WGMMA_D72
 #undef WGMMA_D64
 #undef WGMMA_D32
+#undef WGMMA_D16
 
 // A warpgroup gives up registers, or waits until others have given up as many as it takes: kCount for each thread, a
 // multiple of 8.  A block has those that its kernel was compiled for, 168 with three warpgroups.

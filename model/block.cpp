@@ -47,11 +47,11 @@ void block_forward(const Model& model, int layer, const BlockBuffers& b, const T
   const ModelConfig& c = model.config;
   const Layer& w = model.layers[layer];
   const auto adapt = [&](std::initializer_list<Projection> side_by_side, const Tensor& in, const Tensor& out) {
-    if (model.adapters) model.adapters->forward(layer, side_by_side, in, b.lora, out);
+    if (model.adapters) model.adapters->forward(layer, side_by_side, in, b.lora, b.parts, out);
   };
 
   device.rmsnorm_fwd({.y = b.h1, .rstd = b.rstd1, .x = x, .w = w.input_norm, .eps = c.rms_eps});
-  device.linear_fwd({.y = b.qkv, .x = b.h1, .w = w.qkv, .bias = w.qkv_bias, .residual = {}});
+  device.linear_fwd({.y = b.qkv, .x = b.h1, .w = w.qkv, .bias = w.qkv_bias, .residual = {}, .parts = b.parts});
   adapt({Projection::q, Projection::k, Projection::v}, b.h1, b.qkv);
   if (c.qk_norm)
     device.qk_norm_rope_fwd({.y = qk_columns(c, b.qk),
@@ -66,14 +66,14 @@ void block_forward(const Model& model, int layer, const BlockBuffers& b, const T
   else
     device.rope_fwd({.x = qk_columns(c, b.qkv), .table = model.rope, .pos = pos});
   attention.attend(layer, b.q, b.k, b.v, b.o.heads(c.heads));
-  device.linear_fwd({.y = b.x_mid, .x = b.o, .w = w.o, .bias = {}, .residual = x});
+  device.linear_fwd({.y = b.x_mid, .x = b.o, .w = w.o, .bias = {}, .residual = x, .parts = b.parts});
   adapt({Projection::o}, b.o, b.x_mid);
 
   device.rmsnorm_fwd({.y = b.h2, .rstd = b.rstd2, .x = b.x_mid, .w = w.post_norm, .eps = c.rms_eps});
-  device.linear_fwd({.y = b.gate_up, .x = b.h2, .w = w.gate_up, .bias = {}, .residual = {}});
+  device.linear_fwd({.y = b.gate_up, .x = b.h2, .w = w.gate_up, .bias = {}, .residual = {}, .parts = b.parts});
   adapt({Projection::gate, Projection::up}, b.h2, b.gate_up);
   device.swiglu_fwd({.y = b.act, .gate_up = b.gate_up});
-  if (y) device.linear_fwd({.y = y, .x = b.act, .w = w.down, .bias = {}, .residual = b.x_mid});
+  if (y) device.linear_fwd({.y = y, .x = b.act, .w = w.down, .bias = {}, .residual = b.x_mid, .parts = b.parts});
   adapt({Projection::down}, b.act, y);
 }
 
@@ -143,14 +143,29 @@ void block_backward(const Model& model, int layer, const BlockBuffers& b, const 
   }
 }
 
+int64_t forward_sums(const Model& model, int64_t rows) {
+  if (model.dtype != DType::bf16) return 0;
+  const auto sums = [&](int64_t columns, int64_t depth) {
+    return linear_sums(std::min(rows, kApartRows), columns, depth);
+  };
+  const Layer& l = model.layers[0];
+  int64_t most = 0;
+  for (const Weight* w : {&l.qkv, &l.o, &l.gate_up, &l.down}) {
+    most = std::max(most, sums(w->outputs(), w->inputs()));
+    if (model.adapters) most = std::max(most, sums(model.adapters->spec.rank, w->inputs()));
+  }
+  return most;
+}
+
 void forward_rows(const Model& model, Arena& scratch, const Tensor& ids, const Tensor& pos, AttentionContext& attention,
-                  const Tensor& hidden) {
+                  const LinearParts& parts, const Tensor& hidden) {
   Device& device = model.device;
   const int64_t rows = ids.shape[0];
   const ArenaScope scope(scratch);
   const Tensor x = scratch.alloc("x", model.dtype, {rows, model.config.hidden});
   device.embedding_fwd({.y = x, .table = model.embedding, .ids = ids});
-  const BlockBuffers b(model, scratch, rows);
+  BlockBuffers b(model, scratch, rows);
+  b.parts = parts;
   for (int l = 0; l < model.config.layers; l++) {
     const Range range(device, "layer", l);
     block_forward(model, l, b, x, pos, attention, x);

@@ -16,6 +16,7 @@ struct BlockBuffers {
   Tensor rstd2, h2, gate_up, act;  // [N], [N, C], [N, 2F], [N, F]
 
   AdapterBuffers lora;  // [N, r] each: absent without adapters
+  LinearParts parts;    // of the products; absent at first
 
   Tensor q, k, v;  // [N, H, D], [N, K, D], [N, K, D]: what attention reads, views of the above
 };

@@ -94,7 +94,7 @@ AdapterViews Adapters::views(size_t layer, const Tensor& flat) const {
 }
 
 void Adapters::forward(int layer, std::initializer_list<Projection> side_by_side, const Tensor& x,
-                       const AdapterBuffers& u, const Tensor& y) const {
+                       const AdapterBuffers& u, const LinearParts& parts, const Tensor& y) const {
   int64_t column = 0;
   for (const Projection projection : side_by_side) {
     const auto p = static_cast<size_t>(projection);
@@ -102,7 +102,7 @@ void Adapters::forward(int layer, std::initializer_list<Projection> side_by_side
     column += outputs_[p];
     if (!spec.targets[p]) continue;
     const Adapter& w = layers[layer][p];
-    device.linear_fwd({.y = u[p], .x = x, .w = w.a, .bias = {}, .residual = {}});
+    device.linear_fwd({.y = u[p], .x = x, .w = w.a, .bias = {}, .residual = {}, .parts = parts});
     if (!y) continue;
     const Tensor part = y.columns(first, outputs_[p]);
     device.linear_fwd({.y = part, .x = u[p], .w = w.b, .bias = {}, .residual = part});

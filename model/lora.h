@@ -53,7 +53,7 @@ class Adapters : public Parameters {
   // u = A x; y += B' u, of projections of one x whose outputs lie side by side in y.  x [N, I] and y [N, sum of O] act,
   // rows may be strided.  With y absent only u is computed, which is what the backward reads.
   void forward(int layer, std::initializer_list<Projection> side_by_side, const Tensor& x, const AdapterBuffers& u,
-               const Tensor& y) const;
+               const LinearParts& parts, const Tensor& y) const;
   // From dy, the gradient of y: adds to the gradients `g` and to dx [N, I] act.
   void backward(int layer, std::initializer_list<Projection> side_by_side, const AdapterViews& g, const Tensor& x,
                 const AdapterBuffers& u, const Tensor& dy, const Tensor& dx, Arena& scratch) const;

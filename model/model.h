@@ -67,9 +67,11 @@ class AttentionContext {
   virtual void attend(int layer, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o) = 0;
 };
 
+// The elements of LinearParts::sums that forward_rows needs for up to so many rows; 0: it needs no LinearParts.
+int64_t forward_sums(const Model& model, int64_t rows);
 // The final hidden states (after the last norm) of N rows; keeps nothing for a backward.  ids, pos: i32 [N] on the
 // device; hidden: act [N, C] out.  Scratch is given back at the end.
 void forward_rows(const Model& model, Arena& scratch, const Tensor& ids, const Tensor& pos, AttentionContext& attention,
-                  const Tensor& hidden);
+                  const LinearParts& parts, const Tensor& hidden);
 
 }  // namespace pare

@@ -133,6 +133,12 @@ class Call {
     for (size_t i = 0; i < v.size(); i++) b.set(static_cast<int64_t>(i), v[i]);
     return b.tensor();
   }
+  // For parts of y = x wT apart; absent where they cannot be.
+  LinearParts parts(int64_t rows, int64_t columns, int64_t depth) {
+    const int64_t sums = linear_sums(rows, columns, depth);
+    if (sums == 0) return {};
+    return {stat_scratch({sums}), index("arrivals", {kLinearTiles}, std::vector<int32_t>(kLinearTiles))};
+  }
   // Random numbers.  Its memory is not compared, as every table has its own order there; its rows are.
   Weight weight(const std::string& name, int64_t outputs, int64_t inputs) {
     const Tensor rows = act(name, {outputs, inputs});

@@ -405,23 +405,30 @@ TEST(CudaBf16, TilesAreThoseOfTheModelOfTheirTime) {
     int64_t rows, columns, depth;
     WgmmaTile tile;
   };
-  for (const Product& p : {Product{256, 17920, 1536, {128, 144}},
-                           {1024, 17920, 1536, {128, 192}},
-                           {4096, 17920, 1536, {128, 256}},
+  for (const Product& p : {Product{256, 17920, 1536, {256, 144}},
+                           {1024, 17920, 1536, {256, 192}},
+                           {4096, 17920, 1536, {256, 192}},
                            {4096, 2048, 1536, {128, 256}},
-                           {4096, 1536, 1536, {128, 192}},
-                           {16, 1536, 1536, {64, 64}},
-                           {4096, 1152, 896, {128, 144}},
-                           {256, 151936, 1536, {128, 256}}}) {
+                           {4096, 1536, 1536, {256, 192}},
+                           {16, 1536, 1536, {64, 32}},
+                           {16, 17920, 1536, {128, 144}},
+                           {256, 2048, 1536, {64, 64}},
+                           {4096, 1152, 896, {256, 144}},
+                           {256, 151936, 1536, {256, 192}}}) {
     EXPECT_EQ(best_tile(kOnePartTiles, p.rows, p.columns, p.depth, 132), p.tile) << p.rows << " x " << p.columns;
     EXPECT_EQ(linear_part(p.columns, p.depth), p.depth);
   }
-  for (const Product& p : {Product{256, 1536, 8960, {64, 64}},
-                           {1024, 1536, 8960, {128, 128}},
-                           {4096, 1536, 8960, {128, 192}},
-                           {4096, 1536, 17920, {128, 192}}})
+  for (const Product& p : {Product{16, 1536, 8960, {64, 64}},
+                           {128, 1536, 8960, {128, 64}},
+                           {256, 1536, 8960, {128, 128}},
+                           {512, 1536, 8960, {128, 256}}})
+    EXPECT_EQ(best_tile(kOnePartTiles, p.rows, p.columns, p.depth, 132, linear_parts_apart(p.rows, p.columns, p.depth)),
+              p.tile)
+        << p.rows << " x " << p.columns;
+  for (const Product& p :
+       {Product{1024, 1536, 8960, {128, 128}}, {4096, 1536, 8960, {128, 192}}, {4096, 1536, 17920, {128, 192}}})
     EXPECT_EQ(best_tile(kPartsTiles, p.rows, p.columns, p.depth, 132), p.tile) << p.rows << " x " << p.columns;
-  for (const Product& p : {Product{17920, 1536, 4096, {128, 256}}, {1536, 1536, 4096, {128, 192}}})
+  for (const Product& p : {Product{17920, 1536, 4096, {256, 192}}, {1536, 1536, 4096, {128, 192}}})
     EXPECT_EQ(best_tile(kGradientTiles, p.rows, p.columns, p.depth, 132), p.tile) << p.rows << " x " << p.columns;
   // Measured on an H100, us (tools/bench/results/h100.md), at 1755 MHz.
   const auto us = [](const Product& p) { return tile_clocks(p.rows, p.columns, p.depth, p.tile, 132) / 1755; };
@@ -488,6 +495,37 @@ TEST(CudaBf16, LinearHasTheSameBitsFromEveryKernel) {
                                   {1100, 1536, 2056}})
       same_bits(n, i, o, 0);
   in_all_orders([&] { same_bits(129, 136, 264, 0), same_bits(70, 2120, 24, 0); });
+  ask_for(TensorKernel::choose);
+}
+
+// Nor on whether its parts are apart, in which of their blocks arrives last, nor on what the memory for them holds.
+TEST(CudaBf16, PartsApartHaveTheSameBits) {
+  const auto same_bits = [](int64_t n, int64_t i, int64_t o, int64_t gap) {
+    SCOPED_TRACE(cat(n, " rows, ", i, " to ", o, ", gap ", gap));
+    Call t(table_kernels, DType::bf16);
+    const Weight w = t.weight("w", o, i);
+    const Tensor x = t.act("x", {n, i}, gap), bias = t.act("bias", {o}), residual = t.act("residual", {n, o}, gap);
+    const LinearParts parts = t.parts(n, o, i);
+    ASSERT_TRUE(parts.sums);
+    table_kernels.linear_fwd({t.act_out("y", {n, o}, gap), x, w, bias, residual}, {});
+    for (const char* name : {"apart", "again"}) {  // the second finds the sums of the first
+      table_kernels.linear_fwd({t.act_out(name, {n, o}, gap), x, w, bias, residual, parts}, {});
+      EXPECT_EQ(t[name].bits(), t["y"].bits()) << name;
+      EXPECT_TRUE(t[name].zones_intact()) << name;
+    }
+    for (int64_t e = 0; e < kLinearTiles; e++) ASSERT_EQ(t["arrivals"].get(e), 0) << e;
+    EXPECT_TRUE(t["arrivals"].zones_intact());
+  };
+  for (const TensorKernel kernel : {TensorKernel::mma, TensorKernel::wgmma}) {
+    if (!ask_for(kernel)) continue;
+    for (const auto& [n, i, o, gap] : {std::array<int64_t, 4>{1, 2056, 24, 0},
+                                       {17, 2049, 9, 7},  // rows that begin anywhere, an odd width
+                                       {64, 2056, 40, 8},
+                                       {65, 4104, 72, 0},
+                                       {130, 2120, 70, 0}})
+      same_bits(n, i, o, gap);
+    in_all_orders([&] { same_bits(70, 2120, 24, 0); });
+  }
   ask_for(TensorKernel::choose);
 }
 

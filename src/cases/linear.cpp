@@ -24,6 +24,8 @@ Call linear_fwd(Operands& o, const Dims& d) {
   a.x = o.in("x", {M, K}, gap), a.w = o.weight("w", N, K);
   if (d["bias"]) a.bias = o.in("bias", {N});
   if (d["residual"]) a.residual = d["in_place"] ? a.y : o.in("residual", {M, N}, gap ? gap + 1 : 0);
+  if (const int64_t n = linear_sums(M, N, K); n > 0 && o.act == DType::bf16 && d["apart"])
+    a.parts = {o.stat_scratch("sums", {n}), o.index("arrivals", {kLinearTiles}, std::vector<int32_t>(kLinearTiles))};
   return a;
 }
 Call linear_bwd_input(Operands& o, const Dims& d) {
@@ -73,7 +75,15 @@ std::vector<OpCase> linear_cases() {
   return {{"pack_weight", weight, parts, pack_weight},
           {"unpack_weight", weight, parts, unpack_weight},
           {"linear_fwd",
-           {m, n, k, bias, {"residual", 0, "1: adds a residual", 0}, kKernel, kGap, kInPlace},
+           {m,
+            n,
+            k,
+            bias,
+            {"residual", 0, "1: adds a residual", 0},
+            kKernel,
+            kGap,
+            kInPlace,
+            edge("apart", "1: memory for parts of k apart, as in decoding", 1)},
            {"M=1,N=1,K=1", "M=1,N=3,K=17,bias=1", "M=2,N=16,K=64,residual=1", "M=3,N=17,K=65,gap=5,bias=1,residual=1",
             "M=5,N=33,K=31,residual=1,in_place=1", "M=13,N=15,K=63,gap=3,bias=1,residual=1,in_place=1",
             "M=17,N=67,K=130,bias=1", "M=65,N=48,K=40,gap=16,residual=1,in_place=1", "M=130,N=129,K=19,gap=1,bias=1"},

@@ -71,22 +71,37 @@ constexpr int64_t linear_part(int64_t columns, int64_t depth) {
   return parts_of(parts_of(depth, std::max(side_by_side, parts_of(depth, kLinearPart))), 64) * 64;
 }
 
-namespace detail {
-// The stretch of y and dx.  Up to 64 rows are not tiles of wgmma, and take the time of the weight's bytes.
-inline Stretch stretch_of_product(int64_t rows, int64_t columns, int64_t depth, int multiprocessors) {
-  if (rows <= 64) return {};
-  const bool parts = linear_part(columns, depth) < depth;
-  return {.flops = tile_stretch(parts ? kPartsTiles : kOnePartTiles, rows, columns, depth, multiprocessors)};
+constexpr int64_t linear_parts(int64_t columns, int64_t depth) {
+  const int64_t part = linear_part(columns, depth);
+  return part > 0 ? (depth + part - 1) / part : 0;
 }
-}  // namespace detail
+
+// Memory in which different blocks of a kernel leave the parts of a y of few rows, which the last of them adds up:
+// decoding with a narrow layer has too few tiles for a GPU.  No bit depends on it.  Calls that may run at the same
+// time, in two streams, need a LinearParts each.
+struct LinearParts {
+  Tensor sums;      // stat [linear_sums(N, O, I)] or more, scratch
+  Tensor arrivals;  // i32 [kLinearTiles], zeros before and after each call: blocks that have arrived, by tile
+};
+constexpr int64_t kLinearTiles = 1024;
+constexpr int64_t kApartRows = 512;  // more rows have tiles enough
+// The number of parts that can be apart so: 0 where they cannot, or there is one.
+constexpr int64_t linear_parts_apart(int64_t rows, int64_t columns, int64_t depth) {
+  const int64_t parts = linear_parts(columns, depth);
+  return rows <= kApartRows && columns <= 4096 && parts > 1 ? parts : 0;
+}
+constexpr int64_t linear_sums(int64_t rows, int64_t columns, int64_t depth) {
+  return linear_parts_apart(rows, columns, depth) * rows * ((columns + 1) / 2 * 2);
+}
 
 // y = x wT (+ bias) (+ residual)
 struct LinearFwd {
-  Tensor y;         // act [N, O] out, rows may be strided; may be residual (in place)
-  Tensor x;         // act [N, I], rows may be strided
-  Weight w;         // [O, I]
-  Tensor bias;      // act [O] or absent
-  Tensor residual;  // act [N, O] or absent, rows may be strided
+  Tensor y;                // act [N, O] out, rows may be strided; may be residual (in place)
+  Tensor x;                // act [N, I], rows may be strided
+  Weight w;                // [O, I]
+  Tensor bias;             // act [O] or absent
+  Tensor residual;         // act [N, O] or absent, rows may be strided
+  LinearParts parts = {};  // or absent; read in bf16 only
   void check(Contract& c) const {
     const int64_t N = x.shape[0], O = w.outputs();
     w.check(c, "w");
@@ -94,13 +109,20 @@ struct LinearFwd {
     c.act("x", x, {N, w.inputs()}, c.strided);
     if (bias) c.act("bias", bias, {O});
     if (residual) c.act("residual", residual, {N, O}, c.strided);
+    if (!parts.sums) return;
+    const int64_t least = linear_sums(N, O, w.inputs());
+    c.stat("sums", parts.sums, {parts.sums.shape[0]});
+    c.that(parts.sums.size() >= least, "sums has ", parts.sums.size(), " elements, expected ", least, " at least");
+    c.index("arrivals", parts.arrivals, {kLinearTiles});
   }
   Cost cost() const {
     return {2 * x.shape[0] * w.inputs() * w.outputs(), detail::total_bytes(x, w, bias, residual),
             detail::total_bytes(y)};
   }
   Stretch stretch(int multiprocessors) const {
-    return detail::stretch_of_product(x.shape[0], w.outputs(), w.inputs(), multiprocessors);
+    const int64_t N = x.shape[0], O = w.outputs(), I = w.inputs(), apart = parts.sums ? linear_parts_apart(N, O, I) : 0;
+    const auto tiles = linear_parts(O, I) > 1 && !apart ? kPartsTiles : kOnePartTiles;
+    return {.flops = tile_stretch(tiles, N, O, I, multiprocessors, std::max<int64_t>(1, apart))};
   }
   auto outputs() const { return std::array{y}; }
 };
@@ -120,7 +142,8 @@ struct LinearBwdInput {
             detail::total_bytes(dy, w) + (accumulate ? detail::total_bytes(dx) : 0), detail::total_bytes(dx)};
   }
   Stretch stretch(int multiprocessors) const {
-    return detail::stretch_of_product(dy.shape[0], w.inputs(), w.outputs(), multiprocessors);
+    const auto tiles = linear_parts(w.inputs(), w.outputs()) > 1 ? kPartsTiles : kOnePartTiles;
+    return {.flops = tile_stretch(tiles, dy.shape[0], w.inputs(), w.outputs(), multiprocessors)};
   }
   auto outputs() const { return std::array{dx}; }
 };

@@ -4,7 +4,9 @@
 // A tile goes through k in stages of 64.  A stage takes the longest of three: the tensor cores (rows x columns x 64
 // products at 2048 a clock), the way of its operands into the multiprocessor, and their way out of L2, which all busy
 // multiprocessors share.  The two rates are fitted to 15 products on an H100, which the model gives within 8 % (root of
-// the mean square); a tile's beginning and end, which nothing overlaps, to the same products at two depths.
+// the mean square); a tile's beginning and end, which nothing overlaps, to the same products at two depths.  Where the
+// parts of k are apart, each is a tile, and the last block to arrive reads the sums of all of them: not measured yet,
+// as are tiles of 32 columns and of 256 rows.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -13,42 +15,49 @@
 namespace pare {
 
 constexpr double kBytesIntoSm = 51, kBytesOutOfL2 = 4950;  // a clock
-constexpr double kTileEnds = 52;                           // clocks for each column of a tile
+constexpr double kTileEnds = 52;                           // clocks for each column of a tile of 128 rows or fewer
+constexpr double kArrival = 1000, kPartLatency = 500;      // clocks; to see that all parts are there, to begin with one
 
 struct WgmmaTile {
   int rows, columns;
   bool operator==(const WgmmaTile&) const = default;
 };
-// The tiles for results whose k is one part (linear_part), for those with several, and for gradients of weights.
-constexpr std::initializer_list<WgmmaTile> kOnePartTiles = {{64, 64},   {128, 64},  {128, 128},
-                                                            {128, 144}, {128, 192}, {128, 256}},
-                                           kPartsTiles = {{64, 64}, {128, 64}, {128, 128}, {128, 192}},
-                                           kGradientTiles = {{128, 128}, {128, 192}, {128, 256}};
+// The tiles for results whose k is one part (linear_part), or whose parts are apart; for several parts in one tile; and
+// for gradients of weights.
+constexpr std::initializer_list<WgmmaTile> kOnePartTiles = {{64, 32},   {64, 64},   {128, 64},  {128, 128}, {128, 144},
+                                                            {128, 192}, {128, 256}, {256, 144}, {256, 192}},
+                                           kPartsTiles = {{128, 64}, {128, 128}, {128, 192}},
+                                           kGradientTiles = {{128, 128}, {128, 192}, {128, 256}, {256, 192}};
 
-// Clocks of a product of `rows` x `columns` results over `depth` values of k, on so many multiprocessors.
-inline double tile_clocks(int64_t rows, int64_t columns, int64_t depth, WgmmaTile t, int multiprocessors) {
+// Clocks of a product of `rows` x `columns` results over `depth` values of k, on so many multiprocessors; `apart`: the
+// parts of k that have tiles of their own, or 1.
+inline double tile_clocks(int64_t rows, int64_t columns, int64_t depth, WgmmaTile t, int multiprocessors,
+                          int64_t apart = 1) {
   const auto parts = [](int64_t all, int64_t each) { return (all + each - 1) / each; };
-  const int64_t tiles = parts(rows, t.rows) * parts(columns, t.columns), waves = parts(tiles, multiprocessors);
+  const int64_t tiles = parts(rows, t.rows) * parts(columns, t.columns) * apart, waves = parts(tiles, multiprocessors);
   const auto busy = static_cast<double>(std::min<int64_t>(tiles, multiprocessors));
-  const double bytes = (t.rows + t.columns) * 128.0, products = t.rows * t.columns / 32.0;
+  const auto there = static_cast<double>(std::min<int64_t>(rows, t.rows));  // others are not read
+  const double bytes = (there + t.columns) * 128, products = t.rows * t.columns / 32.0;
   const double stage = std::max({products, bytes / kBytesIntoSm, bytes * busy / kBytesOutOfL2});
-  return static_cast<double>(waves) * (stage * static_cast<double>(parts(depth, 64)) + kTileEnds * t.columns);
+  const double ends = kTileEnds * t.columns * std::max(1.0, t.rows / 128.0);
+  const double sums = there * t.columns * 4 / kBytesIntoSm + kPartLatency;
+  return static_cast<double>(waves) * (stage * static_cast<double>(parts(parts(depth, apart), 64)) + ends) +
+         (apart > 1 ? static_cast<double>(apart) * sums + kArrival : 0);
 }
 
 // The one of `tiles` with the fewest clocks.
 inline WgmmaTile best_tile(std::initializer_list<WgmmaTile> tiles, int64_t rows, int64_t columns, int64_t depth,
-                           int multiprocessors) {
-  const auto clocks = [&](WgmmaTile t) { return tile_clocks(rows, columns, depth, t, multiprocessors); };
+                           int multiprocessors, int64_t apart = 1) {
+  const auto clocks = [&](WgmmaTile t) { return tile_clocks(rows, columns, depth, t, multiprocessors, apart); };
   return *std::min_element(tiles.begin(), tiles.end(), [&](WgmmaTile a, WgmmaTile b) { return clocks(a) < clocks(b); });
 }
 
 // The least clocks, over those of tensor cores that are all busy.
 inline double tile_stretch(std::initializer_list<WgmmaTile> tiles, int64_t rows, int64_t columns, int64_t depth,
-                           int multiprocessors) {
+                           int multiprocessors, int64_t apart = 1) {
   const double busy = static_cast<double>(rows) * static_cast<double>(columns) * static_cast<double>(depth) / 2048;
-  const double clocks =
-      tile_clocks(rows, columns, depth, best_tile(tiles, rows, columns, depth, multiprocessors), multiprocessors);
-  return busy > 0 ? clocks * multiprocessors / busy : 1;
+  const WgmmaTile best = best_tile(tiles, rows, columns, depth, multiprocessors, apart);
+  return busy > 0 ? tile_clocks(rows, columns, depth, best, multiprocessors, apart) * multiprocessors / busy : 1;
 }
 
 }  // namespace pare

@@ -111,7 +111,15 @@ Rollout::State Rollout::make_state(bool hashes) const {
   const Tensor hidden =
       scratch_.alloc("rollout.hidden", model_.dtype, {1 + limits_.max_batched_tokens, model_.config.hidden});
   const Tensor drawn = scratch_.alloc("rollout.drawn", DType::u8, {draws * (width + 4)});
+  const int64_t sums = forward_sums(model_, 1 + limits_.max_batched_tokens);
+  LinearParts parts;
+  if (sums > 0) {
+    parts = {scratch_.alloc("rollout.sums", model_.stat, {sums}),
+             scratch_.alloc("rollout.arrivals", DType::i32, {kLinearTiles})};
+    model_.device.zero({parts.arrivals});
+  }
   return {.hidden = hidden,
+          .parts = parts,
           .drawn = drawn,
           .logprob = make_tensor(drawn.data, model_.stat, {draws}),
           .token = make_tensor(drawn.rows(draws * width, draws * 4).data, DType::i32, {draws}),
@@ -149,7 +157,7 @@ void Rollout::run(Batch rows, const Sampling& sampling, const State& state) {
     if (fed.size() > 0)
       device.copy_rows({.y = ids.matrix(1), .x = state.token.rows(before, first - before).matrix(1), .index = fed});
     if (n > 0)
-      forward_rows(sampling.dense ? dense_model_ : model_, scratch_, ids, positions, attention,
+      forward_rows(sampling.dense ? dense_model_ : model_, scratch_, ids, positions, attention, state.parts,
                    state.hidden.rows(1, n));
     if (!batch.draws.empty()) draw(pass, draws, sampling, state);
   };

@@ -98,7 +98,8 @@ class Rollout {
                                  const std::function<void(const Completion&)>& drawn);
   // What lasts from pass to pass, in `scratch`.
   struct State {
-    Tensor hidden;   // act [1 + rows, C]: final hidden states, the kept row first
+    Tensor hidden;  // act [1 + rows, C]: final hidden states, the kept row first
+    LinearParts parts;
     Tensor drawn;    // u8: the next two as one piece of memory
     Tensor logprob;  // stat [lookahead * max_sequences]: of the passes that are queued, one after another
     Tensor token;    // i32, likewise

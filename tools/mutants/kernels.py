@@ -50,11 +50,16 @@ RULES = [  # (what to damage, replacement, label)
     (r"for \(([^;]*); (\w+) < ((?!k[A-Z])[a-z][\w.]*); (\w+)\+\+\)", r"for (\1; \2 <= \3; \4++)", "loop off by one"),
     (r"\bif \((\w+) < (\w+)\) ", r"if (\1 <= \2) ", "bound off by one"),
     (r"\batomicAdd\(&(.*?), 1\)", r"\1 += 1", "atomicAdd -> +="),
+    (r"__threadfence\(\);", ";", "no fence"),
+    (r"atomicInc\((.*?), (.*?) - 1\)", r"atomicInc(\1, \2)", "an arrival more"),
+    (r"(== gridDim\.z) - 1", r"\1 - 2", "the last but one adds the parts"),
+    (r"(part = )0(; part < p\.apart\(\))", r"\1 blockIdx.z\2", "parts from that of the last to arrive"),
 ]
 # Survivors that change nothing that counts: (file, text of the line, label) -> why.
 KNOWN = {
     ("attention_fwd.cu", "cp_async_wait<0>();", "no wait"): "the groups that are left are empty",
     ("attention_bwd_wgmma.cuh", "dv.registers(), p16", "waits for one group less"): "the other wait of the line covers it",
+    ("linear_mma.cuh", "the arrival before what is then read", "no fence"): "emulated threads see what is there",
     ("linear_mma.cuh", "i < steps", "loop off by one"): "a step behind the last has no products",
 }
 
