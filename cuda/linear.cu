@@ -42,7 +42,7 @@ struct Forward {
   unsigned* arrivals;
 
   // The number of such parts, or 0.
-  __host__ __device__ int apart() const { return !kTranspose && sums ? ceil_div(depth, part) : 0; }
+  int apart() const { return !kTranspose && sums ? ceil_div(depth, part) : 0; }
   // The sums of a part at an even column and the next.
   __device__ float2* sum_of_part(int part, int row, int column) const requires(!kTranspose) {
     return reinterpret_cast<float2*>(sums + (int64_t{part} * rows + row) * round_up(columns, 2) + column);
@@ -93,7 +93,7 @@ struct WeightGradient {
   static constexpr int part = kLinearPart;  // a launch in bf16 has no more rows
   bool pairs;                               // dw has 8-byte words in even columns
 
-  __host__ __device__ static constexpr int apart() { return 0; }
+  static constexpr int apart() { return 0; }
   __device__ float a(int k, int row) const { return to_float(dy[k * dy_stride + row]); }
   __device__ float b(int k, int column) const { return to_float(x[k * x_stride + column]); }
   __device__ float start(int row, int column) const { return dw[int64_t{row} * columns + column]; }

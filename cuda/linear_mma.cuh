@@ -120,7 +120,7 @@ __device__ __forceinline__ void multiply_stage(Accumulator<kColumns> (&sum)[kDow
 // The values of k that a block adds up: the first, and their number.
 template <class Product>
 __device__ __forceinline__ int2 depth_of_block(const Product& p) {
-  if (!p.apart()) return {0, p.depth};
+  if (gridDim.z == 1) return {0, p.depth};
   const int first = static_cast<int>(blockIdx.z) * p.part;
   return {first, min(p.part, p.depth - first)};
 }
@@ -144,7 +144,7 @@ __device__ __forceinline__ void finish_tile(const Product& p, Accumulator<kColum
                                             int column, [[maybe_unused]] int tile) {
   const auto exists = [&](int r, int c) { return r < p.rows && c < p.columns; };
   if constexpr (requires { p.sum_of_part(0, 0, 0); })
-    if (p.apart()) {
+    if (gridDim.z > 1) {
 #pragma unroll
       for (int m = 0; m < kDown; m++)
         total[m].for_pairs([&](int i, int j, float2 x) {
@@ -156,7 +156,7 @@ __device__ __forceinline__ void finish_tile(const Product& p, Accumulator<kColum
       for (int m = 0; m < kDown; m++) {
         total[m] = {};
 #pragma unroll 1  // the pairs of one part are loads enough
-        for (int part = 0; part < p.apart(); part++)
+        for (int part = 0; part < static_cast<int>(gridDim.z); part++)
           total[m].add_pairs([&](int i, int j) {
             const int r = row + m * kNext + i, c = column + j;
             return exists(r, c) ? *p.sum_of_part(part, r, c) : float2{};

@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
       }
     __syncwarp();
     if constexpr (requires { p.sum_of_part(0, 0, 0); })
-      if (p.apart()) is_last_part(p, blockIdx.x);
+      if (gridDim.z > 1) is_last_part(p, blockIdx.x);
     return;
   }
   if constexpr (Block::kGives) more_registers<232>();
