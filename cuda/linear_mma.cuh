@@ -155,12 +155,18 @@ __device__ __forceinline__ void finish_tile(const Product& p, Accumulator<kColum
 #pragma unroll
       for (int m = 0; m < kDown; m++) {
         total[m] = {};
+        const auto add_parts = [&](auto& sums, int first) {
 #pragma unroll 1  // the pairs of one part are loads enough
-        for (int part = 0; part < static_cast<int>(gridDim.z); part++)
-          total[m].add_pairs([&](int i, int j) {
-            const int r = row + m * kNext + i, c = column + j;
-            return exists(r, c) ? *p.sum_of_part(part, r, c) : float2{};
-          });
+          for (int part = 0; part < static_cast<int>(gridDim.z); part++)
+            sums.add_pairs([&](int i, int j) {
+              const int r = row + m * kNext + i, c = first + j;
+              return exists(r, c) ? *p.sum_of_part(part, r, c) : float2{};
+            });
+        };
+        if constexpr (kColumns > 144)  // more loads at once do not fit into registers
+          add_parts(total[m].half(0), column), add_parts(total[m].half(1), column + kColumns / 2);
+        else
+          add_parts(total[m], column);
       }
     }
   // Groups of pairs load their addends before they store a sum: the compiler cannot move a load above a store.

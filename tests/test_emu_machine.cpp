@@ -164,6 +164,15 @@ TEST(EmuMachine, EveryTileHasTheBitsOfMmaSync) {
         t.table.linear_bwd_input({dx, dy, t.weight("w", k, columns), true}, {});
       });
     }
+  for (const WgmmaTile& tile : kOnePartTiles) {  // of parts apart
+    SCOPED_TRACE(cat("apart, ", tile.rows, " x ", tile.columns));
+    const int64_t n = std::min(tile.rows - 1, 129), columns = tile.columns - 8, k = 2056;
+    EXPECT_EQ(best_tile(kOnePartTiles, n, columns, k, 1, linear_parts_apart(n, columns, k)), tile);
+    expect_same([&](kernel::Call& t) {
+      const Tensor y = t.act_out("result", {n, columns}), x = t.act("x", {n, k}), r = t.act("r", {n, columns});
+      t.table.linear_fwd({y, x, t.weight("w", columns, k), {}, r, t.parts(n, columns, k)}, {});
+    });
+  }
   for (const WgmmaTile& tile : kGradientTiles) {
     SCOPED_TRACE(cat("dw, ", tile.rows, " x ", tile.columns));
     EXPECT_EQ(best_tile(kGradientTiles, tile.rows - 8, tile.columns - 8, 75, 1), tile);
