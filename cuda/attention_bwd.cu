@@ -5,11 +5,12 @@
 // rows of segments; dk, dv, dpk, dpv are added to in the rows that a segment sees; no other row is touched.  D <= 256;
 // bf16 also needs D >= 2.  dpk and dpv are dk and dv themselves, or lie apart from them.
 //
-// Three kernels, without atomics.  row_sums leaves do.o in the first four bytes of each row of dq, until
-// query_gradients overwrites it.  key_gradients: a block owns a tile of rows of dk and dv of one key head, and goes
-// over the segments in list order, the heads of the group and the own rows, ascending.  query_gradients: a block owns
-// a tile of query rows of one head and goes over their slots, ascending.  So each sum has one owner and one order, for
-// the price of seven matrix products where five would do.
+// Three kernels.  row_sums leaves do.o in the first four bytes of each row of dq, until query_gradients overwrites it.
+// key_gradients: a block owns a tile of rows of dk and dv of one key head, and goes over the segments in list order,
+// the heads of the group and the own rows, ascending.  query_gradients: a block owns a tile of query rows of one head
+// and goes over their slots, ascending.  So each sum has one owner and one order, for the price of seven matrix
+// products where five would do.  (With wgmma blocks own parts of dk and dv, and add them in turn: the same order,
+// whichever blocks have them.)
 //
 // f32: the chains of list.h, bit for bit the `cpu` table.
 //
@@ -24,9 +25,10 @@
 // Lists of blocks: pairs that are not listed are hidden, and tiles without a visible pair are skipped.
 //
 // Bytes: q, d_o once for each 64 keys, k, v once for each 64 query rows (128 with wgmma; from L2 for the most part).
-// Limited by the tensor cores and the exponentials, which overlap them with wgmma only; a prefix that many segments
-// share is the longest chain of work, so what lies in another batch comes first.  With `lists` every tile of keys
-// searches the lists of all segments.  f32 is limited by shared-memory bandwidth (for tests).
+// Limited by the tensor cores and the exponentials, which overlap them with wgmma only; with mma.sync a prefix that
+// many segments share is the longest chain of work, so what lies in another batch comes first.  With wgmma also f32
+// sums of dk and dv once for each part, from L2.  With `lists` every tile of keys searches the lists of all segments.
+// f32 is limited by shared-memory bandwidth (for tests).
 #include "attention_bwd_wgmma.cuh"
 #include "machine.cuh"
 
@@ -34,9 +36,14 @@ namespace pare::PARE_CUDA {
 
 namespace {
 
-// 16 threads for a row: its chains, and the tree of a row sum.
+// 16 threads for a row: its chains, and the tree of a row sum.  In bf16 turns begin with 0.
 template <class T>
 __global__ void __launch_bounds__(kThreads) row_sums(const Args<T> a) {
+  if constexpr (sizeof(T) == 2) {
+    const PartTurns parts(a);
+    const int64_t blocks = int64_t{gridDim.x} * gridDim.y, block = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
+    for (int64_t i = block * kThreads + threadIdx.x; i < parts.count; i += blocks * kThreads) parts.tickets[i] = 0;
+  }
   const Tile t = find_tile<kThreads>(a.x.segments, a.x.n_segments, blockIdx.x);
   const int rows = min(kThreads, t.len - t.first), head_dim = a.x.head_dim, column = blockIdx.y * head_dim,
             lane = threadIdx.x % 16;
@@ -111,7 +118,7 @@ __global__ void __launch_bounds__(kThreads) key_gradients_f32(const Args<float> 
   __shared__ int listed[kKeys32];
   __shared__ uint64_t masks[kQueries32];
   const Packed<float>& x = a.x;
-  const KeyTile t = key_tile<kKeys32>(a);
+  const KeyTile t = key_tile<kKeys32>(a, blockIdx.x);
   const int head_dim = x.head_dim, kv = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const Tiles32 s = tiles32(head_dim);
   for (int i = threadIdx.x; i < t.rows * head_dim; i += kThreads) {
@@ -245,7 +252,7 @@ __global__ void __launch_bounds__(kThreads) key_gradients_bf16(const Args<bf16> 
   __shared__ uint64_t masks[2][kQueries];
   __shared__ float lse[2][kQueries], delta[2][kQueries];
   const Packed<bf16>& x = a.x;
-  const KeyTile t = key_tile<kOwned16>(a);
+  const KeyTile t = key_tile<kOwned16>(a, blockIdx.x);
   const int head_dim = x.head_dim, kv = blockIdx.y, own = threadIdx.x / 32 * 16,
             column = kColumns < kD ? blockIdx.z * kColumns : 0;
   bf16* smem = dynamic_smem<bf16>();
@@ -311,7 +318,7 @@ __global__ void __launch_bounds__(kThreads) key_gradients_bf16(const Args<bf16> 
   });
   cp_async_wait<0>();
   before.add(dk, dv);
-  add_key_gradients(a, t, own, column, touched, dk, dv);
+  add_key_gradients(a, t, kv, own, column, touched, dk, dv);
 }
 
 template <int kD>

@@ -46,8 +46,8 @@ struct KeyTile {
   __device__ bool meets(int begin, int count) const { return begin < first + rows && begin + count > first; }
 };
 template <int kKeys, class T>
-__device__ KeyTile key_tile(const Args<T>& a) {
-  const int parent_tiles = a.one ? 0 : ceil_div(a.parent_rows, kKeys), tile = blockIdx.x;
+__device__ KeyTile key_tile(const Args<T>& a, int tile) {
+  const int parent_tiles = a.one ? 0 : ceil_div(a.parent_rows, kKeys);
   if (tile < parent_tiles) return {tile * kKeys, min(kKeys, a.parent_rows - tile * kKeys), false, true};
   const int first = (tile - parent_tiles) * kKeys;
   return {first, min(kKeys, a.rows - first), true, a.one};
@@ -108,6 +108,113 @@ __device__ __forceinline__ void for_segments(const Args<T>& a, const KeyTile& t,
   }
 }
 
+// ---- parts of dk and dv as work for blocks (key_gradients_wgmma)
+
+// A part of list.h: rows [begin, end) of a segment and a query head, for the keys of a tile.  `part` counts those of
+// the tile and key head in the order in which they are added, `last` is none behind it; rows 0: there is no item any
+// more.
+struct KeyItem {
+  SegmentRow segment;
+  KeyTile tile;
+  int number, kv, head;  // of the tile among all; of its key head; query head
+  int begin, end, part, last;
+};
+
+// Items are numbered by segment, head of the group, run, key head and tile.  So those of a tile and key head ascend
+// with their parts, those that begin together are about as long, and the last ones are short.
+template <int kKeys>
+struct KeyItems {
+  const Args<bf16>& a;
+  int parent_tiles;
+  __device__ explicit KeyItems(const Args<bf16>& args)
+      : a(args), parent_tiles(a.one ? 0 : ceil_div(a.parent_rows, kKeys)) {}
+
+  // Tiles that a segment sees: [parent, parent + parents) with rows of its parent, [own, own_end) only with its own.
+  struct Tiles {
+    int parent, parents, own, own_end;
+  };
+  __device__ Tiles tiles_of(const SegmentRow& g) const {
+    Tiles t{0, 0, g.row / kKeys, ceil_div(g.row + g.len, kKeys)};
+    if (g.parent_len > 0) {
+      t.parent = g.parent_row / kKeys, t.parents = ceil_div(g.parent_row + g.parent_len, kKeys) - t.parent;
+      if (a.one) {  // the rows do not overlap: at most one tile is both
+        t.own += t.own >= t.parent && t.own < t.parent + t.parents;
+        t.own_end -= t.own < t.own_end && t.own_end > t.parent && t.own_end <= t.parent + t.parents;
+      }
+    }
+    t.own += parent_tiles, t.own_end += parent_tiles;
+    if (a.one) t.parent += parent_tiles;
+    return t;
+  }
+  // Of those with rows of its own, the ones that rows up to the end of run r see.
+  __device__ int seen(const SegmentRow& g, const Tiles& t, int r) const {
+    const int last = (g.row + min(g.len, (r + 1) * kRun) - 1) / kKeys + parent_tiles;
+    return max(0, min(t.own_end, last + 1) - t.own);
+  }
+  // The first run that sees tile `number`; the number of runs where none does.
+  __device__ int first_run(const SegmentRow& g, int number) const {
+    const Tiles t = tiles_of(g);
+    if (number >= t.parent && number < t.parent + t.parents) return 0;
+    const bool own = number >= t.own && number < t.own_end;
+    return own ? max(0, (number - parent_tiles) * kKeys - g.row) / kRun : ceil_div(g.len, kRun);
+  }
+  __device__ int items_of(const SegmentRow& g) const {
+    if (g.len <= 0) return 0;
+    const Tiles t = tiles_of(g);
+    int n = 0;
+    for (int r = 0; r * kRun < g.len; r++) n += t.parents + seen(g, t, r);
+    return n * a.x.heads;
+  }
+
+  // By a warp.
+  __device__ KeyItem find(int ticket) const {
+    const Packed<bf16>& x = a.x;
+    const Piece p =
+        find_piece(x.n_segments, ticket, [&](int i) { return items_of(entry_at<SegmentRow>(x.segments, i)); });
+    KeyItem item{};
+    if (p.owner == x.n_segments) return item;
+    const SegmentRow g = entry_at<SegmentRow>(x.segments, p.owner);
+    const Tiles t = tiles_of(g);
+    const int of_head = items_of(g) / x.group, head = p.index / of_head;
+    int r = 0, i = p.index % of_head;
+    for (int n; i >= (n = (t.parents + seen(g, t, r)) * x.kv_heads); r++) i -= n;
+    const int n = t.parents + seen(g, t, r), tile = i % n;
+    const bool parents = tile < t.parents;
+    item.segment = g, item.kv = i / n, item.head = item.kv * x.group + head;
+    item.number = parents ? t.parent + tile : t.own + tile - t.parents;
+    item.tile = key_tile<kKeys>(a, item.number);
+    item.begin = max(r * kRun, first_piece<64>(item.tile, g, parents)), item.end = min(g.len, (r + 1) * kRun);
+
+    const int lane = threadIdx.x % 32;
+    int before = 0, all = 0;  // parts of the tile: of the segments before, of all
+    for (int base = 0; base < x.n_segments; base += 32) {
+      const int s = base + lane;
+      if (s >= x.n_segments) break;
+      const SegmentRow other = entry_at<SegmentRow>(x.segments, s);
+      const int parts = other.len > 0 ? x.group * (ceil_div(other.len, kRun) - first_run(other, item.number)) : 0;
+      all += parts, before += s < p.owner ? parts : 0;
+    }
+    __syncwarp();
+    for (int o = 16; o > 0; o /= 2)
+      all += __shfl_xor_sync(kAllLanes, all, o), before += __shfl_xor_sync(kAllLanes, before, o);
+    const int first = first_run(g, item.number), runs = ceil_div(g.len, kRun) - first;
+    item.part = before + head * runs + r - first, item.last = all - 1;
+    return item;
+  }
+};
+
+// Bit i: some segment sees row row + i of 16 rows of a tile.  By a warp.
+__device__ __forceinline__ unsigned rows_seen(const Args<bf16>& a, const KeyTile& t, int row) {
+  unsigned seen = 0;
+  for (int s = threadIdx.x % 32; s < a.x.n_segments; s += 32) {
+    const SegmentRow g = entry_at<SegmentRow>(a.x.segments, s);
+    for (int i = 0; i < 16; i++) seen |= unsigned{first_query(t, g, row + i, nullptr) != kNobody && g.len > 0} << i;
+  }
+  __syncwarp();
+  for (int o = 16; o > 0; o /= 2) seen |= __shfl_xor_sync(kAllLanes, seen, o);
+  return seen;
+}
+
 // Bit i for each i in [begin, end) for which slot `slot` + i lies in a block that a row reads; it sees `total` slots.
 __device__ uint64_t slots_read(const BlockLists& b, int64_t row, int kv, int total, int slot, int begin, int end) {
   const auto bits = [](int from, int to) { return ~uint64_t{0} >> (64 - (to - from)) << from; };
@@ -157,12 +264,12 @@ __device__ __forceinline__ void dots_to_p(Accumulator<kN>& p, const float* lse, 
     x = visible(row, query) ? w : 0.f;
   });
 }
-// v.do to ds / scale.  delta: [queries].
-template <int kN>
+// v.do to ds / scale.  delta: [queries].  kMasked: some p are 0, as what is seen has none.
+template <bool kMasked = true, int kN>
 __device__ __forceinline__ void dots_to_ds(Accumulator<kN>& ds, const Accumulator<kN>& p, const float* delta) {
   ds.for_each(p, [&](LaneRow, int query, float& x, float w) {
     const float difference = x - delta[query];
-    x = w != 0 ? w * difference : 0.f;  // a hidden v may hold anything
+    x = !kMasked || w != 0 ? w * difference : 0.f;  // a hidden v may hold anything
   });
 }
 
@@ -197,12 +304,48 @@ class PartSums {
   }
 };
 
+// The same where blocks compute the parts: the warp that has a part of 16 keys adds it in turn to f32 sums in `work`.
+// Behind the sums of 128 keys each, of tiles and their key heads, lie the tickets of the launch and the turns of warps.
+struct PartTurns {
+  static constexpr int kWarps = 8;  // of a tile
+  float* sums;
+  int *tickets, *turns;
+  int64_t count;  // ints
+  __device__ explicit PartTurns(const Args<bf16>& a) {
+    const int d = a.x.head_dim, padded = d <= 64 ? 64 : d <= 128 ? 128 : 256;
+    const int64_t tiles = int64_t{ceil_div(a.rows, 128) + (a.one ? 0 : ceil_div(a.parent_rows, 128))} * a.x.kv_heads;
+    sums = a.work, tickets = reinterpret_cast<int*>(a.work + tiles * 2 * 128 * padded), turns = tickets + 1;
+    count = 1 + tiles * kWarps;
+  }
+};
+// dk and dv become the sums of all parts up to this one, of the lane's rows that it sees, and of the others as they
+// were.  A part waits for those before it, which have lower tickets: blocks that run have taken them, and the one with
+// the lowest waits for nobody.  So no wait is for ever, in whatever order blocks begin, and one block suffices.
+template <int kD>
+__device__ __forceinline__ void add_in_turn(const PartTurns& p, const KeyItem& item, int kv_heads, int warp,
+                                            PerRow<bool> sees, Accumulator<kD>& dk, Accumulator<kD>& dv) {
+  constexpr int kFours = kD / 8, kStep = PartTurns::kWarps * 32;  // of dk, and of dv; threads
+  const int64_t tile = int64_t{item.number} * kv_heads + item.kv;
+  int* const turn = p.turns + tile * PartTurns::kWarps + warp;
+  float4* const at = reinterpret_cast<float4*>(p.sums) + tile * 2 * kFours * kStep + warp * 32 + threadIdx.x % 32;
+  if (item.part > 0) await_turn(turn, item.part);
+#pragma unroll
+  for (int i = 0; i < 2 * kFours; i++) {
+    float(&x)[4] = i < kFours ? dk.tile[i] : dv.tile[i - kFours];
+    const float4 sum = item.part > 0 ? at[i * kStep] : make_float4(0, 0, 0, 0);
+    x[0] = sees.v[0] ? sum.x + x[0] : sum.x, x[1] = sees.v[0] ? sum.y + x[1] : sum.y;
+    x[2] = sees.v[1] ? sum.z + x[2] : sum.z, x[3] = sees.v[1] ? sum.w + x[3] : sum.w;
+    if (item.part < item.last) at[i * kStep] = make_float4(x[0], x[1], x[2], x[3]);
+  }
+  if (item.part < item.last) end_turn(turn);
+}
+
 // Adds the sums of columns [column, column + kC) to the warp's 16 rows of the tile from `own` on that are touched.
 template <int kC>
-__device__ __forceinline__ void add_key_gradients(const Args<bf16>& a, const KeyTile& t, int own, int column,
+__device__ __forceinline__ void add_key_gradients(const Args<bf16>& a, const KeyTile& t, int kv, int own, int column,
                                                   PerRow<bool> touched, Accumulator<kC>& dk,
                                                   const Accumulator<kC>& dv) {
-  const int head_dim = a.x.head_dim, kv = blockIdx.y;
+  const int head_dim = a.x.head_dim;
   dk.for_each(dv, [&](LaneRow i, int j, float sum_k, float sum_v) {
     const int row = t.first + own + i, c = column + j;
     if (!touched[i] || c >= head_dim) return;

@@ -6,6 +6,7 @@
 #pragma once
 #include "attention_bwd.cuh"
 #include "attention_wgmma.cuh"
+#include "machine.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -23,7 +24,7 @@ inline QueryMaps query_maps(const char* op, const Args<bf16>& a, int box) {
           heads_map(op, a.d_o, a.rows, a.x.heads, a.x.head_dim, box)};
 }
 
-// ---- dk and dv: each warpgroup has 64 keys; queries come in pieces, of all segments and heads one after another
+// ---- dk and dv: each warpgroup has 64 keys; the queries of an item come in pieces
 
 template <int kD>
 struct WgmmaKeyGradients {
@@ -35,9 +36,6 @@ struct WgmmaKeyGradients {
     HeadRows<kD, kQueries> d_o;
   };
   struct Piece {
-    SegmentRow segment;
-    int begin;   // its own row at which the piece begins; -1: there is no piece any more
-    bool first;  // of a part
     float lse[kQueries], delta[kQueries];
   };
   struct Shared {
@@ -45,11 +43,12 @@ struct WgmmaKeyGradients {
     HeadRows<kD, kOwnedRows> v;
     Ring<Stage, kStages> ring;
     Piece pieces[kStages];
-    Mbarrier keys_full;
+    KeyItem items[2];  // a warp reads the end of one while the next is there
+    Mbarrier keys_full, keys_empty;
   };
 };
 
-// blockIdx.y is the key head.
+// Blocks take items by ticket, as many blocks as run at once.
 template <int kD>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     key_gradients_wgmma(const Args<bf16> a, const __grid_constant__ QueryMaps queries,
@@ -59,14 +58,13 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   constexpr int kQueries = Block::kQueries, kStages = Block::kStages;
   auto& s = *dynamic_smem<typename Block::Shared>();
   const Packed<bf16>& x = a.x;
-  const KeyTile t = key_tile<kOwnedRows>(a);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, kv = blockIdx.y;
+  const PartTurns parts(a);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
-    prefetch_map(queries.q), prefetch_map(queries.d_o);
-    prefetch_map(t.own ? keys.k : keys.pk), prefetch_map(t.own ? keys.v : keys.pv);
-    const int consumers = ceil_div(t.rows, 64) * 4;  // warps; a warpgroup without keys ends
-    mbarrier_init(&s.keys_full, 1);
-    s.ring.init(consumers);
+    prefetch_map(queries.q), prefetch_map(queries.d_o), prefetch_map(keys.k), prefetch_map(keys.v);
+    if (!a.one && a.parent_rows > 0) prefetch_map(keys.pk), prefetch_map(keys.pv);
+    mbarrier_init(&s.keys_full, 1), mbarrier_init(&s.keys_empty, kConsumers);
+    s.ring.init(kConsumers);
     fence_proxy_async();
   }
   __syncthreads();
@@ -74,109 +72,119 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   if (warp >= kConsumers) {
     fewer_registers<kProducerRegisters>();
     if (warp > kConsumers) return;
-    if (lane == 0) {
-      mbarrier_arrive_expect(&s.keys_full, sizeof(s.k) + sizeof(s.v));
-      copy_rows(s.k, t.own ? keys.k : keys.pk, kv, t.first, &s.keys_full);
-      copy_rows(s.v, t.own ? keys.v : keys.pv, kv, t.first, &s.keys_full);
-    }
-    int n = 0;
-    for_segments<kOwnedRows>(a, t, nullptr, [&](const SegmentRow& g, bool parents) {
-      for (int head = kv * x.group; head < (kv + 1) * x.group; head++)
-        for (int start = first_piece<kQueries>(t, g, parents), begin = start; begin < g.len; begin += kQueries, n++) {
-          float lse[kQueries / 32] = {}, delta[kQueries / 32] = {};  // rows that are absent have q = do = 0
-#pragma unroll
-          for (int i = 0; i < kQueries / 32; i++)
-            if (const int r = begin + lane + i * 32; r < g.len) {
-              lse[i] = a.lse[int64_t{g.row + r} * x.heads + head];
-              delta[i] = get_delta(a.dq.row(g.row + r) + head * x.head_dim);
-            }
-          auto& stage = s.ring[n];
-          auto& piece = s.pieces[n % kStages];
-          Mbarrier* const full = s.ring.await_empty(n);
-#pragma unroll
-          for (int i = 0; i < kQueries / 32; i++)
-            piece.lse[lane + i * 32] = lse[i], piece.delta[lane + i * 32] = delta[i];
-          if (lane == 0) piece.segment = g, piece.begin = begin, piece.first = begin == start || begin % kRun == 0;
-          __syncwarp();
-          const int row = g.row + begin, rows = g.len - begin;
-          if (rows >= kQueries) {
-            if (lane == 0) {
-              mbarrier_arrive_expect(full, sizeof(stage));
-              copy_rows(stage.q, queries.q, head, row, full);
-              copy_rows(stage.d_o, queries.d_o, head, row, full);
-            }
-          } else {
-            load_rows(stage.q, 0, x.k.p, rows, x.head_dim, [&](int r) { return x.q.row(row + r) + head * x.head_dim; });
-            load_rows(stage.d_o, 0, x.k.p, rows, x.head_dim,
-                      [&](int r) { return a.d_o.row(row + r) + head * x.head_dim; });
-            loaded();
-            if (lane == 0) mbarrier_arrive(full);
-          }
+    const KeyItems<kOwnedRows> items(a);
+    bool more = true;
+    for (int n = 0, i = 0; more; i++) {
+      const KeyItem item = i > 0 && leaves_tickets() ? KeyItem{} : items.find(take_ticket(parts.tickets));
+      const SegmentRow& g = item.segment;
+      more = item.tile.rows > 0;
+      mbarrier_wait(&s.keys_empty, (i + 1) % 2);
+      if (lane == 0) {
+        s.items[i % 2] = item;
+        if (more) {
+          mbarrier_arrive_expect(&s.keys_full, sizeof(s.k) + sizeof(s.v));
+          copy_rows(s.k, item.tile.own ? keys.k : keys.pk, item.kv, item.tile.first, &s.keys_full);
+          copy_rows(s.v, item.tile.own ? keys.v : keys.pv, item.kv, item.tile.first, &s.keys_full);
+        } else {
+          mbarrier_arrive(&s.keys_full);
         }
-    });
-    Mbarrier* const full = s.ring.await_empty(n);
-    if (lane == 0) {
-      s.pieces[n % kStages].begin = -1;
-      mbarrier_arrive(full);
+      }
+      for (int begin = item.begin; begin < item.end; begin += kQueries, n++) {
+        float lse[kQueries / 32] = {}, delta[kQueries / 32] = {};  // rows that are absent have q = do = 0
+#pragma unroll
+        for (int j = 0; j < kQueries / 32; j++)
+          if (const int r = begin + lane + j * 32; r < g.len) {
+            lse[j] = a.lse[int64_t{g.row + r} * x.heads + item.head];
+            delta[j] = get_delta(a.dq.row(g.row + r) + item.head * x.head_dim);
+          }
+        auto& stage = s.ring[n];
+        auto& piece = s.pieces[n % kStages];
+        Mbarrier* const full = s.ring.await_empty(n);
+#pragma unroll
+        for (int j = 0; j < kQueries / 32; j++)
+          piece.lse[lane + j * 32] = lse[j], piece.delta[lane + j * 32] = delta[j];
+        __syncwarp();
+        const int row = g.row + begin, rows = g.len - begin;
+        if (rows >= kQueries) {
+          if (lane == 0) {
+            mbarrier_arrive_expect(full, sizeof(stage));
+            copy_rows(stage.q, queries.q, item.head, row, full);
+            copy_rows(stage.d_o, queries.d_o, item.head, row, full);
+          }
+        } else {
+          load_rows(stage.q, 0, x.k.p, rows, x.head_dim,
+                    [&](int r) { return x.q.row(row + r) + item.head * x.head_dim; });
+          load_rows(stage.d_o, 0, x.k.p, rows, x.head_dim,
+                    [&](int r) { return a.d_o.row(row + r) + item.head * x.head_dim; });
+          loaded();
+          if (lane == 0) mbarrier_arrive(full);
+        }
+      }
     }
     return;
   }
 
-  const int group = warp / 4 * 64, own = warp * 16;  // of the tile's keys
-  if (group >= t.rows) return;
   more_registers<kConsumerRegisters>();
-  Accumulator<kD> dk = {}, dv = {};
-  PartSums<kD, kConsumers * 32> before(a.work, int64_t{blockIdx.x} * gridDim.y + blockIdx.y, threadIdx.x);
+  const int group = warp / 4 * 64, own = warp * 16;  // of the tile's keys
+  Accumulator<kD> dk, dv;
   Accumulator<kQueries> p, ds;
   uint32_t p16[kQueries / 16][4], ds16[kQueries / 16][4];
-  PerRow<bool> touched = {};
-  const auto await = [&](int n) {
-    s.ring.await_full(n);
-    return s.pieces[n % kStages].begin >= 0;
-  };
+  PerRow<int> first;  // the own row of the segment that is the first to see the key
   const auto multiply_keys = [&](int n) {
-    wgmma_clear(p.registers());
+    s.ring.await_full(n);
+    wgmma_clear(p.registers()), wgmma_clear(ds.registers());
     begin_dots(p, s.k, group, s.ring[n].q);
   };
-  // p and ds of piece n, whose k.q is on its way; p while v.do is computed.
-  const auto weigh = [&](int n) {
+  // p and ds of piece n, from own row `begin` on, whose k.q is on its way; p while v.do is computed.
+  const auto weigh = [&](int n, int begin, auto masked) {
     begin_dots(ds, s.v, group, s.ring[n].d_o);
     const auto& piece = s.pieces[n % kStages];
-    PerRow<int> first;  // the query that is the first to see the row
-    for_rows([&](LaneRow row) {
-      first[row] = first_query(t, piece.segment, own + row, nullptr);
-      touched[row] |= first[row] != kNobody;
-    });
     wgmma_wait<1>(p.registers());
-    dots_to_p(p, piece.lse, x.softmax(), [&](LaneRow row, int query) { return piece.begin + query >= first[row]; });
+    dots_to_p(p, piece.lse, x.softmax(),
+              [&](LaneRow row, int query) { return !decltype(masked)::value || begin + query >= first[row]; });
     wgmma_wait<0>(ds.registers());
-    dots_to_ds(ds, p, piece.delta);
+    dots_to_ds<decltype(masked)::value>(ds, p, piece.delta);
     p.round(p16), ds.round(ds16);
   };
   const auto add = [&](int n) {
     begin_weighted(dv, p16, s.ring[n].d_o);
     begin_weighted(dk, ds16, s.ring[n].q);
   };
-  mbarrier_wait(&s.keys_full, 0);
-  if (!await(0)) return;
-  wgmma_clear(ds.registers());
-  multiply_keys(0);
-  weigh(0);
-  int n = 1;
-  for (; await(n); n++) {
+  const auto turn = [&](int n, int begin, auto masked) {
     add(n - 1);
     multiply_keys(n);
     wgmma_wait<1>(dv.registers(), p16), wgmma_wait<1>(dk.registers(), ds16);
-    if (s.pieces[n % kStages].first) before.end_part(dk, dv);
     __syncwarp();  // everyone has read the piece
     if (lane == 0) s.ring.release(n - 1);
-    wgmma_clear(ds.registers());
-    weigh(n);
+    weigh(n, begin, masked);
+  };
+  for (int n = 0, i = 0;; i++) {
+    mbarrier_wait(&s.keys_full, i % 2);
+    const KeyItem& item = s.items[i % 2];
+    if (item.tile.rows == 0) return;
+    for_rows([&](LaneRow row) { first[row] = first_query(item.tile, item.segment, own + row, nullptr); });
+    // From here on every row of the segment sees all keys of the tile that it sees some time.
+    const int whole = item.tile.own ? item.tile.first + item.tile.rows - 1 - item.segment.row : 0;
+    wgmma_clear(dk.registers()), wgmma_clear(dv.registers());
+    int begin = item.begin;
+    multiply_keys(n);
+    weigh(n++, begin, std::true_type{});
+    for (begin += kQueries; begin < item.end && begin < whole; begin += kQueries) turn(n++, begin, std::true_type{});
+    for (; begin < item.end; begin += kQueries) turn(n++, begin, std::false_type{});
+    __syncwarp();  // everyone is done with the item before
+    if (lane == 0) mbarrier_arrive(&s.keys_empty);
+    add(n - 1);
+    wgmma_wait<0>(dv.registers(), p16), wgmma_wait<0>(dk.registers(), ds16);
+    __syncwarp();  // everyone has read the piece
+    if (lane == 0) s.ring.release(n - 1);
+    PerRow<bool> sees;
+    for_rows([&](LaneRow row) { sees[row] = first[row] != kNobody; });
+    add_in_turn(parts, item, x.kv_heads, warp, sees, dk, dv);
+    if (item.part < item.last) continue;
+    const unsigned seen = rows_seen(a, item.tile, own);
+    for_rows([&](LaneRow row) { sees[row] = seen >> row & 1; });
+    add_key_gradients(a, item.tile, item.kv, own, 0, sees, dk, dv);
   }
-  add(n - 1);
-  wgmma_wait<0>(dv.registers(), p16), wgmma_wait<0>(dk.registers(), ds16);
-  before.add(dk, dv);
-  add_key_gradients(a, t, own, 0, touched, dk, dv);
 #else
   __trap();
 #endif
@@ -255,12 +263,28 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   const auto dots_to_p = [&] {
     p.for_each([&](LaneRow row, int, float& z) { z = x.softmax().cubic(z, terms.lse[row]); });
   };
-  const auto dots_to_ds = [&](int i) {
+  const auto dots_to_ds = [&](int i, auto masked) {
     ds.for_each(p, [&](LaneRow row, int column, float& z, float weight) {
       const int slot = i * kSlots + column;
       const float w = weight * (z - terms.delta[row]);
-      z = slot <= t.parent_len + first + row ? w : 0.f;
+      z = !decltype(masked)::value || slot <= t.parent_len + first + row ? w : 0.f;
     });
+  };
+  const int n_blocks = blocks(group + 64);
+  const auto await_block = [&](int i) {
+    if (i < n_blocks) s.ring.await_full(i);
+  };
+  const auto turn = [&](int i, auto masked) {
+    multiply_keys(i);
+    add_keys(i - 1);
+    wgmma_wait<2>(p.registers());
+    dots_to_p();
+    wgmma_wait<1>(ds.registers());
+    dots_to_ds(i, masked);
+    await_block(i + 1);  // here, as in attn_wgmma
+    wgmma_wait<0>(dq.registers(), weights);
+    if (lane == 0) s.ring.release(i - 1);
+    ds.round(weights);
   };
   mbarrier_wait(&s.q_full, 0);
   s.ring.await_full(0);
@@ -268,22 +292,12 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   wgmma_wait<1>(p.registers());
   dots_to_p();
   wgmma_wait<0>(ds.registers());
-  dots_to_ds(0);
+  dots_to_ds(0, std::true_type{});
   ds.round(weights);
-  const int n_blocks = blocks(group + 64);
-  if (n_blocks > 1) s.ring.await_full(1);
-  for (int i = 1; i < n_blocks; i++) {
-    multiply_keys(i);
-    add_keys(i - 1);
-    wgmma_wait<2>(p.registers());
-    dots_to_p();
-    wgmma_wait<1>(ds.registers());
-    dots_to_ds(i);
-    if (i + 1 < n_blocks) s.ring.await_full(i + 1);  // here, as in attn_wgmma
-    wgmma_wait<0>(dq.registers(), weights);
-    if (lane == 0) s.ring.release(i - 1);
-    ds.round(weights);
-  }
+  await_block(1);
+  int i = 1;
+  for (const int whole = (t.parent_len + t.first + group + 1) / kSlots; i < whole; i++) turn(i, std::false_type{});
+  for (; i < n_blocks; i++) turn(i, std::true_type{});
   add_keys(n_blocks - 1);
   wgmma_wait<0>(dq.registers(), weights);
   __syncwarp();  // everyone has read do.o, which lies in dq
@@ -305,8 +319,10 @@ void launch_wgmma_gradients(const char* op, const Args<bf16>& a, Stream stream) 
   using Keys = WgmmaKeyGradients<kD>;
   using Queries = WgmmaQueryGradients<kD>;
   const auto maps = [&](int box) { return slot_maps(op, a.x, a.rows, a.parent_rows, box); };
-  const dim3 tiles(blocks(op, a.rows, kOwnedRows) + (a.one ? 0 : blocks(op, a.parent_rows, kOwnedRows)), a.x.kv_heads);
-  launch(op, key_gradients_wgmma<kD>, {.grid = tiles, .block = kWgmmaThreads, .smem = sizeof(typename Keys::Shared)},
+  launch(op, key_gradients_wgmma<kD>,
+         {.grid = static_cast<unsigned>(machine().multiprocessors),
+          .block = kWgmmaThreads,
+          .smem = sizeof(typename Keys::Shared)},
          stream, a, query_maps(op, a, Keys::kQueries), maps(kOwnedRows));
   launch(op, query_gradients_wgmma<kD>,
          {.grid = tile_grid(op, a.x, a.rows, kOwnedRows),

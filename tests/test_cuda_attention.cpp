@@ -366,7 +366,8 @@ std::string backward_bits(Case c, int64_t gap) {
 
 // On compute capability 9.0 two kernels compute attention: mma.sync anywhere, wgmma where rows begin at multiples of 16
 // bytes.  On a device each is asked for, whatever the device would choose.
-void expect_the_same_bits(std::string (*bits_with)(Case, int64_t gap)) {
+// more: cases beside those of both directions.
+void expect_the_same_bits(std::string (*bits_with)(Case, int64_t gap), const std::vector<Case>& more = {}) {
   const Probe* const probe = table_kernels.probe;
   const auto ask_for = [&](TensorKernel kernel) { return !probe || probe->tensor_kernel(kernel); };
   if (!ask_for(TensorKernel::wgmma)) GTEST_SKIP() << "this device has one kernel";
@@ -398,11 +399,21 @@ void expect_the_same_bits(std::string (*bits_with)(Case, int64_t gap)) {
   std::vector<SegmentRow> many;  // more segments than a warp looks at in one go
   for (int32_t i = 0; i < 35; i++) many.push_back({2 * i, 1 + i % 2, 0, i % 3});
   same_bits({70, 1, 1, 64, 0, many}, 0);
+  for (const Case& c : more) same_bits(c, 0);
   in_all_orders([&] { same_bits({150, 2, 1, 128, 0, {{1, 66, 0, 0}, {67, 80, 1, 66}}}, 0); });
   ask_for(TensorKernel::choose);
 }
 TEST(CudaAttention, ForwardHasTheSameBitsFromEveryKernel) { expect_the_same_bits(forward_bits); }
-TEST(CudaAttention, BackwardHasTheSameBitsFromEveryKernel) { expect_the_same_bits(backward_bits); }
+TEST(CudaAttention, BackwardHasTheSameBitsFromEveryKernel) {
+  // Runs of 1024 rows, from rows that are no multiple of anything; a prompt that several read, in the same batch (a
+  // tile has rows of it and of those who read it) and in another; heads by threes.
+  std::vector<Case> runs;
+  for (int32_t len : {1023, 1024, 1025})
+    runs.push_back({len + 92, 1, 1, 8, 0, {{1, len, len + 20, 70}, {len + 3, 15, len + 20, 70}, {len + 20, 70, 0, 0}}});
+  runs.push_back({1100, 3, 1, 8, 0, {{0, 30, 0, 20}, {30, 1027, 3, 150}, {1060, 40, 1, 140}}, 160});
+  runs.push_back({1300, 1, 1, 8, 0, {{100, 1200, 0, 100}, {0, 100, 0, 0}}});
+  expect_the_same_bits(backward_bits, runs);
+}
 
 // Tiles may take in rows of neighbours: those count for nothing, not even if they are not finite, but in dk and dv of
 // the keys that lie beside theirs.  Rows that begin anywhere are for mma.sync alone, in the emulation too, where no

@@ -94,10 +94,12 @@ struct AttnFwd {
   }
   auto outputs() const { return std::array{o, lse}; }
 };
-// Elements of AttnBwd::work for N rows, and P rows of parents that are not among them.
+// Elements of AttnBwd::work for N rows, and P rows of parents that are not among them: of tiles of 128 keys, whose
+// heads are padded, the sums of dk and dv and eight turns; and a counter.
 constexpr int64_t attn_bwd_work(int64_t rows, int64_t parents, int64_t kv_heads, int64_t head_dim) {
-  const auto tiles = [](int64_t n) { return (n + 127) / 128; };  // of keys, whose heads are padded
-  return 2 * (tiles(rows) + tiles(parents)) * 128 * kv_heads * (head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256);
+  const int64_t tiles = (rows + 127) / 128 + (parents + 127) / 128;
+  const int64_t d = head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
+  return tiles * kv_heads * (2 * 128 * d + 8) + 1;
 }
 // p = exp(scale*q.k) / 2^lse; dv += p do; ds = p (do.v - do.o); dq = scale * ds k; dk += scale * ds q.
 // Order of the chains in f32: dq over the slots that a row sees, ascending; dk and dv over segments in list order, then
@@ -135,13 +137,20 @@ struct AttnBwd {
             detail::total_bytes(q, k, v, o, d_o, lse, dk, dv, segments, lists, blocks, budget),
             detail::total_bytes(dq, dk, dv)};
   }
-  // The keys have 8 of the 14 products of a pair: a block has 128 keys of a head, and walks over all rows that see
-  // them. Lists of blocks hide pairs, of which nearly all are computed: some row of a tile sees each slot.
+  // The keys have 8 of the 14 products of a pair.  With wgmma a block takes parts of up to 1024 rows and 128 keys of a
+  // query head, one after another, and half of one is waited for at the end; list scheduling of the parts gives that
+  // within 5 %.  With mma.sync a block has 128 keys of a key head, and walks over all rows that see them: where there
+  // are lists, heads are wide, or a device has no wgmma, which plans do not know.  Lists of blocks hide pairs, of which
+  // nearly all are computed: some row of a tile sees each slot.
   Stretch stretch(int multiprocessors) const {
     constexpr double kOfKeys = 8.0 / 14;
-    const double chain = multiprocessors * detail::part(128 * extent.readers, extent.pairs * k.shape[1]);
+    const bool walks = blocks || lists || q.shape[2] > 128;
+    const int64_t K = k.shape[1], H = q.shape[1], run = std::min<int64_t>(1024, extent.rows);
+    const double chain = multiprocessors * detail::part(128 * extent.readers, extent.pairs * K),
+                 part = multiprocessors * detail::part(128 * run, extent.pairs * H);
     const double hidden = blocks ? static_cast<double>(extent.pairs) / static_cast<double>(pairs) : 1;
-    return {.flops = hidden * (1 - kOfKeys + kOfKeys * std::max(1.0, chain))};
+    const double keys = walks ? std::max(1.0, chain) : std::max(1 + part / 2, part);
+    return {.flops = hidden * (1 - kOfKeys + kOfKeys * keys)};
   }
   auto outputs() const { return std::array{dq, dk, dv, dpk, dpv}; }
 };

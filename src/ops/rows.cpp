@@ -10,6 +10,7 @@ AttnExtent attn_extent(std::span<const SegmentRow> segments, bool apart, int64_t
   for (const SegmentRow& s : segments)
     if (s.parent_len) readers[s.parent_row] += s.len;
   for (const SegmentRow& s : segments) {
+    e.rows = std::max<int64_t>(e.rows, s.len);
     e.longest = std::max<int64_t>(e.longest, s.parent_len + s.len);
     const auto shared = apart ? readers.end() : readers.find(s.row);
     if (shared != readers.end()) shared->second += s.len;

@@ -16,6 +16,7 @@ struct SegmentRow {
 // The host's knowledge of the segments of a call, for estimates of its time; zeros are taken for even work.
 struct AttnExtent {
   int64_t longest = 0;  // slots before and in the longest segment
+  int64_t rows = 0;     // of the longest segment
   int64_t readers = 0;  // rows that see the key which most rows see
   int64_t pairs = 0;    // visible pairs, whatever lists of blocks hide of them
 };

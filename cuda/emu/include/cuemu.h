@@ -64,6 +64,9 @@ void device_memory(void* p, size_t bytes);
 void forget_device_memory(void* p);
 void host_wrote(const void* p, size_t bytes);
 
+// Are there blocks of the launch that have not begun?
+bool blocks_are_left();
+
 // ---- launching
 struct Grid {
   unsigned grid[3], block[3];

@@ -19,6 +19,7 @@ void* g_ctx;
 std::string g_report;
 uint64_t g_rng;
 uint32_t g_serial;
+uint64_t g_blocks_left;  // of the launch: that have not begun
 
 Thread* pick() {
   Block& b = g_block;
@@ -148,6 +149,7 @@ bool run_blocks(const Grid& c) {
     const uint64_t i = order == Order::random ? shuffled[k] : order == Order::reverse ? blocks - 1 - k : k;
     blockIdx = {static_cast<unsigned>(i % c.grid[0]), static_cast<unsigned>(i / c.grid[0] % c.grid[1]),
                 static_cast<unsigned>(i / (uint64_t{c.grid[0]} * c.grid[1]))};
+    g_blocks_left = blocks - 1 - k;
     shared.fill_nan();
     std::fill_n(g_block.smem, g_block.smem_bytes, '\xff');
     if (!run_block()) return false;
@@ -258,6 +260,7 @@ cudaError_t run_grid(const Grid& c, ThreadMain entry, void* ctx) {
   return g_error;
 }
 
+bool blocks_are_left() { return g_blocks_left > 0; }
 void* dynamic_smem() { return g_block.smem; }
 unsigned lane_id() { return g_block.cur->linear % kWarp; }
 Loc lane_loc(unsigned lane) { return g_block.threads[g_block.cur->linear / kWarp * kWarp + lane].loc; }
