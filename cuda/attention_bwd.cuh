@@ -146,7 +146,7 @@ struct KeyItems {
     if (a.one) t.parent += parent_tiles;
     return t;
   }
-  // Of those with rows of its own, the ones that rows up to the end of run r see.
+  // The number of tiles with rows of its own that rows up to the end of run r see.
   __device__ int seen(const SegmentRow& g, const Tiles& t, int r) const {
     const int last = (g.row + min(g.len, (r + 1) * kRun) - 1) / kKeys + parent_tiles;
     return max(0, min(t.own_end, last + 1) - t.own);
@@ -318,28 +318,6 @@ struct PartTurns {
     count = 1 + tiles * kWarps;
   }
 };
-// dk and dv become the sums of all parts up to this one, of the lane's rows that it sees, and of the others as they
-// were.  A part waits for those before it, which have lower tickets: blocks that run have taken them, and the one with
-// the lowest waits for nobody.  So no wait is for ever, in whatever order blocks begin, and one block suffices.
-template <int kD>
-__device__ __forceinline__ void add_in_turn(const PartTurns& p, const KeyItem& item, int kv_heads, int warp,
-                                            PerRow<bool> sees, Accumulator<kD>& dk, Accumulator<kD>& dv) {
-  constexpr int kFours = kD / 8, kStep = PartTurns::kWarps * 32;  // of dk, and of dv; threads
-  const int64_t tile = int64_t{item.number} * kv_heads + item.kv;
-  int* const turn = p.turns + tile * PartTurns::kWarps + warp;
-  float4* const at = reinterpret_cast<float4*>(p.sums) + tile * 2 * kFours * kStep + warp * 32 + threadIdx.x % 32;
-  if (item.part > 0) await_turn(turn, item.part);
-#pragma unroll
-  for (int i = 0; i < 2 * kFours; i++) {
-    float(&x)[4] = i < kFours ? dk.tile[i] : dv.tile[i - kFours];
-    const float4 sum = item.part > 0 ? at[i * kStep] : make_float4(0, 0, 0, 0);
-    x[0] = sees.v[0] ? sum.x + x[0] : sum.x, x[1] = sees.v[0] ? sum.y + x[1] : sum.y;
-    x[2] = sees.v[1] ? sum.z + x[2] : sum.z, x[3] = sees.v[1] ? sum.w + x[3] : sum.w;
-    if (item.part < item.last) at[i * kStep] = make_float4(x[0], x[1], x[2], x[3]);
-  }
-  if (item.part < item.last) end_turn(turn);
-}
-
 // Adds the sums of columns [column, column + kC) to the warp's 16 rows of the tile from `own` on that are touched.
 template <int kC>
 __device__ __forceinline__ void add_key_gradients(const Args<bf16>& a, const KeyTile& t, int kv, int own, int column,

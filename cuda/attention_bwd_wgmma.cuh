@@ -16,6 +16,28 @@ constexpr int kConsumers = 8, kOwnedRows = kConsumers * 16, kWgmmaThreads = (kCo
 constexpr int kConsumerRegisters = 224, kProducerRegisters = 56;
 static_assert(2 * kConsumerRegisters + kProducerRegisters <= 3 * 168);
 
+// dk and dv become the sums of all parts up to this one, of the lane's rows that it sees, and of the others as they
+// were.  A part waits for those before it, which have lower tickets: blocks that run have taken them, and the one with
+// the lowest waits for nobody.  So no wait is for ever, in whatever order blocks begin, and one block suffices.
+template <int kD>
+__device__ __forceinline__ void add_in_turn(const PartTurns& p, const KeyItem& item, int kv_heads, int warp,
+                                            PerRow<bool> sees, Accumulator<kD>& dk, Accumulator<kD>& dv) {
+  constexpr int kFours = kD / 8, kStep = PartTurns::kWarps * 32;  // of dk, and of dv; threads
+  const int64_t tile = int64_t{item.number} * kv_heads + item.kv;
+  int* const turn = p.turns + tile * PartTurns::kWarps + warp;
+  float4* const at = reinterpret_cast<float4*>(p.sums) + tile * 2 * kFours * kStep + warp * 32 + threadIdx.x % 32;
+  if (item.part > 0) await_turn(turn, item.part);
+#pragma unroll
+  for (int i = 0; i < 2 * kFours; i++) {
+    float(&x)[4] = i < kFours ? dk.tile[i] : dv.tile[i - kFours];
+    const float4 sum = item.part > 0 ? at[i * kStep] : make_float4(0, 0, 0, 0);
+    x[0] = sees.v[0] ? sum.x + x[0] : sum.x, x[1] = sees.v[0] ? sum.y + x[1] : sum.y;
+    x[2] = sees.v[1] ? sum.z + x[2] : sum.z, x[3] = sees.v[1] ? sum.w + x[3] : sum.w;
+    if (item.part < item.last) at[i * kStep] = make_float4(x[0], x[1], x[2], x[3]);
+  }
+  if (item.part < item.last) end_turn(turn);
+}
+
 struct QueryMaps {
   CUtensorMap q, d_o;
 };

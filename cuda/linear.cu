@@ -37,7 +37,7 @@ struct Forward {
   int64_t y_stride, x_stride, residual_stride;
   int rows, columns, depth, part;  // values of k in a part
   bool pairs;                      // y and residual have 4-byte words in even columns
-  // Of LinearParts, where each part of k is for a block of its own; else null.
+  // From LinearParts, if each part of k has a block of its own; else null.
   float* sums;
   unsigned* arrivals;
 

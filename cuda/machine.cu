@@ -140,9 +140,10 @@ void start_watchdog() {
 
 std::string lost_arrival_report() {
   if (!noted || !noted->is) return "";
-  return cat("watchdog: thread ", noted->thread, " of block (", noted->block[0], ", ", noted->block[1], ", ",
-             noted->block[2], ") waits for ever for the mbarrier at byte ", noted->byte, " of shared memory, parity ",
-             noted->parity);
+  const std::string who = cat("watchdog: thread ", noted->thread, " of block (", noted->block[0], ", ", noted->block[1],
+                              ", ", noted->block[2], ") waits for ever for ");
+  if (noted->byte == kLostTurn) return who + cat("turn ", noted->parity);
+  return who + cat("the mbarrier at byte ", noted->byte, " of shared memory, parity ", noted->parity);
 }
 #endif
 

@@ -88,39 +88,4 @@ __device__ __forceinline__ void mma_16816(float (&d)[4], const uint32_t (&a)[4],
 #endif
 }
 
-// ---- turns: blocks work on the same memory one after another
-
-// By a thread: waits until `turn` counts `mine` and sees what was written before it did.  Whoever raises it must be a
-// block that runs: the emulation, which runs one at a time, reports a wait.
-__device__ __forceinline__ void await_turn(int* turn, int mine PTX_LOC) {
-#ifdef CUEMU
-  if (const int is = atomicAdd(turn, 0, loc); is != mine)
-    cuemu::fail(loc, "turn %d waits for ever: it is that of %d", mine, is);
-#else
-  int is;
-  do asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(is) : "l"(turn) : "memory");
-  while (is != mine);
-#endif
-}
-// By a warp, behind what it has written.
-__device__ __forceinline__ void end_turn(int* turn) {
-  __syncwarp();
-  if (threadIdx.x % 32 != 0) return;
-  __threadfence();
-  atomicAdd(turn, 1);
-}
-// The number of those who have asked before, in every lane of a warp.
-__device__ __forceinline__ int take_ticket(int* tickets) {
-  return __shfl_sync(kAllLanes, threadIdx.x % 32 == 0 ? atomicAdd(tickets, 1) : 0, 0);
-}
-// For blocks that take tickets until there are none.  In the emulation a block leaves some to those behind it, so that
-// turns are between blocks.
-__device__ __forceinline__ bool leaves_tickets() {
-#ifdef CUEMU
-  return cuemu::blocks_are_left();
-#else
-  return false;
-#endif
-}
-
 }  // namespace pare::PARE_CUDA

@@ -47,9 +47,9 @@ __device__ LostArrival* lost_arrival;  // memory of the host
 [[maybe_unused]] const bool watched = (watched_files().push_back(&lost_arrival), true);
 }  // namespace
 // Ends the kernel, whose context can then be used no more.  (A printf would make ptxas wait for each wgmma.)
-__device__ __forceinline__ void give_up(const Mbarrier* b, unsigned parity) {
+__device__ __forceinline__ void give_up(uint32_t byte, unsigned parity) {
   LostArrival& l = *lost_arrival;
-  l.byte = smem_address(b), l.parity = parity, l.thread = threadIdx.x;
+  l.byte = byte, l.parity = parity, l.thread = threadIdx.x;
   l.block[0] = blockIdx.x, l.block[1] = blockIdx.y, l.block[2] = blockIdx.z;
   __threadfence_system();
   l.is = 1;
@@ -81,7 +81,7 @@ __device__ __forceinline__ void mbarrier_wait(Mbarrier* b, unsigned parity PTX_L
   if (mbarrier_ended(b, parity)) return;
   const uint32_t start = clock_now();
   while (!mbarrier_ended(b, parity))
-    if (clock_now() - start > kPatience) give_up(b, parity);
+    if (clock_now() - start > kPatience) give_up(smem_address(b), parity);
 #endif
 }
 // Lets tensor copies and wgmma see what this thread has written to shared memory, mbarriers too.
@@ -90,6 +90,47 @@ __device__ __forceinline__ void fence_proxy_async() {
   cuemu::proxy_fence();
 #else
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// ---- turns: blocks work on the same memory one after another
+
+// By a thread: waits until `turn` counts `mine` and sees what was written before it did.  Whoever raises it must be a
+// block that runs: the emulation, which runs one at a time, reports a wait.
+__device__ __forceinline__ void await_turn(int* turn, int mine PTX_LOC) {
+#ifdef CUEMU
+  if (const int is = atomicAdd(turn, 0, loc); is != mine)
+    cuemu::fail(loc, "turn %d waits for ever: it is that of %d", mine, is);
+#else
+  const auto counts = [&] {
+    int is;
+    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(is) : "l"(turn) : "memory");
+    return is;
+  };
+  if (counts() == mine) return;
+  const uint32_t start = clock_now();
+  while (counts() != mine)
+    if (clock_now() - start > kPatience) give_up(kLostTurn, mine);
+#endif
+}
+// By a warp, behind what it has written.
+__device__ __forceinline__ void end_turn(int* turn) {
+  __syncwarp();
+  if (threadIdx.x % 32 != 0) return;
+  __threadfence();
+  atomicAdd(turn, 1);
+}
+// The number of those who have asked before, in every lane of a warp.
+__device__ __forceinline__ int take_ticket(int* tickets) {
+  return __shfl_sync(kAllLanes, threadIdx.x % 32 == 0 ? atomicAdd(tickets, 1) : 0, 0);
+}
+// For blocks that take tickets until there are none.  In the emulation a block leaves some to those behind it, so that
+// turns are between blocks.
+__device__ __forceinline__ bool leaves_tickets() {
+#ifdef CUEMU
+  return cuemu::blocks_are_left();
+#else
+  return false;
 #endif
 }
 

@@ -192,7 +192,7 @@ def measure_run(o):
     add_run(o.work, run)
 
 
-# Of a run of which only its speed is known.
+# A run of which only the speed is known.
 NOTHING = dict.fromkeys(["rollout_tokens", "learner_tokens", "rollout_flops", "learner_flops", "planned", "used", "arenas",
                          "peer"]) | {"different": 0, "checked": 0}
 
