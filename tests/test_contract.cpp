@@ -69,6 +69,24 @@ TEST(Contract, ATableMayHaveOneType) {
             "accumulate: y is f64[3], expected f32[3]");
 }
 
+// Memory for parts: as many sums as the shape needs, or more, and an arrival for each tile.
+TEST(Contract, PartsOfAProductHaveTheirMemory) {
+  const int64_t rows = 3, inputs = 4104, outputs = 5, least = linear_sums(rows, outputs, inputs);
+  ASSERT_EQ(least, linear_parts(outputs, inputs) * 3 * 6);
+  LinearFwd a{.y = of(DType::bf16, {rows, outputs}),
+              .x = of(DType::bf16, {rows, inputs}),
+              .w = {of(DType::bf16, {weight_panels(outputs), inputs, kPanel}), outputs},
+              .bias = {},
+              .residual = {},
+              .parts = {f32({least}), of(DType::i32, {kLinearTiles})}};
+  EXPECT_EQ(refusal(&Device::linear_fwd, a), "");
+  a.parts.sums = f32({least - 1});
+  EXPECT_EQ(refusal(&Device::linear_fwd, a),
+            cat("linear_fwd: sums has ", least - 1, " elements, expected ", least, " at least"));
+  a.parts = {f32({least}), of(DType::i32, {7})};
+  EXPECT_EQ(refusal(&Device::linear_fwd, a), cat("linear_fwd: arrivals is i32[7], expected i32[", kLinearTiles, "]"));
+}
+
 TEST(Contract, RowsMayBeStridedWhereTheOpSaysSo) {
   RmsnormFwd a = norm(DType::f32, DType::f32);
   a.x = f32({4, 8}).columns(2, 3), a.y = f32({4, 5}).columns(0, 3);
