@@ -53,6 +53,24 @@ TEST(House, TheMakefileIsReadInAMinute) {
   EXPECT_LE(std::count(makefile.begin(), makefile.end(), '\n'), 250);
 }
 
+// A backtick in a message would run what it quotes; commands are substituted by $( ).
+TEST(House, ScriptsQuoteNothingByBackticks) {
+  const std::regex bare("(^|[^\\\\])`");
+  int scripts = 0;
+  for (const auto& entry : fs::recursive_directory_iterator("tools")) {
+    const std::string text = entry.is_regular_file() ? read_text(entry.path().string()) : "";
+    const std::string first = text.substr(0, text.find('\n'));
+    if (entry.path().extension() != ".sh" && !(first.starts_with("#!") && first.ends_with("sh"))) continue;
+    scripts++;
+    std::stringstream lines(text);
+    for (std::string line; std::getline(lines, line);)
+      if (const size_t word = line.find_first_not_of(' '); word != std::string::npos && line[word] != '#') {
+        EXPECT_FALSE(std::regex_search(line.substr(0, line.find(" # ")), bare)) << entry.path() << ": " << line;
+      }
+  }
+  EXPECT_GT(scripts, 15);
+}
+
 TEST(House, ArrowsAreThoseOfThePage) {
   const Arrows sees = arrows_of_the_page();
   ASSERT_GT(sees.size(), 10u) << "src/README.md is read in the root of the repository";

@@ -5,7 +5,7 @@ usage="usage: tools/gpu_check.sh [-d cuda|emu] [-o DIR] [-b BUILD] [-n] a|b|c|d|
       compute-sanitizer, all tests of ops, both kernels of each product timed, training with either, the bits of the emulator
   b   is it fast?   PyTorch's times, the goals of tools/bench/goals.json, --exact=off, the quickstart, models of 0.5B and 1.5B
   c   why not?      hardware counters of five kernels, a timeline
-  d   of a real model?  `make real`, and tools/experiments/real: the papers' methods on SmolLM2, three seeds; the model lies
+  d   of a real model?  \`make real\`, and tools/experiments/real: the papers' methods on SmolLM2, three seeds; the model lies
       in build/smollm2, or is made there from the two files of tools/pack_smollm2.sh
   e   beside whom?  the workloads by which llmq, nano-vllm and prime-rl publish their speed, beside their figures and
       beside PyTorch and vLLM where this machine has them

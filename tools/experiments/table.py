@@ -3,7 +3,7 @@
 
 table.py OUT COLUMNS... [--more A B]...
 
-OUT holds runs NAME-sSEED; COLUMNS are `sparse` and `cost`.  Accuracy is the mean of the last two validations.
+OUT holds runs NAME-sSEED; COLUMNS are `sparse`, `cost` and `short`.  Accuracy is the mean of the last two validations.
 --more A B: is A more accurate than B?  The difference, paired by seed, and its 95 % interval (Student's t); "holds" and
 "the contrary" where the interval has no 0 in it, else "cannot be seen".
 """
@@ -67,6 +67,12 @@ def row(run):
 
 # Header, key, scale, form.
 COLUMNS = {
+    "short": [
+        ("sampler's reward", "sampler", 1, "%.2f"), ("rejected", "rejected", 1, "%.2f"), ("KL a token", "kl", 1, "%.3f"),
+        ("slots saved at the peak", "peak", 1, "%.2f"), ("groups without signal", "zero", 1, "%.2f"),
+        ("gradient norm", "grad", 1, "%.2f"), ("generated tokens, k", "generated", 1e-3, "%.0f"),
+        ("rollout, TFLOP", "rollout", 1e-12, "%.1f"), ("learner, TFLOP", "learner", 1e-12, "%.1f"),
+    ],
     "sparse": [
         ("sparse validation", "sparse", 1, "%.3f"), ("sampler's reward", "sampler", 1, "%.3f"), ("rejected", "rejected", 1, "%.3f"),
         ("KL a token", "kl", 1, "%.4f"), ("slots saved: mean", "saved", 1, "%.3f"), ("at the peak", "peak", 1, "%.3f"),
