@@ -1,5 +1,5 @@
 // What turns logits into numbers: log-probs, overlaps, losses and samples (ops/logits.h: Logprob, OverlapProbs,
-// LogitsLoss, Sample).
+// LogitsLoss, Truncate, Sample).
 //
 // logits [R, V] act, overwritten by their gradient in logits_loss; per row a token or a log-prob, an entropy and
 // losses, f32, overwritten.  A thread block works on a row.  V is 2^20 at most: the sums of all tiles of a row lie in
@@ -10,8 +10,8 @@
 // relative to the tile's maximum, so one pass over the logits gives both.  Then all threads compute the factors that
 // make the sums of tiles relative to the maximum of the row, and two lanes add them up.
 //
-// Bytes: logits read once, twice by draws and losses (sampling with top_k or top_p up to 130 times more, from L2 for
-// the most part); limited by the exponentials, with few rows by the chains of sums, V / 128 additions long.
+// Bytes: logits read once, twice by draws and losses, 36 times in bf16 for each of top_k and top_p (from L2 for the
+// most part); limited by the exponentials, with few rows by the chains of sums, V / 128 additions long.
 #include <type_traits>
 
 #include "common.cuh"
@@ -57,14 +57,12 @@ __device__ __forceinline__ bool at_once(const T* row, int size) {
   return reinterpret_cast<uintptr_t>(row) % sizeof(Some<T>) == 0 && size % kEach == 0;
 }
 
-// z = logits / temperature of what is kept, -infinity of the rest.
+// z = logits / temperature
 template <class T>
 struct Scaled {
   const T* logits;
   float temperature;
-  uint64_t least = 0;  // rank of what is kept
-  __device__ __forceinline__ float at(int i) const { return scaled(kept(to_float(logits[i]), i)); }
-  __device__ __forceinline__ float kept(float x, int i) const { return least && rank(x, i) < least ? -INFINITY : x; }
+  __device__ __forceinline__ float at(int i) const { return scaled(to_float(logits[i])); }
   __device__ __forceinline__ float scaled(float x) const { return temperature == 1 ? x : x / temperature; }
   // The logits from `first` on, as they lie: taken apart at the load, they would be waited for there.
   __device__ __forceinline__ Words<T> load(int first, int size) const {
@@ -136,11 +134,10 @@ __device__ Distribution distribution(const Scaled<T>& z, int vocabulary) {
   float top = -INFINITY;
   load(threadIdx.x / kLanes);
   tiles.for_each([&](int tile) {
-    const int first = tile * kVocabTile + lane;
     float x[kIds], m = -INFINITY;
 #pragma unroll
     for (int i = 0; i < kIds; i++) {
-      x[i] = z.scaled(z.kept(to_float(next[i]), first + kLanes * i));
+      x[i] = z.scaled(to_float(next[i]));
       m = fmaxf(m, x[i]);
     }
     load(tile + kTilesAtATime);
@@ -152,7 +149,7 @@ __device__ Distribution distribution(const Scaled<T>& z, int vocabulary) {
     for (int i = 0; i < kIds; i++) {
       const float below = x[i] - base, e = exp_f32(below);  // +0 behind the last
       sum += e;
-      weighted = fmaf(first + kLanes * i < vocabulary ? below : 0.f, e, weighted);
+      weighted = fmaf(e > 0 ? below : 0.f, e, weighted);
     }
     sum = tree(sum), weighted = tree(weighted);
     if (lane == 0 && tile < tiles.count) tiles.top[tile] = m, tiles.sum[tile] = sum, tiles.weighted[tile] = weighted;
@@ -161,7 +158,7 @@ __device__ Distribution distribution(const Scaled<T>& z, int vocabulary) {
   d.max = block_reduce(top, room, [](float a, float b) { return fmaxf(a, b); });
   for (int t = threadIdx.x; t < tiles.count; t += kThreads) {
     const float below = tiles.top[t] - d.max;
-    tiles.weighted[t] = fmaf(below, tiles.sum[t], tiles.weighted[t]);
+    if (tiles.sum[t] > 0) tiles.weighted[t] = fmaf(below, tiles.sum[t], tiles.weighted[t]);
     tiles.top[t] = exp_f32(below);
   }
   __syncthreads();
@@ -243,6 +240,7 @@ template <class T>
 __device__ __forceinline__ float gradient(int i, float z, const Slope& s, const Scaled<T>& zq, const Distribution& d,
                                           const Distribution& q, float temperature) {
   const float x = z - d.max, e = exp_f32(x);
+  if (x == -INFINITY) return 0;
   if (!s.full) return i == s.target ? s.c * (1.f - e / d.sum) / temperature : e * (-s.c / d.sum / temperature);
   const float p = e / d.sum, log_p = x - d.log_sum, log_q = s.exact ? zq.at(i) - q.max - q.log_sum : 0.f;
   if (i == s.target) {
@@ -328,43 +326,61 @@ struct Bar {
   }
 };
 
-// The largest rank r for which enough(r), which is false above it and true below.
-template <class Enough>
+// The largest rank r of an element of type T for which enough(r), which is false above it and true below.
+template <class T, class Enough>
 __device__ uint64_t largest(Enough enough) {
   uint64_t r = 0;
-  for (int bit = 63; bit >= 0; bit--) {
-    const uint64_t next = r | uint64_t{1} << bit;
-    if (enough(next)) r = next;
-  }
+  const auto search = [&](int last, int first) {
+    for (int bit = last; bit >= first; bit--) {
+      const uint64_t next = r | uint64_t{1} << bit;
+      if (enough(next)) r = next;
+    }
+  };
+  search(63, 64 - 8 * static_cast<int>(sizeof(T)));
+  if (sizeof(T) == 2 && !(r >> 63)) r |= uint64_t{0xffff} << 32;  // the rest of a negative number
+  r |= ~static_cast<uint32_t>(kMostIds - 1);                      // of any id
+  search(19, 0);
   return r;
 }
+static_assert(kMostIds == 1 << 20);
 
-// The least rank of what is sampled: the top_k largest logits and of them the smallest set of largest ones that reaches
-// top_p.  In every thread.
+// The least rank of the top_k largest logits.  In every thread.
 template <class T>
-__device__ uint64_t least_kept(Scaled<T> z, int vocabulary, int top_k, float top_p) {
+__device__ uint64_t least_of_largest(const T* logits, int vocabulary, int top_k) {
   __shared__ int counts[kWarps];
+  return largest<T>([&](uint64_t r) {
+    int n = 0;
+    for (int i = threadIdx.x; i < vocabulary; i += kThreads) n += rank(to_float(logits[i]), i) >= r;
+    return block_reduce(n, counts, [](int a, int b) { return a + b; }) >= top_k;
+  });
+}
+
+// A thread reads and writes ids of its own.
+template <class T>
+__global__ void __launch_bounds__(kThreads, 4)
+    truncate_rows(T* __restrict__ logits, int vocabulary, float temperature, const Truncation keep) {
   __shared__ float room[kWarps];
-  __shared__ double masses[kWarps];
-  const auto rank_at = [&](int i) { return rank(to_float(z.logits[i]), i); };
-  if (top_k > 0 && top_k < vocabulary)
-    z.least = largest([&](uint64_t r) {
-      int n = 0;
-      for (int i = threadIdx.x; i < vocabulary; i += kThreads) n += rank_at(i) >= r;
-      return block_reduce(n, counts, [](int a, int b) { return a + b; }) >= top_k;
-    });
-  if (top_p == 1) return z.least;
+  __shared__ uint64_t sums[kWarps];
+  T* const row = logits + int64_t{blockIdx.x} * vocabulary;
+  const Scaled<T> z{row, temperature};
+  const auto rank_at = [&](int i) { return rank(to_float(row[i]), i); };
   float top = -INFINITY;
   for (int i = threadIdx.x; i < vocabulary; i += kThreads) top = fmaxf(top, z.at(i));
   top = block_reduce(top, room, [](float a, float b) { return fmaxf(a, b); });
-  const auto mass = [&](uint64_t r) {
-    double sum = 0;
-    for (int i = threadIdx.x; i < vocabulary; i += kThreads)
-      if (rank_at(i) >= r) sum += exp_f32(z.at(i) - top);
-    return block_reduce(sum, masses, [](double a, double b) { return a + b; });
-  };
-  const double goal = top_p * mass(z.least);
-  return largest([&](uint64_t r) { return r <= z.least || mass(r) >= goal; });
+  const auto share = [&](int i) { return exp_f32(z.at(i) - top); };
+  uint64_t least = keep.top_k > 0 && keep.top_k < vocabulary ? least_of_largest(row, vocabulary, keep.top_k) : 0;
+  if (keep.top_p < 1) {
+    const auto units = [&](uint64_t r) {
+      uint64_t sum = 0;
+      for (int i = threadIdx.x; i < vocabulary; i += kThreads)
+        if (rank_at(i) >= r) sum += static_cast<uint64_t>(share(i) * 0x1p40f);
+      return static_cast<double>(block_reduce(sum, sums, [](uint64_t a, uint64_t b) { return a + b; }));
+    };
+    const double goal = double{keep.top_p} * units(least);
+    least = largest<T>([&](uint64_t r) { return r <= least || units(r) >= goal; });
+  }
+  for (int i = threadIdx.x; i < vocabulary; i += kThreads)
+    if (rank_at(i) < least || share(i) < keep.min_p) row[i] = from_float<T>(-INFINITY);
 }
 
 struct Choice {
@@ -372,17 +388,14 @@ struct Choice {
   float* logprob;
   const int32_t* counter;  // [R, 3]
   uint64_t key;
-  float temperature, top_p;
-  int top_k;
-  bool restricted;
+  float temperature;
 };
 
 template <class T>
 __global__ void __launch_bounds__(kThreads, 4) draw(const T* __restrict__ logits, int vocabulary, Choice a) {
   __shared__ uint64_t best[kWarps];
   const bool greedy = a.temperature == 0;
-  Scaled<T> z{logits + int64_t{blockIdx.x} * vocabulary, greedy ? 1.f : a.temperature};
-  if (a.restricted) z.least = least_kept(z, vocabulary, a.top_k, a.top_p);
+  const Scaled<T> z{logits + int64_t{blockIdx.x} * vocabulary, greedy ? 1.f : a.temperature};
   const int32_t* const counter = a.counter + 3 * blockIdx.x;
   const auto uid_low = static_cast<uint32_t>(counter[0]), uid_high = static_cast<uint32_t>(counter[1]);
   const auto position = static_cast<uint32_t>(counter[2]);
@@ -439,7 +452,10 @@ __global__ void __launch_bounds__(kThreads, 4)
   const Scaled<T> zp{p_logits + r * a.vocabulary, a.temperature}, zq{q_logits + r * a.vocabulary, a.temperature};
   const Distribution p = distribution(zp, a.vocabulary), q = distribution(zq, a.vocabulary);
   uint64_t least_p = 0, least_q = 0;
-  if (a.top_k) least_p = least_kept(zp, a.vocabulary, a.top_k, 1), least_q = least_kept(zq, a.vocabulary, a.top_k, 1);
+  if (a.top_k) {
+    least_p = least_of_largest(zp.logits, a.vocabulary, a.top_k);
+    least_q = least_of_largest(zq.logits, a.vocabulary, a.top_k);
+  }
   // The sums of `apart` and of `lost` in the first two threads, each of their tiles by half a warp.  With top_k a chain
   // over the ids that both have among their largest, in thread 0.
   static_assert(2 * kTiles == kThreads / kLanes);
@@ -546,6 +562,17 @@ void logits_loss(const LogitsLoss& a, Stream stream) {
   });
 }
 
+void truncate(const Truncate& a, Stream stream) {
+  const char* op = "truncate";
+  const int64_t rows = rows_of(op, a.logits), vocabulary = a.logits.shape[1];
+  if (rows == 0) return;
+  with_act(op, a.logits, [&](auto type) {
+    using T = decltype(type);
+    launch(op, truncate_rows<T>, {.grid = blocks(op, rows, 1), .block = kThreads}, stream, a.logits.as<T>(), vocabulary,
+           a.temperature, a.keep);
+  });
+}
+
 void sample(const Sample& a, Stream stream) {
   const char* op = "sample";
   const int64_t rows = rows_of(op, a.logits), vocabulary = a.logits.shape[1];
@@ -554,10 +581,7 @@ void sample(const Sample& a, Stream stream) {
                  .logprob = a.logprob.as<float>(),
                  .counter = a.counter.as<int32_t>(),
                  .key = a.key,
-                 .temperature = a.temperature,
-                 .top_p = a.top_p,
-                 .top_k = a.top_k,
-                 .restricted = a.temperature > 0 && ((a.top_k > 0 && a.top_k < vocabulary) || a.top_p < 1)};
+                 .temperature = a.temperature};
   with_act(op, a.logits, [&](auto type) {
     using T = decltype(type);
     launch(op, draw<T>, {.grid = blocks(op, rows, 1), .block = kThreads, .smem = Tiles::bytes(vocabulary)}, stream,

@@ -390,6 +390,8 @@ void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& grou
     device.copy_rows({.y = h, .x = pass.hidden, .index = cut(index.pairs)});
     device.linear_fwd({.y = logits, .x = h, .w = model_.head, .bias = {}, .residual = {}});
     if (hash) device.hash_runs({.hash = cut(hash), .x = logits.flat(), .run = V, .each = true});
+    if (options_.truncation.on())
+      device.truncate({.logits = logits, .temperature = spec.temperature, .keep = options_.truncation});
     Tensor ref_logits;
     if (reference_pass) {
       ref_logits = arena.alloc("reference logits", model_.dtype, {n, V});
@@ -486,6 +488,9 @@ TokenOuts Learner::logprobs(const Model& model, Arena& arena, const std::vector<
                        logits = arena.alloc("logits", model.dtype, {n, model.config.vocab});
           device.copy_rows({.y = h, .x = pass.hidden, .index = index.pairs.rows(first, n)});
           device.linear_fwd({.y = logits, .x = h, .w = model.head, .bias = {}, .residual = {}});
+          if (options.truncation.on())
+            device.truncate(
+                {.logits = logits, .temperature = static_cast<float>(temperature), .keep = options.truncation});
           device.logprob({.logprob = logprob.rows(first, n),
                           .entropy = entropy.rows(first, n),
                           .logits = logits,

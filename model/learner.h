@@ -49,7 +49,8 @@ struct LearnerOptions {
   int64_t slots = 1;                      // of an update (list.h); a multiple of the ranks
   bool balance = true;                    // slots of equal FLOPs; or a group is of the slot that it was sampled in
   Reduce reduce = Reduce::ordered;
-  bool hashes = false;  // accumulate() hashes the logits of every loss row (HashRuns::each)
+  Truncation truncation = {};  // of the sampler: the policy is its distribution over what is kept
+  bool hashes = false;         // accumulate() hashes the logits of every loss row (HashRuns::each)
 };
 
 struct AdamWOptions {

@@ -125,6 +125,7 @@ void bounds(OpRun& r, const LogitsLoss& a) {
   r.bound(a.logprob, error), r.bound(a.entropy, 8 * error);
   r.bound(a.loss, loss), r.bound(a.kl, kl), r.bound(a.logits, logits);
 }
+void bounds(OpRun&, const Truncate&) {}  // the same sets: at these seeds no sum lies within rounding of its goal
 // Tokens are equal: at these seeds no two scores lie within rounding of each other.
 void bounds(OpRun& r, const Sample& a) {
   r.bound(a.logprob, a.temperature == 0 ? 0 : logprob_error(a.logits, a.temperature));

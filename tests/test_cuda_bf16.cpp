@@ -107,24 +107,18 @@ TEST(CudaBf16, LogitsLoss) {
 }
 
 TEST(CudaBf16, Sample) {
-  struct Case {
-    float temperature;
-    int32_t top_k;
-    float top_p;
-  };
-  for (const Case& c : {Case{1, 0, 1}, {0, 0, 1}, {0.7f, 9, 1}, {1.3f, 0, 0.8f}, {1, 100, 0.5f}})
-    check(
-        [&](Call& t) {
-          const Tensor logits = t.act("logits", {4, 259});
-          std::vector<double> before(logits.size());
-          for (size_t i = 0; i < before.size(); i++) before[i] = t["logits"].get(static_cast<int64_t>(i));
-          t.table.sample({t.index("token", {4}, {}), t.stat_out("logprob", {4}), logits,
-                          t.index("counter", {4, 3}, {1, 0, 5, 2, 0, 5, 1, 7, 6, -3, 9, 1 << 20}),
-                          rng_key(3, RngStream::sample, 1), c.temperature, c.top_k, c.top_p},
-                         {});
-          for (size_t i = 0; i < before.size(); i++) t["logits"].set(static_cast<int64_t>(i), before[i]);  // scratch
-        },
-        0, c.top_k == 9);
+  for (const float temperature : {1.f, 0.f, 0.7f})
+    check([&](Call& t) {
+      t.table.sample({t.index("token", {4}, {}), t.stat_out("logprob", {4}), t.act("logits", {4, 259}),
+                      t.index("counter", {4, 3}, {1, 0, 5, 2, 0, 5, 1, 7, 6, -3, 9, 1 << 20}),
+                      rng_key(3, RngStream::sample, 1), temperature},
+                     {});
+    });
+}
+
+TEST(CudaBf16, Truncate) {
+  for (const Truncation& keep : {Truncation{9}, {0, 0.8f}, {100, 0.5f}, {0, 1, 0.1f}, {50, 0.9f, 0.02f}})
+    check([&](Call& t) { t.table.truncate({t.act("logits", {4, 259}), 1.3f, keep}, {}); });
 }
 
 // Products by mma.sync, by wgmma where that can compute, or by whatever the device takes.  False: it has mma.sync
@@ -578,6 +572,7 @@ TEST(CudaBf16, WeightGradientHasTheSameBitsFromEveryKernel) {
 // many rows share the pass.
 TEST(CudaBf16, TheSamplersLogprobIsTheLearners) {
   for (int64_t vocabulary : {1, 127, 128, 129, 1000, 151936}) {
+    const Truncation keep = vocabulary == 1000 || vocabulary == 127 ? Truncation{40, 0.9f, 0.05f} : Truncation{};
     const int64_t n = vocabulary > 1000 ? 2 : 6, width = vocabulary > 1000 ? 16 : 40;
     const float temperature = vocabulary % 2 ? 0.7f : 1;
     Call t(table_kernels, DType::bf16);
@@ -588,14 +583,16 @@ TEST(CudaBf16, TheSamplersLogprobIsTheLearners) {
     for (int32_t r = 0; r < n; r++) {  // the sampler: a row at a time
       const Tensor logits = t.act_out("row", {1, vocabulary});
       table_kernels.linear_fwd({logits, hidden.rows(r, 1), head, {}, {}}, {});
+      if (keep.on()) table_kernels.truncate({logits, temperature, keep}, {});
       table_kernels.sample({t.index("token", {1}, {}), t.stat_out("sampled", {1}), logits,
-                            t.index("counter", {1, 3}, {r, 0, 9}), rng_key(5, RngStream::sample, 2), temperature, 0, 1},
+                            t.index("counter", {1, 3}, {r, 0, 9}), rng_key(5, RngStream::sample, 2), temperature},
                            {});
       tokens.push_back(static_cast<int32_t>(t["token"].get(0)));
       sampled += t["sampled"].bits();
     }
     const Tensor logits = t.act_out("logits", {n, vocabulary}), target = t.index("target", {n}, tokens);
     table_kernels.linear_fwd({logits, hidden, head, {}, {}}, {});
+    if (keep.on()) table_kernels.truncate({logits, temperature, keep}, {});
     table_kernels.logprob({t.stat_out("logprob", {n}), t.stat_out("entropy", {n}), logits, target, temperature}, {});
     EXPECT_EQ(t["logprob"].bits(), sampled);
     LogitsLoss loss{};

@@ -66,7 +66,7 @@ TEST(CudaGraphs, ChangeNoBitOfAnyWayToDraw) {
     sampling.temperature = temperature;
     expect_same_with_graphs({}, sampling, DType::f32, 8);
   }
-  sampling.top_k = 5, sampling.top_p = 0.8f;
+  sampling.truncation = {5, 0.8f, 0.05f};
   expect_same_with_graphs(small(KvMethod::h2o), sampling, DType::f32, 8);
 }
 

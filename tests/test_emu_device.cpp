@@ -269,7 +269,9 @@ TEST(EmuDevice, SftStepHasTheBitsOfTheCpu) {
 
 TEST(EmuDevice, GrpoStepHasTheBitsOfTheCpu) {
   for (const std::vector<std::string>& keys :
-       {std::vector<std::string>{}, {"algorithm.rpo.enable=true", "algorithm.rpo.cut=length"}}) {
+       {std::vector<std::string>{},
+        {"algorithm.rpo.enable=true", "algorithm.rpo.cut=length"},
+        {"rollout.top_k=20", "rollout.top_p=0.9", "rollout.min_p=0.02", "actor.entropy_coeff=0.01"}}) {
     const Config config = small_run("qwen3", "f32", keys);
     const auto run = [&](const Table& table) {
       TrainingRun r(config, digits, table);
@@ -338,6 +340,16 @@ TEST(EmuDevice, Bf16StepsAreNearTheCpu) {
   for (size_t i = 0; i < logprobs.size(); i++)
     for (size_t t = 0; t < logprobs[i].size(); t++)
       EXPECT_NEAR(run.trainer->samples()[i].logprob[t], logprobs[i][t], 0.06) << "sample " << i << ", token " << t;
+}
+
+TEST(EmuDevice, TruncatedBf16StepsAreExact) {
+  TrainingRun run(small_run("qwen3", "bf16", {"rollout.top_k=20", "rollout.top_p=0.8", "rollout.min_p=0.02"}), digits,
+                  table_emu);
+  for (int step = 0; step < 2; step++) {
+    const Metrics m = run.step();
+    EXPECT_GT(m.get("exact/checked_tokens"), 0);
+    EXPECT_EQ(m.get("exact/mismatch_tokens"), 0);
+  }
 }
 
 // The weights that the optimizer changes are f32, and a checkpoint holds them: a resumed run has the same bits.

@@ -444,20 +444,18 @@ Rows rollout_rows() {
   });
   const auto hashed = trained(
       [](Session& s, GrpoTraining&) { return static_cast<double>(s.ledger.phases.at("rollout")["hash_runs"].calls); });
-  const Overrides truncated = {"rollout.allow_truncated_sampling=true", "rollout.check_exact=false"};
   const Overrides sampled_val = {"rollout.val_kwargs.temperature=1", "rollout.val_kwargs.n=4"};
   // Among few tokens the responses of a group are all the same: no signal in any.
   const Measure zero_std = metric("filter/zero_std_fraction");
   return {
       {"rollout.n", {{}, {"rollout.n=6"}, responses, from_to(16, 24)}},
       {"rollout.temperature", {{}, {"rollout.temperature=2"}, metric("actor/entropy"), rises}},
-      {"rollout.top_k", {truncated, {"rollout.top_k=1"}, zero_std, rises}},
-      {"rollout.top_p", {truncated, {"rollout.top_p=0.01"}, zero_std, rises}},
+      {"rollout.top_k", {{}, {"rollout.top_k=1"}, zero_std, rises}},
+      {"rollout.top_p", {{}, {"rollout.top_p=0.01"}, zero_std, rises}},
+      {"rollout.min_p", {{}, {"rollout.min_p=1"}, zero_std, rises}},
       {"rollout.stop_token_ids",
        {{}, {"rollout.stop_token_ids=[20,21,22,23,24,25]"}, metric("response_length/mean"), falls}},
       {"rollout.stop", {{}, {"rollout.stop=a"}, metric("response_length/mean"), falls}},
-      {"rollout.allow_truncated_sampling",
-       {truncated + Overrides{"rollout.top_k=5"}, {"rollout.allow_truncated_sampling=false"}, refused, from_to(0, 1)}},
       {"rollout.max_num_seqs", {{}, {"rollout.max_num_seqs=3"}, peak(&Session::kv), falls, true}},
       {"rollout.max_num_batched_tokens",
        {ssa + Overrides{"rollout.max_num_seqs=4"}, {"rollout.max_num_batched_tokens=4"}, passes, rises, true}},
@@ -473,6 +471,7 @@ Rows rollout_rows() {
       {"rollout.val_kwargs.top_k", {sampled_val, {"rollout.val_kwargs.top_k=1"}, session_number(val_score), differs}},
       {"rollout.val_kwargs.top_p",
        {sampled_val, {"rollout.val_kwargs.top_p=0.01"}, session_number(val_score), differs}},
+      {"rollout.val_kwargs.min_p", {sampled_val, {"rollout.val_kwargs.min_p=1"}, session_number(val_score), differs}},
   };
 }
 

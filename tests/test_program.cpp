@@ -122,7 +122,8 @@ TEST_F(WrongInput, Configuration) {
   expect_error(train(write("bad.toml", "[data\nshuffle = true\n")), Exit::usage, {"bad.toml:1"});
   expect_error(train(write("loop.toml", cat("base = \"", at("loop.toml"), "\"\n"))), Exit::usage, {"circle"});
   // contradictions name both sides
-  expect_error(train("rollout.top_k=5"), Exit::usage, {"rollout.top_k", "rollout.allow_truncated_sampling"});
+  expect_error(train("rollout.top_k=5 actor.ppo_epochs=2"), Exit::usage, {"rollout.top_k", "actor.ppo_epochs"});
+  expect_error(train("rollout.min_p=1.5"), Exit::usage, {"rollout.min_p", ">= 0 and <= 1"});
   expect_error(train("model.config=x.json"), Exit::usage, {"model.path", "model.config"});
   expect_error(train("model.path="), Exit::usage, {"model.path", "model.config"});
   expect_error(train("rollout.n=1"), Exit::usage, {"rollout.n = 1", "adv_estimator"});

@@ -495,11 +495,14 @@ TEST(ConfigCheck, ContradictionsNameBothKeys) {
       {{"data.task=jsonl", "data.train_files=x", "trainer.val_before_train=true"},
        "trainer.val_before_train",
        "data.val_files"},
-      {{"rollout.top_p=0.9"}, "rollout.top_p", "rollout.allow_truncated_sampling"},
-      {{"rollout.top_k=5"}, "rollout.top_k", "rollout.allow_truncated_sampling"},
-      {{"rollout.top_k=5", "rollout.allow_truncated_sampling=true", "rollout.check_exact=true"},
-       "rollout.top_k",
-       "rollout.check_exact"},
+      {{"rollout.top_p=0.9", "actor.ppo_epochs=2"}, "rollout.top_p = 0.9", "set actor.ppo_epochs=1"},
+      {{"rollout.min_p=0.1", "actor.ppo_mini_batch_size=8"}, "rollout.min_p = 0.1", "set actor.ppo_mini_batch_size=0"},
+      {{"rollout.top_k=5", "actor.use_kl_loss=true"}, "rollout.top_k = 5", "set actor.use_kl_loss=false"},
+      {{"rollout.top_k=5", "algorithm.use_kl_in_reward=true"}, "rollout.top_k = 5", "set algorithm.use_kl_in_reward"},
+      {{"rollout.top_k=5", "trainer.device=cuda", "trainer.exact=false"}, "rollout.top_k = 5", "trainer.exact = false"},
+      {{"rollout.top_k=5", "algorithm.rpo.enable=true", "algorithm.rpo.prefix_loss=included"},
+       "rollout.top_k = 5",
+       "set algorithm.rpo.prefix_loss=masked"},
       {{"rollout.n=1"}, "rollout.n", "algorithm.adv_estimator"},
       {{"rollout.max_num_batched_tokens=8"}, "rollout.max_num_seqs", "rollout.max_num_batched_tokens"},
       {{"reward_model.overlong_buffer.enable=true", "reward_model.overlong_buffer.len=513"},
@@ -524,10 +527,9 @@ TEST(ConfigCheck, ContradictionsNameBothKeys) {
        "actor.policy_loss.loss_mode",
        "actor.token_subset"},
       {{"actor.clip_ratio_c=0.5"}, "actor.clip_ratio_c", "more than 1"},
-      {{"rollout.top_k=5", "rollout.allow_truncated_sampling=true", "rollout.check_exact=false",
-        "algorithm.rollout_correction.veto=1e-4"},
+      {{"rollout.top_k=5", "rollout.kv.method=quest", "algorithm.rollout_correction.veto=1e-4"},
        "rollout.top_k",
-       "algorithm.rollout_correction"},
+       "set learner.attention=replay"},
       {{"rollout.kv.method=quest", "rollout.check_exact=true"}, "rollout.kv.method", "rollout.check_exact"},
       {{"trainer.exact=false"}, "trainer.exact", "trainer.device"},
       {{"algorithm.rollout_correction.rollout_is_bounds=[2, 1]"}, "rollout_is_bounds", "lower bound"},
@@ -572,7 +574,8 @@ TEST(ConfigCheck, ContradictionsNameBothKeys) {
     EXPECT_HAS(m, one);
     EXPECT_HAS(m, other);
   }
-  EXPECT_NO_THROW(with({"rollout.top_p=0.9", "rollout.allow_truncated_sampling=true", "rollout.check_exact=false"}));
+  EXPECT_NO_THROW(with({"rollout.top_p=0.9", "rollout.check_exact=true", "actor.entropy_coeff=0.1"}));
+  EXPECT_NO_THROW(with({"rollout.min_p=0.1", "rollout.kv.method=quest", "learner.attention=replay"}));
   EXPECT_NO_THROW(with({"rollout.val_kwargs.top_p=0.7", "rollout.val_kwargs.top_k=20"}));
   EXPECT_NO_THROW(with({"actor.ppo_mini_batch_size=16"}));
   EXPECT_NO_THROW(with({"actor.clip_ratio_c=3", "actor.clip_ratio_low=10"}));
@@ -584,7 +587,7 @@ TEST(ConfigCheck, LogprobsAreCheckedWhereTheyCanBeEqual) {
   EXPECT_TRUE(checks({"quickstart"}));
   EXPECT_TRUE(checks({"quickstart", "rollout.check_exact=true"}));
   EXPECT_FALSE(checks({"quickstart", "rollout.check_exact=false"}));
-  EXPECT_FALSE(checks({"quickstart", "rollout.top_k=5", "rollout.allow_truncated_sampling=true"}));
+  EXPECT_TRUE(checks({"quickstart", "rollout.top_k=5"}));
   EXPECT_TRUE(checks({"quickstart", "trainer.device=cuda", "trainer.exact=false"})) << "mismatches are counted";
   for (const char* run : {"quickstart-quest", "quickstart-rkv"}) {
     EXPECT_FALSE(checks({run})) << run;
@@ -620,8 +623,6 @@ TEST(ConfigCheck, Warnings) {
   EXPECT_TRUE(config_warnings(with({"algorithm.oversample.keep=8"})).empty()) << "all of them";
   EXPECT_HAS(warning({"trainer.device=cuda", "trainer.exact=false"}), "but for roundings");
   EXPECT_HAS(warning({"actor.token_subset=urs", "actor.token_subset_ht=false"}), "biased");
-  EXPECT_HAS(warning({"rollout.top_k=5", "rollout.allow_truncated_sampling=true", "rollout.check_exact=false"}),
-             "off-policy");
   const std::string length = "reward_model.length_reward.enable=true",
                     no_std = "algorithm.norm_adv_by_std_in_grpo=false";
   EXPECT_HAS(warning({length}), "full advantage");

@@ -223,14 +223,5 @@ TEST(Stages, CoinsOfRejectionAndOfTokenSubsetsDiffer) {
   EXPECT_NEAR(static_cast<double>(both) / all, p, 4 * std::sqrt(p / all)) << "independent";
 }
 
-TEST(Stages, TruncatedSamplingIsNotExact) {
-  const auto exact = [](const Keys& keys) { return exact_rollout(load_config(Keys{"quickstart"} + keys)); };
-  const std::string allowed = "rollout.allow_truncated_sampling=true";
-  EXPECT_TRUE(exact({}));
-  EXPECT_FALSE(exact({allowed, "rollout.top_k=5"}));
-  EXPECT_FALSE(exact({allowed, "rollout.top_p=0.9"}));
-  EXPECT_FALSE(checks_exact(load_config({"quickstart", allowed, "rollout.top_p=0.9"})));
-}
-
 }  // namespace
 }  // namespace pare::test

@@ -357,8 +357,9 @@ TEST(Rollout, WrongInputIsRefusedBeforeTheStart) {
   expect_refused("outside the vocabulary of 37", kRoomy, with(good, [](Request& r) { r.prompt[1] = 37; }), sampling);
   expect_refused("outside the vocabulary of 37", kRoomy, with(good, [](Request& r) { r.prompt[2] = -1; }), sampling);
   expect_refused("temperature is -1", kRoomy, good, with(sampling, [](Sampling& s) { s.temperature = -1; }));
-  expect_refused("top_k is -2", kRoomy, good, with(sampling, [](Sampling& s) { s.top_k = -2; }));
-  expect_refused("top_p is 0", kRoomy, good, with(sampling, [](Sampling& s) { s.top_p = 0; }));
+  expect_refused("top_k is -2", kRoomy, good, with(sampling, [](Sampling& s) { s.truncation.top_k = -2; }));
+  expect_refused("top_p 0", kRoomy, good, with(sampling, [](Sampling& s) { s.truncation.top_p = 0; }));
+  expect_refused("min_p 1.5", kRoomy, good, with(sampling, [](Sampling& s) { s.truncation.min_p = 1.5f; }));
   const auto limits = [&](auto change) { return with(kRoomy, change); };
   expect_refused("max_context is 161", limits([](RolloutLimits& l) { l.max_context = 161; }), good, sampling);
   expect_refused("max_sequences is 0", limits([](RolloutLimits& l) { l.max_sequences = 0; }), good, sampling);
@@ -371,7 +372,7 @@ TEST(Rollout, WrongInputIsRefusedBeforeTheStart) {
 // Truncated sampling: tokens outside the set are never drawn, and the log-prob is that of what was drawn from.
 TEST(Rollout, TopKOfOneIsGreedyWithCertainty) {
   Sampling greedy = mixed_sampling(), one = mixed_sampling();
-  greedy.temperature = 0, one.top_k = 1;
+  greedy.temperature = 0, one.truncation.top_k = 1;
   expect_same(generate(kRoomy, mixed_requests(), one), generate(kRoomy, mixed_requests(), greedy), "top_k 1");
 }
 

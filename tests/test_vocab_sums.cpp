@@ -264,10 +264,11 @@ TEST(VocabSums, Draws) {
         Call t(table, act);
         std::vector<int32_t> counter;
         for (int32_t r = 0; r < rows.count; r++) counter.insert(counter.end(), {r, 0, 7});
-        table.sample(
-            {t.index("token", {rows.count}, {}), t.stat_out("logprob", {rows.count}), Rows::put(t, "logits", rows.p),
-             t.index("counter", {rows.count, 3}, counter), rng_key(3, RngStream::sample, 1), temperature, top_k, 1},
-            {});
+        const Tensor logits = Rows::put(t, "logits", rows.p);
+        if (top_k > 0) table.truncate({logits, temperature, {top_k}}, {});
+        table.sample({t.index("token", {rows.count}, {}), t.stat_out("logprob", {rows.count}), logits,
+                      t.index("counter", {rows.count, 3}, counter), rng_key(3, RngStream::sample, 1), temperature},
+                     {});
         for (int64_t r = 0; r < rows.count; r++) {
           const auto token = static_cast<size_t>(t["token"].get(r));
           ASSERT_LT(token, kept[r].size());

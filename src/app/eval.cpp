@@ -27,6 +27,7 @@ struct Options {
                    {"--temperature", "rollout.val_kwargs.temperature"},
                    {"--top-p", "rollout.val_kwargs.top_p"},
                    {"--top-k", "rollout.val_kwargs.top_k"},
+                   {"--min-p", "rollout.val_kwargs.min_p"},
                    {"--max-prompt-length", "data.max_prompt_length"},
                    {"--max-response-length", "data.max_response_length"},
                    {"--seed", "trainer.seed"},

@@ -113,7 +113,7 @@ std::string rollout_note(const LongWork& work, int64_t finished, int64_t respons
 std::string sampling_text(const ValKeys& v) {
   if (v.temperature == 0) return "greedy";
   return format("temperature %g", v.temperature) + (v.top_k > 0 ? cat(", top-k ", v.top_k) : "") +
-         (v.top_p < 1 ? format(", top-p %g", v.top_p) : "");
+         (v.top_p < 1 ? format(", top-p %g", v.top_p) : "") + (v.min_p > 0 ? format(", min-p %g", v.min_p) : "");
 }
 
 // ---- what the run will do

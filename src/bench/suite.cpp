@@ -90,6 +90,8 @@ void Suite::logits() {
   for (const char* shape : {"R=1200,V=48", "R=64,V=32000"}) {
     for (const char* op : {"logprob", "logits_loss", "sample"}) line("logits", op, shape, Bound::operands);
     line("logits", "sample", cat(shape, ",greedy=1"), Bound::operands);
+    for (const char* cut : {",top_k=20", ",top_p=90", ",min_p=5"})
+      line("logits", "truncate", cat(shape, cut), Bound::operands);
   }
 }
 

@@ -82,14 +82,19 @@ Call logits_loss(Operands& o, const Dims& d) {
   return a;
 }
 
+Call truncate(Operands& o, const Dims& d) {
+  return Truncate{o.inout("logits", {d["R"], d["V"]}, rounded(kScale, 8)),  // many ties, as in bf16
+                  d.share("temperature"),
+                  {d.i32("top_k"), d.share("top_p"), d.share("min_p")}};
+}
+
 Call sample(Operands& o, const Dims& d) {
   const int64_t R = d["R"];
   Sample a{};
   a.token = o.index_out("token", {R}), a.logprob = o.stat_out("logprob", {R});
-  a.logits = o.scratch("logits", {R, d["V"]}, rounded(kScale, 8));  // many ties, as in bf16
+  a.logits = o.in("logits", {R, d["V"]}, rounded(kScale, 8));  // many ties, as in bf16
   a.counter = o.index("counter", {R, 3}, below("counter", R * 3, INT32_MAX));
   a.key = rng_key(7, RngStream::sample, 3), a.temperature = d["greedy"] ? 0 : d.share("temperature");
-  a.top_k = d.i32("top_k"), a.top_p = d.share("top_p");
   return a;
 }
 
@@ -131,16 +136,17 @@ std::vector<OpCase> logits_cases() {
             kTemperature},
            losses(),
            logits_loss},
+          {"truncate",
+           {rows, vocabulary, edge("top_k", "0: off"), edge("top_p", "in hundredths; 100: off", 100),
+            edge("min_p", "in hundredths; 0: off"), kTemperature},
+           {"R=1,V=1,top_k=3,top_p=50,min_p=100", "R=33,V=129,top_k=1", "R=33,V=129,top_k=5,temperature=130",
+            "R=33,V=129,top_p=60", "R=33,V=65,top_k=20,top_p=90,temperature=80", "R=7,V=1021,top_k=1000,top_p=99",
+            "R=3,V=16,top_k=16,top_p=1,temperature=200", "R=9,V=257,min_p=7", "R=9,V=1000,top_p=95,min_p=3",
+            "R=5,V=300,top_k=90,top_p=90,min_p=20,temperature=150", "R=4,V=130,min_p=100"},
+           truncate},
           {"sample",
-           {rows,
-            vocabulary,
-            {"greedy", 0, "1: the largest logit", 0},
-            {"top_k", 0, "0: off", 0},
-            edge("top_p", "in hundredths; 100: off", 100),
-            kTemperature},
-           {"R=1,V=1", "R=5,V=17", "R=33,V=129,temperature=70", "R=33,V=129,greedy=1", "R=33,V=129,top_k=1",
-            "R=33,V=129,top_k=5,temperature=130", "R=33,V=129,top_p=60", "R=33,V=65,top_k=20,top_p=90,temperature=80",
-            "R=7,V=1021,top_k=1000,top_p=99", "R=3,V=16,top_k=16,top_p=1,temperature=200",
+           {rows, vocabulary, {"greedy", 0, "1: the largest logit", 0}, kTemperature},
+           {"R=1,V=1", "R=5,V=17", "R=33,V=129,temperature=70", "R=33,V=129,greedy=1",
             // Most ids are passed over: by their random words alone, or by their logits.
             "R=5,V=9001", "R=5,V=9000,temperature=5"},
            sample}};

@@ -21,45 +21,44 @@ float* scratch_of(int64_t vocabulary) {
   return scratch.data();
 }
 
-// Turns a row of logits into logits / temperature, those outside the top_k and top_p sets into -infinity.
-void restrict(float* row, int64_t vocabulary, const Sample& a) {
+void truncate_row(float* row, int64_t vocabulary, const Truncate& a) {
   thread_local std::vector<int32_t> ids;
-  thread_local std::vector<float> z;
+  thread_local std::vector<float> share;  // exp(z - max z), by id
+  const float max = *std::max_element(row, row + vocabulary) / a.temperature;
+  share.resize(static_cast<size_t>(vocabulary));
+  for (int64_t v = 0; v < vocabulary; v++) share[v] = row[v] / a.temperature - max;
+  cpu_kernels().exp(share.data(), share.data(), vocabulary);
   ids.resize(static_cast<size_t>(vocabulary));
   std::iota(ids.begin(), ids.end(), 0);
   const auto before = [row](int32_t i, int32_t j) { return row[i] > row[j] || (row[i] == row[j] && i < j); };
-  int64_t kept = vocabulary;
-  if (a.top_k > 0 && a.top_k < vocabulary) {
-    std::nth_element(ids.begin(), ids.begin() + a.top_k, ids.end(), before);
-    kept = a.top_k;
+  auto end = ids.begin() + vocabulary;  // of those kept
+  if (a.keep.top_k > 0 && a.keep.top_k < vocabulary) {
+    end = ids.begin() + a.keep.top_k;
+    std::nth_element(ids.begin(), end, ids.end(), before);
   }
-  z.assign(row, row + vocabulary);
-  for (float& x : z) x /= a.temperature;
-  if (a.top_p < 1) {
-    float max = -INFINITY;
-    for (int64_t i = 0; i < kept; i++) max = std::max(max, z[ids[i]]);
-    std::vector<float> e(static_cast<size_t>(kept));  // exp(z - max) by place in `ids`
-    const auto exponentials = [&] {
-      for (int64_t i = 0; i < kept; i++) e[i] = z[ids[i]] - max;
-      cpu_kernels().exp(e.data(), e.data(), kept);
+  if (a.keep.top_p < 1) {
+    const auto units = [&](auto first, auto last) {
+      uint64_t sum = 0;
+      for (; first != last; ++first) sum += static_cast<uint64_t>(share[*first] * 0x1p40f);
+      return sum;
     };
-    exponentials();
-    double total = 0, sum = 0;
-    for (float x : e) total += x;
-    // Sort ever longer heads of the list until one reaches top_p.
-    int64_t n = 0;
-    for (int64_t sorted = 0; n < kept && sum < a.top_p * total; n++) {
-      if (n == sorted) {
-        sorted = std::min(std::max<int64_t>(64, sorted * 8), kept);
-        std::partial_sort(ids.begin() + n, ids.begin() + sorted, ids.begin() + kept, before);
-        exponentials();
-      }
-      sum += e[n];
+    const double goal = double{a.keep.top_p} * static_cast<double>(units(ids.begin(), end));
+    // The id that reaches the goal lies in [first, last): which half of them?
+    auto first = ids.begin(), last = end;
+    for (uint64_t sum = 0; last - first > 1;) {
+      const auto middle = first + (last - first) / 2;
+      std::nth_element(first, middle, last, before);
+      const uint64_t with_half = sum + units(first, middle);
+      if (static_cast<double>(with_half) >= goal)
+        last = middle;
+      else
+        first = middle, sum = with_half;
     }
-    kept = n;
+    end = last;
   }
-  std::fill(row, row + vocabulary, -INFINITY);
-  for (int64_t i = 0; i < kept; i++) row[ids[i]] = z[ids[i]];
+  for (auto id = end; id != ids.end(); ++id) row[*id] = -INFINITY;
+  for (auto id = ids.begin(); id != end; ++id)
+    if (share[*id] < a.keep.min_p) row[*id] = -INFINITY;
 }
 
 }  // namespace
@@ -142,21 +141,25 @@ void logits_loss(const LogitsLoss& a, Stream) {
            [&](Interval r) { k.logits_loss(args, r, scratch_of(vocabulary)); });
 }
 
-void sample(const Sample& a, Stream) {
+void truncate(const Truncate& a, Stream) {
   const int64_t rows = a.logits.shape[0], vocabulary = a.logits.shape[1];
   float* const logits = a.logits.as<float>();
+  parallel(rows, 8 * kLogitNanoseconds * static_cast<double>(vocabulary), [&](Interval r) {
+    for (int64_t i = r.begin; i < r.end; i++) truncate_row(logits + i * vocabulary, vocabulary, a);
+  });
+}
+
+void sample(const Sample& a, Stream) {
+  const int64_t rows = a.logits.shape[0], vocabulary = a.logits.shape[1];
+  const float* const logits = a.logits.as<float>();
   int32_t* const token = a.token.as<int32_t>();
   float* const lp = a.logprob.as<float>();
   const int32_t* const counter = a.counter.as<int32_t>();
-  const bool restricted = a.temperature > 0 && ((a.top_k > 0 && a.top_k < vocabulary) || a.top_p < 1);
   const Kernels& k = cpu_kernels();
   parallel(rows, 4 * kLogitNanoseconds * static_cast<double>(vocabulary), [&](Interval r) {
-    for (int64_t i = r.begin; i < r.end; i++) {
-      float* const row = logits + i * vocabulary;
-      if (restricted) restrict(row, vocabulary, a);
-      token[i] = k.sample(row, vocabulary, restricted ? 1 : a.temperature, a.key, counter + 3 * i, lp + i,
+    for (int64_t i = r.begin; i < r.end; i++)
+      token[i] = k.sample(logits + i * vocabulary, vocabulary, a.temperature, a.key, counter + 3 * i, lp + i,
                           scratch_of(vocabulary));
-    }
   });
 }
 

@@ -130,6 +130,7 @@ constexpr int kArithmetic = 2;
   X(logprob, Logprob)                   \
   X(overlap_probs, OverlapProbs)        \
   X(logits_loss, LogitsLoss)            \
+  X(truncate, Truncate)                 \
   X(sample, Sample)                     \
   X(square_sums, SquareSums)            \
   X(adamw, AdamW)

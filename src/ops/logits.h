@@ -14,6 +14,8 @@ namespace pare {
 // Sums over the vocabulary are made by tiles of so many ids, from id 0; the last may be shorter.
 constexpr int kVocabTile = 128;
 
+// A logit of -infinity has probability 0, and adds nothing to any sum or gradient.
+//
 // z = logits / temperature; lse = max z + log(sum exp(z - max)); logprob = z[target] - max - log(sum); the entropy of
 // the distribution is log(sum) - sum((z - max) exp(z - max)) / sum.  One function computes these for sampler and
 // learner, in the order that list.h states.
@@ -113,28 +115,40 @@ struct LogitsLoss {
   auto outputs() const { return std::array{logprob, entropy, loss, kl, logits}; }
 };
 
-// Draws a token per row from softmax(logits / temperature), restricted to the top_k largest logits (ties: lower id
-// first) and then to the smallest set of largest probabilities that reaches top_p.  Gumbel-max: argmax of z -
-// log(-log(u)), lower id on ties, with u = uniform_open(rng_word(key, uid, position, id)).  temperature 0: argmax of
-// the logits, log-prob and entropy 0.  The log-prob is that of the restricted, renormalised distribution; without
-// restriction it is bitwise that of Logprob.
+// Truncated sampling: the logits of ids that `keep` leaves out become -infinity, so that Sample, Logprob and LogitsLoss
+// are of the distribution over the others.  Sampler and learner call it on the same logits and get the same set.  The
+// probability of an id counts as floor(2^40 exp(z - max z)): sums of these integers have no order.
+struct Truncate {
+  Tensor logits;      // act [R, V] in place
+  float temperature;  // above 0
+  Truncation keep;
+  void check(Contract& c) const {
+    c.act("logits", logits, {logits.shape[0], logits.shape[1]});
+    c.that(temperature > 0, "temperature is ", temperature, ", expected more than 0");
+    c.that(keep.valid(), "top_k, top_p and min_p are ", keep.top_k, ", ", keep.top_p, ", ", keep.min_p,
+           ", expected >= 0, (0, 1], [0, 1]");
+  }
+  Cost cost() const { return {8 * logits.size(), detail::total_bytes(logits), detail::total_bytes(logits)}; }
+  auto outputs() const { return std::array<Tensor, 0>{}; }  // -infinity is meant
+};
+
+// Draws a token per row from softmax(logits / temperature).  Gumbel-max: argmax of z - log(-log(u)), lower id on ties,
+// with u = uniform_open(rng_word(key, uid, position, id)).  The log-prob is bitwise that of Logprob.  temperature 0:
+// argmax of the logits, log-prob 0.
 struct Sample {
   Tensor token;    // i32 [R] out
   Tensor logprob;  // stat [R] out
-  Tensor logits;   // act [R, V]; scratch afterwards
+  Tensor logits;   // act [R, V]
   Tensor counter;  // i32 [R, 3]: uid low word, uid high word, position
   uint64_t key;    // rng_key
   float temperature;
-  int32_t top_k;  // 0: off
-  float top_p;    // 1: off
   void check(Contract& c) const {
     const int64_t R = logits.shape[0];
     c.act("logits", logits, {R, logits.shape[1]});
     c.index("token", token, {R});
     c.stat("logprob", logprob, {R});
     c.index("counter", counter, {R, 3});
-    c.that(temperature >= 0 && top_k >= 0 && top_p > 0 && top_p <= 1, "temperature, top_k and top_p are ", temperature,
-           ", ", top_k, ", ", top_p, ", expected >= 0, >= 0, (0, 1]");
+    c.that(temperature >= 0, "temperature is ", temperature, ", expected 0 or more");
   }
   Cost cost() const {
     return {8 * logits.size(), detail::total_bytes(logits, counter), detail::total_bytes(token, logprob)};

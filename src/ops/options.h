@@ -27,6 +27,15 @@ enum class PolicyLoss : int32_t { nll, ppo, gspo, cispo };
 // KL(p || q), with dz = p (log p - log q - KL), exact_forward is KL(q || p), with dz = p - q.
 enum class KlLoss : int32_t { none, k1, k2, k3, exact, exact_forward };
 inline bool is_exact(KlLoss kl) { return kl == KlLoss::exact || kl == KlLoss::exact_forward; }
+// Truncated sampling keeps the top_k largest logits (ties: lower id first), of these the smallest set of largest ones
+// whose probability among them reaches top_p, and of these the ids with at least min_p times the largest probability.
+struct Truncation {
+  int32_t top_k = 0;  // 0: off
+  float top_p = 1;    // 1: off
+  float min_p = 0;    // 0: off
+  bool on() const { return top_k > 0 || top_p < 1 || min_p > 0; }
+  bool valid() const { return top_k >= 0 && top_p > 0 && top_p <= 1 && min_p >= 0 && min_p <= 1; }
+};
 struct LossSpec {
   PolicyLoss policy = PolicyLoss::nll;
   KlLoss kl = KlLoss::none;

@@ -26,7 +26,7 @@ std::vector<double> log_softmax(const View<T>& logits, int64_t row, int64_t voca
 
 double entropy_of(const std::vector<double>& log_p) {
   double h = 0;
-  for (double x : log_p) h -= std::exp(x) * x;
+  for (double x : log_p) h -= x == -INFINITY ? 0 : std::exp(x) * x;
   return h;
 }
 
@@ -41,6 +41,10 @@ void loss_gradient(const LogitsLoss& a, int64_t row, const std::vector<double>& 
   const double d_lp = weight * token.d_policy + kl_weight * a.spec.kl_coef * token.d_kl;
   for (int64_t v = 0; v < a.logits.shape[1]; v++) {
     const double p = std::exp(log_p[v]);
+    if (p == 0) {
+      logits(row, v) = 0;
+      continue;
+    }
     double d = d_lp * ((v == target) - p);                                                             // dlp/dz
     d += kl_weight * a.spec.entropy_coef * p * (log_p[v] + entropy);                                   // -dH/dz
     if (a.spec.kl == KlLoss::exact) d += kl_weight * a.spec.kl_coef * p * (log_p[v] - log_q[v] - kl);  // dKL(p || q)/dz
@@ -138,23 +142,30 @@ void logits_loss(const LogitsLoss& a, Stream) {
   });
 }
 
-// Ids of the distribution that is sampled, largest logit first.
-template <class T>
-static std::vector<int32_t> kept_ids(const Sample& a, const View<T>& logits, int64_t row) {
-  const int64_t vocabulary = a.logits.shape[1];
-  std::vector<int32_t> ids(vocabulary);
-  std::iota(ids.begin(), ids.end(), 0);
-  std::stable_sort(ids.begin(), ids.end(), [&](int32_t i, int32_t j) { return logits(row, i) > logits(row, j); });
-  if (a.top_k > 0 && a.top_k < vocabulary) ids.resize(a.top_k);
-  if (a.top_p < 1) {
-    const double max = logits(row, ids[0]);
-    double total = 0, sum = 0;
-    for (int32_t id : ids) total += std::exp((logits(row, id) - max) / a.temperature);
-    size_t n = 0;
-    while (n < ids.size() && sum < a.top_p * total) sum += std::exp((logits(row, ids[n++]) - max) / a.temperature);
-    ids.resize(n);
-  }
-  return ids;
+void truncate(const Truncate& a, Stream) {
+  const int64_t rows = a.logits.shape[0], vocabulary = a.logits.shape[1];
+  dispatch("truncate", a.logits, [&]<class T>(T) {
+    const View<T> logits(a.logits);
+    for (int64_t r = 0; r < rows; r++) {
+      std::vector<int32_t> ids(vocabulary);
+      std::iota(ids.begin(), ids.end(), 0);
+      std::stable_sort(ids.begin(), ids.end(), [&](int32_t i, int32_t j) { return logits(r, i) > logits(r, j); });
+      if (a.keep.top_k > 0 && a.keep.top_k < vocabulary) ids.resize(a.keep.top_k);
+      const double max = logits(r, ids[0]);
+      const auto share = [&](int32_t id) { return std::exp((logits(r, id) - max) / a.temperature); };
+      const auto units = [&](int32_t id) { return static_cast<uint64_t>(share(id) * 0x1p40); };
+      uint64_t total = 0, sum = 0;
+      for (int32_t id : ids) total += units(id);
+      std::vector<bool> kept(vocabulary);
+      for (int32_t id : ids) {
+        if (a.keep.top_p < 1 && static_cast<double>(sum) >= double(a.keep.top_p) * static_cast<double>(total)) break;
+        sum += units(id);
+        kept[id] = share(id) >= a.keep.min_p;
+      }
+      for (int64_t v = 0; v < vocabulary; v++)
+        if (!kept[v]) logits(r, v) = -INFINITY;
+    }
+  });
 }
 
 void sample(const Sample& a, Stream) {
@@ -172,7 +183,7 @@ void sample(const Sample& a, Stream) {
       const double max = *std::max_element(&logits(r, 0), &logits(r, 0) + vocabulary) / double(a.temperature);
       double best = -INFINITY, chosen = 0, sum = 0;
       token(r) = -1;
-      for (int32_t id : kept_ids(a, logits, r)) {
+      for (int32_t id = 0; id < vocabulary; id++) {
         const double z = logits(r, id) / double(a.temperature);
         const double u = uniform_open(rng_word(a.key, uid, uint32_t(counter(r, 2)), uint32_t(id)));
         const double score = z - std::log(-std::log(u));

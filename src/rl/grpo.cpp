@@ -274,8 +274,7 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
   const Phase phase(engine_.model.device, "rollout");
   const FilterGroupsKeys& filter = keys_.algorithm.filter_groups;
   Sampling sampling{.temperature = keys_.temperature,
-                    .top_k = keys_.top_k,
-                    .top_p = keys_.top_p,
+                    .truncation = keys_.truncation,
                     .key = key(RngStream::sample, step),
                     .eos = keys_.eos,
                     .stop = keys_.stop,

@@ -31,8 +31,7 @@ struct GrpoKeys {
   DistillKeys distill;
   KvSpec kv;  // of the sampler
   float temperature = 1;
-  int32_t top_k = 0;  // 0: off
-  float top_p = 1;
+  Truncation truncation = {};
   std::vector<int32_t> eos;  // any of them ends a response, as does `stop`; none: only its length does
   Stop stop = {};
   int64_t max_response_length = 0, total_training_steps = 0;

@@ -77,9 +77,9 @@ void RolloutStats::add(const RolloutStats& o) {
 void Rollout::check(const std::vector<Request>& requests, const Sampling& sampling) const {
   if (!(sampling.temperature >= 0) || std::isinf(sampling.temperature))
     fail("sampling: temperature is ", sampling.temperature, ", expected 0 (greedy) or a positive number");
-  if (sampling.top_k < 0) fail("sampling: top_k is ", sampling.top_k, ", expected 0 (off) or more");
-  if (!(sampling.top_p > 0 && sampling.top_p <= 1))
-    fail("sampling: top_p is ", sampling.top_p, ", expected more than 0 and at most 1 (off)");
+  if (const Truncation& t = sampling.truncation; !t.valid())
+    fail("sampling: top_k is ", t.top_k, ", top_p ", t.top_p, " and min_p ", t.min_p,
+         ", expected 0 (off) or more, more than 0 and at most 1 (off), and 0 (off) to 1");
   for (size_t i = 0; i < requests.size(); i++) {
     const Request& r = requests[i];
     const int64_t size = r.given_tokens();
@@ -215,14 +215,14 @@ void Rollout::draw(const Pass& pass, const DrawInputs& inputs, const Sampling& s
   device.linear_fwd({.y = logits, .x = rows, .w = model_.head, .bias = {}, .residual = {}});
   if (state.hash)
     device.hash_runs({.hash = state.hash.rows(pass.first, n), .x = logits.flat(), .run = c.vocab, .each = true});
+  if (sampling.truncation.on() && sampling.temperature > 0)
+    device.truncate({.logits = logits, .temperature = sampling.temperature, .keep = sampling.truncation});
   device.sample({.token = state.token.rows(pass.first, n),
                  .logprob = state.logprob.rows(pass.first, n),
                  .logits = logits,
                  .counter = inputs.counter,
                  .key = sampling.key,
-                 .temperature = sampling.temperature,
-                 .top_k = sampling.top_k,
-                 .top_p = sampling.top_p});
+                 .temperature = sampling.temperature});
 }
 
 // Waits for the passes that are queued.

@@ -11,13 +11,12 @@
 namespace pare {
 
 struct Sampling {
-  float temperature = 1;     // 0: greedy
-  int32_t top_k = 0;         // 0: off
-  float top_p = 1;           // 1: off
-  uint64_t key = 0;          // rng_key(seed, RngStream::sample, step)
-  std::vector<int32_t> eos;  // any of them ends a sequence
-  Stop stop = {};            // as does any of these
-  bool dense = false;        // keep and read all keys and values, whatever RolloutLimits::kv says, by the dense model
+  float temperature = 1;       // 0: greedy
+  Truncation truncation = {};  // without effect where greedy
+  uint64_t key = 0;            // rng_key(seed, RngStream::sample, step)
+  std::vector<int32_t> eos;    // any of them ends a sequence
+  Stop stop = {};              // as does any of these
+  bool dense = false;          // keep and read all keys and values, whatever RolloutLimits::kv says, by the dense model
   // act [completions * T, C], T >= every max_new_tokens, or absent: row completion * T + t receives the final hidden
   // state that token t was drawn from.
   Tensor hidden = {};

@@ -18,7 +18,13 @@ namespace {
 
 std::string last_part(const std::string& key) { return key.substr(key.rfind('.') + 1); }
 
+// Runs of before state it, and it was false unless someone said otherwise.
+bool retired(const TomlItem& item) {
+  return item.key == "rollout.allow_truncated_sampling" && !item.array && item.values[0].text == "false";
+}
+
 void apply(Config& config, const TomlItem& item) {
+  if (retired(item)) return;
   for (const ConfigKey& k : config_keys()) {
     if (k.name != item.key) continue;
     try {
@@ -213,6 +219,11 @@ Config load_config(const std::vector<std::string>& files_and_overrides, std::vec
 
 namespace {
 
+// The sampler attends to less than the learner.
+bool sparser_than_learner(const Config& c) {
+  return c.rollout.kv.method != KvMethod::dense && c.learner.attention == LearnerAttention::dense;
+}
+
 void check_data(const Config& c) {
   const DataKeys& d = c.data;
   if (c.model.path.empty() == c.model.config.empty())
@@ -238,19 +249,42 @@ void check_data(const Config& c) {
   }
 }
 
+// The learner finds the set that a token was drawn from in its own logits, which must be those of the sampler: of the
+// same weights, the same attention, the same sums.
+void check_truncation(const Config& c) {
+  const RolloutKeys& r = c.rollout;
+  if (!truncation_of(r).on()) return;
+  const std::string which = r.top_k > 0   ? cat("rollout.top_k = ", r.top_k)
+                            : r.top_p < 1 ? cat("rollout.top_p = ", r.top_p)
+                                          : cat("rollout.min_p = ", r.min_p);
+  const auto refuse = [&](const std::string& what, const std::string& instead) {
+    fail(which, " draws from a set of tokens that the learner finds in its own logits, but ", what, "; ", instead,
+         ", or turn ", which.substr(0, which.find(' ')), " off");
+  };
+  const ActorKeys& a = c.actor;
+  if (!c.trainer.exact) refuse("trainer.exact = false rounds them otherwise", "set trainer.exact=true");
+  if (sparser_than_learner(c))
+    refuse(cat("rollout.kv.method = ", config_key("rollout.kv.method").show(c), " reads less than the learner"),
+           "set learner.attention=replay");
+  if (c.distill.enable) refuse("distill.enable trains two learners, whose logits differ", "set distill.enable=false");
+  if (a.ppo_epochs > 1)
+    refuse(cat("actor.ppo_epochs = ", a.ppo_epochs, " updates the weights in between"), "set actor.ppo_epochs=1");
+  if (a.ppo_mini_batch_size > 0 && a.ppo_mini_batch_size < c.data.train_batch_size)
+    refuse(cat("actor.ppo_mini_batch_size = ", a.ppo_mini_batch_size, " updates the weights in between"),
+           "set actor.ppo_mini_batch_size=0");
+  if (needs_reference(c))
+    refuse(cat(a.use_kl_loss ? "actor.use_kl_loss" : "algorithm.use_kl_in_reward",
+               " needs the reference's log-probs over that set, which has other logits"),
+           a.use_kl_loss ? "set actor.use_kl_loss=false" : "set algorithm.use_kl_in_reward=false");
+  if (c.algorithm.rpo.enable && c.algorithm.rpo.prefix_loss == PrefixLoss::included)
+    refuse("algorithm.rpo.prefix_loss = \"included\" trains on tokens that earlier weights drew",
+           "set algorithm.rpo.prefix_loss=masked");
+}
+
 void check_rollout(const Config& c) {
   const RolloutKeys& r = c.rollout;
-  const bool truncated = r.top_k > 0 || r.top_p < 1;
-  const std::string which = r.top_k > 0 ? cat("rollout.top_k = ", r.top_k) : cat("rollout.top_p = ", r.top_p);
-  if (truncated && !r.allow_truncated_sampling)
-    fail(which,
-         " samples from a truncated distribution, but the learner's log-probs are of the full one, so training "
-         "would be off-policy; turn it off, or set rollout.allow_truncated_sampling=true");
+  check_truncation(c);
   const bool check = r.check_exact.value_or(false);  // auto gives way
-  if (truncated && check)
-    fail(which,
-         " makes the sampler's log-probs differ from the learner's, which rollout.check_exact forbids; set "
-         "rollout.check_exact=auto");
   const bool replay = c.learner.attention == LearnerAttention::replay;
   if (r.kv.method != KvMethod::dense && check && !replay && !c.distill.enable)
     fail(
@@ -280,10 +314,6 @@ void check_rollout(const Config& c) {
 void check_corrections(const Config& c) {
   const RolloutCorrectionKeys& r = c.algorithm.rollout_correction;
   const ObrsKeys& o = c.algorithm.obrs;
-  if (corrects(c.algorithm) && (c.rollout.top_k > 0 || c.rollout.top_p < 1))
-    fail(c.rollout.top_k > 0 ? "rollout.top_k" : "rollout.top_p",
-         " truncates the sampled distribution, outside which the ratios of ",
-         o.enable ? "algorithm.obrs" : "algorithm.rollout_correction", " are undefined; turn one of them off");
   for (const auto& [name, bounds] :
        {std::pair{"rollout_is_bounds", &r.rollout_is_bounds}, {"rollout_rs_threshold", &r.rollout_rs_threshold}})
     if ((*bounds)[0] > (*bounds)[1])
@@ -380,9 +410,6 @@ void check_distill(const Config& c) {
     fail(
         "distill.enable has a dense learner beside the sparse one, learner.attention = \"replay\" has none; set "
         "learner.attention=dense");
-  if (c.rollout.top_k > 0 || c.rollout.top_p < 1)
-    fail(c.rollout.top_k > 0 ? "rollout.top_k" : "rollout.top_p",
-         " truncates the sampled distribution, to which the ratios of distill.enable refer; turn one of them off");
   if (d.order == DistillOrder::after && c.rollout.check_exact.value_or(false))
     fail(
         "distill.order = \"after\" takes the sparse learner to weights that the sampler had not, which "
@@ -453,24 +480,13 @@ void check_config(const Config& config) {
   check_distill(config);
   if (config.exact.full && !(exact_learner(config) && checks_exact(config)))
     fail("exact.full compares the sampler's distributions with the learner's, which this run does not hold equal (",
-         !config.trainer.exact                         ? "trainer.exact = false"
-         : !config.rollout.check_exact.value_or(true)  ? "rollout.check_exact = false"
-         : config.rollout.kv.method != KvMethod::dense ? "rollout.kv.method, without learner.attention = \"replay\""
-                                                       : "rollout.top_k or rollout.top_p",
+         !config.trainer.exact                        ? "trainer.exact = false"
+         : !config.rollout.check_exact.value_or(true) ? "rollout.check_exact = false"
+                                                      : "rollout.kv.method, without learner.attention = \"replay\"",
          "); set exact.full=false");
 }
 
-// The sampler attends to less than the learner.
-static bool sparser_than_learner(const Config& c) {
-  return c.rollout.kv.method != KvMethod::dense && c.learner.attention == LearnerAttention::dense;
-}
-
-// Both are of the same distribution, whatever their roundings are.
-static bool same_distribution(const Config& c) {
-  return !sparser_than_learner(c) && c.rollout.top_k <= 0 && c.rollout.top_p >= 1;
-}
-
-bool exact_rollout(const Config& c) { return c.trainer.exact && same_distribution(c); }
+bool exact_rollout(const Config& c) { return c.trainer.exact && !sparser_than_learner(c); }
 
 // The learner of the sampler's own adapters, at the weights that it sampled with.
 static bool distills_exactly(const Config& c) { return c.distill.enable && c.distill.order == DistillOrder::before; }
@@ -478,7 +494,7 @@ static bool distills_exactly(const Config& c) { return c.distill.enable && c.dis
 bool exact_learner(const Config& c) { return exact_rollout(c) || (c.trainer.exact && distills_exactly(c)); }
 
 bool checks_exact(const Config& c) {
-  return c.rollout.check_exact.value_or(same_distribution(c) || distills_exactly(c));
+  return c.rollout.check_exact.value_or(!sparser_than_learner(c) || distills_exactly(c));
 }
 
 int64_t kept_members(const Config& c) {
@@ -514,8 +530,6 @@ std::vector<std::string> config_warnings(const Config& c) {
         "policy to the reference; take k2, k3 or exact, or k1 in the reward (algorithm.use_kl_in_reward)");
   if (c.actor.use_kl_loss && c.algorithm.use_kl_in_reward)
     lines.push_back("actor.use_kl_loss and algorithm.use_kl_in_reward are both on: the KL counts twice");
-  if (c.rollout.top_k > 0 || c.rollout.top_p < 1)
-    lines.push_back("rollout.top_k or rollout.top_p truncates the sampled distribution: training is off-policy");
   if (!c.trainer.exact)
     lines.push_back(
         "trainer.exact = false: the sampler's log-probs are the learner's but for roundings, and mismatches are "

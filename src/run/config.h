@@ -75,7 +75,7 @@ struct ValKeys {
   int64_t n = 1;
   double temperature = 0;
   int64_t top_k = 0;
-  double top_p = 1;
+  double top_p = 1, min_p = 0;
   ValKv kv = ValKv::dense;
   bool operator==(const ValKeys&) const = default;
 };
@@ -84,10 +84,9 @@ struct RolloutKeys {
   int64_t n = 8;
   double temperature = 1;
   int64_t top_k = 0;
-  double top_p = 1;
+  double top_p = 1, min_p = 0;
   std::vector<int64_t> stop_token_ids;
   std::vector<std::string> stop;
-  bool allow_truncated_sampling = false;
   int64_t max_num_seqs = 256, max_num_batched_tokens = 8192, kv_cache_bytes = 0;
   bool free_cache_engine = true;
   std::optional<bool> check_exact;  // none: auto
@@ -171,6 +170,10 @@ inline int lookahead(const Config& config) { return config.trainer.device == Dev
 std::string tokenizer_spec(const Config& config);
 // A KL to the initial model is part of the objective.
 bool needs_reference(const Config& config);
+template <class Keys>  // RolloutKeys, ValKeys
+Truncation truncation_of(const Keys& k) {
+  return {static_cast<int32_t>(k.top_k), static_cast<float>(k.top_p), static_cast<float>(k.min_p)};
+}
 // The sampler's distribution is, bit by bit, that of the learner: sums have one order, and nothing is left out, or both
 // leave out the same.
 bool exact_rollout(const Config& config);

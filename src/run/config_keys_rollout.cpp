@@ -8,18 +8,20 @@ Groups rollout_keys() {
       {{},
        {KEY(rollout.n, at_least(1), "samples", "responses per prompt, the size of a group", "verl"),
         KEY(rollout.temperature, above(0), "", "divisor of the logits, in the sampler and in the learner", "verl"),
-        KEY(rollout.top_k, count(-1), "tokens", "number of most probable tokens to sample from; 0 or -1: off", "verl"),
+        KEY(rollout.top_k, count(-1), "tokens",
+            "number of most probable tokens to sample from; 0 or -1: off. With this, top_p or min_p the policy is the "
+            "distribution over the tokens kept: the learner keeps the same ones",
+            "verl"),
         KEY(rollout.top_p, above_to(0, 1), "probability",
-            "cumulative probability of the most probable tokens to sample from; 1: off", "verl"),
+            "cumulative probability of the most probable tokens to sample from, after top_k; 1: off", "verl"),
+        KEY(rollout.min_p, within(0, 1), "",
+            "least probability of a token to sample, as a share of the most probable one's; 0: off", "vLLM"),
         KEY(rollout.stop_token_ids, within(0, 2147483647), "",
             "token ids that end a response as EOS does: the token is part of it and trained on, but not part of "
             "the text if it is special",
             "vLLM"),
         KEY(rollout.stop, any, "",
             "texts that end a response, with the token that completes one of them; they are part of its text", "vLLM"),
-        KEY(rollout.allow_truncated_sampling, any, "",
-            "permits training with top_k or top_p, which is off-policy: the learner's distribution is not truncated",
-            "pare"),
         KEY(rollout.max_num_seqs, count(1), "sequences", "most sequences that are decoded together", "verl"),
         KEY(rollout.max_num_batched_tokens, count(1), "tokens", "most rows in one forward pass of the rollout", "verl"),
         KEY(rollout.kv_cache_bytes, at_least(0), "bytes", "size of the page pool; 0: enough for max_num_seqs sequences",
@@ -30,7 +32,7 @@ Groups rollout_keys() {
             "verl"),
         KEY(rollout.check_exact, any, "",
             "compares the sampler's log-probs with the learner's bit by bit and logs exact/mismatch_tokens. auto: only "
-            "where both have the same distribution (the same attention, no truncation)",
+            "where both have the same distribution (the same attention)",
             "pare")}},
       {{is("trainer.exact", {"true"})},
        {KEY(rollout.on_mismatch, any, "",
@@ -46,7 +48,8 @@ Groups rollout_keys() {
             "pare")}},
       {{is_not("rollout.val_kwargs.temperature", "0.0")},
        {KEY(rollout.val_kwargs.top_k, count(-1), "tokens", "top_k in validation; 0 or -1: off", "verl"),
-        KEY(rollout.val_kwargs.top_p, above_to(0, 1), "probability", "top_p in validation; 1: off", "verl")}},
+        KEY(rollout.val_kwargs.top_p, above_to(0, 1), "probability", "top_p in validation; 1: off", "verl"),
+        KEY(rollout.val_kwargs.min_p, within(0, 1), "", "min_p in validation; 0: off", "vLLM")}},
   };
 }
 

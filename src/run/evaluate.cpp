@@ -81,8 +81,7 @@ Evaluation::Evaluation(const Session& session, const Task& task, Rollout& rollou
   }
   const Sampling sampling{
       .temperature = static_cast<float>(v.temperature),
-      .top_k = static_cast<int32_t>(v.top_k),
-      .top_p = static_cast<float>(v.top_p),
+      .truncation = truncation_of(v),
       .key = rng_key(static_cast<uint64_t>(config.trainer.seed), RngStream::eval, static_cast<uint64_t>(step)),
       .eos = session.eos,
       .stop = session.stop,

@@ -400,6 +400,7 @@ LearnerOptions Session::learner_options() const {
           .balance = config.trainer.balance_batch && config.learner.attention == LearnerAttention::dense &&
                      !keeps_sampler_states(config),
           .reduce = config.learner.reduce,
+          .truncation = truncation_of(config.rollout),
           .hashes = config.exact.full};
 }
 

@@ -72,12 +72,11 @@ PARE_INLINE Distribution distribution(const Scaled& z, int64_t vocabulary, float
     const float m = tops[tile];
     const vf base = set1(m == kLow ? 0 : m);  // exp(-infinity - 0) is +0: such a tile adds nothing
     vf e_sum = zero(), xe_sum = zero();
-    for_vectors(
-        min64(kVocabTile, vocabulary - tile * kVocabTile), PARE_LANES_AT(i) {
-          const vf below = sub(load(x[tile % 2] + i), base), e = exp(below);  // +0 behind the last
-          e_sum = add(e_sum, e);
-          if (kEntropy) xe_sum = fma(select(first_lanes(lanes), below, zero()), e, xe_sum);
-        });
+    for (int64_t i = 0; i < min64(kVocabTile, vocabulary - tile * kVocabTile); i += 16) {
+      const vf below = sub(load(x[tile % 2] + i), base), e = exp(below);  // +0 behind the last
+      e_sum = add(e_sum, e);
+      if (kEntropy) xe_sum = fma(select(less(zero(), e), below, zero()), e, xe_sum);
+    }
     sums[tile] = sum(e_sum);
     if (kEntropy) weighted[tile] = sum(xe_sum);
     d.max = m > d.max ? m : d.max;
@@ -85,7 +84,10 @@ PARE_INLINE Distribution distribution(const Scaled& z, int64_t vocabulary, float
   for_vectors(
       tiles, PARE_LANES_AT(t) {
         const vf below = sub(load(tops + t, lanes), set1(d.max));
-        if (kEntropy) store(weighted + t, fma(below, load(sums + t, lanes), load(weighted + t, lanes)), lanes);
+        if (kEntropy) {
+          const vf s = load(sums + t, lanes), w = load(weighted + t, lanes);
+          store(weighted + t, select(less(zero(), s), fma(below, s, w), w), lanes);
+        }
         store(tops + t, exp(below), lanes);
       });
   for (int64_t t = 0; t < tiles; t++) {
@@ -172,7 +174,7 @@ void full_gradient(float* row, const float* ref, int64_t vocabulary, int32_t tar
           const vf pq = div(exp(sub(zq.at(i, lanes), set1(q.max))), set1(q.sum));
           slope = fma(set1(kl_weight), sub(p, pq), slope);
         }
-        store(row + i, div(slope, t), lanes);
+        store(row + i, select(less(x, set1(-__FLT_MAX__)), zero(), div(slope, t)), lanes);
       });
   row[target] = at_target / temperature;
 }
