@@ -1,8 +1,11 @@
 // The runs of the papers (data/presets/paper-*.toml, released-*.toml): planned at their true shapes, run at tiny ones;
 // and methods laid over one another.
+#include <regex>
 #include <set>
+#include <sstream>
 
 #include "data/presets.h"
+#include "tests/program.h"
 #include "tests/runs.h"
 
 namespace pare::test {
@@ -30,6 +33,26 @@ TEST(PaperRuns, AreAllHere) {
   for (const std::string& name : preset_names("toml"))
     if (name.starts_with("paper-") || name.starts_with("released-")) present.insert(name);
   EXPECT_EQ(listed, present);
+}
+
+// Each value says where it stands in the paper, that it does not, or what of the release it is.
+TEST(PaperRuns, EveryValueHasItsSource) {
+  const std::regex value("^[a-z_.]+ = "), paper("# .*(section|appendix|table|figure|equation|algorithm) [0-9A-Z]"),
+      other("# [Nn]ot in the paper"), release("# the release");
+  int values = 0;
+  for (const PaperRun& run : kPaperRuns) {
+    std::stringstream lines(read_text("data/presets/" + run.preset + ".toml"));
+    std::string before;
+    for (std::string line; std::getline(lines, line); before = line) {
+      if (!std::regex_search(line, value) || line.starts_with("base = ")) continue;
+      const std::string where = line.find("\"\"\"") < line.size() ? before : line;  // of a text, the line before
+      values++;
+      EXPECT_TRUE(std::regex_search(where, run.preset.starts_with("released-") ? release : paper) ||
+                  std::regex_search(where, other))
+          << run.preset << ": " << line;
+    }
+  }
+  EXPECT_GT(values, 120);
 }
 
 // Without weights, tokenizer or data.  (A release has the sizes of its paper, which take seconds to plan.)
