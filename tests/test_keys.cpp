@@ -609,6 +609,11 @@ Rows algorithm_rows() {
        {kl + Overrides{"algorithm.kl_penalty=k2"}, {"algorithm.kl_ctrl.kl_coef=0.01"}, metrics(shaping, 2), times(10)}},
       {"algorithm.filter_groups.enable",
        {{"rollout.n=2"}, {"algorithm.filter_groups.enable=true"}, metric("rollout/gen_batches"), rises}},
+      {"algorithm.filter_groups.metric",
+       {dynamic + overlong + Overrides{"reward_model.overlong_buffer.len=12"},
+        {"algorithm.filter_groups.metric=reward"},
+        metric("rollout/gen_batches"),
+        falls}},
       {"algorithm.filter_groups.max_num_gen_batches",
        {dynamic, {"algorithm.filter_groups.max_num_gen_batches=2"}, metric("rollout/gen_batches"), from_to(5, 2)}},
   };

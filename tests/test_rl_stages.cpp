@@ -183,6 +183,22 @@ TEST(Stages, SlotsAreThoseOfThePrompts) {
   EXPECT_TRUE(moved);
 }
 
+// Every response is right: the scores are equal, the rewards differ with the lengths.
+TEST(Stages, GroupsAreFilteredByTheirRewards) {
+  const auto right = [](int, int) { return 1; };
+  const Keys filter = {"algorithm.filter_groups.enable=true", "algorithm.filter_groups.max_num_gen_batches=2",
+                       "reward_model.length_reward.enable=true"};
+  const Step by_score(filter, right), by_reward(filter + Keys{"algorithm.filter_groups.metric=reward"}, right);
+  EXPECT_TRUE(by_score.grpo->samples().empty());
+  ASSERT_FALSE(by_reward.grpo->samples().empty());
+  std::map<int32_t, std::set<double>> rewards;
+  for (const Trajectory& s : by_reward.grpo->samples()) {
+    EXPECT_EQ(s.reward, s.score + s.length_reward);
+    rewards[s.group].insert(s.reward);
+  }
+  for (const auto& [group, values] : rewards) EXPECT_GT(values.size(), 1u) << group;
+}
+
 // Statistics over the accepted judge before the filter; groups whose scores are equal are out before that.
 TEST(Stages, GroupsWithoutSignalAreNotJudged) {
   const auto score = [](int request, int sample) { return request < 4 ? 1 : sample % 2; };

@@ -18,9 +18,9 @@ void drop_groups_without_signal(std::span<Trajectory> samples) {
     if (!group_is_informative(rewards.at(s.group))) s.filtered = true;
 }
 
-bool group_is_informative(std::span<const double> scores) {
-  const auto [low, high] = std::minmax_element(scores.begin(), scores.end());
-  return !scores.empty() && *low != *high;
+bool group_is_informative(std::span<const double> values) {
+  const auto [low, high] = std::minmax_element(values.begin(), values.end());
+  return !values.empty() && *low != *high;
 }
 
 }  // namespace pare

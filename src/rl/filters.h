@@ -7,8 +7,11 @@
 
 namespace pare {
 
+enum class FilterMetric { score, reward };  // of the verifier; that with shaping by length, before any KL
+
 struct FilterGroupsKeys {
   bool enable = false;
+  FilterMetric metric = FilterMetric::score;
   int64_t max_num_gen_batches = 10;
   bool operator==(const FilterGroupsKeys&) const = default;
 };
@@ -22,7 +25,7 @@ void drop_small_advantages(double threshold, std::span<Trajectory> samples);
 // Filters the members of groups whose rewards are all equal: the advantages of any part of such a group are 0.
 void drop_groups_without_signal(std::span<Trajectory> samples);
 
-// DAPO's dynamic sampling keeps a group if its scores (before any shaping) are not all equal.
-bool group_is_informative(std::span<const double> scores);
+// DAPO's dynamic sampling keeps a group whose values of FilterGroupsKeys::metric are not all equal.
+bool group_is_informative(std::span<const double> values);
 
 }  // namespace pare

@@ -309,12 +309,20 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
       const std::span group = std::span(scores).subspan(first, q.uids.size());
       const std::vector<size_t> members = members_by_score(keys_.algorithm.oversample, group);
       std::vector<double> kept_scores;
-      for (const size_t k : members) kept_scores.push_back(group[k]);
+      std::vector<int64_t> lengths;
+      for (const size_t k : members) {
+        kept_scores.push_back(group[k]);
+        lengths.push_back(std::ssize(q.prefix) + std::ssize(completions[first + k].tokens));
+      }
       const bool informative = group_is_informative(kept_scores);
       zero_std.add(!informative), all_right.add(!informative && kept_scores[0] > 0);
       prompt_length.add(static_cast<double>(q.prompt.size()));
       const bool planned = run_.planned == 0 || groups < run_.planned;
-      const bool keep = planned && (!filter.enable || (informative && groups < std::ssize(requests)));
+      const bool teaches = filter.metric == FilterMetric::score
+                               ? informative
+                               : group_is_informative(group_rewards(keys_.reward_model, keys_.max_response_length,
+                                                                    kept_scores, lengths));
+      const bool keep = planned && (!filter.enable || (teaches && groups < std::ssize(requests)));
       std::vector<Trajectory>& to = keep ? samples : dropped_;
       const auto before = std::ssize(to);
       if (visit) visit->dropped = !keep, visit->first = before, visit++;

@@ -30,6 +30,15 @@ std::vector<double> length_rewards(const LengthRewardKeys& keys, std::span<const
   return rewards;
 }
 
+std::vector<double> group_rewards(const RewardKeys& keys, int64_t max_response_length, std::span<const double> scores,
+                                  std::span<const int64_t> lengths) {
+  std::vector<double> rewards = keys.length_reward.enable ? length_rewards(keys.length_reward, scores, lengths)
+                                                          : std::vector<double>(scores.begin(), scores.end());
+  for (size_t i = 0; i < rewards.size() && keys.overlong_buffer.enable; i++)
+    rewards[i] += overlong_penalty(lengths[i], max_response_length, keys.overlong_buffer);
+  return rewards;
+}
+
 double kl_in_reward(KlLoss kind, std::span<const float> logprob, std::span<const float> ref_logprob) {
   expect(kind == KlLoss::k1 || kind == KlLoss::k2 || kind == KlLoss::k3, "kl_in_reward: not a sampled estimator");
   expect(logprob.size() == ref_logprob.size(), "kl_in_reward: ", logprob.size(), " log-probs, ", ref_logprob.size(),

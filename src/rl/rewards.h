@@ -41,6 +41,10 @@ double overlong_penalty(int64_t length, int64_t max_response_length, const Overl
 std::vector<double> length_rewards(const LengthRewardKeys& keys, std::span<const double> scores,
                                    std::span<const int64_t> lengths);
 
+// The rewards of one group before any KL: length_rewards() where that is on, plus overlong_penalty().
+std::vector<double> group_rewards(const RewardKeys& keys, int64_t max_response_length, std::span<const double> scores,
+                                  std::span<const int64_t> lengths);
+
 // Sum over the tokens of the estimate of KL(policy || reference), `kind` k1, k2 or k3 of token_loss.h.  Both spans have
 // one log-prob per token.
 double kl_in_reward(KlLoss kind, std::span<const float> logprob, std::span<const float> ref_logprob);

@@ -35,7 +35,7 @@ Groups algorithm_keys() {
             "absolute advantage below which samples are dropped before the learner's forward pass; 0: off", "DASH"),
         KEY(algorithm.use_kl_in_reward, any, "", "subtracts the KL to the reference policy from the reward", "verl"),
         KEY(algorithm.filter_groups.enable, any, "",
-            "dynamic sampling: replaces groups whose scores are all equal by new prompts", "verl, DAPO"),
+            "dynamic sampling: replaces groups whose scores (metric) are all equal by new prompts", "verl, DAPO"),
         KEY(algorithm.oversample.keep, at_least(0), "samples",
             "responses kept of each group of rollout.n; 0: all, no oversampling",
             "DistillSparse eq. 4: 8 of 12 or 16")}},
@@ -59,7 +59,11 @@ Groups algorithm_keys() {
             "verl, Schulman 2020"),
         KEY(algorithm.kl_ctrl.kl_coef, at_least(0), "", "coefficient of the KL in the reward", "verl")}},
       {{is("algorithm.filter_groups.enable", {"true"})},
-       {KEY(algorithm.filter_groups.max_num_gen_batches, at_least(1), "batches",
+       {KEY(algorithm.filter_groups.metric, any, "",
+            "value that is to differ in a group. score: the verifier's; reward: that with length_reward and "
+            "overlong_buffer, before any KL",
+            "verl"),
+        KEY(algorithm.filter_groups.max_num_gen_batches, at_least(1), "batches",
             "most generation batches of a step, which then uses the groups that it has", "verl")}},
   };
 }

@@ -97,6 +97,7 @@ WORDS(SuffixCap, {"max_len", max_len}, {"removed", removed})
 WORDS(PrefixLoss, {"masked", masked}, {"included", included})
 WORDS(MissingRows, {"fail", fail}, {"lazy", lazy})
 WORDS(StateWeight, {"none", none}, {"z", z})
+WORDS(FilterMetric, {"score", score}, {"reward", reward})
 WORDS(OversampleBy, {"reward", reward}, {"acceptance", acceptance})
 WORDS(LossAgg, {"token-mean", token_mean}, {"seq-mean-token-mean", seq_mean_token_mean},
       {"group-token-mean", group_token_mean}, {"seq-mean-token-sum", seq_mean_token_sum},

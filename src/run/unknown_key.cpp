@@ -79,7 +79,6 @@ const std::map<std::string, std::string>& foreign_keys() {
        "does not exist here: advantages are those of whole responses (GRPO, RLOO), without a critic"},
       {"algorithm.lam", "does not exist here: advantages are those of whole responses (GRPO, RLOO), without a critic"},
       {"algorithm.kl_ctrl.type", "does not exist here: the coefficient of the KL is fixed"},
-      {"algorithm.filter_groups.metric", "does not exist here: groups are filtered by their scores"},
       {"critic", "does not exist here: advantages come from groups of responses, without a critic"},
       {"reward_model.enable", "does not exist here: data.reward is a verifier or a program of your own"},
       {"reward_model.model.path", "does not exist here: data.reward is a verifier or a program of your own"},
