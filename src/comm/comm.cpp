@@ -1,10 +1,12 @@
-#include "comm/comm.h"
-
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
+
+#include "base/half.h"
+#include "comm/shared.h"
 
 namespace pare {
 
@@ -36,24 +38,38 @@ class Self : public Comm {
   [[noreturn]] void abort(int code) override { _exit(code); }
 };
 
-// Ranks that a launcher says it started; 1 without one.
-int launched() {
-  const auto number = [](const char* name) {
+// Ranks that another launcher says it started; 1 without one.
+struct Launched {
+  int ranks = 1;
+  const char* by = "";
+};
+Launched launched() {
+  const bool pmix = std::getenv("PMIX_RANK");
+  Launched most;
+  for (const auto& [name, by] : {std::pair{"OMPI_COMM_WORLD_SIZE", "mpirun of Open MPI"},
+                                 {"PMI_SIZE", "mpirun of MPICH, or srun"},
+                                 {pmix ? "SLURM_STEP_NUM_TASKS" : "", "srun"}}) {
     const char* const value = std::getenv(name);
-    return value ? std::atoi(value) : 0;
-  };
-  const int slurm = std::getenv("PMIX_RANK") ? number("SLURM_STEP_NUM_TASKS") : 0;
-  return std::max({1, number("OMPI_COMM_WORLD_SIZE"), number("PMI_SIZE"), slurm});
+    if (const int ranks = value ? std::atoi(value) : 0; ranks > most.ranks) most = {ranks, by};
+  }
+  return most;
 }
 
 std::unique_ptr<Comm> open_world() {
-  const int ranks = launched();
-  if (ranks == 1) return nullptr;
+  const Launched other = launched();
+  if (other.ranks == 1) return nullptr;
   if (!make_mpi_comm)
-    fail("this program was started as one of ", ranks,
-         " ranks and was built without MPI: as independent runs they would fight for one folder; `make mpi` builds "
-         "build/mpi/pare, which has it");
+    fail(
+        other.by, " started this program as one of ", other.ranks,
+        " ranks, and it was built without MPI: as independent runs they would fight for one folder.  Start it once, by "
+        "--ranks ",
+        other.ranks, ", for ranks of one machine; `make mpi` builds build/mpi/pare, which has MPI");
   return make_mpi_comm();
+}
+
+std::unique_ptr<Comm>& opened() {
+  static std::unique_ptr<Comm> comm = open_world();
+  return comm;
 }
 
 Comm::Piece piece(std::string_view bytes) { return {const_cast<char*>(bytes.data()), bytes.size()}; }
@@ -65,9 +81,50 @@ Comm& self() {
   return comm;
 }
 
-Comm& world() {
-  static const std::unique_ptr<Comm> comm = open_world();
-  return comm ? *comm : self();
+Comm& world() { return opened() ? *opened() : self(); }
+
+void set_world(std::unique_ptr<Comm> comm) { opened() = std::move(comm); }
+
+void check_not_launched(int ranks) {
+  if (const Launched other = launched(); other.ranks > 1)
+    fail("--ranks ", ranks, ", but ", other.by, " has started ", other.ranks,
+         " ranks already; leave out one of the two");
+}
+
+void add_to(void* sum, const void* x, size_t n, DType type) {
+  if (type == DType::f32)
+    for (size_t i = 0; i < n; i++) static_cast<float*>(sum)[i] += static_cast<const float*>(x)[i];
+  else
+    for (size_t i = 0; i < n; i++) {
+      uint16_t& s = static_cast<uint16_t*>(sum)[i];
+      s = f32_to_bf16(bf16_to_f32(s) + bf16_to_f32(static_cast<const uint16_t*>(x)[i]));
+    }
+}
+
+std::vector<Sizes> sizes_of(std::span<const Comm::Piece> out, std::span<const Comm::Piece> in) {
+  std::vector<Sizes> sizes;
+  for (size_t q = 0; q < out.size(); q++) sizes.push_back({out[q].bytes, in[q].bytes});
+  return sizes;
+}
+
+void expect_sizes(int rank, std::span<const Sizes> own, std::span<const Sizes> others) {
+  for (size_t q = 0; q < own.size(); q++) {
+    expect(others[q].sent == own[q].expected, "rank ", q, " sends ", others[q].sent, " bytes to rank ", rank,
+           ", which expects ", own[q].expected);
+    expect(others[q].expected == own[q].sent, "rank ", rank, " sends ", own[q].sent, " bytes to rank ", q,
+           ", which expects ", others[q].expected);
+  }
+}
+
+void meet_at_end(Comm& comm) {
+  comm.doing = "ending";
+  const std::vector<Comm::Piece> nothing(static_cast<size_t>(comm.ranks()));
+  try {
+    comm.exchange(nothing, nothing);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "pare: rank %d ends, and other ranks do not: %s\n", comm.rank(), e.what());
+    comm.abort(static_cast<int>(Exit::failed));
+  }
 }
 
 std::vector<int64_t> Comm::gather(int64_t own) {

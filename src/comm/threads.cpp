@@ -10,7 +10,7 @@
 #include <system_error>
 #include <thread>
 
-#include "base/half.h"
+#include "comm/shared.h"
 
 namespace pare {
 
@@ -85,16 +85,10 @@ class Member final : public Comm {
   void reduce(const Piece& x, void* y, DType type, int root) override {
     room_.terms[static_cast<size_t>(rank_)] = x.data;
     meet();
-    const size_t n = x.bytes / dtype_size(type);
-    for (size_t i = 0; rank_ == root && i < n; i++) {
-      float sum = 0;
-      for (const void* term : room_.terms)
-        sum = type == DType::f32 ? sum + static_cast<const float*>(term)[i]
-                                 : rounded(sum + bf16_to_f32(static_cast<const uint16_t*>(term)[i]));
-      if (type == DType::f32)
-        static_cast<float*>(y)[i] = sum;
-      else
-        static_cast<uint16_t*>(y)[i] = f32_to_bf16(sum);
+    if (rank_ == root && x.bytes) {
+      std::vector<char> sum(x.bytes);  // y may be a term
+      for (const void* term : room_.terms) add_to(sum.data(), term, x.bytes / dtype_size(type), type);
+      std::memcpy(y, sum.data(), x.bytes);
     }
     meet();
   }
@@ -106,7 +100,6 @@ class Member final : public Comm {
     room_.meet();
     waited += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
-  static float rounded(float x) { return bf16_to_f32(f32_to_bf16(x)); }
   std::string differs(size_t from, size_t to) const {
     const size_t sent = room_.out[from][to].bytes, expected = room_.in[to][from].bytes;
     if (sent == expected) return "";

@@ -18,10 +18,9 @@
 #include <thread>
 #include <vector>
 
-#include "base/half.h"
-#include "base/progress.h"
 #include "base/text.h"
-#include "comm/comm.h"
+#include "comm/shared.h"
+#include "comm/watch.h"
 
 namespace pare {
 
@@ -30,15 +29,7 @@ namespace {
 constexpr size_t kMost = size_t{1} << 30;  // bytes of a message: MPI counts in int
 constexpr int kData = 0, kPulse = 1;       // tags of messages
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
-
-// Seconds after which a silent rank is lost.  PARE_SILENCE: for tests.
-double silence_limit() {
-  const char* const limit = std::getenv("PARE_SILENCE");
-  return limit ? std::atof(limit) : 60;
-}
+using Clock = WatchClock;
 
 // Ranks of this job on this machine that are stopped, such as by SIGSTOP: " 1 2".
 std::string stopped_ranks() {
@@ -136,14 +127,7 @@ class Mpi final : public Comm {
     hosts_known_ = true;
   }
   ~Mpi() override {
-    doing = "ending";
-    const std::vector<Piece> nothing(static_cast<size_t>(ranks_));
-    try {
-      exchange(nothing, nothing);  // no rank is missed that has ended
-    } catch (const std::exception& e) {
-      std::fprintf(stderr, "pare: rank %d ends, and other ranks do not: %s\n", rank_, e.what());
-      abort(static_cast<int>(Exit::failed));
-    }
+    meet_at_end(*this);
     watcher_ = {};
     MPI_Op_free(&sum_bf16_);
     const FrozenGuard guard("MPI_Finalize");
@@ -167,21 +151,13 @@ class Mpi final : public Comm {
            " ranks");
     if (link) link->check();
     const auto start = Clock::now();
-    struct Sizes {
-      uint64_t sent, expected;
-    };
-    std::vector<Sizes> own_sizes(n), sizes(n);  // by the other rank; of it
-    for (size_t q = 0; q < n; q++) own_sizes[q] = {out[q].bytes, in[q].bytes};
+    const std::vector<Sizes> own_sizes = sizes_of(out, in);
+    std::vector<Sizes> sizes(n);
     std::vector<MPI_Request> requests(1);
     check(MPI_Ialltoall(own_sizes.data(), 2, MPI_UINT64_T, sizes.data(), 2, MPI_UINT64_T, MPI_COMM_WORLD, &requests[0]),
           "MPI_Ialltoall");
     wait(requests);
-    for (size_t q = 0; q < n; q++) {
-      expect(sizes[q].sent == in[q].bytes, "rank ", q, " sends ", sizes[q].sent, " bytes to rank ", rank_,
-             ", which expects ", in[q].bytes);
-      expect(sizes[q].expected == out[q].bytes, "rank ", rank_, " sends ", out[q].bytes, " bytes to rank ", q,
-             ", which expects ", sizes[q].expected);
-    }
+    expect_sizes(rank_, own_sizes, sizes);
     requests.clear();
     for (size_t k = 1; k < n; k++) {
       const size_t from = (own + n - k) % n, to = (own + k) % n;
@@ -229,12 +205,7 @@ class Mpi final : public Comm {
     throw Error(Exit::failed, cat(call, ": ", std::string(text, static_cast<size_t>(n))));
   }
 
-  static void add_bf16(void* x, void* y, int* n, MPI_Datatype*) {
-    for (int i = 0; i < *n; i++) {
-      uint16_t& sum = static_cast<uint16_t*>(y)[i];
-      sum = f32_to_bf16(bf16_to_f32(static_cast<const uint16_t*>(x)[i]) + bf16_to_f32(sum));
-    }
-  }
+  static void add_bf16(void* x, void* y, int* n, MPI_Datatype*) { add_to(y, x, static_cast<size_t>(*n), DType::bf16); }
 
   template <class F>
   static void each_message(const Piece& p, F f) {
@@ -253,26 +224,9 @@ class Mpi final : public Comm {
     waits_ = false;
   }
 
-  // What a rank tells the others every few seconds.
-  struct Pulse {
-    uint64_t calls;
-    int64_t step;
-    char doing[128];
-    bool waits;  // for others
-    bool busy;   // an Activity of the host goes on
-    bool last;   // nothing follows
-  };
-  Pulse own_pulse() const {
-    const std::string activity = Activity::current();
-    Pulse p{calls + Activity::begun(), step, {}, waits_, !activity.empty(), false};
-    std::snprintf(p.doing, sizeof p.doing, "%s", activity.empty() ? doing.load() : activity.c_str());
-    return p;
-  }
-
   struct Other {
-    Pulse pulse{}, in{}, out{};
+    Pulse in{}, out{};
     MPI_Request receive = MPI_REQUEST_NULL, send = MPI_REQUEST_NULL;
-    Clock::time_point heard = Clock::now(), moved = heard;  // heard of, and of its progress
   };
   void listen(int r, Other& o) { MPI_Irecv(&o.in, sizeof o.in, MPI_BYTE, r, kPulse, MPI_COMM_WORLD, &o.receive); }
   void send(int r, Other& o, const Pulse& pulse) {
@@ -280,49 +234,42 @@ class Mpi final : public Comm {
     MPI_Isend(&o.out, sizeof o.out, MPI_BYTE, r, kPulse, MPI_COMM_WORLD, &o.send);
   }
   // Takes the pulse that has come, if any.
-  void hear(int r, Other& o) {
+  void hear(int r, Other& o, Watch& watch) {
     int done = 0;
     if (!o.in.last) MPI_Test(&o.receive, &done, MPI_STATUS_IGNORE);
     if (!done) return;
-    o.heard = Clock::now();
-    if (o.in.calls != o.pulse.calls) o.moved = o.heard;
-    o.pulse = o.in;
+    watch.hear(r, o.in);
     if (!o.in.last) listen(r, o);
   }
 
   // A thread of its own: mpirun sees a process end, but not one that is frozen, or a machine that cannot be reached.
   void watch(const std::stop_token& stop) {
-    const double silence = silence_limit();
+    Watch watch(ranks_, rank_, [this](int r) { return name(r); });
     std::vector<Other> others(static_cast<size_t>(ranks_));
     const auto each = [&](auto f) {
       for (int r = 0; r < ranks_; r++)
         if (r != rank_) f(r, others[static_cast<size_t>(r)]);
     };
     each([&](int r, Other& o) { listen(r, o); });
-    Other& own = others[static_cast<size_t>(rank_)];
     for (auto sent = Clock::time_point{}; !stop.stop_requested();) {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
-      const Pulse now = own_pulse();
-      if (seconds_since(own.heard) > silence / 2)  // this rank itself stood still, as all do in a suspended job
-        for (Other& o : others) o.heard = o.moved = Clock::now();
-      own.heard = Clock::now();
-      if (now.calls != own.pulse.calls) own.moved = own.heard;
-      own.pulse = now;
-      const bool due = seconds_since(sent) > std::min(silence / 12, timeout / 4);
+      const Pulse now = pulse_of(*this, waits_);
+      watch.hear(rank_, now);
+      const bool due = seconds_since(sent) > pulse_period(timeout);
       if (due) sent = Clock::now();
       each([&](int r, Other& o) {
-        hear(r, o);
+        hear(r, o, watch);
         int done = 0;
         if (due) MPI_Test(&o.send, &done, MPI_STATUS_IGNORE);
         if (done) send(r, o, now);
       });
-      judge(others, silence, now);
+      if (const std::string why = watch.judge(); !why.empty()) end_job(why);
     }
     // Every message is taken before a rank ends: MPI_Finalize of MPICH waits for that.
-    const auto until = [&](int r, Other& o, auto done) {
+    const auto until = [&](int r, auto done) {
       for (const auto begin = Clock::now(); !done();) {
-        if (seconds_since(begin) > silence + 2 * rank_)
-          lost(r, o.pulse, cat("has not ended for ", static_cast<int>(seconds_since(begin)), " s"), own.pulse);
+        if (seconds_since(begin) > silence_limit() + 2 * rank_)
+          end_job(watch.describe(r, cat("has not ended for ", static_cast<int>(seconds_since(begin)), " s")));
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
     };
@@ -332,57 +279,23 @@ class Mpi final : public Comm {
       return done != 0;
     };
     each([&](int r, Other& o) {
-      until(r, o, [&] { return is_sent(o); });
-      Pulse last = own_pulse();
+      until(r, [&] { return is_sent(o); });
+      Pulse last = pulse_of(*this, waits_);
       last.last = true;
       send(r, o, last);
     });
     each([&](int r, Other& o) {
-      until(r, o, [&] { return hear(r, o), o.in.last; });
-      until(r, o, [&] { return is_sent(o); });
+      until(r, [&] { return hear(r, o, watch), o.in.last; });
+      until(r, [&] { return is_sent(o); });
     });
-  }
-
-  // Ends the job if a rank is silent, or if every rank has said for `timeout` that it makes no progress: on a busy
-  // machine a pulse comes late and tells of the past.  The lowest rank that is heard of speaks, others 2 s later.
-  void judge(std::vector<Other>& others, double silence, const Pulse& now) {
-    int speaker = 0;
-    while (seconds_since(others[static_cast<size_t>(speaker)].heard) > silence) speaker++;
-    const double later = speaker == rank_ ? 0 : 2;
-    bool moves = false, all_wait = true;
-    for (const Other& o : others) {
-      moves = moves || std::chrono::duration<double>(o.heard - o.moved).count() <= timeout + later;
-      all_wait = all_wait && o.pulse.waits;
-    }
-    for (int r = 0; r < ranks_; r++)
-      if (const Other& o = others[static_cast<size_t>(r)]; seconds_since(o.heard) > silence + later)
-        lost(r, o.pulse, cat("has not been heard of for ", static_cast<int>(seconds_since(o.heard)), " s"), now);
-    if (moves) return;
-    // A slow grader or disk is no standstill, but it is told.
-    for (size_t r = 0; r < others.size(); r++) {
-      if (!others[r].pulse.busy) continue;
-      if (speaker == rank_)
-        std::fprintf(stderr, "pare: the ranks have waited %d s for %s: it is at %s\n",
-                     static_cast<int>(seconds_since(others[r].moved)), name(static_cast<int>(r)).c_str(),
-                     printable(others[r].pulse.doing).c_str());
-      for (Other& o : others) o.moved = Clock::now();
-      return;
-    }
-    // A rank that stands still stops all of them before long: it is the one that does not wait.
-    for (int r = 0; r < ranks_; r++)
-      if (const Other& o = others[static_cast<size_t>(r)]; !o.pulse.waits || all_wait)
-        lost(r, o.pulse, cat("has made no progress for ", static_cast<int>(seconds_since(o.moved)), " s"), now);
   }
 
   std::string name(int rank) const {
     return cat("rank ", rank, hosts_known_ ? " on " + printable(hosts_[static_cast<size_t>(rank)]) : "");
   }
 
-  [[noreturn]] void lost(int rank, const Pulse& last, const std::string& what, const Pulse& now) {
-    std::fprintf(stderr, "pare: %s %s: it was in step %lld, at %s; rank %d is in step %lld, at %s\n",
-                 name(rank).c_str(), what.c_str(), static_cast<long long>(last.step),
-                 last.doing[0] ? printable(last.doing).c_str() : "its start", rank_, static_cast<long long>(now.step),
-                 printable(now.doing).c_str());
+  [[noreturn]] void end_job(const std::string& why) {
+    std::fprintf(stderr, "pare: %s\n", why.c_str());
     abort(static_cast<int>(Exit::failed));
   }
 
