@@ -1,63 +1,120 @@
 // Ranks that are threads of this process: they are ranks as others are (tests/mpi), and plans are made of them.
 #include <atomic>
 #include <mutex>
+#include <thread>
 
 #include "base/half.h"
+#include "comm/processes.h"
 #include "comm/threads.h"
+#include "comm/watch.h"
 #include "run/ranks.h"
 #include "tests/runs.h"
 
 namespace pare::test {
 namespace {
 
+// One of six ranks.
+void expect_rank(Comm& comm) {
+  const int own = comm.rank();
+  ASSERT_EQ(comm.ranks(), 6);
+  for (int round = 0; round < 50; round++) {  // none is overtaken
+    const std::vector<std::string> all = comm.gather(std::string(static_cast<size_t>(own * round), 'a' + own));
+    for (int r = 0; r < 6; r++)
+      ASSERT_EQ(all[static_cast<size_t>(r)], std::string(static_cast<size_t>(r * round), 'a' + r));
+  }
+  EXPECT_EQ(comm.broadcast(cat("of ", own), 4), "of 4");
+  EXPECT_EQ(comm.sum(own), 15);
+  std::vector<float> x(3, static_cast<float>(own)), y(3, -1);
+  comm.reduce({x.data(), 12}, own == 1 ? y.data() : nullptr, DType::f32, 1);
+  EXPECT_EQ(y[2], own == 1 ? 15 : -1);
+  // In place, of bf16: every sum is rounded, and 256 + 1 to 256.
+  std::vector<uint16_t> h(3, f32_to_bf16(own == 0 ? 256 : own < 3 ? 1 : 0));
+  comm.reduce({h.data(), 6}, own == 2 ? h.data() : nullptr, DType::bf16, 2);
+  EXPECT_EQ(bf16_to_f32(h[1]), own == 0 || own == 2 ? 256 : own == 1);
+}
+
 TEST(Threads, AreRanks) {
   std::atomic<int> ranks = 0;
   run_ranks(2, 3, [&](Comm& comm) {
-    const int own = comm.rank();
-    ranks += 1 << own;
-    EXPECT_EQ(comm.ranks(), 6);
+    ranks += 1 << comm.rank();
     EXPECT_EQ(comm.node_ranks(), 3);
-    EXPECT_EQ(comm.node_rank(), own % 3);
-    EXPECT_EQ(comm.host(), own < 3 ? "node 0" : "node 1");
-    for (int round = 0; round < 50; round++) {  // none is overtaken
-      const std::vector<std::string> all = comm.gather(std::string(static_cast<size_t>(own * round), 'a' + own));
-      for (int r = 0; r < 6; r++)
-        ASSERT_EQ(all[static_cast<size_t>(r)], std::string(static_cast<size_t>(r * round), 'a' + r));
-    }
-    EXPECT_EQ(comm.broadcast(cat("of ", own), 4), "of 4");
-    EXPECT_EQ(comm.sum(own), 15);
-    std::vector<float> x(3, static_cast<float>(own)), y(3, -1);
-    comm.reduce({x.data(), 12}, own == 1 ? y.data() : nullptr, DType::f32, 1);
-    EXPECT_EQ(y[2], own == 1 ? 15 : -1);
-    // In place, of bf16: every sum is rounded, and 256 + 1 to 256.
-    std::vector<uint16_t> h(3, f32_to_bf16(own == 0 ? 256 : own < 3 ? 1 : 0));
-    comm.reduce({h.data(), 6}, own == 2 ? h.data() : nullptr, DType::bf16, 2);
-    EXPECT_EQ(bf16_to_f32(h[1]), own == 0 || own == 2 ? 256 : own == 1);
+    EXPECT_EQ(comm.node_rank(), comm.rank() % 3);
+    EXPECT_EQ(comm.host(), comm.rank() < 3 ? "node 0" : "node 1");
+    expect_rank(comm);
   });
   EXPECT_EQ(ranks, 63);
   run_ranks(1, 1, [](Comm& comm) { EXPECT_EQ(&comm, &self()); });
 }
 
-// Both sides learn of it, before anything is sent, and it goes on.
-TEST(Threads, OtherCountsAreErrors) {
-  run_ranks(1, 3, [](Comm& comm) {
-    char x[4] = {1, 1, 1, 1}, y[4] = {};
-    std::vector<Comm::Piece> out(3), in(3);
-    if (comm.rank() == 0) out[1] = {x, 3};
-    if (comm.rank() == 1) in[0] = {y, 4};
-    try {
-      comm.exchange(out, in);
-      EXPECT_EQ(comm.rank(), 2) << "3 bytes for 4";
-    } catch (const std::logic_error& e) {
-      EXPECT_LE(comm.rank(), 1);
-      EXPECT_STREQ(e.what(), "rank 0 sends 3 bytes to rank 1, which expects 4");
-    }
-    EXPECT_EQ(y[0], 0);
-    in.pop_back();
-    EXPECT_THROW(comm.exchange(out, in), std::logic_error);
-    EXPECT_EQ(comm.sum(1), 3);
+// Ranks by sockets, as `pare train --ranks` connects its processes (tests/test_processes.cpp).
+void run_sockets(int ranks, const std::function<void(Comm&)>& f) {
+  const std::vector<std::vector<int>> sockets = connect_sockets(ranks);
+  std::vector<std::jthread> threads;
+  for (int r = 0; r < ranks; r++)
+    threads.emplace_back([&, r] { f(*make_socket_comm(r, sockets[static_cast<size_t>(r)], -1)); });
+}
+
+TEST(Sockets, AreRanks) {
+  run_sockets(6, [](Comm& comm) {
+    EXPECT_EQ(comm.node_ranks(), 6);
+    EXPECT_EQ(comm.node_rank(), comm.rank());
+    EXPECT_EQ(comm.host(), self().host());
+    expect_rank(comm);
   });
 }
+
+// Each to each at once, far more than a socket holds, and all sizes another.
+TEST(Sockets, LongPiecesInAllDirections) {
+  run_sockets(3, [](Comm& comm) {
+    const auto size = [](int from, int to) {
+      return size_t{3'000'017} + static_cast<size_t>(1'000'003 * (3 * from + to));
+    };
+    const auto value = [](int from, int to, size_t i) { return static_cast<char>(i * 31 + i / 251 + 7 * from + to); };
+    std::vector<std::vector<char>> sent(3), received(3);
+    std::vector<Comm::Piece> out, in;
+    for (int q = 0; q < 3; q++) {
+      std::vector<char>& x = sent[static_cast<size_t>(q)];
+      x.resize(size(comm.rank(), q));
+      for (size_t i = 0; i < x.size(); i++) x[i] = value(comm.rank(), q, i);
+      out.push_back({x.data(), x.size()});
+      std::vector<char>& y = received[static_cast<size_t>(q)];
+      y.resize(size(q, comm.rank()));
+      in.push_back({y.data(), y.size()});
+    }
+    comm.exchange(out, in);
+    for (int q = 0; q < 3; q++)
+      for (size_t i = 0; i < in[static_cast<size_t>(q)].bytes; i++)
+        ASSERT_EQ(received[static_cast<size_t>(q)][i], value(q, comm.rank(), i)) << q << ' ' << i;
+    EXPECT_EQ(comm.calls, 1);
+    // A sum in several pieces, in place.
+    std::vector<float> x(2'500'001);
+    for (size_t i = 0; i < x.size(); i++) x[i] = static_cast<float>(i + static_cast<size_t>(comm.rank()));
+    comm.reduce({x.data(), 4 * x.size()}, comm.rank() == 2 ? x.data() : nullptr, DType::f32, 2);
+    for (size_t i = 0; i < x.size(); i++)
+      ASSERT_EQ(x[i], static_cast<float>(comm.rank() == 2 ? 3 * i + 3 : i + static_cast<size_t>(comm.rank()))) << i;
+  });
+}
+
+// Both sides learn of it, before anything is sent, and it goes on.
+void expect_counts_compared(Comm& comm) {
+  char x[4] = {1, 1, 1, 1}, y[4] = {};
+  std::vector<Comm::Piece> out(3), in(3);
+  if (comm.rank() == 0) out[1] = {x, 3};
+  if (comm.rank() == 1) in[0] = {y, 4};
+  try {
+    comm.exchange(out, in);
+    EXPECT_EQ(comm.rank(), 2) << "3 bytes for 4";
+  } catch (const std::logic_error& e) {
+    EXPECT_LE(comm.rank(), 1);
+    EXPECT_STREQ(e.what(), "rank 0 sends 3 bytes to rank 1, which expects 4");
+  }
+  EXPECT_EQ(y[0], 0);
+  in.pop_back();
+  EXPECT_THROW(comm.exchange(out, in), std::logic_error);
+  EXPECT_EQ(comm.sum(1), 3);
+}
+TEST(Threads, OtherCountsAreErrors) { run_ranks(1, 3, expect_counts_compared); }
+TEST(Sockets, OtherCountsAreErrors) { run_sockets(3, expect_counts_compared); }
 
 // The others wait for ever otherwise.
 TEST(Threads, AllEndWithTheErrorOfTheFirst) {
@@ -106,6 +163,38 @@ TEST(Threads, ChangeNoBit) {
     });
     if (ranks == 1) alone = after[0];
     for (const auto& parameters : after) EXPECT_TRUE(same_bits(parameters, alone)) << ranks;
+  }
+}
+
+// ---- ranks that are silent or stand still
+
+Pulse pulse(uint64_t calls, const char* doing, bool waits, bool busy = false) {
+  Pulse p{calls, 3, 0.02, {}, waits, busy, false};
+  std::snprintf(p.doing, sizeof p.doing, "%s", doing);
+  return p;
+}
+
+// Whoever watches, the rank that does not wait is named; one whose host works is waited for.
+TEST(Watch, NamesTheRankThatStandsStill) {
+  for (const int own : {-1, 0, 1}) {
+    Watch watch(3, own, [](int r) { return cat("rank ", r); });
+    const auto judge = [&](int milliseconds, uint64_t calls, bool busy) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+      watch.hear(0, pulse(calls, "update", true)), watch.hear(1, pulse(calls, "rollout", true));
+      watch.hear(2, pulse(calls, "rollout", false, busy));
+      return watch.judge();
+    };
+    EXPECT_EQ(judge(0, 1, false), "");
+    EXPECT_EQ(judge(60, 2, false), "") << "all have moved";
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(judge(60, 2, true), "") << "a slow disk";
+    const std::string told = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(told.find("pare: the ranks have waited 0 s for rank 2: it is at rollout") == 0, own <= 0) << told;
+    const std::string why = judge(own > 0 ? 2060 : 60, 2, false);  // rank 0 speaks first
+    EXPECT_EQ(why.find("rank 2 has made no progress for "), 0) << why;
+    const std::string rest = cat(": it was in step 3, at rollout; rank ", std::max(own, 0), " is in step 3, at ",
+                                 own == 1 ? "rollout" : "update");
+    EXPECT_TRUE(why.ends_with(rest)) << why;
   }
 }
 

@@ -9,7 +9,7 @@
 #include "app/shorthands.h"
 #include "base/json.h"
 #include "base/progress.h"
-#include "comm/comm.h"
+#include "comm/processes.h"
 #include "run/plan.h"
 #include "run/run_directory.h"
 
@@ -21,6 +21,7 @@ struct Options {
   Shorthands shorthands{{{"--device", "trainer.device"}}};
   std::vector<std::string> arguments;  // the run, then overrides
   int64_t step = 0;
+  int ranks = 1;
   bool all = false;
 };
 
@@ -71,12 +72,16 @@ void add_audit(const Command& program) {
       "compares configuration, inputs, metrics, responses and checkpoints of all steps with what is recorded of them, "
       "and computes nothing");
   o->shorthands.add(c);
+  add_ranks(c, o->ranks);
   c.footer(R"(Examples:
   pare audit runs/quickstart --step 40
   pare audit runs/quickstart --step 40 trainer.threads=1
   pare audit runs/quickstart --all
 )");
-  c.action([o, c] { run(*o, c); });
+  c.action([o, c] {
+    start_ranks(o->ranks);
+    run(*o, c);
+  });
 }
 
 }  // namespace pare

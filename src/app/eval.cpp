@@ -12,6 +12,7 @@
 #include "app/shorthands.h"
 #include "app/show.h"
 #include "base/progress.h"
+#include "comm/processes.h"
 #include "run/evaluate.h"
 
 namespace pare {
@@ -37,6 +38,7 @@ struct Options {
   std::vector<std::string> config;
   std::string data, out, keep;
   std::vector<int64_t> k;
+  int ranks = 1;
   bool greedy = false, force = false, quiet = false;
 };
 
@@ -257,6 +259,7 @@ void add_eval(const Command& program) {
   c.option("--out", o->out, "output file: JSON lines of problems and their responses");
   c.option("--keep", o->keep,
            "output file: the finished responses with a score above 0 as training data of `pare sft`");
+  add_ranks(c, o->ranks);
   c.flag("--force", o->force, "replaces an output file that exists");
   c.flag("--quiet", o->quiet, "prints the results only");
   c.footer(
@@ -264,7 +267,10 @@ void add_eval(const Command& program) {
       "finished.\n"
       "The validation set of a run, with its settings; first `pare sft quickstart-sft` and `pare train quickstart`:\n"
       "  pare eval quickstart --model runs/quickstart/model --n 8 --k 1,4,8");
-  c.action([o, c] { run(*o, c); });
+  c.action([o, c] {
+    start_ranks(o->ranks);
+    run(*o, c);
+  });
 }
 
 }  // namespace pare

@@ -15,9 +15,12 @@ std::atomic<bool> asked = false, told = false;  // told: by a person, or by one 
 static_assert(std::atomic<bool>::is_always_lock_free, "a signal handler must not wait");
 
 std::atomic<const char*> words = nullptr;
+std::atomic<int> only_sender = 0;
 
 void on_signal(int signal, siginfo_t* info, void*) {
-  if (const char* const last = words; last && (signal == SIGINT || signal == SIGTERM)) {
+  const bool ends = signal == SIGINT || signal == SIGTERM;
+  if (const int sender = only_sender; ends && sender != 0 && info->si_pid != sender) return;
+  if (const char* const last = words; last && ends) {
     [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, last, std::strlen(last));
     _exit(static_cast<int>(Exit::interrupted));
   }
@@ -38,8 +41,8 @@ struct sigaction handler() {
 
 }  // namespace
 
-void catch_interrupts(const char* last_words) {
-  words = last_words;
+void catch_interrupts(const char* last_words, int sender) {
+  words = last_words, only_sender = sender;
   const struct sigaction action = handler();
   for (const int signal : {SIGINT, SIGTERM, SIGPIPE, SIGUSR1}) sigaction(signal, &action, nullptr);
   struct sigaction hangup = {};

@@ -48,23 +48,26 @@ void check_command(pare::Comm& comm, const std::string& command) {
 
 int run(int argc, char** argv) {
   using pare::Exit;
-  pare::Comm* comm = &pare::self();
-  const auto report = [&](Exit code, const std::string& what) { return ::report(*comm, code, what); };
+  bool opened = false;
+  const auto report = [&](Exit code, const std::string& what) {  // --ranks makes another world on the way
+    return ::report(opened ? pare::world() : pare::self(), code, what);
+  };
   const std::string command = argc > 1 ? argv[1] : "";
   const bool trains = command == "train" || command == "sft";
   if (trains) pare::catch_usr1();
   try {
-    comm = &pare::world();
-    if (comm->ranks() > 1 && !trains && command != "eval" && command != "audit")
-      pare::fail("pare ", command, " takes one rank, ", comm->ranks(), " were started");
-    check_command(*comm, command);
+    pare::Comm& comm = pare::world();
+    opened = true;
+    if (comm.ranks() > 1 && !trains && command != "eval" && command != "audit")
+      pare::fail("pare ", command, " takes one rank, ", comm.ranks(), " were started");
+    check_command(comm, command);
     using namespace pare;
     run_command_line(
         argc, argv,
         {add_train, add_sft, add_eval, add_generate, add_plan, add_compare, add_audit, add_report, add_logprobs,
          add_tokenize, add_inspect, add_convert, add_merge, add_verify, add_bench, add_help});
     pare::finish_output();
-    comm->link.reset();  // while its device is there
+    world().link.reset();  // while its device is there
     return static_cast<int>(Exit::ok);
   } catch (const std::bad_alloc&) {
     return report(Exit::memory,

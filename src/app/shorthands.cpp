@@ -1,5 +1,6 @@
 #include "app/shorthands.h"
 
+#include "comm/processes.h"
 #include "run/config.h"
 
 namespace pare {
@@ -29,6 +30,12 @@ std::vector<std::string> Shorthands::overrides(const Command& command) const {
     all.push_back(cat(key, "=", value));
   }
   return all;
+}
+
+void add_ranks(const Command& command, int& ranks) {
+  command.option("--ranks", ranks, "processes of this machine that share the work, without MPI; with cuda one per GPU")
+      .between(1, kMostRanks)
+      .type_name("N");
 }
 
 }  // namespace pare

@@ -24,4 +24,7 @@ class Shorthands {
   std::vector<std::string> values_;
 };
 
+// --ranks of a command, for start_ranks(); 1 unless it is given.
+void add_ranks(const Command& command, int& ranks);
+
 }  // namespace pare

@@ -11,6 +11,7 @@
 #include "app/show.h"
 #include "base/foreign_file.h"
 #include "base/progress.h"
+#include "comm/processes.h"
 #include "run/ranks.h"
 #include "run/record.h"
 #include "run/run_directory.h"
@@ -24,6 +25,7 @@ struct Options {
   std::vector<std::string> config;
   std::vector<std::string> accepted;  // --accept-changed
   std::string out, from, keys;
+  int ranks = 1;
   bool force = false, resume = false, dry_run = false, quiet = false;
 };
 
@@ -57,11 +59,11 @@ class Run {
   }
 
   void run() {
-    if (comm_.ranks() > 1)
+    if (comm_.ranks() > 1 && launcher_of_ranks() == 0)
       catch_interrupts(comm_.first() ? "pare: ended by a signal; the last checkpoint stands, continue with --resume\n"
                                      : "");
     else
-      catch_interrupts();
+      catch_interrupts(nullptr, launcher_of_ranks());
     begin();
     try {
       stop_if_asked();  // while it loaded
@@ -429,6 +431,7 @@ void add(const Command& program, const char* name, const char* what, TrainingKin
   c.option("config", o->config, "presets or TOML files, then overrides group.key=value");
   c.option("--out", o->out, "run directory (trainer.default_local_dir); default runs/NAME-TIME");
   o->shorthands.add(c);
+  add_ranks(c, o->ranks);
   const Option force =
       c.flag("--force", o->force, "replaces the run in the run directory, but no file that is not part of a run");
   const Option resume = c.flag("--resume", o->resume,
@@ -456,6 +459,7 @@ void add(const Command& program, const char* name, const char* what, TrainingKin
       fail("--resume: which run? give its RUN/config.toml, or --out RUN");
     if (o->config.empty() && !o->resume)
       fail("a preset (data/presets) or a TOML file is missing; --keys lists the keys");
+    start_ranks(o->ranks);
     run(*o, c, kind);
   });
 }

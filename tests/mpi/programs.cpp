@@ -3,73 +3,32 @@
 #include <csignal>
 #include <thread>
 
-#include "base/json_file.h"
-#include "run/checkpoint.h"
-#include "tests/program.h"
-#include "tests/tiny_run.h"
+#include "tests/rank_runs.h"
 
 namespace pare::test {
 namespace {
 
 namespace fs = std::filesystem;
 
-// metrics.jsonl without what depends on how the work is spread.
-std::string timeless(const std::string& path) {
-  std::string text;
-  std::ifstream in(path);
-  for (std::string row; std::getline(in, row);) {
-    auto line = nlohmann::ordered_json::parse(row);
-    for (auto it = line.begin(); it != line.end();) {
-      const bool spread = it.key().starts_with("timing_s/") || it.key().starts_with("memory/") ||
-                          it.key().starts_with("comm/") || it.key().starts_with("perf/");
-      it = spread ? line.erase(it) : std::next(it);
-    }
-    text += line.dump() + "\n";
-  }
-  return text;
-}
-
-class Ranks : public Program {
+class Ranks : public RankRuns {
  protected:
   static void SetUpTestSuite() {
-    make_tiny_run();
+    RankRuns::SetUpTestSuite();
     // More ranks than cores, and by anyone: Open MPI asks.
     for (const char* name :
          {"OMPI_MCA_rmaps_base_oversubscribe", "OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"})
       setenv(name, "1", 1);
   }
-  static void TearDownTestSuite() { fs::remove_all(tiny_folder()); }
 
   // A part of a job: `ranks` of the tiny run in DIR.
   Overrides part(int ranks, const std::string& dir, const Overrides& more, const Overrides& environment = {}) {
-    return Overrides{"-n", cat(ranks), "/usr/bin/env"} + environment +
-           Overrides{program_path().string(), "train", "--out", at(dir)} + tiny_run() +
-           Overrides{"learner.slots=4", "trainer.samples_freq=1", "trainer.test_freq=2", "trainer.save_freq=1"} + more;
+    return Overrides{"-n", cat(ranks), "/usr/bin/env"} + environment + Overrides{program_path().string()} +
+           train(dir, more);
   }
   Outcome job(const Overrides& parts) {
     const char* mpirun = std::getenv("PARE_MPIRUN");
     Overrides all = Overrides{"/usr/bin/env", mpirun ? mpirun : "mpirun"} + parts;
     return run(all);
-  }
-  Outcome alone(const std::string& dir, const Overrides& more) {
-    Overrides all = part(1, dir, more);
-    all.erase(all.begin(), all.begin() + 2);
-    return run(all);
-  }
-
-  void expect_same(const std::string& a, const std::string& b, int step,
-                   const Overrides& weights = {"model.safetensors"}) {
-    EXPECT_EQ(timeless(at(a + "/metrics.jsonl")), timeless(at(b + "/metrics.jsonl")));
-    for (const char* log : {"/rollouts.jsonl", "/certificates.jsonl"})
-      EXPECT_EQ(read_text(at(a + log)), read_text(at(b + log)));
-    const std::string checkpoint = cat("/checkpoints/step-", step, "/");
-    Overrides files = {checkpoint + "optimizer.safetensors"};
-    for (const std::string& name : weights) files = files + Overrides{"/model/" + name, checkpoint + name};
-    for (const std::string& file : files) {
-      EXPECT_FALSE(read_text(at(a + file)).empty()) << file;
-      EXPECT_TRUE(read_text(at(a + file)) == read_text(at(b + file))) << file;
-    }
-    EXPECT_EQ(checkpoint_damage(at(cat(b, "/checkpoints/step-", step))), "");
   }
 };
 
@@ -327,9 +286,6 @@ std::vector<pid_t> processes_of(const std::string& dir) {
   }
   return found;
 }
-
-const Overrides kEndless = {"trainer.total_training_steps=1000000", "trainer.save_freq=0", "trainer.samples_freq=0",
-                            "trainer.test_freq=0"};
 
 // Two ranks, of which rank 1 gets a signal after its first step.
 class StruckRank : public Ranks {

@@ -1,0 +1,256 @@
+// Runs of several ranks that the program starts itself: --ranks.
+#include <algorithm>
+#include <csignal>
+#include <thread>
+
+#include "tests/rank_runs.h"
+
+namespace pare::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Processes : public RankRuns {
+ protected:
+  // The tiny run in DIR on this number of ranks, or another program and variables of the environment before it.
+  Outcome job(int ranks, const std::string& dir, const Overrides& more, const Overrides& environment = {}) const {
+    Overrides all = Overrides{"/usr/bin/env"} + environment + Overrides{program_.string()} +
+                    train(dir, Overrides{"--ranks", cat(ranks)} + more);
+    return run(all);
+  }
+  // The same, and f() in a thread of its own once its first step is done.
+  template <class F>
+  Outcome struck(int ranks, const Overrides& more, const Overrides& environment, F f) const {
+    std::atomic<bool> ended = false;
+    std::thread striker([&] {
+      while (!ended && !fs::exists(at("run/metrics.jsonl"))) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      if (!ended) f();
+    });
+    const Outcome o = job(ranks, "run", more, environment);
+    ended = true;
+    striker.join();
+    return o;
+  }
+  // Processes of the tiny run in DIR, by their names: "pare rank 1".
+  std::map<std::string, pid_t> processes() const {
+    std::map<std::string, pid_t> found;
+    for (const auto& e : fs::directory_iterator("/proc")) {
+      const std::string name = e.path().filename().string();
+      if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+      std::string program = read_text(e.path() / "comm");
+      if (read_text(e.path() / "cmdline").find(at("run")) == std::string::npos || program.empty()) continue;
+      program.pop_back();
+      found[program] = static_cast<pid_t>(std::stol(name));
+    }
+    return found;
+  }
+  // One message, which names the rank.
+  static void expect_named(const Outcome& o, const std::string& rank, const std::string& what) {
+    EXPECT_EQ(std::count(o.err.begin(), o.err.end(), '\n'), 1) << o.err;
+    EXPECT_TRUE(std::regex_search(o.err, std::regex(cat("^pare: ", rank, " \\(process [0-9]+\\) ", what,
+                                                        ": it was in step [0-9]+, at [^;]+; rank [0-9] is in step"))))
+        << o.err;
+  }
+
+  fs::path program_ = program_path();
+};
+
+TEST_F(Processes, AnyNumberHasTheBitsOfOne) {
+  const Overrides keys = {"learner.slots=12", "trainer.total_training_steps=2"};
+  ASSERT_EQ(alone("one", keys).code, 0);
+  for (const int ranks : {1, 2, 3, 4}) {
+    SCOPED_TRACE(ranks);
+    const std::string dir = cat("by", ranks);
+    const Outcome o = job(ranks, dir, keys);
+    ASSERT_EQ(o.code, 0) << o.err;
+    EXPECT_EQ(o.err, "");
+    EXPECT_EQ(one_line(o.out).find("GRPO"), one_line(o.out).rfind("GRPO")) << "rank 0 alone prints";
+    expect_same("one", dir, 2);
+  }
+}
+
+TEST_F(Processes, ResumeOnAnotherNumber) {
+  const auto until = [](int steps) {
+    return Overrides{"learner.slots=6", "trainer.test_freq=1", cat("trainer.total_training_steps=", steps)};
+  };
+  ASSERT_EQ(alone("whole", until(4)).code, 0);
+  for (const auto& [ranks, steps] : {std::pair{2, 1}, {3, 2}, {1, 3}, {6, 4}}) {
+    const Outcome o = job(ranks, "moved", until(steps) + Overrides(steps > 1 ? 1 : 0, "--resume"));
+    ASSERT_EQ(o.code, 0) << o.err;
+  }
+  expect_same("whole", "moved", 4);
+}
+
+// The two commands of the README, on the CPU and emulated, by both ways between devices.
+TEST_F(Processes, TheQuickstart) {
+  const auto pare = [&](const fs::path& program, const std::string& words) {
+    Overrides all = {program.string()};
+    std::istringstream in(words);
+    for (std::string word; in >> word;) all.push_back(word);
+    const Outcome o = run(all);
+    ASSERT_EQ(o.code, 0) << words << ": " << o.err;
+  };
+  const std::string steps =
+      " trainer.total_training_steps=2 trainer.test_freq=0 trainer.val_before_train=false --quiet ";
+  pare(program_path(), cat("sft quickstart-sft", steps, "--out ", at("sft")));
+  const auto compare = [&](const fs::path& program, const std::string& keys, const Overrides& ways) {
+    const std::string words = cat("train quickstart model.path=", at("sft"),
+                                  "/model data.train_batch_size=3 rollout.n=2 ", "learner.slots=6 ", keys, steps);
+    pare(program, cat(words, "--out ", at("one")));
+    for (const std::string& way : ways) {
+      pare(program, cat(words, way, " --out ", at("several")));
+      EXPECT_EQ(read_text(at("one/certificates.jsonl")), read_text(at("several/certificates.jsonl"))) << way;
+      EXPECT_TRUE(read_text(at("one/model/model.safetensors")) == read_text(at("several/model/model.safetensors")));
+      fs::remove_all(at("several"));
+    }
+    fs::remove_all(at("one"));
+  };
+  compare(program_path(), "", {"--ranks 2", "--ranks 3"});
+  const fs::path emulated = program_path().parent_path() / "emu/pare";
+  if (!fs::exists(emulated)) GTEST_SKIP() << emulated << " is not built: run `make emu`";
+  compare(emulated, "--device emu data.max_response_length=12 trainer.total_training_steps=1",
+          {"--ranks 2 trainer.comm=host", "--ranks 3 trainer.comm=nccl"});
+}
+
+TEST_F(Processes, KilledRankIsNamed) {
+  for (const int rank : {0, 1}) {
+    fs::remove_all(at("run"));
+    const Outcome o = struck(3, kEndless + Overrides{"learner.slots=3"}, {},
+                             [&] { kill(processes().at(cat("pare rank ", rank)), SIGKILL); });
+    EXPECT_EQ(o.code, 1);
+    expect_named(o, cat("rank ", rank),
+                 "was ended by signal 9 \\(Killed\\), which the kernel sends if memory runs out");
+    EXPECT_TRUE(processes().empty()) << "nothing is left running";
+  }
+}
+
+TEST_F(Processes, FrozenRankIsNamed) {
+  const Outcome o = struck(2, kEndless, {"PARE_SILENCE=3"}, [&] { kill(processes().at("pare rank 1"), SIGSTOP); });
+  EXPECT_EQ(o.code, 1);
+  expect_named(o, "rank 1", "has not been heard of for [0-9]+ s");
+  EXPECT_TRUE(processes().empty()) << "nothing is left running";
+}
+
+// All processes of the job stand still, and go on.
+TEST_F(Processes, SuspendedJobGoesOn) {
+  const Outcome o = struck(2, kEndless, {"PARE_SILENCE=3"}, [&] {
+    for (const auto& [name, process] : processes()) kill(process, SIGSTOP);
+    std::this_thread::sleep_for(std::chrono::milliseconds(3500));
+    for (const auto& [name, process] : processes()) kill(process, SIGCONT);
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    send(SIGTERM);
+  });
+  EXPECT_EQ(o.code, 75) << o.err;
+}
+
+TEST_F(Processes, NoRankOutlivesTheLauncher) {
+  const Outcome o = struck(2, kEndless, {}, [&] { send(SIGKILL); });
+  EXPECT_EQ(o.code, 128 + SIGKILL);
+  for (int i = 0; i < 500 && !processes().empty(); i++) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_TRUE(processes().empty());
+}
+
+// Whether the launcher alone gets the signal or, from a terminal or a scheduler, all processes of the job.
+TEST_F(Processes, SignalsSaveAndEndWith75) {
+  for (const int signal : {SIGUSR1, SIGTERM, SIGINT, SIGHUP})
+    for (const bool all : {false, true}) {
+      SCOPED_TRACE(cat("signal ", signal, all ? " to all" : ""));
+      fs::remove_all(at("run"));
+      const Outcome o = struck(2, kEndless, {}, [&] {
+        for (const auto& [name, process] : processes())
+          if (all && process != child_) kill(process, signal);
+        send(signal);
+      });
+      EXPECT_EQ(o.code, 75) << o.err;
+      EXPECT_EQ(std::count(o.err.begin(), o.err.end(), '\n'), 1) << o.err;
+      EXPECT_NE(o.err.find("which is saved; continue with"), std::string::npos) << o.err;
+      ASSERT_TRUE(fs::exists(at("run/checkpoints")));
+      const fs::directory_iterator checkpoints(at("run/checkpoints"));
+      EXPECT_EQ(checkpoint_damage(checkpoints->path().string()), "");
+      EXPECT_EQ(std::distance(fs::begin(checkpoints), fs::end(checkpoints)), 1);
+    }
+}
+
+// Rank 0 writes 30 s at one file.
+TEST_F(Processes, ASecondSignalEndsAtOnce) {
+  const Outcome o = struck(2, kEndless + Overrides{"trainer.save_freq=1"}, {"PARE_FAULT=24:30000"}, [&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    send(SIGTERM);
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    send(SIGTERM);
+  });
+  EXPECT_EQ(o.code, 75);
+  EXPECT_TRUE(processes().empty());
+}
+
+// One message, whether all ranks find the error or one of them.
+TEST_F(Processes, ErrorKeepsItsExitCode) {
+  const auto expect = [&](const Outcome& o, int code, const std::string& message) {
+    EXPECT_EQ(o.code, code) << o.err;
+    EXPECT_EQ(o.err.find("pare: rank 0: "), 0) << o.err;
+    EXPECT_NE(o.err.find(message), std::string::npos) << o.err;
+    EXPECT_EQ(std::count(o.err.begin(), o.err.end(), '\n'), 1) << o.err;
+  };
+  expect(job(2, "slots", {"learner.slots=3"}), 2, "learner.slots = 3 cannot be dealt to 2 ranks; 4 can, and 8");
+  expect(job(2, "memory", {"rollout.kv_cache_bytes=1"}), 3, "");
+  expect(job(2, "full", {}, {cat("PARE_FAULT=12:", ENOSPC)}), 1, "No space left on device");
+  expect(job(2, "model", {"model.path=nowhere"}), 2, "nowhere");
+  Overrides lost = Overrides{program_.string()} +
+                   train("lost", {"--ranks", "2", "actor.optim.lr=1e30", "trainer.total_training_steps=9"});
+  lost[1] = "sft";
+  expect(run(lost), 4, "not finite");
+}
+
+TEST_F(Processes, KilledAtAWrite) {
+  const Overrides keys = {"trainer.total_training_steps=2"};
+  ASSERT_EQ(alone("whole", keys).code, 0);
+  const Outcome o = job(2, "run", keys, {cat("PARE_FAULT=30:-", SIGKILL)});
+  EXPECT_EQ(o.code, 1) << o.err;
+  EXPECT_NE(o.err.find("pare: rank 0 "), std::string::npos) << o.err;
+  ASSERT_EQ(job(4, "run", keys + Overrides{"--resume"}).code, 0);
+  expect_same("whole", "run", 2);
+}
+
+TEST_F(Processes, SlowGraderIsWaitedFor) {
+  const std::string grader = write("grader.sh", "sleep 3\nwhile read -r line; do echo '{\"score\": 1}'; done\n");
+  const Outcome o = job(2, "run",
+                        {"data.reward=command:sh " + grader, "trainer.nccl_timeout=1", "trainer.total_training_steps=1",
+                         "trainer.test_freq=0"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_NE(o.err.find("it is at grading"), std::string::npos) << o.err;
+}
+
+// Evaluation and audits are dealt as well.
+TEST_F(Processes, EvalAndAudit) {
+  const Overrides eval = Overrides{program_.string(), "eval"} + tiny_run() + Overrides{"--n", "3", "--quiet"};
+  Overrides one = eval + Overrides{"--out", at("one.jsonl")},
+            three = eval + Overrides{"--ranks", "3", "--out", at("three.jsonl")};
+  ASSERT_EQ(run(one).code, 0);
+  ASSERT_EQ(run(three).code, 0);
+  EXPECT_FALSE(read_text(at("one.jsonl")).empty());
+  EXPECT_EQ(read_text(at("one.jsonl")), read_text(at("three.jsonl")));
+  ASSERT_EQ(job(2, "run", {"trainer.total_training_steps=2"}).code, 0);
+  const Outcome audit = run(cat("audit ", at("run"), " --step 2 --ranks 4"));
+  EXPECT_EQ(audit.code, 0) << audit.err;
+  EXPECT_EQ(std::count(audit.out.begin(), audit.out.end(), '\n'), 2) << "rank 0 alone prints: " << audit.out;
+}
+
+TEST_F(Processes, WrongNumbersAreRefused) {
+  for (const char* number : {"0", "x", "99999", "-1", "1.5", ""}) {
+    Overrides words = Overrides{program_.string()} + train("run", {"--ranks", number});
+    const Outcome o = run(words);
+    EXPECT_EQ(o.code, 2) << number;
+    EXPECT_NE(o.err.find("--ranks"), std::string::npos) << o.err;
+  }
+  EXPECT_FALSE(fs::exists(at("run")));
+  Outcome o = job(3, "run", {"trainer.n_gpus_per_node=2", "learner.slots=3"});
+  EXPECT_EQ(o.code, 2);
+  EXPECT_NE(o.err.find("trainer.n_gpus_per_node = 2, but 3 ranks were started"), std::string::npos) << o.err;
+  // One launcher is enough.
+  o = job(2, "run", {}, {"OMPI_COMM_WORLD_SIZE=2"});
+  EXPECT_EQ(o.code, 2);
+  EXPECT_NE(o.err.find("mpirun of Open MPI started this program as one of 2 ranks"), std::string::npos) << o.err;
+}
+
+}  // namespace
+}  // namespace pare::test
