@@ -166,6 +166,59 @@ TEST(Threads, ChangeNoBit) {
   }
 }
 
+// Counts pieces whose memory begins at no multiple of 16 bytes.
+class Aligned final : public Comm {
+ public:
+  explicit Aligned(Comm& inner) : inner_(inner) {}
+  int rank() const override { return inner_.rank(); }
+  int ranks() const override { return inner_.ranks(); }
+  int node_rank() const override { return inner_.node_rank(); }
+  int node_ranks() const override { return inner_.node_ranks(); }
+  std::string host() const override { return inner_.host(); }
+  void exchange(std::span<const Piece> out, std::span<const Piece> in) override {
+    for (const Piece& p : out)
+      if (p.bytes > 1 << 20) long_pieces++, unaligned += reinterpret_cast<uintptr_t>(p.data) % 16 != 0;
+    inner_.exchange(out, in);
+  }
+  void reduce(const Piece& x, void* y, DType type, int root) override { inner_.reduce(x, y, type, root); }
+  [[noreturn]] void abort(int code) override { _exit(code); }
+  int long_pieces = 0, unaligned = 0;
+
+ private:
+  Comm& inner_;
+};
+
+// Three ranks, whose parts of a gradient take two pieces each.
+TEST(Slots, LongGradientsTravelInAlignedPieces) {
+  ModelConfig c = tiny_config("qwen3", true);
+  c.layers = 1, c.hidden = 512, c.ffn = 12'000;
+  std::vector<float> weights_of_all;
+  for (const Parameter& p : parameters(c))
+    for (int64_t i = 0; i < p.size; i++) weights_of_all.push_back(static_cast<float>(i % 1009) / 20'000 - 0.025f);
+  std::vector<Group> groups;
+  for (int32_t g = 0; g < 3; g++) groups.push_back({{1, g + 3}, {{{g + 4, 2 * g + 5}}}}), groups.back().slot = g;
+  TokenTerms terms(static_cast<size_t>(loss_row_offsets(groups).back()));
+  for (double& w : terms.weight) w = 0.1;
+  std::vector<double> alone;
+  for (const int ranks : {1, 3})
+    run_ranks(1, ranks, [&](Comm& of_thread) {
+      Aligned comm(of_thread);
+      Device device(table_cpu, {}, comm);
+      Arena weights("weights"), gradients("gradients"), optimizer("optimizer"), activations("activations");
+      Model model(c, device, weights, DType::f32, true);
+      model.set_parameters(weights_of_all);
+      Learner learner(model, gradients, optimizer, activations, {.slots = 3, .balance = false});
+      learner.accumulate(groups, terms, {.policy = PolicyLoss::nll});
+      EXPECT_EQ(comm.unaligned, 0) << "of " << comm.long_pieces;
+      EXPECT_GE(comm.long_pieces, ranks == 1 ? 0 : 4);
+      const std::vector<double> own = learner.gradients();
+      if (ranks == 1) alone = own;
+      const auto first = alone.begin() + learner.trained().own_begin();
+      EXPECT_TRUE(std::equal(own.begin(), own.end(), first));
+      EXPECT_GT(std::count_if(own.begin(), own.end(), [](double g) { return g != 0; }), std::ssize(own) / 2);
+    });
+}
+
 // ---- ranks that are silent or stand still
 
 Pulse pulse(uint64_t calls, const char* doing, bool waits, bool busy = false) {
