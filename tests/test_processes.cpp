@@ -23,7 +23,8 @@ class Processes : public RankRuns {
   Outcome struck(int ranks, const Overrides& more, const Overrides& environment, F f) const {
     std::atomic<bool> ended = false;
     std::thread striker([&] {
-      while (!ended && !fs::exists(at("run/metrics.jsonl"))) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      while (!ended && read_text(at("run/metrics.jsonl")).empty())
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
       if (!ended) f();
     });
     const Outcome o = job(ranks, "run", more, environment);
@@ -112,6 +113,17 @@ TEST_F(Processes, TheQuickstart) {
           {"--ranks 2 trainer.comm=host", "--ranks 3 trainer.comm=nccl"});
 }
 
+// The emulator has eight devices.
+TEST_F(Processes, MoreRanksThanDevicesAreRefused) {
+  program_ = program_path().parent_path() / "emu/pare";
+  if (!fs::exists(program_)) GTEST_SKIP() << program_ << " is not built: run `make emu`";
+  const Outcome o = job(9, "run", {"learner.slots=9", "trainer.device=emu"});
+  EXPECT_EQ(o.code, 2);
+  EXPECT_EQ(o.err.find("pare: rank 0: ranks 0 and 8 have one device between them; "), 0) << o.err;
+  EXPECT_NE(o.err.find("start fewer, or set trainer.comm=host"), std::string::npos) << o.err;
+  EXPECT_EQ(std::count(o.err.begin(), o.err.end(), '\n'), 1) << o.err;
+}
+
 TEST_F(Processes, KilledRankIsNamed) {
   for (const int rank : {0, 1}) {
     fs::remove_all(at("run"));
@@ -164,23 +176,45 @@ TEST_F(Processes, SignalsSaveAndEndWith75) {
       EXPECT_EQ(o.code, 75) << o.err;
       EXPECT_EQ(std::count(o.err.begin(), o.err.end(), '\n'), 1) << o.err;
       EXPECT_NE(o.err.find("which is saved; continue with"), std::string::npos) << o.err;
-      ASSERT_TRUE(fs::exists(at("run/checkpoints")));
-      const fs::directory_iterator checkpoints(at("run/checkpoints"));
-      EXPECT_EQ(checkpoint_damage(checkpoints->path().string()), "");
-      EXPECT_EQ(std::distance(fs::begin(checkpoints), fs::end(checkpoints)), 1);
+      int checkpoints = 0;
+      for (const auto& e : fs::directory_iterator(at("run/checkpoints"))) {
+        EXPECT_EQ(checkpoint_damage(e.path().string()), "");
+        checkpoints++;
+      }
+      EXPECT_EQ(checkpoints, 1);
     }
 }
 
-// Rank 0 writes 30 s at one file.
+// The first waits for the step, in which the grader takes a minute.
 TEST_F(Processes, ASecondSignalEndsAtOnce) {
-  const Outcome o = struck(2, kEndless + Overrides{"trainer.save_freq=1"}, {"PARE_FAULT=24:30000"}, [&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  const std::string grader =
+      write("grader.sh", cat("mkdir -p ", at("run"), "; echo >", at("run/metrics.jsonl"), "; sleep 60\n"));
+  const Outcome o = struck(2, {"data.reward=command:sh " + grader, "trainer.test_freq=0"}, {}, [&] {
     send(SIGTERM);
-    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
     send(SIGTERM);
   });
-  EXPECT_EQ(o.code, 75);
+  EXPECT_EQ(o.code, 75) << o.err;
+  EXPECT_EQ(o.err, "");
   EXPECT_TRUE(processes().empty());
+}
+
+// While it starts and loads a signal ends it as it ends a program without ranks, with nothing left behind.
+TEST_F(Processes, SignalsAtTheStart) {
+  for (int milliseconds = 0; milliseconds < 60; milliseconds += 3) {
+    SCOPED_TRACE(milliseconds);
+    fs::remove_all(at("run"));
+    std::thread striker([&] {
+      while (child_ == 0) std::this_thread::yield();
+      std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+      send(SIGTERM);
+    });
+    const Outcome o = job(2, "run", kEndless);
+    striker.join();
+    EXPECT_TRUE(o.code == 128 + SIGTERM || o.code == 75) << o.code << ": " << o.err;
+    EXPECT_TRUE(o.code == 75 || o.err == "") << o.err;
+    EXPECT_TRUE(processes().empty());
+  }
 }
 
 // One message, whether all ranks find the error or one of them.
