@@ -2,8 +2,10 @@
 MPI ?= openmpi
 MPI_DIR := $(BUILD)/mpi$(if $(filter-out openmpi,$(MPI)),-$(MPI))
 MPI_SETS = OMPI_CXX='$(CXX)' MPICH_CXX='$(CXX)'
-MPI_CXX = $(if $(shell command -v mpicxx.$(MPI)),,$(error $(MPI) is missing: sudo apt-get install -y lib$(MPI)-dev $(if $(filter openmpi,$(MPI)),openmpi-bin,mpich)))\
-  $(MPI_SETS) mpicxx.$(MPI)
+# mpicxx or mpirun: Debian's name, or that of a cluster.
+MPI_OF = $(or $(shell command -v $(1).$(MPI)),$(shell command -v $(1)))
+MPI_CXX = $(if $(call MPI_OF,mpicxx),,$(error $(MPI) is missing: sudo apt-get install -y lib$(MPI)-dev $(if $(filter openmpi,$(MPI)),openmpi-bin,mpich)))\
+  $(MPI_SETS) $(call MPI_OF,mpicxx)
 $(MPI_DIR)/comm.o: src/comm/mpi/mpi.cpp
 	$(call run,mpi: $<,$(MPI_CXX) -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX $(CXXFLAGS) -O$(O) -c $< -o $@)
 MPI_OBJ = $(MPI_DIR)/comm.o $(cpu_LIB) $(filter-out $(BUILD)/emu/tests/%,$(cpu_EMU))
@@ -17,12 +19,12 @@ mpi-cuda: $(MPI_DIR)-cuda/pare $(MPI_DIR)-cuda/links  ## build/mpi-cuda/pare: fo
 $(MPI_DIR)-cuda/pare: $(cpu_APP)
 $(MPI_DIR)-cuda/links: $(LINKS_OBJ)
 $(MPI_DIR)-cuda/pare $(MPI_DIR)-cuda/links: $(MPI_DIR)/comm.o $(cpu_LIB) $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.o)
-	$(call run,link $@,$(MPI_SETS) $(NVCC) -ccbin mpicxx.$(MPI) $(LDFLAGS:%=-Xcompiler %) $(GENCODE) $^ $(LIBS) -o $@)
+	$(call run,link $@,$(MPI_SETS) $(NVCC) -ccbin $(call MPI_OF,mpicxx) $(LDFLAGS:%=-Xcompiler %) $(GENCODE) $^ $(LIBS) -o $@)
 
 $(MPI_DIR)/tests/%: $(BUILD)/tests/mpi/%.o $(BUILD)/tests/main.o $(MPI_OBJ)
 	$(call run,link $@,$(MPI_CXX) $(LDFLAGS) $^ -lgtest $(LIBS) -o $@)
 mpi-test: mpi $(MPI_DIR)/tests/in_ranks $(MPI_DIR)/tests/programs  ## tests of several ranks
-	tools/mpi_test.sh mpirun.$(MPI) $(MPI_DIR)
+	tools/mpi_test.sh $(call MPI_OF,mpirun) $(MPI_DIR)
 
 # The same on other kernels.  $(call mpi_checked,variant,flags of its program)
 define mpi_checked
@@ -32,4 +34,4 @@ endef
 $(eval $(call mpi_checked,check))
 $(eval $(call mpi_checked,asan,$$(asan_FLAGS)))
 mpi-check: $(MPI_DIR)/tests/in_ranks_check $(MPI_DIR)/tests/in_ranks_asan  ## tests of ranks on devices, their kernels as in `check` and `asan-ops`
-	tools/mpi_test.sh mpirun.$(MPI) $(MPI_DIR) checked
+	tools/mpi_test.sh $(call MPI_OF,mpirun) $(MPI_DIR) checked
