@@ -1,4 +1,6 @@
 // Runs of several ranks that the program starts itself: --ranks.
+#include <sched.h>
+
 #include <algorithm>
 #include <csignal>
 #include <thread>
@@ -111,6 +113,25 @@ TEST_F(Processes, TheQuickstart) {
   if (!fs::exists(emulated)) GTEST_SKIP() << emulated << " is not built: run `make emu`";
   compare(emulated, "--device emu data.max_response_length=12 trainer.total_training_steps=1",
           {"--ranks 2 trainer.comm=host", "--ranks 3 trainer.comm=nccl"});
+}
+
+// As mpirun binds them.
+TEST_F(Processes, RanksBoundToACoreEachSaySo) {
+  cpu_set_t before, one;
+  ASSERT_EQ(sched_getaffinity(0, sizeof before, &before), 0);
+  const int64_t cores = sysconf(_SC_NPROCESSORS_ONLN);
+  if (cores < 2) GTEST_SKIP() << "this machine has one core";
+  CPU_ZERO(&one);
+  for (int i = 0; i < CPU_SETSIZE && CPU_COUNT(&one) == 0; i++)
+    if (CPU_ISSET(i, &before)) CPU_SET(i, &one);
+  const std::string note = cat("to 1 of its ", cores, " cores, so that each has one thread; mpirun --bind-to none");
+  const Overrides keys = {"trainer.threads=0", "trainer.total_training_steps=1"};
+  sched_setaffinity(0, sizeof one, &one);
+  const Outcome bound = job(2, "bound", keys), alone = job(1, "alone", keys);
+  sched_setaffinity(0, sizeof before, &before);
+  EXPECT_EQ(bound.code, 0) << bound.err;
+  EXPECT_NE(one_line(bound.out + bound.err).find(note), std::string::npos) << bound.err;
+  EXPECT_EQ(one_line(alone.out + alone.err).find("so that each has"), std::string::npos) << alone.err;
 }
 
 // The emulator has eight devices.
@@ -235,6 +256,16 @@ TEST_F(Processes, ErrorKeepsItsExitCode) {
   expect(run(lost), 4, "not finite");
 }
 
+// Of the graders of the ranks one starts.
+TEST_F(Processes, ErrorOfOneRankIsNamed) {
+  const std::string grader =
+      write("grader.sh", cat("mkdir ", at("lock"), " || exit 3\nwhile read -r line; do echo '{\"score\": 1}'; done\n"));
+  const Outcome o = job(2, "run", {"data.reward=command:sh " + grader, "trainer.test_freq=0"});
+  EXPECT_EQ(o.code, 1) << o.err;
+  EXPECT_TRUE(std::regex_search(o.err, std::regex("^pare: rank [01]: .*exited with code 3"))) << o.err;
+  EXPECT_EQ(o.err.find("pare: "), o.err.rfind("pare: ")) << o.err;
+}
+
 TEST_F(Processes, KilledAtAWrite) {
   const Overrides keys = {"trainer.total_training_steps=2"};
   ASSERT_EQ(alone("whole", keys).code, 0);
@@ -280,6 +311,9 @@ TEST_F(Processes, WrongNumbersAreRefused) {
   Outcome o = job(3, "run", {"trainer.n_gpus_per_node=2", "learner.slots=3"});
   EXPECT_EQ(o.code, 2);
   EXPECT_NE(o.err.find("trainer.n_gpus_per_node = 2, but 3 ranks were started"), std::string::npos) << o.err;
+  o = alone("run", {"trainer.n_gpus_per_node=2"});
+  EXPECT_NE(o.err.find("but 1 ranks were started on "), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("; --ranks 2 starts as many"), std::string::npos) << o.err;
   // One launcher is enough.
   o = job(2, "run", {}, {"OMPI_COMM_WORLD_SIZE=2"});
   EXPECT_EQ(o.code, 2);

@@ -128,6 +128,8 @@ class Run {
       show_sft(console_, session_, path());
     }
     for (const std::string& n : notes) console_.warning(n);
+    if (const std::string bound = config_.trainer.threads == 0 ? binding_note(comm_) : ""; !bound.empty())
+      console_.warning(bound);
     warn_of_mismatches();
     if (resumed_)
       console_.line(first_ > 0 ? cat("         goes on after step ", first_, ", from ", checkpoint_)

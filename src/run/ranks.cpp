@@ -21,7 +21,7 @@ void check_ranks(const Config& config, Comm& comm, bool trains) {
   const int64_t ranks = comm.ranks(), slots = config.learner.slots;
   if (t.n_gpus_per_node > 0 && t.n_gpus_per_node != comm.node_ranks())
     fail("trainer.n_gpus_per_node = ", t.n_gpus_per_node, ", but ", comm.node_ranks(), " ranks were started on ",
-         comm.host());
+         comm.host(), comm.ranks() == 1 ? cat("; --ranks ", t.n_gpus_per_node, " starts as many") : "");
   const int64_t nodes = comm.sum(comm.node_rank() == 0);
   if (t.nnodes > 0 && t.nnodes != nodes)
     fail("trainer.nnodes = ", t.nnodes, ", but ranks were started on ", nodes, " nodes");
@@ -31,8 +31,8 @@ void check_ranks(const Config& config, Comm& comm, bool trains) {
        eight == next ? std::string() : cat(", and ", eight, " if the run is to move between 1, 2, 4 and 8 ranks"));
 }
 
-int shared_threads(Comm& comm) {
-  if (comm.ranks() == 1) return 0;
+// Cores that one of the ranks of this machine, or another, may use.
+static int shared_cores(Comm& comm) {
   cpu_set_t mask;
   CPU_ZERO(&mask);
   sched_getaffinity(0, sizeof mask, &mask);
@@ -45,7 +45,16 @@ int shared_threads(Comm& comm) {
     const auto other = p.take<cpu_set_t>();
     if (p.take_all<std::string>() == comm.host()) CPU_OR(&together, &together, &other);
   }
-  return std::max(1, CPU_COUNT(&together) / comm.node_ranks());
+  return CPU_COUNT(&together);
+}
+
+int shared_threads(Comm& comm) { return comm.ranks() == 1 ? 0 : std::max(1, shared_cores(comm) / comm.node_ranks()); }
+
+std::string binding_note(Comm& comm) {
+  const int64_t cores = comm.ranks() == 1 ? 0 : shared_cores(comm), all = sysconf(_SC_NPROCESSORS_ONLN);
+  if (cores == 0 || cores > comm.node_ranks() || 2 * cores > all) return "";
+  return cat("the launcher binds the ", comm.node_ranks(), " ranks of ", comm.host(), " to ", cores, " of its ", all,
+             " cores, so that each has one thread; mpirun --bind-to none and srun --cpus-per-task give them more");
 }
 
 void expect_equal(Comm& comm, const Facts& facts) {

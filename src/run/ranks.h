@@ -16,6 +16,8 @@ void check_ranks(const Config& config, Comm& comm, bool trains);
 
 // Threads of this rank where nothing else is said: the cores that the ranks of this machine may use, shared.  0: alone.
 int shared_threads(Comm& comm);
+// A sentence where ranks may use a core each, or less, of a machine that has more; else empty.
+std::string binding_note(Comm& comm);
 
 // Names and values that must be the same on all ranks: an Error(failed) names ranks and values of the first that is
 // not.
