@@ -9,6 +9,9 @@
 // rows of one key head, the heads of its group next to one another.  Slots at or past PagedRow::slots count as zeros
 // and are not read.
 //
+// Masses of slots that one row of bf16 reads are added up here, after its last block, from the weights of each page,
+// which lie in AttnPaged::weights till then: K is read once.  Those of other entries: paged_mass.cu.
+//
 // Bytes: K and V of the listed slots once for each 64 (f32: 16) query rows of a key head; limited by memory bandwidth
 // in decode, where the four warps of a tile share its blocks.  A tile walks its slots alone: few sequences do not fill
 // the device.
@@ -74,6 +77,8 @@ struct Args {
   int max_blocks, block;           // room of a list; slots of a selection block
   int heads, group;
   float scale;
+  float *mass_pages, *weights;  // masses of rows alone; null: none
+  const int32_t* first;
   bool vector;  // rows of q and of values are 16-byte aligned and D a multiple of 8
 };
 
@@ -264,7 +269,77 @@ class Loader {
   }
 };
 
+// The masses of the slots that a row alone reads.  Weights lie in memory until the maximum and the sum of the row are
+// known: of each page and key head those of each head of the group, [group][16], and, in the last page of a block of
+// slots, the maxima that those of the block are relative to, [group].
 template <int kD>
+class Masses {
+  using Shared = typename SharedRows16<kD>::Memory;
+  const Reads<bf16, kRows16>& e_;
+  const int group_, first_;
+
+  __device__ __forceinline__ int64_t head(int slot) const {
+    return e_.a.pages.head(e_.t.table_row, slot, e_.kv) * kPageSlots;
+  }
+  __device__ __forceinline__ float* weights_at(int slot) const { return e_.a.weights + head(slot) * (group_ + 1); }
+  // `slot`: any of the block.
+  __device__ __forceinline__ float* tops_of(int slot) const {
+    return weights_at(min(slot | (kBlock16 - 1), e_.slots - 1)) + group_ * kPageSlots;
+  }
+  // Pages of protected slots alone may be those of other entries, too.
+  __device__ __forceinline__ bool has_mass(int slot) const {
+    return slot < e_.slots && slot / kPageSlots >= first_ / kPageSlots;
+  }
+
+ public:
+  __device__ __forceinline__ explicit Masses(const Reads<bf16, kRows16>& e)
+      : e_(e), group_(e.a.group), first_(e.a.first[e.t.entry]) {}
+
+  // Keeps the weights of the block that begins at slot `begin`, and what they are relative to.
+  __device__ __forceinline__ void keep(const Shared& shared, PerRow<float> top, int begin) const {
+    const int at = threadIdx.x % 32 * 4, slot = begin + at;
+    if (has_mass(slot)) {
+      float* const weights = weights_at(slot) + slot % kPageSlots;
+#pragma unroll 1
+      for (int row = threadIdx.x / 32; row < group_; row += kWarps)
+        *reinterpret_cast<float4*>(weights + row * kPageSlots) =
+            *reinterpret_cast<const float4*>(&shared.weights[row][at]);
+    }
+    if (threadIdx.x < 32 && leads_quad() && has_mass(min(begin + kBlock16, e_.slots) - 1)) {
+      float* const tops = tops_of(begin);
+      for_rows([&](LaneRow row) {
+        if (row < group_) tops[row] = top[row];
+      });
+    }
+  }
+  // Adds them up.
+  __device__ void add(Shared& shared, PerRow<float> top, PerRow<float> sum) const {
+    for_rows([&](LaneRow row) {
+      if (threadIdx.x < 32 && leads_quad()) shared.top[0][row] = top[row], shared.top[1][row] = 1.f / sum[row];
+    });
+    __syncthreads();
+#pragma unroll 1
+    for (int slot = (first_ / 4 + static_cast<int>(threadIdx.x)) * 4; slot < e_.slots; slot += kThreads * 4) {
+      float* const mass = e_.a.mass_pages + head(slot) + slot % kPageSlots;
+      const float *const weights = weights_at(slot) + slot % kPageSlots, *const tops = tops_of(slot);
+      float total[4];
+#pragma unroll
+      for (int i = 0; i < 4; i++) total[i] = slot + i >= first_ && slot + i < e_.slots - 1 ? mass[i] : 0.f;
+#pragma unroll 2
+      for (int row = 0; row < group_; row++) {
+        const float f = exp2_f32(tops[row] - shared.top[0][row]) * shared.top[1][row];
+        const float4 w = *reinterpret_cast<const float4*>(weights + row * kPageSlots);
+        total[0] = fmaf(w.x, f, total[0]), total[1] = fmaf(w.y, f, total[1]);
+        total[2] = fmaf(w.z, f, total[2]), total[3] = fmaf(w.w, f, total[3]);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        if (slot + i >= first_ && slot + i < e_.slots) mass[i] = total[i];
+    }
+  }
+};
+
+template <int kD, bool kMass>
 __global__ void __launch_bounds__(kThreads, kD == 64 ? 2 : 1) attend16(const Args<bf16> a) {
   __shared__ typename Loader<kD>::Memory notes;
   const Reads<bf16, kRows16> e(a);
@@ -293,7 +368,7 @@ __global__ void __launch_bounds__(kThreads, kD == 64 ? 2 : 1) attend16(const Arg
     typename SharedRows16<kD>::Total total;
     SharedRows16<kD> r(s.shared(), total);
     const SharedTile<kD> v = s.template v<kD>();
-    if (e.list) {
+    if (!kMass && e.list) {
       const auto listed_k = s.template k<kSlots>();
       ListedTiles tiles{e.list, a.budget[e.t.table_row], a.block, e.t.slots};
       Listed of_values, of_keys, next;
@@ -327,10 +402,16 @@ __global__ void __launch_bounds__(kThreads, kD == 64 ? 2 : 1) attend16(const Arg
                    if (ends_cut(i)) r.end_cut();
                    r.weigh(softmax, visible(i));
                  },
-                 [&](int i) { r.add(v, e.slots - begin(i)); });
+                 [&](int i) {
+                   r.add(v, e.slots - begin(i));
+                   if constexpr (kMass)
+                     if (e.t.rows == 1) Masses<kD>(e).keep(r.shared, r.rows.top, begin(i));
+                 });
     }
     r.write(
         e.rows, [&](int i) { return e.result(i); }, head_dim);
+    if constexpr (kMass)
+      if (e.t.rows == 1) Masses<kD>(e).add(r.shared, r.rows.whole_top, r.rows.whole_sum);
   } else {
     constexpr int kV = kValues16<kD>;
     const int first = threadIdx.x / 32 * 16, channel = blockIdx.z * kV;
@@ -361,7 +442,8 @@ void attend(const Args<float>& a, dim3 grid, Stream stream) {
 template <int kD>
 void attend(const Args<bf16>& a, dim3 grid, Stream stream) {
   grid.z = kD / kValues16<kD>;
-  launch("attn_paged", attend16<kD>, {.grid = grid, .block = kThreads, .smem = Tiles16<kD>::kBytes}, stream, a);
+  launch("attn_paged", a.mass_pages ? attend16<kD, true> : attend16<kD, false>,
+         {.grid = grid, .block = kThreads, .smem = Tiles16<kD>::kBytes}, stream, a);
 }
 void attend(const Args<bf16>& a, dim3 grid, Stream stream) {
   const int head_dim = a.pages.head_dim;
@@ -439,6 +521,10 @@ void attn_paged(const AttnPaged& a, Stream stream) {
     x.group = static_cast<int>(heads / x.pages.kv_heads), x.scale = a.scale;
     const bool pages_aligned = aligned16(a.k_pages, {}) && aligned16(a.v_pages, {});
     expect(sizeof(T) == 4 || pages_aligned, op, ": pages must be 16-byte aligned");
+    if (sizeof(T) == 2 && a.mass_pages) {
+      expect(a.weights && aligned16(a.weights, {}), op, ": masses need 16-byte aligned weights");
+      x.mass_pages = a.mass_pages.as<float>(), x.weights = a.weights.as<float>(), x.first = a.first.as<int32_t>();
+    }
     x.vector = aligned16(a.q, {x.q_stride, x.pages.head_dim});
     // The entries have at most n rows together, and each wastes at most one tile.
     const int64_t tiles = n * x.group / (sizeof(T) == 2 ? kRows16 : kRows32) + x.pages.n_queries;

@@ -1,4 +1,5 @@
-// The attention that slots receive (AttnPaged::mass_pages), after attn_paged.
+// The attention that slots receive (AttnPaged::mass_pages), after attn_paged; in bf16 of entries of several rows, as
+// attn_paged adds up that of rows alone (paged.cu).
 //
 // k_pages [pages, K, D, 16], q [N, H, D] act, D <= 256, at most 16 query heads a key head; mass_pages [pages, K, 16]
 // f32.  The mass of slots past `first` is added to, that of new slots overwritten; nothing else is.
@@ -106,6 +107,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads, kTileBlocks) weigh_slots(const MassArgs<T> a) {
   __shared__ Worth<T> worth;
   const PagedRow entry = a.queries[blockIdx.x];
+  if (sizeof(T) == 2 && entry.rows == 1) return;
   const int old = entry.slots - entry.rows, group = a.group, h = blockIdx.y, first = a.first[blockIdx.x];
   const HeadPages pages{a.page_table + entry.table_row * a.table_stride, a.kv_heads, h};
   const QueryTile<T> t(a.head_dim);
@@ -134,7 +136,7 @@ __global__ void __launch_bounds__(kThreads, kTileBlocks) weigh_slots(const MassA
 void add_mass(const AttnPaged& a, Stream stream) {
   const char* op = "attn_paged";
   const int64_t n = a.queries.shape[0], kv_heads = a.k_pages.shape[1], head_dim = a.k_pages.shape[2];
-  if (n == 0) return;
+  if (n == 0 || (a.q.dtype == DType::bf16 && a.q.shape[0] <= n)) return;  // rows alone
   with_act(op, a.k_pages, [&](auto type) {
     using T = decltype(type);
     const MassArgs<T> args{.mass_pages = a.mass_pages.as<float>(),

@@ -305,6 +305,7 @@ struct Paged {
     a.page_table = t.index("page_table", {n, pages.per_row}, pages.table);
     a.queries = t.index("queries", {n, 4}, flat(queries)), a.scale = scale_of(list[0]);
     a.mass_pages = t["mass_pages"].tensor(), a.first = t.index("first", {n}, first);
+    a.weights = t.stat_scratch({pages.count, 1, kHeads + 1, 16});
     t.table.attn_paged(a, {});
   }
   std::vector<double> mass(size_t i) {

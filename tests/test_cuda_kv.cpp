@@ -207,6 +207,7 @@ void mass(Call& t, int64_t heads, int64_t kv_heads, int64_t d, const std::vector
   a.o = t.act_out("o", {rows, heads, d}), a.q = t.act("q", {rows, heads, d}, 8);
   a.k_pages = s.k_pages(t), a.v_pages = s.v_pages(t), a.page_table = s.src_pages(t);
   a.queries = t.index("queries", {s.count(), 4}, queries);
+  a.weights = t.stat_scratch({a.mass_pages.shape[0], kv_heads, heads / kv_heads + 1, 16});
   a.pairs = pairs, a.slots = all, a.scale = s.scale();
   t.table.attn_paged(a, {});
 }

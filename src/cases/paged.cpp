@@ -40,6 +40,7 @@ Call attn_paged(Operands& o, const Dims& d) {
   if (d["mass"]) {
     a.mass_pages = o.stat_inout("mass_pages", s.pages.beside(d), positive());
     a.first = o.index("first", {s.count()}, s.first);
+    if (o.act == DType::bf16) a.weights = o.stat_scratch("weights", {s.pages.count, K, H / K + 1, kPageSlots});
   }
   if (budget.empty()) {
     for (const PagedRow& e : s.list) widest(e.rows, e.slots);

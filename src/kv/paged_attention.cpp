@@ -45,8 +45,13 @@ void PagedAttention::attend(int layer, const Tensor& q, const Tensor& k, const T
                  .blocks = blocks.blocks,
                  .budget = blocks.budget,
                  .block = blocks.block};
-  if (const Tensor first = policy_ ? policy_->mass_first() : Tensor{}; first)
-    args.mass_pages = cache_.fields.mass, args.first = first;
+  if (const Tensor first = policy_ ? policy_->mass_first() : Tensor{}; first) {
+    const Tensor& mass = cache_.fields.mass;
+    args.mass_pages = mass, args.first = first;
+    if (q.dtype == DType::bf16)
+      args.weights = scratch_.alloc("kv.weights", mass.dtype,
+                                    {mass.shape[0], k.shape[1], q.shape[1] / k.shape[1] + 1, kPageSlots});
+  }
   for (int64_t i = 0; i < runs; i++) {
     const PagedRow& row = host_[layer * runs + i];
     const int64_t slots = blocks.blocks ? blocks.slots[i] : row.slots, rows = row.rows;

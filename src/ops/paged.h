@@ -57,7 +57,7 @@ struct AttnPaged {
   Tensor q;                 // act [N, H, D]; rows may be strided, heads contiguous
   Tensor k_pages, v_pages;  // as in KvWrite; slots at or past PagedRow::slots are never read
   Tensor page_table;        // i32 [sequences, max_pages]; rows may be strided
-  Tensor queries;           // i32 [S, 4]: PagedRow
+  Tensor queries;           // i32 [S, 4]: PagedRow, of one row at least
   int64_t pairs;            // sum over entries of rows * (slots - rows) + rows * (rows + 1) / 2; see below for lists
   int64_t slots;            // sum over entries of slots (of listed_slots): what is read of K and V
   float scale;
@@ -75,6 +75,7 @@ struct AttnPaged {
   // in pieces gives the same sums.  Not together with lists of blocks.
   Tensor mass_pages = {};  // stat [pages, K, 16] acc, or absent; slots below `first` are neither read nor written
   Tensor first = {};       // i32 [S]: protected slots, which have no mass; present if mass_pages is
+  Tensor weights = {};     // stat [pages, K, H / K + 1, 16] scratch, in bf16 with mass_pages; else absent
   void check(Contract& c) const {
     const int64_t N = q.shape[0], H = q.shape[1], K = k_pages.shape[1], D = k_pages.shape[2];
     detail::check_pages(c, k_pages, v_pages);
@@ -88,6 +89,7 @@ struct AttnPaged {
     c.stat("mass_pages", mass_pages, {k_pages.shape[0], K, kPageSlots});
     c.index("first", first, {queries.shape[0]});
     c.that(!blocks, "lists of blocks of slots that have mass");
+    if (q.dtype == DType::bf16) c.stat("weights", weights, {k_pages.shape[0], K, H / K + 1, kPageSlots});
   }
   Cost cost() const {
     const int64_t size = static_cast<int64_t>(dtype_size(q.dtype)), K = k_pages.shape[1];
