@@ -285,36 +285,32 @@ struct SharedRows16 {
   static constexpr int kColumns = kD / kWarps, kMine = kBlock16 / kWarps;
   struct Memory {
     float weights[16][kBlock16 + 8];  // (the stride: no bank conflicts)
-    float top[kWarps][16], sum[16];   // the largest score of each warp's slots; sums of a cut
+    float top[kWarps][16], sum[16];   // the largest score of each warp's slots; sums of the rows
   };
-  using Total = float[kColumns / 2];  // as in Rows16
   Memory& shared;
   Accumulator<kColumns> acc = {};
-  float* const total;
   Accumulator<kMine> s;
   SoftmaxRows rows;
   PerRow<float> fix;
   float sum = 0;  // lanes below 16: of row 4 * warp + lane / 4, what its lane % 4 adds up
 
-  __device__ SharedRows16(Memory& m, Total& t) : shared(m), total(in_memory(t)) {}
+  __device__ explicit SharedRows16(Memory& m) : shared(m) {}
 
-  template <class Keys, class Visible>
-  __device__ __forceinline__ void score(SharedTile<kD> q, Keys k, int present, const Softmax& softmax,
-                                        Visible visible_of) {
+  template <class Keys>
+  __device__ __forceinline__ void score(SharedTile<kD> q, Keys k, int present, const Softmax& softmax) {
     const int begin = warp() * kMine;
     s = {};
     if (begin < present) add_dots(s, q, 0, From<Keys>{k, begin});
-    share_tops(s, softmax, [&](LaneRow row, int slot) { return begin + slot < visible_of(row); });
+    share_tops(s, softmax, [&](LaneRow, int slot) { return begin + slot < present; });
   }
-  template <class Visible>
-  __device__ __forceinline__ void weigh(const Softmax& softmax, Visible visible_of) {
+  __device__ __forceinline__ void weigh(const Softmax& softmax, int present) {
     for_rows([&](LaneRow row) {
       float m = rows.top[row];
       for (int w = 0; w < kWarps; w++) m = fmaxf(m, shared.top[w][row]);
-      fix[row] = visible_of(row) > 0 ? exp2_f32(rows.top[row] - m) : 1.f;
+      fix[row] = exp2_f32(rows.top[row] - m);
       rows.top[row] = m;
     });
-    share_weights(s, softmax, rows.top, [&](LaneRow row, int slot) { return slot < visible_of(row); });
+    share_weights(s, softmax, rows.top, [&](LaneRow, int slot) { return slot < present; });
   }
   __device__ __forceinline__ void add(SharedTile<kD> v, int present) {
     const float mine = of_my_sum(fix);
@@ -325,10 +321,6 @@ struct SharedRows16 {
 #pragma unroll
     for (int k = 0; k < kBlock16; k += kPageSlots)
       if (k < present) add_page(v, k);
-  }
-  __device__ __forceinline__ void end_cut() {
-    const PerRow<float> sums = take_sums();
-    rows.end_cut(sums, acc.registers(), [&](int i) -> float& { return total[i]; });
   }
 
   template <class Keys>
@@ -360,11 +352,31 @@ struct SharedRows16 {
     }
   }
 
+  // Behind the last block; then one of the two below.
+  __device__ __forceinline__ void finish() { rows.whole_top = rows.top, rows.whole_sum = take_sums(); }
+  // The outputs of the first `n` rows before the division, their maximum and their sum to where place(row) says.
+  template <class Place>
+  __device__ __forceinline__ void leave(int n, Place place, int channels) {
+    const int first = warp() * kColumns;
+    for_rows([&](LaneRow row) {
+      if (row >= n) return;
+      float* const to = place(row);
+      acc.for_row(row, [&](int c, float x) {
+        if (first + c < channels) to[first + c] = x;
+      });
+      if (first == 0 && leads_quad()) to[channels] = rows.whole_top[row], to[channels + 1] = rows.whole_sum[row];
+    });
+  }
+  // The maximum of each row, and 1 / its sum.
+  __device__ __forceinline__ void share_totals() {
+    for_rows([&](LaneRow row) {
+      if (warp() == 0 && leads_quad())
+        shared.top[0][row] = rows.whole_top[row], shared.top[1][row] = 1.f / rows.whole_sum[row];
+    });
+  }
   // The results of the first `n` rows to where place(row) says.
   template <class Place>
   __device__ __forceinline__ void write(int n, Place place, int channels) {
-    const PerRow<float> sums = take_sums();
-    rows.finish(sums, acc.registers(), [&](int i) -> float& { return total[i]; });
     const int first = warp() * kColumns;
     write_rows(
         acc, rows, n, [&](int row, float) { return place(row) + first; }, channels - first);
@@ -424,10 +436,9 @@ struct SharedRows16 {
   __device__ __forceinline__ float of_my_sum(PerRow<float> x) const {
     return __shfl_sync(kAllLanes, warp() < 2 ? x.v[0] : x.v[1], my_row() % 8 * 4);
   }
-  // The sums of the cut, in every thread for its rows, and 0 in their place.
+  // The sums of the rows, in every thread for its own.
   __device__ __forceinline__ PerRow<float> take_sums() {
     const float all = quad_sum(sum);
-    sum = 0;
     if (threadIdx.x % 32 < 16 && leads_quad()) shared.sum[my_row()] = all;
     __syncthreads();
     PerRow<float> sums;

@@ -203,6 +203,20 @@ __device__ __forceinline__ float warp_max(float v) {
   return v;
 }
 
+// Of `count` blocks that call this when they have stored what others read, true in the last to arrive, in which all
+// threads then see what every block stored.  Called by all threads of a block; *arrivals is 0 before and afterwards.
+__device__ __forceinline__ bool is_last_to_arrive(unsigned* arrivals, unsigned count) {
+  __shared__ bool last;
+  __threadfence();  // what was stored comes before the arrival
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    last = atomicInc(arrivals, count - 1) == count - 1;  // the last one sets it back to 0
+    __threadfence();                                     // and the arrival before what is then read
+  }
+  __syncthreads();
+  return last;
+}
+
 // Larger for larger x; -0 is +0.
 __device__ __forceinline__ uint32_t ordered(float x) {
   const uint32_t u = __float_as_uint(x == 0 ? 0.f : x);

@@ -128,15 +128,7 @@ __device__ __forceinline__ int2 depth_of_block(const Product& p) {
 // all threads of a block, when they have stored its sums.
 template <class Product>
 __device__ __forceinline__ bool is_last_part(const Product& p, int tile) {
-  __shared__ bool last;
-  __threadfence();  // the sums come before the arrival
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    last = atomicInc(&p.arrivals[tile], gridDim.z - 1) == gridDim.z - 1;  // the last one sets it back to 0
-    __threadfence();                                                      // and the arrival before what is then read
-  }
-  __syncthreads();
-  return last;
+  return is_last_to_arrive(&p.arrivals[tile], gridDim.z);
 }
 // Finishes the results of a warp: total[m] has those of 16 rows from row + m kNext on, and columns from `column` on.
 template <int kNext, int kDown, int kColumns, class Product>

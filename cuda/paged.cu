@@ -9,12 +9,14 @@
 // rows of one key head, the heads of its group next to one another.  Slots at or past PagedRow::slots count as zeros
 // and are not read.
 //
-// Masses of slots that one row of bf16 reads are added up here, after its last block, from the weights of each page,
-// which lie in AttnPaged::weights till then: K is read once.  Those of other entries: paged_mass.cu.
+// In bf16 rows alone, as in decoding, have a kernel of their own, if at most 16 heads share a key head: a block reads a
+// cut of 1024 slots (of a list all slots), and its four warps share the slots.  Of a row of several cuts each block
+// leaves its sums in memory, and the last to arrive merges all, ascending.  The masses of the slots that such a row
+// reads are added up after its last cut, from the weights of each page, which lie in AttnPaged::weights till then: K is
+// read once.  Those of other entries: paged_mass.cu.
 //
-// Bytes: K and V of the listed slots once for each 64 (f32: 16) query rows of a key head; limited by memory bandwidth
-// in decode, where the four warps of a tile share its blocks.  A tile walks its slots alone: few sequences do not fill
-// the device.
+// Bytes: K and V of the listed slots once for each 64 (f32: 16) query rows of a key head, and of each cut of several
+// 4 (D + 2) a head twice; limited by memory bandwidth in decode.  Other tiles walk their slots alone.
 #include "attention_mma.cuh"
 #include "machine.cuh"
 #include "ops/paged.h"
@@ -79,11 +81,20 @@ struct Args {
   float scale;
   float *mass_pages, *weights;  // masses of rows alone; null: none
   const int32_t* first;
+  float* results;      // of cuts: [S, cuts_of(max_pages), H, D + 2], the outputs before the division, maximum and sum
+  unsigned* arrivals;  // [S, K]
+  int most_cuts;
   bool vector;  // rows of q and of values are 16-byte aligned and D a multiple of 8
 };
 
+// How many blocks the list of an entry leaves out; less than 1: it reads everything.
+template <class T>
+__device__ __forceinline__ int left_out(const Args<T>& a, const PagedRow& e) {
+  return a.blocks && e.rows == 1 ? ceil_div(e.slots, a.block) - a.budget[e.table_row] : 0;
+}
+
 // A tile of kRows query rows of an entry, in the order (own row, head of the group), and the slots that they read.
-// blockIdx.x is the tile, blockIdx.y the key head.
+// blockIdx.y is the key head.
 template <class T, int kRows>
 struct Reads {
   const Args<T>& a;
@@ -92,18 +103,15 @@ struct Reads {
   int rows = 0, slots = 0;
   const int32_t* list = nullptr;  // entries of one row may have one; in f32 its slots are all that there is
 
-  __device__ __forceinline__ explicit Reads(const Args<T>& args)
-      : a(args),
-        t(find_tile<kRows, PagedRow>(a.pages.queries, a.pages.n_queries, blockIdx.x, a.group)),
-        kv(static_cast<int>(blockIdx.y)) {
+  __device__ __forceinline__ Reads(const Args<T>& args, const TileOf<PagedRow>& tile)
+      : a(args), t(tile), kv(static_cast<int>(blockIdx.y)) {
     if (t.rows == 0) return;
     rows = min(kRows, t.rows * a.group - t.first);
     slots = visible(rows - 1);
-    if (!a.blocks || t.rows != 1) return;
-    const int budget = a.budget[t.table_row], left_out = ceil_div(t.slots, a.block) - budget;
-    if (left_out <= 0) return;
+    const int out = left_out(a, t);
+    if (out <= 0) return;
     list = a.blocks + (int64_t{t.table_row} * a.pages.kv_heads + kv) * a.max_blocks;
-    slots = t.slots - left_out * a.block;
+    slots = t.slots - out * a.block;
   }
   // Of a row of the tile: its slots, where it lies in q and in o.
   __device__ __forceinline__ int visible(int row) const {
@@ -115,6 +123,11 @@ struct Reads {
   __device__ __forceinline__ T* result(int row) const {
     return a.o + (int64_t{t.row + (t.first + row) / a.group} * a.heads + head(row)) * a.pages.head_dim;
   }
+  // Where the sums of a cut of a row alone are left.
+  __device__ __forceinline__ float* result_of_cut(int row, int cut) const {
+    const int64_t at = int64_t{t.entry} * a.most_cuts + cut;
+    return a.results + (at * a.heads + head(row)) * (a.pages.head_dim + 2);
+  }
   __device__ __forceinline__ int head(int row) const { return kv * a.group + (t.first + row) % a.group; }
   // The slot of the sequence that is read as the `slot`-th.
   __device__ __forceinline__ int where(int slot) const {
@@ -124,7 +137,9 @@ struct Reads {
 
 template <int kColumns>
 __global__ void __launch_bounds__(kThreads) attend32(const Args<float> a) {
-  const Reads<float, kRows32> e(a);
+  // blockIdx.x is the tile.
+  const Reads<float, kRows32> e(a,
+                                find_tile<kRows32, PagedRow>(a.pages.queries, a.pages.n_queries, blockIdx.x, a.group));
   if (e.rows == 0) return;
   const int head_dim = a.pages.head_dim;
   const Shared32 s = shared32(head_dim);
@@ -155,12 +170,12 @@ __global__ void __launch_bounds__(kThreads) attend32(const Args<float> a) {
 
 constexpr int kRows16 = 64;
 
-// The memory of a block: query rows (behind the first 16, what warps share), a tile of keys and one of values.
-template <int kD>
+// The memory of a block: query rows (rows alone: 16 and what warps share), a tile of keys and one of values.
+template <int kD, bool kAlone>
 struct Tiles16 {
   static constexpr size_t kKeys = 2 * kBlock16 * kD,
-                          kRowBytes = std::max<size_t>(2 * kRows16 * kD,
-                                                       2 * 16 * kD + sizeof(typename SharedRows16<kD>::Memory)),
+                          kRowBytes =
+                              kAlone ? 2 * 16 * kD + sizeof(typename SharedRows16<kD>::Memory) : 2 * kRows16 * kD,
                           kBytes = kRowBytes + 2 * kKeys;
   char* const p = dynamic_smem<char>();
   __device__ SharedTile<kD> q() const { return {reinterpret_cast<bf16*>(p)}; }
@@ -174,6 +189,9 @@ struct Tiles16 {
     return {reinterpret_cast<bf16*>(p + kRowBytes + kKeys)};
   }
 };
+
+template <int kD>
+constexpr size_t kBytes16 = std::max(Tiles16<kD, false>::kBytes, Tiles16<kD, true>::kBytes);
 
 // Four slots that begin at a multiple of four always lie together.  Where those of a lane do, of a tile, and how many
 // of them count.
@@ -284,11 +302,11 @@ class Masses {
   __device__ __forceinline__ float* weights_at(int slot) const { return e_.a.weights + head(slot) * (group_ + 1); }
   // `slot`: any of the block.
   __device__ __forceinline__ float* tops_of(int slot) const {
-    return weights_at(min(slot | (kBlock16 - 1), e_.slots - 1)) + group_ * kPageSlots;
+    return weights_at(min(slot | (kBlock16 - 1), e_.t.slots - 1)) + group_ * kPageSlots;
   }
   // Pages of protected slots alone may be those of other entries, too.
   __device__ __forceinline__ bool has_mass(int slot) const {
-    return slot < e_.slots && slot / kPageSlots >= first_ / kPageSlots;
+    return slot < e_.t.slots && slot / kPageSlots >= first_ / kPageSlots;
   }
 
  public:
@@ -305,26 +323,23 @@ class Masses {
         *reinterpret_cast<float4*>(weights + row * kPageSlots) =
             *reinterpret_cast<const float4*>(&shared.weights[row][at]);
     }
-    if (threadIdx.x < 32 && leads_quad() && has_mass(min(begin + kBlock16, e_.slots) - 1)) {
+    if (threadIdx.x < 32 && leads_quad() && has_mass(min(begin + kBlock16, e_.t.slots) - 1)) {
       float* const tops = tops_of(begin);
       for_rows([&](LaneRow row) {
         if (row < group_) tops[row] = top[row];
       });
     }
   }
-  // Adds them up.
-  __device__ void add(Shared& shared, PerRow<float> top, PerRow<float> sum) const {
-    for_rows([&](LaneRow row) {
-      if (threadIdx.x < 32 && leads_quad()) shared.top[0][row] = top[row], shared.top[1][row] = 1.f / sum[row];
-    });
+  // Adds them up.  shared.top: of each row the maximum, and 1 / the sum.
+  __device__ void add(const Shared& shared) const {
     __syncthreads();
 #pragma unroll 1
-    for (int slot = (first_ / 4 + static_cast<int>(threadIdx.x)) * 4; slot < e_.slots; slot += kThreads * 4) {
+    for (int slot = (first_ / 4 + static_cast<int>(threadIdx.x)) * 4; slot < e_.t.slots; slot += kThreads * 4) {
       float* const mass = e_.a.mass_pages + head(slot) + slot % kPageSlots;
       const float *const weights = weights_at(slot) + slot % kPageSlots, *const tops = tops_of(slot);
       float total[4];
 #pragma unroll
-      for (int i = 0; i < 4; i++) total[i] = slot + i >= first_ && slot + i < e_.slots - 1 ? mass[i] : 0.f;
+      for (int i = 0; i < 4; i++) total[i] = slot + i >= first_ && slot + i < e_.t.slots - 1 ? mass[i] : 0.f;
 #pragma unroll 2
       for (int row = 0; row < group_; row++) {
         const float f = exp2_f32(tops[row] - shared.top[0][row]) * shared.top[1][row];
@@ -334,122 +349,220 @@ class Masses {
       }
 #pragma unroll
       for (int i = 0; i < 4; i++)
-        if (slot + i >= first_ && slot + i < e_.slots) mass[i] = total[i];
+        if (slot + i >= first_ && slot + i < e_.t.slots) mass[i] = total[i];
     }
   }
 };
 
+// Rows alone are those of decode16.
+__device__ __forceinline__ bool is_alone(const Args<bf16>& a, const PagedRow& e) {
+  return e.rows == 1 && a.group <= 16;
+}
+static_assert(kCut16 == kAttnCut);
+__device__ __forceinline__ int cuts_of(int slots) { return ceil_div(slots, kCut16); }
+
+// Merges the cuts of a row alone, a warp a row, and leaves its maximum and 1 / its sum in shared.top.
+template <int kD>
+__device__ void merge_cuts(const Reads<bf16, kRows16>& e, int cuts, typename SharedRows16<kD>::Memory& shared) {
+  const int head_dim = e.a.pages.head_dim, lane = threadIdx.x % 32;
+  const int64_t step = int64_t{e.a.heads} * (head_dim + 2);  // between cuts
+  for (int row = threadIdx.x / 32; row < e.rows; row += kWarps) {
+    const float* part = e.result_of_cut(row, 0);
+    float o[kD / 32] = {}, top = -INFINITY, sum = 0;
+    for (int first = 0; first < cuts; first += 32) {
+      // Lane i knows the factors of cut first + i and of those before: its maximum is that of all up to there.
+      const bool there = first + lane < cuts;
+      const float mine = there ? part[lane * step + head_dim] : -INFINITY;
+      const float mine_sum = there ? part[lane * step + head_dim + 1] : 0.f;
+      float next = fmaxf(top, mine);
+      for (int up = 1; up < 32; up *= 2) next = fmaxf(next, __shfl_sync(kAllLanes, next, max(0, lane - up)));
+      const float last = __shfl_sync(kAllLanes, next, max(0, lane - 1));
+      const CutFactors f{exp2_f32((lane == 0 ? top : last) - next), exp2_f32(mine - next)};
+      top = __shfl_sync(kAllLanes, next, 31);
+#pragma unroll 8
+      for (int i = 0; i < min(32, cuts - first); i++, part += step) {
+        const CutFactors now{__shfl_sync(kAllLanes, f.before, i), __shfl_sync(kAllLanes, f.cut, i)};
+        const float more = __shfl_sync(kAllLanes, mine_sum, i);
+        const bool is_first = first + i == 0;
+        sum = is_first ? more : sum * now.before + more * now.cut;
+#pragma unroll
+        for (int j = 0; j < kD / 32; j++) {
+          const float x = j * 32 + lane < head_dim ? part[j * 32 + lane] : 0.f;
+          o[j] = is_first ? x : o[j] * now.before + x * now.cut;
+        }
+      }
+    }
+    const float scale = 1.f / sum;
+#pragma unroll
+    for (int j = 0; j < kD / 32; j++)
+      if (j * 32 + lane < head_dim) e.result(row)[j * 32 + lane] = from_float<bf16>(o[j] * scale);
+    if (lane == 0) shared.top[0][row] = top, shared.top[1][row] = scale;
+  }
+}
+
+// One cut of a row alone, or its list.
 template <int kD, bool kMass>
-__global__ void __launch_bounds__(kThreads, kD == 64 ? 2 : 1) attend16(const Args<bf16> a) {
-  __shared__ typename Loader<kD>::Memory notes;
-  const Reads<bf16, kRows16> e(a);
-  const bool few = e.rows <= 16;  // decoding: the warps share the rows, and memory behind them
-  if (e.rows == 0 || (few && blockIdx.z > 0)) return;
+__device__ __forceinline__ void decode(Reads<bf16, kRows16> e, int cut, typename Loader<kD>::Memory& notes) {
+  const Args<bf16>& a = e.a;
   const int head_dim = a.pages.head_dim;
-  const Tiles16<kD> s;
+  const Tiles16<kD, true> s;
   Loader<kD> loader(e, notes);
   const Softmax softmax{a.scale * kLog2E};
-  const auto query = [&](int row) { return e.query(row); };
-  const auto begin = [](int i) { return i * kBlock16; };
-  const auto k = s.template k<kBlock16>();
-  // The blocks of slots, one after another.
-  const auto for_blocks = [&](auto load_values, auto score, auto weigh, auto add) {
-    Four four = four_of(e, 0);
+  const SharedTile<kD> v = s.template v<kD>();
+  load_tile<16>(s.q(), a.q, e.rows, head_dim, a.vector, [&](int row) { return e.query(row); });
+  SharedRows16<kD> r(s.shared());
+  if (!kMass && e.list) {
+    const auto k = s.template k<kSlots>();
+    ListedTiles tiles{e.list, a.budget[e.t.table_row], a.block, e.t.slots};
+    Listed of_values, of_keys, next;
+    Four four;
+    bool left = true;
+    const auto take = [&] {
+      left = tiles.left();
+      if (!left) return;
+      const ListedTile tile = tiles.take();
+      next = tile.listed, four = four_of(e, tile);
+    };
+    take();
+    for_tiles([&](int) { return left; },
+              [&](int) {
+                of_keys = next;
+                loader.note(four);
+                loader.keys(k);
+                take();
+              },
+              [&](int) {
+                of_values = of_keys;
+                loader.template values<kSlots>(v, 0);
+              },
+              [&](int) { r.score_pages(s.q(), k, softmax, of_values); },
+              [&](int) { r.weigh_pages(softmax, of_values); }, [&](int) { r.add_pages(v); });
+  } else {
+    const auto k = s.template k<kBlock16>();
+    e.slots = min(e.slots, (cut + 1) * kCut16);
+    const auto begin = [&](int i) { return cut * kCut16 + i * kBlock16; };
+    Four four = four_of(e, begin(0));
     for_tiles([&](int i) { return begin(i) < e.slots; },
               [&](int i) {
                 loader.note(four);
                 loader.keys(k);
                 four = four_of(e, begin(i + 1));
               },
-              load_values, score, weigh, add);
-  };
-  if (few) {
-    load_tile<16>(s.q(), a.q, e.rows, head_dim, a.vector, query);
-    typename SharedRows16<kD>::Total total;
-    SharedRows16<kD> r(s.shared(), total);
-    const SharedTile<kD> v = s.template v<kD>();
-    if (!kMass && e.list) {
-      const auto listed_k = s.template k<kSlots>();
-      ListedTiles tiles{e.list, a.budget[e.t.table_row], a.block, e.t.slots};
-      Listed of_values, of_keys, next;
-      Four four;
-      bool left = true;
-      const auto take = [&] {
-        left = tiles.left();
-        if (!left) return;
-        const ListedTile tile = tiles.take();
-        next = tile.listed, four = four_of(e, tile);
-      };
-      take();
-      for_tiles([&](int) { return left; },
-                [&](int) {
-                  of_keys = next;
-                  loader.note(four);
-                  loader.keys(listed_k);
-                  take();
-                },
-                [&](int) {
-                  of_values = of_keys;
-                  loader.template values<kSlots>(v, 0);
-                },
-                [&](int) { r.score_pages(s.q(), listed_k, softmax, of_values); },
-                [&](int) { r.weigh_pages(softmax, of_values); }, [&](int) { r.add_pages(v); });
-    } else {
-      const auto visible = [&](int i) { return [&, i](int row) { return e.visible(row) - begin(i); }; };
-      for_blocks([&](int) { loader.template values<kBlock16>(v, 0); },
-                 [&](int i) { r.score(s.q(), k, e.slots - begin(i), softmax, visible(i)); },
-                 [&](int i) {
-                   if (ends_cut(i)) r.end_cut();
-                   r.weigh(softmax, visible(i));
-                 },
-                 [&](int i) {
-                   r.add(v, e.slots - begin(i));
-                   if constexpr (kMass)
-                     if (e.t.rows == 1) Masses<kD>(e).keep(r.shared, r.rows.top, begin(i));
-                 });
-    }
+              [&](int) { loader.template values<kBlock16>(v, 0); },
+              [&](int i) { r.score(s.q(), k, e.slots - begin(i), softmax); },
+              [&](int i) { r.weigh(softmax, e.slots - begin(i)); },
+              [&](int i) {
+                r.add(v, e.slots - begin(i));
+                if constexpr (kMass) Masses<kD>(e).keep(r.shared, r.rows.top, begin(i));
+              });
+  }
+  r.finish();
+  const int cuts = e.list ? 1 : cuts_of(e.t.slots);
+  if (cuts == 1) {
     r.write(
         e.rows, [&](int i) { return e.result(i); }, head_dim);
-    if constexpr (kMass)
-      if (e.t.rows == 1) Masses<kD>(e).add(r.shared, r.rows.whole_top, r.rows.whole_sum);
+    if constexpr (kMass) r.share_totals();
   } else {
-    constexpr int kV = kValues16<kD>;
-    const int first = threadIdx.x / 32 * 16, channel = blockIdx.z * kV;
-    load_tile<kRows16>(s.q(), a.q, e.rows, head_dim, a.vector, query);
-    typename Rows16<kD, kV>::Total total;
-    Rows16<kD, kV> r(total);
-    const SharedTile<kV> v = s.template v<kV>();
-    for_blocks([&](int) { loader.template values<kBlock16>(v, channel); },
-               [&](int i) { r.score(s.q(), first, k, e.slots - begin(i)); },
-               [&](int i) {
-                 if (ends_cut(i)) r.end_cut();
-                 r.weigh(softmax, [&](int row) { return e.visible(first + row) - begin(i); });
-               },
-               [&](int i) { r.add(v, e.slots - begin(i)); });
-    r.write(
-        e.rows - first, [&](int i, float) { return e.result(first + i) + channel; }, head_dim - channel);
+    r.leave(
+        e.rows, [&](int i) { return e.result_of_cut(i, cut); }, head_dim);
+    if (!is_last_to_arrive(&a.arrivals[e.t.entry * a.pages.kv_heads + e.kv], cuts)) return;
+    merge_cuts<kD>(e, cuts, r.shared);
+  }
+  if constexpr (kMass) Masses<kD>(e).add(r.shared);
+}
+
+// blockIdx.x is a piece, a cut of a row alone or its list; the last block takes what pieces the host did not count.
+template <int kD, bool kMass>
+__global__ void __launch_bounds__(kThreads, 2) decode16(const Args<bf16> a) {
+  __shared__ typename Loader<kD>::Memory notes;
+  const int n = a.pages.n_queries;
+  const auto entry = [&](int i) { return entry_at<PagedRow>(a.pages.queries, i); };
+  for (int piece = blockIdx.x;; piece++) {
+    const Piece p = find_piece(n, piece, [&](int i) {
+      const PagedRow e = entry(i);
+      return !is_alone(a, e) ? 0 : left_out(a, e) > 0 ? 1 : cuts_of(e.slots);
+    });
+    if (p.owner == n) return;
+    decode<kD, kMass>({a, {entry(p.owner), 0, p.owner}}, p.index, notes);
+    if (blockIdx.x + 1 < gridDim.x) return;
+    __syncthreads();
   }
 }
 
-void attend(const Args<float>& a, dim3 grid, Stream stream) {
+// blockIdx.x is a tile of 64 query rows.
+template <int kD>
+__global__ void __launch_bounds__(kThreads, kD == 64 ? 2 : 1) attend16(const Args<bf16> a) {
+  __shared__ typename Loader<kD>::Memory notes;
+  const int n = a.pages.n_queries;
+  const Piece p = find_piece(n, blockIdx.x, [&](int i) {
+    const PagedRow e = entry_at<PagedRow>(a.pages.queries, i);
+    return is_alone(a, e) ? 0 : ceil_div(e.rows * a.group, kRows16);
+  });
+  if (p.owner == n) return;
+  const Reads<bf16, kRows16> e(a, {entry_at<PagedRow>(a.pages.queries, p.owner), p.index * kRows16, p.owner});
+  constexpr int kV = kValues16<kD>;
+  const int head_dim = a.pages.head_dim, first = threadIdx.x / 32 * 16, channel = blockIdx.z * kV;
+  const Tiles16<kD, false> s;
+  Loader<kD> loader(e, notes);
+  const Softmax softmax{a.scale * kLog2E};
+  const auto begin = [](int i) { return i * kBlock16; };
+  const auto k = s.template k<kBlock16>();
+  const SharedTile<kV> v = s.template v<kV>();
+  load_tile<kRows16>(s.q(), a.q, e.rows, head_dim, a.vector, [&](int row) { return e.query(row); });
+  typename Rows16<kD, kV>::Total total;
+  Rows16<kD, kV> r(total);
+  Four four = four_of(e, 0);
+  for_tiles([&](int i) { return begin(i) < e.slots; },
+            [&](int i) {
+              loader.note(four);
+              loader.keys(k);
+              four = four_of(e, begin(i + 1));
+            },
+            [&](int) { loader.template values<kBlock16>(v, channel); },
+            [&](int i) { r.score(s.q(), first, k, e.slots - begin(i)); },
+            [&](int i) {
+              if (ends_cut(i)) r.end_cut();
+              r.weigh(softmax, [&](int row) { return e.visible(first + row) - begin(i); });
+            },
+            [&](int i) { r.add(v, e.slots - begin(i)); });
+  r.write(
+      e.rows - first, [&](int i, float) { return e.result(first + i) + channel; }, head_dim - channel);
+}
+
+// Tiles of tile_rows query rows of entries that have at most `rows` rows together: each entry wastes at most one tile.
+template <class T>
+dim3 tiles(const Args<T>& a, int64_t rows, int64_t tile_rows) {
+  return {blocks("attn_paged", rows * a.group / tile_rows + a.pages.n_queries, 1),
+          static_cast<unsigned>(a.pages.kv_heads)};
+}
+// pieces: of rows alone, as the caller counts them.
+void attend(const Args<float>& a, int64_t rows, int64_t /*pieces*/, Stream stream) {
   const int head_dim = a.pages.head_dim;
   launch("attn_paged",
          head_dim <= 64    ? attend32<2>
          : head_dim <= 128 ? attend32<4>
                            : attend32<8>,
-         {.grid = grid, .block = kThreads, .smem = smem32(head_dim)}, stream, a);
+         {.grid = tiles(a, rows, kRows32), .block = kThreads, .smem = smem32(head_dim)}, stream, a);
 }
 template <int kD>
-void attend(const Args<bf16>& a, dim3 grid, Stream stream) {
+void attend(const Args<bf16>& a, int64_t rows, int64_t pieces, Stream stream) {
+  const char* op = "attn_paged";
+  if (a.group <= 16)
+    launch(op, a.mass_pages ? decode16<kD, true> : decode16<kD, false>,
+           {.grid = dim3(blocks(op, std::max<int64_t>(pieces, 1), 1), static_cast<unsigned>(a.pages.kv_heads)),
+            .block = kThreads,
+            .smem = Tiles16<kD, true>::kBytes},
+           stream, a);
+  if (a.group <= 16 && rows <= a.pages.n_queries) return;  // rows alone
+  dim3 grid = tiles(a, rows, kRows16);
   grid.z = kD / kValues16<kD>;
-  launch("attn_paged", a.mass_pages ? attend16<kD, true> : attend16<kD, false>,
-         {.grid = grid, .block = kThreads, .smem = Tiles16<kD>::kBytes}, stream, a);
+  launch(op, attend16<kD>, {.grid = grid, .block = kThreads, .smem = Tiles16<kD, false>::kBytes}, stream, a);
 }
-void attend(const Args<bf16>& a, dim3 grid, Stream stream) {
+void attend(const Args<bf16>& a, int64_t rows, int64_t pieces, Stream stream) {
   const int head_dim = a.pages.head_dim;
-  head_dim <= 64    ? attend<64>(a, grid, stream)
-  : head_dim <= 128 ? attend<128>(a, grid, stream)
-                    : attend<256>(a, grid, stream);
+  head_dim <= 64    ? attend<64>(a, rows, pieces, stream)
+  : head_dim <= 128 ? attend<128>(a, rows, pieces, stream)
+                    : attend<256>(a, rows, pieces, stream);
 }
 
 // blockIdx.x is a pair (src, dst) of pages of `words` 4-byte words.
@@ -483,9 +596,9 @@ void expect_head_dim(DType act, int64_t head_dim) {
   expect(act == DType::f32 || act == DType::bf16, "expect_head_dim: act ", dtype_name(act));
   if (head_dim > 256) fail(m.name, ": heads of ", head_dim, " channels, but the kernels are written for 256 at most");
   const size_t bytes = act == DType::f32 ? smem32(static_cast<int>(head_dim))
-                       : head_dim <= 64  ? Tiles16<64>::kBytes
-                       : head_dim <= 128 ? Tiles16<128>::kBytes
-                                         : Tiles16<256>::kBytes;
+                       : head_dim <= 64  ? kBytes16<64>
+                       : head_dim <= 128 ? kBytes16<128>
+                                         : kBytes16<256>;
   if (bytes > m.shared_memory)
     fail(m.name, ": heads of ", head_dim, " channels in ", dtype_name(act), " need ", bytes,
          " bytes of shared memory for a block, which has ", m.shared_memory, "; run with --device cpu");
@@ -521,14 +634,19 @@ void attn_paged(const AttnPaged& a, Stream stream) {
     x.group = static_cast<int>(heads / x.pages.kv_heads), x.scale = a.scale;
     const bool pages_aligned = aligned16(a.k_pages, {}) && aligned16(a.v_pages, {});
     expect(sizeof(T) == 4 || pages_aligned, op, ": pages must be 16-byte aligned");
+    expect(sizeof(T) == 4 || x.group <= 16 || (!a.blocks && !a.mass_pages), op, ": ", x.group,
+           " query heads share a key head; with lists or masses at most 16 can");
     if (sizeof(T) == 2 && a.mass_pages) {
       expect(a.weights && aligned16(a.weights, {}), op, ": masses need 16-byte aligned weights");
       x.mass_pages = a.mass_pages.as<float>(), x.weights = a.weights.as<float>(), x.first = a.first.as<int32_t>();
     }
     x.vector = aligned16(a.q, {x.q_stride, x.pages.head_dim});
-    // The entries have at most n rows together, and each wastes at most one tile.
-    const int64_t tiles = n * x.group / (sizeof(T) == 2 ? kRows16 : kRows32) + x.pages.n_queries;
-    attend(x, dim3(blocks(op, tiles, 1), static_cast<unsigned>(x.pages.kv_heads)), stream);
+    if (const int64_t most = paged_cuts(a.page_table.shape[1] * kPageSlots); sizeof(T) == 2 && most > 1) {
+      expect(a.cuts.results && a.cuts.arrivals, op, ": rows of several cuts need memory for their results");
+      x.results = a.cuts.results.as<float>(), x.most_cuts = static_cast<int>(most);
+      x.arrivals = reinterpret_cast<unsigned*>(a.cuts.arrivals.as<int32_t>());
+    }
+    attend(x, n, a.pieces, stream);
   });
   if (a.mass_pages) add_mass(a, stream);
 }

@@ -17,6 +17,7 @@
 #include "kernels.h"
 #include "ops/linear.h"
 #include "ops/list.h"
+#include "ops/paged.h"
 
 namespace pare::test::kernel {
 
@@ -138,6 +139,12 @@ class Call {
     const int64_t sums = linear_sums(rows, columns, depth);
     if (sums == 0) return {};
     return {stat_scratch({sums}), index("arrivals", {kLinearTiles}, std::vector<int32_t>(kLinearTiles))};
+  }
+  // For the cuts of rows of pages; absent where there is room for one only.
+  PagedCuts cuts(int64_t entries, int64_t max_pages, int64_t heads, int64_t kv_heads, int64_t head_dim) {
+    const int64_t results = paged_cut_results(entries, max_pages, heads, head_dim), n = entries * kv_heads;
+    if (results == 0) return {};
+    return {stat_scratch({results}), index("cut arrivals", {n}, std::vector<int32_t>(n))};
   }
   // Random numbers.  Its memory is not compared, as every table has its own order there; its rows are.
   Weight weight(const std::string& name, int64_t outputs, int64_t inputs) {

@@ -203,6 +203,21 @@ TEST(Contract, OfPages) {
   EXPECT_EQ(refusal(&Device::attn_paged, a), "");
   a.blocks = i32({6, 2, 3}), a.budget = i32({6}), a.block = 16;
   EXPECT_EQ(refusal(&Device::attn_paged, a), "attn_paged: lists of blocks of slots that have mass");
+  AttnPaged b{};
+  b.o = b.q = of(DType::bf16, {5, 4, 8}), b.k_pages = of(DType::bf16, {9, 2, 8, 16}), b.scale = 1;
+  b.v_pages = of(DType::bf16, {9, 2, 16, 8}), b.page_table = i32({6, 64}), b.queries = i32({3, 4});
+  b.mass_pages = f32({9, 2, 16}), b.first = i32({3});
+  EXPECT_EQ(refusal(&Device::attn_paged, b), "attn_paged: weights is absent, expected f32[9, 2, 3, 16]");
+  b.weights = f32({9, 2, 3, 16});
+  EXPECT_EQ(refusal(&Device::attn_paged, b), "");
+  b.page_table = i32({6, 65});
+  EXPECT_EQ(refusal(&Device::attn_paged, b), "attn_paged: results is absent, expected f32[0]");
+  b.cuts = {f32({239}), i32({6})};
+  EXPECT_EQ(refusal(&Device::attn_paged, b), "attn_paged: results has 239 elements, expected 240 at least");
+  b.cuts = {f32({240}), i32({5})};
+  EXPECT_EQ(refusal(&Device::attn_paged, b), "attn_paged: arrivals has 5 elements, expected 6 at least");
+  b.cuts.arrivals = i32({6});
+  EXPECT_EQ(refusal(&Device::attn_paged, b), "");
   a.v_pages = a.k_pages;
   EXPECT_EQ(refusal(&Device::attn_paged, a), "attn_paged: v_pages is f32[9, 2, 8, 16], expected f32[9, 2, 16, 8]");
 }

@@ -296,6 +296,7 @@ struct Paged {
       q.insert(q.end(), s.queries.begin() + begin * kHeads, s.queries.begin() + (begin + rows) * kHeads);
       first.push_back(s.first);
       a.pairs += int64_t{rows} * (slots - rows) + int64_t{rows} * (rows + 1) / 2, a.slots += slots;
+      a.pieces += paged_pieces(rows, slots, false);
     }
     const int64_t rows = std::ssize(q) / kHeads;
     a.q = t.act_out("q", {rows, kHeads, d}), a.o = t.act_out("o", {rows, kHeads, d});
@@ -306,6 +307,7 @@ struct Paged {
     a.queries = t.index("queries", {n, 4}, flat(queries)), a.scale = scale_of(list[0]);
     a.mass_pages = t["mass_pages"].tensor(), a.first = t.index("first", {n}, first);
     a.weights = t.stat_scratch({pages.count, 1, kHeads + 1, 16});
+    a.cuts = t.cuts(n, pages.per_row, kHeads, 1, d);
     t.table.attn_paged(a, {});
   }
   std::vector<double> mass(size_t i) {

@@ -255,7 +255,8 @@ void expect_listed(int64_t n, int32_t block, const std::vector<int32_t>& list, f
                             .scale = kScale,
                             .blocks = s.call.index("list", {1, 1, budget}, list),
                             .budget = s.call.index("budget of pages", {1}, {budget}),
-                            .block = block},
+                            .block = block,
+                            .cuts = s.call.cuts(1, pages, 1, 1, kD)},
                            {});
   EXPECT_EQ(s.call["o of pages"].bits((n - 1) * kD, n * kD), s.call["o"].bits((n - 1) * kD, n * kD)) << n << " slots";
 }

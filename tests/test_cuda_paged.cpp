@@ -241,7 +241,8 @@ TEST(CudaPaged, EndsOfBlocksAndCuts) {
                                 .queries = t.index(cat(name, " queries"), {std::ssize(queries) / 4, 4}, queries),
                                 .pairs = 0,
                                 .slots = 0,
-                                .scale = s.scale()},
+                                .scale = s.scale(),
+                                .cuts = t.cuts(std::ssize(queries) / 4, pages, s.heads(), s.kv_heads, s.d)},
                                {});
       const int64_t width = s.heads() * s.d;
       for (int64_t row = first; row < n; row++)
@@ -255,6 +256,60 @@ TEST(CudaPaged, EndsOfBlocksAndCuts) {
     paged("prefill", {n - 20, 20, n, 0});  // more than 16 rows of a key head
   }
 }
+
+// Rows alone that see such numbers of slots of one sequence, by `pieces` blocks a key head where blocks can share cuts:
+// they have the bits of the packed sequence, in a second call too.
+void expect_bits_of_rows(const std::vector<int32_t>& seen, int64_t pieces) {
+  const PagedShape s{2, 1, 8, 0};
+  const int32_t n = *std::max_element(seen.begin(), seen.end()), pages = n / 16 + 1;
+  const int64_t entries = std::ssize(seen), width = s.heads() * s.d;
+  Call t(table_kernels, DType::bf16);
+  const Tensor q = t.act("q", {n, s.heads(), s.d});
+  const Tensor k = t.act("k", {n, s.kv_heads, s.d}), v = t.act("v", {n, s.kv_heads, s.d});
+  std::vector<int32_t> segments, queries, table(pages);
+  for (int32_t slots : seen) {
+    segments.insert(segments.end(), {slots - 1, 1, 0, slots - 1});
+    queries.insert(queries.end(), {slots - 1, 1, slots, 0});
+  }
+  table_kernels.attn_fwd({t.act_out("o", {n, s.heads(), s.d}), t.stat_out("lse", {n, s.heads()}), q, k, v, k, v,
+                          t.index("segments", {entries, 4}, segments), 1, s.scale()},
+                         {});
+  std::iota(table.rbegin(), table.rend(), 0);
+  const Tensor k_pages = t.act_out("k_pages", {pages, s.kv_heads, s.d, 16});
+  const Tensor v_pages = t.act_out("v_pages", {pages, s.kv_heads, 16, s.d});
+  const Tensor page_table = t.index("table", {1, pages}, table), entry = t.index("queries", {entries, 4}, queries);
+  table_kernels.kv_write({k_pages, v_pages, k, v, page_table, t.index("all", {1, 4}, {0, n, n, 0})}, {});
+  const PagedCuts cuts = t.cuts(entries, pages, s.heads(), s.kv_heads, s.d);
+  for (const char* name : {"first", "second"}) {
+    table_kernels.attn_paged({.o = t.act_out(name, {n, s.heads(), s.d}),
+                              .q = q,
+                              .k_pages = k_pages,
+                              .v_pages = v_pages,
+                              .page_table = page_table,
+                              .queries = entry,
+                              .pairs = 0,
+                              .slots = 0,
+                              .scale = s.scale(),
+                              .pieces = pieces,
+                              .cuts = cuts},
+                             {});
+    for (int32_t slots : seen) {
+      const int64_t first = (slots - 1) * width;
+      ASSERT_EQ(t[name].bits(first, first + width), t["o"].bits(first, first + width)) << name << ", " << slots;
+    }
+    for (int64_t i = 0; i < entries * s.kv_heads; i++) ASSERT_EQ(t["cut arrivals"].get(i), 0) << i;
+  }
+}
+
+TEST(CudaPaged, CutsArriveInAnyOrder) {
+  in_all_orders([] { expect_bits_of_rows({2049, 1, 1025, 1024}, 3 + 1 + 2 + 1); });
+}
+
+TEST(CudaPaged, PiecesThatNobodyCounted) {
+  for (int64_t pieces : {0, 4, 9}) expect_bits_of_rows({2049, 1, 1025}, pieces);
+}
+
+TEST(CudaPaged, MoreCutsThanLanes) { expect_bits_of_rows({32 * 1024 + 5}, 33); }
 
 }  // namespace
 }  // namespace pare::test

@@ -87,7 +87,8 @@ TEST(Machine, AttentionIsDividedAsItsKernelsDo) {
   EXPECT_NEAR(stretch_on_132("attn_fwd", "L=128").flops, 132 / 12.0 * 128 * 128 / 8256, 1e-9)
       << "12 blocks, each a square of pairs of which half count";
   EXPECT_NEAR(stretch_on_132("attn_fwd", "L=4096,budget=64").flops, 82.0 / 6, 1e-9);
-  EXPECT_NEAR(stretch_on_132("attn_paged", "B=8,L=16384").bytes, 132 / 16.0, 1e-9) << "16 blocks";
+  EXPECT_EQ(stretch_on_132("attn_paged", "B=8,L=16384").bytes, 1) << "256 blocks of a cut";
+  EXPECT_NEAR(stretch_on_132("attn_paged", "B=1,L=16384").bytes, 132 / 32.0, 1e-9) << "32 blocks";
   EXPECT_EQ(stretch_on_132("attn_paged", "B=256,L=640").bytes, 1);
   EXPECT_EQ(stretch_on_132("swiglu_fwd", "N=64").flops, 1);
 }
@@ -102,6 +103,9 @@ Stretch then(const std::string& op, const std::string& shape, const Json& dims) 
   if (op == "attn_bwd") {  // a block walked over all rows that see its keys
     const double chain = 132 * 128.0 * 2 / static_cast<double>((of("L") + 1) * of("K"));
     return {.flops = (6 + 8 * std::max(1.0, chain)) / 14};
+  }
+  if (op == "attn_paged" && !of("budget")) {  // a block walked over all slots of a row
+    return {.bytes = std::max(1.0, 132.0 / static_cast<double>(of("B") * of("K")))};
   }
   return op.starts_with("attn_") ? stretch_on_132(op, shape) : Stretch{};
 }

@@ -28,9 +28,14 @@ Call attn_paged(Operands& o, const Dims& d) {
   a.v_pages = o.in("v_pages", s.pages.v(d), s.pages.present(D));
   a.page_table = s.put_table(o, d), a.queries = s.put_queries(o);
   a.pairs = s.pairs, a.slots = s.slots, a.scale = scale(d);
-  const auto widest = [&](int64_t rows, int64_t slots) {
-    a.most_pairs = std::max(a.most_pairs, paged_block_pairs(rows, slots, H / K));
+  const auto widest = [&](int64_t rows, int64_t slots, bool listed) {
+    a.pieces += paged_pieces(rows, slots, listed);
+    a.most_pairs = std::max(a.most_pairs, paged_block_pairs(rows, slots, H / K, listed));
   };
+  const int64_t results = paged_cut_results(s.count(), a.page_table.shape[1], H, D);
+  if (results > 0 && o.act == DType::bf16)
+    a.cuts = {o.stat_scratch("results", {results}),
+              o.index("arrivals", {s.count() * K}, std::vector<int32_t>(s.count() * K))};
   std::vector<int32_t> budget = s.budget;
   if (d["budget"]) {
     if (d["budget"] < 2 || d["T"] != 1 || d["mass"])
@@ -43,7 +48,7 @@ Call attn_paged(Operands& o, const Dims& d) {
     if (o.act == DType::bf16) a.weights = o.stat_scratch("weights", {s.pages.count, K, H / K + 1, kPageSlots});
   }
   if (budget.empty()) {
-    for (const PagedRow& e : s.list) widest(e.rows, e.slots);
+    for (const PagedRow& e : s.list) widest(e.rows, e.slots, false);
     return a;
   }
   std::vector<int64_t> total(s.list.size());  // by row of the table; entries of more rows read everything
@@ -51,7 +56,7 @@ Call attn_paged(Operands& o, const Dims& d) {
   for (const PagedRow& e : s.list) {
     const int64_t r = e.rows, read = r == 1 ? listed_slots(e.slots, budget[e.table_row], d["block"]) : e.slots;
     total[e.table_row] = r == 1 ? e.slots : 0;
-    widest(r, read);
+    widest(r, read, read < e.slots);
     a.slots += read, a.pairs += r == 1 ? read : r * (e.slots - r) + r * (r + 1) / 2;
   }
   const int64_t room = *std::max_element(budget.begin(), budget.end());

@@ -6,8 +6,15 @@
 namespace pare {
 
 PagedAttention::PagedAttention(KvCache& cache, KvPolicy* policy, Arena& scratch, Inputs& inputs,
-                               const std::vector<PagedRun>& runs, const Tensor& positions, float scale)
-    : cache_(cache), policy_(policy), scratch_(scratch), runs_(runs), positions_(positions), scale_(scale) {
+                               const std::vector<PagedRun>& runs, const Tensor& positions, const PagedCuts& cuts,
+                               float scale)
+    : cache_(cache),
+      policy_(policy),
+      scratch_(scratch),
+      runs_(runs),
+      positions_(positions),
+      cuts_(cuts),
+      scale_(scale) {
   for (int layer = 0; layer < cache.layers(); layer++)
     for (const PagedRun& run : runs)
       host_.push_back({run.row, run.rows, static_cast<int32_t>(cache.slots(run.sequence, layer)), run.sequence});
@@ -44,7 +51,8 @@ void PagedAttention::attend(int layer, const Tensor& q, const Tensor& k, const T
                  .scale = scale_,
                  .blocks = blocks.blocks,
                  .budget = blocks.budget,
-                 .block = blocks.block};
+                 .block = blocks.block,
+                 .cuts = cuts_};
   if (const Tensor first = policy_ ? policy_->mass_first() : Tensor{}; first) {
     const Tensor& mass = cache_.fields.mass;
     args.mass_pages = mass, args.first = first;
@@ -57,7 +65,9 @@ void PagedAttention::attend(int layer, const Tensor& q, const Tensor& k, const T
     const int64_t slots = blocks.blocks ? blocks.slots[i] : row.slots, rows = row.rows;
     args.pairs += rows * (slots - rows) + rows * (rows + 1) / 2;
     args.slots += slots;
-    args.most_pairs = std::max(args.most_pairs, paged_block_pairs(rows, slots, q.shape[1] / k.shape[1]));
+    const bool listed = slots < row.slots;
+    args.pieces += paged_pieces(rows, slots, listed);
+    args.most_pairs = std::max(args.most_pairs, paged_block_pairs(rows, slots, q.shape[1] / k.shape[1], listed));
   }
   device.attn_paged(args);
 }

@@ -48,9 +48,27 @@ struct KvWrite {
   }
   auto outputs() const { return std::array{k_pages, v_pages}; }
 };
-// Pairs of a block of the CUDA kernel: up to 64 (row, query head) of an entry that read a key head.
-constexpr int64_t paged_block_pairs(int64_t rows, int64_t slots, int64_t group) {
-  return std::min<int64_t>(64, rows * group) * slots;
+// Cuts of attention in bf16 (list.h) of so many slots.
+constexpr int64_t kAttnCut = 1024;
+constexpr int64_t paged_cuts(int64_t slots) { return (slots + kAttnCut - 1) / kAttnCut; }
+// Memory in which blocks of the CUDA kernel leave the results of cuts, which the last of a row merges: a few long rows
+// have too few key heads for a GPU.  No bit depends on it.  Calls that may run at the same time, in two streams, need a
+// PagedCuts each.
+struct PagedCuts {
+  Tensor results;   // stat [paged_cut_results(S, max_pages, H, D)] or more, scratch
+  Tensor arrivals;  // i32 [S * K] or more, zeros before and after each call: blocks that have arrived
+};
+constexpr int64_t paged_cut_results(int64_t entries, int64_t max_pages, int64_t heads, int64_t head_dim) {
+  const int64_t cuts = paged_cuts(max_pages * kPageSlots);
+  return cuts > 1 ? entries * cuts * heads * (head_dim + 2) : 0;
+}
+// Of the CUDA kernels, for an entry of so many rows that reads so many slots, by a list or without one: blocks that a
+// key head has for a row alone, and pairs of one block, up to 64 (row, query head) that read a key head.
+constexpr int64_t paged_pieces(int64_t rows, int64_t slots, bool listed) {
+  return rows > 1 ? 0 : listed ? 1 : paged_cuts(slots);
+}
+constexpr int64_t paged_block_pairs(int64_t rows, int64_t slots, int64_t group, bool listed) {
+  return std::min<int64_t>(64, rows * group) * (rows > 1 || listed ? slots : std::min(slots, kAttnCut));
 }
 struct AttnPaged {
   Tensor o;                 // act [N, H, D] out
@@ -66,7 +84,9 @@ struct AttnPaged {
   Tensor blocks = {};      // i32 [sequences, K, max_blocks]: ascending, the block of the newest slot last; or absent
   Tensor budget = {};      // i32 [sequences], at least 1 where there is an entry; present if blocks is
   int32_t block = 0;       // slots of a block: 4 or 16
+  int64_t pieces = 0;      // sum over entries of paged_pieces; the kernel is slow if it is less, and right
   int64_t most_pairs = 0;  // of a block of the kernel (paged_block_pairs), the one that has most; 0: even work
+  PagedCuts cuts = {};     // in bf16 where rows of page_table have room for more than a cut; else absent
   // The attention that every slot receives (H2O), added up: mass[slot] = fma(p, f, mass[slot]), where p = 2^(score - m)
   // is the slot's weight in its block of the online softmax, m the maximum so far, and f = 2^(m - M) / sum with the
   // maximum and the sum of the whole row.  In bf16, p is the weight before it is rounded, m the maximum so far in the
@@ -85,6 +105,15 @@ struct AttnPaged {
     detail::check_queries(c, page_table, queries);
     c.that(scale > 0, "scale is ", scale, ", expected more than 0");
     if (blocks) detail::check_lists(c, blocks, budget, block, page_table.shape[0], K);
+    const int64_t S = queries.shape[0], least = paged_cut_results(S, page_table.shape[1], H, D);
+    if (q.dtype == DType::bf16 && least > 0) {
+      c.stat("results", cuts.results, {cuts.results.shape[0]});
+      c.that(cuts.results.size() >= least, "results has ", cuts.results.size(), " elements, expected ", least,
+             " at least");
+      c.index("arrivals", cuts.arrivals, {cuts.arrivals.shape[0]});
+      c.that(cuts.arrivals.size() >= S * K, "arrivals has ", cuts.arrivals.size(), " elements, expected ", S * K,
+             " at least");
+    }
     if (!mass_pages) return;
     c.stat("mass_pages", mass_pages, {k_pages.shape[0], K, kPageSlots});
     c.index("first", first, {queries.shape[0]});

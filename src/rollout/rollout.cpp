@@ -7,6 +7,7 @@
 
 #include "ops/inputs.h"
 #include "ops/logits.h"
+#include "ops/paged.h"
 
 namespace pare {
 
@@ -118,8 +119,20 @@ Rollout::State Rollout::make_state(bool hashes) const {
              scratch_.alloc("rollout.arrivals", DType::i32, {kLinearTiles})};
     model_.device.zero({parts.arrivals});
   }
+  // Of rows of several cuts (PagedCuts).
+  Tensor cut_results, cut_arrivals;
+  const int64_t results =
+      paged_cut_results(cache_.max_sequences(), cache_.max_pages(), model_.config.heads, model_.config.head_dim);
+  if (results > 0 && model_.dtype == DType::bf16) {
+    cut_results = scratch_.alloc("rollout.cuts", model_.stat, {results});
+    cut_arrivals =
+        scratch_.alloc("rollout.cut_arrivals", DType::i32, {cache_.max_sequences() * model_.config.kv_heads});
+    model_.device.zero({cut_arrivals});
+  }
   return {.hidden = hidden,
           .parts = parts,
+          .cut_results = cut_results,
+          .cut_arrivals = cut_arrivals,
           .drawn = drawn,
           .logprob = make_tensor(drawn.data, model_.stat, {draws}),
           .token = make_tensor(drawn.rows(draws * width, draws * 4).data, DType::i32, {draws}),
@@ -149,7 +162,8 @@ void Rollout::run(Batch rows, const Sampling& sampling, const State& state) {
   const Tensor ids = inputs.add("rollout.ids", {n}, batch.ids.data());
   const Tensor positions = inputs.add("rollout.positions", {n}, batch.positions.data());
   const Tensor fed = inputs.add("rollout.fed", {std::ssize(batch.fed) / 2, 2}, batch.fed.data());
-  PagedAttention attention(cache_, policy, scratch_, inputs, batch.runs, positions, model_.attention_scale());
+  const PagedCuts cuts{state.cut_results, state.cut_arrivals};
+  PagedAttention attention(cache_, policy, scratch_, inputs, batch.runs, positions, cuts, model_.attention_scale());
   const DrawInputs draws = draw_inputs(batch, sampling, inputs);
   inputs.upload(device);
 

@@ -99,7 +99,8 @@ class Rollout {
   struct State {
     Tensor hidden;  // act [1 + rows, C]: final hidden states, the kept row first
     LinearParts parts;
-    Tensor drawn;    // u8: the next two as one piece of memory
+    Tensor cut_results, cut_arrivals;  // PagedCuts, or absent
+    Tensor drawn;                      // u8: the next two as one piece of memory
     Tensor logprob;  // stat [lookahead * max_sequences]: of the passes that are queued, one after another
     Tensor token;    // i32, likewise
     Tensor hash;     // i32 [.., 2], likewise; absent without Sampling::hashes

@@ -55,14 +55,19 @@ RULES = [  # (what to damage, replacement, label)
     (r"\batomicAdd\(&(.*?), 1\)", r"\1 += 1", "atomicAdd -> +="),
     (r"__threadfence\(\);", ";", "no fence"),
     (r"atomicInc\((.*?), (.*?) - 1\)", r"atomicInc(\1, \2)", "an arrival more"),
-    (r"(== gridDim\.z) - 1", r"\1 - 2", "the last but one adds the parts"),
+    (r"(== count) - 1", r"\1 - 2", "the last but one adds the parts"),
+    (r"if \(!is_last_to_arrive\((.*?), (\w+)\)\) return;", r"if (cut + 1 < \2) return;", "the last cut merges, not the last to arrive"),
+    (r"(result_of_cut\(row, )0\)", r"\1cuts > 1)", "merges from the second cut on"),
+    (r"(const bool is_first = first \+ i == )0", r"\g<1>1", "the second cut as it is"),
+    (r"\(lane == 0 \? top : last\)", "last", "no maximum of the cuts before"),
+    (r"min\(slot \| \(kBlock16 - 1\), (.*?)\)", r"\1", "maxima of the last block"),
     (r"(int part = )0;", r"\1blockIdx.z;", "parts from that of the last to arrive"),
 ]
 # Survivors that change nothing that counts: (file, text of the line, label) -> why.
 KNOWN = {
     ("attention_fwd.cu", "cp_async_wait<0>();", "no wait"): "the groups that are left are empty",
     ("attention_bwd_wgmma.cuh", "dv.registers(), p16", "waits for one group less"): "the other wait of the line covers it",
-    ("linear_mma.cuh", "the arrival before what is then read", "no fence"): "emulated threads see what is there",
+    ("common.cuh", "the arrival before what is then read", "no fence"): "emulated threads see what is there",
     ("linear_mma.cuh", "i < steps", "loop off by one"): "a step behind the last has no products",
 }
 
@@ -71,7 +76,8 @@ COMPILED = {"attention.cuh": "attention_fwd.cu", "attention_mma.cuh": "attention
             "attention_wgmma.cuh": "attention_fwd.cu", "attention_bwd.cuh": "attention_bwd.cu",
             "attention_bwd_wgmma.cuh": "attention_bwd.cu", "fragment.cuh": "attention_fwd.cu",
             "events.cuh": "events_scores.cu", "linear_mma.cuh": "linear.cu", "linear_wgmma.cuh": "linear.cu",
-            "ring.cuh": "linear.cu"}
+            "ring.cuh": "linear.cu",
+            "common.cuh": "linear.cu"}
 
 FLAGS = dict(capture_output=True, text=True, errors="replace")
 
