@@ -485,7 +485,6 @@ __global__ void __launch_bounds__(kThreads, 2) decode16(const Args<bf16> a) {
     if (p.owner == n) return;
     decode<kD, kMass>({a, {entry(p.owner), 0, p.owner}}, p.index, notes);
     if (blockIdx.x + 1 < gridDim.x) return;
-    __syncthreads();
   }
 }
 

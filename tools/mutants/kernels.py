@@ -60,7 +60,7 @@ RULES = [  # (what to damage, replacement, label)
     (r"(result_of_cut\(row, )0\)", r"\1cuts > 1)", "merges from the second cut on"),
     (r"(const bool is_first = first \+ i == )0", r"\g<1>1", "the second cut as it is"),
     (r"\(lane == 0 \? top : last\)", "last", "no maximum of the cuts before"),
-    (r"min\(slot \| \(kBlock16 - 1\), (.*?)\)", r"\1", "maxima of the last block"),
+    (r"slot \| \(kBlock16 - 1\)", "slot | (8 * kBlock16 - 1)", "blocks of a cut share their maxima"),
     (r"(int part = )0;", r"\1blockIdx.z;", "parts from that of the last to arrive"),
 ]
 # Survivors that change nothing that counts: (file, text of the line, label) -> why.
