@@ -87,7 +87,7 @@ struct Args {
   bool vector;  // rows of q and of values are 16-byte aligned and D a multiple of 8
 };
 
-// How many blocks the list of an entry leaves out; less than 1: it reads everything.
+// Blocks that the list of an entry leaves out; less than 1: it reads everything.
 template <class T>
 __device__ __forceinline__ int left_out(const Args<T>& a, const PagedRow& e) {
   return a.blocks && e.rows == 1 ? ceil_div(e.slots, a.block) - a.budget[e.table_row] : 0;

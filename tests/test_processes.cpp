@@ -256,7 +256,7 @@ TEST_F(Processes, ErrorKeepsItsExitCode) {
   expect(run(lost), 4, "not finite");
 }
 
-// Of the graders of the ranks one starts.
+// Each rank starts a grader; one of these fails.
 TEST_F(Processes, ErrorOfOneRankIsNamed) {
   const std::string grader =
       write("grader.sh", cat("mkdir ", at("lock"), " || exit 3\nwhile read -r line; do echo '{\"score\": 1}'; done\n"));

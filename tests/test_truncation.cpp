@@ -92,7 +92,7 @@ struct Loss {
   std::vector<double> logprob, entropy, loss, kl, gradient;
 };
 
-// Of rows of logits, by the loss with every term that has no reference.
+// Runs the loss with every term that has no reference on rows of logits.
 Loss loss_of(const Table& table, DType act, const std::vector<std::vector<double>>& rows,
              const std::vector<int32_t>& target, const Truncation& keep) {
   const auto R = static_cast<int64_t>(rows.size()), V = static_cast<int64_t>(rows[0].size());
@@ -143,7 +143,7 @@ TEST(Truncation, TheLossIsThatOfTheKeptIdsAlone) {
       });
 }
 
-// Of the truncated log-prob: the set does not change at steps so small.
+// The gradient of the truncated log-prob: the set does not change at steps so small.
 TEST(Truncation, GradientsAreFiniteDifferences) {
   const std::vector<double> row = {0.3, -1.2, 1.7, 0.9, -0.4, 1.1, -2.0, 0.2};
   for (const Truncation& keep : {Truncation{4}, {0, 0.7f}, {0, 1, 0.3f}})
@@ -161,7 +161,7 @@ TEST(Truncation, GradientsAreFiniteDifferences) {
     }
 }
 
-// What is drawn, with its log-prob: those of the kept ids, in their proportions.
+// Draws and their log-probs are of the kept ids, in their proportions.
 TEST(Truncation, DrawsAreOfTheKeptDistribution) {
   const std::vector<double> row = {0.3, -1.2, 1.7, 0.9, -0.4, 1.1, -2.0, 0.2};
   constexpr int64_t kDraws = 4000;

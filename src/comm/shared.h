@@ -1,4 +1,4 @@
-// What the kinds of Comm share.
+// Parts that every kind of Comm needs.
 #pragma once
 #include "comm/comm.h"
 

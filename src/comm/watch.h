@@ -7,7 +7,7 @@
 
 namespace pare {
 
-// What a rank tells of itself every few seconds.
+// Sent by each rank every few seconds: how far it is.
 struct Pulse {
   uint64_t calls;
   int64_t step;

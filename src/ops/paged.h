@@ -62,8 +62,8 @@ constexpr int64_t paged_cut_results(int64_t entries, int64_t max_pages, int64_t 
   const int64_t cuts = paged_cuts(max_pages * kPageSlots);
   return cuts > 1 ? entries * cuts * heads * (head_dim + 2) : 0;
 }
-// Of the CUDA kernels, for an entry of so many rows that reads so many slots, by a list or without one: blocks that a
-// key head has for a row alone, and pairs of one block, up to 64 (row, query head) that read a key head.
+// Work of the CUDA kernels for an entry of so many rows that reads so many slots, by a list or without one: the blocks
+// that a key head has for a row alone, and the pairs of one block, up to 64 (row, query head) that read a key head.
 constexpr int64_t paged_pieces(int64_t rows, int64_t slots, bool listed) {
   return rows > 1 ? 0 : listed ? 1 : paged_cuts(slots);
 }

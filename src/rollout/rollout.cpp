@@ -119,7 +119,7 @@ Rollout::State Rollout::make_state(bool hashes) const {
              scratch_.alloc("rollout.arrivals", DType::i32, {kLinearTiles})};
     model_.device.zero({parts.arrivals});
   }
-  // Of rows of several cuts (PagedCuts).
+  // For rows of several cuts (PagedCuts).
   Tensor cut_results, cut_arrivals;
   const int64_t results =
       paged_cut_results(cache_.max_sequences(), cache_.max_pages(), model_.config.heads, model_.config.head_dim);
