@@ -36,7 +36,7 @@ LISTED = {
          "the same coins in every layer"),
     ],
     "src/run/config.cpp": [
-        ("c.rollout.top_k <= 0 && c.rollout.top_p >= 1", "c.rollout.top_k <= 0", "top_p counts as exact"),
+        ("return c.trainer.exact && !sparser_than_learner(c);", "return !sparser_than_learner(c);", "exact without exact sums"),
     ],
     "src/run/config_bits.cpp": [
         ("c.data.noise_ramp > 0", "false", "steps may change under a noise ramp"),
