@@ -8,12 +8,11 @@ namespace pare {
 
 constexpr int kMostRanks = 16;  // on one machine: each has a socket to every other
 
-// Starts `ranks` processes and returns in each of them: world() is theirs from then on.  1: does nothing.  The process
-// that called passes signals on, waits, and exits with the code of the job; a rank that dies, is silent or stands still
-// ends the others.  To be called before threads, files or devices are opened.  Throws Error(usage) under mpirun or
-// srun.
+// Starts `ranks` processes and returns in each of them: world() is theirs from then on.  1: does nothing.  The caller's
+// process passes signals on, waits, and exits with the code of the job; a rank that dies, is silent or stands still
+// ends the others.  Call it before threads, files or devices are opened.  Throws Error(usage) under mpirun or srun.
 void start_ranks(int ranks);
-// In a rank that it has started, that process; else 0.
+// Returns the launcher's process in a rank that start_ranks() started, else 0.
 pid_t launcher_of_ranks();
 
 // The parts of that, for tests.  sockets[r][q]: the end of rank r to rank q; -1: its own.

@@ -7,7 +7,7 @@ namespace pare {
 // sum[i] += x[i], n numbers in f32 or bf16, each sum rounded to that.
 void add_to(void* sum, const void* x, size_t n, DType type);
 
-// Bytes that a rank sends to another and expects from it: of an exchange, [ranks] of them on each.
+// Bytes that a rank sends to another and expects from it; each rank has [ranks] of these in an exchange.
 struct Sizes {
   uint64_t sent, expected;
 };
@@ -15,10 +15,10 @@ std::vector<Sizes> sizes_of(std::span<const Comm::Piece> out, std::span<const Co
 // Throws std::logic_error if those of this rank are not what the others have of it.
 void expect_sizes(int rank, std::span<const Sizes> own, std::span<const Sizes> others);
 
-// For the destructors of processes: an exchange of nothing, so that no rank is missed that has ended.
+// Exchanges nothing, at the end of a rank's process, so that a rank which has ended is not taken for lost.
 void meet_at_end(Comm& comm);
 
-// Makes it world().
+// Makes `comm` the one that world() returns.
 void set_world(std::unique_ptr<Comm> comm);
 // Throws Error(usage) if mpirun or srun has started this process as one of several ranks.
 void check_not_launched(int ranks);

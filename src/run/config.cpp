@@ -274,7 +274,7 @@ void check_truncation(const Config& c) {
            "set actor.ppo_mini_batch_size=0");
   if (needs_reference(c))
     refuse(cat(a.use_kl_loss ? "actor.use_kl_loss" : "algorithm.use_kl_in_reward",
-               " needs the reference's log-probs over that set, which has other logits"),
+               " compares with a reference, whose logits give another set"),
            a.use_kl_loss ? "set actor.use_kl_loss=false" : "set algorithm.use_kl_in_reward=false");
   if (c.algorithm.rpo.enable && c.algorithm.rpo.prefix_loss == PrefixLoss::included)
     refuse("algorithm.rpo.prefix_loss = \"included\" trains on tokens that earlier weights drew",
