@@ -54,7 +54,7 @@ class RankRuns : public Program {
   }
 };
 
-inline const Overrides kEndless = {"trainer.total_training_steps=1000000", "trainer.save_freq=0",
+inline const Overrides kEndless = {"trainer.total_training_steps=60000", "trainer.save_freq=0",
                                    "trainer.samples_freq=0", "trainer.test_freq=0"};
 
 }  // namespace pare::test

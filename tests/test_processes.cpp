@@ -207,6 +207,23 @@ TEST_F(Processes, SignalsSaveAndEndWith75) {
     }
 }
 
+// A scheduler's own signal is pending to a rank when the launcher passes its on: the kernel merges the two.
+TEST_F(Processes, MergedSignalsAreNotLost) {
+  const Outcome o = struck(2, kEndless, {}, [&] {
+    const std::map<std::string, pid_t> all = processes();
+    for (const char* rank : {"pare rank 0", "pare rank 1"}) {
+      kill(all.at(rank), SIGSTOP);
+      while (read_text(cat("/proc/", all.at(rank), "/stat")).find(") T ") == std::string::npos)
+        std::this_thread::yield();
+      kill(all.at(rank), SIGTERM);
+    }
+    send(SIGTERM);
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    for (const char* rank : {"pare rank 0", "pare rank 1"}) kill(all.at(rank), SIGCONT);
+  });
+  EXPECT_EQ(o.code, 75) << o.err;
+}
+
 // The first waits for the step, in which the grader takes a minute.
 TEST_F(Processes, ASecondSignalEndsAtOnce) {
   const std::string grader =

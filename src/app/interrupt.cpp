@@ -19,7 +19,12 @@ std::atomic<int> only_sender = 0;
 
 void on_signal(int signal, siginfo_t* info, void*) {
   const bool ends = signal == SIGINT || signal == SIGTERM;
-  if (const int sender = only_sender; ends && sender != 0 && info->si_pid != sender) return;
+  if (const int sender = only_sender; ends && sender != 0) {
+    if (info->si_code != SI_QUEUE || info->si_pid != sender) return;
+    if (info->si_value.sival_int > 1) _exit(static_cast<int>(Exit::interrupted));
+    asked = true;
+    return;
+  }
   if (const char* const last = words; last && ends) {
     [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, last, std::strlen(last));
     _exit(static_cast<int>(Exit::interrupted));

@@ -9,8 +9,9 @@ namespace pare {
 // From now on writing into a closed pipe is an error of the write and no longer the end of the process: whoever writes
 // standard output calls ask_to_stop() then.  A SIGPIPE that another process sends asks, too.
 // With `last_words` SIGINT and SIGTERM leave no time, as under mpirun, which kills next: the process writes them to
-// standard error and ends with Exit::interrupted.  With `sender` SIGINT and SIGTERM count if that process sends them:
-// a terminal or a scheduler sends them to all processes of a job, of which the launcher passes them on once more.
+// standard error and ends with Exit::interrupted.  With `sender` SIGINT and SIGTERM count if that process queues them
+// (sigqueue), and their value says how many it has received: from 2 on the process ends at once.  A terminal or a
+// scheduler sends them to all processes of a job; the launcher then passes its own on, again and again.
 void catch_interrupts(const char* last_words = nullptr, int sender = 0);
 // While a run loads, and before catch_interrupts(): of these signals SIGUSR1 alone asks, the others do what they did.
 void catch_usr1();

@@ -175,7 +175,8 @@ class Launcher {
     Watch watch(static_cast<int>(ranks_.size()), -1, [this](int r) { return name(r); });
     while (std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return !r.ended; })) {
       constexpr timespec turn{0, 100'000'000};
-      if (const int signal = sigtimedwait(&signals, nullptr, &turn); signal > 0 && signal != SIGCHLD) pass_on(signal);
+      if (const int signal = sigtimedwait(&signals, nullptr, &turn); signal > 0 && signal != SIGCHLD) receive(signal);
+      pass_on();
       for (int r = 0; r < static_cast<int>(ranks_.size()); r++)
         if (const int code = look_at(r, watch); code != 0) return code;
       if (const std::string why = watch.judge(); !why.empty()) return end_all(why, static_cast<int>(Exit::failed));
@@ -216,10 +217,15 @@ class Launcher {
                    code == 0 ? static_cast<int>(Exit::failed) : code);
   }
 
-  void pass_on(int signal) {
-    passed_on_ = signal;
+  void receive(int signal) {
+    const bool ends = signal == SIGINT || signal == SIGTERM;
+    if (ends) received_++;
+    if (ends || received_ == 0) passed_on_ = signal;
+  }
+  // In every turn: a rank to which the same signal of another sender is still pending never sees ours.
+  void pass_on() const {
     for (const Rank& r : ranks_)
-      if (!r.ended) kill(r.process, signal);
+      if (passed_on_ != 0 && !r.ended) sigqueue(r.process, passed_on_, {.sival_int = received_});
   }
   int end_all(const std::string& why, int code) {
     if (!why.empty()) std::fprintf(stderr, "pare: %s\n", why.c_str());
@@ -242,6 +248,7 @@ class Launcher {
 
   std::vector<Rank> ranks_;
   int passed_on_ = 0;  // the last signal
+  int received_ = 0;   // of SIGINT and SIGTERM
 };
 
 pid_t parent = 0;  // the launcher, in the process of a rank
