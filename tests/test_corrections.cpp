@@ -58,6 +58,29 @@ TEST(Corrections, TokenWeights) {
   expect_near(xi_weights(narrow, d), {1, 0, 0.6, 1.4, 0, 0, 0});
 }
 
+// verl's rollout_rs = token: a mask, with or without the weights of another level.
+TEST(Corrections, TokensOutsideTheThresholdsAreMasked) {
+  const auto d = logs(kXi);
+  Keys mask = weighted(RolloutIs::none);
+  mask.rollout_rs = RolloutRs::token, mask.rollout_rs_threshold = {0.5, 1.5};
+  EXPECT_TRUE(corrects(mask));
+  EXPECT_TRUE(accepts(mask, d));
+  expect_near(xi_weights(mask, d), {1, 0, 1, 1, 0, 0, 0});
+  mask.rollout_is = RolloutIs::tis;
+  expect_near(xi_weights(mask, d), {1, 0, 0.6, 1.4, 0, 0, 0});
+  mask.rollout_is = RolloutIs::paper, mask.rollout_is_level = RatioLevel::geometric;
+  const double mean = raw_weights(RatioLevel::geometric, d)[0];
+  expect_near(xi_weights(mask, d), {mean, 0, mean, mean, 0, 0, 0});
+
+  mask = weighted(RolloutIs::none);
+  mask.rollout_rs = RolloutRs::token, mask.rollout_rs_threshold = {0.5, 1.5};
+  std::vector<Trajectory> samples = {sample(d)};
+  judge(mask, samples);
+  set_corrections(mask, samples);
+  ASSERT_TRUE(samples[0].correction);
+  expect_near(*samples[0].correction, {1, 0, 1, 1, 0, 0, 0});
+}
+
 // The bound is f32's: a token at exactly ln(1e-4) stays, the next smaller number does not.
 TEST(Corrections, VetoIsStrictAndOnRawRatios) {
   Keys k;

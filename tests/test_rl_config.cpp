@@ -539,6 +539,13 @@ TEST(ConfigCheck, ContradictionsNameBothKeys) {
         "algorithm.rollout_correction.rollout_is_level=sequence"},
        "rollout_correction.rollout_is",
        "rollout_is_level"},
+      {{"algorithm.rollout_correction.rollout_is=released", "actor.loss_agg_mode=seq-mean-token-mean",
+        "algorithm.rollout_correction.rollout_rs=token"},
+       "rollout_correction.rollout_is",
+       "rollout_rs=none"},
+      {{"algorithm.obrs.enable=true", "algorithm.rollout_correction.rollout_rs=token"},
+       "algorithm.obrs.enable",
+       "rollout_correction.rollout_rs"},
       {{"algorithm.obrs.enable=true", "algorithm.rollout_correction.rollout_is=tis"},
        "algorithm.obrs.enable",
        "rollout_correction.rollout_is"},
@@ -635,6 +642,10 @@ TEST(ConfigCheck, Warnings) {
   EXPECT_TRUE(config_warnings(with({"algorithm.rpo.enable=true"})).empty());
   const std::vector<std::string> sparse = {"rollout.kv.method=quest", "rollout.check_exact=false"};
   EXPECT_HAS(warning(sparse), "nothing corrects");
+  const std::string mask = "algorithm.rollout_correction.off_policy_mask_threshold=0.1";
+  EXPECT_TRUE(config_warnings(with({sparse[0], sparse[1], mask})).empty());
+  EXPECT_HAS(warning({mask}), "masks nothing");
+  EXPECT_TRUE(config_warnings(with({mask, "actor.ppo_epochs=2"})).empty());
   EXPECT_HAS(warning({sparse[0], sparse[1], "algorithm.rollout_correction.rollout_is=paper"}), "bounds no weight");
   EXPECT_HAS(warning({sparse[0], sparse[1], "algorithm.obrs.enable=true", "algorithm.obrs.state_weight=z",
                       "algorithm.obrs.top_k=20"}),

@@ -2,6 +2,7 @@
 // accepted responses, groups that are dropped before something is computed about them.
 #include <cmath>
 #include <map>
+#include <numeric>
 
 #include "rl/corrections.h"
 #include "rl/loss.h"
@@ -181,6 +182,66 @@ TEST(Stages, SlotsAreThoseOfThePrompts) {
     moved |= s.slot != s.group % 3;
   }
   EXPECT_TRUE(moved);
+}
+
+// DeepSeek-V3.2, eq. 9: of responses with a negative advantage those that the policy has moved away from.
+TEST(Stages, FarResponsesOfNegativeAdvantageAreMasked) {
+  std::vector<Trajectory> s = {trajectory(0, 2), trajectory(0, 3), trajectory(0, 2), trajectory(0, 2)};
+  const double advantages[] = {-1, -1, 1, -1};
+  std::vector<TokenPlan> plans;
+  for (size_t i = 0; i < s.size(); i++) {
+    s[i].advantage = advantages[i], s[i].logprob.assign(s[i].tokens.size(), -1);
+    plans.push_back(full_plan(std::ssize(s[i].tokens)));
+  }
+  s[1].logprob[2] = std::numeric_limits<float>::quiet_NaN();  // not sampled: no part of the mean
+  Update u = make_update(ActorKeys(), 512, s, plans);
+  const TokenTerms before = u.terms;
+  // Means of log-ratios: .25; .5, .75 with the token that was not sampled; 4; exactly the threshold.
+  const TokenOuts now{.offsets = {0, 2, 5, 7, 9}, .logprob = {-1, -1.5, -1.25, -1.75, -2.25, -5, -5, -1.5, -1.25}};
+  EXPECT_EQ(mask_off_policy(0.375, u, now), 1);
+  std::vector<double> want = before.weight;
+  std::fill(want.begin() + 2, want.begin() + 5, 0);
+  EXPECT_EQ(u.terms.weight, want);
+  EXPECT_EQ(u.terms.kl_weight, before.kl_weight);
+  EXPECT_EQ(mask_off_policy(0.24, u, now), 3);
+}
+
+// The first update of a sparse sampler's responses, and later ones of an exact sampler's, against the masks by hand.
+TEST(Stages, OffPolicyMasksFollowTheParameters) {
+  const Step plain(sparse + Keys{correction("acceptance=true")});
+  double far = 0;  // the threshold that some exceed
+  for (const Trajectory& s : plain.grpo->samples()) {
+    const std::vector<float> d = log_ratios(s);
+    const double apart = -std::accumulate(d.begin(), d.end(), 0.0) / static_cast<double>(d.size());
+    if (s.advantage < 0) far = std::max(far, apart);
+  }
+  ASSERT_GT(far, 0);
+  const auto masked = [](const Step& s) { return s.metrics.get("actor/off_policy_masked_fraction"); };
+  const Step some(sparse + Keys{correction(cat("off_policy_mask_threshold=", far * 0.99).c_str())});
+  const Step none(sparse + Keys{correction(cat("off_policy_mask_threshold=", far * 1.01).c_str())});
+  EXPECT_GT(masked(some), 0);
+  EXPECT_LT(masked(some), 0.5);
+  EXPECT_EQ(masked(none), 0);
+  EXPECT_FALSE(same_bits(some.run.parameters(), none.run.parameters()));
+  EXPECT_TRUE(same_bits(none.run.parameters(), plain.run.parameters()));
+  const Keys exact = {"actor.optim.lr=0.01", correction("off_policy_mask_threshold=1e-3")};
+  const Step one(exact), two(exact + Keys{"actor.ppo_epochs=2"});
+  EXPECT_EQ(masked(one), 0);
+  EXPECT_GT(masked(two), 0);
+}
+
+TEST(Stages, TruncatedResponsesAreMasked) {
+  const Step all({}), finished({"algorithm.mask_truncated_completions=true"});
+  int64_t cut = 0, tokens = 0;
+  for (size_t i = 0; i < all.grpo->samples().size(); i++) {
+    const Trajectory &a = all.grpo->samples()[i], &s = finished.grpo->samples()[i];
+    EXPECT_EQ(a.advantage, s.advantage) << "they count in the statistics";
+    EXPECT_EQ(s.filtered, !s.finished);
+    cut += s.filtered, tokens += s.filtered ? 0 : std::ssize(s.tokens);
+  }
+  EXPECT_GT(cut, 0);
+  EXPECT_GT(tokens, 0);
+  EXPECT_EQ(finished.metrics.get("tokens/loss"), static_cast<double>(tokens));
 }
 
 // Every response is right: the scores are equal, the rewards differ with the lengths.

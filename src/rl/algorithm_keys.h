@@ -21,6 +21,7 @@ struct AlgorithmKeys {
   bool norm_adv_by_std_in_grpo = true;
   AdvStd adv_std = AdvStd::sample;
   double adv_std_floor = 0, adv_eps = 1e-6, adv_filter_threshold = 0;
+  bool mask_truncated_completions = false;
   bool use_kl_in_reward = false;
   KlLoss kl_penalty = KlLoss::k1;
   KlCtrlKeys kl_ctrl;

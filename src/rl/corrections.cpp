@@ -65,7 +65,7 @@ bool accepts(const RolloutCorrectionKeys& keys, std::span<const float> log_ratio
     const auto least = static_cast<float>(std::log(keys.veto));
     if (std::any_of(log_ratio.begin(), log_ratio.end(), [&](float d) { return d < least; })) return false;
   }
-  if (keys.rollout_rs == RolloutRs::none) return true;
+  if (keys.rollout_rs == RolloutRs::none || keys.rollout_rs == RolloutRs::token) return true;
   const double log_value = keys.rollout_rs == RolloutRs::sequence ? sum(log_ratio) : mean(log_ratio);
   return inside(ratio(log_value), keys.rollout_rs_threshold[0], keys.rollout_rs_threshold[1]);
 }
@@ -82,6 +82,9 @@ std::vector<double> raw_weights(RatioLevel level, std::span<const float> log_rat
 std::vector<double> xi_weights(const RolloutCorrectionKeys& keys, std::span<const float> log_ratio) {
   std::vector<double> w = raw_weights(keys.rollout_is_level, log_ratio);
   for (double& x : w) x = weight(keys, x);
+  if (keys.rollout_rs == RolloutRs::token)
+    for (size_t t = 0; t < w.size(); t++)
+      if (!inside(ratio(log_ratio[t]), keys.rollout_rs_threshold[0], keys.rollout_rs_threshold[1])) w[t] = 0;
   return w;
 }
 
@@ -91,7 +94,7 @@ void judge(const RolloutCorrectionKeys& keys, std::span<Trajectory> samples) {
 }
 
 void set_corrections(const RolloutCorrectionKeys& keys, std::span<Trajectory> update) {
-  if (keys.rollout_is == RolloutIs::none) return;
+  if (keys.rollout_is == RolloutIs::none && keys.rollout_rs != RolloutRs::token) return;
   for (Trajectory& s : update)
     if (s.verdict == Ruling::accepted) s.correction = xi_weights(keys, log_ratios(s));
   if (keys.rollout_is == RolloutIs::released) finish_released(update);

@@ -25,7 +25,7 @@ namespace pare {
 
 enum class RolloutIs { none, paper, tis, icepop, released };
 enum class RatioLevel { token, sequence, geometric };
-enum class RolloutRs { none, sequence, geometric };
+enum class RolloutRs { none, token, sequence, geometric };
 enum class GroupStatistics { all, accepted };
 enum class TooFew { skip, scale };
 
@@ -37,6 +37,7 @@ struct RolloutCorrectionKeys {
   std::vector<double> rollout_is_bounds = {0.5, 5};
   RolloutRs rollout_rs = RolloutRs::none;
   std::vector<double> rollout_rs_threshold = {0.5, 2};
+  double off_policy_mask_threshold = 0;
   GroupStatistics group_statistics = GroupStatistics::all;
   double min_accepted = 0;
   TooFew too_few = TooFew::skip;
@@ -61,7 +62,8 @@ bool accepts(const RolloutCorrectionKeys& keys, std::span<const float> log_ratio
 // xi of each token: its own, the product over the response, or its geometric mean.
 std::vector<double> raw_weights(RatioLevel level, std::span<const float> log_ratio);
 
-// F(xi) of each token.  exp sees log-ratios clamped to +-20; xi is exactly 1 where the log-probs are equal.
+// F(xi) of each token; 0 where `rollout_rs` is token and xi of the token itself lies outside rollout_rs_threshold.  exp
+// sees log-ratios clamped to +-20; xi is exactly 1 where the log-probs are equal.
 //   paper    xi                    tis       min(xi, C)
 //   icepop   xi inside the bounds, else 0    released  min(xi, 1.5) inside [0.5, 1.5], else 0, not yet normalised
 std::vector<double> xi_weights(const RolloutCorrectionKeys& keys, std::span<const float> log_ratio);

@@ -18,6 +18,10 @@ void drop_groups_without_signal(std::span<Trajectory> samples) {
     if (!group_is_informative(rewards.at(s.group))) s.filtered = true;
 }
 
+void drop_truncated(std::span<Trajectory> samples) {
+  for (Trajectory& s : samples) s.filtered |= !s.finished;
+}
+
 bool group_is_informative(std::span<const double> values) {
   const auto [low, high] = std::minmax_element(values.begin(), values.end());
   return !values.empty() && *low != *high;

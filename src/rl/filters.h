@@ -25,6 +25,10 @@ void drop_small_advantages(double threshold, std::span<Trajectory> samples);
 // Filters the members of groups whose rewards are all equal: the advantages of any part of such a group are 0.
 void drop_groups_without_signal(std::span<Trajectory> samples);
 
+// TRL's mask_truncated_completions, DAPO's overlong filtering: filters the responses that neither an EOS nor a stop
+// ended.  Their rewards still count in the advantages of their group.
+void drop_truncated(std::span<Trajectory> samples);
+
 // DAPO's dynamic sampling keeps a group whose values of FilterGroupsKeys::metric are not all equal.
 bool group_is_informative(std::span<const double> values);
 

@@ -60,6 +60,7 @@ struct UpdateTotals {
   Summary entropy, ppo_kl, kl, clipped, clipped_dual, grad_norm;
   double pg_loss = 0;
   int64_t updates = 0, skipped = 0, nonfinite = 0, rows = 0, loss_rows = 0, checked = 0, mismatches = 0;
+  int64_t responses = 0, masked = 0;  // of mask_off_policy()
 
   void add(const Update& update, const TokenOuts& out) {
     const TokenTerms& terms = update.terms;
@@ -181,13 +182,14 @@ void Grpo::step(int64_t step, Metrics& metrics, int64_t drawn) {
   }
   set_advantages(a, samples_);
   drop_small_advantages(a.adv_filter_threshold, samples_);
+  if (a.mask_truncated_completions) drop_truncated(samples_);
   report_samples(a, samples_, metrics);
 
   // pi_old and xi = pi_old / pi_sampler.  The ratio pi / pi_old of a first update is exactly 1, so that one update
   // alone needs neither.
   const std::vector<std::span<Trajectory>> batches = mini_batches();
   const bool one_update = batches.size() <= 1 && keys_.actor.ppo_epochs == 1;
-  const bool on_policy = one_update && !judges && !engine_.sampler_states;
+  const bool on_policy = one_update && !judges && !engine_.sampler_states && c.off_policy_mask_threshold == 0;
   if (!on_policy) {
     set_old_logprobs(metrics);
     if (judges && !over_accepted) judge(c, samples_);
@@ -485,10 +487,15 @@ void Grpo::update(int64_t step, std::span<const std::span<Trajectory>> batches, 
       const bool learns = !u.groups.empty() && scale != 0, first = totals.updates == 0;
       TokenOuts out;
       if (learns) {
+        const bool masks = c.off_policy_mask_threshold > 0, sequence_ratios = spec.policy == PolicyLoss::gspo;
+        TokenOuts now{.offsets = loss_row_offsets(u.groups), .logprob = u.terms.old_logprob};
+        if (!first && (masks || sequence_ratios)) now = logprobs(u.groups);
+        if (masks) totals.masked += mask_off_policy(c.off_policy_mask_threshold, u, now);
+        totals.responses += std::ssize(u.sample_of);
         if (first)
           u.terms.old_logprob.assign(u.terms.old_logprob.size(), std::numeric_limits<double>::quiet_NaN());
-        else if (spec.policy == PolicyLoss::gspo)
-          set_sequence_ratios(u, logprobs(u.groups));
+        else if (sequence_ratios)
+          set_sequence_ratios(u, now);
         out = accumulate(engine_.learner, u, spec, engine_.reference);
         totals.add(u, out);
         slots.add(engine_.learner, u.groups);
@@ -511,6 +518,9 @@ void Grpo::update(int64_t step, std::span<const std::span<Trajectory>> batches, 
     }
   totals.report(metrics);
   slots.report(metrics);
+  if (c.off_policy_mask_threshold > 0 && totals.responses > 0)
+    metrics.set("actor/off_policy_masked_fraction",
+                static_cast<double>(totals.masked) / static_cast<double>(totals.responses));
   metrics.set("actor/lr", lr);
   const bool skips = keys_.skip_nonfinite > 0;
   if (skips) metrics.set("actor/nonfinite_updates", static_cast<double>(totals.nonfinite));

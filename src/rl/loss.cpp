@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "rl/aggregate.h"
+#include "rl/metrics.h"
 
 namespace pare {
 
@@ -79,6 +80,22 @@ void set_sequence_ratios(Update& update, const TokenOuts& now) {
     std::fill(update.terms.log_ratio.begin() + begin, update.terms.log_ratio.begin() + end,
               sum / static_cast<double>(end - begin));
   }
+}
+
+int64_t mask_off_policy(double threshold, Update& update, const TokenOuts& now) {
+  TokenTerms& terms = update.terms;
+  int64_t masked = 0;
+  for (size_t m = 0; m < update.sample_of.size(); m++) {
+    const int64_t begin = now.offsets[m], end = now.offsets[m + 1];
+    if (begin == end || terms.advantage[begin] >= 0) continue;
+    Summary apart;
+    for (int64_t r = begin; r < end; r++)
+      if (const float sampler = update.sampler_logprob[r]; !std::isnan(sampler)) apart.add(sampler - now.logprob[r]);
+    if (apart.mean() <= threshold) continue;
+    std::fill(terms.weight.begin() + begin, terms.weight.begin() + end, 0);
+    masked++;
+  }
+  return masked;
 }
 
 std::vector<Group> response_groups(std::span<const Trajectory> samples,

@@ -30,6 +30,12 @@ Update make_update(const ActorKeys& actor, int64_t max_response_length, std::spa
 // Gives every token of a gspo update its sequence's mean log-ratio; `now`: log-probs under the present parameters.
 void set_sequence_ratios(Update& update, const TokenOuts& now);
 
+// Off-policy sequence masking (DeepSeek-V3.2, eq. 9): takes the policy loss of a response out whose advantage is
+// negative and whose log-ratio of sampler to policy, the mean over its sampled tokens in the loss, exceeds `threshold`.
+// Its KL and entropy terms stay, and the denominators.  `now`: log-probs under the present parameters.  Returns the
+// number of responses that are masked.
+int64_t mask_off_policy(double threshold, Update& update, const TokenOuts& now);
+
 // Whole responses as groups without loss terms, for log-probs: all, or those that are `wanted`.
 std::vector<Group> response_groups(std::span<const Trajectory> samples,
                                    const std::function<bool(const Trajectory&)>& wanted = {});

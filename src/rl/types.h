@@ -35,7 +35,7 @@ struct Trajectory {
   double reward = 0;         // score + length_reward + overlong - kl_coef * kl_penalty
   // advantages.h, filters.h
   double advantage = 0;   // the same for every token
-  bool filtered = false;  // its advantage, or any of its group, teaches too little
+  bool filtered = false;  // its advantage, or any of its group, teaches too little; or it is truncated
   // Log-probs of each token: of the policy that the ratio refers to, none where it is that of the learner's own pass;
   // of the reference policy, where a KL needs them.
   std::optional<std::vector<float>> old_logprob = {}, ref_logprob = {};

@@ -324,15 +324,19 @@ void check_corrections(const Config& c) {
       fail(
           "algorithm.rollout_correction.rollout_is = \"released\" weights tokens; set "
           "algorithm.rollout_correction.rollout_is_level=token");
+    if (r.rollout_rs == RolloutRs::token)
+      fail(
+          "algorithm.rollout_correction.rollout_is = \"released\" has bounds of its own on tokens; set "
+          "algorithm.rollout_correction.rollout_rs=none");
     if (c.actor.loss_agg_mode != LossAgg::seq_mean_token_mean)
       fail(
           "algorithm.rollout_correction.rollout_is = \"released\" divides by the tokens of a response that are left; "
           "set actor.loss_agg_mode=seq-mean-token-mean");
   }
-  if (o.enable && r.rollout_is != RolloutIs::none)
-    fail(
-        "algorithm.obrs.enable and algorithm.rollout_correction.rollout_is both weight tokens by the ratio to the "
-        "sampler; turn one of them off");
+  const bool weights = r.rollout_is != RolloutIs::none;
+  if (o.enable && (weights || r.rollout_rs == RolloutRs::token))
+    fail("algorithm.obrs.enable and algorithm.rollout_correction.", weights ? "rollout_is" : "rollout_rs",
+         " both weight tokens by the ratio to the sampler; turn one of them off");
   if (o.enable && o.cap > 0 && o.cap < o.lambda)
     fail("algorithm.obrs.cap = ", o.cap, " cuts every weight, which are at least algorithm.obrs.lambda = ", o.lambda,
          "; raise it, or set it to 0 (off)");
@@ -535,10 +539,16 @@ std::vector<std::string> config_warnings(const Config& c) {
         "trainer.exact = false: the sampler's log-probs are the learner's but for roundings, and mismatches are "
         "expected");
   const RolloutCorrectionKeys& r = c.algorithm.rollout_correction;
-  if (sparser_than_learner(c) && !corrects(c.algorithm))
+  if (sparser_than_learner(c) && !corrects(c.algorithm) && r.off_policy_mask_threshold == 0)
     lines.push_back(
         "rollout.kv.method samples from another policy than the one that is trained, and nothing corrects "
         "for it (algorithm.rollout_correction)");
+  const bool one_update = c.actor.ppo_epochs == 1 &&
+                          (c.actor.ppo_mini_batch_size == 0 || c.actor.ppo_mini_batch_size >= c.data.train_batch_size);
+  if (r.off_policy_mask_threshold > 0 && exact_rollout(c) && one_update)
+    lines.push_back(
+        "algorithm.rollout_correction.off_policy_mask_threshold masks nothing: the only update is of the policy that "
+        "was sampled, and their log-probs are equal");
   if (r.rollout_is == RolloutIs::paper && r.rollout_is_level != RatioLevel::geometric)
     lines.push_back("algorithm.rollout_correction.rollout_is = paper bounds no weight: one token can outweigh a batch");
   const bool token_weights =

@@ -33,6 +33,10 @@ Groups algorithm_keys() {
             "baseline of the advantage. grpo: mean of the group; rloo: mean of the other responses", "verl"),
         KEY(algorithm.adv_filter_threshold, at_least(0), "advantage",
             "absolute advantage below which samples are dropped before the learner's forward pass; 0: off", "DASH"),
+        KEY(algorithm.mask_truncated_completions, any, "",
+            "leaves responses cut at data.max_response_length out of the loss; their rewards count in the group's "
+            "advantages",
+            "TRL; DAPO's overlong filtering"),
         KEY(algorithm.use_kl_in_reward, any, "", "subtracts the KL to the reference policy from the reward", "verl"),
         KEY(algorithm.filter_groups.enable, any, "",
             "dynamic sampling: replaces groups whose scores (metric) are all equal by new prompts", "verl, DAPO"),
@@ -82,9 +86,13 @@ Groups correction_keys() {
             "as in Sparse-RL's code",
             "Sparse-RL; verl"),
         KEY(algorithm.rollout_correction.rollout_rs, any, "",
-            "rejection sampling: rejects responses whose product, or geometric mean, of xi lies outside "
-            "rollout_rs_threshold",
+            "rejection sampling: rejects responses whose product (sequence), or geometric mean, of xi lies outside "
+            "rollout_rs_threshold; token: masks tokens whose own xi does",
             "verl"),
+        KEY(algorithm.rollout_correction.off_policy_mask_threshold, at_least(0), "nats per token",
+            "takes the policy loss of a response of negative advantage out of an update if its log-ratio of sampler to "
+            "policy, the mean over its tokens, exceeds this; 0: off",
+            "DeepSeek-V3.2 eq. 9; TRL"),
         KEY(algorithm.rollout_correction.group_statistics, any, "",
             "responses that count in the mean and standard deviation of a group: all, or those not rejected",
             "Sparse-RL: all"),
@@ -103,7 +111,7 @@ Groups correction_keys() {
             "smallest and largest xi of tokens that count", "IcePop; verl: 0.5_5.0")}},
       {{is_not("algorithm.rollout_correction.rollout_rs", "none")},
        {KEY(algorithm.rollout_correction.rollout_rs_threshold, at_least(0), "ratio",
-            "smallest and largest xi of an accepted response (verl's k1: the inverse)", "verl")}},
+            "smallest and largest xi of an accepted response, or of a token (verl's k1: the inverse)", "verl")}},
       {{is_not("algorithm.rollout_correction.min_accepted", "0.0")},
        {KEY(algorithm.rollout_correction.too_few, any, "",
             "skips such an update, or scales its learning rate by accepted / min_accepted", "pare")}},
