@@ -4,9 +4,9 @@
 #
 # Resumable: a run that is done is left alone, one that was stopped goes on.  Runs lie in OUT; JOBS (default: one per
 # core) of them run at a time, on one thread each; SEEDS; STEPS is the length of a run; ONLY (a pattern of names)
-# restricts what is run.  At the end a report and the table (table.py).
+# restricts what is run.  At the end a report and the tables of the results page (rows.py, table.py).
 shopt -s extglob
-JOBS=${JOBS:-$(nproc)} STEPS=${STEPS:-200} ONLY=${ONLY:-*} SEEDS=${SEEDS:-1 2 3 4} PARE=${PARE:-build/pare}
+JOBS=${JOBS:-$(nproc)} STEPS=${STEPS:-200} ONLY=${ONLY:-*} SEEDS=${SEEDS:-1 2 3 4 5 6 7 8} PARE=${PARE:-build/pare}
 mkdir -p "$OUT"
 export OUT PARE
 
@@ -33,9 +33,10 @@ run_all() {
     case $name in $ONLY) printf '%s %s\n' "$name" "$rest" ;; esac
   done | xargs -P "$JOBS" -I{} bash -c 'one {}'
 }
-show() {  # ARGUMENTS of table.py: the table, and a report of the runs that are done
-  python3 tools/experiments/table.py "$OUT" "$@" || true
-  local done
+show() {  # [PAGE]: the tables of results/PAGE.md (default: of this script's name) for the runs that are done, and a report
+  local name=${0##*/} done
+  tools/experiments/rows.py "$OUT" "$name" "$("$PARE" --version | awk 'NR == 1 {print substr($2, 1, 7)}')" >"$OUT/rows.jsonl" &&
+    tools/experiments/table.py --rows "$OUT/rows.jsonl" "tools/experiments/results/${1:-$name}.md" || true
   done=$(for d in "$OUT"/*/model; do dirname "$d"; done | grep -v /sft- || true)
   # shellcheck disable=SC2086
   [ -z "$done" ] || "$PARE" report $done --out "$OUT/report.html"

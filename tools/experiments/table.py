@@ -1,145 +1,198 @@
 #!/usr/bin/env python3
-"""Tables of an experiment's runs as Markdown: means over seeds, of the runs that are done.
+"""Writes the tables of the results pages from the records of their runs.
 
-table.py OUT COLUMNS... [--more A B]...
+table.py [--check]              tables of all pages of results by the records beside them
+table.py --rows FILE PAGE       prints the tables of a page for the runs of another record, as far as it has them
 
-OUT holds runs NAME-sSEED; COLUMNS are `sparse`, `cost` and `short`.  Accuracy is the mean of the last two validations.
---more A B: is A more accurate than B?  The difference, paired by seed, and its 95 % interval (Student's t); "holds" and
-"the contrary" where the interval has no 0 in it, else "cannot be seen".
+A mark on a page defines what follows it, up to `<!-- end -->`:
+
+<!-- runs NAME NAME...                  which records, NAME.jsonl; numbers of runs and claims, commits
+<!-- table COLUMN, COLUMN...            a line a row: `NAME: label`
+<!-- grid NAME.COLUMN, NAME.COLUMN...   a line a row: `PREFIX: label`; a cell is of the runs PREFIX-NAME
+<!-- claims                             a line a claim: `A - B`, `A - B at COST` or `[COLUMN] A - B`, then perhaps `: label`
+<!-- figure FILE.svg Y, Y... against X  a line a curve: `NAME: label`
+
+A claim is about the mean over seeds of the difference of two runs that began with the same model; `at COST`: of both at
+the costs at which the cheaper one had its last two validations.  Intervals are Student's t, 95 %; p is corrected by
+Holm's method over all claims of a page.
 """
 import argparse
 import glob
 import json
 import os
 import re
-from collections import defaultdict
+import sys
 
-# 97.5 % quantiles of Student's t for 1 .. 9 degrees of freedom.
-T = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262]
+from figure import figure
+from paired import deviation, holm, interval, mean
 
-
-def steps(run):
-    with open(os.path.join(run, "metrics.jsonl")) as f:
-        return [json.loads(line) for line in f if line.endswith("\n")]
-
-
-def mean(xs):
-    xs = [x for x in xs if x is not None]
-    return sum(xs) / len(xs) if xs else None
-
-
-def deviation(xs):
-    m = mean(xs)
-    return (sum((x - m) ** 2 for x in xs) / (len(xs) - 1)) ** 0.5 if len(xs) > 1 else 0
-
-
-def row(run):
-    log = steps(run)
-    train = [m for m in log if m["training/global_step"] > 0]
-    val = [m[k] for m in log for k in m if re.fullmatch(r"val-core/[a-z]+/reward/mean@\d+", k)]
-
-    def over(name, part=train):
-        return mean([m.get(name) for m in part])
-
-    def total(*names):
-        return sum(m.get(name) or 0 for m in train for name in names)
-
-    return {
-        "first": val[0], "last": val[-1], "accuracy": mean(val[-2:]),
-        "sparse": mean([m[k] for m in log for k in m if re.fullmatch(r"val-core/[a-z]+_kv/reward/mean@\d+", k)][-2:]),
-        "sampler": over("critic/score/mean", train[-20:]),
-        "rejected": over("rollout_corr/rejection_rate"),
-        "kl": over("rollout_corr/kl"),
-        "mismatch": total("exact/mismatch_tokens"),
-        "saved": over("kv/tokens_saved/mean"),
-        "peak": over("kv/tokens_saved/peak"),
-        "read": over("kv/tokens_saved/read"),
-        "kv": over("perf/kv_peak_bytes"),
-        "grad": over("actor/grad_norm"),
-        "length": over("response_length/mean", train[-20:]),
-        "zero": over("filter/zero_std_fraction"),
-        "generated": total("tokens/generated"), "trained": total("tokens/trained"), "loss": total("tokens/loss"),
-        "rollout": total("flops/rollout"), "learner": total("flops/learner", "flops/distill", "flops/old_log_prob", "flops/ref"),
-        "gen_s": total("timing_s/gen"),
-        "learn_s": total("timing_s/update_actor", "timing_s/update_student", "timing_s/old_log_prob", "timing_s/ref"),
-    }
-
-
-# Header, key, scale, form.
+RESULTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "results")
+MARK = re.compile(r"(<!-- (runs|table|grid|claims|figure)\b(.*?)-->\n)(.*?)(<!-- end -->)", re.S)
+CLAIM = re.compile(r"(?:\[(?P<key>\w+)\] )?(?P<a>\S+) - (?P<b>[^\s:]+)(?: at (?P<cost>\w+))?(?:: (?P<label>.*))?")
+# Column: header, scale, form.
 COLUMNS = {
-    "short": [
-        ("sampler's reward", "sampler", 1, "%.2f"), ("rejected", "rejected", 1, "%.2f"), ("KL a token", "kl", 1, "%.3f"),
-        ("slots saved at the peak", "peak", 1, "%.2f"), ("groups without signal", "zero", 1, "%.2f"),
-        ("gradient norm", "grad", 1, "%.2f"), ("generated tokens, k", "generated", 1e-3, "%.0f"),
-        ("rollout, TFLOP", "rollout", 1e-12, "%.1f"), ("learner, TFLOP", "learner", 1e-12, "%.1f"),
-    ],
-    "sparse": [
-        ("sparse validation", "sparse", 1, "%.3f"), ("sampler's reward", "sampler", 1, "%.3f"), ("rejected", "rejected", 1, "%.3f"),
-        ("KL a token", "kl", 1, "%.4f"), ("slots saved: mean", "saved", 1, "%.3f"), ("at the peak", "peak", 1, "%.3f"),
-        ("reads saved", "read", 1, "%.3f"), ("KV kB at peak", "kv", 1e-3, "%.0f"), ("gradient norm", "grad", 1, "%.3f"),
-        ("length", "length", 1, "%.0f"),
-    ],
-    "cost": [
-        ("generated tokens, M", "generated", 1e-6, "%.3f"), ("rows of the learner, M", "trained", 1e-6, "%.3f"),
-        ("tokens in the loss, M", "loss", 1e-6, "%.3f"), ("rollout, TFLOP", "rollout", 1e-12, "%.3f"),
-        ("learner, TFLOP", "learner", 1e-12, "%.3f"), ("rollout, s", "gen_s", 1, "%.1f"),
-        ("learner, s", "learn_s", 1, "%.1f"), ("groups without signal", "zero", 1, "%.2f"),
-        ("gradient norm", "grad", 1, "%.3f"), ("length", "length", 1, "%.0f"),
-    ],
+    "accuracy": ("accuracy", 1, "%.3f"), "first": ("accuracy before", 1, "%.3f"),
+    "drop": ("largest drop of accuracy", 1, "%.3f"),
+    "sparse": ("accuracy of the sparse sampler", 1, "%.3f"), "sampler": ("sampler's reward", 1, "%.3f"),
+    "rejected": ("rejected", 1, "%.3f"), "kl": ("KL, nats a token", 1, "%.4f"), "saved": ("slots saved, mean", 1, "%.3f"),
+    "peak": ("slots saved at the peak", 1, "%.3f"), "read": ("reads saved", 1, "%.3f"), "kv": ("KV at the peak, MB", 1e-6, "%.2f"),
+    "grad": ("gradient norm", 1, "%.3f"), "grad_max": ("largest gradient norm", 1, "%.2f"),
+    "entropy": ("entropy, nats a token", 1, "%.4f"), "moved": ("KL to the old policy, nats a token", 1, "%.5f"),
+    "clipped": ("clipped tokens", 1, "%.4f"), "length": ("length", 1, "%.0f"), "zero": ("groups without a signal", 1, "%.2f"),
+    "generated": ("generated tokens, M", 1e-6, "%.3f"), "trained": ("rows of the learner, M", 1e-6, "%.3f"),
+    "loss": ("tokens in the loss, M", 1e-6, "%.3f"), "rollout": ("rollout, TFLOP", 1e-3, "%.3f"),
+    "learner": ("learner, TFLOP", 1e-3, "%.3f"), "step": ("step", 1, "%.0f"),
+    "kept": ("fraction of the response that is replayed", 1, "%.1f"),
 }
+COSTS = {"generated": "generated tokens", "learner": "learner FLOPs"}
 
 
-def show(x, scale, form):
-    return "-" if x is None else form % (x * scale)
+def table(header, body):
+    return ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"] + ["| " + " | ".join(row) + " |" for row in body]
 
 
-def compare(runs, a, b):
-    pairs = [runs[a][s]["accuracy"] - runs[b][s]["accuracy"] for s in sorted(runs[a].keys() & runs[b].keys())]
-    if len(pairs) < 2:
-        return f"| {a} > {b} | {len(pairs)} | - | - |"
-    m = mean(pairs)
-    half = T[min(len(pairs) - 1, len(T)) - 1] * deviation(pairs) / len(pairs) ** 0.5
-    verdict = "holds" if m - half > 0 else "the contrary" if m + half < 0 else "cannot be seen"
-    return f"| {a} > {b} | {len(pairs)} | {m:+.3f} ± {half:.3f} | {verdict} |"
+def pairs(body):
+    """Name and label of each line after the first."""
+    return [[part.strip() for part in line.split(":", 1)] for line in body.strip().split("\n")[1:]]
 
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("out")
-parser.add_argument("columns", nargs="+", choices=COLUMNS)
-parser.add_argument("--more", nargs=2, action="append", default=[], metavar=("A", "B"))
-options = parser.parse_args()
+def columns_of(body):
+    """Name and column of each cell in a row of a grid."""
+    return [column.rsplit(".", 1) for column in body.strip().split("\n")[0].split(", ")]
 
-runs = defaultdict(dict)
-for folder in sorted(glob.glob(os.path.join(options.out, "*", "model"))):
-    run = os.path.dirname(folder)
-    name = re.fullmatch(r"(.*)-s(\d+)", os.path.basename(run))
-    if name and name[1] != "sft":
-        runs[name[1]][int(name[2])] = row(run)
 
-columns = [c for group in options.columns for c in COLUMNS[group]]
-print("| run | seeds | accuracy: first, last two (last of each seed) | " + " | ".join(c[0] for c in columns) + " |")
-print("|---" * (3 + len(columns)) + "|")
-for name, seeds in runs.items():
-    rows = [seeds[s] for s in sorted(seeds)]
-    accuracy = [r["accuracy"] for r in rows]
-    cells = [show(mean([r[key] for r in rows]), scale, form) for _, key, scale, form in columns]
-    each = ", ".join("%.2f" % r["last"] for r in rows)
-    print(f"| {name} | {len(rows)} | {mean([r['first'] for r in rows]):.3f}, **{mean(accuracy):.3f}** ± "
-          f"{deviation(accuracy):.3f} ({each}) | " + " | ".join(cells) + " |")
+def accuracy_at(curve, cost, place):
+    """The accuracy between two validations, as far as its cost is between theirs."""
+    known, accuracy = curve[cost], curve["accuracy"]
+    for i in range(1, len(known)):
+        if place <= known[i]:
+            return accuracy[i - 1] + (accuracy[i] - accuracy[i - 1]) * (place - known[i - 1]) / (known[i] - known[i - 1])
+    return accuracy[-1]
 
-if options.more:
-    print("\n| claim | seeds | difference, 95 % interval | |\n|---|---|---|---|")
-    for a, b in options.more:
-        print(compare(runs, a, b))
 
-evals = defaultdict(list)
-for path in sorted(glob.glob(os.path.join(options.out, "eval-*.txt"))):
-    name = re.fullmatch(r"eval-(.*?-\d+)-(.*)-s\d+\.txt", os.path.basename(path))
-    with open(path) as f:
-        found = re.search(r"mean@1\s+([0-9.]+)", f.read())
-    if name and found:
-        evals[name[1], name[2]].append(float(found[1]))
-if evals:
-    print("\n| sparse inference | model | accuracy (each seed) |\n|---|---|---|")
-for (policy, model), xs in sorted(evals.items()):
-    print(f"| {policy} | {model} | **{mean(xs):.3f}** ({', '.join('%.2f' % x for x in xs)}) |")
+def accuracies_at(cost, a, b):
+    """Of two runs, where the cheaper one had its last two validations."""
+    cheaper = min((a["curve"], b["curve"]), key=lambda curve: curve[cost][-1])
+    return [mean([accuracy_at(run["curve"], cost, place) for place in cheaper[cost][-2:]]) for run in (a, b)]
+
+
+class Page:
+    """A page with its runs; `record` replaces the records beside it."""
+
+    def __init__(self, path, record=None):
+        self.path, self.runs, self.figures, self.partial = path, {}, {}, record is not None
+        with open(path) as f:
+            self.text = f.read()
+        marks = [(kind, body) for _, kind, body, _, _ in MARK.findall(self.text)]
+        names = [name for kind, body in marks if kind == "runs" for name in body.split()]
+        for record in [record] if record else [os.path.join(os.path.dirname(path), name + ".jsonl") for name in names]:
+            with open(record) as f:
+                for row in map(json.loads, f):
+                    self.runs.setdefault(row["name"], {})[row["seed"]] = row
+        self.labels = {name: label for kind, body in marks if kind in ("figure", "table") for name, label in pairs(body)}
+        self.used = {f"{name}-{column}" for kind, body in marks if kind == "grid" for name, _ in pairs(body)
+                     for column, _ in columns_of(body)} | self.labels.keys()
+        claims = {line: self.claim(line) for kind, body in marks if kind == "claims" for line in body.strip().split("\n")}
+        self.claims = {line: claim for line, claim in claims.items() if claim["interval"]}
+        for claim, p in zip(self.claims.values(), holm([claim["interval"][2] for claim in self.claims.values()])):
+            claim["corrected"] = p
+
+    def known(self, name):
+        """Are there runs of this name?  A page must have them."""
+        if name not in self.runs and not self.partial:
+            sys.exit(f"{self.path}: no runs of {name}")
+        return name in self.runs
+
+    def cell(self, name, key):
+        values = [row[key] for row in self.runs.get(name, {}).values() if key in row]
+        if not values:
+            return "-"
+        _, scale, form = COLUMNS[key]
+        text = form % (mean(values) * scale)
+        return f"**{text}** ± {form % deviation(values)}" if key == "accuracy" else re.sub("^-(?=[0.]+$)", "", text)
+
+    def claim(self, line):
+        found = CLAIM.fullmatch(line)
+        if not found:
+            sys.exit(f"{self.path}: no claim: {line}")
+        key, a, b, cost = found["key"] or "accuracy", found["a"], found["b"], found["cost"]
+        self.used |= {a, b}
+        both = [(self.runs[a][s], self.runs[b][s]) for s in sorted(self.runs[a].keys() & self.runs[b].keys())
+                ] if self.known(a) and self.known(b) else []
+        values = [accuracies_at(cost, *runs) if cost else [run[key] for run in runs] for runs in both]
+        label = found["label"] or f"{self.labels.get(a, a)} − {self.labels.get(b, b)}"
+        label = (f"{COLUMNS[key][0]}: " if key != "accuracy" else "") + label + (f", at equal {COSTS[cost]}" if cost else "")
+        return {"label": label, "form": COLUMNS[key][2], "seeds": len(values), "interval": interval([x - y for x, y in values])}
+
+    def claim_row(self, claim):
+        (m, half, p), form = claim["interval"], claim["form"]
+        shown = ["< .001" if x < 0.001 else ("%.3f" % x)[1:] if x < 0.9995 else "1" for x in (p, claim["corrected"])]
+        verdict = "significant" if claim["corrected"] < 0.05 else "suggestive" if p < 0.05 else "no significant difference"
+        return [claim["label"], str(claim["seeds"]), f"{form.replace('%', '%+') % m} ± {form % half}", *shown, verdict]
+
+    def row(self, label, cells):
+        """`cells`: names of runs and columns."""
+        seeds = sorted({len(self.runs[name]) for name, _ in cells if name in self.runs})
+        return [label, " or ".join(map(str, seeds))] + [self.cell(name, key) for name, key in cells]
+
+    def runs_line(self):
+        of = {}
+        for row in (row for name in sorted(self.used & self.runs.keys()) for row in self.runs[name].values()):
+            of.setdefault(row["experiment"], []).append(row["commit"])
+        text = "; ".join(f"{len(commits)} of `tools/experiments/{name}` at {', '.join(sorted(set(commits)))}" for name, commits in of.items())
+        return f"Runs: {text}. p is corrected by Holm's method over the {len(self.claims)} claims of this page."
+
+    def between(self, kind, body):
+        """Lines of a mark."""
+        head = body.strip().split("\n")[0]
+        if kind == "runs":
+            return [self.runs_line()]
+        if kind == "table":
+            keys = head.split(", ")
+            return table(["run", "seeds"] + [COLUMNS[key][0] for key in keys],
+                         [self.row(label, [(name, key) for key in keys]) for name, label in pairs(body) if self.known(name)])
+        if kind == "grid":
+            rows = [self.row(label, [(f"{prefix}-{name}", key) for name, key in columns_of(body)]) for prefix, label in pairs(body)]
+            return table(["", "seeds"] + [f"{name}: {COLUMNS[key][0]}" for name, key in columns_of(body)], [row for row in rows if row[1]])
+        if kind == "claims":
+            return table(["difference", "seeds", "mean, 95 % interval", "p", "p, Holm", ""],
+                         [self.claim_row(self.claims[line]) for line in body.strip().split("\n") if line in self.claims])
+        name, ys, x = re.fullmatch(r"(\S+) (.+) against (\w+)", head).groups()
+        curves = [(label, list(self.runs[name].values())) for name, label in pairs(body) if self.known(name)]
+        self.figures[name] = figure(curves, x, ys.split(", "), lambda key: COLUMNS[key][:2])
+        return [f"![{ys} against {COLUMNS[x][0]}]({name})"]
+
+    def written(self):
+        return MARK.sub(lambda m: m[1] + "\n" + "\n".join(self.between(m[2], m[3])) + "\n\n" + m[5], self.text)
+
+    def tables(self):
+        every = [self.between(kind, body) for _, kind, body, _, _ in MARK.findall(self.text) if kind != "figure"]
+        return ["\n".join(lines) for lines in every if len(lines) != 2]  # 2: a table of which there are no runs
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="writes nothing; names the files that would change")
+    parser.add_argument("--rows", nargs=2, metavar=("FILE", "PAGE"))
+    options = parser.parse_args()
+    if options.rows:
+        print("\n\n".join(Page(options.rows[1], options.rows[0]).tables()))
+        return
+    changed = []
+    for path in sorted(glob.glob(os.path.join(RESULTS, "*.md"))):
+        page = Page(path)
+        files = {path: page.written()}
+        files.update({os.path.join(RESULTS, name): text for name, text in page.figures.items()})
+        for path, text in files.items():
+            if os.path.exists(path) and open(path).read() == text:
+                continue
+            changed.append(path)
+            if not options.check:
+                with open(path, "w") as f:
+                    f.write(text)
+    if changed and options.check:
+        sys.exit("not what table.py writes: " + ", ".join(os.path.relpath(path) for path in changed))
+
+
+if __name__ == "__main__":
+    main()
