@@ -119,6 +119,8 @@ class Page:
         self.used |= {a, b}
         both = [(self.runs[a][s], self.runs[b][s]) for s in sorted(self.runs[a].keys() & self.runs[b].keys())
                 ] if self.known(a) and self.known(b) else []
+        if any(("curve" if cost else key) not in run for runs in both for run in runs):
+            sys.exit(f"{self.path}: runs without {key}: {line}")
         values = [accuracies_at(cost, *runs) if cost else [run[key] for run in runs] for runs in both]
         label = found["label"] or f"{self.labels.get(a, a)} − {self.labels.get(b, b)}"
         label = (f"{COLUMNS[key][0]}: " if key != "accuracy" else "") + label + (f", at equal {COSTS[cost]}" if cost else "")
