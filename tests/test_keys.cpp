@@ -640,6 +640,9 @@ Outcome refuses_to_begin(const Overrides& o) {
   return {0};
 }
 
+// Whether entries have the scores of responses that replaced the first ones.
+double scored_entries(const Metrics& m) { return std::isnan(m.get("rpo/cache_score")) ? 0 : 1; }
+
 Rows rpo_rows() {
   const Overrides rpo = {"algorithm.rpo.enable=true"}, two = rpo + Overrides{"algorithm.rpo.max_cut=2"};
   const Overrides whole = rpo + Overrides{"algorithm.rpo.cut=length"};
@@ -652,6 +655,7 @@ Rows rpo_rows() {
       {"algorithm.rpo.cut", {two, {"algorithm.rpo.cut=length"}, metric("rpo/cut"), rises}},
       {"algorithm.rpo.max_cut", {rpo, {"algorithm.rpo.max_cut=1"}, metric("rpo/cut"), falls}},
       {"algorithm.rpo.suffix_cap", {whole, {"algorithm.rpo.suffix_cap=removed"}, metric("rpo/suffix_tokens"), falls}},
+      {"algorithm.rpo.update", {rpo, {"algorithm.rpo.update=false"}, metrics(scored_entries), from_to(1, 0)}},
       {"algorithm.rpo.epsilon", {rpo, {"algorithm.rpo.epsilon=1"}, metric("rpo/argmax_rate"), rises}},
       {"algorithm.rpo.prefix_loss", {two, {"algorithm.rpo.prefix_loss=included"}, metric("tokens/loss"), rises}},
       {"algorithm.rpo.cache_file", {rpo, {file}, metric("rpo/hit_rate"), from_to(0, 1)}},

@@ -129,6 +129,11 @@ TEST(Plan, NoStepPassesTheMost) {
         {"learner.attention=replay", "rollout.kv.method=block_topk", "rollout.kv.blocks.size=4",
          "rollout.kv.blocks.count=5", "rollout.kv.blocks.dense_layers=1",
          "rollout.kv.blocks.schedule=[\"0:9\", \"12:4\"]"},
+        {"actor.token_subset=det", "actor.det_fraction=0.3", "actor.ppo_max_token_len=120"},
+        {"actor.token_subset=det", "actor.det_fraction=0.5", "actor.ppo_max_token_len=16", "algorithm.rpo.enable=true",
+         "actor.use_kl_loss=true", "actor.kl_loss_type=exact"},
+        {"actor.token_subset=det", "learner.attention=replay", "rollout.kv.method=rkv", "rollout.kv.evict.budget=9",
+         "rollout.kv.evict.buffer=3"},
         {"algorithm.rpo.enable=true", "actor.ppo_max_token_len=300"},
         {"algorithm.rpo.enable=true", "actor.ppo_max_token_len=70", "actor.use_kl_loss=true",
          "actor.kl_loss_type=exact"},
@@ -477,6 +482,17 @@ TEST(Plan, TheMostIsMoreThanTheLongestSequencesTake) {
   const Plan plan = plan_step(config);
   for (const Plan::Memory& m : plan.memory) EXPECT_GE(m.most, m.peak) << m.arena;
   EXPECT_GT(plan.most.activations, 5 * peak_of(plan, "activations") / 4);
+}
+
+// NAT's fixed truncation: what is cut never takes memory in the learner.
+TEST(Plan, TheMostIsOfTheTokensThatAreTrainedOn) {
+  const auto most = [](const std::vector<std::string>& subset) {
+    return plan_step(tiny_run("qwen3", std::vector<std::string>{"actor.ppo_max_token_len=16"} + subset))
+        .most.activations;
+  };
+  EXPECT_LT(most({"actor.token_subset=det", "actor.det_fraction=0.3"}), most({"actor.token_subset=det"}));
+  EXPECT_LT(most({"actor.token_subset=det"}), most({}));
+  EXPECT_EQ(most({"actor.token_subset=rpc"}), most({})) << "a draw may keep everything";
 }
 
 // If groups, or parts of them, fill micro-batches, no lengths take more than the longest.  The bound on replayed events

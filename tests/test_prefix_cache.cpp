@@ -207,6 +207,34 @@ TEST(Rpo, PrefixesAreTheBeginningsOfTheEntriesBeforeTheStep) {
   }
 }
 
+// The paper's ablation: every row keeps its first entry, sampled from the policy of its first visit.
+TEST(Rpo, WithoutUpdatesTheFirstEntriesStay) {
+  TrainingRun run(tiny_run("qwen3", rpo + Keys{"data.train_rows=7", "algorithm.rpo.update=false"}));
+  PrefixCache before;
+  int64_t kept = 0, prefixes = 0;
+  for (int step = 1; step <= 4; step++) {
+    const Metrics m = run.step();
+    EXPECT_EQ(m.get("exact/mismatch_tokens"), 0);
+    const PrefixCache& after = run.trainer->prefix_cache();
+    EXPECT_EQ(after.size() > before.size(), m.get("rpo/init_tokens") > 0);
+    for (const auto& [row, entry] : after) {
+      const auto found = before.find(row);
+      if (found == before.end()) {
+        EXPECT_EQ(entry.step, step);
+        continue;
+      }
+      EXPECT_EQ(entry.ids, found->second.ids);
+      EXPECT_EQ(entry.step, found->second.step);
+      kept++;
+    }
+    for (const Trajectory& s : run.trainer->samples()) prefixes += !s.prefix.empty();
+    before = after;
+  }
+  EXPECT_EQ(before.size(), 7u);
+  EXPECT_GT(kept, 10);
+  EXPECT_GT(prefixes, 10);
+}
+
 // An entry of one token leaves no prefix, and the group is that of a run without RPO, bit by bit.
 TEST(Rpo, ACutOfTheWholeEntryIsTheDenseRollout) {
   for (const Keys& more : {Keys{}, Keys{"algorithm.rpo.prefix_loss=included"}, Keys{"algorithm.rpo.cut=fixed"}}) {

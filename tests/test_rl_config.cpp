@@ -622,6 +622,9 @@ TEST(ConfigCheck, Warnings) {
   };
   EXPECT_HAS(warning({"algorithm.adv_filter_threshold=0.1", "actor.use_kl_loss=true"}), "actor.use_kl_loss");
   EXPECT_HAS(warning({"algorithm.adv_filter_threshold=0.1", "actor.entropy_coeff=0.1"}), "actor.entropy_coeff");
+  EXPECT_HAS(warning({"algorithm.adv_filter_threshold=0.1", "distill.enable=true", "model.lora.rank=8",
+                      "rollout.kv.method=quest", "algorithm.rollout_correction.veto=1e-4"}),
+             "entropy of distill.enable");
   EXPECT_HAS(warning({"actor.use_kl_loss=true", "algorithm.use_kl_in_reward=true"}), "twice");
   EXPECT_HAS(warning({"actor.use_kl_loss=true", "actor.kl_loss_type=k1"}), "expected gradient is 0");
   EXPECT_TRUE(config_warnings(with({"actor.kl_loss_type=k1"})).empty()) << "no KL in the loss";

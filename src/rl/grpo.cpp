@@ -251,8 +251,12 @@ void Grpo::set_prefixes(int64_t step, const Sampling& sampling, std::vector<Requ
   }
 }
 
-// Every group that was sampled writes the entry of its row, in order.
+// Every group that was sampled writes the entry of its row, in order; without updates the first entries stay.
 void Grpo::update_cache(int64_t step, Metrics& metrics) {
+  if (!keys_.algorithm.rpo.update) {
+    run_.cache->merge(first_);
+    return;
+  }
   AlgorithmKeys keys = keys_.algorithm;
   keys.use_kl_in_reward = false;  // of dropped groups no log-probs were computed
   shape_rewards(keys_.reward_model, keys, keys_.max_response_length, dropped_);

@@ -3,7 +3,8 @@
 //
 //   entry a of the prompt's row -> m ~ U{0 .. L}, then within 1 .. |a| -> prefix = a without its last m tokens
 //   o_i = prefix || suffix_i; scores, rewards and lengths are those of o_i, the loss is over suffix_i
-//   after the update: u <= epsilon: the member of largest reward becomes the entry, else any of them
+//   after the update: u <= epsilon: the member of largest reward becomes the entry, else any of them; or, without
+//   updates of the cache, the first entry stays
 //
 // The first visit of a row samples a whole response for its entry.  A closing EOS counts as a token of a, so that
 // something is always sampled; with m = |a| the group is that of a dense rollout, bit by bit.
@@ -34,6 +35,7 @@ struct RpoKeys {
   int64_t max_cut = 300;
   SuffixCap suffix_cap = SuffixCap::max_len;
   double epsilon = 0.1;
+  bool update = true;
   PrefixLoss prefix_loss = PrefixLoss::masked;
   std::string cache_file;
   MissingRows missing = MissingRows::fail;

@@ -524,10 +524,13 @@ bool needs_reference(const Config& c) { return c.actor.use_kl_loss || c.algorith
 
 std::vector<std::string> config_warnings(const Config& c) {
   std::vector<std::string> lines;
-  const char* extra = c.actor.use_kl_loss ? "actor.use_kl_loss" : "actor.entropy_coeff";
-  if (c.algorithm.adv_filter_threshold > 0 && (c.actor.use_kl_loss || c.actor.entropy_coeff > 0))
-    lines.push_back(cat("algorithm.adv_filter_threshold also takes the dropped samples out of the term of ", extra,
-                        ": the objective changes"));
+  const char* extra = c.actor.use_kl_loss         ? "actor.use_kl_loss"
+                      : c.actor.entropy_coeff > 0 ? "actor.entropy_coeff"
+                      : c.distill.enable          ? "distill.enable"
+                                                  : nullptr;
+  if (c.algorithm.adv_filter_threshold > 0 && extra)
+    lines.push_back(cat("algorithm.adv_filter_threshold also takes the dropped samples out of the KL or entropy of ",
+                        extra, ": the objective changes"));
   if (c.actor.use_kl_loss && c.actor.kl_loss_type == KlLoss::k1)
     lines.push_back(
         "actor.kl_loss_type = k1: as a loss its expected gradient is 0, so that it adds noise and does not hold the "

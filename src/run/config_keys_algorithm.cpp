@@ -162,11 +162,16 @@ Groups rpo_keys() {
             "limit on sampled tokens. max_len: what the beginning leaves of data.max_response_length; removed: as many "
             "as were cut",
             "RPO: max_len; its code: removed"),
-        KEY(algorithm.rpo.epsilon, within(0, 1), "probability",
+        KEY(algorithm.rpo.update, any, "",
+            "replaces the kept response of a row by one of the group after each step; false: the first one stays",
+            "RPO; false: its ablation")}},
+      {{on, is("algorithm.rpo.update", {"true"})},
+       {KEY(algorithm.rpo.epsilon, within(0, 1), "probability",
             "probability that the group's response of largest reward replaces the kept one; otherwise a uniformly "
             "drawn one does",
-            "RPO: 0.1"),
-        KEY(algorithm.rpo.prefix_loss, any, "",
+            "RPO: 0.1")}},
+      {{on},
+       {KEY(algorithm.rpo.prefix_loss, any, "",
             "masked: the beginning is not trained on, and denominators count sampled tokens only; included: it is "
             "trained on, with a ratio of 1",
             "pare: masked; RPO: included"),

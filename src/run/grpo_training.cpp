@@ -238,10 +238,13 @@ void GrpoTraining::largest_batches() {
     limits.slots = std::max(limits.prefix, residency.peak(0, limits.prefix, limits.tokens));
   }
   const LossSpec spec = loss_spec(config_.actor, config_.rollout.temperature);
-  learner_.plan(limits, spec, is_exact(spec.kl) ? reference_.get() : nullptr);
+  BatchLimits trained = limits;  // of the tokens that go through the forward
+  if (config_.actor.token_subset == TokenSubset::det && config_.learner.attention != LearnerAttention::replay)
+    trained.tokens = det_plan(limits.tokens, config_.actor.det_fraction).length;
+  learner_.plan(trained, spec, is_exact(spec.kl) ? reference_.get() : nullptr);
   if (student_) {
     const LossSpec distill = student_loss_spec(config_.actor, config_.distill, config_.rollout.temperature);
-    student_->plan(limits, distill, is_exact(distill.kl) ? session_.model.get() : nullptr);
+    student_->plan(trained, distill, is_exact(distill.kl) ? session_.model.get() : nullptr);
   }
   const SamplerStates states{sampler_states_};
   if (config_.algorithm.oversample.by == OversampleBy::acceptance) limits.members = sampled;
