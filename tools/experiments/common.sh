@@ -33,11 +33,14 @@ run_all() {
     case $name in $ONLY) printf '%s %s\n' "$name" "$rest" ;; esac
   done | xargs -P "$JOBS" -I{} bash -c 'one {}'
 }
-show() {  # [PAGE]: the tables of results/PAGE.md (default: of this script's name) for the runs that are done, and a report
-  local name=${0##*/} done
-  tools/experiments/rows.py "$OUT" "$name" "$("$PARE" --version | awk 'NR == 1 {print substr($2, 1, 7)}')" >"$OUT/rows.jsonl" &&
-    tools/experiments/table.py --rows "$OUT/rows.jsonl" "tools/experiments/results/${1:-$name}.md" || true
-  done=$(for d in "$OUT"/*/model; do dirname "$d"; done | grep -v /sft- || true)
+show() {  # PAGES: the tables of results/PAGE.md (default: of this script's name) for the runs that are done, and a report
+  local name=${0##*/} commit page runs
+  commit=$("$PARE" --version | awk 'NR == 1 {print substr($2, 1, 7)}')
+  tools/experiments/rows.py "$OUT" "$name" "$commit" >"$OUT/rows.jsonl" || return 0
+  for page in "${@:-$name}"; do
+    tools/experiments/table.py --rows "$OUT/rows.jsonl" "tools/experiments/results/$page.md" || true
+  done
+  runs=$(for d in "$OUT"/*/model; do dirname "$d"; done | grep -v /sft- || true)
   # shellcheck disable=SC2086
-  [ -z "$done" ] || "$PARE" report $done --out "$OUT/report.html"
+  [ -z "$runs" ] || "$PARE" report $runs --out "$OUT/report.html"
 }
