@@ -149,7 +149,7 @@ TEST_F(Experiments, ARowIsTheRun) {
   EXPECT_EQ(rows[2]["accuracy"], 0.5);
 }
 
-// Of two runs, each costs 10 a step or 20: at equal costs the second is compared where the first had its validations.
+// One run costs 10 a validation, the other 20.  At equal costs the dearer one is read where the cheaper one validated.
 TEST_F(Experiments, EqualCostsAreThoseOfTheCheaperRun) {
   const auto row = [](const char* name, int seed, const std::vector<double>& cost,
                       const std::vector<double>& accuracy) {
@@ -187,7 +187,7 @@ std::set<std::string> intervals(const std::string& text) {
   return found;
 }
 
-// What prose quotes stands in a table: of the same results page; of any of them in the presets and their page.
+// Every interval in prose stands in a table: of the same page, or, for the presets and their page, of any page.
 TEST_F(Experiments, ProseQuotesTheTables) {
   std::set<std::string> all;
   size_t quoted = 0;

@@ -492,14 +492,14 @@ void Grpo::update(int64_t step, std::span<const std::span<Trajectory>> batches, 
       TokenOuts out;
       if (learns) {
         const bool masks = c.off_policy_mask_threshold > 0, sequence_ratios = spec.policy == PolicyLoss::gspo;
-        TokenOuts now{.offsets = loss_row_offsets(u.groups), .logprob = u.terms.old_logprob};
-        if (!first && (masks || sequence_ratios)) now = logprobs(u.groups);
-        if (masks) totals.masked += mask_off_policy(c.off_policy_mask_threshold, u, now);
+        if (masks || (sequence_ratios && !first)) {
+          const TokenOuts now = first ? TokenOuts{.offsets = loss_row_offsets(u.groups), .logprob = u.terms.old_logprob}
+                                      : logprobs(u.groups);
+          if (masks) totals.masked += mask_off_policy(c.off_policy_mask_threshold, u, now);
+          if (sequence_ratios && !first) set_sequence_ratios(u, now);
+        }
         totals.responses += std::ssize(u.sample_of);
-        if (first)
-          u.terms.old_logprob.assign(u.terms.old_logprob.size(), std::numeric_limits<double>::quiet_NaN());
-        else if (sequence_ratios)
-          set_sequence_ratios(u, now);
+        if (first) u.terms.old_logprob.assign(u.terms.old_logprob.size(), std::numeric_limits<double>::quiet_NaN());
         out = accumulate(engine_.learner, u, spec, engine_.reference);
         totals.add(u, out);
         slots.add(engine_.learner, u.groups);
