@@ -188,10 +188,9 @@ __global__ void __launch_bounds__(kThreads, 4)
 
 // ---- losses
 
-// KL(p || q), in every thread: the sum of p (log p - log q).
-template <class T>
-__device__ float kl_to(const Scaled<T>& z, const Scaled<T>& zq, const Distribution& d, const Distribution& q,
-                       int vocabulary) {
+// In every thread: a row sum, sum = add(id, sum) being its step.
+template <class Add>
+__device__ __forceinline__ float sum_over_ids(int vocabulary, Add add) {
   __shared__ float total;
   const Tiles tiles(vocabulary);
   const int lane = threadIdx.x % kLanes;
@@ -201,8 +200,7 @@ __device__ float kl_to(const Scaled<T>& z, const Scaled<T>& zq, const Distributi
     for (int i = 0; i < kIds; i++) {
       const int id = tile * kVocabTile + lane + kLanes * i;
       if (id >= vocabulary) break;
-      const float x = z.at(id) - d.max, ratio = x - d.log_sum - (zq.at(id) - q.max - q.log_sum);
-      sum = fmaf(exp_f32(x) / d.sum, ratio, sum);
+      sum = add(id, sum);
     }
     sum = tree(sum);
     if (lane == 0 && tile < tiles.count) tiles.sum[tile] = sum;
@@ -217,6 +215,25 @@ __device__ float kl_to(const Scaled<T>& z, const Scaled<T>& zq, const Distributi
   return total;
 }
 
+// KL(p || q), in every thread: the sum of p (log p - log q).
+template <class T>
+__device__ float kl_to(const Scaled<T>& z, const Scaled<T>& zq, const Distribution& d, const Distribution& q,
+                       int vocabulary) {
+  return sum_over_ids(vocabulary, [&](int id, float sum) {
+    const float x = z.at(id) - d.max, ratio = x - d.log_sum - (zq.at(id) - q.max - q.log_sum);
+    return fmaf(exp_f32(x) / d.sum, ratio, sum);
+  });
+}
+
+// sum(c) of Centring, in every thread.
+template <class T>
+__device__ float centring_sum(const Centring& spec, const Scaled<T>& z, const Scaled<T>& zq, const Distribution& d,
+                              const Distribution& q, int vocabulary) {
+  return sum_over_ids(vocabulary, [&](int id, float sum) {
+    return sum + centring_mass(spec, exp_f32(z.at(id) - d.max) / d.sum, exp_f32(zq.at(id) - q.max) / q.sum);
+  });
+}
+
 template <class T>
 struct LossArgs {
   float *logprob, *entropy, *loss, *kl;  // [R]
@@ -224,39 +241,46 @@ struct LossArgs {
   T* logits;
   const int32_t* target;
   const float *weight, *kl_weight, *advantage, *old_logprob, *log_ratio, *ref_logprob;  // [R] or null
-  const T* ref_logits;                                                                  // [R, V] or null
+  const T* other_logits;                                                                // [R, V] or null: of q
   LossSpec spec;
   int vocabulary;
 };
 
 // d loss / d z at id i, times the temperature: with c the derivative by the target's log-prob, of
-// c log p[target] + entropy_weight * -entropy + kl_weight * KL(p || q) or, forward, KL(q || p).
+// c log p[target] + entropy_weight * -entropy + kl_weight * KL(p || q) or, forward, KL(q || p); plus that of centring.
 struct Slope {
   float c, entropy_weight, kl_weight, kl;
   bool full, exact, forward;  // entropy or KL; KL(p || q); KL(q || p)
   int target;
+  float centre, centre_sum;  // the weight of centring, and sum(c)
 };
-template <class T>
+template <bool kCentred, class T>
 __device__ __forceinline__ float gradient(int i, float z, const Slope& s, const Scaled<T>& zq, const Distribution& d,
-                                          const Distribution& q, float temperature) {
+                                          const Distribution& q, const LossSpec& spec) {
+  const float temperature = spec.temperature;
   const float x = z - d.max, e = exp_f32(x);
   if (x == -INFINITY) return 0;
-  if (!s.full) return i == s.target ? s.c * (1.f - e / d.sum) / temperature : e * (-s.c / d.sum / temperature);
+  if (!kCentred && !s.full)
+    return i == s.target ? s.c * (1.f - e / d.sum) / temperature : e * (-s.c / d.sum / temperature);
   const float p = e / d.sum, log_p = x - d.log_sum, log_q = s.exact ? zq.at(i) - q.max - q.log_sum : 0.f;
+  float centred = 0;
+  if (kCentred) centred = fmaf(-s.centre_sum, p, centring_mass(spec.centring, p, exp_f32(zq.at(i) - q.max) / q.sum));
   if (i == s.target) {
     float g = s.c + p * (-s.c + s.entropy_weight * (log_p + d.entropy()));
     if (s.exact) g += p * s.kl_weight * (log_p - log_q - s.kl);
     if (s.forward) g += s.kl_weight * (p - exp_f32(zq.at(i) - q.max) / q.sum);
+    if (kCentred) g = fmaf(s.centre, centred, g);
     return g / temperature;
   }
   float g = fmaf(s.entropy_weight, log_p + d.entropy(), -s.c);
   if (s.exact) g = fmaf(s.kl_weight, log_p - log_q - s.kl, g);
   g = p * g;
   if (s.forward) g = fmaf(s.kl_weight, p - exp_f32(zq.at(i) - q.max) / q.sum, g);
+  if (kCentred) g = fmaf(s.centre, centred, g);
   return g / temperature;
 }
 
-template <class T>
+template <class T, bool kCentred>
 __global__ void __launch_bounds__(kThreads, 4) loss(const LossArgs<T> a) {
   const int64_t r = blockIdx.x;
   const LossSpec& spec = a.spec;
@@ -267,8 +291,13 @@ __global__ void __launch_bounds__(kThreads, 4) loss(const LossArgs<T> a) {
       token_loss<float>(spec, lp, a.old_logprob ? a.old_logprob[r] : 0.f, a.log_ratio ? a.log_ratio[r] : 0.f,
                         a.advantage ? a.advantage[r] : 0.f, a.ref_logprob ? a.ref_logprob[r] : 0.f, ExpF32{});
   const bool forward = spec.kl == KlLoss::exact_forward, exact = spec.kl == KlLoss::exact || forward;
-  const Scaled<T> zq{exact ? a.ref_logits + r * a.vocabulary : z.logits, spec.temperature};
+  const Scaled<T> zq{exact || kCentred ? a.other_logits + r * a.vocabulary : z.logits, spec.temperature};
   Distribution q{};
+  float centre_sum = 0;
+  if (kCentred) {
+    q = distribution(zq, a.vocabulary);
+    centre_sum = centring_sum(spec.centring, z, zq, d, q, a.vocabulary);
+  }
   if (exact) {
     q = distribution(zq, a.vocabulary);
     token.kl = forward ? kl_to(zq, z, q, d, a.vocabulary) : kl_to(z, zq, d, q, a.vocabulary);
@@ -285,7 +314,9 @@ __global__ void __launch_bounds__(kThreads, 4) loss(const LossArgs<T> a) {
                 .full = spec.entropy_coef != 0 || exact,
                 .exact = exact && !forward,
                 .forward = forward,
-                .target = a.target[r]};
+                .target = a.target[r],
+                .centre = kCentred ? a.kl_weight[r] * a.advantage[r] : 0.f,
+                .centre_sum = centre_sum};
   __syncthreads();  // everyone has read the target's logit
   T* row = a.logits + r * a.vocabulary;
   Words<T> next = z.load(kEach * threadIdx.x, a.vocabulary);  // the next tile is loaded while one is computed
@@ -296,7 +327,7 @@ __global__ void __launch_bounds__(kThreads, 4) loss(const LossArgs<T> a) {
 #pragma unroll
     for (int i = 0; i < kEach; i++)
       if (first + i < a.vocabulary)
-        g.v[i] = from_float<T>(gradient(first + i, z.scaled(to_float(x.v[i])), s, zq, d, q, spec.temperature));
+        g.v[i] = from_float<T>(gradient<kCentred>(first + i, z.scaled(to_float(x.v[i])), s, zq, d, q, spec));
     if (at_once(row, a.vocabulary)) {
       *reinterpret_cast<Some<T>*>(row + first) = g;
     } else {
@@ -554,11 +585,13 @@ void logits_loss(const LogitsLoss& a, Stream stream) {
                            .old_logprob = column(policy && !gspo, a.old_logprob),
                            .log_ratio = column(gspo, a.log_ratio),
                            .ref_logprob = column(sampled, a.ref_logprob),
-                           .ref_logits = exact ? a.ref_logits.as<T>() : nullptr,
+                           .other_logits = exact              ? a.ref_logits.as<T>()
+                                           : spec.centring.on ? a.sampler_logits.as<T>()
+                                                              : nullptr,
                            .spec = spec,
                            .vocabulary = static_cast<int>(a.logits.shape[1])};
-    launch(op, loss<T>, {.grid = blocks(op, rows, 1), .block = kThreads, .smem = Tiles::bytes(a.logits.shape[1])},
-           stream, args);
+    launch(op, spec.centring.on ? loss<T, true> : loss<T, false>,
+           {.grid = blocks(op, rows, 1), .block = kThreads, .smem = Tiles::bytes(a.logits.shape[1])}, stream, args);
   });
 }
 

@@ -258,9 +258,9 @@ Learner::Learner(Model& model, Arena& gradients, Arena& optimizer, Arena& activa
 }
 
 TokenOuts Learner::accumulate(const std::vector<Group>& groups, const TokenTerms& terms, const LossSpec& spec,
-                              const Model* reference, const BatchProgress& progress) {
+                              const LossPolicies& others, const BatchProgress& progress) {
   begin_update();
-  if (options_.slots == 1) return accumulate(groups, terms, nullptr, spec, reference, progress);
+  if (options_.slots == 1) return accumulate(groups, terms, nullptr, spec, others, progress);
   Comm& comm = model_.device.comm;
   const auto ranks = static_cast<int64_t>(comm.ranks());
   const std::vector<int> slot_of = slots_of(groups);
@@ -275,7 +275,7 @@ TokenOuts Learner::accumulate(const std::vector<Group>& groups, const TokenTerms
   for (int64_t round = 0; round < std::ssize(parts); round++) {
     const Part& part = parts[static_cast<size_t>(round)];
     size_t last = 0;
-    TokenOuts own = accumulate(part.groups, part.terms, nullptr, spec, reference, [&](size_t n, size_t) {
+    TokenOuts own = accumulate(part.groups, part.terms, nullptr, spec, others, [&](size_t n, size_t) {
       last = n;
       if (progress) progress(done + n, all);
     });
@@ -306,14 +306,16 @@ std::vector<int64_t> Learner::flops_of(const std::vector<Group>& groups) const {
   return flops;
 }
 
-void Learner::plan(const BatchLimits& limits, const LossSpec& spec, const Model* reference) {
+void Learner::plan(const BatchLimits& limits, const LossSpec& spec, const LossPolicies& others) {
   expect(model_.device.planning(), "the largest batches are for planning");
-  accumulate(one_token(), TokenTerms(1), &limits, spec, reference, {});
+  accumulate(one_token(), TokenTerms(1), &limits, spec, others, {});
 }
 
 TokenOuts Learner::accumulate(const std::vector<Group>& groups, const TokenTerms& terms, const BatchLimits* limits,
-                              const LossSpec& spec, const Model* reference, const BatchProgress& progress) {
+                              const LossSpec& spec, const LossPolicies& others, const BatchProgress& progress) {
+  const Model* const reference = others.reference;
   expect(is_exact(spec.kl) == (reference != nullptr), "exact KL and a reference model come together");
+  expect(spec.centring.on == bool{others.sampler}, "centring and the sampler's states come together");
   check_ids(model_, groups);
   TokenOuts out{.offsets = loss_row_offsets(groups)};
   expect(std::ssize(terms.weight) == out.offsets.back(), terms.weight.size(), " loss terms of ", out.offsets.back(),
@@ -347,9 +349,9 @@ TokenOuts Learner::accumulate(const std::vector<Group>& groups, const TokenTerms
         }
         if (limits) {
           TokenOuts none;
-          head_loss(batch, groups, TokenTerms(batch.loss_rows.size()), pass, reference, ref.get(), spec, none);
+          head_loss(batch, groups, TokenTerms(batch.loss_rows.size()), pass, others, ref.get(), spec, none);
         } else {
-          head_loss(batch, groups, terms, pass, reference, ref.get(), spec, out);
+          head_loss(batch, groups, terms, pass, others, ref.get(), spec, out);
         }
         pass.backward(views_);
       });
@@ -360,7 +362,7 @@ TokenOuts Learner::accumulate(const std::vector<Group>& groups, const TokenTerms
 // LM head, loss and their backward, a chunk of loss rows at a time: the logits of a batch never exist as a whole.  The
 // rows of the batch follow those that `out` has.
 void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& groups, const TokenTerms& terms,
-                        const Pass& pass, const Model* reference, const Pass* reference_pass, const LossSpec& spec,
+                        const Pass& pass, const LossPolicies& others, const Pass* reference_pass, const LossSpec& spec,
                         TokenOuts& out) {
   Device& device = model_.device;
   Arena& arena = activations_;
@@ -380,6 +382,10 @@ void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& grou
                kl = arena.alloc("kl", model_.stat, {rows}), clipped = arena.alloc("clipped", DType::i32, {rows}),
                hash = options_.hashes ? arena.alloc("hashes of logits", DType::i32, {rows, 2}) : Tensor{};
 
+  const Tensor sampler_pairs =
+      others.sampler ? upload_pairs(model_, arena, "sampler_pairs", sampler_rows(batch, groups), options_.logits_chunk)
+                     : Tensor{};
+
   const int64_t V = model_.config.vocab, C = model_.config.hidden;
   for_chunks(rows, options_.logits_chunk, [&](int64_t first, int64_t n) {
     const ArenaScope chunk(arena);
@@ -392,12 +398,16 @@ void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& grou
     if (hash) device.hash_runs({.hash = cut(hash), .x = logits.flat(), .run = V, .each = true});
     if (options_.truncation.on())
       device.truncate({.logits = logits, .temperature = spec.temperature, .keep = options_.truncation});
-    Tensor ref_logits;
-    if (reference_pass) {
-      ref_logits = arena.alloc("reference logits", model_.dtype, {n, V});
-      device.copy_rows({.y = dh, .x = reference_pass->hidden, .index = cut(index.pairs)});
-      device.linear_fwd({.y = ref_logits, .x = dh, .w = reference->head, .bias = {}, .residual = {}});
-    }
+    const auto logits_of = [&](const char* name, const Tensor& hidden, const Tensor& pairs, const Weight& head) {
+      const Tensor y = arena.alloc(name, model_.dtype, {n, V});
+      device.copy_rows({.y = dh, .x = hidden, .index = cut(pairs)});
+      device.linear_fwd({.y = y, .x = dh, .w = head, .bias = {}, .residual = {}});
+      return y;
+    };
+    Tensor ref_logits, sampler_logits;
+    if (reference_pass)
+      ref_logits = logits_of("reference logits", reference_pass->hidden, index.pairs, others.reference->head);
+    if (others.sampler) sampler_logits = logits_of("sampler logits", others.sampler, sampler_pairs, model_.head);
     device.logits_loss({.logprob = cut(logprob),
                         .entropy = cut(entropy),
                         .loss = cut(loss),
@@ -412,6 +422,7 @@ void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& grou
                         .log_ratio = cut(log_ratio),
                         .ref_logprob = cut(ref_logprob),
                         .ref_logits = ref_logits,
+                        .sampler_logits = sampler_logits,
                         .spec = spec});
     if (head_) device.linear_bwd_weight({.dw = head_, .dbias = {}, .dy = logits, .x = h});
     device.linear_bwd_input({.dx = dh, .dy = logits, .w = model_.head, .accumulate = false});

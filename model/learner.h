@@ -35,6 +35,12 @@ struct SamplerStates {
   int32_t top_k = 0;
 };
 
+// Policies beside the model that a loss compares it with.
+struct LossPolicies {
+  const Model* reference = nullptr;  // of an exact KL, else null
+  Tensor sampler = {};               // SamplerStates::hidden, of score centring, else absent
+};
+
 // How the gradients of slots become one: in the order of list.h; or each rank adds its own, and the library ranks, in
 // an order of its own, the gradients as they are or rounded to bf16.
 enum class Reduce { ordered, reduce_scatter, reduce_scatter_bf16 };
@@ -76,9 +82,9 @@ class Learner {
   Learner(Model& model, Arena& gradients, Arena& optimizer, Arena& activations, const LearnerOptions& options);
 
   // Adds the gradient of the loss to the accumulators, which begin an update as zeros, with more than one slot once for
-  // each step().  `reference`: the reference model, for an exact KL.
+  // each step().
   TokenOuts accumulate(const std::vector<Group>& groups, const TokenTerms& terms, const LossSpec& spec,
-                       const Model* reference = nullptr, const BatchProgress& progress = {});
+                       const LossPolicies& others = {}, const BatchProgress& progress = {});
   int64_t slots() const { return options_.slots; }
   // In which accumulate() computes them.  Blocks that are computed twice count once: they change no bit.
   std::vector<int> slots_of(const std::vector<Group>& groups) const;
@@ -90,7 +96,7 @@ class Learner {
 
   // On the null table: accumulate() and logprobs() on batches that are larger than any of such groups, so that their
   // activations are the most that any of them takes.
-  void plan(const BatchLimits& limits, const LossSpec& spec, const Model* reference = nullptr);
+  void plan(const BatchLimits& limits, const LossSpec& spec, const LossPolicies& others = {});
   static void plan_logprobs(const Model& model, Arena& activations, const BatchLimits& limits,
                             const LearnerOptions& options, const SamplerStates* states = nullptr);
 
@@ -114,12 +120,12 @@ class Learner {
 
  private:
   TokenOuts accumulate(const std::vector<Group>& groups, const TokenTerms& terms, const BatchLimits* limits,
-                       const LossSpec& spec, const Model* reference, const BatchProgress& progress);
+                       const LossSpec& spec, const LossPolicies& others, const BatchProgress& progress);
   static TokenOuts logprobs(const Model& model, Arena& activations, const std::vector<Group>& groups,
                             const BatchLimits* limits, double temperature, const LearnerOptions& options,
                             const SamplerStates* states);
   void head_loss(const PackedBatch& batch, const std::vector<Group>& groups, const TokenTerms& terms, const Pass& pass,
-                 const Model* reference, const Pass* reference_pass, const LossSpec& spec, TokenOuts& out);
+                 const LossPolicies& others, const Pass* reference_pass, const LossSpec& spec, TokenOuts& out);
   void begin_update();
   void add_head_gradient();
   void add_slots(int64_t round);

@@ -119,7 +119,8 @@ void bounds(OpRun& r, const LogitsLoss& a) {
     loss[i] = 4 * error * (1 + std::fabs(t.policy) + std::fabs(t.d_policy));
     kl[i] = 4 * error * (1 + std::fabs(t.kl) + std::fabs(t.d_kl) + exact);
     const double scale = weight[i] * std::fabs(t.d_policy) +
-                         kl_weight[i] * (spec.kl_coef * (1 + std::fabs(t.d_kl) + exact) + spec.entropy_coef * 20);
+                         kl_weight[i] * (spec.kl_coef * (1 + std::fabs(t.d_kl) + exact) + spec.entropy_coef * 20 +
+                                         (spec.centring.on ? std::fabs(A[i]) : 0));
     for (int64_t v = 0; v < V; v++) logits[i * V + v] = 4 * error * scale / spec.temperature;
   }
   r.bound(a.logprob, error), r.bound(a.entropy, 8 * error);

@@ -106,6 +106,22 @@ TEST(CudaBf16, LogitsLoss) {
           0, policy == PolicyLoss::ppo);
 }
 
+TEST(CudaBf16, CentredScores) {
+  for (const Centring& centring : {Centring{.on = true}, Centring{.on = true, .by_ratio = true, .cap = 1.1f}})
+    check([&](Call& t) {
+      LogitsLoss a{};
+      a.logprob = t.stat_out("logprob", {3}), a.entropy = t.stat_out("entropy", {3});
+      a.loss = t.stat_out("loss", {3}), a.kl = t.stat_out("kl", {3}), a.clipped = t.index("clipped", {3}, {});
+      a.logits = t.act("logits", {3, 131}), a.target = t.index("target", {3}, {130, 0, 64});
+      a.weight = t.stat("weight", {3}), a.kl_weight = t.stat("kl_weight", {3});
+      a.advantage = t.stat("advantage", {3}), a.old_logprob = t.stat("old_logprob", {3});
+      for (int i = 0; i < 3; i++) t["old_logprob"].set(i, NAN);
+      a.sampler_logits = t.act("sampler_logits", {3, 131});
+      a.spec = {.policy = PolicyLoss::ppo, .temperature = 0.8f, .centring = centring};
+      t.table.logits_loss(a, {});
+    });
+}
+
 TEST(CudaBf16, Sample) {
   for (const float temperature : {1.f, 0.f, 0.7f})
     check([&](Call& t) {

@@ -266,11 +266,11 @@ TEST(Distill, GradientsAreThoseOfTheLoss) {
     const LossSpec spec = student_loss_spec(actor, {.kl_type = type, .lambda = 0.7}, 1);
     const Model* const teacher = is_exact(spec.kl) ? &w.model : nullptr;
     learner.drop_gradients();
-    learner.accumulate(groups, terms, spec, teacher);
+    learner.accumulate(groups, terms, spec, {teacher});
     const std::vector<double> gradient = learner.gradients();
     const auto loss = [&] {
       upload_parameters(adapters, values);
-      const TokenOuts out = learner.accumulate(groups, terms, spec, teacher);
+      const TokenOuts out = learner.accumulate(groups, terms, spec, {teacher});
       double sum = 0;
       for (size_t r = 0; r < out.loss.size(); r++)
         sum += terms.weight[r] * out.loss[r] + terms.kl_weight[r] * double(spec.kl_coef) * out.kl[r];
@@ -357,7 +357,7 @@ TEST(Distill, AStepIsThatOfTorchAndPeft) {
     const Update v = student_update(actor, d, 50, samples, plans, u, out, true, {});
     const LossSpec student_spec = student_loss_spec(actor, d, 1);
     const TokenOuts own =
-        student.accumulate(v.groups, v.terms, student_spec, is_exact(student_spec.kl) ? &w.model : nullptr);
+        student.accumulate(v.groups, v.terms, student_spec, {is_exact(student_spec.kl) ? &w.model : nullptr});
     for (size_t r = 0; r < own.logprob.size(); r++) EXPECT_NEAR(own.logprob[r], v.sampler_logprob[r], 2e-5) << r;
     const double lr = h["lr"];
     EXPECT_NEAR(learner.step(optimizer_options(actor, lr, 1)), golden["norms"]["theta"].get<double>(), 1e-4);
@@ -385,7 +385,7 @@ TEST(Distill, TheTeacherReadsEverything) {
                     {.max_rows = 90, .blocks = reads, .dense_reference = dense});
     double sum = 0;
     const LossSpec spec{.policy = PolicyLoss::ppo, .kl = KlLoss::exact, .kl_coef = 1};
-    for (const double x : learner.accumulate(groups, random_terms(groups), spec, &w.model).kl) sum += x;
+    for (const double x : learner.accumulate(groups, random_terms(groups), spec, {&w.model}).kl) sum += x;
     return sum;
   };
   EXPECT_EQ(kl(false), 0);

@@ -1,6 +1,7 @@
 // Backward ops of `ref` against central differences of its forward ops, in double.
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <sstream>
 
 #include "base/arena.h"
@@ -138,12 +139,12 @@ TEST(OpGradients, CoverEveryBackwardOp) {
 
 // ---- the loss: every policy loss with every KL
 
-class LossGradients : public testing::TestWithParam<std::tuple<PolicyLoss, KlLoss, double>> {};
+class LossGradients : public testing::TestWithParam<std::tuple<PolicyLoss, KlLoss, double, bool>> {};
 
 TEST_P(LossGradients, EqualDifferences) {
   const PolicyLoss policy = std::get<0>(GetParam());
   LossSpec spec{.policy = policy, .kl = std::get<1>(GetParam())};
-  spec.clip_low = 0.2f, spec.clip_high = 0.28f, spec.clip_c = 1.6f;
+  spec.clip_low = 0.2f, spec.clip_high = 0.28f, spec.clip_c = 1.6f, spec.kl_ratio = std::get<3>(GetParam());
   spec.kl_coef = 0.3f, spec.entropy_coef = 0.2f, spec.temperature = static_cast<float>(std::get<2>(GetParam()));
   const int64_t V = 6;
   // Log-ratios inside, below and above the clip range and beyond the dual clip, for both signs of the advantage.
@@ -210,7 +211,11 @@ INSTANTIATE_TEST_SUITE_P(All, LossGradients,
                                                           PolicyLoss::cispo),
                                           testing::Values(KlLoss::none, KlLoss::k1, KlLoss::k2, KlLoss::k3,
                                                           KlLoss::exact, KlLoss::exact_forward),
-                                          testing::Values(1.0, 0.7)));
+                                          testing::Values(1.0, 0.7), testing::Values(false)));
+INSTANTIATE_TEST_SUITE_P(KlRatio, LossGradients,
+                         testing::Combine(testing::Values(PolicyLoss::ppo, PolicyLoss::gspo),
+                                          testing::Values(KlLoss::k1, KlLoss::k2, KlLoss::k3),
+                                          testing::Values(1.0, 0.7), testing::Values(true)));
 
 // The exact KL is the mean of k1 over the policy's own tokens, and so is its gradient the mean of (k1 + its score
 // term).
@@ -272,6 +277,124 @@ TEST(LossValues, KlEstimatorsByEnumeration) {
   expect(KlLoss::k3, .223657, forward);
   expect(KlLoss::exact, .223657, reverse);
   expect(KlLoss::exact_forward, .215844, forward);
+}
+
+// Over tokens of an older policy the KL estimates k1 and k3, times the ratio, have the mean and the gradient of
+// KL(policy || reference); without the ratio neither has.
+TEST(LossValues, KlTimesTheRatioByEnumeration) {
+  constexpr int64_t V = 5;
+  const Values z = normal("z", V), ref_z = normal("ref_z", V), old_z = normal("old_z", V);
+  const auto rows = [](const Values& row) {
+    Values all;
+    for (int i = 0; i < V; i++) all.insert(all.end(), row.begin(), row.end());
+    return all;
+  };
+  std::vector<int32_t> target(V), clipped(V);
+  std::iota(target.begin(), target.end(), 0);
+  const auto logprobs = [&](const Values& row) {
+    Values logits = rows(row), lp(V), h(V);
+    table_ref.logprob({view(lp, {V}), view(h, {V}), view(logits, {V, V}), view(target, {V}), 1}, {});
+    return lp;
+  };
+  Values old = logprobs(old_z), ref = logprobs(ref_z), ref_logits = rows(ref_z);
+  struct Mean {
+    double kl = 0;
+    Values slope = Values(V);
+  };
+  const auto mean = [&](KlLoss kl_loss, bool ratio) {
+    Values logits = rows(z), lp(V), h(V), loss(V), kl(V), none(V, 0.0), ones(V, 1.0);
+    LogitsLoss a{};
+    a.logprob = view(lp, {V}), a.entropy = view(h, {V}), a.loss = view(loss, {V}), a.kl = view(kl, {V});
+    a.clipped = view(clipped, {V}), a.logits = view(logits, {V, V}), a.target = view(target, {V});
+    a.weight = view(none, {V}), a.kl_weight = view(ones, {V}), a.advantage = view(none, {V});
+    a.old_logprob = view(old, {V}), a.ref_logprob = view(ref, {V}), a.ref_logits = view(ref_logits, {V, V});
+    a.spec = {.policy = PolicyLoss::ppo, .kl = kl_loss, .kl_coef = 1, .kl_ratio = ratio};
+    table_ref.logits_loss(a, {});
+    Mean m;
+    for (int i = 0; i < V; i++) {
+      m.kl += std::exp(old[i]) * kl[i];
+      for (int v = 0; v < V; v++) m.slope[v] += std::exp(old[i]) * logits[V * i + v];
+    }
+    return m;
+  };
+  const Mean exact = mean(KlLoss::exact, false);
+  for (const KlLoss kl_loss : {KlLoss::k1, KlLoss::k3}) {
+    const Mean with = mean(kl_loss, true), without = mean(kl_loss, false);
+    EXPECT_NEAR(with.kl, exact.kl, 1e-12);
+    EXPECT_GT(std::abs(without.kl - exact.kl), 0.01);
+    double apart = 0;
+    for (int v = 0; v < V; v++) {
+      EXPECT_NEAR(with.slope[v], exact.slope[v], 1e-12) << v;
+      apart = std::max(apart, std::abs(without.slope[v] - exact.slope[v]));
+    }
+    EXPECT_GT(apart, 0.01);
+  }
+}
+
+// Score centring: over the sampler's tokens the gradient of a constant advantage has the mean 0, whatever weights the
+// tokens have; each token's gradient is that of -A (w_a log p_a - sum_v c_v log p_v), w and c being constants.
+TEST(LossValues, CentredScoresByEnumeration) {
+  constexpr int64_t V = 7;
+  const float temperature = 0.8f;
+  const Values z = normal("z", V, 1.5), q_z = normal("q_z", V, 1.5);
+  const auto softmax = [&](const Values& row) {
+    Values p;
+    for (const double x : row) p.push_back(std::exp(x / temperature));
+    const double sum = std::accumulate(p.begin(), p.end(), 0.0);
+    for (double& x : p) x /= sum;
+    return p;
+  };
+  const Values p = softmax(z), q = softmax(q_z);
+  const Centring one{.on = true}, tis{.on = true, .by_ratio = true, .cap = 1.2f},
+      icepop{.on = true, .by_ratio = true, .low = .5f, .high = 2}, masked{.on = true, .low = .5f, .high = 2};
+  int outside = 0;
+  for (int v = 0; v < V; v++) outside += p[v] < .5 * q[v] || p[v] > 2 * q[v];
+  ASSERT_GT(outside, 0);
+  ASSERT_LT(outside, V);
+  for (const Centring& centring : {one, tis, icepop, masked}) {
+    const auto f = [&](int v) {
+      const double x = p[v] / q[v];
+      if (x < centring.low || x > centring.high) return 0.0;
+      return centring.by_ratio ? std::min(x, double(centring.cap)) : 1;
+    };
+    const auto gradients = [&](bool centred, std::vector<Values>& of) {
+      Values logits, sampler, weight, ones(V, 1.0), A(V, 1.7), old(V, NAN), lp(V), h(V), loss(V), kl(V);
+      std::vector<int32_t> target(V), clipped(V);
+      std::iota(target.begin(), target.end(), 0);
+      for (int i = 0; i < V; i++) {
+        logits.insert(logits.end(), z.begin(), z.end()), sampler.insert(sampler.end(), q_z.begin(), q_z.end());
+        weight.push_back(f(i));
+      }
+      LogitsLoss a{};
+      a.logprob = view(lp, {V}), a.entropy = view(h, {V}), a.loss = view(loss, {V}), a.kl = view(kl, {V});
+      a.clipped = view(clipped, {V}), a.logits = view(logits, {V, V}), a.target = view(target, {V});
+      a.weight = view(weight, {V}), a.kl_weight = view(ones, {V}), a.advantage = view(A, {V});
+      a.old_logprob = view(old, {V}), a.sampler_logits = view(sampler, {V, V});
+      a.spec = {.policy = PolicyLoss::ppo, .temperature = temperature};
+      if (centred) a.spec.centring = centring;
+      table_ref.logits_loss(a, {});
+      Values mean(V);
+      for (int i = 0; i < V; i++) {
+        of.emplace_back(logits.begin() + V * i, logits.begin() + V * (i + 1));
+        for (int v = 0; v < V; v++) mean[v] += q[i] * logits[V * i + v];
+      }
+      return mean;
+    };
+    std::vector<Values> each, plain;
+    double most = 0;
+    for (const double x : gradients(true, each)) EXPECT_NEAR(x, 0, 1e-12);
+    for (const double x : gradients(false, plain)) most = std::max(most, std::abs(x));
+    EXPECT_GT(most, 0.05);
+    for (int a = 0; a < V; a++) {
+      Values row = z;
+      expect_gradient(row, each[a], [&] {
+        const Values now = softmax(row);
+        double value = f(a) * std::log(now[a]);
+        for (int v = 0; v < V; v++) value -= q[v] * f(v) * std::log(now[v]);
+        return -1.7 * value;
+      });
+    }
+  }
 }
 
 // Where student and teacher are one, nothing is left of any KL.

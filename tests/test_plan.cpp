@@ -22,7 +22,7 @@ TEST(Plan, IsTheRealWorstStepToTheByte) {
          "actor.optim.moments=bf16"},
         {"rollout.kv.method=quest", "rollout.kv.blocks.size=4", "rollout.kv.blocks.count=6",
          "rollout.check_exact=false", "algorithm.rollout_correction.rollout_is=tis",
-         "algorithm.rollout_correction.acceptance=true", "actor.ppo_max_token_len=150"},
+         "algorithm.rollout_correction.score_centering=true", "actor.ppo_max_token_len=150"},
         {"algorithm.oversample.keep=2", "actor.ppo_epochs=2"},
         {"rollout.kv.method=block_topk", "rollout.kv.blocks.size=4", "rollout.kv.blocks.count=6",
          "algorithm.oversample.keep=3", "algorithm.oversample.by=acceptance",

@@ -11,6 +11,7 @@
 #include "data/presets.h"
 #include "run/session.h"
 #include "run/unknown_key.h"
+#include "tests/keys.h"
 
 namespace pare {
 namespace {
@@ -484,6 +485,9 @@ TEST(ConfigRead, AFailedValueChangesNothing) {
 // ---- contradictions ------------------------------------------------------------------------------------------------
 
 TEST(ConfigCheck, ContradictionsNameBothKeys) {
+  using test::Keys, test::operator+;
+  const Keys centred = {"rollout.kv.method=quest", "rollout.check_exact=false",
+                        "algorithm.rollout_correction.score_centering=true"};
   const std::tuple<std::vector<std::string>, const char*, const char*> cases[] = {
       {{"model.path=x"}, "model.path", "model.config"},
       {{"model.config="}, "model.path", "model.config"},
@@ -558,6 +562,19 @@ TEST(ConfigCheck, ContradictionsNameBothKeys) {
        "rollout_correction.acceptance",
        "algorithm.filter_groups.enable"},
       {{"algorithm.rpo.enable=true", "rollout.kv.method=snapkv"}, "algorithm.rpo.enable", "rollout.kv.method"},
+      {centred + Keys{"algorithm.filter_groups.enable=true"}, "score_centering", "algorithm.filter_groups.enable"},
+      {centred + Keys{"algorithm.rollout_correction.rollout_is=paper"}, "score_centering", "rollout_is to"},
+      {centred + Keys{"algorithm.rollout_correction.rollout_is=released", "actor.loss_agg_mode=seq-mean-token-mean"},
+       "score_centering", "rollout_is to"},
+      {centred + Keys{"algorithm.rollout_correction.rollout_is=tis",
+                      "algorithm.rollout_correction.rollout_is_level=geometric"},
+       "score_centering", "rollout_is_level=token"},
+      {centred + Keys{"algorithm.obrs.enable=true"}, "score_centering", "algorithm.obrs.enable=false"},
+      {centred + Keys{"actor.policy_loss.loss_mode=gspo", "actor.loss_agg_mode=seq-mean-token-mean"}, "score_centering",
+       "loss_mode=vanilla"},
+      {centred + Keys{"actor.ppo_epochs=2"}, "score_centering", "actor.ppo_epochs=1"},
+      {centred + Keys{"actor.use_kl_loss=true", "actor.kl_loss_type=exact"}, "score_centering",
+       "actor.kl_loss_type=k3"},
   };
   for (const auto& [argument, name] :
        {std::pair{"actor.ppo_epochs=2", "actor.ppo_epochs"},
@@ -567,6 +584,7 @@ TEST(ConfigCheck, ContradictionsNameBothKeys) {
         {"algorithm.rollout_correction.rollout_is=tis", "algorithm.rollout_correction"},
         {"algorithm.rollout_correction.rollout_rs=geometric", "algorithm.rollout_correction"},
         {"algorithm.rollout_correction.acceptance=true", "acceptance"},
+        {"algorithm.rollout_correction.score_centering=true", "score_centering"},
         {"algorithm.use_kl_in_reward=true", "algorithm.use_kl_in_reward"},
         {"learner.attention=replay", "learner.attention"}}) {
     const std::vector<std::string> keys = {"algorithm.rpo.enable=true", "rollout.kv.method=quest", argument};

@@ -57,7 +57,8 @@ TEST_P(Sparse, PresetsTrain) {
 
 INSTANTIATE_TEST_SUITE_P(Presets, Sparse,
                          testing::Combine(testing::Values("sparse-rl", "sparse-rl-paper", "sparse-rl-released",
-                                                          "naive-sparse", "jackpot"),
+                                                          "naive-sparse", "jackpot", "score-centring",
+                                                          "off-policy-mask"),
                                           testing::Values("quest", "rkv")),
                          [](const auto& info) {
                            std::string name = cat(std::get<0>(info.param), "_", std::get<1>(info.param));
@@ -223,6 +224,21 @@ TEST(SparseRl, AcceptanceOfAFullBudgetIsOne) {
         EXPECT_LE(difference, 1 - s.overlap->at(t) + 1e-5);
       }
     }
+  }
+}
+
+// Where the sampler reads everything, its distributions are the learner's and nothing is left to centre; where it reads
+// two blocks, the gradient changes.
+TEST(SparseRl, CentringOfAFullBudgetIsNothing) {
+  for (const char* blocks : {"rollout.kv.blocks.count=40", "rollout.kv.blocks.count=2"}) {
+    const auto norm = [&](const Keys& keys) {
+      return TrainingRun(tiny_run("qwen3", quest + Keys{blocks} + keys)).step().get("actor/grad_norm");
+    };
+    const double without = norm({}), with = norm({correction("score_centering=true")});
+    if (std::string(blocks).ends_with("40"))
+      EXPECT_NEAR(with, without, 1e-5 * without);
+    else
+      EXPECT_GT(std::abs(with - without), 1e-3 * without);
   }
 }
 

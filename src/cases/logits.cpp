@@ -79,6 +79,13 @@ Call logits_loss(Operands& o, const Dims& d) {
     a.ref_logits = o.in("ref_logits", {R, V}, scaled(kScale));
   else if (a.spec.kl != KlLoss::none)
     a.ref_logprob = o.stat_in("ref_logprob", {R}, near_logprob(d, 0.7));
+  a.spec.kl_ratio = d["kl_ratio"];
+  if (const int64_t centring = d["centring"]) {
+    a.spec.centring = {.on = true, .by_ratio = centring != 1};
+    if (centring == 2) a.spec.centring.cap = 1.1f;
+    if (centring == 3) a.spec.centring.low = .6f, a.spec.centring.high = 1.7f;
+    a.sampler_logits = o.in("sampler_logits", {R, V}, scaled(kScale));
+  }
   return a;
 }
 
@@ -102,7 +109,16 @@ std::vector<std::string> losses() {
   std::vector<std::string> list = {"R=1,V=1,policy=0",
                                    // More than the CUDA kernels take at a time.
                                    "R=2,V=2051,policy=0,kl=4,kl_coef=30,entropy_coef=10",
-                                   "R=2,V=2052,policy=0,kl=5,kl_coef=30"};
+                                   "R=2,V=2052,policy=0,kl=5,kl_coef=30",
+                                   "R=2,V=2051,policy=1,kl=3,kl_coef=30,centring=2"};
+  for (int kl = 1; kl < 4; kl++) {
+    list.push_back(cat("R=7,V=33,policy=1,kl_ratio=1,kl_coef=30,kl=", kl));
+    list.push_back(cat("R=7,V=129,policy=2,kl_ratio=1,kl_coef=30,entropy_coef=10,temperature=70,kl=", kl));
+  }
+  for (int centring = 1; centring < 4; centring++) {
+    list.push_back(cat("R=7,V=33,policy=1,own=1,centring=", centring));
+    list.push_back(cat("R=5,V=131,policy=3,kl=3,kl_coef=30,entropy_coef=10,temperature=130,centring=", centring));
+  }
   for (int policy = 0; policy < 4; policy++)
     for (int kl = 0; kl < 6; kl++) {
       const std::string spec = cat(",policy=", policy, ",kl=", kl, ",clip_high=28,clip_c=150,kl_coef=30");
@@ -133,7 +149,8 @@ std::vector<OpCase> logits_cases() {
             edge("kl", "0 none, 1 k1, 2 k2, 3 k3, 4 exact, 5 exact_forward"),
             edge("own", "1: the pass's own log-prob is the old one"), edge("clip_high", "in hundredths", 20),
             edge("clip_c", "in hundredths"), edge("kl_coef", "in hundredths"), edge("entropy_coef", "in hundredths"),
-            kTemperature},
+            kTemperature, edge("kl_ratio", "1: the KL estimate is weighted by the ratio"),
+            edge("centring", "0 off, 1 by weight 1, 2 by the capped ratio, 3 by the ratio inside bounds")},
            losses(),
            logits_loss},
           {"truncate",

@@ -176,7 +176,7 @@ struct LogitsLossArgs {
   int32_t* clipped;
   float* logits;
   const int32_t* target;
-  const float *weight, *kl_weight, *advantage, *old_logprob, *log_ratio, *ref_logprob, *ref_logits;
+  const float *weight, *kl_weight, *advantage, *old_logprob, *log_ratio, *ref_logprob, *ref_logits, *sampler_logits;
   LossSpec spec;
   int64_t vocabulary;
 };

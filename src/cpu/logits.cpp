@@ -134,6 +134,7 @@ void logits_loss(const LogitsLoss& a, Stream) {
                             .log_ratio = column(gspo, a.log_ratio),
                             .ref_logprob = column(sampled, a.ref_logprob),
                             .ref_logits = exact ? a.ref_logits.as<float>() : nullptr,
+                            .sampler_logits = column(a.spec.centring.on, a.sampler_logits),
                             .spec = a.spec,
                             .vocabulary = vocabulary};
   const Kernels& k = cpu_kernels();

@@ -68,22 +68,24 @@ struct OverlapProbs {
 };
 
 // Row r adds weight * policy loss + kl_weight * (kl_coef * kl - entropy_coef * entropy) to the loss.  Overwrites the
-// logits by the gradient of that sum with respect to them.
+// logits by the gradient of that sum with respect to them, to which centring adds kl_weight * advantage * (c - p
+// sum(c)) / temperature.
 struct LogitsLoss {
-  Tensor logprob;      // stat [R] out, as Logprob
-  Tensor entropy;      // stat [R] out, as Logprob
-  Tensor loss;         // stat [R] out: policy loss before the weight
-  Tensor kl;           // stat [R] out: the KL estimate before the coefficient; 0 without KL
-  Tensor clipped;      // i32 [R] out: 1 ratio clipped (the clipped branch is the larger loss), 2 dual clip, else 0
-  Tensor logits;       // act [R, V] in; out: d loss / d logits
-  Tensor target;       // i32 [R]
-  Tensor weight;       // stat [R]: every per-token factor but the advantage, denominator included
-  Tensor kl_weight;    // stat [R]: the same for the KL and entropy terms
-  Tensor advantage;    // stat [R]; read by all but nll
-  Tensor old_logprob;  // stat [R]; NaN: this pass's own log-prob, a constant (ratio exactly 1)
-  Tensor log_ratio;    // stat [R] or absent; gspo: the sequence's mean log-ratio, a constant
-  Tensor ref_logprob;  // stat [R] or absent; k1, k2, k3
-  Tensor ref_logits;   // act [R, V] or absent; exact, exact_forward
+  Tensor logprob;         // stat [R] out, as Logprob
+  Tensor entropy;         // stat [R] out, as Logprob
+  Tensor loss;            // stat [R] out: policy loss before the weight
+  Tensor kl;              // stat [R] out: the KL estimate before the coefficient; 0 without KL
+  Tensor clipped;         // i32 [R] out: 1 ratio clipped (the clipped branch is the larger loss), 2 dual clip, else 0
+  Tensor logits;          // act [R, V] in; out: d loss / d logits
+  Tensor target;          // i32 [R]
+  Tensor weight;          // stat [R]: every per-token factor but the advantage, denominator included
+  Tensor kl_weight;       // stat [R]: the same for the KL and entropy terms
+  Tensor advantage;       // stat [R]; read by all but nll
+  Tensor old_logprob;     // stat [R]; NaN: this pass's own log-prob, a constant (ratio exactly 1)
+  Tensor log_ratio;       // stat [R] or absent; gspo: the sequence's mean log-ratio, a constant
+  Tensor ref_logprob;     // stat [R] or absent; k1, k2, k3
+  Tensor ref_logits;      // act [R, V] or absent; exact, exact_forward
+  Tensor sampler_logits;  // act [R, V] or absent; centring: those of q
   LossSpec spec;
   void check(Contract& c) const {
     const int64_t R = logits.shape[0], V = logits.shape[1];
@@ -104,12 +106,15 @@ struct LogitsLoss {
     }
     if (is_exact(spec.kl)) c.act("ref_logits", ref_logits, {R, V});
     if (spec.kl != KlLoss::none && !is_exact(spec.kl)) c.stat("ref_logprob", ref_logprob, {R});
+    if (spec.centring.on) c.act("sampler_logits", sampler_logits, {R, V});
+    c.that(!spec.centring.on || (spec.policy != PolicyLoss::nll && !is_exact(spec.kl)),
+           "centring is on, expected a loss with advantages and no exact KL");
     c.that(spec.temperature > 0, "temperature is ", spec.temperature, ", expected more than 0");
   }
   Cost cost() const {
     return {10 * logits.size(),
             detail::total_bytes(logits, target, weight, kl_weight, advantage, old_logprob, log_ratio, ref_logprob,
-                                ref_logits),
+                                ref_logits, sampler_logits),
             detail::total_bytes(logits, logprob, entropy, loss, kl, clipped)};
   }
   auto outputs() const { return std::array{logprob, entropy, loss, kl, logits}; }

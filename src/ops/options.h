@@ -1,6 +1,7 @@
 // Options of ops that a configuration names.
 #pragma once
 #include <cstdint>
+#include <limits>
 
 namespace pare {
 
@@ -36,6 +37,13 @@ struct Truncation {
   bool on() const { return top_k > 0 || top_p < 1 || min_p > 0; }
   bool valid() const { return top_k >= 0 && top_p > 0 && top_p <= 1 && min_p >= 0 && min_p <= 1; }
 };
+// Score centring (arXiv 2609.20807): the score of a sampled token a, w_a d log p_a / dz, less its mean under the
+// sampler's distribution q, sum_v c_v d log p_v / dz = c - p sum(c) with c_v = q_v F(p_v / q_v).  F is the token weight
+// of the rollout correction: min(x, cap) `by_ratio`, else 1; 0 outside [low, high].
+struct Centring {
+  bool on = false, by_ratio = false;
+  float low = 0, high = std::numeric_limits<float>::max(), cap = std::numeric_limits<float>::max();
+};
 struct LossSpec {
   PolicyLoss policy = PolicyLoss::nll;
   KlLoss kl = KlLoss::none;
@@ -43,6 +51,8 @@ struct LossSpec {
   float clip_c = 0;                         // dual clip for negative advantages; 0: off
   float kl_coef = 0, entropy_coef = 0;
   float temperature = 1;
+  bool kl_ratio = false;  // k1, k2, k3 are multiplied by the ratio, and their gradient is that of the product
+  Centring centring = {};
 };
 
 }  // namespace pare

@@ -26,17 +26,22 @@ struct TokenLoss {
 //   KL with x = clamp(ref - lp, +-20): k1 = -x, k2 = x^2 / 2, k3 = min(exp(x) - x - 1, 10)   (Schulman 2020); where a
 //   clamp is in force the gradient is 0.  Without the bound on k3, which is verl's, a token that the reference finds
 //   e^5 times more probable would have a gradient of 147 (TRL has no bound).
+//   kl_ratio: r k with the gradient r (k + dk/dlp) d lp, whose mean over the old policy's tokens is that of KL(p ||
+//   ref) for k1 and k3 (DeepSeek-V3.2, eq. 7; TRL use_bias_correction_kl).  r is not clipped.
 template <class T, class Exp>
 PARE_HOST_DEVICE inline TokenLoss<T> token_loss(const LossSpec& s, T lp, T old, T seq, T advantage, T ref, Exp exp) {
   TokenLoss<T> t{};
+  T r = T(1);
+  bool inside = true;
   if (s.policy == PolicyLoss::nll) {
     t.policy = -lp;
     t.d_policy = T(-1);
   } else {
     T log_ratio = s.policy == PolicyLoss::gspo ? seq : old != old ? T(0) : lp - old;
-    const bool inside = log_ratio >= T(-20) && log_ratio <= T(20);
+    inside = log_ratio >= T(-20) && log_ratio <= T(20);
     log_ratio = log_ratio < T(-20) ? T(-20) : log_ratio > T(20) ? T(20) : log_ratio;
-    const T r = exp(log_ratio), low = T(1) - T(s.clip_low), high = T(1) + T(s.clip_high);
+    r = exp(log_ratio);
+    const T low = T(1) - T(s.clip_low), high = T(1) + T(s.clip_high);
     const T kept = r < low ? low : r > high ? high : r;
     if (s.policy == PolicyLoss::cispo) {
       t.policy = -kept * advantage * lp;
@@ -60,8 +65,17 @@ PARE_HOST_DEVICE inline TokenLoss<T> token_loss(const LossSpec& s, T lp, T old, 
       const T e = exp(x), k3 = e - x - T(1);
       t.kl = k3 > T(10) ? T(10) : k3, t.d_kl = k3 > T(10) ? T(0) : (T(1) - e) * slope;
     }
+    if (s.kl_ratio) t.d_kl = r * (inside ? t.kl + t.d_kl : t.d_kl), t.kl = r * t.kl;
   }
   return t;
+}
+
+// c_v of Centring.
+template <class T>
+PARE_HOST_DEVICE inline T centring_mass(const Centring& c, T p, T q) {
+  if (p < T(c.low) * q || p > T(c.high) * q) return T(0);
+  const T most = T(c.cap) * q;
+  return !c.by_ratio ? q : p < most ? p : most;
 }
 
 }  // namespace pare

@@ -33,12 +33,13 @@ double entropy_of(const std::vector<double>& log_p) {
 // d row loss / d logits from the log-probs of the row and its token loss.
 template <class T>
 void loss_gradient(const LogitsLoss& a, int64_t row, const std::vector<double>& log_p, const std::vector<double>& log_q,
-                   const TokenLoss<double>& token, double entropy, double kl) {
+                   const std::vector<double>& centre, const TokenLoss<double>& token, double entropy, double kl) {
   const View<T> logits(a.logits);
   const double weight = View<T>(a.weight)(row), kl_weight = View<T>(a.kl_weight)(row);
   const int32_t target = View<int32_t>(a.target)(row);
   // d/dlp of everything that depends on the target's log-prob alone
   const double d_lp = weight * token.d_policy + kl_weight * a.spec.kl_coef * token.d_kl;
+  const double centre_sum = std::accumulate(centre.begin(), centre.end(), 0.0);
   for (int64_t v = 0; v < a.logits.shape[1]; v++) {
     const double p = std::exp(log_p[v]);
     if (p == 0) {
@@ -50,6 +51,7 @@ void loss_gradient(const LogitsLoss& a, int64_t row, const std::vector<double>& 
     if (a.spec.kl == KlLoss::exact) d += kl_weight * a.spec.kl_coef * p * (log_p[v] - log_q[v] - kl);  // dKL(p || q)/dz
     if (a.spec.kl == KlLoss::exact_forward)
       d += kl_weight * a.spec.kl_coef * (p - std::exp(log_q[v]));  // dKL(q || p)/dz
+    if (a.spec.centring.on) d += kl_weight * View<T>(a.advantage)(row) * (centre[v] - p * centre_sum);
     logits(row, v) = static_cast<T>(d / a.spec.temperature);
   }
 }
@@ -114,7 +116,8 @@ void logits_loss(const LogitsLoss& a, Stream) {
   const bool exact = is_exact(spec.kl), sampled_kl = spec.kl != KlLoss::none && !exact;
   expect_index("logits_loss", "target", a.target, vocabulary);
   dispatch("logits_loss", a.logits, [&]<class T>(T) {
-    const View<T> logits(a.logits), ref_logits(a.ref_logits), lp(a.logprob), entropy(a.entropy), loss(a.loss), kl(a.kl);
+    const View<T> logits(a.logits), ref_logits(a.ref_logits), sampler_logits(a.sampler_logits);
+    const View<T> lp(a.logprob), entropy(a.entropy), loss(a.loss), kl(a.kl);
     const View<T> advantage(a.advantage), old_lp(a.old_logprob), log_ratio(a.log_ratio), ref_lp(a.ref_logprob);
     const View<int32_t> target(a.target), clipped(a.clipped);
     for (int64_t r = 0; r < rows; r++) {
@@ -132,12 +135,18 @@ void logits_loss(const LogitsLoss& a, Stream) {
         };
         spec.kl == KlLoss::exact ? add(log_p, log_q) : add(log_q, log_p);
       }
+      std::vector<double> centre;  // c_v
+      if (spec.centring.on) {
+        centre = log_softmax(sampler_logits, r, vocabulary, spec.temperature);
+        for (int64_t v = 0; v < vocabulary; v++)
+          centre[v] = centring_mass(spec.centring, std::exp(log_p[v]), std::exp(centre[v]));
+      }
       lp(r) = static_cast<T>(log_p[target(r)]);
       entropy(r) = static_cast<T>(h);
       loss(r) = static_cast<T>(token.policy);
       kl(r) = static_cast<T>(divergence);
       clipped(r) = token.clipped;
-      loss_gradient<T>(a, r, log_p, log_q, token, h, divergence);
+      loss_gradient<T>(a, r, log_p, log_q, centre, token, h, divergence);
     }
   });
 }

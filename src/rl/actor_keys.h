@@ -22,6 +22,7 @@ struct ActorKeys {
   bool use_kl_loss = false;
   double kl_loss_coef = 1e-3;
   KlLoss kl_loss_type = KlLoss::k3;
+  bool use_bias_correction_kl = false;
   double entropy_coeff = 0;
   int64_t ppo_epochs = 1, ppo_mini_batch_size = 0, ppo_max_token_len = 16384, logits_chunk = 0;
   double grad_clip = 1;

@@ -88,6 +88,18 @@ std::vector<double> xi_weights(const RolloutCorrectionKeys& keys, std::span<cons
   return w;
 }
 
+Centring centring(const RolloutCorrectionKeys& keys) {
+  Centring c{.on = keys.score_centering, .by_ratio = keys.rollout_is != RolloutIs::none};
+  const auto within = [&](const std::vector<double>& bounds) {
+    c.low = std::max(c.low, static_cast<float>(bounds[0]));
+    c.high = std::min(c.high, static_cast<float>(bounds[1]));
+  };
+  if (keys.rollout_is == RolloutIs::tis) c.cap = static_cast<float>(keys.rollout_is_threshold);
+  if (keys.rollout_is == RolloutIs::icepop) within(keys.rollout_is_bounds);
+  if (keys.rollout_rs == RolloutRs::token) within(keys.rollout_rs_threshold);
+  return c;
+}
+
 void judge(const RolloutCorrectionKeys& keys, std::span<Trajectory> samples) {
   for (Trajectory& s : samples)
     if (!s.filtered) s.verdict = accepts(keys, log_ratios(s)) ? Ruling::accepted : Ruling::rejected;

@@ -19,6 +19,7 @@
 #include <span>
 #include <vector>
 
+#include "ops/options.h"
 #include "rl/types.h"
 
 namespace pare {
@@ -38,6 +39,7 @@ struct RolloutCorrectionKeys {
   RolloutRs rollout_rs = RolloutRs::none;
   std::vector<double> rollout_rs_threshold = {0.5, 2};
   double off_policy_mask_threshold = 0;
+  bool score_centering = false;
   GroupStatistics group_statistics = GroupStatistics::all;
   double min_accepted = 0;
   TooFew too_few = TooFew::skip;
@@ -67,6 +69,9 @@ std::vector<double> raw_weights(RatioLevel level, std::span<const float> log_rat
 //   paper    xi                    tis       min(xi, C)
 //   icepop   xi inside the bounds, else 0    released  min(xi, 1.5) inside [0.5, 1.5], else 0, not yet normalised
 std::vector<double> xi_weights(const RolloutCorrectionKeys& keys, std::span<const float> log_ratio);
+
+// Score centring with these weights and the mask of `rollout_rs`: F of any id, not of the sampled one alone.
+Centring centring(const RolloutCorrectionKeys& keys);
 
 // The verdict of all samples that are not filtered, from their old log-probs.
 void judge(const RolloutCorrectionKeys& keys, std::span<Trajectory> samples);

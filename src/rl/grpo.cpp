@@ -447,11 +447,12 @@ std::vector<std::span<Trajectory>> Grpo::mini_batches() {
 }
 
 TokenOuts Grpo::accumulate(Learner& learner, const Update& u, const LossSpec& spec, const Model* reference) {
-  return learner.accumulate(u.groups, u.terms, spec, is_exact(spec.kl) ? reference : nullptr,
-                            [&](size_t done, size_t all) {
-                              if (run_.progress)
-                                run_.progress("update", static_cast<int64_t>(done), static_cast<int64_t>(all));
-                            });
+  return learner.accumulate(
+      u.groups, u.terms, spec,
+      {is_exact(spec.kl) ? reference : nullptr, spec.centring.on ? engine_.sampler_states : Tensor{}},
+      [&](size_t done, size_t all) {
+        if (run_.progress) run_.progress("update", static_cast<int64_t>(done), static_cast<int64_t>(all));
+      });
 }
 
 // Per epoch and mini-batch: the gradient of the policy, and its step.  With distillation that is phase A; phase B
@@ -463,7 +464,8 @@ void Grpo::update(int64_t step, std::span<const std::span<Trajectory>> batches, 
   const RolloutCorrectionKeys& c = keys_.algorithm.rollout_correction;
   const DistillKeys& d = keys_.distill;
   const double lr = learning_rate(keys_.actor.optim, step, keys_.total_training_steps);
-  const LossSpec spec = loss_spec(keys_.actor, keys_.temperature);
+  LossSpec spec = loss_spec(keys_.actor, keys_.temperature);
+  spec.centring = centring(c);
   UpdateTotals totals, students;
   SlotTotals slots;
   const auto logprobs = [&](const std::vector<Group>& groups) {

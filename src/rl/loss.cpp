@@ -22,7 +22,8 @@ LossSpec loss_spec(const ActorKeys& a, double temperature) {
           .clip_c = static_cast<float>(a.clip_ratio_c),
           .kl_coef = static_cast<float>(a.kl_loss_coef),
           .entropy_coef = static_cast<float>(a.entropy_coeff),
-          .temperature = static_cast<float>(temperature)};
+          .temperature = static_cast<float>(temperature),
+          .kl_ratio = a.use_bias_correction_kl};
 }
 
 AdamWOptions optimizer_options(const ActorKeys& actor, double lr, uint64_t seed, int64_t skip_nonfinite) {
@@ -92,7 +93,8 @@ int64_t mask_off_policy(double threshold, Update& update, const TokenOuts& now) 
     for (int64_t r = begin; r < end; r++)
       if (const float sampler = update.sampler_logprob[r]; !std::isnan(sampler)) apart.add(sampler - now.logprob[r]);
     if (apart.mean() <= threshold) continue;
-    std::fill(terms.weight.begin() + begin, terms.weight.begin() + end, 0);
+    for (auto* column : {&terms.weight, &terms.advantage})  // the latter is centring's
+      std::fill(column->begin() + begin, column->begin() + end, 0);
     masked++;
   }
   return masked;

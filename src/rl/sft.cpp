@@ -13,7 +13,7 @@ TokenOuts sft_step(Learner& learner, const std::vector<Group>& groups, const Ada
   TokenTerms terms(loss_row_offsets(groups).back());
   const auto tokens = static_cast<double>(terms.weight.size());
   std::fill(terms.weight.begin(), terms.weight.end(), 1 / tokens);
-  TokenOuts out = learner.accumulate(groups, terms, {.policy = PolicyLoss::nll}, nullptr, progress);
+  TokenOuts out = learner.accumulate(groups, terms, {.policy = PolicyLoss::nll}, {}, progress);
   Summary loss, entropy;
   for (size_t r = 0; r < out.loss.size(); r++) loss.add(out.loss[r]), entropy.add(out.entropy[r]);
   int64_t rows = 0;

@@ -30,6 +30,11 @@ Groups actor_keys() {
             "estimator of the KL in the loss; k1: its expected gradient is 0, so that nothing holds the policy to the "
             "reference; exact: sum over the vocabulary",
             "verl, Schulman 2020")}},
+      {{is("actor.use_kl_loss", {"true"}), is("actor.kl_loss_type", {"k1", "k2", "k3"})},
+       {KEY(actor.use_bias_correction_kl, any, "",
+            "multiplies the estimate by the policy's ratio and differentiates the product, so that k1 and k3 have the "
+            "gradient of the KL",
+            "TRL; DeepSeek-V3.2 eq. 7")}},
       {{},
        {KEY(actor.entropy_coeff, at_least(0), "", "coefficient of the entropy bonus", "verl"),
         KEY(actor.ppo_epochs, at_least(1), "", "passes over the rollouts of a step", "verl; DASH PPO-Multi"),

@@ -119,7 +119,11 @@ Groups correction_keys() {
        {KEY(algorithm.rollout_correction.acceptance, any, "",
             "logs the exact acceptance rate, the sum over the vocabulary of the smaller of the learner's and the "
             "sampler's probability; the rollout keeps the hidden state of every token",
-            "DistillSparse")}},
+            "DistillSparse"),
+        KEY(algorithm.rollout_correction.score_centering, any, "",
+            "subtracts from the gradient of each sampled token's weighted log-prob its mean under the sampler's "
+            "distribution, summed over the whole vocabulary; the rollout keeps the hidden state of every token",
+            "arXiv 2609.20807; NeMo-RL, from its top-k")}},
       {{},
        {KEY(algorithm.obrs.enable, any, "",
             "budgeted rejection sampling: a token stays in the loss with probability min(1, xi / lambda)",

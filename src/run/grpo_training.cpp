@@ -237,14 +237,16 @@ void GrpoTraining::largest_batches() {
     // No layer holds more than the first, whose budget is the largest (PyramidKV).
     limits.slots = std::max(limits.prefix, residency.peak(0, limits.prefix, limits.tokens));
   }
-  const LossSpec spec = loss_spec(config_.actor, config_.rollout.temperature);
+  LossSpec spec = loss_spec(config_.actor, config_.rollout.temperature);
+  spec.centring = centring(config_.algorithm.rollout_correction);
   BatchLimits trained = limits;  // of the tokens that go through the forward
   if (config_.actor.token_subset == TokenSubset::det && config_.learner.attention != LearnerAttention::replay)
     trained.tokens = det_plan(limits.tokens, config_.actor.det_fraction).length;
-  learner_.plan(trained, spec, is_exact(spec.kl) ? reference_.get() : nullptr);
+  learner_.plan(trained, spec,
+                {is_exact(spec.kl) ? reference_.get() : nullptr, spec.centring.on ? sampler_states_ : Tensor{}});
   if (student_) {
     const LossSpec distill = student_loss_spec(config_.actor, config_.distill, config_.rollout.temperature);
-    student_->plan(trained, distill, is_exact(distill.kl) ? session_.model.get() : nullptr);
+    student_->plan(trained, distill, {is_exact(distill.kl) ? session_.model.get() : nullptr});
   }
   const SamplerStates states{sampler_states_};
   if (config_.algorithm.oversample.by == OversampleBy::acceptance) limits.members = sampled;

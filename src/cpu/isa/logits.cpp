@@ -147,12 +147,30 @@ void plain_gradient(float* row, int64_t vocabulary, int32_t target, const Distri
   row[target] = at_target;
 }
 
+PARE_INLINE vf probability(const Scaled& z, const Distribution& d, int64_t i, int64_t lanes) {
+  return div(exp(sub(z.at(i, lanes), set1(d.max))), set1(d.sum));
+}
+
+// centring_mass() of vectors.
+PARE_INLINE vf centring_mass(const Centring& c, vf p, vf q) {
+  const vf mass = c.by_ratio ? min(p, mul(set1(c.cap), q)) : q;
+  return select(less(p, mul(set1(c.low), q)), zero(), select(less(mul(set1(c.high), q), p), zero(), mass));
+}
+
+// Centring adds weight (c - p sum) to the gradient.
+struct Centre {
+  const Centring& spec;
+  Scaled z;
+  Distribution q;
+  float weight, sum;
+};
+
 // The same plus entropy_weight * -entropy + kl_weight * KL(p || q) or, `forward`, KL(q || p); `ref` is null without
-// KL.  Per id: p ((log p + entropy) entropy_weight + (log p - log q - kl)
+// KL, `centre` without centring.  Per id: p ((log p + entropy) entropy_weight + (log p - log q - kl)
 // kl_weight - coefficient), or forward p ((log p + entropy) entropy_weight - coefficient) + (p - q) kl_weight.
 void full_gradient(float* row, const float* ref, int64_t vocabulary, int32_t target, const Distribution& d,
                    const Distribution& q, bool forward, float kl, float coefficient, float entropy_weight,
-                   float kl_weight, float temperature) {
+                   float kl_weight, float temperature, const Centre* centre) {
   const Scaled z{row, temperature}, zq{ref, temperature};
   const vf m = set1(d.max), sum = set1(d.sum), log_sum = set1(d.log_sum), h = set1(d.entropy()), t = set1(temperature);
   const float pt = exp1(z.at(target) - d.max) / d.sum;
@@ -161,6 +179,10 @@ void full_gradient(float* row, const float* ref, int64_t vocabulary, int32_t tar
     at_target += kl_weight * (pt - exp1(zq.at(target) - q.max) / q.sum);
   else if (ref)
     at_target += pt * kl_weight * (d.logprob(z.at(target)) - q.logprob(zq.at(target)) - kl);
+  if (centre) {
+    const float c = pare::centring_mass(centre->spec, pt, exp1(centre->z.at(target) - centre->q.max) / centre->q.sum);
+    at_target = __builtin_fmaf(centre->weight, __builtin_fmaf(-centre->sum, pt, c), at_target);
+  }
   for_vectors(
       vocabulary, PARE_LANES_AT(i) {
         const vf x = sub(z.at(i, lanes), m), p = div(exp(x), sum), log_p = sub(x, log_sum);
@@ -171,8 +193,11 @@ void full_gradient(float* row, const float* ref, int64_t vocabulary, int32_t tar
         }
         vf slope = mul(p, g);
         if (forward) {
-          const vf pq = div(exp(sub(zq.at(i, lanes), set1(q.max))), set1(q.sum));
-          slope = fma(set1(kl_weight), sub(p, pq), slope);
+          slope = fma(set1(kl_weight), sub(p, probability(zq, q, i, lanes)), slope);
+        }
+        if (centre) {
+          const vf c = centring_mass(centre->spec, p, probability(centre->z, centre->q, i, lanes));
+          slope = fma(set1(centre->weight), fma(set1(-centre->sum), p, c), slope);
         }
         store(row + i, select(less(x, set1(-__FLT_MAX__)), zero(), div(slope, t)), lanes);
       });
@@ -195,12 +220,27 @@ float kl_to(const Scaled& z, const Scaled& zq, const Distribution& d, const Dist
   return total;
 }
 
+float centring_sum(const Centring& spec, const Scaled& z, const Scaled& zq, const Distribution& d,
+                   const Distribution& q, int64_t vocabulary) {
+  float total = 0;
+  for_tiles(vocabulary, [&](int64_t first, int64_t n) {
+    vf acc = zero();
+    for_vectors(
+        n, PARE_LANES_AT(i) {
+          const vf c = centring_mass(spec, probability(z, d, first + i, lanes), probability(zq, q, first + i, lanes));
+          acc = select(first_lanes(lanes), add(acc, c), acc);
+        });
+    total += sum(acc);
+  });
+  return total;
+}
+
 void loss_row(const LogitsLossArgs& a, int64_t r, float* scratch) {
   const LossSpec& spec = a.spec;
   const bool policy = spec.policy != PolicyLoss::nll, gspo = spec.policy == PolicyLoss::gspo;
   const bool exact = is_exact(spec.kl), sampled = spec.kl != KlLoss::none && !exact;
   const bool forward = spec.kl == KlLoss::exact_forward;
-  const bool plain = spec.entropy_coef == 0 && !exact;
+  const bool plain = spec.entropy_coef == 0 && !exact && !spec.centring.on;
   float* const row = a.logits + r * a.vocabulary;
   const Scaled z{row, spec.temperature};
   const float at_target = z.at(a.target[r]);
@@ -224,8 +264,15 @@ void loss_row(const LogitsLossArgs& a, int64_t r, float* scratch) {
     q = distribution<false>(zq, a.vocabulary, scratch);
     a.kl[r] = forward ? kl_to(zq, z, q, d, a.vocabulary) : kl_to(z, zq, d, q, a.vocabulary);
   }
+  Centre centre{spec.centring, {nullptr, spec.temperature}, {}, 0, 0};
+  if (spec.centring.on) {
+    centre.z.logits = a.sampler_logits + r * a.vocabulary;
+    centre.q = distribution<false>(centre.z, a.vocabulary, scratch);
+    centre.weight = a.kl_weight[r] * a.advantage[r];
+    centre.sum = centring_sum(spec.centring, z, centre.z, d, centre.q, a.vocabulary);
+  }
   full_gradient(row, ref, a.vocabulary, a.target[r], d, q, forward, a.kl[r], coefficient, entropy_weight, kl_weight,
-                spec.temperature);
+                spec.temperature, spec.centring.on ? &centre : nullptr);
 }
 
 }  // namespace
@@ -250,8 +297,7 @@ void overlap(float* overlap, float* mass, const float* p, const float* q, int64_
     vf apart_here = zero(), lost_here = zero();
     for_vectors(
         n, PARE_LANES_AT(i) {
-          const vf pi = div(exp(sub(zp.at(first + i, lanes), set1(dp.max))), set1(dp.sum));
-          const vf qi = div(exp(sub(zq.at(first + i, lanes), set1(dq.max))), set1(dq.sum));
+          const vf pi = probability(zp, dp, first + i, lanes), qi = probability(zq, dq, first + i, lanes);
           const vf pl = div(pi, set1(lambda));
           apart_here = add(apart_here, select(first_lanes(lanes), max(sub(qi, pi), zero()), zero()));
           lost_here = add(lost_here, select(first_lanes(lanes), max(sub(qi, pl), zero()), zero()));
