@@ -67,7 +67,8 @@ TEST(Step, IsTheRealStep) {
     s.tokens = completions[k].tokens, s.logprob = completions[k].logprobs;
     s.score = s.reward = reward(s.tokens);
     lengths.insert(s.tokens.size());
-    EXPECT_EQ(s.tokens, step.responses[k]) << k;
+    EXPECT_EQ(s.tokens, step.responses[k].tokens) << k;
+    EXPECT_EQ(s.logprob, step.responses[k].sampled) << k;
     samples.push_back(s);
   }
   EXPECT_GT(lengths.size(), 1u) << "responses of one length show less";
@@ -78,10 +79,10 @@ TEST(Step, IsTheRealStep) {
   set_advantages({}, samples);
   std::vector<TokenPlan> plans;
   for (const Trajectory& s : samples) {
-    EXPECT_EQ(s.advantage, step.advantages[s.member]);
+    EXPECT_EQ(s.advantage, step.responses[s.member].advantage);
     plans.push_back(full_plan(std::ssize(s.tokens)));
   }
-  EXPECT_NE(step.advantages[0], step.advantages[1]);
+  EXPECT_NE(step.responses[0].advantage, step.responses[1].advantage);
   const Update update = make_update(actor, o.max_tokens, samples, plans);
 
   // The learner, on micro-batches that cut the group.
@@ -90,8 +91,9 @@ TEST(Step, IsTheRealStep) {
   at = 0;
   for (size_t k = 0; k < samples.size(); k++)
     for (size_t t = 0; t < samples[k].tokens.size(); t++, at++) {
-      EXPECT_EQ(out.logprob[at], step.logprobs[at]) << "response " << k << ", token " << t;
-      EXPECT_EQ(static_cast<float>(step.logprobs[at]), samples[k].logprob[t]);
+      const double logprob = step.responses[k].logprob[t];
+      EXPECT_EQ(out.logprob[at], logprob) << "response " << k << ", token " << t;
+      EXPECT_EQ(static_cast<float>(logprob), samples[k].logprob[t]);
     }
   std::vector<double> gradient, parameters;
   ref::StepWeights of_step = step.gradient;

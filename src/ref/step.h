@@ -1,4 +1,4 @@
-// One GRPO step of a one-layer model, straight down: where to begin reading.  The engine does the same with a cache,
+// One GRPO step of a one-layer model in a single file: where to begin reading.  The engine does the same with a cache,
 // many layers, fast kernels and every method; `Step.IsTheRealStep` compares the two, bit for bit.
 #pragma once
 #include <cstdint>
@@ -49,15 +49,23 @@ struct StepOptions {
   float lr = 1e-3f, beta1 = 0.9f, beta2 = 0.999f, adam_eps = 1e-8f, weight_decay = 0.01f, max_norm = 1;
 };
 
+// A response on its way through the stages of a step.
+struct Response {
+  Tokens tokens;                // sampled
+  std::vector<float> sampled;   // their log-probs under the policy that sampled them
+  double reward = 0;            // of the whole response
+  double advantage = 0;         // the same for every token
+  std::vector<double> weight;   // of each token's loss in the loss of the step
+  std::vector<double> logprob;  // of each token, by the learner, before the update
+};
+
 struct StepResult {
-  std::vector<Tokens> responses;
-  std::vector<double> advantages;  // one for each response
-  std::vector<double> logprobs;    // of all tokens of all responses, before the update
+  std::vector<Response> responses;
   StepWeights gradient;
   double norm;  // of the gradient, before clipping
 };
 
-// The first update: Adam's moments begin at zero.  Changes `weights`.
+// The first update of a run: Adam's moments begin at zero.  Changes `weights`.
 StepResult grpo_step(const StepShape& shape, const StepOptions& options, StepWeights& weights);
 
 }  // namespace pare::ref
