@@ -166,7 +166,7 @@ $(BUILD)/fuzz/data/%.o $(BUILD)/fuzz/tokenizer/%.o: private fuzz_FLAGS += -fsani
 $(patsubst %,$(BUILD)/%.o,tests/% src/app/% src/run/% src/base/toml src/base/json% data/% model/hf/%): private override O := 1
 
 # ---- targets ---------------------------------------------------------------------------------------------------------
-PARTS := tests/tests.mk cuda/cuda.mk src/comm/mpi/mpi.mk tools/mutants/mutants.mk
+PARTS := src/ref/ref.mk tests/tests.mk cuda/cuda.mk src/comm/mpi/mpi.mk tools/mutants/mutants.mk
 .PHONY: always $(shell sed -n 's/^\([a-z-]*\):.*  $(HASH)$(HASH) .*/\1/p' Makefile $(PARTS))
 all: $(BUILD)/pare  ## the program, build/pare
 test: $(BUILD)/tests/pare_tests $(BUILD)/pare  ## runs every test, in as many processes as there are cores

@@ -137,7 +137,7 @@ TEST(Pages, LinksLead) {
 TEST_F(Readme, MakeTargetsExist) {
   const std::string makefile = "\n" + read_text("Makefile") + "\n" + read_text("cuda/cuda.mk") +
                                read_text("src/comm/mpi/mpi.mk") + read_text("tools/mutants/mutants.mk") +
-                               read_text("tests/tests.mk");
+                               read_text("tests/tests.mk") + read_text("src/ref/ref.mk");
   size_t targets = 0;
   for (const auto& c : commands("make"))
     for (const std::string& w : c) {

@@ -7,8 +7,7 @@
 
 #include "ref/step.h"
 #include "rl/advantages.h"
-#include "rl/loss.h"
-#include "rollout/rollout.h"
+#include "rl/grpo.h"
 #include "tests/tiny.h"
 
 namespace pare::test {
@@ -31,34 +30,69 @@ void expect_equal(const std::vector<double>& a, const std::vector<double>& b, co
   for (size_t i = 0; i < a.size(); i++) ASSERT_EQ(a[i], b[i]) << what << ", element " << i << " of " << a.size();
 }
 
-TEST(Step, IsTheRealStep) {
-  const ModelConfig c = one_layer();
-  const std::vector<float> start = tiny_parameters(c, 7);
-  const ref::StepShape shape{c.vocab, c.hidden, c.heads, c.kv_heads, c.head_dim, c.ffn, c.rope_theta, c.rms_eps};
-  ref::StepWeights weights(shape);
+ref::StepShape shape_of(const ModelConfig& c) {
+  return {c.vocab, c.hidden, c.heads, c.kv_heads, c.head_dim, c.ffn, c.rope_theta, c.rms_eps};
+}
+
+ref::StepWeights weights_of(const ModelConfig& c, const std::vector<float>& start) {
+  ref::StepWeights weights(shape_of(c));
   int64_t at = 0;
   for (ref::Matrix* part : weights.all())
     for (double& x : part->data) x = start[at++];
-  ASSERT_EQ(at, std::ssize(start));
+  EXPECT_EQ(at, std::ssize(start));
+  return weights;
+}
 
+ref::StepOptions five_responses() {
   ref::StepOptions o{.prompt = {5, 11, 2, 7, 7},
                      .uids = {},
-                     .sample_key = rng_key(3, RngStream::sample, 1),
+                     .seed = 3,
+                     .step = 1,
                      .max_tokens = 9,
                      .eos = 4,
                      .reward = reward,
                      .lr = 0.01f,
                      .max_norm = 0.5f};
   for (uint64_t k = 0; k < 5; k++) o.uids.push_back(sequence_uid(0, 8, 0, k));
-  const ref::StepResult step = ref::grpo_step(shape, o, weights);
+  return o;
+}
+
+std::vector<double> flat(ref::StepWeights weights) {
+  std::vector<double> all;
+  for (const auto* part : weights.all()) all.insert(all.end(), part->data.begin(), part->data.end());
+  return all;
+}
+
+std::vector<double> flat(const Parameters& parameters) {
+  std::vector<double> all;
+  for (const ParameterBlock& b : parameters.blocks) {
+    std::vector<double> block(b.size());
+    if (b.vector)
+      parameters.device.download({block.data(), b.vector});
+    else
+      parameters.device.unpack_weight(
+          {make_tensor(block.data(), DType::f64, {b.weight.outputs(), b.weight.inputs()}), b.weight, 0});
+    all.insert(all.end(), block.begin(), block.end());
+  }
+  return all;
+}
+
+TEST(Step, IsTheRealStep) {
+  const ModelConfig c = one_layer();
+  const std::vector<float> start = tiny_parameters(c, 7);
+  ref::StepWeights weights = weights_of(c, start);
+  const ref::StepOptions o = five_responses();
+  const ref::StepResult step = ref::grpo_step(shape_of(c), o, weights);
+  const ref::StepUpdate& first = step.updates[0];
 
   // The rollout, with its pages and its scheduler.
   World w(table_ref, c, DType::f64);
   w.model.set_parameters(start);
   Arena kv("kv", *table_ref.memory, roomy(table_ref));
   Rollout rollout(w.model, {.max_sequences = 3, .max_batched_tokens = 7, .max_context = 20}, kv, w.activations);
-  const auto completions = rollout.generate({{o.prompt, o.uids, static_cast<int>(o.max_tokens)}},
-                                            {.temperature = 1, .key = o.sample_key, .eos = {o.eos}});
+  const auto completions =
+      rollout.generate({{o.prompt, o.uids, static_cast<int>(o.max_tokens)}},
+                       {.temperature = 1, .key = rng_key(o.seed, RngStream::sample, o.step), .eos = {o.eos}});
   std::vector<Trajectory> samples;
   std::set<size_t> lengths;
   for (size_t k = 0; k < completions.size(); k++) {
@@ -88,38 +122,111 @@ TEST(Step, IsTheRealStep) {
   // The learner, on micro-batches that cut the group.
   Learner learner(w.model, w.gradients, w.optimizer, w.activations, {.max_rows = 11, .logits_chunk = 3});
   const TokenOuts out = learner.accumulate(update.groups, update.terms, loss_spec(actor, 1));
-  at = 0;
+  int64_t at = 0;
   for (size_t k = 0; k < samples.size(); k++)
     for (size_t t = 0; t < samples[k].tokens.size(); t++, at++) {
-      const double logprob = step.responses[k].logprob[t];
+      const double logprob = first.logprobs[k][t];
       EXPECT_EQ(out.logprob[at], logprob) << "response " << k << ", token " << t;
       EXPECT_EQ(static_cast<float>(logprob), samples[k].logprob[t]);
     }
-  std::vector<double> gradient, parameters;
-  ref::StepWeights of_step = step.gradient;
-  for (const auto* part : of_step.all()) gradient.insert(gradient.end(), part->data.begin(), part->data.end());
-  expect_equal(learner.gradients(), gradient, "gradient");
+  expect_equal(learner.gradients(), flat(first.gradient), "gradient");
   const double norm = learner.step({.lr = o.lr,
                                     .beta1 = o.beta1,
                                     .beta2 = o.beta2,
                                     .eps = o.adam_eps,
                                     .weight_decay = o.weight_decay,
                                     .max_norm = o.max_norm});
-  EXPECT_EQ(norm, step.norm);
+  EXPECT_EQ(norm, first.norm);
   EXPECT_GT(norm, o.max_norm) << "nothing was clipped";
-  at = 0;
-  for (const ParameterBlock& b : w.model.blocks) {
-    std::vector<double> block(b.size());
-    if (b.vector)
-      w.device.download({block.data(), b.vector});
-    else
-      w.device.unpack_weight(
-          {make_tensor(block.data(), DType::f64, {b.weight.outputs(), b.weight.inputs()}), b.weight, 0});
-    parameters.insert(parameters.end(), block.begin(), block.end());
+  expect_equal(flat(w.model), flat(weights), "parameters");
+}
+
+// The engine's step, on `ref` in double, with the keys of a run.
+class Engine {
+ public:
+  Engine(const ModelConfig& c, const std::vector<float>& start, const ref::StepOptions& o)
+      : world_(table_ref, c, DType::f64), o_(o) {
+    world_.model.set_parameters(start);
+    keys.actor.loss_agg_mode = LossAgg::seq_mean_token_mean;
+    keys.actor.optim.lr = o.lr;
+    keys.actor.grad_clip = o.max_norm;
+    keys.actor.ppo_epochs = o.updates;
+    keys.eos = {o.eos}, keys.max_response_length = o.max_tokens, keys.total_training_steps = 1;
+    keys.seed = o.seed, keys.exact = keys.checks = true;
   }
-  std::vector<double> after;
-  for (const auto* part : weights.all()) after.insert(after.end(), part->data.begin(), part->data.end());
-  expect_equal(parameters, after, "parameters");
+
+  void step() {
+    Arena kv("kv", *table_ref.memory, roomy(table_ref));
+    World& w = world_;
+    Rollout rollout(w.model, {.max_sequences = 3, .max_batched_tokens = 7, .max_context = 20}, kv, w.activations);
+    const LearnerOptions options{.max_rows = 11, .logits_chunk = 3};
+    Learner learner(w.model, w.gradients, w.optimizer, w.activations, options);
+    const GrpoEngine engine{w.model, nullptr, rollout, learner, nullptr, w.activations, options, {}};
+    Grpo grpo(keys, engine,
+              {.prompts =
+                   [&] {
+                     return std::vector<Request>{{o_.prompt, o_.uids, int(o_.max_tokens)}};
+                   },
+               .scores = [&](auto requests, auto completions) { return scores(requests, completions); },
+               .progress = {}});
+    grpo.step(static_cast<int64_t>(o_.step), metrics);
+    samples = grpo.samples();
+    parameters = flat(w.model);
+  }
+
+  GrpoKeys keys;
+  Metrics metrics;
+  std::vector<Trajectory> samples;
+  std::vector<double> parameters;
+
+ private:
+  std::vector<double> scores(std::span<const Request> requests, std::span<const Completion> completions) const {
+    std::vector<double> scores;
+    for (const Completion& c : completions) {
+      std::vector<int32_t> whole = requests[c.request].prefix;
+      whole.insert(whole.end(), c.tokens.begin(), c.tokens.end());
+      scores.push_back(o_.reward(whole));
+    }
+    return scores;
+  }
+
+  World world_;
+  const ref::StepOptions o_;
+};
+
+// What the two have in common, whatever is switched on.
+void expect_same_step(const Engine& engine, const ref::StepResult& step, const ref::StepWeights& weights) {
+  ASSERT_EQ(engine.samples.size(), step.responses.size());
+  for (size_t k = 0; k < step.responses.size(); k++) {
+    const Trajectory& s = engine.samples[k];
+    const ref::StepResponse& r = step.responses[k];
+    EXPECT_EQ(s.tokens, r.tokens) << k;
+    EXPECT_EQ(s.logprob, r.sampled) << k;
+    EXPECT_EQ(s.reward, r.reward) << k;
+    EXPECT_EQ(s.advantage, r.advantage) << k;
+    EXPECT_EQ(s.dropped(), r.weight.empty()) << k;
+  }
+  expect_equal(engine.parameters, flat(weights), "parameters");
+}
+
+// The second one has old log-probs, and clips.
+TEST(Step, UpdatesAreTheEngines) {
+  const ModelConfig c = one_layer();
+  const std::vector<float> start = tiny_parameters(c, 7);
+  ref::StepOptions o = five_responses();
+  o.updates = 3, o.lr = 0.05f;
+  ref::StepWeights weights = weights_of(c, start);
+  const ref::StepResult step = ref::grpo_step(shape_of(c), o, weights);
+  Engine engine(c, start, o);
+  engine.step();
+  expect_same_step(engine, step, weights);
+  double norms = 0, clipped = 0, tokens = 0;
+  for (const ref::StepUpdate& u : step.updates) norms += u.norm, clipped += double(u.clipped);
+  for (const ref::StepResponse& r : step.responses) tokens += double(r.tokens.size());
+  EXPECT_EQ(engine.metrics.get("actor/grad_norm"), norms / 3);
+  EXPECT_EQ(engine.metrics.get("actor/pg_clipfrac"), clipped / (3 * tokens));
+  EXPECT_EQ(step.updates[0].clipped, 0);
+  EXPECT_GT(step.updates[1].clipped, 0) << "the clip does nothing";
 }
 
 }  // namespace

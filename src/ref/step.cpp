@@ -11,31 +11,37 @@
 namespace pare::ref {
 namespace {
 
-Response sample(const StepShape& s, const StepOptions& o, const StepWeights& w, const Tokens& prompt, uint64_t uid);
-void set_advantages(const StepOptions& o, std::vector<Response>& group);
-void set_weights(std::vector<Response>& group);
-void learn(const StepShape& s, const StepWeights& w, const Tokens& prompt, std::vector<Response>& group,
-           StepWeights& gradient);
-double norm_of(const std::vector<Matrix*>& gradient);
-void adamw(const StepOptions& o, double norm, const Matrix& gradient, Matrix& weights);
+StepResponse sample(const StepShape& s, const StepOptions& o, const StepWeights& w, const Tokens& prompt, uint64_t uid);
+void set_advantages(const StepOptions& o, std::vector<StepResponse>& group);
+void set_weights(std::vector<StepResponse>& group);
+StepUpdate learn(const StepShape& s, const StepOptions& o, const StepWeights& w, const Tokens& prompt,
+                 const std::vector<StepResponse>& group, bool first);
+double adamw(const StepOptions& o, int t, StepWeights& gradient, StepWeights& m, StepWeights& v, StepWeights& w);
 
 }  // namespace
 
 // ---- the step
 
 StepResult grpo_step(const StepShape& s, const StepOptions& o, StepWeights& w) {
-  StepResult r{{}, StepWeights(s), 0};
+  StepResult r;
   for (const uint64_t uid : o.uids) {
-    r.responses.push_back(sample(s, o, w, o.prompt, uid));            // 1
-    r.responses.back().reward = o.reward(r.responses.back().tokens);  // 2
+    r.responses.push_back(sample(s, o, w, o.prompt, uid));            // 1. Rollout
+    r.responses.back().reward = o.reward(r.responses.back().tokens);  // 2. Reward
   }
-  set_advantages(o, r.responses);                              // 3
-  set_weights(r.responses);                                    // 4
-  learn(s, w, o.prompt, r.responses, r.gradient);              // 5 and 6
-  const auto weights = w.all(), gradients = r.gradient.all();  // 7
-  r.norm = norm_of(gradients);
-  for (size_t i = 0; i < weights.size(); i++) adamw(o, r.norm, *gradients[i], *weights[i]);
+  set_advantages(o, r.responses);  // 3. Advantages
+  set_weights(r.responses);        // 4. Weights of tokens
+
+  StepWeights m(s), v(s);
+  for (int t = 1; t <= o.updates; t++) {
+    StepUpdate& u =
+        r.updates.emplace_back(learn(s, o, w, o.prompt, r.responses, t == 1));  // 5. Batch, 6. Loss and gradient
+    u.norm = adamw(o, t, u.gradient, m, v, w);                                  // 7. Optimizer
+  }
   return r;
+}
+
+double step_loss(const StepShape& s, const StepOptions& o, const StepWeights& w, const StepResult& step) {
+  return learn(s, o, w, o.prompt, step.responses, false).loss;
 }
 
 namespace {
@@ -103,14 +109,16 @@ Matrix rows(const Matrix& hidden, const std::vector<int64_t>& which) {
 // 1. Rollout.  Gumbel-max: the largest of logit + Gumbel noise is a draw from the softmax.  The noise is a function of
 // (key, uid, position, token) alone, so a response does not depend on what else is being generated.  Every token
 // computes the whole text again here; the engine keeps keys and values (src/kv).
-Response sample(const StepShape& s, const StepOptions& o, const StepWeights& w, const Tokens& prompt, uint64_t uid) {
-  Response r;
+StepResponse sample(const StepShape& s, const StepOptions& o, const StepWeights& w, const Tokens& prompt,
+                    uint64_t uid) {
+  const uint64_t key = rng_key(o.seed, RngStream::sample, o.step);
+  StepResponse r;
   for (int64_t t = 0; t < o.max_tokens && (t == 0 || r.tokens.back() != o.eos); t++) {
     r.tokens.push_back(0);  // the token to draw
     const Batch batch = pack(prompt, {r.tokens});
     const Matrix logits = linear(rows(forward(s, w, batch).hidden, {batch.predicted_by.back()}), w.head);
     const auto score = [&](int32_t id) {
-      const double u = uniform_open(rng_word(o.sample_key, uid, t, id));
+      const double u = uniform_open(rng_word(key, uid, t, id));
       return logits[0][id] - std::log(-std::log(u));
     };
     int32_t& best = r.tokens.back();
@@ -118,6 +126,7 @@ Response sample(const StepShape& s, const StepOptions& o, const StepWeights& w, 
       if (score(id) > score(best)) best = id;
     r.sampled.push_back(log_softmax(logits[0], s.vocab)[best]);
   }
+  r.old = r.sampled;  // the sampler is the policy
   return r;
 }
 
@@ -125,19 +134,19 @@ Response sample(const StepShape& s, const StepOptions& o, const StepWeights& w, 
 
 // 3. Advantages: how much better a response was than the others of its prompt, in standard deviations (DeepSeekMath eq.
 // 3).  There is no value network: the group is the baseline.
-void set_advantages(const StepOptions& o, std::vector<Response>& group) {
+void set_advantages(const StepOptions& o, std::vector<StepResponse>& group) {
   const double n = group.size();
   double mean = 0, squares = 0;
-  for (const Response& r : group) mean += r.reward;
+  for (const StepResponse& r : group) mean += r.reward;
   mean /= n;
-  for (Response& r : group) r.advantage = r.reward - mean, squares += r.advantage * r.advantage;
-  for (Response& r : group) r.advantage *= squares == 0 ? 0 : 1 / (std::sqrt(squares / (n - 1)) + o.adv_eps);
+  for (StepResponse& r : group) r.advantage = r.reward - mean, squares += r.advantage * r.advantage;
+  for (StepResponse& r : group) r.advantage *= squares == 0 ? 0 : 1 / (std::sqrt(squares / (n - 1)) + o.adv_eps);
 }
 
 // 4. Weights: the mean over the tokens of a response, then over responses.  Each counts alike, however long it is.
-void set_weights(std::vector<Response>& group) {
+void set_weights(std::vector<StepResponse>& group) {
   const double n = group.size();
-  for (Response& r : group) r.weight.assign(r.tokens.size(), 1 / (n * r.tokens.size()));
+  for (StepResponse& r : group) r.weight.assign(r.tokens.size(), 1 / (n * r.tokens.size()));
 }
 
 // 5. The batch: the responses, then their prompt.  A response's last token is not fed: it predicts nothing.
@@ -157,54 +166,58 @@ Batch pack(const Tokens& prompt, const std::vector<Tokens>& responses) {
   return batch;
 }
 
-// 6. The loss of a token is -A r, with r = p / p_old: the policy now over the one that sampled.  They are the same at
-// the first update, so r is 1, its gradient that of log p, and there is nothing to clip.  Turns the token's logits into
-// their gradient: d log p(token) / d logits = onehot(token) - p.
-void loss_backward(double* logits, const std::vector<double>& log_p, int32_t token, double d_logprob) {
-  for (int32_t v = 0; v < std::ssize(log_p); v++) logits[v] = d_logprob * ((v == token) - std::exp(log_p[v]));
-}
-
-// Forward, loss and backward of all responses; adds to the gradient.
-void learn(const StepShape& s, const StepWeights& w, const Tokens& prompt, std::vector<Response>& group,
-           StepWeights& gradient) {
+// 6. The loss of a token is -A r, with r = p / p_old: the policy now over the one before the step.  In the first update
+// they are the same: r is 1, its gradient that of log p.  Then r moves, and a token whose r has gone up by more than
+// `clip` for A > 0, or down for A < 0, has no gradient.
+StepUpdate learn(const StepShape& s, const StepOptions& o, const StepWeights& w, const Tokens& prompt,
+                 const std::vector<StepResponse>& group, bool first) {
   std::vector<Tokens> responses;
-  for (const Response& r : group) responses.push_back(r.tokens);
+  for (const StepResponse& r : group) responses.push_back(r.tokens);
   const Batch batch = pack(prompt, responses);
   const Pass pass = forward(s, w, batch);
   const Matrix predicts = rows(pass.hidden, batch.predicted_by);
   Matrix logits = linear(predicts, w.head);
+  StepUpdate u{.logprobs = {}, .gradient = StepWeights(s)};
   int64_t n = 0;
-  for (Response& r : group)
-    for (size_t t = 0; t < r.tokens.size(); t++, n++) {
+  for (const StepResponse& r : group) {
+    std::vector<double>& logprobs = u.logprobs.emplace_back();
+    for (size_t t = 0; t < r.weight.size(); t++, n++) {
       const std::vector<double> log_p = log_softmax(logits[n], s.vocab);
-      r.logprob.push_back(log_p[r.tokens[t]]);
-      loss_backward(logits[n], log_p, r.tokens[t], r.weight[t] * -r.advantage);
+      logprobs.push_back(log_p[r.tokens[t]]);
+      const double ratio = first ? 1 : std::exp(logprobs[t] - r.old[t]);
+      const double plain = -r.advantage * ratio;
+      const double clip = -r.advantage * std::clamp(ratio, 1.0 - o.clip, 1.0 + o.clip);
+      u.loss += r.weight[t] * std::max(plain, clip), u.clipped += clip > plain;
+      const double d_logprob = r.weight[t] * (clip > plain ? 0 : plain);  // d r / d log p = r
+      // The logits become their gradient: d log p(token) / d logits = onehot(token) - p.
+      for (int32_t v = 0; v < s.vocab; v++) logits[n][v] = d_logprob * ((v == r.tokens[t]) - std::exp(log_p[v]));
     }
-  const Matrix d_predicts = linear_backward(logits, predicts, w.head, gradient.head);
+  }
+  const Matrix d_predicts = linear_backward(logits, predicts, w.head, u.gradient.head);
   Matrix d_hidden(pass.hidden.rows, s.width);
   for (n = 0; n < d_predicts.rows; n++)
     for (int64_t c = 0; c < s.width; c++) d_hidden[batch.predicted_by[n]][c] += d_predicts[n][c];
-  backward(s, w, batch, pass, d_hidden, gradient);
+  backward(s, w, batch, pass, d_hidden, u.gradient);
+  return u;
 }
 
-// 7. AdamW (Loshchilov & Hutter 2019) on the gradient, clipped to a norm.
-void adamw(const StepOptions& o, double norm, const Matrix& gradient, Matrix& weights) {
-  const double clip = std::min(1.0, o.max_norm / norm), beta1 = o.beta1, beta2 = o.beta2;
-  for (size_t e = 0; e < weights.data.size(); e++) {
-    const double x = gradient.data[e] * clip, m = (1 - beta1) * x, v = (1 - beta2) * x * x;
-    const double m_hat = m * (1 / (1 - beta1)), v_hat = v * (1 / (1 - beta2));  // undoes the start at zero
-    double& theta = weights.data[e];
-    theta -= o.lr * (m_hat / (std::sqrt(v_hat) + o.adam_eps) + o.weight_decay * theta);
-  }
-}
-
-// Sums sixteen rows at a time, so that the rows may lie on several devices (ops/optimizer.h).
-double norm_of(const std::vector<Matrix*>& gradient) {
+// 7. AdamW (Loshchilov & Hutter 2019), update t, on the gradient, clipped to a norm.  Returns the norm before clipping.
+// Squares are added up sixteen rows at a time, so that the rows may lie on several devices (ops/optimizer.h).
+double adamw(const StepOptions& o, int t, StepWeights& gradient, StepWeights& m, StepWeights& v, StepWeights& w) {
   double squares = 0;
-  for (const Matrix* g : gradient)
-    for (int64_t first = 0; first < g->rows; first += 16)
-      squares += dot((*g)[first], (*g)[first], std::min<int64_t>(16, g->rows - first) * g->columns);
-  return std::sqrt(squares);
+  for (const Matrix* g : gradient.all())
+    for (int64_t n = 0; n < g->rows; n += 16)
+      squares += dot((*g)[n], (*g)[n], std::min<int64_t>(16, g->rows - n) * g->columns);
+  const double norm = std::sqrt(squares), clip = std::min(1.0, o.max_norm / norm), beta1 = o.beta1, beta2 = o.beta2;
+  const double start1 = 1 / (1 - std::pow(beta1, t)), start2 = 1 / (1 - std::pow(beta2, t));  // moments began at zero
+  for (size_t i = 0; i < w.all().size(); i++)
+    for (size_t e = 0; e < w.all()[i]->data.size(); e++) {
+      const double x = gradient.all()[i]->data[e] * clip;
+      double &mean = m.all()[i]->data[e], &square = v.all()[i]->data[e], &theta = w.all()[i]->data[e];
+      mean = beta1 * mean + (1 - beta1) * x, square = beta2 * square + (1 - beta2) * x * x;
+      theta -= o.lr * (mean * start1 / (std::sqrt(square * start2) + o.adam_eps) + o.weight_decay * theta);
+    }
+  return norm;
 }
 
 // ---- the model

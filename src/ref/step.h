@@ -40,32 +40,46 @@ struct StepWeights {
 using Tokens = std::vector<int32_t>;
 struct StepOptions {
   Tokens prompt;
-  std::vector<uint64_t> uids;  // one for each response: names its random draws
-  uint64_t sample_key;
-  int64_t max_tokens;
-  int32_t eos;
+  std::vector<uint64_t> uids;   // one for each response: names its random draws
+  uint64_t seed = 1, step = 1;  // name the draws of a run, and of a step
+  int64_t max_tokens = 0;       // of a response
+  int32_t eos = 0;
   std::function<double(const Tokens& response)> reward;
+  int updates = 1;  // on the same responses (PPO's epochs)
   double adv_eps = 1e-6;
+  float clip = 0.2f;
   float lr = 1e-3f, beta1 = 0.9f, beta2 = 0.999f, adam_eps = 1e-8f, weight_decay = 0.01f, max_norm = 1;
 };
 
 // A response on its way through the stages of a step.
-struct Response {
-  Tokens tokens;                // sampled
-  std::vector<float> sampled;   // their log-probs under the policy that sampled them
-  double reward = 0;            // of the whole response
-  double advantage = 0;         // the same for every token
-  std::vector<double> weight;   // of each token's loss in the loss of the step
-  std::vector<double> logprob;  // of each token, by the learner, before the update
+struct StepResponse {
+  Tokens tokens;               // sampled
+  std::vector<float> sampled;  // their log-probs under the policy that sampled them
+  double reward = 0;           // of the whole response
+  double advantage = 0;        // the same for every token
+  std::vector<double> weight;  // of each token's loss in the loss of the step
+  std::vector<float> old;      // log-probs under the policy before the step
+};
+
+// An update of the parameters, from the loss to the gradient.
+struct StepUpdate {
+  std::vector<std::vector<double>> logprobs;  // of the tokens of each response, before the update
+  double loss = 0;
+  int64_t clipped = 0;  // tokens
+  StepWeights gradient;
+  double norm = 0;  // of the gradient, before clipping
 };
 
 struct StepResult {
-  std::vector<Response> responses;
-  StepWeights gradient;
-  double norm;  // of the gradient, before clipping
+  std::vector<StepResponse> responses;
+  std::vector<StepUpdate> updates;
 };
 
-// The first update of a run: Adam's moments begin at zero.  Changes `weights`.
+// The first step of a run: Adam's moments begin at zero.  Changes `weights`.
 StepResult grpo_step(const StepShape& shape, const StepOptions& options, StepWeights& weights);
+
+// The loss that the first update goes down, under any weights.
+double step_loss(const StepShape& shape, const StepOptions& options, const StepWeights& weights,
+                 const StepResult& step);
 
 }  // namespace pare::ref

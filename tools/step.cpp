@@ -1,0 +1,147 @@
+// `make step`: the step of src/ref/step.cpp in numbers, then what each switch changes.
+#include "ref/step.h"
+
+#include <cmath>
+#include <cstdio>
+#include <string>
+
+#include "base/rng.h"
+
+namespace pare::ref {
+namespace {
+
+const std::string kVocabulary = "0123456789+=.";  // '.' ends a response
+
+std::string text(const Tokens& tokens) {
+  std::string s;
+  for (const int32_t t : tokens) s += kVocabulary[t];
+  return s;
+}
+
+Tokens tokens(const std::string& text) {
+  Tokens t;
+  for (const char c : text) t.push_back(static_cast<int32_t>(kVocabulary.find(c)));
+  return t;
+}
+
+const StepShape kShape{.vocab = static_cast<int64_t>(kVocabulary.size()),
+                       .width = 8,
+                       .heads = 4,
+                       .kv_heads = 2,
+                       .head_dim = 4,
+                       .ffn = 12,
+                       .rope_theta = 10000,
+                       .rms_eps = 1e-6f};
+
+// Normal, with a variance of 1 / inputs; norms are 1.
+StepWeights random_weights() {
+  StepWeights w(kShape);
+  Rng rng(rng_key(1, RngStream::init, 0));
+  for (Matrix* m : w.all())
+    for (double& x : m->data) x = m->rows == 1 ? 1 : rng.normal() / std::sqrt(static_cast<double>(m->columns));
+  return w;
+}
+
+StepOptions options() {
+  StepOptions o;
+  o.prompt = tokens("12+30+25="), o.max_tokens = 10, o.eos = 12;
+  for (uint64_t k = 0; k < 4; k++) o.uids.push_back(sequence_uid(0, 0, 0, k));
+  // A random model answers nothing right: the reward is 1/2 for each of the digits 6 and 7.
+  o.reward = [](const Tokens& response) {
+    const std::string s = text(response);
+    return (s.find('6') != std::string::npos ? 0.5 : 0) + (s.find('7') != std::string::npos ? 0.5 : 0);
+  };
+  o.lr = 0.03f;
+  return o;
+}
+
+void print_responses(const StepResult& step) {
+  std::printf("  %-11s %6s %10s\n", "response", "reward", "advantage");
+  for (const StepResponse& r : step.responses)
+    std::printf("  %-11s %6.2f %10.4f\n", text(r.tokens).c_str(), r.reward, r.advantage);
+}
+
+// Of the first response.
+void print_logprobs(const StepResult& step) {
+  const StepResponse& r = step.responses[0];
+  int same = 0, all = 0;
+  for (size_t i = 0; i < step.responses.size(); i++)
+    for (size_t t = 0; t < step.responses[i].tokens.size(); t++, all++)
+      same += static_cast<float>(step.updates[0].logprobs[i][t]) == step.responses[i].sampled[t];
+  std::printf("  %-10s", "token");
+  for (const int32_t t : r.tokens) std::printf(" %7c", kVocabulary[t]);
+  std::printf("\n  %-10s", "sampler");
+  for (const float x : r.sampled) std::printf(" %7.4f", x);
+  std::printf("\n  %-10s", "learner");
+  for (const double x : step.updates[0].logprobs[0]) std::printf(" %7.4f", x);
+  std::printf("\n  equal as floats, of all responses: %d of %d tokens\n", same, all);
+}
+
+// d loss / d w of some parameters, by the backward pass and by central differences.
+void print_gradient(const StepOptions& o, StepWeights w, StepResult& step) {
+  struct Entry {
+    const char* name;
+    Matrix StepWeights::*part;
+    int64_t i, j;
+  };
+  std::printf("  %-18s %12s %18s\n", "entry", "gradient", "finite difference");
+  for (const Entry& e : {Entry{"embedding['='][0]", &StepWeights::embedding, 11, 0},
+                         Entry{"qkv[0][3]", &StepWeights::qkv, 0, 3}, Entry{"down[5][7]", &StepWeights::down, 5, 7}}) {
+    double& x = (w.*e.part)[e.i][e.j];
+    const double keep = x, h = 1e-5;
+    x = keep + h;
+    const double up = step_loss(kShape, o, w, step);
+    x = keep - h;
+    const double low = step_loss(kShape, o, w, step);
+    x = keep;
+    std::printf("  %-18s %12.8f %18.8f\n", e.name, (step.updates[0].gradient.*e.part)[e.i][e.j], (up - low) / (2 * h));
+  }
+}
+
+StepResult run(const StepOptions& o) {
+  StepWeights w = random_weights();
+  return grpo_step(kShape, o, w);
+}
+
+int64_t count(const StepResult& step) {
+  int64_t n = 0;
+  for (const StepResponse& r : step.responses) n += std::ssize(r.weight);
+  return n;
+}
+
+void print_step() {
+  const StepOptions o = options();
+  StepResult step = run(o);
+  int64_t parameters = 0;
+  for (const Matrix* m : random_weights().all()) parameters += std::ssize(m->data);
+  std::printf("GRPO, one step of a one-layer Llama with %ld random parameters\n\n", static_cast<long>(parameters));
+  std::printf("1-3  rollout of %zu responses to \"%s\", reward, advantage\n", o.uids.size(), text(o.prompt).c_str());
+  print_responses(step);
+  std::printf("\n4-6  loss: log-probs of the first response's tokens\n");
+  print_logprobs(step);
+  std::printf("\n6    backward: d loss / d w\n");
+  print_gradient(o, random_weights(), step);
+  std::printf("  norm of the gradient %.6f\n", step.updates[0].norm);
+  std::printf("\n7    AdamW, rate %.2f: the loss of these responses %.6f -> ", o.lr, step.updates[0].loss);
+  StepWeights w = random_weights();
+  step = grpo_step(kShape, o, w);
+  std::printf("%.6f\n", step_loss(kShape, o, w, step));
+}
+
+void print_updates() {
+  StepOptions o = options();
+  o.updates = 3;
+  const StepResult step = run(o);
+  std::printf("\nThree updates on the same responses (updates = 3)\n");
+  for (size_t u = 0; u < step.updates.size(); u++)
+    std::printf("  update %zu: loss %9.6f, %2ld of %ld tokens clipped, norm %.6f\n", u + 1, step.updates[u].loss,
+                static_cast<long>(step.updates[u].clipped), static_cast<long>(count(step)), step.updates[u].norm);
+}
+
+}  // namespace
+}  // namespace pare::ref
+
+int main() {
+  pare::ref::print_step();
+  pare::ref::print_updates();
+}
