@@ -194,39 +194,64 @@ class Engine {
   const ref::StepOptions o_;
 };
 
-// What the two have in common, whatever is switched on.
-void expect_same_step(const Engine& engine, const ref::StepResult& step, const ref::StepWeights& weights) {
-  ASSERT_EQ(engine.samples.size(), step.responses.size());
-  for (size_t k = 0; k < step.responses.size(); k++) {
-    const Trajectory& s = engine.samples[k];
-    const ref::StepResponse& r = step.responses[k];
-    EXPECT_EQ(s.tokens, r.tokens) << k;
-    EXPECT_EQ(s.logprob, r.sampled) << k;
-    EXPECT_EQ(s.reward, r.reward) << k;
-    EXPECT_EQ(s.advantage, r.advantage) << k;
-    EXPECT_EQ(s.dropped(), r.weight.empty()) << k;
+// A step by src/ref/step.cpp and by the engine, which have everything in common.
+struct Both {
+  Both(const ref::StepOptions& o, const std::function<void(Engine&)>& set) : Both(one_layer(), o, set) {}
+  Both(const ModelConfig& c, const ref::StepOptions& o, const std::function<void(Engine&)>& set)
+      : weights(weights_of(c, tiny_parameters(c, 7))),
+        step(ref::grpo_step(shape_of(c), o, weights)),
+        engine(c, tiny_parameters(c, 7), o) {
+    set(engine);
+    engine.step();
+    EXPECT_EQ(engine.samples.size(), step.responses.size());
+    for (size_t k = 0; k < step.responses.size(); k++) {
+      const Trajectory& s = engine.samples[k];
+      const ref::StepResponse& r = step.responses[k];
+      EXPECT_EQ(s.tokens, r.tokens) << k;
+      EXPECT_EQ(s.logprob, r.sampled) << k;
+      EXPECT_EQ(s.reward, r.reward) << k;
+      EXPECT_EQ(s.advantage, r.advantage) << k;
+      EXPECT_EQ(s.dropped(), r.weight.empty()) << k;
+    }
+    double norms = 0, clipped = 0, rows = 0;
+    for (const ref::StepUpdate& u : step.updates) {
+      norms += u.norm, clipped += static_cast<double>(u.clipped);
+      for (const auto& logprobs : u.logprobs) rows += static_cast<double>(logprobs.size());
+    }
+    EXPECT_EQ(metric("actor/grad_norm"), norms / static_cast<double>(step.updates.size()));
+    EXPECT_EQ(metric("actor/pg_clipfrac"), clipped / rows);
+    EXPECT_EQ(metric("tokens/loss"), rows);
+    expect_equal(engine.parameters, flat(weights), "parameters");
   }
-  expect_equal(engine.parameters, flat(weights), "parameters");
-}
+
+  double metric(const std::string& name) const { return engine.metrics.get(name); }
+
+  ref::StepWeights weights;
+  ref::StepResult step;
+  Engine engine;
+};
+
+void nothing(Engine&) {}
 
 // The second one has old log-probs, and clips.
 TEST(Step, UpdatesAreTheEngines) {
-  const ModelConfig c = one_layer();
-  const std::vector<float> start = tiny_parameters(c, 7);
   ref::StepOptions o = five_responses();
   o.updates = 3, o.lr = 0.05f;
-  ref::StepWeights weights = weights_of(c, start);
-  const ref::StepResult step = ref::grpo_step(shape_of(c), o, weights);
-  Engine engine(c, start, o);
-  engine.step();
-  expect_same_step(engine, step, weights);
-  double norms = 0, clipped = 0, tokens = 0;
-  for (const ref::StepUpdate& u : step.updates) norms += u.norm, clipped += double(u.clipped);
-  for (const ref::StepResponse& r : step.responses) tokens += double(r.tokens.size());
-  EXPECT_EQ(engine.metrics.get("actor/grad_norm"), norms / 3);
-  EXPECT_EQ(engine.metrics.get("actor/pg_clipfrac"), clipped / (3 * tokens));
-  EXPECT_EQ(step.updates[0].clipped, 0);
-  EXPECT_GT(step.updates[1].clipped, 0) << "the clip does nothing";
+  const Both both(o, nothing);
+  EXPECT_EQ(both.step.updates[0].clipped, 0);
+  EXPECT_GT(both.step.updates[1].clipped, 0) << "the clip does nothing";
+  EXPECT_EQ(both.metric("exact/mismatch_tokens"), 0);
+}
+
+TEST(Step, DashIsTheEngines) {
+  for (const int updates : {1, 2}) {
+    ref::StepOptions o = five_responses();
+    o.updates = updates, o.dash_threshold = 0.7;
+    const Both both(o, [&](Engine& e) { e.keys.algorithm.adv_filter_threshold = o.dash_threshold; });
+    const double filtered = both.metric("filter/small_adv_fraction");
+    EXPECT_GT(filtered, 0);
+    EXPECT_LT(filtered, 1);
+  }
 }
 
 }  // namespace

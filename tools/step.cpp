@@ -103,10 +103,18 @@ StepResult run(const StepOptions& o) {
   return grpo_step(kShape, o, w);
 }
 
-int64_t count(const StepResult& step) {
-  int64_t n = 0;
-  for (const StepResponse& r : step.responses) n += std::ssize(r.weight);
-  return n;
+long tokens_in_loss(const StepResult& step) {
+  size_t n = 0;
+  for (const StepResponse& r : step.responses) n += r.weight.size();
+  return static_cast<long>(n);
+}
+
+// What every switch changes.
+void print_trained(const StepResult& step) {
+  size_t sampled = 0, responses = 0;
+  for (const StepResponse& r : step.responses) sampled += r.tokens.size(), responses += !r.weight.empty();
+  std::printf("  trained on %zu of %zu responses, %ld of %zu tokens; norm of the gradient %.6f\n", responses,
+              step.responses.size(), tokens_in_loss(step), sampled, step.updates[0].norm);
 }
 
 void print_step() {
@@ -135,7 +143,14 @@ void print_updates() {
   std::printf("\nThree updates on the same responses (updates = 3)\n");
   for (size_t u = 0; u < step.updates.size(); u++)
     std::printf("  update %zu: loss %9.6f, %2ld of %ld tokens clipped, norm %.6f\n", u + 1, step.updates[u].loss,
-                static_cast<long>(step.updates[u].clipped), static_cast<long>(count(step)), step.updates[u].norm);
+                static_cast<long>(step.updates[u].clipped), tokens_in_loss(step), step.updates[u].norm);
+}
+
+void print_dash() {
+  StepOptions o = options();
+  o.dash_threshold = 0.75;
+  std::printf("\n[DASH] no training on advantages below %.2f (dash_threshold)\n", o.dash_threshold);
+  print_trained(run(o));
 }
 
 }  // namespace
@@ -144,4 +159,5 @@ void print_updates() {
 int main() {
   pare::ref::print_step();
   pare::ref::print_updates();
+  pare::ref::print_dash();
 }

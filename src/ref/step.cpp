@@ -13,7 +13,7 @@ namespace {
 
 StepResponse sample(const StepShape& s, const StepOptions& o, const StepWeights& w, const Tokens& prompt, uint64_t uid);
 void set_advantages(const StepOptions& o, std::vector<StepResponse>& group);
-void set_weights(std::vector<StepResponse>& group);
+void set_weights(const StepOptions& o, std::vector<StepResponse>& group);
 StepUpdate learn(const StepShape& s, const StepOptions& o, const StepWeights& w, const Tokens& prompt,
                  const std::vector<StepResponse>& group, bool first);
 double adamw(const StepOptions& o, int t, StepWeights& gradient, StepWeights& m, StepWeights& v, StepWeights& w);
@@ -29,7 +29,7 @@ StepResult grpo_step(const StepShape& s, const StepOptions& o, StepWeights& w) {
     r.responses.back().reward = o.reward(r.responses.back().tokens);  // 2. Reward
   }
   set_advantages(o, r.responses);  // 3. Advantages
-  set_weights(r.responses);        // 4. Weights of tokens
+  set_weights(o, r.responses);     // 4. Weights of tokens
 
   StepWeights m(s), v(s);
   for (int t = 1; t <= o.updates; t++) {
@@ -144,9 +144,13 @@ void set_advantages(const StepOptions& o, std::vector<StepResponse>& group) {
 }
 
 // 4. Weights: the mean over the tokens of a response, then over responses.  Each counts alike, however long it is.
-void set_weights(std::vector<StepResponse>& group) {
+void set_weights(const StepOptions& o, std::vector<StepResponse>& group) {
   const double n = group.size();
-  for (StepResponse& r : group) r.weight.assign(r.tokens.size(), 1 / (n * r.tokens.size()));
+  for (StepResponse& r : group) {
+    // [DASH] Responses that teach little are left out of the learner's passes.  The denominator counts them.
+    if (std::abs(r.advantage) < o.dash_threshold) continue;
+    r.weight.assign(r.tokens.size(), 1 / (n * r.tokens.size()));
+  }
 }
 
 // 5. The batch: the responses, then their prompt.  A response's last token is not fed: it predicts nothing.
@@ -172,7 +176,8 @@ Batch pack(const Tokens& prompt, const std::vector<Tokens>& responses) {
 StepUpdate learn(const StepShape& s, const StepOptions& o, const StepWeights& w, const Tokens& prompt,
                  const std::vector<StepResponse>& group, bool first) {
   std::vector<Tokens> responses;
-  for (const StepResponse& r : group) responses.push_back(r.tokens);
+  for (const StepResponse& r : group)
+    if (!r.weight.empty()) responses.push_back(r.tokens);
   const Batch batch = pack(prompt, responses);
   const Pass pass = forward(s, w, batch);
   const Matrix predicts = rows(pass.hidden, batch.predicted_by);

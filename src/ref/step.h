@@ -49,6 +49,9 @@ struct StepOptions {
   double adv_eps = 1e-6;
   float clip = 0.2f;
   float lr = 1e-3f, beta1 = 0.9f, beta2 = 0.999f, adam_eps = 1e-8f, weight_decay = 0.01f, max_norm = 1;
+
+  // The papers' switches; 0 is off.
+  double dash_threshold = 0;  // [DASH] the smallest |advantage| that is trained on
 };
 
 // A response on its way through the stages of a step.
@@ -57,7 +60,7 @@ struct StepResponse {
   std::vector<float> sampled;  // their log-probs under the policy that sampled them
   double reward = 0;           // of the whole response
   double advantage = 0;        // the same for every token
-  std::vector<double> weight;  // of each token's loss in the loss of the step
+  std::vector<double> weight;  // of each token's loss in the loss of the step; empty: not trained on
   std::vector<float> old;      // log-probs under the policy before the step
 };
 
