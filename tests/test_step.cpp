@@ -254,5 +254,18 @@ TEST(Step, DashIsTheEngines) {
   }
 }
 
+TEST(Step, NatIsTheEngines) {
+  for (const int updates : {1, 2}) {
+    ref::StepOptions o = five_responses();
+    o.updates = updates, o.nat_tokens = 2;
+    const Both both(o, [&](Engine& e) {
+      e.keys.actor.token_subset = TokenSubset::rpc;
+      e.keys.actor.rpc_min_tokens = o.nat_tokens;
+    });
+    EXPECT_GT(both.metric("ht/weight_max"), 1);
+    EXPECT_LT(both.metric("ht/kept_fraction"), 1);
+  }
+}
+
 }  // namespace
 }  // namespace pare::test

@@ -153,6 +153,20 @@ void print_dash() {
   print_trained(run(o));
 }
 
+void print_nat() {
+  StepOptions o = options();
+  o.nat_tokens = 2;
+  const StepResult step = run(o);
+  std::printf("\n[NAT] a random beginning of each response, 2 tokens or more (nat_tokens)\n");
+  print_trained(step);
+  for (const StepResponse& r : step.responses) {
+    std::printf("  %-11s weights", text(r.tokens).c_str());
+    for (const double w : r.weight)
+      std::printf(" %.2f", w * static_cast<double>(step.responses.size() * r.tokens.size()));
+    std::printf("\n");
+  }
+}
+
 }  // namespace
 }  // namespace pare::ref
 
@@ -160,4 +174,5 @@ int main() {
   pare::ref::print_step();
   pare::ref::print_updates();
   pare::ref::print_dash();
+  pare::ref::print_nat();
 }

@@ -113,6 +113,7 @@ StepResponse sample(const StepShape& s, const StepOptions& o, const StepWeights&
                     uint64_t uid) {
   const uint64_t key = rng_key(o.seed, RngStream::sample, o.step);
   StepResponse r;
+  r.uid = uid;
   for (int64_t t = 0; t < o.max_tokens && (t == 0 || r.tokens.back() != o.eos); t++) {
     r.tokens.push_back(0);  // the token to draw
     const Batch batch = pack(prompt, {r.tokens});
@@ -149,7 +150,15 @@ void set_weights(const StepOptions& o, std::vector<StepResponse>& group) {
   for (StepResponse& r : group) {
     // [DASH] Responses that teach little are left out of the learner's passes.  The denominator counts them.
     if (std::abs(r.advantage) < o.dash_threshold) continue;
-    r.weight.assign(r.tokens.size(), 1 / (n * r.tokens.size()));
+    const int64_t length = std::ssize(r.tokens);
+    r.weight.assign(length, 1 / (n * length));
+    // [NAT] Trains on a random beginning.  A token weighs the more the rarer it is in it, so the mean over the draws of
+    // the cut is the gradient of all tokens.
+    if (o.nat_tokens > 0) {
+      const int64_t least = std::min(o.nat_tokens, length), cuts = length - least + 1;
+      r.weight.resize(least + Rng(rng_key(o.seed, RngStream::token_plan, o.step), r.uid).below(cuts));
+      for (int64_t t = least; t < std::ssize(r.weight); t++) r.weight[t] *= double(cuts) / (length - t);
+    }
   }
 }
 
@@ -177,7 +186,7 @@ StepUpdate learn(const StepShape& s, const StepOptions& o, const StepWeights& w,
                  const std::vector<StepResponse>& group, bool first) {
   std::vector<Tokens> responses;
   for (const StepResponse& r : group)
-    if (!r.weight.empty()) responses.push_back(r.tokens);
+    if (!r.weight.empty()) responses.emplace_back(r.tokens.begin(), r.tokens.begin() + std::ssize(r.weight));
   const Batch batch = pack(prompt, responses);
   const Pass pass = forward(s, w, batch);
   const Matrix predicts = rows(pass.hidden, batch.predicted_by);

@@ -52,10 +52,12 @@ struct StepOptions {
 
   // The papers' switches; 0 is off.
   double dash_threshold = 0;  // [DASH] the smallest |advantage| that is trained on
+  int64_t nat_tokens = 0;     // [NAT] trains on a random beginning of a response, of at least so many tokens
 };
 
 // A response on its way through the stages of a step.
 struct StepResponse {
+  uint64_t uid = 0;
   Tokens tokens;               // sampled
   std::vector<float> sampled;  // their log-probs under the policy that sampled them
   double reward = 0;           // of the whole response
