@@ -151,7 +151,7 @@ class Engine {
     keys.actor.optim.lr = o.lr;
     keys.actor.grad_clip = o.max_norm;
     keys.actor.ppo_epochs = o.updates;
-    keys.eos = {o.eos}, keys.max_response_length = o.max_tokens, keys.total_training_steps = 1;
+    keys.eos = {o.eos}, keys.max_response_length = o.max_tokens, keys.total_training_steps = 9;
     keys.seed = o.seed, keys.exact = keys.checks = true;
   }
 
@@ -162,19 +162,20 @@ class Engine {
     const LearnerOptions options{.max_rows = 11, .logits_chunk = 3};
     Learner learner(w.model, w.gradients, w.optimizer, w.activations, options);
     const GrpoEngine engine{w.model, nullptr, rollout, learner, nullptr, w.activations, options, {}};
+    const std::vector<Request> requests = {{o_.prompt, o_.uids, static_cast<int>(o_.max_tokens)}};
     Grpo grpo(keys, engine,
-              {.prompts =
-                   [&] {
-                     return std::vector<Request>{{o_.prompt, o_.uids, int(o_.max_tokens)}};
-                   },
-               .scores = [&](auto requests, auto completions) { return scores(requests, completions); },
-               .progress = {}});
+              {.prompts = [&] { return requests; },
+               .scores = [&](auto asked, auto completions) { return scores(asked, completions); },
+               .progress = {},
+               .cache = keys.algorithm.rpo.enable ? &cache : nullptr,
+               .rows = [] { return std::vector<PromptRow>{{.row = 0, .uid = 0}}; }});
     grpo.step(static_cast<int64_t>(o_.step), metrics);
     samples = grpo.samples();
     parameters = flat(w.model);
   }
 
   GrpoKeys keys;
+  PrefixCache cache;
   Metrics metrics;
   std::vector<Trajectory> samples;
   std::vector<double> parameters;
@@ -207,6 +208,7 @@ struct Both {
     for (size_t k = 0; k < step.responses.size(); k++) {
       const Trajectory& s = engine.samples[k];
       const ref::StepResponse& r = step.responses[k];
+      EXPECT_EQ(s.prefix, step.prefix) << k;
       EXPECT_EQ(s.tokens, r.tokens) << k;
       EXPECT_EQ(s.logprob, r.sampled) << k;
       EXPECT_EQ(s.reward, r.reward) << k;
@@ -265,6 +267,23 @@ TEST(Step, NatIsTheEngines) {
     EXPECT_GT(both.metric("ht/weight_max"), 1);
     EXPECT_LT(both.metric("ht/kept_fraction"), 1);
   }
+}
+
+TEST(Step, RpoIsTheEngines) {
+  std::set<size_t> lengths;
+  for (const uint64_t at : {1, 2, 3}) {
+    ref::StepOptions o = five_responses();
+    o.step = at, o.updates = 2, o.rpo_earlier = {9, 1, 16, 12, 3, 8}, o.rpo_max_cut = 5;
+    const Both both(o, [&](Engine& e) {
+      RpoKeys& rpo = e.keys.algorithm.rpo;
+      rpo.enable = true, rpo.cut = RpoCut::fixed, rpo.max_cut = o.rpo_max_cut;
+      e.cache[0] = {.ids = o.rpo_earlier, .score = 0, .reward = 0, .step = 0, .shortest = 6};
+    });
+    EXPECT_EQ(both.metric("rpo/hit_rate"), 1);
+    lengths.insert(both.step.prefix.size());
+  }
+  EXPECT_GT(lengths.size(), 1u);
+  EXPECT_GT(*lengths.rbegin(), 0u);
 }
 
 }  // namespace

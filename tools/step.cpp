@@ -58,7 +58,7 @@ StepOptions options() {
 void print_responses(const StepResult& step) {
   std::printf("  %-11s %6s %10s\n", "response", "reward", "advantage");
   for (const StepResponse& r : step.responses)
-    std::printf("  %-11s %6.2f %10.4f\n", text(r.tokens).c_str(), r.reward, r.advantage);
+    std::printf("  %-11s %6.2f %10.4f\n", (text(step.prefix) + text(r.tokens)).c_str(), r.reward, r.advantage);
 }
 
 // Of the first response.
@@ -167,6 +167,16 @@ void print_nat() {
   }
 }
 
+void print_rpo() {
+  StepOptions o = options();
+  o.rpo_earlier = run(o).responses[2].tokens, o.rpo_max_cut = 5;
+  const StepResult step = run(o);
+  std::printf("\n[RPO] responses continue \"%s\", cut to \"%s\" (rpo_earlier, rpo_max_cut = 5)\n",
+              text(o.rpo_earlier).c_str(), text(step.prefix).c_str());
+  print_responses(step);
+  print_trained(step);
+}
+
 }  // namespace
 }  // namespace pare::ref
 
@@ -175,4 +185,5 @@ int main() {
   pare::ref::print_updates();
   pare::ref::print_dash();
   pare::ref::print_nat();
+  pare::ref::print_rpo();
 }

@@ -11,10 +11,14 @@
 namespace pare::ref {
 namespace {
 
-StepResponse sample(const StepShape& s, const StepOptions& o, const StepWeights& w, const Tokens& prompt, uint64_t uid);
+Tokens joined(Tokens a, const Tokens& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+StepResponse sample(const StepShape& s, const StepOptions& o, const StepWeights& w, const Tokens& parent, uint64_t uid);
 void set_advantages(const StepOptions& o, std::vector<StepResponse>& group);
 void set_weights(const StepOptions& o, std::vector<StepResponse>& group);
-StepUpdate learn(const StepShape& s, const StepOptions& o, const StepWeights& w, const Tokens& prompt,
+StepUpdate learn(const StepShape& s, const StepOptions& o, const StepWeights& w, const Tokens& parent,
                  const std::vector<StepResponse>& group, bool first);
 double adamw(const StepOptions& o, int t, StepWeights& gradient, StepWeights& m, StepWeights& v, StepWeights& w);
 
@@ -24,9 +28,17 @@ double adamw(const StepOptions& o, int t, StepWeights& gradient, StepWeights& m,
 
 StepResult grpo_step(const StepShape& s, const StepOptions& o, StepWeights& w) {
   StepResult r;
+  // [RPO] The responses continue an earlier one, of which a random number of tokens is cut.  The rest joins the prompt:
+  // it is computed once and not trained on.
+  if (!o.rpo_earlier.empty()) {
+    const int64_t cut = Rng(rng_key(o.seed, RngStream::rpo_cut, o.step), o.uids[0]).below(o.rpo_max_cut + 1);
+    r.prefix.assign(o.rpo_earlier.begin(),
+                    o.rpo_earlier.end() - std::clamp<int64_t>(cut, 1, std::ssize(o.rpo_earlier)));
+  }
+  const Tokens parent = joined(o.prompt, r.prefix);
   for (const uint64_t uid : o.uids) {
-    r.responses.push_back(sample(s, o, w, o.prompt, uid));            // 1. Rollout
-    r.responses.back().reward = o.reward(r.responses.back().tokens);  // 2. Reward
+    r.responses.push_back(sample(s, o, w, parent, uid));                                // 1. Rollout
+    r.responses.back().reward = o.reward(joined(r.prefix, r.responses.back().tokens));  // 2. Reward
   }
   set_advantages(o, r.responses);  // 3. Advantages
   set_weights(o, r.responses);     // 4. Weights of tokens
@@ -34,14 +46,14 @@ StepResult grpo_step(const StepShape& s, const StepOptions& o, StepWeights& w) {
   StepWeights m(s), v(s);
   for (int t = 1; t <= o.updates; t++) {
     StepUpdate& u =
-        r.updates.emplace_back(learn(s, o, w, o.prompt, r.responses, t == 1));  // 5. Batch, 6. Loss and gradient
-    u.norm = adamw(o, t, u.gradient, m, v, w);                                  // 7. Optimizer
+        r.updates.emplace_back(learn(s, o, w, parent, r.responses, t == 1));  // 5. Batch, 6. Loss and gradient
+    u.norm = adamw(o, t, u.gradient, m, v, w);                                // 7. Optimizer
   }
   return r;
 }
 
 double step_loss(const StepShape& s, const StepOptions& o, const StepWeights& w, const StepResult& step) {
-  return learn(s, o, w, o.prompt, step.responses, false).loss;
+  return learn(s, o, w, joined(o.prompt, step.prefix), step.responses, false).loss;
 }
 
 namespace {
@@ -70,7 +82,7 @@ struct Pass {
   Attention attended;
 };
 
-Batch pack(const Tokens& prompt, const std::vector<Tokens>& responses);
+Batch pack(const Tokens& parent, const std::vector<Tokens>& responses);
 Pass forward(const StepShape& s, const StepWeights& w, const Batch& batch);
 void backward(const StepShape& s, const StepWeights& w, const Batch& batch, const Pass& p, const Matrix& d_hidden,
               StepWeights& g);
@@ -109,14 +121,15 @@ Matrix rows(const Matrix& hidden, const std::vector<int64_t>& which) {
 // 1. Rollout.  Gumbel-max: the largest of logit + Gumbel noise is a draw from the softmax.  The noise is a function of
 // (key, uid, position, token) alone, so a response does not depend on what else is being generated.  Every token
 // computes the whole text again here; the engine keeps keys and values (src/kv).
-StepResponse sample(const StepShape& s, const StepOptions& o, const StepWeights& w, const Tokens& prompt,
+StepResponse sample(const StepShape& s, const StepOptions& o, const StepWeights& w, const Tokens& parent,
                     uint64_t uid) {
   const uint64_t key = rng_key(o.seed, RngStream::sample, o.step);
   StepResponse r;
   r.uid = uid;
-  for (int64_t t = 0; t < o.max_tokens && (t == 0 || r.tokens.back() != o.eos); t++) {
+  const int64_t limit = o.max_tokens - (std::ssize(parent) - std::ssize(o.prompt));
+  for (int64_t t = 0; t < limit && (t == 0 || r.tokens.back() != o.eos); t++) {
     r.tokens.push_back(0);  // the token to draw
-    const Batch batch = pack(prompt, {r.tokens});
+    const Batch batch = pack(parent, {r.tokens});
     const Matrix logits = linear(rows(forward(s, w, batch).hidden, {batch.predicted_by.back()}), w.head);
     const auto score = [&](int32_t id) {
       const double u = uniform_open(rng_word(key, uid, t, id));
@@ -163,31 +176,31 @@ void set_weights(const StepOptions& o, std::vector<StepResponse>& group) {
 }
 
 // 5. The batch: the responses, then their prompt.  A response's last token is not fed: it predicts nothing.
-Batch pack(const Tokens& prompt, const std::vector<Tokens>& responses) {
-  const int64_t prompt_length = std::ssize(prompt);
-  int64_t prompt_row = 0;
-  for (const Tokens& r : responses) prompt_row += std::ssize(r) - 1;
+Batch pack(const Tokens& parent, const std::vector<Tokens>& responses) {
+  const int64_t length = std::ssize(parent);
+  int64_t parent_row = 0;
+  for (const Tokens& r : responses) parent_row += std::ssize(r) - 1;
   Batch batch;
   for (const Tokens& r : responses) {
-    const Segment g{std::ssize(batch.ids), std::ssize(r) - 1, prompt_row, prompt_length};
+    const Segment g{std::ssize(batch.ids), std::ssize(r) - 1, parent_row, length};
     batch.segments.push_back(g);
     batch.ids.insert(batch.ids.end(), r.begin(), r.end() - 1);
-    for (int64_t t = 0; t < std::ssize(r); t++) batch.predicted_by.push_back(g.at(prompt_length + t - 1));
+    for (int64_t t = 0; t < std::ssize(r); t++) batch.predicted_by.push_back(g.at(length + t - 1));
   }
-  batch.segments.push_back({prompt_row, prompt_length, 0, 0});
-  batch.ids.insert(batch.ids.end(), prompt.begin(), prompt.end());
+  batch.segments.push_back({parent_row, length, 0, 0});
+  batch.ids.insert(batch.ids.end(), parent.begin(), parent.end());
   return batch;
 }
 
 // 6. The loss of a token is -A r, with r = p / p_old: the policy now over the one before the step.  In the first update
 // they are the same: r is 1, its gradient that of log p.  Then r moves, and a token whose r has gone up by more than
 // `clip` for A > 0, or down for A < 0, has no gradient.
-StepUpdate learn(const StepShape& s, const StepOptions& o, const StepWeights& w, const Tokens& prompt,
+StepUpdate learn(const StepShape& s, const StepOptions& o, const StepWeights& w, const Tokens& parent,
                  const std::vector<StepResponse>& group, bool first) {
   std::vector<Tokens> responses;
   for (const StepResponse& r : group)
     if (!r.weight.empty()) responses.emplace_back(r.tokens.begin(), r.tokens.begin() + std::ssize(r.weight));
-  const Batch batch = pack(prompt, responses);
+  const Batch batch = pack(parent, responses);
   const Pass pass = forward(s, w, batch);
   const Matrix predicts = rows(pass.hidden, batch.predicted_by);
   Matrix logits = linear(predicts, w.head);

@@ -53,6 +53,8 @@ struct StepOptions {
   // The papers' switches; 0 is off.
   double dash_threshold = 0;  // [DASH] the smallest |advantage| that is trained on
   int64_t nat_tokens = 0;     // [NAT] trains on a random beginning of a response, of at least so many tokens
+  Tokens rpo_earlier = {};    // [RPO] an earlier response to the prompt, whose beginning the responses continue
+  int64_t rpo_max_cut = 0;    // [RPO] the most tokens that are cut from its end, where one is given
 };
 
 // A response on its way through the stages of a step.
@@ -76,6 +78,7 @@ struct StepUpdate {
 };
 
 struct StepResult {
+  Tokens prefix;  // [RPO] the beginning of all responses
   std::vector<StepResponse> responses;
   std::vector<StepUpdate> updates;
 };
