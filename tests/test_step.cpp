@@ -158,7 +158,8 @@ class Engine {
   void step() {
     Arena kv("kv", *table_ref.memory, roomy(table_ref));
     World& w = world_;
-    Rollout rollout(w.model, {.max_sequences = 3, .max_batched_tokens = 7, .max_context = 20}, kv, w.activations);
+    const RolloutLimits limits{.max_sequences = 3, .max_batched_tokens = 7, .max_context = 20, .kv = keys.kv};
+    Rollout rollout(w.model, limits, kv, w.activations);
     const LearnerOptions options{.max_rows = 11, .logits_chunk = 3};
     Learner learner(w.model, w.gradients, w.optimizer, w.activations, options);
     const GrpoEngine engine{w.model, nullptr, rollout, learner, nullptr, w.activations, options, {}};
@@ -284,6 +285,30 @@ TEST(Step, RpoIsTheEngines) {
   }
   EXPECT_GT(lengths.size(), 1u);
   EXPECT_GT(*lengths.rbegin(), 0u);
+}
+
+// Block top-k, xi and the veto.
+void set_sparse(Engine& e, const ref::StepOptions& o) {
+  e.keys.kv.method = KvMethod::block_topk;
+  e.keys.kv.blocks.size = 4, e.keys.kv.blocks.count = o.blocks, e.keys.kv.blocks.dense_layers = 0;
+  e.keys.kv.blocks.first = 0, e.keys.kv.blocks.last = 1;
+  e.keys.algorithm.rollout_correction.veto = o.veto;
+  e.keys.algorithm.rollout_correction.rollout_is = RolloutIs::paper;
+  e.keys.exact = e.keys.checks = false;
+}
+
+TEST(Step, SparseRlIsTheEngines) {
+  for (const int updates : {1, 2})
+    for (const double veto : {1e-4, 0.6}) {
+      ref::StepOptions o = five_responses();
+      o.prompt = {5, 11, 2, 7, 7, 1, 18, 3, 8, 10}, o.updates = updates, o.blocks = 2, o.veto = veto;
+      const Both both(o, [&](Engine& e) { set_sparse(e, o); });
+      EXPECT_GT(both.metric("rollout_corr/xi_max"), 1.1);
+      EXPECT_EQ(both.metric("rollout_corr/rejection_rate") > 0, veto == 0.6);
+      EXPECT_LT(both.metric("rollout_corr/rejection_rate"), 1);
+      for (size_t k = 0; k < both.step.responses.size(); k++)
+        EXPECT_EQ(*both.engine.samples[k].old_logprob, both.step.responses[k].old) << k;
+    }
 }
 
 }  // namespace

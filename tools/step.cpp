@@ -177,6 +177,20 @@ void print_rpo() {
   print_trained(step);
 }
 
+void print_sparse_rl() {
+  StepOptions o = options();
+  o.blocks = 2, o.veto = 0.5;
+  const StepResult step = run(o);
+  std::printf("\n[Sparse-RL] the sampler attends to 2 blocks of 4 tokens (blocks), veto of xi < %.1f (veto)\n", o.veto);
+  print_responses(step);
+  for (const StepResponse& r : step.responses) {
+    std::printf("  %-11s xi", text(r.tokens).c_str());
+    for (size_t t = 0; t < r.tokens.size(); t++) std::printf(" %.2f", std::exp(r.old[t] - r.sampled[t]));
+    std::printf("%s\n", r.weight.empty() ? "  rejected" : "");
+  }
+  print_trained(step);
+}
+
 }  // namespace
 }  // namespace pare::ref
 
@@ -186,4 +200,5 @@ int main() {
   pare::ref::print_dash();
   pare::ref::print_nat();
   pare::ref::print_rpo();
+  pare::ref::print_sparse_rl();
 }

@@ -11,14 +11,22 @@
 namespace pare::ref {
 namespace {
 
+// The model that predicts tokens, and what it attends to.
+struct Policy {
+  const StepWeights& w;
+  int64_t blocks = 0;  // StepOptions::blocks
+};
+
 Tokens joined(Tokens a, const Tokens& b) {
   a.insert(a.end(), b.begin(), b.end());
   return a;
 }
-StepResponse sample(const StepShape& s, const StepOptions& o, const StepWeights& w, const Tokens& parent, uint64_t uid);
+StepResponse sample(const StepShape& s, const StepOptions& o, const Policy& p, const Tokens& parent, uint64_t uid);
 void set_advantages(const StepOptions& o, std::vector<StepResponse>& group);
 void set_weights(const StepOptions& o, std::vector<StepResponse>& group);
-StepUpdate learn(const StepShape& s, const StepOptions& o, const StepWeights& w, const Tokens& parent,
+void correct(const StepShape& s, const StepOptions& o, const Policy& p, const Tokens& parent,
+             std::vector<StepResponse>& group);
+StepUpdate learn(const StepShape& s, const StepOptions& o, const Policy& p, const Tokens& parent,
                  const std::vector<StepResponse>& group, bool first);
 double adamw(const StepOptions& o, int t, StepWeights& gradient, StepWeights& m, StepWeights& v, StepWeights& w);
 
@@ -27,6 +35,7 @@ double adamw(const StepOptions& o, int t, StepWeights& gradient, StepWeights& m,
 // ---- the step
 
 StepResult grpo_step(const StepShape& s, const StepOptions& o, StepWeights& w) {
+  const Policy policy{w}, sampler{w, o.blocks};
   StepResult r;
   // [RPO] The responses continue an earlier one, of which a random number of tokens is cut.  The rest joins the prompt:
   // it is computed once and not trained on.
@@ -37,23 +46,24 @@ StepResult grpo_step(const StepShape& s, const StepOptions& o, StepWeights& w) {
   }
   const Tokens parent = joined(o.prompt, r.prefix);
   for (const uint64_t uid : o.uids) {
-    r.responses.push_back(sample(s, o, w, parent, uid));                                // 1. Rollout
+    r.responses.push_back(sample(s, o, sampler, parent, uid));                          // 1. Rollout
     r.responses.back().reward = o.reward(joined(r.prefix, r.responses.back().tokens));  // 2. Reward
   }
   set_advantages(o, r.responses);  // 3. Advantages
   set_weights(o, r.responses);     // 4. Weights of tokens
+  if (o.blocks > 0) correct(s, o, policy, parent, r.responses);
 
   StepWeights m(s), v(s);
   for (int t = 1; t <= o.updates; t++) {
     StepUpdate& u =
-        r.updates.emplace_back(learn(s, o, w, parent, r.responses, t == 1));  // 5. Batch, 6. Loss and gradient
-    u.norm = adamw(o, t, u.gradient, m, v, w);                                // 7. Optimizer
+        r.updates.emplace_back(learn(s, o, policy, parent, r.responses, t == 1));  // 5. Batch, 6. Loss and gradient
+    u.norm = adamw(o, t, u.gradient, m, v, w);                                     // 7. Optimizer
   }
   return r;
 }
 
 double step_loss(const StepShape& s, const StepOptions& o, const StepWeights& w, const StepResult& step) {
-  return learn(s, o, w, joined(o.prompt, step.prefix), step.responses, false).loss;
+  return learn(s, o, {w}, joined(o.prompt, step.prefix), step.responses, false).loss;
 }
 
 namespace {
@@ -82,9 +92,17 @@ struct Pass {
   Attention attended;
 };
 
+// Of a batch, the logits that the tokens of the responses are drawn from.
+struct Prediction {
+  Batch batch;
+  Pass pass;
+  Matrix hidden, logits;  // [R, C], [R, V]
+};
+
 Batch pack(const Tokens& parent, const std::vector<Tokens>& responses);
-Pass forward(const StepShape& s, const StepWeights& w, const Batch& batch);
-void backward(const StepShape& s, const StepWeights& w, const Batch& batch, const Pass& p, const Matrix& d_hidden,
+Prediction predict(const StepShape& s, const Policy& p, const Tokens& parent, const std::vector<Tokens>& responses);
+Pass forward(const StepShape& s, const Policy& p, const Batch& batch);
+void backward(const StepShape& s, const Policy& p, const Batch& batch, const Pass& x, const Matrix& d_hidden,
               StepWeights& g);
 double dot(const double* a, const double* b, int64_t n) { return std::inner_product(a, a + n, b, 0.0); }
 Matrix linear(const Matrix& x, const Matrix& w);
@@ -95,8 +113,8 @@ void norm_backward(const Matrix& dy, const Matrix& x, const Matrix& w, float eps
 Matrix swiglu(const Matrix& gate_up);
 Matrix swiglu_backward(const Matrix& dy, const Matrix& gate_up);
 void rope(const StepShape& s, const Batch& batch, Matrix& qkv, double sign);
-Attention attention(const StepShape& s, const Batch& batch, const Matrix& qkv);
-Matrix attention_backward(const StepShape& s, const Batch& batch, const Matrix& qkv, const Attention& a,
+Attention attention(const StepShape& s, int64_t blocks, const Batch& batch, const Matrix& qkv);
+Matrix attention_backward(const StepShape& s, int64_t blocks, const Batch& batch, const Matrix& qkv, const Attention& a,
                           const Matrix& d_o);
 
 // ---- its stages
@@ -111,34 +129,26 @@ std::vector<double> log_softmax(const double* logits, int64_t vocab) {
   return log_p;
 }
 
-// Some rows of a matrix.
-Matrix rows(const Matrix& hidden, const std::vector<int64_t>& which) {
-  Matrix y(std::ssize(which), hidden.columns);
-  for (int64_t n = 0; n < y.rows; n++) std::copy_n(hidden[which[n]], y.columns, y[n]);
-  return y;
-}
-
 // 1. Rollout.  Gumbel-max: the largest of logit + Gumbel noise is a draw from the softmax.  The noise is a function of
 // (key, uid, position, token) alone, so a response does not depend on what else is being generated.  Every token
 // computes the whole text again here; the engine keeps keys and values (src/kv).
-StepResponse sample(const StepShape& s, const StepOptions& o, const StepWeights& w, const Tokens& parent,
-                    uint64_t uid) {
+StepResponse sample(const StepShape& s, const StepOptions& o, const Policy& p, const Tokens& parent, uint64_t uid) {
   const uint64_t key = rng_key(o.seed, RngStream::sample, o.step);
   StepResponse r;
   r.uid = uid;
   const int64_t limit = o.max_tokens - (std::ssize(parent) - std::ssize(o.prompt));
   for (int64_t t = 0; t < limit && (t == 0 || r.tokens.back() != o.eos); t++) {
     r.tokens.push_back(0);  // the token to draw
-    const Batch batch = pack(parent, {r.tokens});
-    const Matrix logits = linear(rows(forward(s, w, batch).hidden, {batch.predicted_by.back()}), w.head);
+    const Matrix all = predict(s, p, parent, {r.tokens}).logits;
+    const double* const logits = all[t];
     const auto score = [&](int32_t id) {
       const double u = uniform_open(rng_word(key, uid, t, id));
-      return logits[0][id] - std::log(-std::log(u));
+      return logits[id] - std::log(-std::log(u));
     };
     int32_t& best = r.tokens.back();
     for (int32_t id = 1; id < s.vocab; id++)
       if (score(id) > score(best)) best = id;
-    r.sampled.push_back(log_softmax(logits[0], s.vocab)[best]);
+    r.sampled.push_back(log_softmax(logits, s.vocab)[best]);
   }
   r.old = r.sampled;  // the sampler is the policy
   return r;
@@ -175,6 +185,21 @@ void set_weights(const StepOptions& o, std::vector<StepResponse>& group) {
   }
 }
 
+// [Sparse-RL] The sampler is not the policy that is trained: it attends to a part of the tokens.  xi = p / p_sampler of
+// a token weights its loss.  Responses with a token that the policy all but excludes are not trained on.
+void correct(const StepShape& s, const StepOptions& o, const Policy& p, const Tokens& parent,
+             std::vector<StepResponse>& group) {
+  for (StepResponse& r : group) {
+    const Matrix logits = predict(s, p, parent, {r.tokens}).logits;
+    for (int64_t t = 0; t < logits.rows; t++) {
+      r.old[t] = log_softmax(logits[t], s.vocab)[r.tokens[t]];
+      const double log_xi = r.old[t] - r.sampled[t], xi = std::exp(log_xi);
+      if (xi < o.veto) r.weight.clear();
+      if (t < std::ssize(r.weight)) r.weight[t] *= xi;
+    }
+  }
+}
+
 // 5. The batch: the responses, then their prompt.  A response's last token is not fed: it predicts nothing.
 Batch pack(const Tokens& parent, const std::vector<Tokens>& responses) {
   const int64_t length = std::ssize(parent);
@@ -192,24 +217,29 @@ Batch pack(const Tokens& parent, const std::vector<Tokens>& responses) {
   return batch;
 }
 
+Prediction predict(const StepShape& s, const Policy& p, const Tokens& parent, const std::vector<Tokens>& responses) {
+  const Batch batch = pack(parent, responses);
+  const Pass pass = forward(s, p, batch);
+  Matrix hidden(std::ssize(batch.predicted_by), s.width);
+  for (int64_t n = 0; n < hidden.rows; n++) std::copy_n(pass.hidden[batch.predicted_by[n]], s.width, hidden[n]);
+  return {batch, pass, hidden, linear(hidden, p.w.head)};
+}
+
 // 6. The loss of a token is -A r, with r = p / p_old: the policy now over the one before the step.  In the first update
 // they are the same: r is 1, its gradient that of log p.  Then r moves, and a token whose r has gone up by more than
 // `clip` for A > 0, or down for A < 0, has no gradient.
-StepUpdate learn(const StepShape& s, const StepOptions& o, const StepWeights& w, const Tokens& parent,
+StepUpdate learn(const StepShape& s, const StepOptions& o, const Policy& p, const Tokens& parent,
                  const std::vector<StepResponse>& group, bool first) {
   std::vector<Tokens> responses;
   for (const StepResponse& r : group)
     if (!r.weight.empty()) responses.emplace_back(r.tokens.begin(), r.tokens.begin() + std::ssize(r.weight));
-  const Batch batch = pack(parent, responses);
-  const Pass pass = forward(s, w, batch);
-  const Matrix predicts = rows(pass.hidden, batch.predicted_by);
-  Matrix logits = linear(predicts, w.head);
+  Prediction x = predict(s, p, parent, responses);
   StepUpdate u{.logprobs = {}, .gradient = StepWeights(s)};
   int64_t n = 0;
   for (const StepResponse& r : group) {
     std::vector<double>& logprobs = u.logprobs.emplace_back();
     for (size_t t = 0; t < r.weight.size(); t++, n++) {
-      const std::vector<double> log_p = log_softmax(logits[n], s.vocab);
+      const std::vector<double> log_p = log_softmax(x.logits[n], s.vocab);
       logprobs.push_back(log_p[r.tokens[t]]);
       const double ratio = first ? 1 : std::exp(logprobs[t] - r.old[t]);
       const double plain = -r.advantage * ratio;
@@ -217,14 +247,14 @@ StepUpdate learn(const StepShape& s, const StepOptions& o, const StepWeights& w,
       u.loss += r.weight[t] * std::max(plain, clip), u.clipped += clip > plain;
       const double d_logprob = r.weight[t] * (clip > plain ? 0 : plain);  // d r / d log p = r
       // The logits become their gradient: d log p(token) / d logits = onehot(token) - p.
-      for (int32_t v = 0; v < s.vocab; v++) logits[n][v] = d_logprob * ((v == r.tokens[t]) - std::exp(log_p[v]));
+      for (int32_t v = 0; v < s.vocab; v++) x.logits[n][v] = d_logprob * ((v == r.tokens[t]) - std::exp(log_p[v]));
     }
   }
-  const Matrix d_predicts = linear_backward(logits, predicts, w.head, u.gradient.head);
-  Matrix d_hidden(pass.hidden.rows, s.width);
+  const Matrix d_predicts = linear_backward(x.logits, x.hidden, p.w.head, u.gradient.head);
+  Matrix d_hidden(x.pass.hidden.rows, s.width);
   for (n = 0; n < d_predicts.rows; n++)
-    for (int64_t c = 0; c < s.width; c++) d_hidden[batch.predicted_by[n]][c] += d_predicts[n][c];
-  backward(s, w, batch, pass, d_hidden, u.gradient);
+    for (int64_t c = 0; c < s.width; c++) d_hidden[x.batch.predicted_by[n]][c] += d_predicts[n][c];
+  backward(s, p, x.batch, x.pass, d_hidden, u.gradient);
   return u;
 }
 
@@ -249,38 +279,40 @@ double adamw(const StepOptions& o, int t, StepWeights& gradient, StepWeights& m,
 
 // ---- the model
 
-Pass forward(const StepShape& s, const StepWeights& w, const Batch& batch) {
-  Pass p;
-  p.x = Matrix(std::ssize(batch.ids), s.width);
-  for (int64_t n = 0; n < p.x.rows; n++) std::copy_n(w.embedding[batch.ids[n]], s.width, p.x[n]);
-  p.h1 = norm(p.x, w.input_norm, s.rms_eps);
-  p.qkv = linear(p.h1, w.qkv);
-  rope(s, batch, p.qkv, 1);
-  p.attended = attention(s, batch, p.qkv);
-  p.x_mid = linear(p.attended.o, w.o);
-  add(p.x_mid, p.x);  // the residual stream: a layer adds to what is there
-  p.h2 = norm(p.x_mid, w.post_norm, s.rms_eps);
-  p.gate_up = linear(p.h2, w.gate_up);
-  p.act = swiglu(p.gate_up);
-  p.x_out = linear(p.act, w.down);
-  add(p.x_out, p.x_mid);
-  p.hidden = norm(p.x_out, w.final_norm, s.rms_eps);
-  return p;
+Pass forward(const StepShape& s, const Policy& p, const Batch& batch) {
+  Pass x;
+  const StepWeights& w = p.w;
+  x.x = Matrix(std::ssize(batch.ids), s.width);
+  for (int64_t n = 0; n < x.x.rows; n++) std::copy_n(w.embedding[batch.ids[n]], s.width, x.x[n]);
+  x.h1 = norm(x.x, w.input_norm, s.rms_eps);
+  x.qkv = linear(x.h1, w.qkv);
+  rope(s, batch, x.qkv, 1);
+  x.attended = attention(s, p.blocks, batch, x.qkv);
+  x.x_mid = linear(x.attended.o, w.o);
+  add(x.x_mid, x.x);  // the residual stream: a layer adds to what is there
+  x.h2 = norm(x.x_mid, w.post_norm, s.rms_eps);
+  x.gate_up = linear(x.h2, w.gate_up);
+  x.act = swiglu(x.gate_up);
+  x.x_out = linear(x.act, w.down);
+  add(x.x_out, x.x_mid);
+  x.hidden = norm(x.x_out, w.final_norm, s.rms_eps);
+  return x;
 }
 
 // The same in reverse: from the gradient of `hidden` to that of every parameter.  dx follows the residual stream down.
-void backward(const StepShape& s, const StepWeights& w, const Batch& batch, const Pass& p, const Matrix& d_hidden,
+void backward(const StepShape& s, const Policy& p, const Batch& batch, const Pass& x, const Matrix& d_hidden,
               StepWeights& g) {
-  Matrix dx(p.x.rows, p.x.columns);
-  norm_backward(d_hidden, p.x_out, w.final_norm, s.rms_eps, g.final_norm, dx);
-  const Matrix d_gate_up = swiglu_backward(linear_backward(dx, p.act, w.down, g.down), p.gate_up);
-  const Matrix d_h2 = linear_backward(d_gate_up, p.h2, w.gate_up, g.gate_up);
-  norm_backward(d_h2, p.x_mid, w.post_norm, s.rms_eps, g.post_norm, dx);
-  const Matrix d_o = linear_backward(dx, p.attended.o, w.o, g.o);
-  Matrix d_qkv = attention_backward(s, batch, p.qkv, p.attended, d_o);
+  const StepWeights& w = p.w;
+  Matrix dx(x.x.rows, x.x.columns);
+  norm_backward(d_hidden, x.x_out, w.final_norm, s.rms_eps, g.final_norm, dx);
+  const Matrix d_gate_up = swiglu_backward(linear_backward(dx, x.act, w.down, g.down), x.gate_up);
+  const Matrix d_h2 = linear_backward(d_gate_up, x.h2, w.gate_up, g.gate_up);
+  norm_backward(d_h2, x.x_mid, w.post_norm, s.rms_eps, g.post_norm, dx);
+  const Matrix d_o = linear_backward(dx, x.attended.o, w.o, g.o);
+  Matrix d_qkv = attention_backward(s, p.blocks, batch, x.qkv, x.attended, d_o);
   rope(s, batch, d_qkv, -1);
-  const Matrix d_h1 = linear_backward(d_qkv, p.h1, w.qkv, g.qkv);
-  norm_backward(d_h1, p.x, w.input_norm, s.rms_eps, g.input_norm, dx);
+  const Matrix d_h1 = linear_backward(d_qkv, x.h1, w.qkv, g.qkv);
+  norm_backward(d_h1, x.x, w.input_norm, s.rms_eps, g.input_norm, dx);
   for (int64_t n = 0; n < dx.rows; n++)
     for (int64_t c = 0; c < dx.columns; c++) g.embedding[batch.ids[n]][c] += dx[n][c];
 }
@@ -315,20 +347,46 @@ const double* value(const StepShape& s, const double* qkv, int64_t h) {
 }
 float scale(const StepShape& s) { return 1 / std::sqrt(float(s.head_dim)); }
 
-Attention attention(const StepShape& s, const Batch& batch, const Matrix& qkv) {
+// [Sparse-RL] The positions that a query attends to: all up to its own.  With `count`, tokens of a response attend to
+// their own block of four and to the blocks whose mean keys have the largest products with their queries (block top-k).
+std::vector<int64_t> reads(const StepShape& s, int64_t count, const Segment& g, const Matrix& qkv, int64_t i,
+                           int64_t h) {
+  std::vector<int64_t> blocks(i / 4 + 1), positions;
+  std::iota(blocks.begin(), blocks.end(), 0);
+  if (count > 0 && g.parent_length > 0 && std::ssize(blocks) > count) {
+    const int64_t heads = s.heads / s.kv_heads, first = h / heads * heads;  // those that share the keys of h
+    const auto score = [&](int64_t block) {
+      double sum = 0;
+      for (int64_t j = 4 * block; j < 4 * block + 4; j++)
+        for (int64_t q = first; q < first + heads; q++)
+          sum += dot(qkv[g.at(i)] + q * s.head_dim, key(s, qkv[g.at(j)], h), s.head_dim);
+      return sum;
+    };
+    std::stable_sort(blocks.begin(), blocks.end() - 1, [&](int64_t a, int64_t b) { return score(a) > score(b); });
+    blocks.erase(blocks.begin() + count - 1, blocks.end() - 1);
+    std::sort(blocks.begin(), blocks.end());
+  }
+  for (const int64_t block : blocks)
+    for (int64_t j = 4 * block; j <= std::min(i, 4 * block + 3); j++) positions.push_back(j);
+  return positions;
+}
+
+Attention attention(const StepShape& s, int64_t blocks, const Batch& batch, const Matrix& qkv) {
   const int64_t D = s.head_dim;
   Attention a{Matrix(qkv.rows, s.heads * D), Matrix(qkv.rows, s.heads)};
   for (const Segment& g : batch.segments)
     for (int64_t i = g.parent_length; i < g.parent_length + g.length; i++)
       for (int64_t h = 0; h < s.heads; h++) {
-        std::vector<double> weight(i + 1);
-        for (int64_t j = 0; j <= i; j++) weight[j] = scale(s) * dot(qkv[g.at(i)] + h * D, key(s, qkv[g.at(j)], h), D);
+        const std::vector<int64_t> read = reads(s, blocks, g, qkv, i, h);
+        std::vector<double> weight;
+        for (const int64_t j : read) weight.push_back(scale(s) * dot(qkv[g.at(i)] + h * D, key(s, qkv[g.at(j)], h), D));
         const double max = *std::max_element(weight.begin(), weight.end());
         double sum = 0;
         for (double& w : weight) sum += w = std::exp(w - max);
         a.lse[g.at(i)][h] = max / std::numbers::ln2 + std::log2(sum);
-        for (int64_t j = 0; j <= i; j++)
-          for (int64_t d = 0; d < D; d++) a.o[g.at(i)][h * D + d] += weight[j] / sum * value(s, qkv[g.at(j)], h)[d];
+        for (size_t e = 0; e < read.size(); e++)
+          for (int64_t d = 0; d < D; d++)
+            a.o[g.at(i)][h * D + d] += weight[e] / sum * value(s, qkv[g.at(read[e])], h)[d];
       }
   return a;
 }
@@ -336,7 +394,7 @@ Attention attention(const StepShape& s, const Batch& batch, const Matrix& qkv) {
 // d weight = do.v, and through the softmax d score = weight (do.v - do.o).  The weights, a number for every pair of
 // tokens, were not kept: they come back from the sum's logarithm, as in FlashAttention.  Keys and values of the prompt
 // collect from all responses, which is why the prompt stands last in the batch.
-Matrix attention_backward(const StepShape& s, const Batch& batch, const Matrix& qkv, const Attention& a,
+Matrix attention_backward(const StepShape& s, int64_t blocks, const Batch& batch, const Matrix& qkv, const Attention& a,
                           const Matrix& d_o) {
   const int64_t D = s.head_dim;
   Matrix d(qkv.rows, qkv.columns);
@@ -346,7 +404,7 @@ Matrix attention_backward(const StepShape& s, const Batch& batch, const Matrix& 
         const int64_t n = g.at(i);
         const double *q = qkv[n] + h * D, *dy = d_o[n] + h * D, do_o = dot(dy, a.o[n] + h * D, D);
         std::vector<double> dq(D);
-        for (int64_t j = 0; j <= i; j++) {
+        for (const int64_t j : reads(s, blocks, g, qkv, i, h)) {
           const double *k = key(s, qkv[g.at(j)], h), *v = value(s, qkv[g.at(j)], h);
           double *const dk = d[g.at(j)] + (k - qkv[g.at(j)]), *const dv = d[g.at(j)] + (v - qkv[g.at(j)]);
           const double weight = std::exp2(scale(s) / std::numbers::ln2 * dot(q, k, D) - a.lse[n][h]);

@@ -55,6 +55,8 @@ struct StepOptions {
   int64_t nat_tokens = 0;     // [NAT] trains on a random beginning of a response, of at least so many tokens
   Tokens rpo_earlier = {};    // [RPO] an earlier response to the prompt, whose beginning the responses continue
   int64_t rpo_max_cut = 0;    // [RPO] the most tokens that are cut from its end, where one is given
+  int64_t blocks = 0;         // [Sparse-RL] blocks of four tokens that a sampled token attends to; 0: everything
+  double veto = 1e-4;         // [Sparse-RL] the least xi that a response is trained on with
 };
 
 // A response on its way through the stages of a step.
