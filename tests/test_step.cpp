@@ -57,11 +57,15 @@ ref::StepOptions five_responses() {
   return o;
 }
 
-std::vector<double> flat(ref::StepWeights weights) {
+template <class Parts>
+std::vector<double> flat_parts(Parts parts) {
   std::vector<double> all;
-  for (const auto* part : weights.all()) all.insert(all.end(), part->data.begin(), part->data.end());
+  for (const auto* part : parts.all()) all.insert(all.end(), part->data.begin(), part->data.end());
   return all;
 }
+
+std::vector<double> flat(const ref::StepWeights& weights) { return flat_parts(weights); }
+std::vector<double> flat(const ref::StepAdapter& adapter) { return flat_parts(adapter); }
 
 std::vector<double> flat(const Parameters& parameters) {
   std::vector<double> all;
@@ -82,7 +86,7 @@ TEST(Step, IsTheRealStep) {
   const std::vector<float> start = tiny_parameters(c, 7);
   ref::StepWeights weights = weights_of(c, start);
   const ref::StepOptions o = five_responses();
-  const ref::StepResult step = ref::grpo_step(shape_of(c), o, weights);
+  const ref::StepResult step = ref::grpo_step(o, weights);
   const ref::StepUpdate& first = step.updates[0];
 
   // The rollout, with its pages and its scheduler.
@@ -159,10 +163,23 @@ class Engine {
     Arena kv("kv", *table_ref.memory, roomy(table_ref));
     World& w = world_;
     const RolloutLimits limits{.max_sequences = 3, .max_batched_tokens = 7, .max_context = 20, .kv = keys.kv};
-    Rollout rollout(w.model, limits, kv, w.activations);
-    const LearnerOptions options{.max_rows = 11, .logits_chunk = 3};
+    LearnerOptions options{.max_rows = 11, .logits_chunk = 3};
+    Model sparse(w.model);
+    std::unique_ptr<Adapters> adapters;
+    std::unique_ptr<Learner> student;
+    if (keys.distill.enable) {
+      const LoraSpec lora{
+          .rank = o_.rank, .alpha = static_cast<double>(o_.rank), .targets = {false, false, false, true}};
+      adapters = std::make_unique<Adapters>(w.model.config, lora, w.device, w.weights, DType::f64, true);
+      upload_parameters(*adapters, adapter);
+      sparse.adapters = adapters.get();
+      LearnerOptions attends = options;
+      attends.blocks = block_reads(keys.kv), attends.dense_reference = true;
+      student = std::make_unique<Learner>(sparse, w.gradients, w.optimizer, w.activations, attends);
+    }
+    Rollout rollout(sparse, limits, kv, w.activations, &w.model);
     Learner learner(w.model, w.gradients, w.optimizer, w.activations, options);
-    const GrpoEngine engine{w.model, nullptr, rollout, learner, nullptr, w.activations, options, {}};
+    const GrpoEngine engine{w.model, nullptr, rollout, learner, student.get(), w.activations, options, {}};
     const std::vector<Request> requests = {{o_.prompt, o_.uids, static_cast<int>(o_.max_tokens)}};
     Grpo grpo(keys, engine,
               {.prompts = [&] { return requests; },
@@ -173,13 +190,14 @@ class Engine {
     grpo.step(static_cast<int64_t>(o_.step), metrics);
     samples = grpo.samples();
     parameters = flat(w.model);
+    if (adapters) adapter = flat(*adapters);
   }
 
   GrpoKeys keys;
   PrefixCache cache;
   Metrics metrics;
   std::vector<Trajectory> samples;
-  std::vector<double> parameters;
+  std::vector<double> parameters, adapter;
 
  private:
   std::vector<double> scores(std::span<const Request> requests, std::span<const Completion> completions) const {
@@ -198,11 +216,11 @@ class Engine {
 
 // A step by src/ref/step.cpp and by the engine, which have everything in common.
 struct Both {
-  Both(const ref::StepOptions& o, const std::function<void(Engine&)>& set) : Both(one_layer(), o, set) {}
-  Both(const ModelConfig& c, const ref::StepOptions& o, const std::function<void(Engine&)>& set)
-      : weights(weights_of(c, tiny_parameters(c, 7))),
-        step(ref::grpo_step(shape_of(c), o, weights)),
-        engine(c, tiny_parameters(c, 7), o) {
+  Both(const ref::StepOptions& o, const std::function<void(Engine&)>& set, ref::StepAdapter* adapter = nullptr)
+      : start(tiny_parameters(one_layer(), 7)),
+        weights(weights_of(one_layer(), start)),
+        step(ref::grpo_step(o, weights, adapter)),
+        engine(one_layer(), start, o) {
     set(engine);
     engine.step();
     EXPECT_EQ(engine.samples.size(), step.responses.size());
@@ -229,8 +247,9 @@ struct Both {
 
   double metric(const std::string& name) const { return engine.metrics.get(name); }
 
+  const std::vector<float> start;
   ref::StepWeights weights;
-  ref::StepResult step;
+  const ref::StepResult step;
   Engine engine;
 };
 
@@ -309,6 +328,40 @@ TEST(Step, SparseRlIsTheEngines) {
       for (size_t k = 0; k < both.step.responses.size(); k++)
         EXPECT_EQ(*both.engine.samples[k].old_logprob, both.step.responses[k].old) << k;
     }
+}
+
+// Phase A with xi and a veto, phase B with what it rejects.
+TEST(Step, DistillSparseIsTheEngines) {
+  for (const double veto : {1e-4, 0.6}) {
+    ref::StepOptions o = five_responses();
+    o.prompt = {5, 11, 2, 7, 7, 1, 18, 3, 8, 10}, o.blocks = 2, o.veto = veto, o.rank = 3, o.distill_lambda = 0.4f;
+    ref::StepAdapter adapter(shape_of(one_layer()), o.rank);
+    Rng rng(rng_key(3, RngStream::test, 9));
+    for (ref::Matrix* part : adapter.all())
+      for (double& x : part->data) x = 0.1 * rng.normal();
+    const std::vector<double> start = flat(adapter);
+    const Both both(
+        o,
+        [&](Engine& e) {
+          set_sparse(e, o);
+          e.keys.distill = {.enable = true,
+                            .kl_type = DistillKl::k3,
+                            .lambda = o.distill_lambda,
+                            .lr_scale_factor = 1,
+                            .grad_clip = o.max_norm};
+          e.keys.checks = true;
+          e.adapter = start;
+        },
+        &adapter);
+    EXPECT_GT(both.metric("exact/checked_tokens"), 0);
+    EXPECT_EQ(both.metric("exact/mismatch_tokens"), 0);
+    EXPECT_EQ(both.metric("rollout_corr/rejection_rate") > 0, veto == 0.6);
+    EXPECT_LT(both.metric("rollout_corr/rejection_rate"), 1);
+    EXPECT_EQ(both.metric("distill/grad_norm"), both.step.sampler_updates[0].norm);
+    EXPECT_GT(both.metric("distill/kl"), 0);
+    expect_equal(both.engine.adapter, flat(adapter), "adapter");
+    EXPECT_NE(start, flat(adapter));
+  }
 }
 
 }  // namespace

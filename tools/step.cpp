@@ -44,7 +44,7 @@ StepWeights random_weights() {
 
 StepOptions options() {
   StepOptions o;
-  o.prompt = tokens("12+30+25="), o.max_tokens = 10, o.eos = 12;
+  o.seed = 1929, o.prompt = tokens("12+30+25="), o.max_tokens = 10, o.eos = 12;
   for (uint64_t k = 0; k < 4; k++) o.uids.push_back(sequence_uid(0, 0, 0, k));
   // A random model answers nothing right: the reward is 1/2 for each of the digits 6 and 7.
   o.reward = [](const Tokens& response) {
@@ -90,9 +90,9 @@ void print_gradient(const StepOptions& o, StepWeights w, StepResult& step) {
     double& x = (w.*e.part)[e.i][e.j];
     const double keep = x, h = 1e-5;
     x = keep + h;
-    const double up = step_loss(kShape, o, w, step);
+    const double up = step_loss(o, w, step);
     x = keep - h;
-    const double low = step_loss(kShape, o, w, step);
+    const double low = step_loss(o, w, step);
     x = keep;
     std::printf("  %-18s %12.8f %18.8f\n", e.name, (step.updates[0].gradient.*e.part)[e.i][e.j], (up - low) / (2 * h));
   }
@@ -100,7 +100,7 @@ void print_gradient(const StepOptions& o, StepWeights w, StepResult& step) {
 
 StepResult run(const StepOptions& o) {
   StepWeights w = random_weights();
-  return grpo_step(kShape, o, w);
+  return grpo_step(o, w);
 }
 
 long tokens_in_loss(const StepResult& step) {
@@ -108,6 +108,8 @@ long tokens_in_loss(const StepResult& step) {
   for (const StepResponse& r : step.responses) n += r.weight.size();
   return static_cast<long>(n);
 }
+
+double rounded(double loss) { return std::abs(loss) < 1e-9 ? 0 : loss; }  // not -0.000000
 
 // What every switch changes.
 void print_trained(const StepResult& step) {
@@ -130,10 +132,10 @@ void print_step() {
   std::printf("\n6    backward: d loss / d w\n");
   print_gradient(o, random_weights(), step);
   std::printf("  norm of the gradient %.6f\n", step.updates[0].norm);
-  std::printf("\n7    AdamW, rate %.2f: the loss of these responses %.6f -> ", o.lr, step.updates[0].loss);
+  std::printf("\n7    AdamW, rate %.2f: the loss of these responses %.6f -> ", o.lr, rounded(step.updates[0].loss));
   StepWeights w = random_weights();
-  step = grpo_step(kShape, o, w);
-  std::printf("%.6f\n", step_loss(kShape, o, w, step));
+  step = grpo_step(o, w);
+  std::printf("%.6f\n", step_loss(o, w, step));
 }
 
 void print_updates() {
@@ -142,8 +144,9 @@ void print_updates() {
   const StepResult step = run(o);
   std::printf("\nThree updates on the same responses (updates = 3)\n");
   for (size_t u = 0; u < step.updates.size(); u++)
-    std::printf("  update %zu: loss %9.6f, %2ld of %ld tokens clipped, norm %.6f\n", u + 1, step.updates[u].loss,
-                static_cast<long>(step.updates[u].clipped), tokens_in_loss(step), step.updates[u].norm);
+    std::printf("  update %zu: loss %9.6f, %2ld of %ld tokens clipped, norm %.6f\n", u + 1,
+                rounded(step.updates[u].loss), static_cast<long>(step.updates[u].clipped), tokens_in_loss(step),
+                step.updates[u].norm);
 }
 
 void print_dash() {
@@ -191,6 +194,30 @@ void print_sparse_rl() {
   print_trained(step);
 }
 
+// The mean KL of sampler and policy in the second half of forty steps, from each of which the adapter alone is kept.
+double adapted_kl(float lambda) {
+  StepOptions o = options();
+  o.blocks = 2, o.rank = 2, o.distill_lambda = lambda, o.lr = 0.02f;
+  StepAdapter adapter(kShape, o.rank);
+  Rng rng(rng_key(1, RngStream::lora, 0));
+  for (double& x : adapter.a.data) x = rng.normal() / std::sqrt(static_cast<double>(adapter.a.columns));  // B is 0
+  double kl = 0;
+  for (o.step = 1; o.step <= 40; o.step++) {
+    StepWeights w = random_weights();
+    const StepResult step = grpo_step(o, w, &adapter);
+    if (o.step > 20) kl += step.sampler_updates[0].kl / 20;
+  }
+  return kl;
+}
+
+void print_distill_sparse() {
+  std::printf(
+      "\n[DistillSparse] that sampler learns, too: an adapter of rank 2 (rank), from the policy (distill_lambda)\n");
+  for (const float lambda : {0.0f, 1.0f, 10.0f})
+    std::printf("  KL of sampler and policy in steps 21 to 40, with a weight of %2.0f: %.4f\n", lambda,
+                adapted_kl(lambda));
+}
+
 }  // namespace
 }  // namespace pare::ref
 
@@ -201,4 +228,5 @@ int main() {
   pare::ref::print_nat();
   pare::ref::print_rpo();
   pare::ref::print_sparse_rl();
+  pare::ref::print_distill_sparse();
 }

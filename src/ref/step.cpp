@@ -9,66 +9,81 @@
 #include "base/rng.h"
 
 namespace pare::ref {
+
 namespace {
 
-// The model that predicts tokens, and what it attends to.
+// The model that predicts tokens, and how it attends.
 struct Policy {
   const StepWeights& w;
-  int64_t blocks = 0;  // StepOptions::blocks
+  int64_t blocks = 0;                    // StepOptions::blocks
+  const StepAdapter* adapter = nullptr;  // of w.o, or none
+  const StepShape& s = w.s;
 };
+
+StepResponse sample(const StepOptions& o, const Policy& p, const Tokens& parent, uint64_t uid);
+void set_advantages(const StepOptions& o, std::vector<StepResponse>& group);
+void set_weights(const StepOptions& o, std::vector<StepResponse>& group);
+void correct(const StepOptions& o, const Policy& p, const Tokens& parent, std::vector<StepResponse>& group);
+StepUpdate learn(const StepOptions& o, const Policy& p, const Tokens& parent, const std::vector<StepResponse>& group,
+                 bool first);
+double adamw(const StepOptions& o, int t, const Parts& gradient, const Parts& m, const Parts& v, const Parts& w);
 
 Tokens joined(Tokens a, const Tokens& b) {
   a.insert(a.end(), b.begin(), b.end());
   return a;
 }
-StepResponse sample(const StepShape& s, const StepOptions& o, const Policy& p, const Tokens& parent, uint64_t uid);
-void set_advantages(const StepOptions& o, std::vector<StepResponse>& group);
-void set_weights(const StepOptions& o, std::vector<StepResponse>& group);
-void correct(const StepShape& s, const StepOptions& o, const Policy& p, const Tokens& parent,
-             std::vector<StepResponse>& group);
-StepUpdate learn(const StepShape& s, const StepOptions& o, const Policy& p, const Tokens& parent,
-                 const std::vector<StepResponse>& group, bool first);
-double adamw(const StepOptions& o, int t, StepWeights& gradient, StepWeights& m, StepWeights& v, StepWeights& w);
 
 }  // namespace
 
 // ---- the step
 
-StepResult grpo_step(const StepShape& s, const StepOptions& o, StepWeights& w) {
-  const Policy policy{w}, sampler{w, o.blocks};
+StepResult grpo_step(const StepOptions& o, StepWeights& w, StepAdapter* adapter) {
+  const Policy policy{w}, sampler{w, o.blocks, adapter};
   StepResult r;
   // [RPO] The responses continue an earlier one, of which a random number of tokens is cut.  The rest joins the prompt:
   // it is computed once and not trained on.
-  if (!o.rpo_earlier.empty()) {
+  if (const int64_t length = std::ssize(o.rpo_earlier); length > 0) {
     const int64_t cut = Rng(rng_key(o.seed, RngStream::rpo_cut, o.step), o.uids[0]).below(o.rpo_max_cut + 1);
-    r.prefix.assign(o.rpo_earlier.begin(),
-                    o.rpo_earlier.end() - std::clamp<int64_t>(cut, 1, std::ssize(o.rpo_earlier)));
+    r.prefix.assign(o.rpo_earlier.begin(), o.rpo_earlier.end() - std::clamp<int64_t>(cut, 1, length));
   }
   const Tokens parent = joined(o.prompt, r.prefix);
   for (const uint64_t uid : o.uids) {
-    r.responses.push_back(sample(s, o, sampler, parent, uid));                          // 1. Rollout
+    r.responses.push_back(sample(o, sampler, parent, uid));                             // 1. Rollout
     r.responses.back().reward = o.reward(joined(r.prefix, r.responses.back().tokens));  // 2. Reward
   }
-  set_advantages(o, r.responses);  // 3. Advantages
-  set_weights(o, r.responses);     // 4. Weights of tokens
-  if (o.blocks > 0) correct(s, o, policy, parent, r.responses);
+  set_advantages(o, r.responses);               // 3. Advantages
+  set_weights(o, r.responses);                  // 4. Weights of tokens
+  std::vector<StepResponse> own = r.responses;  // as the sampler sees them
+  if (o.blocks > 0) correct(o, policy, parent, r.responses);
 
-  StepWeights m(s), v(s);
+  StepWeights m(w.s), v(w.s);
+  StepAdapter adapter_m(w.s, o.rank), adapter_v(w.s, o.rank);
   for (int t = 1; t <= o.updates; t++) {
-    StepUpdate& u =
-        r.updates.emplace_back(learn(s, o, policy, parent, r.responses, t == 1));  // 5. Batch, 6. Loss and gradient
-    u.norm = adamw(o, t, u.gradient, m, v, w);                                     // 7. Optimizer
+    StepUpdate u = learn(o, policy, parent, r.responses, t == 1);  // 5. Forward and loss, 6. Backward
+    // [DistillSparse] The sampler learns too: its adapter, by the policy loss of all responses, which for it are
+    // on-policy, and a KL to the policy, its teacher.
+    if (adapter) {
+      for (size_t i = 0; i < own.size(); i++) {
+        own[i].teacher.assign(r.responses[i].old.begin(), r.responses[i].old.end());
+        if (!u.logprobs[i].empty()) own[i].teacher = u.logprobs[i];
+      }
+      StepUpdate b = learn(o, sampler, parent, own, false);
+      b.norm = adamw(o, t, b.adapter.all(), adapter_m.all(), adapter_v.all(), adapter->all());
+      r.sampler_updates.push_back(b);
+    }
+    u.norm = adamw(o, t, u.gradient.all(), m.all(), v.all(), w.all());  // 7. Optimizer
+    r.updates.push_back(u);
   }
   return r;
 }
 
-double step_loss(const StepShape& s, const StepOptions& o, const StepWeights& w, const StepResult& step) {
-  return learn(s, o, {w}, joined(o.prompt, step.prefix), step.responses, false).loss;
+double step_loss(const StepOptions& o, const StepWeights& w, const StepResult& step) {
+  return learn(o, {w}, joined(o.prompt, step.prefix), step.responses, false).loss;
 }
 
 namespace {
 
-// ---- a batch, a forward pass, and the functions of the model
+// ---- a batch, a pass of the model over it, and the layers
 
 // Tokens as rows, without padding.  A segment is a run of rows that follow one another in a text, after the rows of its
 // parent: the responses have their prompt as parent, which is thus computed once for all of them.
@@ -82,28 +97,18 @@ struct Batch {
   std::vector<Segment> segments;
   std::vector<int64_t> predicted_by;  // of each token of the responses: the row of the token before it
 };
-
-// A forward pass, and what its backward needs of it.
-struct Attention {
-  Matrix o{0, 0}, lse{0, 0};  // [N, H D]; [N, H], the log (base 2) of the softmax's sum
-};
 struct Pass {
-  Matrix x{0, 0}, h1{0, 0}, qkv{0, 0}, x_mid{0, 0}, h2{0, 0}, gate_up{0, 0}, act{0, 0}, x_out{0, 0}, hidden{0, 0};
-  Attention attended;
-};
-
-// Of a batch, the logits that the tokens of the responses are drawn from.
-struct Prediction {
   Batch batch;
-  Pass pass;
-  Matrix hidden, logits;  // [R, C], [R, V]
+  Matrix x{0, 0}, h1{0, 0}, qkv{0, 0}, o{0, 0}, lse{0, 0}, low{0, 0}, x_mid{0, 0}, h2{0, 0}, gate_up{0, 0}, act{0, 0},
+      x_out{0, 0}, hidden{0, 0}, logits{0, 0};
 };
 
 Batch pack(const Tokens& parent, const std::vector<Tokens>& responses);
-Prediction predict(const StepShape& s, const Policy& p, const Tokens& parent, const std::vector<Tokens>& responses);
-Pass forward(const StepShape& s, const Policy& p, const Batch& batch);
-void backward(const StepShape& s, const Policy& p, const Batch& batch, const Pass& x, const Matrix& d_hidden,
-              StepWeights& g);
+Pass forward(const Policy& p, const Batch& batch);
+void backward(const Policy& p, const Pass& x, const Matrix& d_logits, StepUpdate& g);
+void rope(const Policy& p, const Batch& batch, Matrix& qkv, double sign);
+void attention(const Policy& p, Pass& x);
+Matrix attention_backward(const Policy& p, const Pass& x, const Matrix& d_o);
 double dot(const double* a, const double* b, int64_t n) { return std::inner_product(a, a + n, b, 0.0); }
 Matrix linear(const Matrix& x, const Matrix& w);
 Matrix linear_backward(const Matrix& dy, const Matrix& x, const Matrix& w, Matrix& dw);
@@ -112,12 +117,8 @@ Matrix norm(const Matrix& x, const Matrix& w, float eps);
 void norm_backward(const Matrix& dy, const Matrix& x, const Matrix& w, float eps, Matrix& dw, Matrix& dx);
 Matrix swiglu(const Matrix& gate_up);
 Matrix swiglu_backward(const Matrix& dy, const Matrix& gate_up);
-void rope(const StepShape& s, const Batch& batch, Matrix& qkv, double sign);
-Attention attention(const StepShape& s, int64_t blocks, const Batch& batch, const Matrix& qkv);
-Matrix attention_backward(const StepShape& s, int64_t blocks, const Batch& batch, const Matrix& qkv, const Attention& a,
-                          const Matrix& d_o);
 
-// ---- its stages
+// ---- the stages
 
 // log p of every token, with p = softmax(logits).
 std::vector<double> log_softmax(const double* logits, int64_t vocab) {
@@ -132,30 +133,28 @@ std::vector<double> log_softmax(const double* logits, int64_t vocab) {
 // 1. Rollout.  Gumbel-max: the largest of logit + Gumbel noise is a draw from the softmax.  The noise is a function of
 // (key, uid, position, token) alone, so a response does not depend on what else is being generated.  Every token
 // computes the whole text again here; the engine keeps keys and values (src/kv).
-StepResponse sample(const StepShape& s, const StepOptions& o, const Policy& p, const Tokens& parent, uint64_t uid) {
+StepResponse sample(const StepOptions& o, const Policy& p, const Tokens& parent, uint64_t uid) {
   const uint64_t key = rng_key(o.seed, RngStream::sample, o.step);
+  const int64_t limit = o.max_tokens - (std::ssize(parent) - std::ssize(o.prompt));
   StepResponse r;
   r.uid = uid;
-  const int64_t limit = o.max_tokens - (std::ssize(parent) - std::ssize(o.prompt));
   for (int64_t t = 0; t < limit && (t == 0 || r.tokens.back() != o.eos); t++) {
     r.tokens.push_back(0);  // the token to draw
-    const Matrix all = predict(s, p, parent, {r.tokens}).logits;
-    const double* const logits = all[t];
-    const auto score = [&](int32_t id) {
-      const double u = uniform_open(rng_word(key, uid, t, id));
-      return logits[id] - std::log(-std::log(u));
+    const Matrix logits = forward(p, pack(parent, {r.tokens})).logits;
+    const auto gumbel = [&](int32_t id) {
+      return -std::log(-std::log(double(uniform_open(rng_word(key, uid, t, id)))));
     };
+    const auto score = [&](int32_t id) { return logits[t][id] + gumbel(id); };
     int32_t& best = r.tokens.back();
-    for (int32_t id = 1; id < s.vocab; id++)
+    for (int32_t id = 1; id < p.s.vocab; id++)
       if (score(id) > score(best)) best = id;
-    r.sampled.push_back(log_softmax(logits, s.vocab)[best]);
+    r.sampled.push_back(log_softmax(logits[t], p.s.vocab)[best]);
   }
   r.old = r.sampled;  // the sampler is the policy
   return r;
 }
 
-// 2. Reward: a verifier scores the response.  It is an option of the step.
-
+// 2. Reward: a verifier scores the response (StepOptions::reward).
 // 3. Advantages: how much better a response was than the others of its prompt, in standard deviations (DeepSeekMath eq.
 // 3).  There is no value network: the group is the baseline.
 void set_advantages(const StepOptions& o, std::vector<StepResponse>& group) {
@@ -187,12 +186,11 @@ void set_weights(const StepOptions& o, std::vector<StepResponse>& group) {
 
 // [Sparse-RL] The sampler is not the policy that is trained: it attends to a part of the tokens.  xi = p / p_sampler of
 // a token weights its loss.  Responses with a token that the policy all but excludes are not trained on.
-void correct(const StepShape& s, const StepOptions& o, const Policy& p, const Tokens& parent,
-             std::vector<StepResponse>& group) {
+void correct(const StepOptions& o, const Policy& p, const Tokens& parent, std::vector<StepResponse>& group) {
   for (StepResponse& r : group) {
-    const Matrix logits = predict(s, p, parent, {r.tokens}).logits;
+    const Matrix logits = forward(p, pack(parent, {r.tokens})).logits;
     for (int64_t t = 0; t < logits.rows; t++) {
-      r.old[t] = log_softmax(logits[t], s.vocab)[r.tokens[t]];
+      r.old[t] = log_softmax(logits[t], p.s.vocab)[r.tokens[t]];
       const double log_xi = r.old[t] - r.sampled[t], xi = std::exp(log_xi);
       if (xi < o.veto) r.weight.clear();
       if (t < std::ssize(r.weight)) r.weight[t] *= xi;
@@ -200,7 +198,7 @@ void correct(const StepShape& s, const StepOptions& o, const Policy& p, const To
   }
 }
 
-// 5. The batch: the responses, then their prompt.  A response's last token is not fed: it predicts nothing.
+// 5. Forward and loss.  The batch: the responses without their last tokens, which predict nothing, then the prompt.
 Batch pack(const Tokens& parent, const std::vector<Tokens>& responses) {
   const int64_t length = std::ssize(parent);
   int64_t parent_row = 0;
@@ -217,60 +215,53 @@ Batch pack(const Tokens& parent, const std::vector<Tokens>& responses) {
   return batch;
 }
 
-Prediction predict(const StepShape& s, const Policy& p, const Tokens& parent, const std::vector<Tokens>& responses) {
-  const Batch batch = pack(parent, responses);
-  const Pass pass = forward(s, p, batch);
-  Matrix hidden(std::ssize(batch.predicted_by), s.width);
-  for (int64_t n = 0; n < hidden.rows; n++) std::copy_n(pass.hidden[batch.predicted_by[n]], s.width, hidden[n]);
-  return {batch, pass, hidden, linear(hidden, p.w.head)};
-}
-
-// 6. The loss of a token is -A r, with r = p / p_old: the policy now over the one before the step.  In the first update
+// The loss of a token is -A r, with r = p / p_old: the policy now over the one before the step.  In the first update
 // they are the same: r is 1, its gradient that of log p.  Then r moves, and a token whose r has gone up by more than
 // `clip` for A > 0, or down for A < 0, has no gradient.
-StepUpdate learn(const StepShape& s, const StepOptions& o, const Policy& p, const Tokens& parent,
-                 const std::vector<StepResponse>& group, bool first) {
+StepUpdate learn(const StepOptions& o, const Policy& p, const Tokens& parent, const std::vector<StepResponse>& group,
+                 bool first) {
   std::vector<Tokens> responses;
   for (const StepResponse& r : group)
     if (!r.weight.empty()) responses.emplace_back(r.tokens.begin(), r.tokens.begin() + std::ssize(r.weight));
-  Prediction x = predict(s, p, parent, responses);
-  StepUpdate u{.logprobs = {}, .gradient = StepWeights(s)};
+  const Pass x = forward(p, pack(parent, responses));
+  Matrix d_logits(x.logits.rows, p.s.vocab);
+  StepUpdate u(p.s, o.rank);
   int64_t n = 0;
   for (const StepResponse& r : group) {
     std::vector<double>& logprobs = u.logprobs.emplace_back();
     for (size_t t = 0; t < r.weight.size(); t++, n++) {
-      const std::vector<double> log_p = log_softmax(x.logits[n], s.vocab);
+      const std::vector<double> log_p = log_softmax(x.logits[n], p.s.vocab);
       logprobs.push_back(log_p[r.tokens[t]]);
-      const double ratio = first ? 1 : std::exp(logprobs[t] - r.old[t]);
-      const double plain = -r.advantage * ratio;
+      const double ratio = first ? 1 : std::exp(logprobs[t] - r.old[t]), plain = -r.advantage * ratio;
       const double clip = -r.advantage * std::clamp(ratio, 1.0 - o.clip, 1.0 + o.clip);
       u.loss += r.weight[t] * std::max(plain, clip), u.clipped += clip > plain;
-      const double d_logprob = r.weight[t] * (clip > plain ? 0 : plain);  // d r / d log p = r
-      // The logits become their gradient: d log p(token) / d logits = onehot(token) - p.
-      for (int32_t v = 0; v < s.vocab; v++) x.logits[n][v] = d_logprob * ((v == r.tokens[t]) - std::exp(log_p[v]));
+      double d_logprob = r.weight[t] * (clip > plain ? 0 : plain);  // d r / d log p = r
+      if (!r.teacher.empty()) {                                     // [DistillSparse] its KL, by Schulman's k3
+        const double log_ratio = r.teacher[t] - logprobs[t];
+        u.kl += r.weight[t] * (std::exp(log_ratio) - log_ratio - 1);
+        d_logprob += r.weight[t] * o.distill_lambda * (1 - std::exp(log_ratio));
+      }
+      // d log p(token) / d logits = onehot(token) - p
+      for (int32_t v = 0; v < p.s.vocab; v++) d_logits[n][v] = d_logprob * ((v == r.tokens[t]) - std::exp(log_p[v]));
     }
   }
-  const Matrix d_predicts = linear_backward(x.logits, x.hidden, p.w.head, u.gradient.head);
-  Matrix d_hidden(x.pass.hidden.rows, s.width);
-  for (n = 0; n < d_predicts.rows; n++)
-    for (int64_t c = 0; c < s.width; c++) d_hidden[x.batch.predicted_by[n]][c] += d_predicts[n][c];
-  backward(s, p, x.batch, x.pass, d_hidden, u.gradient);
+  backward(p, x, d_logits, u);  // 6
   return u;
 }
 
 // 7. AdamW (Loshchilov & Hutter 2019), update t, on the gradient, clipped to a norm.  Returns the norm before clipping.
 // Squares are added up sixteen rows at a time, so that the rows may lie on several devices (ops/optimizer.h).
-double adamw(const StepOptions& o, int t, StepWeights& gradient, StepWeights& m, StepWeights& v, StepWeights& w) {
+double adamw(const StepOptions& o, int t, const Parts& gradient, const Parts& m, const Parts& v, const Parts& w) {
   double squares = 0;
-  for (const Matrix* g : gradient.all())
+  for (const Matrix* g : gradient)
     for (int64_t n = 0; n < g->rows; n += 16)
       squares += dot((*g)[n], (*g)[n], std::min<int64_t>(16, g->rows - n) * g->columns);
   const double norm = std::sqrt(squares), clip = std::min(1.0, o.max_norm / norm), beta1 = o.beta1, beta2 = o.beta2;
   const double start1 = 1 / (1 - std::pow(beta1, t)), start2 = 1 / (1 - std::pow(beta2, t));  // moments began at zero
-  for (size_t i = 0; i < w.all().size(); i++)
-    for (size_t e = 0; e < w.all()[i]->data.size(); e++) {
-      const double x = gradient.all()[i]->data[e] * clip;
-      double &mean = m.all()[i]->data[e], &square = v.all()[i]->data[e], &theta = w.all()[i]->data[e];
+  for (size_t i = 0; i < w.size(); i++)
+    for (size_t e = 0; e < w[i]->data.size(); e++) {
+      const double x = gradient[i]->data[e] * clip;
+      double &mean = m[i]->data[e], &square = v[i]->data[e], &theta = w[i]->data[e];
       mean = beta1 * mean + (1 - beta1) * x, square = beta2 * square + (1 - beta2) * x * x;
       theta -= o.lr * (mean * start1 / (std::sqrt(square * start2) + o.adam_eps) + o.weight_decay * theta);
     }
@@ -279,91 +270,97 @@ double adamw(const StepOptions& o, int t, StepWeights& gradient, StepWeights& m,
 
 // ---- the model
 
-Pass forward(const StepShape& s, const Policy& p, const Batch& batch) {
-  Pass x;
+Pass forward(const Policy& p, const Batch& batch) {
   const StepWeights& w = p.w;
-  x.x = Matrix(std::ssize(batch.ids), s.width);
-  for (int64_t n = 0; n < x.x.rows; n++) std::copy_n(w.embedding[batch.ids[n]], s.width, x.x[n]);
-  x.h1 = norm(x.x, w.input_norm, s.rms_eps);
+  Pass x;
+  x.batch = batch;
+  x.x = Matrix(std::ssize(batch.ids), p.s.width);
+  for (int64_t n = 0; n < x.x.rows; n++) std::copy_n(w.embedding[batch.ids[n]], p.s.width, x.x[n]);
+  x.h1 = norm(x.x, w.input_norm, p.s.rms_eps);
   x.qkv = linear(x.h1, w.qkv);
-  rope(s, batch, x.qkv, 1);
-  x.attended = attention(s, p.blocks, batch, x.qkv);
-  x.x_mid = linear(x.attended.o, w.o);
+  rope(p, batch, x.qkv, 1);
+  attention(p, x);
+  x.x_mid = linear(x.o, w.o);
   add(x.x_mid, x.x);  // the residual stream: a layer adds to what is there
-  x.h2 = norm(x.x_mid, w.post_norm, s.rms_eps);
+  if (p.adapter) x.low = linear(x.o, p.adapter->a), add(x.x_mid, linear(x.low, p.adapter->b));  // [DistillSparse]
+  x.h2 = norm(x.x_mid, w.post_norm, p.s.rms_eps);
   x.gate_up = linear(x.h2, w.gate_up);
   x.act = swiglu(x.gate_up);
   x.x_out = linear(x.act, w.down);
   add(x.x_out, x.x_mid);
-  x.hidden = norm(x.x_out, w.final_norm, s.rms_eps);
+  const Matrix all = norm(x.x_out, w.final_norm, p.s.rms_eps);
+  x.hidden = Matrix(std::ssize(batch.predicted_by), p.s.width);
+  for (int64_t n = 0; n < x.hidden.rows; n++) std::copy_n(all[batch.predicted_by[n]], p.s.width, x.hidden[n]);
+  x.logits = linear(x.hidden, w.head);
   return x;
 }
 
-// The same in reverse: from the gradient of `hidden` to that of every parameter.  dx follows the residual stream down.
-void backward(const StepShape& s, const Policy& p, const Batch& batch, const Pass& x, const Matrix& d_hidden,
-              StepWeights& g) {
+// 6. Backward.  The same in reverse: from the gradient of the logits to that of every parameter.  dx follows the
+// residual stream down.
+void backward(const Policy& p, const Pass& x, const Matrix& d_logits, StepUpdate& u) {
   const StepWeights& w = p.w;
-  Matrix dx(x.x.rows, x.x.columns);
-  norm_backward(d_hidden, x.x_out, w.final_norm, s.rms_eps, g.final_norm, dx);
+  StepWeights& g = u.gradient;
+  const Matrix d_hidden = linear_backward(d_logits, x.hidden, w.head, g.head);
+  Matrix d_all(x.x.rows, x.x.columns), dx = d_all;
+  for (int64_t n = 0; n < d_hidden.rows; n++)
+    for (int64_t c = 0; c < dx.columns; c++) d_all[x.batch.predicted_by[n]][c] += d_hidden[n][c];
+  norm_backward(d_all, x.x_out, w.final_norm, p.s.rms_eps, g.final_norm, dx);
   const Matrix d_gate_up = swiglu_backward(linear_backward(dx, x.act, w.down, g.down), x.gate_up);
   const Matrix d_h2 = linear_backward(d_gate_up, x.h2, w.gate_up, g.gate_up);
-  norm_backward(d_h2, x.x_mid, w.post_norm, s.rms_eps, g.post_norm, dx);
-  const Matrix d_o = linear_backward(dx, x.attended.o, w.o, g.o);
-  Matrix d_qkv = attention_backward(s, p.blocks, batch, x.qkv, x.attended, d_o);
-  rope(s, batch, d_qkv, -1);
+  norm_backward(d_h2, x.x_mid, w.post_norm, p.s.rms_eps, g.post_norm, dx);
+  Matrix d_o = linear_backward(dx, x.o, w.o, g.o);
+  if (p.adapter) {  // [DistillSparse]
+    const Matrix d_low = linear_backward(dx, x.low, p.adapter->b, u.adapter.b);
+    add(d_o, linear_backward(d_low, x.o, p.adapter->a, u.adapter.a));
+  }
+  Matrix d_qkv = attention_backward(p, x, d_o);
+  rope(p, x.batch, d_qkv, -1);
   const Matrix d_h1 = linear_backward(d_qkv, x.h1, w.qkv, g.qkv);
-  norm_backward(d_h1, x.x, w.input_norm, s.rms_eps, g.input_norm, dx);
+  norm_backward(d_h1, x.x, w.input_norm, p.s.rms_eps, g.input_norm, dx);
   for (int64_t n = 0; n < dx.rows; n++)
-    for (int64_t c = 0; c < dx.columns; c++) g.embedding[batch.ids[n]][c] += dx[n][c];
+    for (int64_t c = 0; c < dx.columns; c++) g.embedding[x.batch.ids[n]][c] += dx[n][c];
 }
 
 // ---- attention
 
 // RoPE turns the pairs (c, c + D/2) of every query and key by an angle that grows with the position, so that the dot
 // product of a query and a key depends on how far apart they are.  `sign` -1, the backward, turns them back.
-void rope(const StepShape& s, const Batch& batch, Matrix& qkv, double sign) {
-  const int64_t half = s.head_dim / 2;
+void rope(const Policy& p, const Batch& batch, Matrix& qkv, double sign) {
+  const int64_t D = p.s.head_dim, half = D / 2;
   for (const Segment& g : batch.segments)
     for (int64_t i = g.parent_length; i < g.parent_length + g.length; i++)
-      for (int64_t h = 0; h < s.heads + s.kv_heads; h++)
+      for (int64_t h = 0; h < p.s.heads + p.s.kv_heads; h++)
         for (int64_t c = 0; c < half; c++) {
-          const double turn = std::pow(s.rope_theta, -2.0 * c / s.head_dim), angle = i * turn;
+          const double turn = std::pow(p.s.rope_theta, -2.0 * c / D), angle = i * turn;
           const double cosine = std::cos(angle), sine = sign * std::sin(angle);
-          double* const x = qkv[g.at(i)] + h * s.head_dim + c;
-          const double p = x[0], q = x[half];
-          x[0] = p * cosine - q * sine;
-          x[half] = q * cosine + p * sine;
+          double* const x = qkv[g.at(i)] + h * D + c;
+          const double a = x[0], b = x[half];
+          x[0] = a * cosine - b * sine;
+          x[half] = b * cosine + a * sine;
         }
 }
 
-// The only place where tokens meet.  Every query meets the key of every token before it, and its own; a softmax of the
-// products gives weights, and the output is the mean of the values under them.  H / K query heads share keys and
-// values.
+// The key of query head h, which H / K of them share.  Its value stands K D numbers after it.
 const double* key(const StepShape& s, const double* qkv, int64_t h) {
   return qkv + (s.heads + h / (s.heads / s.kv_heads)) * s.head_dim;
 }
-const double* value(const StepShape& s, const double* qkv, int64_t h) {
-  return key(s, qkv, h) + s.kv_heads * s.head_dim;
-}
 float scale(const StepShape& s) { return 1 / std::sqrt(float(s.head_dim)); }
 
-// [Sparse-RL] The positions that a query attends to: all up to its own.  With `count`, tokens of a response attend to
-// their own block of four and to the blocks whose mean keys have the largest products with their queries (block top-k).
-std::vector<int64_t> reads(const StepShape& s, int64_t count, const Segment& g, const Matrix& qkv, int64_t i,
-                           int64_t h) {
+// [Sparse-RL] The positions that a query attends to: all up to its own.  With `blocks`, tokens of a response attend to
+// their own block of four and to the others whose mean keys have the largest products with their queries (block top-k).
+std::vector<int64_t> reads(const Policy& p, const Segment& g, const Matrix& qkv, int64_t i, int64_t h) {
   std::vector<int64_t> blocks(i / 4 + 1), positions;
   std::iota(blocks.begin(), blocks.end(), 0);
-  if (count > 0 && g.parent_length > 0 && std::ssize(blocks) > count) {
-    const int64_t heads = s.heads / s.kv_heads, first = h / heads * heads;  // those that share the keys of h
+  if (p.blocks > 0 && g.parent_length > 0 && std::ssize(blocks) > p.blocks) {
+    const int64_t share = p.s.heads / p.s.kv_heads, first = h / share * share, D = p.s.head_dim;
     const auto score = [&](int64_t block) {
       double sum = 0;
       for (int64_t j = 4 * block; j < 4 * block + 4; j++)
-        for (int64_t q = first; q < first + heads; q++)
-          sum += dot(qkv[g.at(i)] + q * s.head_dim, key(s, qkv[g.at(j)], h), s.head_dim);
+        for (int64_t q = first; q < first + share; q++) sum += dot(qkv[g.at(i)] + q * D, key(p.s, qkv[g.at(j)], h), D);
       return sum;
     };
     std::stable_sort(blocks.begin(), blocks.end() - 1, [&](int64_t a, int64_t b) { return score(a) > score(b); });
-    blocks.erase(blocks.begin() + count - 1, blocks.end() - 1);
+    blocks.erase(blocks.begin() + p.blocks - 1, blocks.end() - 1);
     std::sort(blocks.begin(), blocks.end());
   }
   for (const int64_t block : blocks)
@@ -371,51 +368,55 @@ std::vector<int64_t> reads(const StepShape& s, int64_t count, const Segment& g, 
   return positions;
 }
 
-Attention attention(const StepShape& s, int64_t blocks, const Batch& batch, const Matrix& qkv) {
-  const int64_t D = s.head_dim;
-  Attention a{Matrix(qkv.rows, s.heads * D), Matrix(qkv.rows, s.heads)};
-  for (const Segment& g : batch.segments)
+// The only place where tokens meet.  Every query meets the key of every token up to its own; a softmax of the products
+// gives weights, and the output is the mean of the values under them.  `lse` is the log (base 2) of its sum.
+void attention(const Policy& p, Pass& x) {
+  const int64_t D = p.s.head_dim;
+  x.o = Matrix(x.qkv.rows, p.s.heads * D), x.lse = Matrix(x.qkv.rows, p.s.heads);
+  for (const Segment& g : x.batch.segments)
     for (int64_t i = g.parent_length; i < g.parent_length + g.length; i++)
-      for (int64_t h = 0; h < s.heads; h++) {
-        const std::vector<int64_t> read = reads(s, blocks, g, qkv, i, h);
+      for (int64_t h = 0; h < p.s.heads; h++) {
+        const int64_t n = g.at(i);
+        const std::vector<int64_t> read = reads(p, g, x.qkv, i, h);
         std::vector<double> weight;
-        for (const int64_t j : read) weight.push_back(scale(s) * dot(qkv[g.at(i)] + h * D, key(s, qkv[g.at(j)], h), D));
+        for (const int64_t j : read)
+          weight.push_back(scale(p.s) * dot(x.qkv[n] + h * D, key(p.s, x.qkv[g.at(j)], h), D));
         const double max = *std::max_element(weight.begin(), weight.end());
         double sum = 0;
         for (double& w : weight) sum += w = std::exp(w - max);
-        a.lse[g.at(i)][h] = max / std::numbers::ln2 + std::log2(sum);
-        for (size_t e = 0; e < read.size(); e++)
-          for (int64_t d = 0; d < D; d++)
-            a.o[g.at(i)][h * D + d] += weight[e] / sum * value(s, qkv[g.at(read[e])], h)[d];
+        x.lse[n][h] = max / std::numbers::ln2 + std::log2(sum);
+        for (size_t e = 0; e < read.size(); e++) {
+          const double* const v = key(p.s, x.qkv[g.at(read[e])], h) + p.s.kv_heads * D;
+          for (int64_t d = 0; d < D; d++) x.o[n][h * D + d] += weight[e] / sum * v[d];
+        }
       }
-  return a;
 }
 
 // d weight = do.v, and through the softmax d score = weight (do.v - do.o).  The weights, a number for every pair of
 // tokens, were not kept: they come back from the sum's logarithm, as in FlashAttention.  Keys and values of the prompt
 // collect from all responses, which is why the prompt stands last in the batch.
-Matrix attention_backward(const StepShape& s, int64_t blocks, const Batch& batch, const Matrix& qkv, const Attention& a,
-                          const Matrix& d_o) {
-  const int64_t D = s.head_dim;
+Matrix attention_backward(const Policy& p, const Pass& x, const Matrix& d_o) {
+  const int64_t D = p.s.head_dim;
+  const Matrix& qkv = x.qkv;
   Matrix d(qkv.rows, qkv.columns);
-  for (const Segment& g : batch.segments)
-    for (int64_t h = 0; h < s.heads; h++)
+  for (const Segment& g : x.batch.segments)
+    for (int64_t h = 0; h < p.s.heads; h++)
       for (int64_t i = g.parent_length; i < g.parent_length + g.length; i++) {
         const int64_t n = g.at(i);
-        const double *q = qkv[n] + h * D, *dy = d_o[n] + h * D, do_o = dot(dy, a.o[n] + h * D, D);
+        const double *q = qkv[n] + h * D, *dy = d_o[n] + h * D, do_o = dot(dy, x.o[n] + h * D, D);
         std::vector<double> dq(D);
-        for (const int64_t j : reads(s, blocks, g, qkv, i, h)) {
-          const double *k = key(s, qkv[g.at(j)], h), *v = value(s, qkv[g.at(j)], h);
+        for (const int64_t j : reads(p, g, qkv, i, h)) {
+          const double *k = key(p.s, qkv[g.at(j)], h), *v = k + p.s.kv_heads * D;
           double *const dk = d[g.at(j)] + (k - qkv[g.at(j)]), *const dv = d[g.at(j)] + (v - qkv[g.at(j)]);
-          const double weight = std::exp2(scale(s) / std::numbers::ln2 * dot(q, k, D) - a.lse[n][h]);
+          const double weight = std::exp2(scale(p.s) / std::numbers::ln2 * dot(q, k, D) - x.lse[n][h]);
           const double ds = weight * (dot(dy, v, D) - do_o);
           for (int64_t c = 0; c < D; c++) {
             dq[c] += ds * k[c];
-            dk[c] += scale(s) * ds * q[c];
+            dk[c] += scale(p.s) * ds * q[c];
             dv[c] += weight * dy[c];
           }
         }
-        for (int64_t c = 0; c < D; c++) d[n][h * D + c] = scale(s) * dq[c];
+        for (int64_t c = 0; c < D; c++) d[n][h * D + c] = scale(p.s) * dq[c];
       }
   return d;
 }
@@ -494,20 +495,5 @@ Matrix swiglu_backward(const Matrix& dy, const Matrix& gate_up) {
 }
 
 }  // namespace
-
-StepWeights::StepWeights(const StepShape& s)
-    : embedding(s.vocab, s.width),
-      input_norm(1, s.width),
-      qkv((s.heads + 2 * s.kv_heads) * s.head_dim, s.width),
-      o(s.width, s.heads * s.head_dim),
-      post_norm(1, s.width),
-      gate_up(2 * s.ffn, s.width),
-      down(s.width, s.ffn),
-      final_norm(1, s.width),
-      head(s.vocab, s.width) {}
-
-std::vector<Matrix*> StepWeights::all() {
-  return {&embedding, &input_norm, &qkv, &o, &post_norm, &gate_up, &down, &final_norm, &head};
-}
 
 }  // namespace pare::ref

@@ -16,6 +16,8 @@ struct Matrix {
   std::vector<double> data;  // zeros
 };
 
+using Parts = std::vector<Matrix*>;
+
 struct StepShape {
   int64_t vocab, width, heads, kv_heads, head_dim, ffn;  // V, C, H, K, D, F
   double rope_theta;
@@ -24,17 +26,25 @@ struct StepShape {
 
 // The parameters of a Llama of one layer.  Their gradient has the same shapes.
 struct StepWeights {
-  explicit StepWeights(const StepShape& s);
-  std::vector<Matrix*> all();  // in this order
-  Matrix embedding;            // [V, C]
-  Matrix input_norm;           // [1, C]
-  Matrix qkv;                  // [(H + 2K) D, C]
-  Matrix o;                    // [C, H D]
-  Matrix post_norm;            // [1, C]
-  Matrix gate_up;              // [2F, C]
-  Matrix down;                 // [C, F]
-  Matrix final_norm;           // [1, C]
-  Matrix head;                 // [V, C]
+  explicit StepWeights(const StepShape& shape) : s(shape) {}
+  Parts all() { return {&embedding, &input_norm, &qkv, &o, &post_norm, &gate_up, &down, &final_norm, &head}; }
+  StepShape s;
+  Matrix embedding{s.vocab, s.width};
+  Matrix input_norm{1, s.width};
+  Matrix qkv{(s.heads + 2 * s.kv_heads) * s.head_dim, s.width};
+  Matrix o{s.width, s.heads* s.head_dim};
+  Matrix post_norm{1, s.width};
+  Matrix gate_up{2 * s.ffn, s.width};
+  Matrix down{s.width, s.ffn};
+  Matrix final_norm{1, s.width};
+  Matrix head{s.vocab, s.width};
+};
+
+// [DistillSparse] A low-rank adapter of `o`: y = x (W + B A)^T.
+struct StepAdapter {
+  StepAdapter(const StepShape& s, int64_t rank) : a(rank, s.heads * s.head_dim), b(s.width, rank) {}
+  Parts all() { return {&a, &b}; }
+  Matrix a, b;
 };
 
 using Tokens = std::vector<int32_t>;
@@ -57,39 +67,44 @@ struct StepOptions {
   int64_t rpo_max_cut = 0;    // [RPO] the most tokens that are cut from its end, where one is given
   int64_t blocks = 0;         // [Sparse-RL] blocks of four tokens that a sampled token attends to; 0: everything
   double veto = 1e-4;         // [Sparse-RL] the least xi that a response is trained on with
+  int64_t rank = 0;           // [DistillSparse] of the sampler's adapter, if it has one
+  float distill_lambda = 0;   // [DistillSparse] the weight of its KL to the policy
 };
 
 // A response on its way through the stages of a step.
 struct StepResponse {
   uint64_t uid = 0;
-  Tokens tokens;               // sampled
-  std::vector<float> sampled;  // their log-probs under the policy that sampled them
-  double reward = 0;           // of the whole response
-  double advantage = 0;        // the same for every token
-  std::vector<double> weight;  // of each token's loss in the loss of the step; empty: not trained on
-  std::vector<float> old;      // log-probs under the policy before the step
+  Tokens tokens;                     // sampled
+  std::vector<float> sampled;        // their log-probs under the policy that sampled them
+  double reward = 0;                 // of the whole response
+  double advantage = 0;              // the same for every token
+  std::vector<double> weight;        // of each token's loss in the loss of the step; empty: not trained on
+  std::vector<float> old;            // log-probs under the policy before the step
+  std::vector<double> teacher = {};  // [DistillSparse] log-probs that a KL compares with
 };
 
 // An update of the parameters, from the loss to the gradient.
 struct StepUpdate {
+  StepUpdate(const StepShape& s, int64_t rank) : gradient(s), adapter(s, rank) {}
   std::vector<std::vector<double>> logprobs;  // of the tokens of each response, before the update
-  double loss = 0;
-  int64_t clipped = 0;  // tokens
+  double loss = 0, kl = 0;                    // the KL before its weight
+  int64_t clipped = 0;                        // tokens
   StepWeights gradient;
-  double norm = 0;  // of the gradient, before clipping
+  StepAdapter adapter;  // its gradient
+  double norm = 0;      // of the gradient, before clipping
 };
 
 struct StepResult {
   Tokens prefix;  // [RPO] the beginning of all responses
   std::vector<StepResponse> responses;
-  std::vector<StepUpdate> updates;
+  std::vector<StepUpdate> updates, sampler_updates;
 };
 
-// The first step of a run: Adam's moments begin at zero.  Changes `weights`.
-StepResult grpo_step(const StepShape& shape, const StepOptions& options, StepWeights& weights);
+// The first step of a run: Adam's moments begin at zero.  Changes `weights`, and the adapter
+// that the sampler has.
+StepResult grpo_step(const StepOptions& options, StepWeights& weights, StepAdapter* adapter = nullptr);
 
 // The loss that the first update goes down, under any weights.
-double step_loss(const StepShape& shape, const StepOptions& options, const StepWeights& weights,
-                 const StepResult& step);
+double step_loss(const StepOptions& options, const StepWeights& weights, const StepResult& step);
 
 }  // namespace pare::ref
