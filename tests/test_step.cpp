@@ -8,6 +8,7 @@
 #include "ref/step.h"
 #include "rl/advantages.h"
 #include "rl/grpo.h"
+#include "tests/program.h"
 #include "tests/tiny.h"
 
 namespace pare::test {
@@ -362,6 +363,25 @@ TEST(Step, DistillSparseIsTheEngines) {
     expect_equal(both.engine.adapter, flat(adapter), "adapter");
     EXPECT_NE(start, flat(adapter));
   }
+}
+
+// What `make step` prints stands in the page, indented.
+TEST(Step, ThePageHasTheNumbers) {
+  const auto program = program_path().parent_path() / "step";
+  if (!std::filesystem::exists(program)) GTEST_SKIP() << program << " is not built: run `make`";
+  FILE* const pipe = popen(program.c_str(), "r");
+  ASSERT_NE(pipe, nullptr);
+  std::string printed = "\n";
+  bool begins = true;
+  for (int c = std::fgetc(pipe); c != EOF; c = std::fgetc(pipe)) {
+    if (begins && c != '\n') printed += "    ";
+    printed += static_cast<char>(c), begins = c == '\n';
+  }
+  EXPECT_EQ(pclose(pipe), 0);
+  const std::string page = read_text("src/ref/README.md");
+  const size_t begin = page.find('\n', page.find("<!-- one step")) + 1, end = page.find("<!-- end of one step");
+  ASSERT_LT(begin, end);
+  EXPECT_EQ(page.substr(begin, end - begin), printed + "\n") << "run `make readme`";
 }
 
 }  // namespace
