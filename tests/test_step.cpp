@@ -290,16 +290,18 @@ TEST(Step, NatIsTheEngines) {
   }
 }
 
+void set_rpo(Engine& e, const ref::StepOptions& o) {
+  RpoKeys& rpo = e.keys.algorithm.rpo;
+  rpo.enable = true, rpo.cut = RpoCut::fixed, rpo.max_cut = o.rpo_max_cut;
+  e.cache[0] = {.ids = o.rpo_earlier, .score = 0, .reward = 0, .step = 0, .shortest = 6};
+}
+
 TEST(Step, RpoIsTheEngines) {
   std::set<size_t> lengths;
   for (const uint64_t at : {1, 2, 3}) {
     ref::StepOptions o = five_responses();
     o.step = at, o.updates = 2, o.rpo_earlier = {9, 1, 16, 12, 3, 8}, o.rpo_max_cut = 5;
-    const Both both(o, [&](Engine& e) {
-      RpoKeys& rpo = e.keys.algorithm.rpo;
-      rpo.enable = true, rpo.cut = RpoCut::fixed, rpo.max_cut = o.rpo_max_cut;
-      e.cache[0] = {.ids = o.rpo_earlier, .score = 0, .reward = 0, .step = 0, .shortest = 6};
-    });
+    const Both both(o, [&](Engine& e) { set_rpo(e, o); });
     EXPECT_EQ(both.metric("rpo/hit_rate"), 1);
     lengths.insert(both.step.prefix.size());
   }
@@ -331,6 +333,15 @@ TEST(Step, SparseRlIsTheEngines) {
     }
 }
 
+void set_distill(Engine& e, const ref::StepOptions& o) {
+  e.keys.distill = {.enable = true,
+                    .kl_type = DistillKl::k3,
+                    .lambda = o.distill_lambda,
+                    .lr_scale_factor = 1,
+                    .grad_clip = o.max_norm};
+  e.keys.checks = true;
+}
+
 // Phase A with xi and a veto, phase B with what it rejects.
 TEST(Step, DistillSparseIsTheEngines) {
   for (const double veto : {1e-4, 0.6}) {
@@ -345,12 +356,7 @@ TEST(Step, DistillSparseIsTheEngines) {
         o,
         [&](Engine& e) {
           set_sparse(e, o);
-          e.keys.distill = {.enable = true,
-                            .kl_type = DistillKl::k3,
-                            .lambda = o.distill_lambda,
-                            .lr_scale_factor = 1,
-                            .grad_clip = o.max_norm};
-          e.keys.checks = true;
+          set_distill(e, o);
           e.adapter = start;
         },
         &adapter);
@@ -363,6 +369,39 @@ TEST(Step, DistillSparseIsTheEngines) {
     expect_equal(both.engine.adapter, flat(adapter), "adapter");
     EXPECT_NE(start, flat(adapter));
   }
+}
+
+// The order of the stages shows where papers meet: a cut of what is weighted by xi, a prefix before sparse rows.
+// Several responses must be left: the engine packs one alone without a parent, which is another order of sums.
+TEST(Step, PapersTogetherAreTheEngines) {
+  ref::StepOptions o = five_responses();
+  for (uint64_t k = 5; k < 9; k++) o.uids.push_back(sequence_uid(0, 8, 0, k));
+  o.dash_threshold = 0.5, o.nat_tokens = 3, o.rpo_earlier = {9, 1, 16, 12, 3, 8}, o.rpo_max_cut = 5;
+  o.prompt = {5, 11, 2, 7, 7, 1, 18, 3, 8, 10}, o.max_tokens = 10, o.blocks = 2, o.veto = 0.5;
+  o.rank = 2, o.distill_lambda = 0.4f;
+  ref::StepAdapter adapter(shape_of(one_layer()), o.rank);
+  Rng rng(rng_key(4, RngStream::test, 9));
+  for (ref::Matrix* part : adapter.all())
+    for (double& x : part->data) x = 0.1 * rng.normal();
+  const std::vector<double> start = flat(adapter);
+  const Both both(
+      o,
+      [&](Engine& e) {
+        set_sparse(e, o);
+        set_rpo(e, o);
+        set_distill(e, o);
+        e.keys.algorithm.adv_filter_threshold = o.dash_threshold;
+        e.keys.actor.token_subset = TokenSubset::rpc, e.keys.actor.rpc_min_tokens = o.nat_tokens;
+        e.adapter = start;
+      },
+      &adapter);
+  EXPECT_GT(both.metric("rollout_corr/rejection_rate"), 0);
+  EXPECT_GT(both.metric("filter/small_adv_fraction"), 0);
+  const auto& logprobs = both.step.updates[0].logprobs;
+  EXPECT_GT(std::count_if(logprobs.begin(), logprobs.end(), [](const auto& x) { return !x.empty(); }), 1);
+  EXPECT_LT(both.metric("ht/kept_fraction"), 1);
+  EXPECT_GT(both.step.prefix.size(), 0u);
+  expect_equal(both.engine.adapter, flat(adapter), "adapter");
 }
 
 // What `make step` prints stands in the page, indented.

@@ -378,9 +378,9 @@ void attention(const Policy& p, Pass& x) {
       for (int64_t h = 0; h < p.s.heads; h++) {
         const int64_t n = g.at(i);
         const std::vector<int64_t> read = reads(p, g, x.qkv, i, h);
-        std::vector<double> weight;
-        for (const int64_t j : read)
-          weight.push_back(scale(p.s) * dot(x.qkv[n] + h * D, key(p.s, x.qkv[g.at(j)], h), D));
+        std::vector<double> weight(read.size());
+        for (size_t e = 0; e < read.size(); e++)
+          weight[e] = scale(p.s) * dot(x.qkv[n] + h * D, key(p.s, x.qkv[g.at(read[e])], h), D);
         const double max = *std::max_element(weight.begin(), weight.end());
         double sum = 0;
         for (double& w : weight) sum += w = std::exp(w - max);

@@ -1,5 +1,6 @@
 // One GRPO step of a one-layer model in a single file: where to begin reading.  The engine does the same with a cache,
-// many layers, fast kernels and every method; `Step.IsTheRealStep` compares the two, bit for bit.
+// many layers, fast kernels and every method.  The tests `Step.*` compare the two, bit for bit; README.md has the
+// numbers.
 #pragma once
 #include <cstdint>
 #include <functional>
