@@ -39,3 +39,20 @@ sass: $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.o)  ## instructions of a turn of the hot l
 registers-update sass-update: UPDATE := --update
 registers-update: registers  ## accepts those of today
 sass-update: sass  ## accepts those of today
+
+# One op in every table, and a kernel with a planted race; a test compares what they print with cuda/ONE_OP.md.
+ONE_OP := tools/one_op tools/one_op_race
+one-op: $(BUILD)/one_op $(BUILD)/check/one_op  ## one op by ref, cpu and emulated CUDA, and a race that the checker finds
+	@$(BUILD)/one_op; echo; $(BUILD)/check/one_op
+$(BUILD)/one_op: $(ONE_OP:%=$(BUILD)/emu/%.o) $(filter-out $(BUILD)/emu/tests/%,$(cpu_EMU)) $(cpu_LIB)
+	$(call run,link $@,$(CXX) $(LDFLAGS) $^ $(LIBS) -o $@)
+$(BUILD)/check/one_op: $(ONE_OP:%=$(BUILD)/check/emu/%.o) $(EMU_SRC:%.cpp=$(BUILD)/check/emu/%.o) $(cpu_LIB)
+	$(call run,link $@,$(CXX) $(LDFLAGS) $^ $(LIBS) -o $@)
+ifdef EMU_KERNELS
+$(BUILD)/tests/pare_tests: | $(BUILD)/one_op
+$(BUILD)/check/tests/pare_emu_tests: | $(BUILD)/check/one_op
+readme: readme-one-op
+readme-one-op: $(BUILD)/one_op $(BUILD)/check/one_op | readme-ref
+	$(call between,cuda/ONE_OP.md,one op,$(BUILD)/one_op | sed 's/^./    &/')
+	$(call between,cuda/ONE_OP.md,checked race,$(BUILD)/check/one_op | sed 's/^./    &/')
+endif

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <csignal>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -31,6 +32,27 @@ inline std::string read_text(const std::filesystem::path& path) {
 
 // Returns text of the log as one line: where lines wrap depends on the names of the machine.
 inline std::string one_line(const std::string& text) { return std::regex_replace(text, std::regex("\\s+"), " "); }
+
+// What a program prints, as the indented block that `make readme` writes; empty if it is not built.
+inline std::string printed_block(const std::filesystem::path& program) {
+  if (!std::filesystem::exists(program)) return "";
+  FILE* const pipe = popen(program.c_str(), "r");
+  std::string block = "\n";
+  bool begins = true;
+  for (int c = std::fgetc(pipe); c != EOF; c = std::fgetc(pipe)) {
+    if (begins && c != '\n') block += "    ";
+    block += static_cast<char>(c), begins = c == '\n';
+  }
+  EXPECT_EQ(pclose(pipe), 0);
+  return block + "\n";
+}
+
+// The part of a page that is generated between two marks.
+inline std::string generated_block(const std::string& page, const std::string& mark) {
+  const std::string text = read_text(page);
+  const size_t begin = text.find('\n', text.find("<!-- " + mark)) + 1, end = text.find("<!-- end of " + mark);
+  return end == std::string::npos ? "" : text.substr(begin, end - begin);
+}
 
 struct Outcome {
   int code = -1;  // exit code; 128 + signal where one ended it

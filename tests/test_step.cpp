@@ -406,21 +406,9 @@ TEST(Step, PapersTogetherAreTheEngines) {
 
 // What `make step` prints stands in the page, indented.
 TEST(Step, ThePageHasTheNumbers) {
-  const auto program = program_path().parent_path() / "step";
-  if (!std::filesystem::exists(program)) GTEST_SKIP() << program << " is not built: run `make`";
-  FILE* const pipe = popen(program.c_str(), "r");
-  ASSERT_NE(pipe, nullptr);
-  std::string printed = "\n";
-  bool begins = true;
-  for (int c = std::fgetc(pipe); c != EOF; c = std::fgetc(pipe)) {
-    if (begins && c != '\n') printed += "    ";
-    printed += static_cast<char>(c), begins = c == '\n';
-  }
-  EXPECT_EQ(pclose(pipe), 0);
-  const std::string page = read_text("src/ref/README.md");
-  const size_t begin = page.find('\n', page.find("<!-- one step")) + 1, end = page.find("<!-- end of one step");
-  ASSERT_LT(begin, end);
-  EXPECT_EQ(page.substr(begin, end - begin), printed + "\n") << "run `make readme`";
+  const std::string printed = printed_block(program_path().parent_path() / "step");
+  if (printed.empty()) GTEST_SKIP() << "build/step is not built: run `make step`";
+  EXPECT_EQ(generated_block("src/ref/README.md", "one step"), printed) << "run `make readme`";
 }
 
 }  // namespace

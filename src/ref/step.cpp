@@ -9,7 +9,6 @@
 #include "base/rng.h"
 
 namespace pare::ref {
-
 namespace {
 
 // The model that predicts tokens, and how it attends.
@@ -51,10 +50,10 @@ StepResult grpo_step(const StepOptions& o, StepWeights& w, StepAdapter* adapter)
     r.responses.push_back(sample(o, sampler, parent, uid));                             // 1. Rollout
     r.responses.back().reward = o.reward(joined(r.prefix, r.responses.back().tokens));  // 2. Reward
   }
-  set_advantages(o, r.responses);               // 3. Advantages
-  set_weights(o, r.responses);                  // 4. Weights of tokens
-  std::vector<StepResponse> own = r.responses;  // as the sampler sees them
-  if (o.blocks > 0) correct(o, policy, parent, r.responses);
+  set_advantages(o, r.responses);                             // 3. Advantages
+  set_weights(o, r.responses);                                // 4. Weights of tokens
+  std::vector<StepResponse> own = r.responses;                // as the sampler sees them
+  if (o.blocks > 0) correct(o, policy, parent, r.responses);  // [Sparse-RL]
 
   StepWeights m(w.s), v(w.s);
   StepAdapter adapter_m(w.s, o.rank), adapter_v(w.s, o.rank);
@@ -150,7 +149,7 @@ StepResponse sample(const StepOptions& o, const Policy& p, const Tokens& parent,
       if (score(id) > score(best)) best = id;
     r.sampled.push_back(log_softmax(logits[t], p.s.vocab)[best]);
   }
-  r.old = r.sampled;  // the sampler is the policy
+  r.old = r.sampled;  // unless the sampler is another policy: correct()
   return r;
 }
 
@@ -170,12 +169,12 @@ void set_advantages(const StepOptions& o, std::vector<StepResponse>& group) {
 void set_weights(const StepOptions& o, std::vector<StepResponse>& group) {
   const double n = group.size();
   for (StepResponse& r : group) {
-    // [DASH] Responses that teach little are left out of the learner's passes.  The denominator counts them.
+    // [DASH] Responses with a small advantage are left out of the learner's passes.  The denominator counts them.
     if (std::abs(r.advantage) < o.dash_threshold) continue;
     const int64_t length = std::ssize(r.tokens);
     r.weight.assign(length, 1 / (n * length));
-    // [NAT] Trains on a random beginning.  A token weighs the more the rarer it is in it, so the mean over the draws of
-    // the cut is the gradient of all tokens.
+    // [NAT] Trains on a random beginning.  A token is weighted by the inverse of its probability to be in it, so the
+    // expected gradient is that of all tokens.
     if (o.nat_tokens > 0) {
       const int64_t least = std::min(o.nat_tokens, length), cuts = length - least + 1;
       r.weight.resize(least + Rng(rng_key(o.seed, RngStream::token_plan, o.step), r.uid).below(cuts));
@@ -245,7 +244,7 @@ StepUpdate learn(const StepOptions& o, const Policy& p, const Tokens& parent, co
       for (int32_t v = 0; v < p.s.vocab; v++) d_logits[n][v] = d_logprob * ((v == r.tokens[t]) - std::exp(log_p[v]));
     }
   }
-  backward(p, x, d_logits, u);  // 6
+  backward(p, x, d_logits, u);  // 6. Backward: in the model below
   return u;
 }
 
@@ -295,8 +294,8 @@ Pass forward(const Policy& p, const Batch& batch) {
   return x;
 }
 
-// 6. Backward.  The same in reverse: from the gradient of the logits to that of every parameter.  dx follows the
-// residual stream down.
+// The same in reverse: from the gradient of the logits to that of every parameter.  dx follows the residual stream
+// down.
 void backward(const Policy& p, const Pass& x, const Matrix& d_logits, StepUpdate& u) {
   const StepWeights& w = p.w;
   StepWeights& g = u.gradient;

@@ -33,7 +33,7 @@ struct StepWeights {
   Matrix embedding{s.vocab, s.width};
   Matrix input_norm{1, s.width};
   Matrix qkv{(s.heads + 2 * s.kv_heads) * s.head_dim, s.width};
-  Matrix o{s.width, s.heads* s.head_dim};
+  Matrix o{s.width, (s.heads * s.head_dim)};
   Matrix post_norm{1, s.width};
   Matrix gate_up{2 * s.ffn, s.width};
   Matrix down{s.width, s.ffn};
@@ -101,11 +101,10 @@ struct StepResult {
   std::vector<StepUpdate> updates, sampler_updates;
 };
 
-// The first step of a run: Adam's moments begin at zero.  Changes `weights`, and the adapter
-// that the sampler has.
+// The first step of a run: Adam's moments begin at zero.  Changes `weights`, and the sampler's adapter, if it has one.
 StepResult grpo_step(const StepOptions& options, StepWeights& weights, StepAdapter* adapter = nullptr);
 
-// The loss that the first update goes down, under any weights.
+// The loss of these responses under other weights: the function whose gradient the first update takes.
 double step_loss(const StepOptions& options, const StepWeights& weights, const StepResult& step);
 
 }  // namespace pare::ref
