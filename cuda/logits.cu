@@ -1,5 +1,5 @@
 // What turns logits into numbers: log-probs, overlaps, losses and samples (ops/logits.h: Logprob, OverlapProbs,
-// LogitsLoss, Truncate, Sample).
+// LogitsLoss, Truncate, ListKept, KeepListed, Sample).
 //
 // logits [R, V] act, overwritten by their gradient in logits_loss; per row a token or a log-prob, an entropy and
 // losses, f32, overwritten.  A thread block works on a row.  V is 2^20 at most: the sums of all tiles of a row lie in
@@ -10,8 +10,8 @@
 // relative to the tile's maximum, so one pass over the logits gives both.  Then all threads compute the factors that
 // make the sums of tiles relative to the maximum of the row, and two lanes add them up.
 //
-// Bytes: logits read once, twice by draws and losses, 36 times in bf16 for each of top_k and top_p (from L2 for the
-// most part); limited by the exponentials, with few rows by the chains of sums, V / 128 additions long.
+// Bytes: logits read once, twice by draws, losses and lists, 36 times in bf16 for each of top_k and top_p (from L2 for
+// the most part); limited by the exponentials, with few rows by the chains of sums, V / 128 additions long.
 #include <type_traits>
 
 #include "common.cuh"
@@ -221,7 +221,7 @@ __device__ float kl_to(const Scaled<T>& z, const Scaled<T>& zq, const Distributi
                        int vocabulary) {
   return sum_over_ids(vocabulary, [&](int id, float sum) {
     const float x = z.at(id) - d.max, ratio = x - d.log_sum - (zq.at(id) - q.max - q.log_sum);
-    return fmaf(exp_f32(x) / d.sum, ratio, sum);
+    return x == -INFINITY ? sum : fmaf(exp_f32(x) / d.sum, ratio, sum);
   });
 }
 
@@ -414,6 +414,57 @@ __global__ void __launch_bounds__(kThreads, 4)
     if (rank_at(i) < least || share(i) < keep.min_p) row[i] = from_float<T>(-INFINITY);
 }
 
+// A warp has a run of ids: it counts them, then writes those that it has behind those of the warps before.
+template <class T>
+__global__ void __launch_bounds__(kThreads, 4)
+    list_rows(int32_t* __restrict__ ids, const T* __restrict__ logits, int vocabulary, int limit) {
+  __shared__ int counts[kWarps];
+  const T* const row = logits + int64_t{blockIdx.x} * vocabulary;
+  int32_t* const list = ids + int64_t{blockIdx.x} * (1 + limit);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int run = round_up(ceil_div(vocabulary, kWarps), 32), begin = warp * run, end = min(begin + run, vocabulary);
+  const auto kept = [&](int first) {
+    return __ballot_sync(kAllLanes, first + lane < end && to_float(row[first + lane]) > -INFINITY);
+  };
+  int own = 0;
+  for (int first = begin; first < end; first += 32) own += __popc(kept(first));
+  if (lane == 0) counts[warp] = own;
+  __syncthreads();
+  int place = 0, all = 0;
+  for (int w = 0; w < kWarps; w++) {
+    if (w < warp) place += counts[w];
+    all += counts[w];
+  }
+  for (int first = begin; first < end; first += 32) {
+    const unsigned set = kept(first);
+    const int at = place + __popc(set & ((1u << lane) - 1));
+    if (set >> lane & 1 && at < limit) list[1 + at] = first + lane;
+    place += __popc(set);
+  }
+  for (int i = all + threadIdx.x; i < limit; i += kThreads) list[1 + i] = -1;
+  if (threadIdx.x == 0) list[0] = all;
+}
+
+// Each id looks itself up.
+template <class T>
+__global__ void __launch_bounds__(kThreads, 4)
+    keep_rows(T* __restrict__ logits, const int32_t* __restrict__ ids, int vocabulary, int limit) {
+  T* const row = logits + int64_t{blockIdx.x} * vocabulary;
+  const int32_t* const list = ids + int64_t{blockIdx.x} * (1 + limit);
+  const int n = list[0];
+  for (int id = threadIdx.x; id < vocabulary; id += kThreads) {
+    int low = 0, high = n;  // the first that is not below it
+    while (low < high) {
+      const int middle = (low + high) / 2;
+      if (list[1 + middle] < id)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    if (low == n || list[1 + low] != id) row[id] = from_float<T>(-INFINITY);
+  }
+}
+
 struct Choice {
   int32_t* token;
   float* logprob;
@@ -603,6 +654,28 @@ void truncate(const Truncate& a, Stream stream) {
     using T = decltype(type);
     launch(op, truncate_rows<T>, {.grid = blocks(op, rows, 1), .block = kThreads}, stream, a.logits.as<T>(), vocabulary,
            a.temperature, a.keep);
+  });
+}
+
+void list_kept(const ListKept& a, Stream stream) {
+  const char* op = "list_kept";
+  const int64_t rows = rows_of(op, a.logits), vocabulary = a.logits.shape[1];
+  if (rows == 0) return;
+  with_act(op, a.logits, [&](auto type) {
+    using T = decltype(type);
+    launch(op, list_rows<T>, {.grid = blocks(op, rows, 1), .block = kThreads}, stream, a.ids.as<int32_t>(),
+           a.logits.as<T>(), vocabulary, a.ids.shape[1] - 1);
+  });
+}
+
+void keep_listed(const KeepListed& a, Stream stream) {
+  const char* op = "keep_listed";
+  const int64_t rows = rows_of(op, a.logits), vocabulary = a.logits.shape[1];
+  if (rows == 0) return;
+  with_act(op, a.logits, [&](auto type) {
+    using T = decltype(type);
+    launch(op, keep_rows<T>, {.grid = blocks(op, rows, 1), .block = kThreads}, stream, a.logits.as<T>(),
+           a.ids.as<int32_t>(), vocabulary, a.ids.shape[1] - 1);
   });
 }
 

@@ -77,6 +77,34 @@ std::vector<int32_t> sampler_rows(const PackedBatch& batch, const std::vector<Gr
   return rows;
 }
 
+// Truncates logits of the loss rows [first, first + n) of a batch to what their tokens were drawn from.
+void truncate(const Model& model, Arena& arena, const LearnerOptions& options, const PackedBatch& batch,
+              const std::vector<Group>& groups, int64_t first, float temperature,
+              std::initializer_list<Tensor> logits) {
+  Device& device = model.device;
+  if (!options.truncation.on()) return;
+  if (options.kept_ids == 0) {
+    for (const Tensor& t : logits)
+      if (t) device.truncate({.logits = t, .temperature = temperature, .keep = options.truncation});
+    return;
+  }
+  const int64_t n = logits.begin()->shape[0], room = 1 + options.kept_ids;
+  std::vector<int32_t> lists(static_cast<size_t>(n * room), -1);
+  for (int64_t i = 0; i < n; i++) {
+    const PackedBatch::LossRow& r = batch.loss_rows[static_cast<size_t>(first + i)];
+    const Member& m = groups[r.group].members[r.member];
+    expect(m.kept_ids || device.planning(), "a member without the ids that its tokens were drawn from");
+    const std::span<const int32_t> ids = m.kept_ids ? m.kept_ids->of(r.token) : std::span<const int32_t>();
+    int32_t* const list = lists.data() + i * room;
+    list[0] = static_cast<int32_t>(ids.size());
+    std::copy(ids.begin(), ids.end(), list + 1);
+  }
+  const Tensor ids = arena.alloc("kept ids", DType::i32, {n, room});
+  device.upload({ids, lists.data()});
+  for (const Tensor& t : logits)
+    if (t) device.keep_listed({.logits = t, .ids = ids});
+}
+
 void append(std::vector<double>& column, const std::vector<double>& rows) {
   column.insert(column.end(), rows.begin(), rows.end());
 }
@@ -396,8 +424,6 @@ void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& grou
     device.copy_rows({.y = h, .x = pass.hidden, .index = cut(index.pairs)});
     device.linear_fwd({.y = logits, .x = h, .w = model_.head, .bias = {}, .residual = {}});
     if (hash) device.hash_runs({.hash = cut(hash), .x = logits.flat(), .run = V, .each = true});
-    if (options_.truncation.on())
-      device.truncate({.logits = logits, .temperature = spec.temperature, .keep = options_.truncation});
     const auto logits_of = [&](const char* name, const Tensor& hidden, const Tensor& pairs, const Weight& head) {
       const Tensor y = arena.alloc(name, model_.dtype, {n, V});
       device.copy_rows({.y = dh, .x = hidden, .index = cut(pairs)});
@@ -408,6 +434,7 @@ void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& grou
     if (reference_pass)
       ref_logits = logits_of("reference logits", reference_pass->hidden, index.pairs, others.reference->head);
     if (others.sampler) sampler_logits = logits_of("sampler logits", others.sampler, sampler_pairs, model_.head);
+    truncate(model_, arena, options_, batch, groups, first, spec.temperature, {logits, ref_logits, sampler_logits});
     device.logits_loss({.logprob = cut(logprob),
                         .entropy = cut(entropy),
                         .loss = cut(loss),
@@ -499,18 +526,20 @@ TokenOuts Learner::logprobs(const Model& model, Arena& arena, const std::vector<
                        logits = arena.alloc("logits", model.dtype, {n, model.config.vocab});
           device.copy_rows({.y = h, .x = pass.hidden, .index = index.pairs.rows(first, n)});
           device.linear_fwd({.y = logits, .x = h, .w = model.head, .bias = {}, .residual = {}});
-          if (options.truncation.on())
-            device.truncate(
-                {.logits = logits, .temperature = static_cast<float>(temperature), .keep = options.truncation});
+          Tensor sampler_logits;
+          if (states) {
+            sampler_logits = arena.alloc("sampler logits", model.dtype, {n, model.config.vocab});
+            device.copy_rows({.y = h, .x = states->hidden, .index = sampler_pairs.rows(first, n)});
+            device.linear_fwd({.y = sampler_logits, .x = h, .w = model.head, .bias = {}, .residual = {}});
+          }
+          truncate(model, arena, options, batch, groups, first, static_cast<float>(temperature),
+                   {logits, sampler_logits});
           device.logprob({.logprob = logprob.rows(first, n),
                           .entropy = entropy.rows(first, n),
                           .logits = logits,
                           .target = index.target.rows(first, n),
                           .temperature = static_cast<float>(temperature)});
           if (!states) return;
-          const Tensor sampler_logits = arena.alloc("sampler logits", model.dtype, {n, model.config.vocab});
-          device.copy_rows({.y = h, .x = states->hidden, .index = sampler_pairs.rows(first, n)});
-          device.linear_fwd({.y = sampler_logits, .x = h, .w = model.head, .bias = {}, .residual = {}});
           device.overlap_probs({.overlap = overlap.rows(first, n),
                                 .mass = mass.rows(first, n),
                                 .p_logits = logits,

@@ -56,7 +56,10 @@ struct LearnerOptions {
   bool balance = true;                    // slots of equal FLOPs; or a group is of the slot that it was sampled in
   Reduce reduce = Reduce::ordered;
   Truncation truncation = {};  // of the sampler: the policy is its distribution over what is kept
-  bool hashes = false;         // accumulate() hashes the logits of every loss row (HashRuns::each)
+  // The logits may not be the sampler's: Member::kept_ids say what is kept, so many ids a token at most; 0: Truncate
+  // does.
+  int64_t kept_ids = 0;
+  bool hashes = false;  // accumulate() hashes the logits of every loss row (HashRuns::each)
 };
 
 struct AdamWOptions {

@@ -18,6 +18,7 @@ struct Member {
   std::optional<int32_t> sampler_row = {};     // of tokens[0] in SamplerStates::hidden; the rows of the others follow
   // Events of the cache that it was sampled with, if they are to be replayed.  Those past its end have no effect.
   std::shared_ptr<const KvTraces> trace = {};
+  std::shared_ptr<const KeptIds> kept_ids = {};  // of its tokens, where LearnerOptions::kept_ids asks for them
 };
 
 // Sequences that share a prefix.  The prefix runs once for all members.

@@ -2,6 +2,7 @@
 // lists by the same selection.
 #pragma once
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "ops/device.h"
@@ -9,6 +10,17 @@
 #include "ops/rows.h"
 
 namespace pare {
+
+// Ids that the truncated draw of each token of a response kept, ascending.
+struct KeptIds {
+  std::vector<int32_t> ids = {};   // of all tokens, one after another
+  std::vector<int64_t> ends = {};  // of each token: of its own
+  std::span<const int32_t> of(int64_t token) const {
+    const int64_t begin = token == 0 ? 0 : ends[static_cast<size_t>(token - 1)];
+    return std::span(ids).subspan(static_cast<size_t>(begin),
+                                  static_cast<size_t>(ends[static_cast<size_t>(token)] - begin));
+  }
+};
 
 struct PackedBatch;
 

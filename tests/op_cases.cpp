@@ -126,6 +126,8 @@ void bounds(OpRun& r, const LogitsLoss& a) {
   r.bound(a.logprob, error), r.bound(a.entropy, 8 * error);
   r.bound(a.loss, loss), r.bound(a.kl, kl), r.bound(a.logits, logits);
 }
+void bounds(OpRun&, const ListKept&) {}
+void bounds(OpRun&, const KeepListed&) {}
 void bounds(OpRun&, const Truncate&) {}  // the same sets: at these seeds no sum lies within rounding of its goal
 // Tokens are equal: at these seeds no two scores lie within rounding of each other.
 void bounds(OpRun& r, const Sample& a) {

@@ -544,7 +544,6 @@ TEST(Distill, RefusesWhatItCannotDo) {
   refused({"distill.order=after", "distill.kl_type=exact_reverse"}, "set distill.order=before");
   refused({"trainer.device=cuda", "trainer.exact=false", "rollout.check_exact=true"}, "set rollout.check_exact=auto");
   refused({"actor.policy_loss.loss_mode=gspo", "actor.loss_agg_mode=seq-mean-token-mean"}, "loss_mode=vanilla");
-  refused({"rollout.top_k=5"}, "set learner.attention=replay");
   Session session(distill_run());
   EXPECT_THROW(SftTraining{session}, Error);
 }

@@ -18,6 +18,7 @@ TEST(Plan, IsTheRealWorstStepToTheByte) {
         {"actor.token_subset=urs", "model.enable_gradient_checkpointing=true", "actor.logits_chunk=31"},
         {"actor.ppo_epochs=2"},
         {"rollout.top_k=5", "rollout.top_p=0.9", "rollout.min_p=0.1"},
+        {"rollout.top_p=0.9", "actor.use_kl_loss=true", "actor.kl_loss_type=exact"},
         {"rollout.max_num_seqs=3", "rollout.max_num_batched_tokens=17", "rollout.kv_cache_bytes=90000",
          "actor.optim.moments=bf16"},
         {"rollout.kv.method=quest", "rollout.kv.blocks.size=4", "rollout.kv.blocks.count=6",

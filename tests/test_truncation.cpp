@@ -88,6 +88,38 @@ TEST(Truncation, KernelsKeepTheSetsOfTheCpu) {
     }
 }
 
+// What a row keeps is listed, ascending, as far as there is room; by its list a row of any logits keeps the same ids.
+TEST(Truncation, ListsNameTheSet) {
+  for (const int64_t V : {1, 8, 129, 1000})
+    for (const Truncation& keep : {Truncation{5}, {0, 0.8f}, {0, 1, 0.3f}, {1000}})
+      for (const int64_t room : {3, 1001})
+        on_tables([&](const Table& table, DType act) {
+          SCOPED_TRACE(cat(table.name, " V ", V, ", top_k ", keep.top_k, ", room ", room));
+          Call t(table, act);
+          const Tensor logits = t.act("logits", {5, V}), other = t.act("other", {5, V});
+          const Tensor ids = t.index("ids", {5, 1 + room}, {});
+          std::vector<std::vector<double>> before, others;
+          for (int64_t r = 0; r < 5; r++) {
+            before.push_back(row_of(t, "logits", r, V)), others.push_back(row_of(t, "other", r, V));
+          }
+          table.truncate({logits, 1, keep}, {});
+          table.list_kept({ids, logits}, {});
+          for (int64_t r = 0; r < 5; r++) {
+            const std::vector<int> kept = kept_ids(before[r], 1, keep);
+            EXPECT_EQ(t["ids"].get(r * (1 + room)), static_cast<double>(kept.size()));
+            for (int64_t i = 0; i < room; i++)
+              EXPECT_EQ(t["ids"].get(r * (1 + room) + 1 + i), i < std::ssize(kept) ? kept[i] : -1) << i;
+          }
+          if (room < V) return;
+          table.keep_listed({other, ids}, {});
+          for (int64_t r = 0; r < 5; r++) {
+            std::vector<double> want(static_cast<size_t>(V), kOut);
+            for (int id : kept_ids(before[r], 1, keep)) want[id] = others[r][id];
+            EXPECT_EQ(row_of(t, "other", r, V), want) << "row " << r;
+          }
+        });
+}
+
 struct Loss {
   std::vector<double> logprob, entropy, loss, kl, gradient;
 };
@@ -235,10 +267,90 @@ TEST(TruncatedRuns, ASetOfAllIsTheUntruncatedRun) {
   EXPECT_FALSE(same_bits(trained(tiny_run("qwen3", {"rollout.top_k=9"}), 3), plain));
 }
 
+// Recorded sets are those that the learner would find: a KL without weight, whose reference needs them, changes no bit.
+TEST(TruncatedRuns, RecordedSetsAreTheLearners) {
+  const Keys weightless = {"actor.use_kl_loss=true", "actor.kl_loss_coef=0"};
+  for (const Keys& cut : kCuts) {
+    EXPECT_EQ(kept_ids(tiny_run("qwen3", cut)), 0);
+    EXPECT_GT(kept_ids(tiny_run("qwen3", cut + weightless)), 0);
+    EXPECT_TRUE(same_bits(trained(tiny_run("qwen3", cut), 3), trained(tiny_run("qwen3", cut + weightless), 3)));
+  }
+}
+
+// With several updates, or another policy beside the model, the set stays the sampler's.
+TEST(TruncatedRuns, OtherWeightsKeepTheSamplersSets) {
+  const Keys sparse = {"rollout.kv.method=quest",   "rollout.kv.blocks.size=4",
+                       "rollout.kv.blocks.count=2", "rollout.kv.blocks.first=0",
+                       "rollout.kv.blocks.last=1",  "rollout.kv.blocks.dense_layers=0",
+                       "rollout.check_exact=false", "algorithm.rollout_correction.rollout_is=tis"};
+  for (const Keys& cut : kCuts)
+    for (const Keys& more :
+         {Keys{"actor.ppo_epochs=2"},
+          {"actor.ppo_mini_batch_size=3", "actor.policy_loss.loss_mode=cispo"},
+          {"actor.use_kl_loss=true", "actor.ppo_epochs=2"},
+          {"actor.use_kl_loss=true", "actor.kl_loss_type=exact"},
+          {"algorithm.use_kl_in_reward=true"},
+          sparse + Keys{"algorithm.rollout_correction.score_centering=true"},
+          sparse + Keys{"distill.enable=true", "model.lora.rank=2", "distill.kl_type=exact_forward"}}) {
+      SCOPED_TRACE(cut[0] + " " + more.back());
+      TrainingRun run(tiny_run("qwen3", cut + more + Keys{"actor.optim.lr=0.01"}));
+      double norms = 0;
+      for (int step = 0; step < 3; step++) {
+        const Metrics m = run.step();
+        norms += m.get("actor/grad_norm");
+        for (const auto& [name, value] : m.all()) EXPECT_TRUE(std::isfinite(value)) << name << " in step " << step;
+        if (m.get("exact/checked_tokens") > 0) {
+          EXPECT_EQ(m.get("exact/mismatch_tokens"), 0);
+        }
+        // The reference is the model until the first update.
+        if (more[0] == "actor.use_kl_loss=true" && more.back() != "actor.ppo_epochs=2") {
+          if (step == 0)
+            EXPECT_NEAR(m.get("actor/kl_loss"), 0, 1e-7);
+          else
+            EXPECT_GT(m.get("actor/kl_loss"), 1e-6);
+        }
+        if (more[0] == sparse[0]) {
+          EXPECT_GT(m.get("rollout_corr/k3_kl"), 0);
+        }
+      }
+      EXPECT_GT(norms, 0);
+    }
+}
+
+// A sampler that reads everything has the dense learner's distribution over each set.
+TEST(TruncatedRuns, ASparseSamplerOfAFullBudgetHasTheLearnersLogprobs) {
+  TrainingRun run(tiny_run(
+      "qwen3", kCuts[0] + Keys{"rollout.kv.method=quest", "rollout.kv.blocks.size=4", "rollout.kv.blocks.count=40",
+                               "rollout.check_exact=false", "algorithm.rollout_correction.acceptance=true"}));
+  const Metrics m = run.step();
+  EXPECT_NEAR(m.get("rollout_corr/acceptance_rate_p5"), 1, 1e-6);
+  for (const Trajectory& s : run.trainer->samples()) {
+    EXPECT_EQ(*s.old_logprob, s.logprob);
+    ASSERT_EQ(s.kept->ends.size(), s.tokens.size());
+    for (int64_t t = 0; t < std::ssize(s.tokens); t++) {
+      const std::span<const int32_t> ids = s.kept->of(t);
+      EXPECT_TRUE(std::binary_search(ids.begin(), ids.end(), s.tokens[t]));
+    }
+  }
+}
+
+TEST(TruncatedRuns, MoreIdsThanAreRecordedAreAnError) {
+  const Keys keys = {"rollout.top_p=0.99", "actor.ppo_epochs=2"};
+  EXPECT_EQ(kept_ids(tiny_run("qwen3", keys)), 1024);
+  EXPECT_EQ(kept_ids(tiny_run("qwen3", keys + Keys{"rollout.top_k=7"})), 7);
+  TrainingRun run(tiny_run("qwen3", keys + Keys{"rollout.max_kept_ids=2"}));
+  try {
+    run.step();
+    FAIL() << "a set of more than 2 ids was recorded";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("rollout.max_kept_ids = 2"), std::string::npos) << e.what();
+  }
+}
+
 TEST(TruncatedRuns, RanksChangeNoBit) {
   std::vector<float> alone;
   for (const int ranks : {1, 2}) {
-    const Config config = tiny_run("qwen3", kCuts[3] + std::vector<std::string>{"learner.slots=2"});
+    const Config config = tiny_run("qwen3", kCuts[3] + Keys{"learner.slots=2", "actor.ppo_epochs=2"});
     std::vector<std::vector<float>> after(static_cast<size_t>(ranks));
     run_ranks(1, ranks, [&](Comm& comm) {
       Session session(config, table_cpu, true, {}, true, comm);

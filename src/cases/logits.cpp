@@ -95,6 +95,34 @@ Call truncate(Operands& o, const Dims& d) {
                   {d.i32("top_k"), d.share("top_p"), d.share("min_p")}};
 }
 
+// Every third id, every second of which is -infinity, and one in each row.
+Fill truncated() {
+  return Fill([](const std::string& name, int64_t n) {
+    std::vector<double> v = normal(name, n, kScale);
+    for (int64_t i = 0; i < n; i++)
+      if (i % 3 == 1 || (i % 7 > 3 && i % 5)) v[static_cast<size_t>(i)] = -INFINITY;
+    return v;
+  });
+}
+
+Call list_kept(Operands& o, const Dims& d) {
+  return ListKept{o.index_out("ids", {d["R"], 1 + d["limit"]}), o.in("logits", {d["R"], d["V"]}, truncated())};
+}
+
+Call keep_listed(Operands& o, const Dims& d) {
+  const int64_t R = d["R"], V = d["V"], limit = d["limit"];
+  std::vector<int32_t> ids;
+  for (int64_t r = 0; r < R; r++) {
+    std::vector<int32_t> row;
+    for (int32_t v = static_cast<int32_t>(r % V); v < V && std::ssize(row) < limit - r % 2; v += 1 + (v + 7) % 5)
+      row.push_back(v);
+    ids.push_back(static_cast<int32_t>(row.size()));
+    row.resize(static_cast<size_t>(limit), -1);
+    ids.insert(ids.end(), row.begin(), row.end());
+  }
+  return KeepListed{o.inout("logits", {R, V}, scaled(kScale)), o.index("ids", {R, 1 + limit}, ids)};
+}
+
 Call sample(Operands& o, const Dims& d) {
   const int64_t R = d["R"];
   Sample a{};
@@ -161,6 +189,14 @@ std::vector<OpCase> logits_cases() {
             "R=3,V=16,top_k=16,top_p=1,temperature=200", "R=9,V=257,min_p=7", "R=9,V=1000,top_p=95,min_p=3",
             "R=5,V=300,top_k=90,top_p=90,min_p=20,temperature=150", "R=4,V=130,min_p=100"},
            truncate},
+          {"list_kept",
+           {rows, vocabulary, {"limit", 256, "ids that are listed"}},
+           {"R=1,V=1,limit=1", "R=5,V=17,limit=3", "R=3,V=129,limit=200", "R=7,V=1021,limit=300", "R=2,V=4099,limit=9"},
+           list_kept},
+          {"keep_listed",
+           {rows, vocabulary, {"limit", 256, "ids that are listed"}},
+           {"R=1,V=1,limit=1", "R=5,V=17,limit=3", "R=3,V=129,limit=200", "R=7,V=1021,limit=300", "R=2,V=4099,limit=9"},
+           keep_listed},
           {"sample",
            {rows, vocabulary, {"greedy", 0, "1: the largest logit", 0}, kTemperature},
            {"R=1,V=1", "R=5,V=17", "R=33,V=129,temperature=70", "R=33,V=129,greedy=1",

@@ -150,6 +150,38 @@ void truncate(const Truncate& a, Stream) {
   });
 }
 
+void list_kept(const ListKept& a, Stream) {
+  const int64_t rows = a.logits.shape[0], vocabulary = a.logits.shape[1], limit = a.ids.shape[1] - 1;
+  const float* const logits = a.logits.as<float>();
+  int32_t* const ids = a.ids.as<int32_t>();
+  parallel(rows, kLogitNanoseconds * static_cast<double>(vocabulary), [&](Interval r) {
+    for (int64_t i = r.begin; i < r.end; i++) {
+      const float* const row = logits + i * vocabulary;
+      int32_t* const list = ids + i * (1 + limit);
+      int32_t n = 0;
+      for (int32_t v = 0; v < vocabulary; v++)
+        if (row[v] > -INFINITY && n++ < limit) list[n] = v;
+      list[0] = n;
+      std::fill(list + 1 + std::min<int64_t>(n, limit), list + 1 + limit, -1);
+    }
+  });
+}
+
+void keep_listed(const KeepListed& a, Stream) {
+  const int64_t rows = a.logits.shape[0], vocabulary = a.logits.shape[1], limit = a.ids.shape[1] - 1;
+  float* const logits = a.logits.as<float>();
+  const int32_t* const ids = a.ids.as<int32_t>();
+  parallel(rows, kLogitNanoseconds * static_cast<double>(vocabulary), [&](Interval r) {
+    for (int64_t i = r.begin; i < r.end; i++) {
+      float* const row = logits + i * vocabulary;
+      const int32_t* const list = ids + i * (1 + limit);
+      int64_t next = 0;
+      for (int32_t k = 0; k < list[0]; next = list[++k] + 1) std::fill(row + next, row + list[1 + k], -INFINITY);
+      std::fill(row + next, row + vocabulary, -INFINITY);
+    }
+  });
+}
+
 void sample(const Sample& a, Stream) {
   const int64_t rows = a.logits.shape[0], vocabulary = a.logits.shape[1];
   const float* const logits = a.logits.as<float>();

@@ -131,6 +131,8 @@ constexpr int kArithmetic = 2;
   X(overlap_probs, OverlapProbs)        \
   X(logits_loss, LogitsLoss)            \
   X(truncate, Truncate)                 \
+  X(list_kept, ListKept)                \
+  X(keep_listed, KeepListed)            \
   X(sample, Sample)                     \
   X(square_sums, SquareSums)            \
   X(adamw, AdamW)

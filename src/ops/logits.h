@@ -137,6 +137,34 @@ struct Truncate {
   auto outputs() const { return std::array<Tensor, 0>{}; }  // -infinity is meant
 };
 
+// What Truncate left of a row, as a list that a row of other logits can be truncated by (KeepListed).
+struct ListKept {
+  Tensor ids;     // i32 [R, 1 + limit] out: the number of ids that are not -infinity; the first `limit`, ascending; -1
+  Tensor logits;  // act [R, V]
+  void check(Contract& c) const {
+    c.act("logits", logits, {logits.shape[0], logits.shape[1]});
+    c.index("ids", ids, {logits.shape[0], ids.shape[1]});
+    c.that(ids.shape[1] >= 2, "ids has no room");
+  }
+  Cost cost() const { return {2 * logits.size(), detail::total_bytes(logits), detail::total_bytes(ids)}; }
+  auto outputs() const { return std::array<Tensor, 0>{}; }
+};
+
+// The logits of ids that are not listed become -infinity.  A learner whose logits are not the sampler's (other weights,
+// another policy, another cache) gets the distribution over the set that was sampled from: a ratio of two policies, or
+// a KL between them, over different sets would be 0 or infinite.
+struct KeepListed {
+  Tensor logits;  // act [R, V] in place
+  Tensor ids;     // i32 [R, 1 + limit], of ListKept, the number being `limit` at most
+  void check(Contract& c) const {
+    c.act("logits", logits, {logits.shape[0], logits.shape[1]});
+    c.index("ids", ids, {logits.shape[0], ids.shape[1]});
+    c.that(ids.shape[1] >= 2, "ids has no room");
+  }
+  Cost cost() const { return {2 * logits.size(), detail::total_bytes(ids), detail::total_bytes(logits)}; }
+  auto outputs() const { return std::array<Tensor, 0>{}; }  // -infinity is meant
+};
+
 // Draws a token per row from softmax(logits / temperature).  Gumbel-max: argmax of z - log(-log(u)), lower id on ties,
 // with u = uniform_open(rng_word(key, uid, position, id)).  The log-prob is bitwise that of Logprob.  temperature 0:
 // argmax of the logits, log-prob 0.

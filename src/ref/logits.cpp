@@ -131,7 +131,8 @@ void logits_loss(const LogitsLoss& a, Stream) {
       if (exact) {
         log_q = log_softmax(ref_logits, r, vocabulary, spec.temperature);
         const auto add = [&](const std::vector<double>& of, const std::vector<double>& to) {
-          for (int64_t v = 0; v < vocabulary; v++) divergence += std::exp(of[v]) * (of[v] - to[v]);
+          for (int64_t v = 0; v < vocabulary; v++)
+            if (of[v] > -INFINITY) divergence += std::exp(of[v]) * (of[v] - to[v]);
         };
         spec.kl == KlLoss::exact ? add(log_p, log_q) : add(log_q, log_p);
       }
@@ -172,6 +173,34 @@ void truncate(const Truncate& a, Stream) {
         kept[id] = share(id) >= a.keep.min_p;
       }
       for (int64_t v = 0; v < vocabulary; v++)
+        if (!kept[v]) logits(r, v) = -INFINITY;
+    }
+  });
+}
+
+void list_kept(const ListKept& a, Stream) {
+  const int64_t limit = a.ids.shape[1] - 1;
+  dispatch("list_kept", a.logits, [&]<class T>(T) {
+    const View<T> logits(a.logits);
+    const View<int32_t> ids(a.ids);
+    for (int64_t r = 0; r < a.logits.shape[0]; r++) {
+      int32_t n = 0;
+      for (int32_t v = 0; v < a.logits.shape[1]; v++)
+        if (logits(r, v) > -INFINITY && n++ < limit) ids(r, n) = v;
+      ids(r, 0) = n;
+      for (int64_t i = n; i < limit; i++) ids(r, 1 + i) = -1;
+    }
+  });
+}
+
+void keep_listed(const KeepListed& a, Stream) {
+  dispatch("keep_listed", a.logits, [&]<class T>(T) {
+    const View<T> logits(a.logits);
+    const View<int32_t> ids(a.ids);
+    for (int64_t r = 0; r < a.logits.shape[0]; r++) {
+      std::vector<bool> kept(a.logits.shape[1]);
+      for (int32_t i = 0; i < ids(r, 0); i++) kept[ids(r, 1 + i)] = true;
+      for (int64_t v = 0; v < a.logits.shape[1]; v++)
         if (!kept[v]) logits(r, v) = -INFINITY;
     }
   });

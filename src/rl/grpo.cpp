@@ -285,6 +285,7 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
                     .eos = keys_.eos,
                     .stop = keys_.stop,
                     .hashes = keys_.full,
+                    .kept_ids = engine_.options.kept_ids,
                     .planned = run_.planned};
   std::vector<Trajectory> samples;
   RolloutStats stats;
@@ -347,6 +348,7 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
         s.tokens = std::move(o.tokens);
         s.logprob = std::move(o.logprobs);
         s.hashes = std::move(o.hashes);
+        if (engine_.options.kept_ids > 0) s.kept = std::make_shared<const KeptIds>(std::move(o.kept));
         if (keys_.algorithm.rpo.prefix_loss == PrefixLoss::included) include_prefix(s);
         s.finished = o.finished();
         s.trace = traces.take(q, k);

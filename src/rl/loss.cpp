@@ -66,7 +66,7 @@ Update make_update(const ActorKeys& actor, int64_t max_response_length, std::spa
       if (!s.hashes.empty()) update.sampler_hash.push_back(s.hashes[t]);
     }
     update.groups.back().members.push_back(
-        {{s.tokens.begin(), s.tokens.begin() + plan.length}, std::move(kept), s.sampler_row, s.trace});
+        {{s.tokens.begin(), s.tokens.begin() + plan.length}, std::move(kept), s.sampler_row, s.trace, s.kept});
     update.sample_of.push_back(i);
   }
   return update;
@@ -108,7 +108,7 @@ std::vector<Group> response_groups(std::span<const Trajectory> samples,
     if (wanted && !wanted(s)) continue;
     if (groups.empty() || s.group != group) groups.push_back({shared_tokens(s), {}, s.slot});
     group = s.group;
-    groups.back().members.push_back({s.tokens, {}, s.sampler_row, s.trace});
+    groups.back().members.push_back({s.tokens, {}, s.sampler_row, s.trace, s.kept});
   }
   return groups;
 }

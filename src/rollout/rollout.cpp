@@ -106,7 +106,7 @@ void Rollout::check(const std::vector<Request>& requests, const Sampling& sampli
   }
 }
 
-Rollout::State Rollout::make_state(bool hashes) const {
+Rollout::State Rollout::make_state(const Sampling& sampling) const {
   const int64_t draws = int64_t{limits_.lookahead} * limits_.max_sequences;
   const auto width = static_cast<int64_t>(dtype_size(model_.stat));
   const Tensor hidden =
@@ -136,7 +136,9 @@ Rollout::State Rollout::make_state(bool hashes) const {
           .drawn = drawn,
           .logprob = make_tensor(drawn.data, model_.stat, {draws}),
           .token = make_tensor(drawn.rows(draws * width, draws * 4).data, DType::i32, {draws}),
-          .hash = hashes ? scratch_.alloc("rollout.hashes", DType::i32, {draws, 2}) : Tensor{}};
+          .hash = sampling.hashes ? scratch_.alloc("rollout.hashes", DType::i32, {draws, 2}) : Tensor{},
+          .kept = sampling.kept_ids > 0 ? scratch_.alloc("rollout.kept_ids", DType::i32, {draws, 1 + sampling.kept_ids})
+                                        : Tensor{}};
 }
 
 // Queues one pass over the model and the draws that follow it.
@@ -231,6 +233,7 @@ void Rollout::draw(const Pass& pass, const DrawInputs& inputs, const Sampling& s
     device.hash_runs({.hash = state.hash.rows(pass.first, n), .x = logits.flat(), .run = c.vocab, .each = true});
   if (sampling.truncation.on() && sampling.temperature > 0)
     device.truncate({.logits = logits, .temperature = sampling.temperature, .keep = sampling.truncation});
+  if (state.kept) device.list_kept({.ids = state.kept.rows(pass.first, n), .logits = logits});
   device.sample({.token = state.token.rows(pass.first, n),
                  .logprob = state.logprob.rows(pass.first, n),
                  .logits = logits,
@@ -253,9 +256,14 @@ void Rollout::read(const State& state) {
   } else {
     std::memcpy(logprobs_.data(), host.data(), state.logprob.bytes());
   }
-  if (!state.hash) return;
-  hashes_.resize(n);
-  model_.device.download({.dst = hashes_.data(), .src = state.hash});
+  if (state.hash) {
+    hashes_.resize(n);
+    model_.device.download({.dst = hashes_.data(), .src = state.hash});
+  }
+  if (state.kept) {
+    kept_.resize(static_cast<size_t>(state.kept.size()));
+    model_.device.download({.dst = kept_.data(), .src = state.kept});
+  }
 }
 
 // The books of a pass, but for what came after the end of a sequence.
@@ -289,7 +297,8 @@ std::vector<Completion> Rollout::generate(const std::vector<Request>& requests, 
     own.push_back(requests[i]);
   Packed packed;
   for (const Completion& c : sample(own, sampling, progress, drawn))
-    packed.put_all(c.tokens), packed.put_all(c.logprobs), packed.put_all(c.hashes), packed.put(c.finish);
+    packed.put_all(c.tokens), packed.put_all(c.logprobs), packed.put_all(c.hashes), packed.put_all(c.kept.ids),
+        packed.put_all(c.kept.ends), packed.put(c.finish);
   const double before = comm.waited;
   std::vector<Packed> all;
   for (std::string& bytes : comm.gather(packed.bytes())) all.emplace_back(std::move(bytes));
@@ -301,7 +310,8 @@ std::vector<Completion> Rollout::generate(const std::vector<Request>& requests, 
       Completion& c = completions.emplace_back();
       c.request = static_cast<int>(i), c.sample = static_cast<int>(k);
       c.tokens = from.take_all<std::vector<int32_t>>(), c.logprobs = from.take_all<std::vector<float>>();
-      c.hashes = from.take_all<std::vector<uint64_t>>(), c.finish = from.take<Finish>();
+      c.hashes = from.take_all<std::vector<uint64_t>>(), c.kept.ids = from.take_all<std::vector<int32_t>>();
+      c.kept.ends = from.take_all<std::vector<int64_t>>(), c.finish = from.take<Finish>();
     }
   Packed stats;
   stats.put(stats_);
@@ -316,7 +326,7 @@ std::vector<Completion> Rollout::sample(const std::vector<Request>& requests, co
   check(requests, sampling);
   const Turn keys(kv_), turn(scratch_);
   const ArenaScope scope(scratch_);
-  const State state = make_state(sampling.hashes);
+  const State state = make_state(sampling);
   const int lookahead = sampling.trace ? 1 : limits_.lookahead;
   Scheduler scheduler(
       sampling.dense ? dense_residency_ : residency_, requests, sampling.eos, limits_, cache_,
@@ -345,9 +355,12 @@ std::vector<Completion> Rollout::sample(const std::vector<Request>& requests, co
     } while (std::ssize(passes_) < lookahead && !scheduler.idle());
     if (std::any_of(passes_.begin(), passes_.end(), [](const Pass& p) { return !p.batch.draws.empty(); })) read(state);
     for (const Pass& pass : passes_) {
-      const std::vector<bool> kept =
-          scheduler.settle(pass.batch, tokens_.data() + pass.first, logprobs_.data() + pass.first,
-                           sampling.hashes ? hashes_.data() + pass.first : nullptr);
+      const std::vector<bool> kept = scheduler.settle(
+          pass.batch, tokens_.data() + pass.first, logprobs_.data() + pass.first,
+          sampling.hashes ? hashes_.data() + pass.first : nullptr,
+          state.kept ? make_tensor(kept_.data(), DType::i32, {state.kept.shape[0], state.kept.shape[1]})
+                           .rows(pass.first, std::ssize(pass.batch.draws))
+                     : Tensor{});
       count(pass, kept);
       if (drawn)
         for (size_t i = 0; i < kept.size(); i++)
@@ -365,6 +378,7 @@ std::vector<Completion> Rollout::sample(const std::vector<Request>& requests, co
     const auto n = static_cast<size_t>(requests[c.request].max_new_tokens);
     c.tokens.resize(n), c.logprobs.resize(n);
     if (sampling.hashes) c.hashes.resize(n);
+    if (sampling.kept_ids > 0) c.kept.ends.resize(n);
   }
   return completions;
 }
@@ -402,7 +416,7 @@ void Rollout::skip_alike(Scheduler& scheduler, Seen& seen, int64_t all) {
     skip(now.requests, all - now.admitted);
 }
 
-void Rollout::plan(const Model& model, const RolloutLimits& given, Arena& scratch, const Tensor& hidden, bool hashes) {
+void Rollout::plan(const Model& model, const RolloutLimits& given, Arena& scratch, const Sampling& sampling) {
   expect(model.device.planning(), "the largest pass is for planning");
   RolloutLimits limits = checked(given, model.config);
   const int64_t sequences = Scheduler::cache_sequences(limits), layers = model.config.layers;
@@ -448,12 +462,12 @@ void Rollout::plan(const Model& model, const RolloutLimits& given, Arena& scratc
     batch.keep = 0;
     rollout.stats_.completions = 1;
     const ArenaScope round(scratch);
-    const State state = rollout.make_state(hashes);
+    const State state = rollout.make_state(sampling);
     if (limits.lookahead > 1) {
       rollout.passes_.push_back({.batch = batch, .first = 0, .counts = {}});
       batch.fed.resize(2 * std::min<size_t>(rows, limits.max_sequences));
     }
-    rollout.run(batch, {.eos = {}, .hidden = hidden}, state);
+    rollout.run(batch, sampling, state);
   }
 }
 

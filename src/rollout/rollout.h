@@ -11,16 +11,17 @@
 namespace pare {
 
 struct Sampling {
-  float temperature = 1;       // 0: greedy
-  Truncation truncation = {};  // without effect where greedy
-  uint64_t key = 0;            // rng_key(seed, RngStream::sample, step)
-  std::vector<int32_t> eos;    // any of them ends a sequence
-  Stop stop = {};              // as does any of these
-  bool dense = false;          // keep and read all keys and values, whatever RolloutLimits::kv says, by the dense model
+  float temperature = 1;          // 0: greedy
+  Truncation truncation = {};     // without effect where greedy
+  uint64_t key = 0;               // rng_key(seed, RngStream::sample, step)
+  std::vector<int32_t> eos = {};  // any of them ends a sequence
+  Stop stop = {};                 // as does any of these
+  bool dense = false;  // keep and read all keys and values, whatever RolloutLimits::kv says, by the dense model
   // act [completions * T, C], T >= every max_new_tokens, or absent: row completion * T + t receives the final hidden
   // state that token t was drawn from.
   Tensor hidden = {};
   bool hashes = false;                                       // Completion::hashes
+  int64_t kept_ids = 0;                                      // most ids of a token in Completion::kept; 0: none there
   std::function<void(const PagedRun&, KvTrace)> trace = {};  // called with what each event of the cache kept
   // On the null table, with requests that are all alike and end by their length: tokens and log-probs of the first so
   // many requests alone are returned, the others have none.  Passes that come again are counted without being made.
@@ -81,8 +82,7 @@ class Rollout {
 
   // On the null table: a pass with as many rows, draws and compression events as these limits allow.  It allocates from
   // `scratch` the most that any generate() does.
-  static void plan(const Model& model, const RolloutLimits& limits, Arena& scratch, const Tensor& hidden = {},
-                   bool hashes = false);
+  static void plan(const Model& model, const RolloutLimits& limits, Arena& scratch, const Sampling& sampling = {});
 
   // Of block-sparse methods; at first what RolloutLimits::kv says.  Between two generate()s.
   const BlockBudget& block_budget() const { return budget_; }
@@ -104,6 +104,7 @@ class Rollout {
     Tensor logprob;  // stat [lookahead * max_sequences]: of the passes that are queued, one after another
     Tensor token;    // i32, likewise
     Tensor hash;     // i32 [.., 2], likewise; absent without Sampling::hashes
+    Tensor kept;     // i32 [.., 1 + Sampling::kept_ids], likewise; absent without them
   };
   // One that is queued.
   struct Pass {
@@ -127,7 +128,7 @@ class Rollout {
     Tensor counter;  // i32 [draws, 3]: as in Sample
     Tensor moves;    // i32 [draws, 2]: (draw, row of Sampling::hidden), or none
   };
-  State make_state(bool hashes) const;
+  State make_state(const Sampling& sampling) const;
   void check(const std::vector<Request>& requests, const Sampling& sampling) const;
   void run(Batch batch, const Sampling& sampling, const State& state);
   DrawInputs draw_inputs(const Batch& batch, const Sampling& sampling, Inputs& inputs) const;
@@ -148,6 +149,7 @@ class Rollout {
   std::vector<Pass> passes_;
   std::vector<int32_t> tokens_;  // of all queued passes, once they are read
   std::vector<uint64_t> hashes_;
+  std::vector<int32_t> kept_;
   std::vector<float> logprobs_;
 };
 

@@ -242,7 +242,7 @@ void Scheduler::advance(const Batch& batch) {
 }
 
 std::vector<bool> Scheduler::settle(const Batch& batch, const int32_t* tokens, const float* logprobs,
-                                    const uint64_t* hashes) {
+                                    const uint64_t* hashes, const Tensor& kept_ids) {
   std::vector<bool> kept;
   for (size_t i = 0; i < batch.draws.size(); i++) {
     const int completion = batch.draws[i].completion;
@@ -252,6 +252,15 @@ std::vector<bool> Scheduler::settle(const Batch& batch, const int32_t* tokens, c
     c.tokens.push_back(tokens[i]);
     c.logprobs.push_back(logprobs[i]);
     if (hashes) c.hashes.push_back(hashes[i]);
+    if (kept_ids) {
+      const int32_t* const list = kept_ids.rows(static_cast<int64_t>(i), 1).as<int32_t>();
+      if (const int64_t room = kept_ids.shape[1] - 1; list[0] > room)
+        fail("token ", c.tokens.size(), " of a response was drawn from ", list[0],
+             " ids, and rollout.max_kept_ids = ", room,
+             " are recorded; raise it, or lower rollout.top_p, or set rollout.top_k");
+      c.kept.ids.insert(c.kept.ids.end(), list + 1, list + 1 + list[0]);
+      c.kept.ends.push_back(std::ssize(c.kept.ids));
+    }
     const std::optional<Finish> finish = finish_of(c);
     if (!finish) continue;
     finished_++;

@@ -8,6 +8,7 @@
 
 #include "kv/kv_cache.h"
 #include "kv/paged_attention.h"
+#include "model/replay.h"
 
 namespace pare {
 
@@ -29,6 +30,7 @@ struct Completion {
   std::vector<float> logprobs;  // of each token under the distribution it was drawn from
   Finish finish = Finish::length;
   std::vector<uint64_t> hashes = {};  // of the logits that each token was drawn from (HashRuns::each), or none
+  KeptIds kept = {};                  // Sampling::kept_ids
   bool finished() const { return finish != Finish::length; }  // not cut at its limit
 };
 
@@ -98,9 +100,10 @@ class Scheduler {
   // Records that `batch`, the last of next(), is computed: its sequences grow by a token, those of full length end.
   void advance(const Batch& batch);
   // Records the tokens of a computed batch, in the order of its draws; batches in order.  Returns which were kept:
-  // those whose sequence had not ended before.
+  // those whose sequence had not ended before.  `kept`: ListKept::ids, in memory of the host; throws Error(usage) for a
+  // token that keeps more ids than there is room for.
   std::vector<bool> settle(const Batch& batch, const int32_t* tokens, const float* logprobs,
-                           const uint64_t* hashes = nullptr);
+                           const uint64_t* hashes = nullptr, const Tensor& kept = {});
 
   // For identical requests: repeated work need not be scheduled again.  Between batches whose tokens
   // are all settled, alike() says everything that decides the batches to come, but for how many samples are left: of

@@ -85,6 +85,7 @@ struct RolloutKeys {
   double temperature = 1;
   int64_t top_k = 0;
   double top_p = 1, min_p = 0;
+  int64_t max_kept_ids = 1024;
   std::vector<int64_t> stop_token_ids;
   std::vector<std::string> stop;
   int64_t max_num_seqs = 256, max_num_batched_tokens = 8192, kv_cache_bytes = 0;
@@ -187,6 +188,9 @@ bool shares_prefixes(const Config& config);
 bool exact_learner(const Config& config);
 // The rollout keeps the hidden state that each token was drawn from.
 bool keeps_sampler_states(const Config& config);
+// The most ids of a truncated draw that the rollout records for the learner; 0: none, since its logits are the
+// sampler's.
+int64_t kept_ids(const Config& config);
 // What is allowed but changes the objective or the estimator, one line each.
 std::vector<std::string> config_warnings(const Config& config);
 

@@ -12,6 +12,7 @@ namespace {
 const std::vector<std::string>& free_keys() {
   static const std::vector<std::string> free = {"model.enable_gradient_checkpointing",
                                                 "data.reward_timeout",
+                                                "rollout.max_kept_ids",
                                                 "rollout.max_num_seqs",
                                                 "rollout.max_num_batched_tokens",
                                                 "rollout.kv_cache_bytes",

@@ -42,31 +42,12 @@ void check_data(const Config& c) {
 void check_truncation(const Config& c) {
   const RolloutKeys& r = c.rollout;
   if (!truncation_of(r).on()) return;
-  const std::string which = r.top_k > 0   ? cat("rollout.top_k = ", r.top_k)
-                            : r.top_p < 1 ? cat("rollout.top_p = ", r.top_p)
-                                          : cat("rollout.min_p = ", r.min_p);
-  const auto refuse = [&](const std::string& what, const std::string& instead) {
-    fail(which, " draws from a set of tokens that the learner finds in its own logits, but ", what, "; ", instead,
-         ", or turn ", which.substr(0, which.find(' ')), " off");
-  };
-  const ActorKeys& a = c.actor;
-  if (!c.trainer.exact) refuse("trainer.exact = false rounds them otherwise", "set trainer.exact=true");
-  if (sparser_than_learner(c))
-    refuse(cat("rollout.kv.method = ", config_key("rollout.kv.method").show(c), " reads less than the learner"),
-           "set learner.attention=replay");
-  if (c.distill.enable) refuse("distill.enable trains two learners, whose logits differ", "set distill.enable=false");
-  if (a.ppo_epochs > 1)
-    refuse(cat("actor.ppo_epochs = ", a.ppo_epochs, " updates the weights in between"), "set actor.ppo_epochs=1");
-  if (a.ppo_mini_batch_size > 0 && a.ppo_mini_batch_size < c.data.train_batch_size)
-    refuse(cat("actor.ppo_mini_batch_size = ", a.ppo_mini_batch_size, " updates the weights in between"),
-           "set actor.ppo_mini_batch_size=0");
-  if (needs_reference(c))
-    refuse(cat(a.use_kl_loss ? "actor.use_kl_loss" : "algorithm.use_kl_in_reward",
-               " compares with a reference, whose logits give another set"),
-           a.use_kl_loss ? "set actor.use_kl_loss=false" : "set algorithm.use_kl_in_reward=false");
   if (c.algorithm.rpo.enable && c.algorithm.rpo.prefix_loss == PrefixLoss::included)
-    refuse("algorithm.rpo.prefix_loss = \"included\" trains on tokens that earlier weights drew",
-           "set algorithm.rpo.prefix_loss=masked");
+    fail(r.top_k > 0   ? cat("rollout.top_k = ", r.top_k)
+         : r.top_p < 1 ? cat("rollout.top_p = ", r.top_p)
+                       : cat("rollout.min_p = ", r.min_p),
+         " draws from a set of tokens, and algorithm.rpo.prefix_loss = \"included\" trains on tokens of earlier steps, "
+         "whose sets are not kept; set algorithm.rpo.prefix_loss=masked");
 }
 
 void check_rollout(const Config& c) {
@@ -342,6 +323,13 @@ bool keeps_sampler_states(const Config& c) {
   const ObrsKeys& o = c.algorithm.obrs;
   return sparser_than_learner(c) &&
          (r.acceptance || r.score_centering || c.rollout.kv.adapts() || (o.enable && o.state_weight == StateWeight::z));
+}
+
+int64_t kept_ids(const Config& c) {
+  const RolloutKeys& r = c.rollout;
+  const bool finds = exact_rollout(c) && one_update(c) && !needs_reference(c) && !c.distill.enable;
+  if (!truncation_of(r).on() || finds) return 0;
+  return r.top_k > 0 ? std::min(r.top_k, r.max_kept_ids) : r.max_kept_ids;
 }
 
 std::string tokenizer_spec(const Config& c) {

@@ -16,6 +16,12 @@ Groups rollout_keys() {
             "cumulative probability of the most probable tokens to sample from, after top_k; 1: off", "verl"),
         KEY(rollout.min_p, within(0, 1), "",
             "least probability of a token to sample, as a share of the most probable one's; 0: off", "vLLM"),
+        KEY(rollout.max_kept_ids, count(1), "tokens",
+            "most tokens that top_k, top_p and min_p may keep for one draw where the sampler records them: with "
+            "several "
+            "updates of a rollout, a reference policy, a sampler that reads less than the learner, distill, or "
+            "trainer.exact=false. A draw from more is an error",
+            "pare"),
         KEY(rollout.stop_token_ids, within(0, 2147483647), "",
             "token ids that end a response as EOS does: the token is part of it and trained on, but not part of "
             "the text if it is special",

@@ -224,7 +224,8 @@ void GrpoTraining::worst_case_step(int64_t groups, int64_t planned) {
 void GrpoTraining::largest_batches() {
   Arena& arena = session_.activations;
   const RolloutLimits rollout = session_.rollout_limits();
-  Rollout::plan(session_.sampler(), rollout, session_.rollout_scratch(), sampler_states_, config_.exact.full);
+  Rollout::plan(session_.sampler(), rollout, session_.rollout_scratch(),
+                {.hidden = sampler_states_, .hashes = config_.exact.full, .kept_ids = kept_ids(config_)});
   const int64_t sampled = config_.rollout.n, kept = kept_members(config_);
   BatchLimits limits = batch_limits(kept);
   if (shares_prefixes(config_)) {  // one may take all of a response but a token

@@ -401,6 +401,7 @@ LearnerOptions Session::learner_options() const {
                      !keeps_sampler_states(config),
           .reduce = config.learner.reduce,
           .truncation = truncation_of(config.rollout),
+          .kept_ids = kept_ids(config),
           .hashes = config.exact.full};
 }
 

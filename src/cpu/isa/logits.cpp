@@ -213,7 +213,8 @@ float kl_to(const Scaled& z, const Scaled& zq, const Distribution& d, const Dist
           const vf x = sub(z.at(first + i, lanes), set1(d.max)), p = div(exp(x), set1(d.sum));
           const vf log_p = sub(x, set1(d.log_sum));
           const vf log_q = sub(sub(zq.at(first + i, lanes), set1(q.max)), set1(q.log_sum));
-          acc = select(first_lanes(lanes), fma(p, sub(log_p, log_q), acc), acc);
+          const vf here = select(first_lanes(lanes), fma(p, sub(log_p, log_q), acc), acc);
+          acc = select(less(x, set1(-__FLT_MAX__)), acc, here);
         });
     total += sum(acc);
   });
