@@ -158,7 +158,7 @@ $$($(1)_PARSED): private CXXFLAGS += -include $$($(1)_HEADERS)
 $(2)/tests/pare_tests: $$($(1)_LIB) $$($(1)_TEST) $$($(1)_EMU)
 	$$(call run,link $$@,$$(CXX) $$($(1)_FLAGS) $$(LDFLAGS) $$^ -lgtest $$(LIBS) -o $$@)
 endef
-EMUFLAGS = -Icuda/emu/include $(CXXFLAGS) -Icuda -Wno-unknown-pragmas -fno-strict-aliasing
+EMUFLAGS = -Icuda/emu/include $(CXXFLAGS) -Icuda -Wno-unknown-pragmas -fno-strict-aliasing $(if $(findstring clang,$(CXX)),,-ftrivial-auto-var-init=pattern)
 $(eval $(call variant,cpu,$(BUILD)))
 $(foreach v,asan check fuzz clang,$(eval $(call variant,$(v),$(BUILD)/$(v))))
 $(BUILD)/fuzz/data/%.o $(BUILD)/fuzz/tokenizer/%.o: private fuzz_FLAGS += -fsanitize-coverage=trace-pc

@@ -169,6 +169,47 @@ __device__ __forceinline__ void tensor_copy(void* smem, const CUtensorMap& map, 
 #endif
 }
 
+// The other way: the box of `map` that begins at (x, y) from shared memory, but for what lies outside the tensor; part
+// of the next group of this thread.
+__device__ __forceinline__ void tensor_store(const CUtensorMap& map, int x, int y, const void* smem PTX_LOC) {
+#ifdef CUEMU
+  cuemu::tensor_store(map, {x, y, 0}, smem, loc);
+#else
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(x),
+               "r"(y), "r"(smem_address(smem))
+               : "memory");
+#endif
+}
+__device__ __forceinline__ void store_commit() {
+#ifdef CUEMU
+  cuemu::store_commit();
+#else
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#endif
+}
+// Waits until at most `kLeft` of this thread's committed groups of stores have still to read shared memory.  What they
+// write is there for the next kernel.
+template <int kLeft>
+__device__ __forceinline__ void store_wait_read() {
+#ifdef CUEMU
+  cuemu::store_wait_read(kLeft);
+#else
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
+#endif
+}
+
+// Stores four 8x8 matrices of 16-bit elements as ldmatrix_x4 loads them; lane 8*i + j gives the address of row j of
+// matrix i.
+__device__ __forceinline__ void stmatrix_x4(void* row, const uint32_t (&r)[4] PTX_LOC) {
+#ifdef CUEMU
+  cuemu::stmatrix(row, r, loc);
+#else
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem_address(row)), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+#endif
+}
+
 // ---- products of warpgroups (128 threads from a multiple of 128)
 // Operands lie in shared memory as tensor copies with a swizzle put them: in rows of 32 or 128 bytes, every eight of
 // which form a block that begins at a multiple of 256 or 1024 bytes.
@@ -238,10 +279,10 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[kN], uint32_t (&a)[kSteps]
 #endif
 }
 
-// d += a b: a 64x16 and b 16xkN of bf16.  b lies in shared memory, MN-major or K-major; so does a, or it is in
-// registers.  Register i of thread t of the warpgroup is element (t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8,
-// i / 4 * 8 + t % 4 * 2 + i % 2) of d; a[i] has element (t / 32 * 16 + t % 32 / 4 + i % 2 * 8, i / 2 * 8 + t % 4 * 2)
-// of a and the next in k.  So each of four warps has 16 rows, laid out as mma_16816 has them.
+// d += a b: a 64x16 and b 16xkN of bf16; without `adds`, d = a b, whatever d holds.  b lies in shared memory, MN-major
+// or K-major; so does a, or it is in registers.  Register i of thread t of the warpgroup is element (t / 32 * 16 + t %
+// 32 / 4 + i / 2 % 2 * 8, i / 4 * 8 + t % 4 * 2 + i % 2) of d; a[i] has element (t / 32 * 16 + t % 32 / 4 + i % 2 * 8,
+// i / 2 * 8 + t % 4 * 2) of a and the next in k.  So each of four warps has 16 rows, laid out as mma_16816 has them.
 #define WGMMA_D16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define WGMMA_D32 WGMMA_D16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define WGMMA_D64                                                                      \
@@ -257,8 +298,8 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[kN], uint32_t (&a)[kSteps]
   WGMMA_D96                                                                                        \
   ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define WGMMA(n, d, factors)                                                                                \
-  "{\n.reg .pred add;\nsetp.ne.b32 add, 1, 0;\nwgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" d \
+#define WGMMA(n, d, adds, factors)                                                                                 \
+  "{\n.reg .pred add;\nsetp.ne.b32 add, " adds ", 0;\nwgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" d \
   "}, " factors ";\n}"
 #define D8(i)                                                                                                 \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
@@ -266,36 +307,36 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[kN], uint32_t (&a)[kSteps]
 #define D32(i) D8(i), D8(i + 8), D8(i + 16), D8(i + 24)
 
 template <bool kMnMajorB, bool kMnMajorA = false, int kRegisters>
-__device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b PTX_LOC) {
+__device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b, bool adds = true PTX_LOC) {
   constexpr int kN = 2 * kRegisters;
   static_assert(kN == 32 || kN == 64 || kN == 128 || kN == 144 || kN == 192 || kN == 256);
 #ifdef CUEMU
-  cuemu::wgmma(d, kN, a, b, kMnMajorA, kMnMajorB, loc);
+  cuemu::wgmma(d, kN, a, b, kMnMajorA, kMnMajorB, adds, loc);
 #else
   if constexpr (kN == 32)
-    asm volatile(WGMMA("32", WGMMA_D16, "%16, %17, add, 1, 1, %18, %19")
+    asm volatile(WGMMA("32", WGMMA_D16, "%20", "%16, %17, add, 1, 1, %18, %19")
                  : D8(0), D8(8)
-                 : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}));
+                 : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}), "r"(int{adds}));
   else if constexpr (kN == 64)
-    asm volatile(WGMMA("64", WGMMA_D32, "%32, %33, add, 1, 1, %34, %35")
+    asm volatile(WGMMA("64", WGMMA_D32, "%36", "%32, %33, add, 1, 1, %34, %35")
                  : D32(0)
-                 : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}));
+                 : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}), "r"(int{adds}));
   else if constexpr (kN == 128)
-    asm volatile(WGMMA("128", WGMMA_D64, "%64, %65, add, 1, 1, %66, %67")
+    asm volatile(WGMMA("128", WGMMA_D64, "%68", "%64, %65, add, 1, 1, %66, %67")
                  : D32(0), D32(32)
-                 : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}));
+                 : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}), "r"(int{adds}));
   else if constexpr (kN == 144)
-    asm volatile(WGMMA("144", WGMMA_D72, "%72, %73, add, 1, 1, %74, %75")
+    asm volatile(WGMMA("144", WGMMA_D72, "%76", "%72, %73, add, 1, 1, %74, %75")
                  : D32(0), D32(32), D8(64)
-                 : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}));
+                 : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}), "r"(int{adds}));
   else if constexpr (kN == 192)
-    asm volatile(WGMMA("192", WGMMA_D96, "%96, %97, add, 1, 1, %98, %99")
+    asm volatile(WGMMA("192", WGMMA_D96, "%100", "%96, %97, add, 1, 1, %98, %99")
                  : D32(0), D32(32), D32(64)
-                 : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}));
+                 : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}), "r"(int{adds}));
   else
-    asm volatile(WGMMA("256", WGMMA_D128, "%128, %129, add, 1, 1, %130, %131")
+    asm volatile(WGMMA("256", WGMMA_D128, "%132", "%128, %129, add, 1, 1, %130, %131")
                  : D32(0), D32(32), D32(64), D32(96)
-                 : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}));
+                 : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}), "r"(int{adds}));
 #endif
 }
 template <bool kMnMajorB, int kRegisters>
@@ -306,11 +347,11 @@ __device__ __forceinline__ void wgmma(float (&d)[kRegisters], const uint32_t (&a
   cuemu::wgmma(d, kN, a, b, kMnMajorB, loc);
 #else
   if constexpr (kN == 64)
-    asm volatile(WGMMA("64", WGMMA_D32, "{%32, %33, %34, %35}, %36, add, 1, 1, %37")
+    asm volatile(WGMMA("64", WGMMA_D32, "1", "{%32, %33, %34, %35}, %36, add, 1, 1, %37")
                  : D32(0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int{kMnMajorB}));
   else
-    asm volatile(WGMMA("128", WGMMA_D64, "{%64, %65, %66, %67}, %68, add, 1, 1, %69")
+    asm volatile(WGMMA("128", WGMMA_D64, "1", "{%64, %65, %66, %67}, %68, add, 1, 1, %69")
                  : D32(0), D32(32)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int{kMnMajorB}));
 #endif

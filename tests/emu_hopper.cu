@@ -160,9 +160,74 @@ __global__ void left_in_registers(float* out, const float*) {
   out[threadIdx.x] = static_cast<float>(wrong);
 }
 
+// The product of a 64 x 16 and a 16 x 64 matrix, twice, in sums that begin afresh each time; out as above, of the
+// second.
+template <FreshBug kBug>
+__global__ void fresh_sums(float* out, const float*) {
+  auto* const smem = dynamic_smem<unsigned char>();
+  const int t = static_cast<int>(threadIdx.x);
+  for (int i = t; i < 64 * 16; i += kN) {  // rows of 16 k, of a and of b
+    *elements(smem, place_32(i / 16, i % 16)) = __float2bfloat16(left_factor(i / 16, i % 16));
+    *elements(smem, 2048 + place_32(i / 16, i % 16)) = __float2bfloat16(right_factor(i % 16, i / 16));
+  }
+  fence_proxy_async();
+  __syncthreads();
+  float d[32];
+  for (int i = 0; i < 2; i++) {
+    if (kBug != FreshBug::no_fence || i == 0) wgmma_fence();
+    wgmma<false>(d, matrix_descriptor(smem, Swizzle::bytes_32, 256),
+                 matrix_descriptor(smem + 2048, Swizzle::bytes_32, 256),
+                 (kBug == FreshBug::adds && i == 1) || kBug == FreshBug::never_begun);
+    wgmma_commit();
+    wgmma_wait<0>(d);
+  }
+  int wrong = 0;
+  for (int i = 0; i < 32; i++) {
+    float sum = 0;
+    for (int k = 0; k < 16; k++)
+      sum += left_factor(t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8, k) * right_factor(k, i / 4 * 8 + t % 4 * 2 + i % 2);
+    wrong += !(d[i] == sum);
+  }
+  out[threadIdx.x] = static_cast<float>(wrong);
+}
+
+// Fills a tensor of 28 rows of 64 bf16, each its number, by two boxes of 16 rows from the same 2 KiB of shared memory.
+template <StoreBug kBug>
+__global__ void store_boxes(float* out, const float*) {
+  const CUtensorMap map = tensor_map<2>("store_boxes", out, {64, 28}, {128}, {64, 16}, Swizzle::bytes_128);
+  auto* const smem = dynamic_smem<unsigned char>();
+  const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int box = 0; box < 2; box++) {
+    if (box > 0) {
+      if (threadIdx.x == 0 && kBug == StoreBug::waits_for_one) store_wait_read<1>();
+      if (threadIdx.x == 0 && kBug != StoreBug::no_read_wait && kBug != StoreBug::waits_for_one) store_wait_read<0>();
+      __syncthreads();
+    }
+    uint32_t pairs[4];  // of row lane / 4 + i % 2 * 8, at column warp * 16 + i / 2 * 8 + lane % 4 * 2
+    for (unsigned i = 0; i < 4; i++) {
+      const float first =
+          static_cast<float>((box * 16 + lane / 4 + i % 2 * 8) * 64 + warp * 16 + i / 2 * 8 + lane % 4 * 2);
+      const bf16 pair[2] = {__float2bfloat16(first), __float2bfloat16(first + 1)};
+      std::memcpy(&pairs[i], pair, 4);
+    }
+    const unsigned row = lane % 16, chunk = warp * 2 + lane / 16;
+    unsigned char* const to = smem + row * 128 + (chunk ^ row % 8) * 16;
+    if (kBug != StoreBug::divergent || lane < 31) stmatrix_x4(to + (kBug == StoreBug::misaligned ? 8 : 0), pairs);
+    if (kBug != StoreBug::no_proxy_fence) fence_proxy_async();
+    if (kBug != StoreBug::no_barrier) __syncthreads();
+    if (threadIdx.x == 0) tensor_store(map, 0, box * 16, smem);
+    if (threadIdx.x == 0 && kBug != StoreBug::no_commit) store_commit();
+  }
+  if (threadIdx.x == 0 && kBug != StoreBug::no_last_wait) store_wait_read<0>();
+  if (threadIdx.x == 0 && kBug == StoreBug::reads_target) out[kZeros] = out[5];
+}
+
 #define INSTANTIATE(...) template void __VA_ARGS__(float*, const float*);
 #define X(bug) INSTANTIATE(copy_ring<CopyBug::bug>)
 EMU_COPY_BUGS(X)
+#undef X
+#define X(bug) INSTANTIATE(store_boxes<StoreBug::bug>)
+EMU_STORE_BUGS(X)
 #undef X
 #define X(bug) INSTANTIATE(group_product<false, true, ProductBug::bug>)
 EMU_PRODUCT_BUGS(X)
@@ -173,5 +238,9 @@ INSTANTIATE(group_product<true, false, ProductBug::none>)
 INSTANTIATE(left_in_registers<LeftBug::none>)
 INSTANTIATE(left_in_registers<LeftBug::no_fence>)
 INSTANTIATE(left_in_registers<LeftBug::overwritten>)
+INSTANTIATE(fresh_sums<FreshBug::none>)
+INSTANTIATE(fresh_sums<FreshBug::no_fence>)
+INSTANTIATE(fresh_sums<FreshBug::adds>)
+INSTANTIATE(fresh_sums<FreshBug::never_begun>)
 
 }  // namespace pare::test::emu

@@ -48,11 +48,18 @@ void every_other(float* out, const float* in);
   X(no_proxy_fence)         \
   X(no_barrier)             \
   X(no_fence) X(no_fence_again) X(no_wait) X(waits_for_one) X(wrong_stride) X(different_matrices) X(overwritten)
+#define EMU_STORE_BUGS(X) \
+  X(none)                 \
+  X(no_commit)            \
+  X(no_last_wait)         \
+  X(divergent) X(no_read_wait) X(waits_for_one) X(no_proxy_fence) X(no_barrier) X(reads_target) X(misaligned)
 #define X(bug) bug,
+enum class StoreBug { EMU_STORE_BUGS(X) };
 enum class CopyBug { EMU_COPY_BUGS(X) };
 enum class ProductBug { EMU_PRODUCT_BUGS(X) };
 #undef X
 enum class LeftBug { none, no_fence, overwritten };
+enum class FreshBug { none, no_fence, adds, never_begun };
 template <CopyBug kBug>
 void copy_ring(float* out, const float* in);
 Kernel copy_alone;
@@ -60,6 +67,10 @@ template <bool kMnMajorA, bool kMnMajorB, ProductBug kBug>
 void group_product(float* out, const float* in);
 template <LeftBug kBug>
 void left_in_registers(float* out, const float* in);
+template <StoreBug kBug>
+void store_boxes(float* out, const float* in);
+template <FreshBug kBug>
+void fresh_sums(float* out, const float* in);
 
 // out [16][8] = a [16][16] b [16][8], by one warp.
 void one_mma(float* out, const __nv_bfloat16* a, const __nv_bfloat16* b);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/half.h"
 #include "emu_kernels.h"
 #include "kernels.h"
 #include "ops/linear.h"
@@ -189,11 +190,56 @@ TEST(Emu, TensorCopiesAndProductsInEveryOrder) {
     ASSERT_EQ(alone.out[0], 95 * 96 / 2);
     for (Kernel* kernel : {group_product<false, true, ProductBug::none>, group_product<false, false, ProductBug::none>,
                            group_product<true, true, ProductBug::none>, group_product<true, false, ProductBug::none>,
-                           left_in_registers<LeftBug::none>}) {
+                           left_in_registers<LeftBug::none>, fresh_sums<FreshBug::none>}) {
       const auto r = run_nine(kernel);
       ASSERT_EQ(r.error, cudaSuccess) << r.report;
       for (int i = 0; i < kN; i++) ASSERT_EQ(r.out[i], 0) << "wrong results of thread " << i;
     }
+  });
+}
+
+// The 28 rows of 64 bf16 that store_boxes fills, as bits.
+std::vector<uint16_t> stored(const Run& r) {
+  std::vector<uint16_t> bits(28 * 64);
+  std::memcpy(bits.data(), r.out.data(), bits.size() * 2);
+  return bits;
+}
+
+TEST(Emu, TensorStoresInEveryOrder) {
+  in_all_orders([] {
+    const auto r = run_nine(store_boxes<StoreBug::none>);
+    ASSERT_EQ(r.error, cudaSuccess) << r.report;
+    const auto bits = stored(r);
+    for (size_t i = 0; i < bits.size(); i++) ASSERT_EQ(bits[i], f32_to_bf16(static_cast<float>(i))) << "element " << i;
+    EXPECT_EQ(r.out[kZeros], 0);  // behind the tensor
+  });
+}
+
+TEST(Emu, WrongUseOfTensorStoresShows) {
+  const auto report = [](Kernel* kernel, const char* text) {
+    in_all_orders([&] {
+      const auto r = run_nine(kernel);
+      EXPECT_NE(r.report.find(text), std::string::npos) << r.report;
+    });
+  };
+  report(store_boxes<StoreBug::no_commit>,
+         cuemu::kChecker ? "TMA: write of dynamic shared memory, byte " : "that may yet have to read shared memory");
+  report(store_boxes<StoreBug::no_last_wait>, "a tensor store that may yet have to read shared memory");
+  report(store_boxes<StoreBug::divergent>, "stmatrix");
+  report(store_boxes<StoreBug::misaligned>, "stmatrix: address");
+  if (cuemu::kChecker) {
+    report(store_boxes<StoreBug::no_read_wait>, "TMA: write of dynamic shared memory, byte ");
+    report(store_boxes<StoreBug::waits_for_one>, "TMA: write of dynamic shared memory, byte ");
+    report(store_boxes<StoreBug::no_proxy_fence>, "async proxy: dynamic shared memory, byte ");
+    report(store_boxes<StoreBug::no_barrier>, "race: ");
+    report(store_boxes<StoreBug::reads_target>, "TMA: read of ");
+    return;
+  }
+  const auto good = stored(run_nine(store_boxes<StoreBug::none>));
+  in_all_orders([&] {
+    EXPECT_NE(stored(run_nine(store_boxes<StoreBug::no_read_wait>)), good);
+    EXPECT_NE(stored(run_nine(store_boxes<StoreBug::waits_for_one>)), good);
+    EXPECT_TRUE(std::isnan(run_nine(store_boxes<StoreBug::reads_target>).out[kZeros]));
   });
 }
 
@@ -219,6 +265,11 @@ TEST(Emu, WrongUseOfTensorCopiesAndProductsShows) {
       {group_product<false, true, ProductBug::different_matrices>, "the warps of a warpgroup name different matrices"},
       {left_in_registers<LeftBug::no_fence>, "a factor in registers without a wgmma.fence"},
       {left_in_registers<LeftBug::overwritten>, "the registers of a factor were written before the wait"},
+      {fresh_sums<FreshBug::no_fence>, "sums begin afresh without a wgmma.fence"},
+      {fresh_sums<FreshBug::adds>, ""},
+#ifndef __clang__  // whose precompiled headers forbid it to fill variables
+      {fresh_sums<FreshBug::never_begun>, "adds to registers that nothing was written to"},
+#endif
   };
   if (kAsan) GTEST_SKIP() << "AddressSanitizer ends the program at the first access to the target of a copy";
   const auto copied = run_nine(copy_ring<CopyBug::none>),

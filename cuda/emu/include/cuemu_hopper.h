@@ -22,12 +22,22 @@ void proxy_fence();
 void prefetch_map(const CUtensorMap& map);
 void tensor_copy(void* smem, const CUtensorMap& map, const int (&at)[3], uint64_t* barrier, Loc loc);
 
+// The other way.  Shared memory is read at the wait that covers the store, what it must hold until then; the target is
+// written at the end of the launch, until when it holds NaNs.
+void tensor_store(const CUtensorMap& map, const int (&at)[3], const void* smem, Loc loc);
+void store_commit();
+void store_wait_read(unsigned groups_left);
+
+// stmatrix.sync.aligned.m8n8.x4.shared.b16: the converse of ldmatrix (cuemu_mma.h).
+void stmatrix(void* row, const uint32_t (&r)[4], Loc loc);
+
 // ---- products of warpgroups
 // The matrix descriptor's idea of an address: bytes from the start of dynamic shared memory.
 uint64_t shared_address(const void* p);
 // d += a b: a 64 x 16 and b 16 x `columns`, each K-major or MN-major, of bf16, in shared memory by descriptors with a
-// swizzle; d in registers.  The sum is taken at the wgmma_wait that covers it, until when d holds NaNs.
-void wgmma(float* d, int columns, uint64_t a, uint64_t b, bool mn_major_a, bool mn_major_b, Loc loc);
+// swizzle; d in registers.  The sum is taken at the wgmma_wait that covers it, until when d holds NaNs.  adds: false
+// for d = a b (scale-d of 0), whatever d holds; stricter: a wgmma_fence lies before that in any case.
+void wgmma(float* d, int columns, uint64_t a, uint64_t b, bool mn_major_a, bool mn_major_b, bool adds, Loc loc);
 // The same with a in registers, which that wgmma_wait must find as they were; stricter: a wgmma_fence lies between the
 // last wgmma_wait and the product, whatever happened to them.
 void wgmma(float* d, int columns, const uint32_t* a, uint64_t b, bool mn_major_b, Loc loc);

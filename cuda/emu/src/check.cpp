@@ -7,6 +7,7 @@
 //   - reads of shared or device memory that nobody has written;
 //   - accesses outside every variable and allocation, and to host memory;
 //   - accesses to the target of a cp.async that its thread has not waited for, or of a tensor copy that has not landed;
+//   - writes to the source of a tensor store that has not read it, and accesses to its target in the same launch;
 //   - tensor copies and wgmma (the async proxy) that touch what was written without a fence.proxy.async.
 // (Linux's KCSAN uses the compiler's instrumentation in the same way.)  Compiled without -fsanitize.
 #ifdef CUEMU_CHECK
@@ -34,11 +35,13 @@ struct Slot {
   bool atomic : 1 = false;
   bool async : 1 = false;  // by the async proxy
 };
+enum class Store : uint8_t { none, source, target };  // of a tensor store in flight
 struct Cell {
   Slot write, reads[2];
   uint32_t block = 0;       // shared memory: the block that the rest is about
   uint16_t pending = 0;     // 1 + the thread whose copy is to land here
   uint8_t initialised = 0;  // bytes that have been written, as bits
+  Store store = Store::none;
 };
 
 namespace {
@@ -178,6 +181,9 @@ void check_cell(Cell& x, const Access& a, const Slot& now) {
     report(a, x.pending <= g_block.n ? "cp.async" : "TMA",
            (a.write ? "write of " : "read of ") + memory_name(a.p) + " before the copy was waited for",
            "\n    copied by " + thread_name(x.pending - 1u));
+  if (x.store == Store::target || (x.store == Store::source && a.write))
+    report(a, "TMA", (a.write ? "write of " : "read of ") + memory_name(a.p) + " before a tensor store of it is done",
+           "");
   auto conflicts = [&](const Slot& s) {
     return s.block && (s.bytes & now.bytes) && !(s.atomic && a.atomic) && !ordered(s);
   };
@@ -394,16 +400,29 @@ void tensor_issue(const TensorCopy& c, size_t bytes) {
   const Mbarrier& m = g_mbarriers.at(c.barrier);
   const Access barrier{reinterpret_cast<const char*>(c.barrier), 8, true, true, place_of(c.loc), false, true};
   if (m.at > g_proxy[m.by]) report_proxy(barrier, "the mbarrier", m.by, "");
-  async_access(c.dst, bytes, true, c.loc);
-  Cell* const cells = target_cells("TMA", c.dst, bytes, c.loc);
+  async_access(c.smem, bytes, true, c.loc);
+  Cell* const cells = target_cells("TMA", c.smem, bytes, c.loc);
   for (size_t i = 0; i < bytes / 2; i++) cells[i].pending = static_cast<uint16_t>(m.copies + 1);
 }
 void tensor_done(const TensorCopy& c, size_t bytes) {
   Mbarrier& m = g_mbarriers.at(c.barrier);
   const Slot landed{g_block.serial, g_own[m.copies], place_of(c.loc), m.copies, 3, false, true};
-  Cell* const cells = target_cells("TMA", c.dst, bytes, c.loc);
+  Cell* const cells = target_cells("TMA", c.smem, bytes, c.loc);
   for (size_t i = 0; i < bytes / 2; i++) cells[i].pending = 0, cells[i].write = landed;
   m.arrived[m.copies] = g_own[m.copies]++;
+}
+void store_reads(const TensorCopy& c, size_t bytes, bool done) {
+  async_access(c.smem, bytes, false, c.loc);
+  Cell* const cells = target_cells("TMA", c.smem, bytes, c.loc);
+  for (size_t i = 0; i < bytes / 2; i++) cells[i].store = done ? Store::none : Store::source;
+}
+void store_writes(const TensorCopy& c, const void* to, size_t bytes, bool done) {
+  if (!done) async_access(to, bytes, true, c.loc);
+  bool shared = false;
+  const Pause pause;
+  Cell* const cells = cells_of({static_cast<const char*>(to), bytes, true, false, place_of(c.loc)}, &shared);
+  if (!cells || shared) fail(c.loc, "TMA: the target of a store is not in device memory");
+  for (size_t i = 0; i < bytes / 2; i++) cells[i].store = done ? Store::none : Store::target;
 }
 // Every lane knows that the operands have been read, which counts as done by the first.
 void products_done(unsigned warp) {

@@ -27,6 +27,9 @@ void proxy_fence();
 void async_access(const void* p, size_t bytes, bool write, const Loc&);  // by a copy or product of the running thread
 void tensor_issue(const TensorCopy&, size_t bytes);
 void tensor_done(const TensorCopy&, size_t bytes);
+// Stores: the source, and each row of the target.
+void store_reads(const TensorCopy&, size_t bytes, bool done);
+void store_writes(const TensorCopy&, const void* to, size_t bytes, bool done);
 void products_done(unsigned warp);
 void add(Alloc&);  // memory that kernels may use: nothing in it is written yet
 void remove(Alloc&);
@@ -59,6 +62,8 @@ inline void proxy_fence() {}
 inline void async_access(const void*, size_t, bool, const Loc&) {}
 inline void tensor_issue(const TensorCopy&, size_t) {}
 inline void tensor_done(const TensorCopy&, size_t) {}
+inline void store_reads(const TensorCopy&, size_t, bool) {}
+inline void store_writes(const TensorCopy&, const void*, size_t, bool) {}
 inline void products_done(unsigned) {}
 inline void add(Alloc&) {}
 inline void remove(Alloc&) {}

@@ -74,10 +74,32 @@ void store(uint64_t* barrier, Mbarrier m) {
 std::vector<TensorCopy> g_copies;       // in flight
 std::vector<CUtensorMap> g_prefetched;  // by the block
 
+// The stores of a thread that have not read shared memory, and the number of them at the end of each group.
+struct Stores {
+  std::vector<TensorCopy> stores;
+  std::vector<size_t> groups;
+};
+std::map<unsigned, Stores> g_stores;  // by thread of the block
+struct Sent {
+  TensorCopy store;
+  std::vector<char> box;
+};
+std::vector<Sent> g_sent;  // by the launch: to be written at its end
+
 size_t box_bytes(const CUtensorMap& m) { return size_t{m.box[0]} * m.box[1] * m.box[2] * 2; }
 
-// f(offset in the target, source, bytes that exist) for each innermost row of the box; they begin `before` bytes behind
-// the row's start.
+// That shared memory has room for the box, which begins where it may.
+void expect_box(const TensorCopy& c, const char* what) {
+  const size_t bytes = box_bytes(c.map);
+  if (c.smem < g_block.smem || c.smem + bytes > g_block.smem + g_block.smem_bytes)
+    fail(c.loc, "TMA: the %s of %zu bytes is not in dynamic shared memory", what, bytes);
+  check_aligned(c.smem, 8 * c.map.span, "TMA, shared memory of a copy", c.loc);
+  if (c.at[0] % 8)
+    fail(c.loc, "TMA: a box begins at element %d of a row, within 16 bytes: an illegal instruction", c.at[0]);
+}
+
+// f(offset in shared memory, before, global address, bytes that exist) for each innermost row of the box; those begin
+// `before` bytes behind the row's start.
 template <class F>
 void for_rows(const TensorCopy& c, F f) {
   const CUtensorMap& m = c.map;
@@ -106,7 +128,7 @@ struct LeftRegisters {
 struct Product {
   uint64_t a, b;  // a: 0 if it is in registers
   int columns;
-  bool mn_major_a, mn_major_b;
+  bool mn_major_a, mn_major_b, adds;
   float* sum;  // that of its first lane
   Loc loc;
   std::optional<LeftRegisters> left;
@@ -188,6 +210,7 @@ void multiply(const Product& p, std::vector<float>& sum) {
     });
   };
   uint16_t a[16][16], b[256][16];
+  if (!p.adds) std::fill(sum.begin(), sum.end(), 0.f);
   if (p.left) {
     for (unsigned l = 0; l < kWarp; l++)
       for (unsigned i = 0; i < 4; i++)
@@ -203,6 +226,9 @@ void multiply(const Product& p, std::vector<float>& sum) {
     for (int r = 0; r < 16; r++) std::memcpy(&sum[static_cast<size_t>(r * p.columns + first)], d[r], 32);
   }
 }
+
+// A variable without an initialiser, as -ftrivial-auto-var-init=pattern of g++ fills it.
+bool never_written(float x) { return __float_as_uint(x) == 0xfefefefe; }
 
 struct WgmmaArg {
   float* d;
@@ -228,6 +254,7 @@ void issue(void** args, uint32_t) {
       left.at[l] = lane(l)->a, std::memcpy(left.value[l], left.at[l], sizeof left.value[l]);
   }
   Sum& s = w.sums[p.sum];
+  if (!p.adds && !w.fenced) fail(p.loc, "wgmma: sums begin afresh without a wgmma.fence before");
   if (s.pending++ == 0) {
     s.value.resize(static_cast<size_t>(16 * p.columns));
     for (unsigned l = 0; l < kWarp; l++) {
@@ -237,6 +264,8 @@ void issue(void** args, uint32_t) {
         s.registers[l][i] = __uint_as_float(~0u);
       }
     }
+    if (p.adds && std::all_of(s.value.begin(), s.value.end(), never_written))
+      fail(p.loc, "wgmma: adds to registers that nothing was written to");
     if (!w.fenced &&
         (s.given.size() != s.value.size() || std::memcmp(s.given.data(), s.value.data(), 4 * s.value.size())))
       fail(p.loc, "wgmma: its registers were written without a wgmma.fence behind");
@@ -325,10 +354,7 @@ void tensor_copy(void* smem, const CUtensorMap& map, const int (&at)[3], uint64_
   load(barrier, "TMA", loc);
   const TensorCopy c{static_cast<char*>(smem), map, {at[0], at[1], at[2]}, barrier, loc};
   const size_t bytes = box_bytes(map);
-  if (c.dst < g_block.smem || c.dst + bytes > g_block.smem + g_block.smem_bytes)
-    fail(loc, "TMA: the target of %zu bytes is not in dynamic shared memory", bytes);
-  check_aligned(smem, 8 * map.span, "TMA, target of a copy", loc);
-  if (at[0] % 8) fail(loc, "TMA: a box begins at element %d of a row, within 16 bytes: an illegal instruction", at[0]);
+  expect_box(c, "target");
   for_rows(c, [&](size_t, size_t, const char* from, size_t valid) {
     if (valid) check::async_access(from, valid, false, loc);
   });
@@ -351,13 +377,13 @@ void land_copy() {
   const check::Pause pause;
   const size_t bytes = box_bytes(c.map);
 #ifdef CUEMU_ASAN
-  __asan_unpoison_memory_region(c.dst, bytes);
+  __asan_unpoison_memory_region(c.smem, bytes);
 #endif
   Mbarrier m = load(c.barrier, "TMA", c.loc);
   if (m.bytes < static_cast<int64_t>(bytes))
     fail(c.loc, "TMA: a copy of %zu bytes for an mbarrier that expects %d more", bytes, static_cast<int>(m.bytes));
   check::tensor_done(c, bytes);
-  const auto target = static_cast<size_t>(c.dst - g_block.smem);
+  const auto target = static_cast<size_t>(c.smem - g_block.smem);
   for_rows(c, [&](size_t row, size_t before, const char* from, size_t valid) {
     char line[512] = {};
     if (valid) std::memcpy(line + before, from, valid);
@@ -368,13 +394,75 @@ void land_copy() {
   store(c.barrier, m);
 }
 
+void tensor_store(const CUtensorMap& map, const int (&at)[3], const void* smem, Loc loc) {
+  expect_arch("TMA", loc);
+  const TensorCopy c{static_cast<char*>(const_cast<void*>(smem)), map, {at[0], at[1], at[2]}, nullptr, loc};
+  expect_box(c, "source");
+  check::store_reads(c, box_bytes(map), false);
+  for_rows(c, [&](size_t, size_t, const char* to, size_t bytes) {
+    if (bytes) check::store_writes(c, to, bytes, false), std::memset(const_cast<char*>(to), 0xff, bytes);
+  });
+  g_stores[g_block.cur->linear].stores.push_back(c);
+}
+
+void store_commit() {
+  Stores& s = g_stores[g_block.cur->linear];
+  s.groups.push_back(s.stores.size());
+}
+
+void store_wait_read(unsigned left) {
+  Stores& s = g_stores[g_block.cur->linear];
+  if (s.groups.size() <= left) return;
+  const size_t k = s.groups.size() - left, n = s.groups[k - 1];
+  for (size_t i = 0; i < n; i++) {
+    const TensorCopy& c = s.stores[i];
+    std::vector<char> box(box_bytes(c.map));
+    check::store_reads(c, box.size(), true);
+    const auto from = static_cast<size_t>(c.smem - g_block.smem);
+    for (size_t b = 0; b < box.size(); b += 16) std::memcpy(&box[b], g_block.smem + swizzled(from + b, c.map.span), 16);
+    g_sent.push_back({c, std::move(box)});
+  }
+  s.stores.erase(s.stores.begin(), s.stores.begin() + static_cast<ptrdiff_t>(n));
+  s.groups.erase(s.groups.begin(), s.groups.begin() + static_cast<ptrdiff_t>(k));
+  for (size_t& g : s.groups) g -= n;
+}
+
+void hopper_launch_end(bool ok) {
+  if (!ok) g_sent.clear();
+  for (const Sent& x : g_sent)
+    for_rows(x.store, [&](size_t row, size_t before, const char* to, size_t bytes) {
+      if (bytes) std::memcpy(const_cast<char*>(to), &x.box[row + before], bytes);
+      if (bytes) check::store_writes(x.store, to, bytes, true);
+    });
+  g_sent.clear();
+}
+
+struct StmatrixArg {
+  void* row;
+  const uint32_t* r;
+};
+static void stmatrix_run(void** args, uint32_t) {
+  const auto lane = [&](unsigned l) { return static_cast<StmatrixArg*>(args[l]); };
+  for (unsigned i = 0; i < 4; i++)
+    for (unsigned j = 0; j < 8; j++)
+      for (unsigned e = 0; e < 4; e++)
+        std::memcpy(static_cast<char*>(lane(8 * i + j)->row) + 4 * e, &lane(4 * j + e)->r[i], 4);
+}
+void stmatrix(void* row, const uint32_t (&r)[4], Loc loc) {
+  expect_arch("stmatrix", loc);
+  check_aligned(row, 16, "stmatrix", loc);
+  note_access(row, 16, true, false, loc);
+  StmatrixArg a{row, r};
+  warp_collective(~0u, stmatrix_run, &a, "stmatrix", loc);
+}
+
 uint64_t shared_address(const void* p) { return static_cast<uint64_t>(static_cast<const char*>(p) - g_block.smem); }
 
-void wgmma(float* d, int columns, uint64_t a, uint64_t b, bool mn_major_a, bool mn_major_b, Loc loc) {
-  issue_product({d, nullptr, {a, b, columns, mn_major_a, mn_major_b, d, loc, {}}});
+void wgmma(float* d, int columns, uint64_t a, uint64_t b, bool mn_major_a, bool mn_major_b, bool adds, Loc loc) {
+  issue_product({d, nullptr, {a, b, columns, mn_major_a, mn_major_b, adds, d, loc, {}}});
 }
 void wgmma(float* d, int columns, const uint32_t* a, uint64_t b, bool mn_major_b, Loc loc) {
-  issue_product({d, a, {0, b, columns, false, mn_major_b, d, loc, {}}});
+  issue_product({d, a, {0, b, columns, false, mn_major_b, true, d, loc, {}}});
 }
 
 // These are executed by warps: the first lane counts.
@@ -394,12 +482,14 @@ void wgmma_wait(unsigned left, Loc loc) {
 }
 
 void hopper_block_begin() {
-  g_copies.clear(), g_prefetched.clear();
+  g_copies.clear(), g_prefetched.clear(), g_stores.clear();
   for (Warp& w : g_warps) w = Warp{};
   for (auto& o : g_operands) o.clear();
 }
 
-void expect_products_done(const Thread& t) {
+void expect_nothing_in_flight(const Thread& t) {
+  if (const auto s = g_stores.find(t.linear); s != g_stores.end() && !s->second.stores.empty())
+    fail(s->second.stores[0].loc, "thread ended with a tensor store that may yet have to read shared memory");
   const auto& products = g_warps[t.linear / kWarp].products;
   if (!products.empty()) fail(products[0].loc, "thread ended with wgmma products that it never waited for");
 }

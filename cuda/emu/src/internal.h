@@ -86,17 +86,18 @@ uint64_t draw();                    // a random number
 
 // ---- compute capability 9.0 (hopper.cpp)
 struct TensorCopy {
-  char* dst;
+  char* smem;
   CUtensorMap map;
   int at[3];
-  uint64_t* barrier;
+  uint64_t* barrier;  // null: to global memory
   Loc loc;
 };
 void hopper_block_begin();
+void hopper_launch_end(bool ok);  // stores arrive
 bool copies_in_flight();
-void land_copy();                             // one of them
-std::string mbarrier_state(const uint64_t*);  // what its phase lacks
-void expect_products_done(const Thread&);     // the thread returns
+void land_copy();                              // one of them
+std::string mbarrier_state(const uint64_t*);   // what its phase lacks
+void expect_nothing_in_flight(const Thread&);  // the thread returns
 
 bool can_launch(const Grid&);                              // within the limits of a launch
 size_t shared_memory_limit();                              // bytes that a block can have

@@ -197,7 +197,7 @@ void fiber_main() {
     g_block.returned[t->linear / kWarp] |= 1u << t->linear % kWarp;
     g_block.done++;
     if (!t->copies.empty()) fail(t->copies[0].loc, "thread ended with cp.async copies that it never waited for");
-    expect_products_done(*t);
+    expect_nothing_in_flight(*t);
     Thread* next = pick();
     if (next && next->state == State::unstarted) {
       g_assigned = next;
@@ -251,6 +251,7 @@ cudaError_t run_grid(const Grid& c, ThreadMain entry, void* ctx) {
   g_rng = settings().seed * 0x9e3779b97f4a7c15u | 1;
   check::launch_begin();
   const bool ok = run_blocks(c);
+  hopper_launch_end(ok);
 #ifdef CUEMU_ASAN
   if (smem) __asan_unpoison_memory_region(smem, c.smem);  // of copies that nobody waited for
 #endif
