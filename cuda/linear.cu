@@ -64,9 +64,12 @@ struct Forward {
       if (column + 1 < columns) finish(row, column + 1, sum.y);
       return;
     }
-    if (bias) sum.x += to_float(bias[column]), sum.y += to_float(bias[column + 1]);
+    *reinterpret_cast<__nv_bfloat162*>(&y[row * y_stride + column]) = rounded_pair(column, sum, before);
+  }
+  __device__ __nv_bfloat162 rounded_pair(int column, float2 sum, __nv_bfloat162 before) const {
+    if (bias && column < columns) sum.x += to_float(bias[column]), sum.y += to_float(bias[column + 1]);
     if (residual) sum.x += to_float(before.x), sum.y += to_float(before.y);
-    *reinterpret_cast<__nv_bfloat162*>(&y[row * y_stride + column]) = __floats2bfloat162_rn(sum.x, sum.y);
+    return __floats2bfloat162_rn(sum.x, sum.y);
   }
   __device__ __nv_bfloat162 before_pair(int row, int column) const {
     if (!residual || !is_pair(column)) return {};

@@ -120,6 +120,7 @@ __device__ __forceinline__ void multiply_stage(Accumulator<kColumns> (&sum)[kDow
 // The values of k that a block adds up: the first, and their number.
 template <class Product>
 __device__ __forceinline__ int2 depth_of_block(const Product& p) {
+  if constexpr (!requires { p.sum_of_part(0, 0, 0); }) return {0, p.depth};
   if (gridDim.z == 1) return {0, p.depth};
   const int first = static_cast<int>(blockIdx.z) * p.part;
   return {first, min(p.part, p.depth - first)};
@@ -162,7 +163,7 @@ __device__ __forceinline__ void finish_tile(const Product& p, Accumulator<kColum
       }
     }
   // Groups of pairs load their addends before they store a sum: the compiler cannot move a load above a store.
-  constexpr int kPairs = kColumns / 4, kTogether = kColumns * kDown > 192 ? 8 : 16;
+  constexpr int kPairs = kColumns / 4, kTogether = kColumns * kDown > 256 ? 4 : kColumns * kDown > 192 ? 8 : 16;
 #pragma unroll
   for (int m = 0; m < kDown; m++) {
     // f(i, row, column, pair) for the pairs i in [first, first + kTogether).

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "linear_mma.cuh"
+#include "machine.cuh"
 #include "ops/linear.h"
 #include "ring.cuh"
 
@@ -86,9 +87,9 @@ struct WgmmaRowStage {
   __device__ uint64_t b() const { return matrix_descriptor(x, Swizzle::bytes_128, 1024, kPanel * 2); }
 };
 
-// A block computes kRows rows and kColumns columns: one or two warpgroups, of kDown times 64 rows each, and a warp that
-// copies for them.  kParts: it adds up several parts of k (linear_part), which doubles the registers that hold results.
-// Where those are more than 128 a thread, the warpgroup of the copying warp gives up some of its own.
+// A block computes tiles of kRows rows and kColumns columns: one or two warpgroups, of kDown times 64 rows each, and a
+// warp that copies for them.  kParts: it adds up several parts of k (linear_part), which doubles the registers that
+// hold results.  Where those are more than 128 a thread, the warpgroup of the copying warp gives up some of its own.
 template <int kRows, int kColumns, bool kParts, class Product>
 struct WgmmaBlock {
   using Stage = typename Product::template WgmmaStage<kRows, kColumns>;
@@ -96,38 +97,107 @@ struct WgmmaBlock {
   static_assert(kSums <= 192);
   static constexpr bool kGives = kSums > 128;
   static constexpr int kConsumers = kRows / kDown / 64 * 4, kThreads = kConsumers * 32 + (kGives ? 128 : 32);
-  // Up to 205 KiB of shared memory, or 97 for each of the two blocks that then share a multiprocessor.
+  // Up to 226 KiB of shared memory, or 105 for each of the two blocks that then share a multiprocessor.
   static constexpr int kBlocks = kColumns > 64 || kParts ? 1 : 2,
                        kStages = std::min<int>(6, (kBlocks == 2 ? 96 : 204) * 1024 / sizeof(Stage));
-  using Shared = Ring<Stage, kStages>;
+  // Each warp rounds its results into boxes of 16 rows and kBox columns and stores those from there: as many boxes at
+  // once as fit beside the stages.
+  static constexpr int kBox = kColumns <= 64 ? 32 : (kColumns % 64 == 0 ? 64 : 48), kBoxes = kColumns / kBox * kDown,
+                       kBuffers = std::min<int>(kBoxes, ((kBlocks == 2 ? 104 : 225) * 1024 - kStages * sizeof(Stage)) /
+                                                            (kConsumers * 32 * kBox));
+  static_assert(kBuffers > 0 && kColumns % kBox == 0);
+  struct Shared {
+    alignas(1024) bf16 boxes[kConsumers][kBuffers][16 * kBox];
+    Ring<Stage, kStages> ring;
+  };
 };
 
-// Where the block's tile begins.
+// What is known of the tensors that are copied: the operands, and the result where it is stored by boxes.
+struct WgmmaMaps {
+  CUtensorMap a, b, y;
+  bool by_boxes;
+};
+
+// Where tile i begins, of those that a result of so many rows and columns has.
 template <int kRows, int kColumns>
-__device__ __forceinline__ int2 first_of_tile(int rows, int columns) {
+__device__ __forceinline__ int2 first_of_tile(int rows, int columns, int i) {
   constexpr int kRowTiles = 16;  // blocks that run side by side share these rows and their columns: L2 has them
-  const int down = ceil_div(rows, kRows), across = ceil_div(columns, kColumns),
-            band = blockIdx.x / (kRowTiles * across), i = blockIdx.x % (kRowTiles * across),
+  const int down = ceil_div(rows, kRows), across = ceil_div(columns, kColumns), band = i / (kRowTiles * across),
             in_band = min(kRowTiles, down - band * kRowTiles);
+  i %= kRowTiles * across;
   return {(band * kRowTiles + i % in_band) * kRows, i / in_band * kColumns};
 }
 
+// Rounds the results of a warp and stores them by boxes: total[m] has those of 16 rows from row + m 64 on, and columns
+// from `column` on.
+template <class Block, class Product, int kDown, int kColumns>
+__device__ __forceinline__ void store_tile(const Product& p, const CUtensorMap& map,
+                                           const Accumulator<kColumns> (&total)[kDown], typename Block::Shared& shared,
+                                           int row, int column) {
+  constexpr int kBox = Block::kBox, kAcross = kColumns / kBox, kPairs = kBox / 4,
+                kTogether = kColumns * kDown > 192 ? 4 : kPairs;  // whose addends are loaded at once
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < Block::kBoxes; i++) {
+    const int m = i / kAcross, n = i % kAcross * kBox, first_row = row + m * 64, first_column = column + n;
+    bf16* const box = shared.boxes[threadIdx.x / 32][i % Block::kBuffers];
+    if (lane == 0) {
+      if (i == 0)  // those of the tile before have long been read
+        store_wait_read<0>();
+      else if (i >= Block::kBuffers)
+        store_wait_read<Block::kBuffers - 1>();
+    }
+    __syncwarp();
+#pragma unroll
+    for (int first = 0; first < kPairs; first += kTogether) {
+      // f(pair, row, column, values) for kTogether pairs of the box.
+      const auto for_pairs = [&](auto f) {
+#pragma unroll
+        for (int j = 0; j < kTogether; j++) {
+          const LaneRow r{j % 2};
+          const int tile = n / 8 + (first + j) / 2;
+          const float* const x = &total[m].tile[tile][r.i * 2];
+          f(j, first_row + r, column + lane_column(tile), make_float2(x[0], x[1]));
+        }
+      };
+      decltype(p.before_pair(0, 0)) before[kTogether];
+      for_pairs([&](int j, int r, int c, float2) {
+        before[j] = r < p.rows && c < p.columns ? p.before_pair(r, c) : decltype(p.before_pair(0, 0)){};
+      });
+      uint32_t rounded[4];
+      for_pairs([&](int j, int, int c, float2 x) {
+        const __nv_bfloat162 y = p.rounded_pair(c, x, before[j]);
+        memcpy(&rounded[j % 4], &y, 4);
+        if (j % 4 < 3) return;
+        const int r = lane % 16, chunk = (first + j) / 4 * 2 + lane / 16;
+        stmatrix_x4(box + r * kBox + (kBox == 64 ? chunk ^ r % 8 : chunk) * 8, rounded);
+      });
+    }
+    fence_proxy_async();
+    __syncwarp();
+    if (lane == 0) tensor_store(map, first_column, first_row, box), store_commit();
+  }
+}
+
+// A block computes the tiles blockIdx.x, blockIdx.x + gridDim.x, ...: the copying warp runs ahead into the next while
+// the others finish one.  Where parts are apart or y cannot be stored by boxes, a block has one tile.
 template <int kRows, int kColumns, bool kParts, class Product>
 __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::kThreads,
                                   WgmmaBlock<kRows, kColumns, kParts, Product>::kBlocks)
-    multiply_wgmma(const Product p, const __grid_constant__ CUtensorMap map_a,
-                   const __grid_constant__ CUtensorMap map_b) {
+    multiply_wgmma(const Product p, const __grid_constant__ WgmmaMaps maps) {
 #ifdef PARE_SM90A
   using Block = WgmmaBlock<kRows, kColumns, kParts, Product>;
   using Stage = typename Block::Stage;
-  auto& ring = *dynamic_smem<typename Block::Shared>();
+  auto& shared = *dynamic_smem<typename Block::Shared>();
+  auto& ring = shared.ring;
+  constexpr bool kRounds = requires { p.rounded_pair(0, {}, {}); };
   constexpr int kDown = Block::kDown;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int2 tile = first_of_tile<kRows, kColumns>(p.rows, p.columns);
-  const int first_row = tile.x, first_column = tile.y;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32,
+            tiles = ceil_div(p.rows, kRows) * ceil_div(p.columns, kColumns);
   const auto [first_k, depth] = depth_of_block(p);
   if (threadIdx.x == 0) {
-    prefetch_map(map_a), prefetch_map(map_b);
+    prefetch_map(maps.a), prefetch_map(maps.b);
+    if (maps.by_boxes) prefetch_map(maps.y);
     ring.init(Block::kConsumers);
     fence_proxy_async();
   }
@@ -135,10 +205,13 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
   if (warp >= Block::kConsumers) {
     if constexpr (Block::kGives) fewer_registers<40>();
     if (lane == 0 && warp == Block::kConsumers)
-      for (int i = 0; i * kWgmmaDepth < depth; i++) {
-        Mbarrier* const full = ring.await_empty(i);
-        mbarrier_arrive_expect(full, sizeof(Stage));
-        ring[i].copy(p, map_a, map_b, first_row, first_column, first_k + i * kWgmmaDepth, full);
+      for (int filling = 0, t = blockIdx.x; t < tiles; t += gridDim.x) {
+        const int2 first = first_of_tile<kRows, kColumns>(p.rows, p.columns, t);
+        for (int k = 0; k < depth; k += kWgmmaDepth, filling++) {
+          Mbarrier* const full = ring.await_empty(filling);
+          mbarrier_arrive_expect(full, sizeof(Stage));
+          ring[filling].copy(p, maps.a, maps.b, first.x, first.y, first_k + k, full);
+        }
       }
     __syncwarp();
     if constexpr (requires { p.sum_of_part(0, 0, 0); })
@@ -146,50 +219,81 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
     return;
   }
   if constexpr (Block::kGives) more_registers<232>();
-  Accumulator<kColumns> sum[kDown] = {}, total[kDown] = {};
-  const auto end_part = [&] {
+  // One part is its own total: a variable of its own would take as many registers again, since products also read sums
+  // that they do not add to.
+  Accumulator<kColumns> sums[kParts ? 2 : 1][kDown];
+  auto &sum = sums[0], &total = sums[kParts];
+  int2 first;  // row and column of the warp
+  for (int filling = 0, t = blockIdx.x; t < tiles; t += gridDim.x) {
+    if constexpr (kParts)
 #pragma unroll
-    for (int m = 0; m < kDown; m++) total[m] += sum[m], sum[m] = {};
-  };
-  // Adds stage i, of which kSteps k16 steps exist: a constant, as ptxas takes products that hang on a condition one by
-  // one.
-  const auto add = [&]<int kSteps>(int i, std::integral_constant<int, kSteps>) {
-    const Stage& stage = ring[i];
-    ring.await_full(i);
-    const uint64_t b = stage.b();
-    wgmma_fence();
+      for (int m = 0; m < kDown; m++) total[m] = {}, sum[m] = {};  // so `sum` needs no registers as a tile is finished
+    bool adds = false;
+    const auto end_part = [&] {
 #pragma unroll
-    for (int m = 0; m < kDown; m++) {
-      const uint64_t a = stage.a((warp / 4 * kDown + m) * 64);
+      for (int m = 0; m < kDown; m++)
+        if constexpr (kParts)
+          total[m] += sum[m];
+        else
+          total[m].for_each([](int, int, float& x) { x += 0.f; });  // +0 + x
+      adds = false;
+    };
+    // Adds the next stage, of which kSteps k16 steps exist: a constant, as ptxas takes products that hang on a
+    // condition one by one.
+    const auto add = [&]<int kSteps>(std::integral_constant<int, kSteps>) {
+      const Stage& stage = ring[filling];
+      ring.await_full(filling);
+      const uint64_t b = stage.b();
+      wgmma_fence();
 #pragma unroll
-      for (int k = 0; k < kSteps; k++)
-        wgmma<Stage::kMnMajorB, Stage::kMnMajorA>(sum[m].registers(), a + k * Stage::kNextA, b + k * Stage::kNextB);
+      for (int m = 0; m < kDown; m++) {
+        const uint64_t a = stage.a((warp / 4 * kDown + m) * 64);
+#pragma unroll
+        for (int k = 0; k < kSteps; k++)
+          wgmma<Stage::kMnMajorB, Stage::kMnMajorA>(sum[m].registers(), a + k * Stage::kNextA, b + k * Stage::kNextB,
+                                                    adds || k > 0);
+      }
+      wgmma_commit();
+#pragma unroll
+      for (int m = 0; m < kDown; m++) wgmma_wait<0>(sum[m].registers());
+      if (lane == 0) ring.release(filling);
+      filling++, adds = true;
+    };
+    const int whole = depth / kWgmmaDepth;
+    for (int i = 0, left = p.part / kWgmmaDepth; i < whole; i++) {
+      add(std::integral_constant<int, 4>{});
+      if (kParts && --left == 0) end_part(), left = p.part / kWgmmaDepth;
     }
-    wgmma_commit();
-#pragma unroll
-    for (int m = 0; m < kDown; m++) wgmma_wait<0>(sum[m].registers());
-    if (lane == 0) ring.release(i);
-  };
-  const int whole = depth / kWgmmaDepth;
-  for (int i = 0, left = p.part / kWgmmaDepth; i < whole; i++) {
-    add(i, std::integral_constant<int, 4>{});
-    if (kParts && --left == 0) end_part(), left = p.part / kWgmmaDepth;
+    switch (ceil_div(depth % kWgmmaDepth, 16)) {
+      case 1:
+        add(std::integral_constant<int, 1>{});
+        break;
+      case 2:
+        add(std::integral_constant<int, 2>{});
+        break;
+      case 3:
+        add(std::integral_constant<int, 3>{});
+        break;
+      case 4:
+        add(std::integral_constant<int, 4>{});
+    }
+    if (!kParts || adds) end_part();
+    first = first_of_tile<kRows, kColumns>(p.rows, p.columns, t);
+    first.x += warp / 4 * kDown * 64 + warp % 4 * 16;
+    if constexpr (kRounds) {
+      if (!maps.by_boxes) break;
+      store_tile<Block>(p, maps.y, total, shared, first.x, first.y);
+    } else {
+      finish_tile<64>(p, total, first.x, first.y, t);
+    }
   }
-  switch (ceil_div(depth % kWgmmaDepth, 16)) {
-    case 1:
-      add(whole, std::integral_constant<int, 1>{});
-      break;
-    case 2:
-      add(whole, std::integral_constant<int, 2>{});
-      break;
-    case 3:
-      add(whole, std::integral_constant<int, 3>{});
-      break;
-    case 4:
-      add(whole, std::integral_constant<int, 4>{});
+  if constexpr (kRounds) {
+    if (maps.by_boxes) {
+      if (lane == 0) store_wait_read<0>();
+    } else {
+      finish_tile<64>(p, total, first.x, first.y, blockIdx.x);
+    }
   }
-  end_part();
-  finish_tile<64>(p, total, first_row + warp / 4 * kDown * 64 + warp % 4 * 16, first_column, blockIdx.x);
 #else
   __trap();
 #endif
@@ -199,12 +303,24 @@ template <int kRows, int kColumns, bool kParts, class Product>
 void launch_wgmma(const char* op, const Product& p, Stream stream) {
   using Block = WgmmaBlock<kRows, kColumns, kParts, Product>;
   const auto [a, b] = Block::Stage::maps(op, p);
+  WgmmaMaps maps{.a = a, .b = b, .y = {}, .by_boxes = false};
+  bool one_tile = false;  // for a block
+  if constexpr (requires { p.y; }) {
+    maps.by_boxes = p.apart() == 0 && p.pairs && p.columns % 2 == 0 && p.y_stride % 8 == 0 &&
+                    reinterpret_cast<uintptr_t>(p.y) % 16 == 0;
+    one_tile = !maps.by_boxes;
+    if (maps.by_boxes)
+      maps.y = tensor_map<2>(op, p.y, {static_cast<uint64_t>(p.columns), static_cast<uint64_t>(p.rows)},
+                             {static_cast<uint64_t>(p.y_stride) * 2}, {Block::kBox, 16},
+                             Block::kBox == 64 ? Swizzle::bytes_128 : Swizzle::none);
+  }
+  const unsigned tiles = blocks(op, int64_t{blocks(op, p.rows, kRows)} * blocks(op, p.columns, kColumns), 1),
+                 at_once = static_cast<unsigned>(machine().multiprocessors * Block::kBlocks);
   launch(op, multiply_wgmma<kRows, kColumns, kParts, Product>,
-         {.grid = dim3(blocks(op, int64_t{blocks(op, p.rows, kRows)} * blocks(op, p.columns, kColumns), 1), 1,
-                       std::max(1, p.apart())),
+         {.grid = dim3(one_tile ? tiles : std::min(tiles, at_once), 1, std::max(1, p.apart())),
           .block = Block::kThreads,
           .smem = sizeof(typename Block::Shared)},
-         stream, p, a, b);
+         stream, p, maps);
 }
 
 }  // namespace pare::PARE_CUDA
