@@ -203,6 +203,10 @@ TEST(Stages, FarResponsesOfNegativeAdvantageAreMasked) {
   std::fill(want.begin() + 2, want.begin() + 5, 0);
   EXPECT_EQ(u.terms.weight, want);
   EXPECT_EQ(u.terms.kl_weight, before.kl_weight);
+  want = before.advantage;  // whose product with kl_weight is the weight of centring
+  std::fill(want.begin() + 2, want.begin() + 5, 0);
+  EXPECT_EQ(u.terms.advantage, want);
+  u.terms = before;
   EXPECT_EQ(mask_off_policy(0.24, u, now), 3);
 }
 

@@ -144,7 +144,7 @@ void expect_every_op_called(const Table& table, const Overrides& more) {
   std::set<std::string> called;
   for (const Overrides& kv :
        {Overrides{},
-        {"rollout.top_k=5", "actor.use_kl_loss=false"},
+        {"rollout.top_k=5"},
         {"rollout.kv.method=quest", "rollout.kv.blocks.size=4", "rollout.kv.blocks.count=2",
          "rollout.kv.blocks.dense_layers=0", "rollout.kv.blocks.first=0", "rollout.kv.blocks.last=1",
          "learner.attention=replay"},

@@ -467,7 +467,7 @@ void Grpo::update(int64_t step, std::span<const std::span<Trajectory>> batches, 
   const DistillKeys& d = keys_.distill;
   const double lr = learning_rate(keys_.actor.optim, step, keys_.total_training_steps);
   LossSpec spec = loss_spec(keys_.actor, keys_.temperature);
-  spec.centring = centring(c);
+  if (engine_.sampler_states) spec.centring = centring(c);  // else the sampler's distribution is the policy's
   UpdateTotals totals, students;
   SlotTotals slots;
   const auto logprobs = [&](const std::vector<Group>& groups) {

@@ -239,7 +239,7 @@ void GrpoTraining::largest_batches() {
     limits.slots = std::max(limits.prefix, residency.peak(0, limits.prefix, limits.tokens));
   }
   LossSpec spec = loss_spec(config_.actor, config_.rollout.temperature);
-  spec.centring = centring(config_.algorithm.rollout_correction);
+  if (sampler_states_) spec.centring = centring(config_.algorithm.rollout_correction);
   BatchLimits trained = limits;  // of the tokens that go through the forward
   if (config_.actor.token_subset == TokenSubset::det && config_.learner.attention != LearnerAttention::replay)
     trained.tokens = det_plan(limits.tokens, config_.actor.det_fraction).length;
