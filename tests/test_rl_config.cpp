@@ -638,6 +638,9 @@ TEST(ConfigCheck, Warnings) {
   EXPECT_HAS(warning({"actor.use_kl_loss=true", "algorithm.use_kl_in_reward=true"}), "twice");
   EXPECT_HAS(warning({"actor.use_kl_loss=true", "actor.kl_loss_type=k1"}), "expected gradient is 0");
   EXPECT_TRUE(config_warnings(with({"actor.kl_loss_type=k1"})).empty()) << "no KL in the loss";
+  EXPECT_TRUE(
+      config_warnings(with({"actor.use_kl_loss=true", "actor.kl_loss_type=k1", "actor.use_bias_correction_kl=true"}))
+          .empty());
   EXPECT_HAS(warning({"actor.token_subset=det"}), "biased");
   EXPECT_HAS(warning({"algorithm.oversample.keep=4"}), "nothing corrects for the choice");
   EXPECT_TRUE(config_warnings(with({"algorithm.oversample.keep=8"})).empty()) << "all of them";
@@ -655,6 +658,8 @@ TEST(ConfigCheck, Warnings) {
   EXPECT_TRUE(config_warnings(with({"algorithm.rpo.enable=true"})).empty());
   const std::vector<std::string> sparse = {"rollout.kv.method=quest", "rollout.check_exact=false"};
   EXPECT_HAS(warning(sparse), "nothing corrects");
+  EXPECT_TRUE(
+      config_warnings(with({sparse[0], sparse[1], "algorithm.rollout_correction.score_centering=true"})).empty());
   const std::string mask = "algorithm.rollout_correction.off_policy_mask_threshold=0.1";
   EXPECT_TRUE(config_warnings(with({sparse[0], sparse[1], mask})).empty());
   EXPECT_HAS(warning({mask}), "masks nothing");

@@ -347,7 +347,7 @@ std::vector<std::string> config_warnings(const Config& c) {
   if (c.algorithm.adv_filter_threshold > 0 && extra)
     lines.push_back(cat("algorithm.adv_filter_threshold also takes the dropped samples out of the KL or entropy of ",
                         extra, ": the objective changes"));
-  if (c.actor.use_kl_loss && c.actor.kl_loss_type == KlLoss::k1)
+  if (c.actor.use_kl_loss && c.actor.kl_loss_type == KlLoss::k1 && !c.actor.use_bias_correction_kl)
     lines.push_back(
         "actor.kl_loss_type = k1: as a loss its expected gradient is 0, so that it adds noise and does not hold the "
         "policy to the reference; take k2, k3 or exact, or k1 in the reward (algorithm.use_kl_in_reward)");
@@ -358,7 +358,7 @@ std::vector<std::string> config_warnings(const Config& c) {
         "trainer.exact = false: the sampler's log-probs are the learner's but for roundings, and mismatches are "
         "expected");
   const RolloutCorrectionKeys& r = c.algorithm.rollout_correction;
-  if (sparser_than_learner(c) && !corrects(c.algorithm) && r.off_policy_mask_threshold == 0)
+  if (sparser_than_learner(c) && !corrects(c.algorithm) && !r.score_centering && r.off_policy_mask_threshold == 0)
     lines.push_back(
         "rollout.kv.method samples from another policy than the one that is trained, and nothing corrects "
         "for it (algorithm.rollout_correction)");
