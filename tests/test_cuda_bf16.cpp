@@ -84,24 +84,34 @@ TEST(CudaBf16, Logprob) {
     });
 }
 
+LogitsLoss logits_loss(Call& t, const LossSpec& spec) {
+  LogitsLoss a{};
+  a.logprob = t.stat_out("logprob", {3}), a.entropy = t.stat_out("entropy", {3});
+  a.loss = t.stat_out("loss", {3}), a.kl = t.stat_out("kl", {3}), a.clipped = t.index("clipped", {3}, {});
+  a.logits = t.act("logits", {3, 131}), a.target = t.index("target", {3}, {130, 0, 64});
+  a.weight = t.stat("weight", {3}), a.kl_weight = t.stat("kl_weight", {3});
+  a.advantage = t.stat("advantage", {3}), a.old_logprob = t.stat("old_logprob", {3});
+  for (int i = 0; i < 3; i++) t["old_logprob"].set(i, -5.5 - i);  // the log-probs lie there
+  if (spec.policy == PolicyLoss::gspo) a.log_ratio = t.stat("log_ratio", {3});
+  if (spec.kl == KlLoss::k3) a.ref_logprob = t.stat("ref_logprob", {3});
+  if (is_exact(spec.kl)) a.ref_logits = t.act("ref_logits", {3, 131});
+  if (spec.centring.on) a.sampler_logits = t.act("sampler_logits", {3, 131});
+  a.spec = spec;
+  return a;
+}
+
 TEST(CudaBf16, LogitsLoss) {
   for (PolicyLoss policy : {PolicyLoss::nll, PolicyLoss::ppo, PolicyLoss::gspo, PolicyLoss::cispo})
     for (KlLoss kl : {KlLoss::none, KlLoss::k3, KlLoss::exact, KlLoss::exact_forward})
       check(
           [&](Call& t) {
-            LogitsLoss a{};
-            a.logprob = t.stat_out("logprob", {3}), a.entropy = t.stat_out("entropy", {3});
-            a.loss = t.stat_out("loss", {3}), a.kl = t.stat_out("kl", {3}), a.clipped = t.index("clipped", {3}, {});
-            a.logits = t.act("logits", {3, 131}), a.target = t.index("target", {3}, {130, 0, 64});
-            a.weight = t.stat("weight", {3}), a.kl_weight = t.stat("kl_weight", {3});
-            a.advantage = t.stat("advantage", {3}), a.old_logprob = t.stat("old_logprob", {3});
-            for (int i = 0; i < 3; i++) t["old_logprob"].set(i, -5.5 - i);  // the log-probs lie there
-            if (policy == PolicyLoss::gspo) a.log_ratio = t.stat("log_ratio", {3});
-            if (kl == KlLoss::k3) a.ref_logprob = t.stat("ref_logprob", {3});
-            if (is_exact(kl)) a.ref_logits = t.act("ref_logits", {3, 131});
-            a.spec = {
-                .policy = policy, .kl = kl, .clip_c = 3, .kl_coef = 0.3f, .entropy_coef = 0.1f, .temperature = 0.8f};
-            t.table.logits_loss(a, {});
+            t.table.logits_loss(logits_loss(t, {.policy = policy,
+                                                .kl = kl,
+                                                .clip_c = 3,
+                                                .kl_coef = 0.3f,
+                                                .entropy_coef = 0.1f,
+                                                .temperature = 0.8f}),
+                                {});
           },
           0, policy == PolicyLoss::ppo);
 }
@@ -109,15 +119,8 @@ TEST(CudaBf16, LogitsLoss) {
 TEST(CudaBf16, CentredScores) {
   for (const Centring& centring : {Centring{.on = true}, Centring{.on = true, .by_ratio = true, .cap = 1.1f}})
     check([&](Call& t) {
-      LogitsLoss a{};
-      a.logprob = t.stat_out("logprob", {3}), a.entropy = t.stat_out("entropy", {3});
-      a.loss = t.stat_out("loss", {3}), a.kl = t.stat_out("kl", {3}), a.clipped = t.index("clipped", {3}, {});
-      a.logits = t.act("logits", {3, 131}), a.target = t.index("target", {3}, {130, 0, 64});
-      a.weight = t.stat("weight", {3}), a.kl_weight = t.stat("kl_weight", {3});
-      a.advantage = t.stat("advantage", {3}), a.old_logprob = t.stat("old_logprob", {3});
+      LogitsLoss a = logits_loss(t, {.policy = PolicyLoss::ppo, .temperature = 0.8f, .centring = centring});
       for (int i = 0; i < 3; i++) t["old_logprob"].set(i, NAN);
-      a.sampler_logits = t.act("sampler_logits", {3, 131});
-      a.spec = {.policy = PolicyLoss::ppo, .temperature = 0.8f, .centring = centring};
       t.table.logits_loss(a, {});
     });
 }

@@ -342,15 +342,20 @@ void set_distill(Engine& e, const ref::StepOptions& o) {
   e.keys.checks = true;
 }
 
+ref::StepAdapter random_adapter(int64_t rank, uint64_t seed) {
+  ref::StepAdapter adapter(shape_of(one_layer()), rank);
+  Rng rng(rng_key(seed, RngStream::test, 9));
+  for (ref::Matrix* part : adapter.all())
+    for (double& x : part->data) x = 0.1 * rng.normal();
+  return adapter;
+}
+
 // Phase A with xi and a veto, phase B with what it rejects.
 TEST(Step, DistillSparseIsTheEngines) {
   for (const double veto : {1e-4, 0.6}) {
     ref::StepOptions o = five_responses();
     o.prompt = {5, 11, 2, 7, 7, 1, 18, 3, 8, 10}, o.blocks = 2, o.veto = veto, o.rank = 3, o.distill_lambda = 0.4f;
-    ref::StepAdapter adapter(shape_of(one_layer()), o.rank);
-    Rng rng(rng_key(3, RngStream::test, 9));
-    for (ref::Matrix* part : adapter.all())
-      for (double& x : part->data) x = 0.1 * rng.normal();
+    ref::StepAdapter adapter = random_adapter(o.rank, 3);
     const std::vector<double> start = flat(adapter);
     const Both both(
         o,
@@ -379,10 +384,7 @@ TEST(Step, PapersTogetherAreTheEngines) {
   o.dash_threshold = 0.5, o.nat_tokens = 3, o.rpo_earlier = {9, 1, 16, 12, 3, 8}, o.rpo_max_cut = 5;
   o.prompt = {5, 11, 2, 7, 7, 1, 18, 3, 8, 10}, o.max_tokens = 10, o.blocks = 2, o.veto = 0.5;
   o.rank = 2, o.distill_lambda = 0.4f;
-  ref::StepAdapter adapter(shape_of(one_layer()), o.rank);
-  Rng rng(rng_key(4, RngStream::test, 9));
-  for (ref::Matrix* part : adapter.all())
-    for (double& x : part->data) x = 0.1 * rng.normal();
+  ref::StepAdapter adapter = random_adapter(o.rank, 4);
   const std::vector<double> start = flat(adapter);
   const Both both(
       o,
