@@ -112,7 +112,7 @@ struct WgmmaBlock {
   };
 };
 
-// What is known of the tensors that are copied: the operands, and the result where it is stored by boxes.
+// Tensor maps of the operands, and of the result if it is stored by boxes.
 struct WgmmaMaps {
   CUtensorMap a, b, y;
   bool by_boxes;

@@ -169,8 +169,8 @@ __device__ __forceinline__ void tensor_copy(void* smem, const CUtensorMap& map, 
 #endif
 }
 
-// The other way: the box of `map` that begins at (x, y) from shared memory, but for what lies outside the tensor; part
-// of the next group of this thread.
+// Stores the box of `map` that begins at (x, y) from shared memory, but for elements outside of the tensor; part of
+// this thread's next group.
 __device__ __forceinline__ void tensor_store(const CUtensorMap& map, int x, int y, const void* smem PTX_LOC) {
 #ifdef CUEMU
   cuemu::tensor_store(map, {x, y, 0}, smem, loc);

@@ -35,7 +35,7 @@ struct SamplerStates {
   int32_t top_k = 0;
 };
 
-// Policies beside the model that a loss compares it with.
+// Policies that a loss compares the model with.
 struct LossPolicies {
   const Model* reference = nullptr;  // of an exact KL, else null
   Tensor sampler = {};               // SamplerStates::hidden, of score centring, else absent
@@ -56,8 +56,7 @@ struct LearnerOptions {
   bool balance = true;                    // slots of equal FLOPs; or a group is of the slot that it was sampled in
   Reduce reduce = Reduce::ordered;
   Truncation truncation = {};  // of the sampler: the policy is its distribution over what is kept
-  // The logits may not be the sampler's: Member::kept_ids say what is kept, so many ids a token at most; 0: Truncate
-  // does.
+  // Most ids of a token in Member::kept_ids; 0: none, as the logits are the sampler's and Truncate finds them.
   int64_t kept_ids = 0;
   bool hashes = false;  // accumulate() hashes the logits of every loss row (HashRuns::each)
 };

@@ -160,8 +160,7 @@ __global__ void left_in_registers(float* out, const float*) {
   out[threadIdx.x] = static_cast<float>(wrong);
 }
 
-// The product of a 64 x 16 and a 16 x 64 matrix, twice, in sums that begin afresh each time; out as above, of the
-// second.
+// Computes the product of a 64 x 16 and a 16 x 64 matrix twice, in sums that begin afresh; out as above, of the second.
 template <FreshBug kBug>
 __global__ void fresh_sums(float* out, const float*) {
   auto* const smem = dynamic_smem<unsigned char>();

@@ -33,7 +33,7 @@ inline std::string read_text(const std::filesystem::path& path) {
 // Returns text of the log as one line: where lines wrap depends on the names of the machine.
 inline std::string one_line(const std::string& text) { return std::regex_replace(text, std::regex("\\s+"), " "); }
 
-// What a program prints, as the indented block that `make readme` writes; empty if it is not built.
+// Returns the output of a program as the indented block that `make readme` writes; empty if it is not built.
 inline std::string printed_block(const std::filesystem::path& program) {
   if (!std::filesystem::exists(program)) return "";
   FILE* const pipe = popen(program.c_str(), "r");

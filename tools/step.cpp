@@ -61,7 +61,7 @@ void print_responses(const StepResult& step) {
     std::printf("  %-11s %6.2f %10.4f\n", (text(step.prefix) + text(r.tokens)).c_str(), r.reward, r.advantage);
 }
 
-// Of the first response.
+// Prints the sampler's and the learner's log-probs of the first response.
 void print_logprobs(const StepResult& step) {
   const StepResponse& r = step.responses[0];
   int same = 0, all = 0;
@@ -111,7 +111,7 @@ long tokens_in_loss(const StepResult& step) {
 
 double rounded(double loss) { return std::abs(loss) < 1e-9 ? 0 : loss; }  // not -0.000000
 
-// What every switch changes.
+// Prints how much is trained on and the norm of the gradient: every switch changes them.
 void print_trained(const StepResult& step) {
   size_t sampled = 0, responses = 0;
   for (const StepResponse& r : step.responses) sampled += r.tokens.size(), responses += !r.weight.empty();

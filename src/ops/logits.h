@@ -137,7 +137,7 @@ struct Truncate {
   auto outputs() const { return std::array<Tensor, 0>{}; }  // -infinity is meant
 };
 
-// What Truncate left of a row, as a list that a row of other logits can be truncated by (KeepListed).
+// Lists the ids that Truncate left of a row; KeepListed truncates other logits by the list.
 struct ListKept {
   Tensor ids;     // i32 [R, 1 + limit] out: the number of ids that are not -infinity; the first `limit`, ascending; -1
   Tensor logits;  // act [R, V]

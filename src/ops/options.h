@@ -37,9 +37,9 @@ struct Truncation {
   bool on() const { return top_k > 0 || top_p < 1 || min_p > 0; }
   bool valid() const { return top_k >= 0 && top_p > 0 && top_p <= 1 && min_p >= 0 && min_p <= 1; }
 };
-// Score centring (arXiv 2609.20807): the score of a sampled token a, w_a d log p_a / dz, less its mean under the
-// sampler's distribution q, sum_v c_v d log p_v / dz = c - p sum(c) with c_v = q_v F(p_v / q_v).  F is the token weight
-// of the rollout correction: min(x, cap) `by_ratio`, else 1; 0 outside [low, high].
+// Score centring (arXiv 2609.20807) subtracts from the score of a sampled token a, w_a d log p_a / dz, its mean under
+// the sampler's distribution q: sum_v c_v d log p_v / dz = c - p sum(c), where c_v = q_v F(p_v / q_v).  F is the token
+// weight of the rollout correction: min(x, cap) `by_ratio`, else 1; 0 outside [low, high].
 struct Centring {
   bool on = false, by_ratio = false;
   float low = 0, high = std::numeric_limits<float>::max(), cap = std::numeric_limits<float>::max();

@@ -294,8 +294,7 @@ Pass forward(const Policy& p, const Batch& batch) {
   return x;
 }
 
-// The same in reverse: from the gradient of the logits to that of every parameter.  dx follows the residual stream
-// down.
+// The same in reverse: from the gradient of the logits to that of every parameter.  dx follows the residual stream.
 void backward(const Policy& p, const Pass& x, const Matrix& d_logits, StepUpdate& u) {
   const StepWeights& w = p.w;
   StepWeights& g = u.gradient;

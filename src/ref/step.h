@@ -1,6 +1,5 @@
 // One GRPO step of a one-layer model in a single file: where to begin reading.  The engine does the same with a cache,
-// many layers, fast kernels and every method.  The tests `Step.*` compare the two, bit for bit; README.md has the
-// numbers.
+// many layers, fast kernels and every method; the tests `Step.*` compare the two, bit for bit.  In numbers: README.md.
 #pragma once
 #include <cstdint>
 #include <functional>

@@ -70,7 +70,7 @@ std::vector<double> raw_weights(RatioLevel level, std::span<const float> log_rat
 //   icepop   xi inside the bounds, else 0    released  min(xi, 1.5) inside [0.5, 1.5], else 0, not yet normalised
 std::vector<double> xi_weights(const RolloutCorrectionKeys& keys, std::span<const float> log_ratio);
 
-// Score centring with these weights and the mask of `rollout_rs`: F of any id, not of the sampled one alone.
+// Returns the score centring that goes with the weights and token mask of `keys`.
 Centring centring(const RolloutCorrectionKeys& keys);
 
 // The verdict of all samples that are not filtered, from their old log-probs.

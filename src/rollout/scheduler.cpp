@@ -256,8 +256,8 @@ std::vector<bool> Scheduler::settle(const Batch& batch, const int32_t* tokens, c
       const int32_t* const list = kept_ids.rows(static_cast<int64_t>(i), 1).as<int32_t>();
       if (const int64_t room = kept_ids.shape[1] - 1; list[0] > room)
         fail("token ", c.tokens.size(), " of a response was drawn from ", list[0],
-             " ids, and rollout.max_kept_ids = ", room,
-             " are recorded; raise it, or lower rollout.top_p, or set rollout.top_k");
+             " tokens of the vocabulary, more than rollout.max_kept_ids = ", room,
+             "; raise that, lower rollout.top_p or set rollout.top_k");
       c.kept.ids.insert(c.kept.ids.end(), list + 1, list + 1 + list[0]);
       c.kept.ends.push_back(std::ssize(c.kept.ids));
     }

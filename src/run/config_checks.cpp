@@ -80,7 +80,7 @@ void check_rollout(const Config& c) {
          " is not between 1 and data.max_response_length = ", c.data.max_response_length);
 }
 
-// Of a rollout: its weights are those that are sampled.
+// Every rollout is trained on once, at the weights that sampled it.
 bool one_update(const Config& c) {
   const ActorKeys& a = c.actor;
   return a.ppo_epochs == 1 && (a.ppo_mini_batch_size == 0 || a.ppo_mini_batch_size >= c.data.train_batch_size);
@@ -95,7 +95,7 @@ void check_centring(const Config& c) {
   const std::string is =
       cat("algorithm.rollout_correction.rollout_is = ", config_key("algorithm.rollout_correction.rollout_is").show(c));
   if (r.rollout_is == RolloutIs::paper)
-    refuse(cat("subtracts a mean that ", is, " makes 0"), "rollout_is to none, tis or icepop, or turn it off");
+    refuse(cat("subtracts a mean, which ", is, " makes 0"), "rollout_is to none, tis or icepop, or turn it off");
   if (r.rollout_is == RolloutIs::released)
     refuse(cat("needs the weight of every id, and ", is, " normalises those of the sampled tokens"),
            "rollout_is to none, tis or icepop");
@@ -108,10 +108,10 @@ void check_centring(const Config& c) {
     refuse("centres the score of a token, and actor.policy_loss.loss_mode = \"gspo\" has one ratio for a sequence",
            "actor.policy_loss.loss_mode=vanilla");
   if (!one_update(c))
-    refuse("holds for the weights that were sampled, which a second update of a rollout has left",
+    refuse("compares the sampler with the weights it sampled at, and a second update of a rollout has changed them",
            "actor.ppo_epochs=1 and actor.ppo_mini_batch_size=0");
   if (c.actor.use_kl_loss && is_exact(c.actor.kl_loss_type))
-    refuse("has the sampler's distribution where actor.kl_loss_type = \"exact\" has the reference's",
+    refuse("and actor.kl_loss_type = \"exact\" each compare whole distributions, and the loss has room for one",
            "actor.kl_loss_type=k3");
 }
 

@@ -22,8 +22,8 @@ void proxy_fence();
 void prefetch_map(const CUtensorMap& map);
 void tensor_copy(void* smem, const CUtensorMap& map, const int (&at)[3], uint64_t* barrier, Loc loc);
 
-// The other way.  Shared memory is read at the wait that covers the store, what it must hold until then; the target is
-// written at the end of the launch, until when it holds NaNs.
+// The other way.  The wait that covers the store reads shared memory, which must hold the box until then; the end of
+// the launch writes the target, which holds NaNs until then.
 void tensor_store(const CUtensorMap& map, const int (&at)[3], const void* smem, Loc loc);
 void store_commit();
 void store_wait_read(unsigned groups_left);

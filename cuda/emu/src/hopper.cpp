@@ -88,7 +88,7 @@ std::vector<Sent> g_sent;  // by the launch: to be written at its end
 
 size_t box_bytes(const CUtensorMap& m) { return size_t{m.box[0]} * m.box[1] * m.box[2] * 2; }
 
-// That shared memory has room for the box, which begins where it may.
+// Fails unless the box lies in shared memory and begins where one may.
 void expect_box(const TensorCopy& c, const char* what) {
   const size_t bytes = box_bytes(c.map);
   if (c.smem < g_block.smem || c.smem + bytes > g_block.smem + g_block.smem_bytes)
