@@ -130,7 +130,6 @@ double Learner::gradient_norm() {
 
 double Learner::step(const AdamWOptions& o) {
   Device& device = model_.device;
-  Comm& comm = device.comm;
   begin_update();
   if (!sum_) add_head_gradient();
   double norm = gradient_norm();
@@ -166,15 +165,7 @@ double Learner::step(const AdamWOptions& o) {
                   .key = rng_key(o.seed, RngStream::moments, static_cast<uint64_t>(steps_)),
                   .first = b.offset,
                   .master = trained_.master ? own(b, trained_.master) : Tensor{}});
-  if (comm.ranks() > 1) {
-    std::vector<int64_t> counts;
-    int64_t at = 0;
-    for (int r = 0; r < comm.ranks(); r++) {
-      const int64_t end = place_of(trained_.blocks, trained_.cuts[r + 1], trained_.packed.size());
-      counts.push_back(end - at), at = end;
-    }
-    device.all_gather({.y = trained_.packed, .counts = counts, .comm = &comm});
-  }
+  trained_.gather_parts();
   update_.reset();
   return norm;
 }

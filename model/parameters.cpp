@@ -57,8 +57,9 @@ const ParameterBlock& Parameters::block_of(const Parameter& parameter) const {
 // [rows, inputs] of the staging memory.
 Tensor Parameters::staged(int64_t rows, int64_t inputs) const { return staging_.rows(0, rows * inputs).matrix(inputs); }
 
-void Parameters::set_parameters(const ParameterReader& read) {
+void Parameters::set_parameters(const ParameterReader& read, bool in_parts) {
   LongWork work(cat("setting ", size(), " parameters"), size());  // read, or drawn
+  const int64_t from = in_parts ? own_begin() : 0, to = in_parts ? own_end() : size();
   std::vector<float> host;
   std::vector<double> wide;
   std::vector<uint16_t> narrow;
@@ -80,15 +81,17 @@ void Parameters::set_parameters(const ParameterReader& read) {
   for (size_t i = 0; i < layout.size(); i++) {
     const Parameter& p = layout[i];
     const ParameterBlock& b = block_of(p);
-    if (b.vector) {
+    const int64_t begin = std::max(from, p.offset) - p.offset, end = std::min(to, p.offset + p.size) - p.offset;
+    if (begin >= end) continue;
+    if (b.vector) {  // whole, as cuts leave it
       host.resize(static_cast<size_t>(p.size));
       read(i, 0, p.size, host.data());
       upload(b.vector.rows(p.offset - b.offset, p.size), p.offset);
       continue;
     }
-    const int64_t inputs = b.weight.inputs(), rows = p.size / inputs, first = (p.offset - b.offset) / inputs;
+    const int64_t inputs = b.weight.inputs(), first = (p.offset - b.offset) / inputs, rows = end / inputs;
     const int64_t piece = std::max<int64_t>(1, kPiece / inputs);
-    for (int64_t r = 0, n = 0; r < rows; r += n) {
+    for (int64_t r = begin / inputs, n = 0; r < rows; r += n) {
       n = std::min(piece, rows - r);
       host.resize(static_cast<size_t>(n * inputs));
       read(i, r * inputs, n * inputs, host.data());
@@ -97,7 +100,20 @@ void Parameters::set_parameters(const ParameterReader& read) {
       work.done(p.offset + (r + n) * inputs);
     }
   }
+  if (in_parts) gather_parts();
   work.done(size());
+}
+
+void Parameters::gather_parts() const {
+  Comm& comm = device.comm;
+  if (comm.ranks() == 1) return;
+  std::vector<int64_t> counts;
+  int64_t at = 0;
+  for (size_t r = 1; r < cuts.size(); r++) {
+    const int64_t end = place_of(blocks, cuts[r], packed.size());
+    counts.push_back(end - at), at = end;
+  }
+  device.all_gather({.y = packed, .counts = counts, .comm = &comm});
 }
 
 void Parameters::set_parameters(const std::vector<float>& host) {

@@ -12,13 +12,15 @@ namespace pare {
 
 class Parameters {
  public:
-  // Copies the parameters to the device, a piece at a time, rounded to `dtype`.
-  void set_parameters(const ParameterReader& read);
+  // Copies the parameters to the device, a piece at a time, rounded to `dtype`.  `in_parts`: each rank reads its own
+  // part and ranks exchange them, which is for values that are computed: files of one rank may differ from another's.
+  void set_parameters(const ParameterReader& read, bool in_parts = false);
   void set_parameters(const std::vector<float>& host);  // in the order of the layout
   // Of the device's, or of the master where there is one, and then of this rank's elements alone; `this` lives as long.
   ParameterReader reader() const;
   ParameterReader rounded() const;  // of the device's
   std::vector<float> get_parameters() const;
+  void gather_parts() const;  // each rank's part of the blocks, to all ranks
   int64_t size() const;
   // The sum modulo 2^64 of HashRuns::element(first + i, x) over this rank's elements i of the layout, of the master
   // where there is one.  The sum over ranks is that of one rank: it depends on the values alone.

@@ -166,6 +166,34 @@ TEST(Threads, ChangeNoBit) {
   }
 }
 
+// Drawing a parameter takes time, which ranks share: each draws its own and has all in the end.
+TEST(Threads, DrawTheirPartsOfTheWeights) {
+  const ModelConfig c = tiny_config("qwen3", false);
+  std::vector<float> alone;
+  for (const int ranks : {1, 3, 5}) {
+    std::atomic<int64_t> drawn = 0;
+    run_ranks(1, ranks, [&](Comm& comm) {
+      Device device(table_cpu, {}, comm);
+      Arena weights("weights");
+      Model model(c, device, weights, DType::f32, true);
+      int64_t own = 0;
+      const ParameterReader draw = init_parameters(c, 7, Init::fan_in);
+      model.set_parameters(
+          [&](size_t parameter, int64_t begin, int64_t count, float* out) {
+            own += count;
+            draw(parameter, begin, count, out);
+          },
+          true);
+      EXPECT_EQ(own, model.own());
+      drawn += own;
+      const std::vector<float> all = model.get_parameters();
+      if (ranks == 1) alone = all;
+      EXPECT_TRUE(same_bits(all, alone)) << comm.rank() << " of " << ranks;
+    });
+    EXPECT_EQ(drawn, std::ssize(alone)) << ranks;
+  }
+}
+
 // Counts pieces whose memory begins at no multiple of 16 bytes.
 class Aligned final : public Comm {
  public:

@@ -170,12 +170,13 @@ Session::Session(const Config& c, const Table& table, bool trainable, const std:
   check_prompts();
   if (!device.planning()) {
     if (!c.model.path.empty()) weights_dtype = hf_dtype(c.model.path, model_config);
+    const bool drawn = c.model.path.empty();
     const ParameterReader initial =
-        c.model.path.empty() ? init_parameters(model_config, static_cast<uint64_t>(c.trainer.seed), c.model.init)
-                             : hf_weights(c.model.path, model_config);
-    std::atomic<uint64_t> hash = 0;  // a sum: the same for any order
-    const auto set = [&](Parameters& parameters, const ParameterReader& read, int64_t before) {
-      parameters.set_parameters([&](size_t parameter, int64_t begin, int64_t count, float* out) {
+        drawn ? init_parameters(model_config, static_cast<uint64_t>(c.trainer.seed), c.model.init)
+              : hf_weights(c.model.path, model_config);
+    std::atomic<uint64_t> hash = 0;  // a sum: the same for any order, and of parts
+    const auto set = [&](Parameters& parameters, const ParameterReader& read, int64_t before, bool in_parts) {
+      const auto read_hashed = [&](size_t parameter, int64_t begin, int64_t count, float* out) {
         read(parameter, begin, count, out);
         const auto first = static_cast<uint64_t>(before + parameters.layout[parameter].offset + begin);
         parallel_for(count, 1 << 14, [&](int64_t b, int64_t e) {
@@ -184,15 +185,20 @@ Session::Session(const Config& c, const Table& table, bool trainable, const std:
             sum += mix64((first + static_cast<uint64_t>(i)) << 32 ^ std::bit_cast<uint32_t>(out[i]));
           hash += sum;
         });
-      });
+      };
+      parameters.set_parameters(read_hashed, in_parts);
+      if (!in_parts) return;
+      const std::vector<int64_t> parts = comm.gather(static_cast<int64_t>(hash.load()));
+      hash = 0;
+      for (const int64_t part : parts) hash += static_cast<uint64_t>(part);
     };
-    set(*model, initial, 0);
+    set(*model, initial, 0, drawn);
     base_weights = hash;
     if (adapters)
       set(*adapters,
           l.adapter_path.empty() ? init_adapters(model_config, *lora, static_cast<uint64_t>(c.trainer.seed))
                                  : adapter_weights(l.adapter_path, model_config),
-          model->size());
+          model->size(), false);
     initial_weights = hash;
   }
 }
