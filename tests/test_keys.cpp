@@ -835,6 +835,7 @@ Rows optimizer_and_trainer_rows() {
         {"trainer.max_actor_ckpt_to_keep=3"},
         folders("run/checkpoints", "step-"),
         from_to(2, 3)}},
+      {"trainer.save_model", {{}, {"trainer.save_model=false"}, folders("run", "model"), from_to(1, 0)}},
       {"trainer.save_dtype", {{}, {"trainer.save_dtype=f16"}, model_bytes, falls}},
   };
 }

@@ -69,7 +69,7 @@ class Run {
       stop_if_asked();  // while it loaded
       if (state_.training.step == 0 && config_.trainer.val_before_train && session_.val) validate_before();
       while (state_.training.step < config_.trainer.total_training_steps) step();
-      directory_ ? directory_->save_model(session_) : save_model("", session_);
+      if (config_.trainer.save_model) directory_ ? directory_->save_model(session_) : save_model("", session_);
     } catch (const Interrupted&) {
       stop();
     } catch (const Error& e) {
@@ -298,10 +298,12 @@ class Run {
   void finish() {
     show_memory(console_, session_);
     if (grpo_) console_.line("exact    " + mismatches());
-    console_.result(cat("done     ", duration(seconds_since(start_)), "; model in ", path(), "/model"));
+    console_.result(cat("done     ", duration(seconds_since(start_)), "; ",
+                        config_.trainer.save_model ? "model" : "run", " in ", path(),
+                        config_.trainer.save_model ? "/model" : ""));
     if (fails())
       throw Error(Exit::failed, cat(mismatches(),
-                                    "; in an exact run none may. The run is complete and its model is saved, but "
+                                    "; in an exact run none may. The run is complete, but "
                                     "do not trust it (rollout.on_mismatch=continue exits with code 0)"));
   }
 

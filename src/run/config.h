@@ -110,6 +110,7 @@ struct TrainerKeys {
   int64_t skip_nonfinite = 0;
   std::string experiment_name, default_local_dir, from_checkpoint;
   int64_t save_freq = 50, max_actor_ckpt_to_keep = 2;
+  bool save_model = true;
   SaveType save_dtype = SaveType::automatic;
   int64_t samples_freq = 10, samples_per_step = 0;
   bool operator==(const TrainerKeys&) const = default;

@@ -39,6 +39,7 @@ const std::vector<std::string>& free_keys() {
                                                 "trainer.default_local_dir",
                                                 "trainer.save_freq",
                                                 "trainer.max_actor_ckpt_to_keep",
+                                                "trainer.save_model",
                                                 "trainer.save_dtype",
                                                 "trainer.samples_freq",
                                                 "trainer.samples_per_step"};

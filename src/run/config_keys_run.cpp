@@ -182,6 +182,7 @@ Groups trainer_keys() {
             "verl"),
         KEY(trainer.max_actor_ckpt_to_keep, at_least(0), "checkpoints",
             "newest checkpoints that are kept, beside the best in validation; 0: all", "verl"),
+        KEY(trainer.save_model, any, "", "writes model/ at the end; false: a benchmark needs none", "pare"),
         KEY(trainer.save_dtype, any, "",
             "type of the weights in model/, rounded to nearest; auto: that of model.path, f32 if its files have "
             "several or the weights were random. Checkpoints always hold f32",
