@@ -17,8 +17,11 @@
 
 namespace {
 
-// A rank that fails ends all of them.  What all find is said by rank 0, before the others come to it.
+// A rank that fails ends all of them.  What all find is said by rank 0, before the others come to it.  Ranks that are
+// interrupted have agreed on it and end in order: launchers take an abort for a failure.
 int report(pare::Comm& comm, pare::Exit code, const std::string& what) {
+  const bool agreed = comm.ranks() > 1 && code == pare::Exit::interrupted;
+  if (agreed && !comm.first()) return static_cast<int>(code);
   if (!comm.first()) std::this_thread::sleep_for(std::chrono::seconds(1));
   const std::string who = comm.ranks() > 1 ? pare::cat("rank ", comm.rank(), ": ") : "";
   constexpr size_t most = 4000;  // a message may repeat a value of megabytes; what is wrong with it stands at the end
@@ -33,7 +36,7 @@ int report(pare::Comm& comm, pare::Exit code, const std::string& what) {
   }
   std::fflush(stdout);  // the error comes last
   std::fprintf(stderr, "%s\n", text.c_str());
-  if (comm.ranks() > 1) comm.abort(static_cast<int>(code));
+  if (comm.ranks() > 1 && !agreed) comm.abort(static_cast<int>(code));
   return static_cast<int>(code);
 }
 
@@ -58,7 +61,7 @@ int run(int argc, char** argv) {
   try {
     pare::Comm& comm = pare::world();
     opened = true;
-    if (comm.ranks() > 1 && !trains && command != "eval" && command != "audit")
+    if (comm.ranks() > 1 && !trains && command != "eval" && command != "audit" && command != "bench")
       pare::fail("pare ", command, " takes one rank, ", comm.ranks(), " were started");
     check_command(comm, command);
     using namespace pare;
@@ -77,7 +80,9 @@ int run(int argc, char** argv) {
   } catch (const std::filesystem::filesystem_error& e) {
     return report(Exit::failed, pare::cat(e.path1().string(), ": ", e.code().message()));
   } catch (const pare::Error& e) {
-    return report(e.code, e.what());
+    const int code = report(e.code, e.what());
+    if (opened) pare::world().link.reset();
+    return code;
   } catch (const std::exception& e) {
     return report(Exit::failed, pare::cat("internal error: ", e.what()));
   }

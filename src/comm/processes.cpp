@@ -181,7 +181,7 @@ class Launcher {
         if (const int code = look_at(r, watch); code != 0) return code;
       if (const std::string why = watch.judge(); !why.empty()) return end_all(why, static_cast<int>(Exit::failed));
     }
-    return 0;
+    return code_;
   }
 
  private:
@@ -211,8 +211,10 @@ class Launcher {
     }
     const int code = WEXITSTATUS(status);
     watch.has_ended(rank);
-    if (code == 0 && r.last) return 0;
-    const bool at_once = code == static_cast<int>(Exit::interrupted) && passed_on_ != 0;  // at a second signal
+    const bool interrupted = code == static_cast<int>(Exit::interrupted);
+    if (interrupted && r.last) code_ = code;  // all ranks end so
+    if ((code == 0 || interrupted) && r.last) return 0;
+    const bool at_once = interrupted && passed_on_ != 0;  // at a second signal
     return end_all(r.last || at_once ? "" : watch.describe(rank, cat("exited with code ", code, " before the others")),
                    code == 0 ? static_cast<int>(Exit::failed) : code);
   }
@@ -249,6 +251,7 @@ class Launcher {
   std::vector<Rank> ranks_;
   int passed_on_ = 0;  // the last signal
   int received_ = 0;   // of SIGINT and SIGTERM
+  int code_ = 0;       // that ranks which ended in order have agreed on
 };
 
 pid_t parent = 0;  // the launcher, in the process of a rank

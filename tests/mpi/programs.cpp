@@ -266,6 +266,7 @@ TEST_F(Ranks, Usr1SavesAndEndsWith75) {
   sender.join();
   EXPECT_EQ(o.code, 75) << o.err;
   EXPECT_NE(o.err.find("which is saved"), std::string::npos) << o.err;
+  EXPECT_EQ(o.err.find("MPI_ABORT"), std::string::npos) << "schedulers take it for a failure: " << o.err;
   int checkpoints = 0;
   for (const auto& e : fs::directory_iterator(at("run/checkpoints"))) {
     EXPECT_EQ(checkpoint_damage(e.path().string()), "");
