@@ -616,25 +616,20 @@ TEST_F(GpuCheck, ThePackRunsInAnEmptyFolder) {
   EXPECT_EQ(shell("cat " + at("elsewhere/pare-gpu/commit")).out, std::string(summary()["commit"]) + "\n");
 }
 
-// A node of GPUs by stand-ins: mpirun starts one process, which says how many there would be.
+// A node of GPUs by stand-ins: one process says how many ranks there would be.
 class NodeCheck : public Check {
  protected:
   NodeCheck() : Check("tools/node_check.sh") {}
   void SetUp() override {
     Check::SetUp();
     if (IsSkipped()) return;
-    program("bin/mpirun", "#!/bin/sh\nexport RANKS=$2\nshift 2\nexec \"$@\"\n");
     program("bin/nvidia-smi",
             "#!/bin/sh\ncase $* in *name*) for i in 1 2 3 4 5 6 7 8; do echo NVIDIA H200; done ;; "
             "*) echo 580.1 ;; esac\n");
-    for (const char* folder : {"build/mpi", "build/mpi-cuda"}) {
-      program(cat(folder, "/links"), R"sh(#!/bin/sh
-for op in 'all_to_all 9e10' 'reduce_scatter 3e10'; do
-  echo '{"op": "'${op% *}'", "type": "f32", "way": "NCCL 2", "ranks": '$RANKS', "bytes": 1048576, "sent": 9e5,' \
-    '"seconds": 1e-5, "bytes_per_second": '${op#* }'}'
-done
-)sh");
-      // ODD: ranks with another certificate; HEAVY: ranks with other weights; EXIT: "KEY CODE;...", how runs end.
+    for (const char* rank : {"bin/pare rank 0", "bin/pare rank 1"}) program(rank, "#!/bin/sh\nsleep 3\n");
+    for (const char* folder : {"build/emu", "build/cuda"}) {
+      // ODD: ranks with another certificate; HEAVY: ranks with other weights; EXIT: "KEY CODE;...", how runs end;
+      // DEAF: a rank that outlives the other; NAMED: the rank that the message names.
       program(cat(folder, "/pare"), R"sh(#!/bin/bash
 after() { local all=" $all "; all=${all#* $1 }; echo ${all%% *}; }
 command=$1 all=$*
@@ -646,12 +641,18 @@ if [ $command = plan ]; then
   echo '{"ranks": '${ranks%% *}', "seconds": 2, "memory": {"most": 9e9}, "fits": '$fits', "available": 1e10,
     "phases": {"rollout": '$phase', "learner": '$phase'}, "all_ranks": {"rollout": {"sent": 4e9}, "learner": {"sent": 4e9}},
     "machine": {"name": "H", "figures": {"link": {"value": 4.5e11, "source": "published"}}}}'
+elif [ $command = bench ]; then
+  for op in 'all_to_all 9e10' 'reduce_scatter 3e10'; do
+    echo '{"op": "'${op% *}'", "type": "f32", "way": "NCCL 2", "ranks": '$(after --ranks)', "bytes": 1048576, "sent": 9e5,' \
+      '"seconds": 1e-5, "bytes_per_second": '${op#* }'}'
+  done
 else
   IFS=';'
   for end in $EXIT; do case $all in *${end% *}*) exit ${end#* } ;; esac; done
   unset IFS
-  out=$(after --out) update=2 certificate=even
-  mkdir -p $out/model
+  out=$(after --out) update=2 certificate=even RANKS=$(after --ranks)
+  mkdir -p $out/model $out/checkpoints/step-1
+  head -c 2000000 /dev/zero >$out/checkpoints/step-1/weights
   case $all in *reduce=ordered*) update=2.1 ;; esac
   [ "$ODD" != $RANKS ] || certificate=odd
   for seconds in 99 4 4; do
@@ -660,6 +661,14 @@ else
       '"certificate": "'$certificate'"}'
   done >$out/metrics.jsonl
   [ "$HEAVY" = $RANKS ] && echo heavy >$out/model/model.safetensors || echo light >$out/model/model.safetensors
+  case $all in *total_training_steps=100000*)
+    "pare rank 1" --out $out &
+    while grep -qs '^State:.[RSD]' /proc/$!/status; do sleep 0.02; done
+    kill -9 $!
+    [ -z "$DEAF" ] || "pare rank 0" --out $out &
+    echo "pare: rank ${NAMED:-1} is silent"
+    exit 1 ;;
+  esac
 fi
 )sh");
     }
@@ -677,12 +686,12 @@ TEST_F(NodeCheck, AStageThatHangsIsStopped) {
   const Outcome o = on_node("PARE_CHECK_HANG=links", "-d emu");
   EXPECT_EQ(o.code, 1) << o.err;
   auto of = results();
-  EXPECT_EQ(of.at("driver"), "not possible here");
+  EXPECT_EQ(of.at("machine"), "not possible here");
   EXPECT_EQ(of.at("links"), "stopped after 1 s");
   EXPECT_EQ(of.at("bits of 2"), "passed");
   EXPECT_EQ(of.count("bits of 4"), 0u);
   EXPECT_EQ(summary()["links"].size(), 0u);
-  EXPECT_NE(o.out.find("Left out: driver (not possible here); links (stopped after 1 s)"), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("Left out: machine (not possible here); links (stopped after 1 s)"), std::string::npos) << o.out;
   EXPECT_DOUBLE_EQ(double(summary()["price"]), 2.1 / 2 - 1);
   EXPECT_NE(o.out.find("over `reduce_scatter_bf16`: 5.00 % of an update"), std::string::npos) << o.out;
 }
@@ -709,7 +718,7 @@ TEST_F(NodeCheck, OnEightGpusEveryStageRuns) {
 }
 
 TEST_F(NodeCheck, OtherBitsShow) {
-  const Outcome o = on_node("ODD=4 HEAVY=8 PARE_CHECK_FAIL='[^bl]*'", "");
+  const Outcome o = on_node("ODD=4 HEAVY=8 PARE_CHECK_FAIL='[^br]*'", "");
   EXPECT_EQ(o.code, 1);
   EXPECT_EQ(results().at("bits of 2"), "passed");
   EXPECT_EQ(results().at("bits of 4"), "failed (1)");
@@ -723,13 +732,25 @@ TEST_F(NodeCheck, OtherBitsShow) {
   EXPECT_NE(o.out.find("STOP: the number of ranks changes bits"), std::string::npos) << o.out;
 }
 
+// A job whose rank is struck names it, and nothing of it stays.
+TEST_F(NodeCheck, AJobThatEndsBadlyIsAFailure) {
+  Outcome o = on_node("NAMED=2 PARE_CHECK_FAIL='[^mrk]*'", "-m h200");
+  EXPECT_EQ(results().at("killed"), "failed (1)");
+  EXPECT_NE(o.out.find(": the message names another rank"), std::string::npos) << o.out;
+  o = on_node("DEAF=1 PARE_CHECK_FAIL='[^mrk]*'", "-m h200");
+  EXPECT_NE(o.out.find(": these still run"), std::string::npos) << o.out;
+  o = on_node("PARE_CHECK_FAIL='[^mrkf]*'", "-m h200");
+  EXPECT_EQ(results().at("killed"), "passed") << o.out;
+  EXPECT_EQ(results().at("frozen"), "passed") << o.out;
+}
+
 // The codes of a run are its own: memory (3) is no stage that is not possible, a NaN (4) no lost device.
 TEST_F(NodeCheck, ARunThatFailsIsAFailure) {
   const Outcome o = on_node("EXIT='bits-1 3;learner.reduce=ordered 4'", "-d emu");
   EXPECT_EQ(o.code, 1);
   EXPECT_EQ(results().at("bits of 1"), "failed (3)");
   EXPECT_EQ(results().at("price"), "failed (4)");
-  EXPECT_EQ(results().at("7B, 1024 responses"), "passed") << "it goes on";
+  EXPECT_EQ(results().at("7B, 256 responses"), "passed") << "it goes on";
 }
 
 TEST_F(NodeCheck, SaysWhatItNeeds) {
@@ -741,16 +762,88 @@ TEST_F(NodeCheck, SaysWhatItNeeds) {
   o = on_node("", "");
   EXPECT_EQ(o.code, 2);
   EXPECT_NE(o.err.find("-m MACHINE"), std::string::npos) << o.err;
-  on_node("PARE_CHECK_FAIL='[^bl]*'", "-m h100");
+  on_node("PARE_CHECK_FAIL='[^br]*'", "-m h100");
   EXPECT_EQ(results().at("bits of 4"), "not possible here");
   program("bin/nvidia-smi", "#!/bin/sh\necho NVIDIA H100 80GB HBM3\n");
   o = on_node("", "");
   EXPECT_EQ(o.code, 1);
   EXPECT_EQ(results().size(), 2u);
-  for (const char* part : {"loader: failed (94), ", " s: GPUs here: 1; this needs two at least"})
+  for (const char* part : {"ranks connect: failed (94), ", " s: GPUs here: 1; this needs two at least"})
     EXPECT_NE(o.out.find(part), std::string::npos) << o.out;
-  std::filesystem::remove(at("build/mpi-cuda/links"));
-  EXPECT_NE(on_node("", "").err.find("links:  make mpi-cuda"), std::string::npos);
+  std::filesystem::remove(at("build/cuda/pare"));
+  EXPECT_NE(on_node("", "").err.find("pare:  make cuda"), std::string::npos);
+}
+
+// ---- the scripts of src/comm/README.md for schedulers, which here start nothing
+
+class Schedulers : public Tools {
+ protected:
+  void SetUp() override {
+    Tools::SetUp();
+    if (IsSkipped()) return;
+    const std::string page = read_text("src/comm/README.md");
+    for (size_t at = 0; (at = page.find("\n```", at)) != std::string::npos;) {
+      const size_t begin = page.find('\n', at + 1) + 1, end = page.find("\n```", begin);
+      blocks_[page.substr(at + 4, begin - at - 5)].push_back(page.substr(begin, end + 1 - begin));
+      at = end + 4;
+    }
+    // They start what follows their options, which prints its arguments and ends with $CODE.
+    for (const char* starter : {"srun", "mpirun"})
+      program(
+          starter,
+          "while case $1 in -n|--bind-to) shift ;; -*) ;; *) false ;; esac; do shift; done\necho \"$@\"\nexit $CODE\n");
+    program("scontrol", "echo scontrol \"$@\"\n");
+    program("docker", "echo docker \"$@\"\n");
+  }
+  void program(const std::string& name, const std::string& text) const {
+    std::filesystem::permissions(write("bin/" + name, "#!/bin/bash\n" + text), std::filesystem::perms::owner_all);
+  }
+  // In a folder with or without a run to go on with.
+  std::string ran(const std::string& script, int code) const {
+    write("script", script);
+    const std::string set = cat("cd ", at(""), "; CODE=", code, " SLURM_JOB_ID=7 PATH=", at("bin"), ":$PATH bash ");
+    EXPECT_EQ(shell(set + "-n script").err, "") << script;
+    return shell(set + "script").out;
+  }
+  std::map<std::string, std::vector<std::string>> blocks_;  // of code, by their language
+};
+
+TEST_F(Schedulers, SlurmResumesAndRequeues) {
+  ASSERT_EQ(blocks_["bash"].size(), 2u);
+  const std::string& script = blocks_["bash"][0];
+  const std::string start =
+                        "build/mpi-cuda/pare train gsm8k-qwen2.5-1.5b --device cuda learner.slots=16 --out runs/mine\n",
+                    resume = "build/mpi-cuda/pare train runs/mine/config.toml --resume\n";
+  EXPECT_EQ(ran(script, 0), start);
+  EXPECT_EQ(ran(script, 75), start + "scontrol requeue 7\n");
+  write("runs/mine/config.toml", "");
+  EXPECT_EQ(ran(script, 1), resume);
+  EXPECT_EQ(ran(script, 75), resume + "scontrol requeue 7\n");
+}
+
+TEST_F(Schedulers, DockerStartsRanks) {
+  const std::string out = ran(blocks_["bash"].at(1), 0);
+  EXPECT_NE(out.find("REGISTRY/pare pare train gsm8k-qwen2.5-1.5b --device cuda learner.slots=8 --ranks 8"),
+            std::string::npos)
+      << out;
+}
+
+TEST_F(Schedulers, KubernetesResumes) {
+  ASSERT_EQ(blocks_["yaml"].size(), 1u);
+  write("job.yaml", blocks_["yaml"][0]);
+  const Outcome o = shell("python3 -c 'import yaml'");
+  if (o.code != 0) GTEST_SKIP() << "python3 has no yaml";
+  const Outcome script =
+      python("-c 'import yaml; j = yaml.safe_load(open(\"" + at("job.yaml") +
+             "\")); t = {k: v[\"template\"][\"spec\"] for k, v in j[\"spec\"][\"mpiReplicaSpecs\"].items()}; "
+             "slots = j[\"spec\"][\"slotsPerWorker\"]; c = t[\"Launcher\"][\"containers\"][0]; "
+             "assert slots == t[\"Worker\"][\"containers\"][0][\"resources\"][\"limits\"][\"nvidia.com/gpu\"]; "
+             "[s[\"volumes\"] for s in t.values()]; assert c[\"command\"][:2] == [\"bash\", \"-c\"]; "
+             "print(c[\"command\"][2].replace(\"/runs\", \"runs\"))'");
+  ASSERT_EQ(script.code, 0) << script.err;
+  EXPECT_EQ(ran(script.out, 0), "/opt/pare train gsm8k-qwen2.5-1.5b --device cuda learner.slots=16 --out runs/mine\n");
+  write("runs/mine/config.toml", "");
+  EXPECT_EQ(ran(script.out, 0), "/opt/pare train runs/mine/config.toml --resume\n");
 }
 
 // `make cuda ARCH=native` asks the driver, which here is a script.

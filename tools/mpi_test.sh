@@ -21,6 +21,6 @@ for ranks in 2 3 4; do
   # The emulator fills what it is given: a test without limits must not take the machine.
   (ulimit -v 8000000 && timeout 900 "$mpirun" -n "$ranks" "$folder/tests/in_ranks" --gtest_brief=1 --gtest_filter="$in_ranks")
   # What it measures means nothing here; it fails where what arrives is wrong.
-  for device in cpu emu; do timeout 300 "$mpirun" -n "$ranks" "$folder/links" 70001 trainer.device=$device; done
+  for device in cpu emu; do timeout 300 "$mpirun" -n "$ranks" "$folder/pare" bench --links 70001 --device $device; done
 done
 PARE_MPIRUN=$mpirun timeout 900 "$folder/tests/programs" --gtest_brief=1 --gtest_filter="$programs"

@@ -82,9 +82,18 @@ beside() {
   running[$n]=$!
 }
 
+# Processes of a stage that was stopped may hold memory of a device for a while.
+given_back() {
+  local i
+  for ((i = 0; i < 20; i++)); do
+    [ "$device" = cuda ] && nvidia-smi --query-compute-apps=pid --format=csv,noheader 2>/dev/null | grep -qx '[0-9]*' || return 0
+    sleep 0.5
+  done
+}
+
 # Until all that runs is over, or should long be: a process that waits for a driver cannot be killed.
 join() {
-  local n rc result me=$(basename "$0" .sh)
+  local n rc me=$(basename "$0" .sh)
   while [ ${#running[@]} -gt 0 ]; do
     for n in "${!running[@]}"; do
       if ! kill -0 "${running[$n]}" 2>/dev/null; then
@@ -114,4 +123,4 @@ join() {
     sleep 0.03
   done
 }
-stage() { beside "$@"; join; }
+stage() { beside "$@"; join; [ "$result" = passed ] || given_back; }

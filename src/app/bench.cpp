@@ -7,9 +7,11 @@
 #include "app/shorthands.h"
 #include "base/text.h"
 #include "base/thread_pool.h"
+#include "bench/links.h"
 #include "bench/machine.h"
 #include "bench/measure.h"
 #include "bench/suite.h"
+#include "comm/processes.h"
 
 namespace pare {
 
@@ -25,6 +27,8 @@ struct Options {
   bool json = false;
   std::string machine, predict;
   double seconds = 1;
+  std::vector<int64_t> links;
+  int ranks = 1;
 };
 
 std::string percent(double share) { return share > 0 ? format("%.1f %%", 100 * share) : "-"; }
@@ -61,8 +65,40 @@ void predict(const Options& o, DType act) {
   if (o.json) std::printf("%s\n", report.dump(2).c_str());
 }
 
+// Rank 0 prints.
+void bench_links(const Options& o, const Table& table) {
+  Device device(table, {}, world());
+  for (const int64_t bytes : o.links)
+    measure_links(device, bytes, [&](const LinkRate& r) {
+      if (!world().first()) return;
+      const double sent = static_cast<double>(r.sent) / r.seconds;
+      if (o.json)
+        std::printf("%s\n", nlohmann::ordered_json{{"op", r.op},
+                                                   {"type", dtype_name(r.type)},
+                                                   {"way", r.way},
+                                                   {"ranks", r.ranks},
+                                                   {"bytes", r.bytes},
+                                                   {"sent", r.sent},
+                                                   {"seconds", r.seconds},
+                                                   {"bytes_per_second", sent}}
+                                .dump()
+                                .c_str());
+      else
+        std::printf("%-14s %-4s %12lld B  %10s us  %8s GB/s sent by a rank, by %s\n", r.op.c_str(), dtype_name(r.type),
+                    static_cast<long long>(r.bytes), micro(r.seconds).c_str(), giga(sent).c_str(), r.way.c_str());
+      std::fflush(stdout);
+    });
+}
+
 void run(const Options& o, const Command& command) {
   const Config config = read_config(o.keys.overrides(command));
+  if (!o.links.empty()) {
+    if (!o.op.empty() || !o.machine.empty() || !o.predict.empty() || !o.shapes.empty())
+      fail("--links measures the ops between ranks: leave --op, --shape, --machine and --predict out");
+    if (world().ranks() == 1) fail("--links needs several ranks: --ranks 2, or mpirun");
+    return bench_links(o, open_table(config.trainer));
+  }
+  if (world().ranks() > 1) fail("pare bench takes several ranks with --links alone");
   if (!o.predict.empty()) {
     if (o.op.empty() || !o.machine.empty()) fail("--predict needs --op, and nothing is measured: leave --machine out");
     return predict(o, act_type(config));
@@ -128,8 +164,17 @@ void add_bench(const Command& program) {
   c.option("--predict", o->predict, "a machine file: prints the time that plans count for a call, and runs none");
   c.option("--seconds", o->seconds, "time of an op, but for three samples at least (default 1, with --machine 0.3)")
       .between(1e-3, 3600);
+  c.option("--links", o->links, "sizes of a tensor in bytes: measures the ops between ranks; rank 0 prints")
+      .list()
+      .between(1, 1e12)
+      .type_name("BYTES,...");
+  add_ranks(c, o->ranks);
   o->keys.add(c);
-  c.action([o, c] { run(*o, c); });
+  c.action([o, c] {
+    if (o->ranks > 1 && o->links.empty()) fail("pare bench takes --ranks with --links alone");
+    start_ranks(o->ranks);
+    run(*o, c);
+  });
 }
 
 }  // namespace pare

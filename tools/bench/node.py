@@ -24,6 +24,17 @@ def same(o):
     return 0 if a and a == b else 1
 
 
+def saved(o):
+    """The last checkpoint of a run: from the line of its step to the last byte."""
+    steps = os.path.join(o.run, "checkpoints")
+    folder = os.path.join(steps, max(os.listdir(steps), key=lambda name: int(name.split("-")[1])))
+    files = [os.stat(os.path.join(folder, name)) for name in os.listdir(folder)]
+    size, end = sum(f.st_size for f in files), max(f.st_mtime for f in files)
+    seconds = max(end - os.stat(os.path.join(o.run, "metrics.jsonl")).st_mtime, 1e-3)
+    print(f"{size / 1e6:.1f} MB in {seconds:.2f} s, {size / 1e6 / seconds:.0f} MB/s")
+    return 0
+
+
 def fits(o):
     plan = load(o.plan, {})
     needed, available = plan["memory"]["most"], plan["available"]
@@ -97,12 +108,17 @@ def price(runs):
     return of["ordered"] / of["reduce_scatter_bf16"] - 1
 
 
+# What stages note, in their order.
+FACTS = ["cores", "memlock", "shm", "connections", "memory of NCCL", "saved", "resumed", "rank 1 gets SIGKILL", "rank 1 gets SIGSTOP"]
+
+
 def table(s):
     machine = s["machine"]
     lines = [f"{s['facts'].get('gpus')} x {s['device']}; driver {s['driver'] or '-'}; commit {s['commit'] or '-'}; "
              f"{s['date']}; `{s['command']}`; {s['facts'].get('host')}"]
     lines += grid(["stage", "result", "seconds"], [[x["name"], x["result"], x["seconds"]] for x in s["stages"]])
-    lines += links_table(s["links"], machine) + bits(s["stages"]) + runs_table(s["runs"], s["links"])
+    seen = [[name, s["facts"][name]] for name in FACTS if name in s["facts"]]
+    lines += ([""] + grid(["what", "seen"], seen) if seen else []) + links_table(s["links"], machine) + bits(s["stages"]) + runs_table(s["runs"], s["links"])
     if s["runs"]:
         by = lambda source: ", ".join(k for k, f in machine["figures"].items() if f["source"] == source) or "nothing"
         lines += ["", f"Planned for {machine['name']} at the lengths of the run; measured: {by('measured')}; published: "
@@ -117,9 +133,9 @@ def table(s):
 def what_next(stages, facts):
     bad = [s["name"] for s in stages if s["result"] not in ("passed", "not possible here")]
     out = [f"Failed: {', '.join(bad)}; see log.txt."] if bad else []
-    if "loader" in bad:
-        out += ["Ranks do not start or do not reach one another (`loader`): nothing else can be run."]
-    elif any(name.startswith("bits of") for name in bad):
+    if "ranks connect" in bad:
+        out += ["Ranks do not start or do not reach one another (`ranks connect`): nothing else can be run."]
+    elif any(name.startswith(("bits of", "0.5B")) for name in bad):
         out += ["STOP: the number of ranks changes bits, or some numbers do not run. Mend that first; what else there is stands "
                 "as times alone."]
     elif bad:
@@ -151,7 +167,7 @@ def summarise(o):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(required=True)
-    for name, function, arguments in (("same", same, "a b"), ("fits", fits, "plan"), ("run", measure_run, "work name run plan keys"),
+    for name, function, arguments in (("same", same, "a b"), ("saved", saved, "run"), ("fits", fits, "plan"), ("run", measure_run, "work name run plan keys"),
                                       ("summary", summarise, "work out")):
         c = commands.add_parser(name)
         c.set_defaults(function=function)

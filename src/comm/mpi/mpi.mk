@@ -9,17 +9,13 @@ MPI_CXX = $(if $(call MPI_OF,mpicxx),,$(error $(MPI) is missing: sudo apt-get in
 $(MPI_DIR)/comm.o: src/comm/mpi/mpi.cpp
 	$(call run,mpi: $<,$(MPI_CXX) -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX $(CXXFLAGS) -O$(O) -c $< -o $@)
 MPI_OBJ = $(MPI_DIR)/comm.o $(cpu_LIB) $(filter-out $(BUILD)/emu/tests/%,$(cpu_EMU))
-LINKS_OBJ = $(filter-out %/main.o,$(cpu_APP)) $(BUILD)/tools/bench/links.o
-mpi: $(MPI_DIR)/pare $(MPI_DIR)/links  ## build/mpi/pare: for several ranks, on cpu and emu
-$(MPI_DIR)/pare: $(cpu_APP)
-$(MPI_DIR)/links: $(LINKS_OBJ)
-$(MPI_DIR)/pare $(MPI_DIR)/links: $(MPI_OBJ)
+mpi: $(MPI_DIR)/pare  ## build/mpi/pare: for several ranks, on cpu and emu
+$(MPI_DIR)/pare: $(cpu_APP) $(MPI_OBJ)
 	$(call run,link $@,$(MPI_CXX) $(LDFLAGS) $^ $(LIBS) -o $@)
-mpi-cuda: $(MPI_DIR)-cuda/pare $(MPI_DIR)-cuda/links  ## build/mpi-cuda/pare: for several ranks, on cpu and cuda
-$(MPI_DIR)-cuda/pare: $(cpu_APP)
-$(MPI_DIR)-cuda/links: $(LINKS_OBJ)
-$(MPI_DIR)-cuda/pare $(MPI_DIR)-cuda/links: $(MPI_DIR)/comm.o $(cpu_LIB) $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.o)
-	$(call run,link $@,$(MPI_SETS) $(NVCC) -ccbin $(call MPI_OF,mpicxx) $(LDFLAGS:%=-Xcompiler %) $(GENCODE) $^ $(LIBS) -o $@)
+# STATIC=1: no shared libraries but libc, libm and MPI's.
+mpi-cuda: $(MPI_DIR)-cuda/pare  ## build/mpi-cuda/pare: for several ranks, on cpu and cuda
+$(MPI_DIR)-cuda/pare: $(cpu_APP) $(MPI_DIR)/comm.o $(cpu_LIB) $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.o) | $(filter %.o,$(CUDA_LIBS))
+	$(call run,link $@,$(MPI_SETS) $(NVCC) -ccbin $(call MPI_OF,mpicxx) $(LDFLAGS:%=-Xcompiler %) $(GENCODE) $^ $(CUDA_LIBS) -o $@)
 
 $(MPI_DIR)/tests/%: $(BUILD)/tests/mpi/%.o $(BUILD)/tests/main.o $(MPI_OBJ)
 	$(call run,link $@,$(MPI_CXX) $(LDFLAGS) $^ -lgtest $(LIBS) -o $@)
