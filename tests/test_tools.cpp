@@ -38,7 +38,8 @@ class Tools : public Program {
 TEST_F(Tools, DepsNameThePackagesOfOtherSystems) {
   const std::string makefile = read_text("Makefile"), mark = "\nPACKAGES := ";
   const size_t begin = makefile.find(mark) + mark.size();
-  const std::string packages = makefile.substr(begin, makefile.find('\n', begin) - begin) + " g++-12";
+  std::string packages = makefile.substr(begin, makefile.find("\n#", begin) - begin) + " g++-12";
+  std::erase(packages, '\\'), std::replace(packages.begin(), packages.end(), '\n', ' ');
   const auto count = [](std::string text) {
     std::stringstream words(text);
     return std::distance(std::istream_iterator<std::string>(words), {});

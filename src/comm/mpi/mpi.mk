@@ -4,7 +4,8 @@ MPI_DIR := $(BUILD)/mpi$(if $(filter-out openmpi,$(MPI)),-$(MPI))
 MPI_SETS = OMPI_CXX='$(CXX)' MPICH_CXX='$(CXX)'
 # mpicxx or mpirun: Debian's name, or that of a cluster.
 MPI_OF = $(or $(shell command -v $(1).$(MPI)),$(shell command -v $(1)))
-MPI_CXX = $(if $(call MPI_OF,mpicxx),,$(error $(MPI) is missing: sudo apt-get install -y lib$(MPI)-dev $(if $(filter openmpi,$(MPI)),openmpi-bin,mpich)))\
+MPI_PACKAGES = lib$(MPI)-dev $(if $(filter openmpi,$(MPI)),openmpi-bin,mpich)
+MPI_CXX = $(if $(call MPI_OF,mpicxx),,$(error $(MPI) is missing: sudo apt-get install -y $(MPI_PACKAGES)))\
   $(MPI_SETS) $(call MPI_OF,mpicxx)
 $(MPI_DIR)/comm.o: src/comm/mpi/mpi.cpp
 	$(call run,mpi: $<,$(MPI_CXX) -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX $(CXXFLAGS) -O$(O) -c $< -o $@)
@@ -14,8 +15,10 @@ $(MPI_DIR)/pare: $(cpu_APP) $(MPI_OBJ)
 	$(call run,link $@,$(MPI_CXX) $(LDFLAGS) $^ $(LIBS) -o $@)
 # STATIC=1: no shared libraries but libc, libm and MPI's.
 mpi-cuda: $(MPI_DIR)-cuda/pare  ## build/mpi-cuda/pare: for several ranks, on cpu and cuda
-$(MPI_DIR)-cuda/pare: $(cpu_APP) $(MPI_DIR)/comm.o $(cpu_LIB) $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.o) | $(filter %.o,$(CUDA_LIBS))
-	$(call run,link $@,$(MPI_SETS) $(NVCC) -ccbin $(call MPI_OF,mpicxx) $(LDFLAGS:%=-Xcompiler %) $(GENCODE) $^ $(CUDA_LIBS) -o $@)
+MPI_CUDA := $(cpu_APP) $(MPI_DIR)/comm.o $(cpu_LIB) $(CUDA_SRC:%.cu=$(BUILD)/cuda/%.o)
+$(MPI_DIR)-cuda/pare: $(MPI_CUDA) | $(filter %.o,$(CUDA_LIBS))
+	$(call run,link $@,$(MPI_SETS) $(NVCC) -ccbin $(call MPI_OF,mpicxx) $(LDFLAGS:%=-Xcompiler %) $(GENCODE) $^ \
+	  $(CUDA_LIBS) -o $@)
 
 $(MPI_DIR)/tests/%: $(BUILD)/tests/mpi/%.o $(BUILD)/tests/main.o $(MPI_OBJ)
 	$(call run,link $@,$(MPI_CXX) $(LDFLAGS) $^ -lgtest $(LIBS) -o $@)
@@ -24,10 +27,12 @@ mpi-test: mpi $(MPI_DIR)/tests/in_ranks $(MPI_DIR)/tests/programs  ## tests of s
 
 # The same on other kernels.  $(call mpi_checked,variant,flags of its program)
 define mpi_checked
-$(MPI_DIR)/tests/in_ranks_$(1): $(BUILD)/tests/mpi/in_ranks.o $(BUILD)/tests/main.o $(MPI_DIR)/comm.o $(cpu_LIB) $(filter-out $(BUILD)/$(1)/emu/tests/%,$($(1)_EMU))
+$(MPI_DIR)/tests/in_ranks_$(1): $(BUILD)/tests/mpi/in_ranks.o $(BUILD)/tests/main.o $(MPI_DIR)/comm.o $(cpu_LIB) \
+    $(filter-out $(BUILD)/$(1)/emu/tests/%,$($(1)_EMU))
 	$$(call run,link $$@,$$(MPI_CXX) $$(LDFLAGS) $(2) $$^ -lgtest $$(LIBS) -o $$@)
 endef
 $(eval $(call mpi_checked,check))
 $(eval $(call mpi_checked,asan,$$(asan_FLAGS)))
-mpi-check: $(MPI_DIR)/tests/in_ranks_check $(MPI_DIR)/tests/in_ranks_asan  ## tests of ranks on devices, their kernels as in `check` and `asan-ops`
+MPI_CHECKED := $(MPI_DIR)/tests/in_ranks_check $(MPI_DIR)/tests/in_ranks_asan
+mpi-check: $(MPI_CHECKED)  ## tests of ranks on devices, their kernels as in `check` and `asan-ops`
 	tools/mpi_test.sh $(call MPI_OF,mpirun) $(MPI_DIR) checked
