@@ -9,7 +9,8 @@ A mark on a page defines what follows it, up to `<!-- end -->`:
 <!-- runs NAME NAME...                  which records, NAME.jsonl; numbers of runs and claims, commits
 <!-- table COLUMN, COLUMN...            a line a row: `NAME: label`
 <!-- grid NAME.COLUMN, NAME.COLUMN...   a line a row: `PREFIX: label`; a cell is of the runs PREFIX-NAME
-<!-- claims                             a line a claim: `A - B`, `A - B at COST` or `[COLUMN] A - B`, then perhaps `: label`
+<!-- claims                             a line a claim: `A - B`, `A - B at COST` or `[COLUMN] A - B`, then perhaps `: label`;
+                                        `*-A - *-B`: of the means over the rows of the page's first grid
 <!-- figure FILE.svg Y, Y... against X  a line a curve: `NAME: label`
 
 A claim is about the mean over seeds of the difference of two runs that began with the same model; `at COST`: of both at
@@ -92,6 +93,7 @@ class Page:
         self.labels = {name: label for kind, body in marks if kind in ("figure", "table") for name, label in pairs(body)}
         self.used = {f"{name}-{column}" for kind, body in marks if kind == "grid" for name, _ in pairs(body)
                      for column, _ in columns_of(body)} | self.labels.keys()
+        self.grid = next(([prefix for prefix, _ in pairs(body)] for kind, body in marks if kind == "grid"), [])
         claims = {line: self.claim(line) for kind, body in marks if kind == "claims" for line in body.strip().split("\n")}
         self.claims = {line: claim for line, claim in claims.items() if claim["interval"]}
         for claim, p in zip(self.claims.values(), holm([claim["interval"][2] for claim in self.claims.values()])):
@@ -111,14 +113,22 @@ class Page:
         text = form % (mean(values) * scale)
         return f"**{text}** ± {form % deviation(values)}" if key == "accuracy" else re.sub("^-(?=[0.]+$)", "", text)
 
+    def runs_of(self, name, key):
+        """The runs of a name by their seed; `*` stands for every row of the first grid, whose mean they are."""
+        if not name.startswith("*"):
+            self.used.add(name)
+            return self.runs[name] if self.known(name) else {}
+        all_of = [self.runs_of(prefix + name[1:], key) for prefix in self.grid]
+        seeds = set.intersection(*(set(runs) for runs in all_of))
+        return {seed: {key: mean([runs[seed][key] for runs in all_of])} for seed in seeds}
+
     def claim(self, line):
         found = CLAIM.fullmatch(line)
         if not found:
             sys.exit(f"{self.path}: no claim: {line}")
         key, a, b, cost = found["key"] or "accuracy", found["a"], found["b"], found["cost"]
-        self.used |= {a, b}
-        both = [(self.runs[a][s], self.runs[b][s]) for s in sorted(self.runs[a].keys() & self.runs[b].keys())
-                ] if self.known(a) and self.known(b) else []
+        of_a, of_b = self.runs_of(a, key), self.runs_of(b, key)
+        both = [(of_a[seed], of_b[seed]) for seed in sorted(of_a.keys() & of_b.keys())]
         if any(("curve" if cost else key) not in run for runs in both for run in runs):
             sys.exit(f"{self.path}: runs without {key}: {line}")
         values = [accuracies_at(cost, *runs) if cost else [run[key] for run in runs] for runs in both]
